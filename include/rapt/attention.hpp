@@ -1,0 +1,34 @@
+// Scaled dot-product attention: prefill, cross attention, MHA, GQA and MQA through one call.
+#pragma once
+
+#include "rapt/context.hpp"
+#include "rapt/kv_source.hpp"
+#include "rapt/score.hpp"
+#include "rapt/tensor.hpp"
+
+namespace rapt {
+
+/// Shapes: b batch, hq query heads, hk key/value heads (hq % hk == 0; query head h reads head floor(h / (hq / hk))),
+/// sq query rows, sk key rows, d query/key head size, dv value head size. Any non-negative strides.
+/// q, k, v and out are f32.
+struct AttentionArgs {
+  TensorView q;             ///< [b, hq, sq, d]; with cu_seqlens_q [total_q, hq, d]
+  KvSource kv;              ///< keys and values
+  MutableTensorView out;    ///< [b, hq, sq, dv]; with cu_seqlens_q [total_q, hq, dv]. Overlaps nothing, itself included
+  ScoreSpec score;          ///< scale, masks, bias, ...
+  MutableTensorView lse;    ///< optional f32 [b, hq, sq] ([total_q, hq]): log of the sum of exp of the final scores
+  TensorView cu_seqlens_q;  ///< optional i32 or i64 [b + 1]: q and out are ragged; ragged keys then have the same b
+};
+
+/// out = softmax(score(q k^T)) v in extra memory of O(threads x block), whatever the lengths. See docs/contract.md for
+/// the semantics of every corner. Throws Error (before anything is written) on bad arguments, std::bad_alloc when the
+/// workspace cannot be had. Reentrant. The bits of a row of `out` depend on that row's own inputs and the ISA only.
+RAPT_API void attention(const AttentionArgs& args, const Context& context = default_context());
+
+/// The same for dense tensors.
+inline void attention(const TensorView& q, const TensorView& k, const TensorView& v, const MutableTensorView& out,
+                      const ScoreSpec& score = {}, const Context& context = default_context()) {
+  attention(AttentionArgs{q, KvSource::strided(k, v), out, score, {}, {}}, context);
+}
+
+}  // namespace rapt

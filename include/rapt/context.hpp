@@ -1,0 +1,68 @@
+// How calls are carried out: on which threads, with which instructions, from which memory.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "rapt/types.hpp"
+
+namespace rapt {
+
+/// Runs independent strands. Implement it to run rapt on threads of your own.
+class RAPT_API Executor {
+ public:
+  virtual ~Executor();
+  virtual std::string_view name() const noexcept = 0;
+  /// The most strands worth starting now; at least 1.
+  virtual int concurrency() const noexcept = 0;
+  /// Calls strand(argument, i) once for every i in [0, strands) and returns when all have. Strands may run at the same
+  /// time, in any order, or one after another: each takes work items until none is left, so any schedule is correct
+  /// and gives the same bits. A strand neither throws nor blocks.
+  virtual void run(int strands, void (*strand)(void* argument, int index), void* argument) = 0;
+};
+
+/// The executors that come with rapt. They live as long as the process and are safe to share.
+RAPT_API std::shared_ptr<Executor> serial_executor();
+RAPT_API std::shared_ptr<Executor> tbb_executor();     ///< oneTBB, in the arena of the calling thread
+RAPT_API std::shared_ptr<Executor> openmp_executor();  ///< throws Error if rapt was built without OpenMP
+
+/// Where workspace comes from. `allocate` returns null on failure, which becomes std::bad_alloc.
+struct Allocator {
+  void* (*allocate)(void* user, std::size_t bytes, std::size_t alignment);
+  void (*deallocate)(void* user, void* data, std::size_t bytes, std::size_t alignment) noexcept;
+  void* user = nullptr;
+};
+
+struct ContextOptions {
+  std::shared_ptr<Executor> executor;  ///< default: tbb_executor()
+  int threads = 0;                     ///< most strands per call; 0: as many as the executor offers
+  std::optional<Isa> isa;  ///< highest instruction set to use; default: the environment's RAPT_ISA, else any
+  std::string kernel;      ///< use this entry only; default: the environment's RAPT_KERNEL, else the best
+  std::optional<Allocator> allocator;  ///< default: aligned operator new
+  /// Called after dispatch of every call with a one-line text: problem and chosen entry. Must be thread-safe.
+  std::function<void(std::string_view)> observer;
+};
+
+/// A cheap handle; copies share one state and may be used from several threads at once. Keeps one workspace of the last
+/// size needed for the next call. After fork() a child that uses a context of its parent runs serially.
+class RAPT_API Context {
+ public:
+  /// Throws Error when options or environment ask for an ISA this CPU or build lacks.
+  /// The environment is read here, once.
+  explicit Context(ContextOptions options = {});
+
+  struct Impl;
+  const Impl& impl() const noexcept { return *impl_; }
+
+ private:
+  std::shared_ptr<const Impl> impl_;
+};
+
+/// The context of calls that name none, made at first use.
+RAPT_API const Context& default_context();
+
+}  // namespace rapt

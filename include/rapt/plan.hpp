@@ -1,0 +1,64 @@
+// What a call would do and why, and doing it many times.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "rapt/attention.hpp"
+#include "rapt/problem.hpp"
+
+namespace rapt {
+
+/// One line of dispatch's reasoning: an entry, and why it was passed over (empty: chosen, or usable but later in
+/// order).
+struct Candidate {
+  std::string entry;
+  std::string refusal;
+};
+
+/// A validated, dispatched call, reusable for every call with the same problem (shapes, dtypes, features). Immutable
+/// and thread-safe.
+class RAPT_API Plan {
+ public:
+  explicit Plan(const AttentionArgs& args, const Context& context = default_context());
+  /// The same from the problem alone, without any tensor: what would run? Throws Error for problems that no arguments
+  /// could give (hq % hk != 0, d = 0, ...) and when no entry takes it.
+  explicit Plan(const Problem& problem, const Context& context = default_context());
+
+  std::string_view entry() const noexcept;    ///< "attention_forward.f32.avx2.q24k128"
+  std::string_view backend() const noexcept;  ///< "cpu"
+  const Problem& problem() const noexcept;
+  std::size_t workspace_bytes() const noexcept;
+  int threads() const noexcept;  ///< strands the call is spread over
+  std::int64_t work_items() const noexcept;
+  const std::vector<Candidate>& candidates() const noexcept;  ///< best first
+  std::string explain() const;                                ///< all of the above for people
+
+  /// Runs on `args`, which must give this plan's problem (else Error). Uses `workspace` when it is large enough and
+  /// 64-byte aligned (else Error), the context's memory when it is empty.
+  void run(const AttentionArgs& args, std::span<std::byte> workspace = {}) const;
+
+ private:
+  struct Impl;
+  std::shared_ptr<const Impl> impl_;
+};
+
+/// One kernel a build of rapt has, for listing.
+struct EntryInfo {
+  std::string name;
+  std::string backend;
+  std::string unusable;  ///< empty, or why this machine cannot run it
+};
+
+/// Every entry of this build, in dispatch order.
+RAPT_API std::vector<EntryInfo> entries();
+/// Instruction sets that are built in and usable on this machine, best first.
+RAPT_API std::vector<Isa> usable_isas();
+/// Library version, "0.1.0".
+RAPT_API std::string_view version() noexcept;
+
+}  // namespace rapt

@@ -1,0 +1,12 @@
+// The whole public C++ interface.
+#pragma once
+
+#include "rapt/attention.hpp"
+#include "rapt/context.hpp"
+#include "rapt/kv_source.hpp"
+#include "rapt/plan.hpp"
+#include "rapt/problem.hpp"
+#include "rapt/roofline.hpp"
+#include "rapt/score.hpp"
+#include "rapt/tensor.hpp"
+#include "rapt/types.hpp"

@@ -1,0 +1,20 @@
+// The two roofs a kernel is held against, measured on this machine by code compiled for the ISA in question.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "rapt/types.hpp"
+
+namespace rapt {
+
+/// Runs independent fused multiply-add chains (multiply and add where the ISA has no FMA) on registers for
+/// `iterations` rounds and returns the floating-point operations done. Time it to get the FMA peak of one core.
+/// Throws Error if `isa` is not usable here.
+RAPT_API double run_fma_chains(Isa isa, std::int64_t iterations);
+
+/// Reads `bytes` (a multiple of 4) from `data` once, in order, with full vector loads; returns a value that depends on
+/// all of them. Time it to get the streaming-read bandwidth of one core.
+RAPT_API float run_read_stream(Isa isa, const float* data, std::size_t bytes);
+
+}  // namespace rapt

@@ -1,0 +1,46 @@
+// What happens to a score between q.k and the softmax.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "rapt/tensor.hpp"
+
+namespace rapt {
+
+/// Where query row 0 sits among the keys: row i of a sequence sits at key position i + offset.
+/// It matters to `causal`, `window` and `alibi`, and must be given for them when a sequence's query and key lengths
+/// differ: the two customs disagree there, so rapt never guesses.
+struct Align {
+  enum class Kind : std::uint8_t { top_left, bottom_right, offset };
+  Kind kind = Kind::top_left;
+  std::int64_t value = 0;  ///< used by `offset` only; negative is legal
+
+  static constexpr Align top_left() { return {Kind::top_left, 0}; }          ///< offset 0 (PyTorch's is_causal)
+  static constexpr Align bottom_right() { return {Kind::bottom_right, 0}; }  ///< len_k - len_q (KV caches)
+  static constexpr Align offset(std::int64_t value) { return {Kind::offset, value}; }
+};
+
+/// Keys i + offset - left <= j <= i + offset + right are attended; -1 leaves a side open.
+struct Window {
+  std::int64_t left = -1;
+  std::int64_t right = -1;
+};
+
+/// x = scale * (q . k) -> softcap -> + bias -> + alibi -> causal, window and mask -> softmax (with the sink).
+/// A score of -inf weighs nothing however it came about; a row without any key gives out = 0, lse = -inf.
+struct ScoreSpec {
+  std::optional<float> scale;    ///< default d^-1/2; any finite value, 0 and negative included
+  bool causal = false;           ///< keys j <= i + offset
+  std::optional<Window> window;  ///< independent of `causal`
+  std::optional<Align> align;
+  std::optional<float> softcap;  ///< c > 0: x -> c * tanh(x / c)
+  /// Added to the scores: f32 or q's dtype, [.., sk] of 1 to 4 dimensions that broadcast (size 1 or missing) over
+  /// b, hq and sq. -inf masks. With ragged sources, indices are local to a sequence and sizes reach the longest one.
+  TensorView bias;
+  TensorView mask;   ///< boolean, true = attend; shapes as for `bias`
+  TensorView alibi;  ///< f32 slopes, [hq] or [b, hq]: x -= slope * |i + offset - j|
+  TensorView sinks;  ///< f32 [hq]: one extra logit per head in the softmax's denominator only; -inf = none
+};
+
+}  // namespace rapt

@@ -1,0 +1,48 @@
+// Data types, devices, instruction sets and the one error type.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+#include "rapt/export.h"
+
+namespace rapt {
+
+/// Element types a tensor may have. Which of them an operation takes is part of that operation's contract.
+enum class DType : std::uint8_t { f32, f16, bf16, boolean, i32, i64 };
+
+/// Where a tensor's memory lies; the values are DLPack's codes. The device picks the backend.
+enum class DeviceType : std::int32_t { cpu = 1, cuda = 2 };
+
+struct Device {
+  DeviceType type = DeviceType::cpu;
+  std::int32_t index = 0;
+  friend bool operator==(const Device&, const Device&) = default;
+};
+
+/// Instruction sets the CPU kernels are compiled for, named by feature: `generic` is SSE2 on x86-64, `avx2` is AVX2+FMA
+/// (x86-64-v3), `avx512` is AVX-512 F/BW/DQ/VL (x86-64-v4), `neon` is aarch64. On one architecture a higher value is
+/// a superset of a lower one.
+enum class Isa : std::uint8_t { generic, avx2, avx512, neon };
+
+/// Bytes of one element; 1 for `boolean`.
+RAPT_API std::size_t size_of(DType dtype) noexcept;
+RAPT_API std::string_view to_string(DType dtype) noexcept;
+RAPT_API std::string_view to_string(DeviceType type) noexcept;
+RAPT_API std::string_view to_string(Isa isa) noexcept;
+
+/// What every refused call throws, before anything is written. `what()` reads "<argument>: <got>; wanted <wanted>".
+class RAPT_API Error : public std::invalid_argument {
+ public:
+  Error(std::string argument, const std::string& got, const std::string& wanted);
+  /// The offending argument by its name in the API, for example "k" or "score.scale".
+  const std::string& argument() const noexcept { return argument_; }
+
+ private:
+  std::string argument_;
+};
+
+}  // namespace rapt
