@@ -1,0 +1,259 @@
+/* The C interface (C11, also valid C++11): the same reach as the C++ one, which docs/contract.md specifies.
+ *
+ * Calls return a status. After anything but RAPT_OK, rapt_last_error() tells the calling thread what was wrong, outputs
+ * through pointers are NULL or 0, and for RAPT_INVALID_ARGUMENT no tensor has been written. No exception crosses this
+ * border. A NULL context always means the default one. Unless said otherwise pointers must not be NULL; those that are
+ * give RAPT_INVALID_ARGUMENT. All functions may be called from several threads at once. */
+#ifndef RAPT_RAPT_H
+#define RAPT_RAPT_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "rapt/export.h"
+
+#ifdef __cplusplus
+#define RAPT_NOEXCEPT noexcept
+extern "C" {
+#else
+#define RAPT_NOEXCEPT
+#endif
+
+typedef enum rapt_status {
+  RAPT_OK = 0,
+  RAPT_INVALID_ARGUMENT = 1, /* refused; rapt_last_error_argument() names the culprit */
+  RAPT_OUT_OF_MEMORY = 2,    /* workspace or a handle could not be had; output tensors are unspecified */
+  RAPT_INTERNAL_ERROR = 3    /* a bug in rapt, or an exception from a callback; output tensors are unspecified */
+} rapt_status;
+
+/* Enumerations are stored as int32_t, so that a wrong value is an error and never undefined behaviour. */
+typedef enum rapt_dtype {
+  RAPT_F32 = 0,
+  RAPT_F16 = 1,
+  RAPT_BF16 = 2,
+  RAPT_BOOL = 3, /* one byte, 0 or 1 */
+  RAPT_I32 = 4,
+  RAPT_I64 = 5
+} rapt_dtype;
+
+/* DLPack's codes. */
+typedef enum rapt_device_type { RAPT_CPU = 1, RAPT_CUDA = 2 } rapt_device_type;
+
+/* Instruction sets by feature; on one architecture a higher value is a superset of a lower one. */
+typedef enum rapt_isa {
+  RAPT_ISA_GENERIC = 0,
+  RAPT_ISA_AVX2 = 1,   /* x86-64-v3 */
+  RAPT_ISA_AVX512 = 2, /* x86-64-v4 */
+  RAPT_ISA_NEON = 3
+} rapt_isa;
+
+typedef enum rapt_kv_kind {
+  RAPT_KV_STRIDED = 0, /* k [b, hk, sk, d], v [b, hk, sk, dv], optionally kv_seqlens [b] */
+  RAPT_KV_RAGGED = 1   /* k [total_k, hk, d], v [total_k, hk, dv], cu_seqlens_k [b + 1] */
+} rapt_kv_kind;
+
+/* Where query row 0 sits among the keys: row i of a sequence sits at key position i + offset. */
+typedef enum rapt_align {
+  RAPT_ALIGN_NONE = 0,         /* not given; refused where it matters (see rapt_attention_args) */
+  RAPT_ALIGN_TOP_LEFT = 1,     /* offset 0 */
+  RAPT_ALIGN_BOTTOM_RIGHT = 2, /* offset len_k - len_q of that sequence */
+  RAPT_ALIGN_OFFSET = 3        /* align_offset */
+} rapt_align;
+
+/* A strided view of memory that the caller keeps alive. All-zero means "no tensor given". Sizes and strides are in
+ * elements, outermost dimension first; strides may be anything but negative, and 0 repeats a dimension (inputs only).
+ * Inputs are only read. */
+typedef struct rapt_tensor {
+  void* data;
+  int32_t dtype;        /* rapt_dtype */
+  int32_t device_type;  /* rapt_device_type; 0 is read as RAPT_CPU */
+  int32_t device_index; /* 0 for the CPU */
+  int32_t ndim;         /* 1 to 4; 0 only when no tensor is given */
+  int64_t shape[4];
+  int64_t strides[4];
+} rapt_tensor;
+
+/* Sets *tensor to the row-major contiguous CPU tensor of `shape` [ndim] at `data`. */
+RAPT_API rapt_status rapt_tensor_contiguous(rapt_tensor* tensor, void* data, int32_t dtype, int32_t ndim,
+                                            const int64_t* shape) RAPT_NOEXCEPT;
+
+/* The arguments of an attention call. Start from rapt_attention_args_init(). Symbols: b batch, hq query heads, hk
+ * key/value heads (hq % hk == 0; query head h reads head floor(h / (hq / hk))), sq query rows, sk key rows, d query/key
+ * head size, dv value head size. Optional tensors are left all-zero. */
+typedef struct rapt_attention_args {
+  size_t struct_size; /* sizeof(rapt_attention_args) as the caller was compiled */
+
+  rapt_tensor q;   /* f32 [b, hq, sq, d]; with cu_seqlens_q [total_q, hq, d] */
+  rapt_tensor k;   /* f32, shape by kv_kind */
+  rapt_tensor v;   /* f32, shape by kv_kind */
+  rapt_tensor out; /* written: f32 [b, hq, sq, dv] ([total_q, hq, dv]). Overlaps nothing, itself included */
+  rapt_tensor lse; /* optional, written: f32 [b, hq, sq] ([total_q, hq]), log of the sum of exp of the scores */
+  rapt_tensor cu_seqlens_q; /* optional: i32 or i64 [b + 1], 0 = c[0] <= ... <= c[b] = total_q: q and out are ragged */
+  rapt_tensor cu_seqlens_k; /* RAPT_KV_RAGGED: i32 or i64 [b + 1], 0 = c[0] <= ... <= c[b] = total_k */
+  rapt_tensor kv_seqlens;   /* optional, RAPT_KV_STRIDED: i32 or i64 [b], keys in use per sequence, 0 <= len <= sk */
+
+  rapt_tensor bias;  /* optional, added to scores: f32 or q's dtype, [.., sk] broadcast over b, hq, sq. -inf masks */
+  rapt_tensor mask;  /* optional: RAPT_BOOL, 1 = attend; shapes as for bias */
+  rapt_tensor alibi; /* optional: f32 slopes, [hq] or [b, hq]: score -= slope * |i + offset - j| */
+  rapt_tensor sinks; /* optional: f32 [hq], one extra logit per head in the softmax's denominator only; -inf = none */
+
+  int32_t kv_kind; /* rapt_kv_kind */
+  int32_t causal;  /* nonzero: keys j <= i + offset only */
+
+  int32_t has_scale; /* 0: d^-1/2 */
+  float scale;       /* any finite value, 0 and negative included */
+  float softcap;     /* c > 0: x -> c * tanh(x / c); 0: none */
+
+  int32_t has_window;   /* nonzero: keys i + offset - window_left <= j <= i + offset + window_right only */
+  int64_t window_left;  /* -1: open */
+  int64_t window_right; /* -1: open */
+
+  int32_t align;        /* rapt_align; must be given for causal, window and alibi when query and key lengths differ */
+  int64_t align_offset; /* RAPT_ALIGN_OFFSET only; negative is legal */
+} rapt_attention_args;
+
+/* Arguments with nothing given. Inline, so that struct_size is the caller's. */
+static inline rapt_attention_args rapt_attention_args_init(void) {
+  rapt_attention_args args;
+  memset(&args, 0, sizeof args);
+  args.struct_size = sizeof args;
+  return args;
+}
+
+/* What the last call that failed on this thread had to say: "<argument>: <got>; wanted <wanted>". "" before the first
+ * failure; not cleared by later successes. Valid until the next failure on this thread. Never NULL. */
+RAPT_API const char* rapt_last_error(void) RAPT_NOEXCEPT;
+/* The argument that failure was about, by its name in the C++ API: "k", "score.scale", ...; "" if there is none. */
+RAPT_API const char* rapt_last_error_argument(void) RAPT_NOEXCEPT;
+
+/* Contexts: on which threads, with which instructions, from which memory. */
+
+typedef struct rapt_context rapt_context;
+
+typedef enum rapt_executor_kind {
+  RAPT_EXECUTOR_DEFAULT = 0, /* oneTBB */
+  RAPT_EXECUTOR_SERIAL = 1,
+  RAPT_EXECUTOR_TBB = 2,    /* in the arena of the calling thread */
+  RAPT_EXECUTOR_OPENMP = 3, /* refused if rapt was built without OpenMP */
+  RAPT_EXECUTOR_USER = 4    /* user_executor */
+} rapt_executor_kind;
+
+/* Runs independent strands on threads of the caller's own. `user` must live as long as every context and plan made with
+ * it; so must that of the allocator and of the observer. Callbacks must not throw or jump out. */
+typedef struct rapt_user_executor {
+  const char* name;               /* copied; NULL: "user" */
+  int (*concurrency)(void* user); /* the most strands worth starting now, at least 1 */
+  /* Calls strand(argument, i) once for every i in [0, strands) and returns when all have. Strands may run at the same
+   * time, in any order, or one after another; each takes work until none is left. */
+  void (*run)(void* user, int strands, void (*strand)(void* argument, int index), void* argument);
+  void* user;
+} rapt_user_executor;
+
+typedef struct rapt_allocator {
+  /* NULL return on failure, which becomes RAPT_OUT_OF_MEMORY. Both or neither are given. Must be thread-safe. */
+  void* (*allocate)(void* user, size_t bytes, size_t alignment);
+  void (*deallocate)(void* user, void* data, size_t bytes, size_t alignment) RAPT_NOEXCEPT;
+  void* user;
+} rapt_allocator;
+
+/* Start from rapt_context_options_init(). */
+typedef struct rapt_context_options {
+  size_t struct_size; /* sizeof(rapt_context_options) as the caller was compiled */
+  int32_t executor;   /* rapt_executor_kind */
+  int32_t threads;    /* most strands per call; 0: as many as the executor offers */
+  int32_t has_isa;    /* 0: the environment's RAPT_ISA, else any */
+  int32_t isa;        /* rapt_isa: the highest instruction set to use */
+  const char* kernel; /* use this entry only; NULL: the environment's RAPT_KERNEL, else the best. Copied */
+  rapt_user_executor user_executor; /* RAPT_EXECUTOR_USER only */
+  rapt_allocator allocator;         /* all-zero: aligned operator new */
+  /* NULL or called after dispatch of every call with a one-line text: problem and chosen entry. Must be thread-safe. */
+  void (*observer)(void* user, const char* text);
+  void* observer_user;
+} rapt_context_options;
+
+static inline rapt_context_options rapt_context_options_init(void) {
+  rapt_context_options options;
+  memset(&options, 0, sizeof options);
+  options.struct_size = sizeof options;
+  return options;
+}
+
+/* Makes a context, which may be used from several threads at once. `options` NULL: the defaults. The environment is
+ * read here. Refused when options or environment ask for an ISA or entry this CPU or build lacks. */
+RAPT_API rapt_status rapt_context_create(const rapt_context_options* options, rapt_context** context) RAPT_NOEXCEPT;
+/* NULL is fine. No call may be using the context; plans made with it stay valid. */
+RAPT_API void rapt_context_destroy(rapt_context* context) RAPT_NOEXCEPT;
+
+/* Attention. */
+
+/* out = softmax(score(q k^T)) v in extra memory of O(threads x block), whatever the lengths. */
+RAPT_API rapt_status rapt_attention(const rapt_attention_args* args, const rapt_context* context) RAPT_NOEXCEPT;
+
+/* Plans: what a call would do and why, and doing it many times. */
+
+typedef struct rapt_plan rapt_plan;
+
+/* An entry dispatch looked at, and why it was passed over ("": chosen, or usable but later in order). */
+typedef struct rapt_candidate {
+  const char* entry;
+  const char* refusal;
+} rapt_candidate;
+
+/* Validates and dispatches `args` once; tensors are not kept. */
+RAPT_API rapt_status rapt_plan_create(const rapt_attention_args* args, const rapt_context* context,
+                                      rapt_plan** plan) RAPT_NOEXCEPT;
+/* The same without tensors, from a problem's text: "attention b=1 hq=8 sq=512 d=64 causal". */
+RAPT_API rapt_status rapt_plan_create_from_text(const char* text, const rapt_context* context,
+                                                rapt_plan** plan) RAPT_NOEXCEPT;
+/* NULL is fine. No call may be using the plan. */
+RAPT_API void rapt_plan_destroy(rapt_plan* plan) RAPT_NOEXCEPT;
+
+/* Runs on `args`, which must give the plan's problem. `workspace`: memory of `workspace_bytes` >=
+ * rapt_plan_workspace_bytes() bytes, 64-byte aligned; or NULL and 0 for the context's. */
+RAPT_API rapt_status rapt_plan_run(const rapt_plan* plan, const rapt_attention_args* args, void* workspace,
+                                   size_t workspace_bytes) RAPT_NOEXCEPT;
+
+/* Facts about a plan; "" or 0 for a NULL plan. Strings live as long as the plan. */
+RAPT_API const char* rapt_plan_entry(const rapt_plan* plan) RAPT_NOEXCEPT;   /* "attention_forward.f32.avx2.q24k128" */
+RAPT_API const char* rapt_plan_backend(const rapt_plan* plan) RAPT_NOEXCEPT; /* "cpu" */
+RAPT_API size_t rapt_plan_workspace_bytes(const rapt_plan* plan) RAPT_NOEXCEPT;
+RAPT_API int rapt_plan_threads(const rapt_plan* plan) RAPT_NOEXCEPT; /* strands the call is spread over */
+RAPT_API int64_t rapt_plan_work_items(const rapt_plan* plan) RAPT_NOEXCEPT;
+/* All candidates, best first; *candidates lives as long as the plan. */
+RAPT_API rapt_status rapt_plan_candidates(const rapt_plan* plan, const rapt_candidate** candidates,
+                                          size_t* count) RAPT_NOEXCEPT;
+
+/* The functions below copy a text. *size (may be NULL) becomes the bytes it takes, final NUL included. `buffer` NULL
+ * only asks for that size; a buffer of fewer than *size bytes gives RAPT_INVALID_ARGUMENT and is left alone. */
+
+/* Everything known about the plan, for people; several lines. */
+RAPT_API rapt_status rapt_plan_explain(const rapt_plan* plan, char* buffer, size_t capacity,
+                                       size_t* size) RAPT_NOEXCEPT;
+/* The plan's problem on one line: what rapt_plan_create_from_text() reads. */
+RAPT_API rapt_status rapt_plan_problem_text(const rapt_plan* plan, char* buffer, size_t capacity,
+                                            size_t* size) RAPT_NOEXCEPT;
+/* Validates `args` and describes them on one line. */
+RAPT_API rapt_status rapt_problem_text(const rapt_attention_args* args, char* buffer, size_t capacity,
+                                       size_t* size) RAPT_NOEXCEPT;
+
+/* What this build has; the results live as long as the process. */
+
+typedef struct rapt_entry_info {
+  const char* name;
+  const char* backend;
+  const char* unusable; /* "", or why this machine cannot run it */
+} rapt_entry_info;
+
+/* Every entry of this build, in dispatch order. */
+RAPT_API rapt_status rapt_entries(const rapt_entry_info** entries, size_t* count) RAPT_NOEXCEPT;
+/* Instruction sets (rapt_isa) built in and usable on this machine, best first. */
+RAPT_API rapt_status rapt_usable_isas(const int32_t** isas, size_t* count) RAPT_NOEXCEPT;
+/* Library version, "0.1.0". */
+RAPT_API const char* rapt_version(void) RAPT_NOEXCEPT;
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

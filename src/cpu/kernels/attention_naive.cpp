@@ -1,0 +1,136 @@
+// attention_naive: the three-step pipeline, S = q k^T, P = softmax(S), out = P v, as three passes over an S x S matrix in
+// memory. The baseline of every table and the trusted fallback: it shares nothing with attention_forward but exp2 and
+// the geometry of rows.
+//
+// One item is one kv head of one sequence: 4 sq sk bytes of scores, written and read once a pass. Vector lanes run along
+// d (dot products) and dv (sums of rows); strided inner dimensions go element by element.
+#include "cpu/kernels/kernels.hpp"
+#include "cpu/tile/panel.hpp"
+#include "cpu/tile/scratch.hpp"
+
+namespace rapt::cpu::RAPT_ISA {
+namespace {
+
+constexpr float kLog2e = 1.44269504088896340736f;
+constexpr std::int64_t kSumBlock = 128;  // keys summed before they join the row: rounding grows with the block
+
+float sum_of(vec x) {
+  alignas(64) float lane[kLanes];
+  store(lane, x);
+  float sum = 0;
+  for (float y : lane) sum += y;
+  return sum;
+}
+
+float dot(const float* a, std::int64_t stride_a, const float* b, std::int64_t stride_b, std::int64_t n) {
+  float sum = 0;
+  std::int64_t i = 0;
+  if (stride_a == 1 && stride_b == 1 && n >= kLanes) {
+    vec acc(0.f);
+    for (; i + kLanes <= n; i += kLanes) acc = fma(load_any(a + i), load_any(b + i), acc);
+    sum = sum_of(acc);
+  }
+  for (; i < n; ++i) sum += a[i * stride_a] * b[i * stride_b];
+  return sum;
+}
+
+// y += w * x
+void add_row(float w, const float* x, std::int64_t stride, std::int64_t n, float* y) {
+  std::int64_t i = 0;
+  if (stride == 1)
+    for (; i + kLanes <= n; i += kLanes) store_any(y + i, fma(vec(w), load_any(x + i), load_any(y + i)));
+  for (; i < n; ++i) y[i] += w * x[i * stride];
+}
+
+// The final score of one pair in the log2 domain; -inf where masked.
+float final_score(const Head& head, const Row& row, std::int64_t j, float dot) {
+  const ScoreParams& s = head.p.score;
+  if (s.mask && !term_row(s.mask, s.mask_stride, head, row)[j * s.mask_stride.d]) return -__builtin_inff();
+  float x = dot * s.scale_log2;
+  if (s.softcap_log2 != 0) x = s.softcap_log2 * __builtin_tanhf(x / s.softcap_log2);
+  if (s.bias) {
+    const float bias = term_row(static_cast<const float*>(s.bias), s.bias_stride, head, row)[j * s.bias_stride.d];
+    if (bias == -__builtin_inff()) return bias;
+    x += bias * kLog2e;
+  }
+  if (s.alibi) {
+    const float slope = s.alibi[head.b * s.alibi_stride_b + row.q_head * s.alibi_stride_h];
+    x -= slope * kLog2e * __builtin_fabsf(static_cast<float>(row.token + head.offset - j));
+  }
+  return x;
+}
+
+struct Scratch {
+  float *s, *out, *block;
+
+  Scratch(Carver& carver, const ForwardShape& shape) {
+    s = carver.take<float>(shape.rows * shape.sk);
+    out = carver.take<float>(shape.dv);
+    block = carver.take<float>(shape.dv);
+  }
+};
+
+void run(const ForwardParams& p, const WorkItem& item, std::byte* scratch) noexcept {
+  const Head head(p, item);
+  Carver carver(scratch);
+  const Scratch w(carver, {p.sq, p.sk, p.d, p.dv, item.row_end - item.row_begin});
+  const std::int64_t row_end = least(item.row_end, head.len_q * p.group), sk = head.len_k;
+  const auto scores = [&](std::int64_t r) { return w.s + (r - item.row_begin) * sk; };
+
+  for (std::int64_t r = item.row_begin; r < row_end; ++r) {  // S = q k^T, keys [first, last) only
+    const Row row = row_of(head, r);
+    const float* q = at_row(p.q, p.q_stride, head, row);
+    for (std::int64_t j = row.first; j < row.last; ++j) {
+      const float* k = head.keys() + j * p.k_stride.s;
+      scores(r)[j] = final_score(head, row, j, dot(q, p.q_stride.d, k, p.k_stride.d, p.d));
+    }
+  }
+  for (std::int64_t r = item.row_begin; r < row_end; ++r) {  // P = 2^(S - max) / sum
+    const Row row = row_of(head, r);
+    float* s = scores(r);
+    const float sink = p.score.sinks ? p.score.sinks[row.q_head * p.score.sinks_stride] * kLog2e : -__builtin_inff();
+    float top = sink;
+    for (std::int64_t j = row.first; j < row.last; ++j) top = s[j] > top ? s[j] : top;  // a NaN stays in s
+    const float m = top == -__builtin_inff() ? 0.f : top;
+    double sum = sink == -__builtin_inff() ? 0. : static_cast<double>(__builtin_exp2f(sink - m));
+    for (std::int64_t j = row.first; j < row.last; j += kLanes) {
+      const std::int64_t n = least(kLanes, row.last - j);
+      alignas(64) float weight[kLanes];
+      store(weight, exp2(load_strided(s + j, 1, n) - vec(m)));
+      for (std::int64_t i = 0; i < n; ++i) {
+        if (s[j + i] == -__builtin_inff()) continue;  // stays, so that the last pass can tell it from a vanished weight
+        s[j + i] = weight[i];
+        sum += static_cast<double>(weight[i]);
+      }
+    }
+    const float inverse = sum == 0 ? 1.f : static_cast<float>(1 / sum);
+    for (std::int64_t j = row.first; j < row.last; ++j) s[j] *= inverse;
+    if (p.lse)
+      *at_row(p.lse, p.lse_stride, head, row) =
+          static_cast<float>((__builtin_log2(sum) + static_cast<double>(m)) * 0.693147180559945309417);
+  }
+  for (std::int64_t r = item.row_begin; r < row_end; ++r) {  // out = P v
+    const Row row = row_of(head, r);
+    const float* s = scores(r);
+    for (std::int64_t c = 0; c < p.dv; ++c) w.out[c] = w.block[c] = 0;
+    for (std::int64_t j = row.first; j < row.last; ++j) {
+      if (s[j] != -__builtin_inff()) add_row(s[j], head.values() + j * p.v_stride.s, p.v_stride.d, p.dv, w.block);
+      if (j % kSumBlock != kSumBlock - 1 && j + 1 != row.last) continue;
+      for (std::int64_t c = 0; c < p.dv; ++c) w.out[c] += w.block[c], w.block[c] = 0;
+    }
+    float* out = at_row(p.out, p.out_stride, head, row);
+    for (std::int64_t c = 0; c < p.dv; ++c) out[c * p.out_stride.d] = w.out[c];
+  }
+}
+
+std::size_t scratch_bytes(const ForwardShape& shape) noexcept {
+  Carver carver(nullptr);
+  Scratch(carver, shape);
+  return carver.used();
+}
+
+}  // namespace
+
+const ForwardKernel kAttentionNaive = {"attention_naive", 0, 0, 0, scratch_bytes, run};
+
+}  // namespace rapt::cpu::RAPT_ISA

@@ -1,0 +1,46 @@
+// The table of this ISA, and the loops that measure its roofs.
+#include "cpu/kernels/kernels.hpp"
+#include "cpu/tile/vec.hpp"
+
+namespace rapt::cpu::RAPT_ISA {
+namespace {
+
+// Enough independent chains to cover two FMA units of latency 4 to 5, few enough for the registers.
+double fma_chains(std::int64_t iterations) noexcept {
+  constexpr int kChains = kRegisters - 4;
+  typename vec::register_type acc[kChains];
+  const typename vec::register_type a = vec(0.999f).data, b = vec(0.001f).data;
+#pragma GCC unroll 32
+  for (int i = 0; i < kChains; ++i) acc[i] = vec(static_cast<float>(i)).data;
+  for (std::int64_t it = 0; it < iterations; ++it) {
+#pragma GCC unroll 32
+    for (int i = 0; i < kChains; ++i) fma_in_place(acc[i], a, b);
+  }
+  return static_cast<double>(iterations) * kChains * kFmaFlops;
+}
+
+float read_stream(const float* data, std::int64_t n) noexcept {
+  vec acc[4] = {vec(0.f), vec(0.f), vec(0.f), vec(0.f)};
+  std::int64_t i = 0;
+  for (; i + 4 * kLanes <= n; i += 4 * kLanes)
+    for (int u = 0; u < 4; ++u) acc[u] = acc[u] + load_any(data + i + u * kLanes);
+  alignas(64) float lane[kLanes];
+  store(lane, acc[0] + acc[1] + (acc[2] + acc[3]));
+  float sum = 0;
+  for (float x : lane) sum += x;
+  for (; i < n; ++i) sum += data[i];
+  return sum;
+}
+
+void exp2_array(const float* x, float* y, std::int64_t n) noexcept {
+  for (std::int64_t i = 0; i < n; i += kLanes) {
+    const std::int64_t m = n - i < kLanes ? n - i : kLanes;
+    store_strided(y + i, 1, m, exp2(load_strided(x + i, 1, m)));
+  }
+}
+
+}  // namespace
+
+const KernelTable kTable = {kAttentionForward, kAttentionNaive, fma_chains, read_stream, exp2_array};
+
+}  // namespace rapt::cpu::RAPT_ISA

@@ -1,0 +1,43 @@
+// O^T / l -> out, and lse.
+#pragma once
+
+#include "cpu/tile/softmax.hpp"
+
+namespace rapt::cpu::RAPT_ISA {
+
+// Returns false if some element of an existing row is not finite: then a masked value may have leaked into it (0 * inf)
+// and the panel must be redone with care. A leak never turns finite again, so checking here is enough.
+[[gnu::noinline]] inline bool store_output(const Head& head, const Panel& panel) {
+  const std::int64_t dv = head.p.dv, inner = head.p.out_stride.d;
+  auto finite = vec(0.f) == vec(0.f);
+  for (std::int64_t lane = 0; lane < panel.width; lane += kLanes) {
+    const std::int64_t rows = least(kLanes, panel.rows - lane);
+    const vec l = load(panel.l + lane);
+    const vec scale = xsimd::select(l == vec(0.f), vec(0.f), vec(1.f) / l);  // a row without keys is 0
+    for (std::int64_t d0 = 0; d0 < dv; d0 += kLanes) {
+      const std::int64_t n = least(kLanes, dv - d0);
+      vec r[kLanes];
+      for (std::int64_t j = 0; j < kLanes; ++j) {
+        r[j] = j < n && panel.started ? load(panel.ot + (d0 + j) * panel.width + lane) * scale : vec(0.f);
+        finite = finite & (r[j] - r[j] == vec(0.f));
+      }
+      transpose(r);
+      for (std::int64_t i = 0; i < rows; ++i) {
+        float* out = at_row(head.p.out, head.p.out_stride, head, panel.row[lane + i]);
+        store_strided(out + d0 * inner, inner, n, r[i]);
+      }
+    }
+  }
+  return xsimd::all(finite);
+}
+
+// lse = ln(sum of e^score): (m + log2 l) ln 2.
+inline void store_lse(const Head& head, const Panel& panel) {
+  if (!head.p.lse) return;
+  for (std::int64_t i = 0; i < panel.rows; ++i) {
+    const double log2_sum = __builtin_log2(static_cast<double>(panel.l[i])) - static_cast<double>(panel.minus_m[i]);
+    *at_row(head.p.lse, head.p.lse_stride, head, panel.row[i]) = static_cast<float>(log2_sum * 0.693147180559945309417);
+  }
+}
+
+}  // namespace rapt::cpu::RAPT_ISA

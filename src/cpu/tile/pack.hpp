@@ -1,0 +1,44 @@
+// Moves Q into lanes, and K or V blocks of awkward strides into contiguous scratch.
+#pragma once
+
+#include "cpu/tile/panel.hpp"
+
+namespace rapt::cpu::RAPT_ISA {
+
+// panel.qt = Q^T * scale.
+[[gnu::noinline]] inline void pack_queries(const Head& head, const Panel& panel, float scale) {
+  const std::int64_t d = head.p.d, inner = head.p.q_stride.d;
+  for (std::int64_t lane = 0; lane < panel.width; lane += kLanes) {
+    const float* src[kLanes];
+    for (int i = 0; i < kLanes; ++i) src[i] = at_row(head.p.q, head.p.q_stride, head, panel.row[lane + i]);
+    for (std::int64_t d0 = 0; d0 < d; d0 += kLanes) {
+      const std::int64_t n = least(kLanes, d - d0);
+      vec r[kLanes];
+      for (int i = 0; i < kLanes; ++i) r[i] = load_strided(src[i] + d0 * inner, inner, n);
+      transpose(r);
+      for (std::int64_t j = 0; j < n; ++j) store(panel.qt + (d0 + j) * panel.width + lane, r[j] * vec(scale));
+    }
+  }
+}
+
+// Rows of n elements -> contiguous rows of `dst_stride` floats, a multiple of kLanes.
+[[gnu::noinline]] inline void pack_rows(const float* src, std::int64_t stride, std::int64_t inner, std::int64_t rows,
+                                        std::int64_t n, float* dst, std::int64_t dst_stride) {
+  if (stride == 1 && inner != 1) {  // rows innermost: transpose
+    for (std::int64_t r0 = 0; r0 < rows; r0 += kLanes) {
+      const std::int64_t nr = least(kLanes, rows - r0);
+      for (std::int64_t j0 = 0; j0 < n; j0 += kLanes) {
+        vec t[kLanes];
+        for (int j = 0; j < kLanes; ++j) t[j] = load_strided(src + r0 + least(j0 + j, n - 1) * inner, 1, nr);
+        transpose(t);
+        for (std::int64_t r = 0; r < nr; ++r) store(dst + (r0 + r) * dst_stride + j0, t[r]);
+      }
+    }
+    return;
+  }
+  for (std::int64_t r = 0; r < rows; ++r, src += stride, dst += dst_stride)
+    for (std::int64_t j = 0; j < n; j += kLanes)
+      store(dst + j, load_strided(src + j * inner, inner, least(kLanes, n - j)));
+}
+
+}  // namespace rapt::cpu::RAPT_ISA

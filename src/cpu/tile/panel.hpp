@@ -1,0 +1,77 @@
+// A register panel of query rows: which rows they are, which keys they see, and their softmax state.
+#pragma once
+
+#include "cpu/params.hpp"
+#include "cpu/tile/vec.hpp"
+
+namespace rapt::cpu::RAPT_ISA {
+
+inline std::int64_t least(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
+inline std::int64_t most(std::int64_t a, std::int64_t b) { return a > b ? a : b; }
+inline std::int64_t clamp(std::int64_t x, std::int64_t low, std::int64_t high) { return least(most(x, low), high); }
+inline std::int64_t round_up(std::int64_t x, std::int64_t step) { return (x + step - 1) / step * step; }
+
+// One kv head of one sequence of a call.
+struct Head {
+  const ForwardParams& p;
+  std::int64_t b, hk;
+  std::int64_t q_first = 0, k_first = 0;  // ragged: first row in the packed tensors
+  std::int64_t len_q, len_k, offset;
+
+  Head(const ForwardParams& params, const WorkItem& item)
+      : p(params), b(item.b), hk(item.hk), len_q(p.sq), len_k(p.sk) {
+    if (p.q_begin) q_first = p.q_begin[b], len_q = p.q_begin[b + 1] - q_first;
+    if (p.k_begin) k_first = p.k_begin[b], len_k = p.k_begin[b + 1] - k_first;
+    if (p.k_len) len_k = p.k_len[b];
+    offset = p.score.offset + (p.score.bottom_right ? len_k - len_q : 0);
+  }
+  const float* keys() const { return p.k + b * p.k_stride.b + hk * p.k_stride.h + k_first * p.k_stride.s; }
+  const float* values() const { return p.v + b * p.v_stride.b + hk * p.v_stride.h + k_first * p.v_stride.s; }
+};
+
+// Where a row lies and what causal, window and lengths leave it: keys [first, last).
+struct Row {
+  std::int64_t token, q_head, first, last;
+};
+
+inline Row row_of(const Head& head, std::int64_t r) {
+  const ScoreParams& s = head.p.score;
+  const std::int64_t token = r / head.p.group, at = token + head.offset;
+  Row row{token, head.hk * head.p.group + r % head.p.group, 0, head.len_k};
+  if (s.left != kOpen) row.first = clamp(at - s.left, 0, head.len_k);
+  if (s.right != kOpen) row.last = clamp(at + s.right + 1, 0, head.len_k);
+  if (row.last <= row.first) row.first = row.last = 0;
+  return row;
+}
+// The row's elements in q, out or lse, whose ragged sequences start at q_first.
+template <class T>
+T* at_row(T* base, const Strides& s, const Head& head, const Row& row) {
+  return base + head.b * s.b + row.q_head * s.h + (head.q_first + row.token) * s.s;
+}
+// The row's bias or mask: indices are local to the sequence, broadcast dimensions have stride 0.
+template <class T>
+const T* term_row(const T* base, const Strides& s, const Head& head, const Row& row) {
+  return base + head.b * s.b + row.q_head * s.h + row.token * s.s;
+}
+
+// All pointers lead into scratch. Lanes past the last row repeat it; their results are never stored.
+struct Panel {
+  std::int64_t vecs, width;  // width = vecs * kLanes
+  std::int64_t rows;         // rows that exist, <= width
+  Row* row;                  // [width]
+  float* qt;                 // [d][width] Q^T * scale * log2(e)
+  float* ot;                 // [dv][width] O^T, unnormalised; garbage until `started`
+  float* minus_m;            // [width] negated reference of the softmax: scores are kept relative to it
+  float* l;                  // [width] sum of 2^(score - m) so far; 0 = no key seen yet
+  bool started;
+  std::int64_t first_min, first_max, last_min, last_max;  // of the rows' key ranges
+
+  // Over one vector of lanes.
+  std::int64_t last_of(std::int64_t v) const {
+    std::int64_t last = 0;
+    for (int i = 0; i < kLanes; ++i) last = most(last, row[v * kLanes + i].last);
+    return last;
+  }
+};
+
+}  // namespace rapt::cpu::RAPT_ISA

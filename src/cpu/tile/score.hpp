@@ -1,0 +1,81 @@
+// From raw scores to final ones: softcap, bias, ALiBi and masks, in memory, on the blocks that need it only.
+#pragma once
+
+#include "cpu/tile/panel.hpp"
+
+namespace rapt::cpu::RAPT_ISA {
+
+inline constexpr float kLog2e = 1.44269504088896340736f;
+inline vec minus_infinity() { return vec(-__builtin_inff()); }
+
+inline bool has_terms(const ScoreParams& s) { return s.softcap_log2 != 0 || s.bias || s.mask || s.alibi; }
+
+// c * tanh(x / c) by tanh(y) = (e^2y - 1) / (e^2y + 1), which keeps its relative precision near 0.
+inline vec softcap(vec x, float c) {
+  const vec y = x * vec(1 / c);
+  const vec e = exp2_minus_1(xsimd::min(vec(60.f), xsimd::abs(y) * vec(2 * kLog2e)));  // min keeps NaN
+  return vec(c) * xsimd::copysign(e / (e + vec(2.f)), y);
+}
+
+// bias * log2(e), -inf where masked, of `n` keys from `key` on for one vector of rows: term[key][lane].
+inline void load_terms(const Head& head, const Row* row, std::int64_t key, std::int64_t n, vec (&term)[kLanes]) {
+  const ScoreParams& s = head.p.score;
+  for (int i = 0; i < kLanes; ++i) {
+    vec x(0.f);
+    if (s.bias) {
+      const float* bias = term_row(static_cast<const float*>(s.bias), s.bias_stride, head, row[i]);
+      x = load_strided(bias + key * s.bias_stride.d, s.bias_stride.d, n) * vec(kLog2e);
+    }
+    if (s.mask) {
+      const std::uint8_t* mask = term_row(s.mask, s.mask_stride, head, row[i]) + key * s.mask_stride.d;
+      alignas(64) float hidden[kLanes] = {};
+      for (std::int64_t j = 0; j < n; ++j) hidden[j] = mask[j * s.mask_stride.d] ? 0.f : 1.f;
+      x = xsimd::select(load(hidden) != vec(0.f), minus_infinity(), x);  // select: a NaN under the mask is nobody's
+    }
+    term[i] = x;
+  }
+  transpose(term);
+}
+
+// Finishes the scores of keys [begin, end) of the block at key `k0` for one vector of the panel's lanes and folds their
+// maximum into `top`. s[key][width] holds raw scores minus m (with softcap: raw scores; m is subtracted here).
+// Returns whether any of them is visible (a maximum cannot tell: it may lose a NaN).
+template <bool kTerms>
+[[gnu::noinline]] bool finish_scores(const Head& head, const Panel& panel, std::int64_t v, std::int64_t k0,
+                                     std::int64_t begin, std::int64_t end, float* s, float* top) {
+  const ScoreParams& score = head.p.score;
+  const std::int64_t lane = v * kLanes;
+  const Row* row = panel.row + lane;
+  alignas(64) float first[kLanes], last[kLanes], slope[kLanes], at[kLanes];
+  for (int i = 0; i < kLanes; ++i) {
+    first[i] = static_cast<float>(clamp(row[i].first - k0, 0, end));
+    last[i] = static_cast<float>(clamp(row[i].last - k0, 0, end));
+    if (kTerms && score.alibi) {
+      slope[i] = -kLog2e * score.alibi[head.b * score.alibi_stride_b + row[i].q_head * score.alibi_stride_h];
+      at[i] = static_cast<float>(row[i].token + head.offset - k0);
+    }
+  }
+  vec mx = load(top + lane);
+  auto visible = vec(0.f) != vec(0.f);
+  vec term[kLanes];
+  for (std::int64_t j = begin; j < end; ++j) {
+    const vec key(static_cast<float>(j));
+    vec x = load(s + j * panel.width + lane);
+    if constexpr (kTerms) {
+      const std::int64_t t = (j - begin) % kLanes;
+      if (t == 0 && (score.bias || score.mask)) load_terms(head, row, k0 + j, least(kLanes, end - j), term);
+      if (score.softcap_log2 != 0) x = softcap(x, score.softcap_log2) + load(panel.minus_m + lane);
+      if (score.alibi) x = fma(load(slope), xsimd::abs(load(at) - key), x);
+      if (score.bias || score.mask)
+        x = xsimd::select(term[t] == minus_infinity(), minus_infinity(), x + term[t]);
+    }
+    x = xsimd::select((key >= load(first)) & (key < load(last)), x, minus_infinity());
+    store(s + j * panel.width + lane, x);
+    mx = xsimd::max(mx, x);
+    visible = visible | (x != minus_infinity());
+  }
+  store(top + lane, mx);
+  return xsimd::any(visible);
+}
+
+}  // namespace rapt::cpu::RAPT_ISA

@@ -1,0 +1,50 @@
+// Loads, stores, transposes: the few vector words xsimd 8.1 lacks, for any lane count.
+#pragma once
+
+#include <type_traits>
+#include <utility>
+
+#include "cpu/isa/isa.hpp"
+
+namespace rapt::cpu::RAPT_ISA {
+
+// Scratch is aligned, tensors are not.
+[[gnu::always_inline]] inline vec load(const float* p) { return vec::load_aligned(p); }
+[[gnu::always_inline]] inline void store(float* p, vec x) { x.store_aligned(p); }
+[[gnu::always_inline]] inline vec load_any(const float* p) { return vec::load_unaligned(p); }
+[[gnu::always_inline]] inline void store_any(float* p, vec x) { x.store_unaligned(p); }
+
+// Elements [0, n) of a strided row, 0 < n <= kLanes, zero filled; nothing past them is read.
+[[gnu::always_inline]] inline vec load_strided(const float* p, std::int64_t stride, std::int64_t n) {
+  if (stride == 1 && n == kLanes) return load_any(p);
+  alignas(64) float part[kLanes] = {};
+  for (std::int64_t i = 0; i < n; ++i) part[i] = p[i * stride];
+  return load(part);
+}
+[[gnu::always_inline]] inline void store_strided(float* p, std::int64_t stride, std::int64_t n, vec x) {
+  if (stride == 1 && n == kLanes) return store_any(p, x);
+  alignas(64) float part[kLanes];
+  store(part, x);
+  for (std::int64_t i = 0; i < n; ++i) p[i * stride] = part[i];
+}
+
+template <int kHalf, bool kHigh, class R, int... kLane>
+[[gnu::always_inline]] inline R mix(R a, R b, std::integer_sequence<int, kLane...>) {
+  return __builtin_shufflevector(
+      a, b, (kHigh ? (kLane & kHalf ? kLanes + kLane : kLane + kHalf) : (kLane & kHalf ? kLanes + kLane - kHalf : kLane))...);
+}
+
+// kLanes x kLanes transpose in log2(kLanes) steps.
+template <int kHalf = kLanes / 2>
+[[gnu::always_inline]] inline void transpose(vec (&rows)[kLanes]) {
+  using Lanes = std::make_integer_sequence<int, kLanes>;
+  for (int i = 0; i < kLanes; ++i) {
+    if (i & kHalf) continue;
+    const auto a = rows[i].data, b = rows[i + kHalf].data;
+    rows[i] = vec(mix<kHalf, false>(a, b, Lanes()));
+    rows[i + kHalf] = vec(mix<kHalf, true>(a, b, Lanes()));
+  }
+  if constexpr (kHalf > 1) transpose<kHalf / 2>(rows);
+}
+
+}  // namespace rapt::cpu::RAPT_ISA
