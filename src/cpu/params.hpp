@@ -17,9 +17,9 @@ struct ScoreParams {
   float softcap_log2;  // c * log2(e); 0 = none
   // Row i sees keys i + offset - left <= j <= i + offset + right; sides are open at kOpen. Causal is right = 0.
   std::int64_t left, right, offset;
-  bool bottom_right;        // offset += len_k - len_q of the sequence
-  const void* bias;         // [b, hq, sq, sk] with broadcast strides of 0, f32; null = none
-  const std::uint8_t* mask; // [b, hq, sq, sk] likewise, nonzero = attend; null = none
+  bool bottom_right;         // offset += len_k - len_q of the sequence
+  const void* bias;          // [b, hq, sq, sk] with broadcast strides of 0, f32; null = none
+  const std::uint8_t* mask;  // [b, hq, sq, sk] likewise, nonzero = attend; null = none
   Strides bias_stride, mask_stride;
   const float* alibi;  // [b, hq] slopes; null = none
   std::int64_t alibi_stride_b, alibi_stride_h;

@@ -11,10 +11,14 @@ using ivec = xsimd::batch<std::int32_t, arch>;
 
 inline constexpr int kRegisters = 32;
 inline constexpr int kVecs = 3;
-constexpr int rows_of_tile(int vecs) { return vecs == 1 ? 16 : 8; }  // 8 x 3 accumulators + 3 of x + 1 broadcast = 28
+constexpr int rows_of_tile(int vecs) {
+  return vecs == 1 ? 16 : 8;
+}  // 8 x 3 accumulators + 3 of x + 1 broadcast = 28
 
 // xsimd 8.1's fma for AVX-512 is x * y + z, which -ffp-contract=off keeps apart.
-[[gnu::always_inline]] inline vec fma(vec x, vec y, vec z) { return vec(_mm512_fmadd_ps(x.data, y.data, z.data)); }
+[[gnu::always_inline]] inline vec fma(vec x, vec y, vec z) {
+  return vec(_mm512_fmadd_ps(x.data, y.data, z.data));
+}
 
 // (2^r - 1) / r for r in [0, 1): degree 6 minimax for 2^r, relative error 2.0e-9.
 [[gnu::always_inline]] inline vec exp2_slope(vec r) {

@@ -11,11 +11,19 @@ using ivec = xsimd::batch<std::int32_t, arch>;
 
 inline constexpr int kRegisters = 16;
 inline constexpr int kVecs = 2;
-constexpr int rows_of_tile(int vecs) { return vecs == 1 ? 8 : 4; }  // 4 x 2 accumulators + 2 of x + 1 broadcast + 2 products
+constexpr int rows_of_tile(int vecs) {
+  return vecs == 1 ? 8 : 4;
+}  // 4 x 2 accumulators + 2 of x + 1 broadcast + 2 products
 
-[[gnu::always_inline]] inline vec fma(vec x, vec y, vec z) { return x * y + z; }
-[[gnu::always_inline]] inline ivec cast_to_int(vec x) { return ivec(_mm_castps_si128(x.data)); }
-[[gnu::always_inline]] inline vec cast_to_float(ivec x) { return vec(_mm_castsi128_ps(x.data)); }
+[[gnu::always_inline]] inline vec fma(vec x, vec y, vec z) {
+  return x * y + z;
+}
+[[gnu::always_inline]] inline ivec cast_to_int(vec x) {
+  return ivec(_mm_castps_si128(x.data));
+}
+[[gnu::always_inline]] inline vec cast_to_float(ivec x) {
+  return vec(_mm_castsi128_ps(x.data));
+}
 
 inline constexpr int kFmaFlops = 2 * 4;
 [[gnu::always_inline]] inline void fma_in_place(__m128& acc, __m128 a, __m128 b) {

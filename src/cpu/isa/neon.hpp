@@ -11,11 +11,19 @@ using ivec = xsimd::batch<std::int32_t, arch>;
 
 inline constexpr int kRegisters = 32;
 inline constexpr int kVecs = 3;
-constexpr int rows_of_tile(int vecs) { return vecs == 1 ? 16 : 8; }  // 8 x 3 accumulators + 3 of x + 1 broadcast = 28
+constexpr int rows_of_tile(int vecs) {
+  return vecs == 1 ? 16 : 8;
+}  // 8 x 3 accumulators + 3 of x + 1 broadcast = 28
 
-[[gnu::always_inline]] inline vec fma(vec x, vec y, vec z) { return vec(vfmaq_f32(z.data, x.data, y.data)); }
-[[gnu::always_inline]] inline ivec cast_to_int(vec x) { return ivec(vreinterpretq_s32_f32(x.data)); }
-[[gnu::always_inline]] inline vec cast_to_float(ivec x) { return vec(vreinterpretq_f32_s32(x.data)); }
+[[gnu::always_inline]] inline vec fma(vec x, vec y, vec z) {
+  return vec(vfmaq_f32(z.data, x.data, y.data));
+}
+[[gnu::always_inline]] inline ivec cast_to_int(vec x) {
+  return ivec(vreinterpretq_s32_f32(x.data));
+}
+[[gnu::always_inline]] inline vec cast_to_float(ivec x) {
+  return vec(vreinterpretq_f32_s32(x.data));
+}
 
 inline constexpr int kFmaFlops = 2 * 4;
 [[gnu::always_inline]] inline void fma_in_place(float32x4_t& acc, float32x4_t a, float32x4_t b) {

@@ -24,7 +24,9 @@ constexpr std::int64_t kWidth = kVecs * kLanes;
 constexpr std::int64_t kMaxPanels = 16;  // of an item
 
 // Rows of packed K and V blocks: one line more than needed, so that V's column strips spread over the L1 sets.
-std::int64_t packed_stride(std::int64_t n) { return round_up(n, 16) + 16; }
+std::int64_t packed_stride(std::int64_t n) {
+  return round_up(n, 16) + 16;
+}
 
 struct Scratch {
   Row* row;
@@ -97,7 +99,8 @@ template <class F>
 }
 
 // V of a block with its non-finite elements replaced by 0 in `w.v`; the elements themselves are added to the output of
-// the rows that see them (any positive weight gives the same inf or NaN). Scores must be final and not yet exponentiated.
+// the rows that see them (any positive weight gives the same inf or NaN). Scores must be final and not yet
+// exponentiated.
 [[gnu::noinline, gnu::cold]] void add_non_finite(const Head& head, const Panel& panel, std::int64_t k0,
                                                  std::int64_t begin, std::int64_t end, const Scratch& w) {
   const std::int64_t dv = head.p.dv, stride = packed_stride(dv);
@@ -158,9 +161,8 @@ void visit(const Head& head, Panel& panel, std::int64_t k0, std::int64_t n, Bloc
   for (int i = 0; i < count; ++i) {
     const Segment& g = segments[i];
     const std::int64_t lane = g.vec * kLanes;
-    with_vecs(panel.vecs - g.vec, [&](auto v) {
-      exponentiate<v>(w.s + g.begin * width + lane, g.end - g.begin, width, w.sum + lane);
-    });
+    with_vecs(panel.vecs - g.vec,
+              [&](auto v) { exponentiate<v>(w.s + g.begin * width + lane, g.end - g.begin, width, w.sum + lane); });
   }
   for (std::int64_t i = 0; i < width; i += kLanes) store(panel.l + i, load(panel.l + i) + load(w.sum + i));
 
@@ -174,7 +176,8 @@ void visit(const Head& head, Panel& panel, std::int64_t k0, std::int64_t n, Bloc
     const float* init = first ? w.zero : w.part + lane;
     with_vecs(panel.vecs - g.vec, [&](auto v) {
       tiles<Product::output, v>(vb.data + g.begin * vb.stride, vb.stride, dv, w.s + g.begin * width + lane,
-                                g.end - g.begin, width, init, first ? 0 : width, extra, extra == w.zero ? 0 : width, out);
+                                g.end - g.begin, width, init, first ? 0 : width, extra, extra == w.zero ? 0 : width,
+                                out);
     });
   }
   if (count > 1) {
@@ -193,8 +196,7 @@ void visit(const Head& head, Panel& panel, std::int64_t k0, std::int64_t n, Bloc
 void reset(const Head& head, Panel& panel) {
   const ScoreParams& score = head.p.score;
   for (std::int64_t i = 0; i < panel.width; ++i) {
-    const float sink =
-        score.sinks ? score.sinks[panel.row[i].q_head * score.sinks_stride] * kLog2e : -__builtin_inff();
+    const float sink = score.sinks ? score.sinks[panel.row[i].q_head * score.sinks_stride] * kLog2e : -__builtin_inff();
     const bool none = sink == -__builtin_inff();
     const float m = none ? 0.f : __builtin_ceilf(sink);
     panel.minus_m[i] = -m;
@@ -204,7 +206,9 @@ void reset(const Head& head, Panel& panel) {
 }
 
 // Row strides at which a block's rows fall into few cache sets: 61 % of peak in place, packed within 2 points.
-bool must_pack(const Strides& s, std::int64_t n) { return s.d != 1 || (s.s >= 512 && s.s != n); }
+bool must_pack(const Strides& s, std::int64_t n) {
+  return s.d != 1 || (s.s >= 512 && s.s != n);
+}
 
 // All panels share one sweep over the keys that any of them sees.
 void sweep(const Head& head, Panel* panels, std::int64_t count, bool careful, const Scratch& w) {
@@ -284,6 +288,6 @@ std::size_t scratch_bytes(const ForwardShape& shape) noexcept {
 
 }  // namespace
 
-const ForwardKernel kAttentionForward = {"attention_forward", kWidth, kBlockK, kMaxPanels * kWidth, scratch_bytes, run};
+const ForwardKernel kAttentionForward = {"attention_forward", kWidth, kBlockK, kMaxPanels* kWidth, scratch_bytes, run};
 
 }  // namespace rapt::cpu::RAPT_ISA

@@ -1,9 +1,9 @@
-// attention_naive: the three-step pipeline, S = q k^T, P = softmax(S), out = P v, as three passes over an S x S matrix in
-// memory. The baseline of every table and the trusted fallback: it shares nothing with attention_forward but exp2 and
-// the geometry of rows.
+// attention_naive: the three-step pipeline, S = q k^T, P = softmax(S), out = P v, as three passes over an S x S matrix
+// in memory. The baseline of every table and the trusted fallback: it shares nothing with attention_forward but exp2
+// and the geometry of rows.
 //
-// One item is one kv head of one sequence: 4 sq sk bytes of scores, written and read once a pass. Vector lanes run along
-// d (dot products) and dv (sums of rows); strided inner dimensions go element by element.
+// One item is one kv head of one sequence: 4 sq sk bytes of scores, written and read once a pass. Vector lanes run
+// along d (dot products) and dv (sums of rows); strided inner dimensions go element by element.
 #include "cpu/kernels/kernels.hpp"
 #include "cpu/tile/panel.hpp"
 #include "cpu/tile/scratch.hpp"

@@ -67,8 +67,7 @@ template <Product kProduct, int kV, int kR = rows_of_tile(kV)>
   for (; rows >= kR; rows -= kR, b += step, init += kR * init_row, extra += kR * extra_row, out += kR * width)
     tile<kProduct, kR, kV>(b, stride, x, n, width, init, init_row, extra, extra_row, out);
   if constexpr (kR > 1) {
-    if (rows > 0)
-      tiles<kProduct, kV, kR / 2>(b, stride, rows, x, n, width, init, init_row, extra, extra_row, out);
+    if (rows > 0) tiles<kProduct, kV, kR / 2>(b, stride, rows, x, n, width, init, init_row, extra, extra_row, out);
   }
 }
 

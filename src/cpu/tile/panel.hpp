@@ -6,10 +6,18 @@
 
 namespace rapt::cpu::RAPT_ISA {
 
-inline std::int64_t least(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
-inline std::int64_t most(std::int64_t a, std::int64_t b) { return a > b ? a : b; }
-inline std::int64_t clamp(std::int64_t x, std::int64_t low, std::int64_t high) { return least(most(x, low), high); }
-inline std::int64_t round_up(std::int64_t x, std::int64_t step) { return (x + step - 1) / step * step; }
+inline std::int64_t least(std::int64_t a, std::int64_t b) {
+  return a < b ? a : b;
+}
+inline std::int64_t most(std::int64_t a, std::int64_t b) {
+  return a > b ? a : b;
+}
+inline std::int64_t clamp(std::int64_t x, std::int64_t low, std::int64_t high) {
+  return least(most(x, low), high);
+}
+inline std::int64_t round_up(std::int64_t x, std::int64_t step) {
+  return (x + step - 1) / step * step;
+}
 
 // One kv head of one sequence of a call.
 struct Head {

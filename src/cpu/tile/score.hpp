@@ -6,9 +6,13 @@
 namespace rapt::cpu::RAPT_ISA {
 
 inline constexpr float kLog2e = 1.44269504088896340736f;
-inline vec minus_infinity() { return vec(-__builtin_inff()); }
+inline vec minus_infinity() {
+  return vec(-__builtin_inff());
+}
 
-inline bool has_terms(const ScoreParams& s) { return s.softcap_log2 != 0 || s.bias || s.mask || s.alibi; }
+inline bool has_terms(const ScoreParams& s) {
+  return s.softcap_log2 != 0 || s.bias || s.mask || s.alibi;
+}
 
 // c * tanh(x / c) by tanh(y) = (e^2y - 1) / (e^2y + 1), which keeps its relative precision near 0.
 inline vec softcap(vec x, float c) {
@@ -66,8 +70,7 @@ template <bool kTerms>
       if (t == 0 && (score.bias || score.mask)) load_terms(head, row, k0 + j, least(kLanes, end - j), term);
       if (score.softcap_log2 != 0) x = softcap(x, score.softcap_log2) + load(panel.minus_m + lane);
       if (score.alibi) x = fma(load(slope), xsimd::abs(load(at) - key), x);
-      if (score.bias || score.mask)
-        x = xsimd::select(term[t] == minus_infinity(), minus_infinity(), x + term[t]);
+      if (score.bias || score.mask) x = xsimd::select(term[t] == minus_infinity(), minus_infinity(), x + term[t]);
     }
     x = xsimd::select((key >= load(first)) & (key < load(last)), x, minus_infinity());
     store(s + j * panel.width + lane, x);

@@ -6,8 +6,8 @@
 
 namespace rapt::cpu::RAPT_ISA {
 
-// The reference moves only when it must: probabilities stay below 2^kSlack, and the largest of the first keys a row sees
-// is not below 2^-kSlack. Steps are integers, so a rescale multiplies by an exact power of two.
+// The reference moves only when it must: probabilities stay below 2^kSlack, and the largest of the first keys a row
+// sees is not below 2^-kSlack. Steps are integers, so a rescale multiplies by an exact power of two.
 inline constexpr float kSlack = 8;
 
 [[gnu::always_inline]] inline auto must_move(vec top, vec l) {
@@ -24,8 +24,7 @@ inline constexpr float kSlack = 8;
     const vec factor = xsimd::select(l == vec(0.f), vec(1.f), exp2(vec(0.f) - step));  // nothing seen: nothing to scale
     store(panel.minus_m + lane, load(panel.minus_m + lane) - step);
     store(panel.l + lane, l * factor);
-    for (std::int64_t j = 0; j < n; ++j)
-      store(s + j * panel.width + lane, load(s + j * panel.width + lane) - step);
+    for (std::int64_t j = 0; j < n; ++j) store(s + j * panel.width + lane, load(s + j * panel.width + lane) - step);
     if (!panel.started) continue;
     for (std::int64_t j = 0; j < dv; ++j)
       store(panel.ot + j * panel.width + lane, load(panel.ot + j * panel.width + lane) * factor);

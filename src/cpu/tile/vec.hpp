@@ -9,10 +9,18 @@
 namespace rapt::cpu::RAPT_ISA {
 
 // Scratch is aligned, tensors are not.
-[[gnu::always_inline]] inline vec load(const float* p) { return vec::load_aligned(p); }
-[[gnu::always_inline]] inline void store(float* p, vec x) { x.store_aligned(p); }
-[[gnu::always_inline]] inline vec load_any(const float* p) { return vec::load_unaligned(p); }
-[[gnu::always_inline]] inline void store_any(float* p, vec x) { x.store_unaligned(p); }
+[[gnu::always_inline]] inline vec load(const float* p) {
+  return vec::load_aligned(p);
+}
+[[gnu::always_inline]] inline void store(float* p, vec x) {
+  x.store_aligned(p);
+}
+[[gnu::always_inline]] inline vec load_any(const float* p) {
+  return vec::load_unaligned(p);
+}
+[[gnu::always_inline]] inline void store_any(float* p, vec x) {
+  x.store_unaligned(p);
+}
 
 // Elements [0, n) of a strided row, 0 < n <= kLanes, zero filled; nothing past them is read.
 [[gnu::always_inline]] inline vec load_strided(const float* p, std::int64_t stride, std::int64_t n) {
@@ -31,7 +39,8 @@ namespace rapt::cpu::RAPT_ISA {
 template <int kHalf, bool kHigh, class R, int... kLane>
 [[gnu::always_inline]] inline R mix(R a, R b, std::integer_sequence<int, kLane...>) {
   return __builtin_shufflevector(
-      a, b, (kHigh ? (kLane & kHalf ? kLanes + kLane : kLane + kHalf) : (kLane & kHalf ? kLanes + kLane - kHalf : kLane))...);
+      a, b,
+      (kHigh ? (kLane & kHalf ? kLanes + kLane : kLane + kHalf) : (kLane & kHalf ? kLanes + kLane - kHalf : kLane))...);
 }
 
 // kLanes x kLanes transpose in log2(kLanes) steps.

@@ -1,0 +1,51 @@
+// What a backend is to the rest: a list of entries, each able to refuse a problem, to plan it and to run it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "call.hpp"
+#include "context_impl.hpp"
+
+namespace rapt {
+
+struct Entry {
+  std::string name;      // "attention_forward.f32.avx2.q24k192"
+  std::string unusable;  // why this machine cannot run it; empty if it can
+  Isa isa{};             // CPU entries only
+  int id = 0;            // the backend's own
+};
+
+// How one problem is carried out. Backends derive from it to keep what they need.
+struct Schedule {
+  std::size_t workspace_bytes = 0;
+  int threads = 1;
+  std::int64_t work_items = 0;
+  std::string note;  // how, for explain()
+  virtual ~Schedule() = default;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual std::string_view name() const noexcept = 0;
+  virtual DeviceType device() const noexcept = 0;
+  // In order of preference.
+  virtual std::span<const Entry> entries() const noexcept = 0;
+  // Why the entry will not take the problem, as static text; empty if it will.
+  virtual std::string_view refuse(const Entry&, const Problem&, const Context::Impl&) const = 0;
+  // A pure function of its arguments.
+  virtual std::unique_ptr<Schedule> plan(const Entry&, const Problem&, const Context::Impl&) const = 0;
+  // `workspace` has the schedule's bytes, 64-byte aligned.
+  virtual void run(const Entry&, const Schedule&, const Call&, const Context::Impl&, std::byte* workspace) const = 0;
+};
+
+// The backends of this build, in the order dispatch asks them.
+std::span<const Backend* const> backends();
+const Backend& cpu_backend();
+
+}  // namespace rapt

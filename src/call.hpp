@@ -1,0 +1,34 @@
+// A validated call: every tensor with four strides, every length on the host. What backends run.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "rapt/attention.hpp"
+#include "rapt/problem.hpp"
+
+namespace rapt {
+
+// Pointer and strides in elements of dimensions b, h, s, d; broadcast or ragged dimensions have stride 0.
+struct Operand {
+  void* data = nullptr;  // never written through unless it is out or lse
+  DType dtype = DType::f32;
+  std::array<std::int64_t, 4> strides{};
+};
+
+struct Call {
+  Problem problem;
+  float scale = 0;  // the default filled in
+  Operand q, k, v, out, lse, bias, mask, alibi, sinks;
+  // Ragged: [b + 1] first rows. Strided keys with lengths: [b]. Empty otherwise.
+  std::vector<std::int64_t> q_begin, k_begin, k_lengths;
+};
+
+// Checks everything contract.md lists under bad input. Throws Error; writes nothing.
+Call validate(const AttentionArgs& args);
+
+// The checks that need no tensors: sizes, head counts, windows, scale, alignment.
+void check(const Problem& problem);
+
+}  // namespace rapt

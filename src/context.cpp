@@ -1,0 +1,117 @@
+#include "rapt/context.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <new>
+#include <utility>
+
+#include "context_impl.hpp"
+#include "rapt/plan.hpp"
+
+namespace rapt {
+namespace {
+
+constexpr std::size_t kAlignment = 64;
+
+void* new_aligned(void*, std::size_t bytes, std::size_t alignment) {
+  return ::operator new(bytes, std::align_val_t(alignment), std::nothrow);
+}
+void delete_aligned(void*, void* data, std::size_t bytes, std::size_t alignment) noexcept {
+  ::operator delete(data, bytes, std::align_val_t(alignment));
+}
+
+std::string list(const std::vector<Isa>& isas) {
+  std::string text;
+  for (Isa isa : isas) text += (text.empty() ? "" : ", ") + std::string(to_string(isa));
+  return text;
+}
+
+Isa usable(const char* argument, std::string_view name) {
+  const std::vector<Isa> isas = usable_isas();
+  for (Isa isa : isas)
+    if (to_string(isa) == name) return isa;
+  throw Error(argument, "\"" + std::string(name) + "\"", "an ISA of this build and CPU: " + list(isas));
+}
+
+std::string known(const char* argument, const std::string& name) {
+  for (const EntryInfo& entry : entries()) {
+    if (entry.name != name) continue;
+    if (!entry.unusable.empty()) throw Error(argument, name, "an entry this machine can run (" + entry.unusable + ")");
+    return name;
+  }
+  throw Error(argument, "\"" + name + "\"", "an entry that `rapt info` lists");
+}
+
+}  // namespace
+
+Workspace::Workspace(const Allocator& allocator, std::size_t bytes) : allocator_(allocator), size_(bytes) {
+  if (bytes == 0) return;
+  data_ = static_cast<std::byte*>(allocator.allocate(allocator.user, bytes, kAlignment));
+  if (data_ == nullptr) throw std::bad_alloc();
+}
+Workspace::~Workspace() {
+  if (data_ != nullptr) allocator_.deallocate(allocator_.user, data_, size_, kAlignment);
+}
+void Workspace::swap(Workspace& other) noexcept {
+  std::swap(allocator_, other.allocator_);
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+}
+
+Context::Impl::Impl(ContextOptions given)
+    : options(std::move(given)),
+      allocator(options.allocator.value_or(Allocator{new_aligned, delete_aligned, nullptr})),
+      process(getpid()) {
+  if (options.threads < 0) throw Error("threads", std::to_string(options.threads), "0 (all) or more");
+  if (allocator.allocate == nullptr || allocator.deallocate == nullptr)
+    throw Error("allocator", "a null function", "both functions");
+  if (options.isa) {
+    usable("isa", to_string(*options.isa));
+  } else if (const char* isa = std::getenv("RAPT_ISA"); isa != nullptr && *isa != '\0') {
+    options.isa = usable("RAPT_ISA", isa);
+    isa_forced = true;
+  }
+  if (!options.kernel.empty()) {
+    known("kernel", options.kernel);
+  } else if (const char* kernel = std::getenv("RAPT_KERNEL"); kernel != nullptr && *kernel != '\0') {
+    options.kernel = known("RAPT_KERNEL", kernel);
+  }
+  if (!options.executor) options.executor = tbb_executor();
+}
+
+Context::Impl::~Impl() {
+  delete spare_.load();
+}
+
+Workspace Context::Impl::borrow(std::size_t bytes) const {
+  if (Workspace* spare = spare_.exchange(nullptr)) {
+    Workspace workspace = std::move(*spare);
+    delete spare;
+    if (workspace.size() >= bytes) return workspace;
+  }
+  return Workspace(allocator, bytes);
+}
+void Context::Impl::give_back(Workspace workspace) const noexcept {
+  auto* holder = new (std::nothrow) Workspace(std::move(workspace));
+  delete spare_.exchange(holder);
+}
+
+Executor& Context::Impl::executor() const {
+  static const std::shared_ptr<Executor> serial = serial_executor();
+  return getpid() == process ? *options.executor : *serial;
+}
+int Context::Impl::concurrency() const {
+  const int offered = std::max(executor().concurrency(), 1);
+  return options.threads > 0 ? std::min(options.threads, offered) : offered;
+}
+
+Context::Context(ContextOptions options) : impl_(std::make_shared<const Impl>(std::move(options))) {}
+
+const Context& default_context() {
+  static const Context context;
+  return context;
+}
+
+}  // namespace rapt

@@ -1,0 +1,169 @@
+// The CPU backend: one entry per kernel and ISA.
+#include "backend.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <vector>
+
+#include "cpu/machine.hpp"
+#include "cpu/schedule.hpp"
+#include "rapt/plan.hpp"
+#include "rapt/roofline.hpp"
+
+namespace rapt {
+namespace cpu {
+namespace {
+
+constexpr double kLog2e = 1.44269504088896340736;
+
+Strides strides(const Operand& o) {
+  return {o.strides[0], o.strides[1], o.strides[2], o.strides[3]};
+}
+
+ScoreParams score_params(const Call& call) {
+  const Problem& p = call.problem;
+  ScoreParams s{};
+  s.scale_log2 = static_cast<float>(call.scale * kLog2e);
+  s.softcap_log2 = static_cast<float>(p.softcap * kLog2e);
+  const auto side = [](std::int64_t width) { return width < 0 ? kOpen : std::min(width, kOpen); };
+  s.left = side(p.window_left);
+  s.right = p.causal ? 0 : side(p.window_right);
+  s.offset = p.align == Problem::Align::offset ? p.align_offset : 0;
+  s.bottom_right = p.align == Problem::Align::bottom_right;
+  s.bias = call.bias.data;
+  s.mask = static_cast<const std::uint8_t*>(call.mask.data);
+  s.bias_stride = strides(call.bias);
+  s.mask_stride = strides(call.mask);
+  s.alibi = static_cast<const float*>(call.alibi.data);
+  s.alibi_stride_b = call.alibi.strides[0];
+  s.alibi_stride_h = call.alibi.strides[1];
+  s.sinks = static_cast<const float*>(call.sinks.data);
+  s.sinks_stride = call.sinks.strides[1];
+  return s;
+}
+
+ForwardParams forward_params(const Call& call) {
+  const Problem& p = call.problem;
+  const auto list = [](const std::vector<std::int64_t>& values) { return values.empty() ? nullptr : values.data(); };
+  ForwardParams f{};
+  f.q = static_cast<const float*>(call.q.data);
+  f.k = static_cast<const float*>(call.k.data);
+  f.v = static_cast<const float*>(call.v.data);
+  f.out = static_cast<float*>(call.out.data);
+  f.lse = static_cast<float*>(call.lse.data);
+  f.q_stride = strides(call.q);
+  f.k_stride = strides(call.k);
+  f.v_stride = strides(call.v);
+  f.out_stride = strides(call.out);
+  f.lse_stride = strides(call.lse);
+  f.q_begin = list(call.q_begin);
+  f.k_begin = list(call.k_begin);
+  f.k_len = list(call.k_lengths);
+  f.hq = p.hq, f.hk = p.hk, f.group = p.hq / p.hk;
+  f.sq = p.sq, f.sk = p.sk, f.d = p.d, f.dv = p.dv;
+  f.score = score_params(call);
+  return f;
+}
+
+// One call on its way through the executor: strands take items until none is left.
+struct Loop {
+  const ForwardKernel& kernel;
+  const ForwardSchedule& schedule;
+  const ForwardParams& params;
+  std::byte* workspace;
+  std::atomic<std::int64_t> next{0};
+
+  void strand(int index) {
+    std::byte* scratch = workspace + static_cast<std::size_t>(index) * schedule.scratch_bytes;
+    for (std::int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < schedule.work_items;) {
+      // Heads one after another, so that K and V stay cached; the last rows first, since causal makes them the longest.
+      const std::int64_t head = i / schedule.items_per_head;
+      const std::int64_t begin = (schedule.items_per_head - 1 - i % schedule.items_per_head) * schedule.rows_per_item;
+      const std::int64_t b = head / params.hk;
+      const std::int64_t len = params.q_begin ? params.q_begin[b + 1] - params.q_begin[b] : params.sq;
+      const std::int64_t end = std::min(begin + schedule.rows_per_item, len * params.group);
+      if (begin < end) kernel.run(params, {b, head % params.hk, begin, end}, scratch);
+    }
+  }
+};
+
+class CpuBackend final : public Backend {
+ public:
+  CpuBackend() {
+    const auto add = [&](bool naive) {
+      for (std::size_t i = 0; i < machine().isas.size(); ++i) {
+        const BuiltIsa& built = machine().isas[i];
+        const ForwardKernel& kernel = naive ? built.table->naive : built.table->forward;
+        std::string name = std::string(kernel.op) + ".f32." + std::string(to_string(built.isa));
+        if (kernel.rows > 0) name += ".q" + std::to_string(kernel.rows) + "k" + std::to_string(kernel.keys);
+        entries_.push_back({std::move(name), built.unusable, built.isa, static_cast<int>(kernels_.size())});
+        kernels_.push_back(&kernel);
+      }
+    };
+    add(false);
+    add(true);
+  }
+
+  std::string_view name() const noexcept override { return "cpu"; }
+  DeviceType device() const noexcept override { return DeviceType::cpu; }
+  std::span<const Entry> entries() const noexcept override { return entries_; }
+
+  std::string_view refuse(const Entry& entry, const Problem& p, const Context::Impl& context) const override {
+    if (context.options.isa && entry.isa > *context.options.isa) return "above the context's ISA cap";
+    if (context.isa_forced && entry.isa != *context.options.isa) return "RAPT_ISA asks for another ISA";
+    if (p.q_dtype != DType::f32 || p.kv_dtype != DType::f32 || p.out_dtype != DType::f32 || p.bias_dtype != DType::f32)
+      return "takes f32 only";
+    return {};
+  }
+
+  std::unique_ptr<Schedule> plan(const Entry& entry, const Problem& p, const Context::Impl& context) const override {
+    const ForwardKernel& kernel = *kernels_[static_cast<std::size_t>(entry.id)];
+    return std::make_unique<ForwardSchedule>(schedule_forward(p, kernel, context.concurrency(), machine().l2_bytes));
+  }
+
+  void run(const Entry& entry, const Schedule& schedule, const Call& call, const Context::Impl& context,
+           std::byte* workspace) const override {
+    const auto& plan = static_cast<const ForwardSchedule&>(schedule);
+    const ForwardParams params = forward_params(call);
+    Loop loop{*kernels_[static_cast<std::size_t>(entry.id)], plan, params, workspace};
+    if (plan.threads == 1) return loop.strand(0);
+    context.executor().run(
+        plan.threads, [](void* argument, int index) { static_cast<Loop*>(argument)->strand(index); }, &loop);
+  }
+
+ private:
+  std::vector<Entry> entries_;
+  std::vector<const ForwardKernel*> kernels_;
+};
+
+}  // namespace
+}  // namespace cpu
+
+const Backend& cpu_backend() {
+  static const cpu::CpuBackend backend;
+  return backend;
+}
+
+std::vector<Isa> usable_isas() {
+  std::vector<Isa> isas;
+  for (const cpu::BuiltIsa& built : cpu::machine().isas)
+    if (built.unusable.empty()) isas.push_back(built.isa);
+  return isas;
+}
+
+namespace {
+const cpu::KernelTable& table_of(Isa isa) {
+  for (const cpu::BuiltIsa& built : cpu::machine().isas)
+    if (built.isa == isa && built.unusable.empty()) return *built.table;
+  throw Error("isa", std::string(to_string(isa)), "an ISA of this build and CPU");
+}
+}  // namespace
+
+double run_fma_chains(Isa isa, std::int64_t iterations) {
+  return table_of(isa).fma_chains(iterations);
+}
+float run_read_stream(Isa isa, const float* data, std::size_t bytes) {
+  return table_of(isa).read_stream(data, static_cast<std::int64_t>(bytes / sizeof(float)));
+}
+
+}  // namespace rapt

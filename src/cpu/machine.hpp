@@ -1,0 +1,28 @@
+// What this CPU can do. Probed once; no ISA flags here.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cpu/registry.hpp"
+#include "rapt/types.hpp"
+
+namespace rapt::cpu {
+
+// An ISA this build has kernels for, best first.
+struct BuiltIsa {
+  Isa isa;
+  const KernelTable* table;
+  std::string unusable;  // the missing CPU or OS feature; empty if usable
+};
+
+struct Machine {
+  std::vector<BuiltIsa> isas;
+  std::size_t l2_bytes;  // of one core; a conservative guess where the OS does not say
+};
+
+const Machine& machine();
+
+}  // namespace rapt::cpu

@@ -1,0 +1,118 @@
+#include "rapt/plan.hpp"
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "backend.hpp"
+#include "dispatch.hpp"
+
+namespace rapt {
+namespace {
+
+// Runs on the context's own memory unless the caller brought some.
+void run_call(const Choice& choice, const Schedule& schedule, const Call& call, const Context::Impl& context,
+              std::byte* workspace) {
+  if (call.problem.b == 0 || call.problem.hq == 0 || call.problem.sq == 0) return;
+  if (workspace != nullptr) return choice.backend->run(*choice.entry, schedule, call, context, workspace);
+  Workspace own = context.borrow(schedule.workspace_bytes);
+  choice.backend->run(*choice.entry, schedule, call, context, own.data());
+  context.give_back(std::move(own));
+}
+
+// Layout and broadcasting do not influence a plan, and a problem written by hand may spell them in several ways.
+Problem planned(Problem p) {
+  p.layout = Problem::Layout::bhsd;
+  p.bias = p.bias == Problem::kNone ? p.bias : 0;
+  p.mask = p.mask == Problem::kNone ? p.mask : 0;
+  return p;
+}
+
+void observe(const Context::Impl& context, const Problem& problem, const Choice& choice) {
+  if (context.options.observer) context.options.observer(problem.to_string() + " -> " + choice.entry->name);
+}
+
+}  // namespace
+
+struct Plan::Impl {
+  Context context;
+  Problem problem;
+  Choice choice;
+  std::unique_ptr<Schedule> schedule;
+  std::vector<Candidate> candidates;
+
+  Impl(const Problem& problem, const Context& context)
+      : context(context),
+        problem(problem),
+        choice(dispatch(problem, context.impl())),
+        schedule(choice.backend->plan(*choice.entry, problem, context.impl())),
+        candidates(rapt::candidates(problem, context.impl())) {}
+};
+
+Plan::Plan(const AttentionArgs& args, const Context& context)
+    : impl_(std::make_shared<const Impl>(validate(args).problem, context)) {}
+
+Plan::Plan(const Problem& problem, const Context& context)
+    : impl_((check(problem), std::make_shared<const Impl>(problem, context))) {}
+
+std::string_view Plan::entry() const noexcept {
+  return impl_->choice.entry->name;
+}
+std::string_view Plan::backend() const noexcept {
+  return impl_->choice.backend->name();
+}
+const Problem& Plan::problem() const noexcept {
+  return impl_->problem;
+}
+std::size_t Plan::workspace_bytes() const noexcept {
+  return impl_->schedule->workspace_bytes;
+}
+int Plan::threads() const noexcept {
+  return impl_->schedule->threads;
+}
+std::int64_t Plan::work_items() const noexcept {
+  return impl_->schedule->work_items;
+}
+const std::vector<Candidate>& Plan::candidates() const noexcept {
+  return impl_->candidates;
+}
+
+std::string Plan::explain() const {
+  std::string text = "problem    " + impl_->problem.to_string() + "\nentry      " + std::string(entry()) +
+                     "\nbackend    " + std::string(backend()) + "\nschedule   " + impl_->schedule->note +
+                     "\nthreads    " + std::to_string(threads()) + "\nworkspace  " + std::to_string(workspace_bytes()) +
+                     " bytes\n";
+  for (const Candidate& c : impl_->candidates) {
+    const bool chosen = c.entry == entry();
+    text += (chosen ? "  * " : "    ") + c.entry + ": " +
+            (chosen              ? "chosen"
+             : c.refusal.empty() ? "would do, later in order"
+                                 : c.refusal) +
+            "\n";
+  }
+  return text;
+}
+
+void Plan::run(const AttentionArgs& args, std::span<std::byte> workspace) const {
+  const Call call = validate(args);
+  if (planned(call.problem) != planned(impl_->problem))
+    throw Error("args", call.problem.to_string(), "the plan's problem, " + impl_->problem.to_string());
+  if (!workspace.empty()) {
+    if (workspace.size() < workspace_bytes())
+      throw Error("workspace", std::to_string(workspace.size()) + " bytes", std::to_string(workspace_bytes()));
+    if (reinterpret_cast<std::uintptr_t>(workspace.data()) % 64 != 0)
+      throw Error("workspace", "an address that is no multiple of 64", "64-byte alignment");
+  }
+  observe(impl_->context.impl(), impl_->problem, impl_->choice);
+  run_call(impl_->choice, *impl_->schedule, call, impl_->context.impl(), workspace.data());
+}
+
+void attention(const AttentionArgs& args, const Context& context) {
+  const Call call = validate(args);
+  const Choice choice = dispatch(call.problem, context.impl());
+  observe(context.impl(), call.problem, choice);
+  const auto schedule = choice.backend->plan(*choice.entry, call.problem, context.impl());
+  run_call(choice, *schedule, call, context.impl(), nullptr);
+}
+
+}  // namespace rapt

@@ -1,0 +1,183 @@
+#include "rapt/problem.hpp"
+
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <functional>
+
+namespace rapt {
+namespace {
+
+constexpr std::array kDTypes = {DType::f32, DType::f16, DType::bf16, DType::boolean, DType::i32, DType::i64};
+constexpr std::array<std::string_view, 4> kLayouts = {"bhsd", "bshd", "bhds", "other"};
+
+[[noreturn]] void refuse(std::string_view word, const char* wanted) {
+  throw Error("problem", "\"" + std::string(word) + "\"", wanted);
+}
+
+template <class T>
+T number(std::string_view word, std::string_view text) {
+  T value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) refuse(word, "a number after =");
+  return value;
+}
+
+DType dtype(std::string_view word, std::string_view text) {
+  for (DType t : kDTypes)
+    if (text == to_string(t)) return t;
+  refuse(word, "a dtype: f32, f16, bf16, bool, i32 or i64");
+}
+
+// "bk", "hqk", ...: letters of b, h, q in this order, then k.
+std::uint8_t broadcast(std::string_view word, std::string_view text) {
+  std::uint8_t dims = 0;
+  std::size_t at = 0;
+  for (const auto& [letter, bit] : {std::pair{'b', Problem::kFullB}, {'h', Problem::kFullH}, {'q', Problem::kFullQ}})
+    if (at < text.size() && text[at] == letter) dims |= bit, ++at;
+  if (text.substr(at) != "k") refuse(word, "the letters of the full dimensions, in order, out of b, h, q, and k last");
+  return dims;
+}
+std::string letters(std::uint8_t dims) {
+  std::string text;
+  if (dims & Problem::kFullB) text += 'b';
+  if (dims & Problem::kFullH) text += 'h';
+  if (dims & Problem::kFullQ) text += 'q';
+  return text + 'k';
+}
+
+std::string shortest(float x) {
+  std::array<char, 32> text;
+  const auto result = std::to_chars(text.data(), text.data() + text.size(), x);
+  return {text.data(), result.ptr};
+}
+
+}  // namespace
+
+std::string Problem::to_string() const {
+  const Problem defaults;
+  std::string text = "attention";
+  const auto word = [&](std::string_view key, const auto& value) {
+    text += ' ';
+    text += key;
+    text += '=';
+    if constexpr (std::is_arithmetic_v<std::decay_t<decltype(value)>>) text += std::to_string(value);
+    else text += value;
+  };
+  const auto flag = [&](std::string_view key, bool on) {
+    if (on) text += ' ', text += key;
+  };
+  if (q_dtype != DType::f32 && q_dtype == kv_dtype && q_dtype == out_dtype) {
+    word("dtype", rapt::to_string(q_dtype));
+  } else {
+    if (q_dtype != DType::f32) word("q", rapt::to_string(q_dtype));
+    if (kv_dtype != DType::f32) word("kv", rapt::to_string(kv_dtype));
+    if (out_dtype != DType::f32) word("out", rapt::to_string(out_dtype));
+  }
+  if (device != DeviceType::cpu) word("device", rapt::to_string(device));
+  word("b", b);
+  word("hq", hq);
+  if (hk != hq) word("hk", hk);
+  word("sq", sq);
+  if (sk != sq) word("sk", sk);
+  word("d", d);
+  if (dv != d) word("dv", dv);
+  flag("causal", causal);
+  if (window_left != -1 || window_right != -1)
+    word("window", std::to_string(window_left) + "," + std::to_string(window_right));
+  if (align == Align::top_left) word("align", "top_left");
+  if (align == Align::bottom_right) word("align", "bottom_right");
+  if (align == Align::offset) word("align", align_offset);
+  if (has_scale) word("scale", shortest(scale));
+  if (softcap != 0) word("softcap", shortest(softcap));
+  if (bias != kNone) word("bias", letters(bias));
+  if (bias_dtype != DType::f32) word("bias_dtype", rapt::to_string(bias_dtype));
+  if (mask != kNone) word("mask", letters(mask));
+  flag("alibi", alibi);
+  flag("sinks", sinks);
+  flag("lse", lse);
+  flag("seqlens", kv_lengths);
+  if (ragged_q >= 0) word("ragged_q", ragged_q);
+  if (ragged_k >= 0) word("ragged_k", ragged_k);
+  if (layout != Layout::bhsd) word("layout", kLayouts[static_cast<std::size_t>(layout)]);
+  return text;
+}
+
+Problem Problem::parse(std::string_view text) {
+  Problem p;
+  bool named = false, has_hk = false, has_sk = false, has_dv = false;
+  while (!text.empty()) {
+    const std::size_t space = text.find_first_of(" \t\n");
+    const std::string_view word = text.substr(0, space);
+    text.remove_prefix(space == std::string_view::npos ? text.size() : space + 1);
+    if (word.empty()) continue;
+    if (!named) {
+      if (word != "attention") refuse(word, "the operation first: attention");
+      named = true;
+      continue;
+    }
+    const std::size_t equals = word.find('=');
+    const std::string_view key = word.substr(0, equals);
+    if (equals == std::string_view::npos) {
+      if (key == "causal") p.causal = true;
+      else if (key == "alibi") p.alibi = true;
+      else if (key == "sinks") p.sinks = true;
+      else if (key == "lse") p.lse = true;
+      else if (key == "seqlens") p.kv_lengths = true;
+      else refuse(word, "key=value, or one of causal, alibi, sinks, lse, seqlens");
+      continue;
+    }
+    const std::string_view value = word.substr(equals + 1);
+    const auto integer = [&] { return number<std::int64_t>(word, value); };
+    if (key == "dtype") p.q_dtype = p.kv_dtype = p.out_dtype = dtype(word, value);
+    else if (key == "q") p.q_dtype = dtype(word, value);
+    else if (key == "kv") p.kv_dtype = dtype(word, value);
+    else if (key == "out") p.out_dtype = dtype(word, value);
+    else if (key == "device") {
+      if (value == "cpu") p.device = DeviceType::cpu;
+      else if (value == "cuda") p.device = DeviceType::cuda;
+      else refuse(word, "device=cpu or device=cuda");
+    } else if (key == "b") p.b = integer();
+    else if (key == "hq") p.hq = integer();
+    else if (key == "hk") p.hk = integer(), has_hk = true;
+    else if (key == "sq") p.sq = integer();
+    else if (key == "sk") p.sk = integer(), has_sk = true;
+    else if (key == "d") p.d = integer();
+    else if (key == "dv") p.dv = integer(), has_dv = true;
+    else if (key == "window") {
+      const std::size_t comma = value.find(',');
+      if (comma == std::string_view::npos) refuse(word, "window=left,right");
+      p.window_left = number<std::int64_t>(word, value.substr(0, comma));
+      p.window_right = number<std::int64_t>(word, value.substr(comma + 1));
+    } else if (key == "align") {
+      if (value == "top_left") p.align = Align::top_left;
+      else if (value == "bottom_right") p.align = Align::bottom_right;
+      else p.align = Align::offset, p.align_offset = integer();
+    } else if (key == "scale") p.has_scale = true, p.scale = number<float>(word, value);
+    else if (key == "softcap") p.softcap = number<float>(word, value);
+    else if (key == "bias") p.bias = broadcast(word, value);
+    else if (key == "bias_dtype") p.bias_dtype = dtype(word, value);
+    else if (key == "mask") p.mask = broadcast(word, value);
+    else if (key == "ragged_q") p.ragged_q = integer();
+    else if (key == "ragged_k") p.ragged_k = integer();
+    else if (key == "layout") {
+      std::size_t i = 0;
+      while (i < kLayouts.size() && value != kLayouts[i]) ++i;
+      if (i == kLayouts.size()) refuse(word, "layout=bhsd, bshd, bhds or other");
+      p.layout = static_cast<Layout>(i);
+    } else refuse(word, "a key of the problem text (see rapt/problem.hpp)");
+  }
+  if (!named) refuse("", "attention and its words");
+  // Text stands for one value only: NaN would differ from itself, and -0 is 0.
+  if (!std::isfinite(p.scale) || !std::isfinite(p.softcap)) refuse("scale, softcap", "finite numbers");
+  if (!has_hk) p.hk = p.hq;
+  if (!has_sk) p.sk = p.sq;
+  if (!has_dv) p.dv = p.d;
+  return p;
+}
+
+std::size_t Problem::hash() const noexcept {
+  return std::hash<std::string>()(to_string());
+}
+
+}  // namespace rapt

@@ -1,0 +1,68 @@
+#include "rapt/types.hpp"
+
+#include <utility>
+
+namespace rapt {
+
+std::size_t size_of(DType dtype) noexcept {
+  switch (dtype) {
+    case DType::f32:
+    case DType::i32:
+      return 4;
+    case DType::f16:
+    case DType::bf16:
+      return 2;
+    case DType::boolean:
+      return 1;
+    case DType::i64:
+      return 8;
+  }
+  return 0;
+}
+
+std::string_view to_string(DType dtype) noexcept {
+  switch (dtype) {
+    case DType::f32:
+      return "f32";
+    case DType::f16:
+      return "f16";
+    case DType::bf16:
+      return "bf16";
+    case DType::boolean:
+      return "bool";
+    case DType::i32:
+      return "i32";
+    case DType::i64:
+      return "i64";
+  }
+  return "unknown dtype";
+}
+
+std::string_view to_string(DeviceType type) noexcept {
+  switch (type) {
+    case DeviceType::cpu:
+      return "cpu";
+    case DeviceType::cuda:
+      return "cuda";
+  }
+  return "unknown device";
+}
+
+std::string_view to_string(Isa isa) noexcept {
+  switch (isa) {
+    case Isa::generic:
+      return "generic";
+    case Isa::avx2:
+      return "avx2";
+    case Isa::avx512:
+      return "avx512";
+    case Isa::neon:
+      return "neon";
+  }
+  return "unknown isa";
+}
+
+Error::Error(std::string argument, const std::string& got, const std::string& wanted)
+    : std::invalid_argument(argument + ": " + got + "; wanted " + wanted), argument_(std::move(argument)) {}
+
+}  // namespace rapt

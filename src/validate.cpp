@@ -1,0 +1,411 @@
+// Arguments -> Call, or an Error that names the argument. Nothing is written, and nothing is read but lengths.
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "call.hpp"
+
+namespace rapt {
+namespace {
+
+using std::int64_t;
+
+constexpr int64_t kMaxSize = int64_t{1} << 48;  // of a dimension: sums and products of a few stay far from int64's end
+constexpr int64_t kMaxOffset = int64_t{1} << 52;  // of positions
+
+[[noreturn]] void refuse(const std::string& argument, const std::string& got, const std::string& wanted) {
+  throw Error(argument, got, wanted);
+}
+std::string shape_text(const Layout& t) {
+  std::string text = "[";
+  for (int i = 0; i < t.ndim; ++i) text += (i ? ", " : "") + std::to_string(t.shape[static_cast<std::size_t>(i)]);
+  return text + "]";
+}
+template <class... T>
+std::string dims_text(T... sizes) {
+  std::string text;
+  ((text += (text.empty() ? "[" : ", ") + std::to_string(sizes)), ...);
+  return text + "]";
+}
+
+// The bytes a view spans from its first element on; 0 when it has no elements. Checks the view as such.
+int64_t span_of(const std::string& name, const TensorView& t, bool writable) {
+  if (t.ndim < 0 || t.ndim > kMaxDims)
+    refuse(name, std::to_string(t.ndim) + " dimensions", "1 to " + std::to_string(kMaxDims));
+  int64_t last = 0;
+  bool empty = false;
+  for (std::size_t i = 0; i < static_cast<std::size_t>(t.ndim); ++i) {
+    if (t.shape[i] < 0 || t.shape[i] > kMaxSize)
+      refuse(name, "size " + std::to_string(t.shape[i]) + " in dimension " + std::to_string(i), "0 to 2^48");
+    if (t.strides[i] < 0) refuse(name, "stride " + std::to_string(t.strides[i]), "strides of 0 or more");
+    empty |= t.shape[i] == 0;
+  }
+  if (empty) return 0;
+  for (std::size_t i = 0; i < static_cast<std::size_t>(t.ndim); ++i) {
+    int64_t step = 0;
+    if (__builtin_mul_overflow(t.shape[i] - 1, t.strides[i], &step) || __builtin_add_overflow(last, step, &last))
+      refuse(name, "strides that reach past int64", "a view within the address space");
+  }
+  int64_t bytes = 0, end = 0;
+  const auto size = static_cast<int64_t>(size_of(t.dtype));
+  const auto address = reinterpret_cast<std::uintptr_t>(t.data);
+  if (size == 0) refuse(name, "an unknown dtype", "one of rapt::DType");
+  if (__builtin_mul_overflow(last, size, &bytes) || __builtin_add_overflow(bytes, size, &bytes) ||
+      __builtin_add_overflow(static_cast<int64_t>(address), bytes, &end))
+    refuse(name, "strides that reach past the address space", "a view within it");
+  if (t.data == nullptr) refuse(name, "a null pointer for " + shape_text(t), "memory");
+  if (address % static_cast<std::uintptr_t>(size) != 0)
+    refuse(name, "an address that is no multiple of " + std::to_string(size), "aligned elements");
+  if (!writable) return bytes;
+  // Every stride of an output must step over all that the smaller ones reach.
+  std::array<std::pair<int64_t, int64_t>, kMaxDims> dims;
+  std::size_t n = 0;
+  for (std::size_t i = 0; i < static_cast<std::size_t>(t.ndim); ++i)
+    if (t.shape[i] > 1) dims[n++] = {t.strides[i], t.shape[i]};
+  std::sort(dims.begin(), dims.begin() + static_cast<std::ptrdiff_t>(n));
+  int64_t reach = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    if (dims[i].first <= reach)
+      refuse(name, "strides by which elements of " + shape_text(t) + " overlap", "an output without overlap");
+    reach += dims[i].first * (dims[i].second - 1);
+  }
+  return bytes;
+}
+
+// Interleaved views of one buffer (q and out as column ranges of one matrix) have overlapping spans but no common
+// element. Proves that for views whose dimensions step alike; false when it cannot tell.
+bool interleaved(const TensorView& a, const TensorView& b) {
+  if (a.dtype != b.dtype || a.ndim != b.ndim) return false;
+  const auto size = static_cast<int64_t>(size_of(a.dtype));
+  const TensorView &low = a.data <= b.data ? a : b, &high = a.data <= b.data ? b : a;
+  int64_t delta = static_cast<const char*>(high.data) - static_cast<const char*>(low.data);
+  if (delta % size != 0) return false;
+  delta /= size;
+  struct Dim {
+    int64_t stride, low, high;
+  };
+  std::array<Dim, kMaxDims> dims;
+  std::size_t n = 0;
+  for (std::size_t i = 0; i < static_cast<std::size_t>(a.ndim); ++i) {
+    if (low.shape[i] == 1 && high.shape[i] == 1) continue;
+    if (low.strides[i] != high.strides[i] || low.strides[i] == 0) return false;
+    dims[n++] = {low.strides[i], low.shape[i], high.shape[i]};
+  }
+  std::sort(dims.begin(), dims.begin() + static_cast<std::ptrdiff_t>(n),
+            [](const Dim& x, const Dim& y) { return x.stride > y.stride; });
+  // Write delta in the mixed radix of the strides. If no digit carries, elements coincide only where all digits do.
+  bool apart = false;
+  for (std::size_t i = 0; i < n; ++i) {
+    const int64_t digit = delta / dims[i].stride;
+    delta %= dims[i].stride;
+    const int64_t reach = std::max(dims[i].low, digit + dims[i].high);
+    if (i > 0 && reach * dims[i].stride > dims[i - 1].stride) return false;
+    apart |= digit >= dims[i].low;
+  }
+  return apart || delta != 0;
+}
+
+struct Checked {
+  std::string name;
+  TensorView view;
+  int64_t bytes;
+};
+
+class Validator {
+ public:
+  explicit Validator(const AttentionArgs& args) : args_(args), score_(args.score), p_(call_.problem) {}
+
+  Call run() {
+    tensors();
+    lengths();
+    score();
+    check(p_);
+    aliasing();
+    return std::move(call_);
+  }
+
+ private:
+  const TensorView& take(const std::string& name, const TensorView& t, bool writable = false) {
+    const int64_t bytes = span_of(name, t, writable);
+    if (t.device != args_.q.device) refuse(name, "a tensor on another device than q", "all tensors on one device");
+    all_.push_back({name, t, bytes});
+    return t;
+  }
+  // Requires a tensor of the given rank.
+  const TensorView& need(const std::string& name, const TensorView& t, int ndim, const char* shape,
+                         bool writable = false) {
+    if (t.ndim == 0) refuse(name, "no tensor", shape);
+    take(name, t, writable);
+    if (t.ndim != ndim) refuse(name, "shape " + shape_text(t), shape);
+    if (t.dtype != DType::f32) refuse(name, "dtype " + std::string(to_string(t.dtype)), "f32");
+    return t;
+  }
+  void same(const std::string& name, const TensorView& t, int dim, int64_t wanted, const char* what) {
+    const int64_t got = t.shape[static_cast<std::size_t>(dim)];
+    if (got != wanted) refuse(name, "shape " + shape_text(t), std::string(what) + " = " + std::to_string(wanted));
+  }
+  // [b, h, s, d] or ragged [total, h, d] as strides of b, h, s, d.
+  static Operand operand(const TensorView& t, bool ragged) {
+    Operand o{const_cast<void*>(t.data), t.dtype, t.strides};
+    if (ragged) o.strides = {0, t.strides[1], t.strides[0], t.strides[2]};
+    return o;
+  }
+
+  void tensors() {
+    const bool ragged_q = static_cast<bool>(args_.cu_seqlens_q);
+    const bool ragged_k = args_.kv.kind == KvSource::Kind::ragged;
+    const TensorView &q = args_.q, &k = args_.kv.k, &v = args_.kv.v;
+    const TensorView out = args_.out;
+    const int nq = ragged_q ? 3 : 4, nk = ragged_k ? 3 : 4;
+    need("q", q, nq, ragged_q ? "[total_q, hq, d]" : "[b, hq, sq, d]");
+    need("k", k, nk, ragged_k ? "[total_k, hk, d]" : "[b, hk, sk, d]");
+    need("v", v, nk, ragged_k ? "[total_k, hk, dv]" : "[b, hk, sk, dv]");
+    need("out", out, nq, ragged_q ? "[total_q, hq, dv]" : "[b, hq, sq, dv]", true);
+    p_.device = q.device.type;
+    p_.q_dtype = q.dtype, p_.kv_dtype = k.dtype, p_.out_dtype = out.dtype;
+    p_.hq = q.shape[1];
+    p_.hk = k.shape[1];
+    p_.d = q.shape[static_cast<std::size_t>(nq - 1)];
+    p_.dv = v.shape[static_cast<std::size_t>(nk - 1)];
+    same("k", k, nk - 1, p_.d, "q's head size d");
+    same("v", v, 1, p_.hk, "k's heads hk");
+    same("out", out, 1, p_.hq, "q's heads hq");
+    same("out", out, nq - 1, p_.dv, "v's head size dv");
+    if (ragged_k) same("v", v, 0, k.shape[0], "k's rows total_k");
+    else same("v", v, 0, k.shape[0], "k's batch b"), same("v", v, 2, k.shape[2], "k's rows sk");
+    same("out", out, 0, q.shape[0], ragged_q ? "q's rows total_q" : "q's batch b");
+    if (!ragged_q) same("out", out, 2, q.shape[2], "q's rows sq");
+    if (args_.lse) {
+      const TensorView lse = args_.lse;
+      need("lse", lse, nq - 1, ragged_q ? "[total_q, hq]" : "[b, hq, sq]", true);
+      same("lse", lse, 0, q.shape[0], ragged_q ? "q's rows total_q" : "q's batch b");
+      same("lse", lse, 1, p_.hq, "q's heads hq");
+      if (!ragged_q) same("lse", lse, 2, q.shape[2], "q's rows sq");
+      p_.lse = true;
+      call_.lse = {const_cast<void*>(lse.data), lse.dtype, lse.strides};
+      if (ragged_q) call_.lse.strides = {0, lse.strides[1], lse.strides[0], 0};
+    }
+    call_.q = operand(q, ragged_q), call_.out = operand(out, ragged_q);
+    call_.k = operand(k, ragged_k), call_.v = operand(v, ragged_k);
+    p_.layout = layout(q, k, v, out);
+  }
+
+  static Problem::Layout layout(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& out) {
+    using enum Problem::Layout;
+    const auto matches = [](const TensorView& t, std::array<std::size_t, 4> order) {  // outermost first
+      int64_t step = 1;
+      for (std::size_t i = 4; i-- > 0;) {
+        const std::size_t dim = order[i];
+        if (t.shape[dim] > 1 && t.strides[dim] != step) return false;
+        step *= std::max<int64_t>(t.shape[dim], 1);
+      }
+      return true;
+    };
+    if (q.ndim != 4 || k.ndim != 4) return bhsd;  // ragged rows have one customary order
+    for (const auto& [layout, order] :
+         {std::pair{bhsd, std::array<std::size_t, 4>{0, 1, 2, 3}}, {bshd, {0, 2, 1, 3}}, {bhds, {0, 1, 3, 2}}})
+      if (matches(q, order) && matches(k, order) && matches(v, order) && matches(out, order)) return layout;
+    return other;
+  }
+
+  // Reads a 1-D tensor of integers.
+  std::vector<int64_t> integers(const std::string& name, const TensorView& t) {
+    take(name, t);
+    if (t.ndim != 1) refuse(name, "shape " + shape_text(t), "one dimension");
+    if (t.dtype != DType::i32 && t.dtype != DType::i64)
+      refuse(name, "dtype " + std::string(to_string(t.dtype)), "i32 or i64");
+    if (t.device.type != DeviceType::cpu) refuse(name, "a tensor that is not on the cpu", "host memory");
+    std::vector<int64_t> values(static_cast<std::size_t>(t.shape[0]));
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const auto at = static_cast<std::ptrdiff_t>(i) * t.strides[0];
+      values[i] = t.dtype == DType::i32 ? static_cast<const std::int32_t*>(t.data)[at]
+                                        : static_cast<const int64_t*>(t.data)[at];
+    }
+    return values;
+  }
+  // Checked [b + 1] starts; returns the longest sequence.
+  int64_t starts(const std::string& name, const std::vector<int64_t>& begin, int64_t total) {
+    if (begin.empty() || begin[0] != 0) refuse(name, "a list that does not start with 0", "[0, ..., total]");
+    int64_t longest = 0;
+    for (std::size_t i = 1; i < begin.size(); ++i) {
+      if (begin[i] < begin[i - 1])
+        refuse(name, "the decreasing " + std::to_string(begin[i - 1]) + ", " + std::to_string(begin[i]),
+               "rising starts");
+      longest = std::max(longest, begin[i] - begin[i - 1]);
+    }
+    if (begin.back() != total)
+      refuse(name, "a last element of " + std::to_string(begin.back()), "the tensor's rows, " + std::to_string(total));
+    return longest;
+  }
+
+  void lengths() {
+    const KvSource& kv = args_.kv;
+    std::optional<int64_t> b;
+    if (args_.cu_seqlens_q) {
+      call_.q_begin = integers("cu_seqlens_q", args_.cu_seqlens_q);
+      p_.sq = starts("cu_seqlens_q", call_.q_begin, args_.q.shape[0]);
+      p_.ragged_q = args_.q.shape[0];
+      b = static_cast<int64_t>(call_.q_begin.size()) - 1;
+    } else {
+      p_.sq = args_.q.shape[2];
+      b = args_.q.shape[0];
+    }
+    p_.b = *b;
+    if (kv.kind == KvSource::Kind::ragged) {
+      if (!kv.cu_seqlens) refuse("kv.cu_seqlens", "no tensor", "[b + 1] starts");
+      call_.k_begin = integers("kv.cu_seqlens", kv.cu_seqlens);
+      p_.sk = starts("kv.cu_seqlens", call_.k_begin, kv.k.shape[0]);
+      p_.ragged_k = kv.k.shape[0];
+      if (static_cast<int64_t>(call_.k_begin.size()) - 1 != *b)
+        refuse("kv.cu_seqlens", std::to_string(call_.k_begin.size()) + " elements",
+               "b + 1 = " + std::to_string(*b + 1));
+      if (kv.seqlens) refuse("kv.seqlens", "lengths for ragged keys", "cu_seqlens alone");
+      return;
+    }
+    if (kv.cu_seqlens) refuse("kv.cu_seqlens", "starts for strided keys", "KvSource::ragged");
+    same("k", kv.k, 0, *b, "the batch b");
+    p_.sk = kv.k.shape[2];
+    if (!kv.seqlens) return;
+    call_.k_lengths = integers("kv.seqlens", kv.seqlens);
+    p_.kv_lengths = true;
+    if (static_cast<int64_t>(call_.k_lengths.size()) != *b)
+      refuse("kv.seqlens", std::to_string(call_.k_lengths.size()) + " elements", "b = " + std::to_string(*b));
+    for (const int64_t n : call_.k_lengths)
+      if (n < 0 || n > p_.sk) refuse("kv.seqlens", "length " + std::to_string(n), "0 to sk = " + std::to_string(p_.sk));
+  }
+
+  // bias or mask: right-aligned [b, hq, sq, sk] where missing dimensions and those of size 1 broadcast.
+  std::uint8_t term(const std::string& name, const TensorView& t, Operand& o) {
+    take(name, t);
+    const std::array<int64_t, 4> full = {p_.b, p_.hq, p_.sq, p_.sk};
+    o = {const_cast<void*>(t.data), t.dtype, {}};
+    std::uint8_t dims = 0;
+    for (std::size_t i = 0; i < 4; ++i) {
+      const int at = t.ndim - 4 + static_cast<int>(i);
+      const int64_t size = at < 0 ? 1 : t.shape[static_cast<std::size_t>(at)];
+      const int64_t stride = at < 0 ? 0 : t.strides[static_cast<std::size_t>(at)];
+      // Local indices of ragged sequences need room for the longest one.
+      const bool ragged = (i == 2 && p_.ragged_q >= 0) || (i == 3 && p_.ragged_k >= 0);
+      const bool fits = size == full[i] || (ragged && size > full[i]);
+      if (!fits && (size != 1 || i == 3))
+        refuse(name, "shape " + shape_text(t),
+               "a shape that broadcasts over b, hq, sq to " + dims_text(p_.b, p_.hq, p_.sq, p_.sk));
+      if (size == 1) continue;
+      o.strides[i] = stride;
+      if (i < 3) dims |= static_cast<std::uint8_t>(1 << i);
+    }
+    return dims;
+  }
+
+  void score() {
+    p_.causal = score_.causal;
+    if (score_.window) p_.window_left = score_.window->left, p_.window_right = score_.window->right;
+    p_.has_scale = score_.scale.has_value();
+    p_.scale = score_.scale.value_or(0.f);
+    if (score_.softcap) {
+      p_.softcap = *score_.softcap;
+      if (!(p_.softcap > 0)) refuse("score.softcap", std::to_string(p_.softcap), "a finite number above 0");
+    }
+    if (score_.align) {
+      p_.align = score_.align->kind == Align::Kind::top_left       ? Problem::Align::top_left
+                 : score_.align->kind == Align::Kind::bottom_right ? Problem::Align::bottom_right
+                                                                   : Problem::Align::offset;
+      if (p_.align == Problem::Align::offset) p_.align_offset = score_.align->value;
+    }
+    if (score_.bias) {
+      if (score_.bias.dtype != DType::f32)
+        refuse("score.bias", "dtype " + std::string(to_string(score_.bias.dtype)), "f32");
+      p_.bias = term("score.bias", score_.bias, call_.bias);
+      p_.bias_dtype = score_.bias.dtype;
+    }
+    if (score_.mask) {
+      if (score_.mask.dtype != DType::boolean)
+        refuse("score.mask", "dtype " + std::string(to_string(score_.mask.dtype)),
+               "boolean (additive masks are a bias)");
+      p_.mask = term("score.mask", score_.mask, call_.mask);
+    }
+    if (score_.alibi) {
+      const TensorView& t = score_.alibi;
+      need("score.alibi", t, t.ndim == 2 ? 2 : 1, "[hq] or [b, hq]");
+      same("score.alibi", t, t.ndim - 1, p_.hq, "q's heads hq");
+      if (t.ndim == 2) same("score.alibi", t, 0, p_.b, "the batch b");
+      p_.alibi = true;
+      call_.alibi = {
+          const_cast<void*>(t.data), t.dtype, {t.ndim == 2 ? t.strides[0] : 0, t.strides[t.ndim == 2 ? 1 : 0], 0, 0}};
+    }
+    if (score_.sinks) {
+      need("score.sinks", score_.sinks, 1, "[hq]");
+      same("score.sinks", score_.sinks, 0, p_.hq, "q's heads hq");
+      p_.sinks = true;
+      call_.sinks = {const_cast<void*>(score_.sinks.data), score_.sinks.dtype, {0, score_.sinks.strides[0], 0, 0}};
+    }
+    if (needs_align() && p_.align == Problem::Align::none)
+      for (int64_t n = 0; n < p_.b; ++n) {
+        const auto i = static_cast<std::size_t>(n);
+        const int64_t q = call_.q_begin.empty() ? p_.sq : call_.q_begin[i + 1] - call_.q_begin[i];
+        const int64_t k = !call_.k_lengths.empty() ? call_.k_lengths[i]
+                          : call_.k_begin.empty()  ? p_.sk
+                                                   : call_.k_begin[i + 1] - call_.k_begin[i];
+        if (q != k)
+          refuse("score.align", "none, with " + std::to_string(q) + " queries and " + std::to_string(k) + " keys",
+                 "top_left, bottom_right or an offset for causal, window and alibi");
+      }
+    call_.scale = score_.scale.value_or(p_.d > 0 ? 1.f / std::sqrt(static_cast<float>(p_.d)) : 0.f);
+  }
+  bool needs_align() const { return p_.causal || p_.alibi || p_.window_left >= 0 || p_.window_right >= 0; }
+
+  // Outputs share no element with anything.
+  void aliasing() {
+    const auto overlaps = [](const Checked& a, const Checked& b) {
+      if (a.bytes == 0 || b.bytes == 0) return false;
+      const auto at = reinterpret_cast<std::uintptr_t>(a.view.data), bt = reinterpret_cast<std::uintptr_t>(b.view.data);
+      return at < bt + static_cast<std::uintptr_t>(b.bytes) && bt < at + static_cast<std::uintptr_t>(a.bytes) &&
+             !interleaved(a.view, b.view);
+    };
+    for (const Checked& output : all_) {
+      if (output.name != "out" && output.name != "lse") continue;
+      for (const Checked& other : all_)
+        if (&other != &output && overlaps(output, other))
+          refuse(output.name, "memory shared with " + other.name, "outputs that overlap nothing");
+    }
+  }
+
+  const AttentionArgs& args_;
+  const ScoreSpec& score_;
+  Call call_;
+  Problem& p_;
+  std::vector<Checked> all_;
+};
+
+}  // namespace
+
+void check(const Problem& p) {
+  for (const auto& [name, size] : {std::pair{"b", p.b}, {"hq", p.hq}, {"hk", p.hk}, {"sq", p.sq}, {"sk", p.sk}})
+    if (size < 0 || size > kMaxSize) refuse(name, std::to_string(size), "0 to 2^48");
+  int64_t rows = 0;
+  if (__builtin_mul_overflow(p.b, p.hq, &rows) || __builtin_mul_overflow(rows, p.sq, &rows) || rows > kMaxOffset)
+    refuse("q", "more than 2^52 rows", "a smaller problem");
+  if (p.d < 1 || p.d > kMaxSize) refuse("q", "head size d = " + std::to_string(p.d), "at least 1");
+  if (p.dv < 1 || p.dv > kMaxSize) refuse("v", "head size dv = " + std::to_string(p.dv), "at least 1");
+  if (p.hk == 0 ? p.hq != 0 : p.hq % p.hk != 0)
+    refuse("k", std::to_string(p.hk) + " heads for " + std::to_string(p.hq) + " query heads", "a divisor of them");
+  if (!std::isfinite(p.scale)) refuse("score.scale", std::to_string(p.scale), "a finite number");
+  if (!(std::isfinite(p.softcap) && p.softcap >= 0))
+    refuse("score.softcap", std::to_string(p.softcap), "a finite number above 0");
+  for (const int64_t side : {p.window_left, p.window_right})
+    if (side < -1) refuse("score.window", std::to_string(side), "-1 (open), or 0 and more");
+  if (p.align_offset > kMaxOffset || p.align_offset < -kMaxOffset)
+    refuse("score.align", "offset " + std::to_string(p.align_offset), "at most 2^52 either way");
+}
+
+Call validate(const AttentionArgs& args) {
+  return Validator(args).run();
+}
+
+Problem Problem::of(const AttentionArgs& args) {
+  return validate(args).problem;
+}
+
+}  // namespace rapt
