@@ -24,6 +24,9 @@ constexpr int rows_of_tile(int vecs) {
 [[gnu::always_inline]] inline vec cast_to_float(ivec x) {
   return vec(_mm256_castsi256_ps(x.data));
 }
+[[gnu::always_inline]] inline vec zero_where_less(vec x, float bound, vec y) {
+  return vec(_mm256_andnot_ps(_mm256_cmp_ps(x.data, _mm256_set1_ps(bound), _CMP_LT_OQ), y.data));
+}
 
 inline constexpr int kFmaFlops = 2 * 8;
 [[gnu::always_inline]] inline void fma_in_place(__m256& acc, __m256 a, __m256 b) {

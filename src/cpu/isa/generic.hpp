@@ -24,6 +24,9 @@ constexpr int rows_of_tile(int vecs) {
 [[gnu::always_inline]] inline vec cast_to_float(ivec x) {
   return vec(_mm_castsi128_ps(x.data));
 }
+[[gnu::always_inline]] inline vec zero_where_less(vec x, float bound, vec y) {
+  return vec(_mm_andnot_ps(_mm_cmplt_ps(x.data, _mm_set1_ps(bound)), y.data));
+}
 
 inline constexpr int kFmaFlops = 2 * 4;
 [[gnu::always_inline]] inline void fma_in_place(__m128& acc, __m128 a, __m128 b) {

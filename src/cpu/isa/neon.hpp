@@ -24,6 +24,10 @@ constexpr int rows_of_tile(int vecs) {
 [[gnu::always_inline]] inline vec cast_to_float(ivec x) {
   return vec(vreinterpretq_f32_s32(x.data));
 }
+[[gnu::always_inline]] inline vec zero_where_less(vec x, float bound, vec y) {
+  return cast_to_float(
+      ivec(vbicq_s32(cast_to_int(y).data, vreinterpretq_s32_u32(vcltq_f32(x.data, vdupq_n_f32(bound))))));
+}
 
 inline constexpr int kFmaFlops = 2 * 4;
 [[gnu::always_inline]] inline void fma_in_place(float32x4_t& acc, float32x4_t a, float32x4_t b) {

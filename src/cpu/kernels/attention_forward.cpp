@@ -31,8 +31,9 @@ std::int64_t packed_stride(std::int64_t n) {
 struct Scratch {
   Row* row;
   float *qt, *ot, *minus_m, *l;  // all panels, back to back
-  float *s, *top, *sum, *part;   // one panel and block: scores, their maxima and sums, and O^T of the block
-  float *k, *v, *zero;
+  float *s, *top, *sum;          // one panel and block: scores, their maxima and sums
+  float *k, *v;                  // one block, packed
+  float *zero, *unused;          // a row of zeros, a row to write what nobody wants
 
   Scratch(Carver& carver, const ForwardShape& shape) {
     const std::int64_t lanes = round_up(shape.rows, kLanes);
@@ -44,10 +45,10 @@ struct Scratch {
     s = carver.take<float>(kBlockK * kWidth);
     top = carver.take<float>(kWidth);
     sum = carver.take<float>(kWidth);
-    part = carver.take<float>(kWidth * shape.dv);
     k = carver.take<float>(kBlockK * packed_stride(shape.d));
     v = carver.take<float>(kBlockK * packed_stride(shape.dv));
     zero = carver.take<float>(kWidth);
+    unused = carver.take<float>(kWidth);
   }
 };
 
@@ -57,35 +58,41 @@ struct Block {
   std::int64_t stride;
 };
 
-// Keys [begin, end) of a block that the panel's vectors [vec, vecs) have to look at. Unmasked: every row sees them all.
+// Keys [begin, end) of a block that the panel's vectors [vec, vecs) look at. Unmasked: every row sees them all.
 struct Segment {
   std::int64_t begin, end, vec;
   bool masked;
 };
-
-// Cuts keys [k0, k0 + n) at the edges of what the panel's rows see. After the last key of a vector's rows that vector
-// drops out: a causal diagonal wastes kLanes queries a panel, not `width`. (The first keys of a window are not cut.)
-int cut(const Panel& panel, std::int64_t k0, std::int64_t n, bool all_masked, Segment (&segment)[kVecs + 2]) {
-  const std::int64_t tile = rows_of_tile(kVecs);
-  const std::int64_t begin = clamp(panel.first_min - k0, 0, n), end = clamp(panel.last_max - k0, 0, n);
-  if (begin >= end) return 0;
-  std::int64_t full_begin = begin, full_end = end;
-  if (!all_masked) {
-    full_begin = clamp(panel.first_max - k0, begin, end);
-    full_end = clamp(panel.last_min - k0, full_begin, end);
-    if (full_end < end) full_end = full_begin + (full_end - full_begin) / tile * tile;  // the rest joins the edge
-  }
+struct Cut {
+  Segment segment[kVecs + 2];
   int count = 0;
-  if (full_begin > begin) segment[count++] = {begin, full_begin, 0, true};
-  if (full_end > full_begin) segment[count++] = {full_begin, full_end, 0, all_masked};
+  std::int64_t begin = 0, end[kVecs] = {};  // keys of each vector; the ends rise
+};
+
+// Cuts the block's keys [k0, k0 + n) at the edges of what the panel's rows see. A vector drops out after the last key
+// of its rows: a causal diagonal wastes kLanes queries a panel, not `width`. (The first keys of a window are not cut.)
+Cut cut(const Panel& panel, std::int64_t k0, std::int64_t n, bool all_masked) {
+  Cut c;
+  const std::int64_t tile = rows_of_tile(kVecs), w = panel.width - 1;
+  const auto local = [&](std::int64_t key) { return clamp(key - k0, 0, n); };
+  const std::int64_t begin = c.begin = local(panel.first(0)), end = local(panel.last(w));
+  if (begin >= end) return c;
+  const std::int64_t full_begin = all_masked ? end : clamp(local(panel.first(w)), begin, end);
+  std::int64_t full_end = all_masked ? end : clamp(local(panel.last(0)), full_begin, end);
+  if (full_end < end) full_end = full_begin + (full_end - full_begin) / tile * tile;  // the rest joins the edge
+  const auto add = [&](std::int64_t from, std::int64_t to, std::int64_t vec, bool masked) {
+    if (from < to) c.segment[c.count++] = {from, to, vec, masked};
+  };
+  add(begin, full_begin, 0, true);
+  add(full_begin, full_end, 0, false);
   std::int64_t at = full_end;
-  for (std::int64_t v = 0; v < panel.vecs && at < end; ++v) {
-    const std::int64_t last = v + 1 < panel.vecs ? panel.last_of(v) - k0 : end;
+  for (std::int64_t v = 0; v < panel.vecs; ++v) {
+    const std::int64_t last = local(panel.last((v + 1) * kLanes - 1));
     const std::int64_t to = least(at + round_up(most(last - at, 0), tile), end);
-    if (to > at) segment[count++] = {at, to, v, true};
-    at = to;
+    add(at, to, v, true);
+    c.end[v] = at = to;
   }
-  return count;
+  return c;
 }
 
 // Calls f(integral_constant<int, vecs>).
@@ -112,7 +119,7 @@ template <class F>
       w.v[j * stride + c] = finite ? x : 0.f;
       if (finite) continue;
       for (std::int64_t i = 0; i < panel.width; ++i) {
-        const bool in_range = k0 + j >= panel.row[i].first && k0 + j < panel.row[i].last;
+        const bool in_range = k0 + j >= panel.first(i) && k0 + j < panel.last(i);
         if (in_range && w.s[j * panel.width + i] != -__builtin_inff()) panel.ot[c * panel.width + i] += x;
       }
     }
@@ -121,88 +128,74 @@ template <class F>
 // One panel against one block of n keys at k0.
 void visit(const Head& head, Panel& panel, std::int64_t k0, std::int64_t n, Block kb, Block vb, bool careful,
            const Scratch& w) {
-  const std::int64_t d = head.p.d, dv = head.p.dv, width = panel.width;
+  const std::int64_t dv = head.p.dv, width = panel.width;
   const bool terms = has_terms(head.p.score);
-  Segment segments[kVecs + 2];
-  const int count = cut(panel, k0, n, terms, segments);
-  if (count == 0) return;
-  const std::int64_t begin = segments[0].begin, end = segments[count - 1].end;
+  const Cut c = cut(panel, k0, n, terms);
+  if (c.count == 0) return;
+  const std::int64_t end = c.end[panel.vecs - 1];
 
-  bool visible = false;
   for (std::int64_t i = 0; i < width; i += kLanes) store(w.top + i, minus_infinity()), store(w.sum + i, vec(0.f));
-  for (int i = 0; i < count; ++i) {
-    const Segment& g = segments[i];
+  bool visible = false;
+  for (int i = 0; i < c.count; ++i) {
+    const Segment& g = c.segment[i];
     const std::int64_t lane = g.vec * kLanes;
-    float* s = w.s + g.begin * width;
-    // Masked scores must not raise the maximum: the tile's own goes to waste there.
-    float* top = g.masked ? w.part : w.top + lane;
-    const float* init = head.p.score.softcap_log2 != 0 ? w.zero : panel.minus_m + lane;
-    with_vecs(panel.vecs - g.vec, [&](auto v) {
-      tiles<Product::scores, v>(kb.data + g.begin * kb.stride, kb.stride, g.end - g.begin, panel.qt + lane, d, width,
-                                init, 0, top, 0, s + lane);
-    });
+    const ScoresTile tile{kb.data + g.begin * kb.stride,
+                          kb.stride,
+                          panel.qt + lane,
+                          head.p.d,
+                          width,
+                          head.p.score.softcap_log2 != 0 ? w.zero : panel.minus_m + lane,
+                          w.s + g.begin * width + lane,
+                          g.masked ? w.unused : w.top + lane};  // masked scores must not raise the maximum
+    with_vecs(panel.vecs - g.vec, [&](auto vecs) { tiles<vecs>(tile, g.end - g.begin); });
     if (!g.masked) continue;
     for (std::int64_t v = g.vec; v < panel.vecs; ++v)
       visible |= (terms ? finish_scores<true> : finish_scores<false>)(head, panel, v, k0, g.begin, g.end, w.s, w.top);
   }
   if (terms && !visible) return;
   if (any_must_move(panel, w.top)) [[unlikely]] {
-    // Lanes of segments a vector has dropped out of hold garbage; restating it is harmless.
-    move_reference(panel, dv, w.top, w.s + begin * width, end - begin);
+    // The lanes of vectors that have dropped out hold garbage; restating it is harmless.
+    move_reference(panel, dv, w.top, w.s + c.begin * width, end - c.begin);
   }
   if (careful) {
     if (!panel.started)
       for (std::int64_t i = 0; i < dv * width; i += kLanes) store(panel.ot + i, vec(0.f));
     panel.started = true;
-    add_non_finite(head, panel, k0, begin, end, w);
+    add_non_finite(head, panel, k0, c.begin, end, w);
     vb = {w.v, packed_stride(dv)};
   }
 
-  for (int i = 0; i < count; ++i) {
-    const Segment& g = segments[i];
+  for (int i = 0; i < c.count; ++i) {
+    const Segment& g = c.segment[i];
     const std::int64_t lane = g.vec * kLanes;
-    with_vecs(panel.vecs - g.vec,
-              [&](auto v) { exponentiate<v>(w.s + g.begin * width + lane, g.end - g.begin, width, w.sum + lane); });
+    with_vecs(panel.vecs - g.vec, [&](auto vecs) {
+      exponentiate<vecs>(w.s + g.begin * width + lane, g.end - g.begin, width, w.sum + lane);
+    });
   }
   for (std::int64_t i = 0; i < width; i += kLanes) store(panel.l + i, load(panel.l + i) + load(w.sum + i));
 
-  // O += V^T P. With several segments the block's sum goes through memory, so that its bits do not depend on the cuts.
-  for (int i = 0; i < count; ++i) {
-    const Segment& g = segments[i];
-    const std::int64_t lane = g.vec * kLanes;
-    const bool first = i == 0, alone = count == 1;
-    float* out = (alone ? panel.ot : w.part) + lane;
-    float* extra = alone && panel.started ? panel.ot + lane : w.zero;
-    const float* init = first ? w.zero : w.part + lane;
-    with_vecs(panel.vecs - g.vec, [&](auto v) {
-      tiles<Product::output, v>(vb.data + g.begin * vb.stride, vb.stride, dv, w.s + g.begin * width + lane,
-                                g.end - g.begin, width, init, first ? 0 : width, extra, extra == w.zero ? 0 : width,
-                                out);
-    });
-  }
-  if (count > 1) {
-    const std::int64_t from = segments[0].vec * kLanes;  // vectors before it saw nothing of this block
-    for (std::int64_t c = 0; c < dv; ++c)
-      for (std::int64_t i = 0; i < width; i += kLanes) {
-        float* o = panel.ot + c * width + i;
-        const vec part = i < from ? vec(0.f) : load(w.part + c * width + i);
-        store(o, panel.started ? load(o) + part : part);
-      }
-  }
+  std::int64_t keys[kVecs];
+  for (int v = 0; v < kVecs; ++v) keys[v] = c.end[v] - c.begin;
+  const OutputTile tile{
+      vb.data + c.begin * vb.stride, vb.stride, w.s + c.begin * width, keys, width, panel.started ? panel.ot : w.zero,
+      panel.started ? width : 0,     panel.ot};
+  with_vecs(panel.vecs, [&](auto vecs) { tiles<vecs>(tile, dv); });
   panel.started = true;
 }
 
 // Starts over: no key seen, the sink as the only mass.
 void reset(const Head& head, Panel& panel) {
-  const ScoreParams& score = head.p.score;
-  for (std::int64_t i = 0; i < panel.width; ++i) {
-    const float sink = score.sinks ? score.sinks[panel.row[i].q_head * score.sinks_stride] * kLog2e : -__builtin_inff();
-    const bool none = sink == -__builtin_inff();
-    const float m = none ? 0.f : __builtin_ceilf(sink);
-    panel.minus_m[i] = -m;
-    panel.l[i] = none ? 0.f : __builtin_exp2f(sink - m);
-  }
+  for (std::int64_t i = 0; i < panel.width; i += kLanes)
+    store(panel.minus_m + i, vec(0.f)), store(panel.l + i, vec(0.f));
   panel.started = false;
+  const float* sinks = head.p.score.sinks;
+  if (!sinks) return;
+  for (std::int64_t i = 0; i < panel.width; ++i) {
+    const float sink = sinks[panel.row[i].q_head * head.p.score.sinks_stride] * kLog2e;
+    if (sink == -__builtin_inff()) continue;
+    panel.minus_m[i] = -__builtin_ceilf(sink);
+    panel.l[i] = __builtin_exp2f(sink + panel.minus_m[i]);
+  }
 }
 
 // Row strides at which a block's rows fall into few cache sets: 61 % of peak in place, packed within 2 points.
@@ -213,11 +206,7 @@ bool must_pack(const Strides& s, std::int64_t n) {
 // All panels share one sweep over the keys that any of them sees.
 void sweep(const Head& head, Panel* panels, std::int64_t count, bool careful, const Scratch& w) {
   const ForwardParams& p = head.p;
-  std::int64_t first = head.len_k, last = 0;
-  for (std::int64_t i = 0; i < count; ++i) {
-    first = least(first, panels[i].first_min);
-    last = most(last, panels[i].last_max);
-  }
+  const std::int64_t first = panels[0].first(0), last = panels[count - 1].last(panels[count - 1].width - 1);
   const bool pack_k = must_pack(p.k_stride, p.d), pack_v = must_pack(p.v_stride, p.dv) && !careful;
   for (std::int64_t k0 = first / kBlockK * kBlockK; k0 < last; k0 += kBlockK) {
     const std::int64_t n = least(kBlockK, last - k0);
@@ -254,16 +243,8 @@ void run(const ForwardParams& p, const WorkItem& item, std::byte* scratch) noexc
     panel.ot = w.ot + lanes * p.dv;
     panel.minus_m = w.minus_m + lanes;
     panel.l = w.l + lanes;
-    panel.first_min = panel.last_min = head.len_k;
-    panel.first_max = panel.last_max = 0;
-    for (std::int64_t i = 0; i < panel.width; ++i) {
-      const Row row = panel.row[i] = row_of(head, r + least(i, panel.rows - 1));
-      panel.last_min = least(panel.last_min, row.last);
-      if (row.first == row.last) continue;  // sees nothing
-      panel.first_min = least(panel.first_min, row.first);
-      panel.first_max = most(panel.first_max, row.first);
-      panel.last_max = most(panel.last_max, row.last);
-    }
+    find_rows(head, r, panel.rows, panel.row);
+    for (std::int64_t i = panel.rows; i < panel.width; ++i) panel.row[i] = panel.row[panel.rows - 1];
     pack_queries(head, panel, p.score.scale_log2);
     reset(head, panel);
     r += panel.rows;

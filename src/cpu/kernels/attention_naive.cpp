@@ -78,7 +78,8 @@ void run(const ForwardParams& p, const WorkItem& item, std::byte* scratch) noexc
   const auto scores = [&](std::int64_t r) { return w.s + (r - item.row_begin) * sk; };
 
   for (std::int64_t r = item.row_begin; r < row_end; ++r) {  // S = q k^T, keys [first, last) only
-    const Row row = row_of(head, r);
+    Row row;
+    find_rows(head, r, 1, &row);
     const float* q = at_row(p.q, p.q_stride, head, row);
     for (std::int64_t j = row.first; j < row.last; ++j) {
       const float* k = head.keys() + j * p.k_stride.s;
@@ -86,7 +87,8 @@ void run(const ForwardParams& p, const WorkItem& item, std::byte* scratch) noexc
     }
   }
   for (std::int64_t r = item.row_begin; r < row_end; ++r) {  // P = 2^(S - max) / sum
-    const Row row = row_of(head, r);
+    Row row;
+    find_rows(head, r, 1, &row);
     float* s = scores(r);
     const float sink = p.score.sinks ? p.score.sinks[row.q_head * p.score.sinks_stride] * kLog2e : -__builtin_inff();
     float top = sink;
@@ -110,7 +112,8 @@ void run(const ForwardParams& p, const WorkItem& item, std::byte* scratch) noexc
           static_cast<float>((__builtin_log2(sum) + static_cast<double>(m)) * 0.693147180559945309417);
   }
   for (std::int64_t r = item.row_begin; r < row_end; ++r) {  // out = P v
-    const Row row = row_of(head, r);
+    Row row;
+    find_rows(head, r, 1, &row);
     const float* s = scores(r);
     for (std::int64_t c = 0; c < p.dv; ++c) w.out[c] = w.block[c] = 0;
     for (std::int64_t j = row.first; j < row.last; ++j) {

@@ -9,26 +9,29 @@ namespace rapt::cpu::RAPT_ISA {
 // and the panel must be redone with care. A leak never turns finite again, so checking here is enough.
 [[gnu::noinline]] inline bool store_output(const Head& head, const Panel& panel) {
   const std::int64_t dv = head.p.dv, inner = head.p.out_stride.d;
-  auto finite = vec(0.f) == vec(0.f);
+  vec zero(0.f);  // becomes NaN with the first inf or NaN
   for (std::int64_t lane = 0; lane < panel.width; lane += kLanes) {
     const std::int64_t rows = least(kLanes, panel.rows - lane);
+    float* out[kLanes];
+    for (int i = 0; i < kLanes; ++i) out[i] = at_row(head.p.out, head.p.out_stride, head, panel.row[lane + i]);
     const vec l = load(panel.l + lane);
     const vec scale = xsimd::select(l == vec(0.f), vec(0.f), vec(1.f) / l);  // a row without keys is 0
     for (std::int64_t d0 = 0; d0 < dv; d0 += kLanes) {
       const std::int64_t n = least(kLanes, dv - d0);
       vec r[kLanes];
       for (std::int64_t j = 0; j < kLanes; ++j) {
-        r[j] = j < n && panel.started ? load(panel.ot + (d0 + j) * panel.width + lane) * scale : vec(0.f);
-        finite = finite & (r[j] - r[j] == vec(0.f));
+        r[j] = panel.started ? load(panel.ot + (d0 + least(j, n - 1)) * panel.width + lane) * scale : vec(0.f);
+        zero = fma(r[j], vec(0.f), zero);
       }
       transpose(r);
-      for (std::int64_t i = 0; i < rows; ++i) {
-        float* out = at_row(head.p.out, head.p.out_stride, head, panel.row[lane + i]);
-        store_strided(out + d0 * inner, inner, n, r[i]);
+      if (inner == 1 && n == kLanes && rows == kLanes) {
+        for (int i = 0; i < kLanes; ++i) store_any(out[i] + d0, r[i]);
+      } else {
+        for (std::int64_t i = 0; i < rows; ++i) store_strided(out[i] + d0 * inner, inner, n, r[i]);
       }
     }
   }
-  return xsimd::all(finite);
+  return xsimd::all(zero == vec(0.f));
 }
 
 // lse = ln(sum of e^score): (m + log2 l) ln 2.

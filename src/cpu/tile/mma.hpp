@@ -6,68 +6,102 @@
 
 namespace rapt::cpu::RAPT_ISA {
 
-// Which product a tile computes. scores: b[row][col] is K (rows are keys, columns run along d); the accumulators start
-// from init[lane], minus the reference of the softmax, and the largest score of each lane is folded into `extra`.
-// output: b is V^T (rows are columns of V, columns are keys); the accumulators start from init[row][lane], the partial
-// sum of the block so far, and `extra`, the output of earlier blocks in rows like init's, is added at the end: sums of
-// sums, so that rounding grows with the block and the number of blocks, not with their product.
-enum class Product { scores, output };
-
-// out[i][lane] = init + sum_j b[i][j] x[j][lane] over kR rows, kV vectors of lanes and n columns j. `x` and `out` have
-// rows of `width` floats, `init` and `extra` rows of `init_row` and `extra_row` (0: the same for all).
-// `out` is not __restrict: with it compilers hoist loads across rows and spill.
-template <Product kProduct, int kR, int kV>
-[[gnu::always_inline]] inline void tile(const float* b, std::int64_t stride, const float* x, std::int64_t n,
-                                        std::int64_t width, const float* init, std::int64_t init_row, float* extra,
-                                        std::int64_t extra_row, float* out) {
-  static_assert(kR * kV + kV + 1 <= kRegisters, "accumulators, x and one broadcast must fit the registers");
-  constexpr bool kScores = kProduct == Product::scores;
-  const std::int64_t row = kScores ? stride : 1, col = kScores ? 1 : stride;
-  vec acc[kR][kV];
-#pragma GCC unroll 16
-  for (int i = 0; i < kR; ++i)
+// acc[i][v] += b[i][j] x[j][v] for j in [begin, end) and the vectors from kFrom on.
+template <int kFrom, int kR, int kV>
+[[gnu::always_inline]] inline void accumulate(vec (&acc)[kR][kV], const float* b, std::int64_t row, std::int64_t col,
+                                              const float* x, std::int64_t width, std::int64_t begin,
+                                              std::int64_t end) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kV; ++v) acc[i][v] = load(init + i * init_row + v * kLanes);
-#pragma GCC unroll 4
-  for (std::int64_t j = 0; j < n; ++j) {
+  for (std::int64_t j = begin; j < end; ++j) {
     vec xv[kV];
 #pragma GCC unroll 4
-    for (int v = 0; v < kV; ++v) xv[v] = load(x + j * width + v * kLanes);
+    for (int v = kFrom; v < kV; ++v) xv[v] = load(x + j * width + v * kLanes);
 #pragma GCC unroll 16
     for (int i = 0; i < kR; ++i) {
       const vec s(b[i * row + j * col]);
 #pragma GCC unroll 4
-      for (int v = 0; v < kV; ++v) acc[i][v] = fma(s, xv[v], acc[i][v]);
+      for (int v = kFrom; v < kV; ++v) acc[i][v] = fma(s, xv[v], acc[i][v]);
     }
   }
-#pragma GCC unroll 4
-  for (int v = 0; v < kV; ++v) {
-    if constexpr (kScores) {
-      vec top = load(extra + v * kLanes);
-#pragma GCC unroll 16
-      for (int i = 0; i < kR; ++i) top = xsimd::max(top, acc[i][v]);
-      store(extra + v * kLanes, top);
-    }
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < kR; ++i)
-#pragma GCC unroll 4
-    for (int v = 0; v < kV; ++v) {
-      if constexpr (!kScores) acc[i][v] = load(extra + i * extra_row + v * kLanes) + acc[i][v];
-      store(out + i * width + v * kLanes, acc[i][v]);
-    }
 }
 
-// Any number of rows: tiles of kR, then of kR / 2, ...
-template <Product kProduct, int kV, int kR = rows_of_tile(kV)>
-[[gnu::noinline]] void tiles(const float* b, std::int64_t stride, std::int64_t rows, const float* x, std::int64_t n,
-                             std::int64_t width, const float* init, std::int64_t init_row, float* extra,
-                             std::int64_t extra_row, float* out) {
-  const std::int64_t step = kProduct == Product::scores ? kR * stride : kR;
-  for (; rows >= kR; rows -= kR, b += step, init += kR * init_row, extra += kR * extra_row, out += kR * width)
-    tile<kProduct, kR, kV>(b, stride, x, n, width, init, init_row, extra, extra_row, out);
+// s[key][lane] = init[lane] + sum over d of k[key][d] qt[d][lane] for kR keys; each lane's largest is folded into
+// `top`.
+struct ScoresTile {
+  const float* k;  // rows of k_stride
+  std::int64_t k_stride;
+  const float* qt;  // rows of `width`
+  std::int64_t d, width;
+  const float* init;  // minus the reference of the softmax
+  float *s, *top;     // rows of `width`; one row
+
+  template <int kR, int kV>
+  [[gnu::always_inline]] void run() const {
+    static_assert(kR * kV + kV + 1 <= kRegisters, "accumulators, x and one broadcast must fit the registers");
+    vec acc[kR][kV];
+#pragma GCC unroll 16
+    for (int i = 0; i < kR; ++i)
+#pragma GCC unroll 4
+      for (int v = 0; v < kV; ++v) acc[i][v] = load(init + v * kLanes);
+    accumulate<0>(acc, k, k_stride, 1, qt, width, 0, d);
+#pragma GCC unroll 4
+    for (int v = 0; v < kV; ++v) {
+      vec most = load(top + v * kLanes);
+#pragma GCC unroll 16
+      for (int i = 0; i < kR; ++i) most = xsimd::max(most, acc[i][v]);
+      store(top + v * kLanes, most);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < kR; ++i)
+#pragma GCC unroll 4
+      for (int v = 0; v < kV; ++v) store(s + i * width + v * kLanes, acc[i][v]);
+  }
+  [[gnu::always_inline]] void advance(int rows) {
+    k += rows * k_stride, s += rows * width;
+  }
+};
+
+// ot[c][lane] = base[c][lane] + sum over keys of v[key][c] p[key][lane] for kR columns c. The block is summed on its
+// own before it joins `base`: rounding then grows with the block and the number of blocks, not with their product.
+struct OutputTile {
+  const float* v;  // rows of v_stride
+  std::int64_t v_stride;
+  const float* p;            // rows of `width`
+  const std::int64_t* keys;  // [vecs] keys of each vector of lanes, ascending
+  std::int64_t width;
+  const float* base;  // rows of base_stride: the output so far, or one row of zeros
+  std::int64_t base_stride;
+  float* ot;  // rows of `width`
+
+  template <int kR, int kV>
+  [[gnu::always_inline]] void run() const {
+    static_assert(kV <= 3);
+    vec acc[kR][kV];
+#pragma GCC unroll 16
+    for (int i = 0; i < kR; ++i)
+#pragma GCC unroll 4
+      for (int u = 0; u < kV; ++u) acc[i][u] = vec(0.f);
+    accumulate<0>(acc, v, 1, v_stride, p, width, 0, keys[0]);
+    if constexpr (kV > 1) accumulate<1>(acc, v, 1, v_stride, p, width, keys[0], keys[1]);
+    if constexpr (kV > 2) accumulate<2>(acc, v, 1, v_stride, p, width, keys[1], keys[2]);
+#pragma GCC unroll 16
+    for (int i = 0; i < kR; ++i)
+#pragma GCC unroll 4
+      for (int u = 0; u < kV; ++u)
+        store(ot + i * width + u * kLanes, load(base + i * base_stride + u * kLanes) + acc[i][u]);
+  }
+  [[gnu::always_inline]] void advance(int rows) {
+    v += rows, base += rows * base_stride, ot += rows * width;
+  }
+};
+
+// Any number of rows (keys or columns): tiles of kR, then of kR / 2, ...
+// `out` and `x` may alias for the compiler (no __restrict): else it hoists loads across rows and spills.
+template <int kV, class Tile, int kR = rows_of_tile(kV)>
+[[gnu::noinline]] void tiles(Tile tile, std::int64_t rows) {
+  for (; rows >= kR; rows -= kR, tile.advance(kR)) tile.template run<kR, kV>();
   if constexpr (kR > 1) {
-    if (rows > 0) tiles<kProduct, kV, kR / 2>(b, stride, rows, x, n, width, init, init_row, extra, extra_row, out);
+    if (rows > 0) tiles<kV, Tile, kR / 2>(tile, rows);
   }
 }
 

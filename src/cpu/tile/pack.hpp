@@ -14,9 +14,14 @@ namespace rapt::cpu::RAPT_ISA {
     for (std::int64_t d0 = 0; d0 < d; d0 += kLanes) {
       const std::int64_t n = least(kLanes, d - d0);
       vec r[kLanes];
-      for (int i = 0; i < kLanes; ++i) r[i] = load_strided(src[i] + d0 * inner, inner, n);
+      if (inner == 1 && n == kLanes) {
+        for (int i = 0; i < kLanes; ++i) r[i] = load_any(src[i] + d0);
+      } else {
+        for (int i = 0; i < kLanes; ++i) r[i] = load_strided(src[i] + d0 * inner, inner, n);
+      }
       transpose(r);
-      for (std::int64_t j = 0; j < n; ++j) store(panel.qt + (d0 + j) * panel.width + lane, r[j] * vec(scale));
+      for (int j = 0; j < kLanes; ++j)
+        if (j < n) store(panel.qt + (d0 + j) * panel.width + lane, r[j] * vec(scale));
     }
   }
 }

@@ -37,19 +37,21 @@ struct Head {
   const float* values() const { return p.v + b * p.v_stride.b + hk * p.v_stride.h + k_first * p.v_stride.s; }
 };
 
-// Where a row lies and what causal, window and lengths leave it: keys [first, last).
+// Where a row lies, and the keys [first, last) that causal, window and lengths leave it. Both ends rise with the row.
 struct Row {
   std::int64_t token, q_head, first, last;
 };
 
-inline Row row_of(const Head& head, std::int64_t r) {
+// Rows [r, r + n) of (token, head of the group) pairs.
+inline void find_rows(const Head& head, std::int64_t r, std::int64_t n, Row* row) {
   const ScoreParams& s = head.p.score;
-  const std::int64_t token = r / head.p.group, at = token + head.offset;
-  Row row{token, head.hk * head.p.group + r % head.p.group, 0, head.len_k};
-  if (s.left != kOpen) row.first = clamp(at - s.left, 0, head.len_k);
-  if (s.right != kOpen) row.last = clamp(at + s.right + 1, 0, head.len_k);
-  if (row.last <= row.first) row.first = row.last = 0;
-  return row;
+  std::int64_t token = r / head.p.group, member = r % head.p.group;
+  for (std::int64_t i = 0; i < n; ++i) {
+    const std::int64_t at = token + head.offset;
+    row[i] = {token, head.hk * head.p.group + member, s.left == kOpen ? 0 : clamp(at - s.left, 0, head.len_k),
+              s.right == kOpen ? head.len_k : clamp(at + s.right + 1, 0, head.len_k)};
+    if (++member == head.p.group) member = 0, ++token;
+  }
 }
 // The row's elements in q, out or lse, whose ragged sequences start at q_first.
 template <class T>
@@ -72,14 +74,10 @@ struct Panel {
   float* minus_m;            // [width] negated reference of the softmax: scores are kept relative to it
   float* l;                  // [width] sum of 2^(score - m) so far; 0 = no key seen yet
   bool started;
-  std::int64_t first_min, first_max, last_min, last_max;  // of the rows' key ranges
 
-  // Over one vector of lanes.
-  std::int64_t last_of(std::int64_t v) const {
-    std::int64_t last = 0;
-    for (int i = 0; i < kLanes; ++i) last = most(last, row[v * kLanes + i].last);
-    return last;
-  }
+  // Key ranges of its rows: the first row sees [first(0), last(0)), and so on.
+  std::int64_t first(std::int64_t i) const { return row[i].first; }
+  std::int64_t last(std::int64_t i) const { return row[i].last; }
 };
 
 }  // namespace rapt::cpu::RAPT_ISA

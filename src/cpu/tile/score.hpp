@@ -43,7 +43,7 @@ inline void load_terms(const Head& head, const Row* row, std::int64_t key, std::
 
 // Finishes the scores of keys [begin, end) of the block at key `k0` for one vector of the panel's lanes and folds their
 // maximum into `top`. s[key][width] holds raw scores minus m (with softcap: raw scores; m is subtracted here).
-// Returns whether any of them is visible (a maximum cannot tell: it may lose a NaN).
+// With terms, returns whether any of them is visible (a maximum cannot tell: it may lose a NaN).
 template <bool kTerms>
 [[gnu::noinline]] bool finish_scores(const Head& head, const Panel& panel, std::int64_t v, std::int64_t k0,
                                      std::int64_t begin, std::int64_t end, float* s, float* top) {
@@ -62,8 +62,8 @@ template <bool kTerms>
   vec mx = load(top + lane);
   auto visible = vec(0.f) != vec(0.f);
   vec term[kLanes];
-  for (std::int64_t j = begin; j < end; ++j) {
-    const vec key(static_cast<float>(j));
+  vec key(static_cast<float>(begin));
+  for (std::int64_t j = begin; j < end; ++j, key = key + vec(1.f)) {
     vec x = load(s + j * panel.width + lane);
     if constexpr (kTerms) {
       const std::int64_t t = (j - begin) % kLanes;
@@ -75,7 +75,7 @@ template <bool kTerms>
     x = xsimd::select((key >= load(first)) & (key < load(last)), x, minus_infinity());
     store(s + j * panel.width + lane, x);
     mx = xsimd::max(mx, x);
-    visible = visible | (x != minus_infinity());
+    if constexpr (kTerms) visible = visible | (x != minus_infinity());
   }
   store(top + lane, mx);
   return xsimd::any(visible);

@@ -44,14 +44,17 @@ template <int kV>
   vec l[kV];
 #pragma GCC unroll 4
   for (int v = 0; v < kV; ++v) l[v] = load(sum + v * kLanes);
-#pragma GCC unroll 2
-  for (std::int64_t j = 0; j < n; ++j)
+  for (std::int64_t j = 0; j < n; ++j) {
+    vec p[kV];
+#pragma GCC unroll 4
+    for (int v = 0; v < kV; ++v) p[v] = load(s + j * width + v * kLanes);
+    exp2(p);
 #pragma GCC unroll 4
     for (int v = 0; v < kV; ++v) {
-      const vec p = exp2(load(s + j * width + v * kLanes));
-      store(s + j * width + v * kLanes, p);
-      l[v] = l[v] + p;
+      store(s + j * width + v * kLanes, p[v]);
+      l[v] = l[v] + p[v];
     }
+  }
 #pragma GCC unroll 4
   for (int v = 0; v < kV; ++v) store(sum + v * kLanes, l[v]);
 }
