@@ -18,8 +18,8 @@ constexpr std::size_t kAlignment = 64;
 void* new_aligned(void*, std::size_t bytes, std::size_t alignment) {
   return ::operator new(bytes, std::align_val_t(alignment), std::nothrow);
 }
-void delete_aligned(void*, void* data, std::size_t bytes, std::size_t alignment) noexcept {
-  ::operator delete(data, bytes, std::align_val_t(alignment));
+void delete_aligned(void*, void* data, std::size_t, std::size_t alignment) noexcept {
+  ::operator delete(data, std::align_val_t(alignment));
 }
 
 std::string list(const std::vector<Isa>& isas) {

@@ -55,7 +55,6 @@ std::string shortest(float x) {
 }  // namespace
 
 std::string Problem::to_string() const {
-  const Problem defaults;
   std::string text = "attention";
   const auto word = [&](std::string_view key, const auto& value) {
     text += ' ';
@@ -150,6 +149,7 @@ Problem Problem::parse(std::string_view text) {
       p.window_left = number<std::int64_t>(word, value.substr(0, comma));
       p.window_right = number<std::int64_t>(word, value.substr(comma + 1));
     } else if (key == "align") {
+      p.align_offset = 0;
       if (value == "top_left") p.align = Align::top_left;
       else if (value == "bottom_right") p.align = Align::bottom_right;
       else p.align = Align::offset, p.align_offset = integer();
@@ -170,6 +170,7 @@ Problem Problem::parse(std::string_view text) {
   if (!named) refuse("", "attention and its words");
   // Text stands for one value only: NaN would differ from itself, and -0 is 0.
   if (!std::isfinite(p.scale) || !std::isfinite(p.softcap)) refuse("scale, softcap", "finite numbers");
+  if (p.ragged_q < -1 || p.ragged_k < -1) refuse("ragged_q, ragged_k", "totals of 0 or more");
   if (!has_hk) p.hk = p.hq;
   if (!has_sk) p.sk = p.sq;
   if (!has_dv) p.dv = p.d;

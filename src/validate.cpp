@@ -14,6 +14,7 @@ using std::int64_t;
 
 constexpr int64_t kMaxSize = int64_t{1} << 48;  // of a dimension: sums and products of a few stay far from int64's end
 constexpr int64_t kMaxOffset = int64_t{1} << 52;  // of positions
+constexpr int64_t kMaxHeadSize = 1 << 16;         // scratch is proportional to it
 
 [[noreturn]] void refuse(const std::string& argument, const std::string& got, const std::string& wanted) {
   throw Error(argument, got, wanted);
@@ -154,6 +155,7 @@ class Validator {
   }
 
   void tensors() {
+    if (args_.kv.kind > KvSource::Kind::ragged) refuse("kv", "an unknown kind", "one of KvSource's factories");
     const bool ragged_q = static_cast<bool>(args_.cu_seqlens_q);
     const bool ragged_k = args_.kv.kind == KvSource::Kind::ragged;
     const TensorView &q = args_.q, &k = args_.kv.k, &v = args_.kv.v;
@@ -309,6 +311,7 @@ class Validator {
       if (!(p_.softcap > 0)) refuse("score.softcap", std::to_string(p_.softcap), "a finite number above 0");
     }
     if (score_.align) {
+      if (score_.align->kind > Align::Kind::offset) refuse("score.align", "an unknown kind", "one of rapt::Align");
       p_.align = score_.align->kind == Align::Kind::top_left       ? Problem::Align::top_left
                  : score_.align->kind == Align::Kind::bottom_right ? Problem::Align::bottom_right
                                                                    : Problem::Align::offset;
@@ -341,8 +344,9 @@ class Validator {
       p_.sinks = true;
       call_.sinks = {const_cast<void*>(score_.sinks.data), score_.sinks.dtype, {0, score_.sinks.strides[0], 0, 0}};
     }
-    if (needs_align() && p_.align == Problem::Align::none)
-      for (int64_t n = 0; n < p_.b; ++n) {
+    if (needs_align() && p_.align == Problem::Align::none) {
+      const bool uniform = call_.q_begin.empty() && call_.k_begin.empty() && call_.k_lengths.empty();
+      for (int64_t n = 0; n < (uniform ? std::min<int64_t>(p_.b, 1) : p_.b); ++n) {
         const auto i = static_cast<std::size_t>(n);
         const int64_t q = call_.q_begin.empty() ? p_.sq : call_.q_begin[i + 1] - call_.q_begin[i];
         const int64_t k = !call_.k_lengths.empty() ? call_.k_lengths[i]
@@ -352,6 +356,7 @@ class Validator {
           refuse("score.align", "none, with " + std::to_string(q) + " queries and " + std::to_string(k) + " keys",
                  "top_left, bottom_right or an offset for causal, window and alibi");
       }
+    }
     call_.scale = score_.scale.value_or(p_.d > 0 ? 1.f / std::sqrt(static_cast<float>(p_.d)) : 0.f);
   }
   bool needs_align() const { return p_.causal || p_.alibi || p_.window_left >= 0 || p_.window_right >= 0; }
@@ -387,8 +392,8 @@ void check(const Problem& p) {
   int64_t rows = 0;
   if (__builtin_mul_overflow(p.b, p.hq, &rows) || __builtin_mul_overflow(rows, p.sq, &rows) || rows > kMaxOffset)
     refuse("q", "more than 2^52 rows", "a smaller problem");
-  if (p.d < 1 || p.d > kMaxSize) refuse("q", "head size d = " + std::to_string(p.d), "at least 1");
-  if (p.dv < 1 || p.dv > kMaxSize) refuse("v", "head size dv = " + std::to_string(p.dv), "at least 1");
+  if (p.d < 1 || p.d > kMaxHeadSize) refuse("q", "head size d = " + std::to_string(p.d), "1 to 65536");
+  if (p.dv < 1 || p.dv > kMaxHeadSize) refuse("v", "head size dv = " + std::to_string(p.dv), "1 to 65536");
   if (p.hk == 0 ? p.hq != 0 : p.hq % p.hk != 0)
     refuse("k", std::to_string(p.hk) + " heads for " + std::to_string(p.hq) + " query heads", "a divisor of them");
   if (!std::isfinite(p.scale)) refuse("score.scale", std::to_string(p.scale), "a finite number");

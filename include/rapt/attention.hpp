@@ -12,12 +12,12 @@ namespace rapt {
 /// sq query rows, sk key rows, d query/key head size, dv value head size. Any non-negative strides.
 /// q, k, v and out are f32.
 struct AttentionArgs {
-  TensorView q;             ///< [b, hq, sq, d]; with cu_seqlens_q [total_q, hq, d]
-  KvSource kv;              ///< keys and values
-  MutableTensorView out;    ///< [b, hq, sq, dv]; with cu_seqlens_q [total_q, hq, dv]. Overlaps nothing, itself included
-  ScoreSpec score;          ///< scale, masks, bias, ...
-  MutableTensorView lse;    ///< optional f32 [b, hq, sq] ([total_q, hq]): log of the sum of exp of the final scores
-  TensorView cu_seqlens_q;  ///< optional i32 or i64 [b + 1]: q and out are ragged; ragged keys then have the same b
+  TensorView q{};           ///< [b, hq, sq, d]; with cu_seqlens_q [total_q, hq, d]
+  KvSource kv{};            ///< keys and values
+  MutableTensorView out{};  ///< [b, hq, sq, dv]; with cu_seqlens_q [total_q, hq, dv]. Overlaps nothing, itself included
+  ScoreSpec score{};        ///< scale, masks, bias, ...
+  MutableTensorView lse{};  ///< optional f32 [b, hq, sq] ([total_q, hq]): log of the sum of exp of the final scores
+  TensorView cu_seqlens_q{};  ///< optional i32 or i64 [b + 1]: q and out are ragged; ragged keys then have the same b
 };
 
 /// out = softmax(score(q k^T)) v in extra memory of O(threads x block), whatever the lengths. See docs/contract.md for

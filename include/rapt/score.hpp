@@ -28,19 +28,20 @@ struct Window {
 };
 
 /// x = scale * (q . k) -> softcap -> + bias -> + alibi -> causal, window and mask -> softmax (with the sink).
-/// A score of -inf weighs nothing however it came about; a row without any key gives out = 0, lse = -inf.
+/// A score of -inf weighs nothing however it came about; a row without any key gives out = 0 and
+/// lse = -inf (its sink, if it has one).
 struct ScoreSpec {
-  std::optional<float> scale;    ///< default d^-1/2; any finite value, 0 and negative included
-  bool causal = false;           ///< keys j <= i + offset
-  std::optional<Window> window;  ///< independent of `causal`
-  std::optional<Align> align;
-  std::optional<float> softcap;  ///< c > 0: x -> c * tanh(x / c)
+  std::optional<float> scale{};    ///< default d^-1/2; any finite value, 0 and negative included
+  bool causal = false;             ///< keys j <= i + offset
+  std::optional<Window> window{};  ///< independent of `causal`
+  std::optional<Align> align{};
+  std::optional<float> softcap{};  ///< c > 0: x -> c * tanh(x / c)
   /// Added to the scores: f32 or q's dtype, [.., sk] of 1 to 4 dimensions that broadcast (size 1 or missing) over
   /// b, hq and sq. -inf masks. With ragged sources, indices are local to a sequence and sizes reach the longest one.
-  TensorView bias;
-  TensorView mask;   ///< boolean, true = attend; shapes as for `bias`
-  TensorView alibi;  ///< f32 slopes, [hq] or [b, hq]: x -= slope * |i + offset - j|
-  TensorView sinks;  ///< f32 [hq]: one extra logit per head in the softmax's denominator only; -inf = none
+  TensorView bias{};
+  TensorView mask{};   ///< boolean, true = attend; shapes as for `bias`
+  TensorView alibi{};  ///< f32 slopes, [hq] or [b, hq]: x -= slope * |i + offset - j|
+  TensorView sinks{};  ///< f32 [hq]: one extra logit per head in the softmax's denominator only; -inf = none
 };
 
 }  // namespace rapt

@@ -113,6 +113,9 @@ class CpuBackend final : public Backend {
     if (context.isa_forced && entry.isa != *context.options.isa) return "RAPT_ISA asks for another ISA";
     if (p.q_dtype != DType::f32 || p.kv_dtype != DType::f32 || p.out_dtype != DType::f32 || p.bias_dtype != DType::f32)
       return "takes f32 only";
+    const bool naive = kernels_[static_cast<std::size_t>(entry.id)]->rows == 0;
+    if (naive && static_cast<double>(p.sq) * static_cast<double>(p.hq) * static_cast<double>(p.sk) > 0x1p40)
+      return "its S x S matrix would not fit any memory";
     return {};
   }
 

@@ -7,14 +7,14 @@ namespace {
 
 #if defined(__x86_64__)
 // __builtin_cpu_supports asks both the CPU and the OS (XGETBV).
-std::string missing_for_avx2() {
+[[maybe_unused]] std::string missing_for_avx2() {
   __builtin_cpu_init();
   if (!__builtin_cpu_supports("avx2")) return "this CPU or OS has no AVX2";
   if (!__builtin_cpu_supports("fma")) return "this CPU has no FMA";
   if (!__builtin_cpu_supports("bmi2")) return "this CPU has no BMI2 (x86-64-v3)";
   return {};
 }
-std::string missing_for_avx512() {
+[[maybe_unused]] std::string missing_for_avx512() {
   if (std::string missing = missing_for_avx2(); !missing.empty()) return missing;
   if (!__builtin_cpu_supports("avx512f")) return "this CPU or OS has no AVX-512";
   if (!__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512dq") ||

@@ -4,6 +4,7 @@
 #include <Eigen/Core>
 #include <concepts>
 #include <cstdint>
+#include <type_traits>
 
 #include "rapt/tensor.hpp"
 

@@ -125,17 +125,12 @@ template <class F>
     }
 }
 
-// One panel against one block of n keys at k0.
-void visit(const Head& head, Panel& panel, std::int64_t k0, std::int64_t n, Block kb, Block vb, bool careful,
-           const Scratch& w) {
-  const std::int64_t dv = head.p.dv, width = panel.width;
+// w.s = the panel's final scores of the block, w.top = their maxima. Returns false if all are masked.
+bool score(const Head& head, const Panel& panel, std::int64_t k0, const Cut& c, Block kb, const Scratch& w) {
+  const std::int64_t width = panel.width;
   const bool terms = has_terms(head.p.score);
-  const Cut c = cut(panel, k0, n, terms);
-  if (c.count == 0) return;
-  const std::int64_t end = c.end[panel.vecs - 1];
-
-  for (std::int64_t i = 0; i < width; i += kLanes) store(w.top + i, minus_infinity()), store(w.sum + i, vec(0.f));
-  bool visible = false;
+  bool visible = !terms;
+  for (std::int64_t i = 0; i < width; i += kLanes) store(w.top + i, minus_infinity());
   for (int i = 0; i < c.count; ++i) {
     const Segment& g = c.segment[i];
     const std::int64_t lane = g.vec * kLanes;
@@ -144,7 +139,7 @@ void visit(const Head& head, Panel& panel, std::int64_t k0, std::int64_t n, Bloc
                           panel.qt + lane,
                           head.p.d,
                           width,
-                          head.p.score.softcap_log2 != 0 ? w.zero : panel.minus_m + lane,
+                          terms ? w.zero : panel.minus_m + lane,
                           w.s + g.begin * width + lane,
                           g.masked ? w.unused : w.top + lane};  // masked scores must not raise the maximum
     with_vecs(panel.vecs - g.vec, [&](auto vecs) { tiles<vecs>(tile, g.end - g.begin); });
@@ -152,10 +147,21 @@ void visit(const Head& head, Panel& panel, std::int64_t k0, std::int64_t n, Bloc
     for (std::int64_t v = g.vec; v < panel.vecs; ++v)
       visible |= (terms ? finish_scores<true> : finish_scores<false>)(head, panel, v, k0, g.begin, g.end, w.s, w.top);
   }
-  if (terms && !visible) return;
+  return visible;
+}
+
+// One panel against one block of n keys at k0.
+void visit(const Head& head, Panel& panel, std::int64_t k0, std::int64_t n, Block kb, Block vb, bool careful,
+           const Scratch& w) {
+  const std::int64_t dv = head.p.dv, width = panel.width;
+  const Cut c = cut(panel, k0, n, has_terms(head.p.score));
+  if (c.count == 0 || !score(head, panel, k0, c, kb, w)) return;
+  const std::int64_t end = c.end[panel.vecs - 1];
+
   if (any_must_move(panel, w.top)) [[unlikely]] {
+    if (move_reference<true>(panel, dv, w.top, nullptr, 0)) score(head, panel, k0, c, kb, w);
     // The lanes of vectors that have dropped out hold garbage; restating it is harmless.
-    move_reference(panel, dv, w.top, w.s + c.begin * width, end - c.begin);
+    move_reference<false>(panel, dv, w.top, w.s + c.begin * width, end - c.begin);
   }
   if (careful) {
     if (!panel.started)
@@ -165,6 +171,7 @@ void visit(const Head& head, Panel& panel, std::int64_t k0, std::int64_t n, Bloc
     vb = {w.v, packed_stride(dv)};
   }
 
+  for (std::int64_t i = 0; i < width; i += kLanes) store(w.sum + i, vec(0.f));
   for (int i = 0; i < c.count; ++i) {
     const Segment& g = c.segment[i];
     const std::int64_t lane = g.vec * kLanes;

@@ -42,7 +42,7 @@ inline void load_terms(const Head& head, const Row* row, std::int64_t key, std::
 }
 
 // Finishes the scores of keys [begin, end) of the block at key `k0` for one vector of the panel's lanes and folds their
-// maximum into `top`. s[key][width] holds raw scores minus m (with softcap: raw scores; m is subtracted here).
+// maximum into `top`. s[key][width] holds raw scores, minus m unless there are terms; then m is subtracted here.
 // With terms, returns whether any of them is visible (a maximum cannot tell: it may lose a NaN).
 template <bool kTerms>
 [[gnu::noinline]] bool finish_scores(const Head& head, const Panel& panel, std::int64_t v, std::int64_t k0,
@@ -68,9 +68,12 @@ template <bool kTerms>
     if constexpr (kTerms) {
       const std::int64_t t = (j - begin) % kLanes;
       if (t == 0 && (score.bias || score.mask)) load_terms(head, row, k0 + j, least(kLanes, end - j), term);
-      if (score.softcap_log2 != 0) x = softcap(x, score.softcap_log2) + load(panel.minus_m + lane);
-      if (score.alibi) x = fma(load(slope), xsimd::abs(load(at) - key), x);
-      if (score.bias || score.mask) x = xsimd::select(term[t] == minus_infinity(), minus_infinity(), x + term[t]);
+      if (score.softcap_log2 != 0) x = softcap(x, score.softcap_log2);
+      vec add = load(panel.minus_m + lane);  // what is large and cancels comes together first
+      if (score.alibi) add = fma(load(slope), xsimd::abs(load(at) - key), add);
+      const bool given = score.bias || score.mask;
+      if (given) add = add + term[t];
+      x = given ? xsimd::select(term[t] == minus_infinity(), minus_infinity(), x + add) : x + add;
     }
     x = xsimd::select((key >= load(first)) & (key < load(last)), x, minus_infinity());
     store(s + j * panel.width + lane, x);
