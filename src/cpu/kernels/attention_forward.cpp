@@ -205,16 +205,20 @@ void reset(const Head& head, Panel& panel) {
   }
 }
 
-// Row strides at which a block's rows fall into few cache sets: 61 % of peak in place, packed within 2 points.
-bool must_pack(const Strides& s, std::int64_t n) {
-  return s.d != 1 || (s.s >= 512 && s.s != n);
+// K's rows are read along d, a few at a time: in place is best at any row stride. V is read in column strips, whose
+// rows fall into few cache sets when they lie far apart (61 % of peak in place).
+bool must_pack_keys(const Strides& s) {
+  return s.d != 1;
+}
+bool must_pack_values(const Strides& s, std::int64_t dv) {
+  return s.d != 1 || (s.s >= 512 && s.s != dv);
 }
 
 // All panels share one sweep over the keys that any of them sees.
 void sweep(const Head& head, Panel* panels, std::int64_t count, bool careful, const Scratch& w) {
   const ForwardParams& p = head.p;
   const std::int64_t first = panels[0].first(0), last = panels[count - 1].last(panels[count - 1].width - 1);
-  const bool pack_k = must_pack(p.k_stride, p.d), pack_v = must_pack(p.v_stride, p.dv) && !careful;
+  const bool pack_k = must_pack_keys(p.k_stride), pack_v = must_pack_values(p.v_stride, p.dv) && !careful;
   for (std::int64_t k0 = first / kBlockK * kBlockK; k0 < last; k0 += kBlockK) {
     const std::int64_t n = least(kBlockK, last - k0);
     Block kb{head.keys() + k0 * p.k_stride.s, p.k_stride.s}, vb{head.values() + k0 * p.v_stride.s, p.v_stride.s};

@@ -41,9 +41,12 @@ namespace rapt::cpu::RAPT_ISA {
     }
     return;
   }
-  for (std::int64_t r = 0; r < rows; ++r, src += stride, dst += dst_stride)
-    for (std::int64_t j = 0; j < n; j += kLanes)
+  const std::int64_t whole = inner == 1 ? n / kLanes * kLanes : 0;
+  for (std::int64_t r = 0; r < rows; ++r, src += stride, dst += dst_stride) {
+    for (std::int64_t j = 0; j < whole; j += kLanes) store(dst + j, load_any(src + j));
+    for (std::int64_t j = whole; j < n; j += kLanes)
       store(dst + j, load_strided(src + j * inner, inner, least(kLanes, n - j)));
+  }
 }
 
 }  // namespace rapt::cpu::RAPT_ISA
