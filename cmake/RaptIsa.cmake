@@ -1,0 +1,40 @@
+# Kernels are compiled once per instruction set, in namespace rapt::cpu::<isa>.
+
+add_library(rapt_warnings INTERFACE)
+target_compile_options(rapt_warnings INTERFACE -Wall -Wextra -Wpedantic $<$<BOOL:${RAPT_WERROR}>:-Werror>)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  # False alarms of GCC 12 on std::string's operator+ (GCC bug 105651).
+  target_compile_options(rapt_warnings INTERFACE -Wno-restrict)
+endif()
+
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$")
+  set(RAPT_ISAS generic avx2 avx512)
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
+  set(RAPT_ISAS neon)
+else()
+  message(FATAL_ERROR "rapt has no kernels for ${CMAKE_SYSTEM_PROCESSOR}; it knows x86-64 and aarch64")
+endif()
+set(RAPT_MARCH_generic x86-64)
+set(RAPT_MARCH_avx2 x86-64-v3)
+set(RAPT_MARCH_avx512 x86-64-v4)
+set(RAPT_MARCH_neon armv8-a)
+
+# rapt_add_isa_library(<name> <isa> <source>...): an object library of kernel sources for one instruction set.
+# Always optimised and never with LTO: an inline function that is left out of line could be the copy the linker keeps
+# for the whole program, and would then run on CPUs that lack the instructions (tests/gates/isa_purity.py checks).
+# No exceptions, so that no object needs the run-time library's unwinder, which is a weak symbol of its own.
+# No contraction: a fused multiply-add is written where it is meant, so every ISA rounds where the source says.
+function(rapt_add_isa_library name isa)
+  add_library(${name} OBJECT ${ARGN})
+  set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE ON INTERPROCEDURAL_OPTIMIZATION OFF)
+  target_compile_definitions(${name} PRIVATE RAPT_ISA=${isa})
+  target_compile_options(${name} PRIVATE -march=${RAPT_MARCH_${isa}} -O3 -fno-lto -ffp-contract=off -fno-exceptions)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    # Vector types as template arguments and by value; and GCC's false alarms on its own _mm512_undefined_*().
+    target_compile_options(${name} PRIVATE -Wno-psabi -Wno-ignored-attributes -Wno-uninitialized
+                           -Wno-maybe-uninitialized)
+  endif()
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
+  target_include_directories(${name} SYSTEM PRIVATE ${RAPT_XSIMD_INCLUDE_DIR})
+  target_link_libraries(${name} PRIVATE rapt_warnings)
+endfunction()

@@ -1,0 +1,237 @@
+// The examples of docs/api.md, run, and a test that they are those of the guide.
+#include <Eigen/Core>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "rapt/interop/eigen.hpp"
+#include "rapt/rapt.hpp"
+#include "support/catch.hpp"
+
+namespace rapt::testing {
+namespace {
+
+constexpr std::int64_t b = 2, hq = 4, hk = 2, d = 8;
+
+std::vector<float> random_floats(std::int64_t count, int seed) {
+  std::srand(static_cast<unsigned>(seed));
+  std::vector<float> values(static_cast<std::size_t>(count));
+  Eigen::Map<Eigen::VectorXf>(values.data(), count).setRandom();
+  return values;
+}
+
+/// Softmax of one query row over the keys that `attended` picks, times the values, in double.
+template <class Attended>
+std::vector<double> one_row(const float* q, const float* k, const float* v, std::int64_t keys, std::int64_t stride,
+                            Attended attended) {
+  std::vector<double> out(d, 0.0);
+  double sum = 0;
+  for (std::int64_t j = 0; j < keys; ++j) {
+    if (!attended(j)) continue;
+    double x = 0;
+    for (std::int64_t c = 0; c < d; ++c) x += double(q[c]) * k[j * stride + c];
+    const double p = std::exp(x / std::sqrt(double(d)));
+    sum += p;
+    for (std::int64_t c = 0; c < d; ++c) out[static_cast<std::size_t>(c)] += p * v[j * stride + c];
+  }
+  for (double& value : out) value /= sum;
+  return out;
+}
+
+void check_row(const float* got, const std::vector<double>& expected) {
+  for (std::size_t c = 0; c < expected.size(); ++c) REQUIRE(std::abs(got[c] - expected[c]) <= 2e-6);
+}
+
+/// The lines of a file without their indentation, each ended by a newline.
+std::string unindented(const std::string& text) {
+  std::istringstream in(text);
+  std::string out;
+  for (std::string line; std::getline(in, line);)
+    out += line.substr(std::min(line.find_first_not_of(' '), line.size())) + '\n';
+  return out;
+}
+
+std::string read(const std::filesystem::path& path) {
+  std::ifstream in(path);
+  INFO("opening " << path);
+  REQUIRE(in.good());
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+}  // namespace
+
+TEST_CASE("guide: one call, contiguous and strided", "[examples]") {
+  constexpr std::int64_t s = 5, hk = hq;
+  const auto q_data = random_floats(b * hq * s * d, 1), k_data = random_floats(b * hk * s * d, 2),
+             v_data = random_floats(b * hk * s * d, 3);
+  const float *q = q_data.data(), *k = k_data.data(), *v = v_data.data();
+  std::vector<float> result_data(q_data.size());
+  float* out = result_data.data();
+  {
+    rapt::TensorView queries(q, {b, hq, s, d}), keys(k, {b, hk, s, d}), values(v, {b, hk, s, d});
+    rapt::MutableTensorView result(out, {b, hq, s, d});
+    rapt::ScoreSpec score;
+    score.causal = true;
+    rapt::attention(queries, keys, values, result, score);
+  }
+  for (std::int64_t i = 0; i < b * hq * s; ++i) {
+    const std::int64_t head = i / s * s * d;
+    check_row(out + i * d, one_row(q + i * d, k + head, v + head, s, d, [&](auto j) { return j <= i % s; }));
+  }
+  {
+    rapt::TensorView queries(q, {b, hq, s, d}, {s * hq * d, d, hq * d, 1});
+    rapt::TensorView keys(k, queries.dtype, queries), values(v, queries.dtype, queries);
+    rapt::attention(queries, keys, values, {out, queries.dtype, queries});
+  }
+  for (std::int64_t i = 0; i < b * s * hq; ++i) {
+    const std::int64_t head = i / (s * hq) * s * hq * d + i % hq * d;
+    check_row(out + i * d, one_row(q + i * d, k + head, v + head, s, hq * d, [](auto) { return true; }));
+  }
+}
+
+TEST_CASE("guide: scores", "[examples]") {
+  constexpr std::int64_t sq = 3, sk = 200;
+  const auto q_data = random_floats(b * hq * sq * d, 4), k_data = random_floats(b * hk * sk * d, 5),
+             v_data = random_floats(b * hk * sk * d, 6);
+  const float *q = q_data.data(), *k = k_data.data(), *v = v_data.data();
+  std::vector<float> out_data(q_data.size()), lse_data(b * hq * sq);
+  float *out = out_data.data(), *lse = lse_data.data();
+  bool padding[b * sk];
+  for (std::int64_t i = 0; i < b * sk; ++i) padding[i] = i % 7 != 2;
+
+  rapt::AttentionArgs args;
+  args.q = rapt::TensorView(q, {b, hq, sq, d});
+  args.kv = rapt::KvSource::strided({k, {b, hk, sk, d}}, {v, {b, hk, sk, d}});
+  args.out = rapt::MutableTensorView(out, {b, hq, sq, d});
+  args.lse = rapt::MutableTensorView(lse, {b, hq, sq});
+  args.score.causal = true;
+  args.score.window = rapt::Window{.left = 127, .right = -1};
+  args.score.align = rapt::Align::bottom_right();
+  args.score.mask = rapt::TensorView(padding, {b, 1, 1, sk});  // bool, true = attend
+  rapt::attention(args);
+
+  for (std::int64_t i = 0; i < b * hq * sq; ++i) {
+    const std::int64_t n = i / (hq * sq), head = (n * hk + i / sq % hq / (hq / hk)) * sk * d;
+    const std::int64_t position = i % sq + sk - sq;
+    check_row(out + i * d, one_row(q + i * d, k + head, v + head, sk, d, [&](auto j) {
+                return j <= position && j >= position - 127 && padding[n * sk + j];
+              }));
+    CHECK(std::isfinite(lse[i]));
+  }
+}
+
+TEST_CASE("guide: ragged batches", "[examples]") {
+  const auto q_data = random_floats(10 * hq * d, 7), k_data = random_floats(10 * hk * d, 8),
+             v_data = random_floats(10 * hk * d, 9);
+  const float *q = q_data.data(), *k = k_data.data(), *v = v_data.data();
+  std::vector<float> out_data(q_data.size());
+  float* out = out_data.data();
+
+  const std::int32_t borders[] = {0, 3, 10};  // two sequences: 3 and 7 rows
+  rapt::AttentionArgs args;
+  args.q = rapt::TensorView(q, {10, hq, d});
+  args.kv = rapt::KvSource::ragged({k, {10, hk, d}}, {v, {10, hk, d}}, {borders, {3}});
+  args.out = rapt::MutableTensorView(out, {10, hq, d});
+  args.cu_seqlens_q = rapt::TensorView(borders, {3});
+  rapt::attention(args);
+
+  for (std::int64_t i = 0; i < 10 * hq; ++i) {
+    const std::int64_t head = i % hq / (hq / hk) * d;
+    check_row(out + i * d,
+              one_row(q + i * d, k + head, v + head, 10, hk * d, [&](auto j) { return (j < 3) == (i / hq < 3); }));
+  }
+}
+
+TEST_CASE("guide: plans, contexts and errors", "[examples]") {
+  constexpr std::int64_t s = 6;
+  const auto data = random_floats(b * hq * s * d, 10);
+  std::vector<float> out(data.size()), expected(data.size());
+  const rapt::TensorView queries(data.data(), {b, hq, s, d}), keys = queries, values = queries;
+  const rapt::MutableTensorView result(out.data(), {b, hq, s, d});
+  rapt::AttentionArgs args;
+  args.q = queries;
+  args.kv = rapt::KvSource::strided(keys, values);
+  args.out = rapt::MutableTensorView(expected.data(), {b, hq, s, d});
+  rapt::attention(args);
+  args.out = result;
+
+  std::ostringstream captured;
+  std::streambuf* const streams[] = {std::cout.rdbuf(captured.rdbuf()), std::clog.rdbuf(captured.rdbuf()),
+                                     std::cerr.rdbuf(captured.rdbuf())};
+  const int layers = 2;
+  {
+    const rapt::Plan plan(args);
+    std::cout << plan.entry() << " needs " << plan.workspace_bytes() << " bytes\n" << plan.explain();
+    for (int layer = 0; layer < layers; ++layer) plan.run(args);
+
+    const rapt::Plan asked(rapt::Problem::parse("attention b=1 hq=8 hk=2 sq=512 d=64 causal"));
+    CHECK(asked.problem().sk == 512);
+  }
+  CHECK(out == expected);
+  {
+    rapt::ContextOptions options;
+    options.executor = rapt::serial_executor();  // or openmp_executor(), or an Executor of your own
+    options.isa = rapt::Isa::generic;            // at most this
+    options.observer = [](std::string_view line) { std::clog << line << '\n'; };
+    const rapt::Context context(options);
+    rapt::attention(queries, keys, values, result, {}, context);
+  }
+  for (std::size_t i = 0; i < out.size(); ++i) REQUIRE(std::abs(out[i] - expected[i]) <= 4e-6f);
+
+  std::string culprit;
+  rapt::ScoreSpec score;
+  score.scale = NAN;
+  try {
+    rapt::attention(queries, keys, values, result, score);
+  } catch (const rapt::Error& error) {
+    std::cerr << error.what() << '\n';  // "<argument>: <got>; wanted <wanted>"
+    culprit = error.argument();         // "score.scale"
+  }
+  std::cout.rdbuf(streams[0]), std::clog.rdbuf(streams[1]), std::cerr.rdbuf(streams[2]);
+  CHECK(culprit == "score.scale");
+  CHECK(captured.str().find("attention b=2 hq=4 sq=6 d=8") != std::string::npos);  // the observer's line
+  CHECK(captured.str().find("score.scale: ") != std::string::npos);
+}
+
+TEST_CASE("guide: Eigen", "[examples]") {
+  const Eigen::Index s = 7;
+  Eigen::MatrixXf q(s, d), k(s, d), v(s, d), out(s, d);
+  q.setRandom(), k.setRandom(), v.setRandom();
+  using rapt::interop::mutable_view_of, rapt::interop::view_of;
+  rapt::attention(view_of(q), view_of(k), view_of(v), mutable_view_of(out));
+
+  const Eigen::MatrixXf p = (q * k.transpose() / std::sqrt(float(d))).array().exp();
+  CHECK(((p.array().colwise() / p.rowwise().sum().array()).matrix() * v).isApprox(out, 1e-5f));
+}
+
+TEST_CASE("guide: every example of docs/api.md is compiled here or in tests/c", "[examples]") {
+  const auto tests = std::filesystem::path(__FILE__).parent_path().parent_path();
+  const std::string cpp = unindented(read(__FILE__)), c = unindented(read(tests / "c" / "example.c"));
+  const std::string guide = read(tests.parent_path() / "docs" / "api.md");
+  int blocks = 0;
+  for (std::size_t fence = guide.find("\n```c"); fence != std::string::npos; fence = guide.find("\n```c", fence + 1)) {
+    const std::size_t begin = guide.find('\n', fence + 1) + 1, end = guide.find("```", begin);
+    std::istringstream block(unindented(guide.substr(begin, end - begin)));
+    const std::string& source = guide.compare(fence, 7, "\n```cpp") == 0 ? cpp : c;
+    // Paragraphs of a block may stand apart in the test.
+    std::string paragraph;
+    for (std::string line; std::getline(block, line) || !paragraph.empty();) {
+      if (block && !line.empty()) {
+        paragraph += line + '\n';
+        continue;
+      }
+      CAPTURE(paragraph);
+      CHECK(source.find(paragraph) != std::string::npos);
+      paragraph.clear();
+      if (!block) break;
+    }
+    ++blocks;
+  }
+  CHECK(blocks == 9);
+}
+
+}  // namespace rapt::testing

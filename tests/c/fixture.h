@@ -1,0 +1,30 @@
+/* A small attention problem with data, and the answer computed the slow way. */
+#ifndef RAPT_TESTS_C_FIXTURE_H
+#define RAPT_TESTS_C_FIXTURE_H
+
+#include "rapt/rapt.h"
+
+enum { B = 2, HQ = 4, HK = 2, SQ = 5, SK = 7, D = 8, DV = 3 };
+
+typedef struct fixture {
+  float q[B * HQ * SQ * D];
+  float k[B * HK * SK * D];
+  float v[B * HK * SK * DV];
+  float out[B * HQ * SQ * DV];
+  float lse[B * HQ * SQ];
+  rapt_attention_args args; /* q, k, v, out and lse of the arrays above, contiguous */
+} fixture;
+
+/* Fills the inputs with fixed numbers in [-1, 1) and the outputs with NaN. */
+void fixture_init(fixture* f);
+
+/* `count` fixed numbers in [-1, 1) that depend on `seed`. */
+void fill(float* data, size_t count, unsigned seed);
+
+rapt_tensor contiguous(void* data, int32_t dtype, int32_t ndim, int64_t s0, int64_t s1, int64_t s2, int64_t s3);
+
+/* Largest difference between the outputs (out and lse) and the definition in docs/contract.md evaluated in double on
+ * args' strided tensors; infinite where one is NaN. Reads every field of `args` but those of ragged batches. */
+double reference_error(const rapt_attention_args* args);
+
+#endif

@@ -1,0 +1,13 @@
+#include "check.h"
+
+int failures = 0;
+
+int main(void) {
+  test_attention();
+  test_errors();
+  test_contexts();
+  test_plans();
+  test_examples();
+  if (failures) fprintf(stderr, "%d checks failed\n", failures);
+  return failures != 0;
+}

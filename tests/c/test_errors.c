@@ -1,0 +1,137 @@
+/* What is wrong is refused with the name of the argument, and nothing is written. */
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "check.h"
+#include "fixture.h"
+
+static fixture f;
+
+/* rapt_attention() refuses the arguments that `break_it` makes of good ones, naming `argument`. */
+#define CHECK_BAD(break_it, argument)                       \
+  do {                                                      \
+    static fixture before;                                  \
+    fixture_init(&f);                                       \
+    break_it;                                               \
+    before = f;                                             \
+    CHECK_REFUSED(rapt_attention(&f.args, NULL), argument); \
+    CHECK(memcmp(before.out, f.out, sizeof f.out) == 0);    \
+    CHECK(memcmp(before.lse, f.lse, sizeof f.lse) == 0);    \
+  } while (0)
+
+static void test_bad_fields(void) {
+  static uint8_t mask[SK];
+  CHECK_BAD(f.args.struct_size = 0, "struct_size");
+  CHECK_BAD(f.args.struct_size += 8, "struct_size");
+  CHECK_BAD(f.args.kv_kind = 2, "kv.kind");
+  CHECK_BAD(f.args.kv_kind = -1, "kv.kind");
+  CHECK_BAD(f.args.align = 4, "score.align");
+  CHECK_BAD(f.args.q.ndim = 5, "q");
+  CHECK_BAD(f.args.q.ndim = -1, "q");
+  CHECK_BAD(f.args.q.dtype = 256, "q.dtype"); /* would be f32 if cut to a byte */
+  CHECK_BAD(f.args.v.dtype = -1, "v.dtype");
+  CHECK_BAD(f.args.mask.data = mask, "score.mask"); /* data without a shape is no "not given" */
+  CHECK_BAD(memset(&f.args.q, 0, sizeof f.args.q), "q");
+  CHECK_BAD(f.args.q.dtype = RAPT_BF16, "q");
+  CHECK_BAD(f.args.k.data = NULL, "k");
+  CHECK_BAD(f.args.k.shape[1] = f.args.v.shape[1] = 3, "k");
+  CHECK_BAD(f.args.v.strides[0] = -1, "v");
+  CHECK_BAD(f.args.v.device_type = RAPT_CUDA, "v");
+  CHECK_BAD(f.args.v.device_index = 1, "v");
+  CHECK_BAD(f.args.causal = 1, "score.align"); /* lengths differ and no alignment is given */
+  CHECK_BAD((f.args.has_scale = 1, f.args.scale = 1.0f / 0.0f), "score.scale");
+  CHECK_BAD(f.args.softcap = -1, "score.softcap");
+  CHECK_BAD(f.args.out.data = f.q, "out");
+}
+
+static void test_null_pointers(void) {
+  rapt_plan* plan = NULL;
+  rapt_context* context = NULL;
+  const rapt_candidate* candidates;
+  const rapt_entry_info* entries;
+  const int32_t* isas;
+  size_t size = 1;
+  const int64_t shape[] = {1};
+  rapt_tensor tensor;
+  fixture_init(&f);
+
+  CHECK_REFUSED(rapt_attention(NULL, NULL), "args");
+  CHECK_REFUSED(rapt_tensor_contiguous(NULL, f.q, RAPT_F32, 1, shape), "tensor");
+  CHECK_REFUSED(rapt_tensor_contiguous(&tensor, f.q, RAPT_F32, 1, NULL), "shape");
+  CHECK_REFUSED(rapt_context_create(NULL, NULL), "context");
+  CHECK_REFUSED(rapt_plan_create(NULL, NULL, &plan), "args");
+  CHECK_REFUSED(rapt_plan_create(&f.args, NULL, NULL), "plan");
+  CHECK_REFUSED(rapt_plan_create_from_text(NULL, NULL, &plan), "text");
+  CHECK_REFUSED(rapt_plan_create_from_text("attention sq=1 d=1", NULL, NULL), "plan");
+  CHECK_REFUSED(rapt_plan_run(NULL, &f.args, NULL, 0), "plan");
+  CHECK_REFUSED(rapt_plan_candidates(NULL, &candidates, &size), "plan");
+  CHECK(candidates == NULL && size == 0);
+  CHECK_REFUSED(rapt_plan_explain(NULL, NULL, 0, &size), "plan");
+  CHECK_REFUSED(rapt_plan_problem_text(NULL, NULL, 0, &size), "plan");
+  CHECK_REFUSED(rapt_problem_text(NULL, NULL, 0, &size), "args");
+  CHECK_REFUSED(rapt_entries(NULL, &size), "entries");
+  CHECK_REFUSED(rapt_entries(&entries, NULL), "count");
+  CHECK_REFUSED(rapt_usable_isas(NULL, &size), "isas");
+  CHECK_REFUSED(rapt_usable_isas(&isas, NULL), "count");
+
+  rapt_context_destroy(NULL);
+  rapt_plan_destroy(NULL);
+  CHECK(strcmp(rapt_plan_entry(NULL), "") == 0 && strcmp(rapt_plan_backend(NULL), "") == 0);
+  CHECK(rapt_plan_workspace_bytes(NULL) == 0 && rapt_plan_threads(NULL) == 0 && rapt_plan_work_items(NULL) == 0);
+
+  rapt_context_options options = rapt_context_options_init();
+  options.struct_size = 4;
+  context = (rapt_context*)&options;
+  CHECK_REFUSED(rapt_context_create(&options, &context), "struct_size");
+  CHECK(context == NULL); /* a failed call leaves no stale handle */
+}
+
+static void test_tensor_contiguous(void) {
+  rapt_tensor tensor;
+  const int64_t shape[] = {2, 3, 4, 5};
+  CHECK_OK(rapt_tensor_contiguous(&tensor, f.q, RAPT_F32, 4, shape));
+  CHECK(tensor.data == f.q && tensor.dtype == RAPT_F32 && tensor.device_type == RAPT_CPU && tensor.ndim == 4);
+  CHECK(tensor.strides[0] == 60 && tensor.strides[1] == 20 && tensor.strides[2] == 5 && tensor.strides[3] == 1);
+  CHECK_REFUSED(rapt_tensor_contiguous(&tensor, f.q, RAPT_F32, 5, shape), "ndim");
+  CHECK_REFUSED(rapt_tensor_contiguous(&tensor, f.q, 6, 4, shape), "dtype");
+  const int64_t huge[] = {INT64_MAX, 2};
+  CHECK(rapt_tensor_contiguous(&tensor, f.q, RAPT_F32, 2, huge) == RAPT_INVALID_ARGUMENT);
+  CHECK(tensor.data == NULL && tensor.ndim == 0);
+}
+
+static void* first_error_of_thread(void* unused) {
+  (void)unused;
+  CHECK(strcmp(rapt_last_error(), "") == 0 && strcmp(rapt_last_error_argument(), "") == 0);
+  CHECK_REFUSED(rapt_attention(NULL, NULL), "args");
+  return NULL;
+}
+
+static void test_messages_are_per_thread(void) {
+  pthread_t thread;
+  CHECK_REFUSED(rapt_plan_run(NULL, NULL, NULL, 0), "plan");
+  CHECK(pthread_create(&thread, NULL, first_error_of_thread, NULL) == 0);
+  CHECK(pthread_join(thread, NULL) == 0);
+  CHECK(strcmp(rapt_last_error_argument(), "plan") == 0);
+  CHECK(rapt_version()[0] != '\0'); /* a success leaves the message alone */
+  CHECK(strncmp(rapt_last_error(), "plan: ", 6) == 0);
+}
+
+/* A message longer than its buffer is cut, not dropped. */
+static void test_long_message(void) {
+  enum { LENGTH = 10000 };
+  char* text = malloc(LENGTH + 1);
+  rapt_plan* plan;
+  memset(text, 'x', LENGTH);
+  text[LENGTH] = '\0';
+  CHECK(rapt_plan_create_from_text(text, NULL, &plan) == RAPT_INVALID_ARGUMENT);
+  CHECK(plan == NULL && strlen(rapt_last_error()) > 10 && strlen(rapt_last_error_argument()) > 0);
+  free(text);
+}
+
+void test_errors(void) {
+  test_bad_fields();
+  test_null_pointers();
+  test_tensor_contiguous();
+  test_messages_are_per_thread();
+  test_long_message();
+}

@@ -1,0 +1,227 @@
+#!/usr/bin/env python3
+"""Runs the program named by the environment's RAPT_CLI as a user would."""
+
+import json
+import math
+import os
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+PROBLEM = "b=1 hq=2 sq=48 d=16 causal"
+ROW_KEYS = """name problem entry threads b hq hk sq sk d dv causal dtype real_time time_unit median_ms best_ms spread
+    gflops of_peak of_peak_best of_bandwidth vs_naive iterations cpu_time run_name run_type samples""".split()
+CONTEXT_KEYS = """date host_name cpu num_cpus caches isa threads library_version compiler fma_peak_gflops
+    read_bandwidth_gbs""".split()
+
+
+def rapt(*arguments, **environment):
+    inherited = {name: value for name, value in os.environ.items() if name not in ("RAPT_ISA", "RAPT_KERNEL")}
+    return subprocess.run([os.environ["RAPT_CLI"], *arguments], capture_output=True, text=True,
+                          env={**inherited, **environment}, check=False)
+
+
+class CliTest(unittest.TestCase):
+    def run_ok(self, *arguments, **environment):
+        result = rapt(*arguments, **environment)
+        self.assertEqual(result.returncode, 0, f"{arguments}: {result.stdout}{result.stderr}")
+        return result.stdout
+
+    def run_json(self, *arguments, **environment):
+        return json.loads(self.run_ok(*arguments, "--json", **environment))
+
+    def assert_usage_error(self, *arguments, mentions, **environment):
+        """Exit code 2, one line that names the culprit, and no output."""
+        result = rapt(*arguments, **environment)
+        self.assertEqual(result.returncode, 2, f"{arguments}: {result.stdout}{result.stderr}")
+        self.assertEqual(result.stdout, "")
+        self.assertRegex(result.stderr, r"\Arapt: [^\n]+\n\Z")
+        self.assertIn(mentions, result.stderr)
+
+
+class Info(CliTest):
+    def test_json_is_complete(self):
+        info = self.run_json("info")
+        self.assertRegex(info["version"], r"^\d+\.\d+\.\d+")
+        self.assertGreater(info["cpus"], 0)
+        self.assertTrue(info["entries"])
+        for item in info["entries"] + info["isas"]:
+            self.assertEqual(item["usable"], item["reason"] == "", item)
+        self.assertTrue(any(isa["usable"] for isa in info["isas"]))
+        self.assertEqual(len({entry["name"] for entry in info["entries"]}), len(info["entries"]))
+        usable = {isa["name"] for isa in info["isas"] if isa["usable"]}
+        for entry in info["entries"]:
+            self.assertTrue(not entry["usable"] or entry["name"].split(".")[2] in usable, entry)
+
+    def test_text_says_the_same(self):
+        info = self.run_json("info")
+        text = self.run_ok("info")
+        for item in info["entries"] + info["isas"] + info["executors"]:
+            self.assertIn(item["name"], text)
+            self.assertIn(item["reason"], text)
+
+    def test_environment_is_shown(self):
+        name = [isa["name"] for isa in self.run_json("info")["isas"] if isa["usable"]][-1]
+        self.assertRegex(self.run_ok("info", RAPT_ISA=name), rf"RAPT_ISA +{name}")
+
+
+class InfoProblem(CliTest):
+    def test_names_what_would_run(self):
+        plan = self.run_json("info", "--problem", PROBLEM)
+        self.assertEqual(plan["problem"], "attention " + PROBLEM)
+        self.assertIn(plan["entry"], [candidate["entry"] for candidate in plan["candidates"]])
+        self.assertIn(plan["entry"], self.run_ok("info", "--problem", PROBLEM))
+
+    def test_isa_is_obeyed(self):
+        for isa in self.run_json("info")["isas"]:
+            if isa["usable"]:
+                plan = self.run_json("info", "--problem", PROBLEM, RAPT_ISA=isa["name"])
+                self.assertEqual(plan["entry"].split(".")[2], isa["name"])
+
+    def test_bad_problems(self):
+        self.assert_usage_error("info", "--problem", "b=1 hq=2 sq=x d=16", mentions="sq")
+        self.assert_usage_error("info", "--problem", "b=1 hq=2 sq=4 d=16 sideways", mentions="sideways")
+        self.assert_usage_error("info", "--problem", "b=1 hq=3 hk=2 sq=4 d=16", mentions="h")
+
+    def test_bad_environment(self):
+        self.assert_usage_error("info", "--problem", PROBLEM, mentions="quantum", RAPT_ISA="quantum")
+        self.assert_usage_error("info", "--problem", PROBLEM, mentions="no_such_entry", RAPT_KERNEL="no_such_entry")
+
+
+class Check(CliTest):
+    def test_problems_given(self):
+        text = self.run_ok("check", "--problem", PROBLEM, "--problem", "attention b=2 hq=2 sq=30 d=8 lse", "--seeds", "2")
+        self.assertIn("4 checked, 0 wrong", text)
+
+    def test_default_list(self):
+        text = self.run_ok("check")
+        self.assertIn(" 0 wrong, 0 skipped", text)
+
+    def test_every_usable_entry(self):
+        usable = [entry["name"] for entry in self.run_json("info")["entries"] if entry["usable"]]
+        text = self.run_ok("check", "--problem", PROBLEM, "--entry", "attention")
+        for name in usable:
+            if name.startswith("attention"):
+                self.assertIn(name, text)
+
+    def test_one_entry(self):
+        name = [entry["name"] for entry in self.run_json("info")["entries"] if entry["usable"]][-1]
+        lines = self.run_ok("check", "--problem", PROBLEM, "--entry", name).splitlines()
+        self.assertIn(name, lines)
+
+    def test_bad_entries(self):
+        self.assert_usage_error("check", "--entry", "no_such_entry", mentions="no_such_entry")
+        for entry in self.run_json("info")["entries"]:
+            if not entry["usable"]:
+                self.assert_usage_error("check", "--entry", entry["name"], mentions=entry["reason"])
+
+
+class Bench(CliTest):
+    def bench(self, *arguments):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "rows.json"
+            result = rapt("bench", "--min-time", "0.01", "--json", str(path), *arguments)
+            self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+            self.assertEqual(result.stderr, "", "progress is for terminals only")
+            self.assertEqual(os.listdir(folder), ["rows.json"])
+            return result.stdout, json.loads(path.read_text())
+
+    def test_row(self):
+        text, document = self.bench("--problem", PROBLEM)
+        self.assertIn(PROBLEM, text)
+        for key in CONTEXT_KEYS:
+            self.assertIn(key, document["context"])
+        self.assertEqual(document["context"]["threads"], [1])
+        (row,) = document["benchmarks"]
+        for key in ROW_KEYS:
+            self.assertIn(key, row)
+        self.assertIn(row["entry"], text)
+        self.assertEqual([row[key] for key in ("b", "hq", "hk", "sq", "sk", "d", "dv", "threads", "causal", "dtype")],
+                         [1, 2, 2, 48, 48, 16, 16, 1, True, "f32"])
+        self.assertTrue(0 < row["best_ms"] <= row["median_ms"] < 1000)
+        self.assertEqual((row["real_time"], row["time_unit"]), (row["median_ms"], "ms"))
+        self.assertGreater(row["vs_naive"], 0)
+        self.assertGreater(document["context"]["read_bandwidth_gbs"][0], 0)
+        self.assertTrue(math.isclose(row["gflops"], row["flops"] / row["median_ms"] / 1e6, rel_tol=1e-6))
+
+    def flops(self, problem):
+        """Counted by the program, in units of one (row, key) pair of one head."""
+        (row,) = self.bench("--problem", problem)[1]["benchmarks"]
+        return row["flops"] / (2 * (row["d"] + row["dv"]) * row["hq"])
+
+    def test_flops_are_exact(self):
+        def pairs(sq, sk, seen):
+            return sum(seen(i, j) for i in range(sq) for j in range(sk))
+
+        self.assertEqual(self.flops("b=3 hq=4 hk=2 sq=20 sk=30 d=8 dv=4"), 3 * 20 * 30)
+        self.assertEqual(self.flops("b=1 hq=1 sq=20 d=8 causal"), pairs(20, 20, lambda i, j: j <= i))
+        self.assertEqual(self.flops("b=1 hq=1 sq=20 sk=31 d=8 causal align=bottom_right"),
+                         pairs(20, 31, lambda i, j: j <= i + 11))
+        self.assertEqual(self.flops("b=1 hq=1 sq=31 sk=20 d=8 causal align=bottom_right"),
+                         pairs(31, 20, lambda i, j: j <= i - 11))
+        self.assertEqual(self.flops("b=1 hq=1 sq=20 sk=31 d=8 window=3,5 align=4"),
+                         pairs(20, 31, lambda i, j: i + 4 - 3 <= j <= i + 4 + 5))
+        self.assertEqual(self.flops("b=1 hq=1 sq=20 d=8 causal window=3,-1"), pairs(20, 20, lambda i, j: i - 3 <= j <= i))
+
+    def test_entries_and_threads(self):
+        entries = [entry["name"] for entry in self.run_json("info")["entries"] if entry["usable"]]
+        threads = [1, 2] if self.run_json("info")["executors"][0]["threads"] >= 2 else [1]
+        _, document = self.bench("--problem", PROBLEM, "--entry", "attention", "--threads", ",".join(map(str, threads)),
+                                 "--seeds", "2")
+        rows = [(row["entry"], row["threads"]) for row in document["benchmarks"]]
+        self.assertEqual(rows, [(entry, count) for entry in entries for count in threads])
+        self.assertEqual(document["context"]["threads"], threads)
+
+
+class BenchFiles(CliTest):
+    def test_unwritable_paths_are_refused_first(self):
+        with tempfile.TemporaryDirectory() as folder:
+            self.assert_usage_error("bench", "--problem", PROBLEM, "--json", f"{folder}/missing/rows.json",
+                                    mentions="missing/rows.json")
+            self.assert_usage_error("bench", "--problem", PROBLEM, "--json", folder, mentions="is a directory")
+            self.assertEqual(os.listdir(folder), [])
+
+    def test_files_are_replaced(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path, link = Path(folder) / "rows.json", Path(folder) / "link.json"
+            path.write_text("old")
+            link.symlink_to("rows.json")
+            self.run_ok("bench", "--min-time", "0.01", "--problem", PROBLEM, "--json", str(link))
+            self.assertEqual(sorted(os.listdir(folder)), ["link.json", "rows.json"])
+            self.assertTrue(link.is_symlink())
+            self.assertEqual(len(json.loads(path.read_text())["benchmarks"]), 1)
+
+    def test_devices_are_written_in_place(self):
+        text = self.run_ok("bench", "--min-time", "0.01", "--problem", PROBLEM, "--json", "/dev/stdout")
+        self.assertEqual(len(json.loads(text[text.index("{"):])["benchmarks"]), 1)
+        self.assertFalse(Path("/dev/stdout").is_file())
+
+
+class Usage(CliTest):
+    def test_errors(self):
+        self.assert_usage_error(mentions="subcommand")
+        self.assert_usage_error("levitate", mentions="levitate")
+        self.assert_usage_error("info", "--colour", mentions="--colour")
+        self.assert_usage_error("check", "--seeds", "0", mentions="--seeds")
+        self.assert_usage_error("check", "--seeds", "many", mentions="--seeds")
+        self.assert_usage_error("check", "--problem", "b=1", mentions="b=1")
+        self.assert_usage_error("bench", "--set", "endless", mentions="endless")
+        self.assert_usage_error("bench", "--set", "quick", "--problem", PROBLEM, mentions="--set")
+        self.assert_usage_error("bench", "--threads", "0", mentions="--threads")
+        self.assert_usage_error("bench", "--threads", "4000", mentions="--threads")
+        self.assert_usage_error("bench", "--threads", "1,x", mentions="--threads")
+        self.assert_usage_error("bench", "--min-time", "-1", mentions="--min-time")
+        self.assert_usage_error("bench", "--problem", "b=1 hq=2 sq=8 d=0", mentions="d=0")
+        self.assert_usage_error("bench", "--problem", "b=2 hq=2 sq=8 d=4 ragged_q=99 ragged_k=99", mentions="ragged")
+        self.assert_usage_error("demo", "--data-dir", "/no/such/folder", mentions="/no/such/folder")
+
+    def test_help(self):
+        for command in ("info", "check", "bench", "demo"):
+            self.assertIn("--", self.run_ok(command, "--help"))
+            self.assertIn(command, self.run_ok("--help"))
+        self.assertRegex(self.run_ok("--version"), r"^\d+\.\d+\.\d+\n$")
+
+
+if __name__ == "__main__":
+    unittest.main()

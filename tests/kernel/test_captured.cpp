@@ -1,0 +1,71 @@
+// Attention of a real language model (tests/data): every entry has to give what the model computed.
+#include <string>
+
+#include "oracle/oracle.hpp"
+#include "support/captured.hpp"
+#include "support/catch.hpp"
+#include "support/entries.hpp"
+
+namespace rapt::testing {
+
+TEST_CASE("captured: recordings of unequal lengths and of one text are there", "[captured]") {
+  int padded = 0, single = 0;
+  for (const Captured& captured : load_captured(RAPT_TEST_DATA)) {
+    const std::vector<std::int64_t> lengths = captured.lengths();
+    CHECK(captured.texts().size() == lengths.size());
+    if (lengths.size() == 1) ++single;
+    if (lengths.size() > 1 && lengths.front() != lengths.back()) ++padded;
+    // The bound below is meaningful only if the model itself is as exact as fp32 can be.
+    CHECK(captured.model_error() > 0);
+    CHECK(captured.model_error() < 5e-7);
+  }
+  CHECK(padded >= 3);
+  CHECK(single >= 1);
+}
+
+TEST_CASE("captured: every entry agrees with the model and with float64", "[captured]") {
+  for (Captured& captured : load_captured(RAPT_TEST_DATA)) {
+    for (const std::string& entry : usable_entries()) {
+      const Context context = forced(entry);
+      for (const Padding padding : kPaddings) {
+        CAPTURE(captured.name(), entry, to_string(padding));
+        const AttentionArgs args = captured.args(padding);
+        attention(args, context);
+
+        const Difference difference = captured.difference(padding);
+        CAPTURE(difference.max_abs, difference.max_abs_bound, difference.relative, difference.relative_bound);
+        CHECK(difference.ok());
+
+        const Errors errors = compare(args, oracle(args));
+        CAPTURE(describe(errors));
+        CHECK(errors.ok());
+      }
+      CAPTURE(captured.name(), entry);
+      CHECK(captured.same_bits(Padding::key_lengths, Padding::ragged));
+    }
+  }
+}
+
+TEST_CASE("captured: a result that is wrong anywhere is noticed", "[captured]") {
+  for (Captured& captured : load_captured(RAPT_TEST_DATA)) {
+    for (const Padding padding : kPaddings) {
+      CAPTURE(captured.name(), to_string(padding));
+      AttentionArgs args = captured.args(padding);
+      CHECK_FALSE(captured.difference(padding).ok());  // nothing written yet
+
+      attention(args);
+      REQUIRE(captured.difference(padding).ok());
+      float& first = *static_cast<float*>(args.out.data);
+      first += 1e-3f;
+      CHECK_FALSE(captured.difference(padding).ok());
+    }
+    // A wrong mask is not within the bounds: the padding matters.
+    if (captured.lengths().front() == captured.lengths().back()) continue;
+    AttentionArgs args = captured.args(Padding::boolean_mask);
+    args.score.mask = {};
+    attention(args);
+    CHECK_FALSE(captured.difference(Padding::boolean_mask).ok());
+  }
+}
+
+}  // namespace rapt::testing

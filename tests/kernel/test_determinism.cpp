@@ -1,0 +1,127 @@
+// The bits of a row depend on its own inputs and the ISA only.
+#include "support/check.hpp"
+#include "support/executors.hpp"
+
+using namespace rapt;
+using namespace rapt::testing;
+
+namespace {
+
+const char* const kProblems[] = {
+    "attention b=2 hq=6 hk=2 sq=130 sk=200 d=40 dv=24 causal align=bottom_right bias=bk sinks lse",
+    "attention b=4 hq=4 sq=90 sk=150 d=64 lse ragged_q=190 ragged_k=300 layout=bshd",
+    "attention b=5 hq=10 hk=2 sq=1 sk=700 d=64 lse seqlens",
+    "attention b=1 hq=3 sq=300 d=33 mask=qk softcap=20 lse",
+};
+
+/// Copies of sequence n of a dense case, alone in a batch of one.
+AttentionArgs alone(const AttentionArgs& all, std::int64_t n, Case& target) {
+  AttentionArgs one = all;
+  one.q = slice(all.q, 0, n, 1);
+  one.kv.k = slice(all.kv.k, 0, n, 1);
+  one.kv.v = slice(all.kv.v, 0, n, 1);
+  one.out = slice(target.out.mutable_view(), 0, n, 1);
+  one.lse = slice(target.lse.mutable_view(), 0, n, 1);
+  return one;
+}
+
+}  // namespace
+
+TEST_CASE("executors, thread counts and repetition do not change a bit", "[kernel][threads]") {
+  for (const char* text : kProblems) {
+    Case first(Problem::parse(text), 3), second(Problem::parse(text), 3);
+    for (const std::string& entry : usable_entries()) {
+      attention(first.args(), forced(entry));
+      for (const auto& executor : all_executors()) {
+        for (int threads : {1, 2, 3, 4}) {
+          const Context context = forced(entry, executor, threads);
+          for (int repeat = 0; repeat < 2; ++repeat) {
+            second.poison_outputs();
+            attention(second.args(), context);
+            INFO(entry << " on " << executor->name() << " with " << threads << ": " << text);
+            CHECK(same_bits(first.out, second.out));
+            CHECK(same_bits(first.lse, second.lse));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("a sequence alone gives the bits it gives in a batch", "[kernel]") {
+  const Problem problem = Problem::parse("attention b=5 hq=6 hk=2 sq=70 sk=111 d=48 causal align=bottom_right lse");
+  Case batch(problem), single(problem);
+  for (const std::string& entry : usable_entries()) {
+    const Context context = forced(entry, tbb_executor(), 2);
+    batch.poison_outputs();
+    single.poison_outputs();
+    attention(batch.args(), context);
+    const AttentionArgs args = batch.args();
+    for (std::int64_t n = 0; n < problem.b; ++n) attention(alone(args, n, single), context);
+    INFO(entry);
+    CHECK(same_bits(batch.out, single.out));
+    CHECK(same_bits(batch.lse, single.lse));
+  }
+}
+
+TEST_CASE("ragged sequences give the bits of dense ones", "[kernel]") {
+  // Sequences of equal length in [total, h, d] are the dense batch in bshd.
+  Case ragged(Problem::parse("attention b=3 hq=4 hk=2 sq=45 d=40 causal lse ragged_q=135 ragged_k=135 layout=bshd"));
+  Case dense(Problem::parse("attention b=3 hq=4 hk=2 sq=45 d=40 causal lse layout=bshd"));
+  AttentionArgs args = dense.args();
+  args.q.data = ragged.q.view().data;
+  args.kv.k.data = ragged.k.view().data;
+  args.kv.v.data = ragged.v.view().data;
+  for (const std::string& entry : usable_entries()) {
+    attention(ragged.args(), forced(entry));
+    attention(args, forced(entry));
+    INFO(entry);
+    for (std::int64_t row = 0; row < 135; ++row) {
+      for (std::int64_t h = 0; h < 4; ++h) {
+        CHECK(ragged.out.at({row, h, 39}) == dense.out.at({row / 45, h, row % 45, 39}));
+        CHECK(ragged.lse.at({row, h}) == dense.lse.at({row / 45, h, row % 45}));
+      }
+    }
+  }
+}
+
+TEST_CASE("rows split over calls give the bits of one call", "[kernel]") {
+  const Problem problem = Problem::parse("attention b=2 hq=6 hk=2 sq=101 sk=140 d=40 causal window=60,-1 align=12 lse");
+  Case whole(problem), parts(problem);
+  for (const std::string& entry : usable_entries()) {
+    attention(whole.args(), forced(entry));
+    parts.poison_outputs();
+    for (std::int64_t begin = 0, count = 1; begin < problem.sq; begin += count, count = count * 2 + 1) {
+      count = std::min(count, problem.sq - begin);
+      AttentionArgs args = parts.args();
+      args.q = slice(args.q, 2, begin, count);
+      args.out = slice(args.out, 2, begin, count);
+      args.lse = slice(args.lse, 2, begin, count);
+      args.score.align = Align::offset(12 + begin);
+      attention(args, forced(entry));
+    }
+    INFO(entry);
+    CHECK(same_bits(whole.out, parts.out));
+    CHECK(same_bits(whole.lse, parts.lse));
+  }
+}
+
+TEST_CASE("a head alone gives the bits it gives among others", "[kernel]") {
+  const Problem problem = Problem::parse("attention b=1 hq=7 sq=70 sk=90 d=48 lse");
+  Case all(problem), single(problem);
+  for (const std::string& entry : usable_entries()) {
+    attention(all.args(), forced(entry));
+    for (std::int64_t h = 0; h < problem.hq; ++h) {
+      AttentionArgs args = single.args();
+      args.q = slice(args.q, 1, h, 1);
+      args.kv.k = slice(args.kv.k, 1, h, 1);
+      args.kv.v = slice(args.kv.v, 1, h, 1);
+      args.out = slice(args.out, 1, h, 1);
+      args.lse = slice(args.lse, 1, h, 1);
+      attention(args, forced(entry));
+    }
+    INFO(entry);
+    CHECK(same_bits(all.out, single.out));
+    CHECK(same_bits(all.lse, single.lse));
+  }
+}

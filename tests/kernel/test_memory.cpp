@@ -1,0 +1,94 @@
+// Nothing is read or written that does not belong to a tensor, and extra memory stays small.
+#include <algorithm>
+#include <random>
+#include <span>
+
+#include "support/check.hpp"
+#include "support/executors.hpp"
+#include "support/sampler.hpp"
+
+using namespace rapt;
+using namespace rapt::testing;
+
+namespace {
+
+void check_guarded(const Problem& problem, std::uint64_t seed) {
+  for (Placement placement : {Placement::front, Placement::back}) {
+    Case c(problem, seed, placement);
+    c.protect_inputs();
+    check_every_entry(c);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("sampled problems between guard pages", "[kernel]") {
+  std::mt19937_64 random(201);
+  for (int i = 0; i < 25; ++i) {
+    const Problem problem = sample(random, kEverything);
+    check_guarded(problem, random() % 1000);
+  }
+}
+
+TEST_CASE("odd sizes between guard pages", "[kernel]") {
+  for (std::int64_t d : {1, 3, 7, 8, 9, 15, 16, 17, 31, 33, 65, 577}) {
+    for (std::int64_t s : {1, 2, 5, 23, 24, 25, 63, 65, 129}) {
+      if (d * s > 17000) continue;
+      Problem problem;
+      problem.sq = s;
+      problem.sk = s + 3;
+      problem.d = std::min<std::int64_t>(d, 576);
+      problem.dv = d % 40 + 1;
+      problem.mask = Problem::kFullQ;
+      problem.bias = 0;
+      problem.lse = true;
+      problem.layout = static_cast<Problem::Layout>((d + s) % 4);
+      check_guarded(problem, static_cast<std::uint64_t>(d * s));
+    }
+  }
+}
+
+TEST_CASE("sequences that are empty or one row long between guard pages", "[kernel]") {
+  for (const char* text : {"attention b=6 hq=2 sq=9 sk=70 d=24 ragged_q=11 ragged_k=72 lse",
+                           "attention b=6 hq=2 sq=1 sk=1 d=24 ragged_q=1 ragged_k=1 lse",
+                           "attention b=6 hq=3 sq=5 sk=65 d=20 seqlens lse layout=bhds"}) {
+    for (std::uint64_t seed : {1, 2, 3, 4, 5}) check_guarded(Problem::parse(text), seed);
+  }
+}
+
+TEST_CASE("a workspace of exactly the planned size is enough", "[kernel][threads]") {
+  std::mt19937_64 random(202);
+  for (int i = 0; i < 10; ++i) {
+    Case c(sample(random, kEverything), 5);
+    const Reference reference = oracle(c.args());
+    for (const std::string& entry : usable_entries()) {
+      const Plan plan(c.args(), forced(entry, tbb_executor(), 3));
+      const Buffer workspace(plan.workspace_bytes(), Placement::back);
+      c.poison_outputs();
+      plan.run(c.args(), std::span<std::byte>(workspace.data(), workspace.size()));
+      const Errors errors = compare(c.args(), reference);
+      INFO(entry << ": " << c.problem.to_string() << ": " << describe(errors));
+      CHECK(plan.workspace_bytes() % 64 == 0);
+      CHECK(errors.ok());
+    }
+  }
+}
+
+// Masked tiles are skipped, so that this takes a moment although the full scores would be 4e9.
+TEST_CASE("65536 rows in a sliding window need little memory", "[kernel][slow]") {
+  CountingAllocator allocator;
+  Case c(Problem::parse("attention sq=65536 d=64 causal window=100,-1 lse"));
+  const Reference reference = oracle(c.args(), 7919);
+  for (const std::string& entry : usable_entries()) {
+    if (entry.find("naive") != std::string::npos) continue;
+    ContextOptions options;
+    options.kernel = entry;
+    options.threads = 2;
+    options.allocator = allocator.get();
+    allocator.peak_bytes = 0;
+    const Errors errors = run_and_compare(c, Context(options), reference);
+    INFO(entry << ": " << describe(errors));
+    CHECK(errors.ok());
+    CHECK(allocator.peak_bytes <= 16u << 20);
+  }
+}

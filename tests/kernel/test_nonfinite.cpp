@@ -1,0 +1,205 @@
+// NaN, Inf, very large and very small numbers: what is attended propagates, what is masked never leaks.
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "support/check.hpp"
+
+using namespace rapt;
+using namespace rapt::testing;
+
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+std::size_t finite_count(const Case& c) {
+  std::size_t count = 0;
+  for (float x : c.out.values()) count += std::isfinite(x);
+  return count;
+}
+
+/// Rows that the reference calls finite must have the bits they had without the intruder.
+void check_unharmed(const Case& before, const Case& after, const Reference& reference) {
+  const std::vector<float> x = before.out.values(), y = after.out.values();
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    if (std::isfinite(reference.out[i]) && std::memcmp(&x[i], &y[i], sizeof(float)) != 0) {
+      FAIL("element " << i << " became " << y[i] << ", was " << x[i]);
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("NaN in a key or value reaches the rows that attend it and no other", "[kernel]") {
+  for (const char* what : {"", "causal", "causal align=-9", "window=6,3", "causal window=20,-1 align=30", "mask=hqk",
+                           "bias=hqk", "mask=bk", "bias=bk mask=qk", "softcap=20 causal", "alibi causal",
+                           "sinks causal", "causal layout=bshd", "causal layout=bhds", "mask=qk layout=other"}) {
+    const Problem problem = Problem::parse("attention b=2 hq=4 hk=2 sq=70 d=24 lse " + std::string(what));
+    for (const std::string& entry : usable_entries()) {
+      Case before(problem);
+      attention(before.args(), forced(entry));
+      std::size_t harmed = 0;
+      for (std::int64_t key : {0, 1, 33, 68, 69}) {
+        for (bool in_key : {true, false}) {
+          Case after(problem);
+          (in_key ? after.k : after.v).at({1, 0, key, 5}) = kNaN;
+          const Reference reference = oracle(after.args());
+          const Errors errors = run_and_compare(after, forced(entry), reference);
+          INFO(entry << ": " << problem.to_string() << (in_key ? ": key " : ": value ") << key << ": "
+                     << describe(errors));
+          CHECK(errors.ok());
+          harmed += finite_count(before) - finite_count(after);
+          check_unharmed(before, after, reference);
+        }
+      }
+      CHECK(harmed > 0);
+    }
+  }
+}
+
+TEST_CASE("Inf in a key or value propagates and never hides", "[kernel]") {
+  for (const char* what : {"", "causal", "window=6,3", "mask=hqk", "bias=hqk"}) {
+    for (float value : {kInfinity, -kInfinity}) {
+      for (std::int64_t key : {0, 40, 69}) {
+        Case in_value(Problem::parse("attention b=1 hq=2 sq=70 d=24 lse " + std::string(what)));
+        in_value.v.at({0, 1, key, 23}) = value;
+        check_every_entry(in_value);
+        // A score of +inf is no number afterwards, one of -inf weighs nothing.
+        Case in_key(in_value.problem);
+        in_key.k.at({0, 1, key, 0}) = value;
+        check_every_entry(in_key);
+      }
+    }
+  }
+}
+
+TEST_CASE("NaN in a query stays in its row", "[kernel]") {
+  const Problem problem = Problem::parse("attention b=2 hq=6 hk=2 sq=41 sk=50 d=24 lse");
+  for (const std::string& entry : usable_entries()) {
+    Case before(problem), after(problem);
+    attention(before.args(), forced(entry));
+    after.q.at({1, 3, 17, 0}) = kNaN;
+    const Reference reference = oracle(after.args());
+    INFO(entry);
+    CHECK(run_and_compare(after, forced(entry), reference).ok());
+    CHECK(finite_count(after) + 24 == finite_count(before));
+    check_unharmed(before, after, reference);
+  }
+}
+
+TEST_CASE("a row without keys ignores a NaN in its query", "[kernel]") {
+  Case c(Problem::parse("attention sq=9 sk=3 d=8 causal align=bottom_right lse"));
+  c.q.at({0, 0, 2, 3}) = kNaN;
+  check_every_entry(c);
+}
+
+TEST_CASE("one sequence's NaN does not reach its neighbours", "[kernel]") {
+  for (const char* what : {"ragged_q=90 ragged_k=120", "ragged_k=120", "", "seqlens"}) {
+    for (std::uint64_t seed : {1, 2, 3}) {
+      Case c(Problem::parse("attention b=3 hq=2 sq=50 sk=60 d=24 lse " + std::string(what)), seed);
+      const bool ragged = c.problem.ragged_k >= 0;
+      const AttentionArgs args = c.args();
+      std::int64_t begin = 60, end = 120;
+      if (ragged) {
+        const bool wide = args.kv.cu_seqlens.dtype == DType::i64;
+        begin = wide ? c.cu_seqlens_k.at<std::int64_t>({1}) : c.cu_seqlens_k.at<std::int32_t>({1});
+        end = wide ? c.cu_seqlens_k.at<std::int64_t>({2}) : c.cu_seqlens_k.at<std::int32_t>({2});
+      }
+      for (std::int64_t row = begin; row < end; ++row) {
+        for (std::int64_t e = 0; e < 24; ++e) {
+          (ragged ? c.k.at({row, 0, e}) : c.k.at({1, 0, row - 60, e})) = kNaN;
+          (ragged ? c.v.at({row, 1, e}) : c.v.at({1, 1, row - 60, e})) = kNaN;
+        }
+      }
+      check_every_entry(c);
+    }
+  }
+}
+
+TEST_CASE("NaN and +inf in bias are scores like any other", "[kernel]") {
+  for (float value : {kNaN, kInfinity}) {
+    Case c(Problem::parse("attention sq=9 sk=40 d=8 bias=qk lse"));
+    c.bias.flat(3 * 40 + 17) = value;
+    check_every_entry(c);
+    Case masked(Problem::parse("attention sq=40 d=8 bias=qk causal lse"));
+    masked.bias.flat(3 * 40 + 17) = value;
+    check_every_entry(masked);
+  }
+}
+
+TEST_CASE("a value outside the causal range may be anything", "[kernel]") {
+  Case c(Problem::parse("attention b=1 hq=2 sq=5 sk=300 d=16 causal align=20 lse"));
+  for (std::int64_t h = 0; h < 2; ++h) {
+    for (std::int64_t j = 25; j < 300; ++j) {
+      for (std::int64_t e = 0; e < 16; ++e) {
+        c.k.at({0, h, j, e}) = j % 2 ? kNaN : kInfinity;
+        c.v.at({0, h, j, e}) = j % 3 ? kNaN : -kInfinity;
+      }
+    }
+  }
+  check_every_entry(c);
+}
+
+TEST_CASE("very large scores work", "[kernel]") {
+  for (const char* scale : {"1e4", "-1e4", "1e6", "-1e6"}) {
+    for (const char* what : {"", " causal", " mask=qk", " bias=qk", " softcap=30", " window=9,9 alibi", " sinks"}) {
+      check_every_entry("attention hq=2 sq=65 d=16 lse scale=" + std::string(scale) + what);
+    }
+  }
+}
+
+// Scores of exactly +-1e6 leave nothing to rounding: the largest take everything, in equal shares.
+TEST_CASE("large scores pick the largest exactly", "[kernel]") {
+  for (float size : {1e4f, 1e6f}) {
+    Case c(Problem::parse("attention sq=2 sk=200 d=1 scale=1 lse"));
+    for (std::int64_t j = 0; j < 200; ++j) c.k.flat(j) = j == 150 || j == 3 ? size : -size;
+    c.q.flat(0) = 1;
+    c.q.flat(1) = -1;
+    for (std::int64_t j = 0; j < 200; ++j) c.v.flat(j) = j == 150 || j == 3 ? 2 : static_cast<float>(j % 2);
+    for (const std::string& entry : usable_entries()) {
+      c.poison_outputs();
+      attention(c.args(), forced(entry));
+      INFO(entry);
+      CHECK(c.out.flat(0) == Approx(2).epsilon(1e-6));
+      CHECK(c.out.flat(1) == Approx(99 / 198.0).epsilon(1e-6));
+      CHECK(c.lse.flat(0) == Approx(size + std::log(2.0)).epsilon(3e-7));
+      CHECK(c.lse.flat(1) == Approx(size + std::log(198.0)).epsilon(3e-7));
+    }
+  }
+}
+
+TEST_CASE("rows whose scores are all very negative are not masked", "[kernel]") {
+  for (float size : {-1e4f, -1e6f, -1e30f}) {
+    Case c(Problem::parse("attention sq=3 sk=70 d=1 scale=1 bias=k"), 1);
+    for (std::int64_t j = 0; j < 70; ++j) {
+      c.bias.flat(j) = size;
+      c.k.flat(j) = 0;
+      c.v.flat(j) = static_cast<float>(j);
+    }
+    for (const std::string& entry : usable_entries()) {
+      attention(c.args(), forced(entry));
+      INFO(entry << " at " << size);
+      CHECK(c.out.flat(1) == Approx(34.5).epsilon(1e-6));
+    }
+  }
+}
+
+TEST_CASE("denormal inputs", "[kernel]") {
+  Case c(Problem::parse("attention sq=9 sk=40 d=8 lse"));
+  for (std::int64_t i = 0; i < c.k.size(); ++i) c.k.flat(i) *= 1e-39f;
+  check_every_entry(c);
+  // Where all weights are 1/40, denormal values must come out as they are, but for a few units.
+  for (std::int64_t i = 0; i < c.v.size(); ++i) c.v.flat(i) = 1e-39f;
+  for (const std::string& entry : usable_entries()) {
+    attention(c.args(), forced(entry));
+    INFO(entry);
+    for (float x : c.out.values()) CHECK(std::abs(x - 1e-39f) <= 1e-43f);
+  }
+}
+
+TEST_CASE("values near the largest float do not overflow on their way to the mean", "[kernel]") {
+  Case c(Problem::parse("attention sq=4 sk=9 d=8"));
+  for (std::int64_t i = 0; i < c.v.size(); ++i) c.v.flat(i) *= 1e37f / 4;
+  check_every_entry(c);
+}

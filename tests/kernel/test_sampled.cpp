@@ -1,0 +1,83 @@
+// Every registry entry against the oracle on sampled problems.
+#include <random>
+
+#include "support/check.hpp"
+#include "support/sampler.hpp"
+
+using namespace rapt;
+using namespace rapt::testing;
+
+namespace {
+
+void check_samples(std::uint64_t seed, int count, const SampleOptions& options) {
+  std::mt19937_64 random(seed);
+  for (int i = 0; i < count; ++i) {
+    Case c(sample(random, options), random() % 1000);
+    check_every_entry(c);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("entries are usable here or say why not", "[kernel]") {
+  std::size_t usable = 0;
+  for (const EntryInfo& entry : entries()) {
+    CHECK_FALSE(entry.name.empty());
+    CHECK_FALSE(entry.backend.empty());
+    if (entry.unusable.empty()) ++usable;
+    else WARN("skipped: " << entry.name << ": " << entry.unusable);
+  }
+  // At least the tiled and the naive kernel of the lowest instruction set.
+  CHECK(usable >= 2);
+  CHECK(usable == usable_entries().size());
+}
+
+TEST_CASE("sampled sizes and heads", "[kernel]") {
+  check_samples(101, 80, {});
+}
+TEST_CASE("sampled positions", "[kernel]") {
+  check_samples(102, 80, {.positions = true});
+}
+TEST_CASE("sampled scores", "[kernel]") {
+  check_samples(103, 80, {.scores = true});
+}
+TEST_CASE("sampled lengths", "[kernel]") {
+  check_samples(104, 80, {.lengths = true});
+}
+TEST_CASE("sampled layouts", "[kernel]") {
+  check_samples(105, 60, {.layouts = true});
+}
+TEST_CASE("sampled problems of every kind", "[kernel][slow]") {
+  check_samples(106, 400, kEverything);
+}
+
+TEST_CASE("every head size from 1 to 576 in steps", "[kernel]") {
+  for (std::int64_t d = 1; d <= 576; d += d < 40 ? 1 : d < 160 ? 13 : 83) {
+    Problem p;
+    p.sq = 9;
+    p.sk = 33;
+    p.d = d;
+    p.dv = 577 - d;
+    p.lse = true;
+    Case c(p, static_cast<std::uint64_t>(d));
+    check_every_entry(c);
+  }
+}
+
+TEST_CASE("entries of different instruction sets agree on long sequences", "[kernel][slow]") {
+  Case first(Problem::parse("attention b=1 hq=2 hk=1 sq=1024 d=128 causal softcap=30 lse"), 7);
+  const std::vector<std::string> names = usable_entries();
+  attention(first.args(), forced(names.front()));
+  for (std::size_t i = 1; i < names.size(); ++i) {
+    Case other(first.problem, 7);
+    attention(other.args(), forced(names[i]));
+    double squares = 0, difference = 0;
+    for (std::int64_t n = 0; n < first.out.size(); ++n) {
+      const double a = first.out.flat(n), b = other.out.flat(n);
+      squares += a * a;
+      difference += (a - b) * (a - b);
+    }
+    INFO(names.front() << " against " << names[i]);
+    CHECK(difference <= 4e-12 * squares);
+  }
+}

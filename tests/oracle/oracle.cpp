@@ -1,0 +1,332 @@
+#include "oracle/oracle.hpp"
+
+#include <Eigen/Core>
+#include <algorithm>
+#include <cmath>
+#include <initializer_list>
+#include <limits>
+
+namespace rapt::testing {
+namespace {
+
+using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+using RowArray = Eigen::Array<double, 1, Eigen::Dynamic>;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+constexpr double kUnit = 0x1p-24;
+constexpr std::int64_t kRowBlock = 64;
+
+std::int64_t offset_of(const Layout& layout, std::initializer_list<std::int64_t> index) {
+  std::int64_t offset = 0;
+  int dim = 0;
+  for (std::int64_t i : index) offset += i * layout.strides[static_cast<std::size_t>(dim++)];
+  return offset;
+}
+
+double read_float(const TensorView& t, std::initializer_list<std::int64_t> index) {
+  return static_cast<const float*>(t.data)[offset_of(t, index)];
+}
+
+std::int64_t read_index(const TensorView& t, std::int64_t i) {
+  const std::int64_t at = offset_of(t, {i});
+  return t.dtype == DType::i64 ? static_cast<const std::int64_t*>(t.data)[at]
+                               : static_cast<const std::int32_t*>(t.data)[at];
+}
+
+/// Offset of (n, h, i, j) in a tensor of 1 to 4 dimensions that broadcasts over the first three.
+std::int64_t broadcast_offset(const TensorView& t, std::initializer_list<std::int64_t> index) {
+  const int missing = 4 - t.ndim;
+  std::int64_t offset = 0;
+  int dim = 0;
+  for (std::int64_t i : index) {
+    const int own = dim++ - missing;
+    if (own < 0) continue;
+    const auto at = static_cast<std::size_t>(own);
+    if (t.shape[at] != 1) offset += i * t.strides[at];
+  }
+  return offset;
+}
+
+struct Range {
+  std::int64_t begin = 0;
+  std::int64_t length = 0;
+};
+
+/// The rows of sequence n: a slice of a ragged tensor, or all of a dense one.
+Range rows_of(const TensorView& cu_seqlens, std::int64_t n, std::int64_t dense) {
+  if (!cu_seqlens) return {0, dense};
+  const std::int64_t begin = read_index(cu_seqlens, n);
+  return {begin, read_index(cu_seqlens, n + 1) - begin};
+}
+
+/// Rows [first, first + count) of one head as doubles.
+Matrix rows(const TensorView& t, bool ragged, std::int64_t n, std::int64_t h, std::int64_t first, std::int64_t count) {
+  const std::int64_t width = t.shape[static_cast<std::size_t>(t.ndim - 1)];
+  Matrix m(count, width);
+  for (std::int64_t i = 0; i < count; ++i) {
+    for (std::int64_t c = 0; c < width; ++c) {
+      m(i, c) = ragged ? read_float(t, {first + i, h, c}) : read_float(t, {n, h, first + i, c});
+    }
+  }
+  return m;
+}
+
+/// One head of one sequence.
+struct Head {
+  const AttentionArgs& args;
+  std::int64_t n, h;
+  std::int64_t offset;  ///< row i sits at key position i + offset
+  Matrix k, v;          ///< [len_k, d], [len_k, dv]
+};
+
+/// A score after everything, its permitted error and its expected error; -inf when masked.
+struct Score {
+  double x, delta, sigma;
+};
+
+Score final_score(const Head& head, std::int64_t i, std::int64_t j, double dot, double dot_abs, double dot_squares) {
+  const ScoreSpec& spec = head.args.score;
+  const Score masked{-kInfinity, 0, 0};
+  // Offsets and windows may be any int64; as doubles their sums do not overflow.
+  const double key = static_cast<double>(j);
+  const double position = static_cast<double>(i) + static_cast<double>(head.offset);
+  if (spec.causal && key > position) return masked;
+  if (spec.window) {
+    if (spec.window->left >= 0 && key < position - static_cast<double>(spec.window->left)) return masked;
+    if (spec.window->right >= 0 && key > position + static_cast<double>(spec.window->right)) return masked;
+  }
+  if (spec.mask) {
+    const auto* mask = static_cast<const unsigned char*>(spec.mask.data);
+    if (!mask[broadcast_offset(spec.mask, {head.n, head.h, i, j})]) return masked;
+  }
+  double bias = 0, alibi = 0;
+  if (spec.bias) bias = static_cast<const float*>(spec.bias.data)[broadcast_offset(spec.bias, {head.n, head.h, i, j})];
+  if (bias == -kInfinity) return masked;
+  if (spec.alibi) {
+    const double slope =
+        spec.alibi.ndim == 2 ? read_float(spec.alibi, {head.n, head.h}) : read_float(spec.alibi, {head.h});
+    alibi = slope * std::abs(position - key);
+  }
+  const double d = static_cast<double>(head.k.cols());
+  const double scale = spec.scale ? *spec.scale : 1 / std::sqrt(d);
+  double x = scale * dot;
+  double delta = (std::sqrt(d) + 6) * kUnit * std::abs(scale) * dot_abs;
+  double sigma = std::sqrt(d / 3) * kUnit * std::abs(scale) * (std::sqrt(dot_squares) + std::abs(dot));
+  if (spec.softcap) {
+    const double c = *spec.softcap;
+    const auto cap = [c](double value) { return c * std::tanh(value / c); };
+    delta = cap(x + delta) - cap(x - delta) + 4 * kUnit * c;
+    sigma = cap(x + sigma) - cap(x - sigma);
+    x = cap(x);
+  }
+  const double operands = std::abs(x) + std::abs(bias) + std::abs(alibi);
+  return {x + bias - alibi, delta + 8 * kUnit * operands, sigma + kUnit * operands};
+}
+
+/// Turns the scores of one row into weights. Returns lse and its bound.
+struct RowWeights {
+  double lse = -kInfinity;
+  double lse_bound = 0;
+  bool broken = false;  ///< an attended score is NaN or +inf
+};
+
+RowWeights softmax(std::vector<Score>& scores, double d, double sink, Eigen::Ref<RowArray> p,
+                   Eigen::Ref<RowArray> growth, Eigen::Ref<RowArray> expected) {
+  p.setZero();
+  growth.setZero();
+  expected.setZero();
+  double top = -kInfinity;
+  bool broken = std::isnan(sink) || sink == kInfinity;
+  for (const Score& s : scores) {
+    broken = broken || std::isnan(s.x) || s.x == kInfinity;
+    top = std::max(top, s.x);
+  }
+  if (broken) return {kNaN, kInfinity, true};
+  if (top == -kInfinity) return {sink, sink == -kInfinity ? 0 : 16 * kUnit * (std::abs(sink) + 1), false};
+  // A kernel may start the sum over d at -maximum, which then takes part in all its roundings.
+  for (Score& s : scores) {
+    s.delta += (std::sqrt(d) + 6) * kUnit * std::abs(top);
+    s.sigma += std::sqrt(d / 3) * kUnit * std::abs(top);
+  }
+  top = std::max(top, sink);
+  double sum = std::exp(sink - top);
+  for (const Score& s : scores) sum += std::exp(s.x - top);
+  double grown = std::exp(sink - top) * std::exp(8 * kUnit * (sink == -kInfinity ? 0 : std::abs(sink)));
+  for (const Score& s : scores) grown += std::exp(s.x - top) * std::exp(std::min(s.delta, 600.0));
+  const double denominator = std::log(grown / sum);
+  for (std::size_t j = 0; j < scores.size(); ++j) {
+    const auto at = static_cast<Eigen::Index>(j);
+    p[at] = std::exp(scores[j].x - top) / sum;
+    if (p[at] == 0) continue;
+    growth[at] = p[at] * std::expm1(std::min(scores[j].delta + denominator, 600.0));
+    expected[at] = std::pow(p[at] * std::expm1(std::min(scores[j].sigma, 300.0)), 2);
+  }
+  const double lse = top + std::log(sum);
+  return {lse, denominator + 16 * kUnit * (std::abs(lse) + 1), false};
+}
+
+/// The results of rows [first, first + count) of a head, written to `flat(row)`.
+template <class Flat>
+void run_block(const Head& head, const Matrix& q, std::int64_t first, Reference& result, Flat flat) {
+  const std::int64_t count = q.rows(), len_k = head.k.rows(), dv = head.v.cols();
+  const Matrix dot = q * head.k.transpose();
+  const Matrix dot_abs = q.cwiseAbs() * head.k.cwiseAbs().transpose();
+  const Matrix dot_squares = q.cwiseAbs2() * head.k.cwiseAbs2().transpose();
+  // A value that is not finite must reach the rows that attend it and no other, so it stays out of the products.
+  const Matrix finite_v = head.v.unaryExpr([](double x) { return std::isfinite(x) ? x : 0.0; });
+  const TensorView& sinks = head.args.score.sinks;
+  const double sink = sinks ? read_float(sinks, {head.h}) : -kInfinity;
+
+  Eigen::Array<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor> p(count, len_k), growth(count, len_k),
+      expected(count, len_k);
+  std::vector<RowWeights> weights(static_cast<std::size_t>(count));
+  std::vector<std::vector<Score>> scores(weights.size(), std::vector<Score>(static_cast<std::size_t>(len_k)));
+  for (std::int64_t r = 0; r < count; ++r) {
+    const auto at = static_cast<std::size_t>(r);
+    for (std::int64_t j = 0; j < len_k; ++j) {
+      scores[at][static_cast<std::size_t>(j)] =
+          final_score(head, first + r, j, dot(r, j), dot_abs(r, j), dot_squares(r, j));
+    }
+    weights[at] =
+        softmax(scores[at], static_cast<double>(head.k.cols()), sink, p.row(r), growth.row(r), expected.row(r));
+  }
+  Matrix out = p.matrix() * finite_v;
+  const Matrix magnitude = p.matrix() * finite_v.cwiseAbs();
+  const Matrix grown = growth.matrix() * finite_v.cwiseAbs();
+  const Matrix spread = (expected.matrix() * finite_v.cwiseAbs2()).cwiseSqrt();
+  for (std::int64_t j = 0; j < len_k; ++j) {
+    if (head.v.row(j).allFinite()) continue;
+    for (std::int64_t r = 0; r < count; ++r) {
+      if (scores[static_cast<std::size_t>(r)][static_cast<std::size_t>(j)].x == -kInfinity) continue;
+      for (std::int64_t c = 0; c < dv; ++c) {
+        if (!std::isfinite(head.v(j, c))) out(r, c) += p(r, j) * head.v(j, c);
+      }
+    }
+  }
+  const Matrix largest = len_k ? Matrix(finite_v.cwiseAbs().colwise().maxCoeff()) : Matrix(Matrix::Zero(1, dv));
+  for (std::int64_t r = 0; r < count; ++r) {
+    const RowWeights& w = weights[static_cast<std::size_t>(r)];
+    const auto row = static_cast<std::size_t>(flat(first + r));
+    result.lse[row] = w.lse;
+    result.lse_bound[row] = w.lse_bound;
+    result.computed[row] = 1;
+    for (std::int64_t c = 0; c < dv; ++c) {
+      const std::size_t at = row * static_cast<std::size_t>(dv) + static_cast<std::size_t>(c);
+      result.out[at] = w.broken ? kNaN : out(r, c);
+      const double cap = largest(0, c) + std::abs(out(r, c));
+      result.magnitude[at] = magnitude(r, c);
+      result.bound[at] = std::min(grown(r, c), cap) + 16 * kUnit * magnitude(r, c) + 1e-37;
+      result.spread[at] = std::min(spread(r, c), cap);
+    }
+  }
+}
+
+std::int64_t key_offset(const AttentionArgs& args, std::int64_t len_q, std::int64_t len_k) {
+  if (!args.score.align || args.score.align->kind == Align::Kind::top_left) return 0;
+  return args.score.align->kind == Align::Kind::bottom_right ? len_k - len_q : args.score.align->value;
+}
+
+}  // namespace
+
+Reference oracle(const AttentionArgs& args, std::int64_t row_step) {
+  const bool ragged_q = static_cast<bool>(args.cu_seqlens_q);
+  const bool ragged_k = args.kv.kind == KvSource::Kind::ragged;
+  const std::int64_t sequences = !ragged_q   ? args.q.shape[0]
+                                 : !ragged_k ? args.kv.k.shape[0]
+                                             : args.kv.cu_seqlens.shape[0] - 1;
+  const std::int64_t hq = args.q.shape[1], hk = args.kv.k.shape[1];
+  const std::int64_t sq = ragged_q ? 0 : args.q.shape[2];
+  const std::int64_t all_rows = ragged_q ? args.q.shape[0] * hq : sequences * hq * sq;
+  Reference result;
+  result.dv = args.kv.v.shape[static_cast<std::size_t>(args.kv.v.ndim - 1)];
+  const auto elements = static_cast<std::size_t>(all_rows * result.dv);
+  for (auto* values : {&result.out, &result.magnitude, &result.bound, &result.spread}) values->assign(elements, kNaN);
+  for (auto* values : {&result.lse, &result.lse_bound}) values->assign(static_cast<std::size_t>(all_rows), kNaN);
+  result.computed.assign(static_cast<std::size_t>(all_rows), 0);
+
+  for (std::int64_t n = 0; n < sequences; ++n) {
+    const Range own_q = rows_of(args.cu_seqlens_q, n, sq);
+    Range own_k = rows_of(args.kv.cu_seqlens, n, ragged_k ? 0 : args.kv.k.shape[2]);
+    if (args.kv.seqlens) own_k.length = read_index(args.kv.seqlens, n);
+    for (std::int64_t h = 0; h < hq; ++h) {
+      const std::int64_t kv_head = h / (hq / hk);
+      const Head head{args,
+                      n,
+                      h,
+                      key_offset(args, own_q.length, own_k.length),
+                      rows(args.kv.k, ragged_k, n, kv_head, own_k.begin, own_k.length),
+                      rows(args.kv.v, ragged_k, n, kv_head, own_k.begin, own_k.length)};
+      const auto flat = [&](std::int64_t i) { return ragged_q ? (own_q.begin + i) * hq + h : (n * hq + h) * sq + i; };
+      const std::int64_t block = row_step > 1 ? 1 : kRowBlock;
+      const std::int64_t step = row_step > 1 ? row_step : kRowBlock;
+      for (std::int64_t i = 0; i < own_q.length; i += step) {
+        const std::int64_t count = std::min(block, own_q.length - i);
+        run_block(head, rows(args.q, ragged_q, n, h, own_q.begin + i, count), i, result, flat);
+      }
+      if (row_step > 1 && own_q.length > 0) {
+        const std::int64_t last = own_q.length - 1;
+        run_block(head, rows(args.q, ragged_q, n, h, own_q.begin + last, 1), last, result, flat);
+      }
+    }
+  }
+  return result;
+}
+
+namespace {
+
+/// A bound that is not a number is no permission.
+double share_of(double error, double bound) {
+  const double share = error / bound;
+  return std::isnan(share) ? kInfinity : share;
+}
+
+}  // namespace
+
+Errors compare(const AttentionArgs& args, const Reference& reference) {
+  const bool ragged = args.out.ndim == 3;
+  const TensorView out = args.out, lse = args.lse;
+  const std::int64_t hq = out.shape[1], sq = ragged ? 0 : out.shape[2], dv = reference.dv;
+  Errors errors;
+  double error_squares = 0, squares = 0, spread_squares = 0, elements = 0;
+  for (std::size_t row = 0; row < reference.computed.size(); ++row) {
+    if (!reference.computed[row]) continue;
+    const auto flat = static_cast<std::int64_t>(row);
+    for (std::int64_t c = 0; c < dv; ++c) {
+      const std::size_t at = row * static_cast<std::size_t>(dv) + static_cast<std::size_t>(c);
+      const double got = ragged ? read_float(out, {flat / hq, flat % hq, c})
+                                : read_float(out, {flat / (hq * sq), flat / sq % hq, flat % sq, c});
+      const double want = reference.out[at];
+      if (!std::isfinite(got) || !std::isfinite(want)) {
+        if (std::isfinite(got) != std::isfinite(want)) errors.nonfinite_agree = false;
+        continue;
+      }
+      const double error = std::abs(got - want);
+      errors.max_abs = std::max(errors.max_abs, error);
+      errors.max_bound = std::max(errors.max_bound, share_of(error, reference.bound[at]));
+      elements += 1;
+      error_squares += error * error;
+      squares += want * want;
+      spread_squares += reference.spread[at] * reference.spread[at];
+    }
+    if (!lse) continue;
+    const double got = ragged ? read_float(lse, {flat / hq, flat % hq})
+                              : read_float(lse, {flat / (hq * sq), flat / sq % hq, flat % sq});
+    const double want = reference.lse[row];
+    if (!std::isfinite(got) || !std::isfinite(want)) {
+      const bool agree = want == -kInfinity ? got == want : !std::isfinite(want) && !std::isfinite(got);
+      if (!agree) errors.nonfinite_agree = false;
+      continue;
+    }
+    errors.lse_max = std::max(errors.lse_max, std::abs(got - want));
+    errors.lse_max_bound = std::max(errors.lse_max_bound, share_of(std::abs(got - want), reference.lse_bound[row]));
+  }
+  // The bounds' 1e-37 is what tiny results may be off by; of results that are all zero a ratio says nothing.
+  if (squares > 0) {
+    errors.rel_frobenius = std::sqrt(error_squares / squares);
+    errors.frobenius_limit = 1e-6 + (std::sqrt(spread_squares) / 8 + 1e-37 * std::sqrt(elements)) / std::sqrt(squares);
+  }
+  return errors;
+}
+
+}  // namespace rapt::testing

@@ -1,0 +1,62 @@
+// Attention in float64 as docs/contract.md words it, and how far an fp32 result may be from it.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "rapt/attention.hpp"
+
+namespace rapt::testing {
+
+/// Results in row-major order: [b, hq, sq, dv], ragged [total_q, hq, dv]; lse and computed without the last dimension.
+///
+/// How the bounds come about, with u = 2^-24. The roundings of an fp32 dot product of d terms have either sign, so that
+/// sqrt(d) u sum|q_i k_i| bounds what d u sum|q_i k_i| bounds in the worst case; those behind it (scale, softcap, bias,
+/// alibi, the change to base 2, the subtraction of the maximum) are some units of the operands. A kernel may subtract
+/// the row's maximum within the dot product, where it then takes part in all roundings:
+///
+///     delta_j = (sqrt(d) + 6) u |scale| sum_i |q_i k_ji|  through softcap  + 8 u (|x_j| + |bias| + |alibi|)
+///             + (sqrt(d) + 6) u |max_j x_j|
+///
+/// Scores that are off by at most delta_j change p_j by a factor within exp(+-(delta_j + D)), where
+/// D = log sum_j p_j exp(delta_j) bounds the change of the denominator. Hence
+///
+///     |error| <= sum_j p_j (exp(delta_j + D) - 1) |v_j|  +  8 eps32 sum_j p_j |v_j|  +  1e-37
+///
+/// where the second term is the contract's, for exp, the sums and the division, and the whole is never more than the
+/// largest |v_j| plus |out|, as an average cannot be further off. The error of lse is bounded by D likewise.
+///
+/// `spread` is what errors of the usual size, independent from key to key, add up to: the roundings of partial sums
+/// that grow from 0 or -max_j x_j to the score, sqrt(d / 3) u (|scale| (sqrt(sum (q_i k_i)^2) + |q k|) + |max_j x_j|).
+struct Reference {
+  std::vector<double> out;
+  std::vector<double> lse;
+  std::vector<double> magnitude;  ///< sum_j p_j |v_j| of every element of out
+  std::vector<double> bound;      ///< largest permitted |error| of every element of out
+  std::vector<double> spread;     ///< error that rounded scores alone are likely to cause
+  std::vector<double> lse_bound;
+  std::vector<char> computed;  ///< 0 for rows left out by `row_step`
+  std::int64_t dv = 0;
+};
+
+/// Independent of the library: uses the argument types only and trusts them to be valid. With row_step n only every
+/// n-th row of each head and the last one are computed, for lengths that would take too long otherwise.
+Reference oracle(const AttentionArgs& args, std::int64_t row_step = 1);
+
+struct Errors {
+  double rel_frobenius = 0;     ///< |out - reference| / |reference| in the Frobenius norm, finite elements
+  double frobenius_limit = 0;   ///< 1e-6 and an eighth of `spread` in the same norm: little unless scores are large
+  double max_abs = 0;           ///< largest |error|
+  double max_bound = 0;         ///< largest |error| / bound
+  double lse_max = 0;           ///< largest |error| of lse; 0 when lse was not asked for
+  double lse_max_bound = 0;     ///< largest |error| / lse_bound
+  bool nonfinite_agree = true;  ///< NaN or Inf where and only where the reference has one; -inf of lse exactly
+  bool ok() const {
+    return nonfinite_agree && rel_frobenius <= frobenius_limit && max_bound <= 1 && lse_max_bound <= 1;
+  }
+};
+
+/// Reads args.out and args.lse back, whatever their strides.
+Errors compare(const AttentionArgs& args, const Reference& reference);
+
+}  // namespace rapt::testing

@@ -1,0 +1,265 @@
+#include "support/case.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace rapt::testing {
+namespace {
+
+using Dims = std::vector<std::int64_t>;
+using Generator = std::mt19937_64;
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+/// Strides for `shape` whose dimensions lie in memory in `order` (outermost first), the innermost `inner` elements
+/// apart, with `gap` unused elements after each of the others.
+Layout layout_of(const Dims& shape, const Dims& order, std::int64_t inner = 1, std::int64_t gap = 0) {
+  Dims strides(shape.size());
+  std::int64_t next = inner;
+  for (auto dim = order.rbegin(); dim != order.rend(); ++dim) {
+    strides[static_cast<std::size_t>(*dim)] = next;
+    next = next * std::max<std::int64_t>(shape[static_cast<std::size_t>(*dim)], 1) + gap;
+  }
+  return Layout(shape, strides);
+}
+
+/// [b, h, s, d], or the ragged [total, h, d] when total >= 0.
+Layout tensor_layout(Problem::Layout layout, std::int64_t b, std::int64_t h, std::int64_t s, std::int64_t d,
+                     std::int64_t total) {
+  using enum Problem::Layout;
+  if (total >= 0) {
+    const Dims shape{total, h, d};
+    switch (layout) {
+      case bhsd:
+      case bshd:
+        return Layout(shape);
+      case bhds:
+        return layout_of(shape, {1, 2, 0});
+      case other:
+        return layout_of(shape, {1, 0, 2}, 2, 3);
+    }
+  }
+  const Dims shape{b, h, s, d};
+  switch (layout) {
+    case bhsd:
+      return layout_of(shape, {0, 1, 2, 3});
+    case bshd:
+      return layout_of(shape, {0, 2, 1, 3});
+    case bhds:
+      return layout_of(shape, {0, 1, 3, 2});
+    case other:
+      break;
+  }
+  return layout_of(shape, {0, 1, 2, 3}, 2, 3);
+}
+
+/// One sequence of length `longest`, the rest of `total` spread evenly over the others.
+Dims ragged_lengths(std::int64_t b, std::int64_t longest, std::int64_t total, std::uint64_t seed,
+                    const char* argument) {
+  const std::int64_t rest = total - longest;
+  if (b < 1 || rest < 0 || rest > (b - 1) * longest) {
+    throw Error(argument, std::to_string(total) + " for b=" + std::to_string(b),
+                "between the longest sequence, " + std::to_string(longest) + ", and b times it");
+  }
+  Dims lengths(static_cast<std::size_t>(b));
+  const std::size_t chosen = seed % static_cast<std::uint64_t>(b);
+  for (std::int64_t n = 0, shared = 0; n < b; ++n) {
+    const auto index = static_cast<std::size_t>(n);
+    if (index == chosen) {
+      lengths[index] = longest;
+    } else {
+      lengths[index] = rest / (b - 1) + (shared < rest % (b - 1));
+      ++shared;
+    }
+  }
+  return lengths;
+}
+
+Dims cumulated(const Dims& lengths) {
+  Dims sums{0};
+  for (std::int64_t length : lengths) sums.push_back(sums.back() + length);
+  return sums;
+}
+
+/// As i32 or i64, depending on the seed.
+Tensor index_tensor(const Dims& values, std::uint64_t seed, Placement placement) {
+  const bool wide = seed % 2 == 0;
+  Tensor tensor(wide ? DType::i64 : DType::i32, Layout(Dims{static_cast<std::int64_t>(values.size())}), placement);
+  for (std::int64_t i = 0; i < tensor.size(); ++i) {
+    const std::int64_t value = values[static_cast<std::size_t>(i)];
+    if (wide) tensor.at<std::int64_t>({i}) = value;
+    else tensor.at<std::int32_t>({i}) = static_cast<std::int32_t>(value);
+  }
+  return tensor;
+}
+
+void fill_normal(Tensor& tensor, Generator generator) {
+  std::normal_distribution<float> normal;
+  for (std::int64_t i = 0; i < tensor.size(); ++i) tensor.flat(i) = normal(generator);
+}
+
+/// Poisons the rows of a [b, h, s, d] tensor from lengths[n] on.
+void poison_tail(Tensor& tensor, const Dims& lengths) {
+  float poison;
+  static_assert(sizeof(poison) == sizeof(kPoison));
+  std::memcpy(&poison, &kPoison, sizeof(poison));
+  const auto& shape = tensor.layout().shape;
+  for (std::int64_t n = 0; n < shape[0]; ++n) {
+    for (std::int64_t h = 0; h < shape[1]; ++h) {
+      for (std::int64_t j = lengths[static_cast<std::size_t>(n)]; j < shape[2]; ++j) {
+        for (std::int64_t c = 0; c < shape[3]; ++c) tensor.at({n, h, j, c}) = poison;
+      }
+    }
+  }
+}
+
+/// [b or 1, hq or 1, sq or 1, sk]; every second seed leaves out leading dimensions of size 1.
+Layout broadcast_layout(const Problem& p, std::uint8_t full, std::uint64_t seed) {
+  Dims shape{full & Problem::kFullB ? p.b : 1, full & Problem::kFullH ? p.hq : 1, full & Problem::kFullQ ? p.sq : 1,
+             p.sk};
+  if (seed % 2 == 0) {
+    std::size_t skip = 0;
+    while (skip < 3 && !(full & (1u << skip))) ++skip;
+    shape.erase(shape.begin(), shape.begin() + static_cast<std::ptrdiff_t>(skip));
+  }
+  Dims order(shape.size());
+  for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::int64_t>(i);
+  return p.layout == Problem::Layout::other ? layout_of(shape, order, 1, 3) : Layout(shape);
+}
+
+/// Calls set(position, masked, generator) for every element; whole rows are masked now and then, but never row 0.
+template <class Set>
+void fill_mask(const Tensor& tensor, std::int64_t sk, double masked_share, Generator generator, Set set) {
+  const std::int64_t rows = sk ? tensor.size() / sk : 0;
+  std::uniform_real_distribution<double> uniform(0, 1);
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const bool whole = uniform(generator) < 1.0 / 16 && row != 0;
+    for (std::int64_t j = 0; j < sk; ++j) set(row * sk + j, whole || uniform(generator) < masked_share);
+  }
+}
+
+}  // namespace
+
+Case::Case(const Problem& problem, std::uint64_t seed, Placement placement) : problem(problem) {
+  const Problem& p = problem;
+  for (DType dtype : {p.q_dtype, p.kv_dtype, p.out_dtype, p.bias_dtype}) {
+    if (dtype != DType::f32) throw Error("problem", std::string(rapt::to_string(dtype)), "f32");
+  }
+  const auto generator = [seed](std::uint64_t tensor) { return Generator(seed * 64 + tensor); };
+  const auto make = [&](std::int64_t h, std::int64_t s, std::int64_t d, std::int64_t total) {
+    return Tensor(DType::f32, tensor_layout(p.layout, p.b, h, s, d, total), placement);
+  };
+  q = make(p.hq, p.sq, p.d, p.ragged_q);
+  k = make(p.hk, p.sk, p.d, p.ragged_k);
+  v = make(p.hk, p.sk, p.dv, p.ragged_k);
+  out = make(p.hq, p.sq, p.dv, p.ragged_q);
+  fill_normal(q, generator(0));
+  fill_normal(k, generator(1));
+  fill_normal(v, generator(2));
+
+  if (p.ragged_q >= 0) {
+    cu_seqlens_q = index_tensor(cumulated(ragged_lengths(p.b, p.sq, p.ragged_q, seed, "ragged_q")), seed, placement);
+  }
+  if (p.ragged_k >= 0) {
+    const Dims lengths = ragged_lengths(p.b, p.sk, p.ragged_k, seed, "ragged_k");
+    cu_seqlens_k = index_tensor(cumulated(lengths), seed / 2, placement);
+  }
+  if (p.kv_lengths) {
+    // Without an alignment, scores that look at positions need equal lengths.
+    const bool positions = p.causal || p.window_left >= 0 || p.window_right >= 0 || p.alibi;
+    const bool full = positions && p.align == Problem::Align::none;
+    Generator random = generator(3);
+    Dims lengths(static_cast<std::size_t>(p.b), p.sk);
+    for (std::size_t n = 0; !full && n < lengths.size(); ++n) {
+      const std::uint64_t choice = (n + seed) % 4;
+      if (choice == 3) lengths[n] = 0;
+      else if (choice != 0) lengths[n] = std::uniform_int_distribution<std::int64_t>(0, p.sk)(random);
+    }
+    seqlens = index_tensor(lengths, seed, placement);
+    poison_tail(k, lengths);
+    poison_tail(v, lengths);
+  }
+
+  if (p.lse) {
+    lse = p.ragged_q >= 0 ? Tensor(DType::f32, Layout(Dims{p.ragged_q, p.hq}), placement)
+                          : Tensor(DType::f32, Layout(Dims{p.b, p.hq, p.sq}), placement);
+  }
+  if (p.bias != Problem::kNone) {
+    bias = Tensor(DType::f32, broadcast_layout(p, p.bias, seed), placement);
+    fill_normal(bias, generator(4));
+    fill_mask(bias, p.sk, 0.04, generator(5), [&](std::int64_t i, bool masked) {
+      if (masked) bias.flat(i) = -kInfinity;
+    });
+  }
+  if (p.mask != Problem::kNone) {
+    mask = Tensor(DType::boolean, broadcast_layout(p, p.mask, seed + 1), placement);
+    fill_mask(mask, p.sk, 0.2, generator(6), [&](std::int64_t i, bool masked) { mask.flat<bool>(i) = !masked; });
+  }
+  if (p.alibi) {
+    const bool per_batch = seed % 2 == 0;
+    alibi = Tensor(DType::f32, Layout(per_batch ? Dims{p.b, p.hq} : Dims{p.hq}), placement);
+    for (std::int64_t i = 0; i < alibi.size(); ++i) {
+      const std::int64_t h = i % p.hq, n = i / p.hq;
+      alibi.flat(i) =
+          std::exp2(-8.0f * static_cast<float>(h + 1) / static_cast<float>(p.hq)) / static_cast<float>(n + 1);
+    }
+  }
+  if (p.sinks) {
+    sinks = Tensor(DType::f32, Layout(Dims{p.hq}), placement);
+    fill_normal(sinks, generator(7));
+    if (p.hq > 1) sinks.flat(static_cast<std::int64_t>(seed % static_cast<std::uint64_t>(p.hq))) = -kInfinity;
+  }
+}
+
+AttentionArgs Case::args() {
+  AttentionArgs args;
+  args.q = q.view();
+  args.kv = problem.ragged_k >= 0 ? KvSource::ragged(k.view(), v.view(), cu_seqlens_k.view())
+                                  : KvSource::strided(k.view(), v.view(), seqlens.view());
+  args.out = out.mutable_view();
+  args.lse = lse.mutable_view();
+  args.cu_seqlens_q = cu_seqlens_q.view();
+  ScoreSpec& score = args.score;
+  if (problem.has_scale) score.scale = problem.scale;
+  score.causal = problem.causal;
+  if (problem.window_left >= 0 || problem.window_right >= 0) {
+    score.window = Window{problem.window_left, problem.window_right};
+  }
+  switch (problem.align) {
+    case Problem::Align::none:
+      break;
+    case Problem::Align::top_left:
+      score.align = Align::top_left();
+      break;
+    case Problem::Align::bottom_right:
+      score.align = Align::bottom_right();
+      break;
+    case Problem::Align::offset:
+      score.align = Align::offset(problem.align_offset);
+      break;
+  }
+  if (problem.softcap != 0) score.softcap = problem.softcap;
+  score.bias = bias.view();
+  score.mask = mask.view();
+  score.alibi = alibi.view();
+  score.sinks = sinks.view();
+  return args;
+}
+
+void Case::protect_inputs() {
+  for (Tensor* tensor : {&q, &k, &v, &bias, &mask, &alibi, &sinks, &seqlens, &cu_seqlens_q, &cu_seqlens_k}) {
+    tensor->buffer().protect();
+  }
+}
+
+void Case::poison_outputs() {
+  out.poison();
+  lse.poison();
+}
+
+}  // namespace rapt::testing

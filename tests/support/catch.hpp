@@ -1,0 +1,15 @@
+// Catch2, whichever version the system has.
+#pragma once
+
+#if __has_include(<catch2/catch_test_macros.hpp>)
+#include <catch2/catch_approx.hpp>
+#include <catch2/catch_test_macros.hpp>
+namespace rapt::testing {
+using Approx = Catch::Approx;
+}
+#else
+#include <catch2/catch.hpp>
+namespace rapt::testing {
+using Approx = Catch::Detail::Approx;
+}
+#endif

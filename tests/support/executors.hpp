@@ -1,0 +1,102 @@
+// Executors, allocators and environment variables for tests.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "rapt/context.hpp"
+
+namespace rapt::testing {
+
+/// A user's executor: one thread per strand, started in reverse order.
+class ThreadExecutor : public Executor {
+ public:
+  explicit ThreadExecutor(int threads) : threads_(threads) {}
+  std::string_view name() const noexcept override { return "threads"; }
+  int concurrency() const noexcept override { return threads_; }
+  void run(int strands, void (*strand)(void*, int), void* argument) override {
+    ++runs;
+    if (strands > most_strands) most_strands = strands;
+    std::vector<std::thread> threads;
+    for (int i = strands - 1; i >= 0; --i) {
+      threads.emplace_back([this, strand, argument, i] {
+        if (before) before();
+        strand(argument, i);
+        if (after) after();
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+
+  std::atomic<int> runs{0};
+  std::atomic<int> most_strands{0};
+  std::function<void()> before, after;  ///< called around every strand, on its thread
+
+ private:
+  int threads_;
+};
+
+/// All executors of this build, and a user's own.
+inline std::vector<std::shared_ptr<Executor>> all_executors() {
+  std::vector<std::shared_ptr<Executor>> executors{serial_executor(), tbb_executor(),
+                                                   std::make_shared<ThreadExecutor>(4)};
+  try {
+    executors.push_back(openmp_executor());
+  } catch (const Error&) {
+    // Built without OpenMP.
+  }
+  return executors;
+}
+
+/// Counts what passes through it. Must outlive the contexts that use it.
+struct CountingAllocator {
+  Allocator get() {
+    return {[](void* user, std::size_t bytes, std::size_t alignment) -> void* {
+              auto& self = *static_cast<CountingAllocator*>(user);
+              if (self.failing) return nullptr;
+              ++self.allocations;
+              self.live_bytes += bytes;
+              self.peak_bytes = std::max<std::size_t>(self.peak_bytes, self.live_bytes);
+              return std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+            },
+            [](void* user, void* data, std::size_t bytes, std::size_t) noexcept {
+              static_cast<CountingAllocator*>(user)->live_bytes -= bytes;
+              std::free(data);
+            },
+            this};
+  }
+
+  std::atomic<bool> failing{false};
+  std::atomic<int> allocations{0};
+  std::atomic<std::size_t> live_bytes{0};
+  std::atomic<std::size_t> peak_bytes{0};
+};
+
+/// Sets an environment variable for as long as it lives; null unsets it.
+class ScopedEnvironment {
+ public:
+  ScopedEnvironment(std::string name, const char* value) : name_(std::move(name)) {
+    if (const char* old = std::getenv(name_.c_str())) old_ = std::make_unique<std::string>(old);
+    set(value);
+  }
+  ~ScopedEnvironment() { set(old_ ? old_->c_str() : nullptr); }
+  ScopedEnvironment(const ScopedEnvironment&) = delete;
+  ScopedEnvironment& operator=(const ScopedEnvironment&) = delete;
+
+ private:
+  void set(const char* value) {
+    if (value) setenv(name_.c_str(), value, 1);
+    else unsetenv(name_.c_str());
+  }
+
+  std::string name_;
+  std::unique_ptr<std::string> old_;
+};
+
+}  // namespace rapt::testing

@@ -1,0 +1,137 @@
+#include "support/sampler.hpp"
+
+#include <algorithm>
+#include <initializer_list>
+#include <iterator>
+
+namespace rapt::testing {
+namespace {
+
+using Random = std::mt19937_64;
+
+std::int64_t between(Random& random, std::int64_t low, std::int64_t high) {
+  return low + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(high - low + 1));
+}
+
+bool one_in(Random& random, std::int64_t n) {
+  return between(random, 1, n) == 1;
+}
+
+std::int64_t pick(Random& random, std::initializer_list<std::int64_t> values) {
+  return *std::next(values.begin(), between(random, 0, static_cast<std::int64_t>(values.size()) - 1));
+}
+
+std::int64_t head_size(Random& random) {
+  switch (between(random, 0, 5)) {
+    case 0:
+      return pick(random, {32, 40, 64, 80, 96, 128});
+    case 1:
+      return between(random, 1, 17);
+    case 2:
+      return between(random, 129, 576);
+    default:
+      return between(random, 1, 144);
+  }
+}
+
+std::int64_t length(Random& random) {
+  switch (between(random, 0, 4)) {
+    case 0:
+      return between(random, 1, 9);
+    case 1:
+      return pick(random, {16, 64, 128, 192, 256});
+    default:
+      return between(random, 1, 300);
+  }
+}
+
+/// A total that b sequences of which the longest is `longest` can have.
+std::int64_t total(Random& random, std::int64_t b, std::int64_t longest) {
+  return between(random, longest, b * longest);
+}
+
+void sample_positions(Random& random, Problem& p) {
+  p.causal = !one_in(random, 3);
+  if (one_in(random, 2)) {
+    p.window_left = one_in(random, 3) ? -1 : between(random, 0, 70);
+    p.window_right = one_in(random, 3) ? -1 : between(random, 0, 70);
+  }
+  p.alibi = one_in(random, 4);
+  switch (between(random, 0, 3)) {
+    case 0:
+      p.align = Problem::Align::top_left;
+      break;
+    case 1:
+      p.align = Problem::Align::bottom_right;
+      break;
+    case 2:
+      p.align = Problem::Align::offset;
+      p.align_offset = between(random, -p.sq - 3, p.sk + 3);
+      break;
+    default:  // none: legal for equal lengths only
+      p.sk = p.sq;
+      break;
+  }
+}
+
+void sample_scores(Random& random, Problem& p) {
+  const auto broadcast = [&] { return static_cast<std::uint8_t>(between(random, 0, 7)); };
+  if (one_in(random, 3)) {
+    p.has_scale = true;
+    p.scale = static_cast<float>(between(random, -20, 60)) / 64;
+  }
+  if (one_in(random, 4)) p.softcap = static_cast<float>(between(random, 1, 50));
+  if (one_in(random, 2)) p.bias = broadcast();
+  if (one_in(random, 2)) p.mask = broadcast();
+  p.sinks = one_in(random, 3);
+}
+
+void sample_lengths(Random& random, Problem& p, bool equal) {
+  switch (between(random, 0, 3)) {
+    case 0:
+      p.kv_lengths = true;
+      break;
+    case 1:
+      p.ragged_k = total(random, p.b, p.sk);
+      break;
+    case 2:
+      p.ragged_q = total(random, p.b, p.sq);
+      break;
+    default:
+      p.ragged_q = total(random, p.b, p.sq);
+      p.ragged_k = total(random, p.b, p.sk);
+      break;
+  }
+  // Equal lengths in every sequence: ragged on both sides with one total, or on neither.
+  if (equal && (p.ragged_q >= 0 || p.ragged_k >= 0)) p.ragged_q = p.ragged_k = total(random, p.b, p.sq);
+}
+
+}  // namespace
+
+Problem sample(Random& random, const SampleOptions& options) {
+  Problem p;
+  p.b = between(random, 1, 3);
+  p.hk = between(random, 1, 3);
+  p.hq = p.hk * pick(random, {1, 1, 2, 3, 5, 7});
+  p.sq = length(random);
+  p.sk = length(random);
+  p.d = head_size(random);
+  p.dv = one_in(random, 2) ? p.d : head_size(random);
+  // Keep float64 affordable: about 2^24 products.
+  const auto products = [&p] { return p.b * p.hq * std::max(p.sq, p.sk) * p.sk * (p.d + p.dv); };
+  while (products() > (std::int64_t{1} << 24)) {
+    if (p.hq > p.hk) p.hq -= p.hk;
+    else if (p.b > 1) --p.b;
+    else if (p.hk > 1) p.hk = p.hq = 1;
+    else p.sk = (p.sk + 1) / 2, p.sq = (p.sq + 1) / 2;
+  }
+  p.lse = true;
+  if (options.positions) sample_positions(random, p);
+  if (options.scores) sample_scores(random, p);
+  const bool positions = p.causal || p.window_left >= 0 || p.window_right >= 0 || p.alibi;
+  if (options.lengths) sample_lengths(random, p, positions && p.align == Problem::Align::none);
+  if (options.layouts) p.layout = static_cast<Problem::Layout>(between(random, 0, 3));
+  return p;
+}
+
+}  // namespace rapt::testing

@@ -1,0 +1,25 @@
+// Random problems of a size that float64 can follow.
+#pragma once
+
+#include <cstdint>
+#include <random>
+
+#include "rapt/problem.hpp"
+
+namespace rapt::testing {
+
+/// What sample() may vary beyond sizes and head counts, which it always does.
+struct SampleOptions {
+  bool positions = false;  ///< causal, window, align with negative and large offsets, alibi
+  bool scores = false;     ///< scale, softcap, bias, mask, sinks
+  bool lengths = false;    ///< ragged queries and keys, key lengths
+  bool layouts = false;
+};
+
+inline constexpr SampleOptions kEverything{true, true, true, true};
+
+/// A valid fp32 problem with lse; the same for the same state of `random`. Sizes are odd more often than not: d and dv
+/// reach 576, sq and sk about 300, groups 1, 2, 3, 5 and 7.
+Problem sample(std::mt19937_64& random, const SampleOptions& options);
+
+}  // namespace rapt::testing

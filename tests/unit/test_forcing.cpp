@@ -1,0 +1,105 @@
+// Choosing by options and by environment, and failing loudly when that cannot be.
+#include <algorithm>
+
+#include "rapt/plan.hpp"
+#include "support/catch.hpp"
+#include "support/entries.hpp"
+#include "support/executors.hpp"
+
+using namespace rapt;
+using namespace rapt::testing;
+
+namespace {
+
+std::string chosen(const Context& context) {
+  return std::string(Plan(Problem::parse("attention hq=2 sq=64 d=64"), context).entry());
+}
+
+/// The instruction set in an entry's name.
+bool is_for(const std::string& entry, Isa isa) {
+  return entry.find(to_string(isa)) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("the best usable instruction set is the default", "[unit]") {
+  ScopedEnvironment isa("RAPT_ISA", nullptr), kernel("RAPT_KERNEL", nullptr);
+  const std::vector<Isa> isas = usable_isas();
+  REQUIRE_FALSE(isas.empty());
+  CHECK(is_for(chosen(Context()), isas.front()));
+  CHECK(chosen(Context()).find("attention_forward") == 0);
+  CHECK(std::is_sorted(isas.rbegin(), isas.rend()));
+}
+
+TEST_CASE("RAPT_ISA and the isa option cap the choice", "[unit]") {
+  ScopedEnvironment kernel("RAPT_KERNEL", nullptr);
+  for (Isa isa : usable_isas()) {
+    ScopedEnvironment environment("RAPT_ISA", std::string(to_string(isa)).c_str());
+    CHECK(is_for(chosen(Context()), isa));
+    ScopedEnvironment none("RAPT_ISA", nullptr);
+    ContextOptions options;
+    options.isa = isa;
+    CHECK(is_for(chosen(Context(options)), isa));
+  }
+}
+
+TEST_CASE("RAPT_KERNEL and the kernel option name the entry", "[unit]") {
+  ScopedEnvironment isa("RAPT_ISA", nullptr);
+  for (const std::string& entry : usable_entries()) {
+    ScopedEnvironment environment("RAPT_KERNEL", entry.c_str());
+    CHECK(chosen(Context()) == entry);
+    ScopedEnvironment none("RAPT_KERNEL", nullptr);
+    CHECK(chosen(forced(entry)) == entry);
+  }
+}
+
+TEST_CASE("options go before the environment", "[unit]") {
+  const std::string first = usable_entries().front(), last = usable_entries().back();
+  ScopedEnvironment isa("RAPT_ISA", nullptr), environment("RAPT_KERNEL", first.c_str());
+  CHECK(chosen(forced(last)) == last);
+}
+
+TEST_CASE("the environment is read once, when the context is made", "[unit]") {
+  const std::string last = usable_entries().back();
+  ScopedEnvironment isa("RAPT_ISA", nullptr), unset("RAPT_KERNEL", nullptr);
+  const Context context;
+  const std::string before = chosen(context);
+  ScopedEnvironment late("RAPT_KERNEL", last.c_str());
+  CHECK(chosen(context) == before);
+}
+
+TEST_CASE("what cannot be had fails loudly", "[unit]") {
+  ScopedEnvironment no_isa("RAPT_ISA", nullptr), no_kernel("RAPT_KERNEL", nullptr);
+  for (const char* name : {"avx1024", "AVX2", "sse"}) {
+    ScopedEnvironment isa("RAPT_ISA", name);
+    CHECK(refused_argument([] { Context(); }) == "RAPT_ISA");
+  }
+  {
+    ScopedEnvironment kernel("RAPT_KERNEL", "attention_forward.f32.abacus");
+    CHECK(refused_argument([] { Context(); }) == "RAPT_KERNEL");
+  }
+  CHECK(refused_argument([] { forced("no such entry"); }) == "kernel");
+  for (const EntryInfo& entry : entries()) {
+    if (!entry.unusable.empty()) CHECK(refused_argument([&] { forced(entry.name); }) == "kernel");
+  }
+  for (Isa isa : {Isa::generic, Isa::avx2, Isa::avx512, Isa::neon}) {
+    const std::vector<Isa> usable = usable_isas();
+    if (std::find(usable.begin(), usable.end(), isa) != usable.end()) continue;
+    WARN("skipped: this machine has no " << to_string(isa) << "; asking for it must fail");
+    ContextOptions options;
+    options.isa = isa;
+    CHECK(refused_argument([&] { Context{options}; }) == "isa");
+  }
+}
+
+TEST_CASE("a forced kernel above the cap leaves nothing to choose", "[unit]") {
+  const std::vector<Isa> isas = usable_isas();
+  if (isas.size() < 2) {
+    WARN("skipped: needs two instruction sets");
+    return;
+  }
+  ContextOptions options;
+  options.isa = isas.back();
+  options.kernel = usable_entries().front();
+  CHECK_THROWS_AS(chosen(Context(options)), Error);
+}

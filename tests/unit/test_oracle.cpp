@@ -1,0 +1,213 @@
+// The oracle against results worked out by hand, and compare() against wrong results: a judge that lets everything pass
+// would make every other test worthless.
+#include <cmath>
+#include <limits>
+
+#include "oracle/oracle.hpp"
+#include "support/case.hpp"
+#include "support/catch.hpp"
+
+using namespace rapt;
+using namespace rapt::testing;
+
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+/// Rounds the reference to fp32 into the outputs of `c`.
+void write_reference(Case& c, const Reference& reference) {
+  for (std::int64_t i = 0; i < c.out.size(); ++i) {
+    c.out.flat(i) = static_cast<float>(reference.out[static_cast<std::size_t>(i)]);
+  }
+  for (std::int64_t i = 0; i < c.lse.size(); ++i) {
+    c.lse.flat(i) = static_cast<float>(reference.lse[static_cast<std::size_t>(i)]);
+  }
+}
+
+/// q = 1, k = 0, 1, 2, ..., v = 1, 10, 100, ...: scores are 0, 1, 2, ... times scale.
+Case counting_case(const char* words) {
+  Case c(Problem::parse("attention d=1 lse scale=1 " + std::string(words)));
+  for (std::int64_t i = 0; i < c.q.size(); ++i) c.q.flat(i) = 1;
+  for (std::int64_t j = 0; j < c.k.size(); ++j) {
+    c.k.flat(j) = static_cast<float>(j);
+    c.v.flat(j) = static_cast<float>(std::pow(10, j));
+  }
+  return c;
+}
+
+}  // namespace
+
+TEST_CASE("oracle: softmax of two keys", "[unit]") {
+  Case c = counting_case("sq=1 sk=2");
+  const Reference r = oracle(c.args());
+  const double e = std::exp(1.0);
+  CHECK(r.out[0] == Approx((1 + 10 * e) / (1 + e)).epsilon(1e-14));
+  CHECK(r.lse[0] == Approx(std::log(1 + e)).epsilon(1e-14));
+  CHECK(r.magnitude[0] == Approx(r.out[0]).epsilon(1e-14));
+}
+
+TEST_CASE("oracle: causal, windows and align", "[unit]") {
+  // With scale 0 a row is the mean of the values it sees, which names them.
+  const auto sees = [](const std::string& words, std::vector<double> expected) {
+    Case c = counting_case(words.c_str());
+    AttentionArgs args = c.args();
+    args.score.scale = 0.f;
+    const std::vector<double> out = oracle(args).out;
+    INFO(words);
+    REQUIRE(out.size() == expected.size());
+    for (std::size_t i = 0; i < out.size(); ++i) CHECK(out[i] == Approx(expected[i]).epsilon(1e-14));
+  };
+  sees("sq=3 causal", {1, 11 / 2.0, 111 / 3.0});
+  sees("sq=2 sk=3 causal align=bottom_right", {11 / 2.0, 111 / 3.0});
+  sees("sq=2 sk=3 causal align=top_left", {1, 11 / 2.0});
+  sees("sq=3 causal align=-1", {0, 1, 11 / 2.0});
+  sees("sq=3 window=0,0", {1, 10, 100});
+  sees("sq=3 window=1,0", {1, 11 / 2.0, 110 / 2.0});
+  sees("sq=3 window=-1,1", {11 / 2.0, 111 / 3.0, 111 / 3.0});
+  sees("sq=3 window=0,-1 causal", {1, 10, 100});
+}
+
+TEST_CASE("oracle: score terms in their order", "[unit]") {
+  Case c = counting_case("sq=1 sk=3 softcap=2 bias=k mask=k alibi align=1 sinks");
+  c.bias.flat(0) = 0.5f;
+  c.bias.flat(1) = -0.25f;
+  c.bias.flat(2) = 7;
+  c.mask.flat<bool>(0) = c.mask.flat<bool>(1) = true;
+  c.mask.flat<bool>(2) = false;
+  c.alibi.flat(0) = 0.125f;
+  c.sinks.flat(0) = 0.75f;
+  const double first = 2 * std::tanh(0.0) + 0.5 - 0.125, second = 2 * std::tanh(0.5) - 0.25;
+  const double sum = std::exp(first) + std::exp(second) + std::exp(0.75);
+  const Reference r = oracle(c.args());
+  CHECK(r.lse[0] == Approx(std::log(sum)).epsilon(1e-14));
+  CHECK(r.out[0] == Approx((std::exp(first) + 10 * std::exp(second)) / sum).epsilon(1e-14));
+}
+
+TEST_CASE("oracle: rows without keys", "[unit]") {
+  for (const char* words : {"sq=2 sk=0", "sq=2 sk=3 causal align=-5", "b=2 sq=1 sk=0 seqlens"}) {
+    const Reference r = oracle(counting_case(words).args());
+    CHECK(r.out == std::vector<double>{0, 0});
+    CHECK(r.lse == std::vector<double>{-kInfinity, -kInfinity});
+  }
+}
+
+TEST_CASE("oracle: a NaN reaches the rows that attend it only", "[unit]") {
+  Case c = counting_case("sq=3 causal");
+  c.v.flat(1) = std::numeric_limits<float>::quiet_NaN();
+  const Reference in_value = oracle(c.args());
+  CHECK(in_value.out[0] == 1);
+  CHECK(std::isnan(in_value.out[1]));
+  CHECK(std::isfinite(in_value.lse[2]));
+  Case d = counting_case("sq=3 causal");
+  d.k.flat(1) = std::numeric_limits<float>::quiet_NaN();
+  const Reference in_key = oracle(d.args());
+  CHECK(in_key.out[0] == 1);
+  CHECK(std::isnan(in_key.out[1]));
+  CHECK(std::isnan(in_key.lse[2]));
+}
+
+TEST_CASE("oracle: layouts and ragged sequences hold the same numbers", "[unit]") {
+  Problem problem = Problem::parse("attention b=3 hq=4 hk=2 sq=20 sk=30 d=9 dv=5 lse ragged_q=41 ragged_k=60");
+  Case first(problem);
+  const Reference reference = oracle(first.args());
+  for (auto layout : {Problem::Layout::bshd, Problem::Layout::bhds, Problem::Layout::other}) {
+    problem.layout = layout;
+    CHECK(oracle(Case(problem).args()).out == reference.out);
+  }
+  // Sequence 1 (with seed 1 the longest) by itself.
+  const std::int64_t q_begin = first.cu_seqlens_q.at<std::int32_t>({1});
+  const std::int64_t k_begin = first.cu_seqlens_k.at<std::int64_t>({1});
+  AttentionArgs args = first.args();
+  const auto dense = [](TensorView t, std::int64_t begin, std::int64_t rows) {
+    TensorView result = t;
+    result.data = static_cast<const float*>(t.data) + begin * t.strides[0];
+    result.ndim = 4;
+    result.shape = {1, t.shape[1], rows, t.shape[2]};
+    result.strides = {0, t.strides[1], t.strides[0], t.strides[2]};
+    return result;
+  };
+  args.q = dense(args.q, q_begin, 20);
+  args.kv = KvSource::strided(dense(args.kv.k, k_begin, 30), dense(args.kv.v, k_begin, 30));
+  args.cu_seqlens_q = {};
+  const Reference alone = oracle(args);
+  for (std::int64_t i = 0; i < 20; ++i) {
+    for (std::int64_t h = 0; h < 4; ++h) {
+      CHECK(alone.lse[static_cast<std::size_t>(h * 20 + i)] ==
+            Approx(reference.lse[static_cast<std::size_t>((q_begin + i) * 4 + h)]).epsilon(1e-13));
+    }
+  }
+}
+
+TEST_CASE("oracle: a step over rows leaves the others out", "[unit]") {
+  Case c(Problem::parse("attention hq=2 sq=10 sk=30 d=8 lse"));
+  const Reference all = oracle(c.args()), some = oracle(c.args(), 4);
+  std::size_t computed = 0;
+  for (std::size_t row = 0; row < 20; ++row) {
+    if (!some.computed[row]) continue;
+    ++computed;
+    CHECK(some.lse[row] == Approx(all.lse[row]).epsilon(1e-14));
+    CHECK(some.out[row * 8 + 7] == Approx(all.out[row * 8 + 7]).epsilon(1e-12));
+  }
+  CHECK(computed == 8);  // rows 0, 4, 8 and 9 of either head
+}
+
+TEST_CASE("compare accepts the rounded reference", "[unit]") {
+  for (const char* text : {"attention b=2 hq=4 hk=2 sq=20 sk=30 d=64 causal align=-3 lse",
+                           "attention b=3 hq=2 sq=20 sk=30 d=8 lse ragged_q=41 ragged_k=60 layout=other",
+                           "attention sq=20 sk=30 d=8 scale=1e6 lse sinks mask=qk"}) {
+    Case c(Problem::parse(text));
+    const Reference reference = oracle(c.args());
+    write_reference(c, reference);
+    const Errors errors = compare(c.args(), reference);
+    CHECK(errors.ok());
+    CHECK(errors.rel_frobenius < 1e-7);
+  }
+}
+
+TEST_CASE("compare refuses wrong results", "[unit]") {
+  Case c(Problem::parse("attention b=1 hq=2 sq=64 sk=256 d=64 causal align=bottom_right lse"));
+  const Reference reference = oracle(c.args());
+  const auto verdict = [&](auto spoil) {
+    write_reference(c, reference);
+    spoil();
+    return compare(c.args(), reference).ok();
+  };
+  CHECK(verdict([] {}));
+  CHECK_FALSE(verdict([&] { c.out.flat(4000) += 5e-5f; }));  // one element
+  CHECK_FALSE(verdict([&] {                                  // all by 3e-6, as with an exp that is too coarse
+    for (std::int64_t i = 0; i < c.out.size(); ++i) c.out.flat(i) *= 1 + 3e-6f;
+  }));
+  CHECK_FALSE(verdict([&] { c.out.flat(17) = std::nanf(""); }));
+  CHECK_FALSE(verdict([&] { c.lse.flat(17) = std::nanf(""); }));
+  CHECK_FALSE(verdict([&] { c.lse.flat(17) += 1e-4f; }));
+  CHECK_FALSE(verdict([&] { std::swap(c.out.flat(0), c.out.flat(64)); }));
+  c.poison_outputs();
+  CHECK_FALSE(compare(c.args(), reference).ok());
+
+  // One key too many or too few on the diagonal.
+  AttentionArgs shifted = c.args();
+  for (std::int64_t offset : {191, 193}) {
+    shifted.score.align = Align::offset(offset);
+    write_reference(c, oracle(shifted));
+    CHECK_FALSE(compare(c.args(), reference).ok());
+  }
+}
+
+TEST_CASE("compare refuses a number where zero, -inf or NaN is due", "[unit]") {
+  Case c(Problem::parse("attention sq=4 sk=2 d=8 causal align=bottom_right lse"));
+  const Reference reference = oracle(c.args());
+  write_reference(c, reference);
+  CHECK(compare(c.args(), reference).ok());
+  c.out.flat(3) = 1e-30f;
+  CHECK_FALSE(compare(c.args(), reference).ok());
+  write_reference(c, reference);
+  c.lse.flat(0) = -1e30f;
+  CHECK_FALSE(compare(c.args(), reference).ok());
+
+  c.k.flat(0) = std::nanf("");
+  const Reference broken = oracle(c.args());
+  write_reference(c, broken);
+  CHECK(compare(c.args(), broken).ok());
+  c.out.flat(2 * 8) = 0;
+  CHECK_FALSE(compare(c.args(), broken).ok());
+}

@@ -1,0 +1,150 @@
+// Plans: pure, small, and chosen as asked.
+#include <random>
+
+#include "rapt/plan.hpp"
+#include "support/catch.hpp"
+#include "support/entries.hpp"
+#include "support/executors.hpp"
+#include "support/sampler.hpp"
+
+using namespace rapt;
+using namespace rapt::testing;
+
+namespace {
+
+Plan plan_of(const std::string& text, const Context& context) {
+  return Plan(Problem::parse(text), context);
+}
+
+bool tiled(const std::string& entry) {
+  return entry.find("naive") == std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("plan: the same problem gives the same plan, with or without tensors", "[unit]") {
+  std::mt19937_64 random(401);
+  for (const std::string& entry : usable_entries()) {
+    const Context context = forced(entry, tbb_executor(), 2);
+    for (int i = 0; i < 20; ++i) {
+      const Problem p = sample(random, kEverything);
+      Case c(p, 5);
+      const Plan first(p, context), second(p, context), from_tensors(c.args(), context);
+      INFO(entry << ": " << p.to_string());
+      CHECK(first.explain() == second.explain());
+      CHECK(first.entry() == entry);
+      CHECK(first.backend() == "cpu");
+      CHECK(first.threads() >= 1);
+      CHECK(first.threads() <= 2);
+      CHECK(first.work_items() >= 1);
+      CHECK(from_tensors.entry() == entry);
+      CHECK(from_tensors.workspace_bytes() == first.workspace_bytes());
+      CHECK(from_tensors.threads() == first.threads());
+      CHECK(from_tensors.work_items() == first.work_items());
+    }
+  }
+}
+
+TEST_CASE("plan: workspace does not grow with the lengths", "[unit]") {
+  for (const std::string& entry : usable_entries()) {
+    if (!tiled(entry)) continue;
+    for (int threads : {1, 4}) {
+      const Context context = forced(entry, std::make_shared<ThreadExecutor>(4), threads);
+      for (const char* heads : {"", " hq=8", " hq=32 hk=4 b=4"}) {
+        const auto bytes = [&](const char* lengths) {
+          return plan_of("attention d=128 causal align=bottom_right" + std::string(heads) + lengths, context)
+              .workspace_bytes();
+        };
+        // Long enough for every strand to get items of the largest size.
+        const std::size_t base = bytes(" sq=32768");
+        INFO(entry << heads << " on " << threads << " threads: " << base);
+        CHECK(bytes(" sq=65536") == base);
+        CHECK(bytes(" sq=65536 sk=1048576") == base);
+        CHECK(bytes(" sq=32768 sk=65536") == base);
+        CHECK(bytes(" sq=1048576") == base);
+        CHECK(base <= static_cast<std::size_t>(threads) * (4u << 20));
+      }
+    }
+  }
+}
+
+TEST_CASE("plan: workspace grows with the threads at most", "[unit]") {
+  for (const std::string& entry : usable_entries()) {
+    if (!tiled(entry)) continue;
+    const auto plan = [&](int threads) {
+      return plan_of("attention hq=8 sq=2048 d=64", forced(entry, std::make_shared<ThreadExecutor>(16), threads));
+    };
+    const std::size_t one = plan(1).workspace_bytes();
+    for (int threads : {2, 3, 8, 16}) {
+      INFO(entry << " on " << threads);
+      CHECK(plan(threads).threads() == threads);
+      CHECK(plan(threads).work_items() >= threads);
+      CHECK(plan(threads).workspace_bytes() <= static_cast<std::size_t>(threads) * one);
+    }
+  }
+}
+
+TEST_CASE("plan: small problems stay on one thread", "[unit]") {
+  const Plan plan = plan_of("attention sq=4 d=16", forced(usable_entries().front(), tbb_executor(), 2));
+  CHECK(plan.threads() == 1);
+}
+
+TEST_CASE("plan: workspace_bytes is what the allocator sees", "[unit]") {
+  std::mt19937_64 random(402);
+  for (const std::string& entry : usable_entries()) {
+    for (int i = 0; i < 10; ++i) {
+      CountingAllocator allocator;
+      ContextOptions options;
+      options.kernel = entry;
+      options.allocator = allocator.get();
+      options.threads = 2;
+      {
+        const Context context(options);
+        Case c(sample(random, kEverything), 5);
+        const Plan plan(c.args(), context);
+        INFO(entry << ": " << c.problem.to_string());
+        CHECK(allocator.allocations == 0);
+        attention(c.args(), context);
+        CHECK(allocator.peak_bytes == plan.workspace_bytes());
+        attention(c.args(), context);
+        plan.run(c.args());
+        CHECK(allocator.allocations == (plan.workspace_bytes() ? 1 : 0));  // kept for the next call
+      }
+      CHECK(allocator.live_bytes == 0);
+    }
+  }
+}
+
+TEST_CASE("plan: candidates name every entry and why it was passed over", "[unit]") {
+  const std::vector<EntryInfo> all = entries();
+  const Plan plan = plan_of("attention sq=128 d=64", Context());
+  REQUIRE(plan.candidates().size() == all.size());
+  bool chosen = false;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const Candidate& candidate = plan.candidates()[i];
+    CHECK(candidate.entry == all[i].name);
+    CHECK(plan.explain().find(candidate.entry) != std::string::npos);
+    if (!all[i].unusable.empty()) CHECK_FALSE(candidate.refusal.empty());
+    if (candidate.entry != plan.entry()) continue;
+    chosen = true;
+    CHECK(candidate.refusal.empty());
+  }
+  CHECK(chosen);
+  // The best usable one: whatever stands before it cannot run.
+  for (const Candidate& candidate : plan.candidates()) {
+    if (candidate.entry == plan.entry()) break;
+    CHECK_FALSE(candidate.refusal.empty());
+  }
+}
+
+TEST_CASE("plan: problems that no arguments could give are refused", "[unit]") {
+  for (const char* text :
+       {"attention hq=3 hk=2 sq=4 d=8", "attention hq=2 hk=0 sq=4 d=8", "attention sq=4 d=0", "attention sq=4 d=8 dv=0",
+        "attention sq=-4 d=8", "attention b=-1 sq=4 d=8", "attention sq=4 d=8 window=-2,0",
+        "attention sq=4 d=8 softcap=-1", "attention b=9223372036854775807 hq=2 sq=4 d=8",
+        "attention sq=4 d=8 dtype=i32", "attention sq=4 d=8 device=cuda", "attention sq=4 d=8 dtype=f16",
+        "attention sq=4 d=9223372036854775807", "attention sq=4 d=8 causal align=9223372036854775807"}) {
+    INFO(text);
+    CHECK_THROWS_AS(plan_of(text, Context()), Error);
+  }
+}

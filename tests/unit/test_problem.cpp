@@ -1,0 +1,134 @@
+// Problem: text form, hash, and the description of arguments.
+#include <random>
+
+#include "rapt/problem.hpp"
+#include "support/catch.hpp"
+#include "support/entries.hpp"
+#include "support/sampler.hpp"
+
+using namespace rapt;
+using namespace rapt::testing;
+
+TEST_CASE("problem: the text of any problem reads back as the problem", "[unit]") {
+  std::mt19937_64 random(301);
+  for (int i = 0; i < 500; ++i) {
+    const Problem p = sample(random, kEverything);
+    INFO(p.to_string());
+    const Problem back = Problem::parse(p.to_string());
+    CHECK(back == p);
+    CHECK(back.hash() == p.hash());
+    CHECK(back.to_string() == p.to_string());
+  }
+}
+
+TEST_CASE("problem: every field survives and counts", "[unit]") {
+  const Problem plain = Problem::parse("attention b=2 hq=6 hk=6 sq=5 sk=5 d=7 dv=7");
+  for (const char* word : {"dtype=f16",
+                           "q=bf16",
+                           "kv=f16",
+                           "out=bf16",
+                           "device=cuda",
+                           "b=3",
+                           "hq=12",
+                           "hk=3",
+                           "sq=6",
+                           "sk=6",
+                           "d=8",
+                           "dv=8",
+                           "causal",
+                           "window=3,-1",
+                           "window=-1,0",
+                           "align=top_left",
+                           "align=bottom_right",
+                           "align=0",
+                           "align=-12",
+                           "scale=0",
+                           "scale=-0.1",
+                           "softcap=0.3",
+                           "bias=k",
+                           "bias=hqk",
+                           "bias=bhqk",
+                           "bias_dtype=f16",
+                           "mask=bk",
+                           "alibi",
+                           "sinks",
+                           "lse",
+                           "seqlens",
+                           "ragged_q=0",
+                           "ragged_k=11",
+                           "layout=bshd",
+                           "layout=bhds",
+                           "layout=other"}) {
+    const Problem changed = Problem::parse("attention b=2 hq=6 hk=6 sq=5 sk=5 d=7 dv=7 " + std::string(word));
+    INFO(word << ": " << changed.to_string());
+    CHECK_FALSE(changed == plain);
+    CHECK(changed.hash() != plain.hash());
+    CHECK(Problem::parse(changed.to_string()) == changed);
+  }
+}
+
+TEST_CASE("problem: defaults follow other fields", "[unit]") {
+  const Problem p = Problem::parse("attention b=1 hq=8 sq=512 d=64 causal");
+  CHECK(p.hk == 8);
+  CHECK(p.sk == 512);
+  CHECK(p.dv == 64);
+  CHECK(p.causal);
+  CHECK_FALSE(p.has_scale);
+  CHECK(p.to_string() == "attention b=1 hq=8 sq=512 d=64 causal");
+}
+
+TEST_CASE("problem: scales keep every bit", "[unit]") {
+  for (float scale : {0.1f, 1e-38f, 3.4e38f, 1.00000012f, -7.5f}) {
+    Problem p = Problem::parse("attention sq=1 d=1");
+    p.has_scale = true;
+    p.scale = scale;
+    CHECK(Problem::parse(p.to_string()).scale == scale);
+  }
+}
+
+TEST_CASE("problem: words that make no sense are named", "[unit]") {
+  const char* const wrong[][2] = {
+      {"", "\"\""},
+      {"attention sq", "\"sq\""},
+      {"attention sq=", "\"sq=\""},
+      {"attention sq=1x", "\"sq=1x\""},
+      {"attention sq=1.5", "\"sq=1.5\""},
+      {"attention sq=99999999999999999999", "99999999999999999999"},
+      {"attention pages=4", "\"pages=4\""},
+      {"attention window=3", "\"window=3\""},
+      {"attention window=3,x", "\"window=3,x\""},
+      {"attention align=middle", "\"align=middle\""},
+      {"attention bias=kq", "\"bias=kq\""},
+      {"attention mask=", "\"mask=\""},
+      {"attention dtype=f64", "\"dtype=f64\""},
+      {"attention layout=sbhd", "\"layout=sbhd\""},
+      {"attention scale=nan", "scale"},
+      {"attention softcap=inf", "softcap"},
+      {"attention causal=1", "\"causal=1\""},
+      {"convolution b=1", "\"convolution\""},
+  };
+  for (const auto& [text, named] : wrong) {
+    INFO(text);
+    try {
+      Problem::parse(text);
+      FAIL("accepted");
+    } catch (const Error& error) {
+      CHECK(std::string(error.what()).find(named) != std::string::npos);
+    }
+  }
+}
+
+TEST_CASE("problem: of() describes what a case was made from", "[unit]") {
+  std::mt19937_64 random(302);
+  for (int i = 0; i < 300; ++i) {
+    Problem p = sample(random, kEverything);
+    // A dimension of size 1 is in every order at once and broadcasts as well as not.
+    for (std::int64_t* size : {&p.b, &p.hk, &p.sq, &p.sk, &p.d, &p.dv}) *size += *size == 1;
+    p.hq = 2 * p.hk;
+    if (p.ragged_q >= 0) p.ragged_q = p.ragged_k >= 0 && p.sq == p.sk ? p.b * p.sq - 1 : p.sq + 1;
+    if (p.ragged_k >= 0) p.ragged_k = p.ragged_q >= 0 && p.sq == p.sk ? p.ragged_q : p.sk + 1;
+    Case c(p, 5);
+    if (p.ragged_q >= 0 || p.ragged_k >= 0) p.layout = Problem::Layout::bhsd;  // ragged tensors are not told apart
+    CHECK(Problem::of(c.args()).to_string() == p.to_string());
+  }
+}

@@ -1,0 +1,320 @@
+// contract.md's "Bad input": the argument is named and no output is touched.
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "support/catch.hpp"
+#include "support/entries.hpp"
+
+using namespace rapt;
+using namespace rapt::testing;
+
+namespace {
+
+constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max();
+
+/// Spoils the arguments of a valid case and expects the refusal to name `argument`, from every door into the library.
+void refuses(const std::string& argument, const std::function<void(AttentionArgs&, Case&)>& spoil,
+             const std::string& words = "") {
+  Case c(Problem::parse("attention b=2 hq=4 hk=2 sq=6 sk=10 d=8 dv=4 lse " + words));
+  const Tensor untouched_out(DType::f32, c.out.layout()), untouched_lse(DType::f32, c.lse.layout());
+  const Plan plan(c.args(), Context());
+  AttentionArgs args = c.args();
+  INFO(argument << " " << words);
+  REQUIRE_NOTHROW(Problem::of(args));
+  spoil(args, c);
+  CHECK(refused_argument([&] { attention(args); }) == argument);
+  CHECK(refused_argument([&] { Problem::of(args); }) == argument);
+  CHECK(refused_argument([&] { Plan{args}; }) == argument);
+  CHECK(refused_argument([&] { plan.run(args); }) == argument);
+  CHECK(same_bits(c.out, untouched_out));
+  CHECK(same_bits(c.lse, untouched_lse));
+}
+
+/// The named members of AttentionArgs as read-only views, for spoiling one after another.
+struct Member {
+  const char* name;
+  std::function<Layout&(AttentionArgs&)> layout;
+};
+
+const Member kMembers[] = {
+    {"q", [](AttentionArgs& a) -> Layout& { return a.q; }},
+    {"k", [](AttentionArgs& a) -> Layout& { return a.kv.k; }},
+    {"v", [](AttentionArgs& a) -> Layout& { return a.kv.v; }},
+    {"out", [](AttentionArgs& a) -> Layout& { return a.out; }},
+    {"lse", [](AttentionArgs& a) -> Layout& { return a.lse; }},
+    {"kv.seqlens", [](AttentionArgs& a) -> Layout& { return a.kv.seqlens; }},
+    {"score.bias", [](AttentionArgs& a) -> Layout& { return a.score.bias; }},
+    {"score.mask", [](AttentionArgs& a) -> Layout& { return a.score.mask; }},
+    {"score.alibi", [](AttentionArgs& a) -> Layout& { return a.score.alibi; }},
+    {"score.sinks", [](AttentionArgs& a) -> Layout& { return a.score.sinks; }},
+};
+const char* const kAllMembers = "align=top_left seqlens bias=bhqk mask=bhqk alibi sinks";
+
+/// Of an input: those are TensorViews.
+std::byte* data_of(Layout& layout) {
+  return static_cast<std::byte*>(const_cast<void*>(static_cast<TensorView&>(layout).data));
+}
+
+}  // namespace
+
+TEST_CASE("validation: sizes and strides of every tensor", "[unit]") {
+  for (const Member& member : kMembers) {
+    refuses(
+        member.name, [&](AttentionArgs& a, Case&) { member.layout(a).shape[0] = -1; }, kAllMembers);
+    refuses(
+        member.name, [&](AttentionArgs& a, Case&) { member.layout(a).strides[0] = -1; }, kAllMembers);
+    refuses(
+        member.name, [&](AttentionArgs& a, Case&) { member.layout(a).strides[0] = kHuge; }, kAllMembers);
+    refuses(
+        member.name, [&](AttentionArgs& a, Case&) { member.layout(a).strides[0] = kHuge / 4; }, kAllMembers);
+    refuses(
+        member.name, [&](AttentionArgs& a, Case&) { member.layout(a).shape[0] = kHuge; }, kAllMembers);
+    refuses(
+        member.name, [&](AttentionArgs& a, Case&) { member.layout(a).ndim = 5; }, kAllMembers);
+    refuses(
+        member.name, [&](AttentionArgs& a, Case&) { member.layout(a).ndim = -1; }, kAllMembers);
+    refuses(
+        member.name,
+        [&](AttentionArgs& a, Case&) {
+          Layout& l = member.layout(a);
+          for (int i = 0; i < l.ndim; ++i) l.strides[static_cast<std::size_t>(i)] = kHuge / 16;
+        },
+        kAllMembers);
+  }
+}
+
+TEST_CASE("validation: null and misaligned data", "[unit]") {
+  const auto each = [](auto change) {
+    refuses("q", [&](AttentionArgs& a, Case&) { change(a.q.data); });
+    refuses("k", [&](AttentionArgs& a, Case&) { change(a.kv.k.data); });
+    refuses("v", [&](AttentionArgs& a, Case&) { change(a.kv.v.data); });
+    refuses("out", [&](AttentionArgs& a, Case&) { change(a.out.data); });
+    refuses("lse", [&](AttentionArgs& a, Case&) { change(a.lse.data); });
+    refuses(
+        "kv.seqlens", [&](AttentionArgs& a, Case&) { change(a.kv.seqlens.data); }, "seqlens");
+    refuses(
+        "score.bias", [&](AttentionArgs& a, Case&) { change(a.score.bias.data); }, "bias=qk");
+    refuses(
+        "score.alibi", [&](AttentionArgs& a, Case&) { change(a.score.alibi.data); }, "alibi align=top_left");
+    refuses(
+        "score.sinks", [&](AttentionArgs& a, Case&) { change(a.score.sinks.data); }, "sinks");
+  };
+  each([](auto& data) { data = nullptr; });
+  each([](auto& data) {
+    data = reinterpret_cast<std::remove_reference_t<decltype(data)>>(reinterpret_cast<std::uintptr_t>(data) + 1);
+  });
+  refuses(
+      "score.mask", [](AttentionArgs& a, Case&) { a.score.mask.data = nullptr; }, "mask=qk");
+}
+
+TEST_CASE("validation: dtypes", "[unit]") {
+  for (DType dtype : {DType::f16, DType::bf16, DType::boolean, DType::i32, DType::i64}) {
+    refuses("q", [&](AttentionArgs& a, Case&) { a.q.dtype = dtype; });
+    refuses("k", [&](AttentionArgs& a, Case&) { a.kv.k.dtype = dtype; });
+    refuses("v", [&](AttentionArgs& a, Case&) { a.kv.v.dtype = dtype; });
+    refuses("out", [&](AttentionArgs& a, Case&) { a.out.dtype = dtype; });
+    refuses("lse", [&](AttentionArgs& a, Case&) { a.lse.dtype = dtype; });
+    refuses(
+        "score.bias", [&](AttentionArgs& a, Case&) { a.score.bias.dtype = dtype; }, "bias=qk");
+    refuses(
+        "score.alibi", [&](AttentionArgs& a, Case&) { a.score.alibi.dtype = dtype; }, "alibi align=0");
+    refuses(
+        "score.sinks", [&](AttentionArgs& a, Case&) { a.score.sinks.dtype = dtype; }, "sinks");
+  }
+  refuses(
+      "score.mask", [](AttentionArgs& a, Case&) { a.score.mask.dtype = DType::f32; }, "mask=qk");
+  refuses(
+      "kv.seqlens", [](AttentionArgs& a, Case&) { a.kv.seqlens.dtype = DType::f32; }, "seqlens");
+  refuses("q", [](AttentionArgs& a, Case&) { a.q.dtype = static_cast<DType>(99); });
+}
+
+TEST_CASE("validation: missing tensors and wrong ranks", "[unit]") {
+  refuses("q", [](AttentionArgs& a, Case&) { a.q = {}; });
+  refuses("k", [](AttentionArgs& a, Case&) { a.kv.k = {}; });
+  refuses("v", [](AttentionArgs& a, Case&) { a.kv.v = {}; });
+  refuses("out", [](AttentionArgs& a, Case&) { a.out = {}; });
+  refuses("q", [](AttentionArgs& a, Case&) { a.q.ndim = 3; });
+  refuses("lse", [](AttentionArgs& a, Case&) { a.lse.ndim = 2; });
+  refuses(
+      "score.sinks", [](AttentionArgs& a, Case&) { a.score.sinks = a.q; }, "sinks");
+  refuses(
+      "score.alibi", [](AttentionArgs& a, Case&) { a.score.alibi = a.q; }, "alibi align=0");
+}
+
+TEST_CASE("validation: shapes that do not fit together", "[unit]") {
+  refuses("k", [](AttentionArgs& a, Case&) { a.kv.k.shape[0] = a.kv.v.shape[0] = 1; });
+  refuses("v", [](AttentionArgs& a, Case&) { a.kv.v.shape[0] = 1; });
+  refuses("k", [](AttentionArgs& a, Case&) { a.kv.k.shape[3] = 7; });
+  refuses("v", [](AttentionArgs& a, Case&) { a.kv.v.shape[2] = 9; });  // k and v lengths differ
+  refuses("v", [](AttentionArgs& a, Case&) { a.kv.v.shape[1] = 1; });
+  refuses("out", [](AttentionArgs& a, Case&) { a.out.shape[0] = 1; });
+  refuses("out", [](AttentionArgs& a, Case&) { a.out.shape[1] = 2; });
+  refuses("out", [](AttentionArgs& a, Case&) { a.out.shape[2] = 5; });
+  refuses("out", [](AttentionArgs& a, Case&) { a.out.shape[3] = 3; });
+  for (std::size_t dim : {0, 1, 2}) refuses("lse", [=](AttentionArgs& a, Case&) { --a.lse.shape[dim]; });
+  refuses(
+      "score.sinks", [](AttentionArgs& a, Case&) { a.score.sinks.shape[0] = 2; }, "sinks");
+  refuses(
+      "score.alibi", [](AttentionArgs& a, Case&) { --a.score.alibi.shape[0]; }, "alibi align=0");
+  for (std::size_t dim : {0, 1, 2, 3}) {
+    refuses(
+        "score.bias", [=](AttentionArgs& a, Case&) { ++a.score.bias.shape[dim]; }, "bias=bhqk");
+    refuses(
+        "score.mask", [=](AttentionArgs& a, Case&) { ++a.score.mask.shape[dim]; }, "mask=bhqk bias=qk");
+  }
+  refuses(
+      "score.mask", [](AttentionArgs& a, Case&) { a.score.mask.shape[3] = 1; }, "mask=bhqk");  // keys are full
+}
+
+TEST_CASE("validation: head counts and head sizes", "[unit]") {
+  refuses("k", [](AttentionArgs& a, Case&) {  // 3 query heads, 2 key heads
+    a.q.shape[1] = a.out.shape[1] = a.lse.shape[1] = 3;
+  });
+  refuses("k", [](AttentionArgs& a, Case&) { a.kv.k.shape[1] = a.kv.v.shape[1] = 0; });
+  refuses("q", [](AttentionArgs& a, Case&) { a.q.shape[3] = a.kv.k.shape[3] = 0; });
+  refuses("v", [](AttentionArgs& a, Case&) { a.kv.v.shape[3] = a.out.shape[3] = 0; });
+}
+
+TEST_CASE("validation: score parameters", "[unit]") {
+  const float nan = std::nanf(""), infinity = std::numeric_limits<float>::infinity();
+  for (float value : {nan, infinity, -infinity}) {
+    refuses("score.scale", [=](AttentionArgs& a, Case&) { a.score.scale = value; });
+    refuses("score.softcap", [=](AttentionArgs& a, Case&) { a.score.softcap = value; });
+  }
+  for (float value : {0.f, -1.f}) refuses("score.softcap", [=](AttentionArgs& a, Case&) { a.score.softcap = value; });
+  refuses(
+      "score.window",
+      [](AttentionArgs& a, Case&) {
+        a.score.window = Window{-2, 0};
+      },
+      "align=0");
+  refuses(
+      "score.window",
+      [](AttentionArgs& a, Case&) {
+        a.score.window = Window{0, -kHuge};
+      },
+      "align=0");
+  for (std::int64_t offset : {kHuge, -kHuge, -kHuge - 1}) {
+    refuses("score.align", [=](AttentionArgs& a, Case&) { a.score.align = Align::offset(offset); });
+  }
+}
+
+TEST_CASE("validation: positions need an align where lengths differ", "[unit]") {
+  refuses("score.align", [](AttentionArgs& a, Case&) { a.score.causal = true; });
+  refuses("score.align", [](AttentionArgs& a, Case&) { a.score.window = Window{3, -1}; });
+  refuses(
+      "score.align", [](AttentionArgs& a, Case&) { a.score.align.reset(); }, "alibi align=0");
+  refuses(
+      "score.align", [](AttentionArgs& a, Case&) { a.score.align.reset(); }, "causal align=0 seqlens");
+  refuses(
+      "score.align", [](AttentionArgs& a, Case&) { a.score.causal = true; }, "ragged_q=7 ragged_k=11");
+  // Only the longest sequences agree here.
+  refuses(
+      "score.align", [](AttentionArgs& a, Case&) { a.score.causal = true; }, "sk=6 ragged_q=7 ragged_k=8");
+}
+
+TEST_CASE("validation: starts and lengths", "[unit]") {
+  const std::int64_t not_zero[] = {1, 3, 7}, falling[] = {0, 8, 7}, short_end[] = {0, 3, 6}, long_end[] = {0, 3, 8},
+                     negative[] = {0, -3, 7}, three[] = {0, 3, 3, 7};
+  const auto list = [](const auto& values) {
+    return TensorView(values, {static_cast<std::int64_t>(std::size(values))});
+  };
+  for (const auto* values : {&not_zero, &falling, &short_end, &long_end, &negative}) {
+    refuses(
+        "cu_seqlens_q", [&](AttentionArgs& a, Case&) { a.cu_seqlens_q = list(*values); }, "ragged_q=7");
+    refuses(
+        "kv.cu_seqlens", [&](AttentionArgs& a, Case&) { a.kv.cu_seqlens = list(*values); }, "sk=5 ragged_k=7");
+  }
+  refuses(
+      "k", [&](AttentionArgs& a, Case&) { a.cu_seqlens_q = list(three); }, "ragged_q=7");  // b = 3, k has 2
+  refuses(
+      "kv.cu_seqlens", [&](AttentionArgs& a, Case&) { a.kv.cu_seqlens = list(three); }, "sk=5 ragged_k=7");
+  refuses(
+      "kv.cu_seqlens", [&](AttentionArgs& a, Case&) { a.kv.cu_seqlens = {}; }, "ragged_k=11");
+  refuses(
+      "cu_seqlens_q", [&](AttentionArgs& a, Case&) { a.cu_seqlens_q.shape[0] = 0; }, "ragged_q=7");
+  refuses(
+      "cu_seqlens_q", [&](AttentionArgs& a, Case&) { a.cu_seqlens_q.dtype = DType::f32; }, "ragged_q=7");
+  const std::int64_t too_long[] = {3, 11}, below_zero[] = {-1, 3}, one[] = {3};
+  for (const auto* values : {&too_long, &below_zero}) {
+    refuses("kv.seqlens", [&](AttentionArgs& a, Case&) { a.kv.seqlens = list(*values); });
+  }
+  refuses("kv.seqlens", [&](AttentionArgs& a, Case&) { a.kv.seqlens = list(one); });
+  refuses(
+      "kv.seqlens", [&](AttentionArgs& a, Case&) { a.kv.seqlens = list(too_long); }, "ragged_k=11");
+}
+
+TEST_CASE("validation: devices", "[unit]") {
+  refuses("k", [](AttentionArgs& a, Case&) { a.kv.k.device = {DeviceType::cuda, 0}; });
+  refuses("out", [](AttentionArgs& a, Case&) { a.out.device = {DeviceType::cuda, 1}; });
+  refuses(
+      "score.bias", [](AttentionArgs& a, Case&) { a.score.bias.device.index = 1; }, "bias=qk");
+}
+
+TEST_CASE("validation: outputs overlap nothing", "[unit]") {
+  // The first or the last element of an output on each input in turn.
+  for (bool last : {false, true}) {
+    for (const Member& member : kMembers) {
+      const std::string name = member.name;
+      if (name == "out" || name == "lse") continue;
+      const std::size_t out_bytes = 2 * 4 * 6 * 4 * sizeof(float), lse_bytes = out_bytes / 4;
+      refuses(
+          "out",
+          [&](AttentionArgs& a, Case&) {
+            a.out.data = data_of(member.layout(a)) - (last ? out_bytes - sizeof(float) : 0);
+          },
+          kAllMembers);
+      refuses(
+          "lse",
+          [&](AttentionArgs& a, Case&) {
+            a.lse.data = data_of(member.layout(a)) - (last ? lse_bytes - sizeof(float) : 0);
+          },
+          kAllMembers);
+    }
+  }
+  refuses("out", [](AttentionArgs& a, Case&) { a.out.data = a.lse.data; });
+  refuses(
+      "out", [](AttentionArgs& a, Case& c) { a.out.data = c.cu_seqlens_q.buffer().data(); }, "ragged_q=7");
+}
+
+TEST_CASE("validation: outputs do not overlap themselves", "[unit]") {
+  for (std::size_t dim : {0, 1, 2, 3}) refuses("out", [=](AttentionArgs& a, Case&) { a.out.strides[dim] = 0; });
+  for (std::size_t dim : {0, 1, 2}) refuses("lse", [=](AttentionArgs& a, Case&) { a.lse.strides[dim] = 0; });
+  refuses("out", [](AttentionArgs& a, Case&) { a.out.strides[2] = 3; });  // rows of 4 every 3 elements
+  refuses("lse", [](AttentionArgs& a, Case&) { a.lse.strides[1] = 5; });
+}
+
+TEST_CASE("validation: views side by side in one buffer are no overlap", "[unit]") {
+  // q and out are column ranges of one [b, s, h, q|out] matrix.
+  Case c(Problem::parse("attention b=2 hq=4 hk=2 sq=6 sk=10 d=8 dv=4"));
+  std::vector<float> both(2 * 6 * 4 * 12, 0.5f);
+  AttentionArgs args = c.args();
+  args.q = TensorView(both.data(), {2, 4, 6, 8}, {288, 12, 48, 1});
+  args.out = MutableTensorView(both.data() + 8, {2, 4, 6, 4}, {288, 12, 48, 1});
+  CHECK_NOTHROW(attention(args));
+  for (std::size_t i = 0; i < both.size(); ++i) {
+    if (i % 12 < 8) REQUIRE(both[i] == 0.5f);
+  }
+  args.out.data = both.data() + 7;
+  CHECK(refused_argument([&] { attention(args); }) == "out");
+}
+
+TEST_CASE("validation: null data is fine where there are no elements", "[unit]") {
+  Case c(Problem::parse("attention b=2 hq=4 hk=2 sq=6 sk=0 d=8 dv=4"));
+  AttentionArgs args = c.args();
+  args.kv.k.data = args.kv.v.data = nullptr;
+  CHECK_NOTHROW(attention(args));
+  CHECK(c.out.values() == std::vector<float>(2 * 4 * 6 * 4));
+}
+
+TEST_CASE("validation: inputs may repeat, share memory and have any strides", "[unit]") {
+  Case c(Problem::parse("attention b=2 hq=4 hk=2 sq=6 sk=10 d=8 lse"));
+  AttentionArgs args = c.args();
+  args.kv.v = args.kv.k;
+  args.q.strides = {0, 0, 8, 1};
+  args.kv.k.strides[0] = 0;
+  const Reference reference = oracle(args);
+  attention(args);
+  CHECK(compare(args, reference).ok());
+}

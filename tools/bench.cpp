@@ -1,0 +1,205 @@
+#include "bench.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+
+#include "bench_output.hpp"
+#include "bench_sets.hpp"
+#include "bench_timing.hpp"
+#include "check.hpp"
+#include "common.hpp"
+
+namespace rapt::tools {
+namespace {
+
+constexpr std::int64_t kCheckedRows = 8;
+constexpr std::int64_t kNaiveMaxLength = 4096;
+constexpr std::size_t kNaiveMaxWorkspace = std::size_t{2} << 30;
+constexpr std::int64_t kMinBuffer = std::int64_t{256} << 20;
+
+/// The naive entry of an ISA; empty when there is none.
+std::string naive_entry(Isa isa) {
+  for (const EntryInfo& entry : entries()) {
+    if (entry.name.starts_with("attention_naive.") && isa_of(entry.name) == isa) return entry.name;
+  }
+  return {};
+}
+
+class Bench {
+ public:
+  Bench(const BenchOptions& options, const Machine& machine) : options_(options) {
+    double seconds = 0.5;
+    if (options.problems.empty()) {
+      ProblemSet set = problem_set(options.set);
+      problems_ = std::move(set.problems);
+      seconds = set.seconds_per_row;
+    }
+    for (const std::string& text : options.problems) problems_.push_back(parse_problem(text));
+    budget_.seconds = (options.min_time > 0 ? options.min_time : seconds) / options.seeds;
+    budget_.min_samples = (budget_.min_samples + options.seeds - 1) / options.seeds;
+    names_ = options.entry.empty() ? std::vector<std::string>{""} : match_entries(options.entry);
+    // A buffer that is the same for all ISAs and threads, so that the figures can be compared.
+    const std::int64_t bytes = std::max(kMinBuffer, 4 * machine.last_level_bytes());
+    buffer_ = std::make_shared<std::vector<float>>(static_cast<std::size_t>(bytes) / sizeof(float), 0.5f);
+    for (const std::string& name : names_) {
+      for (const Problem& problem : problems_) add_case(problem, name);
+    }
+  }
+
+  const std::vector<Problem>& problems() const { return problems_; }
+  std::size_t rows() const { return cases_.size() * options_.threads.size(); }
+
+  RunInfo info() const {
+    RunInfo info{options_.problems.empty() ? options_.set : "", {}, Budget{}.min_samples};
+    for (const Planned& planned : cases_) {
+      if (std::find(info.isas.begin(), info.isas.end(), planned.isa) == info.isas.end())
+        info.isas.push_back(planned.isa);
+    }
+    return info;
+  }
+
+  /// Calls report(row) for every row as soon as it is there, and before(text) when its turn comes.
+  template <class Before, class ReportRow>
+  void run(Before before, ReportRow report) {
+    for (const Planned& planned : cases_) {
+      for (int threads : options_.threads) {
+        before(fmt::format("{}, threads {}", short_text(planned.problem), threads));
+        report(time_row(planned, threads));
+      }
+    }
+  }
+
+  std::vector<Roof> roofs() const {
+    std::vector<Roof> roofs;
+    for (int threads : options_.threads) {
+      const auto peaks = peaks_.find(threads), reads = reads_.find(threads);
+      roofs.push_back({threads, quantile(peaks == peaks_.end() ? std::vector<double>{} : peaks->second, 0.5),
+                       quantile(reads == reads_.end() ? std::vector<double>{} : reads->second, 0.5)});
+    }
+    return roofs;
+  }
+
+ private:
+  struct Planned {
+    Problem problem;
+    std::string entry;
+    Isa isa;
+  };
+
+  /// Plans the case now, so that whatever cannot run is said before the first second is spent.
+  void add_case(const Problem& problem, const std::string& name) {
+    const Plan plan = make_plan(problem, make_context(0, name));
+    if (problem.ragged_q >= 0 || problem.ragged_k >= 0) testing::Case{problem};  // throws for impossible totals
+    const std::string entry(plan.entry());
+    const auto isa = isa_of(entry);
+    if (!isa) throw UsageError(fmt::format("{}: an entry without a CPU ISA cannot be timed yet", entry));
+    cases_.push_back({problem, entry, *isa});
+  }
+
+  const Roofline& roofline(Isa isa, int threads) {
+    const auto key = std::pair(isa, threads);
+    return rooflines_.try_emplace(key, isa, threads, buffer_).first->second;
+  }
+
+  Row time_row(const Planned& planned, int threads) {
+    const Roofline& roof = roofline(planned.isa, threads);
+    const Context context = make_context(threads, planned.entry);
+    Row row;
+    row.problem = planned.problem;
+    row.entry = planned.entry;
+    row.threads = threads;
+    const double read_before = roof.read_gbs();
+    std::vector<Sample> samples, naive;
+    for (int seed = 1; seed <= options_.seeds; ++seed) {
+      testing::Case inputs(planned.problem, static_cast<std::uint64_t>(seed));
+      const AttentionArgs args = inputs.args();
+      row.cost = cost_of(args, planned.problem);
+      row.error = verify(inputs, context, kCheckedRows).violation;
+      if (!row.error.empty()) return row;
+      append(samples, take_samples([&] { attention(args, context); }, roof, budget_));
+      if (seed == 1) naive = naive_samples(planned, args, roof);
+    }
+    row.time = summarise(samples, row.cost.flops);
+    row.naive_s = summarise(naive, row.cost.flops).median_s;
+    row.read_gbs = (read_before + roof.read_gbs()) / 2;
+    for (const Sample& sample : samples) peaks_[threads].push_back(sample.peak);
+    reads_[threads].push_back(row.read_gbs);
+    return row;
+  }
+
+  static void append(std::vector<Sample>& all, const std::vector<Sample>& more) {
+    all.insert(all.end(), more.begin(), more.end());
+  }
+
+  /// A few samples of the naive entry; none when it does not take the problem or would take too much.
+  std::vector<Sample> naive_samples(const Planned& planned, const AttentionArgs& args, const Roofline& roof) const {
+    const std::string name = naive_entry(planned.isa);
+    const Problem& p = planned.problem;
+    const bool everything = options_.problems.empty() && options_.set == "full";
+    if (name.empty() || (!everything && std::max(p.sq, p.sk) > kNaiveMaxLength)) return {};
+    const Context context = make_context(roof.threads(), name);
+    try {
+      if (Plan(p, context).workspace_bytes() > kNaiveMaxWorkspace) return {};
+    } catch (const Error&) {
+      return {};
+    }
+    Budget budget;
+    budget.seconds = budget_.seconds / 4;
+    budget.min_samples = 3;
+    budget.patience = 1;
+    return take_samples([&] { attention(args, context); }, roof, budget);
+  }
+
+  const BenchOptions& options_;
+  std::vector<Problem> problems_;
+  std::vector<std::string> names_;
+  Budget budget_;
+  std::shared_ptr<std::vector<float>> buffer_;
+  std::vector<Planned> cases_;
+  std::map<std::pair<Isa, int>, Roofline> rooflines_;
+  std::map<int, std::vector<double>> peaks_, reads_;
+};
+
+/// More threads than the executor offers would be timed as fewer.
+void require_threads(const std::vector<int>& threads) {
+  const int most = tbb_executor()->concurrency();
+  for (int count : threads) {
+    if (count < 1 || count > most) {
+      throw UsageError(fmt::format("--threads {}: wanted 1 to {} on this machine", count, most));
+    }
+  }
+}
+
+}  // namespace
+
+int run_bench(const BenchOptions& options) {
+  require_threads(options.threads);
+  if (!options.json_path.empty()) require_writable(options.json_path);
+  const Machine machine = read_machine();
+  Bench bench(options, machine);
+  Table table(machine, bench.info(), bench.problems());
+  Progress progress;
+  std::vector<Row> rows;
+  int wrong = 0;
+  const auto before = [&](const std::string& text) {
+    progress.show(fmt::format("[{}/{}] {}", rows.size() + 1, bench.rows(), text));
+  };
+  bench.run(before, [&](const Row& row) {
+    progress.clear();
+    table.add(row);
+    rows.push_back(row);
+    wrong += row.error.empty() ? 0 : 1;
+  });
+  table.finish(bench.roofs());
+  if (!options.json_path.empty()) {
+    write_file(options.json_path, to_json(machine, bench.info(), bench.roofs(), rows).dump(2) + "\n");
+  }
+  if (wrong != 0) fmt::print(stderr, "rapt: {} of {} results are wrong\n", wrong, rows.size());
+  return wrong == 0 ? kSuccess : kFailure;
+}
+
+}  // namespace rapt::tools

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace rapt::tools {
+
+struct BenchOptions {
+  std::string set = "quick";          ///< quick, paper or full; unused when `problems` is given
+  std::vector<std::string> problems;  ///< texts of problems
+  std::vector<int> threads = {1};
+  std::string entry;      ///< a name or a part of one; empty: dispatch's choice
+  int seeds = 1;          ///< random inputs per problem; their samples are pooled
+  double min_time = 0;    ///< seconds of samples per row; 0: the set's own
+  std::string json_path;  ///< empty: no file
+};
+
+/// Times rapt::attention() and prints a table; see docs/bench.md. Returns kFailure when a result is wrong.
+int run_bench(const BenchOptions& options);
+
+}  // namespace rapt::tools

@@ -1,0 +1,157 @@
+#include "bench_output.hpp"
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+namespace rapt::tools {
+namespace {
+
+/// JSON has no NaN: what was not measured is null.
+Json number(double value) {
+  return std::isfinite(value) ? Json(value) : Json(nullptr);
+}
+
+std::string percent(double share) {
+  return std::isfinite(share) ? fmt::format("{:.1f}", 100 * share) : "-";
+}
+
+std::vector<std::string> names(const std::vector<Isa>& isas) {
+  std::vector<std::string> result;
+  for (Isa isa : isas) result.emplace_back(to_string(isa));
+  return result;
+}
+
+Json row_json(const Row& row) {
+  const Problem& p = row.problem;
+  const Summary& time = row.time;
+  const std::string name = fmt::format("{}/{}/threads:{}", row.entry, short_text(p), row.threads);
+  Json json = {{"name", name},
+               {"run_name", name},
+               {"run_type", "iteration"},
+               {"problem", p.to_string()},
+               {"entry", row.entry},
+               {"threads", row.threads},
+               {"b", p.b},
+               {"hq", p.hq},
+               {"hk", p.hk},
+               {"sq", p.sq},
+               {"sk", p.sk},
+               {"d", p.d},
+               {"dv", p.dv},
+               {"causal", p.causal},
+               {"dtype", to_string(p.q_dtype)}};
+  if (!row.error.empty()) {
+    json["error_occurred"] = true;
+    json["error_message"] = row.error;
+    return json;
+  }
+  json.update({{"iterations", time.calls},
+               {"real_time", time.median_s * 1e3},
+               {"cpu_time", time.median_cpu_s * 1e3},
+               {"time_unit", "ms"},
+               {"median_ms", time.median_s * 1e3},
+               {"best_ms", time.best_s * 1e3},
+               {"spread", number(time.spread)},
+               {"samples", time.steady},
+               {"samples_taken", time.taken},
+               {"flops", row.cost.flops},
+               {"bytes", row.cost.bytes},
+               {"gflops", row.gflops()},
+               {"peak_gflops", number(time.peak_gflops)},
+               {"of_peak", number(time.of_peak)},
+               {"of_peak_best", number(time.of_peak_best)},
+               {"of_bandwidth", number(row.cost.bytes / time.median_s / 1e9 / row.read_gbs)},
+               {"vs_naive", number(row.vs_naive())}});
+  return json;
+}
+
+}  // namespace
+
+Table::Table(const Machine& machine, const RunInfo& run, const std::vector<Problem>& problems)
+    : width_(7), min_samples_(run.min_samples) {
+  for (const Problem& problem : problems) width_ = std::max(width_, short_text(problem).size());
+  fmt::print("rapt {} on {}, {} CPUs; ISA {}{}\n", version(), machine.cpu.empty() ? machine.host : machine.cpu,
+             machine.cpus, fmt::join(names(run.isas), ", "), run.set.empty() ? "" : "; set " + run.set);
+  fmt::print("{:<{}}  threads  median ms   GFLOP/s  % of peak    best  x naive\n", "problem", width_);
+  std::fflush(stdout);
+}
+
+void Table::add(const Row& row) {
+  if (row.entry != entry_) fmt::print("{}\n", row.entry);
+  entry_ = row.entry;
+  fmt::print("{:<{}}  {:>7}", short_text(row.problem), width_, row.threads);
+  if (row.error.empty()) {
+    const std::string naive = std::isfinite(row.vs_naive()) ? fmt::format("{:.2f}", row.vs_naive()) : "-";
+    const double ms = row.time.median_s * 1e3;
+    fmt::print("  {:>9.{}f}  {:>8.1f}  {:>9}  {:>6}  {:>7}", ms, ms < 10 ? 4 : 2, row.gflops(),
+               percent(row.time.of_peak), percent(row.time.of_peak_best), naive);
+    if (row.time.steady < min_samples_) fmt::print("  {} of {} samples steady", row.time.steady, row.time.taken);
+  } else {
+    fmt::print("  WRONG: {}", row.error);
+  }
+  fmt::print("\n");
+  std::fflush(stdout);
+}
+
+void Table::finish(const std::vector<Roof>& roofs) {
+  for (const Roof& roof : roofs) {
+    fmt::print("{} thread{}: FMA peak {:.1f} GFLOP/s, read bandwidth {:.1f} GB/s\n", roof.threads,
+               roof.threads == 1 ? "" : "s", roof.fma_gflops, roof.read_gbs);
+  }
+  std::fflush(stdout);
+}
+
+Progress::Progress() : on_(::isatty(STDERR_FILENO) != 0) {}
+
+Progress::~Progress() {
+  clear();
+}
+
+void Progress::show(const std::string& text) {
+  if (on_) fmt::print(stderr, "\r\033[K{}", text);
+}
+
+void Progress::clear() {
+  show("");
+}
+
+Json to_json(const Machine& machine, const RunInfo& run, const std::vector<Roof>& roofs, const std::vector<Row>& rows) {
+  Json caches = Json::array();
+  for (const Cache& cache : machine.caches) {
+    caches.push_back(
+        {{"type", cache.type}, {"level", cache.level}, {"size", cache.bytes}, {"num_sharing", cache.shared_by}});
+  }
+  Json threads = Json::array(), peaks = Json::array(), bandwidths = Json::array();
+  for (const Roof& roof : roofs) {
+    threads.push_back(roof.threads);
+    peaks.push_back(number(roof.fma_gflops));
+    bandwidths.push_back(number(roof.read_gbs));
+  }
+  Json benchmarks = Json::array();
+  for (const Row& row : rows) benchmarks.push_back(row_json(row));
+  const std::time_t now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
+  return {{"context",
+           {{"date", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(now))},
+            {"host_name", machine.host},
+            {"executable", "rapt"},
+            {"cpu", machine.cpu},
+            {"num_cpus", machine.cpus},
+            {"features", machine.features},
+            {"caches", caches},
+            {"isa", fmt::format("{}", fmt::join(names(run.isas), ","))},
+            {"library_version", version()},
+            {"compiler", compiler()},
+            {"set", run.set},
+            {"threads", threads},
+            {"fma_peak_gflops", peaks},
+            {"read_bandwidth_gbs", bandwidths}}},
+          {"benchmarks", benchmarks}};
+}
+
+}  // namespace rapt::tools

@@ -1,0 +1,71 @@
+// What a bench run says: progress, the table for people and the file for programs.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "bench_sets.hpp"
+#include "bench_timing.hpp"
+#include "common.hpp"
+
+namespace rapt::tools {
+
+/// One line of the result.
+struct Row {
+  Problem problem;
+  std::string entry;
+  int threads = 1;
+  Cost cost;
+  Summary time;
+  double read_gbs = 0;  ///< bandwidth of all threads, read beside this row
+  double naive_s = 0;   ///< median of the naive entry; NaN when it was not timed
+  std::string error;    ///< not empty: the result was wrong, nothing was timed
+
+  double gflops() const { return cost.flops / time.median_s / 1e9; }
+  double vs_naive() const { return naive_s / time.median_s; }
+};
+
+/// The roofs of one thread count, medians over the run.
+struct Roof {
+  int threads = 1;
+  double fma_gflops = 0;
+  double read_gbs = 0;
+};
+
+struct RunInfo {
+  std::string set;  ///< empty when problems were given one by one
+  std::vector<Isa> isas;
+  int min_samples = 0;
+};
+
+/// The table on standard output, row by row as they come.
+class Table {
+ public:
+  Table(const Machine& machine, const RunInfo& run, const std::vector<Problem>& problems);
+  void add(const Row& row);
+  void finish(const std::vector<Roof>& roofs);
+
+ private:
+  std::size_t width_;
+  int min_samples_;
+  std::string entry_;
+};
+
+/// A line on standard error that is rewritten in place; nothing when that is no terminal.
+class Progress {
+ public:
+  Progress();
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+  void show(const std::string& text);
+  void clear();
+
+ private:
+  bool on_;
+};
+
+/// The layout of google-benchmark's --benchmark_format=json, with more columns.
+Json to_json(const Machine& machine, const RunInfo& run, const std::vector<Roof>& roofs, const std::vector<Row>& rows);
+
+}  // namespace rapt::tools

@@ -1,0 +1,138 @@
+#include "bench_sets.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "common.hpp"
+
+namespace rapt::tools {
+namespace {
+
+std::vector<std::string> paper_set() {
+  std::vector<std::string> texts;
+  for (int d : {64, 128}) {
+    for (int s : {128, 512, 1024, 2048, 4096}) {
+      for (const char* causal : {"", " causal"}) texts.push_back(fmt::format("b=1 hq=8 sq={} d={}{}", s, d, causal));
+    }
+  }
+  return texts;
+}
+
+std::vector<std::string> quick_set() {
+  return {"b=1 hq=8 sq=128 d=64",  "b=1 hq=8 sq=128 d=64 causal",
+          "b=1 hq=8 sq=512 d=64",  "b=1 hq=8 sq=512 d=64 causal",
+          "b=1 hq=8 sq=1024 d=64", "b=1 hq=8 sq=1024 d=64 causal",
+          "b=1 hq=8 sq=512 d=128", "b=1 hq=8 sq=512 d=128 causal",
+          "b=1 hq=8 sq=512 d=80",  "b=1 hq=8 hk=2 sq=512 d=64 causal layout=bshd"};
+}
+
+std::vector<std::string> full_set() {
+  std::vector<std::string> texts = paper_set();
+  for (int d : {32, 40, 72, 80, 96, 112, 160, 192, 256}) {
+    texts.push_back(fmt::format("b=1 hq=8 sq=1024 d={}", d));
+    texts.push_back(fmt::format("b=1 hq=8 sq=1024 d={} causal", d));
+  }
+  for (int d : {64, 128}) {
+    for (const char* layout : {"bshd", "bhds"}) {
+      texts.push_back(fmt::format("b=1 hq=8 sq=1024 d={} layout={}", d, layout));
+    }
+    texts.push_back(fmt::format("b=1 hq=16 sq=1024 d={} causal layout=bshd", d));
+    texts.push_back(fmt::format("b=1 hq=8 hk=2 sq=1024 d={} causal", d));
+    texts.push_back(fmt::format("b=1 hq=8 hk=1 sq=1024 d={} causal", d));
+  }
+  for (const char* text : {// Sizes that are no multiple of a block, and ones too small for the threads to pay.
+                           "b=1 hq=12 sq=197 d=64", "b=1 hq=16 sq=257 d=80", "b=1 hq=8 sq=1500 d=64",
+                           "b=32 hq=12 sq=16 d=32", "b=8 hq=12 sq=32 d=64", "b=1 hq=8 sq=64 d=64 causal",
+                           "b=1 hq=8 sq=1 sk=1024 d=64", "b=1 hq=8 sq=7 sk=1024 d=128",
+                           // Cross attention to a text prompt.
+                           "b=1 hq=8 sq=4096 sk=77 d=40", "b=1 hq=8 sq=1024 sk=77 d=64",
+                           // Sparse by position, and long.
+                           "b=1 hq=8 sq=4096 d=64 causal window=256,0", "b=1 hq=8 sq=1024 d=64 window=64,64",
+                           "b=1 hq=8 sq=512 sk=2048 d=64 causal align=bottom_right", "b=1 hq=2 sq=16384 d=64 causal",
+                           "b=1 hq=2 sq=16384 d=128",
+                           // The head sizes of latent attention.
+                           "b=1 hq=16 hk=1 sq=256 d=576 dv=512 causal",
+                           // What happens to scores.
+                           "b=1 hq=8 sq=1024 d=64 bias=hqk", "b=4 hq=8 sq=512 d=64 mask=bk",
+                           "b=1 hq=8 sq=1024 d=64 causal alibi", "b=1 hq=8 sq=1024 d=64 causal softcap=30",
+                           "b=1 hq=8 sq=1024 d=64 causal sinks lse", "b=4 hq=8 sq=512 d=64 seqlens"}) {
+    texts.emplace_back(text);
+  }
+  return texts;
+}
+
+/// One value of a 1-D i32 or i64 tensor.
+std::int64_t element(const TensorView& view, std::int64_t index) {
+  index *= view.strides[0];
+  if (view.dtype == DType::i32) return static_cast<const std::int32_t*>(view.data)[index];
+  return static_cast<const std::int64_t*>(view.data)[index];
+}
+
+std::int64_t offset_of(const ScoreSpec& score, std::int64_t len_q, std::int64_t len_k) {
+  if (!score.align) return 0;
+  switch (score.align->kind) {
+    case Align::Kind::top_left:
+      return 0;
+    case Align::Kind::bottom_right:
+      return len_k - len_q;
+    case Align::Kind::offset:
+      return score.align->value;
+  }
+  return 0;
+}
+
+std::int64_t attended_pairs(const ScoreSpec& score, std::int64_t len_q, std::int64_t len_k) {
+  const std::int64_t offset = offset_of(score, len_q, len_k);
+  const std::int64_t left = score.window ? score.window->left : -1;
+  const std::int64_t right = score.window ? score.window->right : -1;
+  std::int64_t pairs = 0;
+  for (std::int64_t i = 0; i < len_q; ++i) {
+    const std::int64_t here = i + offset;
+    const std::int64_t first = left < 0 ? 0 : std::max<std::int64_t>(0, here - left);
+    std::int64_t last = len_k - 1;
+    if (score.causal) last = std::min(last, here);
+    if (right >= 0) last = std::min(last, here + right);
+    pairs += std::max<std::int64_t>(0, last - first + 1);
+  }
+  return pairs;
+}
+
+}  // namespace
+
+ProblemSet problem_set(std::string_view name) {
+  std::vector<std::string> texts;
+  double seconds = 1.1;
+  if (name == "quick") {
+    texts = quick_set();
+    seconds = 0.4;
+  } else if (name == "paper") {
+    texts = paper_set();
+  } else if (name == "full") {
+    texts = full_set();
+  } else {
+    throw UsageError(fmt::format("--set {}: no such set; wanted quick, paper or full", name));
+  }
+  ProblemSet set{{}, seconds};
+  for (const std::string& text : texts) set.problems.push_back(Problem::parse("attention " + text));
+  return set;
+}
+
+Cost cost_of(const AttentionArgs& args, const Problem& p) {
+  std::int64_t pairs = 0, rows = 0, keys = 0;
+  const TensorView &starts_q = args.cu_seqlens_q, &starts_k = args.kv.cu_seqlens;
+  for (std::int64_t n = 0; n < p.b; ++n) {
+    const std::int64_t len_q = starts_q ? element(starts_q, n + 1) - element(starts_q, n) : p.sq;
+    std::int64_t len_k = starts_k ? element(starts_k, n + 1) - element(starts_k, n) : p.sk;
+    if (args.kv.seqlens) len_k = element(args.kv.seqlens, n);
+    pairs += attended_pairs(args.score, len_q, len_k);
+    rows += len_q;
+    keys += len_k;
+  }
+  const double width = static_cast<double>(p.d + p.dv);
+  const double moved = static_cast<double>(rows * p.hq + keys * p.hk) * width;
+  return {2 * static_cast<double>(pairs) * static_cast<double>(p.hq) * width,
+          moved * static_cast<double>(size_of(p.q_dtype))};
+}
+
+}  // namespace rapt::tools

@@ -1,0 +1,30 @@
+// What is timed: sets of problems, and the work in one.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "rapt/rapt.hpp"
+
+namespace rapt::tools {
+
+struct ProblemSet {
+  std::vector<Problem> problems;
+  double seconds_per_row = 0.5;
+};
+
+/// The set called `name` (quick, paper or full). Throws UsageError.
+ProblemSet problem_set(std::string_view name);
+
+/// Work that no implementation of the problem can avoid.
+struct Cost {
+  double flops = 0;  ///< multiply and add of q.k and p.v over the attended (row, key) pairs; the softmax is not counted
+  double bytes = 0;  ///< q, the keys and values in use and out, each moved once
+};
+
+/// Counts exactly what causal, window, align and lengths leave; masks and biases do not reduce the count, as a kernel
+/// has to read them to know. `args` must be valid.
+Cost cost_of(const AttentionArgs& args, const Problem& problem);
+
+}  // namespace rapt::tools

@@ -1,0 +1,171 @@
+#include "bench_timing.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <ctime>
+#include <limits>
+#include <set>
+#include <thread>
+
+namespace rapt::tools {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr double kReadingSeconds = 1e-3;
+constexpr double kLongCallSeconds = 50e-3;
+constexpr double kAgreement = 0.02, kLongAgreement = 0.03;
+constexpr int kReadingAttempts = 5;
+
+double since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+/// Processor time of the calling thread: what it takes when another process has the core is not counted.
+double thread_seconds() {
+  timespec now{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+/// Runs work(strand), which returns an amount, on `threads` strands at once and adds up their rates, each over its own
+/// processor time. An executor is free to run strands one after another on one thread, which says nothing about all of
+/// them together: such a run is tried again, and 0 is returned when that does not help.
+double total_rate(Executor& executor, int threads, const std::function<double(int)>& work) {
+  struct Strand {
+    double rate = 0;
+    std::thread::id thread;
+  };
+  struct Run {
+    const std::function<double(int)>& work;
+    std::vector<Strand> strands;
+  };
+  for (int attempt = 0; attempt < kReadingAttempts; ++attempt) {
+    Run run{work, std::vector<Strand>(static_cast<std::size_t>(threads))};
+    const auto strand = [](void* argument, int index) {
+      Run& run = *static_cast<Run*>(argument);
+      const double start = thread_seconds();
+      const double amount = run.work(index);
+      run.strands[static_cast<std::size_t>(index)] = {amount / (thread_seconds() - start), std::this_thread::get_id()};
+    };
+    executor.run(threads, strand, &run);
+    double rate = 0;
+    std::set<std::thread::id> distinct;
+    for (const Strand& strand : run.strands) {
+      rate += strand.rate;
+      distinct.insert(strand.thread);
+    }
+    if (distinct.size() == run.strands.size()) return rate;
+  }
+  return 0;
+}
+
+/// Not inlined, so that a profile shows the timed calls under one name.
+[[gnu::noinline]] void run_timed_calls(const std::function<void()>& call, std::int64_t calls) {
+  for (std::int64_t i = 0; i < calls; ++i) call();
+}
+
+}  // namespace
+
+Roofline::Roofline(Isa isa, int threads, std::shared_ptr<const std::vector<float>> buffer)
+    : isa_(isa),
+      threads_(threads),
+      buffer_(std::move(buffer)),
+      executor_(threads == 1 ? serial_executor() : tbb_executor()) {
+  for (double seconds = 0; seconds < kReadingSeconds; chain_rounds_ *= 2) {
+    const double start = thread_seconds();
+    run_fma_chains(isa_, chain_rounds_);
+    seconds = (thread_seconds() - start) * 2;  // of the rounds it is doubled to
+  }
+}
+
+double Roofline::fma_gflops() const {
+  return total_rate(*executor_, threads_, [this](int) { return run_fma_chains(isa_, chain_rounds_); }) / 1e9;
+}
+
+double Roofline::read_gbs() const {
+  const std::size_t share = buffer_->size() / static_cast<std::size_t>(threads_);
+  volatile float sink = 0;
+  const auto read = [&](int strand) {
+    const std::size_t bytes = share * sizeof(float);
+    const float value = run_read_stream(isa_, buffer_->data() + share * static_cast<std::size_t>(strand), bytes);
+    if (value == 1) sink = value;
+    return static_cast<double>(bytes);
+  };
+  return total_rate(*executor_, threads_, read) / 1e9;
+}
+
+std::vector<Sample> take_samples(const std::function<void()>& call, const Roofline& roofline, const Budget& budget) {
+  run_timed_calls(call, 1);
+  std::int64_t calls = 1;
+  for (;; calls *= 2) {
+    const auto start = Clock::now();
+    run_timed_calls(call, calls);
+    const double seconds = since(start);
+    if (seconds >= budget.min_call) break;
+    if (seconds * 4 >= budget.min_call) {
+      calls = static_cast<std::int64_t>(std::ceil(static_cast<double>(calls) * budget.min_call / seconds));
+      break;
+    }
+  }
+  std::vector<Sample> samples;
+  int steady = 0;
+  const auto start = Clock::now();
+  double before = roofline.fma_gflops();
+  const auto enough = [&] {
+    const double spent = since(start);
+    return (spent >= budget.seconds && steady >= budget.min_samples) || spent >= budget.seconds * budget.patience;
+  };
+  do {
+    const std::clock_t cpu_start = std::clock();
+    const auto call_start = Clock::now();
+    run_timed_calls(call, calls);
+    const double seconds = since(call_start);
+    const double cpu_seconds = static_cast<double>(std::clock() - cpu_start) / CLOCKS_PER_SEC;
+    const double after = roofline.fma_gflops();
+    const double agreement = seconds > kLongCallSeconds ? kLongAgreement : kAgreement;
+    const double count = static_cast<double>(calls);
+    const bool agree = std::min(before, after) > 0 && std::abs(before - after) <= agreement * std::min(before, after);
+    samples.push_back({seconds / count, cpu_seconds / count, (before + after) / 2, calls, agree});
+    steady += agree ? 1 : 0;
+    before = after;
+  } while (!enough());
+  return samples;
+}
+
+Summary summarise(const std::vector<Sample>& samples, double flops_per_call) {
+  Summary summary;
+  summary.taken = static_cast<int>(samples.size());
+  summary.steady =
+      static_cast<int>(std::count_if(samples.begin(), samples.end(), [](const Sample& s) { return s.steady; }));
+  std::vector<double> seconds, shares, peaks, cpu_seconds;
+  for (const Sample& sample : samples) {
+    summary.calls += sample.calls;
+    if (summary.steady != 0 && !sample.steady) continue;
+    seconds.push_back(sample.seconds);
+    cpu_seconds.push_back(sample.cpu_seconds);
+    if (!sample.steady) continue;
+    shares.push_back(flops_per_call / sample.seconds / 1e9 / sample.peak);
+    peaks.push_back(sample.peak);
+  }
+  summary.median_s = quantile(seconds, 0.5);
+  summary.best_s = quantile(seconds, 0);
+  summary.median_cpu_s = quantile(cpu_seconds, 0.5);
+  summary.spread = (quantile(seconds, 0.75) - quantile(seconds, 0.25)) / summary.median_s;
+  summary.of_peak = quantile(shares, 0.5);
+  summary.of_peak_best = quantile(shares, 1);
+  summary.peak_gflops = quantile(peaks, 0.5);
+  return summary;
+}
+
+double quantile(std::vector<double> values, double at) {
+  if (values.empty()) return std::numeric_limits<double>::quiet_NaN();
+  std::sort(values.begin(), values.end());
+  const double position = at * static_cast<double>(values.size() - 1);
+  const auto below = static_cast<std::size_t>(position);
+  const std::size_t above = std::min(below + 1, values.size() - 1);
+  return values[below] + (position - static_cast<double>(below)) * (values[above] - values[below]);
+}
+
+}  // namespace rapt::tools

@@ -1,0 +1,70 @@
+// Taking times: the roofs of the machine and the samples between them.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "rapt/rapt.hpp"
+
+namespace rapt::tools {
+
+/// The two roofs of `threads` threads at once, read again whenever asked: clocks move, so a kernel is held against
+/// the readings next to it.
+class Roofline {
+ public:
+  /// `buffer` is what the bandwidth is read from: several times the last-level cache.
+  Roofline(Isa isa, int threads, std::shared_ptr<const std::vector<float>> buffer);
+
+  /// GFLOP/s of independent multiply-add chains on all threads at once, over about a millisecond. 0 when the threads
+  /// could not be had at the same time.
+  double fma_gflops() const;
+  /// GB/s of one sequential read of the buffer, a share of it per thread. 0 as above.
+  double read_gbs() const;
+
+  Isa isa() const { return isa_; }
+  int threads() const { return threads_; }
+
+ private:
+  Isa isa_;
+  int threads_;
+  std::shared_ptr<const std::vector<float>> buffer_;
+  std::shared_ptr<Executor> executor_;
+  std::int64_t chain_rounds_ = 1;
+};
+
+/// One timing: `calls` calls back to back, between two readings of the FMA peak.
+struct Sample {
+  double seconds = 0;      ///< per call
+  double cpu_seconds = 0;  ///< of the whole process, per call
+  double peak = 0;         ///< GFLOP/s, mean of the two readings
+  std::int64_t calls = 0;
+  bool steady = false;  ///< the two readings agree, so the clock did not move in between
+};
+
+struct Budget {
+  double seconds = 0.5;    ///< enough once `min_samples` steady samples are there
+  int min_samples = 7;     ///< steady ones
+  double patience = 4;     ///< give up on steadiness after this many times `seconds`
+  double min_call = 2e-3;  ///< seconds of calls per sample
+};
+
+/// Samples of call(), after one call that is not timed.
+std::vector<Sample> take_samples(const std::function<void()>& call, const Roofline& roofline, const Budget& budget);
+
+/// What the samples of one row say. Unsteady samples count only when there is no steady one; the shares of the peak
+/// are then NaN.
+struct Summary {
+  int steady = 0, taken = 0;
+  std::int64_t calls = 0;
+  double median_s = 0, best_s = 0, median_cpu_s = 0;
+  double spread = 0;  ///< interquartile range over median
+  double of_peak = 0, of_peak_best = 0;
+  double peak_gflops = 0;  ///< median
+};
+Summary summarise(const std::vector<Sample>& samples, double flops_per_call);
+
+/// The value below which a share `at` of `values` lies, between neighbours linearly; NaN when there are none.
+double quantile(std::vector<double> values, double at);
+
+}  // namespace rapt::tools

@@ -1,0 +1,162 @@
+#include "check.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "common.hpp"
+
+namespace rapt::tools {
+namespace {
+
+/// The full comparison takes a float64 product of sq x sk x (d + dv) per head; past this many scores in all, rows are
+/// sampled.
+constexpr std::int64_t kMaxScores = 8 << 20;
+constexpr std::int64_t kSampledRows = 16;
+
+/// Every feature at least once, at sizes that leave remainders in every block.
+constexpr const char* kDefaultProblems[] = {
+    "b=1 hq=8 sq=128 d=64",
+    "b=1 hq=8 sq=128 d=64 causal",
+    "b=2 hq=4 sq=197 d=64 lse",
+    "b=1 hq=4 sq=257 d=128 causal lse",
+    "b=1 hq=2 sq=512 d=128 layout=bshd",
+    "b=1 hq=2 sq=130 d=64 layout=bhds",
+    "b=2 hq=3 sq=33 sk=65 d=40 dv=24 layout=other lse",
+    "b=1 hq=2 sq=100 sk=77 d=80",
+    "b=1 hq=2 sq=65 d=1",
+    "b=1 hq=2 sq=65 d=7 dv=5",
+    "b=1 hq=1 sq=70 d=576 dv=512 causal",
+    "b=1 hq=2 sq=96 d=256",
+    "b=2 hq=8 hk=2 sq=128 d=64 causal layout=bshd",
+    "b=2 hq=4 hk=1 sq=1 sk=300 d=64 lse",
+    "b=1 hq=4 sq=7 sk=1024 d=64 causal align=bottom_right lse",
+    "b=1 hq=2 sq=90 sk=60 d=32 causal align=bottom_right lse",
+    "b=1 hq=2 sq=90 sk=60 d=32 causal align=top_left",
+    "b=1 hq=2 sq=64 sk=64 d=32 causal align=-20 lse",
+    "b=1 hq=4 sq=300 d=64 window=32,0",
+    "b=1 hq=4 sq=300 d=64 window=-1,16",
+    "b=1 hq=2 sq=140 sk=200 d=48 causal window=50,10 align=bottom_right lse",
+    "b=1 hq=4 sq=128 d=64 softcap=30",
+    "b=1 hq=4 sq=128 d=64 scale=0",
+    "b=1 hq=4 sq=128 d=64 scale=-0.25",
+    "b=2 hq=4 sq=120 d=64 bias=bhqk lse",
+    "b=2 hq=4 sq=120 d=64 bias=hk",
+    "b=2 hq=4 sq=120 d=64 mask=bqk lse",
+    "b=2 hq=4 sq=120 sk=90 d=64 mask=bk",
+    "b=2 hq=4 sq=150 d=64 causal alibi",
+    "b=1 hq=8 sq=700 d=64 causal alibi lse",
+    "b=2 hq=4 sq=150 d=64 causal sinks lse",
+    "b=6 hq=2 sq=100 d=64 seqlens lse",
+    "b=5 hq=2 sq=60 sk=140 d=64 ragged_q=160 ragged_k=400 lse",
+    "b=5 hq=4 hk=2 sq=60 d=64 causal ragged_q=160 ragged_k=160 layout=bshd",
+    "b=2 hq=2 sq=20 sk=0 d=16 lse",
+    ("b=2 hq=8 hk=2 sq=128 sk=512 d=64 dv=32 causal window=64,-1 align=bottom_right softcap=30 bias=hqk mask=bk alibi "
+     "sinks lse")};
+
+std::string violation_of(const testing::Errors& errors, bool gaps_intact) {
+  if (!errors.nonfinite_agree) return "NaN, Inf or a finite number where the reference has the other";
+  if (errors.max_bound > 1) return fmt::format("an element is off by {:.3g} times its bound", errors.max_bound);
+  if (errors.rel_frobenius > errors.frobenius_limit) {
+    return fmt::format("relative Frobenius error {:.3g}; at most {:.3g} is allowed", errors.rel_frobenius,
+                       errors.frobenius_limit);
+  }
+  if (errors.lse_max_bound > 1) return fmt::format("an lse is off by {:.3g} times its bound", errors.lse_max_bound);
+  if (!gaps_intact) return "memory between the elements of an output was written";
+  return errors.ok() ? "" : "an error is not a number";
+}
+
+std::vector<Problem> problems_of(const CheckOptions& options) {
+  std::vector<Problem> problems;
+  for (const std::string& text : options.problems) problems.push_back(parse_problem(text));
+  for (const Problem& problem : problems) make_plan(problem, make_context(options.threads, {}));
+  if (problems.empty()) {
+    for (const char* text : kDefaultProblems) problems.push_back(parse_problem(text));
+  }
+  return problems;
+}
+
+/// Prints the verdicts of one context over all problems and counts them.
+class Report {
+ public:
+  explicit Report(const std::vector<Problem>& problems) {
+    for (const Problem& problem : problems) width_ = std::max(width_, std::min(short_text(problem).size(), kMaxWidth));
+    fmt::print("{:<{}}  seed  rel. Frobenius  max error  of bound  lse error\n", "problem", width_);
+  }
+
+  void check(const Problem& problem, const Context& context, int seeds) {
+    std::string entry;
+    try {
+      entry = Plan(problem, context).entry();
+    } catch (const Error& refusal) {
+      fmt::print("{:<{}}     -  skipped: {}\n", short_text(problem), width_, refusal.what());
+      ++skipped_;
+      return;
+    }
+    if (entry != entry_) fmt::print("{}\n", entry);
+    entry_ = entry;
+    const std::int64_t scores = problem.b * problem.hq * problem.sq * problem.sk;
+    for (int seed = 1; seed <= seeds; ++seed) {
+      testing::Case inputs(problem, static_cast<std::uint64_t>(seed));
+      print(problem, seed, verify(inputs, context, scores > kMaxScores ? kSampledRows : 0));
+    }
+  }
+
+  int finish() const {
+    fmt::print("{} checked, {} wrong, {} skipped; largest share of a bound {:.2f}\n", checked_, wrong_, skipped_,
+               worst_);
+    if (checked_ == 0) throw UsageError("nothing was checked");
+    return wrong_ == 0 ? kSuccess : kFailure;
+  }
+
+ private:
+  static constexpr std::size_t kMaxWidth = 70;
+
+  void print(const Problem& problem, int seed, const Verdict& verdict) {
+    const testing::Errors& errors = verdict.errors;
+    const std::string lse = problem.lse ? fmt::format("{:.2e}", errors.lse_max) : "-";
+    fmt::print("{:<{}}  {:>4}  {:>14.2e}  {:>9.2e}  {:>8.3f}  {:>9}", short_text(problem), width_, seed,
+               errors.rel_frobenius, errors.max_abs, errors.max_bound, lse);
+    fmt::print("{}\n", verdict.violation.empty() ? "" : "  WRONG: " + verdict.violation);
+    ++checked_;
+    wrong_ += verdict.violation.empty() ? 0 : 1;
+    worst_ = std::max({worst_, errors.max_bound, errors.lse_max_bound});
+  }
+
+  std::size_t width_ = 7;
+  std::string entry_;
+  int checked_ = 0, wrong_ = 0, skipped_ = 0;
+  double worst_ = 0;
+};
+
+}  // namespace
+
+Verdict verify(testing::Case& inputs, const Context& context, std::int64_t rows) {
+  inputs.poison_outputs();
+  const AttentionArgs args = inputs.args();
+  attention(args, context);
+  // An odd step meets every position within a tile of even size.
+  const std::int64_t step = rows == 0 || inputs.problem.sq <= 4 * rows ? 1 : (inputs.problem.sq / rows) | 1;
+  const testing::Errors errors = testing::compare(args, testing::oracle(args, step));
+  return {errors, violation_of(errors, inputs.out.gaps_intact() && inputs.lse.gaps_intact())};
+}
+
+int run_check(const CheckOptions& options) {
+  const std::vector<Problem> problems = problems_of(options);
+  std::vector<Context> contexts;
+  if (options.entry.empty()) {
+    contexts.push_back(make_context(options.threads, {}));
+  } else {
+    for (const std::string& name : match_entries(options.entry)) {
+      contexts.push_back(make_context(options.threads, name));
+    }
+  }
+  Report report(problems);
+  for (const Context& context : contexts) {
+    for (const Problem& problem : problems) report.check(problem, context, options.seeds);
+  }
+  return report.finish();
+}
+
+}  // namespace rapt::tools

@@ -1,0 +1,31 @@
+// Results against the float64 oracle.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "oracle/oracle.hpp"
+#include "rapt/rapt.hpp"
+#include "support/case.hpp"
+
+namespace rapt::tools {
+
+struct CheckOptions {
+  std::vector<std::string> problems;  ///< empty: a list that covers the features
+  std::string entry;                  ///< a name or a part of one; empty: dispatch's choice
+  int seeds = 1;                      ///< random inputs per problem
+  int threads = 0;                    ///< 0: all
+};
+
+/// Prints one line per problem, entry and seed. Returns kFailure when a result is out of bounds.
+int run_check(const CheckOptions& options);
+
+struct Verdict {
+  testing::Errors errors;
+  std::string violation;  ///< empty, or what is wrong in one line
+};
+
+/// Runs attention() on poisoned outputs and compares `rows` rows spread over each head (0: all) with the oracle.
+Verdict verify(testing::Case& inputs, const Context& context, std::int64_t rows);
+
+}  // namespace rapt::tools

@@ -1,0 +1,225 @@
+#include "common.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+namespace rapt::tools {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::array<std::string_view, 24> kFeatures = {
+    "sse2",     "sse4_2",   "avx",         "f16c",        "fma",         "avx2",     "avx512f",  "avx512bw",
+    "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8",
+    "asimd",    "asimdhp",  "asimddp",     "bf16",        "i8mm",        "sve",      "sve2",     "sme"};
+
+std::string first_line(const fs::path& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+/// The value of the first "key : value" line of /proc/cpuinfo with this key.
+std::string cpuinfo(std::string_view key) {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    const auto colon = line.find(':');
+    if (colon == std::string::npos || line.substr(0, line.find_last_not_of(" \t", colon - 1) + 1) != key) continue;
+    return line.substr(std::min(colon + 2, line.size()));
+  }
+  return {};
+}
+
+/// "32K" and "1024K" of sysfs in bytes; 0 when it cannot be read.
+std::int64_t parse_size(const std::string& text) {
+  std::istringstream stream(text);
+  std::int64_t value = 0;
+  char unit = ' ';
+  stream >> value >> unit;
+  if (unit == 'K') return value << 10;
+  if (unit == 'M') return value << 20;
+  return value;
+}
+
+/// How many CPUs a sysfs list such as "0-3,8" names.
+int count_cpus(const std::string& list) {
+  int count = 0;
+  std::istringstream stream(list);
+  for (std::string range; std::getline(stream, range, ',');) {
+    int first = 0, last = 0;
+    const int fields = std::sscanf(range.c_str(), "%d-%d", &first, &last);
+    if (fields >= 1) count += fields == 2 ? last - first + 1 : 1;
+  }
+  return std::max(count, 1);
+}
+
+std::vector<Cache> read_caches() {
+  std::vector<Cache> caches;
+  for (int index = 0;; ++index) {
+    const fs::path folder = fmt::format("/sys/devices/system/cpu/cpu0/cache/index{}", index);
+    const std::string level = first_line(folder / "level");
+    if (level.empty()) return caches;
+    caches.push_back({std::stoi(level), first_line(folder / "type"), parse_size(first_line(folder / "size")),
+                      count_cpus(first_line(folder / "shared_cpu_list"))});
+  }
+}
+
+/// Devices and pipes are written in place: there is nothing to replace.
+bool is_special(const fs::path& path) {
+  return fs::exists(path) && !fs::is_regular_file(path);
+}
+
+/// Where the text for `path` is written first: beside the file, and beside its target if it is a symbolic link, so that
+/// the link stays one.
+struct Target {
+  fs::path file, written;
+
+  explicit Target(const fs::path& path) : file(path), written(path) {
+    if (is_special(path)) return;
+    std::error_code ignored;
+    if (const fs::path real = fs::weakly_canonical(path, ignored); !real.empty()) file = real;
+    written = fmt::format("{}.tmp{}", file.string(), ::getpid());
+  }
+  bool temporary() const { return written != file; }
+};
+
+}  // namespace
+
+std::int64_t Machine::last_level_bytes() const {
+  std::int64_t bytes = 0;
+  for (const Cache& cache : caches) {
+    if (cache.type != "Instruction") bytes = std::max(bytes, cache.bytes);
+  }
+  return bytes;
+}
+
+Machine read_machine() {
+  Machine machine;
+  std::array<char, 256> host{};
+  if (::gethostname(host.data(), host.size() - 1) == 0) machine.host = host.data();
+  machine.cpu = cpuinfo("model name");
+  machine.cpus = static_cast<int>(std::thread::hardware_concurrency());
+  std::string flags = cpuinfo("flags");
+  if (flags.empty()) flags = cpuinfo("Features");
+  std::istringstream stream(flags);
+  std::vector<std::string> words;
+  for (std::string word; stream >> word;) words.push_back(word);
+  for (std::string_view feature : kFeatures) {
+    if (std::find(words.begin(), words.end(), feature) != words.end()) machine.features.emplace_back(feature);
+  }
+  machine.caches = read_caches();
+  return machine;
+}
+
+std::string human_bytes(std::int64_t bytes) {
+  constexpr std::array<std::string_view, 4> kUnits = {"B", "KiB", "MiB", "GiB"};
+  std::size_t unit = 0;
+  double value = static_cast<double>(bytes);
+  for (; value >= 1024 && unit + 1 < kUnits.size(); ++unit) value /= 1024;
+  return fmt::format("{:.{}f} {}", value, value == static_cast<double>(static_cast<std::int64_t>(value)) ? 0 : 1,
+                     kUnits[unit]);
+}
+
+std::string compiler() {
+#if defined(__clang__)
+  return fmt::format("clang++ {}.{}.{}", __clang_major__, __clang_minor__, __clang_patchlevel__);
+#else
+  return fmt::format("g++ {}.{}.{}", __GNUC__, __GNUC_MINOR__, __GNUC_PATCHLEVEL__);
+#endif
+}
+
+std::optional<Isa> isa_of(std::string_view entry) {
+  std::istringstream stream{std::string(entry)};
+  std::string word;
+  for (int i = 0; i < 3; ++i) std::getline(stream, word, '.');
+  for (Isa isa : {Isa::generic, Isa::avx2, Isa::avx512, Isa::neon}) {
+    if (word == to_string(isa)) return isa;
+  }
+  return std::nullopt;
+}
+
+std::vector<std::string> match_entries(std::string_view text) {
+  std::vector<EntryInfo> matches;
+  std::vector<std::string> names;
+  for (EntryInfo& entry : entries()) {
+    names.push_back(entry.name);
+    if (entry.name.find(text) != std::string::npos) matches.push_back(std::move(entry));
+  }
+  if (matches.empty()) {
+    throw UsageError(fmt::format("--entry {}: no such entry; this build has {}", text, fmt::join(names, ", ")));
+  }
+  const auto exact = std::find_if(matches.begin(), matches.end(), [&](const EntryInfo& e) { return e.name == text; });
+  if (exact != matches.end()) matches = {EntryInfo(*exact)};
+  std::vector<std::string> usable;
+  for (const EntryInfo& entry : matches) {
+    if (entry.unusable.empty()) usable.push_back(entry.name);
+  }
+  if (usable.empty()) {
+    throw UsageError(fmt::format("--entry {}: cannot run here: {}", matches[0].name, matches[0].unusable));
+  }
+  return usable;
+}
+
+Problem parse_problem(const std::string& text) {
+  const auto first = text.find_first_not_of(' ');
+  const bool named = first != std::string::npos && text.compare(first, 9, "attention") == 0;
+  try {
+    return Problem::parse(named ? text : "attention " + text);
+  } catch (const Error& error) {
+    throw UsageError(fmt::format("--problem \"{}\": {}", text, error.what()));
+  }
+}
+
+std::string short_text(const Problem& problem) {
+  const std::string text = problem.to_string();
+  return text.substr(std::min(text.find(' '), text.size() - 1) + 1);
+}
+
+Context make_context(int threads, const std::string& entry) {
+  ContextOptions options;
+  options.threads = threads;
+  options.kernel = entry;
+  return Context(std::move(options));
+}
+
+Plan make_plan(const Problem& problem, const Context& context) {
+  try {
+    return Plan(problem, context);
+  } catch (const Error& error) {
+    throw UsageError(fmt::format("--problem \"{}\": {}", short_text(problem), error.what()));
+  }
+}
+
+void require_writable(const fs::path& path) {
+  if (fs::is_directory(path)) throw UsageError(fmt::format("{}: is a directory", path.string()));
+  const Target target(path);
+  const bool opened = std::ofstream(target.written, std::ios::app).is_open();
+  const int reason = errno;
+  if (!opened) throw UsageError(fmt::format("{}: cannot be written: {}", path.string(), std::strerror(reason)));
+  if (target.temporary()) fs::remove(target.written);
+}
+
+void write_file(const fs::path& path, const std::string& text) {
+  const Target target(path);
+  std::ofstream file(target.written);
+  file << text;
+  file.close();
+  if (!file) {
+    const int reason = errno;
+    if (target.temporary()) fs::remove(target.written);
+    throw std::runtime_error(fmt::format("{}: writing failed: {}", path.string(), std::strerror(reason)));
+  }
+  if (target.temporary()) fs::rename(target.written, target.file);
+}
+
+}  // namespace rapt::tools

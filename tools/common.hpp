@@ -1,0 +1,75 @@
+// What the subcommands of `rapt` share: the machine, entry names, contexts and output files.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "rapt/rapt.hpp"
+
+namespace rapt::tools {
+
+/// Keys keep the order they were given in, so that files can be read and compared by people.
+using Json = nlohmann::ordered_json;
+
+inline constexpr int kSuccess = 0;
+inline constexpr int kFailure = 1;  ///< a wrong result, or something outside the user's hands
+inline constexpr int kUsage = 2;    ///< the command line or the environment asks for what cannot be done
+
+/// A command line that cannot be carried out; `what()` is one line for the user.
+class UsageError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+struct Cache {
+  int level = 0;
+  std::string type;  ///< "Data", "Instruction" or "Unified"
+  std::int64_t bytes = 0;
+  int shared_by = 1;  ///< logical CPUs that share one such cache
+};
+
+/// The machine as the operating system describes it. What it does not tell is empty or 0.
+struct Machine {
+  std::string host;
+  std::string cpu;
+  int cpus = 0;                       ///< logical CPUs
+  std::vector<std::string> features;  ///< instruction-set flags that matter to kernels
+  std::vector<Cache> caches;          ///< those of the first CPU
+
+  std::int64_t last_level_bytes() const;
+};
+Machine read_machine();
+
+/// "32 KiB", "1 MiB", "40 B".
+std::string human_bytes(std::int64_t bytes);
+/// The compiler of this program, "g++ 12.2.0".
+std::string compiler();
+
+/// The ISA in an entry's name ("attention_forward.f32.avx2.q24k128").
+std::optional<Isa> isa_of(std::string_view entry);
+/// Entries whose name is `text`, else those that contain it, in dispatch order. Throws UsageError when there is none,
+/// or none that this machine can run.
+std::vector<std::string> match_entries(std::string_view text);
+/// Problem::parse with the word "attention" optional. Throws UsageError.
+Problem parse_problem(const std::string& text);
+/// The text of a problem without its first word, "attention".
+std::string short_text(const Problem& problem);
+
+/// A context for up to `threads` strands (0: all) that uses `entry` only (empty: dispatch's choice).
+Context make_context(int threads, const std::string& entry);
+
+/// What would run. Throws UsageError for a problem that no arguments could give or no entry takes.
+Plan make_plan(const Problem& problem, const Context& context);
+
+/// Throws UsageError when `path` cannot be written; leaves nothing behind.
+void require_writable(const std::filesystem::path& path);
+/// Replaces `path` in one step: readers see the old file or the new one, never a part.
+void write_file(const std::filesystem::path& path, const std::string& text);
+
+}  // namespace rapt::tools

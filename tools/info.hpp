@@ -1,0 +1,16 @@
+#pragma once
+
+#include <string>
+
+namespace rapt::tools {
+
+struct InfoOptions {
+  std::string problem;  ///< empty: the machine and the build only
+  int threads = 0;      ///< for `problem`; 0: all
+  bool json = false;
+};
+
+/// Prints what this build can do on this machine, or what would run for one problem and why.
+int run_info(const InfoOptions& options);
+
+}  // namespace rapt::tools

@@ -1,0 +1,131 @@
+// The `rapt` program: what this build can do, whether it is right and how fast it is.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <exception>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "bench.hpp"
+#include "check.hpp"
+#include "common.hpp"
+#include "demo.hpp"
+#include "info.hpp"
+
+namespace rapt::tools {
+namespace {
+
+constexpr const char* kProblemHelp = "a problem's text, for example \"b=1 hq=8 sq=512 d=64 causal\"";
+constexpr const char* kEntryHelp = "entries with this name or this text in their name (default: what would run)";
+constexpr int kMaxSeeds = 1000;
+
+std::string default_data_dir() {
+#ifdef RAPT_DATA_DIR
+  return RAPT_DATA_DIR;
+#else
+  return "tests/data";
+#endif
+}
+
+/// 0 stands for all; more than the machine has is refused where it would mislead.
+const CLI::Range kThreads(0, 4096);
+
+/// Declares the four subcommands; `command` becomes the chosen one.
+class Arguments {
+ public:
+  explicit Arguments(CLI::App& app) {
+    app.require_subcommand(1);
+    app.set_version_flag("--version", std::string(version()));
+    add_info(app);
+    add_check(app);
+    add_bench(app);
+    add_demo(app);
+  }
+
+  int run() const { return command_(); }
+
+ private:
+  void add_info(CLI::App& app) {
+    auto* info = app.add_subcommand("info", "What this build can do on this machine, or would do for one problem");
+    info->add_option("--problem", info_.problem, kProblemHelp);
+    info->add_option("--threads", info_.threads, "most threads for --problem (default: all)")->check(kThreads);
+    info->add_flag("--json", info_.json, "print JSON");
+    info->callback([this] { command_ = [this] { return run_info(info_); }; });
+  }
+
+  void add_check(CLI::App& app) {
+    auto* check =
+        app.add_subcommand("check", "Compare results with a float64 reference; exit code 1 when one is wrong");
+    check->add_option("--problem", check_.problems, kProblemHelp)->allow_extra_args(false);
+    check->add_option("--entry", check_.entry, kEntryHelp);
+    check->add_option("--seeds", check_.seeds, "random inputs per problem")->check(CLI::Range(1, kMaxSeeds));
+    check->add_option("--threads", check_.threads, "most threads (default: all)")->check(kThreads);
+    check->callback([this] { command_ = [this] { return run_check(check_); }; });
+  }
+
+  void add_bench(CLI::App& app) {
+    auto* bench = app.add_subcommand("bench", "Time problems against the machine's peak and the naive way");
+    auto* set = bench->add_option("--set", bench_.set, "quick, paper or full")->capture_default_str();
+    bench->add_option("--problem", bench_.problems, kProblemHelp)->allow_extra_args(false)->excludes(set);
+    bench->add_option("--threads", bench_.threads, "thread counts, for example 1,2")->delimiter(',')->check(kThreads);
+    bench->add_option("--entry", bench_.entry, kEntryHelp);
+    bench->add_option("--seeds", bench_.seeds, "random inputs per problem")->check(CLI::Range(1, kMaxSeeds));
+    bench->add_option("--min-time", bench_.min_time, "seconds of samples per row (default: the set's own)")
+        ->check(CLI::Range(0.001, 3600.0));
+    bench->add_option("--json", bench_.json_path, "also write the rows to this file, in google-benchmark's layout");
+    bench->callback([this] { command_ = [this] { return run_bench(bench_); }; });
+  }
+
+  void add_demo(CLI::App& app) {
+    auto* demo = app.add_subcommand("demo", "Attention of a real language model on real text, checked and timed");
+    demo_.data_dir = default_data_dir();
+    demo->add_option("--data-dir", demo_.data_dir, "folder of the captured tensors")
+        ->check(CLI::ExistingDirectory)
+        ->capture_default_str();
+    demo->add_option("--threads", demo_.threads, "most threads (default: all)")->check(kThreads);
+    demo->callback([this] { command_ = [this] { return run_demo(demo_); }; });
+  }
+
+  InfoOptions info_;
+  CheckOptions check_;
+  BenchOptions bench_;
+  DemoOptions demo_{};
+  std::function<int()> command_;
+};
+
+int run(int argc, char** argv) {
+  CLI::App app{"rapt: attention kernels for CPUs", "rapt"};
+  Arguments arguments(app);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& success) {
+    return app.exit(success);
+  } catch (const CLI::ParseError& error) {
+    // CLI11 would only say that a subcommand is required.
+    const std::vector<std::string> unknown = app.remaining();
+    if (app.get_subcommands().empty() && !unknown.empty()) {
+      throw UsageError(fmt::format("{}: no such command or option; see rapt --help", unknown.front()));
+    }
+    throw UsageError(error.what());
+  }
+  return arguments.run();
+}
+
+}  // namespace
+}  // namespace rapt::tools
+
+int main(int argc, char** argv) {
+  try {
+    return rapt::tools::run(argc, argv);
+  } catch (const rapt::tools::UsageError& error) {
+    fmt::print(stderr, "rapt: {}\n", error.what());
+    return rapt::tools::kUsage;
+  } catch (const rapt::Error& error) {
+    fmt::print(stderr, "rapt: {}\n", error.what());
+    return rapt::tools::kUsage;
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "rapt: {}\n", error.what());
+    return rapt::tools::kFailure;
+  }
+}
