@@ -1,5 +1,6 @@
 // exp2 for ISAs without scalef: 2^x = 2^n (1 + r q(r)), n = round(x), r = x - n in [-1/2, 1/2].
-// A leaf provides cast_to_int, cast_to_float and zero_where_less(x, bound, y): 0 where x < bound, else y.
+// A leaf provides cast_to_int, cast_to_float, and what keeps results below the normal numbers 0 (a denormal would make
+// every FMA that reads it take an assist): exp2_argument(x) before and exp2_result(x, y) after.
 #pragma once
 
 namespace rapt::cpu::RAPT_ISA {
@@ -36,12 +37,11 @@ template <int kN>
 template <int kN>
 [[gnu::always_inline]] inline void exp2(vec (&x)[kN]) {
   Exp2 e[kN];
+#pragma GCC unroll 4
+  for (int i = 0; i < kN; ++i) x[i] = exp2_argument(x[i]);
   split_exp2(x, e);
 #pragma GCC unroll 4
-  for (int i = 0; i < kN; ++i) {
-    // Results below the normal numbers are 0: a denormal would make every FMA that reads it take an assist.
-    x[i] = zero_where_less(x[i], -126.f, fma(e[i].fraction, e[i].power, e[i].power));
-  }
+  for (int i = 0; i < kN; ++i) x[i] = exp2_result(x[i], fma(e[i].fraction, e[i].power, e[i].power));
 }
 
 [[gnu::always_inline]] inline vec exp2_minus_1(vec x) {

@@ -15,6 +15,16 @@ constexpr int rows_of_tile(int vecs) {
   return vecs == 1 ? 8 : 4;
 }  // 4 x 2 accumulators + 2 of x + 1 broadcast + 2 products
 
+// Flushes denormal results to 0 while it lives; denormal inputs keep their value.
+class FlushDenormals {
+ public:
+  FlushDenormals() { _mm_setcsr(saved_ | _MM_FLUSH_ZERO_ON); }
+  ~FlushDenormals() { _mm_setcsr(saved_); }
+
+ private:
+  unsigned saved_ = _mm_getcsr();
+};
+
 [[gnu::always_inline]] inline vec fma(vec x, vec y, vec z) {
   return x * y + z;
 }
@@ -24,8 +34,12 @@ constexpr int rows_of_tile(int vecs) {
 [[gnu::always_inline]] inline vec cast_to_float(ivec x) {
   return vec(_mm_castsi128_ps(x.data));
 }
-[[gnu::always_inline]] inline vec zero_where_less(vec x, float bound, vec y) {
-  return vec(_mm_andnot_ps(_mm_cmplt_ps(x.data, _mm_set1_ps(bound)), y.data));
+// 2^-127 has a biased exponent of 0 and is 0; between it and the normal numbers FlushDenormals does it.
+[[gnu::always_inline]] inline vec exp2_argument(vec x) {
+  return xsimd::max(vec(-127.f), x);
+}  // in this order NaN stays
+[[gnu::always_inline]] inline vec exp2_result(vec, vec y) {
+  return y;
 }
 
 inline constexpr int kFmaFlops = 2 * 4;

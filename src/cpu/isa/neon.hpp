@@ -24,9 +24,15 @@ constexpr int rows_of_tile(int vecs) {
 [[gnu::always_inline]] inline vec cast_to_float(ivec x) {
   return vec(vreinterpretq_f32_s32(x.data));
 }
-[[gnu::always_inline]] inline vec zero_where_less(vec x, float bound, vec y) {
-  return cast_to_float(
-      ivec(vbicq_s32(cast_to_int(y).data, vreinterpretq_s32_u32(vcltq_f32(x.data, vdupq_n_f32(bound))))));
+// FPCR's flush mode would take denormal inputs for 0 as well, so results are selected instead.
+struct FlushDenormals {
+  FlushDenormals() {}
+};
+[[gnu::always_inline]] inline vec exp2_argument(vec x) {
+  return x;
+}
+[[gnu::always_inline]] inline vec exp2_result(vec x, vec y) {
+  return xsimd::select(x < vec(-126.f), vec(0.f), y);
 }
 
 inline constexpr int kFmaFlops = 2 * 4;

@@ -216,6 +216,7 @@ bool must_pack_values(const Strides& s, std::int64_t dv) {
 
 // All panels share one sweep over the keys that any of them sees.
 void sweep(const Head& head, Panel* panels, std::int64_t count, bool careful, const Scratch& w) {
+  const FlushDenormals flush;
   const ForwardParams& p = head.p;
   const std::int64_t first = panels[0].first(0), last = panels[count - 1].last(panels[count - 1].width - 1);
   const bool pack_k = must_pack_keys(p.k_stride), pack_v = must_pack_values(p.v_stride, p.dv) && !careful;

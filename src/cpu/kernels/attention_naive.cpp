@@ -71,6 +71,7 @@ struct Scratch {
 };
 
 void run(const ForwardParams& p, const WorkItem& item, std::byte* scratch) noexcept {
+  const FlushDenormals flush;
   const Head head(p, item);
   Carver carver(scratch);
   const Scratch w(carver, {p.sq, p.sk, p.d, p.dv, item.row_end - item.row_begin});

@@ -33,6 +33,7 @@ float read_stream(const float* data, std::int64_t n) noexcept {
 }
 
 void exp2_array(const float* x, float* y, std::int64_t n) noexcept {
+  const FlushDenormals flush;
   for (std::int64_t i = 0; i < n; i += kLanes) {
     const std::int64_t m = n - i < kLanes ? n - i : kLanes;
     store_strided(y + i, 1, m, exp2(load_strided(x + i, 1, m)));

@@ -7,9 +7,9 @@
 namespace rapt::cpu::RAPT_ISA {
 
 // The reference m starts at 0 and moves only when it must: probabilities stay below 2^8, and the largest of the first
-// keys a row sees is not below 2^-32. Steps are integers, so a rescale multiplies by an exact power of two.
+// keys a row sees is not below 2^-8. Steps are integers, so a rescale multiplies by an exact power of two.
 [[gnu::always_inline]] inline auto must_move(vec top, vec l) {
-  return (top > vec(8.f)) | ((l == vec(0.f)) & (top < vec(-32.f)) & (top > minus_infinity()));
+  return (top > vec(8.f)) | ((l == vec(0.f)) & (top < vec(-8.f)) & (top > minus_infinity()));
 }
 
 inline bool any_must_move(const Panel& panel, const float* top) {
