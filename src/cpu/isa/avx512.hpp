@@ -40,15 +40,11 @@ class FlushDenormals {
 }
 
 // 2^x = 2^floor(x) * 2^r, r = x - floor(x) in [0, 1): vreduceps and vscalefps do the bit work.
-template <int kN>
-[[gnu::always_inline]] inline void exp2(vec (&x)[kN]) {
-#pragma GCC unroll 4
-  for (int i = 0; i < kN; ++i) {
-    asm("" : "+v"(x[i].data));  // keep x in a register: vreduceps from memory made the loop 4 times slower on Zen 4
-    const vec r(_mm512_reduce_ps(x[i].data, 0x09));  // 0x09: floor, exceptions suppressed
-    const vec p = fma(r, exp2_slope(r), vec(1.f));
-    x[i] = vec(_mm512_scalef_ps(p.data, x[i].data));
-  }
+[[gnu::always_inline]] inline vec exp2(vec x) {
+  asm("" : "+v"(x.data));  // keep x in a register: vreduceps from memory made the loop 4 times slower on Zen 4
+  const vec r(_mm512_reduce_ps(x.data, 0x09));  // 0x09: floor, exceptions suppressed
+  const vec p = fma(r, exp2_slope(r), vec(1.f));
+  return vec(_mm512_scalef_ps(p.data, x.data));
 }
 
 [[gnu::always_inline]] inline vec exp2_minus_1(vec x) {

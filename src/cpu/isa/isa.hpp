@@ -1,13 +1,13 @@
 // Includes the leaf of the ISA this object is compiled for: -DRAPT_ISA=avx2 gives avx2.hpp.
 // A leaf defines, in namespace rapt::cpu::<isa>:
-//   vec           a batch of float lanes, and `ivec` of int32
-//   kRegisters    vector registers there are
-//   kVecs         vectors of lanes in a full register tile
-//   rows_of_tile  broadcast rows of a tile of so many vectors
-//   fma           x * y + z, with one rounding where the ISA can
-//   exp2          x[i] = 2^x[i] for x < 128; at most 1 ulp off for results that are normal numbers, 0 below, NaN stays
-//   NaN exp2_minus_1  2^x - 1 for 0 <= x <= 64, to a few ulp of itself fma_in_place  a fused multiply-add the compiler
-//   can neither merge nor move (to measure the peak), kFmaFlops each
+//  - vec: a batch of float lanes, and ivec of int32.
+//  - kRegisters: vector registers there are; kVecs: vectors of lanes in a full register tile;
+//    rows_of_tile(vecs): broadcast rows of a tile of so many vectors.
+//  - fma: x * y + z, with one rounding where the ISA can.
+//  - FlushDenormals: keeps denormals out of results while it lives, of exp2's at the least.
+//  - exp2: 2^x for x < 128; at most 1 ulp off for results that are normal numbers, 0 below, NaN stays NaN.
+//  - exp2_minus_1: 2^x - 1 for 0 <= x <= 64, to a few ulp of itself.
+//  - fma_in_place: a multiply-add the compiler can neither merge nor move, to measure the peak; kFmaFlops each.
 #pragma once
 
 #include <cstddef>
@@ -20,10 +20,4 @@
 
 namespace rapt::cpu::RAPT_ISA {
 inline constexpr int kLanes = static_cast<int>(vec::size);
-
-[[gnu::always_inline]] inline vec exp2(vec x) {
-  vec xs[1] = {x};
-  exp2(xs);
-  return xs[0];
-}
 }  // namespace rapt::cpu::RAPT_ISA

@@ -95,14 +95,13 @@ Cut cut(const Panel& panel, std::int64_t k0, std::int64_t n, bool all_masked) {
   return c;
 }
 
-// Calls f(integral_constant<int, vecs>).
-template <class F>
+// Calls f(integral_constant<int, vecs>) for 1 <= vecs <= kMax.
+template <int kMax = kVecs, class F>
 [[gnu::always_inline]] inline void with_vecs(std::int64_t vecs, F f) {
-  static_assert(kVecs == 2 || kVecs == 3);
-  if constexpr (kVecs == 3)
-    if (vecs == 3) return f(std::integral_constant<int, 3>());
-  if (vecs == 2) return f(std::integral_constant<int, 2>());
-  f(std::integral_constant<int, 1>());
+  if constexpr (kMax > 1) {
+    if (vecs < kMax) return with_vecs<kMax - 1>(vecs, f);
+  }
+  f(std::integral_constant<int, kMax>());
 }
 
 // V of a block with its non-finite elements replaced by 0 in `w.v`; the elements themselves are added to the output of
@@ -125,68 +124,65 @@ template <class F>
     }
 }
 
-// w.s = the panel's final scores of the block, w.top = their maxima. Returns false if all are masked.
+// w.s = the final scores of a block for a panel of kW vectors, w.top = their maxima. Returns false if all are masked.
+template <int kW>
 bool score(const Head& head, const Panel& panel, std::int64_t k0, const Cut& c, Block kb, const Scratch& w) {
-  const std::int64_t width = panel.width;
   const bool terms = has_terms(head.p.score);
   bool visible = !terms;
-  for (std::int64_t i = 0; i < width; i += kLanes) store(w.top + i, minus_infinity());
+  for (int v = 0; v < kW; ++v) store(w.top + v * kLanes, minus_infinity());
   for (int i = 0; i < c.count; ++i) {
     const Segment& g = c.segment[i];
     const std::int64_t lane = g.vec * kLanes;
-    const ScoresTile tile{kb.data + g.begin * kb.stride,
-                          kb.stride,
-                          panel.qt + lane,
-                          head.p.d,
-                          width,
-                          terms ? w.zero : panel.minus_m + lane,
-                          w.s + g.begin * width + lane,
-                          g.masked ? w.unused : w.top + lane};  // masked scores must not raise the maximum
-    with_vecs(panel.vecs - g.vec, [&](auto vecs) { tiles<vecs>(tile, g.end - g.begin); });
+    const ScoresTile<kW> tile{kb.data + g.begin * kb.stride,
+                              kb.stride,
+                              head.p.d,
+                              panel.qt + lane,
+                              terms ? w.zero : panel.minus_m + lane,
+                              w.s + g.begin * panel.width + lane,
+                              g.masked ? w.unused : w.top + lane};  // masked scores must not raise the maximum
+    with_vecs<kW>(kW - g.vec, [&](auto vecs) { tiles<vecs>(tile, g.end - g.begin); });
     if (!g.masked) continue;
-    for (std::int64_t v = g.vec; v < panel.vecs; ++v)
+    for (std::int64_t v = g.vec; v < kW; ++v)
       visible |= (terms ? finish_scores<true> : finish_scores<false>)(head, panel, v, k0, g.begin, g.end, w.s, w.top);
   }
   return visible;
 }
 
-// One panel against one block of n keys at k0.
+// A panel of kW vectors against the block of n keys at k0.
+template <int kW>
 void visit(const Head& head, Panel& panel, std::int64_t k0, std::int64_t n, Block kb, Block vb, bool careful,
            const Scratch& w) {
   const std::int64_t dv = head.p.dv, width = panel.width;
   const Cut c = cut(panel, k0, n, has_terms(head.p.score));
-  if (c.count == 0 || !score(head, panel, k0, c, kb, w)) return;
-  const std::int64_t end = c.end[panel.vecs - 1];
+  if (c.count == 0 || !score<kW>(head, panel, k0, c, kb, w)) return;
 
   if (any_must_move(panel, w.top)) [[unlikely]] {
-    if (move_reference<true>(panel, dv, w.top, nullptr, 0)) score(head, panel, k0, c, kb, w);
+    if (move_reference<true>(panel, dv, w.top, nullptr, 0)) score<kW>(head, panel, k0, c, kb, w);
     // The lanes of vectors that have dropped out hold garbage; restating it is harmless.
-    move_reference<false>(panel, dv, w.top, w.s + c.begin * width, end - c.begin);
+    move_reference<false>(panel, dv, w.top, w.s + c.begin * width, c.end[kW - 1] - c.begin);
   }
   if (careful) {
     if (!panel.started)
       for (std::int64_t i = 0; i < dv * width; i += kLanes) store(panel.ot + i, vec(0.f));
     panel.started = true;
-    add_non_finite(head, panel, k0, c.begin, end, w);
+    add_non_finite(head, panel, k0, c.begin, c.end[kW - 1], w);
     vb = {w.v, packed_stride(dv)};
   }
 
-  for (std::int64_t i = 0; i < width; i += kLanes) store(w.sum + i, vec(0.f));
+  for (int v = 0; v < kW; ++v) store(w.sum + v * kLanes, vec(0.f));
   for (int i = 0; i < c.count; ++i) {
     const Segment& g = c.segment[i];
-    const std::int64_t lane = g.vec * kLanes;
-    with_vecs(panel.vecs - g.vec, [&](auto vecs) {
-      exponentiate<vecs>(w.s + g.begin * width + lane, g.end - g.begin, width, w.sum + lane);
+    with_vecs<kW>(kW - g.vec, [&](auto vecs) {
+      exponentiate<vecs, kW>(w.s + g.begin * width + g.vec * kLanes, g.end - g.begin, w.sum + g.vec * kLanes);
     });
   }
-  for (std::int64_t i = 0; i < width; i += kLanes) store(panel.l + i, load(panel.l + i) + load(w.sum + i));
+  for (int v = 0; v < kW; ++v) store(panel.l + v * kLanes, load(panel.l + v * kLanes) + load(w.sum + v * kLanes));
 
-  std::int64_t keys[kVecs];
-  for (int v = 0; v < kVecs; ++v) keys[v] = c.end[v] - c.begin;
-  const OutputTile tile{
-      vb.data + c.begin * vb.stride, vb.stride, w.s + c.begin * width, keys, width, panel.started ? panel.ot : w.zero,
-      panel.started ? width : 0,     panel.ot};
-  with_vecs(panel.vecs, [&](auto vecs) { tiles<vecs>(tile, dv); });
+  std::int64_t keys[kW];
+  for (int v = 0; v < kW; ++v) keys[v] = c.end[v] - c.begin;
+  tiles<kW>(OutputTile<kW>{vb.data + c.begin * vb.stride, vb.stride, w.s + c.begin * width, keys,
+                           panel.started ? panel.ot : w.zero, panel.started ? width : 0, panel.ot},
+            dv);
   panel.started = true;
 }
 
@@ -231,7 +227,8 @@ void sweep(const Head& head, Panel* panels, std::int64_t count, bool careful, co
       pack_rows(vb.data, vb.stride, p.v_stride.d, n, p.dv, w.v, packed_stride(p.dv));
       vb = {w.v, packed_stride(p.dv)};
     }
-    for (std::int64_t i = 0; i < count; ++i) visit(head, panels[i], k0, n, kb, vb, careful, w);
+    for (std::int64_t i = 0; i < count; ++i)
+      with_vecs(panels[i].vecs, [&](auto vecs) { visit<vecs>(head, panels[i], k0, n, kb, vb, careful, w); });
   }
 }
 

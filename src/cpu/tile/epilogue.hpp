@@ -5,11 +5,13 @@
 
 namespace rapt::cpu::RAPT_ISA {
 
-// Returns false if some element of an existing row is not finite: then a masked value may have leaked into it (0 * inf)
-// and the panel must be redone with care. A leak never turns finite again, so checking here is enough.
+// Returns false if some element of the panel is not finite: then a masked value may have leaked into it (0 * inf) and
+// the panel must be redone with care. A leak never turns finite again, so checking here is enough.
 [[gnu::noinline]] inline bool store_output(const Head& head, const Panel& panel) {
   const std::int64_t dv = head.p.dv, inner = head.p.out_stride.d;
-  vec zero(0.f);  // becomes NaN with the first inf or NaN
+  if (!panel.started)
+    for (std::int64_t i = 0; i < dv * panel.width; i += kLanes) store(panel.ot + i, vec(0.f));
+  vec zero[4] = {vec(0.f), vec(0.f), vec(0.f), vec(0.f)};  // x * 0 is NaN for inf and NaN; four chains
   for (std::int64_t lane = 0; lane < panel.width; lane += kLanes) {
     const std::int64_t rows = least(kLanes, panel.rows - lane);
     float* out[kLanes];
@@ -18,20 +20,24 @@ namespace rapt::cpu::RAPT_ISA {
     const vec scale = xsimd::select(l == vec(0.f), vec(0.f), vec(1.f) / l);  // a row without keys is 0
     for (std::int64_t d0 = 0; d0 < dv; d0 += kLanes) {
       const std::int64_t n = least(kLanes, dv - d0);
+      const float* ot = panel.ot + d0 * panel.width + lane;
       vec r[kLanes];
-      for (std::int64_t j = 0; j < kLanes; ++j) {
-        r[j] = panel.started ? load(panel.ot + (d0 + least(j, n - 1)) * panel.width + lane) * scale : vec(0.f);
-        zero = fma(r[j], vec(0.f), zero);
+#pragma GCC unroll 16
+      for (int j = 0; j < kLanes; ++j) {
+        r[j] = load(ot) * scale;
+        zero[j % 4] = fma(r[j], vec(0.f), zero[j % 4]);
+        ot += j + 1 < n ? panel.width : 0;  // columns past dv repeat the last one and are not stored
       }
       transpose(r);
       if (inner == 1 && n == kLanes && rows == kLanes) {
+#pragma GCC unroll 16
         for (int i = 0; i < kLanes; ++i) store_any(out[i] + d0, r[i]);
       } else {
         for (std::int64_t i = 0; i < rows; ++i) store_strided(out[i] + d0 * inner, inner, n, r[i]);
       }
     }
   }
-  return xsimd::all(zero == vec(0.f));
+  return xsimd::all((zero[0] + zero[1]) + (zero[2] + zero[3]) == vec(0.f));
 }
 
 // lse = ln(sum of e^score): (m + log2 l) ln 2.

@@ -6,16 +6,16 @@
 
 namespace rapt::cpu::RAPT_ISA {
 
-// acc[i][v] += b[i][j] x[j][v] for j in [begin, end) and the vectors from kFrom on.
-template <int kFrom, int kR, int kV>
+// acc[i][v] += b[i][j] x[j][v] for j in [begin, end) and the vectors from kFrom on. x has rows of kW vectors: a
+// constant, because every pointer to step costs an integer operation, which may take an FMA's port.
+template <int kFrom, int kW, int kR, int kV>
 [[gnu::always_inline]] inline void accumulate(vec (&acc)[kR][kV], const float* b, std::int64_t row, std::int64_t col,
-                                              const float* x, std::int64_t width, std::int64_t begin,
-                                              std::int64_t end) {
+                                              const float* x, std::int64_t begin, std::int64_t end) {
 #pragma GCC unroll 4
   for (std::int64_t j = begin; j < end; ++j) {
     vec xv[kV];
 #pragma GCC unroll 4
-    for (int v = kFrom; v < kV; ++v) xv[v] = load(x + j * width + v * kLanes);
+    for (int v = kFrom; v < kV; ++v) xv[v] = load(x + (j * kW + v) * kLanes);
 #pragma GCC unroll 16
     for (int i = 0; i < kR; ++i) {
       const vec s(b[i * row + j * col]);
@@ -27,13 +27,15 @@ template <int kFrom, int kR, int kV>
 
 // s[key][lane] = init[lane] + sum over d of k[key][d] qt[d][lane] for kR keys; each lane's largest is folded into
 // `top`.
+// Rows of qt and s have kW vectors.
+template <int kW>
 struct ScoresTile {
   const float* k;  // rows of k_stride
-  std::int64_t k_stride;
-  const float* qt;  // rows of `width`
-  std::int64_t d, width;
-  const float* init;  // minus the reference of the softmax
-  float *s, *top;     // rows of `width`; one row
+  std::int64_t k_stride, d;
+  const float* qt;
+  const float* init;  // one row: minus the reference of the softmax
+  float* s;
+  float* top;  // one row
 
   template <int kR, int kV>
   [[gnu::always_inline]] void run() const {
@@ -43,7 +45,7 @@ struct ScoresTile {
     for (int i = 0; i < kR; ++i)
 #pragma GCC unroll 4
       for (int v = 0; v < kV; ++v) acc[i][v] = load(init + v * kLanes);
-    accumulate<0>(acc, k, k_stride, 1, qt, width, 0, d);
+    accumulate<0, kW>(acc, k, k_stride, 1, qt, 0, d);
 #pragma GCC unroll 4
     for (int v = 0; v < kV; ++v) {
       vec most = load(top + v * kLanes);
@@ -54,24 +56,25 @@ struct ScoresTile {
 #pragma GCC unroll 16
     for (int i = 0; i < kR; ++i)
 #pragma GCC unroll 4
-      for (int v = 0; v < kV; ++v) store(s + i * width + v * kLanes, acc[i][v]);
+      for (int v = 0; v < kV; ++v) store(s + (i * kW + v) * kLanes, acc[i][v]);
   }
   [[gnu::always_inline]] void advance(int rows) {
-    k += rows * k_stride, s += rows * width;
+    k += rows * k_stride, s += rows * kW * kLanes;
   }
 };
 
 // ot[c][lane] = base[c][lane] + sum over keys of v[key][c] p[key][lane] for kR columns c. The block is summed on its
 // own before it joins `base`: rounding then grows with the block and the number of blocks, not with their product.
+// Rows of p and ot have kW vectors.
+template <int kW>
 struct OutputTile {
   const float* v;  // rows of v_stride
   std::int64_t v_stride;
-  const float* p;            // rows of `width`
-  const std::int64_t* keys;  // [vecs] keys of each vector of lanes, ascending
-  std::int64_t width;
-  const float* base;  // rows of base_stride: the output so far, or one row of zeros
+  const float* p;
+  const std::int64_t* keys;  // [kW] keys of each vector of lanes, ascending
+  const float* base;         // the output so far, in rows of base_stride; or, with 0, one row of zeros
   std::int64_t base_stride;
-  float* ot;  // rows of `width`
+  float* ot;
 
   template <int kR, int kV>
   [[gnu::always_inline]] void run() const {
@@ -81,17 +84,17 @@ struct OutputTile {
     for (int i = 0; i < kR; ++i)
 #pragma GCC unroll 4
       for (int u = 0; u < kV; ++u) acc[i][u] = vec(0.f);
-    accumulate<0>(acc, v, 1, v_stride, p, width, 0, keys[0]);
-    if constexpr (kV > 1) accumulate<1>(acc, v, 1, v_stride, p, width, keys[0], keys[1]);
-    if constexpr (kV > 2) accumulate<2>(acc, v, 1, v_stride, p, width, keys[1], keys[2]);
+    accumulate<0, kW>(acc, v, 1, v_stride, p, 0, keys[0]);
+    if constexpr (kV > 1) accumulate<1, kW>(acc, v, 1, v_stride, p, keys[0], keys[1]);
+    if constexpr (kV > 2) accumulate<2, kW>(acc, v, 1, v_stride, p, keys[1], keys[2]);
 #pragma GCC unroll 16
     for (int i = 0; i < kR; ++i)
 #pragma GCC unroll 4
       for (int u = 0; u < kV; ++u)
-        store(ot + i * width + u * kLanes, load(base + i * base_stride + u * kLanes) + acc[i][u]);
+        store(ot + (i * kW + u) * kLanes, load(base + i * base_stride + u * kLanes) + acc[i][u]);
   }
   [[gnu::always_inline]] void advance(int rows) {
-    v += rows, base += rows * base_stride, ot += rows * width;
+    v += rows, base += rows * base_stride, ot += rows * kW * kLanes;
   }
 };
 

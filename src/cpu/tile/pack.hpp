@@ -15,13 +15,16 @@ namespace rapt::cpu::RAPT_ISA {
       const std::int64_t n = least(kLanes, d - d0);
       vec r[kLanes];
       if (inner == 1 && n == kLanes) {
+#pragma GCC unroll 16
         for (int i = 0; i < kLanes; ++i) r[i] = load_any(src[i] + d0);
       } else {
         for (int i = 0; i < kLanes; ++i) r[i] = load_strided(src[i] + d0 * inner, inner, n);
       }
       transpose(r);
-      for (int j = 0; j < kLanes; ++j)
-        if (j < n) store(panel.qt + (d0 + j) * panel.width + lane, r[j] * vec(scale));
+      float* qt = panel.qt + d0 * panel.width + lane;
+#pragma GCC unroll 16
+      for (int j = 0; j < kLanes; ++j, qt += panel.width)
+        if (j < n) store(qt, r[j] * vec(scale));
     }
   }
 }

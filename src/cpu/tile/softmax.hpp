@@ -46,23 +46,21 @@ template <bool kRecount>
   return any;
 }
 
-// S -> P = 2^S in place for n keys of kV vectors; row sums are added to `sum`.
-template <int kV>
-[[gnu::noinline]] void exponentiate(float* s, std::int64_t n, std::int64_t width, float* sum) {
+// S -> P = 2^S in place for n keys, the first kV of a row's kW vectors; their sums are added to `sum`.
+template <int kV, int kW>
+[[gnu::noinline]] void exponentiate(float* s, std::int64_t n, float* sum) {
   vec l[kV];
 #pragma GCC unroll 4
   for (int v = 0; v < kV; ++v) l[v] = load(sum + v * kLanes);
-  for (std::int64_t j = 0; j < n; ++j) {
-    vec p[kV];
-#pragma GCC unroll 4
-    for (int v = 0; v < kV; ++v) p[v] = load(s + j * width + v * kLanes);
-    exp2(p);
+#pragma GCC unroll 2
+  for (std::int64_t j = 0; j < n; ++j)
 #pragma GCC unroll 4
     for (int v = 0; v < kV; ++v) {
-      store(s + j * width + v * kLanes, p[v]);
-      l[v] = l[v] + p[v];
+      float* at = s + (j * kW + v) * kLanes;
+      const vec p = exp2(load(at));
+      store(at, p);
+      l[v] = l[v] + p;
     }
-  }
 #pragma GCC unroll 4
   for (int v = 0; v < kV; ++v) store(sum + v * kLanes, l[v]);
 }

@@ -47,6 +47,7 @@ template <int kHalf, bool kHigh, class R, int... kLane>
 template <int kHalf = kLanes / 2>
 [[gnu::always_inline]] inline void transpose(vec (&rows)[kLanes]) {
   using Lanes = std::make_integer_sequence<int, kLanes>;
+#pragma GCC unroll 16
   for (int i = 0; i < kLanes; ++i) {
     if (i & kHalf) continue;
     const auto a = rows[i].data, b = rows[i + kHalf].data;
