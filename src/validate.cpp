@@ -14,6 +14,7 @@ using std::int64_t;
 
 constexpr int64_t kMaxSize = int64_t{1} << 48;  // of a dimension: sums and products of a few stay far from int64's end
 constexpr int64_t kMaxOffset = int64_t{1} << 52;  // of positions
+constexpr int64_t kMaxSpan = int64_t{1} << 56;    // bytes: more than any address space
 constexpr int64_t kMaxHeadSize = 1 << 16;         // scratch is proportional to it
 
 [[noreturn]] void refuse(const std::string& argument, const std::string& got, const std::string& wanted) {
@@ -53,7 +54,7 @@ int64_t span_of(const std::string& name, const TensorView& t, bool writable) {
   const auto size = static_cast<int64_t>(size_of(t.dtype));
   const auto address = reinterpret_cast<std::uintptr_t>(t.data);
   if (size == 0) refuse(name, "an unknown dtype", "one of rapt::DType");
-  if (__builtin_mul_overflow(last, size, &bytes) || __builtin_add_overflow(bytes, size, &bytes) ||
+  if (__builtin_mul_overflow(last, size, &bytes) || __builtin_add_overflow(bytes, size, &bytes) || bytes > kMaxSpan ||
       __builtin_add_overflow(static_cast<int64_t>(address), bytes, &end))
     refuse(name, "strides that reach past the address space", "a view within it");
   if (t.data == nullptr) refuse(name, "a null pointer for " + shape_text(t), "memory");

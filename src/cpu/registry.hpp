@@ -23,7 +23,7 @@ struct KernelTable {
   ForwardKernel forward, naive;
   double (*fma_chains)(std::int64_t iterations) noexcept;            // returns the FLOPs done
   float (*read_stream)(const float* data, std::int64_t n) noexcept;  // returns a value that depends on all
-  void (*exp2)(const float* x, float* y, std::int64_t n) noexcept;   // y = 2^x for x < 128
+  void (*exp2)(const float* x, float* y, std::int64_t n) noexcept;   // y = 2^x for x <= 127
 };
 
 namespace generic {

@@ -80,7 +80,7 @@ TEST_CASE("a forked child runs with its parent's context", "[api]") {
 
 TEST_CASE("a call leaves the floating-point mode of its threads alone", "[api][threads]") {
   Case c(Problem::parse(kLarge));
-  for (const std::string& entry : usable_entries()) {
+  for (const std::string& entry : threaded_entries()) {
     for (const std::uint64_t extra : {std::uint64_t{0}, kFlush}) {
       const std::uint64_t normal = float_mode();
       const auto executor = std::make_shared<ThreadExecutor>(3);

@@ -7,11 +7,12 @@ using namespace rapt::testing;
 
 namespace {
 
+// Large enough to be spread over four strands, small enough for ThreadSanitizer.
 const char* const kProblems[] = {
-    "attention b=2 hq=6 hk=2 sq=130 sk=200 d=40 dv=24 causal align=bottom_right bias=bk sinks lse",
-    "attention b=4 hq=4 sq=90 sk=150 d=64 lse ragged_q=190 ragged_k=300 layout=bshd",
+    "attention b=2 hq=6 hk=2 sq=80 sk=120 d=40 dv=24 causal align=bottom_right bias=bk sinks lse",
+    "attention b=4 hq=2 sq=60 sk=110 d=64 lse ragged_q=130 ragged_k=260 layout=bshd",
     "attention b=5 hq=10 hk=2 sq=1 sk=700 d=64 lse seqlens",
-    "attention b=1 hq=3 sq=300 d=33 mask=qk softcap=20 lse",
+    "attention b=1 hq=3 sq=160 d=33 mask=qk softcap=20 lse",
 };
 
 /// Copies of sequence n of a dense case, alone in a batch of one.
@@ -27,15 +28,15 @@ AttentionArgs alone(const AttentionArgs& all, std::int64_t n, Case& target) {
 
 }  // namespace
 
-TEST_CASE("executors, thread counts and repetition do not change a bit", "[kernel][threads]") {
+TEST_CASE("executors and thread counts do not change a bit", "[kernel][threads]") {
   for (const char* text : kProblems) {
     Case first(Problem::parse(text), 3), second(Problem::parse(text), 3);
-    for (const std::string& entry : usable_entries()) {
+    for (const std::string& entry : threaded_entries()) {
       attention(first.args(), forced(entry));
       for (const auto& executor : all_executors()) {
-        for (int threads : {1, 2, 3, 4}) {
+        for (int threads : {1, 2, 4}) {
           const Context context = forced(entry, executor, threads);
-          for (int repeat = 0; repeat < 2; ++repeat) {
+          for (int repeat = 0; repeat < (threads == 4 ? 2 : 1); ++repeat) {
             second.poison_outputs();
             attention(second.args(), context);
             INFO(entry << " on " << executor->name() << " with " << threads << ": " << text);

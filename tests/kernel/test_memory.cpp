@@ -61,8 +61,8 @@ TEST_CASE("a workspace of exactly the planned size is enough", "[kernel][threads
   for (int i = 0; i < 10; ++i) {
     Case c(sample(random, kEverything), 5);
     const Reference reference = oracle(c.args());
-    for (const std::string& entry : usable_entries()) {
-      const Plan plan(c.args(), forced(entry, tbb_executor(), 3));
+    for (const std::string& entry : threaded_entries()) {
+      const Plan plan(c.args(), forced(entry, std::make_shared<ThreadExecutor>(3), 3));
       const Buffer workspace(plan.workspace_bytes(), Placement::back);
       c.poison_outputs();
       plan.run(c.args(), std::span<std::byte>(workspace.data(), workspace.size()));

@@ -185,17 +185,15 @@ TEST_CASE("rows whose scores are all very negative are not masked", "[kernel]") 
   }
 }
 
+// Kernels may flush them, which the bounds' 1e-37 covers; normal numbers beside them must come out in full.
 TEST_CASE("denormal inputs", "[kernel]") {
   Case c(Problem::parse("attention sq=9 sk=40 d=8 lse"));
   for (std::int64_t i = 0; i < c.k.size(); ++i) c.k.flat(i) *= 1e-39f;
   check_every_entry(c);
-  // Where all weights are 1/40, denormal values must come out as they are, but for a few units.
-  for (std::int64_t i = 0; i < c.v.size(); ++i) c.v.flat(i) = 1e-39f;
-  for (const std::string& entry : usable_entries()) {
-    attention(c.args(), forced(entry));
-    INFO(entry);
-    for (float x : c.out.values()) CHECK(std::abs(x - 1e-39f) <= 1e-43f);
-  }
+  for (std::int64_t i = 0; i < c.v.size(); i += 3) c.v.flat(i) *= 1e-39f;
+  check_every_entry(c);
+  for (std::int64_t i = 0; i < c.q.size(); ++i) c.q.flat(i) *= 1e-39f;
+  check_every_entry(c);
 }
 
 TEST_CASE("values near the largest float do not overflow on their way to the mean", "[kernel]") {

@@ -144,10 +144,11 @@ RowWeights softmax(std::vector<Score>& scores, double d, double sink, Eigen::Ref
   }
   if (broken) return {kNaN, kInfinity, true};
   if (top == -kInfinity) return {sink, sink == -kInfinity ? 0 : 16 * kUnit * (std::abs(sink) + 1), false};
-  // A kernel may start the sum over d at -maximum, which then takes part in all its roundings.
+  // A kernel may start the sum over d at minus the maximum, which then takes part in all its roundings.
+  const double start = std::max(std::abs(top), sink);
   for (Score& s : scores) {
-    s.delta += (std::sqrt(d) + 6) * kUnit * std::abs(top);
-    s.sigma += std::sqrt(d / 3) * kUnit * std::abs(top);
+    s.delta += (std::sqrt(d) + 6) * kUnit * start;
+    s.sigma += std::sqrt(d / 3) * kUnit * start;
   }
   top = std::max(top, sink);
   double sum = std::exp(sink - top);

@@ -13,7 +13,7 @@ namespace rapt::testing {
 /// How the bounds come about, with u = 2^-24. The roundings of an fp32 dot product of d terms have either sign, so that
 /// sqrt(d) u sum|q_i k_i| bounds what d u sum|q_i k_i| bounds in the worst case; those behind it (scale, softcap, bias,
 /// alibi, the change to base 2, the subtraction of the maximum) are some units of the operands. A kernel may subtract
-/// the row's maximum within the dot product, where it then takes part in all roundings:
+/// the row's maximum, sink included, within the dot product, where it then takes part in all roundings:
 ///
 ///     delta_j = (sqrt(d) + 6) u |scale| sum_i |q_i k_ji|  through softcap  + 8 u (|x_j| + |bias| + |alibi|)
 ///             + (sqrt(d) + 6) u |max_j x_j|

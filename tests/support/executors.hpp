@@ -11,6 +11,15 @@
 #include <vector>
 
 #include "rapt/context.hpp"
+#include "support/entries.hpp"
+
+#if defined(__SANITIZE_THREAD__)
+#define RAPT_TEST_TSAN
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define RAPT_TEST_TSAN
+#endif
+#endif
 
 namespace rapt::testing {
 
@@ -42,16 +51,29 @@ class ThreadExecutor : public Executor {
   int threads_;
 };
 
-/// All executors of this build, and a user's own.
+/// All executors of this build, and a user's own. Under ThreadSanitizer only those whose waiting it can see: libtbb and
+/// libgomp come from packages without its instrumentation.
 inline std::vector<std::shared_ptr<Executor>> all_executors() {
-  std::vector<std::shared_ptr<Executor>> executors{serial_executor(), tbb_executor(),
-                                                   std::make_shared<ThreadExecutor>(4)};
+  std::vector<std::shared_ptr<Executor>> executors{serial_executor(), std::make_shared<ThreadExecutor>(4)};
+#if !defined(RAPT_TEST_TSAN)
+  executors.push_back(tbb_executor());
   try {
     executors.push_back(openmp_executor());
   } catch (const Error&) {
     // Built without OpenMP.
   }
+#endif
   return executors;
+}
+
+/// usable_entries(), or the best of them under ThreadSanitizer: it slows kernels down a hundredfold, and what threads
+/// share does not depend on the kernel.
+inline std::vector<std::string> threaded_entries() {
+  std::vector<std::string> names = usable_entries();
+#if defined(RAPT_TEST_TSAN)
+  names.resize(1);
+#endif
+  return names;
 }
 
 /// Counts what passes through it. Must outlive the contexts that use it.

@@ -16,7 +16,8 @@ constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max();
 /// Spoils the arguments of a valid case and expects the refusal to name `argument`, from every door into the library.
 void refuses(const std::string& argument, const std::function<void(AttentionArgs&, Case&)>& spoil,
              const std::string& words = "") {
-  Case c(Problem::parse("attention b=2 hq=4 hk=2 sq=6 sk=10 d=8 dv=4 lse " + words));
+  // With pages of its own for every tensor, so that moving an output a little cannot make it meet a neighbour.
+  Case c(Problem::parse("attention b=2 hq=4 hk=2 sq=6 sk=10 d=8 dv=4 lse " + words), 1, Placement::front);
   const Tensor untouched_out(DType::f32, c.out.layout()), untouched_lse(DType::f32, c.lse.layout());
   const Plan plan(c.args(), Context());
   AttentionArgs args = c.args();

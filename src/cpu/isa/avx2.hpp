@@ -28,6 +28,9 @@ class FlushDenormals {
 [[gnu::always_inline]] inline vec fma(vec x, vec y, vec z) {
   return vec(_mm256_fmadd_ps(x.data, y.data, z.data));
 }
+[[gnu::always_inline]] inline vec one_plus_product(vec r, vec q) {
+  return fma(r, q, vec(1.f));
+}
 [[gnu::always_inline]] inline ivec cast_to_int(vec x) {
   return ivec(_mm256_castps_si256(x.data));
 }

@@ -30,32 +30,29 @@ class FlushDenormals {
   return vec(_mm512_fmadd_ps(x.data, y.data, z.data));
 }
 
-// (2^r - 1) / r for r in [0, 1): degree 6 minimax for 2^r, relative error 2.0e-9.
-[[gnu::always_inline]] inline vec exp2_slope(vec r) {
-  vec q = fma(r, vec(0x1.c54174p-13f), vec(0x1.46d64ep-10f));
-  q = fma(r, q, vec(0x1.3d0b92p-7f));
-  q = fma(r, q, vec(0x1.c68912p-5f));
-  q = fma(r, q, vec(0x1.ebfd58p-3f));
-  return fma(r, q, vec(0x1.62e42cp-1f));
-}
-
-// 2^x = 2^floor(x) * 2^r, r = x - floor(x) in [0, 1): vreduceps and vscalefps do the bit work.
-[[gnu::always_inline]] inline vec exp2(vec x) {
-  asm("" : "+v"(x.data));  // keep x in a register: vreduceps from memory made the loop 4 times slower on Zen 4
-  const vec r(_mm512_reduce_ps(x.data, 0x09));  // 0x09: floor, exceptions suppressed
-  const vec p = fma(r, exp2_slope(r), vec(1.f));
-  return vec(_mm512_scalef_ps(p.data, x.data));
-}
-
-[[gnu::always_inline]] inline vec exp2_minus_1(vec x) {
-  const vec r(_mm512_reduce_ps(x.data, 0x09));
-  const vec power(_mm512_scalef_ps(_mm512_set1_ps(1.f), x.data));
-  return fma(r * exp2_slope(r), power, power - vec(1.f));
-}
-
 inline constexpr int kFmaFlops = 2 * 16;
 [[gnu::always_inline]] inline void fma_in_place(__m512& acc, __m512 a, __m512 b) {
   asm volatile("vfmadd213ps %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
+}
+
+}  // namespace rapt::cpu::RAPT_ISA
+
+#include "cpu/isa/exp2.hpp"
+
+namespace rapt::cpu::RAPT_ISA {
+
+// vreduceps and vscalefps do the bit work of exp2.
+[[gnu::always_inline]] inline vec exp2(vec x) {
+  asm("" : "+v"(x.data));  // keep x in a register: vreduceps from memory made the loop 4 times slower on Zen 4
+  const vec r(_mm512_reduce_ps(x.data, 0x08));  // 0x08: to nearest, exceptions suppressed
+  const vec p = fma(r, exp2_slope(r), vec(1.f));
+  return vec(_mm512_scalef_ps(p.data, (x - r).data));
+}
+
+[[gnu::always_inline]] inline vec exp2_minus_1(vec x) {
+  const vec r(_mm512_reduce_ps(x.data, 0x08));
+  const vec power(_mm512_scalef_ps(_mm512_set1_ps(1.f), (x - r).data));
+  return fma(r * exp2_slope(r), power, power - vec(1.f));
 }
 
 }  // namespace rapt::cpu::RAPT_ISA

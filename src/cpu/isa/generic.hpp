@@ -42,6 +42,15 @@ class FlushDenormals {
   return y;
 }
 
+// Without an FMA the product's own rounding would take exp2 past 1 ulp. The upper halves of r and q multiply exactly,
+// and what their sum with 1 rounds away is known.
+[[gnu::always_inline]] inline vec one_plus_product(vec r, vec q) {
+  const ivec upper_half(-4096);
+  const vec rh = cast_to_float(cast_to_int(r) & upper_half), qh = cast_to_float(cast_to_int(q) & upper_half);
+  const vec exact = rh * qh, sum = vec(1.f) + exact;
+  return sum + ((exact - (sum - vec(1.f))) + (rh * (q - qh) + (r - rh) * q));
+}
+
 inline constexpr int kFmaFlops = 2 * 4;
 [[gnu::always_inline]] inline void fma_in_place(__m128& acc, __m128 a, __m128 b) {
   asm volatile("mulps %1, %0\n\taddps %2, %0" : "+x"(acc) : "x"(a), "x"(b));

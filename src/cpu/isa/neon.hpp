@@ -18,6 +18,9 @@ constexpr int rows_of_tile(int vecs) {
 [[gnu::always_inline]] inline vec fma(vec x, vec y, vec z) {
   return vec(vfmaq_f32(z.data, x.data, y.data));
 }
+[[gnu::always_inline]] inline vec one_plus_product(vec r, vec q) {
+  return fma(r, q, vec(1.f));
+}
 [[gnu::always_inline]] inline ivec cast_to_int(vec x) {
   return ivec(vreinterpretq_s32_f32(x.data));
 }

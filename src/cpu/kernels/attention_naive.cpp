@@ -22,24 +22,20 @@ float sum_of(vec x) {
   return sum;
 }
 
+// The order of the sum is the same for any strides.
 float dot(const float* a, std::int64_t stride_a, const float* b, std::int64_t stride_b, std::int64_t n) {
-  float sum = 0;
-  std::int64_t i = 0;
-  if (stride_a == 1 && stride_b == 1 && n >= kLanes) {
-    vec acc(0.f);
-    for (; i + kLanes <= n; i += kLanes) acc = fma(load_any(a + i), load_any(b + i), acc);
-    sum = sum_of(acc);
+  vec acc(0.f);
+  for (std::int64_t i = 0; i < n; i += kLanes) {
+    const std::int64_t m = least(kLanes, n - i);
+    acc = fma(load_strided(a + i * stride_a, stride_a, m), load_strided(b + i * stride_b, stride_b, m), acc);
   }
-  for (; i < n; ++i) sum += a[i * stride_a] * b[i * stride_b];
-  return sum;
+  return sum_of(acc);
 }
 
-// y += w * x
+// y += w * x; y has room for whole vectors.
 void add_row(float w, const float* x, std::int64_t stride, std::int64_t n, float* y) {
-  std::int64_t i = 0;
-  if (stride == 1)
-    for (; i + kLanes <= n; i += kLanes) store_any(y + i, fma(vec(w), load_any(x + i), load_any(y + i)));
-  for (; i < n; ++i) y[i] += w * x[i * stride];
+  for (std::int64_t i = 0; i < n; i += kLanes)
+    store(y + i, fma(vec(w), load_strided(x + i * stride, stride, least(kLanes, n - i)), load(y + i)));
 }
 
 // The final score of one pair in the log2 domain; -inf where masked.
@@ -65,8 +61,8 @@ struct Scratch {
 
   Scratch(Carver& carver, const ForwardShape& shape) {
     s = carver.take<float>(shape.rows * shape.sk);
-    out = carver.take<float>(shape.dv);
-    block = carver.take<float>(shape.dv);
+    out = carver.take<float>(round_up(shape.dv, kLanes));
+    block = carver.take<float>(round_up(shape.dv, kLanes));
   }
 };
 
@@ -116,7 +112,7 @@ void run(const ForwardParams& p, const WorkItem& item, std::byte* scratch) noexc
     Row row;
     find_rows(head, r, 1, &row);
     const float* s = scores(r);
-    for (std::int64_t c = 0; c < p.dv; ++c) w.out[c] = w.block[c] = 0;
+    for (std::int64_t c = 0; c < round_up(p.dv, kLanes); ++c) w.out[c] = w.block[c] = 0;
     for (std::int64_t j = row.first; j < row.last; ++j) {
       if (s[j] != -__builtin_inff()) add_row(s[j], head.values() + j * p.v_stride.s, p.v_stride.d, p.dv, w.block);
       if (j % kSumBlock != kSumBlock - 1 && j + 1 != row.last) continue;

@@ -6,10 +6,10 @@
 
 namespace rapt::cpu::RAPT_ISA {
 
-// The reference m starts at 0 and moves only when it must: probabilities stay below 2^8, and the largest of the first
-// keys a row sees is not below 2^-8. Steps are integers, so a rescale multiplies by an exact power of two.
+// The reference m starts at 0 and moves only when it must: probabilities stay below 2^24, and the largest of the first
+// keys a row sees is not below 2^-16. Steps are integers, so a rescale multiplies by an exact power of two.
 [[gnu::always_inline]] inline auto must_move(vec top, vec l) {
-  return (top > vec(8.f)) | ((l == vec(0.f)) & (top < vec(-8.f)) & (top > minus_infinity()));
+  return (top > vec(24.f)) | ((l == vec(0.f)) & (top < vec(-16.f)) & (top > minus_infinity()));
 }
 
 inline bool any_must_move(const Panel& panel, const float* top) {
@@ -19,31 +19,22 @@ inline bool any_must_move(const Panel& panel, const float* top) {
   return any;
 }
 
-// Moves the reference of lanes that must, by their largest score `top` of this block, and restates l and O; other lanes
-// are multiplied by 1. Cold: after a row's first blocks it hardly ever runs.
-// kRecount: only lanes whose reference lies below 0. It has cost this block's scores their low bits, so they have to be
-// counted again from the new one; returns whether there are such lanes. Else the n scores `s` are restated in place.
-template <bool kRecount>
-[[gnu::noinline, gnu::cold]] bool move_reference(const Panel& panel, std::int64_t dv, const float* top, float* s,
-                                                 std::int64_t n) {
-  bool any = false;
+// Moves the reference of the lanes that must, by their largest score `top` of this block, and restates l and O, and in
+// place the n scores at `s` unless it is null; other lanes are multiplied by 1. Cold: after a row's first blocks it
+// hardly ever runs.
+[[gnu::noinline, gnu::cold]] inline void move_reference(const Panel& panel, std::int64_t dv, const float* top, float* s,
+                                                        std::int64_t n) {
   for (std::int64_t lane = 0; lane < panel.width; lane += kLanes) {
-    const vec l = load(panel.l + lane), mx = load(top + lane), minus_m = load(panel.minus_m + lane);
-    auto moves = must_move(mx, l);
-    if constexpr (kRecount) moves = moves & (minus_m > vec(0.f));
-    if (!xsimd::any(moves)) continue;
-    any = true;
-    const vec step = xsimd::select(moves, xsimd::ceil(mx), vec(0.f));
+    const vec l = load(panel.l + lane), mx = load(top + lane);
+    const vec step = xsimd::select(must_move(mx, l), xsimd::ceil(mx), vec(0.f));
     const vec factor = xsimd::select(l == vec(0.f), vec(1.f), exp2(vec(0.f) - step));  // nothing seen: nothing to scale
-    store(panel.minus_m + lane, minus_m - step);
+    store(panel.minus_m + lane, load(panel.minus_m + lane) - step);
     store(panel.l + lane, l * factor);
-    if constexpr (!kRecount)
-      for (std::int64_t j = 0; j < n; ++j) store(s + j * panel.width + lane, load(s + j * panel.width + lane) - step);
-    if (!panel.started) continue;
-    for (std::int64_t j = 0; j < dv; ++j)
+    for (std::int64_t j = 0; s && j < n; ++j)
+      store(s + j * panel.width + lane, load(s + j * panel.width + lane) - step);
+    for (std::int64_t j = 0; panel.started && j < dv; ++j)
       store(panel.ot + j * panel.width + lane, load(panel.ot + j * panel.width + lane) * factor);
   }
-  return any;
 }
 
 // S -> P = 2^S in place for n keys, the first kV of a row's kW vectors; their sums are added to `sum`.
