@@ -8,7 +8,7 @@ namespace rapt::cpu {
 namespace {
 
 constexpr std::int64_t kItemsPerStrand = 4;  // so that the last items even out
-constexpr double kFlopsPerStrand = 2e6;      // about 20 us: below that a wake-up costs more than it brings
+constexpr double kFlopsPerStrand = 1e6;      // about 10 us: below that a wake-up costs more than it brings
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
