@@ -175,7 +175,7 @@ TEST_CASE("guide: plans, contexts and errors", "[examples]") {
   {
     rapt::ContextOptions options;
     options.executor = rapt::serial_executor();  // or openmp_executor(), or an Executor of your own
-    options.isa = rapt::Isa::generic;            // at most this
+    options.isa = rapt::usable_isas().back();    // at most this one, the plainest
     options.observer = [](std::string_view line) { std::clog << line << '\n'; };
     const rapt::Context context(options);
     rapt::attention(queries, keys, values, result, {}, context);
