@@ -222,7 +222,7 @@ bool must_pack_values(const Strides& s, std::int64_t dv) {
 }
 
 // Towards L2, beside the arithmetic: when the rows of a head's tensors are missed in a bunch, each line costs 20 cycles
-// (2 to 7 % of the time with 8 heads of S = 512).
+// (2 to 7 % of the time with 8 heads of S = 512). Heads of a single block of keys are small enough to be there already.
 void prefetch(const float* row, std::int64_t n) {
   for (std::int64_t i = 0; i < n; i += 16) __builtin_prefetch(row + i, 0, 2);
 }
@@ -231,6 +231,7 @@ void prefetch(const float* row, std::int64_t n) {
 void sweep(const Head& head, Panel* panels, std::int64_t count, bool careful, const Scratch& w) {
   const ForwardParams& p = head.p;
   const std::int64_t first = panels[0].first(0), last = panels[count - 1].last(panels[count - 1].width - 1);
+  const bool far = last - first > kBlockK;
   const bool pack_k = must_pack_keys(p.k_stride), pack_v = must_pack_values(p.v_stride, p.dv) && !careful;
   for (std::int64_t k0 = first / kBlockK * kBlockK; k0 < last; k0 += kBlockK) {
     const std::int64_t n = least(kBlockK, last - k0);
@@ -248,14 +249,14 @@ void sweep(const Head& head, Panel* panels, std::int64_t count, bool careful, co
       Panel& panel = panels[i];
       if (k0 <= first) {
         pack_queries(head, panel, p.score.scale_log2);
-        for (std::int64_t r = 0; i + 1 < count && r < panels[i + 1].rows; ++r)
+        for (std::int64_t r = 0; far && i + 1 < count && r < panels[i + 1].rows; ++r)
           prefetch(at_row(p.q, p.q_stride, head, panels[i + 1].row[r]), p.d);
       }
       for (std::int64_t j = next + ahead * i / count; j < next + ahead * (i + 1) / count; ++j) {
         prefetch(head.keys() + j * p.k_stride.s, p.d);
         prefetch(head.values() + j * p.v_stride.s, p.dv);
       }
-      for (std::int64_t r = 0; ahead == 0 && r < panel.rows; ++r)
+      for (std::int64_t r = 0; far && ahead == 0 && r < panel.rows; ++r)
         prefetch(at_row(p.out, p.out_stride, head, panel.row[r]), p.dv);
       with_vecs(panel.vecs, [&](auto vecs) { visit<vecs>(head, panel, k0, n, kb, vb, careful, w); });
     }
