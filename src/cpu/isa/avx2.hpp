@@ -15,16 +15,6 @@ constexpr int rows_of_tile(int vecs) {
   return vecs == 1 ? 8 : 4;
 }  // 4 x 3 accumulators + 3 of x + 1 broadcast = 16: nothing to spare
 
-// Flushes denormal results to 0 while it lives; denormal inputs keep their value.
-class FlushDenormals {
- public:
-  FlushDenormals() { _mm_setcsr(saved_ | _MM_FLUSH_ZERO_ON); }
-  ~FlushDenormals() { _mm_setcsr(saved_); }
-
- private:
-  unsigned saved_ = _mm_getcsr();
-};
-
 [[gnu::always_inline]] inline vec fma(vec x, vec y, vec z) {
   return vec(_mm256_fmadd_ps(x.data, y.data, z.data));
 }
@@ -37,14 +27,6 @@ class FlushDenormals {
 [[gnu::always_inline]] inline vec cast_to_float(ivec x) {
   return vec(_mm256_castsi256_ps(x.data));
 }
-// 2^-127 has a biased exponent of 0 and is 0; between it and the normal numbers FlushDenormals does it.
-[[gnu::always_inline]] inline vec exp2_argument(vec x) {
-  return xsimd::max(vec(-127.f), x);
-}  // in this order NaN stays
-[[gnu::always_inline]] inline vec exp2_result(vec, vec y) {
-  return y;
-}
-
 inline constexpr int kFmaFlops = 2 * 8;
 [[gnu::always_inline]] inline void fma_in_place(__m256& acc, __m256 a, __m256 b) {
   asm volatile("vfmadd213ps %2, %1, %0" : "+x"(acc) : "x"(a), "x"(b));
@@ -52,4 +34,4 @@ inline constexpr int kFmaFlops = 2 * 8;
 
 }  // namespace rapt::cpu::RAPT_ISA
 
-#include "cpu/isa/exp2.hpp"
+#include "cpu/isa/x86.hpp"

@@ -15,16 +15,6 @@ constexpr int rows_of_tile(int vecs) {
   return vecs == 1 ? 16 : 8;
 }  // 8 x 3 accumulators + 3 of x + 1 broadcast = 28
 
-// Flushes denormal results to 0 while it lives; denormal inputs keep their value.
-class FlushDenormals {
- public:
-  FlushDenormals() { _mm_setcsr(saved_ | _MM_FLUSH_ZERO_ON); }
-  ~FlushDenormals() { _mm_setcsr(saved_); }
-
- private:
-  unsigned saved_ = _mm_getcsr();
-};
-
 // xsimd 8.1's fma for AVX-512 is x * y + z, which -ffp-contract=off keeps apart.
 [[gnu::always_inline]] inline vec fma(vec x, vec y, vec z) {
   return vec(_mm512_fmadd_ps(x.data, y.data, z.data));
@@ -37,7 +27,7 @@ inline constexpr int kFmaFlops = 2 * 16;
 
 }  // namespace rapt::cpu::RAPT_ISA
 
-#include "cpu/isa/exp2.hpp"
+#include "cpu/isa/x86.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 

@@ -15,16 +15,6 @@ constexpr int rows_of_tile(int vecs) {
   return vecs == 1 ? 8 : 4;
 }  // 4 x 2 accumulators + 2 of x + 1 broadcast + 2 products
 
-// Flushes denormal results to 0 while it lives; denormal inputs keep their value.
-class FlushDenormals {
- public:
-  FlushDenormals() { _mm_setcsr(saved_ | _MM_FLUSH_ZERO_ON); }
-  ~FlushDenormals() { _mm_setcsr(saved_); }
-
- private:
-  unsigned saved_ = _mm_getcsr();
-};
-
 [[gnu::always_inline]] inline vec fma(vec x, vec y, vec z) {
   return x * y + z;
 }
@@ -34,14 +24,6 @@ class FlushDenormals {
 [[gnu::always_inline]] inline vec cast_to_float(ivec x) {
   return vec(_mm_castsi128_ps(x.data));
 }
-// 2^-127 has a biased exponent of 0 and is 0; between it and the normal numbers FlushDenormals does it.
-[[gnu::always_inline]] inline vec exp2_argument(vec x) {
-  return xsimd::max(vec(-127.f), x);
-}  // in this order NaN stays
-[[gnu::always_inline]] inline vec exp2_result(vec, vec y) {
-  return y;
-}
-
 // Without an FMA the product's own rounding would take exp2 past 1 ulp. The upper halves of r and q multiply exactly,
 // and what their sum with 1 rounds away is known.
 [[gnu::always_inline]] inline vec one_plus_product(vec r, vec q) {
@@ -58,4 +40,4 @@ inline constexpr int kFmaFlops = 2 * 4;
 
 }  // namespace rapt::cpu::RAPT_ISA
 
-#include "cpu/isa/exp2.hpp"
+#include "cpu/isa/x86.hpp"
