@@ -14,7 +14,7 @@
 namespace rapt {
 
 struct Entry {
-  std::string name;      // "attention_forward.f32.avx2.q24k192"
+  std::string name;      // "attention_forward.f32.avx2.q24k128"
   std::string unusable;  // why this machine cannot run it; empty if it can
   Isa isa{};             // CPU entries only
   int id = 0;            // the backend's own

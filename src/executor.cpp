@@ -1,6 +1,7 @@
 #include <oneapi/tbb/parallel_for.h>
 #include <oneapi/tbb/partitioner.h>
 #include <oneapi/tbb/task_arena.h>
+#include <unistd.h>
 
 #include "rapt/context.hpp"
 
@@ -26,9 +27,11 @@ class Tbb final : public Executor {
   int concurrency() const noexcept override { return oneapi::tbb::this_task_arena::max_concurrency(); }
   void run(int strands, void (*strand)(void*, int), void* argument) override {
     // Isolated: while it waits, the caller must not pick up a task of somebody else's and come back late.
+    // A context of its own: cancelling the caller's task group must not leave outputs unwritten.
+    oneapi::tbb::task_group_context context(oneapi::tbb::task_group_context::isolated);
     oneapi::tbb::this_task_arena::isolate([&] {
       oneapi::tbb::parallel_for(
-          0, strands, 1, [&](int i) { strand(argument, i); }, oneapi::tbb::simple_partitioner());
+          0, strands, 1, [&](int i) { strand(argument, i); }, oneapi::tbb::simple_partitioner(), context);
     });
   }
 };
@@ -37,11 +40,14 @@ class Tbb final : public Executor {
 class OpenMp final : public Executor {
  public:
   std::string_view name() const noexcept override { return "openmp"; }
-  int concurrency() const noexcept override { return omp_get_max_threads(); }
+  int concurrency() const noexcept override { return getpid() == process_ ? omp_get_max_threads() : 1; }
   void run(int strands, void (*strand)(void*, int), void* argument) override {
-#pragma omp parallel for num_threads(strands) schedule(static, 1)
+#pragma omp parallel for num_threads(strands) schedule(static, 1) if (getpid() == process_)
     for (int i = 0; i < strands; ++i) strand(argument, i);
   }
+
+ private:
+  pid_t process_ = getpid();  // OpenMP's threads do not survive a fork, and its runtime hangs in the child
 };
 #endif
 

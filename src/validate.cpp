@@ -1,6 +1,7 @@
 // Arguments -> Call, or an Error that names the argument. Nothing is written, and nothing is read but lengths.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -109,6 +110,15 @@ bool interleaved(const TensorView& a, const TensorView& b) {
   return apart || delta != 0;
 }
 
+// True when positions matter and nobody said how queries and keys line up.
+bool needs_align(const Problem& p) {
+  return (p.causal || p.alibi || p.window_left >= 0 || p.window_right >= 0) && p.align == Problem::Align::none;
+}
+[[noreturn]] void refuse_align(int64_t q, int64_t k) {
+  refuse("score.align", "none, with " + std::to_string(q) + " queries and " + std::to_string(k) + " keys",
+         "top_left, bottom_right or an offset for causal, window and alibi");
+}
+
 struct Checked {
   std::string name;
   TensorView view;
@@ -213,10 +223,13 @@ class Validator {
     return other;
   }
 
-  // Reads a 1-D tensor of integers.
-  std::vector<int64_t> integers(const std::string& name, const TensorView& t) {
+  // Reads a 1-D tensor of integers, of `count` elements if that is known.
+  std::vector<int64_t> integers(const std::string& name, const TensorView& t, std::optional<int64_t> count = {}) {
     take(name, t);
-    if (t.ndim != 1) refuse(name, "shape " + shape_text(t), "one dimension");
+    if (t.ndim != 1 || t.shape[0] > std::numeric_limits<std::int32_t>::max())
+      refuse(name, "shape " + shape_text(t), "one dimension of less than 2^31");
+    if (count && t.shape[0] != *count)
+      refuse(name, std::to_string(t.shape[0]) + " elements", std::to_string(*count) + ", the batch's");
     if (t.dtype != DType::i32 && t.dtype != DType::i64)
       refuse(name, "dtype " + std::string(to_string(t.dtype)), "i32 or i64");
     if (t.device.type != DeviceType::cpu) refuse(name, "a tensor that is not on the cpu", "host memory");
@@ -245,7 +258,7 @@ class Validator {
 
   void lengths() {
     const KvSource& kv = args_.kv;
-    std::optional<int64_t> b;
+    int64_t b = 0;
     if (args_.cu_seqlens_q) {
       call_.q_begin = integers("cu_seqlens_q", args_.cu_seqlens_q);
       p_.sq = starts("cu_seqlens_q", call_.q_begin, args_.q.shape[0]);
@@ -255,26 +268,21 @@ class Validator {
       p_.sq = args_.q.shape[2];
       b = args_.q.shape[0];
     }
-    p_.b = *b;
+    p_.b = b;
     if (kv.kind == KvSource::Kind::ragged) {
       if (!kv.cu_seqlens) refuse("kv.cu_seqlens", "no tensor", "[b + 1] starts");
-      call_.k_begin = integers("kv.cu_seqlens", kv.cu_seqlens);
+      call_.k_begin = integers("kv.cu_seqlens", kv.cu_seqlens, b + 1);
       p_.sk = starts("kv.cu_seqlens", call_.k_begin, kv.k.shape[0]);
       p_.ragged_k = kv.k.shape[0];
-      if (static_cast<int64_t>(call_.k_begin.size()) - 1 != *b)
-        refuse("kv.cu_seqlens", std::to_string(call_.k_begin.size()) + " elements",
-               "b + 1 = " + std::to_string(*b + 1));
       if (kv.seqlens) refuse("kv.seqlens", "lengths for ragged keys", "cu_seqlens alone");
       return;
     }
     if (kv.cu_seqlens) refuse("kv.cu_seqlens", "starts for strided keys", "KvSource::ragged");
-    same("k", kv.k, 0, *b, "the batch b");
+    same("k", kv.k, 0, b, "the batch b");
     p_.sk = kv.k.shape[2];
     if (!kv.seqlens) return;
-    call_.k_lengths = integers("kv.seqlens", kv.seqlens);
+    call_.k_lengths = integers("kv.seqlens", kv.seqlens, b);
     p_.kv_lengths = true;
-    if (static_cast<int64_t>(call_.k_lengths.size()) != *b)
-      refuse("kv.seqlens", std::to_string(call_.k_lengths.size()) + " elements", "b = " + std::to_string(*b));
     for (const int64_t n : call_.k_lengths)
       if (n < 0 || n > p_.sk) refuse("kv.seqlens", "length " + std::to_string(n), "0 to sk = " + std::to_string(p_.sk));
   }
@@ -345,22 +353,17 @@ class Validator {
       p_.sinks = true;
       call_.sinks = {const_cast<void*>(score_.sinks.data), score_.sinks.dtype, {0, score_.sinks.strides[0], 0, 0}};
     }
-    if (needs_align() && p_.align == Problem::Align::none) {
-      const bool uniform = call_.q_begin.empty() && call_.k_begin.empty() && call_.k_lengths.empty();
-      for (int64_t n = 0; n < (uniform ? std::min<int64_t>(p_.b, 1) : p_.b); ++n) {
-        const auto i = static_cast<std::size_t>(n);
-        const int64_t q = call_.q_begin.empty() ? p_.sq : call_.q_begin[i + 1] - call_.q_begin[i];
-        const int64_t k = !call_.k_lengths.empty() ? call_.k_lengths[i]
-                          : call_.k_begin.empty()  ? p_.sk
-                                                   : call_.k_begin[i + 1] - call_.k_begin[i];
-        if (q != k)
-          refuse("score.align", "none, with " + std::to_string(q) + " queries and " + std::to_string(k) + " keys",
-                 "top_left, bottom_right or an offset for causal, window and alibi");
-      }
+    // check() has the case of equal lengths for all.
+    const bool unequal = !call_.q_begin.empty() || !call_.k_begin.empty() || !call_.k_lengths.empty();
+    for (std::size_t i = 0; unequal && needs_align(p_) && i < static_cast<std::size_t>(p_.b); ++i) {
+      const int64_t q = call_.q_begin.empty() ? p_.sq : call_.q_begin[i + 1] - call_.q_begin[i];
+      const int64_t k = !call_.k_lengths.empty() ? call_.k_lengths[i]
+                        : call_.k_begin.empty()  ? p_.sk
+                                                 : call_.k_begin[i + 1] - call_.k_begin[i];
+      if (q != k) refuse_align(q, k);
     }
     call_.scale = score_.scale.value_or(p_.d > 0 ? 1.f / std::sqrt(static_cast<float>(p_.d)) : 0.f);
   }
-  bool needs_align() const { return p_.causal || p_.alibi || p_.window_left >= 0 || p_.window_right >= 0; }
 
   // Outputs share no element with anything.
   void aliasing() {
@@ -391,17 +394,24 @@ void check(const Problem& p) {
   for (const auto& [name, size] : {std::pair{"b", p.b}, {"hq", p.hq}, {"hk", p.hk}, {"sq", p.sq}, {"sk", p.sk}})
     if (size < 0 || size > kMaxSize) refuse(name, std::to_string(size), "0 to 2^48");
   int64_t rows = 0;
-  if (__builtin_mul_overflow(p.b, p.hq, &rows) || __builtin_mul_overflow(rows, p.sq, &rows) || rows > kMaxOffset)
+  const auto at_least_1 = [](int64_t size) {
+    return std::max<int64_t>(size, 1);
+  };  // a size of 0 must not hide the others
+  if (__builtin_mul_overflow(at_least_1(p.b), at_least_1(std::max(p.hq, p.hk)), &rows) ||
+      __builtin_mul_overflow(rows, at_least_1(p.sq), &rows) || rows > kMaxOffset)
     refuse("q", "more than 2^52 rows", "a smaller problem");
   if (p.d < 1 || p.d > kMaxHeadSize) refuse("q", "head size d = " + std::to_string(p.d), "1 to 65536");
   if (p.dv < 1 || p.dv > kMaxHeadSize) refuse("v", "head size dv = " + std::to_string(p.dv), "1 to 65536");
   if (p.hk == 0 ? p.hq != 0 : p.hq % p.hk != 0)
     refuse("k", std::to_string(p.hk) + " heads for " + std::to_string(p.hq) + " query heads", "a divisor of them");
   if (!std::isfinite(p.scale)) refuse("score.scale", std::to_string(p.scale), "a finite number");
-  if (!(std::isfinite(p.softcap) && p.softcap >= 0))
-    refuse("score.softcap", std::to_string(p.softcap), "a finite number above 0");
+  if (!(p.softcap == 0 || (p.softcap >= 1e-30f && p.softcap <= 1e30f)))
+    refuse("score.softcap", std::to_string(p.softcap), "a number from 1e-30 to 1e30");
+  if (p.layout > Problem::Layout::other) refuse("problem", "an unknown layout", "one of Problem::Layout");
   for (const int64_t side : {p.window_left, p.window_right})
     if (side < -1) refuse("score.window", std::to_string(side), "-1 (open), or 0 and more");
+  const bool equal_lengths = p.ragged_q < 0 && p.ragged_k < 0 && !p.kv_lengths;
+  if (equal_lengths && needs_align(p) && p.sq != p.sk) refuse_align(p.sq, p.sk);
   if (p.align_offset > kMaxOffset || p.align_offset < -kMaxOffset)
     refuse("score.align", "offset " + std::to_string(p.align_offset), "at most 2^52 either way");
 }

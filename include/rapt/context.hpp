@@ -47,8 +47,8 @@ struct ContextOptions {
   std::function<void(std::string_view)> observer;
 };
 
-/// A cheap handle; copies share one state and may be used from several threads at once. Keeps one workspace of the last
-/// size needed for the next call. After fork() a child that uses a context of its parent runs serially.
+/// A cheap handle; copies share one state and may be used from several threads at once. Keeps the
+/// workspace of one earlier call for the next. After fork() a child that uses a context of its parent runs serially.
 class RAPT_API Context {
  public:
   /// Throws Error when options or environment ask for an ISA this CPU or build lacks.

@@ -35,8 +35,8 @@ struct ScoreSpec {
   bool causal = false;             ///< keys j <= i + offset
   std::optional<Window> window{};  ///< independent of `causal`
   std::optional<Align> align{};
-  std::optional<float> softcap{};  ///< c > 0: x -> c * tanh(x / c)
-  /// Added to the scores: f32 or q's dtype, [.., sk] of 1 to 4 dimensions that broadcast (size 1 or missing) over
+  std::optional<float> softcap{};  ///< 1e-30 <= c <= 1e30: x -> c * tanh(x / c)
+  /// Added to the scores: f32 [.., sk] of 1 to 4 dimensions that broadcast (size 1 or missing) over
   /// b, hq and sq. -inf masks. With ragged sources, indices are local to a sequence and sizes reach the longest one.
   TensorView bias{};
   TensorView mask{};   ///< boolean, true = attend; shapes as for `bias`

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <limits>
 #include <vector>
 
 #include "cpu/machine.hpp"
@@ -23,7 +24,8 @@ Strides strides(const Operand& o) {
 ScoreParams score_params(const Call& call) {
   const Problem& p = call.problem;
   ScoreParams s{};
-  s.scale_log2 = static_cast<float>(call.scale * kLog2e);
+  constexpr double kMost = std::numeric_limits<float>::max();
+  s.scale_log2 = static_cast<float>(std::clamp(call.scale * kLog2e, -kMost, kMost));
   s.softcap_log2 = static_cast<float>(p.softcap * kLog2e);
   const auto side = [](std::int64_t width) { return width < 0 ? kOpen : std::min(width, kOpen); };
   s.left = side(p.window_left);

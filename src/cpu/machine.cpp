@@ -11,7 +11,7 @@ namespace {
   __builtin_cpu_init();
   if (!__builtin_cpu_supports("avx2")) return "this CPU or OS has no AVX2";
   if (!__builtin_cpu_supports("fma")) return "this CPU has no FMA";
-  if (!__builtin_cpu_supports("bmi2")) return "this CPU has no BMI2 (x86-64-v3)";
+  if (!__builtin_cpu_supports("bmi") || !__builtin_cpu_supports("bmi2")) return "this CPU has no BMI (x86-64-v3)";
   return {};
 }
 [[maybe_unused]] std::string missing_for_avx512() {

@@ -4,7 +4,8 @@
 //  - kRegisters: vector registers there are; kVecs: vectors of lanes in a full register tile;
 //    rows_of_tile(vecs): broadcast rows of a tile of so many vectors.
 //  - fma: x * y + z, with one rounding where the ISA can.
-//  - FlushDenormals: keeps denormals out of results while it lives, of exp2's at the least.
+//  - FloatEnvironment: undoes what the thread set in MXCSR while it lives (nothing on NEON); FlushDenormals: also keeps
+//    denormals out of results, of exp2's at the least.
 //  - exp2: 2^x for x <= 127; at most 1 ulp off for results that are normal numbers, 0 below, NaN stays NaN.
 //  - exp2_minus_1: 2^x - 1 for 0 <= x <= 64, to a few ulp of itself.
 //  - fma_in_place: a multiply-add the compiler can neither merge nor move, to measure the peak; kFmaFlops each.

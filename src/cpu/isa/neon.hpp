@@ -28,6 +28,9 @@ constexpr int rows_of_tile(int vecs) {
   return vec(vreinterpretq_f32_s32(x.data));
 }
 // FPCR's flush mode would take denormal inputs for 0 as well, so results are selected instead.
+struct FloatEnvironment {
+  FloatEnvironment() {}
+};
 struct FlushDenormals {
   FlushDenormals() {}
 };

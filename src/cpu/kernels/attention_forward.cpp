@@ -223,7 +223,8 @@ bool must_pack_values(const Strides& s, std::int64_t dv) {
 
 // Towards L2, beside the arithmetic: when the rows of a head's tensors are missed in a bunch, each line costs 20 cycles
 // (2 to 7 % of the time with 8 heads of S = 512). Heads of a single block of keys are small enough to be there already.
-void prefetch(const float* row, std::int64_t n) {
+void prefetch(const float* row, const Strides& s, std::int64_t n) {
+  if (s.d != 1) return;
   for (std::int64_t i = 0; i < n; i += 16) __builtin_prefetch(row + i, 0, 2);
 }
 
@@ -250,20 +251,21 @@ void sweep(const Head& head, Panel* panels, std::int64_t count, bool careful, co
       if (k0 <= first) {
         pack_queries(head, panel, p.score.scale_log2);
         for (std::int64_t r = 0; far && i + 1 < count && r < panels[i + 1].rows; ++r)
-          prefetch(at_row(p.q, p.q_stride, head, panels[i + 1].row[r]), p.d);
+          prefetch(at_row(p.q, p.q_stride, head, panels[i + 1].row[r]), p.q_stride, p.d);
       }
       for (std::int64_t j = next + ahead * i / count; j < next + ahead * (i + 1) / count; ++j) {
-        prefetch(head.keys() + j * p.k_stride.s, p.d);
-        prefetch(head.values() + j * p.v_stride.s, p.dv);
+        prefetch(head.keys() + j * p.k_stride.s, p.k_stride, p.d);
+        prefetch(head.values() + j * p.v_stride.s, p.v_stride, p.dv);
       }
       for (std::int64_t r = 0; far && ahead == 0 && r < panel.rows; ++r)
-        prefetch(at_row(p.out, p.out_stride, head, panel.row[r]), p.dv);
+        prefetch(at_row(p.out, p.out_stride, head, panel.row[r]), p.out_stride, p.dv);
       with_vecs(panel.vecs, [&](auto vecs) { visit<vecs>(head, panel, k0, n, kb, vb, careful, w); });
     }
   }
 }
 
 void run(const ForwardParams& p, const WorkItem& item, std::byte* scratch) noexcept {
+  const FloatEnvironment environment;
   const Head head(p, item);
   const std::int64_t row_end = least(item.row_end, head.len_q * p.group);
   Carver carver(scratch);

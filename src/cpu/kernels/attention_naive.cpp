@@ -47,7 +47,8 @@ float final_score(const Head& head, const Row& row, std::int64_t j, float dot) {
   if (s.bias) {
     const float bias = term_row(static_cast<const float*>(s.bias), s.bias_stride, head, row)[j * s.bias_stride.d];
     if (bias == -__builtin_inff()) return bias;
-    x += bias * kLog2e;
+    const float scaled = bias * kLog2e;  // the largest finite values stay finite: only -inf masks
+    x += __builtin_isinf(scaled) && !__builtin_isinf(bias) ? __builtin_copysignf(__FLT_MAX__, bias) : scaled;
   }
   if (s.alibi) {
     const float slope = s.alibi[head.b * s.alibi_stride_b + row.q_head * s.alibi_stride_h];

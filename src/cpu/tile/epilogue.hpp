@@ -11,7 +11,7 @@ namespace rapt::cpu::RAPT_ISA {
   const std::int64_t dv = head.p.dv, inner = head.p.out_stride.d;
   if (!panel.started)
     for (std::int64_t i = 0; i < dv * panel.width; i += kLanes) store(panel.ot + i, vec(0.f));
-  vec zero[4] = {vec(0.f), vec(0.f), vec(0.f), vec(0.f)};  // x * 0 is NaN for inf and NaN; four chains
+  vec poison[4] = {vec(0.f), vec(0.f), vec(0.f), vec(0.f)};  // x * 0 is NaN for inf and NaN; four chains
   for (std::int64_t lane = 0; lane < panel.width; lane += kLanes) {
     const std::int64_t rows = least(kLanes, panel.rows - lane);
     float* out[kLanes];
@@ -25,7 +25,7 @@ namespace rapt::cpu::RAPT_ISA {
 #pragma GCC unroll 16
       for (int j = 0; j < kLanes; ++j) {
         r[j] = load(ot) * scale;
-        zero[j % 4] = fma(r[j], vec(0.f), zero[j % 4]);
+        poison[j % 4] = fma(r[j], vec(0.f), poison[j % 4]);
         ot += j + 1 < n ? panel.width : 0;  // columns past dv repeat the last one and are not stored
       }
       transpose(r);
@@ -37,7 +37,7 @@ namespace rapt::cpu::RAPT_ISA {
       }
     }
   }
-  return xsimd::all((zero[0] + zero[1]) + (zero[2] + zero[3]) == vec(0.f));
+  return xsimd::all((poison[0] + poison[1]) + (poison[2] + poison[3]) == vec(0.f));
 }
 
 // lse = ln(sum of e^score): (m + log2 l) ln 2.

@@ -48,10 +48,10 @@ struct ScoresTile {
     accumulate<0, kW>(acc, k, k_stride, 1, qt, 0, d);
 #pragma GCC unroll 4
     for (int v = 0; v < kV; ++v) {
-      vec most = load(top + v * kLanes);
+      vec largest = load(top + v * kLanes);
 #pragma GCC unroll 16
-      for (int i = 0; i < kR; ++i) most = xsimd::max(most, acc[i][v]);
-      store(top + v * kLanes, most);
+      for (int i = 0; i < kR; ++i) largest = xsimd::max(largest, acc[i][v]);
+      store(top + v * kLanes, largest);
     }
 #pragma GCC unroll 16
     for (int i = 0; i < kR; ++i)
@@ -99,7 +99,7 @@ struct OutputTile {
 };
 
 // Any number of rows (keys or columns): tiles of kR, then of kR / 2, ...
-// `out` and `x` may alias for the compiler (no __restrict): else it hoists loads across rows and spills.
+// No pointer is __restrict: the compiler would hoist loads across rows and spill.
 template <int kV, class Tile, int kR = rows_of_tile(kV)>
 [[gnu::noinline]] void tiles(Tile tile, std::int64_t rows) {
   for (; rows >= kR; rows -= kR, tile.advance(kR)) tile.template run<kR, kV>();

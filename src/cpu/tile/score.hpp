@@ -21,14 +21,21 @@ inline vec softcap(vec x, float c) {
   return vec(c) * xsimd::copysign(e / (e + vec(2.f)), y);
 }
 
-// bias * log2(e), -inf where masked, of `n` keys from `key` on for one vector of rows: term[key][lane].
+// bias * log2(e). Only -inf masks: the largest finite values, which frameworks use as masks, must stay finite.
+inline vec scale_bias(vec bias) {
+  const vec most(__FLT_MAX__);
+  const vec scaled = xsimd::max(vec(0.f) - most, xsimd::min(most, bias * vec(kLog2e)));  // in this order NaN stays
+  return xsimd::select(xsimd::abs(bias) == vec(0.f) - minus_infinity(), bias, scaled);
+}
+
+// Scaled bias, -inf where masked, of `n` keys from `key` on for one vector of rows: term[key][lane].
 inline void load_terms(const Head& head, const Row* row, std::int64_t key, std::int64_t n, vec (&term)[kLanes]) {
   const ScoreParams& s = head.p.score;
   for (int i = 0; i < kLanes; ++i) {
     vec x(0.f);
     if (s.bias) {
       const float* bias = term_row(static_cast<const float*>(s.bias), s.bias_stride, head, row[i]);
-      x = load_strided(bias + key * s.bias_stride.d, s.bias_stride.d, n) * vec(kLog2e);
+      x = scale_bias(load_strided(bias + key * s.bias_stride.d, s.bias_stride.d, n));
     }
     if (s.mask) {
       const std::uint8_t* mask = term_row(s.mask, s.mask_stride, head, row[i]) + key * s.mask_stride.d;
@@ -78,7 +85,7 @@ template <bool kTerms>
     x = xsimd::select((key >= load(first)) & (key < load(last)), x, minus_infinity());
     store(s + j * panel.width + lane, x);
     mx = xsimd::max(mx, x);
-    if constexpr (kTerms) visible = visible | (x != minus_infinity());
+    if constexpr (kTerms) visible = visible | !(x == minus_infinity());
   }
   store(top + lane, mx);
   return xsimd::any(visible);

@@ -32,8 +32,10 @@ inline bool any_must_move(const Panel& panel, const float* top) {
     store(panel.l + lane, l * factor);
     for (std::int64_t j = 0; s && j < n; ++j)
       store(s + j * panel.width + lane, load(s + j * panel.width + lane) - step);
-    for (std::int64_t j = 0; panel.started && j < dv; ++j)
-      store(panel.ot + j * panel.width + lane, load(panel.ot + j * panel.width + lane) * factor);
+    for (std::int64_t j = 0; panel.started && j < dv; ++j) {
+      const vec o = load(panel.ot + j * panel.width + lane);
+      store(panel.ot + j * panel.width + lane, xsimd::select(o - o == vec(0.f), o * factor, o));  // inf * 0 is no NaN
+    }
   }
 }
 
