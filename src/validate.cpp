@@ -4,6 +4,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "call.hpp"
@@ -16,7 +17,7 @@ using std::int64_t;
 constexpr int64_t kMaxSize = int64_t{1} << 48;  // of a dimension: sums and products of a few stay far from int64's end
 constexpr int64_t kMaxOffset = int64_t{1} << 52;  // of positions
 constexpr int64_t kMaxSpan = int64_t{1} << 56;    // bytes: more than any address space
-constexpr int64_t kMaxHeadSize = 1 << 16;         // scratch is proportional to it
+constexpr int64_t kMaxHeadSize = 1 << 13;         // scratch is proportional to it
 
 [[noreturn]] void refuse(const std::string& argument, const std::string& got, const std::string& wanted) {
   throw Error(argument, got, wanted);
@@ -400,8 +401,8 @@ void check(const Problem& p) {
   if (__builtin_mul_overflow(at_least_1(p.b), at_least_1(std::max(p.hq, p.hk)), &rows) ||
       __builtin_mul_overflow(rows, at_least_1(p.sq), &rows) || rows > kMaxOffset)
     refuse("q", "more than 2^52 rows", "a smaller problem");
-  if (p.d < 1 || p.d > kMaxHeadSize) refuse("q", "head size d = " + std::to_string(p.d), "1 to 65536");
-  if (p.dv < 1 || p.dv > kMaxHeadSize) refuse("v", "head size dv = " + std::to_string(p.dv), "1 to 65536");
+  if (p.d < 1 || p.d > kMaxHeadSize) refuse("q", "head size d = " + std::to_string(p.d), "1 to 8192");
+  if (p.dv < 1 || p.dv > kMaxHeadSize) refuse("v", "head size dv = " + std::to_string(p.dv), "1 to 8192");
   if (p.hk == 0 ? p.hq != 0 : p.hq % p.hk != 0)
     refuse("k", std::to_string(p.hk) + " heads for " + std::to_string(p.hq) + " query heads", "a divisor of them");
   if (!std::isfinite(p.scale)) refuse("score.scale", std::to_string(p.scale), "a finite number");
@@ -410,6 +411,10 @@ void check(const Problem& p) {
   if (p.layout > Problem::Layout::other) refuse("problem", "an unknown layout", "one of Problem::Layout");
   for (const int64_t side : {p.window_left, p.window_right})
     if (side < -1) refuse("score.window", std::to_string(side), "-1 (open), or 0 and more");
+  for (const auto& [name, total, longest] : {std::tuple{"q", p.ragged_q, p.sq}, {"k", p.ragged_k, p.sk}})
+    if (total >= 0 && (total < longest || (longest > 0 ? (total - 1) / longest >= p.b : total > 0)))
+      refuse(name, std::to_string(total) + " ragged rows", "between the longest sequence and b times it");
+  if (p.kv_lengths && p.ragged_k >= 0) refuse("kv.seqlens", "lengths for ragged keys", "cu_seqlens alone");
   const bool equal_lengths = p.ragged_q < 0 && p.ragged_k < 0 && !p.kv_lengths;
   if (equal_lengths && needs_align(p) && p.sq != p.sk) refuse_align(p.sq, p.sk);
   if (p.align_offset > kMaxOffset || p.align_offset < -kMaxOffset)

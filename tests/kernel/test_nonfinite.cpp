@@ -201,3 +201,46 @@ TEST_CASE("values near the largest float do not overflow on their way to the mea
   for (std::int64_t i = 0; i < c.v.size(); ++i) c.v.flat(i) *= 1e37f / 4;
   check_every_entry(c);
 }
+
+// No other row stands in the panel whose finite scores could show that the block is visible.
+TEST_CASE("a row whose every score is NaN is not taken for a masked one", "[kernel]") {
+  for (const char* what : {"", " bias=k", " mask=k", " alibi", " softcap=5"}) {
+    Case c(Problem::parse("attention sq=1 sk=1 d=1 lse" + std::string(what)));
+    for (std::int64_t i = 0; i < c.mask.size(); ++i) c.mask.flat(i) = true;
+    if (c.bias.size() > 0) c.bias.flat(0) = 0;
+    c.q.flat(0) = kNaN;
+    for (const std::string& entry : usable_entries()) {
+      c.poison_outputs();
+      c.lse.flat(0) = c.out.flat(0) = 0;
+      attention(c.args(), forced(entry));
+      INFO(entry << what);
+      CHECK(std::isnan(c.out.flat(0)));
+      CHECK(std::isnan(c.lse.flat(0)));
+    }
+  }
+}
+
+TEST_CASE("a score that overflows is not hidden", "[kernel]") {
+  Case c(Problem::parse("attention sq=1 sk=2 d=1"));
+  c.q.flat(0) = c.k.flat(0) = 1e30f;
+  c.k.flat(1) = 1;
+  for (const std::string& entry : usable_entries()) {
+    c.out.flat(0) = 0;
+    attention(c.args(), forced(entry));
+    INFO(entry);
+    CHECK(!std::isfinite(c.out.flat(0)));
+  }
+}
+
+TEST_CASE("the lowest finite bias does not mask", "[kernel]") {
+  Case c(Problem::parse("attention sq=1 sk=2 d=1 scale=0 bias=k"));
+  for (std::int64_t i = 0; i < 2; ++i) c.bias.flat(i) = std::numeric_limits<float>::lowest();
+  c.v.flat(0) = 1;
+  c.v.flat(1) = 3;
+  for (const std::string& entry : usable_entries()) {
+    c.out.flat(0) = 0;
+    attention(c.args(), forced(entry));
+    INFO(entry);
+    CHECK(c.out.flat(0) == Approx(2));
+  }
+}

@@ -8,8 +8,11 @@ namespace rapt::cpu::RAPT_ISA {
 
 // The reference m starts at 0 and moves only when it must: probabilities stay below 2^24, and the largest of the first
 // keys a row sees is not below 2^-16. Steps are integers, so a rescale multiplies by an exact power of two.
+// A score of +inf moves nothing: it makes its row NaN by itself, while relative to it every other one, and a fused
+// product that overflows, would be a -inf that hides it.
 [[gnu::always_inline]] inline auto must_move(vec top, vec l) {
-  return (top > vec(24.f)) | ((l == vec(0.f)) & (top < vec(-16.f)) & (top > minus_infinity()));
+  const auto low = (l == vec(0.f)) & (top < vec(-16.f)) & (top > minus_infinity());
+  return ((top > vec(24.f)) & (top < vec(0.f) - minus_infinity())) | low;
 }
 
 inline bool any_must_move(const Panel& panel, const float* top) {
