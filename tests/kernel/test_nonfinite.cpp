@@ -206,7 +206,7 @@ TEST_CASE("values near the largest float do not overflow on their way to the mea
 TEST_CASE("a row whose every score is NaN is not taken for a masked one", "[kernel]") {
   for (const char* what : {"", " bias=k", " mask=k", " alibi", " softcap=5"}) {
     Case c(Problem::parse("attention sq=1 sk=1 d=1 lse" + std::string(what)));
-    for (std::int64_t i = 0; i < c.mask.size(); ++i) c.mask.flat(i) = true;
+    for (std::int64_t i = 0; i < c.mask.size(); ++i) c.mask.flat<bool>(i) = true;
     if (c.bias.size() > 0) c.bias.flat(0) = 0;
     c.q.flat(0) = kNaN;
     for (const std::string& entry : usable_entries()) {
