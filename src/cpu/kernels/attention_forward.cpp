@@ -19,8 +19,8 @@
 namespace rapt::cpu::RAPT_ISA {
 namespace {
 
-// Scores of a panel stay in L1 with a strip of V, and a block's sums stay short: 192 is 0.3 % faster on Zen 4 at 1.4
-// times the worst rounding error, and no faster on Sapphire Rapids.
+// Scores of a panel stay in L1 with a strip of V, and a block's sums stay short. 192 was 0.3 points faster on Zen 4
+// with AVX2 (on Sapphire Rapids 0.5 with AVX-512, -0.5 with AVX2) and broke the contract's bound on rising values.
 constexpr std::int64_t kBlockK = 128;
 constexpr std::int64_t kWidth = kVecs * kLanes;
 constexpr std::int64_t kMaxPanels = 16;  // of an item
@@ -221,8 +221,8 @@ bool must_pack_values(const Strides& s, std::int64_t dv) {
   return s.d != 1 || (s.s >= 512 && s.s != dv);
 }
 
-// Towards L2, beside the arithmetic: when the rows of a head's tensors are missed in a bunch, each line costs 20 cycles
-// (2 to 7 % of the time with 8 heads of S = 512). Heads of a single block of keys are small enough to be there already.
+// Towards L2, beside the arithmetic: rows of a head's tensors missed in a bunch would stall it (8 heads of S = 512 read
+// 4 to 7 points less than one head in cache). Heads of a single block of keys are small enough to be there already.
 void prefetch(const float* row, const Strides& s, std::int64_t n) {
   if (s.d != 1) return;
   for (std::int64_t i = 0; i < n; i += 16) __builtin_prefetch(row + i, 0, 2);
