@@ -146,13 +146,14 @@ class Validator {
     all_.push_back({name, t, bytes});
     return t;
   }
-  // Requires a tensor of the given rank.
+  // Requires a tensor of the given rank; of 16-bit elements only where `half` says so.
   const TensorView& need(const std::string& name, const TensorView& t, int ndim, const char* shape,
-                         bool writable = false) {
+                         bool writable = false, bool half = false) {
     if (t.ndim == 0) refuse(name, "no tensor", shape);
     take(name, t, writable);
     if (t.ndim != ndim) refuse(name, "shape " + shape_text(t), shape);
-    if (t.dtype != DType::f32) refuse(name, "dtype " + std::string(to_string(t.dtype)), "f32");
+    if (t.dtype != DType::f32 && !(half && (t.dtype == DType::bf16 || t.dtype == DType::f16)))
+      refuse(name, "dtype " + std::string(to_string(t.dtype)), half ? "f32, bf16 or f16" : "f32");
     return t;
   }
   void same(const std::string& name, const TensorView& t, int dim, int64_t wanted, const char* what) {
@@ -173,10 +174,12 @@ class Validator {
     const TensorView &q = args_.q, &k = args_.kv.k, &v = args_.kv.v;
     const TensorView out = args_.out;
     const int nq = ragged_q ? 3 : 4, nk = ragged_k ? 3 : 4;
-    need("q", q, nq, ragged_q ? "[total_q, hq, d]" : "[b, hq, sq, d]");
-    need("k", k, nk, ragged_k ? "[total_k, hk, d]" : "[b, hk, sk, d]");
-    need("v", v, nk, ragged_k ? "[total_k, hk, dv]" : "[b, hk, sk, dv]");
-    need("out", out, nq, ragged_q ? "[total_q, hq, dv]" : "[b, hq, sq, dv]", true);
+    need("q", q, nq, ragged_q ? "[total_q, hq, d]" : "[b, hq, sq, d]", false, true);
+    need("k", k, nk, ragged_k ? "[total_k, hk, d]" : "[b, hk, sk, d]", false, true);
+    need("v", v, nk, ragged_k ? "[total_k, hk, dv]" : "[b, hk, sk, dv]", false, true);
+    need("out", out, nq, ragged_q ? "[total_q, hq, dv]" : "[b, hq, sq, dv]", true, true);
+    if (v.dtype != k.dtype)
+      refuse("v", "dtype " + std::string(to_string(v.dtype)), "k's, " + std::string(to_string(k.dtype)));
     p_.device = q.device.type;
     p_.q_dtype = q.dtype, p_.kv_dtype = k.dtype, p_.out_dtype = out.dtype;
     p_.hq = q.shape[1];

@@ -17,6 +17,10 @@ namespace {
 
 constexpr double kLog2e = 1.44269504088896340736;
 
+Element element(DType dtype) {
+  return dtype == DType::bf16 ? Element::bf16 : dtype == DType::f16 ? Element::f16 : Element::f32;
+}
+
 Strides strides(const Operand& o) {
   return {o.strides[0], o.strides[1], o.strides[2], o.strides[3]};
 }
@@ -48,11 +52,9 @@ ForwardParams forward_params(const Call& call) {
   const Problem& p = call.problem;
   const auto list = [](const std::vector<std::int64_t>& values) { return values.empty() ? nullptr : values.data(); };
   ForwardParams f{};
-  f.q = static_cast<const float*>(call.q.data);
-  f.k = static_cast<const float*>(call.k.data);
-  f.v = static_cast<const float*>(call.v.data);
-  f.out = static_cast<float*>(call.out.data);
+  f.q = call.q.data, f.k = call.k.data, f.v = call.v.data, f.out = call.out.data;
   f.lse = static_cast<float*>(call.lse.data);
+  f.q_type = element(p.q_dtype), f.kv_type = element(p.kv_dtype), f.out_type = element(p.out_dtype);
   f.q_stride = strides(call.q);
   f.k_stride = strides(call.k);
   f.v_stride = strides(call.v);
@@ -61,7 +63,7 @@ ForwardParams forward_params(const Call& call) {
   f.q_begin = list(call.q_begin);
   f.k_begin = list(call.k_begin);
   f.k_len = list(call.k_lengths);
-  f.hq = p.hq, f.hk = p.hk, f.group = p.hq / p.hk;
+  f.hk = p.hk, f.group = p.hq / p.hk;
   f.sq = p.sq, f.sk = p.sk, f.d = p.d, f.dv = p.dv;
   f.score = score_params(call);
   return f;
@@ -92,18 +94,9 @@ struct Loop {
 class CpuBackend final : public Backend {
  public:
   CpuBackend() {
-    const auto add = [&](bool naive) {
-      for (std::size_t i = 0; i < machine().isas.size(); ++i) {
-        const BuiltIsa& built = machine().isas[i];
-        const ForwardKernel& kernel = naive ? built.table->naive : built.table->forward;
-        std::string name = std::string(kernel.op) + ".f32." + std::string(to_string(built.isa));
-        if (kernel.rows > 0) name += ".q" + std::to_string(kernel.rows) + "k" + std::to_string(kernel.keys);
-        entries_.push_back({std::move(name), built.unusable, built.isa, static_cast<int>(kernels_.size())});
-        kernels_.push_back(&kernel);
-      }
-    };
-    add(false);
-    add(true);
+    for (const BuiltIsa& built : machine().isas)
+      for (const ForwardKernel* kernel : built.table->forward) add(built, kernel);
+    for (const BuiltIsa& built : machine().isas) add(built, built.table->naive);
   }
 
   std::string_view name() const noexcept override { return "cpu"; }
@@ -113,9 +106,11 @@ class CpuBackend final : public Backend {
   std::string_view refuse(const Entry& entry, const Problem& p, const Context::Impl& context) const override {
     if (context.options.isa && entry.isa > *context.options.isa) return "above the context's ISA cap";
     if (context.isa_forced && entry.isa != *context.options.isa) return "RAPT_ISA asks for another ISA";
-    if (p.q_dtype != DType::f32 || p.kv_dtype != DType::f32 || p.out_dtype != DType::f32 || p.bias_dtype != DType::f32)
-      return "takes f32 only";
-    const bool naive = kernels_[static_cast<std::size_t>(entry.id)]->rows == 0;
+    const ForwardKernel& kernel = *kernels_[static_cast<std::size_t>(entry.id)];
+    if (((only(element(p.q_dtype)) | only(element(p.kv_dtype))) & ~kernel.elements) != 0)
+      return "takes other element types";
+    if (kernel.opt_in && context.options.kernel != entry.name) return "less exact than its inputs: runs only if forced";
+    const bool naive = kernel.rows == 0;
     if (naive && static_cast<double>(p.sq) * static_cast<double>(p.hq) * static_cast<double>(p.sk) > 0x1p40)
       return "its S x S matrix would not fit any memory";
     return {};
@@ -137,6 +132,14 @@ class CpuBackend final : public Backend {
   }
 
  private:
+  void add(const BuiltIsa& built, const ForwardKernel* kernel) {
+    if (!kernel) return;
+    std::string name = std::string(kernel->op) + "." + kernel->arithmetic + "." + std::string(to_string(built.isa));
+    if (kernel->rows > 0) name += ".q" + std::to_string(kernel->rows) + "k" + std::to_string(kernel->keys);
+    entries_.push_back({std::move(name), built.unusable, built.isa, static_cast<int>(kernels_.size())});
+    kernels_.push_back(kernel);
+  }
+
   std::vector<Entry> entries_;
   std::vector<const ForwardKernel*> kernels_;
 };

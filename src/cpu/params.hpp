@@ -6,6 +6,9 @@
 
 namespace rapt::cpu {
 
+// What an element of q, k, v or out is.
+enum class Element : std::uint8_t { f32, bf16, f16 };
+
 // Strides in elements of the dimensions b, h, s (rows) and d (inner). Ragged tensors have b = 0.
 struct Strides {
   std::int64_t b, h, s, d;
@@ -31,16 +34,17 @@ inline constexpr std::int64_t kOpen = std::int64_t{1} << 53;
 // One attention_forward call. A query row is a (token, head of the group) pair: row r of kv head h is token r / group,
 // query head h * group + r % group, so that GQA and short queries fill vector lanes too.
 struct ForwardParams {
-  const float* q;  // [b, hq, sq, d]
-  const float* k;  // [b, hk, sk, d]
-  const float* v;  // [b, hk, sk, dv]
-  float* out;      // [b, hq, sq, dv]
-  float* lse;      // [b, hq, sq]; null = not wanted
+  const void* q;  // [b, hq, sq, d]
+  const void* k;  // [b, hk, sk, d]
+  const void* v;  // [b, hk, sk, dv]
+  void* out;      // [b, hq, sq, dv]
+  float* lse;     // [b, hq, sq]; null = not wanted
+  Element q_type, kv_type, out_type;
   Strides q_stride, k_stride, v_stride, out_stride, lse_stride;
   const std::int64_t* q_begin;  // [b + 1] first row of each sequence, null = dense: sq rows each
   const std::int64_t* k_begin;  // [b + 1] likewise for keys
   const std::int64_t* k_len;    // [b] keys in use, null = sk (dense) or k_begin's
-  std::int64_t hq, hk, group, sq, sk, d, dv;
+  std::int64_t hk, group, sq, sk, d, dv;
   ScoreParams score;
 };
 

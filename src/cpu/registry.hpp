@@ -8,11 +8,19 @@
 
 namespace rapt::cpu {
 
+constexpr unsigned only(Element e) {
+  return 1u << static_cast<unsigned>(e);
+}
+inline constexpr unsigned kAnyElement = only(Element::f32) | only(Element::bf16) | only(Element::f16);
+
 struct ForwardKernel {
-  const char* op;  // "attention_forward"
-  int rows;        // query rows of one register panel; 0: an item takes all rows of its kv head
-  int keys;        // keys of one block; 0: no blocks
-  int max_rows;    // most rows an item may have; 0: any number
+  const char* op;          // "attention_forward"
+  const char* arithmetic;  // what it multiplies in: "f32"; "f32x6" is fp32 by six products of bf16 planes
+  unsigned elements;       // only(...) of the q, k and v it takes; out may be anything
+  bool opt_in;             // less exact than its inputs: runs only where it is named
+  int rows;                // query rows of one register panel; 0: an item takes all rows of its kv head
+  int keys;                // keys of one block; 0: no blocks
+  int max_rows;            // most rows an item may have; 0: any number
   // Scratch of one work item, a multiple of 64.
   std::size_t (*scratch_bytes)(const ForwardShape&) noexcept;
   // No allocation, threads, logging or environment. `scratch` is 64-byte aligned.
@@ -20,7 +28,8 @@ struct ForwardKernel {
 };
 
 struct KernelTable {
-  ForwardKernel forward, naive;
+  const ForwardKernel* forward[4];                                   // in the order dispatch tries them; null = none
+  const ForwardKernel* naive;                                        // null = none
   double (*fma_chains)(std::int64_t iterations) noexcept;            // returns the FLOPs done
   float (*read_stream)(const float* data, std::int64_t n) noexcept;  // returns a value that depends on all
   void (*exp2)(const float* x, float* y, std::int64_t n) noexcept;   // y = 2^x for x <= 127

@@ -251,14 +251,14 @@ void sweep(const Head& head, Panel* panels, std::int64_t count, bool careful, co
       if (k0 <= first) {
         pack_queries(head, panel, p.score.scale_log2);
         for (std::int64_t r = 0; far && i + 1 < count && r < panels[i + 1].rows; ++r)
-          prefetch(at_row(p.q, p.q_stride, head, panels[i + 1].row[r]), p.q_stride, p.d);
+          prefetch(at_row(static_cast<const float*>(p.q), p.q_stride, head, panels[i + 1].row[r]), p.q_stride, p.d);
       }
       for (std::int64_t j = next + ahead * i / count; j < next + ahead * (i + 1) / count; ++j) {
         prefetch(head.keys() + j * p.k_stride.s, p.k_stride, p.d);
         prefetch(head.values() + j * p.v_stride.s, p.v_stride, p.dv);
       }
       for (std::int64_t r = 0; far && ahead == 0 && r < panel.rows; ++r)
-        prefetch(at_row(p.out, p.out_stride, head, panel.row[r]), p.out_stride, p.dv);
+        prefetch(at_row(static_cast<float*>(p.out), p.out_stride, head, panel.row[r]), p.out_stride, p.dv);
       with_vecs(panel.vecs, [&](auto vecs) { visit<vecs>(head, panel, k0, n, kb, vb, careful, w); });
     }
   }
@@ -310,6 +310,7 @@ std::size_t scratch_bytes(const ForwardShape& shape) noexcept {
 
 }  // namespace
 
-const ForwardKernel kAttentionForward = {"attention_forward", kWidth, kBlockK, kMaxPanels* kWidth, scratch_bytes, run};
+const ForwardKernel kAttentionForward = {"attention_forward", "f32",         kAnyElement, false, kWidth, kBlockK,
+                                         kMaxPanels* kWidth,  scratch_bytes, run};
 
 }  // namespace rapt::cpu::RAPT_ISA

@@ -78,7 +78,7 @@ void run(const ForwardParams& p, const WorkItem& item, std::byte* scratch) noexc
   for (std::int64_t r = item.row_begin; r < row_end; ++r) {  // S = q k^T, keys [first, last) only
     Row row;
     find_rows(head, r, 1, &row);
-    const float* q = at_row(p.q, p.q_stride, head, row);
+    const float* q = at_row(static_cast<const float*>(p.q), p.q_stride, head, row);
     for (std::int64_t j = row.first; j < row.last; ++j) {
       const float* k = head.keys() + j * p.k_stride.s;
       scores(r)[j] = final_score(head, row, j, dot(q, p.q_stride.d, k, p.k_stride.d, p.d));
@@ -119,7 +119,7 @@ void run(const ForwardParams& p, const WorkItem& item, std::byte* scratch) noexc
       if (j % kSumBlock != kSumBlock - 1 && j + 1 != row.last) continue;
       for (std::int64_t c = 0; c < p.dv; ++c) w.out[c] += w.block[c], w.block[c] = 0;
     }
-    float* out = at_row(p.out, p.out_stride, head, row);
+    float* out = at_row(static_cast<float*>(p.out), p.out_stride, head, row);
     for (std::int64_t c = 0; c < p.dv; ++c) out[c * p.out_stride.d] = w.out[c];
   }
 }
@@ -132,6 +132,6 @@ std::size_t scratch_bytes(const ForwardShape& shape) noexcept {
 
 }  // namespace
 
-const ForwardKernel kAttentionNaive = {"attention_naive", 0, 0, 0, scratch_bytes, run};
+const ForwardKernel kAttentionNaive = {"attention_naive", "f32", kAnyElement, false, 0, 0, 0, scratch_bytes, run};
 
 }  // namespace rapt::cpu::RAPT_ISA

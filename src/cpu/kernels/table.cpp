@@ -42,6 +42,6 @@ void exp2_array(const float* x, float* y, std::int64_t n) noexcept {
 
 }  // namespace
 
-const KernelTable kTable = {kAttentionForward, kAttentionNaive, fma_chains, read_stream, exp2_array};
+const KernelTable kTable = {{&kAttentionForward}, &kAttentionNaive, fma_chains, read_stream, exp2_array};
 
 }  // namespace rapt::cpu::RAPT_ISA

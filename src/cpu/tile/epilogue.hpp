@@ -15,7 +15,8 @@ namespace rapt::cpu::RAPT_ISA {
   for (std::int64_t lane = 0; lane < panel.width; lane += kLanes) {
     const std::int64_t rows = least(kLanes, panel.rows - lane);
     float* out[kLanes];
-    for (int i = 0; i < kLanes; ++i) out[i] = at_row(head.p.out, head.p.out_stride, head, panel.row[lane + i]);
+    for (int i = 0; i < kLanes; ++i)
+      out[i] = at_row(static_cast<float*>(head.p.out), head.p.out_stride, head, panel.row[lane + i]);
     const vec l = load(panel.l + lane);
     const vec scale = xsimd::select(l == vec(0.f), vec(0.f), vec(1.f) / l);  // a row without keys is 0
     for (std::int64_t d0 = 0; d0 < dv; d0 += kLanes) {

@@ -10,7 +10,8 @@ namespace rapt::cpu::RAPT_ISA {
   const std::int64_t d = head.p.d, inner = head.p.q_stride.d;
   for (std::int64_t lane = 0; lane < panel.width; lane += kLanes) {
     const float* src[kLanes];
-    for (int i = 0; i < kLanes; ++i) src[i] = at_row(head.p.q, head.p.q_stride, head, panel.row[lane + i]);
+    for (int i = 0; i < kLanes; ++i)
+      src[i] = at_row(static_cast<const float*>(head.p.q), head.p.q_stride, head, panel.row[lane + i]);
     for (std::int64_t d0 = 0; d0 < d; d0 += kLanes) {
       const std::int64_t n = least(kLanes, d - d0);
       vec r[kLanes];

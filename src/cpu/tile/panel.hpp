@@ -33,8 +33,12 @@ struct Head {
     if (p.k_len) len_k = p.k_len[b];
     offset = p.score.offset + (p.score.bottom_right ? len_k - len_q : 0);
   }
-  const float* keys() const { return p.k + b * p.k_stride.b + hk * p.k_stride.h + k_first * p.k_stride.s; }
-  const float* values() const { return p.v + b * p.v_stride.b + hk * p.v_stride.h + k_first * p.v_stride.s; }
+  const float* keys() const {
+    return static_cast<const float*>(p.k) + b * p.k_stride.b + hk * p.k_stride.h + k_first * p.k_stride.s;
+  }
+  const float* values() const {
+    return static_cast<const float*>(p.v) + b * p.v_stride.b + hk * p.v_stride.h + k_first * p.v_stride.s;
+  }
 };
 
 // Where a row lies, and the keys [first, last) that causal, window and lengths leave it. Both ends rise with the row.
