@@ -8,5 +8,6 @@ namespace rapt::cpu::RAPT_ISA {
 
 extern const ForwardKernel kAttentionForward;
 extern const ForwardKernel kAttentionNaive;
+extern const ForwardKernel kTilesBf16, kTilesF16x3, kTilesF32x6, kTilesF32x3;  // ISAs with tiles only
 
 }  // namespace rapt::cpu::RAPT_ISA

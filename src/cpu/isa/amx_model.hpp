@@ -1,0 +1,66 @@
+// The tile instructions in plain C++, for machines without them. `dot` follows the order of operations that Intel's
+// manual gives for TDPBF16PS, so that results agree with the instruction's bit for bit. Included after a vector leaf.
+#pragma once
+
+namespace rapt::cpu::RAPT_ISA {
+
+class Tiles {
+ public:
+  template <int kTile>
+  void load(const void* p, std::int64_t stride) {
+    for (int i = 0; i < 16; ++i) __builtin_memcpy(row_[kTile][i], static_cast<const char*>(p) + i * stride, 64);
+  }
+  template <int kTile>
+  void load_once(const void* p, std::int64_t stride) {
+    load<kTile>(p, stride);
+  }
+  template <int kTile>
+  void store(void* p, std::int64_t stride) {
+    for (int i = 0; i < 16; ++i) __builtin_memcpy(static_cast<char*>(p) + i * stride, row_[kTile][i], 64);
+  }
+  template <int kTile>
+  void zero() {
+    __builtin_memset(row_[kTile], 0, sizeof row_[kTile]);
+  }
+  template <int kC, int kA, int kB>
+  void dot() {
+    for (int m = 0; m < 16; ++m) dot_row(row_[kA][m], row_[kB], row_[kC][m]);
+  }
+
+ private:
+  static float number(std::uint32_t bits) {
+    const float x = __builtin_bit_cast(float, bits);
+    return __builtin_fabsf(x) < __FLT_MIN__ ? __builtin_copysignf(0.f, x) : x;  // denormals are 0, before and after
+  }
+  static float flushed(float x) { return number(__builtin_bit_cast(std::uint32_t, x)); }
+  static float low(std::uint32_t word) { return number(word << 16); }
+  static float high(std::uint32_t word) { return number(word & 0xffff0000u); }
+
+  // Even and odd elements are summed apart, from 0; only their sum joins c. Products of two bf16 are exact.
+  [[gnu::noinline]] static void dot_row(const std::uint32_t* a, const std::uint32_t (*b)[16], std::uint32_t* c) {
+    float even[16] = {}, odd[16] = {};
+    for (int k = 0; k < 16; ++k)
+      for (int n = 0; n < 16; ++n) {
+        even[n] = flushed(even[n] + low(a[k]) * low(b[k][n]));
+        odd[n] = flushed(odd[n] + high(a[k]) * high(b[k][n]));
+      }
+    for (int n = 0; n < 16; ++n)
+      c[n] = __builtin_bit_cast(std::uint32_t, flushed(number(c[n]) + flushed(even[n] + odd[n])));
+  }
+
+  std::uint32_t row_[8][16][16];
+};
+
+[[gnu::always_inline]] inline vec upper_half(vec x) {
+  return cast_to_float(cast_to_int(x) & ivec(static_cast<std::int32_t>(0xffff0000u)));
+}
+[[gnu::always_inline]] inline vec pair_words(vec even, vec odd) {
+  const ivec low = (cast_to_int(even) >> 16) & ivec(0xffff);
+  return cast_to_float(low | cast_to_int(upper_half(odd)));
+}
+template <int kPlanes>
+[[gnu::always_inline]] inline vec exp2_weight(vec x) {
+  return exp2(x);
+}
+
+}  // namespace rapt::cpu::RAPT_ISA

@@ -1,0 +1,473 @@
+// attention_forward on the matrix unit: out = softmax(score(q k^T)) v by products of bf16 planes, fp32 sums.
+//
+//   bf16   one plane, one product: P is rounded to bf16
+//   f16x3  two planes, three products: exact for fp16 inputs, P to 16 bits
+//   f32x6  three planes, six products: fp32
+//   f32x3  two planes, three products of fp32 inputs: 16 bits; opt-in
+//
+// As in attention_forward.cpp lanes and tile columns are queries: S^T = K Q^T, P^T = 2^(S^T scale - m), O^T += V^T P^T.
+//
+//   for each range of keys whose planes fit L2                 K and V are split into planes once per range and item
+//     for each panel of 32 rows, for each block of 64 keys     a visit
+//       S^T = K Q^T                      tiles                 while the vectors exponentiate the visit before
+//       mask, or finish the scores                             partial blocks only
+//       P^T = 2^(S^T scale - m)          vectors               while the tiles do the two others
+//       O^T += V^T P^T                   tiles                 while the vectors exponentiate the visit after
+//
+// P is written over S. O is summed per range, then joined. What planes cannot hold goes to the vector kernel: panels
+// that see keys or values too small for the matrix unit, rows whose query is, rows whose output is not finite.
+#include "cpu/kernels/kernels.hpp"
+#include "cpu/tile/carver.hpp"
+#include "cpu/tile/epilogue.hpp"
+#include "cpu/tile/matrix.hpp"
+#include "cpu/tile/softmax.hpp"
+
+namespace rapt::cpu::RAPT_ISA {
+namespace {
+
+#if defined(RAPT_AMX_MODEL)
+const KernelTable& vector_table = RAPT_AMX_MODEL::kTable;
+#else
+const KernelTable& vector_table = avx512::kTable;
+#endif
+
+constexpr std::int64_t kRows = 32, kKeys = 64, kMaxPanels = 32;
+constexpr int kVecsOfRow = static_cast<int>(kRows) / kLanes;
+constexpr std::int64_t kScoreBytes = kKeys * kRowBytes;
+
+// Products of planes (of one operand, of the other), large ones first.
+constexpr int kPlane[6][2] = {{0, 0}, {0, 1}, {1, 0}, {0, 2}, {1, 1}, {2, 0}};
+constexpr int products(int planes) {
+  return planes == 1 ? 1 : planes == 2 ? 3 : 6;
+}
+
+// Keys whose planes of K and V take half of a 2 MiB L2. Of fp32 fewer: rounding grows with the sums within a range.
+template <int kPlanes>
+std::int64_t range_keys(std::int64_t d, std::int64_t dv) {
+  const std::int64_t fit = (std::int64_t{1} << 20) / (2 * kPlanes * (d + dv)) / 256 * 256;
+  return clamp(fit, 256, kPlanes == 3 ? 256 : 4096);
+}
+
+template <int kPlanes>
+struct Scratch {
+  std::int64_t d, dv, keys;  // padded to tiles; of a range
+  Row* row;
+  char* qt;                  // [panel][plane][d / 32][2] tiles
+  float *ot, *minus_m, *l;   // [panel][dv][32], [panel][32]
+  char* s[2];                // scores, weights over them; a third plane of weights behind
+  float *partial, *unused;   // O of a range; 32 x 32 floats nobody wants
+  float* top;                // -inf: the row sees none of the block's keys
+  bf16 *k, *rows;            // [plane][keys][d]; 32 rows on their way into tiles, [plane][32][d or dv]
+  char* v;                   // [plane][keys / 32][dv / 16] tiles
+  std::int32_t *k_offset, *q_offset, *v_offset[2], *p_offset[2];  // of products; [1]: for one half of a block's keys
+  std::byte* vector;         // the vector kernel's
+
+  Scratch(Carver& carver, const ForwardShape& shape) {
+    d = round_up(shape.d, kTileDepth), dv = round_up(shape.dv, kChunk);
+    keys = least(range_keys<kPlanes>(d, dv), round_up(shape.sk, kKeys));
+    const std::int64_t panels = (shape.rows + kRows - 1) / kRows;
+    row = carver.take<Row>(panels * kRows);
+    qt = carver.take<char>(panels * q_bytes());
+    ot = carver.take<float>(panels * kRows * dv);
+    minus_m = carver.take<float>(panels * kRows);
+    l = carver.take<float>(panels * kRows);
+    for (char*& scores : s) scores = carver.take<char>(kScoreBytes * (kPlanes == 3 ? 2 : 1));
+    partial = carver.take<float>(dv * kRows);
+    unused = carver.take<float>(kChunk * kChunk);
+    top = carver.take<float>(kRows);
+    k = carver.take<bf16>(kPlanes * keys * d);
+    rows = carver.take<bf16>(kPlanes * kRows * most(d, dv));
+    v = carver.take<char>(kPlanes * v_plane());
+    const std::int64_t depth = d / kTileDepth;
+    k_offset = carver.take<std::int32_t>(products(kPlanes) * depth);
+    q_offset = carver.take<std::int32_t>(products(kPlanes) * depth);
+    for (int i = 0; i < 2; ++i) {
+      v_offset[i] = carver.take<std::int32_t>(products(kPlanes) * 2);
+      p_offset[i] = carver.take<std::int32_t>(products(kPlanes) * 2);
+    }
+    vector = carver.take<std::byte>(
+        static_cast<std::int64_t>(vector_table.forward[0]->scratch_bytes({shape.sk, shape.d, shape.dv, kRows})));
+  }
+  std::int64_t q_bytes() const { return kPlanes * kRows * d * 2; }
+  std::int64_t v_plane() const { return keys * dv * 2; }
+
+  void fill_offsets() const {
+    const std::int64_t depth = d / kTileDepth;
+    for (int i = 0; i < products(kPlanes); ++i) {
+      const int x = kPlane[i][0], y = kPlane[i][1];
+      for (std::int64_t j = 0; j < depth; ++j) {
+        k_offset[i * depth + j] = static_cast<std::int32_t>((x * keys * d + j * kTileDepth) * 2);
+        q_offset[i * depth + j] = static_cast<std::int32_t>((y * depth + j) * 2 * kTileBytes);
+      }
+      for (int half = 0; half < 2; ++half)
+        for (int j = 0; j < 2 - half; ++j) {
+          v_offset[half][i * (2 - half) + j] = static_cast<std::int32_t>(x * v_plane() + j * kTileDepth * dv * 2);
+          p_offset[half][i * (2 - half) + j] = static_cast<std::int32_t>(weights_at(y) + j * kTileDepth * kRowBytes);
+        }
+    }
+  }
+  // Where a plane of weights lies within the scores: in the first or the second row of each pair, or behind them.
+  static std::int64_t weights_at(int plane) { return plane < 2 ? plane * kRowBytes : kScoreBytes; }
+};
+
+// A panel against the block of keys at `at` within the range.
+struct Visit {
+  std::int64_t panel;
+  std::int64_t at;
+  std::int64_t halves;  // 2, or 1 if no row sees the second 32 keys
+  bool masked;          // some row does not see all of its keys
+  bool first, last;     // of the panel in this range
+};
+
+// 2^(scores) -> weights, a pair of keys at a time.
+template <int kPlanes>
+struct Exponentials {
+  float* s;
+  vec scale, add[kVecsOfRow], sum[kVecsOfRow];
+  std::int64_t pairs, done = 0;
+
+  [[gnu::always_inline]] void one() {
+    float* at = s + done * 2 * kChunk;
+    ++done;
+#pragma GCC unroll 8
+    for (int i = 0; i < kVecsOfRow; ++i) {
+      vec even = exp2_weight<kPlanes>(fma(load(at + i * kLanes), scale, add[i]));
+      vec odd = exp2_weight<kPlanes>(fma(load(at + kChunk + i * kLanes), scale, add[i]));
+      if constexpr (kPlanes == 3) sum[i] = sum[i] + (even + odd);
+#pragma GCC unroll 3
+      for (int p = 0; p < kPlanes; ++p) {  // truncated, like the sum: the loss cancels
+        store(at + Scratch<kPlanes>::weights_at(p) / 4 + i * kLanes, pair_words(even, odd));
+        if constexpr (kPlanes < 3) sum[i] = sum[i] + (upper_half(even) + upper_half(odd));
+        if (p + 1 < kPlanes) even = even - upper_half(even), odd = odd - upper_half(odd);
+      }
+    }
+  }
+};
+
+template <int kPlanes>
+class Item {
+ public:
+  Item(const ForwardParams& p, const WorkItem& item, std::byte* scratch)
+      : p_(p), item_(item), head_(p, item), carver_(scratch), w_(carver_, shape(p, item)) {}
+
+  void run() {
+    make_panels();
+    if (count_ == 0) return;
+    w_.fill_offsets();
+    Tiles tiles;
+    const std::int64_t first = panels_[0].first(0), last = panels_[count_ - 1].last(kRows - 1);
+    for (std::int64_t begin = first / w_.keys * w_.keys; begin < last; begin += w_.keys) {
+      pack_range(begin, most(first, begin), least(last, begin + w_.keys));
+      sweep(tiles, begin);
+    }
+    for (std::int64_t i = 0; i < count_; ++i) finish(i);
+  }
+
+  static ForwardShape shape(const ForwardParams& p, const WorkItem& item) {
+    return {p.sk, p.d, p.dv, item.row_end - item.row_begin};
+  }
+
+ private:
+  void make_panels() {
+    const std::int64_t row_end = least(item_.row_end, head_.len_q * p_.group);
+    for (std::int64_t r = item_.row_begin; r < row_end; r += kRows, ++count_) {
+      const std::int64_t at = count_ * kRows;
+      const Panel panel{kVecsOfRow, kRows,         least(kRows, row_end - r), w_.row + at,
+                        nullptr,    w_.ot + at * w_.dv, w_.minus_m + at,      w_.l + at, false};
+      find_rows(head_, r, panel.rows, panel.row);
+      for (std::int64_t i = panel.rows; i < kRows; ++i) panel.row[i] = panel.row[panel.rows - 1];
+      panels_[count_] = panel;
+      reset(head_, panels_[count_]);
+      const std::int64_t plane = kRows * w_.d;
+      redo_[count_] = with_element(p_.q_type, [&](auto type) {
+        const auto* q = static_cast<const decltype(type)*>(p_.q);
+        const auto row_of = [&](std::int64_t i) { return q + row_at(p_.q_stride, head_, panel.row[i]); };
+        return split_rows<kPlanes>(row_of, p_.q_stride.d, panel.rows, p_.d, w_.d, w_.rows, plane);
+      });
+      for (int i = 0; i < kPlanes; ++i) tile_queries(w_.rows + i * plane, w_.d, qt(count_) + i * plane * 2);
+    }
+  }
+  char* qt(std::int64_t panel) const { return w_.qt + panel * w_.q_bytes(); }
+
+  // Splits keys [first, last) of the range at `begin` into planes, and values into tiles of planes.
+  void pack_range(std::int64_t begin, std::int64_t first, std::int64_t last) {
+    std::uint64_t tiny = 0;  // a bit for each block
+    for (std::int64_t key = first / kKeys * kKeys; key < last; key += kTileDepth) {
+      const std::int64_t rows = least(kTileDepth, last - key), at = key - begin;
+      const bool bad = with_element(p_.kv_type, [&](auto type) {
+        const auto *k = static_cast<const decltype(type)*>(p_.k), *v = static_cast<const decltype(type)*>(p_.v);
+        const auto k_row = [&](std::int64_t i) { return k + head_.key_at(p_.k_stride, key + i); };
+        const auto v_row = [&](std::int64_t i) { return v + head_.key_at(p_.v_stride, key + i); };
+        return (split_rows<kPlanes>(k_row, p_.k_stride.d, rows, p_.d, w_.d, w_.k + at * w_.d, w_.keys * w_.d) |
+                split_rows<kPlanes>(v_row, p_.v_stride.d, rows, p_.dv, w_.dv, w_.rows, kTileDepth * w_.dv)) != 0;
+      });
+      for (int i = 0; i < kPlanes; ++i)
+        tile_values(w_.rows + i * kTileDepth * w_.dv, w_.dv, w_.v + i * w_.v_plane() + at * w_.dv * 2);
+      tiny |= std::uint64_t{bad} << at / kKeys;
+    }
+    for (std::int64_t i = 0; tiny && i < count_; ++i)
+      for (std::int64_t at = 0; at < w_.keys; at += kKeys)
+        if (tiny >> at / kKeys & 1 && panels_[i].first(0) < begin + at + kKeys && panels_[i].last(kRows - 1) > begin + at)
+          redo_[i] = ~0u;
+  }
+
+  // Of the panels in turn, the blocks that some row sees, in order.
+  bool next(Visit& v, std::int64_t begin) const {
+    std::int64_t i = v.panel;
+    std::int64_t at = v.at + kKeys;
+    for (; i < count_; ++i, at = 0) {
+      if (redo_[i] == ~0u) continue;
+      const Panel& panel = panels_[i];
+      const std::int64_t from = clamp(panel.first(0) - begin, 0, w_.keys) / kKeys * kKeys;
+      const std::int64_t to = clamp(panel.last(kRows - 1) - begin, 0, w_.keys);
+      at = most(at, from);
+      if (at >= to) continue;
+      const std::int64_t key = begin + at;
+      v.panel = i, v.at = at;
+      v.halves = to - at > kTileDepth ? 2 : 1;
+      v.masked = panel.first(kRows - 1) > key || panel.last(0) < key + v.halves * kTileDepth;
+      v.first = at == from, v.last = at + kKeys >= to;
+      return true;
+    }
+    return false;
+  }
+
+  // Where the panel's O of this range is summed: it becomes the panel's own if that is the first.
+  float* target(const Panel& panel) const { return panel.started ? w_.partial : panel.ot; }
+
+  // One stretch of matrix products: O += V^T P^T of one visit, then S = K Q^T of another into `s` (either may be null),
+  // with the exponentials of a third in between.
+  [[gnu::noinline]] void multiply(Tiles& tiles, const Visit* pv, const char* weights, const Visit* qk, char* s,
+                                  Exponentials<kPlanes>& e) {
+    constexpr int n = products(kPlanes);
+    const std::int64_t depth = w_.d / kTileDepth, columns = pv ? w_.dv / kChunk : 0;
+    const std::int64_t chunks = columns + (qk ? qk->halves : 0);
+    const std::int64_t products_of_tiles = 4 * n * (columns * (pv ? pv->halves : 0) + (qk ? qk->halves : 0) * depth);
+    constexpr std::int64_t kOne = 1 << 16;
+    const std::int64_t rate = e.pairs * kOne / products_of_tiles;
+    Exponentials<kPlanes> local = e;
+    std::int64_t credit = 0;
+    const auto beside = [&]() __attribute__((always_inline)) {
+      for (credit += rate; credit >= kOne; credit -= kOne) local.one();
+    };
+    TileOperand a{}, b{};
+    const float* start = nullptr;
+    float* c = nullptr;
+    std::int64_t steps = 0, a_step = 0;
+    Pending pending = pending_;
+    for (std::int64_t i = 0; i < chunks; ++i) {
+      const bool values = i < columns;
+      if (values && i == 0) {
+        const std::int64_t half = 2 - pv->halves;
+        a = {w_.v + pv->at * w_.dv * 2, w_.v_offset[half], 64, kTileBytes};
+        b = {weights, w_.p_offset[half], 2 * kRowBytes, 64};
+        a_step = 2 * kTileBytes, steps = n * pv->halves;
+        c = target(panels_[pv->panel]), start = pv->first ? nullptr : c;
+      } else if (i == columns) {
+        a = {reinterpret_cast<const char*>(w_.k + qk->at * w_.d), w_.k_offset, w_.d * 2, kTileRows * w_.d * 2};
+        b = {qt(qk->panel), w_.q_offset, 64, kTileBytes};
+        a_step = kChunk * w_.d * 2, steps = n * depth;
+        c = reinterpret_cast<float*>(s), start = nullptr;
+      }
+      const bool same_b = steps == 2 && i != 0 && i != columns;
+      multiply_chunk(tiles, a, b, steps, same_b, start, c, pending, beside);
+      a.base += a_step, c += kChunk * kChunk;
+      if (start) start = c;
+    }
+    pending_ = pending;
+    while (local.done < local.pairs) local.one();
+    e = local;
+  }
+  void flush(Tiles& tiles) { store_pending(tiles, pending_, w_.unused); }
+
+  // Makes the scores of a visit final where its rows do not simply see all keys. Sets top[row]: -inf if it sees none.
+  [[gnu::noinline]] void finish_visit(const Visit& v, std::int64_t key, float* s) {
+    const Panel& panel = panels_[v.panel];
+    const std::int64_t n = v.halves * kTileDepth;
+    for (int i = 0; i < kVecsOfRow; ++i) {
+      const std::int64_t lane = i * kLanes;
+      const Row* row = panel.row + lane;
+      const vec hidden = minus_infinity();
+      if (terms_) {
+        const std::int64_t end = clamp(head_.len_k - key, 0, n);
+        store(w_.top + lane, hidden);
+        for (std::int64_t j = 0; j < end; ++j) store(s + j * kChunk + lane, load(s + j * kChunk + lane) * scale_);
+        finish_scores<true>(head_, panel, i, key, 0, end, s, w_.top);
+        for (std::int64_t j = end; j < n; ++j) store(s + j * kChunk + lane, hidden);
+        continue;
+      }
+      alignas(64) float first[kLanes], last[kLanes];
+      for (int j = 0; j < kLanes; ++j) {
+        first[j] = static_cast<float>(clamp(row[j].first - key, 0, n));
+        last[j] = static_cast<float>(clamp(row[j].last - key, 0, n));
+      }
+      const vec from = load(first), to = load(last);
+      store(w_.top + lane, xsimd::select(from < to, vec(0.f), hidden));
+      const auto hide = [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t j = begin; j < end; ++j) {
+          const vec at(static_cast<float>(j));
+          store(s + j * kChunk + lane, xsimd::select((at >= from) & (at < to), load(s + j * kChunk + lane), hidden));
+        }
+      };
+      const auto late = static_cast<std::int64_t>(first[kLanes - 1]), early = static_cast<std::int64_t>(last[0]);
+      hide(0, late);
+      hide(most(late, early), n);
+    }
+  }
+
+  Exponentials<kPlanes> exponentials(const Visit& v, char* s) const {
+    Exponentials<kPlanes> e;
+    e.s = reinterpret_cast<float*>(s), e.pairs = v.halves * kTileDepth / 2, e.done = 0;
+    e.scale = terms_ ? vec(1.f) : scale_;
+    for (int i = 0; i < kVecsOfRow; ++i) {
+      e.add[i] = terms_ ? vec(0.f) : load(panels_[v.panel].minus_m + i * kLanes);
+      e.sum[i] = vec(0.f);
+    }
+    return e;
+  }
+
+  // Like must_move() of softmax.hpp, but by the block's sum of weights, of which there is one already.
+  bool must_move(const Visit& v, const Exponentials<kPlanes>& e, int i) const { return xsimd::any(moves(v, e.sum[i], i)); }
+  auto moves(const Visit& v, vec sum, int i) const {
+    const std::int64_t lane = i * kLanes;
+    const vec top = v.masked || terms_ ? load(w_.top + lane) : vec(0.f);
+    const vec l = load(panels_[v.panel].l + lane);
+    return (sum > vec(0x1p24f)) | ((l == vec(0.f)) & (sum < vec(0x1p-16f)) & (top > minus_infinity()));
+  }
+
+  // Some row's weights are too large or too small: counts the visit's scores again (its weights lie over them), moves
+  // the reference of those rows to their largest score, and exponentiates once more.
+  [[gnu::noinline, gnu::cold]] void recount(Tiles& tiles, const Visit& v, std::int64_t begin, char* s,
+                                            Exponentials<kPlanes>& e) {
+    const Panel& panel = panels_[v.panel];
+    auto* x = reinterpret_cast<float*>(s);
+    Exponentials<kPlanes> none{};
+    const auto score = [&] {
+      flush(tiles);
+      multiply(tiles, nullptr, nullptr, &v, s, none);
+      flush(tiles);
+      if (v.masked || terms_) finish_visit(v, begin + v.at, x);
+    };
+    score();
+    for (int i = 0; i < kVecsOfRow; ++i) {
+      vec top = minus_infinity();
+      for (std::int64_t j = 0; j < v.halves * kTileDepth; ++j)
+        top = xsimd::max(top, fma(load(x + j * kChunk + i * kLanes), e.scale, e.add[i]));
+      const auto which = moves(v, e.sum[i], i) & (xsimd::abs(top) < vec(0.f) - minus_infinity());
+      const vec step = xsimd::select(which, xsimd::ceil(top), vec(0.f));
+      const vec factor = move_lanes(panel, i * kLanes, step);
+      if (panel.started) rescale(panel.ot + i * kLanes, kRows, w_.dv, factor);
+      if (!v.first) rescale(target(panel) + i * kLanes, kRows, w_.dv, factor);
+    }
+    if (terms_) score();  // they hold the reference
+    e = exponentials(v, s);
+    while (e.done < e.pairs) e.one();
+  }
+
+  // All visits of a range. While the tiles work on two of them the vectors exponentiate a third.
+  void sweep(Tiles& tiles, std::int64_t begin) {
+    const FlushDenormals flush_denormals;
+    Visit visits[3];  // the last, this and the next one, in turn
+    Visit *last = nullptr, *now = visits, *then = visits + 1;
+    now->panel = 0, now->at = -kKeys;
+    if (!next(*now, begin)) return;
+    Exponentials<kPlanes> none{};
+    pending_ = {w_.unused};
+    multiply(tiles, nullptr, nullptr, now, w_.s[0], none);
+    for (int at = 0; now; at ^= 1) {
+      *then = *now;
+      if (!next(*then, begin)) then = nullptr;
+      if (now->masked || terms_ || (!last && !then)) flush(tiles);
+      if (now->masked || terms_) finish_visit(*now, begin + now->at, reinterpret_cast<float*>(w_.s[at]));
+      Exponentials<kPlanes> e = exponentials(*now, w_.s[at]);
+      if (last || then) multiply(tiles, last, w_.s[at ^ 1], then, w_.s[at ^ 1], e);
+      while (e.done < e.pairs) e.one();
+      if (last && last->last) join(tiles, *last, !then);
+      bool any = false;
+      for (int i = 0; i < kVecsOfRow; ++i) any |= must_move(*now, e, i);
+      if (any) [[unlikely]] recount(tiles, *now, begin, w_.s[at], e);
+      float* l = panels_[now->panel].l;
+      for (int i = 0; i < kVecsOfRow; ++i) store(l + i * kLanes, load(l + i * kLanes) + e.sum[i]);
+      Visit* const free = last ? last : visits + 2;
+      last = now, now = then, then = free;
+      if (!now) {
+        multiply(tiles, last, w_.s[at], nullptr, nullptr, none);
+        join(tiles, *last, true);
+      }
+    }
+  }
+
+  // The panel's O of this range is complete.
+  void join(Tiles& tiles, const Visit& v, bool pending) {
+    if (pending) flush(tiles);
+    Panel& panel = panels_[v.panel];
+    for (std::int64_t i = 0; panel.started && i < w_.dv * kRows; i += kLanes)
+      store(panel.ot + i, load(panel.ot + i) + load(w_.partial + i));
+    panel.started = true;
+  }
+
+  void finish(std::int64_t i) {
+    const Panel& panel = panels_[i];
+    if (redo_[i] != ~0u) {
+      if (!store_output(p_, head_, panel)) [[unlikely]] redo_[i] |= not_finite(panel);
+      store_lse(head_, panel);
+    }
+    const std::int64_t row = item_.row_begin + i * kRows;
+    for (std::int64_t r = 0; r < panel.rows; ++r) {
+      if (!(redo_[i] >> r & 1)) continue;
+      std::int64_t end = r + 1;
+      while (end < panel.rows && redo_[i] >> end & 1) ++end;
+      vector_table.forward[0]->run(p_, {item_.b, item_.hk, row + r, row + end}, w_.vector);
+      r = end;
+    }
+  }
+  std::uint32_t not_finite(const Panel& panel) const {
+    std::uint32_t rows = 0;
+    for (std::int64_t i = 0; i < kRows; ++i)
+      for (std::int64_t c = 0; c < p_.dv; ++c)
+        if (const float x = panel.ot[c * kRows + i] / panel.l[i]; !(x - x == 0.f)) rows |= 1u << i;
+    return rows;
+  }
+
+  const ForwardParams& p_;
+  const WorkItem& item_;
+  Head head_;
+  Carver carver_;
+  Scratch<kPlanes> w_;
+  bool terms_ = has_terms(p_.score) || !(p_.score.scale_log2 > 0);  // else -inf before the scale stays -inf
+  vec scale_ = vec(p_.score.scale_log2);
+  std::int64_t count_ = 0;
+  Pending pending_{};
+  Panel panels_[kMaxPanels];
+  std::uint32_t redo_[kMaxPanels];  // a bit for each row that the vector kernel must do
+};
+
+template <int kPlanes>
+void run(const ForwardParams& p, const WorkItem& item, std::byte* scratch) noexcept {
+  const FloatEnvironment environment;
+  Item<kPlanes>(p, item, scratch).run();
+}
+
+template <int kPlanes>
+std::size_t scratch_bytes(const ForwardShape& shape) noexcept {
+  Carver carver(nullptr);
+  Scratch<kPlanes>(carver, shape);
+  return carver.used();
+}
+
+template <int kPlanes>
+constexpr ForwardKernel kernel(const char* arithmetic, unsigned elements, bool opt_in) {
+  return {"attention_forward", arithmetic,         elements,
+          opt_in,              kRows,              kKeys,
+          kMaxPanels * kRows,  scratch_bytes<kPlanes>, run<kPlanes>};
+}
+
+}  // namespace
+
+constexpr unsigned kHalf = only(Element::bf16) | only(Element::f16);
+extern constexpr ForwardKernel kTilesBf16 = kernel<1>("bf16", only(Element::bf16), false);
+extern constexpr ForwardKernel kTilesF16x3 = kernel<2>("f16x3", kHalf, false);
+extern constexpr ForwardKernel kTilesF32x6 = kernel<3>("f32x6", kAnyElement, false);
+extern constexpr ForwardKernel kTilesF32x3 = kernel<2>("f32x3", kAnyElement, true);
+
+}  // namespace rapt::cpu::RAPT_ISA
