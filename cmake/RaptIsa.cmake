@@ -19,6 +19,20 @@ set(RAPT_MARCH_avx2 x86-64-v3)
 set(RAPT_MARCH_avx512 x86-64-v4)
 set(RAPT_MARCH_neon armv8-a)
 
+# RAPT_AMX_MODEL=<isa> replaces AMX's tile instructions by a software model beside the vectors of that ISA, so that the
+# kernels' logic can be tested on any machine that has it. Slow.
+set(RAPT_AMX_MODEL "" CACHE STRING "Test AMX kernels by a software model, with the vectors of this ISA: avx2, avx512, neon, ...")
+if(RAPT_AMX_MODEL)
+  if(NOT RAPT_AMX_MODEL IN_LIST RAPT_ISAS)
+    message(FATAL_ERROR "RAPT_AMX_MODEL is ${RAPT_AMX_MODEL}; it must be one of ${RAPT_ISAS}")
+  endif()
+  set(RAPT_MARCH_amx ${RAPT_MARCH_${RAPT_AMX_MODEL}})
+  list(APPEND RAPT_ISAS amx)
+elseif("avx512" IN_LIST RAPT_ISAS)
+  set(RAPT_MARCH_amx x86-64-v4 -mavx512vbmi -mavx512vbmi2 -mavx512bf16)
+  list(APPEND RAPT_ISAS amx)
+endif()
+
 # rapt_add_isa_library(<name> <isa> <source>...): an object library of kernel sources for one instruction set.
 # Always optimised and never with LTO: an inline function that is left out of line could be the copy the linker keeps
 # for the whole program, and would then run on CPUs that lack the instructions (tests/gates/isa_purity.py checks).
@@ -28,7 +42,11 @@ function(rapt_add_isa_library name isa)
   add_library(${name} OBJECT ${ARGN})
   set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE ON INTERPROCEDURAL_OPTIMIZATION OFF)
   target_compile_definitions(${name} PRIVATE RAPT_ISA=${isa})
-  target_compile_options(${name} PRIVATE -march=${RAPT_MARCH_${isa}} -O3 -fno-lto -ffp-contract=off -fno-exceptions)
+  set(march ${RAPT_MARCH_${isa}})
+  if(isa STREQUAL "amx" AND RAPT_AMX_MODEL)
+    target_compile_definitions(${name} PRIVATE RAPT_AMX_MODEL=${RAPT_AMX_MODEL})
+  endif()
+  target_compile_options(${name} PRIVATE -march=${march} -O3 -fno-lto -ffp-contract=off -fno-exceptions)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     # Vector types as template arguments and by value; and GCC's false alarms on its own _mm512_undefined_*().
     target_compile_options(${name} PRIVATE -Wno-psabi -Wno-ignored-attributes -Wno-uninitialized

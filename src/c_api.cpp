@@ -17,7 +17,8 @@ static_assert(RAPT_F32 == int(rapt::DType::f32) && RAPT_F16 == int(rapt::DType::
               RAPT_I32 == int(rapt::DType::i32) && RAPT_I64 == int(rapt::DType::i64));
 static_assert(RAPT_CPU == int(rapt::DeviceType::cpu) && RAPT_CUDA == int(rapt::DeviceType::cuda));
 static_assert(RAPT_ISA_GENERIC == int(rapt::Isa::generic) && RAPT_ISA_AVX2 == int(rapt::Isa::avx2) &&
-              RAPT_ISA_AVX512 == int(rapt::Isa::avx512) && RAPT_ISA_NEON == int(rapt::Isa::neon));
+              RAPT_ISA_AVX512 == int(rapt::Isa::avx512) && RAPT_ISA_NEON == int(rapt::Isa::neon) &&
+              RAPT_ISA_AMX == int(rapt::Isa::amx));
 static_assert(RAPT_KV_STRIDED == int(rapt::KvSource::Kind::strided) &&
               RAPT_KV_RAGGED == int(rapt::KvSource::Kind::ragged));
 static_assert(RAPT_ALIGN_NONE == int(rapt::Problem::Align::none) &&
@@ -195,7 +196,7 @@ rapt::ContextOptions to_options(const rapt_context_options* given) {
   rapt::ContextOptions options;
   options.executor = to_executor(o);
   options.threads = o.threads;
-  if (o.has_isa) options.isa = to_enum(o.isa, rapt::Isa::neon, "isa");
+  if (o.has_isa) options.isa = to_enum(o.isa, rapt::Isa::amx, "isa");
   if (o.kernel) options.kernel = o.kernel;
   if (o.allocator.allocate || o.allocator.deallocate) {
     deref(o.allocator.allocate, "allocator.allocate");

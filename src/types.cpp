@@ -58,6 +58,8 @@ std::string_view to_string(Isa isa) noexcept {
       return "avx512";
     case Isa::neon:
       return "neon";
+    case Isa::amx:
+      return "amx";
   }
   return "unknown isa";
 }

@@ -142,7 +142,7 @@ std::optional<Isa> isa_of(std::string_view entry) {
   std::istringstream stream{std::string(entry)};
   std::string word;
   for (int i = 0; i < 3; ++i) std::getline(stream, word, '.');
-  for (Isa isa : {Isa::generic, Isa::avx2, Isa::avx512, Isa::neon}) {
+  for (Isa isa : {Isa::generic, Isa::avx2, Isa::avx512, Isa::neon, Isa::amx}) {
     if (word == to_string(isa)) return isa;
   }
   return std::nullopt;

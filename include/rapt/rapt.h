@@ -45,7 +45,8 @@ typedef enum rapt_isa {
   RAPT_ISA_GENERIC = 0,
   RAPT_ISA_AVX2 = 1,   /* x86-64-v3 */
   RAPT_ISA_AVX512 = 2, /* x86-64-v4 */
-  RAPT_ISA_NEON = 3
+  RAPT_ISA_NEON = 3,
+  RAPT_ISA_AMX = 4
 } rapt_isa;
 
 typedef enum rapt_kv_kind {

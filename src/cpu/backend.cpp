@@ -132,7 +132,7 @@ class CpuBackend final : public Backend {
  private:
   void add(const BuiltIsa& built, const ForwardKernel* kernel) {
     if (!kernel) return;
-    std::string name = std::string(kernel->op) + "." + kernel->arithmetic + "." + std::string(to_string(built.isa));
+    std::string name = std::string(kernel->op) + "." + kernel->arithmetic + "." + built.name;
     if (kernel->rows > 0) name += ".q" + std::to_string(kernel->rows) + "k" + std::to_string(kernel->keys);
     entries_.push_back({std::move(name), built.unusable, built.isa, static_cast<int>(kernels_.size())});
     kernels_.push_back(kernel);

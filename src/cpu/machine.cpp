@@ -1,10 +1,20 @@
 #include "cpu/machine.hpp"
 
+#include <sys/syscall.h>
 #include <unistd.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 namespace rapt::cpu {
 namespace {
 
+[[maybe_unused]] std::string missing_for_generic() {
+  return {};
+}
+[[maybe_unused]] std::string missing_for_neon() {
+  return {};
+}
 #if defined(__x86_64__)
 // __builtin_cpu_supports asks both the CPU and the OS (XGETBV).
 [[maybe_unused]] std::string missing_for_avx2() {
@@ -22,21 +32,43 @@ namespace {
     return "this CPU lacks AVX-512 BW, DQ, VL or CD (x86-64-v4)";
   return {};
 }
+[[maybe_unused]] std::string missing_for_amx() {
+  if (std::string missing = missing_for_avx512(); !missing.empty()) return missing;
+  if (!__builtin_cpu_supports("avx512vbmi") || !__builtin_cpu_supports("avx512vbmi2") ||
+      !__builtin_cpu_supports("avx512bf16"))
+    return "this CPU lacks AVX-512 VBMI, VBMI2 or BF16";
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24;  // of EDX, leaf 7
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kBf16) == 0 || (d & kTile) == 0)
+    return "this CPU has no AMX-BF16";
+  // Linux gives a process the tile registers when it asks; all its threads and children have them then.
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  if (syscall(SYS_arch_prctl, kRequestPermission, kTileData) != 0)
+    return "the OS refuses this process AMX's tile registers";
+  return {};
+}
 #endif
 
 Machine probe() {
   Machine m;
+#if defined(RAPT_AMX_MODEL)
+#define RAPT_MISSING__(isa) missing_for_##isa
+#define RAPT_MISSING_(isa) RAPT_MISSING__(isa)
+  m.isas.push_back({Isa::amx, "amx_model", &amx::kTable, RAPT_MISSING_(RAPT_AMX_MODEL)()});
+#elif RAPT_HAVE_AMX
+  m.isas.push_back({Isa::amx, "amx", &amx::kTable, missing_for_amx()});
+#endif
 #if RAPT_HAVE_AVX512
-  m.isas.push_back({Isa::avx512, &avx512::kTable, missing_for_avx512()});
+  m.isas.push_back({Isa::avx512, "avx512", &avx512::kTable, missing_for_avx512()});
 #endif
 #if RAPT_HAVE_AVX2
-  m.isas.push_back({Isa::avx2, &avx2::kTable, missing_for_avx2()});
+  m.isas.push_back({Isa::avx2, "avx2", &avx2::kTable, missing_for_avx2()});
 #endif
 #if RAPT_HAVE_NEON
-  m.isas.push_back({Isa::neon, &neon::kTable, {}});
+  m.isas.push_back({Isa::neon, "neon", &neon::kTable, missing_for_neon()});
 #endif
 #if RAPT_HAVE_GENERIC
-  m.isas.push_back({Isa::generic, &generic::kTable, {}});
+  m.isas.push_back({Isa::generic, "generic", &generic::kTable, missing_for_generic()});
 #endif
   const long l2 = sysconf(_SC_LEVEL2_CACHE_SIZE);
   m.l2_bytes = l2 > 0 ? static_cast<std::size_t>(l2) : std::size_t{512} << 10;

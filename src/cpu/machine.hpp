@@ -13,6 +13,7 @@ namespace rapt::cpu {
 // An ISA this build has kernels for, best first.
 struct BuiltIsa {
   Isa isa;
+  const char* name;  // in the names of its entries
   const KernelTable* table;
   std::string unusable;  // the missing CPU or OS feature; empty if usable
 };

@@ -46,6 +46,9 @@ extern const KernelTable kTable;
 namespace avx512 {
 extern const KernelTable kTable;
 }
+namespace amx {
+extern const KernelTable kTable;
+}
 namespace neon {
 extern const KernelTable kTable;
 }

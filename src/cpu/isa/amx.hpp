@@ -2,6 +2,8 @@
 // the tiles beside the vectors of that ISA, so that the kernels' logic can be tested on any machine.
 #pragma once
 
+#define RAPT_HAVE_TILES
+
 #if defined(RAPT_AMX_MODEL)
 #include RAPT_LEAF_(RAPT_AMX_MODEL)
 #include "cpu/isa/amx_model.hpp"

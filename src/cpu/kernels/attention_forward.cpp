@@ -195,21 +195,6 @@ void visit(const Head& head, Panel& panel, std::int64_t k0, std::int64_t n, Bloc
   panel.started = true;
 }
 
-// Starts over: no key seen, the sink as the only mass.
-void reset(const Head& head, Panel& panel) {
-  for (std::int64_t i = 0; i < panel.width; i += kLanes)
-    store(panel.minus_m + i, vec(0.f)), store(panel.l + i, vec(0.f));
-  panel.started = false;
-  const float* sinks = head.p.score.sinks;
-  if (!sinks) return;
-  for (std::int64_t i = 0; i < panel.width; ++i) {
-    const float sink = sinks[panel.row[i].q_head * head.p.score.sinks_stride] * kLog2e;
-    if (sink == -__builtin_inff()) continue;
-    panel.minus_m[i] = -__builtin_ceilf(sink);
-    panel.l[i] = __builtin_exp2f(sink + panel.minus_m[i]);
-  }
-}
-
 // K's rows are read along d, a few at a time: in place is best at any row stride. V is read in column strips, whose
 // rows fall into few cache sets when they lie far apart (61 % of peak in place). 16-bit elements are packed to widen
 // them.

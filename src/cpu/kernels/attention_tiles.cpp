@@ -52,15 +52,15 @@ template <int kPlanes>
 struct Scratch {
   std::int64_t d, dv, keys;  // padded to tiles; of a range
   Row* row;
-  char* qt;                  // [panel][plane][d / 32][2] tiles
-  float *ot, *minus_m, *l;   // [panel][dv][32], [panel][32]
-  char* s[2];                // scores, weights over them; a third plane of weights behind
-  float *partial, *unused;   // O of a range; 32 x 32 floats nobody wants
-  float* top;                // -inf: the row sees none of the block's keys
-  bf16 *k, *rows;            // [plane][keys][d]; 32 rows on their way into tiles, [plane][32][d or dv]
-  char* v;                   // [plane][keys / 32][dv / 16] tiles
+  char* qt;                 // [panel][plane][d / 32][2] tiles
+  float *ot, *minus_m, *l;  // [panel][dv][32], [panel][32]
+  char* s[2];               // scores, weights over them; a third plane of weights behind
+  float *partial, *unused;  // O of a range; 32 x 32 floats nobody wants
+  float* top;               // -inf: the row sees none of the block's keys
+  bf16 *k, *rows;           // [plane][keys][d]; 32 rows on their way into tiles, [plane][32][d or dv]
+  char* v;                  // [plane][keys / 32][dv / 16] tiles
   std::int32_t *k_offset, *q_offset, *v_offset[2], *p_offset[2];  // of products; [1]: for one half of a block's keys
-  std::byte* vector;         // the vector kernel's
+  std::byte* vector;                                              // the vector kernel's
 
   Scratch(Carver& carver, const ForwardShape& shape) {
     d = round_up(shape.d, kTileDepth), dv = round_up(shape.dv, kChunk);
@@ -172,8 +172,9 @@ class Item {
     const std::int64_t row_end = least(item_.row_end, head_.len_q * p_.group);
     for (std::int64_t r = item_.row_begin; r < row_end; r += kRows, ++count_) {
       const std::int64_t at = count_ * kRows;
-      const Panel panel{kVecsOfRow, kRows,         least(kRows, row_end - r), w_.row + at,
-                        nullptr,    w_.ot + at * w_.dv, w_.minus_m + at,      w_.l + at, false};
+      const Panel panel{kVecsOfRow,      kRows,     least(kRows, row_end - r),
+                        w_.row + at,     nullptr,   w_.ot + at * w_.dv,
+                        w_.minus_m + at, w_.l + at, false};
       find_rows(head_, r, panel.rows, panel.row);
       for (std::int64_t i = panel.rows; i < kRows; ++i) panel.row[i] = panel.row[panel.rows - 1];
       panels_[count_] = panel;
@@ -207,7 +208,8 @@ class Item {
     }
     for (std::int64_t i = 0; tiny && i < count_; ++i)
       for (std::int64_t at = 0; at < w_.keys; at += kKeys)
-        if (tiny >> at / kKeys & 1 && panels_[i].first(0) < begin + at + kKeys && panels_[i].last(kRows - 1) > begin + at)
+        if (tiny >> at / kKeys & 1 && panels_[i].first(0) < begin + at + kKeys &&
+            panels_[i].last(kRows - 1) > begin + at)
           redo_[i] = ~0u;
   }
 
@@ -327,7 +329,9 @@ class Item {
   }
 
   // Like must_move() of softmax.hpp, but by the block's sum of weights, of which there is one already.
-  bool must_move(const Visit& v, const Exponentials<kPlanes>& e, int i) const { return xsimd::any(moves(v, e.sum[i], i)); }
+  bool must_move(const Visit& v, const Exponentials<kPlanes>& e, int i) const {
+    return xsimd::any(moves(v, e.sum[i], i));
+  }
   auto moves(const Visit& v, vec sum, int i) const {
     const std::int64_t lane = i * kLanes;
     const vec top = v.masked || terms_ ? load(w_.top + lane) : vec(0.f);
@@ -355,7 +359,7 @@ class Item {
         top = xsimd::max(top, fma(load(x + j * kChunk + i * kLanes), e.scale, e.add[i]));
       const auto which = moves(v, e.sum[i], i) & (xsimd::abs(top) < vec(0.f) - minus_infinity());
       const vec step = xsimd::select(which, xsimd::ceil(top), vec(0.f));
-      const vec factor = move_lanes(panel, i * kLanes, step);
+      const vec factor = raise_reference(panel, i * kLanes, step);
       if (panel.started) rescale(panel.ot + i * kLanes, kRows, w_.dv, factor);
       if (!v.first) rescale(target(panel) + i * kLanes, kRows, w_.dv, factor);
     }
@@ -385,7 +389,8 @@ class Item {
       if (last && last->last) join(tiles, *last, !then);
       bool any = false;
       for (int i = 0; i < kVecsOfRow; ++i) any |= must_move(*now, e, i);
-      if (any) [[unlikely]] recount(tiles, *now, begin, w_.s[at], e);
+      if (any) [[unlikely]]
+        recount(tiles, *now, begin, w_.s[at], e);
       float* l = panels_[now->panel].l;
       for (int i = 0; i < kVecsOfRow; ++i) store(l + i * kLanes, load(l + i * kLanes) + e.sum[i]);
       Visit* const free = last ? last : visits + 2;
@@ -409,7 +414,10 @@ class Item {
   void finish(std::int64_t i) {
     const Panel& panel = panels_[i];
     if (redo_[i] != ~0u) {
-      if (!store_output(p_, head_, panel)) [[unlikely]] redo_[i] |= not_finite(panel);
+      const bool finite = with_element(
+          p_.out_type, [&](auto type) { return store_output(static_cast<decltype(type)*>(p_.out), head_, panel); });
+      if (!finite) [[unlikely]]
+        redo_[i] |= not_finite(panel);
       store_lse(head_, panel);
     }
     const std::int64_t row = item_.row_begin + i * kRows;
@@ -423,9 +431,11 @@ class Item {
   }
   std::uint32_t not_finite(const Panel& panel) const {
     std::uint32_t rows = 0;
-    for (std::int64_t i = 0; i < kRows; ++i)
+    for (std::int64_t i = 0; i < kRows; ++i) {
+      const float scale = panel.l[i] == 0 ? 0.f : 1 / panel.l[i];
       for (std::int64_t c = 0; c < p_.dv; ++c)
-        if (const float x = panel.ot[c * kRows + i] / panel.l[i]; !(x - x == 0.f)) rows |= 1u << i;
+        if (!(panel.ot[c * kRows + i] * scale * 0.f == 0.f)) rows |= 1u << i;
+    }
     return rows;
   }
 
@@ -457,9 +467,8 @@ std::size_t scratch_bytes(const ForwardShape& shape) noexcept {
 
 template <int kPlanes>
 constexpr ForwardKernel kernel(const char* arithmetic, unsigned elements, bool opt_in) {
-  return {"attention_forward", arithmetic,         elements,
-          opt_in,              kRows,              kKeys,
-          kMaxPanels * kRows,  scratch_bytes<kPlanes>, run<kPlanes>};
+  return {"attention_forward",    arithmetic,  elements, opt_in, kRows, kKeys, kMaxPanels * kRows,
+          scratch_bytes<kPlanes>, run<kPlanes>};
 }
 
 }  // namespace

@@ -6,7 +6,7 @@ namespace rapt::cpu::RAPT_ISA {
 namespace {
 
 // Enough independent chains to cover two FMA units of latency 4 to 5, few enough for the registers.
-double fma_chains(std::int64_t iterations) noexcept {
+[[maybe_unused]] double fma_chains(std::int64_t iterations) noexcept {
   constexpr int kChains = kRegisters - 4;
   typename vec::register_type acc[kChains];
   const typename vec::register_type a = vec(0.999f).data, b = vec(0.001f).data;
@@ -53,8 +53,29 @@ void convert_array(Element x_type, const void* x, Element y_type, void* y, std::
   });
 }
 
+#if defined(RAPT_HAVE_TILES)
+// Four sums of the matrix unit cover its latency.
+double tile_chains(std::int64_t iterations) noexcept {
+  Tiles tiles;
+  tiles.zero<0>(), tiles.zero<1>(), tiles.zero<2>(), tiles.zero<3>();
+  tiles.zero<4>(), tiles.zero<5>(), tiles.zero<6>(), tiles.zero<7>();
+  for (std::int64_t it = 0; it < iterations; ++it)
+    tiles.dot<0, 4, 6>(), tiles.dot<1, 4, 7>(), tiles.dot<2, 5, 6>(), tiles.dot<3, 5, 7>();
+  return static_cast<double>(iterations) * 4 * 2 * 16 * 16 * 32;
+}
+#endif
+
 }  // namespace
 
+#if defined(RAPT_HAVE_TILES)
+const KernelTable kTable = {{&kTilesBf16, &kTilesF16x3, &kTilesF32x6, &kTilesF32x3},
+                            nullptr,
+                            tile_chains,
+                            read_stream,
+                            exp2_array,
+                            convert_array};
+#else
 const KernelTable kTable = {{&kAttentionForward}, &kAttentionNaive, fma_chains, read_stream, exp2_array, convert_array};
+#endif
 
 }  // namespace rapt::cpu::RAPT_ISA

@@ -5,7 +5,8 @@
 
 namespace rapt::cpu::RAPT_ISA {
 
-// C tiles 0 to 3 are a chunk of 32 x 32; A passes through tiles 4 and 5, B through 6 and 7. C lies in rows of 32 floats.
+// C tiles 0 to 3 are a chunk of 32 x 32; A passes through tiles 4 and 5, B through 6 and 7. C lies in rows of 32
+// floats.
 inline constexpr std::int64_t kChunk = 32, kRowBytes = 4 * kChunk;
 
 // One operand of a sum of products over tiles: of each of `steps` products, where its tile lies.
@@ -61,7 +62,8 @@ template <class Beside>
       tiles.dot<0, 5, 7>();
       beside();
     }
-    if (first) tiles.store<2>(last + 16 * kChunk + 16, kRowBytes), start_tile<2>(tiles, start ? below(start) + 16 : start);
+    if (first)
+      tiles.store<2>(last + 16 * kChunk + 16, kRowBytes), start_tile<2>(tiles, start ? below(start) + 16 : start);
     tiles.load<6>(b1 + kb, bs);
     tiles.dot<1, 4, 6>();
     beside();

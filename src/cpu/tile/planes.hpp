@@ -38,12 +38,12 @@ template <int kPlanes, class T>
 
 // Rows [0, rows) of n elements, zeros up to 32 rows of `padded` elements: planes[plane][32][padded]. Returns a bit for
 // every row that has no planes.
-template <int kPlanes, class T, class RowAt>
+template <int kPlanes, class RowAt>
 [[gnu::noinline]] std::uint32_t split_rows(RowAt row_at, std::int64_t stride, std::int64_t rows, std::int64_t n,
                                            std::int64_t padded, bf16* planes, std::int64_t plane) {
   std::uint32_t bad = 0;
   for (std::int64_t r = 0; r < 32; ++r) {
-    const bool good = split_row<kPlanes, T>(r < rows ? row_at(r) : row_at(0), stride, r < rows ? n : 0, padded,
+    const bool good = split_row<kPlanes>(r < rows ? row_at(r) : row_at(0), stride, r < rows ? n : 0, padded,
                                             planes + r * padded, plane);
     bad |= static_cast<std::uint32_t>(!good) << r;
   }

@@ -22,23 +22,50 @@ inline bool any_must_move(const Panel& panel, const float* top) {
   return any;
 }
 
+// Starts over: no key seen, the sink as the only mass.
+inline void reset(const Head& head, Panel& panel) {
+  for (std::int64_t i = 0; i < panel.width; i += kLanes)
+    store(panel.minus_m + i, vec(0.f)), store(panel.l + i, vec(0.f));
+  panel.started = false;
+  const float* sinks = head.p.score.sinks;
+  if (!sinks) return;
+  for (std::int64_t i = 0; i < panel.width; ++i) {
+    const float sink = sinks[panel.row[i].q_head * head.p.score.sinks_stride] * kLog2e;
+    if (sink == -__builtin_inff()) continue;
+    panel.minus_m[i] = -__builtin_ceilf(sink);
+    panel.l[i] = __builtin_exp2f(sink + panel.minus_m[i]);
+  }
+}
+
+// Raises the reference of one vector of lanes by `step` and restates l. Returns what O must be multiplied by.
+inline vec raise_reference(const Panel& panel, std::int64_t lane, vec step) {
+  const vec l = load(panel.l + lane);
+  const vec factor = xsimd::select(l == vec(0.f), vec(1.f), exp2(vec(0.f) - step));  // nothing seen: nothing to scale
+  store(panel.minus_m + lane, load(panel.minus_m + lane) - step);
+  store(panel.l + lane, l * factor);
+  return factor;
+}
+
+// The same lanes of n rows of O.
+inline void rescale(float* o, std::int64_t stride, std::int64_t n, vec factor) {
+  for (std::int64_t j = 0; j < n; ++j, o += stride) {
+    const vec x = load(o);
+    store(o, xsimd::select(x - x == vec(0.f), x * factor, x));  // inf * 0 is no NaN
+  }
+}
+
 // Moves the reference of the lanes that must, by their largest score `top` of this block, and restates l and O, and in
 // place the n scores at `s` unless it is null; other lanes are multiplied by 1. Cold: after a row's first blocks it
 // hardly ever runs.
 [[gnu::noinline, gnu::cold]] inline void move_reference(const Panel& panel, std::int64_t dv, const float* top, float* s,
                                                         std::int64_t n) {
   for (std::int64_t lane = 0; lane < panel.width; lane += kLanes) {
-    const vec l = load(panel.l + lane), mx = load(top + lane);
-    const vec step = xsimd::select(must_move(mx, l), xsimd::ceil(mx), vec(0.f));
-    const vec factor = xsimd::select(l == vec(0.f), vec(1.f), exp2(vec(0.f) - step));  // nothing seen: nothing to scale
-    store(panel.minus_m + lane, load(panel.minus_m + lane) - step);
-    store(panel.l + lane, l * factor);
+    const vec mx = load(top + lane);
+    const vec step = xsimd::select(must_move(mx, load(panel.l + lane)), xsimd::ceil(mx), vec(0.f));
+    const vec factor = raise_reference(panel, lane, step);
     for (std::int64_t j = 0; s && j < n; ++j)
       store(s + j * panel.width + lane, load(s + j * panel.width + lane) - step);
-    for (std::int64_t j = 0; panel.started && j < dv; ++j) {
-      const vec o = load(panel.ot + j * panel.width + lane);
-      store(panel.ot + j * panel.width + lane, xsimd::select(o - o == vec(0.f), o * factor, o));  // inf * 0 is no NaN
-    }
+    if (panel.started) rescale(panel.ot + lane, panel.width, dv, factor);
   }
 }
 
