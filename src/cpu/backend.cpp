@@ -15,8 +15,6 @@ namespace rapt {
 namespace cpu {
 namespace {
 
-constexpr double kLog2e = 1.44269504088896340736;
-
 Element element(DType dtype) {
   return dtype == DType::bf16 ? Element::bf16 : dtype == DType::f16 ? Element::f16 : Element::f32;
 }

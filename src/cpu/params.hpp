@@ -6,6 +6,8 @@
 
 namespace rapt::cpu {
 
+inline constexpr double kLog2e = 1.44269504088896340736, kLn2 = 0.693147180559945309417;
+
 // What an element of q, k, v or out is.
 enum class Element : std::uint8_t { f32, bf16, f16 };
 
@@ -55,8 +57,8 @@ struct WorkItem {
 
 // What a kernel needs to know to size its scratch.
 struct ForwardShape {
-  std::int64_t sq, sk, d, dv;  // sq and sk of the longest sequence
-  std::int64_t rows;           // most rows in a work item
+  std::int64_t sk, d, dv;  // sk of the longest sequence
+  std::int64_t rows;       // most rows in a work item
 };
 
 }  // namespace rapt::cpu

@@ -33,6 +33,8 @@ struct KernelTable {
   double (*fma_chains)(std::int64_t iterations) noexcept;            // returns the FLOPs done
   float (*read_stream)(const float* data, std::int64_t n) noexcept;  // returns a value that depends on all
   void (*exp2)(const float* x, float* y, std::int64_t n) noexcept;   // y = 2^x for x <= 127
+  // y = x as the kernels load, hold as fp32 and store it, while denormal results of arithmetic are flushed.
+  void (*convert)(Element x_type, const void* x, Element y_type, void* y, std::int64_t n) noexcept;
 };
 
 namespace generic {

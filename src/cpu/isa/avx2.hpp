@@ -1,4 +1,4 @@
-// AVX2 + FMA (x86-64-v3): 16 registers of 8 floats.
+// AVX2 + FMA + F16C (x86-64-v3): 16 registers of 8 floats.
 #pragma once
 
 #include <immintrin.h>
@@ -26,6 +26,19 @@ constexpr int rows_of_tile(int vecs) {
 }
 [[gnu::always_inline]] inline vec cast_to_float(ivec x) {
   return vec(_mm256_castsi256_ps(x.data));
+}
+[[gnu::always_inline]] inline ivec load_halves(const std::uint16_t* p) {
+  return ivec(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+[[gnu::always_inline]] inline void store_halves(std::uint16_t* p, ivec x) {
+  const __m128i low = _mm256_castsi256_si128(x.data), high = _mm256_extracti128_si256(x.data, 1);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_packs_epi32(low, high));
+}
+[[gnu::always_inline]] inline vec load_any(const f16* p) {
+  return vec(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+[[gnu::always_inline]] inline void store_any(f16* p, vec x) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x.data, _MM_FROUND_TO_NEAREST_INT));
 }
 inline constexpr int kFmaFlops = 2 * 8;
 [[gnu::always_inline]] inline void fma_in_place(__m256& acc, __m256 a, __m256 b) {

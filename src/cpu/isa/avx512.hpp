@@ -20,6 +20,25 @@ constexpr int rows_of_tile(int vecs) {
   return vec(_mm512_fmadd_ps(x.data, y.data, z.data));
 }
 
+[[gnu::always_inline]] inline ivec cast_to_int(vec x) {
+  return ivec(_mm512_castps_si512(x.data));
+}
+[[gnu::always_inline]] inline vec cast_to_float(ivec x) {
+  return vec(_mm512_castsi512_ps(x.data));
+}
+[[gnu::always_inline]] inline ivec load_halves(const std::uint16_t* p) {
+  return ivec(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+}
+[[gnu::always_inline]] inline void store_halves(std::uint16_t* p, ivec x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(x.data));
+}
+[[gnu::always_inline]] inline vec load_any(const f16* p) {
+  return vec(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+}
+[[gnu::always_inline]] inline void store_any(f16* p, vec x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(x.data, _MM_FROUND_TO_NEAREST_INT));
+}
+
 inline constexpr int kFmaFlops = 2 * 16;
 [[gnu::always_inline]] inline void fma_in_place(__m512& acc, __m512 a, __m512 b) {
   asm volatile("vfmadd213ps %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));

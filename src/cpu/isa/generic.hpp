@@ -33,6 +33,37 @@ constexpr int rows_of_tile(int vecs) {
   return sum + ((exact - (sum - vec(1.f))) + (rh * (q - qh) + (r - rh) * q));
 }
 
+[[gnu::always_inline]] inline ivec load_halves(const std::uint16_t* p) {
+  return ivec(_mm_unpacklo_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)), _mm_setzero_si128()));
+}
+[[gnu::always_inline]] inline void store_halves(std::uint16_t* p, ivec x) {
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi32(x.data, x.data));
+}
+// fp16 by hand. Below its normal numbers a sum or difference of normal fp32 numbers does the shifting and rounding:
+// no denormal is computed with, which FlushDenormals might take for 0.
+[[gnu::always_inline]] inline vec load_any(const f16* p) {
+  const ivec bits = load_halves(&p->bits), magnitude = (bits & ivec(0x7fff)) << 13;
+  const ivec first_normal(0x400 << 13), infinity(0x7c00 << 13), rebias(112 << 23), quiet(0x400000);
+  const vec two_to_minus_14(0x1p-14f);
+  const ivec small = cast_to_int(cast_to_float(magnitude + rebias + first_normal) - two_to_minus_14);
+  const ivec large = xsimd::select(magnitude > infinity, quiet, ivec(0)) | (magnitude + rebias + rebias);
+  ivec wide = xsimd::select(first_normal > magnitude, small, magnitude + rebias);
+  wide = xsimd::select(infinity > magnitude, wide, large);
+  return cast_to_float(wide | ((bits & ivec(0x8000)) << 16));
+}
+[[gnu::always_inline]] inline void store_any(f16* p, vec x) {
+  const ivec bits = cast_to_int(x), magnitude = bits & ivec(0x7fffffff), sign = (bits >> 16) & ivec(-0x8000);
+  const ivec first_normal(113 << 23), two_to_16(143 << 23), infinity(0x7f800000);
+  const vec half(0.5f);  // its last bit is worth the smallest denormal
+  const ivec small = cast_to_int(cast_to_float(magnitude) + half) - cast_to_int(half);
+  const ivec odd = (magnitude >> 13) & ivec(1);
+  ivec narrow = (magnitude - ivec(112 << 23) + ivec(0xfff) + odd) >> 13;
+  narrow = xsimd::select(first_normal > magnitude, small, narrow);
+  const ivec nan = ivec(0x7e00) | ((magnitude >> 13) & ivec(0x3ff));
+  narrow = xsimd::select(two_to_16 > magnitude, narrow, xsimd::select(magnitude > infinity, nan, ivec(0x7c00)));
+  store_halves(&p->bits, narrow | sign);
+}
+
 inline constexpr int kFmaFlops = 2 * 4;
 [[gnu::always_inline]] inline void fma_in_place(__m128& acc, __m128 a, __m128 b) {
   asm volatile("mulps %1, %0\n\taddps %2, %0" : "+x"(acc) : "x"(a), "x"(b));

@@ -4,6 +4,7 @@
 //  - kRegisters: vector registers there are; kVecs: vectors of lanes in a full register tile;
 //    rows_of_tile(vecs): broadcast rows of a tile of so many vectors.
 //  - fma: x * y + z, with one rounding where the ISA can.
+//  - load_any, store_any: kLanes elements of bf16 or f16 at any address, as halves.hpp says.
 //  - FloatEnvironment: undoes what the thread set in MXCSR while it lives (nothing on NEON); FlushDenormals: also keeps
 //    denormals out of results, of exp2's at the least.
 //  - exp2: 2^x for x <= 127; at most 1 ulp off for results that are normal numbers, 0 below, NaN stays NaN.
@@ -14,6 +15,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <xsimd/xsimd.hpp>
+
+namespace rapt::cpu::RAPT_ISA {
+struct bf16 {
+  std::uint16_t bits;
+};
+struct f16 {
+  std::uint16_t bits;
+};
+}  // namespace rapt::cpu::RAPT_ISA
 
 #define RAPT_QUOTE_(x) #x
 #define RAPT_LEAF_(isa) RAPT_QUOTE_(isa.hpp)

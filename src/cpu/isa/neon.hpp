@@ -41,6 +41,19 @@ struct FlushDenormals {
   return xsimd::select(x < vec(-126.f), vec(0.f), y);
 }
 
+[[gnu::always_inline]] inline ivec load_halves(const std::uint16_t* p) {
+  return ivec(vreinterpretq_s32_u32(vmovl_u16(vld1_u16(p))));
+}
+[[gnu::always_inline]] inline void store_halves(std::uint16_t* p, ivec x) {
+  vst1_u16(p, vmovn_u32(vreinterpretq_u32_s32(x.data)));
+}
+[[gnu::always_inline]] inline vec load_any(const f16* p) {
+  return vec(vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(&p->bits))));
+}
+[[gnu::always_inline]] inline void store_any(f16* p, vec x) {
+  vst1_u16(&p->bits, vreinterpret_u16_f16(vcvt_f16_f32(x.data)));
+}
+
 inline constexpr int kFmaFlops = 2 * 4;
 [[gnu::always_inline]] inline void fma_in_place(float32x4_t& acc, float32x4_t a, float32x4_t b) {
   asm volatile("fmla %0.4s, %1.4s, %2.4s" : "+w"(acc) : "w"(a), "w"(b));
@@ -49,3 +62,4 @@ inline constexpr int kFmaFlops = 2 * 4;
 }  // namespace rapt::cpu::RAPT_ISA
 
 #include "cpu/isa/exp2.hpp"
+#include "cpu/isa/halves.hpp"

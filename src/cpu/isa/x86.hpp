@@ -28,3 +28,4 @@ struct FlushDenormals : FloatEnvironment {
 }  // namespace rapt::cpu::RAPT_ISA
 
 #include "cpu/isa/exp2.hpp"
+#include "cpu/isa/halves.hpp"

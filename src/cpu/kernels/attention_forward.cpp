@@ -1,4 +1,5 @@
-// attention_forward: out = softmax(score(q k^T)) v, fp32, online softmax, no S x S matrix.
+// attention_forward: out = softmax(score(q k^T)) v in fp32, online softmax, no S x S matrix. 16-bit inputs are widened
+// on their way into scratch, q by panels and k and v by blocks; output is rounded as it is stored.
 //
 //   for each block of kBlockK keys that some row sees         K and V blocks: 4 kBlockK (d + dv) bytes from L2
 //     for each panel of `width` query rows                    Q^T, O^T: 4 width (d + dv) bytes from L2
@@ -10,10 +11,10 @@
 // Blocks start at multiples of kBlockK from the sequence's first key and sums run in key order, so that a row's bits do
 // not depend on how rows are grouped into panels and items. A masked key adds an exact 0.
 #include "cpu/kernels/kernels.hpp"
+#include "cpu/tile/carver.hpp"
 #include "cpu/tile/epilogue.hpp"
 #include "cpu/tile/mma.hpp"
 #include "cpu/tile/pack.hpp"
-#include "cpu/tile/scratch.hpp"
 #include "cpu/tile/softmax.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
@@ -111,19 +112,17 @@ template <int kMax = kVecs, class F>
   f(std::integral_constant<int, kMax>());
 }
 
-// V of a block with its non-finite elements replaced by 0 in `w.v`; the elements themselves are added to the output of
-// the rows that see them (any positive weight gives the same inf or NaN). Scores must be final and not yet
+// Replaces the non-finite elements of V's block, packed in `w.v`, by 0; the elements themselves are added to the output
+// of the rows that see them (any positive weight gives the same inf or NaN). Scores must be final and not yet
 // exponentiated.
-[[gnu::noinline, gnu::cold]] void add_non_finite(const Head& head, const Panel& panel, std::int64_t k0,
+[[gnu::noinline, gnu::cold]] void add_non_finite(const Panel& panel, std::int64_t dv, std::int64_t k0,
                                                  std::int64_t begin, std::int64_t end, const Scratch& w) {
-  const std::int64_t dv = head.p.dv, stride = packed_stride(dv);
-  const float* v = head.values() + k0 * head.p.v_stride.s;
   for (std::int64_t j = begin; j < end; ++j)
     for (std::int64_t c = 0; c < dv; ++c) {
-      const float x = v[j * head.p.v_stride.s + c * head.p.v_stride.d];
-      const bool finite = x - x == 0.f;
-      w.v[j * stride + c] = finite ? x : 0.f;
-      if (finite) continue;
+      float& element = w.v[j * packed_stride(dv) + c];
+      const float x = element;
+      if (x - x == 0.f) continue;
+      element = 0;
       for (std::int64_t i = 0; i < panel.width; ++i) {
         const bool in_range = k0 + j >= panel.first(i) && k0 + j < panel.last(i);
         if (in_range && w.s[j * panel.width + i] != -__builtin_inff()) panel.ot[c * panel.width + i] += x;
@@ -176,8 +175,7 @@ void visit(const Head& head, Panel& panel, std::int64_t k0, std::int64_t n, Bloc
     if (!panel.started)
       for (std::int64_t i = 0; i < dv * width; i += kLanes) store(panel.ot + i, vec(0.f));
     panel.started = true;
-    add_non_finite(head, panel, k0, c.begin, c.end[kW - 1], w);
-    vb = {w.v, packed_stride(dv)};
+    add_non_finite(panel, dv, k0, c.begin, c.end[kW - 1], w);
   }
 
   for (int v = 0; v < kW; ++v) store(w.sum + v * kLanes, vec(0.f));
@@ -213,19 +211,33 @@ void reset(const Head& head, Panel& panel) {
 }
 
 // K's rows are read along d, a few at a time: in place is best at any row stride. V is read in column strips, whose
-// rows fall into few cache sets when they lie far apart (61 % of peak in place).
-bool must_pack_keys(const Strides& s) {
-  return s.d != 1;
+// rows fall into few cache sets when they lie far apart (61 % of peak in place). 16-bit elements are packed to widen
+// them.
+bool must_pack_keys(const ForwardParams& p) {
+  return p.kv_type != Element::f32 || p.k_stride.d != 1;
 }
-bool must_pack_values(const Strides& s, std::int64_t dv) {
-  return s.d != 1 || (s.s >= 512 && s.s != dv);
+bool must_pack_values(const ForwardParams& p) {
+  const Strides& s = p.v_stride;
+  return p.kv_type != Element::f32 || s.d != 1 || (s.s >= 512 && s.s != p.dv);
+}
+
+// `rows` rows of n elements of k or v from key k0 on: in place, or packed into `packed`.
+Block block(const Head& head, const void* base, const Strides& s, std::int64_t k0, std::int64_t rows, std::int64_t n,
+            bool pack, float* packed) {
+  const std::int64_t at = head.key_at(s, k0);
+  if (!pack) return {static_cast<const float*>(base) + at, s.s};
+  with_element(head.p.kv_type, [&](auto element) {
+    pack_rows(static_cast<const decltype(element)*>(base) + at, s.s, s.d, rows, n, packed, packed_stride(n));
+  });
+  return {packed, packed_stride(n)};
 }
 
 // Towards L2, beside the arithmetic: rows of a head's tensors missed in a bunch would stall it (8 heads of S = 512 read
 // 4 to 7 points less than one head in cache). Heads of a single block of keys are small enough to be there already.
-void prefetch(const float* row, const Strides& s, std::int64_t n) {
+void prefetch(const void* base, Element element, std::int64_t at, const Strides& s, std::int64_t n) {
   if (s.d != 1) return;
-  for (std::int64_t i = 0; i < n; i += 16) __builtin_prefetch(row + i, 0, 2);
+  const auto* row = static_cast<const std::byte*>(base) + at * size_of(element);
+  for (std::int64_t i = 0; i < n * size_of(element); i += 64) __builtin_prefetch(row + i, 0, 2);
 }
 
 // All panels share one sweep over the keys that any of them sees.
@@ -233,35 +245,36 @@ void sweep(const Head& head, Panel* panels, std::int64_t count, bool careful, co
   const ForwardParams& p = head.p;
   const std::int64_t first = panels[0].first(0), last = panels[count - 1].last(panels[count - 1].width - 1);
   const bool far = last - first > kBlockK;
-  const bool pack_k = must_pack_keys(p.k_stride), pack_v = must_pack_values(p.v_stride, p.dv) && !careful;
+  const bool pack_k = must_pack_keys(p), pack_v = must_pack_values(p) || careful;  // to be changed by add_non_finite
   for (std::int64_t k0 = first / kBlockK * kBlockK; k0 < last; k0 += kBlockK) {
     const std::int64_t n = least(kBlockK, last - k0);
-    Block kb{head.keys() + k0 * p.k_stride.s, p.k_stride.s}, vb{head.values() + k0 * p.v_stride.s, p.v_stride.s};
-    if (pack_k) {
-      pack_rows(kb.data, kb.stride, p.k_stride.d, n, p.d, w.k, packed_stride(p.d));
-      kb = {w.k, packed_stride(p.d)};
-    }
-    if (pack_v) {
-      pack_rows(vb.data, vb.stride, p.v_stride.d, n, p.dv, w.v, packed_stride(p.dv));
-      vb = {w.v, packed_stride(p.dv)};
-    }
+    const Block kb = block(head, p.k, p.k_stride, k0, n, p.d, pack_k, w.k);
+    const Block vb = block(head, p.v, p.v_stride, k0, n, p.dv, pack_v, w.v);
     const std::int64_t next = k0 + kBlockK, ahead = clamp(last - next, 0, kBlockK);
     for (std::int64_t i = 0; i < count; ++i) {
       Panel& panel = panels[i];
       if (k0 <= first) {
-        pack_queries(head, panel, p.score.scale_log2);
+        with_element(p.q_type, [&](auto element) {
+          pack_queries(static_cast<const decltype(element)*>(p.q), head, panel, p.score.scale_log2);
+        });
         for (std::int64_t r = 0; far && i + 1 < count && r < panels[i + 1].rows; ++r)
-          prefetch(at_row(static_cast<const float*>(p.q), p.q_stride, head, panels[i + 1].row[r]), p.q_stride, p.d);
+          prefetch(p.q, p.q_type, row_at(p.q_stride, head, panels[i + 1].row[r]), p.q_stride, p.d);
       }
       for (std::int64_t j = next + ahead * i / count; j < next + ahead * (i + 1) / count; ++j) {
-        prefetch(head.keys() + j * p.k_stride.s, p.k_stride, p.d);
-        prefetch(head.values() + j * p.v_stride.s, p.v_stride, p.dv);
+        prefetch(p.k, p.kv_type, head.key_at(p.k_stride, j), p.k_stride, p.d);
+        prefetch(p.v, p.kv_type, head.key_at(p.v_stride, j), p.v_stride, p.dv);
       }
       for (std::int64_t r = 0; far && ahead == 0 && r < panel.rows; ++r)
-        prefetch(at_row(static_cast<float*>(p.out), p.out_stride, head, panel.row[r]), p.out_stride, p.dv);
+        prefetch(p.out, p.out_type, row_at(p.out_stride, head, panel.row[r]), p.out_stride, p.dv);
       with_vecs(panel.vecs, [&](auto vecs) { visit<vecs>(head, panel, k0, n, kb, vb, careful, w); });
     }
   }
+}
+
+bool store(const Head& head, const Panel& panel) {
+  return with_element(head.p.out_type, [&](auto element) {
+    return store_output(static_cast<decltype(element)*>(head.p.out), head, panel);
+  });
 }
 
 void run(const ForwardParams& p, const WorkItem& item, std::byte* scratch) noexcept {
@@ -269,7 +282,7 @@ void run(const ForwardParams& p, const WorkItem& item, std::byte* scratch) noexc
   const Head head(p, item);
   const std::int64_t row_end = least(item.row_end, head.len_q * p.group);
   Carver carver(scratch);
-  const Scratch w(carver, {p.sq, p.sk, p.d, p.dv, item.row_end - item.row_begin});
+  const Scratch w(carver, {p.sk, p.d, p.dv, item.row_end - item.row_begin});
   for (std::int64_t i = 0; i < kWidth; i += kLanes) store(w.zero + i, vec(0.f));
 
   Panel panels[kMaxPanels];
@@ -293,10 +306,10 @@ void run(const ForwardParams& p, const WorkItem& item, std::byte* scratch) noexc
   }
   sweep(head, panels, count, false, w);
   for (std::int64_t i = 0; i < count; ++i) {
-    if (!store_output(head, panels[i])) [[unlikely]] {
+    if (!store(head, panels[i])) [[unlikely]] {
       reset(head, panels[i]);
       sweep(head, &panels[i], 1, true, w);
-      store_output(head, panels[i]);
+      store(head, panels[i]);
     }
     store_lse(head, panels[i]);
   }

@@ -3,15 +3,15 @@
 // and the geometry of rows.
 //
 // One item is one kv head of one sequence: 4 sq sk bytes of scores, written and read once a pass. Vector lanes run
-// along d (dot products) and dv (sums of rows); strided inner dimensions go element by element.
+// along d (dot products) and dv (sums of rows); strided inner dimensions go element by element. 16-bit elements are
+// widened as they are loaded.
 #include "cpu/kernels/kernels.hpp"
+#include "cpu/tile/carver.hpp"
 #include "cpu/tile/panel.hpp"
-#include "cpu/tile/scratch.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 namespace {
 
-constexpr float kLog2e = 1.44269504088896340736f;
 constexpr std::int64_t kSumBlock = 128;  // keys summed before they join the row: rounding grows with the block
 
 float sum_of(vec x) {
@@ -22,18 +22,28 @@ float sum_of(vec x) {
   return sum;
 }
 
-// The order of the sum is the same for any strides.
-float dot(const float* a, std::int64_t stride_a, const float* b, std::int64_t stride_b, std::int64_t n) {
+// Rows of fp32 in scratch have room for whole vectors; load_row fills them up with zeros.
+template <class T>
+void load_row(const T* x, std::int64_t stride, std::int64_t n, float* y) {
+  for (std::int64_t i = 0; i < n; i += kLanes) store(y + i, load_strided(x + i * stride, stride, least(kLanes, n - i)));
+}
+template <class T>
+void store_row(const float* x, T* y, std::int64_t stride, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; i += kLanes) store_strided(y + i * stride, stride, least(kLanes, n - i), load(x + i));
+}
+
+// The order of the sum is the same for any stride.
+template <class T>
+float dot(const float* a, const T* b, std::int64_t stride, std::int64_t n) {
   vec acc(0.f);
-  for (std::int64_t i = 0; i < n; i += kLanes) {
-    const std::int64_t m = least(kLanes, n - i);
-    acc = fma(load_strided(a + i * stride_a, stride_a, m), load_strided(b + i * stride_b, stride_b, m), acc);
-  }
+  for (std::int64_t i = 0; i < n; i += kLanes)
+    acc = fma(load(a + i), load_strided(b + i * stride, stride, least(kLanes, n - i)), acc);
   return sum_of(acc);
 }
 
-// y += w * x; y has room for whole vectors.
-void add_row(float w, const float* x, std::int64_t stride, std::int64_t n, float* y) {
+// y += w * x
+template <class T>
+void add_row(float w, const T* x, std::int64_t stride, std::int64_t n, float* y) {
   for (std::int64_t i = 0; i < n; i += kLanes)
     store(y + i, fma(vec(w), load_strided(x + i * stride, stride, least(kLanes, n - i)), load(y + i)));
 }
@@ -58,10 +68,11 @@ float final_score(const Head& head, const Row& row, std::int64_t j, float dot) {
 }
 
 struct Scratch {
-  float *s, *out, *block;
+  float *s, *q, *out, *block;
 
   Scratch(Carver& carver, const ForwardShape& shape) {
     s = carver.take<float>(shape.rows * shape.sk);
+    q = carver.take<float>(round_up(shape.d, kLanes));
     out = carver.take<float>(round_up(shape.dv, kLanes));
     block = carver.take<float>(round_up(shape.dv, kLanes));
   }
@@ -71,18 +82,21 @@ void run(const ForwardParams& p, const WorkItem& item, std::byte* scratch) noexc
   const FlushDenormals flush;
   const Head head(p, item);
   Carver carver(scratch);
-  const Scratch w(carver, {p.sq, p.sk, p.d, p.dv, item.row_end - item.row_begin});
+  const Scratch w(carver, {p.sk, p.d, p.dv, item.row_end - item.row_begin});
   const std::int64_t row_end = least(item.row_end, head.len_q * p.group), sk = head.len_k;
   const auto scores = [&](std::int64_t r) { return w.s + (r - item.row_begin) * sk; };
 
   for (std::int64_t r = item.row_begin; r < row_end; ++r) {  // S = q k^T, keys [first, last) only
     Row row;
     find_rows(head, r, 1, &row);
-    const float* q = at_row(static_cast<const float*>(p.q), p.q_stride, head, row);
-    for (std::int64_t j = row.first; j < row.last; ++j) {
-      const float* k = head.keys() + j * p.k_stride.s;
-      scores(r)[j] = final_score(head, row, j, dot(q, p.q_stride.d, k, p.k_stride.d, p.d));
-    }
+    with_element(p.q_type, [&](auto element) {
+      load_row(static_cast<const decltype(element)*>(p.q) + row_at(p.q_stride, head, row), p.q_stride.d, p.d, w.q);
+    });
+    with_element(p.kv_type, [&](auto element) {
+      const auto* k = static_cast<const decltype(element)*>(p.k) + head.key_at(p.k_stride, 0);
+      for (std::int64_t j = row.first; j < row.last; ++j)
+        scores(r)[j] = final_score(head, row, j, dot(w.q, k + j * p.k_stride.s, p.k_stride.d, p.d));
+    });
   }
   for (std::int64_t r = item.row_begin; r < row_end; ++r) {  // P = 2^(S - max) / sum
     Row row;
@@ -106,21 +120,25 @@ void run(const ForwardParams& p, const WorkItem& item, std::byte* scratch) noexc
     const float inverse = sum == 0 ? 1.f : static_cast<float>(1 / sum);
     for (std::int64_t j = row.first; j < row.last; ++j) s[j] *= inverse;
     if (p.lse)
-      *at_row(p.lse, p.lse_stride, head, row) =
-          static_cast<float>((__builtin_log2(sum) + static_cast<double>(m)) * 0.693147180559945309417);
+      p.lse[row_at(p.lse_stride, head, row)] =
+          static_cast<float>((__builtin_log2(sum) + static_cast<double>(m)) * kLn2);
   }
   for (std::int64_t r = item.row_begin; r < row_end; ++r) {  // out = P v
     Row row;
     find_rows(head, r, 1, &row);
     const float* s = scores(r);
     for (std::int64_t c = 0; c < round_up(p.dv, kLanes); ++c) w.out[c] = w.block[c] = 0;
-    for (std::int64_t j = row.first; j < row.last; ++j) {
-      if (s[j] != -__builtin_inff()) add_row(s[j], head.values() + j * p.v_stride.s, p.v_stride.d, p.dv, w.block);
-      if (j % kSumBlock != kSumBlock - 1 && j + 1 != row.last) continue;
-      for (std::int64_t c = 0; c < p.dv; ++c) w.out[c] += w.block[c], w.block[c] = 0;
-    }
-    float* out = at_row(static_cast<float*>(p.out), p.out_stride, head, row);
-    for (std::int64_t c = 0; c < p.dv; ++c) out[c * p.out_stride.d] = w.out[c];
+    with_element(p.kv_type, [&](auto element) {
+      const auto* v = static_cast<const decltype(element)*>(p.v) + head.key_at(p.v_stride, 0);
+      for (std::int64_t j = row.first; j < row.last; ++j) {
+        if (s[j] != -__builtin_inff()) add_row(s[j], v + j * p.v_stride.s, p.v_stride.d, p.dv, w.block);
+        if (j % kSumBlock != kSumBlock - 1 && j + 1 != row.last) continue;
+        for (std::int64_t c = 0; c < p.dv; ++c) w.out[c] += w.block[c], w.block[c] = 0;
+      }
+    });
+    with_element(p.out_type, [&](auto element) {
+      store_row(w.out, static_cast<decltype(element)*>(p.out) + row_at(p.out_stride, head, row), p.out_stride.d, p.dv);
+    });
   }
 }
 

@@ -1,6 +1,6 @@
 // The table of this ISA, and the loops that measure its roofs.
 #include "cpu/kernels/kernels.hpp"
-#include "cpu/tile/vec.hpp"
+#include "cpu/tile/element.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 namespace {
@@ -40,8 +40,21 @@ void exp2_array(const float* x, float* y, std::int64_t n) noexcept {
   }
 }
 
+void convert_array(Element x_type, const void* x, Element y_type, void* y, std::int64_t n) noexcept {
+  const FlushDenormals flush;
+  with_element(x_type, [&](auto from) {
+    with_element(y_type, [&](auto to) {
+      for (std::int64_t i = 0; i < n; i += kLanes) {
+        const std::int64_t m = n - i < kLanes ? n - i : kLanes;
+        const vec wide = load_strided(static_cast<const decltype(from)*>(x) + i, 1, m);
+        store_strided(static_cast<decltype(to)*>(y) + i, 1, m, wide);
+      }
+    });
+  });
+}
+
 }  // namespace
 
-const KernelTable kTable = {{&kAttentionForward}, &kAttentionNaive, fma_chains, read_stream, exp2_array};
+const KernelTable kTable = {{&kAttentionForward}, &kAttentionNaive, fma_chains, read_stream, exp2_array, convert_array};
 
 }  // namespace rapt::cpu::RAPT_ISA

@@ -5,18 +5,19 @@
 
 namespace rapt::cpu::RAPT_ISA {
 
-// Returns false if some element of the panel is not finite: then a masked value may have leaked into it (0 * inf) and
-// the panel must be redone with care. A leak never turns finite again, so checking here is enough.
-[[gnu::noinline]] inline bool store_output(const Head& head, const Panel& panel) {
+// `out` is the call's. Returns false if some fp32 element of the panel is not finite: then a masked value may have
+// leaked into it (0 * inf) and the panel must be redone with care. A leak never turns finite again, so checking here is
+// enough. (A finite one past the largest fp16 is stored as infinity, and is right.)
+template <class T>
+[[gnu::noinline]] bool store_output(T* out, const Head& head, const Panel& panel) {
   const std::int64_t dv = head.p.dv, inner = head.p.out_stride.d;
   if (!panel.started)
     for (std::int64_t i = 0; i < dv * panel.width; i += kLanes) store(panel.ot + i, vec(0.f));
   vec poison[4] = {vec(0.f), vec(0.f), vec(0.f), vec(0.f)};  // x * 0 is NaN for inf and NaN; four chains
   for (std::int64_t lane = 0; lane < panel.width; lane += kLanes) {
     const std::int64_t rows = least(kLanes, panel.rows - lane);
-    float* out[kLanes];
-    for (int i = 0; i < kLanes; ++i)
-      out[i] = at_row(static_cast<float*>(head.p.out), head.p.out_stride, head, panel.row[lane + i]);
+    T* dst[kLanes];
+    for (int i = 0; i < kLanes; ++i) dst[i] = out + row_at(head.p.out_stride, head, panel.row[lane + i]);
     const vec l = load(panel.l + lane);
     const vec scale = xsimd::select(l == vec(0.f), vec(0.f), vec(1.f) / l);  // a row without keys is 0
     for (std::int64_t d0 = 0; d0 < dv; d0 += kLanes) {
@@ -32,9 +33,9 @@ namespace rapt::cpu::RAPT_ISA {
       transpose(r);
       if (inner == 1 && n == kLanes && rows == kLanes) {
 #pragma GCC unroll 16
-        for (int i = 0; i < kLanes; ++i) store_any(out[i] + d0, r[i]);
+        for (int i = 0; i < kLanes; ++i) store_any(dst[i] + d0, r[i]);
       } else {
-        for (std::int64_t i = 0; i < rows; ++i) store_strided(out[i] + d0 * inner, inner, n, r[i]);
+        for (std::int64_t i = 0; i < rows; ++i) store_strided(dst[i] + d0 * inner, inner, n, r[i]);
       }
     }
   }
@@ -46,7 +47,7 @@ inline void store_lse(const Head& head, const Panel& panel) {
   if (!head.p.lse) return;
   for (std::int64_t i = 0; i < panel.rows; ++i) {
     const double log2_sum = __builtin_log2(static_cast<double>(panel.l[i])) - static_cast<double>(panel.minus_m[i]);
-    *at_row(head.p.lse, head.p.lse_stride, head, panel.row[i]) = static_cast<float>(log2_sum * 0.693147180559945309417);
+    head.p.lse[row_at(head.p.lse_stride, head, panel.row[i])] = static_cast<float>(log2_sum * kLn2);
   }
 }
 

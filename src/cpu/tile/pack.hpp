@@ -1,17 +1,17 @@
-// Moves Q into lanes, and K or V blocks of awkward strides into contiguous scratch.
+// Moves Q into lanes, and K or V blocks of 16-bit elements or awkward strides into contiguous fp32 scratch.
 #pragma once
 
 #include "cpu/tile/panel.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 
-// panel.qt = Q^T * scale.
-[[gnu::noinline]] inline void pack_queries(const Head& head, const Panel& panel, float scale) {
+// panel.qt = Q^T * scale. `q` is the call's.
+template <class T>
+[[gnu::noinline]] void pack_queries(const T* q, const Head& head, const Panel& panel, float scale) {
   const std::int64_t d = head.p.d, inner = head.p.q_stride.d;
   for (std::int64_t lane = 0; lane < panel.width; lane += kLanes) {
-    const float* src[kLanes];
-    for (int i = 0; i < kLanes; ++i)
-      src[i] = at_row(static_cast<const float*>(head.p.q), head.p.q_stride, head, panel.row[lane + i]);
+    const T* src[kLanes];
+    for (int i = 0; i < kLanes; ++i) src[i] = q + row_at(head.p.q_stride, head, panel.row[lane + i]);
     for (std::int64_t d0 = 0; d0 < d; d0 += kLanes) {
       const std::int64_t n = least(kLanes, d - d0);
       vec r[kLanes];
@@ -31,8 +31,9 @@ namespace rapt::cpu::RAPT_ISA {
 }
 
 // Rows of n elements -> contiguous rows of `dst_stride` floats, a multiple of kLanes.
-[[gnu::noinline]] inline void pack_rows(const float* src, std::int64_t stride, std::int64_t inner, std::int64_t rows,
-                                        std::int64_t n, float* dst, std::int64_t dst_stride) {
+template <class T>
+[[gnu::noinline]] void pack_rows(const T* src, std::int64_t stride, std::int64_t inner, std::int64_t rows,
+                                 std::int64_t n, float* dst, std::int64_t dst_stride) {
   if (stride == 1 && inner != 1) {  // rows innermost: transpose
     for (std::int64_t r0 = 0; r0 < rows; r0 += kLanes) {
       const std::int64_t nr = least(kLanes, rows - r0);

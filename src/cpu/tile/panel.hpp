@@ -1,10 +1,12 @@
 // A register panel of query rows: which rows they are, which keys they see, and their softmax state.
 #pragma once
 
-#include "cpu/params.hpp"
+#include "cpu/tile/element.hpp"
 #include "cpu/tile/vec.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
+
+inline constexpr auto kLog2e = static_cast<float>(cpu::kLog2e);
 
 inline std::int64_t least(std::int64_t a, std::int64_t b) {
   return a < b ? a : b;
@@ -33,12 +35,8 @@ struct Head {
     if (p.k_len) len_k = p.k_len[b];
     offset = p.score.offset + (p.score.bottom_right ? len_k - len_q : 0);
   }
-  const float* keys() const {
-    return static_cast<const float*>(p.k) + b * p.k_stride.b + hk * p.k_stride.h + k_first * p.k_stride.s;
-  }
-  const float* values() const {
-    return static_cast<const float*>(p.v) + b * p.v_stride.b + hk * p.v_stride.h + k_first * p.v_stride.s;
-  }
+  // Key j's row in k or v, as an index.
+  std::int64_t key_at(const Strides& s, std::int64_t j) const { return b * s.b + hk * s.h + (k_first + j) * s.s; }
 };
 
 // Where a row lies, and the keys [first, last) that causal, window and lengths leave it. Both ends rise with the row.
@@ -57,10 +55,9 @@ inline void find_rows(const Head& head, std::int64_t r, std::int64_t n, Row* row
     if (++member == head.p.group) member = 0, ++token;
   }
 }
-// The row's elements in q, out or lse, whose ragged sequences start at q_first.
-template <class T>
-T* at_row(T* base, const Strides& s, const Head& head, const Row& row) {
-  return base + head.b * s.b + row.q_head * s.h + (head.q_first + row.token) * s.s;
+// The row's place in q, out or lse, as an index. Ragged sequences start at q_first.
+inline std::int64_t row_at(const Strides& s, const Head& head, const Row& row) {
+  return head.b * s.b + row.q_head * s.h + (head.q_first + row.token) * s.s;
 }
 // The row's bias or mask: indices are local to the sequence, broadcast dimensions have stride 0.
 template <class T>

@@ -5,7 +5,6 @@
 
 namespace rapt::cpu::RAPT_ISA {
 
-inline constexpr float kLog2e = 1.44269504088896340736f;
 inline vec minus_infinity() {
   return vec(-__builtin_inff());
 }

@@ -8,7 +8,7 @@
 
 namespace rapt::cpu::RAPT_ISA {
 
-// Scratch is aligned, tensors are not.
+// Scratch is aligned and fp32; tensors are neither. Words with `any` or `strided` take float, bf16 or f16.
 [[gnu::always_inline]] inline vec load(const float* p) {
   return vec::load_aligned(p);
 }
@@ -23,16 +23,18 @@ namespace rapt::cpu::RAPT_ISA {
 }
 
 // Elements [0, n) of a strided row, 0 < n <= kLanes, zero filled; nothing past them is read.
-[[gnu::always_inline]] inline vec load_strided(const float* p, std::int64_t stride, std::int64_t n) {
+template <class T>
+[[gnu::always_inline]] inline vec load_strided(const T* p, std::int64_t stride, std::int64_t n) {
   if (stride == 1 && n == kLanes) return load_any(p);
-  alignas(64) float part[kLanes] = {};
+  alignas(64) T part[kLanes] = {};
   for (std::int64_t i = 0; i < n; ++i) part[i] = p[i * stride];
-  return load(part);
+  return load_any(part);
 }
-[[gnu::always_inline]] inline void store_strided(float* p, std::int64_t stride, std::int64_t n, vec x) {
+template <class T>
+[[gnu::always_inline]] inline void store_strided(T* p, std::int64_t stride, std::int64_t n, vec x) {
   if (stride == 1 && n == kLanes) return store_any(p, x);
-  alignas(64) float part[kLanes];
-  store(part, x);
+  alignas(64) T part[kLanes];
+  store_any(part, x);
   for (std::int64_t i = 0; i < n; ++i) p[i * stride] = part[i];
 }
 
