@@ -1,4 +1,4 @@
-// Inputs on which fp32 attention is known to lose digits. The contract's bounds hold for them too.
+// Inputs on which attention is known to lose digits. The contract's bounds hold for them too.
 #include <cmath>
 #include <random>
 
@@ -15,9 +15,9 @@ TEST_CASE("standard normal inputs are exact to 1e-6", "[kernel]") {
     Case c(Problem::parse(text), 3);
     const Reference reference = oracle(c.args());
     for (const std::string& entry : usable_entries()) {
-      const Errors errors = run_and_compare(c, forced(entry), reference);
+      const Errors errors = run_and_compare(c, entry, reference);
       INFO(entry << ": " << text << ": " << describe(errors));
-      CHECK(errors.rel_frobenius <= 1e-6);
+      CHECK(errors.rel_frobenius <= (tier_of(entry) == Tier::exact ? 1e-6 : 1e-5));
       CHECK(errors.ok());
     }
   }
@@ -25,14 +25,15 @@ TEST_CASE("standard normal inputs are exact to 1e-6", "[kernel]") {
 
 // Sums of many terms of one sign are where a long chain of additions loses digits.
 TEST_CASE("positive values over many keys", "[kernel]") {
-  Case c(Problem::parse("attention sq=24 sk=8192 d=32 scale=0.01"), 5);
+  Case c(typed("attention sq=24 sk=8192 d=32 scale=0.01", each_type()), 5);
   for (std::int64_t i = 0; i < c.v.size(); ++i) c.v.flat(i) = 1 + std::abs(c.v.flat(i)) / 8;
   check_every_entry(c);
 }
 
 TEST_CASE("equal weights and rising values", "[kernel]") {
+  const DType dtype = each_type();
   for (float score : {0.3f, -0.7f}) {
-    Case c(Problem::parse("attention sq=9 sk=4096 d=1 dv=3 scale=1"));
+    Case c(typed("attention sq=9 sk=4096 d=1 dv=3 scale=1", dtype));
     for (std::int64_t i = 0; i < c.q.size(); ++i) c.q.flat(i) = score;
     for (std::int64_t j = 0; j < c.k.size(); ++j) c.k.flat(j) = 1;
     for (std::int64_t j = 0; j < c.v.size(); ++j) c.v.flat(j) = static_cast<float>(j);
@@ -42,7 +43,7 @@ TEST_CASE("equal weights and rising values", "[kernel]") {
 
 // All products of q and k positive: partial sums grow to the score itself.
 TEST_CASE("queries and keys of one sign", "[kernel]") {
-  Case c(Problem::parse("attention sq=40 sk=300 d=128 lse"));
+  Case c(typed("attention sq=40 sk=300 d=128 lse", each_type()));
   for (std::int64_t i = 0; i < c.q.size(); ++i) c.q.flat(i) = std::abs(c.q.flat(i));
   for (std::int64_t i = 0; i < c.k.size(); ++i) c.k.flat(i) = std::abs(c.k.flat(i));
   check_every_entry(c);
@@ -50,15 +51,16 @@ TEST_CASE("queries and keys of one sign", "[kernel]") {
 
 // The maximum of the first keys must not cost the later ones their digits: far keys are pushed down by alibi ...
 TEST_CASE("alibi over long distances", "[kernel]") {
-  check_every_entry("attention hq=8 sq=16 sk=2000 d=64 causal align=bottom_right alibi lse");
-  check_every_entry("attention hq=8 sq=300 sk=900 d=19 align=0 alibi lse");
+  check_every_type("attention hq=8 sq=16 sk=2000 d=64 causal align=bottom_right alibi lse");
+  check_every_type("attention hq=8 sq=300 sk=900 d=19 align=0 alibi lse");
 }
 
 // ... and padding on the left by a large but finite bias.
 TEST_CASE("padding by a finite bias", "[kernel]") {
+  const DType dtype = each_type();
   for (float padding : {-100.f, -1e4f, -1e9f, -3e38f}) {
     for (std::int64_t padded : {1, 64, 192, 300, 500}) {
-      Case c(Problem::parse("attention hq=2 sq=30 sk=600 d=64 bias=k lse"));
+      Case c(typed("attention hq=2 sq=30 sk=600 d=64 bias=k lse", dtype));
       for (std::int64_t j = 0; j < 600; ++j) c.bias.flat(j) = j < padded ? padding : 0;
       check_every_entry(c);
     }
@@ -66,16 +68,18 @@ TEST_CASE("padding by a finite bias", "[kernel]") {
 }
 
 TEST_CASE("sinks far below and above the scores", "[kernel]") {
+  const DType dtype = each_type();
   for (float sink : {-1e6f, -1e4f, -80.f, -20.f, 20.f, 80.f, 1e4f}) {
-    Case c(Problem::parse("attention hq=2 sq=30 sk=300 d=16 causal align=bottom_right sinks lse"));
-    c.sinks.flat(0) = c.sinks.flat(1) = sink;
+    Case c(typed("attention hq=2 sq=30 sk=300 d=16 causal align=bottom_right sinks lse", dtype));
+    for (std::int64_t h = 0; h < 2; ++h) c.sinks.flat(h) = sink;
     check_every_entry(c);
   }
 }
 
 TEST_CASE("scores that rise or fall from key to key", "[kernel]") {
+  const DType dtype = each_type();
   for (float step : {0.25f, -0.25f, 3.f, -3.f}) {
-    Case c(Problem::parse("attention sq=20 sk=700 d=32 bias=k lse"));
+    Case c(typed("attention sq=20 sk=700 d=32 bias=k lse", dtype));
     for (std::int64_t j = 0; j < 700; ++j) c.bias.flat(j) = step * static_cast<float>(j);
     check_every_entry(c);
   }
@@ -83,7 +87,7 @@ TEST_CASE("scores that rise or fall from key to key", "[kernel]") {
 
 // Every block's largest score is a new maximum for some rows and not for others.
 TEST_CASE("maxima that come at different keys for different rows", "[kernel]") {
-  Case c(Problem::parse("attention sq=100 sk=1000 d=16 bias=qk lse"));
+  Case c(typed("attention sq=100 sk=1000 d=16 bias=qk lse", each_type()));
   std::mt19937_64 random(9);
   for (std::int64_t i = 0; i < 100; ++i) {
     for (int peak = 0; peak < 4; ++peak) {

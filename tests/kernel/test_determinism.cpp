@@ -29,9 +29,11 @@ AttentionArgs alone(const AttentionArgs& all, std::int64_t n, Case& target) {
 }  // namespace
 
 TEST_CASE("executors and thread counts do not change a bit", "[kernel][threads]") {
+  const DType dtype = each_type();
   for (const char* text : kProblems) {
-    Case first(Problem::parse(text), 3), second(Problem::parse(text), 3);
-    for (const std::string& entry : threaded_entries()) {
+    const Problem problem = typed(text, dtype);
+    Case first(problem, 3), second(problem, 3);
+    for (const std::string& entry : threaded_entries(problem)) {
       attention(first.args(), forced(entry));
       for (const auto& executor : all_executors()) {
         for (int threads : {1, 2, 4}) {
@@ -39,7 +41,7 @@ TEST_CASE("executors and thread counts do not change a bit", "[kernel][threads]"
           for (int repeat = 0; repeat < (threads == 4 ? 2 : 1); ++repeat) {
             second.poison_outputs();
             attention(second.args(), context);
-            INFO(entry << " on " << executor->name() << " with " << threads << ": " << text);
+            INFO(entry << " on " << executor->name() << " with " << threads << ": " << problem.to_string());
             CHECK(same_bits(first.out, second.out));
             CHECK(same_bits(first.lse, second.lse));
           }
@@ -50,9 +52,10 @@ TEST_CASE("executors and thread counts do not change a bit", "[kernel][threads]"
 }
 
 TEST_CASE("a sequence alone gives the bits it gives in a batch", "[kernel]") {
-  const Problem problem = Problem::parse("attention b=5 hq=6 hk=2 sq=70 sk=111 d=48 causal align=bottom_right lse");
+  const Problem problem =
+      typed("attention b=5 hq=6 hk=2 sq=70 sk=111 d=48 causal align=bottom_right lse", each_type());
   Case batch(problem), single(problem);
-  for (const std::string& entry : usable_entries()) {
+  for (const std::string& entry : usable_entries(problem)) {
     const Context context = forced(entry, tbb_executor(), 2);
     batch.poison_outputs();
     single.poison_outputs();
@@ -67,13 +70,14 @@ TEST_CASE("a sequence alone gives the bits it gives in a batch", "[kernel]") {
 
 TEST_CASE("ragged sequences give the bits of dense ones", "[kernel]") {
   // Sequences of equal length in [total, h, d] are the dense batch in bshd.
-  Case ragged(Problem::parse("attention b=3 hq=4 hk=2 sq=45 d=40 causal lse ragged_q=135 ragged_k=135 layout=bshd"));
-  Case dense(Problem::parse("attention b=3 hq=4 hk=2 sq=45 d=40 causal lse layout=bshd"));
+  const DType dtype = each_type();
+  Case ragged(typed("attention b=3 hq=4 hk=2 sq=45 d=40 causal lse ragged_q=135 ragged_k=135 layout=bshd", dtype));
+  Case dense(typed("attention b=3 hq=4 hk=2 sq=45 d=40 causal lse layout=bshd", dtype));
   AttentionArgs args = dense.args();
   args.q.data = ragged.q.view().data;
   args.kv.k.data = ragged.k.view().data;
   args.kv.v.data = ragged.v.view().data;
-  for (const std::string& entry : usable_entries()) {
+  for (const std::string& entry : usable_entries(dense.problem)) {
     attention(ragged.args(), forced(entry));
     attention(args, forced(entry));
     INFO(entry);
@@ -87,9 +91,10 @@ TEST_CASE("ragged sequences give the bits of dense ones", "[kernel]") {
 }
 
 TEST_CASE("rows split over calls give the bits of one call", "[kernel]") {
-  const Problem problem = Problem::parse("attention b=2 hq=6 hk=2 sq=101 sk=140 d=40 causal window=60,-1 align=12 lse");
+  const Problem problem =
+      typed("attention b=2 hq=6 hk=2 sq=101 sk=140 d=40 causal window=60,-1 align=12 lse", each_type());
   Case whole(problem), parts(problem);
-  for (const std::string& entry : usable_entries()) {
+  for (const std::string& entry : usable_entries(problem)) {
     attention(whole.args(), forced(entry));
     parts.poison_outputs();
     for (std::int64_t begin = 0, count = 1; begin < problem.sq; begin += count, count = count * 2 + 1) {
@@ -108,9 +113,9 @@ TEST_CASE("rows split over calls give the bits of one call", "[kernel]") {
 }
 
 TEST_CASE("a head alone gives the bits it gives among others", "[kernel]") {
-  const Problem problem = Problem::parse("attention b=1 hq=7 sq=70 sk=90 d=48 lse");
+  const Problem problem = typed("attention b=1 hq=7 sq=70 sk=90 d=48 lse", each_type());
   Case all(problem), single(problem);
-  for (const std::string& entry : usable_entries()) {
+  for (const std::string& entry : usable_entries(problem)) {
     attention(all.args(), forced(entry));
     for (std::int64_t h = 0; h < problem.hq; ++h) {
       AttentionArgs args = single.args();

@@ -43,7 +43,10 @@ TEST_CASE("odd sizes between guard pages", "[kernel]") {
       problem.bias = 0;
       problem.lse = true;
       problem.layout = static_cast<Problem::Layout>((d + s) % 4);
-      check_guarded(problem, static_cast<std::uint64_t>(d * s));
+      for (DType dtype : kFloatTypes) {
+        problem.q_dtype = problem.kv_dtype = problem.out_dtype = dtype;
+        check_guarded(problem, static_cast<std::uint64_t>(d * s));
+      }
     }
   }
 }
@@ -52,7 +55,9 @@ TEST_CASE("sequences that are empty or one row long between guard pages", "[kern
   for (const char* text : {"attention b=6 hq=2 sq=9 sk=70 d=24 ragged_q=11 ragged_k=72 lse",
                            "attention b=6 hq=2 sq=1 sk=1 d=24 ragged_q=1 ragged_k=1 lse",
                            "attention b=6 hq=3 sq=5 sk=65 d=20 seqlens lse layout=bhds"}) {
-    for (std::uint64_t seed : {1, 2, 3, 4, 5}) check_guarded(Problem::parse(text), seed);
+    for (std::uint64_t seed : {1, 2, 3, 4, 5}) {
+      for (DType dtype : kFloatTypes) check_guarded(typed(text, dtype), seed);
+    }
   }
 }
 
@@ -61,12 +66,12 @@ TEST_CASE("a workspace of exactly the planned size is enough", "[kernel][threads
   for (int i = 0; i < 10; ++i) {
     Case c(sample(random, kEverything), 5);
     const Reference reference = oracle(c.args());
-    for (const std::string& entry : threaded_entries()) {
+    for (const std::string& entry : threaded_entries(c.problem)) {
       const Plan plan(c.args(), forced(entry, std::make_shared<ThreadExecutor>(3), 3));
       const Buffer workspace(plan.workspace_bytes(), Placement::back);
       c.poison_outputs();
       plan.run(c.args(), std::span<std::byte>(workspace.data(), workspace.size()));
-      const Errors errors = compare(c.args(), reference);
+      const Errors errors = compare(c.args(), reference, tier_of(entry));
       INFO(entry << ": " << c.problem.to_string() << ": " << describe(errors));
       CHECK(plan.workspace_bytes() % 64 == 0);
       CHECK(errors.ok());
@@ -77,16 +82,18 @@ TEST_CASE("a workspace of exactly the planned size is enough", "[kernel][threads
 // Masked tiles are skipped, so that this takes a moment although the full scores would be 4e9.
 TEST_CASE("65536 rows in a sliding window need little memory", "[kernel][slow]") {
   CountingAllocator allocator;
-  Case c(Problem::parse("attention sq=65536 d=64 causal window=100,-1 lse"));
+  Case c(typed("attention sq=65536 d=64 causal window=100,-1 lse", each_type()));
   const Reference reference = oracle(c.args(), 7919);
-  for (const std::string& entry : usable_entries()) {
+  for (const std::string& entry : usable_entries(c.problem)) {
     if (entry.find("naive") != std::string::npos) continue;
     ContextOptions options;
     options.kernel = entry;
     options.threads = 2;
     options.allocator = allocator.get();
     allocator.peak_bytes = 0;
-    const Errors errors = run_and_compare(c, Context(options), reference);
+    c.poison_outputs();
+    attention(c.args(), Context(options));
+    const Errors errors = compare(c.args(), reference, tier_of(entry));
     INFO(entry << ": " << describe(errors));
     CHECK(errors.ok());
     CHECK(allocator.peak_bytes <= 16u << 20);

@@ -32,11 +32,12 @@ void check_unharmed(const Case& before, const Case& after, const Reference& refe
 }  // namespace
 
 TEST_CASE("NaN in a key or value reaches the rows that attend it and no other", "[kernel]") {
+  const DType dtype = each_type();
   for (const char* what : {"", "causal", "causal align=-9", "window=6,3", "causal window=20,-1 align=30", "mask=hqk",
                            "bias=hqk", "mask=bk", "bias=bk mask=qk", "softcap=20 causal", "alibi causal",
                            "sinks causal", "causal layout=bshd", "causal layout=bhds", "mask=qk layout=other"}) {
-    const Problem problem = Problem::parse("attention b=2 hq=4 hk=2 sq=70 d=24 lse " + std::string(what));
-    for (const std::string& entry : usable_entries()) {
+    const Problem problem = typed("attention b=2 hq=4 hk=2 sq=70 d=24 lse " + std::string(what), dtype);
+    for (const std::string& entry : usable_entries(problem)) {
       Case before(problem);
       attention(before.args(), forced(entry));
       std::size_t harmed = 0;
@@ -45,7 +46,7 @@ TEST_CASE("NaN in a key or value reaches the rows that attend it and no other", 
           Case after(problem);
           (in_key ? after.k : after.v).at({1, 0, key, 5}) = kNaN;
           const Reference reference = oracle(after.args());
-          const Errors errors = run_and_compare(after, forced(entry), reference);
+          const Errors errors = run_and_compare(after, entry, reference);
           INFO(entry << ": " << problem.to_string() << (in_key ? ": key " : ": value ") << key << ": "
                      << describe(errors));
           CHECK(errors.ok());
@@ -59,10 +60,11 @@ TEST_CASE("NaN in a key or value reaches the rows that attend it and no other", 
 }
 
 TEST_CASE("Inf in a key or value propagates and never hides", "[kernel]") {
+  const DType dtype = each_type();
   for (const char* what : {"", "causal", "window=6,3", "mask=hqk", "bias=hqk"}) {
     for (float value : {kInfinity, -kInfinity}) {
       for (std::int64_t key : {0, 40, 69}) {
-        Case in_value(Problem::parse("attention b=1 hq=2 sq=70 d=24 lse " + std::string(what)));
+        Case in_value(typed("attention b=1 hq=2 sq=70 d=24 lse " + std::string(what), dtype));
         in_value.v.at({0, 1, key, 23}) = value;
         check_every_entry(in_value);
         // A score of +inf is no number afterwards, one of -inf weighs nothing.
@@ -74,30 +76,32 @@ TEST_CASE("Inf in a key or value propagates and never hides", "[kernel]") {
   }
 }
 
-TEST_CASE("NaN in a query stays in its row", "[kernel]") {
-  const Problem problem = Problem::parse("attention b=2 hq=6 hk=2 sq=41 sk=50 d=24 lse");
-  for (const std::string& entry : usable_entries()) {
+TEST_CASE("NaN or Inf in a query stays in its row", "[kernel]") {
+  const Problem problem = typed("attention b=2 hq=6 hk=2 sq=41 sk=50 d=24 lse", each_type());
+  const float value = GENERATE(kNaN, kInfinity);
+  for (const std::string& entry : usable_entries(problem)) {
     Case before(problem), after(problem);
     attention(before.args(), forced(entry));
-    after.q.at({1, 3, 17, 0}) = kNaN;
+    after.q.at({1, 3, 17, 0}) = value;
     const Reference reference = oracle(after.args());
-    INFO(entry);
-    CHECK(run_and_compare(after, forced(entry), reference).ok());
+    INFO(entry << ": " << problem.to_string());
+    CHECK(run_and_compare(after, entry, reference).ok());
     CHECK(finite_count(after) + 24 == finite_count(before));
     check_unharmed(before, after, reference);
   }
 }
 
 TEST_CASE("a row without keys ignores a NaN in its query", "[kernel]") {
-  Case c(Problem::parse("attention sq=9 sk=3 d=8 causal align=bottom_right lse"));
+  Case c(typed("attention sq=9 sk=3 d=8 causal align=bottom_right lse", each_type()));
   c.q.at({0, 0, 2, 3}) = kNaN;
   check_every_entry(c);
 }
 
 TEST_CASE("one sequence's NaN does not reach its neighbours", "[kernel]") {
+  const DType dtype = each_type();
   for (const char* what : {"ragged_q=90 ragged_k=120", "ragged_k=120", "", "seqlens"}) {
     for (std::uint64_t seed : {1, 2, 3}) {
-      Case c(Problem::parse("attention b=3 hq=2 sq=50 sk=60 d=24 lse " + std::string(what)), seed);
+      Case c(typed("attention b=3 hq=2 sq=50 sk=60 d=24 lse " + std::string(what), dtype), seed);
       const bool ragged = c.problem.ragged_k >= 0;
       const AttentionArgs args = c.args();
       std::int64_t begin = 60, end = 120;
@@ -118,18 +122,19 @@ TEST_CASE("one sequence's NaN does not reach its neighbours", "[kernel]") {
 }
 
 TEST_CASE("NaN and +inf in bias are scores like any other", "[kernel]") {
+  const DType dtype = each_type();
   for (float value : {kNaN, kInfinity}) {
-    Case c(Problem::parse("attention sq=9 sk=40 d=8 bias=qk lse"));
+    Case c(typed("attention sq=9 sk=40 d=8 bias=qk lse", dtype));
     c.bias.flat(3 * 40 + 17) = value;
     check_every_entry(c);
-    Case masked(Problem::parse("attention sq=40 d=8 bias=qk causal lse"));
+    Case masked(typed("attention sq=40 d=8 bias=qk causal lse", dtype));
     masked.bias.flat(3 * 40 + 17) = value;
     check_every_entry(masked);
   }
 }
 
 TEST_CASE("a value outside the causal range may be anything", "[kernel]") {
-  Case c(Problem::parse("attention b=1 hq=2 sq=5 sk=300 d=16 causal align=20 lse"));
+  Case c(typed("attention b=1 hq=2 sq=5 sk=300 d=16 causal align=20 lse", each_type()));
   for (std::int64_t h = 0; h < 2; ++h) {
     for (std::int64_t j = 25; j < 300; ++j) {
       for (std::int64_t e = 0; e < 16; ++e) {
@@ -144,7 +149,7 @@ TEST_CASE("a value outside the causal range may be anything", "[kernel]") {
 TEST_CASE("very large scores work", "[kernel]") {
   for (const char* scale : {"1e4", "-1e4", "1e6", "-1e6"}) {
     for (const char* what : {"", " causal", " mask=qk", " bias=qk", " softcap=30", " window=9,9 alibi", " sinks"}) {
-      check_every_entry("attention hq=2 sq=65 d=16 lse scale=" + std::string(scale) + what);
+      check_every_type("attention hq=2 sq=65 d=16 lse scale=" + std::string(scale) + what);
     }
   }
 }
@@ -170,17 +175,18 @@ TEST_CASE("large scores pick the largest exactly", "[kernel]") {
 }
 
 TEST_CASE("rows whose scores are all very negative are not masked", "[kernel]") {
+  const DType dtype = each_type();
   for (float size : {-1e4f, -1e6f, -1e30f}) {
-    Case c(Problem::parse("attention sq=3 sk=70 d=1 scale=1 bias=k"), 1);
+    Case c(typed("attention sq=3 sk=70 d=1 scale=1 bias=k", dtype), 1);
     for (std::int64_t j = 0; j < 70; ++j) {
       c.bias.flat(j) = size;
       c.k.flat(j) = 0;
       c.v.flat(j) = static_cast<float>(j);
     }
-    for (const std::string& entry : usable_entries()) {
+    for (const std::string& entry : usable_entries(c.problem)) {
       attention(c.args(), forced(entry));
       INFO(entry << " at " << size);
-      CHECK(c.out.flat(1) == Approx(34.5).epsilon(1e-6));
+      CHECK(c.out.flat(1) == Approx(34.5).epsilon(dtype == DType::f32 ? 1e-6 : 0x1p-7));
     }
   }
 }
@@ -204,14 +210,15 @@ TEST_CASE("values near the largest float do not overflow on their way to the mea
 
 // No other row stands in the panel whose finite scores could show that the block is visible.
 TEST_CASE("a row whose every score is NaN is not taken for a masked one", "[kernel]") {
+  const DType dtype = each_type();
   for (const char* what : {"", " bias=k", " mask=k", " alibi", " softcap=5"}) {
-    Case c(Problem::parse("attention sq=1 sk=1 d=1 lse" + std::string(what)));
+    Case c(typed("attention sq=1 sk=1 d=1 lse" + std::string(what), dtype));
     for (std::int64_t i = 0; i < c.mask.size(); ++i) c.mask.flat<bool>(i) = true;
     if (c.bias.size() > 0) c.bias.flat(0) = 0;
     c.q.flat(0) = kNaN;
-    for (const std::string& entry : usable_entries()) {
-      c.poison_outputs();
-      c.lse.flat(0) = c.out.flat(0) = 0;
+    for (const std::string& entry : usable_entries(c.problem)) {
+      c.lse.flat(0) = 0;
+      c.out.flat(0) = 0;
       attention(c.args(), forced(entry));
       INFO(entry << what);
       CHECK(std::isnan(c.out.flat(0)));
@@ -221,10 +228,11 @@ TEST_CASE("a row whose every score is NaN is not taken for a masked one", "[kern
 }
 
 TEST_CASE("a score that overflows is not hidden", "[kernel]") {
-  Case c(Problem::parse("attention sq=1 sk=2 d=1"));
-  c.q.flat(0) = c.k.flat(0) = 1e30f;
+  Case c(typed("attention sq=1 sk=2 d=1", GENERATE(DType::f32, DType::bf16)));  // f16 cannot overflow fp32
+  c.q.flat(0) = 1e30f;
+  c.k.flat(0) = 1e30f;
   c.k.flat(1) = 1;
-  for (const std::string& entry : usable_entries()) {
+  for (const std::string& entry : usable_entries(c.problem)) {
     c.out.flat(0) = 0;
     attention(c.args(), forced(entry));
     INFO(entry);
@@ -233,14 +241,15 @@ TEST_CASE("a score that overflows is not hidden", "[kernel]") {
 }
 
 TEST_CASE("the lowest finite bias does not mask", "[kernel]") {
-  Case c(Problem::parse("attention sq=1 sk=2 d=1 scale=0 bias=k"));
+  const DType dtype = each_type();
+  Case c(typed("attention sq=1 sk=2 d=1 scale=0 bias=k", dtype));
   for (std::int64_t i = 0; i < 2; ++i) c.bias.flat(i) = std::numeric_limits<float>::lowest();
   c.v.flat(0) = 1;
   c.v.flat(1) = 3;
-  for (const std::string& entry : usable_entries()) {
+  for (const std::string& entry : usable_entries(c.problem)) {
     c.out.flat(0) = 0;
     attention(c.args(), forced(entry));
     INFO(entry);
-    CHECK(c.out.flat(0) == Approx(2));
+    CHECK(c.out.flat(0) == Approx(2).epsilon(dtype == DType::f32 ? 1e-6 : 0x1p-7));
   }
 }

@@ -6,16 +6,44 @@
 #include <initializer_list>
 #include <limits>
 
+#include "support/tensor.hpp"
+
 namespace rapt::testing {
 namespace {
 
 using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+using FloatMatrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 using RowArray = Eigen::Array<double, 1, Eigen::Dynamic>;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr double kUnit = 0x1p-24;
 constexpr std::int64_t kRowBlock = 64;
+
+/// Unit roundoff beyond fp32's own.
+double unit_of(DType dtype) {
+  return dtype == DType::bf16 ? 0x1p-8 : dtype == DType::f16 ? 0x1p-11 : 0;
+}
+
+/// The types of a call, as far as they bound errors.
+struct Types {
+  DType inputs, out;  ///< the coarser of q and kv
+  double input_eps, out_eps;
+
+  explicit Types(const AttentionArgs& args)
+      : inputs(unit_of(args.q.dtype) > unit_of(args.kv.k.dtype) ? args.q.dtype : args.kv.k.dtype),
+        out(args.out.dtype),
+        input_eps(unit_of(inputs)),
+        out_eps(unit_of(out)) {}
+
+  double eps() const { return std::max(input_eps, out_eps); }
+  /// Of an element, beyond fp32's: the contract's term, and the last place of tiny numbers.
+  double rounding(double magnitude) const { return 8 * eps() * magnitude + (out == DType::f16 ? 0x1p-24 : 0); }
+  /// The smallest number that rounds to Inf.
+  double overflow() const {
+    return out == DType::f16 ? 65520 : std::ldexp(1 - (out == DType::bf16 ? 0x1p-9 : 0x1p-25), 128);
+  }
+};
 
 std::int64_t offset_of(const Layout& layout, std::initializer_list<std::int64_t> index) {
   std::int64_t offset = 0;
@@ -25,7 +53,7 @@ std::int64_t offset_of(const Layout& layout, std::initializer_list<std::int64_t>
 }
 
 double read_float(const TensorView& t, std::initializer_list<std::int64_t> index) {
-  return static_cast<const float*>(t.data)[offset_of(t, index)];
+  return read_element(t.data, t.dtype, offset_of(t, index));
 }
 
 std::int64_t read_index(const TensorView& t, std::int64_t i) {
@@ -167,6 +195,38 @@ RowWeights softmax(std::vector<Score>& scores, double d, double sink, Eigen::Ref
   return {lse, denominator + 16 * kUnit * (std::abs(lse) + 1), false};
 }
 
+/// The plain three steps in the precision of the inputs, on final scores: [rows, dv].
+FloatMatrix plain_three_steps(const std::vector<std::vector<Score>>& scores, double sink, const FloatMatrix& v,
+                              const Types& types) {
+  FloatMatrix p(static_cast<Eigen::Index>(scores.size()), v.rows());
+  for (Eigen::Index r = 0; r < p.rows(); ++r) {
+    const std::vector<Score>& row = scores[static_cast<std::size_t>(r)];
+    for (Eigen::Index j = 0; j < p.cols(); ++j)
+      p(r, j) = rounded(static_cast<float>(row[static_cast<std::size_t>(j)].x), types.inputs);
+    const float top = std::max(p.cols() ? p.row(r).maxCoeff() : static_cast<float>(sink), static_cast<float>(sink));
+    if (top == -static_cast<float>(kInfinity)) {
+      p.row(r).setZero();
+      continue;
+    }
+    float sum = std::exp(static_cast<float>(sink) - top);
+    for (Eigen::Index j = 0; j < p.cols(); ++j) sum += p(r, j) = std::exp(p(r, j) - top);
+    for (Eigen::Index j = 0; j < p.cols(); ++j) p(r, j) = rounded(p(r, j) / sum, types.inputs);
+  }
+  FloatMatrix out = p * v;
+  return out.unaryExpr([&](float x) { return rounded(x, types.out); });
+}
+
+/// Takes note of what a 16-bit computation does to one element: `plain` is what the plain three steps give for it.
+void note_plain(Reference& result, const Types& types, double out, float plain, double root_of_squares, double bound,
+                double magnitude) {
+  // What overflows is not an error.
+  if (!(std::abs(out) + types.rounding(magnitude) < types.overflow())) return;
+  const double error = std::abs(static_cast<double>(plain) - out);
+  result.plain_error = std::max(result.plain_error, std::isnan(error) ? kInfinity : error);
+  const double chance = types.out_eps * std::abs(out) + 4 * types.input_eps * root_of_squares + bound;
+  result.rounding_error = std::max(result.rounding_error, chance);
+}
+
 /// The results of rows [first, first + count) of a head, written to `flat(row)`.
 template <class Flat>
 void run_block(const Head& head, const Matrix& q, std::int64_t first, Reference& result, Flat flat) {
@@ -205,6 +265,11 @@ void run_block(const Head& head, const Matrix& q, std::int64_t first, Reference&
       }
     }
   }
+  const Types types(head.args);
+  const bool halves = types.eps() > 0;
+  const FloatMatrix plain = halves ? plain_three_steps(scores, sink, finite_v.cast<float>(), types) : FloatMatrix();
+  const Matrix root_of_squares =
+      halves ? Matrix((p.matrix().cwiseAbs2() * finite_v.cwiseAbs2()).cwiseSqrt()) : Matrix();
   const Matrix largest = len_k ? Matrix(finite_v.cwiseAbs().colwise().maxCoeff()) : Matrix(Matrix::Zero(1, dv));
   for (std::int64_t r = 0; r < count; ++r) {
     const RowWeights& w = weights[static_cast<std::size_t>(r)];
@@ -219,6 +284,8 @@ void run_block(const Head& head, const Matrix& q, std::int64_t first, Reference&
       result.magnitude[at] = magnitude(r, c);
       result.bound[at] = std::min(grown(r, c), cap) + 16 * kUnit * magnitude(r, c) + 1e-37;
       result.spread[at] = std::min(spread(r, c), cap);
+      if (halves && std::isfinite(result.out[at]))
+        note_plain(result, types, out(r, c), plain(r, c), root_of_squares(r, c), result.bound[at], magnitude(r, c));
     }
   }
 }
@@ -284,10 +351,12 @@ double share_of(double error, double bound) {
 
 }  // namespace
 
-Errors compare(const AttentionArgs& args, const Reference& reference) {
+Errors compare(const AttentionArgs& args, const Reference& reference, Tier tier) {
   const bool ragged = args.out.ndim == 3;
   const TensorView out = args.out, lse = args.lse;
   const std::int64_t hq = out.shape[1], sq = ragged ? 0 : out.shape[2], dv = reference.dv;
+  const Types types(args);
+  const double slack = tier == Tier::f32x3 ? 64 : 1;
   Errors errors;
   double error_squares = 0, squares = 0, spread_squares = 0, elements = 0;
   for (std::size_t row = 0; row < reference.computed.size(); ++row) {
@@ -298,13 +367,16 @@ Errors compare(const AttentionArgs& args, const Reference& reference) {
       const double got = ragged ? read_float(out, {flat / hq, flat % hq, c})
                                 : read_float(out, {flat / (hq * sq), flat / sq % hq, flat % sq, c});
       const double want = reference.out[at];
+      const double allowed = slack * reference.bound[at] + types.rounding(reference.magnitude[at]);
       if (!std::isfinite(got) || !std::isfinite(want)) {
-        if (std::isfinite(got) != std::isfinite(want)) errors.nonfinite_agree = false;
+        const bool overflows = std::abs(want) + allowed >= types.overflow() && got == std::copysign(kInfinity, want);
+        if (std::isfinite(want) ? !overflows : std::isfinite(got)) errors.nonfinite_agree = false;
         continue;
       }
+      if (std::abs(want) - allowed >= types.overflow()) errors.nonfinite_agree = false;
       const double error = std::abs(got - want);
       errors.max_abs = std::max(errors.max_abs, error);
-      errors.max_bound = std::max(errors.max_bound, share_of(error, reference.bound[at]));
+      errors.max_bound = std::max(errors.max_bound, share_of(error, allowed));
       elements += 1;
       error_squares += error * error;
       squares += want * want;
@@ -319,13 +391,20 @@ Errors compare(const AttentionArgs& args, const Reference& reference) {
       if (!agree) errors.nonfinite_agree = false;
       continue;
     }
-    errors.lse_max = std::max(errors.lse_max, std::abs(got - want));
-    errors.lse_max_bound = std::max(errors.lse_max_bound, share_of(std::abs(got - want), reference.lse_bound[row]));
+    const double error = std::abs(got - want);
+    errors.lse_max = std::max(errors.lse_max, error);
+    errors.lse_max_bound =
+        std::max(errors.lse_max_bound, share_of(error, slack * reference.lse_bound[row] + types.input_eps));
   }
+  const bool halves = types.eps() > 0;
+  errors.frobenius_limit = halves ? kInfinity : 0;
+  errors.max_abs_limit =
+      halves ? std::max(2 * reference.plain_error, slack * reference.rounding_error) + 1e-5 : kInfinity;
   // The bounds' 1e-37 is what tiny results may be off by; of results that are all zero a ratio says nothing.
   if (squares > 0) {
     errors.rel_frobenius = std::sqrt(error_squares / squares);
-    errors.frobenius_limit = 1e-6 + (std::sqrt(spread_squares) / 8 + 1e-37 * std::sqrt(elements)) / std::sqrt(squares);
+    const double likely = (std::sqrt(spread_squares) / 8 + 1e-37 * std::sqrt(elements)) / std::sqrt(squares);
+    if (!halves) errors.frobenius_limit = (tier == Tier::f32x3 ? 1e-5 : 1e-6) + slack * likely;
   }
   return errors;
 }

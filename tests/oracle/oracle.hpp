@@ -1,4 +1,4 @@
-// Attention in float64 as docs/contract.md words it, and how far an fp32 result may be from it.
+// Attention in float64 as docs/contract.md words it, and how far a result may be from it.
 #pragma once
 
 #include <cstdint>
@@ -26,6 +26,10 @@ namespace rapt::testing {
 /// where the second term is the contract's, for exp, the sums and the division, and the whole is never more than the
 /// largest |v_j| plus |out|, as an average cannot be further off. The error of lse is bounded by D likewise.
 ///
+/// That is `bound`, all of it for fp32. 16-bit types add 8 eps sum_j p_j |v_j|, where eps is the largest unit roundoff
+/// among the types of q, kv and out (2^-8 for bf16, 2^-11 for f16), and one denormal of out's type. To lse they add the
+/// eps of q and kv alone: row sums may be of rounded probabilities.
+///
 /// `spread` is what errors of the usual size, independent from key to key, add up to: the roundings of partial sums
 /// that grow from 0 or -max_j x_j to the score, sqrt(d / 3) u (|scale| (sqrt(sum (q_i k_i)^2) + |q k|) + |max_j x_j|).
 struct Reference {
@@ -37,26 +41,38 @@ struct Reference {
   std::vector<double> lse_bound;
   std::vector<char> computed;  ///< 0 for rows left out by `row_step`
   std::int64_t dv = 0;
+  /// Largest error of the plain three steps in the precision of the inputs: scores rounded to the coarser type of q and
+  /// kv, softmax in fp32, probabilities rounded to that type, p.v accumulated in fp32, out rounded to out's type.
+  double plain_error = 0;
+  /// Largest over out of what one rounding of out, one of every p_j (four standard deviations) and fp32 can do: where
+  /// there are few results, the plain three steps may by chance be better than that.
+  double rounding_error = 0;
 };
 
-/// Independent of the library: uses the argument types only and trusts them to be valid. With row_step n only every
+/// Independent of the library: uses the argument types only and trusts them to be valid. q, k, v and out may be f32, bf16
+/// or f16; inputs count as given. With row_step n only every
 /// n-th row of each head and the last one are computed, for lengths that would take too long otherwise.
 Reference oracle(const AttentionArgs& args, std::int64_t row_step = 1);
 
+/// What an entry promises of fp32: `f32x3` is the opt-in tier of three products of bf16 planes.
+enum class Tier : std::uint8_t { exact, f32x3 };
+
 struct Errors {
   double rel_frobenius = 0;     ///< |out - reference| / |reference| in the Frobenius norm, finite elements
-  double frobenius_limit = 0;   ///< 1e-6 and an eighth of `spread` in the same norm: little unless scores are large
+  double frobenius_limit = 0;   ///< f32 throughout: 1e-6 and an eighth of `spread` in the same norm; else infinite
   double max_abs = 0;           ///< largest |error|
-  double max_bound = 0;         ///< largest |error| / bound
+  double max_abs_limit = 0;     ///< a 16-bit type: max(2 plain_error, rounding_error) + 1e-5; else infinite
+  double max_bound = 0;         ///< largest share of what one element may be off by
   double lse_max = 0;           ///< largest |error| of lse; 0 when lse was not asked for
-  double lse_max_bound = 0;     ///< largest |error| / lse_bound
+  double lse_max_bound = 0;     ///< largest share of what one lse may be off by
   bool nonfinite_agree = true;  ///< NaN or Inf where and only where the reference has one; -inf of lse exactly
   bool ok() const {
-    return nonfinite_agree && rel_frobenius <= frobenius_limit && max_bound <= 1 && lse_max_bound <= 1;
+    return nonfinite_agree && rel_frobenius <= frobenius_limit && max_abs <= max_abs_limit && max_bound <= 1 &&
+           lse_max_bound <= 1;
   }
 };
 
-/// Reads args.out and args.lse back, whatever their strides.
-Errors compare(const AttentionArgs& args, const Reference& reference);
+/// Reads args.out and args.lse back, whatever their strides and types. A result past the end of out's type must be Inf.
+Errors compare(const AttentionArgs& args, const Reference& reference, Tier tier = Tier::exact);
 
 }  // namespace rapt::testing

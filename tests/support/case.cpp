@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <random>
 #include <string>
@@ -103,16 +102,13 @@ void fill_normal(Tensor& tensor, Generator generator) {
   for (std::int64_t i = 0; i < tensor.size(); ++i) tensor.flat(i) = normal(generator);
 }
 
-/// Poisons the rows of a [b, h, s, d] tensor from lengths[n] on.
+/// Fills the rows of a [b, h, s, d] tensor from lengths[n] on with NaN.
 void poison_tail(Tensor& tensor, const Dims& lengths) {
-  float poison;
-  static_assert(sizeof(poison) == sizeof(kPoison));
-  std::memcpy(&poison, &kPoison, sizeof(poison));
   const auto& shape = tensor.layout().shape;
   for (std::int64_t n = 0; n < shape[0]; ++n) {
     for (std::int64_t h = 0; h < shape[1]; ++h) {
       for (std::int64_t j = lengths[static_cast<std::size_t>(n)]; j < shape[2]; ++j) {
-        for (std::int64_t c = 0; c < shape[3]; ++c) tensor.at({n, h, j, c}) = poison;
+        for (std::int64_t c = 0; c < shape[3]; ++c) tensor.at({n, h, j, c}) = std::numeric_limits<float>::quiet_NaN();
       }
     }
   }
@@ -145,19 +141,23 @@ void fill_mask(const Tensor& tensor, std::int64_t sk, double masked_share, Gener
 
 }  // namespace
 
+Problem typed(const std::string& text, DType dtype) {
+  Problem problem = Problem::parse(text);
+  problem.q_dtype = problem.kv_dtype = problem.out_dtype = dtype;
+  return problem;
+}
+
 Case::Case(const Problem& problem, std::uint64_t seed, Placement placement) : problem(problem) {
   const Problem& p = problem;
-  for (DType dtype : {p.q_dtype, p.kv_dtype, p.out_dtype, p.bias_dtype}) {
-    if (dtype != DType::f32) throw Error("problem", std::string(rapt::to_string(dtype)), "f32");
-  }
+  if (p.bias_dtype != DType::f32) throw Error("bias_dtype", std::string(rapt::to_string(p.bias_dtype)), "f32");
   const auto generator = [seed](std::uint64_t tensor) { return Generator(seed * 64 + tensor); };
-  const auto make = [&](std::int64_t h, std::int64_t s, std::int64_t d, std::int64_t total) {
-    return Tensor(DType::f32, tensor_layout(p.layout, p.b, h, s, d, total), placement);
+  const auto make = [&](DType dtype, std::int64_t h, std::int64_t s, std::int64_t d, std::int64_t total) {
+    return Tensor(dtype, tensor_layout(p.layout, p.b, h, s, d, total), placement);
   };
-  q = make(p.hq, p.sq, p.d, p.ragged_q);
-  k = make(p.hk, p.sk, p.d, p.ragged_k);
-  v = make(p.hk, p.sk, p.dv, p.ragged_k);
-  out = make(p.hq, p.sq, p.dv, p.ragged_q);
+  q = make(p.q_dtype, p.hq, p.sq, p.d, p.ragged_q);
+  k = make(p.kv_dtype, p.hk, p.sk, p.d, p.ragged_k);
+  v = make(p.kv_dtype, p.hk, p.sk, p.dv, p.ragged_k);
+  out = make(p.out_dtype, p.hq, p.sq, p.dv, p.ragged_q);
   fill_normal(q, generator(0));
   fill_normal(k, generator(1));
   fill_normal(v, generator(2));

@@ -1,13 +1,21 @@
 // The tensors of a Problem, filled with reproducible values.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <string>
 
 #include "rapt/attention.hpp"
 #include "rapt/problem.hpp"
 #include "support/tensor.hpp"
 
 namespace rapt::testing {
+
+/// The types q, k, v and out may have.
+inline constexpr std::array kFloatTypes = {DType::f32, DType::bf16, DType::f16};
+
+/// The problem of `text` with q, k, v and out of `dtype`.
+Problem typed(const std::string& text, DType dtype);
 
 /// Owns every tensor that a Problem speaks of.
 ///
@@ -18,9 +26,11 @@ namespace rapt::testing {
 /// stride of 2 and unused elements between rows and heads, bias and mask between rows.
 ///
 /// Nothing that may not be read holds a number: gaps, rows past a key length, and all outputs are poisoned.
-/// Logical element n of a tensor depends on (seed, tensor, n) only, whatever the layout.
+/// Logical element n of a tensor depends on (seed, tensor, n) only, whatever the layout, and but for its rounding not on
+/// the type.
 struct Case {
-  /// Throws Error for dtypes other than f32 and for ragged totals that b sequences with that longest one cannot have.
+  /// Throws Error for q, kv and out other than f32, bf16 and f16, for a bias other than f32, and for ragged totals that b
+  /// sequences with that longest one cannot have.
   explicit Case(const Problem& problem, std::uint64_t seed = 1, Placement placement = Placement::heap);
 
   /// Views of the tensors below, and the scalars of `problem`.

@@ -10,11 +10,11 @@ namespace rapt::testing {
 /// oracle. Nothing outside the rows of an output may change.
 inline void check_every_entry(Case& c, const AttentionArgs& args) {
   const Reference reference = oracle(args);
-  for (const std::string& entry : usable_entries()) {
+  for (const std::string& entry : usable_entries(c.problem)) {
     INFO(entry << ": " << c.problem.to_string());
     c.poison_outputs();
     attention(args, forced(entry));
-    const Errors errors = compare(args, reference);
+    const Errors errors = compare(args, reference, tier_of(entry));
     INFO(describe(errors));
     CHECK(errors.ok());
     CHECK(c.out.gaps_intact());
@@ -26,9 +26,19 @@ inline void check_every_entry(Case& c) {
   check_every_entry(c, c.args());
 }
 
-inline void check_every_entry(const std::string& problem, std::uint64_t seed = 1) {
-  Case c(Problem::parse(problem), seed);
+inline void check_every_entry(const Problem& problem, std::uint64_t seed = 1) {
+  Case c(problem, seed);
   check_every_entry(c);
+}
+
+/// Runs the test case that calls it once for each type.
+inline DType each_type() {
+  return GENERATE(DType::f32, DType::bf16, DType::f16);
+}
+
+/// With q, k, v and out of each type in turn.
+inline void check_every_type(const std::string& problem, std::uint64_t seed = 1) {
+  for (DType dtype : kFloatTypes) check_every_entry(typed(problem, dtype), seed);
 }
 
 }  // namespace rapt::testing

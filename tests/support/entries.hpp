@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "oracle/oracle.hpp"
@@ -10,8 +11,14 @@
 
 namespace rapt::testing {
 
-/// Names of the fp32 entries that this machine can run, in dispatch order.
+/// Names of the entries that this machine can run and that take `problem`, in dispatch order; those that run only where
+/// they are named are among them. Throws std::logic_error when there is none.
+std::vector<std::string> usable_entries(const Problem& problem);
+/// The same for a small problem of f32.
 std::vector<std::string> usable_entries();
+
+/// What `entry` promises, by its name.
+Tier tier_of(std::string_view entry);
 
 /// A serial context that uses `entry` and no other.
 Context forced(const std::string& entry);
@@ -20,6 +27,8 @@ Context forced(const std::string& entry, std::shared_ptr<Executor> executor, int
 
 /// Runs `c` on `context` into fresh poison and compares with `reference`.
 Errors run_and_compare(Case& c, const Context& context, const Reference& reference);
+/// The same on `entry`, serially, by what that entry promises.
+Errors run_and_compare(Case& c, const std::string& entry, const Reference& reference);
 
 /// "rel_frobenius=..., ...": every figure.
 std::string describe(const Errors& errors);

@@ -106,6 +106,24 @@ void sample_lengths(Random& random, Problem& p, bool equal) {
   if (equal && (p.ragged_q >= 0 || p.ragged_k >= 0)) p.ragged_q = p.ragged_k = total(random, p.b, p.sq);
 }
 
+void sample_types(Random& random, Problem& p) {
+  const auto type = [&] { return static_cast<DType>(pick(random, {0, 1, 2})); };
+  static_assert(static_cast<int>(DType::f32) == 0 && static_cast<int>(DType::f16) == 1 &&
+                static_cast<int>(DType::bf16) == 2);
+  switch (between(random, 0, 2)) {
+    case 0:
+      break;
+    case 1:
+      p.q_dtype = p.kv_dtype = p.out_dtype = one_in(random, 2) ? DType::bf16 : DType::f16;
+      break;
+    default:
+      p.q_dtype = type();
+      p.kv_dtype = type();
+      p.out_dtype = type();
+      break;
+  }
+}
+
 }  // namespace
 
 Problem sample(Random& random, const SampleOptions& options) {
@@ -130,6 +148,7 @@ Problem sample(Random& random, const SampleOptions& options) {
   if (options.scores) sample_scores(random, p);
   const bool positions = p.causal || p.window_left >= 0 || p.window_right >= 0 || p.alibi;
   if (options.lengths) sample_lengths(random, p, positions && p.align == Problem::Align::none);
+  if (options.types) sample_types(random, p);
   if (options.layouts) p.layout = static_cast<Problem::Layout>(between(random, 0, 3));
   return p;
 }

@@ -1,6 +1,8 @@
 #include "support/tensor.hpp"
 
+#include <Eigen/Core>
 #include <cstring>
+#include <string>
 
 namespace rapt::testing {
 namespace {
@@ -14,7 +16,32 @@ std::size_t extent_bytes(DType dtype, const Layout& layout) {
   return static_cast<std::size_t>(last + 1) * size_of(dtype);
 }
 
+template <class T>
+void fill_bytes(Buffer& buffer, T value) {
+  for (std::size_t i = 0; i < buffer.size(); i += sizeof value) std::memcpy(buffer.data() + i, &value, sizeof value);
+}
+
 }  // namespace
+
+float read_element(const void* data, DType dtype, std::int64_t index) {
+  if (dtype == DType::f32) return static_cast<const float*>(data)[index];
+  if (dtype == DType::bf16) return static_cast<float>(static_cast<const Eigen::bfloat16*>(data)[index]);
+  if (dtype == DType::f16) return static_cast<float>(static_cast<const Eigen::half*>(data)[index]);
+  throw Error("dtype", std::string(to_string(dtype)), "f32, bf16 or f16");
+}
+
+void write_element(void* data, DType dtype, std::int64_t index, float value) {
+  if (dtype == DType::f32) static_cast<float*>(data)[index] = value;
+  else if (dtype == DType::bf16) static_cast<Eigen::bfloat16*>(data)[index] = Eigen::bfloat16(value);
+  else if (dtype == DType::f16) static_cast<Eigen::half*>(data)[index] = Eigen::half(value);
+  else throw Error("dtype", std::string(to_string(dtype)), "f32, bf16 or f16");
+}
+
+float rounded(float value, DType dtype) {
+  alignas(float) std::byte element[sizeof(float)];
+  write_element(element, dtype, 0, value);
+  return read_element(element, dtype, 0);
+}
 
 Tensor::Tensor(DType dtype, const Layout& layout, Placement placement)
     : dtype_(dtype), layout_(layout), buffer_(extent_bytes(dtype, layout), placement) {
@@ -22,12 +49,15 @@ Tensor::Tensor(DType dtype, const Layout& layout, Placement placement)
 }
 
 void Tensor::poison() {
-  if (dtype_ != DType::f32) {
-    std::memset(buffer_.data(), 0xb5, buffer_.size());
-    return;
-  }
-  for (std::size_t i = 0; i < buffer_.size(); i += sizeof(kPoison)) {
-    std::memcpy(buffer_.data() + i, &kPoison, sizeof(kPoison));
+  switch (dtype_) {
+    case DType::f32:
+      return fill_bytes(buffer_, kPoison);
+    case DType::bf16:
+      return fill_bytes(buffer_, kPoisonBf16);
+    case DType::f16:
+      return fill_bytes(buffer_, kPoisonF16);
+    default:
+      return fill_bytes(buffer_, std::uint8_t{0xb5});
   }
 }
 
@@ -70,8 +100,14 @@ bool Tensor::gaps_intact() const {
 }
 
 bool same_bits(const Tensor& a, const Tensor& b) {
-  const std::vector<float> x = a.values(), y = b.values();
-  return x.size() == y.size() && (x.empty() || std::memcmp(x.data(), y.data(), x.size() * sizeof(float)) == 0);
+  if (a.dtype_ != b.dtype_ || a.size() != b.size()) return false;
+  const auto width = static_cast<std::int64_t>(size_of(a.dtype_));
+  for (std::int64_t i = 0; i < a.size(); ++i) {
+    const std::byte* x = a.buffer_.data() + a.flat_offset(i) * width;
+    const std::byte* y = b.buffer_.data() + b.flat_offset(i) * width;
+    if (std::memcmp(x, y, static_cast<std::size_t>(width)) != 0) return false;
+  }
+  return true;
 }
 
 }  // namespace rapt::testing

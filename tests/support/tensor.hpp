@@ -11,9 +11,37 @@
 
 namespace rapt::testing {
 
-/// What a gap between elements (and every element not yet written) holds: a NaN of this bit pattern for f32, the byte
-/// 0xb5 for everything else.
+/// What a gap between elements (and every element not yet written) holds: a NaN of this bit pattern for f32, those below
+/// for bf16 and f16, the byte 0xb5 for everything else.
 inline constexpr std::uint32_t kPoison = 0x7fdeadb5;
+inline constexpr std::uint16_t kPoisonBf16 = 0x7fde;
+inline constexpr std::uint16_t kPoisonF16 = 0x7eb5;
+
+/// Element `index` of f32, bf16 or f16 at `data`, by Eigen's conversions: the library's own are under test.
+float read_element(const void* data, DType dtype, std::int64_t index);
+/// The same to write: `value` rounded to nearest, ties to even.
+void write_element(void* data, DType dtype, std::int64_t index, float value);
+/// `value` rounded to `dtype` as write_element() does.
+float rounded(float value, DType dtype);
+
+/// An f32, bf16 or f16 element that reads as a float and is written rounded.
+class Element {
+ public:
+  Element(void* data, DType dtype, std::int64_t index) : data_(data), dtype_(dtype), index_(index) {}
+  operator float() const { return read_element(data_, dtype_, index_); }
+  Element& operator=(float value) {
+    write_element(data_, dtype_, index_, value);
+    return *this;
+  }
+  Element& operator=(const Element& other) { return *this = static_cast<float>(other); }
+  Element& operator+=(float value) { return *this = *this + value; }
+  Element& operator*=(float value) { return *this = *this * value; }
+
+ private:
+  void* data_;
+  DType dtype_;
+  std::int64_t index_;
+};
 
 class Tensor {
  public:
@@ -32,21 +60,31 @@ class Tensor {
   Buffer& buffer() noexcept { return buffer_; }
   const Buffer& buffer() const noexcept { return buffer_; }
 
-  /// The element at `index`; T must be the type that `dtype` stands for.
-  template <class T = float>
+  DType dtype() const noexcept { return dtype_; }
+
+  /// The floating-point element at `index`.
+  Element at(std::initializer_list<std::int64_t> index) { return element(offset({index.begin(), index.size()})); }
+  float at(std::initializer_list<std::int64_t> index) const {
+    return read_element(buffer_.data(), dtype_, offset({index.begin(), index.size()}));
+  }
+  /// The same at a row-major logical position, whatever the strides.
+  Element flat(std::int64_t position) { return element(flat_offset(position)); }
+  float flat(std::int64_t position) const { return read_element(buffer_.data(), dtype_, flat_offset(position)); }
+
+  /// Elements of the type T that `dtype` stands for.
+  template <class T>
   T& at(std::initializer_list<std::int64_t> index) {
     return reinterpret_cast<T*>(buffer_.data())[offset({index.begin(), index.size()})];
   }
-  template <class T = float>
+  template <class T>
   T at(std::initializer_list<std::int64_t> index) const {
     return reinterpret_cast<const T*>(buffer_.data())[offset({index.begin(), index.size()})];
   }
-  /// The element at a row-major logical position, whatever the strides.
-  template <class T = float>
+  template <class T>
   T& flat(std::int64_t position) {
     return reinterpret_cast<T*>(buffer_.data())[flat_offset(position)];
   }
-  template <class T = float>
+  template <class T>
   T flat(std::int64_t position) const {
     return reinterpret_cast<const T*>(buffer_.data())[flat_offset(position)];
   }
@@ -58,6 +96,9 @@ class Tensor {
   bool gaps_intact() const;
 
  private:
+  friend bool same_bits(const Tensor& a, const Tensor& b);
+
+  Element element(std::int64_t offset) { return {buffer_.data(), dtype_, offset}; }
   std::int64_t offset(std::span<const std::int64_t> index) const;
   std::int64_t flat_offset(std::int64_t position) const;
 
@@ -70,12 +111,13 @@ class Tensor {
 template <class View>
 View slice(View view, int dim, std::int64_t begin, std::int64_t count) {
   const auto at = static_cast<std::size_t>(dim);
-  view.data = static_cast<float*>(const_cast<void*>(static_cast<const void*>(view.data))) + begin * view.strides[at];
+  view.data = static_cast<std::byte*>(const_cast<void*>(static_cast<const void*>(view.data))) +
+              begin * view.strides[at] * static_cast<std::int64_t>(size_of(view.dtype));
   view.shape[at] = count;
   return view;
 }
 
-/// Equal bit for bit, NaN included, gaps left out. Strides may differ.
+/// Equal bit for bit, NaN included, gaps left out. Strides may differ, types may not.
 bool same_bits(const Tensor& a, const Tensor& b);
 
 }  // namespace rapt::testing

@@ -6,6 +6,7 @@
 #include "oracle/oracle.hpp"
 #include "support/case.hpp"
 #include "support/catch.hpp"
+#include "support/entries.hpp"
 
 using namespace rapt;
 using namespace rapt::testing;
@@ -14,7 +15,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-/// Rounds the reference to fp32 into the outputs of `c`.
+/// Rounds the reference into the outputs of `c`.
 void write_reference(Case& c, const Reference& reference) {
   for (std::int64_t i = 0; i < c.out.size(); ++i) {
     c.out.flat(i) = static_cast<float>(reference.out[static_cast<std::size_t>(i)]);
@@ -180,7 +181,7 @@ TEST_CASE("compare refuses wrong results", "[unit]") {
   CHECK_FALSE(verdict([&] { c.out.flat(17) = std::nanf(""); }));
   CHECK_FALSE(verdict([&] { c.lse.flat(17) = std::nanf(""); }));
   CHECK_FALSE(verdict([&] { c.lse.flat(17) += 1e-4f; }));
-  CHECK_FALSE(verdict([&] { std::swap(c.out.flat(0), c.out.flat(64)); }));
+  CHECK_FALSE(verdict([&] { std::swap(c.out.flat<float>(0), c.out.flat<float>(64)); }));
   c.poison_outputs();
   CHECK_FALSE(compare(c.args(), reference).ok());
 
@@ -210,4 +211,153 @@ TEST_CASE("compare refuses a number where zero, -inf or NaN is due", "[unit]") {
   CHECK(compare(c.args(), broken).ok());
   c.out.flat(2 * 8) = 0;
   CHECK_FALSE(compare(c.args(), broken).ok());
+}
+
+TEST_CASE("test tensors round as IEEE does", "[unit]") {
+  CHECK(rounded(1 + 0x1p-8f, DType::bf16) == 1);  // ties to even
+  CHECK(rounded(1 + 0x1.8p-7f, DType::bf16) == 1 + 0x1p-6f);
+  CHECK(rounded(1 + 0x1p-11f, DType::f16) == 1);
+  CHECK(rounded(65519, DType::f16) == 65504);
+  CHECK(rounded(65520, DType::f16) == kInfinity);
+  CHECK(rounded(-3.4e38f, DType::bf16) == -kInfinity);
+  CHECK(rounded(0x1.4p-24f, DType::f16) == 0x1p-24f);  // a denormal
+  CHECK(rounded(0x1p-130f, DType::bf16) == 0x1p-130f);
+  CHECK(std::isnan(rounded(std::nanf(""), DType::bf16)));
+  CHECK(std::isnan(rounded(std::nanf(""), DType::f16)));
+}
+
+TEST_CASE("oracle: inputs of 16 bits count as given", "[unit]") {
+  Case wide(Problem::parse("attention b=2 hq=4 hk=2 sq=9 sk=20 d=6 dv=5 causal align=4 lse"));
+  for (DType dtype : {DType::bf16, DType::f16}) {
+    Problem problem = wide.problem;
+    problem.q_dtype = problem.kv_dtype = problem.out_dtype = dtype;
+    Case half(problem);
+    for (Tensor Case::*tensor : {&Case::q, &Case::k, &Case::v}) {
+      for (std::int64_t i = 0; i < (half.*tensor).size(); ++i) {
+        CHECK((half.*tensor).flat(i) == rounded((Case(wide.problem).*tensor).flat(i), dtype));
+        (wide.*tensor).flat(i) = (half.*tensor).flat(i);
+      }
+    }
+    const Reference a = oracle(wide.args()), b = oracle(half.args());
+    CHECK(a.out == b.out);
+    CHECK(a.lse == b.lse);
+    CHECK(a.plain_error == 0);
+    CHECK(b.plain_error > 0);
+  }
+}
+
+TEST_CASE("oracle: the plain three steps, by hand", "[unit]") {
+  // Scores 0 and 1/512 + 1/8, which bf16 rounds to 1/8; probabilities and the result are rounded as well.
+  Case c(typed("attention sq=1 sk=2 d=2 dv=1 scale=1", DType::bf16));
+  for (std::int64_t i = 0; i < 4; ++i) c.k.flat(i) = 0;
+  c.q.flat(0) = 1;
+  c.q.flat(1) = 1;
+  c.k.flat(2) = 0.125f;
+  c.k.flat(3) = 0x1p-9f;
+  c.v.flat(0) = 0;
+  c.v.flat(1) = 1;
+  const double exact = 1 / (1 + std::exp(-(0.125 + 0x1p-9)));
+  const float plain = rounded(static_cast<float>(1 / (1 + std::exp(-0.125))), DType::bf16);
+  CHECK(oracle(c.args()).plain_error == Approx(std::abs(plain - exact)).epsilon(1e-6));
+}
+
+TEST_CASE("compare accepts 16-bit results that are rounded once", "[unit]") {
+  for (const char* types : {"dtype=bf16", "dtype=f16", "q=bf16 kv=bf16", "kv=f16 out=f16", "out=bf16", "q=f16 kv=bf16"}) {
+    for (const char* sizes : {" b=2 hq=4 hk=2 sq=20 sk=300 d=64 causal align=-3 lse", " sq=1 sk=1 d=1 dv=1 lse",
+                              " b=3 hq=2 sq=20 sk=30 d=8 lse ragged_q=41 ragged_k=60 layout=other"}) {
+      Case c(Problem::parse("attention " + std::string(types) + sizes));
+      const Reference reference = oracle(c.args());
+      write_reference(c, reference);
+      const Errors errors = compare(c.args(), reference);
+      INFO(c.problem.to_string());
+      CHECK(errors.ok());
+      CHECK(errors.max_bound < 0.5);
+    }
+  }
+}
+
+TEST_CASE("compare refuses wrong 16-bit results", "[unit]") {
+  for (DType dtype : {DType::bf16, DType::f16}) {
+    Case c(typed("attention b=1 hq=2 sq=64 sk=256 d=64 causal align=bottom_right lse", dtype));
+    const Reference reference = oracle(c.args());
+    const float eps = dtype == DType::bf16 ? 0x1p-8f : 0x1p-11f;
+    const auto verdict = [&](auto spoil) {
+      write_reference(c, reference);
+      spoil();
+      return compare(c.args(), reference).ok();
+    };
+    CHECK(verdict([] {}));
+    CHECK(verdict([&] { c.lse.flat(17) += 0.9f * eps; }));  // a sum of rounded probabilities
+    CHECK_FALSE(verdict([&] { c.lse.flat(17) += 1.1f * eps; }));
+    CHECK_FALSE(verdict([&] { c.out.flat(4000) += 8 * eps; }));  // one element
+    CHECK_FALSE(verdict([&] {                                    // all of them, as by a sum that lost some keys
+      for (std::int64_t i = 0; i < c.out.size(); ++i) c.out.flat(i) *= 1 + 16 * eps;
+    }));
+    CHECK_FALSE(verdict([&] { c.out.flat(17) = std::nanf(""); }));
+    CHECK_FALSE(verdict([&] { c.out.flat(17) = static_cast<float>(kInfinity); }));
+    // Another query's row.
+    CHECK_FALSE(verdict([&] {
+      for (std::int64_t e = 0; e < 64; ++e) c.out.flat(e) = c.out.flat(64 * 9 + e);
+    }));
+    c.poison_outputs();
+    CHECK_FALSE(compare(c.args(), reference).ok());
+    // What bf16 gives is not good enough for f16.
+    if (dtype == DType::bf16) continue;
+    write_reference(c, reference);
+    for (std::int64_t i = 0; i < c.out.size(); ++i) c.out.flat(i) = rounded(c.out.flat(i), DType::bf16);
+    CHECK_FALSE(compare(c.args(), reference).ok());
+  }
+}
+
+// The plain three steps round large scores away; a kernel may not.
+TEST_CASE("compare refuses scores that were rounded to 16 bits", "[unit]") {
+  for (DType dtype : {DType::bf16, DType::f16}) {
+    Case c(typed("attention sq=64 sk=256 d=64 lse scale=4", dtype)), coarse(c.problem);
+    const Reference reference = oracle(c.args());
+    Case bias(typed("attention sq=64 sk=256 d=64 lse scale=0 bias=qk", dtype));
+    for (std::int64_t i = 0; i < 64; ++i) {
+      for (std::int64_t j = 0; j < 256; ++j) {
+        float dot = 0;
+        for (std::int64_t e = 0; e < 64; ++e) dot += c.q.at({0, 0, i, e}) * c.k.at({0, 0, j, e});
+        bias.bias.flat(i * 256 + j) = rounded(4 * dot, dtype);
+      }
+    }
+    const Reference wrong = oracle(bias.args());
+    write_reference(c, wrong);
+    CHECK(compare(c.args(), reference).max_abs <= compare(c.args(), reference).max_abs_limit);
+    CHECK_FALSE(compare(c.args(), reference).ok());
+  }
+}
+
+TEST_CASE("compare wants Inf where a result overflows its type, and nowhere else", "[unit]") {
+  Case c(Problem::parse("attention out=f16 sq=1 sk=3 d=2 dv=3"));
+  const float column[] = {1e6f, -1e6f, 60000};
+  for (std::int64_t i = 0; i < 9; ++i) c.v.flat(i) = column[i % 3];
+  const Reference reference = oracle(c.args());
+  write_reference(c, reference);
+  CHECK(c.out.flat(0) == static_cast<float>(kInfinity));
+  CHECK(compare(c.args(), reference).ok());
+  c.out.flat(0) = 65504;
+  CHECK_FALSE(compare(c.args(), reference).ok());
+  c.out.flat(0) = static_cast<float>(-kInfinity);
+  CHECK_FALSE(compare(c.args(), reference).ok());
+  write_reference(c, reference);
+  c.out.flat(2) = static_cast<float>(kInfinity);
+  // 60000 may be off by 8 units, which is not enough to overflow f16 ...
+  CHECK_FALSE(compare(c.args(), reference).ok());
+}
+
+TEST_CASE("compare holds the opt-in tier to its own bounds", "[unit]") {
+  Case c(Problem::parse("attention b=1 hq=2 sq=64 sk=256 d=64 causal align=bottom_right lse"));
+  const Reference reference = oracle(c.args());
+  const auto verdict = [&](float factor, Tier tier) {
+    write_reference(c, reference);
+    for (std::int64_t i = 0; i < c.out.size(); ++i) c.out.flat(i) *= 1 + factor;
+    return compare(c.args(), reference, tier).ok();
+  };
+  CHECK_FALSE(verdict(6e-6f, Tier::exact));
+  CHECK(verdict(6e-6f, Tier::f32x3));
+  CHECK_FALSE(verdict(2e-5f, Tier::f32x3));
+  CHECK(tier_of("attention_forward.f32x3.amx.q32k64") == Tier::f32x3);
+  CHECK(tier_of("attention_forward.f32x6.amx.q32k64") == Tier::exact);
 }
