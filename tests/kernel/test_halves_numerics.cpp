@@ -1,5 +1,5 @@
-// Sizes and numbers at which kernels that work in 16 bits, or split fp32 into pieces of 16 bits, go wrong first: edges of
-// panels, blocks and key ranges, moving maxima, denormals, overflow, Inf and NaN.
+// Sizes and numbers at which kernels that work in 16 bits, or split fp32 into pieces of 16 bits, go wrong first: edges
+// of panels, blocks and key ranges, moving maxima, denormals, overflow, Inf and NaN.
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -273,7 +273,11 @@ TEST_CASE("halves: what is wrong with a query stays in its row", "[kernel]") {
   for (std::int64_t row : {0, 15, 31, 32, 64, 96}) {
     for (float value : {kNaN, kInfinity, -kInfinity, denormal}) {
       check_others_keep_their_bits(
-          problem, [&](Case& c) { c.q.at({0, 0, row, 40}) = value; }, [&](std::int64_t other) { return other == row; });
+          problem,
+          [&](Case& c) {
+            c.q.at({0, 0, row, 40}) = value;
+          },
+          [&](std::int64_t other) { return other == row; });
     }
   }
 }
@@ -286,7 +290,10 @@ TEST_CASE("halves: what is wrong with a key or value stays with the rows that at
     for (float value : {kNaN, kInfinity, denormal}) {
       for (bool in_key : {true, false}) {
         check_others_keep_their_bits(
-            problem, [&](Case& c) { (in_key ? c.k : c.v).at({0, 0, key, 7}) = value; },
+            problem,
+            [&](Case& c) {
+              (in_key ? c.k : c.v).at({0, 0, key, 7}) = value;
+            },
             [&](std::int64_t row) { return row >= key; });
       }
     }

@@ -262,7 +262,8 @@ TEST_CASE("oracle: the plain three steps, by hand", "[unit]") {
 }
 
 TEST_CASE("compare accepts 16-bit results that are rounded once", "[unit]") {
-  for (const char* types : {"dtype=bf16", "dtype=f16", "q=bf16 kv=bf16", "kv=f16 out=f16", "out=bf16", "q=f16 kv=bf16"}) {
+  for (const char* types :
+       {"dtype=bf16", "dtype=f16", "q=bf16 kv=bf16", "kv=f16 out=f16", "out=bf16", "q=f16 kv=bf16"}) {
     for (const char* sizes : {" b=2 hq=4 hk=2 sq=20 sk=300 d=64 causal align=-3 lse", " sq=1 sk=1 d=1 dv=1 lse",
                               " b=3 hq=2 sq=20 sk=30 d=8 lse ragged_q=41 ragged_k=60 layout=other"}) {
       Case c(Problem::parse("attention " + std::string(types) + sizes));

@@ -1,5 +1,5 @@
 // The tile instructions in plain C++, for machines without them. `dot` follows the order of operations that Intel's
-// manual gives for TDPBF16PS, so that results agree with the instruction's bit for bit. Included after a vector leaf.
+// manual gives for TDPBF16PS, so that results agree with the instruction's bit for bit.
 #pragma once
 
 namespace rapt::cpu::RAPT_ISA {
@@ -50,17 +50,5 @@ class Tiles {
 
   std::uint32_t row_[8][16][16];
 };
-
-[[gnu::always_inline]] inline vec upper_half(vec x) {
-  return cast_to_float(cast_to_int(x) & ivec(static_cast<std::int32_t>(0xffff0000u)));
-}
-[[gnu::always_inline]] inline vec pair_words(vec even, vec odd) {
-  const ivec low = (cast_to_int(even) >> 16) & ivec(0xffff);
-  return cast_to_float(low | cast_to_int(upper_half(odd)));
-}
-template <int kPlanes>
-[[gnu::always_inline]] inline vec exp2_weight(vec x) {
-  return exp2(x);
-}
 
 }  // namespace rapt::cpu::RAPT_ISA

@@ -35,8 +35,8 @@ constexpr std::int64_t kRows = 32, kKeys = 64, kMaxPanels = 32;
 constexpr int kVecsOfRow = static_cast<int>(kRows) / kLanes;
 constexpr std::int64_t kScoreBytes = kKeys * kRowBytes;
 
-// Products of planes (of one operand, of the other), large ones first.
-constexpr int kPlane[6][2] = {{0, 0}, {0, 1}, {1, 0}, {0, 2}, {1, 1}, {2, 0}};
+// Products of planes (of one operand, of the other): all but those below the last bit.
+constexpr int kPlane[3][6][2] = {{{0, 0}}, {{0, 0}, {0, 1}, {1, 0}}, {{0, 0}, {0, 1}, {0, 2}, {1, 0}, {1, 1}, {2, 0}}};
 constexpr int products(int planes) {
   return planes == 1 ? 1 : planes == 2 ? 3 : 6;
 }
@@ -59,8 +59,8 @@ struct Scratch {
   float* top;               // -inf: the row sees none of the block's keys
   bf16 *k, *rows;           // [plane][keys][d]; 32 rows on their way into tiles, [plane][32][d or dv]
   char* v;                  // [plane][keys / 32][dv / 16] tiles
-  std::int32_t *k_offset, *q_offset, *v_offset[2], *p_offset[2];  // of products; [1]: for one half of a block's keys
-  std::byte* vector;                                              // the vector kernel's
+  std::int32_t *k_offset, *q_offset, *v_offset, *p_offset;  // of products
+  std::byte* vector;                                        // the vector kernel's
 
   Scratch(Carver& carver, const ForwardShape& shape) {
     d = round_up(shape.d, kTileDepth), dv = round_up(shape.dv, kChunk);
@@ -81,10 +81,8 @@ struct Scratch {
     const std::int64_t depth = d / kTileDepth;
     k_offset = carver.take<std::int32_t>(products(kPlanes) * depth);
     q_offset = carver.take<std::int32_t>(products(kPlanes) * depth);
-    for (int i = 0; i < 2; ++i) {
-      v_offset[i] = carver.take<std::int32_t>(products(kPlanes) * 2);
-      p_offset[i] = carver.take<std::int32_t>(products(kPlanes) * 2);
-    }
+    v_offset = carver.take<std::int32_t>(products(kPlanes) * 2);
+    p_offset = carver.take<std::int32_t>(products(kPlanes) * 2);
     vector = carver.take<std::byte>(
         static_cast<std::int64_t>(vector_table.forward[0]->scratch_bytes({shape.sk, shape.d, shape.dv, kRows})));
   }
@@ -93,17 +91,17 @@ struct Scratch {
 
   void fill_offsets() const {
     const std::int64_t depth = d / kTileDepth;
-    for (int i = 0; i < products(kPlanes); ++i) {
-      const int x = kPlane[i][0], y = kPlane[i][1];
+    constexpr int n = products(kPlanes);
+    for (int i = 0; i < n; ++i) {
+      const int x = kPlane[kPlanes - 1][i][0], y = kPlane[kPlanes - 1][i][1];
       for (std::int64_t j = 0; j < depth; ++j) {
-        k_offset[i * depth + j] = static_cast<std::int32_t>((x * keys * d + j * kTileDepth) * 2);
-        q_offset[i * depth + j] = static_cast<std::int32_t>((y * depth + j) * 2 * kTileBytes);
+        k_offset[j * n + i] = static_cast<std::int32_t>((x * keys * d + j * kTileDepth) * 2);
+        q_offset[j * n + i] = static_cast<std::int32_t>((y * depth + j) * 2 * kTileBytes);
       }
-      for (int half = 0; half < 2; ++half)
-        for (int j = 0; j < 2 - half; ++j) {
-          v_offset[half][i * (2 - half) + j] = static_cast<std::int32_t>(x * v_plane() + j * kTileDepth * dv * 2);
-          p_offset[half][i * (2 - half) + j] = static_cast<std::int32_t>(weights_at(y) + j * kTileDepth * kRowBytes);
-        }
+      for (int j = 0; j < 2; ++j) {
+        v_offset[j * n + i] = static_cast<std::int32_t>(x * v_plane() + j * kTileDepth * dv * 2);
+        p_offset[j * n + i] = static_cast<std::int32_t>(weights_at(y) + j * kTileDepth * kRowBytes);
+      }
     }
   }
   // Where a plane of weights lies within the scores: in the first or the second row of each pair, or behind them.
@@ -119,30 +117,74 @@ struct Visit {
   bool first, last;     // of the panel in this range
 };
 
-// 2^(scores) -> weights, a pair of keys at a time.
+// 2^(scores) -> weights, a pair of keys at a time: planes of bf16 over the scores, and their sum.
 template <int kPlanes>
 struct Exponentials {
-  float* s;
-  vec scale, add[kVecsOfRow], sum[kVecsOfRow];
-  std::int64_t pairs, done = 0;
+  float* s = nullptr;
+  vec scale, add[kVecsOfRow], sum[kVecsOfRow];  // 2^(s scale + add)
+  std::int64_t pairs = 0, done = 0;
 
   [[gnu::always_inline]] void one() {
     float* at = s + done * 2 * kChunk;
     ++done;
 #pragma GCC unroll 8
-    for (int i = 0; i < kVecsOfRow; ++i) {
-      vec even = exp2_weight<kPlanes>(fma(load(at + i * kLanes), scale, add[i]));
-      vec odd = exp2_weight<kPlanes>(fma(load(at + kChunk + i * kLanes), scale, add[i]));
+    for (int i = 0; i < kVecsOfRow; ++i, at += kLanes) {
+      vec even = exponential(fma(load(at), scale, add[i]));
+      vec odd = exponential(fma(load(at + kChunk), scale, add[i]));
       if constexpr (kPlanes == 3) sum[i] = sum[i] + (even + odd);
 #pragma GCC unroll 3
-      for (int p = 0; p < kPlanes; ++p) {  // truncated, like the sum: the loss cancels
-        store(at + Scratch<kPlanes>::weights_at(p) / 4 + i * kLanes, pair_words(even, odd));
-        if constexpr (kPlanes < 3) sum[i] = sum[i] + (upper_half(even) + upper_half(odd));
-        if (p + 1 < kPlanes) even = even - upper_half(even), odd = odd - upper_half(odd);
+      for (int p = 0; p < kPlanes; ++p) {
+        store(at + Scratch<kPlanes>::weights_at(p) / 4, pair_words(even, odd));
+        const vec high_even = upper_half(even), high_odd = upper_half(odd);
+        if constexpr (kPlanes < 3) sum[i] = sum[i] + (high_even + high_odd);  // what is cut off is missing there too
+        even = even - high_even, odd = odd - high_odd;
       }
     }
   }
+  static vec exponential(vec x) {
+    return kPlanes == 3 ? exp2(x) : exp2_18_bits(x);
+  }
+  // The weights are 2^(s scale + add).
+  void set(vec s_scale, int i, vec s_add) {
+    scale = s_scale, add[i] = s_add, sum[i] = vec(0.f);
+  }
+  void finish() {
+    while (done < pairs) one();
+  }
 };
+
+template <>
+struct Exponentials<1> {
+  float* s = nullptr;
+  vec scale, add[kVecsOfRow], sum[kVecsOfRow];
+  ivec most[kVecsOfRow];
+  std::int64_t pairs = 0, done = 0;
+  FixedExp2 exponential;
+
+  [[gnu::always_inline]] void one() {
+    float* at = s + done * 2 * kChunk;
+    ++done;
+#pragma GCC unroll 8
+    for (int i = 0; i < kVecsOfRow; ++i, at += kLanes) {
+      const vec even = fma(load(at), scale, add[i]), odd = fma(load(at + kChunk), scale, add[i]);
+      store(at, exponential(even, odd, sum[i], most[i]));
+    }
+  }
+  void set(vec s_scale, int i, vec s_add) {
+    scale = s_scale * vec(FixedExp2::kScale);
+    add[i] = fma(s_add, vec(FixedExp2::kScale), vec(FixedExp2::kOffset));
+    sum[i] = vec(0.f), most[i] = ivec(0);
+  }
+  void finish() {
+    while (done < pairs) one();
+    for (int i = 0; i < kVecsOfRow; ++i)
+      sum[i] = xsimd::select(FixedExp2::saturated(most[i]), vec(__builtin_inff()), sum[i]);
+  }
+};
+
+// Weights must stay below 2^kHeadroom times the reference; in 7.9 fixed point below 2.
+template <int kPlanes>
+constexpr float kHeadroom = kPlanes == 1 ? 23 : 0;
 
 template <int kPlanes>
 class Item {
@@ -179,13 +221,16 @@ class Item {
       for (std::int64_t i = panel.rows; i < kRows; ++i) panel.row[i] = panel.row[panel.rows - 1];
       panels_[count_] = panel;
       reset(head_, panels_[count_]);
+      for (int i = 0; kHeadroom < kPlanes >> 0 && i < kVecsOfRow; ++i)
+        raise_reference(panel, i * kLanes, vec(kHeadroom<kPlanes>));
       const std::int64_t plane = kRows * w_.d;
-      redo_[count_] = with_element(p_.q_type, [&](auto type) {
+      const PlaneRows planes = with_element(p_.q_type, [&](auto type) {
         const auto* q = static_cast<const decltype(type)*>(p_.q);
         const auto row_of = [&](std::int64_t i) { return q + row_at(p_.q_stride, head_, panel.row[i]); };
-        return split_rows<kPlanes>(row_of, p_.q_stride.d, panel.rows, p_.d, w_.d, w_.rows, plane);
+        return split_rows<kPlanes>(row_of, p_.q_stride.d, panel.rows, p_.d, w_.d, w_.rows, plane, true);
       });
-      for (int i = 0; i < kPlanes; ++i) tile_queries(w_.rows + i * plane, w_.d, qt(count_) + i * plane * 2);
+      redo_[count_] = planes.tiny;
+      for (int i = 0; i < kPlanes; ++i) tile_queries(planes, i * plane, w_.d, qt(count_) + i * plane * 2);
     }
   }
   char* qt(std::int64_t panel) const { return w_.qt + panel * w_.q_bytes(); }
@@ -194,16 +239,18 @@ class Item {
   void pack_range(std::int64_t begin, std::int64_t first, std::int64_t last) {
     std::uint64_t tiny = 0;  // a bit for each block
     for (std::int64_t key = first / kKeys * kKeys; key < last; key += kTileDepth) {
-      const std::int64_t rows = least(kTileDepth, last - key), at = key - begin;
-      const bool bad = with_element(p_.kv_type, [&](auto type) {
+      const std::int64_t rows = least(kTileDepth, last - key), at = key - begin, plane = kTileDepth * w_.dv;
+      bool bad = false;
+      const PlaneRows values = with_element(p_.kv_type, [&](auto type) {
         const auto *k = static_cast<const decltype(type)*>(p_.k), *v = static_cast<const decltype(type)*>(p_.v);
         const auto k_row = [&](std::int64_t i) { return k + head_.key_at(p_.k_stride, key + i); };
         const auto v_row = [&](std::int64_t i) { return v + head_.key_at(p_.v_stride, key + i); };
-        return (split_rows<kPlanes>(k_row, p_.k_stride.d, rows, p_.d, w_.d, w_.k + at * w_.d, w_.keys * w_.d) |
-                split_rows<kPlanes>(v_row, p_.v_stride.d, rows, p_.dv, w_.dv, w_.rows, kTileDepth * w_.dv)) != 0;
+        bf16* const keys = w_.k + at * w_.d;
+        bad = split_rows<kPlanes>(k_row, p_.k_stride.d, rows, p_.d, w_.d, keys, w_.keys * w_.d, false).tiny != 0;
+        return split_rows<kPlanes>(v_row, p_.v_stride.d, rows, p_.dv, w_.dv, w_.rows, plane, true);
       });
-      for (int i = 0; i < kPlanes; ++i)
-        tile_values(w_.rows + i * kTileDepth * w_.dv, w_.dv, w_.v + i * w_.v_plane() + at * w_.dv * 2);
+      for (int i = 0; i < kPlanes; ++i) tile_values(values, i * plane, w_.dv, w_.v + i * w_.v_plane() + at * w_.dv * 2);
+      bad |= values.tiny != 0;
       tiny |= std::uint64_t{bad} << at / kKeys;
     }
     for (std::int64_t i = 0; tiny && i < count_; ++i)
@@ -260,9 +307,8 @@ class Item {
     for (std::int64_t i = 0; i < chunks; ++i) {
       const bool values = i < columns;
       if (values && i == 0) {
-        const std::int64_t half = 2 - pv->halves;
-        a = {w_.v + pv->at * w_.dv * 2, w_.v_offset[half], 64, kTileBytes};
-        b = {weights, w_.p_offset[half], 2 * kRowBytes, 64};
+        a = {w_.v + pv->at * w_.dv * 2, w_.v_offset, 64, kTileBytes};
+        b = {weights, w_.p_offset, 2 * kRowBytes, 64};
         a_step = 2 * kTileBytes, steps = n * pv->halves;
         c = target(panels_[pv->panel]), start = pv->first ? nullptr : c;
       } else if (i == columns) {
@@ -271,13 +317,11 @@ class Item {
         a_step = kChunk * w_.d * 2, steps = n * depth;
         c = reinterpret_cast<float*>(s), start = nullptr;
       }
-      const bool same_b = steps == 2 && i != 0 && i != columns;
-      multiply_chunk(tiles, a, b, steps, same_b, start, c, pending, beside);
+      multiply_chunk(tiles, a, b, steps, start, c, pending, beside);
       a.base += a_step, c += kChunk * kChunk;
       if (start) start = c;
     }
     pending_ = pending;
-    while (local.done < local.pairs) local.one();
     e = local;
   }
   void flush(Tiles& tiles) { store_pending(tiles, pending_, w_.unused); }
@@ -319,24 +363,22 @@ class Item {
 
   Exponentials<kPlanes> exponentials(const Visit& v, char* s) const {
     Exponentials<kPlanes> e;
-    e.s = reinterpret_cast<float*>(s), e.pairs = v.halves * kTileDepth / 2, e.done = 0;
-    e.scale = terms_ ? vec(1.f) : scale_;
-    for (int i = 0; i < kVecsOfRow; ++i) {
-      e.add[i] = terms_ ? vec(0.f) : load(panels_[v.panel].minus_m + i * kLanes);
-      e.sum[i] = vec(0.f);
-    }
+    e.s = reinterpret_cast<float*>(s), e.pairs = v.halves * kTileDepth / 2;
+    for (int i = 0; i < kVecsOfRow; ++i) e.set(score_scale(), i, reference(v, i));
     return e;
   }
+  // A visit's scores in the log2 domain are s * score_scale() + reference().
+  vec score_scale() const { return terms_ ? vec(1.f) : scale_; }
+  vec reference(const Visit& v, int i) const { return terms_ ? vec(0.f) : load(panels_[v.panel].minus_m + i * kLanes); }
 
   // Like must_move() of softmax.hpp, but by the block's sum of weights, of which there is one already.
-  bool must_move(const Visit& v, const Exponentials<kPlanes>& e, int i) const {
-    return xsimd::any(moves(v, e.sum[i], i));
-  }
   auto moves(const Visit& v, vec sum, int i) const {
+    constexpr float kUnit = kPlanes == 1 ? 0x1p-23f : 1.f;  // 2^-kHeadroom
     const std::int64_t lane = i * kLanes;
     const vec top = v.masked || terms_ ? load(w_.top + lane) : vec(0.f);
     const vec l = load(panels_[v.panel].l + lane);
-    return (sum > vec(0x1p24f)) | ((l == vec(0.f)) & (sum < vec(0x1p-16f)) & (top > minus_infinity()));
+    const auto low = (l == vec(0.f)) & (sum < vec(0x1p-16f * kUnit)) & (top > minus_infinity());
+    return (sum > vec(0x1p24f)) | low;
   }
 
   // Some row's weights are too large or too small: counts the visit's scores again (its weights lie over them), moves
@@ -353,19 +395,25 @@ class Item {
       if (v.masked || terms_) finish_visit(v, begin + v.at, x);
     };
     score();
+    vec poison[kVecsOfRow];
     for (int i = 0; i < kVecsOfRow; ++i) {
       vec top = minus_infinity();
-      for (std::int64_t j = 0; j < v.halves * kTileDepth; ++j)
-        top = xsimd::max(top, fma(load(x + j * kChunk + i * kLanes), e.scale, e.add[i]));
+      poison[i] = vec(0.f);
+      for (std::int64_t j = 0; j < v.halves * kTileDepth; ++j) {
+        const vec y = fma(load(x + j * kChunk + i * kLanes), score_scale(), reference(v, i));
+        top = xsimd::max(top, y);
+        poison[i] = xsimd::select(y < vec(0.f) - minus_infinity(), poison[i], y - y);  // +inf and NaN give NaN
+      }
       const auto which = moves(v, e.sum[i], i) & (xsimd::abs(top) < vec(0.f) - minus_infinity());
-      const vec step = xsimd::select(which, xsimd::ceil(top), vec(0.f));
+      const vec step = xsimd::select(which, xsimd::ceil(top) + vec(kHeadroom<kPlanes>), vec(0.f));
       const vec factor = raise_reference(panel, i * kLanes, step);
       if (panel.started) rescale(panel.ot + i * kLanes, kRows, w_.dv, factor);
       if (!v.first) rescale(target(panel) + i * kLanes, kRows, w_.dv, factor);
     }
     if (terms_) score();  // they hold the reference
     e = exponentials(v, s);
-    while (e.done < e.pairs) e.one();
+    e.finish();
+    for (int i = 0; i < kVecsOfRow; ++i) e.sum[i] = e.sum[i] + poison[i];  // the row is for the vector kernel
   }
 
   // All visits of a range. While the tiles work on two of them the vectors exponentiate a third.
@@ -385,10 +433,10 @@ class Item {
       if (now->masked || terms_) finish_visit(*now, begin + now->at, reinterpret_cast<float*>(w_.s[at]));
       Exponentials<kPlanes> e = exponentials(*now, w_.s[at]);
       if (last || then) multiply(tiles, last, w_.s[at ^ 1], then, w_.s[at ^ 1], e);
-      while (e.done < e.pairs) e.one();
+      e.finish();
       if (last && last->last) join(tiles, *last, !then);
       bool any = false;
-      for (int i = 0; i < kVecsOfRow; ++i) any |= must_move(*now, e, i);
+      for (int i = 0; i < kVecsOfRow; ++i) any |= xsimd::any(moves(*now, e.sum[i], i));
       if (any) [[unlikely]]
         recount(tiles, *now, begin, w_.s[at], e);
       float* l = panels_[now->panel].l;

@@ -35,66 +35,89 @@ template <int kTile>
 }
 
 // c = start + sum over `steps` of A B for one chunk (start null: 0), calling `beside` after each of its 4 * steps tile
-// products. A tile store that waits for its product stalls every product behind it, so the tiles are visited in
-// serpentine order, two steps a visit, and each is stored two visits after it is complete: the last two (`pending`)
-// within the next chunk. With `same_b` B is what the last chunk left in tiles 6 and 7.
+// products. Operands that a step shares with the one before are not loaded again.
+//
+// A tile store that waits for its product stalls every product behind it. So the last two steps are done together, the
+// tiles in turn with two products each, and each is stored two tiles after it is complete: the last two (`pending`)
+// within the next chunk.
 template <class Beside>
 [[gnu::always_inline]] inline void multiply_chunk(Tiles& tiles, const TileOperand& a, const TileOperand& b,
-                                                  std::int64_t steps, bool same_b, const float* start, float* c,
-                                                  Pending& pending, Beside&& beside) {
+                                                  std::int64_t steps, const float* start, float* c, Pending& pending,
+                                                  Beside&& beside) {
   const char *a0 = a.base, *a1 = a.base + a.other, *b0 = b.base, *b1 = b.base + b.other;
   const std::int64_t as = a.stride, bs = b.stride;
-  const auto below = [](auto* p) { return p ? p + 16 * kChunk : p; };
+  const float* const below = start ? start + 16 * kChunk : nullptr;
+  float* const last = pending.c;
+  const auto take_2 = [&]() __attribute__((always_inline)) {
+    tiles.store<2>(last + 16 * kChunk + 16, kRowBytes);
+    start_tile<2>(tiles, below ? below + 16 : below);
+  };
+  const auto take_3 = [&]() __attribute__((always_inline)) {
+    tiles.store<3>(last + 16 * kChunk, kRowBytes);
+    start_tile<3>(tiles, below);
+  };
   start_tile<0>(tiles, start);
   start_tile<1>(tiles, start ? start + 16 : start);
-  float* const last = pending.c;
-  const auto visit = [&](std::int64_t i, auto two) __attribute__((always_inline)) {
-    const std::int64_t ka = a.offset[i], kb = b.offset[i];
-    const std::int64_t la = two ? a.offset[i + 1] : 0, lb = two ? b.offset[i + 1] : 0;
-    const bool first = i == 0, end = i + (two ? 2 : 1) == steps;
-    tiles.load_once<4>(a0 + ka, as);
-    if (!same_b) tiles.load<6>(b0 + kb, bs);
+  std::int64_t i = 0, ka = -1, kb = -1;
+  for (; i + 2 < steps; ++i) {
+    const bool new_a = a.offset[i] != ka, new_b = b.offset[i] != kb;
+    ka = a.offset[i], kb = b.offset[i];
+    if (new_a) tiles.load_once<4>(a0 + ka, as);
+    if (new_b) tiles.load<6>(b0 + kb, bs);
     tiles.dot<0, 4, 6>();
     beside();
-    if constexpr (two) {
-      tiles.load_once<5>(a0 + la, as);
-      if (!same_b) tiles.load<7>(b0 + lb, bs);
-      tiles.dot<0, 5, 7>();
-      beside();
-    }
-    if (first)
-      tiles.store<2>(last + 16 * kChunk + 16, kRowBytes), start_tile<2>(tiles, start ? below(start) + 16 : start);
-    tiles.load<6>(b1 + kb, bs);
-    tiles.dot<1, 4, 6>();
+    if (new_b) tiles.load<7>(b1 + kb, bs);
+    tiles.dot<1, 4, 7>();
     beside();
-    if constexpr (two) {
-      tiles.load<7>(b1 + lb, bs);
-      tiles.dot<1, 5, 7>();
-      beside();
-    }
-    if (first) tiles.store<3>(last + 16 * kChunk, kRowBytes), start_tile<3>(tiles, below(start));
-    tiles.load_once<4>(a1 + ka, as);
-    tiles.dot<2, 4, 6>();
+    if (i == 0) take_2();
+    if (new_a) tiles.load_once<5>(a1 + ka, as);
+    tiles.dot<2, 5, 7>();
     beside();
-    if constexpr (two) {
-      tiles.load_once<5>(a1 + la, as);
-      tiles.dot<2, 5, 7>();
-      beside();
-    }
-    if (end) tiles.store<0>(c, kRowBytes);
-    tiles.load<6>(b0 + kb, bs);
-    tiles.dot<3, 4, 6>();
+    if (i == 0) take_3();
+    tiles.dot<3, 5, 6>();
     beside();
-    if constexpr (two) {
-      tiles.load<7>(b0 + lb, bs);
-      tiles.dot<3, 5, 7>();
-      beside();
-    }
-    if (end) tiles.store<1>(c + 16, kRowBytes);
-  };
-  std::int64_t i = 0;
-  for (; i + 2 <= steps; i += 2) visit(i, std::true_type());
-  if (i < steps) visit(i, std::false_type());
+  }
+  const bool first = i == 0, two = i + 1 < steps;
+  const std::int64_t la = two ? a.offset[i + 1] : 0, lb = two ? b.offset[i + 1] : 0;
+  ka = a.offset[i], kb = b.offset[i];
+  tiles.load_once<4>(a0 + ka, as);
+  tiles.load<6>(b0 + kb, bs);
+  tiles.dot<0, 4, 6>();
+  beside();
+  if (two) {
+    tiles.load_once<5>(a0 + la, as);
+    tiles.load<7>(b0 + lb, bs);
+    tiles.dot<0, 5, 7>();
+    beside();
+  }
+  if (first) take_2();
+  tiles.load<6>(b1 + kb, bs);
+  tiles.dot<1, 4, 6>();
+  beside();
+  if (two) {
+    tiles.load<7>(b1 + lb, bs);
+    tiles.dot<1, 5, 7>();
+    beside();
+  }
+  if (first) take_3();
+  tiles.load_once<4>(a1 + ka, as);
+  tiles.dot<2, 4, 6>();
+  beside();
+  if (two) {
+    tiles.load_once<5>(a1 + la, as);
+    tiles.dot<2, 5, 7>();
+    beside();
+  }
+  tiles.store<0>(c, kRowBytes);
+  tiles.load<6>(b0 + kb, bs);
+  tiles.dot<3, 4, 6>();
+  beside();
+  if (two) {
+    tiles.load<7>(b0 + lb, bs);
+    tiles.dot<3, 5, 7>();
+    beside();
+  }
+  tiles.store<1>(c + 16, kRowBytes);
   pending.c = c;
 }
 

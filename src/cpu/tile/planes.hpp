@@ -11,72 +11,130 @@ namespace rapt::cpu::RAPT_ISA {
 inline constexpr std::int64_t kTileRows = 16, kTileDepth = 32;  // of a tile of 16-bit elements
 inline constexpr std::int64_t kTileBytes = 1024;
 
-// The matrix unit takes denormals for 0; below this the last plane of a number may be one.
-template <int kPlanes>
-inline constexpr float kLeastNumber = kPlanes == 1 ? 0x1p-126f : 0x1p-100f;
+// 2 * kLanes elements of 16 bits.
+using halves = xsimd::batch<std::uint16_t, arch>;
+[[gnu::always_inline]] inline halves load_halves_pair(const bf16* p) {
+  return halves::load_unaligned(&p->bits);
+}
+[[gnu::always_inline]] inline void store_halves_pair(bf16* p, halves x) {
+  x.store_unaligned(&p->bits);
+}
 
-// dst[plane][i] = planes of src[i * stride] for i < n, 0 up to `padded`. Returns false if some element has no planes
-// because it is too small. (Inf and NaN, and what rounds to Inf, need no check: they turn the output into NaN.)
-template <int kPlanes, class T>
-[[gnu::always_inline]] inline bool split_row(const T* src, std::int64_t stride, std::int64_t n, std::int64_t padded,
-                                             bf16* dst, std::int64_t plane) {
-  auto tiny = vec(0.f) != vec(0.f);
-  for (std::int64_t i = 0; i < n; i += kLanes) {
-    vec x = load_strided(src + i * stride, stride, least(kLanes, n - i));
+// The smallest number but 0 that was seen among elements.
+template <int kPlanes>
+class Smallest {
+ public:
+  [[gnu::always_inline]] void see(vec x) {
     const vec size = xsimd::abs(x);
-    tiny = tiny | ((size < vec(kLeastNumber<kPlanes>)) & (size != vec(0.f)));
-    for (int p = 0; p < kPlanes; ++p) {
-      bf16* to = dst + p * plane + i;
-      store_any(to, x);
-      if (p + 1 < kPlanes) x = x - load_any(to);
+    tiny_ = tiny_ | ((size < vec(kPlanes == 1 ? 0x1p-126f : 0x1p-100f)) & (size != vec(0.f)));
+  }
+  // 2 * kLanes elements of bf16.
+  [[gnu::always_inline]] void see(halves x) {
+    smallest_ = xsimd::min(smallest_, (x & halves(0x7fff)) - halves(1));  // 0 is the largest now
+  }
+  // Whether one was so small that the matrix unit would take it, or its last plane, for 0.
+  bool is_tiny() const { return xsimd::any(tiny_) || xsimd::any(smallest_ < halves(0x7f)); }
+
+ private:
+  typename vec::batch_bool_type tiny_ = vec(0.f) != vec(0.f);
+  halves smallest_ = halves(0xffff);
+};
+
+// to[plane][i] = planes of from[i * stride] for i < n, 0 up to `padded`; `plane` elements from one plane to the next.
+// Returns false if some element has no planes because it is too small. (Inf and NaN, and what rounds to Inf, need no
+// check: they turn the output into NaN.)
+template <int kPlanes, class T>
+[[gnu::always_inline]] inline bool split_row(const T* from, std::int64_t stride, std::int64_t n, std::int64_t padded,
+                                             bf16* to, std::int64_t plane) {
+  Smallest<kPlanes> smallest;
+  std::int64_t i = 0;
+  if constexpr (kPlanes == 1 && std::is_same_v<T, bf16>) {
+    for (; stride == 1 && i + 2 * kLanes <= n; i += 2 * kLanes) {
+      const halves x = load_halves_pair(from + i);
+      smallest.see(x);
+      store_halves_pair(to + i, x);
     }
   }
-  for (int p = 0; p < kPlanes; ++p)
-    for (std::int64_t i = round_up(n, kLanes); i < padded; i += kLanes) store_any(dst + p * plane + i, vec(0.f));
-  return !xsimd::any(tiny);
-}
-
-// Rows [0, rows) of n elements, zeros up to 32 rows of `padded` elements: planes[plane][32][padded]. Returns a bit for
-// every row that has no planes.
-template <int kPlanes, class RowAt>
-[[gnu::noinline]] std::uint32_t split_rows(RowAt row_at, std::int64_t stride, std::int64_t rows, std::int64_t n,
-                                           std::int64_t padded, bf16* planes, std::int64_t plane) {
-  std::uint32_t bad = 0;
-  for (std::int64_t r = 0; r < 32; ++r) {
-    const bool good = split_row<kPlanes>(r < rows ? row_at(r) : row_at(0), stride, r < rows ? n : 0, padded,
-                                            planes + r * padded, plane);
-    bad |= static_cast<std::uint32_t>(!good) << r;
+  for (; i < n; i += kLanes) {
+    vec x = load_strided(from + i * stride, stride, least(kLanes, n - i));
+    smallest.see(x);
+    for (int p = 0; p < kPlanes; ++p) {
+      store_any(to + p * plane + i, x);
+      if (p + 1 < kPlanes) x = x - load_any(to + p * plane + i);
+    }
   }
-  return bad;
+  for (; i < padded; i += kLanes)
+    for (int p = 0; p < kPlanes; ++p) store_any(to + p * plane + i, vec(0.f));
+  return !smallest.is_tiny();
 }
 
-// 32 rows of queries -> tiles [padded / 32][2][16 pairs of columns][16 rows], rows in the lanes.
-[[gnu::noinline]] inline void tile_queries(const bf16* rows, std::int64_t padded, char* tiles) {
+// Planes of up to 32 rows: where the first plane of each row lies, and a bit for every row that has none.
+struct PlaneRows {
+  const bf16* row[32];
+  std::uint32_t tiny = 0;
+};
+
+// Splits rows [0, rows) of n elements into to[plane][32][padded], zeros after the last. `row_at(i)` is where row i
+// lies. With `in_place` rows that are planes already stay where they are.
+template <int kPlanes, class RowAt>
+[[gnu::noinline]] PlaneRows split_rows(RowAt row_at, std::int64_t stride, std::int64_t rows, std::int64_t n,
+                                       std::int64_t padded, bf16* to, std::int64_t plane, bool in_place) {
+  PlaneRows planes;
+  using T = std::remove_cvref_t<decltype(*row_at(0))>;
+  if constexpr (kPlanes == 1 && std::is_same_v<T, bf16>) {
+    if (in_place && stride == 1 && n == padded && rows == 32) {
+      for (std::int64_t r = 0; r < rows; ++r) {
+        Smallest<kPlanes> smallest;
+        planes.row[r] = row_at(r);
+        for (std::int64_t i = 0; i < n; i += 2 * kLanes) smallest.see(load_halves_pair(planes.row[r] + i));
+        planes.tiny |= static_cast<std::uint32_t>(smallest.is_tiny()) << r;
+      }
+      return planes;
+    }
+  }
+  for (std::int64_t r = 0; r < 32; ++r) {
+    bf16* at = to + r * padded;
+    planes.row[r] = at;
+    const bool good = split_row<kPlanes>(row_at(r < rows ? r : 0), stride, r < rows ? n : 0, padded, at, plane);
+    planes.tiny |= static_cast<std::uint32_t>(!good) << r;
+  }
+  return planes;
+}
+
+// 32 rows of queries -> tiles [padded / 32][2][16 pairs of columns][16 rows], rows in the lanes; of the plane that lies
+// `plane` elements behind the first.
+[[gnu::noinline]] inline void tile_queries(const PlaneRows& planes, std::int64_t plane, std::int64_t padded,
+                                           char* tiles) {
   for (std::int64_t k = 0; k < padded; k += kTileDepth)
     for (std::int64_t half = 0; half < 2; ++half, tiles += kTileBytes)
       for (std::int64_t r0 = 0; r0 < kTileRows; r0 += kLanes)
         for (std::int64_t j0 = 0; j0 < kTileRows; j0 += kLanes) {
           vec t[kLanes];
+#pragma GCC unroll 16
           for (int i = 0; i < kLanes; ++i) {
-            const bf16* at = rows + (half * kTileRows + r0 + i) * padded + k + 2 * j0;
-            t[i] = load(reinterpret_cast<const float*>(at));
+            const bf16* at = planes.row[half * kTileRows + r0 + i] + plane + k + 2 * j0;
+            t[i] = load_any(reinterpret_cast<const float*>(at));
           }
           transpose(t);
+#pragma GCC unroll 16
           for (int j = 0; j < kLanes; ++j) store(reinterpret_cast<float*>(tiles) + (j0 + j) * kTileRows + r0, t[j]);
         }
 }
 
-// 32 rows (keys) of values -> tiles [padded / 16][16 columns][32 keys].
-[[gnu::noinline]] inline void tile_values(const bf16* rows, std::int64_t padded, char* tiles) {
+// 32 rows (keys) of values -> tiles [padded / 16][16 columns][32 keys], likewise.
+[[gnu::noinline]] inline void tile_values(const PlaneRows& planes, std::int64_t plane, std::int64_t padded,
+                                          char* tiles) {
   for (std::int64_t c = 0; c < padded; c += kTileRows, tiles += kTileBytes)
     for (std::int64_t c0 = 0; c0 < kTileRows; c0 += kLanes)
       for (std::int64_t j0 = 0; j0 < kTileRows; j0 += kLanes) {
         vec t[kLanes];
+#pragma GCC unroll 16
         for (int j = 0; j < kLanes; ++j) {
-          const bf16* at = rows + 2 * (j0 + j) * padded + c + c0;
-          t[j] = pair_words(load_any(at), load_any(at + padded));
+          const std::int64_t at = plane + c + c0;
+          t[j] = pair_words(load_any(planes.row[2 * (j0 + j)] + at), load_any(planes.row[2 * (j0 + j) + 1] + at));
         }
         transpose(t);
+#pragma GCC unroll 16
         for (int i = 0; i < kLanes; ++i) store(reinterpret_cast<float*>(tiles) + (c0 + i) * kTileRows + j0, t[i]);
       }
 }

@@ -1,0 +1,50 @@
+// Softmax weights as bf16, for the matrix unit: the words, in the vectors of any ISA. (For tests, beside the model of
+// the tiles; speed does not matter.)
+//  - upper_half: the number without the 16 low bits of its fraction; pair_words: the upper halves of even below odd's.
+//  - exp2_18_bits: 2^x, to 18 bits at the least.
+//  - FixedExp2: 2^x rounded to bf16 by way of 7.9 fixed point, two vectors at a time.
+#pragma once
+
+namespace rapt::cpu::RAPT_ISA {
+
+[[gnu::always_inline]] inline vec upper_half(vec x) {
+  return cast_to_float(cast_to_int(x) & ivec(-0x10000));
+}
+[[gnu::always_inline]] inline vec pair_words(vec even, vec odd) {
+  const ivec low = (cast_to_int(even) >> 16) & ivec(0xffff);
+  return cast_to_float(low | cast_to_int(upper_half(odd)));
+}
+[[gnu::always_inline]] inline vec exp2_18_bits(vec x) {
+  return exp2(x);
+}
+
+class FixedExp2 {
+ public:
+  static constexpr float kScale = 512, kOffset = 12582912.f + 127 * 512 + 2;
+
+  vec operator()(vec even, vec odd, vec& sum, ivec& most) const {
+    const ivec a = integer(even), b = integer(odd), p = weight(a), q = weight(b);
+    most = xsimd::max(most, xsimd::max(a, b));
+    sum = sum + (cast_to_float(p << 16) + cast_to_float(q << 16));
+    return cast_to_float(p | (q << 16));
+  }
+  static auto saturated(ivec most) { return cast_to_float(most) == cast_to_float(ivec(0xffff)); }
+
+ private:
+  static ivec integer(vec x) {
+    const ivec zero(0x4b400000), bits = cast_to_int(x);
+    return xsimd::min(xsimd::max(bits, zero) - zero, ivec(0xffff));
+  }
+  static ivec weight(ivec t) {
+    alignas(64) std::int32_t lane[vec::size];
+    t.store_aligned(lane);
+    for (std::int32_t& x : lane) {
+      const double f = ((x >> 3 & 63) * 8 + 1.5) / 512;
+      const double correction = 512 * (f - (__builtin_exp2(f) - 1));
+      x = (x - static_cast<std::int32_t>(correction + 0.5)) >> 2;
+    }
+    return ivec::load_aligned(lane);
+  }
+};
+
+}  // namespace rapt::cpu::RAPT_ISA

@@ -1,0 +1,85 @@
+// Softmax weights as bf16, for the matrix unit, on AVX-512 with VBMI and BF16. weights.hpp says what each word means.
+#pragma once
+
+namespace rapt::cpu::RAPT_ISA {
+
+// Words of the upper halves of two vectors: even's below, odd's above.
+[[gnu::always_inline]] inline vec pair_words(vec even, vec odd) {
+  const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+  const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(even.data), 16);
+  return vec(_mm512_castsi512_ps(_mm512_ternarylogic_epi32(low, _mm512_castps_si512(odd.data), high, 0xf8)));
+}
+[[gnu::always_inline]] inline vec upper_half(vec x) {
+  const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+  return vec(_mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x.data), high)));
+}
+
+// 2^x to 18 bits (minimax on the fraction, error 2.6e-6). vscalefps takes the floor of x itself. 0 for what is below
+// the normal numbers with FlushDenormals, and for -inf.
+[[gnu::always_inline]] inline vec exp2_18_bits(vec x) {
+  const vec f(_mm512_reduce_ps(x.data, 0x09));  // 0x09: x - floor(x), exceptions suppressed
+  vec y = fma(f, vec(0x1.bb7cd4p-7f), vec(0x1.aa13f0p-5f));
+  y = fma(fma(y, f, vec(0x1.ee798ap-3f)), f, vec(0x1.62d166p-1f));
+  return vec(_mm512_scalef_ps(fma(y, f, vec(0x1.00002cp+0f)).data, x.data));
+}
+
+// Orders of bytes, and what the fractions are off by, of FixedExp2.
+struct FixedExp2Tables {
+  alignas(64) std::uint8_t pairs[64], fraction[64], correction[64];
+};
+constexpr FixedExp2Tables fixed_exp2_tables() {
+  FixedExp2Tables t{};
+  // 512 (f - (2^f - 1)) at the middle of each eighth of a bit of 6, less the 2 of kOffset
+  constexpr std::uint8_t kCorrection[64] = {0,  3,  5,  8,  10, 12, 14, 16, 18, 20, 22, 24, 25, 27, 28, 30,
+                                            31, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 42, 43, 43, 43, 44,
+                                            44, 44, 44, 44, 44, 44, 43, 43, 42, 42, 41, 40, 39, 38, 37, 36,
+                                            35, 33, 32, 30, 28, 27, 25, 23, 21, 18, 16, 14, 11, 8,  5,  2};
+  for (int j = 0; j < 64; ++j) {
+    const int lane = j & 15;
+    t.pairs[j] = static_cast<std::uint8_t>((lane >> 2) * 2 + (lane & 1) + (lane & 2 ? 8 : 0));
+    t.fraction[j] = static_cast<std::uint8_t>(((j & 7) >> 1) * 16 + 3);
+    t.correction[j] = kCorrection[j];
+  }
+  return t;
+}
+inline constexpr FixedExp2Tables kFixedExp2 = fixed_exp2_tables();
+
+// 2^x rounded to bf16 on 16-bit integers, two vectors at a time: half the operations of the way through fp32, and few
+// on the port that the matrix unit shares. x + 127 as 7.9 fixed point is the bf16's exponent and, but for a correction
+// of 2^f - 1 - f from a table by f's first 6 bits, its fraction. 0 below 2^-126; a weight of 2 or more saturates.
+class FixedExp2 {
+ public:
+  static constexpr float kScale = 512;  // 9 bits of fraction
+  static constexpr float kOffset =
+      12582912.f + 127 * 512 + 2;  // 1.5 * 2^23 makes an integer of it, 2 rounds the last two bits
+
+  // Words of 2^even below 2^odd, from kScale x + kOffset; adds them to `sum`, keeps in `most` the largest before.
+  [[gnu::always_inline]] vec operator()(vec even, vec odd, vec& sum, ivec& most) const {
+    const __m512i zero = _mm512_set1_epi32(0x4b400000);  // 1.5 * 2^23; the bits of larger floats are larger integers
+    const auto integer = [&](vec x) {
+      return _mm512_sub_epi32(_mm512_max_epi32(_mm512_castps_si512(x.data), zero), zero);
+    };
+    __m512i t = _mm512_shuffle_epi8(_mm512_packus_epi32(integer(even), integer(odd)), pairs_);
+    most = ivec(_mm512_max_epu16(most.data, t));
+    const __m512i f = _mm512_multishift_epi64_epi8(fraction_, t);
+    t = _mm512_sub_epi16(t, _mm512_maskz_permutexvar_epi8(0x5555555555555555ull, f, correction_));
+    t = _mm512_srli_epi16(t, 2);
+    sum = vec(_mm512_dpbf16_ps(sum.data, reinterpret_cast<__m512bh>(t),
+                               reinterpret_cast<__m512bh>(_mm512_set1_epi16(0x3f80))));
+    return vec(_mm512_castsi512_ps(t));
+  }
+  // Lanes of `most` in which something saturated.
+  static auto saturated(ivec most) {
+    const __m512i full = _mm512_set1_epi32(-1);
+    const __mmask32 words = _mm512_cmpeq_epi16_mask(most.data, full);
+    const __m512i bits = _mm512_maskz_mov_epi16(words, full);
+    return cast_to_float(ivec(_mm512_mask_blend_epi32(_mm512_test_epi32_mask(bits, bits), _mm512_setzero_si512(),
+                                                      _mm512_set1_epi32(0x3f800000)))) != vec(0.f);
+  }
+
+ private:
+  __m512i pairs_ = _mm512_load_si512(kFixedExp2.pairs), fraction_ = _mm512_load_si512(kFixedExp2.fraction),
+          correction_ = _mm512_load_si512(kFixedExp2.correction);
+};
+
+}  // namespace rapt::cpu::RAPT_ISA
