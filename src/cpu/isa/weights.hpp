@@ -2,7 +2,9 @@
 // the tiles; speed does not matter.)
 //  - upper_half: the number without the 16 low bits of its fraction; pair_words: the upper halves of even below odd's.
 //  - exp2_18_bits: 2^x, to 18 bits at the least.
-//  - FixedExp2: 2^x rounded to bf16 by way of 7.9 fixed point, two vectors at a time.
+//  - FixedExp2::weights: words of 2^x below 2^y rounded to bf16, by way of 7.9 fixed point, from kScale x + kOffset and
+//    the same of y; their sums are added to `sum`. 0 below 2^-126; NaN and 2 and more become almost 2. Unless kSafe, so
+//    may numbers from -49500 to -24700.
 #pragma once
 
 namespace rapt::cpu::RAPT_ISA {
@@ -22,13 +24,12 @@ class FixedExp2 {
  public:
   static constexpr float kScale = 512, kOffset = 12582912.f + 127 * 512 + 2;
 
-  vec operator()(vec even, vec odd, vec& sum, ivec& most) const {
+  template <bool kSafe>
+  vec weights(vec even, vec odd, vec& sum) const {
     const ivec a = integer(even), b = integer(odd), p = weight(a), q = weight(b);
-    most = xsimd::max(most, xsimd::max(a, b));
     sum = sum + (cast_to_float(p << 16) + cast_to_float(q << 16));
     return cast_to_float(p | (q << 16));
   }
-  static auto saturated(ivec most) { return cast_to_float(most) == cast_to_float(ivec(0xffff)); }
 
  private:
   static ivec integer(vec x) {

@@ -46,35 +46,27 @@ inline constexpr FixedExp2Tables kFixedExp2 = fixed_exp2_tables();
 
 // 2^x rounded to bf16 on 16-bit integers, two vectors at a time: half the operations of the way through fp32, and few
 // on the port that the matrix unit shares. x + 127 as 7.9 fixed point is the bf16's exponent and, but for a correction
-// of 2^f - 1 - f from a table by f's first 6 bits, its fraction. 0 below 2^-126; a weight of 2 or more saturates.
+// of 2^f - 1 - f from a table by f's first 6 bits, its fraction.
 class FixedExp2 {
  public:
-  static constexpr float kScale = 512;  // 9 bits of fraction
-  static constexpr float kOffset =
-      12582912.f + 127 * 512 + 2;  // 1.5 * 2^23 makes an integer of it, 2 rounds the last two bits
+  static constexpr float kScale = 512;                          // 9 bits of fraction
+  static constexpr float kOffset = 12582912.f + 127 * 512 + 2;  // 1.5 * 2^23 makes integers, 2 rounds what is cut off
 
-  // Words of 2^even below 2^odd, from kScale x + kOffset; adds them to `sum`, keeps in `most` the largest before.
-  [[gnu::always_inline]] vec operator()(vec even, vec odd, vec& sum, ivec& most) const {
-    const __m512i zero = _mm512_set1_epi32(0x4b400000);  // 1.5 * 2^23; the bits of larger floats are larger integers
-    const auto integer = [&](vec x) {
-      return _mm512_sub_epi32(_mm512_max_epi32(_mm512_castps_si512(x.data), zero), zero);
+  template <bool kSafe>
+  [[gnu::always_inline]] vec weights(vec even, vec odd, vec& sum) const {
+    const auto integer = [](vec x) {
+      const __m512i zero = _mm512_set1_epi32(0x4b400000);  // 1.5 * 2^23; the bits of larger floats are larger integers
+      __m512i bits = _mm512_castps_si512(x.data);
+      if constexpr (kSafe) bits = _mm512_max_epi32(bits, zero);  // else some negative numbers wrap around
+      return _mm512_sub_epi32(bits, zero);
     };
     __m512i t = _mm512_shuffle_epi8(_mm512_packus_epi32(integer(even), integer(odd)), pairs_);
-    most = ivec(_mm512_max_epu16(most.data, t));
     const __m512i f = _mm512_multishift_epi64_epi8(fraction_, t);
     t = _mm512_sub_epi16(t, _mm512_maskz_permutexvar_epi8(0x5555555555555555ull, f, correction_));
     t = _mm512_srli_epi16(t, 2);
     sum = vec(_mm512_dpbf16_ps(sum.data, reinterpret_cast<__m512bh>(t),
                                reinterpret_cast<__m512bh>(_mm512_set1_epi16(0x3f80))));
     return vec(_mm512_castsi512_ps(t));
-  }
-  // Lanes of `most` in which something saturated.
-  static auto saturated(ivec most) {
-    const __m512i full = _mm512_set1_epi32(-1);
-    const __mmask32 words = _mm512_cmpeq_epi16_mask(most.data, full);
-    const __m512i bits = _mm512_maskz_mov_epi16(words, full);
-    return cast_to_float(ivec(_mm512_mask_blend_epi32(_mm512_test_epi32_mask(bits, bits), _mm512_setzero_si512(),
-                                                      _mm512_set1_epi32(0x3f800000)))) != vec(0.f);
   }
 
  private:

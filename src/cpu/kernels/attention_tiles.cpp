@@ -120,15 +120,19 @@ struct Visit {
 // 2^(scores) -> weights, a pair of keys at a time: planes of bf16 over the scores, and their sum.
 template <int kPlanes>
 struct Exponentials {
-  float* s = nullptr;
-  vec scale, add[kVecsOfRow], sum[kVecsOfRow];  // 2^(s scale + add)
-  std::int64_t pairs = 0, done = 0;
+  // In units of the reference: the first weights a row sees are not moved below kUnit, and none above kUnit * 2^24 ...
+  static constexpr float kUnit = 1, kMost = 0x1p24f;
+  float *s = nullptr, *end = nullptr;
+  vec scale, add[kVecsOfRow], sum[kVecsOfRow];
 
+  // Weights of 2^(s s_scale + s_add).
+  void set(vec s_scale, int i, vec s_add) { scale = s_scale, add[i] = s_add, sum[i] = vec(0.f); }
+
+  template <bool kSafe>
   [[gnu::always_inline]] void one() {
-    float* at = s + done * 2 * kChunk;
-    ++done;
 #pragma GCC unroll 8
-    for (int i = 0; i < kVecsOfRow; ++i, at += kLanes) {
+    for (int i = 0; i < kVecsOfRow; ++i) {
+      float* at = s + i * kLanes;
       vec even = exponential(fma(load(at), scale, add[i]));
       vec odd = exponential(fma(load(at + kChunk), scale, add[i]));
       if constexpr (kPlanes == 3) sum[i] = sum[i] + (even + odd);
@@ -140,51 +144,37 @@ struct Exponentials {
         even = even - high_even, odd = odd - high_odd;
       }
     }
+    s += 2 * kChunk;
   }
   static vec exponential(vec x) {
     return kPlanes == 3 ? exp2(x) : exp2_18_bits(x);
   }
-  // The weights are 2^(s scale + add).
-  void set(vec s_scale, int i, vec s_add) {
-    scale = s_scale, add[i] = s_add, sum[i] = vec(0.f);
-  }
-  void finish() {
-    while (done < pairs) one();
-  }
 };
 
+// ... in 7.9 fixed point nothing is above 2, and what saturates shows in the sum.
 template <>
 struct Exponentials<1> {
-  float* s = nullptr;
+  static constexpr float kUnit = 0x1p-23f, kMost = 1.9f;
+  float *s = nullptr, *end = nullptr;
   vec scale, add[kVecsOfRow], sum[kVecsOfRow];
-  ivec most[kVecsOfRow];
-  std::int64_t pairs = 0, done = 0;
   FixedExp2 exponential;
 
-  [[gnu::always_inline]] void one() {
-    float* at = s + done * 2 * kChunk;
-    ++done;
-#pragma GCC unroll 8
-    for (int i = 0; i < kVecsOfRow; ++i, at += kLanes) {
-      const vec even = fma(load(at), scale, add[i]), odd = fma(load(at + kChunk), scale, add[i]);
-      store(at, exponential(even, odd, sum[i], most[i]));
-    }
-  }
   void set(vec s_scale, int i, vec s_add) {
     scale = s_scale * vec(FixedExp2::kScale);
     add[i] = fma(s_add, vec(FixedExp2::kScale), vec(FixedExp2::kOffset));
-    sum[i] = vec(0.f), most[i] = ivec(0);
+    sum[i] = vec(0.f);
   }
-  void finish() {
-    while (done < pairs) one();
-    for (int i = 0; i < kVecsOfRow; ++i)
-      sum[i] = xsimd::select(FixedExp2::saturated(most[i]), vec(__builtin_inff()), sum[i]);
+  template <bool kSafe>
+  [[gnu::always_inline]] void one() {
+#pragma GCC unroll 8
+    for (int i = 0; i < kVecsOfRow; ++i) {
+      float* at = s + i * kLanes;
+      const vec even = fma(load(at), scale, add[i]), odd = fma(load(at + kChunk), scale, add[i]);
+      store(at, exponential.weights<kSafe>(even, odd, sum[i]));
+    }
+    s += 2 * kChunk;
   }
 };
-
-// Weights must stay below 2^kHeadroom times the reference; in 7.9 fixed point below 2.
-template <int kPlanes>
-constexpr float kHeadroom = kPlanes == 1 ? 23 : 0;
 
 template <int kPlanes>
 class Item {
@@ -221,8 +211,7 @@ class Item {
       for (std::int64_t i = panel.rows; i < kRows; ++i) panel.row[i] = panel.row[panel.rows - 1];
       panels_[count_] = panel;
       reset(head_, panels_[count_]);
-      for (int i = 0; kHeadroom < kPlanes >> 0 && i < kVecsOfRow; ++i)
-        raise_reference(panel, i * kLanes, vec(kHeadroom<kPlanes>));
+      for (int i = 0; i < kVecsOfRow; ++i) raise_reference(panel, i * kLanes, vec(kHeadroom));
       const std::int64_t plane = kRows * w_.d;
       const PlaneRows planes = with_element(p_.q_type, [&](auto type) {
         const auto* q = static_cast<const decltype(type)*>(p_.q);
@@ -292,12 +281,19 @@ class Item {
     const std::int64_t depth = w_.d / kTileDepth, columns = pv ? w_.dv / kChunk : 0;
     const std::int64_t chunks = columns + (qk ? qk->halves : 0);
     const std::int64_t products_of_tiles = 4 * n * (columns * (pv ? pv->halves : 0) + (qk ? qk->halves : 0) * depth);
+    // Spread evenly: `each` pairs of keys at a time, one time in kOne / rate products.
     constexpr std::int64_t kOne = 1 << 16;
-    const std::int64_t rate = e.pairs * kOne / products_of_tiles;
-    Exponentials<kPlanes> local = e;
+    const std::int64_t pairs = (e.end - e.s) / (2 * kChunk);
+    const std::int64_t each = (pairs + products_of_tiles - 1) / products_of_tiles;
+    const std::int64_t rate = each ? pairs / each * kOne / products_of_tiles : 0;
     std::int64_t credit = 0;
+    Exponentials<kPlanes> local = e;
     const auto beside = [&]() __attribute__((always_inline)) {
-      for (credit += rate; credit >= kOne; credit -= kOne) local.one();
+      if ((credit += rate) < kOne) return;
+      credit -= kOne;
+      std::int64_t n = each;
+      do local.template one<false>();
+      while (--n);
     };
     TileOperand a{}, b{};
     const float* start = nullptr;
@@ -363,7 +359,7 @@ class Item {
 
   Exponentials<kPlanes> exponentials(const Visit& v, char* s) const {
     Exponentials<kPlanes> e;
-    e.s = reinterpret_cast<float*>(s), e.pairs = v.halves * kTileDepth / 2;
+    e.s = reinterpret_cast<float*>(s), e.end = e.s + v.halves * kTileDepth * kChunk;
     for (int i = 0; i < kVecsOfRow; ++i) e.set(score_scale(), i, reference(v, i));
     return e;
   }
@@ -373,12 +369,12 @@ class Item {
 
   // Like must_move() of softmax.hpp, but by the block's sum of weights, of which there is one already.
   auto moves(const Visit& v, vec sum, int i) const {
-    constexpr float kUnit = kPlanes == 1 ? 0x1p-23f : 1.f;  // 2^-kHeadroom
+    using E = Exponentials<kPlanes>;
     const std::int64_t lane = i * kLanes;
     const vec top = v.masked || terms_ ? load(w_.top + lane) : vec(0.f);
     const vec l = load(panels_[v.panel].l + lane);
-    const auto low = (l == vec(0.f)) & (sum < vec(0x1p-16f * kUnit)) & (top > minus_infinity());
-    return (sum > vec(0x1p24f)) | low;
+    const auto low = (l == vec(0.f)) & (sum < vec(0x1p-16f * E::kUnit)) & (top > minus_infinity());
+    return (sum > vec(E::kMost)) | low;
   }
 
   // Some row's weights are too large or too small: counts the visit's scores again (its weights lie over them), moves
@@ -405,14 +401,16 @@ class Item {
         poison[i] = xsimd::select(y < vec(0.f) - minus_infinity(), poison[i], y - y);  // +inf and NaN give NaN
       }
       const auto which = moves(v, e.sum[i], i) & (xsimd::abs(top) < vec(0.f) - minus_infinity());
-      const vec step = xsimd::select(which, xsimd::ceil(top) + vec(kHeadroom<kPlanes>), vec(0.f));
+      vec step = xsimd::ceil(top) + vec(kHeadroom);
+      step = xsimd::select(load(panel.l + i * kLanes) == vec(0.f), step, xsimd::max(step, vec(0.f)));
+      step = xsimd::select(which, step, vec(0.f));
       const vec factor = raise_reference(panel, i * kLanes, step);
       if (panel.started) rescale(panel.ot + i * kLanes, kRows, w_.dv, factor);
       if (!v.first) rescale(target(panel) + i * kLanes, kRows, w_.dv, factor);
     }
     if (terms_) score();  // they hold the reference
     e = exponentials(v, s);
-    e.finish();
+    while (e.s != e.end) e.template one<true>();
     for (int i = 0; i < kVecsOfRow; ++i) e.sum[i] = e.sum[i] + poison[i];  // the row is for the vector kernel
   }
 
@@ -433,7 +431,7 @@ class Item {
       if (now->masked || terms_) finish_visit(*now, begin + now->at, reinterpret_cast<float*>(w_.s[at]));
       Exponentials<kPlanes> e = exponentials(*now, w_.s[at]);
       if (last || then) multiply(tiles, last, w_.s[at ^ 1], then, w_.s[at ^ 1], e);
-      e.finish();
+      while (e.s != e.end) e.template one<false>();
       if (last && last->last) join(tiles, *last, !then);
       bool any = false;
       for (int i = 0; i < kVecsOfRow; ++i) any |= xsimd::any(moves(*now, e.sum[i], i));
@@ -486,6 +484,9 @@ class Item {
     }
     return rows;
   }
+
+  // Of the reference above the first or largest score: weights are small numbers in fixed point.
+  static constexpr float kHeadroom = kPlanes == 1 ? 23 : 0;
 
   const ForwardParams& p_;
   const WorkItem& item_;

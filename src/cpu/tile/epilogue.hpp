@@ -20,23 +20,34 @@ template <class T>
     for (int i = 0; i < kLanes; ++i) dst[i] = out + row_at(head.p.out_stride, head, panel.row[lane + i]);
     const vec l = load(panel.l + lane);
     const vec scale = xsimd::select(l == vec(0.f), vec(0.f), vec(1.f) / l);  // a row without keys is 0
-    for (std::int64_t d0 = 0; d0 < dv; d0 += kLanes) {
-      const std::int64_t n = least(kLanes, dv - d0);
-      const float* ot = panel.ot + d0 * panel.width + lane;
+    const auto row_of = [&](std::int64_t c, int chain) __attribute__((always_inline)) {
+      const vec x = load(panel.ot + c * panel.width + lane) * scale;
+      poison[chain % 4] = fma(x, vec(0.f), poison[chain % 4]);
+      return x;
+    };
+    std::int64_t d0 = 0;
+    constexpr int kColumns = std::is_same_v<T, bf16> ? 2 : 1;  // of a word: narrowed first, half as much to transpose
+    for (; inner == 1 && rows == kLanes && d0 + kColumns * kLanes <= dv; d0 += kColumns * kLanes) {
       vec r[kLanes];
 #pragma GCC unroll 16
       for (int j = 0; j < kLanes; ++j) {
-        r[j] = load(ot) * scale;
-        poison[j % 4] = fma(r[j], vec(0.f), poison[j % 4]);
-        ot += j + 1 < n ? panel.width : 0;  // columns past dv repeat the last one and are not stored
+        if constexpr (kColumns == 2) r[j] = narrowed_pair(row_of(d0 + 2 * j, 2 * j), row_of(d0 + 2 * j + 1, 2 * j + 1));
+        else r[j] = row_of(d0 + j, j);
       }
       transpose(r);
-      if (inner == 1 && n == kLanes && rows == kLanes) {
 #pragma GCC unroll 16
-        for (int i = 0; i < kLanes; ++i) store_any(dst[i] + d0, r[i]);
-      } else {
-        for (std::int64_t i = 0; i < rows; ++i) store_strided(dst[i] + d0 * inner, inner, n, r[i]);
+      for (int i = 0; i < kLanes; ++i) {
+        if constexpr (kColumns == 2) store_any(reinterpret_cast<float*>(dst[i] + d0), r[i]);
+        else store_any(dst[i] + d0, r[i]);
       }
+    }
+    for (; d0 < dv; d0 += kLanes) {
+      const std::int64_t n = least(kLanes, dv - d0);
+      vec r[kLanes];
+#pragma GCC unroll 16
+      for (int j = 0; j < kLanes; ++j) r[j] = row_of(least(d0 + j, dv - 1), j);  // past dv: repeated, not stored
+      transpose(r);
+      for (std::int64_t i = 0; i < rows; ++i) store_strided(dst[i] + d0 * inner, inner, n, r[i]);
     }
   }
   return xsimd::all((poison[0] + poison[1]) + (poison[2] + poison[3]) == vec(0.f));
