@@ -296,8 +296,7 @@ class Item {
       while (--n);
     };
     TileOperand a{}, b{};
-    const float* start = nullptr;
-    float* c = nullptr;
+    float *start = nullptr, *c = nullptr;
     std::int64_t steps = 0, a_step = 0;
     Pending pending = pending_;
     for (std::int64_t i = 0; i < chunks; ++i) {
@@ -427,7 +426,7 @@ class Item {
     for (int at = 0; now; at ^= 1) {
       *then = *now;
       if (!next(*then, begin)) then = nullptr;
-      if (now->masked || terms_ || (!last && !then)) flush(tiles);
+      if (now->masked || terms_ || now->halves == 1 || (!last && !then)) flush(tiles);
       if (now->masked || terms_) finish_visit(*now, begin + now->at, reinterpret_cast<float*>(w_.s[at]));
       Exponentials<kPlanes> e = exponentials(*now, w_.s[at]);
       if (last || then) multiply(tiles, last, w_.s[at ^ 1], then, w_.s[at ^ 1], e);
