@@ -37,8 +37,7 @@ ForwardSchedule schedule_forward(const Problem& p, const ForwardKernel& kernel, 
   const double worth = std::clamp(flops / kFlopsPerStrand, 1.0, static_cast<double>(concurrency));
   s.threads = static_cast<int>(
       std::clamp<std::int64_t>(static_cast<std::int64_t>(worth), 1, std::max<std::int64_t>(s.work_items, 1)));
-  s.scratch_bytes =
-      kernel.scratch_bytes({p.sk, p.d, p.dv, std::min(s.rows_per_item, std::max<std::int64_t>(rows, 1))});
+  s.scratch_bytes = kernel.scratch_bytes({p.sk, p.d, p.dv, std::min(s.rows_per_item, std::max<std::int64_t>(rows, 1))});
   if (__builtin_mul_overflow(s.scratch_bytes, static_cast<std::size_t>(s.threads), &s.workspace_bytes))
     throw std::bad_alloc();
   s.note =
