@@ -15,7 +15,11 @@ struct Rounded {
   AttentionArgs args;
 
   Rounded(const AttentionArgs& given, DType dtype)
-      : q(copy(given.q, dtype)), k(copy(given.kv.k, dtype)), v(copy(given.kv.v, dtype)), out(dtype, given.out), args(given) {
+      : q(copy(given.q, dtype)),
+        k(copy(given.kv.k, dtype)),
+        v(copy(given.kv.v, dtype)),
+        out(dtype, given.out),
+        args(given) {
     args.q = q.view();
     args.kv.k = k.view();
     args.kv.v = v.view();

@@ -73,8 +73,7 @@ TEST_CASE("align places row 0 among the keys", "[kernel]") {
 TEST_CASE("bottom_right follows the length of each sequence", "[kernel]") {
   for (std::uint64_t seed : {1, 2, 3}) {
     check_every_type("attention b=5 hq=2 sq=13 sk=40 d=16 causal align=bottom_right lse seqlens", seed);
-    check_every_type("attention b=5 hq=2 sq=13 sk=40 d=16 causal align=bottom_right lse ragged_q=40 ragged_k=90",
-                      seed);
+    check_every_type("attention b=5 hq=2 sq=13 sk=40 d=16 causal align=bottom_right lse ragged_q=40 ragged_k=90", seed);
   }
 }
 

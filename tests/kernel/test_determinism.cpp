@@ -52,8 +52,7 @@ TEST_CASE("executors and thread counts do not change a bit", "[kernel][threads]"
 }
 
 TEST_CASE("a sequence alone gives the bits it gives in a batch", "[kernel]") {
-  const Problem problem =
-      typed("attention b=5 hq=6 hk=2 sq=70 sk=111 d=48 causal align=bottom_right lse", each_type());
+  const Problem problem = typed("attention b=5 hq=6 hk=2 sq=70 sk=111 d=48 causal align=bottom_right lse", each_type());
   Case batch(problem), single(problem);
   for (const std::string& entry : usable_entries(problem)) {
     const Context context = forced(entry, tbb_executor(), 2);

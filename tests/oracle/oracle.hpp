@@ -49,9 +49,9 @@ struct Reference {
   double rounding_error = 0;
 };
 
-/// Independent of the library: uses the argument types only and trusts them to be valid. q, k, v and out may be f32, bf16
-/// or f16; inputs count as given. With row_step n only every
-/// n-th row of each head and the last one are computed, for lengths that would take too long otherwise.
+/// Independent of the library: uses the argument types only and trusts them to be valid. q, k, v and out may be f32,
+/// bf16 or f16; inputs count as given. With row_step n only every n-th row of each head and the last one are computed,
+/// for lengths that would take too long otherwise.
 Reference oracle(const AttentionArgs& args, std::int64_t row_step = 1);
 
 /// What an entry promises of fp32: `f32x3` is the opt-in tier of three products of bf16 planes.

@@ -26,11 +26,11 @@ Problem typed(const std::string& text, DType dtype);
 /// stride of 2 and unused elements between rows and heads, bias and mask between rows.
 ///
 /// Nothing that may not be read holds a number: gaps, rows past a key length, and all outputs are poisoned.
-/// Logical element n of a tensor depends on (seed, tensor, n) only, whatever the layout, and but for its rounding not on
-/// the type.
+/// Logical element n of a tensor depends on (seed, tensor, n) only, whatever the layout, and but for its rounding not
+/// on the type.
 struct Case {
-  /// Throws Error for q, kv and out other than f32, bf16 and f16, for a bias other than f32, and for ragged totals that b
-  /// sequences with that longest one cannot have.
+  /// Throws Error for q, kv and out other than f32, bf16 and f16, for a bias other than f32, and for ragged totals that
+  /// b sequences with that longest one cannot have.
   explicit Case(const Problem& problem, std::uint64_t seed = 1, Placement placement = Placement::heap);
 
   /// Views of the tensors below, and the scalars of `problem`.

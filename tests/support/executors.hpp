@@ -66,8 +66,8 @@ inline std::vector<std::shared_ptr<Executor>> all_executors() {
   return executors;
 }
 
-/// usable_entries(problem), or the best of them under ThreadSanitizer: it slows kernels down a hundredfold, and what threads
-/// share does not depend on the kernel.
+/// usable_entries(problem), or the best of them under ThreadSanitizer: it slows kernels down a hundredfold, and what
+/// threads share does not depend on the kernel.
 inline std::vector<std::string> threaded_entries(const Problem& problem) {
   std::vector<std::string> names = usable_entries(problem);
 #if defined(RAPT_TEST_TSAN)

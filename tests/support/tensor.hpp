@@ -11,8 +11,8 @@
 
 namespace rapt::testing {
 
-/// What a gap between elements (and every element not yet written) holds: a NaN of this bit pattern for f32, those below
-/// for bf16 and f16, the byte 0xb5 for everything else.
+/// What a gap between elements (and every element not yet written) holds: a NaN of this bit pattern for f32, those
+/// below for bf16 and f16, the byte 0xb5 for everything else.
 inline constexpr std::uint32_t kPoison = 0x7fdeadb5;
 inline constexpr std::uint16_t kPoisonBf16 = 0x7fde;
 inline constexpr std::uint16_t kPoisonF16 = 0x7eb5;

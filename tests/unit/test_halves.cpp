@@ -88,7 +88,8 @@ std::vector<float> floats_to_round(const Format& format) {
     for (double at : {low, (low + high) / 2}) {
       const auto exact = static_cast<float>(at);
       REQUIRE(double{exact} == at);
-      for (float y : {std::nextafter(exact, 0.f), exact, std::nextafter(exact, HUGE_VALF)}) x.push_back(y), x.push_back(-y);
+      for (float y : {std::nextafter(exact, 0.f), exact, std::nextafter(exact, HUGE_VALF)})
+        x.push_back(y), x.push_back(-y);
     }
   }
   for (std::uint64_t bits = 0; bits < std::uint64_t{1} << 32; bits += 4099)
