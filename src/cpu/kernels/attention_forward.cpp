@@ -245,7 +245,7 @@ void sweep(const Head& head, Panel* panels, std::int64_t count, bool careful, co
   const ForwardParams& p = head.p;
   const std::int64_t first = panels[0].first(0), last = panels[count - 1].last(panels[count - 1].width - 1);
   const bool far = last - first > kBlockK;
-  const bool pack_k = must_pack_keys(p), pack_v = must_pack_values(p) || careful;  // to be changed by add_non_finite
+  const bool pack_k = must_pack_keys(p), pack_v = must_pack_values(p) || careful;  // add_non_finite edits a copy
   for (std::int64_t k0 = first / kBlockK * kBlockK; k0 < last; k0 += kBlockK) {
     const std::int64_t n = least(kBlockK, last - k0);
     const Block kb = block(head, p.k, p.k_stride, k0, n, p.d, pack_k, w.k);
@@ -271,7 +271,7 @@ void sweep(const Head& head, Panel* panels, std::int64_t count, bool careful, co
   }
 }
 
-bool store(const Head& head, const Panel& panel) {
+bool store_panel(const Head& head, const Panel& panel) {
   return with_element(head.p.out_type, [&](auto element) {
     return store_output(static_cast<decltype(element)*>(head.p.out), head, panel);
   });
@@ -306,10 +306,10 @@ void run(const ForwardParams& p, const WorkItem& item, std::byte* scratch) noexc
   }
   sweep(head, panels, count, false, w);
   for (std::int64_t i = 0; i < count; ++i) {
-    if (!store(head, panels[i])) [[unlikely]] {
+    if (!store_panel(head, panels[i])) [[unlikely]] {
       reset(head, panels[i]);
       sweep(head, &panels[i], 1, true, w);
-      store(head, panels[i]);
+      store_panel(head, panels[i]);
     }
     store_lse(head, panels[i]);
   }
