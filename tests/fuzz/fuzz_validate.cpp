@@ -184,7 +184,7 @@ void twist(View& t, Given& g, Choices& c) {
       std::swap(t.strides[n], t.strides[(n + 1) % kMaxDims]);
       break;
     case 7:
-      t.strides[n] += c.below(4);
+      t.strides[n] += t.strides[n] < kBig - 4 ? c.below(4) : 0;
       break;
   }
 }
