@@ -1,9 +1,11 @@
 #include "rapt/problem.hpp"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
 #include <functional>
+#include <vector>
 
 namespace rapt {
 namespace {
@@ -104,7 +106,9 @@ std::string Problem::to_string() const {
 
 Problem Problem::parse(std::string_view text) {
   Problem p;
-  bool named = false, has_hk = false, has_sk = false, has_dv = false;
+  bool named = false;
+  std::vector<std::string_view> keys;
+  const auto given = [&](std::string_view key) { return std::find(keys.begin(), keys.end(), key) != keys.end(); };
   while (!text.empty()) {
     const std::size_t space = text.find_first_of(" \t\n");
     const std::string_view word = text.substr(0, space);
@@ -117,6 +121,8 @@ Problem Problem::parse(std::string_view text) {
     }
     const std::size_t equals = word.find('=');
     const std::string_view key = word.substr(0, equals);
+    if (given(key)) refuse(word, "every word once");
+    keys.push_back(key);
     if (equals == std::string_view::npos) {
       if (key == "causal") p.causal = true;
       else if (key == "alibi") p.alibi = true;
@@ -128,8 +134,12 @@ Problem Problem::parse(std::string_view text) {
     }
     const std::string_view value = word.substr(equals + 1);
     const auto integer = [&] { return number<std::int64_t>(word, value); };
-    if (key == "dtype") p.q_dtype = p.kv_dtype = p.out_dtype = dtype(word, value);
-    else if (key == "q") p.q_dtype = dtype(word, value);
+    if (key == "dtype") {  // of those that have no word of their own
+      const DType all = dtype(word, value);
+      if (!given("q")) p.q_dtype = all;
+      if (!given("kv")) p.kv_dtype = all;
+      if (!given("out")) p.out_dtype = all;
+    } else if (key == "q") p.q_dtype = dtype(word, value);
     else if (key == "kv") p.kv_dtype = dtype(word, value);
     else if (key == "out") p.out_dtype = dtype(word, value);
     else if (key == "device") {
@@ -138,11 +148,11 @@ Problem Problem::parse(std::string_view text) {
       else refuse(word, "device=cpu or device=cuda");
     } else if (key == "b") p.b = integer();
     else if (key == "hq") p.hq = integer();
-    else if (key == "hk") p.hk = integer(), has_hk = true;
+    else if (key == "hk") p.hk = integer();
     else if (key == "sq") p.sq = integer();
-    else if (key == "sk") p.sk = integer(), has_sk = true;
+    else if (key == "sk") p.sk = integer();
     else if (key == "d") p.d = integer();
-    else if (key == "dv") p.dv = integer(), has_dv = true;
+    else if (key == "dv") p.dv = integer();
     else if (key == "window") {
       const std::size_t comma = value.find(',');
       if (comma == std::string_view::npos) refuse(word, "window=left,right");
@@ -171,9 +181,9 @@ Problem Problem::parse(std::string_view text) {
   // Text stands for one value only: NaN would differ from itself, and -0 is 0.
   if (!std::isfinite(p.scale) || !std::isfinite(p.softcap)) refuse("scale, softcap", "finite numbers");
   if (p.ragged_q < -1 || p.ragged_k < -1) refuse("ragged_q, ragged_k", "totals of 0 or more");
-  if (!has_hk) p.hk = p.hq;
-  if (!has_sk) p.sk = p.sq;
-  if (!has_dv) p.dv = p.d;
+  if (!given("hk")) p.hk = p.hq;
+  if (!given("sk")) p.sk = p.sq;
+  if (!given("dv")) p.dv = p.d;
   return p;
 }
 

@@ -19,6 +19,12 @@ constexpr int64_t kMaxOffset = int64_t{1} << 52;  // of positions
 constexpr int64_t kMaxSpan = int64_t{1} << 56;    // bytes: more than any address space
 constexpr int64_t kMaxHeadSize = 1 << 13;         // scratch is proportional to it
 
+// What q, k, v and out may be.
+constexpr const char* kFloats = "f32, bf16 or f16";
+bool is_float(DType dtype) {
+  return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16;
+}
+
 [[noreturn]] void refuse(const std::string& argument, const std::string& got, const std::string& wanted) {
   throw Error(argument, got, wanted);
 }
@@ -152,8 +158,8 @@ class Validator {
     if (t.ndim == 0) refuse(name, "no tensor", shape);
     take(name, t, writable);
     if (t.ndim != ndim) refuse(name, "shape " + shape_text(t), shape);
-    if (t.dtype != DType::f32 && !(half && (t.dtype == DType::bf16 || t.dtype == DType::f16)))
-      refuse(name, "dtype " + std::string(to_string(t.dtype)), half ? "f32, bf16 or f16" : "f32");
+    if (half ? !is_float(t.dtype) : t.dtype != DType::f32)
+      refuse(name, "dtype " + std::string(to_string(t.dtype)), half ? kFloats : "f32");
     return t;
   }
   void same(const std::string& name, const TensorView& t, int dim, int64_t wanted, const char* what) {
@@ -404,6 +410,9 @@ void check(const Problem& p) {
   if (__builtin_mul_overflow(at_least_1(p.b), at_least_1(std::max(p.hq, p.hk)), &rows) ||
       __builtin_mul_overflow(rows, at_least_1(p.sq), &rows) || rows > kMaxOffset)
     refuse("q", "more than 2^52 rows", "a smaller problem");
+  for (const auto& [name, dtype] : {std::pair{"q", p.q_dtype}, {"k", p.kv_dtype}, {"out", p.out_dtype}})
+    if (!is_float(dtype)) refuse(name, "dtype " + std::string(to_string(dtype)), kFloats);
+  if (p.bias_dtype != DType::f32) refuse("score.bias", "dtype " + std::string(to_string(p.bias_dtype)), "f32");
   if (p.d < 1 || p.d > kMaxHeadSize) refuse("q", "head size d = " + std::to_string(p.d), "1 to 8192");
   if (p.dv < 1 || p.dv > kMaxHeadSize) refuse("v", "head size dv = " + std::to_string(p.dv), "1 to 8192");
   if (p.hk == 0 ? p.hq != 0 : p.hq % p.hk != 0)

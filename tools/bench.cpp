@@ -46,7 +46,9 @@ class Bench {
     const std::int64_t bytes = std::max(kMinBuffer, 4 * machine.last_level_bytes());
     buffer_ = std::make_shared<std::vector<float>>(static_cast<std::size_t>(bytes) / sizeof(float), 0.5f);
     for (const std::string& name : names_) {
-      for (const Problem& problem : problems_) add_case(problem, name);
+      for (const Problem& problem : problems_) {
+        if (taken(problem, name)) add_case(problem, name);
+      }
     }
   }
 
@@ -68,7 +70,8 @@ class Bench {
     for (const Planned& planned : cases_) {
       for (int threads : options_.threads) {
         before(fmt::format("{}, threads {}", short_text(planned.problem), threads));
-        report(time_row(planned, threads));
+        const Context context = make_context(threads, planned.entry);
+        report(with_memory(planned.problem, context, [&] { return time_row(planned, threads, context); }));
       }
     }
   }
@@ -90,6 +93,19 @@ class Bench {
     Isa isa;
   };
 
+  /// False for an entry that refuses a problem which another one of those asked for takes.
+  bool taken(const Problem& problem, const std::string& name) const {
+    const auto takes = [&](const std::string& entry) {
+      try {
+        Plan(problem, make_context(0, entry));
+        return true;
+      } catch (const Error&) {
+        return false;
+      }
+    };
+    return takes(name) || std::none_of(names_.begin(), names_.end(), takes);
+  }
+
   /// Plans the case now, so that whatever cannot run is said before the first second is spent.
   void add_case(const Problem& problem, const std::string& name) {
     const Plan plan = make_plan(problem, make_context(0, name));
@@ -105,9 +121,8 @@ class Bench {
     return rooflines_.try_emplace(key, isa, threads, buffer_).first->second;
   }
 
-  Row time_row(const Planned& planned, int threads) {
+  Row time_row(const Planned& planned, int threads, const Context& context) {
     const Roofline& roof = roofline(planned.isa, threads);
-    const Context context = make_context(threads, planned.entry);
     Row row;
     row.problem = planned.problem;
     row.entry = planned.entry;
@@ -164,20 +179,9 @@ class Bench {
   std::map<int, std::vector<double>> peaks_, reads_;
 };
 
-/// More threads than the executor offers would be timed as fewer.
-void require_threads(const std::vector<int>& threads) {
-  const int most = tbb_executor()->concurrency();
-  for (int count : threads) {
-    if (count < 1 || count > most) {
-      throw UsageError(fmt::format("--threads {}: wanted 1 to {} on this machine", count, most));
-    }
-  }
-}
-
 }  // namespace
 
 int run_bench(const BenchOptions& options) {
-  require_threads(options.threads);
   if (!options.json_path.empty()) require_writable(options.json_path);
   const Machine machine = read_machine();
   Bench bench(options, machine);

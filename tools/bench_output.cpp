@@ -45,7 +45,7 @@ Json row_json(const Row& row) {
                {"d", p.d},
                {"dv", p.dv},
                {"causal", p.causal},
-               {"dtype", to_string(p.q_dtype)}};
+               {"dtype", types_text(p)}};
   if (!row.error.empty()) {
     json["error_occurred"] = true;
     json["error_message"] = row.error;
@@ -74,18 +74,23 @@ Json row_json(const Row& row) {
 }  // namespace
 
 Table::Table(const Machine& machine, const RunInfo& run, const std::vector<Problem>& problems)
-    : width_(7), min_samples_(run.min_samples) {
-  for (const Problem& problem : problems) width_ = std::max(width_, short_text(problem).size());
+    : min_samples_(run.min_samples) {
+  for (const Problem& problem : problems) {
+    width_ = std::max(width_, short_text(problem).size());
+    type_width_ = std::max(type_width_, types_text(problem).size());
+  }
   fmt::print("rapt {} on {}, {} CPUs; ISA {}{}\n", version(), machine.cpu.empty() ? machine.host : machine.cpu,
              machine.cpus, fmt::join(names(run.isas), ", "), run.set.empty() ? "" : "; set " + run.set);
-  fmt::print("{:<{}}  threads  median ms   GFLOP/s  % of peak    best  x naive\n", "problem", width_);
+  fmt::print("{:<{}}  {:<{}}  threads  median ms   GFLOP/s  % of peak    best  x naive\n", "problem", width_, "type",
+             type_width_);
   std::fflush(stdout);
 }
 
 void Table::add(const Row& row) {
   if (row.entry != entry_) fmt::print("{}\n", row.entry);
   entry_ = row.entry;
-  fmt::print("{:<{}}  {:>7}", short_text(row.problem), width_, row.threads);
+  fmt::print("{:<{}}  {:<{}}  {:>7}", short_text(row.problem), width_, types_text(row.problem), type_width_,
+             row.threads);
   if (row.error.empty()) {
     const std::string naive = std::isfinite(row.vs_naive()) ? fmt::format("{:.2f}", row.vs_naive()) : "-";
     const double ms = row.time.median_s * 1e3;

@@ -46,7 +46,7 @@ class Table {
   void finish(const std::vector<Roof>& roofs);
 
  private:
-  std::size_t width_;
+  std::size_t width_ = 7, type_width_ = 4;
   int min_samples_;
   std::string entry_;
 };

@@ -27,6 +27,19 @@ std::vector<std::string> quick_set() {
           "b=1 hq=8 sq=512 d=80",  "b=1 hq=8 hk=2 sq=512 d=64 causal layout=bshd"};
 }
 
+std::vector<std::string> halves_set() {
+  std::vector<std::string> texts;
+  for (const char* dtype : {"bf16", "f16"}) {
+    for (int d : {64, 128}) {
+      for (int s : {512, 1024, 4096}) {
+        for (const char* causal : {"", " causal"})
+          texts.push_back(fmt::format("dtype={} b=1 hq=8 sq={} d={}{}", dtype, s, d, causal));
+      }
+    }
+  }
+  return texts;
+}
+
 std::vector<std::string> full_set() {
   std::vector<std::string> texts = paper_set();
   for (int d : {32, 40, 72, 80, 96, 112, 160, 192, 256}) {
@@ -108,10 +121,12 @@ ProblemSet problem_set(std::string_view name) {
     seconds = 0.4;
   } else if (name == "paper") {
     texts = paper_set();
+  } else if (name == "halves") {
+    texts = halves_set();
   } else if (name == "full") {
     texts = full_set();
   } else {
-    throw UsageError(fmt::format("--set {}: no such set; wanted quick, paper or full", name));
+    throw UsageError(fmt::format("--set {}: no such set; wanted quick, paper, halves or full", name));
   }
   ProblemSet set{{}, seconds};
   for (const std::string& text : texts) set.problems.push_back(Problem::parse("attention " + text));
@@ -130,9 +145,12 @@ Cost cost_of(const AttentionArgs& args, const Problem& p) {
     keys += len_k;
   }
   const double width = static_cast<double>(p.d + p.dv);
-  const double moved = static_cast<double>(rows * p.hq + keys * p.hk) * width;
+  const auto bytes = [](std::int64_t elements, DType dtype) {
+    return static_cast<double>(elements) * static_cast<double>(size_of(dtype));
+  };
   return {2 * static_cast<double>(pairs) * static_cast<double>(p.hq) * width,
-          moved * static_cast<double>(size_of(p.q_dtype))};
+          bytes(rows * p.hq * p.d, p.q_dtype) + bytes(keys * p.hk * (p.d + p.dv), p.kv_dtype) +
+              bytes(rows * p.hq * p.dv, p.out_dtype)};
 }
 
 }  // namespace rapt::tools

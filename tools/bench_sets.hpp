@@ -14,7 +14,7 @@ struct ProblemSet {
   double seconds_per_row = 0.5;
 };
 
-/// The set called `name` (quick, paper or full). Throws UsageError.
+/// The set called `name` (quick, paper, halves or full). Throws UsageError.
 ProblemSet problem_set(std::string_view name);
 
 /// Work that no implementation of the problem can avoid.

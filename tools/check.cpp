@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "common.hpp"
+#include "support/entries.hpp"
 
 namespace rapt::tools {
 namespace {
@@ -52,6 +53,14 @@ constexpr const char* kDefaultProblems[] = {
     "b=5 hq=2 sq=60 sk=140 d=64 ragged_q=160 ragged_k=400 lse",
     "b=5 hq=4 hk=2 sq=60 d=64 causal ragged_q=160 ragged_k=160 layout=bshd",
     "b=2 hq=2 sq=20 sk=0 d=16 lse",
+    "dtype=bf16 b=1 hq=8 sq=128 d=64 causal lse",
+    "dtype=f16 b=1 hq=8 sq=128 d=64 causal lse",
+    "dtype=bf16 b=2 hq=4 hk=2 sq=257 d=128 layout=bshd lse",
+    "dtype=f16 b=2 hq=4 hk=1 sq=33 sk=513 d=80 causal align=bottom_right layout=other lse",
+    "dtype=bf16 out=f32 b=5 hq=4 hk=2 sq=60 d=64 causal ragged_q=160 ragged_k=160 layout=bshd lse",
+    "dtype=f16 out=f32 b=6 hq=2 sq=100 d=72 seqlens lse",
+    "kv=bf16 b=1 hq=2 sq=65 sk=130 d=64 lse",
+    "q=bf16 kv=f16 out=f16 b=1 hq=2 sq=65 sk=130 d=40 dv=24 lse",
     ("b=2 hq=8 hk=2 sq=128 sk=512 d=64 dv=32 causal window=64,-1 align=bottom_right softcap=30 bias=hqk mask=bk alibi "
      "sinks lse")};
 
@@ -61,6 +70,9 @@ std::string violation_of(const testing::Errors& errors, bool gaps_intact) {
   if (errors.rel_frobenius > errors.frobenius_limit) {
     return fmt::format("relative Frobenius error {:.3g}; at most {:.3g} is allowed", errors.rel_frobenius,
                        errors.frobenius_limit);
+  }
+  if (errors.max_abs > errors.max_abs_limit) {
+    return fmt::format("largest error {:.3g}; at most {:.3g} is allowed", errors.max_abs, errors.max_abs_limit);
   }
   if (errors.lse_max_bound > 1) return fmt::format("an lse is off by {:.3g} times its bound", errors.lse_max_bound);
   if (!gaps_intact) return "memory between the elements of an output was written";
@@ -98,8 +110,10 @@ class Report {
     entry_ = entry;
     const std::int64_t scores = problem.b * problem.hq * problem.sq * problem.sk;
     for (int seed = 1; seed <= seeds; ++seed) {
-      testing::Case inputs(problem, static_cast<std::uint64_t>(seed));
-      print(problem, seed, verify(inputs, context, scores > kMaxScores ? kSampledRows : 0));
+      print(problem, seed, with_memory(problem, context, [&] {
+              testing::Case inputs(problem, static_cast<std::uint64_t>(seed));
+              return verify(inputs, context, scores > kMaxScores ? kSampledRows : 0);
+            }));
     }
   }
 
@@ -138,7 +152,8 @@ Verdict verify(testing::Case& inputs, const Context& context, std::int64_t rows)
   attention(args, context);
   // An odd step meets every position within a tile of even size.
   const std::int64_t step = rows == 0 || inputs.problem.sq <= 4 * rows ? 1 : (inputs.problem.sq / rows) | 1;
-  const testing::Errors errors = testing::compare(args, testing::oracle(args, step));
+  const testing::Tier tier = testing::tier_of(Plan(args, context).entry());
+  const testing::Errors errors = testing::compare(args, testing::oracle(args, step), tier);
   return {errors, violation_of(errors, inputs.out.gaps_intact() && inputs.lse.gaps_intact())};
 }
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <fstream>
 #include <sstream>
@@ -121,13 +122,11 @@ Machine read_machine() {
   return machine;
 }
 
-std::string human_bytes(std::int64_t bytes) {
-  constexpr std::array<std::string_view, 4> kUnits = {"B", "KiB", "MiB", "GiB"};
+std::string human_bytes(double bytes) {
+  constexpr std::array<std::string_view, 5> kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
   std::size_t unit = 0;
-  double value = static_cast<double>(bytes);
-  for (; value >= 1024 && unit + 1 < kUnits.size(); ++unit) value /= 1024;
-  return fmt::format("{:.{}f} {}", value, value == static_cast<double>(static_cast<std::int64_t>(value)) ? 0 : 1,
-                     kUnits[unit]);
+  for (; bytes >= 1024 && unit + 1 < kUnits.size(); ++unit) bytes /= 1024;
+  return fmt::format("{:.{}f} {}", bytes, bytes == std::floor(bytes) ? 0 : 1, kUnits[unit]);
 }
 
 std::string compiler() {
@@ -183,6 +182,30 @@ Problem parse_problem(const std::string& text) {
 std::string short_text(const Problem& problem) {
   const std::string text = problem.to_string();
   return text.substr(std::min(text.find(' '), text.size() - 1) + 1);
+}
+
+std::string types_text(const Problem& p) {
+  if (p.q_dtype == p.kv_dtype && p.q_dtype == p.out_dtype) return std::string(to_string(p.q_dtype));
+  return fmt::format("{}/{}/{}", to_string(p.q_dtype), to_string(p.kv_dtype), to_string(p.out_dtype));
+}
+
+void refuse_memory(const Problem& p, const Context& context) {
+  // As doubles: what does not fit memory may not fit int64 either.
+  const auto number = [](std::int64_t size) { return static_cast<double>(size); };
+  const auto bytes = [&](DType dtype) { return static_cast<double>(size_of(dtype)); };
+  const double queries = number(p.hq) * (p.ragged_q >= 0 ? number(p.ragged_q) : number(p.b) * number(p.sq));
+  const double keys = number(p.hk) * (p.ragged_k >= 0 ? number(p.ragged_k) : number(p.b) * number(p.sk));
+  const auto term = [&](std::uint8_t dims, double size) {
+    if (dims == Problem::kNone) return 0.0;
+    return size * number(p.sk) * (dims & Problem::kFullB ? number(p.b) : 1) *
+           (dims & Problem::kFullH ? number(p.hq) : 1) * (dims & Problem::kFullQ ? number(p.sq) : 1);
+  };
+  const double tensors = queries * (number(p.d) * bytes(p.q_dtype) + number(p.dv) * bytes(p.out_dtype)) +
+                         keys * number(p.d + p.dv) * bytes(p.kv_dtype) + term(p.bias, 4) + term(p.mask, 1) +
+                         (p.lse ? 4 * queries : 0);
+  throw std::runtime_error(fmt::format("{}: out of memory; its tensors take {}, its workspace {}", short_text(p),
+                                       human_bytes(tensors),
+                                       human_bytes(static_cast<double>(Plan(p, context).workspace_bytes()))));
 }
 
 Context make_context(int threads, const std::string& entry) {

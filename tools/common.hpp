@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <new>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <stdexcept>
@@ -47,7 +48,7 @@ struct Machine {
 Machine read_machine();
 
 /// "32 KiB", "1 MiB", "40 B".
-std::string human_bytes(std::int64_t bytes);
+std::string human_bytes(double bytes);
 /// The compiler of this program, "g++ 12.2.0".
 std::string compiler();
 
@@ -61,6 +62,14 @@ Problem parse_problem(const std::string& text);
 /// The text of a problem without its first word, "attention".
 std::string short_text(const Problem& problem);
 
+/// The types of q, keys and values, and out: "f32", "bf16", or "f32/bf16/f16" when they differ.
+std::string types_text(const Problem& problem);
+
+/// Runs `call`. When memory for it cannot be had, throws std::runtime_error that says what the tensors of `problem` and
+/// the workspace of its plan take.
+template <class Call>
+auto with_memory(const Problem& problem, const Context& context, Call&& call);
+
 /// A context for up to `threads` strands (0: all) that uses `entry` only (empty: dispatch's choice).
 Context make_context(int threads, const std::string& entry);
 
@@ -71,5 +80,16 @@ Plan make_plan(const Problem& problem, const Context& context);
 void require_writable(const std::filesystem::path& path);
 /// Replaces `path` in one step: readers see the old file or the new one, never a part.
 void write_file(const std::filesystem::path& path, const std::string& text);
+
+[[noreturn]] void refuse_memory(const Problem& problem, const Context& context);
+
+template <class Call>
+auto with_memory(const Problem& problem, const Context& context, Call&& call) {
+  try {
+    return call();
+  } catch (const std::bad_alloc&) {
+    refuse_memory(problem, context);
+  }
+}
 
 }  // namespace rapt::tools

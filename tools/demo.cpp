@@ -121,7 +121,7 @@ void explain_choice(const Comparison& comparison) {
     show("     {} {:{}}  {}\n", chosen ? '>' : ' ', candidate.entry, width, why.empty() ? "could run too" : why);
   }
   show("   on {} thread{}, with {} of working memory.\n\n", plan.threads(), plan.threads() == 1 ? "" : "s",
-       human_bytes(static_cast<std::int64_t>(plan.workspace_bytes())));
+       human_bytes(static_cast<double>(plan.workspace_bytes())));
 }
 
 /// One entry on one problem; samples are taken in turns with others.
@@ -164,8 +164,8 @@ void time_row(const Problem& problem, const Context& best, const Context& naive,
   }
   const double fast_s = quantile(fast.seconds, 0.5), slow_s = quantile(slow.seconds, 0.5);
   const double share = quantile(fast.shares_of_peak, 0.5);
-  show("   {:6}  {:6}  {:8.3f} ms  {:7.1f}  {:>7}   {:8.3f} ms  {:7.1f}   {:5.2f}x\n", problem.sq,
-       problem.causal ? "causal" : "full", fast_s * 1e3, flops / fast_s / 1e9,
+  show("   {:4}  {:6}  {:6}  {:8.3f} ms  {:7.1f}  {:>7}   {:8.3f} ms  {:7.1f}   {:5.2f}x\n", types_text(problem),
+       problem.sq, problem.causal ? "causal" : "full", fast_s * 1e3, flops / fast_s / 1e9,
        std::isnan(share) ? "-" : fmt::format("{:.0f} %", share * 100), slow_s * 1e3, flops / slow_s / 1e9,
        slow_s / fast_s);
 }
@@ -179,19 +179,23 @@ void show_speed(const Context& context, int threads) {
 
   show(
       "3. How fast is it?\n\n"
-      "   8 heads of 64, fp32, {} thread{}\n"
+      "   8 heads of 64, {} thread{}\n"
       "     rapt      {}\n"
       "     baseline  {} (three passes, every score written to memory)\n\n"
-      "   {:>6}  {:6}  {:>20}  {:>7}   {:>20}\n"
-      "   {:>6}  {:6}  {:>11}  {:>7}  {:>7}   {:>11}  {:>7}   {:>6}\n",
-      threads, threads == 1 ? "" : "s", best, naive, "", "", "rapt", "", "baseline", "tokens", "scores", "time",
-      "GFLOP/s", "of peak", "time", "GFLOP/s", "faster");
+      "   {:4}  {:>6}  {:6}  {:>20}  {:>7}   {:>20}\n"
+      "   {:4}  {:>6}  {:6}  {:>11}  {:>7}  {:>7}   {:>11}  {:>7}   {:>6}\n",
+      threads, threads == 1 ? "" : "s", best, naive, "", "", "", "rapt", "", "baseline", "type", "tokens", "scores",
+      "time", "GFLOP/s", "of peak", "time", "GFLOP/s", "faster");
   const Context baseline = make_context(threads, naive);
   for (const int tokens : {128, 512, 1024}) {
     for (const char* causal : {"", " causal"}) {
       const std::string text = fmt::format("attention b=1 hq=8 sq={} d=64{}", tokens, causal);
       time_row(Problem::parse(text), context, baseline, roofline);
     }
+  }
+  for (const char* dtype : {"bf16", "f16"}) {
+    const std::string text = fmt::format("attention dtype={} b=1 hq=8 sq=1024 d=64", dtype);
+    time_row(Problem::parse(text), context, baseline, roofline);
   }
   show(
       "\n   causal: a token attends to itself and those before it; only those operations are counted.\n"

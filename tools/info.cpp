@@ -111,7 +111,7 @@ void print_machine(const Json& info) {
     const std::string kind = type == "Data" ? "d" : type == "Instruction" ? "i" : "";
     const int sharing = cache["num_sharing"];
     caches.push_back(fmt::format("L{}{} {}{}", cache["level"].get<int>(), kind,
-                                 human_bytes(cache["size"].get<std::int64_t>()),
+                                 human_bytes(cache["size"].get<double>()),
                                  sharing > 1 ? fmt::format(" shared by {}", sharing) : ""));
   }
   line("caches", fmt::format("{}", fmt::join(caches, ", ")));
@@ -163,6 +163,7 @@ Json describe(const Plan& plan) {
 }  // namespace
 
 int run_info(const InfoOptions& options) {
+  const Context context = make_context(options.threads, {});  // refuses an environment that nothing can run in
   if (options.problem.empty()) {
     const Json info = describe();
     if (options.json) {
@@ -173,7 +174,7 @@ int run_info(const InfoOptions& options) {
     print_build(info);
     return kSuccess;
   }
-  const Plan plan = make_plan(parse_problem(options.problem), make_context(options.threads, {}));
+  const Plan plan = make_plan(parse_problem(options.problem), context);
   if (options.json) {
     fmt::print("{}\n", describe(plan).dump(2));
     return kSuccess;

@@ -28,8 +28,11 @@ std::string default_data_dir() {
 #endif
 }
 
-/// 0 stands for all; more than the machine has is refused where it would mislead.
-const CLI::Range kThreads(0, 4096);
+/// More threads than the executor offers would be fewer in truth.
+const CLI::Range& thread_range() {
+  static const CLI::Range range(1, tbb_executor()->concurrency());
+  return range;
+}
 
 /// Declares the four subcommands; `command` becomes the chosen one.
 class Arguments {
@@ -49,7 +52,7 @@ class Arguments {
   void add_info(CLI::App& app) {
     auto* info = app.add_subcommand("info", "What this build can do on this machine, or would do for one problem");
     info->add_option("--problem", info_.problem, kProblemHelp);
-    info->add_option("--threads", info_.threads, "most threads for --problem (default: all)")->check(kThreads);
+    info->add_option("--threads", info_.threads, "most threads for --problem (default: all)")->check(thread_range());
     info->add_flag("--json", info_.json, "print JSON");
     info->callback([this] { command_ = [this] { return run_info(info_); }; });
   }
@@ -60,15 +63,17 @@ class Arguments {
     check->add_option("--problem", check_.problems, kProblemHelp)->allow_extra_args(false);
     check->add_option("--entry", check_.entry, kEntryHelp);
     check->add_option("--seeds", check_.seeds, "random inputs per problem")->check(CLI::Range(1, kMaxSeeds));
-    check->add_option("--threads", check_.threads, "most threads (default: all)")->check(kThreads);
+    check->add_option("--threads", check_.threads, "most threads (default: all)")->check(thread_range());
     check->callback([this] { command_ = [this] { return run_check(check_); }; });
   }
 
   void add_bench(CLI::App& app) {
     auto* bench = app.add_subcommand("bench", "Time problems against the machine's peak and the naive way");
-    auto* set = bench->add_option("--set", bench_.set, "quick, paper or full")->capture_default_str();
+    auto* set = bench->add_option("--set", bench_.set, "quick, paper, halves or full")->capture_default_str();
     bench->add_option("--problem", bench_.problems, kProblemHelp)->allow_extra_args(false)->excludes(set);
-    bench->add_option("--threads", bench_.threads, "thread counts, for example 1,2")->delimiter(',')->check(kThreads);
+    bench->add_option("--threads", bench_.threads, "thread counts, for example 1,2 (default: 1)")
+        ->delimiter(',')
+        ->check(thread_range());
     bench->add_option("--entry", bench_.entry, kEntryHelp);
     bench->add_option("--seeds", bench_.seeds, "random inputs per problem")->check(CLI::Range(1, kMaxSeeds));
     bench->add_option("--min-time", bench_.min_time, "seconds of samples per row (default: the set's own)")
@@ -83,7 +88,7 @@ class Arguments {
     demo->add_option("--data-dir", demo_.data_dir, "folder of the captured tensors")
         ->check(CLI::ExistingDirectory)
         ->capture_default_str();
-    demo->add_option("--threads", demo_.threads, "most threads (default: all)")->check(kThreads);
+    demo->add_option("--threads", demo_.threads, "most threads (default: all)")->check(thread_range());
     demo->callback([this] { command_ = [this] { return run_demo(demo_); }; });
   }
 

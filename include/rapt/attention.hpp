@@ -10,10 +10,12 @@ namespace rapt {
 
 /// Shapes: b batch, hq query heads, hk key/value heads (hq % hk == 0; query head h reads head floor(h / (hq / hk))),
 /// sq query rows, sk key rows, d query/key head size, dv value head size. Any non-negative strides.
-/// q, k, v and out are f32.
+/// q, k, v and out are f32, bf16 or f16; k and v agree, q and out may differ from them and from each other. Whatever
+/// the types, sums and the softmax are fp32, inputs count as given, and out is rounded once, to nearest even. lse,
+/// bias, alibi and sinks are f32.
 struct AttentionArgs {
   TensorView q{};           ///< [b, hq, sq, d]; with cu_seqlens_q [total_q, hq, d]
-  KvSource kv{};            ///< keys and values
+  KvSource kv{};            ///< keys and values, of one type
   MutableTensorView out{};  ///< [b, hq, sq, dv]; with cu_seqlens_q [total_q, hq, dv]. Overlaps nothing, itself included
   ScoreSpec score{};        ///< scale, masks, bias, ...
   MutableTensorView lse{};  ///< optional f32 [b, hq, sq] ([total_q, hq]): log of the sum of exp of the final scores

@@ -5,7 +5,8 @@
 
 namespace rapt {
 
-/// Keys and values, and how their rows are found. Make one with a factory; new layouts are new factories.
+/// Keys and values, and how their rows are found. Make one with a factory; new layouts are new factories. k and v are
+/// of one type: f32, bf16 or f16.
 struct KvSource {
   enum class Kind : std::uint8_t { strided, ragged };
 

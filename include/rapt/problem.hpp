@@ -13,10 +13,11 @@ struct AttentionArgs;
 
 /// Everything dispatch and planning may look at: no pointers, no values of tensors. A plain value that compares and
 /// hashes. Text form: "attention" then `key=value` words in the order of the fields below; words at their default
-/// are left out, so "attention b=1 hq=8 sq=512 d=64 causal" is complete.
+/// are left out, so "attention b=1 hq=8 sq=512 d=64 causal" is complete. Words may come in any order, each once.
 ///
 ///     attention b=2 hq=8 hk=2 sq=128 sk=512 d=64 dv=32 causal window=64,-1 align=bottom_right softcap=30
 ///               bias=hqk mask=bk alibi sinks lse ragged_q=200 ragged_k=700 layout=bshd
+///     attention dtype=bf16 out=f32 b=1 hq=8 sq=512 d=64
 struct Problem {
   enum class Align : std::uint8_t { none, top_left, bottom_right, offset };
   /// Order of the dimensions in memory, shared by q, k, v and out: `bhsd` is contiguous, `bshd` as projections give it,
@@ -26,8 +27,8 @@ struct Problem {
   /// dimension is always full. Text: the letters of the full dimensions, for example "bk" or "hqk".
   static constexpr std::uint8_t kNone = 0xff, kFullB = 1, kFullH = 2, kFullQ = 4;
 
-  DType q_dtype = DType::f32;    ///< text: dtype= when all four agree
-  DType kv_dtype = DType::f32;   ///< text: kv=
+  DType q_dtype = DType::f32;    ///< text: q=, or dtype= for all that have no word of their own
+  DType kv_dtype = DType::f32;   ///< of k and v; text: kv=
   DType out_dtype = DType::f32;  ///< text: out=
   DeviceType device = DeviceType::cpu;
   std::int64_t b = 1;
@@ -46,7 +47,7 @@ struct Problem {
   float scale = 0;    ///< text: scale=
   float softcap = 0;  ///< 0: none
   std::uint8_t bias = kNone;
-  DType bias_dtype = DType::f32;  ///< text: bias_dtype=
+  DType bias_dtype = DType::f32;  ///< text: bias_dtype=; only f32 is taken
   std::uint8_t mask = kNone;
   bool alibi = false;
   bool sinks = false;
@@ -58,7 +59,7 @@ struct Problem {
 
   friend bool operator==(const Problem&, const Problem&) = default;
 
-  /// Throws Error naming the word it cannot read. Sizes are not checked beyond being integers.
+  /// Throws Error naming the word it cannot read or has read before. Sizes are not checked beyond being integers.
   RAPT_API static Problem parse(std::string_view text);
   RAPT_API std::string to_string() const;
   RAPT_API std::size_t hash() const noexcept;

@@ -30,8 +30,8 @@ typedef enum rapt_status {
 /* Enumerations are stored as int32_t, so that a wrong value is an error and never undefined behaviour. */
 typedef enum rapt_dtype {
   RAPT_F32 = 0,
-  RAPT_F16 = 1,
-  RAPT_BF16 = 2,
+  RAPT_F16 = 1,  /* IEEE binary16 */
+  RAPT_BF16 = 2, /* the upper half of an f32 */
   RAPT_BOOL = 3, /* one byte, 0 or 1 */
   RAPT_I32 = 4,
   RAPT_I64 = 5
@@ -85,16 +85,17 @@ RAPT_API rapt_status rapt_tensor_contiguous(rapt_tensor* tensor, void* data, int
 typedef struct rapt_attention_args {
   size_t struct_size; /* sizeof(rapt_attention_args) as the caller was compiled */
 
-  rapt_tensor q;   /* f32 [b, hq, sq, d]; with cu_seqlens_q [total_q, hq, d] */
-  rapt_tensor k;   /* f32, shape by kv_kind */
-  rapt_tensor v;   /* f32, shape by kv_kind */
-  rapt_tensor out; /* written: f32 [b, hq, sq, dv] ([total_q, hq, dv]). Overlaps nothing, itself included */
+  /* q, k, v and out are f32, bf16 or f16; k and v agree, q and out may differ from them and from each other. */
+  rapt_tensor q;   /* [b, hq, sq, d]; with cu_seqlens_q [total_q, hq, d] */
+  rapt_tensor k;   /* shape by kv_kind */
+  rapt_tensor v;   /* shape by kv_kind */
+  rapt_tensor out; /* written: [b, hq, sq, dv] ([total_q, hq, dv]). Overlaps nothing, itself included */
   rapt_tensor lse; /* optional, written: f32 [b, hq, sq] ([total_q, hq]), log of the sum of exp of the scores */
   rapt_tensor cu_seqlens_q; /* optional: i32 or i64 [b + 1], 0 = c[0] <= ... <= c[b] = total_q: q and out are ragged */
   rapt_tensor cu_seqlens_k; /* RAPT_KV_RAGGED: i32 or i64 [b + 1], 0 = c[0] <= ... <= c[b] = total_k */
   rapt_tensor kv_seqlens;   /* optional, RAPT_KV_STRIDED: i32 or i64 [b], keys in use per sequence, 0 <= len <= sk */
 
-  rapt_tensor bias;  /* optional, added to scores: f32 or q's dtype, [.., sk] broadcast over b, hq, sq. -inf masks */
+  rapt_tensor bias;  /* optional, added to scores: f32 [.., sk] broadcast over b, hq, sq. -inf masks */
   rapt_tensor mask;  /* optional: RAPT_BOOL, 1 = attend; shapes as for bias */
   rapt_tensor alibi; /* optional: f32 slopes, [hq] or [b, hq]: score -= slope * |i + offset - j| */
   rapt_tensor sinks; /* optional: f32 [hq], one extra logit per head in the softmax's denominator only; -inf = none */

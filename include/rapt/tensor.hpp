@@ -48,7 +48,9 @@ struct TensorView : Layout {
   TensorView() = default;
   TensorView(const void* data, DType dtype, const Layout& layout, Device device = {})
       : Layout(layout), data(data), dtype(dtype), device(device) {}
-  /// `TensorView(q, {b, h, s, d})`, or with strides in elements `TensorView(q, {b, h, s, d}, {..., 1})`.
+  /// `TensorView(q, {b, h, s, d})`, or with strides in elements `TensorView(q, {b, h, s, d}, {..., 1})`, for float,
+  /// bool, int32_t and int64_t. 16-bit elements have no type of their own here: the constructor above takes them by
+  /// DType.
   template <class T>
   requires(!std::is_void_v<T>) TensorView(const T* data, std::initializer_list<std::int64_t> shape,
                                           std::initializer_list<std::int64_t> strides = {})

@@ -11,7 +11,8 @@
 
 namespace rapt {
 
-/// Element types a tensor may have. Which of them an operation takes is part of that operation's contract.
+/// Element types a tensor may have: IEEE binary32 and binary16, bfloat16 (the upper half of an f32), bool of one byte
+/// and signed integers, all in the machine's byte order. Which an operation takes is part of that operation's contract.
 enum class DType : std::uint8_t { f32, f16, bf16, boolean, i32, i64 };
 
 /// Where a tensor's memory lies; the values are DLPack's codes. The device picks the backend.

@@ -30,6 +30,11 @@ static_assert(!Writable<const Eigen::MatrixXf> && !Writable<Eigen::Map<const Row
 static_assert(!Writable<Eigen::Ref<const Eigen::MatrixXf>>);
 static_assert(Viewable<Eigen::TensorMap<Eigen::Tensor<const float, 4>>>);
 static_assert(!Writable<Eigen::TensorMap<Eigen::Tensor<const float, 4>>> && !Writable<const Tensor4<0>>);
+using HalfMatrix = Eigen::Matrix<Eigen::half, Eigen::Dynamic, Eigen::Dynamic>;
+using BrainMatrix = Eigen::Matrix<Eigen::bfloat16, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+static_assert(Viewable<const HalfMatrix> && Viewable<Eigen::Ref<const BrainMatrix>> && Writable<HalfMatrix>);
+static_assert(!Writable<const BrainMatrix> && !Writable<Eigen::Map<const HalfMatrix>>);
+static_assert(Viewable<Eigen::Tensor<Eigen::half, 4>> && !Viewable<Eigen::MatrixXi>);
 static_assert(!Viewable<Eigen::MatrixXd> && !Viewable<Eigen::Tensor<double, 4>> && !Viewable<Eigen::Tensor<float, 3>>);
 // An expression has no memory to view.
 static_assert(!Viewable<decltype(std::declval<Eigen::MatrixXf>() * 2.f)>);
@@ -106,6 +111,29 @@ TEST_CASE("attention on Eigen matrices writes into a block and nothing else", "[
   CHECK((out.row(0).array() == 7.f).all());
   CHECK((out.bottomRows(1).array() == 7.f).all());
   CHECK((out.rightCols(1).array() == 7.f).all());
+}
+
+TEST_CASE("Eigen's 16-bit numbers are viewed as what they are", "[interop]") {
+  HalfMatrix half(3, 2);
+  BrainMatrix brain(3, 2);
+  CHECK(view_of(half).dtype == DType::f16);
+  CHECK(view_of(brain.topRows(2)).dtype == DType::bf16);
+  CHECK(mutable_view_of(brain).data == brain.data());
+  CHECK(view_of(Eigen::Tensor<Eigen::bfloat16, 4>(1, 2, 3, 4)).dtype == DType::bf16);
+
+  const Eigen::Index s = 40, d = 16;
+  const Eigen::MatrixXf q = Eigen::MatrixXf::Random(s, d), k = Eigen::MatrixXf::Random(s, d),
+                        v = Eigen::MatrixXf::Random(s, d);
+  const HalfMatrix half_q = q.cast<Eigen::half>();
+  const BrainMatrix brain_k = k.cast<Eigen::bfloat16>(), brain_v = v.cast<Eigen::bfloat16>();
+  HalfMatrix out(s, d);
+  attention(view_of(half_q), view_of(brain_k), view_of(brain_v), mutable_view_of(out));
+  // The same numbers as floats.
+  const Eigen::MatrixXf wide_q = half_q.cast<float>(), wide_k = brain_k.cast<float>(), wide_v = brain_v.cast<float>();
+  Eigen::MatrixXf expected(s, d);
+  attention(view_of(wide_q), view_of(wide_k), view_of(wide_v), mutable_view_of(expected));
+  CHECK((out.cast<float>() - expected).cwiseAbs().maxCoeff() <= 8 * 0x1p-8f);
+  CHECK((out.cast<float>() - expected).norm() <= 0x1p-8f * expected.norm());
 }
 
 TEST_CASE("attention gives the same bits on column- and row-major Eigen tensors", "[interop]") {

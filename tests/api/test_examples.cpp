@@ -93,6 +93,34 @@ TEST_CASE("guide: one call, contiguous and strided", "[examples]") {
   }
 }
 
+TEST_CASE("guide: bf16 and fp16", "[examples]") {
+  constexpr std::int64_t h = 3, s = 6;
+  std::vector<float> wide[3], result(b * h * s * d);
+  std::vector<Eigen::bfloat16> halves[3];
+  for (int t = 0; t < 3; ++t) {
+    for (float x : random_floats(b * h * s * d, 11 + t)) {
+      halves[t].emplace_back(x);
+      wide[t].push_back(static_cast<float>(halves[t].back()));
+    }
+  }
+  const void *q = halves[0].data(), *k = halves[1].data(), *v = halves[2].data();
+  float* out = result.data();
+  {
+    const std::int64_t shape[] = {b, h, s, d};
+    rapt::TensorView queries(q, rapt::DType::bf16, rapt::Layout(shape));
+    rapt::TensorView keys(k, rapt::DType::bf16, rapt::Layout(shape)), values(v, rapt::DType::bf16, rapt::Layout(shape));
+    rapt::attention(queries, keys, values, rapt::MutableTensorView(out, {b, h, s, d}));  // f32 out
+  }
+  for (std::int64_t i = 0; i < b * h * s; ++i) {
+    const std::int64_t head = i / s * s * d;
+    const auto expected =
+        one_row(wide[0].data() + i * d, wide[1].data() + head, wide[2].data() + head, s, d, [](auto) { return true; });
+    // Probabilities may have been rounded to bf16.
+    for (std::int64_t c = 0; c < d; ++c)
+      REQUIRE(std::abs(out[i * d + c] - expected[static_cast<std::size_t>(c)]) <= 0x1p-7);
+  }
+}
+
 TEST_CASE("guide: scores", "[examples]") {
   constexpr std::int64_t sq = 3, sk = 200;
   const auto q_data = random_floats(b * hq * sq * d, 4), k_data = random_floats(b * hk * sk * d, 5),
@@ -231,7 +259,7 @@ TEST_CASE("guide: every example of docs/api.md is compiled here or in tests/c", 
     }
     ++blocks;
   }
-  CHECK(blocks == 9);
+  CHECK(blocks == 10);
 }
 
 }  // namespace rapt::testing

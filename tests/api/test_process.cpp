@@ -10,8 +10,7 @@
 #include <xmmintrin.h>
 #endif
 
-#include "support/catch.hpp"
-#include "support/entries.hpp"
+#include "support/check.hpp"
 #include "support/executors.hpp"
 
 using namespace rapt;
@@ -79,8 +78,8 @@ TEST_CASE("a forked child runs with its parent's context", "[api]") {
 }
 
 TEST_CASE("a call leaves the floating-point mode of its threads alone", "[api][threads]") {
-  Case c(Problem::parse(kLarge));
-  for (const std::string& entry : threaded_entries()) {
+  Case c(typed(kLarge, each_type()));
+  for (const std::string& entry : threaded_entries(c.problem)) {
     for (const std::uint64_t extra : {std::uint64_t{0}, kFlush}) {
       const std::uint64_t normal = float_mode();
       const auto executor = std::make_shared<ThreadExecutor>(3);

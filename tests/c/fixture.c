@@ -43,8 +43,29 @@ static int64_t offset_of(const rapt_tensor* t, int64_t i0, int64_t i1, int64_t i
   return offset;
 }
 
+uint16_t to_half(float value, int32_t dtype) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  const int drop = dtype == RAPT_BF16 ? 16 : 13;
+  const uint32_t odd = bits >> drop & 1, half = (UINT32_C(1) << (drop - 1)) - 1 + odd;
+  const uint32_t sign = bits >> 31 << 15, magnitude = ((bits & 0x7fffffff) + half) >> drop;
+  if (dtype == RAPT_BF16) return (uint16_t)(sign | magnitude);
+  return (uint16_t)(value == 0 ? sign : sign | (magnitude - (UINT32_C(112) << 10)));
+}
+
+double from_half(uint16_t bits, int32_t dtype) {
+  const int digits = dtype == RAPT_BF16 ? 7 : 10, bias = dtype == RAPT_BF16 ? 127 : 15;
+  const int exponent = (bits & 0x7fff) >> digits, fraction = bits & ((1 << digits) - 1);
+  if (exponent == (0x7fff >> digits)) return fraction ? NAN : bits >> 15 ? -INFINITY : INFINITY;
+  const double value =
+      exponent ? ldexp(fraction + (1 << digits), exponent - bias - digits) : ldexp(fraction, 1 - bias - digits);
+  return bits >> 15 ? -value : value;
+}
+
 static double at(const rapt_tensor* t, int64_t i0, int64_t i1, int64_t i2, int64_t i3) {
-  return ((const float*)t->data)[offset_of(t, i0, i1, i2, i3)];
+  const int64_t offset = offset_of(t, i0, i1, i2, i3);
+  if (t->dtype == RAPT_F32) return ((const float*)t->data)[offset];
+  return from_half(((const uint16_t*)t->data)[offset], t->dtype);
 }
 
 /* The final score of query row i and key row j, or -inf where j is not attended. */

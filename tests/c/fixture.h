@@ -23,8 +23,14 @@ void fill(float* data, size_t count, unsigned seed);
 
 rapt_tensor contiguous(void* data, int32_t dtype, int32_t ndim, int64_t s0, int64_t s1, int64_t s2, int64_t s3);
 
+/* `value` as a 16-bit number, rounded to nearest even, and back. `dtype` is RAPT_BF16 or RAPT_F16; for the latter
+ * |value| lies between 2^-14 and 65504, or is 0. */
+uint16_t to_half(float value, int32_t dtype);
+double from_half(uint16_t bits, int32_t dtype);
+
 /* Largest difference between the outputs (out and lse) and the definition in docs/contract.md evaluated in double on
- * args' strided tensors; infinite where one is NaN. Reads every field of `args` but those of ragged batches. */
+ * args' strided tensors of any type; infinite where one is NaN. Reads every field of `args` but those of ragged
+ * batches. */
 double reference_error(const rapt_attention_args* args);
 
 #endif

@@ -92,6 +92,44 @@ static void test_strides(void) {
   CHECK(isnan(f.lse[0]));
 }
 
+/* Every type of q, of k and v, and of out with every other. */
+static void test_types(void) {
+  static const int32_t types[] = {RAPT_F32, RAPT_BF16, RAPT_F16};
+  uint16_t q[B * HQ * SQ * D], k[B * HK * SK * D], v[B * HK * SK * DV], out[B * HQ * SQ * DV];
+  CHECK(to_half(1.00390625f, RAPT_BF16) == 0x3f80 && to_half(-1.01171875f, RAPT_BF16) == 0xbf82);
+  CHECK(to_half(65504, RAPT_F16) == 0x7bff && from_half(0x7bff, RAPT_F16) == 65504 &&
+        from_half(1, RAPT_F16) == 0x1p-24);
+  for (int n = 0; n < 27; ++n) {
+    const int32_t q_type = types[n % 3], kv_type = types[n / 3 % 3], out_type = types[n / 9];
+    fixture f;
+    fixture_init(&f);
+    const struct {
+      rapt_tensor* tensor;
+      const float* from;
+      uint16_t* to;
+      int count;
+      int32_t type;
+    } halves[] = {{&f.args.q, f.q, q, B * HQ * SQ * D, q_type},
+                  {&f.args.k, f.k, k, B * HK * SK * D, kv_type},
+                  {&f.args.v, f.v, v, B * HK * SK * DV, kv_type},
+                  {&f.args.out, NULL, out, B * HQ * SQ * DV, out_type}};
+    for (int t = 0; t < 4; ++t) {
+      if (halves[t].type == RAPT_F32) continue;
+      halves[t].tensor->data = halves[t].to;
+      halves[t].tensor->dtype = halves[t].type;
+      for (int i = 0; i < halves[t].count; ++i) {
+        const float value = halves[t].from ? halves[t].from[i] : 0;
+        halves[t].to[i] = halves[t].from ? to_half(fabsf(value) < 0x1p-14f ? 0 : value, halves[t].type) : 0xffff;
+      }
+    }
+    CHECK_OK(rapt_attention(&f.args, NULL));
+    /* A rounding of out and one of the probabilities; values lie in [-1, 1). */
+    const int coarsest = q_type == RAPT_BF16 || kv_type == RAPT_BF16 || out_type == RAPT_BF16;
+    const int all_f32 = q_type == RAPT_F32 && kv_type == RAPT_F32 && out_type == RAPT_F32;
+    CHECK(reference_error(&f.args) < (all_f32 ? kTolerance : coarsest ? 2 * 0x1p-8 : 2 * 0x1p-11));
+  }
+}
+
 /* Two sequences laid end to end give what each gives alone. */
 static void test_ragged(void) {
   enum { LEN_Q0 = 2, LEN_Q1 = 3, LEN_K0 = 4, LEN_K1 = 3, TOTAL_Q = LEN_Q0 + LEN_Q1, TOTAL_K = LEN_K0 + LEN_K1 };
@@ -144,5 +182,6 @@ static void test_ragged(void) {
 void test_attention(void) {
   test_score_fields();
   test_strides();
+  test_types();
   test_ragged();
 }

@@ -32,7 +32,10 @@ static void test_bad_fields(void) {
   CHECK_BAD(f.args.v.dtype = -1, "v.dtype");
   CHECK_BAD(f.args.mask.data = mask, "score.mask"); /* data without a shape is no "not given" */
   CHECK_BAD(memset(&f.args.q, 0, sizeof f.args.q), "q");
-  CHECK_BAD(f.args.q.dtype = RAPT_BF16, "q");
+  CHECK_BAD(f.args.q.dtype = RAPT_I32, "q");
+  CHECK_BAD(f.args.k.dtype = RAPT_BF16, "v"); /* k and v of two types */
+  CHECK_BAD(f.args.lse.dtype = RAPT_F16, "lse");
+  CHECK_BAD((f.args.q.dtype = RAPT_F16, f.args.q.data = (char*)f.q + 1), "q");
   CHECK_BAD(f.args.k.data = NULL, "k");
   CHECK_BAD(f.args.k.shape[1] = f.args.v.shape[1] = 3, "k");
   CHECK_BAD(f.args.v.strides[0] = -1, "v");

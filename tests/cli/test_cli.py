@@ -4,6 +4,7 @@
 import json
 import math
 import os
+import re
 import subprocess
 import tempfile
 import unittest
@@ -79,12 +80,21 @@ class InfoProblem(CliTest):
                 plan = self.run_json("info", "--problem", PROBLEM, RAPT_ISA=isa["name"])
                 self.assertEqual(plan["entry"].split(".")[2], isa["name"])
 
+    def test_types(self):
+        for types in ("dtype=bf16", "dtype=f16", "q=bf16 kv=bf16", "kv=f16 out=bf16"):
+            plan = self.run_json("info", "--problem", types + " " + PROBLEM)
+            self.assertEqual(plan["problem"], f"attention {types} {PROBLEM}")
+        self.assert_usage_error("info", "--problem", "dtype=i64 " + PROBLEM, mentions="i64")
+
     def test_bad_problems(self):
         self.assert_usage_error("info", "--problem", "b=1 hq=2 sq=x d=16", mentions="sq")
         self.assert_usage_error("info", "--problem", "b=1 hq=2 sq=4 d=16 sideways", mentions="sideways")
         self.assert_usage_error("info", "--problem", "b=1 hq=3 hk=2 sq=4 d=16", mentions="h")
+        self.assert_usage_error("info", "--problem", "b=1 hq=2 sq=4 d=16 sq=8", mentions="sq=8")
 
     def test_bad_environment(self):
+        self.assert_usage_error("info", mentions="quantum", RAPT_ISA="quantum")
+        self.assert_usage_error("info", "--json", mentions="no_such_entry", RAPT_KERNEL="no_such_entry")
         self.assert_usage_error("info", "--problem", PROBLEM, mentions="quantum", RAPT_ISA="quantum")
         self.assert_usage_error("info", "--problem", PROBLEM, mentions="no_such_entry", RAPT_KERNEL="no_such_entry")
 
@@ -109,6 +119,18 @@ class Check(CliTest):
         name = [entry["name"] for entry in self.run_json("info")["entries"] if entry["usable"]][-1]
         lines = self.run_ok("check", "--problem", PROBLEM, "--entry", name).splitlines()
         self.assertIn(name, lines)
+
+    def test_types(self):
+        text = self.run_ok("check", "--entry", "attention", "--problem", "dtype=bf16 out=f32 b=1 hq=2 sq=70 d=40 lse",
+                           "--problem", "dtype=f16 b=1 hq=2 sq=70 d=40 lse")
+        self.assertIn(" 0 wrong,", text)
+
+    @unittest.skipIf(os.environ.get("RAPT_SANITIZE"), "sanitizers end the program when memory cannot be had")
+    def test_out_of_memory_says_how_much(self):
+        for command in ("check", "bench"):
+            result = rapt(command, "--problem", "dtype=bf16 b=1 hq=1 sq=1 sk=1099511627776 d=64")
+            self.assertEqual(result.returncode, 1, result.stdout + result.stderr)
+            self.assertRegex(result.stderr, r"\Arapt: [^\n]*out of memory; its tensors take 256.0 TiB, its workspace [^\n]+\n\Z")
 
     def test_bad_entries(self):
         self.assert_usage_error("check", "--entry", "no_such_entry", mentions="no_such_entry")
@@ -145,6 +167,17 @@ class Bench(CliTest):
         self.assertGreater(document["context"]["read_bandwidth_gbs"][0], 0)
         self.assertTrue(math.isclose(row["gflops"], row["flops"] / row["median_ms"] / 1e6, rel_tol=1e-6))
 
+    def test_types(self):
+        problems = ["dtype=bf16 " + PROBLEM, "q=f16 kv=f16 " + PROBLEM, "kv=bf16 out=f16 b=1 hq=2 hk=1 sq=8 sk=6 d=4 dv=2"]
+        text, document = self.bench(*(word for problem in problems for word in ("--problem", problem)))
+        rows = document["benchmarks"]
+        self.assertEqual([row["dtype"] for row in rows], ["bf16", "f16/f16/f32", "f32/bf16/f16"])
+        self.assertEqual(rows[0]["bytes"], 2 * 48 * 4 * 16 * 2)
+        self.assertEqual(rows[1]["bytes"], 2 * 48 * 16 * (3 * 2 + 4))
+        self.assertEqual(rows[2]["bytes"], 2 * 8 * 4 * 4 + 6 * (4 + 2) * 2 + 2 * 8 * 2 * 2)
+        for row in rows:
+            self.assertRegex(text, rf"{re.escape(row['problem'].split(' ', 1)[1])} +{row['dtype']} ")
+
     def flops(self, problem):
         """Counted by the program, in units of one (row, key) pair of one head."""
         (row,) = self.bench("--problem", problem)[1]["benchmarks"]
@@ -165,7 +198,9 @@ class Bench(CliTest):
         self.assertEqual(self.flops("b=1 hq=1 sq=20 d=8 causal window=3,-1"), pairs(20, 20, lambda i, j: i - 3 <= j <= i))
 
     def test_entries_and_threads(self):
-        entries = [entry["name"] for entry in self.run_json("info")["entries"] if entry["usable"]]
+        # Entries that take f32.
+        entries = [entry["name"] for entry in self.run_json("info")["entries"]
+                   if entry["usable"] and not re.search(r"\.(bf16|f16x3)\.", entry["name"])]
         threads = [1, 2] if self.run_json("info")["executors"][0]["threads"] >= 2 else [1]
         _, document = self.bench("--problem", PROBLEM, "--entry", "attention", "--threads", ",".join(map(str, threads)),
                                  "--seeds", "2")
@@ -208,8 +243,9 @@ class Usage(CliTest):
         self.assert_usage_error("check", "--problem", "b=1", mentions="b=1")
         self.assert_usage_error("bench", "--set", "endless", mentions="endless")
         self.assert_usage_error("bench", "--set", "quick", "--problem", PROBLEM, mentions="--set")
-        self.assert_usage_error("bench", "--threads", "0", mentions="--threads")
-        self.assert_usage_error("bench", "--threads", "4000", mentions="--threads")
+        for command in ("info", "check", "bench", "demo"):
+            self.assert_usage_error(command, "--threads", "0", mentions="--threads")
+            self.assert_usage_error(command, "--threads", "4000", mentions="--threads")
         self.assert_usage_error("bench", "--threads", "1,x", mentions="--threads")
         self.assert_usage_error("bench", "--min-time", "-1", mentions="--min-time")
         self.assert_usage_error("bench", "--problem", "b=1 hq=2 sq=8 d=0", mentions="d=0")

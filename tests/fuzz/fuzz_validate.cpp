@@ -52,18 +52,32 @@ float some_float(Choices& c) {
   return c.one_in(8) ? special[c.below(8)] : static_cast<float>(c.below(256)) / 64 - 2;
 }
 
-TensorView floats(Given& g, Choices& c, std::initializer_list<std::int64_t> shape) {
+TensorView floats(Given& g, Choices& c, std::initializer_list<std::int64_t> shape, DType dtype = DType::f32) {
   TensorView t(static_cast<const float*>(nullptr), shape);
-  float* data = g.take<float>(elements_of(t));
-  for (std::int64_t i = 0; i < std::min<std::int64_t>(elements_of(t), 64); ++i) data[i] = some_float(c);
-  t.data = data;
+  t.dtype = dtype;
+  const std::int64_t elements = elements_of(t);
+  if (dtype == DType::f32) {
+    float* data = g.take<float>(elements);
+    for (std::int64_t i = 0; i < std::min<std::int64_t>(elements, 64); ++i) data[i] = some_float(c);
+    t.data = data;
+  } else {
+    std::uint16_t* data = g.take<std::uint16_t>(elements);  // 0x3f3f: 0.75 of bf16, 1.8 of f16
+    for (std::int64_t i = 0; i < std::min<std::int64_t>(elements, 8); ++i) data[i] = c.raw<std::uint16_t>();
+    t.data = data;
+  }
   return t;
 }
 
-MutableTensorView output(Given& g, std::initializer_list<std::int64_t> shape) {
+MutableTensorView output(Given& g, std::initializer_list<std::int64_t> shape, DType dtype = DType::f32) {
   MutableTensorView t(static_cast<float*>(nullptr), shape);
-  t.data = g.take<float>(elements_of(t));
+  t.dtype = dtype;
+  t.data = dtype == DType::f32 ? static_cast<void*>(g.take<float>(elements_of(t)))
+                               : static_cast<void*>(g.take<std::uint16_t>(elements_of(t)));
   return t;
+}
+
+DType some_type(Choices& c) {
+  return c.one_of({DType::f32, DType::bf16, DType::f16});
 }
 
 template <class T>
@@ -112,28 +126,29 @@ void choose_args(Given& g, Choices& c) {
   const std::int64_t b = c.below(4), hk = c.below(3) + (c.one_in(16) ? 0 : 1), hq = hk * (1 + c.below(3));
   const std::int64_t d = c.one_in(4) ? c.below(40) : 1 + c.below(8), dv = c.below(2) ? d : 1 + c.below(9);
   std::int64_t sq = c.below(7), sk = c.one_in(3) ? sq : c.below(9);
+  const DType q_type = some_type(c), kv_type = some_type(c), out_type = some_type(c);
   AttentionArgs& args = g.args;
   if (c.one_in(3)) {  // ragged queries
     const auto rows = borders(c, b);
     args.cu_seqlens_q = integers(g, c, rows);
-    args.q = floats(g, c, {rows.back(), hq, d});
-    args.out = output(g, {rows.back(), hq, dv});
+    args.q = floats(g, c, {rows.back(), hq, d}, q_type);
+    args.out = output(g, {rows.back(), hq, dv}, out_type);
     if (c.one_in(3)) args.lse = output(g, {rows.back(), hq});
     sq = 5;
   } else {
-    args.q = floats(g, c, {b, hq, sq, d});
-    args.out = output(g, {b, hq, sq, dv});
+    args.q = floats(g, c, {b, hq, sq, d}, q_type);
+    args.out = output(g, {b, hq, sq, dv}, out_type);
     if (c.one_in(3)) args.lse = output(g, {b, hq, sq});
   }
   if (c.one_in(3)) {  // ragged keys
     const auto rows = borders(c, b);
-    args.kv =
-        KvSource::ragged(floats(g, c, {rows.back(), hk, d}), floats(g, c, {rows.back(), hk, dv}), integers(g, c, rows));
+    args.kv = KvSource::ragged(floats(g, c, {rows.back(), hk, d}, kv_type),
+                               floats(g, c, {rows.back(), hk, dv}, kv_type), integers(g, c, rows));
     sk = 5;
   } else {
     std::vector<std::int64_t> lengths(static_cast<std::size_t>(b));
     for (auto& length : lengths) length = c.below(static_cast<int>(sk) + 1);
-    args.kv = KvSource::strided(floats(g, c, {b, hk, sk, d}), floats(g, c, {b, hk, sk, dv}),
+    args.kv = KvSource::strided(floats(g, c, {b, hk, sk, d}, kv_type), floats(g, c, {b, hk, sk, dv}, kv_type),
                                 c.one_in(3) ? integers(g, c, lengths) : TensorView());
   }
   choose_score(g, c, b, hq, sq, sk);
@@ -169,7 +184,7 @@ void twist(View& t, Given& g, Choices& c) {
       std::swap(t.strides[n], t.strides[(n + 1) % kMaxDims]);
       break;
     case 7:
-      t.strides[n] += c.below(4);
+      t.strides[n] += t.strides[n] < kBig - 4 ? c.below(4) : 0;
       break;
   }
 }
@@ -248,8 +263,9 @@ void mark(const MutableTensorView& t, const Arena& arena, std::array<bool, kAren
     for (std::int64_t i1 = 0; i1 < size[1]; ++i1) {
       for (std::int64_t i2 = 0; i2 < size[2]; ++i2) {
         for (std::int64_t i3 = 0; i3 < size[3]; ++i3) {
-          const std::int64_t at = begin + 4 * (i0 * stride[0] + i1 * stride[1] + i2 * stride[2] + i3 * stride[3]);
-          for (std::int64_t byte = at; byte < at + 4; ++byte) written[static_cast<std::size_t>(byte)] = true;
+          const auto width = static_cast<std::int64_t>(size_of(t.dtype));
+          const std::int64_t at = begin + width * (i0 * stride[0] + i1 * stride[1] + i2 * stride[2] + i3 * stride[3]);
+          for (std::int64_t byte = at; byte < at + width; ++byte) written[static_cast<std::size_t>(byte)] = true;
         }
       }
     }

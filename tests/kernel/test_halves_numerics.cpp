@@ -172,7 +172,7 @@ TEST_CASE("halves: very large values", "[kernel]") {
 TEST_CASE("halves: results beyond the largest f16 are Inf", "[kernel]") {
   for (const char* types : {"q=bf16 kv=bf16 out=f16", "out=f16"}) {
     Case c(Problem::parse("attention " + std::string(types) + " sq=33 sk=70 d=8 dv=5 lse"));
-    const float column[] = {1e5f, -1e5f, 65024, 1, 1e30f};
+    const float column[] = {1e5f, -1e5f, 59904, 1, 1e30f};
     for (std::int64_t j = 0; j < 70; ++j) {
       for (std::int64_t e = 0; e < 5; ++e) c.v.at({0, 0, j, e}) = column[e];
     }
@@ -190,11 +190,11 @@ TEST_CASE("halves: results beyond the largest f16 are Inf", "[kernel]") {
 }
 
 // Row i asks for column i of the keys, so that every row of a panel has maxima of its own: a step up every `every` keys
-// from key `first` of its own on. The last step takes everything when steps are large.
+// from a key of its own on, by factors of exp() from 1.3 over 2^10 and 2^100 to exp(1e6).
 TEST_CASE("halves: maxima that move at other keys in every row", "[kernel]") {
   const DType dtype = each_type();
   constexpr std::int64_t kRows = 70, kKeys = 600, kSize = 64;
-  for (const char* scale : {"0.25", "3", "1024", "1.2676506e30"}) {
+  for (const char* scale : {"0.25", "6.9314718", "69.314718", "1e4", "1e6"}) {
     for (std::int64_t every : {1, 13, 64, 100, 600}) {
       Case c(typed("attention sq=70 sk=600 d=64 lse scale=" + std::string(scale), dtype));
       const std::int64_t levels = std::min<std::int64_t>(40, kKeys / every);
@@ -202,13 +202,14 @@ TEST_CASE("halves: maxima that move at other keys in every row", "[kernel]") {
         const std::int64_t first = column * 37 % (kKeys - every * levels + 1);
         return std::clamp<std::int64_t>((key - first) / every, -1, levels - 1) + 1;
       };
+      for (std::int64_t i = 0; i < c.v.size(); ++i) c.v.flat(i) += 1;  // means that are not small
       fill(c.q, 0);
       for (std::int64_t i = 0; i < kRows; ++i) c.q.at({0, 0, i, i % kSize}) = 1;
       for (std::int64_t j = 0; j < kKeys; ++j) {
         for (std::int64_t e = 0; e < kSize; ++e) c.k.at({0, 0, j, e}) = static_cast<float>(level(e, j));
       }
       check_every_entry(c);
-      if (std::stof(scale) < 1000) continue;
+      if (std::stof(scale) < 60) continue;
       // So far apart, only the highest keys count, all the same.
       for (const std::string& entry : usable_entries(c.problem)) {
         c.poison_outputs();

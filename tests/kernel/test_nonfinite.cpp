@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <map>
 
 #include "support/check.hpp"
 
@@ -37,25 +38,27 @@ TEST_CASE("NaN in a key or value reaches the rows that attend it and no other", 
                            "bias=hqk", "mask=bk", "bias=bk mask=qk", "softcap=20 causal", "alibi causal",
                            "sinks causal", "causal layout=bshd", "causal layout=bhds", "mask=qk layout=other"}) {
     const Problem problem = typed("attention b=2 hq=4 hk=2 sq=70 d=24 lse " + std::string(what), dtype);
-    for (const std::string& entry : usable_entries(problem)) {
-      Case before(problem);
-      attention(before.args(), forced(entry));
-      std::size_t harmed = 0;
-      for (std::int64_t key : {0, 1, 33, 68, 69}) {
-        for (bool in_key : {true, false}) {
-          Case after(problem);
-          (in_key ? after.k : after.v).at({1, 0, key, 5}) = kNaN;
-          const Reference reference = oracle(after.args());
+    const std::vector<std::string> names = usable_entries(problem);
+    std::map<std::string, Case> before;
+    std::map<std::string, std::size_t> harmed;
+    for (const std::string& entry : names)
+      attention(before.try_emplace(entry, problem).first->second.args(), forced(entry));
+    for (std::int64_t key : {0, 1, 33, 68, 69}) {
+      for (bool in_key : {true, false}) {
+        Case after(problem);
+        (in_key ? after.k : after.v).at({1, 0, key, 5}) = kNaN;
+        const Reference reference = oracle(after.args());
+        for (const std::string& entry : names) {
           const Errors errors = run_and_compare(after, entry, reference);
           INFO(entry << ": " << problem.to_string() << (in_key ? ": key " : ": value ") << key << ": "
                      << describe(errors));
           CHECK(errors.ok());
-          harmed += finite_count(before) - finite_count(after);
-          check_unharmed(before, after, reference);
+          harmed[entry] += finite_count(before.at(entry)) - finite_count(after);
+          check_unharmed(before.at(entry), after, reference);
         }
       }
-      CHECK(harmed > 0);
     }
+    for (const std::string& entry : names) CHECK(harmed[entry] > 0);
   }
 }
 

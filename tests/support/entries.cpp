@@ -56,8 +56,8 @@ Errors run_and_compare(Case& c, const std::string& entry, const Reference& refer
 std::string describe(const Errors& e) {
   std::ostringstream text;
   text << "rel_frobenius=" << e.rel_frobenius << " (limit " << e.frobenius_limit << ") max_abs=" << e.max_abs
-       << " of_bound=" << e.max_bound << " lse_max=" << e.lse_max << " lse_of_bound=" << e.lse_max_bound
-       << " nonfinite_agree=" << e.nonfinite_agree;
+       << " (limit " << e.max_abs_limit << ") of_bound=" << e.max_bound << " lse_max=" << e.lse_max
+       << " lse_of_bound=" << e.lse_max_bound << " nonfinite_agree=" << e.nonfinite_agree;
   return text.str();
 }
 

@@ -59,8 +59,12 @@ TEST_CASE("problem: every field survives and counts", "[unit]") {
                            "layout=bshd",
                            "layout=bhds",
                            "layout=other"}) {
-    const Problem changed = Problem::parse("attention b=2 hq=6 hk=6 sq=5 sk=5 d=7 dv=7 " + std::string(word));
-    INFO(word << ": " << changed.to_string());
+    const std::string key = std::string(word).substr(0, std::string(word).find('='));
+    std::string text = "attention " + std::string(word);
+    for (const char* other : {"b=2", "hq=6", "hk=6", "sq=5", "sk=5", "d=7", "dv=7"})
+      if (!std::string(other).starts_with(key + "=")) text += std::string(" ") + other;
+    const Problem changed = Problem::parse(text);
+    INFO(text << ": " << changed.to_string());
     CHECK_FALSE(changed == plain);
     CHECK(changed.hash() != plain.hash());
     CHECK(Problem::parse(changed.to_string()) == changed);
@@ -75,6 +79,18 @@ TEST_CASE("problem: defaults follow other fields", "[unit]") {
   CHECK(p.causal);
   CHECK_FALSE(p.has_scale);
   CHECK(p.to_string() == "attention b=1 hq=8 sq=512 d=64 causal");
+}
+
+TEST_CASE("problem: dtype= is what q=, kv= and out= do not say, in any order", "[unit]") {
+  for (const char* text : {"attention dtype=bf16 out=f32 sq=1 d=1", "attention out=f32 sq=1 d=1 dtype=bf16",
+                           "attention q=bf16 kv=bf16 sq=1 d=1"}) {
+    const Problem p = Problem::parse(text);
+    CHECK(p.q_dtype == DType::bf16);
+    CHECK(p.kv_dtype == DType::bf16);
+    CHECK(p.out_dtype == DType::f32);
+    CHECK(p.to_string() == "attention q=bf16 kv=bf16 b=1 hq=1 sq=1 d=1");
+  }
+  CHECK(typed("attention sq=1 d=1", DType::f16).to_string() == "attention dtype=f16 b=1 hq=1 sq=1 d=1");
 }
 
 TEST_CASE("problem: scales keep every bit", "[unit]") {
@@ -105,6 +121,10 @@ TEST_CASE("problem: words that make no sense are named", "[unit]") {
       {"attention scale=nan", "scale"},
       {"attention softcap=inf", "softcap"},
       {"attention causal=1", "\"causal=1\""},
+      {"attention sq=1 d=2 sq=1", "\"sq=1\""},
+      {"attention causal sq=1 causal", "\"causal\""},
+      {"attention dtype=f16 q=f32 dtype=f16", "\"dtype=f16\""},
+      {"attention q=f64", "\"q=f64\""},
       {"convolution b=1", "\"convolution\""},
   };
   for (const auto& [text, named] : wrong) {

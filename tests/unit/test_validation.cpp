@@ -17,8 +17,9 @@ constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max();
 void refuses(const std::string& argument, const std::function<void(AttentionArgs&, Case&)>& spoil,
              const std::string& words = "") {
   // With pages of its own for every tensor, so that moving an output a little cannot make it meet a neighbour.
-  Case c(Problem::parse("attention b=2 hq=4 hk=2 sq=6 sk=10 d=8 dv=4 lse " + words), 1, Placement::front);
-  const Tensor untouched_out(DType::f32, c.out.layout()), untouched_lse(DType::f32, c.lse.layout());
+  const std::string sk = words.starts_with("sk=") ? "" : "sk=10 ";
+  Case c(Problem::parse("attention b=2 hq=4 hk=2 sq=6 d=8 dv=4 lse " + sk + words), 1, Placement::front);
+  const Tensor untouched_out(c.out.dtype(), c.out.layout()), untouched_lse(DType::f32, c.lse.layout());
   const Plan plan(c.args(), Context());
   AttentionArgs args = c.args();
   INFO(argument << " " << words);
@@ -110,11 +111,14 @@ TEST_CASE("validation: null and misaligned data", "[unit]") {
 }
 
 TEST_CASE("validation: dtypes", "[unit]") {
-  for (DType dtype : {DType::f16, DType::bf16, DType::boolean, DType::i32, DType::i64}) {
+  for (DType dtype : {DType::boolean, DType::i32, DType::i64}) {
     refuses("q", [&](AttentionArgs& a, Case&) { a.q.dtype = dtype; });
     refuses("k", [&](AttentionArgs& a, Case&) { a.kv.k.dtype = dtype; });
-    refuses("v", [&](AttentionArgs& a, Case&) { a.kv.v.dtype = dtype; });
     refuses("out", [&](AttentionArgs& a, Case&) { a.out.dtype = dtype; });
+  }
+  // q and out may be any floating-point type, k and v too if they agree; everything else stays f32.
+  for (DType dtype : {DType::f16, DType::bf16, DType::boolean, DType::i32, DType::i64}) {
+    refuses("v", [&](AttentionArgs& a, Case&) { a.kv.v.dtype = dtype; });
     refuses("lse", [&](AttentionArgs& a, Case&) { a.lse.dtype = dtype; });
     refuses(
         "score.bias", [&](AttentionArgs& a, Case&) { a.score.bias.dtype = dtype; }, "bias=qk");
@@ -123,11 +127,43 @@ TEST_CASE("validation: dtypes", "[unit]") {
     refuses(
         "score.sinks", [&](AttentionArgs& a, Case&) { a.score.sinks.dtype = dtype; }, "sinks");
   }
+  for (DType dtype : {DType::f16, DType::bf16}) {
+    refuses("v", [&](AttentionArgs& a, Case&) { a.kv.k.dtype = dtype; });
+    refuses(
+        "v", [&](AttentionArgs& a, Case&) { a.kv.v.dtype = DType::f32; }, "kv=" + std::string(to_string(dtype)));
+  }
+  refuses(
+      "v", [](AttentionArgs& a, Case&) { a.kv.v.dtype = DType::f16; }, "dtype=bf16");
   refuses(
       "score.mask", [](AttentionArgs& a, Case&) { a.score.mask.dtype = DType::f32; }, "mask=qk");
   refuses(
       "kv.seqlens", [](AttentionArgs& a, Case&) { a.kv.seqlens.dtype = DType::f32; }, "seqlens");
   refuses("q", [](AttentionArgs& a, Case&) { a.q.dtype = static_cast<DType>(99); });
+}
+
+TEST_CASE("validation: 16-bit tensors lie at any even address and nowhere else", "[unit]") {
+  for (DType dtype : {DType::f16, DType::bf16}) {
+    const std::string words = "dtype=" + std::string(to_string(dtype));
+    refuses(
+        "q", [](AttentionArgs& a, Case& c) { a.q.data = c.q.buffer().data() + 1; }, words);
+    refuses(
+        "out", [](AttentionArgs& a, Case& c) { a.out.data = c.out.buffer().data() + 1; }, words);
+    Case c(typed("attention sq=3 sk=5 d=4 lse", dtype)), aligned(c.problem);
+    std::vector<Tensor> moved;
+    AttentionArgs args = c.args();
+    for (auto* data : {&args.q.data, &args.kv.k.data, &args.kv.v.data}) {
+      Tensor copy(dtype, Layout({{std::int64_t{21}}}));
+      for (std::int64_t i = 0; i < 20; ++i) {
+        const Tensor& from = data == &args.q.data ? c.q : data == &args.kv.k.data ? c.k : c.v;
+        if (i < from.size()) copy.flat(i + 1) = from.flat(i);
+      }
+      *data = copy.buffer().data() + 2;
+      moved.push_back(std::move(copy));
+    }
+    attention(args);
+    attention(aligned.args());
+    CHECK(same_bits(c.out, aligned.out));
+  }
 }
 
 TEST_CASE("validation: missing tensors and wrong ranks", "[unit]") {
@@ -298,6 +334,18 @@ TEST_CASE("validation: views side by side in one buffer are no overlap", "[unit]
     if (i % 12 < 8) REQUIRE(both[i] == 0.5f);
   }
   args.out.data = both.data() + 7;
+  CHECK(refused_argument([&] { attention(args); }) == "out");
+}
+
+TEST_CASE("validation: outputs of 16 bits overlap nothing by the bytes they span", "[unit]") {
+  // Just behind q, and two bytes before that.
+  Case c(Problem::parse("attention b=1 hq=1 sq=4 d=8 dtype=bf16"));
+  std::vector<std::uint16_t> both(4 * 8 * 2);
+  AttentionArgs args = c.args();
+  args.q.data = both.data();
+  args.out.data = both.data() + 32;
+  CHECK_NOTHROW(attention(args));
+  args.out.data = both.data() + 31;
   CHECK(refused_argument([&] { attention(args); }) == "out");
 }
 

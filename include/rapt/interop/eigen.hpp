@@ -5,25 +5,41 @@
 #include <concepts>
 #include <cstdint>
 #include <type_traits>
+#include <utility>
 
 #include "rapt/tensor.hpp"
 
 namespace rapt::interop {
 
-/// A float Matrix, Array, Map, Ref or Block with memory behind it.
+namespace detail {
+template <class Scalar>
+inline constexpr bool kIsFloat =
+    std::is_same_v<Scalar, float> || std::is_same_v<Scalar, Eigen::bfloat16> || std::is_same_v<Scalar, Eigen::half>;
+
+template <class Scalar>
+constexpr DType dtype_of() {
+  return std::is_same_v<Scalar, float> ? DType::f32 : std::is_same_v<Scalar, Eigen::half> ? DType::f16 : DType::bf16;
+}
+
+/// What `T::data()` points at.
+template <class T>
+using ScalarOf = std::remove_cv_t<std::remove_pointer_t<decltype(std::declval<T>().data())>>;
+}  // namespace detail
+
+/// A Matrix, Array, Map, Ref or Block of float, Eigen::bfloat16 or Eigen::half with memory behind it.
 template <class T>
 concept EigenMatrix = requires(const T& m) {
-  { m.data() } -> std::convertible_to<const float*>;
+  requires detail::kIsFloat<detail::ScalarOf<const T&>>;
   { m.innerStride() } -> std::convertible_to<std::int64_t>;
   { m.outerStride() } -> std::convertible_to<std::int64_t>;
   { T::IsRowMajor } -> std::convertible_to<bool>;
 };
 
-/// A float Tensor, TensorFixedSize or TensorMap of rank 4. Found by its shape: <unsupported/Eigen/CXX11/Tensor> is for
-/// those who use it to include.
+/// A Tensor, TensorFixedSize or TensorMap of rank 4 of those. Found by its shape: <unsupported/Eigen/CXX11/Tensor> is
+/// for those who use it to include.
 template <class T>
 concept EigenTensor4 = T::NumDimensions == 4 && requires(const T& t) {
-  { t.data() } -> std::convertible_to<const float*>;
+  requires detail::kIsFloat<detail::ScalarOf<const T&>>;
   { t.dimension(0) } -> std::convertible_to<std::int64_t>;
   { T::Layout } -> std::convertible_to<int>;
 };
@@ -53,16 +69,16 @@ Layout layout_of(const T& t) {
 /// memory stays Eigen's: the object must outlive the view and not be resized.
 template <class T>
 requires EigenMatrix<T> || EigenTensor4<T> TensorView view_of(const T& m) {
-  return {m.data(), DType::f32, detail::layout_of(m)};
+  return {m.data(), detail::dtype_of<detail::ScalarOf<const T&>>(), detail::layout_of(m)};
 }
 
 /// The same to write to. Takes temporaries, for `mutable_view_of(m.topRows(n))`; refuses to compile for what is const.
 template <class T>
 requires(EigenMatrix<std::remove_cvref_t<T>> || EigenTensor4<std::remove_cvref_t<T>>) && requires(T&& m) {
-  { m.data() } -> std::convertible_to<float*>;
+  requires !std::is_const_v<std::remove_pointer_t<decltype(m.data())>>;
 }
 MutableTensorView mutable_view_of(T&& m) {
-  return {m.data(), DType::f32, detail::layout_of(m)};
+  return {m.data(), detail::dtype_of<detail::ScalarOf<T&>>(), detail::layout_of(m)};
 }
 
 }  // namespace rapt::interop
