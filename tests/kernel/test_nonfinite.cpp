@@ -1,4 +1,5 @@
 // NaN, Inf, very large and very small numbers: what is attended propagates, what is masked never leaks.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -20,13 +21,16 @@ std::size_t finite_count(const Case& c) {
   return count;
 }
 
-/// Rows that the reference calls finite must have the bits they had without the intruder.
+/// Rows that the reference calls finite must have the bits they had without the intruder. (The finite elements of the
+/// others may be computed another way.)
 void check_unharmed(const Case& before, const Case& after, const Reference& reference) {
   const std::vector<float> x = before.out.values(), y = after.out.values();
-  for (std::size_t i = 0; i < x.size(); ++i) {
-    if (std::isfinite(reference.out[i]) && std::memcmp(&x[i], &y[i], sizeof(float)) != 0) {
-      FAIL("element " << i << " became " << y[i] << ", was " << x[i]);
-    }
+  const auto dv = static_cast<std::size_t>(after.problem.dv);
+  for (std::size_t i = 0; i < x.size(); i += dv) {
+    const auto row = reference.out.begin() + static_cast<std::ptrdiff_t>(i);
+    const bool finite =
+        std::all_of(row, row + static_cast<std::ptrdiff_t>(dv), [](double e) { return std::isfinite(e); });
+    if (finite && std::memcmp(&x[i], &y[i], dv * sizeof(float)) != 0) FAIL("row " << i / dv << " has other bits");
   }
 }
 

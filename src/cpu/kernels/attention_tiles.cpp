@@ -14,8 +14,8 @@
 //       P^T = 2^(S^T scale - m)          vectors               while the tiles do the two others
 //       O^T += V^T P^T                   tiles                 while the vectors exponentiate the visit after
 //
-// P is written over S. O is summed per range, then joined. What planes cannot hold goes to the vector kernel: panels
-// that see keys or values too small for the matrix unit, rows whose query is, rows whose output is not finite.
+// P is written over S. O is summed per range, then joined. Rows with a query that planes cannot hold (Inf, NaN, numbers
+// the matrix unit takes for 0), that see such a key or value, or whose output is not finite, go to the vector kernel.
 #include "cpu/kernels/kernels.hpp"
 #include "cpu/tile/carver.hpp"
 #include "cpu/tile/epilogue.hpp"
@@ -64,7 +64,7 @@ struct Scratch {
 
   Scratch(Carver& carver, const ForwardShape& shape) {
     d = round_up(shape.d, kTileDepth), dv = round_up(shape.dv, kChunk);
-    keys = least(range_keys<kPlanes>(d, dv), round_up(shape.sk, kKeys));
+    keys = least(range_keys<kPlanes>(d, dv), round_up(most(shape.sk, 1), kKeys));
     const std::int64_t panels = (shape.rows + kRows - 1) / kRows;
     row = carver.take<Row>(panels * kRows);
     qt = carver.take<char>(panels * q_bytes());
@@ -113,28 +113,30 @@ struct Visit {
   std::int64_t panel;
   std::int64_t at;
   std::int64_t halves;  // 2, or 1 if no row sees the second 32 keys
-  bool masked;          // some row does not see all of its keys
+  bool partial;         // some row does not see all of its keys, or scores have terms
   bool first, last;     // of the panel in this range
 };
 
 // 2^(scores) -> weights, a pair of keys at a time: planes of bf16 over the scores, and their sum.
 template <int kPlanes>
 struct Exponentials {
-  // In units of the reference: the first weights a row sees are not moved below kUnit, and none above kUnit * 2^24 ...
-  static constexpr float kUnit = 1, kMost = 0x1p24f;
+  // The reference lies kHeadroom above a row's first or largest score, and moves when the weights of a block sum to
+  // more than kMost, or the first that a row sees to less than kLeast: so when the largest exponent is above kHigh or
+  // below kLow.
+  static constexpr float kHeadroom = 0, kMost = 0x1p24f, kLeast = 0x1p-16f, kHigh = 18, kLow = -16;
   float *s = nullptr, *end = nullptr;
-  vec scale, add[kVecsOfRow], sum[kVecsOfRow];
+  vec scale[kVecsOfRow], add[kVecsOfRow], sum[kVecsOfRow];
 
   // Weights of 2^(s s_scale + s_add).
-  void set(vec s_scale, int i, vec s_add) { scale = s_scale, add[i] = s_add, sum[i] = vec(0.f); }
+  void set(vec s_scale, int i, vec s_add) { scale[i] = s_scale, add[i] = s_add, sum[i] = vec(0.f); }
 
   template <bool kSafe>
   [[gnu::always_inline]] void one() {
 #pragma GCC unroll 8
     for (int i = 0; i < kVecsOfRow; ++i) {
       float* at = s + i * kLanes;
-      vec even = exponential(fma(load(at), scale, add[i]));
-      vec odd = exponential(fma(load(at + kChunk), scale, add[i]));
+      vec even = exponential(fma(load(at), scale[i], add[i]));
+      vec odd = exponential(fma(load(at + kChunk), scale[i], add[i]));
       if constexpr (kPlanes == 3) sum[i] = sum[i] + (even + odd);
 #pragma GCC unroll 3
       for (int p = 0; p < kPlanes; ++p) {
@@ -147,20 +149,20 @@ struct Exponentials {
     s += 2 * kChunk;
   }
   static vec exponential(vec x) {
-    return kPlanes == 3 ? exp2(x) : exp2_18_bits(x);
+    return kPlanes == 3 ? exp2_24_bits(x) : exp2_18_bits(x);
   }
 };
 
-// ... in 7.9 fixed point nothing is above 2, and what saturates shows in the sum.
+// In 7.9 fixed point: nothing is above 2, and what saturates shows in the sum.
 template <>
 struct Exponentials<1> {
-  static constexpr float kUnit = 0x1p-23f, kMost = 1.9f;
+  static constexpr float kHeadroom = 23, kMost = 1.9f, kLeast = 0x1p-39f, kHigh = -6, kLow = -39;
   float *s = nullptr, *end = nullptr;
-  vec scale, add[kVecsOfRow], sum[kVecsOfRow];
+  vec scale[kVecsOfRow], add[kVecsOfRow], sum[kVecsOfRow];
   FixedExp2 exponential;
 
   void set(vec s_scale, int i, vec s_add) {
-    scale = s_scale * vec(FixedExp2::kScale);
+    scale[i] = s_scale * vec(FixedExp2::kScale);
     add[i] = fma(s_add, vec(FixedExp2::kScale), vec(FixedExp2::kOffset));
     sum[i] = vec(0.f);
   }
@@ -169,7 +171,7 @@ struct Exponentials<1> {
 #pragma GCC unroll 8
     for (int i = 0; i < kVecsOfRow; ++i) {
       float* at = s + i * kLanes;
-      const vec even = fma(load(at), scale, add[i]), odd = fma(load(at + kChunk), scale, add[i]);
+      const vec even = fma(load(at), scale[i], add[i]), odd = fma(load(at + kChunk), scale[i], add[i]);
       store(at, exponential.weights<kSafe>(even, odd, sum[i]));
     }
     s += 2 * kChunk;
@@ -200,6 +202,8 @@ class Item {
   }
 
  private:
+  using E = Exponentials<kPlanes>;
+
   void make_panels() {
     const std::int64_t row_end = least(item_.row_end, head_.len_q * p_.group);
     for (std::int64_t r = item_.row_begin; r < row_end; r += kRows, ++count_) {
@@ -211,14 +215,14 @@ class Item {
       for (std::int64_t i = panel.rows; i < kRows; ++i) panel.row[i] = panel.row[panel.rows - 1];
       panels_[count_] = panel;
       reset(head_, panels_[count_]);
-      for (int i = 0; i < kVecsOfRow; ++i) raise_reference(panel, i * kLanes, vec(kHeadroom));
+      for (int i = 0; i < kVecsOfRow; ++i) raise_reference(panel, i * kLanes, vec(E::kHeadroom));
       const std::int64_t plane = kRows * w_.d;
       const PlaneRows planes = with_element(p_.q_type, [&](auto type) {
         const auto* q = static_cast<const decltype(type)*>(p_.q);
         const auto row_of = [&](std::int64_t i) { return q + row_at(p_.q_stride, head_, panel.row[i]); };
         return split_rows<kPlanes>(row_of, p_.q_stride.d, panel.rows, p_.d, w_.d, w_.rows, plane, true);
       });
-      redo_[count_] = planes.tiny;
+      redo_[count_] = planes.unusual;
       for (int i = 0; i < kPlanes; ++i) tile_queries(planes, i * plane, w_.d, qt(count_) + i * plane * 2);
     }
   }
@@ -226,35 +230,45 @@ class Item {
 
   // Splits keys [first, last) of the range at `begin` into planes, and values into tiles of planes.
   void pack_range(std::int64_t begin, std::int64_t first, std::int64_t last) {
-    std::uint64_t tiny = 0;  // a bit for each block
     for (std::int64_t key = first / kKeys * kKeys; key < last; key += kTileDepth) {
       const std::int64_t rows = least(kTileDepth, last - key), at = key - begin, plane = kTileDepth * w_.dv;
-      bool bad = false;
+      std::uint32_t unusual = 0;
       const PlaneRows values = with_element(p_.kv_type, [&](auto type) {
         const auto *k = static_cast<const decltype(type)*>(p_.k), *v = static_cast<const decltype(type)*>(p_.v);
         const auto k_row = [&](std::int64_t i) { return k + head_.key_at(p_.k_stride, key + i); };
         const auto v_row = [&](std::int64_t i) { return v + head_.key_at(p_.v_stride, key + i); };
         bf16* const keys = w_.k + at * w_.d;
-        bad = split_rows<kPlanes>(k_row, p_.k_stride.d, rows, p_.d, w_.d, keys, w_.keys * w_.d, false).tiny != 0;
+        unusual = split_rows<kPlanes>(k_row, p_.k_stride.d, rows, p_.d, w_.d, keys, w_.keys * w_.d, false).unusual;
         return split_rows<kPlanes>(v_row, p_.v_stride.d, rows, p_.dv, w_.dv, w_.rows, plane, true);
       });
       for (int i = 0; i < kPlanes; ++i) tile_values(values, i * plane, w_.dv, w_.v + i * w_.v_plane() + at * w_.dv * 2);
-      bad |= values.tiny != 0;
-      tiny |= std::uint64_t{bad} << at / kKeys;
+      unusual |= values.unusual;
+      for (std::int64_t i = 0; unusual != 0 && i < rows; ++i)
+        if (unusual >> i & 1) leave_rows_that_see(key + i);
     }
-    for (std::int64_t i = 0; tiny && i < count_; ++i)
-      for (std::int64_t at = 0; at < w_.keys; at += kKeys)
-        if (tiny >> at / kKeys & 1 && panels_[i].first(0) < begin + at + kKeys &&
-            panels_[i].last(kRows - 1) > begin + at)
-          redo_[i] = ~0u;
   }
+
+  // To the vector kernel.
+  [[gnu::noinline, gnu::cold]] void leave_rows_that_see(std::int64_t key) {
+    const ScoreParams& s = p_.score;
+    for (std::int64_t i = 0; i < count_; ++i)
+      for (std::int64_t r = 0; r < panels_[i].rows; ++r) {
+        const Row& row = panels_[i].row[r];
+        if (key < row.first || key >= row.last) continue;
+        if (s.mask && !term_row(s.mask, s.mask_stride, head_, row)[key * s.mask_stride.d]) continue;
+        const auto* bias = static_cast<const float*>(s.bias);
+        if (bias && term_row(bias, s.bias_stride, head_, row)[key * s.bias_stride.d] == -__builtin_inff()) continue;
+        redo_[i] |= std::uint32_t{1} << r;
+      }
+  }
+  bool left(std::int64_t i) const { return redo_[i] == ~std::uint32_t{0} >> (kRows - panels_[i].rows); }
 
   // Of the panels in turn, the blocks that some row sees, in order.
   bool next(Visit& v, std::int64_t begin) const {
     std::int64_t i = v.panel;
     std::int64_t at = v.at + kKeys;
     for (; i < count_; ++i, at = 0) {
-      if (redo_[i] == ~0u) continue;
+      if (left(i)) continue;
       const Panel& panel = panels_[i];
       const std::int64_t from = clamp(panel.first(0) - begin, 0, w_.keys) / kKeys * kKeys;
       const std::int64_t to = clamp(panel.last(kRows - 1) - begin, 0, w_.keys);
@@ -263,7 +277,8 @@ class Item {
       const std::int64_t key = begin + at;
       v.panel = i, v.at = at;
       v.halves = to - at > kTileDepth ? 2 : 1;
-      v.masked = panel.first(kRows - 1) > key || panel.last(0) < key + v.halves * kTileDepth;
+      v.partial =
+          p_.score.mask || panel.first(kRows - 1) > key || panel.last(0) < key + v.halves * kTileDepth || terms_;
       v.first = at == from, v.last = at + kKeys >= to;
       return true;
     }
@@ -321,96 +336,119 @@ class Item {
   }
   void flush(Tiles& tiles) { store_pending(tiles, pending_, w_.unused); }
 
-  // Makes the scores of a visit final where its rows do not simply see all keys. Sets top[row]: -inf if it sees none.
+  // A visit's exponents are s * scale_of() + reference_of().
+  vec scale_of(const Visit& v, int i) const { return terms_ ? vec(1.f) : xsimd::select(far(v, i), vec(1.f), scale_); }
+  vec reference_of(const Visit& v, int i) const {
+    const vec minus_m = load(panels_[v.panel].minus_m + i * kLanes);
+    return terms_ ? vec(0.f) : xsimd::select(far(v, i), vec(0.f), minus_m);
+  }
+  // Rows whose reference fixed point cannot add: it is in their scores.
+  auto far(const Visit& v, int i) const {
+    return xsimd::abs(load(panels_[v.panel].minus_m + i * kLanes)) > vec(kPlanes == 1 ? 4096.f : __builtin_inff());
+  }
+  bool needs_finish(const Visit& v) const { return v.partial || far_[v.panel]; }
+
+  // Makes the scores of a visit final where they are not simply those of the product. Sets top[row]: -inf if it sees
+  // none.
   [[gnu::noinline]] void finish_visit(const Visit& v, std::int64_t key, float* s) {
-    const Panel& panel = panels_[v.panel];
-    const std::int64_t n = v.halves * kTileDepth;
+    const std::int64_t n = v.halves * kTileDepth, end = clamp(head_.len_k - key, 0, n);
     for (int i = 0; i < kVecsOfRow; ++i) {
-      const std::int64_t lane = i * kLanes;
-      const Row* row = panel.row + lane;
-      const vec hidden = minus_infinity();
+      float* const at = s + i * kLanes;
       if (terms_) {
-        const std::int64_t end = clamp(head_.len_k - key, 0, n);
-        store(w_.top + lane, hidden);
-        for (std::int64_t j = 0; j < end; ++j) store(s + j * kChunk + lane, load(s + j * kChunk + lane) * scale_);
-        finish_scores<true>(head_, panel, i, key, 0, end, s, w_.top);
-        for (std::int64_t j = end; j < n; ++j) store(s + j * kChunk + lane, hidden);
-        continue;
-      }
-      alignas(64) float first[kLanes], last[kLanes];
-      for (int j = 0; j < kLanes; ++j) {
-        first[j] = static_cast<float>(clamp(row[j].first - key, 0, n));
-        last[j] = static_cast<float>(clamp(row[j].last - key, 0, n));
-      }
-      const vec from = load(first), to = load(last);
-      store(w_.top + lane, xsimd::select(from < to, vec(0.f), hidden));
-      const auto hide = [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t j = begin; j < end; ++j) {
-          const vec at(static_cast<float>(j));
-          store(s + j * kChunk + lane, xsimd::select((at >= from) & (at < to), load(s + j * kChunk + lane), hidden));
+        store(w_.top + i * kLanes, minus_infinity());
+        for (std::int64_t j = 0; j < end; ++j) store(at + j * kChunk, load(at + j * kChunk) * scale_);
+        finish_scores<true>(head_, panels_[v.panel], i, key, 0, end, s, w_.top);
+        for (std::int64_t j = end; j < n; ++j) store(at + j * kChunk, minus_infinity());
+      } else {
+        hide(panels_[v.panel].row + i * kLanes, key, n, end, at, w_.top + i * kLanes);
+        const vec minus_m = load(panels_[v.panel].minus_m + i * kLanes);
+        for (std::int64_t j = 0; far_[v.panel] && j < n; ++j) {
+          const vec x = load(at + j * kChunk);
+          store(at + j * kChunk, xsimd::select(far(v, i), fma(x, scale_, minus_m), x));
         }
-      };
-      const auto late = static_cast<std::int64_t>(first[kLanes - 1]), early = static_cast<std::int64_t>(last[0]);
-      hide(0, late);
-      hide(most(late, early), n);
+      }
     }
+  }
+
+  // -inf for what one vector of rows does not see of n keys, of which `end` exist.
+  void hide(const Row* row, std::int64_t key, std::int64_t n, std::int64_t end, float* s, float* top) const {
+    alignas(64) float first[kLanes], last[kLanes];
+    for (int j = 0; j < kLanes; ++j) {
+      first[j] = static_cast<float>(clamp(row[j].first - key, 0, n));
+      last[j] = static_cast<float>(clamp(row[j].last - key, 0, n));
+    }
+    const vec from = load(first), to = load(last);
+    const bool masked = p_.score.mask != nullptr;
+    auto seen = (from < to) & (vec(masked ? 1.f : 0.f) == vec(0.f));
+    const auto some = [&](std::int64_t begin, std::int64_t stop) {
+      vec term[kLanes];
+      for (std::int64_t j = begin; j < stop; ++j) {
+        const vec at(static_cast<float>(j));
+        auto visible = (at >= from) & (at < to);
+        if (masked && j < end) {
+          if (j % kLanes == 0) load_terms(head_, row, key + j, least(kLanes, end - j), term);
+          visible = visible & (term[j % kLanes] == vec(0.f));
+          seen = seen | visible;
+        }
+        store(s + j * kChunk, xsimd::select(visible, load(s + j * kChunk), minus_infinity()));
+      }
+    };
+    const auto late = static_cast<std::int64_t>(first[kLanes - 1]), early = static_cast<std::int64_t>(last[0]);
+    some(0, masked ? n : late);
+    some(masked ? n : most(late, early), n);
+    store(top, xsimd::select(seen, vec(0.f), minus_infinity()));
   }
 
   Exponentials<kPlanes> exponentials(const Visit& v, char* s) const {
     Exponentials<kPlanes> e;
     e.s = reinterpret_cast<float*>(s), e.end = e.s + v.halves * kTileDepth * kChunk;
-    for (int i = 0; i < kVecsOfRow; ++i) e.set(score_scale(), i, reference(v, i));
+    for (int i = 0; i < kVecsOfRow; ++i) e.set(scale_of(v, i), i, reference_of(v, i));
     return e;
   }
-  // A visit's scores in the log2 domain are s * score_scale() + reference().
-  vec score_scale() const { return terms_ ? vec(1.f) : scale_; }
-  vec reference(const Visit& v, int i) const { return terms_ ? vec(0.f) : load(panels_[v.panel].minus_m + i * kLanes); }
-
   // Like must_move() of softmax.hpp, but by the block's sum of weights, of which there is one already.
   auto moves(const Visit& v, vec sum, int i) const {
-    using E = Exponentials<kPlanes>;
     const std::int64_t lane = i * kLanes;
-    const vec top = v.masked || terms_ ? load(w_.top + lane) : vec(0.f);
+    const vec top = needs_finish(v) ? load(w_.top + lane) : vec(0.f);
     const vec l = load(panels_[v.panel].l + lane);
-    const auto low = (l == vec(0.f)) & (sum < vec(0x1p-16f * E::kUnit)) & (top > minus_infinity());
+    const auto low = (l == vec(0.f)) & (sum < vec(E::kLeast)) & (top > minus_infinity());
     return (sum > vec(E::kMost)) | low;
   }
 
   // Some row's weights are too large or too small: counts the visit's scores again (its weights lie over them), moves
-  // the reference of those rows to their largest score, and exponentiates once more.
-  [[gnu::noinline, gnu::cold]] void recount(Tiles& tiles, const Visit& v, std::int64_t begin, char* s,
-                                            Exponentials<kPlanes>& e) {
+  // the reference of those rows, and exponentiates once more. A large reference is rounded, and may have to move again.
+  [[gnu::noinline, gnu::cold]] void recount(Tiles& tiles, const Visit& v, std::int64_t begin, char* s, E& e) {
     const Panel& panel = panels_[v.panel];
     auto* x = reinterpret_cast<float*>(s);
-    Exponentials<kPlanes> none{};
-    const auto score = [&] {
+    E none{};
+    vec broken[kVecsOfRow];
+    bool moved = true;
+    for (int round = 0; moved && round < 4; ++round) {
       flush(tiles);
       multiply(tiles, nullptr, nullptr, &v, s, none);
       flush(tiles);
-      if (v.masked || terms_) finish_visit(v, begin + v.at, x);
-    };
-    score();
-    vec poison[kVecsOfRow];
-    for (int i = 0; i < kVecsOfRow; ++i) {
-      vec top = minus_infinity();
-      poison[i] = vec(0.f);
-      for (std::int64_t j = 0; j < v.halves * kTileDepth; ++j) {
-        const vec y = fma(load(x + j * kChunk + i * kLanes), score_scale(), reference(v, i));
-        top = xsimd::max(top, y);
-        poison[i] = xsimd::select(y < vec(0.f) - minus_infinity(), poison[i], y - y);  // +inf and NaN give NaN
+      if (needs_finish(v)) finish_visit(v, begin + v.at, x);
+      moved = false;
+      for (int i = 0; i < kVecsOfRow; ++i) {
+        vec top = minus_infinity();
+        broken[i] = vec(0.f);
+        for (std::int64_t j = 0; j < v.halves * kTileDepth; ++j) {
+          const vec y = fma(load(x + j * kChunk + i * kLanes), scale_of(v, i), reference_of(v, i));
+          top = xsimd::max(top, y);
+          broken[i] = xsimd::select(y < vec(0.f) - minus_infinity(), broken[i], y - y);  // +inf and NaN give NaN
+        }
+        const auto low = (load(panel.l + i * kLanes) == vec(0.f)) & (top < vec(E::kLow));
+        const auto which = ((top > vec(E::kHigh)) | low) & (xsimd::abs(top) < vec(0.f) - minus_infinity());
+        const vec step = xsimd::select(which, xsimd::ceil(top) + vec(E::kHeadroom), vec(0.f));
+        const vec factor = raise_reference(panel, i * kLanes, step);
+        if (panel.started) rescale(panel.ot + i * kLanes, kRows, w_.dv, factor);
+        if (!v.first) rescale(target(panel) + i * kLanes, kRows, w_.dv, factor);
+        moved |= xsimd::any(which);
+        far_[v.panel] |= xsimd::any(far(v, i));
       }
-      const auto which = moves(v, e.sum[i], i) & (xsimd::abs(top) < vec(0.f) - minus_infinity());
-      vec step = xsimd::ceil(top) + vec(kHeadroom);
-      step = xsimd::select(load(panel.l + i * kLanes) == vec(0.f), step, xsimd::max(step, vec(0.f)));
-      step = xsimd::select(which, step, vec(0.f));
-      const vec factor = raise_reference(panel, i * kLanes, step);
-      if (panel.started) rescale(panel.ot + i * kLanes, kRows, w_.dv, factor);
-      if (!v.first) rescale(target(panel) + i * kLanes, kRows, w_.dv, factor);
     }
-    if (terms_) score();  // they hold the reference
     e = exponentials(v, s);
     while (e.s != e.end) e.template one<true>();
-    for (int i = 0; i < kVecsOfRow; ++i) e.sum[i] = e.sum[i] + poison[i];  // the row is for the vector kernel
+    for (int i = 0; i < kVecsOfRow; ++i) e.sum[i] = e.sum[i] + broken[i];  // the row is for the vector kernel
   }
 
   // All visits of a range. While the tiles work on two of them the vectors exponentiate a third.
@@ -420,15 +458,15 @@ class Item {
     Visit *last = nullptr, *now = visits, *then = visits + 1;
     now->panel = 0, now->at = -kKeys;
     if (!next(*now, begin)) return;
-    Exponentials<kPlanes> none{};
+    E none{};
     pending_ = {w_.unused};
     multiply(tiles, nullptr, nullptr, now, w_.s[0], none);
     for (int at = 0; now; at ^= 1) {
       *then = *now;
       if (!next(*then, begin)) then = nullptr;
-      if (now->masked || terms_ || now->halves == 1 || (!last && !then)) flush(tiles);
-      if (now->masked || terms_) finish_visit(*now, begin + now->at, reinterpret_cast<float*>(w_.s[at]));
-      Exponentials<kPlanes> e = exponentials(*now, w_.s[at]);
+      if (needs_finish(*now) || now->halves == 1 || (!last && !then)) flush(tiles);
+      if (needs_finish(*now)) finish_visit(*now, begin + now->at, reinterpret_cast<float*>(w_.s[at]));
+      E e = exponentials(*now, w_.s[at]);
       if (last || then) multiply(tiles, last, w_.s[at ^ 1], then, w_.s[at ^ 1], e);
       while (e.s != e.end) e.template one<false>();
       if (last && last->last) join(tiles, *last, !then);
@@ -458,7 +496,7 @@ class Item {
 
   void finish(std::int64_t i) {
     const Panel& panel = panels_[i];
-    if (redo_[i] != ~0u) {
+    if (!left(i)) {
       const bool finite = with_element(
           p_.out_type, [&](auto type) { return store_output(static_cast<decltype(type)*>(p_.out), head_, panel); });
       if (!finite) [[unlikely]]
@@ -484,20 +522,19 @@ class Item {
     return rows;
   }
 
-  // Of the reference above the first or largest score: weights are small numbers in fixed point.
-  static constexpr float kHeadroom = kPlanes == 1 ? 23 : 0;
-
   const ForwardParams& p_;
   const WorkItem& item_;
   Head head_;
   Carver carver_;
   Scratch<kPlanes> w_;
-  bool terms_ = has_terms(p_.score) || !(p_.score.scale_log2 > 0);  // else -inf before the scale stays -inf
+  // Scores are finished in the log2 domain. If not, a mask is -inf before the scale, and still is after it.
+  bool terms_ = p_.score.softcap_log2 != 0 || p_.score.bias || p_.score.alibi || !(p_.score.scale_log2 > 0);
   vec scale_ = vec(p_.score.scale_log2);
   std::int64_t count_ = 0;
   Pending pending_{};
   Panel panels_[kMaxPanels];
   std::uint32_t redo_[kMaxPanels];  // a bit for each row that the vector kernel must do
+  bool far_[kMaxPanels] = {};
 };
 
 template <int kPlanes>

@@ -20,44 +20,48 @@ using halves = xsimd::batch<std::uint16_t, arch>;
   x.store_unaligned(&p->bits);
 }
 
-// The smallest number but 0 that was seen among elements.
+// Looks for elements that planes cannot hold: Inf and NaN, what rounds to Inf, and what is so small that the matrix
+// unit would take it, or its last plane, for 0.
 template <int kPlanes>
-class Smallest {
+class Inspector {
  public:
   [[gnu::always_inline]] void see(vec x) {
     const vec size = xsimd::abs(x);
-    tiny_ = tiny_ | ((size < vec(kPlanes == 1 ? 0x1p-126f : 0x1p-100f)) & (size != vec(0.f)));
+    const auto usual = (size >= vec(kPlanes == 1 ? 0x1p-126f : 0x1p-100f)) & (size < vec(0x1p127f));
+    unusual_ = unusual_ | !(usual | (size == vec(0.f)));
   }
   // 2 * kLanes elements of bf16.
   [[gnu::always_inline]] void see(halves x) {
-    smallest_ = xsimd::min(smallest_, (x & halves(0x7fff)) - halves(1));  // 0 is the largest now
+    x = x & halves(0x7fff);
+    largest_ = xsimd::max(largest_, x);
+    smallest_ = xsimd::min(smallest_, x - halves(1));  // 0 is large now
   }
-  // Whether one was so small that the matrix unit would take it, or its last plane, for 0.
-  bool is_tiny() const { return xsimd::any(tiny_) || xsimd::any(smallest_ < halves(0x7f)); }
+  bool found() const {
+    return xsimd::any(unusual_) || xsimd::any(largest_ >= halves(0x7f00)) || xsimd::any(smallest_ < halves(0x7f));
+  }
 
  private:
-  typename vec::batch_bool_type tiny_ = vec(0.f) != vec(0.f);
-  halves smallest_ = halves(0xffff);
+  typename vec::batch_bool_type unusual_ = vec(0.f) != vec(0.f);
+  halves largest_ = halves(0), smallest_ = halves(0xffff);
 };
 
 // to[plane][i] = planes of from[i * stride] for i < n, 0 up to `padded`; `plane` elements from one plane to the next.
-// Returns false if some element has no planes because it is too small. (Inf and NaN, and what rounds to Inf, need no
-// check: they turn the output into NaN.)
+// Returns false if some element has none.
 template <int kPlanes, class T>
 [[gnu::always_inline]] inline bool split_row(const T* from, std::int64_t stride, std::int64_t n, std::int64_t padded,
                                              bf16* to, std::int64_t plane) {
-  Smallest<kPlanes> smallest;
+  Inspector<kPlanes> inspector;
   std::int64_t i = 0;
   if constexpr (kPlanes == 1 && std::is_same_v<T, bf16>) {
     for (; stride == 1 && i + 2 * kLanes <= n; i += 2 * kLanes) {
       const halves x = load_halves_pair(from + i);
-      smallest.see(x);
+      inspector.see(x);
       store_halves_pair(to + i, x);
     }
   }
   for (; i < n; i += kLanes) {
     vec x = load_strided(from + i * stride, stride, least(kLanes, n - i));
-    smallest.see(x);
+    inspector.see(x);
     for (int p = 0; p < kPlanes; ++p) {
       store_any(to + p * plane + i, x);
       if (p + 1 < kPlanes) x = x - load_any(to + p * plane + i);
@@ -65,13 +69,13 @@ template <int kPlanes, class T>
   }
   for (; i < padded; i += kLanes)
     for (int p = 0; p < kPlanes; ++p) store_any(to + p * plane + i, vec(0.f));
-  return !smallest.is_tiny();
+  return !inspector.found();
 }
 
-// Planes of up to 32 rows: where the first plane of each row lies, and a bit for every row that has none.
+// Planes of 32 rows: where the first plane of each row lies, and a bit for every row that has no planes. Those are 0.
 struct PlaneRows {
   const bf16* row[32];
-  std::uint32_t tiny = 0;
+  std::uint32_t unusual = 0;
 };
 
 // Splits rows [0, rows) of n elements into to[plane][32][padded], zeros after the last. `row_at(i)` is where row i
@@ -79,24 +83,29 @@ struct PlaneRows {
 template <int kPlanes, class RowAt>
 [[gnu::noinline]] PlaneRows split_rows(RowAt row_at, std::int64_t stride, std::int64_t rows, std::int64_t n,
                                        std::int64_t padded, bf16* to, std::int64_t plane, bool in_place) {
-  PlaneRows planes;
   using T = std::remove_cvref_t<decltype(*row_at(0))>;
-  if constexpr (kPlanes == 1 && std::is_same_v<T, bf16>) {
-    if (in_place && stride == 1 && n == padded && rows == 32) {
-      for (std::int64_t r = 0; r < rows; ++r) {
-        Smallest<kPlanes> smallest;
-        planes.row[r] = row_at(r);
-        for (std::int64_t i = 0; i < n; i += 2 * kLanes) smallest.see(load_halves_pair(planes.row[r] + i));
-        planes.tiny |= static_cast<std::uint32_t>(smallest.is_tiny()) << r;
-      }
-      return planes;
-    }
-  }
+  constexpr bool kIsPlane = kPlanes == 1 && std::is_same_v<T, bf16>;
+  in_place = in_place && kIsPlane && stride == 1 && n == padded && rows == 32;
+  PlaneRows planes;
   for (std::int64_t r = 0; r < 32; ++r) {
-    bf16* at = to + r * padded;
+    bf16* const at = to + r * padded;
+    bool usual = true;
+    if (in_place) {
+      if constexpr (kIsPlane) {
+        planes.row[r] = row_at(r);
+        Inspector<kPlanes> inspector;
+        for (std::int64_t i = 0; i < n; i += 2 * kLanes) inspector.see(load_halves_pair(planes.row[r] + i));
+        usual = !inspector.found();
+      }
+    } else {
+      planes.row[r] = at;
+      usual = split_row<kPlanes>(row_at(r < rows ? r : 0), stride, r < rows ? n : 0, padded, at, plane);
+    }
+    if (usual) [[likely]]
+      continue;
     planes.row[r] = at;
-    const bool good = split_row<kPlanes>(row_at(r < rows ? r : 0), stride, r < rows ? n : 0, padded, at, plane);
-    planes.tiny |= static_cast<std::uint32_t>(!good) << r;
+    planes.unusual |= std::uint32_t{1} << r;
+    split_row<kPlanes>(row_at(0), stride, 0, padded, at, plane);
   }
   return planes;
 }

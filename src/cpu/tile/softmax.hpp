@@ -32,7 +32,9 @@ inline void reset(const Head& head, Panel& panel) {
   for (std::int64_t i = 0; i < panel.width; ++i) {
     const float sink = sinks[panel.row[i].q_head * head.p.score.sinks_stride] * kLog2e;
     if (sink == -__builtin_inff()) continue;
-    panel.minus_m[i] = -__builtin_ceilf(sink);
+    // Far above 0, so that the weights beside it are no denormals: 2^100 leaves them and their sums room.
+    const float m = __builtin_ceilf(sink);
+    panel.minus_m[i] = m <= 0 ? -m : m <= 100 ? 0 : 100 - m;
     panel.l[i] = __builtin_exp2f(sink + panel.minus_m[i]);
   }
 }
