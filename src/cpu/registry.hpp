@@ -21,6 +21,7 @@ struct ForwardKernel {
   int rows;                // query rows of one register panel; 0: an item takes all rows of its kv head
   int keys;                // keys of one block; 0: no blocks
   int max_rows;            // most rows an item may have; 0: any number
+  int items_per_strand;    // at least so many, that the last even out; few if an item has much to prepare
   // Scratch of one work item, a multiple of 64.
   std::size_t (*scratch_bytes)(const ForwardShape&) noexcept;
   // No allocation, threads, logging or environment. `scratch` is 64-byte aligned.

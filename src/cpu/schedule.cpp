@@ -7,8 +7,7 @@
 namespace rapt::cpu {
 namespace {
 
-constexpr std::int64_t kItemsPerStrand = 4;  // so that the last items even out
-constexpr double kFlopsPerStrand = 1e6;      // about 10 us: below that a wake-up costs more than it brings
+constexpr double kFlopsPerStrand = 1e6;  // about 10 us: below that a wake-up costs more than it brings
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
@@ -27,8 +26,11 @@ ForwardSchedule schedule_forward(const Problem& p, const ForwardKernel& kernel, 
     std::int64_t panels =
         std::min<std::int64_t>(static_cast<std::int64_t>(l2_bytes) / 2 / panel_bytes, kernel.max_rows / kernel.rows);
     // ... and every strand gets its share of items.
-    panels = std::min(panels, rows * heads / kernel.rows / (concurrency * kItemsPerStrand));
-    s.rows_per_item = std::max<std::int64_t>(panels, 1) * kernel.rows;
+    panels = std::min(panels, rows * heads / kernel.rows / (concurrency * kernel.items_per_strand));
+    // The items of a head are about as large.
+    const std::int64_t of_head = std::max<std::int64_t>(ceil_div(rows, kernel.rows), 1);
+    const std::int64_t items = ceil_div(of_head, std::max<std::int64_t>(panels, 1));
+    s.rows_per_item = ceil_div(of_head, items) * kernel.rows;
   }
   s.items_per_head = ceil_div(rows, s.rows_per_item);
   s.work_items = heads * s.items_per_head;

@@ -184,7 +184,7 @@ TEST_CASE("lse is the natural log of the sum of exp", "[kernel]") {
   Case c(Problem::parse("attention sq=1 sk=4 d=1 scale=1 lse"));
   c.q.flat(0) = 1;
   for (std::int64_t j = 0; j < 4; ++j) c.k.flat(j) = static_cast<float>(j);
-  with_every_entry(c, [&] { CHECK(c.lse.flat(0) == Approx(3.4401896985611953).epsilon(3e-7)); });
+  with_every_entry(c, [&] { CHECK(c.lse.flat(0) == Approx(3.4401896985611953).epsilon(1e-5)); });
 }
 
 TEST_CASE("a sink adds to the denominator only", "[kernel]") {

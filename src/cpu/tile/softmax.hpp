@@ -41,9 +41,10 @@ inline void reset(const Head& head, Panel& panel) {
 
 // Raises the reference of one vector of lanes by `step` and restates l. Returns what O must be multiplied by.
 inline vec raise_reference(const Panel& panel, std::int64_t lane, vec step) {
-  const vec l = load(panel.l + lane);
-  const vec factor = xsimd::select(l == vec(0.f), vec(1.f), exp2(vec(0.f) - step));  // nothing seen: nothing to scale
-  store(panel.minus_m + lane, load(panel.minus_m + lane) - step);
+  const vec l = load(panel.l + lane), before = load(panel.minus_m + lane), after = before - step;
+  // After rounding: a step may be lost in a large reference. Nothing seen: nothing to scale.
+  const vec factor = xsimd::select(l == vec(0.f), vec(1.f), exp2(after - before));
+  store(panel.minus_m + lane, after);
   store(panel.l + lane, l * factor);
   return factor;
 }
