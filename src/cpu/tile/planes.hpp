@@ -46,11 +46,9 @@ class Inspector {
 };
 
 // to[plane][i] = planes of from[i * stride] for i < n, 0 up to `padded`; `plane` elements from one plane to the next.
-// Returns false if some element has none.
 template <int kPlanes, class T>
-[[gnu::always_inline]] inline bool split_row(const T* from, std::int64_t stride, std::int64_t n, std::int64_t padded,
-                                             bf16* to, std::int64_t plane) {
-  Inspector<kPlanes> inspector;
+[[gnu::always_inline]] inline void split_row(const T* from, std::int64_t stride, std::int64_t n, std::int64_t padded,
+                                             bf16* to, std::int64_t plane, Inspector<kPlanes>& inspector) {
   std::int64_t i = 0;
   if constexpr (kPlanes == 1 && std::is_same_v<T, bf16>) {
     for (; stride == 1 && i + 2 * kLanes <= n; i += 2 * kLanes) {
@@ -69,7 +67,6 @@ template <int kPlanes, class T>
   }
   for (; i < padded; i += kLanes)
     for (int p = 0; p < kPlanes; ++p) store_any(to + p * plane + i, vec(0.f));
-  return !inspector.found();
 }
 
 // Planes of 32 rows: where the first plane of each row lies, and a bit for every row that has no planes. Those are 0.
@@ -87,25 +84,25 @@ template <int kPlanes, class RowAt>
   constexpr bool kIsPlane = kPlanes == 1 && std::is_same_v<T, bf16>;
   in_place = in_place && kIsPlane && stride == 1 && n == padded && rows == 32;
   PlaneRows planes;
+  const auto split = [&](std::int64_t r, std::int64_t size, Inspector<kPlanes>& inspector) {
+    planes.row[r] = to + r * padded;
+    split_row<kPlanes>(row_at(r < rows ? r : 0), stride, size, padded, to + r * padded, plane, inspector);
+  };
+  Inspector<kPlanes> all;
   for (std::int64_t r = 0; r < 32; ++r) {
-    bf16* const at = to + r * padded;
-    bool usual = true;
-    if (in_place) {
-      if constexpr (kIsPlane) {
-        planes.row[r] = row_at(r);
-        Inspector<kPlanes> inspector;
-        for (std::int64_t i = 0; i < n; i += 2 * kLanes) inspector.see(load_halves_pair(planes.row[r] + i));
-        usual = !inspector.found();
-      }
-    } else {
-      planes.row[r] = at;
-      usual = split_row<kPlanes>(row_at(r < rows ? r : 0), stride, r < rows ? n : 0, padded, at, plane);
+    if (!in_place) {
+      split(r, r < rows ? n : 0, all);
+    } else if constexpr (kIsPlane) {
+      planes.row[r] = row_at(r);
+      for (std::int64_t i = 0; i < n; i += 2 * kLanes) all.see(load_halves_pair(planes.row[r] + i));
     }
-    if (usual) [[likely]]
-      continue;
-    planes.row[r] = at;
+  }
+  for (std::int64_t r = 0; all.found() && r < rows; ++r) {  // which rows?
+    Inspector<kPlanes> one;
+    split(r, n, one);
+    if (!one.found()) continue;
     planes.unusual |= std::uint32_t{1} << r;
-    split_row<kPlanes>(row_at(0), stride, 0, padded, at, plane);
+    split(r, 0, one);
   }
   return planes;
 }
