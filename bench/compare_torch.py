@@ -1,22 +1,24 @@
 #!/usr/bin/env python3
 """rapt against torch.nn.functional.scaled_dot_product_attention, in one process, interleaved.
 
-    bench/compare_torch.py --library build/librapt.so --threads 16 --json table.json
+    bench/compare_torch.py --library build/release/librapt.so --set issue4 --threads 1,16 --pin auto --json table.json
 
-Needs PyTorch 2.11 or newer. For every case both sides take samples in turn, A B A B ..., of at least --sample-ms each.
-Both keep a pool of threads that spins for a while after a call; so before each sample there is a pause in which the
-other pool falls asleep, and a call that is not timed, which wakes the own one. The ratio is the median over the pairs
-of neighbouring samples, time of torch over time of rapt: above 1, rapt is faster. Errors are relative Frobenius norms
-against float64 on the same inputs, over rows spread over every head.
+Needs PyTorch 2.11 or newer. Prints Markdown. For every case both sides take samples in turn, A B A B ..., of at least
+--sample-ms each. With several threads both keep a pool that spins for a while after a call; so before each sample there
+is a pause in which the other pool falls asleep, and a call that is not timed, which wakes the own one. Ratios are time
+of torch over time of rapt: above 1, rapt is faster. Errors are taken over the whole output, against float64 on the same
+(already rounded) inputs.
 """
 
 import argparse
+import contextlib
 import datetime
+import itertools
 import json
+import math
 import os
 import platform
 import statistics
-import sys
 import time
 from pathlib import Path
 
@@ -25,29 +27,77 @@ import torch.nn.functional as F
 
 from rapt_ctypes import EXECUTORS, Rapt
 
-CHECKED_ROWS = 64
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+SETS = {
+    "paper": {"dtype": ["f32"], "lengths": [128, 512, 1024, 2048, 4096], "dims": [64, 128]},
+    "issue4": {"dtype": ["f32", "bf16", "f16"], "lengths": [512, 1024, 4096], "dims": [64, 128]},
+}
+LONGEST_CHECKED = 1024
 PAUSE_S = 0.01
+PROBE_ROUNDS = 3
+PROBE_S = 0.004
 
 
 def int_list(text):
     return [int(word) for word in text.split(",")]
 
 
+def name_list(names):
+    def parse(text):
+        words = text.split(",")
+        for word in words:
+            if word not in names:
+                raise argparse.ArgumentTypeError(f"{word}: wanted some of {','.join(names)}")
+        return words
+    return parse
+
+
+def cpu_choice(text):
+    return text if text in ("none", "auto") else int(text)
+
+
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--library", default="build/librapt.so", help="the built library (default: %(default)s)")
+    parser.add_argument("--library", default="build/release/librapt.so", help="default: %(default)s")
+    parser.add_argument("--set", choices=SETS, default="paper",
+                        help="types, lengths and head sizes, each of which its own option replaces")
+    parser.add_argument("--dtype", type=name_list(DTYPES), help="for example f32,bf16,f16")
+    parser.add_argument("--lengths", type=int_list, help="for example 512,1024,4096")
+    parser.add_argument("--dims", type=int_list, help="for example 64,128")
+    parser.add_argument("--masks", type=name_list(("full", "causal")), default=["full", "causal"])
     parser.add_argument("--threads", type=int_list, default=[1], help="thread counts, for example 1,16")
-    parser.add_argument("--executor", choices=EXECUTORS, default="default", help="rapt's executor")
-    parser.add_argument("--lengths", type=int_list, default=[128, 512, 1024, 2048, 4096])
-    parser.add_argument("--dims", type=int_list, default=[64, 128])
-    parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--heads", type=int_list, default=[8],
+                        help="for all thread counts, or one for each of them (default: 8)")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--layout", choices=["bhsd", "bshd"], default="bhsd", help="order of dimensions in memory")
-    parser.add_argument("--seconds", type=float, default=1.0, help="time for each case (default: %(default)s)")
+    parser.add_argument("--executor", choices=EXECUTORS, default="default", help="rapt's executor")
+    parser.add_argument("--pin", type=cpu_choice, default="none", metavar="none|auto|CPU",
+                        help="run the one-thread cases on this CPU; auto: the one on which rapt is fastest now")
+    parser.add_argument("--seconds", type=float, default=0.6, help="time for each case (default: %(default)s)")
     parser.add_argument("--sample-ms", type=float, default=4.0, help="least time of a sample (default: %(default)s)")
-    parser.add_argument("--pairs", type=int, default=7, help="least number of samples a side (default: %(default)s)")
+    parser.add_argument("--samples", type=int, default=5, help="least number of samples a side (default: %(default)s)")
+    parser.add_argument("--errors", action="store_true", help=f"take errors above S={LONGEST_CHECKED} too")
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
-    return parser.parse_args()
+    options = parser.parse_args()
+    for name, value in SETS[options.set].items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    if len(options.heads) == 1:
+        options.heads *= len(options.threads)
+    if len(options.heads) != len(options.threads):
+        parser.error("--heads: wanted one number, or one for each of --threads")
+    if options.samples < 1 or min(options.threads) < 1:
+        parser.error("--samples and --threads: wanted at least 1")
+    if options.pin != "none":
+        if not hasattr(os, "sched_setaffinity"):
+            parser.error("--pin: this system cannot do that")
+        if options.pin != "auto" and options.pin not in os.sched_getaffinity(0):
+            parser.error(f"--pin {options.pin}: this process has only the CPUs {sorted(os.sched_getaffinity(0))}")
+    if options.json and (options.json.is_dir() or not os.access(options.json.resolve().parent, os.W_OK)):
+        parser.error(f"--json {options.json}: cannot be written")
+    if not Path(options.library).exists():
+        parser.error(f"--library {options.library}: no such library; build it first")
+    return options
 
 
 def cpu_name():
@@ -60,25 +110,48 @@ def cpu_name():
     return platform.processor() or "unnamed CPU"
 
 
-def make_tensor(shape, layout, generator):
-    b, h, s, d = shape
-    if layout == "bhsd":
-        return torch.randn(b, h, s, d, generator=generator)
-    return torch.randn(b, s, h, d, generator=generator).transpose(1, 2)
+class Case:
+    """One problem with its tensors, and how each side computes it."""
+
+    def __init__(self, rapt, dtype, heads, s, d, causal, batch=1, layout="bhsd"):
+        generator = torch.Generator().manual_seed(s * 1000 + d)
+        shape = (batch, heads, s, d) if layout == "bhsd" else (batch, s, heads, d)
+        tensors = [torch.randn(shape, generator=generator).to(DTYPES[dtype]) for _ in range(3)]
+        self.q, self.k, self.v = tensors if layout == "bhsd" else [t.transpose(1, 2) for t in tensors]
+        self.out = torch.empty_like(self.q)
+        self.causal = causal
+        self.rapt = rapt
+        self.args = rapt.attention_args(self.q, self.k, self.v, self.out, causal)
+        pairs = s * (s + 1) // 2 if causal else s * s
+        self.flops = 4 * pairs * d * heads * batch
+
+    def run_rapt(self):
+        self.rapt.attention(self.args)
+        return self.out
+
+    def run_torch(self):
+        return F.scaled_dot_product_attention(self.q, self.k, self.v, is_causal=self.causal)
+
+    def exact(self):
+        """The output in float64, by the plain three steps, head by head."""
+        exact = torch.empty(self.q.shape, dtype=torch.float64)
+        s, d = self.q.shape[2:]
+        hidden = torch.ones(s, s, dtype=torch.bool).triu_(1) if self.causal else None
+        for head in itertools.product(*map(range, self.q.shape[:2])):
+            scores = self.q[head].double() @ self.k[head].double().T / math.sqrt(d)
+            if hidden is not None:
+                scores.masked_fill_(hidden, -math.inf)
+            exact[head] = torch.softmax(scores, -1) @ self.v[head].double()
+        return exact
 
 
-def relative_error(out, q, k, v, causal):
-    """|out - exact| / |exact| over CHECKED_ROWS rows of every head."""
-    s = q.shape[2]
-    rows = torch.linspace(0, s - 1, min(s, CHECKED_ROWS)).long()
-    scores = q[:, :, rows].double() @ k.double().transpose(-1, -2) / q.shape[3] ** 0.5
-    if causal:
-        scores.masked_fill_(torch.arange(s) > rows[:, None], float("-inf"))
-    exact = torch.softmax(scores, -1) @ v.double()
-    return float((out[:, :, rows].double() - exact).norm() / exact.norm())
+def errors_of(out, exact):
+    """(|out - exact| / |exact| in the Frobenius norm, largest |out - exact|)."""
+    difference = out.double() - exact
+    return float(difference.norm() / exact.norm()), float(difference.abs().max())
 
 
-def seconds_of(call, count):
+def seconds_of(call, count=1):
     start = time.perf_counter()
     for _ in range(count):
         call()
@@ -86,56 +159,132 @@ def seconds_of(call, count):
 
 
 def calls_per_sample(call, least_seconds):
-    call()
-    return max(1, round(least_seconds / max(seconds_of(call, 1), 1e-7)))
+    seconds = seconds_of(call)
+    if seconds < 10 * least_seconds:  # the first call also pays for starting threads and touching memory
+        seconds = min(seconds, seconds_of(call))
+    return max(1, math.ceil(least_seconds / seconds))
 
 
-def interleave(calls, options):
+def interleave(calls, pause, options):
     """Samples in seconds per call, one list for each of `calls`."""
     counts = [calls_per_sample(call, options.sample_ms * 1e-3) for call in calls]
     samples = [[] for _ in calls]
     end = time.perf_counter() + options.seconds
-    while time.perf_counter() < end or len(samples[0]) < options.pairs:
+    while time.perf_counter() < end or len(samples[0]) < options.samples:
         for call, count, own in zip(calls, counts, samples):
-            time.sleep(PAUSE_S)
-            call()
+            if pause:
+                time.sleep(PAUSE_S)
+            if pause or count > 1:
+                call()
             own.append(seconds_of(call, count))
     return samples
 
 
-def run_case(rapt, threads, s, d, causal, options):
-    generator = torch.Generator().manual_seed(s * 1000 + d)
-    shape = (options.batch, options.heads, s, d)
-    q, k, v = (make_tensor(shape, options.layout, generator) for _ in range(3))
-    out = torch.empty_like(q)
-    args = rapt.attention_args(q, k, v, out, causal)
-    entry, strands = rapt.chosen(args)
-    rapt.attention(args)
-    expected = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
-    ours, theirs = interleave(
-        [lambda: rapt.attention(args), lambda: F.scaled_dot_product_attention(q, k, v, is_causal=causal)], options)
-    pairs = s * (s + 1) // 2 if causal else s * s
-    flops = 4 * pairs * d * options.heads * options.batch
-    median, torch_median = statistics.median(ours), statistics.median(theirs)
+def run_case(rapt, dtype, threads, heads, s, d, causal, options):
+    case = Case(rapt, dtype, heads, s, d, causal, options.batch, options.layout)
+    entry, strands = rapt.chosen(case.args)
+    ours, theirs = interleave([case.run_rapt, case.run_torch], threads > 1, options)
+    errors = torch_errors = (None, None)
+    if options.errors or s <= LONGEST_CHECKED:
+        exact = case.exact()
+        errors, torch_errors = errors_of(case.run_rapt(), exact), errors_of(case.run_torch(), exact)
+    median, best = statistics.median(ours), min(ours)
+    torch_median, torch_best = statistics.median(theirs), min(theirs)
+    problem = f"dtype={dtype} b={options.batch} hq={heads} sq={s} d={d}" + " causal" * causal
     return {
-        "name": f"b={options.batch} hq={options.heads} sq={s} d={d}" + " causal" * causal + f"/threads:{threads}",
-        "entry": entry, "threads": threads, "strands": strands, "b": options.batch, "hq": options.heads,
-        "hk": options.heads, "sq": s, "sk": s, "d": d, "dv": d, "causal": causal, "layout": options.layout,
-        "dtype": "f32", "iterations": len(ours), "real_time": median * 1e3, "time_unit": "ms",
-        "median_ms": median * 1e3, "best_ms": min(ours) * 1e3, "gflops": flops / median / 1e9,
-        "torch_median_ms": torch_median * 1e3, "torch_best_ms": min(theirs) * 1e3,
-        "torch_gflops": flops / torch_median / 1e9,
-        "vs_torch": statistics.median(b / a for a, b in zip(ours, theirs)), "vs_torch_best": min(theirs) / min(ours),
-        "error": relative_error(out, q, k, v, causal), "torch_error": relative_error(expected, q, k, v, causal),
+        "name": f"{problem}/threads:{threads}", "entry": entry, "threads": threads, "strands": strands,
+        "b": options.batch, "hq": heads, "hk": heads, "sq": s, "sk": s, "d": d, "dv": d, "causal": causal,
+        "layout": options.layout, "dtype": dtype, "iterations": len(ours), "real_time": median * 1e3,
+        "time_unit": "ms", "median_ms": median * 1e3, "best_ms": best * 1e3, "gflops": case.flops / median / 1e9,
+        "torch_median_ms": torch_median * 1e3, "torch_best_ms": torch_best * 1e3,
+        "torch_gflops": case.flops / torch_median / 1e9,
+        "vs_torch": torch_median / median, "vs_torch_best": torch_best / best,
+        "error": errors[0], "max_error": errors[1],
+        "torch_error": torch_errors[0], "torch_max_error": torch_errors[1],
     }
 
 
+def fastest_cpu(rapt, dtype):
+    """(the CPU of this process on which one thread of rapt is fastest, {CPU: median ms})."""
+    case = Case(rapt, dtype, heads=1, s=512, d=64, causal=False)
+    samples = {cpu: [] for cpu in sorted(os.sched_getaffinity(0))}
+    for _ in range(PROBE_ROUNDS):
+        for cpu, own in samples.items():
+            with on_cpu(cpu):
+                own.append(seconds_of(case.run_rapt, calls_per_sample(case.run_rapt, PROBE_S)))
+    medians = {cpu: statistics.median(own) * 1e3 for cpu, own in samples.items()}
+    return min(medians, key=medians.get), medians
+
+
+@contextlib.contextmanager
+def on_cpu(cpu):
+    """The calling thread, and threads that it starts, stay on `cpu`; None: where they are."""
+    if cpu is None:
+        yield
+        return
+    mask = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {cpu})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, mask)
+
+
+def read_machine(library, options):
+    """Has the libraries look at the machine now, without starting threads: they keep the number of CPUs they see first,
+    and later the mask may be down to one."""
+    torch.set_num_threads(1)
+    everything = Rapt(library, 0, options.executor)
+    for dtype in options.dtype:
+        case = Case(everything, dtype, heads=1, s=64, d=64, causal=False)
+        everything.chosen(case.args)
+        case.run_torch()
+        case.exact()
+
+
+def table_line(cells):
+    return "| " + " | ".join(cells) + " |"
+
+
+def print_table_head(titles):
+    print(table_line(titles))
+    print("|" + "---|" * len(titles), flush=True)
+
+
 def print_row(row):
-    print(f"{row['threads']:>7} {row['sq']:>6} {row['d']:>4} {'causal' if row['causal'] else 'full':<6}"
-          f" {row['median_ms']:>9.3f} {row['best_ms']:>9.3f} {row['gflops']:>8.1f}"
-          f" {row['torch_median_ms']:>9.3f} {row['torch_best_ms']:>9.3f} {row['torch_gflops']:>8.1f}"
-          f" {row['vs_torch']:>6.2f} {row['vs_torch_best']:>6.2f} {row['error']:>9.1e} {row['torch_error']:>9.1e}",
-          flush=True)
+    def error(name):
+        return "-" if row[name] is None else f"{row[name]:.1e}"
+
+    print(table_line([
+        str(row["sq"]), str(row["d"]), "causal" if row["causal"] else "full", row["entry"],
+        f"{row['median_ms']:.3f} / {row['best_ms']:.3f}", f"{row['torch_median_ms']:.3f} / {row['torch_best_ms']:.3f}",
+        f"**{row['vs_torch']:.2f}** / {row['vs_torch_best']:.2f}", f"{row['gflops']:.0f} / {row['torch_gflops']:.0f}",
+        f"{error('error')} / {error('torch_error')}", f"{error('max_error')} / {error('torch_max_error')}",
+    ]), flush=True)
+
+
+def summarise(rows):
+    """Geometric means and least ratios per type, thread count and head size, and over all head sizes."""
+    groups = {}
+    for row in rows:
+        groups.setdefault((row["dtype"], row["threads"]), {}).setdefault(row["d"], []).append(row)
+    groups = {(*key, d): group for key, by_d in groups.items()
+              for d, group in [*by_d.items(), ("all", sum(by_d.values(), []))]}
+    return [{"dtype": dtype, "threads": threads, "d": d, "cases": len(group)} |
+            {f"{kind}_{name}": of(row[name] for row in group) for name in ("vs_torch", "vs_torch_best")
+             for kind, of in (("geomean", statistics.geometric_mean), ("least", min))}
+            for (dtype, threads, d), group in groups.items()]
+
+
+def print_summary(summary):
+    print("\nTime of torch over time of rapt:\n")
+    print_table_head(["type", "threads", "d", "cases", "geomean of medians / bests", "least of medians / bests"])
+    for line in summary:
+        print(table_line([
+            line["dtype"], str(line["threads"]), str(line["d"]), str(line["cases"]),
+            f"**{line['geomean_vs_torch']:.2f}** / {line['geomean_vs_torch_best']:.2f}",
+            f"**{line['least_vs_torch']:.2f}** / {line['least_vs_torch_best']:.2f}",
+        ]))
 
 
 def write_json(path, document):
@@ -147,37 +296,46 @@ def write_json(path, document):
 
 def main():
     options = parse_arguments()
-    if options.json and (options.json.is_dir() or not os.access(options.json.resolve().parent, os.W_OK)):
-        sys.exit(f"compare_torch: {options.json}: cannot be written")
-    if not Path(options.library).exists():
-        sys.exit(f"compare_torch: {options.library}: no such library; build it or give --library")
+    begin = time.perf_counter()
     library = str(Path(options.library).resolve())
     version = Rapt(library).version
-    print(f"rapt {version} and torch {torch.__version__} on {cpu_name()}, {os.cpu_count()} CPUs; fp32,"
-          f" {options.heads} heads, layout {options.layout}")
-    print("                                       rapt                          torch              torch/rapt"
-          "   error against float64")
-    print("threads      S    d mask      median      best   GFLOP/s    median      best   GFLOP/s  median  best"
-          "     rapt     torch")
+    read_machine(library, options)
+    cpu, probe = None, {}
+    if options.pin == "auto":
+        cpu, probe = fastest_cpu(Rapt(library, 1, options.executor),
+                                 "bf16" if "bf16" in options.dtype else options.dtype[0])
+    elif options.pin != "none":
+        cpu = options.pin
+    print(f"rapt {version} and torch {torch.__version__} ({torch.backends.cpu.get_cpu_capability()}) on {cpu_name()},"
+          f" {len(os.sched_getaffinity(0))} CPUs; b={options.batch}, layout {options.layout}.")
+    if cpu is not None:
+        probed = f", the fastest at {probe[cpu]:.3f} ms (slowest: {max(probe.values()):.3f})" if probe else ""
+        print(f"One-thread cases on CPU {cpu}{probed}.")
     rows = []
     with torch.inference_mode():
-        for threads in options.threads:
-            torch.set_num_threads(threads)
-            rapt = Rapt(library, threads, options.executor)
-            for d in options.dims:
-                for s in options.lengths:
-                    for causal in (False, True):
-                        rows.append(run_case(rapt, threads, s, d, causal, options))
-                        print_row(rows[-1])
-    ratios = [row["vs_torch"] for row in rows]
-    print(f"torch/rapt: least {min(ratios):.2f}, median {statistics.median(ratios):.2f}, most {max(ratios):.2f}")
+        for (threads, heads), dtype in itertools.product(zip(options.threads, options.heads), options.dtype):
+            with on_cpu(cpu if threads == 1 else None):
+                torch.set_num_threads(threads)
+                rapt = Rapt(library, threads, options.executor)
+                print(f"\n{dtype}, {threads} thread{'s' * (threads > 1)}, {heads} heads:\n")
+                print_table_head(["S", "d", "mask", "entry", "rapt ms, median / best", "torch ms, median / best",
+                                  "torch / rapt, medians / bests", "GFLOP/s rapt / torch",
+                                  "relative error rapt / torch", "largest error rapt / torch"])
+                for d, s, mask in itertools.product(options.dims, options.lengths, options.masks):
+                    rows.append(run_case(rapt, dtype, threads, heads, s, d, mask == "causal", options))
+                    print_row(rows[-1])
+    summary = summarise(rows)
+    print_summary(summary)
+    print(f"\nTook {time.perf_counter() - begin:.0f} s.")
     if options.json:
         write_json(options.json, {
             "context": {"date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
                         "host_name": platform.node(), "cpu": cpu_name(), "num_cpus": os.cpu_count(),
                         "library_version": version, "torch_version": torch.__version__,
-                        "executor": options.executor, "threads": options.threads},
-            "benchmarks": rows})
+                        "torch_cpu_capability": torch.backends.cpu.get_cpu_capability(),
+                        "executor": options.executor, "threads": options.threads, "heads": options.heads,
+                        "pinned_cpu": cpu, "cpu_probe_ms": probe},
+            "benchmarks": rows, "summary": summary})
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import ctypes
 from ctypes import (Structure, byref, c_char_p, c_float, c_int, c_int32, c_int64, c_size_t, c_void_p, sizeof)
 
 EXECUTORS = {"default": 0, "serial": 1, "tbb": 2, "openmp": 3}
-DTYPE_F32 = 0
+DTYPES = {"torch.float32": 0, "torch.float16": 1, "torch.bfloat16": 2}
 DEVICE_CPU = 1
 
 
@@ -57,10 +57,10 @@ class Rapt:
         return self._lib.rapt_version().decode()
 
     def attention_args(self, q, k, v, out, causal=False):
-        """Arguments for CPU float32 torch tensors [b, h, s, d] of any strides; they must outlive the result."""
+        """Arguments for CPU torch tensors [b, h, s, d] of any strides; they must outlive the result."""
         args = AttentionArgs(struct_size=sizeof(AttentionArgs), causal=int(causal))
         for name, tensor in (("q", q), ("k", k), ("v", v), ("out", out)):
-            setattr(args, name, Tensor(tensor.data_ptr(), DTYPE_F32, DEVICE_CPU, 0, tensor.dim(),
+            setattr(args, name, Tensor(tensor.data_ptr(), DTYPES[str(tensor.dtype)], DEVICE_CPU, 0, tensor.dim(),
                                        (c_int64 * 4)(*tensor.shape), (c_int64 * 4)(*tensor.stride())))
         return args
 
