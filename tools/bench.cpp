@@ -79,9 +79,7 @@ class Bench {
   std::vector<Roof> roofs() const {
     std::vector<Roof> roofs;
     for (int threads : options_.threads) {
-      const auto peaks = peaks_.find(threads), reads = reads_.find(threads);
-      roofs.push_back({threads, quantile(peaks == peaks_.end() ? std::vector<double>{} : peaks->second, 0.5),
-                       quantile(reads == reads_.end() ? std::vector<double>{} : reads->second, 0.5)});
+      roofs.push_back({threads, median(fma_peaks_, threads), median(amx_peaks_, threads), median(reads_, threads)});
     }
     return roofs;
   }
@@ -92,6 +90,13 @@ class Bench {
     std::string entry;
     Isa isa;
   };
+
+  using Readings = std::map<int, std::vector<double>>;  // by threads
+
+  static double median(const Readings& readings, int threads) {
+    const auto found = readings.find(threads);
+    return found == readings.end() ? std::numeric_limits<double>::quiet_NaN() : quantile(found->second, 0.5);
+  }
 
   /// False for an entry that refuses a problem which another one of those asked for takes.
   bool taken(const Problem& problem, const std::string& name) const {
@@ -141,7 +146,10 @@ class Bench {
     row.time = summarise(samples, row.cost.flops);
     row.naive_s = summarise(naive, row.cost.flops).median_s;
     row.read_gbs = (read_before + roof.read_gbs()) / 2;
-    for (const Sample& sample : samples) peaks_[threads].push_back(sample.peak);
+    for (const Sample& sample : samples) {
+      fma_peaks_[threads].push_back(sample.peaks.fma);
+      if (planned.isa == Isa::amx) amx_peaks_[threads].push_back(sample.peaks.amx);
+    }
     reads_[threads].push_back(row.read_gbs);
     return row;
   }
@@ -152,7 +160,7 @@ class Bench {
 
   /// A few samples of the naive entry; none when it does not take the problem or would take too much.
   std::vector<Sample> naive_samples(const Planned& planned, const AttentionArgs& args, const Roofline& roof) const {
-    const std::string name = naive_entry(planned.isa);
+    const std::string name = naive_entry(vector_isa(planned.isa));
     const Problem& p = planned.problem;
     const bool everything = options_.problems.empty() && options_.set == "full";
     if (name.empty() || (!everything && std::max(p.sq, p.sk) > kNaiveMaxLength)) return {};
@@ -176,7 +184,7 @@ class Bench {
   std::shared_ptr<std::vector<float>> buffer_;
   std::vector<Planned> cases_;
   std::map<std::pair<Isa, int>, Roofline> rooflines_;
-  std::map<int, std::vector<double>> peaks_, reads_;
+  Readings fma_peaks_, amx_peaks_, reads_;
 };
 
 }  // namespace

@@ -63,9 +63,12 @@ Json row_json(const Row& row) {
                {"flops", row.cost.flops},
                {"bytes", row.cost.bytes},
                {"gflops", row.gflops()},
-               {"peak_gflops", number(time.peak_gflops)},
-               {"of_peak", number(time.of_peak)},
-               {"of_peak_best", number(time.of_peak_best)},
+               {"peak_gflops", number(time.of_fma.peak_gflops)},
+               {"of_peak", number(time.of_fma.median)},
+               {"of_peak_best", number(time.of_fma.best)},
+               {"amx_peak_gflops", number(time.of_amx.peak_gflops)},
+               {"of_amx_peak", number(time.of_amx.median)},
+               {"of_amx_peak_best", number(time.of_amx.best)},
                {"of_bandwidth", number(row.cost.bytes / time.median_s / 1e9 / row.read_gbs)},
                {"vs_naive", number(row.vs_naive())}});
   return json;
@@ -87,15 +90,16 @@ Table::Table(const Machine& machine, const RunInfo& run, const std::vector<Probl
 }
 
 void Table::add(const Row& row) {
-  if (row.entry != entry_) fmt::print("{}\n", row.entry);
+  if (row.entry != entry_) fmt::print("{}{}\n", row.entry, row.against_amx() ? " (% of the AMX peak)" : "");
   entry_ = row.entry;
   fmt::print("{:<{}}  {:<{}}  {:>7}", short_text(row.problem), width_, types_text(row.problem), type_width_,
              row.threads);
   if (row.error.empty()) {
     const std::string naive = std::isfinite(row.vs_naive()) ? fmt::format("{:.2f}", row.vs_naive()) : "-";
     const double ms = row.time.median_s * 1e3;
-    fmt::print("  {:>9.{}f}  {:>8.1f}  {:>9}  {:>6}  {:>7}", ms, ms < 10 ? 4 : 2, row.gflops(),
-               percent(row.time.of_peak), percent(row.time.of_peak_best), naive);
+    const Summary::Share& share = row.against_amx() ? row.time.of_amx : row.time.of_fma;
+    fmt::print("  {:>9.{}f}  {:>8.1f}  {:>9}  {:>6}  {:>7}", ms, ms < 10 ? 4 : 2, row.gflops(), percent(share.median),
+               percent(share.best), naive);
     if (row.time.steady < min_samples_) fmt::print("  {} of {} samples steady", row.time.steady, row.time.taken);
   } else {
     fmt::print("  WRONG: {}", row.error);
@@ -106,8 +110,9 @@ void Table::add(const Row& row) {
 
 void Table::finish(const std::vector<Roof>& roofs) {
   for (const Roof& roof : roofs) {
-    fmt::print("{} thread{}: FMA peak {:.1f} GFLOP/s, read bandwidth {:.1f} GB/s\n", roof.threads,
-               roof.threads == 1 ? "" : "s", roof.fma_gflops, roof.read_gbs);
+    const std::string amx = std::isfinite(roof.amx_gflops) ? fmt::format("AMX peak {:.1f}, ", roof.amx_gflops) : "";
+    fmt::print("{} thread{}: {}FMA peak {:.1f} GFLOP/s, read bandwidth {:.1f} GB/s\n", roof.threads,
+               roof.threads == 1 ? "" : "s", amx, roof.fma_gflops, roof.read_gbs);
   }
   std::fflush(stdout);
 }
@@ -132,10 +137,11 @@ Json to_json(const Machine& machine, const RunInfo& run, const std::vector<Roof>
     caches.push_back(
         {{"type", cache.type}, {"level", cache.level}, {"size", cache.bytes}, {"num_sharing", cache.shared_by}});
   }
-  Json threads = Json::array(), peaks = Json::array(), bandwidths = Json::array();
+  Json threads = Json::array(), peaks = Json::array(), amx_peaks = Json::array(), bandwidths = Json::array();
   for (const Roof& roof : roofs) {
     threads.push_back(roof.threads);
     peaks.push_back(number(roof.fma_gflops));
+    amx_peaks.push_back(number(roof.amx_gflops));
     bandwidths.push_back(number(roof.read_gbs));
   }
   Json benchmarks = Json::array();
@@ -155,6 +161,7 @@ Json to_json(const Machine& machine, const RunInfo& run, const std::vector<Roof>
             {"set", run.set},
             {"threads", threads},
             {"fma_peak_gflops", peaks},
+            {"amx_peak_gflops", amx_peaks},
             {"read_bandwidth_gbs", bandwidths}}},
           {"benchmarks", benchmarks}};
 }

@@ -23,12 +23,16 @@ struct Row {
 
   double gflops() const { return cost.flops / time.median_s / 1e9; }
   double vs_naive() const { return naive_s / time.median_s; }
+  /// The peak that the table holds it against: AMX's where every product is one of AMX, else that of fp32
+  /// multiply-adds.
+  bool against_amx() const { return entry.starts_with("attention_forward.bf16.amx"); }
 };
 
 /// The roofs of one thread count, medians over the run.
 struct Roof {
   int threads = 1;
   double fma_gflops = 0;
+  double amx_gflops = 0;  ///< NaN when no entry used AMX
   double read_gbs = 0;
 };
 

@@ -6,6 +6,7 @@
 #include <ctime>
 #include <limits>
 #include <set>
+#include <stdexcept>
 #include <thread>
 
 namespace rapt::tools {
@@ -61,6 +62,21 @@ double total_rate(Executor& executor, int threads, const std::function<double(in
   return 0;
 }
 
+bool agree(double before, double after, double tolerance) {
+  return std::isnan(before) ||
+         (std::min(before, after) > 0 && std::abs(before - after) <= tolerance * std::min(before, after));
+}
+
+Summary::Share share_of(const std::vector<Sample>& samples, double flops_per_call, double Peaks::*peak) {
+  std::vector<double> shares, peaks;
+  for (const Sample& sample : samples) {
+    if (!sample.steady || std::isnan(sample.peaks.*peak)) continue;
+    peaks.push_back(sample.peaks.*peak);
+    shares.push_back(flops_per_call / sample.seconds / 1e9 / peaks.back());
+  }
+  return {quantile(shares, 0.5), quantile(shares, 1), quantile(peaks, 0.5)};
+}
+
 /// Not inlined, so that a profile shows the timed calls under one name.
 [[gnu::noinline]] void run_timed_calls(const std::function<void()>& call, std::int64_t calls) {
   for (std::int64_t i = 0; i < calls; ++i) call();
@@ -68,20 +84,38 @@ double total_rate(Executor& executor, int threads, const std::function<double(in
 
 }  // namespace
 
+Isa vector_isa(Isa isa) {
+  if (isa != Isa::amx) return isa;
+  for (Isa usable : usable_isas()) {
+    if (usable != Isa::amx) return usable;
+  }
+  throw std::logic_error("amx without vectors");
+}
+
 Roofline::Roofline(Isa isa, int threads, std::shared_ptr<const std::vector<float>> buffer)
-    : isa_(isa),
+    : fma_(chains(vector_isa(isa))),
       threads_(threads),
       buffer_(std::move(buffer)),
       executor_(threads == 1 ? serial_executor() : tbb_executor()) {
-  for (double seconds = 0; seconds < kReadingSeconds; chain_rounds_ *= 2) {
-    const double start = thread_seconds();
-    run_fma_chains(isa_, chain_rounds_);
-    seconds = (thread_seconds() - start) * 2;  // of the rounds it is doubled to
-  }
+  if (isa == Isa::amx) amx_ = chains(isa);
 }
 
-double Roofline::fma_gflops() const {
-  return total_rate(*executor_, threads_, [this](int) { return run_fma_chains(isa_, chain_rounds_); }) / 1e9;
+Roofline::Chains Roofline::chains(Isa isa) {
+  Chains chains{isa, 1};
+  for (double seconds = 0; seconds < kReadingSeconds; chains.rounds *= 2) {
+    const double start = thread_seconds();
+    run_fma_chains(isa, chains.rounds);
+    seconds = (thread_seconds() - start) * 2;  // of the rounds it is doubled to
+  }
+  return chains;
+}
+
+double Roofline::gflops(const Chains& chains) const {
+  return total_rate(*executor_, threads_, [&](int) { return run_fma_chains(chains.isa, chains.rounds); }) / 1e9;
+}
+
+Peaks Roofline::peaks() const {
+  return {gflops(fma_), amx_ ? gflops(*amx_) : std::numeric_limits<double>::quiet_NaN()};
 }
 
 double Roofline::read_gbs() const {
@@ -89,7 +123,7 @@ double Roofline::read_gbs() const {
   volatile float sink = 0;
   const auto read = [&](int strand) {
     const std::size_t bytes = share * sizeof(float);
-    const float value = run_read_stream(isa_, buffer_->data() + share * static_cast<std::size_t>(strand), bytes);
+    const float value = run_read_stream(fma_.isa, buffer_->data() + share * static_cast<std::size_t>(strand), bytes);
     if (value == 1) sink = value;
     return static_cast<double>(bytes);
   };
@@ -112,7 +146,7 @@ std::vector<Sample> take_samples(const std::function<void()>& call, const Roofli
   std::vector<Sample> samples;
   int steady = 0;
   const auto start = Clock::now();
-  double before = roofline.fma_gflops();
+  Peaks before = roofline.peaks();
   const auto enough = [&] {
     const double spent = since(start);
     return (spent >= budget.seconds && steady >= budget.min_samples) || spent >= budget.seconds * budget.patience;
@@ -123,12 +157,13 @@ std::vector<Sample> take_samples(const std::function<void()>& call, const Roofli
     run_timed_calls(call, calls);
     const double seconds = since(call_start);
     const double cpu_seconds = static_cast<double>(std::clock() - cpu_start) / CLOCKS_PER_SEC;
-    const double after = roofline.fma_gflops();
-    const double agreement = seconds > kLongCallSeconds ? kLongAgreement : kAgreement;
+    const Peaks after = roofline.peaks();
+    const double tolerance = seconds > kLongCallSeconds ? kLongAgreement : kAgreement;
     const double count = static_cast<double>(calls);
-    const bool agree = std::min(before, after) > 0 && std::abs(before - after) <= agreement * std::min(before, after);
-    samples.push_back({seconds / count, cpu_seconds / count, (before + after) / 2, calls, agree});
-    steady += agree ? 1 : 0;
+    const bool agreed = agree(before.fma, after.fma, tolerance) && agree(before.amx, after.amx, tolerance);
+    const Peaks mean{(before.fma + after.fma) / 2, (before.amx + after.amx) / 2};
+    samples.push_back({seconds / count, cpu_seconds / count, mean, calls, agreed});
+    steady += agreed ? 1 : 0;
     before = after;
   } while (!enough());
   return samples;
@@ -139,23 +174,19 @@ Summary summarise(const std::vector<Sample>& samples, double flops_per_call) {
   summary.taken = static_cast<int>(samples.size());
   summary.steady =
       static_cast<int>(std::count_if(samples.begin(), samples.end(), [](const Sample& s) { return s.steady; }));
-  std::vector<double> seconds, shares, peaks, cpu_seconds;
+  std::vector<double> seconds, cpu_seconds;
   for (const Sample& sample : samples) {
     summary.calls += sample.calls;
     if (summary.steady != 0 && !sample.steady) continue;
     seconds.push_back(sample.seconds);
     cpu_seconds.push_back(sample.cpu_seconds);
-    if (!sample.steady) continue;
-    shares.push_back(flops_per_call / sample.seconds / 1e9 / sample.peak);
-    peaks.push_back(sample.peak);
   }
   summary.median_s = quantile(seconds, 0.5);
   summary.best_s = quantile(seconds, 0);
   summary.median_cpu_s = quantile(cpu_seconds, 0.5);
   summary.spread = (quantile(seconds, 0.75) - quantile(seconds, 0.25)) / summary.median_s;
-  summary.of_peak = quantile(shares, 0.5);
-  summary.of_peak_best = quantile(shares, 1);
-  summary.peak_gflops = quantile(peaks, 0.5);
+  summary.of_fma = share_of(samples, flops_per_call, &Peaks::fma);
+  summary.of_amx = share_of(samples, flops_per_call, &Peaks::amx);
   return summary;
 }
 

@@ -3,41 +3,58 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "rapt/rapt.hpp"
 
 namespace rapt::tools {
 
-/// The two roofs of `threads` threads at once, read again whenever asked: clocks move, so a kernel is held against
-/// the readings next to it.
+/// `isa` itself, but of amx the best vector ISA of this machine: that of its FMA peak and its naive entry.
+Isa vector_isa(Isa isa);
+
+/// GFLOP/s; NaN where the ISA has no such unit, 0 when the threads could not be had at the same time.
+struct Peaks {
+  double fma = 0;
+  double amx = 0;
+};
+
+/// The roofs of `threads` threads at once, read again whenever asked: clocks move, so a kernel is held against the
+/// readings next to it.
 class Roofline {
  public:
-  /// `buffer` is what the bandwidth is read from: several times the last-level cache.
+  /// FMA peak and bandwidth are of vector_isa(isa). `buffer` is what the bandwidth is read from: several times the
+  /// last-level cache.
   Roofline(Isa isa, int threads, std::shared_ptr<const std::vector<float>> buffer);
 
-  /// GFLOP/s of independent multiply-add chains on all threads at once, over about a millisecond. 0 when the threads
-  /// could not be had at the same time.
-  double fma_gflops() const;
-  /// GB/s of one sequential read of the buffer, a share of it per thread. 0 as above.
+  /// Of independent multiply-add chains on all threads at once, and of products of tiles where the ISA has them, about
+  /// a millisecond each.
+  Peaks peaks() const;
+  /// GB/s of one sequential read of the buffer, a share of it per thread. 0 when the threads could not be had at once.
   double read_gbs() const;
 
-  Isa isa() const { return isa_; }
   int threads() const { return threads_; }
 
  private:
-  Isa isa_;
+  struct Chains {
+    Isa isa;
+    std::int64_t rounds;  // a millisecond of them
+  };
+  static Chains chains(Isa isa);
+  double gflops(const Chains& chains) const;
+
+  Chains fma_;
+  std::optional<Chains> amx_;
   int threads_;
   std::shared_ptr<const std::vector<float>> buffer_;
   std::shared_ptr<Executor> executor_;
-  std::int64_t chain_rounds_ = 1;
 };
 
-/// One timing: `calls` calls back to back, between two readings of the FMA peak.
+/// One timing: `calls` calls back to back, between two readings of the peaks.
 struct Sample {
   double seconds = 0;      ///< per call
   double cpu_seconds = 0;  ///< of the whole process, per call
-  double peak = 0;         ///< GFLOP/s, mean of the two readings
+  Peaks peaks;             ///< mean of the two readings
   std::int64_t calls = 0;
   bool steady = false;  ///< the two readings agree, so the clock did not move in between
 };
@@ -52,15 +69,18 @@ struct Budget {
 /// Samples of call(), after one call that is not timed.
 std::vector<Sample> take_samples(const std::function<void()>& call, const Roofline& roofline, const Budget& budget);
 
-/// What the samples of one row say. Unsteady samples count only when there is no steady one; the shares of the peak
+/// What the samples of one row say. Unsteady samples count only when there is no steady one; the shares of the peaks
 /// are then NaN.
 struct Summary {
   int steady = 0, taken = 0;
   std::int64_t calls = 0;
   double median_s = 0, best_s = 0, median_cpu_s = 0;
   double spread = 0;  ///< interquartile range over median
-  double of_peak = 0, of_peak_best = 0;
-  double peak_gflops = 0;  ///< median
+  struct Share {
+    double median = 0, best = 0;
+    double peak_gflops = 0;  ///< median
+  };
+  Share of_fma, of_amx;
 };
 Summary summarise(const std::vector<Sample>& samples, double flops_per_call);
 

@@ -141,6 +141,7 @@ std::optional<Isa> isa_of(std::string_view entry) {
   std::istringstream stream{std::string(entry)};
   std::string word;
   for (int i = 0; i < 3; ++i) std::getline(stream, word, '.');
+  if (word == "amx_model") return Isa::amx;  // a build for tests
   for (Isa isa : {Isa::generic, Isa::avx2, Isa::avx512, Isa::neon, Isa::amx}) {
     if (word == to_string(isa)) return isa;
   }

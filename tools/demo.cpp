@@ -134,11 +134,11 @@ struct Contender {
     for (double call = 0; call < calls; ++call) plan.run(args);
   }
   void take_sample(const AttentionArgs& args, const Roofline& roofline, double flops) {
-    const double before = roofline.fma_gflops();
+    const double before = roofline.peaks().fma;
     const auto start = Clock::now();
     run_once(args);
     seconds.push_back(since(start) / calls);
-    const double peak = (before + roofline.fma_gflops()) / 2;
+    const double peak = (before + roofline.peaks().fma) / 2;
     if (peak > 0) shares_of_peak.push_back(flops / seconds.back() / 1e9 / peak);
   }
 };
@@ -173,7 +173,7 @@ void time_row(const Problem& problem, const Context& best, const Context& naive,
 void show_speed(const Context& context, int threads) {
   const Plan plan(Problem::parse("attention b=1 hq=8 sq=512 d=64"), context);
   const std::string best(plan.entry());
-  const Isa isa = isa_of(best).value();
+  const Isa isa = vector_isa(isa_of(best).value());
   const std::string naive = match_entries(fmt::format("attention_naive.f32.{}", to_string(isa))).front();
   const Roofline roofline(isa, threads, std::make_shared<const std::vector<float>>());
 
@@ -200,8 +200,8 @@ void show_speed(const Context& context, int threads) {
   show(
       "\n   causal: a token attends to itself and those before it; only those operations are counted.\n"
       "   of peak: share of the multiply-adds per second this machine reaches at the same moment with\n"
-      "   nothing else to do, in {} code on {} thread{}. Times are medians, the two run in turns.\n\n",
-      to_string(isa), threads, threads == 1 ? "" : "s");
+      "   nothing else to do, in {} code on {} thread{}.{} Times are medians, the two run in turns.\n\n",
+      to_string(isa), threads, threads == 1 ? "" : "s", isa_of(best) == isa ? "" : "\n   Matrix units may do more.");
 }
 
 }  // namespace

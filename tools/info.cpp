@@ -8,6 +8,7 @@
 #include <map>
 
 #include "common.hpp"
+#include "support/entries.hpp"
 
 namespace rapt::tools {
 namespace {
@@ -56,6 +57,11 @@ std::vector<ExecutorState> executor_states() {
   return states;
 }
 
+/// What docs/contract.md calls the bounds an entry keeps; those of f32x3 hold only for who asks for that entry by name.
+std::string tier_name(std::string_view entry) {
+  return testing::tier_of(entry) == testing::Tier::f32x3 ? "f32x3" : "exact";
+}
+
 const char* environment(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? "" : value;
@@ -80,6 +86,7 @@ Json describe() {
   for (const EntryInfo& entry : entries()) {
     listed.push_back({{"name", entry.name},
                       {"backend", entry.backend},
+                      {"tier", tier_name(entry.name)},
                       {"usable", entry.unusable.empty()},
                       {"reason", entry.unusable}});
   }
@@ -139,9 +146,11 @@ void print_build(const Json& info) {
   for (const Json& entry : info["entries"]) width = std::max(width, entry["name"].get<std::string>().size());
   label = "entries";
   for (const Json& entry : info["entries"]) {
-    const std::string state = entry["usable"].get<bool>() ? "usable" : entry["reason"].get<std::string>();
-    line(label, fmt::format("{:<{}}  {:<4} {}", entry["name"].get<std::string>(), width,
-                            entry["backend"].get<std::string>(), state));
+    const std::string tier = entry["tier"];
+    const std::string usable = tier == "exact" ? "usable" : "usable, opt-in: runs only if forced";
+    const std::string state = entry["usable"].get<bool>() ? usable : entry["reason"].get<std::string>();
+    line(label, fmt::format("{:<{}}  {:<4} {:<5}  {}", entry["name"].get<std::string>(), width,
+                            entry["backend"].get<std::string>(), tier, state));
     label.clear();
   }
 }

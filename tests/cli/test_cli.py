@@ -12,15 +12,21 @@ from pathlib import Path
 
 PROBLEM = "b=1 hq=2 sq=48 d=16 causal"
 ROW_KEYS = """name problem entry threads b hq hk sq sk d dv causal dtype real_time time_unit median_ms best_ms spread
-    gflops of_peak of_peak_best of_bandwidth vs_naive iterations cpu_time run_name run_type samples""".split()
+    gflops peak_gflops of_peak of_peak_best amx_peak_gflops of_amx_peak of_amx_peak_best of_bandwidth vs_naive
+    iterations cpu_time run_name run_type samples""".split()
 CONTEXT_KEYS = """date host_name cpu num_cpus caches isa threads library_version compiler fma_peak_gflops
-    read_bandwidth_gbs""".split()
+    amx_peak_gflops read_bandwidth_gbs""".split()
 
 
 def rapt(*arguments, **environment):
     inherited = {name: value for name, value in os.environ.items() if name not in ("RAPT_ISA", "RAPT_KERNEL")}
     return subprocess.run([os.environ["RAPT_CLI"], *arguments], capture_output=True, text=True,
                           env={**inherited, **environment}, check=False)
+
+
+def isa_of(entry):
+    """"amx" also of a build with the software model of its tiles."""
+    return entry.split(".")[2].replace("_model", "")
 
 
 class CliTest(unittest.TestCase):
@@ -53,14 +59,16 @@ class Info(CliTest):
         self.assertEqual(len({entry["name"] for entry in info["entries"]}), len(info["entries"]))
         usable = {isa["name"] for isa in info["isas"] if isa["usable"]}
         for entry in info["entries"]:
-            self.assertTrue(not entry["usable"] or entry["name"].split(".")[2] in usable, entry)
+            self.assertTrue(not entry["usable"] or isa_of(entry["name"]) in usable, entry)
 
     def test_text_says_the_same(self):
         info = self.run_json("info")
         text = self.run_ok("info")
         for item in info["entries"] + info["isas"] + info["executors"]:
-            self.assertIn(item["name"], text)
-            self.assertIn(item["reason"], text)
+            self.assertRegex(text, rf"(?m){re.escape(item['name'])} .*{re.escape(item['reason'])}$")
+        for entry in info["entries"]:
+            self.assertEqual(entry["tier"], "f32x3" if ".f32x3." in entry["name"] else "exact")
+            self.assertRegex(text, rf"(?m){re.escape(entry['name'])} +{entry['backend']} +{entry['tier']} ")
 
     def test_environment_is_shown(self):
         name = [isa["name"] for isa in self.run_json("info")["isas"] if isa["usable"]][-1]
@@ -74,11 +82,21 @@ class InfoProblem(CliTest):
         self.assertIn(plan["entry"], [candidate["entry"] for candidate in plan["candidates"]])
         self.assertIn(plan["entry"], self.run_ok("info", "--problem", PROBLEM))
 
+    def test_opt_in_entries_run_only_if_forced(self):
+        listed = self.run_json("info")["entries"]
+        for name in [entry["name"] for entry in listed if entry["tier"] != "exact" and entry["usable"]]:
+            self.assertRegex(self.run_ok("info"), rf"(?m){re.escape(name)} .*opt-in")
+            plan = self.run_json("info", "--problem", PROBLEM)
+            (refusal,) = [candidate["refusal"] for candidate in plan["candidates"] if candidate["entry"] == name]
+            self.assertIn("only if forced", refusal)
+            self.assertIn(refusal, self.run_ok("info", "--problem", PROBLEM))
+            self.assertEqual(self.run_json("info", "--problem", PROBLEM, RAPT_KERNEL=name)["entry"], name)
+
     def test_isa_is_obeyed(self):
         for isa in self.run_json("info")["isas"]:
             if isa["usable"]:
                 plan = self.run_json("info", "--problem", PROBLEM, RAPT_ISA=isa["name"])
-                self.assertEqual(plan["entry"].split(".")[2], isa["name"])
+                self.assertEqual(isa_of(plan["entry"]), isa["name"])
 
     def test_types(self):
         for types in ("dtype=bf16", "dtype=f16", "q=bf16 kv=bf16", "kv=f16 out=bf16"):
@@ -177,6 +195,20 @@ class Bench(CliTest):
         self.assertEqual(rows[2]["bytes"], 2 * 8 * 4 * 4 + 6 * (4 + 2) * 2 + 2 * 8 * 2 * 2)
         for row in rows:
             self.assertRegex(text, rf"{re.escape(row['problem'].split(' ', 1)[1])} +{row['dtype']} ")
+
+    def test_peaks(self):
+        """Shares of the vector peak for every entry, of the AMX peak for those of AMX."""
+        text, document = self.bench("--problem", "dtype=bf16 " + PROBLEM, "--entry", "attention_forward")
+        amx_rows = [row for row in document["benchmarks"] if isa_of(row["entry"]) == "amx"]
+        for row in document["benchmarks"]:
+            for prefix in [""] + (["amx_"] if row in amx_rows else []):
+                peak, share = row[f"{prefix}peak_gflops"], row[f"of_{prefix}peak"]
+                self.assertEqual(peak is None, share is None)  # of unsteady samples only
+                self.assertTrue(peak is None or share > 0)
+            if row not in amx_rows:
+                self.assertEqual((row["amx_peak_gflops"], row["of_amx_peak"], row["of_amx_peak_best"]), (None,) * 3)
+        self.assertEqual("AMX peak" in text, bool(amx_rows))
+        self.assertEqual(document["context"]["amx_peak_gflops"][0] is not None, bool(amx_rows))
 
     def flops(self, problem):
         """Counted by the program, in units of one (row, key) pair of one head."""

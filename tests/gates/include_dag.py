@@ -27,7 +27,7 @@ RULES = [  # (path prefix, or whole path and $; allowed includes)
     ("include/rapt/", [STD, r'"rapt/\w+\.(hpp|h)"']),
     ("src/cpu/params.hpp", [r"<cstd(def|int)>"]),
     ("src/cpu/registry.hpp", [r"<cstd(def|int)>", r'"cpu/params\.hpp"']),
-    ("src/cpu/isa/", KERNEL + [r"RAPT_LEAF_\(RAPT_ISA\)"]),
+    ("src/cpu/isa/", KERNEL + [r"RAPT_LEAF_\(RAPT_(ISA|AMX_MODEL)\)"]),
     ("src/cpu/tile/", KERNEL),
     ("src/cpu/kernels/", KERNEL),
     ("src/cpu/", [NOT_FRAMEWORK]),
