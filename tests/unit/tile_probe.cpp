@@ -50,15 +50,21 @@ void dot(const char* a, const char* b, char* c) noexcept {
   tiles.store<2>(c + 2 * next, kRowBytes), tiles.store<3>(c + 3 * next, kRowBytes);
 }
 
+// Returns whether every element has its planes.
+template <int kPlanes>
+bool split(Element type, const void* from, std::int64_t stride, std::int64_t n, std::int64_t padded, bf16* to,
+           std::int64_t plane) {
+  Inspector<kPlanes> inspector;
+  with_element(type, [&](auto element) {
+    split_row(static_cast<const decltype(element)*>(from), stride, n, padded, to, plane, inspector);
+  });
+  return !inspector.found();
+}
+
 bool split(int planes, Element type, const void* from, std::int64_t stride, std::int64_t n, std::int64_t padded,
            std::uint16_t* to, std::int64_t plane) noexcept {
-  return with_element(type, [&](auto element) {
-    const auto* row = static_cast<const decltype(element)*>(from);
-    bf16* const at = reinterpret_cast<bf16*>(to);
-    return planes == 1   ? split_row<1>(row, stride, n, padded, at, plane)
-           : planes == 2 ? split_row<2>(row, stride, n, padded, at, plane)
-                         : split_row<3>(row, stride, n, padded, at, plane);
-  });
+  const auto function = planes == 1 ? split<1> : planes == 2 ? split<2> : split<3>;
+  return function(type, from, stride, n, padded, reinterpret_cast<bf16*>(to), plane);
 }
 
 }  // namespace

@@ -36,13 +36,13 @@ class Tiles {
   static float low(std::uint32_t word) { return number(word << 16); }
   static float high(std::uint32_t word) { return number(word & 0xffff0000u); }
 
-  // Even and odd elements are summed apart, from 0; only their sum joins c. Products of two bf16 are exact.
+  // Even and odd elements are summed apart, from 0; only their sum joins c.
   [[gnu::noinline]] static void dot_row(const std::uint32_t* a, const std::uint32_t (*b)[16], std::uint32_t* c) {
     float even[16] = {}, odd[16] = {};
     for (int k = 0; k < 16; ++k)
       for (int n = 0; n < 16; ++n) {
-        even[n] = flushed(even[n] + low(a[k]) * low(b[k][n]));
-        odd[n] = flushed(odd[n] + high(a[k]) * high(b[k][n]));
+        even[n] = flushed(__builtin_fmaf(low(a[k]), low(b[k][n]), even[n]));
+        odd[n] = flushed(__builtin_fmaf(high(a[k]), high(b[k][n]), odd[n]));
       }
     for (int n = 0; n < 16; ++n)
       c[n] = __builtin_bit_cast(std::uint32_t, flushed(number(c[n]) + flushed(even[n] + odd[n])));
