@@ -26,7 +26,12 @@ Choice dispatch(const Problem& problem, const Context::Impl& context) {
     for (const Entry& entry : backend->entries())
       if (refusal(*backend, entry, problem, context).empty()) return {backend, &entry};
   std::string reasons;
-  for (const Candidate& c : candidates(problem, context)) reasons += "\n  " + c.entry + ": " + c.refusal;
+  for (const Candidate& c : candidates(problem, context)) {
+    if (c.entry == context.options.kernel)
+      throw Error("problem", problem.to_string(),
+                  "a problem the forced entry takes (" + c.entry + ": " + c.refusal + ")");
+    reasons += "\n  " + c.entry + ": " + c.refusal;
+  }
   throw Error("problem", problem.to_string(), "a problem some entry takes:" + reasons);
 }
 
