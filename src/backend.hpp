@@ -16,6 +16,7 @@ namespace rapt {
 struct Entry {
   std::string name;      // "attention_forward.f32.avx2.q24k128"
   std::string unusable;  // why this machine cannot run it; empty if it can
+  std::string opt_in;    // why dispatch does not choose it unless its name, or RAPT_ISA, is forced; empty if it may
   Isa isa{};             // CPU entries only
   int id = 0;            // the backend's own
 };

@@ -11,7 +11,9 @@ std::string_view refusal(const Backend& backend, const Entry& entry, const Probl
   if (!entry.unusable.empty()) return entry.unusable;
   if (backend.device() != problem.device) return "the tensors are on another device";
   if (!context.options.kernel.empty() && context.options.kernel != entry.name) return "another entry is forced";
-  return backend.refuse(entry, problem, context);
+  if (std::string_view reason = backend.refuse(entry, problem, context); !reason.empty()) return reason;
+  const bool forced = context.options.kernel == entry.name || context.isa_forced;
+  return forced ? std::string_view() : entry.opt_in;
 }
 
 }  // namespace
@@ -47,7 +49,7 @@ std::vector<EntryInfo> entries() {
   std::vector<EntryInfo> all;
   for (const Backend* backend : backends())
     for (const Entry& entry : backend->entries())
-      all.push_back({entry.name, std::string(backend->name()), entry.unusable});
+      all.push_back({entry.name, std::string(backend->name()), entry.unusable, entry.opt_in});
   return all;
 }
 

@@ -88,7 +88,8 @@ Json describe() {
                       {"backend", entry.backend},
                       {"tier", tier_name(entry.name)},
                       {"usable", entry.unusable.empty()},
-                      {"reason", entry.unusable}});
+                      {"reason", entry.unusable},
+                      {"opt_in", entry.opt_in}});
   }
   return {{"version", version()},
           {"compiler", compiler()},
@@ -147,7 +148,8 @@ void print_build(const Json& info) {
   label = "entries";
   for (const Json& entry : info["entries"]) {
     const std::string tier = entry["tier"];
-    const std::string usable = tier == "exact" ? "usable" : "usable, opt-in: runs only if forced";
+    const std::string opt_in = entry["opt_in"];
+    const std::string usable = opt_in.empty() ? "usable" : "usable, " + opt_in;
     const std::string state = entry["usable"].get<bool>() ? usable : entry["reason"].get<std::string>();
     line(label, fmt::format("{:<{}}  {:<4} {:<5}  {}", entry["name"].get<std::string>(), width,
                             entry["backend"].get<std::string>(), tier, state));

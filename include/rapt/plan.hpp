@@ -52,6 +52,7 @@ struct EntryInfo {
   std::string name;
   std::string backend;
   std::string unusable;  ///< empty, or why this machine cannot run it
+  std::string opt_in;    ///< empty, or why it runs only where its name, or RAPT_ISA, is forced
 };
 
 /// Every entry of this build, in dispatch order.

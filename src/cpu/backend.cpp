@@ -107,7 +107,6 @@ class CpuBackend final : public Backend {
     const ForwardKernel& kernel = *kernels_[static_cast<std::size_t>(entry.id)];
     if (((only(element(p.q_dtype)) | only(element(p.kv_dtype))) & ~kernel.elements) != 0)
       return "takes other element types";
-    if (kernel.opt_in && context.options.kernel != entry.name) return "less exact than its inputs: runs only if forced";
     const bool naive = kernel.rows == 0;
     if (naive && static_cast<double>(p.sq) * static_cast<double>(p.hq) * static_cast<double>(p.sk) > 0x1p40)
       return "its S x S matrix would not fit any memory";
@@ -134,7 +133,9 @@ class CpuBackend final : public Backend {
     if (!kernel) return;
     std::string name = std::string(kernel->op) + "." + kernel->arithmetic + "." + built.name;
     if (kernel->rows > 0) name += ".q" + std::to_string(kernel->rows) + "k" + std::to_string(kernel->keys);
-    entries_.push_back({std::move(name), built.unusable, built.isa, static_cast<int>(kernels_.size())});
+    entries_.push_back({std::move(name), built.unusable,
+                        kernel->opt_in ? std::string("only if forced: ") + kernel->opt_in : "", built.isa,
+                        static_cast<int>(kernels_.size())});
     kernels_.push_back(kernel);
   }
 

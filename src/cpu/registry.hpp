@@ -17,7 +17,7 @@ struct ForwardKernel {
   const char* op;          // "attention_forward"
   const char* arithmetic;  // what it multiplies in: "f32"; "f32x6" is fp32 by six products of bf16 planes
   unsigned elements;       // only(...) of the q, k and v it takes; out may be anything
-  bool opt_in;             // less exact than its inputs: runs only where it is named
+  const char* opt_in;      // why it runs only where it is named; null: dispatch may choose it
   int rows;                // query rows of one register panel; 0: an item takes all rows of its kv head
   int keys;                // keys of one block; 0: no blocks
   int max_rows;            // most rows an item may have; 0: any number

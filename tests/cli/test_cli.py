@@ -84,8 +84,8 @@ class InfoProblem(CliTest):
 
     def test_opt_in_entries_run_only_if_forced(self):
         listed = self.run_json("info")["entries"]
-        for name in [entry["name"] for entry in listed if entry["tier"] != "exact" and entry["usable"]]:
-            self.assertRegex(self.run_ok("info"), rf"(?m){re.escape(name)} .*opt-in")
+        for name in [entry["name"] for entry in listed if entry["opt_in"] and entry["usable"]]:
+            self.assertRegex(self.run_ok("info"), rf"(?m){re.escape(name)} .*only if forced")
             plan = self.run_json("info", "--problem", PROBLEM)
             (refusal,) = [candidate["refusal"] for candidate in plan["candidates"] if candidate["entry"] == name]
             self.assertIn("only if forced", refusal)

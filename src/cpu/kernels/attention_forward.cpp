@@ -308,7 +308,7 @@ std::size_t scratch_bytes(const ForwardShape& shape) noexcept {
 
 }  // namespace
 
-const ForwardKernel kAttentionForward = {"attention_forward", "f32", kAnyElement,   false, kWidth, kBlockK,
+const ForwardKernel kAttentionForward = {"attention_forward", "f32", kAnyElement,   nullptr, kWidth, kBlockK,
                                          kMaxPanels* kWidth,  4,     scratch_bytes, run};
 
 }  // namespace rapt::cpu::RAPT_ISA

@@ -150,6 +150,6 @@ std::size_t scratch_bytes(const ForwardShape& shape) noexcept {
 
 }  // namespace
 
-const ForwardKernel kAttentionNaive = {"attention_naive", "f32", kAnyElement, false, 0, 0, 0, 1, scratch_bytes, run};
+const ForwardKernel kAttentionNaive = {"attention_naive", "f32", kAnyElement, nullptr, 0, 0, 0, 1, scratch_bytes, run};
 
 }  // namespace rapt::cpu::RAPT_ISA

@@ -2,7 +2,7 @@
 //
 //   bf16   one plane, one product: P is rounded to bf16
 //   f16x3  two planes, three products: exact for fp16 inputs, P to 16 bits
-//   f32x6  three planes, six products: fp32
+//   f32x6  three planes, six products: fp32; opt-in
 //   f32x3  two planes, three products of fp32 inputs: 16 bits; opt-in
 //
 // As in attention_forward.cpp lanes and tile columns are queries: S^T = K Q^T, P^T = 2^(S^T scale - m), O^T += V^T P^T.
@@ -551,7 +551,7 @@ std::size_t scratch_bytes(const ForwardShape& shape) noexcept {
 }
 
 template <int kPlanes>
-constexpr ForwardKernel kernel(const char* arithmetic, unsigned elements, bool opt_in) {
+constexpr ForwardKernel kernel(const char* arithmetic, unsigned elements, const char* opt_in) {
   return {"attention_forward",    arithmetic,  elements, opt_in, kRows, kKeys, kMaxPanels * kRows, 2,
           scratch_bytes<kPlanes>, run<kPlanes>};
 }
@@ -559,9 +559,11 @@ constexpr ForwardKernel kernel(const char* arithmetic, unsigned elements, bool o
 }  // namespace
 
 constexpr unsigned kHalf = only(Element::bf16) | only(Element::f16);
-extern constexpr ForwardKernel kTilesBf16 = kernel<1>("bf16", only(Element::bf16), false);
-extern constexpr ForwardKernel kTilesF16x3 = kernel<2>("f16x3", kHalf, false);
-extern constexpr ForwardKernel kTilesF32x6 = kernel<3>("f32x6", kAnyElement, false);
-extern constexpr ForwardKernel kTilesF32x3 = kernel<2>("f32x3", kAnyElement, true);
+extern constexpr ForwardKernel kTilesBf16 = kernel<1>("bf16", only(Element::bf16), nullptr);
+extern constexpr ForwardKernel kTilesF16x3 = kernel<2>("f16x3", kHalf, nullptr);
+// Beside a busy sibling thread the AVX-512 kernel was faster (docs/performance.md).
+extern constexpr ForwardKernel kTilesF32x6 =
+    kernel<3>("f32x6", kAnyElement, "not faster than the vector kernel everywhere");
+extern constexpr ForwardKernel kTilesF32x3 = kernel<2>("f32x3", kAnyElement, "less exact than fp32");
 
 }  // namespace rapt::cpu::RAPT_ISA
