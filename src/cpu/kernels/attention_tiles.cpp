@@ -306,9 +306,9 @@ class Item {
     const auto beside = [&]() __attribute__((always_inline)) {
       if ((credit += rate) < kOne) return;
       credit -= kOne;
-      std::int64_t n = each;
+      std::int64_t left = each;
       do local.template one<false>();
-      while (--n);
+      while (--left);
     };
     TileOperand a{}, b{};
     float *start = nullptr, *c = nullptr;
@@ -415,12 +415,14 @@ class Item {
   }
 
   // Some row's weights are too large or too small: counts the visit's scores again (its weights lie over them), moves
-  // the reference of those rows, and exponentiates once more. A large reference is rounded, and may have to move again.
+  // the reference of those rows and of no other, and exponentiates once more. A large reference is rounded, and may
+  // have to move again.
   [[gnu::noinline, gnu::cold]] void recount(Tiles& tiles, const Visit& v, std::int64_t begin, char* s, E& e) {
     const Panel& panel = panels_[v.panel];
     auto* x = reinterpret_cast<float*>(s);
     E none{};
-    vec broken[kVecsOfRow];
+    vec broken[kVecsOfRow], may_move[kVecsOfRow];
+    for (int i = 0; i < kVecsOfRow; ++i) may_move[i] = xsimd::select(moves(v, e.sum[i], i), vec(1.f), vec(0.f));
     bool moved = true;
     for (int round = 0; moved && round < 4; ++round) {
       flush(tiles);
@@ -437,7 +439,8 @@ class Item {
           broken[i] = xsimd::select(y < vec(0.f) - minus_infinity(), broken[i], y - y);  // +inf and NaN give NaN
         }
         const auto low = (load(panel.l + i * kLanes) == vec(0.f)) & (top < vec(E::kLow));
-        const auto which = ((top > vec(E::kHigh)) | low) & (xsimd::abs(top) < vec(0.f) - minus_infinity());
+        const auto finite = xsimd::abs(top) < vec(0.f) - minus_infinity();
+        const auto which = ((top > vec(E::kHigh)) | low) & finite & (may_move[i] != vec(0.f));
         const vec step = xsimd::select(which, xsimd::ceil(top) + vec(E::kHeadroom), vec(0.f));
         const vec factor = raise_reference(panel, i * kLanes, step);
         if (panel.started) rescale(panel.ot + i * kLanes, kRows, w_.dv, factor);
