@@ -224,7 +224,8 @@ struct Entries {
   std::vector<rapt_entry_info> views;
 
   Entries() {
-    for (const auto& e : entries) views.push_back({e.name.c_str(), e.backend.c_str(), e.unusable.c_str()});
+    for (const auto& e : entries)
+      views.push_back({e.name.c_str(), e.backend.c_str(), e.unusable.c_str(), e.opt_in.c_str()});
   }
 };
 

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "rapt/attention.hpp"
@@ -25,8 +27,9 @@ struct Call {
   std::vector<std::int64_t> q_begin, k_begin, k_lengths;
 };
 
-// Checks everything contract.md lists under bad input. Throws Error; writes nothing.
-Call validate(const AttentionArgs& args);
+// Checks everything contract.md lists under bad input. Throws Error; writes nothing. `workspace` is the caller's, if
+// any.
+Call validate(const AttentionArgs& args, std::span<const std::byte> workspace = {});
 
 // The checks that need no tensors: sizes, head counts, windows, scale, alignment.
 void check(const Problem& problem);

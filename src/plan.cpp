@@ -94,7 +94,7 @@ std::string Plan::explain() const {
 }
 
 void Plan::run(const AttentionArgs& args, std::span<std::byte> workspace) const {
-  const Call call = validate(args);
+  const Call call = validate(args, workspace);
   if (planned(call.problem) != planned(impl_->problem))
     throw Error("args", call.problem.to_string(), "the plan's problem, " + impl_->problem.to_string());
   if (!workspace.empty()) {

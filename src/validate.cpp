@@ -136,12 +136,13 @@ class Validator {
  public:
   explicit Validator(const AttentionArgs& args) : args_(args), score_(args.score), p_(call_.problem) {}
 
-  Call run() {
+  Call run(std::span<const std::byte> workspace) {
     tensors();
     lengths();
     score();
     check(p_);
     aliasing();
+    apart_from(workspace);
     return std::move(call_);
   }
 
@@ -391,6 +392,16 @@ class Validator {
     }
   }
 
+  // The workspace is written while every tensor is in use.
+  void apart_from(std::span<const std::byte> workspace) const {
+    const auto begin = reinterpret_cast<std::uintptr_t>(workspace.data()), end = begin + workspace.size();
+    for (const Checked& tensor : all_) {
+      const auto at = reinterpret_cast<std::uintptr_t>(tensor.view.data);
+      if (tensor.bytes > 0 && at < end && begin < at + static_cast<std::uintptr_t>(tensor.bytes))
+        refuse("workspace", "memory shared with " + tensor.name, "memory of its own");
+    }
+  }
+
   const AttentionArgs& args_;
   const ScoreSpec& score_;
   Call call_;
@@ -433,8 +444,8 @@ void check(const Problem& p) {
     refuse("score.align", "offset " + std::to_string(p.align_offset), "at most 2^52 either way");
 }
 
-Call validate(const AttentionArgs& args) {
-  return Validator(args).run();
+Call validate(const AttentionArgs& args, std::span<const std::byte> workspace) {
+  return Validator(args).run(workspace);
 }
 
 Problem Problem::of(const AttentionArgs& args) {

@@ -245,6 +245,7 @@ typedef struct rapt_entry_info {
   const char* name;
   const char* backend;
   const char* unusable; /* "", or why this machine cannot run it */
+  const char* opt_in;   /* "", or why it runs only where its name, or RAPT_ISA, is forced */
 } rapt_entry_info;
 
 /* Every entry of this build, in dispatch order. */

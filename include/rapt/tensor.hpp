@@ -48,9 +48,13 @@ struct TensorView : Layout {
   TensorView() = default;
   TensorView(const void* data, DType dtype, const Layout& layout, Device device = {})
       : Layout(layout), data(data), dtype(dtype), device(device) {}
+  /// `TensorView(q, DType::bf16, {b, h, s, d})`: the form for 16-bit elements, which have no C++ type of their own
+  /// here.
+  TensorView(const void* data, DType dtype, std::initializer_list<std::int64_t> shape,
+             std::initializer_list<std::int64_t> strides = {})
+      : TensorView(data, dtype, Layout({shape.begin(), shape.size()}, {strides.begin(), strides.size()})) {}
   /// `TensorView(q, {b, h, s, d})`, or with strides in elements `TensorView(q, {b, h, s, d}, {..., 1})`, for float,
-  /// bool, int32_t and int64_t. 16-bit elements have no type of their own here: the constructor above takes them by
-  /// DType.
+  /// bool, int32_t and int64_t.
   template <class T>
   requires(!std::is_void_v<T>) TensorView(const T* data, std::initializer_list<std::int64_t> shape,
                                           std::initializer_list<std::int64_t> strides = {})
@@ -70,6 +74,9 @@ struct MutableTensorView : Layout {
   MutableTensorView() = default;
   MutableTensorView(void* data, DType dtype, const Layout& layout, Device device = {})
       : Layout(layout), data(data), dtype(dtype), device(device) {}
+  MutableTensorView(void* data, DType dtype, std::initializer_list<std::int64_t> shape,
+                    std::initializer_list<std::int64_t> strides = {})
+      : MutableTensorView(data, dtype, Layout({shape.begin(), shape.size()}, {strides.begin(), strides.size()})) {}
   template <class T>
   requires(!std::is_void_v<T> && !std::is_const_v<T>)
       MutableTensorView(T* data, std::initializer_list<std::int64_t> shape,

@@ -21,6 +21,9 @@ namespace {
   __builtin_cpu_init();
   if (!__builtin_cpu_supports("avx2")) return "this CPU or OS has no AVX2";
   if (!__builtin_cpu_supports("fma")) return "this CPU has no FMA";
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  constexpr unsigned kF16c = 1u << 29;  // of ECX, leaf 1; clang 14 cannot ask by name
+  if (!__get_cpuid(1, &a, &b, &c, &d) || (c & kF16c) == 0) return "this CPU has no F16C";
   if (!__builtin_cpu_supports("bmi") || !__builtin_cpu_supports("bmi2")) return "this CPU has no BMI (x86-64-v3)";
   return {};
 }
@@ -32,11 +35,16 @@ namespace {
     return "this CPU lacks AVX-512 BW, DQ, VL or CD (x86-64-v4)";
   return {};
 }
-[[maybe_unused]] std::string missing_for_amx() {
+// What the vector code of AMX kernels needs.
+[[maybe_unused]] std::string missing_for_tile_vectors() {
   if (std::string missing = missing_for_avx512(); !missing.empty()) return missing;
   if (!__builtin_cpu_supports("avx512vbmi") || !__builtin_cpu_supports("avx512vbmi2") ||
       !__builtin_cpu_supports("avx512bf16"))
     return "this CPU lacks AVX-512 VBMI, VBMI2 or BF16";
+  return {};
+}
+[[maybe_unused]] std::string missing_for_amx() {
+  if (std::string missing = missing_for_tile_vectors(); !missing.empty()) return missing;
   unsigned a = 0, b = 0, c = 0, d = 0;
   constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24;  // of EDX, leaf 7
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kBf16) == 0 || (d & kTile) == 0)

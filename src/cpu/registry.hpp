@@ -20,7 +20,7 @@ struct ForwardKernel {
   const char* opt_in;      // why it runs only where it is named; null: dispatch may choose it
   int rows;                // query rows of one register panel; 0: an item takes all rows of its kv head
   int keys;                // keys of one block; 0: no blocks
-  int max_rows;            // most rows an item may have; 0: any number
+  int max_rows;            // of kernels with panels: most rows an item may have
   int items_per_strand;    // at least so many, that the last even out; few if an item has much to prepare
   // Scratch of one work item, a multiple of 64.
   std::size_t (*scratch_bytes)(const ForwardShape&) noexcept;

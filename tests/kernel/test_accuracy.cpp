@@ -76,6 +76,17 @@ TEST_CASE("sinks far below and above the scores", "[kernel]") {
   }
 }
 
+TEST_CASE("sinks that no score is near", "[kernel]") {
+  const DType dtype = each_type();
+  for (float sink : {-1e6f, -5e3f, 5e3f}) {
+    Case c(typed("attention sq=40 sk=64 d=32 scale=1 sinks lse", dtype));
+    for (std::int64_t i = 0; i < c.q.size(); ++i) c.q.flat(i) = -0.625f;
+    for (std::int64_t j = 0; j < c.k.size(); ++j) c.k.flat(j) = 1;
+    c.sinks.flat(0) = sink;
+    check_every_entry(c);
+  }
+}
+
 TEST_CASE("scores that rise or fall from key to key", "[kernel]") {
   const DType dtype = each_type();
   for (float step : {0.25f, -0.25f, 3.f, -3.f}) {

@@ -161,6 +161,88 @@ TEST_CASE("very large scores work", "[kernel]") {
   }
 }
 
+// x86 makes NaN with the sign bit set.
+TEST_CASE("a NaN of either sign is a NaN, whatever the rows beside it", "[kernel]") {
+  const DType dtype = each_type();
+  for (float nan : {kNaN, -kNaN}) {
+    for (float beside : {0.f, 80.f}) {
+      Case c(typed("attention sq=40 sk=70 d=16 bias=qk lse", dtype));
+      for (std::int64_t i = 0; i < c.bias.size(); ++i) c.bias.flat(i) = 0;
+      c.bias.at({0, 0, 4, 9}) = nan;
+      c.bias.at({0, 0, 5, 9}) = beside;
+      check_every_entry(c);
+    }
+  }
+  for (float slope : {kInfinity, -kNaN}) {
+    Case c(typed("attention sq=40 sk=40 d=16 causal alibi lse", dtype));
+    c.alibi.flat(0) = slope;
+    check_every_entry(c);
+  }
+}
+
+TEST_CASE("products that overflow both ways do not drop a key", "[kernel]") {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    Case c(typed("attention sq=2 sk=64 d=32 scale=1 lse", dtype));
+    for (std::int64_t i = 0; i < c.q.size(); ++i) c.q.flat(i) = 0;
+    for (std::int64_t j = 0; j < c.k.size(); ++j) c.k.flat(j) = 0;
+    c.q.flat(0) = c.q.flat(1) = 0x1p70f;
+    c.k.flat(0) = 0x1p70f;
+    c.k.flat(1) = -0x1p70f;
+    for (const std::string& entry : usable_entries(c.problem)) {
+      c.poison_outputs();
+      attention(c.args(), forced(entry));
+      INFO(entry);
+      CHECK(!std::isfinite(c.lse.flat(0)));
+      CHECK(c.lse.flat(1) == Approx(std::log(64.0)).epsilon(1e-5));
+    }
+  }
+}
+
+TEST_CASE("values far below 1", "[kernel]") {
+  const DType dtype = each_type();
+  if (dtype == DType::f16) return;  // has none
+  for (int exponent : {-70, -85, -95, -100}) {
+    for (const char* scale : {"1", "0.1"}) {
+      for (float bias : {0.f, -10.f}) {
+        Case c(typed("attention sq=40 sk=1000 d=16 bias=k lse scale=" + std::string(scale), dtype));
+        for (std::int64_t j = 0; j < 1000; ++j) c.bias.flat(j) = bias;
+        for (std::int64_t j = 0; j < c.v.size(); ++j)
+          c.v.flat(j) = std::ldexp(static_cast<float>(c.v.flat(j)), exponent);
+        check_every_entry(c);
+      }
+    }
+  }
+}
+
+TEST_CASE("a scale near the largest float", "[kernel]") {
+  Case zero(typed("attention sq=2 sk=4 d=32 scale=3e38 lse", each_type()));
+  for (std::int64_t i = 0; i < zero.q.size(); ++i) zero.q.flat(i) = 0;
+  check_every_entry(zero);
+}
+
+// Far past what the contract names: a reference of the softmax that cannot be stored to the unit.
+TEST_CASE("scores of any size take the largest", "[kernel]") {
+  const DType dtype = each_type();
+  for (float scale : {1e7f, 1e9f, 3e9f, 1e10f, 1e15f, 1e20f, 1e30f}) {
+    for (float sign : {1.f, -1.f}) {
+      Case c(typed("attention sq=3 sk=130 d=1 scale=1 lse", dtype));
+      c.problem.has_scale = true;
+      c.problem.scale = sign * scale;
+      for (std::int64_t i = 0; i < 3; ++i) c.q.flat(i) = 1;
+      for (std::int64_t j = 0; j < 130; ++j)
+        c.k.flat(j) = sign * (j == 40 || j == 129 ? 5.f : static_cast<float>(j % 3));
+      for (std::int64_t j = 0; j < 130; ++j) c.v.flat(j) = j == 40 || j == 129 ? 2.f : 1.f;
+      for (const std::string& entry : usable_entries(c.problem)) {
+        c.poison_outputs();
+        attention(c.args(), forced(entry));
+        INFO(entry << " at " << sign * scale);
+        CHECK(c.out.flat(1) == Approx(2).epsilon(1e-2));
+        CHECK(c.lse.flat(1) == Approx(5 * scale).epsilon(1e-5));
+      }
+    }
+  }
+}
+
 // Scores of exactly +-1e6 leave nothing to rounding: the largest take everything, in equal shares.
 TEST_CASE("large scores pick the largest exactly", "[kernel]") {
   for (float size : {1e4f, 1e6f}) {

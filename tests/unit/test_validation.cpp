@@ -367,3 +367,21 @@ TEST_CASE("validation: inputs may repeat, share memory and have any strides", "[
   attention(args);
   CHECK(compare(args, reference).ok());
 }
+
+TEST_CASE("validation: the workspace shares memory with no tensor", "[unit]") {
+  Case c(Problem::parse("attention sq=40 sk=40 d=32 lse dtype=bf16"));
+  AttentionArgs args = c.args();
+  const Plan plan(args);
+  std::vector<std::byte> memory(plan.workspace_bytes() + 64);
+  auto* const begin = memory.data() + (64 - reinterpret_cast<std::uintptr_t>(memory.data()) % 64) % 64;
+  const std::span<std::byte> workspace(begin, plan.workspace_bytes());
+  CHECK_NOTHROW(plan.run(args, workspace));
+  for (std::size_t at : {std::size_t{0}, workspace.size() - 2}) {
+    AttentionArgs inside = args;
+    inside.out.data = begin + at;
+    CHECK(refused_argument([&] { plan.run(inside, workspace); }) == "workspace");
+    inside = args;
+    inside.q.data = begin + at;
+    CHECK(refused_argument([&] { plan.run(inside, workspace); }) == "workspace");
+  }
+}

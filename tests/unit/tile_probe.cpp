@@ -54,9 +54,9 @@ void dot(const char* a, const char* b, char* c) noexcept {
 template <int kPlanes>
 bool split(Element type, const void* from, std::int64_t stride, std::int64_t n, std::int64_t padded, bf16* to,
            std::int64_t plane) {
-  Inspector<kPlanes> inspector;
+  Inspector<UsualFactor<kPlanes>> inspector;
   with_element(type, [&](auto element) {
-    split_row(static_cast<const decltype(element)*>(from), stride, n, padded, to, plane, inspector);
+    split_row<kPlanes>(static_cast<const decltype(element)*>(from), stride, n, padded, to, plane, inspector);
   });
   return !inspector.found();
 }

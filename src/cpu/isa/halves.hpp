@@ -19,7 +19,7 @@ namespace rapt::cpu::RAPT_ISA {
 [[gnu::always_inline]] inline void store_any(bf16* p, vec x) {
   store_halves(&p->bits, narrowed(x));
 }
-// Words of even as bf16 below odd as bf16.
+// Words of even as bf16 below odd as bf16. Denormals may become 0.
 [[gnu::always_inline]] inline vec narrowed_pair(vec even, vec odd) {
 #if defined(__AVX512BF16__)
   alignas(64) static constexpr std::uint16_t kOrder[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,

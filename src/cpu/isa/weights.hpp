@@ -3,8 +3,8 @@
 //  - upper_half: the number without the 16 low bits of its fraction; pair_words: the upper halves of even below odd's.
 //  - exp2_18_bits, exp2_24_bits: 2^x for any x, to so many bits; what is too large may be any number above 2^100.
 //  - FixedExp2::weights: words of 2^x below 2^y rounded to bf16, by way of 7.9 fixed point, from kScale x + kOffset and
-//    the same of y; their sums are added to `sum`. 0 below 2^-126; NaN and 2 and more become almost 2. Unless kSafe, so
-//    may numbers from -49500 to -24700.
+//    the same of y; their sums are added to `sum`. 0 below 2^-126; 2 and more, and NaN without the sign bit, become
+//    almost 2. Unless kSafe, so may numbers from -49500 to -24700.
 #pragma once
 
 namespace rapt::cpu::RAPT_ISA {

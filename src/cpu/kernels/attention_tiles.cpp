@@ -215,14 +215,19 @@ class Item {
       for (std::int64_t i = panel.rows; i < kRows; ++i) panel.row[i] = panel.row[panel.rows - 1];
       panels_[count_] = panel;
       reset(head_, panels_[count_]);
-      for (int i = 0; i < kVecsOfRow; ++i) raise_reference(panel, i * kLanes, vec(E::kHeadroom));
+      for (int i = 0; i < kVecsOfRow; ++i) {
+        raise_reference(panel, i * kLanes, vec(E::kHeadroom));
+        far_[count_] |= xsimd::any(far(panel, i));  // a sink may be
+      }
       const std::int64_t plane = kRows * w_.d;
       const PlaneRows planes = with_element(p_.q_type, [&](auto type) {
         const auto* q = static_cast<const decltype(type)*>(p_.q);
         const auto row_of = [&](std::int64_t i) { return q + row_at(p_.q_stride, head_, panel.row[i]); };
-        return split_rows<kPlanes>(row_of, p_.q_stride.d, panel.rows, p_.d, w_.d, w_.rows, plane, true);
+        return split_rows<kPlanes, UsualFactor<kPlanes>>(row_of, p_.q_stride.d, panel.rows, p_.d, w_.d, w_.rows, plane,
+                                                         true);
       });
-      redo_[count_] = planes.unusual;
+      const bool usual_scale = __builtin_fabsf(p_.score.scale_log2) < 0x1p60f;
+      redo_[count_] = usual_scale ? planes.unusual : all_rows(count_);
       for (int i = 0; i < kPlanes; ++i) tile_queries(planes, i * plane, w_.d, qt(count_) + i * plane * 2);
     }
   }
@@ -238,8 +243,10 @@ class Item {
         const auto k_row = [&](std::int64_t i) { return k + head_.key_at(p_.k_stride, key + i); };
         const auto v_row = [&](std::int64_t i) { return v + head_.key_at(p_.v_stride, key + i); };
         bf16* const keys = w_.k + at * w_.d;
-        unusual = split_rows<kPlanes>(k_row, p_.k_stride.d, rows, p_.d, w_.d, keys, w_.keys * w_.d, false).unusual;
-        return split_rows<kPlanes>(v_row, p_.v_stride.d, rows, p_.dv, w_.dv, w_.rows, plane, true);
+        unusual = split_rows<kPlanes, UsualFactor<kPlanes>>(k_row, p_.k_stride.d, rows, p_.d, w_.d, keys,
+                                                            w_.keys * w_.d, false)
+                      .unusual;
+        return split_rows<kPlanes, UsualValue<kPlanes>>(v_row, p_.v_stride.d, rows, p_.dv, w_.dv, w_.rows, plane, true);
       });
       for (int i = 0; i < kPlanes; ++i) tile_values(values, i * plane, w_.dv, w_.v + i * w_.v_plane() + at * w_.dv * 2);
       unusual |= values.unusual;
@@ -261,7 +268,8 @@ class Item {
         redo_[i] |= std::uint32_t{1} << r;
       }
   }
-  bool left(std::int64_t i) const { return redo_[i] == ~std::uint32_t{0} >> (kRows - panels_[i].rows); }
+  std::uint32_t all_rows(std::int64_t i) const { return ~std::uint32_t{0} >> (kRows - panels_[i].rows); }
+  bool left(std::int64_t i) const { return (redo_[i] & all_rows(i)) == all_rows(i); }
 
   // Of the panels in turn, the blocks that some row sees, in order.
   bool next(Visit& v, std::int64_t begin) const {
@@ -337,35 +345,40 @@ class Item {
   void flush(Tiles& tiles) { store_pending(tiles, pending_, w_.unused); }
 
   // A visit's exponents are s * scale_of() + reference_of().
-  vec scale_of(const Visit& v, int i) const { return terms_ ? vec(1.f) : xsimd::select(far(v, i), vec(1.f), scale_); }
+  vec scale_of(const Visit& v, int i) const {
+    return terms_ ? vec(1.f) : xsimd::select(far(panels_[v.panel], i), vec(1.f), scale_);
+  }
   vec reference_of(const Visit& v, int i) const {
     const vec minus_m = load(panels_[v.panel].minus_m + i * kLanes);
-    return terms_ ? vec(0.f) : xsimd::select(far(v, i), vec(0.f), minus_m);
+    return terms_ ? vec(0.f) : xsimd::select(far(panels_[v.panel], i), vec(0.f), minus_m);
   }
-  // Rows whose reference fixed point cannot add: it is in their scores.
-  auto far(const Visit& v, int i) const {
-    return xsimd::abs(load(panels_[v.panel].minus_m + i * kLanes)) > vec(kPlanes == 1 ? 4096.f : __builtin_inff());
-  }
+  // Rows with a reference that fixed point cannot add, or that is rounded more than the product with the scale: it is
+  // in their scores.
+  static auto far(const Panel& panel, int i) { return xsimd::abs(load(panel.minus_m + i * kLanes)) > vec(4096.f); }
   bool needs_finish(const Visit& v) const { return v.partial || far_[v.panel]; }
 
   // Makes the scores of a visit final where they are not simply those of the product. Sets top[row]: -inf if it sees
   // none.
   [[gnu::noinline]] void finish_visit(const Visit& v, std::int64_t key, float* s) {
     const std::int64_t n = v.halves * kTileDepth, end = clamp(head_.len_k - key, 0, n);
+    const Panel& panel = panels_[v.panel];
     for (int i = 0; i < kVecsOfRow; ++i) {
       float* const at = s + i * kLanes;
+      const auto each = [&](std::int64_t begin, std::int64_t stop, auto f) {
+        for (float* x = at + begin * kChunk; x < at + stop * kChunk; x += kChunk) store(x, f(load(x)));
+      };
       if (terms_) {
         store(w_.top + i * kLanes, minus_infinity());
-        for (std::int64_t j = 0; j < end; ++j) store(at + j * kChunk, load(at + j * kChunk) * scale_);
-        finish_scores<true>(head_, panels_[v.panel], i, key, 0, end, s, w_.top);
-        for (std::int64_t j = end; j < n; ++j) store(at + j * kChunk, minus_infinity());
+        each(0, end, [&](vec x) { return x * scale_; });
+        finish_scores<true>(head_, panel, i, key, 0, end, s, w_.top);
+        each(0, end, [](vec x) { return xsimd::select(x == x, x, infinity()); });  // a NaN must saturate, not vanish
+        each(end, n, [](vec) { return minus_infinity(); });
       } else {
-        hide(panels_[v.panel].row + i * kLanes, key, n, end, at, w_.top + i * kLanes);
-        const vec minus_m = load(panels_[v.panel].minus_m + i * kLanes);
-        for (std::int64_t j = 0; far_[v.panel] && j < n; ++j) {
-          const vec x = load(at + j * kChunk);
-          store(at + j * kChunk, xsimd::select(far(v, i), fma(x, scale_, minus_m), x));
-        }
+        hide(panel.row + i * kLanes, key, n, end, at, w_.top + i * kLanes);
+        if (!far_[v.panel]) continue;
+        const auto is_far = far(panel, i);
+        const vec minus_m = load(panel.minus_m + i * kLanes);
+        each(0, n, [&](vec x) { return xsimd::select(is_far, x * scale_ + minus_m, x); });
       }
     }
   }
@@ -379,7 +392,7 @@ class Item {
     }
     const vec from = load(first), to = load(last);
     const bool masked = p_.score.mask != nullptr;
-    auto seen = (from < to) & (vec(masked ? 1.f : 0.f) == vec(0.f));
+    auto seen = masked ? from != from : from < to;
     const auto some = [&](std::int64_t begin, std::int64_t stop) {
       vec term[kLanes];
       for (std::int64_t j = begin; j < stop; ++j) {
@@ -424,7 +437,8 @@ class Item {
     vec broken[kVecsOfRow], may_move[kVecsOfRow];
     for (int i = 0; i < kVecsOfRow; ++i) may_move[i] = xsimd::select(moves(v, e.sum[i], i), vec(1.f), vec(0.f));
     bool moved = true;
-    for (int round = 0; moved && round < 4; ++round) {
+    constexpr int kRounds = 4;
+    for (int round = 0; moved && round <= kRounds; ++round) {
       flush(tiles);
       multiply(tiles, nullptr, nullptr, &v, s, none);
       flush(tiles);
@@ -436,17 +450,18 @@ class Item {
         for (std::int64_t j = 0; j < v.halves * kTileDepth; ++j) {
           const vec y = fma(load(x + j * kChunk + i * kLanes), scale_of(v, i), reference_of(v, i));
           top = xsimd::max(top, y);
-          broken[i] = xsimd::select(y < vec(0.f) - minus_infinity(), broken[i], y - y);  // +inf and NaN give NaN
+          broken[i] = xsimd::select(y < infinity(), broken[i], y - y);  // +inf and NaN give NaN
         }
         const auto low = (load(panel.l + i * kLanes) == vec(0.f)) & (top < vec(E::kLow));
-        const auto finite = xsimd::abs(top) < vec(0.f) - minus_infinity();
+        const auto finite = xsimd::abs(top) < infinity();
         const auto which = ((top > vec(E::kHigh)) | low) & finite & (may_move[i] != vec(0.f));
+        if (round == kRounds) continue;  // not again: the scores would be relative to another
         const vec step = xsimd::select(which, xsimd::ceil(top) + vec(E::kHeadroom), vec(0.f));
         const vec factor = raise_reference(panel, i * kLanes, step);
         if (panel.started) rescale(panel.ot + i * kLanes, kRows, w_.dv, factor);
         if (!v.first) rescale(target(panel) + i * kLanes, kRows, w_.dv, factor);
         moved |= xsimd::any(which);
-        far_[v.panel] |= xsimd::any(far(v, i));
+        far_[v.panel] |= xsimd::any(far(panel, i));
       }
     }
     e = exponentials(v, s);
@@ -500,6 +515,7 @@ class Item {
   void finish(std::int64_t i) {
     const Panel& panel = panels_[i];
     if (!left(i)) {
+      const FlushDenormals flush;  // whole vectors of rows are narrowed by an instruction that does
       const bool finite = with_element(
           p_.out_type, [&](auto type) { return store_output(static_cast<decltype(type)*>(p_.out), head_, panel); });
       if (!finite) [[unlikely]]

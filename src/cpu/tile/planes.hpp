@@ -20,14 +20,25 @@ using halves = xsimd::batch<std::uint16_t, arch>;
   x.store_unaligned(&p->bits);
 }
 
-// Looks for elements that planes cannot hold: Inf and NaN, what rounds to Inf, and what is so small that the matrix
-// unit would take it, or its last plane, for 0.
+// What the matrix unit may be given. It takes denormals for 0, in operands, planes, products and sums, so values that
+// meet weights from 2^-39 up must not be small, and of no number may the last plane be a denormal. Products of queries
+// and keys must not overflow, or the scores may be NaN.
 template <int kPlanes>
+struct UsualFactor {
+  static constexpr float kLowest = kPlanes == 1 ? 0x1p-126f : 0x1p-100f, kHighest = 0x1p57f;
+};
+template <int kPlanes>
+struct UsualValue {
+  static constexpr float kLowest = kPlanes == 1 ? 0x1p-80f : 0x1p-88f, kHighest = 0x1p127f;
+};
+
+// Looks for elements that are neither 0 nor usual; Inf and NaN are not.
+template <class Usual>
 class Inspector {
  public:
   [[gnu::always_inline]] void see(vec x) {
     const vec size = xsimd::abs(x);
-    const auto usual = (size >= vec(kPlanes == 1 ? 0x1p-126f : 0x1p-100f)) & (size < vec(0x1p127f));
+    const auto usual = (size >= vec(Usual::kLowest)) & (size < vec(Usual::kHighest));
     unusual_ = unusual_ | !(usual | (size == vec(0.f)));
   }
   // 2 * kLanes elements of bf16.
@@ -37,18 +48,20 @@ class Inspector {
     smallest_ = xsimd::min(smallest_, x - halves(1));  // 0 is large now
   }
   bool found() const {
-    return xsimd::any(unusual_) || xsimd::any(largest_ >= halves(0x7f00)) || xsimd::any(smallest_ < halves(0x7f));
+    return xsimd::any(unusual_) || xsimd::any(largest_ >= halves(upper(Usual::kHighest))) ||
+           xsimd::any(smallest_ < halves(static_cast<std::uint16_t>(upper(Usual::kLowest) - 1)));
   }
 
  private:
+  static std::uint16_t upper(float x) { return static_cast<std::uint16_t>(__builtin_bit_cast(std::uint32_t, x) >> 16); }
   typename vec::batch_bool_type unusual_ = vec(0.f) != vec(0.f);
   halves largest_ = halves(0), smallest_ = halves(0xffff);
 };
 
 // to[plane][i] = planes of from[i * stride] for i < n, 0 up to `padded`; `plane` elements from one plane to the next.
-template <int kPlanes, class T>
+template <int kPlanes, class T, class Usual>
 [[gnu::always_inline]] inline void split_row(const T* from, std::int64_t stride, std::int64_t n, std::int64_t padded,
-                                             bf16* to, std::int64_t plane, Inspector<kPlanes>& inspector) {
+                                             bf16* to, std::int64_t plane, Inspector<Usual>& inspector) {
   std::int64_t i = 0;
   if constexpr (kPlanes == 1 && std::is_same_v<T, bf16>) {
     for (; stride == 1 && i + 2 * kLanes <= n; i += 2 * kLanes) {
@@ -77,18 +90,18 @@ struct PlaneRows {
 
 // Splits rows [0, rows) of n elements into to[plane][32][padded], zeros after the last. `row_at(i)` is where row i
 // lies. With `in_place` rows that are planes already stay where they are.
-template <int kPlanes, class RowAt>
+template <int kPlanes, class Usual, class RowAt>
 [[gnu::noinline]] PlaneRows split_rows(RowAt row_at, std::int64_t stride, std::int64_t rows, std::int64_t n,
                                        std::int64_t padded, bf16* to, std::int64_t plane, bool in_place) {
   using T = std::remove_cvref_t<decltype(*row_at(0))>;
   constexpr bool kIsPlane = kPlanes == 1 && std::is_same_v<T, bf16>;
   in_place = in_place && kIsPlane && stride == 1 && n == padded && rows == 32;
   PlaneRows planes;
-  const auto split = [&](std::int64_t r, std::int64_t size, Inspector<kPlanes>& inspector) {
+  const auto split = [&](std::int64_t r, std::int64_t size, Inspector<Usual>& inspector) {
     planes.row[r] = to + r * padded;
     split_row<kPlanes>(row_at(r < rows ? r : 0), stride, size, padded, to + r * padded, plane, inspector);
   };
-  Inspector<kPlanes> all;
+  Inspector<Usual> all;
   for (std::int64_t r = 0; r < 32; ++r) {
     if (!in_place) {
       split(r, r < rows ? n : 0, all);
@@ -98,7 +111,7 @@ template <int kPlanes, class RowAt>
     }
   }
   for (std::int64_t r = 0; all.found() && r < rows; ++r) {  // which rows?
-    Inspector<kPlanes> one;
+    Inspector<Usual> one;
     split(r, n, one);
     if (!one.found()) continue;
     planes.unusual |= std::uint32_t{1} << r;

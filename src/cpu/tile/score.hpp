@@ -5,6 +5,9 @@
 
 namespace rapt::cpu::RAPT_ISA {
 
+inline vec infinity() {
+  return vec(__builtin_inff());
+}
 inline vec minus_infinity() {
   return vec(-__builtin_inff());
 }
@@ -24,7 +27,7 @@ inline vec softcap(vec x, float c) {
 inline vec scale_bias(vec bias) {
   const vec most(__FLT_MAX__);
   const vec scaled = xsimd::max(vec(0.f) - most, xsimd::min(most, bias * vec(kLog2e)));  // in this order NaN stays
-  return xsimd::select(xsimd::abs(bias) == vec(0.f) - minus_infinity(), bias, scaled);
+  return xsimd::select(xsimd::abs(bias) == infinity(), bias, scaled);
 }
 
 // Scaled bias, -inf where masked, of `n` keys from `key` on for one vector of rows: term[key][lane].

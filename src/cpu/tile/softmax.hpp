@@ -12,7 +12,7 @@ namespace rapt::cpu::RAPT_ISA {
 // product that overflows, would be a -inf that hides it.
 [[gnu::always_inline]] inline auto must_move(vec top, vec l) {
   const auto low = (l == vec(0.f)) & (top < vec(-16.f)) & (top > minus_infinity());
-  return ((top > vec(24.f)) & (top < vec(0.f) - minus_infinity())) | low;
+  return ((top > vec(24.f)) & (top < infinity())) | low;
 }
 
 inline bool any_must_move(const Panel& panel, const float* top) {
