@@ -106,9 +106,8 @@ TEST_CASE("guide: bf16 and fp16", "[examples]") {
   const void *q = halves[0].data(), *k = halves[1].data(), *v = halves[2].data();
   float* out = result.data();
   {
-    const std::int64_t shape[] = {b, h, s, d};
-    rapt::TensorView queries(q, rapt::DType::bf16, rapt::Layout(shape));
-    rapt::TensorView keys(k, rapt::DType::bf16, rapt::Layout(shape)), values(v, rapt::DType::bf16, rapt::Layout(shape));
+    using enum rapt::DType;
+    rapt::TensorView queries(q, bf16, {b, h, s, d}), keys(k, bf16, {b, h, s, d}), values(v, bf16, {b, h, s, d});
     rapt::attention(queries, keys, values, rapt::MutableTensorView(out, {b, h, s, d}));  // f32 out
   }
   for (std::int64_t i = 0; i < b * h * s; ++i) {
