@@ -38,7 +38,7 @@ class Tiles {
 
   // Even and odd elements are summed apart, from 0; only their sum joins c.
   // (Not instrumented: it is most of the model's time, and touches the registers only.)
-  [[gnu::noinline, gnu::no_sanitize("address"), gnu::no_sanitize("undefined")]] static void dot_row(
+  [[gnu::noinline]] __attribute__((no_sanitize("address", "undefined"))) static void dot_row(
       const std::uint32_t* a, const std::uint32_t (*b)[16], std::uint32_t* c) {
     float even[16] = {}, odd[16] = {};
     for (int k = 0; k < 16; ++k)
