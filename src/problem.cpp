@@ -18,17 +18,18 @@ constexpr std::array<std::string_view, 4> kLayouts = {"bhsd", "bshd", "bhds", "o
 }
 
 template <class T>
-T number(std::string_view word, std::string_view text) {
+T number(std::string_view word, std::string_view text, const char* wanted = "a number after =") {
   T value{};
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) refuse(word, "a number after =");
+  if (error == std::errc::result_out_of_range) refuse(word, "a number that fits 64 bits, or a float");
+  if (error != std::errc() || end != text.data() + text.size()) refuse(word, wanted);
   return value;
 }
 
 DType dtype(std::string_view word, std::string_view text) {
   for (DType t : kDTypes)
     if (text == to_string(t)) return t;
-  refuse(word, "a dtype: f32, f16, bf16, bool, i32 or i64");
+  refuse(word, "f32, bf16 or f16");
 }
 
 // "bk", "hqk", ...: letters of b, h, q in this order, then k.
@@ -162,7 +163,9 @@ Problem Problem::parse(std::string_view text) {
       p.align_offset = 0;
       if (value == "top_left") p.align = Align::top_left;
       else if (value == "bottom_right") p.align = Align::bottom_right;
-      else p.align = Align::offset, p.align_offset = integer();
+      else
+        p.align = Align::offset,
+        p.align_offset = number<std::int64_t>(word, value, "align=top_left, bottom_right or an integer");
     } else if (key == "scale") p.has_scale = true, p.scale = number<float>(word, value);
     else if (key == "softcap") p.softcap = number<float>(word, value);
     else if (key == "bias") p.bias = broadcast(word, value);
@@ -175,7 +178,11 @@ Problem Problem::parse(std::string_view text) {
       while (i < kLayouts.size() && value != kLayouts[i]) ++i;
       if (i == kLayouts.size()) refuse(word, "layout=bhsd, bshd, bhds or other");
       p.layout = static_cast<Layout>(i);
-    } else refuse(word, "a key of the problem text (see rapt/problem.hpp)");
+    } else
+      refuse(word,
+             "one of dtype q kv out b hq hk sq sk d dv window align scale softcap bias mask ragged_q ragged_k layout, "
+             "each with "
+             "=value, or causal alibi sinks lse seqlens");
   }
   if (!named) refuse("", "attention and its words");
   // Text stands for one value only: NaN would differ from itself, and -0 is 0.
