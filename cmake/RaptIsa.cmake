@@ -36,7 +36,7 @@ elseif("avx512" IN_LIST RAPT_ISAS)
 endif()
 
 # rapt_add_isa_library(<name> <isa> <source>...): an object library of kernel sources for one instruction set.
-# Always optimised and never with LTO: an inline function that is left out of line could be the copy the linker keeps
+# Always optimised (with sanitizers a little: -O2 compiles for minutes then) and never with LTO: an inline function that is left out of line could be the copy the linker keeps
 # for the whole program, and would then run on CPUs that lack the instructions (tests/gates/isa_purity.py checks).
 # No exceptions, so that no object needs the run-time library's unwinder, which is a weak symbol of its own.
 # No contraction: a fused multiply-add is written where it is meant, so every ISA rounds where the source says.
@@ -48,7 +48,8 @@ function(rapt_add_isa_library name isa)
   if(isa STREQUAL "amx" AND RAPT_AMX_MODEL)
     target_compile_definitions(${name} PRIVATE RAPT_AMX_MODEL=${RAPT_AMX_MODEL})
   endif()
-  target_compile_options(${name} PRIVATE -march=${march} -O3 -fno-lto -ffp-contract=off -fno-exceptions)
+  target_compile_options(${name} PRIVATE -march=${march} $<IF:$<BOOL:${RAPT_SANITIZE}>,-O1,-O3> -fno-lto -ffp-contract=off
+                         -fno-exceptions)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     # Vector types as template arguments and by value; and GCC's false alarms on its own _mm512_undefined_*().
     target_compile_options(${name} PRIVATE -Wno-psabi -Wno-ignored-attributes -Wno-uninitialized
