@@ -48,8 +48,11 @@ function(rapt_add_isa_library name isa)
   if(isa STREQUAL "amx" AND RAPT_AMX_MODEL)
     target_compile_definitions(${name} PRIVATE RAPT_AMX_MODEL=${RAPT_AMX_MODEL})
   endif()
-  target_compile_options(${name} PRIVATE -march=${march} $<IF:$<BOOL:${RAPT_SANITIZE}>,-O1,-O3> -fno-lto -ffp-contract=off
-                         -fno-exceptions)
+  set(optimise -O3)
+  if(RAPT_SANITIZE)
+    set(optimise -O1)
+  endif()
+  target_compile_options(${name} PRIVATE -march=${march} ${optimise} -fno-lto -ffp-contract=off -fno-exceptions)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     # Vector types as template arguments and by value; and GCC's false alarms on its own _mm512_undefined_*().
     target_compile_options(${name} PRIVATE -Wno-psabi -Wno-ignored-attributes -Wno-uninitialized
