@@ -30,21 +30,21 @@ if(RAPT_AMX_MODEL)
   if(NOT RAPT_AMX_MODEL STREQUAL "avx512")
     set(RAPT_MARCH_amx ${RAPT_MARCH_${RAPT_AMX_MODEL}})
   endif()
-  list(APPEND RAPT_ISAS amx)
-elseif("avx512" IN_LIST RAPT_ISAS)
+endif()
+if(RAPT_AMX_MODEL OR "avx512" IN_LIST RAPT_ISAS)
   list(APPEND RAPT_ISAS amx)
 endif()
 
 # rapt_add_isa_library(<name> <isa> <source>...): an object library of kernel sources for one instruction set.
-# Always optimised (with sanitizers a little: -O2 compiles for minutes then) and never with LTO: an inline function that is left out of line could be the copy the linker keeps
-# for the whole program, and would then run on CPUs that lack the instructions (tests/gates/isa_purity.py checks).
+# Always optimised (with sanitizers a little: -O2 compiles for minutes then) and never with LTO: an inline function that
+# is left out of line could be the copy the linker keeps for the whole program, and would then run on CPUs that lack the
+# instructions (tests/gates/isa_purity.py checks).
 # No exceptions, so that no object needs the run-time library's unwinder, which is a weak symbol of its own.
 # No contraction: a fused multiply-add is written where it is meant, so every ISA rounds where the source says.
 function(rapt_add_isa_library name isa)
   add_library(${name} OBJECT ${ARGN})
   set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE ON INTERPROCEDURAL_OPTIMIZATION OFF)
   target_compile_definitions(${name} PRIVATE RAPT_ISA=${isa})
-  set(march ${RAPT_MARCH_${isa}})
   if(isa STREQUAL "amx" AND RAPT_AMX_MODEL)
     target_compile_definitions(${name} PRIVATE RAPT_AMX_MODEL=${RAPT_AMX_MODEL})
   endif()
@@ -52,7 +52,7 @@ function(rapt_add_isa_library name isa)
   if(RAPT_SANITIZE)
     set(optimise -O1)
   endif()
-  target_compile_options(${name} PRIVATE -march=${march} ${optimise} -fno-lto -ffp-contract=off -fno-exceptions)
+  target_compile_options(${name} PRIVATE -march=${RAPT_MARCH_${isa}} ${optimise} -fno-lto -ffp-contract=off -fno-exceptions)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     # Vector types as template arguments and by value; and GCC's false alarms on its own _mm512_undefined_*().
     target_compile_options(${name} PRIVATE -Wno-psabi -Wno-ignored-attributes -Wno-uninitialized

@@ -256,12 +256,6 @@ void sweep(const Head& head, Panel* panels, std::int64_t count, bool careful, co
   }
 }
 
-bool store_panel(const Head& head, const Panel& panel) {
-  return with_element(head.p.out_type, [&](auto element) {
-    return store_output(static_cast<decltype(element)*>(head.p.out), head, panel);
-  });
-}
-
 void run(const ForwardParams& p, const WorkItem& item, std::byte* scratch) noexcept {
   const FloatEnvironment environment;
   const Head head(p, item);

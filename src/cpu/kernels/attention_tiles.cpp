@@ -516,9 +516,7 @@ class Item {
     const Panel& panel = panels_[i];
     if (!left(i)) {
       const FlushDenormals flush;  // whole vectors of rows are narrowed by an instruction that does
-      const bool finite = with_element(
-          p_.out_type, [&](auto type) { return store_output(static_cast<decltype(type)*>(p_.out), head_, panel); });
-      if (!finite) [[unlikely]]
+      if (!store_panel(head_, panel)) [[unlikely]]
         redo_[i] |= not_finite(panel);
       store_lse(head_, panel);
     }

@@ -53,6 +53,13 @@ template <class T>
   return xsimd::all((poison[0] + poison[1]) + (poison[2] + poison[3]) == vec(0.f));
 }
 
+// The same for the call's type of out.
+inline bool store_panel(const Head& head, const Panel& panel) {
+  return with_element(head.p.out_type, [&](auto element) {
+    return store_output(static_cast<decltype(element)*>(head.p.out), head, panel);
+  });
+}
+
 // lse = ln(sum of e^score): (m + log2 l) ln 2.
 inline void store_lse(const Head& head, const Panel& panel) {
   if (!head.p.lse) return;
