@@ -16,7 +16,22 @@ namespace cpu {
 namespace {
 
 Element element(DType dtype) {
-  return dtype == DType::bf16 ? Element::bf16 : dtype == DType::f16 ? Element::f16 : Element::f32;
+  switch (dtype) {
+    case DType::bf16:
+      return Element::bf16;
+    case DType::f16:
+      return Element::f16;
+    case DType::i8:
+      return Element::i8;
+    case DType::f8e4m3:
+      return Element::e4m3;
+    case DType::f8e5m2:
+      return Element::e5m2;
+    case DType::i4x2:
+      return Element::i4;
+    default:
+      return Element::f32;
+  }
 }
 
 Strides strides(const Operand& o) {
@@ -46,9 +61,14 @@ ScoreParams score_params(const Call& call) {
   return s;
 }
 
+Quantization quantization(const Operand& scale, const Operand& zero, std::int64_t n, std::int64_t groups) {
+  return {static_cast<const float*>(scale.data), static_cast<const float*>(zero.data), strides(scale), strides(zero),
+          n / std::max<std::int64_t>(groups, 1)};
+}
+
 ForwardParams forward_params(const Call& call) {
   const Problem& p = call.problem;
-  const auto list = [](const std::vector<std::int64_t>& values) { return values.empty() ? nullptr : values.data(); };
+  const auto list = [](const auto& values) { return values.empty() ? nullptr : values.data(); };
   ForwardParams f{};
   f.q = call.q.data, f.k = call.k.data, f.v = call.v.data, f.out = call.out.data;
   f.lse = static_cast<float*>(call.lse.data);
@@ -61,6 +81,10 @@ ForwardParams forward_params(const Call& call) {
   f.q_begin = list(call.q_begin);
   f.k_begin = list(call.k_begin);
   f.k_len = list(call.k_lengths);
+  f.page_size = p.ring ? p.sk : p.page_size;
+  if (p.page_size > 0) f.pages = call.pages.data(), f.first_page = list(call.first_page);
+  f.k_quant = quantization(call.k_scale, call.k_zero, p.d, p.k_groups);
+  f.v_quant = quantization(call.v_scale, call.v_zero, p.dv, p.v_groups);
   f.hk = p.hk, f.group = p.hq / p.hk;
   f.sq = p.sq, f.sk = p.sk, f.d = p.d, f.dv = p.dv;
   f.score = score_params(call);
@@ -84,7 +108,9 @@ struct Loop {
       const std::int64_t b = head / params.hk;
       const std::int64_t len = params.q_begin ? params.q_begin[b + 1] - params.q_begin[b] : params.sq;
       const std::int64_t end = std::min(begin + schedule.rows_per_item, len * params.group);
-      if (begin < end) kernel.run(params, {b, head % params.hk, begin, end}, scratch);
+      if (begin < end)
+        kernel.run(params, {b, head % params.hk, begin, end, 0, std::numeric_limits<std::int64_t>::max(), nullptr},
+                   scratch);
     }
   }
 };

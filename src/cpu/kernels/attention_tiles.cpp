@@ -525,7 +525,8 @@ class Item {
       if (!(redo_[i] >> r & 1)) continue;
       std::int64_t end = r + 1;
       while (end < panel.rows && redo_[i] >> end & 1) ++end;
-      vector_table.forward[0]->run(p_, {item_.b, item_.hk, row + r, row + end}, w_.vector);
+      vector_table.forward[0]->run(
+          p_, {item_.b, item_.hk, row + r, row + end, item_.key_begin, item_.key_end, item_.state}, w_.vector);
       r = end;
     }
   }

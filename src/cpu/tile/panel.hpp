@@ -27,6 +27,7 @@ struct Head {
   std::int64_t b, hk;
   std::int64_t q_first = 0, k_first = 0;  // ragged: first row in the packed tensors
   std::int64_t len_q, len_k, offset;
+  std::int64_t low, high;  // keys [low, high) are this item's and there
 
   Head(const ForwardParams& params, const WorkItem& item)
       : p(params), b(item.b), hk(item.hk), len_q(p.sq), len_k(p.sk) {
@@ -34,12 +35,20 @@ struct Head {
     if (p.k_begin) k_first = p.k_begin[b], len_k = p.k_begin[b + 1] - k_first;
     if (p.k_len) len_k = p.k_len[b];
     offset = p.score.offset + (p.score.bottom_right ? len_k - len_q : 0);
+    const bool ring = p.page_size > 0 && !p.pages;
+    low = most(item.key_begin, ring ? len_k - p.page_size : 0);
+    high = most(low, least(item.key_end, len_k));
   }
-  // Key j's row in k or v, as an index.
-  std::int64_t key_at(const Strides& s, std::int64_t j) const { return b * s.b + hk * s.h + (k_first + j) * s.s; }
+  // Key j's row in k or v, or in their scales, as an index.
+  std::int64_t key_at(const Strides& s, std::int64_t j) const {
+    if (p.page_size == 0) return b * s.b + hk * s.h + (k_first + j) * s.s;
+    const std::int64_t page = p.pages ? p.pages[p.first_page[b] + j / p.page_size] : b;
+    return page * s.b + hk * s.h + j % p.page_size * s.s;
+  }
 };
 
-// Where a row lies, and the keys [first, last) that causal, window and lengths leave it. Both ends rise with the row.
+// Where a row lies, and the item's keys [first, last) that causal, window and lengths leave it. Both ends rise with the
+// row.
 struct Row {
   std::int64_t token, q_head, first, last;
 };
@@ -50,8 +59,9 @@ inline void find_rows(const Head& head, std::int64_t r, std::int64_t n, Row* row
   std::int64_t token = r / head.p.group, member = r % head.p.group;
   for (std::int64_t i = 0; i < n; ++i) {
     const std::int64_t at = token + head.offset;
-    row[i] = {token, head.hk * head.p.group + member, s.left == kOpen ? 0 : clamp(at - s.left, 0, head.len_k),
-              s.right == kOpen ? head.len_k : clamp(at + s.right + 1, 0, head.len_k)};
+    const std::int64_t first = s.left == kOpen ? head.low : clamp(at - s.left, head.low, head.high);
+    const std::int64_t last = s.right == kOpen ? head.high : clamp(at + s.right + 1, head.low, head.high);
+    row[i] = {token, head.hk * head.p.group + member, first, last};
     if (++member == head.p.group) member = 0, ++token;
   }
 }
