@@ -75,7 +75,7 @@ struct WorkItem {
   float* state;
 };
 
-inline constexpr std::int64_t kMaxParts = 65;  // of a row's keys, each with a state of its own
+inline constexpr std::int64_t kMaxParts = 64;  // of a row's keys, each with a state of its own
 
 // The state of a row over some of its keys: dv numbers of the output over these keys, minus the softmax's reference,
 // and the sum of weights relative to it (0 = no key seen), padded to whole lines.

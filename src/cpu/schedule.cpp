@@ -18,10 +18,9 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
 }
 
-// Keys of a part, of `keys` in all.
-std::int64_t part_keys(std::int64_t keys, std::int64_t hk) {
-  const std::int64_t most = std::clamp<std::int64_t>(kPartsOfSequence / std::max<std::int64_t>(hk, 1), 1, kMaxParts);
-  return std::max(ceil_div(ceil_div(keys, most), kPartKeys), std::int64_t{1}) * kPartKeys;
+// Most parts of a head's keys.
+std::int64_t most_parts(std::int64_t hk) {
+  return std::clamp<std::int64_t>(kPartsOfSequence / std::max<std::int64_t>(hk, 1), 1, kMaxParts);
 }
 
 double bytes_of_keys(const Problem& p) {
@@ -54,7 +53,7 @@ ForwardSchedule schedule_forward(const Problem& p, const ForwardKernel& kernel, 
   s.scratch_bytes = kernel.scratch_bytes({p.sk, p.d, p.dv, std::min(s.rows_per_item, std::max<std::int64_t>(rows, 1))});
   if (decode) s.scratch_bytes = std::max(s.scratch_bytes, decode->scratch_bytes({p.sk, p.d, p.dv, kDecodeRows}));
 
-  const std::int64_t keys = p.sk + kAlign - 1, parts = ceil_div(keys, part_keys(keys, p.hk));
+  const std::int64_t parts = std::min(most_parts(p.hk), ceil_div(p.sk + kAlign - 1, kPartKeys));
   if (kernel.rows > 0 && parts > 1 && (rows <= kPartRows || p.ragged_q >= 0)) {
     std::int64_t part_rows = heads * std::min(rows, kPartRows);
     if (p.ragged_q >= 0) part_rows = std::min(part_rows, p.ragged_q * p.hq);
@@ -104,8 +103,9 @@ std::vector<Sequence> sequences(const ForwardSchedule& schedule, const ForwardPa
     s.first_key = first / kAlign * kAlign;
     s.parts = 1;
     if (s.kernel->rows > 0 && s.rows <= kPartRows) {
-      s.part_keys = part_keys(last - s.first_key, p.hk);
-      s.parts = std::max<std::int64_t>(ceil_div(last - s.first_key, s.part_keys), 1);
+      const std::int64_t keys = std::max<std::int64_t>(last - s.first_key, 1);
+      s.part_keys = ceil_div(ceil_div(keys, most_parts(p.hk)), kPartKeys) * kPartKeys;
+      s.parts = ceil_div(keys, s.part_keys);
     }
     s.cost = static_cast<double>(std::min(s.rows, s.rows_per_item)) *
              static_cast<double>(s.parts == 1 ? last - first : s.part_keys);

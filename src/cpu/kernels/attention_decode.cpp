@@ -8,8 +8,8 @@
 //       finish the scores, move the reference, P = 2^S    lanes along rows: the words of attention_forward
 //       O[row] += P V                                     lanes along dv
 //
-// Each product prefetches the rows of the other: the first one this block's values, the second one the next block's
-// keys. Scales of whole rows multiply scores and weights instead of elements.
+// Beside each product the rows of the other are fetched: this block's values, the next block's keys. Scales of whole
+// rows multiply scores and weights instead of elements.
 #include "cpu/kernels/kernels.hpp"
 #include "cpu/tile/carver.hpp"
 #include "cpu/tile/epilogue.hpp"
@@ -84,7 +84,7 @@ class Item {
   // Rows of a block, indexed by key.
   struct Block {
     std::int64_t k0, from, end;  // keys; only those from `from` on are anybody's to read
-    std::int64_t k_at[kBlock], v_at[kBlock];
+    const std::byte *k_source[kBlock], *v_source[kBlock];
     const T *k[kBlock], *v[kBlock];
     float k_scale[kBlock], v_scale[kBlock];
   };
@@ -116,26 +116,26 @@ class Item {
   // Finds the rows of keys [from, end) of the block at k0.
   void find(Block& block, std::int64_t k0, std::int64_t from, std::int64_t end) const {
     block.k0 = k0, block.from = from, block.end = end;
-    const std::int64_t i = from - k0, n = end - from;
-    head_.keys_at(p_.k_stride, from, n, block.k_at + i);
-    head_.keys_at(p_.v_stride, from, n, block.v_at + i);
+    std::int64_t k_at[kBlock], v_at[kBlock];
+    head_.keys_at(p_.k_stride, from, end - from, k_at);
+    head_.keys_at(p_.v_stride, from, end - from, v_at);
+    const std::int64_t unit = unit_bytes(p_.kv_type);
+    for (std::int64_t j = from; j < end; ++j) {
+      block.k_source[j - k0] = static_cast<const std::byte*>(p_.k) + k_at[j - from] * unit;
+      block.v_source[j - k0] = static_cast<const std::byte*>(p_.v) + v_at[j - from] * unit;
+    }
   }
-  const std::byte* source(const void* base, std::int64_t at) const {
-    return static_cast<const std::byte*>(base) + at * unit_bytes(p_.kv_type);
+  Fetcher fetch_keys(const Block* block) const {
+    if (!block) return {nullptr, 0, 0};
+    return {block->k_source + (block->from - block->k0), block->end - block->from, bytes_of(p_.kv_type, p_.d)};
   }
-  static void prefetch(const std::byte* row, std::int64_t bytes) {
-    for (std::int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i);
-  }
-  void prefetch_values(const Block& block, std::int64_t j) const {
-    prefetch(source(p_.v, block.v_at[j]), bytes_of(p_.kv_type, p_.dv));
-  }
-  void prefetch_keys(const Block& block, std::int64_t j) const {
-    prefetch(source(p_.k, block.k_at[j]), bytes_of(p_.kv_type, p_.d));
-    if (packed_) prefetch_values(block, j);  // packed together
+  Fetcher fetch_values(const Block* block) const {
+    if (!block) return {nullptr, 0, 0};
+    return {block->v_source + (block->from - block->k0), block->end - block->from, bytes_of(p_.kv_type, p_.dv)};
   }
 
   // Makes the block's keys or values readable as T.
-  void read(const Block& block, const KeyRows& rows, const std::int64_t* at, float* packed, std::int64_t stride,
+  void read(const Block& block, const KeyRows& rows, const std::byte* const* source, float* packed, std::int64_t stride,
             const T** row, float* scale) const {
     const std::int64_t first = block.from - block.k0, n = block.end - block.k0;
     if (packed_) {
@@ -143,7 +143,7 @@ class Item {
                 !of_rows(rows.quant, rows.n));
       for (std::int64_t j = first; j < n; ++j) row[j] = reinterpret_cast<const T*>(packed + j * stride);
     } else {
-      for (std::int64_t j = first; j < n; ++j) row[j] = reinterpret_cast<const T*>(source(rows.base, at[j]));
+      for (std::int64_t j = first; j < n; ++j) row[j] = reinterpret_cast<const T*>(source[j]);
     }
     if (!of_rows(rows.quant, rows.n)) return;
     std::int64_t scale_at[kBlock];
@@ -162,18 +162,19 @@ class Item {
     for (std::int64_t k = k0; k < last; k += kBlock) {
       const bool more = k + kBlock < last;
       if (more) find(*next, k + kBlock, k + kBlock, least(k + 2 * kBlock, last));
-      read(*now, {p_.k, p_.k_stride, p_.k_quant, p_.d}, now->k_at, w_.k, w_.q_stride, now->k, now->k_scale);
-      read(*now, {p_.v, p_.v_stride, p_.v_quant, p_.dv}, now->v_at, w_.v, w_.o_stride, now->v, now->v_scale);
-      for (std::int64_t i = begin; i < end; ++i)
-        visit(i, *now, i == begin && more ? next : nullptr, i == begin, careful);
+      read(*now, {p_.k, p_.k_stride, p_.k_quant, p_.d}, now->k_source, w_.k, w_.q_stride, now->k, now->k_scale);
+      read(*now, {p_.v, p_.v_stride, p_.v_quant, p_.dv}, now->v_source, w_.v, w_.o_stride, now->v, now->v_scale);
+      const Block* const after = more ? next : nullptr;
+      beside_dots_ = packed_ ? fetch_keys(after) : fetch_values(now);
+      beside_values_ = packed_ ? fetch_values(after) : fetch_keys(after);
+      for (std::int64_t i = begin; i < end; ++i) visit(i, *now, careful);
       Block* const done = now;
       now = next, next = done;
     }
   }
 
   // w_.s = the final scores of keys [begin, end) of the block, w_.top their maxima. Returns false if all are masked.
-  bool score(const Panel& panel, std::int64_t at, const Block& block, std::int64_t begin, std::int64_t end,
-             bool fetch_values) const {
+  bool score(const Panel& panel, std::int64_t at, const Block& block, std::int64_t begin, std::int64_t end) {
     with_row_tiles(panel.rows, [&](auto rows, std::int64_t r) {
       constexpr int kR = decltype(rows)::value;
       using Tile = DotsTile<T, kR>;
@@ -181,9 +182,7 @@ class Item {
       for (std::int64_t j = begin; j < end; j += Tile::kKeys) {
         const T* k[Tile::kKeys];
         for (int x = 0; x < Tile::kKeys; ++x) k[x] = block.k[least(j + x, end - 1)];
-        for (std::int64_t x = j; fetch_values && !packed_ && r == 0 && x < least(j + Tile::kKeys, end); ++x)
-          prefetch_values(block, x);
-        tile.run(k, w_.s + j * kLanes + r);
+        tile.run(k, w_.s + j * kLanes + r, beside_dots_);
       }
     });
     const bool terms = has_terms(p_.score);
@@ -206,15 +205,15 @@ class Item {
     return true;
   }
 
-  void visit(std::int64_t i, const Block& block, const Block* next, bool fetch_values, bool careful) {
+  void visit(std::int64_t i, const Block& block, bool careful) {
     const FlushDenormals flush;
     const Panel& panel = panels_[i];
     const std::int64_t begin = clamp(panel.first(0) - block.k0, block.from - block.k0, block.end - block.k0);
     const std::int64_t end = clamp(panel.last(kLanes - 1) - block.k0, begin, block.end - block.k0);
-    if (begin == end || !score(panel, i * kLanes, block, begin, end, fetch_values)) return;
+    if (begin == end || !score(panel, i * kLanes, block, begin, end)) return;
     if (any_must_move(panel, w_.top)) [[unlikely]] {  // as in attention_forward
       move(i, nullptr, 0);
-      score(panel, i * kLanes, block, begin, end, false);
+      score(panel, i * kLanes, block, begin, end);
       if (any_must_move(panel, w_.top)) move(i, w_.s + begin * kLanes, end - begin);
     }
     for (std::int64_t j = begin; careful && j < end; ++j) store(w_.seen + j * kLanes, load(w_.s + j * kLanes));
@@ -224,7 +223,7 @@ class Item {
     if (const float* const scale = of_rows(p_.v_quant, p_.dv) ? block.v_scale : nullptr)
       for (std::int64_t j = begin; j < end; ++j) store(w_.s + j * kLanes, load(w_.s + j * kLanes) * vec(scale[j]));
     if (careful) add_with_care(i, block, begin, end);
-    else add(i, block, begin, end, next);
+    else add(i, block, begin, end);
   }
 
   // Moves the references that must, and with them O, and n scores at `s` unless it is null.
@@ -243,9 +242,7 @@ class Item {
   // the row.
   std::int64_t column(std::int64_t c) const { return least(c, dv_ - kLanes); }
 
-  void add(std::int64_t i, const Block& block, std::int64_t begin, std::int64_t end, const Block* next) const {
-    std::int64_t fetched = 0;
-    const std::int64_t n = next ? next->end - next->from : 0;
+  void add(std::int64_t i, const Block& block, std::int64_t begin, std::int64_t end) {
     with_row_tiles(panels_[i].rows, [&](auto rows, std::int64_t r) {
       constexpr int kR = decltype(rows)::value;
       constexpr int kC = kRegisters / (2 * kR) < 8 ? kRegisters / (2 * kR) : 8;
@@ -254,14 +251,11 @@ class Item {
       const std::int64_t whole = dv_ / kLanes * kLanes;
       std::int64_t c = 0;
       const auto strip = [&](auto vectors, std::int64_t at) __attribute__((always_inline)) {
-        for (const std::int64_t to = n * (c + kLanes) / w_.o_stride; r == 0 && fetched < to; ++fetched)
-          prefetch_keys(*next, fetched);
-        add_values<T, kR, decltype(vectors)::value>(p, block.v, at, begin, end, out + c, w_.o_stride);
+        add_values<T, kR, decltype(vectors)::value>(p, block.v, at, begin, end, out + c, w_.o_stride, beside_values_);
       };
       for (; c + kC * kLanes <= whole; c += kC * kLanes) strip(std::integral_constant<int, kC>(), c);
       for (; c < w_.o_stride; c += kLanes) strip(std::integral_constant<int, 1>(), column(c));
     });
-    for (; fetched < n; ++fetched) prefetch_keys(*next, fetched);
   }
 
   // The same sums where a masked value may be NaN or infinite, or a weight that has vanished meets one that is.
@@ -323,6 +317,7 @@ class Item {
   bool packed_;
   std::int64_t d_, dv_;  // of rows as T: at least a whole vector
   Panel panels_[kMaxPanels];
+  Fetcher beside_dots_{nullptr, 0, 0}, beside_values_{nullptr, 0, 0};  // what to read ahead beside each product
 };
 
 // Elements in place save a pass over them. Packed are rows too short or strided for whole vectors, those whose scale is

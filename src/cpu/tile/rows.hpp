@@ -8,6 +8,38 @@ namespace rapt::cpu::RAPT_ISA {
 
 inline constexpr int kRowsOfTile = 4;
 
+// Prefetches rows in the order they lie in memory, some lines at a time beside the arithmetic. On Zen 4, memory gave 17
+// of 20 GB/s so; 11 without (tiles read several rows at once, which the hardware's own prefetcher does not follow), and
+// 11 to 15 in bursts (more than a core can have under way are dropped) or line by line across rows.
+class Fetcher {
+ public:
+  Fetcher(const std::byte* const* row, std::int64_t rows, std::int64_t bytes)
+      : row_(row), end_(row + rows), bytes_(bytes) {
+    start();
+  }
+  [[gnu::always_inline]] void lines(int n) {
+    for (int i = 0; i < n && row_ != end_; ++i) {
+      __builtin_prefetch(line_);
+      line_ += 64;
+      if (line_ >= row_end_) ++row_, start();
+    }
+  }
+
+ private:
+  void start() {
+    if (row_ != end_) line_ = *row_, row_end_ = line_ + bytes_;
+  }
+  const std::byte *const *row_, *const *end_;
+  std::int64_t bytes_;
+  const std::byte *line_ = nullptr, *row_end_ = nullptr;
+};
+// Lines of memory in n vectors of T, at least one.
+template <class T>
+constexpr int lines_of(int n) {
+  const int bytes = n * kLanes * static_cast<int>(sizeof(T));
+  return bytes < 64 ? 1 : bytes / 64;
+}
+
 // Calls f(integral_constant<int, n>, row) for tiles of 4, 2 and 1 rows. Three are done as four: there is a row more.
 template <class F>
 [[gnu::always_inline]] inline void with_row_tiles(std::int64_t rows, F f) {
@@ -46,7 +78,7 @@ struct DotsTile {
   const float *q, *q_tail;  // rows of q_stride, of kLanes
   std::int64_t q_stride, d;
 
-  [[gnu::always_inline]] void run(const T* const (&k)[kKeys], float* s) const {
+  [[gnu::always_inline]] void run(const T* const (&k)[kKeys], float* s, Fetcher& fetcher) const {
     constexpr int kSums = kKeys * kR / kLanes;
     vec acc[kSums][kLanes];
 #pragma GCC unroll 2
@@ -68,7 +100,10 @@ struct DotsTile {
       }
     };
     const std::int64_t whole = d / kLanes * kLanes;
-    for (std::int64_t i = 0; i < whole; i += kLanes) step([i](const T* x) { return load_any(x + i); }, q + i, q_stride);
+    for (std::int64_t i = 0; i < whole; i += kLanes) {
+      step([i](const T* x) { return load_any(x + i); }, q + i, q_stride);
+      fetcher.lines(lines_of<T>(kKeys));
+    }
     if (whole < d) step([this](const T* x) { return load_tail(x, d); }, q_tail, kLanes);
 #pragma GCC unroll 2
     for (int u = 0; u < kSums; ++u) {
@@ -84,7 +119,8 @@ struct DotsTile {
 // o[row][0 .. kC vectors) += sum over keys of p[key][row] v[key][...] for kR rows.
 template <class T, int kR, int kC>
 [[gnu::always_inline]] inline void add_values(const float* p, const T* const* v, std::int64_t column,
-                                              std::int64_t begin, std::int64_t end, float* o, std::int64_t o_stride) {
+                                              std::int64_t begin, std::int64_t end, float* o, std::int64_t o_stride,
+                                              Fetcher& fetcher) {
   vec acc[kR][kC];
 #pragma GCC unroll 4
   for (int r = 0; r < kR; ++r)
@@ -94,6 +130,7 @@ template <class T, int kR, int kC>
     vec x[kC];
 #pragma GCC unroll 8
     for (int c = 0; c < kC; ++c) x[c] = load_any(v[j] + column + c * kLanes);
+    fetcher.lines(lines_of<T>(kC));
 #pragma GCC unroll 4
     for (int r = 0; r < kR; ++r) {
       const vec weight(p[j * kLanes + r]);
