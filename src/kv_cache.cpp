@@ -120,9 +120,10 @@ class Append {
  public:
   explicit Append(const AppendArgs& args) : args_(args), cache_(args.cache) {
     lengths();
-    sides_ = {side("k", args.k_new, cache_.k, cache_.k_scale, cache_.k_zero),
-              side("v", args.v_new, cache_.v, cache_.v_scale, cache_.v_zero)};
+    sides_ = {side("k", args.k_new, cache_.k), side("v", args.v_new, cache_.v)};
     agree();
+    codings(sides_[0], cache_.k, cache_.k_scale, cache_.k_zero);
+    codings(sides_[1], cache_.v, cache_.v_scale, cache_.v_zero);
     check_overlaps(all_);
     places();
     for (const Side& s : sides_) numbers(s);
@@ -174,8 +175,7 @@ class Append {
     return ragged_ ? starts_[at + 1] - starts_[at] : args_.k_new.shape[2];
   }
 
-  Side side(const std::string& name, const TensorView& fresh, const MutableTensorView& cache,
-            const MutableTensorView& scale, const MutableTensorView& zero) {
+  Side side(const std::string& name, const TensorView& fresh, const MutableTensorView& cache) {
     Side s;
     s.name = name;
     const std::string new_name = name + "_new", cache_name = "cache." + name;
@@ -194,7 +194,6 @@ class Append {
     same(cache_name, cache, 3, cache.dtype == DType::i4x2 ? s.size / 2 : s.size, "the bytes or elements of a new row");
     s.fresh = Rows(fresh), s.cache = Rows(cache);
     if (ragged_) s.fresh.strides = {0, fresh.strides[1], fresh.strides[0], fresh.strides[2]};
-    codings(s, cache, scale, zero);
     return s;
   }
 
@@ -219,6 +218,9 @@ class Append {
       if (t.shape[3] < 1 || s.size % t.shape[3] != 0)
         throw Error(name, std::to_string(t.shape[3]) + " groups", "a divisor of " + std::to_string(s.size));
     }
+    if (cache.dtype == DType::i4x2 && s.size / scale.shape[3] % 2 != 0)
+      throw Error(scale_name, "groups of " + std::to_string(s.size / scale.shape[3]) + " elements",
+                  "an even number of i4x2");
     s.groups = scale.shape[3];
     s.scale = Rows(scale);
     if (!zero) return;
