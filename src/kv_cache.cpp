@@ -44,11 +44,16 @@ float scale_for(double range, double steps) {
 }
 
 Coding code_integers(DType dtype, const float* x, int64_t count, bool with_zero) {
-  double low = x[0], high = x[0];
+  constexpr float kMost = std::numeric_limits<float>::max();
+  float least = x[0], greatest = x[0];
+  int infinite = 0;  // a count, not a jump: compilers make vectors of it
   for (int64_t i = 0; i < count; ++i) {
-    if (!std::isfinite(x[i])) return {std::numeric_limits<float>::quiet_NaN(), 0};
-    low = std::min<double>(low, x[i]), high = std::max<double>(high, x[i]);
+    least = x[i] < least ? x[i] : least;
+    greatest = x[i] > greatest ? x[i] : greatest;
+    infinite += std::fabs(x[i]) <= kMost ? 0 : 1;
   }
+  if (infinite > 0) return {std::numeric_limits<float>::quiet_NaN(), 0};
+  const double low = least, high = greatest;
   const double most = std::max(-low, high), half = static_cast<double>(half_range(dtype));
   if (!with_zero || most == 0) return {scale_for(most, half - 1), 0};
   // Of a group whose numbers differ little, zero would grow until (code - zero) loses its digits.
@@ -65,12 +70,13 @@ Coding code_floats(DType dtype, const float* x, int64_t count) {
 
 void encode(DType dtype, const float* x, int64_t count, Coding coding, std::uint8_t* codes) {
   const double factor = 1 / static_cast<double>(coding.scale), zero = coding.zero;
-  if (is_integer(dtype)) {
+  if (is_integer(dtype)) {  // where the scale is NaN any code will do
     const auto half = static_cast<double>(half_range(dtype));
     constexpr double kRounder = 0x1.8p52;  // numbers of this size are whole
     for (int64_t i = 0; i < count; ++i) {
-      const double y = std::clamp(x[i] * factor + zero, -half, half - 1);
-      codes[i] = std::isnan(y) ? 0 : static_cast<std::uint8_t>(static_cast<int>(y + kRounder - kRounder));
+      const double y = x[i] * factor + zero, above = y > -half ? y : -half;
+      const double inside = above < half - 1 ? above : half - 1;
+      codes[i] = static_cast<std::uint8_t>(static_cast<int>(inside + kRounder - kRounder));
     }
     return;
   }
