@@ -7,6 +7,7 @@ int main(void) {
   test_errors();
   test_contexts();
   test_plans();
+  test_kv_caches();
   test_examples();
   if (failures) fprintf(stderr, "%d checks failed\n", failures);
   return failures != 0;

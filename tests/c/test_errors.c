@@ -96,7 +96,7 @@ static void test_tensor_contiguous(void) {
   CHECK(tensor.data == f.q && tensor.dtype == RAPT_F32 && tensor.device_type == RAPT_CPU && tensor.ndim == 4);
   CHECK(tensor.strides[0] == 60 && tensor.strides[1] == 20 && tensor.strides[2] == 5 && tensor.strides[3] == 1);
   CHECK_REFUSED(rapt_tensor_contiguous(&tensor, f.q, RAPT_F32, 5, shape), "ndim");
-  CHECK_REFUSED(rapt_tensor_contiguous(&tensor, f.q, 6, 4, shape), "dtype");
+  CHECK_REFUSED(rapt_tensor_contiguous(&tensor, f.q, 10, 4, shape), "dtype");
   const int64_t huge[] = {INT64_MAX, 2};
   CHECK(rapt_tensor_contiguous(&tensor, f.q, RAPT_F32, 2, huge) == RAPT_INVALID_ARGUMENT);
   CHECK(tensor.data == NULL && tensor.ndim == 0);
