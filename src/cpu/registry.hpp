@@ -12,6 +12,8 @@ constexpr unsigned only(Element e) {
   return 1u << static_cast<unsigned>(e);
 }
 inline constexpr unsigned kAnyElement = only(Element::f32) | only(Element::bf16) | only(Element::f16);
+inline constexpr unsigned kAnyCache =
+    kAnyElement | only(Element::i8) | only(Element::e4m3) | only(Element::e5m2) | only(Element::i4);
 
 struct ForwardKernel {
   const char* op;          // "attention_forward"

@@ -56,6 +56,18 @@ TEST_CASE("problem: every field survives and counts", "[unit]") {
                            "seqlens",
                            "ragged_q=0",
                            "ragged_k=11",
+                           "kv=i8",
+                           "kv=f8e4m3",
+                           "kv=f8e5m2",
+                           "kv=i4x2",
+                           "page=1",
+                           "page=16",
+                           "ring",
+                           "groups=2",
+                           "k_groups=2",
+                           "v_groups=4",
+                           "groups=0 v_groups=3",
+                           "zeros",
                            "layout=bshd",
                            "layout=bhds",
                            "layout=other"}) {
@@ -93,6 +105,19 @@ TEST_CASE("problem: dtype= is what q=, kv= and out= do not say, in any order", "
   CHECK(typed("attention sq=1 d=1", DType::f16).to_string() == "attention dtype=f16 b=1 hq=1 sq=1 d=1");
 }
 
+TEST_CASE("problem: groups= is what k_groups= and v_groups= do not say, in any order", "[unit]") {
+  for (const char* text :
+       {"attention kv=i8 groups=4 v_groups=2 sq=1 d=8", "attention kv=i8 v_groups=2 groups=4 sq=1 d=8",
+        "attention kv=i8 v_groups=2 k_groups=4 sq=1 d=8"}) {
+    const Problem p = Problem::parse(text);
+    CHECK(p.k_groups == 4);
+    CHECK(p.v_groups == 2);
+    CHECK(p.to_string() == "attention kv=i8 b=1 hq=1 sq=1 d=8 k_groups=4 v_groups=2");
+  }
+  CHECK(Problem::parse("attention sq=1 d=8 k_groups=4 v_groups=4 zeros page=16 seqlens").to_string() ==
+        "attention b=1 hq=1 sq=1 d=8 seqlens page=16 groups=4 zeros");
+}
+
 TEST_CASE("problem: scales keep every bit", "[unit]") {
   for (float scale : {0.1f, 1e-38f, 3.4e38f, 1.00000012f, -7.5f}) {
     Problem p = Problem::parse("attention sq=1 d=1");
@@ -121,6 +146,11 @@ TEST_CASE("problem: words that make no sense are named", "[unit]") {
       {"attention scale=nan", "scale"},
       {"attention softcap=inf", "softcap"},
       {"attention causal=1", "\"causal=1\""},
+      {"attention ring=1", "\"ring=1\""},
+      {"attention page", "\"page\""},
+      {"attention groups=x", "\"groups=x\""},
+      {"attention groups=1 groups=1", "\"groups=1\""},
+      {"attention kv=i4", "\"kv=i4\""},
       {"attention sq=1 d=2 sq=1", "\"sq=1\""},
       {"attention causal sq=1 causal", "\"causal\""},
       {"attention dtype=f16 q=f32 dtype=f16", "\"dtype=f16\""},
