@@ -5,6 +5,7 @@
 #include <cmath>
 #include <initializer_list>
 #include <limits>
+#include <optional>
 
 #include "support/tensor.hpp"
 
@@ -173,9 +174,9 @@ Matrix rows(const TensorView& t, bool ragged, std::int64_t n, std::int64_t h, st
 struct Head {
   const AttentionArgs& args;
   std::int64_t n, h;
-  std::int64_t offset;  ///< row i sits at key position i + offset
-  std::int64_t first;   ///< key of row 0 of k and v
-  Keys keys, values;    ///< [seen, d], [seen, dv]
+  std::int64_t offset;        ///< row i sits at key position i + offset
+  std::int64_t first;         ///< key of row 0 of k and v
+  const Keys &keys, &values;  ///< [seen, d], [seen, dv]
 };
 
 /// A score after everything, its permitted error and its expected error; -inf when masked.
@@ -406,15 +407,13 @@ Reference oracle(const AttentionArgs& args, std::int64_t row_step) {
         args.kv.seqlens ? read_index(args.kv.seqlens, n) : rows_of(args.kv.cu_seqlens, n, args.kv.k.shape[2]).length;
     const std::int64_t offset = key_offset(args, own_q.length, len_k);
     const Range seen = seen_keys(args, own_q.length, len_k, offset);
+    std::optional<Keys> keys, values;
     for (std::int64_t h = 0; h < hq; ++h) {
-      const std::int64_t kv_head = h / (hq / hk);
-      const Head head{args,
-                      n,
-                      h,
-                      offset,
-                      seen.begin,
-                      Keys(args.kv, false, n, kv_head, seen.begin, seen.length),
-                      Keys(args.kv, true, n, kv_head, seen.begin, seen.length)};
+      if (h % (hq / hk) == 0) {
+        keys.emplace(args.kv, false, n, h / (hq / hk), seen.begin, seen.length);
+        values.emplace(args.kv, true, n, h / (hq / hk), seen.begin, seen.length);
+      }
+      const Head head{args, n, h, offset, seen.begin, *keys, *values};
       const auto flat = [&](std::int64_t i) { return ragged_q ? (own_q.begin + i) * hq + h : (n * hq + h) * sq + i; };
       const std::int64_t block = row_step > 1 ? 1 : kRowBlock;
       const std::int64_t step = row_step > 1 ? row_step : kRowBlock;

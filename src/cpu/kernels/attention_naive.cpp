@@ -86,11 +86,10 @@ void dequantize_row(const Head& head, const void* x, const Strides& stride, cons
   const auto* row = static_cast<const std::uint8_t*>(x) + head.key_at(stride, j);
   const float* scale = quant.scale ? quant.scale + head.key_at(quant.scale_stride, j) : nullptr;
   const float* zero = quant.zero ? quant.zero + head.key_at(quant.zero_stride, j) : nullptr;
-  for (std::int64_t i = 0; i < n; ++i) {
-    const std::int64_t group = i / quant.group;
-    y[i] = code_at(head.p.kv_type, row, stride.d, i);
-    if (zero) y[i] -= zero[group * quant.zero_stride.d];
-    if (scale) y[i] *= scale[group * quant.scale_stride.d];
+  for (std::int64_t begin = 0, group = 0; begin < n; begin += quant.group, ++group) {
+    const float s = scale ? scale[group * quant.scale_stride.d] : 1, z = zero ? zero[group * quant.zero_stride.d] : 0;
+    for (std::int64_t i = begin; i < begin + quant.group; ++i)
+      y[i] = (code_at(head.p.kv_type, row, stride.d, i) - z) * s;
   }
   for (std::int64_t i = n; i < round_up(n, kLanes); ++i) y[i] = 0;
 }
