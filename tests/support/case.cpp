@@ -277,7 +277,7 @@ void Case::make_keys(std::uint64_t seed, Placement placement) {
   };
   // Zeros of both, or of one of them.
   const bool k_zeros = p.zeros && p.k_groups > 0 && (seed % 3 != 2 || p.v_groups == 0);
-  const bool v_zeros = p.zeros && p.v_groups > 0 && (seed % 3 != 1 || p.k_groups == 0);
+  const bool v_zeros = p.zeros && p.v_groups > 0 && (seed % 3 != 0 || p.k_groups == 0);
   Cache keys = make(p.d, p.k_groups, k_zeros, 1), values = make(p.dv, p.v_groups, v_zeros, 2);
   k = std::move(keys.rows), k_scale = std::move(keys.scale), k_zero = std::move(keys.zero);
   v = std::move(values.rows), v_scale = std::move(values.scale), v_zero = std::move(values.zero);

@@ -12,7 +12,7 @@ using namespace rapt::testing;
 TEST_CASE("problem: the text of any problem reads back as the problem", "[unit]") {
   std::mt19937_64 random(301);
   for (int i = 0; i < 500; ++i) {
-    const Problem p = sample(random, kEverything);
+    const Problem p = sample(random, kEverythingCached);
     INFO(p.to_string());
     const Problem back = Problem::parse(p.to_string());
     CHECK(back == p);
@@ -180,5 +180,19 @@ TEST_CASE("problem: of() describes what a case was made from", "[unit]") {
     Case c(p, 5);
     if (p.ragged_q >= 0 || p.ragged_k >= 0) p.layout = Problem::Layout::bhsd;  // ragged tensors are not told apart
     CHECK(Problem::of(c.args()).to_string() == p.to_string());
+  }
+}
+
+TEST_CASE("problem: of() describes caches", "[unit]") {
+  for (const char* words : {"sk=32 seqlens page=16", "sk=34 seqlens page=2 layout=bshd", "sk=40 seqlens ring",
+                            "sk=40 seqlens layout=bhds", "sk=48 seqlens page=16 layout=other", "sk=30 ragged_k=50"}) {
+    for (const char* type : {"", " kv=bf16", " kv=i8 groups=1", " kv=i4x2 k_groups=2 v_groups=4 zeros", " kv=f8e4m3",
+                             " kv=f8e5m2 groups=2", " kv=f8e4m3 k_groups=2 zeros"}) {
+      for (std::uint64_t seed : {1, 2, 3}) {
+        const Problem p = Problem::parse("attention b=2 hq=4 hk=2 sq=3 d=16 dv=8 lse " + std::string(words) + type);
+        Case c(p, seed);
+        CHECK(Problem::of(c.args()).to_string() == p.to_string());
+      }
+    }
   }
 }
