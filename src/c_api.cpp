@@ -94,11 +94,16 @@ rapt::AttentionArgs to_args(const rapt_attention_args* given) {
   check_size(a, "rapt_attention_args");
   rapt::AttentionArgs args;
   args.q = to_view(a.q, "q");
-  args.kv.kind = to_enum(a.kv_kind, rapt::KvSource::Kind::ragged, "kv.kind");
+  args.kv.kind = to_enum(a.kv_kind, rapt::KvSource::Kind::ring, "kv.kind");
   args.kv.k = to_view(a.k, "k");
   args.kv.v = to_view(a.v, "v");
   args.kv.seqlens = to_view(a.kv_seqlens, "kv.seqlens");
   args.kv.cu_seqlens = to_view(a.cu_seqlens_k, "kv.cu_seqlens");
+  args.kv.block_table = to_view(a.block_table, "kv.block_table");
+  args.kv.k_scale = to_view(a.k_scale, "kv.k_scale");
+  args.kv.v_scale = to_view(a.v_scale, "kv.v_scale");
+  args.kv.k_zero = to_view(a.k_zero, "kv.k_zero");
+  args.kv.v_zero = to_view(a.v_zero, "kv.v_zero");
   args.out = to_view(a.out, "out");
   args.score = to_score(a);
   args.lse = to_view(a.lse, "lse");

@@ -37,6 +37,7 @@ extern int failures;
   } while (0)
 
 void test_attention(void);
+void test_caches(void);
 void test_contexts(void);
 void test_errors(void);
 void test_examples(void);

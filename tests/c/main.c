@@ -4,6 +4,7 @@ int failures = 0;
 
 int main(void) {
   test_attention();
+  test_caches();
   test_errors();
   test_contexts();
   test_plans();
