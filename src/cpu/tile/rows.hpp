@@ -71,47 +71,56 @@ template <class T>
   return cast_to_float(xsimd::select(covered > ivec::load_aligned(kLane), ivec(0), x));
 }
 
-// s[key][row] = q[row] . k[key] for kR rows and the keys of one or two vectors of results.
+// s[key][row] = q[row] . k[key] for kR rows and so many keys that their scores fill vectors; a few keys at a time,
+// enough sums to cover the latency of an FMA.
 template <class T, int kR>
 struct DotsTile {
+  static constexpr int kAtOnce = 8 / kR;
   static constexpr int kKeys = (kLanes < 8 ? 8 : kLanes) / kR;
   const float *q, *q_tail;  // rows of q_stride, of kLanes
   std::int64_t q_stride, d;
 
   [[gnu::always_inline]] void run(const T* const (&k)[kKeys], float* s, Fetcher& fetcher) const {
-    constexpr int kSums = kKeys * kR / kLanes;
-    vec acc[kSums][kLanes];
+    vec total[kKeys * kR];
 #pragma GCC unroll 2
-    for (int u = 0; u < kSums; ++u)
-#pragma GCC unroll 16
-      for (int i = 0; i < kLanes; ++i) acc[u][i] = vec(0.f);
-    const auto step = [&](auto load_key, const float* qv, std::int64_t stride) __attribute__((always_inline)) {
-      vec key[kKeys];
-#pragma GCC unroll 16
-      for (int x = 0; x < kKeys; ++x) key[x] = load_key(k[x]);
+    for (int first = 0; first < kKeys; first += kAtOnce) {
+      vec acc[kAtOnce][kR];
+#pragma GCC unroll 8
+      for (int x = 0; x < kAtOnce; ++x)
 #pragma GCC unroll 4
-      for (int r = 0; r < kR; ++r) {
-        const vec row = load(qv + r * stride);
-#pragma GCC unroll 16
-        for (int x = 0; x < kKeys; ++x) {
-          vec& a = acc[(x * kR + r) / kLanes][(x * kR + r) % kLanes];
-          a = fma(row, key[x], a);
+        for (int r = 0; r < kR; ++r) acc[x][r] = vec(0.f);
+      const auto step = [&](auto load_key, const float* qv, std::int64_t stride) __attribute__((always_inline)) {
+        vec key[kAtOnce];
+#pragma GCC unroll 8
+        for (int x = 0; x < kAtOnce; ++x) key[x] = load_key(k[first + x]);
+#pragma GCC unroll 4
+        for (int r = 0; r < kR; ++r) {
+          const vec row = load(qv + r * stride);
+#pragma GCC unroll 8
+          for (int x = 0; x < kAtOnce; ++x) acc[x][r] = fma(row, key[x], acc[x][r]);
         }
+      };
+      const std::int64_t whole = d / kLanes * kLanes;
+      for (std::int64_t i = 0; i < whole; i += kLanes) {
+        step([i](const T* x) { return load_any(x + i); }, q + i, q_stride);
+        fetcher.lines(lines_of<T>(kAtOnce));
       }
-    };
-    const std::int64_t whole = d / kLanes * kLanes;
-    for (std::int64_t i = 0; i < whole; i += kLanes) {
-      step([i](const T* x) { return load_any(x + i); }, q + i, q_stride);
-      fetcher.lines(lines_of<T>(kKeys));
+      if (whole < d) step([this](const T* x) { return load_tail(x, d); }, q_tail, kLanes);
+#pragma GCC unroll 8
+      for (int x = 0; x < kAtOnce; ++x)
+#pragma GCC unroll 4
+        for (int r = 0; r < kR; ++r) total[(first + x) * kR + r] = acc[x][r];
     }
-    if (whole < d) step([this](const T* x) { return load_tail(x, d); }, q_tail, kLanes);
 #pragma GCC unroll 2
-    for (int u = 0; u < kSums; ++u) {
+    for (int u = 0; u < kKeys * kR; u += kLanes) {
+      vec part[kLanes];
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) part[i] = total[u + i];
       alignas(64) float result[kLanes];
-      store(result, sums(acc[u]));
+      store(result, sums(part));
 #pragma GCC unroll 16
       for (int x = 0; x < kLanes / kR; ++x)
-        __builtin_memcpy(s + (u * (kLanes / kR) + x) * kLanes, result + x * kR, kR * sizeof(float));
+        __builtin_memcpy(s + (u / kR + x) * kLanes, result + x * kR, kR * sizeof(float));
     }
   }
 };
