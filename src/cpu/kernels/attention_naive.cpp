@@ -68,19 +68,17 @@ float from_float8(std::uint8_t code, unsigned digits) {
 }
 
 // Element i of a row of k or v that starts at `row`, before its scale.
-float code_at(Element type, const std::uint8_t* row, std::int64_t stride, std::int64_t i) {
-  if (type == Element::i8) return static_cast<float>(static_cast<std::int8_t>(row[i * stride]));
-  if (type == Element::e4m3) return from_float8(row[i * stride], 3);
-  if (type == Element::e5m2) return from_float8(row[i * stride], 2);
+template <Element kType>
+float code_at(const std::uint8_t* row, std::int64_t stride, std::int64_t i) {
+  if (kType == Element::i8) return static_cast<float>(static_cast<std::int8_t>(row[i * stride]));
+  if (kType == Element::e4m3) return from_float8(row[i * stride], 3);
+  if (kType == Element::e5m2) return from_float8(row[i * stride], 2);
   const int half = row[i / 2 * stride] >> (i % 2 * 4) & 15;
   return static_cast<float>(half < 8 ? half : half - 16);
 }
 
-bool is_quantized(Element type) {
-  return type != Element::f32 && type != Element::bf16 && type != Element::f16;
-}
-
 // Row j of k or v as fp32, filled up with zeros like those of load_row.
+template <Element kType>
 void dequantize_row(const Head& head, const void* x, const Strides& stride, const Quantization& quant, std::int64_t j,
                     std::int64_t n, float* y) {
   const auto* row = static_cast<const std::uint8_t*>(x) + head.key_at(stride, j);
@@ -88,8 +86,7 @@ void dequantize_row(const Head& head, const void* x, const Strides& stride, cons
   const float* zero = quant.zero ? quant.zero + head.key_at(quant.zero_stride, j) : nullptr;
   for (std::int64_t begin = 0, group = 0; begin < n; begin += quant.group, ++group) {
     const float s = scale ? scale[group * quant.scale_stride.d] : 1, z = zero ? zero[group * quant.zero_stride.d] : 0;
-    for (std::int64_t i = begin; i < begin + quant.group; ++i)
-      y[i] = (code_at(head.p.kv_type, row, stride.d, i) - z) * s;
+    for (std::int64_t i = begin; i < begin + quant.group; ++i) y[i] = (code_at<kType>(row, stride.d, i) - z) * s;
   }
   for (std::int64_t i = n; i < round_up(n, kLanes); ++i) y[i] = 0;
 }
@@ -98,13 +95,16 @@ void dequantize_row(const Head& head, const void* x, const Strides& stride, cons
 template <class F>
 void for_each_key(const Head& head, const Row& row, const void* x, const Strides& stride, const Quantization& quant,
                   std::int64_t n, float* scratch, F f) {
-  if (is_quantized(head.p.kv_type)) {
+  const auto dequantized = [&](auto dequantize) {
     for (std::int64_t j = row.first; j < row.last; ++j) {
-      dequantize_row(head, x, stride, quant, j, n, scratch);
+      dequantize(head, x, stride, quant, j, n, scratch);
       f(j, static_cast<const float*>(scratch), std::int64_t{1});
     }
-    return;
-  }
+  };
+  if (head.p.kv_type == Element::i8) return dequantized(dequantize_row<Element::i8>);
+  if (head.p.kv_type == Element::e4m3) return dequantized(dequantize_row<Element::e4m3>);
+  if (head.p.kv_type == Element::e5m2) return dequantized(dequantize_row<Element::e5m2>);
+  if (head.p.kv_type == Element::i4) return dequantized(dequantize_row<Element::i4>);
   with_element(head.p.kv_type, [&](auto element) {
     const auto* base = static_cast<const decltype(element)*>(x);
     for (std::int64_t j = row.first; j < row.last; ++j) f(j, base + head.key_at(stride, j), stride.d);
