@@ -10,6 +10,7 @@
 //    denormals out of results, of exp2's at the least.
 //  - exp2: 2^x for x <= 127; at most 1 ulp off for results that are normal numbers, 0 below, NaN stays NaN.
 //  - exp2_minus_1: 2^x - 1 for 0 <= x <= 64, to a few ulp of itself.
+//  - keep_in_register: x is not read from memory again.
 //  - fma_in_place: a multiply-add the compiler can neither merge nor move, to measure the peak; kFmaFlops each.
 #pragma once
 

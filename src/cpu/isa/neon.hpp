@@ -15,6 +15,9 @@ constexpr int rows_of_tile(int vecs) {
   return vecs == 1 ? 16 : 8;
 }  // 8 x 3 accumulators + 3 of x + 1 broadcast = 28
 
+[[gnu::always_inline]] inline void keep_in_register(vec& x) {
+  asm("" : "+w"(x.data));
+}
 [[gnu::always_inline]] inline vec fma(vec x, vec y, vec z) {
   return vec(vfmaq_f32(z.data, x.data, y.data));
 }

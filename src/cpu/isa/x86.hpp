@@ -3,6 +3,10 @@
 
 namespace rapt::cpu::RAPT_ISA {
 
+[[gnu::always_inline]] inline void keep_in_register(vec& x) {
+  asm("" : "+v"(x.data));
+}
+
 // Rounds to nearest without traps while it lives, whatever the thread had set: bits must not depend on the thread.
 class FloatEnvironment {
  public:

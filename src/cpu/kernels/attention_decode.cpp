@@ -23,9 +23,10 @@ constexpr std::int64_t kBlock = 32, kMaxRows = 64, kMaxPanels = kMaxRows / kLane
 
 struct Scratch {
   Row* row;
-  float *q, *q_tail, *o, *minus_m, *l;  // [rows][d], [rows][kLanes], [rows][dv], padded to whole vectors
-  float *s, *seen, *top, *sum;          // [kBlock][kLanes] scores and, with care, what they were; [kLanes]
-  float *k, *v;                         // a block's rows, where they are packed
+  float *q, *o, *minus_m, *l;   // Q in tiles, as DotsTile has them; [rows][dv], padded to whole vectors
+  float* q_row;                 // one, on its way
+  float *s, *seen, *top, *sum;  // [kBlock][kLanes] scores and, with care, what they were; [kLanes]
+  float *k, *v;                 // a block's rows, where they are packed
   std::int64_t q_stride, o_stride;
 
   Scratch(Carver& carver, const ForwardShape& shape) {
@@ -33,7 +34,7 @@ struct Scratch {
     q_stride = round_up(shape.d, kLanes), o_stride = round_up(shape.dv, kLanes);
     row = carver.take<Row>(rows);
     q = carver.take<float>(rows * q_stride);
-    q_tail = carver.take<float>(rows * kLanes);
+    q_row = carver.take<float>(q_stride);
     o = carver.take<float>(rows * o_stride);
     minus_m = carver.take<float>(rows);
     l = carver.take<float>(rows);
@@ -96,15 +97,19 @@ class Item {
     Panel& panel = panels_[i];
     find_rows(head_, r, rows, panel.row);
     for (std::int64_t lane = rows; lane < kLanes; ++lane) panel.row[lane] = panel.row[rows - 1];
-    for (std::int64_t lane = 0; lane < least(round_up(rows, 2), kLanes); ++lane) {
-      float* q = w_.q + (at + lane) * w_.q_stride;
-      with_element(p_.q_type, [&](auto element) {
-        pack_row(static_cast<const decltype(element)*>(p_.q) + row_at(p_.q_stride, head_, panel.row[lane]),
-                 p_.q_stride.d, p_.d, q);
-      });
-      for (std::int64_t c = 0; c < w_.q_stride; c += kLanes) store(q + c, load(q + c) * vec(p_.score.scale_log2));
-      if (d_ % kLanes != 0) store(w_.q_tail + (at + lane) * kLanes, load_tail(q, d_));
-    }
+    with_row_tiles(rows, [&](auto tile_rows, std::int64_t r0) {
+      for (int lane = 0; lane < tile_rows; ++lane) {
+        with_element(p_.q_type, [&](auto element) {
+          const auto* q = static_cast<const decltype(element)*>(p_.q);
+          pack_row(q + row_at(p_.q_stride, head_, panel.row[r0 + lane]), p_.q_stride.d, p_.d, w_.q_row);
+        });
+        float* q = w_.q + (at + r0) * w_.q_stride + lane * kLanes;
+        for (std::int64_t c = 0; c < d_; c += kLanes, q += tile_rows * kLanes) {
+          const vec x = c + kLanes <= d_ ? load(w_.q_row + c) : load_tail(w_.q_row, d_);
+          store(q, x * vec(p_.score.scale_log2));
+        }
+      }
+    });
     start(i);
   }
   void start(std::int64_t i) {
@@ -178,7 +183,7 @@ class Item {
     with_row_tiles(panel.rows, [&](auto rows, std::int64_t r) {
       constexpr int kR = decltype(rows)::value;
       using Tile = DotsTile<T, kR>;
-      const Tile tile{w_.q + (at + r) * w_.q_stride, w_.q_tail + (at + r) * kLanes, w_.q_stride, d_};
+      const Tile tile{w_.q + (at + r) * w_.q_stride, d_};
       for (std::int64_t j = begin; j < end; j += Tile::kKeys) {
         const T* k[Tile::kKeys];
         for (int x = 0; x < Tile::kKeys; ++x) k[x] = block.k[least(j + x, end - 1)];

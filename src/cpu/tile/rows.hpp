@@ -77,8 +77,8 @@ template <class T, int kR>
 struct DotsTile {
   static constexpr int kAtOnce = 8 / kR;
   static constexpr int kKeys = (kLanes < 8 ? 8 : kLanes) / kR;
-  const float *q, *q_tail;  // rows of q_stride, of kLanes
-  std::int64_t q_stride, d;
+  const float* q;  // [ceil(d / kLanes)][kR][kLanes]; the last d % kLanes elements in the upper lanes, as load_tail()
+  std::int64_t d;
 
   [[gnu::always_inline]] void run(const T* const (&k)[kKeys], float* s, Fetcher& fetcher) const {
     vec total[kKeys * kR];
@@ -89,23 +89,24 @@ struct DotsTile {
       for (int x = 0; x < kAtOnce; ++x)
 #pragma GCC unroll 4
         for (int r = 0; r < kR; ++r) acc[x][r] = vec(0.f);
-      const auto step = [&](auto load_key, const float* qv, std::int64_t stride) __attribute__((always_inline)) {
+      const auto step = [&](auto load_key, const float* qv) __attribute__((always_inline)) {
         vec key[kAtOnce];
 #pragma GCC unroll 8
         for (int x = 0; x < kAtOnce; ++x) key[x] = load_key(k[first + x]);
 #pragma GCC unroll 4
         for (int r = 0; r < kR; ++r) {
-          const vec row = load(qv + r * stride);
+          vec row = load(qv + r * kLanes);
+          keep_in_register(row);  // rather than load it again for every key
 #pragma GCC unroll 8
           for (int x = 0; x < kAtOnce; ++x) acc[x][r] = fma(row, key[x], acc[x][r]);
         }
       };
       const std::int64_t whole = d / kLanes * kLanes;
       for (std::int64_t i = 0; i < whole; i += kLanes) {
-        step([i](const T* x) { return load_any(x + i); }, q + i, q_stride);
+        step([i](const T* x) { return load_any(x + i); }, q + i * kR);
         fetcher.lines(lines_of<T>(kAtOnce));
       }
-      if (whole < d) step([this](const T* x) { return load_tail(x, d); }, q_tail, kLanes);
+      if (whole < d) step([this](const T* x) { return load_tail(x, d); }, q + whole * kR);
 #pragma GCC unroll 8
       for (int x = 0; x < kAtOnce; ++x)
 #pragma GCC unroll 4
