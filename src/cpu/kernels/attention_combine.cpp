@@ -30,7 +30,8 @@ void attention_combine(const ForwardParams& p, const WorkItem& item, std::int64_
     for (std::int64_t i = 0; i < parts; ++i) {
       const float part = state(i)[p.dv + 1];
       if (part == 0) continue;
-      factor[i] = __builtin_fmaxf(__builtin_exp2f(minus_m - state(i)[p.dv]), __FLT_MIN__);  // 0 would hide an infinity
+      const float exact = __builtin_exp2f(minus_m - state(i)[p.dv]);
+      factor[i] = exact < __FLT_MIN__ ? __FLT_MIN__ : exact;  // 0 would hide an infinity
       l += factor[i] * part;
     }
     const vec scale(l == 0 ? 0.f : 1 / l);
