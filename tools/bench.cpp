@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <map>
 
+#include "bench_inputs.hpp"
 #include "bench_output.hpp"
 #include "bench_sets.hpp"
 #include "bench_timing.hpp"
@@ -132,26 +134,37 @@ class Bench {
     row.problem = planned.problem;
     row.entry = planned.entry;
     row.threads = threads;
-    const double read_before = roof.read_gbs();
     std::vector<Sample> samples, naive;
     for (int seed = 1; seed <= options_.seeds; ++seed) {
-      testing::Case inputs(planned.problem, static_cast<std::uint64_t>(seed));
+      testing::Case inputs = timed_inputs(planned.problem, static_cast<std::uint64_t>(seed));
       const AttentionArgs args = inputs.args();
       row.cost = cost_of(args, planned.problem);
       row.error = verify(inputs, context, kCheckedRows).violation;
       if (!row.error.empty()) return row;
-      append(samples, take_samples([&] { attention(args, context); }, roof, budget_));
+      append(samples, samples_of([&] { attention(args, context); }, row.cost, roof));
       if (seed == 1) naive = naive_samples(planned, args, roof);
     }
-    row.time = summarise(samples, row.cost.flops);
-    row.naive_s = summarise(naive, row.cost.flops).median_s;
-    row.read_gbs = (read_before + roof.read_gbs()) / 2;
+    row.time = summarise(samples, row.cost);
+    row.naive_s = summarise(naive, row.cost).median_s;
     for (const Sample& sample : samples) {
       fma_peaks_[threads].push_back(sample.peaks.fma);
       if (planned.isa == Isa::amx) amx_peaks_[threads].push_back(sample.peaks.amx);
     }
-    reads_[threads].push_back(row.read_gbs);
+    reads_[threads].push_back(row.time.of_read.peak);
     return row;
+  }
+
+  /// Bandwidth moves as clocks do: it is read beside every sample of calls that it bounds. Others get its mean before
+  /// and after them all, as such a read takes longer than a sample and empties the caches.
+  std::vector<Sample> samples_of(const std::function<void()>& call, const Cost& cost, const Roofline& roof) const {
+    Budget budget = budget_;
+    const Peaks before = roof.peaks(true);
+    budget.reading = cost.bytes / before.read > cost.flops / before.fma;
+    std::vector<Sample> samples = take_samples(call, roof, budget);
+    if (budget.reading) return samples;
+    const double read = (before.read + roof.read_gbs()) / 2;
+    for (Sample& sample : samples) sample.peaks.read = read;
+    return samples;
   }
 
   static void append(std::vector<Sample>& all, const std::vector<Sample>& more) {

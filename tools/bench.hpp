@@ -6,7 +6,7 @@
 namespace rapt::tools {
 
 struct BenchOptions {
-  std::string set = "quick";          ///< quick, paper, halves or full; unused when `problems` is given
+  std::string set = "quick";          ///< quick, paper, halves, decode or full; unused when `problems` is given
   std::vector<std::string> problems;  ///< texts of problems
   std::vector<int> threads = {1};
   std::string entry;      ///< a name or a part of one; empty: dispatch's choice

@@ -63,13 +63,16 @@ Json row_json(const Row& row) {
                {"flops", row.cost.flops},
                {"bytes", row.cost.bytes},
                {"gflops", row.gflops()},
-               {"peak_gflops", number(time.of_fma.peak_gflops)},
+               {"peak_gflops", number(time.of_fma.peak)},
                {"of_peak", number(time.of_fma.median)},
                {"of_peak_best", number(time.of_fma.best)},
-               {"amx_peak_gflops", number(time.of_amx.peak_gflops)},
+               {"amx_peak_gflops", number(time.of_amx.peak)},
                {"of_amx_peak", number(time.of_amx.median)},
                {"of_amx_peak_best", number(time.of_amx.best)},
-               {"of_bandwidth", number(row.cost.bytes / time.median_s / 1e9 / row.read_gbs)},
+               {"gbs", row.cost.bytes / time.median_s / 1e9},
+               {"read_gbs", number(time.of_read.peak)},
+               {"of_bandwidth", number(time.of_read.median)},
+               {"of_bandwidth_best", number(time.of_read.best)},
                {"vs_naive", number(row.vs_naive())}});
   return json;
 }
@@ -84,8 +87,8 @@ Table::Table(const Machine& machine, const RunInfo& run, const std::vector<Probl
   }
   fmt::print("rapt {} on {}, {} CPUs; ISA {}{}\n", version(), machine.cpu.empty() ? machine.host : machine.cpu,
              machine.cpus, fmt::join(names(run.isas), ", "), run.set.empty() ? "" : "; set " + run.set);
-  fmt::print("{:<{}}  {:<{}}  threads  median ms   GFLOP/s  % of peak    best  x naive\n", "problem", width_, "type",
-             type_width_);
+  fmt::print("{:<{}}  {:<{}}  threads  median ms   GFLOP/s  % of peak    best  % of read  x naive\n", "problem", width_,
+             "type", type_width_);
   std::fflush(stdout);
 }
 
@@ -98,8 +101,8 @@ void Table::add(const Row& row) {
     const std::string naive = std::isfinite(row.vs_naive()) ? fmt::format("{:.2f}", row.vs_naive()) : "-";
     const double ms = row.time.median_s * 1e3;
     const Summary::Share& share = row.against_amx() ? row.time.of_amx : row.time.of_fma;
-    fmt::print("  {:>9.{}f}  {:>8.1f}  {:>9}  {:>6}  {:>7}", ms, ms < 10 ? 4 : 2, row.gflops(), percent(share.median),
-               percent(share.best), naive);
+    fmt::print("  {:>9.{}f}  {:>8.1f}  {:>9}  {:>6}  {:>9}  {:>7}", ms, ms < 10 ? 4 : 2, row.gflops(),
+               percent(share.median), percent(share.best), percent(row.time.of_read.median), naive);
     if (row.time.steady < min_samples_) fmt::print("  {} of {} samples steady", row.time.steady, row.time.taken);
   } else {
     fmt::print("  WRONG: {}", row.error);

@@ -17,9 +17,8 @@ struct Row {
   int threads = 1;
   Cost cost;
   Summary time;
-  double read_gbs = 0;  ///< bandwidth of all threads, read beside this row
-  double naive_s = 0;   ///< median of the naive entry; NaN when it was not timed
-  std::string error;    ///< not empty: the result was wrong, nothing was timed
+  double naive_s = 0;  ///< median of the naive entry; NaN when it was not timed
+  std::string error;   ///< not empty: the result was wrong, nothing was timed
 
   double gflops() const { return cost.flops / time.median_s / 1e9; }
   double vs_naive() const { return naive_s / time.median_s; }

@@ -40,6 +40,22 @@ std::vector<std::string> halves_set() {
   return texts;
 }
 
+/// What reading keys and values bounds: every type, group and way to keep them.
+std::vector<std::string> decode_set() {
+  const std::string one_token = "b=1 hq=32 hk=8 sq=1 sk=32768 d=128";
+  std::vector<std::string> texts;
+  for (const char* types : {"dtype=f32", "dtype=bf16", "dtype=f16", "dtype=bf16 kv=i8 groups=1", "dtype=bf16 kv=f8e4m3",
+                            "dtype=bf16 kv=f8e5m2", "dtype=bf16 kv=i4x2 groups=4"})
+    texts.push_back(fmt::format("{} {}", types, one_token));
+  for (const char* text : {"b=1 hq=8 sq=1 sk=32768 d=128", "b=1 hq=64 hk=8 sq=1 sk=32768 d=128",
+                           "b=1 hq=32 hk=8 sq=4 sk=32768 d=128 causal align=bottom_right",
+                           "b=16 hq=32 hk=8 sq=1 sk=2048 d=128 seqlens page=16", "b=1 hq=1 sq=1 sk=131072 d=128",
+                           "b=1 hq=32 hk=8 sq=1 sk=65536 d=128 window=32767,0 align=bottom_right",
+                           "b=1 hq=32 hk=8 sq=1 sk=32768 d=128 seqlens ring", "b=1 hq=32 hk=8 sq=1 sk=1024 d=128"})
+    texts.push_back(fmt::format("dtype=bf16 {}", text));
+  return texts;
+}
+
 std::vector<std::string> full_set() {
   std::vector<std::string> texts = paper_set();
   for (int d : {32, 40, 72, 80, 96, 112, 160, 192, 256}) {
@@ -95,20 +111,40 @@ std::int64_t offset_of(const ScoreSpec& score, std::int64_t len_q, std::int64_t 
   return 0;
 }
 
-std::int64_t attended_pairs(const ScoreSpec& score, std::int64_t len_q, std::int64_t len_k) {
-  const std::int64_t offset = offset_of(score, len_q, len_k);
-  const std::int64_t left = score.window ? score.window->left : -1;
-  const std::int64_t right = score.window ? score.window->right : -1;
-  std::int64_t pairs = 0;
-  for (std::int64_t i = 0; i < len_q; ++i) {
-    const std::int64_t here = i + offset;
-    const std::int64_t first = left < 0 ? 0 : std::max<std::int64_t>(0, here - left);
-    std::int64_t last = len_k - 1;
-    if (score.causal) last = std::min(last, here);
-    if (right >= 0) last = std::min(last, here + right);
-    pairs += std::max<std::int64_t>(0, last - first + 1);
+/// What the rows of a sequence see of its keys [gone, len_k).
+struct Attended {
+  std::int64_t pairs = 0;  ///< (row, key)
+  std::int64_t keys = 0;   ///< that some row sees
+
+  Attended(const ScoreSpec& score, std::int64_t len_q, std::int64_t gone, std::int64_t len_k) {
+    const std::int64_t offset = offset_of(score, len_q, len_k);
+    const std::int64_t left = score.window ? score.window->left : -1;
+    const std::int64_t right = score.window ? score.window->right : -1;
+    std::int64_t next = gone;  // rows see ranges that move on: keys before this one are counted
+    for (std::int64_t i = 0; i < len_q; ++i) {
+      const std::int64_t here = i + offset;
+      const std::int64_t first = left < 0 ? gone : std::max(gone, here - left);
+      std::int64_t end = len_k;
+      if (score.causal) end = std::min(end, here + 1);
+      if (right >= 0) end = std::min(end, here + right + 1);
+      pairs += std::max<std::int64_t>(0, end - first);
+      keys += std::max<std::int64_t>(0, end - std::max(first, next));
+      next = std::max(next, end);
+    }
   }
-  return pairs;
+};
+
+/// Of `rows` rows of n elements.
+double row_bytes(std::int64_t rows, std::int64_t n, DType dtype) {
+  return static_cast<double>(rows) * static_cast<double>(n) * bytes_of(dtype);
+}
+
+/// Of scales or zeros for `rows` rows. Where they broadcast, there are fewer.
+double scale_bytes(const TensorView& t, std::int64_t rows) {
+  if (!t) return 0;
+  std::int64_t size = 1;
+  for (int dim = 0; dim < t.ndim; ++dim) size *= t.shape[static_cast<std::size_t>(dim)];
+  return static_cast<double>(std::min(size, rows * t.shape[static_cast<std::size_t>(t.ndim - 1)])) * sizeof(float);
 }
 
 }  // namespace
@@ -123,10 +159,12 @@ ProblemSet problem_set(std::string_view name) {
     texts = paper_set();
   } else if (name == "halves") {
     texts = halves_set();
+  } else if (name == "decode") {
+    texts = decode_set();
   } else if (name == "full") {
     texts = full_set();
   } else {
-    throw UsageError(fmt::format("--set {}: no such set; wanted quick, paper, halves or full", name));
+    throw UsageError(fmt::format("--set {}: no such set; wanted quick, paper, halves, decode or full", name));
   }
   ProblemSet set{{}, seconds};
   for (const std::string& text : texts) set.problems.push_back(Problem::parse("attention " + text));
@@ -140,17 +178,20 @@ Cost cost_of(const AttentionArgs& args, const Problem& p) {
     const std::int64_t len_q = starts_q ? element(starts_q, n + 1) - element(starts_q, n) : p.sq;
     std::int64_t len_k = starts_k ? element(starts_k, n + 1) - element(starts_k, n) : p.sk;
     if (args.kv.seqlens) len_k = element(args.kv.seqlens, n);
-    pairs += attended_pairs(args.score, len_q, len_k);
+    const std::int64_t gone = p.ring ? std::max<std::int64_t>(0, len_k - p.sk) : 0;
+    const Attended attended(args.score, len_q, gone, len_k);
+    pairs += attended.pairs;
     rows += len_q;
-    keys += len_k;
+    keys += attended.keys;
   }
-  const double width = static_cast<double>(p.d + p.dv);
-  const auto bytes = [](std::int64_t elements, DType dtype) {
-    return static_cast<double>(elements) * static_cast<double>(size_of(dtype));
-  };
-  return {2 * static_cast<double>(pairs) * static_cast<double>(p.hq) * width,
-          bytes(rows * p.hq * p.d, p.q_dtype) + bytes(keys * p.hk * (p.d + p.dv), p.kv_dtype) +
-              bytes(rows * p.hq * p.dv, p.out_dtype)};
+  rows *= p.hq, keys *= p.hk;
+  Cost cost;
+  cost.flops = 2 * static_cast<double>(pairs) * static_cast<double>(p.hq) * static_cast<double>(p.d + p.dv);
+  cost.bytes =
+      row_bytes(rows, p.d, p.q_dtype) + row_bytes(keys, p.d + p.dv, p.kv_dtype) + row_bytes(rows, p.dv, p.out_dtype);
+  for (const TensorView* t : {&args.kv.k_scale, &args.kv.k_zero, &args.kv.v_scale, &args.kv.v_zero})
+    cost.bytes += scale_bytes(*t, keys);
+  return cost;
 }
 
 }  // namespace rapt::tools

@@ -14,17 +14,17 @@ struct ProblemSet {
   double seconds_per_row = 0.5;
 };
 
-/// The set called `name` (quick, paper, halves or full). Throws UsageError.
+/// The set called `name` (quick, paper, halves, decode or full). Throws UsageError.
 ProblemSet problem_set(std::string_view name);
 
 /// Work that no implementation of the problem can avoid.
 struct Cost {
   double flops = 0;  ///< multiply and add of q.k and p.v over the attended (row, key) pairs; the softmax is not counted
-  double bytes = 0;  ///< q, the keys and values in use and out, each moved once
+  double bytes = 0;  ///< q, the keys and values that some row sees, with scales and zeros, and out, each moved once
 };
 
-/// Counts exactly what causal, window, align and lengths leave; masks and biases do not reduce the count, as a kernel
-/// has to read them to know. `args` must be valid.
+/// Counts exactly what causal, window, align, lengths and rings leave; masks and biases do not reduce the count, as a
+/// kernel has to read them to know. Pages that sequences share count for each of them. `args` must be valid.
 Cost cost_of(const AttentionArgs& args, const Problem& problem);
 
 }  // namespace rapt::tools

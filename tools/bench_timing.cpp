@@ -67,12 +67,13 @@ bool agree(double before, double after, double tolerance) {
          (std::min(before, after) > 0 && std::abs(before - after) <= tolerance * std::min(before, after));
 }
 
-Summary::Share share_of(const std::vector<Sample>& samples, double flops_per_call, double Peaks::*peak) {
+/// `amount` is what one call has of what `peak` counts.
+Summary::Share share_of(const std::vector<Sample>& samples, double amount, double Peaks::*peak, bool unsteady = false) {
   std::vector<double> shares, peaks;
   for (const Sample& sample : samples) {
-    if (!sample.steady || std::isnan(sample.peaks.*peak)) continue;
+    if (!(sample.steady || unsteady) || std::isnan(sample.peaks.*peak)) continue;
     peaks.push_back(sample.peaks.*peak);
-    shares.push_back(flops_per_call / sample.seconds / 1e9 / peaks.back());
+    shares.push_back(amount / sample.seconds / 1e9 / peaks.back());
   }
   return {quantile(shares, 0.5), quantile(shares, 1), quantile(peaks, 0.5)};
 }
@@ -114,8 +115,9 @@ double Roofline::gflops(const Chains& chains) const {
   return total_rate(*executor_, threads_, [&](int) { return run_fma_chains(chains.isa, chains.rounds); }) / 1e9;
 }
 
-Peaks Roofline::peaks() const {
-  return {gflops(fma_), amx_ ? gflops(*amx_) : std::numeric_limits<double>::quiet_NaN()};
+Peaks Roofline::peaks(bool reading) const {
+  constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+  return {gflops(fma_), amx_ ? gflops(*amx_) : kNone, reading ? read_gbs() : kNone};
 }
 
 double Roofline::read_gbs() const {
@@ -146,7 +148,7 @@ std::vector<Sample> take_samples(const std::function<void()>& call, const Roofli
   std::vector<Sample> samples;
   int steady = 0;
   const auto start = Clock::now();
-  Peaks before = roofline.peaks();
+  Peaks before = roofline.peaks(budget.reading);
   const auto enough = [&] {
     const double spent = since(start);
     return (spent >= budget.seconds && steady >= budget.min_samples) || spent >= budget.seconds * budget.patience;
@@ -157,11 +159,11 @@ std::vector<Sample> take_samples(const std::function<void()>& call, const Roofli
     run_timed_calls(call, calls);
     const double seconds = since(call_start);
     const double cpu_seconds = static_cast<double>(std::clock() - cpu_start) / CLOCKS_PER_SEC;
-    const Peaks after = roofline.peaks();
+    const Peaks after = roofline.peaks(budget.reading);
     const double tolerance = seconds > kLongCallSeconds ? kLongAgreement : kAgreement;
     const double count = static_cast<double>(calls);
     const bool agreed = agree(before.fma, after.fma, tolerance) && agree(before.amx, after.amx, tolerance);
-    const Peaks mean{(before.fma + after.fma) / 2, (before.amx + after.amx) / 2};
+    const Peaks mean{(before.fma + after.fma) / 2, (before.amx + after.amx) / 2, (before.read + after.read) / 2};
     samples.push_back({seconds / count, cpu_seconds / count, mean, calls, agreed});
     steady += agreed ? 1 : 0;
     before = after;
@@ -169,7 +171,7 @@ std::vector<Sample> take_samples(const std::function<void()>& call, const Roofli
   return samples;
 }
 
-Summary summarise(const std::vector<Sample>& samples, double flops_per_call) {
+Summary summarise(const std::vector<Sample>& samples, const Cost& per_call) {
   Summary summary;
   summary.taken = static_cast<int>(samples.size());
   summary.steady =
@@ -185,8 +187,9 @@ Summary summarise(const std::vector<Sample>& samples, double flops_per_call) {
   summary.best_s = quantile(seconds, 0);
   summary.median_cpu_s = quantile(cpu_seconds, 0.5);
   summary.spread = (quantile(seconds, 0.75) - quantile(seconds, 0.25)) / summary.median_s;
-  summary.of_fma = share_of(samples, flops_per_call, &Peaks::fma);
-  summary.of_amx = share_of(samples, flops_per_call, &Peaks::amx);
+  summary.of_fma = share_of(samples, per_call.flops, &Peaks::fma);
+  summary.of_amx = share_of(samples, per_call.flops, &Peaks::amx);
+  summary.of_read = share_of(samples, per_call.bytes, &Peaks::read, summary.steady == 0);
   return summary;
 }
 

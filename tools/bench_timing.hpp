@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "bench_sets.hpp"
 #include "rapt/rapt.hpp"
 
 namespace rapt::tools {
@@ -13,10 +14,12 @@ namespace rapt::tools {
 /// `isa` itself, but of amx the best vector ISA of this machine: that of its FMA peak and its naive entry.
 Isa vector_isa(Isa isa);
 
-/// GFLOP/s; NaN where the ISA has no such unit, 0 when the threads could not be had at the same time.
+/// GFLOP/s, and GB/s of reading; NaN where the ISA has no such unit or nobody asked, 0 when the threads could not be
+/// had at the same time.
 struct Peaks {
   double fma = 0;
   double amx = 0;
+  double read = 0;
 };
 
 /// The roofs of `threads` threads at once, read again whenever asked: clocks move, so a kernel is held against the
@@ -28,8 +31,8 @@ class Roofline {
   Roofline(Isa isa, int threads, std::shared_ptr<const std::vector<float>> buffer);
 
   /// Of independent multiply-add chains on all threads at once, and of products of tiles where the ISA has them, about
-  /// a millisecond each.
-  Peaks peaks() const;
+  /// a millisecond each; of one sequential read of the buffer if asked to.
+  Peaks peaks(bool reading = false) const;
   /// GB/s of one sequential read of the buffer, a share of it per thread. 0 when the threads could not be had at once.
   double read_gbs() const;
 
@@ -56,7 +59,7 @@ struct Sample {
   double cpu_seconds = 0;  ///< of the whole process, per call
   Peaks peaks;             ///< mean of the two readings
   std::int64_t calls = 0;
-  bool steady = false;  ///< the two readings agree, so the clock did not move in between
+  bool steady = false;  ///< the two readings of FLOP/s agree, so the clock did not move in between
 };
 
 struct Budget {
@@ -64,13 +67,14 @@ struct Budget {
   int min_samples = 7;     ///< steady ones
   double patience = 4;     ///< give up on steadiness after this many times `seconds`
   double min_call = 2e-3;  ///< seconds of calls per sample
+  bool reading = false;    ///< read the bandwidth beside every sample, too
 };
 
 /// Samples of call(), after one call that is not timed.
 std::vector<Sample> take_samples(const std::function<void()>& call, const Roofline& roofline, const Budget& budget);
 
-/// What the samples of one row say. Unsteady samples count only when there is no steady one; the shares of the peaks
-/// are then NaN.
+/// What the samples of one row say. Unsteady samples count only when there is no steady one; the shares of FLOP/s are
+/// then NaN.
 struct Summary {
   int steady = 0, taken = 0;
   std::int64_t calls = 0;
@@ -78,11 +82,11 @@ struct Summary {
   double spread = 0;  ///< interquartile range over median
   struct Share {
     double median = 0, best = 0;
-    double peak_gflops = 0;  ///< median
+    double peak = 0;  ///< median
   };
-  Share of_fma, of_amx;
+  Share of_fma, of_amx, of_read;
 };
-Summary summarise(const std::vector<Sample>& samples, double flops_per_call);
+Summary summarise(const std::vector<Sample>& samples, const Cost& per_call);
 
 /// The value below which a share `at` of `values` lies, between neighbours linearly; NaN when there are none.
 double quantile(std::vector<double> values, double at);

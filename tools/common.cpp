@@ -190,10 +190,13 @@ std::string types_text(const Problem& p) {
   return fmt::format("{}/{}/{}", to_string(p.q_dtype), to_string(p.kv_dtype), to_string(p.out_dtype));
 }
 
+double bytes_of(DType dtype) {
+  return dtype == DType::i4x2 ? 0.5 : static_cast<double>(size_of(dtype));
+}
+
 void refuse_memory(const Problem& p, const Context& context) {
   // As doubles: what does not fit memory may not fit int64 either.
   const auto number = [](std::int64_t size) { return static_cast<double>(size); };
-  const auto bytes = [&](DType dtype) { return static_cast<double>(size_of(dtype)); };
   const double queries = number(p.hq) * (p.ragged_q >= 0 ? number(p.ragged_q) : number(p.b) * number(p.sq));
   const double keys = number(p.hk) * (p.ragged_k >= 0 ? number(p.ragged_k) : number(p.b) * number(p.sk));
   const auto term = [&](std::uint8_t dims, double size) {
@@ -201,9 +204,10 @@ void refuse_memory(const Problem& p, const Context& context) {
     return size * number(p.sk) * (dims & Problem::kFullB ? number(p.b) : 1) *
            (dims & Problem::kFullH ? number(p.hq) : 1) * (dims & Problem::kFullQ ? number(p.sq) : 1);
   };
-  const double tensors = queries * (number(p.d) * bytes(p.q_dtype) + number(p.dv) * bytes(p.out_dtype)) +
-                         keys * number(p.d + p.dv) * bytes(p.kv_dtype) + term(p.bias, 4) + term(p.mask, 1) +
-                         (p.lse ? 4 * queries : 0);
+  const double tensors =
+      queries * (number(p.d) * bytes_of(p.q_dtype) + number(p.dv) * bytes_of(p.out_dtype)) +
+      keys * (number(p.d + p.dv) * bytes_of(p.kv_dtype) + number(p.k_groups + p.v_groups) * (p.zeros ? 8 : 4)) +
+      term(p.bias, 4) + term(p.mask, 1) + (p.lse ? 4 * queries : 0);
   throw std::runtime_error(fmt::format("{}: out of memory; its tensors take {}, its workspace {}", short_text(p),
                                        human_bytes(tensors),
                                        human_bytes(static_cast<double>(Plan(p, context).workspace_bytes()))));

@@ -65,6 +65,9 @@ std::string short_text(const Problem& problem);
 /// The types of q, keys and values, and out: "f32", "bf16", or "f32/bf16/f16" when they differ.
 std::string types_text(const Problem& problem);
 
+/// Bytes of one element: half a byte for i4x2.
+double bytes_of(DType dtype);
+
 /// Runs `call`. When memory for it cannot be had, throws std::runtime_error that says what the tensors of `problem` and
 /// the workspace of its plan take.
 template <class Call>

@@ -69,7 +69,7 @@ class Arguments {
 
   void add_bench(CLI::App& app) {
     auto* bench = app.add_subcommand("bench", "Time problems against the machine's peak and the naive way");
-    auto* set = bench->add_option("--set", bench_.set, "quick, paper, halves or full")->capture_default_str();
+    auto* set = bench->add_option("--set", bench_.set, "quick, paper, halves, decode or full")->capture_default_str();
     bench->add_option("--problem", bench_.problems, kProblemHelp)->allow_extra_args(false)->excludes(set);
     bench->add_option("--threads", bench_.threads, "thread counts, for example 1,2 (default: 1)")
         ->delimiter(',')

@@ -12,8 +12,8 @@ from pathlib import Path
 
 PROBLEM = "b=1 hq=2 sq=48 d=16 causal"
 ROW_KEYS = """name problem entry threads b hq hk sq sk d dv causal dtype real_time time_unit median_ms best_ms spread
-    gflops peak_gflops of_peak of_peak_best amx_peak_gflops of_amx_peak of_amx_peak_best of_bandwidth vs_naive
-    iterations cpu_time run_name run_type samples""".split()
+    gflops peak_gflops of_peak of_peak_best amx_peak_gflops of_amx_peak of_amx_peak_best gbs read_gbs of_bandwidth
+    of_bandwidth_best vs_naive iterations cpu_time run_name run_type samples""".split()
 CONTEXT_KEYS = """date host_name cpu num_cpus caches isa threads library_version compiler fma_peak_gflops
     amx_peak_gflops read_bandwidth_gbs""".split()
 
@@ -125,6 +125,13 @@ class Check(CliTest):
     def test_default_list(self):
         text = self.run_ok("check")
         self.assertIn(" 0 wrong, 0 skipped", text)
+        for word in ("page=1 ", "page=16 ", "ring ", "kv=i8 ", "kv=f8e4m3 ", "kv=f8e5m2 ", "kv=i4x2 ", "zeros "):
+            self.assertIn(word, text)
+
+    def test_sampled_heads(self):
+        """Of few rows of a long cache only some heads are compared."""
+        problem = "dtype=bf16 b=1 hq=12 hk=4 sq=32 sk=24000 d=128 causal align=bottom_right alibi sinks bias=hk lse"
+        self.assertIn("1 checked, 0 wrong", self.run_ok("check", "--problem", problem))
 
     def test_every_usable_entry(self):
         usable = [entry["name"] for entry in self.run_json("info")["entries"] if entry["usable"]]
@@ -195,6 +202,32 @@ class Bench(CliTest):
         self.assertEqual(rows[2]["bytes"], 2 * 8 * 4 * 4 + 6 * (4 + 2) * 2 + 2 * 8 * 2 * 2)
         for row in rows:
             self.assertRegex(text, rf"{re.escape(row['problem'].split(' ', 1)[1])} +{row['dtype']} ")
+
+    def test_bytes_of_caches(self):
+        """q, out, and what is read of keys and values: by type, length, window and capacity, with scales and zeros."""
+        shape, rows = "b=3 hq=4 hk=2 sq=1 d=16 dv=8", 3 * 4 * (16 + 8)
+        cases = {"dtype=bf16 sk=40": 2 * rows + 3 * 2 * 40 * 24 * 2,
+                 "dtype=bf16 sk=40 seqlens page=8": 2 * rows + 3 * 2 * 40 * 24 * 2,
+                 "kv=bf16 sk=40 seqlens ring": 4 * rows + 3 * 2 * 40 * 24 * 2,
+                 "sk=40 window=9,0 align=bottom_right": 4 * rows + 3 * 2 * 10 * 24 * 4,
+                 "sk=40 causal align=20 seqlens page=4": 4 * rows + 3 * 2 * 21 * 24 * 4,
+                 "kv=f8e4m3 sk=40": 4 * rows + 3 * 2 * 40 * 24,
+                 "kv=i8 groups=1 sk=40": 4 * rows + 3 * 2 * 40 * (24 + 2 * 4),
+                 "kv=i8 k_groups=2 v_groups=4 zeros sk=40 seqlens page=1": 4 * rows + 3 * 2 * 40 * (24 + 2 * 6 * 4),
+                 "kv=i4x2 groups=4 sk=40": 4 * rows + 3 * 2 * 40 * (12 + 2 * 4 * 4)}
+        _, document = self.bench(*(word for case in cases for word in ("--problem", f"{shape} {case}")))
+        self.assertEqual([row["bytes"] for row in document["benchmarks"]], list(cases.values()))
+        # Rows of a sequence that see keys in common read them once.
+        _, document = self.bench("--problem", "b=1 hq=1 sq=4 sk=40 d=8 causal window=3,-1 align=bottom_right")
+        self.assertEqual(document["benchmarks"][0]["bytes"], 4 * (4 * 16 + (3 + 4) * 16))
+
+    def test_bandwidth(self):
+        text, document = self.bench("--problem", "dtype=bf16 b=1 hq=4 hk=1 sq=1 sk=4096 d=64", "--problem", PROBLEM)
+        for row in document["benchmarks"]:
+            self.assertTrue(math.isclose(row["gbs"], row["bytes"] / row["median_ms"] / 1e6, rel_tol=1e-6))
+            self.assertTrue(0 < row["of_bandwidth"] <= row["of_bandwidth_best"])
+            self.assertGreater(row["read_gbs"], 0)
+            self.assertRegex(text, rf"(?m)^{re.escape(row['problem'].split(' ', 1)[1])} .* {100 * row['of_bandwidth']:.1f} ")
 
     def test_peaks(self):
         """Shares of the vector peak for every entry, of the AMX peak for those of AMX."""

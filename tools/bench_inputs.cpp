@@ -1,0 +1,78 @@
+#include "bench_inputs.hpp"
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "support/cache.hpp"
+
+namespace rapt::tools {
+namespace {
+
+using Generator = std::mt19937_64;
+
+/// All that a cache has no part in.
+Problem without_cache(Problem p) {
+  p.kv_dtype = DType::f32;
+  p.hk = 1;
+  p.k_groups = p.v_groups = p.page_size = 0;
+  p.zeros = p.ring = p.kv_lengths = false;
+  return p;
+}
+
+testing::Tensor integers(const Layout& layout, const std::vector<std::int64_t>& values) {
+  testing::Tensor tensor(DType::i64, layout);
+  for (std::int64_t i = 0; i < tensor.size(); ++i) tensor.flat<std::int64_t>(i) = values[static_cast<std::size_t>(i)];
+  return tensor;
+}
+
+/// Keys (or values) of d elements in pages, or in entries of sk rows of their own.
+testing::Cache filled(const Problem& p, std::int64_t d, std::int64_t groups, const std::vector<std::int64_t>& pages,
+                      Generator& generator) {
+  // Such a seed gives every row its own scales and zeros.
+  constexpr std::uint64_t kOwnScales = 3;
+  const std::int64_t rows = p.page_size > 0 ? p.page_size : p.sk;
+  const std::int64_t entries = p.page_size > 0 ? static_cast<std::int64_t>(pages.size()) : p.b;
+  const std::int64_t shape[] = {entries, p.hk, rows, p.kv_dtype == DType::i4x2 ? d / 2 : d};
+  const std::int64_t plain[] = {p.b, p.hk, p.sk, d};
+  testing::Tensor values(DType::f32, Layout(plain));
+  std::normal_distribution<float> normal;
+  for (std::int64_t i = 0; i < values.size(); ++i) values.flat(i) = normal(generator);
+  testing::Cache cache(p.kv_dtype, Layout(shape), groups, p.zeros && groups > 0, kOwnScales, testing::Placement::heap);
+  const auto slot = [&](std::int64_t n, std::int64_t j) -> testing::Slot {
+    if (p.page_size == 0) return {n, j};
+    return {pages[static_cast<std::size_t>((n * p.sk + j) / p.page_size)], j % p.page_size};
+  };
+  cache.fill(values, slot, generator);
+  return cache;
+}
+
+}  // namespace
+
+testing::Case timed_inputs(const Problem& problem, std::uint64_t seed) {
+  const Problem& p = problem;
+  const bool cached = p.page_size > 0 || p.ring || p.k_groups > 0 || p.v_groups > 0;
+  if (!cached || p.ragged_k >= 0 || p.layout != Problem::Layout::bhsd) return testing::Case(p, seed);
+  testing::Case inputs(without_cache(p), seed);
+  inputs.problem = p;
+  Generator generator(seed);
+  std::vector<std::int64_t> pages;
+  if (p.kv_lengths)
+    inputs.seqlens = integers(Layout(std::array{p.b}), std::vector(static_cast<std::size_t>(p.b), p.sk));
+  if (p.page_size > 0) {
+    pages.resize(static_cast<std::size_t>(p.b * (p.sk / p.page_size)));
+    std::iota(pages.begin(), pages.end(), 0);
+    std::shuffle(pages.begin(), pages.end(), generator);
+    inputs.block_table = integers(Layout(std::array{p.b, p.sk / p.page_size}), pages);
+  }
+  testing::Cache k = filled(p, p.d, p.k_groups, pages, generator);
+  inputs.k = std::move(k.rows), inputs.k_scale = std::move(k.scale), inputs.k_zero = std::move(k.zero);
+  testing::Cache v = filled(p, p.dv, p.v_groups, pages, generator);
+  inputs.v = std::move(v.rows), inputs.v_scale = std::move(v.scale), inputs.v_zero = std::move(v.zero);
+  return inputs;
+}
+
+}  // namespace rapt::tools
