@@ -8,6 +8,9 @@ Needs PyTorch 2.11 or newer. Prints Markdown. For every case both sides take sam
 is a pause in which the other pool falls asleep, and a call that is not timed, which wakes the own one. Ratios are time
 of torch over time of rapt: above 1, rapt is faster. Errors are taken over the whole output, against float64 on the same
 (already rounded) inputs.
+
+--set decode is one token over long keys, four query heads to a key head. torch takes turns in two ways: enable_gqa, and
+with the four heads folded by hand into query rows of one. Errors are taken over some heads.
 """
 
 import argparse
@@ -29,9 +32,13 @@ from rapt_ctypes import EXECUTORS, Rapt
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 SETS = {
-    "paper": {"dtype": ["f32"], "lengths": [128, 512, 1024, 2048, 4096], "dims": [64, 128]},
-    "issue4": {"dtype": ["f32", "bf16", "f16"], "lengths": [512, 1024, 4096], "dims": [64, 128]},
+    "paper": {"dtype": ["f32"], "lengths": [128, 512, 1024, 2048, 4096], "dims": [64, 128], "batch": [1], "heads": [8]},
+    "issue4": {"dtype": ["f32", "bf16", "f16"], "lengths": [512, 1024, 4096], "dims": [64, 128], "batch": [1],
+               "heads": [8]},
+    "decode": {"dtype": ["bf16", "f16", "f32"], "lengths": [4096, 32768], "dims": [128], "batch": [1, 8],
+               "heads": [32]},
 }
+GROUP = 4  # query heads to a key head in decode
 LONGEST_CHECKED = 1024
 PAUSE_S = 0.01
 PROBE_ROUNDS = 3
@@ -60,16 +67,16 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", default="build/release/librapt.so", help="default: %(default)s")
     parser.add_argument("--set", choices=SETS, default="paper",
-                        help="types, lengths and head sizes, each of which its own option replaces")
+                        help="types, lengths, head sizes, batches and heads, each of which its own option replaces")
     parser.add_argument("--dtype", type=name_list(DTYPES), help="for example f32,bf16,f16")
     parser.add_argument("--lengths", type=int_list, help="for example 512,1024,4096")
     parser.add_argument("--dims", type=int_list, help="for example 64,128")
-    parser.add_argument("--masks", type=name_list(("full", "causal")), default=["full", "causal"])
+    parser.add_argument("--masks", type=name_list(("full", "causal")), default=["full", "causal"], help="not of decode")
     parser.add_argument("--threads", type=int_list, default=[1], help="thread counts, for example 1,16")
-    parser.add_argument("--heads", type=int_list, default=[8],
-                        help="for all thread counts, or one for each of them (default: 8)")
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--layout", choices=["bhsd", "bshd"], default="bhsd", help="order of dimensions in memory")
+    parser.add_argument("--heads", type=int_list, help="query heads, for all thread counts, or one for each of them")
+    parser.add_argument("--batch", type=int_list, help="for example 1,8")
+    parser.add_argument("--layout", choices=["bhsd", "bshd"], default="bhsd",
+                        help="order of dimensions in memory; not of decode")
     parser.add_argument("--executor", choices=EXECUTORS, default="default", help="rapt's executor")
     parser.add_argument("--pin", type=cpu_choice, default="none", metavar="none|auto|CPU",
                         help="run the one-thread cases on this CPU; auto: the one on which rapt is fastest now")
@@ -86,6 +93,8 @@ def parse_arguments():
         options.heads *= len(options.threads)
     if len(options.heads) != len(options.threads):
         parser.error("--heads: wanted one number, or one for each of --threads")
+    if options.set == "decode" and any(heads % GROUP for heads in options.heads):
+        parser.error(f"--heads: wanted multiples of {GROUP} for decode")
     if options.samples < 1 or min(options.threads) < 1:
         parser.error("--samples and --threads: wanted at least 1")
     if options.pin != "none":
@@ -113,7 +122,7 @@ def cpu_name():
 class Case:
     """One problem with its tensors, and how each side computes it."""
 
-    def __init__(self, rapt, dtype, heads, s, d, causal, batch=1, layout="bhsd"):
+    def __init__(self, rapt, dtype, heads, s, d, causal, batch, layout="bhsd"):
         generator = torch.Generator().manual_seed(s * 1000 + d)
         shape = (batch, heads, s, d) if layout == "bhsd" else (batch, s, heads, d)
         tensors = [torch.randn(shape, generator=generator).to(DTYPES[dtype]) for _ in range(3)]
@@ -143,6 +152,38 @@ class Case:
                 scores.masked_fill_(hidden, -math.inf)
             exact[head] = torch.softmax(scores, -1) @ self.v[head].double()
         return exact
+
+
+class DecodeCase:
+    """One token over s keys. Entries of the batch have the same keys, each its own copy."""
+
+    def __init__(self, rapt, dtype, heads, s, d, batch):
+        generator = torch.Generator().manual_seed(s * 1000 + d)
+        self.q = torch.randn((batch, heads, 1, d), generator=generator, dtype=DTYPES[dtype])
+        self.k, self.v = [torch.randn((1, heads // GROUP, s, d), generator=generator,
+                                      dtype=DTYPES[dtype]).repeat(batch, 1, 1, 1) for _ in range(2)]
+        self.folded_q = self.q.view(batch, heads // GROUP, GROUP, d)
+        self.out = torch.empty_like(self.q)
+        self.rapt = rapt
+        self.args = rapt.attention_args(self.q, self.k, self.v, self.out)
+        self.bytes = 2 * self.k.nbytes
+
+    def run_rapt(self):
+        self.rapt.attention(self.args)
+        return self.out
+
+    def run_gqa(self):
+        return F.scaled_dot_product_attention(self.q, self.k, self.v, enable_gqa=True)
+
+    def run_folded(self):
+        return F.scaled_dot_product_attention(self.folded_q, self.k, self.v)
+
+    def errors(self, out):
+        """errors_of() the first and last key head of the first and last entry of the batch."""
+        heads = [(n, h) for n in {0, self.k.shape[0] - 1} for h in {0, self.k.shape[1] - 1}]
+        exact = [torch.softmax(self.folded_q[at].double() @ self.k[at].double().T / math.sqrt(self.k.shape[-1]), -1)
+                 @ self.v[at].double() for at in heads]
+        return errors_of(torch.stack([out.view(self.folded_q.shape)[at] for at in heads]), torch.stack(exact))
 
 
 def errors_of(out, exact):
@@ -180,8 +221,8 @@ def interleave(calls, pause, options):
     return samples
 
 
-def run_case(rapt, dtype, threads, heads, s, d, causal, options):
-    case = Case(rapt, dtype, heads, s, d, causal, options.batch, options.layout)
+def run_case(rapt, dtype, threads, heads, batch, s, d, causal, options):
+    case = Case(rapt, dtype, heads, s, d, causal, batch, options.layout)
     entry, strands = rapt.chosen(case.args)
     ours, theirs = interleave([case.run_rapt, case.run_torch], threads > 1, options)
     errors = torch_errors = (None, None)
@@ -190,10 +231,10 @@ def run_case(rapt, dtype, threads, heads, s, d, causal, options):
         errors, torch_errors = errors_of(case.run_rapt(), exact), errors_of(case.run_torch(), exact)
     median, best = statistics.median(ours), min(ours)
     torch_median, torch_best = statistics.median(theirs), min(theirs)
-    problem = f"dtype={dtype} b={options.batch} hq={heads} sq={s} d={d}" + " causal" * causal
+    problem = f"dtype={dtype} b={batch} hq={heads} sq={s} d={d}" + " causal" * causal
     return {
         "name": f"{problem}/threads:{threads}", "entry": entry, "threads": threads, "strands": strands,
-        "b": options.batch, "hq": heads, "hk": heads, "sq": s, "sk": s, "d": d, "dv": d, "causal": causal,
+        "b": batch, "hq": heads, "hk": heads, "sq": s, "sk": s, "d": d, "dv": d, "causal": causal,
         "layout": options.layout, "dtype": dtype, "iterations": len(ours), "real_time": median * 1e3,
         "time_unit": "ms", "median_ms": median * 1e3, "best_ms": best * 1e3, "gflops": case.flops / median / 1e9,
         "torch_median_ms": torch_median * 1e3, "torch_best_ms": torch_best * 1e3,
@@ -204,9 +245,31 @@ def run_case(rapt, dtype, threads, heads, s, d, causal, options):
     }
 
 
+def run_decode(rapt, dtype, threads, heads, batch, s, d, options):
+    case = DecodeCase(rapt, dtype, heads, s, d, batch)
+    entry, strands = rapt.chosen(case.args)
+    sides = {"": case.run_rapt, "torch_": case.run_gqa, "folded_": case.run_folded}
+    samples = dict(zip(sides, interleave(list(sides.values()), threads > 1, options)))
+    row = {
+        "name": f"dtype={dtype} b={batch} hq={heads} hk={heads // GROUP} sq=1 sk={s} d={d}/threads:{threads}",
+        "entry": entry, "threads": threads, "strands": strands, "b": batch, "hq": heads, "hk": heads // GROUP, "sq": 1,
+        "sk": s, "d": d, "dv": d, "dtype": dtype, "iterations": len(samples[""]), "time_unit": "ms",
+        "real_time": statistics.median(samples[""]) * 1e3, "bytes": case.bytes,
+    }
+    for side, own in samples.items():
+        median, best = statistics.median(own), min(own)
+        error, max_error = case.errors(sides[side]())
+        row |= {f"{side}median_ms": median * 1e3, f"{side}best_ms": best * 1e3, f"{side}gbs": case.bytes / median / 1e9,
+                f"{side}error": error, f"{side}max_error": max_error}
+        if side:
+            row |= {f"vs_{side}".rstrip("_"): median / statistics.median(samples[""]),
+                    f"vs_{side}best": best / min(samples[""])}
+    return row
+
+
 def fastest_cpu(rapt, dtype):
     """(the CPU of this process on which one thread of rapt is fastest, {CPU: median ms})."""
-    case = Case(rapt, dtype, heads=1, s=512, d=64, causal=False)
+    case = Case(rapt, dtype, heads=1, s=512, d=64, causal=False, batch=1)
     samples = {cpu: [] for cpu in sorted(os.sched_getaffinity(0))}
     for _ in range(PROBE_ROUNDS):
         for cpu, own in samples.items():
@@ -236,7 +299,7 @@ def read_machine(library, options):
     torch.set_num_threads(1)
     everything = Rapt(library, 0, options.executor)
     for dtype in options.dtype:
-        case = Case(everything, dtype, heads=1, s=64, d=64, causal=False)
+        case = Case(everything, dtype, heads=1, s=64, d=64, causal=False, batch=1)
         everything.chosen(case.args)
         case.run_torch()
         case.exact()
@@ -263,27 +326,43 @@ def print_row(row):
     ]), flush=True)
 
 
-def summarise(rows):
-    """Geometric means and least ratios per type, thread count and head size, and over all head sizes."""
+DECODE_TITLES = ["b", "sk", "d", "entry"] + [
+    f"{side} ms, median / best (GB/s)" for side in ("rapt", "torch gqa", "torch folded")] + [
+    f"{side} / rapt, medians / bests" for side in ("gqa", "folded")] + ["relative error rapt / gqa / folded"]
+
+
+def print_decode_row(row):
+    print(table_line([
+        str(row["b"]), str(row["sk"]), str(row["d"]), row["entry"],
+        *(f"{row[side + 'median_ms']:.3f} / {row[side + 'best_ms']:.3f} ({row[side + 'gbs']:.1f})"
+          for side in ("", "torch_", "folded_")),
+        *(f"**{row[f'vs_{side}']:.2f}** / {row[f'vs_{side}_best']:.2f}" for side in ("torch", "folded")),
+        " / ".join(f"{row[side + 'error']:.1e}" for side in ("", "torch_", "folded_")),
+    ]), flush=True)
+
+
+def summarise(rows, peers):
+    """Geometric means and least ratios, named by `peers`, per type, thread count and head size, and over all sizes."""
     groups = {}
     for row in rows:
         groups.setdefault((row["dtype"], row["threads"]), {}).setdefault(row["d"], []).append(row)
     groups = {(*key, d): group for key, by_d in groups.items()
-              for d, group in [*by_d.items(), ("all", sum(by_d.values(), []))]}
+              for d, group in [*by_d.items(), *[("all", sum(by_d.values(), []))] * (len(by_d) > 1)]}
     return [{"dtype": dtype, "threads": threads, "d": d, "cases": len(group)} |
-            {f"{kind}_{name}": of(row[name] for row in group) for name in ("vs_torch", "vs_torch_best")
+            {f"{kind}_{name}": of(row[name] for row in group) for peer in peers for name in (peer, f"{peer}_best")
              for kind, of in (("geomean", statistics.geometric_mean), ("least", min))}
             for (dtype, threads, d), group in groups.items()]
 
 
-def print_summary(summary):
+def print_summary(summary, peers):
     print("\nTime of torch over time of rapt:\n")
-    print_table_head(["type", "threads", "d", "cases", "geomean of medians / bests", "least of medians / bests"])
+    print_table_head(["type", "threads", "d", "cases"] +
+                     [f"{title}: {what} of medians / bests" for title in peers.values() for what in ("geomean", "least")])
     for line in summary:
         print(table_line([
             line["dtype"], str(line["threads"]), str(line["d"]), str(line["cases"]),
-            f"**{line['geomean_vs_torch']:.2f}** / {line['geomean_vs_torch_best']:.2f}",
-            f"**{line['least_vs_torch']:.2f}** / {line['least_vs_torch_best']:.2f}",
+            *(f"**{line[f'{what}_{peer}']:.2f}** / {line[f'{what}_{peer}_best']:.2f}"
+              for peer in peers for what in ("geomean", "least")),
         ]))
 
 
@@ -307,25 +386,33 @@ def main():
     elif options.pin != "none":
         cpu = options.pin
     print(f"rapt {version} and torch {torch.__version__} ({torch.backends.cpu.get_cpu_capability()}) on {cpu_name()},"
-          f" {len(os.sched_getaffinity(0))} CPUs; b={options.batch}, layout {options.layout}.")
+          f" {len(os.sched_getaffinity(0))} CPUs; layout {options.layout}.")
     if cpu is not None:
         probed = f", the fastest at {probe[cpu]:.3f} ms (slowest: {max(probe.values()):.3f})" if probe else ""
         print(f"One-thread cases on CPU {cpu}{probed}.")
     rows = []
+    decode = options.set == "decode"
+    peers = {"vs_torch": "gqa", "vs_folded": "folded"} if decode else {"vs_torch": "torch"}
     with torch.inference_mode():
         for (threads, heads), dtype in itertools.product(zip(options.threads, options.heads), options.dtype):
             with on_cpu(cpu if threads == 1 else None):
                 torch.set_num_threads(threads)
                 rapt = Rapt(library, threads, options.executor)
                 print(f"\n{dtype}, {threads} thread{'s' * (threads > 1)}, {heads} heads:\n")
+                if decode:
+                    print_table_head(DECODE_TITLES)
+                    for d, s, batch in itertools.product(options.dims, options.lengths, options.batch):
+                        rows.append(run_decode(rapt, dtype, threads, heads, batch, s, d, options))
+                        print_decode_row(rows[-1])
+                    continue
                 print_table_head(["S", "d", "mask", "entry", "rapt ms, median / best", "torch ms, median / best",
                                   "torch / rapt, medians / bests", "GFLOP/s rapt / torch",
                                   "relative error rapt / torch", "largest error rapt / torch"])
-                for d, s, mask in itertools.product(options.dims, options.lengths, options.masks):
-                    rows.append(run_case(rapt, dtype, threads, heads, s, d, mask == "causal", options))
+                for batch, d, s, mask in itertools.product(options.batch, options.dims, options.lengths, options.masks):
+                    rows.append(run_case(rapt, dtype, threads, heads, batch, s, d, mask == "causal", options))
                     print_row(rows[-1])
-    summary = summarise(rows)
-    print_summary(summary)
+    summary = summarise(rows, peers)
+    print_summary(summary, peers)
     print(f"\nTook {time.perf_counter() - begin:.0f} s.")
     if options.json:
         write_json(options.json, {
