@@ -18,7 +18,7 @@ struct ForwardSchedule final : Schedule {
 };
 
 // Rows of a sequence and kv head up to which attention_decode is the faster kernel.
-inline constexpr std::int64_t kDecodeRows = 16;
+inline constexpr std::int64_t kDecodeRows = 12;
 
 // `concurrency`: the most strands the executor offers.
 ForwardSchedule schedule_forward(const Problem& problem, const ForwardKernel& kernel, const ForwardKernel* decode,
