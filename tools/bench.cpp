@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <iterator>
 #include <limits>
 #include <map>
 
@@ -97,7 +98,10 @@ class Bench {
 
   static double median(const Readings& readings, int threads) {
     const auto found = readings.find(threads);
-    return found == readings.end() ? std::numeric_limits<double>::quiet_NaN() : quantile(found->second, 0.5);
+    if (found == readings.end()) return std::numeric_limits<double>::quiet_NaN();
+    std::vector<double> had;
+    std::copy_if(found->second.begin(), found->second.end(), std::back_inserter(had), [](double x) { return x > 0; });
+    return quantile(had, 0.5);
   }
 
   /// False for an entry that refuses a problem which another one of those asked for takes.
@@ -162,7 +166,7 @@ class Bench {
     budget.reading = cost.bytes / before.read > cost.flops / before.fma;
     std::vector<Sample> samples = take_samples(call, roof, budget);
     if (budget.reading) return samples;
-    const double read = (before.read + roof.read_gbs()) / 2;
+    const double read = between(before.read, roof.read_gbs());
     for (Sample& sample : samples) sample.peaks.read = read;
     return samples;
   }

@@ -114,8 +114,9 @@ void Table::add(const Row& row) {
 void Table::finish(const std::vector<Roof>& roofs) {
   for (const Roof& roof : roofs) {
     const std::string amx = std::isfinite(roof.amx_gflops) ? fmt::format("AMX peak {:.1f}, ", roof.amx_gflops) : "";
-    fmt::print("{} thread{}: {}FMA peak {:.1f} GFLOP/s, read bandwidth {:.1f} GB/s\n", roof.threads,
-               roof.threads == 1 ? "" : "s", amx, roof.fma_gflops, roof.read_gbs);
+    const std::string read = std::isfinite(roof.read_gbs) ? fmt::format("{:.1f} GB/s", roof.read_gbs) : "not had";
+    fmt::print("{} thread{}: {}FMA peak {:.1f} GFLOP/s, read bandwidth {}\n", roof.threads,
+               roof.threads == 1 ? "" : "s", amx, roof.fma_gflops, read);
   }
   std::fflush(stdout);
 }

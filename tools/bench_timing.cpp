@@ -18,6 +18,7 @@ constexpr double kReadingSeconds = 1e-3;
 constexpr double kLongCallSeconds = 50e-3;
 constexpr double kAgreement = 0.02, kLongAgreement = 0.03;
 constexpr int kReadingAttempts = 5;
+constexpr double kAtOnce = 0.75;  // of the time, for a CPU to every thread
 
 double since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -32,10 +33,11 @@ double thread_seconds() {
 
 /// Runs work(strand), which returns an amount, on `threads` strands at once and adds up their rates, each over its own
 /// processor time. An executor is free to run strands one after another on one thread, which says nothing about all of
-/// them together: such a run is tried again, and 0 is returned when that does not help.
-double total_rate(Executor& executor, int threads, const std::function<double(int)>& work) {
+/// them together: such a run is tried again, and 0 is returned when that does not help. With `at_once`, so is one whose
+/// threads had to share CPUs: what they compete for would seem more than there is.
+double total_rate(Executor& executor, int threads, bool at_once, const std::function<double(int)>& work) {
   struct Strand {
-    double rate = 0;
+    double rate = 0, seconds = 0;
     std::thread::id thread;
   };
   struct Run {
@@ -47,17 +49,21 @@ double total_rate(Executor& executor, int threads, const std::function<double(in
     const auto strand = [](void* argument, int index) {
       Run& run = *static_cast<Run*>(argument);
       const double start = thread_seconds();
-      const double amount = run.work(index);
-      run.strands[static_cast<std::size_t>(index)] = {amount / (thread_seconds() - start), std::this_thread::get_id()};
+      const double amount = run.work(index), seconds = thread_seconds() - start;
+      run.strands[static_cast<std::size_t>(index)] = {amount / seconds, seconds, std::this_thread::get_id()};
     };
+    const auto start = Clock::now();
     executor.run(threads, strand, &run);
-    double rate = 0;
+    const double elapsed = since(start);
+    double rate = 0, seconds = 0;
     std::set<std::thread::id> distinct;
     for (const Strand& strand : run.strands) {
       rate += strand.rate;
+      seconds += strand.seconds;
       distinct.insert(strand.thread);
     }
-    if (distinct.size() == run.strands.size()) return rate;
+    const bool shared = at_once && seconds < kAtOnce * elapsed * threads;
+    if (distinct.size() == run.strands.size() && !shared) return rate;
   }
   return 0;
 }
@@ -112,7 +118,7 @@ Roofline::Chains Roofline::chains(Isa isa) {
 }
 
 double Roofline::gflops(const Chains& chains) const {
-  return total_rate(*executor_, threads_, [&](int) { return run_fma_chains(chains.isa, chains.rounds); }) / 1e9;
+  return total_rate(*executor_, threads_, false, [&](int) { return run_fma_chains(chains.isa, chains.rounds); }) / 1e9;
 }
 
 Peaks Roofline::peaks(bool reading) const {
@@ -129,7 +135,11 @@ double Roofline::read_gbs() const {
     if (value == 1) sink = value;
     return static_cast<double>(bytes);
   };
-  return total_rate(*executor_, threads_, read) / 1e9;
+  return total_rate(*executor_, threads_, threads_ > 1, read) / 1e9;
+}
+
+double between(double before, double after) {
+  return std::min(before, after) > 0 ? (before + after) / 2 : std::numeric_limits<double>::quiet_NaN();
 }
 
 std::vector<Sample> take_samples(const std::function<void()>& call, const Roofline& roofline, const Budget& budget) {
@@ -163,7 +173,7 @@ std::vector<Sample> take_samples(const std::function<void()>& call, const Roofli
     const double tolerance = seconds > kLongCallSeconds ? kLongAgreement : kAgreement;
     const double count = static_cast<double>(calls);
     const bool agreed = agree(before.fma, after.fma, tolerance) && agree(before.amx, after.amx, tolerance);
-    const Peaks mean{(before.fma + after.fma) / 2, (before.amx + after.amx) / 2, (before.read + after.read) / 2};
+    const Peaks mean{between(before.fma, after.fma), between(before.amx, after.amx), between(before.read, after.read)};
     samples.push_back({seconds / count, cpu_seconds / count, mean, calls, agreed});
     steady += agreed ? 1 : 0;
     before = after;

@@ -33,7 +33,8 @@ class Roofline {
   /// Of independent multiply-add chains on all threads at once, and of products of tiles where the ISA has them, about
   /// a millisecond each; of one sequential read of the buffer if asked to.
   Peaks peaks(bool reading = false) const;
-  /// GB/s of one sequential read of the buffer, a share of it per thread. 0 when the threads could not be had at once.
+  /// GB/s of one sequential read of the buffer, a share of it per thread. 0 when the threads could not be had at once,
+  /// each on a CPU of its own.
   double read_gbs() const;
 
   int threads() const { return threads_; }
@@ -52,6 +53,9 @@ class Roofline {
   std::shared_ptr<const std::vector<float>> buffer_;
   std::shared_ptr<Executor> executor_;
 };
+
+/// The mean of two readings; NaN when one was not had.
+double between(double before, double after);
 
 /// One timing: `calls` calls back to back, between two readings of the peaks.
 struct Sample {
