@@ -1,4 +1,4 @@
-// Scaled dot-product attention: prefill, cross attention, MHA, GQA and MQA through one call.
+// Scaled dot-product attention: prefill, decode, cross attention, MHA, GQA and MQA through one call.
 #pragma once
 
 #include "rapt/context.hpp"
@@ -10,9 +10,9 @@ namespace rapt {
 
 /// Shapes: b batch, hq query heads, hk key/value heads (hq % hk == 0; query head h reads head floor(h / (hq / hk))),
 /// sq query rows, sk key rows, d query/key head size, dv value head size. Any non-negative strides.
-/// q, k, v and out are f32, bf16 or f16; k and v agree, q and out may differ from them and from each other. Whatever
-/// the types, sums and the softmax are fp32, inputs count as given, and out is rounded once, to nearest even. lse,
-/// bias, alibi and sinks are f32.
+/// q, k, v and out are f32, bf16 or f16, k and v also quantised (kv_source.hpp); k and v agree, q and out may differ
+/// from them and from each other. Whatever the types, sums and the softmax are fp32, inputs count as given, and out is
+/// rounded once, to nearest even. lse, bias, alibi and sinks are f32.
 struct AttentionArgs {
   TensorView q{};           ///< [b, hq, sq, d]; with cu_seqlens_q [total_q, hq, d]
   KvSource kv{};            ///< keys and values, of one type
@@ -22,9 +22,11 @@ struct AttentionArgs {
   TensorView cu_seqlens_q{};  ///< optional i32 or i64 [b + 1]: q and out are ragged; ragged keys then have the same b
 };
 
-/// out = softmax(score(q k^T)) v in extra memory of O(threads x block), whatever the lengths. See docs/contract.md for
-/// the semantics of every corner. Throws Error (before anything is written) on bad arguments, std::bad_alloc when the
-/// workspace cannot be had. Reentrant. The bits of a row of `out` depend on that row's own inputs and the ISA only.
+/// out = softmax(score(q k^T)) v in extra memory of O(threads x block), whatever the lengths, and at most 64 (dv + 17)
+/// floats for each row of a sequence of up to 64 rows (tokens x group). See docs/contract.md for the semantics of every
+/// corner. Throws Error (before anything is written) on bad arguments, std::bad_alloc when the
+/// workspace cannot be had. Reentrant. The bits of a row of `out` depend on that row's own inputs, the numbers of rows
+/// and keys of its sequence (by which the kernel is chosen and long keys are cut), and the ISA only.
 RAPT_API void attention(const AttentionArgs& args, const Context& context = default_context());
 
 /// The same for dense tensors.

@@ -1,9 +1,8 @@
 // attention_decode: the same function as attention_forward for a few query rows, bound by reading K and V from memory:
-// 4 (d + dv) FLOPs a row and key, one pass over the cache for all rows (tokens x group).
+// 2 (d + dv) FLOPs a row and key, one pass over the cache for all rows (tokens x group).
 //
-//   for each block of kBlock keys that some row sees      K and V rows in place, wherever they lie; or dequantised to
-//     for each panel of kLanes rows                       fp32 in scratch (several uses, or a scale for less than a
-//     row)
+//   for each block of keys that some row sees             K and V rows in place, or dequantised to fp32 in scratch
+//     for each panel of kLanes rows
 //       S[key][row] = q . k                               lanes along d
 //       finish the scores, move the reference, P = 2^S    lanes along rows: the words of attention_forward
 //       O[row] += P V                                     lanes along dv
@@ -19,7 +18,13 @@
 namespace rapt::cpu::RAPT_ISA {
 namespace {
 
-constexpr std::int64_t kBlock = 32, kMaxRows = 64, kMaxPanels = kMaxRows / kLanes;
+constexpr std::int64_t kBlock = 64, kMaxRows = 64, kMaxPanels = kMaxRows / kLanes;
+
+// Keys of a block: K and V of one stay in L1, and reading ahead has time to get going. By the cache's type alone, since
+// sums are taken by blocks.
+std::int64_t block_keys(Element kv_type) {
+  return kv_type == Element::f32 ? kBlock / 2 : kBlock;
+}
 
 struct Scratch {
   Row* row;
@@ -162,11 +167,11 @@ class Item {
     if (first >= last) return;
     Block blocks[2];
     Block *now = &blocks[0], *next = &blocks[1];
-    const std::int64_t k0 = first / kBlock * kBlock;
-    find(*now, k0, first, least(k0 + kBlock, last));
-    for (std::int64_t k = k0; k < last; k += kBlock) {
-      const bool more = k + kBlock < last;
-      if (more) find(*next, k + kBlock, k + kBlock, least(k + 2 * kBlock, last));
+    const std::int64_t keys = block_keys(p_.kv_type), k0 = first / keys * keys;
+    find(*now, k0, first, least(k0 + keys, last));
+    for (std::int64_t k = k0; k < last; k += keys) {
+      const bool more = k + keys < last;
+      if (more) find(*next, k + keys, k + keys, least(k + 2 * keys, last));
       read(*now, {p_.k, p_.k_stride, p_.k_quant, p_.d}, now->k_source, w_.k, w_.q_stride, now->k, now->k_scale);
       read(*now, {p_.v, p_.v_stride, p_.v_quant, p_.dv}, now->v_source, w_.v, w_.o_stride, now->v, now->v_scale);
       const Block* const after = more ? next : nullptr;
