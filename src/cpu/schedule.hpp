@@ -17,8 +17,8 @@ struct ForwardSchedule final : Schedule {
   std::size_t counter_bytes = 0;          // of all counters of parts
 };
 
-// Rows of a sequence and kv head up to which attention_decode is the faster kernel.
-inline constexpr std::int64_t kDecodeRows = 12;
+// Rows of a sequence and kv head up to which attention_decode is the faster kernel: where keys come from memory.
+inline constexpr std::int64_t kDecodeRows = 16;
 
 // `concurrency`: the most strands the executor offers.
 ForwardSchedule schedule_forward(const Problem& problem, const ForwardKernel& kernel, const ForwardKernel* decode,

@@ -331,12 +331,13 @@ class Item {
 };
 
 // Elements in place save a pass over them. Packed are rows too short or strided for whole vectors, those whose scale is
-// not one number, and elements that would be widened for more than one tile of rows.
+// not one number, and elements that would be widened for too many tiles of rows.
 bool must_pack(const ForwardParams& p, std::int64_t rows) {
   const bool scaled_apart =
       (p.k_quant.scale && !of_rows(p.k_quant, p.d)) || (p.v_quant.scale && !of_rows(p.v_quant, p.dv));
+  const std::int64_t tiles = p.kv_type == Element::e4m3 ? 1 : 4;
   return p.k_stride.d != 1 || p.v_stride.d != 1 || p.d < kLanes || p.dv < kLanes || p.kv_type == Element::i4 ||
-         scaled_apart || (p.kv_type != Element::f32 && rows > kRowsOfTile);
+         scaled_apart || (p.kv_type != Element::f32 && rows > tiles * kRowsOfTile);
 }
 
 void run(const ForwardParams& p, const WorkItem& item, std::byte* scratch) noexcept {
