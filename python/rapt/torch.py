@@ -9,8 +9,8 @@ Signature, shapes, memory layout of the result, autocast and errors are PyTorch'
 Beyond PyTorch, `attn_mask` and `is_causal` may be given together for all shapes.
 
 What rapt cannot do is handed to PyTorch's function with a `FallbackWarning`, once for each reason: dropout, tensors that
-are not on the CPU, float64, a float mask that requires grad, and arguments that PyTorch refuses. To forbid it:
-`warnings.simplefilter("error", rapt.torch.FallbackWarning)`.
+are not on the CPU, float64, a float mask that requires grad, torch.func's transforms and forward-mode gradients, and arguments
+that PyTorch refuses. To forbid it: `warnings.simplefilter("error", rapt.torch.FallbackWarning)`.
 
 Gradients are PyTorch's for now: the backward computes the attention again with PyTorch's function and differentiates that.
 Threads are torch.get_num_threads().
@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import functional
 
 from rapt import _core
@@ -88,11 +89,13 @@ def enabled() -> Iterator[None]:
 _warned: set[str] = set()
 
 
-def _warn(reason: str) -> None:
+@torch.compiler.assume_constant_result  # torch.compile warns when it traces
+def _warn(reason: str) -> bool:
     if reason not in _warned:
         message = f"PyTorch's scaled_dot_product_attention runs instead of rapt's: {reason}"
         warnings.warn(message, FallbackWarning, stacklevel=3)
         _warned.add(reason)  # not where the warning is an error: then it is one every time
+    return True
 
 
 def _autocast(*tensors: Tensor | None) -> list[Any]:
@@ -105,6 +108,8 @@ def _autocast(*tensors: Tensor | None) -> list[Any]:
 
 def _refusal(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, gqa: bool) -> str:
     """Why rapt cannot do this call, "" if it can."""
+    if not torch.compiler.is_compiling() and _is_transformed():
+        return "a transform of torch.func, or forward-mode gradients"
     dtype = q.dtype
     if not (q.is_cpu and k.is_cpu and v.is_cpu and (mask is None or mask.is_cpu)):
         return "tensors that are not on the CPU"
@@ -151,11 +156,15 @@ def _batch_shape(qs: torch.Size, ks: torch.Size, vs: torch.Size, gqa: bool) -> l
     return [*batch, qs[-3]] if gqa else batch
 
 
+def _is_transformed() -> bool:
+    return torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
+
+
 def _is_plain(*tensors: Tensor | None) -> bool:
     """True where the kernel may be called without PyTorch's dispatcher: nobody records, traces, transforms or wraps."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
         return False
-    if torch._C._functorch.maybe_current_level() is not None or torch._C._get_tracing_state() is not None:
+    if torch._C._get_tracing_state() is not None:
         return False
     grad = torch.is_grad_enabled()
     return all(
@@ -173,7 +182,7 @@ def _result(q: Tensor, v: Tensor, batch: list[int]) -> Tensor:
 
 
 def _fold(t: Tensor, batch: list[int]) -> Tensor:
-    """[..., h, rows, columns] with its dimensions before the heads broadcast and made one."""
+    """[..., h, rows, columns] with its dimensions before the heads broadcast and made one; a view where that can be."""
     while t.dim() < len(batch) + 2:
         t = t.unsqueeze(0)
     return t.expand(*batch[:-1], *t.shape[-3:]).reshape(-1, *t.shape[-3:])
@@ -191,7 +200,8 @@ def _forward(
     if len(batch) > 2:
         q, k, v, to = (_fold(t, batch) for t in (q, k, v, out))
         if mask is not None and mask.dim() > 3:
-            mask = _fold(mask, batch)
+            shared = all(size == 1 for size in mask.shape[:-3])
+            mask = mask.reshape(mask.shape[-3:]) if shared else _fold(mask, batch)
     _core.sdpa(q, k, v, mask, is_causal, scale, torch.get_num_threads(), to)
     return out
 
@@ -224,38 +234,24 @@ def _(
     return _result(query, value, batch)
 
 
-@torch.library.custom_op("rapt::scaled_dot_product_attention_backward", mutates_args=(), device_types="cpu")
-def _backward_operator(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of query, key and value, by PyTorch's own function."""
-    with torch.enable_grad():
-        inputs = [t.detach().requires_grad_() for t in (query, key, value)]
-        out = _pytorch(*inputs, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
-    dq, dk, dv = torch.autograd.grad(out, inputs, grad)
-    return dq.contiguous(), dk.contiguous(), dv.contiguous()
-
-
-@_backward_operator.register_fake
-def _(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
-
-
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     query, key, value, attn_mask, ctx.is_causal, ctx.scale, ctx.enable_gqa = inputs
     ctx.save_for_backward(query, key, value, attn_mask)
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    grads = _backward_operator(grad, *ctx.saved_tensors, ctx.is_causal, ctx.scale, ctx.enable_gqa)
-    return (*grads, None, None, None, None)
+    *saved, attn_mask = ctx.saved_tensors
+    is_causal = ctx.is_causal
+    if is_causal and attn_mask is not None:  # which PyTorch takes for some shapes only
+        above = torch.ones(saved[0].shape[-2], saved[1].shape[-2], dtype=torch.bool).triu(1)
+        attn_mask = attn_mask & ~above if attn_mask.dtype is torch.bool else attn_mask.masked_fill(above, -torch.inf)
+        is_causal = False
+    again = torch.is_grad_enabled()  # create_graph: PyTorch's backward may have one of its own, or says that it has none
+    with torch.enable_grad():
+        # Aliases of their own: query, key and value may be one tensor.
+        inputs = [t.view_as(t) if again and t.requires_grad else t.detach().requires_grad_() for t in saved]
+        out = _pytorch(*inputs, attn_mask, 0.0, is_causal, scale=ctx.scale, enable_gqa=ctx.enable_gqa)
+    return (*torch.autograd.grad(out, inputs, grad, create_graph=again), None, None, None, None)
 
 
 _operator.register_autograd(_backward, setup_context=_setup_context)

@@ -39,8 +39,8 @@ Context context_for(int threads, const std::string& isa) {
   static std::mutex mutex;
   static std::map<std::pair<int, std::string>, Context> contexts;
   if (threads < 0) throw Error("threads", std::to_string(threads), "1 or more, or None for all");
-  // Counts past the machine's are alike, so that the number of contexts is bounded.
-  const int most = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  // Counts past the machine's are alike, so that the number of contexts is bounded. Asked once, as it reads a file.
+  static const int most = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   const std::pair key(std::min(threads, most), isa);
   const std::lock_guard lock(mutex);
   auto found = contexts.find(key);
