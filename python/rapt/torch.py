@@ -6,7 +6,9 @@
     rapt.torch.scaled_dot_product_attention(q, k, v, is_causal=True)    # or by name
 
 Signature, shapes, memory layout of the result, autocast and errors are PyTorch's. So is a row that attends no key: 0.
-Beyond PyTorch, `attn_mask` and `is_causal` may be given together for all shapes.
+`attn_mask` and `is_causal` may be given together, which PyTorch takes for some shapes only. A row that a float mask moves
+by the same huge number throughout (the least float, where others write -inf) keeps the softmax of its scores; in PyTorch
+rounding makes that their mean.
 
 What rapt cannot do is handed to PyTorch's function with a `FallbackWarning`, once for each reason: dropout, tensors that
 are not on the CPU, float64, a float mask that requires grad, torch.func's transforms and forward-mode gradients, and arguments
@@ -33,7 +35,8 @@ from rapt import _core
 __all__ = ["FallbackWarning", "disable", "enable", "enabled", "scaled_dot_product_attention"]
 
 _core.adopt_torch(torch)
-_pytorch = functional.scaled_dot_product_attention
+_functional: Any = functional
+_pytorch: Any = functional.scaled_dot_product_attention
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MAX_HEAD_SIZE = 8192
 
@@ -59,7 +62,8 @@ def scaled_dot_product_attention(
     reason = "dropout" if dropout_p != 0 else _refusal(query, key, value, attn_mask, enable_gqa)
     if reason:
         _warn(reason)
-        return _pytorch(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        out: Tensor = _pytorch(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        return out
     if _is_plain(query, key, value, attn_mask):
         return _forward(query, key, value, attn_mask, is_causal, scale, enable_gqa)
     return _operator(query, key, value, attn_mask, is_causal, scale, enable_gqa)
@@ -67,29 +71,29 @@ def scaled_dot_product_attention(
 
 def enable() -> None:
     """Makes torch.nn.functional.scaled_dot_product_attention rapt's. Who imported that name before keeps PyTorch's."""
-    functional.scaled_dot_product_attention = scaled_dot_product_attention
+    _functional.scaled_dot_product_attention = scaled_dot_product_attention
 
 
 def disable() -> None:
     """Undoes enable()."""
-    functional.scaled_dot_product_attention = _pytorch
+    _functional.scaled_dot_product_attention = _pytorch
 
 
 @contextmanager
 def enabled() -> Iterator[None]:
     """enable() for a with block; what was there before comes back."""
-    before = functional.scaled_dot_product_attention
+    before = _functional.scaled_dot_product_attention
     enable()
     try:
         yield
     finally:
-        functional.scaled_dot_product_attention = before
+        _functional.scaled_dot_product_attention = before
 
 
 _warned: set[str] = set()
 
 
-@torch.compiler.assume_constant_result  # torch.compile warns when it traces
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch.compile warns when it traces
 def _warn(reason: str) -> bool:
     if reason not in _warned:
         message = f"PyTorch's scaled_dot_product_attention runs instead of rapt's: {reason}"
@@ -150,7 +154,7 @@ def _batch_shape(qs: torch.Size, ks: torch.Size, vs: torch.Size, gqa: bool) -> l
         return list(qs[:-2])
     keep = 3 if gqa else 2
     try:
-        batch = list(torch.broadcast_shapes(qs[:-keep], ks[:-keep], vs[:-keep]))
+        batch = list(torch.broadcast_shapes(qs[:-keep], ks[:-keep], vs[:-keep]))  # type: ignore[no-untyped-call]
     except RuntimeError:
         return None
     return [*batch, qs[-3]] if gqa else batch

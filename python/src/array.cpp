@@ -31,7 +31,8 @@ void check_rank(const char* argument, std::int64_t ndim) {
     refuse_value(argument, std::to_string(ndim) + " dimensions", "1 to " + std::to_string(kMaxDims));
 }
 
-// A tuple of integers, as `shape` and `stride()` are. Returns how many there are, of which it copies the first kMaxDims.
+// A tuple of integers, as `shape` and `stride()` are. Returns how many there are, of which it copies the first
+// kMaxDims.
 std::int64_t copy_sizes(nb::handle tuple, std::array<std::int64_t, kMaxDims>& to) {
   const auto n = PyTuple_Size(tuple.ptr());
   for (Py_ssize_t i = 0; i < n && i < kMaxDims; ++i)
@@ -69,6 +70,7 @@ MutableTensorView read_torch(const char* argument, nb::handle tensor) {
     if (call(is_neg).ptr() == Py_True)
       refuse_value(argument, "a tensor that is negated when it is read", "one after .resolve_neg()");
     view.data = PyLong_AsVoidPtr(call(data_ptr).ptr());
+    if (PyErr_Occurred()) throw nb::python_error();
     return view;
   } catch (nb::python_error& error) {  // sparse, nested, fake, batched by vmap, ...
     refuse_type(argument, type_text(tensor) + " without strided memory (" + text_of(error.value()) + ")",
@@ -79,7 +81,9 @@ MutableTensorView read_torch(const char* argument, nb::handle tensor) {
 std::optional<DType> dtype_of(const nb::dlpack::dtype& type) {
   using Code = nb::dlpack::dtype_code;
   if (type.lanes != 1) return {};
-  const auto is = [&](Code code, int bits) { return type.code == static_cast<std::uint8_t>(code) && type.bits == bits; };
+  const auto is = [&](Code code, int bits) {
+    return type.code == static_cast<std::uint8_t>(code) && type.bits == bits;
+  };
   if (is(Code::Float, 32)) return DType::f32;
   if (is(Code::Float, 16)) return DType::f16;
   if (is(Code::Bfloat, 16)) return DType::bf16;
@@ -139,7 +143,8 @@ Array array(const char* argument, nb::handle object, bool writable) {
   const nb::object readable = bfloat16 ? object.attr("view")("uint16") : nb::borrow(object);
   nb::ndarray<> writes;
   if (!nb::try_cast(readable, result.owner)) refuse_type(argument, object_text(object), kArray);
-  if (writable && !nb::try_cast(readable, writes)) refuse_value(argument, "a read-only array", "one that can be written");
+  if (writable && !nb::try_cast(readable, writes))
+    refuse_value(argument, "a read-only array", "one that can be written");
   const nb::ndarray<nb::ro>& from = result.owner;
   if (from.device_type() != nb::device::cpu::value)
     refuse_value(argument, "an array on DLPack device " + std::to_string(from.device_type()), "one on the cpu");

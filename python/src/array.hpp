@@ -25,9 +25,9 @@ struct Array {
   nb::ndarray<nb::ro> owner;
 };
 
-/// The memory of a NumPy array, a PyTorch tensor or anything that speaks DLPack; None gives no tensor. Refuses (TypeError,
-/// ValueError naming `argument`) what is no array, lies elsewhere than in the CPU's memory, has 0 or more than 4
-/// dimensions or elements rapt has no type for, and, if asked, what is read-only.
+/// The memory of a NumPy array, a PyTorch tensor or anything that speaks DLPack; None gives no tensor. Refuses
+/// (TypeError, ValueError naming `argument`) what is no array, lies elsewhere than in the CPU's memory, has 0 or more
+/// than 4 dimensions or elements rapt has no type for, and, if asked, what is read-only.
 Array array(const char* argument, nb::handle object, bool writable = false);
 
 }  // namespace rapt::python

@@ -9,8 +9,8 @@ namespace rapt::python {
 [[noreturn]] void refuse_type(const std::string& argument, const std::string& got, const std::string& wanted);
 [[noreturn]] void refuse_value(const std::string& argument, const std::string& got, const std::string& wanted);
 
-/// From now on a rapt::Error arrives in Python as a TypeError where a dtype is wrong, else as a ValueError, and names the
-/// argument as Python does.
+/// From now on a rapt::Error arrives in Python as a TypeError where a dtype is wrong, else as a ValueError, and names
+/// the argument as Python does.
 void register_errors();
 
 }  // namespace rapt::python
