@@ -60,13 +60,15 @@ def scaled_dot_product_attention(
     if torch.is_autocast_enabled("cpu"):
         query, key, value, attn_mask = _autocast(query, key, value, attn_mask)
     reason = "dropout" if dropout_p != 0 else _refusal(query, key, value, attn_mask, enable_gqa)
+    result: Tensor
     if reason:
         _warn(reason)
-        out: Tensor = _pytorch(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-        return out
-    if _is_plain(query, key, value, attn_mask):
-        return _forward(query, key, value, attn_mask, is_causal, scale, enable_gqa)
-    return _operator(query, key, value, attn_mask, is_causal, scale, enable_gqa)
+        result = _pytorch(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    elif _is_plain(query, key, value, attn_mask):
+        result = _forward(query, key, value, attn_mask, is_causal, scale, enable_gqa)
+    else:
+        result = _operator(query, key, value, attn_mask, is_causal, scale, enable_gqa)
+    return result
 
 
 def enable() -> None:
