@@ -16,7 +16,8 @@ class Tensor(Structure):
 class AttentionArgs(Structure):
     _fields_ = ([("struct_size", c_size_t)] +
                 [(name, Tensor) for name in ("q", "k", "v", "out", "lse", "cu_seqlens_q", "cu_seqlens_k", "kv_seqlens",
-                                             "bias", "mask", "alibi", "sinks")] +
+                                             "block_table", "k_scale", "v_scale", "k_zero", "v_zero", "bias", "mask",
+                                             "alibi", "sinks")] +
                 [("kv_kind", c_int32), ("causal", c_int32), ("has_scale", c_int32), ("scale", c_float),
                  ("softcap", c_float), ("has_window", c_int32), ("window_left", c_int64), ("window_right", c_int64),
                  ("align", c_int32), ("align_offset", c_int64)])

@@ -1,7 +1,8 @@
-// The C interface: convert and call. Exceptions end in guard().
+// The C interface: convert and call.
+#include "c_api.hpp"
+
 #include <algorithm>
 #include <cstdio>
-#include <exception>
 #include <memory>
 #include <new>
 #include <string>
@@ -9,18 +10,18 @@
 #include <utility>
 #include <vector>
 
-#include "rapt/rapt.h"
-#include "rapt/rapt.hpp"
-
 static_assert(RAPT_F32 == int(rapt::DType::f32) && RAPT_F16 == int(rapt::DType::f16) &&
               RAPT_BF16 == int(rapt::DType::bf16) && RAPT_BOOL == int(rapt::DType::boolean) &&
-              RAPT_I32 == int(rapt::DType::i32) && RAPT_I64 == int(rapt::DType::i64));
+              RAPT_I32 == int(rapt::DType::i32) && RAPT_I64 == int(rapt::DType::i64) &&
+              RAPT_I8 == int(rapt::DType::i8) && RAPT_F8E4M3 == int(rapt::DType::f8e4m3) &&
+              RAPT_F8E5M2 == int(rapt::DType::f8e5m2) && RAPT_I4X2 == int(rapt::DType::i4x2));
 static_assert(RAPT_CPU == int(rapt::DeviceType::cpu) && RAPT_CUDA == int(rapt::DeviceType::cuda));
 static_assert(RAPT_ISA_GENERIC == int(rapt::Isa::generic) && RAPT_ISA_AVX2 == int(rapt::Isa::avx2) &&
               RAPT_ISA_AVX512 == int(rapt::Isa::avx512) && RAPT_ISA_NEON == int(rapt::Isa::neon) &&
               RAPT_ISA_AMX == int(rapt::Isa::amx));
 static_assert(RAPT_KV_STRIDED == int(rapt::KvSource::Kind::strided) &&
-              RAPT_KV_RAGGED == int(rapt::KvSource::Kind::ragged));
+              RAPT_KV_RAGGED == int(rapt::KvSource::Kind::ragged) &&
+              RAPT_KV_PAGED == int(rapt::KvSource::Kind::paged) && RAPT_KV_RING == int(rapt::KvSource::Kind::ring));
 static_assert(RAPT_ALIGN_NONE == int(rapt::Problem::Align::none) &&
               RAPT_ALIGN_TOP_LEFT == int(rapt::Problem::Align::top_left) &&
               RAPT_ALIGN_BOTTOM_RIGHT == int(rapt::Problem::Align::bottom_right) &&
@@ -44,68 +45,22 @@ struct rapt_plan {
 
 namespace {
 
-using rapt::Error;
-
 // Plain arrays: recording a failure must not itself fail.
 thread_local char last_error[2048] = "";
 thread_local char last_error_argument[64] = "";
 
-rapt_status fail(rapt_status status, const char* argument, const char* message) noexcept {
+}  // namespace
+
+rapt_status rapt::c::fail(rapt_status status, const char* argument, const char* message) noexcept {
   std::snprintf(last_error, sizeof last_error, "%s", message);
   std::snprintf(last_error_argument, sizeof last_error_argument, "%s", argument);
   return status;
 }
 
-/// Runs `body`; whatever it throws becomes a status and the thread's message.
-template <class Body>
-rapt_status guard(Body&& body) noexcept {
-  try {
-    body();
-    return RAPT_OK;
-  } catch (const Error& error) {
-    return fail(RAPT_INVALID_ARGUMENT, error.argument().c_str(), error.what());
-  } catch (const std::bad_alloc&) {
-    return fail(RAPT_OUT_OF_MEMORY, "", "out of memory");
-  } catch (const std::exception& error) {
-    return fail(RAPT_INTERNAL_ERROR, "", error.what());
-  } catch (...) {
-    return fail(RAPT_INTERNAL_ERROR, "", "unknown exception");
-  }
-}
+namespace {
 
-/// `*pointer`, or an Error when it is NULL.
-template <class T>
-T& deref(T* pointer, const char* name) {
-  if (!pointer) throw Error(name, "NULL", "a pointer");
-  return *pointer;
-}
-
-/// `value` as the C++ enumeration E, whose last enumerator is `last`.
-template <class E>
-E to_enum(std::int32_t value, E last, const std::string& name) {
-  if (value < 0 || value > static_cast<std::int32_t>(last)) {
-    throw Error(name, std::to_string(value), "0 to " + std::to_string(static_cast<int>(last)));
-  }
-  return static_cast<E>(value);
-}
-
-template <class Struct>
-void check_size(const Struct& s, const char* name) {
-  if (s.struct_size == sizeof(Struct)) return;
-  throw Error("struct_size", std::to_string(s.struct_size),
-              std::to_string(sizeof(Struct)) + ", which " + name + "_init() sets");
-}
-
-rapt::MutableTensorView to_view(const rapt_tensor& t, const std::string& name) {
-  if (t.ndim == 0 && !t.data) return {};
-  if (t.ndim < 1 || t.ndim > rapt::kMaxDims) throw Error(name, std::to_string(t.ndim) + " dimensions", "1 to 4");
-  const auto ndim = static_cast<std::size_t>(t.ndim);
-  const auto device = t.device_type == 0 ? rapt::DeviceType::cpu : rapt::DeviceType(t.device_type);
-  return {t.data,
-          to_enum(t.dtype, rapt::DType::i64, name + ".dtype"),
-          rapt::Layout({t.shape, ndim}, {t.strides, ndim}),
-          {device, t.device_index}};
-}
+using namespace rapt::c;
+using rapt::Error;
 
 rapt::ScoreSpec to_score(const rapt_attention_args& a) {
   rapt::ScoreSpec score;
@@ -139,11 +94,16 @@ rapt::AttentionArgs to_args(const rapt_attention_args* given) {
   check_size(a, "rapt_attention_args");
   rapt::AttentionArgs args;
   args.q = to_view(a.q, "q");
-  args.kv.kind = to_enum(a.kv_kind, rapt::KvSource::Kind::ragged, "kv.kind");
+  args.kv.kind = to_enum(a.kv_kind, rapt::KvSource::Kind::ring, "kv.kind");
   args.kv.k = to_view(a.k, "k");
   args.kv.v = to_view(a.v, "v");
   args.kv.seqlens = to_view(a.kv_seqlens, "kv.seqlens");
   args.kv.cu_seqlens = to_view(a.cu_seqlens_k, "kv.cu_seqlens");
+  args.kv.block_table = to_view(a.block_table, "kv.block_table");
+  args.kv.k_scale = to_view(a.k_scale, "kv.k_scale");
+  args.kv.v_scale = to_view(a.v_scale, "kv.v_scale");
+  args.kv.k_zero = to_view(a.k_zero, "kv.k_zero");
+  args.kv.v_zero = to_view(a.v_zero, "kv.v_zero");
   args.out = to_view(a.out, "out");
   args.score = to_score(a);
   args.lse = to_view(a.lse, "lse");
@@ -244,7 +204,7 @@ rapt_status rapt_tensor_contiguous(rapt_tensor* tensor, void* data, int32_t dtyp
     deref(tensor, "tensor") = {};
     deref(shape, "shape");
     if (ndim < 1 || ndim > rapt::kMaxDims) throw Error("ndim", std::to_string(ndim), "1 to 4");
-    to_enum(dtype, rapt::DType::i64, "dtype");
+    to_enum(dtype, rapt::DType::i4x2, "dtype");
     const rapt::Layout layout({shape, static_cast<std::size_t>(ndim)});
     tensor->data = data;
     tensor->dtype = dtype;

@@ -21,10 +21,15 @@ struct Operand {
 
 struct Call {
   Problem problem;
-  float scale = 0;  // the default filled in
-  Operand q, k, v, out, lse, bias, mask, alibi, sinks;
-  // Ragged: [b + 1] first rows. Strided keys with lengths: [b]. Empty otherwise.
+  float scale = 0;                                      // the default filled in
+  Operand q, k, v, out, lse, bias, mask, alibi, sinks;  // paged k and v: strides[0] is from page to page
+  // Indexed like k and v, but groups for d; no data: none.
+  Operand k_scale, v_scale, k_zero, v_zero;
+  // Ragged: [b + 1] first rows. Keys with lengths: [b]. Empty otherwise.
   std::vector<std::int64_t> q_begin, k_begin, k_lengths;
+  // Paged: the page of key j of sequence i is pages[first_page[i] + j / page_size], for every key a row may see.
+  std::vector<std::int32_t> pages;
+  std::vector<std::int64_t> first_page;
 };
 
 // Checks everything contract.md lists under bad input. Throws Error; writes nothing. `workspace` is the caller's, if

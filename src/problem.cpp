@@ -10,7 +10,8 @@
 namespace rapt {
 namespace {
 
-constexpr std::array kDTypes = {DType::f32, DType::f16, DType::bf16, DType::boolean, DType::i32, DType::i64};
+constexpr std::array kDTypes = {DType::f32, DType::f16, DType::bf16,   DType::boolean, DType::i32,
+                                DType::i64, DType::i8,  DType::f8e4m3, DType::f8e5m2,  DType::i4x2};
 constexpr std::array<std::string_view, 4> kLayouts = {"bhsd", "bshd", "bhds", "other"};
 
 [[noreturn]] void refuse(std::string_view word, const char* wanted) {
@@ -29,7 +30,7 @@ T number(std::string_view word, std::string_view text, const char* wanted = "a n
 DType dtype(std::string_view word, std::string_view text) {
   for (DType t : kDTypes)
     if (text == to_string(t)) return t;
-  refuse(word, "f32, bf16 or f16");
+  refuse(word, "f32, bf16 or f16, or for kv i8, f8e4m3, f8e5m2 or i4x2");
 }
 
 // "bk", "hqk", ...: letters of b, h, q in this order, then k.
@@ -101,6 +102,15 @@ std::string Problem::to_string() const {
   flag("seqlens", kv_lengths);
   if (ragged_q >= 0) word("ragged_q", ragged_q);
   if (ragged_k >= 0) word("ragged_k", ragged_k);
+  if (page_size != 0) word("page", page_size);
+  flag("ring", ring);
+  if (k_groups == v_groups) {
+    if (k_groups != 0) word("groups", k_groups);
+  } else {
+    if (k_groups != 0) word("k_groups", k_groups);
+    if (v_groups != 0) word("v_groups", v_groups);
+  }
+  flag("zeros", zeros);
   if (layout != Layout::bhsd) word("layout", kLayouts[static_cast<std::size_t>(layout)]);
   return text;
 }
@@ -130,7 +140,9 @@ Problem Problem::parse(std::string_view text) {
       else if (key == "sinks") p.sinks = true;
       else if (key == "lse") p.lse = true;
       else if (key == "seqlens") p.kv_lengths = true;
-      else refuse(word, "key=value, or one of causal, alibi, sinks, lse, seqlens");
+      else if (key == "ring") p.ring = true;
+      else if (key == "zeros") p.zeros = true;
+      else refuse(word, "key=value, or one of causal, alibi, sinks, lse, seqlens, ring, zeros");
       continue;
     }
     const std::string_view value = word.substr(equals + 1);
@@ -173,16 +185,23 @@ Problem Problem::parse(std::string_view text) {
     else if (key == "mask") p.mask = broadcast(word, value);
     else if (key == "ragged_q") p.ragged_q = integer();
     else if (key == "ragged_k") p.ragged_k = integer();
-    else if (key == "layout") {
+    else if (key == "page") p.page_size = integer();
+    else if (key == "k_groups") p.k_groups = integer();
+    else if (key == "v_groups") p.v_groups = integer();
+    else if (key == "groups") {  // of those that have no word of their own
+      const std::int64_t both = integer();
+      if (!given("k_groups")) p.k_groups = both;
+      if (!given("v_groups")) p.v_groups = both;
+    } else if (key == "layout") {
       std::size_t i = 0;
       while (i < kLayouts.size() && value != kLayouts[i]) ++i;
       if (i == kLayouts.size()) refuse(word, "layout=bhsd, bshd, bhds or other");
       p.layout = static_cast<Layout>(i);
     } else
-      refuse(word,
-             "one of dtype q kv out b hq hk sq sk d dv window align scale softcap bias mask ragged_q ragged_k layout, "
-             "each with "
-             "=value, or causal alibi sinks lse seqlens");
+      refuse(
+          word,
+          "one of dtype q kv out b hq hk sq sk d dv window align scale softcap bias mask ragged_q ragged_k page groups "
+          "k_groups v_groups layout, each with =value, or causal alibi sinks lse seqlens ring zeros");
   }
   if (!named) refuse("", "attention and its words");
   // Text stands for one value only: NaN would differ from itself, and -0 is 0.

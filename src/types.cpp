@@ -13,6 +13,10 @@ std::size_t size_of(DType dtype) noexcept {
     case DType::bf16:
       return 2;
     case DType::boolean:
+    case DType::i8:
+    case DType::f8e4m3:
+    case DType::f8e5m2:
+    case DType::i4x2:
       return 1;
     case DType::i64:
       return 8;
@@ -34,6 +38,14 @@ std::string_view to_string(DType dtype) noexcept {
       return "i32";
     case DType::i64:
       return "i64";
+    case DType::i8:
+      return "i8";
+    case DType::f8e4m3:
+      return "f8e4m3";
+    case DType::f8e5m2:
+      return "f8e5m2";
+    case DType::i4x2:
+      return "i4x2";
   }
   return "unknown dtype";
 }

@@ -1,4 +1,5 @@
-// Arguments -> Call, or an Error that names the argument. Nothing is written, and nothing is read but lengths.
+// Arguments -> Call, or an Error that names the argument. Nothing is written, and nothing is read but lengths and block
+// tables.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -19,10 +20,17 @@ constexpr int64_t kMaxOffset = int64_t{1} << 52;  // of positions
 constexpr int64_t kMaxSpan = int64_t{1} << 56;    // bytes: more than any address space
 constexpr int64_t kMaxHeadSize = 1 << 13;         // scratch is proportional to it
 
-// What q, k, v and out may be.
+// What q and out may be, and k and v.
 constexpr const char* kFloats = "f32, bf16 or f16";
+constexpr const char* kCaches = "f32, bf16, f16, i8, f8e4m3, f8e5m2 or i4x2";
 bool is_float(DType dtype) {
   return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16;
+}
+bool is_integer(DType dtype) {
+  return dtype == DType::i8 || dtype == DType::i4x2;
+}
+bool is_cache(DType dtype) {
+  return is_float(dtype) || is_integer(dtype) || dtype == DType::f8e4m3 || dtype == DType::f8e5m2;
 }
 
 [[noreturn]] void refuse(const std::string& argument, const std::string& got, const std::string& wanted) {
@@ -141,6 +149,7 @@ class Validator {
     lengths();
     score();
     check(p_);
+    pages();
     aliasing();
     apart_from(workspace);
     return std::move(call_);
@@ -153,14 +162,21 @@ class Validator {
     all_.push_back({name, t, bytes});
     return t;
   }
-  // Requires a tensor of the given rank; of 16-bit elements only where `half` says so.
+  enum class Takes : std::uint8_t { f32, floats, caches };
+  // Requires a tensor of the given rank and of a type that is taken there.
   const TensorView& need(const std::string& name, const TensorView& t, int ndim, const char* shape,
-                         bool writable = false, bool half = false) {
+                         bool writable = false, Takes takes = Takes::f32) {
     if (t.ndim == 0) refuse(name, "no tensor", shape);
     take(name, t, writable);
     if (t.ndim != ndim) refuse(name, "shape " + shape_text(t), shape);
-    if (half ? !is_float(t.dtype) : t.dtype != DType::f32)
-      refuse(name, "dtype " + std::string(to_string(t.dtype)), half ? kFloats : "f32");
+    const bool taken = takes == Takes::f32      ? t.dtype == DType::f32
+                       : takes == Takes::floats ? is_float(t.dtype)
+                                                : is_cache(t.dtype);
+    if (!taken)
+      refuse(name, "dtype " + std::string(to_string(t.dtype)),
+             takes == Takes::f32      ? "f32"
+             : takes == Takes::floats ? kFloats
+                                      : kCaches);
     return t;
   }
   void same(const std::string& name, const TensorView& t, int dim, int64_t wanted, const char* what) {
@@ -175,16 +191,25 @@ class Validator {
   }
 
   void tensors() {
-    if (args_.kv.kind > KvSource::Kind::ragged) refuse("kv", "an unknown kind", "one of KvSource's factories");
+    using enum KvSource::Kind;
+    if (args_.kv.kind > ring) refuse("kv", "an unknown kind", "one of KvSource's factories");
     const bool ragged_q = static_cast<bool>(args_.cu_seqlens_q);
-    const bool ragged_k = args_.kv.kind == KvSource::Kind::ragged;
+    const bool ragged_k = args_.kv.kind == ragged, is_paged = args_.kv.kind == paged;
     const TensorView &q = args_.q, &k = args_.kv.k, &v = args_.kv.v;
     const TensorView out = args_.out;
     const int nq = ragged_q ? 3 : 4, nk = ragged_k ? 3 : 4;
-    need("q", q, nq, ragged_q ? "[total_q, hq, d]" : "[b, hq, sq, d]", false, true);
-    need("k", k, nk, ragged_k ? "[total_k, hk, d]" : "[b, hk, sk, d]", false, true);
-    need("v", v, nk, ragged_k ? "[total_k, hk, dv]" : "[b, hk, sk, dv]", false, true);
-    need("out", out, nq, ragged_q ? "[total_q, hq, dv]" : "[b, hq, sq, dv]", true, true);
+    need("q", q, nq, ragged_q ? "[total_q, hq, d]" : "[b, hq, sq, d]", false, Takes::floats);
+    need("k", k, nk,
+         ragged_k   ? "[total_k, hk, d]"
+         : is_paged ? "[pages, hk, page_size, d]"
+                    : "[b, hk, sk, d]",
+         false, Takes::caches);
+    need("v", v, nk,
+         ragged_k   ? "[total_k, hk, dv]"
+         : is_paged ? "[pages, hk, page_size, dv]"
+                    : "[b, hk, sk, dv]",
+         false, Takes::caches);
+    need("out", out, nq, ragged_q ? "[total_q, hq, dv]" : "[b, hq, sq, dv]", true, Takes::floats);
     if (v.dtype != k.dtype)
       refuse("v", "dtype " + std::string(to_string(v.dtype)), "k's, " + std::string(to_string(k.dtype)));
     p_.device = q.device.type;
@@ -192,13 +217,15 @@ class Validator {
     p_.hq = q.shape[1];
     p_.hk = k.shape[1];
     p_.d = q.shape[static_cast<std::size_t>(nq - 1)];
-    p_.dv = v.shape[static_cast<std::size_t>(nk - 1)];
-    same("k", k, nk - 1, p_.d, "q's head size d");
+    const int64_t packed = k.dtype == DType::i4x2 ? 2 : 1;  // elements to a byte
+    p_.dv = v.shape[static_cast<std::size_t>(nk - 1)] * packed;
+    if (p_.d % packed != 0) refuse("q", "head size d = " + std::to_string(p_.d), "an even one for keys of i4x2");
+    same("k", k, nk - 1, p_.d / packed, packed == 1 ? "q's head size d" : "half of q's head size d, in bytes,");
     same("v", v, 1, p_.hk, "k's heads hk");
     same("out", out, 1, p_.hq, "q's heads hq");
     same("out", out, nq - 1, p_.dv, "v's head size dv");
-    if (ragged_k) same("v", v, 0, k.shape[0], "k's rows total_k");
-    else same("v", v, 0, k.shape[0], "k's batch b"), same("v", v, 2, k.shape[2], "k's rows sk");
+    same("v", v, 0, k.shape[0], ragged_k ? "k's rows total_k" : is_paged ? "k's pages" : "k's batch b");
+    if (!ragged_k) same("v", v, 2, k.shape[2], is_paged ? "k's page_size" : "k's rows sk");
     same("out", out, 0, q.shape[0], ragged_q ? "q's rows total_q" : "q's batch b");
     if (!ragged_q) same("out", out, 2, q.shape[2], "q's rows sq");
     if (args_.lse) {
@@ -213,7 +240,31 @@ class Validator {
     }
     call_.q = operand(q, ragged_q), call_.out = operand(out, ragged_q);
     call_.k = operand(k, ragged_k), call_.v = operand(v, ragged_k);
+    p_.k_groups = groups("kv.k_scale", args_.kv.k_scale, k, 0, call_.k_scale);
+    p_.v_groups = groups("kv.v_scale", args_.kv.v_scale, v, 0, call_.v_scale);
+    groups("kv.k_zero", args_.kv.k_zero, k, p_.k_groups, call_.k_zero);
+    groups("kv.v_zero", args_.kv.v_zero, v, p_.v_groups, call_.v_zero);
+    p_.zeros = args_.kv.k_zero || args_.kv.v_zero;
     p_.layout = layout(q, k, v, out);
+  }
+
+  // Scales or zeros of `rows`, which is k or v: its shape with groups for the last dimension, where the first and that
+  // of rows may be 1. Returns the groups of a row; 0 when not given.
+  int64_t groups(const char* name, const TensorView& t, const TensorView& rows, int64_t wanted, Operand& o) {
+    if (!t) return 0;
+    const bool ragged = rows.ndim == 3, zero = &o == &call_.k_zero || &o == &call_.v_zero;
+    need(name, t, rows.ndim, ragged ? "[total_k or 1, hk, groups]" : "[b (pages) or 1, hk, rows or 1, groups]");
+    if (zero && wanted == 0) refuse(name, "zero points without scales", "scales too");
+    o = operand(t, ragged);
+    for (int dim = 0; dim < rows.ndim - 1; ++dim) {
+      const bool broadcasts = dim != 1 && t.shape[static_cast<std::size_t>(dim)] == 1;
+      if (broadcasts) o.strides[ragged || dim == 2 ? 2 : 0] = 0;
+      else same(name, t, dim, rows.shape[static_cast<std::size_t>(dim)], dim == 1 ? "k's heads hk" : "1 or the rows'");
+    }
+    const int64_t n = t.shape[static_cast<std::size_t>(t.ndim - 1)];
+    if (n < 1) refuse(name, "shape " + shape_text(t), "1 group of a row or more");
+    if (zero) same(name, t, t.ndim - 1, wanted, "the scales' groups");
+    return n;
   }
 
   static Problem::Layout layout(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& out) {
@@ -241,16 +292,19 @@ class Validator {
       refuse(name, "shape " + shape_text(t), "one dimension of less than 2^31");
     if (count && t.shape[0] != *count)
       refuse(name, std::to_string(t.shape[0]) + " elements", std::to_string(*count) + ", the batch's");
+    host_integers(name, t);
+    std::vector<int64_t> values(static_cast<std::size_t>(t.shape[0]));
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = integer_at(t, static_cast<int64_t>(i) * t.strides[0]);
+    return values;
+  }
+  static void host_integers(const std::string& name, const TensorView& t) {
     if (t.dtype != DType::i32 && t.dtype != DType::i64)
       refuse(name, "dtype " + std::string(to_string(t.dtype)), "i32 or i64");
     if (t.device.type != DeviceType::cpu) refuse(name, "a tensor that is not on the cpu", "host memory");
-    std::vector<int64_t> values(static_cast<std::size_t>(t.shape[0]));
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      const auto at = static_cast<std::ptrdiff_t>(i) * t.strides[0];
-      values[i] = t.dtype == DType::i32 ? static_cast<const std::int32_t*>(t.data)[at]
-                                        : static_cast<const int64_t*>(t.data)[at];
-    }
-    return values;
+  }
+  static int64_t integer_at(const TensorView& t, int64_t at) {
+    return t.dtype == DType::i32 ? static_cast<const std::int32_t*>(t.data)[at]
+                                 : static_cast<const int64_t*>(t.data)[at];
   }
   // Checked [b + 1] starts; returns the longest sequence.
   int64_t starts(const std::string& name, const std::vector<int64_t>& begin, int64_t total) {
@@ -280,6 +334,8 @@ class Validator {
       b = args_.q.shape[0];
     }
     p_.b = b;
+    if (kv.block_table && kv.kind != KvSource::Kind::paged)
+      refuse("kv.block_table", "pages for another kind of keys", "KvSource::paged");
     if (kv.kind == KvSource::Kind::ragged) {
       if (!kv.cu_seqlens) refuse("kv.cu_seqlens", "no tensor", "[b + 1] starts");
       call_.k_begin = integers("kv.cu_seqlens", kv.cu_seqlens, b + 1);
@@ -288,14 +344,82 @@ class Validator {
       if (kv.seqlens) refuse("kv.seqlens", "lengths for ragged keys", "cu_seqlens alone");
       return;
     }
-    if (kv.cu_seqlens) refuse("kv.cu_seqlens", "starts for strided keys", "KvSource::ragged");
-    same("k", kv.k, 0, b, "the batch b");
-    p_.sk = kv.k.shape[2];
-    if (!kv.seqlens) return;
+    if (kv.cu_seqlens) refuse("kv.cu_seqlens", "starts for keys that are not ragged", "KvSource::ragged");
+    if (kv.kind == KvSource::Kind::paged) {
+      table();
+    } else {
+      same("k", kv.k, 0, b, "the batch b");
+      p_.sk = kv.k.shape[2];
+      p_.ring = kv.kind == KvSource::Kind::ring;
+    }
+    if (!kv.seqlens) {
+      if (p_.ring || p_.page_size > 0) refuse("kv.seqlens", "no tensor", "[b] lengths for pages and rings");
+      return;
+    }
     call_.k_lengths = integers("kv.seqlens", kv.seqlens, b);
     p_.kv_lengths = true;
+    const int64_t most = p_.ring ? kMaxSize : p_.sk;
     for (const int64_t n : call_.k_lengths)
-      if (n < 0 || n > p_.sk) refuse("kv.seqlens", "length " + std::to_string(n), "0 to sk = " + std::to_string(p_.sk));
+      if (n < 0 || n > most)
+        refuse("kv.seqlens", "length " + std::to_string(n),
+               p_.ring ? "0 to 2^48" : "0 to sk = " + std::to_string(most));
+  }
+
+  // The shapes of pages and their table; its entries are read once it is known which pages rows see.
+  void table() {
+    const TensorView &t = args_.kv.block_table, &k = args_.kv.k;
+    if (!t) refuse("kv.block_table", "no tensor", "[b, n] pages");
+    take("kv.block_table", t);
+    if (t.ndim != 2) refuse("kv.block_table", "shape " + shape_text(t), "[b, n]");
+    same("kv.block_table", t, 0, p_.b, "the batch b");
+    host_integers("kv.block_table", t);
+    if (k.shape[0] > std::numeric_limits<std::int32_t>::max())
+      refuse("k", std::to_string(k.shape[0]) + " pages", "less than 2^31");
+    p_.page_size = k.shape[2];
+    if (p_.page_size < 1) refuse("k", "shape " + shape_text(k), "pages of 1 row or more");
+    if (__builtin_mul_overflow(t.shape[1], p_.page_size, &p_.sk) || p_.sk > kMaxSize)
+      refuse("kv.block_table", "shape " + shape_text(t), "room for at most 2^48 keys");
+  }
+
+  // Every entry that leads to a key some row may see, checked; the others are 0, whatever the table holds there.
+  void pages() {
+    if (p_.page_size == 0) return;
+    const TensorView& t = args_.kv.block_table;
+    int64_t total = 0;
+    for (const int64_t length : call_.k_lengths) {
+      call_.first_page.push_back(total);
+      total += (length + p_.page_size - 1) / p_.page_size;
+      if (total > std::numeric_limits<std::int32_t>::max())
+        refuse("kv.block_table", "more than 2^31 pages in use", "fewer or larger ones");
+    }
+    call_.pages.resize(static_cast<std::size_t>(total));
+    const int64_t available = args_.kv.k.shape[0];
+    for (std::size_t i = 0; i < call_.k_lengths.size(); ++i) {
+      const auto [first, last] = seen_keys(i);
+      if (first >= last) continue;
+      for (int64_t n = first / p_.page_size; n <= (last - 1) / p_.page_size; ++n) {
+        const int64_t page = integer_at(t, static_cast<int64_t>(i) * t.strides[0] + n * t.strides[1]);
+        if (page < 0 || page >= available)
+          refuse("kv.block_table",
+                 "page " + std::to_string(page) + " at [" + std::to_string(i) + ", " + std::to_string(n) + "]",
+                 "0 to " + std::to_string(available - 1) + ", one of k's pages");
+        call_.pages[static_cast<std::size_t>(call_.first_page[i] + n)] = static_cast<std::int32_t>(page);
+      }
+    }
+  }
+
+  // The keys of sequence i that windows and lengths leave its rows together: [first, second).
+  std::pair<int64_t, int64_t> seen_keys(std::size_t i) const {
+    const int64_t length = call_.k_lengths[i];
+    const int64_t rows = call_.q_begin.empty() ? p_.sq : call_.q_begin[i + 1] - call_.q_begin[i];
+    if (rows == 0) return {0, 0};
+    const int64_t offset = p_.align == Problem::Align::bottom_right ? length - rows
+                           : p_.align == Problem::Align::offset     ? p_.align_offset
+                                                                    : 0;
+    const int64_t left = std::min(p_.window_left, 2 * kMaxOffset);
+    const int64_t right = p_.causal ? 0 : std::min(p_.window_right, 2 * kMaxOffset);
+    return {left < 0 ? 0 : std::max<int64_t>(offset - left, 0),
+            right < 0 ? length : std::min(rows - 1 + offset + right + 1, length)};
   }
 
   // bias or mask: right-aligned [b, hq, sq, sk] where missing dimensions and those of size 1 broadcast.
@@ -409,6 +533,35 @@ class Validator {
   std::vector<Checked> all_;
 };
 
+// What pages, rings and quantised types ask for beyond the sizes.
+void check_cache(const Problem& p) {
+  if (p.page_size < 0 || p.page_size > kMaxSize || (p.page_size > 0 && p.sk % p.page_size != 0))
+    refuse("k", "pages of " + std::to_string(p.page_size) + " rows", "a divisor of sk = " + std::to_string(p.sk));
+  if (p.page_size > 0 && p.ring) refuse("kv", "pages and a ring", "one of them");
+  if (p.page_size > 0 || p.ring) {
+    if (p.ragged_k >= 0) refuse("kv", "ragged keys in pages or a ring", "keys with lengths");
+    if (!p.kv_lengths) refuse("kv.seqlens", "no tensor", "[b] lengths for pages and rings");
+  }
+  if (p.ring) {
+    if (p.sk < 1) refuse("k", "a ring of no rows", "1 or more");
+    for (const auto& [name, dims] : {std::pair{"score.bias", p.bias}, {"score.mask", p.mask}})
+      if (dims != Problem::kNone) refuse(name, "a tensor for keys in a ring", "none: positions there have no end");
+  }
+  const bool packed = p.kv_dtype == DType::i4x2;
+  for (const auto& [name, size, count] :
+       {std::tuple{"kv.k_scale", p.d, p.k_groups}, {"kv.v_scale", p.dv, p.v_groups}}) {
+    if (count == 0 && is_integer(p.kv_dtype))
+      refuse(name, "no tensor", "scales for " + std::string(to_string(p.kv_dtype)));
+    if (count != 0 && is_float(p.kv_dtype))
+      refuse(name, "scales for " + std::string(to_string(p.kv_dtype)), "none, or quantised keys and values");
+    if (count < 0 || (count > 0 && size % count != 0))
+      refuse(name, std::to_string(count) + " groups", "a divisor of the head size " + std::to_string(size));
+    if (packed && size / count % 2 != 0)
+      refuse(name, "groups of " + std::to_string(size / count) + " elements", "an even number of i4x2");
+  }
+  if (p.zeros && p.k_groups == 0 && p.v_groups == 0) refuse("kv.k_zero", "zero points without scales", "scales too");
+}
+
 }  // namespace
 
 void check(const Problem& p) {
@@ -421,8 +574,9 @@ void check(const Problem& p) {
   if (__builtin_mul_overflow(at_least_1(p.b), at_least_1(std::max(p.hq, p.hk)), &rows) ||
       __builtin_mul_overflow(rows, at_least_1(p.sq), &rows) || rows > kMaxOffset)
     refuse("q", "more than 2^52 rows", "a smaller problem");
-  for (const auto& [name, dtype] : {std::pair{"q", p.q_dtype}, {"k", p.kv_dtype}, {"out", p.out_dtype}})
+  for (const auto& [name, dtype] : {std::pair{"q", p.q_dtype}, {"out", p.out_dtype}})
     if (!is_float(dtype)) refuse(name, "dtype " + std::string(to_string(dtype)), kFloats);
+  if (!is_cache(p.kv_dtype)) refuse("k", "dtype " + std::string(to_string(p.kv_dtype)), kCaches);
   if (p.bias_dtype != DType::f32) refuse("score.bias", "dtype " + std::string(to_string(p.bias_dtype)), "f32");
   if (p.d < 1 || p.d > kMaxHeadSize) refuse("q", "head size d = " + std::to_string(p.d), "1 to 8192");
   if (p.dv < 1 || p.dv > kMaxHeadSize) refuse("v", "head size dv = " + std::to_string(p.dv), "1 to 8192");
@@ -438,6 +592,7 @@ void check(const Problem& p) {
     if (total >= 0 && (total < longest || (longest > 0 ? (total - 1) / longest >= p.b : total > 0)))
       refuse(name, std::to_string(total) + " ragged rows", "between the longest sequence and b times it");
   if (p.kv_lengths && p.ragged_k >= 0) refuse("kv.seqlens", "lengths for ragged keys", "cu_seqlens alone");
+  check_cache(p);
   const bool equal_lengths = p.ragged_q < 0 && p.ragged_k < 0 && !p.kv_lengths;
   if (equal_lengths && needs_align(p) && p.sq != p.sk) refuse_align(p.sq, p.sk);
   if (p.align_offset > kMaxOffset || p.align_offset < -kMaxOffset)

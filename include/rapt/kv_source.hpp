@@ -6,29 +6,61 @@
 namespace rapt {
 
 /// Keys and values, and how their rows are found. Make one with a factory; new layouts are new factories. k and v are
-/// of one type: f32, bf16 or f16.
+/// of one type: f32, bf16 or f16, or of a quantised one: i8, f8e4m3, f8e5m2 or i4x2.
+///
+/// An element x of a quantised k counts as (x - zero) * scale, with the scale and zero of its group: the d elements of
+/// a row are cut into equal groups, of which scale and zero have one element each. i8 and i4x2 need scales; without
+/// them an 8-bit float counts as it is. With i4x2, k and v have d / 2 and dv / 2 bytes in place of elements; d and dv
+/// are even.
 struct KvSource {
-  enum class Kind : std::uint8_t { strided, ragged };
+  enum class Kind : std::uint8_t { strided, ragged, paged, ring };
 
   Kind kind = Kind::strided;
-  TensorView k;           ///< strided: [b, hk, sk, d]; ragged: [total_k, hk, d]
-  TensorView v;           ///< strided: [b, hk, sk, dv]; ragged: [total_k, hk, dv]
-  TensorView seqlens;     ///< strided, optional: i32 or i64 [b], keys in use per sequence, 0 <= len <= sk
+  TensorView k;           ///< strided, ring: [b, hk, sk, d]; ragged: [total_k, hk, d]; paged: [pages, hk, page_size, d]
+  TensorView v;           ///< likewise, of dv
+  TensorView seqlens;     ///< i32 or i64 [b]: keys in use per sequence. strided: optional, 0 <= len <= sk
   TensorView cu_seqlens;  ///< ragged: i32 or i64 [b + 1], 0 = c[0] <= c[1] <= ... <= c[b] = total_k
+  TensorView block_table;  ///< paged: i32 or i64 [b, n]: key j of sequence i is row j % page_size of page table[i, j /
+                           ///< page_size]
+  TensorView k_scale,
+      v_scale;  ///< f32, optional: shape of k or v with groups for d; sizes of 1 in b (pages) and s broadcast
+  TensorView k_zero, v_zero;  ///< f32, optional, likewise; 0 where none is given
 
   KvSource() = default;
   /// One [b, hk, sk, d] tensor each, optionally with a key length per sequence. Rows past a length are never read.
   static KvSource strided(const TensorView& k, const TensorView& v, const TensorView& seqlens = {}) {
-    return {Kind::strided, k, v, seqlens, {}};
+    return {Kind::strided, k, v, seqlens};
   }
   /// Sequences of unequal length laid end to end: sequence n owns rows [cu_seqlens[n], cu_seqlens[n + 1]).
   static KvSource ragged(const TensorView& k, const TensorView& v, const TensorView& cu_seqlens) {
-    return {Kind::ragged, k, v, {}, cu_seqlens};
+    KvSource kv(Kind::ragged, k, v, {});
+    kv.cu_seqlens = cu_seqlens;
+    return kv;
+  }
+  /// Pages of any size from 1 that sequences may share. Rows past a length, table entries past the page of a sequence's
+  /// last key, and entries of pages that no row sees (a window has left them) are never read and may hold anything.
+  static KvSource paged(const TensorView& k, const TensorView& v, const TensorView& block_table,
+                        const TensorView& seqlens) {
+    KvSource kv(Kind::paged, k, v, seqlens);
+    kv.block_table = block_table;
+    return kv;
+  }
+  /// Ring buffers of sk rows: key j of a sequence lies in row j % sk, so that of its `seqlens` keys, any number, the
+  /// last sk are there. Rows see no others. Takes no bias and no mask.
+  static KvSource ring(const TensorView& k, const TensorView& v, const TensorView& seqlens) {
+    return {Kind::ring, k, v, seqlens};
+  }
+  /// The same keys and values, quantised with these scales and, where not empty, zeros.
+  KvSource quantized(const TensorView& k_scale, const TensorView& v_scale, const TensorView& k_zero = {},
+                     const TensorView& v_zero = {}) const {
+    KvSource kv = *this;
+    kv.k_scale = k_scale, kv.v_scale = v_scale, kv.k_zero = k_zero, kv.v_zero = v_zero;
+    return kv;
   }
 
  private:
-  KvSource(Kind kind, const TensorView& k, const TensorView& v, const TensorView& seqlens, const TensorView& cu_seqlens)
-      : kind(kind), k(k), v(v), seqlens(seqlens), cu_seqlens(cu_seqlens) {}
+  KvSource(Kind kind, const TensorView& k, const TensorView& v, const TensorView& seqlens)
+      : kind(kind), k(k), v(v), seqlens(seqlens) {}
 };
 
 }  // namespace rapt

@@ -34,7 +34,11 @@ typedef enum rapt_dtype {
   RAPT_BF16 = 2, /* the upper half of an f32 */
   RAPT_BOOL = 3, /* one byte, 0 or 1 */
   RAPT_I32 = 4,
-  RAPT_I64 = 5
+  RAPT_I64 = 5,
+  RAPT_I8 = 6,
+  RAPT_F8E4M3 = 7, /* OCP 8-bit floats; this one has NaN but no infinity (the "fn" kind) */
+  RAPT_F8E5M2 = 8, /* the upper half of an f16 */
+  RAPT_I4X2 = 9    /* a byte of two signed integers, that of even index in the lower half; shapes count bytes */
 } rapt_dtype;
 
 /* DLPack's codes. */
@@ -51,7 +55,15 @@ typedef enum rapt_isa {
 
 typedef enum rapt_kv_kind {
   RAPT_KV_STRIDED = 0, /* k [b, hk, sk, d], v [b, hk, sk, dv], optionally kv_seqlens [b] */
-  RAPT_KV_RAGGED = 1   /* k [total_k, hk, d], v [total_k, hk, dv], cu_seqlens_k [b + 1] */
+  RAPT_KV_RAGGED = 1,  /* k [total_k, hk, d], v [total_k, hk, dv], cu_seqlens_k [b + 1] */
+  /* k [pages, hk, page_size, d], v [pages, hk, page_size, dv], block_table [b, n], kv_seqlens [b]: key j of sequence i
+   * is row j % page_size of page block_table[i, j / page_size]. Sequences may share pages. Rows past a length, entries
+   * past the page of a sequence's last key, and entries of pages that no row sees (a window has left them) are never
+   * read. */
+  RAPT_KV_PAGED = 2,
+  /* k [b, hk, sk, d], v [b, hk, sk, dv], kv_seqlens [b] of any length: key j lies in row j % sk, and the last sk keys
+   * are there. Takes no bias and no mask. */
+  RAPT_KV_RING = 3
 } rapt_kv_kind;
 
 /* Where query row 0 sits among the keys: row i of a sequence sits at key position i + offset. */
@@ -85,7 +97,8 @@ RAPT_API rapt_status rapt_tensor_contiguous(rapt_tensor* tensor, void* data, int
 typedef struct rapt_attention_args {
   size_t struct_size; /* sizeof(rapt_attention_args) as the caller was compiled */
 
-  /* q, k, v and out are f32, bf16 or f16; k and v agree, q and out may differ from them and from each other. */
+  /* q, k, v and out are f32, bf16 or f16; k and v agree, q and out may differ from them and from each other. k and v
+   * may also be quantised: i8, f8e4m3, f8e5m2 or i4x2 (d / 2 and dv / 2 bytes in place of elements). */
   rapt_tensor q;   /* [b, hq, sq, d]; with cu_seqlens_q [total_q, hq, d] */
   rapt_tensor k;   /* shape by kv_kind */
   rapt_tensor v;   /* shape by kv_kind */
@@ -93,7 +106,14 @@ typedef struct rapt_attention_args {
   rapt_tensor lse; /* optional, written: f32 [b, hq, sq] ([total_q, hq]), log of the sum of exp of the scores */
   rapt_tensor cu_seqlens_q; /* optional: i32 or i64 [b + 1], 0 = c[0] <= ... <= c[b] = total_q: q and out are ragged */
   rapt_tensor cu_seqlens_k; /* RAPT_KV_RAGGED: i32 or i64 [b + 1], 0 = c[0] <= ... <= c[b] = total_k */
-  rapt_tensor kv_seqlens;   /* optional, RAPT_KV_STRIDED: i32 or i64 [b], keys in use per sequence, 0 <= len <= sk */
+  rapt_tensor kv_seqlens;   /* i32 or i64 [b], keys in use per sequence, 0 <= len <= sk; RAPT_KV_STRIDED: optional */
+  rapt_tensor block_table;  /* RAPT_KV_PAGED: i32 or i64 [b, n] */
+
+  /* Optional; i8 and i4x2 need scales. Element i of a row of a quantised k counts as (x - zero[g]) * scale[g], where g
+   * is its group: the d elements of a row are cut into equal groups. f32, shape of k with groups for d; sizes of 1 in b
+   * (pages, total_k) and s broadcast. A zero needs a scale, of as many groups. Likewise for v. */
+  rapt_tensor k_scale, v_scale;
+  rapt_tensor k_zero, v_zero;
 
   rapt_tensor bias;  /* optional, added to scores: f32 [.., sk] broadcast over b, hq, sq. -inf masks */
   rapt_tensor mask;  /* optional: RAPT_BOOL, 1 = attend; shapes as for bias */
@@ -254,6 +274,47 @@ RAPT_API rapt_status rapt_entries(const rapt_entry_info** entries, size_t* count
 RAPT_API rapt_status rapt_usable_isas(const int32_t** isas, size_t* count) RAPT_NOEXCEPT;
 /* Library version, "0.1.0". */
 RAPT_API const char* rapt_version(void) RAPT_NOEXCEPT;
+
+/* KV caches, and attention in parts. */
+
+/* New rows for a cache. Start from rapt_append_args_init(). Optional tensors are left all-zero. */
+typedef struct rapt_append_args {
+  size_t struct_size; /* sizeof(rapt_append_args) as the caller was compiled */
+
+  rapt_tensor k_new;      /* f32, bf16 or f16 [b, hk, n, d]; with cu_seqlens [total, hk, d] */
+  rapt_tensor v_new;      /* f32, bf16 or f16 [b, hk, n, dv]; with cu_seqlens [total, hk, dv] */
+  rapt_tensor seqlens;    /* i32 or i64 [b]: keys of each sequence before the call */
+  rapt_tensor cu_seqlens; /* optional: i32 or i64 [b + 1]; sequence i has the new rows [c[i], c[i + 1]) */
+
+  /* The cache: rows, scales and zeros are written. */
+  rapt_tensor k;           /* shape by kv_kind */
+  rapt_tensor v;           /* shape by kv_kind */
+  rapt_tensor block_table; /* RAPT_KV_PAGED: i32 or i64 [b, n]; only read */
+  rapt_tensor k_scale;     /* optional: f32, k's shape with groups for d; sizes of 1 in b (pages) and s broadcast */
+  rapt_tensor v_scale;     /* likewise, of v */
+  rapt_tensor k_zero;      /* optional: k_scale's shape */
+  rapt_tensor v_zero;      /* optional: v_scale's shape */
+
+  int32_t kv_kind; /* rapt_kv_kind: strided, paged or ring */
+} rapt_append_args;
+
+static inline rapt_append_args rapt_append_args_init(void) {
+  rapt_append_args args;
+  memset(&args, 0, sizeof args);
+  args.struct_size = sizeof args;
+  return args;
+}
+
+/* Writes the new rows of sequence i at key positions seqlens[i], seqlens[i] + 1, ..., rounded or quantised to the
+ * cache's type. Scales and zeros with an element for every row are computed and written, others are read. Refusals
+ * name the cache's tensors "cache.k", "cache.k_scale", ... rapt/kv_cache.hpp has the bounds and corners. */
+RAPT_API rapt_status rapt_append_kv(const rapt_append_args* args) RAPT_NOEXCEPT;
+
+/* Attention over `count` disjoint sets of keys, outs [.., dv] with lses [..], merged into attention over all of them:
+ * out = sum_i exp(lses[i] - lse) outs[i], lse = log(sum_i exp(lses[i])). outs and out are f32, bf16 or f16, lses and
+ * lse f32. lse may be NULL. rapt/merge.hpp has the corners. */
+RAPT_API rapt_status rapt_merge_states(const rapt_tensor* outs, const rapt_tensor* lses, size_t count,
+                                       const rapt_tensor* out, const rapt_tensor* lse) RAPT_NOEXCEPT;
 
 #ifdef __cplusplus
 }

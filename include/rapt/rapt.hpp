@@ -3,7 +3,9 @@
 
 #include "rapt/attention.hpp"
 #include "rapt/context.hpp"
+#include "rapt/kv_cache.hpp"
 #include "rapt/kv_source.hpp"
+#include "rapt/merge.hpp"
 #include "rapt/plan.hpp"
 #include "rapt/problem.hpp"
 #include "rapt/roofline.hpp"

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -16,7 +17,22 @@ namespace cpu {
 namespace {
 
 Element element(DType dtype) {
-  return dtype == DType::bf16 ? Element::bf16 : dtype == DType::f16 ? Element::f16 : Element::f32;
+  switch (dtype) {
+    case DType::bf16:
+      return Element::bf16;
+    case DType::f16:
+      return Element::f16;
+    case DType::i8:
+      return Element::i8;
+    case DType::f8e4m3:
+      return Element::e4m3;
+    case DType::f8e5m2:
+      return Element::e5m2;
+    case DType::i4x2:
+      return Element::i4;
+    default:
+      return Element::f32;
+  }
 }
 
 Strides strides(const Operand& o) {
@@ -46,9 +62,14 @@ ScoreParams score_params(const Call& call) {
   return s;
 }
 
+Quantization quantization(const Operand& scale, const Operand& zero, std::int64_t n, std::int64_t groups) {
+  return {static_cast<const float*>(scale.data), static_cast<const float*>(zero.data), strides(scale), strides(zero),
+          n / std::max<std::int64_t>(groups, 1)};
+}
+
 ForwardParams forward_params(const Call& call) {
   const Problem& p = call.problem;
-  const auto list = [](const std::vector<std::int64_t>& values) { return values.empty() ? nullptr : values.data(); };
+  const auto list = [](const auto& values) { return values.empty() ? nullptr : values.data(); };
   ForwardParams f{};
   f.q = call.q.data, f.k = call.k.data, f.v = call.v.data, f.out = call.out.data;
   f.lse = static_cast<float*>(call.lse.data);
@@ -61,6 +82,10 @@ ForwardParams forward_params(const Call& call) {
   f.q_begin = list(call.q_begin);
   f.k_begin = list(call.k_begin);
   f.k_len = list(call.k_lengths);
+  f.page_size = p.ring ? p.sk : p.page_size;
+  if (p.page_size > 0) f.pages = call.pages.data(), f.first_page = list(call.first_page);
+  f.k_quant = quantization(call.k_scale, call.k_zero, p.d, p.k_groups);
+  f.v_quant = quantization(call.v_scale, call.v_zero, p.dv, p.v_groups);
   f.hk = p.hk, f.group = p.hq / p.hk;
   f.sq = p.sq, f.sk = p.sk, f.d = p.d, f.dv = p.dv;
   f.score = score_params(call);
@@ -69,29 +94,51 @@ ForwardParams forward_params(const Call& call) {
 
 // One call on its way through the executor: strands take items until none is left.
 struct Loop {
-  const ForwardKernel& kernel;
+  const KernelTable& table;
   const ForwardSchedule& schedule;
   const ForwardParams& params;
-  std::byte* workspace;
+  const std::vector<Sequence>& all;
+  std::int64_t items;
+  std::byte* workspace;  // scratch of every strand, states, counters
   std::atomic<std::int64_t> next{0};
+
+  std::byte* states() const { return workspace + static_cast<std::size_t>(schedule.threads) * schedule.scratch_bytes; }
+  std::byte* counters() const { return states() + schedule.state_bytes; }
 
   void strand(int index) {
     std::byte* scratch = workspace + static_cast<std::size_t>(index) * schedule.scratch_bytes;
-    for (std::int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < schedule.work_items;) {
-      // Heads one after another, so that K and V stay cached; the last rows first, since causal makes them the longest.
-      const std::int64_t head = i / schedule.items_per_head;
-      const std::int64_t begin = (schedule.items_per_head - 1 - i % schedule.items_per_head) * schedule.rows_per_item;
-      const std::int64_t b = head / params.hk;
-      const std::int64_t len = params.q_begin ? params.q_begin[b + 1] - params.q_begin[b] : params.sq;
-      const std::int64_t end = std::min(begin + schedule.rows_per_item, len * params.group);
-      if (begin < end) kernel.run(params, {b, head % params.hk, begin, end}, scratch);
-    }
+    for (std::int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < items;) run(i, scratch);
+  }
+
+  void run(std::int64_t i, std::byte* scratch) {
+    constexpr std::int64_t kAllKeys = std::numeric_limits<std::int64_t>::max();
+    const auto after = [](std::int64_t item, const Sequence& s) { return item < s.first_item; };
+    const Sequence& s = *(std::upper_bound(all.begin(), all.end(), i, after) - 1);
+    // Heads one after another, so that K and V stay cached; the last rows first, since causal makes them the longest.
+    const std::int64_t group = (i - s.first_item) / s.parts, part = (i - s.first_item) % s.parts;
+    const std::int64_t hk = group / s.row_items, begin = (s.row_items - 1 - group % s.row_items) * s.rows_per_item;
+    const std::int64_t end = std::min(begin + s.rows_per_item, s.rows);
+    WorkItem item{s.b, hk, begin, end, 0, kAllKeys, nullptr};
+    if (s.parts == 1) return s.kernel->run(params, item, scratch);
+
+    const std::int64_t state = state_floats(params.dv);
+    float* const group_states =
+        reinterpret_cast<float*>(states()) + s.first_state + (hk * s.rows + begin) * s.parts * state;
+    if (part > 0) item.key_begin = s.first_key + part * s.part_keys;
+    if (part + 1 < s.parts) item.key_end = s.first_key + (part + 1) * s.part_keys;
+    item.state = group_states + part * (end - begin) * state;
+    s.kernel->run(params, item, scratch);
+    // Whoever does the last part has the others' states in sight and finishes the rows.
+    const std::atomic_ref done(reinterpret_cast<std::int32_t*>(counters())[s.first_counter + group]);
+    if (done.fetch_add(1, std::memory_order_acq_rel) + 1 == s.parts)
+      table.combine(params, {s.b, hk, begin, end, 0, kAllKeys, group_states}, s.parts);
   }
 };
 
 class CpuBackend final : public Backend {
  public:
   CpuBackend() {
+    for (const BuiltIsa& built : machine().isas) add(built, built.table->decode);
     for (const BuiltIsa& built : machine().isas)
       for (const ForwardKernel* kernel : built.table->forward) add(built, kernel);
     for (const BuiltIsa& built : machine().isas) add(built, built.table->naive);
@@ -104,25 +151,41 @@ class CpuBackend final : public Backend {
   std::string_view refuse(const Entry& entry, const Problem& p, const Context::Impl& context) const override {
     if (context.options.isa && entry.isa > *context.options.isa) return "above the context's ISA cap";
     if (context.isa_forced && entry.isa != *context.options.isa) return "RAPT_ISA asks for another ISA";
-    const ForwardKernel& kernel = *kernels_[static_cast<std::size_t>(entry.id)];
+    const ForwardKernel& kernel = *built(entry).kernel;
     if (((only(element(p.q_dtype)) | only(element(p.kv_dtype))) & ~kernel.elements) != 0)
       return "takes other element types";
-    const bool naive = kernel.rows == 0;
-    if (naive && static_cast<double>(p.sq) * static_cast<double>(p.hq) * static_cast<double>(p.sk) > 0x1p40)
+    const std::int64_t rows = p.hk > 0 ? p.sq * (p.hq / p.hk) : 0;
+    if (is_decode(kernel) && rows > kDecodeRows && context.options.kernel.empty())
+      return "for few query rows (tokens x group) only";
+    if (kernel.rows == 0 && static_cast<double>(p.sq) * static_cast<double>(p.hq) * static_cast<double>(p.sk) > 0x1p40)
       return "its S x S matrix would not fit any memory";
     return {};
   }
 
   std::unique_ptr<Schedule> plan(const Entry& entry, const Problem& p, const Context::Impl& context) const override {
-    const ForwardKernel& kernel = *kernels_[static_cast<std::size_t>(entry.id)];
-    return std::make_unique<ForwardSchedule>(schedule_forward(p, kernel, context.concurrency(), machine().l2_bytes));
+    const ForwardKernel& kernel = *built(entry).kernel;
+    // Short sequences among long ones go to the kernel they would get alone, unless one kernel is asked for.
+    const ForwardKernel* decode = nullptr;
+    Problem few = p;
+    few.sq = 0;
+    if (p.ragged_q >= 0 && context.options.kernel.empty() && !is_decode(kernel))
+      for (const Entry& other : entries_)
+        if (!decode && is_decode(*built(other).kernel) && other.unusable.empty() && refuse(other, few, context).empty())
+          decode = built(other).kernel;
+    return std::make_unique<ForwardSchedule>(
+        schedule_forward(p, kernel, decode, context.concurrency(), machine().l2_bytes));
   }
 
   void run(const Entry& entry, const Schedule& schedule, const Call& call, const Context::Impl& context,
            std::byte* workspace) const override {
     const auto& plan = static_cast<const ForwardSchedule&>(schedule);
     const ForwardParams params = forward_params(call);
-    Loop loop{*kernels_[static_cast<std::size_t>(entry.id)], plan, params, workspace};
+    const std::vector<Sequence> all = sequences(plan, params, call.problem.b);
+    if (all.empty()) return;
+    const Sequence& last = all.back();
+    Loop loop{
+        *built(entry).table, plan, params, all, last.first_item + params.hk * last.row_items * last.parts, workspace};
+    std::memset(loop.counters(), 0, plan.counter_bytes);
     if (plan.threads == 1) return loop.strand(0);
     context.executor().run(
         plan.threads, [](void* argument, int index) { static_cast<Loop*>(argument)->strand(index); }, &loop);
@@ -136,11 +199,18 @@ class CpuBackend final : public Backend {
     entries_.push_back({std::move(name), built.unusable,
                         kernel->opt_in ? std::string("only if forced: ") + kernel->opt_in : "", built.isa,
                         static_cast<int>(kernels_.size())});
-    kernels_.push_back(kernel);
+    kernels_.push_back({kernel, built.table});
   }
 
+  struct BuiltKernel {
+    const ForwardKernel* kernel;
+    const KernelTable* table;
+  };
+  const BuiltKernel& built(const Entry& entry) const { return kernels_[static_cast<std::size_t>(entry.id)]; }
+  static bool is_decode(const ForwardKernel& kernel) { return std::string_view(kernel.op) == "attention_decode"; }
+
   std::vector<Entry> entries_;
-  std::vector<const ForwardKernel*> kernels_;
+  std::vector<BuiltKernel> kernels_;
 };
 
 }  // namespace

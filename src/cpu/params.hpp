@@ -8,8 +8,8 @@ namespace rapt::cpu {
 
 inline constexpr double kLog2e = 1.44269504088896340736, kLn2 = 0.693147180559945309417;
 
-// What an element of q, k, v or out is.
-enum class Element : std::uint8_t { f32, bf16, f16 };
+// What an element of q, k, v or out is; the last four in k and v only. i4 come in pairs, two to a byte.
+enum class Element : std::uint8_t { f32, bf16, f16, i8, e4m3, e5m2, i4 };
 
 // Strides in elements of the dimensions b, h, s (rows) and d (inner). Ragged tensors have b = 0.
 struct Strides {
@@ -33,6 +33,15 @@ struct ScoreParams {
 };
 inline constexpr std::int64_t kOpen = std::int64_t{1} << 53;
 
+// How k or v is quantised: element i of a row counts as (x - zero[i / group]) * scale[i / group], where the rows of
+// scale and zero are found like those of k or v, and strides.d is from group to group.
+struct Quantization {
+  const float* scale;  // null = 1
+  const float* zero;   // null = 0
+  Strides scale_stride, zero_stride;
+  std::int64_t group;  // elements
+};
+
 // One attention_forward call. A query row is a (token, head of the group) pair: row r of kv head h is token r / group,
 // query head h * group + r % group, so that GQA and short queries fill vector lanes too.
 struct ForwardParams {
@@ -46,14 +55,33 @@ struct ForwardParams {
   const std::int64_t* q_begin;  // [b + 1] first row of each sequence, null = dense: sq rows each
   const std::int64_t* k_begin;  // [b + 1] likewise for keys
   const std::int64_t* k_len;    // [b] keys in use, null = sk (dense) or k_begin's
+  // Pages: key j of sequence b is row j % page_size of page pages[first_page[b] + j / page_size], to which the strides'
+  // b leads; without `pages` it is row j % page_size of entry b, a ring buffer, of which the last page_size keys are
+  // left.
+  std::int64_t page_size;  // 0 = none
+  const std::int32_t* pages;
+  const std::int64_t* first_page;  // [b]
+  Quantization k_quant, v_quant;
   std::int64_t hk, group, sq, sk, d, dv;
   ScoreParams score;
 };
 
-// A range of query rows of one kv head of one sequence.
+// A range of query rows of one kv head of one sequence, and the keys they look at.
 struct WorkItem {
   std::int64_t b, hk, row_begin, row_end;
+  std::int64_t key_begin, key_end;  // key_end may lie past the sequence's length
+  // Null: the rows are finished, and go to out and lse. Else they are states for attention_combine:
+  // [row][state_floats].
+  float* state;
 };
+
+inline constexpr std::int64_t kMaxParts = 64;  // of a row's keys, each with a state of its own
+
+// The state of a row over some of its keys: dv numbers of the output over these keys, minus the softmax's reference,
+// and the sum of weights relative to it (0 = no key seen), padded to whole lines.
+constexpr std::int64_t state_floats(std::int64_t dv) {
+  return (dv + 2 + 15) / 16 * 16;
+}
 
 // What a kernel needs to know to size its scratch.
 struct ForwardShape {

@@ -12,6 +12,8 @@ constexpr unsigned only(Element e) {
   return 1u << static_cast<unsigned>(e);
 }
 inline constexpr unsigned kAnyElement = only(Element::f32) | only(Element::bf16) | only(Element::f16);
+inline constexpr unsigned kAnyCache =  // of k and v
+    kAnyElement | only(Element::i8) | only(Element::e4m3) | only(Element::e5m2) | only(Element::i4);
 
 struct ForwardKernel {
   const char* op;          // "attention_forward"
@@ -29,9 +31,13 @@ struct ForwardKernel {
 };
 
 struct KernelTable {
-  const ForwardKernel* forward[4];                                   // in the order dispatch tries them; null = none
-  const ForwardKernel* naive;                                        // null = none
-  double (*fma_chains)(std::int64_t iterations) noexcept;            // returns the FLOPs done
+  const ForwardKernel* decode;                             // for few rows; null = none
+  const ForwardKernel* forward[4];                         // in the order dispatch tries them; null = none
+  const ForwardKernel* naive;                              // null = none
+  double (*fma_chains)(std::int64_t iterations) noexcept;  // returns the FLOPs done
+  // Finishes rows from their states: [parts][rows of the item][state_floats] at item.state, with every key in its
+  // range.
+  void (*combine)(const ForwardParams&, const WorkItem&, std::int64_t parts) noexcept;
   float (*read_stream)(const float* data, std::int64_t n) noexcept;  // returns a value that depends on all
   void (*exp2)(const float* x, float* y, std::int64_t n) noexcept;   // y = 2^x for x <= 127
   // y = x as the kernels load, hold as fp32 and store it, while denormal results of arithmetic are flushed.

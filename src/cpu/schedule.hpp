@@ -1,19 +1,40 @@
 // How a problem is cut into work items and spread over strands: pure functions.
 #pragma once
 
+#include <vector>
+
 #include "backend.hpp"
 #include "cpu/registry.hpp"
 
 namespace rapt::cpu {
 
 struct ForwardSchedule final : Schedule {
-  std::int64_t rows_per_item = 0;   // of (token, head of the group) pairs
-  std::int64_t items_per_head = 0;  // of the longest sequence
-  std::size_t scratch_bytes = 0;    // of one strand
+  const ForwardKernel* kernel = nullptr;
+  const ForwardKernel* decode = nullptr;  // takes the sequences of few rows among longer ones; null: `kernel` does
+  std::int64_t rows_per_item = 0;         // of (token, head of the group) pairs, for `kernel`
+  std::size_t scratch_bytes = 0;          // of one strand
+  std::size_t state_bytes = 0;            // of all states
+  std::size_t counter_bytes = 0;          // of all counters of parts
 };
 
+// Rows of a sequence and kv head up to which attention_decode is the faster kernel.
+inline constexpr std::int64_t kDecodeRows = 16;
+
 // `concurrency`: the most strands the executor offers.
-ForwardSchedule schedule_forward(const Problem& problem, const ForwardKernel& kernel, int concurrency,
-                                 std::size_t l2_bytes);
+ForwardSchedule schedule_forward(const Problem& problem, const ForwardKernel& kernel, const ForwardKernel* decode,
+                                 int concurrency, std::size_t l2_bytes);
+
+// The items of one sequence: hk heads, of each `row_items` ranges of rows, of each `parts` ranges of keys.
+struct Sequence {
+  const ForwardKernel* kernel;
+  std::int64_t b, rows, rows_per_item, row_items;
+  std::int64_t first_key, part_keys, parts;             // with one part, it has all keys
+  std::int64_t first_item, first_state, first_counter;  // in items, floats, counters of all sequences before
+  double cost;                                          // of an item: rows x keys
+};
+
+// The sequences of a call that have rows, those with the most costly items first. How keys are cut into parts depends
+// on the sequence's own lengths and the number of heads alone: neither threads nor the rest of the batch change bits.
+std::vector<Sequence> sequences(const ForwardSchedule& schedule, const ForwardParams& params, std::int64_t b);
 
 }  // namespace rapt::cpu

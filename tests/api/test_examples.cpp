@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <set>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -44,6 +45,77 @@ std::vector<double> one_row(const float* q, const float* k, const float* v, std:
 
 void check_row(const float* got, const std::vector<double>& expected) {
   for (std::size_t c = 0; c < expected.size(); ++c) REQUIRE(std::abs(got[c] - expected[c]) <= 2e-6);
+}
+
+/// A language model of one layer without weights: token t has row t of four tables.
+struct ToyModel {
+  static constexpr std::int64_t vocabulary = 20;
+  std::vector<float> q = random_floats(vocabulary * hq * d, 21), k = random_floats(vocabulary * hk * d, 22),
+                     v = random_floats(vocabulary * hk * d, 23), words = random_floats(vocabulary * hq * d, 24);
+
+  /// q [1, hq, n, d], k and v [1, hk, n, d] of the tokens from `first` on, and room for their output.
+  struct Step {
+    std::vector<int> tokens;  // all of them
+    std::vector<float> q_rows, k_rows, v_rows, out_rows;
+    rapt::TensorView q, k, v;
+    rapt::MutableTensorView out;
+  };
+  Step project(const std::vector<int>& tokens, std::int64_t first) const {
+    Step x;
+    x.tokens = tokens;
+    for (std::size_t t = static_cast<std::size_t>(first); t < tokens.size(); ++t) {
+      for (std::int64_t c = 0; c < hq * d; ++c) x.q_rows.push_back(q[std::size_t(tokens[t] * hq * d + c)]);
+      for (std::int64_t c = 0; c < hk * d; ++c) x.k_rows.push_back(k[std::size_t(tokens[t] * hk * d + c)]);
+      for (std::int64_t c = 0; c < hk * d; ++c) x.v_rows.push_back(v[std::size_t(tokens[t] * hk * d + c)]);
+    }
+    const std::int64_t n = static_cast<std::int64_t>(tokens.size()) - first;
+    x.out_rows.resize(x.q_rows.size());
+    x.q = rapt::TensorView(x.q_rows.data(), {1, hq, n, d}, {0, d, hq * d, 1});
+    x.k = rapt::TensorView(x.k_rows.data(), {1, hk, n, d}, {0, d, hk * d, 1});
+    x.v = rapt::TensorView(x.v_rows.data(), {1, hk, n, d}, {0, d, hk * d, 1});
+    x.out = rapt::MutableTensorView(x.out_rows.data(), {1, hq, n, d}, {0, d, hq * d, 1});
+    return x;
+  }
+  /// The word most like the last row of the output.
+  int next_token(const Step& x) const {
+    const Eigen::Map<const Eigen::VectorXf> last(x.out_rows.data() + x.out_rows.size() - hq * d, hq * d);
+    Eigen::Index best = 0;
+    (Eigen::Map<const Eigen::MatrixXf>(words.data(), hq * d, vocabulary).transpose() * last).maxCoeff(&best);
+    return static_cast<int>(best);
+  }
+};
+
+/// Generates tokens with the loop of the guide. Every output has to be attention over all tokens before it.
+std::vector<int> generate(const ToyModel& model, const rapt::KvCache& cache, double tolerance) {
+  const auto project = [&](const auto&... x) { return model.project(x...); };
+  const auto next_token = [&](const ToyModel::Step& x) {
+    const ToyModel::Step all = model.project(x.tokens, 0);
+    const std::int64_t n = x.q.shape[2], keys = all.k.shape[2];
+    for (std::int64_t i = 0; i < n * hq; ++i) {
+      const std::int64_t head = i % hq / (hq / hk) * d;
+      const auto expected = one_row(x.q_rows.data() + i * d, all.k_rows.data() + head, all.v_rows.data() + head, keys,
+                                    hk * d, [&](auto j) { return j <= keys - n + i / hq; });
+      for (std::int64_t c = 0; c < d; ++c)
+        REQUIRE(std::abs(x.out_rows[std::size_t(i * d + c)] - expected[std::size_t(c)]) <= tolerance);
+    }
+    return model.next_token(x);
+  };
+  {
+    rapt::ScoreSpec score;
+    score.causal = true;
+    score.align = rapt::Align::bottom_right();
+    std::vector<int> tokens = {3, 14, 15, 9, 2, 6};  // the prompt
+    std::int64_t length = 0;                         // keys in the cache
+    while (tokens.size() < 30) {
+      // q, k and v of the new tokens, from your model: first the prompt's, then one at a time.
+      const auto x = project(tokens, length);
+      rapt::append_kv({x.k, x.v, cache, {&length, {1}}});
+      length = static_cast<std::int64_t>(tokens.size());
+      rapt::attention({x.q, cache.source({&length, {1}}), x.out, score});
+      tokens.push_back(next_token(x));
+    }
+    return tokens;
+  }
 }
 
 /// The lines of a file without their indentation, each ended by a newline.
@@ -173,6 +245,63 @@ TEST_CASE("guide: ragged batches", "[examples]") {
   }
 }
 
+TEST_CASE("guide: generating over a cache", "[examples]") {
+  const ToyModel model;
+  std::vector<float> k_data(64 * hk * d, NAN), v_data(64 * hk * d, NAN);
+  const std::vector<int> tokens =
+      generate(model, rapt::KvCache::strided({k_data.data(), {1, hk, 64, d}}, {v_data.data(), {1, hk, 64, d}}), 2e-6);
+  CHECK(std::set<int>(tokens.begin() + 6, tokens.end()).size() > 1);
+
+  std::vector<float> k_pages_data(64 * 4 * hk * d, NAN), v_pages_data(64 * 4 * hk * d, NAN);
+  float *k_pages = k_pages_data.data(), *v_pages = v_pages_data.data();
+  const std::int32_t table[] = {7, 2, 63, 0, 5, 6, 40, 41};
+  const rapt::TensorView block_table(table, {1, 8});
+  {
+    rapt::MutableTensorView k(k_pages, {64, hk, 4, d}), v(v_pages, {64, hk, 4, d});  // 64 pages of 4 keys
+    const auto cache = rapt::KvCache::paged(k, v, block_table);  // [b, n]: the pages of each sequence, in order
+    CHECK(generate(model, cache, 2e-6) == tokens);
+  }
+  std::vector<std::int8_t> k_bytes(64 * 4 * hk * d), v_bytes(64 * 4 * hk * d);
+  std::vector<float> k_scales(64 * 4 * hk, NAN), v_scales(64 * 4 * hk, NAN);
+  {
+    using rapt::DType, rapt::MutableTensorView;
+    MutableTensorView k(k_bytes.data(), DType::i8, {64, hk, 4, d}), v(v_bytes.data(), DType::i8, {64, hk, 4, d});
+    MutableTensorView k_scale(k_scales.data(), {64, hk, 4, 1}), v_scale(v_scales.data(), {64, hk, 4, 1});
+    const auto cache = rapt::KvCache::paged(k, v, block_table).quantized(k_scale, v_scale);
+    // Numbers of up to 1 are off by up to 1 / 254, and scores of |q| up to 8^1/2 by up to 8 / 254.
+    generate(model, cache, 0.04);
+  }
+}
+
+TEST_CASE("guide: merging", "[examples]") {
+  constexpr std::int64_t sq = 3, shared = 20, own = 9, sk = shared + own;
+  const auto q_data = random_floats(b * hq * sq * d, 31), k_data = random_floats(b * hk * sk * d, 32),
+             v_data = random_floats(b * hk * sk * d, 33);
+  std::vector<float> parts[2], lse_parts[2], out_data(q_data.size());
+  const rapt::MutableTensorView out(out_data.data(), {b, hq, sq, d});
+  for (const int i : {0, 1}) parts[i].resize(q_data.size()), lse_parts[i].resize(q_data.size() / d);
+  rapt::MutableTensorView out_0(parts[0].data(), {b, hq, sq, d}), out_1(parts[1].data(), {b, hq, sq, d});
+  rapt::MutableTensorView lse_0(lse_parts[0].data(), {b, hq, sq}), lse_1(lse_parts[1].data(), {b, hq, sq});
+  const rapt::TensorView q(q_data.data(), {b, hq, sq, d});
+  const rapt::KvSource prefix =
+      rapt::KvSource::strided({k_data.data(), {b, hk, shared, d}, {hk * sk * d, sk * d, d, 1}},
+                              {v_data.data(), {b, hk, shared, d}, {hk * sk * d, sk * d, d, 1}});
+  const rapt::KvSource rest =
+      rapt::KvSource::strided({k_data.data() + shared * d, {b, hk, own, d}, {hk * sk * d, sk * d, d, 1}},
+                              {v_data.data() + shared * d, {b, hk, own, d}, {hk * sk * d, sk * d, d, 1}});
+  {
+    rapt::attention({q, prefix, out_0, {}, lse_0});
+    rapt::attention({q, rest, out_1, {}, lse_1});
+    const rapt::TensorView outs[] = {out_0, out_1}, lses[] = {lse_0, lse_1};
+    rapt::merge_states(outs, lses, out);
+  }
+  for (std::int64_t i = 0; i < b * hq * sq; ++i) {
+    const std::int64_t head = (i / (hq * sq) * hk + i / sq % hq / (hq / hk)) * sk * d;
+    check_row(out_data.data() + i * d, one_row(q_data.data() + i * d, k_data.data() + head, v_data.data() + head, sk, d,
+                                               [](auto) { return true; }));
+  }
+}
+
 TEST_CASE("guide: plans, contexts and errors", "[examples]") {
   constexpr std::int64_t s = 6;
   const auto data = random_floats(b * hq * s * d, 10);
@@ -258,7 +387,7 @@ TEST_CASE("guide: every example of docs/api.md is compiled here or in tests/c", 
     }
     ++blocks;
   }
-  CHECK(blocks == 10);
+  CHECK(blocks == 14);
 }
 
 }  // namespace rapt::testing

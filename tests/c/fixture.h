@@ -30,7 +30,7 @@ double from_half(uint16_t bits, int32_t dtype);
 
 /* Largest difference between the outputs (out and lse) and the definition in docs/contract.md evaluated in double on
  * args' strided tensors of any type; infinite where one is NaN. Reads every field of `args` but those of ragged
- * batches. */
+ * batches and caches. */
 double reference_error(const rapt_attention_args* args);
 
 #endif

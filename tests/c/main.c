@@ -4,9 +4,11 @@ int failures = 0;
 
 int main(void) {
   test_attention();
+  test_caches();
   test_errors();
   test_contexts();
   test_plans();
+  test_kv_caches();
   test_examples();
   if (failures) fprintf(stderr, "%d checks failed\n", failures);
   return failures != 0;

@@ -23,8 +23,14 @@ static void test_bad_fields(void) {
   static uint8_t mask[SK];
   CHECK_BAD(f.args.struct_size = 0, "struct_size");
   CHECK_BAD(f.args.struct_size += 8, "struct_size");
-  CHECK_BAD(f.args.kv_kind = 2, "kv.kind");
+  CHECK_BAD(f.args.kv_kind = 4, "kv.kind");
   CHECK_BAD(f.args.kv_kind = -1, "kv.kind");
+  CHECK_BAD(f.args.kv_kind = RAPT_KV_PAGED, "kv.block_table");
+  CHECK_BAD(f.args.kv_kind = RAPT_KV_RING, "kv.seqlens");
+  CHECK_BAD((f.args.k.dtype = RAPT_I8, f.args.v.dtype = RAPT_I8), "kv.k_scale");
+  CHECK_BAD(f.args.k_scale = contiguous(f.q, RAPT_F32, 4, 1, HK, 1, 1), "kv.k_scale"); /* f32 has none */
+  CHECK_BAD(f.args.v_zero = contiguous(f.q, RAPT_F32, 4, 1, HK, 1, 1), "kv.v_zero");
+  CHECK_BAD(f.args.k_zero.dtype = (f.args.k_zero.ndim = 1, -1), "kv.k_zero.dtype");
   CHECK_BAD(f.args.align = 4, "score.align");
   CHECK_BAD(f.args.q.ndim = 5, "q");
   CHECK_BAD(f.args.q.ndim = -1, "q");
@@ -96,7 +102,7 @@ static void test_tensor_contiguous(void) {
   CHECK(tensor.data == f.q && tensor.dtype == RAPT_F32 && tensor.device_type == RAPT_CPU && tensor.ndim == 4);
   CHECK(tensor.strides[0] == 60 && tensor.strides[1] == 20 && tensor.strides[2] == 5 && tensor.strides[3] == 1);
   CHECK_REFUSED(rapt_tensor_contiguous(&tensor, f.q, RAPT_F32, 5, shape), "ndim");
-  CHECK_REFUSED(rapt_tensor_contiguous(&tensor, f.q, 6, 4, shape), "dtype");
+  CHECK_REFUSED(rapt_tensor_contiguous(&tensor, f.q, 10, 4, shape), "dtype");
   const int64_t huge[] = {INT64_MAX, 2};
   CHECK(rapt_tensor_contiguous(&tensor, f.q, RAPT_F32, 2, huge) == RAPT_INVALID_ARGUMENT);
   CHECK(tensor.data == NULL && tensor.ndim == 0);

@@ -56,7 +56,11 @@ TensorView floats(Given& g, Choices& c, std::initializer_list<std::int64_t> shap
   TensorView t(static_cast<const float*>(nullptr), shape);
   t.dtype = dtype;
   const std::int64_t elements = elements_of(t);
-  if (dtype == DType::f32) {
+  if (size_of(dtype) == 1) {
+    std::uint8_t* data = g.take<std::uint8_t>(elements);
+    for (std::int64_t i = 0; i < std::min<std::int64_t>(elements, 8); ++i) data[i] = c.raw<std::uint8_t>();
+    t.data = data;
+  } else if (dtype == DType::f32) {
     float* data = g.take<float>(elements);
     for (std::int64_t i = 0; i < std::min<std::int64_t>(elements, 64); ++i) data[i] = some_float(c);
     t.data = data;
@@ -78,6 +82,10 @@ MutableTensorView output(Given& g, std::initializer_list<std::int64_t> shape, DT
 
 DType some_type(Choices& c) {
   return c.one_of({DType::f32, DType::bf16, DType::f16});
+}
+
+DType some_cache_type(Choices& c) {
+  return c.one_in(2) ? c.one_of({DType::i8, DType::f8e4m3, DType::f8e5m2, DType::i4x2}) : some_type(c);
 }
 
 template <class T>
@@ -121,12 +129,75 @@ void choose_score(Given& g, Choices& c, std::int64_t b, std::int64_t hq, std::in
   }
 }
 
+/// Keys or values of b entries and s rows: strided, paged or in a ring.
+TensorView cache(Given& g, Choices& c, std::int64_t b, std::int64_t hk, std::int64_t s, std::int64_t d, DType dtype) {
+  return floats(g, c, {b, hk, s, dtype == DType::i4x2 ? d / 2 : d}, dtype);
+}
+
+/// Scales of k or v where the type may have them, and zeros.
+void choose_scales(Given& g, Choices& c, const TensorView& rows, std::int64_t d, TensorView& scale, TensorView& zero) {
+  const bool needed = rows.dtype == DType::i8 || rows.dtype == DType::i4x2;
+  if (!(needed || rows.dtype == DType::f8e4m3 || rows.dtype == DType::f8e5m2)) return;
+  if (!needed && c.below(2)) return;
+  const std::int64_t groups = d % 2 == 0 && c.below(2) ? std::max<std::int64_t>(d / 2, 1) : 1;
+  const auto maybe = [&](std::size_t dim) { return c.below(2) ? rows.shape[dim] : 1; };
+  const auto make = [&] {
+    return rows.ndim == 3 ? floats(g, c, {maybe(0), rows.shape[1], groups})
+                          : floats(g, c, {maybe(0), rows.shape[1], maybe(2), groups});
+  };
+  scale = make();
+  if (c.one_in(3)) zero = make();
+}
+
+/// Keys of b sequences in some layout; returns the sk that terms of scores must have.
+std::int64_t choose_keys(Given& g, Choices& c, std::int64_t b, std::int64_t hk, std::int64_t sk, std::int64_t d,
+                         std::int64_t dv) {
+  KvSource& kv = g.args.kv;
+  const DType dtype = some_cache_type(c);
+  std::vector<std::int64_t> lengths(static_cast<std::size_t>(b));
+  switch (c.below(5)) {
+    case 0: {
+      const auto rows = borders(c, b);
+      const std::int64_t half = dtype == DType::i4x2 ? 2 : 1;
+      kv = KvSource::ragged(floats(g, c, {rows.back(), hk, d / half}, dtype),
+                            floats(g, c, {rows.back(), hk, dv / half}, dtype), integers(g, c, rows));
+      sk = 5;
+      break;
+    }
+    case 1: {
+      const std::int64_t page_size = 1 + c.below(4), columns = c.below(4), pages = 1 + c.below(5);
+      sk = page_size * columns;
+      std::vector<std::int64_t> table(static_cast<std::size_t>(b * columns));
+      for (auto& page : table) page = c.one_in(32) ? c.below(16) - 8 : c.below(static_cast<int>(pages));
+      for (auto& length : lengths) length = c.below(static_cast<int>(sk) + 1);
+      kv = KvSource::paged(cache(g, c, pages, hk, page_size, d, dtype), cache(g, c, pages, hk, page_size, dv, dtype),
+                           integers(g, c, table), integers(g, c, lengths));
+      kv.block_table.ndim = 2;
+      kv.block_table.shape = {b, columns, 0, 0};
+      kv.block_table.strides = {columns, 1, 0, 0};
+      break;
+    }
+    case 2: {
+      for (auto& length : lengths) length = c.one_in(8) ? c.raw<std::int32_t>() : c.below(40);
+      kv = KvSource::ring(cache(g, c, b, hk, sk, d, dtype), cache(g, c, b, hk, sk, dv, dtype), integers(g, c, lengths));
+      break;
+    }
+    default:
+      for (auto& length : lengths) length = c.below(static_cast<int>(sk) + 1);
+      kv = KvSource::strided(cache(g, c, b, hk, sk, d, dtype), cache(g, c, b, hk, sk, dv, dtype),
+                             c.one_in(3) ? integers(g, c, lengths) : TensorView());
+  }
+  choose_scales(g, c, kv.k, d, kv.k_scale, kv.k_zero);
+  choose_scales(g, c, kv.v, dv, kv.v_scale, kv.v_zero);
+  return sk;
+}
+
 /// Arguments that are right but for what the choices of single values make of them.
 void choose_args(Given& g, Choices& c) {
   const std::int64_t b = c.below(4), hk = c.below(3) + (c.one_in(16) ? 0 : 1), hq = hk * (1 + c.below(3));
   const std::int64_t d = c.one_in(4) ? c.below(40) : 1 + c.below(8), dv = c.below(2) ? d : 1 + c.below(9);
   std::int64_t sq = c.below(7), sk = c.one_in(3) ? sq : c.below(9);
-  const DType q_type = some_type(c), kv_type = some_type(c), out_type = some_type(c);
+  const DType q_type = some_type(c), out_type = some_type(c);
   AttentionArgs& args = g.args;
   if (c.one_in(3)) {  // ragged queries
     const auto rows = borders(c, b);
@@ -140,17 +211,7 @@ void choose_args(Given& g, Choices& c) {
     args.out = output(g, {b, hq, sq, dv}, out_type);
     if (c.one_in(3)) args.lse = output(g, {b, hq, sq});
   }
-  if (c.one_in(3)) {  // ragged keys
-    const auto rows = borders(c, b);
-    args.kv = KvSource::ragged(floats(g, c, {rows.back(), hk, d}, kv_type),
-                               floats(g, c, {rows.back(), hk, dv}, kv_type), integers(g, c, rows));
-    sk = 5;
-  } else {
-    std::vector<std::int64_t> lengths(static_cast<std::size_t>(b));
-    for (auto& length : lengths) length = c.below(static_cast<int>(sk) + 1);
-    args.kv = KvSource::strided(floats(g, c, {b, hk, sk, d}, kv_type), floats(g, c, {b, hk, sk, dv}, kv_type),
-                                c.one_in(3) ? integers(g, c, lengths) : TensorView());
-  }
+  sk = choose_keys(g, c, b, hk, sk, d, dv);
   choose_score(g, c, b, hq, sq, sk);
 }
 
@@ -171,7 +232,7 @@ void twist(View& t, Given& g, Choices& c) {
       t.ndim = c.one_of({0, 1, 2, 3, 4, 5, -1, 1000});
       break;
     case 3:
-      t.dtype = static_cast<DType>(c.below(8));
+      t.dtype = static_cast<DType>(c.below(12));
       break;
     case 4:
       t.data = c.below(2) ? nullptr : g.arena.bytes.data() + c.below(256) * 64 + c.one_in(8);
@@ -198,8 +259,10 @@ void resize_everywhere(AttentionArgs& a, Choices& c) {
 
 void twist_something(Given& g, Choices& c) {
   AttentionArgs& a = g.args;
-  TensorView* const inputs[] = {&a.q,          &a.kv.k,       &a.kv.v,        &a.kv.seqlens,  &a.kv.cu_seqlens,
-                                &a.score.bias, &a.score.mask, &a.score.alibi, &a.score.sinks, &a.cu_seqlens_q};
+  TensorView* const inputs[] = {
+      &a.q,          &a.kv.k,        &a.kv.v,        &a.kv.seqlens,   &a.kv.cu_seqlens,  &a.score.bias,
+      &a.score.mask, &a.score.alibi, &a.score.sinks, &a.cu_seqlens_q, &a.kv.block_table, &a.kv.k_scale,
+      &a.kv.v_scale, &a.kv.k_zero,   &a.kv.v_zero};
   switch (c.below(10)) {
     case 0:
       twist(a.out, g, c);
@@ -208,13 +271,13 @@ void twist_something(Given& g, Choices& c) {
       twist(a.lse, g, c);
       break;
     case 2:
-      a.kv.kind = static_cast<KvSource::Kind>(c.below(3));
+      a.kv.kind = static_cast<KvSource::Kind>(c.below(5));
       break;
     case 3:
       resize_everywhere(a, c);
       break;
     default:
-      twist(*inputs[c.below(10)], g, c);
+      twist(*inputs[c.below(static_cast<int>(std::size(inputs)))], g, c);
   }
 }
 
@@ -225,7 +288,7 @@ enum class Extent { inside, outside, nonsense };
 template <class View>
 Extent extent_of(const View& t, const Arena& arena) {
   if (t.ndim == 0) return Extent::inside;
-  if (t.ndim < 0 || t.ndim > kMaxDims || static_cast<int>(t.dtype) > 5) return Extent::nonsense;
+  if (t.ndim < 0 || t.ndim > kMaxDims || t.dtype > DType::i4x2) return Extent::nonsense;
   std::int64_t elements = 1, bytes = 0;
   bool empty = false, overflow = false;
   for (std::size_t n = 0; n < static_cast<std::size_t>(t.ndim); ++n) {
@@ -249,6 +312,7 @@ bool is_small(const AttentionArgs& a) {
   for (const Layout& t : {Layout(a.q), Layout(a.kv.k)}) {
     for (const std::int64_t size : t.shape) operations *= std::max(1.0, static_cast<double>(size));
   }
+  if (a.kv.block_table) operations *= std::max(1.0, static_cast<double>(a.kv.block_table.shape[1]));
   return operations <= kMaxOperations;
 }
 
@@ -322,9 +386,10 @@ void check(Given& g, Choices c, const Context& context) {
   for (int twists = c.below(4); twists > 0; --twists) twist_something(g, c);
 
   const AttentionArgs& a = g.args;
-  const TensorView index_tensors[] = {a.kv.seqlens, a.kv.cu_seqlens, a.cu_seqlens_q};
+  const TensorView index_tensors[] = {a.kv.seqlens, a.kv.cu_seqlens, a.cu_seqlens_q, a.kv.block_table};
   const TensorView others[] = {a.q,          a.kv.k,       a.kv.v,        TensorView(a.out), TensorView(a.lse),
-                               a.score.bias, a.score.mask, a.score.alibi, a.score.sinks};
+                               a.score.bias, a.score.mask, a.score.alibi, a.score.sinks,     a.kv.k_scale,
+                               a.kv.v_scale, a.kv.k_zero,  a.kv.v_zero};
   bool nonsense = false, runnable = true;
   for (const TensorView& t : index_tensors) {
     if (extent_of(t, g.arena) == Extent::outside) return;

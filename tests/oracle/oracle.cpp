@@ -5,6 +5,7 @@
 #include <cmath>
 #include <initializer_list>
 #include <limits>
+#include <optional>
 
 #include "support/tensor.hpp"
 
@@ -27,11 +28,11 @@ double unit_of(DType dtype) {
 
 /// The types of a call, as far as they bound errors.
 struct Types {
-  DType inputs, out;  ///< the coarser of q and kv
+  DType inputs, out;  ///< the coarser of q and kv; quantised kv count as f32, which they are dequantised to
   double input_eps, out_eps;
 
   explicit Types(const AttentionArgs& args)
-      : inputs(unit_of(args.q.dtype) > unit_of(args.kv.k.dtype) ? args.q.dtype : args.kv.k.dtype),
+      : inputs(unit_of(args.kv.k.dtype) > unit_of(args.q.dtype) ? args.kv.k.dtype : args.q.dtype),
         out(args.out.dtype),
         input_eps(unit_of(inputs)),
         out_eps(unit_of(out)) {}
@@ -88,6 +89,75 @@ Range rows_of(const TensorView& cu_seqlens, std::int64_t n, std::int64_t dense) 
   return {begin, read_index(cu_seqlens, n + 1) - begin};
 }
 
+/// Number i of the row at `row` that lies `i` strides of `inner` on; two of i4x2 share a byte.
+double read_code(const TensorView& t, std::int64_t row, std::int64_t inner, std::int64_t i) {
+  if (t.dtype != DType::i4x2) return read_element(t.data, t.dtype, row + i * inner);
+  const int byte = static_cast<const unsigned char*>(t.data)[row + i / 2 * inner];
+  const int code = i % 2 ? byte / 16 : byte % 16;
+  return code < 8 ? code : code - 16;
+}
+
+/// Where a row of keys or values lies: an index of the tensor's first dimension, and one of its rows if it has such.
+struct Slot {
+  std::int64_t entry, row;
+};
+
+Slot slot_of(const KvSource& kv, std::int64_t n, std::int64_t j) {
+  switch (kv.kind) {
+    case KvSource::Kind::strided:
+      return {n, j};
+    case KvSource::Kind::ragged:
+      return {read_index(kv.cu_seqlens, n) + j, 0};
+    case KvSource::Kind::ring:
+      return {n, j % kv.k.shape[2]};
+    case KvSource::Kind::paged:
+      break;
+  }
+  const std::int64_t page_size = kv.k.shape[2];
+  const std::int64_t at = n * kv.block_table.strides[0] + j / page_size * kv.block_table.strides[1];
+  return {kv.block_table.dtype == DType::i64 ? static_cast<const std::int64_t*>(kv.block_table.data)[at]
+                                             : static_cast<const std::int32_t*>(kv.block_table.data)[at],
+          j % page_size};
+}
+
+/// Offset of a head's row; sizes of 1 broadcast: those of scales and zeros, while of rows only the first is ever asked
+/// for.
+std::int64_t row_offset(const TensorView& t, Slot slot, std::int64_t h) {
+  const std::int64_t entry = t.shape[0] == 1 ? 0 : slot.entry * t.strides[0];
+  const std::int64_t row = t.ndim == 3 || t.shape[2] == 1 ? 0 : slot.row * t.strides[2];
+  return entry + h * t.strides[1] + row;
+}
+
+/// Keys [first, first + count) of a head as they count, and the magnitudes that roundings are relative to.
+struct Keys {
+  Matrix value, magnitude;
+
+  Keys(const KvSource& kv, bool of_v, std::int64_t n, std::int64_t h, std::int64_t first, std::int64_t count) {
+    const TensorView &t = of_v ? kv.v : kv.k, &scale = of_v ? kv.v_scale : kv.k_scale,
+                     &zero = of_v ? kv.v_zero : kv.k_zero;
+    const auto last = static_cast<std::size_t>(t.ndim - 1);
+    const std::int64_t width = t.shape[last] * (t.dtype == DType::i4x2 ? 2 : 1);
+    value.resize(count, width), magnitude.resize(count, width);
+    for (std::int64_t j = 0; j < count; ++j) {
+      const Slot slot = slot_of(kv, n, first + j);
+      const std::int64_t row = row_offset(t, slot, h);
+      for (std::int64_t i = 0; i < width; ++i) {
+        const double code = read_code(t, row, t.strides[last], i);
+        double s = 1, z = 0;
+        const auto of_group = [&](const TensorView& own) {
+          const std::int64_t group = width / own.shape[last];
+          return static_cast<double>(
+              static_cast<const float*>(own.data)[row_offset(own, slot, h) + i / group * own.strides[last]]);
+        };
+        if (scale) s = of_group(scale);
+        if (zero) z = of_group(zero);
+        value(j, i) = (code - z) * s;
+        magnitude(j, i) = (std::abs(code) + std::abs(z)) * std::abs(s);
+      }
+    }
+  }
+};
+
 /// Rows [first, first + count) of one head as doubles.
 Matrix rows(const TensorView& t, bool ragged, std::int64_t n, std::int64_t h, std::int64_t first, std::int64_t count) {
   const std::int64_t width = t.shape[static_cast<std::size_t>(t.ndim - 1)];
@@ -104,8 +174,9 @@ Matrix rows(const TensorView& t, bool ragged, std::int64_t n, std::int64_t h, st
 struct Head {
   const AttentionArgs& args;
   std::int64_t n, h;
-  std::int64_t offset;  ///< row i sits at key position i + offset
-  Matrix k, v;          ///< [len_k, d], [len_k, dv]
+  std::int64_t offset;        ///< row i sits at key position i + offset
+  std::int64_t first;         ///< key of row 0 of k and v
+  const Keys &keys, &values;  ///< [seen, d], [seen, dv]
 };
 
 /// A score after everything, its permitted error and its expected error; -inf when masked.
@@ -136,10 +207,11 @@ Score final_score(const Head& head, std::int64_t i, std::int64_t j, double dot, 
         spec.alibi.ndim == 2 ? read_float(spec.alibi, {head.n, head.h}) : read_float(spec.alibi, {head.h});
     alibi = slope * std::abs(position - key);
   }
-  const double d = static_cast<double>(head.k.cols());
+  const double d = static_cast<double>(head.keys.value.cols());
   const double scale = spec.scale ? *spec.scale : 1 / std::sqrt(d);
   double x = scale * dot;
-  double delta = (std::sqrt(d) + 6) * kUnit * std::abs(scale) * dot_abs;
+  const double dequantised = unit_of(head.args.kv.k.dtype) == 0 && head.args.kv.k.dtype != DType::f32 ? 2 : 0;
+  double delta = (std::sqrt(d) + 6 + dequantised) * kUnit * std::abs(scale) * dot_abs;
   double sigma = std::sqrt(d / 3) * kUnit * std::abs(scale) * (std::sqrt(dot_squares) + std::abs(dot));
   if (spec.softcap) {
     const double c = *spec.softcap;
@@ -230,12 +302,14 @@ void note_plain(Reference& result, const Types& types, double out, float plain, 
 /// The results of rows [first, first + count) of a head, written to `flat(row)`.
 template <class Flat>
 void run_block(const Head& head, const Matrix& q, std::int64_t first, Reference& result, Flat flat) {
-  const std::int64_t count = q.rows(), len_k = head.k.rows(), dv = head.v.cols();
-  const Matrix dot = q * head.k.transpose();
-  const Matrix dot_abs = q.cwiseAbs() * head.k.cwiseAbs().transpose();
-  const Matrix dot_squares = q.cwiseAbs2() * head.k.cwiseAbs2().transpose();
+  const Matrix &k = head.keys.value, &v = head.values.value;
+  const std::int64_t count = q.rows(), len_k = k.rows(), dv = v.cols();
+  const Matrix dot = q * k.transpose();
+  const Matrix dot_abs = q.cwiseAbs() * head.keys.magnitude.transpose();
+  const Matrix dot_squares = q.cwiseAbs2() * head.keys.magnitude.cwiseAbs2().transpose();
   // A value that is not finite must reach the rows that attend it and no other, so it stays out of the products.
-  const Matrix finite_v = head.v.unaryExpr([](double x) { return std::isfinite(x) ? x : 0.0; });
+  const auto finite = [](double x) { return std::isfinite(x) ? x : 0.0; };
+  const Matrix finite_v = v.unaryExpr(finite), rounded_v = head.values.magnitude.unaryExpr(finite);
   const TensorView& sinks = head.args.score.sinks;
   const double sink = sinks ? read_float(sinks, {head.h}) : -kInfinity;
 
@@ -247,21 +321,22 @@ void run_block(const Head& head, const Matrix& q, std::int64_t first, Reference&
     const auto at = static_cast<std::size_t>(r);
     for (std::int64_t j = 0; j < len_k; ++j) {
       scores[at][static_cast<std::size_t>(j)] =
-          final_score(head, first + r, j, dot(r, j), dot_abs(r, j), dot_squares(r, j));
+          final_score(head, first + r, head.first + j, dot(r, j), dot_abs(r, j), dot_squares(r, j));
     }
-    weights[at] =
-        softmax(scores[at], static_cast<double>(head.k.cols()), sink, p.row(r), growth.row(r), expected.row(r));
+    weights[at] = softmax(scores[at], static_cast<double>(k.cols()), sink, p.row(r), growth.row(r), expected.row(r));
   }
   Matrix out = p.matrix() * finite_v;
   const Matrix magnitude = p.matrix() * finite_v.cwiseAbs();
+  const bool quantized = unit_of(head.args.kv.v.dtype) == 0 && head.args.kv.v.dtype != DType::f32;
+  const Matrix summed = quantized ? Matrix(p.matrix() * rounded_v * 1.25) : magnitude;
   const Matrix grown = growth.matrix() * finite_v.cwiseAbs();
   const Matrix spread = (expected.matrix() * finite_v.cwiseAbs2()).cwiseSqrt();
   for (std::int64_t j = 0; j < len_k; ++j) {
-    if (head.v.row(j).allFinite()) continue;
+    if (v.row(j).allFinite()) continue;
     for (std::int64_t r = 0; r < count; ++r) {
       if (scores[static_cast<std::size_t>(r)][static_cast<std::size_t>(j)].x == -kInfinity) continue;
       for (std::int64_t c = 0; c < dv; ++c) {
-        if (!std::isfinite(head.v(j, c))) out(r, c) += p(r, j) * head.v(j, c);
+        if (!std::isfinite(v(j, c))) out(r, c) += p(r, j) * v(j, c);
       }
     }
   }
@@ -282,12 +357,28 @@ void run_block(const Head& head, const Matrix& q, std::int64_t first, Reference&
       result.out[at] = w.broken ? kNaN : out(r, c);
       const double cap = largest(0, c) + std::abs(out(r, c));
       result.magnitude[at] = magnitude(r, c);
-      result.bound[at] = std::min(grown(r, c), cap) + 16 * kUnit * magnitude(r, c) + 1e-37;
+      result.bound[at] = std::min(grown(r, c), cap) + 16 * kUnit * summed(r, c) + 1e-37;
       result.spread[at] = std::min(spread(r, c), cap);
       if (halves && std::isfinite(result.out[at]))
         note_plain(result, types, out(r, c), plain(r, c), root_of_squares(r, c), result.bound[at], magnitude(r, c));
     }
   }
+}
+
+/// The keys [begin, begin + length) that lengths, a ring's capacity and windows leave the rows of a sequence together:
+/// what lies outside, table entries included, is nobody's to read.
+Range seen_keys(const AttentionArgs& args, std::int64_t len_q, std::int64_t len_k, std::int64_t offset) {
+  const ScoreSpec& spec = args.score;
+  double begin = 0, end = static_cast<double>(len_k);
+  if (args.kv.kind == KvSource::Kind::ring) begin = std::max(0.0, end - static_cast<double>(args.kv.k.shape[2]));
+  const double first_row = static_cast<double>(offset), last_row = first_row + static_cast<double>(len_q) - 1;
+  if (spec.causal) end = std::min(end, last_row + 1);
+  if (spec.window && spec.window->right >= 0)
+    end = std::min(end, last_row + static_cast<double>(spec.window->right) + 1);
+  if (spec.window && spec.window->left >= 0)
+    begin = std::max(begin, first_row - static_cast<double>(spec.window->left));
+  if (len_q == 0 || !(begin < end)) return {};
+  return {static_cast<std::int64_t>(begin), static_cast<std::int64_t>(end - begin)};
 }
 
 std::int64_t key_offset(const AttentionArgs& args, std::int64_t len_q, std::int64_t len_k) {
@@ -299,15 +390,12 @@ std::int64_t key_offset(const AttentionArgs& args, std::int64_t len_q, std::int6
 
 Reference oracle(const AttentionArgs& args, std::int64_t row_step) {
   const bool ragged_q = static_cast<bool>(args.cu_seqlens_q);
-  const bool ragged_k = args.kv.kind == KvSource::Kind::ragged;
-  const std::int64_t sequences = !ragged_q   ? args.q.shape[0]
-                                 : !ragged_k ? args.kv.k.shape[0]
-                                             : args.kv.cu_seqlens.shape[0] - 1;
+  const std::int64_t sequences = ragged_q ? args.cu_seqlens_q.shape[0] - 1 : args.q.shape[0];
   const std::int64_t hq = args.q.shape[1], hk = args.kv.k.shape[1];
   const std::int64_t sq = ragged_q ? 0 : args.q.shape[2];
   const std::int64_t all_rows = ragged_q ? args.q.shape[0] * hq : sequences * hq * sq;
   Reference result;
-  result.dv = args.kv.v.shape[static_cast<std::size_t>(args.kv.v.ndim - 1)];
+  result.dv = args.out.shape[static_cast<std::size_t>(args.out.ndim - 1)];
   const auto elements = static_cast<std::size_t>(all_rows * result.dv);
   for (auto* values : {&result.out, &result.magnitude, &result.bound, &result.spread}) values->assign(elements, kNaN);
   for (auto* values : {&result.lse, &result.lse_bound}) values->assign(static_cast<std::size_t>(all_rows), kNaN);
@@ -315,16 +403,17 @@ Reference oracle(const AttentionArgs& args, std::int64_t row_step) {
 
   for (std::int64_t n = 0; n < sequences; ++n) {
     const Range own_q = rows_of(args.cu_seqlens_q, n, sq);
-    Range own_k = rows_of(args.kv.cu_seqlens, n, ragged_k ? 0 : args.kv.k.shape[2]);
-    if (args.kv.seqlens) own_k.length = read_index(args.kv.seqlens, n);
+    const std::int64_t len_k =
+        args.kv.seqlens ? read_index(args.kv.seqlens, n) : rows_of(args.kv.cu_seqlens, n, args.kv.k.shape[2]).length;
+    const std::int64_t offset = key_offset(args, own_q.length, len_k);
+    const Range seen = seen_keys(args, own_q.length, len_k, offset);
+    std::optional<Keys> keys, values;
     for (std::int64_t h = 0; h < hq; ++h) {
-      const std::int64_t kv_head = h / (hq / hk);
-      const Head head{args,
-                      n,
-                      h,
-                      key_offset(args, own_q.length, own_k.length),
-                      rows(args.kv.k, ragged_k, n, kv_head, own_k.begin, own_k.length),
-                      rows(args.kv.v, ragged_k, n, kv_head, own_k.begin, own_k.length)};
+      if (h % (hq / hk) == 0) {
+        keys.emplace(args.kv, false, n, h / (hq / hk), seen.begin, seen.length);
+        values.emplace(args.kv, true, n, h / (hq / hk), seen.begin, seen.length);
+      }
+      const Head head{args, n, h, offset, seen.begin, *keys, *values};
       const auto flat = [&](std::int64_t i) { return ragged_q ? (own_q.begin + i) * hq + h : (n * hq + h) * sq + i; };
       const std::int64_t block = row_step > 1 ? 1 : kRowBlock;
       const std::int64_t step = row_step > 1 ? row_step : kRowBlock;

@@ -30,6 +30,11 @@ namespace rapt::testing {
 /// among the types of q, kv and out (2^-8 for bf16, 2^-11 for f16), and one denormal of out's type. To lse they add the
 /// eps of q and kv alone: row sums may be of rounded probabilities.
 ///
+/// Quantised keys and values count as (x - zero) * scale, exactly. A kernel rounds that twice, or takes scale and zero
+/// out of its sums; either way its roundings are relative to (|x| + |zero|) |scale|, which stands for |k_ji| in delta_j
+/// and for |v_j| in the second term, with sqrt(d) + 8 in place of sqrt(d) + 6 in front of the dot product, and 10 in
+/// place of 8 in front of eps32. Then the bounds are those of fp32.
+///
 /// `spread` is what errors of the usual size, independent from key to key, add up to: the roundings of partial sums
 /// that grow from 0 or -max_j x_j to the score, sqrt(d / 3) u (|scale| (sqrt(sum (q_i k_i)^2) + |q k|) + |max_j x_j|).
 struct Reference {
@@ -49,9 +54,9 @@ struct Reference {
   double rounding_error = 0;
 };
 
-/// Independent of the library: uses the argument types only and trusts them to be valid. q, k, v and out may be f32,
-/// bf16 or f16; inputs count as given. With row_step n only every n-th row of each head and the last one are computed,
-/// for lengths that would take too long otherwise.
+/// Independent of the library: uses the argument types only and trusts them to be valid, those of every KvSource among
+/// them; inputs count as given. Keys that no row sees are not read, nor are their table entries. With row_step n only
+/// every n-th row of each head and the last one are computed, for lengths that would take too long otherwise.
 Reference oracle(const AttentionArgs& args, std::int64_t row_step = 1);
 
 /// What an entry promises of fp32: `f32x3` is the opt-in tier of three products of bf16 planes.

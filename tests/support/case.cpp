@@ -5,7 +5,10 @@
 #include <limits>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include "support/cache.hpp"
 
 namespace rapt::testing {
 namespace {
@@ -102,17 +105,65 @@ void fill_normal(Tensor& tensor, Generator generator) {
   for (std::int64_t i = 0; i < tensor.size(); ++i) tensor.flat(i) = normal(generator);
 }
 
-/// Fills the rows of a [b, h, s, d] tensor from lengths[n] on with NaN.
-void poison_tail(Tensor& tensor, const Dims& lengths) {
-  const auto& shape = tensor.layout().shape;
-  for (std::int64_t n = 0; n < shape[0]; ++n) {
-    for (std::int64_t h = 0; h < shape[1]; ++h) {
-      for (std::int64_t j = lengths[static_cast<std::size_t>(n)]; j < shape[2]; ++j) {
-        for (std::int64_t c = 0; c < shape[3]; ++c) tensor.at({n, h, j, c}) = std::numeric_limits<float>::quiet_NaN();
+/// Key lengths of the sequences of a case that has them.
+Dims key_lengths(const Problem& p, std::uint64_t seed, Generator random) {
+  Dims lengths(static_cast<std::size_t>(p.b), p.sk);
+  // Without an alignment, scores that look at positions need equal lengths.
+  const bool positions = p.causal || p.window_left >= 0 || p.window_right >= 0 || p.alibi;
+  if (positions && p.align == Problem::Align::none) return lengths;
+  const auto between = [&](std::int64_t low, std::int64_t high) {
+    return std::uniform_int_distribution<std::int64_t>(low, high)(random);
+  };
+  for (std::size_t n = 0; n < lengths.size(); ++n) {
+    const std::uint64_t choice = (n + seed) % 4;
+    if (choice == 3) lengths[n] = p.ring ? p.sk * 7 + between(0, p.sk) : 0;
+    else if (choice == 2 && p.ring) lengths[n] = p.sk + between(1, p.sk);
+    else if (choice != 0) lengths[n] = between(0, p.sk);
+  }
+  return lengths;
+}
+
+/// The pages of each sequence, [b][pages in use], and how many pages there are in all: three are nobody's. Every second
+/// sequence shares the full pages that it has in common with the first.
+struct Pages {
+  std::vector<Dims> of;
+  std::int64_t count = 0;
+
+  Pages(const Dims& lengths, std::int64_t page_size, std::uint64_t seed, Generator random) {
+    for (std::size_t n = 0; n < lengths.size(); ++n) {
+      Dims own(static_cast<std::size_t>((lengths[n] + page_size - 1) / page_size));
+      const bool shares = n > 0 && (n + seed) % 2 == 1;
+      const auto shared = static_cast<std::size_t>(shares ? std::min(lengths[0], lengths[n]) / page_size : 0);
+      for (std::size_t i = 0; i < own.size(); ++i) own[i] = i < shared ? of[0][i] : count++;
+      of.push_back(own);
+    }
+    Dims shuffled(static_cast<std::size_t>(count += 3));
+    for (std::size_t i = 0; i < shuffled.size(); ++i) shuffled[i] = static_cast<std::int64_t>(i);
+    std::shuffle(shuffled.begin(), shuffled.end(), random);
+    for (Dims& own : of)
+      for (std::int64_t& page : own) page = shuffled[static_cast<std::size_t>(page)];
+  }
+
+  /// [b, n] with nonsense where a sequence has no page.
+  Tensor table(const Problem& p, std::uint64_t seed, Placement placement) const {
+    const Dims shape{p.b, p.sk / p.page_size};
+    const bool wide = seed % 2 == 1;
+    Tensor tensor(wide ? DType::i64 : DType::i32,
+                  p.layout == Problem::Layout::other ? layout_of(shape, {0, 1}, 2, 3) : Layout(shape), placement);
+    for (std::int64_t n = 0; n < shape[0]; ++n) {
+      const Dims& own = of[static_cast<std::size_t>(n)];
+      for (std::int64_t i = 0; i < shape[1]; ++i) {
+        const std::int64_t page = i < std::ssize(own) ? own[static_cast<std::size_t>(i)]
+                                  : (n + i) % 2       ? -1
+                                  : wide              ? std::int64_t{1} << 60
+                                                      : std::numeric_limits<std::int32_t>::max();
+        if (wide) tensor.at<std::int64_t>({n, i}) = page;
+        else tensor.at<std::int32_t>({n, i}) = static_cast<std::int32_t>(page);
       }
     }
+    return tensor;
   }
-}
+};
 
 /// [b or 1, hq or 1, sq or 1, sk]; every second seed leaves out leading dimensions of size 1.
 Layout broadcast_layout(const Problem& p, std::uint8_t full, std::uint64_t seed) {
@@ -155,12 +206,8 @@ Case::Case(const Problem& problem, std::uint64_t seed, Placement placement) : pr
     return Tensor(dtype, tensor_layout(p.layout, p.b, h, s, d, total), placement);
   };
   q = make(p.q_dtype, p.hq, p.sq, p.d, p.ragged_q);
-  k = make(p.kv_dtype, p.hk, p.sk, p.d, p.ragged_k);
-  v = make(p.kv_dtype, p.hk, p.sk, p.dv, p.ragged_k);
   out = make(p.out_dtype, p.hq, p.sq, p.dv, p.ragged_q);
   fill_normal(q, generator(0));
-  fill_normal(k, generator(1));
-  fill_normal(v, generator(2));
 
   if (p.ragged_q >= 0) {
     cu_seqlens_q = index_tensor(cumulated(ragged_lengths(p.b, p.sq, p.ragged_q, seed, "ragged_q")), seed, placement);
@@ -169,21 +216,7 @@ Case::Case(const Problem& problem, std::uint64_t seed, Placement placement) : pr
     const Dims lengths = ragged_lengths(p.b, p.sk, p.ragged_k, seed, "ragged_k");
     cu_seqlens_k = index_tensor(cumulated(lengths), seed / 2, placement);
   }
-  if (p.kv_lengths) {
-    // Without an alignment, scores that look at positions need equal lengths.
-    const bool positions = p.causal || p.window_left >= 0 || p.window_right >= 0 || p.alibi;
-    const bool full = positions && p.align == Problem::Align::none;
-    Generator random = generator(3);
-    Dims lengths(static_cast<std::size_t>(p.b), p.sk);
-    for (std::size_t n = 0; !full && n < lengths.size(); ++n) {
-      const std::uint64_t choice = (n + seed) % 4;
-      if (choice == 3) lengths[n] = 0;
-      else if (choice != 0) lengths[n] = std::uniform_int_distribution<std::int64_t>(0, p.sk)(random);
-    }
-    seqlens = index_tensor(lengths, seed, placement);
-    poison_tail(k, lengths);
-    poison_tail(v, lengths);
-  }
+  make_keys(seed, placement);
 
   if (p.lse) {
     lse = p.ragged_q >= 0 ? Tensor(DType::f32, Layout(Dims{p.ragged_q, p.hq}), placement)
@@ -216,11 +249,48 @@ Case::Case(const Problem& problem, std::uint64_t seed, Placement placement) : pr
   }
 }
 
+void Case::make_keys(std::uint64_t seed, Placement placement) {
+  const Problem& p = problem;
+  const auto generator = [seed](std::uint64_t tensor) { return Generator(seed * 64 + tensor); };
+  const bool ragged = p.ragged_k >= 0, paged = p.page_size > 0;
+  Dims lengths;
+  if (p.kv_lengths) {
+    lengths = key_lengths(p, seed, generator(3));
+    seqlens = index_tensor(lengths, seed, placement);
+  }
+  const Pages pages(paged ? lengths : Dims{}, std::max<std::int64_t>(p.page_size, 1), seed, generator(8));
+  if (paged) block_table = pages.table(p, seed, placement);
+  const auto slot = [&](std::int64_t n, std::int64_t j) -> Slot {
+    if (!lengths.empty() && j >= lengths[static_cast<std::size_t>(n)]) return {};
+    if (!paged) return {n, j};
+    return {pages.of[static_cast<std::size_t>(n)][static_cast<std::size_t>(j / p.page_size)], j % p.page_size};
+  };
+  const auto make = [&](std::int64_t d, std::int64_t groups, bool zeros, std::uint64_t tensor) {
+    const std::int64_t inner = p.kv_dtype == DType::i4x2 ? d / 2 : d;
+    const Layout layout = paged ? tensor_layout(p.layout, pages.count, p.hk, p.page_size, inner, -1)
+                                : tensor_layout(p.layout, p.b, p.hk, p.sk, inner, p.ragged_k);
+    Cache cache(p.kv_dtype, layout, groups, zeros, seed + tensor, placement);
+    Tensor values(DType::f32, Layout(ragged ? Dims{p.ragged_k, p.hk, 1, d} : Dims{p.b, p.hk, p.sk, d}));
+    fill_normal(values, generator(tensor));
+    cache.fill(values, slot, generator(8 + tensor));
+    return cache;
+  };
+  // Zeros of both, or of one of them.
+  const bool k_zeros = p.zeros && p.k_groups > 0 && (seed % 3 != 2 || p.v_groups == 0);
+  const bool v_zeros = p.zeros && p.v_groups > 0 && (seed % 3 != 0 || p.k_groups == 0);
+  Cache keys = make(p.d, p.k_groups, k_zeros, 1), values = make(p.dv, p.v_groups, v_zeros, 2);
+  k = std::move(keys.rows), k_scale = std::move(keys.scale), k_zero = std::move(keys.zero);
+  v = std::move(values.rows), v_scale = std::move(values.scale), v_zero = std::move(values.zero);
+}
+
 AttentionArgs Case::args() {
   AttentionArgs args;
   args.q = q.view();
-  args.kv = problem.ragged_k >= 0 ? KvSource::ragged(k.view(), v.view(), cu_seqlens_k.view())
-                                  : KvSource::strided(k.view(), v.view(), seqlens.view());
+  args.kv = problem.ragged_k >= 0   ? KvSource::ragged(k.view(), v.view(), cu_seqlens_k.view())
+            : problem.page_size > 0 ? KvSource::paged(k.view(), v.view(), block_table.view(), seqlens.view())
+            : problem.ring          ? KvSource::ring(k.view(), v.view(), seqlens.view())
+                                    : KvSource::strided(k.view(), v.view(), seqlens.view());
+  args.kv = args.kv.quantized(k_scale.view(), v_scale.view(), k_zero.view(), v_zero.view());
   args.out = out.mutable_view();
   args.lse = lse.mutable_view();
   args.cu_seqlens_q = cu_seqlens_q.view();
@@ -252,7 +322,8 @@ AttentionArgs Case::args() {
 }
 
 void Case::protect_inputs() {
-  for (Tensor* tensor : {&q, &k, &v, &bias, &mask, &alibi, &sinks, &seqlens, &cu_seqlens_q, &cu_seqlens_k}) {
+  for (Tensor* tensor : {&q, &k, &v, &bias, &mask, &alibi, &sinks, &seqlens, &cu_seqlens_q, &cu_seqlens_k, &block_table,
+                         &k_scale, &v_scale, &k_zero, &v_zero}) {
     tensor->buffer().protect();
   }
 }

@@ -11,8 +11,9 @@
 
 namespace rapt::testing {
 
-/// The types q, k, v and out may have.
+/// The types q, k, v and out may have, and those that k and v may have beside them.
 inline constexpr std::array kFloatTypes = {DType::f32, DType::bf16, DType::f16};
+inline constexpr std::array kQuantizedTypes = {DType::i8, DType::f8e4m3, DType::f8e5m2, DType::i4x2};
 
 /// The problem of `text` with q, k, v and out of `dtype`.
 Problem typed(const std::string& text, DType dtype);
@@ -21,15 +22,21 @@ Problem typed(const std::string& text, DType dtype);
 ///
 /// q, k, v and sinks are standard normal, bias likewise with about 4 % of -inf; the boolean mask has 80 % true; one row
 /// in sixteen of bias and mask is masked entirely, never all of them. Slopes of alibi are 2^(-8(h+1)/hq). Key lengths
-/// cover 0 and sk. Of ragged sequences one is the longest and the others share the rest evenly; ragged tensors are
-/// contiguous with layout=bhsd and bshd, the order projections give. With layout=other, q, k, v and out have an inner
-/// stride of 2 and unused elements between rows and heads, bias and mask between rows.
+/// cover 0 and sk, those of rings the capacity and what is far past it. Of ragged sequences one is the longest and the
+/// others share the rest evenly; ragged tensors are contiguous with layout=bhsd and bshd, the order projections give.
+/// With layout=other, q, k, v and out have an inner stride of 2 and unused elements between rows and heads, bias and
+/// mask between rows.
 ///
-/// Nothing that may not be read holds a number: gaps, rows past a key length, and all outputs are poisoned.
-/// Logical element n of a tensor depends on (seed, tensor, n) only, whatever the layout, and but for its rounding not
-/// on the type.
+/// Quantised k and v are standard normal before they are rounded to their codes; support/cache.hpp says how. Pages lie
+/// in random order, three of them are nobody's, and every second sequence shares the full pages that it has in common
+/// with the first.
+///
+/// Nothing that may not be read holds a number: gaps, rows past a key length, pages and scales nobody uses, and all
+/// outputs are poisoned, and table entries past a length are no pages. (An integer can be no NaN: i8 and i4x2 hold
+/// 0xb5.) Logical element n of a tensor depends on (seed, tensor, n) only, shared pages apart, whatever the layout, and
+/// but for its rounding not on the type.
 struct Case {
-  /// Throws Error for q, kv and out other than f32, bf16 and f16, for a bias other than f32, and for ragged totals that
+  /// Throws Error for types that a call would refuse, for a bias other than f32, and for ragged totals that
   /// b sequences with that longest one cannot have.
   explicit Case(const Problem& problem, std::uint64_t seed = 1, Placement placement = Placement::heap);
 
@@ -42,6 +49,10 @@ struct Case {
 
   Problem problem;
   Tensor q, k, v, out, lse, bias, mask, alibi, sinks, seqlens, cu_seqlens_q, cu_seqlens_k;
+  Tensor block_table, k_scale, v_scale, k_zero, v_zero;
+
+ private:
+  void make_keys(std::uint64_t seed, Placement placement);
 };
 
 }  // namespace rapt::testing

@@ -124,6 +124,42 @@ void sample_types(Random& random, Problem& p) {
   }
 }
 
+/// How many scales rows of n elements have: a divisor of n, and of n / 2 if `packed`.
+std::int64_t scales(Random& random, std::int64_t n, bool packed) {
+  const std::int64_t most = packed ? n / 2 : n;
+  const std::int64_t groups = one_in(random, 6) ? most : pick(random, {1, 1, 2, 3, 4, 8});
+  return most % groups == 0 ? groups : 1;
+}
+
+void sample_caches(Random& random, Problem& p) {
+  const bool packed = one_in(random, 5), bytes = !packed && one_in(random, 3);
+  if (packed) p.d += p.d % 2, p.dv += p.dv % 2;
+  if (packed || bytes) p.kv_dtype = packed ? DType::i4x2 : DType::i8;
+  else if (one_in(random, 2)) p.kv_dtype = one_in(random, 2) ? DType::f8e4m3 : DType::f8e5m2;
+  const bool floats8 = p.kv_dtype == DType::f8e4m3 || p.kv_dtype == DType::f8e5m2;
+  if (packed || bytes || (floats8 && one_in(random, 2))) {
+    p.k_groups = scales(random, p.d, packed), p.v_groups = scales(random, p.dv, packed);
+    if (floats8 && one_in(random, 3)) (one_in(random, 2) ? p.k_groups : p.v_groups) = 0;
+    p.zeros = (p.k_groups > 0 || p.v_groups > 0) && one_in(random, 2);
+  }
+  if (p.ragged_k >= 0) return;
+  const bool positions = p.causal || p.window_left >= 0 || p.window_right >= 0 || p.alibi;
+  switch (between(random, 0, 2)) {
+    case 0:
+      p.page_size = pick(random, {1, 2, 5, 16, 17, 64, 128});
+      p.sk = (p.sk + p.page_size - 1) / p.page_size * p.page_size;
+      if (positions && p.align == Problem::Align::none) p.sq = p.sk;
+      p.kv_lengths = true;
+      break;
+    case 1:
+      p.ring = p.kv_lengths = true;
+      p.bias = p.mask = Problem::kNone;
+      break;
+    default:
+      break;
+  }
+}
+
 }  // namespace
 
 Problem sample(Random& random, const SampleOptions& options) {
@@ -149,6 +185,7 @@ Problem sample(Random& random, const SampleOptions& options) {
   const bool positions = p.causal || p.window_left >= 0 || p.window_right >= 0 || p.alibi;
   if (options.lengths) sample_lengths(random, p, positions && p.align == Problem::Align::none);
   if (options.types) sample_types(random, p);
+  if (options.caches) sample_caches(random, p);
   if (options.layouts) p.layout = static_cast<Problem::Layout>(between(random, 0, 3));
   return p;
 }

@@ -14,10 +14,12 @@ struct SampleOptions {
   bool scores = false;     ///< scale, softcap, bias, mask, sinks
   bool lengths = false;    ///< ragged queries and keys, key lengths
   bool layouts = false;
-  bool types = false;  ///< q, kv and out of f32, bf16 and f16: a third each all f32, all of one 16-bit type, mixed
+  bool types = false;   ///< q, kv and out of f32, bf16 and f16: a third each all f32, all of one 16-bit type, mixed
+  bool caches = false;  ///< keys and values of quantised types too, in pages, in rings
 };
 
-inline constexpr SampleOptions kEverything{true, true, true, true, true};
+inline constexpr SampleOptions kEverything{true, true, true, true, true, false};
+inline constexpr SampleOptions kEverythingCached{true, true, true, true, true, true};
 
 /// A valid problem with lse; the same for the same state of `random`. Sizes are odd more often than not: d and dv
 /// reach 576, sq and sk about 300, groups 1, 2, 3, 5 and 7.

@@ -1,7 +1,11 @@
 #include "support/tensor.hpp"
 
 #include <Eigen/Core>
+#include <algorithm>
+#include <array>
+#include <cmath>
 #include <cstring>
+#include <iterator>
 #include <string>
 
 namespace rapt::testing {
@@ -21,20 +25,61 @@ void fill_bytes(Buffer& buffer, T value) {
   for (std::size_t i = 0; i < buffer.size(); i += sizeof value) std::memcpy(buffer.data() + i, &value, sizeof value);
 }
 
+/// The value of an 8-bit float: e4m3 has 3 fraction bits, a bias of 7 and NaN in place of its last number; e5m2 is the
+/// upper half of an f16.
+float float8(DType dtype, std::uint8_t code) {
+  const int digits = dtype == DType::f8e4m3 ? 3 : 2, bias = dtype == DType::f8e4m3 ? 7 : 15;
+  const int magnitude = code & 0x7f, exponent = magnitude >> digits, fraction = magnitude % (1 << digits);
+  float x = exponent == 0 ? std::ldexp(static_cast<float>(fraction), 1 - bias - digits)
+                          : std::ldexp(static_cast<float>(fraction + (1 << digits)), exponent - bias - digits);
+  if (dtype == DType::f8e4m3 ? magnitude == 0x7f : exponent == 31)
+    x = dtype == DType::f8e5m2 && fraction == 0 ? INFINITY : NAN;
+  return code & 0x80 ? -x : x;
+}
+
+/// The nearest finite number's code, of two the even one.
+std::uint8_t float8_code(DType dtype, float value) {
+  if (std::isnan(value)) return 0x7f;
+  const auto table = [](DType type, std::size_t count) {
+    std::vector<float> values(count);
+    for (std::size_t i = 0; i < count; ++i) values[i] = float8(type, static_cast<std::uint8_t>(i));
+    return values;
+  };
+  static const std::vector<float> e4m3 = table(DType::f8e4m3, 0x7f), e5m2 = table(DType::f8e5m2, 0x7c);
+  const std::vector<float>& values = dtype == DType::f8e4m3 ? e4m3 : e5m2;
+  const float x = std::abs(value);
+  auto code = std::lower_bound(values.begin(), values.end(), x) - values.begin();
+  if (code == std::ssize(values)) {
+    --code;
+  } else if (code > 0) {
+    const float above = values[static_cast<std::size_t>(code)] - x,
+                below = x - values[static_cast<std::size_t>(code - 1)];
+    if (below < above || (below == above && code % 2 == 1)) --code;
+  }
+  return static_cast<std::uint8_t>(code | (std::signbit(value) ? 0x80 : 0));
+}
+
 }  // namespace
 
 float read_element(const void* data, DType dtype, std::int64_t index) {
   if (dtype == DType::f32) return static_cast<const float*>(data)[index];
   if (dtype == DType::bf16) return static_cast<float>(static_cast<const Eigen::bfloat16*>(data)[index]);
   if (dtype == DType::f16) return static_cast<float>(static_cast<const Eigen::half*>(data)[index]);
-  throw Error("dtype", std::string(to_string(dtype)), "f32, bf16 or f16");
+  if (dtype == DType::i8) return static_cast<const std::int8_t*>(data)[index];
+  if (dtype == DType::f8e4m3 || dtype == DType::f8e5m2)
+    return float8(dtype, static_cast<const std::uint8_t*>(data)[index]);
+  throw Error("dtype", std::string(to_string(dtype)), "a type of whole elements that are numbers");
 }
 
 void write_element(void* data, DType dtype, std::int64_t index, float value) {
   if (dtype == DType::f32) static_cast<float*>(data)[index] = value;
   else if (dtype == DType::bf16) static_cast<Eigen::bfloat16*>(data)[index] = Eigen::bfloat16(value);
   else if (dtype == DType::f16) static_cast<Eigen::half*>(data)[index] = Eigen::half(value);
-  else throw Error("dtype", std::string(to_string(dtype)), "f32, bf16 or f16");
+  else if (dtype == DType::i8)
+    static_cast<std::int8_t*>(data)[index] = static_cast<std::int8_t>(std::clamp(std::nearbyint(value), -128.f, 127.f));
+  else if (dtype == DType::f8e4m3 || dtype == DType::f8e5m2)
+    static_cast<std::uint8_t*>(data)[index] = float8_code(dtype, value);
+  else throw Error("dtype", std::string(to_string(dtype)), "a type of whole elements that are numbers");
 }
 
 float rounded(float value, DType dtype) {
@@ -56,6 +101,9 @@ void Tensor::poison() {
       return fill_bytes(buffer_, kPoisonBf16);
     case DType::f16:
       return fill_bytes(buffer_, kPoisonF16);
+    case DType::f8e4m3:
+    case DType::f8e5m2:
+      return fill_bytes(buffer_, kPoisonF8);
     default:
       return fill_bytes(buffer_, std::uint8_t{0xb5});
   }

@@ -12,19 +12,22 @@
 namespace rapt::testing {
 
 /// What a gap between elements (and every element not yet written) holds: a NaN of this bit pattern for f32, those
-/// below for bf16 and f16, the byte 0xb5 for everything else.
+/// below for bf16, f16 and the 8-bit floats, the byte 0xb5 for everything else.
 inline constexpr std::uint32_t kPoison = 0x7fdeadb5;
 inline constexpr std::uint16_t kPoisonBf16 = 0x7fde;
 inline constexpr std::uint16_t kPoisonF16 = 0x7eb5;
+inline constexpr std::uint8_t kPoisonF8 = 0xff;
 
-/// Element `index` of f32, bf16 or f16 at `data`, by Eigen's conversions: the library's own are under test.
+/// Element `index` of f32, bf16, f16, i8, f8e4m3 or f8e5m2 at `data`, by Eigen's and our own conversions: the library's
+/// are under test. An i8 reads as its number.
 float read_element(const void* data, DType dtype, std::int64_t index);
-/// The same to write: `value` rounded to nearest, ties to even.
+/// The same to write: `value` rounded to nearest, ties to even; types of 8 bits take their largest finite numbers for
+/// values past them.
 void write_element(void* data, DType dtype, std::int64_t index, float value);
 /// `value` rounded to `dtype` as write_element() does.
 float rounded(float value, DType dtype);
 
-/// An f32, bf16 or f16 element that reads as a float and is written rounded.
+/// An element of these types that reads as a float and is written rounded.
 class Element {
  public:
   Element(void* data, DType dtype, std::int64_t index) : data_(data), dtype_(dtype), index_(index) {}

@@ -357,3 +357,117 @@ TEST_CASE("compare holds the opt-in tier to its own bounds", "[unit]") {
   CHECK(tier_of("attention_forward.f32x3.amx.q32k64") == Tier::f32x3);
   CHECK(tier_of("attention_forward.f32x6.amx.q32k64") == Tier::exact);
 }
+
+TEST_CASE("test tensors know 8-bit numbers", "[unit]") {
+  const auto value = [](DType dtype, int code) {
+    const auto byte = static_cast<std::uint8_t>(code);
+    return read_element(&byte, dtype, 0);
+  };
+  const auto code = [](DType dtype, float value) {
+    std::uint8_t byte = 0x55;
+    write_element(&byte, dtype, 0, value);
+    return static_cast<int>(byte);
+  };
+  CHECK(value(DType::f8e4m3, 0x01) == 0x1p-9f);
+  CHECK(value(DType::f8e4m3, 0x08) == 0x1p-6f);
+  CHECK(value(DType::f8e4m3, 0xb8) == -1);
+  CHECK(value(DType::f8e4m3, 0x7e) == 448);
+  CHECK(std::isnan(value(DType::f8e4m3, 0xff)));
+  CHECK(value(DType::f8e5m2, 0x01) == 0x1p-16f);
+  CHECK(value(DType::f8e5m2, 0x3d) == 1.25f);
+  CHECK(value(DType::f8e5m2, 0xfb) == -57344);
+  CHECK(value(DType::f8e5m2, 0xfc) == -kInfinity);
+  CHECK(std::isnan(value(DType::f8e5m2, 0x7d)));
+  CHECK(value(DType::i8, 0x80) == -128);
+  for (DType dtype : {DType::f8e4m3, DType::f8e5m2, DType::i8}) {
+    for (int i = 0; i < 256; ++i) {
+      if (std::isfinite(value(dtype, i))) CHECK(code(dtype, value(dtype, i)) == i);
+    }
+  }
+  CHECK(code(DType::f8e4m3, 1.0625f) == 0x38);  // ties to even
+  CHECK(code(DType::f8e4m3, 1.1875f) == 0x3a);
+  CHECK(code(DType::f8e4m3, 1.07f) == 0x39);
+  CHECK(code(DType::f8e4m3, -1e9f) == 0xfe);
+  CHECK(code(DType::f8e5m2, 1.125f) == 0x3c);
+  CHECK(code(DType::f8e5m2, 1e9f) == 0x7b);
+  CHECK(code(DType::i8, 2.5f) == 2);
+  CHECK(code(DType::i8, -1000) == 0x80);
+  CHECK((std::isnan(value(DType::f8e4m3, code(DType::f8e4m3, NAN)))));
+}
+
+TEST_CASE("oracle: quantised values by hand", "[unit]") {
+  // With scale 0 a row is the mean of the values.
+  const auto mean = [](const KvSource& kv, std::int64_t dv) {
+    const float q[2] = {};
+    float out[4] = {};
+    AttentionArgs args;
+    args.q = TensorView(q, {1, 1, 1, 2});
+    args.kv = kv;
+    args.out = MutableTensorView(out, {1, 1, 1, dv});
+    args.score.scale = 0.f;
+    return oracle(args).out;
+  };
+  const std::uint8_t k[8] = {}, bytes[8] = {3, 0x80, 0x7f, 1, 0x0f, 0x70, 0x98, 0x21};
+  const float one[] = {1}, scale[] = {0.5f, 2, 4, 1}, zero[] = {1, -1};
+  const auto codes = [](const std::uint8_t* data, DType dtype, std::int64_t rows, std::int64_t width) {
+    return TensorView(data, dtype, {1, 1, rows, width});
+  };
+  const TensorView ones(one, {1, 1, 1, 1});
+  // [[3, -128], [127, 1]] with a scale for each row and a zero for each element.
+  const KvSource i8 = KvSource::strided(codes(k, DType::i8, 2, 2), codes(bytes, DType::i8, 2, 2))
+                          .quantized(ones, TensorView(scale, {1, 1, 2, 1}), {}, {});
+  CHECK(mean(i8, 2) == std::vector<double>{(3 * 0.5 + 127 * 2) / 2, (-128 * 0.5 + 1 * 2) / 2});
+  KvSource grouped = i8;
+  grouped.v_scale = TensorView(scale, {1, 1, 2, 2});
+  grouped.v_zero = TensorView(zero, {1, 1, 1, 2});
+  CHECK(mean(grouped, 2) == std::vector<double>{(2 * 0.5 + 126 * 4) / 2, (-127 * 2 + 2 * 1) / 2.});
+  // The lower half of a byte comes first: [[-1, 0, 0, 7], [-8, -7, 1, 2]], two groups of two.
+  const KvSource i4 = KvSource::strided(codes(k, DType::i4x2, 2, 1), codes(bytes + 4, DType::i4x2, 2, 2))
+                          .quantized(ones, TensorView(scale, {1, 1, 1, 2}));
+  CHECK(mean(i4, 4) == std::vector<double>{-9 * 0.5 / 2, -7 * 0.5 / 2, 1 * 2 / 2., 9 * 2 / 2.});
+  const KvSource e5m2 = KvSource::strided(codes(k, DType::f8e5m2, 1, 2), codes(bytes, DType::f8e5m2, 1, 2));
+  CHECK(mean(e5m2, 2) == std::vector<double>{0x1.8p-15, -0.0});
+}
+
+TEST_CASE("oracle: pages and rings by hand", "[unit]") {
+  // Values are 1, 10, 100, ...; with scale 0 a row is the mean of what it sees.
+  const auto sees = [](Case& c, std::vector<double> expected) {
+    AttentionArgs args = c.args();
+    args.score.scale = 0.f;
+    const std::vector<double> out = oracle(args).out;
+    REQUIRE(out.size() == expected.size());
+    for (std::size_t i = 0; i < out.size(); ++i) CHECK(out[i] == Approx(expected[i]).epsilon(1e-14));
+  };
+  const auto powers = [](Tensor& v) {
+    for (std::int64_t i = 0; i < v.size(); ++i) v.flat(i) = static_cast<float>(std::pow(10, i));
+  };
+  Case pages(Problem::parse("attention b=2 sq=1 sk=6 page=2 seqlens d=1 causal window=2,-1 align=bottom_right"), 2);
+  pages.v = Tensor(DType::f32, Layout(std::array<std::int64_t, 4>{3, 1, 2, 1}));
+  pages.k = Tensor(DType::f32, pages.v.layout());
+  for (std::int64_t i = 0; i < 6; ++i) pages.k.flat(i) = 0;
+  powers(pages.v);
+  pages.seqlens.at<std::int64_t>({0}) = 5, pages.seqlens.at<std::int64_t>({1}) = 2;
+  const std::int32_t table[] = {-1, 2, 0, 1, 1 << 30, -1};  // sees keys 2, 3 and 4: rows 4, 5 and 0; then 2 and 3
+  for (std::int64_t i = 0; i < 6; ++i) pages.block_table.at<std::int32_t>({i / 3, i % 3}) = table[i];
+  sees(pages, {110001 / 3., 1100 / 2.});
+
+  Case ring(Problem::parse("attention b=2 sq=2 sk=4 ring seqlens d=1 causal align=bottom_right"), 2);
+  powers(ring.v);
+  for (std::int64_t i = 0; i < 8; ++i) ring.k.flat(i) = 0;
+  ring.seqlens.at<std::int64_t>({0}) = 6, ring.seqlens.at<std::int64_t>({1}) = 3;
+  // Keys 2, 3, 4 and 5 in rows 2, 3, 0 and 1; the first row of queries sits at key 4.
+  sees(ring, {1101 / 3., 1111 / 4., 110000 / 2., 1110000 / 3.});
+}
+
+TEST_CASE("compare refuses keys and values that were dequantised wrongly", "[unit]") {
+  for (const char* type : {"kv=i8 groups=2 zeros", "kv=i4x2 groups=2", "kv=f8e4m3 groups=2 zeros"}) {
+    for (bool of_v : {false, true}) {
+      Case right(Problem::parse("attention hq=2 sq=5 sk=40 d=16 lse " + std::string(type)), 3), wrong(right.problem, 3);
+      Tensor& scale = of_v ? wrong.v_scale : wrong.k_scale;
+      write_reference(right, oracle(right.args()));
+      CHECK(compare(right.args(), oracle(right.args())).ok());
+      for (std::int64_t i = 0; i < scale.size(); ++i) scale.flat(i) *= 1.0001f;
+      CHECK_FALSE(compare(right.args(), oracle(wrong.args())).ok());
+    }
+  }
+}

@@ -12,7 +12,7 @@ using namespace rapt::testing;
 TEST_CASE("problem: the text of any problem reads back as the problem", "[unit]") {
   std::mt19937_64 random(301);
   for (int i = 0; i < 500; ++i) {
-    const Problem p = sample(random, kEverything);
+    const Problem p = sample(random, kEverythingCached);
     INFO(p.to_string());
     const Problem back = Problem::parse(p.to_string());
     CHECK(back == p);
@@ -56,6 +56,18 @@ TEST_CASE("problem: every field survives and counts", "[unit]") {
                            "seqlens",
                            "ragged_q=0",
                            "ragged_k=11",
+                           "kv=i8",
+                           "kv=f8e4m3",
+                           "kv=f8e5m2",
+                           "kv=i4x2",
+                           "page=1",
+                           "page=16",
+                           "ring",
+                           "groups=2",
+                           "k_groups=2",
+                           "v_groups=4",
+                           "groups=0 v_groups=3",
+                           "zeros",
                            "layout=bshd",
                            "layout=bhds",
                            "layout=other"}) {
@@ -93,6 +105,19 @@ TEST_CASE("problem: dtype= is what q=, kv= and out= do not say, in any order", "
   CHECK(typed("attention sq=1 d=1", DType::f16).to_string() == "attention dtype=f16 b=1 hq=1 sq=1 d=1");
 }
 
+TEST_CASE("problem: groups= is what k_groups= and v_groups= do not say, in any order", "[unit]") {
+  for (const char* text :
+       {"attention kv=i8 groups=4 v_groups=2 sq=1 d=8", "attention kv=i8 v_groups=2 groups=4 sq=1 d=8",
+        "attention kv=i8 v_groups=2 k_groups=4 sq=1 d=8"}) {
+    const Problem p = Problem::parse(text);
+    CHECK(p.k_groups == 4);
+    CHECK(p.v_groups == 2);
+    CHECK(p.to_string() == "attention kv=i8 b=1 hq=1 sq=1 d=8 k_groups=4 v_groups=2");
+  }
+  CHECK(Problem::parse("attention sq=1 d=8 k_groups=4 v_groups=4 zeros page=16 seqlens").to_string() ==
+        "attention b=1 hq=1 sq=1 d=8 seqlens page=16 groups=4 zeros");
+}
+
 TEST_CASE("problem: scales keep every bit", "[unit]") {
   for (float scale : {0.1f, 1e-38f, 3.4e38f, 1.00000012f, -7.5f}) {
     Problem p = Problem::parse("attention sq=1 d=1");
@@ -121,6 +146,11 @@ TEST_CASE("problem: words that make no sense are named", "[unit]") {
       {"attention scale=nan", "scale"},
       {"attention softcap=inf", "softcap"},
       {"attention causal=1", "\"causal=1\""},
+      {"attention ring=1", "\"ring=1\""},
+      {"attention page", "\"page\""},
+      {"attention groups=x", "\"groups=x\""},
+      {"attention groups=1 groups=1", "\"groups=1\""},
+      {"attention kv=i4", "\"kv=i4\""},
       {"attention sq=1 d=2 sq=1", "\"sq=1\""},
       {"attention causal sq=1 causal", "\"causal\""},
       {"attention dtype=f16 q=f32 dtype=f16", "\"dtype=f16\""},
@@ -150,5 +180,19 @@ TEST_CASE("problem: of() describes what a case was made from", "[unit]") {
     Case c(p, 5);
     if (p.ragged_q >= 0 || p.ragged_k >= 0) p.layout = Problem::Layout::bhsd;  // ragged tensors are not told apart
     CHECK(Problem::of(c.args()).to_string() == p.to_string());
+  }
+}
+
+TEST_CASE("problem: of() describes caches", "[unit]") {
+  for (const char* words : {"sk=32 seqlens page=16", "sk=34 seqlens page=2 layout=bshd", "sk=40 seqlens ring",
+                            "sk=40 seqlens layout=bhds", "sk=48 seqlens page=16 layout=other", "sk=30 ragged_k=50"}) {
+    for (const char* type : {"", " kv=bf16", " kv=i8 groups=1", " kv=i4x2 k_groups=2 v_groups=4 zeros", " kv=f8e4m3",
+                             " kv=f8e5m2 groups=2", " kv=f8e4m3 k_groups=2 zeros"}) {
+      for (std::uint64_t seed : {1, 2, 3}) {
+        const Problem p = Problem::parse("attention b=2 hq=4 hk=2 sq=3 d=16 dv=8 lse " + std::string(words) + type);
+        Case c(p, seed);
+        CHECK(Problem::of(c.args()).to_string() == p.to_string());
+      }
+    }
   }
 }

@@ -37,6 +37,10 @@ constexpr int rows_of_tile(int vecs) {
 [[gnu::always_inline]] inline vec load_any(const f16* p) {
   return vec(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
+template <class Halves>
+[[gnu::always_inline]] inline vec widen(Halves x) {
+  return vec(_mm256_cvtph_ps(reinterpret_cast<__m128i>(x)));
+}
 [[gnu::always_inline]] inline void store_any(f16* p, vec x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x.data, _MM_FROUND_TO_NEAREST_INT));
 }

@@ -35,6 +35,10 @@ constexpr int rows_of_tile(int vecs) {
 [[gnu::always_inline]] inline vec load_any(const f16* p) {
   return vec(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
 }
+template <class Halves>
+[[gnu::always_inline]] inline vec widen(Halves x) {
+  return vec(_mm512_cvtph_ps(reinterpret_cast<__m256i>(x)));
+}
 [[gnu::always_inline]] inline void store_any(f16* p, vec x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(x.data, _MM_FROUND_TO_NEAREST_INT));
 }

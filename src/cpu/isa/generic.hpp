@@ -51,6 +51,12 @@ constexpr int rows_of_tile(int vecs) {
   wide = xsimd::select(infinity > magnitude, wide, large);
   return cast_to_float(wide | ((bits & ivec(0x8000)) << 16));
 }
+template <class Halves>
+[[gnu::always_inline]] inline vec widen(Halves x) {
+  f16 halves[4];
+  __builtin_memcpy(halves, &x, sizeof(halves));
+  return load_any(halves);
+}
 [[gnu::always_inline]] inline void store_any(f16* p, vec x) {
   const ivec bits = cast_to_int(x), magnitude = bits & ivec(0x7fffffff), sign = (bits >> 16) & ivec(-0x8000);
   const ivec first_normal(113 << 23), two_to_16(143 << 23), infinity(0x7f800000);

@@ -4,7 +4,8 @@
 //  - kRegisters: vector registers there are; kVecs: vectors of lanes in a full register tile;
 //    rows_of_tile(vecs): broadcast rows of a tile of so many vectors.
 //  - fma: x * y + z, with one rounding where the ISA can.
-//  - load_any, store_any: kLanes elements of bf16 or f16 at any address, as halves.hpp says.
+//  - load_any, store_any: kLanes elements of bf16 or f16 at any address, as halves.hpp says; load_any also of int8_t,
+//    e4m3, e5m2 and i4x2, as bytes.hpp says, over widen: the same of f16 in a register.
 //  - FloatEnvironment: undoes what the thread set in MXCSR while it lives (nothing on NEON); FlushDenormals: also keeps
 //    denormals out of results, of exp2's at the least.
 //  - exp2: 2^x for x <= 127; at most 1 ulp off for results that are normal numbers, 0 below, NaN stays NaN.
@@ -22,6 +23,15 @@ struct bf16 {
 };
 struct f16 {
   std::uint16_t bits;
+};
+struct e4m3 {
+  std::uint8_t bits;
+};
+struct e5m2 {
+  std::uint8_t bits;
+};
+struct i4x2 {
+  std::uint8_t bits;  // of two elements
 };
 }  // namespace rapt::cpu::RAPT_ISA
 

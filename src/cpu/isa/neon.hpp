@@ -50,6 +50,10 @@ struct FlushDenormals {
 [[gnu::always_inline]] inline vec load_any(const f16* p) {
   return vec(vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(&p->bits))));
 }
+template <class Halves>
+[[gnu::always_inline]] inline vec widen(Halves x) {
+  return vec(vcvt_f32_f16(reinterpret_cast<float16x4_t>(x)));
+}
 [[gnu::always_inline]] inline void store_any(f16* p, vec x) {
   vst1_u16(&p->bits, vreinterpret_u16_f16(vcvt_f16_f32(x.data)));
 }
@@ -61,5 +65,6 @@ inline constexpr int kFmaFlops = 2 * 4;
 
 }  // namespace rapt::cpu::RAPT_ISA
 
+#include "cpu/isa/bytes.hpp"
 #include "cpu/isa/exp2.hpp"
 #include "cpu/isa/halves.hpp"

@@ -27,5 +27,6 @@ struct FlushDenormals : FloatEnvironment {
 
 }  // namespace rapt::cpu::RAPT_ISA
 
+#include "cpu/isa/bytes.hpp"
 #include "cpu/isa/exp2.hpp"
 #include "cpu/isa/halves.hpp"

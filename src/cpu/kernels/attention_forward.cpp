@@ -1,5 +1,5 @@
-// attention_forward: out = softmax(score(q k^T)) v in fp32, online softmax, no S x S matrix. 16-bit inputs are widened
-// on their way into scratch, q by panels and k and v by blocks; output is rounded as it is stored.
+// attention_forward: out = softmax(score(q k^T)) v in fp32, online softmax, no S x S matrix. Inputs that are not fp32
+// are widened on their way into scratch, q by panels and k and v by blocks; output is rounded as it is stored.
 //
 //   for each block of kBlockK keys that some row sees         K and V blocks: 4 kBlockK (d + dv) bytes from L2
 //     for each panel of `width` query rows                    Q^T, O^T: 4 width (d + dv) bytes from L2
@@ -196,8 +196,8 @@ void visit(const Head& head, Panel& panel, std::int64_t k0, std::int64_t n, Bloc
 }
 
 // K's rows are read along d, a few at a time: in place is best at any row stride. V is read in column strips, whose
-// rows fall into few cache sets when they lie far apart (61 % of peak in place). 16-bit elements are packed to widen
-// them.
+// rows fall into few cache sets when they lie far apart (61 % of peak in place). Other elements than fp32 are packed to
+// widen them, and rows that a page's end parts to lie in one piece.
 bool must_pack_keys(const ForwardParams& p) {
   return p.kv_type != Element::f32 || p.k_stride.d != 1;
 }
@@ -206,23 +206,31 @@ bool must_pack_values(const ForwardParams& p) {
   return p.kv_type != Element::f32 || s.d != 1 || (s.s >= 512 && s.s != p.dv);
 }
 
-// `rows` rows of n elements of k or v from key k0 on: in place, or packed into `packed`.
-Block block(const Head& head, const void* base, const Strides& s, std::int64_t k0, std::int64_t rows, std::int64_t n,
-            bool pack, float* packed) {
-  const std::int64_t at = head.key_at(s, k0);
-  if (!pack) return {static_cast<const float*>(base) + at, s.s};
-  with_element(head.p.kv_type, [&](auto element) {
-    pack_rows(static_cast<const decltype(element)*>(base) + at, s.s, s.d, rows, n, packed, packed_stride(n));
-  });
-  return {packed, packed_stride(n)};
+// Keys [from, end) of the block at k0 of k or v: in place, or packed into `packed`. Earlier rows of the block are
+// nobody's to read.
+Block block(const Head& head, const KeyRows& rows, std::int64_t k0, std::int64_t from, std::int64_t end, bool pack,
+            float* packed) {
+  const Strides& s = rows.strides;
+  const std::int64_t stride = packed_stride(rows.n), skipped = from - k0;
+  if (!pack && head.in_one_piece(from, end - from))
+    return {static_cast<const float*>(rows.base) + (head.key_at(s, from) - skipped * s.s), s.s};
+  if (s.s == 1 && s.d != 1 && head.p.page_size == 0 && head.p.kv_type <= Element::f16) {
+    with_element(head.p.kv_type, [&](auto element) {
+      const auto* src = static_cast<const decltype(element)*>(rows.base) + head.key_at(s, from);
+      pack_columns(src, s.d, end - from, rows.n, packed + skipped * stride, stride);
+    });
+  } else {
+    pack_keys(head, rows, from, end - from, packed + skipped * stride, stride);
+  }
+  return {packed, stride};
 }
 
 // Towards L2, beside the arithmetic: rows of a head's tensors missed in a bunch would stall it (8 heads of S = 512 read
 // 4 to 7 points less than one head in cache). Heads of a single block of keys are small enough to be there already.
 void prefetch(const void* base, Element element, std::int64_t at, const Strides& s, std::int64_t n) {
   if (s.d != 1) return;
-  const auto* row = static_cast<const std::byte*>(base) + at * size_of(element);
-  for (std::int64_t i = 0; i < n * size_of(element); i += 64) __builtin_prefetch(row + i, 0, 2);
+  const auto* row = static_cast<const std::byte*>(base) + at * unit_bytes(element);
+  for (std::int64_t i = 0; i < bytes_of(element, n); i += 64) __builtin_prefetch(row + i, 0, 2);
 }
 
 // All panels share one sweep over the keys that any of them sees.
@@ -233,8 +241,9 @@ void sweep(const Head& head, Panel* panels, std::int64_t count, bool careful, co
   const bool pack_k = must_pack_keys(p), pack_v = must_pack_values(p) || careful;  // add_non_finite edits a copy
   for (std::int64_t k0 = first / kBlockK * kBlockK; k0 < last; k0 += kBlockK) {
     const std::int64_t n = least(kBlockK, last - k0);
-    const Block kb = block(head, p.k, p.k_stride, k0, n, p.d, pack_k, w.k);
-    const Block vb = block(head, p.v, p.v_stride, k0, n, p.dv, pack_v, w.v);
+    const std::int64_t from = most(k0, first);
+    const Block kb = block(head, {p.k, p.k_stride, p.k_quant, p.d}, k0, from, k0 + n, pack_k, w.k);
+    const Block vb = block(head, {p.v, p.v_stride, p.v_quant, p.dv}, k0, from, k0 + n, pack_v, w.v);
     const std::int64_t next = k0 + kBlockK, ahead = clamp(last - next, 0, kBlockK);
     for (std::int64_t i = 0; i < count; ++i) {
       Panel& panel = panels[i];
@@ -277,6 +286,7 @@ void run(const ForwardParams& p, const WorkItem& item, std::byte* scratch) noexc
     panel.ot = w.ot + lanes * p.dv;
     panel.minus_m = w.minus_m + lanes;
     panel.l = w.l + lanes;
+    panel.state = item.state ? item.state + (r - item.row_begin) * state_floats(p.dv) : nullptr;
     find_rows(head, r, panel.rows, panel.row);
     for (std::int64_t i = panel.rows; i < panel.width; ++i) panel.row[i] = panel.row[panel.rows - 1];
     reset(head, panel);
@@ -302,7 +312,7 @@ std::size_t scratch_bytes(const ForwardShape& shape) noexcept {
 
 }  // namespace
 
-const ForwardKernel kAttentionForward = {"attention_forward", "f32", kAnyElement,   nullptr, kWidth, kBlockK,
+const ForwardKernel kAttentionForward = {"attention_forward", "f32", kAnyCache,     nullptr, kWidth, kBlockK,
                                          kMaxPanels* kWidth,  4,     scratch_bytes, run};
 
 }  // namespace rapt::cpu::RAPT_ISA

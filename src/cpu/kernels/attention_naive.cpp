@@ -4,7 +4,7 @@
 //
 // One item is one kv head of one sequence: 4 sq sk bytes of scores, written and read once a pass. Vector lanes run
 // along d (dot products) and dv (sums of rows); strided inner dimensions go element by element. 16-bit elements are
-// widened as they are loaded.
+// widened as they are loaded; rows of quantised ones are dequantised one element at a time.
 #include "cpu/kernels/kernels.hpp"
 #include "cpu/tile/carver.hpp"
 #include "cpu/tile/panel.hpp"
@@ -48,6 +48,69 @@ void add_row(float w, const T* x, std::int64_t stride, std::int64_t n, float* y)
     store(y + i, fma(vec(w), load_strided(x + i * stride, stride, least(kLanes, n - i)), load(y + i)));
 }
 
+float from_bits(std::uint32_t bits) {
+  return __builtin_bit_cast(float, bits);
+}
+
+// An 8-bit float of `digits` fraction bits, denormals included: those of fp32 may be switched off.
+float from_float8(std::uint8_t code, unsigned digits) {
+  const unsigned magnitude = code & 0x7fu, exponent = magnitude >> digits, fraction = magnitude & ((1u << digits) - 1);
+  const unsigned bias = (1u << (6 - digits)) - 1;
+  const std::uint32_t sign = (code & 0x80u) << 24;
+  const bool e5m2 = digits == 2;
+  if (e5m2 ? exponent == 31 : magnitude == 0x7f)  // e4m3 has no infinity: its other numbers there are finite
+    return from_bits(sign | (e5m2 && fraction == 0 ? 0x7f800000u : 0x7fc00000u));
+  if (exponent == 0) {
+    const float x = static_cast<float>(fraction) * from_bits((128 - bias - digits) << 23);
+    return sign ? -x : x;
+  }
+  return from_bits(sign | (exponent + 127 - bias) << 23 | fraction << (23 - digits));
+}
+
+// Element i of a row of k or v that starts at `row`, before its scale.
+float code_at(Element type, const std::uint8_t* row, std::int64_t stride, std::int64_t i) {
+  if (type == Element::i8) return static_cast<float>(static_cast<std::int8_t>(row[i * stride]));
+  if (type == Element::e4m3) return from_float8(row[i * stride], 3);
+  if (type == Element::e5m2) return from_float8(row[i * stride], 2);
+  const int half = row[i / 2 * stride] >> (i % 2 * 4) & 15;
+  return static_cast<float>(half < 8 ? half : half - 16);
+}
+
+bool is_quantized(Element type) {
+  return type != Element::f32 && type != Element::bf16 && type != Element::f16;
+}
+
+// Row j of k or v as fp32, filled up with zeros like those of load_row.
+void dequantize_row(const Head& head, const void* x, const Strides& stride, const Quantization& quant, std::int64_t j,
+                    std::int64_t n, float* y) {
+  const auto* row = static_cast<const std::uint8_t*>(x) + head.key_at(stride, j);
+  const float* scale = quant.scale ? quant.scale + head.key_at(quant.scale_stride, j) : nullptr;
+  const float* zero = quant.zero ? quant.zero + head.key_at(quant.zero_stride, j) : nullptr;
+  for (std::int64_t begin = 0, group = 0; begin < n; begin += quant.group, ++group) {
+    const float s = scale ? scale[group * quant.scale_stride.d] : 1, z = zero ? zero[group * quant.zero_stride.d] : 0;
+    for (std::int64_t i = begin; i < begin + quant.group; ++i)
+      y[i] = (code_at(head.p.kv_type, row, stride.d, i) - z) * s;
+  }
+  for (std::int64_t i = n; i < round_up(n, kLanes); ++i) y[i] = 0;
+}
+
+// f(j, row, stride) for keys [first, last): row j of k or v, as it is or dequantised into `scratch`.
+template <class F>
+void for_each_key(const Head& head, const Row& row, const void* x, const Strides& stride, const Quantization& quant,
+                  std::int64_t n, float* scratch, F f) {
+  if (is_quantized(head.p.kv_type)) {
+    for (std::int64_t j = row.first; j < row.last; ++j) {
+      dequantize_row(head, x, stride, quant, j, n, scratch);
+      f(j, static_cast<const float*>(scratch), std::int64_t{1});
+    }
+    return;
+  }
+  with_element(head.p.kv_type, [&](auto element) {
+    const auto* base = static_cast<const decltype(element)*>(x);
+    for (std::int64_t j = row.first; j < row.last; ++j) f(j, base + head.key_at(stride, j), stride.d);
+  });
+}
+
 // The final score of one pair in the log2 domain; -inf where masked.
 float final_score(const Head& head, const Row& row, std::int64_t j, float dot) {
   const ScoreParams& s = head.p.score;
@@ -68,13 +131,14 @@ float final_score(const Head& head, const Row& row, std::int64_t j, float dot) {
 }
 
 struct Scratch {
-  float *s, *q, *out, *block;
+  float *s, *q, *out, *block, *key;
 
   Scratch(Carver& carver, const ForwardShape& shape) {
     s = carver.take<float>(shape.rows * shape.sk);
     q = carver.take<float>(round_up(shape.d, kLanes));
     out = carver.take<float>(round_up(shape.dv, kLanes));
     block = carver.take<float>(round_up(shape.dv, kLanes));
+    key = carver.take<float>(round_up(most(shape.d, shape.dv), kLanes));
   }
 };
 
@@ -83,8 +147,9 @@ void run(const ForwardParams& p, const WorkItem& item, std::byte* scratch) noexc
   const Head head(p, item);
   Carver carver(scratch);
   const Scratch w(carver, {p.sk, p.d, p.dv, item.row_end - item.row_begin});
-  const std::int64_t row_end = least(item.row_end, head.len_q * p.group), sk = head.len_k;
-  const auto scores = [&](std::int64_t r) { return w.s + (r - item.row_begin) * sk; };
+  const std::int64_t row_end = least(item.row_end, head.len_q * p.group);
+  const std::int64_t low = head.low;  // a ring has its last keys only: key j's score is s[j - low]
+  const auto scores = [&](std::int64_t r) { return w.s + (r - item.row_begin) * (head.high - low); };
 
   for (std::int64_t r = item.row_begin; r < row_end; ++r) {  // S = q k^T, keys [first, last) only
     Row row;
@@ -92,11 +157,11 @@ void run(const ForwardParams& p, const WorkItem& item, std::byte* scratch) noexc
     with_element(p.q_type, [&](auto element) {
       load_row(static_cast<const decltype(element)*>(p.q) + row_at(p.q_stride, head, row), p.q_stride.d, p.d, w.q);
     });
-    with_element(p.kv_type, [&](auto element) {
-      const auto* k = static_cast<const decltype(element)*>(p.k) + head.key_at(p.k_stride, 0);
-      for (std::int64_t j = row.first; j < row.last; ++j)
-        scores(r)[j] = final_score(head, row, j, dot(w.q, k + j * p.k_stride.s, p.k_stride.d, p.d));
-    });
+    float* s = scores(r);
+    for_each_key(head, row, p.k, p.k_stride, p.k_quant, p.d, w.key,
+                 [&](std::int64_t j, const auto* key, std::int64_t stride) {
+                   s[j - low] = final_score(head, row, j, dot(w.q, key, stride, p.d));
+                 });
   }
   for (std::int64_t r = item.row_begin; r < row_end; ++r) {  // P = 2^(S - max) / sum
     Row row;
@@ -104,21 +169,22 @@ void run(const ForwardParams& p, const WorkItem& item, std::byte* scratch) noexc
     float* s = scores(r);
     const float sink = p.score.sinks ? p.score.sinks[row.q_head * p.score.sinks_stride] * kLog2e : -__builtin_inff();
     float top = sink;
-    for (std::int64_t j = row.first; j < row.last; ++j) top = s[j] > top ? s[j] : top;  // a NaN stays in s
+    for (std::int64_t j = row.first; j < row.last; ++j) top = s[j - low] > top ? s[j - low] : top;  // a NaN stays in s
     const float m = top == -__builtin_inff() ? 0.f : top;
     double sum = sink == -__builtin_inff() ? 0. : static_cast<double>(__builtin_exp2f(sink - m));
     for (std::int64_t j = row.first; j < row.last; j += kLanes) {
       const std::int64_t n = least(kLanes, row.last - j);
       alignas(64) float weight[kLanes];
-      store(weight, exp2(load_strided(s + j, 1, n) - vec(m)));
+      float* at = s + (j - low);
+      store(weight, exp2(load_strided(at, 1, n) - vec(m)));
       for (std::int64_t i = 0; i < n; ++i) {
-        if (s[j + i] == -__builtin_inff()) continue;  // stays, so that the last pass can tell it from a vanished weight
-        s[j + i] = weight[i];
+        if (at[i] == -__builtin_inff()) continue;  // stays, so that the last pass can tell it from a vanished weight
+        at[i] = weight[i];
         sum += static_cast<double>(weight[i]);
       }
     }
     const float inverse = sum == 0 ? 1.f : static_cast<float>(1 / sum);
-    for (std::int64_t j = row.first; j < row.last; ++j) s[j] *= inverse;
+    for (std::int64_t j = row.first; j < row.last; ++j) s[j - low] *= inverse;
     if (p.lse)
       p.lse[row_at(p.lse_stride, head, row)] =
           static_cast<float>((__builtin_log2(sum) + static_cast<double>(m)) * kLn2);
@@ -128,14 +194,13 @@ void run(const ForwardParams& p, const WorkItem& item, std::byte* scratch) noexc
     find_rows(head, r, 1, &row);
     const float* s = scores(r);
     for (std::int64_t c = 0; c < round_up(p.dv, kLanes); ++c) w.out[c] = w.block[c] = 0;
-    with_element(p.kv_type, [&](auto element) {
-      const auto* v = static_cast<const decltype(element)*>(p.v) + head.key_at(p.v_stride, 0);
-      for (std::int64_t j = row.first; j < row.last; ++j) {
-        if (s[j] != -__builtin_inff()) add_row(s[j], v + j * p.v_stride.s, p.v_stride.d, p.dv, w.block);
-        if (j % kSumBlock != kSumBlock - 1 && j + 1 != row.last) continue;
-        for (std::int64_t c = 0; c < p.dv; ++c) w.out[c] += w.block[c], w.block[c] = 0;
-      }
-    });
+    for_each_key(head, row, p.v, p.v_stride, p.v_quant, p.dv, w.key,
+                 [&](std::int64_t j, const auto* value, std::int64_t stride) {
+                   const float weight = s[j - low];
+                   if (weight != -__builtin_inff()) add_row(weight, value, stride, p.dv, w.block);
+                   if (j % kSumBlock != kSumBlock - 1 && j + 1 != row.last) return;
+                   for (std::int64_t c = 0; c < p.dv; ++c) w.out[c] += w.block[c], w.block[c] = 0;
+                 });
     with_element(p.out_type, [&](auto element) {
       store_row(w.out, static_cast<decltype(element)*>(p.out) + row_at(p.out_stride, head, row), p.out_stride.d, p.dv);
     });
@@ -150,6 +215,6 @@ std::size_t scratch_bytes(const ForwardShape& shape) noexcept {
 
 }  // namespace
 
-const ForwardKernel kAttentionNaive = {"attention_naive", "f32", kAnyElement, nullptr, 0, 0, 0, 1, scratch_bytes, run};
+const ForwardKernel kAttentionNaive = {"attention_naive", "f32", kAnyCache, nullptr, 0, 0, 0, 1, scratch_bytes, run};
 
 }  // namespace rapt::cpu::RAPT_ISA

@@ -210,7 +210,8 @@ class Item {
       const std::int64_t at = count_ * kRows;
       const Panel panel{kVecsOfRow,      kRows,     least(kRows, row_end - r),
                         w_.row + at,     nullptr,   w_.ot + at * w_.dv,
-                        w_.minus_m + at, w_.l + at, false};
+                        w_.minus_m + at, w_.l + at, false,
+                        state(r)};
       find_rows(head_, r, panel.rows, panel.row);
       for (std::int64_t i = panel.rows; i < kRows; ++i) panel.row[i] = panel.row[panel.rows - 1];
       panels_[count_] = panel;
@@ -230,6 +231,9 @@ class Item {
       redo_[count_] = usual_scale ? planes.unusual : all_rows(count_);
       for (int i = 0; i < kPlanes; ++i) tile_queries(planes, i * plane, w_.d, qt(count_) + i * plane * 2);
     }
+  }
+  float* state(std::int64_t row) const {
+    return item_.state ? item_.state + (row - item_.row_begin) * state_floats(p_.dv) : nullptr;
   }
   char* qt(std::int64_t panel) const { return w_.qt + panel * w_.q_bytes(); }
 
@@ -525,7 +529,8 @@ class Item {
       if (!(redo_[i] >> r & 1)) continue;
       std::int64_t end = r + 1;
       while (end < panel.rows && redo_[i] >> end & 1) ++end;
-      vector_table.forward[0]->run(p_, {item_.b, item_.hk, row + r, row + end}, w_.vector);
+      vector_table.forward[0]->run(
+          p_, {item_.b, item_.hk, row + r, row + end, item_.key_begin, item_.key_end, state(row + r)}, w_.vector);
       r = end;
     }
   }

@@ -68,14 +68,13 @@ double tile_chains(std::int64_t iterations) noexcept {
 }  // namespace
 
 #if defined(RAPT_HAVE_TILES)
-const KernelTable kTable = {{&kTilesBf16, &kTilesF16x3, &kTilesF32x6, &kTilesF32x3},
-                            nullptr,
-                            tile_chains,
-                            read_stream,
-                            exp2_array,
-                            convert_array};
+const KernelTable kTable = {nullptr,           {&kTilesBf16, &kTilesF16x3, &kTilesF32x6, &kTilesF32x3},
+                            nullptr,           tile_chains,
+                            attention_combine, read_stream,
+                            exp2_array,        convert_array};
 #else
-const KernelTable kTable = {{&kAttentionForward}, &kAttentionNaive, fma_chains, read_stream, exp2_array, convert_array};
+const KernelTable kTable = {&kAttentionDecode, {&kAttentionForward}, &kAttentionNaive, fma_chains,
+                            attention_combine, read_stream,          exp2_array,       convert_array};
 #endif
 
 }  // namespace rapt::cpu::RAPT_ISA

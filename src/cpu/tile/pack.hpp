@@ -1,4 +1,4 @@
-// Moves Q into lanes, and K or V blocks of 16-bit elements or awkward strides into contiguous fp32 scratch.
+// Moves Q into lanes, and rows of K or V that are not fp32 or lie awkwardly into contiguous fp32 scratch.
 #pragma once
 
 #include "cpu/tile/panel.hpp"
@@ -30,27 +30,60 @@ template <class T>
   }
 }
 
-// Rows of n elements -> contiguous rows of `dst_stride` floats, a multiple of kLanes.
+// A row of n elements, `inner` units apart -> fp32, filled up with zeros to whole vectors.
 template <class T>
-[[gnu::noinline]] void pack_rows(const T* src, std::int64_t stride, std::int64_t inner, std::int64_t rows,
-                                 std::int64_t n, float* dst, std::int64_t dst_stride) {
-  if (stride == 1 && inner != 1) {  // rows innermost: transpose
-    for (std::int64_t r0 = 0; r0 < rows; r0 += kLanes) {
-      const std::int64_t nr = least(kLanes, rows - r0);
-      for (std::int64_t j0 = 0; j0 < n; j0 += kLanes) {
-        vec t[kLanes];
-        for (int j = 0; j < kLanes; ++j) t[j] = load_strided(src + r0 + least(j0 + j, n - 1) * inner, 1, nr);
-        transpose(t);
-        for (std::int64_t r = 0; r < nr; ++r) store(dst + (r0 + r) * dst_stride + j0, t[r]);
-      }
-    }
-    return;
-  }
+[[gnu::always_inline]] inline void pack_row(const T* src, std::int64_t inner, std::int64_t n, float* dst) {
+  constexpr std::int64_t kUnits = kLanes / kPerUnit<T>;
   const std::int64_t whole = inner == 1 ? n / kLanes * kLanes : 0;
-  for (std::int64_t r = 0; r < rows; ++r, src += stride, dst += dst_stride) {
-    for (std::int64_t j = 0; j < whole; j += kLanes) store(dst + j, load_any(src + j));
-    for (std::int64_t j = whole; j < n; j += kLanes)
-      store(dst + j, load_strided(src + j * inner, inner, least(kLanes, n - j)));
+  for (std::int64_t i = 0; i < whole; i += kLanes) store(dst + i, load_any(src + i / kPerUnit<T>));
+  for (std::int64_t i = whole; i < n; i += kLanes)
+    store(dst + i,
+          load_strided(src + i / kPerUnit<T> * inner, inner, least(kUnits, (n - i + kPerUnit<T> - 1) / kPerUnit<T>)));
+}
+
+// In place: the group's scale and zero, where `at` says that they lie for this row.
+inline void dequantize_row(const Quantization& quant, std::int64_t scale_at, std::int64_t zero_at, std::int64_t n,
+                           float* row) {
+  for (std::int64_t i = 0, group = 0; i < n; ++group) {
+    const float scale = quant.scale ? quant.scale[scale_at + group * quant.scale_stride.d] : 1.f;
+    const float zero = quant.zero ? quant.zero[zero_at + group * quant.zero_stride.d] : 0.f;
+    for (const std::int64_t end = i + quant.group; i < end; ++i) row[i] = (row[i] - zero) * scale;
+  }
+}
+
+// Keys [j, j + rows) of k or v -> rows of `dst_stride` floats, a multiple of kLanes: widened and, where asked,
+// dequantised.
+struct KeyRows {
+  const void* base;
+  const Strides& strides;
+  const Quantization& quant;
+  std::int64_t n;  // elements
+};
+[[gnu::noinline]] inline void pack_keys(const Head& head, const KeyRows& from, std::int64_t j, std::int64_t rows,
+                                        float* dst, std::int64_t dst_stride, bool dequantize = true) {
+  const Quantization& quant = from.quant;
+  with_cache_element(head.p.kv_type, [&](auto unit) {
+    const auto* base = static_cast<const decltype(unit)*>(from.base);
+    for (std::int64_t r = 0; r < rows; ++r, dst += dst_stride) {
+      pack_row(base + head.key_at(from.strides, j + r), from.strides.d, from.n, dst);
+      if (!quant.scale || !dequantize) continue;
+      dequantize_row(quant, head.key_at(quant.scale_stride, j + r), head.key_at(quant.zero_stride, j + r), from.n, dst);
+    }
+  });
+}
+
+// Rows that lie innermost, of n elements -> contiguous rows of `dst_stride` floats, a multiple of kLanes.
+template <class T>
+[[gnu::noinline]] void pack_columns(const T* src, std::int64_t inner, std::int64_t rows, std::int64_t n, float* dst,
+                                    std::int64_t dst_stride) {
+  for (std::int64_t r0 = 0; r0 < rows; r0 += kLanes) {
+    const std::int64_t nr = least(kLanes, rows - r0);
+    for (std::int64_t j0 = 0; j0 < n; j0 += kLanes) {
+      vec t[kLanes];
+      for (int j = 0; j < kLanes; ++j) t[j] = load_strided(src + r0 + least(j0 + j, n - 1) * inner, 1, nr);
+      transpose(t);
+      for (std::int64_t r = 0; r < nr; ++r) store(dst + (r0 + r) * dst_stride + j0, t[r]);
+    }
   }
 }
 

@@ -27,19 +27,40 @@ struct Head {
   std::int64_t b, hk;
   std::int64_t q_first = 0, k_first = 0;  // ragged: first row in the packed tensors
   std::int64_t len_q, len_k, offset;
+  std::int64_t low, high;  // keys [low, high) are this item's and there
+  bool whole;              // the item finishes its rows
 
   Head(const ForwardParams& params, const WorkItem& item)
-      : p(params), b(item.b), hk(item.hk), len_q(p.sq), len_k(p.sk) {
+      : p(params), b(item.b), hk(item.hk), len_q(p.sq), len_k(p.sk), whole(!item.state) {
     if (p.q_begin) q_first = p.q_begin[b], len_q = p.q_begin[b + 1] - q_first;
     if (p.k_begin) k_first = p.k_begin[b], len_k = p.k_begin[b + 1] - k_first;
     if (p.k_len) len_k = p.k_len[b];
     offset = p.score.offset + (p.score.bottom_right ? len_k - len_q : 0);
+    const bool ring = p.page_size > 0 && !p.pages;
+    low = most(item.key_begin, ring ? len_k - p.page_size : 0);
+    high = most(low, least(item.key_end, len_k));
   }
-  // Key j's row in k or v, as an index.
-  std::int64_t key_at(const Strides& s, std::int64_t j) const { return b * s.b + hk * s.h + (k_first + j) * s.s; }
+  // Key j's row in k or v, or in their scales, as an index.
+  std::int64_t key_at(const Strides& s, std::int64_t j) const {
+    if (p.page_size == 0) return b * s.b + hk * s.h + (k_first + j) * s.s;
+    const std::int64_t page = p.pages ? p.pages[p.first_page[b] + j / p.page_size] : b;
+    return page * s.b + hk * s.h + j % p.page_size * s.s;
+  }
+  // Rows [j, j + n) lie one after another.
+  bool in_one_piece(std::int64_t j, std::int64_t n) const {
+    return p.page_size == 0 || j % p.page_size + n <= p.page_size;
+  }
+  // key_at() of keys [j, j + n).
+  void keys_at(const Strides& s, std::int64_t j, std::int64_t n, std::int64_t* at) const {
+    for (std::int64_t i = 0; i < n;) {
+      const std::int64_t left = p.page_size == 0 ? n : p.page_size - (j + i) % p.page_size, end = least(n, i + left);
+      for (std::int64_t first = key_at(s, j + i); i < end; ++i, first += s.s) at[i] = first;
+    }
+  }
 };
 
-// Where a row lies, and the keys [first, last) that causal, window and lengths leave it. Both ends rise with the row.
+// Where a row lies, and the item's keys [first, last) that causal, window and lengths leave it. Both ends rise with the
+// row.
 struct Row {
   std::int64_t token, q_head, first, last;
 };
@@ -50,8 +71,9 @@ inline void find_rows(const Head& head, std::int64_t r, std::int64_t n, Row* row
   std::int64_t token = r / head.p.group, member = r % head.p.group;
   for (std::int64_t i = 0; i < n; ++i) {
     const std::int64_t at = token + head.offset;
-    row[i] = {token, head.hk * head.p.group + member, s.left == kOpen ? 0 : clamp(at - s.left, 0, head.len_k),
-              s.right == kOpen ? head.len_k : clamp(at + s.right + 1, 0, head.len_k)};
+    const std::int64_t first = s.left == kOpen ? head.low : clamp(at - s.left, head.low, head.high);
+    const std::int64_t last = s.right == kOpen ? head.high : clamp(at + s.right + 1, head.low, head.high);
+    row[i] = {token, head.hk * head.p.group + member, first, last};
     if (++member == head.p.group) member = 0, ++token;
   }
 }
@@ -75,6 +97,7 @@ struct Panel {
   float* minus_m;            // [width] negated reference of the softmax: scores are kept relative to it
   float* l;                  // [width] sum of 2^(score - m) so far; 0 = no key seen yet
   bool started;
+  float* state;  // of its first row, if the item leaves states
 
   // Key ranges of its rows: the first row sees [first(0), last(0)), and so on.
   std::int64_t first(std::int64_t i) const { return row[i].first; }

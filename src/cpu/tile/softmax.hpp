@@ -22,21 +22,24 @@ inline bool any_must_move(const Panel& panel, const float* top) {
   return any;
 }
 
-// Starts over: no key seen, the sink as the only mass.
+// A row that has seen no key, with its sink as the only mass.
+inline void start_row(const ScoreParams& score, const Row& row, float& minus_m, float& l) {
+  minus_m = l = 0;
+  const float sink = score.sinks ? score.sinks[row.q_head * score.sinks_stride] * kLog2e : -__builtin_inff();
+  if (sink == -__builtin_inff()) return;
+  // Far above 0, so that the weights beside it are no denormals: 2^100 leaves them and their sums room.
+  const float m = __builtin_ceilf(sink);
+  minus_m = m <= 0 ? -m : m <= 100 ? 0 : 100 - m;
+  l = __builtin_exp2f(sink + minus_m);
+}
+
+// Starts over. Where states of a row are combined later, the sink joins them there.
 inline void reset(const Head& head, Panel& panel) {
   for (std::int64_t i = 0; i < panel.width; i += kLanes)
     store(panel.minus_m + i, vec(0.f)), store(panel.l + i, vec(0.f));
   panel.started = false;
-  const float* sinks = head.p.score.sinks;
-  if (!sinks) return;
-  for (std::int64_t i = 0; i < panel.width; ++i) {
-    const float sink = sinks[panel.row[i].q_head * head.p.score.sinks_stride] * kLog2e;
-    if (sink == -__builtin_inff()) continue;
-    // Far above 0, so that the weights beside it are no denormals: 2^100 leaves them and their sums room.
-    const float m = __builtin_ceilf(sink);
-    panel.minus_m[i] = m <= 0 ? -m : m <= 100 ? 0 : 100 - m;
-    panel.l[i] = __builtin_exp2f(sink + panel.minus_m[i]);
-  }
+  for (std::int64_t i = 0; head.p.score.sinks && head.whole && i < panel.width; ++i)
+    start_row(head.p.score, panel.row[i], panel.minus_m[i], panel.l[i]);
 }
 
 // Raises the reference of one vector of lanes by `step` and restates l. Returns what O must be multiplied by.

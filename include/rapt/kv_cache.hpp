@@ -1,0 +1,75 @@
+// KV caches that are written: one object to append to and to attend from.
+#pragma once
+
+#include "rapt/kv_source.hpp"
+#include "rapt/tensor.hpp"
+
+namespace rapt {
+
+/// The memory of a KvSource before it has lengths. Who owns the tensors keeps the lengths too.
+struct KvCache {
+  KvSource::Kind kind = KvSource::Kind::strided;  ///< strided, paged or ring
+  MutableTensorView k, v;                         ///< as in KvSource
+  TensorView block_table;                         ///< paged: as in KvSource
+  MutableTensorView k_scale, v_scale;             ///< quantised: as in KvSource
+  MutableTensorView k_zero, v_zero;               ///< optional, likewise
+
+  static KvCache strided(const MutableTensorView& k, const MutableTensorView& v) {
+    return {KvSource::Kind::strided, k, v, {}, {}, {}, {}, {}};
+  }
+  static KvCache paged(const MutableTensorView& k, const MutableTensorView& v, const TensorView& block_table) {
+    return {KvSource::Kind::paged, k, v, block_table, {}, {}, {}, {}};
+  }
+  static KvCache ring(const MutableTensorView& k, const MutableTensorView& v) {
+    return {KvSource::Kind::ring, k, v, {}, {}, {}, {}, {}};
+  }
+  /// The same cache, quantised.
+  KvCache quantized(const MutableTensorView& k_scale, const MutableTensorView& v_scale,
+                    const MutableTensorView& k_zero = {}, const MutableTensorView& v_zero = {}) const {
+    return {kind, k, v, block_table, k_scale, v_scale, k_zero, v_zero};
+  }
+  /// What attention() reads: the first `seqlens` (i32 or i64 [b]) keys of each sequence.
+  KvSource source(const TensorView& seqlens) const {
+    KvSource kv = KvSource::strided(k, v, seqlens).quantized(k_scale, v_scale, k_zero, v_zero);
+    kv.kind = kind;
+    kv.block_table = block_table;
+    return kv;
+  }
+};
+
+/// New keys and values are f32, bf16 or f16, of any strides: n per sequence, or with cu_seqlens any number for each.
+struct AppendArgs {
+  TensorView k_new{};       ///< [b, hk, n, d]; with cu_seqlens [total, hk, d]
+  TensorView v_new{};       ///< [b, hk, n, dv]; with cu_seqlens [total, hk, dv]
+  KvCache cache{};          ///< overlaps nothing else here, its own tensors included
+  TensorView seqlens{};     ///< i32 or i64 [b]: keys of each sequence before the call
+  TensorView cu_seqlens{};  ///< optional i32 or i64 [b + 1]: sequence i has the new rows [c[i], c[i + 1])
+};
+
+/// Writes the new rows of sequence i at key positions seqlens[i], seqlens[i] + 1, ... of the cache. All other rows stay
+/// as they are; lengths are the caller's to add to. Of more new rows than a ring has, the last stay.
+///
+/// Rows of the cache's own type are copied, others rounded once, to nearest even. Scales and zeros that have an element
+/// for every row are computed from each group of the new row and written with it; those that broadcast over rows or
+/// sequences (pages) are inputs. An element x then reads back as y (A: the largest |x| of the group; + what fp32
+/// rounding of (code - zero) * scale adds, within 2^-21 A):
+///
+///     i8, i4x2  |y - x| <= scale / 2. Computed scales: A / 127 (7 for i4x2); with zeros (max - min) / 255 (15), never
+///               less than A 2^-20. A scale is at least 2^-126, and 1 for a group of zeros, which reads back as zeros.
+///     f8e4m3    |y - x| <= max(2^-4 |x|, 2^-10 scale)
+///     f8e5m2    |y - x| <= max(2^-3 |x|, 2^-17 scale). Computed scales: A / 448 and A / 57344, with the same
+///     exceptions.
+///
+/// With given scales (8-bit floats may do without, which is a scale of 1) what is past the end of the type becomes its
+/// largest or smallest finite number: -128 and 127, -8 and 7, +-448, +-57344. Given scales and zeros must be finite,
+/// scales positive. NaN and Inf are never hidden: in 8-bit floats they alone become NaN (in f8e5m2 Inf stays Inf); in
+/// i8 and i4x2 the whole group reads as NaN where its scale is computed, and is refused where it is given. 8-bit floats
+/// take no zeros, and k_zero (v_zero) has elements for every row just where k_scale (v_scale) has.
+///
+/// Throws Error, before anything is written, for what KvSource does not allow, for rows past the end of a strided cache
+/// or of a block table, for a table entry that is no page, and when two new rows would land on the same row of a page.
+/// Pages may be shared, but a row that another sequence reads is overwritten for both: copy the last, partly filled
+/// page of a sequence that forks. All tensors are on the cpu. Reentrant.
+RAPT_API void append_kv(const AppendArgs& args);
+
+}  // namespace rapt

@@ -1,0 +1,69 @@
+// What every part of the C interface needs: exceptions end in guard(), and C's values become C++'s.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <new>
+#include <string>
+
+#include "rapt/rapt.h"
+#include "rapt/rapt.hpp"
+
+namespace rapt::c {
+
+/// Records the thread's message; returns `status`.
+rapt_status fail(rapt_status status, const char* argument, const char* message) noexcept;
+
+/// Runs `body`; whatever it throws becomes a status and the thread's message.
+template <class Body>
+rapt_status guard(Body&& body) noexcept {
+  try {
+    body();
+    return RAPT_OK;
+  } catch (const Error& error) {
+    return fail(RAPT_INVALID_ARGUMENT, error.argument().c_str(), error.what());
+  } catch (const std::bad_alloc&) {
+    return fail(RAPT_OUT_OF_MEMORY, "", "out of memory");
+  } catch (const std::exception& error) {
+    return fail(RAPT_INTERNAL_ERROR, "", error.what());
+  } catch (...) {
+    return fail(RAPT_INTERNAL_ERROR, "", "unknown exception");
+  }
+}
+
+/// `*pointer`, or an Error when it is NULL.
+template <class T>
+T& deref(T* pointer, const char* name) {
+  if (!pointer) throw Error(name, "NULL", "a pointer");
+  return *pointer;
+}
+
+/// `value` as the C++ enumeration E, whose last enumerator is `last`.
+template <class E>
+E to_enum(std::int32_t value, E last, const std::string& name) {
+  if (value < 0 || value > static_cast<std::int32_t>(last)) {
+    throw Error(name, std::to_string(value), "0 to " + std::to_string(static_cast<int>(last)));
+  }
+  return static_cast<E>(value);
+}
+
+template <class Struct>
+void check_size(const Struct& s, const char* name) {
+  if (s.struct_size == sizeof(Struct)) return;
+  throw Error("struct_size", std::to_string(s.struct_size),
+              std::to_string(sizeof(Struct)) + ", which " + name + "_init() sets");
+}
+
+inline MutableTensorView to_view(const rapt_tensor& t, const std::string& name) {
+  if (t.ndim == 0 && !t.data) return {};
+  if (t.ndim < 1 || t.ndim > kMaxDims) throw Error(name, std::to_string(t.ndim) + " dimensions", "1 to 4");
+  const auto ndim = static_cast<std::size_t>(t.ndim);
+  const auto device = t.device_type == 0 ? DeviceType::cpu : DeviceType(t.device_type);
+  return {t.data,
+          to_enum(t.dtype, DType::i4x2, name + ".dtype"),
+          Layout({t.shape, ndim}, {t.strides, ndim}),
+          {device, t.device_index}};
+}
+
+}  // namespace rapt::c

@@ -1,0 +1,50 @@
+// attention_combine: rows from their states over parts of their keys, in the parts' order:
+//   m = max m_i,  l = sum 2^(m_i - m) l_i,  out = sum 2^(m_i - m) o_i / l.
+// References are integers, so that every factor is an exact power of two.
+#include "cpu/kernels/kernels.hpp"
+#include "cpu/tile/epilogue.hpp"
+
+namespace rapt::cpu::RAPT_ISA {
+
+void attention_combine(const ForwardParams& p, const WorkItem& item, std::int64_t parts) noexcept {
+  const FlushDenormals flush;
+  const Head head(p, item);
+  const std::int64_t rows = item.row_end - item.row_begin, stride = state_floats(p.dv);
+  for (std::int64_t r = 0; r < rows; ++r) {
+    // [dv] of O, minus the reference, the sum of weights.
+    const auto state = [&](std::int64_t i) { return item.state + (i * rows + r) * stride; };
+    Row row;
+    find_rows(head, item.row_begin + r, 1, &row);
+    float sink_minus_m, sink_l;
+    start_row(p.score, row, sink_minus_m, sink_l);
+    bool any = sink_l != 0;
+    float minus_m = sink_minus_m;
+    for (std::int64_t i = 0; i < parts; ++i) {
+      if (state(i)[p.dv + 1] == 0) continue;  // saw no key
+      const float part = state(i)[p.dv];
+      minus_m = any && minus_m < part ? minus_m : part;
+      any = true;
+    }
+    alignas(64) float factor[kMaxParts];
+    float l = sink_l == 0 ? 0 : sink_l * __builtin_exp2f(minus_m - sink_minus_m);
+    for (std::int64_t i = 0; i < parts; ++i) {
+      const float part = state(i)[p.dv + 1];
+      if (part == 0) continue;
+      factor[i] = __builtin_fmaxf(__builtin_exp2f(minus_m - state(i)[p.dv]), __FLT_MIN__);  // 0 would hide an infinity
+      l += factor[i] * part;
+    }
+    const vec scale(l == 0 ? 0.f : 1 / l);
+    with_element(p.out_type, [&](auto element) {
+      auto* const out = static_cast<decltype(element)*>(p.out) + row_at(p.out_stride, head, row);
+      for (std::int64_t c = 0; c < p.dv; c += kLanes) {  // states have room for whole vectors
+        vec sum(0.f);
+        for (std::int64_t i = 0; i < parts; ++i)
+          if (state(i)[p.dv + 1] != 0) sum = fma(vec(factor[i]), load(state(i) + c), sum);
+        store_strided(out + c * p.out_stride.d, p.out_stride.d, least(kLanes, p.dv - c), sum * scale);
+      }
+    });
+    if (p.lse) p.lse[row_at(p.lse_stride, head, row)] = lse_of(minus_m, l);
+  }
+}
+
+}  // namespace rapt::cpu::RAPT_ISA

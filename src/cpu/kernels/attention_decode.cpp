@@ -1,0 +1,352 @@
+// attention_decode: the same function as attention_forward for a few query rows, bound by reading K and V from memory:
+// 4 (d + dv) FLOPs a row and key, one pass over the cache for all rows (tokens x group).
+//
+//   for each block of kBlock keys that some row sees      K and V rows in place, wherever they lie; or dequantised to
+//     for each panel of kLanes rows                       fp32 in scratch (several uses, or a scale for less than a
+//     row)
+//       S[key][row] = q . k                               lanes along d
+//       finish the scores, move the reference, P = 2^S    lanes along rows: the words of attention_forward
+//       O[row] += P V                                     lanes along dv
+//
+// Beside each product the rows of the other are fetched: this block's values, the next block's keys. Scales of whole
+// rows multiply scores and weights instead of elements.
+#include "cpu/kernels/kernels.hpp"
+#include "cpu/tile/carver.hpp"
+#include "cpu/tile/epilogue.hpp"
+#include "cpu/tile/pack.hpp"
+#include "cpu/tile/rows.hpp"
+
+namespace rapt::cpu::RAPT_ISA {
+namespace {
+
+constexpr std::int64_t kBlock = 32, kMaxRows = 64, kMaxPanels = kMaxRows / kLanes;
+
+struct Scratch {
+  Row* row;
+  float *q, *q_tail, *o, *minus_m, *l;  // [rows][d], [rows][kLanes], [rows][dv], padded to whole vectors
+  float *s, *seen, *top, *sum;          // [kBlock][kLanes] scores and, with care, what they were; [kLanes]
+  float *k, *v;                         // a block's rows, where they are packed
+  std::int64_t q_stride, o_stride;
+
+  Scratch(Carver& carver, const ForwardShape& shape) {
+    const std::int64_t rows = round_up(shape.rows, kLanes);
+    q_stride = round_up(shape.d, kLanes), o_stride = round_up(shape.dv, kLanes);
+    row = carver.take<Row>(rows);
+    q = carver.take<float>(rows * q_stride);
+    q_tail = carver.take<float>(rows * kLanes);
+    o = carver.take<float>(rows * o_stride);
+    minus_m = carver.take<float>(rows);
+    l = carver.take<float>(rows);
+    s = carver.take<float>((kBlock + 2 * kLanes) * kLanes);
+    seen = carver.take<float>(kBlock * kLanes);
+    top = carver.take<float>(kLanes);
+    sum = carver.take<float>(kLanes);
+    k = carver.take<float>(kBlock * q_stride);
+    v = carver.take<float>(kBlock * o_stride);
+  }
+};
+
+// One scale for a row, and nothing else: it multiplies scores or weights.
+bool of_rows(const Quantization& quant, std::int64_t n) {
+  return quant.scale && !quant.zero && quant.group == n;
+}
+
+// T: what the products read, elements of the cache in place or packed floats.
+template <class T>
+class Item {
+ public:
+  Item(const ForwardParams& p, const WorkItem& item, std::byte* scratch, bool packed)
+      : p_(p),
+        item_(item),
+        head_(p, item),
+        carver_(scratch),
+        w_(carver_, {p.sk, p.d, p.dv, item.row_end - item.row_begin}),
+        packed_(packed),
+        d_(most(p.d, kLanes)),
+        dv_(most(p.dv, kLanes)) {}
+
+  void run() {
+    const std::int64_t row_end = least(item_.row_end, head_.len_q * p_.group);
+    std::int64_t count = 0;
+    for (std::int64_t r = item_.row_begin; r < row_end; r += kLanes) make_panel(count++, r, least(kLanes, row_end - r));
+    sweep(0, count, false);
+    for (std::int64_t i = 0; i < count; ++i) {
+      if (!store_rows(i)) [[unlikely]] {
+        start(i);
+        sweep(i, i + 1, true);
+        store_rows(i);
+      }
+      store_lse(head_, panels_[i]);
+    }
+  }
+
+ private:
+  // Rows of a block, indexed by key.
+  struct Block {
+    std::int64_t k0, from, end;  // keys; only those from `from` on are anybody's to read
+    const std::byte *k_source[kBlock], *v_source[kBlock];
+    const T *k[kBlock], *v[kBlock];
+    float k_scale[kBlock], v_scale[kBlock];
+  };
+
+  void make_panel(std::int64_t i, std::int64_t r, std::int64_t rows) {
+    const std::int64_t at = i * kLanes;
+    float* const state = item_.state ? item_.state + at * state_floats(p_.dv) : nullptr;
+    panels_[i] = {1, kLanes, rows, w_.row + at, nullptr, nullptr, w_.minus_m + at, w_.l + at, false, state};
+    Panel& panel = panels_[i];
+    find_rows(head_, r, rows, panel.row);
+    for (std::int64_t lane = rows; lane < kLanes; ++lane) panel.row[lane] = panel.row[rows - 1];
+    for (std::int64_t lane = 0; lane < least(round_up(rows, 2), kLanes); ++lane) {
+      float* q = w_.q + (at + lane) * w_.q_stride;
+      with_element(p_.q_type, [&](auto element) {
+        pack_row(static_cast<const decltype(element)*>(p_.q) + row_at(p_.q_stride, head_, panel.row[lane]),
+                 p_.q_stride.d, p_.d, q);
+      });
+      for (std::int64_t c = 0; c < w_.q_stride; c += kLanes) store(q + c, load(q + c) * vec(p_.score.scale_log2));
+      if (d_ % kLanes != 0) store(w_.q_tail + (at + lane) * kLanes, load_tail(q, d_));
+    }
+    start(i);
+  }
+  void start(std::int64_t i) {
+    reset(head_, panels_[i]);
+    for (std::int64_t c = 0; c < kLanes * w_.o_stride; c += kLanes) store(o(i) + c, vec(0.f));
+  }
+  float* o(std::int64_t panel) const { return w_.o + panel * kLanes * w_.o_stride; }
+
+  // Finds the rows of keys [from, end) of the block at k0.
+  void find(Block& block, std::int64_t k0, std::int64_t from, std::int64_t end) const {
+    block.k0 = k0, block.from = from, block.end = end;
+    std::int64_t k_at[kBlock], v_at[kBlock];
+    head_.keys_at(p_.k_stride, from, end - from, k_at);
+    head_.keys_at(p_.v_stride, from, end - from, v_at);
+    const std::int64_t unit = unit_bytes(p_.kv_type);
+    for (std::int64_t j = from; j < end; ++j) {
+      block.k_source[j - k0] = static_cast<const std::byte*>(p_.k) + k_at[j - from] * unit;
+      block.v_source[j - k0] = static_cast<const std::byte*>(p_.v) + v_at[j - from] * unit;
+    }
+  }
+  Fetcher fetch_keys(const Block* block) const {
+    if (!block) return {nullptr, 0, 0};
+    return {block->k_source + (block->from - block->k0), block->end - block->from, bytes_of(p_.kv_type, p_.d)};
+  }
+  Fetcher fetch_values(const Block* block) const {
+    if (!block) return {nullptr, 0, 0};
+    return {block->v_source + (block->from - block->k0), block->end - block->from, bytes_of(p_.kv_type, p_.dv)};
+  }
+
+  // Makes the block's keys or values readable as T.
+  void read(const Block& block, const KeyRows& rows, const std::byte* const* source, float* packed, std::int64_t stride,
+            const T** row, float* scale) const {
+    const std::int64_t first = block.from - block.k0, n = block.end - block.k0;
+    if (packed_) {
+      pack_keys(head_, rows, block.from, block.end - block.from, packed + first * stride, stride,
+                !of_rows(rows.quant, rows.n));
+      for (std::int64_t j = first; j < n; ++j) row[j] = reinterpret_cast<const T*>(packed + j * stride);
+    } else {
+      for (std::int64_t j = first; j < n; ++j) row[j] = reinterpret_cast<const T*>(source[j]);
+    }
+    if (!of_rows(rows.quant, rows.n)) return;
+    std::int64_t scale_at[kBlock];
+    head_.keys_at(rows.quant.scale_stride, block.from, n - first, scale_at + first);
+    for (std::int64_t j = first; j < n; ++j) scale[j] = rows.quant.scale[scale_at[j]];
+  }
+
+  // Panels [begin, end) over all keys that any of them sees.
+  void sweep(std::int64_t begin, std::int64_t end, bool careful) {
+    const std::int64_t first = panels_[begin].first(0), last = panels_[end - 1].last(kLanes - 1);
+    if (first >= last) return;
+    Block blocks[2];
+    Block *now = &blocks[0], *next = &blocks[1];
+    const std::int64_t k0 = first / kBlock * kBlock;
+    find(*now, k0, first, least(k0 + kBlock, last));
+    for (std::int64_t k = k0; k < last; k += kBlock) {
+      const bool more = k + kBlock < last;
+      if (more) find(*next, k + kBlock, k + kBlock, least(k + 2 * kBlock, last));
+      read(*now, {p_.k, p_.k_stride, p_.k_quant, p_.d}, now->k_source, w_.k, w_.q_stride, now->k, now->k_scale);
+      read(*now, {p_.v, p_.v_stride, p_.v_quant, p_.dv}, now->v_source, w_.v, w_.o_stride, now->v, now->v_scale);
+      const Block* const after = more ? next : nullptr;
+      beside_dots_ = packed_ ? fetch_keys(after) : fetch_values(now);
+      beside_values_ = packed_ ? fetch_values(after) : fetch_keys(after);
+      for (std::int64_t i = begin; i < end; ++i) visit(i, *now, careful);
+      Block* const done = now;
+      now = next, next = done;
+    }
+  }
+
+  // w_.s = the final scores of keys [begin, end) of the block, w_.top their maxima. Returns false if all are masked.
+  bool score(const Panel& panel, std::int64_t at, const Block& block, std::int64_t begin, std::int64_t end) {
+    with_row_tiles(panel.rows, [&](auto rows, std::int64_t r) {
+      constexpr int kR = decltype(rows)::value;
+      using Tile = DotsTile<T, kR>;
+      const Tile tile{w_.q + (at + r) * w_.q_stride, w_.q_tail + (at + r) * kLanes, w_.q_stride, d_};
+      for (std::int64_t j = begin; j < end; j += Tile::kKeys) {
+        const T* k[Tile::kKeys];
+        for (int x = 0; x < Tile::kKeys; ++x) k[x] = block.k[least(j + x, end - 1)];
+        tile.run(k, w_.s + j * kLanes + r, beside_dots_);
+      }
+    });
+    const bool terms = has_terms(p_.score);
+    const float* const scale = of_rows(p_.k_quant, p_.d) ? block.k_scale : nullptr;
+    const vec add = terms ? vec(0.f) : load(panel.minus_m);
+    alignas(64) float lane[kLanes] = {};
+    for (std::int64_t i = 0; i < panel.rows; ++i) lane[i] = 1;
+    const auto exists = load(lane) != vec(0.f);
+    vec top = minus_infinity();
+    for (std::int64_t j = begin; j < end; ++j) {
+      const vec dot = xsimd::select(exists, load(w_.s + j * kLanes), vec(0.f));
+      const vec x = scale ? fma(dot, vec(scale[j]), add) : dot + add;
+      store(w_.s + j * kLanes, x);
+      top = xsimd::max(top, x);
+    }
+    const bool masked = panel.first(kLanes - 1) > block.k0 + begin || panel.last(0) < block.k0 + end;
+    store(w_.top, masked || terms ? minus_infinity() : top);
+    if (terms) return finish_scores<true>(head_, panel, 0, block.k0, begin, end, w_.s, w_.top);
+    if (masked) finish_scores<false>(head_, panel, 0, block.k0, begin, end, w_.s, w_.top);
+    return true;
+  }
+
+  void visit(std::int64_t i, const Block& block, bool careful) {
+    const FlushDenormals flush;
+    const Panel& panel = panels_[i];
+    const std::int64_t begin = clamp(panel.first(0) - block.k0, block.from - block.k0, block.end - block.k0);
+    const std::int64_t end = clamp(panel.last(kLanes - 1) - block.k0, begin, block.end - block.k0);
+    if (begin == end || !score(panel, i * kLanes, block, begin, end)) return;
+    if (any_must_move(panel, w_.top)) [[unlikely]] {  // as in attention_forward
+      move(i, nullptr, 0);
+      score(panel, i * kLanes, block, begin, end);
+      if (any_must_move(panel, w_.top)) move(i, w_.s + begin * kLanes, end - begin);
+    }
+    for (std::int64_t j = begin; careful && j < end; ++j) store(w_.seen + j * kLanes, load(w_.s + j * kLanes));
+    store(w_.sum, vec(0.f));
+    exponentiate<1, 1>(w_.s + begin * kLanes, end - begin, w_.sum);
+    store(panel.l, load(panel.l) + load(w_.sum));
+    if (const float* const scale = of_rows(p_.v_quant, p_.dv) ? block.v_scale : nullptr)
+      for (std::int64_t j = begin; j < end; ++j) store(w_.s + j * kLanes, load(w_.s + j * kLanes) * vec(scale[j]));
+    if (careful) add_with_care(i, block, begin, end);
+    else add(i, block, begin, end);
+  }
+
+  // Moves the references that must, and with them O, and n scores at `s` unless it is null.
+  [[gnu::noinline, gnu::cold]] void move(std::int64_t i, float* s, std::int64_t n) const {
+    const Panel& panel = panels_[i];
+    const vec top = load(w_.top);
+    const vec step = xsimd::select(must_move(top, load(panel.l)), xsimd::ceil(top), vec(0.f));
+    alignas(64) float factor[kLanes];
+    store(factor, raise_reference(panel, 0, step));
+    for (std::int64_t j = 0; j < n; ++j) store(s + j * kLanes, load(s + j * kLanes) - step);
+    for (std::int64_t r = 0; r < panel.rows; ++r)
+      rescale(o(i) + r * w_.o_stride, kLanes, w_.o_stride / kLanes, vec(factor[r]));
+  }
+
+  // The column at which a vector of O starts in V and out: the last one covers some columns again rather than read past
+  // the row.
+  std::int64_t column(std::int64_t c) const { return least(c, dv_ - kLanes); }
+
+  void add(std::int64_t i, const Block& block, std::int64_t begin, std::int64_t end) {
+    with_row_tiles(panels_[i].rows, [&](auto rows, std::int64_t r) {
+      constexpr int kR = decltype(rows)::value;
+      constexpr int kC = kRegisters / (2 * kR) < 8 ? kRegisters / (2 * kR) : 8;
+      const float* const p = w_.s + r;
+      float* const out = o(i) + r * w_.o_stride;
+      const std::int64_t whole = dv_ / kLanes * kLanes;
+      std::int64_t c = 0;
+      const auto strip = [&](auto vectors, std::int64_t at) __attribute__((always_inline)) {
+        add_values<T, kR, decltype(vectors)::value>(p, block.v, at, begin, end, out + c, w_.o_stride, beside_values_);
+      };
+      for (; c + kC * kLanes <= whole; c += kC * kLanes) strip(std::integral_constant<int, kC>(), c);
+      for (; c < w_.o_stride; c += kLanes) strip(std::integral_constant<int, 1>(), column(c));
+    });
+  }
+
+  // The same sums where a masked value may be NaN or infinite, or a weight that has vanished meets one that is.
+  [[gnu::noinline, gnu::cold]] void add_with_care(std::int64_t i, const Block& block, std::int64_t begin,
+                                                  std::int64_t end) const {
+    const float* const scale = of_rows(p_.v_quant, p_.dv) ? block.v_scale : nullptr;
+    for (std::int64_t r = 0; r < panels_[i].rows; ++r)
+      for (std::int64_t c = 0; c < w_.o_stride; c += kLanes) {
+        vec acc(0.f), endless(0.f);
+        for (std::int64_t j = begin; j < end; ++j) {
+          if (w_.seen[j * kLanes + r] == -__builtin_inff()) continue;
+          const vec x = load_any(block.v[j] + column(c));
+          const auto finite = x - x == vec(0.f);
+          acc = fma(vec(w_.s[j * kLanes + r]), xsimd::select(finite, x, vec(0.f)), acc);
+          endless = endless + xsimd::select(finite, vec(0.f), scale ? x * vec(scale[j]) : x);
+        }
+        float* const at = o(i) + r * w_.o_stride + c;
+        store(at, load(at) + acc + endless);
+      }
+  }
+
+  // Stores the panel's rows of O / l, or their states. Returns false if some number is not finite: then a masked value
+  // may have leaked into it (0 * inf).
+  bool store_rows(std::int64_t i) const {
+    const Panel& panel = panels_[i];
+    vec poison(0.f);
+    for (std::int64_t r = 0; r < panel.rows; ++r) {
+      const float* const from = o(i) + r * w_.o_stride;
+      const float l = panel.l[r];
+      if (panel.state) {
+        float* const state = panel.state + r * state_floats(p_.dv);
+        store_row(state, 1, from, vec(1.f), poison);
+        state[p_.dv] = panel.minus_m[r], state[p_.dv + 1] = l;
+        continue;
+      }
+      const vec scale(l == 0 ? 0.f : 1 / l);  // a row without keys is 0
+      with_element(p_.out_type, [&](auto element) {
+        auto* const out = static_cast<decltype(element)*>(p_.out) + row_at(p_.out_stride, head_, panel.row[r]);
+        store_row(out, p_.out_stride.d, from, scale, poison);
+      });
+    }
+    return xsimd::all(poison == vec(0.f));
+  }
+  template <class Out>
+  void store_row(Out* out, std::int64_t inner, const float* from, vec scale, vec& poison) const {
+    for (std::int64_t c = 0; c < w_.o_stride; c += kLanes) {
+      const vec x = load(from + c) * scale;
+      poison = fma(x, vec(0.f), poison);
+      const std::int64_t at = column(c);
+      store_strided(out + at * inner, inner, least(kLanes, p_.dv - at), x);
+    }
+  }
+
+  const ForwardParams& p_;
+  const WorkItem& item_;
+  Head head_;
+  Carver carver_;
+  Scratch w_;
+  bool packed_;
+  std::int64_t d_, dv_;  // of rows as T: at least a whole vector
+  Panel panels_[kMaxPanels];
+  Fetcher beside_dots_{nullptr, 0, 0}, beside_values_{nullptr, 0, 0};  // what to read ahead beside each product
+};
+
+// Elements in place save a pass over them. Packed are rows too short or strided for whole vectors, those whose scale is
+// not one number, and elements that would be widened for more than one tile of rows.
+bool must_pack(const ForwardParams& p, std::int64_t rows) {
+  const bool scaled_apart =
+      (p.k_quant.scale && !of_rows(p.k_quant, p.d)) || (p.v_quant.scale && !of_rows(p.v_quant, p.dv));
+  return p.k_stride.d != 1 || p.v_stride.d != 1 || p.d < kLanes || p.dv < kLanes || p.kv_type == Element::i4 ||
+         scaled_apart || (p.kv_type != Element::f32 && rows > kRowsOfTile);
+}
+
+void run(const ForwardParams& p, const WorkItem& item, std::byte* scratch) noexcept {
+  const FloatEnvironment environment;
+  const bool packed = must_pack(p, item.row_end - item.row_begin);
+  with_cache_element(packed ? Element::f32 : p.kv_type, [&](auto element) {
+    using T = decltype(element);
+    if constexpr (!std::is_same_v<T, i4x2>) Item<T>(p, item, scratch, packed).run();
+  });
+}
+
+std::size_t scratch_bytes(const ForwardShape& shape) noexcept {
+  Carver carver(nullptr);
+  Scratch(carver, shape);
+  return carver.used();
+}
+
+}  // namespace
+
+const ForwardKernel kAttentionDecode = {"attention_decode", "f32", kAnyCache,     nullptr, kLanes, kBlock,
+                                        kMaxRows,           1,     scratch_bytes, run};
+
+}  // namespace rapt::cpu::RAPT_ISA

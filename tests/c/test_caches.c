@@ -1,0 +1,155 @@
+/* Caches: pages, rings and quantised keys and values give what the same numbers give as plain f32 tensors. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "check.h"
+#include "fixture.h"
+
+enum { PAGE = 2, PAGES = 12, TABLE = 4, CACHE_DV = 4, GROUPS = 2 };
+
+static const double kTolerance = 2e-6;
+
+/* The value of an 8-bit float with `digits` fraction bits; e5m2's infinities and NaN aside. */
+static float from_float8(uint8_t code, int digits) {
+  const int bias = digits == 3 ? 7 : 15, exponent = (code & 0x7f) >> digits, fraction = code & ((1 << digits) - 1);
+  const double value =
+      exponent ? ldexp(fraction + (1 << digits), exponent - bias - digits) : ldexp(fraction, 1 - bias - digits);
+  return (float)(code >> 7 ? -value : value);
+}
+
+/* Element i of a row of codes. */
+static float decode(const uint8_t* row, int i, int32_t dtype) {
+  if (dtype == RAPT_I8) return (float)(int8_t)row[i];
+  if (dtype == RAPT_F8E4M3) return from_float8(row[i], 3);
+  if (dtype == RAPT_F8E5M2) return from_float8(row[i], 2);
+  const int half = i % 2 ? row[i / 2] >> 4 : row[i / 2] & 15;
+  return (float)(half < 8 ? half : half - 16);
+}
+
+/* Codes that are finite numbers, of moderate size if they are floats. */
+static void fill_codes(uint8_t* codes, size_t count, int32_t dtype, unsigned seed) {
+  float* numbers = malloc(count * sizeof *numbers);
+  fill(numbers, count, seed);
+  for (size_t i = 0; i < count; ++i) {
+    codes[i] = (uint8_t)(int8_t)(numbers[i] * 127);
+    if (dtype == RAPT_F8E4M3) codes[i] = (uint8_t)((codes[i] & 0x80) | (codes[i] & 0x3f)); /* below 2 */
+    if (dtype == RAPT_F8E5M2) codes[i] = (uint8_t)((codes[i] & 0x80) | (codes[i] & 0x3f));
+  }
+  free(numbers);
+}
+
+/* Calls with quantised pages, and checks against f32 keys and values of [B, HK, SK, .] that mean the same. */
+static void test_pages(int32_t dtype, int scales, int zeros) {
+  fixture f;
+  const int packed = dtype == RAPT_I4X2 ? 2 : 1;
+  static uint8_t k[PAGES * HK * PAGE * D], v[PAGES * HK * PAGE * CACHE_DV];
+  static float out[B * HQ * SQ * CACHE_DV], plain_k[B * HK * SK * D], plain_v[B * HK * SK * CACHE_DV];
+  float k_scale[PAGES * HK * PAGE * GROUPS], v_scale[HK * GROUPS], k_zero[HK * GROUPS], v_zero[HK * GROUPS];
+  /* Sequences of 7 and 3 keys, the first page in common; entries of no page. */
+  const int32_t table[B * TABLE] = {3, 0, 10, 5, 3, 7, -1, 1 << 30};
+  const int64_t lengths[B] = {SK, 3};
+  fixture_init(&f);
+  fill_codes(k, sizeof k, dtype, 11);
+  fill_codes(v, sizeof v, dtype, 12);
+  fill(k_scale, PAGES * HK * PAGE * GROUPS, 13);
+  fill(v_scale, HK * GROUPS, 14);
+  fill(k_zero, HK * GROUPS, 15);
+  fill(v_zero, HK * GROUPS, 16);
+  if (dtype == RAPT_I8 || dtype == RAPT_I4X2) { /* numbers of about 1 */
+    const float size = dtype == RAPT_I8 ? 127 : 7;
+    for (int i = 0; i < PAGES * HK * PAGE * GROUPS; ++i) k_scale[i] /= size;
+    for (int i = 0; i < HK * GROUPS; ++i) v_scale[i] /= size, k_zero[i] *= size / 4, v_zero[i] *= size / 4;
+  }
+  for (int b = 0; b < B; ++b) {
+    for (int h = 0; h < HK; ++h) {
+      for (int j = 0; j < lengths[b]; ++j) {
+        const int row = (table[b * TABLE + j / PAGE] * HK + h) * PAGE + j % PAGE, to = (b * HK + h) * SK + j;
+        for (int i = 0; i < D; ++i) {
+          const int group = i / (D / GROUPS);
+          float x = decode(k + row * D / packed, i, dtype);
+          if (zeros) x -= k_zero[h * GROUPS + group];
+          plain_k[to * D + i] = scales ? x * k_scale[row * GROUPS + group] : x;
+        }
+        for (int i = 0; i < CACHE_DV; ++i) {
+          const int group = i / (CACHE_DV / GROUPS);
+          float x = decode(v + row * CACHE_DV / packed, i, dtype);
+          if (zeros) x -= v_zero[h * GROUPS + group];
+          plain_v[to * CACHE_DV + i] = scales ? x * v_scale[h * GROUPS + group] : x;
+        }
+      }
+    }
+  }
+  f.args.out = contiguous(out, RAPT_F32, 4, B, HQ, SQ, CACHE_DV);
+  f.args.kv_seqlens = contiguous((void*)(uintptr_t)lengths, RAPT_I64, 1, B, 0, 0, 0);
+  f.args.causal = 1;
+  f.args.align = RAPT_ALIGN_BOTTOM_RIGHT;
+  rapt_attention_args paged = f.args;
+  paged.kv_kind = RAPT_KV_PAGED;
+  paged.k = contiguous(k, dtype, 4, PAGES, HK, PAGE, D / packed);
+  paged.v = contiguous(v, dtype, 4, PAGES, HK, PAGE, CACHE_DV / packed);
+  paged.block_table = contiguous((void*)(uintptr_t)table, RAPT_I32, 2, B, TABLE, 0, 0);
+  if (scales) {
+    paged.k_scale = contiguous(k_scale, RAPT_F32, 4, PAGES, HK, PAGE, GROUPS);
+    paged.v_scale = contiguous(v_scale, RAPT_F32, 4, 1, HK, 1, GROUPS);
+  }
+  if (zeros) {
+    paged.k_zero = contiguous(k_zero, RAPT_F32, 4, 1, HK, 1, GROUPS);
+    paged.v_zero = contiguous(v_zero, RAPT_F32, 4, 1, HK, 1, GROUPS);
+  }
+  CHECK_OK(rapt_attention(&paged, NULL));
+  int32_t narrow[B] = {SK, 3};
+  f.args.kv_seqlens = contiguous(narrow, RAPT_I32, 1, B, 0, 0, 0);
+  f.args.k = contiguous(plain_k, RAPT_F32, 4, B, HK, SK, D);
+  f.args.v = contiguous(plain_v, RAPT_F32, 4, B, HK, SK, CACHE_DV);
+  CHECK(reference_error(&f.args) < 4 * kTolerance);
+
+  char text[256];
+  CHECK_OK(rapt_problem_text(&paged, text, sizeof text, NULL));
+  CHECK(strstr(text, " page=2") != NULL && strstr(text, " kv=") != NULL);
+  CHECK((strstr(text, " groups=2") != NULL) == scales && (strstr(text, " zeros") != NULL) == zeros);
+
+  const int32_t wild[B * TABLE] = {3, 0, 10, PAGES, 3, 7, -1, 1 << 30};
+  paged.block_table.data = (void*)(uintptr_t)wild;
+  CHECK_REFUSED(rapt_attention(&paged, NULL), "kv.block_table");
+}
+
+/* A ring of SK rows after SK + 2 keys: the first two rows hold the last two keys. */
+static void test_ring(void) {
+  fixture f, straight;
+  const int64_t lengths[B] = {SK + 2, 4};
+  fixture_init(&f);
+  f.args.kv_kind = RAPT_KV_RING;
+  f.args.kv_seqlens = contiguous((void*)(uintptr_t)lengths, RAPT_I64, 1, B, 0, 0, 0);
+  f.args.causal = 1;
+  f.args.align = RAPT_ALIGN_BOTTOM_RIGHT;
+  CHECK_OK(rapt_attention(&f.args, NULL));
+
+  /* Keys 2 to SK + 1 in order, and rows that sit where they did. */
+  fixture_init(&straight);
+  for (int h = 0; h < HK; ++h) {
+    for (int j = 0; j < SK; ++j) {
+      const int from = h * SK + (j + 2) % SK, to = h * SK + j;
+      memcpy(straight.k + to * D, f.k + from * D, D * sizeof(float));
+      memcpy(straight.v + to * DV, f.v + from * DV, DV * sizeof(float));
+    }
+  }
+  int32_t left[B] = {SK, 4};
+  straight.args.kv_seqlens = contiguous(left, RAPT_I32, 1, B, 0, 0, 0);
+  straight.args.causal = 1;
+  straight.args.align = RAPT_ALIGN_BOTTOM_RIGHT;
+  memcpy(straight.out, f.out, sizeof f.out);
+  memcpy(straight.lse, f.lse, sizeof f.lse);
+  CHECK(reference_error(&straight.args) < kTolerance);
+}
+
+void test_caches(void) {
+  test_pages(RAPT_I8, 1, 0);
+  test_pages(RAPT_I8, 1, 1);
+  test_pages(RAPT_I4X2, 1, 0);
+  test_pages(RAPT_I4X2, 1, 1);
+  test_pages(RAPT_F8E4M3, 0, 0);
+  test_pages(RAPT_F8E4M3, 1, 1);
+  test_pages(RAPT_F8E5M2, 0, 0);
+  test_pages(RAPT_F8E5M2, 1, 0);
+  test_ring();
+}

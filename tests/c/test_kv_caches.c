@@ -1,0 +1,120 @@
+/* Appending to caches, and merging parts of the keys. */
+#include <math.h>
+
+#include "check.h"
+#include "fixture.h"
+
+enum { ROOM = 10, PAGE = 2, PAGES = 8 };
+
+/* Keys appended to a cache in two calls are attended like those that were there from the start. */
+static void test_strided(void) {
+  static fixture f;
+  static float k[B * HK * ROOM * D], v[B * HK * ROOM * DV];
+  static const int64_t first[] = {0, 0}, rest[] = {4, 4}, all[] = {SK, SK};
+  rapt_append_args args = rapt_append_args_init();
+  fixture_init(&f);
+  for (size_t i = 0; i < sizeof k / sizeof *k; ++i) k[i] = NAN;
+  for (size_t i = 0; i < sizeof v / sizeof *v; ++i) v[i] = NAN;
+  args.k = contiguous(k, RAPT_F32, 4, B, HK, ROOM, D);
+  args.v = contiguous(v, RAPT_F32, 4, B, HK, ROOM, DV);
+
+  args.k_new = f.args.k, args.v_new = f.args.v;
+  args.k_new.shape[2] = args.v_new.shape[2] = 4;
+  args.seqlens = contiguous((void*)first, RAPT_I64, 1, B, 0, 0, 0);
+  CHECK_OK(rapt_append_kv(&args));
+
+  args.k_new.data = f.k + 4 * D, args.v_new.data = f.v + 4 * DV;
+  args.k_new.shape[2] = args.v_new.shape[2] = SK - 4;
+  args.seqlens.data = (void*)rest;
+  CHECK_OK(rapt_append_kv(&args));
+
+  /* The answer of the keys as they were, in what attention over the cache gives. */
+  rapt_attention_args cached = f.args;
+  cached.k = args.k, cached.v = args.v;
+  cached.kv_seqlens = contiguous((void*)all, RAPT_I64, 1, B, 0, 0, 0);
+  CHECK_OK(rapt_attention(&cached, NULL));
+  CHECK(reference_error(&f.args) < 2e-6);
+}
+
+static void test_paged_and_quantized(void) {
+  static const int32_t table[] = {-1, 3, 5, 1}, length[] = {3};
+  static float k_new[4 * D], v_new[4 * DV], k_scale[PAGES * PAGE], v_scale[PAGES * PAGE], k_zero[PAGES * PAGE];
+  static signed char k[PAGES * PAGE * D], v[PAGES * PAGE * DV];
+  static const int row_of[] = {3 * PAGE + 1, 5 * PAGE, 5 * PAGE + 1, 1 * PAGE};
+  rapt_append_args args = rapt_append_args_init();
+  fill(k_new, 4 * D, 3);
+  fill(v_new, 4 * DV, 4);
+  args.kv_kind = RAPT_KV_PAGED;
+  args.k_new = contiguous(k_new, RAPT_F32, 4, 1, 1, 4, D);
+  args.v_new = contiguous(v_new, RAPT_F32, 4, 1, 1, 4, DV);
+  args.seqlens = contiguous((void*)length, RAPT_I32, 1, 1, 0, 0, 0);
+  args.k = contiguous(k, RAPT_I8, 4, PAGES, 1, PAGE, D);
+  args.v = contiguous(v, RAPT_I8, 4, PAGES, 1, PAGE, DV);
+  args.block_table = contiguous((void*)table, RAPT_I32, 2, 1, 4, 0, 0);
+  args.k_scale = contiguous(k_scale, RAPT_F32, 4, PAGES, 1, PAGE, 1);
+  args.v_scale = contiguous(v_scale, RAPT_F32, 4, PAGES, 1, PAGE, 1);
+  args.k_zero = contiguous(k_zero, RAPT_F32, 4, PAGES, 1, PAGE, 1);
+  CHECK_OK(rapt_append_kv(&args));
+  for (int t = 0; t < 4; ++t) {
+    const int row = row_of[t];
+    for (int c = 0; c < D; ++c) {
+      const float x = ((float)k[row * D + c] - k_zero[row]) * k_scale[row];
+      CHECK(fabsf(x - k_new[t * D + c]) <= k_scale[row] / 2 + 1e-6f);
+    }
+    for (int c = 0; c < DV; ++c)
+      CHECK(fabsf((float)v[row * DV + c] * v_scale[row] - v_new[t * DV + c]) <= v_scale[row] / 2 + 1e-6f);
+  }
+  CHECK(k_scale[0] == 0 && k[0] == 0 && k_scale[3 * PAGE] == 0);
+
+  CHECK_REFUSED(rapt_append_kv(NULL), "args");
+#define CHECK_BAD(break_it, argument)               \
+  do {                                              \
+    rapt_append_args good = args;                   \
+    break_it;                                       \
+    CHECK_REFUSED(rapt_append_kv(&args), argument); \
+    args = good;                                    \
+  } while (0)
+  CHECK_BAD(args.struct_size = 1, "struct_size");
+  CHECK_BAD(args.kv_kind = 4, "cache.kind");
+  CHECK_BAD(args.kv_kind = RAPT_KV_RAGGED, "cache.kind");
+  CHECK_BAD(args.k.dtype = 10, "cache.k.dtype");
+  CHECK_BAD(args.k.ndim = 5, "cache.k");
+  CHECK_BAD(args.k_new.data = NULL, "k_new");
+  CHECK_BAD(memset(&args.v_scale, 0, sizeof args.v_scale), "cache.v_scale");
+  CHECK_BAD(args.block_table.shape[1] = 3, "seqlens");
+}
+
+static void test_merge(void) {
+  static fixture f;
+  static float out[2][B * HQ * SQ * DV], lse[2][B * HQ * SQ];
+  rapt_tensor outs[2], lses[2];
+  fixture_init(&f);
+  for (int i = 0; i < 2; ++i) {
+    rapt_attention_args part = f.args;
+    part.out.data = out[i], part.lse.data = lse[i];
+    part.k.data = f.k + (i ? 3 * D : 0), part.v.data = f.v + (i ? 3 * DV : 0);
+    part.k.shape[2] = part.v.shape[2] = i ? SK - 3 : 3;
+    CHECK_OK(rapt_attention(&part, NULL));
+    outs[i] = part.out, lses[i] = part.lse;
+  }
+  CHECK_OK(rapt_merge_states(outs, lses, 2, &f.args.out, &f.args.lse));
+  CHECK(reference_error(&f.args) < 2e-6);
+  f.out[0] = NAN;
+  CHECK_OK(rapt_merge_states(outs, lses, 2, &f.args.out, NULL));
+  CHECK(reference_error(&f.args) < 2e-6);
+  CHECK_OK(rapt_merge_states(NULL, NULL, 0, &f.args.out, &f.args.lse));
+  CHECK(f.out[0] == 0 && f.lse[0] == -INFINITY);
+
+  CHECK_REFUSED(rapt_merge_states(NULL, lses, 2, &f.args.out, NULL), "outs");
+  CHECK_REFUSED(rapt_merge_states(outs, NULL, 2, &f.args.out, NULL), "lses");
+  CHECK_REFUSED(rapt_merge_states(outs, lses, 2, NULL, NULL), "out");
+  CHECK_REFUSED(rapt_merge_states(outs, lses, 2, &outs[1], NULL), "out");
+  outs[1].shape[3] = 1;
+  CHECK_REFUSED(rapt_merge_states(outs, lses, 2, &f.args.out, NULL), "outs[1]");
+}
+
+void test_kv_caches(void) {
+  test_strided();
+  test_paged_and_quantized();
+  test_merge();
+}

@@ -1,0 +1,38 @@
+// The keys or values of a Case: rows of any type, found in any way, with scales and zeros.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <random>
+
+#include "rapt/problem.hpp"
+#include "support/tensor.hpp"
+
+namespace rapt::testing {
+
+/// Where a row lies: in an entry of the tensor's first dimension (batch, page, ragged row), at a row of that.
+struct Slot {
+  std::int64_t entry = -1;  ///< -1: nowhere
+  std::int64_t row = 0;
+};
+
+/// k or v, and what it is quantised with.
+struct Cache {
+  Tensor rows, scale, zero;
+
+  /// Rows of `layout`, [entries, hk, rows, d] or ragged [entries, hk, d], whose last dimension counts elements: i4x2
+  /// has half as many bytes. With groups, scales of the same shape or broadcast over rows, or over entries too, and
+  /// with `zeros` zeros of the same shape or broadcast over both, depending on the seed. All of it is poisoned.
+  Cache(DType dtype, const Layout& layout, std::int64_t groups, bool zeros, std::uint64_t seed, Placement placement);
+  Cache() = default;
+
+  /// Writes `values`, f32 [n, hk, j, d], to where `slot(n, j)` says, quantised to what spans the values of each scale:
+  /// i8 and i4x2 use all their numbers, 8-bit floats get scales from 1/2 to 2. What no value goes to stays poisoned.
+  void fill(const Tensor& values, const std::function<Slot(std::int64_t, std::int64_t)>& slot,
+            std::mt19937_64 generator);
+
+ private:
+  void choose_scales(const Tensor& low, const Tensor& high, std::mt19937_64& generator);
+};
+
+}  // namespace rapt::testing
