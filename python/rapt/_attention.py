@@ -5,17 +5,10 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, ParamSpec, Protocol, TypeVar
-
-import numpy as np
+from typing import Any, Literal, ParamSpec, TypeVar
 
 from rapt import _core
-
-
-class Array(Protocol):
-    """A NumPy array, a PyTorch tensor or anything else with __dlpack__, in the CPU's memory, with any strides."""
-
-    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
+from rapt._arrays import Array, KvDtype, empty_like, shape_of, tensors_of
 
 
 def attention(
@@ -36,6 +29,12 @@ def attention(
     cu_seqlens_k: Array | None = None,
     block_table: Array | None = None,
     cache_seqlens: Array | None = None,
+    ring: bool = False,
+    k_scale: Array | None = None,
+    v_scale: Array | None = None,
+    k_zero: Array | None = None,
+    v_zero: Array | None = None,
+    kv_dtype: KvDtype | None = None,
     out: Array | None = None,
     return_lse: bool = False,
     threads: int | None = None,
@@ -45,7 +44,8 @@ def attention(
 
     Shapes: b batch, hq query heads, hk key heads (a divisor of hq), sq and sk rows, d and dv head sizes.
 
-    q, k, v         [b, hq, sq, d], [b, hk, sk, d], [b, hk, sk, dv] of float32, bfloat16 or float16. k and v agree.
+    q, k, v         [b, hq, sq, d], [b, hk, sk, d], [b, hk, sk, dv] of float32, bfloat16 or float16. k and v are of one
+                    type, which may also be int8, float8_e4m3fn, float8_e5m2 or, with kv_dtype, uint8.
     causal          Row i attends keys up to i + offset.
     align           Where query row 0 sits among the keys, if lengths differ and it matters: "top_left" (offset 0, as
                     PyTorch's is_causal), "bottom_right" (sk - sq, as a cache of keys wants it) or the offset.
@@ -60,7 +60,15 @@ def attention(
                     rows cu_seqlens_q[n] to cu_seqlens_q[n + 1].
     cu_seqlens_k    The same for k and v, [total_k, hk, d].
     cache_seqlens   int32 or int64 [b]: keys in use of each k[n], v[n]; rows past them are never read.
-    block_table     Paged caches: NotImplementedError in this version.
+    block_table     int32 or int64 [b, n], with cache_seqlens: k and v are pages, [pages, hk, page_size, d], and key j
+                    of sequence i is row j % page_size of page block_table[i, j // page_size].
+    ring            True, with cache_seqlens: key j lies in row j % sk, so that of any number of keys the last sk are
+                    there. Takes no mask and no bias.
+    k_scale, ...    float32 scales, and zeros, of quantised k and v: k's (v's) shape with groups for d (dv), where batch
+                    (pages) and rows may be 1. An element counts as (element - zero) * scale. int8 and "i4x2" need
+                    scales; 8-bit floats may do without.
+    kv_dtype        What k and v of uint8 hold: "i4x2" (two signed 4-bit integers to a byte, the first in the lower half:
+                    d / 2 bytes to a row), or the bytes of "i8", "f8e4m3" or "f8e5m2".
     out             Written and returned instead of a new array; any of the three types. Shares no memory with inputs.
     return_lse      Returns (out, lse), lse float32 [b, hq, sq]: log of the sum of exp of a row's scores.
     threads         The most to use; all if not given, torch.get_num_threads() where an argument is PyTorch's.
@@ -98,69 +106,13 @@ def explain(*args: Any, **kwargs: Any) -> _core.Explanation:
 
 def _prepare(arguments: dict[str, Any]) -> tuple[_core.Call, Any, Any]:
     """The call, `out` and `lse` (or None) for the arguments of attention(), by name."""
-    if arguments["block_table"] is not None:
-        raise NotImplementedError("block_table: this version of rapt has no paged caches")
-    tensors = _tensors(arguments)
-    if tensors:
-        torch = sys.modules["torch"]
-        _core.adopt_torch(torch)
-        _refuse_grad(torch, tensors)
-        if arguments["threads"] is None:
-            arguments["threads"] = torch.get_num_threads()
-    empty = _empty_of_torch if "q" in tensors else _empty_of_numpy
-    q, shape = arguments["q"], _shape("q", arguments["q"])
+    tensors = tensors_of(arguments)
+    if tensors and arguments["threads"] is None:
+        arguments["threads"] = sys.modules["torch"].get_num_threads()
+    shape, size = shape_of("q", arguments["q"])[:-1], shape_of("v", arguments["v"])[-1]
+    if arguments["kv_dtype"] == "i4x2":
+        size *= 2
     if arguments["out"] is None:
-        arguments["out"] = empty((*shape[:-1], *_shape("v", arguments["v"])[-1:]), q)
-    arguments["lse"] = empty(shape[:-1], None) if arguments["return_lse"] else None
+        arguments["out"] = empty_like("q", arguments["q"], (*shape, size))
+    arguments["lse"] = empty_like("q", arguments["q"], shape, "float32") if arguments["return_lse"] else None
     return _core.Call(arguments), arguments["out"], arguments["lse"]
-
-
-def _tensors(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Those that are PyTorch's. Never imports it: where it has not been imported, there are none."""
-    torch = sys.modules.get("torch")
-    found = {}
-    for name, value in arguments.items():
-        if isinstance(value, np.ma.MaskedArray):
-            raise TypeError(f"{name}: got a masked array; wanted a plain one, and `mask` for what is attended")
-        if torch is not None and isinstance(value, torch.Tensor):
-            found[name] = value
-    return found
-
-
-def _refuse_grad(torch: Any, tensors: dict[str, Any]) -> None:
-    for name, tensor in tensors.items():
-        if name == "out" and tensor.requires_grad:
-            raise ValueError("out: got a tensor that requires grad; wanted one that does not")
-        if tensor.requires_grad and torch.is_grad_enabled():
-            raise ValueError(
-                f"{name}: got a tensor that requires grad; wanted one that does not, as attention() has no backward"
-                " (use rapt.torch.scaled_dot_product_attention, torch.no_grad() or .detach())"
-            )
-
-
-def _shape(name: str, array: Any) -> tuple[int, ...]:
-    shape = tuple(getattr(array, "shape", ()))
-    if not shape:
-        kind = f"{type(array).__module__}.{type(array).__qualname__}"
-        raise TypeError(f"{name}: got {kind} without a shape; wanted an array of 3 or 4 dimensions")
-    return shape
-
-
-def _empty_of_torch(shape: tuple[int, ...], like: Any) -> Any:
-    torch = sys.modules["torch"]
-    return torch.empty(shape, dtype=torch.float32 if like is None else like.dtype)
-
-
-def _empty_of_numpy(shape: tuple[int, ...], like: Any) -> Any:
-    if like is None:
-        return np.empty(shape, np.float32)
-    if isinstance(like, np.ndarray):
-        return np.empty(shape, like.dtype)
-    name = str(getattr(like, "dtype", "float32")).rpartition(".")[2]  # "float32" of any library
-    if name != "bfloat16":
-        return np.empty(shape, name)
-    try:
-        from ml_dtypes import bfloat16
-    except ImportError:
-        raise TypeError("q: got dtype bfloat16; wanted the package ml_dtypes for the result, or `out`") from None
-    return np.empty(shape, bfloat16)

@@ -1,5 +1,6 @@
 """The extension module. Use what `rapt` and `rapt.torch` make of it."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from rapt._info import Entry
@@ -49,6 +50,8 @@ def sdpa(
 ) -> None:
     """PyTorch's scaled_dot_product_attention into `out`; the caller has checked shapes and dtypes."""
 
+def append_kv(arguments: dict[str, Any], /) -> None: ...
+def merge_states(outs: Sequence[Any], lses: Sequence[Any], out: Any, lse: Any, /) -> None: ...
 def adopt_torch(torch: Any, /) -> None:
     """Reads PyTorch's tensors by their own methods from now on, which is faster than DLPack."""
 

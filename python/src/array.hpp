@@ -4,7 +4,9 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "rapt/tensor.hpp"
 
@@ -25,9 +27,27 @@ struct Array {
   nb::ndarray<nb::ro> owner;
 };
 
+/// How an array may be read. Where `bytes` is given its elements are uint8, and stand for this type.
+struct Reading {
+  bool writable = false;
+  std::optional<DType> bytes = {};
+};
+
 /// The memory of a NumPy array, a PyTorch tensor or anything that speaks DLPack; None gives no tensor. Refuses
 /// (TypeError, ValueError naming `argument`) what is no array, lies elsewhere than in the CPU's memory, has 0 or more
 /// than 4 dimensions or elements rapt has no type for, and, if asked, what is read-only.
-Array array(const char* argument, nb::handle object, bool writable = false);
+Array array(const char* argument, nb::handle object, const Reading& reading = {});
+
+/// Arguments by name, read as arrays and kept.
+class Arrays {
+ public:
+  explicit Arrays(const nb::dict& arguments) : arguments_(arguments) {}
+  MutableTensorView take(const char* name, const Reading& reading = {});
+  nb::object operator[](const char* name) const { return arguments_[name]; }
+
+ private:
+  nb::dict arguments_;
+  std::vector<nb::ndarray<nb::ro>> owners_;
+};
 
 }  // namespace rapt::python

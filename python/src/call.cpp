@@ -7,45 +7,13 @@
 #include <string>
 #include <utility>
 
+#include "cache.hpp"
 #include "context.hpp"
 #include "error.hpp"
+#include "scalar.hpp"
 
 namespace rapt::python {
 namespace {
-
-std::string shown(nb::handle object) {
-  return text_of(nb::repr(object));
-}
-
-bool truth(const char* argument, nb::handle object) {
-  bool value = false;
-  // NumPy's own bool is no Python bool.
-  if (nb::try_cast(object, value, false)) return value;
-  if (type_text(object).starts_with("numpy.bool")) return PyObject_IsTrue(object.ptr()) == 1;
-  refuse_type(argument, shown(object), "True or False");
-}
-
-std::int64_t integer(const char* argument, nb::handle object, const char* wanted) {
-  PyObject* number = PyBool_Check(object.ptr()) ? nullptr : PyNumber_Index(object.ptr());
-  if (number == nullptr) {
-    PyErr_Clear();
-    refuse_type(argument, shown(object), wanted);
-  }
-  std::int64_t value = 0;
-  if (!nb::try_cast(nb::steal(number), value)) refuse_value(argument, shown(object), "a number of 64 bits");
-  return value;
-}
-
-std::optional<float> real(const char* argument, nb::handle object) {
-  if (object.is_none()) return {};
-  PyObject* number =
-      PyBool_Check(object.ptr()) || PyUnicode_Check(object.ptr()) ? nullptr : PyNumber_Float(object.ptr());
-  if (number == nullptr) {
-    PyErr_Clear();
-    refuse_type(argument, shown(object), "a number");
-  }
-  return static_cast<float>(nb::cast<double>(nb::steal(number)));
-}
 
 std::optional<Align> align_of(nb::handle object) {
   constexpr const char* kWanted = "None, \"top_left\", \"bottom_right\" or an int offset";
@@ -113,32 +81,29 @@ void repeat(TensorView& t, std::size_t dim, std::int64_t size) {
 
 }  // namespace
 
-MutableTensorView Call::take(const nb::dict& arguments, const char* name, bool writable) {
-  Array read = array(name, arguments[name], writable);
-  owners_.push_back(std::move(read.owner));
-  return read.view;
-}
-
 Call::Call(const nb::dict& arguments)
-    : context_(context_for(threads_of(arguments["threads"]), isa_of(arguments["isa"]))) {
-  args_.q = take(arguments, "q");
-  const TensorView k = take(arguments, "k"), v = take(arguments, "v");
-  const TensorView cu_seqlens_k = take(arguments, "cu_seqlens_k"), seqlens = take(arguments, "cache_seqlens");
-  if (cu_seqlens_k && seqlens) refuse_value("cache_seqlens", "lengths for ragged keys", "cu_seqlens_k alone");
-  args_.kv = cu_seqlens_k ? KvSource::ragged(k, v, cu_seqlens_k) : KvSource::strided(k, v, seqlens);
-  args_.cu_seqlens_q = take(arguments, "cu_seqlens_q");
-  args_.out = take(arguments, "out", true);
-  args_.lse = take(arguments, "lse", true);
+    : arrays_(arguments), context_(context_for(threads_of(arguments["threads"]), isa_of(arguments["isa"]))) {
+  const auto take = [&](const char* name, bool writable = false) { return arrays_.take(name, {writable}); };
+  args_.q = take("q");
+  const KvCache cache = cache_of(arrays_, false);
+  const TensorView cu_seqlens_k = take("cu_seqlens_k"), seqlens = take("cache_seqlens");
+  if (cu_seqlens_k && (seqlens || cache.kind != KvSource::Kind::strided))
+    refuse_value("cu_seqlens_k", "ragged keys with cache_seqlens, block_table or ring", "one kind of keys");
+  args_.kv = cache.source(seqlens);
+  if (cu_seqlens_k) args_.kv.kind = KvSource::Kind::ragged, args_.kv.cu_seqlens = cu_seqlens_k;
+  args_.cu_seqlens_q = take("cu_seqlens_q");
+  args_.out = take("out", true);
+  args_.lse = take("lse", true);
   ScoreSpec& score = args_.score;
   score.scale = real("scale", arguments["scale"]);
   score.causal = truth("causal", arguments["causal"]);
   score.window = window_of(arguments["window"]);
   score.align = align_of(arguments["align"]);
   score.softcap = real("softcap", arguments["softcap"]);
-  score.bias = take(arguments, "bias");
-  score.mask = take(arguments, "mask");
-  score.alibi = take(arguments, "alibi");
-  score.sinks = take(arguments, "sinks");
+  score.bias = take("bias");
+  score.mask = take("mask");
+  score.alibi = take("alibi");
+  score.sinks = take("sinks");
 }
 
 void Call::run() const {

@@ -17,9 +17,7 @@ class Call {
   Plan plan() const { return Plan(args_, context_); }
 
  private:
-  MutableTensorView take(const nb::dict& arguments, const char* name, bool writable = false);
-
-  std::vector<nb::ndarray<nb::ro>> owners_;
+  Arrays arrays_;
   AttentionArgs args_;
   Context context_;
 };

@@ -17,9 +17,10 @@ std::string text(const std::string& argument, std::string_view got, const std::s
 // The library's name of an argument in Python.
 std::string python_name(const std::string& argument) {
   if (argument == "kv.cu_seqlens") return "cu_seqlens_k";
-  if (argument == "kv.seqlens") return "cache_seqlens";
-  constexpr std::string_view kScore = "score.";
-  return argument.starts_with(kScore) ? argument.substr(kScore.size()) : argument;
+  if (argument == "kv.seqlens" || argument == "seqlens") return "cache_seqlens";
+  for (const std::string_view group : {"score.", "kv.", "cache."})
+    if (argument.starts_with(group)) return argument.substr(group.size());
+  return argument;
 }
 
 void translate(const std::exception_ptr& pointer, void*) {

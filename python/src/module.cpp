@@ -5,6 +5,7 @@
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
+#include "cache.hpp"
 #include "call.hpp"
 #include "error.hpp"
 
@@ -47,6 +48,8 @@ NB_MODULE(_core, m) {
   m.def("concurrency", [] { return tbb_executor()->concurrency(); });
   m.def("sdpa", &sdpa, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg().none(), nb::arg(),
         nb::arg());
+  m.def("append_kv", &append_kv);
+  m.def("merge_states", &merge_states, nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
 
   nb::class_<Plan>(m, "Explanation")
       .def_prop_ro("entry", &Plan::entry)
