@@ -57,6 +57,14 @@ def test_ranks(shape, dtype):
     check(q, k, v, is_causal=True, scale=0.3)
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("shape", [(1, 8, 128, 64), (1, 8, 512, 64), (1, 8, 1024, 128)])
+def test_parity(shape, is_causal):
+    q, k, v = (randn(*shape) for _ in range(3))
+    max_err = (ours(q, k, v, is_causal=is_causal) - theirs(q, k, v, is_causal=is_causal)).abs().max()
+    assert max_err < 5e-6
+
+
 def test_lengths_and_head_sizes():
     q = randn(2, 4, 9, 40)
     k, v = randn(2, 4, 21, 40), randn(2, 4, 21, 24)
