@@ -97,13 +97,16 @@ def enabled() -> Iterator[None]:
 _warned: set[str] = set()
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch.compile warns when it traces
 def _warn(reason: str) -> bool:
     if reason not in _warned:
         message = f"PyTorch's scaled_dot_product_attention runs instead of rapt's: {reason}"
         warnings.warn(message, FallbackWarning, stacklevel=3)
         _warned.add(reason)  # not where the warning is an error: then it is one every time
     return True
+
+
+# torch.compile warns when it traces. All that torch.compiler.assume_constant_result does, but for importing the compiler.
+_warn._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _autocast(*tensors: Tensor | None) -> list[Any]:
