@@ -133,8 +133,9 @@ constexpr std::array<Foreign, 3> kForeign{{{"bfloat16", "uint16", DType::bf16},
                                            {"float8_e5m2", "uint8", DType::f8e5m2}}};
 const Foreign* foreign_type(nb::handle object) {
   const nb::object dtype = nb::getattr(object, "dtype", nb::none());
-  const nb::object kind = nb::getattr(dtype, "kind", nb::none());  // only NumPy's
-  if (!kind.equal(nb::str("V")) && !kind.equal(nb::str("f"))) return nullptr;
+  constexpr int kFirstForeign = 256;  // NPY_USERDEF
+  int number = 0;
+  if (!nb::try_cast(nb::getattr(dtype, "num", nb::none()), number) || number < kFirstForeign) return nullptr;
   const std::string name = text_of(dtype);
   const auto* found = std::find_if(kForeign.begin(), kForeign.end(), [&](const Foreign& f) { return name == f.name; });
   return found == kForeign.end() ? nullptr : found;

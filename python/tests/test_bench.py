@@ -74,6 +74,22 @@ def test_every_case_runs_on_rapt():
             assert out.shape == (case.b, case.hq, 1, case.d)
 
 
+@pytest.mark.parametrize("with_tqdm", [False, True])
+def test_progress(with_tqdm, monkeypatch, capsys):
+    if with_tqdm:
+        pytest.importorskip("tqdm")
+    else:
+        monkeypatch.setitem(sys.modules, "tqdm", None)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    progress = bench.Progress(4)
+    for name in ("first", "second"):
+        progress.begin(name)
+        progress.step()
+    progress.close()
+    shown = capsys.readouterr().err
+    assert "second" in shown and ("1/4" in shown or "25%" in shown)
+
+
 @pytest.mark.parametrize("words", [["--dtype", "int8"], ["--threads", "0"], ["--set", "none"], ["--json", "/no/such/x"]])
 def test_wrong_options(words, capsys):
     with pytest.raises(SystemExit) as stop:

@@ -229,3 +229,40 @@ def test_a_real_model():
     assert (got - wanted).abs().max() < 1e-6
     alone = embeddings(ours, tokenizer(texts[:1], return_tensors="pt"))
     assert (alone - got[:1]).abs().max() < 1e-6
+
+
+SEQ2SEQ = {
+    "t5": lambda: transformers.T5Config(
+        vocab_size=96, d_model=64, d_kv=16, d_ff=96, num_layers=2, num_heads=4, decoder_start_token_id=0, eos_token_id=None
+    ),
+    "bart": lambda: transformers.BartConfig(
+        vocab_size=96,
+        d_model=64,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=96,
+        decoder_ffn_dim=96,
+        init_std=0.2,
+        eos_token_id=None,
+        forced_eos_token_id=None,
+        decoder_start_token_id=2,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SEQ2SEQ)
+def test_encoders_with_decoders(name):
+    eager, ours = (
+        transformers.AutoModelForSeq2SeqLM.from_config(SEQ2SEQ[name](), attn_implementation=attention).eval()
+        for attention in ("eager", "rapt")
+    )
+    ours.load_state_dict(eager.state_dict())
+    options = {"max_new_tokens": 8, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+    with kernel_calls() as kernel:
+        got = ours.generate(**prompt(True), **options)
+    wanted = eager.generate(**prompt(True), **options)
+    assert kernel.call_count == 2 + 8 * 4  # layers of the encoder, and two calls for each of the decoder's
+    torch.testing.assert_close(torch.stack(got.logits), torch.stack(wanted.logits), rtol=0, atol=1e-4)
+    assert (got.sequences == wanted.sequences).all()
