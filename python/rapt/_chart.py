@@ -34,7 +34,8 @@ def svg(context: dict[str, Any], rows: list[dict[str, Any]]) -> str:
         '<text x="16" y="28" font-size="18" font-weight="600">Attention: how many times faster than PyTorch</text>',
         f'<text x="16" y="48" fill="#56636f">{escape(_subtitle(context))}</text>',
     ]
-    for i, (side, text) in enumerate((("torch", "than scaled_dot_product_attention"), ("math", "than its math backend"))):
+    texts = {"torch": "than scaled_dot_product_attention", "math": "than its math backend"}
+    for i, (side, text) in enumerate((s, t) for s, t in texts.items() if any(s in row for row in rows)):
         parts.append(f'<rect x="{16 + 260 * i}" y="60" width="14" height="12" fill="{COLORS[side]}"/>')
         parts.append(f'<text x="{36 + 260 * i}" y="71">{text}</text>')
     for i in range(1, math.floor(scale_end / step) + 1):

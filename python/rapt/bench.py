@@ -6,7 +6,9 @@
 Both sides, and PyTorch's plain three steps ("math"), are called by the same function signature on the same tensors in one
 process with the same number of threads. Samples alternate between the sides and between seeds. With more than one thread
 there is a pause before each sample, and a call that is not counted: threads of either library spin for a while after their
-work and would disturb the other. A sample is the mean over enough calls to last --sample-ms.
+work and would disturb the other. A sample is the mean over enough calls to last --sample-ms. A time is the median of the
+samples, ± half the distance between their quartiles; a ratio the median over pairs of neighbours, which what slows both
+down leaves alone, and after it that of the two best samples.
 
 A fallback of rapt to PyTorch is an error here. Errors are those of up to 256 query rows of every head, the worst seed's;
 max_err is the largest |out - exact|, rel_err |out - exact| / |exact| in the Frobenius norm. Memory is the growth of the
@@ -230,11 +232,13 @@ def run_case(case: Case, dtype: str, threads: int, options: argparse.Namespace) 
             "peak_bytes": used[side],
         }
         if side != "rapt":
-            row[f"vs_{side}"] = row[side]["median_ms"] / row["rapt"]["median_ms"]
+            pairs = zip(samples[side], samples["rapt"])
+            row[f"vs_{side}"] = statistics.median(theirs / ours for theirs, ours in pairs)
+            row[f"vs_{side}_best"] = min(samples[side]) / min(samples["rapt"])
     return row
 
 
-HEAD = ["problem", "rapt ms", "torch ms", "math ms", "torch/rapt", "math/rapt", "rapt tokens/s", "torch tokens/s"]
+HEAD = ["problem", "rapt ms", "torch ms", "math ms", "torch/rapt, best", "math/rapt, best", "rapt tokens/s", "torch tokens/s"]
 HEAD += ["max_err rapt / torch", "rel_err rapt / torch", "peak MB rapt / torch / math"]
 
 
@@ -243,7 +247,7 @@ def cells_of(row: dict[str, Any]) -> list[str]:
         return f"{row[side]['median_ms']:.3f} ±{row[side]['spread'] * 50:.0f}%" if side in row else "-"
 
     def ratio(side: str) -> str:
-        return f"{row['vs_' + side]:.2f}" if side in row else "-"
+        return f"{row[f'vs_{side}']:.2f} / {row[f'vs_{side}_best']:.2f}" if side in row else "-"
 
     def both(field: str) -> str:
         return " / ".join(f"{row[side][field]:.1e}" for side in ("rapt", "torch"))
@@ -261,8 +265,10 @@ def cells_of(row: dict[str, Any]) -> list[str]:
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
-    table = [HEAD, *(cells_of(row) for row in rows)]
-    widths = [max(len(line[i]) for line in table) for i in range(len(HEAD))]
+    cells = [cells_of(row) for row in rows]
+    measured = [i for i in range(len(HEAD)) if any(line[i].strip("-/ ") for line in cells)]
+    table = [[line[i] for i in measured] for line in [HEAD, *cells]]
+    widths = [max(len(line[i]) for line in table) for i in range(len(measured))]
     lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths)) + " |" for line in table]
     lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
     print("\n".join(lines))
