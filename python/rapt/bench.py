@@ -396,16 +396,16 @@ def main(words: list[str] | None = None) -> None:
         torch.set_num_threads(before)
         progress.close()
     summary = summary_of(rows)
-    for line in summary:
-        group = [row for row in rows if (row["dtype"], row["threads"]) == (line["dtype"], line["threads"])]
-        print(f"\n{line['dtype']}, {line['threads']} thread{'s' * (line['threads'] > 1)}:\n")
-        print_table(group)
-        print(f"\ntorch / rapt: geometric mean {line['geomean']:.2f}, {line['least']:.2f} to {line['most']:.2f}")
     if options.json:
         document = {"context": context, "rows": rows, "summary": summary}
         options.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     if options.svg:
         options.svg.write_text(_chart.svg(context, rows), encoding="utf-8")
+    for line in summary:
+        group = [row for row in rows if (row["dtype"], row["threads"]) == (line["dtype"], line["threads"])]
+        print(f"\n{line['dtype']}, {line['threads']} thread{'s' * (line['threads'] > 1)}:\n")
+        print_table(group)
+        print(f"\ntorch / rapt: geometric mean {line['geomean']:.2f}, {line['least']:.2f} to {line['most']:.2f}")
 
 
 if __name__ == "__main__":
