@@ -1,0 +1,16 @@
+"""Attention for CPUs: `rapt.attention` for arrays, `rapt.torch` for PyTorch.
+
+    out = rapt.attention(q, k, v, causal=True)      # NumPy, PyTorch or anything with __dlpack__, [b, h, s, d]
+    print(rapt.explain(q, k, v, causal=True))       # which kernel that is, and why not the others
+    rapt.append_kv(k_new, v_new, k, v, lengths)     # into a strided, paged or ring cache, quantised if it is
+
+What every argument means to the last corner is in docs/contract.md of the source.
+"""
+
+from rapt._attention import attention, explain
+from rapt._cache import append_kv, merge_states
+from rapt._core import Explanation
+from rapt._info import info
+
+__version__: str = info()["version"]
+__all__ = ["Explanation", "append_kv", "attention", "explain", "info", "merge_states"]

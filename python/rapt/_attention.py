@@ -1,0 +1,118 @@
+"""`attention` and `explain`: results of the right library, shape and type around one call of the extension."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, ParamSpec, TypeVar
+
+from rapt import _core
+from rapt._arrays import Array, KvDtype, empty_like, shape_of, tensors_of
+
+
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    causal: bool = False,
+    align: Literal["top_left", "bottom_right"] | int | None = None,
+    window: Sequence[int | None] | None = None,
+    scale: float | None = None,
+    mask: Array | None = None,
+    bias: Array | None = None,
+    softcap: float | None = None,
+    alibi: Array | None = None,
+    sinks: Array | None = None,
+    cu_seqlens_q: Array | None = None,
+    cu_seqlens_k: Array | None = None,
+    block_table: Array | None = None,
+    cache_seqlens: Array | None = None,
+    ring: bool = False,
+    k_scale: Array | None = None,
+    v_scale: Array | None = None,
+    k_zero: Array | None = None,
+    v_zero: Array | None = None,
+    kv_dtype: KvDtype | None = None,
+    out: Array | None = None,
+    return_lse: bool = False,
+    threads: int | None = None,
+    isa: str | None = None,
+) -> Any:
+    """softmax(scale * q k^T, masked) v, without the S x S matrix and without copying an argument.
+
+    Shapes: b batch, hq query heads, hk key heads (a divisor of hq), sq and sk rows, d and dv head sizes.
+
+    q, k, v         [b, hq, sq, d], [b, hk, sk, d], [b, hk, sk, dv] of float32, bfloat16 or float16. k and v are of one
+                    type, which may also be int8, float8_e4m3fn, float8_e5m2 or, with kv_dtype, uint8.
+    causal          Row i attends keys up to i + offset.
+    align           Where query row 0 sits among the keys, if lengths differ and it matters: "top_left" (offset 0, as
+                    PyTorch's is_causal), "bottom_right" (sk - sq, as a cache of keys wants it) or the offset.
+    window          (left, right): row i attends keys i + offset - left to i + offset + right. None or -1: open.
+    scale           d**-0.5 if not given.
+    mask            bool, true = attend; up to [b, hq, sq, sk], broadcast over all but sk.
+    bias            float32, added to the scores; shapes as for mask. -inf masks.
+    softcap         c: scores become c * tanh(score / c), before bias and masks.
+    alibi           float32 slopes [hq] or [b, hq].
+    sinks           float32 [hq]: an extra logit in each head's denominator.
+    cu_seqlens_q    int32 or int64 [b + 1], from 0 to total_q: q and the result are [total_q, hq, d], sequence n has
+                    rows cu_seqlens_q[n] to cu_seqlens_q[n + 1].
+    cu_seqlens_k    The same for k and v, [total_k, hk, d].
+    cache_seqlens   int32 or int64 [b]: keys in use of each k[n], v[n]; rows past them are never read.
+    block_table     int32 or int64 [b, n], with cache_seqlens: k and v are pages, [pages, hk, page_size, d], and key j
+                    of sequence i is row j % page_size of page block_table[i, j // page_size].
+    ring            True, with cache_seqlens: key j lies in row j % sk, so that of any number of keys the last sk are
+                    there. Takes no mask and no bias.
+    k_scale, ...    float32 scales, and zeros, of quantised k and v: k's (v's) shape with groups for d (dv), where batch
+                    (pages) and rows may be 1. An element counts as (element - zero) * scale. int8 and "i4x2" need
+                    scales; 8-bit floats may do without.
+    kv_dtype        What k and v of uint8 hold: "i4x2" (two signed 4-bit integers to a byte, the first in the lower half:
+                    d / 2 bytes to a row), or the bytes of "i8", "f8e4m3" or "f8e5m2".
+    out             Written and returned instead of a new array; any of the three types. Shares no memory with inputs.
+    return_lse      Returns (out, lse), lse float32 [b, hq, sq]: log of the sum of exp of a row's scores.
+    threads         The most to use; all if not given, torch.get_num_threads() where an argument is PyTorch's.
+    isa             The highest instruction set to use, one of rapt.info()["isas"].
+
+    Returns a C-contiguous array of q's type: PyTorch's for its tensors, else NumPy's (bfloat16 by ml_dtypes). A row that
+    attends no key is 0. Raises TypeError or ValueError, naming the argument, before anything is written.
+    Releases the GIL. Has no backward: see rapt.torch.
+    """
+    call, out, lse = _prepare(locals())
+    call.run()
+    return (out, lse) if return_lse else out
+
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_SIGNATURE = inspect.signature(attention)
+
+
+def _same_arguments(_: Callable[_P, Any]) -> Callable[[Callable[..., _T]], Callable[_P, _T]]:
+    def decorate(function: Callable[..., _T]) -> Callable[_P, _T]:
+        function.__signature__ = _SIGNATURE.replace(return_annotation="Explanation")  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+@_same_arguments(attention)
+def explain(*args: Any, **kwargs: Any) -> _core.Explanation:
+    """What attention() would do with these arguments: the kernel, and why not the others. Computes nothing."""
+    bound = _SIGNATURE.bind(*args, **kwargs)
+    bound.apply_defaults()
+    return _prepare(bound.arguments)[0].plan()
+
+
+def _prepare(arguments: dict[str, Any]) -> tuple[_core.Call, Any, Any]:
+    """The call, `out` and `lse` (or None) for the arguments of attention(), by name."""
+    tensors = tensors_of(arguments)
+    if tensors and arguments["threads"] is None:
+        arguments["threads"] = sys.modules["torch"].get_num_threads()
+    shape, size = shape_of("q", arguments["q"])[:-1], shape_of("v", arguments["v"])[-1]
+    if arguments["kv_dtype"] == "i4x2":
+        size *= 2
+    if arguments["out"] is None:
+        arguments["out"] = empty_like("q", arguments["q"], (*shape, size))
+    arguments["lse"] = empty_like("q", arguments["q"], shape, "float32") if arguments["return_lse"] else None
+    return _core.Call(arguments), arguments["out"], arguments["lse"]

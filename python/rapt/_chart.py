@@ -1,0 +1,72 @@
+"""A chart of rapt.bench as an SVG file that needs nothing else."""
+
+from __future__ import annotations
+
+import math
+from html import escape
+from typing import Any
+
+LABELS, BARS, VALUES, ROW, HEAD = 270, 520, 210, 34, 84
+COLORS = {"torch": "#0b6bcb", "math": "#b9c4d0"}
+STEPS = (0.1, 0.2, 0.25, 0.5, 1, 2, 5, 10, 20, 50, 100)
+
+
+def svg(context: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    """Bars of how many times faster rapt is than PyTorch, and than its math backend, problem by problem."""
+    most = max(row.get(f"vs_{side}", 0.0) for row in rows for side in COLORS)
+    # Math may be so slow that the other bars would vanish: it is cut off, with its number written out.
+    scale_end = min(most, 2 * max(row["vs_torch"] for row in rows)) * 1.02
+    step = next((s for s in STEPS if scale_end / s <= 8), STEPS[-1])
+    groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["dtype"], row["threads"]), []).append(row)
+    height = HEAD + 30 + sum(30 + ROW * len(group) for group in groups.values())
+    width = LABELS + BARS + VALUES
+
+    def x(ratio: float) -> float:
+        return float(LABELS + BARS * min(ratio, scale_end) / scale_end)
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+        ' font-family="system-ui, sans-serif" font-size="13" fill="#1c2733" role="img">',
+        "<title>Attention: rapt against PyTorch</title>",
+        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
+        '<text x="16" y="28" font-size="18" font-weight="600">Attention: how many times faster than PyTorch</text>',
+        f'<text x="16" y="48" fill="#56636f">{escape(_subtitle(context))}</text>',
+    ]
+    texts = {"torch": "than scaled_dot_product_attention", "math": "than its math backend"}
+    for i, (side, text) in enumerate((s, t) for s, t in texts.items() if any(s in row for row in rows)):
+        parts.append(f'<rect x="{16 + 260 * i}" y="60" width="14" height="12" fill="{COLORS[side]}"/>')
+        parts.append(f'<text x="{36 + 260 * i}" y="71">{text}</text>')
+    for i in range(1, math.floor(scale_end / step) + 1):
+        at = x(i * step)
+        parts.append(f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{HEAD}" y2="{height - 26}" stroke="#e3e8ed"/>')
+        parts.append(f'<text x="{at:.1f}" y="{height - 10}" text-anchor="middle" fill="#56636f">{i * step:g}×</text>')
+    y = HEAD
+    for (dtype, threads), group in groups.items():
+        title = f"{dtype}, {threads} thread{'s' * (threads > 1)}"
+        parts.append(f'<text x="16" y="{y + 20}" font-weight="600">{title}</text>')
+        y += 30
+        for row in group:
+            parts += _row(row, y, x)
+            y += ROW
+    one = x(1)
+    parts.append(f'<line x1="{one:.1f}" x2="{one:.1f}" y1="{HEAD}" y2="{height - 26}" stroke="#1c2733" stroke-dasharray="4 3"/>')
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _row(row: dict[str, Any], y: int, x: Any) -> list[str]:
+    parts = [f'<text x="{LABELS - 10}" y="{y + 17}" text-anchor="end">{escape(row["name"])}</text>']
+    for side, top, thick in (("torch", 3, 16), ("math", 20, 7)):
+        if side in row:
+            length = x(row[f"vs_{side}"]) - LABELS
+            parts.append(f'<rect x="{LABELS}" y="{y + top}" width="{length:.1f}" height="{thick}" fill="{COLORS[side]}"/>')
+    text = f"{row['vs_torch']:.2f}×  ({row['rapt']['median_ms']:.3g} ms"
+    text += f"; math {row['vs_math']:.1f}×)" if "math" in row else ")"
+    parts.append(f'<text x="{LABELS + BARS + 8}" y="{y + 17}">{text}</text>')
+    return parts
+
+
+def _subtitle(context: dict[str, Any]) -> str:
+    capability = context["torch_cpu_capability"]
+    return f"{context['cpu']} · rapt {context['rapt']}, PyTorch {context['torch']} ({capability}) · {context['date'][:10]}"

@@ -1,0 +1,280 @@
+"""PyTorch's scaled_dot_product_attention by rapt's kernels, on the CPU.
+
+    import rapt.torch
+    rapt.torch.enable()                 # torch.nn.functional.scaled_dot_product_attention is rapt's from here on
+    with rapt.torch.enabled(): ...      # or only in here
+    rapt.torch.scaled_dot_product_attention(q, k, v, is_causal=True)    # or by name
+
+Signature, shapes, memory layout of the result, autocast and errors are PyTorch's. So is a row that attends no key: 0.
+`attn_mask` and `is_causal` may be given together, which PyTorch takes for some shapes only. A row that a float mask moves
+by the same huge number throughout (the least float, where others write -inf) keeps the softmax of its scores; in PyTorch
+rounding makes that their mean.
+
+What rapt cannot do is handed to PyTorch's function with a `FallbackWarning`, once for each reason: dropout, tensors that
+are not on the CPU, float64, a float mask that requires grad, torch.func's transforms and forward-mode gradients, and arguments
+that PyTorch refuses. To forbid it: `warnings.simplefilter("error", rapt.torch.FallbackWarning)`.
+
+Gradients are PyTorch's for now: the backward computes the attention again with PyTorch's function and differentiates that.
+Threads are torch.get_num_threads().
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import functional
+
+from rapt import _core
+
+__all__ = ["FallbackWarning", "disable", "enable", "enabled", "scaled_dot_product_attention"]
+
+_core.adopt_torch(torch)
+_functional: Any = functional
+_pytorch: Any = functional.scaled_dot_product_attention
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_MAX_HEAD_SIZE = 8192
+
+
+class FallbackWarning(UserWarning):
+    """A call went to PyTorch's own scaled_dot_product_attention."""
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """torch.nn.functional.scaled_dot_product_attention; see the module for what differs."""
+    if torch.is_autocast_enabled("cpu"):
+        query, key, value, attn_mask = _autocast(query, key, value, attn_mask)
+    reason = "dropout" if dropout_p != 0 else _refusal(query, key, value, attn_mask, enable_gqa)
+    result: Tensor
+    if reason:
+        _warn(reason)
+        result = _pytorch(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    elif not _is_eager(query, key, value, attn_mask):
+        result = _operator(query, key, value, attn_mask, is_causal, scale, enable_gqa)
+    elif _needs_grad(query, key, value):
+        result = _Function.apply(query, key, value, attn_mask, is_causal, scale, enable_gqa)  # type: ignore[no-untyped-call]
+    else:
+        result = _forward(query, key, value, attn_mask, is_causal, scale, enable_gqa)
+    return result
+
+
+def enable() -> None:
+    """Makes torch.nn.functional.scaled_dot_product_attention rapt's. Who imported that name before keeps PyTorch's."""
+    _functional.scaled_dot_product_attention = scaled_dot_product_attention
+
+
+def disable() -> None:
+    """Undoes enable()."""
+    _functional.scaled_dot_product_attention = _pytorch
+
+
+@contextmanager
+def enabled() -> Iterator[None]:
+    """enable() for a with block; what was there before comes back."""
+    before = _functional.scaled_dot_product_attention
+    enable()
+    try:
+        yield
+    finally:
+        _functional.scaled_dot_product_attention = before
+
+
+_warned: set[str] = set()
+
+
+def _warn(reason: str) -> bool:
+    if reason not in _warned:
+        message = f"PyTorch's scaled_dot_product_attention runs instead of rapt's: {reason}"
+        warnings.warn(message, FallbackWarning, stacklevel=3)
+        _warned.add(reason)  # not where the warning is an error: then it is one every time
+    return True
+
+
+# torch.compile warns when it traces. All that torch.compiler.assume_constant_result does, but for importing the compiler.
+_warn._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _autocast(*tensors: Tensor | None) -> list[Any]:
+    dtype = torch.get_autocast_dtype("cpu")
+    return [
+        t if t is None or not t.is_floating_point() or t.dtype is torch.float64 or not t.is_cpu else t.to(dtype)
+        for t in tensors
+    ]
+
+
+def _refusal(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, gqa: bool) -> str:
+    """Why rapt cannot do this call, "" if it can."""
+    if not torch.compiler.is_compiling() and _is_transformed():
+        return "a transform of torch.func, or forward-mode gradients"
+    dtype = q.dtype
+    if not (q.is_cpu and k.is_cpu and v.is_cpu and (mask is None or mask.is_cpu)):
+        return "tensors that are not on the CPU"
+    if dtype not in _DTYPES:
+        return f"tensors of {dtype}"
+    if k.dtype is not dtype or v.dtype is not dtype:
+        return "query, key and value of different dtypes"
+    if not (q.layout is k.layout is v.layout is torch.strided):
+        return "tensors that are not dense"
+    qs, ks, vs = q.shape, k.shape, v.shape
+    if len(qs) < 2 or len(ks) < 2 or len(vs) < 2 or ks[-2] != vs[-2] or qs[-1] != ks[-1]:
+        return "query, key and value whose shapes do not fit"
+    if not 0 < qs[-1] <= _MAX_HEAD_SIZE or not 0 < vs[-1] <= _MAX_HEAD_SIZE:
+        return f"head sizes of 0, or above {_MAX_HEAD_SIZE}"
+    if gqa and (len(qs) < 3 or len(ks) < 3 or ks[-3] != vs[-3] or ks[-3] == 0 or qs[-3] % ks[-3] != 0):
+        return "enable_gqa with heads that do not divide"
+    batch = _batch_shape(qs, ks, vs, gqa)
+    if batch is None:
+        return "query, key and value whose shapes do not fit"
+    return "" if mask is None else _mask_refusal(mask, dtype, [*batch, qs[-2], ks[-2]])
+
+
+def _mask_refusal(mask: Tensor, dtype: torch.dtype, scores: list[int]) -> str:
+    if mask.dtype is not torch.bool and mask.dtype is not torch.float32 and mask.dtype is not dtype:
+        return f"attn_mask of {mask.dtype} with query of {dtype}"
+    if mask.requires_grad and torch.is_grad_enabled():
+        return "attn_mask that requires grad"
+    shape = mask.shape
+    fits = all(size == 1 or size == wanted for size, wanted in zip(reversed(shape), reversed(scores)))
+    if not fits or not 2 <= len(shape) <= len(scores):
+        return "attn_mask whose shape does not fit"
+    return ""
+
+
+def _batch_shape(qs: torch.Size, ks: torch.Size, vs: torch.Size, gqa: bool) -> list[int] | None:
+    """All dimensions of the result but the last two; None where they do not broadcast."""
+    if qs[:-2] == ks[:-2] == vs[:-2]:
+        return list(qs[:-2])
+    keep = 3 if gqa else 2
+    try:
+        batch = list(torch.broadcast_shapes(qs[:-keep], ks[:-keep], vs[:-keep]))  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        return None
+    return [*batch, qs[-3]] if gqa else batch
+
+
+def _is_transformed() -> bool:
+    return torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
+
+
+def _is_eager(*tensors: Tensor | None) -> bool:
+    """True where the kernel may be called without PyTorch's dispatcher: nobody traces, transforms or wraps."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+        return False
+    if torch._C._get_tracing_state() is not None:
+        return False
+    return all(t is None or type(t) is Tensor or type(t) is torch.nn.Parameter for t in tensors)
+
+
+def _needs_grad(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def _result(q: Tensor, v: Tensor, batch: list[int]) -> Tensor:
+    """Memory for the result, laid out as PyTorch's CPU kernels do: like a query whose heads are in one piece."""
+    shape = (*batch, q.shape[-2], v.shape[-1])
+    if q.dim() == 4 and q.shape == shape and q.stride(-1) == 1:
+        return torch.empty_like(q, requires_grad=False)
+    return q.new_empty(shape)
+
+
+def _fold(t: Tensor, batch: list[int]) -> Tensor:
+    """[..., h, rows, columns] with its dimensions before the heads broadcast and made one; a view where that can be."""
+    while t.dim() < len(batch) + 2:
+        t = t.unsqueeze(0)
+    return t.expand(*batch[:-1], *t.shape[-3:]).reshape(-1, *t.shape[-3:])
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None, gqa: bool
+) -> Tensor:
+    """The kernel, on tensors that _refusal() let through."""
+    batch = _batch_shape(q.shape, k.shape, v.shape, gqa)
+    assert batch is not None
+    out = to = _result(q, v, batch)
+    if mask is not None and mask.dtype is not torch.bool:
+        mask = mask.float()
+    if len(batch) > 2:
+        q, k, v, to = (_fold(t, batch) for t in (q, k, v, out))
+        if mask is not None and mask.dim() > 3:
+            shared = all(size == 1 for size in mask.shape[:-3])
+            mask = mask.reshape(mask.shape[-3:]) if shared else _fold(mask, batch)
+    _core.sdpa(q, k, v, mask, is_causal, scale, torch.get_num_threads(), to)
+    return out
+
+
+@torch.library.custom_op("rapt::scaled_dot_product_attention", mutates_args=(), device_types="cpu")
+def _operator(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Tensor:
+    return _forward(query, key, value, attn_mask, is_causal, scale, enable_gqa)
+
+
+@_operator.register_fake
+def _(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Tensor:
+    batch = _batch_shape(query.shape, key.shape, value.shape, enable_gqa)
+    assert batch is not None
+    return _result(query, value, batch)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    query, key, value, attn_mask, ctx.is_causal, ctx.scale, ctx.enable_gqa = inputs
+    ctx.save_for_backward(query, key, value, attn_mask)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    *saved, attn_mask = ctx.saved_tensors
+    is_causal = ctx.is_causal
+    if is_causal and attn_mask is not None:  # which PyTorch takes for some shapes only
+        above = torch.ones(saved[0].shape[-2], saved[1].shape[-2], dtype=torch.bool).triu(1)
+        attn_mask = attn_mask & ~above if attn_mask.dtype is torch.bool else attn_mask.masked_fill(above, -torch.inf)
+        is_causal = False
+    again = torch.is_grad_enabled()  # create_graph: PyTorch's backward may have one of its own, or says that it has none
+    with torch.enable_grad():
+        # Aliases of their own: query, key and value may be one tensor.
+        inputs = [t.view_as(t) if again and t.requires_grad else t.detach().requires_grad_() for t in saved]
+        out = _pytorch(*inputs, attn_mask, 0.0, is_causal, scale=ctx.scale, enable_gqa=ctx.enable_gqa)
+    return (*torch.autograd.grad(out, inputs, grad, create_graph=again), None, None, None, None)
+
+
+_operator.register_autograd(_backward, setup_context=_setup_context)
+
+
+class _Function(torch.autograd.Function):
+    """_operator with gradients for eager calls, in a third of its time."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        output = _forward(*inputs)
+        _setup_context(ctx, inputs, output)
+        return output
+
+    backward = staticmethod(_backward)

@@ -1,0 +1,212 @@
+#include "array.hpp"
+
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <utility>
+
+#include "error.hpp"
+
+namespace rapt::python {
+namespace {
+
+constexpr const char* kArray = "a NumPy array, a PyTorch tensor or an array with __dlpack__";
+constexpr const char* kTypes =
+    "float32, bfloat16, float16 (caches: int8, float8_e4m3fn, float8_e5m2, or uint8 with kv_dtype; masks: bool; "
+    "lengths: int32, int64)";
+
+// What elements are. Bytes are what the caller says, as no type here has that name.
+struct Element {
+  std::optional<DType> dtype;
+};
+constexpr Element kBytes{};
+
+// Never freed: the interpreter may be gone when static objects die.
+struct Torch {
+  PyObject* tensor;
+  std::array<std::pair<PyObject*, Element>, 10> dtypes;
+};
+const Torch* torch_types = nullptr;
+
+// The names of torch's attributes, made once.
+PyObject* interned(const char* name) {
+  return PyUnicode_InternFromString(name);
+}
+
+void check_rank(const char* argument, std::int64_t ndim) {
+  if (ndim < 1 || ndim > kMaxDims)
+    refuse_value(argument, std::to_string(ndim) + " dimensions", "1 to " + std::to_string(kMaxDims));
+}
+
+// A tuple of integers, as `shape` and `stride()` are. Returns how many there are, of which it copies the first
+// kMaxDims.
+std::int64_t copy_sizes(nb::handle tuple, std::array<std::int64_t, kMaxDims>& to) {
+  const auto n = PyTuple_Size(tuple.ptr());
+  for (Py_ssize_t i = 0; i < n && i < kMaxDims; ++i)
+    to[static_cast<std::size_t>(i)] = PyLong_AsLongLong(PyTuple_GetItem(tuple.ptr(), i));
+  if (PyErr_Occurred()) throw nb::python_error();
+  return n;
+}
+
+// `name` makes the type's name for the message.
+template <class Name>
+DType dtype_as(const char* argument, const Element& element, const Name& name, const std::optional<DType>& bytes) {
+  if (element.dtype.has_value() == bytes.has_value())
+    refuse_type(argument, "dtype " + name(), bytes ? "uint8, as kv_dtype is given" : kTypes);
+  return bytes ? *bytes : *element.dtype;
+}
+
+MutableTensorView read_torch(const char* argument, nb::handle tensor, const std::optional<DType>& bytes) {
+  static PyObject *const is_cpu = interned("is_cpu"), *const device = interned("device"),
+                         *const dtype = interned("dtype"), *const shape = interned("shape"),
+                         *const stride = interned("stride"), *const is_neg = interned("is_neg"),
+                         *const data_ptr = interned("data_ptr");
+  const auto checked = [](PyObject* object) {
+    if (object == nullptr) throw nb::python_error();
+    return nb::steal(object);
+  };
+  const auto get = [&](PyObject* name) { return checked(PyObject_GetAttr(tensor.ptr(), name)); };
+  const auto call = [&](PyObject* name) {
+    PyObject* self = tensor.ptr();
+    return checked(PyObject_VectorcallMethod(name, &self, 1, nullptr));
+  };
+  try {
+    if (get(is_cpu).ptr() != Py_True) refuse_value(argument, "a tensor on " + text_of(get(device)), "one on the cpu");
+    MutableTensorView view;
+    const nb::object type = get(dtype);
+    const auto* known = torch_types->dtypes.begin();
+    while (known != torch_types->dtypes.end() && known->first != type.ptr()) ++known;
+    if (known == torch_types->dtypes.end()) refuse_type(argument, "dtype " + text_of(type), kTypes);
+    view.dtype = dtype_as(
+        argument, known->second, [&] { return text_of(type); }, bytes);
+    const std::int64_t rank = copy_sizes(get(shape), view.shape);
+    check_rank(argument, rank);
+    view.ndim = static_cast<int>(rank);
+    copy_sizes(call(stride), view.strides);
+    if (call(is_neg).ptr() == Py_True)
+      refuse_value(argument, "a tensor that is negated when it is read", "one after .resolve_neg()");
+    view.data = PyLong_AsVoidPtr(call(data_ptr).ptr());
+    if (PyErr_Occurred()) throw nb::python_error();
+    return view;
+  } catch (nb::python_error& error) {  // sparse, nested, fake, batched by vmap, ...
+    refuse_type(argument, type_text(tensor) + " without strided memory (" + text_of(error.value()) + ")",
+                "a dense tensor");
+  }
+}
+
+std::optional<Element> element_of(const nb::dlpack::dtype& type) {
+  using Code = nb::dlpack::dtype_code;
+  constexpr int kFloat8E4m3fn = 10, kFloat8E5m2 = 12;  // of DLPack 1.1
+  if (type.lanes != 1) return {};
+  const auto is = [&](auto code, int bits) {
+    return type.code == static_cast<std::uint8_t>(code) && type.bits == bits;
+  };
+  if (is(Code::Float, 32)) return Element{DType::f32};
+  if (is(Code::Float, 16)) return Element{DType::f16};
+  if (is(Code::Bfloat, 16)) return Element{DType::bf16};
+  if (is(Code::Bool, 8)) return Element{DType::boolean};
+  if (is(Code::Int, 32)) return Element{DType::i32};
+  if (is(Code::Int, 64)) return Element{DType::i64};
+  if (is(Code::Int, 8)) return Element{DType::i8};
+  if (is(kFloat8E4m3fn, 8)) return Element{DType::f8e4m3};
+  if (is(kFloat8E5m2, 8)) return Element{DType::f8e5m2};
+  if (is(Code::UInt, 8)) return kBytes;
+  return {};
+}
+
+std::string dtype_text(nb::handle object, const nb::dlpack::dtype& type) {
+  if (nb::hasattr(object, "dtype")) return text_of(object.attr("dtype"));
+  return "DLPack code " + std::to_string(type.code) + " of " + std::to_string(type.bits) + " bits";
+}
+
+// NumPy has no bfloat16 and no 8-bit floats of its own, and neither its DLPack nor its buffers know those of ml_dtypes:
+// they pass as integers.
+struct Foreign {
+  const char* name;
+  const char* passes_as;
+  DType dtype;
+};
+constexpr std::array<Foreign, 3> kForeign{{{"bfloat16", "uint16", DType::bf16},
+                                           {"float8_e4m3fn", "uint8", DType::f8e4m3},
+                                           {"float8_e5m2", "uint8", DType::f8e5m2}}};
+const Foreign* foreign_type(nb::handle object) {
+  const nb::object dtype = nb::getattr(object, "dtype", nb::none());
+  constexpr int kFirstForeign = 256;  // NPY_USERDEF
+  int number = 0;
+  if (!nb::try_cast(nb::getattr(dtype, "num", nb::none()), number) || number < kFirstForeign) return nullptr;
+  const std::string name = text_of(dtype);
+  const auto* found = std::find_if(kForeign.begin(), kForeign.end(), [&](const Foreign& f) { return name == f.name; });
+  return found == kForeign.end() ? nullptr : found;
+}
+
+// What an object that cannot be read is: "numpy.ndarray of >f4".
+std::string object_text(nb::handle object) {
+  return type_text(object) + (nb::hasattr(object, "dtype") ? " of " + text_of(object.attr("dtype")) : "");
+}
+
+}  // namespace
+
+void adopt_torch(nb::handle torch) {
+  if (torch_types != nullptr) return;
+  const auto get = [&](const char* name) { return nb::object(torch.attr(name)).release().ptr(); };
+  torch_types = new Torch{get("Tensor"),
+                          {{{get("float32"), {DType::f32}},
+                            {get("float16"), {DType::f16}},
+                            {get("bfloat16"), {DType::bf16}},
+                            {get("bool"), {DType::boolean}},
+                            {get("int32"), {DType::i32}},
+                            {get("int64"), {DType::i64}},
+                            {get("int8"), {DType::i8}},
+                            {get("float8_e4m3fn"), {DType::f8e4m3}},
+                            {get("float8_e5m2"), {DType::f8e5m2}},
+                            {get("uint8"), kBytes}}}};
+}
+
+std::string text_of(nb::handle object) {
+  return nb::cast<std::string>(nb::str(object));
+}
+std::string type_text(nb::handle object) {
+  const nb::handle type = object.type();
+  return text_of(type.attr("__module__")) + "." + text_of(type.attr("__qualname__"));
+}
+
+Array array(const char* argument, nb::handle object, const Reading& reading) {
+  Array result;
+  if (object.is_none()) return result;
+  if (torch_types != nullptr && PyObject_IsInstance(object.ptr(), torch_types->tensor) == 1) {
+    result.view = read_torch(argument, object, reading.bytes);
+    return result;
+  }
+  const Foreign* foreign = foreign_type(object);
+  const nb::object readable = foreign != nullptr ? object.attr("view")(foreign->passes_as) : nb::borrow(object);
+  nb::ndarray<> writes;
+  if (!nb::try_cast(readable, result.owner)) refuse_type(argument, object_text(object), kArray);
+  if (reading.writable && !nb::try_cast(readable, writes))
+    refuse_value(argument, "a read-only array", "one that can be written");
+  const nb::ndarray<nb::ro>& from = result.owner;
+  if (from.device_type() != nb::device::cpu::value)
+    refuse_value(argument, "an array on DLPack device " + std::to_string(from.device_type()), "one on the cpu");
+  check_rank(argument, static_cast<std::int64_t>(from.ndim()));
+  const std::optional<Element> element = foreign != nullptr ? Element{foreign->dtype} : element_of(from.dtype());
+  if (!element) refuse_type(argument, "dtype " + dtype_text(object, from.dtype()), kTypes);
+  MutableTensorView& view = result.view;
+  view.data = const_cast<void*>(from.data());
+  view.dtype = dtype_as(
+      argument, *element, [&] { return dtype_text(object, from.dtype()); }, reading.bytes);
+  view.ndim = static_cast<int>(from.ndim());
+  for (std::size_t i = 0; i < from.ndim(); ++i) {
+    view.shape[i] = static_cast<std::int64_t>(from.shape(i));
+    view.strides[i] = from.stride(i);
+  }
+  return result;
+}
+
+MutableTensorView Arrays::take(const char* name, const Reading& reading) {
+  Array read = array(name, arguments_[name], reading);
+  owners_.push_back(std::move(read.owner));
+  return read.view;
+}
+
+}  // namespace rapt::python

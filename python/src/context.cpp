@@ -1,0 +1,51 @@
+#include "context.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "rapt/plan.hpp"
+
+namespace rapt::python {
+namespace {
+
+const pid_t process = getpid();
+
+Isa isa_named(const std::string& name) {
+  std::string known;
+  for (const Isa isa : usable_isas()) {
+    if (to_string(isa) == name) return isa;
+    known += (known.empty() ? "" : ", ") + std::string(to_string(isa));
+  }
+  throw Error("isa", "\"" + name + "\"", "an ISA of this build and CPU: " + known);
+}
+
+Context make(int threads, const std::string& isa) {
+  ContextOptions options;
+  options.threads = threads;
+  if (!isa.empty()) options.isa = isa_named(isa);
+  // The thread pool of the process that loaded this module did not survive a fork.
+  if (getpid() != process) options.executor = serial_executor();
+  return Context(std::move(options));
+}
+
+}  // namespace
+
+Context context_for(int threads, const std::string& isa) {
+  static std::mutex mutex;
+  static std::map<std::pair<int, std::string>, Context> contexts;
+  if (threads < 0) throw Error("threads", std::to_string(threads), "1 or more, or None for all");
+  // Counts past the machine's are alike, so that the number of contexts is bounded. Asked once, as it reads a file.
+  static const int most = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  const std::pair key(std::min(threads, most), isa);
+  const std::lock_guard lock(mutex);
+  auto found = contexts.find(key);
+  if (found == contexts.end()) found = contexts.emplace(key, make(key.first, isa)).first;
+  return found->second;
+}
+
+}  // namespace rapt::python

@@ -1,0 +1,14 @@
+// Contexts, one per thread count and ISA.
+#pragma once
+
+#include <string>
+
+#include "rapt/context.hpp"
+
+namespace rapt::python {
+
+/// The context for at most `threads` threads (0: all) and instructions up to `isa` ("": no cap). Made at first use and
+/// kept, with its workspace. Throws Error for an ISA this CPU or build lacks, or a wrong number.
+Context context_for(int threads, const std::string& isa);
+
+}  // namespace rapt::python

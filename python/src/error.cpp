@@ -1,0 +1,50 @@
+#include "error.hpp"
+
+#include <nanobind/nanobind.h>
+
+#include <string_view>
+
+#include "rapt/types.hpp"
+
+namespace rapt::python {
+namespace nb = nanobind;
+namespace {
+
+std::string text(const std::string& argument, std::string_view got, const std::string& wanted) {
+  return argument + ": got " + std::string(got) + "; wanted " + wanted;
+}
+
+// The library's name of an argument in Python.
+std::string python_name(const std::string& argument) {
+  if (argument == "kv.cu_seqlens") return "cu_seqlens_k";
+  if (argument == "kv.seqlens" || argument == "seqlens") return "cache_seqlens";
+  for (const std::string_view group : {"score.", "kv.", "cache."})
+    if (argument.starts_with(group)) return argument.substr(group.size());
+  return argument;
+}
+
+void translate(const std::exception_ptr& pointer, void*) {
+  try {
+    std::rethrow_exception(pointer);
+  } catch (const Error& error) {
+    // what() is "<argument>: <got>; wanted <wanted>".
+    const std::string_view reason = std::string_view(error.what()).substr(error.argument().size() + 2);
+    const std::string message = python_name(error.argument()) + ": got " + std::string(reason);
+    PyErr_SetString(reason.starts_with("dtype ") ? PyExc_TypeError : PyExc_ValueError, message.c_str());
+  }
+}
+
+}  // namespace
+
+void refuse_type(const std::string& argument, const std::string& got, const std::string& wanted) {
+  throw nb::type_error(text(argument, got, wanted).c_str());
+}
+void refuse_value(const std::string& argument, const std::string& got, const std::string& wanted) {
+  throw nb::value_error(text(argument, got, wanted).c_str());
+}
+
+void register_errors() {
+  nb::register_exception_translator(translate);
+}
+
+}  // namespace rapt::python

@@ -1,0 +1,222 @@
+"""rapt.attention on NumPy arrays and through DLPack, against float64."""
+
+import subprocess
+import sys
+import threading
+
+import ml_dtypes
+import numpy as np
+import pytest
+import rapt
+import reference
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference import assert_close, inputs
+
+
+def test_dense_with_lse():
+    q, k, v = inputs(2, 4, 2, 33, 50, 24, 17)
+    out, lse = rapt.attention(q, k, v, return_lse=True)
+    wanted, wanted_lse = reference.attention(q, k, v)
+    assert out.dtype == lse.dtype == np.float32 and out.flags.c_contiguous
+    assert_close(out, wanted)
+    assert_close(lse, wanted_lse)
+
+
+@pytest.mark.parametrize("align, offset", [("top_left", 0), ("bottom_right", 17), (5, 5), (-3, -3)])
+def test_align(align, offset):
+    q, k, v = inputs(1, 2, 2, 33, 50, 16)
+    for options in ({"causal": True}, {"window": (4, 2)}, {"window": (None, 3)}, {"causal": True, "window": [7, -1]}):
+        out = rapt.attention(q, k, v, align=align, **options)
+        left, right = (-1 if side is None else side for side in options.get("window", (-1, -1)))
+        wanted, _ = reference.attention(
+            q, k, v, offset=offset, causal=options.get("causal", False), window=(left, right)
+        )
+        assert_close(out, wanted)
+
+
+def test_scores():
+    q, k, v = inputs(2, 4, 4, 9, 20, 16)
+    rng = np.random.default_rng(1)
+    options = {
+        "scale": 0.3,
+        "mask": rng.random((2, 1, 9, 20)) < 0.7,
+        "bias": rng.standard_normal((4, 9, 20), dtype=np.float32),
+        "softcap": 2.0,
+        "alibi": rng.random(4, dtype=np.float32),
+        "sinks": rng.standard_normal(4, dtype=np.float32),
+    }
+    out, lse = rapt.attention(q, k, v, align="top_left", return_lse=True, **options)
+    wanted, wanted_lse = reference.attention(q, k, v, **options)
+    assert_close(out, wanted)
+    assert_close(lse, wanted_lse)
+
+
+def test_a_row_without_keys_is_zero():
+    q, k, v = inputs(1, 1, 1, 3, 4, 8)
+    mask = np.ones((3, 4), bool)
+    mask[1] = False
+    out, lse = rapt.attention(q, k, v, mask=mask, return_lse=True)
+    assert (out[0, 0, 1] == 0).all() and lse[0, 0, 1] == -np.inf
+    assert (out[0, 0, 0] != 0).all()
+
+
+def test_ragged():
+    rng = np.random.default_rng(2)
+    q_borders, k_borders = np.array([0, 3, 3, 10], np.int32), np.array([0, 5, 6, 20], np.int64)
+    q = rng.standard_normal((10, 4, 16), dtype=np.float32)
+    k, v = (rng.standard_normal((20, 2, 16), dtype=np.float32) for _ in range(2))
+    out, lse = rapt.attention(
+        *(q, k, v), cu_seqlens_q=q_borders, cu_seqlens_k=k_borders, causal=True, align="bottom_right", return_lse=True
+    )
+    for n in range(3):
+        rows, keys = slice(*q_borders[n : n + 2]), slice(*k_borders[n : n + 2])
+        one = [x.transpose(1, 0, 2)[None] for x in (q[rows], k[keys], v[keys])]
+        offset = one[1].shape[2] - one[0].shape[2]
+        wanted, wanted_lse = reference.attention(*one, causal=True, offset=offset)
+        assert_close(out[rows], wanted[0].transpose(1, 0, 2))
+        assert_close(lse[rows], wanted_lse[0].T)
+
+
+def test_lengths_of_caches():
+    q, k, v = inputs(3, 4, 2, 5, 40, 16)
+    lengths = np.array([7, 0, 40], np.int32)
+    k[0, :, 7:] = np.nan
+    v[0, :, 7:] = np.nan
+    out = rapt.attention(q, k, v, cache_seqlens=lengths)
+    assert_close(out, reference.attention(q, np.nan_to_num(k), np.nan_to_num(v), lengths=lengths)[0])
+
+
+@pytest.mark.parametrize("dtype, eps", [(ml_dtypes.bfloat16, 2.0**-8), (np.float16, 2.0**-11)])
+def test_halves(dtype, eps):
+    q, k, v = (x.astype(dtype) for x in inputs(2, 4, 2, 33, 50, 24))
+    wanted, _ = reference.attention(q, k, v)
+    out = rapt.attention(q, k, v)
+    assert out.dtype == dtype
+    assert_close(out, wanted, eps)
+    wide = np.full(out.shape, np.nan, np.float32)
+    assert rapt.attention(q.astype(np.float32), k, v, out=wide) is wide
+    assert_close(wide, wanted, eps)
+    rapt.attention(q, k, v, out=out, mask=np.ones(50, bool))
+    assert_close(out, wanted, eps)
+
+
+def test_strides_and_out_in_place():
+    packed = np.random.default_rng(3).standard_normal((2, 33, 4, 3, 16), dtype=np.float32)
+    q, k, v = (packed[:, :, :, i].transpose(0, 2, 1, 3) for i in range(3))
+    room = np.full((2, 33, 4, 2, 16), np.nan, np.float32)
+    out = room[:, :, :, 0].transpose(0, 2, 1, 3)
+    assert rapt.attention(q, k, v, causal=True, out=out) is out
+    assert_close(out, reference.attention(q, k, v, causal=True)[0])
+    assert np.isnan(room[:, :, :, 1]).all()
+
+
+def test_read_only_inputs_and_broadcast_views():
+    q, k, v = inputs(3, 4, 4, 9, 9, 16)
+    for x in (q, k, v):
+        x.flags.writeable = False
+    mask = np.broadcast_to(np.tri(9, dtype=bool), (3, 4, 9, 9))
+    shared = [np.broadcast_to(x[:1, :1], x.shape) for x in (k, v)]
+    assert_close(rapt.attention(q, *shared, mask=mask), reference.attention(q, *shared, causal=True)[0])
+
+
+class OnlyDlpack:
+    """What a library that rapt has never heard of shows of its arrays."""
+
+    def __init__(self, array):
+        self.array, self.shape, self.dtype = array, array.shape, f"other.{array.dtype}"
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+def test_any_library_with_dlpack():
+    q, k, v = inputs(1, 2, 2, 9, 9, 16)
+    out = rapt.attention(*(OnlyDlpack(x) for x in (q, k, v)))
+    assert type(out) is np.ndarray
+    assert_close(out, reference.attention(q, k, v)[0])
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_any_problem(data):
+    size = st.integers(1, 40)
+    b, hk, group = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
+    q, k, v = inputs(b, hk * group, hk, *(data.draw(size, label) for label in ("sq", "sk", "d", "dv")))
+    # Any order of the dimensions in memory, with gaps.
+    order = data.draw(st.permutations(range(4)))
+    gap = data.draw(st.integers(1, 2))
+    strided = []
+    for x in (q, k, v):
+        memory = np.zeros([x.shape[dim] * gap for dim in order], np.float32)
+        view = memory[tuple(slice(None, None, gap) for _ in order)].transpose(np.argsort(order))
+        view[...] = x
+        strided.append(view)
+    offset = data.draw(st.integers(-45, 45))
+    causal = data.draw(st.booleans())
+    window = tuple(data.draw(st.integers(-1, 45)) for _ in range(2))
+    lengths = np.array([data.draw(st.integers(0, k.shape[2])) for _ in range(b)])
+    out = rapt.attention(*strided, causal=causal, window=window, align=offset, cache_seqlens=lengths)
+    wanted, _ = reference.attention(q, k, v, causal=causal, window=window, offset=offset, lengths=lengths)
+    assert_close(out, wanted)
+
+
+def test_threads_and_isas_agree():
+    q, k, v = inputs(2, 4, 4, 130, 130, 32)
+    one = rapt.attention(q, k, v, threads=1)
+    assert (one == rapt.attention(q, k, v, threads=2)).all()
+    assert (one == rapt.attention(q, k, v)).all()
+    for isa in rapt.info()["isas"]:
+        assert_close(rapt.attention(q, k, v, isa=isa), reference.attention(q, k, v)[0])
+        assert f".{isa}" in rapt.explain(q, k, v, isa=isa).entry or isa == "amx"
+
+
+def test_python_runs_while_it_computes():
+    q, k, v = inputs(1, 1, 1, 3000, 3000, 64)
+    ticks = 0
+    done = threading.Event()
+
+    def compute():
+        rapt.attention(q, k, v, threads=1)
+        done.set()
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(60)  # whoever holds the GIL keeps it
+    try:
+        thread = threading.Thread(target=compute)
+        thread.start()
+        while not done.wait(0.001):
+            ticks += 1
+        thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert ticks > 1
+
+
+def test_explain():
+    q, k, v = inputs(1, 2, 2, 9, 9, 16)
+    told = rapt.explain(q, k, v, causal=True, isa="generic")
+    assert told.problem == "attention b=1 hq=2 sq=9 d=16 causal"
+    assert told.entry.endswith(rapt.info()["isas"][-1] + told.entry[told.entry.rindex(".") :])
+    reasons = dict(told.candidates)
+    assert reasons[told.entry] == ""
+    assert all(reason for name, reason in reasons.items() if ".avx2" in name)
+    assert told.threads >= 1 and told.workspace_bytes > 0 and told.entry in str(told)
+    with pytest.raises(TypeError, match="cusal"):
+        rapt.explain(q, k, v, cusal=True)
+
+
+def test_info():
+    info = rapt.info()
+    assert info["version"] == rapt.__version__
+    assert info["threads"] >= 1 and info["cpu"] and info["isas"]
+    usable = [entry["name"] for entry in info["entries"] if not entry["unusable"]]
+    assert any("attention_forward" in name for name in usable)
+
+
+def test_import_needs_numpy_only():
+    code = "import rapt, sys; sys.exit(bool({'torch', 'ml_dtypes'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,125 @@
+"""Whatever is wrong is refused before anything is written, by an error that names the argument."""
+
+import numpy as np
+import pytest
+import rapt
+import torch
+from reference import inputs
+
+Q, K, V = inputs(2, 4, 2, 8, 8, 16)
+
+
+def read_only():
+    out = np.empty_like(Q)
+    out.flags.writeable = False
+    return out
+
+
+@pytest.mark.parametrize(
+    "change, error, message",
+    [
+        ({"q": Q.astype(np.float64)}, TypeError, r"q: got dtype float64; wanted float32, bfloat16, float16"),
+        ({"v": V.astype(np.float16)}, TypeError, r"v: got dtype f16; wanted k's, f32"),
+        ({"q": Q.astype(">f4")}, TypeError, r"q: got numpy.ndarray of >f4; wanted a NumPy array"),
+        ({"q": [1.0]}, TypeError, r"q: got builtins.list"),
+        ({"k": "k"}, TypeError, r"k: got builtins.str; wanted a NumPy array"),
+        ({"k": None}, ValueError, r"k: got no tensor; wanted \[b, hk, sk, d\]"),
+        ({"q": Q[0]}, ValueError, r"q: got shape \[4, 8, 16\]; wanted \[b, hq, sq, d\]"),
+        ({"q": Q[None]}, ValueError, r"out: got 5 dimensions|q: got 5 dimensions; wanted 1 to 4"),
+        ({"q": Q[:, :3]}, ValueError, r"k: got 2 heads for 3 query heads; wanted a divisor"),
+        ({"q": Q[:, :, ::-1]}, ValueError, r"q: got stride -16; wanted strides of 0 or more"),
+        ({"q": np.ma.array(Q)}, TypeError, r"q: got a masked array"),
+        ({"mask": np.ones((8, 8), np.float32)}, TypeError, r"mask: got dtype f32; wanted boolean"),
+        ({"bias": np.ones((8, 8))}, TypeError, r"bias: got dtype float64"),
+        ({"bias": np.ones((3, 8), np.float32)}, ValueError, r"bias: got shape \[3, 8\]; wanted a shape that broadcasts"),
+        ({"scale": float("nan")}, ValueError, r"scale: got nan; wanted a finite number"),
+        ({"scale": "1"}, TypeError, r"scale: got '1'; wanted a number"),
+        ({"softcap": -1.0}, ValueError, r"softcap: got -1.0+; wanted"),
+        ({"causal": 1}, TypeError, r"causal: got 1; wanted True or False"),
+        ({"window": 3}, TypeError, r"window: got 3; wanted None or a pair"),
+        ({"window": (1, 2, 3)}, TypeError, r"window: got \(1, 2, 3\); wanted None or a pair"),
+        ({"window": (-2, 0)}, ValueError, r"window: got -2; wanted -1"),
+        ({"align": "left"}, ValueError, r"align: got 'left'; wanted None, \"top_left\""),
+        ({"align": 0.5}, TypeError, r"align: got 0.5; wanted None, \"top_left\""),
+        ({"align": 2**70}, ValueError, r"align: got 11805\d+; wanted a number of 64 bits"),
+        ({"causal": True, "k": K[:, :, :5], "v": V[:, :, :5]}, ValueError, r"align: got none, with 8 queries and 5 keys"),
+        ({"alibi": np.ones(3, np.float32)}, ValueError, r"alibi: got shape \[3\]; wanted q's heads hq = 4"),
+        ({"cu_seqlens_q": np.array([0, 16])}, ValueError, r"q: got shape \[2, 4, 8, 16\]; wanted \[total_q, hq, d\]"),
+        ({"cu_seqlens_k": np.array([0, 16])}, ValueError, r"k: got shape \[2, 2, 8, 16\]; wanted \[total_k, hk, d\]"),
+        ({"cache_seqlens": np.array([8, 9])}, ValueError, r"cache_seqlens: got length 9; wanted 0 to sk = 8"),
+        ({"cache_seqlens": np.array([8.0, 8.0])}, TypeError, r"cache_seqlens: got dtype float64"),
+        ({"block_table": np.zeros((2, 1), np.int32)}, ValueError, r"cache_seqlens: got no tensor; wanted \[b\] lengths"),
+        ({"ring": True}, ValueError, r"cache_seqlens: got no tensor; wanted \[b\] lengths"),
+        ({"ring": True, "block_table": np.zeros((2, 1), np.int32)}, ValueError, r"ring: got True with a block_table"),
+        ({"block_table": np.zeros((2, 1), np.int32), "cu_seqlens_k": np.array([0, 8])}, ValueError, r"cu_seqlens_k: got"),
+        ({"block_table": np.zeros((2, 1)), "cache_seqlens": np.array([8, 8])}, TypeError, r"block_table: got dtype"),
+        ({"k": K.astype(np.uint8)}, TypeError, r"k: got dtype uint8; wanted .* uint8 with kv_dtype"),
+        ({"kv_dtype": "i4x2"}, TypeError, r"k: got dtype float32; wanted uint8, as kv_dtype is given"),
+        ({"kv_dtype": "int4"}, ValueError, r"kv_dtype: got 'int4'; wanted None, \"i4x2\", \"i8\""),
+        ({"k": K.astype(np.int8), "v": V.astype(np.int8)}, ValueError, r"k_scale: got no tensor; wanted scales for i8"),
+        ({"k_scale": np.ones((2, 2, 8, 1), np.float32)}, ValueError, r"k_scale: got scales for f32; wanted none"),
+        ({"threads": 0}, ValueError, r"threads: got 0; wanted 1 or more, or None for all"),
+        ({"threads": True}, TypeError, r"threads: got True"),
+        ({"isa": "sse9"}, ValueError, r"isa: got \"sse9\"; wanted an ISA of this build and CPU"),
+        ({"isa": ""}, ValueError, r"isa: got \"\""),
+        ({"out": np.empty((2, 4, 8, 15), np.float32)}, ValueError, r"out: got shape \[2, 4, 8, 15\]; wanted v's head size"),
+        ({"out": Q}, ValueError, r"out: got memory shared with q"),
+        ({"out": read_only()}, ValueError, r"out: got a read-only array; wanted one that can be written"),
+        ({"out": np.broadcast_to(np.float32(0), Q.shape)}, ValueError, r"out: got a read-only array"),
+    ],
+)
+def test_refusals(change, error, message):
+    arguments = {"q": Q, "k": K, "v": V} | change
+    for call in (rapt.attention, rapt.explain):
+        with pytest.raises(error, match=message):
+            call(**arguments)
+
+
+def test_nothing_is_written_when_refused():
+    out = np.full(Q.shape, 7, np.float32)
+    with pytest.raises(ValueError, match="scale"):
+        rapt.attention(Q, K, V, out=out, scale=float("inf"))
+    assert (out == 7).all()
+
+
+def tensors():
+    return [torch.from_numpy(x.copy()) for x in (Q, K, V)]
+
+
+@pytest.mark.parametrize(
+    "spoil, error, message",
+    [
+        (lambda t: t.double(), TypeError, r"k: got dtype torch.float64; wanted float32, bfloat16, float16"),
+        (lambda t: t.to("meta"), ValueError, r"k: got a tensor on meta; wanted one on the cpu"),
+        (lambda t: t.to_sparse(), TypeError, r"k: got torch.Tensor without strided memory"),
+        (lambda t: t.requires_grad_(), ValueError, r"k: got a tensor that requires grad; wanted one that does not"),
+        (lambda t: torch.complex(t, t).conj().imag, ValueError, r"k: got a tensor that is negated when it is read"),
+        (lambda t: torch.nested.nested_tensor([t[0]], layout=torch.jagged), (TypeError, ValueError), r"k: got"),
+    ],
+)
+def test_refusals_of_tensors(spoil, error, message):
+    q, k, v = tensors()
+    with pytest.raises(error, match=message):
+        rapt.attention(q, spoil(k), v)
+
+
+def test_out_that_requires_grad():
+    q, k, v = tensors()
+    out = torch.empty_like(q, requires_grad=True)
+    with torch.no_grad(), pytest.raises(ValueError, match="out: got a tensor that requires grad"):
+        rapt.attention(q, k, v, out=out)
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+def test_fake_tensors_have_no_memory():
+    with torch._subclasses.FakeTensorMode():
+        fake = torch.empty(2, 4, 8, 16)
+        with pytest.raises((TypeError, ValueError), match="q: got .*(without strided|null pointer)"):
+            rapt.attention(fake, fake, fake)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_cuda():
+    q, k, v = tensors()
+    with pytest.raises(ValueError, match="k: got a tensor on cuda:0; wanted one on the cpu"):
+        rapt.attention(q, k.cuda(), v)

@@ -1,0 +1,422 @@
+"""rapt.torch against PyTorch's own scaled_dot_product_attention, whose signature and semantics it has."""
+
+import inspect
+import os
+import signal
+import threading
+import warnings
+from unittest import mock
+
+import pytest
+import rapt
+import rapt.torch
+import torch
+from torch.nn import functional
+
+ours = rapt.torch.scaled_dot_product_attention
+theirs = functional.scaled_dot_product_attention
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+
+
+@pytest.fixture(autouse=True)
+def seeded_and_without_fallbacks():
+    torch.manual_seed(0)
+    rapt.torch._warned.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", rapt.torch.FallbackWarning)
+        yield
+
+
+def randn(*shape, dtype=torch.float32, **options):
+    return torch.randn(*shape, **options).to(dtype)
+
+
+def check(*tensors, **options):
+    wanted, got = theirs(*tensors, **options), ours(*tensors, **options)
+    assert (got.shape, got.dtype, got.stride()) == (wanted.shape, wanted.dtype, wanted.stride())
+    torch.testing.assert_close(got, wanted, rtol=0, atol=TOLERANCE[wanted.dtype])
+
+
+def test_signature():
+    # PyTorch's is written in C++: its documentation says what it is.
+    theirs_text = theirs.__doc__.split(") -> Tensor")[0]
+    for name, parameter in inspect.signature(ours).parameters.items():
+        default = "" if parameter.default is parameter.empty else f"={parameter.default}"
+        assert name + default in theirs_text
+    assert [name for name, p in inspect.signature(ours).parameters.items() if p.kind is p.KEYWORD_ONLY] == [
+        "scale",
+        "enable_gqa",
+    ]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("shape", [(9, 16), (4, 9, 16), (2, 4, 9, 16), (3, 2, 4, 9, 16), (0, 4, 9, 16), (2, 4, 0, 16)])
+def test_ranks(shape, dtype):
+    q, k, v = (randn(*shape, dtype=dtype) for _ in range(3))
+    check(q, k, v)
+    check(q, k, v, is_causal=True, scale=0.3)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("shape", [(1, 8, 128, 64), (1, 8, 512, 64), (1, 8, 1024, 128)])
+def test_parity(shape, is_causal):
+    q, k, v = (randn(*shape) for _ in range(3))
+    max_err = (ours(q, k, v, is_causal=is_causal) - theirs(q, k, v, is_causal=is_causal)).abs().max()
+    assert max_err < 5e-6
+
+
+def test_lengths_and_head_sizes():
+    q = randn(2, 4, 9, 40)
+    k, v = randn(2, 4, 21, 40), randn(2, 4, 21, 24)
+    check(q, k, v)
+    check(q, k, v, is_causal=True)
+    check(q, k, v[..., :1])
+    check(q, k[:, :, :0], v[:, :, :0])
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        lambda t: t.transpose(1, 2).contiguous().transpose(1, 2),
+        lambda t: t.transpose(2, 3).contiguous().transpose(2, 3),
+        lambda t: t.transpose(0, 1).contiguous().transpose(0, 1),
+        lambda t: torch.stack([t, t], -1)[..., 1],
+        lambda t: torch.stack([t, t], 2)[:, :, 1],
+        lambda t: t[:1].expand(t.shape),
+    ],
+)
+def test_strides(layout):
+    q, k, v = (layout(randn(3, 4, 9, 16)) for _ in range(3))
+    check(q, k, v)
+    check(q, k, v, is_causal=True)
+
+
+@pytest.mark.parametrize(
+    "q, k, v",
+    [
+        ((2, 4), (1, 4), (2, 4)),
+        ((2, 4), (2, 1), (2, 1)),
+        ((2, 4), (2, 1), (1, 4)),
+        ((2, 1), (2, 4), (4,)),
+        ((3, 2, 4), (2, 4), (4,)),
+        ((2, 4), (3, 1, 4), (1, 1, 1)),
+        ((4,), (), ()),
+    ],
+)
+def test_broadcasting(q, k, v):
+    check(randn(*q, 9, 16), randn(*k, 12, 16), randn(*v, 12, 16))
+
+
+@pytest.mark.parametrize("q, k", [((2, 6), (2, 2)), ((6,), (3,)), ((3, 2, 6), (3, 2, 1)), ((2, 6), (1, 3))])
+def test_gqa(q, k):
+    check(randn(*q, 9, 16), randn(*k, 12, 16), randn(*k, 12, 16), enable_gqa=True)
+
+
+MASKS = [(9, 12), (1, 12), (9, 1), (1, 1), (4, 9, 12), (4, 1, 1), (2, 1, 1, 12), (2, 4, 9, 12), (1, 4, 9, 1)]
+
+
+@pytest.mark.parametrize("shape", MASKS)
+def test_masks(shape):
+    q, k, v = randn(2, 4, 9, 16), randn(2, 4, 12, 16), randn(2, 4, 12, 16)
+    mask = randn(*shape)
+    check(q, k, v, mask)
+    check(q, k, v, mask > 0)
+    check(*(t[None].repeat(3, 1, 1, 1, 1) for t in (q, k, v)), mask)
+    check(q, k, v, mask.masked_fill(mask > 0.5, -torch.inf))
+    if shape[-1] > 1:
+        check(q, k, v, mask.masked_fill(mask > 0.5, torch.finfo(torch.float32).min))
+
+
+def test_masks_of_five_dimensions():
+    q, k, v = (randn(3, 2, 4, 9, 16) for _ in range(3))
+    check(q, k, v, randn(3, 1, 1, 9, 9))
+    check(q, k, v, randn(3, 2, 4, 9, 9) > 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_masks_of_halves(dtype):
+    q, k, v = (randn(2, 4, 9, 16, dtype=dtype) for _ in range(3))
+    check(q, k, v, randn(9, 9, dtype=dtype))
+    check(q, k, v, randn(9, 9))
+
+
+def test_fully_masked_rows_are_zero_as_in_pytorch():
+    q, k, v = (randn(2, 4, 9, 16) for _ in range(3))
+    mask = torch.ones(9, 9, dtype=torch.bool)
+    mask[3] = False
+    check(q, k, v, mask)
+    assert (ours(q, k, v, mask)[:, :, 3] == 0).all()
+    check(q, k, v, torch.zeros(9, 9).masked_fill(~mask, -torch.inf))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(dtype):
+    q, k, v = (randn(2, 4, 9, 16) for _ in range(3))
+    with torch.autocast("cpu", dtype=dtype):
+        check(q, k, v, randn(9, 9))
+
+
+def test_parameters_and_inference_mode():
+    q, k, v = (torch.nn.Parameter(randn(2, 4, 9, 16)) for _ in range(3))
+    with torch.no_grad():
+        check(q, k, v)
+    with torch.inference_mode():
+        check(q, k, v)
+
+
+GRAD_CASES = [
+    {},
+    {"is_causal": True},
+    {"attn_mask": torch.rand(9, 9) > 0.3},
+    {"attn_mask": torch.rand(9, 9)},
+    {"enable_gqa": True, "scale": 0.2},
+]
+
+
+@pytest.mark.parametrize("options", GRAD_CASES)
+@pytest.mark.parametrize("run", [ours, torch.compile(ours, fullgraph=True)], ids=["eager", "compiled"])
+def test_gradients(options, run):
+    heads = 2 if options.get("enable_gqa") else 4
+    inputs = [randn(2, h, 9, 16).requires_grad_() for h in (4, heads, heads)]
+    grad = randn(2, 4, 9, 16)
+    out = run(*inputs, **options)
+    torch.testing.assert_close(out, theirs(*inputs, **options), rtol=0, atol=2e-6)
+    got = torch.autograd.grad(out, inputs, grad)
+    wanted = torch.autograd.grad(theirs(*inputs, **options), inputs, grad)
+    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-5)
+
+
+def test_gradients_of_a_mask_with_causal():
+    x, mask = randn(4, 9, 16).requires_grad_(), randn(9, 9)
+    both = mask.masked_fill(torch.ones(9, 9, dtype=torch.bool).triu(1), -torch.inf)
+    for given, merged in ((mask, both), (mask > 0, both > 0)):
+        got, wanted = ours(x, x, x, given, is_causal=True), ours(x, x, x, merged)
+        torch.testing.assert_close(got, wanted, rtol=0, atol=2e-6)
+        grads = [torch.autograd.grad(out.square().sum(), x)[0] for out in (got, wanted)]
+        torch.testing.assert_close(*grads, rtol=0, atol=1e-5)
+
+
+def test_second_derivatives_are_those_of_pytorch():
+    x = randn(9, 16).requires_grad_()  # of 2-D inputs, as PyTorch has none of 4-D ones
+
+    def second(function):
+        (first,) = torch.autograd.grad(function(x, x, x).square().sum(), x, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), x)[0]
+
+    torch.testing.assert_close(second(ours), second(theirs), rtol=2e-3, atol=2e-3)
+    y = randn(2, 4, 9, 16).requires_grad_()
+    (first,) = torch.autograd.grad(ours(y, y, y).sum(), y, create_graph=True)
+    with pytest.raises(RuntimeError, match="not implemented"):
+        first.sum().backward()
+
+
+OPCHECK_CASES = [
+    ([randn(2, 4, 9, 16) for _ in range(3)], None, True, None, False),
+    ([randn(2, 4, 9, 16).requires_grad_() for _ in range(3)], torch.rand(9, 9), False, 0.3, False),
+    ([randn(2, 9, 4, 16).transpose(1, 2).requires_grad_() for _ in range(3)], torch.rand(9, 9) > 0.3, False, None, False),
+    ([randn(4, 9, 16), randn(2, 9, 16), randn(2, 9, 16)], None, False, None, True),
+    ([randn(2, 4, 9, 16).bfloat16(), *(randn(2, 4, 9, 24)[..., :16].bfloat16() for _ in range(2))], None, True, None, False),
+]
+
+
+@pytest.mark.parametrize("tensors, mask, is_causal, scale, gqa", OPCHECK_CASES)
+def test_opcheck(tensors, mask, is_causal, scale, gqa):
+    torch.library.opcheck(rapt.torch._operator, (*tensors, mask, is_causal, scale, gqa))
+
+
+def kernel_calls():
+    return mock.patch.object(rapt.torch._core, "sdpa", side_effect=rapt.torch._core.sdpa)
+
+
+def test_compile_with_dynamic_shapes():
+    compiled = torch.compile(ours, fullgraph=True, dynamic=True)
+    with kernel_calls() as kernel:
+        for n in (8, 9, 33):
+            q, k, v = (randn(2, n, 4, 16).transpose(1, 2) for _ in range(3))
+            torch.testing.assert_close(compiled(q, k, v, is_causal=True), theirs(q, k, v, is_causal=True), rtol=0, atol=2e-6)
+    assert kernel.call_count == 3
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+
+def test_export_and_tracing_keep_the_operator():
+    x = randn(2, 4, 9, 16)
+    operator = torch.ops.rapt.scaled_dot_product_attention.default
+    with rapt.torch.enabled():
+        for strict in (True, False):
+            graph = torch.export.export(Model(), (x,), strict=strict).graph
+            assert operator in [node.target for node in graph.nodes]
+        traced = torch.fx.experimental.proxy_tensor.make_fx(Model())(x)
+    assert operator in [node.target for node in traced.graph.nodes]
+
+
+def test_enable_and_disable():
+    x = randn(2, 4, 9, 16)
+    with kernel_calls() as kernel:
+        rapt.torch.enable()
+        try:
+            Model()(x)
+            with rapt.torch.enabled():
+                Model()(x)
+            assert functional.scaled_dot_product_attention is ours
+        finally:
+            rapt.torch.disable()
+        assert kernel.call_count == 2
+        assert functional.scaled_dot_product_attention is theirs
+        with pytest.raises(KeyError), rapt.torch.enabled():
+            raise KeyError
+        assert functional.scaled_dot_product_attention is theirs
+        Model()(x)
+        assert kernel.call_count == 2
+
+
+def test_compiled_code_follows_enable():
+    compiled, x = torch.compile(Model(), fullgraph=True), randn(2, 4, 9, 16)
+    with kernel_calls() as kernel:
+        compiled(x)
+        assert kernel.call_count == 0
+        with rapt.torch.enabled():
+            compiled(x)
+        assert kernel.call_count == 1
+        compiled(x)
+        assert kernel.call_count == 1
+
+
+def test_a_module_of_pytorch():
+    attention, x = torch.nn.MultiheadAttention(32, 4, batch_first=True), randn(2, 9, 32)
+    wanted = attention(x, x, x, need_weights=False)[0]
+    with rapt.torch.enabled(), kernel_calls() as kernel:
+        got = attention(x, x, x, need_weights=False)[0]
+    assert kernel.call_count == 1
+    torch.testing.assert_close(got, wanted, rtol=0, atol=2e-6)
+
+
+Q = randn(2, 4, 9, 16)
+FALLBACKS = {
+    "dropout": ((Q, Q, Q), {"dropout_p": 1.0}),
+    "tensors of torch.float64": ((Q.double(),) * 3, {}),
+    "not on the CPU": ((Q.to("meta"),) * 3, {}),
+    "attn_mask that requires grad": ((Q, Q, Q, torch.zeros(9, 9, requires_grad=True)), {}),
+    "head sizes of 0": ((Q, Q, Q[..., :0]), {}),
+}
+
+
+@pytest.mark.parametrize("reason", FALLBACKS)
+def test_fallbacks_are_pytorchs_and_say_so_once(reason):
+    tensors, options = FALLBACKS[reason]
+    for _ in range(2):  # an error every time, where the user wants errors
+        with pytest.raises(rapt.torch.FallbackWarning, match=reason):
+            ours(*tensors, **options)
+    with warnings.catch_warnings(record=True) as caught, kernel_calls() as kernel:
+        warnings.simplefilter("always")
+        got = [ours(*tensors, **options) for _ in range(2)]
+    assert [w.category for w in caught] == [rapt.torch.FallbackWarning] and reason in str(caught[0].message)
+    assert caught[0].filename == __file__
+    assert kernel.call_count == 0
+    wanted = theirs(*tensors, **options)
+    assert all((x.shape, x.dtype, x.device) == (wanted.shape, wanted.dtype, wanted.device) for x in got)
+    if wanted.device.type == "cpu":
+        assert (got[0] == wanted).all()
+
+
+@pytest.mark.filterwarnings("ignore::rapt.torch.FallbackWarning")
+@pytest.mark.parametrize(
+    "tensors, options",
+    [
+        ((Q, Q.half(), Q), {}),
+        ((Q, Q[..., :8], Q), {}),
+        ((Q, Q[:, :3], Q[:, :3]), {}),
+        ((Q, Q[:, :3], Q[:, :3]), {"enable_gqa": True}),
+        ((Q, Q, Q, torch.zeros(9)), {}),
+        ((Q, Q, Q, torch.zeros(3, 9, 9)), {}),
+        ((Q, Q, Q, torch.zeros(9, 9, dtype=torch.int32)), {}),
+        ((Q[0, 0, 0], Q, Q), {}),
+    ],
+)
+def test_wrong_arguments_raise_as_in_pytorch(tensors, options):
+    with pytest.raises(Exception) as theirs_error:
+        theirs(*tensors, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", rapt.torch.FallbackWarning)
+        with pytest.raises(type(theirs_error.value)):
+            ours(*tensors, **options)
+
+
+def test_compiled_fallbacks_say_so():
+    x = randn(4, 9, 16).double()
+    with pytest.warns(rapt.torch.FallbackWarning, match="float64"):
+        warnings.simplefilter("always")
+        torch.compile(ours, fullgraph=True)(x, x, x)
+
+
+def test_transforms_of_torch_func():
+    x = randn(3, 4, 9, 16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.testing.assert_close(torch.vmap(ours)(x, x, x), theirs(x, x, x), rtol=0, atol=2e-6)
+        grads = [torch.func.grad(lambda t, f=f: f(t, t, t).square().sum())(x) for f in (ours, theirs)]
+        torch.testing.assert_close(*grads, rtol=0, atol=1e-5)
+        with torch.autograd.forward_ad.dual_level(), pytest.raises(NotImplementedError):
+            dual = torch.autograd.forward_ad.make_dual(x, x)
+            ours(dual, dual, dual)
+
+
+def test_attention_of_tensors_gives_tensors():
+    q, k, v = (randn(2, 4, 9, 16) for _ in range(3))
+    out, lse = rapt.attention(q, k, v, causal=True, return_lse=True)
+    assert type(out) is type(lse) is torch.Tensor and lse.dtype == torch.float32
+    torch.testing.assert_close(out, theirs(q, k, v, is_causal=True), rtol=0, atol=2e-6)
+    mixed = rapt.attention(q.numpy(), k, v, causal=True)
+    assert (torch.from_numpy(mixed) == out).all()
+    with torch.no_grad():
+        again = rapt.attention(q.requires_grad_(), k, v, causal=True)
+    assert (again == out).all() and not again.requires_grad
+    halves = [t.detach().bfloat16() for t in (q, k, v)]
+    assert rapt.attention(*halves).dtype == torch.bfloat16
+
+
+def test_threads_are_pytorchs():
+    q, k, v = (randn(2, 4, 300, 64) for _ in range(3))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        assert rapt.explain(q, k, v).threads == 1
+        with kernel_calls() as kernel:
+            ours(q, k, v)
+        assert kernel.call_args.args[6] == 1
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_many_threads_at_once():
+    inputs = [[randn(1, 2, 50, 16) for _ in range(3)] for _ in range(4)]
+    wanted = [theirs(*tensors) for tensors in inputs]
+    failures = []
+
+    def work(i):
+        for _ in range(50):
+            if not torch.allclose(ours(*inputs[i]), wanted[i], rtol=0, atol=2e-6):
+                failures.append(i)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_a_forked_child_computes():
+    q, k, v = (randn(2, 4, 300, 64) for _ in range(3))
+    wanted = ours(q, k, v).numpy()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        # NumPy compares: PyTorch's own threads do not survive a fork.
+        same = (ours(q, k, v).numpy() == wanted).all()
+        close = abs(rapt.attention(q, k, v, isa="generic").numpy() - wanted).max() < 1e-5
+        os._exit(0 if same and close else 1)
+    assert os.waitpid(child, 0)[1] == 0
