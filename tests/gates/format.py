@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 VERSION = 14
-FOLDERS = ("include", "src", "tests", "tools", "bench")
+FOLDERS = ("include", "src", "python", "tests", "tools", "bench")
 
 
 def clang_format():

@@ -34,6 +34,7 @@ RULES = [  # (path prefix, or whole path and $; allowed includes)
     ("src/", [NOT_FRAMEWORK + r'(?!"cpu/)']),
     ("tools/", PROGRAM),
     ("bench/", PROGRAM),
+    ("python/", PROGRAM),
     ("tests/support/", PROGRAM),
     ("tests/oracle/", PROGRAM),
 ]
