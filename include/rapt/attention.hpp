@@ -25,8 +25,9 @@ struct AttentionArgs {
 /// out = softmax(score(q k^T)) v in extra memory of O(threads x block), whatever the lengths, and at most 64 (dv + 17)
 /// floats for each row of a sequence of up to 64 rows (tokens x group). See docs/contract.md for the semantics of every
 /// corner. Throws Error (before anything is written) on bad arguments, std::bad_alloc when the
-/// workspace cannot be had. Reentrant. The bits of a row of `out` depend on that row's own inputs, the numbers of rows
-/// and keys of its sequence (by which the kernel is chosen and long keys are cut), and the ISA only.
+/// workspace cannot be had. Reentrant. The bits of a row of `out` depend on that row's own inputs, on the numbers of
+/// rows, of keys that they see and of key heads of its sequence (by which the kernel is chosen and long keys are cut),
+/// and on the ISA only.
 RAPT_API void attention(const AttentionArgs& args, const Context& context = default_context());
 
 /// The same for dense tensors.

@@ -53,6 +53,7 @@ ForwardSchedule schedule_forward(const Problem& p, const ForwardKernel& kernel, 
   s.scratch_bytes = kernel.scratch_bytes({p.sk, p.d, p.dv, std::min(s.rows_per_item, std::max<std::int64_t>(rows, 1))});
   if (decode) s.scratch_bytes = std::max(s.scratch_bytes, decode->scratch_bytes({p.sk, p.d, p.dv, kDecodeRows}));
 
+  // sequences() counts keys from a multiple of kAlign on, so that there may be kAlign - 1 more than sk.
   const std::int64_t parts = std::min(most_parts(p.hk), ceil_div(p.sk + kAlign - 1, kPartKeys));
   if (kernel.rows > 0 && parts > 1 && (rows <= kPartRows || p.ragged_q >= 0)) {
     std::int64_t part_rows = heads * std::min(rows, kPartRows);
@@ -74,7 +75,8 @@ ForwardSchedule schedule_forward(const Problem& p, const ForwardKernel& kernel, 
                                std::max<std::int64_t>(s.work_items, 1)));
   std::size_t scratch = 0;
   if (__builtin_mul_overflow(s.scratch_bytes, static_cast<std::size_t>(s.threads), &scratch) ||
-      __builtin_add_overflow(scratch, s.state_bytes + s.counter_bytes, &s.workspace_bytes))
+      __builtin_add_overflow(scratch, s.state_bytes, &scratch) ||
+      __builtin_add_overflow(scratch, s.counter_bytes, &s.workspace_bytes))
     throw std::bad_alloc();
   s.note =
       std::to_string(s.work_items) + " items of up to " + std::to_string(s.rows_per_item) + " rows (tokens x group)";

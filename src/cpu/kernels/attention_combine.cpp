@@ -30,8 +30,7 @@ void attention_combine(const ForwardParams& p, const WorkItem& item, std::int64_
     for (std::int64_t i = 0; i < parts; ++i) {
       const float part = state(i)[p.dv + 1];
       if (part == 0) continue;
-      const float exact = __builtin_exp2f(minus_m - state(i)[p.dv]);
-      factor[i] = exact < __FLT_MIN__ ? __FLT_MIN__ : exact;  // 0 would hide an infinity
+      factor[i] = __builtin_exp2f(minus_m - state(i)[p.dv]);
       l += factor[i] * part;
     }
     const vec scale(l == 0 ? 0.f : 1 / l);
@@ -39,8 +38,12 @@ void attention_combine(const ForwardParams& p, const WorkItem& item, std::int64_
       auto* const out = static_cast<decltype(element)*>(p.out) + row_at(p.out_stride, head, row);
       for (std::int64_t c = 0; c < p.dv; c += kLanes) {  // states have room for whole vectors
         vec sum(0.f);
-        for (std::int64_t i = 0; i < parts; ++i)
-          if (state(i)[p.dv + 1] != 0) sum = fma(vec(factor[i]), load(state(i) + c), sum);
+        for (std::int64_t i = 0; i < parts; ++i) {
+          if (state(i)[p.dv + 1] == 0) continue;
+          const vec x = load(state(i) + c);
+          const vec joined = fma(vec(factor[i]), x, sum);
+          sum = xsimd::select(x - x == vec(0.f), joined, sum + x);  // a factor that has vanished hides no infinity
+        }
         store_strided(out + c * p.out_stride.d, p.out_stride.d, least(kLanes, p.dv - c), sum * scale);
       }
     });

@@ -7,8 +7,8 @@
 //       finish the scores, move the reference, P = 2^S    lanes along rows: the words of attention_forward
 //       O[row] += P V                                     lanes along dv
 //
-// Beside each product the rows of the other are fetched: this block's values, the next block's keys. Scales of whole
-// rows multiply scores and weights instead of elements.
+// Beside each product rows that come next are fetched: this block's values and the next block's keys; where rows are
+// packed, the next block's keys and values. Scales of whole rows multiply scores and weights instead of elements.
 #include "cpu/kernels/kernels.hpp"
 #include "cpu/tile/carver.hpp"
 #include "cpu/tile/epilogue.hpp"
@@ -28,10 +28,12 @@ std::int64_t block_keys(Element kv_type) {
 
 struct Scratch {
   Row* row;
-  float *q, *o, *minus_m, *l;   // Q in tiles, as DotsTile has them; [rows][dv], padded to whole vectors
-  float* q_row;                 // one, on its way
-  float *s, *seen, *top, *sum;  // [kBlock][kLanes] scores and, with care, what they were; [kLanes]
-  float *k, *v;                 // a block's rows, where they are packed
+  float *q, *o, *minus_m, *l;  // Q in tiles, as DotsTile has them; [rows][dv], padded to whole vectors
+  float* q_row;                // one, on its way
+  // [keys][kLanes] scores, with room for those that a tile counts past the last key, and, with care, what they were;
+  // [kLanes].
+  float *s, *seen, *top, *sum;
+  float *k, *v;  // a block's rows, where they are packed
   std::int64_t q_stride, o_stride;
 
   Scratch(Carver& carver, const ForwardShape& shape) {
@@ -198,7 +200,7 @@ class Item {
     const bool terms = has_terms(p_.score);
     const float* const scale = of_rows(p_.k_quant, p_.d) ? block.k_scale : nullptr;
     const vec add = terms ? vec(0.f) : load(panel.minus_m);
-    alignas(64) float lane[kLanes] = {};
+    alignas(64) float lane[kLanes] = {};  // lanes past the last row hold what scratch held
     for (std::int64_t i = 0; i < panel.rows; ++i) lane[i] = 1;
     const auto exists = load(lane) != vec(0.f);
     vec top = minus_infinity();
@@ -209,7 +211,7 @@ class Item {
       top = xsimd::max(top, x);
     }
     const bool masked = panel.first(kLanes - 1) > block.k0 + begin || panel.last(0) < block.k0 + end;
-    store(w_.top, masked || terms ? minus_infinity() : top);
+    store(w_.top, masked || terms ? minus_infinity() : top);  // finish_scores() adds those that are seen
     if (terms) return finish_scores<true>(head_, panel, 0, block.k0, begin, end, w_.s, w_.top);
     if (masked) finish_scores<false>(head_, panel, 0, block.k0, begin, end, w_.s, w_.top);
     return true;
@@ -249,7 +251,7 @@ class Item {
   }
 
   // The column at which a vector of O starts in V and out: the last one covers some columns again rather than read past
-  // the row.
+  // the row. (Q's last vector does not: load_tail() has zeros there, or products would count twice.)
   std::int64_t column(std::int64_t c) const { return least(c, dv_ - kLanes); }
 
   void add(std::int64_t i, const Block& block, std::int64_t begin, std::int64_t end) {

@@ -237,6 +237,7 @@ void prefetch(const void* base, Element element, std::int64_t at, const Strides&
 void sweep(const Head& head, Panel* panels, std::int64_t count, bool careful, const Scratch& w) {
   const ForwardParams& p = head.p;
   const std::int64_t first = panels[0].first(0), last = panels[count - 1].last(panels[count - 1].width - 1);
+  if (first >= last) return;
   const bool far = last - first > kBlockK;
   const bool pack_k = must_pack_keys(p), pack_v = must_pack_values(p) || careful;  // add_non_finite edits a copy
   for (std::int64_t k0 = first / kBlockK * kBlockK; k0 < last; k0 += kBlockK) {

@@ -190,7 +190,7 @@ class Item {
     w_.fill_offsets();
     Tiles tiles;
     const std::int64_t first = panels_[0].first(0), last = panels_[count_ - 1].last(kRows - 1);
-    for (std::int64_t begin = first / w_.keys * w_.keys; begin < last; begin += w_.keys) {
+    for (std::int64_t begin = first / w_.keys * w_.keys; first < last && begin < last; begin += w_.keys) {
       pack_range(begin, most(first, begin), least(last, begin + w_.keys));
       sweep(tiles, begin);
     }
@@ -244,8 +244,9 @@ class Item {
       std::uint32_t unusual = 0;
       const PlaneRows values = with_element(p_.kv_type, [&](auto type) {
         const auto *k = static_cast<const decltype(type)*>(p_.k), *v = static_cast<const decltype(type)*>(p_.v);
-        const auto k_row = [&](std::int64_t i) { return k + head_.key_at(p_.k_stride, key + i); };
-        const auto v_row = [&](std::int64_t i) { return v + head_.key_at(p_.v_stride, key + i); };
+        // Keys before the first are nobody's to read (their pages may not be there): that one stands for them.
+        const auto k_row = [&](std::int64_t i) { return k + head_.key_at(p_.k_stride, most(key + i, first)); };
+        const auto v_row = [&](std::int64_t i) { return v + head_.key_at(p_.v_stride, most(key + i, first)); };
         bf16* const keys = w_.k + at * w_.d;
         unusual = split_rows<kPlanes, UsualFactor<kPlanes>>(k_row, p_.k_stride.d, rows, p_.d, w_.d, keys,
                                                             w_.keys * w_.d, false)

@@ -87,7 +87,8 @@ const T* term_row(const T* base, const Strides& s, const Head& head, const Row& 
   return base + head.b * s.b + row.q_head * s.h + row.token * s.s;
 }
 
-// All pointers lead into scratch. Lanes past the last row repeat it; their results are never stored.
+// All pointers but `state` lead into scratch; attention_decode, whose Q and O lie otherwise, has no qt and ot. Lanes
+// past the last row repeat it; their results are never stored.
 struct Panel {
   std::int64_t vecs, width;  // width = vecs * kLanes
   std::int64_t rows;         // rows that exist, <= width

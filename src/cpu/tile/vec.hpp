@@ -8,7 +8,8 @@
 
 namespace rapt::cpu::RAPT_ISA {
 
-// Scratch is aligned and fp32; tensors are neither. Words with `any` or `strided` take float, bf16 or f16.
+// Scratch is aligned and fp32; tensors are neither. Words with `any` or `strided` take float, bf16 or f16;
+// loads also the types of bytes.hpp, of which one i4x2 is two lanes.
 [[gnu::always_inline]] inline vec load(const float* p) {
   return vec::load_aligned(p);
 }
