@@ -252,3 +252,19 @@ TEST_CASE("every layout gives the same bits", "[kernel]") {
     }
   }
 }
+
+TEST_CASE("parts of keys that hardly weigh add next to nothing", "[kernel]") {
+  Case c(Problem::parse("attention sq=1 sk=1024 d=8 bias=k lse"));
+  for (std::int64_t i = 0; i < 8; ++i) c.q.flat(i) = 0;
+  for (std::int64_t j = 0; j < 1024; ++j) {
+    c.bias.flat(j) = j == 0 ? 0.f : j < 512 ? -kInfinity : -138.f;
+    for (std::int64_t i = 0; i < 8; ++i) c.v.flat(j * 8 + i) = j == 0 ? 1.f : 0x1p100f;
+  }
+  with_every_entry(
+      c,
+      [&] {
+        CHECK(c.out.flat(0) == Approx(1).epsilon(1e-6));
+        CHECK(c.lse.flat(0) == Approx(0).margin(1e-6));
+      },
+      true);
+}
