@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "dtypes.hpp"
 #include "float_rows.hpp"
 #include "span.hpp"
 
@@ -39,7 +40,7 @@ class Merge {
  private:
   void take_out(const std::string& name, const TensorView& t, bool written = false) {
     take(all_, name, t, written);
-    if (!is_float(t.dtype)) throw Error(name, "dtype " + std::string(to_string(t.dtype)), "f32, bf16 or f16");
+    if (!is_float(t.dtype)) throw Error(name, "dtype " + std::string(to_string(t.dtype)), kFloats);
     if (t.ndim != out_.ndim || !std::equal(t.shape.begin(), t.shape.begin() + t.ndim, out_.shape.begin()))
       throw Error(name, "shape " + shape_text(t), "out's, " + shape_text(out_));
   }
