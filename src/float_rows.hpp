@@ -8,10 +8,6 @@
 
 namespace rapt {
 
-constexpr bool is_float(DType dtype) {
-  return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16;
-}
-
 // Element `offset` of a tensor that lies at `data`.
 inline const void* element(const void* data, DType dtype, std::int64_t offset) {
   return static_cast<const char*>(data) + offset * static_cast<std::int64_t>(size_of(dtype));

@@ -8,6 +8,7 @@
 #include <tuple>
 #include <vector>
 
+#include "dtypes.hpp"
 #include "float_rows.hpp"
 #include "span.hpp"
 
@@ -17,12 +18,6 @@ namespace {
 using std::int64_t;
 using Kind = KvSource::Kind;
 
-bool is_byte_float(DType dtype) {
-  return dtype == DType::f8e4m3 || dtype == DType::f8e5m2;
-}
-bool is_integer(DType dtype) {
-  return dtype == DType::i8 || dtype == DType::i4x2;
-}
 float largest(DType byte_float) {
   return byte_float == DType::f8e4m3 ? F8e4m3::largest() : F8e5m2::largest();
 }
@@ -186,12 +181,9 @@ class Append {
     s.name = name;
     const std::string new_name = name + "_new", cache_name = "cache." + name;
     if (name != "k") need(new_name, fresh, ragged_ ? 3 : 4, ragged_ ? "[total, hk, dv]" : "[b, hk, n, dv]");
-    if (!is_float(fresh.dtype))
-      throw Error(new_name, "dtype " + std::string(to_string(fresh.dtype)), "f32, bf16 or f16");
+    if (!is_float(fresh.dtype)) throw Error(new_name, "dtype " + std::string(to_string(fresh.dtype)), kFloats);
     need(cache_name, cache, 4, cache_.kind == Kind::paged ? "[pages, hk, page_size, d]" : "[b, hk, s, d]", true);
-    if (!is_float(cache.dtype) && !is_byte_float(cache.dtype) && !is_integer(cache.dtype))
-      throw Error(cache_name, "dtype " + std::string(to_string(cache.dtype)),
-                  "f32, bf16, f16, i8, f8e4m3, f8e5m2 or i4x2");
+    if (!is_cache(cache.dtype)) throw Error(cache_name, "dtype " + std::string(to_string(cache.dtype)), kCaches);
     s.size = fresh.shape[static_cast<std::size_t>(fresh.ndim) - 1];
     if (s.size < 1 || s.size > kMaxHeadSize)
       throw Error(new_name, "rows of " + std::to_string(s.size), "1 to 2^13 elements");
@@ -252,8 +244,7 @@ class Append {
     if (cache_.kind == Kind::paged) {
       const TensorView& table = cache_.block_table;
       need("cache.block_table", table, 2, "[b, n] of pages");
-      if (table.dtype != DType::i32 && table.dtype != DType::i64)
-        throw Error("cache.block_table", "dtype " + std::string(to_string(table.dtype)), "i32 or i64");
+      check_integers("cache.block_table", table);
       same("cache.block_table", table, 0, b_, "the batch b");
     } else {
       if (cache_.block_table) throw Error("cache.block_table", "a table for a cache without pages", "KvCache::paged");

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "dtypes.hpp"
 #include "float_rows.hpp"
 #include "span.hpp"
 
@@ -39,7 +40,7 @@ class Merge {
  private:
   void take_out(const std::string& name, const TensorView& t, bool written = false) {
     take(all_, name, t, written);
-    if (!is_float(t.dtype)) throw Error(name, "dtype " + std::string(to_string(t.dtype)), "f32, bf16 or f16");
+    if (!is_float(t.dtype)) throw Error(name, "dtype " + std::string(to_string(t.dtype)), kFloats);
     if (t.ndim != out_.ndim || !std::equal(t.shape.begin(), t.shape.begin() + t.ndim, out_.shape.begin()))
       throw Error(name, "shape " + shape_text(t), "out's, " + shape_text(out_));
   }
@@ -51,6 +52,7 @@ class Merge {
   }
 
   void check() {
+    if (outs_.empty()) throw Error("outs", "no tensors", "one or more");
     if (out_.ndim < 2 || out_.ndim > kMaxDims)
       throw Error("out", std::to_string(out_.ndim) + " dimensions", "2 to " + std::to_string(kMaxDims));
     dims_ = static_cast<std::size_t>(out_.ndim) - 1;
@@ -102,7 +104,10 @@ class Merge {
       if (static_cast<const float*>(lses_[i].data)[offset(lses_[i], row)] == -kInf) continue;
       load_row(element(part.data, part.dtype, offset(part, row)), part.dtype, part.strides[dims_], size_, part_.data());
       const auto weight = static_cast<float>(weights_[i]);
-      for (std::size_t c = 0; c < sum_.size(); ++c) sum_[c] += weight * part_[c];
+      for (std::size_t c = 0; c < sum_.size(); ++c) {
+        const float x = part_[c], weighted = weight * x;
+        sum_[c] += std::fabs(x) == kInf ? x : weighted;  // no weight is 0, but it may be too small for a float
+      }
     }
     store_row(sum_.data(), size_, element(out_.data, out_.dtype, offset(out_, row)), out_.dtype, out_.strides[dims_]);
     if (lse_) static_cast<float*>(lse_.data)[offset(lse_, row)] = lse;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,8 +37,11 @@ void take(std::vector<Checked>& all, const std::string& name, const TensorView& 
 // Throws Error naming a tensor that is written and shares memory with another of `all`.
 void check_overlaps(const std::vector<Checked>& all);
 
-// A checked 1-D i32 or i64 tensor on the host.
-std::vector<std::int64_t> read_integers(const std::string& name, const TensorView& view);
+// Throws Error for a tensor that is not i32 or i64 in host memory.
+void check_integers(const std::string& name, const TensorView& view);
+// The elements of a checked 1-D tensor of them, of `count` if that is known.
+std::vector<std::int64_t> read_integers(const std::string& name, const TensorView& view,
+                                        std::optional<std::int64_t> count = {});
 std::int64_t read_integer(const TensorView& view, std::int64_t element_offset);
 
 // Throws Error for [b + 1] starts that do not rise from 0 to `total`.

@@ -9,120 +9,22 @@
 #include <utility>
 
 #include "call.hpp"
+#include "dtypes.hpp"
+#include "span.hpp"
 
 namespace rapt {
 namespace {
 
 using std::int64_t;
 
-constexpr int64_t kMaxSize = int64_t{1} << 48;  // of a dimension: sums and products of a few stay far from int64's end
-constexpr int64_t kMaxOffset = int64_t{1} << 52;  // of positions
-constexpr int64_t kMaxSpan = int64_t{1} << 56;    // bytes: more than any address space
-constexpr int64_t kMaxHeadSize = 1 << 13;         // scratch is proportional to it
-
-// What q and out may be, and k and v.
-constexpr const char* kFloats = "f32, bf16 or f16";
-constexpr const char* kCaches = "f32, bf16, f16, i8, f8e4m3, f8e5m2 or i4x2";
-bool is_float(DType dtype) {
-  return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16;
-}
-bool is_integer(DType dtype) {
-  return dtype == DType::i8 || dtype == DType::i4x2;
-}
-bool is_cache(DType dtype) {
-  return is_float(dtype) || is_integer(dtype) || dtype == DType::f8e4m3 || dtype == DType::f8e5m2;
-}
-
 [[noreturn]] void refuse(const std::string& argument, const std::string& got, const std::string& wanted) {
   throw Error(argument, got, wanted);
-}
-std::string shape_text(const Layout& t) {
-  std::string text = "[";
-  for (int i = 0; i < t.ndim; ++i) text += (i ? ", " : "") + std::to_string(t.shape[static_cast<std::size_t>(i)]);
-  return text + "]";
 }
 template <class... T>
 std::string dims_text(T... sizes) {
   std::string text;
   ((text += (text.empty() ? "[" : ", ") + std::to_string(sizes)), ...);
   return text + "]";
-}
-
-// The bytes a view spans from its first element on; 0 when it has no elements. Checks the view as such.
-int64_t span_of(const std::string& name, const TensorView& t, bool writable) {
-  if (t.ndim < 0 || t.ndim > kMaxDims)
-    refuse(name, std::to_string(t.ndim) + " dimensions", "1 to " + std::to_string(kMaxDims));
-  int64_t last = 0;
-  bool empty = false;
-  for (std::size_t i = 0; i < static_cast<std::size_t>(t.ndim); ++i) {
-    if (t.shape[i] < 0 || t.shape[i] > kMaxSize)
-      refuse(name, "size " + std::to_string(t.shape[i]) + " in dimension " + std::to_string(i), "0 to 2^48");
-    if (t.strides[i] < 0) refuse(name, "stride " + std::to_string(t.strides[i]), "strides of 0 or more");
-    empty |= t.shape[i] == 0;
-  }
-  if (empty) return 0;
-  for (std::size_t i = 0; i < static_cast<std::size_t>(t.ndim); ++i) {
-    int64_t step = 0;
-    if (__builtin_mul_overflow(t.shape[i] - 1, t.strides[i], &step) || __builtin_add_overflow(last, step, &last))
-      refuse(name, "strides that reach past int64", "a view within the address space");
-  }
-  int64_t bytes = 0, end = 0;
-  const auto size = static_cast<int64_t>(size_of(t.dtype));
-  const auto address = reinterpret_cast<std::uintptr_t>(t.data);
-  if (size == 0) refuse(name, "an unknown dtype", "one of rapt::DType");
-  if (__builtin_mul_overflow(last, size, &bytes) || __builtin_add_overflow(bytes, size, &bytes) || bytes > kMaxSpan ||
-      __builtin_add_overflow(static_cast<int64_t>(address), bytes, &end))
-    refuse(name, "strides that reach past the address space", "a view within it");
-  if (t.data == nullptr) refuse(name, "a null pointer for " + shape_text(t), "memory");
-  if (address % static_cast<std::uintptr_t>(size) != 0)
-    refuse(name, "an address that is no multiple of " + std::to_string(size), "aligned elements");
-  if (!writable) return bytes;
-  // Every stride of an output must step over all that the smaller ones reach.
-  std::array<std::pair<int64_t, int64_t>, kMaxDims> dims;
-  std::size_t n = 0;
-  for (std::size_t i = 0; i < static_cast<std::size_t>(t.ndim); ++i)
-    if (t.shape[i] > 1) dims[n++] = {t.strides[i], t.shape[i]};
-  std::sort(dims.begin(), dims.begin() + static_cast<std::ptrdiff_t>(n));
-  int64_t reach = 0;
-  for (std::size_t i = 0; i < n; ++i) {
-    if (dims[i].first <= reach)
-      refuse(name, "strides by which elements of " + shape_text(t) + " overlap", "an output without overlap");
-    reach += dims[i].first * (dims[i].second - 1);
-  }
-  return bytes;
-}
-
-// Interleaved views of one buffer (q and out as column ranges of one matrix) have overlapping spans but no common
-// element. Proves that for views whose dimensions step alike; false when it cannot tell.
-bool interleaved(const TensorView& a, const TensorView& b) {
-  if (a.dtype != b.dtype || a.ndim != b.ndim) return false;
-  const auto size = static_cast<int64_t>(size_of(a.dtype));
-  const TensorView &low = a.data <= b.data ? a : b, &high = a.data <= b.data ? b : a;
-  int64_t delta = static_cast<const char*>(high.data) - static_cast<const char*>(low.data);
-  if (delta % size != 0) return false;
-  delta /= size;
-  struct Dim {
-    int64_t stride, low, high;
-  };
-  std::array<Dim, kMaxDims> dims;
-  std::size_t n = 0;
-  for (std::size_t i = 0; i < static_cast<std::size_t>(a.ndim); ++i) {
-    if (low.shape[i] == 1 && high.shape[i] == 1) continue;
-    if (low.strides[i] != high.strides[i] || low.strides[i] == 0) return false;
-    dims[n++] = {low.strides[i], low.shape[i], high.shape[i]};
-  }
-  std::sort(dims.begin(), dims.begin() + static_cast<std::ptrdiff_t>(n),
-            [](const Dim& x, const Dim& y) { return x.stride > y.stride; });
-  // Write delta in the mixed radix of the strides. If no digit carries, elements coincide only where all digits do.
-  bool apart = false;
-  for (std::size_t i = 0; i < n; ++i) {
-    const int64_t digit = delta / dims[i].stride;
-    delta %= dims[i].stride;
-    const int64_t reach = std::max(dims[i].low, digit + dims[i].high);
-    if (i > 0 && reach * dims[i].stride > dims[i - 1].stride) return false;
-    apart |= digit >= dims[i].low;
-  }
-  return apart || delta != 0;
 }
 
 // True when positions matter and nobody said how queries and keys line up.
@@ -134,12 +36,6 @@ bool needs_align(const Problem& p) {
          "top_left, bottom_right or an offset for causal, window and alibi");
 }
 
-struct Checked {
-  std::string name;
-  TensorView view;
-  int64_t bytes;
-};
-
 class Validator {
  public:
   explicit Validator(const AttentionArgs& args) : args_(args), score_(args.score), p_(call_.problem) {}
@@ -150,24 +46,24 @@ class Validator {
     score();
     check(p_);
     pages();
-    aliasing();
+    check_overlaps(all_);
     apart_from(workspace);
     return std::move(call_);
   }
 
  private:
-  const TensorView& take(const std::string& name, const TensorView& t, bool writable = false) {
-    const int64_t bytes = span_of(name, t, writable);
+  const TensorView& take(const std::string& name, const TensorView& t, bool written = false) {
+    const int64_t bytes = span_of(name, t, written);
     if (t.device != args_.q.device) refuse(name, "a tensor on another device than q", "all tensors on one device");
-    all_.push_back({name, t, bytes});
+    all_.push_back({name, t, bytes, written});
     return t;
   }
   enum class Takes : std::uint8_t { f32, floats, caches };
   // Requires a tensor of the given rank and of a type that is taken there.
   const TensorView& need(const std::string& name, const TensorView& t, int ndim, const char* shape,
-                         bool writable = false, Takes takes = Takes::f32) {
+                         bool written = false, Takes takes = Takes::f32) {
     if (t.ndim == 0) refuse(name, "no tensor", shape);
-    take(name, t, writable);
+    take(name, t, written);
     if (t.ndim != ndim) refuse(name, "shape " + shape_text(t), shape);
     const bool taken = takes == Takes::f32      ? t.dtype == DType::f32
                        : takes == Takes::floats ? is_float(t.dtype)
@@ -285,40 +181,15 @@ class Validator {
     return other;
   }
 
-  // Reads a 1-D tensor of integers, of `count` elements if that is known.
   std::vector<int64_t> integers(const std::string& name, const TensorView& t, std::optional<int64_t> count = {}) {
-    take(name, t);
-    if (t.ndim != 1 || t.shape[0] > std::numeric_limits<std::int32_t>::max())
-      refuse(name, "shape " + shape_text(t), "one dimension of less than 2^31");
-    if (count && t.shape[0] != *count)
-      refuse(name, std::to_string(t.shape[0]) + " elements", std::to_string(*count) + ", the batch's");
-    host_integers(name, t);
-    std::vector<int64_t> values(static_cast<std::size_t>(t.shape[0]));
-    for (std::size_t i = 0; i < values.size(); ++i) values[i] = integer_at(t, static_cast<int64_t>(i) * t.strides[0]);
-    return values;
+    return read_integers(name, take(name, t), count);
   }
-  static void host_integers(const std::string& name, const TensorView& t) {
-    if (t.dtype != DType::i32 && t.dtype != DType::i64)
-      refuse(name, "dtype " + std::string(to_string(t.dtype)), "i32 or i64");
-    if (t.device.type != DeviceType::cpu) refuse(name, "a tensor that is not on the cpu", "host memory");
-  }
-  static int64_t integer_at(const TensorView& t, int64_t at) {
-    return t.dtype == DType::i32 ? static_cast<const std::int32_t*>(t.data)[at]
-                                 : static_cast<const int64_t*>(t.data)[at];
-  }
-  // Checked [b + 1] starts; returns the longest sequence.
-  int64_t starts(const std::string& name, const std::vector<int64_t>& begin, int64_t total) {
-    if (begin.empty() || begin[0] != 0) refuse(name, "a list that does not start with 0", "[0, ..., total]");
-    int64_t longest = 0;
-    for (std::size_t i = 1; i < begin.size(); ++i) {
-      if (begin[i] < begin[i - 1])
-        refuse(name, "the decreasing " + std::to_string(begin[i - 1]) + ", " + std::to_string(begin[i]),
-               "rising starts");
-      longest = std::max(longest, begin[i] - begin[i - 1]);
-    }
-    if (begin.back() != total)
-      refuse(name, "a last element of " + std::to_string(begin.back()), "the tensor's rows, " + std::to_string(total));
-    return longest;
+  // Checks [b + 1] starts; returns the longest sequence.
+  static int64_t longest(const std::string& name, const std::vector<int64_t>& starts, int64_t total) {
+    check_starts(name, starts, total);
+    int64_t rows = 0;
+    for (std::size_t i = 1; i < starts.size(); ++i) rows = std::max(rows, starts[i] - starts[i - 1]);
+    return rows;
   }
 
   void lengths() {
@@ -326,7 +197,7 @@ class Validator {
     int64_t b = 0;
     if (args_.cu_seqlens_q) {
       call_.q_begin = integers("cu_seqlens_q", args_.cu_seqlens_q);
-      p_.sq = starts("cu_seqlens_q", call_.q_begin, args_.q.shape[0]);
+      p_.sq = longest("cu_seqlens_q", call_.q_begin, args_.q.shape[0]);
       p_.ragged_q = args_.q.shape[0];
       b = static_cast<int64_t>(call_.q_begin.size()) - 1;
     } else {
@@ -339,7 +210,7 @@ class Validator {
     if (kv.kind == KvSource::Kind::ragged) {
       if (!kv.cu_seqlens) refuse("kv.cu_seqlens", "no tensor", "[b + 1] starts");
       call_.k_begin = integers("kv.cu_seqlens", kv.cu_seqlens, b + 1);
-      p_.sk = starts("kv.cu_seqlens", call_.k_begin, kv.k.shape[0]);
+      p_.sk = longest("kv.cu_seqlens", call_.k_begin, kv.k.shape[0]);
       p_.ragged_k = kv.k.shape[0];
       if (kv.seqlens) refuse("kv.seqlens", "lengths for ragged keys", "cu_seqlens alone");
       return;
@@ -372,7 +243,7 @@ class Validator {
     take("kv.block_table", t);
     if (t.ndim != 2) refuse("kv.block_table", "shape " + shape_text(t), "[b, n]");
     same("kv.block_table", t, 0, p_.b, "the batch b");
-    host_integers("kv.block_table", t);
+    check_integers("kv.block_table", t);
     if (k.shape[0] > std::numeric_limits<std::int32_t>::max())
       refuse("k", std::to_string(k.shape[0]) + " pages", "less than 2^31");
     p_.page_size = k.shape[2];
@@ -398,7 +269,7 @@ class Validator {
       const auto [first, last] = seen_keys(i);
       if (first >= last) continue;
       for (int64_t n = first / p_.page_size; n <= (last - 1) / p_.page_size; ++n) {
-        const int64_t page = integer_at(t, static_cast<int64_t>(i) * t.strides[0] + n * t.strides[1]);
+        const int64_t page = read_integer(t, static_cast<int64_t>(i) * t.strides[0] + n * t.strides[1]);
         if (page < 0 || page >= available)
           refuse("kv.block_table",
                  "page " + std::to_string(page) + " at [" + std::to_string(i) + ", " + std::to_string(n) + "]",
@@ -498,22 +369,6 @@ class Validator {
       if (q != k) refuse_align(q, k);
     }
     call_.scale = score_.scale.value_or(p_.d > 0 ? 1.f / std::sqrt(static_cast<float>(p_.d)) : 0.f);
-  }
-
-  // Outputs share no element with anything.
-  void aliasing() {
-    const auto overlaps = [](const Checked& a, const Checked& b) {
-      if (a.bytes == 0 || b.bytes == 0) return false;
-      const auto at = reinterpret_cast<std::uintptr_t>(a.view.data), bt = reinterpret_cast<std::uintptr_t>(b.view.data);
-      return at < bt + static_cast<std::uintptr_t>(b.bytes) && bt < at + static_cast<std::uintptr_t>(a.bytes) &&
-             !interleaved(a.view, b.view);
-    };
-    for (const Checked& output : all_) {
-      if (output.name != "out" && output.name != "lse") continue;
-      for (const Checked& other : all_)
-        if (&other != &output && overlaps(output, other))
-          refuse(output.name, "memory shared with " + other.name, "outputs that overlap nothing");
-    }
   }
 
   // The workspace is written while every tensor is in use.

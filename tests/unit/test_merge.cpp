@@ -88,8 +88,6 @@ TEST_CASE("merge: empty parts have no weight, whatever their output holds", "[un
     const Part none = merged({{{junk, junk}, -kInf}, {{junk, junk}, -kInf}});
     CHECK((none.out[0] == 0 && none.out[1] == 0 && none.lse == -kInf));
   }
-  const Part nothing = merged({});
-  CHECK((nothing.out[0] == 0 && nothing.out[1] == 0 && nothing.lse == -kInf));
 }
 
 TEST_CASE("merge: NaN and Inf propagate", "[unit]") {
@@ -105,7 +103,13 @@ TEST_CASE("merge: NaN and Inf propagate", "[unit]") {
   const Part value = merged({{{1, kNan}, 0}, {{3, 4}, 1}});
   CHECK((std::isfinite(value.out[0]) && std::isnan(value.out[1]) && std::isfinite(value.lse)));
   // However small its weight.
-  CHECK(std::isnan(merged({{{1, kInf}, -1e6f}, {{3, 4}, 1}}).out[1]));
+  for (const float lse : {0.f, -100.f, -1e6f}) {
+    const Part part = merged({{{kInf, kNan}, lse}, {{3, 4}, 1}, {{-1, -kInf}, 2}});
+    CHECK((part.out[0] == kInf && std::isnan(part.out[1]) && std::isfinite(part.lse)));
+    CHECK(merged({{{1, -kInf}, lse}, {{3, 4}, 1}}).out[1] == -kInf);
+    CHECK(std::isnan(merged({{{1, -kInf}, lse}, {{3, kInf}, 1}}).out[1]));
+  }
+  CHECK(merged({{{1e38f, 1}, -1e6f}, {{3, 4}, 1}}).out[0] == 3);
 }
 
 TEST_CASE("merge: what is wrong is named, and nothing is written", "[unit]") {
@@ -138,10 +142,10 @@ TEST_CASE("merge: what is wrong is named, and nothing is written", "[unit]") {
   CHECK(refused([](auto& outs, auto&, auto&, auto&) { outs[0] = {}; }) == "outs[0]");
   CHECK(refused([](auto&, auto& lses, auto&, auto&) { lses[1].data = nullptr; }) == "lses[1]");
   CHECK(refused([](auto&, auto& lses, auto&, auto&) { lses.pop_back(); }) == "lses");
+  CHECK(refused([](auto& outs, auto& lses, auto&, auto&) { outs.clear(), lses.clear(); }) == "outs");
   // Rows of nothing, however many their sizes would make.
   CHECK(refused([](auto& outs, auto& lses, auto& o, auto& l) {
-          outs.clear(), lses.clear(), l = {};
-          o = MutableTensorView(static_cast<float*>(nullptr), {0, std::int64_t{1} << 40, 1 << 12}, {0, 0, 0});
-          o.shape[2] = 1 << 13;
+          o = MutableTensorView(static_cast<float*>(nullptr), {0, std::int64_t{1} << 40, 1 << 13}, {0, 0, 0});
+          l = {}, outs = {o}, lses = {TensorView(static_cast<float*>(nullptr), {0, std::int64_t{1} << 40}, {0, 0})};
         }).empty());
 }

@@ -368,6 +368,20 @@ TEST_CASE("validation: views side by side in one buffer are no overlap", "[unit]
   CHECK(refused_argument([&] { attention(args); }) == "out");
 }
 
+TEST_CASE("validation: out and lse side by side in one buffer are no overlap", "[unit]") {
+  // lse is the last column of a [b, h, s, out|lse] matrix, whose rank it lacks.
+  Case c(Problem::parse("attention b=2 hq=4 hk=2 sq=6 sk=10 d=8 dv=4 lse"));
+  std::vector<float> both(2 * 4 * 6 * 5);
+  AttentionArgs args = c.args();
+  const Reference reference = oracle(args);
+  args.out = MutableTensorView(both.data(), {2, 4, 6, 4}, {120, 30, 5, 1});
+  args.lse = MutableTensorView(both.data() + 4, {2, 4, 6}, {120, 30, 5});
+  CHECK_NOTHROW(attention(args));
+  CHECK(compare(args, reference).ok());
+  args.lse.data = both.data() + 3;
+  CHECK(refused_argument([&] { attention(args); }) == "out");
+}
+
 TEST_CASE("validation: outputs of 16 bits overlap nothing by the bytes they span", "[unit]") {
   // Just behind q, and two bytes before that.
   Case c(Problem::parse("attention b=1 hq=1 sq=4 d=8 dtype=bf16"));

@@ -1,0 +1,25 @@
+// Which types queries and outputs may have, and which caches.
+#pragma once
+
+#include "rapt/types.hpp"
+
+namespace rapt {
+
+constexpr bool is_float(DType dtype) {
+  return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16;
+}
+constexpr bool is_byte_float(DType dtype) {
+  return dtype == DType::f8e4m3 || dtype == DType::f8e5m2;
+}
+// Codes that mean nothing without scales.
+constexpr bool is_integer(DType dtype) {
+  return dtype == DType::i8 || dtype == DType::i4x2;
+}
+constexpr bool is_cache(DType dtype) {
+  return is_float(dtype) || is_byte_float(dtype) || is_integer(dtype);
+}
+
+inline constexpr const char* kFloats = "f32, bf16 or f16";
+inline constexpr const char* kCaches = "f32, bf16, f16, i8, f8e4m3, f8e5m2 or i4x2";
+
+}  // namespace rapt
