@@ -13,7 +13,7 @@ KvDtype: TypeAlias = Literal["i4x2", "i8", "f8e4m3", "f8e5m2"]
 
 
 class Array(Protocol):
-    """A NumPy array, a PyTorch tensor or anything else with __dlpack__, in the CPU's memory, with any strides."""
+    """A NumPy array, a PyTorch tensor or anything else with __dlpack__, in the CPU's memory, with any strides >= 0."""
 
     def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
 
@@ -42,6 +42,13 @@ def _refuse_grad(torch: Any, tensors: dict[str, Any]) -> None:
                 f"{name}: got a tensor that requires grad; wanted one that does not, as rapt's own functions have no"
                 " backward (use rapt.torch.scaled_dot_product_attention, torch.no_grad() or .detach())"
             )
+
+
+def mark_written(tensors: dict[str, Any], *names: str) -> None:
+    """Tells autograd that those of the tensors were changed in place: what it had saved of them is stale."""
+    for name in names:
+        if name in tensors and not tensors[name].is_inference():  # which autograd does not follow
+            sys.modules["torch"].autograd.graph.increment_version(tensors[name])
 
 
 def shape_of(name: str, array: Any) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, ParamSpec, TypeVar
 
 from rapt import _core
-from rapt._arrays import Array, KvDtype, empty_like, shape_of, tensors_of
+from rapt._arrays import Array, KvDtype, empty_like, mark_written, shape_of, tensors_of
 
 
 def attention(
@@ -78,8 +78,9 @@ def attention(
     attends no key is 0. Raises TypeError or ValueError, naming the argument, before anything is written.
     Releases the GIL. Has no backward: see rapt.torch.
     """
-    call, out, lse = _prepare(locals())
+    call, out, lse, tensors = _prepare(locals())
     call.run()
+    mark_written(tensors, "out")
     return (out, lse) if return_lse else out
 
 
@@ -104,8 +105,8 @@ def explain(*args: Any, **kwargs: Any) -> _core.Explanation:
     return _prepare(bound.arguments)[0].plan()
 
 
-def _prepare(arguments: dict[str, Any]) -> tuple[_core.Call, Any, Any]:
-    """The call, `out` and `lse` (or None) for the arguments of attention(), by name."""
+def _prepare(arguments: dict[str, Any]) -> tuple[_core.Call, Any, Any, dict[str, Any]]:
+    """The call, `out`, `lse` (or None) and which are PyTorch's, for the arguments of attention(), by name."""
     tensors = tensors_of(arguments)
     if tensors and arguments["threads"] is None:
         arguments["threads"] = sys.modules["torch"].get_num_threads()
@@ -115,4 +116,4 @@ def _prepare(arguments: dict[str, Any]) -> tuple[_core.Call, Any, Any]:
     if arguments["out"] is None:
         arguments["out"] = empty_like("q", arguments["q"], (*shape, size))
     arguments["lse"] = empty_like("q", arguments["q"], shape, "float32") if arguments["return_lse"] else None
-    return _core.Call(arguments), arguments["out"], arguments["lse"]
+    return _core.Call(arguments), arguments["out"], arguments["lse"], tensors

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rapt import _core
-from rapt._arrays import Array, KvDtype, empty_like, shape_of, tensors_of
+from rapt._arrays import Array, KvDtype, empty_like, mark_written, shape_of, tensors_of
 
 
 def append_kv(
@@ -39,8 +39,8 @@ def append_kv(
     table, entries that are no page, and two new rows for one place. docs/api.md has the bounds of the rounding.
     """
     arguments = dict(locals())
-    tensors_of(arguments)
-    _core.append_kv(arguments)
+    tensors = tensors_of(arguments)
+    mark_written(tensors, *_core.append_kv(arguments))
 
 
 def merge_states(
@@ -58,12 +58,17 @@ def merge_states(
     """
     outs, lses = list(outs), list(lses)
     parts = {f"outs[{i}]": t for i, t in enumerate(outs)} | {f"lses[{i}]": t for i, t in enumerate(lses)}
-    tensors_of(parts | {"out": out})
+    tensors = tensors_of(parts | {"out": out})
     if not outs:
         raise ValueError("outs: got no arrays; wanted one or more")
     shape = shape_of("outs[0]", outs[0])
+    for i, part in enumerate(lses):
+        if (got := shape_of(f"lses[{i}]", part)) != shape[:-1]:
+            wanted = f"outs[0]'s without its last dimension, {list(shape[:-1])}"
+            raise ValueError(f"lses[{i}]: got shape {list(got)}; wanted {wanted}")
     if out is None:
         out = empty_like("outs[0]", outs[0], shape)
     lse = empty_like("outs[0]", outs[0], shape[:-1], "float32") if return_lse else None
     _core.merge_states(outs, lses, out, lse)
+    mark_written(tensors, "out")
     return (out, lse) if return_lse else out

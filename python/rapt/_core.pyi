@@ -50,7 +50,9 @@ def sdpa(
 ) -> None:
     """PyTorch's scaled_dot_product_attention into `out`; the caller has checked shapes and dtypes."""
 
-def append_kv(arguments: dict[str, Any], /) -> None: ...
+def append_kv(arguments: dict[str, Any], /) -> list[str]:
+    """The arguments of `rapt.append_kv` by name; returns which were written."""
+
 def merge_states(outs: Sequence[Any], lses: Sequence[Any], out: Any, lse: Any, /) -> None: ...
 def adopt_torch(torch: Any, /) -> None:
     """Reads PyTorch's tensors by their own methods from now on, which is faster than DLPack."""

@@ -11,8 +11,9 @@ by the same huge number throughout (the least float, where others write -inf) ke
 rounding makes that their mean.
 
 What rapt cannot do is handed to PyTorch's function with a `FallbackWarning`, once for each reason: dropout, tensors that
-are not on the CPU, float64, a float mask that requires grad, torch.func's transforms and forward-mode gradients, and arguments
-that PyTorch refuses. To forbid it: `warnings.simplefilter("error", rapt.torch.FallbackWarning)`.
+are not on the CPU, float64, a scale that is no finite float32, a float mask that requires grad, torch.func's transforms and
+forward-mode gradients, and arguments that PyTorch refuses. To forbid it:
+`warnings.simplefilter("error", rapt.torch.FallbackWarning)`.
 
 Gradients are PyTorch's for now: the backward computes the attention again with PyTorch's function and differentiates that.
 Threads are torch.get_num_threads().
@@ -25,6 +26,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -39,6 +41,8 @@ _functional: Any = functional
 _pytorch: Any = functional.scaled_dot_product_attention
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MAX_HEAD_SIZE = 8192
+_MAX_SCALE = torch.finfo(torch.float32).max
+_NUMBERS: Any = (float, int, np.floating, np.integer)
 
 
 class FallbackWarning(UserWarning):
@@ -57,9 +61,11 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """torch.nn.functional.scaled_dot_product_attention; see the module for what differs."""
-    if torch.is_autocast_enabled("cpu"):
-        query, key, value, attn_mask = _autocast(query, key, value, attn_mask)
-    reason = "dropout" if dropout_p != 0 else _refusal(query, key, value, attn_mask, enable_gqa)
+    reason = _misuse(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    if not reason:
+        if torch.is_autocast_enabled("cpu"):
+            query, key, value, attn_mask = _autocast(query, key, value, attn_mask)
+        reason = "dropout" if dropout_p != 0 else _refusal(query, key, value, attn_mask, enable_gqa)
     result: Tensor
     if reason:
         _warn(reason)
@@ -117,6 +123,25 @@ def _autocast(*tensors: Tensor | None) -> list[Any]:
     ]
 
 
+def _misuse(q: Any, k: Any, v: Any, mask: Any, dropout_p: Any, is_causal: Any, scale: Any, gqa: Any) -> str:
+    """What type or number is for PyTorch to take or to refuse, "" if none is."""
+    for tensor in (q, k, v):
+        if not isinstance(tensor, Tensor):
+            return f"query, key or value of {type(tensor).__name__}"
+    if mask is not None and not isinstance(mask, Tensor):
+        return f"attn_mask of {type(mask).__name__}"
+    if type(is_causal) is not bool or type(gqa) is not bool:
+        return "is_causal or enable_gqa that is no bool"
+    if not isinstance(dropout_p, _NUMBERS):
+        return f"dropout_p of {type(dropout_p).__name__}"
+    if scale is not None:
+        if not isinstance(scale, _NUMBERS) or type(scale) is bool:
+            return f"scale of {type(scale).__name__}"
+        if not abs(scale) <= _MAX_SCALE:
+            return "a scale that is no finite float32"
+    return ""
+
+
 def _refusal(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, gqa: bool) -> str:
     """Why rapt cannot do this call, "" if it can."""
     if not torch.compiler.is_compiling() and _is_transformed():
@@ -172,12 +197,17 @@ def _is_transformed() -> bool:
 
 
 def _is_eager(*tensors: Tensor | None) -> bool:
-    """True where the kernel may be called without PyTorch's dispatcher: nobody traces, transforms or wraps."""
+    """True where the kernel may be called without PyTorch's dispatcher: nobody traces, transforms or wraps, and no tensor
+    is one that the dispatcher makes memory for (negated when it is read, or all zeros)."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
         return False
     if torch._C._get_tracing_state() is not None:
         return False
-    return all(t is None or type(t) is Tensor or type(t) is torch.nn.Parameter for t in tensors)
+    return all(
+        t is None
+        or ((type(t) is Tensor or type(t) is torch.nn.Parameter) and not t.is_neg() and not t._is_zerotensor())
+        for t in tensors
+    )
 
 
 def _needs_grad(*tensors: Tensor | None) -> bool:

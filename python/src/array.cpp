@@ -50,15 +50,31 @@ std::int64_t copy_sizes(nb::handle tuple, std::array<std::int64_t, kMaxDims>& to
   return n;
 }
 
-// `name` makes the type's name for the message.
-template <class Name>
-DType dtype_as(const char* argument, const Element& element, const Name& name, const std::optional<DType>& bytes) {
-  if (element.dtype.has_value() == bytes.has_value())
-    refuse_type(argument, "dtype " + name(), bytes ? "uint8, as kv_dtype is given" : kTypes);
-  return bytes ? *bytes : *element.dtype;
+const char* wanted_types(const Reading& reading) {
+  if (reading.elements == Elements::boolean) return "bool (additive masks are a bias)";
+  if (reading.elements == Elements::integers) return "int32 or int64";
+  if (reading.elements == Elements::f32) return "float32";
+  return reading.bytes ? "uint8, as kv_dtype is given" : kTypes;
 }
 
-MutableTensorView read_torch(const char* argument, nb::handle tensor, const std::optional<DType>& bytes) {
+bool takes(Elements elements, DType dtype) {
+  if (elements == Elements::boolean) return dtype == DType::boolean;
+  if (elements == Elements::integers) return dtype == DType::i32 || dtype == DType::i64;
+  return elements == Elements::any || dtype == DType::f32;
+}
+
+// What elements count as; those of no type that rapt has are no Element. `name` makes their type's name for the
+// message.
+template <class Name>
+DType dtype_as(const char* argument, const std::optional<Element>& element, const Name& name, const Reading& reading) {
+  if (element && element->dtype.has_value() != reading.bytes.has_value()) {
+    const DType dtype = reading.bytes ? *reading.bytes : *element->dtype;
+    if (takes(reading.elements, dtype)) return dtype;
+  }
+  refuse_type(argument, "dtype " + name(), wanted_types(reading));
+}
+
+MutableTensorView read_torch(const char* argument, nb::handle tensor, const Reading& reading) {
   static PyObject *const is_cpu = interned("is_cpu"), *const device = interned("device"),
                          *const dtype = interned("dtype"), *const shape = interned("shape"),
                          *const stride = interned("stride"), *const is_neg = interned("is_neg"),
@@ -78,9 +94,9 @@ MutableTensorView read_torch(const char* argument, nb::handle tensor, const std:
     const nb::object type = get(dtype);
     const auto* known = torch_types->dtypes.begin();
     while (known != torch_types->dtypes.end() && known->first != type.ptr()) ++known;
-    if (known == torch_types->dtypes.end()) refuse_type(argument, "dtype " + text_of(type), kTypes);
+    const bool has_type = known != torch_types->dtypes.end();
     view.dtype = dtype_as(
-        argument, known->second, [&] { return text_of(type); }, bytes);
+        argument, has_type ? std::optional(known->second) : std::nullopt, [&] { return text_of(type); }, reading);
     const std::int64_t rank = copy_sizes(get(shape), view.shape);
     check_rank(argument, rank);
     view.ndim = static_cast<int>(rank);
@@ -176,7 +192,7 @@ Array array(const char* argument, nb::handle object, const Reading& reading) {
   Array result;
   if (object.is_none()) return result;
   if (torch_types != nullptr && PyObject_IsInstance(object.ptr(), torch_types->tensor) == 1) {
-    result.view = read_torch(argument, object, reading.bytes);
+    result.view = read_torch(argument, object, reading);
     return result;
   }
   const Foreign* foreign = foreign_type(object);
@@ -190,11 +206,10 @@ Array array(const char* argument, nb::handle object, const Reading& reading) {
     refuse_value(argument, "an array on DLPack device " + std::to_string(from.device_type()), "one on the cpu");
   check_rank(argument, static_cast<std::int64_t>(from.ndim()));
   const std::optional<Element> element = foreign != nullptr ? Element{foreign->dtype} : element_of(from.dtype());
-  if (!element) refuse_type(argument, "dtype " + dtype_text(object, from.dtype()), kTypes);
   MutableTensorView& view = result.view;
   view.data = const_cast<void*>(from.data());
   view.dtype = dtype_as(
-      argument, *element, [&] { return dtype_text(object, from.dtype()); }, reading.bytes);
+      argument, element, [&] { return dtype_text(object, from.dtype()); }, reading);
   view.ndim = static_cast<int>(from.ndim());
   for (std::size_t i = 0; i < from.ndim(); ++i) {
     view.shape[i] = static_cast<std::int64_t>(from.shape(i));
@@ -206,6 +221,7 @@ Array array(const char* argument, nb::handle object, const Reading& reading) {
 MutableTensorView Arrays::take(const char* name, const Reading& reading) {
   Array read = array(name, arguments_[name], reading);
   owners_.push_back(std::move(read.owner));
+  if (reading.writable && read.view) written_.emplace_back(name);
   return read.view;
 }
 

@@ -27,15 +27,19 @@ struct Array {
   nb::ndarray<nb::ro> owner;
 };
 
+/// What elements an argument has; `any`: of any type, as the library decides.
+enum class Elements { any, boolean, integers, f32 };
+
 /// How an array may be read. Where `bytes` is given its elements are uint8, and stand for this type.
 struct Reading {
   bool writable = false;
   std::optional<DType> bytes = {};
+  Elements elements = Elements::any;
 };
 
 /// The memory of a NumPy array, a PyTorch tensor or anything that speaks DLPack; None gives no tensor. Refuses
 /// (TypeError, ValueError naming `argument`) what is no array, lies elsewhere than in the CPU's memory, has 0 or more
-/// than 4 dimensions or elements rapt has no type for, and, if asked, what is read-only.
+/// than 4 dimensions or elements rapt has no type for or `reading` does not take, and, if asked, what is read-only.
 Array array(const char* argument, nb::handle object, const Reading& reading = {});
 
 /// Arguments by name, read as arrays and kept.
@@ -44,10 +48,13 @@ class Arrays {
   explicit Arrays(const nb::dict& arguments) : arguments_(arguments) {}
   MutableTensorView take(const char* name, const Reading& reading = {});
   nb::object operator[](const char* name) const { return arguments_[name]; }
+  /// Names of the arrays that were given and taken to be written.
+  const std::vector<std::string>& written() const { return written_; }
 
  private:
   nb::dict arguments_;
   std::vector<nb::ndarray<nb::ro>> owners_;
+  std::vector<std::string> written_;
 };
 
 }  // namespace rapt::python

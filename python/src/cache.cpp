@@ -29,10 +29,10 @@ std::optional<DType> bytes_of(nb::handle object) {
 
 // The arrays of a sequence, and their views.
 struct Parts {
-  Parts(const char* name, const nb::sequence& sequence) {
+  Parts(const char* name, const nb::sequence& sequence, Elements elements = Elements::any) {
     for (const nb::handle item : sequence) {
       const std::string argument = std::string(name) + "[" + std::to_string(views.size()) + "]";
-      Array read = array(argument.c_str(), item);
+      Array read = array(argument.c_str(), item, {.elements = elements});
       views.push_back(read.view);
       owners.push_back(std::move(read.owner));
     }
@@ -46,14 +46,14 @@ struct Parts {
 KvCache cache_of(Arrays& arguments, bool writable) {
   const std::optional<DType> bytes = bytes_of(arguments["kv_dtype"]);
   KvCache cache;
-  cache.k = arguments.take("k", {writable, bytes});
-  cache.v = arguments.take("v", {writable, bytes});
-  cache.block_table = arguments.take("block_table");
+  cache.k = arguments.take("k", {.writable = writable, .bytes = bytes});
+  cache.v = arguments.take("v", {.writable = writable, .bytes = bytes});
+  cache.block_table = arguments.take("block_table", {.elements = Elements::integers});
   // Those that broadcast are inputs of append_kv too.
   const auto coding = [&](const char* name, const MutableTensorView& rows) {
-    const MutableTensorView t = arguments.take(name);
+    const MutableTensorView t = arguments.take(name, {.elements = Elements::f32});
     const bool written = writable && t && t.shape[0] == rows.shape[0] && t.shape[2] == rows.shape[2];
-    return written ? arguments.take(name, {true}) : t;
+    return written ? arguments.take(name, {.writable = true, .elements = Elements::f32}) : t;
   };
   cache.k_scale = coding("k_scale", cache.k), cache.v_scale = coding("v_scale", cache.v);
   cache.k_zero = coding("k_zero", cache.k), cache.v_zero = coding("v_zero", cache.v);
@@ -63,20 +63,21 @@ KvCache cache_of(Arrays& arguments, bool writable) {
   return cache;
 }
 
-void append_kv(const nb::dict& arguments) {
+std::vector<std::string> append_kv(const nb::dict& arguments) {
   Arrays arrays(arguments);
   AppendArgs args;
   args.k_new = arrays.take("k_new"), args.v_new = arrays.take("v_new");
   args.cache = cache_of(arrays, true);
-  args.seqlens = arrays.take("cache_seqlens");
-  args.cu_seqlens = arrays.take("cu_seqlens");
+  args.seqlens = arrays.take("cache_seqlens", {.elements = Elements::integers});
+  args.cu_seqlens = arrays.take("cu_seqlens", {.elements = Elements::integers});
   const nb::gil_scoped_release unlocked;
   rapt::append_kv(args);
+  return arrays.written();
 }
 
 void merge_states(const nb::sequence& outs, const nb::sequence& lses, nb::handle out, nb::handle lse) {
-  const Parts from("outs", outs), with("lses", lses);
-  const Array to = array("out", out, {true}), total = array("lse", lse, {true});
+  const Parts from("outs", outs), with("lses", lses, Elements::f32);
+  const Array to = array("out", out, {.writable = true}), total = array("lse", lse, {.writable = true});
   const nb::gil_scoped_release unlocked;
   rapt::merge_states(from.views, with.views, to.view, total.view);
 }

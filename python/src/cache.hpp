@@ -10,8 +10,8 @@ namespace rapt::python {
 /// be appended to.
 KvCache cache_of(Arrays& arguments, bool writable);
 
-/// rapt.append_kv with its arguments by name. Without the GIL where it works.
-void append_kv(const nb::dict& arguments);
+/// rapt.append_kv with its arguments by name. Without the GIL where it works. Returns the names of those written.
+std::vector<std::string> append_kv(const nb::dict& arguments);
 
 /// rapt.merge_states: `outs` and `lses` are sequences of arrays; `lse` may be None.
 void merge_states(const nb::sequence& outs, const nb::sequence& lses, nb::handle out, nb::handle lse);

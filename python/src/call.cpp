@@ -83,31 +83,51 @@ void repeat(TensorView& t, std::size_t dim, std::int64_t size) {
 
 Call::Call(const nb::dict& arguments)
     : arrays_(arguments), context_(context_for(threads_of(arguments["threads"]), isa_of(arguments["isa"]))) {
-  const auto take = [&](const char* name, bool writable = false) { return arrays_.take(name, {writable}); };
-  args_.q = take("q");
+  const auto take = [&](const char* name, Elements elements) { return arrays_.take(name, {.elements = elements}); };
+  const auto written = [&](const char* name) { return arrays_.take(name, {.writable = true}); };
+  args_.q = take("q", Elements::any);
   const KvCache cache = cache_of(arrays_, false);
-  const TensorView cu_seqlens_k = take("cu_seqlens_k"), seqlens = take("cache_seqlens");
+  const TensorView cu_seqlens_k = take("cu_seqlens_k", Elements::integers),
+                   seqlens = take("cache_seqlens", Elements::integers);
   if (cu_seqlens_k && (seqlens || cache.kind != KvSource::Kind::strided))
     refuse_value("cu_seqlens_k", "ragged keys with cache_seqlens, block_table or ring", "one kind of keys");
   args_.kv = cache.source(seqlens);
   if (cu_seqlens_k) args_.kv.kind = KvSource::Kind::ragged, args_.kv.cu_seqlens = cu_seqlens_k;
-  args_.cu_seqlens_q = take("cu_seqlens_q");
-  args_.out = take("out", true);
-  args_.lse = take("lse", true);
+  args_.cu_seqlens_q = take("cu_seqlens_q", Elements::integers);
+  args_.out = written("out");
+  args_.lse = written("lse");
   ScoreSpec& score = args_.score;
   score.scale = real("scale", arguments["scale"]);
   score.causal = truth("causal", arguments["causal"]);
   score.window = window_of(arguments["window"]);
   score.align = align_of(arguments["align"]);
   score.softcap = real("softcap", arguments["softcap"]);
-  score.bias = take("bias");
-  score.mask = take("mask");
-  score.alibi = take("alibi");
-  score.sinks = take("sinks");
+  score.bias = take("bias", Elements::f32);
+  score.mask = take("mask", Elements::boolean);
+  score.alibi = take("alibi", Elements::f32);
+  score.sinks = take("sinks", Elements::f32);
+}
+
+// The library knows numbers as floats: a refusal shows them as they were given.
+template <class Work>
+auto Call::as_given(const Work& work) const {
+  try {
+    return work();
+  } catch (const Error& error) {
+    const std::string reason = error.what(), separator = "; wanted ";
+    for (const char* name : {"scale", "softcap"})
+      if (error.argument() == std::string("score.") + name)
+        refuse_value(name, text_of(arrays_[name]), reason.substr(reason.find(separator) + separator.size()));
+    throw;
+  }
 }
 
 void Call::run() const {
-  run_unlocked(args_, context_);
+  as_given([&] { run_unlocked(args_, context_); });
+}
+
+Plan Call::plan() const {
+  return as_given([&] { return Plan(args_, context_); });
 }
 
 void sdpa(nb::handle query, nb::handle key, nb::handle value, nb::handle attn_mask, bool is_causal, nb::handle scale,

@@ -14,9 +14,12 @@ class Call {
   /// (TypeError, ValueError); the library checks the rest when it runs.
   explicit Call(const nb::dict& arguments);
   void run() const;  ///< without the GIL
-  Plan plan() const { return Plan(args_, context_); }
+  Plan plan() const;
 
  private:
+  template <class Work>
+  auto as_given(const Work& work) const;
+
   Arrays arrays_;
   AttentionArgs args_;
   Context context_;

@@ -28,8 +28,14 @@ void translate(const std::exception_ptr& pointer, void*) {
     std::rethrow_exception(pointer);
   } catch (const Error& error) {
     // what() is "<argument>: <got>; wanted <wanted>".
-    const std::string_view reason = std::string_view(error.what()).substr(error.argument().size() + 2);
-    const std::string message = python_name(error.argument()) + ": got " + std::string(reason);
+    std::string reason(std::string_view(error.what()).substr(error.argument().size() + 2));
+    constexpr std::string_view kShared = "memory shared with ";
+    if (reason.starts_with(kShared)) {
+      const std::size_t end = reason.find(';');
+      const std::string other = reason.substr(kShared.size(), end - kShared.size());
+      reason = std::string(kShared) + python_name(other) + reason.substr(end);
+    }
+    const std::string message = python_name(error.argument()) + ": got " + reason;
     PyErr_SetString(reason.starts_with("dtype ") ? PyExc_TypeError : PyExc_ValueError, message.c_str());
   }
 }

@@ -184,3 +184,65 @@ def test_what_merge_states_refuses():
     ]:
         with pytest.raises((TypeError, ValueError), match=message):
             rapt.merge_states(*arguments)
+
+
+def saved_by_autograd(tensor):
+    """The tensor, and a result whose backward needs what it holds now."""
+    return tensor, (tensor * torch.ones_like(tensor, requires_grad=True)).sum()
+
+
+@pytest.mark.parametrize("name", ["k", "v", "k_scale", "v_scale"])
+def test_append_marks_tensors_as_written(name):
+    row = torch.full((1, 1, 1, 2), 5.0)
+    int8 = name.endswith("_scale")
+    cache = {x: torch.ones(1, 1, 2, 2, dtype=torch.int8 if int8 else torch.float32) for x in ("k", "v")}
+    if int8:
+        cache |= {x: torch.ones(1, 1, 2, 1) for x in ("k_scale", "v_scale")}
+    _, loss = saved_by_autograd(cache[name])
+    rapt.append_kv(row, row, cache_seqlens=torch.zeros(1, dtype=torch.int64), **cache)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_append_leaves_what_it_only_reads_unmarked():
+    row, scale = torch.full((1, 1, 1, 2), 5.0), torch.ones(1, 1, 1, 1)
+    _, loss = saved_by_autograd(scale)
+    k, v = (torch.zeros(1, 1, 2, 2, dtype=torch.int8) for _ in range(2))
+    rapt.append_kv(row, row, k, v, torch.zeros(1, dtype=torch.int64), k_scale=scale, v_scale=scale)
+    loss.backward()
+    with torch.inference_mode():  # whose tensors have no version
+        cache = torch.zeros(1, 1, 2, 2)
+        rapt.append_kv(row, row, cache, torch.zeros(1, 1, 2, 2), torch.zeros(1, dtype=torch.int64))
+    assert (cache[0, 0, 0] == 5).all()
+
+
+def test_out_is_marked_as_written():
+    x = torch.randn(1, 1, 3, 2)
+    part, lse = rapt.attention(x, x, x, return_lse=True)
+    for write in (
+        lambda out: rapt.attention(x, x, x, out=out),
+        lambda out: rapt.merge_states([part, part], [lse, lse], out=out),
+    ):
+        out, loss = saved_by_autograd(torch.zeros(1, 1, 3, 2))
+        write(out)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+    out, loss = saved_by_autograd(torch.zeros(1, 1, 3, 2))
+    rapt.explain(x, x, x, out=out)
+    loss.backward()
+
+
+def test_refusals_name_pythons_arguments():
+    rows = np.zeros((1, 1, 1, 4), np.float32)
+    k, length = np.zeros((1, 1, 8, 4), np.float32), np.zeros(1, np.int64)
+    with pytest.raises(ValueError, match="^k: got memory shared with v; wanted"):
+        rapt.append_kv(rows, rows, k, k, length)
+    with pytest.raises(TypeError, match="^cache_seqlens: got dtype float32; wanted int32 or int64$"):
+        rapt.append_kv(rows, rows, k, k.copy(), length.astype(np.float32))
+    with pytest.raises(TypeError, match="^cu_seqlens: got dtype uint16; wanted int32 or int64$"):
+        rapt.append_kv(rows[0], rows[0], k, k.copy(), length, cu_seqlens=np.zeros(2, np.uint16))
+    lse = np.zeros((1, 1, 1), np.float32)
+    with pytest.raises(ValueError, match=r"^lses\[1\]: got shape \[1, 1, 2\]; wanted .* \[1, 1, 1\]$"):
+        rapt.merge_states([rows, rows], [lse, lse.repeat(2, 2)])
+    with pytest.raises(TypeError, match=r"^lses\[1\]: got dtype float64; wanted float32$"):
+        rapt.merge_states([rows, rows], [lse, lse.astype(np.float64)])

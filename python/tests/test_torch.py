@@ -2,11 +2,13 @@
 
 import inspect
 import os
+import re
 import signal
 import threading
 import warnings
 from unittest import mock
 
+import numpy as np
 import pytest
 import rapt
 import rapt.torch
@@ -89,6 +91,22 @@ def test_strides(layout):
     q, k, v = (layout(randn(3, 4, 9, 16)) for _ in range(3))
     check(q, k, v)
     check(q, k, v, is_causal=True)
+
+
+def negated(*shape):
+    return torch.complex(randn(*shape), randn(*shape)).conj().imag
+
+
+@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize("view", [negated, torch._efficientzerotensor])
+def test_tensors_whose_memory_the_dispatcher_makes(view, place):
+    tensors = [randn(2, 4, 9, 16), randn(2, 4, 9, 16), randn(2, 4, 9, 16), randn(9, 9)]
+    tensors[place] = view(*tensors[place].shape)
+    # PyTorch's own function reads memory that zeros do not have.
+    wanted = theirs(*(torch.empty(t.shape).copy_(t) for t in tensors))
+    torch.testing.assert_close(ours(*tensors), wanted, rtol=0, atol=TOLERANCE[torch.float32])
+    tensors[0 if place else 1].requires_grad_()
+    torch.testing.assert_close(ours(*tensors), wanted, rtol=0, atol=TOLERANCE[torch.float32])
 
 
 @pytest.mark.parametrize(
@@ -334,6 +352,14 @@ def test_fallbacks_are_pytorchs_and_say_so_once(reason):
         ((Q, Q, Q, torch.zeros(3, 9, 9)), {}),
         ((Q, Q, Q, torch.zeros(9, 9, dtype=torch.int32)), {}),
         ((Q[0, 0, 0], Q, Q), {}),
+        (([1], Q, Q), {}),
+        ((None, Q, Q), {}),
+        ((Q.numpy(), Q, Q), {}),
+        ((Q, Q, Q, [1.0]), {}),
+        ((Q, Q, Q), {"is_causal": 1}),
+        ((Q, Q, Q), {"scale": "a"}),
+        ((Q, Q, Q), {"dropout_p": "a"}),
+        ((Q, Q, Q), {"enable_gqa": None}),
     ],
 )
 def test_wrong_arguments_raise_as_in_pytorch(tensors, options):
@@ -341,8 +367,22 @@ def test_wrong_arguments_raise_as_in_pytorch(tensors, options):
         theirs(*tensors, **options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", rapt.torch.FallbackWarning)
-        with pytest.raises(type(theirs_error.value)):
+        with pytest.raises(type(theirs_error.value)) as our_error:
             ours(*tensors, **options)
+    texts = [re.sub(r" \(position \d+\)", "", str(error.value)) for error in (our_error, theirs_error)]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("scale", [float("nan"), float("inf"), 1e39])
+def test_scales_that_are_no_finite_floats(scale):
+    with pytest.warns(rapt.torch.FallbackWarning, match="no finite float32"):
+        got = ours(Q, Q, Q, scale=scale)
+    torch.testing.assert_close(got, theirs(Q, Q, Q, scale=scale), rtol=0, atol=0, equal_nan=True)
+
+
+def test_numbers_of_numpy():
+    check(Q, Q, Q, scale=np.float32(0.3))
+    check(Q, Q, Q, scale=1)
 
 
 def test_compiled_fallbacks_say_so():
