@@ -17,7 +17,8 @@ struct SmallFloat {
   static constexpr std::uint32_t narrow(float x, bool saturate = false) {
     const auto bits = std::bit_cast<std::uint32_t>(x);
     const std::uint32_t sign = bits >> 31 ? kSign : 0, size = bits & 0x7fffffff;
-    if (size >= 0x7f800000) return sign | (size == 0x7f800000 ? kInf : kNan);
+    if (size > 0x7f800000) return sign | kNan;
+    if (size == 0x7f800000) return sign | kInf;
     const std::uint32_t code = nearest(size);
     return sign | (code <= kMaxFinite ? code : saturate ? kMaxFinite : kInf);
   }
