@@ -48,7 +48,8 @@ class Merge {
     take(all_, name, t, written);
     if (t.dtype != DType::f32) throw Error(name, "dtype " + std::string(to_string(t.dtype)), "f32");
     if (t.ndim != out_.ndim - 1 || !std::equal(t.shape.begin(), t.shape.begin() + t.ndim, out_.shape.begin()))
-      throw Error(name, "shape " + shape_text(t), "out's without its last dimension, " + shape_text(out_));
+      throw Error(name, "shape " + shape_text(t),
+                  "the shape of out, " + shape_text(out_) + ", without its last dimension");
   }
 
   void check() {

@@ -155,7 +155,7 @@ class CpuBackend final : public Backend {
     if (((only(element(p.q_dtype)) | only(element(p.kv_dtype))) & ~kernel.elements) != 0)
       return "takes other element types";
     const std::int64_t rows = p.hk > 0 ? p.sq * (p.hq / p.hk) : 0;
-    if (is_decode(kernel) && rows > kDecodeRows && context.options.kernel.empty())
+    if (is_decode(entry) && rows > kDecodeRows && context.options.kernel.empty())
       return "for few query rows (tokens x group) only";
     if (kernel.rows == 0 && static_cast<double>(p.sq) * static_cast<double>(p.hq) * static_cast<double>(p.sk) > 0x1p40)
       return "its S x S matrix would not fit any memory";
@@ -168,9 +168,9 @@ class CpuBackend final : public Backend {
     const ForwardKernel* decode = nullptr;
     Problem few = p;
     few.sq = 0;
-    if (p.ragged_q >= 0 && context.options.kernel.empty() && !is_decode(kernel))
+    if (p.ragged_q >= 0 && context.options.kernel.empty() && !is_decode(entry))
       for (const Entry& other : entries_)
-        if (!decode && is_decode(*built(other).kernel) && other.unusable.empty() && refuse(other, few, context).empty())
+        if (!decode && is_decode(other) && other.unusable.empty() && refuse(other, few, context).empty())
           decode = built(other).kernel;
     return std::make_unique<ForwardSchedule>(
         schedule_forward(p, kernel, decode, context.concurrency(), machine().l2_bytes));
@@ -207,7 +207,7 @@ class CpuBackend final : public Backend {
     const KernelTable* table;
   };
   const BuiltKernel& built(const Entry& entry) const { return kernels_[static_cast<std::size_t>(entry.id)]; }
-  static bool is_decode(const ForwardKernel& kernel) { return std::string_view(kernel.op) == "attention_decode"; }
+  bool is_decode(const Entry& entry) const { return built(entry).kernel == built(entry).table->decode; }
 
   std::vector<Entry> entries_;
   std::vector<BuiltKernel> kernels_;

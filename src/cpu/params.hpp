@@ -80,7 +80,7 @@ inline constexpr std::int64_t kMaxParts = 64;  // of a row's keys, each with a s
 // The state of a row over some of its keys: dv weighted sums of values, not yet divided; minus the softmax's reference;
 // and the sum of weights relative to it (0 = no key seen), padded to whole lines. States lie as [kv head][range of
 // rows][part][row]: a kernel writes rows, attention_combine reads parts and rows.
-constexpr std::int64_t state_floats(std::int64_t dv) {
+[[gnu::always_inline]] constexpr std::int64_t state_floats(std::int64_t dv) {
   return (dv + 2 + 15) / 16 * 16;
 }
 

@@ -1,7 +1,6 @@
 #include "cpu/schedule.hpp"
 
 #include <algorithm>
-#include <new>
 #include <string>
 
 namespace rapt::cpu {
@@ -26,6 +25,10 @@ std::int64_t most_parts(std::int64_t hk) {
 double bytes_of_keys(const Problem& p) {
   const double bits = p.kv_dtype == DType::i4x2 ? 4 : 8 * static_cast<double>(size_of(p.kv_dtype));
   return static_cast<double>(p.b * p.hk) * static_cast<double>(p.sk) * static_cast<double>(p.d + p.dv) * bits / 8;
+}
+
+[[noreturn]] void too_large(const Problem& p) {
+  throw Error("problem", p.to_string(), "one whose workspace has less than 2^64 bytes");
 }
 
 }  // namespace
@@ -61,7 +64,7 @@ ForwardSchedule schedule_forward(const Problem& p, const ForwardKernel& kernel, 
     std::size_t states = 0;
     if (__builtin_mul_overflow(static_cast<std::size_t>(part_rows * parts),
                                static_cast<std::size_t>(state_floats(p.dv)) * sizeof(float), &states))
-      throw std::bad_alloc();
+      too_large(p);
     s.state_bytes = states;
     s.counter_bytes = static_cast<std::size_t>(ceil_div(part_rows, 16)) * 64;
     if (rows <= kPartRows) s.work_items *= parts;
@@ -77,7 +80,7 @@ ForwardSchedule schedule_forward(const Problem& p, const ForwardKernel& kernel, 
   if (__builtin_mul_overflow(s.scratch_bytes, static_cast<std::size_t>(s.threads), &scratch) ||
       __builtin_add_overflow(scratch, s.state_bytes, &scratch) ||
       __builtin_add_overflow(scratch, s.counter_bytes, &s.workspace_bytes))
-    throw std::bad_alloc();
+    too_large(p);
   s.note =
       std::to_string(s.work_items) + " items of up to " + std::to_string(s.rows_per_item) + " rows (tokens x group)";
   if (s.state_bytes > 0) s.note += ", keys in up to " + std::to_string(parts) + " parts";

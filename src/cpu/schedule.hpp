@@ -34,7 +34,8 @@ struct Sequence {
 };
 
 // The sequences of a call that have rows, those with the most costly items first. How keys are cut into parts depends
-// on the sequence's own lengths and the number of heads alone: neither threads nor the rest of the batch change bits.
+// on the keys that the sequence's own rows see and the number of kv heads alone: neither threads nor the rest of the
+// batch change bits.
 std::vector<Sequence> sequences(const ForwardSchedule& schedule, const ForwardParams& params, std::int64_t b);
 
 }  // namespace rapt::cpu
