@@ -268,7 +268,7 @@ class Item {
         const Row& row = panels_[i].row[r];
         if (key < row.first || key >= row.last) continue;
         if (s.mask && !term_row(s.mask, s.mask_stride, head_, row)[key * s.mask_stride.d]) continue;
-        const auto* bias = static_cast<const float*>(s.bias);
+        const float* bias = s.bias;
         if (bias && term_row(bias, s.bias_stride, head_, row)[key * s.bias_stride.d] == -__builtin_inff()) continue;
         redo_[i] |= std::uint32_t{1} << r;
       }
