@@ -9,34 +9,8 @@ namespace {
 
 constexpr int kRows = kSimtRows, kKeys = kSimtKeys, kColumns = 64;
 constexpr int kDepth = 32;  // of the head size, at a time
+using Tiles = Tiling<kRows>;
 constexpr int kSide = 16, kThreads = kSide * kSide, kEach = kRows / kSide;
-
-// The tiles of a sequence: so many that the first tile of sequence b, of those of one head, is at most
-// first_tile(b + 1) - (its tiles). Tiles past a sequence's last row are empty.
-__device__ std::int64_t first_tile(const AttentionParams& p, std::int64_t b) {
-  return clamp(load(p.q_begin, b), 0, p.total_q) * p.group / kRows + b;
-}
-
-struct Tile {
-  std::int64_t b, hk, row;
-};
-
-// Heads one after another, so that K and V stay cached; the last rows first, since causal makes them the longest.
-__device__ Tile find_tile(const AttentionParams& p) {
-  std::int64_t i = blockIdx.x;
-  if (!p.q_begin.data) {
-    const std::int64_t tiles = ceil_div(p.sq * p.group, kRows), head = i / tiles;
-    return {head / p.hk, head % p.hk, (tiles - 1 - i % tiles) * kRows};
-  }
-  const std::int64_t tiles = p.total_q * p.group / kRows + p.b;
-  const std::int64_t tile = tiles - 1 - i % tiles;
-  std::int64_t low = 0, high = p.b;
-  while (high - low > 1) {
-    const std::int64_t middle = (low + high) / 2;
-    (first_tile(p, middle) <= tile ? low : high) = middle;
-  }
-  return {low, i / tiles, (tile - first_tile(p, low)) * kRows};
-}
 
 // Matrices in shared memory are stored by columns of 64, and read 4 x 16 bytes at a time. Groups of 4 within a column
 // are permuted by the column, so that transposing stores meet different banks.
@@ -78,14 +52,18 @@ __device__ float over_row(float x, Combine combine) {
 }
 
 template <int kChunks>  // of kColumns columns of V, at most
-__global__ void __launch_bounds__(kThreads, kChunks <= 2 ? 2 : 1) simt(const __grid_constant__ AttentionParams p) {
+__global__ void __launch_bounds__(kThreads, kChunks <= 2 ? 2 : 1) simt(const __grid_constant__ AttentionParams p,
+                                                                           const std::uint32_t* redo) {
   __shared__ __align__(16) float operands[2 * kDepth * 64];  // Q^T and K^T of kDepth columns, or kColumns columns of V
   __shared__ __align__(16) float weights[kKeys * kRows];     // by keys
   __shared__ Row rows[kRows];
   __shared__ std::int64_t q_at[kRows], k_at[kKeys], v_at[kKeys];
   float *const q = operands, *const k = operands + kDepth * 64;
 
-  const Tile tile = find_tile(p);
+  // Heads one after another, so that K and V stay cached; the last rows first, since causal makes them the longest.
+  const auto tiles = static_cast<unsigned>(Tiles::tiles(p)), in_head = tiles - 1 - blockIdx.x % tiles;
+  if (redo && !redo[blockIdx.x / tiles * tiles + in_head]) return;
+  const Tiles::Tile tile = Tiles::find(p, static_cast<int>(blockIdx.x / tiles), static_cast<int>(in_head));
   const Head head(p, tile.b, tile.hk);
   const std::int64_t all_rows = head.len_q * p.group;
   if (tile.row >= all_rows) return;
@@ -217,22 +195,21 @@ __global__ void __launch_bounds__(kThreads, kChunks <= 2 ? 2 : 1) simt(const __g
 }
 
 template <int kChunks>
-void launch(const AttentionParams& p, cudaStream_t stream) {
-  simt<kChunks><<<static_cast<unsigned>(simt_tiles(p)), kThreads, 0, stream>>>(p);
+void launch(const AttentionParams& p, cudaStream_t stream, const std::uint32_t* redo) {
+  simt<kChunks><<<static_cast<unsigned>(simt_tiles(p)), kThreads, 0, stream>>>(p, redo);
 }
 
 }  // namespace
 
 std::int64_t simt_tiles(const AttentionParams& p) {
-  if (p.q_begin.data) return p.hk * (p.total_q * p.group / kRows + p.b);
-  return p.b * p.hk * ((p.sq * p.group + kRows - 1) / kRows);
+  return Tiles::heads(p) * Tiles::tiles(p);
 }
 
-void attention_simt(const AttentionParams& p, cudaStream_t stream) {
-  if (p.dv <= kColumns) launch<1>(p, stream);
-  else if (p.dv <= 2 * kColumns) launch<2>(p, stream);
-  else if (p.dv <= 4 * kColumns) launch<4>(p, stream);
-  else launch<kSimtMaxValueSize / kColumns>(p, stream);
+void attention_simt(const AttentionParams& p, cudaStream_t stream, const std::uint32_t* redo) {
+  if (p.dv <= kColumns) launch<1>(p, stream, redo);
+  else if (p.dv <= 2 * kColumns) launch<2>(p, stream, redo);
+  else if (p.dv <= 4 * kColumns) launch<4>(p, stream, redo);
+  else launch<kSimtMaxValueSize / kColumns>(p, stream, redo);
 }
 
 }  // namespace rapt::cuda

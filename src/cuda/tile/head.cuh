@@ -10,7 +10,7 @@ __device__ inline std::int64_t clamp(std::int64_t x, std::int64_t low, std::int6
   return min(max(x, low), high);
 }
 
-__device__ inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
+__host__ __device__ inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
 }
 
@@ -57,9 +57,10 @@ struct Row {
 
   Row() = default;
   // Row r of (token, head of the group) pairs.
-  __device__ Row(const Head& head, std::int64_t r) {
+  __device__ Row(const Head& head, std::int64_t r)
+      : Row(head, r / head.p.group, head.hk * head.p.group + r % head.p.group) {}
+  __device__ Row(const Head& head, std::int64_t token, std::int64_t q_head) : token(token), q_head(q_head) {
     const ScoreParams& s = head.p.score;
-    token = r / head.p.group, q_head = head.hk * head.p.group + r % head.p.group;
     const std::int64_t at = token + head.offset;
     first = s.left == kOpen ? head.low : clamp(at - s.left, head.low, head.high);
     last = s.right == kOpen ? head.high : clamp(at + s.right + 1, head.low, head.high);
@@ -71,5 +72,45 @@ struct Row {
 __device__ inline std::int64_t row_at(const Strides& s, const Head& head, const Row& row) {
   return head.b * s.b + row.q_head * s.h + (head.q_first + row.token) * s.s;
 }
+
+// A call's query rows in tiles of kRows rows of one kv head of one sequence. Tiles are numbered head by head, dense
+// sequences counting as heads of their own.
+template <int kRows>
+struct Tiling {
+  struct Tile {
+    std::int64_t b, hk, row;
+  };
+
+  __host__ __device__ static std::int64_t heads(const AttentionParams& p) {
+    return p.q_begin.data ? p.hk : p.b * p.hk;
+  }
+  // Of ragged sequences these are more than there are: tiles past a sequence's last row are empty.
+  __host__ __device__ static std::int64_t tiles(const AttentionParams& p) {
+    return p.q_begin.data ? p.total_q * p.group / kRows + p.b : ceil_div(p.sq * p.group, kRows);
+  }
+
+  // The first of sequence b, of the tiles of one head: at most first(b + 1) - (those that b needs).
+  __device__ static std::int64_t first(const AttentionParams& p, std::int64_t b) {
+    return clamp(load(p.q_begin, b), 0, p.total_q) * p.group / kRows + b;
+  }
+  // `tile` of those of one head.
+  __device__ static Tile find(const AttentionParams& p, int head, int tile) {
+    if (!p.q_begin.data) {
+      const auto hk = static_cast<int>(p.hk);
+      return {head / hk, head % hk, std::int64_t{tile} * kRows};
+    }
+    std::int64_t low = 0, high = p.b;
+    while (high - low > 1) {
+      const std::int64_t middle = (low + high) / 2;
+      (first(p, middle) <= tile ? low : high) = middle;
+    }
+    return {low, head, (tile - first(p, low)) * kRows};
+  }
+  // A tile's number, from what find() says of it.
+  __device__ static std::int64_t number(const AttentionParams& p, std::int64_t b, std::int64_t hk, std::int64_t row) {
+    if (!p.q_begin.data) return (b * p.hk + hk) * tiles(p) + row / kRows;
+    return hk * tiles(p) + first(p, b) + row / kRows;
+  }
+};
 
 }  // namespace rapt::cuda

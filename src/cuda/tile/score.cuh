@@ -26,9 +26,8 @@ __device__ inline bool has_terms(const ScoreParams& s) {
   return s.softcap_log2 != 0 || s.bias || s.mask || s.alibi;
 }
 
-// The final score of key j, which the row sees, from `x`, its scaled q.k; -inf where bias or mask hides it. Out of line,
-// so that kernels keep their registers for what is hot.
-static __device__ __noinline__ float finish_score(const Head& head, const Row& row, std::int64_t j, float x) {
+// The final score of key j, which the row sees, from `x`, its scaled q.k; -inf where bias or mask hides it.
+__device__ __forceinline__ float finish_score_inline(const Head& head, const Row& row, std::int64_t j, float x) {
   const ScoreParams& s = head.p.score;
   const auto at = [&](const Strides& stride) {
     return head.b * stride.b + row.q_head * stride.h + row.token * stride.s + j * stride.d;
@@ -47,6 +46,11 @@ static __device__ __noinline__ float finish_score(const Head& head, const Row& r
     x -= slope * kLog2e * fabsf(static_cast<float>(row.token + head.offset - j));
   }
   return x;
+}
+
+// The same out of line, so that kernels keep their registers for what is hot.
+static __device__ __noinline__ float finish_score(const Head& head, const Row& row, std::int64_t j, float x) {
+  return finish_score_inline(head, row, j, x);
 }
 
 // The row's sink in the log2 domain; -inf: none.
