@@ -22,7 +22,7 @@ __device__ inline bool is_finite(float x) {
   return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u;
 }
 
-__device__ inline bool has_terms(const ScoreParams& s) {
+__host__ __device__ inline bool has_terms(const ScoreParams& s) {
   return s.softcap_log2 != 0 || s.bias || s.mask || s.alibi;
 }
 
