@@ -23,6 +23,23 @@ constexpr int kGroupRows = kSimtRows, kStages = 2;  // a flag is of one warpgrou
 static_assert(kGroupRows == 64, "the rows of a wgmma");
 constexpr float kHugeScore = 0x1p20f;  // past it a weight would lose digits to the score's size
 
+// Rows of one kv head, and the blocks of keys that any of them sees: at least one, even if they see none.
+struct Place {
+  int b, hk, row, rows;          // rows [row, rows), of which the tile has C::kRows
+  int blocks, there;             // there: of the keys that the last block has room for
+  std::int64_t key, begin, end;  // the first block's first key; the keys that any row sees
+};
+// With what a math warp needs of its rows, worked out by a lane each, and in shared memory: registers are for what is hot.
+struct Tile : Place {
+  struct {
+    std::int64_t q, out, lse;  // where it begins; negative: it does not exist
+    int token, q_head;
+    int first, last;  // the keys it sees, from `key` on
+    float sink;
+  } of_row[16];
+  std::int64_t offset;
+};
+
 // The kernel for elements T and head sizes up to kSize.
 template <class T, int kSize_, bool kTma_, bool kTerms_>
 struct Config {
@@ -42,7 +59,7 @@ struct Config {
   // Weights are 2^kShift times as large, so that fp16 has more of the small ones.
   static constexpr float kShift = std::is_same_v<T, __half> ? 7 : 0;
   static constexpr int kRowsBytes = kRows * kSize * 2, kBlockBytes = kKeys * kSize * 2;
-  static constexpr int kSharedBytes = kRowsBytes + 2 * kStages * kBlockBytes + 128 + 1024;
+  static constexpr int kSharedBytes = kRowsBytes + 2 * kStages * kBlockBytes + 1024;
   using Tiles = Tiling<kRows>;
 };
 
@@ -58,10 +75,11 @@ struct Call {
 // The blocks of a ring in shared memory, by how many came before, and the barriers that hand them over.
 template <class C>
 struct Ring {
-  std::uint32_t data, barriers;
+  std::uint32_t data;
+  std::uint64_t* barriers;
 
   __device__ std::uint32_t block(int n) const { return data + n % kStages * C::kBlockBytes; }
-  __device__ std::uint32_t full(int n) const { return barriers + n % kStages * 16; }
+  __device__ std::uint32_t full(int n) const { return shared_address(barriers) + n % kStages * 16; }
   __device__ std::uint32_t empty(int n) const { return full(n) + 8; }
   __device__ void wait_full(int n) const { barrier_wait(full(n), n / kStages % 2); }
   __device__ void wait_empty(int n) const { barrier_wait(empty(n), n / kStages % 2 ^ 1); }
@@ -77,31 +95,11 @@ struct Ring {
   }
 };
 
-// Rows of one kv head, and the blocks of keys that any of them sees: at least one, even if they see none.
-struct Tile {
-  int b, hk, row, rows;  // [row, rows), of which the tile has C::kRows
-  std::int64_t key;      // the first block's first
-  int blocks, there;     // keys in the last block, of those it has room for
-};
-
 // Row r with divisions of 32 bits.
 __device__ Row row_of(const Head& head, int r) {
   const unsigned group = static_cast<unsigned>(head.p.group), token = static_cast<unsigned>(r) / group;
   return Row(head, token, head.hk * group + (static_cast<unsigned>(r) - token * group));
 }
-
-// Keys that any row of a tile sees.
-struct Keys {
-  std::int64_t begin, end;
-
-  template <class C>
-  __device__ static Keys of(const Head& head, int row, int rows) {
-    // Neither end moves down from row to row, but rows past the mask's see nothing.
-    const Row top = row_of(head, row), bottom = row_of(head, min(row + C::kRows, rows) - 1);
-    const std::int64_t token = min(bottom.token, head.p.term_rows - 1);
-    return {top.first, token < top.token ? 0 : Row(head, token, 0).last};
-  }
-};
 
 // The tiles of a thread block in order.
 template <class C>
@@ -110,7 +108,7 @@ struct Schedule {
   unsigned round = 0;
 
   // False: no more.
-  __device__ bool next(Tile& tile) {
+  __device__ bool next(Place& tile) {
     const AttentionParams& p = call.p;
     for (;; ++round) {
       // The longest first, for causal: tiles from the last of their heads on; every other round backwards, which gives
@@ -127,10 +125,13 @@ struct Schedule {
       tile.b = static_cast<int>(found.b), tile.hk = static_cast<int>(found.hk);
       tile.row = static_cast<int>(found.row), tile.rows = static_cast<int>(head.len_q * p.group);
       if (tile.row >= tile.rows) continue;
-      const Keys keys = Keys::of<C>(head, tile.row, tile.rows);
-      const std::int64_t block = keys.begin / C::kKeys;
+      // Neither end of what a row sees moves down from row to row, but rows past the mask's see nothing.
+      const Row top = row_of(head, tile.row), bottom = row_of(head, min(tile.row + C::kRows, tile.rows) - 1);
+      const std::int64_t token = min(bottom.token, p.term_rows - 1);
+      tile.begin = top.first, tile.end = token < top.token ? 0 : Row(head, token, 0).last;
+      const std::int64_t block = tile.begin / C::kKeys;
       tile.key = block * C::kKeys;
-      tile.blocks = keys.end > keys.begin ? static_cast<int>(ceil_div(keys.end, C::kKeys) - block) : 1;
+      tile.blocks = tile.end > tile.begin ? static_cast<int>(ceil_div(tile.end, C::kKeys) - block) : 1;
       const std::int64_t left = head.high - tile.key - (tile.blocks - 1) * C::kKeys;
       tile.there = static_cast<int>(clamp(left, 0, C::kKeys));
       ++round;
@@ -139,13 +140,24 @@ struct Schedule {
   }
 };
 
+// The same for a warp, into shared memory.
+template <class C>
+__device__ bool next_tile(Schedule<C>& schedule, Tile& to) {
+  Place place;
+  const bool found = schedule.next(place);
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) static_cast<Place&>(to) = place;
+  __syncwarp();
+  return found;
+}
+
 // kRows rows of `size` elements into panels of 64 columns, zeros beyond, by one warp. Lane i knows where row i starts;
 // negative: nowhere, and the row is 0. What is not 16-byte aligned goes element by element, its sign changed by `sign`.
 template <int kRows, int kSize>
 __device__ void load_rows(std::uint32_t to, int panel_bytes, const void* x, std::int64_t at, std::int64_t stride,
                           int size, bool vector, std::uint16_t sign) {
   constexpr int kChunks = kSize / 8;  // of 16 bytes
-#pragma unroll 4
+#pragma unroll 2
   for (int i = threadIdx.x % 32; i < kRows * kChunks; i += 32) {
     const int row = i / kChunks, chunk = i % kChunks;
     const std::int64_t start = __shfl_sync(~0u, at, row);
@@ -172,7 +184,7 @@ __device__ void load_rows(std::uint32_t to, int panel_bytes, const void* x, std:
 template <class C>
 __device__ void load_by_tma(const Call& call, Ring<C> k, Ring<C> v) {
   Schedule<C> schedule{call};
-  Tile tile;
+  Place tile;
   for (int n = 0; schedule.next(tile);) {
     const bool ragged = call.p.k_begin.data;
     int key = static_cast<int>(tile.key) + (tile.blocks - 1) * C::kKeys;
@@ -194,19 +206,17 @@ __device__ void load_by_tma(const Call& call, Ring<C> k, Ring<C> v) {
 
 // The producer for any layout: the 128 threads of a warpgroup. Only keys that some row sees are read.
 template <class C>
-__device__ void load_by_threads(const Call& call, Ring<C> k, Ring<C> v) {
+__device__ void load_by_threads(const Call& call, Ring<C> k, Ring<C> v, Tile& tile) {
   constexpr int kEach = C::kKeys / 4;  // rows of a warp
   const AttentionParams& p = call.p;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   Schedule<C> schedule{call};
-  Tile tile;
   std::uint32_t filling = 0;  // barrier of the block whose copies are under way
-  for (int n = 0; schedule.next(tile);) {
+  for (int n = 0; next_tile(schedule, tile);) {
     const Head head(p, tile.b, tile.hk);
-    const Keys keys = Keys::of<C>(head, tile.row, tile.rows);
     for (int block = tile.blocks - 1; block >= 0; --block, ++n) {
       const std::int64_t key = tile.key + block * C::kKeys + warp * kEach + lane;
-      const bool there = lane < kEach && key >= keys.begin && key < keys.end;
+      const bool there = lane < kEach && key >= tile.begin && key < tile.end;
 #pragma unroll 1
       for (int values = 0; values < 2; ++values) {
         const Ring<C>& ring = values ? v : k;
@@ -260,7 +270,7 @@ struct Rows {
 
   const Call& call;
   const int group, warp, lane, column;
-  float s[kScores], o[kOut];
+  float o[kOut];
   std::uint32_t weights[kScores / 2] = {};  // of the block before the one in s, as operand A
   float m[2], l[2], scale[2];  // maximum and sum, the latter of the lane's columns; what the maximum's move makes of O
   int first[2], last[2];       // the keys that rows see, from the tile's first block on
@@ -269,43 +279,49 @@ struct Rows {
       : call(call), group(group), warp(threadIdx.x / 32 % 4), lane(threadIdx.x % 32), column(lane % 4 * 2) {}
 
   __device__ void sync() const { named_sync(8 + group, 128); }  // the warpgroup
-  __device__ int row(const Tile& tile, int h) const {
-    return tile.row + kGroupRows * group + 16 * warp + lane / 4 + 8 * h;
-  }
-
-  // Begins to load the tile's Q, which nobody reads any more.
-  __device__ void load_q(const Tile& tile, std::uint32_t q) const {
+  __device__ bool find(Schedule<C>& schedule, Tile& tile) const {
+    if (!next_tile(schedule, tile)) return false;
     const AttentionParams& p = call.p;
     const Head head(p, tile.b, tile.hk);
-    const int r = tile.row + kGroupRows * group + 16 * warp + lane;
-    const std::int64_t at = lane < 16 && r < tile.rows ? row_at(p.q_stride, head, row_of(head, r)) : -1;
-    load_rows<16, C::kSize>(q + (kGroupRows * group + 16 * warp) * 128, C::kRows * 128, p.q, at, p.q_stride.d,
-                            static_cast<int>(p.d), call.q_vector, p.score.scale_log2 < 0 ? 0x8000 : 0);
+    if (lane < 16) {
+      const int r = tile.row + kGroupRows * group + 16 * warp + lane, end = r < tile.rows ? tile.blocks * C::kKeys : 0;
+      const Row at = row_of(head, min(r, tile.rows - 1));
+      auto& row = tile.of_row[lane];
+      row.q = end ? row_at(p.q_stride, head, at) : -1;
+      row.out = end ? row_at(p.out_stride, head, at) : -1;
+      row.lse = end && p.lse ? row_at(p.lse_stride, head, at) : -1;
+      row.token = static_cast<int>(at.token), row.q_head = static_cast<int>(at.q_head);
+      row.first = static_cast<int>(clamp(at.first - tile.key, 0, end));
+      row.last = static_cast<int>(clamp(at.last - tile.key, 0, end));
+      row.sink = sink_of(head, at);
+    }
+    if (lane == 0) tile.offset = head.offset;
+    __syncwarp();
+    return true;
+  }
+  // Begins to load the tile's Q.
+  __device__ void load_q(const Tile& tile, std::uint32_t q) const {
+    const AttentionParams& p = call.p;
+    load_rows<16, C::kSize>(q + (kGroupRows * group + 16 * warp) * 128, C::kRows * 128, p.q, tile.of_row[lane % 16].q,
+                            p.q_stride.d, static_cast<int>(p.d), call.q_vector, p.score.scale_log2 < 0 ? 0x8000 : 0);
   }
 
   __device__ void begin(const Tile& tile) {
-    const Head head(call.p, tile.b, tile.hk);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int r = row(tile, h);
-      const Row at = row_of(head, min(r, tile.rows - 1));
-      const int end = r < tile.rows ? tile.blocks * C::kKeys : 0;
-      first[h] = static_cast<int>(clamp(at.first - tile.key, 0, end));
-      last[h] = static_cast<int>(clamp(at.last - tile.key, 0, end));
-      m[h] = sink_of(head, at);
+      const auto& row = tile.of_row[lane / 4 + 8 * h];
+      first[h] = row.first, last[h] = row.last, m[h] = row.sink;
       l[h] = lane % 4 == 0 && m[h] != -infinity() ? exp2f(C::kShift) : 0.f;
     }
   }
 
   // From scores of keys [key, ...), counted like `first`, to weights in their place. Between the turns, exponentials.
   template <class Begin, class End>
-  __device__ void softmax(const Tile& tile, int key, Begin begin_turn, End end_turn) {
+  __device__ void softmax(float (&s)[kScores], const Tile& tile, int key, Begin begin_turn, End end_turn) {
     float factor = fabsf(call.p.score.scale_log2);  // a negative one changed Q's sign
     const int from[2] = {first[0] - key - column, first[1] - key - column};
     const int to[2] = {last[0] - key - column, last[1] - key - column};
     if constexpr (C::kTerms) {
-      const Head head(call.p, tile.b, tile.hk);
-      const Row rows[2] = {row_of(head, row(tile, 0)), row_of(head, row(tile, 1))};
       // Registers have no index: each time the first four are done, and all move up.
 #pragma unroll 1
       for (int j = 0; j < C::kKeys; j += 8) {
@@ -313,9 +329,11 @@ struct Rows {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int at = j + i % 2;
+          const auto& row = tile.of_row[lane / 4 + i / 2 * 8];
           four[i] = at < from[i / 2] || at >= to[i / 2]
                         ? -infinity()
-                        : finish_score_inline(head, rows[i / 2], tile.key + key + column + at, s[i] * factor);
+                        : finish_score(call.p.score, tile.b, row.q_head, row.token, tile.offset,
+                                       tile.key + key + column + at, s[i] * factor);
         }
 #pragma unroll
         for (int i = 0; i < kScores; ++i) s[i] = i + 4 < kScores ? s[i + 4] : four[i + 4 - kScores];
@@ -359,7 +377,7 @@ struct Rows {
     for (int i = 0; i < kOut; ++i) o[i] *= scale[i / 2 % 2];
   }
 
-  __device__ void pack_weights() {
+  __device__ void pack_weights(const float (&s)[kScores]) {
 #pragma unroll
     for (int i = 0; i < kScores / 2; ++i) weights[i] = pack<typename C::Element>(s[2 * i], s[2 * i + 1]);
   }
@@ -367,23 +385,18 @@ struct Rows {
   // Results of the tile.
   __device__ void store(const Tile& tile) {
     const AttentionParams& p = call.p;
-    const Head head(p, tile.b, tile.hk);
     bool good = true;
-    std::int64_t out[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const bool exists = row(tile, h) < tile.rows;
-      const Row at = row_of(head, min(row(tile, h), tile.rows - 1));
+      const auto& row = tile.of_row[lane / 4 + 8 * h];
       l[h] = over_row(l[h], [](float a, float b) { return a + b; });
       float nothing = l[h] * 0;  // or NaN
 #pragma unroll
       for (int i = 2 * h; i < kOut; i += 4) nothing = fmaf(o[i], 0, fmaf(o[i + 1], 0, nothing));
-      good &= !exists || (nothing == 0 && (m[h] == -infinity() || fabsf(m[h]) < kHugeScore));
-      out[h] = exists ? row_at(p.out_stride, head, at) : -1;
-      if (exists && p.lse && lane % 4 == 0)
-        p.lse[row_at(p.lse_stride, head, at)] =
-            l[h] == 0 ? -infinity() : (m[h] - C::kShift + log2f(l[h])) * kLn2;
-      const float inverse = l[h] == 0 ? 0.f : 1 / l[h];
+      good &= row.out < 0 || (nothing == 0 && (m[h] == -infinity() || fabsf(m[h]) < kHugeScore));
+      if (row.lse >= 0 && lane % 4 == 0)
+        p.lse[row.lse] = l[h] == 0 ? -infinity() : (m[h] - C::kShift + log2f(l[h])) * kLn2;
+      const float inverse = l[h] == 0 ? 0.f : __fdividef(1, l[h]);
 #pragma unroll
       for (int i = 2 * h; i < kOut; i += 4) o[i] *= inverse, o[i + 1] *= inverse;
     }
@@ -395,12 +408,13 @@ struct Rows {
     const int dv = static_cast<int>(p.dv);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
+      const std::int64_t out = tile.of_row[lane / 4 + 8 * h].out;
       if (p.out_type == DType::f32) {
 #pragma unroll
         for (int j = 0; j < C::kSize / 8; ++j) {
           const int at = 8 * j + column;
-          float* to = static_cast<float*>(p.out) + out[h] + at * p.out_stride.d;
-          if (out[h] < 0 || at >= dv) continue;
+          float* to = static_cast<float*>(p.out) + out + at * p.out_stride.d;
+          if (out < 0 || at >= dv) continue;
           if (call.out_vector && at + 1 < dv) {
             *reinterpret_cast<float2*>(to) = make_float2(o[4 * j + 2 * h], o[4 * j + 2 * h + 1]);
             continue;
@@ -421,8 +435,8 @@ struct Rows {
         }
         transpose(words, lane);
         const int at = 8 * (j + lane % 4);
-        auto* to = static_cast<std::uint16_t*>(p.out) + out[h] + at * p.out_stride.d;
-        if (out[h] < 0) continue;
+        auto* to = static_cast<std::uint16_t*>(p.out) + out + at * p.out_stride.d;
+        if (out < 0) continue;
         if (call.out_vector && at + 8 <= dv) {
           *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
           continue;
@@ -449,14 +463,14 @@ __device__ void zero_rows(std::uint32_t block, int from) {
 
 // A math warpgroup.
 template <class C>
-__device__ void attend(const Call& call, Ring<C> k, Ring<C> v, std::uint32_t q, int group) {
+__device__ void attend(const Call& call, Ring<C> k, Ring<C> v, std::uint32_t q, Tile* tiles, int group) {
   using T = typename C::Element;
   Schedule<C> schedule{call};
-  Tile tile, next;
-  bool more = schedule.next(tile);
-  if (!more) return;
   Rows<C> rows(call, group);
-  rows.load_q(tile, q);
+  int current = 0;  // of the two tiles
+  bool more = rows.find(schedule, tiles[0]);
+  if (!more) return;
+  rows.load_q(tiles[0], q);
 
   // Turns go round: barrier 1 + group opens a warpgroup's.
   if (group == C::kGroups - 1) named_arrive(1, 256);
@@ -465,18 +479,17 @@ __device__ void attend(const Call& call, Ring<C> k, Ring<C> v, std::uint32_t q, 
   const auto pass = [] {};
 
   const std::uint64_t q_matrix = matrix_descriptor(q + group * kGroupRows * 128, 0);
-  int block = tile.blocks - 1;  // whose scores are next
+  int block = tiles[0].blocks - 1;  // whose scores are next
   bool starts = true;           // it is its tile's first, or there is no more; O is complete once the weights are used
   bool adds = false;            // the weights' block was not its tile's first
   int there = C::kKeys;         // keys in the weights' block
-  Tile done = tile;             // whose rows the weights are of
   for (int n = 0;; ++n) {       // K and V blocks so far; V's are one behind
     if (more && starts) {
       copy_wait<0>();
       fence_async_proxy();
       rows.sync();
     }
-    if (more) k.wait_full(n);
+    if (more || !starts) k.wait_full(n);
     if (n > 0) v.wait_full(n - 1);
     if (C::kTma && there < C::kKeys) {
       zero_rows<C>(v.block(n - 1), there);
@@ -487,12 +500,13 @@ __device__ void attend(const Call& call, Ring<C> k, Ring<C> v, std::uint32_t q, 
     if constexpr (C::kTurnsAtProducts) begin_turn();
     const std::uint64_t k_matrix = matrix_descriptor(k.block(n), 0);
     const std::uint64_t v_matrix = matrix_descriptor(v.block(n + kStages - 1), C::kKeys * 128);
-    pin(rows.s);
+    float s[Rows<C>::kScores];
+    pin(s);
     pin(rows.o);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < C::kSize / 16; ++i)
-      wgmma_abt<T>(rows.s, q_matrix + i / 4 * (C::kRows * 8) + i % 4 * 2, k_matrix + i / 4 * (C::kKeys * 8) + i % 4 * 2,
+      wgmma_abt<T>(s, q_matrix + i / 4 * (C::kRows * 8) + i % 4 * 2, k_matrix + i / 4 * (C::kKeys * 8) + i % 4 * 2,
                    i > 0);
     wgmma_commit();
 #pragma unroll
@@ -501,44 +515,48 @@ __device__ void attend(const Call& call, Ring<C> k, Ring<C> v, std::uint32_t q, 
     wgmma_commit();
     if constexpr (C::kTurnsAtProducts) end_turn();
     wgmma_wait<1>();
-    pin(rows.s);
-    if (more) k.release(n);
+    pin(s);
+    if (more || !starts) k.release(n);
 
-    const bool ends = more && block == 0;
-    bool follows = false;
-    if (ends) {
-      follows = schedule.next(next);
-      rows.sync();  // all have read Q
-      if (follows) rows.load_q(next, q);
-      copy_commit();
-    }
     if (starts) {
       wgmma_wait<0>();
       pin(rows.o);
       if (n > 0) {
         v.release(n - 1);
-        rows.store(done);
+        rows.store(tiles[current ^ 1]);
       }
       if (!more) break;
-      rows.begin(tile);
+      rows.begin(tiles[current]);
     }
-    if constexpr (C::kTurnsAtProducts) rows.softmax(tile, block * C::kKeys, pass, pass);
-    else rows.softmax(tile, block * C::kKeys, begin_turn, end_turn);
+    const Tile &tile = tiles[current];
+    Tile &next = tiles[current ^ 1];
+    const bool ends = block == 0;
+    const auto load_next = [&] {
+      rows.sync();  // all have read Q
+      if (more) rows.load_q(next, q);
+      copy_commit();
+    };
+    if (ends && !starts) load_next();
+    if constexpr (C::kTurnsAtProducts) rows.softmax(s, tile, block * C::kKeys, pass, pass);
+    else rows.softmax(s, tile, block * C::kKeys, begin_turn, end_turn);
     if (!starts) {
       wgmma_wait<0>();
       pin(rows.o);
       v.release(n - 1);
       rows.rescale();
     }
-    rows.pack_weights();
-
-    adds = !starts;
+    rows.pack_weights(s);
     there = starts ? tile.there : C::kKeys;
-    done = tile;
+    adds = !starts;
+    // Registers are few while S is in them: the next tile is looked for here, long before it is needed.
+    if (starts) {
+      more = rows.find(schedule, next);
+      if (ends) load_next();
+    }
     starts = ends;
     if (ends) {
-      more = follows;
-      if (more) tile = next, block = tile.blocks;
+      current ^= 1;
+      block = tiles[current].blocks;
     }
     --block;
   }
@@ -548,9 +566,10 @@ __device__ void attend(const Call& call, Ring<C> k, Ring<C> v, std::uint32_t q, 
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1) wgmma(const __grid_constant__ Call call) {
   extern __shared__ std::uint8_t shared[];
+  __shared__ std::uint64_t barriers[4 * kStages];
+  __shared__ Tile tiles[C::kThreads / 32][2];
   const std::uint32_t q = (shared_address(shared) + 1023) / 1024 * 1024;  // the swizzle's unit
-  const std::uint32_t blocks = q + C::kRowsBytes, barriers = blocks + 2 * kStages * C::kBlockBytes;
-  const Ring<C> k{blocks, barriers}, v{blocks + kStages * C::kBlockBytes, barriers + 16 * kStages};
+  const Ring<C> k{q + C::kRowsBytes, barriers}, v{k.data + kStages * C::kBlockBytes, barriers + 2 * kStages};
   if (threadIdx.x == 0) {
     k.init();
     v.init();
@@ -559,11 +578,11 @@ __global__ void __launch_bounds__(C::kThreads, 1) wgmma(const __grid_constant__ 
   __syncthreads();
   if (threadIdx.x < 128) {
     registers_decrease<C::kLoadRegisters>();
-    if constexpr (!C::kTma) load_by_threads<C>(call, k, v);
+    if constexpr (!C::kTma) load_by_threads<C>(call, k, v, tiles[threadIdx.x / 32][0]);
     else if (threadIdx.x == 0) load_by_tma<C>(call, k, v);
   } else {
     registers_increase<C::kMathRegisters>();
-    attend<C>(call, k, v, q, threadIdx.x / 128 - 1);
+    attend<C>(call, k, v, q, tiles[threadIdx.x / 32], threadIdx.x / 128 - 1);
   }
 }
 

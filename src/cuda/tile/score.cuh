@@ -27,10 +27,11 @@ __host__ __device__ inline bool has_terms(const ScoreParams& s) {
 }
 
 // The final score of key j, which the row sees, from `x`, its scaled q.k; -inf where bias or mask hides it.
-__device__ __forceinline__ float finish_score_inline(const Head& head, const Row& row, std::int64_t j, float x) {
-  const ScoreParams& s = head.p.score;
+// `token` is the row's, `offset` where token 0 sits among the keys.
+__device__ __forceinline__ float finish_score(const ScoreParams& s, std::int64_t b, std::int64_t q_head,
+                                              std::int64_t token, std::int64_t offset, std::int64_t j, float x) {
   const auto at = [&](const Strides& stride) {
-    return head.b * stride.b + row.q_head * stride.h + row.token * stride.s + j * stride.d;
+    return b * stride.b + q_head * stride.h + token * stride.s + j * stride.d;
   };
   if (s.mask && !s.mask[at(s.mask_stride)]) return -infinity();
   if (s.softcap_log2 != 0) x = s.softcap_log2 * tanhf(x / s.softcap_log2);
@@ -42,15 +43,15 @@ __device__ __forceinline__ float finish_score_inline(const Head& head, const Row
     x += isinf(scaled) && is_finite(bias) ? copysignf(3.402823466e38f, bias) : scaled;
   }
   if (s.alibi) {
-    const float slope = s.alibi[head.b * s.alibi_stride_b + row.q_head * s.alibi_stride_h];
-    x -= slope * kLog2e * fabsf(static_cast<float>(row.token + head.offset - j));
+    const float slope = s.alibi[b * s.alibi_stride_b + q_head * s.alibi_stride_h];
+    x -= slope * kLog2e * fabsf(static_cast<float>(token + offset - j));
   }
   return x;
 }
 
 // The same out of line, so that kernels keep their registers for what is hot.
 static __device__ __noinline__ float finish_score(const Head& head, const Row& row, std::int64_t j, float x) {
-  return finish_score_inline(head, row, j, x);
+  return finish_score(head.p.score, head.b, row.q_head, row.token, head.offset, j, x);
 }
 
 // The row's sink in the log2 domain; -inf: none.
