@@ -26,20 +26,9 @@ constexpr float kHugeScore = 0x1p20f;  // past it a weight would lose digits to 
 // Rows of one kv head, and the blocks of keys that any of them sees: at least one, even if they see none.
 struct Place {
   int b, hk, row, rows;          // rows [row, rows), of which the tile has C::kRows
-  int blocks, there;             // there: of the keys that the last block has room for
+  int blocks = 0, there;         // there: of the keys that the last block has room for
   std::int64_t key, begin, end;  // the first block's first key; the keys that any row sees
 };
-// With what a math warp needs of its rows, worked out by a lane each, and in shared memory: registers are for what is hot.
-struct Tile : Place {
-  struct {
-    std::int64_t q, out, lse;  // where it begins; negative: it does not exist
-    int token, q_head;
-    int first, last;  // the keys it sees, from `key` on
-    float sink;
-  } of_row[16];
-  std::int64_t offset;
-};
-
 // The kernel for elements T and head sizes up to kSize.
 template <class T, int kSize_, bool kTma_, bool kTerms_>
 struct Config {
@@ -49,8 +38,9 @@ struct Config {
   static constexpr bool kTerms = kTerms_;  // scores need more than a scale
   // Small heads have registers for a third warpgroup, if nothing else needs them.
   static constexpr int kGroups = kSize == 64 && kTma && !kTerms ? 3 : 2, kThreads = 128 * (kGroups + 1);
-  static constexpr int kLoadRegisters = kGroups == 3 ? 32 : kTma ? 40 : 72;
-  static constexpr int kMathRegisters = kGroups == 3 ? 160 : kTma ? 232 : 216;
+  static constexpr int kLoadRegisters = kGroups == 3 ? 32 : kTma ? 56 : 72;
+  static constexpr int kMathRegisters = kGroups == 3 ? 160 : kTma ? 224 : 216;
+  static constexpr int kListers = kTma ? 96 : 128;  // threads that put tiles into shared memory
   static constexpr int kRows = kGroupRows * kGroups, kKeys = kSize == 256 ? 64 : 128;
   // What the warpgroups take turns at: issuing products where exponentials take as long as these, else exponentials.
   static constexpr bool kTurnsAtProducts = kSize == 64;
@@ -72,14 +62,13 @@ struct Call {
   std::uint8_t* redo;
 };
 
-// The blocks of a ring in shared memory, by how many came before, and the barriers that hand them over.
-template <class C>
+// What the first warpgroup hands to the others through kStages places in shared memory, by how many came before.
 struct Ring {
-  std::uint32_t data;
-  std::uint64_t* barriers;
+  std::uint32_t barriers, data = 0;
+  int bytes = 0;  // of a place
 
-  __device__ std::uint32_t block(int n) const { return data + n % kStages * C::kBlockBytes; }
-  __device__ std::uint32_t full(int n) const { return shared_address(barriers) + n % kStages * 16; }
+  __device__ std::uint32_t place(int n) const { return data + n % kStages * bytes; }
+  __device__ std::uint32_t full(int n) const { return barriers + n % kStages * 16; }
   __device__ std::uint32_t empty(int n) const { return full(n) + 8; }
   __device__ void wait_full(int n) const { barrier_wait(full(n), n / kStages % 2); }
   __device__ void wait_empty(int n) const { barrier_wait(empty(n), n / kStages % 2 ^ 1); }
@@ -87,11 +76,8 @@ struct Ring {
   __device__ void release(int n) const {
     if (threadIdx.x % 32 == 0) barrier_arrive(empty(n));
   }
-  __device__ void init() const {
-    for (int n = 0; n < kStages; ++n) {
-      barrier_init(full(n), C::kTma ? 1 : 128);
-      barrier_init(empty(n), 4 * C::kGroups);
-    }
+  __device__ void init(int writers, int readers) const {
+    for (int n = 0; n < kStages; ++n) barrier_init(full(n), writers), barrier_init(empty(n), readers);
   }
 };
 
@@ -107,7 +93,7 @@ struct Schedule {
   const Call& call;
   unsigned round = 0;
 
-  // False: no more.
+  // False: no more, and the tile has no blocks.
   __device__ bool next(Place& tile) {
     const AttentionParams& p = call.p;
     for (;; ++round) {
@@ -115,6 +101,7 @@ struct Schedule {
       // each thread block as much.
       const unsigned i = round * gridDim.x + (round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
       const unsigned heads = call.heads, tiles = call.tiles, section = call.section;
+      tile.blocks = 0;
       if (round * gridDim.x >= heads * tiles) return false;
       if (i >= heads * tiles) continue;
       const unsigned first = i / (section * tiles) * section, in_section = i - first * tiles;
@@ -140,16 +127,37 @@ struct Schedule {
   }
 };
 
-// The same for a warp, into shared memory.
+// A tile with what its rows need, worked out once and in shared memory: registers are for what is hot.
 template <class C>
-__device__ bool next_tile(Schedule<C>& schedule, Tile& to) {
-  Place place;
-  const bool found = schedule.next(place);
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) static_cast<Place&>(to) = place;
-  __syncwarp();
-  return found;
-}
+struct Tile : Place {
+  struct {
+    std::int64_t q, out, lse;  // where it begins; negative: it does not exist
+    int token, q_head;
+    int first, last;  // the keys it sees, from `key` on
+    float sink;
+  } of_row[C::kRows];
+  std::int64_t offset;
+
+  // By `threads` threads.
+  __device__ void fill(const AttentionParams& p, const Place& place, int thread, int threads) {
+    if (thread == 0) static_cast<Place&>(*this) = place;
+    if (place.blocks == 0) return;
+    const Head head(p, place.b, place.hk);
+    if (thread == 0) offset = head.offset;
+    for (int i = thread; i < C::kRows; i += threads) {
+      const int r = place.row + i, end = r < place.rows ? place.blocks * C::kKeys : 0;
+      const Row at = row_of(head, min(r, place.rows - 1));
+      auto& row = of_row[i];
+      row.q = end ? row_at(p.q_stride, head, at) : -1;
+      row.out = end ? row_at(p.out_stride, head, at) : -1;
+      row.lse = end && p.lse ? row_at(p.lse_stride, head, at) : -1;
+      row.token = static_cast<int>(at.token), row.q_head = static_cast<int>(at.q_head);
+      row.first = static_cast<int>(clamp(at.first - place.key, 0, end));
+      row.last = static_cast<int>(clamp(at.last - place.key, 0, end));
+      row.sink = sink_of(head, at);
+    }
+  }
+};
 
 // kRows rows of `size` elements into panels of 64 columns, zeros beyond, by one warp. Lane i knows where row i starts;
 // negative: nowhere, and the row is 0. What is not 16-byte aligned goes element by element, its sign changed by `sign`.
@@ -180,9 +188,9 @@ __device__ void load_rows(std::uint32_t to, int panel_bytes, const void* x, std:
   }
 }
 
-// The producer where TMA loads: one thread.
+// Where TMA loads K and V: one thread.
 template <class C>
-__device__ void load_by_tma(const Call& call, Ring<C> k, Ring<C> v) {
+__device__ void load_by_tma(const Call& call, const Ring& k, const Ring& v) {
   Schedule<C> schedule{call};
   Place tile;
   for (int n = 0; schedule.next(tile);) {
@@ -190,12 +198,12 @@ __device__ void load_by_tma(const Call& call, Ring<C> k, Ring<C> v) {
     int key = static_cast<int>(tile.key) + (tile.blocks - 1) * C::kKeys;
     if (ragged) key += static_cast<int>(Head(call.p, tile.b, tile.hk).k_first);
     for (int block = tile.blocks; block > 0; --block, ++n, key -= C::kKeys) {
-      const auto load = [&](const Ring<C>& ring, const CUtensorMap& map) {
+      const auto load = [&](const Ring& ring, const CUtensorMap& map) {
         ring.wait_empty(n);
         barrier_arrive_expecting(ring.full(n), C::kBlockBytes);
 #pragma unroll
         for (int panel = 0; panel < C::kSize / 64; ++panel)
-          tma_load(ring.block(n) + panel * C::kKeys * 128, &map, panel * 64, key, tile.hk, ragged ? 0 : tile.b,
+          tma_load(ring.place(n) + panel * C::kKeys * 128, &map, panel * 64, key, tile.hk, ragged ? 0 : tile.b,
                    ring.full(n));
       };
       load(k, call.k);
@@ -203,26 +211,47 @@ __device__ void load_by_tma(const Call& call, Ring<C> k, Ring<C> v) {
     }
   }
 }
-
-// The producer for any layout: the 128 threads of a warpgroup. Only keys that some row sees are read.
+// The tiles meanwhile: other warps.
 template <class C>
-__device__ void load_by_threads(const Call& call, Ring<C> k, Ring<C> v, Tile& tile) {
+__device__ void list_tiles(const Call& call, const Ring& listed, Tile<C>* tiles) {
+  Schedule<C> schedule{call};
+  Place tile;
+  bool more = true;
+  for (int i = 0; more; ++i) {
+    more = schedule.next(tile);
+    listed.wait_empty(i);
+    tiles[i % kStages].fill(call.p, tile, threadIdx.x - 32, C::kListers);
+    barrier_arrive(listed.full(i));
+  }
+}
+
+// Both by all threads of a warpgroup, for any layout of K and V. Only keys that some row sees are read.
+template <class C>
+__device__ void load_by_threads(const Call& call, const Ring& listed, Tile<C>* tiles, const Ring& k, const Ring& v) {
   constexpr int kEach = C::kKeys / 4;  // rows of a warp
   const AttentionParams& p = call.p;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   Schedule<C> schedule{call};
-  std::uint32_t filling = 0;  // barrier of the block whose copies are under way
-  for (int n = 0; next_tile(schedule, tile);) {
+  Place tile;
+  bool more = true;
+  for (int i = 0, n = 0; more; ++i) {
+    more = schedule.next(tile);
+    listed.wait_empty(i);
+    tiles[i % kStages].fill(p, tile, threadIdx.x, C::kListers);
+    barrier_arrive(listed.full(i));
+    if (!more) break;
+
     const Head head(p, tile.b, tile.hk);
+    std::uint32_t filling = 0;  // barrier of the block whose copies are under way
     for (int block = tile.blocks - 1; block >= 0; --block, ++n) {
       const std::int64_t key = tile.key + block * C::kKeys + warp * kEach + lane;
       const bool there = lane < kEach && key >= tile.begin && key < tile.end;
 #pragma unroll 1
       for (int values = 0; values < 2; ++values) {
-        const Ring<C>& ring = values ? v : k;
-        const Strides& stride = values ? p.v_stride : p.k_stride;
+        const Strides stride = values ? p.v_stride : p.k_stride;
+        const Ring ring = values ? v : k;
         ring.wait_empty(n);
-        load_rows<kEach, C::kSize>(ring.block(n) + warp * kEach * 128, C::kKeys * 128, values ? p.v : p.k,
+        load_rows<kEach, C::kSize>(ring.place(n) + warp * kEach * 128, C::kKeys * 128, values ? p.v : p.k,
                                    there ? head.key_at(stride, key) : -1, stride.d,
                                    static_cast<int>(values ? p.dv : p.d), call.kv_vector, 0);
         copy_commit();
@@ -234,8 +263,6 @@ __device__ void load_by_threads(const Call& call, Ring<C> k, Ring<C> v, Tile& ti
         filling = ring.full(n);
       }
     }
-  }
-  if (filling) {
     copy_wait<0>();
     fence_async_proxy();
     barrier_arrive(filling);
@@ -269,47 +296,28 @@ struct Rows {
   static constexpr int kScores = C::kKeys / 2, kOut = C::kSize / 2;
 
   const Call& call;
-  const int group, warp, lane, column;
+  const int group, warp, lane, own, column;  // own: first row of the warp
   float o[kOut];
   std::uint32_t weights[kScores / 2] = {};  // of the block before the one in s, as operand A
   float m[2], l[2], scale[2];  // maximum and sum, the latter of the lane's columns; what the maximum's move makes of O
   int first[2], last[2];       // the keys that rows see, from the tile's first block on
 
   __device__ Rows(const Call& call, int group)
-      : call(call), group(group), warp(threadIdx.x / 32 % 4), lane(threadIdx.x % 32), column(lane % 4 * 2) {}
+      : call(call), group(group), warp(threadIdx.x / 32 % 4), lane(threadIdx.x % 32),
+        own(kGroupRows * group + 16 * warp), column(lane % 4 * 2) {}
 
   __device__ void sync() const { named_sync(8 + group, 128); }  // the warpgroup
-  __device__ bool find(Schedule<C>& schedule, Tile& tile) const {
-    if (!next_tile(schedule, tile)) return false;
-    const AttentionParams& p = call.p;
-    const Head head(p, tile.b, tile.hk);
-    if (lane < 16) {
-      const int r = tile.row + kGroupRows * group + 16 * warp + lane, end = r < tile.rows ? tile.blocks * C::kKeys : 0;
-      const Row at = row_of(head, min(r, tile.rows - 1));
-      auto& row = tile.of_row[lane];
-      row.q = end ? row_at(p.q_stride, head, at) : -1;
-      row.out = end ? row_at(p.out_stride, head, at) : -1;
-      row.lse = end && p.lse ? row_at(p.lse_stride, head, at) : -1;
-      row.token = static_cast<int>(at.token), row.q_head = static_cast<int>(at.q_head);
-      row.first = static_cast<int>(clamp(at.first - tile.key, 0, end));
-      row.last = static_cast<int>(clamp(at.last - tile.key, 0, end));
-      row.sink = sink_of(head, at);
-    }
-    if (lane == 0) tile.offset = head.offset;
-    __syncwarp();
-    return true;
-  }
   // Begins to load the tile's Q.
-  __device__ void load_q(const Tile& tile, std::uint32_t q) const {
+  __device__ void load_q(const Tile<C>& tile, std::uint32_t q) const {
     const AttentionParams& p = call.p;
-    load_rows<16, C::kSize>(q + (kGroupRows * group + 16 * warp) * 128, C::kRows * 128, p.q, tile.of_row[lane % 16].q,
+    load_rows<16, C::kSize>(q + own * 128, C::kRows * 128, p.q, tile.of_row[own + lane % 16].q,
                             p.q_stride.d, static_cast<int>(p.d), call.q_vector, p.score.scale_log2 < 0 ? 0x8000 : 0);
   }
 
-  __device__ void begin(const Tile& tile) {
+  __device__ void begin(const Tile<C>& tile) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const auto& row = tile.of_row[lane / 4 + 8 * h];
+      const auto& row = tile.of_row[own + lane / 4 + 8 * h];
       first[h] = row.first, last[h] = row.last, m[h] = row.sink;
       l[h] = lane % 4 == 0 && m[h] != -infinity() ? exp2f(C::kShift) : 0.f;
     }
@@ -317,7 +325,7 @@ struct Rows {
 
   // From scores of keys [key, ...), counted like `first`, to weights in their place. Between the turns, exponentials.
   template <class Begin, class End>
-  __device__ void softmax(float (&s)[kScores], const Tile& tile, int key, Begin begin_turn, End end_turn) {
+  __device__ void softmax(float (&s)[kScores], const Tile<C>& tile, int key, Begin begin_turn, End end_turn) {
     float factor = fabsf(call.p.score.scale_log2);  // a negative one changed Q's sign
     const int from[2] = {first[0] - key - column, first[1] - key - column};
     const int to[2] = {last[0] - key - column, last[1] - key - column};
@@ -329,7 +337,7 @@ struct Rows {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int at = j + i % 2;
-          const auto& row = tile.of_row[lane / 4 + i / 2 * 8];
+          const auto& row = tile.of_row[own + lane / 4 + i / 2 * 8];
           four[i] = at < from[i / 2] || at >= to[i / 2]
                         ? -infinity()
                         : finish_score(call.p.score, tile.b, row.q_head, row.token, tile.offset,
@@ -383,12 +391,12 @@ struct Rows {
   }
 
   // Results of the tile.
-  __device__ void store(const Tile& tile) {
+  __device__ void store(const Tile<C>& tile) {
     const AttentionParams& p = call.p;
     bool good = true;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const auto& row = tile.of_row[lane / 4 + 8 * h];
+      const auto& row = tile.of_row[own + lane / 4 + 8 * h];
       l[h] = over_row(l[h], [](float a, float b) { return a + b; });
       float nothing = l[h] * 0;  // or NaN
 #pragma unroll
@@ -408,7 +416,7 @@ struct Rows {
     const int dv = static_cast<int>(p.dv);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const std::int64_t out = tile.of_row[lane / 4 + 8 * h].out;
+      const std::int64_t out = tile.of_row[own + lane / 4 + 8 * h].out;
       if (p.out_type == DType::f32) {
 #pragma unroll
         for (int j = 0; j < C::kSize / 8; ++j) {
@@ -463,14 +471,21 @@ __device__ void zero_rows(std::uint32_t block, int from) {
 
 // A math warpgroup.
 template <class C>
-__device__ void attend(const Call& call, Ring<C> k, Ring<C> v, std::uint32_t q, Tile* tiles, int group) {
+__device__ void attend(const Call& call, const Ring& listed, const Tile<C>* tiles, const Ring& k, const Ring& v,
+                       std::uint32_t q, int group) {
   using T = typename C::Element;
-  Schedule<C> schedule{call};
   Rows<C> rows(call, group);
-  int current = 0;  // of the two tiles
-  bool more = rows.find(schedule, tiles[0]);
+  int t = 0;  // tiles so far
+  // Begins to load the Q of tile t; false: there is none.
+  const auto load_q = [&] {
+    listed.wait_full(t);
+    const Tile<C>& tile = tiles[t % kStages];
+    if (tile.blocks == 0) return false;
+    rows.load_q(tile, q);
+    return true;
+  };
+  bool more = load_q();
   if (!more) return;
-  rows.load_q(tiles[0], q);
 
   // Turns go round: barrier 1 + group opens a warpgroup's.
   if (group == C::kGroups - 1) named_arrive(1, 256);
@@ -492,15 +507,15 @@ __device__ void attend(const Call& call, Ring<C> k, Ring<C> v, std::uint32_t q, 
     if (more || !starts) k.wait_full(n);
     if (n > 0) v.wait_full(n - 1);
     if (C::kTma && there < C::kKeys) {
-      zero_rows<C>(v.block(n - 1), there);
+      zero_rows<C>(v.place(n - 1), there);
       rows.sync();
     }
 
     // S = Q K^T of the next block, then O (+)= P V of this one. The first and the last time one of them is for nothing.
     if constexpr (C::kTurnsAtProducts) begin_turn();
-    const std::uint64_t k_matrix = matrix_descriptor(k.block(n), 0);
-    const std::uint64_t v_matrix = matrix_descriptor(v.block(n + kStages - 1), C::kKeys * 128);
-    float s[Rows<C>::kScores];
+    const std::uint64_t k_matrix = matrix_descriptor(k.place(n), 0);
+    const std::uint64_t v_matrix = matrix_descriptor(v.place(n + kStages - 1), C::kKeys * 128);
+    float s[Rows<C>::kScores] = {};
     pin(s);
     pin(rows.o);
     wgmma_fence();
@@ -523,20 +538,20 @@ __device__ void attend(const Call& call, Ring<C> k, Ring<C> v, std::uint32_t q, 
       pin(rows.o);
       if (n > 0) {
         v.release(n - 1);
-        rows.store(tiles[current ^ 1]);
+        rows.store(tiles[(t + kStages - 1) % kStages]);
+        __syncwarp();
+        listed.release(t - 1);
       }
       if (!more) break;
-      rows.begin(tiles[current]);
+      rows.begin(tiles[t % kStages]);
     }
-    const Tile &tile = tiles[current];
-    Tile &next = tiles[current ^ 1];
+    const Tile<C>& tile = tiles[t % kStages];
     const bool ends = block == 0;
-    const auto load_next = [&] {
+    if (ends) {
       rows.sync();  // all have read Q
-      if (more) rows.load_q(next, q);
-      copy_commit();
-    };
-    if (ends && !starts) load_next();
+      ++t;
+      more = load_q();
+    }
     if constexpr (C::kTurnsAtProducts) rows.softmax(s, tile, block * C::kKeys, pass, pass);
     else rows.softmax(s, tile, block * C::kKeys, begin_turn, end_turn);
     if (!starts) {
@@ -548,16 +563,8 @@ __device__ void attend(const Call& call, Ring<C> k, Ring<C> v, std::uint32_t q, 
     rows.pack_weights(s);
     there = starts ? tile.there : C::kKeys;
     adds = !starts;
-    // Registers are few while S is in them: the next tile is looked for here, long before it is needed.
-    if (starts) {
-      more = rows.find(schedule, next);
-      if (ends) load_next();
-    }
     starts = ends;
-    if (ends) {
-      current ^= 1;
-      block = tiles[current].blocks;
-    }
+    if (ends) block = tiles[t % kStages].blocks;
     --block;
   }
   if (group == 0) named_sync(1, 256);  // the last turn is nobody's
@@ -566,23 +573,28 @@ __device__ void attend(const Call& call, Ring<C> k, Ring<C> v, std::uint32_t q, 
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1) wgmma(const __grid_constant__ Call call) {
   extern __shared__ std::uint8_t shared[];
-  __shared__ std::uint64_t barriers[4 * kStages];
-  __shared__ Tile tiles[C::kThreads / 32][2];
+  __shared__ std::uint64_t barriers[6 * kStages];
+  __shared__ Tile<C> tiles[kStages];
+  const std::uint32_t first = shared_address(barriers);
   const std::uint32_t q = (shared_address(shared) + 1023) / 1024 * 1024;  // the swizzle's unit
-  const Ring<C> k{q + C::kRowsBytes, barriers}, v{k.data + kStages * C::kBlockBytes, barriers + 2 * kStages};
+  const Ring k{first, q + C::kRowsBytes, C::kBlockBytes};
+  const Ring v{first + 16 * kStages, k.data + kStages * C::kBlockBytes, C::kBlockBytes};
+  const Ring listed{first + 32 * kStages};
   if (threadIdx.x == 0) {
-    k.init();
-    v.init();
+    k.init(C::kTma ? 1 : 128, 4 * C::kGroups);
+    v.init(C::kTma ? 1 : 128, 4 * C::kGroups);
+    listed.init(C::kListers, 4 * C::kGroups);
     fence_barrier_init();
   }
   __syncthreads();
   if (threadIdx.x < 128) {
     registers_decrease<C::kLoadRegisters>();
-    if constexpr (!C::kTma) load_by_threads<C>(call, k, v, tiles[threadIdx.x / 32][0]);
+    if constexpr (!C::kTma) load_by_threads<C>(call, listed, tiles, k, v);
     else if (threadIdx.x == 0) load_by_tma<C>(call, k, v);
+    else if (threadIdx.x >= 32) list_tiles<C>(call, listed, tiles);
   } else {
     registers_increase<C::kMathRegisters>();
-    attend<C>(call, k, v, q, tiles[threadIdx.x / 32], threadIdx.x / 128 - 1);
+    attend<C>(call, listed, tiles, k, v, q, threadIdx.x / 128 - 1);
   }
 }
 
