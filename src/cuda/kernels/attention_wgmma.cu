@@ -11,6 +11,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "cuda/kernels/kernels.hpp"
 #include "cuda/tile/ptx.cuh"
@@ -38,10 +39,10 @@ struct Config {
   static constexpr bool kTerms = kTerms_;  // scores need more than a scale
   // Small heads have registers for a third warpgroup, if nothing else needs them.
   static constexpr int kGroups = kSize == 64 && kTma && !kTerms ? 3 : 2, kThreads = 128 * (kGroups + 1);
-  static constexpr int kLoadRegisters = kGroups == 3 ? 32 : kTma ? 56 : 72;
-  static constexpr int kMathRegisters = kGroups == 3 ? 160 : kTma ? 224 : 216;
+  static constexpr int kLoadRegisters = kTma ? 56 : 72;
+  static constexpr int kMathRegisters = kGroups == 3 ? 152 : kTma ? 224 : 216;
   static constexpr int kListers = kTma ? 96 : 128;  // threads that put tiles into shared memory
-  static constexpr int kRows = kGroupRows * kGroups, kKeys = kSize == 256 ? 64 : 128;
+  static constexpr int kRows = kGroupRows * kGroups, kKeys = kSize == 256 ? 64 : kGroups == 3 ? 112 : 128;
   // What the warpgroups take turns at: issuing products where exponentials take as long as these, else exponentials.
   static constexpr bool kTurnsAtProducts = kSize == 64;
   // A row's maximum moves only when it grows by more: weights are then up to 2^kSlack, and O is rarely rescaled.
@@ -56,6 +57,7 @@ struct Config {
 struct Call {
   AttentionParams p;
   CUtensorMap k, v;  // if TMA loads them
+  float scale;       // of scores, never negative: Q takes the sign
   bool q_vector, kv_vector, out_vector;  // 16 bytes at a time
   int heads, tiles;  // as Tiling numbers them
   int section;       // heads that are done together, for K and V to stay in L2
@@ -161,11 +163,11 @@ struct Tile : Place {
 
 // kRows rows of `size` elements into panels of 64 columns, zeros beyond, by one warp. Lane i knows where row i starts;
 // negative: nowhere, and the row is 0. What is not 16-byte aligned goes element by element, its sign changed by `sign`.
-template <int kRows, int kSize>
+template <int kRows, int kSize, int kUnroll>
 __device__ void load_rows(std::uint32_t to, int panel_bytes, const void* x, std::int64_t at, std::int64_t stride,
                           int size, bool vector, std::uint16_t sign) {
   constexpr int kChunks = kSize / 8;  // of 16 bytes
-#pragma unroll 2
+#pragma unroll kUnroll
   for (int i = threadIdx.x % 32; i < kRows * kChunks; i += 32) {
     const int row = i / kChunks, chunk = i % kChunks;
     const std::int64_t start = __shfl_sync(~0u, at, row);
@@ -177,14 +179,11 @@ __device__ void load_rows(std::uint32_t to, int panel_bytes, const void* x, std:
       copy16(place, from, 2 * n);
       continue;
     }
-    std::uint32_t words[4];
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      const std::uint32_t low = 2 * k < n ? from[2 * k * stride] ^ sign : 0;
-      const std::uint32_t high = 2 * k + 1 < n ? from[(2 * k + 1) * stride] ^ sign : 0;
-      words[k] = low | high << 16;
+#pragma unroll 1
+    for (int k = 0; k < 8; k += 2, from += 2 * stride) {
+      const std::uint32_t low = k < n ? from[0] ^ sign : 0, high = k + 1 < n ? from[stride] ^ sign : 0;
+      store4(place + 2 * k, low | high << 16);
     }
-    store16(place, make_uint4(words[0], words[1], words[2], words[3]));
   }
 }
 
@@ -251,7 +250,7 @@ __device__ void load_by_threads(const Call& call, const Ring& listed, Tile<C>* t
         const Strides stride = values ? p.v_stride : p.k_stride;
         const Ring ring = values ? v : k;
         ring.wait_empty(n);
-        load_rows<kEach, C::kSize>(ring.place(n) + warp * kEach * 128, C::kKeys * 128, values ? p.v : p.k,
+        load_rows<kEach, C::kSize, 4>(ring.place(n) + warp * kEach * 128, C::kKeys * 128, values ? p.v : p.k,
                                    there ? head.key_at(stride, key) : -1, stride.d,
                                    static_cast<int>(values ? p.dv : p.d), call.kv_vector, 0);
         copy_commit();
@@ -296,21 +295,18 @@ struct Rows {
   static constexpr int kScores = C::kKeys / 2, kOut = C::kSize / 2;
 
   const Call& call;
-  const int group, warp, lane, own, column;  // own: first row of the warp
+  const int lane, own, column;  // own: first row of the warp
   float o[kOut];
   std::uint32_t weights[kScores / 2] = {};  // of the block before the one in s, as operand A
   float m[2], l[2], scale[2];  // maximum and sum, the latter of the lane's columns; what the maximum's move makes of O
-  int first[2], last[2];       // the keys that rows see, from the tile's first block on
 
-  __device__ Rows(const Call& call, int group)
-      : call(call), group(group), warp(threadIdx.x / 32 % 4), lane(threadIdx.x % 32),
-        own(kGroupRows * group + 16 * warp), column(lane % 4 * 2) {}
+  __device__ Rows(const Call& call)
+      : call(call), lane(threadIdx.x % 32), own(threadIdx.x / 32 * 16 - kGroupRows), column(lane % 4 * 2) {}
 
-  __device__ void sync() const { named_sync(8 + group, 128); }  // the warpgroup
   // Begins to load the tile's Q.
   __device__ void load_q(const Tile<C>& tile, std::uint32_t q) const {
     const AttentionParams& p = call.p;
-    load_rows<16, C::kSize>(q + own * 128, C::kRows * 128, p.q, tile.of_row[own + lane % 16].q,
+    load_rows<16, C::kSize, 1>(q + own * 128, C::kRows * 128, p.q, tile.of_row[own + lane % 16].q,
                             p.q_stride.d, static_cast<int>(p.d), call.q_vector, p.score.scale_log2 < 0 ? 0x8000 : 0);
   }
 
@@ -318,7 +314,7 @@ struct Rows {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const auto& row = tile.of_row[own + lane / 4 + 8 * h];
-      first[h] = row.first, last[h] = row.last, m[h] = row.sink;
+      m[h] = row.sink;
       l[h] = lane % 4 == 0 && m[h] != -infinity() ? exp2f(C::kShift) : 0.f;
     }
   }
@@ -326,9 +322,12 @@ struct Rows {
   // From scores of keys [key, ...), counted like `first`, to weights in their place. Between the turns, exponentials.
   template <class Begin, class End>
   __device__ void softmax(float (&s)[kScores], const Tile<C>& tile, int key, Begin begin_turn, End end_turn) {
-    float factor = fabsf(call.p.score.scale_log2);  // a negative one changed Q's sign
-    const int from[2] = {first[0] - key - column, first[1] - key - column};
-    const int to[2] = {last[0] - key - column, last[1] - key - column};
+    int from[2], to[2];  // the columns that rows see, as if the lane's first were 0
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const auto& row = tile.of_row[own + lane / 4 + 8 * h];
+      from[h] = row.first - key - column, to[h] = row.last - key - column;
+    }
     if constexpr (C::kTerms) {
       // Registers have no index: each time the first four are done, and all move up.
 #pragma unroll 1
@@ -341,12 +340,11 @@ struct Rows {
           four[i] = at < from[i / 2] || at >= to[i / 2]
                         ? -infinity()
                         : finish_score(call.p.score, tile.b, row.q_head, row.token, tile.offset,
-                                       tile.key + key + column + at, s[i] * factor);
+                                       tile.key + key + column + at, s[i] * call.scale);
         }
 #pragma unroll
         for (int i = 0; i < kScores; ++i) s[i] = i + 4 < kScores ? s[i + 4] : four[i + 4 - kScores];
       }
-      factor = 1;
     } else if (max(from[0], from[1]) > -column || min(to[0], to[1]) < C::kKeys - column) {
 #pragma unroll
       for (int i = 0; i < kScores; ++i) {
@@ -354,6 +352,7 @@ struct Rows {
         s[i] = at < from[h] || at >= to[h] ? -infinity() : s[i];
       }
     }
+    const float factor = C::kTerms ? 1 : call.scale;
     float minus[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -365,17 +364,15 @@ struct Rows {
       if (top > before + C::kSlack) m[h] = top;
       minus[h] = C::kShift - reference(m[h]);
       scale[h] = exp2_approx(before - reference(m[h]));
+      l[h] *= scale[h];
     }
     begin_turn();
-    float sum[2] = {};
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {
       s[i] = exp2_approx(fmaf(s[i], factor, minus[i / 2 % 2]));
-      sum[i / 2 % 2] += s[i];
+      l[i / 2 % 2] += s[i];
     }
     end_turn();
-#pragma unroll
-    for (int h = 0; h < 2; ++h) l[h] = fmaf(l[h], scale[h], sum[h]);
   }
 
   __device__ void rescale() {
@@ -409,9 +406,9 @@ struct Rows {
       for (int i = 2 * h; i < kOut; i += 4) o[i] *= inverse, o[i + 1] *= inverse;
     }
     good = __all_sync(~0u, good);
-    const int group_row = tile.row + kGroupRows * group;
+    const int group_row = tile.row + own / kGroupRows * kGroupRows;
     if (lane == 0 && group_row < tile.rows)
-      call.redo[4 * Tiling<kGroupRows>::number(p, tile.b, tile.hk, group_row) + warp] = !good;
+      call.redo[4 * Tiling<kGroupRows>::number(p, tile.b, tile.hk, group_row) + own / 16 % 4] = !good;
 
     const int dv = static_cast<int>(p.dv);
 #pragma unroll
@@ -474,7 +471,8 @@ template <class C>
 __device__ void attend(const Call& call, const Ring& listed, const Tile<C>* tiles, const Ring& k, const Ring& v,
                        std::uint32_t q, int group) {
   using T = typename C::Element;
-  Rows<C> rows(call, group);
+  Rows<C> rows(call);
+  const auto sync = [&] { named_sync(8 + group, 128); };
   int t = 0;  // tiles so far
   // Begins to load the Q of tile t; false: there is none.
   const auto load_q = [&] {
@@ -494,21 +492,23 @@ __device__ void attend(const Call& call, const Ring& listed, const Tile<C>* tile
   const auto pass = [] {};
 
   const std::uint64_t q_matrix = matrix_descriptor(q + group * kGroupRows * 128, 0);
-  int block = tiles[0].blocks - 1;  // whose scores are next
+  int block = 0;                // of the tile, whose scores these are
   bool starts = true;           // it is its tile's first, or there is no more; O is complete once the weights are used
   bool adds = false;            // the weights' block was not its tile's first
-  int there = C::kKeys;         // keys in the weights' block
   for (int n = 0;; ++n) {       // K and V blocks so far; V's are one behind
     if (more && starts) {
       copy_wait<0>();
       fence_async_proxy();
-      rows.sync();
+      sync();
     }
     if (more || !starts) k.wait_full(n);
     if (n > 0) v.wait_full(n - 1);
-    if (C::kTma && there < C::kKeys) {
-      zero_rows<C>(v.place(n - 1), there);
-      rows.sync();
+    if (C::kTma && n > 0 && !adds) {
+      const int there = tiles[(t + starts) % kStages].there;
+      if (there < C::kKeys) {
+        zero_rows<C>(v.place(n - 1), there);
+        sync();
+      }
     }
 
     // S = Q K^T of the next block, then O (+)= P V of this one. The first and the last time one of them is for nothing.
@@ -544,11 +544,12 @@ __device__ void attend(const Call& call, const Ring& listed, const Tile<C>* tile
       }
       if (!more) break;
       rows.begin(tiles[t % kStages]);
+      block = tiles[t % kStages].blocks;
     }
     const Tile<C>& tile = tiles[t % kStages];
-    const bool ends = block == 0;
+    const bool ends = --block == 0;
     if (ends) {
-      rows.sync();  // all have read Q
+      sync();  // all have read Q
       ++t;
       more = load_q();
     }
@@ -561,11 +562,8 @@ __device__ void attend(const Call& call, const Ring& listed, const Tile<C>* tile
       rows.rescale();
     }
     rows.pack_weights(s);
-    there = starts ? tile.there : C::kKeys;
     adds = !starts;
     starts = ends;
-    if (ends) block = tiles[t % kStages].blocks;
-    --block;
   }
   if (group == 0) named_sync(1, 256);  // the last turn is nobody's
 }
@@ -696,6 +694,7 @@ std::size_t wgmma_workspace(const AttentionParams& p) {
 void attention_wgmma(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
   Call call{};
   call.p = p;
+  call.scale = std::fabs(p.score.scale_log2);
   call.q_vector = p.score.scale_log2 >= 0 && is_vector(p.q, p.q_stride, 2);
   call.kv_vector = is_vector(p.k, p.k_stride, 2) && is_vector(p.v, p.v_stride, 2);
   call.out_vector = is_vector(p.out, p.out_stride, p.out_type == DType::f32 ? 4 : 2);
