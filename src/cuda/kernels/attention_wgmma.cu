@@ -20,7 +20,9 @@
 namespace rapt::cuda {
 namespace {
 
-constexpr int kGroupRows = kSimtRows, kStages = 2;  // a flag is of one warpgroup's rows
+constexpr int kGroupRows = kSimtRows;  // a flag is of one warpgroup's rows
+constexpr int kStages = 2;             // blocks of K and of V at a time
+constexpr int kTiles = 3;              // the one whose output is complete, the one at work and the next
 static_assert(kGroupRows == 64, "the rows of a wgmma");
 constexpr float kHugeScore = 0x1p20f;  // past it a weight would lose digits to the score's size
 
@@ -64,24 +66,28 @@ struct Call {
   std::uint8_t* redo;
 };
 
-// What the first warpgroup hands to the others through kStages places in shared memory, by how many came before.
+// What the first warpgroup hands to the others through a few places in shared memory, by how many came before.
+template <int kPlaces>
 struct Ring {
   std::uint32_t barriers, data = 0;
   int bytes = 0;  // of a place
 
-  __device__ std::uint32_t place(int n) const { return data + n % kStages * bytes; }
-  __device__ std::uint32_t full(int n) const { return barriers + n % kStages * 16; }
+  __device__ std::uint32_t place(int n) const { return data + n % kPlaces * bytes; }
+  __device__ std::uint32_t full(int n) const { return barriers + n % kPlaces * 16; }
   __device__ std::uint32_t empty(int n) const { return full(n) + 8; }
-  __device__ void wait_full(int n) const { barrier_wait(full(n), n / kStages % 2); }
-  __device__ void wait_empty(int n) const { barrier_wait(empty(n), n / kStages % 2 ^ 1); }
+  __device__ void wait_full(int n) const { barrier_wait(full(n), n / kPlaces % 2); }
+  __device__ void wait_empty(int n) const { barrier_wait(empty(n), n / kPlaces % 2 ^ 1); }
   // By one lane of each warp that read it.
   __device__ void release(int n) const {
     if (threadIdx.x % 32 == 0) barrier_arrive(empty(n));
   }
   __device__ void init(int writers, int readers) const {
-    for (int n = 0; n < kStages; ++n) barrier_init(full(n), writers), barrier_init(empty(n), readers);
+    for (int n = 0; n < kPlaces; ++n) barrier_init(full(n), writers), barrier_init(empty(n), readers);
   }
 };
+
+using Blocks = Ring<kStages>;
+using Listed = Ring<kTiles>;
 
 // Row r with divisions of 32 bits.
 __device__ Row row_of(const Head& head, int r) {
@@ -189,7 +195,7 @@ __device__ void load_rows(std::uint32_t to, int panel_bytes, const void* x, std:
 
 // Where TMA loads K and V: one thread.
 template <class C>
-__device__ void load_by_tma(const Call& call, const Ring& k, const Ring& v) {
+__device__ void load_by_tma(const Call& call, const Blocks& k, const Blocks& v) {
   Schedule<C> schedule{call};
   Place tile;
   for (int n = 0; schedule.next(tile);) {
@@ -197,7 +203,7 @@ __device__ void load_by_tma(const Call& call, const Ring& k, const Ring& v) {
     int key = static_cast<int>(tile.key) + (tile.blocks - 1) * C::kKeys;
     if (ragged) key += static_cast<int>(Head(call.p, tile.b, tile.hk).k_first);
     for (int block = tile.blocks; block > 0; --block, ++n, key -= C::kKeys) {
-      const auto load = [&](const Ring& ring, const CUtensorMap& map) {
+      const auto load = [&](const Blocks& ring, const CUtensorMap& map) {
         ring.wait_empty(n);
         barrier_arrive_expecting(ring.full(n), C::kBlockBytes);
 #pragma unroll
@@ -212,33 +218,39 @@ __device__ void load_by_tma(const Call& call, const Ring& k, const Ring& v) {
 }
 // The tiles meanwhile: other warps.
 template <class C>
-__device__ void list_tiles(const Call& call, const Ring& listed, Tile<C>* tiles) {
+__device__ void list_tiles(const Call& call, const Listed& listed, Tile<C>* tiles) {
   Schedule<C> schedule{call};
   Place tile;
   bool more = true;
   for (int i = 0; more; ++i) {
     more = schedule.next(tile);
     listed.wait_empty(i);
-    tiles[i % kStages].fill(call.p, tile, threadIdx.x - 32, C::kListers);
+    tiles[i % kTiles].fill(call.p, tile, threadIdx.x - 32, C::kListers);
     barrier_arrive(listed.full(i));
   }
 }
 
 // Both by all threads of a warpgroup, for any layout of K and V. Only keys that some row sees are read.
 template <class C>
-__device__ void load_by_threads(const Call& call, const Ring& listed, Tile<C>* tiles, const Ring& k, const Ring& v) {
+__device__ void load_by_threads(const Call& call, const Listed& listed, Tile<C>* tiles, const Blocks& k, const Blocks& v) {
   constexpr int kEach = C::kKeys / 4;  // rows of a warp
   const AttentionParams& p = call.p;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   Schedule<C> schedule{call};
-  Place tile;
-  bool more = true;
-  for (int i = 0, n = 0; more; ++i) {
-    more = schedule.next(tile);
+  // Lists tile i; a tile early, so that nobody waits for it.
+  const auto list = [&](int i) {
+    Place place;
+    schedule.next(place);
     listed.wait_empty(i);
-    tiles[i % kStages].fill(p, tile, threadIdx.x, C::kListers);
+    tiles[i % kTiles].fill(p, place, threadIdx.x, C::kListers);
     barrier_arrive(listed.full(i));
-    if (!more) break;
+  };
+  list(0);
+  for (int i = 0, n = 0;; ++i) {
+    listed.wait_full(i);
+    const Place& tile = tiles[i % kTiles];
+    if (tile.blocks == 0) break;
+    list(i + 1);
 
     const Head head(p, tile.b, tile.hk);
     std::uint32_t filling = 0;  // barrier of the block whose copies are under way
@@ -248,9 +260,9 @@ __device__ void load_by_threads(const Call& call, const Ring& listed, Tile<C>* t
 #pragma unroll 1
       for (int values = 0; values < 2; ++values) {
         const Strides stride = values ? p.v_stride : p.k_stride;
-        const Ring ring = values ? v : k;
+        const Blocks ring = values ? v : k;
         ring.wait_empty(n);
-        load_rows<kEach, C::kSize, 4>(ring.place(n) + warp * kEach * 128, C::kKeys * 128, values ? p.v : p.k,
+        load_rows<kEach, C::kSize, 2>(ring.place(n) + warp * kEach * 128, C::kKeys * 128, values ? p.v : p.k,
                                    there ? head.key_at(stride, key) : -1, stride.d,
                                    static_cast<int>(values ? p.dv : p.d), call.kv_vector, 0);
         copy_commit();
@@ -308,6 +320,7 @@ struct Rows {
     const AttentionParams& p = call.p;
     load_rows<16, C::kSize, 1>(q + own * 128, C::kRows * 128, p.q, tile.of_row[own + lane % 16].q,
                             p.q_stride.d, static_cast<int>(p.d), call.q_vector, p.score.scale_log2 < 0 ? 0x8000 : 0);
+    copy_commit();
   }
 
   __device__ void begin(const Tile<C>& tile) {
@@ -468,7 +481,7 @@ __device__ void zero_rows(std::uint32_t block, int from) {
 
 // A math warpgroup.
 template <class C>
-__device__ void attend(const Call& call, const Ring& listed, const Tile<C>* tiles, const Ring& k, const Ring& v,
+__device__ void attend(const Call& call, const Listed& listed, const Tile<C>* tiles, const Blocks& k, const Blocks& v,
                        std::uint32_t q, int group) {
   using T = typename C::Element;
   Rows<C> rows(call);
@@ -477,7 +490,7 @@ __device__ void attend(const Call& call, const Ring& listed, const Tile<C>* tile
   // Begins to load the Q of tile t; false: there is none.
   const auto load_q = [&] {
     listed.wait_full(t);
-    const Tile<C>& tile = tiles[t % kStages];
+    const Tile<C>& tile = tiles[t % kTiles];
     if (tile.blocks == 0) return false;
     rows.load_q(tile, q);
     return true;
@@ -491,7 +504,7 @@ __device__ void attend(const Call& call, const Ring& listed, const Tile<C>* tile
   const auto end_turn = [&] { named_arrive(1 + (group + 1) % C::kGroups, 256); };
   const auto pass = [] {};
 
-  const std::uint64_t q_matrix = matrix_descriptor(q + group * kGroupRows * 128, 0);
+  const std::uint64_t q_matrix = matrix_descriptor(q + group * kGroupRows * 128);
   int block = 0;                // of the tile, whose scores these are
   bool starts = true;           // it is its tile's first, or there is no more; O is complete once the weights are used
   bool adds = false;            // the weights' block was not its tile's first
@@ -504,7 +517,7 @@ __device__ void attend(const Call& call, const Ring& listed, const Tile<C>* tile
     if (more || !starts) k.wait_full(n);
     if (n > 0) v.wait_full(n - 1);
     if (C::kTma && n > 0 && !adds) {
-      const int there = tiles[(t + starts) % kStages].there;
+      const int there = tiles[(starts ? t - 1 : t) % kTiles].there;
       if (there < C::kKeys) {
         zero_rows<C>(v.place(n - 1), there);
         sync();
@@ -513,7 +526,7 @@ __device__ void attend(const Call& call, const Ring& listed, const Tile<C>* tile
 
     // S = Q K^T of the next block, then O (+)= P V of this one. The first and the last time one of them is for nothing.
     if constexpr (C::kTurnsAtProducts) begin_turn();
-    const std::uint64_t k_matrix = matrix_descriptor(k.place(n), 0);
+    const std::uint64_t k_matrix = matrix_descriptor(k.place(n));
     const std::uint64_t v_matrix = matrix_descriptor(v.place(n + kStages - 1), C::kKeys * 128);
     float s[Rows<C>::kScores] = {};
     pin(s);
@@ -538,21 +551,22 @@ __device__ void attend(const Call& call, const Ring& listed, const Tile<C>* tile
       pin(rows.o);
       if (n > 0) {
         v.release(n - 1);
-        rows.store(tiles[(t + kStages - 1) % kStages]);
+        rows.store(tiles[(t - 1) % kTiles]);
         __syncwarp();
         listed.release(t - 1);
       }
       if (!more) break;
-      rows.begin(tiles[t % kStages]);
-      block = tiles[t % kStages].blocks;
+      rows.begin(tiles[t % kTiles]);
+      block = tiles[t % kTiles].blocks;
     }
-    const Tile<C>& tile = tiles[t % kStages];
+    const Tile<C>& tile = tiles[t % kTiles];
     const bool ends = --block == 0;
     if (ends) {
       sync();  // all have read Q
       ++t;
       more = load_q();
     }
+    if constexpr (C::kTerms && C::kSize == 256) wgmma_wait<0>();  // the weights' registers are wanted
     if constexpr (C::kTurnsAtProducts) rows.softmax(s, tile, block * C::kKeys, pass, pass);
     else rows.softmax(s, tile, block * C::kKeys, begin_turn, end_turn);
     if (!starts) {
@@ -571,13 +585,13 @@ __device__ void attend(const Call& call, const Ring& listed, const Tile<C>* tile
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1) wgmma(const __grid_constant__ Call call) {
   extern __shared__ std::uint8_t shared[];
-  __shared__ std::uint64_t barriers[6 * kStages];
-  __shared__ Tile<C> tiles[kStages];
+  __shared__ std::uint64_t barriers[4 * kStages + 2 * kTiles];
+  __shared__ Tile<C> tiles[kTiles];
   const std::uint32_t first = shared_address(barriers);
   const std::uint32_t q = (shared_address(shared) + 1023) / 1024 * 1024;  // the swizzle's unit
-  const Ring k{first, q + C::kRowsBytes, C::kBlockBytes};
-  const Ring v{first + 16 * kStages, k.data + kStages * C::kBlockBytes, C::kBlockBytes};
-  const Ring listed{first + 32 * kStages};
+  const Blocks k{first, q + C::kRowsBytes, C::kBlockBytes};
+  const Blocks v{first + 16 * kStages, k.data + kStages * C::kBlockBytes, C::kBlockBytes};
+  const Listed listed{first + 32 * kStages};
   if (threadIdx.x == 0) {
     k.init(C::kTma ? 1 : 128, 4 * C::kGroups);
     v.init(C::kTma ? 1 : 128, 4 * C::kGroups);
@@ -692,6 +706,7 @@ std::size_t wgmma_workspace(const AttentionParams& p) {
 }
 
 void attention_wgmma(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
+  if (simt_tiles(p) == 0) return;
   Call call{};
   call.p = p;
   call.scale = std::fabs(p.score.scale_log2);

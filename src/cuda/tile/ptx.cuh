@@ -122,7 +122,7 @@ __device__ __forceinline__ void pin(float (&d)[kCount]) {
 // Of a matrix in shared memory, in panels of rows of 128 bytes with the 128-byte swizzle: the 16-byte chunk c of row r
 // lies in place c ^ (r % 8). Groups of 8 rows follow each other; `panel_stride` leads to the next 64 elements of a row
 // where a product takes more (B read by columns). Adding n to it moves the start by 16 n bytes.
-__device__ inline std::uint64_t matrix_descriptor(std::uint32_t address, int panel_stride) {
+__device__ inline std::uint64_t matrix_descriptor(std::uint32_t address, int panel_stride = 16) {
   constexpr std::uint64_t kSwizzle128 = 1, kEightRows = 1024;
   return (address & 0x3ffff) >> 4 | static_cast<std::uint64_t>(panel_stride >> 4) << 16 | kEightRows >> 4 << 32 |
          kSwizzle128 << 62;
