@@ -1,6 +1,6 @@
 // Attention in fp32 on the ordinary cores of any GPU, whatever the types, strides and head sizes: FlashAttention-2's
-// schedule in shared memory. A block does a tile of 64 rows, and 256 threads in 16 x 16 each 4 x 4 of everything: of the
-// 64 x 64 scores, and of each 64 columns of the output.
+// schedule in shared memory. A block does a tile of 64 rows, and 256 threads in 16 x 16 each 4 x 4 of everything: of
+// the 64 x 64 scores, and of each 64 columns of the output.
 #include "cuda/kernels/kernels.hpp"
 #include "cuda/tile/score.cuh"
 
@@ -52,8 +52,8 @@ __device__ float over_row(float x, Combine combine) {
 }
 
 template <int kChunks>  // of kColumns columns of V, at most
-__global__ void __launch_bounds__(kThreads, kChunks <= 2 ? 2 : 1) simt(const __grid_constant__ AttentionParams p,
-                                                                           const std::uint32_t* redo) {
+__global__ void __launch_bounds__(kThreads, kChunks <= 2 ? 2 : 1)
+    simt(const __grid_constant__ AttentionParams p, const std::uint32_t* redo) {
   __shared__ __align__(16) float operands[2 * kDepth * 64];  // Q^T and K^T of kDepth columns, or kColumns columns of V
   __shared__ __align__(16) float weights[kKeys * kRows];     // by keys
   __shared__ Row rows[kRows];

@@ -1,13 +1,13 @@
 // Attention of 16-bit types on Hopper's tensor cores: FlashAttention-3's schedule. One block per multiprocessor goes
-// through tiles of query rows; its first warpgroup fills rings of K and V blocks in shared memory, and each of the others
-// does 64 rows of the tile. S = Q K^T of one key block runs while the softmax of the block before feeds O += P V, and
-// named barriers keep the warpgroups out of step, so that one's exponentials run beside the other's products.
+// through tiles of query rows; its first warpgroup fills rings of K and V blocks in shared memory, and each of the
+// others does 64 rows of the tile. S = Q K^T of one key block runs while the softmax of the block before feeds O += P
+// V, and named barriers keep the warpgroups out of step, so that one's exponentials run beside the other's products.
 //
 // Keys are cut into blocks at multiples of the block size from key 0 and taken from the last to the first. A block that
 // is masked for a row leaves what the row has unchanged to the bit, so that a row's result is its own.
 //
-// Masked weights are 0, but 0 times NaN is NaN: results that are not finite are not trusted. Such warps raise a flag, and
-// attention_simt does the flagged tiles again.
+// Masked weights are 0, but 0 times NaN is NaN: results that are not finite are not trusted. Such warps raise a flag,
+// and attention_simt does the flagged tiles again.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -58,11 +58,11 @@ struct Config {
 
 struct Call {
   AttentionParams p;
-  CUtensorMap k, v;  // if TMA loads them
-  float scale;       // of scores, never negative: Q takes the sign
+  CUtensorMap k, v;                      // if TMA loads them
+  float scale;                           // of scores, never negative: Q takes the sign
   bool q_vector, kv_vector, out_vector;  // 16 bytes at a time
-  int heads, tiles;  // as Tiling numbers them
-  int section;       // heads that are done together, for K and V to stay in L2
+  int heads, tiles;                      // as Tiling numbers them
+  int section;                           // heads that are done together, for K and V to stay in L2
   std::uint8_t* redo;
 };
 
@@ -114,8 +114,8 @@ struct Schedule {
       if (i >= heads * tiles) continue;
       const unsigned first = i / (section * tiles) * section, in_section = i - first * tiles;
       const unsigned here = min(section, heads - first), down = in_section / here;
-      const auto found = C::Tiles::find(p, static_cast<int>(first + (in_section - down * here)),
-                                        static_cast<int>(tiles - 1 - down));
+      const auto found =
+          C::Tiles::find(p, static_cast<int>(first + (in_section - down * here)), static_cast<int>(tiles - 1 - down));
       const Head head(p, found.b, found.hk);
       tile.b = static_cast<int>(found.b), tile.hk = static_cast<int>(found.hk);
       tile.row = static_cast<int>(found.row), tile.rows = static_cast<int>(head.len_q * p.group);
@@ -232,7 +232,8 @@ __device__ void list_tiles(const Call& call, const Listed& listed, Tile<C>* tile
 
 // Both by all threads of a warpgroup, for any layout of K and V. Only keys that some row sees are read.
 template <class C>
-__device__ void load_by_threads(const Call& call, const Listed& listed, Tile<C>* tiles, const Blocks& k, const Blocks& v) {
+__device__ void load_by_threads(const Call& call, const Listed& listed, Tile<C>* tiles, const Blocks& k,
+                                const Blocks& v) {
   constexpr int kEach = C::kKeys / 4;  // rows of a warp
   const AttentionParams& p = call.p;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -263,8 +264,8 @@ __device__ void load_by_threads(const Call& call, const Listed& listed, Tile<C>*
         const Blocks ring = values ? v : k;
         ring.wait_empty(n);
         load_rows<kEach, C::kSize, 2>(ring.place(n) + warp * kEach * 128, C::kKeys * 128, values ? p.v : p.k,
-                                   there ? head.key_at(stride, key) : -1, stride.d,
-                                   static_cast<int>(values ? p.dv : p.d), call.kv_vector, 0);
+                                      there ? head.key_at(stride, key) : -1, stride.d,
+                                      static_cast<int>(values ? p.dv : p.d), call.kv_vector, 0);
         copy_commit();
         if (filling) {
           copy_wait<1>();
@@ -318,8 +319,8 @@ struct Rows {
   // Begins to load the tile's Q.
   __device__ void load_q(const Tile<C>& tile, std::uint32_t q) const {
     const AttentionParams& p = call.p;
-    load_rows<16, C::kSize, 1>(q + own * 128, C::kRows * 128, p.q, tile.of_row[own + lane % 16].q,
-                            p.q_stride.d, static_cast<int>(p.d), call.q_vector, p.score.scale_log2 < 0 ? 0x8000 : 0);
+    load_rows<16, C::kSize, 1>(q + own * 128, C::kRows * 128, p.q, tile.of_row[own + lane % 16].q, p.q_stride.d,
+                               static_cast<int>(p.d), call.q_vector, p.score.scale_log2 < 0 ? 0x8000 : 0);
     copy_commit();
   }
 
@@ -467,8 +468,8 @@ struct Rows {
   }
 };
 
-// Rows [from, kKeys) of a block of V, by a warpgroup: keys that are not there, whose memory may hold anything. Others may
-// do the same at the same time, or read their zeros.
+// Rows [from, kKeys) of a block of V, by a warpgroup: keys that are not there, whose memory may hold anything. Others
+// may do the same at the same time, or read their zeros.
 template <class C>
 __device__ void zero_rows(std::uint32_t block, int from) {
   constexpr int kChunks = C::kSize / 8;
@@ -505,10 +506,10 @@ __device__ void attend(const Call& call, const Listed& listed, const Tile<C>* ti
   const auto pass = [] {};
 
   const std::uint64_t q_matrix = matrix_descriptor(q + group * kGroupRows * 128);
-  int block = 0;                // of the tile, whose scores these are
-  bool starts = true;           // it is its tile's first, or there is no more; O is complete once the weights are used
-  bool adds = false;            // the weights' block was not its tile's first
-  for (int n = 0;; ++n) {       // K and V blocks so far; V's are one behind
+  int block = 0;           // of the tile, whose scores these are
+  bool starts = true;      // it is its tile's first, or there is no more; O is complete once the weights are used
+  bool adds = false;       // the weights' block was not its tile's first
+  for (int n = 0;; ++n) {  // K and V blocks so far; V's are one behind
     if (more && starts) {
       copy_wait<0>();
       fence_async_proxy();
@@ -623,7 +624,8 @@ bool make_map(CUtensorMap& map, const AttentionParams& p, const void* data, cons
     void* found = nullptr;
     cudaDriverEntryPointQueryResult result;
     if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result) !=
-            cudaSuccess || result != cudaDriverEntryPointSuccess)
+            cudaSuccess ||
+        result != cudaDriverEntryPointSuccess)
       found = nullptr;
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
   }();
@@ -649,9 +651,10 @@ void launch(Call& call, cudaStream_t stream) {
   constexpr std::int64_t kCached = 64 << 20;
   const std::int64_t head_bytes = (p.q_begin.data ? p.total_k : p.sk) * 2 * (p.d + p.dv);
   const bool uneven = p.score.right != kOpen || p.q_begin.data;
-  call.section = uneven ? static_cast<int>(std::clamp<std::int64_t>(kCached / std::max<std::int64_t>(head_bytes, 1), 1,
-                                                                    call.heads))
-                        : 1;
+  call.section =
+      uneven
+          ? static_cast<int>(std::clamp<std::int64_t>(kCached / std::max<std::int64_t>(head_bytes, 1), 1, call.heads))
+          : 1;
   int device = 0, blocks = 0;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, device);
@@ -696,7 +699,8 @@ bool wgmma_can_tma(const AttentionParams& p) {
     const auto good = [](std::int64_t size, std::int64_t stride) {
       return size == 1 || (stride > 0 && stride < std::int64_t{1} << 39);
     };
-    return is_vector(data, s, 2) && good(ragged ? p.total_k : p.sk, s.s) && good(p.hk, s.h) && (ragged || good(p.b, s.b));
+    return is_vector(data, s, 2) && good(ragged ? p.total_k : p.sk, s.s) && good(p.hk, s.h) &&
+           (ragged || good(p.b, s.b));
   };
   return p.page_size == 0 && (ragged ? p.total_k : p.sk) > 0 && fits(p.k, p.k_stride) && fits(p.v, p.v_stride);
 }

@@ -1,5 +1,5 @@
-// Which rows, keys and memory belong together. Lengths in device memory were checked by nobody: they are clamped to what
-// the tensors hold, so that whatever they say, nothing outside is touched.
+// Which rows, keys and memory belong together. Lengths in device memory were checked by nobody: they are clamped to
+// what the tensors hold, so that whatever they say, nothing outside is touched.
 #pragma once
 
 #include "cuda/tile/element.cuh"
@@ -81,9 +81,7 @@ struct Tiling {
     std::int64_t b, hk, row;
   };
 
-  __host__ __device__ static std::int64_t heads(const AttentionParams& p) {
-    return p.q_begin.data ? p.hk : p.b * p.hk;
-  }
+  __host__ __device__ static std::int64_t heads(const AttentionParams& p) { return p.q_begin.data ? p.hk : p.b * p.hk; }
   // Of ragged sequences these are more than there are: tiles past a sequence's last row are empty.
   __host__ __device__ static std::int64_t tiles(const AttentionParams& p) {
     return p.q_begin.data ? p.total_q * p.group / kRows + p.b : ceil_div(p.sq * p.group, kRows);
