@@ -14,7 +14,7 @@
 #include <cmath>
 
 #include "cuda/kernels/kernels.hpp"
-#include "cuda/tile/ptx.cuh"
+#include "cuda/tile/pipeline.cuh"
 #include "cuda/tile/score.cuh"
 
 namespace rapt::cuda {
@@ -32,6 +32,7 @@ struct Place {
   int blocks = 0, there;         // there: of the keys that the last block has room for
   std::int64_t key, begin, end;  // the first block's first key; the keys that any row sees
 };
+
 // The kernel for elements T and head sizes up to kSize.
 template <class T, int kSize_, bool kTma_, bool kTerms_>
 struct Config {
@@ -44,7 +45,7 @@ struct Config {
   static constexpr int kLoadRegisters = kTma ? 56 : 72;
   static constexpr int kMathRegisters = kGroups == 3 ? 152 : kTma ? 224 : 216;
   static constexpr int kListers = kTma ? 96 : 128;  // threads that put tiles into shared memory
-  static constexpr int kRows = kGroupRows * kGroups, kKeys = kSize == 256 ? 64 : kGroups == 3 ? 112 : 128;
+  static constexpr int kRows = kGroupRows * kGroups, kKeys = kSize == 64 ? 112 : kSize == 128 ? 128 : 64;
   // What the warpgroups take turns at: issuing products where exponentials take as long as these, else exponentials.
   static constexpr bool kTurnsAtProducts = kSize == 64;
   // A row's maximum moves only when it grows by more: weights are then up to 2^kSlack, and O is rarely rescaled.
@@ -64,26 +65,6 @@ struct Call {
   int heads, tiles;                      // as Tiling numbers them
   int section;                           // heads that are done together, for K and V to stay in L2
   std::uint8_t* redo;
-};
-
-// What the first warpgroup hands to the others through a few places in shared memory, by how many came before.
-template <int kPlaces>
-struct Ring {
-  std::uint32_t barriers, data = 0;
-  int bytes = 0;  // of a place
-
-  __device__ std::uint32_t place(int n) const { return data + n % kPlaces * bytes; }
-  __device__ std::uint32_t full(int n) const { return barriers + n % kPlaces * 16; }
-  __device__ std::uint32_t empty(int n) const { return full(n) + 8; }
-  __device__ void wait_full(int n) const { barrier_wait(full(n), n / kPlaces % 2); }
-  __device__ void wait_empty(int n) const { barrier_wait(empty(n), n / kPlaces % 2 ^ 1); }
-  // By one lane of each warp that read it.
-  __device__ void release(int n) const {
-    if (threadIdx.x % 32 == 0) barrier_arrive(empty(n));
-  }
-  __device__ void init(int writers, int readers) const {
-    for (int n = 0; n < kPlaces; ++n) barrier_init(full(n), writers), barrier_init(empty(n), readers);
-  }
 };
 
 using Blocks = Ring<kStages>;
@@ -167,32 +148,6 @@ struct Tile : Place {
   }
 };
 
-// kRows rows of `size` elements into panels of 64 columns, zeros beyond, by one warp. Lane i knows where row i starts;
-// negative: nowhere, and the row is 0. What is not 16-byte aligned goes element by element, its sign changed by `sign`.
-template <int kRows, int kSize, int kUnroll>
-__device__ void load_rows(std::uint32_t to, int panel_bytes, const void* x, std::int64_t at, std::int64_t stride,
-                          int size, bool vector, std::uint16_t sign) {
-  constexpr int kChunks = kSize / 8;  // of 16 bytes
-#pragma unroll kUnroll
-  for (int i = threadIdx.x % 32; i < kRows * kChunks; i += 32) {
-    const int row = i / kChunks, chunk = i % kChunks;
-    const std::int64_t start = __shfl_sync(~0u, at, row);
-    const int n = start < 0 ? 0 : min(max(size - 8 * chunk, 0), 8);
-    const std::uint32_t place = to + chunk / 8 * panel_bytes + row * 128 + (chunk % 8 ^ row % 8) * 16;
-    const auto* from = static_cast<const std::uint16_t*>(x);
-    if (n > 0) from += start + 8 * chunk * stride;
-    if (vector) {
-      copy16(place, from, 2 * n);
-      continue;
-    }
-#pragma unroll 1
-    for (int k = 0; k < 8; k += 2, from += 2 * stride) {
-      const std::uint32_t low = k < n ? from[0] ^ sign : 0, high = k + 1 < n ? from[stride] ^ sign : 0;
-      store4(place + 2 * k, low | high << 16);
-    }
-  }
-}
-
 // Where TMA loads K and V: one thread.
 template <class C>
 __device__ void load_by_tma(const Call& call, const Blocks& k, const Blocks& v) {
@@ -216,6 +171,7 @@ __device__ void load_by_tma(const Call& call, const Blocks& k, const Blocks& v) 
     }
   }
 }
+
 // The tiles meanwhile: other warps.
 template <class C>
 __device__ void list_tiles(const Call& call, const Listed& listed, Tile<C>* tiles) {
@@ -234,9 +190,9 @@ __device__ void list_tiles(const Call& call, const Listed& listed, Tile<C>* tile
 template <class C>
 __device__ void load_by_threads(const Call& call, const Listed& listed, Tile<C>* tiles, const Blocks& k,
                                 const Blocks& v) {
-  constexpr int kEach = C::kKeys / 4;  // rows of a warp
+  constexpr int kEach = (C::kKeys + 63) / 64 * 16;  // rows of a warp, of the last maybe fewer
   const AttentionParams& p = call.p;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int first = threadIdx.x / 32 * kEach, lane = threadIdx.x % 32;
   Schedule<C> schedule{call};
   // Lists tile i; a tile early, so that nobody waits for it.
   const auto list = [&](int i) {
@@ -256,16 +212,16 @@ __device__ void load_by_threads(const Call& call, const Listed& listed, Tile<C>*
     const Head head(p, tile.b, tile.hk);
     std::uint32_t filling = 0;  // barrier of the block whose copies are under way
     for (int block = tile.blocks - 1; block >= 0; --block, ++n) {
-      const std::int64_t key = tile.key + block * C::kKeys + warp * kEach + lane;
-      const bool there = lane < kEach && key >= tile.begin && key < tile.end;
+      const std::int64_t key = tile.key + block * C::kKeys + first + lane;
+      const bool there = key >= tile.begin && key < tile.end;
 #pragma unroll 1
       for (int values = 0; values < 2; ++values) {
         const Strides stride = values ? p.v_stride : p.k_stride;
         const Blocks ring = values ? v : k;
         ring.wait_empty(n);
-        load_rows<kEach, C::kSize, 2>(ring.place(n) + warp * kEach * 128, C::kKeys * 128, values ? p.v : p.k,
-                                      there ? head.key_at(stride, key) : -1, stride.d,
-                                      static_cast<int>(values ? p.dv : p.d), call.kv_vector, 0);
+        load_rows<C::kSize, 2>(min(kEach, C::kKeys - first), ring.place(n) + first * 128, C::kKeys * 128,
+                               values ? p.v : p.k, there ? head.key_at(stride, key) : -1, stride.d,
+                               static_cast<int>(values ? p.dv : p.d), call.kv_vector, 0);
         copy_commit();
         if (filling) {
           copy_wait<1>();
@@ -319,8 +275,8 @@ struct Rows {
   // Begins to load the tile's Q.
   __device__ void load_q(const Tile<C>& tile, std::uint32_t q) const {
     const AttentionParams& p = call.p;
-    load_rows<16, C::kSize, 1>(q + own * 128, C::kRows * 128, p.q, tile.of_row[own + lane % 16].q, p.q_stride.d,
-                               static_cast<int>(p.d), call.q_vector, p.score.scale_log2 < 0 ? 0x8000 : 0);
+    load_rows<C::kSize, 1>(16, q + own * 128, C::kRows * 128, p.q, tile.of_row[own + lane % 16].q, p.q_stride.d,
+                           static_cast<int>(p.d), call.q_vector, p.score.scale_log2 < 0 ? 0x8000 : 0);
     copy_commit();
   }
 
@@ -468,18 +424,6 @@ struct Rows {
   }
 };
 
-// Rows [from, kKeys) of a block of V, by a warpgroup: keys that are not there, whose memory may hold anything. Others
-// may do the same at the same time, or read their zeros.
-template <class C>
-__device__ void zero_rows(std::uint32_t block, int from) {
-  constexpr int kChunks = C::kSize / 8;
-  for (int i = threadIdx.x % 128; i < (C::kKeys - from) * kChunks; i += 128) {
-    const int row = from + i / kChunks, chunk = i % kChunks;
-    store16(block + chunk / 8 * C::kKeys * 128 + row * 128 + chunk % 8 * 16, make_uint4(0, 0, 0, 0));
-  }
-  fence_async_proxy();
-}
-
 // A math warpgroup.
 template <class C>
 __device__ void attend(const Call& call, const Listed& listed, const Tile<C>* tiles, const Blocks& k, const Blocks& v,
@@ -520,7 +464,7 @@ __device__ void attend(const Call& call, const Listed& listed, const Tile<C>* ti
     if (C::kTma && n > 0 && !adds) {
       const int there = tiles[(starts ? t - 1 : t) % kTiles].there;
       if (there < C::kKeys) {
-        zero_rows<C>(v.place(n - 1), there);
+        zero_rows<C::kSize, C::kKeys>(v.place(n - 1), there);
         sync();
       }
     }
