@@ -578,8 +578,9 @@ bool make_map(CUtensorMap& map, const AttentionParams& p, const void* data, cons
   const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(size), static_cast<cuuint64_t>(ragged ? p.total_k : p.sk),
                                static_cast<cuuint64_t>(p.hk), static_cast<cuuint64_t>(ragged ? 1 : p.b)};
   const std::int64_t steps[3] = {s.s, s.h, s.b};
-  cuuint64_t bytes[3];
-  for (int i = 0; i < 3; ++i) bytes[i] = sizes[i + 1] == 1 ? 16 : static_cast<cuuint64_t>(steps[i]) * 2;
+  cuuint64_t bytes[3], dense = (sizes[0] * 2 + 15) / 16 * 16;  // what a dimension of 1 says counts for nothing
+  for (int i = 0; i < 3; dense = bytes[i] * sizes[i + 1], ++i)
+    bytes[i] = sizes[i + 1] == 1 ? dense : static_cast<cuuint64_t>(steps[i]) * 2;
   const cuuint32_t box[4] = {64, static_cast<cuuint32_t>(keys), 1, 1}, ones[4] = {1, 1, 1, 1};
   return encode(&map, p.kv_type == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4,
                 const_cast<void*>(data), sizes, bytes, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
