@@ -24,7 +24,7 @@ struct Tile {
 // Heads one after another, so that K and V stay cached; the last rows first, since causal makes them the longest.
 __device__ Tile find_tile(const AttentionParams& p) {
   std::int64_t i = blockIdx.x;
-  if (!p.q_begin.data) {
+  if (p.total_q < 0) {
     const std::int64_t tiles = ceil_div(p.sq * p.group, kRows), head = i / tiles;
     return {head / p.hk, head % p.hk, (tiles - 1 - i % tiles) * kRows};
   }
@@ -224,7 +224,7 @@ void launch(const AttentionParams& p, cudaStream_t stream) {
 }  // namespace
 
 std::int64_t simt_tiles(const AttentionParams& p) {
-  if (p.q_begin.data) return p.hk * (p.total_q * p.group / kRows + p.b);
+  if (p.total_q >= 0) return p.hk * (p.total_q * p.group / kRows + p.b);
   return p.b * p.hk * ((p.sq * p.group + kRows - 1) / kRows);
 }
 

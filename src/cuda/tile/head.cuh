@@ -24,12 +24,12 @@ struct Head {
 
   __device__ Head(const AttentionParams& params, std::int64_t b, std::int64_t hk)
       : p(params), b(b), hk(hk), len_q(p.sq), len_k(p.sk) {
-    if (p.q_begin.data) {
+    if (p.total_q >= 0) {
       q_first = clamp(load(p.q_begin, b), 0, p.total_q);
       len_q = clamp(load(p.q_begin, b + 1), q_first, p.total_q) - q_first;
     }
     const bool ring = p.page_size > 0 && !p.pages.data;
-    if (p.k_begin.data) {
+    if (p.total_k >= 0) {
       k_first = clamp(load(p.k_begin, b), 0, p.total_k);
       len_k = clamp(load(p.k_begin, b + 1), k_first, p.total_k) - k_first;
     }
