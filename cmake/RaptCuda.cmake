@@ -39,9 +39,16 @@ string(REGEX MATCHALL "[0-9]+" numbers "${architectures}")
 list(SORT numbers COMPARE NATURAL)
 list(GET numbers 0 RAPT_CUDA_LEAST_ARCHITECTURE)
 
+set(RAPT_CUDA_BUILT_ARCHITECTURES ${architectures})
+
+# How kernels are compiled, tests' own too.
+function(rapt_set_cuda_properties target)
+  set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON
+                                             CUDA_ARCHITECTURES "${RAPT_CUDA_BUILT_ARCHITECTURES}")
+  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
+  target_compile_definitions(${target} PRIVATE NDEBUG)  # a device assert is a call, which wgmma cannot overlap
+  target_compile_options(${target} PRIVATE $<$<BOOL:${RAPT_WERROR}>:-Werror=all-warnings>)
+endfunction()
+
 add_library(rapt_cuda OBJECT src/cuda/kernels/attention_naive.cu src/cuda/kernels/attention_simt.cu)
-set_target_properties(rapt_cuda PROPERTIES POSITION_INDEPENDENT_CODE ON CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON
-                                           CUDA_ARCHITECTURES "${architectures}")
-target_include_directories(rapt_cuda PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
-target_compile_definitions(rapt_cuda PRIVATE NDEBUG)  # a device assert is a call, and wgmma then waits for itself
-target_compile_options(rapt_cuda PRIVATE $<$<BOOL:${RAPT_WERROR}>:-Werror=all-warnings>)
+rapt_set_cuda_properties(rapt_cuda)
