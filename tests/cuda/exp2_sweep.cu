@@ -1,9 +1,8 @@
-#include "exp2_sweep.hpp"
-
 #include <stdexcept>
 #include <string>
 
 #include "cuda/tile/score.cuh"
+#include "exp2_sweep.hpp"
 
 namespace rapt::testing {
 namespace {

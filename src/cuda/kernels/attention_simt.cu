@@ -1,8 +1,8 @@
 // Attention in fp32 on the ordinary cores of any GPU, whatever the types, strides and head sizes: FlashAttention-2's
-// schedule in shared memory. A block does a tile of 64 rows; of its 64 x 64 scores, and of each 64 columns of the output,
-// a thread does kEach rows by 4 columns. Reading shared memory is what takes the time: 48 bytes for 32 products of 8 rows,
-// 32 bytes for 16 of 4, where a multiprocessor reads 128 bytes while it does 128 products. But 8 rows of more than 256
-// columns of output are more than a thread can hold.
+// schedule in shared memory. A block does a tile of 64 rows; of its 64 x 64 scores, and of each 64 columns of the
+// output, a thread does kEach rows by 4 columns. Reading shared memory is what takes the time: 48 bytes for 32 products
+// of 8 rows, 32 bytes for 16 of 4, where a multiprocessor reads 128 bytes while it does 128 products. But 8 rows of
+// more than 256 columns of output are more than a thread can hold.
 #include "cuda/kernels/kernels.hpp"
 #include "cuda/tile/score.cuh"
 
@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kRows = kSimtRows, kKeys = kSimtKeys, kColumns = 64;
 constexpr int kDepth = 32;  // of the head size, at a time
-constexpr int kSide = 16;  // threads to a row
+constexpr int kSide = 16;   // threads to a row
 
 // The tiles of a sequence: so many that the first tile of sequence b, of those of one head, is at most
 // first_tile(b + 1) - (its tiles). Tiles past a sequence's last row are empty.

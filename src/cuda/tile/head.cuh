@@ -1,5 +1,5 @@
-// Which rows, keys and memory belong together. Lengths in device memory were checked by nobody: they are clamped to what
-// the tensors hold, so that whatever they say, nothing outside is touched.
+// Which rows, keys and memory belong together. Lengths in device memory were checked by nobody: they are clamped to
+// what the tensors hold, so that whatever they say, nothing outside is touched.
 #pragma once
 
 #include "cuda/tile/element.cuh"

@@ -26,8 +26,8 @@ __device__ inline bool has_terms(const ScoreParams& s) {
   return s.softcap_log2 != 0 || s.bias || s.mask || s.alibi;
 }
 
-// The final score of key j, which the row sees, from `x`, its scaled q.k; -inf where bias or mask hides it. Out of line,
-// so that kernels keep their registers for what is hot.
+// The final score of key j, which the row sees, from `x`, its scaled q.k; -inf where bias or mask hides it. Out of
+// line, so that kernels keep their registers for what is hot.
 static __device__ __noinline__ float finish_score(const Head& head, const Row& row, std::int64_t j, float x) {
   const ScoreParams& s = head.p.score;
   const auto at = [&](const Strides& stride) {
