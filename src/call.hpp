@@ -37,6 +37,7 @@ struct Call {
   // unchecked. The problem then has the largest sq and sk there can be. Bias and mask have so many rows and keys.
   int device = 0;
   Operand cu_seqlens_q, cu_seqlens_k, seqlens, block_table;
+  std::int64_t pages_available = 0;
   std::int64_t term_rows = std::numeric_limits<std::int64_t>::max(), term_keys = term_rows;
 };
 

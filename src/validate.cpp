@@ -272,6 +272,7 @@ class Validator {
     const TensorView& t = args_.kv.block_table;
     if (!host_) {
       call_.block_table = {const_cast<void*>(t.data), t.dtype, {t.strides[0], t.strides[1], 0, 0}};
+      call_.pages_available = args_.kv.k.shape[0];
       return;
     }
     int64_t total = 0;

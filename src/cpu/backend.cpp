@@ -118,7 +118,6 @@ class CpuBackend final : public Backend {
   }
 
   std::string_view name() const noexcept override { return "cpu"; }
-  DeviceType device() const noexcept override { return DeviceType::cpu; }
   std::span<const Entry> entries() const noexcept override { return entries_; }
 
   std::string_view refuse(const Entry& entry, const Problem& p, const Context::Impl& context) const override {

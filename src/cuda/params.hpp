@@ -25,10 +25,10 @@ struct AttentionParams {
   float* lse;     // [b, hq, sq]; null = not wanted
   DType q_type, kv_type, out_type;
   Strides q_stride, k_stride, v_stride, out_stride, lse_stride;
-  Integers q_begin;  // [b + 1] first row of each sequence of total_q rows; none = dense, sq rows each
-  Integers k_begin;  // [b + 1] likewise for keys, total_k
-  Integers k_len;    // [b] keys in use; none = sk (dense) or k_begin's
-  std::int64_t total_q, total_k;
+  Integers q_begin;               // ragged: [b + 1] first row of each sequence
+  Integers k_begin;               // [b + 1] likewise for keys
+  Integers k_len;                 // [b] keys in use; none = sk (dense) or k_begin's
+  std::int64_t total_q, total_k;  // ragged: rows in all; -1 = dense
   // Pages: key j of sequence b is row j % page_size of page pages[b, j / page_size], to which the strides' b leads;
   // without a table it is row j % page_size of entry b, a ring buffer, of which the last page_size keys are left.
   std::int64_t page_size;  // 0 = none

@@ -15,7 +15,7 @@ struct NaiveRow {
   float* scores;  // of its keys from head.low on
 
   __device__ static std::int64_t sequence(const AttentionParams& p, std::int64_t row) {
-    if (!p.q_begin.data) return row / (p.sq * p.hk * p.group);
+    if (p.total_q < 0) return row / (p.sq * p.hk * p.group);
     // The last sequence that starts at or before the token: empty ones share their start with the next.
     const std::int64_t token = row % p.total_q;
     std::int64_t low = 0, high = p.b;
@@ -26,12 +26,12 @@ struct NaiveRow {
     return low;
   }
   __device__ static std::int64_t q_head(const AttentionParams& p, std::int64_t row) {
-    return p.q_begin.data ? row / p.total_q : row / p.sq % (p.hk * p.group);
+    return p.total_q >= 0 ? row / p.total_q : row / p.sq % (p.hk * p.group);
   }
 
   __device__ NaiveRow(const AttentionParams& p, float* all)
       : head(p, sequence(p, blockIdx.x), q_head(p, blockIdx.x) / p.group), scores(all + blockIdx.x * p.sk) {
-    const std::int64_t r = blockIdx.x, token = p.q_begin.data ? r % p.total_q - head.q_first : r % p.sq;
+    const std::int64_t r = blockIdx.x, token = p.total_q >= 0 ? r % p.total_q - head.q_first : r % p.sq;
     row = Row(head, token * p.group + q_head(p, r) % p.group);
   }
   // Starts that do not rise lead to no row.
@@ -114,7 +114,7 @@ __global__ void naive_values(const __grid_constant__ AttentionParams p, float* a
 }  // namespace
 
 std::int64_t naive_rows(const AttentionParams& p) {
-  return p.hk * p.group * (p.q_begin.data ? p.total_q : p.b * p.sq);
+  return p.hk * p.group * (p.total_q >= 0 ? p.total_q : p.b * p.sq);
 }
 
 void attention_naive(const AttentionParams& p, float* scores, cudaStream_t stream) {

@@ -154,7 +154,7 @@ __device__ void load_by_tma(const Call& call, const Blocks& k, const Blocks& v) 
   Schedule<C> schedule{call};
   Place tile;
   for (int n = 0; schedule.next(tile);) {
-    const bool ragged = call.p.k_begin.data;
+    const bool ragged = call.p.total_k >= 0;
     int key = static_cast<int>(tile.key) + (tile.blocks - 1) * C::kKeys;
     if (ragged) key += static_cast<int>(Head(call.p, tile.b, tile.hk).k_first);
     for (int block = tile.blocks; block > 0; --block, ++n, key -= C::kKeys) {
@@ -574,7 +574,7 @@ bool make_map(CUtensorMap& map, const AttentionParams& p, const void* data, cons
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
   }();
   if (!encode) return false;
-  const bool ragged = p.k_begin.data;
+  const bool ragged = p.total_k >= 0;
   const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(size), static_cast<cuuint64_t>(ragged ? p.total_k : p.sk),
                                static_cast<cuuint64_t>(p.hk), static_cast<cuuint64_t>(ragged ? 1 : p.b)};
   const std::int64_t steps[3] = {s.s, s.h, s.b};
@@ -594,8 +594,8 @@ void launch(Call& call, cudaStream_t stream) {
   call.heads = static_cast<int>(C::Tiles::heads(p)), call.tiles = static_cast<int>(C::Tiles::tiles(p));
   // Causal: tiles of one length of many heads one after another, of as many as have their K and V in L2.
   constexpr std::int64_t kCached = 64 << 20;
-  const std::int64_t head_bytes = (p.q_begin.data ? p.total_k : p.sk) * 2 * (p.d + p.dv);
-  const bool uneven = p.score.right != kOpen || p.q_begin.data;
+  const std::int64_t head_bytes = (p.total_k >= 0 ? p.total_k : p.sk) * 2 * (p.d + p.dv);
+  const bool uneven = p.score.right != kOpen || p.total_q >= 0;
   call.section =
       uneven
           ? static_cast<int>(std::clamp<std::int64_t>(kCached / std::max<std::int64_t>(head_bytes, 1), 1, call.heads))
@@ -638,7 +638,7 @@ bool wgmma_takes(const AttentionParams& p) {
 }
 
 bool wgmma_can_tma(const AttentionParams& p) {
-  const bool ragged = p.k_begin.data;
+  const bool ragged = p.total_k >= 0;
   // A tensor map has no stride of 0.
   const auto fits = [&](const void* data, const Strides& s) {
     const auto good = [](std::int64_t size, std::int64_t stride) {

@@ -24,12 +24,12 @@ struct Head {
 
   __device__ Head(const AttentionParams& params, std::int64_t b, std::int64_t hk)
       : p(params), b(b), hk(hk), len_q(p.sq), len_k(p.sk) {
-    if (p.q_begin.data) {
+    if (p.total_q >= 0) {
       q_first = clamp(load(p.q_begin, b), 0, p.total_q);
       len_q = clamp(load(p.q_begin, b + 1), q_first, p.total_q) - q_first;
     }
     const bool ring = p.page_size > 0 && !p.pages.data;
-    if (p.k_begin.data) {
+    if (p.total_k >= 0) {
       k_first = clamp(load(p.k_begin, b), 0, p.total_k);
       len_k = clamp(load(p.k_begin, b + 1), k_first, p.total_k) - k_first;
     }
@@ -81,10 +81,10 @@ struct Tiling {
     std::int64_t b, hk, row;
   };
 
-  __host__ __device__ static std::int64_t heads(const AttentionParams& p) { return p.q_begin.data ? p.hk : p.b * p.hk; }
+  __host__ __device__ static std::int64_t heads(const AttentionParams& p) { return p.total_q >= 0 ? p.hk : p.b * p.hk; }
   // Of ragged sequences these are more than there are: tiles past a sequence's last row are empty.
   __host__ __device__ static std::int64_t tiles(const AttentionParams& p) {
-    return p.q_begin.data ? p.total_q * p.group / kRows + p.b : ceil_div(p.sq * p.group, kRows);
+    return p.total_q >= 0 ? p.total_q * p.group / kRows + p.b : ceil_div(p.sq * p.group, kRows);
   }
 
   // The first of sequence b, of the tiles of one head: at most first(b + 1) - (those that b needs).
@@ -93,7 +93,7 @@ struct Tiling {
   }
   // `tile` of those of one head.
   __device__ static Tile find(const AttentionParams& p, int head, int tile) {
-    if (!p.q_begin.data) {
+    if (p.total_q < 0) {
       const auto hk = static_cast<int>(p.hk);
       return {head / hk, head % hk, std::int64_t{tile} * kRows};
     }
@@ -106,7 +106,7 @@ struct Tiling {
   }
   // A tile's number, from what find() says of it.
   __device__ static std::int64_t number(const AttentionParams& p, std::int64_t b, std::int64_t hk, std::int64_t row) {
-    if (!p.q_begin.data) return (b * p.hk + hk) * tiles(p) + row / kRows;
+    if (p.total_q < 0) return (b * p.hk + hk) * tiles(p) + row / kRows;
     return hk * tiles(p) + first(p, b) + row / kRows;
   }
 };
