@@ -52,3 +52,14 @@ endfunction()
 
 add_library(rapt_cuda OBJECT src/cuda/kernels/attention_naive.cu src/cuda/kernels/attention_simt.cu)
 rapt_set_cuda_properties(rapt_cuda)
+set(rapt_cuda_objects $<TARGET_OBJECTS:rapt_cuda>)
+
+# Hopper's own instructions are in no other GPU's set.
+set(rapt_have_sm90a OFF)
+if("${architectures}" MATCHES "90a")
+  set(rapt_have_sm90a ON)
+  add_library(rapt_cuda_sm90a OBJECT src/cuda/kernels/attention_wgmma.cu)
+  rapt_set_cuda_properties(rapt_cuda_sm90a)
+  set_target_properties(rapt_cuda_sm90a PROPERTIES CUDA_ARCHITECTURES 90a-real)
+  list(APPEND rapt_cuda_objects $<TARGET_OBJECTS:rapt_cuda_sm90a>)
+endif()

@@ -21,26 +21,36 @@ void check_cuda(cudaError_t status, const char* doing) {
     throw std::runtime_error(std::string("CUDA, ") + doing + ": " + cudaGetErrorString(status));
 }
 
-// Why no GPU of this machine can be used; empty if all can. The driver is looked for at first use, so that programs
-// that stay on the CPU never wake it.
-std::string unusable() {
+// The GPUs of this machine. The driver is looked for at first use, so that programs that stay on the CPU never wake it.
+struct Machine {
+  std::string unusable;  // why none of them can be used; empty if all can
+  std::string no_sm90a = "needs GPUs of compute capability 9.0";
+};
+
+Machine look() {
+  Machine machine;
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
   if (status == cudaErrorInsufficientDriver)
-    return "no CUDA device: no NVIDIA driver, or one older than CUDA " + std::to_string(CUDART_VERSION / 1000) + "." +
-           std::to_string(CUDART_VERSION % 1000 / 10) + " needs";
-  if (status != cudaSuccess) return std::string("no CUDA device: ") + cudaGetErrorString(status);
-  if (count == 0) return "no CUDA device";
+    machine.unusable = "no CUDA device: no NVIDIA driver, or one older than CUDA " +
+                       std::to_string(CUDART_VERSION / 1000) + "." + std::to_string(CUDART_VERSION % 1000 / 10) +
+                       " needs";
+  else if (status != cudaSuccess) machine.unusable = std::string("no CUDA device: ") + cudaGetErrorString(status);
+  else if (count == 0) machine.unusable = "no CUDA device";
+  if (!machine.unusable.empty()) return machine;
+  bool all_sm90 = true;
   for (int device = 0; device < count; ++device) {
     int major = 0, minor = 0;
     if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
         cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess)
-      return "a CUDA device that does not answer";
-    if (10 * major + minor < RAPT_CUDA_LEAST_ARCHITECTURE)
-      return "a GPU older than RAPT_CUDA_ARCHITECTURES, compute capability " + std::to_string(major) + "." +
-             std::to_string(minor);
+      machine.unusable = "a CUDA device that does not answer";
+    else if (10 * major + minor < RAPT_CUDA_LEAST_ARCHITECTURE)
+      machine.unusable = "a GPU older than RAPT_CUDA_ARCHITECTURES, compute capability " + std::to_string(major) + "." +
+                         std::to_string(minor);
+    all_sm90 &= major == 9 && minor == 0;
   }
-  return {};
+  if (all_sm90) machine.no_sm90a.clear();
+  return machine;
 }
 
 // The calling thread's current device is `device` meanwhile.
@@ -111,6 +121,7 @@ AttentionParams attention_params(const Call& call) {
 
 struct Kernel {
   const char* name;
+  bool sm90a;  // Hopper's own instructions
   std::string_view (*refuse)(const Problem&, const AttentionParams&);
   std::size_t (*workspace)(const AttentionParams&);
   std::int64_t (*blocks)(const AttentionParams&);
@@ -119,15 +130,36 @@ struct Kernel {
 
 constexpr std::int64_t kMostBlocks = std::numeric_limits<std::int32_t>::max();
 
+#ifdef RAPT_HAVE_SM90A
+template <DType kType>
+constexpr Kernel wgmma(const char* name) {
+  return {name,
+          true,
+          [](const Problem& p, const AttentionParams& a) -> std::string_view {
+            if (p.q_dtype != kType || p.kv_dtype != kType) return "takes other element types";
+            return wgmma_takes(a) ? "" : "takes head sizes of at most 256, and fewer than 2^30 rows and keys";
+          },
+          wgmma_workspace,
+          simt_tiles,
+          [](const AttentionParams& a, void* workspace, cudaStream_t stream) {
+            attention_wgmma(a, static_cast<std::byte*>(workspace), stream);
+          }};
+}
+#endif
+
 const Kernel kKernels[] = {
-    {"attention_simt.f32.cuda.q64k64",
+#ifdef RAPT_HAVE_SM90A
+    wgmma<DType::bf16>("attention_wgmma.bf16.cuda.sm90a"),
+    wgmma<DType::f16>("attention_wgmma.f16.cuda.sm90a"),
+#endif
+    {"attention_simt.f32.cuda.q64k64", false,
      [](const Problem& p, const AttentionParams& a) -> std::string_view {
        if (p.dv > kSimtMaxValueSize) return "takes value heads of at most 576";
        return simt_tiles(a) > kMostBlocks ? "more tiles than a grid has blocks" : "";
      },
      [](const AttentionParams&) -> std::size_t { return 0; }, simt_tiles,
      [](const AttentionParams& a, void*, cudaStream_t stream) { attention_simt(a, stream); }},
-    {"attention_naive.f32.cuda",
+    {"attention_naive.f32.cuda", false,
      [](const Problem&, const AttentionParams& a) -> std::string_view {
        const double scores = static_cast<double>(naive_rows(a)) * static_cast<double>(a.sk);
        return naive_rows(a) > kMostBlocks || scores > 0x1p34 ? "its S x S matrix would be past 64 GiB" : "";
@@ -144,9 +176,12 @@ const Kernel kKernels[] = {
 class CudaBackend final : public Backend {
  public:
   CudaBackend() {
-    const std::string reason = unusable();
-    for (const Kernel& kernel : kKernels)
-      entries_.push_back({kernel.name, reason, "", Isa{}, static_cast<int>(entries_.size())});
+    const Machine machine = look();
+    for (const Kernel& kernel : kKernels) {
+      const bool other = machine.unusable.empty() && kernel.sm90a;
+      entries_.push_back(
+          {kernel.name, other ? machine.no_sm90a : machine.unusable, "", Isa{}, static_cast<int>(entries_.size())});
+    }
   }
 
   std::string_view name() const noexcept override { return "cuda"; }

@@ -44,7 +44,9 @@ TEST_CASE("vector entries take every mix of types, matrix entries those of their
           if (!entry.unusable.empty() || !selected(entry.name)) continue;
           const bool bf16_only = entry.name.find(".bf16.") != std::string::npos;
           const bool halves_only = entry.name.find(".f16x3.") != std::string::npos;
+          const bool f16_only = entry.name.find(".f16.") != std::string::npos;
           const bool wanted = bf16_only     ? q == DType::bf16 && kv == DType::bf16
+                              : f16_only    ? q == DType::f16 && kv == DType::f16
                               : halves_only ? q != DType::f32 && kv != DType::f32
                                             : true;
           INFO(entry.name << ": " << problem.to_string());

@@ -100,9 +100,9 @@ __device__ std::uint32_t pack(float low, float high) {
   return pair;
 }
 
-// wgmma: D[64 x N] (+)= A[64 x 16] B[16 x N], by 128 threads. Products run behind the program's back: fence() before the
-// first and after registers were written, commit() closes a group, wait() leaves at most kPending groups running, and
-// pin() keeps the compiler from moving accesses to accumulators across either.
+// wgmma: D[64 x N] (+)= A[64 x 16] B[16 x N], by 128 threads. Products run behind the program's back: fence() before
+// the first and after registers were written, commit() closes a group, wait() leaves at most kPending groups running,
+// and pin() keeps the compiler from moving accesses to accumulators across either.
 __device__ inline void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
@@ -129,14 +129,16 @@ __device__ inline std::uint64_t matrix_descriptor(std::uint32_t address, int pan
 }
 
 // Operands of a product: accumulators first, as %0 to %(N / 2 - 1).
-#define RAPT_TEN(tens) \
-  "%" #tens "0,%" #tens "1,%" #tens "2,%" #tens "3,%" #tens "4,%" #tens "5,%" #tens "6,%" #tens "7,%" #tens "8,%" #tens "9,"
+#define RAPT_TEN(tens)                                                                                      \
+  "%" #tens "0,%" #tens "1,%" #tens "2,%" #tens "3,%" #tens "4,%" #tens "5,%" #tens "6,%" #tens "7,%" #tens \
+  "8,%" #tens "9,"
 #define RAPT_NAMES_64 RAPT_TEN() RAPT_TEN(1) RAPT_TEN(2) "%30,%31"
 #define RAPT_NAMES_112 RAPT_TEN() RAPT_TEN(1) RAPT_TEN(2) RAPT_TEN(3) RAPT_TEN(4) "%50,%51,%52,%53,%54,%55"
 #define RAPT_NAMES_128 RAPT_TEN() RAPT_TEN(1) RAPT_TEN(2) RAPT_TEN(3) RAPT_TEN(4) RAPT_TEN(5) "%60,%61,%62,%63"
-#define RAPT_NAMES_256                                                                                    \
-  RAPT_TEN() RAPT_TEN(1) RAPT_TEN(2) RAPT_TEN(3) RAPT_TEN(4) RAPT_TEN(5) RAPT_TEN(6) RAPT_TEN(7) RAPT_TEN(8) \
-  RAPT_TEN(9) RAPT_TEN(10) RAPT_TEN(11) "%120,%121,%122,%123,%124,%125,%126,%127"
+#define RAPT_NAMES_256                                                                                        \
+  RAPT_TEN()                                                                                                  \
+  RAPT_TEN(1) RAPT_TEN(2) RAPT_TEN(3) RAPT_TEN(4) RAPT_TEN(5) RAPT_TEN(6) RAPT_TEN(7) RAPT_TEN(8) RAPT_TEN(9) \
+      RAPT_TEN(10) RAPT_TEN(11) "%120,%121,%122,%123,%124,%125,%126,%127"
 #define RAPT_FOUR(i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
 #define RAPT_SIXTEEN(i) RAPT_FOUR(i), RAPT_FOUR((i) + 4), RAPT_FOUR((i) + 8), RAPT_FOUR((i) + 12)
 #define RAPT_SUMS_64 RAPT_SIXTEEN(0), RAPT_SIXTEEN(16)
@@ -144,13 +146,15 @@ __device__ inline std::uint64_t matrix_descriptor(std::uint32_t address, int pan
 #define RAPT_SUMS_128 RAPT_SUMS_64, RAPT_SIXTEEN(32), RAPT_SIXTEEN(48)
 #define RAPT_SUMS_256 RAPT_SUMS_128, RAPT_SIXTEEN(64), RAPT_SIXTEEN(80), RAPT_SIXTEEN(96), RAPT_SIXTEEN(112)
 
-#define RAPT_WGMMA(n, type, operands, flag, ...)                                                                   \
-  asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #flag ", 0;\n"                                             \
-               "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" RAPT_NAMES_##n "}, " operands ";\n}" \
-               : RAPT_SUMS_##n                                                                                     \
+#define RAPT_WGMMA(n, type, operands, flag, ...)                                                                  \
+  asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #flag                                                     \
+               ", 0;\n"                                                                                           \
+               "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" RAPT_NAMES_##n "}, " operands \
+                                                                                                   ";\n}"         \
+               : RAPT_SUMS_##n                                                                                    \
                : __VA_ARGS__, "r"(add))
-#define RAPT_WGMMA_TYPED(n, operands, flag, ...)                                                           \
-  if constexpr (std::is_same_v<T, __half>) RAPT_WGMMA(n, "f16", operands, flag, __VA_ARGS__);              \
+#define RAPT_WGMMA_TYPED(n, operands, flag, ...)                                              \
+  if constexpr (std::is_same_v<T, __half>) RAPT_WGMMA(n, "f16", operands, flag, __VA_ARGS__); \
   else RAPT_WGMMA(n, "bf16", operands, flag, __VA_ARGS__)
 
 // A and B in shared memory, both with rows of k: d (+)= a b^T.
@@ -169,11 +173,13 @@ __device__ __forceinline__ void wgmma_abt(float (&d)[64], std::uint64_t a, std::
 // A in registers, B in shared memory with columns of k: d (+)= a b.
 template <class T>
 __device__ __forceinline__ void wgmma_ab(float (&d)[32], const std::uint32_t* a, std::uint64_t b, int add) {
-  RAPT_WGMMA_TYPED(64, "{%32, %33, %34, %35}, %36, add, 1, 1, 1", 37, "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+  RAPT_WGMMA_TYPED(64, "{%32, %33, %34, %35}, %36, add, 1, 1, 1", 37, "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]),
+                   "l"(b));
 }
 template <class T>
 __device__ __forceinline__ void wgmma_ab(float (&d)[64], const std::uint32_t* a, std::uint64_t b, int add) {
-  RAPT_WGMMA_TYPED(128, "{%64, %65, %66, %67}, %68, add, 1, 1, 1", 69, "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+  RAPT_WGMMA_TYPED(128, "{%64, %65, %66, %67}, %68, add, 1, 1, 1", 69, "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]),
+                   "l"(b));
 }
 template <class T>
 __device__ __forceinline__ void wgmma_ab(float (&d)[128], const std::uint32_t* a, std::uint64_t b, int add) {
