@@ -3,8 +3,8 @@
 
     bench/compare_torch_cuda.py --library build/release/librapt.so --entry attention_simt.f32.cuda.q64k64 --json table.json
 
-Needs a GPU and PyTorch 2.11 or newer. Prints Markdown. All sides take samples in turn, A B C A B C ...; a sample is one
-call between two events, after calls that are not timed. `ratio` is the time of torch's fastest backend over rapt's:
+Needs a GPU and PyTorch 2.11 or newer. Prints Markdown. All sides take samples in turn, A B C A B C ...; a sample is 20
+calls between two events, after two that are not counted. `ratio` is the time of torch's fastest backend over rapt's:
 above 1, rapt is faster. Errors are ||out - exact|| / ||exact|| over some rows, `exact` in float64 on the same inputs.
 """
 
@@ -28,6 +28,7 @@ BACKENDS = {"math": SDPBackend.MATH, "efficient": SDPBackend.EFFICIENT_ATTENTION
 BATCH_AND_HEADS = {1024: (8, 16), 4096: (2, 16), 16384: (1, 8)}
 MATH_BYTES = 8 << 30  # the largest S x S matrix that torch's math backend is asked for
 CHECKED_ROWS = 256
+CALLS = 20  # in a sample
 
 
 def parse_arguments():
@@ -58,12 +59,14 @@ def exact_rows(q, k, v, causal, rows):
 
 
 def milliseconds(call):
+    """Of one call, among as many that starting them does not count."""
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begin.record()
-    call()
+    for _ in range(CALLS):
+        call()
     end.record()
     end.synchronize()
-    return begin.elapsed_time(end)
+    return begin.elapsed_time(end) / CALLS
 
 
 def run_case(rapt, dtype, s, d, causal, options):

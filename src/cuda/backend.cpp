@@ -16,9 +16,10 @@ namespace cuda {
 namespace {
 
 void check_cuda(cudaError_t status, const char* doing) {
+  if (status == cudaSuccess) return;
+  cudaGetLastError();  // or the next call finds it
   if (status == cudaErrorMemoryAllocation) throw std::bad_alloc();
-  if (status != cudaSuccess)
-    throw std::runtime_error(std::string("CUDA, ") + doing + ": " + cudaGetErrorString(status));
+  throw std::runtime_error(std::string("CUDA, ") + doing + ": " + cudaGetErrorString(status));
 }
 
 // The GPUs of this machine. The driver is looked for at first use, so that programs that stay on the CPU never wake it.
@@ -94,7 +95,7 @@ AttentionParams sizes(const Problem& p) {
   a.q_type = p.q_dtype, a.kv_type = p.kv_dtype, a.out_type = p.out_dtype;
   a.total_q = p.ragged_q, a.total_k = p.ragged_k;
   a.page_size = p.ring ? p.sk : p.page_size;
-  a.b = p.b, a.hk = p.hk, a.group = p.hk > 0 ? p.hq / p.hk : 1;
+  a.b = p.b, a.hk = p.hk, a.group = p.hk > 0 ? std::max<std::int64_t>(p.hq / p.hk, 1) : 1;
   a.sq = p.sq, a.sk = p.sk, a.d = p.d, a.dv = p.dv;
   return a;
 }
@@ -122,6 +123,7 @@ AttentionParams attention_params(const Call& call) {
 struct Kernel {
   const char* name;
   bool sm90a;  // Hopper's own instructions
+  const char* opt_in;
   std::string_view (*refuse)(const Problem&, const AttentionParams&);
   std::size_t (*workspace)(const AttentionParams&);
   std::int64_t (*blocks)(const AttentionParams&);
@@ -135,6 +137,7 @@ template <DType kType>
 constexpr Kernel wgmma(const char* name) {
   return {name,
           true,
+          "only if forced: what NaN, Inf and masks do to last bits is being worked on",
           [](const Problem& p, const AttentionParams& a) -> std::string_view {
             if (p.q_dtype != kType || p.kv_dtype != kType) return "takes other element types";
             return wgmma_takes(a) ? "" : "takes head sizes of at most 256, and fewer than 2^30 rows and keys";
@@ -152,14 +155,14 @@ const Kernel kKernels[] = {
     wgmma<DType::bf16>("attention_wgmma.bf16.cuda.sm90a"),
     wgmma<DType::f16>("attention_wgmma.f16.cuda.sm90a"),
 #endif
-    {"attention_simt.f32.cuda.q64k64", false,
+    {"attention_simt.f32.cuda.q64k64", false, "",
      [](const Problem& p, const AttentionParams& a) -> std::string_view {
        if (p.dv > kSimtMaxValueSize) return "takes value heads of at most 576";
        return simt_tiles(a) > kMostBlocks ? "more tiles than a grid has blocks" : "";
      },
      [](const AttentionParams&) -> std::size_t { return 0; }, simt_tiles,
      [](const AttentionParams& a, void*, cudaStream_t stream) { attention_simt(a, stream); }},
-    {"attention_naive.f32.cuda", false,
+    {"attention_naive.f32.cuda", false, "",
      [](const Problem&, const AttentionParams& a) -> std::string_view {
        const double scores = static_cast<double>(naive_rows(a)) * static_cast<double>(a.sk);
        return naive_rows(a) > kMostBlocks || scores > 0x1p34 ? "its S x S matrix would be past 64 GiB" : "";
@@ -179,8 +182,8 @@ class CudaBackend final : public Backend {
     const Machine machine = look();
     for (const Kernel& kernel : kKernels) {
       const bool other = machine.unusable.empty() && kernel.sm90a;
-      entries_.push_back(
-          {kernel.name, other ? machine.no_sm90a : machine.unusable, "", Isa{}, static_cast<int>(entries_.size())});
+      entries_.push_back({kernel.name, other ? machine.no_sm90a : machine.unusable, kernel.opt_in, Isa{},
+                          static_cast<int>(entries_.size())});
     }
   }
 

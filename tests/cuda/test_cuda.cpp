@@ -76,7 +76,7 @@ TEST_CASE("cuda: a thousand calls beside other work give the same bits", "[kerne
     const Bytes once = expected(entry, c);
     const Stream stream, other;
     const Context context = on(stream, entry), load = on(other, entry);
-    Case busy(Problem::parse("attention hq=16 sq=512 d=64"));
+    Case busy(typed("attention hq=16 sq=512 d=64", c.problem.q_dtype));
     const DeviceCall call(c.args()), beside(busy.args());
     for (int i = 0; i < 1000; ++i) {
       if (i % 10 == 0) attention(beside.args(), load);

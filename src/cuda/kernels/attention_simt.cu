@@ -1,8 +1,7 @@
 // Attention in fp32 on the ordinary cores of any GPU, whatever the types, strides and head sizes: FlashAttention-2's
-// schedule in shared memory. A block does a tile of 64 rows; of its 64 x 64 scores, and of each 64 columns of the
-// output, a thread does kEach rows by 4 columns. Reading shared memory is what takes the time: 48 bytes for 32 products
-// of 8 rows, 32 bytes for 16 of 4, where a multiprocessor reads 128 bytes while it does 128 products. But 8 rows of
-// more than 256 columns of output are more than a thread can hold.
+// schedule in shared memory. A block does a tile of 64 rows, and 256 threads in 16 x 16 each 4 x 4 of everything: of
+// the 64 x 64 scores, and of each 64 columns of the output. (8 x 4 read less shared memory for a product, but left too
+// few threads to hide latencies: 5 to 25 % slower on an H200.)
 #include "cuda/kernels/kernels.hpp"
 #include "cuda/tile/score.cuh"
 
@@ -12,7 +11,7 @@ namespace {
 constexpr int kRows = kSimtRows, kKeys = kSimtKeys, kColumns = 64;
 constexpr int kDepth = 32;  // of the head size, at a time
 using Tiles = Tiling<kRows>;
-constexpr int kSide = 16;  // threads to a row
+constexpr int kSide = 16, kThreads = kSide * kSide, kEach = kRows / kSide;
 
 // Matrices in shared memory are stored by columns of 64, and read 4 x 16 bytes at a time. Groups of 4 within a column
 // are permuted by the column, so that transposing stores meet different banks.
@@ -23,23 +22,13 @@ __device__ float4 column4(const float* matrix, int column, int group) {
   return *reinterpret_cast<const float4*>(matrix + at_column(column, group, 0));
 }
 
-// Rows of column `column` that thread row ty has.
-template <int kEach>
-__device__ void load_rows(const float* matrix, int column, int ty, float (&x)[kEach]) {
-#pragma unroll
-  for (int i = 0; i < kEach; i += 4) {
-    const float4 four = column4(matrix, column, (kEach * ty + i) / 4);
-    x[i] = four.x, x[i + 1] = four.y, x[i + 2] = four.z, x[i + 3] = four.w;
-  }
-}
-
 // Columns [depth, depth + kDepth) of 64 rows of `x`, whose first elements are at `rows`, negative for none.
 template <class Scale>
 __device__ void load_transposed(float* to, const void* x, DType type, const std::int64_t* rows, std::int64_t stride,
                                 std::int64_t depth, std::int64_t size, Scale scale) {
   constexpr int kFours = kDepth / 4;
   const int four = threadIdx.x % kFours;
-  for (int row = threadIdx.x / kFours; row < 64; row += blockDim.x / kFours) {
+  for (int row = threadIdx.x / kFours; row < 64; row += kThreads / kFours) {
     const std::int64_t column = depth + 4 * four, n = rows[row] < 0 ? 0 : size - column;
     const float4 e = load4(x, type, rows[row] + column * stride, stride, n);
     const float each[4] = {e.x, e.y, e.z, e.w};
@@ -47,9 +36,8 @@ __device__ void load_transposed(float* to, const void* x, DType type, const std:
   }
 }
 
-template <int kEach>
-__device__ void add_product(float (&sum)[kEach][4], const float (&left)[kEach], const float4& b) {
-  const float right[4] = {b.x, b.y, b.z, b.w};
+__device__ void add_product(float (&sum)[kEach][4], const float4& a, const float4& b) {
+  const float left[4] = {a.x, a.y, a.z, a.w}, right[4] = {b.x, b.y, b.z, b.w};
 #pragma unroll
   for (int i = 0; i < kEach; ++i)
 #pragma unroll
@@ -64,12 +52,8 @@ __device__ float over_row(float x, Combine combine) {
   return x;
 }
 
-constexpr int threads(int each) {
-  return kSide * kRows / each;
-}
-
-template <int kChunks, int kEach>  // of kColumns columns of V, at most
-__global__ void __launch_bounds__(threads(kEach))
+template <int kChunks>  // of kColumns columns of V, at most
+__global__ void __launch_bounds__(kThreads, kChunks <= 2 ? 2 : 1)
     simt(const __grid_constant__ AttentionParams p, const std::uint32_t* redo) {
   __shared__ __align__(16) float operands[2 * kDepth * 64];  // Q^T and K^T of kDepth columns, or kColumns columns of V
   __shared__ __align__(16) float weights[kKeys * kRows];     // by keys
@@ -79,11 +63,10 @@ __global__ void __launch_bounds__(threads(kEach))
 
   // Heads one after another, so that K and V stay cached; the last rows first, since causal makes them the longest.
   const auto tiles = static_cast<unsigned>(Tiles::tiles(p)), in_head = tiles - 1 - blockIdx.x % tiles;
-  if (redo && !redo[blockIdx.x / tiles * tiles + in_head]) return;
   const Tiles::Tile tile = Tiles::find(p, static_cast<int>(blockIdx.x / tiles), static_cast<int>(in_head));
   const Head head(p, tile.b, tile.hk);
   const std::int64_t all_rows = head.len_q * p.group;
-  if (tile.row >= all_rows) return;
+  if (tile.row >= all_rows || (redo && !redo[blockIdx.x / tiles * tiles + in_head])) return;
   const bool terms = has_terms(p.score);
   const int tx = threadIdx.x % kSide, ty = threadIdx.x / kSide;
 
@@ -119,11 +102,7 @@ __global__ void __launch_bounds__(threads(kEach))
       load_transposed(k, p.k, p.kv_type, k_at, p.k_stride.d, depth, p.d, [](float x) { return x; });
       __syncthreads();
 #pragma unroll 8
-      for (int i = 0; i < kDepth; ++i) {
-        float left[kEach];
-        load_rows(q, i, ty, left);
-        add_product(s, left, column4(k, i, tx));
-      }
+      for (int i = 0; i < kDepth; ++i) add_product(s, column4(q, i, ty), column4(k, i, tx));
     }
 
     float scale[kEach];
@@ -153,18 +132,16 @@ __global__ void __launch_bounds__(threads(kEach))
       l[i] = fmaf(l[i], scale[i], sum);
     }
 #pragma unroll
-    for (int i = 0; i < kEach; i += 4)
-#pragma unroll
-      for (int j = 0; j < 4; ++j)
-        *reinterpret_cast<float4*>(weights + at_column(4 * tx + j, (kEach * ty + i) / 4, 0)) =
-            make_float4(s[i][j], s[i + 1][j], s[i + 2][j], s[i + 3][j]);
+    for (int j = 0; j < 4; ++j)
+      *reinterpret_cast<float4*>(weights + at_column(4 * tx + j, ty, 0)) =
+          make_float4(s[0][j], s[1][j], s[2][j], s[3][j]);
 
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
       if (chunk * kColumns >= p.dv) break;
       __syncthreads();
       bool bad = false;
-      for (int key = ty; key < kKeys; key += kRows / kEach) {
+      for (int key = ty; key < kKeys; key += kSide) {
         const std::int64_t column = chunk * kColumns + 4 * tx, n = v_at[key] < 0 ? 0 : p.dv - column;
         const float4 v = load4(p.v, p.kv_type, v_at[key] + column * p.v_stride.d, p.v_stride.d, n);
         bad |= !is_finite(v.x) || !is_finite(v.y) || !is_finite(v.z) || !is_finite(v.w);
@@ -176,10 +153,8 @@ __global__ void __launch_bounds__(threads(kEach))
       if (__syncthreads_or(bad)) {
         // Hidden keys must not leak: 0 times NaN or Inf is NaN.
         for (int key = 0; key < kKeys; ++key) {
-          float weight[kEach];
-          load_rows(weights, key, ty, weight);
-          const float4 v = v4(key);
-          const float value[4] = {v.x, v.y, v.z, v.w};
+          const float4 w = column4(weights, key, ty), v = v4(key);
+          const float weight[4] = {w.x, w.y, w.z, w.w}, value[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
           for (int i = 0; i < kEach; ++i)
 #pragma unroll
@@ -188,11 +163,7 @@ __global__ void __launch_bounds__(threads(kEach))
         }
       } else {
 #pragma unroll 8
-        for (int key = 0; key < kKeys; ++key) {
-          float weight[kEach];
-          load_rows(weights, key, ty, weight);
-          add_product(sum, weight, v4(key));
-        }
+        for (int key = 0; key < kKeys; ++key) add_product(sum, column4(weights, key, ty), v4(key));
       }
 #pragma unroll
       for (int i = 0; i < kEach; ++i)
@@ -223,9 +194,9 @@ __global__ void __launch_bounds__(threads(kEach))
   }
 }
 
-template <int kChunks, int kEach>
+template <int kChunks>
 void launch(const AttentionParams& p, cudaStream_t stream, const std::uint32_t* redo) {
-  simt<kChunks, kEach><<<static_cast<unsigned>(simt_tiles(p)), threads(kEach), 0, stream>>>(p, redo);
+  simt<kChunks><<<static_cast<unsigned>(simt_tiles(p)), kThreads, 0, stream>>>(p, redo);
 }
 
 }  // namespace
@@ -235,10 +206,10 @@ std::int64_t simt_tiles(const AttentionParams& p) {
 }
 
 void attention_simt(const AttentionParams& p, cudaStream_t stream, const std::uint32_t* redo) {
-  if (p.dv <= kColumns) launch<1, 8>(p, stream, redo);
-  else if (p.dv <= 2 * kColumns) launch<2, 8>(p, stream, redo);
-  else if (p.dv <= 4 * kColumns) launch<4, 8>(p, stream, redo);
-  else launch<kSimtMaxValueSize / kColumns, 4>(p, stream, redo);
+  if (p.dv <= kColumns) launch<1>(p, stream, redo);
+  else if (p.dv <= 2 * kColumns) launch<2>(p, stream, redo);
+  else if (p.dv <= 4 * kColumns) launch<4>(p, stream, redo);
+  else launch<kSimtMaxValueSize / kColumns>(p, stream, redo);
 }
 
 }  // namespace rapt::cuda
