@@ -135,13 +135,11 @@ __device__ inline std::uint64_t matrix_descriptor(std::uint32_t address, int pan
 #define RAPT_NAMES_64 RAPT_TEN() RAPT_TEN(1) RAPT_TEN(2) "%30,%31"
 #define RAPT_NAMES_112 RAPT_TEN() RAPT_TEN(1) RAPT_TEN(2) RAPT_TEN(3) RAPT_TEN(4) "%50,%51,%52,%53,%54,%55"
 #define RAPT_NAMES_128 RAPT_TEN() RAPT_TEN(1) RAPT_TEN(2) RAPT_TEN(3) RAPT_TEN(4) RAPT_TEN(5) "%60,%61,%62,%63"
-#define RAPT_NAMES_256                                                                 \
-  RAPT_TEN()                                                                           \
-  RAPT_TEN(1)                                                                          \
-  RAPT_TEN(2)                                                                          \
-  RAPT_TEN(3)                                                                          \
-  RAPT_TEN(4) RAPT_TEN(5) RAPT_TEN(6) RAPT_TEN(7) RAPT_TEN(8) RAPT_TEN(9) RAPT_TEN(10) \
-      RAPT_TEN(11) "%120,%121,%122,%123,%124,%125,%126,%127"
+// clang-format off
+#define RAPT_NAMES_256                                                                                      \
+  RAPT_TEN() RAPT_TEN(1) RAPT_TEN(2) RAPT_TEN(3) RAPT_TEN(4) RAPT_TEN(5) RAPT_TEN(6) RAPT_TEN(7)            \
+  RAPT_TEN(8) RAPT_TEN(9) RAPT_TEN(10) RAPT_TEN(11) "%120,%121,%122,%123,%124,%125,%126,%127"
+// clang-format on
 #define RAPT_FOUR(i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
 #define RAPT_SIXTEEN(i) RAPT_FOUR(i), RAPT_FOUR((i) + 4), RAPT_FOUR((i) + 8), RAPT_FOUR((i) + 12)
 #define RAPT_SUMS_64 RAPT_SIXTEEN(0), RAPT_SIXTEEN(16)
