@@ -5,7 +5,7 @@ from ctypes import (Structure, byref, c_char_p, c_float, c_int, c_int32, c_int64
 
 EXECUTORS = {"default": 0, "serial": 1, "tbb": 2, "openmp": 3}
 DTYPES = {"torch.float32": 0, "torch.float16": 1, "torch.bfloat16": 2}
-DEVICE_CPU = 1
+DEVICES = {"cpu": 1, "cuda": 2}
 
 
 class Tensor(Structure):
@@ -34,18 +34,19 @@ class Allocator(Structure):
 class ContextOptions(Structure):
     _fields_ = [("struct_size", c_size_t), ("executor", c_int32), ("threads", c_int32), ("has_isa", c_int32),
                 ("isa", c_int32), ("kernel", c_char_p), ("user_executor", UserExecutor), ("allocator", Allocator),
-                ("observer", c_void_p), ("observer_user", c_void_p)]
+                ("observer", c_void_p), ("observer_user", c_void_p), ("stream", c_void_p)]
 
 
 class Rapt:
-    """A loaded librapt with one context."""
+    """A loaded librapt with one context; `stream` is a cudaStream_t, `kernel` the one entry it is to use."""
 
-    def __init__(self, library, threads=0, executor="default"):
+    def __init__(self, library, threads=0, executor="default", stream=None, kernel=None):
         self._lib = ctypes.CDLL(library)
         for name, result in (("rapt_last_error", c_char_p), ("rapt_version", c_char_p), ("rapt_plan_entry", c_char_p),
                              ("rapt_plan_threads", c_int)):
             getattr(self._lib, name).restype = result
-        options = ContextOptions(struct_size=sizeof(ContextOptions), executor=EXECUTORS[executor], threads=threads)
+        options = ContextOptions(struct_size=sizeof(ContextOptions), executor=EXECUTORS[executor], threads=threads,
+                                 kernel=kernel and kernel.encode(), stream=stream)
         self._context = c_void_p()
         self._check(self._lib.rapt_context_create(byref(options), byref(self._context)))
 
@@ -58,11 +59,12 @@ class Rapt:
         return self._lib.rapt_version().decode()
 
     def attention_args(self, q, k, v, out, causal=False):
-        """Arguments for CPU torch tensors [b, h, s, d] of any strides; they must outlive the result."""
+        """Arguments for torch tensors [b, h, s, d] of any strides; they must outlive the result."""
         args = AttentionArgs(struct_size=sizeof(AttentionArgs), causal=int(causal))
         for name, tensor in (("q", q), ("k", k), ("v", v), ("out", out)):
-            setattr(args, name, Tensor(tensor.data_ptr(), DTYPES[str(tensor.dtype)], DEVICE_CPU, 0, tensor.dim(),
-                                       (c_int64 * 4)(*tensor.shape), (c_int64 * 4)(*tensor.stride())))
+            setattr(args, name, Tensor(tensor.data_ptr(), DTYPES[str(tensor.dtype)], DEVICES[tensor.device.type],
+                                       tensor.device.index or 0, tensor.dim(), (c_int64 * 4)(*tensor.shape),
+                                       (c_int64 * 4)(*tensor.stride())))
         return args
 
     def attention(self, args):

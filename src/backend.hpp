@@ -34,19 +34,20 @@ class Backend {
  public:
   virtual ~Backend() = default;
   virtual std::string_view name() const noexcept = 0;
-  virtual DeviceType device() const noexcept = 0;
   // In order of preference.
   virtual std::span<const Entry> entries() const noexcept = 0;
   // Why the entry will not take the problem, as static text; empty if it will.
   virtual std::string_view refuse(const Entry&, const Problem&, const Context::Impl&) const = 0;
   // A pure function of its arguments.
   virtual std::unique_ptr<Schedule> plan(const Entry&, const Problem&, const Context::Impl&) const = 0;
-  // `workspace` has the schedule's bytes, 64-byte aligned.
+  // `workspace` has the schedule's bytes of the device's memory, 64-byte aligned. On a device other than the host it
+  // may be null: the backend then takes its own; and the call returns before the work is done.
   virtual void run(const Entry&, const Schedule&, const Call&, const Context::Impl&, std::byte* workspace) const = 0;
 };
 
-// The backends of this build, in the order dispatch asks them.
-std::span<const Backend* const> backends();
 const Backend& cpu_backend();
+#ifdef RAPT_HAVE_CUDA
+const Backend& cuda_backend();
+#endif
 
 }  // namespace rapt

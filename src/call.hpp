@@ -1,14 +1,16 @@
-// A validated call: every tensor with four strides, every length on the host. What backends run.
+// A validated call: every tensor with four strides, lengths on the host where they can be looked at. What backends run.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
 #include "rapt/attention.hpp"
 #include "rapt/problem.hpp"
+#include "score_params.hpp"
 
 namespace rapt {
 
@@ -30,11 +32,22 @@ struct Call {
   // Paged: the page of key j of sequence i is pages[first_page[i] + j / page_size], for every key a row may see.
   std::vector<std::int32_t> pages;
   std::vector<std::int64_t> first_page;
+
+  // On another device than the host, whose memory nobody can look at here: as given, with strides in [0] and [1], and
+  // unchecked. The problem then has the largest sq and sk there can be. Bias and mask have so many rows and keys.
+  int device = 0;
+  Operand cu_seqlens_q, cu_seqlens_k, seqlens, block_table;
+  std::int64_t pages_available = 0;
+  std::int64_t term_rows = std::numeric_limits<std::int64_t>::max(), term_keys = term_rows;
 };
 
 // Checks everything contract.md lists under bad input. Throws Error; writes nothing. `workspace` is the caller's, if
 // any.
 Call validate(const AttentionArgs& args, std::span<const std::byte> workspace = {});
+
+// What kernels take of it.
+Strides strides(const Operand& operand);
+ScoreParams score_params(const Call& call);
 
 // The checks that need no tensors: sizes, head counts, windows, scale, alignment.
 void check(const Problem& problem);

@@ -1,32 +1,43 @@
 #include "dispatch.hpp"
 
-#include <array>
 #include <string>
 
 namespace rapt {
 namespace {
 
+// Backends are made when they are asked for: who stays on the CPU starts no driver.
+struct BackendOf {
+  DeviceType device;
+  const Backend& (*get)();
+};
+constexpr BackendOf kBackends[] = {
+    {DeviceType::cpu, cpu_backend},
+#ifdef RAPT_HAVE_CUDA
+    {DeviceType::cuda, cuda_backend},
+#endif
+};
+
 std::string_view refusal(const Backend& backend, const Entry& entry, const Problem& problem,
                          const Context::Impl& context) {
   if (!entry.unusable.empty()) return entry.unusable;
-  if (backend.device() != problem.device) return "the tensors are on another device";
   if (!context.options.kernel.empty() && context.options.kernel != entry.name) return "another entry is forced";
   if (std::string_view reason = backend.refuse(entry, problem, context); !reason.empty()) return reason;
   const bool forced = context.options.kernel == entry.name || context.isa_forced;
   return forced ? std::string_view() : entry.opt_in;
 }
 
-}  // namespace
-
-std::span<const Backend* const> backends() {
-  static const std::array<const Backend*, 1> all = {&cpu_backend()};
-  return all;
+const Backend& backend_of(DeviceType device) {
+  for (const BackendOf& backend : kBackends)
+    if (backend.device == device) return backend.get();
+  throw Error("device", std::string(to_string(device)), "one this build has a backend for (RAPT_CUDA was off)");
 }
 
+}  // namespace
+
 Choice dispatch(const Problem& problem, const Context::Impl& context) {
-  for (const Backend* backend : backends())
-    for (const Entry& entry : backend->entries())
-      if (refusal(*backend, entry, problem, context).empty()) return {backend, &entry};
+  const Backend& backend = backend_of(problem.device);
+  for (const Entry& entry : backend.entries())
+    if (refusal(backend, entry, problem, context).empty()) return {&backend, &entry};
   std::string reasons;
   for (const Candidate& c : candidates(problem, context)) {
     if (c.entry == context.options.kernel)
@@ -38,18 +49,18 @@ Choice dispatch(const Problem& problem, const Context::Impl& context) {
 }
 
 std::vector<Candidate> candidates(const Problem& problem, const Context::Impl& context) {
+  const Backend& backend = backend_of(problem.device);
   std::vector<Candidate> all;
-  for (const Backend* backend : backends())
-    for (const Entry& entry : backend->entries())
-      all.push_back({entry.name, std::string(refusal(*backend, entry, problem, context))});
+  for (const Entry& entry : backend.entries())
+    all.push_back({entry.name, std::string(refusal(backend, entry, problem, context))});
   return all;
 }
 
 std::vector<EntryInfo> entries() {
   std::vector<EntryInfo> all;
-  for (const Backend* backend : backends())
-    for (const Entry& entry : backend->entries())
-      all.push_back({entry.name, std::string(backend->name()), entry.unusable, entry.opt_in});
+  for (const BackendOf& backend : kBackends)
+    for (const Entry& entry : backend.get().entries())
+      all.push_back({entry.name, std::string(backend.get().name()), entry.unusable, entry.opt_in});
   return all;
 }
 

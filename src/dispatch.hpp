@@ -1,4 +1,4 @@
-// Picks the entry that runs a problem: the first, over backends and their order, that does not refuse.
+// Picks the entry that runs a problem: the first of its device's backend that does not refuse.
 #pragma once
 
 #include <vector>
@@ -15,7 +15,7 @@ struct Choice {
 
 // Throws Error, with every entry's reason, when all refuse.
 Choice dispatch(const Problem& problem, const Context::Impl& context);
-// Every entry with its reason.
+// Every entry of that backend with its reason.
 std::vector<Candidate> candidates(const Problem& problem, const Context::Impl& context);
 
 }  // namespace rapt

@@ -10,11 +10,12 @@
 namespace rapt {
 namespace {
 
-// Runs on the context's own memory unless the caller brought some.
+// Runs on the context's own memory, or the device's, unless the caller brought some.
 void run_call(const Choice& choice, const Schedule& schedule, const Call& call, const Context::Impl& context,
               std::byte* workspace) {
   if (call.problem.b == 0 || call.problem.hq == 0 || call.problem.sq == 0) return;
-  if (workspace != nullptr) return choice.backend->run(*choice.entry, schedule, call, context, workspace);
+  if (workspace != nullptr || call.problem.device != DeviceType::cpu)
+    return choice.backend->run(*choice.entry, schedule, call, context, workspace);
   Workspace own = context.borrow(schedule.workspace_bytes);
   choice.backend->run(*choice.entry, schedule, call, context, own.data());
   context.give_back(std::move(own));

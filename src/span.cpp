@@ -141,16 +141,20 @@ int64_t read_integer(const TensorView& t, int64_t element_offset) {
 void check_integers(const std::string& name, const TensorView& t) {
   if (t.dtype != DType::i32 && t.dtype != DType::i64)
     throw Error(name, "dtype " + std::string(to_string(t.dtype)), "i32 or i64");
-  if (t.device.type != DeviceType::cpu) throw Error(name, "a tensor that is not on the cpu", "host memory");
 }
 
-std::vector<int64_t> read_integers(const std::string& name, const TensorView& t, std::optional<int64_t> count) {
+void check_list(const std::string& name, const TensorView& t, std::optional<int64_t> count) {
   span_of(name, t, false);
   if (t.ndim != 1 || t.shape[0] > std::numeric_limits<std::int32_t>::max())
     throw Error(name, "shape " + shape_text(t), "one dimension of less than 2^31");
   if (count && t.shape[0] != *count)
     throw Error(name, std::to_string(t.shape[0]) + " elements", std::to_string(*count) + ", the batch's");
   check_integers(name, t);
+}
+
+std::vector<int64_t> read_integers(const std::string& name, const TensorView& t, std::optional<int64_t> count) {
+  check_list(name, t, count);
+  if (t.device.type != DeviceType::cpu) throw Error(name, "a tensor that is not on the cpu", "host memory");
   std::vector<int64_t> values(static_cast<std::size_t>(t.shape[0]));
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = read_integer(t, static_cast<int64_t>(i) * t.strides[0]);
   return values;

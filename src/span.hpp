@@ -37,9 +37,11 @@ void take(std::vector<Checked>& all, const std::string& name, const TensorView& 
 // Throws Error naming a tensor that is written and shares memory with another of `all`.
 void check_overlaps(const std::vector<Checked>& all);
 
-// Throws Error for a tensor that is not i32 or i64 in host memory.
+// Throws Error for a tensor that is not i32 or i64.
 void check_integers(const std::string& name, const TensorView& view);
-// The elements of a checked 1-D tensor of them, of `count` if that is known.
+// Throws Error for a tensor that is no list of integers, of `count` if that is known.
+void check_list(const std::string& name, const TensorView& view, std::optional<std::int64_t> count = {});
+// The elements of such a list in host memory.
 std::vector<std::int64_t> read_integers(const std::string& name, const TensorView& view,
                                         std::optional<std::int64_t> count = {});
 std::int64_t read_integer(const TensorView& view, std::int64_t element_offset);

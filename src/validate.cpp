@@ -1,5 +1,5 @@
 // Arguments -> Call, or an Error that names the argument. Nothing is written, and nothing is read but lengths and block
-// tables.
+// tables in host memory.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -38,7 +38,10 @@ bool needs_align(const Problem& p) {
 
 class Validator {
  public:
-  explicit Validator(const AttentionArgs& args) : args_(args), score_(args.score), p_(call_.problem) {}
+  explicit Validator(const AttentionArgs& args)
+      : args_(args), score_(args.score), host_(args.q.device.type == DeviceType::cpu), p_(call_.problem) {
+    call_.device = args.q.device.index;
+  }
 
   Call run(std::span<const std::byte> workspace) {
     tensors();
@@ -184,22 +187,33 @@ class Validator {
   std::vector<int64_t> integers(const std::string& name, const TensorView& t, std::optional<int64_t> count = {}) {
     return read_integers(name, take(name, t), count);
   }
-  // Checks [b + 1] starts; returns the longest sequence.
-  static int64_t longest(const std::string& name, const std::vector<int64_t>& starts, int64_t total) {
-    check_starts(name, starts, total);
+  // Checks [b + 1] starts; returns the longest sequence, or the most it can have.
+  int64_t starts(const std::string& name, const TensorView& t, int64_t total, std::vector<int64_t>& values,
+                 Operand& on_device, std::optional<int64_t> count = {}) {
+    if (!host_) {
+      list(name, t, on_device, count);
+      if (t.shape[0] == 0) refuse(name, "no elements", "[b + 1] starts");
+      return total;
+    }
+    values = integers(name, t, count);
+    check_starts(name, values, total);
     int64_t rows = 0;
-    for (std::size_t i = 1; i < starts.size(); ++i) rows = std::max(rows, starts[i] - starts[i - 1]);
+    for (std::size_t i = 1; i < values.size(); ++i) rows = std::max(rows, values[i] - values[i - 1]);
     return rows;
+  }
+  // A list of integers whose values the kernels will see first.
+  void list(const std::string& name, const TensorView& t, Operand& on_device, std::optional<int64_t> count = {}) {
+    check_list(name, take(name, t), count);
+    on_device = {const_cast<void*>(t.data), t.dtype, {t.strides[0], 0, 0, 0}};
   }
 
   void lengths() {
     const KvSource& kv = args_.kv;
     int64_t b = 0;
     if (args_.cu_seqlens_q) {
-      call_.q_begin = integers("cu_seqlens_q", args_.cu_seqlens_q);
-      p_.sq = longest("cu_seqlens_q", call_.q_begin, args_.q.shape[0]);
       p_.ragged_q = args_.q.shape[0];
-      b = static_cast<int64_t>(call_.q_begin.size()) - 1;
+      p_.sq = starts("cu_seqlens_q", args_.cu_seqlens_q, p_.ragged_q, call_.q_begin, call_.cu_seqlens_q);
+      b = args_.cu_seqlens_q.shape[0] - 1;
     } else {
       p_.sq = args_.q.shape[2];
       b = args_.q.shape[0];
@@ -209,9 +223,8 @@ class Validator {
       refuse("kv.block_table", "pages for another kind of keys", "KvSource::paged");
     if (kv.kind == KvSource::Kind::ragged) {
       if (!kv.cu_seqlens) refuse("kv.cu_seqlens", "no tensor", "[b + 1] starts");
-      call_.k_begin = integers("kv.cu_seqlens", kv.cu_seqlens, b + 1);
-      p_.sk = longest("kv.cu_seqlens", call_.k_begin, kv.k.shape[0]);
       p_.ragged_k = kv.k.shape[0];
+      p_.sk = starts("kv.cu_seqlens", kv.cu_seqlens, p_.ragged_k, call_.k_begin, call_.cu_seqlens_k, b + 1);
       if (kv.seqlens) refuse("kv.seqlens", "lengths for ragged keys", "cu_seqlens alone");
       return;
     }
@@ -227,8 +240,9 @@ class Validator {
       if (p_.ring || p_.page_size > 0) refuse("kv.seqlens", "no tensor", "[b] lengths for pages and rings");
       return;
     }
-    call_.k_lengths = integers("kv.seqlens", kv.seqlens, b);
     p_.kv_lengths = true;
+    if (!host_) return list("kv.seqlens", kv.seqlens, call_.seqlens, b);
+    call_.k_lengths = integers("kv.seqlens", kv.seqlens, b);
     const int64_t most = p_.ring ? kMaxSize : p_.sk;
     for (const int64_t n : call_.k_lengths)
       if (n < 0 || n > most)
@@ -256,6 +270,11 @@ class Validator {
   void pages() {
     if (p_.page_size == 0) return;
     const TensorView& t = args_.kv.block_table;
+    if (!host_) {
+      call_.block_table = {const_cast<void*>(t.data), t.dtype, {t.strides[0], t.strides[1], 0, 0}};
+      call_.pages_available = args_.kv.k.shape[0];
+      return;
+    }
     int64_t total = 0;
     for (const int64_t length : call_.k_lengths) {
       call_.first_page.push_back(total);
@@ -305,11 +324,13 @@ class Validator {
       const int64_t stride = at < 0 ? 0 : t.strides[static_cast<std::size_t>(at)];
       // Local indices of ragged sequences need room for the longest one.
       const bool ragged = (i == 2 && p_.ragged_q >= 0) || (i == 3 && p_.ragged_k >= 0);
-      const bool fits = size == full[i] || (ragged && size > full[i]);
+      const bool fits = size == full[i] || (ragged && (size > full[i] || !host_));
       if (!fits && (size != 1 || i == 3))
         refuse(name, "shape " + shape_text(t),
                "a shape that broadcasts over b, hq, sq to " + dims_text(p_.b, p_.hq, p_.sq, p_.sk));
+      if (i == 3) call_.term_keys = std::min(call_.term_keys, size);
       if (size == 1) continue;
+      if (i == 2) call_.term_rows = std::min(call_.term_rows, size);
       o.strides[i] = stride;
       if (i < 3) dims |= static_cast<std::uint8_t>(1 << i);
     }
@@ -359,7 +380,10 @@ class Validator {
       p_.sinks = true;
       call_.sinks = {const_cast<void*>(score_.sinks.data), score_.sinks.dtype, {0, score_.sinks.strides[0], 0, 0}};
     }
-    // check() has the case of equal lengths for all.
+    // check() has the case of equal lengths for all. On a device they may differ for all we know.
+    if (!host_ && needs_align(p_) && (p_.ragged_q >= 0 || p_.ragged_k >= 0 || p_.kv_lengths))
+      refuse("score.align", "none, with lengths on a device",
+             "top_left, bottom_right or an offset for causal, window and alibi");
     const bool unequal = !call_.q_begin.empty() || !call_.k_begin.empty() || !call_.k_lengths.empty();
     for (std::size_t i = 0; unequal && needs_align(p_) && i < static_cast<std::size_t>(p_.b); ++i) {
       const int64_t q = call_.q_begin.empty() ? p_.sq : call_.q_begin[i + 1] - call_.q_begin[i];
@@ -383,6 +407,7 @@ class Validator {
 
   const AttentionArgs& args_;
   const ScoreSpec& score_;
+  const bool host_;  // lengths and tables can be read here
   Call call_;
   Problem& p_;
   std::vector<Checked> all_;

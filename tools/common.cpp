@@ -152,6 +152,7 @@ std::vector<std::string> match_entries(std::string_view text) {
   std::vector<EntryInfo> matches;
   std::vector<std::string> names;
   for (EntryInfo& entry : entries()) {
+    if (entry.backend != "cpu" && entry.unusable.empty()) entry.unusable = "this tool's tensors lie in host memory";
     names.push_back(entry.name);
     if (entry.name.find(text) != std::string::npos) matches.push_back(std::move(entry));
   }

@@ -41,8 +41,10 @@ struct ContextOptions {
   std::shared_ptr<Executor> executor;  ///< default: tbb_executor()
   int threads = 0;                     ///< most strands per call; 0: as many as the executor offers
   std::optional<Isa> isa;  ///< highest instruction set to use; default: the environment's RAPT_ISA, else any
-  std::string kernel;      ///< use this entry only; default: the environment's RAPT_KERNEL, else the best
-  std::optional<Allocator> allocator;  ///< default: aligned operator new
+  /// Of calls on CUDA memory: the cudaStream_t that their work is queued on; null is the legacy default stream.
+  void* stream = nullptr;
+  std::string kernel;                  ///< use this entry only; default: the environment's RAPT_KERNEL, else the best
+  std::optional<Allocator> allocator;  ///< of host memory; default: aligned operator new
   /// Called after dispatch of every call with a one-line text: problem and chosen entry. Must be thread-safe.
   std::function<void(std::string_view)> observer;
 };

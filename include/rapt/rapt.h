@@ -188,10 +188,11 @@ typedef struct rapt_context_options {
   int32_t isa;        /* rapt_isa: the highest instruction set to use */
   const char* kernel; /* use this entry only; NULL: the environment's RAPT_KERNEL, else the best. Copied */
   rapt_user_executor user_executor; /* RAPT_EXECUTOR_USER only */
-  rapt_allocator allocator;         /* all-zero: aligned operator new */
+  rapt_allocator allocator;         /* of host memory; all-zero: aligned operator new */
   /* NULL or called after dispatch of every call with a one-line text: problem and chosen entry. Must be thread-safe. */
   void (*observer)(void* user, const char* text);
   void* observer_user;
+  void* stream; /* of calls on CUDA memory: the cudaStream_t their work is queued on; NULL: the legacy default stream */
 } rapt_context_options;
 
 static inline rapt_context_options rapt_context_options_init(void) {

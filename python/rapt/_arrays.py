@@ -13,7 +13,8 @@ KvDtype: TypeAlias = Literal["i4x2", "i8", "f8e4m3", "f8e5m2"]
 
 
 class Array(Protocol):
-    """A NumPy array, a PyTorch tensor or anything else with __dlpack__, in the CPU's memory, with any strides >= 0."""
+    """A NumPy array, a PyTorch tensor or anything else with __dlpack__, with any strides >= 0. In the CPU's memory, but
+    for PyTorch's."""
 
     def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
 
@@ -44,6 +45,14 @@ def _refuse_grad(torch: Any, tensors: dict[str, Any]) -> None:
             )
 
 
+def stream_of(tensor: Any) -> int:
+    """The cudaStream_t that PyTorch queues work on `tensor`'s GPU on; 0 for tensors in the CPU's memory and None."""
+    if tensor is None or not tensor.is_cuda:
+        return 0
+    stream: int = sys.modules["torch"].cuda.current_stream(tensor.device).cuda_stream
+    return stream
+
+
 def mark_written(tensors: dict[str, Any], *names: str) -> None:
     """Tells autograd that those of the tensors were changed in place: what it had saved of them is stale."""
     for name in names:
@@ -63,7 +72,7 @@ def empty_like(name: str, like: Any, shape: tuple[int, ...], dtype: str | None =
     """A new array of `like`'s library: PyTorch's for its tensors, else NumPy's. Of its type, or of `dtype`."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(like, torch.Tensor):
-        return torch.empty(shape, dtype=getattr(torch, dtype) if dtype else like.dtype)
+        return torch.empty(shape, dtype=getattr(torch, dtype) if dtype else like.dtype, device=like.device)
     if dtype is None:
         if isinstance(like, np.ndarray):
             return np.empty(shape, like.dtype)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, ParamSpec, TypeVar
 
 from rapt import _core
-from rapt._arrays import Array, KvDtype, empty_like, mark_written, shape_of, tensors_of
+from rapt._arrays import Array, KvDtype, empty_like, mark_written, shape_of, stream_of, tensors_of
 
 
 def attention(
@@ -74,6 +74,9 @@ def attention(
     threads         The most to use; all if not given, torch.get_num_threads() where an argument is PyTorch's.
     isa             The highest instruction set to use, one of rapt.info()["isas"].
 
+    PyTorch's tensors may lie on a GPU, if rapt was built with CUDA: all of a call on one, lengths too. The work is queued
+    on PyTorch's current stream; `align` is needed wherever lengths are given; k and v may not be quantised.
+
     Returns a C-contiguous array of q's type: PyTorch's for its tensors, else NumPy's (bfloat16 by ml_dtypes). A row that
     attends no key is 0. Raises TypeError or ValueError, naming the argument, before anything is written.
     Releases the GIL. Has no backward: see rapt.torch.
@@ -116,4 +119,5 @@ def _prepare(arguments: dict[str, Any]) -> tuple[_core.Call, Any, Any, dict[str,
     if arguments["out"] is None:
         arguments["out"] = empty_like("q", arguments["q"], (*shape, size))
     arguments["lse"] = empty_like("q", arguments["q"], shape, "float32") if arguments["return_lse"] else None
+    arguments["stream"] = stream_of(tensors.get("q"))
     return _core.Call(arguments), arguments["out"], arguments["lse"], tensors

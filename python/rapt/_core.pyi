@@ -13,7 +13,7 @@ class Explanation:
         """The kernel that would run: "attention_forward.f32.avx2.q24k128"."""
     @property
     def backend(self) -> str:
-        """ "cpu"."""
+        """ "cpu" or "cuda"."""
     @property
     def problem(self) -> str:
         """The call as one line of text, as the `rapt` command takes it."""

@@ -17,6 +17,12 @@ constexpr const char* kTypes =
     "float32, bfloat16, float16 (caches: int8, float8_e4m3fn, float8_e5m2, or uint8 with kv_dtype; masks: bool; "
     "lengths: int32, int64)";
 
+#ifdef RAPT_HAVE_CUDA
+constexpr bool kHaveCuda = true;
+#else
+constexpr bool kHaveCuda = false;
+#endif
+
 // What elements are. Bytes are what the caller says, as no type here has that name.
 struct Element {
   std::optional<DType> dtype;
@@ -89,8 +95,14 @@ MutableTensorView read_torch(const char* argument, nb::handle tensor, const Read
     return checked(PyObject_VectorcallMethod(name, &self, 1, nullptr));
   };
   try {
-    if (get(is_cpu).ptr() != Py_True) refuse_value(argument, "a tensor on " + text_of(get(device)), "one on the cpu");
     MutableTensorView view;
+    if (get(is_cpu).ptr() != Py_True) {
+      const nb::object where = get(device);
+      if (!kHaveCuda || text_of(where).rfind("cuda:", 0) != 0)
+        refuse_value(argument, "a tensor on " + text_of(where),
+                     kHaveCuda ? "one on the cpu or on cuda" : "one on the cpu (this rapt was built without CUDA)");
+      view.device = {DeviceType::cuda, nb::cast<int>(where.attr("index"))};
+    }
     const nb::object type = get(dtype);
     const auto* known = torch_types->dtypes.begin();
     while (known != torch_types->dtypes.end() && known->first != type.ptr()) ++known;

@@ -38,8 +38,9 @@ struct Reading {
 };
 
 /// The memory of a NumPy array, a PyTorch tensor or anything that speaks DLPack; None gives no tensor. Refuses
-/// (TypeError, ValueError naming `argument`) what is no array, lies elsewhere than in the CPU's memory, has 0 or more
-/// than 4 dimensions or elements rapt has no type for or `reading` does not take, and, if asked, what is read-only.
+/// (TypeError, ValueError naming `argument`) what is no array, lies elsewhere than in the CPU's memory (PyTorch's
+/// tensors: or in a GPU's that this build knows), has 0 or more than 4 dimensions or elements rapt has no type for or
+/// `reading` does not take, and, if asked, what is read-only.
 Array array(const char* argument, nb::handle object, const Reading& reading = {});
 
 /// Arguments by name, read as arrays and kept.

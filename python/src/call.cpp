@@ -82,7 +82,9 @@ void repeat(TensorView& t, std::size_t dim, std::int64_t size) {
 }  // namespace
 
 Call::Call(const nb::dict& arguments)
-    : arrays_(arguments), context_(context_for(threads_of(arguments["threads"]), isa_of(arguments["isa"]))) {
+    : arrays_(arguments),
+      context_(context_for(threads_of(arguments["threads"]), isa_of(arguments["isa"]),
+                           reinterpret_cast<void*>(nb::cast<std::uintptr_t>(arguments["stream"])))) {
   const auto take = [&](const char* name, Elements elements) { return arrays_.take(name, {.elements = elements}); };
   const auto written = [&](const char* name) { return arrays_.take(name, {.writable = true}); };
   args_.q = take("q", Elements::any);

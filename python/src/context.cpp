@@ -6,6 +6,7 @@
 #include <map>
 #include <mutex>
 #include <thread>
+#include <tuple>
 #include <utility>
 
 #include "rapt/plan.hpp"
@@ -24,9 +25,10 @@ Isa isa_named(const std::string& name) {
   throw Error("isa", "\"" + name + "\"", "an ISA of this build and CPU: " + known);
 }
 
-Context make(int threads, const std::string& isa) {
+Context make(int threads, const std::string& isa, void* stream) {
   ContextOptions options;
   options.threads = threads;
+  options.stream = stream;
   if (!isa.empty()) options.isa = isa_named(isa);
   // The thread pool of the process that loaded this module did not survive a fork.
   if (getpid() != process) options.executor = serial_executor();
@@ -35,16 +37,16 @@ Context make(int threads, const std::string& isa) {
 
 }  // namespace
 
-Context context_for(int threads, const std::string& isa) {
+Context context_for(int threads, const std::string& isa, void* stream) {
   static std::mutex mutex;
-  static std::map<std::pair<int, std::string>, Context> contexts;
+  static std::map<std::tuple<int, std::string, void*>, Context> contexts;
   if (threads < 0) throw Error("threads", std::to_string(threads), "1 or more, or None for all");
   // Counts past the machine's are alike, so that the number of contexts is bounded. Asked once, as it reads a file.
   static const int most = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  const std::pair key(std::min(threads, most), isa);
+  const std::tuple key(std::min(threads, most), isa, stream);
   const std::lock_guard lock(mutex);
   auto found = contexts.find(key);
-  if (found == contexts.end()) found = contexts.emplace(key, make(key.first, isa)).first;
+  if (found == contexts.end()) found = contexts.emplace(key, make(std::min(threads, most), isa, stream)).first;
   return found->second;
 }
 

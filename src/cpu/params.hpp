@@ -4,34 +4,12 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace rapt::cpu {
+#include "score_params.hpp"
 
-inline constexpr double kLog2e = 1.44269504088896340736, kLn2 = 0.693147180559945309417;
+namespace rapt::cpu {
 
 // What an element of q, k, v or out is; the last four in k and v only. i4 come in pairs, two to a byte.
 enum class Element : std::uint8_t { f32, bf16, f16, i8, e4m3, e5m2, i4 };
-
-// Strides in elements of the dimensions b, h, s (rows) and d (inner). Ragged tensors have b = 0.
-struct Strides {
-  std::int64_t b, h, s, d;
-};
-
-// Everything between q.k and the softmax, in the log2 domain where it says so.
-struct ScoreParams {
-  float scale_log2;    // scale * log2(e)
-  float softcap_log2;  // c * log2(e); 0 = none
-  // Row i sees keys i + offset - left <= j <= i + offset + right; sides are open at kOpen. Causal is right = 0.
-  std::int64_t left, right, offset;
-  bool bottom_right;         // offset += len_k - len_q of the sequence
-  const void* bias;          // [b, hq, sq, sk] with broadcast strides of 0, f32; null = none
-  const std::uint8_t* mask;  // [b, hq, sq, sk] likewise, nonzero = attend; null = none
-  Strides bias_stride, mask_stride;
-  const float* alibi;  // [b, hq] slopes; null = none
-  std::int64_t alibi_stride_b, alibi_stride_h;
-  const float* sinks;  // [hq]; null = none
-  std::int64_t sinks_stride;
-};
-inline constexpr std::int64_t kOpen = std::int64_t{1} << 53;
 
 // How k or v is quantised: element i of a row counts as (x - zero[i / group]) * scale[i / group], where the rows of
 // scale and zero are found like those of k or v, and strides.d is from group to group.

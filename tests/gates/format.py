@@ -32,7 +32,7 @@ def main():
         print(f"skipped: clang-format {VERSION} is not installed")
         sys.exit(77)
     files = [str(path) for folder in FOLDERS for path in sorted((root / folder).rglob("*"))
-             if path.suffix in (".hpp", ".cpp", ".h", ".c")]
+             if path.suffix in (".hpp", ".cpp", ".h", ".c", ".cu", ".cuh")]
     if not files:
         sys.exit(f"no sources under {root}")
     print(f"{len(files)} files")

@@ -18,6 +18,7 @@ KERNEL = [r'"cpu/(isa|tile|kernels)/\w+\.hpp"', r'"cpu/(params|registry)\.hpp"',
           r"<(immintrin|emmintrin|arm_neon)\.h>", r"<(cstddef|cstdint|type_traits|utility|limits|bit)>"]
 # The spine and the CPU framework: anything but the kernels' side, the tests' side, and SIMD.
 NOT_FRAMEWORK = r'(?!"(\.\.|cpu/(isa|tile|kernels)/|support/|oracle/|tools/|bench/))(?!<(xsimd|Eigen|fmt|immintrin))'
+CUDA_KERNEL = [r'"cuda/(tile|kernels)/\w+\.(cuh|hpp)"', r'"cuda/params\.hpp"', r"<(algorithm|cmath|type_traits|cuda\w*|cstddef|cstdint)(\.h)?>"]
 # Programs see the public interface, the oracle and the files beside them, never src.
 PROGRAM = [r'"(rapt|support|oracle)/[\w/]+\.hp?p?"', r"<(?!rapt/)[^>]+>", "beside"]
 
@@ -25,13 +26,18 @@ RULES = [  # (path prefix, or whole path and $; allowed includes)
     ("include/rapt/interop/", [STD, r'"rapt/\w+\.hpp"', r"<(Eigen/Core|dlpack/dlpack\.h)>"]),
     ("include/rapt/rapt.h$", [C_STD, r'"rapt/export\.h"']),
     ("include/rapt/", [STD, r'"rapt/\w+\.(hpp|h)"']),
-    ("src/cpu/params.hpp", [r"<cstd(def|int)>"]),
+    ("src/score_params.hpp", [r"<cstdint>"]),
+    ("src/cpu/params.hpp", [r"<cstd(def|int)>", r'"score_params\.hpp"']),
     ("src/cpu/registry.hpp", [r"<cstd(def|int)>", r'"cpu/params\.hpp"']),
     ("src/cpu/isa/", KERNEL + [r"RAPT_LEAF_\(RAPT_(ISA|AMX_MODEL)\)"]),
     ("src/cpu/tile/", KERNEL),
     ("src/cpu/kernels/", KERNEL),
-    ("src/cpu/", [NOT_FRAMEWORK]),
-    ("src/", [NOT_FRAMEWORK + r'(?!"cpu/)']),
+    ("src/cpu/", [NOT_FRAMEWORK + r'(?!"cuda/)(?!<cuda)']),
+    ("src/cuda/params.hpp", [r"<cstdint>", r'"(score_params|rapt/types)\.hpp"']),
+    ("src/cuda/tile/", CUDA_KERNEL),
+    ("src/cuda/kernels/", CUDA_KERNEL),
+    ("src/cuda/", [NOT_FRAMEWORK + r'(?!"cpu/)(?!"cuda/tile/)']),
+    ("src/", [NOT_FRAMEWORK + r'(?!"(cpu|cuda)/)(?!<cuda)']),
     ("tools/", PROGRAM),
     ("bench/", PROGRAM),
     ("python/", PROGRAM),
@@ -43,7 +49,7 @@ RULES = [  # (path prefix, or whole path and $; allowed includes)
 def violations(root):
     for folder in ("include", "src", "tools", "bench", "tests/support", "tests/oracle"):
         for path in sorted((root / folder).rglob("*")):
-            if path.suffix not in (".hpp", ".cpp", ".h", ".c"):
+            if path.suffix not in (".hpp", ".cpp", ".h", ".c", ".cu", ".cuh"):
                 continue
             name = path.relative_to(root).as_posix()
             allowed = next((patterns for prefix, patterns in RULES if f"{name}$".startswith(prefix)), [])

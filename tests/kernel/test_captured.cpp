@@ -4,7 +4,7 @@
 #include "oracle/oracle.hpp"
 #include "support/captured.hpp"
 #include "support/catch.hpp"
-#include "support/entries.hpp"
+#include "support/device.hpp"
 
 namespace rapt::testing {
 namespace {
@@ -53,12 +53,11 @@ TEST_CASE("captured: recordings of unequal lengths and of one text are there", "
 
 TEST_CASE("captured: every entry agrees with the model and with float64", "[captured]") {
   for (Captured& captured : load_captured(RAPT_TEST_DATA)) {
-    for (const std::string& entry : usable_entries()) {
-      const Context context = forced(entry);
+    for (const std::string& entry : every_entry()) {
       for (const Padding padding : kPaddings) {
         CAPTURE(captured.name(), entry, to_string(padding));
         const AttentionArgs args = captured.args(padding);
-        attention(args, context);
+        run(args, entry);
 
         const Difference difference = captured.difference(padding);
         CAPTURE(difference.max_abs, difference.max_abs_bound, difference.relative, difference.relative_bound);
@@ -80,9 +79,9 @@ TEST_CASE("captured: every entry agrees with float64 in 16 bits", "[captured]") 
     for (const Padding padding : kPaddings) {
       Rounded call(captured.args(padding), dtype);
       const Reference reference = oracle(call.args);
-      for (const std::string& entry : usable_entries(Problem::of(call.args))) {
+      for (const std::string& entry : every_entry(Problem::of(call.args))) {
         call.out.poison();
-        attention(call.args, forced(entry));
+        run(call.args, entry);
         const Errors errors = compare(call.args, reference, tier_of(entry));
         CAPTURE(captured.name(), entry, to_string(padding), describe(errors));
         CHECK(errors.ok());

@@ -21,11 +21,11 @@ void check_empty_row(const Case& c, std::int64_t n, std::int64_t h, std::int64_t
 /// Runs the case on every entry and hands it to `check` with the results in place.
 template <class Check>
 void with_every_entry(Case& c, Check check, bool exact_only = false) {
-  for (const std::string& entry : usable_entries(c.problem)) {
+  for (const std::string& entry : every_entry(c.problem)) {
     if (exact_only && tier_of(entry) != Tier::exact) continue;
     INFO(entry << ": " << c.problem.to_string());
     c.poison_outputs();
-    attention(c.args(), forced(entry));
+    run(c.args(), entry);
     check();
   }
 }
@@ -50,9 +50,9 @@ TEST_CASE("query head h reads kv head floor(h / g)", "[kernel]") {
 TEST_CASE("scale defaults to d^-1/2 and may be zero or negative", "[kernel]") {
   const DType dtype = each_type();
   Case implicit(typed("attention sq=20 d=64", dtype)), given(typed("attention sq=20 d=64 scale=0.125", dtype));
-  for (const std::string& entry : usable_entries(given.problem)) {
-    attention(implicit.args(), forced(entry));
-    attention(given.args(), forced(entry));
+  for (const std::string& entry : every_entry(given.problem)) {
+    run(implicit.args(), entry);
+    run(given.args(), entry);
     INFO(entry);
     CHECK(same_bits(implicit.out, given.out));
   }
@@ -174,9 +174,9 @@ TEST_CASE("nothing is written when b, hq or sq is 0", "[kernel]") {
   for (const char* text : {"attention b=0 hq=2 sq=3 d=8 lse", "attention b=1 hq=0 hk=1 sq=3 d=8 lse",
                            "attention b=2 hq=2 sq=0 sk=5 d=8 lse", "attention b=2 sq=0 sk=5 d=8 lse ragged_q=0"}) {
     Case c(typed(text, dtype));
-    for (const std::string& entry : usable_entries(c.problem)) {
+    for (const std::string& entry : every_entry(c.problem)) {
       INFO(entry << ": " << c.problem.to_string());
-      CHECK_NOTHROW(attention(c.args(), forced(entry)));
+      CHECK_NOTHROW(run(c.args(), entry));
     }
   }
 }
@@ -237,14 +237,14 @@ TEST_CASE("every layout gives the same bits", "[kernel]") {
   for (const char* text : {"attention b=2 hq=4 hk=2 sq=37 sk=61 d=40 dv=24 causal align=bottom_right lse",
                            "attention b=3 hq=4 hk=2 sq=37 sk=61 d=40 lse ragged_q=70 ragged_k=100"}) {
     Problem problem = typed(text, dtype);
-    for (const std::string& entry : usable_entries(problem)) {
+    for (const std::string& entry : every_entry(problem)) {
       problem.layout = Problem::Layout::bhsd;
       Case first(problem);
-      attention(first.args(), forced(entry));
+      run(first.args(), entry);
       for (auto layout : {Problem::Layout::bshd, Problem::Layout::bhds, Problem::Layout::other}) {
         problem.layout = layout;
         Case second(problem);
-        attention(second.args(), forced(entry));
+        run(second.args(), entry);
         INFO(entry << ": " << problem.to_string());
         CHECK(same_bits(first.out, second.out));
         CHECK(same_bits(first.lse, second.lse));

@@ -34,13 +34,13 @@ TEST_CASE("executors and thread counts do not change a bit", "[kernel][threads]"
     const Problem problem = typed(text, dtype);
     Case first(problem, 3), second(problem, 3);
     for (const std::string& entry : threaded_entries(problem)) {
-      attention(first.args(), forced(entry));
+      run(first.args(), entry);
       for (const auto& executor : all_executors()) {
         for (int threads : {1, 2, 4}) {
-          const Context context = forced(entry, executor, threads);
+          const Forced context = forced(entry, executor, threads);
           for (int repeat = 0; repeat < (threads == 4 ? 2 : 1); ++repeat) {
             second.poison_outputs();
-            attention(second.args(), context);
+            run(second.args(), context);
             INFO(entry << " on " << executor->name() << " with " << threads << ": " << problem.to_string());
             CHECK(same_bits(first.out, second.out));
             CHECK(same_bits(first.lse, second.lse));
@@ -54,13 +54,13 @@ TEST_CASE("executors and thread counts do not change a bit", "[kernel][threads]"
 TEST_CASE("a sequence alone gives the bits it gives in a batch", "[kernel]") {
   const Problem problem = typed("attention b=5 hq=6 hk=2 sq=70 sk=111 d=48 causal align=bottom_right lse", each_type());
   Case batch(problem), single(problem);
-  for (const std::string& entry : usable_entries(problem)) {
-    const Context context = forced(entry, tbb_executor(), 2);
+  for (const std::string& entry : every_entry(problem)) {
+    const Forced context = forced(entry, tbb_executor(), 2);
     batch.poison_outputs();
     single.poison_outputs();
-    attention(batch.args(), context);
+    run(batch.args(), context);
     const AttentionArgs args = batch.args();
-    for (std::int64_t n = 0; n < problem.b; ++n) attention(alone(args, n, single), context);
+    for (std::int64_t n = 0; n < problem.b; ++n) run(alone(args, n, single), context);
     INFO(entry);
     CHECK(same_bits(batch.out, single.out));
     CHECK(same_bits(batch.lse, single.lse));
@@ -76,9 +76,9 @@ TEST_CASE("ragged sequences give the bits of dense ones", "[kernel]") {
   args.q.data = ragged.q.view().data;
   args.kv.k.data = ragged.k.view().data;
   args.kv.v.data = ragged.v.view().data;
-  for (const std::string& entry : usable_entries(dense.problem)) {
-    attention(ragged.args(), forced(entry));
-    attention(args, forced(entry));
+  for (const std::string& entry : every_entry(dense.problem)) {
+    run(ragged.args(), entry);
+    run(args, entry);
     INFO(entry);
     for (std::int64_t row = 0; row < 135; ++row) {
       for (std::int64_t h = 0; h < 4; ++h) {
@@ -93,8 +93,8 @@ TEST_CASE("rows split over calls give the bits of one call", "[kernel]") {
   const Problem problem =
       typed("attention b=2 hq=6 hk=2 sq=101 sk=140 d=40 causal window=60,-1 align=12 lse", each_type());
   Case whole(problem), parts(problem);
-  for (const std::string& entry : usable_entries(problem)) {
-    attention(whole.args(), forced(entry));
+  for (const std::string& entry : every_entry(problem)) {
+    run(whole.args(), entry);
     parts.poison_outputs();
     for (std::int64_t begin = 0, count = 1; begin < problem.sq; begin += count, count = count * 2 + 1) {
       count = std::min(count, problem.sq - begin);
@@ -103,7 +103,7 @@ TEST_CASE("rows split over calls give the bits of one call", "[kernel]") {
       args.out = slice(args.out, 2, begin, count);
       args.lse = slice(args.lse, 2, begin, count);
       args.score.align = Align::offset(12 + begin);
-      attention(args, forced(entry));
+      run(args, entry);
     }
     INFO(entry);
     CHECK(same_bits(whole.out, parts.out));
@@ -114,8 +114,8 @@ TEST_CASE("rows split over calls give the bits of one call", "[kernel]") {
 TEST_CASE("a head alone gives the bits it gives among others", "[kernel]") {
   const Problem problem = typed("attention b=1 hq=7 sq=70 sk=90 d=48 lse", each_type());
   Case all(problem), single(problem);
-  for (const std::string& entry : usable_entries(problem)) {
-    attention(all.args(), forced(entry));
+  for (const std::string& entry : every_entry(problem)) {
+    run(all.args(), entry);
     for (std::int64_t h = 0; h < problem.hq; ++h) {
       AttentionArgs args = single.args();
       args.q = slice(args.q, 1, h, 1);
@@ -123,7 +123,7 @@ TEST_CASE("a head alone gives the bits it gives among others", "[kernel]") {
       args.kv.v = slice(args.kv.v, 1, h, 1);
       args.out = slice(args.out, 1, h, 1);
       args.lse = slice(args.lse, 1, h, 1);
-      attention(args, forced(entry));
+      run(args, entry);
     }
     INFO(entry);
     CHECK(same_bits(all.out, single.out));
@@ -139,9 +139,9 @@ TEST_CASE("large scores beside a row do not change its bits", "[kernel]") {
     Case calm(problem), wild(problem);
     for (const std::int64_t row : {3, 20, 40, 69})
       for (std::int64_t i = 0; i < 16; ++i) wild.q.at({0, 0, row, i}) = 30 * wild.q.at({0, 0, row, i});
-    for (const std::string& entry : usable_entries(problem)) {
-      attention(calm.args(), forced(entry));
-      attention(wild.args(), forced(entry));
+    for (const std::string& entry : every_entry(problem)) {
+      run(calm.args(), entry);
+      run(wild.args(), entry);
       INFO(entry << ": " << problem.to_string());
       for (std::int64_t row = 0; row < 70; ++row) {
         if (row == 3 || row == 20 || row == 40 || row == 69) continue;

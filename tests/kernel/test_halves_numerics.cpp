@@ -40,9 +40,9 @@ void check_others_keep_their_bits(const Problem& problem, const std::function<vo
   Case before(problem), after(problem);
   intrude(after);
   const Reference reference = oracle(after.args());
-  for (const std::string& entry : usable_entries(problem)) {
+  for (const std::string& entry : every_entry(problem)) {
     before.poison_outputs();
-    attention(before.args(), forced(entry));
+    run(before.args(), entry);
     const Errors errors = run_and_compare(after, entry, reference);
     INFO(entry << ": " << problem.to_string() << ": " << describe(errors));
     CHECK(errors.ok());
@@ -177,9 +177,9 @@ TEST_CASE("halves: results beyond the largest f16 are Inf", "[kernel]") {
       for (std::int64_t e = 0; e < 5; ++e) c.v.at({0, 0, j, e}) = column[e];
     }
     check_every_entry(c);
-    for (const std::string& entry : usable_entries(c.problem)) {
+    for (const std::string& entry : every_entry(c.problem)) {
       c.poison_outputs();
-      attention(c.args(), forced(entry));
+      run(c.args(), entry);
       INFO(entry << ": " << c.problem.to_string());
       CHECK(c.out.flat(0) == kInfinity);
       CHECK(c.out.flat(1) == -kInfinity);
@@ -211,9 +211,9 @@ TEST_CASE("halves: maxima that move at other keys in every row", "[kernel]") {
       check_every_entry(c);
       if (std::stof(scale) < 60) continue;
       // So far apart, only the highest keys count, all the same.
-      for (const std::string& entry : usable_entries(c.problem)) {
+      for (const std::string& entry : every_entry(c.problem)) {
         c.poison_outputs();
-        attention(c.args(), forced(entry));
+        run(c.args(), entry);
         double worst = 0;
         for (std::int64_t i = 0; i < kRows; ++i) {
           const std::int64_t highest = level(i % kSize, kKeys - 1);
@@ -256,9 +256,9 @@ TEST_CASE("halves: scores of 1e4 pick the largest exactly", "[kernel]") {
   }
   c.q.flat(0) = 1;
   c.q.flat(1) = -1;
-  for (const std::string& entry : usable_entries(c.problem)) {
+  for (const std::string& entry : every_entry(c.problem)) {
     c.poison_outputs();
-    attention(c.args(), forced(entry));
+    run(c.args(), entry);
     INFO(entry << ": " << c.problem.to_string());
     CHECK(c.out.flat(0) == 2);
     CHECK(c.out.flat(1) == Approx(99 / 198.0).epsilon(0x1p-7));

@@ -38,9 +38,9 @@ struct Result {
   }
 };
 
-Result run(Case& c, const AttentionArgs& args, const Context& context) {
+Result run(Case& c, const AttentionArgs& args, const Forced& context) {
   c.poison_outputs();
-  attention(args, context);
+  testing::run(args, context);
   return {c.out.values(), c.lse.values()};
 }
 Result run(Case& c, const std::string& entry) {
@@ -213,7 +213,7 @@ TEST_CASE("caches: pages may lie in any order", "[kernel]") {
       const Problem problem = Problem::parse("attention b=3 d=32 lse causal align=bottom_right seqlens " +
                                              std::string(rows) + " " + page + cache(dtype, 2));
       Case c(problem, 2);
-      const std::vector<std::string> names = usable_entries(problem);
+      const std::vector<std::string> names = every_entry(problem);
       std::vector<Result> before;
       for (const std::string& entry : names) before.push_back(run(c, entry));
       const std::int64_t pages = c.k.layout().shape[0];
@@ -247,7 +247,7 @@ TEST_CASE("caches: pages give the bits of the same keys in one piece", "[kernel]
     Case whole(flat, 4);
     gather(c, c.k, whole, whole.k), gather(c, c.k_scale, whole, whole.k_scale);
     gather(c, c.v, whole, whole.v), gather(c, c.v_scale, whole, whole.v_scale);
-    for (const std::string& entry : usable_entries(problem)) {
+    for (const std::string& entry : every_entry(problem)) {
       INFO(entry << ": " << problem.to_string());
       CHECK(run(whole, entry) == run(c, entry));
     }
@@ -260,7 +260,7 @@ TEST_CASE("caches: what no row sees may hold anything", "[kernel]") {
     for (const char* rows : {"hq=3 hk=1 sq=1", "hq=2 sq=5"}) {
       const Problem problem = Problem::parse("attention b=1 d=16 lse causal window=20,-1 align=bottom_right seqlens " +
                                              std::string(rows) + " " + words + cache(dtype, 2));
-      for (const std::string& entry : usable_entries(problem)) {
+      for (const std::string& entry : every_entry(problem)) {
         INFO(entry << ": " << problem.to_string());
         for (std::uint64_t seed : {1, 2, 4}) {
           Case c(problem, seed);
@@ -365,11 +365,11 @@ TEST_CASE("caches: a sequence alone gives the bits it gives in a batch", "[kerne
       const Problem problem = Problem::parse("attention b=5 d=32 lse causal align=bottom_right seqlens " +
                                              std::string(rows) + " " + layout + cache(dtype, 2));
       Case batch(problem, 2), single(problem, 2);
-      for (const std::string& entry : usable_entries(problem)) {
-        const Context context = forced(entry);
+      for (const std::string& entry : every_entry(problem)) {
+        const Forced context = forced(entry);
         batch.poison_outputs();
         single.poison_outputs();
-        attention(batch.args(), context);
+        testing::run(batch.args(), context);
         for (std::int64_t n = 0; n < problem.b; ++n) {
           AttentionArgs args = batch.args();
           const auto own = [n](auto& view) {
@@ -383,7 +383,7 @@ TEST_CASE("caches: a sequence alone gives the bits it gives in a batch", "[kerne
           } else {  // room for no more than it has
             args.kv.block_table.shape[1] = (index_at(batch.seqlens, {n}) + problem.page_size - 1) / problem.page_size;
           }
-          attention(args, context);
+          testing::run(args, context);
         }
         INFO(entry << ": " << problem.to_string());
         CHECK(same_bits(batch.out, single.out));

@@ -29,7 +29,7 @@ TEST_CASE("keys may come in any order", "[kernel]") {
       permuted.mask.flat<bool>(i * 170 + j) = c.mask.flat<bool>(i * 170 + from);
     }
   }
-  for (const std::string& entry : usable_entries(problem)) {
+  for (const std::string& entry : every_entry(problem)) {
     const Errors errors = run_and_compare(permuted, entry, reference);
     INFO(entry << ": " << describe(errors));
     CHECK(errors.ok());
@@ -44,7 +44,7 @@ TEST_CASE("a constant added to all scores shifts lse and nothing else", "[kernel
   Reference reference = oracle(plain.args());
   for (double& lse : reference.lse) lse += 3.25;
   for (double& bound : reference.lse_bound) bound += 1e-6;  // the larger sum rounds more coarsely
-  for (const std::string& entry : usable_entries(shifted.problem)) {
+  for (const std::string& entry : every_entry(shifted.problem)) {
     const Errors errors = run_and_compare(shifted, entry, reference);
     INFO(entry << ": " << describe(errors));
     CHECK(errors.ok());
@@ -66,9 +66,9 @@ TEST_CASE("masked keys behind the others do not change a bit", "[kernel]") {
       }
     }
     for (std::int64_t j = 0; j < longer.sk; ++j) padded.mask.flat<bool>(j) = j < 77;
-    for (const std::string& entry : usable_entries(longer)) {
-      attention(c.args(), forced(entry));
-      attention(padded.args(), forced(entry));
+    for (const std::string& entry : every_entry(longer)) {
+      run(c.args(), entry);
+      run(padded.args(), entry);
       INFO(entry << " with " << extra << " masked keys");
       CHECK(same_bits(c.out, padded.out));
       CHECK(same_bits(c.lse, padded.lse));
@@ -79,15 +79,15 @@ TEST_CASE("masked keys behind the others do not change a bit", "[kernel]") {
 TEST_CASE("keys beyond a length do not change a bit", "[kernel]") {
   Case c(typed("attention b=1 hq=4 hk=2 sq=50 sk=177 d=40 lse", each_type()));
   const std::int64_t length = 77;
-  for (const std::string& entry : usable_entries(c.problem)) {
+  for (const std::string& entry : every_entry(c.problem)) {
     Case shorter(c.problem), limited(c.problem);
     AttentionArgs args = shorter.args();
     args.kv.k = slice(args.kv.k, 2, 0, length);
     args.kv.v = slice(args.kv.v, 2, 0, length);
-    attention(args, forced(entry));
+    run(args, entry);
     args = limited.args();
     args.kv.seqlens = TensorView(&length, {1});
-    attention(args, forced(entry));
+    run(args, entry);
     INFO(entry);
     CHECK(same_bits(shorter.out, limited.out));
     CHECK(same_bits(shorter.lse, limited.lse));
@@ -110,9 +110,9 @@ TEST_CASE("grouped heads give the bits of repeated keys and values", "[kernel]")
         }
       }
     }
-    for (const std::string& entry : usable_entries(grouped)) {
-      attention(c.args(), forced(entry));
-      attention(copy.args(), forced(entry));
+    for (const std::string& entry : every_entry(grouped)) {
+      run(c.args(), entry);
+      run(copy.args(), entry);
       INFO(entry << " with groups of " << group);
       CHECK(same_bits(c.out, copy.out));
       CHECK(same_bits(c.lse, copy.lse));
@@ -124,13 +124,13 @@ TEST_CASE("two halves of the keys merge by their lse", "[kernel]") {
   const DType dtype = each_type();
   Case c(typed("attention b=1 hq=2 sq=30 sk=150 d=32 lse", dtype));
   const Reference reference = oracle(c.args());
-  for (const std::string& entry : usable_entries(c.problem)) {
+  for (const std::string& entry : every_entry(c.problem)) {
     Case left(c.problem), right(c.problem);
     const auto run_part = [&](Case& part, std::int64_t begin, std::int64_t count) {
       AttentionArgs args = part.args();
       args.kv.k = slice(args.kv.k, 2, begin, count);
       args.kv.v = slice(args.kv.v, 2, begin, count);
-      attention(args, forced(entry));
+      run(args, entry);
     };
     run_part(left, 0, 67);
     run_part(right, 67, 83);
@@ -157,9 +157,9 @@ TEST_CASE("scaling the values scales the result", "[kernel]") {
       typed("attention hq=2 sq=40 sk=90 d=32 causal align=bottom_right", GENERATE(DType::f32, DType::bf16));
   Case c(problem), scaled(problem);
   for (std::int64_t i = 0; i < scaled.v.size(); ++i) scaled.v.flat(i) *= 0.25f;
-  for (const std::string& entry : usable_entries(problem)) {
-    attention(c.args(), forced(entry));
-    attention(scaled.args(), forced(entry));
+  for (const std::string& entry : every_entry(problem)) {
+    run(c.args(), entry);
+    run(scaled.args(), entry);
     INFO(entry);
     for (std::int64_t i = 0; i < c.out.size(); ++i) REQUIRE(c.out.flat(i) * 0.25f == scaled.out.flat(i));
   }

@@ -42,11 +42,10 @@ TEST_CASE("NaN in a key or value reaches the rows that attend it and no other", 
                            "bias=hqk", "mask=bk", "bias=bk mask=qk", "softcap=20 causal", "alibi causal",
                            "sinks causal", "causal layout=bshd", "causal layout=bhds", "mask=qk layout=other"}) {
     const Problem problem = typed("attention b=2 hq=4 hk=2 sq=70 d=24 lse " + std::string(what), dtype);
-    const std::vector<std::string> names = usable_entries(problem);
+    const std::vector<std::string> names = every_entry(problem);
     std::map<std::string, Case> before;
     std::map<std::string, std::size_t> harmed;
-    for (const std::string& entry : names)
-      attention(before.try_emplace(entry, problem).first->second.args(), forced(entry));
+    for (const std::string& entry : names) run(before.try_emplace(entry, problem).first->second.args(), entry);
     for (std::int64_t key : {0, 1, 33, 68, 69}) {
       for (bool in_key : {true, false}) {
         Case after(problem);
@@ -86,9 +85,9 @@ TEST_CASE("Inf in a key or value propagates and never hides", "[kernel]") {
 TEST_CASE("NaN or Inf in a query stays in its row", "[kernel]") {
   const Problem problem = typed("attention b=2 hq=6 hk=2 sq=41 sk=50 d=24 lse", each_type());
   const float value = GENERATE(kNaN, kInfinity);
-  for (const std::string& entry : usable_entries(problem)) {
+  for (const std::string& entry : every_entry(problem)) {
     Case before(problem), after(problem);
-    attention(before.args(), forced(entry));
+    run(before.args(), entry);
     after.q.at({1, 3, 17, 0}) = value;
     const Reference reference = oracle(after.args());
     INFO(entry << ": " << problem.to_string());
@@ -188,9 +187,9 @@ TEST_CASE("products that overflow both ways do not drop a key", "[kernel]") {
     c.q.flat(0) = c.q.flat(1) = 0x1p70f;
     c.k.flat(0) = 0x1p70f;
     c.k.flat(1) = -0x1p70f;
-    for (const std::string& entry : usable_entries(c.problem)) {
+    for (const std::string& entry : every_entry(c.problem)) {
       c.poison_outputs();
-      attention(c.args(), forced(entry));
+      run(c.args(), entry);
       INFO(entry);
       CHECK(!std::isfinite(c.lse.flat(0)));
       CHECK(c.lse.flat(1) == Approx(std::log(64.0)).epsilon(1e-5));
@@ -232,9 +231,9 @@ TEST_CASE("scores of any size take the largest", "[kernel]") {
       for (std::int64_t j = 0; j < 130; ++j)
         c.k.flat(j) = sign * (j == 40 || j == 129 ? 5.f : static_cast<float>(j % 3));
       for (std::int64_t j = 0; j < 130; ++j) c.v.flat(j) = j == 40 || j == 129 ? 2.f : 1.f;
-      for (const std::string& entry : usable_entries(c.problem)) {
+      for (const std::string& entry : every_entry(c.problem)) {
         c.poison_outputs();
-        attention(c.args(), forced(entry));
+        run(c.args(), entry);
         INFO(entry << " at " << sign * scale);
         CHECK(c.out.flat(1) == Approx(2).epsilon(1e-2));
         CHECK(c.lse.flat(1) == Approx(5 * scale).epsilon(1e-5));
@@ -251,9 +250,9 @@ TEST_CASE("large scores pick the largest exactly", "[kernel]") {
     c.q.flat(0) = 1;
     c.q.flat(1) = -1;
     for (std::int64_t j = 0; j < 200; ++j) c.v.flat(j) = j == 150 || j == 3 ? 2 : static_cast<float>(j % 2);
-    for (const std::string& entry : usable_entries()) {
+    for (const std::string& entry : every_entry()) {
       c.poison_outputs();
-      attention(c.args(), forced(entry));
+      run(c.args(), entry);
       INFO(entry);
       CHECK(c.out.flat(0) == Approx(2).epsilon(1e-6));
       CHECK(c.out.flat(1) == Approx(99 / 198.0).epsilon(1e-6));
@@ -272,8 +271,8 @@ TEST_CASE("rows whose scores are all very negative are not masked", "[kernel]") 
       c.k.flat(j) = 0;
       c.v.flat(j) = static_cast<float>(j);
     }
-    for (const std::string& entry : usable_entries(c.problem)) {
-      attention(c.args(), forced(entry));
+    for (const std::string& entry : every_entry(c.problem)) {
+      run(c.args(), entry);
       INFO(entry << " at " << size);
       CHECK(c.out.flat(1) == Approx(34.5).epsilon(dtype == DType::f32 ? 1e-6 : 0x1p-7));
     }
@@ -305,10 +304,10 @@ TEST_CASE("a row whose every score is NaN is not taken for a masked one", "[kern
     for (std::int64_t i = 0; i < c.mask.size(); ++i) c.mask.flat<bool>(i) = true;
     if (c.bias.size() > 0) c.bias.flat(0) = 0;
     c.q.flat(0) = kNaN;
-    for (const std::string& entry : usable_entries(c.problem)) {
+    for (const std::string& entry : every_entry(c.problem)) {
       c.lse.flat(0) = 0;
       c.out.flat(0) = 0;
-      attention(c.args(), forced(entry));
+      run(c.args(), entry);
       INFO(entry << what);
       CHECK(std::isnan(c.out.flat(0)));
       CHECK(std::isnan(c.lse.flat(0)));
@@ -321,9 +320,9 @@ TEST_CASE("a score that overflows is not hidden", "[kernel]") {
   c.q.flat(0) = 1e30f;
   c.k.flat(0) = 1e30f;
   c.k.flat(1) = 1;
-  for (const std::string& entry : usable_entries(c.problem)) {
+  for (const std::string& entry : every_entry(c.problem)) {
     c.out.flat(0) = 0;
-    attention(c.args(), forced(entry));
+    run(c.args(), entry);
     INFO(entry);
     CHECK(!std::isfinite(c.out.flat(0)));
   }
@@ -335,9 +334,9 @@ TEST_CASE("the lowest finite bias does not mask", "[kernel]") {
   for (std::int64_t i = 0; i < 2; ++i) c.bias.flat(i) = std::numeric_limits<float>::lowest();
   c.v.flat(0) = 1;
   c.v.flat(1) = 3;
-  for (const std::string& entry : usable_entries(c.problem)) {
+  for (const std::string& entry : every_entry(c.problem)) {
     c.out.flat(0) = 0;
-    attention(c.args(), forced(entry));
+    run(c.args(), entry);
     INFO(entry);
     CHECK(c.out.flat(0) == Approx(2).epsilon(dtype == DType::f32 ? 1e-6 : 0x1p-7));
   }

@@ -39,12 +39,14 @@ TEST_CASE("vector entries take every mix of types, matrix entries those of their
       for (DType out : kFloatTypes) {
         Problem problem = Problem::parse("attention b=1 hq=4 hk=2 sq=40 sk=70 d=24 dv=17 lse");
         problem.q_dtype = q, problem.kv_dtype = kv, problem.out_dtype = out;
-        const std::vector<std::string> names = usable_entries(problem);
+        const std::vector<std::string> names = every_entry(problem);
         for (const EntryInfo& entry : entries()) {
-          if (!entry.unusable.empty()) continue;
+          if (!entry.unusable.empty() || !selected(entry.name)) continue;
           const bool bf16_only = entry.name.find(".bf16.") != std::string::npos;
           const bool halves_only = entry.name.find(".f16x3.") != std::string::npos;
+          const bool f16_only = entry.name.find(".f16.") != std::string::npos;
           const bool wanted = bf16_only     ? q == DType::bf16 && kv == DType::bf16
+                              : f16_only    ? q == DType::f16 && kv == DType::f16
                               : halves_only ? q != DType::f32 && kv != DType::f32
                                             : true;
           INFO(entry.name << ": " << problem.to_string());
@@ -95,11 +97,11 @@ TEST_CASE("every head size from 1 to 576 in steps", "[kernel]") {
 
 TEST_CASE("entries of different instruction sets agree on long sequences", "[kernel][slow]") {
   Case first(Problem::parse("attention b=1 hq=2 hk=1 sq=1024 d=128 causal softcap=30 lse"), 7);
-  const std::vector<std::string> names = usable_entries();
-  attention(first.args(), forced(names.front()));
+  const std::vector<std::string> names = every_entry();
+  run(first.args(), names.front());
   for (std::size_t i = 1; i < names.size(); ++i) {
     Case other(first.problem, 7);
-    attention(other.args(), forced(names[i]));
+    run(other.args(), names[i]);
     double squares = 0, difference = 0;
     for (std::int64_t n = 0; n < first.out.size(); ++n) {
       const double a = first.out.flat(n), b = other.out.flat(n);

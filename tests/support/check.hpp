@@ -2,7 +2,7 @@
 #pragma once
 
 #include "support/catch.hpp"
-#include "support/entries.hpp"
+#include "support/device.hpp"
 
 namespace rapt::testing {
 
@@ -10,10 +10,10 @@ namespace rapt::testing {
 /// oracle. Nothing outside the rows of an output may change.
 inline void check_every_entry(Case& c, const AttentionArgs& args) {
   const Reference reference = oracle(args);
-  for (const std::string& entry : usable_entries(c.problem)) {
+  for (const std::string& entry : every_entry(c.problem)) {
     INFO(entry << ": " << c.problem.to_string());
     c.poison_outputs();
-    attention(args, forced(entry));
+    run(args, entry);
     const Errors errors = compare(args, reference, tier_of(entry));
     INFO(describe(errors));
     CHECK(errors.ok());

@@ -1,42 +1,81 @@
 #include "support/entries.hpp"
 
+#include <cstdlib>
 #include <sstream>
 #include <stdexcept>
 
-namespace rapt::testing {
+#include "support/device.hpp"
 
-std::vector<std::string> usable_entries(const Problem& problem) {
+namespace rapt::testing {
+namespace {
+
+Problem small() {
+  return Problem::parse("attention sq=1 d=1");
+}
+
+// Those of `all` that take the problem on their device.
+std::vector<std::string> taking(const Problem& problem, const std::vector<EntryInfo>& all) {
   std::vector<std::string> names;
-  for (const EntryInfo& entry : entries()) {
+  for (const EntryInfo& entry : all) {
     if (!entry.unusable.empty()) continue;
     try {
-      names.emplace_back(Plan(problem, forced(entry.name)).entry());
+      Problem there = problem;
+      there.device = device_of(entry.name);
+      names.emplace_back(Plan(there, forced(entry.name)).entry());
     } catch (const Error&) {
       // Takes other types, or would need too much memory.
     }
   }
+  return names;
+}
+
+}  // namespace
+
+std::vector<std::string> every_entry(const Problem& problem) {
+  std::vector<EntryInfo> all = entries();
+  std::erase_if(all, [](const EntryInfo& entry) { return !selected(entry.name); });
+  return taking(problem, all);
+}
+
+std::vector<std::string> every_entry() {
+  return every_entry(small());
+}
+
+std::vector<std::string> usable_entries(const Problem& problem) {
+  std::vector<EntryInfo> all = entries();
+  std::erase_if(all, [&](const EntryInfo& entry) { return device_of(entry.name) != problem.device; });
+  std::vector<std::string> names = taking(problem, all);
   if (names.empty()) throw std::logic_error("no entry takes " + problem.to_string());
   return names;
 }
 
 std::vector<std::string> usable_entries() {
-  return usable_entries(Problem::parse("attention sq=1 d=1"));
+  return usable_entries(small());
+}
+
+bool selected(std::string_view entry) {
+  const char* wanted = std::getenv("RAPT_TEST_ENTRIES");
+  return wanted == nullptr || entry.find(wanted) != std::string_view::npos;
 }
 
 Tier tier_of(std::string_view entry) {
   return entry.find(".f32x3.") == std::string_view::npos ? Tier::exact : Tier::f32x3;
 }
 
-Context forced(const std::string& entry) {
+DeviceType device_of(std::string_view entry) {
+  return entry.find(".cuda") == std::string_view::npos ? DeviceType::cpu : DeviceType::cuda;
+}
+
+Forced forced(const std::string& entry) {
   return forced(entry, serial_executor(), 1);
 }
 
-Context forced(const std::string& entry, std::shared_ptr<Executor> executor, int threads) {
+Forced forced(const std::string& entry, std::shared_ptr<Executor> executor, int threads) {
   ContextOptions options;
   options.executor = std::move(executor);
   options.threads = threads;
   options.kernel = entry;
-  return Context(std::move(options));
+  return {entry, std::move(options)};
 }
 
 Errors run_and_compare(Case& c, const Context& context, const Reference& reference) {
@@ -49,7 +88,7 @@ Errors run_and_compare(Case& c, const Context& context, const Reference& referen
 Errors run_and_compare(Case& c, const std::string& entry, const Reference& reference) {
   c.poison_outputs();
   const AttentionArgs args = c.args();
-  attention(args, forced(entry));
+  run(args, entry);
   return compare(args, reference, tier_of(entry));
 }
 

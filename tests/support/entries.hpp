@@ -16,16 +16,30 @@ namespace rapt::testing {
 std::vector<std::string> usable_entries(const Problem& problem);
 /// The same for a small problem of f32.
 std::vector<std::string> usable_entries();
+/// The same on every device, of those that are selected; maybe none.
+std::vector<std::string> every_entry(const Problem& problem);
+std::vector<std::string> every_entry();
+
+/// False when the environment's RAPT_TEST_ENTRIES is set and the name does not contain it.
+bool selected(std::string_view entry);
 
 /// What `entry` promises, by its name.
 Tier tier_of(std::string_view entry);
 
-/// A serial context that uses `entry` and no other.
-Context forced(const std::string& entry);
-/// The same on `executor` with at most `threads` strands.
-Context forced(const std::string& entry, std::shared_ptr<Executor> executor, int threads);
+/// The device whose memory `entry` works on.
+DeviceType device_of(std::string_view entry);
 
-/// Runs `c` on `context` into fresh poison and compares with `reference`.
+/// A context that uses `entry` and no other.
+struct Forced : Context {
+  Forced(std::string entry, ContextOptions options) : Context(std::move(options)), entry(std::move(entry)) {}
+  std::string entry;
+};
+/// Serial.
+Forced forced(const std::string& entry);
+/// The same on `executor` with at most `threads` strands.
+Forced forced(const std::string& entry, std::shared_ptr<Executor> executor, int threads);
+
+/// Runs `c` on `context`, which is the host's, into fresh poison and compares with `reference`.
 Errors run_and_compare(Case& c, const Context& context, const Reference& reference);
 /// The same on `entry`, serially, by what that entry promises.
 Errors run_and_compare(Case& c, const std::string& entry, const Reference& reference);

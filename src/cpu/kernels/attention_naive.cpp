@@ -118,7 +118,7 @@ float final_score(const Head& head, const Row& row, std::int64_t j, float dot) {
   float x = dot * s.scale_log2;
   if (s.softcap_log2 != 0) x = s.softcap_log2 * __builtin_tanhf(x / s.softcap_log2);
   if (s.bias) {
-    const float bias = term_row(static_cast<const float*>(s.bias), s.bias_stride, head, row)[j * s.bias_stride.d];
+    const float bias = term_row(s.bias, s.bias_stride, head, row)[j * s.bias_stride.d];
     if (bias == -__builtin_inff()) return bias;
     const float scaled = bias * kLog2e;  // the largest finite values stay finite: only -inf masks
     x += __builtin_isinf(scaled) && !__builtin_isinf(bias) ? __builtin_copysignf(__FLT_MAX__, bias) : scaled;

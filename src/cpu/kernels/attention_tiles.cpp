@@ -19,6 +19,7 @@
 #include "cpu/kernels/kernels.hpp"
 #include "cpu/tile/carver.hpp"
 #include "cpu/tile/epilogue.hpp"
+#include "cpu/tile/exponentials.hpp"
 #include "cpu/tile/matrix.hpp"
 #include "cpu/tile/softmax.hpp"
 
@@ -31,9 +32,7 @@ const KernelTable& vector_table = RAPT_AMX_MODEL::kTable;
 const KernelTable& vector_table = avx512::kTable;
 #endif
 
-constexpr std::int64_t kRows = 32, kKeys = 64, kMaxPanels = 32;
-constexpr int kVecsOfRow = static_cast<int>(kRows) / kLanes;
-constexpr std::int64_t kScoreBytes = kKeys * kRowBytes;
+constexpr std::int64_t kRows = kChunk, kKeys = kBlockKeys, kMaxPanels = 32;
 
 // Products of planes (of one operand, of the other): all but those below the last bit.
 constexpr int kPlane[3][6][2] = {{{0, 0}}, {{0, 0}, {0, 1}, {1, 0}}, {{0, 0}, {0, 1}, {0, 2}, {1, 0}, {1, 1}, {2, 0}}};
@@ -104,8 +103,6 @@ struct Scratch {
       }
     }
   }
-  // Where a plane of weights lies within the scores: in the first or the second row of each pair, or behind them.
-  static std::int64_t weights_at(int plane) { return plane < 2 ? plane * kRowBytes : kScoreBytes; }
 };
 
 // A panel against the block of keys at `at` within the range.
@@ -115,67 +112,6 @@ struct Visit {
   std::int64_t halves;  // 2, or 1 if no row sees the second 32 keys
   bool partial;         // some row does not see all of its keys, or scores have terms
   bool first, last;     // of the panel in this range
-};
-
-// 2^(scores) -> weights, a pair of keys at a time: planes of bf16 over the scores, and their sum.
-template <int kPlanes>
-struct Exponentials {
-  // The reference lies kHeadroom above a row's first or largest score, and moves when the weights of a block sum to
-  // more than kMost, or the first that a row sees to less than kLeast: so when the largest exponent is above kHigh or
-  // below kLow.
-  static constexpr float kHeadroom = 0, kMost = 0x1p24f, kLeast = 0x1p-16f, kHigh = 18, kLow = -16;
-  float *s = nullptr, *end = nullptr;
-  vec scale[kVecsOfRow], add[kVecsOfRow], sum[kVecsOfRow];
-
-  // Weights of 2^(s s_scale + s_add).
-  void set(vec s_scale, int i, vec s_add) { scale[i] = s_scale, add[i] = s_add, sum[i] = vec(0.f); }
-
-  template <bool kSafe>
-  [[gnu::always_inline]] void one() {
-#pragma GCC unroll 8
-    for (int i = 0; i < kVecsOfRow; ++i) {
-      float* at = s + i * kLanes;
-      vec even = exponential(fma(load(at), scale[i], add[i]));
-      vec odd = exponential(fma(load(at + kChunk), scale[i], add[i]));
-      if constexpr (kPlanes == 3) sum[i] = sum[i] + (even + odd);
-#pragma GCC unroll 3
-      for (int p = 0; p < kPlanes; ++p) {
-        store(at + Scratch<kPlanes>::weights_at(p) / 4, pair_words(even, odd));
-        const vec high_even = upper_half(even), high_odd = upper_half(odd);
-        if constexpr (kPlanes < 3) sum[i] = sum[i] + (high_even + high_odd);  // what is cut off is missing there too
-        even = even - high_even, odd = odd - high_odd;
-      }
-    }
-    s += 2 * kChunk;
-  }
-  static vec exponential(vec x) {
-    return kPlanes == 3 ? exp2_24_bits(x) : exp2_18_bits(x);
-  }
-};
-
-// In 7.9 fixed point: nothing is above 2, and what saturates shows in the sum.
-template <>
-struct Exponentials<1> {
-  static constexpr float kHeadroom = 23, kMost = 1.9f, kLeast = 0x1p-39f, kHigh = -6, kLow = -39;
-  float *s = nullptr, *end = nullptr;
-  vec scale[kVecsOfRow], add[kVecsOfRow], sum[kVecsOfRow];
-  FixedExp2 exponential;
-
-  void set(vec s_scale, int i, vec s_add) {
-    scale[i] = s_scale * vec(FixedExp2::kScale);
-    add[i] = fma(s_add, vec(FixedExp2::kScale), vec(FixedExp2::kOffset));
-    sum[i] = vec(0.f);
-  }
-  template <bool kSafe>
-  [[gnu::always_inline]] void one() {
-#pragma GCC unroll 8
-    for (int i = 0; i < kVecsOfRow; ++i) {
-      float* at = s + i * kLanes;
-      const vec even = fma(load(at), scale[i], add[i]), odd = fma(load(at + kChunk), scale[i], add[i]);
-      store(at, exponential.weights<kSafe>(even, odd, sum[i]));
-    }
-    s += 2 * kChunk;
-  }
 };
 
 template <int kPlanes>
@@ -268,7 +204,7 @@ class Item {
         const Row& row = panels_[i].row[r];
         if (key < row.first || key >= row.last) continue;
         if (s.mask && !term_row(s.mask, s.mask_stride, head_, row)[key * s.mask_stride.d]) continue;
-        const auto* bias = static_cast<const float*>(s.bias);
+        const float* bias = s.bias;
         if (bias && term_row(bias, s.bias_stride, head_, row)[key * s.bias_stride.d] == -__builtin_inff()) continue;
         redo_[i] |= std::uint32_t{1} << r;
       }

@@ -6,7 +6,7 @@
 
 namespace rapt::cpu::RAPT_ISA {
 
-inline constexpr auto kLog2e = static_cast<float>(cpu::kLog2e);
+inline constexpr auto kLog2e = static_cast<float>(rapt::kLog2e);
 
 inline std::int64_t least(std::int64_t a, std::int64_t b) {
   return a < b ? a : b;

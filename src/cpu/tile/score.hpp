@@ -36,7 +36,7 @@ inline void load_terms(const Head& head, const Row* row, std::int64_t key, std::
   for (int i = 0; i < kLanes; ++i) {
     vec x(0.f);
     if (s.bias) {
-      const float* bias = term_row(static_cast<const float*>(s.bias), s.bias_stride, head, row[i]);
+      const float* bias = term_row(s.bias, s.bias_stride, head, row[i]);
       x = scale_bias(load_strided(bias + key * s.bias_stride.d, s.bias_stride.d, n));
     }
     if (s.mask) {

@@ -1,0 +1,78 @@
+// Scores of the matrix unit -> weights, which are planes of bf16 for it to multiply again.
+#pragma once
+
+#include "cpu/tile/matrix.hpp"
+
+namespace rapt::cpu::RAPT_ISA {
+
+// A block of scores: so many keys, a row of kChunk queries each.
+constexpr std::int64_t kBlockKeys = 64, kScoreBytes = kBlockKeys * kRowBytes;
+constexpr int kVecsOfRow = static_cast<int>(kChunk) / kLanes;
+
+// Where a plane of weights lies within the scores: in the first or the second row of each pair, or behind them.
+constexpr std::int64_t weights_at(int plane) {
+  return plane < 2 ? plane * kRowBytes : kScoreBytes;
+}
+
+// 2^(scores) -> weights, a pair of keys at a time: planes of bf16 over the scores, and their sum.
+template <int kPlanes>
+struct Exponentials {
+  // The reference lies kHeadroom above a row's first or largest score, and moves when the weights of a block sum to
+  // more than kMost, or the first that a row sees to less than kLeast: so when the largest exponent is above kHigh or
+  // below kLow.
+  static constexpr float kHeadroom = 0, kMost = 0x1p24f, kLeast = 0x1p-16f, kHigh = 18, kLow = -16;
+  float *s = nullptr, *end = nullptr;
+  vec scale[kVecsOfRow], add[kVecsOfRow], sum[kVecsOfRow];
+
+  // Weights of 2^(s s_scale + s_add).
+  void set(vec s_scale, int i, vec s_add) { scale[i] = s_scale, add[i] = s_add, sum[i] = vec(0.f); }
+
+  template <bool kSafe>
+  [[gnu::always_inline]] void one() {
+#pragma GCC unroll 8
+    for (int i = 0; i < kVecsOfRow; ++i) {
+      float* at = s + i * kLanes;
+      vec even = exponential(fma(load(at), scale[i], add[i]));
+      vec odd = exponential(fma(load(at + kChunk), scale[i], add[i]));
+      if constexpr (kPlanes == 3) sum[i] = sum[i] + (even + odd);
+#pragma GCC unroll 3
+      for (int p = 0; p < kPlanes; ++p) {
+        store(at + weights_at(p) / 4, pair_words(even, odd));
+        const vec high_even = upper_half(even), high_odd = upper_half(odd);
+        if constexpr (kPlanes < 3) sum[i] = sum[i] + (high_even + high_odd);  // what is cut off is missing there too
+        even = even - high_even, odd = odd - high_odd;
+      }
+    }
+    s += 2 * kChunk;
+  }
+  static vec exponential(vec x) {
+    return kPlanes == 3 ? exp2_24_bits(x) : exp2_18_bits(x);
+  }
+};
+
+// In 7.9 fixed point: nothing is above 2, and what saturates shows in the sum.
+template <>
+struct Exponentials<1> {
+  static constexpr float kHeadroom = 23, kMost = 1.9f, kLeast = 0x1p-39f, kHigh = -6, kLow = -39;
+  float *s = nullptr, *end = nullptr;
+  vec scale[kVecsOfRow], add[kVecsOfRow], sum[kVecsOfRow];
+  FixedExp2 exponential;
+
+  void set(vec s_scale, int i, vec s_add) {
+    scale[i] = s_scale * vec(FixedExp2::kScale);
+    add[i] = fma(s_add, vec(FixedExp2::kScale), vec(FixedExp2::kOffset));
+    sum[i] = vec(0.f);
+  }
+  template <bool kSafe>
+  [[gnu::always_inline]] void one() {
+#pragma GCC unroll 8
+    for (int i = 0; i < kVecsOfRow; ++i) {
+      float* at = s + i * kLanes;
+      const vec even = fma(load(at), scale[i], add[i]), odd = fma(load(at + kChunk), scale[i], add[i]);
+      store(at, exponential.weights<kSafe>(even, odd, sum[i]));
+    }
+    s += 2 * kChunk;
+  }
+};
+
+}  // namespace rapt::cpu::RAPT_ISA

@@ -1,0 +1,234 @@
+// The CUDA backend: kernels on the memory of one GPU, queued on the context's stream.
+#include "backend.hpp"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+#include <vector>
+
+#include "cuda/kernels/kernels.hpp"
+#include "dtypes.hpp"
+
+namespace rapt {
+namespace cuda {
+namespace {
+
+void check_cuda(cudaError_t status, const char* doing) {
+  if (status == cudaSuccess) return;
+  cudaGetLastError();  // or the next call finds it
+  if (status == cudaErrorMemoryAllocation) throw std::bad_alloc();
+  throw std::runtime_error(std::string("CUDA, ") + doing + ": " + cudaGetErrorString(status));
+}
+
+// The GPUs of this machine. The driver is looked for at first use, so that programs that stay on the CPU never wake it.
+struct Machine {
+  std::string unusable;  // why none of them can be used; empty if all can
+  std::string no_sm90a = "needs GPUs of compute capability 9.0";
+};
+
+Machine look() {
+  Machine machine;
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status == cudaErrorInsufficientDriver)
+    machine.unusable = "no CUDA device: no NVIDIA driver, or one older than CUDA " +
+                       std::to_string(CUDART_VERSION / 1000) + "." + std::to_string(CUDART_VERSION % 1000 / 10) +
+                       " needs";
+  else if (status != cudaSuccess) machine.unusable = std::string("no CUDA device: ") + cudaGetErrorString(status);
+  else if (count == 0) machine.unusable = "no CUDA device";
+  if (!machine.unusable.empty()) return machine;
+  bool all_sm90 = true;
+  for (int device = 0; device < count; ++device) {
+    int major = 0, minor = 0;
+    if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess)
+      machine.unusable = "a CUDA device that does not answer";
+    else if (10 * major + minor < RAPT_CUDA_LEAST_ARCHITECTURE)
+      machine.unusable = "a GPU older than RAPT_CUDA_ARCHITECTURES, compute capability " + std::to_string(major) + "." +
+                         std::to_string(minor);
+    all_sm90 &= major == 9 && minor == 0;
+  }
+  if (all_sm90) machine.no_sm90a.clear();
+  return machine;
+}
+
+// The calling thread's current device is `device` meanwhile.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int device) {
+    check_cuda(cudaGetDevice(&before_), "asking for the current device");
+    if (device != before_) check_cuda(cudaSetDevice(device), "choosing the tensors' device");
+  }
+  ~DeviceGuard() { cudaSetDevice(before_); }
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  int before_ = 0;
+};
+
+// Memory in stream order: taken and given back without waiting for anything.
+class StreamMemory {
+ public:
+  StreamMemory(std::size_t bytes, cudaStream_t stream) : stream_(stream) {
+    check_cuda(cudaMallocAsync(&data_, bytes, stream), "taking workspace");
+  }
+  ~StreamMemory() { cudaFreeAsync(data_, stream_); }
+  StreamMemory(const StreamMemory&) = delete;
+  StreamMemory& operator=(const StreamMemory&) = delete;
+  void* data() const { return data_; }
+
+ private:
+  void* data_ = nullptr;
+  cudaStream_t stream_;
+};
+
+Integers integers(const Operand& list) {
+  return {list.data, list.dtype == DType::i64, list.strides[0]};
+}
+
+// The sizes, which are all that plans need.
+AttentionParams sizes(const Problem& p) {
+  AttentionParams a{};
+  a.q_type = p.q_dtype, a.kv_type = p.kv_dtype, a.out_type = p.out_dtype;
+  a.total_q = p.ragged_q, a.total_k = p.ragged_k;
+  a.page_size = p.ring ? p.sk : p.page_size;
+  a.b = p.b, a.hk = p.hk, a.group = p.hk > 0 ? std::max<std::int64_t>(p.hq / p.hk, 1) : 1;
+  a.sq = p.sq, a.sk = p.sk, a.d = p.d, a.dv = p.dv;
+  return a;
+}
+
+AttentionParams attention_params(const Call& call) {
+  AttentionParams a = sizes(call.problem);
+  a.q = call.q.data, a.k = call.k.data, a.v = call.v.data, a.out = call.out.data;
+  a.lse = static_cast<float*>(call.lse.data);
+  a.q_stride = strides(call.q);
+  a.k_stride = strides(call.k);
+  a.v_stride = strides(call.v);
+  a.out_stride = strides(call.out);
+  a.lse_stride = strides(call.lse);
+  a.q_begin = integers(call.cu_seqlens_q);
+  a.k_begin = integers(call.cu_seqlens_k);
+  a.k_len = integers(call.seqlens);
+  a.pages = {call.block_table.data, call.block_table.dtype == DType::i64, call.block_table.strides[1]};
+  a.pages_stride_b = call.block_table.strides[0];
+  a.page_count = call.pages_available;
+  a.term_rows = call.term_rows, a.term_keys = call.term_keys;
+  a.score = score_params(call);
+  return a;
+}
+
+struct Kernel {
+  const char* name;
+  bool sm90a;  // Hopper's own instructions
+  const char* opt_in;
+  std::string_view (*refuse)(const Problem&, const AttentionParams&);
+  std::size_t (*workspace)(const AttentionParams&);
+  std::int64_t (*blocks)(const AttentionParams&);
+  void (*run)(const AttentionParams&, void* workspace, cudaStream_t);
+};
+
+constexpr std::int64_t kMostBlocks = std::numeric_limits<std::int32_t>::max();
+
+#ifdef RAPT_HAVE_SM90A
+template <DType kType>
+constexpr Kernel wgmma(const char* name) {
+  return {name,
+          true,
+          "only if forced: what NaN, Inf and masks do to last bits is being worked on",
+          [](const Problem& p, const AttentionParams& a) -> std::string_view {
+            if (p.q_dtype != kType || p.kv_dtype != kType) return "takes other element types";
+            return wgmma_takes(a) ? "" : "takes head sizes of at most 256, and fewer than 2^30 rows and keys";
+          },
+          wgmma_workspace,
+          simt_tiles,
+          [](const AttentionParams& a, void* workspace, cudaStream_t stream) {
+            attention_wgmma(a, static_cast<std::byte*>(workspace), stream);
+          }};
+}
+#endif
+
+const Kernel kKernels[] = {
+#ifdef RAPT_HAVE_SM90A
+    wgmma<DType::bf16>("attention_wgmma.bf16.cuda.sm90a"),
+    wgmma<DType::f16>("attention_wgmma.f16.cuda.sm90a"),
+#endif
+    {"attention_simt.f32.cuda.q64k64", false, "",
+     [](const Problem& p, const AttentionParams& a) -> std::string_view {
+       if (p.dv > kSimtMaxValueSize) return "takes value heads of at most 576";
+       return simt_tiles(a) > kMostBlocks ? "more tiles than a grid has blocks" : "";
+     },
+     [](const AttentionParams&) -> std::size_t { return 0; }, simt_tiles,
+     [](const AttentionParams& a, void*, cudaStream_t stream) { attention_simt(a, stream); }},
+    {"attention_naive.f32.cuda", false, "",
+     [](const Problem&, const AttentionParams& a) -> std::string_view {
+       const double scores = static_cast<double>(naive_rows(a)) * static_cast<double>(a.sk);
+       return naive_rows(a) > kMostBlocks || scores > 0x1p34 ? "its S x S matrix would be past 64 GiB" : "";
+     },
+     [](const AttentionParams& a) {
+       return static_cast<std::size_t>(naive_rows(a)) * static_cast<std::size_t>(a.sk) * sizeof(float);
+     },
+     naive_rows,
+     [](const AttentionParams& a, void* workspace, cudaStream_t stream) {
+       attention_naive(a, static_cast<float*>(workspace), stream);
+     }},
+};
+
+class CudaBackend final : public Backend {
+ public:
+  CudaBackend() {
+    const Machine machine = look();
+    for (const Kernel& kernel : kKernels) {
+      const bool other = machine.unusable.empty() && kernel.sm90a;
+      entries_.push_back({kernel.name, other ? machine.no_sm90a : machine.unusable, kernel.opt_in, Isa{},
+                          static_cast<int>(entries_.size())});
+    }
+  }
+
+  std::string_view name() const noexcept override { return "cuda"; }
+  std::span<const Entry> entries() const noexcept override { return entries_; }
+
+  std::string_view refuse(const Entry& entry, const Problem& p, const Context::Impl&) const override {
+    if (!is_float(p.kv_dtype)) return "takes other element types";
+    return kernel(entry).refuse(p, sizes(p));
+  }
+
+  std::unique_ptr<Schedule> plan(const Entry& entry, const Problem& p, const Context::Impl&) const override {
+    auto schedule = std::make_unique<Schedule>();
+    schedule->workspace_bytes = kernel(entry).workspace(sizes(p));
+    schedule->work_items = kernel(entry).blocks(sizes(p));
+    schedule->note = "a grid of " + std::to_string(schedule->work_items) + " blocks";
+    return schedule;
+  }
+
+  void run(const Entry& entry, const Schedule& schedule, const Call& call, const Context::Impl& context,
+           std::byte* workspace) const override {
+    const DeviceGuard guard(call.device);
+    const auto stream = static_cast<cudaStream_t>(context.options.stream);
+    const AttentionParams params = attention_params(call);
+    if (workspace != nullptr || schedule.workspace_bytes == 0) {
+      kernel(entry).run(params, workspace, stream);
+    } else {
+      const StreamMemory own(schedule.workspace_bytes, stream);
+      kernel(entry).run(params, own.data(), stream);
+    }
+    check_cuda(cudaGetLastError(), "starting a kernel");
+  }
+
+ private:
+  static const Kernel& kernel(const Entry& entry) { return kKernels[entry.id]; }
+
+  std::vector<Entry> entries_;
+};
+
+}  // namespace
+}  // namespace cuda
+
+const Backend& cuda_backend() {
+  static const cuda::CudaBackend backend;
+  return backend;
+}
+
+}  // namespace rapt

@@ -1,0 +1,127 @@
+// softmax(q k^T) v in three steps with the S x S matrix between them: the baseline, and a check of everything else. One
+// block to a row.
+#include "cuda/kernels/kernels.hpp"
+#include "cuda/tile/score.cuh"
+
+namespace rapt::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+
+// The row of a block: of (query head, token) pairs, those of ragged sequences one after another.
+struct NaiveRow {
+  Head head;
+  Row row;
+  float* scores;  // of its keys from head.low on
+
+  __device__ static std::int64_t sequence(const AttentionParams& p, std::int64_t row) {
+    if (p.total_q < 0) return row / (p.sq * p.hk * p.group);
+    // The last sequence that starts at or before the token: empty ones share their start with the next.
+    const std::int64_t token = row % p.total_q;
+    std::int64_t low = 0, high = p.b;
+    while (high - low > 1) {
+      const std::int64_t middle = (low + high) / 2;
+      (load(p.q_begin, middle) <= token ? low : high) = middle;
+    }
+    return low;
+  }
+  __device__ static std::int64_t q_head(const AttentionParams& p, std::int64_t row) {
+    return p.total_q >= 0 ? row / p.total_q : row / p.sq % (p.hk * p.group);
+  }
+
+  __device__ NaiveRow(const AttentionParams& p, float* all)
+      : head(p, sequence(p, blockIdx.x), q_head(p, blockIdx.x) / p.group), scores(all + blockIdx.x * p.sk) {
+    const std::int64_t r = blockIdx.x, token = p.total_q >= 0 ? r % p.total_q - head.q_first : r % p.sq;
+    row = Row(head, token * p.group + q_head(p, r) % p.group);
+  }
+  // Starts that do not rise lead to no row.
+  __device__ bool exists() const { return row.token >= 0 && row.token < head.len_q; }
+};
+
+__global__ void naive_scores(const __grid_constant__ AttentionParams p, float* all) {
+  const NaiveRow r(p, all);
+  if (!r.exists()) return;
+  const std::int64_t q = row_at(p.q_stride, r.head, r.row);
+  for (std::int64_t j = r.head.low + threadIdx.x; j < r.head.high; j += kThreads) {
+    float x = -infinity();
+    if (j >= r.row.first && j < r.row.last) {
+      const std::int64_t k = r.head.key_at(p.k_stride, j);
+      float dot = 0;
+      for (std::int64_t i = 0; i < p.d; ++i)
+        dot = fmaf(load(p.q, p.q_type, q + i * p.q_stride.d) * p.score.scale_log2,
+                   load(p.k, p.kv_type, k + i * p.k_stride.d), dot);
+      x = finish_score(r.head, r.row, j, dot);
+    }
+    r.scores[j - r.head.low] = x;
+  }
+}
+
+// Of every thread of the block, in a fixed order.
+template <class Combine>
+__device__ float reduce(float x, Combine combine) {
+  __shared__ float parts[kThreads];
+  parts[threadIdx.x] = x;
+  for (int n = kThreads / 2; n > 0; n /= 2) {
+    __syncthreads();
+    if (threadIdx.x < n) parts[threadIdx.x] = combine(parts[threadIdx.x], parts[threadIdx.x + n]);
+  }
+  __syncthreads();
+  x = parts[0];
+  __syncthreads();
+  return x;
+}
+
+__global__ void naive_softmax(const __grid_constant__ AttentionParams p, float* all) {
+  const NaiveRow r(p, all);
+  if (!r.exists()) return;
+  const std::int64_t n = r.head.high - r.head.low;
+  const float sink = sink_of(r.head, r.row);
+  float top = sink;
+  for (std::int64_t j = threadIdx.x; j < n; j += kThreads) top = fmaxf(top, r.scores[j]);
+  top = reference(reduce(top, [](float a, float b) { return fmaxf(a, b); }));
+  float sum = threadIdx.x == 0 && sink != -infinity() ? exp2_approx(sink - top) : 0.f;
+  for (std::int64_t j = threadIdx.x; j < n; j += kThreads) {
+    const float weight = weight_of(r.scores[j], top);
+    r.scores[j] = weight;
+    sum += weight;
+  }
+  sum = reduce(sum, [](float a, float b) { return a + b; });
+  for (std::int64_t j = threadIdx.x; j < n; j += kThreads)
+    if (!is_hidden(r.scores[j])) r.scores[j] /= sum;
+  if (p.lse && threadIdx.x == 0)
+    p.lse[row_at(p.lse_stride, r.head, r.row)] = sum == 0 ? -infinity() : (top + log2f(sum)) * kLn2;
+}
+
+__global__ void naive_values(const __grid_constant__ AttentionParams p, float* all) {
+  const NaiveRow r(p, all);
+  if (!r.exists()) return;
+  for (std::int64_t i = threadIdx.x; i < p.dv; i += kThreads) {
+    // In blocks: the rounding of a sum grows with its terms.
+    float out = 0;
+    for (std::int64_t block = r.head.low; block < r.head.high; block += kSimtKeys) {
+      float sum = 0;
+      for (std::int64_t j = block; j < min(block + kSimtKeys, r.head.high); ++j) {
+        const float weight = r.scores[j - r.head.low];
+        if (is_hidden(weight)) continue;
+        sum = fmaf(weight, load(p.v, p.kv_type, r.head.key_at(p.v_stride, j) + i * p.v_stride.d), sum);
+      }
+      out += sum;
+    }
+    store(p.out, p.out_type, row_at(p.out_stride, r.head, r.row) + i * p.out_stride.d, out);
+  }
+}
+
+}  // namespace
+
+std::int64_t naive_rows(const AttentionParams& p) {
+  return p.hk * p.group * (p.total_q >= 0 ? p.total_q : p.b * p.sq);
+}
+
+void attention_naive(const AttentionParams& p, float* scores, cudaStream_t stream) {
+  const auto rows = static_cast<unsigned>(naive_rows(p));
+  naive_scores<<<rows, kThreads, 0, stream>>>(p, scores);
+  naive_softmax<<<rows, kThreads, 0, stream>>>(p, scores);
+  naive_values<<<rows, kThreads, 0, stream>>>(p, scores);
+}
+
+}  // namespace rapt::cuda

@@ -1,0 +1,32 @@
+// The kernels' launches. All return at once, having queued work on `stream`; errors stay for cudaGetLastError().
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+
+#include "cuda/params.hpp"
+
+namespace rapt::cuda {
+
+// attention_simt: fp32 arithmetic on any GPU, online softmax in tiles of 64 rows by 64 keys.
+inline constexpr std::int64_t kSimtRows = 64, kSimtKeys = 64, kSimtMaxValueSize = 576;
+// Tiles of a call, some of them empty if it is ragged: what a grid must hold.
+std::int64_t simt_tiles(const AttentionParams& params);
+// With `redo`, one number per tile in device memory: only tiles whose number is not 0.
+void attention_simt(const AttentionParams& params, cudaStream_t stream, const std::uint32_t* redo = nullptr);
+
+// attention_wgmma: q, k and v of one 16-bit type on Hopper's tensor cores (sm_90a), heads of at most 256. Rows that its
+// arithmetic does not carry (NaN, Inf, huge scores) are done again by attention_simt.
+inline constexpr std::int64_t kWgmmaMaxSize = 256;
+bool wgmma_takes(const AttentionParams& params);
+// Whether K and V can be loaded by TMA: not paged, rows contiguous, and all aligned to 16 bytes. It is only faster.
+bool wgmma_can_tma(const AttentionParams& params);
+std::size_t wgmma_workspace(const AttentionParams& params);  // bytes, at a multiple of 4
+void attention_wgmma(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
+
+// attention_naive: scores, softmax and values one after another, with the S x S matrix in `scores`.
+std::int64_t naive_rows(const AttentionParams& params);
+void attention_naive(const AttentionParams& params, float* scores, cudaStream_t stream);
+
+}  // namespace rapt::cuda

@@ -1,0 +1,55 @@
+// Elements of any floating-point type in device memory as fp32.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "cuda/params.hpp"
+
+namespace rapt::cuda {
+
+__device__ inline float load(const void* base, DType type, std::int64_t at) {
+  switch (type) {
+    case DType::f16:
+      return __half2float(static_cast<const __half*>(base)[at]);
+    case DType::bf16:
+      return __bfloat162float(static_cast<const __nv_bfloat16*>(base)[at]);
+    default:
+      return static_cast<const float*>(base)[at];
+  }
+}
+
+// Rounded to nearest even.
+__device__ inline void store(void* base, DType type, std::int64_t at, float x) {
+  switch (type) {
+    case DType::f16:
+      static_cast<__half*>(base)[at] = __float2half_rn(x);
+      break;
+    case DType::bf16:
+      static_cast<__nv_bfloat16*>(base)[at] = __float2bfloat16_rn(x);
+      break;
+    default:
+      static_cast<float*>(base)[at] = x;
+  }
+}
+
+// Elements [0, n) of the four from `at` on, a stride apart; 0 for the others, which are not read.
+__device__ inline float4 load4(const void* base, DType type, std::int64_t at, std::int64_t stride, std::int64_t n) {
+  if (type == DType::f32 && stride == 1 && n >= 4) {
+    const float* x = static_cast<const float*>(base) + at;
+    if (reinterpret_cast<std::uintptr_t>(x) % sizeof(float4) == 0) return *reinterpret_cast<const float4*>(x);
+  }
+  float4 x = make_float4(0, 0, 0, 0);
+  if (n > 0) x.x = load(base, type, at);
+  if (n > 1) x.y = load(base, type, at + stride);
+  if (n > 2) x.z = load(base, type, at + 2 * stride);
+  if (n > 3) x.w = load(base, type, at + 3 * stride);
+  return x;
+}
+
+__device__ inline std::int64_t load(const Integers& list, std::int64_t i) {
+  return list.wide ? static_cast<const std::int64_t*>(list.data)[i * list.stride]
+                   : static_cast<const std::int32_t*>(list.data)[i * list.stride];
+}
+
+}  // namespace rapt::cuda

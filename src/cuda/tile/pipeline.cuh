@@ -1,0 +1,67 @@
+// What warpgroups hand to each other in shared memory, and rows of 16-bit elements there as wgmma reads them.
+#pragma once
+
+#include "cuda/tile/ptx.cuh"
+
+namespace rapt::cuda {
+
+// What the first warpgroup hands to the others through a few places in shared memory, by how many came before.
+template <int kPlaces>
+struct Ring {
+  std::uint32_t barriers, data = 0;
+  int bytes = 0;  // of a place
+
+  __device__ std::uint32_t place(int n) const { return data + n % kPlaces * bytes; }
+  __device__ std::uint32_t full(int n) const { return barriers + n % kPlaces * 16; }
+  __device__ std::uint32_t empty(int n) const { return full(n) + 8; }
+  __device__ void wait_full(int n) const { barrier_wait(full(n), n / kPlaces % 2); }
+  __device__ void wait_empty(int n) const { barrier_wait(empty(n), n / kPlaces % 2 ^ 1); }
+  // By one lane of each warp that read it.
+  __device__ void release(int n) const {
+    if (threadIdx.x % 32 == 0) barrier_arrive(empty(n));
+  }
+  __device__ void init(int writers, int readers) const {
+    for (int n = 0; n < kPlaces; ++n) barrier_init(full(n), writers), barrier_init(empty(n), readers);
+  }
+};
+
+// A multiple of 8 rows of `size` elements into panels of 64 columns, zeros beyond, by one warp. Lane i knows where
+// row i starts; negative: nowhere, and the row is 0. What is not 16-byte aligned goes element by element, its sign
+// changed by `sign`.
+template <int kSize, int kUnroll>
+__device__ void load_rows(int rows, std::uint32_t to, int panel_bytes, const void* x, std::int64_t at,
+                          std::int64_t stride, int size, bool vector, std::uint16_t sign) {
+  constexpr int kChunks = kSize / 8;  // of 16 bytes
+#pragma unroll kUnroll
+  for (int i = threadIdx.x % 32; i < rows * kChunks; i += 32) {
+    const int row = i / kChunks, chunk = i % kChunks;
+    const std::int64_t start = __shfl_sync(~0u, at, row);
+    const int n = start < 0 ? 0 : min(max(size - 8 * chunk, 0), 8);
+    const std::uint32_t place = to + chunk / 8 * panel_bytes + row * 128 + (chunk % 8 ^ row % 8) * 16;
+    const auto* from = static_cast<const std::uint16_t*>(x);
+    if (n > 0) from += start + 8 * chunk * stride;
+    if (vector) {
+      copy16(place, from, 2 * n);
+      continue;
+    }
+#pragma unroll 1
+    for (int k = 0; k < 8; k += 2, from += 2 * stride) {
+      const std::uint32_t low = k < n ? from[0] ^ sign : 0, high = k + 1 < n ? from[stride] ^ sign : 0;
+      store4(place + 2 * k, low | high << 16);
+    }
+  }
+}
+
+// Rows [from, kKeys) of such a matrix, by a warpgroup: keys that are not there, whose memory may hold anything. Others
+// may do the same at the same time, or read their zeros.
+template <int kSize, int kKeys>
+__device__ void zero_rows(std::uint32_t block, int from) {
+  constexpr int kChunks = kSize / 8;
+  for (int i = threadIdx.x % 128; i < (kKeys - from) * kChunks; i += 128) {
+    const int row = from + i / kChunks, chunk = i % kChunks;
+    store16(block + chunk / 8 * kKeys * 128 + row * 128 + chunk % 8 * 16, make_uint4(0, 0, 0, 0));
+  }
+  fence_async_proxy();
+}
+
+}  // namespace rapt::cuda

@@ -1,0 +1,205 @@
+// Hopper's (sm_90a) asynchronous units as thin functions: barriers in shared memory, bulk copies by tensor maps (TMA),
+// warpgroup matrix products (wgmma) and what orders them. Shared memory is addressed by its 32-bit addresses.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <type_traits>
+
+namespace rapt::cuda {
+
+__device__ inline std::uint32_t shared_address(const void* p) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// Barriers that complete a phase after `count` arrivals and all announced bytes; waiters name the phase by its parity.
+__device__ inline void barrier_init(std::uint32_t barrier, int count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count));
+}
+__device__ inline void fence_barrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ inline void barrier_arrive(std::uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ inline void barrier_arrive_expecting(std::uint32_t barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ inline void barrier_wait(std::uint32_t barrier, int parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nRETRY:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra RETRY;\n}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+// The hardware's numbered barriers, of some of the block's warps: `threads` sync or arrive in all.
+__device__ inline void named_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ inline void named_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// Makes the thread's ordinary accesses to shared memory so far come before later ones of TMA and wgmma, once these are
+// ordered after it by a barrier.
+__device__ inline void fence_async_proxy() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// The warpgroup's registers per thread.
+template <int kCount>
+__device__ void registers_increase() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+template <int kCount>
+__device__ void registers_decrease() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+
+// A box of a tensor map to shared memory; zeros where it leaves the tensor. To be kept in L2 rather than other data.
+__device__ inline void tma_load(std::uint32_t to, const CUtensorMap* map, int c0, int c1, int c2, int c3,
+                                std::uint32_t barrier) {
+  constexpr std::uint64_t kEvictLast = 0x14F0000000000000u;
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+      " [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(to),
+      "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(barrier), "l"(kEvictLast)
+      : "memory");
+}
+
+// `bytes` of 16 to shared memory, and zeros for the rest, which is not read; both addresses are multiples of 16.
+__device__ inline void copy16(std::uint32_t to, const void* from, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+__device__ inline void copy_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+// For the thread's own copies, but those of the kPending last groups.
+template <int kPending>
+__device__ void copy_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+__device__ inline void store4(std::uint32_t to, std::uint32_t x) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
+}
+__device__ inline void store16(std::uint32_t to, const uint4& x) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+}
+
+// Two fp32 numbers rounded to nearest even, the first in the lower half.
+template <class T>
+__device__ std::uint32_t pack(float low, float high) {
+  std::uint32_t pair;
+  if constexpr (std::is_same_v<T, __half>) asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  else asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// wgmma: D[64 x N] (+)= A[64 x 16] B[16 x N], by 128 threads. Products run behind the program's back: fence() before
+// the first and after registers were written, commit() closes a group, wait() leaves at most kPending groups running,
+// and pin() keeps the compiler from moving accesses to accumulators across either.
+__device__ inline void wgmma_fence() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ inline void wgmma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int kPending>
+__device__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+template <int kCount>
+__device__ __forceinline__ void pin(float (&d)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+// Of a matrix in shared memory, in panels of rows of 128 bytes with the 128-byte swizzle: the 16-byte chunk c of row r
+// lies in place c ^ (r % 8). Groups of 8 rows follow each other; `panel_stride` leads to the next 64 elements of a row
+// where a product takes more (B read by columns). Adding n to it moves the start by 16 n bytes.
+__device__ inline std::uint64_t matrix_descriptor(std::uint32_t address, int panel_stride = 16) {
+  constexpr std::uint64_t kSwizzle128 = 1, kEightRows = 1024;
+  return (address & 0x3ffff) >> 4 | static_cast<std::uint64_t>(panel_stride >> 4) << 16 | kEightRows >> 4 << 32 |
+         kSwizzle128 << 62;
+}
+
+// Operands of a product: accumulators first, as %0 to %(N / 2 - 1).
+#define RAPT_TEN(tens)                                                                                      \
+  "%" #tens "0,%" #tens "1,%" #tens "2,%" #tens "3,%" #tens "4,%" #tens "5,%" #tens "6,%" #tens "7,%" #tens \
+  "8,%" #tens "9,"
+#define RAPT_NAMES_64 RAPT_TEN() RAPT_TEN(1) RAPT_TEN(2) "%30,%31"
+#define RAPT_NAMES_112 RAPT_TEN() RAPT_TEN(1) RAPT_TEN(2) RAPT_TEN(3) RAPT_TEN(4) "%50,%51,%52,%53,%54,%55"
+#define RAPT_NAMES_128 RAPT_TEN() RAPT_TEN(1) RAPT_TEN(2) RAPT_TEN(3) RAPT_TEN(4) RAPT_TEN(5) "%60,%61,%62,%63"
+// clang-format off
+#define RAPT_NAMES_256                                                                                      \
+  RAPT_TEN() RAPT_TEN(1) RAPT_TEN(2) RAPT_TEN(3) RAPT_TEN(4) RAPT_TEN(5) RAPT_TEN(6) RAPT_TEN(7)            \
+  RAPT_TEN(8) RAPT_TEN(9) RAPT_TEN(10) RAPT_TEN(11) "%120,%121,%122,%123,%124,%125,%126,%127"
+// clang-format on
+#define RAPT_FOUR(i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
+#define RAPT_SIXTEEN(i) RAPT_FOUR(i), RAPT_FOUR((i) + 4), RAPT_FOUR((i) + 8), RAPT_FOUR((i) + 12)
+#define RAPT_SUMS_64 RAPT_SIXTEEN(0), RAPT_SIXTEEN(16)
+#define RAPT_SUMS_112 RAPT_SUMS_64, RAPT_SIXTEEN(32), RAPT_FOUR(48), RAPT_FOUR(52)
+#define RAPT_SUMS_128 RAPT_SUMS_64, RAPT_SIXTEEN(32), RAPT_SIXTEEN(48)
+#define RAPT_SUMS_256 RAPT_SUMS_128, RAPT_SIXTEEN(64), RAPT_SIXTEEN(80), RAPT_SIXTEEN(96), RAPT_SIXTEEN(112)
+
+#define RAPT_WGMMA(n, type, operands, flag, ...)                                                                  \
+  asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #flag                                                     \
+               ", 0;\n"                                                                                           \
+               "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" RAPT_NAMES_##n "}, " operands \
+                                                                                                   ";\n}"         \
+               : RAPT_SUMS_##n                                                                                    \
+               : __VA_ARGS__, "r"(add))
+#define RAPT_WGMMA_TYPED(n, operands, flag, ...)                                              \
+  if constexpr (std::is_same_v<T, __half>) RAPT_WGMMA(n, "f16", operands, flag, __VA_ARGS__); \
+  else RAPT_WGMMA(n, "bf16", operands, flag, __VA_ARGS__)
+
+// A and B in shared memory, both with rows of k: d (+)= a b^T.
+template <class T>
+__device__ __forceinline__ void wgmma_abt(float (&d)[32], std::uint64_t a, std::uint64_t b, int add) {
+  RAPT_WGMMA_TYPED(64, "%32, %33, add, 1, 1, 0, 0", 34, "l"(a), "l"(b));
+}
+template <class T>
+__device__ __forceinline__ void wgmma_abt(float (&d)[56], std::uint64_t a, std::uint64_t b, int add) {
+  RAPT_WGMMA_TYPED(112, "%56, %57, add, 1, 1, 0, 0", 58, "l"(a), "l"(b));
+}
+template <class T>
+__device__ __forceinline__ void wgmma_abt(float (&d)[64], std::uint64_t a, std::uint64_t b, int add) {
+  RAPT_WGMMA_TYPED(128, "%64, %65, add, 1, 1, 0, 0", 66, "l"(a), "l"(b));
+}
+// A in registers, B in shared memory with columns of k: d (+)= a b.
+template <class T>
+__device__ __forceinline__ void wgmma_ab(float (&d)[32], const std::uint32_t* a, std::uint64_t b, int add) {
+  RAPT_WGMMA_TYPED(64, "{%32, %33, %34, %35}, %36, add, 1, 1, 1", 37, "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]),
+                   "l"(b));
+}
+template <class T>
+__device__ __forceinline__ void wgmma_ab(float (&d)[64], const std::uint32_t* a, std::uint64_t b, int add) {
+  RAPT_WGMMA_TYPED(128, "{%64, %65, %66, %67}, %68, add, 1, 1, 1", 69, "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]),
+                   "l"(b));
+}
+template <class T>
+__device__ __forceinline__ void wgmma_ab(float (&d)[128], const std::uint32_t* a, std::uint64_t b, int add) {
+  RAPT_WGMMA_TYPED(256, "{%128, %129, %130, %131}, %132, add, 1, 1, 1", 133, "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]),
+                   "l"(b));
+}
+
+#undef RAPT_TEN
+#undef RAPT_NAMES_64
+#undef RAPT_NAMES_112
+#undef RAPT_NAMES_128
+#undef RAPT_NAMES_256
+#undef RAPT_FOUR
+#undef RAPT_SIXTEEN
+#undef RAPT_SUMS_64
+#undef RAPT_SUMS_112
+#undef RAPT_SUMS_128
+#undef RAPT_SUMS_256
+#undef RAPT_WGMMA
+#undef RAPT_WGMMA_TYPED
+
+}  // namespace rapt::cuda

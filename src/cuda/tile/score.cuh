@@ -1,0 +1,76 @@
+// From raw scores to final ones: softcap, bias, ALiBi and masks, in the log2 domain.
+#pragma once
+
+#include "cuda/tile/head.cuh"
+
+namespace rapt::cuda {
+
+constexpr auto kLog2e = static_cast<float>(rapt::kLog2e), kLn2 = static_cast<float>(rapt::kLn2);
+
+__device__ inline float infinity() {
+  return __int_as_float(0x7f800000);
+}
+
+// 2^x by the special-function unit: off by at most 2^-22 of the result; results below 2^-126 are 0; 2^0 is 1.
+__device__ inline float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ inline bool is_finite(float x) {
+  return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u;
+}
+
+__host__ __device__ inline bool has_terms(const ScoreParams& s) {
+  return s.softcap_log2 != 0 || s.bias || s.mask || s.alibi;
+}
+
+// The final score of key j, which the row sees, from `x`, its scaled q.k; -inf where bias or mask hides it.
+// `token` is the row's, `offset` where token 0 sits among the keys.
+__device__ __forceinline__ float finish_score(const ScoreParams& s, std::int64_t b, std::int64_t q_head,
+                                              std::int64_t token, std::int64_t offset, std::int64_t j, float x) {
+  const auto at = [&](const Strides& stride) {
+    return b * stride.b + q_head * stride.h + token * stride.s + j * stride.d;
+  };
+  if (s.mask && !s.mask[at(s.mask_stride)]) return -infinity();
+  if (s.softcap_log2 != 0) x = s.softcap_log2 * tanhf(x / s.softcap_log2);
+  if (s.bias) {
+    const float bias = s.bias[at(s.bias_stride)];
+    if (bias == -infinity()) return bias;
+    // The largest finite values, which frameworks use as masks, stay finite; fmin and fmax would drop NaN.
+    const float scaled = bias * kLog2e;
+    x += isinf(scaled) && is_finite(bias) ? copysignf(3.402823466e38f, bias) : scaled;
+  }
+  if (s.alibi) {
+    const float slope = s.alibi[b * s.alibi_stride_b + q_head * s.alibi_stride_h];
+    x -= slope * kLog2e * fabsf(static_cast<float>(token + offset - j));
+  }
+  return x;
+}
+
+// The same out of line, so that kernels keep their registers for what is hot.
+static __device__ __noinline__ float finish_score(const Head& head, const Row& row, std::int64_t j, float x) {
+  return finish_score(head.p.score, head.b, row.q_head, row.token, head.offset, j, x);
+}
+
+// The row's sink in the log2 domain; -inf: none.
+__device__ inline float sink_of(const Head& head, const Row& row) {
+  const ScoreParams& s = head.p.score;
+  return s.sinks ? s.sinks[row.q_head * s.sinks_stride] * kLog2e : -infinity();
+}
+
+// What scores are taken relative to before 2^x: their maximum, but 0 where there is none.
+__device__ inline float reference(float max) {
+  return max == -infinity() ? 0.f : max;
+}
+
+// A weight of -0 marks a key that is hidden: times a value that is no NaN or Inf it adds nothing.
+__device__ inline bool is_hidden(float weight) {
+  return __float_as_uint(weight) == 0x80000000u;
+}
+__device__ inline float weight_of(float score, float reference) {
+  return score == -infinity() ? -0.f : exp2_approx(score - reference);
+}
+
+}  // namespace rapt::cuda

@@ -1,0 +1,213 @@
+// What only calls on a GPU can get wrong. Skipped, by name, where there is none.
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <functional>
+#include <thread>
+
+#include "exp2_sweep.hpp"
+#include "support/check.hpp"
+
+using namespace rapt;
+using namespace rapt::testing;
+
+namespace {
+
+const char* const kProblems[] = {
+    "attention b=2 hq=4 hk=2 sq=150 sk=300 d=64 causal align=bottom_right lse",
+    "attention b=3 hq=4 hk=1 sq=90 sk=120 d=40 ragged_q=200 ragged_k=250 lse",
+    "attention b=2 hq=6 hk=2 sq=3 sk=320 d=128 page=16 seqlens causal align=bottom_right lse"};
+
+// Calls test(entry, case) for every entry that runs on a GPU, every problem and type.
+void each_case(const std::function<void(const std::string&, Case&)>& test) {
+  bool any = false;
+  for (const char* text : kProblems)
+    for (DType dtype : kFloatTypes) {
+      const Problem problem = typed(text, dtype);
+      for (const std::string& entry : every_entry(problem)) {
+        if (device_of(entry) != DeviceType::cuda) continue;
+        any = true;
+        INFO(entry << ": " << problem.to_string());
+        Case c(problem);
+        test(entry, c);
+      }
+    }
+  for (const EntryInfo& entry : entries())
+    if (!any && entry.backend == "cuda") WARN("skipped: " << entry.name << ": " << entry.unusable);
+}
+
+void check(cudaError_t status) {
+  INFO(cudaGetErrorString(status));
+  REQUIRE(status == cudaSuccess);
+}
+
+struct Stream {
+  cudaStream_t handle = nullptr;
+  Stream() { check(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking)); }
+  ~Stream() { cudaStreamDestroy(handle); }
+};
+
+Context on(const Stream& stream, const std::string& entry) {
+  ContextOptions options;
+  options.stream = stream.handle;
+  options.kernel = entry;
+  return Context(std::move(options));
+}
+
+struct Bytes {
+  explicit Bytes(const Case& c) : out(copy(c.out)), lse(copy(c.lse)) {}
+  static std::vector<std::byte> copy(const Tensor& t) {
+    return {t.buffer().data(), t.buffer().data() + t.buffer().size()};
+  }
+  friend bool operator==(const Bytes&, const Bytes&) = default;
+  std::vector<std::byte> out, lse;
+};
+
+Bytes expected(const std::string& entry, Case& c) {
+  c.poison_outputs();
+  run(c.args(), entry);
+  return Bytes(c);
+}
+
+}  // namespace
+
+TEST_CASE("cuda: a thousand calls beside other work give the same bits", "[kernel]") {
+  each_case([](const std::string& entry, Case& c) {
+    const Bytes once = expected(entry, c);
+    const Stream stream, other;
+    const Context context = on(stream, entry), load = on(other, entry);
+    Case busy(typed("attention hq=16 sq=512 d=64", c.problem.q_dtype));
+    const DeviceCall call(c.args()), beside(busy.args());
+    for (int i = 0; i < 1000; ++i) {
+      if (i % 10 == 0) attention(beside.args(), load);
+      attention(call.args(), context);
+      if (i % 100 != 99) continue;
+      c.poison_outputs();
+      call.finish();
+      REQUIRE(Bytes(c) == once);
+    }
+  });
+}
+
+TEST_CASE("cuda: a call can be captured in a graph and replayed", "[kernel]") {
+  each_case([](const std::string& entry, Case& c) {
+    const Bytes once = expected(entry, c);
+    c.poison_outputs();
+    const Stream stream;
+    const DeviceCall call(c.args());
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t program = nullptr;
+    check(cudaStreamBeginCapture(stream.handle, cudaStreamCaptureModeThreadLocal));
+    attention(call.args(), on(stream, entry));
+    check(cudaStreamEndCapture(stream.handle, &graph));
+    check(cudaGraphInstantiate(&program, graph, 0));
+    call.finish();
+    CHECK_FALSE(Bytes(c) == once);  // captured, not run
+    for (int i = 0; i < 3; ++i) check(cudaGraphLaunch(program, stream.handle));
+    call.finish();
+    CHECK(Bytes(c) == once);
+    check(cudaGraphExecDestroy(program));
+    check(cudaGraphDestroy(graph));
+  });
+}
+
+TEST_CASE("cuda: calls on two streams at once do not meet", "[kernel]") {
+  each_case([](const std::string& entry, Case& c) {
+    Case second(c.problem, 2);
+    const Bytes first_once = expected(entry, c), second_once = expected(entry, second);
+    const Stream streams[2];
+    const DeviceCall calls[] = {DeviceCall(c.args()), DeviceCall(second.args())};
+    const Context contexts[] = {on(streams[0], entry), on(streams[1], entry)};
+    for (int i = 0; i < 50; ++i)
+      for (const int n : {0, 1}) attention(calls[n].args(), contexts[n]);
+    c.poison_outputs(), second.poison_outputs();
+    calls[0].finish(), calls[1].finish();
+    CHECK(Bytes(c) == first_once);
+    CHECK(Bytes(second) == second_once);
+  });
+}
+
+TEST_CASE("cuda: a call returns while its stream is still busy", "[kernel]") {
+  each_case([](const std::string& entry, Case& c) {
+    const Bytes once = expected(entry, c);
+    c.poison_outputs();
+    const Stream stream;
+    const DeviceCall call(c.args());
+    std::atomic<bool> go = false;
+    check(cudaLaunchHostFunc(
+        stream.handle,
+        [](void* flag) {
+          while (!*static_cast<std::atomic<bool>*>(flag)) std::this_thread::yield();
+        },
+        &go));
+    attention(call.args(), on(stream, entry));
+    CHECK(cudaStreamQuery(stream.handle) == cudaErrorNotReady);
+    go = true;
+    call.finish();
+    CHECK(Bytes(c) == once);
+  });
+}
+
+TEST_CASE("cuda: a plan runs in the caller's workspace", "[kernel]") {
+  each_case([](const std::string& entry, Case& c) {
+    const Bytes once = expected(entry, c);
+    c.poison_outputs();
+    const Stream stream;
+    const DeviceCall call(c.args());
+    const Plan plan(call.args(), on(stream, entry));
+    void* workspace = nullptr;
+    check(cudaMalloc(&workspace, plan.workspace_bytes() + 64));
+    plan.run(call.args(), {static_cast<std::byte*>(workspace), plan.workspace_bytes() + 64});
+    call.finish();
+    CHECK(Bytes(c) == once);
+    check(cudaFree(workspace));
+  });
+}
+
+// The host cannot check them; guard bands and compute-sanitizer see what they lead to.
+TEST_CASE("cuda: senseless lengths and tables in a GPU's memory lead nowhere", "[kernel]") {
+  each_case([](const std::string& entry, Case& c) {
+    const DeviceCall call(c.args());
+    for (const TensorView& t :
+         {call.args().cu_seqlens_q, call.args().kv.cu_seqlens, call.args().kv.seqlens, call.args().kv.block_table}) {
+      if (!t) continue;
+      const std::size_t n = static_cast<std::size_t>(t.shape[0] * std::max<std::int64_t>(t.shape[1], 1));
+      std::vector<std::int64_t> wide(n);
+      std::vector<std::int32_t> narrow(n);
+      for (std::size_t i = 0; i < n; ++i) {
+        wide[i] = (i % 3 == 0 ? -1 : 1) * (std::int64_t{1} << (7 * i % 63));
+        narrow[i] = static_cast<std::int32_t>((i % 3 == 0 ? -1 : 1) * (1 << (5 * i % 31)));
+      }
+      const void* from = t.dtype == DType::i64 ? static_cast<const void*>(wide.data()) : narrow.data();
+      check(cudaMemcpy(const_cast<void*>(t.data), from, n * size_of(t.dtype), cudaMemcpyHostToDevice));
+    }
+    attention(call.args(), forced(entry));
+    check(cudaDeviceSynchronize());
+  });
+}
+
+TEST_CASE("cuda: a device that is not there is an error", "[kernel]") {
+  each_case([](const std::string& entry, Case& c) {
+    const DeviceCall call(c.args());
+    AttentionArgs args = call.args();
+    for (TensorView* t : {&args.q, &args.kv.k, &args.kv.v, &args.kv.seqlens, &args.kv.cu_seqlens, &args.kv.block_table,
+                          &args.cu_seqlens_q})
+      t->device.index = 99;
+    args.out.device.index = args.lse.device.index = 99;
+    CHECK_THROWS_AS(attention(args, forced(entry)), std::runtime_error);
+    attention(call.args(), forced(entry));
+    call.finish();
+  });
+}
+
+TEST_CASE("cuda: 2^x is within 2^-22 of itself from -126 to 0", "[kernel]") {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
+    WARN("skipped: no CUDA device");
+    return;
+  }
+  const double error = largest_error_of_exp2();
+  CAPTURE(error);
+  WARN("2^x is off by at most 2^" << std::log2(error));
+  CHECK(error <= 0x1p-22);
+}

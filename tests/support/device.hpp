@@ -1,0 +1,38 @@
+// Calls on a GPU's memory for tests whose tensors are the host's.
+#pragma once
+
+#include <memory>
+
+#include "rapt/attention.hpp"
+#include "support/entries.hpp"
+
+namespace rapt::testing {
+
+#ifdef RAPT_HAVE_CUDA
+/// A call's tensors in the memory of GPU 0, every one between guard bands and aligned as on the host. What CUDA refuses
+/// throws std::runtime_error.
+class DeviceCall {
+ public:
+  explicit DeviceCall(const AttentionArgs& host);
+  ~DeviceCall();
+
+  const AttentionArgs& args() const { return args_; }
+  /// Waits for the GPU and copies the outputs to the host's. Throws std::logic_error when an input or a guard band was
+  /// written.
+  void finish() const;
+
+ private:
+  class Copy;
+  template <class View>
+  void move(View& view, bool output);
+
+  AttentionArgs args_;
+  std::vector<std::unique_ptr<Copy>> copies_;
+};
+#endif
+
+/// attention(args, context), for an entry that runs on a GPU by way of a DeviceCall.
+void run(const AttentionArgs& args, const Forced& context);
+void run(const AttentionArgs& args, const std::string& entry);
+
+}  // namespace rapt::testing

@@ -1,0 +1,117 @@
+// Calls on a GPU's memory, as far as the host has a say in them: none of this needs a GPU, and nothing is dereferenced.
+#include "rapt/plan.hpp"
+#include "support/catch.hpp"
+#include "support/entries.hpp"
+
+using namespace rapt;
+using namespace rapt::testing;
+
+namespace {
+
+// Memory that would fault here.
+template <class T = float>
+T* somewhere(std::uintptr_t at) {
+  return reinterpret_cast<T*>(at << 32);
+}
+MutableTensorView on_gpu(MutableTensorView view, int index = 0) {
+  view.device = {DeviceType::cuda, index};
+  return view;
+}
+
+// b = 2, hq = 4, hk = 2, sq = 5, sk = 7, d = 16.
+AttentionArgs dense() {
+  AttentionArgs args;
+  args.q = on_gpu({somewhere(1), {2, 4, 5, 16}});
+  args.kv = KvSource::strided(on_gpu({somewhere(2), {2, 2, 7, 16}}), on_gpu({somewhere(3), {2, 2, 7, 16}}));
+  args.out = on_gpu({somewhere(4), {2, 4, 5, 16}});
+  return args;
+}
+AttentionArgs ragged() {
+  AttentionArgs args;
+  args.q = on_gpu({somewhere(1), {9, 4, 16}});
+  args.kv = KvSource::ragged(on_gpu({somewhere(2), {11, 2, 16}}), on_gpu({somewhere(3), {11, 2, 16}}),
+                             on_gpu({somewhere<std::int32_t>(5), {4}}));
+  args.cu_seqlens_q = on_gpu({somewhere<std::int64_t>(6), {4}});
+  args.out = on_gpu({somewhere(4), {9, 4, 16}});
+  return args;
+}
+std::string refused(const AttentionArgs& args) {
+  return refused_argument([&] { Problem::of(args); });
+}
+
+}  // namespace
+
+TEST_CASE("devices: a call on a GPU is described without a look at its memory", "[unit]") {
+  CHECK(Problem::of(dense()).device == DeviceType::cuda);
+  CHECK(Problem::parse(Problem::of(dense()).to_string()) == Problem::of(dense()));
+
+  // Nobody knows the longest sequence, but it cannot be longer than all together.
+  const Problem packed = Problem::of(ragged());
+  CHECK(packed.b == 3);
+  CHECK(packed.sq == 9);
+  CHECK(packed.sk == 11);
+
+  AttentionArgs paged = dense();
+  paged.kv = KvSource::paged(on_gpu({somewhere(2), {20, 2, 16, 16}}), on_gpu({somewhere(3), {20, 2, 16, 16}}),
+                             on_gpu({somewhere<std::int32_t>(5), {2, 6}}), on_gpu({somewhere<std::int32_t>(6), {2}}));
+  CHECK(Problem::of(paged).sk == 96);
+}
+
+TEST_CASE("devices: what can be checked on a GPU's tensors is", "[unit]") {
+  AttentionArgs args = dense();
+  args.kv.v = on_gpu({somewhere(3), {2, 2, 7, 16}}, 1);
+  CHECK(refused(args) == "v");
+  args = dense();
+  args.score.sinks = TensorView(somewhere(7), {4});  // in host memory
+  CHECK(refused(args) == "score.sinks");
+  args = ragged();
+  args.cu_seqlens_q = TensorView(somewhere<std::int64_t>(6), {4});
+  CHECK(refused(args) == "cu_seqlens_q");
+  args = ragged();
+  args.kv.cu_seqlens = on_gpu({somewhere<std::int32_t>(5), {3}});
+  CHECK(refused(args) == "kv.cu_seqlens");
+  args = ragged();
+  args.cu_seqlens_q = on_gpu({somewhere(6), {4}});
+  CHECK(refused(args) == "cu_seqlens_q");
+  args = ragged();
+  args.cu_seqlens_q = on_gpu({somewhere<std::int32_t>(6), {0}});
+  CHECK(refused(args) == "cu_seqlens_q");
+  args = dense();
+  args.out = on_gpu({somewhere(1), {2, 4, 5, 16}});
+  CHECK(refused(args) == "out");
+
+  // Lengths that nobody can compare have to be aligned by somebody.
+  args = ragged();
+  args.score.causal = true;
+  CHECK(refused(args) == "score.align");
+  args.score.align = Align::bottom_right();
+  CHECK(refused(args).empty());
+}
+
+TEST_CASE("devices: where no GPU can be used a call says why", "[unit]") {
+  bool built = false, usable = false;
+  for (const EntryInfo& entry : entries()) {
+    if (entry.backend != "cuda") continue;
+    built = true;
+    usable |= entry.unusable.empty();
+    CHECK(device_of(entry.name) == DeviceType::cuda);
+  }
+  const Problem problem = Problem::of(dense());
+  if (usable) {
+    CHECK(Plan(problem).backend() == "cuda");
+    return;
+  }
+  try {
+    attention(dense());
+    FAIL("a call on a GPU that is not there went through");
+  } catch (const Error& error) {
+    INFO(error.what());
+    CHECK(error.argument() == (built ? "problem" : "device"));
+    CHECK(std::string(error.what()).find(built ? "no CUDA device" : "RAPT_CUDA") != std::string::npos);
+  }
+}
+
+TEST_CASE("devices: a plan on the host knows the host's entries only", "[unit]") {
+  const Plan plan(Problem::parse("attention sq=4 d=8"));
+  for (const Candidate& candidate : plan.candidates()) CHECK(device_of(candidate.entry) == DeviceType::cpu);
+}
