@@ -54,7 +54,7 @@ __device__ float over_row(float x, Combine combine) {
 
 template <int kChunks>  // of kColumns columns of V, at most
 __global__ void __launch_bounds__(kThreads, kChunks <= 2 ? 2 : 1)
-    simt(const __grid_constant__ AttentionParams p, const std::uint32_t* redo) {
+    simt(const __grid_constant__ AttentionParams p, const std::uint64_t* redo) {
   __shared__ __align__(16) float operands[2 * kDepth * 64];  // Q^T and K^T of kDepth columns, or kColumns columns of V
   __shared__ __align__(16) float weights[kKeys * kRows];     // by keys
   __shared__ Row rows[kRows];
@@ -66,7 +66,9 @@ __global__ void __launch_bounds__(kThreads, kChunks <= 2 ? 2 : 1)
   const Tiles::Tile tile = Tiles::find(p, static_cast<int>(blockIdx.x / tiles), static_cast<int>(in_head));
   const Head head(p, tile.b, tile.hk);
   const std::int64_t all_rows = head.len_q * p.group;
-  if (tile.row >= all_rows || (redo && !redo[blockIdx.x / tiles * tiles + in_head])) return;
+  if (tile.row >= all_rows) return;
+  const std::uint64_t wanted = redo ? redo[blockIdx.x / tiles * tiles + in_head] : ~std::uint64_t{0};  // rows
+  if (wanted == 0) return;
   const bool terms = has_terms(p.score);
   const int tx = threadIdx.x % kSide, ty = threadIdx.x / kSide;
 
@@ -178,7 +180,7 @@ __global__ void __launch_bounds__(kThreads, kChunks <= 2 ? 2 : 1)
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
     l[i] = over_row(l[i], [](float a, float b) { return a + b; });
-    if (tile.row + kEach * ty + i >= all_rows) continue;
+    if (tile.row + kEach * ty + i >= all_rows || !(wanted >> (kEach * ty + i) & 1)) continue;
     const Row& row = rows[kEach * ty + i];
     const std::int64_t at = row_at(p.out_stride, head, row);
 #pragma unroll
@@ -195,7 +197,7 @@ __global__ void __launch_bounds__(kThreads, kChunks <= 2 ? 2 : 1)
 }
 
 template <int kChunks>
-void launch(const AttentionParams& p, cudaStream_t stream, const std::uint32_t* redo) {
+void launch(const AttentionParams& p, cudaStream_t stream, const std::uint64_t* redo) {
   simt<kChunks><<<static_cast<unsigned>(simt_tiles(p)), kThreads, 0, stream>>>(p, redo);
 }
 
@@ -205,7 +207,7 @@ std::int64_t simt_tiles(const AttentionParams& p) {
   return Tiles::heads(p) * Tiles::tiles(p);
 }
 
-void attention_simt(const AttentionParams& p, cudaStream_t stream, const std::uint32_t* redo) {
+void attention_simt(const AttentionParams& p, cudaStream_t stream, const std::uint64_t* redo) {
   if (p.dv <= kColumns) launch<1>(p, stream, redo);
   else if (p.dv <= 2 * kColumns) launch<2>(p, stream, redo);
   else if (p.dv <= 4 * kColumns) launch<4>(p, stream, redo);

@@ -6,8 +6,8 @@
 // Keys are cut into blocks at multiples of the block size from key 0 and taken from the last to the first. A block that
 // is masked for a row leaves what the row has unchanged to the bit, so that a row's result is its own.
 //
-// Masked weights are 0, but 0 times NaN is NaN: results that are not finite are not trusted. Such warps raise a flag,
-// and attention_simt does the flagged tiles again.
+// Masked weights are 0, but 0 times NaN is NaN: results that are not finite are not trusted. Such rows raise a
+// flag, and attention_simt does them again.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -60,11 +60,11 @@ struct Config {
 struct Call {
   AttentionParams p;
   CUtensorMap k, v;                      // if TMA loads them
-  float scale;                           // of scores, never negative: Q takes the sign
+  float inner, outer;                    // scales of scores, before and after the terms; Q takes the sign
   bool q_vector, kv_vector, out_vector;  // 16 bytes at a time
   int heads, tiles;                      // as Tiling numbers them
   int section;                           // heads that are done together, for K and V to stay in L2
-  std::uint8_t* redo;
+  std::uint16_t* redo;                   // of 16 rows each: a bit for each that attention_simt must do
 };
 
 using Blocks = Ring<kStages>;
@@ -285,9 +285,14 @@ struct Rows {
     for (int h = 0; h < 2; ++h) {
       const auto& row = tile.of_row[own + lane / 4 + 8 * h];
       m[h] = row.sink;
+      overflow[h] = false;
       l[h] = lane % 4 == 0 && m[h] != -infinity() ? exp2f(C::kShift) : 0.f;
     }
   }
+
+  // A score of -inf hides its key: that of a product that overflowed must not. fp16 has none.
+  static constexpr bool kMayOverflow = std::is_same_v<typename C::Element, __nv_bfloat16>;
+  bool overflow[2];
 
   // From scores of keys [key, ...), counted like `first`, to weights in their place. Between the turns, exponentials.
   template <class Begin, class End>
@@ -298,6 +303,7 @@ struct Rows {
       const auto& row = tile.of_row[own + lane / 4 + 8 * h];
       from[h] = row.first - key - column, to[h] = row.last - key - column;
     }
+    float sum[2] = {};  // not finite if a score is not
     if constexpr (C::kTerms) {
       // Registers have no index: each time the first four are done, and all move up.
 #pragma unroll 1
@@ -307,10 +313,11 @@ struct Rows {
         for (int i = 0; i < 4; ++i) {
           const int at = j + i % 2;
           const auto& row = tile.of_row[own + lane / 4 + i / 2 * 8];
-          four[i] = at < from[i / 2] || at >= to[i / 2]
-                        ? -infinity()
-                        : finish_score(call.p.score, tile.b, row.q_head, row.token, tile.offset,
-                                       tile.key + key + column + at, s[i] * call.scale);
+          const bool hidden = at < from[i / 2] || at >= to[i / 2];
+          if (kMayOverflow && !hidden) sum[i / 2] += s[i];
+          four[i] = hidden ? -infinity()
+                           : finish_score(call.p.score, tile.b, row.q_head, row.token, tile.offset,
+                                          tile.key + key + column + at, s[i] * call.inner);
         }
 #pragma unroll
         for (int i = 0; i < kScores; ++i) s[i] = i + 4 < kScores ? s[i + 4] : four[i + 4 - kScores];
@@ -319,10 +326,17 @@ struct Rows {
 #pragma unroll
       for (int i = 0; i < kScores; ++i) {
         const int at = i / 4 * 8 + i % 2, h = i / 2 % 2;
-        s[i] = at < from[h] || at >= to[h] ? -infinity() : s[i];
+        const bool hidden = at < from[h] || at >= to[h];
+        if (kMayOverflow && !hidden) sum[h] += s[i];
+        s[i] = hidden ? -infinity() : s[i];
       }
+    } else if constexpr (kMayOverflow) {
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) sum[i / 2 % 2] += s[i];
     }
-    const float factor = C::kTerms ? 1 : call.scale;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) overflow[h] |= !is_finite(sum[h]);
+    const float factor = call.outer;
     float minus[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -337,11 +351,13 @@ struct Rows {
       l[h] *= scale[h];
     }
     begin_turn();
+    pin(s);  // or the compiler moves the exponentials out of the turn
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {
       s[i] = exp2_approx(fmaf(s[i], factor, minus[i / 2 % 2]));
       l[i / 2 % 2] += s[i];
     }
+    pin(s);
     end_turn();
   }
 
@@ -360,7 +376,7 @@ struct Rows {
   // Results of the tile.
   __device__ void store(const Tile<C>& tile) {
     const AttentionParams& p = call.p;
-    bool good = true;
+    bool bad[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const auto& row = tile.of_row[own + lane / 4 + 8 * h];
@@ -368,17 +384,20 @@ struct Rows {
       float nothing = l[h] * 0;  // or NaN
 #pragma unroll
       for (int i = 2 * h; i < kOut; i += 4) nothing = fmaf(o[i], 0, fmaf(o[i + 1], 0, nothing));
-      good &= row.out < 0 || (nothing == 0 && (m[h] == -infinity() || fabsf(m[h]) < kHugeScore));
+      bad[h] = row.out >= 0 && !(nothing == 0 && !overflow[h] && (m[h] == -infinity() || fabsf(m[h]) < kHugeScore));
       if (row.lse >= 0 && lane % 4 == 0)
         p.lse[row.lse] = l[h] == 0 ? -infinity() : (m[h] - C::kShift + log2f(l[h])) * kLn2;
       const float inverse = l[h] == 0 ? 0.f : __fdividef(1, l[h]);
 #pragma unroll
       for (int i = 2 * h; i < kOut; i += 4) o[i] *= inverse, o[i + 1] *= inverse;
     }
-    good = __all_sync(~0u, good);
+    // Four lanes have a row between them; lane i collects those of row i of the warp's 16.
+    const unsigned low = __ballot_sync(~0u, bad[0]), high = __ballot_sync(~0u, bad[1]);
+    const unsigned rows = __ballot_sync(~0u, lane < 16 && ((lane < 8 ? low : high) >> lane % 8 * 4 & 15) != 0);
     const int group_row = tile.row + own / kGroupRows * kGroupRows;
     if (lane == 0 && group_row < tile.rows)
-      call.redo[4 * Tiling<kGroupRows>::number(p, tile.b, tile.hk, group_row) + own / 16 % 4] = !good;
+      call.redo[4 * Tiling<kGroupRows>::number(p, tile.b, tile.hk, group_row) + own / 16 % 4] =
+          static_cast<std::uint16_t>(rows);
 
     const int dv = static_cast<int>(p.dv);
 #pragma unroll
@@ -651,21 +670,24 @@ bool wgmma_can_tma(const AttentionParams& p) {
 }
 
 std::size_t wgmma_workspace(const AttentionParams& p) {
-  return static_cast<std::size_t>(simt_tiles(p)) * sizeof(std::uint32_t);
+  return static_cast<std::size_t>(simt_tiles(p)) * sizeof(std::uint64_t);
 }
 
 void attention_wgmma(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
   if (simt_tiles(p) == 0) return;
   Call call{};
   call.p = p;
-  call.scale = std::fabs(p.score.scale_log2);
+  // A mask alone is -inf before the scale, and still is after it: no bit depends on there being one.
+  const float scale = std::fabs(p.score.scale_log2);
+  const bool after = scale > 0 && p.score.softcap_log2 == 0 && !p.score.bias && !p.score.alibi;
+  call.inner = after ? 1 : scale, call.outer = after ? scale : 1;
   call.q_vector = p.score.scale_log2 >= 0 && is_vector(p.q, p.q_stride, 2);
   call.kv_vector = is_vector(p.k, p.k_stride, 2) && is_vector(p.v, p.v_stride, 2);
   call.out_vector = is_vector(p.out, p.out_stride, p.out_type == DType::f32 ? 4 : 2);
-  call.redo = reinterpret_cast<std::uint8_t*>(workspace);
+  call.redo = reinterpret_cast<std::uint16_t*>(workspace);
   if (p.q_type == DType::f16) launch_sized<__half>(call, stream);
   else launch_sized<__nv_bfloat16>(call, stream);
-  attention_simt(p, stream, reinterpret_cast<const std::uint32_t*>(workspace));
+  attention_simt(p, stream, reinterpret_cast<const std::uint64_t*>(workspace));
 }
 
 }  // namespace rapt::cuda

@@ -13,8 +13,8 @@ namespace rapt::cuda {
 inline constexpr std::int64_t kSimtRows = 64, kSimtKeys = 64, kSimtMaxValueSize = 576;
 // Tiles of a call, some of them empty if it is ragged: what a grid must hold.
 std::int64_t simt_tiles(const AttentionParams& params);
-// With `redo`, one number per tile in device memory: only tiles whose number is not 0.
-void attention_simt(const AttentionParams& params, cudaStream_t stream, const std::uint32_t* redo = nullptr);
+// With `redo`, in device memory, only some rows: those of each tile whose bits are set.
+void attention_simt(const AttentionParams& params, cudaStream_t stream, const std::uint64_t* redo = nullptr);
 
 // attention_wgmma: q, k and v of one 16-bit type on Hopper's tensor cores (sm_90a), heads of at most 256. Rows that its
 // arithmetic does not carry (NaN, Inf, huge scores) are done again by attention_simt.
@@ -22,7 +22,7 @@ inline constexpr std::int64_t kWgmmaMaxSize = 256;
 bool wgmma_takes(const AttentionParams& params);
 // Whether K and V can be loaded by TMA: not paged, rows contiguous, and all aligned to 16 bytes. It is only faster.
 bool wgmma_can_tma(const AttentionParams& params);
-std::size_t wgmma_workspace(const AttentionParams& params);  // bytes, at a multiple of 4
+std::size_t wgmma_workspace(const AttentionParams& params);  // bytes, at a multiple of 8
 void attention_wgmma(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
 
 // attention_naive: scores, softmax and values one after another, with the S x S matrix in `scores`.
