@@ -1,12 +1,19 @@
 # The CUDA backend: RAPT_CUDA decides, rapt_have_cuda says what came of it, and rapt_cuda holds its kernels.
-set(RAPT_CUDA AUTO CACHE STRING "Build the CUDA backend: AUTO (with a CUDA Toolkit of 12.4 or newer), ON or OFF")
+set(default OFF)  # within another project, that project's choice
+if(PROJECT_IS_TOP_LEVEL)
+  set(default AUTO)
+endif()
+set(RAPT_CUDA ${default} CACHE STRING "Build the CUDA backend: AUTO (with a CUDA Toolkit of 12.4 or newer), ON or OFF")
 set_property(CACHE RAPT_CUDA PROPERTY STRINGS AUTO ON OFF)
 set(RAPT_CUDA_ARCHITECTURES "" CACHE STRING
-    "Compute capabilities to build for, as in CMAKE_CUDA_ARCHITECTURES; empty: PTX of the oldest that nvcc knows, and sm_90a")
+    "Compute capabilities to build for, by number as in CMAKE_CUDA_ARCHITECTURES; empty: PTX of the oldest that nvcc knows, and sm_90a")
 
 set(rapt_have_cuda OFF)
 if(RAPT_CUDA STREQUAL "AUTO" AND (RAPT_SANITIZE OR CMAKE_CROSSCOMPILING))
   return()
+endif()
+if(RAPT_CUDA AND RAPT_SANITIZE)
+  message(FATAL_ERROR "RAPT_CUDA is ${RAPT_CUDA} and RAPT_SANITIZE ${RAPT_SANITIZE}: nvcc has no sanitizers")
 endif()
 if(RAPT_CUDA)
   include(CheckLanguage)
@@ -36,6 +43,9 @@ if(NOT architectures)
   endif()
 endif()
 string(REGEX MATCHALL "[0-9]+" numbers "${architectures}")
+if(NOT numbers)
+  message(FATAL_ERROR "RAPT_CUDA_ARCHITECTURES is ${architectures}; it must list numbers, such as 80-real;90a-real")
+endif()
 list(SORT numbers COMPARE NATURAL)
 list(GET numbers 0 RAPT_CUDA_LEAST_ARCHITECTURE)
 
@@ -44,6 +54,7 @@ set(RAPT_CUDA_BUILT_ARCHITECTURES ${architectures})
 # How kernels are compiled, tests' own too.
 function(rapt_set_cuda_properties target)
   set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON
+                                             CUDA_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON
                                              CUDA_ARCHITECTURES "${RAPT_CUDA_BUILT_ARCHITECTURES}")
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
   target_compile_definitions(${target} PRIVATE NDEBUG)  # a device assert is a call, which wgmma cannot overlap

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "context_impl.hpp"
+#include "dispatch.hpp"
 #include "rapt/plan.hpp"
 
 namespace rapt {
@@ -36,12 +37,10 @@ Isa usable(const char* argument, std::string_view name) {
 }
 
 std::string known(const char* argument, const std::string& name) {
-  for (const EntryInfo& entry : entries()) {
-    if (entry.name != name) continue;
-    if (!entry.unusable.empty()) throw Error(argument, name, "an entry this machine can run (" + entry.unusable + ")");
-    return name;
-  }
-  throw Error(argument, "\"" + name + "\"", "an entry that `rapt info` lists");
+  const std::optional<EntryInfo> entry = find_entry(name);
+  if (!entry) throw Error(argument, "\"" + name + "\"", "an entry that `rapt info` lists");
+  if (!entry->unusable.empty()) throw Error(argument, name, "an entry this machine can run (" + entry->unusable + ")");
+  return name;
 }
 
 }  // namespace

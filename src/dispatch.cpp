@@ -1,5 +1,6 @@
 #include "dispatch.hpp"
 
+#include <optional>
 #include <string>
 
 namespace rapt {
@@ -22,14 +23,15 @@ std::string_view refusal(const Backend& backend, const Entry& entry, const Probl
   if (!entry.unusable.empty()) return entry.unusable;
   if (!context.options.kernel.empty() && context.options.kernel != entry.name) return "another entry is forced";
   if (std::string_view reason = backend.refuse(entry, problem, context); !reason.empty()) return reason;
-  const bool forced = context.options.kernel == entry.name || context.isa_forced;
+  const bool forced = context.options.kernel == entry.name || (context.isa_forced && problem.device == DeviceType::cpu);
   return forced ? std::string_view() : entry.opt_in;
 }
 
 const Backend& backend_of(DeviceType device) {
   for (const BackendOf& backend : kBackends)
     if (backend.device == device) return backend.get();
-  throw Error("device", std::string(to_string(device)), "one this build has a backend for (RAPT_CUDA was off)");
+  throw Error("device", std::string(to_string(device)),
+              "one this build has a backend for (it is without CUDA: RAPT_CUDA)");
 }
 
 }  // namespace
@@ -54,6 +56,14 @@ std::vector<Candidate> candidates(const Problem& problem, const Context::Impl& c
   for (const Entry& entry : backend.entries())
     all.push_back({entry.name, std::string(refusal(backend, entry, problem, context))});
   return all;
+}
+
+std::optional<EntryInfo> find_entry(std::string_view name) {
+  for (const BackendOf& backend : kBackends)
+    for (const Entry& entry : backend.get().entries())
+      if (entry.name == name)
+        return EntryInfo{entry.name, std::string(backend.get().name()), entry.unusable, entry.opt_in};
+  return {};
 }
 
 std::vector<EntryInfo> entries() {

@@ -1,6 +1,8 @@
 // Picks the entry that runs a problem: the first of its device's backend that does not refuse.
 #pragma once
 
+#include <optional>
+#include <string_view>
 #include <vector>
 
 #include "backend.hpp"
@@ -15,6 +17,8 @@ struct Choice {
 
 // Throws Error, with every entry's reason, when all refuse.
 Choice dispatch(const Problem& problem, const Context::Impl& context);
+// The entry of that name, of whatever backend; the others' are not made for it.
+std::optional<EntryInfo> find_entry(std::string_view name);
 // Every entry of that backend with its reason.
 std::vector<Candidate> candidates(const Problem& problem, const Context::Impl& context);
 

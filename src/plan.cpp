@@ -105,7 +105,8 @@ void Plan::run(const AttentionArgs& args, std::span<std::byte> workspace) const 
       throw Error("workspace", "an address that is no multiple of 64", "64-byte alignment");
   }
   observe(impl_->context.impl(), impl_->problem, impl_->choice);
-  run_call(impl_->choice, *impl_->schedule, call, impl_->context.impl(), workspace.data());
+  run_call(impl_->choice, *impl_->schedule, call, impl_->context.impl(),
+           workspace.empty() ? nullptr : workspace.data());
 }
 
 void attention(const AttentionArgs& args, const Context& context) {

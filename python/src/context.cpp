@@ -6,7 +6,6 @@
 #include <map>
 #include <mutex>
 #include <thread>
-#include <tuple>
 #include <utility>
 
 #include "rapt/plan.hpp"
@@ -39,14 +38,15 @@ Context make(int threads, const std::string& isa, void* stream) {
 
 Context context_for(int threads, const std::string& isa, void* stream) {
   static std::mutex mutex;
-  static std::map<std::tuple<int, std::string, void*>, Context> contexts;
+  static std::map<std::pair<int, std::string>, Context> contexts;
   if (threads < 0) throw Error("threads", std::to_string(threads), "1 or more, or None for all");
+  if (stream != nullptr) return make(threads, isa, stream);  // of streams there is no end
   // Counts past the machine's are alike, so that the number of contexts is bounded. Asked once, as it reads a file.
   static const int most = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  const std::tuple key(std::min(threads, most), isa, stream);
+  const std::pair key(std::min(threads, most), isa);
   const std::lock_guard lock(mutex);
   auto found = contexts.find(key);
-  if (found == contexts.end()) found = contexts.emplace(key, make(std::min(threads, most), isa, stream)).first;
+  if (found == contexts.end()) found = contexts.emplace(key, make(key.first, isa, nullptr)).first;
   return found->second;
 }
 

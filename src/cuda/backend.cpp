@@ -24,7 +24,7 @@ void check_cuda(cudaError_t status, const char* doing) {
 
 // The GPUs of this machine. The driver is looked for at first use, so that programs that stay on the CPU never wake it.
 struct Machine {
-  std::string unusable;  // why none of them can be used; empty if all can
+  std::string unusable;  // why none of them can be used; empty if one can
   std::string no_sm90a = "needs GPUs of compute capability 9.0";
 };
 
@@ -32,6 +32,7 @@ Machine look() {
   Machine machine;
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
+  cudaGetLastError();  // or a call finds it
   if (status == cudaErrorInsufficientDriver)
     machine.unusable = "no CUDA device: no NVIDIA driver, or one older than CUDA " +
                        std::to_string(CUDART_VERSION / 1000) + "." + std::to_string(CUDART_VERSION % 1000 / 10) +
@@ -39,17 +40,16 @@ Machine look() {
   else if (status != cudaSuccess) machine.unusable = std::string("no CUDA device: ") + cudaGetErrorString(status);
   else if (count == 0) machine.unusable = "no CUDA device";
   if (!machine.unusable.empty()) return machine;
-  bool all_sm90 = true;
+  bool any = false, all_sm90 = true;
   for (int device = 0; device < count; ++device) {
     int major = 0, minor = 0;
-    if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess)
-      machine.unusable = "a CUDA device that does not answer";
-    else if (10 * major + minor < RAPT_CUDA_LEAST_ARCHITECTURE)
-      machine.unusable = "a GPU older than RAPT_CUDA_ARCHITECTURES, compute capability " + std::to_string(major) + "." +
-                         std::to_string(minor);
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+    any |= 10 * major + minor >= RAPT_CUDA_LEAST_ARCHITECTURE;
     all_sm90 &= major == 9 && minor == 0;
   }
+  cudaGetLastError();
+  if (!any) machine.unusable = "only GPUs older than RAPT_CUDA_ARCHITECTURES";
   if (all_sm90) machine.no_sm90a.clear();
   return machine;
 }
@@ -94,7 +94,7 @@ AttentionParams sizes(const Problem& p) {
   AttentionParams a{};
   a.q_type = p.q_dtype, a.kv_type = p.kv_dtype, a.out_type = p.out_dtype;
   a.total_q = p.ragged_q, a.total_k = p.ragged_k;
-  a.page_size = p.ring ? p.sk : p.page_size;
+  a.page_size = p.ring ? p.sk : p.page_size, a.ring = p.ring;
   a.b = p.b, a.hk = p.hk, a.group = p.hk > 0 ? std::max<std::int64_t>(p.hq / p.hk, 1) : 1;
   a.sq = p.sq, a.sk = p.sk, a.d = p.d, a.dv = p.dv;
   return a;
@@ -115,6 +115,7 @@ AttentionParams attention_params(const Call& call) {
   a.pages = {call.block_table.data, call.block_table.dtype == DType::i64, call.block_table.strides[1]};
   a.pages_stride_b = call.block_table.strides[0];
   a.page_count = call.pages_available;
+  if (a.page_size > 0 && !a.ring && a.page_count == 0) a.sk = 0;  // no key can be there, whatever the lengths say
   a.term_rows = call.term_rows, a.term_keys = call.term_keys;
   a.score = score_params(call);
   return a;
@@ -124,9 +125,9 @@ struct Kernel {
   const char* name;
   bool sm90a;  // Hopper's own instructions
   const char* opt_in;
-  std::string_view (*refuse)(const Problem&, const AttentionParams&);
+  std::string_view (*refuse)(const AttentionParams&);
   std::size_t (*workspace)(const AttentionParams&);
-  std::int64_t (*blocks)(const AttentionParams&);
+  std::int64_t (*work_items)(const AttentionParams&);
   void (*run)(const AttentionParams&, void* workspace, cudaStream_t);
 };
 
@@ -138,8 +139,8 @@ constexpr Kernel wgmma(const char* name) {
   return {name,
           true,
           "only if forced: what NaN, Inf and masks do to last bits is being worked on",
-          [](const Problem& p, const AttentionParams& a) -> std::string_view {
-            if (p.q_dtype != kType || p.kv_dtype != kType) return "takes other element types";
+          [](const AttentionParams& a) -> std::string_view {
+            if (a.q_type != kType || a.kv_type != kType) return "takes other element types";
             return wgmma_takes(a) ? "" : "takes head sizes of at most 256, and fewer than 2^30 rows and keys";
           },
           wgmma_workspace,
@@ -156,14 +157,14 @@ const Kernel kKernels[] = {
     wgmma<DType::f16>("attention_wgmma.f16.cuda.sm90a"),
 #endif
     {"attention_simt.f32.cuda.q64k64", false, "",
-     [](const Problem& p, const AttentionParams& a) -> std::string_view {
-       if (p.dv > kSimtMaxValueSize) return "takes value heads of at most 576";
+     [](const AttentionParams& a) -> std::string_view {
+       if (a.dv > kSimtMaxValueSize) return "takes value heads of at most 576";
        return simt_tiles(a) > kMostBlocks ? "more tiles than a grid has blocks" : "";
      },
      [](const AttentionParams&) -> std::size_t { return 0; }, simt_tiles,
      [](const AttentionParams& a, void*, cudaStream_t stream) { attention_simt(a, stream); }},
     {"attention_naive.f32.cuda", false, "",
-     [](const Problem&, const AttentionParams& a) -> std::string_view {
+     [](const AttentionParams& a) -> std::string_view {
        const double scores = static_cast<double>(naive_rows(a)) * static_cast<double>(a.sk);
        return naive_rows(a) > kMostBlocks || scores > 0x1p34 ? "its S x S matrix would be past 64 GiB" : "";
      },
@@ -192,14 +193,14 @@ class CudaBackend final : public Backend {
 
   std::string_view refuse(const Entry& entry, const Problem& p, const Context::Impl&) const override {
     if (!is_float(p.kv_dtype)) return "takes other element types";
-    return kernel(entry).refuse(p, sizes(p));
+    return kernel(entry).refuse(sizes(p));
   }
 
   std::unique_ptr<Schedule> plan(const Entry& entry, const Problem& p, const Context::Impl&) const override {
     auto schedule = std::make_unique<Schedule>();
     schedule->workspace_bytes = kernel(entry).workspace(sizes(p));
-    schedule->work_items = kernel(entry).blocks(sizes(p));
-    schedule->note = "a grid of " + std::to_string(schedule->work_items) + " blocks";
+    schedule->work_items = kernel(entry).work_items(sizes(p));
+    schedule->note = std::to_string(schedule->work_items) + " tiles or rows of work";
     return schedule;
   }
 

@@ -29,9 +29,10 @@ struct AttentionParams {
   Integers k_begin;               // [b + 1] likewise for keys
   Integers k_len;                 // [b] keys in use; none = sk (dense) or k_begin's
   std::int64_t total_q, total_k;  // ragged: rows in all; -1 = dense
-  // Pages: key j of sequence b is row j % page_size of page pages[b, j / page_size], to which the strides' b leads;
-  // without a table it is row j % page_size of entry b, a ring buffer, of which the last page_size keys are left.
+  // Pages: key j of sequence b is row j % page_size of page pages[b, j / page_size], to which the strides' b leads; in
+  // a ring it is row j % page_size of entry b, of which the last page_size keys are left.
   std::int64_t page_size;  // 0 = none
+  bool ring;
   Integers pages;
   std::int64_t pages_stride_b, page_count;
   std::int64_t b, hk, group, sq, sk, d, dv;

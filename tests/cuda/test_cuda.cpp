@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <functional>
+#include <random>
 #include <thread>
 
 #include "exp2_sweep.hpp"
@@ -166,23 +167,45 @@ TEST_CASE("cuda: a plan runs in the caller's workspace", "[kernel]") {
 
 // The host cannot check them; guard bands and compute-sanitizer see what they lead to.
 TEST_CASE("cuda: senseless lengths and tables in a GPU's memory lead nowhere", "[kernel]") {
-  each_case([](const std::string& entry, Case& c) {
-    const DeviceCall call(c.args());
-    for (const TensorView& t :
-         {call.args().cu_seqlens_q, call.args().kv.cu_seqlens, call.args().kv.seqlens, call.args().kv.block_table}) {
-      if (!t) continue;
-      const std::size_t n = static_cast<std::size_t>(t.shape[0] * std::max<std::int64_t>(t.shape[1], 1));
-      std::vector<std::int64_t> wide(n);
-      std::vector<std::int32_t> narrow(n);
-      for (std::size_t i = 0; i < n; ++i) {
-        wide[i] = (i % 3 == 0 ? -1 : 1) * (std::int64_t{1} << (7 * i % 63));
-        narrow[i] = static_cast<std::int32_t>((i % 3 == 0 ? -1 : 1) * (1 << (5 * i % 31)));
+  each_case([](const std::string& entry, Case&) {
+    for (const char* text : {"attention b=3 hq=4 hk=1 sq=90 sk=120 d=40 ragged_q=200 ragged_k=250 lse",
+                             "attention b=2 hq=6 hk=2 sq=3 sk=320 d=40 page=16 seqlens",
+                             "attention b=2 hq=6 hk=2 sq=3 "
+                             "sk=32 d=40 ring seqlens"}) {
+      for (const std::uint64_t seed : {1, 2, 3, 4}) {
+        const DType dtype = entry.find(".bf16.") != std::string::npos  ? DType::bf16
+                            : entry.find(".f16.") != std::string::npos ? DType::f16
+                                                                       : DType::f32;
+        Case c(typed(std::string(text) + " alibi sinks causal align=bottom_right", dtype));
+        INFO(entry << ": " << c.problem.to_string());
+        // Numbers of every size and sign, one of them in front.
+        std::mt19937_64 random(seed);
+        for (Tensor* list : {&c.cu_seqlens_q, &c.cu_seqlens_k, &c.seqlens, &c.block_table})
+          for (std::int64_t i = 0; *list && i < list->size(); ++i) {
+            const auto value = static_cast<std::int64_t>(random() >> random() % 64);
+            if (list->dtype() == DType::i64) list->flat<std::int64_t>(i) = value;
+            else list->flat<std::int32_t>(i) = static_cast<std::int32_t>(value);
+          }
+        const DeviceCall call(c.args(), DeviceCall::Lengths::senseless);
+        attention(call.args(), forced(entry));
+        call.finish();
       }
-      const void* from = t.dtype == DType::i64 ? static_cast<const void*>(wide.data()) : narrow.data();
-      check(cudaMemcpy(const_cast<void*>(t.data), from, n * size_of(t.dtype), cudaMemcpyHostToDevice));
     }
-    attention(call.args(), forced(entry));
-    check(cudaDeviceSynchronize());
+  });
+}
+
+TEST_CASE("cuda: tables without entries and caches without pages have no keys", "[kernel]") {
+  each_case([](const std::string& entry, Case& c) {
+    if (!c.block_table) return;
+    for (const bool pages : {false, true}) {
+      DeviceCall call(c.args());
+      AttentionArgs args = call.args();
+      if (pages) args.kv.k.shape[0] = args.kv.v.shape[0] = 0;
+      else args.kv.block_table.shape[1] = 0, args.kv.block_table.data = nullptr;
+      attention(args, forced(entry));
+      call.finish();
+      for (const float x : c.out.values()) REQUIRE(x == 0);
+    }
   });
 }
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 PREFIX = r"_Z(T[VTIS]|GV|Z)*N?[rVKRO]*"  # mangled: tables and statics of functions, then the nesting
-PUBLIC = re.compile(rf"{PREFIX}4rapt(?!3cpu|6detail|7testing)|rapt_[a-z0-9_]+$")
+PUBLIC = re.compile(rf"{PREFIX}4rapt(?!3cpu|4cuda|6detail|7testing)|rapt_[a-z0-9_]+$")
 # The standard library's own namespaces have default visibility: what is instantiated from them is exported weakly.
 STANDARD = re.compile(rf"{PREFIX}(S[tabsiod]|9__gnu_cxx)")
 

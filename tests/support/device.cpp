@@ -70,9 +70,10 @@ class DeviceCall::Copy {
   std::size_t bytes_ = 0, offset_ = 0;
 };
 
-DeviceCall::DeviceCall(const AttentionArgs& host) : args_(host) {
+DeviceCall::DeviceCall(const AttentionArgs& host, Lengths lengths) : args_(host) {
   // Nobody can see there that lengths are equal; here they are, or this throws.
-  if (Problem::of(host).align == Problem::Align::none) args_.score.align = Align::top_left();
+  if (lengths == Lengths::checked && Problem::of(host).align == Problem::Align::none)
+    args_.score.align = Align::top_left();
   KvSource& kv = args_.kv;
   ScoreSpec& score = args_.score;
   for (TensorView* t :

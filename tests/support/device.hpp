@@ -13,7 +13,9 @@ namespace rapt::testing {
 /// throws std::runtime_error.
 class DeviceCall {
  public:
-  explicit DeviceCall(const AttentionArgs& host);
+  /// `senseless`: lengths and tables may hold anything; else the call is one that the host would take.
+  enum class Lengths { checked, senseless };
+  explicit DeviceCall(const AttentionArgs& host, Lengths lengths = Lengths::checked);
   ~DeviceCall();
 
   const AttentionArgs& args() const { return args_; }

@@ -1,6 +1,7 @@
 #include "support/entries.hpp"
 
 #include <cstdlib>
+#include <functional>
 #include <sstream>
 #include <stdexcept>
 
@@ -13,11 +14,11 @@ Problem small() {
   return Problem::parse("attention sq=1 d=1");
 }
 
-// Those of `all` that take the problem on their device.
-std::vector<std::string> taking(const Problem& problem, const std::vector<EntryInfo>& all) {
+// Those that `wanted` picks and that take the problem on their device.
+std::vector<std::string> taking(const Problem& problem, const std::function<bool(std::string_view)>& wanted) {
   std::vector<std::string> names;
-  for (const EntryInfo& entry : all) {
-    if (!entry.unusable.empty()) continue;
+  for (const EntryInfo& entry : entries()) {
+    if (!entry.unusable.empty() || !wanted(entry.name)) continue;
     try {
       Problem there = problem;
       there.device = device_of(entry.name);
@@ -29,12 +30,16 @@ std::vector<std::string> taking(const Problem& problem, const std::vector<EntryI
   return names;
 }
 
+[[noreturn]] void refuse_all(const Problem& problem) {
+  throw std::logic_error("no entry takes " + problem.to_string());
+}
+
 }  // namespace
 
 std::vector<std::string> every_entry(const Problem& problem) {
-  std::vector<EntryInfo> all = entries();
-  std::erase_if(all, [](const EntryInfo& entry) { return !selected(entry.name); });
-  return taking(problem, all);
+  std::vector<std::string> names = taking(problem, selected);
+  if (names.empty() && std::getenv("RAPT_TEST_ENTRIES") == nullptr) refuse_all(problem);
+  return names;
 }
 
 std::vector<std::string> every_entry() {
@@ -42,10 +47,9 @@ std::vector<std::string> every_entry() {
 }
 
 std::vector<std::string> usable_entries(const Problem& problem) {
-  std::vector<EntryInfo> all = entries();
-  std::erase_if(all, [&](const EntryInfo& entry) { return device_of(entry.name) != problem.device; });
-  std::vector<std::string> names = taking(problem, all);
-  if (names.empty()) throw std::logic_error("no entry takes " + problem.to_string());
+  std::vector<std::string> names =
+      taking(problem, [&](std::string_view entry) { return device_of(entry) == problem.device; });
+  if (names.empty()) refuse_all(problem);
   return names;
 }
 

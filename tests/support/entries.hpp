@@ -16,7 +16,7 @@ namespace rapt::testing {
 std::vector<std::string> usable_entries(const Problem& problem);
 /// The same for a small problem of f32.
 std::vector<std::string> usable_entries();
-/// The same on every device, of those that are selected; maybe none.
+/// The same on every device, of those that are selected; none only if a selection leaves none.
 std::vector<std::string> every_entry(const Problem& problem);
 std::vector<std::string> every_entry();
 

@@ -32,7 +32,7 @@ struct NaiveRow {
   __device__ NaiveRow(const AttentionParams& p, float* all)
       : head(p, sequence(p, blockIdx.x), q_head(p, blockIdx.x) / p.group), scores(all + blockIdx.x * p.sk) {
     const std::int64_t r = blockIdx.x, token = p.total_q >= 0 ? r % p.total_q - head.q_first : r % p.sq;
-    row = Row(head, token * p.group + q_head(p, r) % p.group);
+    row = Row(head, token, q_head(p, r));
   }
   // Starts that do not rise lead to no row.
   __device__ bool exists() const { return row.token >= 0 && row.token < head.len_q; }

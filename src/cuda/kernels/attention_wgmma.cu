@@ -586,10 +586,14 @@ bool make_map(CUtensorMap& map, const AttentionParams& p, const void* data, cons
   static const auto encode = [] {
     void* found = nullptr;
     cudaDriverEntryPointQueryResult result;
-    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result) !=
-            cudaSuccess ||
-        result != cudaDriverEntryPointSuccess)
-      found = nullptr;
+#if CUDART_VERSION >= 12050
+    const cudaError_t status =
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
+#else
+    const cudaError_t status = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found, cudaEnableDefault, &result);
+#endif
+    cudaGetLastError();  // without it K and V are loaded another way
+    if (status != cudaSuccess || result != cudaDriverEntryPointSuccess) found = nullptr;
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
   }();
   if (!encode) return false;

@@ -28,14 +28,13 @@ struct Head {
       q_first = clamp(load(p.q_begin, b), 0, p.total_q);
       len_q = clamp(load(p.q_begin, b + 1), q_first, p.total_q) - q_first;
     }
-    const bool ring = p.page_size > 0 && !p.pages.data;
     if (p.total_k >= 0) {
       k_first = clamp(load(p.k_begin, b), 0, p.total_k);
       len_k = clamp(load(p.k_begin, b + 1), k_first, p.total_k) - k_first;
     }
-    if (p.k_len.data) len_k = clamp(load(p.k_len, b), 0, ring ? std::int64_t{1} << 48 : p.sk);
+    if (p.k_len.data) len_k = clamp(load(p.k_len, b), 0, p.ring ? std::int64_t{1} << 48 : p.sk);
     offset = p.score.offset + (p.score.bottom_right ? len_k - len_q : 0);
-    low = ring ? max(len_k - p.page_size, std::int64_t{0}) : 0;
+    low = p.ring ? max(len_k - p.page_size, std::int64_t{0}) : 0;
     high = len_k;
   }
 
@@ -43,7 +42,7 @@ struct Head {
   __device__ std::int64_t key_at(const Strides& s, std::int64_t j) const {
     if (p.page_size == 0) return b * s.b + hk * s.h + (k_first + j) * s.s;
     std::int64_t page = b;
-    if (p.pages.data) {
+    if (!p.ring) {
       const Integers row = {p.pages.data, p.pages.wide, 1};
       page = clamp(load(row, b * p.pages_stride_b + j / p.page_size * p.pages.stride), 0, p.page_count - 1);
     }
@@ -89,7 +88,7 @@ struct Tiling {
 
   // The first of sequence b, of the tiles of one head: at most first(b + 1) - (those that b needs).
   __device__ static std::int64_t first(const AttentionParams& p, std::int64_t b) {
-    return clamp(load(p.q_begin, b), 0, p.total_q) * p.group / kRows + b;
+    return b == 0 ? 0 : clamp(load(p.q_begin, b), 0, p.total_q) * p.group / kRows + b;
   }
   // `tile` of those of one head.
   __device__ static Tile find(const AttentionParams& p, int head, int tile) {
