@@ -14,24 +14,15 @@
 #include <cmath>
 
 #include "cuda/kernels/kernels.hpp"
-#include "cuda/tile/pipeline.cuh"
-#include "cuda/tile/score.cuh"
+#include "cuda/tile/rows.cuh"
+#include "cuda/tile/schedule.cuh"
 
 namespace rapt::cuda {
 namespace {
 
-constexpr int kGroupRows = kSimtRows;  // a flag is of one warpgroup's rows
+static_assert(kGroupRows == kSimtRows, "flags of one warpgroup's rows");
 constexpr int kStages = 2;             // blocks of K and of V at a time
-constexpr int kTiles = 3;              // the one whose output is complete, the one at work and the next
-static_assert(kGroupRows == 64, "the rows of a wgmma");
 constexpr float kHugeScore = 0x1p20f;  // past it a weight would lose digits to the score's size
-
-// Rows of one kv head, and the blocks of keys that any of them sees: at least one, even if they see none.
-struct Place {
-  int b, hk, row, rows;          // rows [row, rows), of which the tile has C::kRows
-  int blocks = 0, there;         // there: of the keys that the last block has room for
-  std::int64_t key, begin, end;  // the first block's first key; the keys that any row sees
-};
 
 // The kernel for elements T and head sizes up to kSize.
 template <class T, int kSize_, bool kTma_, bool kTerms_>
@@ -57,96 +48,14 @@ struct Config {
   using Tiles = Tiling<kRows>;
 };
 
-struct Call {
-  AttentionParams p;
+struct Call : Grid {
   CUtensorMap k, v;                      // if TMA loads them
   float inner, outer;                    // scales of scores, before and after the terms; Q takes the sign
   bool q_vector, kv_vector, out_vector;  // 16 bytes at a time
-  int heads, tiles;                      // as Tiling numbers them
-  int section;                           // heads that are done together, for K and V to stay in L2
   std::uint16_t* redo;                   // of 16 rows each: a bit for each that attention_simt must do
 };
 
 using Blocks = Ring<kStages>;
-using Listed = Ring<kTiles>;
-
-// Row r with divisions of 32 bits.
-__device__ Row row_of(const Head& head, int r) {
-  const unsigned group = static_cast<unsigned>(head.p.group), token = static_cast<unsigned>(r) / group;
-  return Row(head, token, head.hk * group + (static_cast<unsigned>(r) - token * group));
-}
-
-// The tiles of a thread block in order.
-template <class C>
-struct Schedule {
-  const Call& call;
-  unsigned round = 0;
-
-  // False: no more, and the tile has no blocks.
-  __device__ bool next(Place& tile) {
-    const AttentionParams& p = call.p;
-    for (;; ++round) {
-      // The longest first, for causal: tiles from the last of their heads on; every other round backwards, which gives
-      // each thread block as much.
-      const unsigned i = round * gridDim.x + (round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-      const unsigned heads = call.heads, tiles = call.tiles, section = call.section;
-      tile.blocks = 0;
-      if (round * gridDim.x >= heads * tiles) return false;
-      if (i >= heads * tiles) continue;
-      const unsigned first = i / (section * tiles) * section, in_section = i - first * tiles;
-      const unsigned here = min(section, heads - first), down = in_section / here;
-      const auto found =
-          C::Tiles::find(p, static_cast<int>(first + (in_section - down * here)), static_cast<int>(tiles - 1 - down));
-      const Head head(p, found.b, found.hk);
-      tile.b = static_cast<int>(found.b), tile.hk = static_cast<int>(found.hk);
-      tile.row = static_cast<int>(found.row), tile.rows = static_cast<int>(head.len_q * p.group);
-      if (tile.row >= tile.rows) continue;
-      // Neither end of what a row sees moves down from row to row, but rows past the mask's see nothing.
-      const Row top = row_of(head, tile.row), bottom = row_of(head, min(tile.row + C::kRows, tile.rows) - 1);
-      const std::int64_t token = min(bottom.token, p.term_rows - 1);
-      tile.begin = top.first, tile.end = token < top.token ? 0 : Row(head, token, 0).last;
-      const std::int64_t block = tile.begin / C::kKeys;
-      tile.key = block * C::kKeys;
-      tile.blocks = tile.end > tile.begin ? static_cast<int>(ceil_div(tile.end, C::kKeys) - block) : 1;
-      const std::int64_t left = head.high - tile.key - (tile.blocks - 1) * C::kKeys;
-      tile.there = static_cast<int>(clamp(left, 0, C::kKeys));
-      ++round;
-      return true;
-    }
-  }
-};
-
-// A tile with what its rows need, worked out once and in shared memory: registers are for what is hot.
-template <class C>
-struct Tile : Place {
-  struct {
-    std::int64_t q, out, lse;  // where it begins; negative: it does not exist
-    int token, q_head;
-    int first, last;  // the keys it sees, from `key` on
-    float sink;
-  } of_row[C::kRows];
-  std::int64_t offset;
-
-  // By `threads` threads.
-  __device__ void fill(const AttentionParams& p, const Place& place, int thread, int threads) {
-    if (thread == 0) static_cast<Place&>(*this) = place;
-    if (place.blocks == 0) return;
-    const Head head(p, place.b, place.hk);
-    if (thread == 0) offset = head.offset;
-    for (int i = thread; i < C::kRows; i += threads) {
-      const int r = place.row + i, end = r < place.rows ? place.blocks * C::kKeys : 0;
-      const Row at = row_of(head, min(r, place.rows - 1));
-      auto& row = of_row[i];
-      row.q = end ? row_at(p.q_stride, head, at) : -1;
-      row.out = end ? row_at(p.out_stride, head, at) : -1;
-      row.lse = end && p.lse ? row_at(p.lse_stride, head, at) : -1;
-      row.token = static_cast<int>(at.token), row.q_head = static_cast<int>(at.q_head);
-      row.first = static_cast<int>(clamp(at.first - place.key, 0, end));
-      row.last = static_cast<int>(clamp(at.last - place.key, 0, end));
-      row.sink = sink_of(head, at);
-    }
-  }
-};
 
 // Where TMA loads K and V: one thread.
 template <class C>
@@ -169,20 +78,6 @@ __device__ void load_by_tma(const Call& call, const Blocks& k, const Blocks& v) 
       load(k, call.k);
       load(v, call.v);
     }
-  }
-}
-
-// The tiles meanwhile: other warps.
-template <class C>
-__device__ void list_tiles(const Call& call, const Listed& listed, Tile<C>* tiles) {
-  Schedule<C> schedule{call};
-  Place tile;
-  bool more = true;
-  for (int i = 0; more; ++i) {
-    more = schedule.next(tile);
-    listed.wait_empty(i);
-    tiles[i % kTiles].fill(call.p, tile, threadIdx.x - 32, C::kListers);
-    barrier_arrive(listed.full(i));
   }
 }
 
@@ -237,28 +132,7 @@ __device__ void load_by_threads(const Call& call, const Listed& listed, Tile<C>*
   }
 }
 
-// The 4 x 4 words of four neighbouring lanes: word j of lane i becomes word i of lane j.
-__device__ void transpose(std::uint32_t (&words)[4], int lane) {
-#pragma unroll
-  for (int bit = 1; bit < 4; bit *= 2)
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      if (n & bit) continue;
-      const bool upper = lane & bit;
-      const std::uint32_t got = __shfl_xor_sync(~0u, upper ? words[n] : words[n | bit], bit);
-      (upper ? words[n] : words[n | bit]) = got;
-    }
-}
-
-// Over the four lanes that share rows.
-template <class Combine>
-__device__ float over_row(float x, Combine combine) {
-  x = combine(x, __shfl_xor_sync(~0u, x, 1));
-  return combine(x, __shfl_xor_sync(~0u, x, 2));
-}
-
-// A math warpgroup's state. Of the 64 rows, warp w has rows 16 w and on, and lane i of it rows i / 4 and i / 4 + 8:
-// element 4 j + 2 h + b of a product is in the h-th of them and column 8 j + 2 (i % 4) + b.
+// A math warpgroup's state.
 template <class C>
 struct Rows {
   static constexpr int kScores = C::kKeys / 2, kOut = C::kSize / 2;
@@ -391,55 +265,8 @@ struct Rows {
 #pragma unroll
       for (int i = 2 * h; i < kOut; i += 4) o[i] *= inverse, o[i + 1] *= inverse;
     }
-    // Four lanes have a row between them; lane i collects those of row i of the warp's 16.
-    const unsigned low = __ballot_sync(~0u, bad[0]), high = __ballot_sync(~0u, bad[1]);
-    const unsigned rows = __ballot_sync(~0u, lane < 16 && ((lane < 8 ? low : high) >> lane % 8 * 4 & 15) != 0);
-    const int group_row = tile.row + own / kGroupRows * kGroupRows;
-    if (lane == 0 && group_row < tile.rows)
-      call.redo[4 * Tiling<kGroupRows>::number(p, tile.b, tile.hk, group_row) + own / 16 % 4] =
-          static_cast<std::uint16_t>(rows);
-
-    const int dv = static_cast<int>(p.dv);
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const std::int64_t out = tile.of_row[own + lane / 4 + 8 * h].out;
-      if (p.out_type == DType::f32) {
-#pragma unroll
-        for (int j = 0; j < C::kSize / 8; ++j) {
-          const int at = 8 * j + column;
-          float* to = static_cast<float*>(p.out) + out + at * p.out_stride.d;
-          if (out < 0 || at >= dv) continue;
-          if (call.out_vector && at + 1 < dv) {
-            *reinterpret_cast<float2*>(to) = make_float2(o[4 * j + 2 * h], o[4 * j + 2 * h + 1]);
-            continue;
-          }
-          to[0] = o[4 * j + 2 * h];
-          if (at + 1 < dv) to[p.out_stride.d] = o[4 * j + 2 * h + 1];
-        }
-        continue;
-      }
-      // 16-bit: lanes trade columns for eight in a row each.
-#pragma unroll
-      for (int j = 0; j < C::kSize / 8; j += 4) {
-        std::uint32_t words[4];
-#pragma unroll
-        for (int n = 0; n < 4; ++n) {
-          const float low = o[4 * (j + n) + 2 * h], high = o[4 * (j + n) + 2 * h + 1];
-          words[n] = p.out_type == DType::f16 ? pack<__half>(low, high) : pack<__nv_bfloat16>(low, high);
-        }
-        transpose(words, lane);
-        const int at = 8 * (j + lane % 4);
-        auto* to = static_cast<std::uint16_t*>(p.out) + out + at * p.out_stride.d;
-        if (out < 0) continue;
-        if (call.out_vector && at + 8 <= dv) {
-          *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
-          continue;
-        }
-#pragma unroll
-        for (int n = 0; n < 8; ++n)
-          if (at + n < dv) to[n * p.out_stride.d] = static_cast<std::uint16_t>(words[n / 2] >> n % 2 * 16);
-      }
-    }
+    mark_rows(call.redo, p, tile, own, bad);
+    store_rows<C::kSize>(p, call.out_vector, tile, own, o);
   }
 };
 
@@ -567,17 +394,14 @@ __global__ void __launch_bounds__(C::kThreads, 1) wgmma(const __grid_constant__ 
     registers_decrease<C::kLoadRegisters>();
     if constexpr (!C::kTma) load_by_threads<C>(call, listed, tiles, k, v);
     else if (threadIdx.x == 0) load_by_tma<C>(call, k, v);
-    else if (threadIdx.x >= 32) list_tiles<C>(call, listed, tiles);
+    else if (threadIdx.x >= 32)
+      list_tiles<C>(call, listed, [&](int i, const Place& place) {
+        tiles[i % kTiles].fill(call.p, place, threadIdx.x - 32, C::kListers);
+      });
   } else {
     registers_increase<C::kMathRegisters>();
     attend<C>(call, listed, tiles, k, v, q, threadIdx.x / 128 - 1);
   }
-}
-
-bool is_vector(const void* data, const Strides& s, std::int64_t size) {
-  const std::int64_t each = 16 / size;
-  return s.d == 1 && reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && s.b % each == 0 && s.h % each == 0 &&
-         s.s % each == 0;
 }
 
 // K or V for TMA in boxes of `keys` rows of 64 columns. False: the driver does not take it.
@@ -613,20 +437,7 @@ bool make_map(CUtensorMap& map, const AttentionParams& p, const void* data, cons
 
 template <class C>
 void launch(Call& call, cudaStream_t stream) {
-  const AttentionParams& p = call.p;
-  call.heads = static_cast<int>(C::Tiles::heads(p)), call.tiles = static_cast<int>(C::Tiles::tiles(p));
-  // Causal: tiles of one length of many heads one after another, of as many as have their K and V in L2.
-  constexpr std::int64_t kCached = 64 << 20;
-  const std::int64_t head_bytes = (p.total_k >= 0 ? p.total_k : p.sk) * 2 * (p.d + p.dv);
-  const bool uneven = p.score.right != kOpen || p.total_q >= 0;
-  call.section =
-      uneven
-          ? static_cast<int>(std::clamp<std::int64_t>(kCached / std::max<std::int64_t>(head_bytes, 1), 1, call.heads))
-          : 1;
-  int device = 0, blocks = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, device);
-  blocks = static_cast<int>(std::min<std::int64_t>(blocks, std::int64_t{call.heads} * call.tiles));
+  const int blocks = plan_grid<C>(call, 2 * (call.p.d + call.p.dv));
   cudaFuncSetAttribute(wgmma<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes);
   wgmma<C><<<blocks, C::kThreads, C::kSharedBytes, stream>>>(call);
 }

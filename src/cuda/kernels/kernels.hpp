@@ -25,6 +25,13 @@ bool wgmma_can_tma(const AttentionParams& params);
 std::size_t wgmma_workspace(const AttentionParams& params);  // bytes, at a multiple of 8
 void attention_wgmma(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
 
+// attention_wgmma_f32: q, k and v in fp32 on the same, heads of at most 128: three products of fp16 planes. Rows that
+// those do not carry as exactly as fp32 are done again by attention_simt.
+inline constexpr std::int64_t kWgmmaF32MaxSize = 128;
+bool wgmma_f32_takes(const AttentionParams& params);
+std::size_t wgmma_f32_workspace(const AttentionParams& params);  // bytes, at a multiple of 64
+void attention_wgmma_f32(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
+
 // attention_naive: scores, softmax and values one after another, with the S x S matrix in `scores`.
 std::int64_t naive_rows(const AttentionParams& params);
 void attention_naive(const AttentionParams& params, float* scores, cudaStream_t stream);

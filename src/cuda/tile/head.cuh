@@ -72,6 +72,29 @@ __device__ inline std::int64_t row_at(const Strides& s, const Head& head, const 
   return head.b * s.b + row.q_head * s.h + (head.q_first + row.token) * s.s;
 }
 
+// Pieces of kSize rows of ragged sequences that lie one after another, numbered so that each begins with its sequence's
+// row 0. No sequence knows the lengths of all others: there are more numbers than pieces, total / kSize + b of them.
+template <int kSize>
+struct Pieces {
+  const Integers& begin;  // [b + 1]
+  std::int64_t b, total;  // rows in all
+  std::int64_t each = 1;  // so many of this piece's rows to one of `begin`
+
+  // The first of sequence i: at most first(i + 1) - (those that i needs).
+  __device__ std::int64_t first(std::int64_t i) const {
+    return i == 0 ? 0 : clamp(load(begin, i), 0, total) * each / kSize + i;
+  }
+  // The sequence that has a number.
+  __device__ std::int64_t sequence(std::int64_t number) const {
+    std::int64_t low = 0, high = b;
+    while (high - low > 1) {
+      const std::int64_t middle = (low + high) / 2;
+      (first(middle) <= number ? low : high) = middle;
+    }
+    return low;
+  }
+};
+
 // A call's query rows in tiles of kRows rows of one kv head of one sequence. Tiles are numbered head by head, dense
 // sequences counting as heads of their own.
 template <int kRows>
@@ -86,27 +109,55 @@ struct Tiling {
     return p.total_q >= 0 ? p.total_q * p.group / kRows + p.b : ceil_div(p.sq * p.group, kRows);
   }
 
-  // The first of sequence b, of the tiles of one head: at most first(b + 1) - (those that b needs).
-  __device__ static std::int64_t first(const AttentionParams& p, std::int64_t b) {
-    return b == 0 ? 0 : clamp(load(p.q_begin, b), 0, p.total_q) * p.group / kRows + b;
-  }
+  __device__ static Pieces<kRows> ragged(const AttentionParams& p) { return {p.q_begin, p.b, p.total_q, p.group}; }
   // `tile` of those of one head.
   __device__ static Tile find(const AttentionParams& p, int head, int tile) {
     if (p.total_q < 0) {
       const auto hk = static_cast<int>(p.hk);
       return {head / hk, head % hk, std::int64_t{tile} * kRows};
     }
-    std::int64_t low = 0, high = p.b;
-    while (high - low > 1) {
-      const std::int64_t middle = (low + high) / 2;
-      (first(p, middle) <= tile ? low : high) = middle;
-    }
-    return {low, head, (tile - first(p, low)) * kRows};
+    const std::int64_t b = ragged(p).sequence(tile);
+    return {b, head, (tile - ragged(p).first(b)) * kRows};
   }
   // A tile's number, from what find() says of it.
   __device__ static std::int64_t number(const AttentionParams& p, std::int64_t b, std::int64_t hk, std::int64_t row) {
     if (p.total_q < 0) return (b * p.hk + hk) * tiles(p) + row / kRows;
-    return hk * tiles(p) + first(p, b) + row / kRows;
+    return hk * tiles(p) + ragged(p).first(b) + row / kRows;
+  }
+};
+
+// Keys likewise in blocks of kKeys, cut at multiples of kKeys from key 0 of a sequence and numbered from the first
+// block that has keys: every sequence has at least one.
+template <int kKeys>
+struct Blocking {
+  struct Block {
+    std::int64_t b, hk, key;  // its first
+  };
+
+  __host__ __device__ static std::int64_t heads(const AttentionParams& p) { return p.total_k >= 0 ? p.hk : p.b * p.hk; }
+  // Of one head. A ring may begin and end within a block.
+  __host__ __device__ static std::int64_t blocks(const AttentionParams& p) {
+    if (p.total_k >= 0) return p.total_k / kKeys + p.b;
+    const std::int64_t most = ceil_div(p.sk, kKeys) + (p.ring ? 1 : 0);
+    return most > 1 ? most : 1;
+  }
+
+  __device__ static Pieces<kKeys> ragged(const AttentionParams& p) { return {p.k_begin, p.b, p.total_k}; }
+  // The first key of a sequence's first block.
+  __device__ static std::int64_t origin(const Head& head) { return head.low / kKeys * kKeys; }
+  // `block` of those of all heads.
+  __device__ static Block find(const AttentionParams& p, std::int64_t block) {
+    const std::int64_t head = block / blocks(p), in_head = block % blocks(p);
+    const std::int64_t b = p.total_k >= 0 ? ragged(p).sequence(in_head) : head / p.hk;
+    const std::int64_t first = p.total_k >= 0 ? ragged(p).first(b) : 0, hk = p.total_k >= 0 ? head : head % p.hk;
+    return {b, hk, (in_head - first) * kKeys + origin(Head(p, b, hk))};
+  }
+  // The number of the block that begins with `key`.
+  __device__ static std::int64_t number(const Head& head, std::int64_t key) {
+    const AttentionParams& p = head.p;
+    const std::int64_t in_sequence = (key - origin(head)) / kKeys;
+    if (p.total_k < 0) return (head.b * p.hk + head.hk) * blocks(p) + in_sequence;
+    return head.hk * blocks(p) + ragged(p).first(head.b) + in_sequence;
   }
 };
 

@@ -72,6 +72,16 @@ __device__ inline void tma_load(std::uint32_t to, const CUtensorMap* map, int c0
       : "memory");
 }
 
+// `bytes`, a multiple of 16, as they lie; kept in L2 rather than other data, or not.
+__device__ inline void bulk_load(std::uint32_t to, const void* from, int bytes, std::uint32_t barrier, bool keep) {
+  constexpr std::uint64_t kEvictFirst = 0x12F0000000000000u, kEvictLast = 0x14F0000000000000u;
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+          "r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "l"(keep ? kEvictLast : kEvictFirst)
+      : "memory");
+}
+
 // `bytes` of 16 to shared memory, and zeros for the rest, which is not read; both addresses are multiples of 16.
 __device__ inline void copy16(std::uint32_t to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
@@ -117,6 +127,11 @@ template <int kCount>
 __device__ __forceinline__ void pin(float (&d)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+template <int kCount>
+__device__ __forceinline__ void pin(std::uint32_t (&d)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(d[i])::"memory");
 }
 
 // Of a matrix in shared memory, in panels of rows of 128 bytes with the 128-byte swizzle: the 16-byte chunk c of row r

@@ -1,0 +1,601 @@
+// Attention of fp32 on Hopper's 16-bit tensor cores, as exact as fp32: every operand is the sum of two planes of fp16,
+// hi + lo with 22 bits, and of the four products of planes the three that count are done. Numbers are scaled by powers
+// of two beforehand, so that the range of fp16 is none, and every block's P V starts from zero and is added to O in
+// fp32: tensor cores round sums towards zero, which adds up over long ones.
+//
+// A first kernel writes the planes of Q, K and V as shared memory is to hold them; in the second, which has the
+// schedule of attention_wgmma, one thread loads them by bulk copies. A step issues P V of the block before and Q K^T
+// of this one; the two other warpgroups take turns at that, so that one's softmax runs beside the other's products.
+//
+// What 22 bits and powers of two do not carry is noted row by row, and attention_simt does those rows again.
+#include <cuda_runtime.h>
+
+#include <cmath>
+
+#include "cuda/kernels/kernels.hpp"
+#include "cuda/tile/rows.cuh"
+#include "cuda/tile/schedule.cuh"
+
+namespace rapt::cuda {
+namespace {
+
+constexpr int kStages = 2;            // blocks of K and of V at a time
+constexpr int kPrepareThreads = 256;  // of the first kernel
+
+// Operands are scaled so that the largest number is in [2^kTop, 2^(kTop + 1)), and weights up to 2^kShift.
+constexpr int kTop = 14, kShift = 15;
+// Then lo has errors of up to 2^-25, which only numbers below 2^-3 notice.
+constexpr float kLoError = 0x1p-25f;
+
+// Rows are done again if:
+constexpr float kHugeScore = 0x1p8f;      // a score that counts is this large, in log2 units: fp32 has two more bits
+constexpr float kCoarseScore = 0x1p-15f;  // scales of a row of Q and of K have this product: see Rows::store()
+constexpr int kMostExponent = 100;        // a row of Q or K has its maximum past 2^100 or below 2^-100
+constexpr int kSpan = 16;  // rows or columns of a block of V are this many powers of two apart in their maxima
+
+// The kernels for head sizes up to kSize.
+template <int kSize_, bool kTerms_>
+struct Config {
+  static constexpr int kSize = kSize_;
+  static constexpr bool kTerms = kTerms_;  // scores need more than a scale
+  static constexpr int kGroups = 2, kThreads = 128 * (kGroups + 1);
+  static constexpr int kLoadRegisters = 56, kMathRegisters = 224;
+  static constexpr int kListers = 96;  // threads that put tiles into shared memory
+  static constexpr int kRows = kGroupRows * kGroups, kKeys = kSize == 64 ? 128 : 64;
+  static constexpr int kGroupBytes = 2 * kGroupRows * kSize * 2;  // both planes of a warpgroup's rows of Q
+  static constexpr int kBlockBytes = 2 * kKeys * kSize * 2;
+  static constexpr int kScales = kKeys + 4;  // of a block: of the rows of K, of V, and three for 16 bytes
+  static constexpr int kSharedBytes = kGroups * kGroupBytes + 2 * kStages * kBlockBytes + kStages * kScales * 4 + 1024;
+  using Tiles = Tiling<kRows>;
+  using Blocks = Blocking<kKeys>;
+};
+
+struct Call : Grid {
+  // Planes, for 64 rows of Q and for each block one after the other, in panels of 64 columns as matrix_descriptor()
+  // has them; the rows of Q in the order of tiles, sequences' blocks in that of Blocking.
+  std::uint8_t *q, *k, *v;
+  float *q_scale, *scales;  // to multiply products by, of rows of Q and as C::kScales has them
+  float scale;              // of scores; Q takes the sign
+  bool late;                // it counts after the terms, of which only a mask is there: it is -inf either way
+  bool q_vector, k_vector, v_vector, out_vector;  // 16 bytes at a time
+  std::uint16_t* redo;                            // of 16 rows each: a bit for each that attention_simt must do
+};
+
+// What brings the largest of some numbers, given by its bits, into the range of fp16, and back.
+struct Scale {
+  float there, back;
+};
+__device__ float power(int exponent) {
+  return __int_as_float((exponent + 127) << 23);
+}
+__device__ float not_a_number() {
+  return __int_as_float(0x7fffffff);
+}
+// Of a row of Q or K. NaN and Inf make all its scores NaN, as do numbers out of range.
+__device__ Scale scale_of_row(unsigned largest, float of_zeros) {
+  const int exponent = static_cast<int>(largest >> 23) - 127;
+  if (largest == 0) return {1, of_zeros};
+  if (exponent < -kMostExponent || exponent > kMostExponent) return {1, not_a_number()};
+  return {power(kTop - exponent), power(exponent - kTop)};
+}
+// Of a block of V; takes the scale of weights back, too.
+__device__ Scale scale_of_values(unsigned largest) {
+  const int exponent = static_cast<int>(largest >> 23) - 127;
+  if (largest == 0) return {1, 0};
+  if (exponent == 128) return {1, not_a_number()};
+  const int kept = max(exponent, kTop - kMostExponent);
+  return {power(kTop - kept), power(kept - kTop - kShift)};
+}
+
+// hi and lo of two numbers.
+__device__ __forceinline__ void split(float a, float b, std::uint32_t& hi, std::uint32_t& lo) {
+  hi = pack<__half>(a, b);
+  const float2 back = __half22float2(reinterpret_cast<const __half2&>(hi));
+  lo = pack<__half>(a - back.x, b - back.y);
+}
+
+// The planes of kKeys rows of Q or of a block of K or V by a thread block: first Q's, then K's, then V's.
+template <class C>
+__global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant__ Call call) {
+  constexpr int kLanes = C::kSize / 4;  // that have a row, four columns each
+  constexpr int kStep = kPrepareThreads / kLanes, kEach = C::kKeys / kStep, kParts = C::kRows / C::kKeys;
+  __shared__ std::int64_t places[C::kKeys];  // where rows begin; negative: they are 0
+  __shared__ unsigned columns[C::kSize], most, least;
+  const AttentionParams& p = call.p;
+  const unsigned q_units = static_cast<unsigned>(call.heads) * call.tiles * kParts;
+  const auto blocks = static_cast<unsigned>(C::Blocks::heads(p) * C::Blocks::blocks(p));
+  const bool is_q = blockIdx.x < q_units, is_v = !is_q && blockIdx.x - q_units >= blocks;
+  const unsigned unit = blockIdx.x - (is_q ? 0 : is_v ? q_units + blocks : q_units);
+  const int thread = threadIdx.x;
+
+  if (is_q) {
+    const unsigned tile = unit / kParts, tiles = call.tiles;
+    const auto found = C::Tiles::find(p, static_cast<int>(tile / tiles), static_cast<int>(tile % tiles));
+    const Head head(p, found.b, found.hk);
+    const std::int64_t rows = head.len_q * p.group, r = found.row + unit % kParts * C::kKeys + thread;
+    if (found.row >= rows) return;
+    if (thread < C::kKeys) places[thread] = r < rows ? row_at(p.q_stride, head, row_of(head, static_cast<int>(r))) : -1;
+  } else {
+    const auto found = C::Blocks::find(p, unit);
+    const Head head(p, found.b, found.hk);
+    // Only keys that some row sees. Tiles that see none multiply zeros with the first block.
+    const std::int64_t last = min(head.len_q, p.term_rows) - 1;
+    const std::int64_t begin = Row(head, 0, 0).first, end = last < 0 ? 0 : Row(head, last, 0).last;
+    if (found.key != C::Blocks::origin(head) && (found.key >= end || found.key + C::kKeys <= begin)) return;
+    const std::int64_t j = found.key + thread;
+    if (thread < C::kKeys) places[thread] = j >= begin && j < end ? head.key_at(is_v ? p.v_stride : p.k_stride, j) : -1;
+  }
+  if (thread < C::kSize) columns[thread] = 0;
+  if (thread == 0) most = 0, least = ~0u;
+  __syncthreads();
+
+  // Numbers are compared by their bits without the sign; those of NaN are the largest.
+  const auto bits = [](float x) { return __float_as_uint(x) & 0x7fffffffu; };
+  const void* from = is_q ? p.q : is_v ? p.v : p.k;
+  const std::int64_t step = is_q ? p.q_stride.d : is_v ? p.v_stride.d : p.k_stride.d;
+  const bool vector = is_q ? call.q_vector : is_v ? call.v_vector : call.k_vector;
+  const float sign = is_q && p.score.scale_log2 < 0 ? -1 : 1;
+  const int row = thread / kLanes, column = thread % kLanes * 4;
+  const int there = static_cast<int>(is_v ? p.dv : p.d) - column;
+  float4 x[kEach];
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const std::int64_t at = places[row + i * kStep];
+    if (vector && there >= 4 && at >= 0)
+      x[i] = __ldcs(reinterpret_cast<const float4*>(static_cast<const float*>(from) + at + column));
+    else x[i] = load4(from, DType::f32, at + column * step, step, at < 0 ? 0 : there);
+  }
+  unsigned largest[kEach];  // of a row
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    largest[i] = max(max(bits(x[i].x), bits(x[i].y)), max(bits(x[i].z), bits(x[i].w)));
+#pragma unroll
+    for (int lane = 1; lane < kLanes; lane *= 2) largest[i] = max(largest[i], __shfl_xor_sync(~0u, largest[i], lane));
+  }
+  if (is_v) {  // one scale, if it does for all rows and columns
+    unsigned of_column[4] = {};
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const float four[4] = {x[i].x, x[i].y, x[i].z, x[i].w};
+#pragma unroll
+      for (int n = 0; n < 4; ++n) of_column[n] = max(of_column[n], bits(four[n]));
+      if (column == 0) {
+        atomicMax(&most, largest[i]);
+        if (largest[i] > 0) atomicMin(&least, largest[i]);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < 4; ++n) atomicMax(&columns[column + n], of_column[n]);
+    __syncthreads();
+    if (thread < C::kSize && columns[thread] > 0) atomicMin(&least, columns[thread]);
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) largest[i] = most;
+  }
+
+  const int rows = is_q ? kGroupRows : C::kKeys, plane = rows * C::kSize * 2;  // of an image
+  bool lost = false;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const int r = row + i * kStep;
+    const Scale scale = is_v ? scale_of_values(largest[i]) : scale_of_row(largest[i], is_q ? 0x1p-100f : 0.f);
+    const float by = scale.there * sign;
+    uint2 hi, lo;
+    split(x[i].x * by, x[i].y * by, hi.x, lo.x);
+    split(x[i].z * by, x[i].w * by, hi.y, lo.y);
+    const auto gone = [](float x, std::uint32_t hi, std::uint32_t lo, std::uint32_t half) {
+      return x != 0 && ((hi | lo) & half) == 0;
+    };
+    lost |= gone(x[i].x, hi.x, lo.x, 0x7fff) || gone(x[i].y, hi.x, lo.x, 0x7fff0000) ||
+            gone(x[i].z, hi.y, lo.y, 0x7fff) || gone(x[i].w, hi.y, lo.y, 0x7fff0000);
+    const int in_image = r % rows, chunk = column / 8 % 8;
+    std::uint8_t* const image = is_q ? call.q + (std::int64_t{unit} * C::kKeys + r - in_image) * (4 * C::kSize)
+                                     : (is_v ? call.v : call.k) + std::int64_t{unit} * C::kBlockBytes;
+    std::uint8_t* const to =
+        image + column / 64 * (rows * 128) + in_image * 128 + (chunk ^ in_image % 8) * 16 + column % 8 * 2;
+    *reinterpret_cast<uint2*>(to) = hi;
+    *reinterpret_cast<uint2*>(to + plane) = lo;
+    if (column == 0 && is_q) call.q_scale[std::int64_t{unit} * C::kKeys + r] = scale.back;
+    if (column == 0 && !is_q && !is_v) call.scales[std::int64_t{unit} * C::kScales + r] = scale.back;
+  }
+  if (is_v) {
+    lost = __syncthreads_or(lost);
+    const bool apart = most > 0 && (most >> 23) - (least >> 23) >= kSpan;
+    const float back = lost || apart ? not_a_number() : scale_of_values(most).back;
+    if (thread == 0)
+      *reinterpret_cast<float4*>(call.scales + std::int64_t{unit} * C::kScales + C::kKeys) = make_float4(back, 0, 0, 0);
+  }
+}
+
+using Stages = Ring<kStages>;
+using Own = Ring<1>;  // a warpgroup's Q
+
+// A tile with what this kernel needs besides.
+template <class C>
+struct ScaledTile : Tile<C> {
+  float factor[C::kRows];  // of scores
+
+  __device__ void fill(const Call& call, const Place& place, int thread, int threads) {
+    Tile<C>::fill(call.p, place, thread, threads);
+    if (place.blocks == 0) return;
+    const std::int64_t first = C::Tiles::number(call.p, place.b, place.hk, place.row) * C::kRows;
+    for (int i = thread; i < C::kRows; i += threads) factor[i] = call.q_scale[first + i] * call.scale;
+  }
+};
+
+// Q, K and V to shared memory: one thread.
+template <class C>
+__device__ void load(const Call& call, const Own (&q)[C::kGroups], const Stages& k, const Stages& v,
+                     std::uint32_t scales) {
+  Schedule<C> schedule{call};
+  Place tile;
+  for (int t = 0, n = 0; schedule.next(tile); ++t) {
+    const Head head(call.p, tile.b, tile.hk);
+    const std::int64_t group = C::Tiles::number(call.p, tile.b, tile.hk, tile.row) * C::kGroups;
+    const std::int64_t first = C::Blocks::number(head, tile.end > tile.begin ? tile.key : C::Blocks::origin(head));
+    for (int block = tile.blocks - 1; block >= 0; --block, ++n) {
+      k.wait_empty(n);
+      barrier_arrive_expecting(k.full(n), C::kBlockBytes + C::kScales * 4);
+      bulk_load(scales + n % kStages * (C::kScales * 4), call.scales + (first + block) * C::kScales, C::kScales * 4,
+                k.full(n), true);
+      bulk_load(k.place(n), call.k + (first + block) * C::kBlockBytes, C::kBlockBytes, k.full(n), true);
+      for (int i = 0; i < C::kGroups && block == tile.blocks - 1; ++i) {
+        q[i].wait_empty(t);
+        barrier_arrive_expecting(q[i].full(t), C::kGroupBytes);
+        bulk_load(q[i].place(t), call.q + (group + i) * C::kGroupBytes, C::kGroupBytes, q[i].full(t), false);
+      }
+      v.wait_empty(n);
+      barrier_arrive_expecting(v.full(n), C::kBlockBytes);
+      bulk_load(v.place(n), call.v + (first + block) * C::kBlockBytes, C::kBlockBytes, v.full(n), true);
+    }
+  }
+}
+
+// A math warpgroup's state.
+template <class C>
+struct Rows {
+  static constexpr int kScores = C::kKeys / 2, kOut = C::kSize / 2;
+
+  const Call& call;
+  const int lane, own, column;  // own: first row of the warp
+  float o[kOut];
+  std::uint32_t hi[kScores / 2] = {}, lo[kScores / 2] = {};  // weights of the block before the one in s, as operand A
+  float value_scale = 0;                                     // of that block
+  float m[2], l[2], scale[2];  // maximum and sum, the latter of the lane's columns; what the maximum's move makes of O
+  float factor[2];             // of scores
+  // Largest of what was seen: scales of rows of K, by the lane; scores before terms, likewise; scales of blocks of V.
+  float key_scale[2], raw[2], top_value_scale[2];
+
+  __device__ Rows(const Call& call)
+      : call(call), lane(threadIdx.x % 32), own(threadIdx.x / 32 * 16 - kGroupRows), column(lane % 4 * 2) {}
+
+  __device__ void begin(const ScaledTile<C>& tile) {
+#pragma unroll
+    for (int i = 0; i < kOut; ++i) o[i] = 0;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int at = own + lane / 4 + 8 * h;
+      m[h] = tile.of_row[at].sink;
+      l[h] = lane % 4 == 0 && m[h] != -infinity() ? exp2f(kShift) : 0.f;
+      factor[h] = tile.factor[at];
+      key_scale[h] = raw[h] = top_value_scale[h] = 0;
+    }
+  }
+
+  // From products of keys [key, ...), counted like `first`, to scores but for `factor`. `scales` are the block's.
+  __device__ void finish_scores(float (&s)[kScores], const ScaledTile<C>& tile, int key, const float* scales) {
+    const auto keys = [&](int j) { return *reinterpret_cast<const float2*>(scales + j + column); };
+    int from[2], to[2];  // the columns that rows see, as if the lane's first were 0
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const auto& row = tile.of_row[own + lane / 4 + 8 * h];
+      from[h] = row.first - key - column, to[h] = row.last - key - column;
+    }
+    if constexpr (C::kTerms) {
+      // Registers have no index: each time the first four are done, and all move up.
+#pragma unroll 1
+      for (int j = 0; j < C::kKeys; j += 8) {
+        const float2 of_key = keys(j);
+        float four[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int at = j + i % 2, h = i / 2;
+          const float by = i % 2 ? of_key.y : of_key.x, x = s[i] * by * (call.late ? 1.f : factor[h]);
+          const auto& row = tile.of_row[own + lane / 4 + 8 * h];
+          four[i] = at < from[h] || at >= to[h] ? -infinity()
+                                                : finish_score(call.p.score, tile.b, row.q_head, row.token, tile.offset,
+                                                               tile.key + key + column + at, x);
+          if (four[i] == -infinity()) continue;
+          key_scale[h] = fmaxf(key_scale[h], by);
+          if (!call.late) raw[h] = fmaxf(raw[h], fabsf(x));
+        }
+#pragma unroll
+        for (int i = 0; i < kScores; ++i) s[i] = i + 4 < kScores ? s[i + 4] : four[i + 4 - kScores];
+      }
+    } else if (max(from[0], from[1]) > -column || min(to[0], to[1]) < C::kKeys - column) {
+#pragma unroll
+      for (int j = 0; j < C::kKeys; j += 8) {
+        const float2 of_key = keys(j);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int at = j + i % 2, h = i / 2;
+          const bool hidden = at < from[h] || at >= to[h];
+          const float by = i % 2 ? of_key.y : of_key.x;
+          s[j / 2 + i] = hidden ? -infinity() : s[j / 2 + i] * by;
+          key_scale[h] = fmaxf(key_scale[h], hidden ? 0.f : by);
+        }
+      }
+    } else {
+      float most = 0;
+#pragma unroll
+      for (int j = 0; j < C::kKeys; j += 8) {
+        const float2 of_key = keys(j);
+        most = fmaxf(most, fmaxf(of_key.x, of_key.y));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) s[j / 2 + i] *= i % 2 ? of_key.y : of_key.x;
+      }
+#pragma unroll
+      for (int h = 0; h < 2; ++h) key_scale[h] = fmaxf(key_scale[h], most);
+    }
+    value_scale = scales[C::kKeys];
+  }
+
+  // To weights.
+  __device__ void softmax(float (&s)[kScores]) {
+    float by[2], minus[2], sum[2] = {};
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float top = -infinity();
+#pragma unroll
+      for (int i = 2 * h; i < kScores; i += 4) top = fmaxf(top, fmaxf(s[i], s[i + 1]));
+      by[h] = C::kTerms && !call.late ? 1.f : factor[h];
+      top = over_row(top, [](float a, float b) { return fmaxf(a, b); }) * by[h];
+      if (top != -infinity()) top_value_scale[h] = fmaxf(top_value_scale[h], value_scale);
+      const float before = m[h];
+      if (top > before) m[h] = top;
+      minus[h] = kShift - reference(m[h]);
+      scale[h] = exp2_approx(before - reference(m[h]));
+    }
+    pin(s);
+#pragma unroll
+    for (int i = 0; i < kScores; i += 2) {
+      const int h = i / 2 % 2;
+      const float a = exp2_approx(fmaf(s[i], by[h], minus[h])), b = exp2_approx(fmaf(s[i + 1], by[h], minus[h]));
+      sum[h] += a + b;
+      split(a, b, hi[i / 2], lo[i / 2]);
+    }
+    pin(hi);  // or the compiler moves the exponentials to the products that need them
+    pin(lo);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) l[h] = fmaf(l[h], scale[h], sum[h]);
+  }
+
+  __device__ void add(const float (&pv)[kOut]) {
+#pragma unroll
+    for (int i = 0; i < kOut; ++i) o[i] = fmaf(o[i], scale[i / 2 % 2], pv[i] * value_scale);
+  }
+
+  // Results of the tile.
+  __device__ void store(const ScaledTile<C>& tile) {
+    const AttentionParams& p = call.p;
+    const auto most = [](float a, float b) { return fmaxf(a, b); };
+    bool bad[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const auto& row = tile.of_row[own + lane / 4 + 8 * h];
+      l[h] = over_row(l[h], [](float a, float b) { return a + b; });
+      if (row.lse >= 0 && lane % 4 == 0)
+        p.lse[row.lse] = l[h] == 0 ? -infinity() : (m[h] - kShift + log2f(l[h])) * kLn2;
+      const float inverse = l[h] == 0 ? 0.f : exp2f(kShift) / l[h];
+      float nothing = l[h] * 0, smallest = infinity(), largest = 0;  // nothing: or NaN
+#pragma unroll
+      for (int i = 0; i < kOut; ++i) {
+        if (i / 2 % 2 != h) continue;
+        o[i] *= inverse;
+        nothing = fmaf(o[i], 0, nothing);
+        largest = fmaxf(largest, fabsf(o[i]));
+        if (o[i] != 0) smallest = fminf(smallest, fabsf(o[i]));
+      }
+      // Numbers of V below 2^-3 of their scaled block have lost digits. Sums of many have others beside them; what is
+      // mostly one key's is told by its size, and so are rows that are all small.
+      const float coarse = top_value_scale[h] * exp2f(kShift) * (kLoError * 0x1p21f);
+      const bool small = over_row(largest, most) < coarse || (l[h] < exp2f(kShift + 2) && smallest < coarse);
+      // Likewise those of Q and K, 2^-25 off beside up to 2^15: the score by less than the product of both scales
+      // times 2^-6, whatever else is in it.
+      const bool carried = fabsf(m[h]) < kHugeScore && raw[h] < kHugeScore && key_scale[h] * factor[h] <= kCoarseScore;
+      bad[h] = row.out >= 0 && !(nothing == 0 && !small && (m[h] == -infinity() || carried));
+    }
+    mark_rows(call.redo, p, tile, own, bad);
+    store_rows<C::kSize>(p, call.out_vector, tile, own, o);
+  }
+};
+
+// A math warpgroup.
+template <class C>
+__device__ void attend(const Call& call, const Listed& listed, const ScaledTile<C>* tiles, const Own& q,
+                       const Stages& k, const Stages& v, const float* scales, int group) {
+  constexpr int kSteps = C::kSize / 16, kLow = kGroupRows * C::kSize / 8;  // of descriptors, from hi of Q to lo
+  constexpr int kBlockLow = C::kKeys * C::kSize / 8;
+  Rows<C> rows(call);
+  float s[Rows<C>::kScores] = {}, pv[Rows<C>::kOut] = {};
+  listed.wait_full(0);
+  bool more = tiles[0].blocks > 0;
+  if (!more) return;
+
+  // Turns at issuing products: barrier 1 + group opens a warpgroup's.
+  if (group == C::kGroups - 1) named_arrive(1, 256);
+  const std::uint64_t q_matrix = matrix_descriptor(q.place(0));
+  int t = 0;               // tiles so far
+  int block = 0;           // of the tile, whose scores these are
+  bool starts = true;      // it is its tile's first, or there is no more; O is complete once the weights are used
+  for (int n = 0;; ++n) {  // K and V blocks so far; V's are one behind
+    if (more && starts) q.wait_full(t);
+    if (more || !starts) k.wait_full(n);
+    if (n > 0) v.wait_full(n - 1);
+
+    // P V of the block before, then S = Q K^T of this one. The first and the last time one of them is for nothing.
+    named_sync(1 + group, 256);
+    const std::uint64_t k_matrix = matrix_descriptor(k.place(n));
+    const std::uint64_t v_matrix = matrix_descriptor(v.place(n + kStages - 1), C::kKeys * 128);
+    pin(s);
+    pin(pv);
+    wgmma_fence();
+#pragma unroll
+    for (int product = 0; product < 3; ++product)  // small ones first
+#pragma unroll
+      for (int i = 0; i < C::kKeys / 16; ++i)
+        wgmma_ab<__half>(pv, (product == 1 ? rows.lo : rows.hi) + 4 * i,
+                         v_matrix + i * 128 + (product == 0 ? kBlockLow : 0), product + i > 0);
+    wgmma_commit();
+#pragma unroll
+    for (int product = 0; product < 3; ++product)
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i)
+        wgmma_abt<__half>(s, q_matrix + i / 4 * (kGroupRows * 8) + i % 4 * 2 + (product == 1 ? kLow : 0),
+                          k_matrix + i / 4 * (C::kKeys * 8) + i % 4 * 2 + (product == 0 ? kBlockLow : 0),
+                          product + i > 0);
+    wgmma_commit();
+    wgmma_wait<1>();
+    pin(pv);
+    named_arrive(1 + (group + 1) % C::kGroups, 256);
+    if (n > 0) {
+      v.release(n - 1);
+      rows.add(pv);
+    }
+    wgmma_wait<0>();
+    pin(s);
+
+    if (starts) {
+      if (n > 0) {
+        rows.store(tiles[(t - 1) % kTiles]);
+        __syncwarp();
+        listed.release(t - 1);
+      }
+      if (!more) break;
+      rows.begin(tiles[t % kTiles]);
+      block = tiles[t % kTiles].blocks;
+    }
+    const ScaledTile<C>& tile = tiles[t % kTiles];
+    starts = --block == 0;
+    if (starts) q.release(t);
+    rows.finish_scores(s, tile, block * C::kKeys, scales + n % kStages * C::kScales);
+    fence_async_proxy();  // the scales were read by ordinary loads, and a bulk copy follows them
+    __syncwarp();
+    k.release(n);
+    rows.softmax(s);
+    if (starts) {
+      listed.wait_full(++t);
+      more = tiles[t % kTiles].blocks > 0;
+    }
+  }
+  if (group == 0) named_sync(1, 256);  // the last turn is nobody's
+}
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, 1) wgmma_f32(const __grid_constant__ Call call) {
+  extern __shared__ std::uint8_t shared[];
+  __shared__ std::uint64_t barriers[4 * kStages + 2 * C::kGroups + 2 * kTiles];
+  __shared__ ScaledTile<C> tiles[kTiles];
+  const std::uint32_t first = shared_address(barriers), start = shared_address(shared);
+  const std::uint32_t data = (start + 1023) / 1024 * 1024;  // the swizzle's unit
+  const Stages k{first, data + C::kGroups * C::kGroupBytes, C::kBlockBytes};
+  const Stages v{first + 16 * kStages, k.data + kStages * C::kBlockBytes, C::kBlockBytes};
+  const Listed listed{first + 32 * kStages};
+  const std::uint32_t own = listed.barriers + 16 * kTiles, scales = v.data + kStages * C::kBlockBytes;
+  const Own q[C::kGroups] = {{own, data}, {own + 16, data + C::kGroupBytes}};
+  if (threadIdx.x == 0) {
+    k.init(1, 4 * C::kGroups);
+    v.init(1, 4 * C::kGroups);
+    listed.init(C::kListers, 4 * C::kGroups);
+    for (const Own& of_group : q) of_group.init(1, 4);
+    fence_barrier_init();
+  }
+  __syncthreads();
+  if (threadIdx.x < 128) {
+    registers_decrease<C::kLoadRegisters>();
+    if (threadIdx.x == 0) load<C>(call, q, k, v, scales);
+    else if (threadIdx.x >= 32)
+      list_tiles<C>(call, listed, [&](int i, const Place& place) {
+        tiles[i % kTiles].fill(call, place, threadIdx.x - 32, C::kListers);
+      });
+  } else {
+    registers_increase<C::kMathRegisters>();
+    const int group = threadIdx.x / 128 - 1;
+    const Own mine{own + group * 16, data + group * C::kGroupBytes};
+    attend<C>(call, listed, tiles, mine, k, v, reinterpret_cast<const float*>(shared + (scales - start)), group);
+  }
+}
+
+// Where things lie in the workspace, and how much of it they take.
+template <class C>
+std::size_t lay_out(Call& call, std::byte* workspace) {
+  const AttentionParams& p = call.p;
+  const std::int64_t rows = C::Tiles::heads(p) * C::Tiles::tiles(p) * C::kRows;
+  const std::int64_t blocks = C::Blocks::heads(p) * C::Blocks::blocks(p);
+  std::size_t bytes = 0;
+  const auto place = [&](auto*& to, std::int64_t size) {
+    if (workspace) to = reinterpret_cast<std::remove_reference_t<decltype(to)>>(workspace + bytes);
+    bytes += static_cast<std::size_t>(size + 127) / 128 * 128;
+  };
+  place(call.q, rows * C::kSize * 4);
+  place(call.k, blocks * C::kBlockBytes);
+  place(call.v, blocks * C::kBlockBytes);
+  place(call.q_scale, rows * 4);
+  place(call.scales, blocks * C::kScales * 4);
+  place(call.redo, simt_tiles(p) * 8);
+  return bytes;
+}
+
+template <class C>
+void launch(Call& call, std::byte* workspace, cudaStream_t stream) {
+  const AttentionParams& p = call.p;
+  lay_out<C>(call, workspace);
+  const int processors = plan_grid<C>(call, 2 * 4 * C::kSize);
+  const std::int64_t units =
+      std::int64_t{call.heads} * call.tiles * (C::kRows / C::kKeys) + 2 * C::Blocks::heads(p) * C::Blocks::blocks(p);
+  prepare<C><<<static_cast<unsigned>(units), kPrepareThreads, 0, stream>>>(call);
+  cudaFuncSetAttribute(wgmma_f32<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes);
+  wgmma_f32<C><<<processors, C::kThreads, C::kSharedBytes, stream>>>(call);
+}
+
+template <int kSize>
+void launch(Call& call, std::byte* workspace, cudaStream_t stream) {
+  // Without a scale, masked scores would be -inf * 0.
+  if (has_terms(call.p.score) || call.scale == 0) launch<Config<kSize, true>>(call, workspace, stream);
+  else launch<Config<kSize, false>>(call, workspace, stream);
+}
+
+bool is_small(const AttentionParams& p) {
+  return std::max(p.d, p.dv) <= 64;
+}
+
+}  // namespace
+
+bool wgmma_f32_takes(const AttentionParams& p) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 28;  // of what is counted in 32 bits
+  return p.q_type == DType::f32 && p.kv_type == DType::f32 && std::max(p.d, p.dv) <= kWgmmaF32MaxSize &&
+         std::max(p.sk, p.total_k) < kMost && std::max(p.sq, p.total_q) < kMost / p.group && p.b < kMost &&
+         p.hk < kMost && simt_tiles(p) < kMost && Blocking<64>::heads(p) < kMost / Blocking<64>::blocks(p);
+}
+
+std::size_t wgmma_f32_workspace(const AttentionParams& p) {
+  Call call{};
+  call.p = p;
+  return is_small(p) ? lay_out<Config<64, false>>(call, nullptr) : lay_out<Config<128, false>>(call, nullptr);
+}
+
+void attention_wgmma_f32(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
+  if (simt_tiles(p) == 0) return;
+  Call call{};
+  call.p = p;
+  call.scale = std::fabs(p.score.scale_log2);
+  call.late = call.scale > 0 && p.score.softcap_log2 == 0 && !p.score.bias && !p.score.alibi;
+  call.q_vector = is_vector(p.q, p.q_stride, 4), call.k_vector = is_vector(p.k, p.k_stride, 4);
+  call.v_vector = is_vector(p.v, p.v_stride, 4);
+  call.out_vector = is_vector(p.out, p.out_stride, p.out_type == DType::f32 ? 4 : 2);
+  if (is_small(p)) launch<64>(call, workspace, stream);
+  else launch<128>(call, workspace, stream);
+  std::uint16_t* const redo = call.redo;
+  attention_simt(p, stream, reinterpret_cast<const std::uint64_t*>(redo));
+}
+
+}  // namespace rapt::cuda

@@ -1,0 +1,101 @@
+// Rows in a warpgroup's registers, as wgmma leaves them. Of the 64, warp w has rows 16 w and on, and lane i of it rows
+// i / 4 and i / 4 + 8: element 4 j + 2 h + b of a product is in the h-th of them and column 8 j + 2 (i % 4) + b.
+#pragma once
+
+#include "cuda/tile/head.cuh"
+#include "cuda/tile/ptx.cuh"
+
+namespace rapt::cuda {
+
+constexpr int kGroupRows = 64;  // of a warpgroup
+
+// Over the four lanes that share rows.
+template <class Combine>
+__device__ float over_row(float x, Combine combine) {
+  x = combine(x, __shfl_xor_sync(~0u, x, 1));
+  return combine(x, __shfl_xor_sync(~0u, x, 2));
+}
+
+// The 4 x 4 words of four neighbouring lanes: word j of lane i becomes word i of lane j.
+__device__ inline void transpose(std::uint32_t (&words)[4], int lane) {
+#pragma unroll
+  for (int bit = 1; bit < 4; bit *= 2)
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      if (n & bit) continue;
+      const bool upper = lane & bit;
+      const std::uint32_t got = __shfl_xor_sync(~0u, upper ? words[n] : words[n | bit], bit);
+      (upper ? words[n] : words[n | bit]) = got;
+    }
+}
+
+inline bool is_vector(const void* data, const Strides& s, std::int64_t size) {
+  const std::int64_t each = 16 / size;
+  return s.d == 1 && reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && s.b % each == 0 && s.h % each == 0 &&
+         s.s % each == 0;
+}
+
+// Notes the rows that attention_simt must do again: `bad` of the lane's two, of the warp that begins with row `own`.
+// `redo` has a bit for each row, 16 to an element.
+template <class Tile>
+__device__ void mark_rows(std::uint16_t* redo, const AttentionParams& p, const Tile& tile, int own,
+                          const bool (&bad)[2]) {
+  const int lane = threadIdx.x % 32;
+  // Four lanes have a row between them; lane i collects those of row i of the warp's 16.
+  const unsigned low = __ballot_sync(~0u, bad[0]), high = __ballot_sync(~0u, bad[1]);
+  const unsigned rows = __ballot_sync(~0u, lane < 16 && ((lane < 8 ? low : high) >> lane % 8 * 4 & 15) != 0);
+  const int group_row = tile.row + own / kGroupRows * kGroupRows;
+  if (lane == 0 && group_row < tile.rows)
+    redo[4 * Tiling<kGroupRows>::number(p, tile.b, tile.hk, group_row) + own / 16 % 4] =
+        static_cast<std::uint16_t>(rows);
+}
+
+// The lane's share of the warp's rows of the output; `vector`: 16 bytes at a time.
+template <int kSize, class Tile>
+__device__ void store_rows(const AttentionParams& p, bool vector, const Tile& tile, int own,
+                           const float (&o)[kSize / 2]) {
+  const int lane = threadIdx.x % 32, column = lane % 4 * 2;
+  const int dv = static_cast<int>(p.dv);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const std::int64_t out = tile.of_row[own + lane / 4 + 8 * h].out;
+    if (p.out_type == DType::f32) {
+#pragma unroll
+      for (int j = 0; j < kSize / 8; ++j) {
+        const int at = 8 * j + column;
+        float* to = static_cast<float*>(p.out) + out + at * p.out_stride.d;
+        if (out < 0 || at >= dv) continue;
+        if (vector && at + 1 < dv) {
+          *reinterpret_cast<float2*>(to) = make_float2(o[4 * j + 2 * h], o[4 * j + 2 * h + 1]);
+          continue;
+        }
+        to[0] = o[4 * j + 2 * h];
+        if (at + 1 < dv) to[p.out_stride.d] = o[4 * j + 2 * h + 1];
+      }
+      continue;
+    }
+    // 16-bit: lanes trade columns for eight in a row each.
+#pragma unroll
+    for (int j = 0; j < kSize / 8; j += 4) {
+      std::uint32_t words[4];
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        const float low = o[4 * (j + n) + 2 * h], high = o[4 * (j + n) + 2 * h + 1];
+        words[n] = p.out_type == DType::f16 ? pack<__half>(low, high) : pack<__nv_bfloat16>(low, high);
+      }
+      transpose(words, lane);
+      const int at = 8 * (j + lane % 4);
+      auto* to = static_cast<std::uint16_t*>(p.out) + out + at * p.out_stride.d;
+      if (out < 0) continue;
+      if (vector && at + 8 <= dv) {
+        *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
+        continue;
+      }
+#pragma unroll
+      for (int n = 0; n < 8; ++n)
+        if (at + n < dv) to[n * p.out_stride.d] = static_cast<std::uint16_t>(words[n / 2] >> n % 2 * 16);
+    }
+  }
+}
+
+}  // namespace rapt::cuda

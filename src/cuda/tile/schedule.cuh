@@ -1,0 +1,141 @@
+// A call's tiles of query rows: which thread block does which in what order, and what their rows need to know.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+#include "cuda/tile/pipeline.cuh"
+#include "cuda/tile/score.cuh"
+
+namespace rapt::cuda {
+
+constexpr int kTiles = 3;  // in shared memory: the one whose output is complete, the one at work and the next
+using Listed = Ring<kTiles>;
+
+// A call, and its tiles as Tiling numbers them.
+struct Grid {
+  AttentionParams p;
+  int heads, tiles;
+  int section;  // heads that are done together, for K and V to stay in L2
+};
+
+// Rows of one kv head, and the blocks of keys that any of them sees: at least one, even if they see none.
+struct Place {
+  int b, hk, row, rows;          // rows [row, rows), of which the tile has C::kRows
+  int blocks, there;             // there: of the keys that the last block has room for
+  std::int64_t key, begin, end;  // the first block's first key; the keys that any row sees
+};
+
+// Row r with divisions of 32 bits.
+__device__ inline Row row_of(const Head& head, int r) {
+  const unsigned group = static_cast<unsigned>(head.p.group), token = static_cast<unsigned>(r) / group;
+  return Row(head, token, head.hk * group + (static_cast<unsigned>(r) - token * group));
+}
+
+// The tiles of a thread block in order.
+template <class C>
+struct Schedule {
+  const Grid& grid;
+  unsigned round = 0;
+
+  // False: no more, and the tile has no blocks.
+  __device__ bool next(Place& tile) {
+    const AttentionParams& p = grid.p;
+    for (;; ++round) {
+      // The longest first, for causal: tiles from the last of their heads on; every other round backwards, which gives
+      // each thread block as much.
+      const unsigned i = round * gridDim.x + (round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+      const unsigned heads = grid.heads, tiles = grid.tiles, section = grid.section;
+      tile.blocks = 0;
+      if (round * gridDim.x >= heads * tiles) return false;
+      if (i >= heads * tiles) continue;
+      const unsigned first = i / (section * tiles) * section, in_section = i - first * tiles;
+      const unsigned here = min(section, heads - first), down = in_section / here;
+      const auto found =
+          C::Tiles::find(p, static_cast<int>(first + (in_section - down * here)), static_cast<int>(tiles - 1 - down));
+      const Head head(p, found.b, found.hk);
+      tile.b = static_cast<int>(found.b), tile.hk = static_cast<int>(found.hk);
+      tile.row = static_cast<int>(found.row), tile.rows = static_cast<int>(head.len_q * p.group);
+      if (tile.row >= tile.rows) continue;
+      // Neither end of what a row sees moves down from row to row, but rows past the mask's see nothing.
+      const Row top = row_of(head, tile.row), bottom = row_of(head, min(tile.row + C::kRows, tile.rows) - 1);
+      const std::int64_t token = min(bottom.token, p.term_rows - 1);
+      tile.begin = top.first, tile.end = token < top.token ? 0 : Row(head, token, 0).last;
+      const std::int64_t block = tile.begin / C::kKeys;
+      tile.key = block * C::kKeys;
+      tile.blocks = tile.end > tile.begin ? static_cast<int>(ceil_div(tile.end, C::kKeys) - block) : 1;
+      const std::int64_t left = head.high - tile.key - (tile.blocks - 1) * C::kKeys;
+      tile.there = static_cast<int>(clamp(left, 0, C::kKeys));
+      ++round;
+      return true;
+    }
+  }
+};
+
+// A tile with what its rows need, worked out once and in shared memory: registers are for what is hot.
+template <class C>
+struct Tile : Place {
+  struct {
+    std::int64_t q, out, lse;  // where it begins; negative: it does not exist
+    int token, q_head;
+    int first, last;  // the keys it sees, from `key` on
+    float sink;
+  } of_row[C::kRows];
+  std::int64_t offset;
+
+  // By `threads` threads.
+  __device__ void fill(const AttentionParams& p, const Place& place, int thread, int threads) {
+    if (thread == 0) static_cast<Place&>(*this) = place;
+    if (place.blocks == 0) return;
+    const Head head(p, place.b, place.hk);
+    if (thread == 0) offset = head.offset;
+    for (int i = thread; i < C::kRows; i += threads) {
+      const int r = place.row + i, end = r < place.rows ? place.blocks * C::kKeys : 0;
+      const Row at = row_of(head, min(r, place.rows - 1));
+      auto& row = of_row[i];
+      row.q = end ? row_at(p.q_stride, head, at) : -1;
+      row.out = end ? row_at(p.out_stride, head, at) : -1;
+      row.lse = end && p.lse ? row_at(p.lse_stride, head, at) : -1;
+      row.token = static_cast<int>(at.token), row.q_head = static_cast<int>(at.q_head);
+      row.first = static_cast<int>(clamp(at.first - place.key, 0, end));
+      row.last = static_cast<int>(clamp(at.last - place.key, 0, end));
+      row.sink = sink_of(head, at);
+    }
+  }
+};
+
+// Lists the schedule's tiles by `fill`, which puts the i-th into its place; by C::kListers threads.
+template <class C, class Fill>
+__device__ void list_tiles(const Grid& grid, const Listed& listed, Fill fill) {
+  Schedule<C> schedule{grid};
+  Place tile;
+  bool more = true;
+  for (int i = 0; more; ++i) {
+    more = schedule.next(tile);
+    listed.wait_empty(i);
+    fill(i, tile);
+    barrier_arrive(listed.full(i));
+  }
+}
+
+// Fills in all but `p`, for keys of so many bytes in K and V; how many thread blocks there are work and room for.
+template <class C>
+int plan_grid(Grid& grid, std::int64_t key_bytes) {
+  const AttentionParams& p = grid.p;
+  grid.heads = static_cast<int>(C::Tiles::heads(p)), grid.tiles = static_cast<int>(C::Tiles::tiles(p));
+  // Causal: tiles of one length of many heads one after another, of as many as have their K and V in L2.
+  constexpr std::int64_t kCached = 64 << 20;
+  const std::int64_t head_bytes = (p.total_k >= 0 ? p.total_k : p.sk) * key_bytes;
+  const bool uneven = p.score.right != kOpen || p.total_q >= 0;
+  grid.section =
+      uneven
+          ? static_cast<int>(std::clamp<std::int64_t>(kCached / std::max<std::int64_t>(head_bytes, 1), 1, grid.heads))
+          : 1;
+  int device = 0, processors = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  return static_cast<int>(std::min<std::int64_t>(processors, std::int64_t{grid.heads} * grid.tiles));
+}
+
+}  // namespace rapt::cuda
