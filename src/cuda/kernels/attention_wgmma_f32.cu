@@ -45,7 +45,8 @@ struct Config {
   static constexpr int kGroupBytes = 2 * kGroupRows * kSize * 2;  // both planes of a warpgroup's rows of Q
   static constexpr int kBlockBytes = 2 * kKeys * kSize * 2;
   static constexpr int kScales = kKeys + 4;  // of a block: of the rows of K, of V, and three for 16 bytes
-  static constexpr int kSharedBytes = kGroups * kGroupBytes + 2 * kStages * kBlockBytes + kStages * kScales * 4 + 1024;
+  static constexpr int kAllScales = kStages * kScales + kRows;  // of the stages, then of Q
+  static constexpr int kSharedBytes = kGroups * kGroupBytes + 2 * kStages * kBlockBytes + kAllScales * 4 + 1024;
   using Tiles = Tiling<kRows>;
   using Blocks = Blocking<kKeys>;
 };
@@ -211,41 +212,47 @@ using Own = Ring<1>;  // a warpgroup's Q
 
 // A tile with what this kernel needs besides.
 template <class C>
-struct ScaledTile : Tile<C> {
-  float factor[C::kRows];  // of scores
+struct NumberedTile : Tile<C> {
+  int number, first;  // the tile's and its first block's
 
-  __device__ void fill(const Call& call, const Place& place, int thread, int threads) {
-    Tile<C>::fill(call.p, place, thread, threads);
-    if (place.blocks == 0) return;
-    const std::int64_t first = C::Tiles::number(call.p, place.b, place.hk, place.row) * C::kRows;
-    for (int i = thread; i < C::kRows; i += threads) factor[i] = call.q_scale[first + i] * call.scale;
+  __device__ void fill(const AttentionParams& p, const Place& place, int thread) {
+    if (thread == 0 && place.blocks > 0) {
+      number = static_cast<int>(C::Tiles::number(p, place.b, place.hk, place.row));
+      const Head head(p, place.b, place.hk);
+      // Rows that see no key have a block all the same.
+      first = static_cast<int>(C::Blocks::number(head, place.end > place.begin ? place.key : C::Blocks::origin(head)));
+    }
+    Tile<C>::fill(p, place, thread, C::kListers);
   }
 };
 
 // Q, K and V to shared memory: one thread.
 template <class C>
-__device__ void load(const Call& call, const Own (&q)[C::kGroups], const Stages& k, const Stages& v,
-                     std::uint32_t scales) {
-  Schedule<C> schedule{call};
-  Place tile;
-  for (int t = 0, n = 0; schedule.next(tile); ++t) {
-    const Head head(call.p, tile.b, tile.hk);
-    const std::int64_t group = C::Tiles::number(call.p, tile.b, tile.hk, tile.row) * C::kGroups;
-    const std::int64_t first = C::Blocks::number(head, tile.end > tile.begin ? tile.key : C::Blocks::origin(head));
-    for (int block = tile.blocks - 1; block >= 0; --block, ++n) {
+__device__ void load(const Call& call, const Listed& listed, const NumberedTile<C>* tiles, const Own (&q)[C::kGroups],
+                     const Stages& k, const Stages& v, std::uint32_t scales) {
+  for (int t = 0, n = 0;; ++t) {
+    listed.wait_full(t);
+    const NumberedTile<C>& tile = tiles[t % kTiles];  // nobody is done with it before all of it is loaded
+    if (tile.blocks == 0) break;
+    for (int i = tile.blocks - 1; i >= 0; --i, ++n) {
+      const std::int64_t block = tile.first + i;
       k.wait_empty(n);
       barrier_arrive_expecting(k.full(n), C::kBlockBytes + C::kScales * 4);
-      bulk_load(scales + n % kStages * (C::kScales * 4), call.scales + (first + block) * C::kScales, C::kScales * 4,
-                k.full(n), true);
-      bulk_load(k.place(n), call.k + (first + block) * C::kBlockBytes, C::kBlockBytes, k.full(n), true);
-      for (int i = 0; i < C::kGroups && block == tile.blocks - 1; ++i) {
-        q[i].wait_empty(t);
-        barrier_arrive_expecting(q[i].full(t), C::kGroupBytes);
-        bulk_load(q[i].place(t), call.q + (group + i) * C::kGroupBytes, C::kGroupBytes, q[i].full(t), false);
+      bulk_load(scales + n % kStages * (C::kScales * 4), call.scales + block * C::kScales, C::kScales * 4, k.full(n),
+                true);
+      bulk_load(k.place(n), call.k + block * C::kBlockBytes, C::kBlockBytes, k.full(n), true);
+      for (int group = 0; group < C::kGroups && i == tile.blocks - 1; ++group) {
+        const Own& own = q[group];
+        own.wait_empty(t);
+        barrier_arrive_expecting(own.full(t), C::kGroupBytes + kGroupRows * 4);
+        const std::int64_t from = std::int64_t{tile.number} * C::kGroups + group;
+        bulk_load(scales + (kStages * C::kScales + group * kGroupRows) * 4, call.q_scale + from * kGroupRows,
+                  kGroupRows * 4, own.full(t), false);
+        bulk_load(own.place(t), call.q + from * C::kGroupBytes, C::kGroupBytes, own.full(t), false);
       }
       v.wait_empty(n);
       barrier_arrive_expecting(v.full(n), C::kBlockBytes);
-      bulk_load(v.place(n), call.v + (first + block) * C::kBlockBytes, C::kBlockBytes, v.full(n), true);
+      bulk_load(v.place(n), call.v + block * C::kBlockBytes, C::kBlockBytes, v.full(n), true);
     }
   }
 }
@@ -268,7 +275,7 @@ struct Rows {
   __device__ Rows(const Call& call)
       : call(call), lane(threadIdx.x % 32), own(threadIdx.x / 32 * 16 - kGroupRows), column(lane % 4 * 2) {}
 
-  __device__ void begin(const ScaledTile<C>& tile) {
+  __device__ void begin(const NumberedTile<C>& tile, const float* scales) {
 #pragma unroll
     for (int i = 0; i < kOut; ++i) o[i] = 0;
 #pragma unroll
@@ -276,13 +283,13 @@ struct Rows {
       const int at = own + lane / 4 + 8 * h;
       m[h] = tile.of_row[at].sink;
       l[h] = lane % 4 == 0 && m[h] != -infinity() ? exp2f(kShift) : 0.f;
-      factor[h] = tile.factor[at];
+      factor[h] = scales[at] * call.scale;
       key_scale[h] = raw[h] = top_value_scale[h] = 0;
     }
   }
 
   // From products of keys [key, ...), counted like `first`, to scores but for `factor`. `scales` are the block's.
-  __device__ void finish_scores(float (&s)[kScores], const ScaledTile<C>& tile, int key, const float* scales) {
+  __device__ void finish_scores(float (&s)[kScores], const NumberedTile<C>& tile, int key, const float* scales) {
     const auto keys = [&](int j) { return *reinterpret_cast<const float2*>(scales + j + column); };
     int from[2], to[2];  // the columns that rows see, as if the lane's first were 0
 #pragma unroll
@@ -375,7 +382,7 @@ struct Rows {
   }
 
   // Results of the tile.
-  __device__ void store(const ScaledTile<C>& tile) {
+  __device__ void store(const NumberedTile<C>& tile) {
     const AttentionParams& p = call.p;
     const auto most = [](float a, float b) { return fmaxf(a, b); };
     bool bad[2];
@@ -411,7 +418,7 @@ struct Rows {
 
 // A math warpgroup.
 template <class C>
-__device__ void attend(const Call& call, const Listed& listed, const ScaledTile<C>* tiles, const Own& q,
+__device__ void attend(const Call& call, const Listed& listed, const NumberedTile<C>* tiles, const Own& q,
                        const Stages& k, const Stages& v, const float* scales, int group) {
   constexpr int kSteps = C::kSize / 16, kLow = kGroupRows * C::kSize / 8;  // of descriptors, from hi of Q to lo
   constexpr int kBlockLow = C::kKeys * C::kSize / 8;
@@ -471,16 +478,16 @@ __device__ void attend(const Call& call, const Listed& listed, const ScaledTile<
         listed.release(t - 1);
       }
       if (!more) break;
-      rows.begin(tiles[t % kTiles]);
+      rows.begin(tiles[t % kTiles], scales + kStages * C::kScales);
       block = tiles[t % kTiles].blocks;
     }
-    const ScaledTile<C>& tile = tiles[t % kTiles];
+    const NumberedTile<C>& tile = tiles[t % kTiles];
     starts = --block == 0;
-    if (starts) q.release(t);
     rows.finish_scores(s, tile, block * C::kKeys, scales + n % kStages * C::kScales);
-    fence_async_proxy();  // the scales were read by ordinary loads, and a bulk copy follows them
+    fence_async_proxy();  // scales were read by ordinary loads, and bulk copies follow
     __syncwarp();
     k.release(n);
+    if (starts) q.release(t);
     rows.softmax(s);
     if (starts) {
       listed.wait_full(++t);
@@ -494,7 +501,7 @@ template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1) wgmma_f32(const __grid_constant__ Call call) {
   extern __shared__ std::uint8_t shared[];
   __shared__ std::uint64_t barriers[4 * kStages + 2 * C::kGroups + 2 * kTiles];
-  __shared__ ScaledTile<C> tiles[kTiles];
+  __shared__ NumberedTile<C> tiles[kTiles];
   const std::uint32_t first = shared_address(barriers), start = shared_address(shared);
   const std::uint32_t data = (start + 1023) / 1024 * 1024;  // the swizzle's unit
   const Stages k{first, data + C::kGroups * C::kGroupBytes, C::kBlockBytes};
@@ -512,11 +519,10 @@ __global__ void __launch_bounds__(C::kThreads, 1) wgmma_f32(const __grid_constan
   __syncthreads();
   if (threadIdx.x < 128) {
     registers_decrease<C::kLoadRegisters>();
-    if (threadIdx.x == 0) load<C>(call, q, k, v, scales);
+    if (threadIdx.x == 0) load<C>(call, listed, tiles, q, k, v, scales);
     else if (threadIdx.x >= 32)
-      list_tiles<C>(call, listed, [&](int i, const Place& place) {
-        tiles[i % kTiles].fill(call, place, threadIdx.x - 32, C::kListers);
-      });
+      list_tiles<C>(call, listed,
+                    [&](int i, const Place& place) { tiles[i % kTiles].fill(call.p, place, threadIdx.x - 32); });
   } else {
     registers_increase<C::kMathRegisters>();
     const int group = threadIdx.x / 128 - 1;
