@@ -210,32 +210,30 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant
 using Stages = Ring<kStages>;
 using Own = Ring<1>;  // a warpgroup's Q
 
-// A tile with what this kernel needs besides.
-template <class C>
-struct NumberedTile : Tile<C> {
-  int number, first;  // the tile's and its first block's
-
-  __device__ void fill(const AttentionParams& p, const Place& place, int thread) {
-    if (thread == 0 && place.blocks > 0) {
-      number = static_cast<int>(C::Tiles::number(p, place.b, place.hk, place.row));
-      const Head head(p, place.b, place.hk);
-      // Rows that see no key have a block all the same.
-      first = static_cast<int>(C::Blocks::number(head, place.end > place.begin ? place.key : C::Blocks::origin(head)));
-    }
-    Tile<C>::fill(p, place, thread, C::kListers);
-  }
+// Where a tile's Q, and K and V of its first block, lie among the planes.
+struct Numbers {
+  int tile, block;
 };
+template <class C>
+__device__ Numbers numbers_of(const AttentionParams& p, const Place& place) {
+  const Head head(p, place.b, place.hk);
+  // Rows that see no key have a block all the same.
+  const std::int64_t key = place.end > place.begin ? place.key : C::Blocks::origin(head);
+  return {static_cast<int>(C::Tiles::number(p, place.b, place.hk, place.row)),
+          static_cast<int>(C::Blocks::number(head, key))};
+}
 
 // Q, K and V to shared memory: one thread.
 template <class C>
-__device__ void load(const Call& call, const Listed& listed, const NumberedTile<C>* tiles, const Own (&q)[C::kGroups],
+__device__ void load(const Call& call, const Listed& listed, const Tile<C>* tiles, const Own (&q)[C::kGroups],
                      const Stages& k, const Stages& v, std::uint32_t scales) {
   for (int t = 0, n = 0;; ++t) {
     listed.wait_full(t);
-    const NumberedTile<C>& tile = tiles[t % kTiles];  // nobody is done with it before all of it is loaded
+    const Tile<C>& tile = tiles[t % kTiles];  // nobody is done with it before all of it is loaded
     if (tile.blocks == 0) break;
+    const Numbers numbers = numbers_of<C>(call.p, tile);
     for (int i = tile.blocks - 1; i >= 0; --i, ++n) {
-      const std::int64_t block = tile.first + i;
+      const std::int64_t block = std::int64_t{numbers.block} + i;
       k.wait_empty(n);
       barrier_arrive_expecting(k.full(n), C::kBlockBytes + C::kScales * 4);
       bulk_load(scales + n % kStages * (C::kScales * 4), call.scales + block * C::kScales, C::kScales * 4, k.full(n),
@@ -245,7 +243,7 @@ __device__ void load(const Call& call, const Listed& listed, const NumberedTile<
         const Own& own = q[group];
         own.wait_empty(t);
         barrier_arrive_expecting(own.full(t), C::kGroupBytes + kGroupRows * 4);
-        const std::int64_t from = std::int64_t{tile.number} * C::kGroups + group;
+        const std::int64_t from = std::int64_t{numbers.tile} * C::kGroups + group;
         bulk_load(scales + (kStages * C::kScales + group * kGroupRows) * 4, call.q_scale + from * kGroupRows,
                   kGroupRows * 4, own.full(t), false);
         bulk_load(own.place(t), call.q + from * C::kGroupBytes, C::kGroupBytes, own.full(t), false);
@@ -275,7 +273,7 @@ struct Rows {
   __device__ Rows(const Call& call)
       : call(call), lane(threadIdx.x % 32), own(threadIdx.x / 32 * 16 - kGroupRows), column(lane % 4 * 2) {}
 
-  __device__ void begin(const NumberedTile<C>& tile, const float* scales) {
+  __device__ void begin(const Tile<C>& tile, const float* scales) {
 #pragma unroll
     for (int i = 0; i < kOut; ++i) o[i] = 0;
 #pragma unroll
@@ -289,7 +287,7 @@ struct Rows {
   }
 
   // From products of keys [key, ...), counted like `first`, to scores but for `factor`. `scales` are the block's.
-  __device__ void finish_scores(float (&s)[kScores], const NumberedTile<C>& tile, int key, const float* scales) {
+  __device__ void finish_scores(float (&s)[kScores], const Tile<C>& tile, int key, const float* scales) {
     const auto keys = [&](int j) { return *reinterpret_cast<const float2*>(scales + j + column); };
     int from[2], to[2];  // the columns that rows see, as if the lane's first were 0
 #pragma unroll
@@ -382,7 +380,7 @@ struct Rows {
   }
 
   // Results of the tile.
-  __device__ void store(const NumberedTile<C>& tile) {
+  __device__ void store(const Tile<C>& tile) {
     const AttentionParams& p = call.p;
     const auto most = [](float a, float b) { return fmaxf(a, b); };
     bool bad[2];
@@ -392,7 +390,8 @@ struct Rows {
       l[h] = over_row(l[h], [](float a, float b) { return a + b; });
       if (row.lse >= 0 && lane % 4 == 0)
         p.lse[row.lse] = l[h] == 0 ? -infinity() : (m[h] - kShift + log2f(l[h])) * kLn2;
-      const float inverse = l[h] == 0 ? 0.f : exp2f(kShift) / l[h];
+      const float about = __fdividef(1, l[h]);  // and a step of Newton's method
+      const float inverse = l[h] == 0 ? 0.f : fmaf(about, fmaf(-l[h], about, 1), about) * exp2f(kShift);
       float nothing = l[h] * 0, smallest = infinity(), largest = 0;  // nothing: or NaN
 #pragma unroll
       for (int i = 0; i < kOut; ++i) {
@@ -418,8 +417,8 @@ struct Rows {
 
 // A math warpgroup.
 template <class C>
-__device__ void attend(const Call& call, const Listed& listed, const NumberedTile<C>* tiles, const Own& q,
-                       const Stages& k, const Stages& v, const float* scales, int group) {
+__device__ void attend(const Call& call, const Listed& listed, const Tile<C>* tiles, const Own& q, const Stages& k,
+                       const Stages& v, const float* scales, int group) {
   constexpr int kSteps = C::kSize / 16, kLow = kGroupRows * C::kSize / 8;  // of descriptors, from hi of Q to lo
   constexpr int kBlockLow = C::kKeys * C::kSize / 8;
   Rows<C> rows(call);
@@ -481,7 +480,7 @@ __device__ void attend(const Call& call, const Listed& listed, const NumberedTil
       rows.begin(tiles[t % kTiles], scales + kStages * C::kScales);
       block = tiles[t % kTiles].blocks;
     }
-    const NumberedTile<C>& tile = tiles[t % kTiles];
+    const Tile<C>& tile = tiles[t % kTiles];
     starts = --block == 0;
     rows.finish_scores(s, tile, block * C::kKeys, scales + n % kStages * C::kScales);
     fence_async_proxy();  // scales were read by ordinary loads, and bulk copies follow
@@ -501,7 +500,7 @@ template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1) wgmma_f32(const __grid_constant__ Call call) {
   extern __shared__ std::uint8_t shared[];
   __shared__ std::uint64_t barriers[4 * kStages + 2 * C::kGroups + 2 * kTiles];
-  __shared__ NumberedTile<C> tiles[kTiles];
+  __shared__ Tile<C> tiles[kTiles];
   const std::uint32_t first = shared_address(barriers), start = shared_address(shared);
   const std::uint32_t data = (start + 1023) / 1024 * 1024;  // the swizzle's unit
   const Stages k{first, data + C::kGroups * C::kGroupBytes, C::kBlockBytes};
@@ -521,8 +520,9 @@ __global__ void __launch_bounds__(C::kThreads, 1) wgmma_f32(const __grid_constan
     registers_decrease<C::kLoadRegisters>();
     if (threadIdx.x == 0) load<C>(call, listed, tiles, q, k, v, scales);
     else if (threadIdx.x >= 32)
-      list_tiles<C>(call, listed,
-                    [&](int i, const Place& place) { tiles[i % kTiles].fill(call.p, place, threadIdx.x - 32); });
+      list_tiles<C>(call, listed, [&](int i, const Place& place) {
+        tiles[i % kTiles].fill(call.p, place, threadIdx.x - 32, C::kListers);
+      });
   } else {
     registers_increase<C::kMathRegisters>();
     const int group = threadIdx.x / 128 - 1;

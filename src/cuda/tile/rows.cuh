@@ -54,7 +54,9 @@ __device__ void mark_rows(std::uint16_t* redo, const AttentionParams& p, const T
 template <int kSize, class Tile>
 __device__ void store_rows(const AttentionParams& p, bool vector, const Tile& tile, int own,
                            const float (&o)[kSize / 2]) {
-  const int lane = threadIdx.x % 32, column = lane % 4 * 2;
+  int lane = threadIdx.x % 32;
+  asm volatile("" : "+r"(lane));  // or addresses are worked out long before, and wait in spilled registers
+  const int column = lane % 4 * 2;
   const int dv = static_cast<int>(p.dv);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {

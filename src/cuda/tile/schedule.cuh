@@ -90,6 +90,7 @@ struct Tile : Place {
     if (place.blocks == 0) return;
     const Head head(p, place.b, place.hk);
     if (thread == 0) offset = head.offset;
+#pragma unroll 1
     for (int i = thread; i < C::kRows; i += threads) {
       const int r = place.row + i, end = r < place.rows ? place.blocks * C::kKeys : 0;
       const Row at = row_of(head, min(r, place.rows - 1));
