@@ -394,10 +394,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) wgmma(const __grid_constant__ 
     registers_decrease<C::kLoadRegisters>();
     if constexpr (!C::kTma) load_by_threads<C>(call, listed, tiles, k, v);
     else if (threadIdx.x == 0) load_by_tma<C>(call, k, v);
-    else if (threadIdx.x >= 32)
-      list_tiles<C>(call, listed, [&](int i, const Place& place) {
-        tiles[i % kTiles].fill(call.p, place, threadIdx.x - 32, C::kListers);
-      });
+    else if (threadIdx.x >= 32) list_tiles<C>(call, listed, tiles);
   } else {
     registers_increase<C::kMathRegisters>();
     attend<C>(call, listed, tiles, k, v, q, threadIdx.x / 128 - 1);

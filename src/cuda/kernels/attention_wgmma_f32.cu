@@ -519,10 +519,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) wgmma_f32(const __grid_constan
   if (threadIdx.x < 128) {
     registers_decrease<C::kLoadRegisters>();
     if (threadIdx.x == 0) load<C>(call, listed, tiles, q, k, v, scales);
-    else if (threadIdx.x >= 32)
-      list_tiles<C>(call, listed, [&](int i, const Place& place) {
-        tiles[i % kTiles].fill(call.p, place, threadIdx.x - 32, C::kListers);
-      });
+    else if (threadIdx.x >= 32) list_tiles<C>(call, listed, tiles);
   } else {
     registers_increase<C::kMathRegisters>();
     const int group = threadIdx.x / 128 - 1;

@@ -2,8 +2,7 @@
 // i / 4 and i / 4 + 8: element 4 j + 2 h + b of a product is in the h-th of them and column 8 j + 2 (i % 4) + b.
 #pragma once
 
-#include "cuda/tile/head.cuh"
-#include "cuda/tile/ptx.cuh"
+#include "cuda/tile/schedule.cuh"
 
 namespace rapt::cuda {
 
@@ -35,19 +34,21 @@ inline bool is_vector(const void* data, const Strides& s, std::int64_t size) {
          s.s % each == 0;
 }
 
+// Sets a warp's part of `redo`, which has a bit for each row. Out of line, or all that does not change from tile to
+// tile is worked out early and takes registers.
+static __device__ __noinline__ void set_redo(std::uint16_t* redo, const AttentionParams& p, const Place& tile, int row,
+                                             unsigned bits) {
+  redo[4 * Tiling<kGroupRows>::number(p, tile.b, tile.hk, row) + row / 16 % 4] = static_cast<std::uint16_t>(bits);
+}
+
 // Notes the rows that attention_simt must do again: `bad` of the lane's two, of the warp that begins with row `own`.
-// `redo` has a bit for each row, 16 to an element.
-template <class Tile>
-__device__ void mark_rows(std::uint16_t* redo, const AttentionParams& p, const Tile& tile, int own,
-                          const bool (&bad)[2]) {
+__device__ inline void mark_rows(std::uint16_t* redo, const AttentionParams& p, const Place& tile, int own,
+                                 const bool (&bad)[2]) {
   const int lane = threadIdx.x % 32;
   // Four lanes have a row between them; lane i collects those of row i of the warp's 16.
   const unsigned low = __ballot_sync(~0u, bad[0]), high = __ballot_sync(~0u, bad[1]);
   const unsigned rows = __ballot_sync(~0u, lane < 16 && ((lane < 8 ? low : high) >> lane % 8 * 4 & 15) != 0);
-  const int group_row = tile.row + own / kGroupRows * kGroupRows;
-  if (lane == 0 && group_row < tile.rows)
-    redo[4 * Tiling<kGroupRows>::number(p, tile.b, tile.hk, group_row) + own / 16 % 4] =
-        static_cast<std::uint16_t>(rows);
+  if (lane == 0 && tile.row + own / kGroupRows * kGroupRows < tile.rows) set_redo(redo, p, tile, tile.row + own, rows);
 }
 
 // The lane's share of the warp's rows of the output; `vector`: 16 bytes at a time.

@@ -17,13 +17,14 @@ using Listed = Ring<kTiles>;
 struct Grid {
   AttentionParams p;
   int heads, tiles;
-  int section;  // heads that are done together, for K and V to stay in L2
+  int section;             // heads that are done together, for K and V to stay in L2
+  int all, section_tiles;  // heads * tiles, section * tiles
 };
 
 // Rows of one kv head, and the blocks of keys that any of them sees: at least one, even if they see none.
 struct Place {
-  int b, hk, row, rows;          // rows [row, rows), of which the tile has C::kRows
-  int blocks, there;             // there: of the keys that the last block has room for
+  int b, hk, row, rows;  // rows [row, rows), of which the tile has C::kRows
+  int blocks;
   std::int64_t key, begin, end;  // the first block's first key; the keys that any row sees
 };
 
@@ -45,12 +46,12 @@ struct Schedule {
     for (;; ++round) {
       // The longest first, for causal: tiles from the last of their heads on; every other round backwards, which gives
       // each thread block as much.
-      const unsigned i = round * gridDim.x + (round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+      const unsigned i = round % 2 ? (round + 1) * gridDim.x - 1 - blockIdx.x : round * gridDim.x + blockIdx.x;
       const unsigned heads = grid.heads, tiles = grid.tiles, section = grid.section;
       tile.blocks = 0;
-      if (round * gridDim.x >= heads * tiles) return false;
-      if (i >= heads * tiles) continue;
-      const unsigned first = i / (section * tiles) * section, in_section = i - first * tiles;
+      if (round * gridDim.x >= static_cast<unsigned>(grid.all)) return false;
+      if (i >= static_cast<unsigned>(grid.all)) continue;
+      const unsigned first = i / static_cast<unsigned>(grid.section_tiles) * section, in_section = i - first * tiles;
       const unsigned here = min(section, heads - first), down = in_section / here;
       const auto found =
           C::Tiles::find(p, static_cast<int>(first + (in_section - down * here)), static_cast<int>(tiles - 1 - down));
@@ -60,13 +61,10 @@ struct Schedule {
       if (tile.row >= tile.rows) continue;
       // Neither end of what a row sees moves down from row to row, but rows past the mask's see nothing.
       const Row top = row_of(head, tile.row), bottom = row_of(head, min(tile.row + C::kRows, tile.rows) - 1);
-      const std::int64_t token = min(bottom.token, p.term_rows - 1);
+      const std::int64_t token = min(bottom.token + 1, p.term_rows) - 1;
       tile.begin = top.first, tile.end = token < top.token ? 0 : Row(head, token, 0).last;
-      const std::int64_t block = tile.begin / C::kKeys;
-      tile.key = block * C::kKeys;
-      tile.blocks = tile.end > tile.begin ? static_cast<int>(ceil_div(tile.end, C::kKeys) - block) : 1;
-      const std::int64_t left = head.high - tile.key - (tile.blocks - 1) * C::kKeys;
-      tile.there = static_cast<int>(clamp(left, 0, C::kKeys));
+      tile.key = tile.begin / C::kKeys * C::kKeys;
+      tile.blocks = tile.end > tile.begin ? (static_cast<int>(tile.end - tile.key) + C::kKeys - 1) / C::kKeys : 1;
       ++round;
       return true;
     }
@@ -83,13 +81,20 @@ struct Tile : Place {
     float sink;
   } of_row[C::kRows];
   std::int64_t offset;
+  int there;  // of the keys that the last block has room for
 
-  // By `threads` threads.
-  __device__ void fill(const AttentionParams& p, const Place& place, int thread, int threads) {
-    if (thread == 0) static_cast<Place&>(*this) = place;
+  // By `threads` threads. All write the same place, and take it from here: registers are few.
+  __device__ void fill(const AttentionParams& p, const Place& found, int thread, int threads) {
+    Place& place = *this;
+    place = found;
+    asm volatile("" ::: "memory");
     if (place.blocks == 0) return;
     const Head head(p, place.b, place.hk);
-    if (thread == 0) offset = head.offset;
+    if (thread == 0) {
+      offset = head.offset;
+      const std::int64_t left = head.high - place.key - (place.blocks - 1) * C::kKeys;
+      there = static_cast<int>(clamp(left, 0, C::kKeys));
+    }
 #pragma unroll 1
     for (int i = thread; i < C::kRows; i += threads) {
       const int r = place.row + i, end = r < place.rows ? place.blocks * C::kKeys : 0;
@@ -106,21 +111,21 @@ struct Tile : Place {
   }
 };
 
-// Lists the schedule's tiles by `fill`, which puts the i-th into its place; by C::kListers threads.
-template <class C, class Fill>
-__device__ void list_tiles(const Grid& grid, const Listed& listed, Fill fill) {
+// Lists the schedule's tiles: the C::kListers threads of the first warpgroup but its first warp.
+template <class C>
+__device__ void list_tiles(const Grid& grid, const Listed& listed, Tile<C>* tiles) {
   Schedule<C> schedule{grid};
   Place tile;
   bool more = true;
   for (int i = 0; more; ++i) {
     more = schedule.next(tile);
     listed.wait_empty(i);
-    fill(i, tile);
+    tiles[i % kTiles].fill(grid.p, tile, threadIdx.x - 32, C::kListers);
     barrier_arrive(listed.full(i));
   }
 }
 
-// Fills in all but `p`, for keys of so many bytes in K and V; how many thread blocks there are work and room for.
+// Fills in all but `p`, for keys of so many bytes in K and V. How many thread blocks there are work and room for.
 template <class C>
 int plan_grid(Grid& grid, std::int64_t key_bytes) {
   const AttentionParams& p = grid.p;
@@ -133,10 +138,11 @@ int plan_grid(Grid& grid, std::int64_t key_bytes) {
       uneven
           ? static_cast<int>(std::clamp<std::int64_t>(kCached / std::max<std::int64_t>(head_bytes, 1), 1, grid.heads))
           : 1;
+  grid.all = grid.heads * grid.tiles, grid.section_tiles = grid.section * grid.tiles;
   int device = 0, processors = 0;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  return static_cast<int>(std::min<std::int64_t>(processors, std::int64_t{grid.heads} * grid.tiles));
+  return std::min(processors, grid.all);
 }
 
 }  // namespace rapt::cuda
