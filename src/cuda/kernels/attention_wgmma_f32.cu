@@ -24,6 +24,7 @@ constexpr int kPrepareThreads = 256;  // of the first kernel
 
 // Operands are scaled so that the largest number is in [2^kTop, 2^(kTop + 1)), and weights up to 2^kShift.
 constexpr int kTop = 14, kShift = 15;
+constexpr float kOne = 1 << kShift;  // a weight of 1
 // Then lo has errors of up to 2^-25, which only numbers below 2^-3 notice.
 constexpr float kLoError = 0x1p-25f;
 
@@ -183,11 +184,10 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant
     uint2 hi, lo;
     split(x[i].x * by, x[i].y * by, hi.x, lo.x);
     split(x[i].z * by, x[i].w * by, hi.y, lo.y);
-    const auto gone = [](float x, std::uint32_t hi, std::uint32_t lo, std::uint32_t half) {
-      return x != 0 && ((hi | lo) & half) == 0;
-    };
-    lost |= gone(x[i].x, hi.x, lo.x, 0x7fff) || gone(x[i].y, hi.x, lo.x, 0x7fff0000) ||
-            gone(x[i].z, hi.y, lo.y, 0x7fff) || gone(x[i].w, hi.y, lo.y, 0x7fff0000);
+    const auto gone = [](float number, std::uint32_t planes) { return number != 0 && planes == 0; };  // but for signs
+    const uint2 both = make_uint2(hi.x | lo.x, hi.y | lo.y);
+    lost |= gone(x[i].x, both.x & 0x7fff) || gone(x[i].y, both.x & 0x7fff0000) || gone(x[i].z, both.y & 0x7fff) ||
+            gone(x[i].w, both.y & 0x7fff0000);
     const int in_image = r % rows, chunk = column / 8 % 8;
     std::uint8_t* const image = is_q ? call.q + (std::int64_t{unit} * C::kKeys + r - in_image) * (4 * C::kSize)
                                      : (is_v ? call.v : call.k) + std::int64_t{unit} * C::kBlockBytes;
@@ -280,7 +280,7 @@ struct Rows {
     for (int h = 0; h < 2; ++h) {
       const int at = own + lane / 4 + 8 * h;
       m[h] = tile.of_row[at].sink;
-      l[h] = lane % 4 == 0 && m[h] != -infinity() ? exp2f(kShift) : 0.f;
+      l[h] = lane % 4 == 0 && m[h] != -infinity() ? kOne : 0.f;
       factor[h] = scales[at] * call.scale;
       key_scale[h] = raw[h] = top_value_scale[h] = 0;
     }
@@ -389,9 +389,9 @@ struct Rows {
       const auto& row = tile.of_row[own + lane / 4 + 8 * h];
       l[h] = over_row(l[h], [](float a, float b) { return a + b; });
       if (row.lse >= 0 && lane % 4 == 0)
-        p.lse[row.lse] = l[h] == 0 ? -infinity() : (m[h] - kShift + log2f(l[h])) * kLn2;
+        p.lse[row.lse] = l[h] == 0 ? -infinity() : (m[h] + log2f(l[h] * (1 / kOne))) * kLn2;
       const float about = __fdividef(1, l[h]);  // and a step of Newton's method
-      const float inverse = l[h] == 0 ? 0.f : fmaf(about, fmaf(-l[h], about, 1), about) * exp2f(kShift);
+      const float inverse = l[h] == 0 ? 0.f : fmaf(about, fmaf(-l[h], about, 1), about) * kOne;
       float nothing = l[h] * 0, smallest = infinity(), largest = 0;  // nothing: or NaN
 #pragma unroll
       for (int i = 0; i < kOut; ++i) {
@@ -403,8 +403,8 @@ struct Rows {
       }
       // Numbers of V below 2^-3 of their scaled block have lost digits. Sums of many have others beside them; what is
       // mostly one key's is told by its size, and so are rows that are all small.
-      const float coarse = top_value_scale[h] * exp2f(kShift) * (kLoError * 0x1p21f);
-      const bool small = over_row(largest, most) < coarse || (l[h] < exp2f(kShift + 2) && smallest < coarse);
+      const float coarse = top_value_scale[h] * kOne * (kLoError * 0x1p21f);
+      const bool small = over_row(largest, most) < coarse || (l[h] < 4 * kOne && smallest < coarse);
       // Likewise those of Q and K, 2^-25 off beside up to 2^15: the score by less than the product of both scales
       // times 2^-6, whatever else is in it.
       const bool carried = fabsf(m[h]) < kHugeScore && raw[h] < kHugeScore && key_scale[h] * factor[h] <= kCoarseScore;
