@@ -292,7 +292,7 @@ __device__ void attend(const Call& call, const Listed& listed, const Tile<C>* ti
   // Turns go round: barrier 1 + group opens a warpgroup's.
   if (group == C::kGroups - 1) named_arrive(1, 256);
   const auto begin_turn = [&] { named_sync(1 + group, 256); };
-  const auto end_turn = [&] { named_arrive(1 + (group + 1) % C::kGroups, 256); };
+  const auto end_turn = [&] { named_arrive(group == C::kGroups - 1 ? 1 : group + 2, 256); };
   const auto pass = [] {};
 
   const std::uint64_t q_matrix = matrix_descriptor(q + group * kGroupRows * 128);
