@@ -13,26 +13,18 @@
 #include <cmath>
 
 #include "cuda/kernels/kernels.hpp"
+#include "cuda/tile/planes.cuh"
 #include "cuda/tile/rows.cuh"
 #include "cuda/tile/schedule.cuh"
 
 namespace rapt::cuda {
 namespace {
 
-constexpr int kStages = 2;            // blocks of K and of V at a time
-constexpr int kPrepareThreads = 256;  // of the first kernel
-
-// Operands are scaled so that the largest number is in [2^kTop, 2^(kTop + 1)), and weights up to 2^kShift.
-constexpr int kTop = 14, kShift = 15;
-constexpr float kOne = 1 << kShift;  // a weight of 1
-// Then lo has errors of up to 2^-25, which only numbers below 2^-3 notice.
-constexpr float kLoError = 0x1p-25f;
+constexpr int kStages = 2;  // blocks of K and of V at a time
 
 // Rows are done again if:
 constexpr float kHugeScore = 0x1p8f;      // a score that counts is this large, in log2 units: fp32 has two more bits
 constexpr float kCoarseScore = 0x1p-15f;  // scales of a row of Q and of K have this product: see Rows::store()
-constexpr int kMostExponent = 100;        // a row of Q or K has its maximum past 2^100 or below 2^-100
-constexpr int kSpan = 16;  // rows or columns of a block of V are this many powers of two apart in their maxima
 
 // The kernels for head sizes up to kSize.
 template <int kSize_, bool kTerms_>
@@ -52,160 +44,12 @@ struct Config {
   using Blocks = Blocking<kKeys>;
 };
 
-struct Call : Grid {
-  // Planes, for 64 rows of Q and for each block one after the other, in panels of 64 columns as matrix_descriptor()
-  // has them; the rows of Q in the order of tiles, sequences' blocks in that of Blocking.
-  std::uint8_t *q, *k, *v;
-  float *q_scale, *scales;  // to multiply products by, of rows of Q and as C::kScales has them
-  float scale;              // of scores; Q takes the sign
-  bool late;                // it counts after the terms, of which only a mask is there: it is -inf either way
-  bool q_vector, k_vector, v_vector, out_vector;  // 16 bytes at a time
-  std::uint16_t* redo;                            // of 16 rows each: a bit for each that attention_simt must do
+struct Call : Planes {
+  float scale;          // of scores; Q takes the sign
+  bool late;            // it counts after the terms, of which only a mask is there: it is -inf either way
+  bool out_vector;      // 16 bytes at a time
+  std::uint16_t* redo;  // of 16 rows each: a bit for each that attention_simt must do
 };
-
-// What brings the largest of some numbers, given by its bits, into the range of fp16, and back.
-struct Scale {
-  float there, back;
-};
-__device__ float power(int exponent) {
-  return __int_as_float((exponent + 127) << 23);
-}
-__device__ float not_a_number() {
-  return __int_as_float(0x7fffffff);
-}
-// Of a row of Q or K. NaN and Inf make all its scores NaN, as do numbers out of range.
-__device__ Scale scale_of_row(unsigned largest, float of_zeros) {
-  const int exponent = static_cast<int>(largest >> 23) - 127;
-  if (largest == 0) return {1, of_zeros};
-  if (exponent < -kMostExponent || exponent > kMostExponent) return {1, not_a_number()};
-  return {power(kTop - exponent), power(exponent - kTop)};
-}
-// Of a block of V; takes the scale of weights back, too.
-__device__ Scale scale_of_values(unsigned largest) {
-  const int exponent = static_cast<int>(largest >> 23) - 127;
-  if (largest == 0) return {1, 0};
-  if (exponent == 128) return {1, not_a_number()};
-  const int kept = max(exponent, kTop - kMostExponent);
-  return {power(kTop - kept), power(kept - kTop - kShift)};
-}
-
-// hi and lo of two numbers.
-__device__ __forceinline__ void split(float a, float b, std::uint32_t& hi, std::uint32_t& lo) {
-  hi = pack<__half>(a, b);
-  const float2 back = __half22float2(reinterpret_cast<const __half2&>(hi));
-  lo = pack<__half>(a - back.x, b - back.y);
-}
-
-// The planes of kKeys rows of Q or of a block of K or V by a thread block: first Q's, then K's, then V's.
-template <class C>
-__global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant__ Call call) {
-  constexpr int kLanes = C::kSize / 4;  // that have a row, four columns each
-  constexpr int kStep = kPrepareThreads / kLanes, kEach = C::kKeys / kStep, kParts = C::kRows / C::kKeys;
-  __shared__ std::int64_t places[C::kKeys];  // where rows begin; negative: they are 0
-  __shared__ unsigned columns[C::kSize], most, least;
-  const AttentionParams& p = call.p;
-  const unsigned q_units = static_cast<unsigned>(call.heads) * call.tiles * kParts;
-  const auto blocks = static_cast<unsigned>(C::Blocks::heads(p) * C::Blocks::blocks(p));
-  const bool is_q = blockIdx.x < q_units, is_v = !is_q && blockIdx.x - q_units >= blocks;
-  const unsigned unit = blockIdx.x - (is_q ? 0 : is_v ? q_units + blocks : q_units);
-  const int thread = threadIdx.x;
-
-  if (is_q) {
-    const unsigned tile = unit / kParts, tiles = call.tiles;
-    const auto found = C::Tiles::find(p, static_cast<int>(tile / tiles), static_cast<int>(tile % tiles));
-    const Head head(p, found.b, found.hk);
-    const std::int64_t rows = head.len_q * p.group, r = found.row + unit % kParts * C::kKeys + thread;
-    if (found.row >= rows) return;
-    if (thread < C::kKeys) places[thread] = r < rows ? row_at(p.q_stride, head, row_of(head, static_cast<int>(r))) : -1;
-  } else {
-    const auto found = C::Blocks::find(p, unit);
-    const Head head(p, found.b, found.hk);
-    // Only keys that some row sees. Tiles that see none multiply zeros with the first block.
-    const std::int64_t last = min(head.len_q, p.term_rows) - 1;
-    const std::int64_t begin = Row(head, 0, 0).first, end = last < 0 ? 0 : Row(head, last, 0).last;
-    if (found.key != C::Blocks::origin(head) && (found.key >= end || found.key + C::kKeys <= begin)) return;
-    const std::int64_t j = found.key + thread;
-    if (thread < C::kKeys) places[thread] = j >= begin && j < end ? head.key_at(is_v ? p.v_stride : p.k_stride, j) : -1;
-  }
-  if (thread < C::kSize) columns[thread] = 0;
-  if (thread == 0) most = 0, least = ~0u;
-  __syncthreads();
-
-  // Numbers are compared by their bits without the sign; those of NaN are the largest.
-  const auto bits = [](float x) { return __float_as_uint(x) & 0x7fffffffu; };
-  const void* from = is_q ? p.q : is_v ? p.v : p.k;
-  const std::int64_t step = is_q ? p.q_stride.d : is_v ? p.v_stride.d : p.k_stride.d;
-  const bool vector = is_q ? call.q_vector : is_v ? call.v_vector : call.k_vector;
-  const float sign = is_q && p.score.scale_log2 < 0 ? -1 : 1;
-  const int row = thread / kLanes, column = thread % kLanes * 4;
-  const int there = static_cast<int>(is_v ? p.dv : p.d) - column;
-  float4 x[kEach];
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    const std::int64_t at = places[row + i * kStep];
-    if (vector && there >= 4 && at >= 0)
-      x[i] = __ldcs(reinterpret_cast<const float4*>(static_cast<const float*>(from) + at + column));
-    else x[i] = load4(from, DType::f32, at + column * step, step, at < 0 ? 0 : there);
-  }
-  unsigned largest[kEach];  // of a row
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    largest[i] = max(max(bits(x[i].x), bits(x[i].y)), max(bits(x[i].z), bits(x[i].w)));
-#pragma unroll
-    for (int lane = 1; lane < kLanes; lane *= 2) largest[i] = max(largest[i], __shfl_xor_sync(~0u, largest[i], lane));
-  }
-  if (is_v) {  // one scale, if it does for all rows and columns
-    unsigned of_column[4] = {};
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const float four[4] = {x[i].x, x[i].y, x[i].z, x[i].w};
-#pragma unroll
-      for (int n = 0; n < 4; ++n) of_column[n] = max(of_column[n], bits(four[n]));
-      if (column == 0) {
-        atomicMax(&most, largest[i]);
-        if (largest[i] > 0) atomicMin(&least, largest[i]);
-      }
-    }
-#pragma unroll
-    for (int n = 0; n < 4; ++n) atomicMax(&columns[column + n], of_column[n]);
-    __syncthreads();
-    if (thread < C::kSize && columns[thread] > 0) atomicMin(&least, columns[thread]);
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) largest[i] = most;
-  }
-
-  const int rows = is_q ? kGroupRows : C::kKeys, plane = rows * C::kSize * 2;  // of an image
-  bool lost = false;
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    const int r = row + i * kStep;
-    const Scale scale = is_v ? scale_of_values(largest[i]) : scale_of_row(largest[i], is_q ? 0x1p-100f : 0.f);
-    const float by = scale.there * sign;
-    uint2 hi, lo;
-    split(x[i].x * by, x[i].y * by, hi.x, lo.x);
-    split(x[i].z * by, x[i].w * by, hi.y, lo.y);
-    const auto gone = [](float number, std::uint32_t planes) { return number != 0 && planes == 0; };  // but for signs
-    const uint2 both = make_uint2(hi.x | lo.x, hi.y | lo.y);
-    lost |= gone(x[i].x, both.x & 0x7fff) || gone(x[i].y, both.x & 0x7fff0000) || gone(x[i].z, both.y & 0x7fff) ||
-            gone(x[i].w, both.y & 0x7fff0000);
-    const int in_image = r % rows, chunk = column / 8 % 8;
-    std::uint8_t* const image = is_q ? call.q + (std::int64_t{unit} * C::kKeys + r - in_image) * (4 * C::kSize)
-                                     : (is_v ? call.v : call.k) + std::int64_t{unit} * C::kBlockBytes;
-    std::uint8_t* const to =
-        image + column / 64 * (rows * 128) + in_image * 128 + (chunk ^ in_image % 8) * 16 + column % 8 * 2;
-    *reinterpret_cast<uint2*>(to) = hi;
-    *reinterpret_cast<uint2*>(to + plane) = lo;
-    if (column == 0 && is_q) call.q_scale[std::int64_t{unit} * C::kKeys + r] = scale.back;
-    if (column == 0 && !is_q && !is_v) call.scales[std::int64_t{unit} * C::kScales + r] = scale.back;
-  }
-  if (is_v) {
-    lost = __syncthreads_or(lost);
-    const bool apart = most > 0 && (most >> 23) - (least >> 23) >= kSpan;
-    const float back = lost || apart ? not_a_number() : scale_of_values(most).back;
-    if (thread == 0)
-      *reinterpret_cast<float4*>(call.scales + std::int64_t{unit} * C::kScales + C::kKeys) = make_float4(back, 0, 0, 0);
-  }
-}
 
 using Stages = Ring<kStages>;
 using Own = Ring<1>;  // a warpgroup's Q

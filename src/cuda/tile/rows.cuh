@@ -6,8 +6,6 @@
 
 namespace rapt::cuda {
 
-constexpr int kGroupRows = 64;  // of a warpgroup
-
 // Over the four lanes that share rows.
 template <class Combine>
 __device__ float over_row(float x, Combine combine) {

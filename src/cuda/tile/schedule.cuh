@@ -10,7 +10,8 @@
 
 namespace rapt::cuda {
 
-constexpr int kTiles = 3;  // in shared memory: the one whose output is complete, the one at work and the next
+constexpr int kGroupRows = 64;  // of a warpgroup
+constexpr int kTiles = 3;       // in shared memory: the one whose output is complete, the one at work and the next
 using Listed = Ring<kTiles>;
 
 // A call, and its tiles as Tiling numbers them.
