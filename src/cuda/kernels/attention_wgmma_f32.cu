@@ -20,6 +20,7 @@
 namespace rapt::cuda {
 namespace {
 
+static_assert(kGroupRows == kSimtRows, "flags of one warpgroup's rows");
 constexpr int kStages = 2;  // blocks of K and of V at a time
 
 // Rows are done again if:
