@@ -88,8 +88,7 @@ __global__ void naive_softmax(const __grid_constant__ AttentionParams p, float* 
   sum = reduce(sum, [](float a, float b) { return a + b; });
   for (std::int64_t j = threadIdx.x; j < n; j += kThreads)
     if (!is_hidden(r.scores[j])) r.scores[j] /= sum;
-  if (p.lse && threadIdx.x == 0)
-    p.lse[row_at(p.lse_stride, r.head, r.row)] = sum == 0 ? -infinity() : (top + log2f(sum)) * kLn2;
+  if (p.lse && threadIdx.x == 0) p.lse[row_at(p.lse_stride, r.head, r.row)] = lse_of(top, sum);
 }
 
 __global__ void naive_values(const __grid_constant__ AttentionParams p, float* all) {

@@ -191,8 +191,7 @@ __global__ void __launch_bounds__(kThreads, kChunks <= 2 ? 2 : 1)
         if (column < p.dv)
           store(p.out, p.out_type, at + column * p.out_stride.d, l[i] == 0 ? 0.f : o[chunk][i][j] / l[i]);
       }
-    if (p.lse && tx == 0)
-      p.lse[row_at(p.lse_stride, head, row)] = l[i] == 0 ? -infinity() : (reference(m[i]) + log2f(l[i])) * kLn2;
+    if (p.lse && tx == 0) p.lse[row_at(p.lse_stride, head, row)] = lse_of(m[i], l[i]);
   }
 }
 

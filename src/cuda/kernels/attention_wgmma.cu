@@ -259,8 +259,7 @@ struct Rows {
 #pragma unroll
       for (int i = 2 * h; i < kOut; i += 4) nothing = fmaf(o[i], 0, fmaf(o[i + 1], 0, nothing));
       bad[h] = row.out >= 0 && !(nothing == 0 && !overflow[h] && (m[h] == -infinity() || fabsf(m[h]) < kHugeScore));
-      if (row.lse >= 0 && lane % 4 == 0)
-        p.lse[row.lse] = l[h] == 0 ? -infinity() : (m[h] - C::kShift + log2f(l[h])) * kLn2;
+      if (row.lse >= 0 && lane % 4 == 0) p.lse[row.lse] = lse_of(m[h] - C::kShift, l[h]);
       const float inverse = l[h] == 0 ? 0.f : __fdividef(1, l[h]);
 #pragma unroll
       for (int i = 2 * h; i < kOut; i += 4) o[i] *= inverse, o[i + 1] *= inverse;

@@ -233,8 +233,7 @@ struct Rows {
     for (int h = 0; h < 2; ++h) {
       const auto& row = tile.of_row[own + lane / 4 + 8 * h];
       l[h] = over_row(l[h], [](float a, float b) { return a + b; });
-      if (row.lse >= 0 && lane % 4 == 0)
-        p.lse[row.lse] = l[h] == 0 ? -infinity() : (m[h] + log2f(l[h] * (1 / kOne))) * kLn2;
+      if (row.lse >= 0 && lane % 4 == 0) p.lse[row.lse] = lse_of(m[h], l[h] * (1 / kOne));
       const float about = __fdividef(1, l[h]);  // and a step of Newton's method
       const float inverse = l[h] == 0 ? 0.f : fmaf(about, fmaf(-l[h], about, 1), about) * kOne;
       float nothing = l[h] * 0, smallest = infinity(), largest = 0;  // nothing: or NaN

@@ -9,7 +9,7 @@
 
 namespace rapt::cuda {
 
-// attention_simt: fp32 arithmetic on any GPU, online softmax in tiles of 64 rows by 64 keys.
+// attention_simt: fp32 arithmetic on ordinary cores, online softmax in tiles of 64 rows by 64 keys.
 inline constexpr std::int64_t kSimtRows = 64, kSimtKeys = 64, kSimtMaxValueSize = 576;
 // Tiles of a call, some of them empty if it is ragged: what a grid must hold.
 std::int64_t simt_tiles(const AttentionParams& params);

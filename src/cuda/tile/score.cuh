@@ -65,6 +65,11 @@ __device__ inline float reference(float max) {
   return max == -infinity() ? 0.f : max;
 }
 
+// Of scores whose weights, taken relative to `reference`, have this sum.
+__device__ inline float lse_of(float reference, float sum) {
+  return sum == 0 ? -infinity() : (reference + log2f(sum)) * kLn2;
+}
+
 // A weight of -0 marks a key that is hidden: times a value that is no NaN or Inf it adds nothing.
 __device__ inline bool is_hidden(float weight) {
   return __float_as_uint(weight) == 0x80000000u;
