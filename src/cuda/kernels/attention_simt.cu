@@ -2,6 +2,8 @@
 // schedule in shared memory. A block does a tile of 64 rows, and 256 threads in 16 x 16 each 4 x 4 of everything: of
 // the 64 x 64 scores, and of each 64 columns of the output. (8 x 4 read less shared memory for a product, but left too
 // few threads to hide latencies: 5 to 25 % slower on an H200.)
+#include <algorithm>
+
 #include "cuda/kernels/kernels.hpp"
 #include "cuda/tile/score.cuh"
 
@@ -52,23 +54,20 @@ __device__ float over_row(float x, Combine combine) {
   return x;
 }
 
-template <int kChunks>  // of kColumns columns of V, at most
-__global__ void __launch_bounds__(kThreads, kChunks <= 2 ? 2 : 1)
-    simt(const __grid_constant__ AttentionParams p, const std::uint64_t* redo) {
+// The rows of a tile whose bits are set in `wanted`. In kChunks of kColumns columns of V, at most.
+template <int kChunks>
+__device__ __forceinline__ void attend(const AttentionParams& p, unsigned number, std::uint64_t wanted) {
   __shared__ __align__(16) float operands[2 * kDepth * 64];  // Q^T and K^T of kDepth columns, or kColumns columns of V
   __shared__ __align__(16) float weights[kKeys * kRows];     // by keys
   __shared__ Row rows[kRows];
   __shared__ std::int64_t q_at[kRows], k_at[kKeys], v_at[kKeys];
   float *const q = operands, *const k = operands + kDepth * 64;
 
-  // Heads one after another, so that K and V stay cached; the last rows first, since causal makes them the longest.
-  const auto tiles = static_cast<unsigned>(Tiles::tiles(p)), in_head = tiles - 1 - blockIdx.x % tiles;
-  const Tiles::Tile tile = Tiles::find(p, static_cast<int>(blockIdx.x / tiles), static_cast<int>(in_head));
+  const auto tiles = static_cast<unsigned>(Tiles::tiles(p));
+  const Tiles::Tile tile = Tiles::find(p, static_cast<int>(number / tiles), static_cast<int>(number % tiles));
   const Head head(p, tile.b, tile.hk);
   const std::int64_t all_rows = head.len_q * p.group;
   if (tile.row >= all_rows) return;
-  const std::uint64_t wanted = redo ? redo[blockIdx.x / tiles * tiles + in_head] : ~std::uint64_t{0};  // rows
-  if (wanted == 0) return;
   const bool terms = has_terms(p.score);
   const int tx = threadIdx.x % kSide, ty = threadIdx.x / kSide;
 
@@ -196,8 +195,40 @@ __global__ void __launch_bounds__(kThreads, kChunks <= 2 ? 2 : 1)
 }
 
 template <int kChunks>
+__global__ void __launch_bounds__(kThreads, kChunks <= 2 ? 2 : 1) simt(const __grid_constant__ AttentionParams p) {
+  // Heads one after another, so that K and V stay cached; the last rows first, since causal makes them the longest.
+  const auto tiles = static_cast<unsigned>(Tiles::tiles(p)), in_head = blockIdx.x % tiles;
+  attend<kChunks>(p, blockIdx.x - in_head + tiles - 1 - in_head, ~std::uint64_t{0});
+}
+
+// Only rows whose bits are set. Mostly none is: each thread looks at another tile.
+template <int kChunks>
+__global__ void __launch_bounds__(kThreads)
+    simt_again(const __grid_constant__ AttentionParams p, const std::uint64_t* redo, unsigned tiles) {
+  __shared__ std::uint64_t wanted[kThreads];
+  for (unsigned first = blockIdx.x; first < tiles; first += kThreads * gridDim.x) {
+    const unsigned mine = first + threadIdx.x * gridDim.x;
+    wanted[threadIdx.x] = mine < tiles ? redo[mine] : 0;
+    if (!__syncthreads_or(wanted[threadIdx.x] != 0)) continue;
+    for (unsigned i = 0; i < kThreads; ++i) {
+      if (wanted[i] == 0) continue;
+      attend<kChunks>(p, first + i * gridDim.x, wanted[i]);
+      __syncthreads();
+    }
+  }
+}
+
+template <int kChunks>
 void launch(const AttentionParams& p, cudaStream_t stream, const std::uint64_t* redo) {
-  simt<kChunks><<<static_cast<unsigned>(simt_tiles(p)), kThreads, 0, stream>>>(p, redo);
+  const auto tiles = static_cast<unsigned>(simt_tiles(p));
+  if (!redo) {
+    simt<kChunks><<<tiles, kThreads, 0, stream>>>(p);
+    return;
+  }
+  int device = 0, processors = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  simt_again<kChunks><<<std::min(tiles, static_cast<unsigned>(processors)), kThreads, 0, stream>>>(p, redo, tiles);
 }
 
 }  // namespace
