@@ -228,7 +228,8 @@ void launch(const AttentionParams& p, cudaStream_t stream, const std::uint64_t* 
   int device = 0, processors = 0;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  simt_again<kChunks><<<std::min(tiles, static_cast<unsigned>(processors)), kThreads, 0, stream>>>(p, redo, tiles);
+  // An odd number of blocks, or tiles that are alike in all heads would be one block's.
+  simt_again<kChunks><<<std::min(tiles, static_cast<unsigned>(2 * processors + 1)), kThreads, 0, stream>>>(p, redo, tiles);
 }
 
 }  // namespace

@@ -154,6 +154,8 @@ struct Rows {
   }
 
   __device__ void begin(const Tile<C>& tile) {
+#pragma unroll
+    for (int i = 0; i < kOut; ++i) o[i] = 0;
     const auto& both = tile.of_row[own + lane % 16];
     all_from = __reduce_max_sync(~0u, both.first), all_to = __reduce_min_sync(~0u, both.last);
 #pragma unroll
@@ -164,8 +166,10 @@ struct Rows {
     }
   }
 
-  // From scores of keys [key, ...), counted like `first`, to weights in their place.
-  __device__ void softmax(float (&s)[kScores], const Tile<C>& tile, int key) {
+  // From scores of keys [key, ...), counted like `first`, to weights. `use_up` is for the weights before to be used up;
+  // it is called halfway through the exponentials, which leave the processor time for other things.
+  template <class UseUp>
+  __device__ void softmax(float (&s)[kScores], const Tile<C>& tile, int key, UseUp use_up) {
     if constexpr (C::kTerms) {
       // Registers have no index: each time the first four are done, and all move up.
 #pragma unroll 1
@@ -206,14 +210,30 @@ struct Rows {
       minus[h] = C::kShift - reference(m[h]);
       scale[h] = exp2_approx(before - reference(m[h]));
     }
-    float sum[2][2] = {};
+    float sum[4] = {};
+    const auto add = [&](int i) {
 #pragma unroll
-    for (int i = 0; i < kScores; ++i) {
-      s[i] = exp2_approx(fmaf(s[i], factor, minus[i / 2 % 2]));
-      sum[i / 2 % 2][i % 2] += s[i];
+      for (int n = 0; n < 4; ++n) sum[n] += s[i + n];
+    };
+    const auto pack_four = [&](int i) {
+#pragma unroll
+      for (int n = i; n < i + 4; n += 2) weights[n / 2] = pack<typename C::Element>(s[n], s[n + 1]);
+    };
+    constexpr int kHalf = kScores / 2;
+#pragma unroll
+    for (int i = 0; i < kScores; i += 4) {
+      if (i == kHalf) use_up();
+#pragma unroll
+      for (int n = i; n < i + 4; ++n) s[n] = exp2_approx(fmaf(s[n], factor, minus[n / 2 % 2]));
+      if (i > 0) add(i - 4);
+      if (i >= kHalf) pack_four(i - kHalf);
+      pin(sum);  // or the compiler does one kind of thing after the other
     }
+    add(kScores - 4);
 #pragma unroll
-    for (int h = 0; h < 2; ++h) l[h] = fmaf(l[h], scale[h], sum[h][0] + sum[h][1]);
+    for (int i = kScores - kHalf; i < kScores; i += 4) pack_four(i);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) l[h] = fmaf(l[h], scale[h], sum[2 * h] + sum[2 * h + 1]);
   }
 
   __device__ void rescale() {
@@ -221,11 +241,6 @@ struct Rows {
     if (C::kSlack > 0 && !__any_sync(~0u, scale[0] != 1 || scale[1] != 1)) return;
 #pragma unroll
     for (int i = 0; i < kOut; ++i) o[i] *= scale[i / 2 % 2];
-  }
-
-  __device__ void pack_weights(const float (&s)[kScores]) {
-#pragma unroll
-    for (int i = 0; i < kScores / 2; ++i) weights[i] = pack<typename C::Element>(s[2 * i], s[2 * i + 1]);
   }
 
   // Results of the tile.
@@ -257,7 +272,7 @@ __device__ void attend(const Call& call, const Listed& listed, const Tile<C>* ti
   using T = typename C::Element;
   Rows<C> rows(call);
   const auto sync = [&] { named_sync(8 + group, 128); };
-  int t = 0;  // tiles so far
+  unsigned t = 0;  // tiles so far
   // Begins to load the Q of tile t; false: there is none.
   const auto load_q = [&] {
     listed.wait_full(t);
@@ -269,29 +284,21 @@ __device__ void attend(const Call& call, const Listed& listed, const Tile<C>* ti
   bool more = load_q();
   if (!more) return;
 
-  const std::uint64_t q_matrix = matrix_descriptor(q + group * kGroupRows * 128);
-  int block = 0;           // of the tile, whose scores these are
-  bool starts = true;      // it is its tile's first, or there is no more; O is complete once the weights are used
-  bool adds = false;       // the weights' block was not its tile's first
-  for (int n = 0;; ++n) {  // K and V blocks so far; V's are one behind
-    if (more && starts) {
+  const std::uint32_t q_matrix = matrix_at(q + group * kGroupRows * 128);
+  int block = 0;                // of the tile, whose scores these are
+  bool starts = true;           // it is its tile's first, or there is no more; O is complete once the weights are used
+  for (unsigned n = 0;; ++n) {  // K and V blocks so far; V's are one behind
+    if (starts && more) {
       copy_wait<0>();
       fence_async_proxy();
       sync();
     }
-    if (more || !starts) k.wait_full(n);
+    if (more) k.wait_full(n);
     if (n > 0) v.wait_full(n - 1);
-    if (C::kTma && n > 0 && !adds) {
-      const int there = uniform(tiles[(starts ? t - 1 : t) % kTiles].there);
-      if (there < C::kKeys) {
-        zero_rows<C::kSize, C::kKeys>(v.place(n - 1), there);
-        sync();
-      }
-    }
 
-    // S = Q K^T of the next block, then O (+)= P V of this one. The first and the last time one of them is for nothing.
-    const std::uint64_t k_matrix = matrix_descriptor(k.place(n));
-    const std::uint64_t v_matrix = matrix_descriptor(v.place(n + kStages - 1), C::kKeys * 128);
+    // S = Q K^T of the next block, then O += P V of this one. The first and the last time one of them is for nothing.
+    const std::uint32_t k_matrix = matrix_at(k.place(n));
+    const std::uint32_t v_matrix = matrix_at(v.place(n - 1), C::kKeys * 128);
     float s[Rows<C>::kScores] = {};
     pin(s);
     pin(rows.o);
@@ -302,12 +309,11 @@ __device__ void attend(const Call& call, const Listed& listed, const Tile<C>* ti
                    i > 0);
     wgmma_commit();
 #pragma unroll
-    for (int i = 0; i < C::kKeys / 16; ++i)
-      wgmma_ab<T>(rows.o, rows.weights + 4 * i, v_matrix + i * 128, i > 0 || adds);
+    for (int i = 0; i < C::kKeys / 16; ++i) wgmma_ab<T>(rows.o, rows.weights + 4 * i, v_matrix + i * 128, 1);
     wgmma_commit();
     wgmma_wait<1>();
     pin(s);
-    if (more || !starts) k.release(n);
+    if (more) k.release(n);
 
     if (starts) {
       wgmma_wait<0>();
@@ -319,8 +325,14 @@ __device__ void attend(const Call& call, const Listed& listed, const Tile<C>* ti
         listed.release(t - 1);
       }
       if (!more) break;
-      rows.begin(tiles[t % kTiles]);
-      block = uniform(tiles[t % kTiles].blocks);
+      const Tile<C>& tile = tiles[t % kTiles];
+      rows.begin(tile);
+      block = uniform(tile.blocks);
+      if (const int there = uniform(tile.there); C::kTma && there < C::kKeys) {
+        v.wait_full(n);
+        zero_rows<C::kSize, C::kKeys>(v.place(n), there);
+        sync();
+      }
     }
     const Tile<C>& tile = tiles[t % kTiles];
     const bool ends = --block == 0;
@@ -330,15 +342,13 @@ __device__ void attend(const Call& call, const Listed& listed, const Tile<C>* ti
       more = load_q();
     }
     if constexpr (C::kTerms && C::kSize == 256) wgmma_wait<0>();  // the weights' registers are wanted
-    rows.softmax(s, tile, block * C::kKeys);
-    if (!starts) {
+    rows.softmax(s, tile, block * C::kKeys, [&] {
+      if (starts) return;
       wgmma_wait<0>();
       pin(rows.o);
       v.release(n - 1);
       rows.rescale();
-    }
-    rows.pack_weights(s);
-    adds = !starts;
+    });
     starts = ends;
   }
 }
@@ -349,7 +359,8 @@ __global__ void __launch_bounds__(C::kThreads, 1) wgmma(const __grid_constant__ 
   __shared__ std::uint64_t barriers[4 * kStages + 2 * kTiles];
   __shared__ Tile<C> tiles[kTiles];
   const std::uint32_t first = shared_address(barriers);
-  const std::uint32_t q = (shared_address(shared) + 1023) / 1024 * 1024;  // the swizzle's unit
+  std::uint32_t q = (shared_address(shared) + 1023) / 1024 * 1024;  // the swizzle's unit
+  pin(q);
   const Blocks k{first, q + C::kRowsBytes, C::kBlockBytes};
   const Blocks v{first + 16 * kStages, k.data + kStages * C::kBlockBytes, C::kBlockBytes};
   const Listed listed{first + 32 * kStages};

@@ -273,7 +273,7 @@ __device__ void attend(const Call& call, const Listed& listed, const Tile<C>* ti
 
   // Turns at issuing products: barrier 1 + group opens a warpgroup's.
   if (group == C::kGroups - 1) named_arrive(1, 256);
-  const std::uint64_t q_matrix = matrix_descriptor(q.place(0));
+  const std::uint32_t q_matrix = matrix_at(q.place(0));
   int t = 0;               // tiles so far
   int block = 0;           // of the tile, whose scores these are
   bool starts = true;      // it is its tile's first, or there is no more; O is complete once the weights are used
@@ -284,8 +284,8 @@ __device__ void attend(const Call& call, const Listed& listed, const Tile<C>* ti
 
     // P V of the block before, then S = Q K^T of this one. The first and the last time one of them is for nothing.
     named_sync(1 + group, 256);
-    const std::uint64_t k_matrix = matrix_descriptor(k.place(n));
-    const std::uint64_t v_matrix = matrix_descriptor(v.place(n + kStages - 1), C::kKeys * 128);
+    const std::uint32_t k_matrix = matrix_at(k.place(n));
+    const std::uint32_t v_matrix = matrix_at(v.place(n + kStages - 1), C::kKeys * 128);
     pin(s);
     pin(pv);
     wgmma_fence();

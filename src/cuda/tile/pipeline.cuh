@@ -9,15 +9,15 @@ namespace rapt::cuda {
 template <int kPlaces>
 struct Ring {
   std::uint32_t barriers, data = 0;
-  int bytes = 0;  // of a place
+  unsigned bytes = 0;  // of a place
 
-  __device__ std::uint32_t place(int n) const { return data + n % kPlaces * bytes; }
-  __device__ std::uint32_t full(int n) const { return barriers + n % kPlaces * 16; }
-  __device__ std::uint32_t empty(int n) const { return full(n) + 8; }
-  __device__ void wait_full(int n) const { barrier_wait(full(n), n / kPlaces % 2); }
-  __device__ void wait_empty(int n) const { barrier_wait(empty(n), n / kPlaces % 2 ^ 1); }
+  __device__ std::uint32_t place(unsigned n) const { return data + n % kPlaces * bytes; }
+  __device__ std::uint32_t full(unsigned n) const { return barriers + n % kPlaces * 16; }
+  __device__ std::uint32_t empty(unsigned n) const { return full(n) + 8; }
+  __device__ void wait_full(unsigned n) const { barrier_wait(full(n), n / kPlaces % 2); }
+  __device__ void wait_empty(unsigned n) const { barrier_wait(empty(n), n / kPlaces % 2 ^ 1); }
   // By one lane of each warp that read it.
-  __device__ void release(int n) const {
+  __device__ void release(unsigned n) const {
     if (threadIdx.x % 32 == 0) barrier_arrive(empty(n));
   }
   __device__ void init(int writers, int readers) const {

@@ -17,7 +17,7 @@ __device__ inline std::uint32_t shared_address(const void* p) {
 
 // A number that is the same in all of a warp, for the compiler to know so: it is worked with once for all lanes.
 __device__ inline int uniform(int x) {
-  return __shfl_sync(~0u, x, 0);
+  return static_cast<int>(__reduce_or_sync(~0u, static_cast<unsigned>(x)));
 }
 
 // Barriers that complete a phase after `count` arrivals and all announced bytes; waiters name the phase by its parity.
@@ -128,6 +128,9 @@ template <int kPending>
 __device__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
+__device__ __forceinline__ void pin(std::uint32_t& x) {
+  asm volatile("" : "+r"(x)::"memory");
+}
 template <int kCount>
 __device__ __forceinline__ void pin(float (&d)[kCount]) {
 #pragma unroll
@@ -136,16 +139,20 @@ __device__ __forceinline__ void pin(float (&d)[kCount]) {
 template <int kCount>
 __device__ __forceinline__ void pin(std::uint32_t (&d)[kCount]) {
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(d[i])::"memory");
+  for (int i = 0; i < kCount; ++i) pin(d[i]);
 }
 
-// Of a matrix in shared memory, in panels of rows of 128 bytes with the 128-byte swizzle: the 16-byte chunk c of row r
-// lies in place c ^ (r % 8). Groups of 8 rows follow each other; `panel_stride` leads to the next 64 elements of a row
-// where a product takes more (B read by columns). Adding n to it moves the start by 16 n bytes.
-__device__ inline std::uint64_t matrix_descriptor(std::uint32_t address, int panel_stride = 16) {
+// The half of a descriptor in which matrices in shared memory differ; these are in panels of rows of 128 bytes with the
+// 128-byte swizzle: the 16-byte chunk c of row r lies in place c ^ (r % 8). Groups of 8 rows follow each other;
+// `panel_stride` leads to the next 64 elements of a row where a product takes more (B read by columns). Adding n to it
+// moves the start by 16 n bytes.
+__device__ inline std::uint32_t matrix_at(std::uint32_t address, int panel_stride = 16) {
+  return (address & 0x3ffff) >> 4 | static_cast<std::uint32_t>(panel_stride >> 4) << 16;
+}
+// Both halves.
+__device__ inline std::uint64_t descriptor(std::uint32_t matrix) {
   constexpr std::uint64_t kSwizzle128 = 1, kEightRows = 1024;
-  return (address & 0x3ffff) >> 4 | static_cast<std::uint64_t>(panel_stride >> 4) << 16 | kEightRows >> 4 << 32 |
-         kSwizzle128 << 62;
+  return (kEightRows >> 4 << 32 | kSwizzle128 << 62) + matrix;
 }
 
 // Operands of a product: accumulators first, as %0 to %(N / 2 - 1).
@@ -180,32 +187,32 @@ __device__ inline std::uint64_t matrix_descriptor(std::uint32_t address, int pan
 
 // A and B in shared memory, both with rows of k: d (+)= a b^T.
 template <class T>
-__device__ __forceinline__ void wgmma_abt(float (&d)[32], std::uint64_t a, std::uint64_t b, int add) {
-  RAPT_WGMMA_TYPED(64, "%32, %33, add, 1, 1, 0, 0", 34, "l"(a), "l"(b));
+__device__ __forceinline__ void wgmma_abt(float (&d)[32], std::uint32_t a, std::uint32_t b, int add) {
+  RAPT_WGMMA_TYPED(64, "%32, %33, add, 1, 1, 0, 0", 34, "l"(descriptor(a)), "l"(descriptor(b)));
 }
 template <class T>
-__device__ __forceinline__ void wgmma_abt(float (&d)[56], std::uint64_t a, std::uint64_t b, int add) {
-  RAPT_WGMMA_TYPED(112, "%56, %57, add, 1, 1, 0, 0", 58, "l"(a), "l"(b));
+__device__ __forceinline__ void wgmma_abt(float (&d)[56], std::uint32_t a, std::uint32_t b, int add) {
+  RAPT_WGMMA_TYPED(112, "%56, %57, add, 1, 1, 0, 0", 58, "l"(descriptor(a)), "l"(descriptor(b)));
 }
 template <class T>
-__device__ __forceinline__ void wgmma_abt(float (&d)[64], std::uint64_t a, std::uint64_t b, int add) {
-  RAPT_WGMMA_TYPED(128, "%64, %65, add, 1, 1, 0, 0", 66, "l"(a), "l"(b));
+__device__ __forceinline__ void wgmma_abt(float (&d)[64], std::uint32_t a, std::uint32_t b, int add) {
+  RAPT_WGMMA_TYPED(128, "%64, %65, add, 1, 1, 0, 0", 66, "l"(descriptor(a)), "l"(descriptor(b)));
 }
 // A in registers, B in shared memory with columns of k: d (+)= a b.
 template <class T>
-__device__ __forceinline__ void wgmma_ab(float (&d)[32], const std::uint32_t* a, std::uint64_t b, int add) {
+__device__ __forceinline__ void wgmma_ab(float (&d)[32], const std::uint32_t* a, std::uint32_t b, int add) {
   RAPT_WGMMA_TYPED(64, "{%32, %33, %34, %35}, %36, add, 1, 1, 1", 37, "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]),
-                   "l"(b));
+                   "l"(descriptor(b)));
 }
 template <class T>
-__device__ __forceinline__ void wgmma_ab(float (&d)[64], const std::uint32_t* a, std::uint64_t b, int add) {
+__device__ __forceinline__ void wgmma_ab(float (&d)[64], const std::uint32_t* a, std::uint32_t b, int add) {
   RAPT_WGMMA_TYPED(128, "{%64, %65, %66, %67}, %68, add, 1, 1, 1", 69, "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]),
-                   "l"(b));
+                   "l"(descriptor(b)));
 }
 template <class T>
-__device__ __forceinline__ void wgmma_ab(float (&d)[128], const std::uint32_t* a, std::uint64_t b, int add) {
+__device__ __forceinline__ void wgmma_ab(float (&d)[128], const std::uint32_t* a, std::uint32_t b, int add) {
   RAPT_WGMMA_TYPED(256, "{%128, %129, %130, %131}, %132, add, 1, 1, 1", 133, "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]),
-                   "l"(b));
+                   "l"(descriptor(b)));
 }
 
 #undef RAPT_TEN
