@@ -1,6 +1,6 @@
 // Attention in fp32 on the ordinary cores of any GPU, whatever the types, strides and head sizes: FlashAttention-2's
-// schedule in shared memory. A block does a tile of 64 rows, and its threads, 16 side by side, each kEach x 4 of
-// everything: of the 64 x 64 scores, and of each 64 columns of the output.
+// schedule in shared memory. A block does a tile of 64 rows, and its threads, 16 side by side, each 8 x 4 of
+// everything (4 x 4 where V is wide): of the 64 x 64 scores, and of each 64 columns of the output.
 #include <cstring>
 
 #include "cuda/kernels/kernels.hpp"
@@ -105,19 +105,26 @@ __device__ __forceinline__ float part(const float4& x, int i) {
   return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
 }
 
-// Over the threads that share rows; see `lane`.
+// Over the threads that share rows: their lanes differ in these bits.
 template <class Combine>
 __device__ float over_row(float x, Combine combine) {
-  for (const int lane : {16, 8, 4, 1}) x = combine(x, __shfl_xor_sync(~0u, x, lane));
+  for (const int bit : {16, 8, 4, 1}) x = combine(x, __shfl_xor_sync(~0u, x, bit));
   return x;
 }
 
-template <int kChunks, int kEach>  // kChunks of kColumns columns of V, at most
-__global__ void __launch_bounds__(kRows / kEach * kSide, kEach == 8     ? (kChunks <= 2 ? 3 : 2)
-                                                         : kChunks <= 2 ? 2
-                                                                        : 1)
+// Of a kernel for so many times kColumns columns of V: rows of a thread, for what registers hold; threads; and blocks
+// that are to fit on a multiprocessor.
+template <int kChunks>
+struct Shape {
+  static constexpr int kEach = kChunks <= 4 ? 8 : 4, kThreads = kRows / kEach * kSide;
+  static constexpr int kBlocks = kChunks <= 2 ? 3 : kChunks <= 4 ? 2 : 1;
+};
+
+template <int kChunks>
+__global__ void __launch_bounds__(Shape<kChunks>::kThreads, Shape<kChunks>::kBlocks)
     simt(const __grid_constant__ AttentionParams p, const std::uint64_t* redo) {
-  constexpr int kThreads = kRows / kEach * kSide, kApart = kRows / kEach;    // a thread's rows
+  constexpr int kEach = Shape<kChunks>::kEach, kThreads = Shape<kChunks>::kThreads;
+  constexpr int kApart = kRows / kEach;                                      // a thread's rows
   __shared__ __align__(16) float operands[2 * 64 * Matrix<kDepth>::kPitch];  // of q and k; or kColumns columns of v
   __shared__ __align__(16) float weights_data[kRows * Matrix<kKeys>::kPitch];
   __shared__ Row rows[kRows];
@@ -125,7 +132,7 @@ __global__ void __launch_bounds__(kRows / kEach * kSide, kEach == 8     ? (kChun
   __shared__ float maxima[kRows], scales[kRows];  // of scores so far; and what it makes of earlier weights
   __shared__ int2 seen[kRows];                    // of the block's keys, the first and the end of those that a row sees
   const Matrix<kDepth> q = {operands}, k = {operands + 64 * Matrix<kDepth>::kPitch};
-  const Matrix<kColumns - 4> v = {operands};
+  const Matrix<kColumns - 4> v = {operands};  // a row at a time is read: it needs nothing between them
   const Matrix<kKeys> weights = {weights_data};
   static_assert(sizeof operands >= sizeof(float) * kKeys * kColumns && kRows == kKeys);
 
@@ -207,7 +214,7 @@ __global__ void __launch_bounds__(kRows / kEach * kSide, kEach == 8     ? (kChun
       }
     }
 
-    if (terms) {  // in a loop by way of shared memory: it is for speed elsewhere that o has registers
+    if (terms) {  // by way of shared memory, in a loop: code for each element of `s` would take registers from the rest
 #pragma unroll
       for (int i = 0; i < kEach; ++i) weights.four(row_of(i), 4 * tx) = make_float4(s[i][0], s[i][1], s[i][2], s[i][3]);
 #pragma unroll 1
@@ -312,9 +319,9 @@ __global__ void __launch_bounds__(kRows / kEach * kSide, kEach == 8     ? (kChun
   }
 }
 
-template <int kChunks, int kEach>
+template <int kChunks>
 void launch(const AttentionParams& p, cudaStream_t stream, const std::uint64_t* redo) {
-  simt<kChunks, kEach><<<static_cast<unsigned>(simt_tiles(p)), kRows / kEach * kSide, 0, stream>>>(p, redo);
+  simt<kChunks><<<static_cast<unsigned>(simt_tiles(p)), Shape<kChunks>::kThreads, 0, stream>>>(p, redo);
 }
 
 }  // namespace
@@ -324,10 +331,10 @@ std::int64_t simt_tiles(const AttentionParams& p) {
 }
 
 void attention_simt(const AttentionParams& p, cudaStream_t stream, const std::uint64_t* redo) {
-  if (p.dv <= kColumns) launch<1, 8>(p, stream, redo);
-  else if (p.dv <= 2 * kColumns) launch<2, 8>(p, stream, redo);
-  else if (p.dv <= 4 * kColumns) launch<4, 8>(p, stream, redo);
-  else launch<kSimtMaxValueSize / kColumns, 4>(p, stream, redo);
+  if (p.dv <= kColumns) launch<1>(p, stream, redo);
+  else if (p.dv <= 2 * kColumns) launch<2>(p, stream, redo);
+  else if (p.dv <= 4 * kColumns) launch<4>(p, stream, redo);
+  else launch<kSimtMaxValueSize / kColumns>(p, stream, redo);
 }
 
 }  // namespace rapt::cuda
