@@ -1,6 +1,7 @@
 // Attention in fp32 on the ordinary cores of any GPU, whatever the types, strides and head sizes: FlashAttention-2's
 // schedule in shared memory. A block does a tile of 64 rows, and its threads, 16 side by side, each 8 x 4 of
 // everything (4 x 4 where V is wide): of the 64 x 64 scores, and of each 64 columns of the output.
+#include <algorithm>
 #include <cstring>
 
 #include "cuda/kernels/kernels.hpp"
@@ -117,12 +118,12 @@ __device__ float over_row(float x, Combine combine) {
 template <int kChunks>
 struct Shape {
   static constexpr int kEach = kChunks <= 4 ? 8 : 4, kThreads = kRows / kEach * kSide;
-  static constexpr int kBlocks = kChunks <= 2 ? 3 : kChunks <= 4 ? 2 : 1;
+  static constexpr int kBlocks = kChunks <= 2 ? 3 : kChunks <= 4 ? 2 : 1, kBlocksAgain = std::min(kBlocks, 2);
 };
 
+// The rows of a tile whose bits are set in `wanted`. In kChunks of kColumns columns of V, at most.
 template <int kChunks>
-__global__ void __launch_bounds__(Shape<kChunks>::kThreads, Shape<kChunks>::kBlocks)
-    simt(const __grid_constant__ AttentionParams p, const std::uint64_t* redo) {
+__device__ __forceinline__ void attend(const AttentionParams& p, unsigned number, std::uint64_t wanted) {
   constexpr int kEach = Shape<kChunks>::kEach, kThreads = Shape<kChunks>::kThreads;
   constexpr int kApart = kRows / kEach;                                      // a thread's rows
   __shared__ __align__(16) float operands[2 * 64 * Matrix<kDepth>::kPitch];  // of q and k; or kColumns columns of v
@@ -136,14 +137,11 @@ __global__ void __launch_bounds__(Shape<kChunks>::kThreads, Shape<kChunks>::kBlo
   const Matrix<kKeys> weights = {weights_data};
   static_assert(sizeof operands >= sizeof(float) * kKeys * kColumns && kRows == kKeys);
 
-  // Heads one after another, so that K and V stay cached; the last rows first, since causal makes them the longest.
-  const auto tiles = static_cast<unsigned>(Tiles::tiles(p)), in_head = tiles - 1 - blockIdx.x % tiles;
-  const Tiles::Tile tile = Tiles::find(p, static_cast<int>(blockIdx.x / tiles), static_cast<int>(in_head));
+  const auto tiles = static_cast<unsigned>(Tiles::tiles(p));
+  const Tiles::Tile tile = Tiles::find(p, static_cast<int>(number / tiles), static_cast<int>(number % tiles));
   const Head head(p, tile.b, tile.hk);
   const std::int64_t all_rows = head.len_q * p.group;
   if (tile.row >= all_rows) return;
-  const std::uint64_t wanted = redo ? redo[blockIdx.x / tiles * tiles + in_head] : ~std::uint64_t{0};  // rows
-  if (wanted == 0) return;
   const bool terms = has_terms(p.score);
   const Source from_q = {p.q, p.q_type, p.q_stride.d, p.d}, from_k = {p.k, p.kv_type, p.k_stride.d, p.d},
                from_v = {p.v, p.kv_type, p.v_stride.d, p.dv};
@@ -320,8 +318,44 @@ __global__ void __launch_bounds__(Shape<kChunks>::kThreads, Shape<kChunks>::kBlo
 }
 
 template <int kChunks>
+__global__ void __launch_bounds__(Shape<kChunks>::kThreads, Shape<kChunks>::kBlocks)
+    simt(const __grid_constant__ AttentionParams p) {
+  // Heads one after another, so that K and V stay cached; the last rows first, since causal makes them the longest.
+  const auto tiles = static_cast<unsigned>(Tiles::tiles(p)), in_head = blockIdx.x % tiles;
+  attend<kChunks>(p, blockIdx.x - in_head + tiles - 1 - in_head, ~std::uint64_t{0});
+}
+
+// Only rows whose bits are set. Mostly none is: each thread looks at another tile.
+template <int kChunks>
+__global__ void __launch_bounds__(Shape<kChunks>::kThreads, Shape<kChunks>::kBlocksAgain)
+    simt_again(const __grid_constant__ AttentionParams p, const std::uint64_t* redo, unsigned tiles) {
+  constexpr int kThreads = Shape<kChunks>::kThreads;
+  __shared__ std::uint64_t wanted[kThreads];
+  for (unsigned first = blockIdx.x; first < tiles; first += kThreads * gridDim.x) {
+    const unsigned mine = first + threadIdx.x * gridDim.x;
+    wanted[threadIdx.x] = mine < tiles ? redo[mine] : 0;
+    if (!__syncthreads_or(wanted[threadIdx.x] != 0)) continue;
+    for (unsigned i = 0; i < kThreads; ++i) {
+      if (wanted[i] == 0) continue;
+      attend<kChunks>(p, first + i * gridDim.x, wanted[i]);
+      __syncthreads();
+    }
+  }
+}
+
+template <int kChunks>
 void launch(const AttentionParams& p, cudaStream_t stream, const std::uint64_t* redo) {
-  simt<kChunks><<<static_cast<unsigned>(simt_tiles(p)), Shape<kChunks>::kThreads, 0, stream>>>(p, redo);
+  constexpr int kThreads = Shape<kChunks>::kThreads, kBlocksAgain = Shape<kChunks>::kBlocksAgain;
+  const auto tiles = static_cast<unsigned>(simt_tiles(p));
+  if (!redo) {
+    simt<kChunks><<<tiles, kThreads, 0, stream>>>(p);
+    return;
+  }
+  int device = 0, processors = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  const unsigned blocks = std::min(tiles, static_cast<unsigned>(kBlocksAgain * processors));
+  simt_again<kChunks><<<blocks, kThreads, 0, stream>>>(p, redo, tiles);
 }
 
 }  // namespace

@@ -15,6 +15,11 @@ __device__ inline std::uint32_t shared_address(const void* p) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
 }
 
+// A number that is the same in all of a warp, for the compiler to know so: it is worked with once for all lanes.
+__device__ inline int uniform(int x) {
+  return __shfl_sync(~0u, x, 0);
+}
+
 // Barriers that complete a phase after `count` arrivals and all announced bytes; waiters name the phase by its parity.
 __device__ inline void barrier_init(std::uint32_t barrier, int count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count));

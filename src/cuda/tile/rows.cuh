@@ -13,6 +13,18 @@ __device__ float over_row(float x, Combine combine) {
   return combine(x, __shfl_xor_sync(~0u, x, 2));
 }
 
+// Of the h-th row's numbers in a lane.
+template <int kCount>
+__device__ float max_of_row(const float (&s)[kCount], int h) {
+  float top[4];  // four at a time, or each waits for the one before
+#pragma unroll
+  for (int i = 0; i < kCount / 4; ++i) {
+    const float pair = fmaxf(s[4 * i + 2 * h], s[4 * i + 2 * h + 1]);
+    top[i % 4] = i < 4 ? pair : fmaxf(top[i % 4], pair);
+  }
+  return fmaxf(fmaxf(top[0], top[1]), fmaxf(top[2], top[3]));
+}
+
 // The 4 x 4 words of four neighbouring lanes: word j of lane i becomes word i of lane j.
 __device__ inline void transpose(std::uint32_t (&words)[4], int lane) {
 #pragma unroll

@@ -98,13 +98,15 @@ struct Tile : Place {
     }
 #pragma unroll 1
     for (int i = thread; i < C::kRows; i += threads) {
-      const int r = place.row + i, end = r < place.rows ? place.blocks * C::kKeys : 0;
+      const int r = place.row + i, end = place.blocks * C::kKeys;
+      const bool exists = r < place.rows;
       const Row at = row_of(head, min(r, place.rows - 1));
       auto& row = of_row[i];
-      row.q = end ? row_at(p.q_stride, head, at) : -1;
-      row.out = end ? row_at(p.out_stride, head, at) : -1;
-      row.lse = end && p.lse ? row_at(p.lse_stride, head, at) : -1;
+      row.q = exists ? row_at(p.q_stride, head, at) : -1;
+      row.out = exists ? row_at(p.out_stride, head, at) : -1;
+      row.lse = exists && p.lse ? row_at(p.lse_stride, head, at) : -1;
       row.token = static_cast<int>(at.token), row.q_head = static_cast<int>(at.q_head);
+      // Rows that do not exist see what the last one sees: nothing is masked for them alone.
       row.first = static_cast<int>(clamp(at.first - place.key, 0, end));
       row.last = static_cast<int>(clamp(at.last - place.key, 0, end));
       row.sink = sink_of(head, at);
