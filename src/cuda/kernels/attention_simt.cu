@@ -1,8 +1,8 @@
 // Attention in fp32 on the ordinary cores of any GPU, whatever the types, strides and head sizes: FlashAttention-2's
-// schedule in shared memory. A block does a tile of 64 rows, and 256 threads in 16 x 16 each 4 x 4 of everything: of
-// the 64 x 64 scores, and of each 64 columns of the output. (8 x 4 read less shared memory for a product, but left too
-// few threads to hide latencies: 5 to 25 % slower on an H200.)
+// schedule in shared memory. A block does a tile of 64 rows, and its threads, 16 side by side, each 8 x 4 of
+// everything (4 x 4 where V is wide): of the 64 x 64 scores, and of each 64 columns of the output.
 #include <algorithm>
+#include <cstring>
 
 #include "cuda/kernels/kernels.hpp"
 #include "cuda/tile/score.cuh"
@@ -12,56 +12,130 @@ namespace {
 
 constexpr int kRows = kSimtRows, kKeys = kSimtKeys, kColumns = 64;
 constexpr int kDepth = 32;  // of the head size, at a time
+constexpr int kSide = 16;   // threads that share rows, all of one warp
 using Tiles = Tiling<kRows>;
-constexpr int kSide = 16, kThreads = kSide * kSide, kEach = kRows / kSide;
 
-// Matrices in shared memory are stored by columns of 64, and read 4 x 16 bytes at a time. Groups of 4 within a column
-// are permuted by the column, so that transposing stores meet different banks.
-__device__ int at_column(int column, int group, int in_group) {
-  return column * 64 + ((group ^ (column / 4 % 16)) * 4) + in_group;
-}
-__device__ float4 column4(const float* matrix, int column, int group) {
-  return *reinterpret_cast<const float4*>(matrix + at_column(column, group, 0));
-}
+// Matrices in shared memory are stored by rows, with 16 bytes between them, so that neighbouring rows meet different
+// banks, and read 4 elements at a time.
+template <int kWidth>
+struct Matrix {
+  static constexpr int kPitch = kWidth + 4;
+  float* data;
 
-// Columns [depth, depth + kDepth) of 64 rows of `x`, whose first elements are at `rows`, negative for none.
-template <class Scale>
-__device__ void load_transposed(float* to, const void* x, DType type, const std::int64_t* rows, std::int64_t stride,
-                                std::int64_t depth, std::int64_t size, Scale scale) {
-  constexpr int kFours = kDepth / 4;
-  const int four = threadIdx.x % kFours;
-  for (int row = threadIdx.x / kFours; row < 64; row += kThreads / kFours) {
-    const std::int64_t column = depth + 4 * four, n = rows[row] < 0 ? 0 : size - column;
-    const float4 e = load4(x, type, rows[row] + column * stride, stride, n);
-    const float each[4] = {e.x, e.y, e.z, e.w};
-    for (int i = 0; i < 4; ++i) to[at_column(4 * four + i, row / 4, row % 4)] = scale(each[i]);
+  __device__ float4& four(int row, int column) const {
+    return *reinterpret_cast<float4*>(data + row * kPitch + column);
   }
-}
+};
 
-__device__ void add_product(float (&sum)[kEach][4], const float4& a, const float4& b) {
-  const float left[4] = {a.x, a.y, a.z, a.w}, right[4] = {b.x, b.y, b.z, b.w};
-#pragma unroll
-  for (int i = 0; i < kEach; ++i)
-#pragma unroll
-    for (int j = 0; j < 4; ++j) sum[i][j] = fmaf(left[i], right[j], sum[i][j]);
-}
-
-// Over the 16 threads that share rows.
-template <class Combine>
-__device__ float over_row(float x, Combine combine) {
-#pragma unroll
-  for (int n = kSide / 2; n > 0; n /= 2) x = combine(x, __shfl_xor_sync(~0u, x, n));
+// Four neighbours in memory, as they are and in fp32.
+__device__ float4 widen(const float4& x, DType) {
   return x;
 }
+__device__ float4 widen(const uint2& x, DType type) {
+  const std::uint32_t bits[2] = {x.x, x.y};
+  float2 pair[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    __half2 half;
+    std::memcpy(&half, &bits[i], sizeof half);
+    pair[i] = type == DType::f16 ? __half22float2(half)
+                                 : make_float2(__uint_as_float(bits[i] << 16), __uint_as_float(bits[i] & 0xffff0000u));
+  }
+  return make_float4(pair[0].x, pair[0].y, pair[1].x, pair[1].y);
+}
+
+// Rows of q, k or v in global memory.
+struct Source {
+  const void* data;
+  DType type;
+  std::int64_t stride, size;
+
+  // Whether fours of a row are whole, and neighbours aligned to their size.
+  __device__ bool vector(const Strides& s) const {
+    return s.d == 1 && (size | s.b | s.h | s.s) % 4 == 0 &&
+           reinterpret_cast<std::uintptr_t>(data) % (type == DType::f32 ? 16 : 8) == 0;
+  }
+};
+
+// Columns [column, column + kWidth) of 64 rows that lie `at`, negative for none; put(row, column of them, four
+// elements) stores them.
+template <int kWidth, int kThreads>
+struct Fetch {
+  static constexpr int kFours = kWidth / 4, kAtOnce = kThreads / kFours, kTimes = 64 / kAtOnce;
+  const Source& x;
+  const std::int64_t* at;
+  std::int64_t column;
+  int row, own;
+
+  __device__ Fetch(const Source& x, const std::int64_t* at, std::int64_t column) : x(x), at(at), column(column) {
+    int thread = threadIdx.x;
+    asm volatile("" : "+r"(thread));  // or addresses are worked out long before, and wait in registers
+    row = thread / kFours, own = thread % kFours * 4;
+  }
+
+  template <class Put>
+  __device__ void operator()(bool vector, Put put) const {
+    if (!vector) one_by_one(put);
+    else if (x.type == DType::f32) at_once<float4>(put);
+    else at_once<uint2>(put);
+  }
+  template <class Four, class Put>
+  __device__ void at_once(Put put) const {
+    const auto* const from = static_cast<const char*>(x.data) + (column + own) * (sizeof(Four) / 4);
+    const bool there = column + own < x.size;
+    Four e[kTimes];
+#pragma unroll
+    for (int i = 0; i < kTimes; ++i) {
+      const std::int64_t of_row = at[row + i * kAtOnce];
+      e[i] = there && of_row >= 0 ? *reinterpret_cast<const Four*>(from + of_row * (sizeof(Four) / 4)) : Four{};
+    }
+#pragma unroll
+    for (int i = 0; i < kTimes; ++i) put(row + i * kAtOnce, own, widen(e[i], x.type));
+  }
+  template <class Put>
+  __device__ void one_by_one(Put put) const {
+#pragma unroll 1
+    for (int i = row; i < 64; i += kAtOnce) {
+      const std::int64_t n = at[i] < 0 ? 0 : x.size - column - own;
+      put(i, own, load4(x.data, x.type, at[i] + (column + own) * x.stride, x.stride, n));
+    }
+  }
+};
+
+__device__ __forceinline__ float part(const float4& x, int i) {
+  return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
+}
+
+// Over the threads that share rows: their lanes differ in these bits.
+template <class Combine>
+__device__ float over_row(float x, Combine combine) {
+  for (const int bit : {16, 8, 4, 1}) x = combine(x, __shfl_xor_sync(~0u, x, bit));
+  return x;
+}
+
+// Of a kernel for so many times kColumns columns of V: rows of a thread, for what registers hold; threads; and blocks
+// that are to fit on a multiprocessor.
+template <int kChunks>
+struct Shape {
+  static constexpr int kEach = kChunks <= 4 ? 8 : 4, kThreads = kRows / kEach * kSide;
+  static constexpr int kBlocks = kChunks <= 2 ? 3 : kChunks <= 4 ? 2 : 1, kBlocksAgain = std::min(kBlocks, 2);
+};
 
 // The rows of a tile whose bits are set in `wanted`. In kChunks of kColumns columns of V, at most.
 template <int kChunks>
 __device__ __forceinline__ void attend(const AttentionParams& p, unsigned number, std::uint64_t wanted) {
-  __shared__ __align__(16) float operands[2 * kDepth * 64];  // Q^T and K^T of kDepth columns, or kColumns columns of V
-  __shared__ __align__(16) float weights[kKeys * kRows];     // by keys
+  constexpr int kEach = Shape<kChunks>::kEach, kThreads = Shape<kChunks>::kThreads;
+  constexpr int kApart = kRows / kEach;                                      // a thread's rows
+  __shared__ __align__(16) float operands[2 * 64 * Matrix<kDepth>::kPitch];  // of q and k; or kColumns columns of v
+  __shared__ __align__(16) float weights_data[kRows * Matrix<kKeys>::kPitch];
   __shared__ Row rows[kRows];
-  __shared__ std::int64_t q_at[kRows], k_at[kKeys], v_at[kKeys];
-  float *const q = operands, *const k = operands + kDepth * 64;
+  __shared__ std::int64_t q_at[kRows], out_at[kRows], lse_at[kRows], k_at[kKeys], v_at[kKeys];
+  __shared__ float maxima[kRows], scales[kRows];  // of scores so far; and what it makes of earlier weights
+  __shared__ int2 seen[kRows];                    // of the block's keys, the first and the end of those that a row sees
+  const Matrix<kDepth> q = {operands}, k = {operands + 64 * Matrix<kDepth>::kPitch};
+  const Matrix<kColumns - 4> v = {operands};  // a row at a time is read: it needs nothing between them
+  const Matrix<kKeys> weights = {weights_data};
+  static_assert(sizeof operands >= sizeof(float) * kKeys * kColumns && kRows == kKeys);
 
   const auto tiles = static_cast<unsigned>(Tiles::tiles(p));
   const Tiles::Tile tile = Tiles::find(p, static_cast<int>(number / tiles), static_cast<int>(number % tiles));
@@ -69,22 +143,35 @@ __device__ __forceinline__ void attend(const AttentionParams& p, unsigned number
   const std::int64_t all_rows = head.len_q * p.group;
   if (tile.row >= all_rows) return;
   const bool terms = has_terms(p.score);
-  const int tx = threadIdx.x % kSide, ty = threadIdx.x / kSide;
+  const Source from_q = {p.q, p.q_type, p.q_stride.d, p.d}, from_k = {p.k, p.kv_type, p.k_stride.d, p.d},
+               from_v = {p.v, p.kv_type, p.v_stride.d, p.dv};
+  const bool vector = from_q.vector(p.q_stride) && from_k.vector(p.k_stride) && from_v.vector(p.v_stride);
+  // A warp is 16 threads wide and 2 high. Shared memory serves half a warp's 16 bytes each at once only if lanes that
+  // differ in bit 0, or those in bit 1, read the same: the former do of rows, the latter of keys and columns.
+  const int lane = threadIdx.x % 32, tx = (lane & 1) | (lane >> 1 & 14), ty = threadIdx.x / 32 * 2 + (lane >> 1 & 1);
+  const auto row_of = [&](int i) { return ty + i * kApart; };
 
   if (threadIdx.x < kRows) {
-    const std::int64_t r = min(tile.row + threadIdx.x, all_rows - 1);
-    rows[threadIdx.x] = Row(head, r);
-    q_at[threadIdx.x] = row_at(p.q_stride, head, rows[threadIdx.x]);
+    const std::int64_t r = tile.row + threadIdx.x;
+    const Row row = rows[threadIdx.x] = Row(head, min(r, all_rows - 1));
+    q_at[threadIdx.x] = row_at(p.q_stride, head, row);
+    out_at[threadIdx.x] = r < all_rows && wanted >> threadIdx.x & 1 ? row_at(p.out_stride, head, row) : -1;
+    lse_at[threadIdx.x] = row_at(p.lse_stride, head, row);
   }
   __syncthreads();
-  std::int64_t begin = head.high, end = 0;  // keys that any row of the tile sees
-  for (const Row& row : rows) begin = min(begin, row.first), end = max(end, row.last);
+  // Keys that any row of the tile sees, and those that all see.
+  std::int64_t begin = head.high, end = 0, all_begin = 0, all_end = head.high;
+  for (const Row& row : rows) {
+    begin = min(begin, row.first), end = max(end, row.last);
+    all_begin = max(all_begin, row.first), all_end = min(all_end, row.last);
+  }
 
-  float o[kChunks][kEach][4] = {}, m[kEach], l[kEach];
+  float o[kChunks][kEach][4] = {}, l[kEach];
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    m[i] = sink_of(head, rows[kEach * ty + i]);
-    l[i] = tx == 0 && m[i] != -infinity() ? 1.f : 0.f;  // a share of the sum: threads of a row add theirs in the end
+    const float sink = sink_of(head, rows[row_of(i)]);
+    if (tx == 0) maxima[row_of(i)] = sink;
+    l[i] = tx == 0 && sink != -infinity() ? 1.f : 0.f;  // a share of the sum: threads of a row add theirs in the end
   }
 
   // From a multiple of the block on, so that a row's keys are cut alike whatever rows are beside it.
@@ -94,94 +181,130 @@ __device__ __forceinline__ void attend(const AttentionParams& p, unsigned number
       const bool there = j >= begin && j < end;
       k_at[threadIdx.x] = there ? head.key_at(p.k_stride, j) : -1;
       v_at[threadIdx.x] = there ? head.key_at(p.v_stride, j) : -1;
+      const Row& row = rows[threadIdx.x];
+      seen[threadIdx.x] = make_int2(static_cast<int>(clamp(row.first - block, 0, kKeys)),
+                                    static_cast<int>(clamp(row.last - block, 0, kKeys)));
     }
     float s[kEach][4] = {};
     for (std::int64_t depth = 0; depth < p.d; depth += kDepth) {
       __syncthreads();
-      load_transposed(q, p.q, p.q_type, q_at, p.q_stride.d, depth, p.d,
-                      [&](float x) { return x * p.score.scale_log2; });
-      load_transposed(k, p.k, p.kv_type, k_at, p.k_stride.d, depth, p.d, [](float x) { return x; });
+      Fetch<kDepth, kThreads>(from_q, q_at, depth)(vector, [&](int row, int column, float4 e) {
+        const float scale = p.score.scale_log2;
+        q.four(row, column) = make_float4(e.x * scale, e.y * scale, e.z * scale, e.w * scale);
+      });
+      // Key 4 i + j is in row i + 16 j: a thread's four are neighbours, but what it reads beside others' is too.
+      Fetch<kDepth, kThreads>(from_k, k_at, depth)(
+          vector, [&](int row, int column, float4 e) { k.four(row % 4 * kSide + row / 4, column) = e; });
       __syncthreads();
-#pragma unroll 8
-      for (int i = 0; i < kDepth; ++i) add_product(s, column4(q, i, ty), column4(k, i, tx));
+#pragma unroll 1
+      for (int at = 0; at < kDepth; at += 4) {
+        float4 right[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) right[j] = k.four(tx + j * kSide, at);
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) {
+          const float4 left = q.four(row_of(i), at);
+#pragma unroll
+          for (int n = 0; n < 4; ++n)
+#pragma unroll
+            for (int j = 0; j < 4; ++j) s[i][j] = fmaf(part(left, n), part(right[j], n), s[i][j]);
+        }
+      }
     }
 
-    float scale[kEach];
+    if (terms) {  // by way of shared memory, in a loop: code for each element of `s` would take registers from the rest
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) weights.four(row_of(i), 4 * tx) = make_float4(s[i][0], s[i][1], s[i][2], s[i][3]);
+#pragma unroll 1
+      for (int n = 0; n < kEach * 4; ++n) {
+        const int row = row_of(n / 4), key = 4 * tx + n % 4;
+        float& x = weights.data[row * weights.kPitch + key];
+        if (key >= seen[row].x && key < seen[row].y) x = finish_score(head, rows[row], block + key, x);
+      }
+#pragma unroll
+      for (int i = 0; i < kEach; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) s[i][j] = part(weights.four(row_of(i), 4 * tx), j);
+    }
+    if (block < all_begin || block + kKeys > all_end) {
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        const int2 sees = seen[row_of(i)];
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          if (4 * tx + j < sees.x || 4 * tx + j >= sees.y) s[i][j] = -infinity();
+      }
+    }
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      const Row& row = rows[kEach * ty + i];
-      const auto first = static_cast<int>(clamp(row.first - block, 0, kKeys));
-      const auto last = static_cast<int>(clamp(row.last - block, 0, kKeys));
-      float top = m[i];
+      const float before = maxima[row_of(i)];
+      float top = before;
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int key = 4 * tx + j;
-        if (key < first || key >= last) s[i][j] = -infinity();
-        else if (terms) s[i][j] = finish_score(head, row, block + key, s[i][j]);
-        top = fmaxf(top, s[i][j]);
-      }
+      for (int j = 0; j < 4; ++j) top = fmaxf(top, s[i][j]);
       top = over_row(top, [](float a, float b) { return fmaxf(a, b); });
       const float r = reference(top);
-      scale[i] = exp2_approx(m[i] - r);
-      m[i] = top;
+      const float scale = exp2_approx(before - r);
+      if (tx == 0) maxima[row_of(i)] = top, scales[row_of(i)] = scale;
       float sum = 0;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         s[i][j] = weight_of(s[i][j], r);
         sum += s[i][j];
       }
-      l[i] = fmaf(l[i], scale[i], sum);
+      l[i] = fmaf(l[i], scale, sum);
+      weights.four(row_of(i), 4 * tx) = make_float4(s[i][0], s[i][1], s[i][2], s[i][3]);
     }
-#pragma unroll
-    for (int j = 0; j < 4; ++j)
-      *reinterpret_cast<float4*>(weights + at_column(4 * tx + j, ty, 0)) =
-          make_float4(s[0][j], s[1][j], s[2][j], s[3][j]);
 
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
       if (chunk * kColumns >= p.dv) break;
       __syncthreads();
       bool bad = false;
-      for (int key = ty; key < kKeys; key += kSide) {
-        const std::int64_t column = chunk * kColumns + 4 * tx, n = v_at[key] < 0 ? 0 : p.dv - column;
-        const float4 v = load4(p.v, p.kv_type, v_at[key] + column * p.v_stride.d, p.v_stride.d, n);
-        bad |= !is_finite(v.x) || !is_finite(v.y) || !is_finite(v.z) || !is_finite(v.w);
-        *reinterpret_cast<float4*>(operands + key * kColumns + 4 * tx) = v;
-      }
+      Fetch<kColumns, kThreads>(from_v, v_at, chunk * kColumns)(vector, [&](int row, int column, float4 e) {
+        bad |= !is_finite(e.x) || !is_finite(e.y) || !is_finite(e.z) || !is_finite(e.w);
+        v.four(row, column) = e;
+      });
       // The block's own sum first: the rounding of a sum grows with its terms.
       float sum[kEach][4] = {};
-      const auto v4 = [&](int key) { return *reinterpret_cast<const float4*>(operands + key * kColumns + 4 * tx); };
-      if (__syncthreads_or(bad)) {
-        // Hidden keys must not leak: 0 times NaN or Inf is NaN.
-        for (int key = 0; key < kKeys; ++key) {
-          const float4 w = column4(weights, key, ty), v = v4(key);
-          const float weight[4] = {w.x, w.y, w.z, w.w}, value[4] = {v.x, v.y, v.z, v.w};
+      const auto add = [&](int key, auto skip) {
+        float4 right[4];
 #pragma unroll
-          for (int i = 0; i < kEach; ++i)
+        for (int n = 0; n < 4; ++n) right[n] = v.four(key + n, 4 * tx);
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) {
+          const float4 left = weights.four(row_of(i), key);
+#pragma unroll
+          for (int n = 0; n < 4; ++n)
 #pragma unroll
             for (int j = 0; j < 4; ++j)
-              if (!is_hidden(weight[i])) sum[i][j] = fmaf(weight[i], value[j], sum[i][j]);
+              if (!skip(part(left, n))) sum[i][j] = fmaf(part(left, n), part(right[n], j), sum[i][j]);
         }
+      };
+      if (__syncthreads_or(bad)) {
+        // Hidden keys must not leak: 0 times NaN or Inf is NaN.
+#pragma unroll 1
+        for (int key = 0; key < kKeys; key += 4) add(key, [](float weight) { return is_hidden(weight); });
       } else {
-#pragma unroll 8
-        for (int key = 0; key < kKeys; ++key) add_product(sum, column4(weights, key, ty), v4(key));
+#pragma unroll 1
+        for (int key = 0; key < kKeys; key += 4) add(key, [](float) { return false; });
       }
 #pragma unroll
-      for (int i = 0; i < kEach; ++i)
+      for (int i = 0; i < kEach; ++i) {
+        const float scale = scales[row_of(i)];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           float& x = o[chunk][i][j];
-          x = is_finite(x) ? fmaf(x, scale[i], sum[i][j]) : x + sum[i][j];  // inf * 0 is no NaN
+          x = is_finite(x) ? fmaf(x, scale, sum[i][j]) : x + sum[i][j];  // inf * 0 is no NaN
         }
+      }
     }
   }
 
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
     l[i] = over_row(l[i], [](float a, float b) { return a + b; });
-    if (tile.row + kEach * ty + i >= all_rows || !(wanted >> (kEach * ty + i) & 1)) continue;
-    const Row& row = rows[kEach * ty + i];
-    const std::int64_t at = row_at(p.out_stride, head, row);
+    const std::int64_t at = out_at[row_of(i)];
+    if (at < 0) continue;
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk)
 #pragma unroll
@@ -190,12 +313,13 @@ __device__ __forceinline__ void attend(const AttentionParams& p, unsigned number
         if (column < p.dv)
           store(p.out, p.out_type, at + column * p.out_stride.d, l[i] == 0 ? 0.f : o[chunk][i][j] / l[i]);
       }
-    if (p.lse && tx == 0) p.lse[row_at(p.lse_stride, head, row)] = lse_of(m[i], l[i]);
+    if (p.lse && tx == 0) p.lse[lse_at[row_of(i)]] = lse_of(maxima[row_of(i)], l[i]);
   }
 }
 
 template <int kChunks>
-__global__ void __launch_bounds__(kThreads, kChunks <= 2 ? 2 : 1) simt(const __grid_constant__ AttentionParams p) {
+__global__ void __launch_bounds__(Shape<kChunks>::kThreads, Shape<kChunks>::kBlocks)
+    simt(const __grid_constant__ AttentionParams p) {
   // Heads one after another, so that K and V stay cached; the last rows first, since causal makes them the longest.
   const auto tiles = static_cast<unsigned>(Tiles::tiles(p)), in_head = blockIdx.x % tiles;
   attend<kChunks>(p, blockIdx.x - in_head + tiles - 1 - in_head, ~std::uint64_t{0});
@@ -203,8 +327,9 @@ __global__ void __launch_bounds__(kThreads, kChunks <= 2 ? 2 : 1) simt(const __g
 
 // Only rows whose bits are set. Mostly none is: each thread looks at another tile.
 template <int kChunks>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(Shape<kChunks>::kThreads, Shape<kChunks>::kBlocksAgain)
     simt_again(const __grid_constant__ AttentionParams p, const std::uint64_t* redo, unsigned tiles) {
+  constexpr int kThreads = Shape<kChunks>::kThreads;
   __shared__ std::uint64_t wanted[kThreads];
   for (unsigned first = blockIdx.x; first < tiles; first += kThreads * gridDim.x) {
     const unsigned mine = first + threadIdx.x * gridDim.x;
@@ -220,6 +345,7 @@ __global__ void __launch_bounds__(kThreads)
 
 template <int kChunks>
 void launch(const AttentionParams& p, cudaStream_t stream, const std::uint64_t* redo) {
+  constexpr int kThreads = Shape<kChunks>::kThreads, kBlocksAgain = Shape<kChunks>::kBlocksAgain;
   const auto tiles = static_cast<unsigned>(simt_tiles(p));
   if (!redo) {
     simt<kChunks><<<tiles, kThreads, 0, stream>>>(p);
@@ -229,7 +355,8 @@ void launch(const AttentionParams& p, cudaStream_t stream, const std::uint64_t* 
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
   // An odd number of blocks, or tiles that are alike in all heads would be one block's.
-  simt_again<kChunks><<<std::min(tiles, static_cast<unsigned>(2 * processors + 1)), kThreads, 0, stream>>>(p, redo, tiles);
+  const unsigned blocks = std::min(tiles, static_cast<unsigned>(kBlocksAgain * processors / 2 * 2 + 1));
+  simt_again<kChunks><<<blocks, kThreads, 0, stream>>>(p, redo, tiles);
 }
 
 }  // namespace

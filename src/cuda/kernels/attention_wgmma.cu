@@ -42,7 +42,8 @@ struct Config {
   // Weights are 2^kShift times as large, so that fp16 has more of the small ones.
   static constexpr float kShift = std::is_same_v<T, __half> ? 7 : 0;
   static constexpr int kRowsBytes = kRows * kSize * 2, kBlockBytes = kKeys * kSize * 2;
-  static constexpr int kSharedBytes = kRowsBytes + 2 * kStages * kBlockBytes + 1024;
+  static constexpr int kTilesOfQ = kSize == 256 ? 1 : 2;  // that there is room for: the one at work, the next
+  static constexpr int kSharedBytes = kTilesOfQ * kRowsBytes + 2 * kStages * kBlockBytes + 1024;
   using Tiles = Tiling<kRows>;
 };
 
@@ -54,6 +55,25 @@ struct Call : Grid {
 };
 
 using Blocks = Ring<kStages>;
+template <class C>
+using TilesOfQ = Ring<C::kTilesOfQ>;
+
+// Tile i's rows of Q, by the threads that listed it.
+template <class C>
+__device__ void load_q(const Call& call, const Listed& listed, const Tile<C>* tiles, const TilesOfQ<C>& q, unsigned i) {
+  const AttentionParams& p = call.p;
+  const Tile<C>& tile = tiles[i % kTiles];
+  listed.wait_full(i);
+  q.wait_empty(i);
+#pragma unroll 1
+  for (int row = (threadIdx.x - (128 - C::kListers)) / 32 * 16; row < C::kRows; row += C::kListers / 2)
+    load_rows<C::kSize, 2>(16, q.place(i) + row * 128, C::kRows * 128, p.q, tile.of_row[row + threadIdx.x % 16].q,
+                           p.q_stride.d, static_cast<int>(p.d), call.q_vector, p.score.scale_log2 < 0 ? 0x8000 : 0);
+  copy_commit();
+  copy_wait<0>();
+  fence_async_proxy();
+  barrier_arrive(q.full(i));
+}
 
 // Where TMA loads K and V: one thread.
 template <class C>
@@ -81,26 +101,17 @@ __device__ void load_by_tma(const Call& call, const Blocks& k, const Blocks& v) 
 
 // Both by all threads of a warpgroup, for any layout of K and V. Only keys that some row sees are read.
 template <class C>
-__device__ void load_by_threads(const Call& call, const Listed& listed, Tile<C>* tiles, const Blocks& k,
-                                const Blocks& v) {
+__device__ void load_by_threads(const Call& call, const Listed& listed, Tile<C>* tiles, const TilesOfQ<C>& q,
+                                const Blocks& k, const Blocks& v) {
   constexpr int kEach = (C::kKeys + 63) / 64 * 16;  // rows of a warp, of the last maybe fewer
   const AttentionParams& p = call.p;
   const int first = threadIdx.x / 32 * kEach, lane = threadIdx.x % 32;
-  Schedule<C> schedule{call};
-  // Lists tile i; a tile early, so that nobody waits for it.
-  const auto list = [&](int i) {
-    Place place;
-    schedule.next(place);
-    listed.wait_empty(i);
-    tiles[i % kTiles].fill(p, place, threadIdx.x, C::kListers);
-    barrier_arrive(listed.full(i));
-  };
-  list(0);
-  for (int i = 0, n = 0;; ++i) {
-    listed.wait_full(i);
+  Lister<C> lister{call, listed, tiles};
+  bool more = lister.list(0);
+  if (more) load_q<C>(call, listed, tiles, q, 0);
+  for (unsigned i = 0, n = 0; more; ++i) {
     const Place& tile = tiles[i % kTiles];
-    if (tile.blocks == 0) break;
-    list(i + 1);
+    more = lister.list(i + 1);  // a tile early, so that nobody waits for it
 
     const Head head(p, tile.b, tile.hk);
     std::uint32_t filling = 0;  // barrier of the block whose copies are under way
@@ -127,6 +138,7 @@ __device__ void load_by_threads(const Call& call, const Listed& listed, Tile<C>*
     copy_wait<0>();
     fence_async_proxy();
     barrier_arrive(filling);
+    if (more) load_q<C>(call, listed, tiles, q, i + 1);
   }
 }
 
@@ -144,14 +156,6 @@ struct Rows {
 
   __device__ Rows(const Call& call)
       : call(call), lane(threadIdx.x % 32), own(threadIdx.x / 32 * 16 - kGroupRows), column(lane % 4 * 2) {}
-
-  // Begins to load the tile's Q.
-  __device__ void load_q(const Tile<C>& tile, std::uint32_t q) const {
-    const AttentionParams& p = call.p;
-    load_rows<C::kSize, 1>(16, q + own * 128, C::kRows * 128, p.q, tile.of_row[own + lane % 16].q, p.q_stride.d,
-                           static_cast<int>(p.d), call.q_vector, p.score.scale_log2 < 0 ? 0x8000 : 0);
-    copy_commit();
-  }
 
   __device__ void begin(const Tile<C>& tile) {
 #pragma unroll
@@ -251,10 +255,13 @@ struct Rows {
     for (int h = 0; h < 2; ++h) {
       const auto& row = tile.of_row[own + lane / 4 + 8 * h];
       l[h] = over_row(l[h], [](float a, float b) { return a + b; });
-      float nothing = l[h] * 0;  // or NaN
+      float nothing[4] = {l[h] * 0};  // or NaN
 #pragma unroll
-      for (int i = 2 * h; i < kOut; i += 4) nothing = fmaf(o[i], 0, fmaf(o[i + 1], 0, nothing));
-      bad[h] = row.out >= 0 && !(nothing == 0 && (m[h] == -infinity() || fabsf(m[h]) < kHugeScore));
+      for (int i = 2 * h; i < kOut; i += 4) {
+        float& part = nothing[i / 4 % 4];
+        part = fmaf(o[i], 0, fmaf(o[i + 1], 0, part));
+      }
+      bad[h] = row.out >= 0 && !(nothing[0] + nothing[1] + nothing[2] + nothing[3] == 0 && (m[h] == -infinity() || fabsf(m[h]) < kHugeScore));
       if (row.lse >= 0 && lane % 4 == 0) p.lse[row.lse] = lse_of(m[h] - C::kShift, l[h]);
       const float inverse = l[h] == 0 ? 0.f : __fdividef(1, l[h]);
 #pragma unroll
@@ -267,31 +274,25 @@ struct Rows {
 
 // A math warpgroup.
 template <class C>
-__device__ void attend(const Call& call, const Listed& listed, const Tile<C>* tiles, const Blocks& k, const Blocks& v,
-                       std::uint32_t q, int group) {
+__device__ void attend(const Call& call, const Listed& listed, const Tile<C>* tiles, const TilesOfQ<C>& q,
+                       const Blocks& k, const Blocks& v, int group) {
   using T = typename C::Element;
   Rows<C> rows(call);
-  const auto sync = [&] { named_sync(8 + group, 128); };
   unsigned t = 0;  // tiles so far
-  // Begins to load the Q of tile t; false: there is none.
-  const auto load_q = [&] {
+  const auto has_blocks = [&] {
     listed.wait_full(t);
-    const Tile<C>& tile = tiles[t % kTiles];
-    if (uniform(tile.blocks) == 0) return false;
-    rows.load_q(tile, q);
-    return true;
+    return uniform(tiles[t % kTiles].blocks) > 0;
   };
-  bool more = load_q();
+  bool more = has_blocks();
   if (!more) return;
 
-  const std::uint32_t q_matrix = matrix_at(q + group * kGroupRows * 128);
   int block = 0;                // of the tile, whose scores these are
   bool starts = true;           // it is its tile's first, or there is no more; O is complete once the weights are used
+  std::uint32_t q_matrix = 0;
   for (unsigned n = 0;; ++n) {  // K and V blocks so far; V's are one behind
     if (starts && more) {
-      copy_wait<0>();
-      fence_async_proxy();
-      sync();
+      q.wait_full(t);
+      q_matrix = matrix_at(q.place(t) + group * kGroupRows * 128);
     }
     if (more) k.wait_full(n);
     if (n > 0) v.wait_full(n - 1);
@@ -331,15 +332,14 @@ __device__ void attend(const Call& call, const Listed& listed, const Tile<C>* ti
       if (const int there = uniform(tile.there); C::kTma && there < C::kKeys) {
         v.wait_full(n);
         zero_rows<C::kSize, C::kKeys>(v.place(n), there);
-        sync();
+        named_sync(1 + group, 128);
       }
     }
     const Tile<C>& tile = tiles[t % kTiles];
     const bool ends = --block == 0;
     if (ends) {
-      sync();  // all have read Q
-      ++t;
-      more = load_q();
+      q.release(t++);
+      more = has_blocks();
     }
     if constexpr (C::kTerms && C::kSize == 256) wgmma_wait<0>();  // the weights' registers are wanted
     rows.softmax(s, tile, block * C::kKeys, [&] {
@@ -356,29 +356,36 @@ __device__ void attend(const Call& call, const Listed& listed, const Tile<C>* ti
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1) wgmma(const __grid_constant__ Call call) {
   extern __shared__ std::uint8_t shared[];
-  __shared__ std::uint64_t barriers[4 * kStages + 2 * kTiles];
+  __shared__ std::uint64_t barriers[4 * kStages + 2 * kTiles + 2 * C::kTilesOfQ];
   __shared__ Tile<C> tiles[kTiles];
   const std::uint32_t first = shared_address(barriers);
-  std::uint32_t q = (shared_address(shared) + 1023) / 1024 * 1024;  // the swizzle's unit
-  pin(q);
-  const Blocks k{first, q + C::kRowsBytes, C::kBlockBytes};
+  std::uint32_t data = (shared_address(shared) + 1023) / 1024 * 1024;  // the swizzle's unit
+  pin(data);
+  const Blocks k{first, data, C::kBlockBytes};
   const Blocks v{first + 16 * kStages, k.data + kStages * C::kBlockBytes, C::kBlockBytes};
   const Listed listed{first + 32 * kStages};
+  const TilesOfQ<C> q{listed.barriers + 16 * kTiles, v.data + kStages * C::kBlockBytes, C::kRowsBytes};
   if (threadIdx.x == 0) {
     k.init(C::kTma ? 1 : 128, 4 * C::kGroups);
     v.init(C::kTma ? 1 : 128, 4 * C::kGroups);
     listed.init(C::kListers, 4 * C::kGroups);
+    q.init(C::kListers, 4 * C::kGroups);
     fence_barrier_init();
   }
   __syncthreads();
   if (threadIdx.x < 128) {
     registers_decrease<C::kLoadRegisters>();
-    if constexpr (!C::kTma) load_by_threads<C>(call, listed, tiles, k, v);
-    else if (threadIdx.x == 0) load_by_tma<C>(call, k, v);
-    else if (threadIdx.x >= 32) list_tiles<C>(call, listed, tiles);
+    if constexpr (!C::kTma) {
+      load_by_threads<C>(call, listed, tiles, q, k, v);
+    } else if (threadIdx.x == 0) {
+      load_by_tma<C>(call, k, v);
+    } else if (threadIdx.x >= 32) {
+      Lister<C> lister{call, listed, tiles};
+      for (unsigned i = 0; lister.list(i); ++i) load_q<C>(call, listed, tiles, q, i);
+    }
   } else {
     registers_increase<C::kMathRegisters>();
-    attend<C>(call, listed, tiles, k, v, q, uniform(threadIdx.x / 128 - 1));
+    attend<C>(call, listed, tiles, q, k, v, uniform(threadIdx.x / 128 - 1));
   }
 }
 

@@ -363,7 +363,10 @@ __global__ void __launch_bounds__(C::kThreads, 1) wgmma_f32(const __grid_constan
   if (threadIdx.x < 128) {
     registers_decrease<C::kLoadRegisters>();
     if (threadIdx.x == 0) load<C>(call, listed, tiles, q, k, v, scales);
-    else if (threadIdx.x >= 32) list_tiles<C>(call, listed, tiles);
+    if (threadIdx.x >= 32) {
+      Lister<C> lister{call, listed, tiles};
+      for (unsigned i = 0; lister.list(i);) ++i;
+    }
   } else {
     registers_increase<C::kMathRegisters>();
     const int group = threadIdx.x / 128 - 1;

@@ -25,19 +25,6 @@ __device__ float max_of_row(const float (&s)[kCount], int h) {
   return fmaxf(fmaxf(top[0], top[1]), fmaxf(top[2], top[3]));
 }
 
-// The 4 x 4 words of four neighbouring lanes: word j of lane i becomes word i of lane j.
-__device__ inline void transpose(std::uint32_t (&words)[4], int lane) {
-#pragma unroll
-  for (int bit = 1; bit < 4; bit *= 2)
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      if (n & bit) continue;
-      const bool upper = lane & bit;
-      const std::uint32_t got = __shfl_xor_sync(~0u, upper ? words[n] : words[n | bit], bit);
-      (upper ? words[n] : words[n | bit]) = got;
-    }
-}
-
 inline bool is_vector(const void* data, const Strides& s, std::int64_t size) {
   const std::int64_t each = 16 / size;
   return s.d == 1 && reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && s.b % each == 0 && s.h % each == 0 &&
@@ -61,52 +48,50 @@ __device__ inline void mark_rows(std::uint16_t* redo, const AttentionParams& p, 
   if (lane == 0 && tile.row + own / kGroupRows * kGroupRows < tile.rows) set_redo(redo, p, tile, tile.row + own, rows);
 }
 
-// The lane's share of the warp's rows of the output; `vector`: 16 bytes at a time.
+// Two neighbouring columns of a row to `to`, of which `left` are there.
+template <class T>
+__device__ void store_pair(T* to, std::int64_t stride, int left, T low, T high) {
+  if (left > 0) to[0] = low;
+  if (left > 1) to[stride] = high;
+}
+
+// The lane's share of the warp's rows of the output; `vector`: they are contiguous and aligned to 16 bytes.
 template <int kSize, class Tile>
 __device__ void store_rows(const AttentionParams& p, bool vector, const Tile& tile, int own,
                            const float (&o)[kSize / 2]) {
   int lane = threadIdx.x % 32;
   asm volatile("" : "+r"(lane));  // or addresses are worked out long before, and wait in spilled registers
-  const int column = lane % 4 * 2;
-  const int dv = static_cast<int>(p.dv);
+  const int column = lane % 4 * 2, left = static_cast<int>(p.dv) - column;
+  const std::int64_t step = p.out_stride.d;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const std::int64_t out = tile.of_row[own + lane / 4 + 8 * h].out;
+    const std::int64_t out = tile.of_row[own + lane / 4 + 8 * h].out + column * step;
+    if (tile.of_row[own + lane / 4 + 8 * h].out < 0) continue;
+    const auto low = [&](int j) { return o[j / 2 + 2 * h]; };
+    const auto high = [&](int j) { return o[j / 2 + 2 * h + 1]; };
+    const auto word = [&](int j) {
+      return p.out_type == DType::f16 ? pack<__half>(low(j), high(j)) : pack<__nv_bfloat16>(low(j), high(j));
+    };
     if (p.out_type == DType::f32) {
+      float* const to = static_cast<float*>(p.out) + out;
+      if (vector && p.dv == kSize) {
 #pragma unroll
-      for (int j = 0; j < kSize / 8; ++j) {
-        const int at = 8 * j + column;
-        float* to = static_cast<float*>(p.out) + out + at * p.out_stride.d;
-        if (out < 0 || at >= dv) continue;
-        if (vector && at + 1 < dv) {
-          *reinterpret_cast<float2*>(to) = make_float2(o[4 * j + 2 * h], o[4 * j + 2 * h + 1]);
-          continue;
-        }
-        to[0] = o[4 * j + 2 * h];
-        if (at + 1 < dv) to[p.out_stride.d] = o[4 * j + 2 * h + 1];
+        for (int j = 0; j < kSize; j += 8) *reinterpret_cast<float2*>(to + j) = make_float2(low(j), high(j));
+      } else {
+#pragma unroll
+        for (int j = 0; j < kSize; j += 8) store_pair(to + j * step, step, left - j, low(j), high(j));
       }
-      continue;
-    }
-    // 16-bit: lanes trade columns for eight in a row each.
+    } else {
+      auto* const to = static_cast<std::uint16_t*>(p.out) + out;
+      if (vector && p.dv == kSize) {
 #pragma unroll
-    for (int j = 0; j < kSize / 8; j += 4) {
-      std::uint32_t words[4];
+        for (int j = 0; j < kSize; j += 8) *reinterpret_cast<std::uint32_t*>(to + j) = word(j);
+      } else {
 #pragma unroll
-      for (int n = 0; n < 4; ++n) {
-        const float low = o[4 * (j + n) + 2 * h], high = o[4 * (j + n) + 2 * h + 1];
-        words[n] = p.out_type == DType::f16 ? pack<__half>(low, high) : pack<__nv_bfloat16>(low, high);
+        for (int j = 0; j < kSize; j += 8)
+          store_pair(to + j * step, step, left - j, static_cast<std::uint16_t>(word(j)),
+                     static_cast<std::uint16_t>(word(j) >> 16));
       }
-      transpose(words, lane);
-      const int at = 8 * (j + lane % 4);
-      auto* to = static_cast<std::uint16_t*>(p.out) + out + at * p.out_stride.d;
-      if (out < 0) continue;
-      if (vector && at + 8 <= dv) {
-        *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
-        continue;
-      }
-#pragma unroll
-      for (int n = 0; n < 8; ++n)
-        if (at + n < dv) to[n * p.out_stride.d] = static_cast<std::uint16_t>(words[n / 2] >> n % 2 * 16);
     }
   }
 }

@@ -114,19 +114,24 @@ struct Tile : Place {
   }
 };
 
-// Lists the schedule's tiles: the C::kListers threads of the first warpgroup but its first warp.
+// Puts the schedule's tiles into shared memory: the last C::kListers threads of the first warpgroup.
 template <class C>
-__device__ void list_tiles(const Grid& grid, const Listed& listed, Tile<C>* tiles) {
+struct Lister {
+  const Grid& grid;
+  const Listed& listed;
+  Tile<C>* tiles;
   Schedule<C> schedule{grid};
-  Place tile;
-  bool more = true;
-  for (int i = 0; more; ++i) {
-    more = schedule.next(tile);
+
+  // Tile i. False: there is none, and an empty one says so.
+  __device__ bool list(unsigned i) {
+    Place tile;
+    const bool more = schedule.next(tile);
     listed.wait_empty(i);
-    tiles[i % kTiles].fill(grid.p, tile, threadIdx.x - 32, C::kListers);
+    tiles[i % kTiles].fill(grid.p, tile, threadIdx.x - (128 - C::kListers), C::kListers);
     barrier_arrive(listed.full(i));
+    return more;
   }
-}
+};
 
 // Fills in all but `p`, for keys of so many bytes in K and V. How many thread blocks there are work and room for.
 template <class C>
