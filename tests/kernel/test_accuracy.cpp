@@ -14,7 +14,7 @@ TEST_CASE("standard normal inputs are exact to 1e-6", "[kernel]") {
                            "attention b=1 hq=1 sq=200 d=576 dv=512 lse"}) {
     Case c(Problem::parse(text), 3);
     const Reference reference = oracle(c.args());
-    for (const std::string& entry : every_entry()) {
+    for (const std::string& entry : every_entry(c.problem)) {
       const Errors errors = run_and_compare(c, entry, reference);
       INFO(entry << ": " << text << ": " << describe(errors));
       CHECK(errors.rel_frobenius <= (tier_of(entry) == Tier::exact ? 1e-6 : 2e-5));

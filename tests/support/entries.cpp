@@ -72,6 +72,10 @@ Tier tier_of(std::string_view entry) {
   return entry.find(".f32x3.") == std::string_view::npos ? Tier::exact : Tier::f32x3;
 }
 
+bool ignores_hidden_values(std::string_view entry) {
+  return entry.find(".cuda.sm90a") == std::string_view::npos;
+}
+
 DeviceType device_of(std::string_view entry) {
   return entry.find(".cuda") == std::string_view::npos ? DeviceType::cpu : DeviceType::cuda;
 }

@@ -26,6 +26,9 @@ bool selected(std::string_view entry);
 /// What `entry` promises, by its name.
 Tier tier_of(std::string_view entry);
 
+/// False where values that a row does not see may change the row's last bits (contract.md, "On GPUs").
+bool ignores_hidden_values(std::string_view entry);
+
 /// The device whose memory `entry` works on.
 DeviceType device_of(std::string_view entry);
 

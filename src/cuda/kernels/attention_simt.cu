@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "cuda/kernels/kernels.hpp"
+#include "cuda/tile/launch.cuh"
 #include "cuda/tile/score.cuh"
 
 namespace rapt::cuda {
@@ -331,6 +332,7 @@ __global__ void __launch_bounds__(Shape<kChunks>::kThreads, Shape<kChunks>::kBlo
     simt_again(const __grid_constant__ AttentionParams p, const std::uint64_t* redo, unsigned tiles) {
   constexpr int kThreads = Shape<kChunks>::kThreads;
   __shared__ std::uint64_t wanted[kThreads];
+  wait_for_previous();
   for (unsigned first = blockIdx.x; first < tiles; first += kThreads * gridDim.x) {
     const unsigned mine = first + threadIdx.x * gridDim.x;
     wanted[threadIdx.x] = mine < tiles ? redo[mine] : 0;
@@ -356,7 +358,7 @@ void launch(const AttentionParams& p, cudaStream_t stream, const std::uint64_t* 
   cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
   // An odd number of blocks, or tiles that are alike in all heads would be one block's.
   const unsigned blocks = std::min(tiles, static_cast<unsigned>(kBlocksAgain * processors / 2 * 2 + 1));
-  simt_again<kChunks><<<blocks, kThreads, 0, stream>>>(p, redo, tiles);
+  launch_early(simt_again<kChunks>, blocks, kThreads, 0, stream, p, redo, tiles);
 }
 
 }  // namespace

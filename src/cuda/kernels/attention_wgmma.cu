@@ -14,6 +14,7 @@
 #include <cmath>
 
 #include "cuda/kernels/kernels.hpp"
+#include "cuda/tile/launch.cuh"
 #include "cuda/tile/rows.cuh"
 #include "cuda/tile/schedule.cuh"
 
@@ -33,12 +34,12 @@ struct Config {
   static constexpr bool kTerms = kTerms_;  // scores need more than a scale
   // Small heads have registers for a third warpgroup, if nothing else needs them.
   static constexpr int kGroups = kSize == 64 && kTma && !kTerms ? 3 : 2, kThreads = 128 * (kGroups + 1);
-  static constexpr int kLoadRegisters = kTma ? 56 : 72;
-  static constexpr int kMathRegisters = kGroups == 3 ? 152 : kTma ? 224 : 216;
+  static constexpr int kLoadRegisters = kGroups == 3 ? 32 : kTma ? 56 : 72;
+  static constexpr int kMathRegisters = kGroups == 3 ? 160 : kTma ? 224 : 216;
   static constexpr int kListers = kTma ? 96 : 128;  // threads that put tiles into shared memory
-  static constexpr int kRows = kGroupRows * kGroups, kKeys = kSize == 64 ? 112 : kSize == 128 ? 128 : 64;
+  static constexpr int kRows = kGroupRows * kGroups, kKeys = kSize == 256 ? 64 : 128;
   // A row's maximum moves only when it grows by more: weights are then up to 2^kSlack, and O is rarely rescaled.
-  static constexpr float kSlack = kSize == 64 ? 0 : 8;
+  static constexpr float kSlack = 8;
   // Weights are 2^kShift times as large, so that fp16 has more of the small ones.
   static constexpr float kShift = std::is_same_v<T, __half> ? 7 : 0;
   static constexpr int kRowsBytes = kRows * kSize * 2, kBlockBytes = kKeys * kSize * 2;
@@ -242,7 +243,7 @@ struct Rows {
 
   __device__ void rescale() {
     // Times exactly 1 in most blocks.
-    if (C::kSlack > 0 && !__any_sync(~0u, scale[0] != 1 || scale[1] != 1)) return;
+    if (!__any_sync(~0u, scale[0] != 1 || scale[1] != 1)) return;
 #pragma unroll
     for (int i = 0; i < kOut; ++i) o[i] *= scale[i / 2 % 2];
   }
@@ -365,6 +366,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) wgmma(const __grid_constant__ 
   const Blocks v{first + 16 * kStages, k.data + kStages * C::kBlockBytes, C::kBlockBytes};
   const Listed listed{first + 32 * kStages};
   const TilesOfQ<C> q{listed.barriers + 16 * kTiles, v.data + kStages * C::kBlockBytes, C::kRowsBytes};
+  let_next_start();
   if (threadIdx.x == 0) {
     k.init(C::kTma ? 1 : 128, 4 * C::kGroups);
     v.init(C::kTma ? 1 : 128, 4 * C::kGroups);

@@ -13,6 +13,7 @@
 #include <cmath>
 
 #include "cuda/kernels/kernels.hpp"
+#include "cuda/tile/launch.cuh"
 #include "cuda/tile/planes.cuh"
 #include "cuda/tile/rows.cuh"
 #include "cuda/tile/schedule.cuh"
@@ -352,6 +353,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) wgmma_f32(const __grid_constan
   const Listed listed{first + 32 * kStages};
   const std::uint32_t own = listed.barriers + 16 * kTiles, scales = v.data + kStages * C::kBlockBytes;
   const Own q[C::kGroups] = {{own, data}, {own + 16, data + C::kGroupBytes}};
+  let_next_start();
   if (threadIdx.x == 0) {
     k.init(1, 4 * C::kGroups);
     v.init(1, 4 * C::kGroups);
@@ -360,6 +362,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) wgmma_f32(const __grid_constan
     fence_barrier_init();
   }
   __syncthreads();
+  wait_for_previous();
   if (threadIdx.x < 128) {
     registers_decrease<C::kLoadRegisters>();
     if (threadIdx.x == 0) load<C>(call, listed, tiles, q, k, v, scales);
@@ -404,7 +407,7 @@ void launch(Call& call, std::byte* workspace, cudaStream_t stream) {
       std::int64_t{call.heads} * call.tiles * (C::kRows / C::kKeys) + 2 * C::Blocks::heads(p) * C::Blocks::blocks(p);
   prepare<C><<<static_cast<unsigned>(units), kPrepareThreads, 0, stream>>>(call);
   cudaFuncSetAttribute(wgmma_f32<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes);
-  wgmma_f32<C><<<processors, C::kThreads, C::kSharedBytes, stream>>>(call);
+  launch_early(wgmma_f32<C>, processors, C::kThreads, C::kSharedBytes, stream, call);
 }
 
 template <int kSize>

@@ -2,6 +2,7 @@
 // fp16 is none; and the kernel that writes the planes of Q, K and V as shared memory is to hold them.
 #pragma once
 
+#include "cuda/tile/launch.cuh"
 #include "cuda/tile/schedule.cuh"
 
 namespace rapt::cuda {
@@ -64,6 +65,7 @@ template <class C>
 __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant__ Planes call) {
   constexpr int kLanes = C::kSize / 4;  // that have a row, four columns each
   constexpr int kStep = kPrepareThreads / kLanes, kEach = C::kKeys / kStep, kParts = C::kRows / C::kKeys;
+  let_next_start();
   __shared__ std::int64_t places[C::kKeys];  // where rows begin; negative: they are 0
   __shared__ unsigned columns[C::kSize], most, least;
   const AttentionParams& p = call.p;

@@ -160,7 +160,6 @@ __device__ inline std::uint64_t descriptor(std::uint32_t matrix) {
   "%" #tens "0,%" #tens "1,%" #tens "2,%" #tens "3,%" #tens "4,%" #tens "5,%" #tens "6,%" #tens "7,%" #tens \
   "8,%" #tens "9,"
 #define RAPT_NAMES_64 RAPT_TEN() RAPT_TEN(1) RAPT_TEN(2) "%30,%31"
-#define RAPT_NAMES_112 RAPT_TEN() RAPT_TEN(1) RAPT_TEN(2) RAPT_TEN(3) RAPT_TEN(4) "%50,%51,%52,%53,%54,%55"
 #define RAPT_NAMES_128 RAPT_TEN() RAPT_TEN(1) RAPT_TEN(2) RAPT_TEN(3) RAPT_TEN(4) RAPT_TEN(5) "%60,%61,%62,%63"
 // clang-format off
 #define RAPT_NAMES_256                                                                                      \
@@ -170,7 +169,6 @@ __device__ inline std::uint64_t descriptor(std::uint32_t matrix) {
 #define RAPT_FOUR(i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
 #define RAPT_SIXTEEN(i) RAPT_FOUR(i), RAPT_FOUR((i) + 4), RAPT_FOUR((i) + 8), RAPT_FOUR((i) + 12)
 #define RAPT_SUMS_64 RAPT_SIXTEEN(0), RAPT_SIXTEEN(16)
-#define RAPT_SUMS_112 RAPT_SUMS_64, RAPT_SIXTEEN(32), RAPT_FOUR(48), RAPT_FOUR(52)
 #define RAPT_SUMS_128 RAPT_SUMS_64, RAPT_SIXTEEN(32), RAPT_SIXTEEN(48)
 #define RAPT_SUMS_256 RAPT_SUMS_128, RAPT_SIXTEEN(64), RAPT_SIXTEEN(80), RAPT_SIXTEEN(96), RAPT_SIXTEEN(112)
 
@@ -189,10 +187,6 @@ __device__ inline std::uint64_t descriptor(std::uint32_t matrix) {
 template <class T>
 __device__ __forceinline__ void wgmma_abt(float (&d)[32], std::uint32_t a, std::uint32_t b, int add) {
   RAPT_WGMMA_TYPED(64, "%32, %33, add, 1, 1, 0, 0", 34, "l"(descriptor(a)), "l"(descriptor(b)));
-}
-template <class T>
-__device__ __forceinline__ void wgmma_abt(float (&d)[56], std::uint32_t a, std::uint32_t b, int add) {
-  RAPT_WGMMA_TYPED(112, "%56, %57, add, 1, 1, 0, 0", 58, "l"(descriptor(a)), "l"(descriptor(b)));
 }
 template <class T>
 __device__ __forceinline__ void wgmma_abt(float (&d)[64], std::uint32_t a, std::uint32_t b, int add) {
@@ -217,13 +211,11 @@ __device__ __forceinline__ void wgmma_ab(float (&d)[128], const std::uint32_t* a
 
 #undef RAPT_TEN
 #undef RAPT_NAMES_64
-#undef RAPT_NAMES_112
 #undef RAPT_NAMES_128
 #undef RAPT_NAMES_256
 #undef RAPT_FOUR
 #undef RAPT_SIXTEEN
 #undef RAPT_SUMS_64
-#undef RAPT_SUMS_112
 #undef RAPT_SUMS_128
 #undef RAPT_SUMS_256
 #undef RAPT_WGMMA

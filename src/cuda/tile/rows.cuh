@@ -61,12 +61,12 @@ __device__ void store_rows(const AttentionParams& p, bool vector, const Tile& ti
                            const float (&o)[kSize / 2]) {
   int lane = threadIdx.x % 32;
   asm volatile("" : "+r"(lane));  // or addresses are worked out long before, and wait in spilled registers
-  const int column = lane % 4 * 2, left = static_cast<int>(p.dv) - column;
+  const bool odd = lane % 2, whole = vector && p.dv == kSize;
   const std::int64_t step = p.out_stride.d;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const std::int64_t out = tile.of_row[own + lane / 4 + 8 * h].out + column * step;
-    if (tile.of_row[own + lane / 4 + 8 * h].out < 0) continue;
+    const std::int64_t row = tile.of_row[own + lane / 4 + 8 * h].out, out = row + lane % 4 * 2 * step;
+    const int left = row < 0 ? 0 : static_cast<int>(p.dv) - lane % 4 * 2;
     const auto low = [&](int j) { return o[j / 2 + 2 * h]; };
     const auto high = [&](int j) { return o[j / 2 + 2 * h + 1]; };
     const auto word = [&](int j) {
@@ -74,18 +74,25 @@ __device__ void store_rows(const AttentionParams& p, bool vector, const Tile& ti
     };
     if (p.out_type == DType::f32) {
       float* const to = static_cast<float*>(p.out) + out;
-      if (vector && p.dv == kSize) {
+      if (whole) {
 #pragma unroll
-        for (int j = 0; j < kSize; j += 8) *reinterpret_cast<float2*>(to + j) = make_float2(low(j), high(j));
+        for (int j = 0; j < kSize; j += 8)
+          if (row >= 0) *reinterpret_cast<float2*>(to + j) = make_float2(low(j), high(j));
       } else {
 #pragma unroll
         for (int j = 0; j < kSize; j += 8) store_pair(to + j * step, step, left - j, low(j), high(j));
       }
     } else {
       auto* const to = static_cast<std::uint16_t*>(p.out) + out;
-      if (vector && p.dv == kSize) {
+      if (whole) {
+        // Neighbours trade, for four columns in a row each: even lanes those from j on, odd ones from j + 8.
 #pragma unroll
-        for (int j = 0; j < kSize; j += 8) *reinterpret_cast<std::uint32_t*>(to + j) = word(j);
+        for (int j = 0; j < kSize; j += 16) {
+          const std::uint32_t here = word(j), there = word(j + 8);
+          const std::uint32_t got = __shfl_xor_sync(~0u, odd ? here : there, 1);
+          const uint2 four = odd ? make_uint2(got, there) : make_uint2(here, got);
+          if (row >= 0) *reinterpret_cast<uint2*>(to + j + (odd ? 6 : 0)) = four;
+        }
       } else {
 #pragma unroll
         for (int j = 0; j < kSize; j += 8)

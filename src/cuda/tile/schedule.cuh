@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "cuda/tile/pipeline.cuh"
 #include "cuda/tile/score.cuh"
@@ -142,14 +143,17 @@ int plan_grid(Grid& grid, std::int64_t key_bytes) {
   constexpr std::int64_t kCached = 64 << 20;
   const std::int64_t head_bytes = (p.total_k >= 0 ? p.total_k : p.sk) * key_bytes;
   const bool uneven = p.score.right != kOpen || p.total_q >= 0;
-  grid.section =
-      uneven
-          ? static_cast<int>(std::clamp<std::int64_t>(kCached / std::max<std::int64_t>(head_bytes, 1), 1, grid.heads))
-          : 1;
-  grid.all = grid.heads * grid.tiles, grid.section_tiles = grid.section * grid.tiles;
   int device = 0, processors = 0;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  grid.section = 1;
+  if (uneven) {
+    // Full rounds, or processors that got the last and shortest of one section get the longest of the next, too.
+    const std::int64_t full = processors / std::gcd(processors, grid.tiles);
+    const std::int64_t cached = kCached / std::max<std::int64_t>(head_bytes, 1);
+    grid.section = static_cast<int>(std::clamp<std::int64_t>(cached / full * full, full, grid.heads));
+  }
+  grid.all = grid.heads * grid.tiles, grid.section_tiles = grid.section * grid.tiles;
   return std::min(processors, grid.all);
 }
 
