@@ -144,7 +144,6 @@ AttentionParams attention_params(const Call& call) {
 struct Kernel {
   const char* name;
   bool sm90a;  // Hopper's own instructions
-  const char* opt_in;
   std::string_view (*refuse)(const AttentionParams&);
   std::size_t (*workspace)(const AttentionParams&);
   std::int64_t (*work_items)(const AttentionParams&);
@@ -158,7 +157,6 @@ template <DType kType>
 constexpr Kernel wgmma(const char* name) {
   return {name,
           true,
-          "only if forced: what NaN, Inf and masks do to last bits is being worked on",
           [](const AttentionParams& a) -> std::string_view {
             if (a.q_type != kType || a.kv_type != kType) return "takes other element types";
             return wgmma_takes(a) ? "" : "takes head sizes of at most 256, and fewer than 2^30 rows and keys";
@@ -175,7 +173,7 @@ const Kernel kKernels[] = {
 #ifdef RAPT_HAVE_SM90A
     wgmma<DType::bf16>("attention_wgmma.bf16.cuda.sm90a"),
     wgmma<DType::f16>("attention_wgmma.f16.cuda.sm90a"),
-    {"attention_wgmma.f32x3.cuda.sm90a", true, "only if forced: not run yet",
+    {"attention_wgmma.f32x3.cuda.sm90a", true,
      [](const AttentionParams& a) -> std::string_view {
        if (a.q_type != DType::f32 || a.kv_type != DType::f32) return "takes other element types";
        return wgmma_f32_takes(a) ? "" : "takes head sizes of at most 128, and fewer than 2^28 rows and keys";
@@ -185,14 +183,14 @@ const Kernel kKernels[] = {
        attention_wgmma_f32(a, static_cast<std::byte*>(workspace), stream);
      }},
 #endif
-    {"attention_simt.f32.cuda.q64k64", false, "",
+    {"attention_simt.f32.cuda.q64k64", false,
      [](const AttentionParams& a) -> std::string_view {
        if (a.dv > kSimtMaxValueSize) return "takes value heads of at most 576";
        return simt_tiles(a) > kMostBlocks ? "more tiles than a grid has blocks" : "";
      },
      [](const AttentionParams&) -> std::size_t { return 0; }, simt_tiles,
      [](const AttentionParams& a, void*, cudaStream_t stream) { attention_simt(a, stream); }},
-    {"attention_naive.f32.cuda", false, "",
+    {"attention_naive.f32.cuda", false,
      [](const AttentionParams& a) -> std::string_view {
        const double scores = static_cast<double>(naive_rows(a)) * static_cast<double>(a.sk);
        return naive_rows(a) > kMostBlocks || scores > 0x1p34 ? "its S x S matrix would be past 64 GiB" : "";
@@ -212,7 +210,7 @@ class CudaBackend final : public Backend {
     const Machine machine = look();
     for (const Kernel& kernel : kKernels) {
       const bool other = machine.unusable.empty() && kernel.sm90a;
-      entries_.push_back({kernel.name, other ? machine.no_sm90a : machine.unusable, kernel.opt_in, Isa{},
+      entries_.push_back({kernel.name, other ? machine.no_sm90a : machine.unusable, "", Isa{},
                           static_cast<int>(entries_.size())});
     }
   }

@@ -37,7 +37,7 @@ struct Config {
   static constexpr int kLoadRegisters = kGroups == 3 ? 32 : kTma ? 56 : 72;
   static constexpr int kMathRegisters = kGroups == 3 ? 160 : kTma ? 224 : 216;
   static constexpr int kListers = kTma ? 96 : 128;  // threads that put tiles into shared memory
-  static constexpr int kRows = kGroupRows * kGroups, kKeys = kSize == 256 ? 64 : 128;
+  static constexpr int kRows = kGroupRows * kGroups, kKeys = kSize > 128 ? 64 : 128;
   // A row's maximum moves only when it grows by more: weights are then up to 2^kSlack, and O is rarely rescaled.
   static constexpr float kSlack = 8;
   // Weights are 2^kShift times as large, so that fp16 has more of the small ones.
@@ -446,6 +446,7 @@ void launch_sized(Call& call, cudaStream_t stream) {
   const std::int64_t size = std::max(call.p.d, call.p.dv);
   if (size <= 64) launch<T, 64>(call, stream);
   else if (size <= 128) launch<T, 128>(call, stream);
+  else if (size <= 192) launch<T, 192>(call, stream);
   else launch<T, 256>(call, stream);
 }
 

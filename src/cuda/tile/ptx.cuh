@@ -162,6 +162,9 @@ __device__ inline std::uint64_t descriptor(std::uint32_t matrix) {
 #define RAPT_NAMES_64 RAPT_TEN() RAPT_TEN(1) RAPT_TEN(2) "%30,%31"
 #define RAPT_NAMES_128 RAPT_TEN() RAPT_TEN(1) RAPT_TEN(2) RAPT_TEN(3) RAPT_TEN(4) RAPT_TEN(5) "%60,%61,%62,%63"
 // clang-format off
+#define RAPT_NAMES_192                                                                                      \
+  RAPT_TEN() RAPT_TEN(1) RAPT_TEN(2) RAPT_TEN(3) RAPT_TEN(4) RAPT_TEN(5) RAPT_TEN(6) RAPT_TEN(7)            \
+  RAPT_TEN(8) "%90,%91,%92,%93,%94,%95"
 #define RAPT_NAMES_256                                                                                      \
   RAPT_TEN() RAPT_TEN(1) RAPT_TEN(2) RAPT_TEN(3) RAPT_TEN(4) RAPT_TEN(5) RAPT_TEN(6) RAPT_TEN(7)            \
   RAPT_TEN(8) RAPT_TEN(9) RAPT_TEN(10) RAPT_TEN(11) "%120,%121,%122,%123,%124,%125,%126,%127"
@@ -170,7 +173,8 @@ __device__ inline std::uint64_t descriptor(std::uint32_t matrix) {
 #define RAPT_SIXTEEN(i) RAPT_FOUR(i), RAPT_FOUR((i) + 4), RAPT_FOUR((i) + 8), RAPT_FOUR((i) + 12)
 #define RAPT_SUMS_64 RAPT_SIXTEEN(0), RAPT_SIXTEEN(16)
 #define RAPT_SUMS_128 RAPT_SUMS_64, RAPT_SIXTEEN(32), RAPT_SIXTEEN(48)
-#define RAPT_SUMS_256 RAPT_SUMS_128, RAPT_SIXTEEN(64), RAPT_SIXTEEN(80), RAPT_SIXTEEN(96), RAPT_SIXTEEN(112)
+#define RAPT_SUMS_192 RAPT_SUMS_128, RAPT_SIXTEEN(64), RAPT_SIXTEEN(80)
+#define RAPT_SUMS_256 RAPT_SUMS_192, RAPT_SIXTEEN(96), RAPT_SIXTEEN(112)
 
 #define RAPT_WGMMA(n, type, operands, flag, ...)                                                                  \
   asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #flag                                                     \
@@ -204,6 +208,11 @@ __device__ __forceinline__ void wgmma_ab(float (&d)[64], const std::uint32_t* a,
                    "l"(descriptor(b)));
 }
 template <class T>
+__device__ __forceinline__ void wgmma_ab(float (&d)[96], const std::uint32_t* a, std::uint32_t b, int add) {
+  RAPT_WGMMA_TYPED(192, "{%96, %97, %98, %99}, %100, add, 1, 1, 1", 101, "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]),
+                   "l"(descriptor(b)));
+}
+template <class T>
 __device__ __forceinline__ void wgmma_ab(float (&d)[128], const std::uint32_t* a, std::uint32_t b, int add) {
   RAPT_WGMMA_TYPED(256, "{%128, %129, %130, %131}, %132, add, 1, 1, 1", 133, "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]),
                    "l"(descriptor(b)));
@@ -212,11 +221,13 @@ __device__ __forceinline__ void wgmma_ab(float (&d)[128], const std::uint32_t* a
 #undef RAPT_TEN
 #undef RAPT_NAMES_64
 #undef RAPT_NAMES_128
+#undef RAPT_NAMES_192
 #undef RAPT_NAMES_256
 #undef RAPT_FOUR
 #undef RAPT_SIXTEEN
 #undef RAPT_SUMS_64
 #undef RAPT_SUMS_128
+#undef RAPT_SUMS_192
 #undef RAPT_SUMS_256
 #undef RAPT_WGMMA
 #undef RAPT_WGMMA_TYPED
