@@ -37,6 +37,19 @@ class ContextOptions(Structure):
                 ("observer", c_void_p), ("observer_user", c_void_p), ("stream", c_void_p)]
 
 
+class EntryInfo(Structure):
+    _fields_ = [(name, c_char_p) for name in ("name", "backend", "unusable", "opt_in")]
+
+
+def entries(library):
+    """Every entry of a librapt, in dispatch order: dicts of EntryInfo's fields."""
+    lib = ctypes.CDLL(library)
+    found, count = ctypes.POINTER(EntryInfo)(), c_size_t()
+    if lib.rapt_entries(byref(found), byref(count)) != 0:
+        raise RuntimeError("rapt_entries failed")
+    return [{name: getattr(entry, name).decode() for name, _ in EntryInfo._fields_} for entry in found[:count.value]]
+
+
 class Rapt:
     """A loaded librapt with one context; `stream` is a cudaStream_t, `kernel` the one entry it is to use."""
 

@@ -46,9 +46,11 @@ def sdpa(
     scale: float | None,
     threads: int,
     out: Any,
+    stream: int,
     /,
 ) -> None:
-    """PyTorch's scaled_dot_product_attention into `out`; the caller has checked shapes and dtypes."""
+    """PyTorch's scaled_dot_product_attention into `out`; the caller has checked shapes and dtypes. `stream` is a
+    cudaStream_t, for tensors on a GPU."""
 
 def append_kv(arguments: dict[str, Any], /) -> list[str]:
     """The arguments of `rapt.append_kv` by name; returns which were written."""

@@ -1,4 +1,4 @@
-"""PyTorch's scaled_dot_product_attention by rapt's kernels, on the CPU.
+"""PyTorch's scaled_dot_product_attention by rapt's kernels, on the CPU and, if rapt was built with CUDA, on GPUs.
 
     import rapt.torch
     rapt.torch.enable()                 # torch.nn.functional.scaled_dot_product_attention is rapt's from here on
@@ -10,10 +10,14 @@ Signature, shapes, memory layout of the result, autocast and errors are PyTorch'
 by the same huge number throughout (the least float, where others write -inf) keeps the softmax of its scores; in PyTorch
 rounding makes that their mean.
 
-What rapt cannot do is handed to PyTorch's function with a `FallbackWarning`, once for each reason: dropout, tensors that
-are not on the CPU, float64, a scale that is no finite float32, a float mask that requires grad, torch.func's transforms and
-forward-mode gradients, and arguments that PyTorch refuses. To forbid it:
+What rapt cannot do is handed to PyTorch's function with a `FallbackWarning`, once for each reason: dropout, tensors on
+devices that this rapt has no kernels for, float64, a scale that is no finite float32, a float mask that requires grad,
+torch.func's transforms and forward-mode gradients, and arguments that PyTorch refuses. To forbid it:
 `warnings.simplefilter("error", rapt.torch.FallbackWarning)`.
+
+On a GPU the work is queued on PyTorch's current stream, as PyTorch's own. PyTorch keeps what it does better there: values of
+more than 576 columns, and bfloat16 and float16 unless rapt's dispatch has a tensor-core kernel for them or RAPT_KERNEL names
+an entry. `torch.ops.rapt.scaled_dot_product_attention` takes those too, and raises ValueError for what no kernel can do.
 
 Gradients are PyTorch's for now: the backward computes the attention again with PyTorch's function and differentiates that.
 Threads are torch.get_num_threads().
@@ -21,9 +25,11 @@ Threads are torch.get_num_threads().
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -33,6 +39,8 @@ from torch.autograd import forward_ad
 from torch.nn import functional
 
 from rapt import _core
+from rapt._arrays import stream_of
+from rapt._info import Entry
 
 __all__ = ["FallbackWarning", "disable", "enable", "enabled", "scaled_dot_product_attention"]
 
@@ -41,6 +49,7 @@ _functional: Any = functional
 _pytorch: Any = functional.scaled_dot_product_attention
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MAX_HEAD_SIZE = 8192
+_MAX_CUDA_VALUE_SIZE = 576  # attention_simt's; past it is the entry with the S x S matrix
 _MAX_SCALE = torch.finfo(torch.float32).max
 _NUMBERS: Any = (float, int, np.floating, np.integer)
 
@@ -63,9 +72,11 @@ def scaled_dot_product_attention(
     """torch.nn.functional.scaled_dot_product_attention; see the module for what differs."""
     reason = _misuse(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if not reason:
-        if torch.is_autocast_enabled("cpu"):
-            query, key, value, attn_mask = _autocast(query, key, value, attn_mask)
+        kind = "cuda" if query.is_cuda else "cpu"
+        if torch.is_autocast_enabled(kind):
+            query, key, value, attn_mask = _autocast(kind, query, key, value, attn_mask)
         reason = "dropout" if dropout_p != 0 else _refusal(query, key, value, attn_mask, enable_gqa)
+        reason = reason or _preference(query, value)
     result: Tensor
     if reason:
         _warn(reason)
@@ -115,10 +126,12 @@ def _warn(reason: str) -> bool:
 _warn._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _autocast(*tensors: Tensor | None) -> list[Any]:
-    dtype = torch.get_autocast_dtype("cpu")
+def _autocast(kind: str, *tensors: Tensor | None) -> list[Any]:
+    dtype = torch.get_autocast_dtype(kind)
     return [
-        t if t is None or not t.is_floating_point() or t.dtype is torch.float64 or not t.is_cpu else t.to(dtype)
+        t
+        if t is None or not t.is_floating_point() or t.dtype is torch.float64 or t.device.type != kind
+        else t.to(dtype)
         for t in tensors
     ]
 
@@ -147,10 +160,12 @@ def _refusal(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, gqa: bool) ->
     if not torch.compiler.is_compiling() and _is_transformed():
         return "a transform of torch.func, or forward-mode gradients"
     dtype = q.dtype
-    if not (q.is_cpu and k.is_cpu and v.is_cpu and (mask is None or mask.is_cpu)):
-        return "tensors that are not on the CPU"
     if dtype not in _DTYPES:
         return f"tensors of {dtype}"
+    if not (q.is_cpu and k.is_cpu and v.is_cpu and (mask is None or mask.is_cpu)):
+        reason = _device_refusal(q, k, v, mask)
+        if reason:
+            return reason
     if k.dtype is not dtype or v.dtype is not dtype:
         return "query, key and value of different dtypes"
     if not (q.layout is k.layout is v.layout is torch.strided):
@@ -166,6 +181,49 @@ def _refusal(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, gqa: bool) ->
     if batch is None:
         return "query, key and value whose shapes do not fit"
     return "" if mask is None else _mask_refusal(mask, dtype, [*batch, qs[-2], ks[-2]])
+
+
+def _device_refusal(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str:
+    device = q.device
+    if k.device != device or v.device != device or (mask is not None and mask.device != device):
+        return "tensors on different devices"
+    return _cuda_refusal() if device.type == "cuda" else "tensors that are not on the CPU or a CUDA device"
+
+
+def _preference(q: Tensor, v: Tensor) -> str:
+    """Why a call that rapt could do on a GPU is better done by PyTorch, "" if it is not."""
+    if not q.is_cuda:
+        return ""
+    if v.shape[-1] > _MAX_CUDA_VALUE_SIZE:
+        return f"values of more than {_MAX_CUDA_VALUE_SIZE} columns on a GPU"
+    return "" if q.dtype is torch.float32 else _cuda_preference(q.dtype)
+
+
+@cache
+def _cuda_entries() -> list[Entry]:
+    """Asked for at the first tensor on a GPU, as it wakes the driver."""
+    return [entry for entry in _core.entries() if entry["backend"] == "cuda"]
+
+
+def _cuda_refusal() -> str:
+    entries = _cuda_entries()
+    if not entries:
+        return "tensors on a GPU, and rapt was built without CUDA"
+    if all(entry["unusable"] for entry in entries):
+        return f"tensors on a GPU, where rapt cannot run: {entries[-1]['unusable']}"
+    return ""
+
+
+def _cuda_preference(dtype: torch.dtype) -> str:
+    own = ".bf16." if dtype is torch.bfloat16 else ".f16."
+    chosen = [entry for entry in _cuda_entries() if not entry["unusable"] and not entry["opt_in"]]
+    if os.environ.get("RAPT_KERNEL") or any(own in entry["name"] for entry in chosen):
+        return ""
+    return f"tensors of {dtype} on a GPU, for which dispatch has no tensor-core kernel"
+
+
+_cuda_refusal._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_cuda_preference._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _mask_refusal(mask: Tensor, dtype: torch.dtype, scores: list[int]) -> str:
@@ -215,7 +273,7 @@ def _needs_grad(*tensors: Tensor | None) -> bool:
 
 
 def _result(q: Tensor, v: Tensor, batch: list[int]) -> Tensor:
-    """Memory for the result, laid out as PyTorch's CPU kernels do: like a query whose heads are in one piece."""
+    """Memory for the result, laid out as PyTorch's CPU kernels do, on GPUs too: like a query whose heads are in one piece."""
     shape = (*batch, q.shape[-2], v.shape[-1])
     if q.dim() == 4 and q.shape == shape and q.stride(-1) == 1:
         return torch.empty_like(q, requires_grad=False)
@@ -243,11 +301,11 @@ def _forward(
         if mask is not None and mask.dim() > 3:
             shared = all(size == 1 for size in mask.shape[:-3])
             mask = mask.reshape(mask.shape[-3:]) if shared else _fold(mask, batch)
-    _core.sdpa(q, k, v, mask, is_causal, scale, torch.get_num_threads(), to)
+    _core.sdpa(q, k, v, mask, is_causal, scale, torch.get_num_threads(), to, stream_of(q))
     return out
 
 
-@torch.library.custom_op("rapt::scaled_dot_product_attention", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("rapt::scaled_dot_product_attention", mutates_args=(), device_types=("cpu", "cuda"))
 def _operator(
     query: Tensor,
     key: Tensor,
@@ -284,9 +342,12 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     *saved, attn_mask = ctx.saved_tensors
     is_causal = ctx.is_causal
     if is_causal and attn_mask is not None:  # which PyTorch takes for some shapes only
-        above = torch.ones(saved[0].shape[-2], saved[1].shape[-2], dtype=torch.bool).triu(1)
+        rows, keys = saved[0].shape[-2], saved[1].shape[-2]
+        above = torch.ones(rows, keys, dtype=torch.bool, device=grad.device).triu(1)
         attn_mask = attn_mask & ~above if attn_mask.dtype is torch.bool else attn_mask.masked_fill(above, -torch.inf)
         is_causal = False
+    if attn_mask is not None and attn_mask.is_cuda and attn_mask.is_floating_point():
+        attn_mask = attn_mask.to(saved[0].dtype)  # PyTorch's CUDA kernels take no other
     again = torch.is_grad_enabled()  # create_graph: PyTorch's backward may have one of its own, or says that it has none
     with torch.enable_grad():
         # Aliases of their own: query, key and value may be one tensor.

@@ -1,4 +1,4 @@
-"""rapt's kernels in the models of Hugging Face transformers, on the CPU.
+"""rapt's kernels in the models of Hugging Face transformers, on the CPU and, if rapt was built with CUDA, on GPUs.
 
     import rapt.transformers
     rapt.transformers.register()
@@ -8,8 +8,8 @@ Registers the attention function, and with it the function that makes masks. Key
 sliding windows without padding are not made: the kernel knows where rows sit. Softcap, sinks and position biases are taken.
 Padding, packed sequences, chunks and static caches arrive as boolean masks. Rows of padding give 0, as with "sdpa".
 
-Gradients are PyTorch's, as in rapt.torch. Dropout, tensors that are not on the CPU and float64 are computed by PyTorch
-operators, with a rapt.torch.FallbackWarning. Weights of attention are not returned: use "eager" for output_attentions.
+Gradients are PyTorch's, as in rapt.torch. Dropout, float64 and what rapt.torch leaves to PyTorch on other devices are computed
+by PyTorch operators, with a rapt.torch.FallbackWarning. Weights of attention are not returned: use "eager" for output_attentions.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ def _attention_forward(
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     if left < 0 and softcap is None and s_aux is None and (mask is None or bias is None) and not (causal and n != m):
         plain = rapt_torch._is_eager(query, key, value, mask, bias) and not rapt_torch._needs_grad(query, key, value, bias)
-        if not plain or dropout != 0 or rapt_torch._refusal(query, key, value, mask, gqa):
+        reason = rapt_torch._refusal(query, key, value, mask, gqa) or rapt_torch._preference(query, value)
+        if not plain or dropout != 0 or reason:
             out = rapt_torch.scaled_dot_product_attention(
                 query, key, value, bias if mask is None else mask, dropout, causal, scale=scale, enable_gqa=gqa
             )
@@ -157,7 +158,7 @@ def _result(query: Tensor, value: Tensor) -> Tensor:
     return query.new_empty((b, n, h, value.shape[-1]))
 
 
-@torch.library.custom_op("rapt::attention", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("rapt::attention", mutates_args=(), device_types=("cpu", "cuda"))
 def _operator(
     query: Tensor,
     key: Tensor,

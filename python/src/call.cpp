@@ -133,7 +133,7 @@ Plan Call::plan() const {
 }
 
 void sdpa(nb::handle query, nb::handle key, nb::handle value, nb::handle attn_mask, bool is_causal, nb::handle scale,
-          int threads, nb::handle out) {
+          int threads, nb::handle out, std::uintptr_t stream) {
   AttentionArgs args;
   args.out = padded(array("out", out).view);
   const std::int64_t b = args.out.shape[0], hq = args.out.shape[1];
@@ -152,7 +152,7 @@ void sdpa(nb::handle query, nb::handle key, nb::handle value, nb::handle attn_ma
     repeat(mask, 3, k.shape[2]);
     (mask.dtype == DType::boolean ? args.score.mask : args.score.bias) = mask;
   }
-  run_unlocked(args, context_for(threads, {}));
+  run_unlocked(args, context_for(threads, {}, reinterpret_cast<void*>(stream)));
 }
 
 }  // namespace rapt::python

@@ -27,8 +27,9 @@ class Call {
 
 /// PyTorch's scaled_dot_product_attention on tensors of 2 to 4 dimensions, into `out`, whose shape is that of the
 /// result: leading dimensions broadcast, attn_mask is boolean or f32, the causal diagonal starts top left, and key
-/// heads are repeated in order for GQA. The caller has checked shapes and dtypes.
+/// heads are repeated in order for GQA. The caller has checked shapes and dtypes. `stream` is the cudaStream_t of
+/// tensors on a GPU.
 void sdpa(nb::handle query, nb::handle key, nb::handle value, nb::handle attn_mask, bool is_causal, nb::handle scale,
-          int threads, nb::handle out);
+          int threads, nb::handle out, std::uintptr_t stream);
 
 }  // namespace rapt::python

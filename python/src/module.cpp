@@ -47,7 +47,7 @@ NB_MODULE(_core, m) {
   m.def("entries", &entry_list);
   m.def("concurrency", [] { return tbb_executor()->concurrency(); });
   m.def("sdpa", &sdpa, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg().none(), nb::arg(),
-        nb::arg());
+        nb::arg(), nb::arg());
   m.def("append_kv", &append_kv);
   m.def("merge_states", &merge_states, nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
 

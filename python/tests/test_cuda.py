@@ -1,13 +1,33 @@
-"""rapt.attention on a GPU's tensors. Skipped where there is no GPU or rapt was built without CUDA."""
+"""rapt.attention, rapt.torch and rapt.transformers on a GPU's tensors. Skipped where there is no GPU or rapt was built
+without CUDA."""
+
+import warnings
+from unittest import mock
 
 import pytest
 import rapt
+import rapt.torch
 import torch
+from torch.nn import functional
 
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
 if not any(entry["backend"] == "cuda" for entry in rapt.info()["entries"]):
     pytest.skip("rapt was built without CUDA", allow_module_level=True)
+
+ours = rapt.torch.scaled_dot_product_attention
+theirs = functional.scaled_dot_product_attention
+operator = torch.ops.rapt.scaled_dot_product_attention
+BOUNDS = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+
+
+@pytest.fixture(autouse=True)
+def without_fallbacks():
+    rapt.torch._warned.clear()
+    torch.compiler.reset()  # or all tests' compilations of one function count as its recompilations
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", rapt.torch.FallbackWarning)
+        yield
 
 
 def tensors(dtype=torch.float32, sq=70, sk=90, d=40):
@@ -16,10 +36,11 @@ def tensors(dtype=torch.float32, sq=70, sk=90, d=40):
 
 
 def relative(got, wanted):
-    return ((got.cpu().double() - wanted.double()).norm() / wanted.double().norm()).item()
+    got, wanted = got.detach().cpu().double(), wanted.detach().cpu().double()
+    return ((got - wanted).norm() / wanted.norm()).item()
 
 
-@pytest.mark.parametrize("dtype, bound", [(torch.float32, 1e-6), (torch.float16, 1e-3), (torch.bfloat16, 8e-3)])
+@pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -29,7 +50,7 @@ def relative(got, wanted):
         {"scale": 0.2, "return_lse": True},
     ],
 )
-def test_like_the_cpu(dtype, bound, arguments):
+def test_like_the_cpu(dtype, arguments):
     q, k, v = tensors(dtype)
     wanted = rapt.attention(q, k, v, **arguments)
     got = rapt.attention(q.cuda(), k.cuda(), v.cuda(), **arguments)
@@ -38,7 +59,7 @@ def test_like_the_cpu(dtype, bound, arguments):
     for a, b in zip(got, wanted, strict=True):
         assert a.device == torch.device("cuda:0")
         assert a.dtype is b.dtype and a.shape == b.shape
-        assert relative(a, b) < bound
+        assert relative(a, b) < BOUNDS[dtype]
 
 
 def test_tensors_of_scores():
@@ -71,16 +92,21 @@ def test_ragged_and_pages():
     assert relative(got, wanted) < 1e-6
 
 
-def test_current_stream():
+def grouped(q, k, v, **options):
+    return ours(q, k, v, enable_gqa=True, **options)
+
+
+@pytest.mark.parametrize("function", [rapt.attention, grouped], ids=["attention", "sdpa"])
+def test_current_stream(function):
     q, k, v = (t.cuda() for t in tensors(sq=500, sk=500, d=128))
-    wanted = rapt.attention(q, k, v)
+    wanted = function(q, k, v)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         late = torch.empty_like(q)
         torch.cuda._sleep(100_000_000)
         late.copy_(q)
-        got = rapt.attention(late, k, v)
+        got = function(late, k, v)
         assert not stream.query()
     stream.synchronize()
     assert torch.equal(got, wanted)
@@ -101,3 +127,145 @@ def test_refusals():
         codes = k.to(torch.int8).cuda()
         scale = torch.ones(1, 2, 1, 1).cuda()
         rapt.attention(q.cuda(), codes, codes, k_scale=scale, v_scale=scale)
+
+
+SDPA_OPTIONS = {
+    "plain": {},
+    "causal": {"is_causal": True},
+    "mask": {"attn_mask": torch.rand(70, 90) > 0.3},
+    "bias": {"attn_mask": torch.randn(2, 1, 70, 90), "scale": 0.2},
+    "causal mask": {"attn_mask": torch.rand(70, 90) > 0.3, "is_causal": True},
+}
+
+
+def exact(q, k, v, attn_mask=None, is_causal=False, scale=None):
+    """By PyTorch, in float64."""
+    if attn_mask is not None:
+        attn_mask = attn_mask.cuda() if attn_mask.dtype is torch.bool else attn_mask.cuda().double()
+        if is_causal:
+            attn_mask, is_causal = attn_mask & torch.ones_like(attn_mask).tril(), False
+    return theirs(q.double(), k.double(), v.double(), attn_mask, 0.0, is_causal, scale=scale, enable_gqa=True)
+
+
+@pytest.mark.parametrize("options", SDPA_OPTIONS.values(), ids=SDPA_OPTIONS)
+@pytest.mark.parametrize("dtype", BOUNDS)
+def test_operator(dtype, options):
+    q, k, v = (t.cuda() for t in tensors(dtype))
+    options = {"attn_mask": None, "is_causal": False, "scale": None} | options
+    mask = None if options["attn_mask"] is None else options["attn_mask"].cuda()
+    got = operator(q, k, v, mask, options["is_causal"], options["scale"], True)
+    assert (got.device, got.dtype, got.shape) == (q.device, dtype, q.shape)
+    assert relative(got, exact(q, k, v, **options)) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("options", SDPA_OPTIONS.values(), ids=SDPA_OPTIONS)
+@pytest.mark.parametrize("run", [grouped, torch.compile(grouped, fullgraph=True)], ids=["eager", "compiled"])
+def test_gradients(run, options):
+    inputs = [t.cuda().requires_grad_() for t in tensors()]
+    on_gpu = options | ({"attn_mask": options["attn_mask"].cuda()} if "attn_mask" in options else {})
+    out, wanted = run(*inputs, **on_gpu), exact(*inputs, **options)
+    assert relative(out, wanted) < 1e-6
+    grad = torch.randn_like(out)
+    grads = torch.autograd.grad(out, inputs, grad), torch.autograd.grad(wanted, inputs, grad.double())
+    for got, wanted in zip(*grads, strict=True):
+        assert relative(got, wanted) < 1e-4
+
+
+def test_opcheck():
+    q, k, v = (t.cuda().requires_grad_() for t in tensors())
+    torch.library.opcheck(rapt.torch._operator, (q, k, v, torch.rand(70, 90).cuda() > 0.3, False, 0.2, True))
+    x = torch.randn(2, 9, 4, 16, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+    torch.library.opcheck(rapt.torch._operator, (x, x, x, None, True, None, False))
+
+
+def kernel_calls():
+    return mock.patch.object(rapt.torch._core, "sdpa", side_effect=rapt.torch._core.sdpa)
+
+
+def test_compiled():
+    def block(q, k, v):
+        return functional.scaled_dot_product_attention(2 * q, k, v, is_causal=True, enable_gqa=True).relu()
+
+    q, k, v = (t.cuda() for t in tensors())
+    with rapt.torch.enabled(), kernel_calls() as kernel:
+        got = torch.compile(block, fullgraph=True)(q, k, v)
+        assert kernel.call_count == 1
+        assert relative(got, block(q, k, v)) < 1e-6
+    assert relative(got, exact(2 * q, k, v, is_causal=True).relu()) < 1e-6
+
+
+def test_graph():
+    q, k, v = (t.cuda() for t in tensors())
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        grouped(q, k, v, is_causal=True)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = grouped(q, k, v, is_causal=True)
+    for _ in range(2):
+        q.copy_(torch.randn_like(q))
+        got.fill_(torch.nan)
+        graph.replay()
+        assert torch.equal(got, grouped(q, k, v, is_causal=True))
+
+
+def test_autocast():
+    q, k, v = (t.cuda() for t in tensors())
+    with torch.autocast("cuda", dtype=torch.float16), mock.patch.object(rapt.torch, "_cuda_preference", return_value=""):
+        got = grouped(q, k, v)
+    assert got.dtype is torch.float16
+    assert relative(got, exact(q.half(), k.half(), v.half())) < BOUNDS[torch.float16]
+
+
+def test_what_pytorch_keeps():
+    x = torch.randn(1, 1, 9, 600, device="cuda")
+    with pytest.raises(rapt.torch.FallbackWarning, match="values of more than 576 columns"):
+        ours(x, x, x)
+    assert relative(operator(x, x, x, None, False, None, False), exact(x, x, x)) < 1e-6
+    with pytest.raises(rapt.torch.FallbackWarning, match="different devices"):
+        ours(x, x, x.cpu())
+    with pytest.raises(ValueError, match="on another device than q"):
+        operator(x, x, x.cpu(), None, False, None, False)
+    with pytest.raises(TypeError, match="float64"):
+        operator(x.double(), x.double(), x.double(), None, False, None, False)
+
+
+def test_transformers_operator():
+    hooks = pytest.importorskip("rapt.transformers", exc_type=ImportError)
+    mask, bias, sinks = torch.rand(2, 1, 70, 90) > 0.3, torch.randn(1, 6, 70, 90), torch.randn(6)
+    for options in [(None, None, None, True, 30, 2.0, 0.3), (mask, bias, sinks, False, -1, None, 0.25)]:
+        wanted = hooks._composed(*tensors(), *options)
+        on_gpu = [t.cuda() if isinstance(t, torch.Tensor) else t for t in (*tensors(), *options)]
+        for function in (hooks._operator, hooks._forward):
+            assert relative(function(*on_gpu), wanted) < 2e-6
+
+
+ENTRIES = [e["name"] for e in rapt.info()["entries"] if e["backend"] == "cuda" and not e["unusable"]]
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_like_triton(entry, monkeypatch):
+    pytest.importorskip("triton")
+    import triton_attention
+
+    monkeypatch.setenv("RAPT_KERNEL", entry)
+    taken = set()
+    with torch.cuda.stream(torch.cuda.Stream()):  # whose contexts are new and look at RAPT_KERNEL
+        for dtype, bound in BOUNDS.items():
+            for sq, sk, d in ((70, 90, 40), (1, 65, 128), (300, 300, 64)):
+                q, k, v = (t.cuda() for t in tensors(dtype, sq, sk, d))
+                try:
+                    assert rapt.explain(q, k, v).entry == entry
+                except ValueError as error:
+                    assert "takes other element types" in str(error)
+                    continue
+                taken.add(dtype)
+                bound = 2e-5 if "f32x3" in entry else bound
+                for options in ({"causal": False}, {"causal": True, "scale": 0.3}):
+                    wanted, wanted_lse = triton_attention.attention(q, k, v, **options)
+                    got, lse = rapt.attention(q, k, v, align="bottom_right", return_lse=True, **options)
+                    assert relative(got, wanted) < 2 * bound
+                    assert relative(lse, wanted_lse) < (4e-5 if "f32x3" in entry else 2e-6)
+    assert taken

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cuda/kernels/kernels.hpp"
+#include "cuda/nvtx.hpp"
 #include "dtypes.hpp"
 
 namespace rapt {
@@ -233,6 +234,7 @@ class CudaBackend final : public Backend {
 
   void run(const Entry& entry, const Schedule& schedule, const Call& call, const Context::Impl& context,
            std::byte* workspace) const override {
+    const NvtxRange range([&] { return entry.name + " " + call.problem.to_string(); });
     const DeviceGuard guard(call.device);
     const auto stream = static_cast<cudaStream_t>(context.options.stream);
     const AttentionParams params = attention_params(call);
