@@ -211,8 +211,8 @@ class CudaBackend final : public Backend {
     const Machine machine = look();
     for (const Kernel& kernel : kKernels) {
       const bool other = machine.unusable.empty() && kernel.sm90a;
-      entries_.push_back({kernel.name, other ? machine.no_sm90a : machine.unusable, "", Isa{},
-                          static_cast<int>(entries_.size())});
+      entries_.push_back(
+          {kernel.name, other ? machine.no_sm90a : machine.unusable, "", Isa{}, static_cast<int>(entries_.size())});
     }
   }
 

@@ -184,10 +184,9 @@ struct Rows {
         for (int i = 0; i < 4; ++i) {
           const int at = key + j + i % 2;
           const auto& row = tile.of_row[own + lane / 4 + i / 2 * 8];
-          four[i] = at < row.first || at >= row.last
-                        ? -infinity()
-                        : finish_score(call.p.score, tile.b, row.q_head, row.token, tile.offset, tile.key + at,
-                                       s[i] * call.inner);
+          four[i] = at < row.first || at >= row.last ? -infinity()
+                                                     : finish_score(call.p.score, tile.b, row.q_head, row.token,
+                                                                    tile.offset, tile.key + at, s[i] * call.inner);
         }
 #pragma unroll
         for (int i = 0; i < kScores; ++i) s[i] = i + 4 < kScores ? s[i + 4] : four[i + 4 - kScores];
@@ -262,7 +261,8 @@ struct Rows {
         float& part = nothing[i / 4 % 4];
         part = fmaf(o[i], 0, fmaf(o[i + 1], 0, part));
       }
-      bad[h] = row.out >= 0 && !(nothing[0] + nothing[1] + nothing[2] + nothing[3] == 0 && (m[h] == -infinity() || fabsf(m[h]) < kHugeScore));
+      bad[h] = row.out >= 0 && !(nothing[0] + nothing[1] + nothing[2] + nothing[3] == 0 &&
+                                 (m[h] == -infinity() || fabsf(m[h]) < kHugeScore));
       if (row.lse >= 0 && lane % 4 == 0) p.lse[row.lse] = lse_of(m[h] - C::kShift, l[h]);
       const float inverse = l[h] == 0 ? 0.f : __fdividef(1, l[h]);
 #pragma unroll
@@ -287,8 +287,8 @@ __device__ void attend(const Call& call, const Listed& listed, const Tile<C>* ti
   bool more = has_blocks();
   if (!more) return;
 
-  int block = 0;                // of the tile, whose scores these are
-  bool starts = true;           // it is its tile's first, or there is no more; O is complete once the weights are used
+  int block = 0;       // of the tile, whose scores these are
+  bool starts = true;  // it is its tile's first, or there is no more; O is complete once the weights are used
   std::uint32_t q_matrix = 0;
   for (unsigned n = 0;; ++n) {  // K and V blocks so far; V's are one behind
     if (starts && more) {
