@@ -18,7 +18,7 @@ KERNEL = [r'"cpu/(isa|tile|kernels)/\w+\.hpp"', r'"cpu/(params|registry)\.hpp"',
           r"<(immintrin|emmintrin|arm_neon)\.h>", r"<(cstddef|cstdint|type_traits|utility|limits|bit)>"]
 # The spine and the CPU framework: anything but the kernels' side, the tests' side, and SIMD.
 NOT_FRAMEWORK = r'(?!"(\.\.|cpu/(isa|tile|kernels)/|support/|oracle/|tools/|bench/))(?!<(xsimd|Eigen|fmt|immintrin))'
-CUDA_KERNEL = [r'"cuda/(tile|kernels)/\w+\.(cuh|hpp)"', r'"cuda/params\.hpp"', r"<(algorithm|cmath|type_traits|cuda\w*|cstddef|cstdint)(\.h)?>"]
+CUDA_KERNEL = [r'"cuda/(tile|kernels)/\w+\.(cuh|hpp)"', r'"cuda/params\.hpp"', r"<(algorithm|cmath|numeric|type_traits|cuda\w*|cstddef|cstdint)(\.h)?>"]
 # Programs see the public interface, the oracle and the files beside them, never src.
 PROGRAM = [r'"(rapt|support|oracle)/[\w/]+\.hp?p?"', r"<(?!rapt/)[^>]+>", "beside"]
 

@@ -2,7 +2,6 @@
 // schedule in shared memory. A block does a tile of 64 rows, and its threads, 16 side by side, each 8 x 4 of
 // everything (4 x 4 where V is wide): of the 64 x 64 scores, and of each 64 columns of the output.
 #include <algorithm>
-#include <cstring>
 
 #include "cuda/kernels/kernels.hpp"
 #include "cuda/tile/launch.cuh"
@@ -37,9 +36,7 @@ __device__ float4 widen(const uint2& x, DType type) {
   float2 pair[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    __half2 half;
-    std::memcpy(&half, &bits[i], sizeof half);
-    pair[i] = type == DType::f16 ? __half22float2(half)
+    pair[i] = type == DType::f16 ? __half22float2(reinterpret_cast<const __half2&>(bits[i]))
                                  : make_float2(__uint_as_float(bits[i] << 16), __uint_as_float(bits[i] & 0xffff0000u));
   }
   return make_float4(pair[0].x, pair[0].y, pair[1].x, pair[1].y);
