@@ -106,6 +106,9 @@ std::vector<Sequence> sequences(const ForwardSchedule& schedule, const ForwardPa
     const std::int64_t first = score.left == kOpen ? gone : std::clamp(offset - score.left, gone, len_k);
     const std::int64_t last = score.right == kOpen ? len_k : std::clamp(len_q + offset + score.right, first, len_k);
     s.first_key = first / kAlign * kAlign;
+    // Heads one after another, so that K and V stay cached. If later rows see more keys, the most costly items of all
+    // heads come first, so that strands come to their ends together.
+    s.heads_in_turn = schedule.threads > 1 && score.left == kOpen && score.right != kOpen;
     s.parts = 1;
     if (s.kernel->rows > 0 && s.rows <= kPartRows) {
       const std::int64_t keys = std::max<std::int64_t>(last - s.first_key, 1);
@@ -126,6 +129,14 @@ std::vector<Sequence> sequences(const ForwardSchedule& schedule, const ForwardPa
     counter += p.hk * s.row_items;
   }
   return all;
+}
+
+ItemPlace place_of(const Sequence& s, std::int64_t heads, std::int64_t item) {
+  const std::int64_t range = item / s.parts;
+  const std::int64_t hk = s.heads_in_turn ? range % heads : range / s.row_items;
+  const std::int64_t from_last = s.heads_in_turn ? range / heads : range % s.row_items;
+  const std::int64_t begin = (s.row_items - 1 - from_last) * s.rows_per_item;
+  return {hk, begin, std::min(begin + s.rows_per_item, s.rows), range, item % s.parts};
 }
 
 }  // namespace rapt::cpu
