@@ -19,7 +19,7 @@ constexpr int kThreads = 4;
 ForwardKernel kernel() {
   ForwardKernel k{};
   k.op = "attention_forward", k.arithmetic = "none";
-  k.rows = 32, k.keys = 64, k.max_rows = 1024, k.items_per_strand = 4;
+  k.rows = 32, k.keys = 64, k.max_rows = 1024, k.items_per_strand = 4, k.least_rows = 128;
   k.scratch_bytes = [](const ForwardShape&) noexcept { return std::size_t{64}; };
   return k;
 }
@@ -93,4 +93,20 @@ TEST_CASE("schedule: items of equal cost go head by head, and so do all on one t
     REQUIRE(all.size() > 6);
     for (std::size_t i = 1; i < all.size(); ++i) CHECK(all[i].place.hk >= all[i - 1].place.hk);
   }
+}
+
+TEST_CASE("schedule: items even out over strands while they repay what they prepare", "[unit]") {
+  const auto rows_per_item = [](const char* text, int threads) {
+    return schedule_forward(Problem::parse(text + std::string(" d=64")), kernel(), nullptr, threads,
+                            std::size_t{2} << 20)
+        .rows_per_item;
+  };
+  CHECK(rows_per_item("attention hq=8 sq=4096", 16) == 512);  // 4 per strand
+  CHECK(rows_per_item("attention hq=8 sq=1024", 16) == 128);
+  CHECK(rows_per_item("attention hq=8 sq=768", 16) == 128);  // 3
+  CHECK(rows_per_item("attention hq=8 sq=512", 16) == 128);  // 2
+  CHECK(rows_per_item("attention hq=8 sq=256", 16) == 64);   // 2 of fewer rows
+  CHECK(rows_per_item("attention hq=8 sq=64", 16) == 32);
+  CHECK(rows_per_item("attention hq=8 sq=65536", 16) == 1024);  // the most
+  CHECK(rows_per_item("attention hq=1 sq=1024", 1) == 1024);    // nothing to even out
 }

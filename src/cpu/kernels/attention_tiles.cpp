@@ -530,7 +530,7 @@ std::size_t scratch_bytes(const ForwardShape& shape) noexcept {
 
 template <int kPlanes>
 constexpr ForwardKernel kernel(const char* arithmetic, unsigned elements, const char* opt_in) {
-  return {"attention_forward",    arithmetic,  elements, opt_in, kRows, kKeys, kMaxPanels * kRows, 2,
+  return {"attention_forward",    arithmetic,  elements, opt_in, kRows, kKeys, kMaxPanels * kRows, 4, 128,
           scratch_bytes<kPlanes>, run<kPlanes>};
 }
 
