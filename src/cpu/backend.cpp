@@ -87,10 +87,7 @@ struct Loop {
     constexpr std::int64_t kAllKeys = std::numeric_limits<std::int64_t>::max();
     const auto after = [](std::int64_t item, const Sequence& s) { return item < s.first_item; };
     const Sequence& s = *(std::upper_bound(all.begin(), all.end(), i, after) - 1);
-    // Heads one after another, so that K and V stay cached; the last rows first, since causal makes them the longest.
-    const std::int64_t group = (i - s.first_item) / s.parts, part = (i - s.first_item) % s.parts;
-    const std::int64_t hk = group / s.row_items, begin = (s.row_items - 1 - group % s.row_items) * s.rows_per_item;
-    const std::int64_t end = std::min(begin + s.rows_per_item, s.rows);
+    const auto [hk, begin, end, range, part] = place_of(s, params.hk, i - s.first_item);
     WorkItem item{s.b, hk, begin, end, 0, kAllKeys, nullptr};
     if (s.parts == 1) return s.kernel->run(params, item, scratch);
 
@@ -102,7 +99,7 @@ struct Loop {
     item.state = group_states + part * (end - begin) * state;
     s.kernel->run(params, item, scratch);
     // Whoever does the last part has the others' states in sight and finishes the rows.
-    const std::atomic_ref done(reinterpret_cast<std::int32_t*>(counters())[s.first_counter + group]);
+    const std::atomic_ref done(reinterpret_cast<std::int32_t*>(counters())[s.first_counter + range]);
     if (done.fetch_add(1, std::memory_order_acq_rel) + 1 == s.parts)
       table.combine(params, {s.b, hk, begin, end, 0, kAllKeys, group_states}, s.parts);
   }

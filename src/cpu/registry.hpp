@@ -23,7 +23,8 @@ struct ForwardKernel {
   int rows;                // query rows of one register panel; 0: an item takes all rows of its kv head
   int keys;                // keys of one block; 0: no blocks
   int max_rows;            // of kernels with panels: most rows an item may have
-  int items_per_strand;    // at least so many, that the last even out; few if an item has much to prepare
+  int items_per_strand;    // at least so many, that the last even out ...
+  int least_rows;          // ... but 2 rather than items of fewer rows, which do not repay what each prepares; 0 = none
   // Scratch of one work item, a multiple of 64.
   std::size_t (*scratch_bytes)(const ForwardShape&) noexcept;
   // No allocation, threads, logging or environment. `scratch` is 64-byte aligned.

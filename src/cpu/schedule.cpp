@@ -11,7 +11,8 @@ constexpr double kBytesPerStrand = 128e3;  // of keys and values, likewise
 // Sequences of at most kPartRows rows are cut along their keys, into parts of a multiple of kPartKeys: so many that one
 // sequence occupies a large machine, so few that states stay small beside the cache.
 constexpr std::int64_t kPartRows = 64, kPartKeys = 512, kPartsOfSequence = 256;
-constexpr std::int64_t kAlign = 128;  // a whole number of any kernel's blocks
+constexpr std::int64_t kAlign = 128;     // a whole number of any kernel's blocks
+constexpr std::int64_t kLeastItems = 2;  // of a strand, among several
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
@@ -45,8 +46,10 @@ ForwardSchedule schedule_forward(const Problem& p, const ForwardKernel& kernel, 
     const auto panel_bytes = static_cast<std::int64_t>(sizeof(float)) * kernel.rows * (p.d + p.dv);
     std::int64_t panels =
         std::min<std::int64_t>(static_cast<std::int64_t>(l2_bytes) / 2 / panel_bytes, kernel.max_rows / kernel.rows);
-    // ... and every strand gets its share of items.
-    panels = std::min(panels, rows * heads / kernel.rows / (concurrency * kernel.items_per_strand));
+    // ... and each of several strands gets its share of items.
+    const std::int64_t of_strand = rows * heads / kernel.rows / concurrency;
+    const std::int64_t least = std::min<std::int64_t>(kernel.least_rows / kernel.rows, of_strand / kLeastItems);
+    if (concurrency > 1) panels = std::min(panels, std::max(of_strand / kernel.items_per_strand, least));
     // The items of a head are about as large.
     const std::int64_t of_head = std::max<std::int64_t>(ceil_div(rows, kernel.rows), 1);
     const std::int64_t items = ceil_div(of_head, std::max<std::int64_t>(panels, 1));
@@ -106,6 +109,9 @@ std::vector<Sequence> sequences(const ForwardSchedule& schedule, const ForwardPa
     const std::int64_t first = score.left == kOpen ? gone : std::clamp(offset - score.left, gone, len_k);
     const std::int64_t last = score.right == kOpen ? len_k : std::clamp(len_q + offset + score.right, first, len_k);
     s.first_key = first / kAlign * kAlign;
+    // Heads one after another, so that K and V stay cached. If later rows see more keys, the most costly items of all
+    // heads come first, so that strands come to their ends together.
+    s.heads_in_turn = schedule.threads > 1 && score.left == kOpen && score.right != kOpen;
     s.parts = 1;
     if (s.kernel->rows > 0 && s.rows <= kPartRows) {
       const std::int64_t keys = std::max<std::int64_t>(last - s.first_key, 1);
@@ -126,6 +132,14 @@ std::vector<Sequence> sequences(const ForwardSchedule& schedule, const ForwardPa
     counter += p.hk * s.row_items;
   }
   return all;
+}
+
+ItemPlace place_of(const Sequence& s, std::int64_t heads, std::int64_t item) {
+  const std::int64_t range = item / s.parts;
+  const std::int64_t hk = s.heads_in_turn ? range % heads : range / s.row_items;
+  const std::int64_t from_last = s.heads_in_turn ? range / heads : range % s.row_items;
+  const std::int64_t begin = (s.row_items - 1 - from_last) * s.rows_per_item;
+  return {hk, begin, std::min(begin + s.rows_per_item, s.rows), range, item % s.parts};
 }
 
 }  // namespace rapt::cpu

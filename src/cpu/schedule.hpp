@@ -30,12 +30,21 @@ struct Sequence {
   std::int64_t b, rows, rows_per_item, row_items;
   std::int64_t first_key, part_keys, parts;             // with one part, it has all keys
   std::int64_t first_item, first_state, first_counter;  // in items, floats, counters of all sequences before
-  double cost;                                          // of an item: rows x keys
+  double cost;                                          // of the most costly item: rows x keys
+  bool heads_in_turn;                                   // the last rows of every head, then the ones before
 };
 
 // The sequences of a call that have rows, those with the most costly items first. How keys are cut into parts depends
 // on the keys that the sequence's own rows see and the number of kv heads alone: neither threads nor the rest of the
 // batch change bits.
 std::vector<Sequence> sequences(const ForwardSchedule& schedule, const ForwardParams& params, std::int64_t b);
+
+// Rows [row_begin, row_end) of a kv head, the range of rows of that number in its sequence, and a part of their keys.
+struct ItemPlace {
+  std::int64_t hk, row_begin, row_end, range, part;
+};
+
+// Of the sequence's item of that number, with `heads` kv heads.
+ItemPlace place_of(const Sequence& sequence, std::int64_t heads, std::int64_t item);
 
 }  // namespace rapt::cpu

@@ -235,6 +235,7 @@ TEST_CASE("v may be wider or narrower than q and k", "[kernel]") {
 TEST_CASE("every layout gives the same bits", "[kernel]") {
   const DType dtype = each_type();
   for (const char* text : {"attention b=2 hq=4 hk=2 sq=37 sk=61 d=40 dv=24 causal align=bottom_right lse",
+                           "attention b=2 hq=4 hk=2 sq=70 sk=173 d=64 window=80,9 align=bottom_right lse",
                            "attention b=3 hq=4 hk=2 sq=37 sk=61 d=40 lse ragged_q=70 ragged_k=100"}) {
     Problem problem = typed(text, dtype);
     for (const std::string& entry : every_entry(problem)) {

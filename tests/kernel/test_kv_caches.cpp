@@ -254,6 +254,25 @@ TEST_CASE("caches: pages give the bits of the same keys in one piece", "[kernel]
   }
 }
 
+TEST_CASE("caches: bf16 pages and queries give the bits of keys in one piece", "[kernel]") {
+  for (const char* pages : {"sk=272 page=16", "sk=288 page=32", "sk=288 page=48", "sk=320 page=64"}) {
+    for (const char* sees : {"", " window=70,-1"}) {
+      Problem paged =
+          typed("attention b=3 hq=4 hk=2 sq=70 d=64 causal align=bottom_right lse seqlens " + std::string(pages) + sees,
+                DType::bf16);
+      Problem flat = paged;
+      flat.page_size = 0;
+      Case c(paged, 4), whole(flat, 4);
+      gather(c, c.k, whole, whole.k);
+      gather(c, c.v, whole, whole.v);
+      for (const std::string& entry : every_entry(paged)) {
+        INFO(entry << ": " << paged.to_string());
+        CHECK(run(whole, entry) == run(c, entry));
+      }
+    }
+  }
+}
+
 TEST_CASE("caches: what no row sees may hold anything", "[kernel]") {
   const DType dtype = each_cache_type();
   for (const char* words : {"sk=320 page=16", "sk=323 page=17", "sk=300 page=1", "sk=200", "sk=40 ring"}) {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <random>
 #include <span>
+#include <vector>
 
 #include "support/check.hpp"
 #include "support/executors.hpp"
@@ -47,6 +48,39 @@ TEST_CASE("odd sizes between guard pages", "[kernel]") {
         problem.q_dtype = problem.kv_dtype = problem.out_dtype = dtype;
         check_guarded(problem, static_cast<std::uint64_t>(d * s));
       }
+    }
+  }
+}
+
+// Rows of whole cache lines, which a kernel may read in place, up to a last block that is not whole.
+TEST_CASE("bf16 keys of 64 or 128 bytes between guard pages", "[kernel]") {
+  for (const char* keys :
+       {"sk=31", "sk=32", "sk=64", "sk=65", "sk=95", "sk=128", "sk=161 causal align=bottom_right",
+        "sk=161 causal align=20", "sk=160 window=50,-1 align=40", "sk=160 window=30,30 align=bottom_right",
+        "b=5 sk=96 seqlens", "b=5 sk=100 seqlens mask=qk", "b=3 sk=97 ragged_k=191", "b=4 sk=160 page=16 seqlens",
+        "b=4 sk=160 page=32 seqlens", "b=4 sk=192 page=48 seqlens causal align=bottom_right",
+        "b=4 sk=192 page=64 seqlens window=40,-1 align=bottom_right", "b=4 sk=64 ring seqlens",
+        "b=4 sk=100 ring seqlens"}) {
+    for (const char* sizes : {" hq=1 sq=70 d=64 lse", " hq=6 hk=3 sq=40 d=32 lse"})
+      check_guarded(typed("attention " + std::string(keys) + sizes, DType::bf16), 4);
+  }
+}
+
+TEST_CASE("where in a cache line keys begin does not change a bit", "[kernel]") {
+  const Problem problem = typed("attention b=1 hq=2 sq=70 sk=100 d=64 lse", DType::bf16);
+  Case c(problem), moved(problem);
+  for (std::int64_t shift : {1, 8, 31, 32}) {
+    Tensor keys(DType::bf16, Layout(std::vector{c.k.size() + shift}));
+    for (std::int64_t i = 0; i < c.k.size(); ++i) keys.flat(shift + i) = c.k.flat(i);
+    for (const std::string& entry : every_entry(problem)) {
+      run(c.args(), entry);
+      AttentionArgs args = moved.args();
+      args.kv.k.data = keys.buffer().data() + shift * 2;
+      moved.poison_outputs();
+      run(args, entry);
+      INFO(entry << ", " << shift);
+      CHECK(same_bits(c.out, moved.out));
+      CHECK(same_bits(c.lse, moved.lse));
     }
   }
 }

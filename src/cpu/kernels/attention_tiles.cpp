@@ -7,7 +7,8 @@
 //
 // As in attention_forward.cpp lanes and tile columns are queries: S^T = K Q^T, P^T = 2^(S^T scale - m), O^T += V^T P^T.
 //
-//   for each range of keys whose planes fit L2                 K and V are split into planes once per range and item
+//   for each range of keys whose planes fit L2                 K and V are split into planes once per range and item;
+//                                                              bf16 keys in whole cache lines are read in place
 //     for each panel of 32 rows, for each block of 64 keys     a visit
 //       S^T = K Q^T                      tiles                 while the vectors exponentiate the visit before
 //       mask, or finish the scores                             partial blocks only
@@ -47,6 +48,12 @@ std::int64_t range_keys(std::int64_t d, std::int64_t dv) {
   return clamp(fit, 256, kPlanes == 3 ? 256 : 4096);
 }
 
+// Where the rows of 32 keys lie, and bytes from one to the next.
+struct KeyTiles {
+  const char* row;
+  std::int64_t stride;
+};
+
 template <int kPlanes>
 struct Scratch {
   std::int64_t d, dv, keys;  // padded to tiles; of a range
@@ -57,6 +64,7 @@ struct Scratch {
   float *partial, *unused;  // O of a range; 32 x 32 floats nobody wants
   float* top;               // -inf: the row sees none of the block's keys
   bf16 *k, *rows;           // [plane][keys][d]; 32 rows on their way into tiles, [plane][32][d or dv]
+  KeyTiles* k_tiles;        // [keys / 32]: in `k`, or in place
   char* v;                  // [plane][keys / 32][dv / 16] tiles
   std::int32_t *k_offset, *q_offset, *v_offset, *p_offset;  // of products
   std::byte* vector;                                        // the vector kernel's
@@ -75,6 +83,7 @@ struct Scratch {
     unused = carver.take<float>(kChunk * kChunk);
     top = carver.take<float>(kRows);
     k = carver.take<bf16>(kPlanes * keys * d);
+    k_tiles = carver.take<KeyTiles>(keys / kTileDepth);
     rows = carver.take<bf16>(kPlanes * kRows * most(d, dv));
     v = carver.take<char>(kPlanes * v_plane());
     const std::int64_t depth = d / kTileDepth;
@@ -183,10 +192,11 @@ class Item {
         // Keys before the first are nobody's to read (their pages may not be there): that one stands for them.
         const auto k_row = [&](std::int64_t i) { return k + head_.key_at(p_.k_stride, most(key + i, first)); };
         const auto v_row = [&](std::int64_t i) { return v + head_.key_at(p_.v_stride, most(key + i, first)); };
-        bf16* const keys = w_.k + at * w_.d;
-        unusual = split_rows<kPlanes, UsualFactor<kPlanes>>(k_row, p_.k_stride.d, rows, p_.d, w_.d, keys,
-                                                            w_.keys * w_.d, false)
-                      .unusual;
+        const PlaneRows keys =
+            split_rows<kPlanes, UsualFactor<kPlanes>>(k_row, p_.k_stride.d, rows, p_.d, w_.d, w_.k + at * w_.d,
+                                                      w_.keys * w_.d, key >= first && are_lines(k_row(0), key));
+        w_.k_tiles[at / kTileDepth] = {reinterpret_cast<const char*>(keys.row[0]), 2 * (keys.row[1] - keys.row[0])};
+        unusual = keys.unusual;
         return split_rows<kPlanes, UsualValue<kPlanes>>(v_row, p_.v_stride.d, rows, p_.dv, w_.dv, w_.rows, plane, true);
       });
       for (int i = 0; i < kPlanes; ++i) tile_values(values, i * plane, w_.dv, w_.v + i * w_.v_plane() + at * w_.dv * 2);
@@ -194,6 +204,13 @@ class Item {
       for (std::int64_t i = 0; unusual != 0 && i < rows; ++i)
         if (unusual >> i & 1) leave_rows_that_see(key + i);
     }
+  }
+
+  // Whether 32 keys from `key` on, whose rows begin at `row`, lie back to back in whole cache lines. (Of rows apart, as
+  // in [b, s, h, d], a range would fall into few of the cache's sets.)
+  bool are_lines(const void* row, std::int64_t key) const {
+    return p_.k_stride.s == w_.d && reinterpret_cast<std::uintptr_t>(row) % 64 == 0 &&
+           head_.in_one_piece(key, kTileDepth);
   }
 
   // To the vector kernel.
@@ -270,11 +287,13 @@ class Item {
         b = {weights, w_.p_offset, 2 * kRowBytes, 64};
         a_step = 2 * kTileBytes, steps = n * pv->halves;
         c = target(panels_[pv->panel]), start = pv->first ? nullptr : c;
-      } else if (i == columns) {
-        a = {reinterpret_cast<const char*>(w_.k + qk->at * w_.d), w_.k_offset, w_.d * 2, kTileRows * w_.d * 2};
+      } else if (!values) {
+        const std::int64_t half = i - columns;
+        const KeyTiles& keys = w_.k_tiles[qk->at / kTileDepth + half];
+        a = {keys.row, w_.k_offset, keys.stride, kTileRows * keys.stride};
         b = {qt(qk->panel), w_.q_offset, 64, kTileBytes};
-        a_step = kChunk * w_.d * 2, steps = n * depth;
-        c = reinterpret_cast<float*>(s), start = nullptr;
+        steps = n * depth;
+        c = reinterpret_cast<float*>(s) + half * kChunk * kChunk, start = nullptr;
       }
       multiply_chunk(tiles, a, b, steps, start, c, pending, beside);
       a.base += a_step, c += kChunk * kChunk;
@@ -511,7 +530,7 @@ std::size_t scratch_bytes(const ForwardShape& shape) noexcept {
 
 template <int kPlanes>
 constexpr ForwardKernel kernel(const char* arithmetic, unsigned elements, const char* opt_in) {
-  return {"attention_forward",    arithmetic,  elements, opt_in, kRows, kKeys, kMaxPanels * kRows, 2,
+  return {"attention_forward",    arithmetic,  elements, opt_in, kRows, kKeys, kMaxPanels * kRows, 4, 128,
           scratch_bytes<kPlanes>, run<kPlanes>};
 }
 

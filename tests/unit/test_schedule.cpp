@@ -1,0 +1,112 @@
+// Schedules: every row and part of keys in one item, in an order and of a size that keep all strands busy.
+#include <algorithm>
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "cpu/schedule.hpp"
+#include "support/catch.hpp"
+
+using namespace rapt;
+using namespace rapt::cpu;
+
+namespace {
+
+constexpr int kThreads = 4;
+
+/// A kernel that nobody runs.
+ForwardKernel kernel() {
+  ForwardKernel k{};
+  k.op = "attention_forward", k.arithmetic = "none";
+  k.rows = 32, k.keys = 64, k.max_rows = 1024, k.items_per_strand = 4, k.least_rows = 128;
+  k.scratch_bytes = [](const ForwardShape&) noexcept { return std::size_t{64}; };
+  return k;
+}
+
+struct Item {
+  std::int64_t b, last_key;
+  ItemPlace place;
+};
+
+/// All items of a dense call, in the order strands take them.
+std::vector<Item> items(const Problem& p, const ForwardKernel& kernel, int threads) {
+  const ForwardSchedule schedule = schedule_forward(p, kernel, nullptr, threads, std::size_t{2} << 20);
+  ForwardParams f{};
+  f.hk = p.hk, f.group = p.hq / p.hk, f.sq = p.sq, f.sk = p.sk, f.d = p.d, f.dv = p.dv;
+  f.score.left = p.window_left >= 0 ? p.window_left : kOpen;
+  f.score.right = p.causal ? 0 : kOpen;
+  f.score.offset = p.align_offset;
+  std::vector<Item> all;
+  for (const Sequence& s : sequences(schedule, f, p.b)) {
+    CHECK(s.first_item == std::ssize(all));
+    for (std::int64_t i = 0; i < p.hk * s.row_items * s.parts; ++i) {
+      const ItemPlace place = place_of(s, p.hk, i);
+      const std::int64_t token = (place.row_end - 1) / f.group;
+      all.push_back({s.b, p.causal ? std::min(token + f.score.offset, p.sk - 1) : p.sk - 1, place});
+    }
+  }
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("schedule: every row and part is one item's, whatever the order", "[unit]") {
+  for (const char* text :
+       {"attention b=2 hq=3 sq=1000", "attention b=3 hq=4 hk=2 sq=777 causal",
+        "attention hq=5 sq=100 sk=900 causal align=33", "attention b=2 hq=2 sq=700 causal window=90,-1",
+        "attention hq=2 sq=20 sk=5000 causal align=4000", "attention b=5 hq=8 hk=2 sq=1 sk=3000"}) {
+    for (int threads : {1, kThreads}) {
+      const Problem p = Problem::parse(text + std::string(" d=64"));
+      std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t>, int> taken;  // b, hk, row, part
+      std::map<std::pair<std::int64_t, std::int64_t>, std::pair<std::int64_t, std::int64_t>> ranges;
+      std::int64_t parts = 1;
+      for (const Item& item : items(p, kernel(), threads)) {
+        const ItemPlace& place = item.place;
+        for (std::int64_t row = place.row_begin; row < place.row_end; ++row)
+          ++taken[{item.b, place.hk, row, place.part}];
+        parts = std::max(parts, place.part + 1);
+        // A number of a range is that of the same rows in all parts.
+        const std::pair rows(place.hk, place.row_begin);
+        CHECK(ranges.try_emplace({item.b, place.range}, rows).first->second == rows);
+      }
+      INFO(p.to_string() << " on " << threads);
+      CHECK(std::ssize(taken) == p.b * p.sq * p.hq * parts);
+      CHECK(std::all_of(taken.begin(), taken.end(), [](const auto& entry) { return entry.second == 1; }));
+    }
+  }
+}
+
+TEST_CASE("schedule: of causal calls the most costly items of all heads come first", "[unit]") {
+  const std::vector<Item> all = items(Problem::parse("attention hq=6 sq=2048 d=64 causal"), kernel(), kThreads);
+  REQUIRE(all.size() > 6);
+  for (std::size_t i = 1; i < all.size(); ++i) CHECK(all[i].last_key <= all[i - 1].last_key);
+  CHECK(all[5].last_key == 2047);
+}
+
+TEST_CASE("schedule: items of equal cost go head by head, and so do all on one thread", "[unit]") {
+  for (const auto& [text, threads] :
+       {std::pair("attention hq=6 sq=2048 d=64", kThreads), std::pair("attention hq=6 sq=2048 d=64 causal", 1),
+        std::pair("attention hq=6 sq=2048 d=64 causal window=100,-1", kThreads)}) {
+    const std::vector<Item> all = items(Problem::parse(text), kernel(), threads);
+    INFO(text);
+    REQUIRE(all.size() > 6);
+    for (std::size_t i = 1; i < all.size(); ++i) CHECK(all[i].place.hk >= all[i - 1].place.hk);
+  }
+}
+
+TEST_CASE("schedule: items even out over strands while they repay what they prepare", "[unit]") {
+  const auto rows_per_item = [](const char* text, int threads) {
+    return schedule_forward(Problem::parse(text + std::string(" d=64")), kernel(), nullptr, threads,
+                            std::size_t{2} << 20)
+        .rows_per_item;
+  };
+  CHECK(rows_per_item("attention hq=8 sq=4096", 16) == 512);  // 4 per strand
+  CHECK(rows_per_item("attention hq=8 sq=1024", 16) == 128);
+  CHECK(rows_per_item("attention hq=8 sq=768", 16) == 128);  // 3
+  CHECK(rows_per_item("attention hq=8 sq=512", 16) == 128);  // 2
+  CHECK(rows_per_item("attention hq=8 sq=256", 16) == 64);   // 2 of fewer rows
+  CHECK(rows_per_item("attention hq=8 sq=64", 16) == 32);
+  CHECK(rows_per_item("attention hq=8 sq=65536", 16) == 1024);  // the most
+  CHECK(rows_per_item("attention hq=1 sq=1024", 1) == 1024);    // nothing to even out
+}
