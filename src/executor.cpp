@@ -29,9 +29,10 @@ class Tbb final : public Executor {
     // Isolated: while it waits, the caller must not pick up a task of somebody else's and come back late.
     // A context of its own: cancelling the caller's task group must not leave outputs unwritten.
     oneapi::tbb::task_group_context context(oneapi::tbb::task_group_context::isolated);
+    // Static: from call to call a strand goes to the same thread where it can, whose cache has its scratch.
     oneapi::tbb::this_task_arena::isolate([&] {
       oneapi::tbb::parallel_for(
-          0, strands, 1, [&](int i) { strand(argument, i); }, oneapi::tbb::simple_partitioner(), context);
+          0, strands, 1, [&](int i) { strand(argument, i); }, oneapi::tbb::static_partitioner(), context);
     });
   }
 };
