@@ -242,6 +242,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p, unsigned number
       top = over_row(top, [](float a, float b) { return fmaxf(a, b); });
       const float r = reference(top);
       const float scale = exp2_approx(before - r);
+      __syncwarp();  // all have read the maximum before
       if (tx == 0) maxima[row_of(i)] = top, scales[row_of(i)] = scale;
       float sum = 0;
 #pragma unroll

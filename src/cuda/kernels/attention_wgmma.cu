@@ -488,6 +488,7 @@ void attention_wgmma(const AttentionParams& p, std::byte* workspace, cudaStream_
   call.kv_vector = is_vector(p.k, p.k_stride, 2) && is_vector(p.v, p.v_stride, 2);
   call.out_vector = is_vector(p.out, p.out_stride, p.out_type == DType::f32 ? 4 : 2);
   call.redo = reinterpret_cast<std::uint16_t*>(workspace);
+  if (p.total_q >= 0) cudaMemsetAsync(workspace, 0, wgmma_workspace(p), stream);  // tiles may be empty
   if (p.q_type == DType::f16) launch_sized<__half>(call, stream);
   else launch_sized<__nv_bfloat16>(call, stream);
   attention_simt(p, stream, reinterpret_cast<const std::uint64_t*>(workspace));

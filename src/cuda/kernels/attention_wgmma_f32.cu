@@ -402,6 +402,8 @@ template <class C>
 void launch(Call& call, std::byte* workspace, cudaStream_t stream) {
   const AttentionParams& p = call.p;
   lay_out<C>(call, workspace);
+  if (p.total_q >= 0)
+    cudaMemsetAsync(call.redo, 0, static_cast<std::size_t>(simt_tiles(p)) * 8, stream);  // some are empty
   const int processors = plan_grid<C>(call, 2 * 4 * C::kSize);
   const std::int64_t units =
       std::int64_t{call.heads} * call.tiles * (C::kRows / C::kKeys) + 2 * C::Blocks::heads(p) * C::Blocks::blocks(p);

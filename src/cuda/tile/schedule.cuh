@@ -14,6 +14,7 @@ namespace rapt::cuda {
 constexpr int kGroupRows = 64;  // of a warpgroup
 constexpr int kTiles = 3;       // in shared memory: the one whose output is complete, the one at work and the next
 using Listed = Ring<kTiles>;
+constexpr int kListerBarrier = 8;  // of those that warpgroups leave
 
 // A call, and its tiles as Tiling numbers them.
 struct Grid {
@@ -85,11 +86,11 @@ struct Tile : Place {
   std::int64_t offset;
   int there;  // of the keys that the last block has room for
 
-  // By `threads` threads. All write the same place, and take it from here: registers are few.
+  // By `threads` threads, who take the place from here: registers are few.
   __device__ void fill(const AttentionParams& p, const Place& found, int thread, int threads) {
     Place& place = *this;
-    place = found;
-    asm volatile("" ::: "memory");
+    if (thread == 0) place = found;
+    named_sync(kListerBarrier, threads);
     if (place.blocks == 0) return;
     const Head head(p, place.b, place.hk);
     if (thread == 0) {
@@ -151,7 +152,7 @@ int plan_grid(Grid& grid, std::int64_t key_bytes) {
     // Full rounds, or processors that got the last and shortest of one section get the longest of the next, too.
     const std::int64_t full = processors / std::gcd(processors, grid.tiles);
     const std::int64_t cached = kCached / std::max<std::int64_t>(head_bytes, 1);
-    grid.section = static_cast<int>(std::clamp<std::int64_t>(cached / full * full, full, grid.heads));
+    grid.section = static_cast<int>(std::min<std::int64_t>(std::max(cached / full * full, full), grid.heads));
   }
   grid.all = grid.heads * grid.tiles, grid.section_tiles = grid.section * grid.tiles;
   return std::min(processors, grid.all);
