@@ -340,6 +340,7 @@ __global__ void __launch_bounds__(Shape<kChunks>::kThreads, Shape<kChunks>::kBlo
       attend<kChunks>(p, first + i * gridDim.x, wanted[i]);
       __syncthreads();
     }
+    __syncthreads();  // all are done with `wanted`
   }
 }
 
