@@ -352,11 +352,8 @@ void launch(const AttentionParams& p, cudaStream_t stream, const std::uint64_t* 
     simt<kChunks><<<tiles, kThreads, 0, stream>>>(p);
     return;
   }
-  int device = 0, processors = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
   // An odd number of blocks, or tiles that are alike in all heads would be one block's.
-  const unsigned blocks = std::min(tiles, static_cast<unsigned>(kBlocksAgain * processors / 2 * 2 + 1));
+  const unsigned blocks = std::min(tiles, static_cast<unsigned>(kBlocksAgain * multiprocessors() / 2 * 2 + 1));
   launch_early(simt_again<kChunks>, blocks, kThreads, 0, stream, p, redo, tiles);
 }
 

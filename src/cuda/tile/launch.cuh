@@ -1,5 +1,5 @@
-// Kernels one after another in a stream, the next starting while the one before ends (programmatic dependent launch,
-// from compute capability 9.0).
+// Launches: how much runs at once, and kernels one after another in a stream, the next starting while the one before
+// ends (programmatic dependent launch, from compute capability 9.0).
 #pragma once
 
 #include <cuda_runtime.h>
@@ -17,6 +17,14 @@ __device__ inline void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+}
+
+// Multiprocessors of the current device; 1 where CUDA fails, as the launch then will.
+inline int multiprocessors() {
+  int device = 0, count = 1;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  return count;
 }
 
 template <class... Parameters, class... Arguments>

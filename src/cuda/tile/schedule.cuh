@@ -1,11 +1,10 @@
 // A call's tiles of query rows: which thread block does which in what order, and what their rows need to know.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include <algorithm>
 #include <numeric>
 
+#include "cuda/tile/launch.cuh"
 #include "cuda/tile/pipeline.cuh"
 #include "cuda/tile/score.cuh"
 
@@ -144,9 +143,7 @@ int plan_grid(Grid& grid, std::int64_t key_bytes) {
   constexpr std::int64_t kCached = 64 << 20;
   const std::int64_t head_bytes = (p.total_k >= 0 ? p.total_k : p.sk) * key_bytes;
   const bool uneven = p.score.right != kOpen || p.total_q >= 0;
-  int device = 0, processors = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  const int processors = multiprocessors();
   grid.section = 1;
   if (uneven) {
     // Full rounds, or processors that got the last and shortest of one section get the longest of the next, too.
