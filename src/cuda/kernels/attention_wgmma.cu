@@ -81,7 +81,7 @@ template <class C>
 __device__ void load_by_tma(const Call& call, const Blocks& k, const Blocks& v) {
   Schedule<C> schedule{call};
   Place tile;
-  for (int n = 0; schedule.next(tile);) {
+  for (unsigned n = 0; schedule.next(tile);) {
     const bool ragged = call.p.total_k >= 0;
     int key = static_cast<int>(tile.key) + (tile.blocks - 1) * C::kKeys;
     if (ragged) key += static_cast<int>(Head(call.p, tile.b, tile.hk).k_first);
@@ -104,7 +104,7 @@ __device__ void load_by_tma(const Call& call, const Blocks& k, const Blocks& v) 
 template <class C>
 __device__ void load_by_threads(const Call& call, const Listed& listed, Tile<C>* tiles, const TilesOfQ<C>& q,
                                 const Blocks& k, const Blocks& v) {
-  constexpr int kEach = (C::kKeys + 63) / 64 * 16;  // rows of a warp, of the last maybe fewer
+  constexpr int kEach = C::kKeys / 4;  // rows of a warp
   const AttentionParams& p = call.p;
   const int first = threadIdx.x / 32 * kEach, lane = threadIdx.x % 32;
   Lister<C> lister{call, listed, tiles};
@@ -124,7 +124,7 @@ __device__ void load_by_threads(const Call& call, const Listed& listed, Tile<C>*
         const Strides stride = values ? p.v_stride : p.k_stride;
         const Blocks ring = values ? v : k;
         ring.wait_empty(n);
-        load_rows<C::kSize, 2>(min(kEach, C::kKeys - first), ring.place(n) + first * 128, C::kKeys * 128,
+        load_rows<C::kSize, 2>(kEach, ring.place(n) + first * 128, C::kKeys * 128,
                                values ? p.v : p.k, there ? head.key_at(stride, key) : -1, stride.d,
                                static_cast<int>(values ? p.dv : p.d), call.kv_vector, 0);
         copy_commit();
@@ -391,6 +391,20 @@ __global__ void __launch_bounds__(C::kThreads, 1) wgmma(const __grid_constant__ 
   }
 }
 
+// Whether K and V can be loaded by TMA: not paged, rows contiguous, and all aligned to 16 bytes. It is only faster.
+bool can_tma(const AttentionParams& p) {
+  const bool ragged = p.total_k >= 0;
+  // A tensor map has no stride of 0.
+  const auto fits = [&](const void* data, const Strides& s) {
+    const auto good = [](std::int64_t size, std::int64_t stride) {
+      return size == 1 || (stride > 0 && stride < std::int64_t{1} << 39);
+    };
+    return is_vector(data, s, 2) && good(ragged ? p.total_k : p.sk, s.s) && good(p.hk, s.h) &&
+           (ragged || good(p.b, s.b));
+  };
+  return p.page_size == 0 && (ragged ? p.total_k : p.sk) > 0 && fits(p.k, p.k_stride) && fits(p.v, p.v_stride);
+}
+
 // K or V for TMA in boxes of `keys` rows of 64 columns. False: the driver does not take it.
 bool make_map(CUtensorMap& map, const AttentionParams& p, const void* data, const Strides& s, std::int64_t size,
               int keys) {
@@ -435,7 +449,7 @@ void launch(Call& call, cudaStream_t stream) {
   // Without a scale, masked scores would be -inf * 0.
   if (has_terms(p.score) || p.score.scale_log2 == 0) return launch<Config<T, kSize, false, true>>(call, stream);
   using Tma = Config<T, kSize, true, false>;
-  if (wgmma_can_tma(p) && make_map(call.k, p, p.k, p.k_stride, p.d, Tma::kKeys) &&
+  if (can_tma(p) && make_map(call.k, p, p.k, p.k_stride, p.d, Tma::kKeys) &&
       make_map(call.v, p, p.v, p.v_stride, p.dv, Tma::kKeys))
     launch<Tma>(call, stream);
   else launch<Config<T, kSize, false, false>>(call, stream);
@@ -455,21 +469,8 @@ void launch_sized(Call& call, cudaStream_t stream) {
 bool wgmma_takes(const AttentionParams& p) {
   constexpr std::int64_t kMost = std::int64_t{1} << 30;  // of what is counted in 32 bits
   return (p.q_type == DType::f16 || p.q_type == DType::bf16) && p.kv_type == p.q_type &&
-         std::max(p.d, p.dv) <= kWgmmaMaxSize && std::max(p.sk, p.total_k) < kMost &&
+         std::max(p.d, p.dv) <= 256 && std::max(p.sk, p.total_k) < kMost &&
          std::max(p.sq, p.total_q) < kMost / p.group && simt_tiles(p) < kMost && p.b < kMost && p.hk < kMost;
-}
-
-bool wgmma_can_tma(const AttentionParams& p) {
-  const bool ragged = p.total_k >= 0;
-  // A tensor map has no stride of 0.
-  const auto fits = [&](const void* data, const Strides& s) {
-    const auto good = [](std::int64_t size, std::int64_t stride) {
-      return size == 1 || (stride > 0 && stride < std::int64_t{1} << 39);
-    };
-    return is_vector(data, s, 2) && good(ragged ? p.total_k : p.sk, s.s) && good(p.hk, s.h) &&
-           (ragged || good(p.b, s.b));
-  };
-  return p.page_size == 0 && (ragged ? p.total_k : p.sk) > 0 && fits(p.k, p.k_stride) && fits(p.v, p.v_stride);
 }
 
 std::size_t wgmma_workspace(const AttentionParams& p) {
@@ -477,7 +478,6 @@ std::size_t wgmma_workspace(const AttentionParams& p) {
 }
 
 void attention_wgmma(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
-  if (simt_tiles(p) == 0) return;
   Call call{};
   call.p = p;
   // A mask alone is -inf before the scale, and still is after it: no bit depends on there being one.

@@ -280,7 +280,7 @@ __device__ void attend(const Call& call, const Listed& listed, const Tile<C>* ti
   bool starts = true;      // it is its tile's first, or there is no more; O is complete once the weights are used
   for (int n = 0;; ++n) {  // K and V blocks so far; V's are one behind
     if (more && starts) q.wait_full(t);
-    if (more || !starts) k.wait_full(n);
+    if (more) k.wait_full(n);
     if (n > 0) v.wait_full(n - 1);
 
     // P V of the block before, then S = Q K^T of this one. The first and the last time one of them is for nothing.
@@ -407,7 +407,7 @@ void launch(Call& call, std::byte* workspace, cudaStream_t stream) {
   const int processors = plan_grid<C>(call, 2 * 4 * C::kSize);
   const std::int64_t units =
       std::int64_t{call.heads} * call.tiles * (C::kRows / C::kKeys) + 2 * C::Blocks::heads(p) * C::Blocks::blocks(p);
-  prepare<C><<<static_cast<unsigned>(units), kPrepareThreads, 0, stream>>>(call);
+  prepare<Config<C::kSize, false>><<<static_cast<unsigned>(units), kPrepareThreads, 0, stream>>>(call);
   cudaFuncSetAttribute(wgmma_f32<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes);
   launch_early(wgmma_f32<C>, processors, C::kThreads, C::kSharedBytes, stream, call);
 }
@@ -427,7 +427,7 @@ bool is_small(const AttentionParams& p) {
 
 bool wgmma_f32_takes(const AttentionParams& p) {
   constexpr std::int64_t kMost = std::int64_t{1} << 28;  // of what is counted in 32 bits
-  return p.q_type == DType::f32 && p.kv_type == DType::f32 && std::max(p.d, p.dv) <= kWgmmaF32MaxSize &&
+  return p.q_type == DType::f32 && p.kv_type == DType::f32 && std::max(p.d, p.dv) <= 128 &&
          std::max(p.sk, p.total_k) < kMost && std::max(p.sq, p.total_q) < kMost / p.group && p.b < kMost &&
          p.hk < kMost && simt_tiles(p) < kMost && Blocking<64>::heads(p) < kMost / Blocking<64>::blocks(p);
 }
@@ -439,7 +439,6 @@ std::size_t wgmma_f32_workspace(const AttentionParams& p) {
 }
 
 void attention_wgmma_f32(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
-  if (simt_tiles(p) == 0) return;
   Call call{};
   call.p = p;
   call.scale = std::fabs(p.score.scale_log2);
@@ -449,8 +448,7 @@ void attention_wgmma_f32(const AttentionParams& p, std::byte* workspace, cudaStr
   call.out_vector = is_vector(p.out, p.out_stride, p.out_type == DType::f32 ? 4 : 2);
   if (is_small(p)) launch<64>(call, workspace, stream);
   else launch<128>(call, workspace, stream);
-  std::uint16_t* const redo = call.redo;
-  attention_simt(p, stream, reinterpret_cast<const std::uint64_t*>(redo));
+  attention_simt(p, stream, reinterpret_cast<const std::uint64_t*>(call.redo));
 }
 
 }  // namespace rapt::cuda

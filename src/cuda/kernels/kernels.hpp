@@ -18,16 +18,12 @@ void attention_simt(const AttentionParams& params, cudaStream_t stream, const st
 
 // attention_wgmma: q, k and v of one 16-bit type on Hopper's tensor cores (sm_90a), heads of at most 256. Rows that its
 // arithmetic does not carry (NaN, Inf, huge scores) are done again by attention_simt.
-inline constexpr std::int64_t kWgmmaMaxSize = 256;
 bool wgmma_takes(const AttentionParams& params);
-// Whether K and V can be loaded by TMA: not paged, rows contiguous, and all aligned to 16 bytes. It is only faster.
-bool wgmma_can_tma(const AttentionParams& params);
 std::size_t wgmma_workspace(const AttentionParams& params);  // bytes, at a multiple of 8
 void attention_wgmma(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
 
 // attention_wgmma_f32: q, k and v in fp32 on the same, heads of at most 128: three products of fp16 planes. Rows that
 // those do not carry as exactly as fp32 are done again by attention_simt.
-inline constexpr std::int64_t kWgmmaF32MaxSize = 128;
 bool wgmma_f32_takes(const AttentionParams& params);
 std::size_t wgmma_f32_workspace(const AttentionParams& params);  // bytes, at a multiple of 64
 void attention_wgmma_f32(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
