@@ -3,15 +3,12 @@
 
 #if __has_include(<nvtx3/nvToolsExt.h>)
 #include <nvtx3/nvToolsExt.h>
-#define RAPT_HAVE_NVTX
-#endif
 
 namespace rapt::cuda {
 
 // From here to the end of the block.
 class NvtxRange {
  public:
-#ifdef RAPT_HAVE_NVTX
   // name() returns a std::string; it is called where a tool listens.
   template <class Name>
   explicit NvtxRange(const Name& name) {
@@ -27,21 +24,25 @@ class NvtxRange {
   ~NvtxRange() {
     if (domain() != nullptr) nvtxDomainRangePop(domain());
   }
-#else
-  template <class Name>
-  explicit NvtxRange(const Name&) {}
-#endif
   NvtxRange(const NvtxRange&) = delete;
   NvtxRange& operator=(const NvtxRange&) = delete;
 
-#ifdef RAPT_HAVE_NVTX
  private:
   // Null where no tool was there at the first call. Never destroyed: tools flush after static objects.
   static nvtxDomainHandle_t domain() {
     static const nvtxDomainHandle_t created = nvtxDomainCreateA("rapt");
     return created;
   }
-#endif
 };
 
 }  // namespace rapt::cuda
+#else
+namespace rapt::cuda {
+
+struct NvtxRange {
+  template <class Name>
+  explicit NvtxRange(const Name&) {}
+};
+
+}  // namespace rapt::cuda
+#endif
