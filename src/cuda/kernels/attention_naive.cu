@@ -78,14 +78,14 @@ __global__ void naive_softmax(const __grid_constant__ AttentionParams p, float* 
   const float sink = sink_of(r.head, r.row);
   float top = sink;
   for (std::int64_t j = threadIdx.x; j < n; j += kThreads) top = fmaxf(top, r.scores[j]);
-  top = reference(reduce(top, [](float a, float b) { return fmaxf(a, b); }));
+  top = reference(reduce(top, Max()));
   float sum = threadIdx.x == 0 && sink != -infinity() ? exp2_approx(sink - top) : 0.f;
   for (std::int64_t j = threadIdx.x; j < n; j += kThreads) {
     const float weight = weight_of(r.scores[j], top);
     r.scores[j] = weight;
     sum += weight;
   }
-  sum = reduce(sum, [](float a, float b) { return a + b; });
+  sum = reduce(sum, Sum());
   for (std::int64_t j = threadIdx.x; j < n; j += kThreads)
     if (!is_hidden(r.scores[j])) r.scores[j] /= sum;
   if (p.lse && threadIdx.x == 0) p.lse[row_at(p.lse_stride, r.head, r.row)] = lse_of(top, sum);

@@ -239,7 +239,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p, unsigned number
       float top = before;
 #pragma unroll
       for (int j = 0; j < 4; ++j) top = fmaxf(top, s[i][j]);
-      top = over_row(top, [](float a, float b) { return fmaxf(a, b); });
+      top = over_row(top, Max());
       const float r = reference(top);
       const float scale = exp2_approx(before - r);
       __syncwarp();  // all have read the maximum before
@@ -301,7 +301,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p, unsigned number
 
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    l[i] = over_row(l[i], [](float a, float b) { return a + b; });
+    l[i] = over_row(l[i], Sum());
     const std::int64_t at = out_at[row_of(i)];
     if (at < 0) continue;
 #pragma unroll

@@ -21,7 +21,6 @@
 namespace rapt::cuda {
 namespace {
 
-static_assert(kGroupRows == kSimtRows, "flags of one warpgroup's rows");
 constexpr int kStages = 2;             // blocks of K and of V at a time
 constexpr float kHugeScore = 0x1p20f;  // past it a weight would lose digits to the score's size
 
@@ -79,9 +78,9 @@ __device__ void load_q(const Call& call, const Listed& listed, const Tile<C>* ti
 // Where TMA loads K and V: one thread.
 template <class C>
 __device__ void load_by_tma(const Call& call, const Blocks& k, const Blocks& v) {
-  Schedule<C> schedule{call};
+  TileScheduler<C> scheduler{call};
   Place tile;
-  for (unsigned n = 0; schedule.next(tile);) {
+  for (unsigned n = 0; scheduler.next(tile);) {
     const bool ragged = call.p.total_k >= 0;
     int key = static_cast<int>(tile.key) + (tile.blocks - 1) * C::kKeys;
     if (ragged) key += static_cast<int>(Head(call.p, tile.b, tile.hk).k_first);
@@ -124,9 +123,9 @@ __device__ void load_by_threads(const Call& call, const Listed& listed, Tile<C>*
         const Strides stride = values ? p.v_stride : p.k_stride;
         const Blocks ring = values ? v : k;
         ring.wait_empty(n);
-        load_rows<C::kSize, 2>(kEach, ring.place(n) + first * 128, C::kKeys * 128,
-                               values ? p.v : p.k, there ? head.key_at(stride, key) : -1, stride.d,
-                               static_cast<int>(values ? p.dv : p.d), call.kv_vector, 0);
+        load_rows<C::kSize, 2>(kEach, ring.place(n) + first * 128, C::kKeys * 128, values ? p.v : p.k,
+                               there ? head.key_at(stride, key) : -1, stride.d, static_cast<int>(values ? p.dv : p.d),
+                               call.kv_vector, 0);
         copy_commit();
         if (filling) {
           copy_wait<1>();
@@ -208,7 +207,7 @@ struct Rows {
     float minus[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float top = over_row(max_of_row(s, h), [](float a, float b) { return fmaxf(a, b); }) * factor;
+      const float top = over_row(max_of_row(s, h), Max()) * factor;
       const float before = m[h];
       if (top > before + C::kSlack) m[h] = top;
       minus[h] = C::kShift - reference(m[h]);
@@ -254,7 +253,7 @@ struct Rows {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const auto& row = tile.of_row[own + lane / 4 + 8 * h];
-      l[h] = over_row(l[h], [](float a, float b) { return a + b; });
+      l[h] = over_row(l[h], Sum());
       float nothing[4] = {l[h] * 0};  // or NaN
 #pragma unroll
       for (int i = 2 * h; i < kOut; i += 4) {
@@ -269,7 +268,7 @@ struct Rows {
       for (int i = 2 * h; i < kOut; i += 4) o[i] *= inverse, o[i + 1] *= inverse;
     }
     mark_rows(call.redo, p, tile, own, bad);
-    store_rows<C::kSize>(p, call.out_vector, tile, own, o);
+    store_rows(p, call.out_vector, tile, own, o);
   }
 };
 
@@ -468,9 +467,9 @@ void launch_sized(Call& call, cudaStream_t stream) {
 
 bool wgmma_takes(const AttentionParams& p) {
   constexpr std::int64_t kMost = std::int64_t{1} << 30;  // of what is counted in 32 bits
-  return (p.q_type == DType::f16 || p.q_type == DType::bf16) && p.kv_type == p.q_type &&
-         std::max(p.d, p.dv) <= 256 && std::max(p.sk, p.total_k) < kMost &&
-         std::max(p.sq, p.total_q) < kMost / p.group && simt_tiles(p) < kMost && p.b < kMost && p.hk < kMost;
+  return (p.q_type == DType::f16 || p.q_type == DType::bf16) && p.kv_type == p.q_type && std::max(p.d, p.dv) <= 256 &&
+         std::max(p.sk, p.total_k) < kMost && std::max(p.sq, p.total_q) < kMost / p.group && simt_tiles(p) < kMost &&
+         p.b < kMost && p.hk < kMost;
 }
 
 std::size_t wgmma_workspace(const AttentionParams& p) {
@@ -480,10 +479,9 @@ std::size_t wgmma_workspace(const AttentionParams& p) {
 void attention_wgmma(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
   Call call{};
   call.p = p;
-  // A mask alone is -inf before the scale, and still is after it: no bit depends on there being one.
   const float scale = std::fabs(p.score.scale_log2);
-  const bool after = scale > 0 && p.score.softcap_log2 == 0 && !p.score.bias && !p.score.alibi;
-  call.inner = after ? 1 : scale, call.outer = after ? scale : 1;
+  const bool last = scales_last(p.score);
+  call.inner = last ? 1 : scale, call.outer = last ? scale : 1;
   call.q_vector = p.score.scale_log2 >= 0 && is_vector(p.q, p.q_stride, 2);
   call.kv_vector = is_vector(p.k, p.k_stride, 2) && is_vector(p.v, p.v_stride, 2);
   call.out_vector = is_vector(p.out, p.out_stride, p.out_type == DType::f32 ? 4 : 2);

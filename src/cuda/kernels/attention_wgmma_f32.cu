@@ -21,7 +21,6 @@
 namespace rapt::cuda {
 namespace {
 
-static_assert(kGroupRows == kSimtRows, "flags of one warpgroup's rows");
 constexpr int kStages = 2;  // blocks of K and of V at a time
 
 // Rows are done again if:
@@ -48,7 +47,7 @@ struct Config {
 
 struct Call : Planes {
   float scale;          // of scores; Q takes the sign
-  bool late;            // it counts after the terms, of which only a mask is there: it is -inf either way
+  bool late;            // it counts after the terms
   bool out_vector;      // 16 bytes at a time
   std::uint16_t* redo;  // of 16 rows each: a bit for each that attention_simt must do
 };
@@ -199,7 +198,7 @@ struct Rows {
 #pragma unroll
       for (int i = 2 * h; i < kScores; i += 4) top = fmaxf(top, fmaxf(s[i], s[i + 1]));
       by[h] = C::kTerms && !call.late ? 1.f : factor[h];
-      top = over_row(top, [](float a, float b) { return fmaxf(a, b); }) * by[h];
+      top = over_row(top, Max()) * by[h];
       if (top != -infinity()) top_value_scale[h] = fmaxf(top_value_scale[h], value_scale);
       const float before = m[h];
       if (top > before) m[h] = top;
@@ -228,12 +227,11 @@ struct Rows {
   // Results of the tile.
   __device__ void store(const Tile<C>& tile) {
     const AttentionParams& p = call.p;
-    const auto most = [](float a, float b) { return fmaxf(a, b); };
     bool bad[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const auto& row = tile.of_row[own + lane / 4 + 8 * h];
-      l[h] = over_row(l[h], [](float a, float b) { return a + b; });
+      l[h] = over_row(l[h], Sum());
       if (row.lse >= 0 && lane % 4 == 0) p.lse[row.lse] = lse_of(m[h], l[h] * (1 / kOne));
       const float about = __fdividef(1, l[h]);  // and a step of Newton's method
       const float inverse = l[h] == 0 ? 0.f : fmaf(about, fmaf(-l[h], about, 1), about) * kOne;
@@ -249,14 +247,14 @@ struct Rows {
       // Numbers of V below 2^-3 of their scaled block have lost digits. Sums of many have others beside them; what is
       // mostly one key's is told by its size, and so are rows that are all small.
       const float coarse = top_value_scale[h] * kOne * (kLoError * 0x1p21f);
-      const bool small = over_row(largest, most) < coarse || (l[h] < 4 * kOne && smallest < coarse);
+      const bool small = over_row(largest, Max()) < coarse || (l[h] < 4 * kOne && smallest < coarse);
       // Likewise those of Q and K, 2^-25 off beside up to 2^15: the score by less than the product of both scales
       // times 2^-6, whatever else is in it.
       const bool carried = fabsf(m[h]) < kHugeScore && raw[h] < kHugeScore && key_scale[h] * factor[h] <= kCoarseScore;
       bad[h] = row.out >= 0 && !(nothing == 0 && !small && (m[h] == -infinity() || carried));
     }
     mark_rows(call.redo, p, tile, own, bad);
-    store_rows<C::kSize>(p, call.out_vector, tile, own, o);
+    store_rows(p, call.out_vector, tile, own, o);
   }
 };
 
@@ -442,7 +440,7 @@ void attention_wgmma_f32(const AttentionParams& p, std::byte* workspace, cudaStr
   Call call{};
   call.p = p;
   call.scale = std::fabs(p.score.scale_log2);
-  call.late = call.scale > 0 && p.score.softcap_log2 == 0 && !p.score.bias && !p.score.alibi;
+  call.late = scales_last(p.score);
   call.q_vector = is_vector(p.q, p.q_stride, 4), call.k_vector = is_vector(p.k, p.k_stride, 4);
   call.v_vector = is_vector(p.v, p.v_stride, 4);
   call.out_vector = is_vector(p.out, p.out_stride, p.out_type == DType::f32 ? 4 : 2);

@@ -20,8 +20,8 @@ constexpr int kSpan = 16;           // rows or columns of a block of V are this 
 constexpr int kPrepareThreads = 256;
 
 struct Planes : Grid {
-  // For 64 rows of Q and for each block both planes one after the other, in panels of 64 columns as matrix_descriptor()
-  // has them; the rows of Q in the order of tiles, blocks in that of Blocking.
+  // For 64 rows of Q and for each block both planes one after the other, in panels of 64 columns as matrix_at() has
+  // them; the rows of Q in the order of tiles, blocks in that of Blocking.
   std::uint8_t *q, *k, *v;
   float *q_scale, *scales;            // to multiply products by: of rows of Q, and of blocks as C::kScales has them
   bool q_vector, k_vector, v_vector;  // 16 bytes at a time

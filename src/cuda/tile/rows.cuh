@@ -2,6 +2,7 @@
 // i / 4 and i / 4 + 8: element 4 j + 2 h + b of a product is in the h-th of them and column 8 j + 2 (i % 4) + b.
 #pragma once
 
+#include "cuda/kernels/kernels.hpp"
 #include "cuda/tile/schedule.cuh"
 
 namespace rapt::cuda {
@@ -31,6 +32,8 @@ inline bool is_vector(const void* data, const Strides& s, std::int64_t size) {
          s.s % each == 0;
 }
 
+static_assert(kGroupRows == kSimtRows, "a warpgroup's rows are a tile of attention_simt");
+
 // Sets a warp's part of `redo`, which has a bit for each row. Out of line, or all that does not change from tile to
 // tile is worked out early and takes registers.
 static __device__ __noinline__ void set_redo(std::uint16_t* redo, const AttentionParams& p, const Place& tile, int row,
@@ -56,9 +59,10 @@ __device__ void store_pair(T* to, std::int64_t stride, int left, T low, T high) 
 }
 
 // The lane's share of the warp's rows of the output; `vector`: they are contiguous and aligned to 16 bytes.
-template <int kSize, class Tile>
-__device__ void store_rows(const AttentionParams& p, bool vector, const Tile& tile, int own,
-                           const float (&o)[kSize / 2]) {
+template <class C, int kOut>
+__device__ void store_rows(const AttentionParams& p, bool vector, const Tile<C>& tile, int own,
+                           const float (&o)[kOut]) {
+  constexpr int kSize = 2 * kOut;
   int lane = threadIdx.x % 32;
   asm volatile("" : "+r"(lane));  // or addresses are worked out long before, and wait in spilled registers
   const bool odd = lane % 2, whole = vector && p.dv == kSize;

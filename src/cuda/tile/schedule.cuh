@@ -38,7 +38,7 @@ __device__ inline Row row_of(const Head& head, int r) {
 
 // The tiles of a thread block in order.
 template <class C>
-struct Schedule {
+struct TileScheduler {
   const Grid& grid;
   unsigned round = 0;
 
@@ -115,18 +115,18 @@ struct Tile : Place {
   }
 };
 
-// Puts the schedule's tiles into shared memory: the last C::kListers threads of the first warpgroup.
+// Puts the scheduler's tiles into shared memory: the last C::kListers threads of the first warpgroup.
 template <class C>
 struct Lister {
   const Grid& grid;
   const Listed& listed;
   Tile<C>* tiles;
-  Schedule<C> schedule{grid};
+  TileScheduler<C> scheduler{grid};
 
   // Tile i. False: there is none, and an empty one says so.
   __device__ bool list(unsigned i) {
     Place tile;
-    const bool more = schedule.next(tile);
+    const bool more = scheduler.next(tile);
     listed.wait_empty(i);
     tiles[i % kTiles].fill(grid.p, tile, threadIdx.x - (128 - C::kListers), C::kListers);
     barrier_arrive(listed.full(i));

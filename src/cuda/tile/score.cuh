@@ -18,12 +18,26 @@ __device__ inline float exp2_approx(float x) {
   return y;
 }
 
+// What rows are reduced by.
+struct Max {
+  __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
+};
+struct Sum {
+  __device__ float operator()(float a, float b) const { return a + b; }
+};
+
 __device__ inline bool is_finite(float x) {
   return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u;
 }
 
 __host__ __device__ inline bool has_terms(const ScoreParams& s) {
   return s.softcap_log2 != 0 || s.bias || s.mask || s.alibi;
+}
+
+// Whether scores may be scaled after their terms: they are a mask at most, and -inf stays -inf. Then no bit depends on
+// there being one.
+inline bool scales_last(const ScoreParams& s) {
+  return s.scale_log2 != 0 && s.softcap_log2 == 0 && !s.bias && !s.alibi;
 }
 
 // The final score of key j, which the row sees, from `x`, its scaled q.k; -inf where bias or mask hides it.
