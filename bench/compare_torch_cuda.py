@@ -107,6 +107,8 @@ def run_case(rapt, dtype, s, d, causal, options):
     flops = 4 * b * h * d * (s * (s + 1) // 2 if causal else s * s)
     ms = {name: statistics.median(own[2:]) for name, own in samples.items()}
     peers = {name: time for name, time in ms.items() if name != "rapt"}
+    if not peers:
+        raise SystemExit(f"none of torch's {', '.join(options.backends)} takes {dtype}, d={d}")
     best = min(peers, key=peers.get)
     return {"entry": rapt.chosen(args)[0], "dtype": dtype, "b": b, "h": h, "s": s, "d": d, "causal": causal, "ms": ms,
             "tflops": {name: flops / time / 1e9 for name, time in ms.items()}, "errors": errors, "best": best,

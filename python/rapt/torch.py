@@ -50,6 +50,7 @@ _pytorch: Any = functional.scaled_dot_product_attention
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MAX_HEAD_SIZE = 8192
 _MAX_CUDA_VALUE_SIZE = 576  # attention_simt's; past it is the entry with the S x S matrix
+_MAX_TENSOR_CORE_SIZE = 256  # attention_wgmma's, of 16-bit types
 _MAX_SCALE = torch.finfo(torch.float32).max
 _NUMBERS: Any = (float, int, np.floating, np.integer)
 
@@ -196,7 +197,11 @@ def _preference(q: Tensor, v: Tensor) -> str:
         return ""
     if v.shape[-1] > _MAX_CUDA_VALUE_SIZE:
         return f"values of more than {_MAX_CUDA_VALUE_SIZE} columns on a GPU"
-    return "" if q.dtype is torch.float32 else _cuda_preference(q.dtype)
+    if q.dtype is torch.float32:
+        return ""
+    if q.shape[-1] > _MAX_TENSOR_CORE_SIZE or v.shape[-1] > _MAX_TENSOR_CORE_SIZE:
+        return _cuda_preference(q.dtype, True)
+    return _cuda_preference(q.dtype, False)
 
 
 @cache
@@ -214,12 +219,13 @@ def _cuda_refusal() -> str:
     return ""
 
 
-def _cuda_preference(dtype: torch.dtype) -> str:
+def _cuda_preference(dtype: torch.dtype, wide: bool) -> str:
     own = ".bf16." if dtype is torch.bfloat16 else ".f16."
     chosen = [entry for entry in _cuda_entries() if not entry["unusable"] and not entry["opt_in"]]
-    if os.environ.get("RAPT_KERNEL") or any(own in entry["name"] for entry in chosen):
+    if os.environ.get("RAPT_KERNEL") or (not wide and any(own in entry["name"] for entry in chosen)):
         return ""
-    return f"tensors of {dtype} on a GPU, for which dispatch has no tensor-core kernel"
+    heads = f" and heads of more than {_MAX_TENSOR_CORE_SIZE} columns" if wide else ""
+    return f"tensors of {dtype}{heads} on a GPU, for which dispatch has no tensor-core kernel"
 
 
 _cuda_refusal._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -101,7 +101,7 @@ def test_table():
 
 
 def test_plan():
-    names = ["attention_wgmma.f16.cuda.sm90a", "attention_wgmma.f32x3.cuda.sm90a", "attention_naive.f32.cuda"]
+    names = ["attention_wgmma.f16.cuda.sm90a", "attention_wgmma.f32.cuda.sm90a", "attention_naive.f32.cuda"]
     cases = list(profile_cuda.planned(names, profile_cuda.parse_arguments([])))
     assert len(cases) == 3 * 8 and [case["dtype"] for case in cases[::8]] == ["f16", "f32", "f32"]
     assert {(case["s"], case["b"], case["h"]) for case in cases[:8]} == {(1024, 8, 16), (4096, 2, 16)}

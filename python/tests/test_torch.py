@@ -354,6 +354,7 @@ GPU_CASES = [
     ([SIMT], torch.bfloat16, 16, "torch.bfloat16 on a GPU, for which dispatch has no tensor-core kernel"),
     ([(*WGMMA[:2], "only if forced"), SIMT], torch.bfloat16, 16, "no tensor-core kernel"),
     ([WGMMA, SIMT], torch.bfloat16, 16, ""),
+    ([WGMMA, SIMT], torch.bfloat16, 264, "no tensor-core kernel"),
     ([WGMMA, SIMT], torch.float16, 16, "no tensor-core kernel"),
 ]
 

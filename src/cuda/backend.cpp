@@ -174,10 +174,10 @@ const Kernel kKernels[] = {
 #ifdef RAPT_HAVE_SM90A
     wgmma<DType::bf16>("attention_wgmma.bf16.cuda.sm90a"),
     wgmma<DType::f16>("attention_wgmma.f16.cuda.sm90a"),
-    {"attention_wgmma.f32x3.cuda.sm90a", true,
+    {"attention_wgmma.f32.cuda.sm90a", true,
      [](const AttentionParams& a) -> std::string_view {
        if (a.q_type != DType::f32 || a.kv_type != DType::f32) return "takes other element types";
-       return wgmma_f32_takes(a) ? "" : "takes head sizes of at most 128, and fewer than 2^28 rows and keys";
+       return wgmma_f32_takes(a) ? "" : "takes head sizes of 16 to 128, and fewer than 2^28 rows and keys";
      },
      wgmma_f32_workspace, simt_tiles,
      [](const AttentionParams& a, void* workspace, cudaStream_t stream) {

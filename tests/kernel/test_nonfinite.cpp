@@ -251,7 +251,7 @@ TEST_CASE("large scores pick the largest exactly", "[kernel]") {
     c.q.flat(0) = 1;
     c.q.flat(1) = -1;
     for (std::int64_t j = 0; j < 200; ++j) c.v.flat(j) = j == 150 || j == 3 ? 2 : static_cast<float>(j % 2);
-    for (const std::string& entry : every_entry()) {
+    for (const std::string& entry : every_entry(c.problem)) {
       c.poison_outputs();
       run(c.args(), entry);
       INFO(entry);

@@ -43,7 +43,7 @@ TEST_CASE("vector entries take every mix of types, matrix entries those of their
         for (const EntryInfo& entry : entries()) {
           if (!entry.unusable.empty() || !selected(entry.name)) continue;
           const bool bf16_only = entry.name.find(".bf16.") != std::string::npos;
-          const bool f32_only = entry.name.find(".f32x3.cuda") != std::string::npos;
+          const bool f32_only = entry.name.find("wgmma.f32.") != std::string::npos;
           const bool halves_only = entry.name.find(".f16x3.") != std::string::npos;
           const bool f16_only = entry.name.find(".f16.") != std::string::npos;
           const bool wanted = bf16_only     ? q == DType::bf16 && kv == DType::bf16

@@ -12,7 +12,7 @@ namespace rapt::testing {
 namespace {
 
 Problem small() {
-  return Problem::parse("attention sq=1 d=1");
+  return Problem::parse("attention sq=1 d=16");
 }
 
 // Those that `wanted` picks and that take the problem on their device.

@@ -425,7 +425,8 @@ bool is_small(const AttentionParams& p) {
 
 bool wgmma_f32_takes(const AttentionParams& p) {
   constexpr std::int64_t kMost = std::int64_t{1} << 28;  // of what is counted in 32 bits
-  return p.q_type == DType::f32 && p.kv_type == DType::f32 && std::max(p.d, p.dv) <= 128 &&
+  // Of heads of a column or two, mostly padding here, relative errors of 1.3e-6 were seen.
+  return p.q_type == DType::f32 && p.kv_type == DType::f32 && std::min(p.d, p.dv) >= 16 && std::max(p.d, p.dv) <= 128 &&
          std::max(p.sk, p.total_k) < kMost && std::max(p.sq, p.total_q) < kMost / p.group && p.b < kMost &&
          p.hk < kMost && simt_tiles(p) < kMost && Blocking<64>::heads(p) < kMost / Blocking<64>::blocks(p);
 }
