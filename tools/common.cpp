@@ -75,20 +75,19 @@ std::vector<Cache> read_caches() {
   }
 }
 
-/// Devices and pipes are written in place: there is nothing to replace.
-bool is_special(const fs::path& path) {
-  return fs::exists(path) && !fs::is_regular_file(path);
-}
-
 /// Where the text for `path` is written first: beside the file, and beside its target if it is a symbolic link, so that
 /// the link stays one.
 struct Target {
   fs::path file, written;
 
   explicit Target(const fs::path& path) : file(path), written(path) {
-    if (is_special(path)) return;
-    std::error_code ignored;
-    if (const fs::path real = fs::weakly_canonical(path, ignored); !real.empty()) file = real;
+    std::error_code error;
+    if (fs::symlink_status(path, error).type() != fs::file_type::not_found) {
+      // In place: devices, links that lead to nothing, files that have no name any more.
+      const fs::path real = fs::canonical(path, error);
+      if (error || !fs::is_regular_file(real, error) || !fs::equivalent(path, real, error)) return;
+      file = real;
+    }
     written = fmt::format("{}.tmp{}", file.string(), ::getpid());
   }
   bool temporary() const { return written != file; }

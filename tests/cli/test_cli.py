@@ -292,6 +292,16 @@ class BenchFiles(CliTest):
             self.assertTrue(link.is_symlink())
             self.assertEqual(len(json.loads(path.read_text())["benchmarks"]), 1)
 
+    def test_links_to_nothing_stay_links(self):
+        with tempfile.TemporaryDirectory() as folder:
+            closed, new = Path(folder) / "closed", Path(folder) / "new"
+            closed.symlink_to("/proc/self/fd/99")  # as /dev/stdout is where there is no standard output
+            new.symlink_to("rows.json")
+            self.assert_usage_error("bench", "--problem", PROBLEM, "--json", str(closed), mentions="cannot be written")
+            self.run_ok("bench", "--min-time", "0.01", "--problem", PROBLEM, "--json", str(new))
+            self.assertTrue(closed.is_symlink() and new.is_symlink())
+            self.assertEqual(len(json.loads((Path(folder) / "rows.json").read_text())["benchmarks"]), 1)
+
     def test_devices_are_written_in_place(self):
         text = self.run_ok("bench", "--min-time", "0.01", "--problem", PROBLEM, "--json", "/dev/stdout")
         self.assertEqual(len(json.loads(text[text.index("{"):])["benchmarks"]), 1)
