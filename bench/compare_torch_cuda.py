@@ -117,6 +117,8 @@ def run_case(rapt, dtype, s, d, causal, options):
 
 def main():
     options = parse_arguments()
+    if not torch.cuda.is_available():
+        raise SystemExit("no CUDA device")
     torch.backends.cuda.matmul.allow_tf32 = False
     rapt = Rapt(str(Path(options.library).resolve()), stream=torch.cuda.current_stream().cuda_stream,
                 kernel=options.entry)

@@ -24,7 +24,8 @@ typedef enum rapt_status {
   RAPT_OK = 0,
   RAPT_INVALID_ARGUMENT = 1, /* refused; rapt_last_error_argument() names the culprit */
   RAPT_OUT_OF_MEMORY = 2,    /* workspace or a handle could not be had; output tensors are unspecified */
-  RAPT_INTERNAL_ERROR = 3    /* a bug in rapt, or an exception from a callback; output tensors are unspecified */
+  RAPT_INTERNAL_ERROR =
+      3 /* what CUDA refuses, a bug in rapt, or an exception from a callback; output tensors are unspecified */
 } rapt_status;
 
 /* Enumerations are stored as int32_t, so that a wrong value is an error and never undefined behaviour. */
