@@ -31,7 +31,7 @@ const Backend& backend_of(DeviceType device) {
   for (const BackendOf& backend : kBackends)
     if (backend.device == device) return backend.get();
   throw Error("device", std::string(to_string(device)),
-              std::size(kBackends) > 1 ? "cpu or cuda" : "cpu (this rapt was built without CUDA)");
+              std::size(kBackends) > 1 ? "cpu or cuda" : "cpu (this rapt was built without CUDA: RAPT_CUDA)");
 }
 
 }  // namespace
