@@ -65,31 +65,46 @@ ForwardParams forward_params(const Call& call) {
   return f;
 }
 
+// Items that one strand begins with, and others go on with when they are done with theirs.
+struct alignas(64) Lot {
+  std::atomic<std::int64_t> next;
+  std::int64_t end;
+};
+
+// A strand's, and the head of its last item.
+struct Scratch {
+  std::byte* data;
+  std::int64_t b = -1, hk = -1;
+};
+
 // One call on its way through the executor: strands take items until none is left.
 struct Loop {
   const KernelTable& table;
   const ForwardSchedule& schedule;
   const ForwardParams& params;
   const std::vector<Sequence>& all;
-  std::int64_t items;
+  std::vector<Lot>& lots;
   std::byte* workspace;  // scratch of every strand, states, counters
-  std::atomic<std::int64_t> next{0};
 
   std::byte* states() const { return workspace + static_cast<std::size_t>(schedule.threads) * schedule.scratch_bytes; }
   std::byte* counters() const { return states() + schedule.state_bytes; }
 
   void strand(int index) {
-    std::byte* scratch = workspace + static_cast<std::size_t>(index) * schedule.scratch_bytes;
-    for (std::int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < items;) run(i, scratch);
+    Scratch scratch{workspace + static_cast<std::size_t>(index) * schedule.scratch_bytes};
+    for (std::size_t n = 0; n < lots.size(); ++n) {
+      Lot& lot = lots[(static_cast<std::size_t>(index) + n) % lots.size()];
+      for (std::int64_t i; (i = lot.next.fetch_add(1, std::memory_order_relaxed)) < lot.end;) run(i, scratch);
+    }
   }
 
-  void run(std::int64_t i, std::byte* scratch) {
+  void run(std::int64_t i, Scratch& scratch) {
     constexpr std::int64_t kAllKeys = std::numeric_limits<std::int64_t>::max();
     const auto after = [](std::int64_t item, const Sequence& s) { return item < s.first_item; };
     const Sequence& s = *(std::upper_bound(all.begin(), all.end(), i, after) - 1);
     const auto [hk, begin, end, range, part] = place_of(s, params.hk, i - s.first_item);
-    WorkItem item{s.b, hk, begin, end, 0, kAllKeys, nullptr};
-    if (s.parts == 1) return s.kernel->run(params, item, scratch);
+    WorkItem item{s.b, hk, begin, end, 0, kAllKeys, nullptr, s.b == scratch.b && hk == scratch.hk};
+    scratch.b = s.b, scratch.hk = hk;
+    if (s.parts == 1) return s.kernel->run(params, item, scratch.data);
 
     const std::int64_t state = state_floats(params.dv);
     float* const group_states =
@@ -97,7 +112,7 @@ struct Loop {
     if (part > 0) item.key_begin = s.first_key + part * s.part_keys;
     if (part + 1 < s.parts) item.key_end = s.first_key + (part + 1) * s.part_keys;
     item.state = group_states + part * (end - begin) * state;
-    s.kernel->run(params, item, scratch);
+    s.kernel->run(params, item, scratch.data);
     // Whoever does the last part has the others' states in sight and finishes the rows.
     const std::atomic_ref done(reinterpret_cast<std::int32_t*>(counters())[s.first_counter + range]);
     if (done.fetch_add(1, std::memory_order_acq_rel) + 1 == s.parts)
@@ -151,9 +166,10 @@ class CpuBackend final : public Backend {
     const ForwardParams params = forward_params(call);
     const std::vector<Sequence> all = sequences(plan, params, call.problem.b);
     if (all.empty()) return;
-    const Sequence& last = all.back();
-    Loop loop{
-        *built(entry).table, plan, params, all, last.first_item + params.hk * last.row_items * last.parts, workspace};
+    const std::vector<std::int64_t> first = cut_into_lots(all, params.hk, plan.threads);
+    std::vector<Lot> lots(first.size() - 1);
+    for (std::size_t i = 0; i < lots.size(); ++i) lots[i].next = first[i], lots[i].end = first[i + 1];
+    Loop loop{*built(entry).table, plan, params, all, lots, workspace};
     std::memset(loop.counters(), 0, plan.counter_bytes);
     if (plan.threads == 1) return loop.strand(0);
     context.executor().run(

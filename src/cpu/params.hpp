@@ -51,6 +51,7 @@ struct WorkItem {
   // Null: the rows are finished, and go to out and lse. Else they are states for attention_combine:
   // [row][state_floats].
   float* state;
+  bool same_keys = false;  // the item before it in this scratch was of the same call, sequence and kv head
 };
 
 inline constexpr std::int64_t kMaxParts = 64;  // of a row's keys, each with a state of its own

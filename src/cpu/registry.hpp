@@ -25,6 +25,8 @@ struct ForwardKernel {
   int max_rows;            // of kernels with panels: most rows an item may have
   int items_per_strand;    // at least so many, that the last even out ...
   int least_rows;          // ... but 2 rather than items of fewer rows, which do not repay what each prepares; 0 = none
+  // Up to so many keys stay prepared in the scratch for the next item, if it is of the same head; null = none.
+  std::int64_t (*kept_keys)(std::int64_t d, std::int64_t dv) noexcept;
   // Scratch of one work item, a multiple of 64.
   std::size_t (*scratch_bytes)(const ForwardShape&) noexcept;
   // No allocation, threads, logging or environment. `scratch` is 64-byte aligned.

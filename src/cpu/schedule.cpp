@@ -13,6 +13,7 @@ constexpr double kBytesPerStrand = 128e3;  // of keys and values, likewise
 constexpr std::int64_t kPartRows = 64, kPartKeys = 512, kPartsOfSequence = 256;
 constexpr std::int64_t kAlign = 128;     // a whole number of any kernel's blocks
 constexpr std::int64_t kLeastItems = 2;  // of a strand, among several
+constexpr int kFinerIfKept = 2;          // items that find their keys prepared
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
@@ -48,8 +49,10 @@ ForwardSchedule schedule_forward(const Problem& p, const ForwardKernel& kernel, 
         std::min<std::int64_t>(static_cast<std::int64_t>(l2_bytes) / 2 / panel_bytes, kernel.max_rows / kernel.rows);
     // ... and each of several strands gets its share of items.
     const std::int64_t of_strand = rows * heads / kernel.rows / concurrency;
-    const std::int64_t least = std::min<std::int64_t>(kernel.least_rows / kernel.rows, of_strand / kLeastItems);
-    if (concurrency > 1) panels = std::min(panels, std::max(of_strand / kernel.items_per_strand, least));
+    s.keeps_keys = concurrency > 1 && kernel.kept_keys && p.sk <= kernel.kept_keys(p.d, p.dv);
+    const int finer = s.keeps_keys ? kFinerIfKept : 1;
+    const std::int64_t least = std::min<std::int64_t>(kernel.least_rows / finer / kernel.rows, of_strand / kLeastItems);
+    if (concurrency > 1) panels = std::min(panels, std::max(of_strand / (kernel.items_per_strand * finer), least));
     // The items of a head are about as large.
     const std::int64_t of_head = std::max<std::int64_t>(ceil_div(rows, kernel.rows), 1);
     const std::int64_t items = ceil_div(of_head, std::max<std::int64_t>(panels, 1));
@@ -109,9 +112,9 @@ std::vector<Sequence> sequences(const ForwardSchedule& schedule, const ForwardPa
     const std::int64_t first = score.left == kOpen ? gone : std::clamp(offset - score.left, gone, len_k);
     const std::int64_t last = score.right == kOpen ? len_k : std::clamp(len_q + offset + score.right, first, len_k);
     s.first_key = first / kAlign * kAlign;
-    // Heads one after another, so that K and V stay cached. If later rows see more keys, the most costly items of all
-    // heads come first, so that strands come to their ends together.
-    s.heads_in_turn = schedule.threads > 1 && score.left == kOpen && score.right != kOpen;
+    // Heads one after another, so that K and V stay cached. If later rows see more keys, and no kernel keeps what it
+    // made of K and V, the most costly items of all heads come first, so that strands come to their ends together.
+    s.heads_in_turn = schedule.threads > 1 && !schedule.keeps_keys && score.left == kOpen && score.right != kOpen;
     s.parts = 1;
     if (s.kernel->rows > 0 && s.rows <= kPartRows) {
       const std::int64_t keys = std::max<std::int64_t>(last - s.first_key, 1);
@@ -140,6 +143,24 @@ ItemPlace place_of(const Sequence& s, std::int64_t heads, std::int64_t item) {
   const std::int64_t from_last = s.heads_in_turn ? range / heads : range % s.row_items;
   const std::int64_t begin = (s.row_items - 1 - from_last) * s.rows_per_item;
   return {hk, begin, std::min(begin + s.rows_per_item, s.rows), range, item % s.parts};
+}
+
+std::vector<std::int64_t> cut_into_lots(const std::vector<Sequence>& all, std::int64_t hk, int strands) {
+  const int lots = all.front().heads_in_turn ? 1 : strands;
+  const auto head_cost = [](const Sequence& s) { return s.cost * static_cast<double>(s.items_of_head()); };
+  double total = 0, after = 0;
+  for (const Sequence& s : all) total += head_cost(s) * static_cast<double>(hk);
+  // Lots that would begin within a head begin with it, which leaves it to the last of them; strands of the others help.
+  std::vector<std::int64_t> first{0};
+  for (const Sequence& s : all)
+    for (std::int64_t head = 0; head < hk; ++head) {
+      after += head_cost(s);
+      while (std::ssize(first) < lots && static_cast<double>(first.size()) * total < after * lots * (1 - 1e-9))
+        first.push_back(s.first_item + head * s.items_of_head());
+    }
+  const std::int64_t end = all.back().first_item + hk * all.back().items_of_head();
+  first.resize(static_cast<std::size_t>(lots) + 1, end);
+  return first;
 }
 
 }  // namespace rapt::cpu

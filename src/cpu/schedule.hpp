@@ -12,6 +12,7 @@ struct ForwardSchedule final : Schedule {
   const ForwardKernel* kernel = nullptr;
   const ForwardKernel* decode = nullptr;  // takes the sequences of few rows among longer ones; null: `kernel` does
   std::int64_t rows_per_item = 0;         // of (token, head of the group) pairs, for `kernel`
+  bool keeps_keys = false;                // `kernel` prepares keys once for items of one head in a row
   std::size_t scratch_bytes = 0;          // of one strand
   std::size_t state_bytes = 0;            // of all states
   std::size_t counter_bytes = 0;          // of all counters of parts
@@ -32,6 +33,8 @@ struct Sequence {
   std::int64_t first_item, first_state, first_counter;  // in items, floats, counters of all sequences before
   double cost;                                          // of the most costly item: rows x keys
   bool heads_in_turn;                                   // the last rows of every head, then the ones before
+
+  std::int64_t items_of_head() const { return row_items * parts; }
 };
 
 // The sequences of a call that have rows, those with the most costly items first. How keys are cut into parts depends
@@ -46,5 +49,10 @@ struct ItemPlace {
 
 // Of the sequence's item of that number, with `heads` kv heads.
 ItemPlace place_of(const Sequence& sequence, std::int64_t heads, std::int64_t item);
+
+// A call's items in lots, one of whole heads for every strand and all of about the same cost (some are empty), or a
+// single one where heads are in turn: the first item of each, and how many there are in all. A strand begins with its
+// own lot, where it finds K and V in its cache, and goes on to the next ones.
+std::vector<std::int64_t> cut_into_lots(const std::vector<Sequence>& all, std::int64_t hk, int strands);
 
 }  // namespace rapt::cpu

@@ -1,4 +1,6 @@
 // The bits of a row depend on its own inputs and the ISA only.
+#include <limits>
+
 #include "support/check.hpp"
 #include "support/executors.hpp"
 
@@ -6,6 +8,9 @@ using namespace rapt;
 using namespace rapt::testing;
 
 namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 // Large enough to be spread over four strands, small enough for ThreadSanitizer.
 const char* const kProblems[] = {
@@ -47,6 +52,27 @@ TEST_CASE("executors and thread counts do not change a bit", "[kernel][threads]"
           }
         }
       }
+    }
+  }
+}
+
+TEST_CASE("what items leave in a strand's scratch for the next ones does not change a bit", "[kernel][threads]") {
+  const DType dtype = each_type();
+  for (const char* text : {"attention b=2 hq=3 sq=450 d=32 causal lse", "attention hq=2 sq=450 d=40 dv=24 lse",
+                           "attention hq=4 hk=2 sq=300 d=32 window=90,20 lse"}) {
+    const Problem problem = typed(text, dtype);
+    Case first(problem), second(problem);
+    // Some keys and values that kernels for usual numbers leave to others.
+    for (Case* c : {&first, &second}) {
+      c->k.at({0, 0, 70, 3}) = kNaN, c->k.at({0, 1, 260, 0}) = kInfinity;
+      c->v.at({0, 0, 130, 7}) = kInfinity, c->v.at({0, 1, 5, 9}) = 1e-40f, c->v.at({0, 1, 290, 1}) = kNaN;
+    }
+    for (const std::string& entry : threaded_entries(problem)) {
+      run(first.args(), forced(entry, serial_executor(), 1));  // one item for each head
+      run(second.args(), forced(entry, tbb_executor(), 4));
+      INFO(entry << ": " << problem.to_string());
+      CHECK(same_bits(first.out, second.out));
+      CHECK(same_bits(first.lse, second.lse));
     }
   }
 }

@@ -84,21 +84,58 @@ TEST_CASE("schedule: of causal calls the most costly items of all heads come fir
   CHECK(all[5].last_key == 2047);
 }
 
-TEST_CASE("schedule: items of equal cost go head by head, and so do all on one thread", "[unit]") {
-  for (const auto& [text, threads] :
-       {std::pair("attention hq=6 sq=2048 d=64", kThreads), std::pair("attention hq=6 sq=2048 d=64 causal", 1),
-        std::pair("attention hq=6 sq=2048 d=64 causal window=100,-1", kThreads)}) {
-    const std::vector<Item> all = items(Problem::parse(text), kernel(), threads);
+TEST_CASE("schedule: items of equal cost go head by head, and so do all on one thread or where keys are kept",
+          "[unit]") {
+  ForwardKernel keeps = kernel();
+  keeps.kept_keys = [](std::int64_t, std::int64_t) noexcept { return std::int64_t{2048}; };
+  for (const auto& [text, kernel, threads] :
+       {std::tuple("attention b=2 hq=6 sq=2048 d=64", kernel(), kThreads),
+        std::tuple("attention hq=6 sq=2048 d=64 causal", kernel(), 1),
+        std::tuple("attention hq=6 sq=2048 d=64 causal window=100,-1", kernel(), kThreads),
+        std::tuple("attention hq=6 sq=2048 d=64 causal", keeps, kThreads)}) {
+    const std::vector<Item> all = items(Problem::parse(text), kernel, threads);
     INFO(text);
     REQUIRE(all.size() > 6);
-    for (std::size_t i = 1; i < all.size(); ++i) CHECK(all[i].place.hk >= all[i - 1].place.hk);
+    for (std::size_t i = 1; i < all.size(); ++i) {
+      const auto key = [](const Item& x) { return std::tuple(x.b, x.place.hk, -x.place.row_begin); };
+      CHECK(key(all[i - 1]) < key(all[i]));
+    }
   }
 }
 
+TEST_CASE("schedule: lots are whole heads of about the same cost", "[unit]") {
+  const auto lots = [](const std::vector<Sequence>& all, std::int64_t hk, int count) {
+    const std::vector<std::int64_t> first = cut_into_lots(all, hk, count);
+    CHECK(std::ssize(first) == count + 1);
+    CHECK(first[0] == 0);
+    std::vector<std::int64_t> sizes;
+    for (std::size_t i = 0; i + 1 < first.size(); ++i) sizes.push_back(first[i + 1] - first[i]);
+    return sizes;
+  };
+  using Sizes = std::vector<std::int64_t>;
+  const auto sequence = [](std::int64_t first_item, std::int64_t row_items, double cost) {
+    Sequence s{};
+    s.first_item = first_item, s.row_items = row_items, s.parts = 1, s.cost = cost;
+    return s;
+  };
+  const std::vector<Sequence> same{sequence(0, 5, 3.7), sequence(40, 5, 3.7)};  // of 8 heads each
+  CHECK(lots(same, 8, 1) == Sizes{80});
+  CHECK(lots(same, 8, 4) == Sizes{20, 20, 20, 20});
+  CHECK(lots(same, 8, 16) == Sizes(16, 5));
+  const Sizes of_32 = lots(same, 8, 32);  // two strands for each head
+  CHECK(std::count(of_32.begin(), of_32.end(), 5) == 16);
+  CHECK(std::count(of_32.begin(), of_32.end(), 0) == 16);
+  // One long sequence and many short ones: strands in proportion.
+  std::vector<Sequence> uneven{sequence(0, 6, 10)};
+  for (int i = 0; i < 20; ++i) uneven.push_back(sequence(6 + i, 1, 1));
+  CHECK(lots(uneven, 1, 4) == Sizes{0, 0, 6, 20});
+  CHECK(lots({sequence(0, 2, 0)}, 3, 4) == Sizes{6, 0, 0, 0});  // nothing to weigh
+}
+
 TEST_CASE("schedule: items even out over strands while they repay what they prepare", "[unit]") {
-  const auto rows_per_item = [](const char* text, int threads) {
-    return schedule_forward(Problem::parse(text + std::string(" d=64")), kernel(), nullptr, threads,
-                            std::size_t{2} << 20)
+  ForwardKernel k = kernel();
+  const auto rows_per_item = [&k](const char* text, int threads) {
+    return schedule_forward(Problem::parse(text + std::string(" d=64")), k, nullptr, threads, std::size_t{2} << 20)
         .rows_per_item;
   };
   CHECK(rows_per_item("attention hq=8 sq=4096", 16) == 512);  // 4 per strand
@@ -109,4 +146,11 @@ TEST_CASE("schedule: items even out over strands while they repay what they prep
   CHECK(rows_per_item("attention hq=8 sq=64", 16) == 32);
   CHECK(rows_per_item("attention hq=8 sq=65536", 16) == 1024);  // the most
   CHECK(rows_per_item("attention hq=1 sq=1024", 1) == 1024);    // nothing to even out
+  // Keys that stay prepared.
+  k.kept_keys = [](std::int64_t, std::int64_t) noexcept { return std::int64_t{2048}; };
+  CHECK(rows_per_item("attention hq=8 sq=4096", 16) == 512);  // too many keys
+  CHECK(rows_per_item("attention hq=8 sq=2048", 16) == 128);  // 8 per strand
+  CHECK(rows_per_item("attention hq=8 sq=1024", 16) == 64);
+  CHECK(rows_per_item("attention hq=8 sq=512", 16) == 64);  // 4
+  CHECK(rows_per_item("attention hq=1 sq=1024", 1) == 1024);
 }

@@ -359,7 +359,7 @@ std::size_t scratch_bytes(const ForwardShape& shape) noexcept {
 
 }  // namespace
 
-const ForwardKernel kAttentionDecode = {"attention_decode", "f32", kAnyCache, nullptr,       kLanes, kBlock,
-                                        kMaxRows,           1,     0,         scratch_bytes, run};
+const ForwardKernel kAttentionDecode = {"attention_decode", "f32", kAnyCache, nullptr, kLanes,        kBlock,
+                                        kMaxRows,           1,     0,         nullptr, scratch_bytes, run};
 
 }  // namespace rapt::cpu::RAPT_ISA

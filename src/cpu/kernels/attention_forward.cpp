@@ -313,7 +313,7 @@ std::size_t scratch_bytes(const ForwardShape& shape) noexcept {
 
 }  // namespace
 
-const ForwardKernel kAttentionForward = {"attention_forward", "f32", kAnyCache, nullptr,       kWidth, kBlockK,
-                                         kMaxPanels* kWidth,  4,     0,         scratch_bytes, run};
+const ForwardKernel kAttentionForward = {"attention_forward", "f32", kAnyCache, nullptr, kWidth,        kBlockK,
+                                         kMaxPanels* kWidth,  4,     0,         nullptr, scratch_bytes, run};
 
 }  // namespace rapt::cpu::RAPT_ISA

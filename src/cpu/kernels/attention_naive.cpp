@@ -215,6 +215,7 @@ std::size_t scratch_bytes(const ForwardShape& shape) noexcept {
 
 }  // namespace
 
-const ForwardKernel kAttentionNaive = {"attention_naive", "f32", kAnyCache, nullptr, 0, 0, 0, 1, 0, scratch_bytes, run};
+const ForwardKernel kAttentionNaive = {"attention_naive", "f32",         kAnyCache, nullptr, 0, 0, 0, 1, 0,
+                                       nullptr,           scratch_bytes, run};
 
 }  // namespace rapt::cpu::RAPT_ISA

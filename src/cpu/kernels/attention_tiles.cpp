@@ -7,8 +7,8 @@
 //
 // As in attention_forward.cpp lanes and tile columns are queries: S^T = K Q^T, P^T = 2^(S^T scale - m), O^T += V^T P^T.
 //
-//   for each range of keys whose planes fit L2                 K and V are split into planes once per range and item;
-//                                                              bf16 keys in whole cache lines are read in place
+//   for each range of keys whose planes fit L2                 K and V are split into planes, which stay for the next
+//                                                              item; bf16 keys in whole cache lines are read in place
 //     for each panel of 32 rows, for each block of 64 keys     a visit
 //       S^T = K Q^T                      tiles                 while the vectors exponentiate the visit before
 //       mask, or finish the scores                             partial blocks only
@@ -43,7 +43,8 @@ constexpr int products(int planes) {
 
 // Keys whose planes of K and V take half of a 2 MiB L2. Of fp32 fewer: rounding grows with the sums within a range.
 template <int kPlanes>
-std::int64_t range_keys(std::int64_t d, std::int64_t dv) {
+std::int64_t range_keys(std::int64_t d, std::int64_t dv) noexcept {
+  d = round_up(d, kTileDepth), dv = round_up(dv, kChunk);
   const std::int64_t fit = (std::int64_t{1} << 20) / (2 * kPlanes * (d + dv)) / 256 * 256;
   return clamp(fit, 256, kPlanes == 3 ? 256 : 4096);
 }
@@ -54,24 +55,39 @@ struct KeyTiles {
   std::int64_t stride;
 };
 
+// Keys [first, last) of the range from `begin` on are in the planes.
+struct Packed {
+  std::int64_t begin, first, last;
+};
+
 template <int kPlanes>
 struct Scratch {
   std::int64_t d, dv, keys;  // padded to tiles; of a range
+  // From item to item, so before all that depends on the number of rows:
+  Packed* packed;
+  bf16* k;                 // [plane][keys][d]
+  KeyTiles* k_tiles;       // [keys / 32]: in `k`, or in place
+  char* v;                 // [plane][keys / 32][dv / 16] tiles
+  std::uint32_t* unusual;  // [keys / 32]: a bit for every key that has no planes
+  // Of the item:
   Row* row;
   char* qt;                 // [panel][plane][d / 32][2] tiles
   float *ot, *minus_m, *l;  // [panel][dv][32], [panel][32]
   char* s[2];               // scores, weights over them; a third plane of weights behind
   float *partial, *unused;  // O of a range; 32 x 32 floats nobody wants
   float* top;               // -inf: the row sees none of the block's keys
-  bf16 *k, *rows;           // [plane][keys][d]; 32 rows on their way into tiles, [plane][32][d or dv]
-  KeyTiles* k_tiles;        // [keys / 32]: in `k`, or in place
-  char* v;                  // [plane][keys / 32][dv / 16] tiles
+  bf16* rows;               // 32 on their way into tiles, [plane][32][d or dv]
   std::int32_t *k_offset, *q_offset, *v_offset, *p_offset;  // of products
   std::byte* vector;                                        // the vector kernel's
 
   Scratch(Carver& carver, const ForwardShape& shape) {
     d = round_up(shape.d, kTileDepth), dv = round_up(shape.dv, kChunk);
     keys = least(range_keys<kPlanes>(d, dv), round_up(most(shape.sk, 1), kKeys));
+    packed = carver.take<Packed>(1);
+    k = carver.take<bf16>(kPlanes * keys * d);
+    k_tiles = carver.take<KeyTiles>(keys / kTileDepth);
+    v = carver.take<char>(kPlanes * v_plane());
+    unusual = carver.take<std::uint32_t>(keys / kTileDepth);
     const std::int64_t panels = (shape.rows + kRows - 1) / kRows;
     row = carver.take<Row>(panels * kRows);
     qt = carver.take<char>(panels * q_bytes());
@@ -82,10 +98,7 @@ struct Scratch {
     partial = carver.take<float>(dv * kRows);
     unused = carver.take<float>(kChunk * kChunk);
     top = carver.take<float>(kRows);
-    k = carver.take<bf16>(kPlanes * keys * d);
-    k_tiles = carver.take<KeyTiles>(keys / kTileDepth);
     rows = carver.take<bf16>(kPlanes * kRows * most(d, dv));
-    v = carver.take<char>(kPlanes * v_plane());
     const std::int64_t depth = d / kTileDepth;
     k_offset = carver.take<std::int32_t>(products(kPlanes) * depth);
     q_offset = carver.take<std::int32_t>(products(kPlanes) * depth);
@@ -133,10 +146,14 @@ class Item {
     make_panels();
     if (count_ == 0) return;
     w_.fill_offsets();
+    if (!item_.same_keys) *w_.packed = {-1, 0, 0};
     Tiles tiles;
     const std::int64_t first = panels_[0].first(0), last = panels_[count_ - 1].last(kRows - 1);
     for (std::int64_t begin = first / w_.keys * w_.keys; first < last && begin < last; begin += w_.keys) {
-      pack_range(begin, most(first, begin), least(last, begin + w_.keys));
+      const std::int64_t from = most(first, begin), to = least(last, begin + w_.keys);
+      const Packed& packed = *w_.packed;
+      if (packed.begin != begin || packed.first > from || packed.last < to) pack_range(begin, from, to);
+      leave_unusual(begin, from, to);
       sweep(tiles, begin);
     }
     for (std::int64_t i = 0; i < count_; ++i) finish(i);
@@ -186,7 +203,7 @@ class Item {
   void pack_range(std::int64_t begin, std::int64_t first, std::int64_t last) {
     for (std::int64_t key = first / kKeys * kKeys; key < last; key += kTileDepth) {
       const std::int64_t rows = least(kTileDepth, last - key), at = key - begin, plane = kTileDepth * w_.dv;
-      std::uint32_t unusual = 0;
+      std::uint32_t& unusual = w_.unusual[at / kTileDepth];
       const PlaneRows values = with_element(p_.kv_type, [&](auto type) {
         const auto *k = static_cast<const decltype(type)*>(p_.k), *v = static_cast<const decltype(type)*>(p_.v);
         // Keys before the first are nobody's to read (their pages may not be there): that one stands for them.
@@ -201,7 +218,15 @@ class Item {
       });
       for (int i = 0; i < kPlanes; ++i) tile_values(values, i * plane, w_.dv, w_.v + i * w_.v_plane() + at * w_.dv * 2);
       unusual |= values.unusual;
-      for (std::int64_t i = 0; unusual != 0 && i < rows; ++i)
+    }
+    *w_.packed = {begin, first, last};
+  }
+
+  // To the vector kernel: rows that see a key without planes.
+  void leave_unusual(std::int64_t begin, std::int64_t first, std::int64_t last) {
+    for (std::int64_t key = first / kTileDepth * kTileDepth; key < last; key += kTileDepth) {
+      const std::uint32_t unusual = w_.unusual[(key - begin) / kTileDepth];
+      for (std::int64_t i = 0; unusual != 0 && i < kTileDepth; ++i)
         if (unusual >> i & 1) leave_rows_that_see(key + i);
     }
   }
@@ -213,7 +238,6 @@ class Item {
            head_.in_one_piece(key, kTileDepth);
   }
 
-  // To the vector kernel.
   [[gnu::noinline, gnu::cold]] void leave_rows_that_see(std::int64_t key) {
     const ScoreParams& s = p_.score;
     for (std::int64_t i = 0; i < count_; ++i)
@@ -530,8 +554,18 @@ std::size_t scratch_bytes(const ForwardShape& shape) noexcept {
 
 template <int kPlanes>
 constexpr ForwardKernel kernel(const char* arithmetic, unsigned elements, const char* opt_in) {
-  return {"attention_forward",    arithmetic,  elements, opt_in, kRows, kKeys, kMaxPanels * kRows, 4, 128,
-          scratch_bytes<kPlanes>, run<kPlanes>};
+  return {"attention_forward",
+          arithmetic,
+          elements,
+          opt_in,
+          kRows,
+          kKeys,
+          kMaxPanels * kRows,
+          4,
+          128,
+          range_keys<kPlanes>,
+          scratch_bytes<kPlanes>,
+          run<kPlanes>};
 }
 
 }  // namespace
