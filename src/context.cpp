@@ -38,7 +38,11 @@ Isa usable(const char* argument, std::string_view name) {
 
 std::string known(const char* argument, const std::string& name) {
   const std::optional<EntryInfo> entry = find_entry(name);
-  if (!entry) throw Error(argument, "\"" + name + "\"", "an entry that `rapt info` lists");
+  if (!entry) {
+    std::string wanted = "an entry that `rapt info` lists", separator = " (perhaps ";
+    for (const std::string& near : entries_like(name)) wanted += separator + near, separator = ", ";
+    throw Error(argument, "\"" + name + "\"", wanted + (separator == ", " ? ")" : ""));
+  }
   if (!entry->unusable.empty()) throw Error(argument, name, "an entry this machine can run (" + entry->unusable + ")");
   return name;
 }

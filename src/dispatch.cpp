@@ -1,7 +1,9 @@
 #include "dispatch.hpp"
 
+#include <algorithm>
 #include <optional>
 #include <string>
+#include <utility>
 
 namespace rapt {
 namespace {
@@ -34,6 +36,19 @@ const Backend& backend_of(DeviceType device) {
               std::size(kBackends) > 1 ? "cpu or cuda" : "cpu (this rapt was built without CUDA: RAPT_CUDA)");
 }
 
+// The least changes, additions and removals of characters that make `name` a part of `whole`.
+std::size_t edits(std::string_view name, std::string_view whole) {
+  // Of what was read of `name`, to end before each character of `whole`.
+  std::vector<std::size_t> before(whole.size() + 1, 0), now(whole.size() + 1);
+  for (const char c : name) {
+    now[0] = before[0] + 1;
+    for (std::size_t i = 0; i < whole.size(); ++i)
+      now[i + 1] = std::min({before[i] + (c == whole[i] ? 0 : 1), before[i + 1] + 1, now[i] + 1});
+    std::swap(before, now);
+  }
+  return *std::min_element(before.begin(), before.end());
+}
+
 }  // namespace
 
 Choice dispatch(const Problem& problem, const Context::Impl& context) {
@@ -41,13 +56,18 @@ Choice dispatch(const Problem& problem, const Context::Impl& context) {
   for (const Entry& entry : backend.entries())
     if (refusal(backend, entry, problem, context).empty()) return {&backend, &entry};
   std::string reasons;
-  for (const Candidate& c : candidates(problem, context)) {
+  const std::vector<Candidate> all = candidates(problem, context);
+  for (const Candidate& c : all) {
     if (c.entry == context.options.kernel)
       throw Error("problem", problem.to_string(),
                   "a problem the forced entry takes (" + c.entry + ": " + c.refusal + ")");
     reasons += "\n  " + c.entry + ": " + c.refusal;
   }
-  throw Error("problem", problem.to_string(), "a problem some entry takes:" + reasons);
+  const auto alike = [&](const Candidate& c) { return c.refusal == all.front().refusal; };
+  if (!all.empty() && std::all_of(all.begin(), all.end(), alike))
+    reasons = " (all entries for " + std::string(backend.name()) + ": " + all.front().refusal + ")";
+  else reasons.insert(0, ":");
+  throw Error("problem", problem.to_string(), "a problem some entry takes" + reasons);
 }
 
 std::vector<Candidate> candidates(const Problem& problem, const Context::Impl& context) {
@@ -64,6 +84,20 @@ std::optional<EntryInfo> find_entry(std::string_view name) {
       if (entry.name == name)
         return EntryInfo{entry.name, std::string(backend.get().name()), entry.unusable, entry.opt_in};
   return {};
+}
+
+std::vector<std::string> entries_like(std::string_view name) {
+  constexpr std::size_t kMost = 3;
+  std::size_t least = name.size() / 4;
+  std::vector<std::string> nearest;
+  for (const EntryInfo& entry : entries()) {
+    const std::size_t distance = edits(name, entry.name);
+    if (distance > least) continue;
+    if (distance < least) nearest.clear();
+    least = distance;
+    if (nearest.size() < kMost) nearest.push_back(entry.name);
+  }
+  return nearest;
 }
 
 std::vector<EntryInfo> entries() {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -19,6 +20,8 @@ struct Choice {
 Choice dispatch(const Problem& problem, const Context::Impl& context);
 // The entry of that name, of whatever backend; the others' are not made for it.
 std::optional<EntryInfo> find_entry(std::string_view name);
+// Those whose names are nearest to it, or have it as a part; few, or none that is near.
+std::vector<std::string> entries_like(std::string_view name);
 // Every entry of that backend with its reason.
 std::vector<Candidate> candidates(const Problem& problem, const Context::Impl& context);
 

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <map>
 
@@ -31,6 +32,25 @@ std::vector<IsaState> isa_states() {
     if (std::find(usable.begin(), usable.end(), isa) != usable.end()) continue;
     const auto found = reasons.find(isa);
     states.push_back({isa, found == reasons.end() ? "not in this build" : found->second});
+  }
+  return states;
+}
+
+struct BackendState {
+  std::string name;
+  std::string unusable;  ///< empty: some entry of it is usable
+};
+
+/// The backends that rapt knows. One is unusable where all its entries are, for one reason.
+std::vector<BackendState> backend_states() {
+  std::vector<BackendState> states;
+  const std::vector<EntryInfo> all = entries();
+  for (const char* name : {"cpu", "cuda"}) {
+    std::vector<std::string> reasons;
+    for (const EntryInfo& entry : all)
+      if (entry.backend == name) reasons.push_back(entry.unusable);
+    const bool alike = std::equal(reasons.begin() + !reasons.empty(), reasons.end(), reasons.begin());
+    states.push_back({name, reasons.empty() ? "not in this build" : alike ? reasons.front() : ""});
   }
   return states;
 }
@@ -67,7 +87,8 @@ const char* environment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-Json describe() {
+/// `refusal`: why no context can be made in this environment; empty if one can.
+Json describe(const std::string& refusal) {
   const Machine machine = read_machine();
   Json caches = Json::array();
   for (const Cache& cache : machine.caches) {
@@ -77,6 +98,10 @@ Json describe() {
   Json isas = Json::array();
   for (const IsaState& state : isa_states()) {
     isas.push_back({{"name", to_string(state.isa)}, {"usable", state.unusable.empty()}, {"reason", state.unusable}});
+  }
+  Json backends = Json::array();
+  for (const BackendState& state : backend_states()) {
+    backends.push_back({{"name", state.name}, {"usable", state.unusable.empty()}, {"reason", state.unusable}});
   }
   Json executors = Json::array();
   for (const ExecutorState& state : executor_states()) {
@@ -99,8 +124,10 @@ Json describe() {
           {"features", machine.features},
           {"caches", caches},
           {"isas", isas},
+          {"backends", backends},
           {"executors", executors},
           {"environment", {{"RAPT_ISA", environment("RAPT_ISA")}, {"RAPT_KERNEL", environment("RAPT_KERNEL")}}},
+          {"refusal", refusal},
           {"entries", listed}};
 }
 
@@ -123,8 +150,15 @@ void print_machine(const Json& info) {
                                  sharing > 1 ? fmt::format(" shared by {}", sharing) : ""));
   }
   line("caches", fmt::format("{}", fmt::join(caches, ", ")));
+  const auto named = [&](const std::string& entry) {
+    return std::any_of(info["entries"].begin(), info["entries"].end(),
+                       [&](const Json& listed) { return listed["name"] == entry; });
+  };
   for (const auto& [name, value] : info["environment"].items()) {
-    if (!value.get<std::string>().empty()) line(name, value.get<std::string>() + " (environment)");
+    const std::string given = value;
+    if (given.empty()) continue;
+    const bool none = name == "RAPT_KERNEL" && !named(given);
+    line(name, given + (none ? " (environment): none of the entries below" : " (environment)"));
   }
 }
 
@@ -133,6 +167,15 @@ void print_build(const Json& info) {
   for (const Json& isa : info["isas"]) {
     const std::string state = isa["usable"].get<bool>() ? "usable" : isa["reason"].get<std::string>();
     line(label, fmt::format("{:<8} {}", isa["name"].get<std::string>(), state));
+    label.clear();
+  }
+  label = "backends";
+  std::map<std::string, bool> usable_backends;
+  for (const Json& backend : info["backends"]) {
+    const bool usable = backend["usable"];
+    usable_backends[backend["name"]] = usable;
+    line(label, fmt::format("{:<8} {}", backend["name"].get<std::string>(),
+                            usable ? "usable" : backend["reason"].get<std::string>()));
     label.clear();
   }
   label = "executors";
@@ -150,9 +193,11 @@ void print_build(const Json& info) {
     const std::string tier = entry["tier"];
     const std::string opt_in = entry["opt_in"];
     const std::string usable = opt_in.empty() ? "usable" : "usable, " + opt_in;
-    const std::string state = entry["usable"].get<bool>() ? usable : entry["reason"].get<std::string>();
-    line(label, fmt::format("{:<{}}  {:<4} {:<5}  {}", entry["name"].get<std::string>(), width,
-                            entry["backend"].get<std::string>(), tier, state));
+    const std::string backend = entry["backend"];
+    const std::string unusable =
+        usable_backends[backend] ? entry["reason"].get<std::string>() : backend + " is not usable";
+    const std::string state = entry["usable"].get<bool>() ? usable : unusable;
+    line(label, fmt::format("{:<{}}  {:<4} {:<5}  {}", entry["name"].get<std::string>(), width, backend, tier, state));
     label.clear();
   }
 }
@@ -171,21 +216,31 @@ Json describe(const Plan& plan) {
           {"candidates", candidates}};
 }
 
+/// An environment that nothing can run in is an error, but what there is instead is what its user looks for.
+int list_all(const InfoOptions& options) {
+  std::string refusal;
+  try {
+    make_context(options.threads, {});
+  } catch (const Error& error) {
+    refusal = error.what();
+  }
+  const Json info = describe(refusal);
+  if (options.json) {
+    fmt::print("{}\n", info.dump(2));
+  } else {
+    print_machine(info);
+    print_build(info);
+  }
+  if (refusal.empty()) return kSuccess;
+  std::fflush(stdout);
+  throw UsageError(refusal);
+}
+
 }  // namespace
 
 int run_info(const InfoOptions& options) {
-  const Context context = make_context(options.threads, {});  // refuses an environment that nothing can run in
-  if (options.problem.empty()) {
-    const Json info = describe();
-    if (options.json) {
-      fmt::print("{}\n", info.dump(2));
-      return kSuccess;
-    }
-    print_machine(info);
-    print_build(info);
-    return kSuccess;
-  }
-  const Plan plan = make_plan(parse_problem(options.problem), context);
+  if (options.problem.empty()) return list_all(options);
+  const Plan plan = make_plan(parse_problem(options.problem), make_context(options.threads, {}));
   if (options.json) {
     fmt::print("{}\n", describe(plan).dump(2));
     return kSuccess;

@@ -14,7 +14,7 @@ KvDtype: TypeAlias = Literal["i4x2", "i8", "f8e4m3", "f8e5m2"]
 
 class Array(Protocol):
     """A NumPy array, a PyTorch tensor or anything else with __dlpack__, with any strides >= 0. In the CPU's memory, but
-    for PyTorch's."""
+    for PyTorch's; torch.from_dlpack() makes a tensor of another library's array on a GPU."""
 
     def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
 

@@ -174,6 +174,18 @@ std::string object_text(nb::handle object) {
   return type_text(object) + (nb::hasattr(object, "dtype") ? " of " + text_of(object.attr("dtype")) : "");
 }
 
+// A GPU's arrays are PyTorch's: a result must be made by somebody, on a stream that somebody knows.
+[[noreturn]] void refuse_device(const char* argument, nb::handle object, const nb::ndarray<nb::ro>& array) {
+  const bool cuda = array.device_type() == nb::device::cuda::value;
+  std::string where = "DLPack device " + std::to_string(array.device_type()), wanted = "an array on the cpu";
+  if (cuda) {
+    where = "cuda:" + std::to_string(array.device_id());
+    wanted += kHaveCuda ? ", or torch.from_dlpack(" + std::string(argument) + "), which shares its memory"
+                        : " (this rapt was built without CUDA)";
+  }
+  refuse_value(argument, type_text(object) + " on " + where, wanted);
+}
+
 }  // namespace
 
 void adopt_torch(nb::handle torch) {
@@ -214,8 +226,7 @@ Array array(const char* argument, nb::handle object, const Reading& reading) {
   if (reading.writable && !nb::try_cast(readable, writes))
     refuse_value(argument, "a read-only array", "one that can be written");
   const nb::ndarray<nb::ro>& from = result.owner;
-  if (from.device_type() != nb::device::cpu::value)
-    refuse_value(argument, "an array on DLPack device " + std::to_string(from.device_type()), "one on the cpu");
+  if (from.device_type() != nb::device::cpu::value) refuse_device(argument, object, from);
   check_rank(argument, static_cast<std::int64_t>(from.ndim()));
   const std::optional<Element> element = foreign != nullptr ? Element{foreign->dtype} : element_of(from.dtype());
   MutableTensorView& view = result.view;

@@ -1,5 +1,7 @@
 """Whatever is wrong is refused before anything is written, by an error that names the argument."""
 
+import ctypes
+
 import numpy as np
 import pytest
 import rapt
@@ -107,6 +109,34 @@ def test_refusals_of_tensors(spoil, error, message):
     q, k, v = tensors()
     with pytest.raises(error, match=message):
         rapt.attention(q, spoil(k), v)
+
+
+class OnAnotherDevice:
+    """An array that says it lies there, for what reads DLPack."""
+
+    def __init__(self, array, device):
+        self.array, self.shape, self.dtype, self.device = array, array.shape, array.dtype, device
+
+    def __dlpack_device__(self):
+        return self.device
+
+    def __dlpack__(self, **options):
+        capsule = self.array.__dlpack__()
+        pointer = ctypes.pythonapi.PyCapsule_GetPointer
+        pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+        device = (ctypes.c_int32 * 2).from_address(pointer(capsule, b"dltensor") + ctypes.sizeof(ctypes.c_void_p))
+        device[:] = self.device
+        return capsule
+
+
+@pytest.mark.parametrize("device, name", [((2, 1), "cuda:1"), ((10, 0), "DLPack device 10")])
+def test_arrays_of_other_libraries_on_devices(device, name):
+    q, k, v = (OnAnotherDevice(x.copy(), device) for x in (Q, K, V))
+    with pytest.raises(ValueError, match=rf"q: got test_errors.OnAnotherDevice on {name}; wanted an array on the cpu") as error:
+        rapt.attention(q, k, v)
+    cuda = any(entry["backend"] == "cuda" for entry in rapt.info()["entries"])
+    advice = ("torch.from_dlpack(q)" if cuda else "built without CUDA") if device[0] == 2 else ""
+    assert advice in str(error.value)
 
 
 def test_out_that_requires_grad():

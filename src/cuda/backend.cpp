@@ -5,11 +5,10 @@
 
 #include <algorithm>
 #include <limits>
-#include <map>
-#include <mutex>
-#include <stdexcept>
+#include <optional>
 #include <vector>
 
+#include "cuda/device.hpp"
 #include "cuda/kernels/kernels.hpp"
 #include "cuda/nvtx.hpp"
 #include "dtypes.hpp"
@@ -18,24 +17,23 @@ namespace rapt {
 namespace cuda {
 namespace {
 
-void check_cuda(cudaError_t status, const char* doing) {
-  if (status == cudaSuccess) return;
-  cudaGetLastError();  // or the next call finds it
-  if (status == cudaErrorMemoryAllocation) throw std::bad_alloc();
-  throw std::runtime_error(std::string("CUDA, ") + doing + ": " + cudaGetErrorString(status));
-}
-
 // The GPUs of this machine. The driver is looked for at first use, so that programs that stay on the CPU never wake it.
 struct Machine {
   std::string unusable;  // why none of them can be used; empty if one can
   std::string no_sm90a = "needs GPUs of compute capability 9.0";
 };
 
+int attribute(cudaDeviceAttr which, int device) {
+  int value = 0;
+  if (cudaDeviceGetAttribute(&value, which, device) != cudaSuccess) cudaGetLastError();
+  return value;
+}
+
 Machine look() {
   Machine machine;
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
-  cudaGetLastError();  // or a call finds it
+  if (status != cudaSuccess) cudaGetLastError();  // or the program's next look at it finds this one
   if (status == cudaErrorInsufficientDriver)
     machine.unusable = "no CUDA device: no NVIDIA driver, or one older than CUDA " +
                        std::to_string(CUDART_VERSION / 1000) + "." + std::to_string(CUDART_VERSION % 1000 / 10) +
@@ -45,66 +43,15 @@ Machine look() {
   if (!machine.unusable.empty()) return machine;
   bool any = false, all_sm90 = true;
   for (int device = 0; device < count; ++device) {
-    int major = 0, minor = 0;
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+    const int major = attribute(cudaDevAttrComputeCapabilityMajor, device);
+    const int minor = attribute(cudaDevAttrComputeCapabilityMinor, device);
     any |= 10 * major + minor >= RAPT_CUDA_LEAST_ARCHITECTURE;
     all_sm90 &= major == 9 && minor == 0;
   }
-  cudaGetLastError();
   if (!any) machine.unusable = "only GPUs older than RAPT_CUDA_ARCHITECTURES";
   if (all_sm90) machine.no_sm90a.clear();
   return machine;
 }
-
-// The calling thread's current device is `device` meanwhile.
-class DeviceGuard {
- public:
-  explicit DeviceGuard(int device) {
-    check_cuda(cudaGetDevice(&before_), "asking for the current device");
-    if (device != before_) check_cuda(cudaSetDevice(device), "choosing the tensors' device");
-  }
-  ~DeviceGuard() { cudaSetDevice(before_); }
-  DeviceGuard(const DeviceGuard&) = delete;
-  DeviceGuard& operator=(const DeviceGuard&) = delete;
-
- private:
-  int before_ = 0;
-};
-
-// The device's pool of workspaces. Up to kKept bytes stay with it between calls: CUDA's default pool gives all back at
-// every synchronisation, and taking it again is slower than many a kernel.
-cudaMemPool_t pool_of(int device) {
-  constexpr std::uint64_t kKept = std::uint64_t{1} << 30;
-  static std::mutex mutex;
-  static std::map<int, cudaMemPool_t> pools;
-  const std::lock_guard lock(mutex);
-  cudaMemPool_t& pool = pools[device];
-  if (pool) return pool;
-  cudaMemPoolProps props{};
-  props.allocType = cudaMemAllocationTypePinned;
-  props.location = {cudaMemLocationTypeDevice, device};
-  check_cuda(cudaMemPoolCreate(&pool, &props), "making a pool of workspaces");
-  auto kept = kKept;
-  check_cuda(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &kept), "making a pool of workspaces");
-  return pool;
-}
-
-// Memory in stream order: taken and given back without waiting for anything.
-class StreamMemory {
- public:
-  StreamMemory(std::size_t bytes, int device, cudaStream_t stream) : stream_(stream) {
-    check_cuda(cudaMallocFromPoolAsync(&data_, bytes, pool_of(device), stream), "taking workspace");
-  }
-  ~StreamMemory() { cudaFreeAsync(data_, stream_); }
-  StreamMemory(const StreamMemory&) = delete;
-  StreamMemory& operator=(const StreamMemory&) = delete;
-  void* data() const { return data_; }
-
- private:
-  void* data_ = nullptr;
-  cudaStream_t stream_;
-};
 
 Integers integers(const Operand& list) {
   return {list.data, list.dtype == DType::i64, list.strides[0]};
@@ -148,12 +95,22 @@ struct Kernel {
   std::string_view (*refuse)(const AttentionParams&);
   std::size_t (*workspace)(const AttentionParams&);
   std::int64_t (*work_items)(const AttentionParams&);
-  void (*run)(const AttentionParams&, void* workspace, cudaStream_t);
+  cudaError_t (*run)(const AttentionParams&, void* workspace, cudaStream_t);
 };
 
 constexpr std::int64_t kMostBlocks = std::numeric_limits<std::int32_t>::max();
 
 #ifdef RAPT_HAVE_SM90A
+// Of launches that return nothing: what they changed the last error to. The caller may have left one, which is the
+// caller's to find; launches that fail with the very same are not told from it.
+template <class Launches>
+cudaError_t new_error(const Launches& launches) {
+  const cudaError_t before = cudaPeekAtLastError();
+  launches();
+  const cudaError_t after = cudaPeekAtLastError();
+  return after == before ? cudaSuccess : after;
+}
+
 template <DType kType>
 constexpr Kernel wgmma(const char* name) {
   return {name,
@@ -165,7 +122,7 @@ constexpr Kernel wgmma(const char* name) {
           wgmma_workspace,
           simt_tiles,
           [](const AttentionParams& a, void* workspace, cudaStream_t stream) {
-            attention_wgmma(a, static_cast<std::byte*>(workspace), stream);
+            return new_error([&] { attention_wgmma(a, static_cast<std::byte*>(workspace), stream); });
           }};
 }
 #endif
@@ -181,7 +138,7 @@ const Kernel kKernels[] = {
      },
      wgmma_f32_workspace, simt_tiles,
      [](const AttentionParams& a, void* workspace, cudaStream_t stream) {
-       attention_wgmma_f32(a, static_cast<std::byte*>(workspace), stream);
+       return new_error([&] { attention_wgmma_f32(a, static_cast<std::byte*>(workspace), stream); });
      }},
 #endif
     {"attention_simt.f32.cuda.q64k64", false,
@@ -190,7 +147,7 @@ const Kernel kKernels[] = {
        return simt_tiles(a) > kMostBlocks ? "more tiles than a grid has blocks" : "";
      },
      [](const AttentionParams&) -> std::size_t { return 0; }, simt_tiles,
-     [](const AttentionParams& a, void*, cudaStream_t stream) { attention_simt(a, stream); }},
+     [](const AttentionParams& a, void*, cudaStream_t stream) { return attention_simt(a, stream); }},
     {"attention_naive.f32.cuda", false,
      [](const AttentionParams& a) -> std::string_view {
        const double scores = static_cast<double>(naive_rows(a)) * static_cast<double>(a.sk);
@@ -201,7 +158,7 @@ const Kernel kKernels[] = {
      },
      naive_rows,
      [](const AttentionParams& a, void* workspace, cudaStream_t stream) {
-       attention_naive(a, static_cast<float*>(workspace), stream);
+       return attention_naive(a, static_cast<float*>(workspace), stream);
      }},
 };
 
@@ -238,13 +195,10 @@ class CudaBackend final : public Backend {
     const DeviceGuard guard(call.device);
     const auto stream = static_cast<cudaStream_t>(context.options.stream);
     const AttentionParams params = attention_params(call);
-    if (workspace != nullptr || schedule.workspace_bytes == 0) {
-      kernel(entry).run(params, workspace, stream);
-    } else {
-      const StreamMemory own(schedule.workspace_bytes, call.device, stream);
-      kernel(entry).run(params, own.data(), stream);
-    }
-    check_cuda(cudaGetLastError(), "starting a kernel");
+    std::optional<StreamMemory> own;
+    if (workspace == nullptr && schedule.workspace_bytes > 0)
+      own.emplace(schedule.workspace_bytes, call.device, stream);
+    check_cuda(kernel(entry).run(params, own ? own->data() : workspace, stream), "starting a kernel");
   }
 
  private:

@@ -231,3 +231,47 @@ TEST_CASE("cuda: 2^x is within 2^-22 of itself from -126 to 0", "[kernel]") {
   WARN("2^x is off by at most 2^" << std::log2(error));
   CHECK(error <= 0x1p-22);
 }
+
+TEST_CASE("cuda: a call leaves the thread's device as it was", "[kernel]") {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess || count < 2) {
+    WARN("skipped: needs two CUDA devices");
+    return;
+  }
+  each_case([](const std::string& entry, Case& c) {
+    const Bytes once = expected(entry, c);
+    c.poison_outputs();
+    const DeviceCall call(c.args());
+    int after = -1;
+    std::thread([&] {
+      cudaSetDevice(1);
+      attention(call.args(), forced(entry));
+      cudaGetDevice(&after);
+    }).join();
+    call.finish();
+    CHECK(Bytes(c) == once);
+    CHECK(after == 1);
+  });
+}
+
+// The last one: everything on the GPU is lost.
+TEST_CASE("cuda: after cudaDeviceReset() a first call can be captured, in the strictest mode", "[kernel]") {
+  each_case([](const std::string& entry, Case& c) {
+    const Bytes once = expected(entry, c);
+    c.poison_outputs();
+    check(cudaDeviceReset());
+    const Stream stream;
+    const DeviceCall call(c.args());
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t program = nullptr;
+    check(cudaStreamBeginCapture(stream.handle, cudaStreamCaptureModeGlobal));
+    attention(call.args(), on(stream, entry));
+    check(cudaStreamEndCapture(stream.handle, &graph));
+    check(cudaGraphInstantiate(&program, graph, 0));
+    check(cudaGraphLaunch(program, stream.handle));
+    call.finish();
+    CHECK(Bytes(c) == once);
+    check(cudaGraphExecDestroy(program));
+    check(cudaGraphDestroy(graph));
+  });
+}

@@ -107,7 +107,9 @@ TEST_CASE("devices: where no GPU can be used a call says why", "[unit]") {
   } catch (const Error& error) {
     INFO(error.what());
     CHECK(error.argument() == (built ? "problem" : "device"));
-    CHECK(std::string(error.what()).find(built ? "no CUDA device" : "RAPT_CUDA") != std::string::npos);
+    const std::string text = error.what(), reason = built ? "no CUDA device" : "RAPT_CUDA";
+    CHECK(text.find(reason) != std::string::npos);
+    CHECK(text.find(reason) == text.rfind(reason));  // once for all entries
   }
 }
 

@@ -1,5 +1,7 @@
 // Choosing by options and by environment, and failing loudly when that cannot be.
 #include <algorithm>
+#include <string>
+#include <utility>
 
 #include "rapt/plan.hpp"
 #include "support/catch.hpp"
@@ -91,6 +93,30 @@ TEST_CASE("what cannot be had fails loudly", "[unit]") {
     options.isa = isa;
     CHECK(refused_argument([&] { Context{options}; }) == "isa");
   }
+}
+
+TEST_CASE("a name that is nearly an entry's is answered with it", "[unit]") {
+  const auto answer = [](const std::string& name) {
+    ScopedEnvironment kernel("RAPT_KERNEL", name.c_str());
+    try {
+      Context();
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  for (const EntryInfo& entry : entries()) {
+    const std::string& name = entry.name;
+    std::string swapped = name;
+    std::swap(swapped[3], swapped[4]);
+    for (const std::string& wrong : {swapped, name.substr(1), name + "s", " " + name}) {
+      INFO(wrong);
+      CHECK(answer(wrong).find("(perhaps " + name + ")") != std::string::npos);
+    }
+  }
+  CHECK(answer("attention_forward").find("(perhaps attention_forward.") != std::string::npos);
+  CHECK(answer("no_such_entry").find("perhaps") == std::string::npos);
+  CHECK(answer(std::string(100000, 'a')).find("perhaps") == std::string::npos);
 }
 
 TEST_CASE("a forced kernel above the cap leaves nothing to choose", "[unit]") {

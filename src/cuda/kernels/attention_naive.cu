@@ -1,6 +1,7 @@
 // softmax(q k^T) v in three steps with the S x S matrix between them: the baseline, and a check of everything else. One
 // block to a row.
 #include "cuda/kernels/kernels.hpp"
+#include "cuda/tile/launch.cuh"
 #include "cuda/tile/score.cuh"
 
 namespace rapt::cuda {
@@ -116,11 +117,12 @@ std::int64_t naive_rows(const AttentionParams& p) {
   return p.hk * p.group * (p.total_q >= 0 ? p.total_q : p.b * p.sq);
 }
 
-void attention_naive(const AttentionParams& p, float* scores, cudaStream_t stream) {
+cudaError_t attention_naive(const AttentionParams& p, float* scores, cudaStream_t stream) {
   const auto rows = static_cast<unsigned>(naive_rows(p));
-  naive_scores<<<rows, kThreads, 0, stream>>>(p, scores);
-  naive_softmax<<<rows, kThreads, 0, stream>>>(p, scores);
-  naive_values<<<rows, kThreads, 0, stream>>>(p, scores);
+  for (const auto step : {naive_scores, naive_softmax, naive_values})
+    if (const cudaError_t status = launch_kernel(step, rows, kThreads, 0, stream, p, scores); status != cudaSuccess)
+      return status;
+  return cudaSuccess;
 }
 
 }  // namespace rapt::cuda

@@ -345,16 +345,13 @@ __global__ void __launch_bounds__(Shape<kChunks>::kThreads, Shape<kChunks>::kBlo
 }
 
 template <int kChunks>
-void launch(const AttentionParams& p, cudaStream_t stream, const std::uint64_t* redo) {
+cudaError_t launch(const AttentionParams& p, cudaStream_t stream, const std::uint64_t* redo) {
   constexpr int kThreads = Shape<kChunks>::kThreads, kBlocksAgain = Shape<kChunks>::kBlocksAgain;
   const auto tiles = static_cast<unsigned>(simt_tiles(p));
-  if (!redo) {
-    simt<kChunks><<<tiles, kThreads, 0, stream>>>(p);
-    return;
-  }
+  if (!redo) return launch_kernel(simt<kChunks>, tiles, kThreads, 0, stream, p);
   // An odd number of blocks, or tiles that are alike in all heads would be one block's.
   const unsigned blocks = std::min(tiles, static_cast<unsigned>(kBlocksAgain * multiprocessors() / 2 * 2 + 1));
-  launch_early(simt_again<kChunks>, blocks, kThreads, 0, stream, p, redo, tiles);
+  return launch_early(simt_again<kChunks>, blocks, kThreads, 0, stream, p, redo, tiles);
 }
 
 }  // namespace
@@ -363,11 +360,11 @@ std::int64_t simt_tiles(const AttentionParams& p) {
   return Tiles::heads(p) * Tiles::tiles(p);
 }
 
-void attention_simt(const AttentionParams& p, cudaStream_t stream, const std::uint64_t* redo) {
-  if (p.dv <= kColumns) launch<1>(p, stream, redo);
-  else if (p.dv <= 2 * kColumns) launch<2>(p, stream, redo);
-  else if (p.dv <= 4 * kColumns) launch<4>(p, stream, redo);
-  else launch<kSimtMaxValueSize / kColumns>(p, stream, redo);
+cudaError_t attention_simt(const AttentionParams& p, cudaStream_t stream, const std::uint64_t* redo) {
+  if (p.dv <= kColumns) return launch<1>(p, stream, redo);
+  if (p.dv <= 2 * kColumns) return launch<2>(p, stream, redo);
+  if (p.dv <= 4 * kColumns) return launch<4>(p, stream, redo);
+  return launch<kSimtMaxValueSize / kColumns>(p, stream, redo);
 }
 
 }  // namespace rapt::cuda

@@ -1,4 +1,5 @@
-// The kernels' launches. All return at once, having queued work on `stream`; errors stay for cudaGetLastError().
+// The kernels' launches. All return at once, having queued work on `stream`; those that return nothing leave their
+// errors to cudaPeekAtLastError().
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -14,7 +15,7 @@ inline constexpr std::int64_t kSimtRows = 64, kSimtKeys = 64, kSimtMaxValueSize 
 // Tiles of a call, some of them empty if it is ragged: what a grid must hold.
 std::int64_t simt_tiles(const AttentionParams& params);
 // With `redo`, in device memory, only some rows: those of each tile whose bits are set.
-void attention_simt(const AttentionParams& params, cudaStream_t stream, const std::uint64_t* redo = nullptr);
+cudaError_t attention_simt(const AttentionParams& params, cudaStream_t stream, const std::uint64_t* redo = nullptr);
 
 // attention_wgmma: q, k and v of one 16-bit type on Hopper's tensor cores (sm_90a), heads of at most 256. Rows that its
 // arithmetic does not carry (NaN, Inf, huge scores) are done again by attention_simt.
@@ -30,6 +31,6 @@ void attention_wgmma_f32(const AttentionParams& params, std::byte* workspace, cu
 
 // attention_naive: scores, softmax and values one after another, with the S x S matrix in `scores`.
 std::int64_t naive_rows(const AttentionParams& params);
-void attention_naive(const AttentionParams& params, float* scores, cudaStream_t stream);
+cudaError_t attention_naive(const AttentionParams& params, float* scores, cudaStream_t stream);
 
 }  // namespace rapt::cuda

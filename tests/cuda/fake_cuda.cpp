@@ -1,0 +1,199 @@
+#include "fake_cuda.hpp"
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "cuda/kernels/kernels.hpp"
+
+namespace rapt::testing {
+
+FakeCuda fake;
+
+unsigned long long FakeCuda::context(int device) {
+  if (contexts[device] == 0) contexts[device] = ++numbers;
+  return contexts[device];
+}
+void FakeCuda::reset(int device) {
+  contexts[device] = 0;
+  pools.clear();
+}
+
+namespace {
+
+int current_device() {
+  return fake.current < 0 ? 0 : fake.current;
+}
+
+// As the runtime: what goes wrong is also the last error.
+cudaError_t result(cudaError_t status = cudaSuccess) {
+  if (fake.broken != cudaSuccess) status = fake.broken;
+  if (status != cudaSuccess) fake.last = status;
+  return status;
+}
+
+cudaError_t launched() {
+  ++fake.launches;
+  fake.launched_on = current_device();
+  fake.current = fake.launched_on;
+  fake.context(fake.current);
+  return result(fake.launch);
+}
+
+bool forbidden() {
+  return fake.capturing && fake.mode != cudaStreamCaptureModeRelaxed;
+}
+
+// Handles are device + 1, so that a context made again has its old one.
+CUcontext handle_of(int device) {
+  return reinterpret_cast<CUcontext>(static_cast<std::uintptr_t>(device) + 1);
+}
+int device_of(CUcontext context) {
+  return static_cast<int>(reinterpret_cast<std::uintptr_t>(context)) - 1;
+}
+
+int before_push = -1;
+
+CUresult device_get(CUdevice* device, int ordinal) {
+  *device = ordinal;
+  return ordinal < FakeCuda::kDevices ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+CUresult retain(CUcontext* context, CUdevice device) {
+  fake.context(device);
+  *context = handle_of(device);
+  return CUDA_SUCCESS;
+}
+CUresult release(CUdevice) {
+  return CUDA_SUCCESS;
+}
+CUresult id(CUcontext context, unsigned long long* id) {
+  *id = fake.contexts[device_of(context)];
+  return *id == 0 ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_SUCCESS;
+}
+CUresult push(CUcontext context) {
+  before_push = fake.current;
+  fake.current = device_of(context);
+  return CUDA_SUCCESS;
+}
+CUresult pop(CUcontext* context) {
+  *context = handle_of(fake.current);
+  fake.current = before_push;
+  return CUDA_SUCCESS;
+}
+
+void* driver_function(const char* name) {
+  const std::string wanted = name;
+  if (wanted == "cuDeviceGet") return reinterpret_cast<void*>(device_get);
+  if (wanted == "cuDevicePrimaryCtxRetain") return reinterpret_cast<void*>(retain);
+  if (wanted == "cuDevicePrimaryCtxRelease") return reinterpret_cast<void*>(release);
+  if (wanted == "cuCtxGetId") return reinterpret_cast<void*>(id);
+  if (wanted == "cuCtxPushCurrent") return reinterpret_cast<void*>(push);
+  if (wanted == "cuCtxPopCurrent") return reinterpret_cast<void*>(pop);
+  return nullptr;
+}
+
+}  // namespace
+}  // namespace rapt::testing
+
+using namespace rapt::testing;
+
+cudaError_t cudaGetLastError() {
+  const cudaError_t last = fake.last;
+  fake.last = fake.broken;
+  return last;
+}
+cudaError_t cudaPeekAtLastError() {
+  return fake.last;
+}
+const char* cudaGetErrorString(cudaError_t) {
+  return "an error";
+}
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = FakeCuda::kDevices;
+  return result();
+}
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
+  *value = which == cudaDevAttrComputeCapabilityMajor ? 9 : 0;
+  return result();
+}
+cudaError_t cudaGetDevice(int* device) {
+  *device = current_device();
+  return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int device) {
+  if (device >= FakeCuda::kDevices) return result(cudaErrorInvalidDevice);
+  fake.current = device;
+  fake.context(device);
+  return result();
+}
+#if CUDART_VERSION >= 12050
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** found, unsigned, unsigned long long,
+                                             cudaDriverEntryPointQueryResult* how) {
+#else
+cudaError_t cudaGetDriverEntryPoint(const char* name, void** found, unsigned long long,
+                                    cudaDriverEntryPointQueryResult* how) {
+#endif
+  *found = driver_function(name);
+  *how = *found != nullptr ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+  return result();
+}
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  std::swap(*mode, fake.mode);
+  return result();
+}
+cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps* props) {
+  if (forbidden()) return result(cudaErrorStreamCaptureUnsupported);
+  fake.context(props->location.id);
+  ++fake.pools_made;
+  *pool = reinterpret_cast<cudaMemPool_t>(static_cast<std::uintptr_t>(++FakeCuda::numbers));
+  fake.pools.insert(*pool);
+  return result();
+}
+cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void*) {
+  return result(forbidden() ? cudaErrorStreamCaptureUnsupported : cudaSuccess);
+}
+cudaError_t cudaMallocFromPoolAsync(void** memory, std::size_t, cudaMemPool_t pool, cudaStream_t) {
+  if (fake.pools.count(pool) == 0) return result(cudaErrorInvalidValue);
+  *memory = pool;
+  return result();
+}
+cudaError_t cudaFreeAsync(void*, cudaStream_t) {
+  return result();
+}
+
+namespace rapt::cuda {
+
+std::int64_t simt_tiles(const AttentionParams&) {
+  return 1;
+}
+cudaError_t attention_simt(const AttentionParams&, cudaStream_t, const std::uint64_t*) {
+  return launched();
+}
+bool wgmma_takes(const AttentionParams&) {
+  return true;
+}
+std::size_t wgmma_workspace(const AttentionParams&) {
+  return 8;
+}
+void attention_wgmma(const AttentionParams&, std::byte*, cudaStream_t) {
+  launched();
+}
+bool wgmma_f32_takes(const AttentionParams&) {
+  return true;
+}
+std::size_t wgmma_f32_workspace(const AttentionParams&) {
+  return 64;
+}
+void attention_wgmma_f32(const AttentionParams&, std::byte*, cudaStream_t) {
+  launched();
+}
+std::int64_t naive_rows(const AttentionParams&) {
+  return 1;
+}
+cudaError_t attention_naive(const AttentionParams&, float*, cudaStream_t) {
+  return launched();
+}
+
+}  // namespace rapt::cuda
