@@ -134,7 +134,7 @@ const Kernel kKernels[] = {
     {"attention_wgmma.f32.cuda.sm90a", true,
      [](const AttentionParams& a) -> std::string_view {
        if (a.q_type != DType::f32 || a.kv_type != DType::f32) return "takes other element types";
-       return wgmma_f32_takes(a) ? "" : "takes head sizes of 16 to 128, and fewer than 2^28 rows and keys";
+       return wgmma_f32_takes(a) ? "" : "takes head sizes of 16 to 256, and fewer than 2^28 rows and keys";
      },
      wgmma_f32_workspace, simt_tiles,
      [](const AttentionParams& a, void* workspace, cudaStream_t stream) {

@@ -1,6 +1,7 @@
 // What only calls on a GPU can get wrong. Skipped, by name, where there is none.
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <random>
@@ -18,7 +19,8 @@ namespace {
 const char* const kProblems[] = {
     "attention b=2 hq=4 hk=2 sq=150 sk=300 d=64 causal align=bottom_right lse",
     "attention b=3 hq=4 hk=1 sq=90 sk=120 d=40 ragged_q=200 ragged_k=250 lse",
-    "attention b=2 hq=6 hk=2 sq=3 sk=320 d=128 page=16 seqlens causal align=bottom_right lse"};
+    "attention b=2 hq=6 hk=2 sq=3 sk=320 d=128 page=16 seqlens causal align=bottom_right lse",
+    "attention b=1 hq=4 hk=2 sq=90 sk=200 d=256 dv=192 window=80,-1 align=bottom_right lse"};
 
 // Calls test(entry, case) for every entry that runs on a GPU, every problem and type.
 void each_case(const std::function<void(const std::string&, Case&)>& test,
@@ -165,6 +167,35 @@ TEST_CASE("cuda: a plan runs in the caller's workspace", "[kernel]") {
     CHECK(Bytes(c) == once);
     check(cudaFree(workspace));
   });
+}
+
+TEST_CASE("cuda: exact fp32 on tensor cores takes heads of 16 to 256 columns", "[kernel]") {
+  const std::string entry = "attention_wgmma.f32.cuda.sm90a";
+  for (const EntryInfo& info : entries()) {
+    if (info.name != entry || !info.unusable.empty() || !selected(entry)) continue;
+    for (std::int64_t size : {15, 16, 64, 65, 128, 129, 192, 193, 256, 257})
+      for (bool of_values : {false, true}) {
+        Problem problem = Problem::parse("attention sq=40 d=64 dv=64");
+        (of_values ? problem.dv : problem.d) = size;
+        const std::vector<std::string> names = every_entry(problem);
+        INFO(problem.to_string());
+        CHECK((std::find(names.begin(), names.end(), entry) != names.end()) == (size >= 16 && size <= 256));
+      }
+  }
+}
+
+// More than there are multiprocessors, so that each goes from one to the next.
+TEST_CASE("cuda: several tiles for each thread block", "[kernel]") {
+  constexpr const char* kMany[] = {"attention hq=150 sq=129 sk=70 d=40 causal align=bottom_right lse",
+                                   "attention hq=150 sq=129 sk=70 d=128 lse",
+                                   "attention hq=150 sq=129 sk=70 d=192 causal align=bottom_right lse",
+                                   "attention hq=150 sq=129 sk=70 d=256 causal align=bottom_right lse"};
+  const auto test = [](const std::string& entry, Case& c) {
+    const Errors errors = run_and_compare(c, entry, oracle(c.args()));
+    INFO(describe(errors));
+    CHECK(errors.ok());
+  };
+  each_case(test, kMany);
 }
 
 // The host cannot check them; guard bands and compute-sanitizer see what they lead to.

@@ -11,6 +11,7 @@ using namespace rapt::testing;
 TEST_CASE("standard normal inputs are exact to 1e-6", "[kernel]") {
   for (const char* text : {"attention b=1 hq=2 sq=512 d=64 lse", "attention b=1 hq=2 sq=512 d=128 causal lse",
                            "attention b=1 hq=1 sq=16 sk=4096 d=64 lse", "attention b=1 hq=4 hk=2 sq=200 d=96 lse",
+                           "attention b=1 hq=1 sq=200 d=192 causal lse", "attention b=1 hq=1 sq=200 d=256 lse",
                            "attention b=1 hq=1 sq=200 d=576 dv=512 lse"}) {
     Case c(Problem::parse(text), 3);
     const Reference reference = oracle(c.args());
@@ -43,10 +44,13 @@ TEST_CASE("equal weights and rising values", "[kernel]") {
 
 // All products of q and k positive: partial sums grow to the score itself.
 TEST_CASE("queries and keys of one sign", "[kernel]") {
-  Case c(typed("attention sq=40 sk=300 d=128 lse", each_type()));
-  for (std::int64_t i = 0; i < c.q.size(); ++i) c.q.flat(i) = std::abs(c.q.flat(i));
-  for (std::int64_t i = 0; i < c.k.size(); ++i) c.k.flat(i) = std::abs(c.k.flat(i));
-  check_every_entry(c);
+  const DType dtype = each_type();
+  for (const char* size : {"128", "192", "256"}) {
+    Case c(typed("attention sq=40 sk=300 lse d=" + std::string(size), dtype));
+    for (std::int64_t i = 0; i < c.q.size(); ++i) c.q.flat(i) = std::abs(c.q.flat(i));
+    for (std::int64_t i = 0; i < c.k.size(); ++i) c.k.flat(i) = std::abs(c.k.flat(i));
+    check_every_entry(c);
+  }
 }
 
 // The maximum of the first keys must not cost the later ones their digits: far keys are pushed down by alibi ...

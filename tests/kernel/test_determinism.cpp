@@ -18,6 +18,7 @@ const char* const kProblems[] = {
     "attention b=4 hq=2 sq=60 sk=110 d=64 lse ragged_q=130 ragged_k=260 layout=bshd",
     "attention b=5 hq=10 hk=2 sq=1 sk=700 d=64 lse seqlens",
     "attention b=1 hq=3 sq=160 d=33 mask=qk softcap=20 lse",
+    "attention b=1 hq=2 sq=70 sk=90 d=256 dv=192 lse",
 };
 
 /// Copies of sequence n of a dense case, alone in a batch of one.

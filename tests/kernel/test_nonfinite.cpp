@@ -82,6 +82,18 @@ TEST_CASE("Inf in a key or value propagates and never hides", "[kernel]") {
   }
 }
 
+TEST_CASE("NaN or Inf in any column of a large head", "[kernel]") {
+  const DType dtype = each_type();
+  for (std::int64_t column : {0, 63, 64, 130, 191}) {
+    for (float value : {kNaN, kInfinity}) {
+      Case c(typed("attention b=1 hq=2 sq=70 d=192 causal lse", dtype));
+      c.v.at({0, 1, 33, column}) = value;
+      c.k.at({0, 0, 50, column}) = value;
+      check_every_entry(c);
+    }
+  }
+}
+
 TEST_CASE("NaN or Inf in a query stays in its row", "[kernel]") {
   const Problem problem = typed("attention b=2 hq=6 hk=2 sq=41 sk=50 d=24 lse", each_type());
   const float value = GENERATE(kNaN, kInfinity);

@@ -97,6 +97,19 @@ TEST_CASE("every head size from 1 to 576 in steps", "[kernel]") {
   }
 }
 
+// Sizes for which tensor cores have kernels of their own, of several tiles and blocks of keys.
+TEST_CASE("heads of 129 to 256 columns", "[kernel]") {
+  for (const char* sizes :
+       {"d=129", "d=160", "d=192", "d=200", "d=256", "d=192 dv=128", "d=64 dv=256", "d=256 dv=33", "d=16 dv=130"})
+    check_every_type("attention hq=2 hk=1 sq=70 sk=150 causal align=bottom_right lse " + std::string(sizes));
+  for (const char* what :
+       {"sq=90 sk=170 hq=3 hk=1 alibi softcap=20 sinks align=bottom_right", "sq=150 window=40,9", "sq=40 scale=-0.05",
+        "sq=70 sk=99 bias=qk mask=k", "sq=50 sk=80 layout=other", "b=3 hq=2 sq=60 sk=110 ragged_q=130 ragged_k=260",
+        "b=2 hq=2 sq=9 sk=160 page=16 seqlens", "b=2 hq=2 sq=9 sk=64 ring seqlens"})
+    for (const char* sizes : {" lse d=192", " lse d=250 dv=256"})
+      check_every_entry(Problem::parse("attention " + std::string(what) + sizes));
+}
+
 TEST_CASE("entries of different instruction sets agree on long sequences", "[kernel][slow]") {
   Case first(Problem::parse("attention b=1 hq=2 hk=1 sq=1024 d=128 causal softcap=30 lse"), 7);
   const std::vector<std::string> names = every_entry(first.problem);

@@ -55,11 +55,11 @@ struct Source {
   }
 };
 
-// Columns [column, column + kWidth) of 64 rows that lie `at`, negative for none; put(row, column of them, four
+// Columns [column, column + kWidth) of kHas rows that lie `at`, negative for none; put(row, column of them, four
 // elements) stores them.
-template <int kWidth, int kThreads>
+template <int kWidth, int kThreads, int kHas = 64>
 struct Fetch {
-  static constexpr int kFours = kWidth / 4, kAtOnce = kThreads / kFours, kTimes = 64 / kAtOnce;
+  static constexpr int kFours = kWidth / 4, kAtOnce = kThreads / kFours, kTimes = kHas / kAtOnce;
   const Source& x;
   const std::int64_t* at;
   std::int64_t column;
@@ -93,7 +93,7 @@ struct Fetch {
   template <class Put>
   __device__ void one_by_one(Put put) const {
 #pragma unroll 1
-    for (int i = row; i < 64; i += kAtOnce) {
+    for (int i = row; i < kHas; i += kAtOnce) {
       const std::int64_t n = at[i] < 0 ? 0 : x.size - column - own;
       put(i, own, load4(x.data, x.type, at[i] + (column + own) * x.stride, x.stride, n));
     }
@@ -119,21 +119,43 @@ struct Shape {
   static constexpr int kBlocks = kChunks <= 2 ? 3 : kChunks <= 4 ? 2 : 1, kBlocksAgain = std::min(kBlocks, 2);
 };
 
-// The rows of a tile whose bits are set in `wanted`. In kChunks of kColumns columns of V, at most.
+// How a thread block does rows of a tile, kEach by each of its threads.
+template <int kThreads, int kEach_, int kDepth_>
+struct Part {
+  static constexpr int kEach = kEach_, kApart = kThreads / kSide;  // of the rows of a thread
+  static constexpr int kHas = kEach * kApart, kDepth = kDepth_;    // rows; and columns of the head size at a time
+  static constexpr int kOperands = std::max(kKeys * kColumns, (kHas + kKeys) * Matrix<kDepth>::kPitch);
+};
 template <int kChunks>
-__device__ __forceinline__ void attend(const AttentionParams& p, unsigned number, std::uint64_t wanted) {
-  constexpr int kEach = Shape<kChunks>::kEach, kThreads = Shape<kChunks>::kThreads;
-  constexpr int kApart = kRows / kEach;                                      // a thread's rows
-  __shared__ __align__(16) float operands[2 * 64 * Matrix<kDepth>::kPitch];  // of q and k; or kColumns columns of v
-  __shared__ __align__(16) float weights_data[kRows * Matrix<kKeys>::kPitch];
-  __shared__ Row rows[kRows];
-  __shared__ std::int64_t q_at[kRows], out_at[kRows], lse_at[kRows], k_at[kKeys], v_at[kKeys];
-  __shared__ float maxima[kRows], scales[kRows];  // of scores so far; and what it makes of earlier weights
-  __shared__ int2 seen[kRows];                    // of the block's keys, the first and the end of those that a row sees
-  const Matrix<kDepth> q = {operands}, k = {operands + 64 * Matrix<kDepth>::kPitch};
+using All = Part<Shape<kChunks>::kThreads, Shape<kChunks>::kEach, kDepth>;
+// Where few rows are wanted, each thread has one, and time goes to waiting: for fewer and larger fetches here.
+template <int kChunks>
+using Few = Part<Shape<kChunks>::kThreads, 1, 2 * kDepth>;
+template <int kChunks>
+constexpr int kOperandsOfBoth = std::max(All<kChunks>::kOperands, Few<kChunks>::kOperands);
+
+template <int kOperands>
+struct Shared {
+  alignas(16) float operands[kOperands];  // of q and k; or kColumns columns of v
+  alignas(16) float weights[kRows * Matrix<kKeys>::kPitch];
+  Row rows[kRows];
+  std::int64_t q_at[kRows], out_at[kRows], lse_at[kRows], k_at[kKeys], v_at[kKeys];
+  float maxima[kRows], scales[kRows];  // of scores so far; and what it makes of earlier weights
+  int2 seen[kRows];                    // of the block's keys, the first and the end of those that a row sees
+};
+
+// The rows of a tile whose bits are set in `wanted`. In kChunks of kColumns columns of V, at most. A row's bits are the
+// same whatever the part.
+template <int kChunks, class C, int kOperands>
+__device__ __forceinline__ void attend(const AttentionParams& p, unsigned number, std::uint64_t wanted,
+                                       Shared<kOperands>& shared) {
+  constexpr int kEach = C::kEach, kThreads = Shape<kChunks>::kThreads, kHas = C::kHas, kDepth = C::kDepth;
+  constexpr int kUnroll = kEach == 1 ? 2 : 1;
+  auto& [operands, weights_data, rows, q_at, out_at, lse_at, k_at, v_at, maxima, scales, seen] = shared;
+  const Matrix<kDepth> q = {operands}, k = {operands + kHas * Matrix<kDepth>::kPitch};
   const Matrix<kColumns - 4> v = {operands};  // a row at a time is read: it needs nothing between them
   const Matrix<kKeys> weights = {weights_data};
-  static_assert(sizeof operands >= sizeof(float) * kKeys * kColumns && kRows == kKeys);
+  static_assert(kOperands >= C::kOperands && (kHas == kRows || kEach == 1) && kRows == kKeys);
 
   const auto tiles = static_cast<unsigned>(Tiles::tiles(p));
   const Tiles::Tile tile = Tiles::find(p, static_cast<int>(number / tiles), static_cast<int>(number % tiles));
@@ -147,21 +169,29 @@ __device__ __forceinline__ void attend(const AttentionParams& p, unsigned number
   // A warp is 16 threads wide and 2 high. Shared memory serves half a warp's 16 bytes each at once only if lanes that
   // differ in bit 0, or those in bit 1, read the same: the former do of rows, the latter of keys and columns.
   const int lane = threadIdx.x % 32, tx = (lane & 1) | (lane >> 1 & 14), ty = threadIdx.x / 32 * 2 + (lane >> 1 & 1);
-  const auto row_of = [&](int i) { return ty + i * kApart; };
+  const auto row_of = [&](int i) { return ty + i * C::kApart; };
 
-  if (threadIdx.x < kRows) {
-    const std::int64_t r = tile.row + threadIdx.x;
+  if (threadIdx.x < kHas) {
+    std::int64_t r = tile.row + threadIdx.x;
+    bool is_wanted = wanted >> threadIdx.x & 1;
+    if constexpr (kHas < kRows) {  // the wanted ones, then the first of them for nothing
+      std::uint64_t left = wanted;
+      for (unsigned i = 0; i < threadIdx.x; ++i) left &= left - 1;
+      is_wanted = left != 0;
+      r = tile.row + __ffsll(static_cast<long long>(is_wanted ? left : wanted)) - 1;
+    }
     const Row row = rows[threadIdx.x] = Row(head, min(r, all_rows - 1));
     q_at[threadIdx.x] = row_at(p.q_stride, head, row);
-    out_at[threadIdx.x] = r < all_rows && wanted >> threadIdx.x & 1 ? row_at(p.out_stride, head, row) : -1;
+    out_at[threadIdx.x] = r < all_rows && is_wanted ? row_at(p.out_stride, head, row) : -1;
     lse_at[threadIdx.x] = row_at(p.lse_stride, head, row);
   }
   __syncthreads();
-  // Keys that any row of the tile sees, and those that all see.
+  // Keys that any of the rows sees, and those that all see.
   std::int64_t begin = head.high, end = 0, all_begin = 0, all_end = head.high;
-  for (const Row& row : rows) {
-    begin = min(begin, row.first), end = max(end, row.last);
-    all_begin = max(all_begin, row.first), all_end = min(all_end, row.last);
+#pragma unroll 4
+  for (int i = 0; i < kHas; ++i) {
+    begin = min(begin, rows[i].first), end = max(end, rows[i].last);
+    all_begin = max(all_begin, rows[i].first), all_end = min(all_end, rows[i].last);
   }
 
   float o[kChunks][kEach][4] = {}, l[kEach];
@@ -179,14 +209,14 @@ __device__ __forceinline__ void attend(const AttentionParams& p, unsigned number
       const bool there = j >= begin && j < end;
       k_at[threadIdx.x] = there ? head.key_at(p.k_stride, j) : -1;
       v_at[threadIdx.x] = there ? head.key_at(p.v_stride, j) : -1;
-      const Row& row = rows[threadIdx.x];
+      const Row& row = rows[threadIdx.x % kHas];
       seen[threadIdx.x] = make_int2(static_cast<int>(clamp(row.first - block, 0, kKeys)),
                                     static_cast<int>(clamp(row.last - block, 0, kKeys)));
     }
     float s[kEach][4] = {};
     for (std::int64_t depth = 0; depth < p.d; depth += kDepth) {
       __syncthreads();
-      Fetch<kDepth, kThreads>(from_q, q_at, depth)(vector, [&](int row, int column, float4 e) {
+      Fetch<kDepth, kThreads, kHas>(from_q, q_at, depth)(vector, [&](int row, int column, float4 e) {
         const float scale = p.score.scale_log2;
         q.four(row, column) = make_float4(e.x * scale, e.y * scale, e.z * scale, e.w * scale);
       });
@@ -194,7 +224,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p, unsigned number
       Fetch<kDepth, kThreads>(from_k, k_at, depth)(
           vector, [&](int row, int column, float4 e) { k.four(row % 4 * kSide + row / 4, column) = e; });
       __syncthreads();
-#pragma unroll 1
+#pragma unroll kUnroll
       for (int at = 0; at < kDepth; at += 4) {
         float4 right[4];
 #pragma unroll
@@ -284,7 +314,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p, unsigned number
 #pragma unroll 1
         for (int key = 0; key < kKeys; key += 4) add(key, [](float weight) { return is_hidden(weight); });
       } else {
-#pragma unroll 1
+#pragma unroll kUnroll
         for (int key = 0; key < kKeys; key += 4) add(key, [](float) { return false; });
       }
 #pragma unroll
@@ -319,9 +349,10 @@ __device__ __forceinline__ void attend(const AttentionParams& p, unsigned number
 template <int kChunks>
 __global__ void __launch_bounds__(Shape<kChunks>::kThreads, Shape<kChunks>::kBlocks)
     simt(const __grid_constant__ AttentionParams p) {
+  __shared__ Shared<All<kChunks>::kOperands> shared;
   // Heads one after another, so that K and V stay cached; the last rows first, since causal makes them the longest.
   const auto tiles = static_cast<unsigned>(Tiles::tiles(p)), in_head = blockIdx.x % tiles;
-  attend<kChunks>(p, blockIdx.x - in_head + tiles - 1 - in_head, ~std::uint64_t{0});
+  attend<kChunks, All<kChunks>>(p, blockIdx.x - in_head + tiles - 1 - in_head, ~std::uint64_t{0}, shared);
 }
 
 // Only rows whose bits are set. Mostly none is: each thread looks at another tile.
@@ -329,17 +360,26 @@ template <int kChunks>
 __global__ void __launch_bounds__(Shape<kChunks>::kThreads, Shape<kChunks>::kBlocksAgain)
     simt_again(const __grid_constant__ AttentionParams p, const std::uint64_t* redo, unsigned tiles) {
   constexpr int kThreads = Shape<kChunks>::kThreads;
+  __shared__ Shared<kOperandsOfBoth<kChunks>> shared;
   __shared__ std::uint64_t wanted[kThreads];
+  __shared__ unsigned of_warp[kThreads / 32];  // a bit for each thread whose tile has such rows
   wait_for_previous();
   for (unsigned first = blockIdx.x; first < tiles; first += kThreads * gridDim.x) {
     const unsigned mine = first + threadIdx.x * gridDim.x;
-    wanted[threadIdx.x] = mine < tiles ? redo[mine] : 0;
-    if (!__syncthreads_or(wanted[threadIdx.x] != 0)) continue;
-    for (unsigned i = 0; i < kThreads; ++i) {
-      if (wanted[i] == 0) continue;
-      attend<kChunks>(p, first + i * gridDim.x, wanted[i]);
-      __syncthreads();
-    }
+    const std::uint64_t rows = wanted[threadIdx.x] = mine < tiles ? redo[mine] : 0;
+    const unsigned any = __ballot_sync(~0u, rows != 0);
+    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = any;
+    if (!__syncthreads_or(rows != 0)) continue;
+#pragma unroll 1
+    for (int warp = 0; warp < kThreads / 32; ++warp)
+#pragma unroll 1
+      for (unsigned left = of_warp[warp]; left != 0; left &= left - 1) {
+        const int i = warp * 32 + __ffs(static_cast<int>(left)) - 1;
+        const unsigned tile = first + i * gridDim.x;
+        if (__popcll(wanted[i]) <= Few<kChunks>::kHas) attend<kChunks, Few<kChunks>>(p, tile, wanted[i], shared);
+        else attend<kChunks, All<kChunks>>(p, tile, wanted[i], shared);
+        __syncthreads();
+      }
     __syncthreads();  // all are done with `wanted`
   }
 }
@@ -349,9 +389,10 @@ cudaError_t launch(const AttentionParams& p, cudaStream_t stream, const std::uin
   constexpr int kThreads = Shape<kChunks>::kThreads, kBlocksAgain = Shape<kChunks>::kBlocksAgain;
   const auto tiles = static_cast<unsigned>(simt_tiles(p));
   if (!redo) return launch_kernel(simt<kChunks>, tiles, kThreads, 0, stream, p);
+  if constexpr (kChunks > 4) return cudaErrorInvalidValue;  // rows are left by kernels for values of at most 256
   // An odd number of blocks, or tiles that are alike in all heads would be one block's.
   const unsigned blocks = std::min(tiles, static_cast<unsigned>(kBlocksAgain * multiprocessors() / 2 * 2 + 1));
-  return launch_early(simt_again<kChunks>, blocks, kThreads, 0, stream, p, redo, tiles);
+  return launch_early(simt_again<std::min(kChunks, 4)>, blocks, kThreads, 0, stream, p, redo, tiles);
 }
 
 }  // namespace

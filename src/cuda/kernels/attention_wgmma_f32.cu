@@ -7,6 +7,9 @@
 // schedule of attention_wgmma, one thread loads them by bulk copies. A step issues P V of the block before and Q K^T
 // of this one; the two other warpgroups take turns at that, so that one's softmax runs beside the other's products.
 //
+// Past 128 columns P V is done a part of the columns at a time, since registers hold little beside O, and shared memory
+// has room for one block of K and of V: the next K comes while P V is at work, the next V during Q K^T.
+//
 // What 22 bits and powers of two do not carry is noted row by row, and attention_simt does those rows again.
 #include <cuda_runtime.h>
 
@@ -21,8 +24,6 @@
 namespace rapt::cuda {
 namespace {
 
-constexpr int kStages = 2;  // blocks of K and of V at a time
-
 // Rows are done again if:
 constexpr float kHugeScore = 0x1p8f;      // a score that counts is this large, in log2 units: fp32 has two more bits
 constexpr float kCoarseScore = 0x1p-15f;  // scales of a row of Q and of K have this product: see Rows::store()
@@ -33,9 +34,14 @@ struct Config {
   static constexpr int kSize = kSize_;
   static constexpr bool kTerms = kTerms_;  // scores need more than a scale
   static constexpr int kGroups = 2, kThreads = 128 * (kGroups + 1);
-  static constexpr int kLoadRegisters = 56, kMathRegisters = 224;
+  static constexpr int kLoadRegisters = kSize > 128 ? 32 : 56, kMathRegisters = kSize > 128 ? 240 : 224;
   static constexpr int kListers = 96;  // threads that put tiles into shared memory
-  static constexpr int kRows = kGroupRows * kGroups, kKeys = kSize == 64 ? 128 : 64;
+  static constexpr int kRows = kGroupRows * kGroups, kKeys = kSize == 64 ? 128 : kSize == 256 ? 32 : 64;
+  static constexpr int kStages = kSize > 128 ? 1 : 2;  // blocks of K and of V at a time
+  // Whether warpgroups take turns: a block is in use for half a step longer then, too long if there is but one place.
+  static constexpr bool kTurns = kStages > 1;
+  static constexpr int kPart = kSize > 128 ? 64 : kSize;          // columns of P V at a time
+  static constexpr int kChains = kSize > 128 ? 2 : 1;             // sums to a score: long ones lose more to rounding
   static constexpr int kGroupBytes = 2 * kGroupRows * kSize * 2;  // both planes of a warpgroup's rows of Q
   static constexpr int kBlockBytes = 2 * kKeys * kSize * 2;
   static constexpr int kScales = kKeys + 4;  // of a block: of the rows of K, of V, and three for 16 bytes
@@ -52,7 +58,8 @@ struct Call : Planes {
   std::uint16_t* redo;  // of 16 rows each: a bit for each that attention_simt must do
 };
 
-using Stages = Ring<kStages>;
+template <class C>
+using Stages = Ring<C::kStages>;
 using Own = Ring<1>;  // a warpgroup's Q
 
 // Where a tile's Q, and K and V of its first block, lie among the planes.
@@ -71,17 +78,18 @@ __device__ Numbers numbers_of(const AttentionParams& p, const Place& place) {
 // Q, K and V to shared memory: one thread.
 template <class C>
 __device__ void load(const Call& call, const Listed& listed, const Tile<C>* tiles, const Own (&q)[C::kGroups],
-                     const Stages& k, const Stages& v, std::uint32_t scales) {
+                     const Stages<C>& k, const Stages<C>& v, std::uint32_t scales) {
   for (int t = 0, n = 0;; ++t) {
     listed.wait_full(t);
     const Tile<C>& tile = tiles[t % kTiles];  // nobody is done with it before all of it is loaded
     if (tile.blocks == 0) break;
     const Numbers numbers = numbers_of<C>(call.p, tile);
+#pragma unroll 1
     for (int i = tile.blocks - 1; i >= 0; --i, ++n) {
       const std::int64_t block = std::int64_t{numbers.block} + i;
       k.wait_empty(n);
       barrier_arrive_expecting(k.full(n), C::kBlockBytes + C::kScales * 4);
-      bulk_load(scales + n % kStages * (C::kScales * 4), call.scales + block * C::kScales, C::kScales * 4, k.full(n),
+      bulk_load(scales + n % C::kStages * (C::kScales * 4), call.scales + block * C::kScales, C::kScales * 4, k.full(n),
                 true);
       bulk_load(k.place(n), call.k + block * C::kBlockBytes, C::kBlockBytes, k.full(n), true);
       for (int group = 0; group < C::kGroups && i == tile.blocks - 1; ++group) {
@@ -89,7 +97,7 @@ __device__ void load(const Call& call, const Listed& listed, const Tile<C>* tile
         own.wait_empty(t);
         barrier_arrive_expecting(own.full(t), C::kGroupBytes + kGroupRows * 4);
         const std::int64_t from = std::int64_t{numbers.tile} * C::kGroups + group;
-        bulk_load(scales + (kStages * C::kScales + group * kGroupRows) * 4, call.q_scale + from * kGroupRows,
+        bulk_load(scales + (C::kStages * C::kScales + group * kGroupRows) * 4, call.q_scale + from * kGroupRows,
                   kGroupRows * 4, own.full(t), false);
         bulk_load(own.place(t), call.q + from * C::kGroupBytes, C::kGroupBytes, own.full(t), false);
       }
@@ -103,7 +111,7 @@ __device__ void load(const Call& call, const Listed& listed, const Tile<C>* tile
 // A math warpgroup's state.
 template <class C>
 struct Rows {
-  static constexpr int kScores = C::kKeys / 2, kOut = C::kSize / 2;
+  static constexpr int kScores = C::kKeys / 2, kOut = C::kSize / 2, kPart = C::kPart / 2;
 
   const Call& call;
   const int lane, own, column;  // own: first row of the warp
@@ -219,9 +227,13 @@ struct Rows {
     for (int h = 0; h < 2; ++h) l[h] = fmaf(l[h], scale[h], sum[h]);
   }
 
-  __device__ void add(const float (&pv)[kOut]) {
+  // From column part * C::kPart on.
+  __device__ void add(const float (&pv)[kPart], int part) {
 #pragma unroll
-    for (int i = 0; i < kOut; ++i) o[i] = fmaf(o[i], scale[i / 2 % 2], pv[i] * value_scale);
+    for (int i = 0; i < kPart; ++i) {
+      float& x = o[part * kPart + i];
+      x = fmaf(x, scale[i / 2 % 2], pv[i] * value_scale);
+    }
   }
 
   // Results of the tile.
@@ -260,58 +272,94 @@ struct Rows {
 
 // A math warpgroup.
 template <class C>
-__device__ void attend(const Call& call, const Listed& listed, const Tile<C>* tiles, const Own& q, const Stages& k,
-                       const Stages& v, const float* scales, int group) {
-  constexpr int kSteps = C::kSize / 16, kLow = kGroupRows * C::kSize / 8;  // of descriptors, from hi of Q to lo
+__device__ void attend(const Call& call, const Listed& listed, const Tile<C>* tiles, const Own& q, const Stages<C>& k,
+                       const Stages<C>& v, const float* scales, int group) {
+  constexpr int kParts = C::kSize / C::kPart, kSteps = C::kSize / 16 / C::kChains;
+  constexpr int kLow = kGroupRows * C::kSize / 8;  // of descriptors, from hi of Q to lo
   constexpr int kBlockLow = C::kKeys * C::kSize / 8;
   Rows<C> rows(call);
-  float s[Rows<C>::kScores] = {}, pv[Rows<C>::kOut] = {};
+  float s[Rows<C>::kScores] = {}, pv[Rows<C>::kPart] = {};
   listed.wait_full(0);
   bool more = tiles[0].blocks > 0;
   if (!more) return;
 
   // Turns at issuing products: barrier 1 + group opens a warpgroup's.
-  if (group == C::kGroups - 1) named_arrive(1, 256);
+  if (C::kTurns && group == C::kGroups - 1) named_arrive(1, 256);
   const std::uint32_t q_matrix = matrix_at(q.place(0));
   int t = 0;               // tiles so far
   int block = 0;           // of the tile, whose scores these are
   bool starts = true;      // it is its tile's first, or there is no more; O is complete once the weights are used
   for (int n = 0;; ++n) {  // K and V blocks so far; V's are one behind
     if (more && starts) q.wait_full(t);
-    if (more) k.wait_full(n);
+    if (more && kParts == 1) k.wait_full(n);
     if (n > 0) v.wait_full(n - 1);
 
     // P V of the block before, then S = Q K^T of this one. The first and the last time one of them is for nothing.
-    named_sync(1 + group, 256);
+    if constexpr (C::kTurns) named_sync(1 + group, 256);
     const std::uint32_t k_matrix = matrix_at(k.place(n));
-    const std::uint32_t v_matrix = matrix_at(v.place(n + kStages - 1), C::kKeys * 128);
+    const std::uint32_t v_matrix = matrix_at(v.place(n + C::kStages - 1), C::kKeys * 128);
+    const auto multiply_values = [&](int part) {
+#pragma unroll
+      for (int product = 0; product < 3; ++product)  // small ones first
+#pragma unroll
+        for (int i = 0; i < C::kKeys / 16; ++i)
+          wgmma_ab<__half>(pv, (product == 1 ? rows.lo : rows.hi) + 4 * i,
+                           v_matrix + part * (C::kPart / 64 * C::kKeys * 8) + i * 128 + (product == 0 ? kBlockLow : 0),
+                           product + i > 0);
+      wgmma_commit();
+    };
+    const auto multiply_keys = [&](float(&sums)[Rows<C>::kScores], int chain) {
+#pragma unroll
+      for (int product = 0; product < 3; ++product)
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+          const int i = chain * kSteps + step;
+          wgmma_abt<__half>(sums, q_matrix + i / 4 * (kGroupRows * 8) + i % 4 * 2 + (product == 1 ? kLow : 0),
+                            k_matrix + i / 4 * (C::kKeys * 8) + i % 4 * 2 + (product == 0 ? kBlockLow : 0),
+                            product + step > 0);
+        }
+      wgmma_commit();
+    };
     pin(s);
     pin(pv);
+#pragma unroll
+    for (int part = 0; part < kParts - 1; ++part) {
+      wgmma_fence();
+      multiply_values(part);
+      wgmma_wait<0>();
+      pin(pv);
+      rows.add(pv, part);  // the first time to what begin() forgets
+      pin(pv);
+    }
+    if (more && kParts > 1) k.wait_full(n);  // late: if there is one place, it may be on its way
     wgmma_fence();
-#pragma unroll
-    for (int product = 0; product < 3; ++product)  // small ones first
-#pragma unroll
-      for (int i = 0; i < C::kKeys / 16; ++i)
-        wgmma_ab<__half>(pv, (product == 1 ? rows.lo : rows.hi) + 4 * i,
-                         v_matrix + i * 128 + (product == 0 ? kBlockLow : 0), product + i > 0);
-    wgmma_commit();
-#pragma unroll
-    for (int product = 0; product < 3; ++product)
-#pragma unroll
-      for (int i = 0; i < kSteps; ++i)
-        wgmma_abt<__half>(s, q_matrix + i / 4 * (kGroupRows * 8) + i % 4 * 2 + (product == 1 ? kLow : 0),
-                          k_matrix + i / 4 * (C::kKeys * 8) + i % 4 * 2 + (product == 0 ? kBlockLow : 0),
-                          product + i > 0);
-    wgmma_commit();
+    multiply_values(kParts - 1);
+    multiply_keys(s, 0);
     wgmma_wait<1>();
     pin(pv);
-    named_arrive(1 + (group + 1) % C::kGroups, 256);
+    const auto pass_turn = [&] {
+      if constexpr (C::kTurns) named_arrive(1 + (group + 1) % C::kGroups, 256);
+    };
+    if constexpr (C::kChains == 1) pass_turn();
     if (n > 0) {
       v.release(n - 1);
-      rows.add(pv);
+      rows.add(pv, kParts - 1);
     }
-    wgmma_wait<0>();
-    pin(s);
+    if constexpr (C::kChains > 1) {  // the other half of the columns, where P V was
+      auto& others = reinterpret_cast<float(&)[Rows<C>::kScores]>(pv);
+      pin(pv);
+      wgmma_fence();
+      multiply_keys(others, 1);
+      pass_turn();
+      wgmma_wait<0>();
+      pin(s);
+      pin(pv);
+#pragma unroll
+      for (int i = 0; i < Rows<C>::kScores; ++i) s[i] += others[i];
+    } else {
+      wgmma_wait<0>();
+      pin(s);
+    }
 
     if (starts) {
       if (n > 0) {
@@ -320,12 +368,12 @@ __device__ void attend(const Call& call, const Listed& listed, const Tile<C>* ti
         listed.release(t - 1);
       }
       if (!more) break;
-      rows.begin(tiles[t % kTiles], scales + kStages * C::kScales);
+      rows.begin(tiles[t % kTiles], scales + C::kStages * C::kScales);
       block = tiles[t % kTiles].blocks;
     }
     const Tile<C>& tile = tiles[t % kTiles];
     starts = --block == 0;
-    rows.finish_scores(s, tile, block * C::kKeys, scales + n % kStages * C::kScales);
+    rows.finish_scores(s, tile, block * C::kKeys, scales + n % C::kStages * C::kScales);
     fence_async_proxy();  // scales were read by ordinary loads, and bulk copies follow
     __syncwarp();
     k.release(n);
@@ -336,20 +384,20 @@ __device__ void attend(const Call& call, const Listed& listed, const Tile<C>* ti
       more = tiles[t % kTiles].blocks > 0;
     }
   }
-  if (group == 0) named_sync(1, 256);  // the last turn is nobody's
+  if (C::kTurns && group == 0) named_sync(1, 256);  // the last turn is nobody's
 }
 
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1) wgmma_f32(const __grid_constant__ Call call) {
   extern __shared__ std::uint8_t shared[];
-  __shared__ std::uint64_t barriers[4 * kStages + 2 * C::kGroups + 2 * kTiles];
+  __shared__ std::uint64_t barriers[4 * C::kStages + 2 * C::kGroups + 2 * kTiles];
   __shared__ Tile<C> tiles[kTiles];
   const std::uint32_t first = shared_address(barriers), start = shared_address(shared);
   const std::uint32_t data = (start + 1023) / 1024 * 1024;  // the swizzle's unit
-  const Stages k{first, data + C::kGroups * C::kGroupBytes, C::kBlockBytes};
-  const Stages v{first + 16 * kStages, k.data + kStages * C::kBlockBytes, C::kBlockBytes};
-  const Listed listed{first + 32 * kStages};
-  const std::uint32_t own = listed.barriers + 16 * kTiles, scales = v.data + kStages * C::kBlockBytes;
+  const Stages<C> k{first, data + C::kGroups * C::kGroupBytes, C::kBlockBytes};
+  const Stages<C> v{first + 16 * C::kStages, k.data + C::kStages * C::kBlockBytes, C::kBlockBytes};
+  const Listed listed{first + 32 * C::kStages};
+  const std::uint32_t own = listed.barriers + 16 * kTiles, scales = v.data + C::kStages * C::kBlockBytes;
   const Own q[C::kGroups] = {{own, data}, {own + 16, data + C::kGroupBytes}};
   let_next_start();
   if (threadIdx.x == 0) {
@@ -417,24 +465,31 @@ void launch(Call& call, std::byte* workspace, cudaStream_t stream) {
   else launch<Config<kSize, false>>(call, workspace, stream);
 }
 
-bool is_small(const AttentionParams& p) {
-  return std::max(p.d, p.dv) <= 64;
+// Calls `then` with a call's kSize as a type.
+template <class Then>
+auto with_size(const AttentionParams& p, Then then) {
+  const std::int64_t size = std::max(p.d, p.dv);
+  if (size <= 64) return then(std::integral_constant<int, 64>());
+  if (size <= 128) return then(std::integral_constant<int, 128>());
+  if (size <= 192) return then(std::integral_constant<int, 192>());
+  return then(std::integral_constant<int, 256>());
 }
 
 }  // namespace
 
 bool wgmma_f32_takes(const AttentionParams& p) {
   constexpr std::int64_t kMost = std::int64_t{1} << 28;  // of what is counted in 32 bits
+  using Smallest = Config<256, false>::Blocks;
   // Of heads of a column or two, mostly padding here, relative errors of 1.3e-6 were seen.
-  return p.q_type == DType::f32 && p.kv_type == DType::f32 && std::min(p.d, p.dv) >= 16 && std::max(p.d, p.dv) <= 128 &&
+  return p.q_type == DType::f32 && p.kv_type == DType::f32 && std::min(p.d, p.dv) >= 16 && std::max(p.d, p.dv) <= 256 &&
          std::max(p.sk, p.total_k) < kMost && std::max(p.sq, p.total_q) < kMost / p.group && p.b < kMost &&
-         p.hk < kMost && simt_tiles(p) < kMost && Blocking<64>::heads(p) < kMost / Blocking<64>::blocks(p);
+         p.hk < kMost && simt_tiles(p) < kMost && Smallest::heads(p) < kMost / Smallest::blocks(p);
 }
 
 std::size_t wgmma_f32_workspace(const AttentionParams& p) {
   Call call{};
   call.p = p;
-  return is_small(p) ? lay_out<Config<64, false>>(call, nullptr) : lay_out<Config<128, false>>(call, nullptr);
+  return with_size(p, [&](auto size) { return lay_out<Config<size, false>>(call, nullptr); });
 }
 
 void attention_wgmma_f32(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
@@ -445,8 +500,7 @@ void attention_wgmma_f32(const AttentionParams& p, std::byte* workspace, cudaStr
   call.q_vector = is_vector(p.q, p.q_stride, 4), call.k_vector = is_vector(p.k, p.k_stride, 4);
   call.v_vector = is_vector(p.v, p.v_stride, 4);
   call.out_vector = is_vector(p.out, p.out_stride, p.out_type == DType::f32 ? 4 : 2);
-  if (is_small(p)) launch<64>(call, workspace, stream);
-  else launch<128>(call, workspace, stream);
+  with_size(p, [&](auto size) { launch<size>(call, workspace, stream); });
   attention_simt(p, stream, reinterpret_cast<const std::uint64_t*>(call.redo));
 }
 

@@ -23,7 +23,7 @@ bool wgmma_takes(const AttentionParams& params);
 std::size_t wgmma_workspace(const AttentionParams& params);  // bytes, at a multiple of 8
 void attention_wgmma(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
 
-// attention_wgmma_f32: q, k and v in fp32 on the same, heads of 16 to 128: three products of fp16 planes. Rows that
+// attention_wgmma_f32: q, k and v in fp32 on the same, heads of 16 to 256: three products of fp16 planes. Rows that
 // those do not carry as exactly as fp32 are done again by attention_simt.
 bool wgmma_f32_takes(const AttentionParams& params);
 std::size_t wgmma_f32_workspace(const AttentionParams& params);  // bytes, at a multiple of 64

@@ -60,10 +60,13 @@ __device__ __forceinline__ void split(float a, float b, std::uint32_t& hi, std::
   lo = pack<__half>(a - back.x, b - back.y);
 }
 
-// The planes of kKeys rows of Q or of a block of K or V by a thread block: first Q's, then K's, then V's.
+// The planes of kKeys rows of Q or of a block of K or V by a thread block: first Q's, then K's, then V's. With as many
+// thread blocks on a multiprocessor as registers allow without spilling what is loaded.
 template <class C>
-__global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant__ Planes call) {
-  constexpr int kLanes = C::kSize / 4;  // that have a row, four columns each
+__global__ void __launch_bounds__(kPrepareThreads, C::kSize == 192 ? 3 : 4)
+    prepare(const __grid_constant__ Planes call) {
+  // Of a row a lane has kFours times four columns, these kApart columns apart.
+  constexpr int kLanes = C::kSize % 128 == 0 ? 32 : 16, kApart = 4 * kLanes, kFours = C::kSize / kApart;
   constexpr int kStep = kPrepareThreads / kLanes, kEach = C::kKeys / kStep, kParts = C::kRows / C::kKeys;
   let_next_start();
   __shared__ std::int64_t places[C::kKeys];  // where rows begin; negative: they are 0
@@ -103,36 +106,47 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant
   const bool vector = is_q ? call.q_vector : is_v ? call.v_vector : call.k_vector;
   const float sign = is_q && p.score.scale_log2 < 0 ? -1 : 1;
   const int row = thread / kLanes, column = thread % kLanes * 4;
-  const int there = static_cast<int>(is_v ? p.dv : p.d) - column;
-  float4 x[kEach];
+  const int size = static_cast<int>(is_v ? p.dv : p.d);
+  float4 x[kEach][kFours];
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
     const std::int64_t at = places[row + i * kStep];
-    if (vector && there >= 4 && at >= 0)
-      x[i] = __ldcs(reinterpret_cast<const float4*>(static_cast<const float*>(from) + at + column));
-    else x[i] = load4(from, DType::f32, at + column * step, step, at < 0 ? 0 : there);
+#pragma unroll
+    for (int four = 0; four < kFours; ++four) {
+      const int c = column + four * kApart, there = size - c;
+      if (vector && there >= 4 && at >= 0)
+        x[i][four] = __ldcs(reinterpret_cast<const float4*>(static_cast<const float*>(from) + at + c));
+      else x[i][four] = load4(from, DType::f32, at + c * step, step, at < 0 ? 0 : there);
+    }
   }
-  unsigned largest[kEach];  // of a row
+  unsigned largest[kEach] = {};  // of a row
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    largest[i] = max(max(bits(x[i].x), bits(x[i].y)), max(bits(x[i].z), bits(x[i].w)));
+#pragma unroll
+    for (const float4& four : x[i])
+      largest[i] = max(largest[i], max(max(bits(four.x), bits(four.y)), max(bits(four.z), bits(four.w))));
 #pragma unroll
     for (int lane = 1; lane < kLanes; lane *= 2) largest[i] = max(largest[i], __shfl_xor_sync(~0u, largest[i], lane));
   }
   if (is_v) {  // one scale, if it does for all rows and columns
-    unsigned of_column[4] = {};
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      const float four[4] = {x[i].x, x[i].y, x[i].z, x[i].w};
-#pragma unroll
-      for (int n = 0; n < 4; ++n) of_column[n] = max(of_column[n], bits(four[n]));
-      if (column == 0) {
-        atomicMax(&most, largest[i]);
-        if (largest[i] > 0) atomicMin(&least, largest[i]);
-      }
+      if (column > 0) continue;
+      atomicMax(&most, largest[i]);
+      if (largest[i] > 0) atomicMin(&least, largest[i]);
     }
 #pragma unroll
-    for (int n = 0; n < 4; ++n) atomicMax(&columns[column + n], of_column[n]);
+    for (int four = 0; four < kFours; ++four) {
+      unsigned of_column[4] = {};
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        const float numbers[4] = {x[i][four].x, x[i][four].y, x[i][four].z, x[i][four].w};
+#pragma unroll
+        for (int n = 0; n < 4; ++n) of_column[n] = max(of_column[n], bits(numbers[n]));
+      }
+#pragma unroll
+      for (int n = 0; n < 4; ++n) atomicMax(&columns[column + four * kApart + n], of_column[n]);
+    }
     __syncthreads();
     if (thread < C::kSize && columns[thread] > 0) atomicMin(&least, columns[thread]);
 #pragma unroll
@@ -146,21 +160,26 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant
     const int r = row + i * kStep;
     const Scale scale = is_v ? scale_of_values(largest[i]) : scale_of_row(largest[i], is_q ? 0x1p-100f : 0.f);
     const float by = scale.there * sign;
-    uint2 hi, lo;
-    split(x[i].x * by, x[i].y * by, hi.x, lo.x);
-    split(x[i].z * by, x[i].w * by, hi.y, lo.y);
-    const auto gone = [](float number, std::uint32_t planes) { return number != 0 && planes == 0; };  // but for signs
-    const uint2 both = make_uint2(hi.x | lo.x, hi.y | lo.y);
-    lost |= gone(x[i].x, both.x & 0x7fff) || gone(x[i].y, both.x & 0x7fff0000) || gone(x[i].z, both.y & 0x7fff) ||
-            gone(x[i].w, both.y & 0x7fff0000);
-    const int in_image = r % rows, chunk = column / 8 % 8;
-    std::uint8_t* const image = is_q ? call.q + (std::int64_t{unit} * C::kKeys + r - in_image) * (4 * C::kSize)
-                                     : (is_v ? call.v : call.k) + std::int64_t{unit} * C::kBlockBytes;
-    std::uint8_t* const to =
-        image + column / 64 * (rows * 128) + in_image * 128 + (chunk ^ in_image % 8) * 16 + column % 8 * 2;
-    *reinterpret_cast<uint2*>(to) = hi;
-    *reinterpret_cast<uint2*>(to + plane) = lo;
-    if (column == 0 && is_q) call.q_scale[std::int64_t{unit} * C::kKeys + r] = scale.back;
+    // Images of Q may be of several units, or a unit of several images.
+    const std::int64_t number = std::int64_t{unit} * C::kKeys + r;
+    const int in_image = static_cast<int>(number & (rows - 1));
+    std::uint8_t* const image = (is_q ? call.q : is_v ? call.v : call.k) + (number - in_image) * (4 * C::kSize);
+#pragma unroll
+    for (int four = 0; four < kFours; ++four) {
+      const float4& numbers = x[i][four];
+      uint2 hi, lo;
+      split(numbers.x * by, numbers.y * by, hi.x, lo.x);
+      split(numbers.z * by, numbers.w * by, hi.y, lo.y);
+      const auto gone = [](float number, std::uint32_t planes) { return number != 0 && planes == 0; };  // but for signs
+      const uint2 both = make_uint2(hi.x | lo.x, hi.y | lo.y);
+      lost |= gone(numbers.x, both.x & 0x7fff) || gone(numbers.y, both.x & 0x7fff0000) ||
+              gone(numbers.z, both.y & 0x7fff) || gone(numbers.w, both.y & 0x7fff0000);
+      const int c = column + four * kApart, chunk = c / 8 % 8;
+      std::uint8_t* const to = image + c / 64 * (rows * 128) + in_image * 128 + (chunk ^ in_image % 8) * 16 + c % 8 * 2;
+      *reinterpret_cast<uint2*>(to) = hi;
+      *reinterpret_cast<uint2*>(to + plane) = lo;
+    }
+    if (column == 0 && is_q) call.q_scale[number] = scale.back;
     if (column == 0 && !is_q && !is_v) call.scales[std::int64_t{unit} * C::kScales + r] = scale.back;
   }
   if (is_v) {

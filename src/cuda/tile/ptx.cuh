@@ -159,6 +159,7 @@ __device__ inline std::uint64_t descriptor(std::uint32_t matrix) {
 #define RAPT_TEN(tens)                                                                                      \
   "%" #tens "0,%" #tens "1,%" #tens "2,%" #tens "3,%" #tens "4,%" #tens "5,%" #tens "6,%" #tens "7,%" #tens \
   "8,%" #tens "9,"
+#define RAPT_NAMES_32 RAPT_TEN() "%10,%11,%12,%13,%14,%15"
 #define RAPT_NAMES_64 RAPT_TEN() RAPT_TEN(1) RAPT_TEN(2) "%30,%31"
 #define RAPT_NAMES_128 RAPT_TEN() RAPT_TEN(1) RAPT_TEN(2) RAPT_TEN(3) RAPT_TEN(4) RAPT_TEN(5) "%60,%61,%62,%63"
 // clang-format off
@@ -171,7 +172,8 @@ __device__ inline std::uint64_t descriptor(std::uint32_t matrix) {
 // clang-format on
 #define RAPT_FOUR(i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
 #define RAPT_SIXTEEN(i) RAPT_FOUR(i), RAPT_FOUR((i) + 4), RAPT_FOUR((i) + 8), RAPT_FOUR((i) + 12)
-#define RAPT_SUMS_64 RAPT_SIXTEEN(0), RAPT_SIXTEEN(16)
+#define RAPT_SUMS_32 RAPT_SIXTEEN(0)
+#define RAPT_SUMS_64 RAPT_SUMS_32, RAPT_SIXTEEN(16)
 #define RAPT_SUMS_128 RAPT_SUMS_64, RAPT_SIXTEEN(32), RAPT_SIXTEEN(48)
 #define RAPT_SUMS_192 RAPT_SUMS_128, RAPT_SIXTEEN(64), RAPT_SIXTEEN(80)
 #define RAPT_SUMS_256 RAPT_SUMS_192, RAPT_SIXTEEN(96), RAPT_SIXTEEN(112)
@@ -188,6 +190,10 @@ __device__ inline std::uint64_t descriptor(std::uint32_t matrix) {
   else RAPT_WGMMA(n, "bf16", operands, flag, __VA_ARGS__)
 
 // A and B in shared memory, both with rows of k: d (+)= a b^T.
+template <class T>
+__device__ __forceinline__ void wgmma_abt(float (&d)[16], std::uint32_t a, std::uint32_t b, int add) {
+  RAPT_WGMMA_TYPED(32, "%16, %17, add, 1, 1, 0, 0", 18, "l"(descriptor(a)), "l"(descriptor(b)));
+}
 template <class T>
 __device__ __forceinline__ void wgmma_abt(float (&d)[32], std::uint32_t a, std::uint32_t b, int add) {
   RAPT_WGMMA_TYPED(64, "%32, %33, add, 1, 1, 0, 0", 34, "l"(descriptor(a)), "l"(descriptor(b)));
@@ -219,12 +225,14 @@ __device__ __forceinline__ void wgmma_ab(float (&d)[128], const std::uint32_t* a
 }
 
 #undef RAPT_TEN
+#undef RAPT_NAMES_32
 #undef RAPT_NAMES_64
 #undef RAPT_NAMES_128
 #undef RAPT_NAMES_192
 #undef RAPT_NAMES_256
 #undef RAPT_FOUR
 #undef RAPT_SIXTEEN
+#undef RAPT_SUMS_32
 #undef RAPT_SUMS_64
 #undef RAPT_SUMS_128
 #undef RAPT_SUMS_192
