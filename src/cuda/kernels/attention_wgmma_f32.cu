@@ -34,7 +34,9 @@ struct Config {
   static constexpr int kSize = kSize_;
   static constexpr bool kTerms = kTerms_;  // scores need more than a scale
   static constexpr int kGroups = 2, kThreads = 128 * (kGroups + 1);
-  static constexpr int kLoadRegisters = kSize > 128 ? 32 : 56, kMathRegisters = kSize > 128 ? 240 : 224;
+  static constexpr int kLoadRegisters = kSize > 128 ? 40 : 56, kMathRegisters = kSize > 128 ? 232 : 224;
+  static_assert(kLoadRegisters + kGroups * kMathRegisters <= 65536 / kThreads / 8 * 8 * (kGroups + 1),
+                "or warpgroups wait for registers for ever: there are no more than the launch took");
   static constexpr int kListers = 96;  // threads that put tiles into shared memory
   static constexpr int kRows = kGroupRows * kGroups, kKeys = kSize == 64 ? 128 : kSize == 256 ? 32 : 64;
   static constexpr int kStages = kSize > 128 ? 1 : 2;  // blocks of K and of V at a time
