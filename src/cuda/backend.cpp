@@ -101,16 +101,6 @@ struct Kernel {
 constexpr std::int64_t kMostBlocks = std::numeric_limits<std::int32_t>::max();
 
 #ifdef RAPT_HAVE_SM90A
-// Of launches that return nothing: what they changed the last error to. The caller may have left one, which is the
-// caller's to find; launches that fail with the very same are not told from it.
-template <class Launches>
-cudaError_t new_error(const Launches& launches) {
-  const cudaError_t before = cudaPeekAtLastError();
-  launches();
-  const cudaError_t after = cudaPeekAtLastError();
-  return after == before ? cudaSuccess : after;
-}
-
 template <DType kType>
 constexpr Kernel wgmma(const char* name) {
   return {name,
@@ -122,7 +112,7 @@ constexpr Kernel wgmma(const char* name) {
           wgmma_workspace,
           simt_tiles,
           [](const AttentionParams& a, void* workspace, cudaStream_t stream) {
-            return new_error([&] { attention_wgmma(a, static_cast<std::byte*>(workspace), stream); });
+            return attention_wgmma(a, static_cast<std::byte*>(workspace), stream);
           }};
 }
 #endif
@@ -138,7 +128,7 @@ const Kernel kKernels[] = {
      },
      wgmma_f32_workspace, simt_tiles,
      [](const AttentionParams& a, void* workspace, cudaStream_t stream) {
-       return new_error([&] { attention_wgmma_f32(a, static_cast<std::byte*>(workspace), stream); });
+       return attention_wgmma_f32(a, static_cast<std::byte*>(workspace), stream);
      }},
 #endif
     {"attention_simt.f32.cuda.q64k64", false,

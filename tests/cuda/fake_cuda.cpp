@@ -177,8 +177,8 @@ bool wgmma_takes(const AttentionParams&) {
 std::size_t wgmma_workspace(const AttentionParams&) {
   return 8;
 }
-void attention_wgmma(const AttentionParams&, std::byte*, cudaStream_t) {
-  launched();
+cudaError_t attention_wgmma(const AttentionParams&, std::byte*, cudaStream_t) {
+  return launched();
 }
 bool wgmma_f32_takes(const AttentionParams&) {
   return true;
@@ -186,8 +186,8 @@ bool wgmma_f32_takes(const AttentionParams&) {
 std::size_t wgmma_f32_workspace(const AttentionParams&) {
   return 64;
 }
-void attention_wgmma_f32(const AttentionParams&, std::byte*, cudaStream_t) {
-  launched();
+cudaError_t attention_wgmma_f32(const AttentionParams&, std::byte*, cudaStream_t) {
+  return launched();
 }
 std::int64_t naive_rows(const AttentionParams&) {
   return 1;

@@ -184,6 +184,30 @@ TEST_CASE("cuda: exact fp32 on tensor cores takes heads of 16 to 256 columns", "
   }
 }
 
+TEST_CASE("cuda: rows that are done again have the bits of attention_simt", "[kernel]") {
+  constexpr const char* kAgain[] = {"attention hq=2 sq=300 d=64 causal lse", "attention hq=2 sq=300 d=128 dv=40",
+                                    "attention hq=2 sq=300 d=250 window=70,20 lse"};
+  const auto test = [](const std::string& entry, Case& c) {
+    if (entry.find("wgmma") == std::string::npos) return;
+    // Scores too large for tensor cores: of one row of a tile, of some, of nearly all.
+    const auto is_large = [](std::int64_t row) { return row == 3 || (row >= 70 && row < 80) || row > 205; };
+    Case other(c.problem);
+    for (Case* of : {&c, &other})
+      for (std::int64_t head = 0; head < 2; ++head)
+        for (std::int64_t i = 0; i < 300; ++i) {
+          of->k.at({0, head, i, 5}) = 4096;
+          if (is_large(i)) of->q.at({0, head, i, 5}) = c.problem.q_dtype == DType::f16 ? 6e4f : 1e9f;
+        }
+    run(c.args(), entry);
+    run(other.args(), "attention_simt.f32.cuda.q64k64");
+    for (std::int64_t head = 0; head < 2; ++head)
+      for (std::int64_t row = 0; row < 300; ++row)
+        for (std::int64_t i = 0; is_large(row) && i < c.problem.dv; ++i)
+          REQUIRE(c.out.at({0, head, row, i}) == other.out.at({0, head, row, i}));
+  };
+  each_case(test, kAgain);
+}
+
 // More than there are multiprocessors, so that each goes from one to the next.
 TEST_CASE("cuda: several tiles for each thread block", "[kernel]") {
   constexpr const char* kMany[] = {"attention hq=150 sq=129 sk=70 d=40 causal align=bottom_right lse",

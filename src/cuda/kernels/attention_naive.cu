@@ -120,7 +120,8 @@ std::int64_t naive_rows(const AttentionParams& p) {
 cudaError_t attention_naive(const AttentionParams& p, float* scores, cudaStream_t stream) {
   const auto rows = static_cast<unsigned>(naive_rows(p));
   for (const auto step : {naive_scores, naive_softmax, naive_values})
-    if (const cudaError_t status = launch_kernel(step, rows, kThreads, 0, stream, p, scores); status != cudaSuccess)
+    if (const cudaError_t status = launch_kernel(false, step, rows, kThreads, 0, stream, p, scores);
+        status != cudaSuccess)
       return status;
   return cudaSuccess;
 }

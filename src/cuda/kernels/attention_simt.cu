@@ -388,11 +388,11 @@ template <int kChunks>
 cudaError_t launch(const AttentionParams& p, cudaStream_t stream, const std::uint64_t* redo) {
   constexpr int kThreads = Shape<kChunks>::kThreads, kBlocksAgain = Shape<kChunks>::kBlocksAgain;
   const auto tiles = static_cast<unsigned>(simt_tiles(p));
-  if (!redo) return launch_kernel(simt<kChunks>, tiles, kThreads, 0, stream, p);
+  if (!redo) return launch_kernel(false, simt<kChunks>, tiles, kThreads, 0, stream, p);
   if constexpr (kChunks > 4) return cudaErrorInvalidValue;  // rows are left by kernels for values of at most 256
   // An odd number of blocks, or tiles that are alike in all heads would be one block's.
   const unsigned blocks = std::min(tiles, static_cast<unsigned>(kBlocksAgain * multiprocessors() / 2 * 2 + 1));
-  return launch_early(simt_again<std::min(kChunks, 4)>, blocks, kThreads, 0, stream, p, redo, tiles);
+  return launch_kernel(true, simt_again<std::min(kChunks, 4)>, blocks, kThreads, 0, stream, p, redo, tiles);
 }
 
 }  // namespace

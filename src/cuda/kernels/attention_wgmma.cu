@@ -416,7 +416,7 @@ bool make_map(CUtensorMap& map, const AttentionParams& p, const void* data, cons
 #else
     const cudaError_t status = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found, cudaEnableDefault, &result);
 #endif
-    cudaGetLastError();  // without it K and V are loaded another way
+    if (status != cudaSuccess) cudaGetLastError();  // without it K and V are loaded another way
     if (status != cudaSuccess || result != cudaDriverEntryPointSuccess) found = nullptr;
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
   }();
@@ -436,31 +436,30 @@ bool make_map(CUtensorMap& map, const AttentionParams& p, const void* data, cons
 }
 
 template <class C>
-void launch(Call& call, cudaStream_t stream) {
+cudaError_t launch(Call& call, cudaStream_t stream) {
   const int blocks = plan_grid<C>(call, 2 * (call.p.d + call.p.dv));
-  cudaFuncSetAttribute(wgmma<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes);
-  wgmma<C><<<blocks, C::kThreads, C::kSharedBytes, stream>>>(call);
+  return launch_kernel(false, wgmma<C>, blocks, C::kThreads, C::kSharedBytes, stream, call);
 }
 
 template <class T, int kSize>
-void launch(Call& call, cudaStream_t stream) {
+cudaError_t launch(Call& call, cudaStream_t stream) {
   const AttentionParams& p = call.p;
   // Without a scale, masked scores would be -inf * 0.
   if (has_terms(p.score) || p.score.scale_log2 == 0) return launch<Config<T, kSize, false, true>>(call, stream);
   using Tma = Config<T, kSize, true, false>;
   if (can_tma(p) && make_map(call.k, p, p.k, p.k_stride, p.d, Tma::kKeys) &&
       make_map(call.v, p, p.v, p.v_stride, p.dv, Tma::kKeys))
-    launch<Tma>(call, stream);
-  else launch<Config<T, kSize, false, false>>(call, stream);
+    return launch<Tma>(call, stream);
+  return launch<Config<T, kSize, false, false>>(call, stream);
 }
 
 template <class T>
-void launch_sized(Call& call, cudaStream_t stream) {
+cudaError_t launch_sized(Call& call, cudaStream_t stream) {
   const std::int64_t size = std::max(call.p.d, call.p.dv);
-  if (size <= 64) launch<T, 64>(call, stream);
-  else if (size <= 128) launch<T, 128>(call, stream);
-  else if (size <= 192) launch<T, 192>(call, stream);
-  else launch<T, 256>(call, stream);
+  if (size <= 64) return launch<T, 64>(call, stream);
+  if (size <= 128) return launch<T, 128>(call, stream);
+  if (size <= 192) return launch<T, 192>(call, stream);
+  return launch<T, 256>(call, stream);
 }
 
 }  // namespace
@@ -476,7 +475,7 @@ std::size_t wgmma_workspace(const AttentionParams& p) {
   return static_cast<std::size_t>(simt_tiles(p)) * sizeof(std::uint64_t);
 }
 
-void attention_wgmma(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
+cudaError_t attention_wgmma(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
   Call call{};
   call.p = p;
   const float scale = std::fabs(p.score.scale_log2);
@@ -486,10 +485,12 @@ void attention_wgmma(const AttentionParams& p, std::byte* workspace, cudaStream_
   call.kv_vector = is_vector(p.k, p.k_stride, 2) && is_vector(p.v, p.v_stride, 2);
   call.out_vector = is_vector(p.out, p.out_stride, p.out_type == DType::f32 ? 4 : 2);
   call.redo = reinterpret_cast<std::uint16_t*>(workspace);
-  if (p.total_q >= 0) cudaMemsetAsync(workspace, 0, wgmma_workspace(p), stream);  // tiles may be empty
-  if (p.q_type == DType::f16) launch_sized<__half>(call, stream);
-  else launch_sized<__nv_bfloat16>(call, stream);
-  attention_simt(p, stream, reinterpret_cast<const std::uint64_t*>(workspace));
+  cudaError_t status = cudaSuccess;
+  if (p.total_q >= 0) status = cudaMemsetAsync(workspace, 0, wgmma_workspace(p), stream);  // tiles may be empty
+  if (status != cudaSuccess) return status;
+  status = p.q_type == DType::f16 ? launch_sized<__half>(call, stream) : launch_sized<__nv_bfloat16>(call, stream);
+  if (status != cudaSuccess) return status;
+  return attention_simt(p, stream, reinterpret_cast<const std::uint64_t*>(workspace));
 }
 
 }  // namespace rapt::cuda

@@ -447,24 +447,22 @@ std::size_t lay_out(Call& call, std::byte* workspace) {
 }
 
 template <class C>
-void launch(Call& call, std::byte* workspace, cudaStream_t stream) {
+cudaError_t launch(Call& call, std::byte* workspace, cudaStream_t stream) {
   const AttentionParams& p = call.p;
   lay_out<C>(call, workspace);
+  cudaError_t status = cudaSuccess;
   if (p.total_q >= 0)
-    cudaMemsetAsync(call.redo, 0, static_cast<std::size_t>(simt_tiles(p)) * 8, stream);  // some are empty
+    status = cudaMemsetAsync(call.redo, 0, static_cast<std::size_t>(simt_tiles(p)) * 8, stream);  // some are empty
+  if (status != cudaSuccess) return status;
   const int processors = plan_grid<C>(call, 2 * 4 * C::kSize);
   const std::int64_t units =
       std::int64_t{call.heads} * call.tiles * (C::kRows / C::kKeys) + 2 * C::Blocks::heads(p) * C::Blocks::blocks(p);
-  prepare<Config<C::kSize, false>><<<static_cast<unsigned>(units), kPrepareThreads, 0, stream>>>(call);
-  cudaFuncSetAttribute(wgmma_f32<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes);
-  launch_early(wgmma_f32<C>, processors, C::kThreads, C::kSharedBytes, stream, call);
-}
-
-template <int kSize>
-void launch(Call& call, std::byte* workspace, cudaStream_t stream) {
-  // Without a scale, masked scores would be -inf * 0.
-  if (has_terms(call.p.score) || call.scale == 0) launch<Config<kSize, true>>(call, workspace, stream);
-  else launch<Config<kSize, false>>(call, workspace, stream);
+  status = launch_kernel(false, prepare<Config<C::kSize, false>>, static_cast<unsigned>(units), kPrepareThreads, 0,
+                         stream, call);
+  if (status != cudaSuccess) return status;
+  status = launch_kernel(true, wgmma_f32<C>, processors, C::kThreads, C::kSharedBytes, stream, call);
+  if (status != cudaSuccess) return status;
+  return attention_simt(p, stream, reinterpret_cast<const std::uint64_t*>(call.redo));
 }
 
 // Calls `then` with a call's kSize as a type.
@@ -494,7 +492,7 @@ std::size_t wgmma_f32_workspace(const AttentionParams& p) {
   return with_size(p, [&](auto size) { return lay_out<Config<size, false>>(call, nullptr); });
 }
 
-void attention_wgmma_f32(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
+cudaError_t attention_wgmma_f32(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
   Call call{};
   call.p = p;
   call.scale = std::fabs(p.score.scale_log2);
@@ -502,8 +500,11 @@ void attention_wgmma_f32(const AttentionParams& p, std::byte* workspace, cudaStr
   call.q_vector = is_vector(p.q, p.q_stride, 4), call.k_vector = is_vector(p.k, p.k_stride, 4);
   call.v_vector = is_vector(p.v, p.v_stride, 4);
   call.out_vector = is_vector(p.out, p.out_stride, p.out_type == DType::f32 ? 4 : 2);
-  with_size(p, [&](auto size) { launch<size>(call, workspace, stream); });
-  attention_simt(p, stream, reinterpret_cast<const std::uint64_t*>(call.redo));
+  return with_size(p, [&](auto size) {
+    // Without a scale, masked scores would be -inf * 0.
+    if (has_terms(p.score) || call.scale == 0) return launch<Config<size, true>>(call, workspace, stream);
+    return launch<Config<size, false>>(call, workspace, stream);
+  });
 }
 
 }  // namespace rapt::cuda

@@ -1,5 +1,4 @@
-// The kernels' launches. All return at once, having queued work on `stream`; those that return nothing leave their
-// errors to cudaPeekAtLastError().
+// The kernels' launches. All return at once, having queued work on `stream`, and say whether that failed.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -21,13 +20,13 @@ cudaError_t attention_simt(const AttentionParams& params, cudaStream_t stream, c
 // arithmetic does not carry (NaN, Inf, huge scores) are done again by attention_simt.
 bool wgmma_takes(const AttentionParams& params);
 std::size_t wgmma_workspace(const AttentionParams& params);  // bytes, at a multiple of 8
-void attention_wgmma(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
+cudaError_t attention_wgmma(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
 
 // attention_wgmma_f32: q, k and v in fp32 on the same, heads of 16 to 256: three products of fp16 planes. Rows that
 // those do not carry as exactly as fp32 are done again by attention_simt.
 bool wgmma_f32_takes(const AttentionParams& params);
 std::size_t wgmma_f32_workspace(const AttentionParams& params);  // bytes, at a multiple of 64
-void attention_wgmma_f32(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
+cudaError_t attention_wgmma_f32(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
 
 // attention_naive: scores, softmax and values one after another, with the S x S matrix in `scores`.
 std::int64_t naive_rows(const AttentionParams& params);

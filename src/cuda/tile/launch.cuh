@@ -28,25 +28,22 @@ inline int multiprocessors() {
 }
 
 // kernel<<<blocks, threads, shared_bytes, stream>>>(arguments...), and what became of that launch: the last error,
-// which is all that the <<<>>> leave, may be of a call before.
+// which is all that the <<<>>> leave, may be of a call before. `early`: while the kernel before ends.
 template <class... Parameters, class... Arguments>
-cudaError_t launch_kernel(void (*kernel)(Parameters...), unsigned blocks, unsigned threads, std::size_t shared_bytes,
-                          cudaStream_t stream, const Arguments&... arguments) {
+cudaError_t launch_kernel(bool early, void (*kernel)(Parameters...), unsigned blocks, unsigned threads,
+                          std::size_t shared_bytes, cudaStream_t stream, const Arguments&... arguments) {
+  constexpr std::size_t kUnasked = 48 << 10;  // of shared memory
+  if (shared_bytes > kUnasked) {
+    const cudaError_t status =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
+    if (status != cudaSuccess) return status;
+  }
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = blocks, config.blockDim = threads, config.dynamicSmemBytes = shared_bytes, config.stream = stream;
-  return cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
-}
-
-// The same while the kernel before ends.
-template <class... Parameters, class... Arguments>
-cudaError_t launch_early(void (*kernel)(Parameters...), unsigned blocks, unsigned threads, std::size_t shared_bytes,
-                         cudaStream_t stream, const Arguments&... arguments) {
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = blocks, config.blockDim = threads, config.dynamicSmemBytes = shared_bytes, config.stream = stream;
-  config.attrs = &early, config.numAttrs = 1;
+  config.attrs = &overlap, config.numAttrs = early ? 1 : 0;
   return cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
 }
 
