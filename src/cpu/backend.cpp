@@ -71,10 +71,9 @@ struct alignas(64) Lot {
   std::int64_t end;
 };
 
-// A strand's, and the head of its last item.
-struct Scratch {
-  std::byte* data;
-  std::int64_t b = -1, hk = -1;
+struct Strand {
+  std::byte* scratch;
+  std::int64_t b = -1, hk = -1;  // of its last item
 };
 
 // One call on its way through the executor: strands take items until none is left.
@@ -90,21 +89,22 @@ struct Loop {
   std::byte* counters() const { return states() + schedule.state_bytes; }
 
   void strand(int index) {
-    Scratch scratch{workspace + static_cast<std::size_t>(index) * schedule.scratch_bytes};
+    Strand strand{workspace + static_cast<std::size_t>(index) * schedule.scratch_bytes};
     for (std::size_t n = 0; n < lots.size(); ++n) {
       Lot& lot = lots[(static_cast<std::size_t>(index) + n) % lots.size()];
-      for (std::int64_t i; (i = lot.next.fetch_add(1, std::memory_order_relaxed)) < lot.end;) run(i, scratch);
+      if (lot.next.load(std::memory_order_relaxed) >= lot.end) continue;  // leaves the line to who needs it
+      for (std::int64_t i; (i = lot.next.fetch_add(1, std::memory_order_relaxed)) < lot.end;) run(i, strand);
     }
   }
 
-  void run(std::int64_t i, Scratch& scratch) {
+  void run(std::int64_t i, Strand& strand) {
     constexpr std::int64_t kAllKeys = std::numeric_limits<std::int64_t>::max();
     const auto after = [](std::int64_t item, const Sequence& s) { return item < s.first_item; };
     const Sequence& s = *(std::upper_bound(all.begin(), all.end(), i, after) - 1);
     const auto [hk, begin, end, range, part] = place_of(s, params.hk, i - s.first_item);
-    WorkItem item{s.b, hk, begin, end, 0, kAllKeys, nullptr, s.b == scratch.b && hk == scratch.hk};
-    scratch.b = s.b, scratch.hk = hk;
-    if (s.parts == 1) return s.kernel->run(params, item, scratch.data);
+    WorkItem item{s.b, hk, begin, end, 0, kAllKeys, nullptr, s.b == strand.b && hk == strand.hk};
+    strand.b = s.b, strand.hk = hk;
+    if (s.parts == 1) return s.kernel->run(params, item, strand.scratch);
 
     const std::int64_t state = state_floats(params.dv);
     float* const group_states =
@@ -112,7 +112,7 @@ struct Loop {
     if (part > 0) item.key_begin = s.first_key + part * s.part_keys;
     if (part + 1 < s.parts) item.key_end = s.first_key + (part + 1) * s.part_keys;
     item.state = group_states + part * (end - begin) * state;
-    s.kernel->run(params, item, scratch.data);
+    s.kernel->run(params, item, strand.scratch);
     // Whoever does the last part has the others' states in sight and finishes the rows.
     const std::atomic_ref done(reinterpret_cast<std::int32_t*>(counters())[s.first_counter + range]);
     if (done.fetch_add(1, std::memory_order_acq_rel) + 1 == s.parts)

@@ -16,17 +16,17 @@ inline constexpr unsigned kAnyCache =  // of k and v
     kAnyElement | only(Element::i8) | only(Element::e4m3) | only(Element::e5m2) | only(Element::i4);
 
 struct ForwardKernel {
-  const char* op;          // "attention_forward"
-  const char* arithmetic;  // what it multiplies in: "f32"; "f32x6" is fp32 by six products of bf16 planes
-  unsigned elements;       // only(...) of the q, k and v it takes; out may be anything
-  const char* opt_in;      // why it runs only where it is named; null: dispatch may choose it
-  int rows;                // query rows of one register panel; 0: an item takes all rows of its kv head
-  int keys;                // keys of one block; 0: no blocks
-  int max_rows;            // of kernels with panels: most rows an item may have
-  int items_per_strand;    // at least so many, that the last even out ...
-  int least_rows;          // ... but 2 rather than items of fewer rows, which do not repay what each prepares; 0 = none
+  const char* op;                // "attention_forward"
+  const char* arithmetic;        // what it multiplies in: "f32"; "f32x6" is fp32 by six products of bf16 planes
+  unsigned elements;             // only(...) of the q, k and v it takes; out may be anything
+  const char* opt_in = nullptr;  // why it runs only where it is named; null: dispatch may choose it
+  int rows = 0;                  // query rows of one register panel; 0: an item takes all rows of its kv head
+  int keys = 0;                  // keys of one block; 0: no blocks
+  int max_rows = 0;              // of kernels with panels: most rows an item may have
+  int items_per_strand = 1;      // at least so many, that the last even out ...
+  int least_rows = 0;  // ... but 2 rather than items of fewer rows, which do not repay what each prepares; 0 = none
   // Up to so many keys stay prepared in the scratch for the next item, if it is of the same head; null = none.
-  std::int64_t (*kept_keys)(std::int64_t d, std::int64_t dv) noexcept;
+  std::int64_t (*kept_keys)(std::int64_t d, std::int64_t dv) noexcept = nullptr;
   // Scratch of one work item, a multiple of 64.
   std::size_t (*scratch_bytes)(const ForwardShape&) noexcept;
   // No allocation, threads, logging or environment. `scratch` is 64-byte aligned.

@@ -49,7 +49,8 @@ ForwardSchedule schedule_forward(const Problem& p, const ForwardKernel& kernel, 
         std::min<std::int64_t>(static_cast<std::int64_t>(l2_bytes) / 2 / panel_bytes, kernel.max_rows / kernel.rows);
     // ... and each of several strands gets its share of items.
     const std::int64_t of_strand = rows * heads / kernel.rows / concurrency;
-    s.keeps_keys = concurrency > 1 && kernel.kept_keys && p.sk <= kernel.kept_keys(p.d, p.dv);
+    // With a left window the next item sees keys that the one before did not.
+    s.keeps_keys = concurrency > 1 && kernel.kept_keys && p.window_left < 0 && p.sk <= kernel.kept_keys(p.d, p.dv);
     const int finer = s.keeps_keys ? kFinerIfKept : 1;
     const std::int64_t least = std::min<std::int64_t>(kernel.least_rows / finer / kernel.rows, of_strand / kLeastItems);
     if (concurrency > 1) panels = std::min(panels, std::max(of_strand / (kernel.items_per_strand * finer), least));
@@ -129,7 +130,7 @@ std::vector<Sequence> sequences(const ForwardSchedule& schedule, const ForwardPa
   std::int64_t item = 0, state = 0, counter = 0;
   for (Sequence& s : all) {
     s.first_item = item, s.first_state = state, s.first_counter = counter;
-    item += p.hk * s.row_items * s.parts;
+    item += p.hk * s.items_of_head();
     if (s.parts == 1) continue;
     state += p.hk * s.rows * s.parts * state_floats(p.dv);
     counter += p.hk * s.row_items;

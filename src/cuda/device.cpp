@@ -64,13 +64,14 @@ class NotCaptured {
 
 cudaMemPool_t make_pool(int device) {
   constexpr std::uint64_t kKept = std::uint64_t{1} << 30;
+  const NotCaptured not_captured;
   cudaMemPoolProps props{};
   props.allocType = cudaMemAllocationTypePinned;
   props.location = {cudaMemLocationTypeDevice, device};
   cudaMemPool_t pool = nullptr;
   check_cuda(cudaMemPoolCreate(&pool, &props), "making a pool of workspaces");
   auto kept = kKept;
-  check_cuda(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &kept), "making a pool of workspaces");
+  if (cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &kept) != cudaSuccess) cudaGetLastError();
   return pool;
 }
 
@@ -80,7 +81,6 @@ cudaMemPool_t make_pool(int device) {
 cudaMemPool_t pool_of(int device) {
   static std::mutex mutex;
   static std::map<unsigned long long, cudaMemPool_t> pools;  // by their contexts
-  const NotCaptured not_captured;
   const PrimaryContext context(device);
   const std::lock_guard lock(mutex);
   const auto found = pools.find(context.id());

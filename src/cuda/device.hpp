@@ -1,4 +1,4 @@
-// The CUDA runtime as the backend uses it: errors, the current device, workspace in stream order.
+// CUDA's runtime and driver as the backend uses them: errors, the current device, workspace in stream order.
 #pragma once
 
 #include <cuda.h>

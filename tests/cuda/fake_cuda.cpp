@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <string>
-#include <utility>
 
 #include "cuda/kernels/kernels.hpp"
 
@@ -15,10 +14,6 @@ FakeCuda fake;
 unsigned long long FakeCuda::context(int device) {
   if (contexts[device] == 0) contexts[device] = ++numbers;
   return contexts[device];
-}
-void FakeCuda::reset(int device) {
-  contexts[device] = 0;
-  pools.clear();
 }
 
 namespace {
@@ -40,10 +35,6 @@ cudaError_t launched() {
   fake.current = fake.launched_on;
   fake.context(fake.current);
   return result(fake.launch);
-}
-
-bool forbidden() {
-  return fake.capturing && fake.mode != cudaStreamCaptureModeRelaxed;
 }
 
 // Handles are device + 1, so that a context made again has its old one.
@@ -139,24 +130,18 @@ cudaError_t cudaGetDriverEntryPoint(const char* name, void** found, unsigned lon
   *how = *found != nullptr ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
   return result();
 }
-cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
-  std::swap(*mode, fake.mode);
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) {
   return result();
 }
-cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps* props) {
-  if (forbidden()) return result(cudaErrorStreamCaptureUnsupported);
-  fake.context(props->location.id);
-  ++fake.pools_made;
-  *pool = reinterpret_cast<cudaMemPool_t>(static_cast<std::uintptr_t>(++FakeCuda::numbers));
-  fake.pools.insert(*pool);
+cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps*) {
+  *pool = nullptr;
   return result();
 }
 cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void*) {
-  return result(forbidden() ? cudaErrorStreamCaptureUnsupported : cudaSuccess);
+  return result();
 }
-cudaError_t cudaMallocFromPoolAsync(void** memory, std::size_t, cudaMemPool_t pool, cudaStream_t) {
-  if (fake.pools.count(pool) == 0) return result(cudaErrorInvalidValue);
-  *memory = pool;
+cudaError_t cudaMallocFromPoolAsync(void** memory, std::size_t, cudaMemPool_t, cudaStream_t) {
+  *memory = &fake;
   return result();
 }
 cudaError_t cudaFreeAsync(void*, cudaStream_t) {

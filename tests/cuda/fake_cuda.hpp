@@ -3,21 +3,15 @@
 
 #include <cuda_runtime_api.h>
 
-#include <set>
-
 namespace rapt::testing {
 
 struct FakeCuda {
   static constexpr int kDevices = 2;
 
-  static inline unsigned long long numbers = 0;  ///< given out, to contexts and pools; none twice in a process
+  static inline unsigned long long numbers = 0;  ///< given out to contexts; none twice in a process
 
   unsigned long long contexts[kDevices] = {};  ///< each device's; 0: none
-  int current = -1;       ///< the device whose context is the thread's; -1: none, which counts as device 0
-  std::set<void*> pools;  ///< that exist; those of a context end with it
-  int pools_made = 0;
-  bool capturing = false;  ///< some stream, in global mode
-  cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
+  int current = -1;  ///< the device whose context is the thread's; -1: none, which counts as device 0
 
   cudaError_t last = cudaSuccess;    ///< what cudaGetLastError() gives back
   cudaError_t broken = cudaSuccess;  ///< what every call gives back from now on
@@ -25,7 +19,6 @@ struct FakeCuda {
   int launches = 0, launched_on = -1;
 
   unsigned long long context(int device);  ///< made if there is none
-  void reset(int device);                  ///< cudaDeviceReset()
 };
 
 /// The one there is; tests assign a new one.

@@ -186,17 +186,22 @@ TEST_CASE("cuda: exact fp32 on tensor cores takes heads of 16 to 256 columns", "
 
 TEST_CASE("cuda: rows that are done again have the bits of attention_simt", "[kernel]") {
   constexpr const char* kAgain[] = {"attention hq=2 sq=300 d=64 causal lse", "attention hq=2 sq=300 d=128 dv=40",
+                                    "attention hq=2 sq=300 d=64 dv=80 layout=bhds",
                                     "attention hq=2 sq=300 d=250 window=70,20 lse"};
   const auto test = [](const std::string& entry, Case& c) {
     if (entry.find("wgmma") == std::string::npos) return;
-    // Scores too large for tensor cores: of one row of a tile, of some, of nearly all.
-    const auto is_large = [](std::int64_t row) { return row == 3 || (row >= 70 && row < 80) || row > 205; };
+    // Scores too large for tensor cores: of one row of a tile, of 5, of 8 (the most that go the short way), of 9, of
+    // all.
+    const auto is_large = [](std::int64_t row) {
+      return row == 3 || (row >= 70 && row < 75) || (row >= 130 && row < 138) || (row >= 200 && row < 209) ||
+             row >= 256;
+    };
     Case other(c.problem);
     for (Case* of : {&c, &other})
       for (std::int64_t head = 0; head < 2; ++head)
         for (std::int64_t i = 0; i < 300; ++i) {
           of->k.at({0, head, i, 5}) = 4096;
-          if (is_large(i)) of->q.at({0, head, i, 5}) = c.problem.q_dtype == DType::f16 ? 6e4f : 1e9f;
+          of->q.at({0, head, i, 5}) = !is_large(i) ? 0.f : c.problem.q_dtype == DType::f16 ? 6e4f : 1e9f;
         }
     run(c.args(), entry);
     run(other.args(), "attention_simt.f32.cuda.q64k64");
@@ -285,28 +290,6 @@ TEST_CASE("cuda: 2^x is within 2^-22 of itself from -126 to 0", "[kernel]") {
   CAPTURE(error);
   WARN("2^x is off by at most 2^" << std::log2(error));
   CHECK(error <= 0x1p-22);
-}
-
-TEST_CASE("cuda: a call leaves the thread's device as it was", "[kernel]") {
-  int count = 0;
-  if (cudaGetDeviceCount(&count) != cudaSuccess || count < 2) {
-    WARN("skipped: needs two CUDA devices");
-    return;
-  }
-  each_case([](const std::string& entry, Case& c) {
-    const Bytes once = expected(entry, c);
-    c.poison_outputs();
-    const DeviceCall call(c.args());
-    int after = -1;
-    std::thread([&] {
-      cudaSetDevice(1);
-      attention(call.args(), forced(entry));
-      cudaGetDevice(&after);
-    }).join();
-    call.finish();
-    CHECK(Bytes(c) == once);
-    CHECK(after == 1);
-  });
 }
 
 // The last one: everything on the GPU is lost.

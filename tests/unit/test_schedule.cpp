@@ -152,5 +152,6 @@ TEST_CASE("schedule: items even out over strands while they repay what they prep
   CHECK(rows_per_item("attention hq=8 sq=2048", 16) == 128);  // 8 per strand
   CHECK(rows_per_item("attention hq=8 sq=1024", 16) == 64);
   CHECK(rows_per_item("attention hq=8 sq=512", 16) == 64);  // 4
+  CHECK(rows_per_item("attention hq=8 sq=2048 window=256,-1", 16) == 256);
   CHECK(rows_per_item("attention hq=1 sq=1024", 1) == 1024);
 }

@@ -359,7 +359,13 @@ std::size_t scratch_bytes(const ForwardShape& shape) noexcept {
 
 }  // namespace
 
-const ForwardKernel kAttentionDecode = {"attention_decode", "f32", kAnyCache, nullptr, kLanes,        kBlock,
-                                        kMaxRows,           1,     0,         nullptr, scratch_bytes, run};
+const ForwardKernel kAttentionDecode = {.op = "attention_decode",
+                                        .arithmetic = "f32",
+                                        .elements = kAnyCache,
+                                        .rows = kLanes,
+                                        .keys = kBlock,
+                                        .max_rows = kMaxRows,
+                                        .scratch_bytes = scratch_bytes,
+                                        .run = run};
 
 }  // namespace rapt::cpu::RAPT_ISA

@@ -313,7 +313,14 @@ std::size_t scratch_bytes(const ForwardShape& shape) noexcept {
 
 }  // namespace
 
-const ForwardKernel kAttentionForward = {"attention_forward", "f32", kAnyCache, nullptr, kWidth,        kBlockK,
-                                         kMaxPanels* kWidth,  4,     0,         nullptr, scratch_bytes, run};
+const ForwardKernel kAttentionForward = {.op = "attention_forward",
+                                         .arithmetic = "f32",
+                                         .elements = kAnyCache,
+                                         .rows = kWidth,
+                                         .keys = kBlockK,
+                                         .max_rows = kMaxPanels * kWidth,
+                                         .items_per_strand = 4,
+                                         .scratch_bytes = scratch_bytes,
+                                         .run = run};
 
 }  // namespace rapt::cpu::RAPT_ISA

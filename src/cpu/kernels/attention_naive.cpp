@@ -215,7 +215,7 @@ std::size_t scratch_bytes(const ForwardShape& shape) noexcept {
 
 }  // namespace
 
-const ForwardKernel kAttentionNaive = {"attention_naive", "f32",         kAnyCache, nullptr, 0, 0, 0, 1, 0,
-                                       nullptr,           scratch_bytes, run};
+const ForwardKernel kAttentionNaive = {
+    .op = "attention_naive", .arithmetic = "f32", .elements = kAnyCache, .scratch_bytes = scratch_bytes, .run = run};
 
 }  // namespace rapt::cpu::RAPT_ISA

@@ -143,10 +143,10 @@ class Item {
       : p_(p), item_(item), head_(p, item), carver_(scratch), w_(carver_, shape(p, item)) {}
 
   void run() {
+    if (!item_.same_keys) *w_.packed = {-1, 0, 0};
     make_panels();
     if (count_ == 0) return;
     w_.fill_offsets();
-    if (!item_.same_keys) *w_.packed = {-1, 0, 0};
     Tiles tiles;
     const std::int64_t first = panels_[0].first(0), last = panels_[count_ - 1].last(kRows - 1);
     for (std::int64_t begin = first / w_.keys * w_.keys; first < last && begin < last; begin += w_.keys) {
@@ -554,18 +554,18 @@ std::size_t scratch_bytes(const ForwardShape& shape) noexcept {
 
 template <int kPlanes>
 constexpr ForwardKernel kernel(const char* arithmetic, unsigned elements, const char* opt_in) {
-  return {"attention_forward",
-          arithmetic,
-          elements,
-          opt_in,
-          kRows,
-          kKeys,
-          kMaxPanels * kRows,
-          4,
-          128,
-          range_keys<kPlanes>,
-          scratch_bytes<kPlanes>,
-          run<kPlanes>};
+  return {.op = "attention_forward",
+          .arithmetic = arithmetic,
+          .elements = elements,
+          .opt_in = opt_in,
+          .rows = kRows,
+          .keys = kKeys,
+          .max_rows = kMaxPanels * kRows,
+          .items_per_strand = 4,
+          .least_rows = 128,
+          .kept_keys = range_keys<kPlanes>,
+          .scratch_bytes = scratch_bytes<kPlanes>,
+          .run = run<kPlanes>};
 }
 
 }  // namespace

@@ -116,7 +116,7 @@ __device__ float over_row(float x, Combine combine) {
 template <int kChunks>
 struct Shape {
   static constexpr int kEach = kChunks <= 4 ? 8 : 4, kThreads = kRows / kEach * kSide;
-  static constexpr int kBlocks = kChunks <= 2 ? 3 : kChunks <= 4 ? 2 : 1, kBlocksAgain = std::min(kBlocks, 2);
+  static constexpr int kBlocks = kChunks <= 2 ? 3 : kChunks <= 4 ? 2 : 1;
 };
 
 // How a thread block does rows of a tile, kEach by each of its threads.
@@ -355,9 +355,11 @@ __global__ void __launch_bounds__(Shape<kChunks>::kThreads, Shape<kChunks>::kBlo
   attend<kChunks, All<kChunks>>(p, blockIdx.x - in_head + tiles - 1 - in_head, ~std::uint64_t{0}, shared);
 }
 
+constexpr int kBlocksAgain = 2;  // of simt_again on a multiprocessor
+
 // Only rows whose bits are set. Mostly none is: each thread looks at another tile.
 template <int kChunks>
-__global__ void __launch_bounds__(Shape<kChunks>::kThreads, Shape<kChunks>::kBlocksAgain)
+__global__ void __launch_bounds__(Shape<kChunks>::kThreads, kBlocksAgain)
     simt_again(const __grid_constant__ AttentionParams p, const std::uint64_t* redo, unsigned tiles) {
   constexpr int kThreads = Shape<kChunks>::kThreads;
   __shared__ Shared<kOperandsOfBoth<kChunks>> shared;
@@ -386,13 +388,16 @@ __global__ void __launch_bounds__(Shape<kChunks>::kThreads, Shape<kChunks>::kBlo
 
 template <int kChunks>
 cudaError_t launch(const AttentionParams& p, cudaStream_t stream, const std::uint64_t* redo) {
-  constexpr int kThreads = Shape<kChunks>::kThreads, kBlocksAgain = Shape<kChunks>::kBlocksAgain;
+  constexpr int kThreads = Shape<kChunks>::kThreads;
   const auto tiles = static_cast<unsigned>(simt_tiles(p));
   if (!redo) return launch_kernel(false, simt<kChunks>, tiles, kThreads, 0, stream, p);
-  if constexpr (kChunks > 4) return cudaErrorInvalidValue;  // rows are left by kernels for values of at most 256
-  // An odd number of blocks, or tiles that are alike in all heads would be one block's.
-  const unsigned blocks = std::min(tiles, static_cast<unsigned>(kBlocksAgain * multiprocessors() / 2 * 2 + 1));
-  return launch_kernel(true, simt_again<std::min(kChunks, 4)>, blocks, kThreads, 0, stream, p, redo, tiles);
+  if constexpr (kChunks > 4) {
+    return cudaErrorInvalidValue;  // rows are left by kernels for values of at most 256
+  } else {
+    // An odd number of blocks, or tiles that are alike in all heads would be one block's.
+    const unsigned blocks = std::min(tiles, static_cast<unsigned>(kBlocksAgain * multiprocessors() / 2 * 2 + 1));
+    return launch_kernel(true, simt_again<kChunks>, blocks, kThreads, 0, stream, p, redo, tiles);
+  }
 }
 
 }  // namespace

@@ -5,10 +5,12 @@
 //
 // A first kernel writes the planes of Q, K and V as shared memory is to hold them; in the second, which has the
 // schedule of attention_wgmma, one thread loads them by bulk copies. A step issues P V of the block before and Q K^T
-// of this one; the two other warpgroups take turns at that, so that one's softmax runs beside the other's products.
+// of this one; up to 128 columns the two other warpgroups take turns at that, so that one's softmax runs beside the
+// other's products.
 //
-// Past 128 columns P V is done a part of the columns at a time, since registers hold little beside O, and shared memory
-// has room for one block of K and of V: the next K comes while P V is at work, the next V during Q K^T.
+// Past 128 columns (kLarge) P V is done a part of the columns at a time, since registers hold little beside O, and
+// shared memory has room for one block of K and of V: the next K comes while P V is at work, the next V during Q K^T.
+// Scores are then sums of two, since tensor cores lose more to rounding in long ones.
 //
 // What 22 bits and powers of two do not carry is noted row by row, and attention_simt does those rows again.
 #include <cuda_runtime.h>
@@ -34,16 +36,14 @@ struct Config {
   static constexpr int kSize = kSize_;
   static constexpr bool kTerms = kTerms_;  // scores need more than a scale
   static constexpr int kGroups = 2, kThreads = 128 * (kGroups + 1);
-  static constexpr int kLoadRegisters = kSize > 128 ? 40 : 56, kMathRegisters = kSize > 128 ? 232 : 224;
+  static constexpr bool kLarge = kSize > 128;
+  static constexpr int kLoadRegisters = kLarge ? 40 : 56, kMathRegisters = kLarge ? 232 : 224;
   static_assert(kLoadRegisters + kGroups * kMathRegisters <= 65536 / kThreads / 8 * 8 * (kGroups + 1),
                 "or warpgroups wait for registers for ever: there are no more than the launch took");
   static constexpr int kListers = 96;  // threads that put tiles into shared memory
   static constexpr int kRows = kGroupRows * kGroups, kKeys = kSize == 64 ? 128 : kSize == 256 ? 32 : 64;
-  static constexpr int kStages = kSize > 128 ? 1 : 2;  // blocks of K and of V at a time
-  // Whether warpgroups take turns: a block is in use for half a step longer then, too long if there is but one place.
-  static constexpr bool kTurns = kStages > 1;
-  static constexpr int kPart = kSize > 128 ? 64 : kSize;          // columns of P V at a time
-  static constexpr int kChains = kSize > 128 ? 2 : 1;             // sums to a score: long ones lose more to rounding
+  static constexpr int kStages = kLarge ? 1 : 2;                  // blocks of K and of V at a time
+  static constexpr int kPart = kLarge ? 64 : kSize;               // columns of P V at a time
   static constexpr int kGroupBytes = 2 * kGroupRows * kSize * 2;  // both planes of a warpgroup's rows of Q
   static constexpr int kBlockBytes = 2 * kKeys * kSize * 2;
   static constexpr int kScales = kKeys + 4;  // of a block: of the rows of K, of V, and three for 16 bytes
@@ -276,7 +276,7 @@ struct Rows {
 template <class C>
 __device__ void attend(const Call& call, const Listed& listed, const Tile<C>* tiles, const Own& q, const Stages<C>& k,
                        const Stages<C>& v, const float* scales, int group) {
-  constexpr int kParts = C::kSize / C::kPart, kSteps = C::kSize / 16 / C::kChains;
+  constexpr int kParts = C::kSize / C::kPart, kSteps = C::kSize / 16 / (C::kLarge ? 2 : 1);
   constexpr int kLow = kGroupRows * C::kSize / 8;  // of descriptors, from hi of Q to lo
   constexpr int kBlockLow = C::kKeys * C::kSize / 8;
   Rows<C> rows(call);
@@ -285,19 +285,20 @@ __device__ void attend(const Call& call, const Listed& listed, const Tile<C>* ti
   bool more = tiles[0].blocks > 0;
   if (!more) return;
 
-  // Turns at issuing products: barrier 1 + group opens a warpgroup's.
-  if (C::kTurns && group == C::kGroups - 1) named_arrive(1, 256);
+  // Turns at issuing products: barrier 1 + group opens a warpgroup's. With one place for a block they would keep it in
+  // use for half a step longer.
+  if (!C::kLarge && group == C::kGroups - 1) named_arrive(1, 256);
   const std::uint32_t q_matrix = matrix_at(q.place(0));
   int t = 0;               // tiles so far
   int block = 0;           // of the tile, whose scores these are
   bool starts = true;      // it is its tile's first, or there is no more; O is complete once the weights are used
   for (int n = 0;; ++n) {  // K and V blocks so far; V's are one behind
     if (more && starts) q.wait_full(t);
-    if (more && kParts == 1) k.wait_full(n);
+    if (more && !C::kLarge) k.wait_full(n);
     if (n > 0) v.wait_full(n - 1);
 
     // P V of the block before, then S = Q K^T of this one. The first and the last time one of them is for nothing.
-    if constexpr (C::kTurns) named_sync(1 + group, 256);
+    if constexpr (!C::kLarge) named_sync(1 + group, 256);
     const std::uint32_t k_matrix = matrix_at(k.place(n));
     const std::uint32_t v_matrix = matrix_at(v.place(n + C::kStages - 1), C::kKeys * 128);
     const auto multiply_values = [&](int part) {
@@ -333,26 +334,22 @@ __device__ void attend(const Call& call, const Listed& listed, const Tile<C>* ti
       rows.add(pv, part);  // the first time to what begin() forgets
       pin(pv);
     }
-    if (more && kParts > 1) k.wait_full(n);  // late: if there is one place, it may be on its way
+    if (more && C::kLarge) k.wait_full(n);  // late: if there is one place, it may be on its way
     wgmma_fence();
     multiply_values(kParts - 1);
     multiply_keys(s, 0);
     wgmma_wait<1>();
     pin(pv);
-    const auto pass_turn = [&] {
-      if constexpr (C::kTurns) named_arrive(1 + (group + 1) % C::kGroups, 256);
-    };
-    if constexpr (C::kChains == 1) pass_turn();
+    if constexpr (!C::kLarge) named_arrive(1 + (group + 1) % C::kGroups, 256);
     if (n > 0) {
       v.release(n - 1);
       rows.add(pv, kParts - 1);
     }
-    if constexpr (C::kChains > 1) {  // the other half of the columns, where P V was
+    if constexpr (C::kLarge) {  // the other half of the columns, where P V was
       auto& others = reinterpret_cast<float(&)[Rows<C>::kScores]>(pv);
       pin(pv);
       wgmma_fence();
       multiply_keys(others, 1);
-      pass_turn();
       wgmma_wait<0>();
       pin(s);
       pin(pv);
@@ -386,7 +383,7 @@ __device__ void attend(const Call& call, const Listed& listed, const Tile<C>* ti
       more = tiles[t % kTiles].blocks > 0;
     }
   }
-  if (C::kTurns && group == 0) named_sync(1, 256);  // the last turn is nobody's
+  if (!C::kLarge && group == 0) named_sync(1, 256);  // the last turn is nobody's
 }
 
 template <class C>
