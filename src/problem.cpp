@@ -179,14 +179,18 @@ Problem Problem::parse(std::string_view text) {
         p.align = Align::offset,
         p.align_offset = number<std::int64_t>(word, value, "align=top_left, bottom_right or an integer");
     } else if (key == "scale") p.has_scale = true, p.scale = number<float>(word, value);
-    else if (key == "softcap") p.softcap = number<float>(word, value);
-    else if (key == "bias") p.bias = broadcast(word, value);
+    else if (key == "softcap") {
+      p.softcap = number<float>(word, value);
+      if (p.softcap == 0) refuse(word, "a softcap other than 0, or none");
+    } else if (key == "bias") p.bias = broadcast(word, value);
     else if (key == "bias_dtype") p.bias_dtype = dtype(word, value);
     else if (key == "mask") p.mask = broadcast(word, value);
     else if (key == "ragged_q") p.ragged_q = integer();
     else if (key == "ragged_k") p.ragged_k = integer();
-    else if (key == "page") p.page_size = integer();
-    else if (key == "k_groups") p.k_groups = integer();
+    else if (key == "page") {
+      p.page_size = integer();
+      if (p.page_size == 0) refuse(word, "pages of 1 row or more");
+    } else if (key == "k_groups") p.k_groups = integer();
     else if (key == "v_groups") p.v_groups = integer();
     else if (key == "groups") {  // of those that have no word of their own
       const std::int64_t both = integer();
@@ -198,10 +202,10 @@ Problem Problem::parse(std::string_view text) {
       if (i == kLayouts.size()) refuse(word, "layout=bhsd, bshd, bhds or other");
       p.layout = static_cast<Layout>(i);
     } else
-      refuse(
-          word,
-          "one of dtype q kv out b hq hk sq sk d dv window align scale softcap bias mask ragged_q ragged_k page groups "
-          "k_groups v_groups layout, each with =value, or causal alibi sinks lse seqlens ring zeros");
+      refuse(word,
+             "one of device dtype q kv out b hq hk sq sk d dv window align scale softcap bias mask ragged_q ragged_k "
+             "page groups "
+             "k_groups v_groups layout, each with =value, or causal alibi sinks lse seqlens ring zeros");
   }
   if (!named) refuse("", "attention and its words");
   // Text stands for one value only: NaN would differ from itself, and -0 is 0.

@@ -80,6 +80,18 @@ TEST_CASE("sinks far below and above the scores", "[kernel]") {
   }
 }
 
+TEST_CASE("sinks far above scores far below 0", "[kernel]") {
+  const DType dtype = each_type();
+  for (float below : {-75.f, 75.f})
+    for (float above : {10.f, 60.f, 72.f, 80.f}) {
+      Case c(typed("attention sq=40 sk=64 d=32 out=f32 bias=k sinks lse", dtype));
+      for (std::int64_t i = 0; i < c.bias.size(); ++i) c.bias.flat(i) = below;
+      c.sinks.flat(0) = below + above;
+      INFO(below << " " << above);
+      check_every_entry(c);
+    }
+}
+
 TEST_CASE("sinks that no score is near", "[kernel]") {
   const DType dtype = each_type();
   for (float sink : {-1e6f, -5e3f, 5e3f}) {

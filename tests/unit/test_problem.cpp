@@ -145,6 +145,8 @@ TEST_CASE("problem: words that make no sense are named", "[unit]") {
       {"attention layout=sbhd", "\"layout=sbhd\""},
       {"attention scale=nan", "scale"},
       {"attention softcap=inf", "softcap"},
+      {"attention softcap=0", "softcap=0"},
+      {"attention page=0", "page=0"},
       {"attention causal=1", "\"causal=1\""},
       {"attention ring=1", "\"ring=1\""},
       {"attention page", "\"page\""},

@@ -498,6 +498,7 @@ class Item {
 
   void finish(std::int64_t i) {
     const Panel& panel = panels_[i];
+    if (p_.score.sinks && head_.whole) redo_[i] |= drowned(panel);
     if (!left(i)) {
       const FlushDenormals flush;  // whole vectors of rows are narrowed by an instruction that does
       if (!store_panel(head_, panel)) [[unlikely]]
@@ -513,6 +514,18 @@ class Item {
           p_, {item_.b, item_.hk, row + r, row + end, item_.key_begin, item_.key_end, state(row + r)}, w_.vector);
       r = end;
     }
+  }
+  // Rows whose keys weigh nothing beside the sink: their weights, relative to it, may be denormals.
+  std::uint32_t drowned(const Panel& panel) const {
+    std::uint32_t rows = 0;
+    for (std::int64_t i = 0; i < panel.rows; ++i) {
+      float minus_m = 0, sink = 0;
+      start_row(p_.score, panel.row[i], minus_m, sink);
+      sink *= __builtin_exp2f(panel.minus_m[i] - minus_m);
+      const bool sees = panel.row[i].first < panel.row[i].last;
+      if (sees && sink > 0 && panel.l[i] <= sink * (1 + 0x1p-21f)) rows |= 1u << i;
+    }
+    return rows;
   }
   std::uint32_t not_finite(const Panel& panel) const {
     std::uint32_t rows = 0;

@@ -41,6 +41,8 @@ struct Config {
   static constexpr float kSlack = 8;
   // Weights are 2^kShift times as large, so that fp16 has more of the small ones.
   static constexpr float kShift = std::is_same_v<T, __half> ? 7 : 0;
+  // Where all keys together weigh less beside a sink, their weights are no longer as exact as T.
+  static constexpr float kDrowned = std::is_same_v<T, __half> ? 0x1p-16f : 0x1p-20f;
   static constexpr int kRowsBytes = kRows * kSize * 2, kBlockBytes = kKeys * kSize * 2;
   static constexpr int kTilesOfQ = kSize == 256 ? 1 : 2;  // that there is room for: the one at work, the next
   static constexpr int kSharedBytes = kTilesOfQ * kRowsBytes + 2 * kStages * kBlockBytes + 1024;
@@ -260,7 +262,9 @@ struct Rows {
         float& part = nothing[i / 4 % 4];
         part = fmaf(o[i], 0, fmaf(o[i + 1], 0, part));
       }
-      bad[h] = row.out >= 0 && !(nothing[0] + nothing[1] + nothing[2] + nothing[3] == 0 &&
+      const float sink = exp2_approx(row.sink - reference(m[h]) + C::kShift);
+      const bool drowned = row.first < row.last && sink > 0 && l[h] <= fmaf(sink, C::kDrowned, sink);
+      bad[h] = row.out >= 0 && !(nothing[0] + nothing[1] + nothing[2] + nothing[3] == 0 && !drowned &&
                                  (m[h] == -infinity() || fabsf(m[h]) < kHugeScore));
       if (row.lse >= 0 && lane % 4 == 0) p.lse[row.lse] = lse_of(m[h] - C::kShift, l[h]);
       const float inverse = l[h] == 0 ? 0.f : __fdividef(1, l[h]);
