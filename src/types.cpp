@@ -70,6 +70,8 @@ std::string_view to_string(Isa isa) noexcept {
       return "avx512";
     case Isa::neon:
       return "neon";
+    case Isa::avx512bf16:
+      return "avx512bf16";
     case Isa::amx:
       return "amx";
   }

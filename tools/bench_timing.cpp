@@ -92,11 +92,12 @@ Summary::Share share_of(const std::vector<Sample>& samples, double amount, doubl
 }  // namespace
 
 Isa vector_isa(Isa isa) {
-  if (isa != Isa::amx) return isa;
+  const auto only_bf16 = [](Isa some) { return some == Isa::amx || some == Isa::avx512bf16; };
+  if (!only_bf16(isa)) return isa;
   for (Isa usable : usable_isas()) {
-    if (usable != Isa::amx) return usable;
+    if (!only_bf16(usable)) return usable;
   }
-  throw std::logic_error("amx without vectors");
+  throw std::logic_error("products of bf16 without vectors");
 }
 
 Roofline::Roofline(Isa isa, int threads, std::shared_ptr<const std::vector<float>> buffer)

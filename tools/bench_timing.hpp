@@ -11,7 +11,8 @@
 
 namespace rapt::tools {
 
-/// `isa` itself, but of amx the best vector ISA of this machine: that of its FMA peak and its naive entry.
+/// `isa` itself, but for those with products of bf16 only the best other one of this machine: that of its FMA peak and
+/// its naive entry.
 Isa vector_isa(Isa isa);
 
 /// GFLOP/s, and GB/s of reading; NaN where the ISA has no such unit or nobody asked, 0 when the threads could not be

@@ -51,7 +51,8 @@ typedef enum rapt_isa {
   RAPT_ISA_AVX2 = 1,   /* x86-64-v3 */
   RAPT_ISA_AVX512 = 2, /* x86-64-v4 */
   RAPT_ISA_NEON = 3,
-  RAPT_ISA_AMX = 4
+  RAPT_ISA_AVX512BF16 = 4, /* with VBMI and VBMI2 */
+  RAPT_ISA_AMX = 5
 } rapt_isa;
 
 typedef enum rapt_kv_kind {

@@ -28,9 +28,9 @@ struct Device {
 };
 
 /// Instruction sets the CPU kernels are compiled for, named by feature: `generic` is SSE2 on x86-64, `avx2` is AVX2+FMA
-/// (x86-64-v3), `avx512` is AVX-512 F/BW/DQ/VL (x86-64-v4), `amx` is AMX-BF16 and AVX-512 with VBMI, VBMI2 and BF16,
-/// `neon` is aarch64. On one architecture a higher value is a superset of a lower one.
-enum class Isa : std::uint8_t { generic, avx2, avx512, neon, amx };
+/// (x86-64-v3), `avx512` is AVX-512 F/BW/DQ/VL (x86-64-v4), `avx512bf16` adds BF16, VBMI and VBMI2, `amx` also
+/// AMX-BF16, `neon` is aarch64. On one architecture a higher value is a superset of a lower one.
+enum class Isa : std::uint8_t { generic, avx2, avx512, neon, avx512bf16, amx };
 
 /// Bytes of one element; 1 for `boolean` and `i4x2`.
 RAPT_API std::size_t size_of(DType dtype) noexcept;

@@ -56,6 +56,9 @@ extern const KernelTable kTable;
 namespace avx512 {
 extern const KernelTable kTable;
 }
+namespace avx512bf16 {
+extern const KernelTable kTable;
+}
 namespace amx {
 extern const KernelTable kTable;
 }

@@ -126,7 +126,7 @@ class InfoProblem(CliTest):
     def test_isa_is_obeyed(self):
         for isa in self.run_json("info")["isas"]:
             if isa["usable"]:
-                plan = self.run_json("info", "--problem", PROBLEM, RAPT_ISA=isa["name"])
+                plan = self.run_json("info", "--problem", "dtype=bf16 " + PROBLEM, RAPT_ISA=isa["name"])
                 self.assertEqual(isa_of(plan["entry"]), isa["name"])
 
     def test_types(self):

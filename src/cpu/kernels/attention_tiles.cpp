@@ -1,4 +1,5 @@
-// attention_forward on the matrix unit: out = softmax(score(q k^T)) v by products of bf16 planes, fp32 sums.
+// attention_forward by products of bf16 planes, fp32 sums: out = softmax(score(q k^T)) v on the matrix unit, or in
+// vectors that multiply pairs of bf16 (only bf16 is faster there).
 //
 //   bf16   one plane, one product: P is rounded to bf16
 //   f16x3  two planes, three products: exact for fp16 inputs, P to 16 bits
@@ -9,7 +10,7 @@
 //
 //   for each range of keys whose planes fit L2                 K and V are split into planes, which stay for the next
 //                                                              item; bf16 keys in whole cache lines are read in place
-//     for each panel of 32 rows, for each block of 64 keys     a visit
+//     for each panel of 32 rows, for each block of keys        a visit
 //       S^T = K Q^T                      tiles                 while the vectors exponentiate the visit before
 //       mask, or finish the scores                             partial blocks only
 //       P^T = 2^(S^T scale - m)          vectors               while the tiles do the two others
@@ -102,8 +103,8 @@ struct Scratch {
     const std::int64_t depth = d / kTileDepth;
     k_offset = carver.take<std::int32_t>(products(kPlanes) * depth);
     q_offset = carver.take<std::int32_t>(products(kPlanes) * depth);
-    v_offset = carver.take<std::int32_t>(products(kPlanes) * 2);
-    p_offset = carver.take<std::int32_t>(products(kPlanes) * 2);
+    v_offset = carver.take<std::int32_t>(products(kPlanes) * (kKeys / kTileDepth));
+    p_offset = carver.take<std::int32_t>(products(kPlanes) * (kKeys / kTileDepth));
     vector = carver.take<std::byte>(
         static_cast<std::int64_t>(vector_table.forward[0]->scratch_bytes({shape.sk, shape.d, shape.dv, kRows})));
   }
@@ -119,7 +120,7 @@ struct Scratch {
         k_offset[j * n + i] = static_cast<std::int32_t>((x * keys * d + j * kTileDepth) * 2);
         q_offset[j * n + i] = static_cast<std::int32_t>((y * depth + j) * 2 * kTileBytes);
       }
-      for (int j = 0; j < 2; ++j) {
+      for (int j = 0; j < kKeys / kTileDepth; ++j) {
         v_offset[j * n + i] = static_cast<std::int32_t>(x * v_plane() + j * kTileDepth * dv * 2);
         p_offset[j * n + i] = static_cast<std::int32_t>(weights_at(y) + j * kTileDepth * kRowBytes);
       }
@@ -131,7 +132,7 @@ struct Scratch {
 struct Visit {
   std::int64_t panel;
   std::int64_t at;
-  std::int64_t halves;  // 2, or 1 if no row sees the second 32 keys
+  std::int64_t chunks;  // of 32 keys, up to the last that some row sees
   bool partial;         // some row does not see all of its keys, or scores have terms
   bool first, last;     // of the panel in this range
 };
@@ -266,9 +267,9 @@ class Item {
       if (at >= to) continue;
       const std::int64_t key = begin + at;
       v.panel = i, v.at = at;
-      v.halves = to - at > kTileDepth ? 2 : 1;
+      v.chunks = least(kKeys, round_up(to - at, kTileDepth)) / kTileDepth;
       v.partial =
-          p_.score.mask || panel.first(kRows - 1) > key || panel.last(0) < key + v.halves * kTileDepth || terms_;
+          p_.score.mask || panel.first(kRows - 1) > key || panel.last(0) < key + v.chunks * kTileDepth || terms_;
       v.first = at == from, v.last = at + kKeys >= to;
       return true;
     }
@@ -284,8 +285,8 @@ class Item {
                                   Exponentials<kPlanes>& e) {
     constexpr int n = products(kPlanes);
     const std::int64_t depth = w_.d / kTileDepth, columns = pv ? w_.dv / kChunk : 0;
-    const std::int64_t chunks = columns + (qk ? qk->halves : 0);
-    const std::int64_t products_of_tiles = 4 * n * (columns * (pv ? pv->halves : 0) + (qk ? qk->halves : 0) * depth);
+    const std::int64_t chunks = columns + (qk ? qk->chunks : 0);
+    const std::int64_t products_of_tiles = 4 * n * (columns * (pv ? pv->chunks : 0) + (qk ? qk->chunks : 0) * depth);
     // Spread evenly: `each` pairs of keys at a time, one time in kOne / rate products.
     constexpr std::int64_t kOne = 1 << 16;
     const std::int64_t pairs = (e.end - e.s) / (2 * kChunk);
@@ -309,15 +310,15 @@ class Item {
       if (values && i == 0) {
         a = {w_.v + pv->at * w_.dv * 2, w_.v_offset, 64, kTileBytes};
         b = {weights, w_.p_offset, 2 * kRowBytes, 64};
-        a_step = 2 * kTileBytes, steps = n * pv->halves;
+        a_step = 2 * kTileBytes, steps = n * pv->chunks;
         c = target(panels_[pv->panel]), start = pv->first ? nullptr : c;
       } else if (!values) {
-        const std::int64_t half = i - columns;
-        const KeyTiles& keys = w_.k_tiles[qk->at / kTileDepth + half];
+        const std::int64_t chunk = i - columns;
+        const KeyTiles& keys = w_.k_tiles[qk->at / kTileDepth + chunk];
         a = {keys.row, w_.k_offset, keys.stride, kTileRows * keys.stride};
         b = {qt(qk->panel), w_.q_offset, 64, kTileBytes};
         steps = n * depth;
-        c = reinterpret_cast<float*>(s) + half * kChunk * kChunk, start = nullptr;
+        c = reinterpret_cast<float*>(s) + chunk * kChunk * kChunk, start = nullptr;
       }
       multiply_chunk(tiles, a, b, steps, start, c, pending, beside);
       a.base += a_step, c += kChunk * kChunk;
@@ -344,7 +345,7 @@ class Item {
   // Makes the scores of a visit final where they are not simply those of the product. Sets top[row]: -inf if it sees
   // none.
   [[gnu::noinline]] void finish_visit(const Visit& v, std::int64_t key, float* s) {
-    const std::int64_t n = v.halves * kTileDepth, end = clamp(head_.len_k - key, 0, n);
+    const std::int64_t n = v.chunks * kTileDepth, end = clamp(head_.len_k - key, 0, n);
     const Panel& panel = panels_[v.panel];
     for (int i = 0; i < kVecsOfRow; ++i) {
       float* const at = s + i * kLanes;
@@ -398,7 +399,7 @@ class Item {
 
   Exponentials<kPlanes> exponentials(const Visit& v, char* s) const {
     Exponentials<kPlanes> e;
-    e.s = reinterpret_cast<float*>(s), e.end = e.s + v.halves * kTileDepth * kChunk;
+    e.s = reinterpret_cast<float*>(s), e.end = e.s + v.chunks * kTileDepth * kChunk;
     for (int i = 0; i < kVecsOfRow; ++i) e.set(scale_of(v, i), i, reference_of(v, i));
     return e;
   }
@@ -431,7 +432,7 @@ class Item {
       for (int i = 0; i < kVecsOfRow; ++i) {
         vec top = minus_infinity();
         broken[i] = vec(0.f);
-        for (std::int64_t j = 0; j < v.halves * kTileDepth; ++j) {
+        for (std::int64_t j = 0; j < v.chunks * kTileDepth; ++j) {
           const vec y = fma(load(x + j * kChunk + i * kLanes), scale_of(v, i), reference_of(v, i));
           top = xsimd::max(top, y);
           broken[i] = xsimd::select(y < infinity(), broken[i], y - y);  // +inf and NaN give NaN
@@ -466,7 +467,7 @@ class Item {
     for (int at = 0; now; at ^= 1) {
       *then = *now;
       if (!next(*then, begin)) then = nullptr;
-      if (needs_finish(*now) || now->halves == 1 || (!last && !then)) flush(tiles);
+      if (needs_finish(*now) || now->chunks * kTileDepth < kKeys || (!last && !then)) flush(tiles);
       if (needs_finish(*now)) finish_visit(*now, begin + now->at, reinterpret_cast<float*>(w_.s[at]));
       E e = exponentials(*now, w_.s[at]);
       if (last || then) multiply(tiles, last, w_.s[at ^ 1], then, w_.s[at ^ 1], e);
@@ -585,10 +586,12 @@ constexpr ForwardKernel kernel(const char* arithmetic, unsigned elements, const 
 
 constexpr unsigned kHalf = only(Element::bf16) | only(Element::f16);
 extern constexpr ForwardKernel kTilesBf16 = kernel<1>("bf16", only(Element::bf16), nullptr);
+#if defined(RAPT_HAVE_TILES)
 extern constexpr ForwardKernel kTilesF16x3 = kernel<2>("f16x3", kHalf, nullptr);
 // Beside a busy sibling thread the AVX-512 kernel was faster (docs/performance.md).
 extern constexpr ForwardKernel kTilesF32x6 =
     kernel<3>("f32x6", kAnyElement, "not faster than the vector kernel everywhere");
 extern constexpr ForwardKernel kTilesF32x3 = kernel<2>("f32x3", kAnyElement, "less exact than fp32");
+#endif
 
 }  // namespace rapt::cpu::RAPT_ISA

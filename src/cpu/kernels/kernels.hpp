@@ -10,6 +10,7 @@ extern const ForwardKernel kAttentionForward;
 extern const ForwardKernel kAttentionDecode;
 void attention_combine(const ForwardParams&, const WorkItem&, std::int64_t parts) noexcept;
 extern const ForwardKernel kAttentionNaive;
-extern const ForwardKernel kTilesBf16, kTilesF16x3, kTilesF32x6, kTilesF32x3;  // ISAs with tiles only
+extern const ForwardKernel kTilesBf16;                             // ISAs that multiply bf16
+extern const ForwardKernel kTilesF16x3, kTilesF32x6, kTilesF32x3;  // ISAs with tiles
 
 }  // namespace rapt::cpu::RAPT_ISA

@@ -72,6 +72,9 @@ const KernelTable kTable = {nullptr,           {&kTilesBf16, &kTilesF16x3, &kTil
                             nullptr,           tile_chains,
                             attention_combine, read_stream,
                             exp2_array,        convert_array};
+#elif defined(RAPT_HAVE_DOTS)
+const KernelTable kTable = {nullptr,           {&kTilesBf16}, nullptr,    fma_chains,
+                            attention_combine, read_stream,   exp2_array, convert_array};
 #else
 const KernelTable kTable = {&kAttentionDecode, {&kAttentionForward}, &kAttentionNaive, fma_chains,
                             attention_combine, read_stream,          exp2_array,       convert_array};

@@ -1,4 +1,4 @@
-// Scores of the matrix unit -> weights, which are planes of bf16 for it to multiply again.
+// Scores -> weights, which are planes of bf16 to multiply again.
 #pragma once
 
 #include "cpu/tile/matrix.hpp"
@@ -6,7 +6,7 @@
 namespace rapt::cpu::RAPT_ISA {
 
 // A block of scores: so many keys, a row of kChunk queries each.
-constexpr std::int64_t kBlockKeys = 64, kScoreBytes = kBlockKeys * kRowBytes;
+constexpr std::int64_t kScoreBytes = kBlockKeys * kRowBytes;
 constexpr int kVecsOfRow = static_cast<int>(kChunk) / kLanes;
 
 // Where a plane of weights lies within the scores: in the first or the second row of each pair, or behind them.

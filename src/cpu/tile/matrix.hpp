@@ -1,12 +1,17 @@
-// C (+)= A B on the matrix unit, 32 x 32 at a time, with other work in between.
+// C (+)= A B of bf16 planes, 32 x 32 at a time, with other work in between: on the matrix unit (matrix_tiles.hpp), or
+// by products of pairs in vectors (matrix_dots.hpp). Both define
+//  - Tiles: what a thread holds while it multiplies.
+//  - kBlockKeys: how many keys a block of scores has.
+//  - multiply_chunk: c = start + sum over `steps` of A B for one chunk (start null: 0), which may call `beside`, work
+//    that shares no data with it, up to 4 * steps times.
+//  - store_pending: stores the last chunk.
 #pragma once
 
 #include "cpu/tile/planes.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 
-// C tiles 0 to 3 are a chunk of 32 x 32; A passes through tiles 4 and 5, B through 6 and 7. C lies in rows of 32
-// floats.
+// C lies in rows of 32 floats.
 inline constexpr std::int64_t kChunk = 32, kRowBytes = 4 * kChunk;
 
 // One operand of a sum of products over tiles: of each of `steps` products, where its tile lies.
@@ -17,64 +22,15 @@ struct TileOperand {
   std::int64_t other;          // bytes from a tile to the one below (A) or beside it (B)
 };
 
-// The last chunk's tiles are stored within the next: where to.
+// The last chunk, which the next may store: where to.
 struct Pending {
   float* c;
 };
 
-template <int kTile>
-[[gnu::always_inline]] inline float* tile_of(float* c) {
-  return c + (kTile & 2 ? 16 * kChunk : 0) + (kTile == 1 || kTile == 2 ? 16 : 0);
-}
-
-[[gnu::always_inline]] inline void store_pending(Tiles& tiles, Pending& pending, float* unused) {
-  tiles.store<0>(tile_of<0>(pending.c), kRowBytes);
-  tiles.store<1>(tile_of<1>(pending.c), kRowBytes);
-  tiles.store<2>(tile_of<2>(pending.c), kRowBytes);
-  tiles.store<3>(tile_of<3>(pending.c), kRowBytes);
-  pending.c = unused;
-}
-
-// c = start + sum over `steps` of A B for one chunk (start null: 0), calling `beside` after each of its 4 * steps tile
-// products. Operands that a step shares with the one before are not loaded again.
-//
-// A product takes 52 cycles, and the next may follow after 16: the four sums take turns, so that none waits for itself,
-// and a sum is stored when its turn in the next chunk comes (a store that waits stalls every product behind it).
-template <class Beside>
-[[gnu::always_inline]] inline void multiply_chunk(Tiles& tiles, const TileOperand& a, const TileOperand& b,
-                                                  std::int64_t steps, float* start, float* c, Pending& pending,
-                                                  Beside&& beside) {
-  const char *a0 = a.base, *a1 = a.base + a.other, *b0 = b.base, *b1 = b.base + b.other;
-  const std::int64_t as = a.stride, bs = b.stride;
-  float* const last = pending.c;
-  const auto next_chunk = [&](auto tile) __attribute__((always_inline)) {
-    constexpr int kTile = decltype(tile)::value;
-    tiles.store<kTile>(tile_of<kTile>(last), kRowBytes);
-    if (start) tiles.load<kTile>(tile_of<kTile>(start), kRowBytes);
-    else tiles.zero<kTile>();
-  };
-  std::int64_t ka = -1, kb = -1;
-  for (std::int64_t i = 0; i < steps; ++i) {
-    const bool new_a = a.offset[i] != ka, new_b = b.offset[i] != kb;
-    ka = a.offset[i], kb = b.offset[i];
-    if (i == 0) next_chunk(std::integral_constant<int, 0>());
-    if (new_a) tiles.load_once<4>(a0 + ka, as);
-    if (new_b) tiles.load<6>(b0 + kb, bs);
-    tiles.dot<0, 4, 6>();
-    beside();
-    if (i == 0) next_chunk(std::integral_constant<int, 1>());
-    if (new_b) tiles.load<7>(b1 + kb, bs);
-    tiles.dot<1, 4, 7>();
-    beside();
-    if (i == 0) next_chunk(std::integral_constant<int, 2>());
-    if (new_a) tiles.load_once<5>(a1 + ka, as);
-    tiles.dot<2, 5, 7>();
-    beside();
-    if (i == 0) next_chunk(std::integral_constant<int, 3>());
-    tiles.dot<3, 5, 6>();
-    beside();
-  }
-  pending.c = c;
-}
-
 }  // namespace rapt::cpu::RAPT_ISA
+
+#if defined(RAPT_HAVE_TILES)
+#include "cpu/tile/matrix_tiles.hpp"
+#else
+#include "cpu/tile/matrix_dots.hpp"
+#endif

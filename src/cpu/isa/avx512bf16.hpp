@@ -1,0 +1,18 @@
+// AVX512-BF16: products of pairs of bf16 beside the vectors of AVX-512 with VBMI and VBMI2. Its kernels are those of
+// the matrix unit, over chunks in registers instead of tiles (matrix_dots.hpp).
+#pragma once
+
+#define RAPT_HAVE_DOTS
+
+#include "cpu/isa/avx512.hpp"
+#include "cpu/isa/weights_avx512.hpp"
+
+namespace rapt::cpu::RAPT_ISA {
+
+// c[n] += a[2n] b[2n] + a[2n + 1] b[2n + 1]: a and b bf16, c fp32; denormals are 0.
+// (Compilers shuffle the sums from register to register if they may order these.)
+[[gnu::always_inline]] inline void add_dots(vec& c, vec a, vec b) {
+  asm volatile("vdpbf16ps %2, %1, %0" : "+v"(c.data) : "v"(a.data), "v"(b.data));
+}
+
+}  // namespace rapt::cpu::RAPT_ISA

@@ -1,0 +1,67 @@
+// The words of matrix.hpp by products of pairs in vectors, for CPUs without a matrix unit. At twice the arithmetic of a
+// multiply-add there is time for 1 load in 1.6 products and for no other work.
+#pragma once
+
+#include "cpu/tile/planes.hpp"
+
+namespace rapt::cpu::RAPT_ISA {
+
+// (64 was 1 to 6 % slower on Zen 4, with sums half as long; 256 no faster.)
+inline constexpr std::int64_t kBlockKeys = 128;
+
+struct Tiles {};
+[[gnu::always_inline]] inline void store_pending(Tiles&, Pending&, float*) {}
+
+// sum += A B for kR rows of a tile of A and a pair of tiles of B.
+template <int kR>
+[[gnu::always_inline]] inline void add_product(vec (&sum)[kR][2], const char* a, std::int64_t a_stride, const char* b,
+                                               std::int64_t other, std::int64_t b_stride) {
+  const float* row[kR];
+#pragma GCC unroll 16
+  for (int i = 0; i < kR; ++i) {
+    row[i] = reinterpret_cast<const float*>(a + i * a_stride);
+    asm("" : "+r"(row[i]));  // else the addresses of all pairs are computed first, and spilled
+  }
+#pragma GCC unroll 16
+  for (std::int64_t k = 0; k < kTileRows; ++k, b += b_stride) {
+    asm("" : "+r"(b));
+    const vec left = load(reinterpret_cast<const float*>(b)), right = load(reinterpret_cast<const float*>(b + other));
+#pragma GCC unroll 16
+    for (int i = 0; i < kR; ++i) {
+      const vec pair(row[i][k]);
+      add_dots(sum[i][0], pair, left);
+      add_dots(sum[i][1], pair, right);
+    }
+  }
+}
+
+// kR rows of a chunk. (A function of its own, or what its caller holds in registers crowds out the sums.)
+template <int kR>
+[[gnu::noinline]] void multiply_rows(const char* rows, const TileOperand& a, const TileOperand& b, std::int64_t steps,
+                                     const float* start, float* c) {
+  vec sum[kR][2];
+#pragma GCC unroll 16
+  for (int i = 0; i < kR; ++i)
+#pragma GCC unroll 2
+    for (int v = 0; v < 2; ++v) sum[i][v] = start ? load(start + i * kChunk + v * kLanes) : vec(0.f);
+  for (std::int64_t i = 0; i < steps; ++i)
+    add_product(sum, rows + a.offset[i], a.stride, b.base + b.offset[i], b.other, b.stride);
+#pragma GCC unroll 16
+  for (int i = 0; i < kR; ++i)
+#pragma GCC unroll 2
+    for (int v = 0; v < 2; ++v) store(c + i * kChunk + v * kLanes, sum[i][v]);
+}
+
+template <class Beside>
+[[gnu::always_inline]] inline void multiply_chunk(Tiles&, const TileOperand& a, const TileOperand& b,
+                                                  std::int64_t steps, const float* start, float* c, Pending&,
+                                                  Beside&&) {
+  static_assert(2 * kLanes == kChunk);
+  constexpr int kR = 8;
+  for (std::int64_t r = 0; r < kChunk; r += kR) {
+    const char* const rows = a.base + r / kTileRows * a.other + r % kTileRows * a.stride;
+    multiply_rows<kR>(rows, a, b, steps, start ? start + r * kChunk : nullptr, c + r * kChunk);
+  }
+}
+
+}  // namespace rapt::cpu::RAPT_ISA
