@@ -8,10 +8,7 @@ set_property(CACHE RAPT_CUDA PROPERTY STRINGS AUTO ON OFF)
 set(RAPT_CUDA_ARCHITECTURES "" CACHE STRING
     "Compute capabilities to build for, as in CMAKE_CUDA_ARCHITECTURES but numbers only, 90a among them for Hopper's tensor cores; empty: PTX of the oldest that rapt takes, and 90a-real")
 
-string(TOUPPER "${RAPT_CUDA}" rapt_cuda_wanted)
-if(NOT rapt_cuda_wanted MATCHES "^(AUTO|ON|OFF|TRUE|FALSE|YES|NO|1|0)$")
-  message(FATAL_ERROR "RAPT_CUDA is ${RAPT_CUDA}; it must be AUTO, ON or OFF")
-endif()
+rapt_read_switch(rapt_cuda_wanted RAPT_CUDA)
 set(rapt_have_cuda OFF)
 if(rapt_cuda_wanted STREQUAL "AUTO" AND (RAPT_SANITIZE OR CMAKE_CROSSCOMPILING))
   return()
