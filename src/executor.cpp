@@ -3,8 +3,6 @@
 #include <oneapi/tbb/task_arena.h>
 #include <unistd.h>
 
-#include <atomic>
-
 #include "rapt/context.hpp"
 
 #if RAPT_HAVE_OPENMP
@@ -31,22 +29,11 @@ class Tbb final : public Executor {
     // Isolated: while it waits, the caller must not pick up a task of somebody else's and come back late.
     // A context of its own: cancelling the caller's task group must not leave outputs unwritten.
     oneapi::tbb::task_group_context context(oneapi::tbb::task_group_context::isolated);
-    // What oneTBB orders anyway, said where ThreadSanitizer sees it (it does not see into the library's own binary):
-    // a strand comes after all that the caller did before, and the caller goes on after all that strands did.
-    std::atomic<int> order = 0;
-    order.fetch_add(1, std::memory_order_release);
     // Static: from call to call a strand goes to the same thread where it can, whose cache has its scratch.
     oneapi::tbb::this_task_arena::isolate([&] {
       oneapi::tbb::parallel_for(
-          0, strands, 1,
-          [&](int i) {
-            order.load(std::memory_order_acquire);
-            strand(argument, i);
-            order.fetch_add(1, std::memory_order_release);
-          },
-          oneapi::tbb::static_partitioner(), context);
+          0, strands, 1, [&](int i) { strand(argument, i); }, oneapi::tbb::static_partitioner(), context);
     });
-    order.load(std::memory_order_acquire);
   }
 };
 

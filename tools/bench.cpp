@@ -24,14 +24,6 @@ constexpr std::int64_t kNaiveMaxLength = 4096;
 constexpr std::size_t kNaiveMaxWorkspace = std::size_t{2} << 30;
 constexpr std::int64_t kMinBuffer = std::int64_t{256} << 20;
 
-/// The naive entry of an ISA; empty when there is none.
-std::string naive_entry(Isa isa) {
-  for (const EntryInfo& entry : entries()) {
-    if (entry.name.starts_with("attention_naive.") && isa_of(entry.name) == isa) return entry.name;
-  }
-  return {};
-}
-
 class Bench {
  public:
   Bench(const BenchOptions& options, const Machine& machine) : options_(options) {

@@ -9,6 +9,8 @@
 #include <stdexcept>
 #include <thread>
 
+#include "common.hpp"
+
 namespace rapt::tools {
 namespace {
 
@@ -91,13 +93,18 @@ Summary::Share share_of(const std::vector<Sample>& samples, double amount, doubl
 
 }  // namespace
 
-Isa vector_isa(Isa isa) {
-  const auto only_bf16 = [](Isa some) { return some == Isa::amx || some == Isa::avx512bf16; };
-  if (!only_bf16(isa)) return isa;
-  for (Isa usable : usable_isas()) {
-    if (!only_bf16(usable)) return usable;
+std::string naive_entry(Isa isa) {
+  for (const EntryInfo& entry : entries()) {
+    if (entry.name.starts_with("attention_naive.") && isa_of(entry.name) == isa) return entry.name;
   }
-  throw std::logic_error("products of bf16 without vectors");
+  return {};
+}
+
+Isa vector_isa(Isa isa) {
+  for (Isa usable : usable_isas()) {
+    if (usable <= isa && !naive_entry(usable).empty()) return usable;
+  }
+  throw std::logic_error("no ISA with an attention_naive entry");
 }
 
 Roofline::Roofline(Isa isa, int threads, std::shared_ptr<const std::vector<float>> buffer)

@@ -11,8 +11,9 @@
 
 namespace rapt::tools {
 
-/// `isa` itself, but for those with products of bf16 only the best other one of this machine: that of its FMA peak and
-/// its naive entry.
+/// The attention_naive entry of an ISA; empty when there is none.
+std::string naive_entry(Isa isa);
+/// `isa` itself, or for one that multiplies bf16 only the best one below it: that of its FMA peak and its naive entry.
 Isa vector_isa(Isa isa);
 
 /// GFLOP/s, and GB/s of reading; NaN where the ISA has no such unit or nobody asked, 0 when the threads could not be

@@ -141,7 +141,7 @@ std::optional<Isa> isa_of(std::string_view entry) {
   std::string word;
   for (int i = 0; i < 3; ++i) std::getline(stream, word, '.');
   if (word == "amx_model") return Isa::amx;  // a build for tests
-  for (Isa isa : {Isa::generic, Isa::avx2, Isa::avx512, Isa::neon, Isa::avx512bf16, Isa::amx}) {
+  for (Isa isa : kIsas) {
     if (word == to_string(isa)) return isa;
   }
   return std::nullopt;

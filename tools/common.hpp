@@ -52,6 +52,8 @@ std::string human_bytes(double bytes);
 /// The compiler of this program, "g++ 12.2.0".
 std::string compiler();
 
+/// Every ISA that rapt knows, best first.
+inline constexpr Isa kIsas[] = {Isa::amx, Isa::avx512bf16, Isa::avx512, Isa::avx2, Isa::neon, Isa::generic};
 /// The ISA in an entry's name ("attention_forward.f32.avx2.q24k128").
 std::optional<Isa> isa_of(std::string_view entry);
 /// Entries whose name is `text`, else those that contain it, in dispatch order. Throws UsageError when there is none,

@@ -174,7 +174,7 @@ void show_speed(const Context& context, int threads) {
   const Plan plan(Problem::parse("attention b=1 hq=8 sq=512 d=64"), context);
   const std::string best(plan.entry());
   const Isa isa = vector_isa(isa_of(best).value());
-  const std::string naive = match_entries(fmt::format("attention_naive.f32.{}", to_string(isa))).front();
+  const std::string naive = naive_entry(isa);
   const Roofline roofline(isa, threads, std::make_shared<const std::vector<float>>());
 
   show(
@@ -200,8 +200,9 @@ void show_speed(const Context& context, int threads) {
   show(
       "\n   causal: a token attends to itself and those before it; only those operations are counted.\n"
       "   of peak: share of the multiply-adds per second this machine reaches at the same moment with\n"
-      "   nothing else to do, in {} code on {} thread{}.{} Times are medians, the two run in turns.\n\n",
-      to_string(isa), threads, threads == 1 ? "" : "s", isa_of(best) == isa ? "" : "\n   Matrix units may do more.");
+      "   nothing else to do, in {} code on {} thread{}. Products of bf16 may\n   do more. Times are medians, the two "
+      "run in turns.\n\n",
+      to_string(isa), threads, threads == 1 ? "" : "s");
 }
 
 }  // namespace

@@ -28,7 +28,7 @@ std::vector<IsaState> isa_states() {
   for (const EntryInfo& entry : entries()) {
     if (const auto isa = isa_of(entry.name)) reasons.emplace(*isa, entry.unusable);
   }
-  for (Isa isa : {Isa::amx, Isa::avx512bf16, Isa::avx512, Isa::avx2, Isa::neon, Isa::generic}) {
+  for (Isa isa : kIsas) {
     if (std::find(usable.begin(), usable.end(), isa) != usable.end()) continue;
     const auto found = reasons.find(isa);
     states.push_back({isa, found == reasons.end() ? "not in this build" : found->second});

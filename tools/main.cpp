@@ -60,7 +60,8 @@ class Arguments {
   void add_check(CLI::App& app) {
     auto* check =
         app.add_subcommand("check", "Compare results with a float64 reference; exit code 1 when one is wrong");
-    check->add_option("--problem", check_.problems, std::string(kProblemHelp) + "; may be given again")->allow_extra_args(false);
+    check->add_option("--problem", check_.problems, std::string(kProblemHelp) + "; may be given again")
+        ->allow_extra_args(false);
     check->add_option("--entry", check_.entry, kEntryHelp);
     check->add_option("--seeds", check_.seeds, "random inputs per problem")->check(CLI::Range(1, kMaxSeeds));
     check->add_option("--threads", check_.threads, "most threads (default: all)")->check(thread_range());
@@ -70,7 +71,9 @@ class Arguments {
   void add_bench(CLI::App& app) {
     auto* bench = app.add_subcommand("bench", "Time problems against the machine's peak and the naive way");
     auto* set = bench->add_option("--set", bench_.set, "quick, paper, halves, decode or full")->capture_default_str();
-    bench->add_option("--problem", bench_.problems, std::string(kProblemHelp) + "; may be given again")->allow_extra_args(false)->excludes(set);
+    bench->add_option("--problem", bench_.problems, std::string(kProblemHelp) + "; may be given again")
+        ->allow_extra_args(false)
+        ->excludes(set);
     bench->add_option("--threads", bench_.threads, "thread counts, for example 1,2 (default: 1)")
         ->delimiter(',')
         ->check(thread_range());

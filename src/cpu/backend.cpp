@@ -181,8 +181,8 @@ class CpuBackend final : public Backend {
     if (!kernel) return;
     std::string name = std::string(kernel->op) + "." + kernel->arithmetic + "." + built.name;
     if (kernel->rows > 0) name += ".q" + std::to_string(kernel->rows) + "k" + std::to_string(kernel->keys);
-    const std::string why = kernel->opt_in ? kernel->opt_in : built.opt_in;
-    entries_.push_back({std::move(name), built.unusable, why.empty() ? "" : "only if forced: " + why, built.isa,
+    const char* why = kernel->opt_in ? kernel->opt_in : built.opt_in;
+    entries_.push_back({std::move(name), built.unusable, why ? std::string("only if forced: ") + why : "", built.isa,
                         static_cast<int>(kernels_.size())});
     kernels_.push_back({kernel, built.table});
   }

@@ -44,8 +44,8 @@ namespace {
   return {};
 }
 // AMD's CPUs (Zen 4) multiply pairs of bf16 as fast as fp32 numbers, Intel's (Xeons with AMX) at a quarter of that.
-[[maybe_unused]] std::string slow_avx512bf16() {
-  return __builtin_cpu_is("amd") ? "" : "AVX-512 is faster without it on this CPU";
+[[maybe_unused]] const char* slow_avx512bf16() {
+  return __builtin_cpu_is("amd") ? nullptr : "slower than AVX-512 on Intel's CPUs";
 }
 [[maybe_unused]] std::string missing_for_amx() {
   if (std::string missing = missing_for_avx512bf16(); !missing.empty()) return missing;

@@ -15,8 +15,8 @@ struct BuiltIsa {
   Isa isa;
   const char* name;  // in the names of its entries
   const KernelTable* table;
-  std::string unusable;     // the missing CPU or OS feature; empty if usable
-  std::string opt_in = {};  // why its kernels run only where they are named; empty if dispatch may choose them
+  std::string unusable;          // the missing CPU or OS feature; empty if usable
+  const char* opt_in = nullptr;  // why its kernels run only where they are named; null if dispatch may choose them
 };
 
 struct Machine {

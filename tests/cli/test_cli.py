@@ -114,14 +114,15 @@ class InfoProblem(CliTest):
         self.assertIn(plan["entry"], self.run_ok("info", "--problem", PROBLEM))
 
     def test_opt_in_entries_run_only_if_forced(self):
+        problem = "dtype=bf16 " + PROBLEM  # which all of them take
         listed = self.run_json("info")["entries"]
         for name in [entry["name"] for entry in listed if entry["opt_in"] and entry["usable"]]:
             self.assertRegex(self.run_ok("info"), rf"(?m){re.escape(name)} .*only if forced")
-            plan = self.run_json("info", "--problem", PROBLEM)
+            plan = self.run_json("info", "--problem", problem)
             (refusal,) = [candidate["refusal"] for candidate in plan["candidates"] if candidate["entry"] == name]
             self.assertIn("only if forced", refusal)
-            self.assertIn(refusal, self.run_ok("info", "--problem", PROBLEM))
-            self.assertEqual(self.run_json("info", "--problem", PROBLEM, RAPT_KERNEL=name)["entry"], name)
+            self.assertIn(refusal, self.run_ok("info", "--problem", problem))
+            self.assertEqual(self.run_json("info", "--problem", problem, RAPT_KERNEL=name)["entry"], name)
 
     def test_isa_is_obeyed(self):
         for isa in self.run_json("info")["isas"]:

@@ -70,7 +70,7 @@ TEST_CASE("what items leave in a strand's scratch for the next ones does not cha
     }
     for (const std::string& entry : threaded_entries(problem)) {
       run(first.args(), forced(entry, serial_executor(), 1));  // one item for each head
-      run(second.args(), forced(entry, tbb_executor(), 4));
+      run(second.args(), forced(entry, std::make_shared<ThreadExecutor>(4), 4));
       INFO(entry << ": " << problem.to_string());
       CHECK(same_bits(first.out, second.out));
       CHECK(same_bits(first.lse, second.lse));

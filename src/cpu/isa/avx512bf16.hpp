@@ -1,5 +1,5 @@
-// AVX512-BF16: products of pairs of bf16 beside the vectors of AVX-512 with VBMI and VBMI2. Its kernels are those of
-// the matrix unit, over chunks in registers instead of tiles (matrix_dots.hpp).
+// AVX512-BF16: products of pairs of bf16, beside the vectors of AVX-512 with VBMI and VBMI2. Its kernel is the matrix
+// unit's for bf16, over chunks in registers instead of tiles (matrix_dots.hpp).
 #pragma once
 
 #define RAPT_HAVE_DOTS
@@ -8,6 +8,13 @@
 #include "cpu/isa/weights_avx512.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
+
+// The pair that lies at `p`, in every lane.
+[[gnu::always_inline]] inline vec broadcast_pair(const char* p) {
+  std::int32_t pair;
+  __builtin_memcpy(&pair, p, sizeof pair);
+  return vec(_mm512_castsi512_ps(_mm512_set1_epi32(pair)));
+}
 
 // c[n] += a[2n] b[2n] + a[2n + 1] b[2n + 1]: a and b bf16, c fp32; denormals are 0.
 // (Compilers shuffle the sums from register to register if they may order these.)

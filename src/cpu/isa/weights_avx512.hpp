@@ -1,4 +1,4 @@
-// Softmax weights as bf16, for the matrix unit, on AVX-512 with VBMI and BF16. weights.hpp says what each word means.
+// Softmax weights as bf16, for products of bf16, on AVX-512 with VBMI and BF16. weights.hpp says what each word means.
 #pragma once
 
 namespace rapt::cpu::RAPT_ISA {

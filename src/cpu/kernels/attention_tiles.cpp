@@ -42,7 +42,8 @@ constexpr int products(int planes) {
   return planes == 1 ? 1 : planes == 2 ? 3 : 6;
 }
 
-// Keys whose planes of K and V take half of a 2 MiB L2. Of fp32 fewer: rounding grows with the sums within a range.
+// Keys whose planes of K and V take 1 MiB: half of the L2 of Xeons with AMX, all of Zen 4's, where fewer were no
+// faster. Of fp32 fewer: rounding grows with the sums within a range.
 template <int kPlanes>
 std::int64_t range_keys(std::int64_t d, std::int64_t dv) noexcept {
   d = round_up(d, kTileDepth), dv = round_up(dv, kChunk);
@@ -584,9 +585,9 @@ constexpr ForwardKernel kernel(const char* arithmetic, unsigned elements, const 
 
 }  // namespace
 
-constexpr unsigned kHalf = only(Element::bf16) | only(Element::f16);
 extern constexpr ForwardKernel kTilesBf16 = kernel<1>("bf16", only(Element::bf16), nullptr);
 #if defined(RAPT_HAVE_TILES)
+constexpr unsigned kHalf = only(Element::bf16) | only(Element::f16);
 extern constexpr ForwardKernel kTilesF16x3 = kernel<2>("f16x3", kHalf, nullptr);
 // Beside a busy sibling thread the AVX-512 kernel was faster (docs/performance.md).
 extern constexpr ForwardKernel kTilesF32x6 =

@@ -21,6 +21,7 @@ struct Exponentials {
   // more than kMost, or the first that a row sees to less than kLeast: so when the largest exponent is above kHigh or
   // below kLow.
   static constexpr float kHeadroom = 0, kMost = 0x1p24f, kLeast = 0x1p-16f, kHigh = 18, kLow = -16;
+  static_assert(kPlanes == 1 || (kBlockKeys << 18) <= (1 << 24));
   float *s = nullptr, *end = nullptr;
   vec scale[kVecsOfRow], add[kVecsOfRow], sum[kVecsOfRow];
 
@@ -53,7 +54,8 @@ struct Exponentials {
 // In 7.9 fixed point: nothing is above 2, and what saturates shows in the sum.
 template <>
 struct Exponentials<1> {
-  static constexpr float kHeadroom = 23, kMost = 1.9f, kLeast = 0x1p-39f, kHigh = -6, kLow = -39;
+  static constexpr float kHeadroom = 23, kMost = 1.9f, kLeast = 0x1p-39f, kHigh = -7, kLow = -39;
+  static_assert(kBlockKeys * 0x1p-7f <= kMost);
   float *s = nullptr, *end = nullptr;
   vec scale[kVecsOfRow], add[kVecsOfRow], sum[kVecsOfRow];
   FixedExp2 exponential;

@@ -31,6 +31,6 @@ struct Pending {
 
 #if defined(RAPT_HAVE_TILES)
 #include "cpu/tile/matrix_tiles.hpp"
-#else
+#elif defined(RAPT_HAVE_DOTS)
 #include "cpu/tile/matrix_dots.hpp"
 #endif

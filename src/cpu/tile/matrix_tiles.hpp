@@ -1,7 +1,5 @@
-// The words of matrix.hpp on the matrix unit.
+// The words of matrix.hpp on the matrix unit. Included by it.
 #pragma once
-
-#include "cpu/tile/planes.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 
