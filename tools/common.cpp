@@ -18,10 +18,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::array<std::string_view, 24> kFeatures = {
-    "sse2",     "sse4_2",   "avx",         "f16c",        "fma",         "avx2",     "avx512f",  "avx512bw",
-    "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8",
-    "asimd",    "asimdhp",  "asimddp",     "bf16",        "i8mm",        "sve",      "sve2",     "sme"};
+constexpr std::array<std::string_view, 26> kFeatures = {
+    "sse2",        "sse4_2",   "avx",      "f16c",       "fma",          "avx2",        "avx512f",
+    "avx512bw",    "avx512dq", "avx512vl", "avx512vbmi", "avx512_vbmi2", "avx512_vnni", "avx512_bf16",
+    "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8",   "asimd",        "asimdhp",     "asimddp",
+    "bf16",        "i8mm",     "sve",      "sve2",       "sme"};
 
 std::string first_line(const fs::path& path) {
   std::ifstream file(path);

@@ -133,8 +133,8 @@ class CpuBackend final : public Backend {
   std::span<const Entry> entries() const noexcept override { return entries_; }
 
   std::string_view refuse(const Entry& entry, const Problem& p, const Context::Impl& context) const override {
-    if (context.options.isa && entry.isa > *context.options.isa) return "above the context's ISA cap";
     if (context.isa_forced && entry.isa != *context.options.isa) return "RAPT_ISA asks for another ISA";
+    if (context.options.isa && entry.isa > *context.options.isa) return "above the context's ISA cap";
     const ForwardKernel& kernel = *built(entry).kernel;
     if (((only(element(p.q_dtype)) | only(element(p.kv_dtype))) & ~kernel.elements) != 0)
       return "takes other element types";

@@ -57,6 +57,7 @@ TEST_CASE("queries and keys of one sign", "[kernel]") {
 TEST_CASE("alibi over long distances", "[kernel]") {
   check_every_type("attention hq=8 sq=16 sk=2000 d=64 causal align=bottom_right alibi lse");
   check_every_type("attention hq=8 sq=300 sk=900 d=19 align=0 alibi lse");
+  check_every_type("attention hq=8 sq=20 d=64 align=5000000000 alibi lse");
 }
 
 // ... and padding on the left by a large but finite bias.
@@ -84,7 +85,9 @@ TEST_CASE("sinks far above scores far below 0", "[kernel]") {
   const DType dtype = each_type();
   for (float below : {-75.f, 75.f})
     for (float above : {10.f, 60.f, 72.f, 80.f}) {
-      Case c(typed("attention sq=40 sk=64 d=32 out=f32 bias=k sinks lse", dtype));
+      Problem problem = typed("attention sq=40 sk=64 d=32 bias=k sinks lse", dtype);
+      problem.out_dtype = DType::f32;
+      Case c(problem);
       for (std::int64_t i = 0; i < c.bias.size(); ++i) c.bias.flat(i) = below;
       c.sinks.flat(0) = below + above;
       INFO(below << " " << above);

@@ -1,5 +1,7 @@
 // The bits of a row depend on its own inputs and the ISA only.
+#include <cmath>
 #include <limits>
+#include <random>
 
 #include "support/check.hpp"
 #include "support/executors.hpp"
@@ -74,6 +76,35 @@ TEST_CASE("what items leave in a strand's scratch for the next ones does not cha
       INFO(entry << ": " << problem.to_string());
       CHECK(same_bits(first.out, second.out));
       CHECK(same_bits(first.lse, second.lse));
+    }
+  }
+}
+
+// A sum of products that is flushed to -0 becomes +0 by a product of weight 0 or not, by the sign of a value that the
+// row does not see: which values those are depends on the rows that threads do together.
+TEST_CASE("hidden values do not change the sign of zero", "[kernel]") {
+  std::mt19937 random(7);
+  const auto below = [&](unsigned n) { return static_cast<int>(random() % n); };
+  for (int i = 0; i < 60; ++i) {
+    const std::string text = "attention hq=3 sq=" + std::to_string(100 + below(300)) +
+                             " d=32 causal window=" + std::to_string(below(10)) +
+                             ",0 align=" + std::to_string(below(40));
+    const Problem problem = typed(text, DType::bf16);
+    Case one(problem), many(problem);
+    for (Case* c : {&one, &many}) {
+      std::mt19937 values(static_cast<unsigned>(i));
+      for (std::int64_t n = 0; n < c->q.size(); ++n) c->q.flat(n) = 4 * c->q.flat(n), c->k.flat(n) = 4 * c->k.flat(n);
+      for (std::int64_t n = 0; n < c->v.size(); ++n) {
+        const float sign = values() % 2 != 0 ? -1.f : 1.f,
+                    small = std::ldexp(1.f, -10 - static_cast<int>(values() % 65));
+        c->v.flat(n) = sign * (values() % 100 < 97 ? 0.f : small);
+      }
+    }
+    for (const std::string& entry : threaded_entries(problem)) {
+      run(one.args(), forced(entry, serial_executor(), 1));
+      run(many.args(), forced(entry, tbb_executor(), 4));
+      INFO(entry << ": " << problem.to_string());
+      CHECK(same_bits(one.out, many.out));
     }
   }
 }

@@ -441,8 +441,14 @@ class Item {
         const auto low = (load(panel.l + i * kLanes) == vec(0.f)) & (top < vec(E::kLow));
         const auto finite = xsimd::abs(top) < infinity();
         const auto which = ((top > vec(E::kHigh)) | low) & finite & (may_move[i] != vec(0.f));
-        if (round == kRounds) continue;  // not again: the scores would be relative to another
         const vec step = xsimd::select(which, xsimd::ceil(top) + vec(E::kHeadroom), vec(0.f));
+        if (round == kRounds) {  // the reference is far, and too large for the step: the scores take it in place
+          for (std::int64_t j = 0; j < v.chunks * kTileDepth; ++j) {
+            float* const at = x + j * kChunk + i * kLanes;
+            store(at, load(at) - step);
+          }
+          continue;
+        }
         const vec factor = raise_reference(panel, i * kLanes, step);
         if (panel.started) rescale(panel.ot + i * kLanes, kRows, w_.dv, factor);
         if (!v.first) rescale(target(panel) + i * kLanes, kRows, w_.dv, factor);
@@ -500,6 +506,8 @@ class Item {
 
   void finish(std::int64_t i) {
     const Panel& panel = panels_[i];
+    // A sum that was flushed to -0 stays it by the signs of values that the row does not see.
+    for (std::int64_t j = 0; j < w_.dv * kRows; j += kLanes) store(panel.ot + j, load(panel.ot + j) + vec(0.f));
     if (p_.score.sinks && head_.whole) redo_[i] |= drowned(panel);
     if (!left(i)) {
       const FlushDenormals flush;  // whole vectors of rows are narrowed by an instruction that does
