@@ -506,8 +506,6 @@ class Item {
 
   void finish(std::int64_t i) {
     const Panel& panel = panels_[i];
-    // A sum that was flushed to -0 stays it by the signs of values that the row does not see.
-    for (std::int64_t j = 0; j < w_.dv * kRows; j += kLanes) store(panel.ot + j, load(panel.ot + j) + vec(0.f));
     if (p_.score.sinks && head_.whole) redo_[i] |= drowned(panel);
     if (!left(i)) {
       const FlushDenormals flush;  // whole vectors of rows are narrowed by an instruction that does

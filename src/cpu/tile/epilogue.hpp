@@ -8,7 +8,7 @@ namespace rapt::cpu::RAPT_ISA {
 // Rows of O^T, over l if `normalise`, go to where `row_of` leads: lane -> T*. Returns false if some fp32 element is not
 // finite: then a masked value may have leaked into it (0 * inf) and the panel must be redone with care. A leak never
 // turns finite again, so checking here is enough. (A finite one past the largest fp16 is stored as infinity, and is
-// right.)
+// right.) A sum of 0 is stored as +0: in sums of planes its sign may come from values that the row does not see.
 template <class T, class RowOf>
 [[gnu::noinline]] bool store_output(RowOf row_of, std::int64_t inner, std::int64_t dv, const Panel& panel,
                                     bool normalise) {
@@ -23,7 +23,7 @@ template <class T, class RowOf>
     const vec inverse = xsimd::select(l == vec(0.f), vec(0.f), vec(1.f) / l);  // a row without keys is 0
     const vec scale = normalise ? inverse : vec(1.f);
     const auto column = [&](std::int64_t c, int chain) __attribute__((always_inline)) {
-      const vec x = load(panel.ot + c * panel.width + lane) * scale;
+      const vec x = fma(load(panel.ot + c * panel.width + lane), scale, vec(0.f));  // -0, too, becomes 0
       poison[chain % 4] = fma(x, vec(0.f), poison[chain % 4]);
       return x;
     };
