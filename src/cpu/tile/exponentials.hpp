@@ -21,7 +21,7 @@ struct Exponentials {
   // more than kMost, or the first that a row sees to less than kLeast: so when the largest exponent is above kHigh or
   // below kLow.
   static constexpr float kHeadroom = 0, kMost = 0x1p24f, kLeast = 0x1p-16f, kHigh = 18, kLow = -16;
-  static_assert(kPlanes == 1 || (kBlockKeys << 18) <= (1 << 24));
+  static_assert(kPlanes == 1 || kBlockKeys * 0x1p18f <= kMost);
   float *s = nullptr, *end = nullptr;
   vec scale[kVecsOfRow], add[kVecsOfRow], sum[kVecsOfRow];
 

@@ -5,8 +5,7 @@ namespace rapt::cpu::RAPT_ISA {
 
 inline constexpr std::int64_t kBlockKeys = 64;
 
-// C tiles 0 to 3 are a chunk of 32 x 32; A passes through tiles 4 and 5, B through 6 and 7.
-
+// Where a tile of C lies: tiles 0 to 3 are a chunk of 32 x 32. (A passes through tiles 4 and 5, B through 6 and 7.)
 template <int kTile>
 [[gnu::always_inline]] inline float* tile_of(float* c) {
   return c + (kTile & 2 ? 16 * kChunk : 0) + (kTile == 1 || kTile == 2 ? 16 : 0);
