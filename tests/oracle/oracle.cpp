@@ -212,16 +212,16 @@ Score final_score(const Head& head, std::int64_t i, std::int64_t j, double dot, 
   double x = scale * dot;
   const double dequantised = unit_of(head.args.kv.k.dtype) == 0 && head.args.kv.k.dtype != DType::f32 ? 2 : 0;
   double delta = (std::sqrt(d) + 6 + dequantised) * kUnit * std::abs(scale) * dot_abs;
-  double sigma = std::sqrt(d / 3) * kUnit * std::abs(scale) * (std::sqrt(dot_squares) + std::abs(dot));
+  double sigma = std::sqrt(d / 3) * kUnit * std::abs(scale) * (std::sqrt(dot_squares) + 2 * std::abs(dot));
   if (spec.softcap) {
     const double c = *spec.softcap;
     const auto cap = [c](double value) { return c * std::tanh(value / c); };
     delta = cap(x + delta) - cap(x - delta) + 4 * kUnit * c;
-    sigma = cap(x + sigma) - cap(x - sigma);
+    sigma = cap(x + sigma) - cap(x - sigma) + 2 * kUnit * c;
     x = cap(x);
   }
   const double operands = std::abs(x) + std::abs(bias) + std::abs(alibi);
-  return {x + bias - alibi, delta + 8 * kUnit * operands, sigma + kUnit * operands};
+  return {x + bias - alibi, delta + 8 * kUnit * operands, sigma + 3 * kUnit * operands};
 }
 
 /// Turns the scores of one row into weights. Returns lse and its bound.
@@ -231,8 +231,8 @@ struct RowWeights {
   bool broken = false;  ///< an attended score is NaN or +inf
 };
 
-RowWeights softmax(std::vector<Score>& scores, double d, double sink, Eigen::Ref<RowArray> p,
-                   Eigen::Ref<RowArray> growth, Eigen::Ref<RowArray> expected) {
+RowWeights softmax(std::vector<Score>& scores, double sink, Eigen::Ref<RowArray> p, Eigen::Ref<RowArray> growth,
+                   Eigen::Ref<RowArray> expected) {
   p.setZero();
   growth.setZero();
   expected.setZero();
@@ -244,13 +244,14 @@ RowWeights softmax(std::vector<Score>& scores, double d, double sink, Eigen::Ref
   }
   if (broken) return {kNaN, kInfinity, true};
   if (top == -kInfinity) return {sink, sink == -kInfinity ? 0 : 16 * kUnit * (std::abs(sink) + 1), false};
-  // A kernel may start the sum over d at minus the maximum, which then takes part in all its roundings.
-  const double start = std::max(std::abs(top), sink);
-  for (Score& s : scores) {
-    s.delta += (std::sqrt(d) + 6) * kUnit * start;
-    s.sigma += std::sqrt(d / 3) * kUnit * start;
-  }
   top = std::max(top, sink);
+  // Exponents are rounded relative to a reference that lies up to 8 powers of two off the maximum.
+  for (Score& s : scores) {
+    if (s.x == -kInfinity) continue;
+    const double exponent = top - s.x + 8 * std::log(2.0);
+    s.delta += 2 * kUnit * exponent;
+    s.sigma += kUnit * exponent / std::sqrt(3.0);
+  }
   double sum = std::exp(sink - top);
   for (const Score& s : scores) sum += std::exp(s.x - top);
   double grown = std::exp(sink - top) * std::exp(8 * kUnit * (sink == -kInfinity ? 0 : std::abs(sink)));
@@ -323,7 +324,7 @@ void run_block(const Head& head, const Matrix& q, std::int64_t first, Reference&
       scores[at][static_cast<std::size_t>(j)] =
           final_score(head, first + r, head.first + j, dot(r, j), dot_abs(r, j), dot_squares(r, j));
     }
-    weights[at] = softmax(scores[at], static_cast<double>(k.cols()), sink, p.row(r), growth.row(r), expected.row(r));
+    weights[at] = softmax(scores[at], sink, p.row(r), growth.row(r), expected.row(r));
   }
   Matrix out = p.matrix() * finite_v;
   const Matrix magnitude = p.matrix() * finite_v.cwiseAbs();

@@ -6,6 +6,9 @@
 
 namespace rapt::cpu::RAPT_ISA {
 
+// Parts summed before they join the row: the rounding of a sum grows with its terms.
+constexpr std::int64_t kShortSum = 8;
+
 void attention_combine(const ForwardParams& p, const WorkItem& item, std::int64_t parts) noexcept {
   const FlushDenormals flush;
   const Head head(p, item);
@@ -16,7 +19,7 @@ void attention_combine(const ForwardParams& p, const WorkItem& item, std::int64_
     Row row;
     find_rows(head, item.row_begin + r, 1, &row);
     float sink_minus_m, sink_l;
-    start_row(p.score, row, sink_minus_m, sink_l);
+    start_row(head, row, sink_minus_m, sink_l);
     bool any = sink_l != 0;
     float minus_m = sink_minus_m;
     for (std::int64_t i = 0; i < parts; ++i) {
@@ -26,28 +29,33 @@ void attention_combine(const ForwardParams& p, const WorkItem& item, std::int64_
       any = true;
     }
     alignas(64) float factor[kMaxParts];
-    float l = sink_l == 0 ? 0 : sink_l * __builtin_exp2f(minus_m - sink_minus_m);
+    double all = sink_l == 0 ? 0 : static_cast<double>(sink_l * __builtin_exp2f(minus_m - sink_minus_m));
     for (std::int64_t i = 0; i < parts; ++i) {
       const float part = state(i)[p.dv + 1];
       if (part == 0) continue;
       factor[i] = __builtin_exp2f(minus_m - state(i)[p.dv]);
-      l += factor[i] * part;
+      all += static_cast<double>(factor[i]) * static_cast<double>(part);
     }
+    const auto l = static_cast<float>(all);
     const vec scale(l == 0 ? 0.f : 1 / l);
     with_element(p.out_type, [&](auto element) {
       auto* const out = static_cast<decltype(element)*>(p.out) + row_at(p.out_stride, head, row);
       for (std::int64_t c = 0; c < p.dv; c += kLanes) {  // states have room for whole vectors
         vec sum(0.f);
-        for (std::int64_t i = 0; i < parts; ++i) {
-          if (state(i)[p.dv + 1] == 0) continue;
-          const vec x = load(state(i) + c);
-          const vec joined = fma(vec(factor[i]), x, sum);
-          sum = xsimd::select(x - x == vec(0.f), joined, sum + x);  // a factor that has vanished hides no infinity
+        for (std::int64_t first = 0; first < parts; first += kShortSum) {
+          vec part(0.f);
+          for (std::int64_t i = first; i < least(first + kShortSum, parts); ++i) {
+            if (state(i)[p.dv + 1] == 0) continue;
+            const vec x = load(state(i) + c);
+            const vec joined = fma(vec(factor[i]), x, part);
+            part = xsimd::select(x - x == vec(0.f), joined, part + x);  // a factor that has vanished hides no infinity
+          }
+          sum = sum + part;
         }
         store_strided(out + c * p.out_stride.d, p.out_stride.d, least(kLanes, p.dv - c), sum * scale);
       }
     });
-    if (p.lse) p.lse[row_at(p.lse_stride, head, row)] = lse_of(minus_m, l);
+    if (p.lse) p.lse[row_at(p.lse_stride, head, row)] = lse_of(head, row, minus_m, l);
   }
 }
 

@@ -4,7 +4,7 @@
 //   for each block of keys that some row sees             K and V rows in place, or dequantised to fp32 in scratch
 //     for each panel of kLanes rows
 //       S[key][row] = q . k                               lanes along d
-//       finish the scores, move the reference, P = 2^S    lanes along rows: the words of attention_forward
+//       finish the scores, move m, P = 2^(scale S - m)    lanes along rows: the words of attention_forward
 //       O[row] += P V                                     lanes along dv
 //
 // Beside each product rows that come next are fetched: this block's values and the next block's keys; where rows are
@@ -28,11 +28,11 @@ std::int64_t block_keys(Element kv_type) {
 
 struct Scratch {
   Row* row;
-  float *q, *o, *minus_m, *l;  // Q in tiles, as DotsTile has them; [rows][dv], padded to whole vectors
-  float* q_row;                // one, on its way
+  float *q, *o, *minus_m, *l, *l_low;  // Q in tiles, as DotsTile has them; [rows][dv], padded to whole vectors
+  float* q_row;                        // one, on its way
   // [keys][kLanes] scores, with room for those that a tile counts past the last key, and, with care, what they were;
   // [kLanes].
-  float *s, *seen, *top, *sum;
+  float *s, *seen, *top, *top_exponent, *part, *sum, *zero;
   float *k, *v;  // a block's rows, where they are packed
   std::int64_t q_stride, o_stride;
 
@@ -45,10 +45,10 @@ struct Scratch {
     o = carver.take<float>(rows * o_stride);
     minus_m = carver.take<float>(rows);
     l = carver.take<float>(rows);
+    l_low = carver.take<float>(rows);
     s = carver.take<float>((kBlock + 2 * kLanes) * kLanes);
     seen = carver.take<float>(kBlock * kLanes);
-    top = carver.take<float>(kLanes);
-    sum = carver.take<float>(kLanes);
+    for (float** row : {&top, &top_exponent, &part, &sum, &zero}) *row = carver.take<float>(kLanes);
     k = carver.take<float>(kBlock * q_stride);
     v = carver.take<float>(kBlock * o_stride);
   }
@@ -75,6 +75,7 @@ class Item {
 
   void run() {
     const std::int64_t row_end = least(item_.row_end, head_.len_q * p_.group);
+    store(w_.zero, vec(0.f));
     std::int64_t count = 0;
     for (std::int64_t r = item_.row_begin; r < row_end; r += kLanes) make_panel(count++, r, least(kLanes, row_end - r));
     sweep(0, count, false);
@@ -100,7 +101,14 @@ class Item {
   void make_panel(std::int64_t i, std::int64_t r, std::int64_t rows) {
     const std::int64_t at = i * kLanes;
     float* const state = item_.state ? item_.state + at * state_floats(p_.dv) : nullptr;
-    panels_[i] = {1, kLanes, rows, w_.row + at, nullptr, nullptr, w_.minus_m + at, w_.l + at, false, state};
+    panels_[i] = {.vecs = 1,
+                  .width = kLanes,
+                  .rows = rows,
+                  .row = w_.row + at,
+                  .minus_m = w_.minus_m + at,
+                  .l = w_.l + at,
+                  .l_low = w_.l_low + at,
+                  .state = state};
     Panel& panel = panels_[i];
     find_rows(head_, r, rows, panel.row);
     for (std::int64_t lane = rows; lane < kLanes; ++lane) panel.row[lane] = panel.row[rows - 1];
@@ -112,8 +120,7 @@ class Item {
         });
         float* q = w_.q + (at + r0) * w_.q_stride + lane * kLanes;
         for (std::int64_t c = 0; c < d_; c += kLanes, q += tile_rows * kLanes) {
-          const vec x = c + kLanes <= d_ ? load(w_.q_row + c) : load_tail(w_.q_row, d_);
-          store(q, x * vec(p_.score.scale_log2));
+          store(q, c + kLanes <= d_ ? load(w_.q_row + c) : load_tail(w_.q_row, d_));
         }
       }
     });
@@ -185,7 +192,8 @@ class Item {
     }
   }
 
-  // w_.s = the final scores of keys [begin, end) of the block, w_.top their maxima. Returns false if all are masked.
+  // w_.s = the final scores of keys [begin, end) of the block, as to_exponents() has them, w_.top their maxima. Returns
+  // false if all are masked.
   bool score(const Panel& panel, std::int64_t at, const Block& block, std::int64_t begin, std::int64_t end) {
     with_row_tiles(panel.rows, [&](auto rows, std::int64_t r) {
       constexpr int kR = decltype(rows)::value;
@@ -199,14 +207,13 @@ class Item {
     });
     const bool terms = has_terms(p_.score);
     const float* const scale = of_rows(p_.k_quant, p_.d) ? block.k_scale : nullptr;
-    const vec add = terms ? vec(0.f) : load(panel.minus_m);
     alignas(64) float lane[kLanes] = {};  // lanes past the last row hold what scratch held
     for (std::int64_t i = 0; i < panel.rows; ++i) lane[i] = 1;
     const auto exists = load(lane) != vec(0.f);
     vec top = minus_infinity();
     for (std::int64_t j = begin; j < end; ++j) {
       const vec dot = xsimd::select(exists, load(w_.s + j * kLanes), vec(0.f));
-      const vec x = scale ? fma(dot, vec(scale[j]), add) : dot + add;
+      const vec x = scale ? dot * vec(scale[j]) : dot;
       store(w_.s + j * kLanes, x);
       top = xsimd::max(top, x);
     }
@@ -223,15 +230,23 @@ class Item {
     const std::int64_t begin = clamp(panel.first(0) - block.k0, block.from - block.k0, block.end - block.k0);
     const std::int64_t end = clamp(panel.last(kLanes - 1) - block.k0, begin, block.end - block.k0);
     if (begin == end || !score(panel, i * kLanes, block, begin, end)) return;
-    if (any_must_move(panel, w_.top)) [[unlikely]] {  // as in attention_forward
+    ToExponents exponents = to_exponents(p_.score, panel, w_.zero);
+    apply(exponents, kLanes, w_.top, w_.top_exponent);
+    if (any_must_move(panel, w_.top_exponent)) [[unlikely]] {  // as in attention_forward
       move(i, nullptr, 0);
-      score(panel, i * kLanes, block, begin, end);
-      if (any_must_move(panel, w_.top)) move(i, w_.s + begin * kLanes, end - begin);
+      if (has_terms(p_.score)) score(panel, i * kLanes, block, begin, end);
+      apply(exponents, kLanes, w_.top, w_.top_exponent);
+      if (any_must_move(panel, w_.top_exponent)) {
+        float* const s = w_.s + begin * kLanes;
+        for (std::int64_t j = 0; j < end - begin; ++j) apply(exponents, kLanes, s + j * kLanes, s + j * kLanes);
+        exponents = {1, w_.zero};
+        move(i, s, end - begin);
+      }
     }
     for (std::int64_t j = begin; careful && j < end; ++j) store(w_.seen + j * kLanes, load(w_.s + j * kLanes));
-    store(w_.sum, vec(0.f));
-    exponentiate<1, 1>(w_.s + begin * kLanes, end - begin, w_.sum);
-    store(panel.l, load(panel.l) + load(w_.sum));
+    for (float* row : {w_.part, w_.sum}) store(row, vec(0.f));
+    exponentiate<1, 1>(w_.s, begin, end, exponents, w_.part, w_.sum);
+    add_to_sum(panel, 0, load(w_.sum) + load(w_.part));
     if (const float* const scale = of_rows(p_.v_quant, p_.dv) ? block.v_scale : nullptr)
       for (std::int64_t j = begin; j < end; ++j) store(w_.s + j * kLanes, load(w_.s + j * kLanes) * vec(scale[j]));
     if (careful) add_with_care(i, block, begin, end);
@@ -241,7 +256,7 @@ class Item {
   // Moves the references that must, and with them O, and n scores at `s` unless it is null.
   [[gnu::noinline, gnu::cold]] void move(std::int64_t i, float* s, std::int64_t n) const {
     const Panel& panel = panels_[i];
-    const vec top = load(w_.top);
+    const vec top = load(w_.top_exponent);
     const vec step = xsimd::select(must_move(top, load(panel.l)), xsimd::ceil(top), vec(0.f));
     alignas(64) float factor[kLanes];
     store(factor, raise_reference(panel, 0, step));
@@ -293,6 +308,7 @@ class Item {
   // may have leaked into it (0 * inf).
   bool store_rows(std::int64_t i) const {
     const Panel& panel = panels_[i];
+    settle_sum(panel);
     vec poison(0.f);
     for (std::int64_t r = 0; r < panel.rows; ++r) {
       const float* const from = o(i) + r * w_.o_stride;

@@ -3,9 +3,9 @@
 //
 //   for each block of kBlockK keys that some row sees         K and V blocks: 4 kBlockK (d + dv) bytes from L2
 //     for each panel of `width` query rows                    Q^T, O^T: 4 width (d + dv) bytes from L2
-//       S^T = K Q^T - m       2 kBlockK width d FLOPs         S^T stays in L1: 4 kBlockK width bytes
+//       S^T = K Q^T           2 kBlockK width d FLOPs         S^T stays in L1: 4 kBlockK width bytes
 //       finish the scores of partial blocks (masks, bias, ...); move m where a lane must
-//       P^T = 2^S^T, l += sum
+//       P^T = 2^(scale S^T - m), l += sum
 //       O^T += V^T P^T        2 kBlockK width dv FLOPs
 //
 // Blocks start at multiples of kBlockK from the sequence's first key and sums run in key order, so that a row's bits do
@@ -25,6 +25,8 @@ namespace {
 constexpr std::int64_t kBlockK = 128;
 constexpr std::int64_t kWidth = kVecs * kLanes;
 constexpr std::int64_t kMaxPanels = 16;  // of an item
+// Keys whose blocks are summed before they join the row's total (see kSumKeys).
+constexpr std::int64_t kRunKeys = 16 * kBlockK;
 
 // Rows of packed K and V blocks: one line more than needed, so that V's column strips spread over the L1 sets.
 std::int64_t packed_stride(std::int64_t n) {
@@ -33,20 +35,24 @@ std::int64_t packed_stride(std::int64_t n) {
 
 struct Scratch {
   Row* row;
-  float *qt, *ot, *minus_m, *l;  // all panels, back to back
-  float *s, *top, *sum;          // one panel and block: scores, their maxima and sums
-  float *k, *v;                  // one block, packed
-  float *zero, *unused;          // a row of zeros, a row to write what nobody wants
+  float *qt, *ot, *total, *minus_m, *l, *l_low;  // all panels, back to back
+  float *s, *top, *top_exponent, *part, *sum;    // one panel and block: scores, their maxima and sums
+  float *k, *v;                                  // one block, packed
+  float *zero, *unused;                          // a row of zeros, a row to write what nobody wants
 
   Scratch(Carver& carver, const ForwardShape& shape) {
     const std::int64_t lanes = round_up(shape.rows, kLanes);
     row = carver.take<Row>(lanes);
     qt = carver.take<float>(lanes * shape.d);
     ot = carver.take<float>(lanes * shape.dv);
+    total = carver.take<float>(shape.sk + kBlockK > kRunKeys ? lanes * shape.dv : 0);
     minus_m = carver.take<float>(lanes);
     l = carver.take<float>(lanes);
+    l_low = carver.take<float>(lanes);
     s = carver.take<float>(kBlockK * kWidth);
     top = carver.take<float>(kWidth);
+    top_exponent = carver.take<float>(kWidth);
+    part = carver.take<float>(kWidth);
     sum = carver.take<float>(kWidth);
     k = carver.take<float>(kBlockK * packed_stride(shape.d));
     v = carver.take<float>(kBlockK * packed_stride(shape.dv));
@@ -130,7 +136,8 @@ template <int kMax = kVecs, class F>
     }
 }
 
-// w.s = the final scores of a block for a panel of kW vectors, w.top = their maxima. Returns false if all are masked.
+// w.s = the final scores of a block for a panel of kW vectors, as to_exponents() has them, w.top = their maxima.
+// Returns false if all are masked.
 template <int kW>
 bool score(const Head& head, const Panel& panel, std::int64_t k0, const Cut& c, Block kb, const Scratch& w) {
   const bool terms = has_terms(head.p.score);
@@ -139,13 +146,9 @@ bool score(const Head& head, const Panel& panel, std::int64_t k0, const Cut& c, 
   for (int i = 0; i < c.count; ++i) {
     const Segment& g = c.segment[i];
     const std::int64_t lane = g.vec * kLanes;
-    const ScoresTile<kW> tile{kb.data + g.begin * kb.stride,
-                              kb.stride,
-                              head.p.d,
-                              panel.qt + lane,
-                              terms ? w.zero : panel.minus_m + lane,
-                              w.s + g.begin * panel.width + lane,
-                              g.masked ? w.unused : w.top + lane};  // masked scores must not raise the maximum
+    const ScoresTile<kW> tile{
+        kb.data + g.begin * kb.stride,     kb.stride, head.p.d, panel.qt + lane, w.s + g.begin * panel.width + lane,
+        g.masked ? w.unused : w.top + lane};  // masked scores must not raise the maximum
     with_vecs<kW>(kW - g.vec, [&](auto vecs) { tiles<vecs>(tile, g.end - g.begin); });
     if (!g.masked) continue;
     for (std::int64_t v = g.vec; v < kW; ++v)
@@ -163,13 +166,22 @@ void visit(const Head& head, Panel& panel, std::int64_t k0, std::int64_t n, Bloc
   const Cut c = cut(panel, k0, n, has_terms(head.p.score));
   if (c.count == 0 || !score<kW>(head, panel, k0, c, kb, w)) return;
 
-  if (any_must_move(panel, w.top)) [[unlikely]] {
-    // Counted again from the new reference, equal keys of different blocks get equal weights and small scores keep
-    // their low bits. Scores so large that their rounding alone moves it once more are restated in place. (The lanes of
-    // vectors that have dropped out hold garbage: harmless.)
-    move_reference(panel, dv, w.top, nullptr, 0);
-    score<kW>(head, panel, k0, c, kb, w);
-    if (any_must_move(panel, w.top)) move_reference(panel, dv, w.top, w.s + c.begin * width, c.end[kW - 1] - c.begin);
+  ToExponents exponents = to_exponents(head.p.score, panel, w.zero);
+  apply(exponents, width, w.top, w.top_exponent);
+  if (any_must_move(panel, w.top_exponent)) [[unlikely]] {
+    move_reference(panel, dv, w.top_exponent, nullptr, 0);
+    // Modified scores are counted again relative to the new m: equal keys of different blocks get equal weights, and
+    // small scores keep their low bits.
+    if (has_terms(head.p.score)) score<kW>(head, panel, k0, c, kb, w);
+    apply(exponents, width, w.top, w.top_exponent);
+    if (any_must_move(panel, w.top_exponent)) {
+      // Scores so large that m cannot take the step: they take it in place. (The lanes of vectors that have dropped out
+      // hold garbage: harmless.)
+      const std::int64_t begin = c.begin * width, keys = c.end[kW - 1] - c.begin;
+      for (std::int64_t i = 0; i < keys * width; i += width) apply(exponents, width, w.s + begin + i, w.s + begin + i);
+      exponents = {1, w.zero};
+      move_reference(panel, dv, w.top_exponent, w.s + begin, keys);
+    }
   }
   if (careful) {
     if (!panel.started)
@@ -178,21 +190,48 @@ void visit(const Head& head, Panel& panel, std::int64_t k0, std::int64_t n, Bloc
     add_non_finite(panel, dv, k0, c.begin, c.end[kW - 1], w);
   }
 
-  for (int v = 0; v < kW; ++v) store(w.sum + v * kLanes, vec(0.f));
+  for (int v = 0; v < kW; ++v)
+    for (float* row : {w.part, w.sum}) store(row + v * kLanes, vec(0.f));
   for (int i = 0; i < c.count; ++i) {
     const Segment& g = c.segment[i];
+    const std::int64_t lane = g.vec * kLanes;
     with_vecs<kW>(kW - g.vec, [&](auto vecs) {
-      exponentiate<vecs, kW>(w.s + g.begin * width + g.vec * kLanes, g.end - g.begin, w.sum + g.vec * kLanes);
+      exponentiate<vecs, kW>(w.s + lane, g.begin, g.end, {exponents.scale, exponents.add + lane}, w.part + lane,
+                             w.sum + lane);
     });
   }
-  for (int v = 0; v < kW; ++v) store(panel.l + v * kLanes, load(panel.l + v * kLanes) + load(w.sum + v * kLanes));
+  for (int v = 0; v < kW; ++v) {
+    const std::int64_t lane = v * kLanes;
+    add_to_sum(panel, lane, load(w.sum + lane) + load(w.part + lane));
+  }
 
-  std::int64_t keys[kW];
-  for (int v = 0; v < kW; ++v) keys[v] = c.end[v] - c.begin;
-  tiles<kW>(OutputTile<kW>{vb.data + c.begin * vb.stride, vb.stride, w.s + c.begin * width, keys,
-                           panel.started ? panel.ot : w.zero, panel.started ? width : 0, panel.ot},
-            dv);
-  panel.started = true;
+  for (std::int64_t begin = c.begin, end = c.end[kW - 1]; begin < end;) {
+    const std::int64_t stop = (begin / kSumKeys + 1) * kSumKeys;
+    std::int64_t keys[kW];
+    for (int v = 0; v < kW; ++v) keys[v] = clamp(c.end[v], begin, stop) - begin;
+    tiles<kW>(OutputTile<kW>{vb.data + begin * vb.stride, vb.stride, w.s + begin * width, keys,
+                             panel.started ? panel.ot : w.zero, panel.started ? width : 0, panel.ot},
+              dv);
+    panel.started = true;
+    begin = stop;
+  }
+}
+
+// The blocks so far join the panel's total.
+void join(Panel& panel, std::int64_t dv) {
+  if (!panel.started) return;
+  for (std::int64_t i = 0; i < dv * panel.width; i += kLanes) {
+    const vec x = load(panel.ot + i);
+    store(panel.total + i, panel.joined ? load(panel.total + i) + x : x);
+  }
+  panel.started = false, panel.joined = true;
+}
+// After the last block: the total is the output.
+void finish_joining(Panel& panel, std::int64_t dv) {
+  if (!panel.joined) return;
+  join(panel, dv);
+  float* const joined = panel.total;
+  panel.total = panel.ot, panel.ot = joined, panel.started = true;
 }
 
 // K's rows are read along d, a few at a time: in place is best at any row stride. V is read in column strips, whose
@@ -249,9 +288,8 @@ void sweep(const Head& head, Panel* panels, std::int64_t count, bool careful, co
     for (std::int64_t i = 0; i < count; ++i) {
       Panel& panel = panels[i];
       if (k0 <= first) {
-        with_element(p.q_type, [&](auto element) {
-          pack_queries(static_cast<const decltype(element)*>(p.q), head, panel, p.score.scale_log2);
-        });
+        with_element(p.q_type,
+                     [&](auto element) { pack_queries(static_cast<const decltype(element)*>(p.q), head, panel); });
         for (std::int64_t r = 0; far && i + 1 < count && r < panels[i + 1].rows; ++r)
           prefetch(p.q, p.q_type, row_at(p.q_stride, head, panels[i + 1].row[r]), p.q_stride, p.d);
       }
@@ -261,9 +299,11 @@ void sweep(const Head& head, Panel* panels, std::int64_t count, bool careful, co
       }
       for (std::int64_t r = 0; far && ahead == 0 && r < panel.rows; ++r)
         prefetch(p.out, p.out_type, row_at(p.out_stride, head, panel.row[r]), p.out_stride, p.dv);
+      if ((k0 - head.low / kBlockK * kBlockK) % kRunKeys == 0) join(panel, p.dv);
       with_vecs(panel.vecs, [&](auto vecs) { visit<vecs>(head, panel, k0, n, kb, vb, careful, w); });
     }
   }
+  for (std::int64_t i = 0; i < count; ++i) finish_joining(panels[i], p.dv);
 }
 
 void run(const ForwardParams& p, const WorkItem& item, std::byte* scratch) noexcept {
@@ -285,8 +325,10 @@ void run(const ForwardParams& p, const WorkItem& item, std::byte* scratch) noexc
     panel.row = w.row + lanes;
     panel.qt = w.qt + lanes * p.d;
     panel.ot = w.ot + lanes * p.dv;
+    panel.total = w.total + lanes * p.dv;
     panel.minus_m = w.minus_m + lanes;
     panel.l = w.l + lanes;
+    panel.l_low = w.l_low + lanes;
     panel.state = item.state ? item.state + (r - item.row_begin) * state_floats(p.dv) : nullptr;
     find_rows(head, r, panel.rows, panel.row);
     for (std::int64_t i = panel.rows; i < panel.width; ++i) panel.row[i] = panel.row[panel.rows - 1];

@@ -12,7 +12,8 @@
 namespace rapt::cpu::RAPT_ISA {
 namespace {
 
-constexpr std::int64_t kSumBlock = 128;  // keys summed before they join the row: rounding grows with the block
+// Keys summed in fp32 before they join the row in float64: the rounding of a sum grows with its terms.
+constexpr std::int64_t kSumBlock = 32;
 
 float sum_of(vec x) {
   alignas(64) float lane[kLanes];
@@ -124,19 +125,20 @@ float final_score(const Head& head, const Row& row, std::int64_t j, float dot) {
     x += __builtin_isinf(scaled) && !__builtin_isinf(bias) ? __builtin_copysignf(__FLT_MAX__, bias) : scaled;
   }
   if (s.alibi) {
-    const float slope = s.alibi[head.b * s.alibi_stride_b + row.q_head * s.alibi_stride_h];
-    x -= slope * kLog2e * __builtin_fabsf(static_cast<float>(row.token + head.offset - j));
+    x -= alibi_slope_log2(head, row) * __builtin_fabsf(static_cast<float>(row.at - j));
   }
   return x;
 }
 
 struct Scratch {
-  float *s, *q, *out, *block, *key;
+  float *s, *q, *block, *key;
+  double *out, *inverse;
 
   Scratch(Carver& carver, const ForwardShape& shape) {
     s = carver.take<float>(shape.rows * shape.sk);
     q = carver.take<float>(round_up(shape.d, kLanes));
-    out = carver.take<float>(round_up(shape.dv, kLanes));
+    out = carver.take<double>(round_up(shape.dv, kLanes));
+    inverse = carver.take<double>(shape.rows);
     block = carver.take<float>(round_up(shape.dv, kLanes));
     key = carver.take<float>(round_up(most(shape.d, shape.dv), kLanes));
   }
@@ -163,15 +165,14 @@ void run(const ForwardParams& p, const WorkItem& item, std::byte* scratch) noexc
                    s[j - low] = final_score(head, row, j, dot(w.q, key, stride, p.d));
                  });
   }
-  for (std::int64_t r = item.row_begin; r < row_end; ++r) {  // P = 2^(S - max) / sum
+  for (std::int64_t r = item.row_begin; r < row_end; ++r) {  // P = 2^(S - max)
     Row row;
     find_rows(head, r, 1, &row);
     float* s = scores(r);
-    const float sink = p.score.sinks ? p.score.sinks[row.q_head * p.score.sinks_stride] * kLog2e : -__builtin_inff();
-    float top = sink;
+    float top = -__builtin_inff();
     for (std::int64_t j = row.first; j < row.last; ++j) top = s[j - low] > top ? s[j - low] : top;  // a NaN stays in s
     const float m = top == -__builtin_inff() ? 0.f : top;
-    double sum = sink == -__builtin_inff() ? 0. : static_cast<double>(__builtin_exp2f(sink - m));
+    double sum = 0;
     for (std::int64_t j = row.first; j < row.last; j += kLanes) {
       const std::int64_t n = least(kLanes, row.last - j);
       alignas(64) float weight[kLanes];
@@ -183,26 +184,34 @@ void run(const ForwardParams& p, const WorkItem& item, std::byte* scratch) noexc
         sum += static_cast<double>(weight[i]);
       }
     }
-    const float inverse = sum == 0 ? 1.f : static_cast<float>(1 / sum);
-    for (std::int64_t j = row.first; j < row.last; ++j) s[j - low] *= inverse;
+    // A sink joins in float64, and is no maximum of the scores: far above them it must not cost their weights' digits.
+    const double shift = static_cast<double>(alibi_shift_log2(head, row)), own = static_cast<double>(m);
+    const double sink =
+        p.score.sinks ? static_cast<double>(p.score.sinks[row.q_head * p.score.sinks_stride]) * rapt::kLog2e + shift
+                      : -__builtin_inf();
+    const double larger = sink > own ? sink : own, factor = __builtin_exp2(own - larger);
+    const double all = factor * sum + (p.score.sinks ? __builtin_exp2(sink - larger) : 0);
+    w.inverse[r - item.row_begin] = all == 0 ? 0 : factor / all;
     if (p.lse)
-      p.lse[row_at(p.lse_stride, head, row)] =
-          static_cast<float>((__builtin_log2(sum) + static_cast<double>(m)) * kLn2);
+      p.lse[row_at(p.lse_stride, head, row)] = static_cast<float>((__builtin_log2(all) + larger - shift) * kLn2);
   }
-  for (std::int64_t r = item.row_begin; r < row_end; ++r) {  // out = P v
+  for (std::int64_t r = item.row_begin; r < row_end; ++r) {  // out = P v / sum
     Row row;
     find_rows(head, r, 1, &row);
     const float* s = scores(r);
-    for (std::int64_t c = 0; c < round_up(p.dv, kLanes); ++c) w.out[c] = w.block[c] = 0;
+    for (std::int64_t c = 0; c < round_up(p.dv, kLanes); ++c) w.out[c] = 0, w.block[c] = 0;
     for_each_key(head, row, p.v, p.v_stride, p.v_quant, p.dv, w.key,
                  [&](std::int64_t j, const auto* value, std::int64_t stride) {
                    const float weight = s[j - low];
                    if (weight != -__builtin_inff()) add_row(weight, value, stride, p.dv, w.block);
                    if (j % kSumBlock != kSumBlock - 1 && j + 1 != row.last) return;
-                   for (std::int64_t c = 0; c < p.dv; ++c) w.out[c] += w.block[c], w.block[c] = 0;
+                   for (std::int64_t c = 0; c < p.dv; ++c) w.out[c] += static_cast<double>(w.block[c]), w.block[c] = 0;
                  });
+    const double inverse = w.inverse[r - item.row_begin];
+    for (std::int64_t c = 0; c < p.dv; ++c) w.block[c] = static_cast<float>(w.out[c] * inverse);
     with_element(p.out_type, [&](auto element) {
-      store_row(w.out, static_cast<decltype(element)*>(p.out) + row_at(p.out_stride, head, row), p.out_stride.d, p.dv);
+      store_row(w.block, static_cast<decltype(element)*>(p.out) + row_at(p.out_stride, head, row), p.out_stride.d,
+                p.dv);
     });
   }
 }

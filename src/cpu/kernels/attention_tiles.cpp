@@ -73,12 +73,12 @@ struct Scratch {
   std::uint32_t* unusual;  // [keys / 32]: a bit for every key that has no planes
   // Of the item:
   Row* row;
-  char* qt;                 // [panel][plane][d / 32][2] tiles
-  float *ot, *minus_m, *l;  // [panel][dv][32], [panel][32]
-  char* s[2];               // scores, weights over them; a third plane of weights behind
-  float *partial, *unused;  // O of a range; 32 x 32 floats nobody wants
-  float* top;               // -inf: the row sees none of the block's keys
-  bf16* rows;               // 32 on their way into tiles, [plane][32][d or dv]
+  char* qt;                         // [panel][plane][d / 32][2] tiles
+  float *ot, *minus_m, *l, *l_low;  // [panel][dv][32], [panel][32]
+  char* s[2];                       // scores, weights over them; a third plane of weights behind
+  float *partial, *unused;          // O of a range; 32 x 32 floats nobody wants
+  float* top;                       // -inf: the row sees none of the block's keys
+  bf16* rows;                       // 32 on their way into tiles, [plane][32][d or dv]
   std::int32_t *k_offset, *q_offset, *v_offset, *p_offset;  // of products
   std::byte* vector;                                        // the vector kernel's
 
@@ -96,6 +96,7 @@ struct Scratch {
     ot = carver.take<float>(panels * kRows * dv);
     minus_m = carver.take<float>(panels * kRows);
     l = carver.take<float>(panels * kRows);
+    l_low = carver.take<float>(panels * kRows);
     for (char*& scores : s) scores = carver.take<char>(kScoreBytes * (kPlanes == 3 ? 2 : 1));
     partial = carver.take<float>(dv * kRows);
     unused = carver.take<float>(kChunk * kChunk);
@@ -172,10 +173,15 @@ class Item {
     const std::int64_t row_end = least(item_.row_end, head_.len_q * p_.group);
     for (std::int64_t r = item_.row_begin; r < row_end; r += kRows, ++count_) {
       const std::int64_t at = count_ * kRows;
-      const Panel panel{kVecsOfRow,      kRows,     least(kRows, row_end - r),
-                        w_.row + at,     nullptr,   w_.ot + at * w_.dv,
-                        w_.minus_m + at, w_.l + at, false,
-                        state(r)};
+      const Panel panel{.vecs = kVecsOfRow,
+                        .width = kRows,
+                        .rows = least(kRows, row_end - r),
+                        .row = w_.row + at,
+                        .ot = w_.ot + at * w_.dv,
+                        .minus_m = w_.minus_m + at,
+                        .l = w_.l + at,
+                        .l_low = w_.l_low + at,
+                        .state = state(r)};
       find_rows(head_, r, panel.rows, panel.row);
       for (std::int64_t i = panel.rows; i < kRows; ++i) panel.row[i] = panel.row[panel.rows - 1];
       panels_[count_] = panel;
@@ -355,7 +361,6 @@ class Item {
       };
       if (terms_) {
         store(w_.top + i * kLanes, minus_infinity());
-        each(0, end, [&](vec x) { return x * scale_; });
         finish_scores<true>(head_, panel, i, key, 0, end, s, w_.top);
         each(0, end, [](vec x) { return xsimd::select(x == x, x, infinity()); });  // a NaN must saturate, not vanish
         each(end, n, [](vec) { return minus_infinity(); });
@@ -484,8 +489,7 @@ class Item {
       for (int i = 0; i < kVecsOfRow; ++i) any |= xsimd::any(moves(*now, e.sum[i], i));
       if (any) [[unlikely]]
         recount(tiles, *now, begin, w_.s[at], e);
-      float* l = panels_[now->panel].l;
-      for (int i = 0; i < kVecsOfRow; ++i) store(l + i * kLanes, load(l + i * kLanes) + e.sum[i]);
+      for (int i = 0; i < kVecsOfRow; ++i) add_to_sum(panels_[now->panel], i * kLanes, e.sum[i]);
       Visit* const free = last ? last : visits + 2;
       last = now, now = then, then = free;
       if (!now) {
@@ -528,7 +532,7 @@ class Item {
     std::uint32_t rows = 0;
     for (std::int64_t i = 0; i < panel.rows; ++i) {
       float minus_m = 0, sink = 0;
-      start_row(p_.score, panel.row[i], minus_m, sink);
+      start_row(head_, panel.row[i], minus_m, sink);
       sink *= __builtin_exp2f(panel.minus_m[i] - minus_m);
       const bool sees = panel.row[i].first < panel.row[i].last;
       if (sees && sink > 0 && panel.l[i] <= sink * (1 + 0x1p-21f)) rows |= 1u << i;
@@ -551,7 +555,7 @@ class Item {
   Carver carver_;
   Scratch<kPlanes> w_;
   // Scores are finished in the log2 domain. If not, a mask is -inf before the scale, and still is after it.
-  bool terms_ = p_.score.softcap_log2 != 0 || p_.score.bias || p_.score.alibi || !(p_.score.scale_log2 > 0);
+  bool terms_ = p_.score.softcap_log2 != 0 || p_.score.bias || p_.score.alibi || !(p_.score.scale_log2 >= __FLT_MIN__);
   vec scale_ = vec(p_.score.scale_log2);
   std::int64_t count_ = 0;
   Pending pending_{};

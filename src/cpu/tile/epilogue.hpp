@@ -58,6 +58,7 @@ template <class T, class RowOf>
 // To the call's out, or to the panel's states.
 inline bool store_panel(const Head& head, const Panel& panel) {
   const std::int64_t dv = head.p.dv;
+  settle_sum(panel);
   if (panel.state) {
     const std::int64_t stride = state_floats(dv);
     for (std::int64_t i = 0; i < panel.rows; ++i) {
@@ -76,13 +77,15 @@ inline bool store_panel(const Head& head, const Panel& panel) {
 }
 
 // ln(sum of e^score): (m + log2 l) ln 2.
-inline float lse_of(float minus_m, float l) {
-  return static_cast<float>((__builtin_log2(static_cast<double>(l)) - static_cast<double>(minus_m)) * kLn2);
+inline float lse_of(const Head& head, const Row& row, float minus_m, float l) {
+  const double m = -static_cast<double>(minus_m) - static_cast<double>(alibi_shift_log2(head, row));
+  return static_cast<float>((m + __builtin_log2(static_cast<double>(l))) * kLn2);
 }
 inline void store_lse(const Head& head, const Panel& panel) {
   if (!head.p.lse || panel.state) return;
   for (std::int64_t i = 0; i < panel.rows; ++i)
-    head.p.lse[row_at(head.p.lse_stride, head, panel.row[i])] = lse_of(panel.minus_m[i], panel.l[i]);
+    head.p.lse[row_at(head.p.lse_stride, head, panel.row[i])] =
+        lse_of(head, panel.row[i], panel.minus_m[i], panel.l[i]);
 }
 
 }  // namespace rapt::cpu::RAPT_ISA

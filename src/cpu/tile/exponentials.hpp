@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cpu/tile/matrix.hpp"
+#include "cpu/tile/softmax.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 
@@ -20,8 +21,8 @@ struct Exponentials {
   // The reference lies kHeadroom above a row's first or largest score, and moves when the weights of a block sum to
   // more than kMost, or the first that a row sees to less than kLeast: so when the largest exponent is above kHigh or
   // below kLow.
-  static constexpr float kHeadroom = 0, kMost = 0x1p24f, kLeast = 0x1p-16f, kHigh = 18, kLow = -16;
-  static_assert(kPlanes == 1 || kBlockKeys * 0x1p18f <= kMost);
+  static constexpr float kHeadroom = 0, kMost = 0x1p16f, kLeast = 0x1p-8f, kHigh = kHighest, kLow = -kHighest;
+  static_assert(kPlanes == 1 || kBlockKeys * 0x1p8f <= kMost);
   float *s = nullptr, *end = nullptr;
   vec scale[kVecsOfRow], add[kVecsOfRow], sum[kVecsOfRow];
 

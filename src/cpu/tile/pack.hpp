@@ -5,9 +5,9 @@
 
 namespace rapt::cpu::RAPT_ISA {
 
-// panel.qt = Q^T * scale. `q` is the call's.
+// panel.qt = Q^T. `q` is the call's.
 template <class T>
-[[gnu::noinline]] void pack_queries(const T* q, const Head& head, const Panel& panel, float scale) {
+[[gnu::noinline]] void pack_queries(const T* q, const Head& head, const Panel& panel) {
   const std::int64_t d = head.p.d, inner = head.p.q_stride.d;
   for (std::int64_t lane = 0; lane < panel.width; lane += kLanes) {
     const T* src[kLanes];
@@ -25,7 +25,7 @@ template <class T>
       float* qt = panel.qt + d0 * panel.width + lane;
 #pragma GCC unroll 16
       for (int j = 0; j < kLanes; ++j, qt += panel.width)
-        if (j < n) store(qt, r[j] * vec(scale));
+        if (j < n) store(qt, r[j]);
     }
   }
 }

@@ -60,9 +60,9 @@ struct Head {
 };
 
 // Where a row lies, and the item's keys [first, last) that causal, window and lengths leave it. Both ends rise with the
-// row.
+// row. `at` is the key nearest to its position among the keys.
 struct Row {
-  std::int64_t token, q_head, first, last;
+  std::int64_t token, q_head, first, last, at;
 };
 
 // Rows [r, r + n) of (token, head of the group) pairs.
@@ -73,9 +73,19 @@ inline void find_rows(const Head& head, std::int64_t r, std::int64_t n, Row* row
     const std::int64_t at = token + head.offset;
     const std::int64_t first = s.left == kOpen ? head.low : clamp(at - s.left, head.low, head.high);
     const std::int64_t last = s.right == kOpen ? head.high : clamp(at + s.right + 1, head.low, head.high);
-    row[i] = {token, head.hk * head.p.group + member, first, last};
+    row[i] = {token, head.hk * head.p.group + member, first, last, clamp(at, 0, most(head.len_k - 1, 0))};
     if (++member == head.p.group) member = 0, ++token;
   }
+}
+inline float alibi_slope_log2(const Head& head, const Row& row) {
+  const ScoreParams& s = head.p.score;
+  return s.alibi[head.b * s.alibi_stride_b + row.q_head * s.alibi_stride_h] * kLog2e;
+}
+// Kernels count ALiBi's distances from the key nearest to the row, where they are exact whatever the offset. The rest
+// of the way is the same for all keys: it lowers all scores of the row by this much.
+inline float alibi_shift_log2(const Head& head, const Row& row) {
+  const std::int64_t rest = row.token + head.offset - row.at;
+  return head.p.score.alibi && rest != 0 ? alibi_slope_log2(head, row) * __builtin_fabsf(static_cast<float>(rest)) : 0;
 }
 // The row's place in q, out or lse, as an index. Ragged sequences start at q_first.
 inline std::int64_t row_at(const Strides& s, const Head& head, const Row& row) {
@@ -90,15 +100,17 @@ const T* term_row(const T* base, const Strides& s, const Head& head, const Row& 
 // All pointers but `state` lead into scratch; attention_decode, whose Q and O lie otherwise, has no qt and ot. Lanes
 // past the last row repeat it; their results are never stored.
 struct Panel {
-  std::int64_t vecs, width;  // width = vecs * kLanes
-  std::int64_t rows;         // rows that exist, <= width
-  Row* row;                  // [width]
-  float* qt;                 // [d][width] Q^T * scale * log2(e)
-  float* ot;                 // [dv][width] O^T, unnormalised; garbage until `started`
-  float* minus_m;            // [width] negated reference of the softmax: scores are kept relative to it
-  float* l;                  // [width] sum of 2^(score - m) so far; 0 = no key seen yet
-  bool started;
-  float* state;  // of its first row, if the item leaves states
+  std::int64_t vecs = 0, width = 0;  // width = vecs * kLanes
+  std::int64_t rows = 0;             // rows that exist, <= width
+  Row* row = nullptr;                // [width]
+  float* qt = nullptr;               // [d][width] Q^T
+  float* ot = nullptr;               // [dv][width] O^T, unnormalised; garbage until `started`
+  float* total = nullptr;            // [dv][width] O^T of earlier runs of blocks; garbage until `joined`
+  float* minus_m = nullptr;          // [width] negated reference of the softmax
+  float* l = nullptr;                // [width] sum of 2^(score - m) so far; 0 = no key seen yet
+  float* l_low = nullptr;            // [width] what rounding took away from it
+  bool started = false, joined = false;
+  float* state = nullptr;  // of its first row, if the item leaves states
 
   // Key ranges of its rows: the first row sees [first(0), last(0)), and so on.
   std::int64_t first(std::int64_t i) const { return row[i].first; }

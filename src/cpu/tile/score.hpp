@@ -12,8 +12,9 @@ inline vec minus_infinity() {
   return vec(-__builtin_inff());
 }
 
+// Whether scores are more than q.k times a positive number (a denormal one counts as 0 here).
 inline bool has_terms(const ScoreParams& s) {
-  return s.softcap_log2 != 0 || s.bias || s.mask || s.alibi;
+  return s.softcap_log2 != 0 || s.bias || s.mask || s.alibi || !(s.scale_log2 >= __FLT_MIN__);
 }
 
 // c * tanh(x / c) by tanh(y) = (e^2y - 1) / (e^2y + 1), which keeps its relative precision near 0.
@@ -51,8 +52,8 @@ inline void load_terms(const Head& head, const Row* row, std::int64_t key, std::
 }
 
 // Finishes the scores of keys [begin, end) of the block at key `k0` for one vector of the panel's lanes and folds their
-// maximum into `top`. s[key][width] holds raw scores, minus m unless there are terms; then m is subtracted here.
-// With terms, returns whether any of them is visible (a maximum cannot tell: it may lose a NaN).
+// maximum into `top`. s[key][width] holds q.k. Without terms that is only masked; with terms it becomes the exponent,
+// relative to m, and the result is whether any key is visible (a maximum cannot tell: it may lose a NaN).
 template <bool kTerms>
 [[gnu::noinline]] bool finish_scores(const Head& head, const Panel& panel, std::int64_t v, std::int64_t k0,
                                      std::int64_t begin, std::int64_t end, float* s, float* top) {
@@ -64,8 +65,8 @@ template <bool kTerms>
     first[i] = static_cast<float>(clamp(row[i].first - k0, 0, end));
     last[i] = static_cast<float>(clamp(row[i].last - k0, 0, end));
     if (kTerms && score.alibi) {
-      slope[i] = -kLog2e * score.alibi[head.b * score.alibi_stride_b + row[i].q_head * score.alibi_stride_h];
-      at[i] = static_cast<float>(row[i].token + head.offset - k0);
+      slope[i] = -alibi_slope_log2(head, row[i]);
+      at[i] = static_cast<float>(row[i].at - k0);
     }
   }
   vec mx = load(top + lane);
@@ -77,12 +78,13 @@ template <bool kTerms>
     if constexpr (kTerms) {
       const std::int64_t t = (j - begin) % kLanes;
       if (t == 0 && (score.bias || score.mask)) load_terms(head, row, k0 + j, least(kLanes, end - j), term);
-      if (score.softcap_log2 != 0) x = softcap(x, score.softcap_log2);
       vec add = load(panel.minus_m + lane);  // what is large and cancels comes together first
       if (score.alibi) add = fma(load(slope), xsimd::abs(load(at) - key), add);
       const bool given = score.bias || score.mask;
       if (given) add = add + term[t];
-      x = given ? xsimd::select(term[t] == minus_infinity(), minus_infinity(), x + add) : x + add;
+      if (score.softcap_log2 != 0) x = softcap(x * vec(score.scale_log2), score.softcap_log2) + add;
+      else x = fma(x, vec(score.scale_log2), add);
+      if (given) x = xsimd::select(term[t] == minus_infinity(), minus_infinity(), x);
     }
     x = xsimd::select((key >= load(first)) & (key < load(last)), x, minus_infinity());
     store(s + j * panel.width + lane, x);

@@ -2,17 +2,21 @@
 // depend on the rows beside it.
 #pragma once
 
+#include "cpu/tile/mma.hpp"
 #include "cpu/tile/score.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 
-// The reference m starts at 0 and moves only when it must: probabilities stay below 2^24, and the largest of the first
-// keys a row sees is not below 2^-16. Steps are integers, so a rescale multiplies by an exact power of two.
+// Weights are 2^(score - m). The reference m starts at 0, or at the sink, and moves only when it must: weights stay
+// below 2^kHighest, and the largest of the first keys a row sees is not below 2^-kHighest. A wider range would move m
+// less often, but exponents far from 0 round coarsely (by 2^-22 up to 8, by 2^-20 up to 32), and sums of weights times
+// values up to 2^100 must not overflow. Steps are integers, so a rescale multiplies by an exact power of two.
 // A score of +inf moves nothing: it makes its row NaN by itself, while relative to it every other one, and a fused
 // product that overflows, would be a -inf that hides it.
+inline constexpr float kHighest = 8;
 [[gnu::always_inline]] inline auto must_move(vec top, vec l) {
-  const auto low = (l == vec(0.f)) & (top < vec(-16.f)) & (top > minus_infinity());
-  return ((top > vec(24.f)) & (top < infinity())) | low;
+  const auto low = (l == vec(0.f)) & (top < vec(-kHighest)) & (top > minus_infinity());
+  return ((top > vec(kHighest)) & (top < infinity())) | low;
 }
 
 inline bool any_must_move(const Panel& panel, const float* top) {
@@ -22,10 +26,27 @@ inline bool any_must_move(const Panel& panel, const float* top) {
   return any;
 }
 
+// How scores in memory become exponents: times `scale`, plus `add`, with one rounding. Modified scores are exponents
+// already, since modifiers are added to what is relative to m; others are plain q.k.
+struct ToExponents {
+  float scale;
+  const float* add;  // [width]
+};
+inline ToExponents to_exponents(const ScoreParams& score, const Panel& panel, const float* zero) {
+  if (has_terms(score)) return {1, zero};
+  return {score.scale_log2, panel.minus_m};
+}
+inline void apply(ToExponents e, std::int64_t width, const float* from, float* to) {
+  for (std::int64_t lane = 0; lane < width; lane += kLanes)
+    store(to + lane, fma(load(from + lane), vec(e.scale), load(e.add + lane)));
+}
+
 // A row that has seen no key, with its sink as the only mass.
-inline void start_row(const ScoreParams& score, const Row& row, float& minus_m, float& l) {
+inline void start_row(const Head& head, const Row& row, float& minus_m, float& l) {
   minus_m = l = 0;
-  const float sink = score.sinks ? score.sinks[row.q_head * score.sinks_stride] * kLog2e : -__builtin_inff();
+  const ScoreParams& score = head.p.score;
+  const float sink = score.sinks ? score.sinks[row.q_head * score.sinks_stride] * kLog2e + alibi_shift_log2(head, row)
+                                 : -__builtin_inff();
   if (sink == -__builtin_inff()) return;
   // Far above 0, so that the weights beside it are no denormals: 2^100 leaves them and their sums room.
   const float m = __builtin_ceilf(sink);
@@ -36,10 +57,10 @@ inline void start_row(const ScoreParams& score, const Row& row, float& minus_m, 
 // Starts over. Where states of a row are combined later, the sink joins them there.
 inline void reset(const Head& head, Panel& panel) {
   for (std::int64_t i = 0; i < panel.width; i += kLanes)
-    store(panel.minus_m + i, vec(0.f)), store(panel.l + i, vec(0.f));
-  panel.started = false;
+    for (float* row : {panel.minus_m, panel.l, panel.l_low}) store(row + i, vec(0.f));
+  panel.started = panel.joined = false;
   for (std::int64_t i = 0; head.p.score.sinks && head.whole && i < panel.width; ++i)
-    start_row(head.p.score, panel.row[i], panel.minus_m[i], panel.l[i]);
+    start_row(head, panel.row[i], panel.minus_m[i], panel.l[i]);
 }
 
 // Raises the reference of one vector of lanes by `step` and restates l. Returns what O must be multiplied by.
@@ -49,6 +70,7 @@ inline vec raise_reference(const Panel& panel, std::int64_t lane, vec step) {
   const vec factor = xsimd::select(l == vec(0.f), vec(1.f), exp2(after - before));
   store(panel.minus_m + lane, after);
   store(panel.l + lane, l * factor);
+  store(panel.l_low + lane, load(panel.l_low + lane) * factor);
   return factor;
 }
 
@@ -72,26 +94,54 @@ inline void rescale(float* o, std::int64_t stride, std::int64_t n, vec factor) {
     for (std::int64_t j = 0; s && j < n; ++j)
       store(s + j * panel.width + lane, load(s + j * panel.width + lane) - step);
     if (panel.started) rescale(panel.ot + lane, panel.width, dv, factor);
+    if (panel.joined) rescale(panel.total + lane, panel.width, dv, factor);
   }
 }
 
-// S -> P = 2^S in place for n keys, the first kV of a row's kW vectors; their sums are added to `sum`.
+// l += x for one vector of lanes, with what rounding takes away kept in l_low: thousands of blocks are added.
+inline void add_to_sum(const Panel& panel, std::int64_t lane, vec x) {
+  const vec before = load(panel.l + lane), l = before + x, added = l - before;
+  const vec lost = (before - (l - added)) + (x - added);
+  store(panel.l + lane, l);
+  store(panel.l_low + lane, load(panel.l_low + lane) + lost);
+}
+// Before l is used. (Once it is infinite or NaN, what was lost is NaN.)
+inline void settle_sum(const Panel& panel) {
+  for (std::int64_t lane = 0; lane < panel.width; lane += kLanes) {
+    store(panel.l + lane, load(panel.l + lane) + load(panel.l_low + lane));
+    store(panel.l_low + lane, vec(0.f));
+  }
+}
+
+// S -> P = 2^S in place for keys [begin, end) of a block, the first kV vectors of rows of kW. Their sums are
+// added to the block's, `sum`, by way of `part`: kSumKeys keys are summed apart, wherever calls cut the block.
 template <int kV, int kW>
-[[gnu::noinline]] void exponentiate(float* s, std::int64_t n, float* sum) {
-  vec l[kV];
+[[gnu::noinline]] void exponentiate(float* s, std::int64_t begin, std::int64_t end, ToExponents e, float* part,
+                                    float* sum) {
+  const vec scale(e.scale);
+  vec add[kV], l[kV];
 #pragma GCC unroll 4
-  for (int v = 0; v < kV; ++v) l[v] = load(sum + v * kLanes);
+  for (int v = 0; v < kV; ++v) add[v] = load(e.add + v * kLanes), l[v] = load(part + v * kLanes);
+  for (std::int64_t j = begin; j < end;) {
+    const std::int64_t stop = least((j / kSumKeys + 1) * kSumKeys, end);
 #pragma GCC unroll 2
-  for (std::int64_t j = 0; j < n; ++j)
+    for (; j < stop; ++j)
+#pragma GCC unroll 4
+      for (int v = 0; v < kV; ++v) {
+        float* at = s + (j * kW + v) * kLanes;
+        const vec p = exp2(fma(load(at), scale, add[v]));
+        store(at, p);
+        l[v] = l[v] + p;
+      }
+    if (j % kSumKeys != 0) break;
 #pragma GCC unroll 4
     for (int v = 0; v < kV; ++v) {
-      float* at = s + (j * kW + v) * kLanes;
-      const vec p = exp2(load(at));
-      store(at, p);
-      l[v] = l[v] + p;
+      store(sum + v * kLanes, load(sum + v * kLanes) + l[v]);
+      l[v] = vec(0.f);
     }
+  }
 #pragma GCC unroll 4
-  for (int v = 0; v < kV; ++v) store(sum + v * kLanes, l[v]);
+  for (int v = 0; v < kV; ++v) store(part + v * kLanes, l[v]);
 }
 
 }  // namespace rapt::cpu::RAPT_ISA
