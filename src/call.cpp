@@ -5,6 +5,25 @@
 
 namespace rapt {
 
+Element element_of(DType dtype) {
+  switch (dtype) {
+    case DType::bf16:
+      return Element::bf16;
+    case DType::f16:
+      return Element::f16;
+    case DType::i8:
+      return Element::i8;
+    case DType::f8e4m3:
+      return Element::e4m3;
+    case DType::f8e5m2:
+      return Element::e5m2;
+    case DType::i4x2:
+      return Element::i4;
+    default:
+      return Element::f32;
+  }
+}
+
 Strides strides(const Operand& o) {
   return {o.strides[0], o.strides[1], o.strides[2], o.strides[3]};
 }
@@ -20,15 +39,18 @@ ScoreParams score_params(const Call& call) {
   s.right = p.causal ? 0 : side(p.window_right);
   s.offset = p.align == Problem::Align::offset ? p.align_offset : 0;
   s.bottom_right = p.align == Problem::Align::bottom_right;
-  s.bias = static_cast<const float*>(call.bias.data);
+  s.bias = call.bias.data;
   s.mask = static_cast<const std::uint8_t*>(call.mask.data);
   s.bias_stride = strides(call.bias);
   s.mask_stride = strides(call.mask);
-  s.alibi = static_cast<const float*>(call.alibi.data);
+  s.alibi = call.alibi.data;
   s.alibi_stride_b = call.alibi.strides[0];
   s.alibi_stride_h = call.alibi.strides[1];
-  s.sinks = static_cast<const float*>(call.sinks.data);
+  s.sinks = call.sinks.data;
   s.sinks_stride = call.sinks.strides[1];
+  s.bias_type = element_of(call.bias.dtype);
+  s.alibi_type = element_of(call.alibi.dtype);
+  s.sinks_type = element_of(call.sinks.dtype);
   return s;
 }
 

@@ -46,6 +46,7 @@ struct Call {
 Call validate(const AttentionArgs& args, std::span<const std::byte> workspace = {});
 
 // What kernels take of it.
+Element element_of(DType dtype);
 Strides strides(const Operand& operand);
 ScoreParams score_params(const Call& call);
 

@@ -7,6 +7,9 @@ namespace rapt {
 
 inline constexpr double kLog2e = 1.44269504088896340736, kLn2 = 0.693147180559945309417;
 
+// What an element of q, k, v or out is; the last four in k and v only. i4 come in pairs, two to a byte.
+enum class Element : std::uint8_t { f32, bf16, f16, i8, e4m3, e5m2, i4 };
+
 // Strides in elements of the dimensions b, h, s (rows) and d (inner). Ragged tensors have b = 0.
 struct Strides {
   std::int64_t b, h, s, d;
@@ -19,13 +22,14 @@ struct ScoreParams {
   // Row i sees keys i + offset - left <= j <= i + offset + right; sides are open at kOpen. Causal is right = 0.
   std::int64_t left, right, offset;
   bool bottom_right;         // offset += len_k - len_q of the sequence
-  const float* bias;         // [b, hq, sq, sk] with broadcast strides of 0; null = none
+  const void* bias;          // [b, hq, sq, sk] with broadcast strides of 0; null = none
   const std::uint8_t* mask;  // [b, hq, sq, sk] likewise, nonzero = attend; null = none
   Strides bias_stride, mask_stride;
-  const float* alibi;  // [b, hq] slopes; null = none
+  const void* alibi;  // [b, hq] slopes; null = none
   std::int64_t alibi_stride_b, alibi_stride_h;
-  const float* sinks;  // [hq]; null = none
+  const void* sinks;  // [hq]; null = none
   std::int64_t sinks_stride;
+  Element bias_type, alibi_type, sinks_type;  // f32, bf16 or f16
 };
 inline constexpr std::int64_t kOpen = std::int64_t{1} << 53;
 

@@ -354,8 +354,8 @@ class Validator {
       if (p_.align == Problem::Align::offset) p_.align_offset = score_.align->value;
     }
     if (score_.bias) {
-      if (score_.bias.dtype != DType::f32)
-        refuse("score.bias", "dtype " + std::string(to_string(score_.bias.dtype)), "f32");
+      if (!is_float(score_.bias.dtype))
+        refuse("score.bias", "dtype " + std::string(to_string(score_.bias.dtype)), kFloats);
       p_.bias = term("score.bias", score_.bias, call_.bias);
       p_.bias_dtype = score_.bias.dtype;
     }
@@ -367,7 +367,7 @@ class Validator {
     }
     if (score_.alibi) {
       const TensorView& t = score_.alibi;
-      need("score.alibi", t, t.ndim == 2 ? 2 : 1, "[hq] or [b, hq]");
+      need("score.alibi", t, t.ndim == 2 ? 2 : 1, "[hq] or [b, hq]", false, Takes::floats);
       same("score.alibi", t, t.ndim - 1, p_.hq, "q's heads hq");
       if (t.ndim == 2) same("score.alibi", t, 0, p_.b, "the batch b");
       p_.alibi = true;
@@ -375,7 +375,7 @@ class Validator {
           const_cast<void*>(t.data), t.dtype, {t.ndim == 2 ? t.strides[0] : 0, t.strides[t.ndim == 2 ? 1 : 0], 0, 0}};
     }
     if (score_.sinks) {
-      need("score.sinks", score_.sinks, 1, "[hq]");
+      need("score.sinks", score_.sinks, 1, "[hq]", false, Takes::floats);
       same("score.sinks", score_.sinks, 0, p_.hq, "q's heads hq");
       p_.sinks = true;
       call_.sinks = {const_cast<void*>(score_.sinks.data), score_.sinks.dtype, {0, score_.sinks.strides[0], 0, 0}};
@@ -457,7 +457,7 @@ void check(const Problem& p) {
   for (const auto& [name, dtype] : {std::pair{"q", p.q_dtype}, {"out", p.out_dtype}})
     if (!is_float(dtype)) refuse(name, "dtype " + std::string(to_string(dtype)), kFloats);
   if (!is_cache(p.kv_dtype)) refuse("k", "dtype " + std::string(to_string(p.kv_dtype)), kCaches);
-  if (p.bias_dtype != DType::f32) refuse("score.bias", "dtype " + std::string(to_string(p.bias_dtype)), "f32");
+  if (!is_float(p.bias_dtype)) refuse("score.bias", "dtype " + std::string(to_string(p.bias_dtype)), kFloats);
   if (p.d < 1 || p.d > kMaxHeadSize) refuse("q", "head size d = " + std::to_string(p.d), "1 to 8192");
   if (p.dv < 1 || p.dv > kMaxHeadSize) refuse("v", "head size dv = " + std::to_string(p.dv), "1 to 8192");
   if (p.hk == 0 ? p.hq != 0 : p.hq % p.hk != 0)

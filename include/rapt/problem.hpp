@@ -48,7 +48,7 @@ struct Problem {
   float scale = 0;    ///< text: scale=
   float softcap = 0;  ///< 0: none
   std::uint8_t bias = kNone;
-  DType bias_dtype = DType::f32;  ///< text: bias_dtype=; only f32 is taken
+  DType bias_dtype = DType::f32;  ///< text: bias_dtype=
   std::uint8_t mask = kNone;
   bool alibi = false;
   bool sinks = false;

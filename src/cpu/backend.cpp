@@ -16,25 +16,6 @@ namespace rapt {
 namespace cpu {
 namespace {
 
-Element element(DType dtype) {
-  switch (dtype) {
-    case DType::bf16:
-      return Element::bf16;
-    case DType::f16:
-      return Element::f16;
-    case DType::i8:
-      return Element::i8;
-    case DType::f8e4m3:
-      return Element::e4m3;
-    case DType::f8e5m2:
-      return Element::e5m2;
-    case DType::i4x2:
-      return Element::i4;
-    default:
-      return Element::f32;
-  }
-}
-
 Quantization quantization(const Operand& scale, const Operand& zero, std::int64_t n, std::int64_t groups) {
   return {static_cast<const float*>(scale.data), static_cast<const float*>(zero.data), strides(scale), strides(zero),
           n / std::max<std::int64_t>(groups, 1)};
@@ -46,7 +27,7 @@ ForwardParams forward_params(const Call& call) {
   ForwardParams f{};
   f.q = call.q.data, f.k = call.k.data, f.v = call.v.data, f.out = call.out.data;
   f.lse = static_cast<float*>(call.lse.data);
-  f.q_type = element(p.q_dtype), f.kv_type = element(p.kv_dtype), f.out_type = element(p.out_dtype);
+  f.q_type = element_of(p.q_dtype), f.kv_type = element_of(p.kv_dtype), f.out_type = element_of(p.out_dtype);
   f.q_stride = strides(call.q);
   f.k_stride = strides(call.k);
   f.v_stride = strides(call.v);
@@ -136,7 +117,7 @@ class CpuBackend final : public Backend {
     if (context.isa_forced && entry.isa != *context.options.isa) return "RAPT_ISA asks for another ISA";
     if (context.options.isa && entry.isa > *context.options.isa) return "above the context's ISA cap";
     const ForwardKernel& kernel = *built(entry).kernel;
-    if (((only(element(p.q_dtype)) | only(element(p.kv_dtype))) & ~kernel.elements) != 0)
+    if (((only(element_of(p.q_dtype)) | only(element_of(p.kv_dtype))) & ~kernel.elements) != 0)
       return "takes other element types";
     const std::int64_t rows = p.hk > 0 ? p.sq * (p.hq / p.hk) : 0;
     if (is_decode(entry) && rows > kDecodeRows && context.options.kernel.empty())

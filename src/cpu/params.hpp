@@ -8,9 +8,6 @@
 
 namespace rapt::cpu {
 
-// What an element of q, k, v or out is; the last four in k and v only. i4 come in pairs, two to a byte.
-enum class Element : std::uint8_t { f32, bf16, f16, i8, e4m3, e5m2, i4 };
-
 // How k or v is quantised: element i of a row counts as (x - zero[i / group]) * scale[i / group], where the rows of
 // scale and zero are found like those of k or v, and strides.d is from group to group.
 struct Quantization {

@@ -1,6 +1,8 @@
 // Inputs on which attention is known to lose digits. The contract's bounds hold for them too.
 #include <cmath>
 #include <random>
+#include <string>
+#include <tuple>
 
 #include "support/check.hpp"
 
@@ -125,4 +127,80 @@ TEST_CASE("maxima that come at different keys for different rows", "[kernel]") {
     }
   }
   check_every_entry(c);
+}
+
+// Equal terms, where the roundings of a long sum all go one way.
+TEST_CASE("constant inputs", "[kernel]") {
+  for (float value : {0.1f, 0.3f, 0.7f, 0.9f, 1.1f}) {
+    for (const char* keys : {"64", "200", "1024", "4096", "32768"}) {
+      for (const char* rows : {"1", "70"}) {
+        Case c(Problem::parse(std::string("attention d=16 lse sq=") + rows + " sk=" + keys));
+        for (Tensor* t : {&c.q, &c.k, &c.v})
+          for (std::int64_t i = 0; i < t->size(); ++i) t->flat(i) = value;
+        check_every_entry(c);
+      }
+    }
+  }
+}
+
+// A large first weight, and terms of its sum that are all rounded up by half of themselves.
+TEST_CASE("weights just above half a unit of the sum", "[kernel]") {
+  Case c(Problem::parse("attention sq=33 sk=4096 d=8 bias=k lse"));
+  for (std::int64_t i = 0; i < c.q.size(); ++i) c.q.flat(i) = 0;
+  for (std::int64_t j = 0; j < 4096; ++j) c.bias.flat(j) = j == 0 ? 0.f : static_cast<float>(std::log(0x1.8p-24));
+  for (std::int64_t i = 0; i < c.v.size(); ++i) c.v.flat(i) = 1;
+  const Reference reference = oracle(c.args());
+  for (const std::string& entry : every_entry(c.problem)) {
+    const Errors errors = run_and_compare(c, entry, reference);
+    INFO(entry << ": " << describe(errors));
+    CHECK(errors.max_bound <= 1);
+    CHECK(errors.lse_max_bound <= 1);
+  }
+}
+
+// The softmax's reference is the sink's, or that of the first keys, 3 to 17 powers of two below the largest score.
+TEST_CASE("scores some way above the first reference", "[kernel]") {
+  for (float below : {-2.f, -4.f, -6.f, -10.f, -15.f}) {
+    INFO(below);
+    Case sink(Problem::parse("attention hq=2 sq=70 sk=300 d=64 sinks lse"), 7);
+    for (std::int64_t h = 0; h < 2; ++h) sink.sinks.flat(h) = below;
+    Case first(Problem::parse("attention sq=70 sk=512 d=64 bias=k lse"), 7);
+    for (std::int64_t j = 0; j < 512; ++j) first.bias.flat(j) = j < 128 ? below : 0.f;
+    for (Case* c : {&sink, &first}) {
+      const Reference reference = oracle(c->args());
+      for (const std::string& entry : every_entry(c->problem)) {
+        const Errors errors = run_and_compare(*c, entry, reference);
+        INFO(entry << ": " << c->problem.to_string() << ": " << describe(errors));
+        CHECK(errors.ok());
+        if (tier_of(entry) == Tier::exact) CHECK(errors.rel_frobenius <= 1e-6);
+      }
+    }
+  }
+}
+
+TEST_CASE("large finite values over many keys", "[kernel]") {
+  Case c(Problem::parse("attention sq=20 sk=100000 d=1 scale=1"));
+  for (std::int64_t i = 0; i < c.q.size(); ++i) c.q.flat(i) = 1;
+  for (std::int64_t j = 0; j < c.k.size(); ++j) c.k.flat(j) = 16.6f, c.v.flat(j) = 0x1p100f;
+  check_every_entry(c);
+}
+
+TEST_CASE("scales that only the product with the keys makes small", "[kernel]") {
+  for (const auto& [scale, q, k] :
+       {std::tuple{"1e38", 10.f, 3e-38f}, {"-1e38", 10.f, 3e-38f}, {"1e-30", 1e17f, 1e13f}}) {
+    Case c(Problem::parse(std::string("attention sq=40 sk=300 d=1 lse scale=") + scale));
+    for (std::int64_t i = 0; i < c.q.size(); ++i) c.q.flat(i) = q * (1 + static_cast<float>(i % 7) / 8);
+    for (std::int64_t j = 0; j < c.k.size(); ++j) c.k.flat(j) = k * (1 + static_cast<float>(j % 5) / 4);
+    check_every_entry(c);
+  }
+}
+
+TEST_CASE("small weights beside a large sink", "[kernel]") {
+  for (float sink : {30.f, 85.f, 120.f, 1e3f}) {
+    INFO(sink);
+    Case c(Problem::parse("attention sq=40 sk=300 d=16 sinks lse"));
+    c.sinks.flat(0) = sink;
+    for (std::int64_t i = 0; i < c.v.size(); ++i) c.v.flat(i) *= 0x1p90f;
+    check_every_entry(c);
+  }
 }

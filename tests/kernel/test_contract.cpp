@@ -118,6 +118,16 @@ TEST_CASE("bias and mask broadcast over b, hq and sq", "[kernel]") {
   }
 }
 
+TEST_CASE("bias, slopes and sinks of 16 bits", "[kernel]") {
+  for (const char* type : {"bf16", "f16"}) {
+    const std::string tail = std::string(" lse bias_dtype=") + type;
+    check_every_type("attention b=2 hq=4 hk=2 sq=19 sk=45 d=16 bias=bhqk sinks" + tail);
+    check_every_type("attention hq=4 sq=70 sk=150 d=32 causal align=bottom_right alibi sinks bias=k layout=other" +
+                     tail);
+    check_every_type("attention b=2 hq=4 hk=1 sq=1 sk=900 d=64 alibi align=bottom_right sinks bias=hk" + tail);
+  }
+}
+
 TEST_CASE("bias and mask repeat along strides of zero", "[kernel]") {
   Case c(typed("attention b=2 hq=2 sq=7 sk=33 d=8 lse bias=k mask=k", each_type()));
   AttentionArgs args = c.args();

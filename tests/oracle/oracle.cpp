@@ -200,7 +200,8 @@ Score final_score(const Head& head, std::int64_t i, std::int64_t j, double dot, 
     if (!mask[broadcast_offset(spec.mask, {head.n, head.h, i, j})]) return masked;
   }
   double bias = 0, alibi = 0;
-  if (spec.bias) bias = static_cast<const float*>(spec.bias.data)[broadcast_offset(spec.bias, {head.n, head.h, i, j})];
+  if (spec.bias)
+    bias = read_element(spec.bias.data, spec.bias.dtype, broadcast_offset(spec.bias, {head.n, head.h, i, j}));
   if (bias == -kInfinity) return masked;
   if (spec.alibi) {
     const double slope =
@@ -243,7 +244,7 @@ RowWeights softmax(std::vector<Score>& scores, double sink, Eigen::Ref<RowArray>
     top = std::max(top, s.x);
   }
   if (broken) return {kNaN, kInfinity, true};
-  if (top == -kInfinity) return {sink, sink == -kInfinity ? 0 : 16 * kUnit * (std::abs(sink) + 1), false};
+  if (top == -kInfinity) return {sink, sink == -kInfinity ? 0 : 40 * kUnit * (std::abs(sink) + 1), false};
   top = std::max(top, sink);
   // Exponents are rounded relative to a reference that lies up to 8 powers of two off the maximum.
   for (Score& s : scores) {
@@ -265,7 +266,7 @@ RowWeights softmax(std::vector<Score>& scores, double sink, Eigen::Ref<RowArray>
     expected[at] = std::pow(p[at] * std::expm1(std::min(scores[j].sigma, 300.0)), 2);
   }
   const double lse = top + std::log(sum);
-  return {lse, denominator + 16 * kUnit * (std::abs(lse) + 1), false};
+  return {lse, denominator + 40 * kUnit * (std::abs(lse) + 1), false};
 }
 
 /// The plain three steps in the precision of the inputs, on final scores: [rows, dv].

@@ -200,7 +200,6 @@ Problem typed(const std::string& text, DType dtype) {
 
 Case::Case(const Problem& problem, std::uint64_t seed, Placement placement) : problem(problem) {
   const Problem& p = problem;
-  if (p.bias_dtype != DType::f32) throw Error("bias_dtype", std::string(rapt::to_string(p.bias_dtype)), "f32");
   const auto generator = [seed](std::uint64_t tensor) { return Generator(seed * 64 + tensor); };
   const auto make = [&](DType dtype, std::int64_t h, std::int64_t s, std::int64_t d, std::int64_t total) {
     return Tensor(dtype, tensor_layout(p.layout, p.b, h, s, d, total), placement);
@@ -223,7 +222,7 @@ Case::Case(const Problem& problem, std::uint64_t seed, Placement placement) : pr
                           : Tensor(DType::f32, Layout(Dims{p.b, p.hq, p.sq}), placement);
   }
   if (p.bias != Problem::kNone) {
-    bias = Tensor(DType::f32, broadcast_layout(p, p.bias, seed), placement);
+    bias = Tensor(p.bias_dtype, broadcast_layout(p, p.bias, seed), placement);
     fill_normal(bias, generator(4));
     fill_mask(bias, p.sk, 0.04, generator(5), [&](std::int64_t i, bool masked) {
       if (masked) bias.flat(i) = -kInfinity;
@@ -235,7 +234,7 @@ Case::Case(const Problem& problem, std::uint64_t seed, Placement placement) : pr
   }
   if (p.alibi) {
     const bool per_batch = seed % 2 == 0;
-    alibi = Tensor(DType::f32, Layout(per_batch ? Dims{p.b, p.hq} : Dims{p.hq}), placement);
+    alibi = Tensor(p.bias_dtype, Layout(per_batch ? Dims{p.b, p.hq} : Dims{p.hq}), placement);
     for (std::int64_t i = 0; i < alibi.size(); ++i) {
       const std::int64_t h = i % p.hq, n = i / p.hq;
       alibi.flat(i) =
@@ -243,7 +242,7 @@ Case::Case(const Problem& problem, std::uint64_t seed, Placement placement) : pr
     }
   }
   if (p.sinks) {
-    sinks = Tensor(DType::f32, Layout(Dims{p.hq}), placement);
+    sinks = Tensor(p.bias_dtype, Layout(Dims{p.hq}), placement);
     fill_normal(sinks, generator(7));
     if (p.hq > 1) sinks.flat(static_cast<std::int64_t>(seed % static_cast<std::uint64_t>(p.hq))) = -kInfinity;
   }

@@ -144,7 +144,7 @@ TEST_CASE("plan: problems that no arguments could give are refused", "[unit]") {
         "attention sq=-4 d=8", "attention b=-1 sq=4 d=8", "attention sq=4 d=8 window=-2,0",
         "attention sq=4 d=8 softcap=-1", "attention b=9223372036854775807 hq=2 sq=4 d=8",
         "attention sq=4 d=8 dtype=i32", "attention sq=4 d=8 device=cuda", "attention sq=4 d=8 q=i64",
-        "attention sq=4 d=8 kv=bool", "attention sq=4 d=8 out=i32", "attention sq=4 d=8 bias=k bias_dtype=bf16",
+        "attention sq=4 d=8 kv=bool", "attention sq=4 d=8 out=i32", "attention sq=4 d=8 bias=k bias_dtype=i8",
         "attention sq=4 d=9223372036854775807", "attention sq=4 d=8 causal align=9223372036854775807",
         "attention b=84467709551614 sq=9 sk=18112271 d=576"}) {
     INFO(text);

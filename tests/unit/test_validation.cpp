@@ -85,10 +85,12 @@ TEST_CASE("validation: dtypes", "[unit]") {
     refuses("k", [&](AttentionArgs& a, Case&) { a.kv.k.dtype = dtype; });
     refuses("out", [&](AttentionArgs& a, Case&) { a.out.dtype = dtype; });
   }
-  // q and out may be any floating-point type, k and v too if they agree; everything else stays f32.
+  // q, out, bias, slopes and sinks may be any floating-point type, k and v too if they agree; lse stays f32.
   for (DType dtype : {DType::f16, DType::bf16, DType::boolean, DType::i32, DType::i64}) {
     refuses("v", [&](AttentionArgs& a, Case&) { a.kv.v.dtype = dtype; });
     refuses("lse", [&](AttentionArgs& a, Case&) { a.lse.dtype = dtype; });
+  }
+  for (DType dtype : {DType::i8, DType::boolean, DType::i32, DType::i64}) {
     refuses(
         "score.bias", [&](AttentionArgs& a, Case&) { a.score.bias.dtype = dtype; }, "bias=qk");
     refuses(

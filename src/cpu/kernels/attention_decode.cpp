@@ -28,8 +28,9 @@ std::int64_t block_keys(Element kv_type) {
 
 struct Scratch {
   Row* row;
-  float *q, *o, *minus_m, *l, *l_low;  // Q in tiles, as DotsTile has them; [rows][dv], padded to whole vectors
-  float* q_row;                        // one, on its way
+  // Q in tiles, as DotsTile has them; [rows][dv], padded to whole vectors: of this run of blocks, and of those before.
+  float *q, *o, *total, *minus_m, *l, *l_low;
+  float* q_row;  // one, on its way
   // [keys][kLanes] scores, with room for those that a tile counts past the last key, and, with care, what they were;
   // [kLanes].
   float *s, *seen, *top, *top_exponent, *part, *sum, *zero;
@@ -43,6 +44,7 @@ struct Scratch {
     q = carver.take<float>(rows * q_stride);
     q_row = carver.take<float>(q_stride);
     o = carver.take<float>(rows * o_stride);
+    total = carver.take<float>(rows * o_stride);
     minus_m = carver.take<float>(rows);
     l = carver.take<float>(rows);
     l_low = carver.take<float>(rows);
@@ -128,9 +130,18 @@ class Item {
   }
   void start(std::int64_t i) {
     reset(head_, panels_[i]);
-    for (std::int64_t c = 0; c < kLanes * w_.o_stride; c += kLanes) store(o(i) + c, vec(0.f));
+    for (std::int64_t c = 0; c < kLanes * w_.o_stride; c += kLanes)
+      for (float* rows : {o(i), total(i)}) store(rows + c, vec(0.f));
   }
   float* o(std::int64_t panel) const { return w_.o + panel * kLanes * w_.o_stride; }
+  float* total(std::int64_t panel) const { return w_.total + panel * kLanes * w_.o_stride; }
+  // A run of blocks joins the panel's total, which is the output after the last.
+  void join(std::int64_t panel) const {
+    for (std::int64_t c = 0; c < kLanes * w_.o_stride; c += kLanes) {
+      store(total(panel) + c, load(total(panel) + c) + load(o(panel) + c));
+      store(o(panel) + c, vec(0.f));
+    }
+  }
 
   // Finds the rows of keys [from, end) of the block at k0.
   void find(Block& block, std::int64_t k0, std::int64_t from, std::int64_t end) const {
@@ -186,10 +197,15 @@ class Item {
       const Block* const after = more ? next : nullptr;
       beside_dots_ = packed_ ? fetch_keys(after) : fetch_values(now);
       beside_values_ = packed_ ? fetch_values(after) : fetch_keys(after);
-      for (std::int64_t i = begin; i < end; ++i) visit(i, *now, careful);
+      const bool run_ends = (k - head_.low / keys * keys) % (kRunBlocks * keys) == 0;
+      for (std::int64_t i = begin; i < end; ++i) {
+        if (run_ends) join(i);
+        visit(i, *now, careful);
+      }
       Block* const done = now;
       now = next, next = done;
     }
+    for (std::int64_t i = begin; i < end; ++i) join(i);
   }
 
   // w_.s = the final scores of keys [begin, end) of the block, as to_exponents() has them, w_.top their maxima. Returns
@@ -262,7 +278,8 @@ class Item {
     store(factor, raise_reference(panel, 0, step));
     for (std::int64_t j = 0; j < n; ++j) store(s + j * kLanes, load(s + j * kLanes) - step);
     for (std::int64_t r = 0; r < panel.rows; ++r)
-      rescale(o(i) + r * w_.o_stride, kLanes, w_.o_stride / kLanes, vec(factor[r]));
+      for (float* rows : {o(i), total(i)})
+        rescale(rows + r * w_.o_stride, kLanes, w_.o_stride / kLanes, vec(factor[r]));
   }
 
   // The column at which a vector of O starts in V and out: the last one covers some columns again rather than read past
@@ -311,7 +328,7 @@ class Item {
     settle_sum(panel);
     vec poison(0.f);
     for (std::int64_t r = 0; r < panel.rows; ++r) {
-      const float* const from = o(i) + r * w_.o_stride;
+      const float* const from = total(i) + r * w_.o_stride;
       const float l = panel.l[r];
       if (panel.state) {
         float* const state = panel.state + r * state_floats(p_.dv);

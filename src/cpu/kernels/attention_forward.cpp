@@ -25,8 +25,7 @@ namespace {
 constexpr std::int64_t kBlockK = 128;
 constexpr std::int64_t kWidth = kVecs * kLanes;
 constexpr std::int64_t kMaxPanels = 16;  // of an item
-// Keys whose blocks are summed before they join the row's total (see kSumKeys).
-constexpr std::int64_t kRunKeys = 16 * kBlockK;
+constexpr std::int64_t kRunKeys = kRunBlocks * kBlockK;
 
 // Rows of packed K and V blocks: one line more than needed, so that V's column strips spread over the L1 sets.
 std::int64_t packed_stride(std::int64_t n) {
@@ -215,23 +214,6 @@ void visit(const Head& head, Panel& panel, std::int64_t k0, std::int64_t n, Bloc
     panel.started = true;
     begin = stop;
   }
-}
-
-// The blocks so far join the panel's total.
-void join(Panel& panel, std::int64_t dv) {
-  if (!panel.started) return;
-  for (std::int64_t i = 0; i < dv * panel.width; i += kLanes) {
-    const vec x = load(panel.ot + i);
-    store(panel.total + i, panel.joined ? load(panel.total + i) + x : x);
-  }
-  panel.started = false, panel.joined = true;
-}
-// After the last block: the total is the output.
-void finish_joining(Panel& panel, std::int64_t dv) {
-  if (!panel.joined) return;
-  join(panel, dv);
-  float* const joined = panel.total;
-  panel.total = panel.ot, panel.ot = joined, panel.started = true;
 }
 
 // K's rows are read along d, a few at a time: in place is best at any row stride. V is read in column strips, whose

@@ -115,11 +115,11 @@ void for_each_key(const Head& head, const Row& row, const void* x, const Strides
 // The final score of one pair in the log2 domain; -inf where masked.
 float final_score(const Head& head, const Row& row, std::int64_t j, float dot) {
   const ScoreParams& s = head.p.score;
-  if (s.mask && !term_row(s.mask, s.mask_stride, head, row)[j * s.mask_stride.d]) return -__builtin_inff();
+  if (hidden_by_mask(head, row, j)) return -__builtin_inff();
   float x = dot * s.scale_log2;
   if (s.softcap_log2 != 0) x = s.softcap_log2 * __builtin_tanhf(x / s.softcap_log2);
   if (s.bias) {
-    const float bias = term_row(s.bias, s.bias_stride, head, row)[j * s.bias_stride.d];
+    const float bias = bias_of(head, row, j);
     if (bias == -__builtin_inff()) return bias;
     const float scaled = bias * kLog2e;  // the largest finite values stay finite: only -inf masks
     x += __builtin_isinf(scaled) && !__builtin_isinf(bias) ? __builtin_copysignf(__FLT_MAX__, bias) : scaled;
@@ -187,8 +187,11 @@ void run(const ForwardParams& p, const WorkItem& item, std::byte* scratch) noexc
     // A sink joins in float64, and is no maximum of the scores: far above them it must not cost their weights' digits.
     const double shift = static_cast<double>(alibi_shift_log2(head, row)), own = static_cast<double>(m);
     const double sink =
-        p.score.sinks ? static_cast<double>(p.score.sinks[row.q_head * p.score.sinks_stride]) * rapt::kLog2e + shift
-                      : -__builtin_inf();
+        p.score.sinks
+            ? static_cast<double>(number_at(p.score.sinks, p.score.sinks_type, row.q_head * p.score.sinks_stride)) *
+                      rapt::kLog2e +
+                  shift
+            : -__builtin_inf();
     const double larger = sink > own ? sink : own, factor = __builtin_exp2(own - larger);
     const double all = factor * sum + (p.score.sinks ? __builtin_exp2(sink - larger) : 0);
     w.inverse[r - item.row_begin] = all == 0 ? 0 : factor / all;

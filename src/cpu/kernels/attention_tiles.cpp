@@ -73,12 +73,12 @@ struct Scratch {
   std::uint32_t* unusual;  // [keys / 32]: a bit for every key that has no planes
   // Of the item:
   Row* row;
-  char* qt;                         // [panel][plane][d / 32][2] tiles
-  float *ot, *minus_m, *l, *l_low;  // [panel][dv][32], [panel][32]
-  char* s[2];                       // scores, weights over them; a third plane of weights behind
-  float *partial, *unused;          // O of a range; 32 x 32 floats nobody wants
-  float* top;                       // -inf: the row sees none of the block's keys
-  bf16* rows;                       // 32 on their way into tiles, [plane][32][d or dv]
+  char* qt;                                 // [panel][plane][d / 32][2] tiles
+  float *ot, *total, *minus_m, *l, *l_low;  // [panel][dv][32], [panel][32]
+  char* s[2];                               // scores, weights over them; a third plane of weights behind
+  float *partial, *unused;                  // O of a range; 32 x 32 floats nobody wants
+  float* top;                               // -inf: the row sees none of the block's keys
+  bf16* rows;                               // 32 on their way into tiles, [plane][32][d or dv]
   std::int32_t *k_offset, *q_offset, *v_offset, *p_offset;  // of products
   std::byte* vector;                                        // the vector kernel's
 
@@ -94,6 +94,7 @@ struct Scratch {
     row = carver.take<Row>(panels * kRows);
     qt = carver.take<char>(panels * q_bytes());
     ot = carver.take<float>(panels * kRows * dv);
+    total = carver.take<float>(joins(shape) ? panels * kRows * dv : 0);
     minus_m = carver.take<float>(panels * kRows);
     l = carver.take<float>(panels * kRows);
     l_low = carver.take<float>(panels * kRows);
@@ -110,6 +111,8 @@ struct Scratch {
     vector = carver.take<std::byte>(
         static_cast<std::int64_t>(vector_table.forward[0]->scratch_bytes({shape.sk, shape.d, shape.dv, kRows})));
   }
+  // Sums of ranges are long enough to cost fp32 its last bits.
+  bool joins(const ForwardShape& shape) const { return kPlanes == 3 && shape.sk + keys > kRunBlocks * keys; }
   std::int64_t q_bytes() const { return kPlanes * kRows * d * 2; }
   std::int64_t v_plane() const { return keys * dv * 2; }
 
@@ -157,9 +160,14 @@ class Item {
       const Packed& packed = *w_.packed;
       if (packed.begin != begin || packed.first > from || packed.last < to) pack_range(begin, from, to);
       leave_unusual(begin, from, to);
+      const bool run_ends = (begin - head_.low / w_.keys * w_.keys) % (kRunBlocks * w_.keys) == 0;
+      for (std::int64_t i = 0; kPlanes == 3 && run_ends && i < count_; ++i) join(panels_[i], w_.dv);
       sweep(tiles, begin);
     }
-    for (std::int64_t i = 0; i < count_; ++i) finish(i);
+    for (std::int64_t i = 0; i < count_; ++i) {
+      finish_joining(panels_[i], w_.dv);
+      finish(i);
+    }
   }
 
   static ForwardShape shape(const ForwardParams& p, const WorkItem& item) {
@@ -178,6 +186,7 @@ class Item {
                         .rows = least(kRows, row_end - r),
                         .row = w_.row + at,
                         .ot = w_.ot + at * w_.dv,
+                        .total = w_.total + at * w_.dv,
                         .minus_m = w_.minus_m + at,
                         .l = w_.l + at,
                         .l_low = w_.l_low + at,
@@ -247,14 +256,12 @@ class Item {
   }
 
   [[gnu::noinline, gnu::cold]] void leave_rows_that_see(std::int64_t key) {
-    const ScoreParams& s = p_.score;
     for (std::int64_t i = 0; i < count_; ++i)
       for (std::int64_t r = 0; r < panels_[i].rows; ++r) {
         const Row& row = panels_[i].row[r];
         if (key < row.first || key >= row.last) continue;
-        if (s.mask && !term_row(s.mask, s.mask_stride, head_, row)[key * s.mask_stride.d]) continue;
-        const float* bias = s.bias;
-        if (bias && term_row(bias, s.bias_stride, head_, row)[key * s.bias_stride.d] == -__builtin_inff()) continue;
+        if (hidden_by_mask(head_, row, key)) continue;
+        if (p_.score.bias && bias_of(head_, row, key) == -__builtin_inff()) continue;
         redo_[i] |= std::uint32_t{1} << r;
       }
   }
@@ -456,6 +463,7 @@ class Item {
         }
         const vec factor = raise_reference(panel, i * kLanes, step);
         if (panel.started) rescale(panel.ot + i * kLanes, kRows, w_.dv, factor);
+        if (panel.joined) rescale(panel.total + i * kLanes, kRows, w_.dv, factor);
         if (!v.first) rescale(target(panel) + i * kLanes, kRows, w_.dv, factor);
         moved |= xsimd::any(which);
         far_[v.panel] |= xsimd::any(far(panel, i));
@@ -484,7 +492,7 @@ class Item {
       E e = exponentials(*now, w_.s[at]);
       if (last || then) multiply(tiles, last, w_.s[at ^ 1], then, w_.s[at ^ 1], e);
       while (e.s != e.end) e.template one<false>();
-      if (last && last->last) join(tiles, *last, !then);
+      if (last && last->last) join_range(tiles, *last, !then);
       bool any = false;
       for (int i = 0; i < kVecsOfRow; ++i) any |= xsimd::any(moves(*now, e.sum[i], i));
       if (any) [[unlikely]]
@@ -494,13 +502,13 @@ class Item {
       last = now, now = then, then = free;
       if (!now) {
         multiply(tiles, last, w_.s[at], nullptr, nullptr, none);
-        join(tiles, *last, true);
+        join_range(tiles, *last, true);
       }
     }
   }
 
   // The panel's O of this range is complete.
-  void join(Tiles& tiles, const Visit& v, bool pending) {
+  void join_range(Tiles& tiles, const Visit& v, bool pending) {
     if (pending) flush(tiles);
     Panel& panel = panels_[v.panel];
     for (std::int64_t i = 0; panel.started && i < w_.dv * kRows; i += kLanes)

@@ -30,6 +30,15 @@ auto with_cache_element(Element element, F f) {
   }
 }
 
+// One number of a type that with_element() takes.
+inline float number_at(const void* base, Element element, std::int64_t at) {
+  return with_element(element, [&](auto e) {
+    alignas(64) float lane[kLanes];
+    store(lane, load_strided(static_cast<const decltype(e)*>(base) + at, 1, 1));
+    return lane[0];
+  });
+}
+
 // Elements in one T.
 template <class T>
 inline constexpr std::int64_t kPerUnit = std::is_same_v<T, i4x2> ? 2 : 1;

@@ -79,7 +79,7 @@ inline void find_rows(const Head& head, std::int64_t r, std::int64_t n, Row* row
 }
 inline float alibi_slope_log2(const Head& head, const Row& row) {
   const ScoreParams& s = head.p.score;
-  return s.alibi[head.b * s.alibi_stride_b + row.q_head * s.alibi_stride_h] * kLog2e;
+  return number_at(s.alibi, s.alibi_type, head.b * s.alibi_stride_b + row.q_head * s.alibi_stride_h) * kLog2e;
 }
 // Kernels count ALiBi's distances from the key nearest to the row, where they are exact whatever the offset. The rest
 // of the way is the same for all keys: it lowers all scores of the row by this much.
@@ -91,10 +91,17 @@ inline float alibi_shift_log2(const Head& head, const Row& row) {
 inline std::int64_t row_at(const Strides& s, const Head& head, const Row& row) {
   return head.b * s.b + row.q_head * s.h + (head.q_first + row.token) * s.s;
 }
-// The row's bias or mask: indices are local to the sequence, broadcast dimensions have stride 0.
-template <class T>
-const T* term_row(const T* base, const Strides& s, const Head& head, const Row& row) {
-  return base + head.b * s.b + row.q_head * s.h + row.token * s.s;
+// The row's bias or mask, as an index: local to the sequence, broadcast dimensions have stride 0.
+inline std::int64_t term_row(const Strides& s, const Head& head, const Row& row) {
+  return head.b * s.b + row.q_head * s.h + row.token * s.s;
+}
+inline bool hidden_by_mask(const Head& head, const Row& row, std::int64_t key) {
+  const ScoreParams& s = head.p.score;
+  return s.mask && !s.mask[term_row(s.mask_stride, head, row) + key * s.mask_stride.d];
+}
+inline float bias_of(const Head& head, const Row& row, std::int64_t key) {
+  const ScoreParams& s = head.p.score;
+  return number_at(s.bias, s.bias_type, term_row(s.bias_stride, head, row) + key * s.bias_stride.d);
 }
 
 // All pointers but `state` lead into scratch; attention_decode, whose Q and O lie otherwise, has no qt and ot. Lanes

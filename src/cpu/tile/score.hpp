@@ -37,11 +37,14 @@ inline void load_terms(const Head& head, const Row* row, std::int64_t key, std::
   for (int i = 0; i < kLanes; ++i) {
     vec x(0.f);
     if (s.bias) {
-      const float* bias = term_row(s.bias, s.bias_stride, head, row[i]);
-      x = scale_bias(load_strided(bias + key * s.bias_stride.d, s.bias_stride.d, n));
+      const std::int64_t at = term_row(s.bias_stride, head, row[i]) + key * s.bias_stride.d;
+      with_element(s.bias_type, [&](auto element) {
+        const auto* bias = static_cast<const decltype(element)*>(s.bias);
+        x = scale_bias(load_strided(bias + at, s.bias_stride.d, n));
+      });
     }
     if (s.mask) {
-      const std::uint8_t* mask = term_row(s.mask, s.mask_stride, head, row[i]) + key * s.mask_stride.d;
+      const std::uint8_t* mask = s.mask + term_row(s.mask_stride, head, row[i]) + key * s.mask_stride.d;
       alignas(64) float hidden[kLanes] = {};
       for (std::int64_t j = 0; j < n; ++j) hidden[j] = mask[j * s.mask_stride.d] ? 0.f : 1.f;
       x = xsimd::select(load(hidden) != vec(0.f), minus_infinity(), x);  // select: a NaN under the mask is nobody's

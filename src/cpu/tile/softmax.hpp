@@ -45,13 +45,14 @@ inline void apply(ToExponents e, std::int64_t width, const float* from, float* t
 inline void start_row(const Head& head, const Row& row, float& minus_m, float& l) {
   minus_m = l = 0;
   const ScoreParams& score = head.p.score;
-  const float sink = score.sinks ? score.sinks[row.q_head * score.sinks_stride] * kLog2e + alibi_shift_log2(head, row)
-                                 : -__builtin_inff();
-  if (sink == -__builtin_inff()) return;
+  if (!score.sinks) return;
+  const float given = number_at(score.sinks, score.sinks_type, row.q_head * score.sinks_stride);
+  if (given == -__builtin_inff()) return;
+  const double sink = static_cast<double>(given) * rapt::kLog2e + static_cast<double>(alibi_shift_log2(head, row));
   // Far above 0, so that the weights beside it are no denormals: 2^100 leaves them and their sums room.
-  const float m = __builtin_ceilf(sink);
-  minus_m = m <= 0 ? -m : m <= 100 ? 0 : 100 - m;
-  l = __builtin_exp2f(sink + minus_m);
+  const double m = __builtin_ceil(sink);
+  minus_m = static_cast<float>(m <= 0 ? -m : m <= 100 ? 0 : 100 - m);
+  l = static_cast<float>(__builtin_exp2(sink + static_cast<double>(minus_m)));
 }
 
 // Starts over. Where states of a row are combined later, the sink joins them there.
@@ -111,6 +112,26 @@ inline void settle_sum(const Panel& panel) {
     store(panel.l + lane, load(panel.l + lane) + load(panel.l_low + lane));
     store(panel.l_low + lane, vec(0.f));
   }
+}
+
+// Blocks that are summed before they join the row's total: see kSumKeys.
+inline constexpr std::int64_t kRunBlocks = 16;
+
+// The blocks so far join the panel's total.
+inline void join(Panel& panel, std::int64_t dv) {
+  if (!panel.started) return;
+  for (std::int64_t i = 0; i < dv * panel.width; i += kLanes) {
+    const vec x = load(panel.ot + i);
+    store(panel.total + i, panel.joined ? load(panel.total + i) + x : x);
+  }
+  panel.started = false, panel.joined = true;
+}
+// After the last block: the total is the output.
+inline void finish_joining(Panel& panel, std::int64_t dv) {
+  if (!panel.joined) return;
+  join(panel, dv);
+  float* const joined = panel.total;
+  panel.total = panel.ot, panel.ot = joined, panel.started = true;
 }
 
 // S -> P = 2^S in place for keys [begin, end) of a block, the first kV vectors of rows of kW. Their sums are

@@ -49,9 +49,8 @@ __global__ void naive_scores(const __grid_constant__ AttentionParams p, float* a
       const std::int64_t k = r.head.key_at(p.k_stride, j);
       float dot = 0;
       for (std::int64_t i = 0; i < p.d; ++i)
-        dot = fmaf(load(p.q, p.q_type, q + i * p.q_stride.d) * p.score.scale_log2,
-                   load(p.k, p.kv_type, k + i * p.k_stride.d), dot);
-      x = finish_score(r.head, r.row, j, dot);
+        dot = fmaf(load(p.q, p.q_type, q + i * p.q_stride.d), load(p.k, p.kv_type, k + i * p.k_stride.d), dot);
+      x = finish_score(r.head, r.row, j, dot * p.score.scale_log2);
     }
     r.scores[j - r.head.low] = x;
   }
@@ -89,7 +88,8 @@ __global__ void naive_softmax(const __grid_constant__ AttentionParams p, float* 
   sum = reduce(sum, Sum());
   for (std::int64_t j = threadIdx.x; j < n; j += kThreads)
     if (!is_hidden(r.scores[j])) r.scores[j] /= sum;
-  if (p.lse && threadIdx.x == 0) p.lse[row_at(p.lse_stride, r.head, r.row)] = lse_of(top, sum);
+  if (p.lse && threadIdx.x == 0)
+    p.lse[row_at(p.lse_stride, r.head, r.row)] = lse_of(top, sum, alibi_shift_log2(r.head, r.row));
 }
 
 __global__ void naive_values(const __grid_constant__ AttentionParams p, float* all) {

@@ -216,10 +216,8 @@ __device__ __forceinline__ void attend(const AttentionParams& p, unsigned number
     float s[kEach][4] = {};
     for (std::int64_t depth = 0; depth < p.d; depth += kDepth) {
       __syncthreads();
-      Fetch<kDepth, kThreads, kHas>(from_q, q_at, depth)(vector, [&](int row, int column, float4 e) {
-        const float scale = p.score.scale_log2;
-        q.four(row, column) = make_float4(e.x * scale, e.y * scale, e.z * scale, e.w * scale);
-      });
+      Fetch<kDepth, kThreads, kHas>(from_q, q_at, depth)(
+          vector, [&](int row, int column, float4 e) { q.four(row, column) = e; });
       // Key 4 i + j is in row i + 16 j: a thread's four are neighbours, but what it reads beside others' is too.
       Fetch<kDepth, kThreads>(from_k, k_at, depth)(
           vector, [&](int row, int column, float4 e) { k.four(row % 4 * kSide + row / 4, column) = e; });
@@ -239,6 +237,11 @@ __device__ __forceinline__ void attend(const AttentionParams& p, unsigned number
         }
       }
     }
+
+#pragma unroll
+    for (int i = 0; i < kEach; ++i)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) s[i][j] *= p.score.scale_log2;
 
     if (terms) {  // by way of shared memory, in a loop: code for each element of `s` would take registers from the rest
 #pragma unroll
@@ -342,7 +345,10 @@ __device__ __forceinline__ void attend(const AttentionParams& p, unsigned number
         if (column < p.dv)
           store(p.out, p.out_type, at + column * p.out_stride.d, l[i] == 0 ? 0.f : o[chunk][i][j] / l[i]);
       }
-    if (p.lse && tx == 0) p.lse[lse_at[row_of(i)]] = lse_of(maxima[row_of(i)], l[i]);
+    if (p.lse && tx == 0) {
+      const float shift = alibi_shift_log2(head, rows[row_of(i)]);
+      p.lse[lse_at[row_of(i)]] = lse_of(maxima[row_of(i)], l[i], shift);
+    }
   }
 }
 

@@ -187,7 +187,7 @@ struct Rows {
           const auto& row = tile.of_row[own + lane / 4 + i / 2 * 8];
           four[i] = at < row.first || at >= row.last ? -infinity()
                                                      : finish_score(call.p.score, tile.b, row.q_head, row.token,
-                                                                    tile.offset, tile.key + at, s[i] * call.inner);
+                                                                    row.nearest, tile.key + at, s[i] * call.inner);
         }
 #pragma unroll
         for (int i = 0; i < kScores; ++i) s[i] = i + 4 < kScores ? s[i + 4] : four[i + 4 - kScores];
@@ -266,7 +266,7 @@ struct Rows {
       const bool drowned = row.first < row.last && sink > 0 && l[h] <= fmaf(sink, C::kDrowned, sink);
       bad[h] = row.out >= 0 && !(nothing[0] + nothing[1] + nothing[2] + nothing[3] == 0 && !drowned &&
                                  (m[h] == -infinity() || fabsf(m[h]) < kHugeScore));
-      if (row.lse >= 0 && lane % 4 == 0) p.lse[row.lse] = lse_of(m[h] - C::kShift, l[h]);
+      if (row.lse >= 0 && lane % 4 == 0) p.lse[row.lse] = lse_of(m[h] - C::kShift, l[h], row.alibi_shift);
       const float inverse = l[h] == 0 ? 0.f : __fdividef(1, l[h]);
 #pragma unroll
       for (int i = 2 * h; i < kOut; i += 4) o[i] *= inverse, o[i + 1] *= inverse;

@@ -162,7 +162,7 @@ struct Rows {
           const float by = i % 2 ? of_key.y : of_key.x, x = s[i] * by * (call.late ? 1.f : factor[h]);
           const auto& row = tile.of_row[own + lane / 4 + 8 * h];
           four[i] = at < from[h] || at >= to[h] ? -infinity()
-                                                : finish_score(call.p.score, tile.b, row.q_head, row.token, tile.offset,
+                                                : finish_score(call.p.score, tile.b, row.q_head, row.token, row.nearest,
                                                                tile.key + key + column + at, x);
           if (four[i] == -infinity()) continue;
           key_scale[h] = fmaxf(key_scale[h], by);
@@ -246,7 +246,7 @@ struct Rows {
     for (int h = 0; h < 2; ++h) {
       const auto& row = tile.of_row[own + lane / 4 + 8 * h];
       l[h] = over_row(l[h], Sum());
-      if (row.lse >= 0 && lane % 4 == 0) p.lse[row.lse] = lse_of(m[h], l[h] * (1 / kOne));
+      if (row.lse >= 0 && lane % 4 == 0) p.lse[row.lse] = lse_of(m[h], l[h] * (1 / kOne), row.alibi_shift);
       const float about = __fdividef(1, l[h]);  // and a step of Newton's method
       const float inverse = l[h] == 0 ? 0.f : fmaf(about, fmaf(-l[h], about, 1), about) * kOne;
       float nothing = l[h] * 0, smallest = infinity(), largest = 0;  // nothing: or NaN

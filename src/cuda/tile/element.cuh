@@ -19,6 +19,11 @@ __device__ inline float load(const void* base, DType type, std::int64_t at) {
   }
 }
 
+// Of a bias, slopes or sinks.
+__device__ inline float load(const void* base, Element type, std::int64_t at) {
+  return load(base, type == Element::f16 ? DType::f16 : type == Element::bf16 ? DType::bf16 : DType::f32, at);
+}
+
 // Rounded to nearest even.
 __device__ inline void store(void* base, DType type, std::int64_t at, float x) {
   switch (type) {

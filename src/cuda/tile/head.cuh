@@ -65,6 +65,10 @@ struct Row {
     last = s.right == kOpen ? head.high : clamp(at + s.right + 1, head.low, head.high);
     last = min(last, token < head.p.term_rows ? head.p.term_keys : 0);
   }
+  // The key nearest to its position among the keys.
+  __device__ std::int64_t nearest(const Head& head) const {
+    return clamp(token + head.offset, 0, max(head.len_k - 1, std::int64_t{0}));
+  }
 };
 
 // The row's place in q, out or lse, as an index.

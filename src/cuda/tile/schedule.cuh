@@ -80,9 +80,9 @@ struct Tile : Place {
     std::int64_t q, out, lse;  // where it begins; negative: it does not exist
     int token, q_head;
     int first, last;  // the keys it sees, from `key` on
-    float sink;
+    float sink, alibi_shift;
+    std::int64_t nearest;  // key to its position, for ALiBi
   } of_row[C::kRows];
-  std::int64_t offset;
   int there;  // of the keys that the last block has room for
 
   // By `threads` threads, who take the place from here: registers are few.
@@ -93,7 +93,6 @@ struct Tile : Place {
     if (place.blocks == 0) return;
     const Head head(p, place.b, place.hk);
     if (thread == 0) {
-      offset = head.offset;
       const std::int64_t left = head.high - place.key - (place.blocks - 1) * C::kKeys;
       there = static_cast<int>(clamp(left, 0, C::kKeys));
     }
@@ -110,7 +109,8 @@ struct Tile : Place {
       // Rows that do not exist see what the last one sees: nothing is masked for them alone.
       row.first = static_cast<int>(clamp(at.first - place.key, 0, end));
       row.last = static_cast<int>(clamp(at.last - place.key, 0, end));
-      row.sink = sink_of(head, at);
+      row.sink = sink_of(head, at), row.alibi_shift = alibi_shift_log2(head, at);
+      row.nearest = at.nearest(head);
     }
   }
 };

@@ -40,38 +40,51 @@ inline bool scales_last(const ScoreParams& s) {
   return s.scale_log2 != 0 && s.softcap_log2 == 0 && !s.bias && !s.alibi;
 }
 
+__device__ inline float alibi_slope_log2(const ScoreParams& s, std::int64_t b, std::int64_t q_head) {
+  return load(s.alibi, s.alibi_type, b * s.alibi_stride_b + q_head * s.alibi_stride_h) * kLog2e;
+}
+
+// Distances count from the key nearest to the row, where they are exact whatever the offset. The rest of the way is the
+// same for all keys: it lowers all scores of the row by this much.
+__device__ inline float alibi_shift_log2(const Head& head, const Row& row) {
+  const std::int64_t rest = row.token + head.offset - row.nearest(head);
+  return head.p.score.alibi && rest != 0
+             ? alibi_slope_log2(head.p.score, head.b, row.q_head) * fabsf(static_cast<float>(rest))
+             : 0;
+}
+
 // The final score of key j, which the row sees, from `x`, its scaled q.k; -inf where bias or mask hides it.
-// `token` is the row's, `offset` where token 0 sits among the keys.
+// `token` is the row's, `nearest` the key nearest to it.
 __device__ __forceinline__ float finish_score(const ScoreParams& s, std::int64_t b, std::int64_t q_head,
-                                              std::int64_t token, std::int64_t offset, std::int64_t j, float x) {
+                                              std::int64_t token, std::int64_t nearest, std::int64_t j, float x) {
   const auto at = [&](const Strides& stride) {
     return b * stride.b + q_head * stride.h + token * stride.s + j * stride.d;
   };
   if (s.mask && !s.mask[at(s.mask_stride)]) return -infinity();
   if (s.softcap_log2 != 0) x = s.softcap_log2 * tanhf(x / s.softcap_log2);
   if (s.bias) {
-    const float bias = s.bias[at(s.bias_stride)];
+    const float bias = load(s.bias, s.bias_type, at(s.bias_stride));
     if (bias == -infinity()) return bias;
     // The largest finite values, which frameworks use as masks, stay finite; fmin and fmax would drop NaN.
     const float scaled = bias * kLog2e;
     x += isinf(scaled) && is_finite(bias) ? copysignf(3.402823466e38f, bias) : scaled;
   }
   if (s.alibi) {
-    const float slope = s.alibi[b * s.alibi_stride_b + q_head * s.alibi_stride_h];
-    x -= slope * kLog2e * fabsf(static_cast<float>(token + offset - j));
+    x -= alibi_slope_log2(s, b, q_head) * fabsf(static_cast<float>(nearest - j));
   }
   return x;
 }
 
 // The same out of line, so that kernels keep their registers for what is hot.
 static __device__ __noinline__ float finish_score(const Head& head, const Row& row, std::int64_t j, float x) {
-  return finish_score(head.p.score, head.b, row.q_head, row.token, head.offset, j, x);
+  return finish_score(head.p.score, head.b, row.q_head, row.token, row.nearest(head), j, x);
 }
 
 // The row's sink in the log2 domain; -inf: none.
 __device__ inline float sink_of(const Head& head, const Row& row) {
   const ScoreParams& s = head.p.score;
-  return s.sinks ? s.sinks[row.q_head * s.sinks_stride] * kLog2e : -infinity();
+  if (!s.sinks) return -infinity();
+  return load(s.sinks, s.sinks_type, row.q_head * s.sinks_stride) * kLog2e + alibi_shift_log2(head, row);
 }
 
 // What scores are taken relative to before 2^x: their maximum, but 0 where there is none.
@@ -80,8 +93,8 @@ __device__ inline float reference(float max) {
 }
 
 // Of scores whose weights, taken relative to `reference`, have this sum.
-__device__ inline float lse_of(float reference, float sum) {
-  return sum == 0 ? -infinity() : (reference + log2f(sum)) * kLn2;
+__device__ inline float lse_of(float reference, float sum, float alibi_shift) {
+  return sum == 0 ? -infinity() : (reference - alibi_shift + log2f(sum)) * kLn2;
 }
 
 // A weight of -0 marks a key that is hidden: times a value that is no NaN or Inf it adds nothing.
