@@ -198,7 +198,7 @@ Problem typed(const std::string& text, DType dtype) {
   return problem;
 }
 
-Case::Case(const Problem& problem, std::uint64_t seed, Placement placement) : problem(problem) {
+Case::Case(const Problem& given, std::uint64_t seed, Placement placement) : problem(given) {
   const Problem& p = problem;
   if (p.bias_dtype != DType::f32) throw Error("bias_dtype", std::string(rapt::to_string(p.bias_dtype)), "f32");
   const auto generator = [seed](std::uint64_t tensor) { return Generator(seed * 64 + tensor); };
