@@ -52,11 +52,11 @@ struct ContextOptions {
 
 /// A cheap handle; copies share one state and may be used from several threads at once. Keeps the
 /// workspace of one earlier call for the next. After fork() a child that uses a context of its parent runs serially.
-class RAPT_API Context {
+class Context {
  public:
   /// Throws Error when options or environment ask for an ISA this CPU or build lacks.
   /// The environment is read here, once.
-  explicit Context(ContextOptions options = {});
+  RAPT_API explicit Context(ContextOptions options = {});
 
   struct Impl;
   const Impl& impl() const noexcept { return *impl_; }
