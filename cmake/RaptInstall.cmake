@@ -1,6 +1,20 @@
 # Install rules, the CMake package and the pkg-config file.
 include(CMakePackageConfigHelpers)
 
+# Who links a static rapt, from whichever language, needs the OpenMP and C++ run-time libraries that it was compiled for, by
+# their names: FindOpenMP knows the languages of the consumer's project only, and so does CMake with C++'s own.
+set(rapt_cxx_libraries ${CMAKE_CXX_IMPLICIT_LINK_LIBRARIES})
+list(REMOVE_ITEM rapt_cxx_libraries ${CMAKE_C_IMPLICIT_LINK_LIBRARIES})
+list(REMOVE_DUPLICATES rapt_cxx_libraries)
+set(rapt_openmp_libraries "")
+if(rapt_have_openmp)
+  set(rapt_openmp_libraries ${OpenMP_CXX_LIB_NAMES})
+  list(REMOVE_ITEM rapt_openmp_libraries pthread)  # of Threads::Threads
+endif()
+foreach(library IN LISTS rapt_openmp_libraries)
+  target_link_libraries(rapt PRIVATE $<INSTALL_INTERFACE:${library}>)
+endforeach()
+
 target_include_directories(rapt INTERFACE $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
 install(TARGETS rapt EXPORT raptTargets)
 install(DIRECTORY include/rapt DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
@@ -35,10 +49,10 @@ set(rapt_pc_libs "")
 if(rapt_static)
   set(rapt_pc_cflags " -DRAPT_STATIC")
   set(rapt_pc_requires tbb)
-  set(rapt_pc_libs " -lstdc++ -lm -pthread")
-  if(rapt_have_openmp)
-    string(APPEND rapt_pc_libs " ${OpenMP_CXX_FLAGS}")
-  endif()
+  set(rapt_pc_libs " -pthread")
+  foreach(library IN LISTS rapt_openmp_libraries rapt_cxx_libraries)
+    string(APPEND rapt_pc_libs " -l${library}")
+  endforeach()
   if(rapt_have_cuda)
     string(APPEND rapt_pc_libs " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -ldl -lrt")
   endif()

@@ -1,7 +1,7 @@
 # Kernels are compiled once per instruction set, in namespace rapt::cpu::<isa>.
 
 add_library(rapt_warnings INTERFACE)
-target_compile_options(rapt_warnings INTERFACE -Wall -Wextra -Wpedantic $<$<BOOL:${RAPT_WERROR}>:-Werror>)
+target_compile_options(rapt_warnings INTERFACE -Wall -Wextra -Wpedantic -Wshadow $<$<BOOL:${RAPT_WERROR}>:-Werror>)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   # False alarms of GCC 12 on std::string's operator+ (GCC bug 105651).
   target_compile_options(rapt_warnings INTERFACE -Wno-restrict)

@@ -90,8 +90,7 @@ rapt::ScoreSpec to_score(const rapt_attention_args& a) {
 }
 
 rapt::AttentionArgs to_args(const rapt_attention_args* given) {
-  const rapt_attention_args& a = deref(given, "args");
-  check_size(a, "rapt_attention_args");
+  const rapt_attention_args a = known_part(deref(given, "args"), "rapt_attention_args");
   rapt::AttentionArgs args;
   args.q = to_view(a.q, "q");
   args.kv.kind = to_enum(a.kv_kind, rapt::KvSource::Kind::ring, "kv.kind");
@@ -122,7 +121,7 @@ class UserExecutor final : public rapt::Executor {
     deref(user.run, "user_executor.run");
   }
   std::string_view name() const noexcept override { return name_; }
-  int concurrency() const noexcept override { return std::max(1, user_.concurrency(user_.user)); }
+  int concurrency() const override { return std::max(1, user_.concurrency(user_.user)); }
   void run(int strands, void (*strand)(void*, int), void* argument) override {
     user_.run(user_.user, strands, strand, argument);
   }
@@ -151,8 +150,7 @@ std::shared_ptr<rapt::Executor> to_executor(const rapt_context_options& o) {
 
 rapt::ContextOptions to_options(const rapt_context_options* given) {
   if (!given) return {};
-  const rapt_context_options& o = *given;
-  check_size(o, "rapt_context_options");
+  const rapt_context_options o = known_part(*given, "rapt_context_options");
   rapt::ContextOptions options;
   options.executor = to_executor(o);
   options.threads = o.threads;
@@ -330,6 +328,5 @@ rapt_status rapt_usable_isas(const int32_t** isas, size_t* count) noexcept {
 }
 
 const char* rapt_version() noexcept {
-  static const std::string text(rapt::version());
-  return text.c_str();
+  return rapt::version().data();  // of a string literal
 }

@@ -1,8 +1,10 @@
 // What every part of the C interface needs: exceptions end in guard(), and C's values become C++'s.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <exception>
 #include <new>
 #include <string>
@@ -48,11 +50,22 @@ E to_enum(std::int32_t value, E last, const std::string& name) {
   return static_cast<E>(value);
 }
 
+/// `given`, of the caller's size, as the Struct of this version: what an older caller does not have is zero, and what a
+/// newer one has beyond must be, for it could not be heeded. An Error otherwise, and for what is no size.
 template <class Struct>
-void check_size(const Struct& s, const char* name) {
-  if (s.struct_size == sizeof(Struct)) return;
-  throw Error("struct_size", std::to_string(s.struct_size),
-              std::to_string(sizeof(Struct)) + ", which " + name + "_init() sets");
+Struct known_part(const Struct& given, const char* name) {
+  constexpr std::size_t kMost = 4096;  // so that little is read where the size was never set
+  const std::size_t size = given.struct_size;
+  if (size < sizeof size || size > kMost || size % alignof(Struct) != 0)
+    throw Error("struct_size", std::to_string(size), std::string("what ") + name + "_init() sets");
+  const auto* bytes = reinterpret_cast<const unsigned char*>(&given);
+  for (std::size_t i = sizeof(Struct); i < size; ++i)
+    if (bytes[i] != 0)
+      throw Error("struct_size", std::to_string(size) + " with more than zeros past " + std::to_string(sizeof(Struct)),
+                  "nothing asked for that rapt " + std::string(version()) + " does not know");
+  Struct known{};
+  std::memcpy(&known, bytes, std::min(size, sizeof(Struct)));
+  return known;
 }
 
 inline MutableTensorView to_view(const rapt_tensor& t, const std::string& name) {

@@ -9,8 +9,7 @@ namespace {
 using namespace rapt::c;
 
 rapt::AppendArgs to_args(const rapt_append_args* given) {
-  const rapt_append_args& a = deref(given, "args");
-  check_size(a, "rapt_append_args");
+  const rapt_append_args a = known_part(deref(given, "args"), "rapt_append_args");
   rapt::AppendArgs args;
   args.k_new = to_view(a.k_new, "k_new");
   args.v_new = to_view(a.v_new, "v_new");

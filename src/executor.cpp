@@ -15,7 +15,7 @@ namespace {
 class Serial final : public Executor {
  public:
   std::string_view name() const noexcept override { return "serial"; }
-  int concurrency() const noexcept override { return 1; }
+  int concurrency() const override { return 1; }
   void run(int strands, void (*strand)(void*, int), void* argument) override {
     for (int i = 0; i < strands; ++i) strand(argument, i);
   }
@@ -24,7 +24,7 @@ class Serial final : public Executor {
 class Tbb final : public Executor {
  public:
   std::string_view name() const noexcept override { return "tbb"; }
-  int concurrency() const noexcept override { return oneapi::tbb::this_task_arena::max_concurrency(); }
+  int concurrency() const override { return oneapi::tbb::this_task_arena::max_concurrency(); }
   void run(int strands, void (*strand)(void*, int), void* argument) override {
     // Isolated: while it waits, the caller must not pick up a task of somebody else's and come back late.
     // A context of its own: cancelling the caller's task group must not leave outputs unwritten.
@@ -41,7 +41,7 @@ class Tbb final : public Executor {
 class OpenMp final : public Executor {
  public:
   std::string_view name() const noexcept override { return "openmp"; }
-  int concurrency() const noexcept override { return getpid() == process_ ? omp_get_max_threads() : 1; }
+  int concurrency() const override { return getpid() == process_ ? omp_get_max_threads() : 1; }
   void run(int strands, void (*strand)(void*, int), void* argument) override {
 #pragma omp parallel for num_threads(strands) schedule(static, 1) if (getpid() == process_)
     for (int i = 0; i < strands; ++i) strand(argument, i);

@@ -42,12 +42,12 @@ struct Plan::Impl {
   std::unique_ptr<Schedule> schedule;
   std::vector<Candidate> candidates;
 
-  Impl(const Problem& problem, const Context& context)
-      : context(context),
-        problem(problem),
-        choice(dispatch(problem, context.impl())),
-        schedule(choice.backend->plan(*choice.entry, problem, context.impl())),
-        candidates(rapt::candidates(problem, context.impl())) {}
+  Impl(const Problem& given, const Context& on)
+      : context(on),
+        problem(given),
+        choice(dispatch(given, on.impl())),
+        schedule(choice.backend->plan(*choice.entry, given, on.impl())),
+        candidates(rapt::candidates(given, on.impl())) {}
 };
 
 Plan::Plan(const AttentionArgs& args, const Context& context)

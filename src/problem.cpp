@@ -216,7 +216,7 @@ Problem Problem::parse(std::string_view text) {
   return p;
 }
 
-std::size_t Problem::hash() const noexcept {
+std::size_t Problem::hash() const {
   return std::hash<std::string>()(to_string());
 }
 

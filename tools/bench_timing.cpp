@@ -49,20 +49,20 @@ double total_rate(Executor& executor, int threads, bool at_once, const std::func
   for (int attempt = 0; attempt < kReadingAttempts; ++attempt) {
     Run run{work, std::vector<Strand>(static_cast<std::size_t>(threads))};
     const auto strand = [](void* argument, int index) {
-      Run& run = *static_cast<Run*>(argument);
-      const double start = thread_seconds();
-      const double amount = run.work(index), seconds = thread_seconds() - start;
-      run.strands[static_cast<std::size_t>(index)] = {amount / seconds, seconds, std::this_thread::get_id()};
+      Run& of = *static_cast<Run*>(argument);
+      const double begin = thread_seconds();
+      const double amount = of.work(index), taken = thread_seconds() - begin;
+      of.strands[static_cast<std::size_t>(index)] = {amount / taken, taken, std::this_thread::get_id()};
     };
     const auto start = Clock::now();
     executor.run(threads, strand, &run);
     const double elapsed = since(start);
     double rate = 0, seconds = 0;
     std::set<std::thread::id> distinct;
-    for (const Strand& strand : run.strands) {
-      rate += strand.rate;
-      seconds += strand.seconds;
-      distinct.insert(strand.thread);
+    for (const Strand& done : run.strands) {
+      rate += done.rate;
+      seconds += done.seconds;
+      distinct.insert(done.thread);
     }
     const bool shared = at_once && seconds < kAtOnce * elapsed * threads;
     if (distinct.size() == run.strands.size() && !shared) return rate;

@@ -18,10 +18,11 @@ class RAPT_API Executor {
   virtual ~Executor();
   virtual std::string_view name() const noexcept = 0;
   /// The most strands worth starting now; at least 1.
-  virtual int concurrency() const noexcept = 0;
+  virtual int concurrency() const = 0;
   /// Calls strand(argument, i) once for every i in [0, strands) and returns when all have. Strands may run at the same
   /// time, in any order, or one after another: each takes work items until none is left, so any schedule is correct
-  /// and gives the same bits. A strand neither throws nor blocks.
+  /// and gives the same bits. A strand neither throws nor blocks. May throw, as concurrency() may, while no strand is
+  /// running: the call that it serves then throws the same.
   virtual void run(int strands, void (*strand)(void* argument, int index), void* argument) = 0;
 };
 
@@ -30,7 +31,7 @@ RAPT_API std::shared_ptr<Executor> serial_executor();
 RAPT_API std::shared_ptr<Executor> tbb_executor();     ///< oneTBB, in the arena of the calling thread
 RAPT_API std::shared_ptr<Executor> openmp_executor();  ///< throws Error if rapt was built without OpenMP
 
-/// Where workspace comes from. `allocate` returns null on failure, which becomes std::bad_alloc.
+/// Where workspace comes from. `allocate` returns null on failure, which becomes std::bad_alloc, or throws.
 struct Allocator {
   void* (*allocate)(void* user, std::size_t bytes, std::size_t alignment);
   void (*deallocate)(void* user, void* data, std::size_t bytes, std::size_t alignment) noexcept;
@@ -51,11 +52,11 @@ struct ContextOptions {
 
 /// A cheap handle; copies share one state and may be used from several threads at once. Keeps the
 /// workspace of one earlier call for the next. After fork() a child that uses a context of its parent runs serially.
-class RAPT_API Context {
+class Context {
  public:
   /// Throws Error when options or environment ask for an ISA this CPU or build lacks.
   /// The environment is read here, once.
-  explicit Context(ContextOptions options = {});
+  RAPT_API explicit Context(ContextOptions options = {});
 
   struct Impl;
   const Impl& impl() const noexcept { return *impl_; }

@@ -24,9 +24,9 @@ struct KvCache {
     return {KvSource::Kind::ring, k, v, {}, {}, {}, {}, {}};
   }
   /// The same cache, quantised.
-  KvCache quantized(const MutableTensorView& k_scale, const MutableTensorView& v_scale,
-                    const MutableTensorView& k_zero = {}, const MutableTensorView& v_zero = {}) const {
-    return {kind, k, v, block_table, k_scale, v_scale, k_zero, v_zero};
+  KvCache quantized(const MutableTensorView& scale_of_k, const MutableTensorView& scale_of_v,
+                    const MutableTensorView& zero_of_k = {}, const MutableTensorView& zero_of_v = {}) const {
+    return {kind, k, v, block_table, scale_of_k, scale_of_v, zero_of_k, zero_of_v};
   }
   /// What attention() reads: the first `seqlens` (i32 or i64 [b]) keys of each sequence.
   KvSource source(const TensorView& seqlens) const {

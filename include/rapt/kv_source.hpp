@@ -51,16 +51,16 @@ struct KvSource {
     return {Kind::ring, k, v, seqlens};
   }
   /// The same keys and values, quantised with these scales and, where not empty, zeros.
-  KvSource quantized(const TensorView& k_scale, const TensorView& v_scale, const TensorView& k_zero = {},
-                     const TensorView& v_zero = {}) const {
+  KvSource quantized(const TensorView& scale_of_k, const TensorView& scale_of_v, const TensorView& zero_of_k = {},
+                     const TensorView& zero_of_v = {}) const {
     KvSource kv = *this;
-    kv.k_scale = k_scale, kv.v_scale = v_scale, kv.k_zero = k_zero, kv.v_zero = v_zero;
+    kv.k_scale = scale_of_k, kv.v_scale = scale_of_v, kv.k_zero = zero_of_k, kv.v_zero = zero_of_v;
     return kv;
   }
 
  private:
-  KvSource(Kind kind, const TensorView& k, const TensorView& v, const TensorView& seqlens)
-      : kind(kind), k(k), v(v), seqlens(seqlens) {}
+  KvSource(Kind layout, const TensorView& keys, const TensorView& values, const TensorView& lengths)
+      : kind(layout), k(keys), v(values), seqlens(lengths) {}
 };
 
 }  // namespace rapt

@@ -22,25 +22,25 @@ struct Candidate {
 
 /// A validated, dispatched call, reusable for every call with the same problem (shapes, dtypes, features). Immutable
 /// and thread-safe.
-class RAPT_API Plan {
+class Plan {
  public:
-  explicit Plan(const AttentionArgs& args, const Context& context = default_context());
+  RAPT_API explicit Plan(const AttentionArgs& args, const Context& context = default_context());
   /// The same from the problem alone, without any tensor: what would run? Throws Error for problems that no arguments
   /// could give (hq % hk != 0, d = 0, ...) and when no entry takes it.
-  explicit Plan(const Problem& problem, const Context& context = default_context());
+  RAPT_API explicit Plan(const Problem& problem, const Context& context = default_context());
 
-  std::string_view entry() const noexcept;    ///< "attention_forward.f32.avx2.q24k128"
-  std::string_view backend() const noexcept;  ///< "cpu"
-  const Problem& problem() const noexcept;
-  std::size_t workspace_bytes() const noexcept;
-  int threads() const noexcept;  ///< strands the call is spread over
-  std::int64_t work_items() const noexcept;
-  const std::vector<Candidate>& candidates() const noexcept;  ///< best first
-  std::string explain() const;                                ///< all of the above for people
+  RAPT_API std::string_view entry() const noexcept;    ///< "attention_forward.f32.avx2.q24k128"
+  RAPT_API std::string_view backend() const noexcept;  ///< "cpu"
+  RAPT_API const Problem& problem() const noexcept;
+  RAPT_API std::size_t workspace_bytes() const noexcept;
+  RAPT_API int threads() const noexcept;  ///< strands the call is spread over
+  RAPT_API std::int64_t work_items() const noexcept;
+  RAPT_API const std::vector<Candidate>& candidates() const noexcept;  ///< best first
+  RAPT_API std::string explain() const;                                ///< all of the above for people
 
   /// Runs on `args`, which must give this plan's problem (else Error). Uses `workspace` when it is large enough and
   /// 64-byte aligned (else Error), the context's memory when it is empty.
-  void run(const AttentionArgs& args, std::span<std::byte> workspace = {}) const;
+  RAPT_API void run(const AttentionArgs& args, std::span<std::byte> workspace = {}) const;
 
  private:
   struct Impl;

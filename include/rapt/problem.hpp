@@ -68,7 +68,7 @@ struct Problem {
   /// Throws Error naming the word it cannot read or has read before. Sizes are not checked beyond being integers.
   RAPT_API static Problem parse(std::string_view text);
   RAPT_API std::string to_string() const;
-  RAPT_API std::size_t hash() const noexcept;
+  RAPT_API std::size_t hash() const;
   /// Validates `args` in full (see attention()) and describes them. Throws Error.
   RAPT_API static Problem of(const AttentionArgs& args);
 };

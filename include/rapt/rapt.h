@@ -3,7 +3,12 @@
  * Calls return a status. After anything but RAPT_OK, rapt_last_error() tells the calling thread what was wrong, outputs
  * through pointers are NULL or 0, and for RAPT_INVALID_ARGUMENT no tensor has been written. No exception crosses this
  * border. A NULL context always means the default one. Unless said otherwise pointers must not be NULL; those that are
- * give RAPT_INVALID_ARGUMENT. All functions may be called from several threads at once. */
+ * give RAPT_INVALID_ARGUMENT. All functions may be called from several threads at once.
+ *
+ * Structures that begin with struct_size may grow at their end in later versions. Caller and library may be of
+ * different ones: what a shorter structure does not have counts as all-zero, which means "not given", and a longer one,
+ * of up to 4096 bytes, is taken if what this library does not know of it is all-zero. Any other is refused, and
+ * rapt_last_error_argument() is "struct_size". */
 #ifndef RAPT_RAPT_H
 #define RAPT_RAPT_H
 
@@ -164,7 +169,10 @@ typedef enum rapt_executor_kind {
 } rapt_executor_kind;
 
 /* Runs independent strands on threads of the caller's own. `user` must live as long as every context and plan made with
- * it; so must that of the allocator and of the observer. Callbacks must not throw or jump out. */
+ * it; so must that of the allocator and of the observer.
+ *
+ * Callbacks must not jump out (longjmp). Those that are written in C++ may throw, deallocate excepted, and run only
+ * while no strand is running: the call then gives RAPT_INTERNAL_ERROR, or RAPT_OUT_OF_MEMORY for std::bad_alloc. */
 typedef struct rapt_user_executor {
   const char* name;               /* copied; NULL: "user" */
   int (*concurrency)(void* user); /* the most strands worth starting now, at least 1 */

@@ -34,9 +34,9 @@ struct Layout {
   std::array<std::int64_t, kMaxDims> strides{};
 
   Layout() = default;
-  /// Row-major contiguous when `strides` is empty. Throws Error on more than kMaxDims dimensions, on ranks that
-  /// differ, or on a contiguous shape whose size overflows int64. Signs are checked by the operation.
-  RAPT_API Layout(std::span<const std::int64_t> shape, std::span<const std::int64_t> strides = {});
+  /// Row-major contiguous when `steps`, the strides, is empty. Throws Error on more than kMaxDims dimensions, on ranks
+  /// that differ, or on a contiguous shape whose size overflows int64. Signs are checked by the operation.
+  RAPT_API Layout(std::span<const std::int64_t> sizes, std::span<const std::int64_t> steps = {});
 };
 
 /// A read-only tensor: data, dtype, device, shape, strides. Copies are cheap and share the memory.
@@ -46,20 +46,20 @@ struct TensorView : Layout {
   Device device{};
 
   TensorView() = default;
-  TensorView(const void* data, DType dtype, const Layout& layout, Device device = {})
-      : Layout(layout), data(data), dtype(dtype), device(device) {}
+  TensorView(const void* pointer, DType type, const Layout& layout, Device place = {})
+      : Layout(layout), data(pointer), dtype(type), device(place) {}
   /// `TensorView(q, DType::bf16, {b, h, s, d})`: the form for 16-bit elements, which have no C++ type of their own
   /// here.
-  TensorView(const void* data, DType dtype, std::initializer_list<std::int64_t> shape,
-             std::initializer_list<std::int64_t> strides = {})
-      : TensorView(data, dtype, Layout({shape.begin(), shape.size()}, {strides.begin(), strides.size()})) {}
+  TensorView(const void* pointer, DType type, std::initializer_list<std::int64_t> sizes,
+             std::initializer_list<std::int64_t> steps = {})
+      : TensorView(pointer, type, Layout({sizes.begin(), sizes.size()}, {steps.begin(), steps.size()})) {}
   /// `TensorView(q, {b, h, s, d})`, or with strides in elements `TensorView(q, {b, h, s, d}, {..., 1})`, for float,
   /// bool, int32_t and int64_t.
   template <class T>
-  requires(!std::is_void_v<T>) TensorView(const T* data, std::initializer_list<std::int64_t> shape,
-                                          std::initializer_list<std::int64_t> strides = {})
-      : TensorView(data, detail::dtype_of<T>(),
-                   Layout({shape.begin(), shape.size()}, {strides.begin(), strides.size()})) {}
+  requires(!std::is_void_v<T>) TensorView(const T* pointer, std::initializer_list<std::int64_t> sizes,
+                                          std::initializer_list<std::int64_t> steps = {})
+      : TensorView(pointer, detail::dtype_of<T>(),
+                   Layout({sizes.begin(), sizes.size()}, {steps.begin(), steps.size()})) {}
 
   /// False when no tensor was given (a default-constructed view).
   explicit operator bool() const noexcept { return ndim != 0; }
@@ -72,17 +72,17 @@ struct MutableTensorView : Layout {
   Device device{};
 
   MutableTensorView() = default;
-  MutableTensorView(void* data, DType dtype, const Layout& layout, Device device = {})
-      : Layout(layout), data(data), dtype(dtype), device(device) {}
-  MutableTensorView(void* data, DType dtype, std::initializer_list<std::int64_t> shape,
-                    std::initializer_list<std::int64_t> strides = {})
-      : MutableTensorView(data, dtype, Layout({shape.begin(), shape.size()}, {strides.begin(), strides.size()})) {}
+  MutableTensorView(void* pointer, DType type, const Layout& layout, Device place = {})
+      : Layout(layout), data(pointer), dtype(type), device(place) {}
+  MutableTensorView(void* pointer, DType type, std::initializer_list<std::int64_t> sizes,
+                    std::initializer_list<std::int64_t> steps = {})
+      : MutableTensorView(pointer, type, Layout({sizes.begin(), sizes.size()}, {steps.begin(), steps.size()})) {}
   template <class T>
   requires(!std::is_void_v<T> && !std::is_const_v<T>)
-      MutableTensorView(T* data, std::initializer_list<std::int64_t> shape,
-                        std::initializer_list<std::int64_t> strides = {})
-      : MutableTensorView(data, detail::dtype_of<T>(),
-                          Layout({shape.begin(), shape.size()}, {strides.begin(), strides.size()})) {}
+      MutableTensorView(T* pointer, std::initializer_list<std::int64_t> sizes,
+                        std::initializer_list<std::int64_t> steps = {})
+      : MutableTensorView(pointer, detail::dtype_of<T>(),
+                          Layout({sizes.begin(), sizes.size()}, {steps.begin(), steps.size()})) {}
 
   operator TensorView() const { return {data, dtype, *this, device}; }
   explicit operator bool() const noexcept { return ndim != 0; }

@@ -137,9 +137,9 @@ std::string read(const std::filesystem::path& path) {
 }  // namespace
 
 TEST_CASE("guide: one call, contiguous and strided", "[examples]") {
-  constexpr std::int64_t s = 5, hk = hq;
-  const auto q_data = random_floats(b * hq * s * d, 1), k_data = random_floats(b * hk * s * d, 2),
-             v_data = random_floats(b * hk * s * d, 3);
+  constexpr std::int64_t s = 5;
+  const auto q_data = random_floats(b * hq * s * d, 1), k_data = random_floats(b * hq * s * d, 2),
+             v_data = random_floats(b * hq * s * d, 3);
   const float *q = q_data.data(), *k = k_data.data(), *v = v_data.data();
   std::vector<float> result_data(q_data.size());
   float* out = result_data.data();
@@ -151,7 +151,7 @@ TEST_CASE("guide: one call, contiguous and strided", "[examples]") {
     rapt::attention(queries, keys, values, result, score);
   }
   for (std::int64_t i = 0; i < b * hq * s; ++i) {
-    const std::int64_t head = i / s * s * d;
+    const std::int64_t head = i / s / (hq / hk) * s * d;
     check_row(out + i * d, one_row(q + i * d, k + head, v + head, s, d, [&](auto j) { return j <= i % s; }));
   }
   {

@@ -22,7 +22,6 @@ static fixture f;
 static void test_bad_fields(void) {
   static uint8_t mask[SK];
   CHECK_BAD(f.args.struct_size = 0, "struct_size");
-  CHECK_BAD(f.args.struct_size += 8, "struct_size");
   CHECK_BAD(f.args.kv_kind = 4, "kv.kind");
   CHECK_BAD(f.args.kv_kind = -1, "kv.kind");
   CHECK_BAD(f.args.kv_kind = RAPT_KV_PAGED, "kv.block_table");
@@ -125,6 +124,64 @@ static void test_messages_are_per_thread(void) {
   CHECK(strncmp(rapt_last_error(), "plan: ", 6) == 0);
 }
 
+/* `size` bytes as a caller passes them whose structure has that size: those of `given`, then zeros, then what is none
+ * of the structure's. */
+static void* resized(const void* given, size_t known, size_t size) {
+  char* block = malloc(size + 4096);
+  memset(block, 0xff, size + 4096);
+  memset(block, 0, size);
+  memcpy(block, given, size < known ? size : known);
+  if (size >= sizeof size) memcpy(block, &size, sizeof size);
+  return block;
+}
+
+static rapt_status attention_of_size(size_t size, int last_byte) {
+  fixture_init(&f);
+  char* args = resized(&f.args, sizeof f.args, size);
+  if (size > sizeof f.args) args[size - 1] = (char)last_byte;
+  const rapt_status status = rapt_attention((const rapt_attention_args*)args, NULL);
+  free(args);
+  return status;
+}
+
+static void test_older_and_newer_callers(void) {
+  const size_t all = sizeof(rapt_attention_args);
+  /* An older caller's structure ends early: the rest counts as not given. */
+  CHECK_OK(attention_of_size(offsetof(rapt_attention_args, cu_seqlens_q), 0));
+  CHECK(reference_error(&f.args) < 2e-6);
+  CHECK_OK(attention_of_size(offsetof(rapt_attention_args, window_left), 0));
+  CHECK(reference_error(&f.args) < 2e-6);
+  CHECK_REFUSED(attention_of_size(offsetof(rapt_attention_args, out), 0), "out");
+  CHECK_REFUSED(attention_of_size(sizeof(size_t), 0), "q");
+  /* A newer caller's is longer: fine as long as nothing is asked for that this version cannot do. */
+  CHECK_OK(attention_of_size(all + 8, 0));
+  CHECK(reference_error(&f.args) < 2e-6);
+  CHECK_OK(attention_of_size(4096, 0));
+  CHECK(reference_error(&f.args) < 2e-6);
+  CHECK_REFUSED(attention_of_size(all + 8, 1), "struct_size");
+  CHECK_REFUSED(attention_of_size(4096, 1), "struct_size");
+  /* No sizes of any version. */
+  CHECK_REFUSED(attention_of_size(all - 1, 0), "struct_size");
+  CHECK_REFUSED(attention_of_size(4096 + 8, 0), "struct_size");
+
+  rapt_context_options options = rapt_context_options_init();
+  rapt_context* context = NULL;
+  options.executor = RAPT_EXECUTOR_SERIAL;
+  void* older = resized(&options, sizeof options, offsetof(rapt_context_options, user_executor));
+  CHECK_OK(rapt_context_create(older, &context));
+  rapt_context_destroy(context);
+  char* newer = resized(&options, sizeof options, sizeof options + 8);
+  CHECK_OK(rapt_context_create((rapt_context_options*)newer, &context));
+  rapt_context_destroy(context);
+  newer[sizeof options] = 1;
+  CHECK_REFUSED(rapt_context_create((rapt_context_options*)newer, &context), "struct_size");
+  rapt_append_args append = rapt_append_args_init();
+  append.struct_size = offsetof(rapt_append_args, k);
+  CHECK_REFUSED(rapt_append_kv(&append), "k_new");
+  free(older);
+  free(newer);
+}
+
 /* A message longer than its buffer is cut, not dropped. */
 static void test_long_message(void) {
   enum { LENGTH = 10000 };
@@ -141,6 +198,7 @@ void test_errors(void) {
   test_bad_fields();
   test_null_pointers();
   test_tensor_contiguous();
+  test_older_and_newer_callers();
   test_messages_are_per_thread();
   test_long_message();
 }

@@ -223,8 +223,8 @@ TEST_CASE("caches: pages may lie in any order", "[kernel]") {
       for (Tensor* t : {&c.k, &c.v, &c.k_scale, &c.v_scale}) permute_entries(*t, order);
       for (std::int64_t n = 0; n < problem.b; ++n) {
         for (std::int64_t i = 0; i < problem.sk / problem.page_size; ++i) {
-          const std::int64_t page = index_at(c.block_table, {n, i});
-          if (page >= 0 && page < pages) set_index(c.block_table, {n, i}, order[static_cast<std::size_t>(page)]);
+          const std::int64_t old = index_at(c.block_table, {n, i});
+          if (old >= 0 && old < pages) set_index(c.block_table, {n, i}, order[static_cast<std::size_t>(old)]);
         }
       }
       for (std::size_t i = 0; i < names.size(); ++i) {

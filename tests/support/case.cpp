@@ -198,7 +198,7 @@ Problem typed(const std::string& text, DType dtype) {
   return problem;
 }
 
-Case::Case(const Problem& problem, std::uint64_t seed, Placement placement) : problem(problem) {
+Case::Case(const Problem& given, std::uint64_t seed, Placement placement) : problem(given) {
   const Problem& p = problem;
   const auto generator = [seed](std::uint64_t tensor) { return Generator(seed * 64 + tensor); };
   const auto make = [&](DType dtype, std::int64_t h, std::int64_t s, std::int64_t d, std::int64_t total) {

@@ -34,7 +34,7 @@ DeviceType device_of(std::string_view entry);
 
 /// A context that uses `entry` and no other.
 struct Forced : Context {
-  Forced(std::string entry, ContextOptions options) : Context(std::move(options)), entry(std::move(entry)) {}
+  Forced(std::string name, ContextOptions options) : Context(std::move(options)), entry(std::move(name)) {}
   std::string entry;
 };
 /// Serial.

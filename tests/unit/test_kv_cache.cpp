@@ -77,7 +77,7 @@ struct Quantized {
   Tensor codes, scale, zero;
 
   /// `per_row`: a scale for every row; otherwise one for every head.
-  Quantized(DType dtype, Sizes bhsd, int64_t groups, bool per_row, bool with_zero) : dtype(dtype) {
+  Quantized(DType type, Sizes bhsd, int64_t groups, bool per_row, bool with_zero) : dtype(type) {
     std::vector<int64_t> s = bhsd;
     d = s[3];
     codes = make(dtype, {s[0], s[1], s[2], dtype == DType::i4x2 ? d / 2 : d});

@@ -363,9 +363,9 @@ TEST_CASE("test tensors know 8-bit numbers", "[unit]") {
     const auto byte = static_cast<std::uint8_t>(code);
     return read_element(&byte, dtype, 0);
   };
-  const auto code = [](DType dtype, float value) {
+  const auto code = [](DType dtype, float x) {
     std::uint8_t byte = 0x55;
-    write_element(&byte, dtype, 0, value);
+    write_element(&byte, dtype, 0, x);
     return static_cast<int>(byte);
   };
   CHECK(value(DType::f8e4m3, 0x01) == 0x1p-9f);

@@ -1,0 +1,15 @@
+# cmake -DRAPT_SOURCE=<rapt> -DWORK=<folder> -DGENERATOR=<name> -DCXX=<compiler> -P subproject.cmake
+# As a part of another project rapt leaves that project's build type alone, and installs nothing unless it is told to.
+file(REMOVE_RECURSE ${WORK})
+execute_process(COMMAND ${CMAKE_COMMAND} -S ${CMAKE_CURRENT_LIST_DIR}/add_subdirectory -B ${WORK}/build -G ${GENERATOR}
+                        -DRAPT_SOURCE=${RAPT_SOURCE} -DCMAKE_CXX_COMPILER=${CXX} --no-warn-unused-cli
+                OUTPUT_QUIET COMMAND_ERROR_IS_FATAL ANY)
+load_cache(${WORK}/build READ_WITH_PREFIX got_ CMAKE_BUILD_TYPE)
+if(got_CMAKE_BUILD_TYPE)
+  message(FATAL_ERROR "CMAKE_BUILD_TYPE became ${got_CMAKE_BUILD_TYPE}")
+endif()
+execute_process(COMMAND ${CMAKE_COMMAND} --install ${WORK}/build --prefix ${WORK}/prefix COMMAND_ERROR_IS_FATAL ANY)
+file(GLOB_RECURSE installed ${WORK}/prefix/*)
+if(installed)
+  message(FATAL_ERROR "installed: ${installed}")
+endif()
