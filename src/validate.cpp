@@ -48,6 +48,7 @@ class Validator {
     lengths();
     score();
     check(p_);
+    ring();
     pages();
     check_overlaps(all_);
     apart_from(workspace);
@@ -298,18 +299,53 @@ class Validator {
     }
   }
 
+  // Every key that rows see is still in the ring: with fewer than they ask for the result would be wrong, silently.
+  void ring() const {
+    if (!p_.ring) return;
+    if (!host_) {  // lengths may be anything, and have to be taken for long ones
+      const bool known = p_.ragged_q < 0 && p_.window_left >= 0 && p_.align == Problem::Align::bottom_right;
+      if (known && p_.sq > 0 && p_.window_left > p_.sk - p_.sq)
+        refuse("k", "a ring of " + std::to_string(p_.sk) + " rows",
+               "window_left + query rows or more, " + std::to_string(p_.window_left) + " + " + std::to_string(p_.sq));
+      return;
+    }
+    for (std::size_t i = 0; i < call_.k_lengths.size(); ++i) {
+      const int64_t oldest = call_.k_lengths[i] - p_.sk;
+      const Rows rows = query_rows(i);
+      // Without a left end the first row that sees keys sees as many as the ring has, like the last.
+      const int64_t first = rows.right < 0 ? rows.begin : std::max(rows.begin, -rows.right);
+      const int64_t end = rows.right < 0 ? call_.k_lengths[i] : std::min(first + rows.right + 1, call_.k_lengths[i]);
+      const int64_t begin = std::max<int64_t>(rows.left < 0 ? end - p_.sk : first - rows.left, 0);
+      if (first >= rows.end || begin >= end || begin >= oldest) continue;
+      refuse("k",
+             "a ring of " + std::to_string(p_.sk) + " rows, where key " + std::to_string(begin) + " of sequence " +
+                 std::to_string(i) + ", which a query row sees, is overwritten",
+             rows.left < 0 ? "one query row a call, or a window, once a sequence is longer than the ring"
+                           : std::to_string(call_.k_lengths[i] - begin) +
+                                 " rows or more (window_left + query rows), or fewer query rows a call");
+    }
+  }
+
+  // The positions [begin, end) of sequence i's query rows, and how far each of them sees; -1: to the end.
+  struct Rows {
+    int64_t begin, end, left, right;
+  };
+  Rows query_rows(std::size_t i) const {
+    const int64_t rows = call_.q_begin.empty() ? p_.sq : call_.q_begin[i + 1] - call_.q_begin[i];
+    const int64_t begin = p_.align == Problem::Align::bottom_right ? call_.k_lengths[i] - rows
+                          : p_.align == Problem::Align::offset     ? p_.align_offset
+                                                                   : 0;
+    return {begin, begin + rows, std::min(p_.window_left, 2 * kMaxOffset),
+            p_.causal ? 0 : std::min(p_.window_right, 2 * kMaxOffset)};
+  }
+
   // The keys of sequence i that windows and lengths leave its rows together: [first, second).
   std::pair<int64_t, int64_t> seen_keys(std::size_t i) const {
     const int64_t length = call_.k_lengths[i];
-    const int64_t rows = call_.q_begin.empty() ? p_.sq : call_.q_begin[i + 1] - call_.q_begin[i];
-    if (rows == 0) return {0, 0};
-    const int64_t offset = p_.align == Problem::Align::bottom_right ? length - rows
-                           : p_.align == Problem::Align::offset     ? p_.align_offset
-                                                                    : 0;
-    const int64_t left = std::min(p_.window_left, 2 * kMaxOffset);
-    const int64_t right = p_.causal ? 0 : std::min(p_.window_right, 2 * kMaxOffset);
-    return {left < 0 ? 0 : std::max<int64_t>(offset - left, 0),
-            right < 0 ? length : std::min(rows - 1 + offset + right + 1, length)};
+    const Rows rows = query_rows(i);
+    if (rows.begin == rows.end) return {0, 0};
+    return {rows.left < 0 ? 0 : std::max<int64_t>(rows.begin - rows.left, 0),
+            rows.right < 0 ? length : std::min(rows.end + rows.right, length)};
   }
 
   // bias or mask: right-aligned [b, hq, sq, sk] where missing dimensions and those of size 1 broadcast.

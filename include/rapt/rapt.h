@@ -64,7 +64,8 @@ typedef enum rapt_kv_kind {
    * read. */
   RAPT_KV_PAGED = 2,
   /* k [b, hk, sk, d], v [b, hk, sk, dv], kv_seqlens [b] of any length: key j lies in row j % sk, and the last sk keys
-   * are there. Takes no bias and no mask. */
+   * are there. Takes no bias and no mask. Refused where a query row would see a key that is overwritten: windows need
+   * window_left + query rows <= sk; open to the left, rows see the last sk keys if they see the last one. */
   RAPT_KV_RING = 3
 } rapt_kv_kind;
 

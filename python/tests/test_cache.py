@@ -69,6 +69,11 @@ def test_a_ring_keeps_the_last():
     for i in range(11):
         cache.append(k[:, :, i : i + 1], v[:, :, i : i + 1])
     assert_close(cache.attention(q), reference.attention(q, k[:, :, 7:], v[:, :, 7:])[0])
+    q = inputs(1, 2, 2, 3, 1, 16)[0]
+    with pytest.raises(ValueError, match=r"^k: got a ring of 4 rows, where key 5 .* overwritten; wanted one query row"):
+        cache.attention(q, causal=True, align="bottom_right")
+    out = cache.attention(q, causal=True, align="bottom_right", window=(1, -1))
+    assert_close(out, reference.attention(q, k, v, causal=True, offset=8, window=(1, -1))[0])
 
 
 def test_zeros_halve_the_error_of_numbers_of_one_sign():
