@@ -11,6 +11,7 @@
 #include "dtypes.hpp"
 #include "float_rows.hpp"
 #include "span.hpp"
+#include "text.hpp"
 
 namespace rapt {
 namespace {
@@ -120,6 +121,7 @@ struct Side {
 class Append {
  public:
   explicit Append(const AppendArgs& args) : args_(args), cache_(args.cache) {
+    rows_of_cache();
     lengths();
     sides_ = {side("k", args.k_new, cache_.k), side("v", args.v_new, cache_.v)};
     agree();
@@ -147,28 +149,63 @@ class Append {
     if (t.shape[dim] != wanted)
       throw Error(name, "shape " + shape_text(t), std::string(what) + " = " + std::to_string(wanted));
   }
+  // Elements of a row: of i4x2 there are two to a byte.
+  static int64_t row_size(const TensorView& cache) { return cache.shape[3] * (cache.dtype == DType::i4x2 ? 2 : 1); }
   std::vector<int64_t> integers(const std::string& name, const TensorView& t, const char* shape) {
     need(name, t, 1, shape);
     return read_integers(name, t);
   }
 
-  void lengths() {
+  // The cache is there first: what else is given has to fit it.
+  void rows_of_cache() {
     if (cache_.kind != Kind::strided && cache_.kind != Kind::paged && cache_.kind != Kind::ring)
       throw Error("cache.kind", "ragged or unknown", "one of KvCache's factories");
+    const TensorView k = cache_.k, v = cache_.v;
+    for (const auto& [name, cache] : {std::tuple{"cache.k", k}, {"cache.v", v}}) {
+      need(name, cache, 4, cache_.kind == Kind::paged ? "[pages, hk, page_size, d]" : "[b, hk, s, d]", true);
+      if (!is_cache(cache.dtype)) throw Error(name, "dtype " + std::string(to_string(cache.dtype)), kCaches);
+      if (cache.shape[3] < 1 || row_size(cache) > kMaxHeadSize)
+        throw Error(name, "rows of " + std::to_string(row_size(cache)), "1 to 8192 elements");
+    }
+    if (v.dtype != k.dtype)
+      throw Error("cache.v", "dtype " + std::string(to_string(v.dtype)),
+                  "cache.k's, " + std::string(to_string(k.dtype)));
+    for (const std::size_t dim : {0, 1, 2}) same("cache.v", v, dim, k.shape[dim], "cache.k's size there");
+    hk_ = k.shape[1];
+    if (cache_.kind == Kind::paged) {
+      need("cache.block_table", cache_.block_table, 2, "[b, n] of pages");
+      check_integers("cache.block_table", cache_.block_table);
+    } else if (cache_.block_table) {
+      throw Error("cache.block_table", "a table for a cache without pages", "KvCache::paged");
+    }
+  }
+
+  void lengths() {
     ragged_ = static_cast<bool>(args_.cu_seqlens);
     need("k_new", args_.k_new, ragged_ ? 3 : 4, ragged_ ? "[total, hk, d]" : "[b, hk, n, d]");
     begin_ = integers("seqlens", args_.seqlens, "[b] lengths before the call");
     b_ = static_cast<int64_t>(begin_.size());
+    int64_t given = args_.k_new.shape[0];  // the batch of the new rows
     if (ragged_) {
       starts_ = integers("cu_seqlens", args_.cu_seqlens, "[b + 1] starts");
-      check_starts("cu_seqlens", starts_, args_.k_new.shape[0]);
-      if (starts_.size() != begin_.size() + 1)
-        throw Error("cu_seqlens", std::to_string(starts_.size()) + " elements", "b + 1 = " + std::to_string(b_ + 1));
-    } else {
-      same("k_new", args_.k_new, 0, b_, "the batch of seqlens, b");
+      check_starts("cu_seqlens", starts_, given);
+      given = static_cast<int64_t>(starts_.size()) - 1;
     }
-    for (const int64_t n : begin_)
-      if (n < 0 || n > kMaxOffset) throw Error("seqlens", "length " + std::to_string(n), "0 to 2^52");
+    // Of three batches that should be one, the one that is alone is named.
+    const bool paged = cache_.kind == Kind::paged;
+    const TensorView room = paged ? cache_.block_table : cache_.k;
+    if (b_ != room.shape[0]) {
+      if (b_ == given) same(paged ? "cache.block_table" : "cache.k", room, 0, b_, "the batch b");
+      same("seqlens", args_.seqlens, 0, room.shape[0], "the cache's batch b");
+    }
+    if (given != b_) {
+      if (ragged_) same("cu_seqlens", args_.cu_seqlens, 0, b_ + 1, "b + 1");
+      same("k_new", args_.k_new, 0, b_, "the cache's batch b");
+    }
+    for (std::size_t i = 0; i < begin_.size(); ++i)
+      if (begin_[i] < 0 || begin_[i] > kMaxOffset)
+        throw Error("seqlens", "length " + std::to_string(begin_[i]) + " of sequence " + std::to_string(i),
+                    "0 to 2^52");
   }
 
   int64_t count(int64_t i) const {
@@ -179,17 +216,12 @@ class Append {
   Side side(const std::string& name, const TensorView& fresh, const MutableTensorView& cache) {
     Side s;
     s.name = name;
-    const std::string new_name = name + "_new", cache_name = "cache." + name;
+    const std::string new_name = name + "_new";
     if (name != "k") need(new_name, fresh, ragged_ ? 3 : 4, ragged_ ? "[total, hk, dv]" : "[b, hk, n, dv]");
     if (!is_float(fresh.dtype)) throw Error(new_name, "dtype " + std::string(to_string(fresh.dtype)), kFloats);
-    need(cache_name, cache, 4, cache_.kind == Kind::paged ? "[pages, hk, page_size, d]" : "[b, hk, s, d]", true);
-    if (!is_cache(cache.dtype)) throw Error(cache_name, "dtype " + std::string(to_string(cache.dtype)), kCaches);
-    s.size = fresh.shape[static_cast<std::size_t>(fresh.ndim) - 1];
-    if (s.size < 1 || s.size > kMaxHeadSize)
-      throw Error(new_name, "rows of " + std::to_string(s.size), "1 to 2^13 elements");
-    if (cache.dtype == DType::i4x2 && s.size % 2 != 0)
-      throw Error(new_name, "rows of " + std::to_string(s.size), "an even number for i4x2");
-    same(cache_name, cache, 3, cache.dtype == DType::i4x2 ? s.size / 2 : s.size, "the bytes or elements of a new row");
+    s.size = row_size(cache);
+    same(new_name, fresh, static_cast<std::size_t>(fresh.ndim) - 1, s.size,
+         name == "k" ? "the cache's head size d" : "the cache's head size dv");
     s.fresh = Rows(fresh), s.cache = Rows(cache);
     if (ragged_) s.fresh.strides = {0, fresh.strides[1], fresh.strides[0], fresh.strides[2]};
     return s;
@@ -228,27 +260,13 @@ class Append {
     s.zero = Rows(zero);
   }
 
-  // What k and v, new rows and cache have in common.
-  void agree() {
-    const TensorView &k = cache_.k, &v = cache_.v;
-    if (v.dtype != k.dtype)
-      throw Error("cache.v", "dtype " + std::string(to_string(v.dtype)), "k's, " + std::string(to_string(k.dtype)));
-    for (const std::size_t dim : {0, 1, 2}) same("cache.v", v, dim, k.shape[dim], "k's size there");
-    hk_ = k.shape[1];
+  // What the new rows of k and v have in common, with the cache too.
+  void agree() const {
     for (const auto& [name, t] :
          {std::tuple<const char*, const TensorView&>{"k_new", args_.k_new}, {"v_new", args_.v_new}}) {
       same(name, t, 1, hk_, "the cache's heads hk");
       same(name, t, 0, args_.k_new.shape[0], "k_new's size there");
       if (!ragged_) same(name, t, 2, args_.k_new.shape[2], "k_new's rows n");
-    }
-    if (cache_.kind == Kind::paged) {
-      const TensorView& table = cache_.block_table;
-      need("cache.block_table", table, 2, "[b, n] of pages");
-      check_integers("cache.block_table", table);
-      same("cache.block_table", table, 0, b_, "the batch b");
-    } else {
-      if (cache_.block_table) throw Error("cache.block_table", "a table for a cache without pages", "KvCache::paged");
-      same("cache.k", k, 0, b_, "the batch b");
     }
   }
 
@@ -286,8 +304,10 @@ class Append {
       for (int64_t at = begin; at < end;) {
         const int64_t page = table(i, at / rows), row = at % rows, stop = std::min(rows, row + end - at);
         if (page < 0 || page >= pages)
-          throw Error("cache.block_table", "page " + std::to_string(page) + " for key " + std::to_string(at),
-                      "0 to " + std::to_string(pages - 1));
+          throw Error(
+              "cache.block_table",
+              "page " + std::to_string(page) + " for key " + std::to_string(at) + " of sequence " + std::to_string(i),
+              "0 to " + std::to_string(pages - 1));
         runs.push_back({page, row, stop});
         at += stop - row;
       }
@@ -337,15 +357,15 @@ class Append {
       for (int64_t g = 0; g < s.groups; ++g) {
         const Coding coding = given(s, at, h, g);
         if (!std::isfinite(coding.scale) || !(coding.scale > 0))
-          throw Error("cache." + s.name + "_scale", std::to_string(coding.scale), "finite numbers above 0");
+          throw Error("cache." + s.name + "_scale", shortest(coding.scale), "finite numbers above 0");
         if (!std::isfinite(coding.zero))
-          throw Error("cache." + s.name + "_zero", std::to_string(coding.zero), "finite numbers");
+          throw Error("cache." + s.name + "_zero", shortest(coding.zero), "finite numbers");
       }
       if (!is_integer(s.cache.dtype)) return;
       load_row(fresh_row(s, i, h, t), s.fresh.dtype, s.fresh.strides[3], s.size, row_.data());
       for (const float x : row_)
         if (!std::isfinite(x))
-          throw Error(s.name + "_new", std::to_string(x), "finite numbers where the scale of integers is given");
+          throw Error(s.name + "_new", shortest(x), "finite numbers where the scale of integers is given");
     });
   }
 

@@ -11,6 +11,7 @@
 #include "call.hpp"
 #include "dtypes.hpp"
 #include "span.hpp"
+#include "text.hpp"
 
 namespace rapt {
 namespace {
@@ -27,12 +28,17 @@ std::string dims_text(T... sizes) {
   return text + "]";
 }
 
+void check_heads(int64_t hq, int64_t hk) {
+  if (hk == 0 ? hq != 0 : hq % hk != 0)
+    refuse("k", std::to_string(hk) + " heads for " + std::to_string(hq) + " query heads", "a divisor of them");
+}
+
 // True when positions matter and nobody said how queries and keys line up.
 bool needs_align(const Problem& p) {
   return (p.causal || p.alibi || p.window_left >= 0 || p.window_right >= 0) && p.align == Problem::Align::none;
 }
-[[noreturn]] void refuse_align(int64_t q, int64_t k) {
-  refuse("score.align", "none, with " + std::to_string(q) + " queries and " + std::to_string(k) + " keys",
+[[noreturn]] void refuse_align(int64_t q, int64_t k, const std::string& where = "") {
+  refuse("score.align", "none, with " + std::to_string(q) + " queries and " + std::to_string(k) + " keys" + where,
          "top_left, bottom_right or an offset for causal, window and alibi");
 }
 
@@ -114,6 +120,11 @@ class Validator {
       refuse("v", "dtype " + std::string(to_string(v.dtype)), "k's, " + std::string(to_string(k.dtype)));
     p_.device = q.device.type;
     p_.q_dtype = q.dtype, p_.kv_dtype = k.dtype, p_.out_dtype = out.dtype;
+    if (ragged_q) {
+      check_list("cu_seqlens_q", args_.cu_seqlens_q);
+      if (args_.cu_seqlens_q.shape[0] == 0) refuse("cu_seqlens_q", "no elements", "[b + 1] starts");
+    }
+    p_.b = ragged_q ? args_.cu_seqlens_q.shape[0] - 1 : q.shape[0];
     p_.hq = q.shape[1];
     p_.hk = k.shape[1];
     p_.d = q.shape[static_cast<std::size_t>(nq - 1)];
@@ -121,6 +132,8 @@ class Validator {
     p_.dv = v.shape[static_cast<std::size_t>(nk - 1)] * packed;
     if (p_.d % packed != 0) refuse("q", "head size d = " + std::to_string(p_.d), "an even one for keys of i4x2");
     same("k", k, nk - 1, p_.d / packed, packed == 1 ? "q's head size d" : "half of q's head size d, in bytes,");
+    if (!ragged_k && !is_paged) same("k", k, 0, p_.b, ragged_q ? "the batch b" : "q's batch b");
+    check_heads(p_.hq, p_.hk);
     same("v", v, 1, p_.hk, "k's heads hk");
     same("out", out, 1, p_.hq, "q's heads hq");
     same("out", out, nq - 1, p_.dv, "v's head size dv");
@@ -193,7 +206,6 @@ class Validator {
                  Operand& on_device, std::optional<int64_t> count = {}) {
     if (!host_) {
       list(name, t, on_device, count);
-      if (t.shape[0] == 0) refuse(name, "no elements", "[b + 1] starts");
       return total;
     }
     values = integers(name, t, count);
@@ -210,16 +222,13 @@ class Validator {
 
   void lengths() {
     const KvSource& kv = args_.kv;
-    int64_t b = 0;
+    const int64_t b = p_.b;
     if (args_.cu_seqlens_q) {
       p_.ragged_q = args_.q.shape[0];
       p_.sq = starts("cu_seqlens_q", args_.cu_seqlens_q, p_.ragged_q, call_.q_begin, call_.cu_seqlens_q);
-      b = args_.cu_seqlens_q.shape[0] - 1;
     } else {
       p_.sq = args_.q.shape[2];
-      b = args_.q.shape[0];
     }
-    p_.b = b;
     if (kv.block_table && kv.kind != KvSource::Kind::paged)
       refuse("kv.block_table", "pages for another kind of keys", "KvSource::paged");
     if (kv.kind == KvSource::Kind::ragged) {
@@ -233,7 +242,6 @@ class Validator {
     if (kv.kind == KvSource::Kind::paged) {
       table();
     } else {
-      same("k", kv.k, 0, b, "the batch b");
       p_.sk = kv.k.shape[2];
       p_.ring = kv.kind == KvSource::Kind::ring;
     }
@@ -245,9 +253,9 @@ class Validator {
     if (!host_) return list("kv.seqlens", kv.seqlens, call_.seqlens, b);
     call_.k_lengths = integers("kv.seqlens", kv.seqlens, b);
     const int64_t most = p_.ring ? kMaxSize : p_.sk;
-    for (const int64_t n : call_.k_lengths)
-      if (n < 0 || n > most)
-        refuse("kv.seqlens", "length " + std::to_string(n),
+    for (std::size_t i = 0; i < call_.k_lengths.size(); ++i)
+      if (const int64_t n = call_.k_lengths[i]; n < 0 || n > most)
+        refuse("kv.seqlens", "length " + std::to_string(n) + " of sequence " + std::to_string(i),
                p_.ring ? "0 to 2^48" : "0 to sk = " + std::to_string(most));
   }
 
@@ -380,7 +388,7 @@ class Validator {
     p_.scale = score_.scale.value_or(0.f);
     if (score_.softcap) {
       p_.softcap = *score_.softcap;
-      if (!(p_.softcap > 0)) refuse("score.softcap", std::to_string(p_.softcap), "a finite number above 0");
+      if (!(p_.softcap > 0)) refuse("score.softcap", shortest(p_.softcap), "a number from 1e-30 to 1e30");
     }
     if (score_.align) {
       if (score_.align->kind > Align::Kind::offset) refuse("score.align", "an unknown kind", "one of rapt::Align");
@@ -426,7 +434,7 @@ class Validator {
       const int64_t k = !call_.k_lengths.empty() ? call_.k_lengths[i]
                         : call_.k_begin.empty()  ? p_.sk
                                                  : call_.k_begin[i + 1] - call_.k_begin[i];
-      if (q != k) refuse_align(q, k);
+      if (q != k) refuse_align(q, k, " in sequence " + std::to_string(i));
     }
     call_.scale = score_.scale.value_or(p_.d > 0 ? 1.f / std::sqrt(static_cast<float>(p_.d)) : 0.f);
   }
@@ -496,11 +504,10 @@ void check(const Problem& p) {
   if (p.bias_dtype != DType::f32) refuse("score.bias", "dtype " + std::string(to_string(p.bias_dtype)), "f32");
   if (p.d < 1 || p.d > kMaxHeadSize) refuse("q", "head size d = " + std::to_string(p.d), "1 to 8192");
   if (p.dv < 1 || p.dv > kMaxHeadSize) refuse("v", "head size dv = " + std::to_string(p.dv), "1 to 8192");
-  if (p.hk == 0 ? p.hq != 0 : p.hq % p.hk != 0)
-    refuse("k", std::to_string(p.hk) + " heads for " + std::to_string(p.hq) + " query heads", "a divisor of them");
-  if (!std::isfinite(p.scale)) refuse("score.scale", std::to_string(p.scale), "a finite number");
+  check_heads(p.hq, p.hk);
+  if (!std::isfinite(p.scale)) refuse("score.scale", shortest(p.scale), "a finite number");
   if (!(p.softcap == 0 || (p.softcap >= 1e-30f && p.softcap <= 1e30f)))
-    refuse("score.softcap", std::to_string(p.softcap), "a number from 1e-30 to 1e30");
+    refuse("score.softcap", shortest(p.softcap), "a number from 1e-30 to 1e30");
   if (p.layout > Problem::Layout::other) refuse("problem", "an unknown layout", "one of Problem::Layout");
   for (const int64_t side : {p.window_left, p.window_right})
     if (side < -1) refuse("score.window", std::to_string(side), "-1 (open), or 0 and more");

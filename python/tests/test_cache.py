@@ -240,7 +240,7 @@ def test_out_is_marked_as_written():
 def test_refusals_name_pythons_arguments():
     rows = np.zeros((1, 1, 1, 4), np.float32)
     k, length = np.zeros((1, 1, 8, 4), np.float32), np.zeros(1, np.int64)
-    with pytest.raises(ValueError, match="^k: got memory shared with v; wanted"):
+    with pytest.raises(ValueError, match="^v: got memory shared with k; wanted"):
         rapt.append_kv(rows, rows, k, k, length)
     with pytest.raises(TypeError, match="^cache_seqlens: got dtype float32; wanted int32 or int64$"):
         rapt.append_kv(rows, rows, k, k.copy(), length.astype(np.float32))

@@ -206,6 +206,40 @@ TEST_CASE("validation: score parameters", "[unit]") {
   }
 }
 
+TEST_CASE("validation: errors name what has to change, where it is, and limits as they are", "[unit]") {
+  const auto message = [](const std::function<void(AttentionArgs&)>& spoil, const std::string& words = "") {
+    Case c(Problem::parse("attention b=3 hq=4 hk=2 sq=6 sk=8 d=8 dv=4 lse " + words), 4);
+    AttentionArgs args = c.args();
+    spoil(args);
+    return message_of(args);
+  };
+  const std::int64_t long_one[] = {8, 8, 9}, falling[] = {0, 5, 4, 24}, lengths[] = {6, 6, 5};
+  CHECK(message([](auto& a) { a.kv.k.shape[0] = 2; }) == "k: shape [2, 2, 8, 8]; wanted q's batch b = 3");
+  CHECK(message([](auto& a) { a.kv.k.shape[0] = 2; }, "ragged_q=9") == "k: shape [2, 2, 8, 8]; wanted the batch b = 3");
+  CHECK(message([](auto& a) { a.kv.k.shape[0] = 2; }, "kv=i8 groups=1").starts_with("k: "));
+  CHECK(message([](auto& a) { a.kv.k.shape[1] = 3; }) == "k: 3 heads for 4 query heads; wanted a divisor of them");
+  CHECK(message([](auto& a) {
+          a.lse = {static_cast<float*>(a.lse.data), {3, 4, 7}};
+        }) == "lse: shape [3, 4, 7]; wanted q's rows sq = 6");
+  CHECK(message([](auto& a) { a.lse.data = a.out.data; }) ==
+        "lse: memory shared with out; wanted outputs that overlap nothing");
+  CHECK(message([&](auto& a) {
+          a.kv.seqlens = {long_one, {3}};
+        }) == "kv.seqlens: length 9 of sequence 2; wanted 0 to sk = 8");
+  CHECK(message([&](auto& a) {
+          a.kv.seqlens = {lengths, {3}}, a.score.causal = true;
+        }).starts_with("score.align: none, with 6 queries and 5 keys in sequence 2; wanted "));
+  CHECK(message(
+            [&](auto& a) {
+              a.cu_seqlens_q = {falling, {4}};
+            },
+            "ragged_q=9") == "cu_seqlens_q: the decreasing 5, 4 of sequence 1; wanted rising starts");
+  for (const auto& [softcap, text] :
+       {std::pair{1e-31f, "1e-31"}, {-0.25f, "-0.25"}, {0.f, "0"}, {std::numeric_limits<float>::infinity(), "inf"}})
+    CHECK(message([value = softcap](auto& a) { a.score.softcap = value; }) ==
+          std::string("score.softcap: ") + text + "; wanted a number from 1e-30 to 1e30");
+}
+
 TEST_CASE("validation: positions need an align where lengths differ", "[unit]") {
   refuses("score.align", [](AttentionArgs& a, Case&) { a.score.causal = true; });
   refuses("score.align", [](AttentionArgs& a, Case&) { a.score.window = Window{3, -1}; });
@@ -279,7 +313,7 @@ TEST_CASE("validation: outputs overlap nothing", "[unit]") {
           kAllMembers);
     }
   }
-  refuses("out", [](AttentionArgs& a, Case&) { a.out.data = a.lse.data; });
+  refuses("lse", [](AttentionArgs& a, Case&) { a.out.data = a.lse.data; });
   refuses(
       "out", [](AttentionArgs& a, Case& c) { a.out.data = c.cu_seqlens_q.buffer().data(); }, "ragged_q=7");
 }
@@ -317,7 +351,7 @@ TEST_CASE("validation: out and lse side by side in one buffer are no overlap", "
   CHECK_NOTHROW(attention(args));
   CHECK(compare(args, reference).ok());
   args.lse.data = both.data() + 3;
-  CHECK(refused_argument([&] { attention(args); }) == "out");
+  CHECK(refused_argument([&] { attention(args); }) == "lse");
 }
 
 TEST_CASE("validation: outputs of 16 bits overlap nothing by the bytes they span", "[unit]") {

@@ -22,16 +22,6 @@ void set_index(Tensor& t, std::initializer_list<std::int64_t> index, std::int64_
   else t.at<std::int32_t>(index) = static_cast<std::int32_t>(value);
 }
 
-/// What the Error of a call says, "" without one.
-std::string message_of(const AttentionArgs& args) {
-  try {
-    Problem::of(args);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return {};
-}
-
 }  // namespace
 
 TEST_CASE("validation: tensors of caches", "[unit]") {
