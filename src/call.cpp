@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "float_environment.hpp"
+
 namespace rapt {
 
 Strides strides(const Operand& o) {
@@ -10,6 +12,7 @@ Strides strides(const Operand& o) {
 }
 
 ScoreParams score_params(const Call& call) {
+  const FloatEnvironment environment;
   const Problem& p = call.problem;
   ScoreParams s{};
   constexpr double kMost = std::numeric_limits<float>::max();

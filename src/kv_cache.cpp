@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "dtypes.hpp"
+#include "float_environment.hpp"
 #include "float_rows.hpp"
 #include "span.hpp"
 #include "text.hpp"
@@ -428,6 +429,7 @@ class Append {
 }  // namespace
 
 void append_kv(const AppendArgs& args) {
+  const FloatEnvironment environment;
   Append(args).run();
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "dtypes.hpp"
+#include "float_environment.hpp"
 #include "float_rows.hpp"
 #include "span.hpp"
 
@@ -130,6 +131,7 @@ class Merge {
 
 void merge_states(std::span<const TensorView> outs, std::span<const TensorView> lses, const MutableTensorView& out,
                   const MutableTensorView& lse) {
+  const FloatEnvironment environment;
   Merge(outs, lses, out, lse).run();
 }
 

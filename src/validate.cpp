@@ -10,6 +10,7 @@
 
 #include "call.hpp"
 #include "dtypes.hpp"
+#include "float_environment.hpp"
 #include "span.hpp"
 #include "text.hpp"
 
@@ -523,6 +524,7 @@ void check(const Problem& p) {
 }
 
 Call validate(const AttentionArgs& args, std::span<const std::byte> workspace) {
+  const FloatEnvironment environment;  // for the default scale
   return Validator(args).run(workspace);
 }
 
