@@ -366,6 +366,45 @@ TEST_CASE("validation: outputs of 16 bits overlap nothing by the bytes they span
   CHECK(refused_argument([&] { attention(args); }) == "out");
 }
 
+// With -fsanitize=undefined these overflow int64 unless sizes and strides are looked at first.
+TEST_CASE("validation: extreme sizes and strides that nothing steps by", "[unit]") {
+  constexpr std::int64_t kMost = std::int64_t{1} << 48;
+  // No elements, and sizes whose product int64 cannot hold.
+  const TensorView none(nullptr, DType::f32, {std::int64_t{0}, kMost, kMost, std::int64_t{8}},
+                        {std::int64_t{0}, kMost * 8, std::int64_t{8}, std::int64_t{1}});
+  AttentionArgs empty;
+  empty.q = none, empty.kv = KvSource::strided(none, none);
+  empty.out = {nullptr, DType::f32, none};
+  CHECK(refused_argument([&] { Problem::of(empty); }) == "q");  // too many rows for sizes of 0 to hide
+  // No heads, so that nothing says how many rows an S x S matrix would have.
+  const Problem headless = Problem::parse("attention hq=0 sq=281474976710656 d=8");
+  for (const std::string& entry : every_entry(headless)) CHECK(Plan(headless, forced(entry)).work_items() == 0);
+  // Strides of dimensions of one element may be anything, in every kernel and every tensor.
+  for (const char* words :
+       {"sk=1 hq=6 hk=2 sq=3", "sk=1 hq=3 sq=1", "sk=1 page=1 seqlens hq=6 hk=2 sq=2",
+        "sk=1 ring seqlens hq=4 hk=2 sq=1", "sk=9 hq=1 sq=1 dv=1", "sk=1 kv=i8 groups=1 hq=3 sq=2"}) {
+    Case c(Problem::parse("attention b=2 d=16 lse " + std::string(words)), 4);
+    for (const std::string& entry : every_entry(c.problem)) {
+      INFO(entry << ": " << words);
+      const auto bits = [&](std::int64_t stride) {
+        AttentionArgs args = c.args();
+        const auto spoil = [&](auto& view) {
+          for (std::size_t i = 0; i < static_cast<std::size_t>(view.ndim); ++i)
+            if (view.shape[i] == 1 && stride != 0) view.strides[i] = stride;
+        };
+        spoil(args.q), spoil(args.kv.k), spoil(args.kv.v), spoil(args.out), spoil(args.lse);
+        spoil(args.kv.k_scale), spoil(args.kv.v_scale), spoil(args.kv.seqlens), spoil(args.kv.block_table);
+        c.poison_outputs();
+        attention(args, forced(entry));
+        return std::pair(c.out.values(), c.lse.values());
+      };
+      const auto expected = bits(0);
+      CHECK(bits(kHuge) == expected);
+      CHECK(bits(kHuge / 4) == expected);
+    }
+  }
+}
+
 TEST_CASE("validation: null data is fine where there are no elements", "[unit]") {
   Case c(Problem::parse("attention b=2 hq=4 hk=2 sq=6 sk=0 d=8 dv=4"));
   AttentionArgs args = c.args();
