@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <span>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -136,7 +137,7 @@ class Append {
   void run() {
     row_.resize(static_cast<std::size_t>(std::max(sides_[0].size, sides_[1].size)));
     codes_.resize(row_.size());
-    for (const Side& s : sides_)
+    for (const Side& s : std::span(sides_).first(shared_ >= 0 ? 1 : 2))
       for_each_row([&](int64_t i, int64_t h, int64_t t, Place place) { write(s, i, h, t, place); });
   }
 
@@ -157,6 +158,33 @@ class Append {
     return read_integers(name, t);
   }
 
+  // Whether `part` is columns first, first + 1, ... of `whole`: the same rows, from another element on.
+  static bool is_columns(const TensorView& part, const TensorView& whole, int64_t first) {
+    const auto last = static_cast<std::size_t>(whole.ndim - 1);
+    if (part.ndim != whole.ndim || part.dtype != whole.dtype) return false;
+    if (first < 0 || first > whole.shape[last] - part.shape[last]) return false;
+    for (std::size_t i = 0; i <= last; ++i)
+      if ((i < last && part.shape[i] != whole.shape[i]) || (part.shape[i] > 1 && part.strides[i] != whole.strides[i]))
+        return false;
+    return part.data == element(whole.data, whole.dtype, first * whole.strides[last]);
+  }
+
+  // Values may be columns of the keys (latent attention): they are written with them, once.
+  void find_shared_columns() {
+    const TensorView k = cache_.k, v = cache_.v;
+    int64_t first = 0;
+    if (k.shape[3] > 1) {
+      const auto delta = reinterpret_cast<std::uintptr_t>(v.data) - reinterpret_cast<std::uintptr_t>(k.data);
+      first = static_cast<int64_t>(delta) / (k.strides[3] * static_cast<int64_t>(size_of(k.dtype)));
+    }
+    if (all_.front().bytes == 0 || !is_columns(v, k, first)) return;
+    if (cache_.k_scale || cache_.v_scale || is_integer(k.dtype))
+      throw Error("cache.v", "columns of cache.k in a cache with scales",
+                  "memory of its own: codes mean what their scales say");
+    shared_ = first;
+    all_.pop_back();  // cache.v overlaps what it is a part of
+  }
+
   // The cache is there first: what else is given has to fit it.
   void rows_of_cache() {
     if (cache_.kind != Kind::strided && cache_.kind != Kind::paged && cache_.kind != Kind::ring)
@@ -173,6 +201,7 @@ class Append {
                   "cache.k's, " + std::string(to_string(k.dtype)));
     for (const std::size_t dim : {0, 1, 2}) same("cache.v", v, dim, k.shape[dim], "cache.k's size there");
     hk_ = k.shape[1];
+    find_shared_columns();
     if (cache_.kind == Kind::paged) {
       need("cache.block_table", cache_.block_table, 2, "[b, n] of pages");
       check_integers("cache.block_table", cache_.block_table);
@@ -269,6 +298,11 @@ class Append {
       same(name, t, 0, args_.k_new.shape[0], "k_new's size there");
       if (!ragged_) same(name, t, 2, args_.k_new.shape[2], "k_new's rows n");
     }
+    const int64_t dv = sides_[1].size;
+    if (shared_ >= 0 && span_of("v_new", args_.v_new, false) > 0 && !is_columns(args_.v_new, args_.k_new, shared_))
+      throw Error("v_new", "rows of its own for values that are columns of cache.k",
+                  "columns " + std::to_string(shared_) + " to " + std::to_string(shared_ + dv - 1) +
+                      " of k_new, as cache.v is of cache.k");
   }
 
   int64_t table(int64_t i, int64_t column) const {
@@ -419,6 +453,7 @@ class Append {
   std::vector<Checked> all_;
   bool ragged_ = false;
   int64_t b_ = 0, hk_ = 0;
+  int64_t shared_ = -1;          // the column of cache.k that cache.v begins at, if it lies there
   std::vector<int64_t> begin_;   // [b] keys before the call
   std::vector<int64_t> starts_;  // ragged: [b + 1] rows of k_new
   std::array<Side, 2> sides_;

@@ -90,10 +90,13 @@ class Validator {
     const int64_t got = t.shape[static_cast<std::size_t>(dim)];
     if (got != wanted) refuse(name, "shape " + shape_text(t), std::string(what) + " = " + std::to_string(wanted));
   }
-  // [b, h, s, d] or ragged [total, h, d] as strides of b, h, s, d.
+  // [b, h, s, d] or ragged [total, h, d] as strides of b, h, s, d. Of a single element nothing steps by the stride,
+  // which may be any number, and kernels that look one step ahead would overflow.
   static Operand operand(const TensorView& t, bool ragged) {
     Operand o{const_cast<void*>(t.data), t.dtype, t.strides};
-    if (ragged) o.strides = {0, t.strides[1], t.strides[0], t.strides[2]};
+    for (std::size_t i = 0; i < static_cast<std::size_t>(t.ndim); ++i)
+      if (t.shape[i] <= 1) o.strides[i] = i + 1 == static_cast<std::size_t>(t.ndim) ? 1 : 0;
+    if (ragged) o.strides = {0, o.strides[1], o.strides[0], o.strides[2]};
     return o;
   }
 
@@ -188,7 +191,7 @@ class Validator {
       for (std::size_t i = 4; i-- > 0;) {
         const std::size_t dim = order[i];
         if (t.shape[dim] > 1 && t.strides[dim] != step) return false;
-        step *= std::max<int64_t>(t.shape[dim], 1);
+        if (i > 0 && __builtin_mul_overflow(step, std::max<int64_t>(t.shape[dim], 1), &step)) return false;
       }
       return true;
     };

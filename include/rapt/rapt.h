@@ -310,8 +310,9 @@ static inline rapt_append_args rapt_append_args_init(void) {
 }
 
 /* Writes the new rows of sequence i at key positions seqlens[i], seqlens[i] + 1, ..., rounded or quantised to the
- * cache's type. Scales and zeros with an element for every row are computed and written, others are read. Refusals
- * name the cache's tensors "cache.k", "cache.k_scale", ... rapt/kv_cache.hpp has the bounds and corners. */
+ * cache's type. Scales and zeros with an element for every row are computed and written, others are read. v may be
+ * columns of k's memory if v_new is the same columns of k_new, and there are no scales. Refusals name the
+ * cache's tensors "cache.k", "cache.k_scale", ... rapt/kv_cache.hpp has the bounds and corners. */
 RAPT_API rapt_status rapt_append_kv(const rapt_append_args* args) RAPT_NOEXCEPT;
 
 /* Attention over `count` disjoint sets of keys, outs [.., dv] with lses [..], merged into attention over all of them:

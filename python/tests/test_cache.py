@@ -241,7 +241,9 @@ def test_refusals_name_pythons_arguments():
     rows = np.zeros((1, 1, 1, 4), np.float32)
     k, length = np.zeros((1, 1, 8, 4), np.float32), np.zeros(1, np.int64)
     with pytest.raises(ValueError, match="^v: got memory shared with k; wanted"):
-        rapt.append_kv(rows, rows, k, k, length)
+        rapt.append_kv(rows, rows, k[:, :, 1:], k[:, :, :-1], length)
+    with pytest.raises(ValueError, match="^v_new: got rows of its own .* wanted columns 0 to 3 of k_new"):
+        rapt.append_kv(rows, rows.copy(), k, k, length)
     with pytest.raises(TypeError, match="^cache_seqlens: got dtype float32; wanted int32 or int64$"):
         rapt.append_kv(rows, rows, k, k.copy(), length.astype(np.float32))
     with pytest.raises(TypeError, match="^cu_seqlens: got dtype uint16; wanted int32 or int64$"):

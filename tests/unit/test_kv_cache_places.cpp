@@ -272,6 +272,54 @@ TEST_CASE("append: errors name what has to change, and where it is", "[unit]") {
         }) == "cache.k_scale: -1e-30; wanted finite numbers above 0");
 }
 
+TEST_CASE("append: values may be columns of the keys", "[unit]") {
+  // Rows of 8, of which v has `dv` from `first` on; new rows have 2 more elements between them.
+  for (const auto& [first, dv] : {std::pair<int64_t, int64_t>{0, 8}, {0, 5}, {3, 5}, {6, 1}}) {
+    for (DType dtype : {DType::f32, DType::bf16, DType::f8e4m3}) {
+      INFO(first << ", " << dv << ", " << to_string(dtype));
+      const auto size = static_cast<int64_t>(size_of(dtype));
+      Tensor whole = make(dtype, {2, 2, 4, 8}), alone = make(dtype, {2, 2, 4, 8});
+      const Tensor fresh =
+          filled(DType::f32, {2, 2, 3, 8}, [](int64_t i) { return static_cast<float>(i % 97) / 8; }, {64, 32, 10, 1});
+      const Tensor before = ints({1, 0});
+      Tensor values = make(dtype, {2, 2, 4, dv});
+      const TensorView v_new(static_cast<const float*>(fresh.view().data) + first, {2, 2, 3, dv}, {64, 32, 10, 1});
+      append_kv(
+          {fresh.view(), v_new, KvCache::strided(alone.mutable_view(), values.mutable_view()), before.view(), {}});
+
+      const MutableTensorView k = whole.mutable_view();
+      MutableTensorView v = k;
+      v.data = static_cast<char*>(k.data) + first * size, v.shape[3] = dv;
+      AppendArgs args = {fresh.view(), v_new, KvCache::strided(k, v), before.view(), {}};
+      append_kv(args);
+      CHECK(bytes_of(whole) == bytes_of(alone));
+
+      const auto refused = [&] { return refused_argument([&] { append_kv(args); }); };
+      const std::vector<float> copied(2 * 2 * 3 * 8);
+      args.v_new = TensorView(copied.data(), {2, 2, 3, dv});
+      CHECK(refused() == "v_new");
+      args.v_new = v_new;
+      if (dv < 8) {
+        args.v_new.data = static_cast<const float*>(fresh.view().data) + (first == 0 ? 1 : 0);
+        CHECK(refused() == "v_new");
+        args.v_new = v_new;
+      }
+      args.v_new.strides[2] = 8;
+      CHECK(refused() == "v_new");
+      args.v_new = v_new;
+      args.cache.v.data = static_cast<char*>(k.data) + (8 + first) * size;  // columns of the next key's row
+      args.cache.v.shape[2] = args.cache.k.shape[2] = 3;
+      CHECK(refused() == "cache.v");
+      args.cache.v = v, args.cache.k = k;
+      if (size > 1) continue;
+      const Tensor scale = filled(DType::f32, {1, 2, 1, 1}, [](int64_t) { return 1.f; });
+      const MutableTensorView given(const_cast<void*>(scale.view().data), DType::f32, Layout(scale.view()));
+      args.cache = args.cache.quantized(given, given);
+      CHECK(refused() == "cache.v");
+    }
+  }
+}
+
 TEST_CASE("append: nothing to append writes nothing", "[unit]") {
   Tensor k = make(DType::f32, {2, 1, 3, 4}), v = make(DType::f32, {2, 1, 3, 4}), full = ints({3, 3});
   const std::vector<std::byte> untouched = bytes_of(k);
