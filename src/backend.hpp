@@ -13,12 +13,17 @@
 
 namespace rapt {
 
+// Why the OS does not let this process run an entry, as lasting text; empty if it does or has not been asked. With
+// `ask`, for an entry that is about to run, it is: the answer then holds for the process.
+using Withheld = std::string_view (*)(bool ask);
+
 struct Entry {
   std::string name;      // "attention_forward.f32.avx2.q24k128"
   std::string unusable;  // why this machine cannot run it; empty if it can
   std::string opt_in;    // why dispatch does not choose it unless its name, or RAPT_ISA, is forced; empty if it may
   Isa isa{};             // CPU entries only
   int id = 0;            // the backend's own
+  Withheld withheld = nullptr;  // null: nobody has to be asked
 };
 
 // How one problem is carried out. Backends derive from it to keep what they need.
@@ -46,6 +51,8 @@ class Backend {
 };
 
 const Backend& cpu_backend();
+// Why the instruction set of this name cannot be used in this process; empty if it can or is not in this build.
+std::string why_unusable(std::string_view isa);
 #ifdef RAPT_HAVE_CUDA
 const Backend& cuda_backend();
 #endif

@@ -186,7 +186,29 @@ struct Entries {
     for (const auto& e : entries)
       views.push_back({e.name.c_str(), e.backend.c_str(), e.unusable.c_str(), e.opt_in.c_str()});
   }
+  bool operator==(const Entries& other) const {
+    const auto alike = [](const auto& a, const auto& b) { return a.unusable == b.unusable; };
+    return std::equal(entries.begin(), entries.end(), other.entries.begin(), other.entries.end(), alike);
+  }
 };
+
+struct UsableIsas {
+  std::vector<std::int32_t> values;
+
+  UsableIsas() {
+    for (const rapt::Isa isa : rapt::usable_isas()) values.push_back(static_cast<std::int32_t>(isa));
+  }
+  bool operator==(const UsableIsas&) const = default;
+};
+
+// What lasts for callers' pointers. It changes once at most: when the OS has refused AMX's registers.
+template <class T>
+const T& latest() {
+  static const T first;
+  if (first == T()) return first;
+  static const T since;
+  return since;
+}
 
 }  // namespace
 
@@ -307,7 +329,7 @@ rapt_status rapt_entries(const rapt_entry_info** entries, size_t* count) noexcep
   return guard([&] {
     deref(entries, "entries") = nullptr;
     deref(count, "count") = 0;
-    static const Entries all;
+    const auto& all = latest<Entries>();
     *entries = all.views.data();
     *count = all.views.size();
   });
@@ -317,11 +339,7 @@ rapt_status rapt_usable_isas(const int32_t** isas, size_t* count) noexcept {
   return guard([&] {
     deref(isas, "isas") = nullptr;
     deref(count, "count") = 0;
-    static const std::vector<std::int32_t> all = [] {
-      std::vector<std::int32_t> values;
-      for (const rapt::Isa isa : rapt::usable_isas()) values.push_back(static_cast<std::int32_t>(isa));
-      return values;
-    }();
+    const auto& all = latest<UsableIsas>().values;
     *isas = all.data();
     *count = all.size();
   });

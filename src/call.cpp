@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "float_environment.hpp"
+
 namespace rapt {
 
 Element element_of(DType dtype) {
@@ -29,6 +31,7 @@ Strides strides(const Operand& o) {
 }
 
 ScoreParams score_params(const Call& call) {
+  const FloatEnvironment environment;
   const Problem& p = call.problem;
   ScoreParams s{};
   constexpr double kMost = std::numeric_limits<float>::max();

@@ -7,6 +7,7 @@
 #include <new>
 #include <utility>
 
+#include "backend.hpp"
 #include "context_impl.hpp"
 #include "dispatch.hpp"
 #include "rapt/plan.hpp"
@@ -33,7 +34,9 @@ Isa usable(const char* argument, std::string_view name) {
   const std::vector<Isa> isas = usable_isas();
   for (Isa isa : isas)
     if (to_string(isa) == name) return isa;
-  throw Error(argument, "\"" + std::string(name) + "\"", "an ISA of this build and CPU: " + list(isas));
+  const std::string reason = why_unusable(name);
+  throw Error(argument, "\"" + std::string(name) + "\"",
+              "an ISA of this build and CPU: " + list(isas) + (reason.empty() ? "" : " (" + reason + ")"));
 }
 
 std::string known(const char* argument, const std::string& name) {

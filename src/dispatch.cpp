@@ -20,9 +20,14 @@ constexpr BackendOf kBackends[] = {
 #endif
 };
 
+// As far as it is known without asking the OS.
+std::string_view unusable(const Entry& entry) {
+  return entry.unusable.empty() && entry.withheld ? entry.withheld(false) : std::string_view(entry.unusable);
+}
+
 std::string_view refusal(const Backend& backend, const Entry& entry, const Problem& problem,
                          const Context::Impl& context) {
-  if (!entry.unusable.empty()) return entry.unusable;
+  if (const std::string_view reason = unusable(entry); !reason.empty()) return reason;
   if (!context.options.kernel.empty() && context.options.kernel != entry.name) return "another entry is forced";
   if (std::string_view reason = backend.refuse(entry, problem, context); !reason.empty()) return reason;
   const bool forced = context.options.kernel == entry.name || (context.isa_forced && problem.device == DeviceType::cpu);
@@ -34,6 +39,10 @@ const Backend& backend_of(DeviceType device) {
     if (backend.device == device) return backend.get();
   throw Error("device", std::string(to_string(device)),
               std::size(kBackends) > 1 ? "cpu or cuda" : "cpu (this rapt was built without CUDA: RAPT_CUDA)");
+}
+
+EntryInfo info(const Backend& backend, const Entry& entry) {
+  return {entry.name, std::string(backend.name()), std::string(unusable(entry)), entry.opt_in};
 }
 
 // The least changes, additions and removals of characters that make `name` a part of `whole`.
@@ -54,7 +63,8 @@ std::size_t edits(std::string_view name, std::string_view whole) {
 Choice dispatch(const Problem& problem, const Context::Impl& context) {
   const Backend& backend = backend_of(problem.device);
   for (const Entry& entry : backend.entries())
-    if (refusal(backend, entry, problem, context).empty()) return {&backend, &entry};
+    if (refusal(backend, entry, problem, context).empty() && (!entry.withheld || entry.withheld(true).empty()))
+      return {&backend, &entry};
   std::string reasons;
   const std::vector<Candidate> all = candidates(problem, context);
   for (const Candidate& c : all) {
@@ -81,8 +91,7 @@ std::vector<Candidate> candidates(const Problem& problem, const Context::Impl& c
 std::optional<EntryInfo> find_entry(std::string_view name) {
   for (const BackendOf& backend : kBackends)
     for (const Entry& entry : backend.get().entries())
-      if (entry.name == name)
-        return EntryInfo{entry.name, std::string(backend.get().name()), entry.unusable, entry.opt_in};
+      if (entry.name == name) return info(backend.get(), entry);
   return {};
 }
 
@@ -103,8 +112,7 @@ std::vector<std::string> entries_like(std::string_view name) {
 std::vector<EntryInfo> entries() {
   std::vector<EntryInfo> all;
   for (const BackendOf& backend : kBackends)
-    for (const Entry& entry : backend.get().entries())
-      all.push_back({entry.name, std::string(backend.get().name()), entry.unusable, entry.opt_in});
+    for (const Entry& entry : backend.get().entries()) all.push_back(info(backend.get(), entry));
   return all;
 }
 

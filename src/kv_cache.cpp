@@ -4,13 +4,16 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <span>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "dtypes.hpp"
+#include "float_environment.hpp"
 #include "float_rows.hpp"
 #include "span.hpp"
+#include "text.hpp"
 
 namespace rapt {
 namespace {
@@ -120,6 +123,7 @@ struct Side {
 class Append {
  public:
   explicit Append(const AppendArgs& args) : args_(args), cache_(args.cache) {
+    rows_of_cache();
     lengths();
     sides_ = {side("k", args.k_new, cache_.k), side("v", args.v_new, cache_.v)};
     agree();
@@ -133,7 +137,7 @@ class Append {
   void run() {
     row_.resize(static_cast<std::size_t>(std::max(sides_[0].size, sides_[1].size)));
     codes_.resize(row_.size());
-    for (const Side& s : sides_)
+    for (const Side& s : std::span(sides_).first(shared_ >= 0 ? 1 : 2))
       for_each_row([&](int64_t i, int64_t h, int64_t t, Place place) { write(s, i, h, t, place); });
   }
 
@@ -147,28 +151,91 @@ class Append {
     if (t.shape[dim] != wanted)
       throw Error(name, "shape " + shape_text(t), std::string(what) + " = " + std::to_string(wanted));
   }
+  // Elements of a row: of i4x2 there are two to a byte.
+  static int64_t row_size(const TensorView& cache) { return cache.shape[3] * (cache.dtype == DType::i4x2 ? 2 : 1); }
   std::vector<int64_t> integers(const std::string& name, const TensorView& t, const char* shape) {
     need(name, t, 1, shape);
     return read_integers(name, t);
   }
 
-  void lengths() {
+  // Whether `part` is columns first, first + 1, ... of `whole`: the same rows, from another element on.
+  static bool is_columns(const TensorView& part, const TensorView& whole, int64_t first) {
+    const auto last = static_cast<std::size_t>(whole.ndim - 1);
+    if (part.ndim != whole.ndim || part.dtype != whole.dtype) return false;
+    if (first < 0 || first > whole.shape[last] - part.shape[last]) return false;
+    for (std::size_t i = 0; i <= last; ++i)
+      if ((i < last && part.shape[i] != whole.shape[i]) || (part.shape[i] > 1 && part.strides[i] != whole.strides[i]))
+        return false;
+    return part.data == element(whole.data, whole.dtype, first * whole.strides[last]);
+  }
+
+  // Values may be columns of the keys (latent attention): they are written with them, once.
+  void find_shared_columns() {
+    const TensorView k = cache_.k, v = cache_.v;
+    int64_t first = 0;
+    if (k.shape[3] > 1) {
+      const auto delta = reinterpret_cast<std::uintptr_t>(v.data) - reinterpret_cast<std::uintptr_t>(k.data);
+      first = static_cast<int64_t>(delta) / (k.strides[3] * static_cast<int64_t>(size_of(k.dtype)));
+    }
+    if (all_.front().bytes == 0 || !is_columns(v, k, first)) return;
+    if (cache_.k_scale || cache_.v_scale || is_integer(k.dtype))
+      throw Error("cache.v", "columns of cache.k in a cache with scales",
+                  "memory of its own: codes mean what their scales say");
+    shared_ = first;
+    all_.pop_back();  // cache.v overlaps what it is a part of
+  }
+
+  // The cache is there first: what else is given has to fit it.
+  void rows_of_cache() {
     if (cache_.kind != Kind::strided && cache_.kind != Kind::paged && cache_.kind != Kind::ring)
       throw Error("cache.kind", "ragged or unknown", "one of KvCache's factories");
+    const TensorView k = cache_.k, v = cache_.v;
+    for (const auto& [name, cache] : {std::tuple{"cache.k", k}, {"cache.v", v}}) {
+      need(name, cache, 4, cache_.kind == Kind::paged ? "[pages, hk, page_size, d]" : "[b, hk, s, d]", true);
+      if (!is_cache(cache.dtype)) throw Error(name, "dtype " + std::string(to_string(cache.dtype)), kCaches);
+      if (cache.shape[3] < 1 || row_size(cache) > kMaxHeadSize)
+        throw Error(name, "rows of " + std::to_string(row_size(cache)), "1 to 8192 elements");
+    }
+    if (v.dtype != k.dtype)
+      throw Error("cache.v", "dtype " + std::string(to_string(v.dtype)),
+                  "cache.k's, " + std::string(to_string(k.dtype)));
+    for (const std::size_t dim : {0, 1, 2}) same("cache.v", v, dim, k.shape[dim], "cache.k's size there");
+    hk_ = k.shape[1];
+    find_shared_columns();
+    if (cache_.kind == Kind::paged) {
+      need("cache.block_table", cache_.block_table, 2, "[b, n] of pages");
+      check_integers("cache.block_table", cache_.block_table);
+    } else if (cache_.block_table) {
+      throw Error("cache.block_table", "a table for a cache without pages", "KvCache::paged");
+    }
+  }
+
+  void lengths() {
     ragged_ = static_cast<bool>(args_.cu_seqlens);
     need("k_new", args_.k_new, ragged_ ? 3 : 4, ragged_ ? "[total, hk, d]" : "[b, hk, n, d]");
     begin_ = integers("seqlens", args_.seqlens, "[b] lengths before the call");
     b_ = static_cast<int64_t>(begin_.size());
+    int64_t given = args_.k_new.shape[0];  // the batch of the new rows
     if (ragged_) {
       starts_ = integers("cu_seqlens", args_.cu_seqlens, "[b + 1] starts");
-      check_starts("cu_seqlens", starts_, args_.k_new.shape[0]);
-      if (starts_.size() != begin_.size() + 1)
-        throw Error("cu_seqlens", std::to_string(starts_.size()) + " elements", "b + 1 = " + std::to_string(b_ + 1));
-    } else {
-      same("k_new", args_.k_new, 0, b_, "the batch of seqlens, b");
+      check_starts("cu_seqlens", starts_, given);
+      given = static_cast<int64_t>(starts_.size()) - 1;
     }
-    for (const int64_t n : begin_)
-      if (n < 0 || n > kMaxOffset) throw Error("seqlens", "length " + std::to_string(n), "0 to 2^52");
+    // Of three batches that should be one, the one that is alone is named.
+    const bool paged = cache_.kind == Kind::paged;
+    const TensorView room = paged ? cache_.block_table : cache_.k;
+    if (b_ != room.shape[0]) {
+      if (b_ == given) same(paged ? "cache.block_table" : "cache.k", room, 0, b_, "the batch b");
+      same("seqlens", args_.seqlens, 0, room.shape[0], "the cache's batch b");
+    }
+    if (given != b_) {
+      if (ragged_) same("cu_seqlens", args_.cu_seqlens, 0, b_ + 1, "b + 1");
+      same("k_new", args_.k_new, 0, b_, "the cache's batch b");
+    }
+    for (std::size_t i = 0; i < begin_.size(); ++i)
+      if (begin_[i] < 0 || begin_[i] > kMaxOffset)
+        throw Error("seqlens", "length " + std::to_string(begin_[i]) + " of sequence " + std::to_string(i),
+                    "0 to 2^52");
   }
 
   int64_t count(int64_t i) const {
@@ -179,17 +246,12 @@ class Append {
   Side side(const std::string& name, const TensorView& fresh, const MutableTensorView& cache) {
     Side s;
     s.name = name;
-    const std::string new_name = name + "_new", cache_name = "cache." + name;
+    const std::string new_name = name + "_new";
     if (name != "k") need(new_name, fresh, ragged_ ? 3 : 4, ragged_ ? "[total, hk, dv]" : "[b, hk, n, dv]");
     if (!is_float(fresh.dtype)) throw Error(new_name, "dtype " + std::string(to_string(fresh.dtype)), kFloats);
-    need(cache_name, cache, 4, cache_.kind == Kind::paged ? "[pages, hk, page_size, d]" : "[b, hk, s, d]", true);
-    if (!is_cache(cache.dtype)) throw Error(cache_name, "dtype " + std::string(to_string(cache.dtype)), kCaches);
-    s.size = fresh.shape[static_cast<std::size_t>(fresh.ndim) - 1];
-    if (s.size < 1 || s.size > kMaxHeadSize)
-      throw Error(new_name, "rows of " + std::to_string(s.size), "1 to 2^13 elements");
-    if (cache.dtype == DType::i4x2 && s.size % 2 != 0)
-      throw Error(new_name, "rows of " + std::to_string(s.size), "an even number for i4x2");
-    same(cache_name, cache, 3, cache.dtype == DType::i4x2 ? s.size / 2 : s.size, "the bytes or elements of a new row");
+    s.size = row_size(cache);
+    same(new_name, fresh, static_cast<std::size_t>(fresh.ndim) - 1, s.size,
+         name == "k" ? "the cache's head size d" : "the cache's head size dv");
     s.fresh = Rows(fresh), s.cache = Rows(cache);
     if (ragged_) s.fresh.strides = {0, fresh.strides[1], fresh.strides[0], fresh.strides[2]};
     return s;
@@ -228,28 +290,19 @@ class Append {
     s.zero = Rows(zero);
   }
 
-  // What k and v, new rows and cache have in common.
-  void agree() {
-    const TensorView &k = cache_.k, &v = cache_.v;
-    if (v.dtype != k.dtype)
-      throw Error("cache.v", "dtype " + std::string(to_string(v.dtype)), "k's, " + std::string(to_string(k.dtype)));
-    for (const std::size_t dim : {0, 1, 2}) same("cache.v", v, dim, k.shape[dim], "k's size there");
-    hk_ = k.shape[1];
+  // What the new rows of k and v have in common, with the cache too.
+  void agree() const {
     for (const auto& [name, t] :
          {std::tuple<const char*, const TensorView&>{"k_new", args_.k_new}, {"v_new", args_.v_new}}) {
       same(name, t, 1, hk_, "the cache's heads hk");
       same(name, t, 0, args_.k_new.shape[0], "k_new's size there");
       if (!ragged_) same(name, t, 2, args_.k_new.shape[2], "k_new's rows n");
     }
-    if (cache_.kind == Kind::paged) {
-      const TensorView& table = cache_.block_table;
-      need("cache.block_table", table, 2, "[b, n] of pages");
-      check_integers("cache.block_table", table);
-      same("cache.block_table", table, 0, b_, "the batch b");
-    } else {
-      if (cache_.block_table) throw Error("cache.block_table", "a table for a cache without pages", "KvCache::paged");
-      same("cache.k", k, 0, b_, "the batch b");
-    }
+    const int64_t dv = sides_[1].size;
+    if (shared_ >= 0 && span_of("v_new", args_.v_new, false) > 0 && !is_columns(args_.v_new, args_.k_new, shared_))
+      throw Error("v_new", "rows of its own for values that are columns of cache.k",
+                  "columns " + std::to_string(shared_) + " to " + std::to_string(shared_ + dv - 1) +
+                      " of k_new, as cache.v is of cache.k");
   }
 
   int64_t table(int64_t i, int64_t column) const {
@@ -286,8 +339,10 @@ class Append {
       for (int64_t at = begin; at < end;) {
         const int64_t page = table(i, at / rows), row = at % rows, stop = std::min(rows, row + end - at);
         if (page < 0 || page >= pages)
-          throw Error("cache.block_table", "page " + std::to_string(page) + " for key " + std::to_string(at),
-                      "0 to " + std::to_string(pages - 1));
+          throw Error(
+              "cache.block_table",
+              "page " + std::to_string(page) + " for key " + std::to_string(at) + " of sequence " + std::to_string(i),
+              "0 to " + std::to_string(pages - 1));
         runs.push_back({page, row, stop});
         at += stop - row;
       }
@@ -337,15 +392,15 @@ class Append {
       for (int64_t g = 0; g < s.groups; ++g) {
         const Coding coding = given(s, at, h, g);
         if (!std::isfinite(coding.scale) || !(coding.scale > 0))
-          throw Error("cache." + s.name + "_scale", std::to_string(coding.scale), "finite numbers above 0");
+          throw Error("cache." + s.name + "_scale", shortest(coding.scale), "finite numbers above 0");
         if (!std::isfinite(coding.zero))
-          throw Error("cache." + s.name + "_zero", std::to_string(coding.zero), "finite numbers");
+          throw Error("cache." + s.name + "_zero", shortest(coding.zero), "finite numbers");
       }
       if (!is_integer(s.cache.dtype)) return;
       load_row(fresh_row(s, i, h, t), s.fresh.dtype, s.fresh.strides[3], s.size, row_.data());
       for (const float x : row_)
         if (!std::isfinite(x))
-          throw Error(s.name + "_new", std::to_string(x), "finite numbers where the scale of integers is given");
+          throw Error(s.name + "_new", shortest(x), "finite numbers where the scale of integers is given");
     });
   }
 
@@ -398,6 +453,7 @@ class Append {
   std::vector<Checked> all_;
   bool ragged_ = false;
   int64_t b_ = 0, hk_ = 0;
+  int64_t shared_ = -1;          // the column of cache.k that cache.v begins at, if it lies there
   std::vector<int64_t> begin_;   // [b] keys before the call
   std::vector<int64_t> starts_;  // ragged: [b + 1] rows of k_new
   std::array<Side, 2> sides_;
@@ -408,6 +464,7 @@ class Append {
 }  // namespace
 
 void append_kv(const AppendArgs& args) {
+  const FloatEnvironment environment;
   Append(args).run();
 }
 

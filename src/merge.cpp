@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "dtypes.hpp"
+#include "float_environment.hpp"
 #include "float_rows.hpp"
 #include "span.hpp"
 
@@ -41,26 +42,27 @@ class Merge {
   void take_out(const std::string& name, const TensorView& t, bool written = false) {
     take(all_, name, t, written);
     if (!is_float(t.dtype)) throw Error(name, "dtype " + std::string(to_string(t.dtype)), kFloats);
-    if (t.ndim != out_.ndim || !std::equal(t.shape.begin(), t.shape.begin() + t.ndim, out_.shape.begin()))
-      throw Error(name, "shape " + shape_text(t), "out's, " + shape_text(out_));
+    const Layout& first = outs_.front();
+    if (t.ndim != first.ndim || !std::equal(t.shape.begin(), t.shape.begin() + t.ndim, first.shape.begin()))
+      throw Error(name, "shape " + shape_text(t), "that of outs[0], " + shape_text(first));
   }
   void take_lse(const std::string& name, const TensorView& t, bool written = false) {
     take(all_, name, t, written);
     if (t.dtype != DType::f32) throw Error(name, "dtype " + std::string(to_string(t.dtype)), "f32");
-    if (t.ndim != out_.ndim - 1 || !std::equal(t.shape.begin(), t.shape.begin() + t.ndim, out_.shape.begin()))
-      throw Error(name, "shape " + shape_text(t),
-                  "the shape of out, " + shape_text(out_) + ", without its last dimension");
+    Layout wanted = outs_.front();
+    --wanted.ndim;
+    if (t.ndim != wanted.ndim || !std::equal(t.shape.begin(), t.shape.begin() + t.ndim, wanted.shape.begin()))
+      throw Error(name, "shape " + shape_text(t), shape_text(wanted) + ", that of outs[0] without its last dimension");
   }
 
   void check() {
     if (outs_.empty()) throw Error("outs", "no tensors", "one or more");
-    if (out_.ndim < 2 || out_.ndim > kMaxDims)
-      throw Error("out", std::to_string(out_.ndim) + " dimensions", "2 to " + std::to_string(kMaxDims));
-    dims_ = static_cast<std::size_t>(out_.ndim) - 1;
-    take_out("out", out_, true);
-    size_ = out_.shape[dims_];
-    if (size_ < 1 || size_ > kMaxHeadSize) throw Error("out", "dv = " + std::to_string(size_), "1 to 2^13");
-    if (lse_) take_lse("lse", lse_, true);
+    const Layout& first = outs_.front();
+    if (first.ndim < 2 || first.ndim > kMaxDims)
+      throw Error("outs[0]", std::to_string(first.ndim) + " dimensions", "2 to " + std::to_string(kMaxDims));
+    dims_ = static_cast<std::size_t>(first.ndim) - 1;
+    size_ = first.shape[dims_];
+    if (size_ < 1 || size_ > kMaxHeadSize) throw Error("outs[0]", "dv = " + std::to_string(size_), "1 to 8192");
     if (outs_.size() != lses_.size())
       throw Error("lses", std::to_string(lses_.size()) + " tensors",
                   "as many as outs, " + std::to_string(outs_.size()));
@@ -68,6 +70,8 @@ class Merge {
       take_out("outs[" + std::to_string(i) + "]", outs_[i]);
       take_lse("lses[" + std::to_string(i) + "]", lses_[i]);
     }
+    take_out("out", out_, true);
+    if (lse_) take_lse("lse", lse_, true);
     check_overlaps(all_);
   }
 
@@ -127,6 +131,7 @@ class Merge {
 
 void merge_states(std::span<const TensorView> outs, std::span<const TensorView> lses, const MutableTensorView& out,
                   const MutableTensorView& lse) {
+  const FloatEnvironment environment;
   Merge(outs, lses, out, lse).run();
 }
 

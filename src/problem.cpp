@@ -7,6 +7,8 @@
 #include <functional>
 #include <vector>
 
+#include "text.hpp"
+
 namespace rapt {
 namespace {
 
@@ -48,12 +50,6 @@ std::string letters(std::uint8_t dims) {
   if (dims & Problem::kFullH) text += 'h';
   if (dims & Problem::kFullQ) text += 'q';
   return text + 'k';
-}
-
-std::string shortest(float x) {
-  std::array<char, 32> text;
-  const auto result = std::to_chars(text.data(), text.data() + text.size(), x);
-  return {text.data(), result.ptr};
 }
 
 }  // namespace

@@ -128,9 +128,12 @@ void take(std::vector<Checked>& all, const std::string& name, const TensorView& 
 
 void check_overlaps(const std::vector<Checked>& all) {
   for (const Checked& output : all)
-    for (const Checked& other : all)
-      if (output.written && &output != &other && may_overlap(output.view, output.bytes, other.view, other.bytes))
+    for (const Checked& other : all) {
+      const bool compared =
+          &output == &other || (other.written && &output < &other);  // of two outputs the later is named
+      if (output.written && !compared && may_overlap(output.view, output.bytes, other.view, other.bytes))
         throw Error(output.name, "memory shared with " + other.name, "outputs that overlap nothing");
+    }
 }
 
 int64_t read_integer(const TensorView& t, int64_t element_offset) {
@@ -148,7 +151,7 @@ void check_list(const std::string& name, const TensorView& t, std::optional<int6
   if (t.ndim != 1 || t.shape[0] > std::numeric_limits<std::int32_t>::max())
     throw Error(name, "shape " + shape_text(t), "one dimension of less than 2^31");
   if (count && t.shape[0] != *count)
-    throw Error(name, std::to_string(t.shape[0]) + " elements", std::to_string(*count) + ", the batch's");
+    throw Error(name, std::to_string(t.shape[0]) + " elements", std::to_string(*count) + " for this batch");
   check_integers(name, t);
 }
 
@@ -164,7 +167,9 @@ void check_starts(const std::string& name, const std::vector<int64_t>& starts, i
   if (starts.empty() || starts[0] != 0) throw Error(name, "a list that does not start with 0", "[0, ..., total]");
   for (std::size_t i = 1; i < starts.size(); ++i)
     if (starts[i] < starts[i - 1])
-      throw Error(name, "the decreasing " + std::to_string(starts[i - 1]) + ", " + std::to_string(starts[i]),
+      throw Error(name,
+                  "the decreasing " + std::to_string(starts[i - 1]) + ", " + std::to_string(starts[i]) +
+                      " of sequence " + std::to_string(i - 1),
                   "rising starts");
   if (starts.back() != total)
     throw Error(name, "a last element of " + std::to_string(starts.back()),

@@ -5,19 +5,15 @@
 
 namespace rapt {
 
-Layout::Layout(std::span<const std::int64_t> sizes, std::span<const std::int64_t> steps) {
-  if (sizes.empty() || sizes.size() > kMaxDims)
-    throw Error("shape", std::to_string(sizes.size()) + " dimensions", "1 to " + std::to_string(kMaxDims));
-  if (!steps.empty() && steps.size() != sizes.size())
-    throw Error("strides",
-                std::to_string(steps.size()) + " strides for " + std::to_string(sizes.size()) + " dimensions",
+// Of a rank that can be, shape and strides are there already.
+void Layout::complete(std::size_t sizes, std::size_t steps) {
+  if (sizes < 1 || sizes > kMaxDims)
+    throw Error("shape", std::to_string(sizes) + " dimensions", "1 to " + std::to_string(kMaxDims));
+  if (steps != 0 && steps != sizes)
+    throw Error("strides", std::to_string(steps) + " strides for " + std::to_string(sizes) + " dimensions",
                 "as many as dimensions, or none");
-  ndim = static_cast<int>(sizes.size());
-  std::copy(sizes.begin(), sizes.end(), shape.begin());
-  if (!steps.empty()) {
-    std::copy(steps.begin(), steps.end(), strides.begin());
-    return;
-  }
+  ndim = static_cast<int>(sizes);
+  if (steps != 0) return;
   std::int64_t step = 1;
   for (int i = ndim - 1; i >= 0; --i) {
     strides[static_cast<std::size_t>(i)] = step;

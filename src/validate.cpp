@@ -10,7 +10,9 @@
 
 #include "call.hpp"
 #include "dtypes.hpp"
+#include "float_environment.hpp"
 #include "span.hpp"
+#include "text.hpp"
 
 namespace rapt {
 namespace {
@@ -27,12 +29,17 @@ std::string dims_text(T... sizes) {
   return text + "]";
 }
 
+void check_heads(int64_t hq, int64_t hk) {
+  if (hk == 0 ? hq != 0 : hq % hk != 0)
+    refuse("k", std::to_string(hk) + " heads for " + std::to_string(hq) + " query heads", "a divisor of them");
+}
+
 // True when positions matter and nobody said how queries and keys line up.
 bool needs_align(const Problem& p) {
   return (p.causal || p.alibi || p.window_left >= 0 || p.window_right >= 0) && p.align == Problem::Align::none;
 }
-[[noreturn]] void refuse_align(int64_t q, int64_t k) {
-  refuse("score.align", "none, with " + std::to_string(q) + " queries and " + std::to_string(k) + " keys",
+[[noreturn]] void refuse_align(int64_t q, int64_t k, const std::string& where = "") {
+  refuse("score.align", "none, with " + std::to_string(q) + " queries and " + std::to_string(k) + " keys" + where,
          "top_left, bottom_right or an offset for causal, window and alibi");
 }
 
@@ -48,6 +55,7 @@ class Validator {
     lengths();
     score();
     check(p_);
+    ring();
     pages();
     check_overlaps(all_);
     apart_from(workspace);
@@ -82,10 +90,13 @@ class Validator {
     const int64_t got = t.shape[static_cast<std::size_t>(dim)];
     if (got != wanted) refuse(name, "shape " + shape_text(t), std::string(what) + " = " + std::to_string(wanted));
   }
-  // [b, h, s, d] or ragged [total, h, d] as strides of b, h, s, d.
+  // [b, h, s, d] or ragged [total, h, d] as strides of b, h, s, d. Of a single element nothing steps by the stride,
+  // which may be any number, and kernels that look one step ahead would overflow.
   static Operand operand(const TensorView& t, bool ragged) {
     Operand o{const_cast<void*>(t.data), t.dtype, t.strides};
-    if (ragged) o.strides = {0, t.strides[1], t.strides[0], t.strides[2]};
+    for (std::size_t i = 0; i < static_cast<std::size_t>(t.ndim); ++i)
+      if (t.shape[i] <= 1) o.strides[i] = i + 1 == static_cast<std::size_t>(t.ndim) ? 1 : 0;
+    if (ragged) o.strides = {0, o.strides[1], o.strides[0], o.strides[2]};
     return o;
   }
 
@@ -113,6 +124,11 @@ class Validator {
       refuse("v", "dtype " + std::string(to_string(v.dtype)), "k's, " + std::string(to_string(k.dtype)));
     p_.device = q.device.type;
     p_.q_dtype = q.dtype, p_.kv_dtype = k.dtype, p_.out_dtype = out.dtype;
+    if (ragged_q) {
+      check_list("cu_seqlens_q", args_.cu_seqlens_q);
+      if (args_.cu_seqlens_q.shape[0] == 0) refuse("cu_seqlens_q", "no elements", "[b + 1] starts");
+    }
+    p_.b = ragged_q ? args_.cu_seqlens_q.shape[0] - 1 : q.shape[0];
     p_.hq = q.shape[1];
     p_.hk = k.shape[1];
     p_.d = q.shape[static_cast<std::size_t>(nq - 1)];
@@ -120,6 +136,8 @@ class Validator {
     p_.dv = v.shape[static_cast<std::size_t>(nk - 1)] * packed;
     if (p_.d % packed != 0) refuse("q", "head size d = " + std::to_string(p_.d), "an even one for keys of i4x2");
     same("k", k, nk - 1, p_.d / packed, packed == 1 ? "q's head size d" : "half of q's head size d, in bytes,");
+    if (!ragged_k && !is_paged) same("k", k, 0, p_.b, ragged_q ? "the batch b" : "q's batch b");
+    check_heads(p_.hq, p_.hk);
     same("v", v, 1, p_.hk, "k's heads hk");
     same("out", out, 1, p_.hq, "q's heads hq");
     same("out", out, nq - 1, p_.dv, "v's head size dv");
@@ -173,7 +191,7 @@ class Validator {
       for (std::size_t i = 4; i-- > 0;) {
         const std::size_t dim = order[i];
         if (t.shape[dim] > 1 && t.strides[dim] != step) return false;
-        step *= std::max<int64_t>(t.shape[dim], 1);
+        if (i > 0 && __builtin_mul_overflow(step, std::max<int64_t>(t.shape[dim], 1), &step)) return false;
       }
       return true;
     };
@@ -192,7 +210,6 @@ class Validator {
                  Operand& on_device, std::optional<int64_t> count = {}) {
     if (!host_) {
       list(name, t, on_device, count);
-      if (t.shape[0] == 0) refuse(name, "no elements", "[b + 1] starts");
       return total;
     }
     values = integers(name, t, count);
@@ -209,16 +226,13 @@ class Validator {
 
   void lengths() {
     const KvSource& kv = args_.kv;
-    int64_t b = 0;
+    const int64_t b = p_.b;
     if (args_.cu_seqlens_q) {
       p_.ragged_q = args_.q.shape[0];
       p_.sq = starts("cu_seqlens_q", args_.cu_seqlens_q, p_.ragged_q, call_.q_begin, call_.cu_seqlens_q);
-      b = args_.cu_seqlens_q.shape[0] - 1;
     } else {
       p_.sq = args_.q.shape[2];
-      b = args_.q.shape[0];
     }
-    p_.b = b;
     if (kv.block_table && kv.kind != KvSource::Kind::paged)
       refuse("kv.block_table", "pages for another kind of keys", "KvSource::paged");
     if (kv.kind == KvSource::Kind::ragged) {
@@ -232,7 +246,6 @@ class Validator {
     if (kv.kind == KvSource::Kind::paged) {
       table();
     } else {
-      same("k", kv.k, 0, b, "the batch b");
       p_.sk = kv.k.shape[2];
       p_.ring = kv.kind == KvSource::Kind::ring;
     }
@@ -244,9 +257,9 @@ class Validator {
     if (!host_) return list("kv.seqlens", kv.seqlens, call_.seqlens, b);
     call_.k_lengths = integers("kv.seqlens", kv.seqlens, b);
     const int64_t most = p_.ring ? kMaxSize : p_.sk;
-    for (const int64_t n : call_.k_lengths)
-      if (n < 0 || n > most)
-        refuse("kv.seqlens", "length " + std::to_string(n),
+    for (std::size_t i = 0; i < call_.k_lengths.size(); ++i)
+      if (const int64_t n = call_.k_lengths[i]; n < 0 || n > most)
+        refuse("kv.seqlens", "length " + std::to_string(n) + " of sequence " + std::to_string(i),
                p_.ring ? "0 to 2^48" : "0 to sk = " + std::to_string(most));
   }
 
@@ -298,18 +311,53 @@ class Validator {
     }
   }
 
+  // Every key that rows see is still in the ring: with fewer than they ask for the result would be wrong, silently.
+  void ring() const {
+    if (!p_.ring) return;
+    if (!host_) {  // lengths may be anything, and have to be taken for long ones
+      const bool known = p_.ragged_q < 0 && p_.window_left >= 0 && p_.align == Problem::Align::bottom_right;
+      if (known && p_.sq > 0 && p_.window_left > p_.sk - p_.sq)
+        refuse("k", "a ring of " + std::to_string(p_.sk) + " rows",
+               "window_left + query rows or more, " + std::to_string(p_.window_left) + " + " + std::to_string(p_.sq));
+      return;
+    }
+    for (std::size_t i = 0; i < call_.k_lengths.size(); ++i) {
+      const int64_t oldest = call_.k_lengths[i] - p_.sk;
+      const Rows rows = query_rows(i);
+      // Without a left end the first row that sees keys sees as many as the ring has, like the last.
+      const int64_t first = rows.right < 0 ? rows.begin : std::max(rows.begin, -rows.right);
+      const int64_t end = rows.right < 0 ? call_.k_lengths[i] : std::min(first + rows.right + 1, call_.k_lengths[i]);
+      const int64_t begin = std::max<int64_t>(rows.left < 0 ? end - p_.sk : first - rows.left, 0);
+      if (first >= rows.end || begin >= end || begin >= oldest) continue;
+      refuse("k",
+             "a ring of " + std::to_string(p_.sk) + " rows, where key " + std::to_string(begin) + " of sequence " +
+                 std::to_string(i) + ", which a query row sees, is overwritten",
+             rows.left < 0 ? "one query row a call, or a window, once a sequence is longer than the ring"
+                           : std::to_string(call_.k_lengths[i] - begin) +
+                                 " rows or more (window_left + query rows), or fewer query rows a call");
+    }
+  }
+
+  // The positions [begin, end) of sequence i's query rows, and how far each of them sees; -1: to the end.
+  struct Rows {
+    int64_t begin, end, left, right;
+  };
+  Rows query_rows(std::size_t i) const {
+    const int64_t rows = call_.q_begin.empty() ? p_.sq : call_.q_begin[i + 1] - call_.q_begin[i];
+    const int64_t begin = p_.align == Problem::Align::bottom_right ? call_.k_lengths[i] - rows
+                          : p_.align == Problem::Align::offset     ? p_.align_offset
+                                                                   : 0;
+    return {begin, begin + rows, std::min(p_.window_left, 2 * kMaxOffset),
+            p_.causal ? 0 : std::min(p_.window_right, 2 * kMaxOffset)};
+  }
+
   // The keys of sequence i that windows and lengths leave its rows together: [first, second).
   std::pair<int64_t, int64_t> seen_keys(std::size_t i) const {
     const int64_t length = call_.k_lengths[i];
-    const int64_t rows = call_.q_begin.empty() ? p_.sq : call_.q_begin[i + 1] - call_.q_begin[i];
-    if (rows == 0) return {0, 0};
-    const int64_t offset = p_.align == Problem::Align::bottom_right ? length - rows
-                           : p_.align == Problem::Align::offset     ? p_.align_offset
-                                                                    : 0;
-    const int64_t left = std::min(p_.window_left, 2 * kMaxOffset);
-    const int64_t right = p_.causal ? 0 : std::min(p_.window_right, 2 * kMaxOffset);
-    return {left < 0 ? 0 : std::max<int64_t>(offset - left, 0),
-            right < 0 ? length : std::min(rows - 1 + offset + right + 1, length)};
+    const Rows rows = query_rows(i);
+    if (rows.begin == rows.end) return {0, 0};
+    return {rows.left < 0 ? 0 : std::max<int64_t>(rows.begin - rows.left, 0),
+            rows.right < 0 ? length : std::min(rows.end + rows.right, length)};
   }
 
   // bias or mask: right-aligned [b, hq, sq, sk] where missing dimensions and those of size 1 broadcast.
@@ -344,7 +392,7 @@ class Validator {
     p_.scale = score_.scale.value_or(0.f);
     if (score_.softcap) {
       p_.softcap = *score_.softcap;
-      if (!(p_.softcap > 0)) refuse("score.softcap", std::to_string(p_.softcap), "a finite number above 0");
+      if (!(p_.softcap > 0)) refuse("score.softcap", shortest(p_.softcap), "a number from 1e-30 to 1e30");
     }
     if (score_.align) {
       if (score_.align->kind > Align::Kind::offset) refuse("score.align", "an unknown kind", "one of rapt::Align");
@@ -390,7 +438,7 @@ class Validator {
       const int64_t k = !call_.k_lengths.empty() ? call_.k_lengths[i]
                         : call_.k_begin.empty()  ? p_.sk
                                                  : call_.k_begin[i + 1] - call_.k_begin[i];
-      if (q != k) refuse_align(q, k);
+      if (q != k) refuse_align(q, k, " in sequence " + std::to_string(i));
     }
     call_.scale = score_.scale.value_or(p_.d > 0 ? 1.f / std::sqrt(static_cast<float>(p_.d)) : 0.f);
   }
@@ -460,11 +508,10 @@ void check(const Problem& p) {
   if (!is_float(p.bias_dtype)) refuse("score.bias", "dtype " + std::string(to_string(p.bias_dtype)), kFloats);
   if (p.d < 1 || p.d > kMaxHeadSize) refuse("q", "head size d = " + std::to_string(p.d), "1 to 8192");
   if (p.dv < 1 || p.dv > kMaxHeadSize) refuse("v", "head size dv = " + std::to_string(p.dv), "1 to 8192");
-  if (p.hk == 0 ? p.hq != 0 : p.hq % p.hk != 0)
-    refuse("k", std::to_string(p.hk) + " heads for " + std::to_string(p.hq) + " query heads", "a divisor of them");
-  if (!std::isfinite(p.scale)) refuse("score.scale", std::to_string(p.scale), "a finite number");
+  check_heads(p.hq, p.hk);
+  if (!std::isfinite(p.scale)) refuse("score.scale", shortest(p.scale), "a finite number");
   if (!(p.softcap == 0 || (p.softcap >= 1e-30f && p.softcap <= 1e30f)))
-    refuse("score.softcap", std::to_string(p.softcap), "a number from 1e-30 to 1e30");
+    refuse("score.softcap", shortest(p.softcap), "a number from 1e-30 to 1e30");
   if (p.layout > Problem::Layout::other) refuse("problem", "an unknown layout", "one of Problem::Layout");
   for (const int64_t side : {p.window_left, p.window_right})
     if (side < -1) refuse("score.window", std::to_string(side), "-1 (open), or 0 and more");
@@ -480,6 +527,7 @@ void check(const Problem& p) {
 }
 
 Call validate(const AttentionArgs& args, std::span<const std::byte> workspace) {
+  const FloatEnvironment environment;  // for the default scale
   return Validator(args).run(workspace);
 }
 

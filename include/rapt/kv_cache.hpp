@@ -41,7 +41,7 @@ struct KvCache {
 struct AppendArgs {
   TensorView k_new{};       ///< [b, hk, n, d]; with cu_seqlens [total, hk, d]
   TensorView v_new{};       ///< [b, hk, n, dv]; with cu_seqlens [total, hk, dv]
-  KvCache cache{};          ///< overlaps nothing else here, its own tensors included
+  KvCache cache{};          ///< overlaps nothing else here, its own tensors included; but see append_kv for v in k
   TensorView seqlens{};     ///< i32 or i64 [b]: keys of each sequence before the call
   TensorView cu_seqlens{};  ///< optional i32 or i64 [b + 1]: sequence i has the new rows [c[i], c[i + 1])
 };
@@ -65,6 +65,10 @@ struct AppendArgs {
 /// scales positive. NaN and Inf are never hidden: in 8-bit floats they alone become NaN (in f8e5m2 Inf stays Inf); in
 /// i8 and i4x2 the whole group reads as NaN where its scale is computed, and is refused where it is given. 8-bit floats
 /// take no zeros, and k_zero (v_zero) has elements for every row just where k_scale (v_scale) has.
+///
+/// v may be columns of k (latent attention: k's rows hold v's): a view of its memory with k's strides that begins at
+/// one of its columns. Then v_new is the same columns of k_new, a view likewise, and k alone is written. Not with
+/// scales, nor for i8 and i4x2, whose codes mean nothing without: there k and v have scales of their own.
 ///
 /// Throws Error, before anything is written, for what KvSource does not allow, for rows past the end of a strided cache
 /// or of a block table, for a table entry that is no page, and when two new rows would land on the same row of a page.

@@ -46,7 +46,8 @@ struct KvSource {
     return kv;
   }
   /// Ring buffers of sk rows: key j of a sequence lies in row j % sk, so that of its `seqlens` keys, any number, the
-  /// last sk are there. Rows see no others. Takes no bias and no mask.
+  /// last sk are there. Takes no bias and no mask. Refused where a query row would see a key that is overwritten:
+  /// windows need window_left + query rows <= sk; open to the left, rows see the last sk keys if they see the last one.
   static KvSource ring(const TensorView& k, const TensorView& v, const TensorView& seqlens) {
     return {Kind::ring, k, v, seqlens};
   }

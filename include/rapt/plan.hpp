@@ -51,13 +51,15 @@ class Plan {
 struct EntryInfo {
   std::string name;
   std::string backend;
-  std::string unusable;  ///< empty, or why this machine cannot run it
+  std::string unusable;  ///< empty, or why this machine cannot run it, or the OS does not let this process
   std::string opt_in;    ///< empty, or why it runs only where its name, or RAPT_ISA, is forced
 };
 
 /// Every entry of this build, in dispatch order.
 RAPT_API std::vector<EntryInfo> entries();
-/// Instruction sets that are built in and usable on this machine, best first.
+/// Instruction sets that are built in and usable on this machine, best first. AMX is among them where the CPU and the
+/// OS have it, until the OS has refused its registers to this process, which is asked for them at the first call that
+/// would run on them (docs/contract.md, "Threads").
 RAPT_API std::vector<Isa> usable_isas();
 /// Library version, "0.1.0".
 RAPT_API std::string_view version() noexcept;

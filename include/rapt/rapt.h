@@ -69,7 +69,8 @@ typedef enum rapt_kv_kind {
    * read. */
   RAPT_KV_PAGED = 2,
   /* k [b, hk, sk, d], v [b, hk, sk, dv], kv_seqlens [b] of any length: key j lies in row j % sk, and the last sk keys
-   * are there. Takes no bias and no mask. */
+   * are there. Takes no bias and no mask. Refused where a query row would see a key that is overwritten: windows need
+   * window_left + query rows <= sk; open to the left, rows see the last sk keys if they see the last one. */
   RAPT_KV_RING = 3
 } rapt_kv_kind;
 
@@ -317,8 +318,9 @@ static inline rapt_append_args rapt_append_args_init(void) {
 }
 
 /* Writes the new rows of sequence i at key positions seqlens[i], seqlens[i] + 1, ..., rounded or quantised to the
- * cache's type. Scales and zeros with an element for every row are computed and written, others are read. Refusals
- * name the cache's tensors "cache.k", "cache.k_scale", ... rapt/kv_cache.hpp has the bounds and corners. */
+ * cache's type. Scales and zeros with an element for every row are computed and written, others are read. v may be
+ * columns of k's memory if v_new is the same columns of k_new, and there are no scales. Refusals name the
+ * cache's tensors "cache.k", "cache.k_scale", ... rapt/kv_cache.hpp has the bounds and corners. */
 RAPT_API rapt_status rapt_append_kv(const rapt_append_args* args) RAPT_NOEXCEPT;
 
 /* Attention over `count` disjoint sets of keys, outs [.., dv] with lses [..], merged into attention over all of them:

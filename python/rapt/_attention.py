@@ -63,7 +63,8 @@ def attention(
     block_table     int32 or int64 [b, n], with cache_seqlens: k and v are pages, [pages, hk, page_size, d], and key j
                     of sequence i is row j % page_size of page block_table[i, j // page_size].
     ring            True, with cache_seqlens: key j lies in row j % sk, so that of any number of keys the last sk are
-                    there. Takes no mask and no bias.
+                    there. Takes no mask and no bias, and no query rows that see overwritten keys: a window needs
+                    window[0] + query rows <= sk.
     k_scale, ...    float32 scales, and zeros, of quantised k and v: k's (v's) shape with groups for d (dv), where batch
                     (pages) and rows may be 1. An element counts as (element - zero) * scale. int8 and "i4x2" need
                     scales; 8-bit floats may do without.

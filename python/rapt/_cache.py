@@ -34,6 +34,7 @@ def append_kv(
     k_scale, ...    Computed from each new row and written where they have an element for every row; inputs where they
                     broadcast over sequences (pages) or rows.
 
+    v may be columns of k (k[..., a:b], without scales) if v_new is the same columns of k_new (k_new[..., a:b]).
     All other rows stay as they are. Of more new rows than a ring has, the last stay. Raises TypeError or ValueError,
     naming the argument, before anything is written: for wrong shapes and types, rows past the end of a cache or block
     table, entries that are no page, and two new rows for one place. docs/api.md has the bounds of the rounding.

@@ -69,6 +69,11 @@ def test_a_ring_keeps_the_last():
     for i in range(11):
         cache.append(k[:, :, i : i + 1], v[:, :, i : i + 1])
     assert_close(cache.attention(q), reference.attention(q, k[:, :, 7:], v[:, :, 7:])[0])
+    q = inputs(1, 2, 2, 3, 1, 16)[0]
+    with pytest.raises(ValueError, match=r"^k: got a ring of 4 rows, where key 5 .* overwritten; wanted one query row"):
+        cache.attention(q, causal=True, align="bottom_right")
+    out = cache.attention(q, causal=True, align="bottom_right", window=(1, -1))
+    assert_close(out, reference.attention(q, k, v, causal=True, offset=8, window=(1, -1))[0])
 
 
 def test_zeros_halve_the_error_of_numbers_of_one_sign():
@@ -235,8 +240,10 @@ def test_out_is_marked_as_written():
 def test_refusals_name_pythons_arguments():
     rows = np.zeros((1, 1, 1, 4), np.float32)
     k, length = np.zeros((1, 1, 8, 4), np.float32), np.zeros(1, np.int64)
-    with pytest.raises(ValueError, match="^k: got memory shared with v; wanted"):
-        rapt.append_kv(rows, rows, k, k, length)
+    with pytest.raises(ValueError, match="^v: got memory shared with k; wanted"):
+        rapt.append_kv(rows, rows, k[:, :, 1:], k[:, :, :-1], length)
+    with pytest.raises(ValueError, match="^v_new: got rows of its own .* wanted columns 0 to 3 of k_new"):
+        rapt.append_kv(rows, rows.copy(), k, k, length)
     with pytest.raises(TypeError, match="^cache_seqlens: got dtype float32; wanted int32 or int64$"):
         rapt.append_kv(rows, rows, k, k.copy(), length.astype(np.float32))
     with pytest.raises(TypeError, match="^cu_seqlens: got dtype uint16; wanted int32 or int64$"):

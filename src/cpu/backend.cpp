@@ -164,7 +164,7 @@ class CpuBackend final : public Backend {
     if (kernel->rows > 0) name += ".q" + std::to_string(kernel->rows) + "k" + std::to_string(kernel->keys);
     const char* why = kernel->opt_in ? kernel->opt_in : built.opt_in;
     entries_.push_back({std::move(name), built.unusable, why ? std::string("only if forced: ") + why : "", built.isa,
-                        static_cast<int>(kernels_.size())});
+                        static_cast<int>(kernels_.size()), built.withheld});
     kernels_.push_back({kernel, built.table});
   }
 
@@ -187,18 +187,28 @@ const Backend& cpu_backend() {
   return backend;
 }
 
+std::string why_unusable(std::string_view isa) {
+  for (const cpu::BuiltIsa& built : cpu::machine().isas)
+    if (to_string(built.isa) == isa)
+      return built.unusable.empty() && built.withheld ? std::string(built.withheld(false)) : built.unusable;
+  return {};
+}
+
 std::vector<Isa> usable_isas() {
   std::vector<Isa> isas;
   for (const cpu::BuiltIsa& built : cpu::machine().isas)
-    if (built.unusable.empty()) isas.push_back(built.isa);
+    if (why_unusable(to_string(built.isa)).empty()) isas.push_back(built.isa);
   return isas;
 }
 
 namespace {
 const cpu::KernelTable& table_of(Isa isa) {
   for (const cpu::BuiltIsa& built : cpu::machine().isas)
-    if (built.isa == isa && built.unusable.empty()) return *built.table;
-  throw Error("isa", std::string(to_string(isa)), "an ISA of this build and CPU");
+    if (built.isa == isa && built.unusable.empty() && (!built.withheld || built.withheld(true).empty()))
+      return *built.table;
+  const std::string reason = why_unusable(to_string(isa));
+  throw Error("isa", std::string(to_string(isa)),
+              "an ISA of this build and CPU" + (reason.empty() ? "" : " (" + reason + ")"));
 }
 }  // namespace
 

@@ -1,7 +1,11 @@
 #include "cpu/machine.hpp"
 
+#include <sys/auxv.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -47,17 +51,37 @@ namespace {
 [[maybe_unused]] const char* slow_avx512bf16() {
   return __builtin_cpu_is("amd") ? nullptr : "slower than AVX-512 on Intel's CPUs";
 }
+constexpr long kTileData = 18;  // of the states that the OS saves (XFEATURE_XTILE_DATA)
+
 [[maybe_unused]] std::string missing_for_amx() {
   if (std::string missing = missing_for_avx512bf16(); !missing.empty()) return missing;
   unsigned a = 0, b = 0, c = 0, d = 0;
   constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24;  // of EDX, leaf 7
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kBf16) == 0 || (d & kTile) == 0)
     return "this CPU has no AMX-BF16";
-  // Linux gives a process the tile registers when it asks; all its threads and children have them then.
-  constexpr long kRequestPermission = 0x1023, kTileData = 18;
-  if (syscall(SYS_arch_prctl, kRequestPermission, kTileData) != 0)
-    return "the OS refuses this process AMX's tile registers";
+  constexpr long kSupported = 0x1021;  // ARCH_GET_XCOMP_SUPP
+  std::uint64_t states = 0;
+  if (syscall(SYS_arch_prctl, kSupported, &states) != 0 || (states >> kTileData & 1) == 0)
+    return "this OS has no AMX (Linux has since 5.16)";
   return {};
+}
+
+// Linux gives a process the tile registers when it asks; all its threads and children have them then, and their
+// alternate signal stacks have to have room for them. So it is asked where a kernel is about to run, once: the first
+// answer holds, or bits would change with the stacks of other threads. An atomic, which fork() cannot leave locked.
+[[maybe_unused]] std::string_view tiles_withheld(bool ask) {
+  constexpr int kNotAsked = -1;
+  static std::atomic<int> answer{kNotAsked};  // 0, or the OS's errno
+  static_assert(std::atomic<int>::is_always_lock_free);
+  int error = answer.load();
+  if (error == kNotAsked && ask) {
+    constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+    const int told = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0 ? 0 : errno;
+    if (answer.compare_exchange_strong(error, told)) error = told;
+  }
+  if (error == kNotAsked || error == 0) return {};
+  return error == ENOSPC ? std::string_view(machine().small_signal_stack)
+                         : "the OS refuses this process AMX's tile registers";
 }
 #endif
 
@@ -68,7 +92,9 @@ Machine probe() {
 #define RAPT_MISSING_(isa) RAPT_MISSING__(isa)
   m.isas.push_back({Isa::amx, "amx_model", &amx::kTable, RAPT_MISSING_(RAPT_AMX_MODEL)()});
 #elif RAPT_HAVE_AMX
-  m.isas.push_back({Isa::amx, "amx", &amx::kTable, missing_for_amx()});
+  m.isas.push_back({Isa::amx, "amx", &amx::kTable, missing_for_amx(), nullptr, tiles_withheld});
+  m.small_signal_stack = "the OS refuses AMX's tile registers: an alternate signal stack smaller than " +
+                         std::to_string(getauxval(AT_MINSIGSTKSZ)) + " bytes is installed (sigaltstack)";
 #endif
 #if RAPT_HAVE_AVX512BF16
   m.isas.push_back({Isa::avx512bf16, "avx512bf16", &avx512bf16::kTable, missing_for_avx512bf16(), slow_avx512bf16()});

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cpu/registry.hpp"
@@ -17,11 +18,13 @@ struct BuiltIsa {
   const KernelTable* table;
   std::string unusable;          // the missing CPU or OS feature; empty if usable
   const char* opt_in = nullptr;  // why its kernels run only where they are named; null if dispatch may choose them
+  std::string_view (*withheld)(bool ask) = nullptr;  // as an Entry's
 };
 
 struct Machine {
   std::vector<BuiltIsa> isas;
-  std::size_t l2_bytes;  // of one core; a conservative guess where the OS does not say
+  std::size_t l2_bytes;            // of one core; a conservative guess where the OS does not say
+  std::string small_signal_stack;  // why AMX is withheld from a process with one
 };
 
 const Machine& machine();

@@ -39,7 +39,7 @@ ForwardSchedule schedule_forward(const Problem& p, const ForwardKernel& kernel, 
                                  int concurrency, std::size_t l2_bytes) {
   ForwardSchedule s;
   s.kernel = &kernel, s.decode = decode;
-  const std::int64_t group = p.hk > 0 ? p.hq / p.hk : 1, rows = p.sq * group, heads = p.b * p.hk;
+  const std::int64_t group = p.hk > 0 ? p.hq / p.hk : 0, rows = p.sq * group, heads = p.b * p.hk;
   s.rows_per_item = std::max<std::int64_t>(rows, 1);
   if (kernel.rows > 0) {
     // Panels of an item share each block of K and V: the more the better, while their Q^T and O^T stay in half of L2

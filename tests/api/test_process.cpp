@@ -2,11 +2,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <cfenv>
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <future>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -15,6 +18,8 @@
 #include <xmmintrin.h>
 #endif
 
+#include "rapt/kv_cache.hpp"
+#include "rapt/merge.hpp"
 #include "support/check.hpp"
 #include "support/executors.hpp"
 
@@ -179,5 +184,114 @@ TEST_CASE("a call leaves the rounding direction alone", "[api]") {
     const int after = std::fegetround();
     std::fesetround(FE_TONEAREST);
     CHECK(after == direction);
+  }
+}
+
+namespace {
+
+/// What `compute` gives in every mode that a thread may be in is what it gives by default, and it leaves the mode, the
+/// exceptions that were seen included, as it was.
+void check_every_mode(const std::function<std::vector<std::byte>()>& compute) {
+  const std::uint64_t normal = float_mode();
+  const std::vector<std::byte> expected = compute();
+  for (int direction : {FE_TONEAREST, FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO}) {
+    for (std::uint64_t extra : {std::uint64_t{0}, kFlush}) {
+      std::fesetround(direction);
+      set_float_mode(float_mode() | extra);
+      std::feclearexcept(FE_ALL_EXCEPT);
+      std::feraiseexcept(FE_DIVBYZERO);
+      const std::uint64_t before = float_mode();
+      const std::vector<std::byte> got = compute();
+      const std::uint64_t after = float_mode();
+      const int seen = std::fetestexcept(FE_ALL_EXCEPT);
+      set_float_mode(normal);
+      std::feclearexcept(FE_ALL_EXCEPT);
+      INFO("direction " << direction << ", flush " << extra);
+      CHECK(got == expected);
+      CHECK(after == before);
+      CHECK(seen == FE_DIVBYZERO);
+    }
+  }
+}
+
+void add_bytes(std::vector<std::byte>& all, const Tensor& t) {
+  const auto* const data = static_cast<const std::byte*>(static_cast<const void*>(t.buffer().data()));
+  all.insert(all.end(), data, data + t.size() * static_cast<std::int64_t>(size_of(t.dtype())));
+}
+
+}  // namespace
+
+TEST_CASE("a thread's rounding does not change what append_kv writes", "[api]") {
+  std::mt19937_64 random(7);
+  std::normal_distribution<float> normal;
+  const std::array<std::int64_t, 4> shape{1, 1, 40, 32}, bytes{1, 1, 40, 16}, codings{1, 1, 40, 2};
+  const std::int64_t none[] = {0};
+  Tensor fresh(DType::f32, Layout(shape));
+  for (std::int64_t i = 0; i < fresh.size(); ++i)  // denormals of every type among them
+    fresh.flat(i) = std::ldexp(normal(random), i % 3 == 0 ? static_cast<int>(random() % 140) - 139 : 0);
+  for (DType dtype : {DType::f32, DType::bf16, DType::f16, DType::i8, DType::i4x2, DType::f8e4m3, DType::f8e5m2}) {
+    for (bool coded : {false, true}) {
+      const bool integers = dtype == DType::i8 || dtype == DType::i4x2;
+      if (integers ? !coded : coded && size_of(dtype) > 1) continue;
+      INFO(to_string(dtype) << (coded ? " with scales" : ""));
+      check_every_mode([&] {
+        const Layout layout(dtype == DType::i4x2 ? bytes : shape);
+        Tensor k(dtype, layout), v(dtype, layout);
+        Tensor k_scale(DType::f32, Layout(codings)), v_scale(DType::f32, Layout(codings)),
+            zero(DType::f32, Layout(codings));
+        KvCache cache = KvCache::strided(k.mutable_view(), v.mutable_view());
+        if (coded)
+          cache = cache.quantized(k_scale.mutable_view(), v_scale.mutable_view(),
+                                  integers ? zero.mutable_view() : MutableTensorView());
+        append_kv({fresh.view(), fresh.view(), cache, {none, {1}}, {}});
+        std::vector<std::byte> all;
+        for (const Tensor* t : {&k, &v}) add_bytes(all, *t);
+        if (coded) add_bytes(all, k_scale), add_bytes(all, v_scale);
+        if (coded && integers) add_bytes(all, zero);
+        return all;
+      });
+    }
+  }
+}
+
+TEST_CASE("a thread's rounding does not change what merge_states gives", "[api]") {
+  std::mt19937_64 random(8);
+  std::normal_distribution<float> normal;
+  const std::array<std::int64_t, 2> shape{30, 16};
+  const std::array<std::int64_t, 1> rows{30};
+  std::vector<Tensor> outs, lses;
+  for (int i = 0; i < 3; ++i) {
+    outs.emplace_back(DType::f32, Layout(shape)), lses.emplace_back(DType::f32, Layout(rows));
+    for (std::int64_t at = 0; at < outs.back().size(); ++at)
+      outs.back().flat(at) = std::ldexp(normal(random), at % 5 ? 0 : -130);
+    for (std::int64_t at = 0; at < 30; ++at) lses.back().flat(at) = 3 * normal(random);
+  }
+  const std::vector<TensorView> parts = {outs[0].view(), outs[1].view(), outs[2].view()},
+                                sums = {lses[0].view(), lses[1].view(), lses[2].view()};
+  for (DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    check_every_mode([&] {
+      Tensor out(dtype, Layout(shape)), lse(DType::f32, Layout(rows));
+      merge_states(parts, sums, out.mutable_view(), lse.mutable_view());
+      std::vector<std::byte> all;
+      add_bytes(all, out), add_bytes(all, lse);
+      return all;
+    });
+  }
+}
+
+TEST_CASE("a thread's rounding does not change the default scale", "[api]") {
+  for (const char* sizes : {"d=3", "d=7", "d=80", "d=100 softcap=3.3", "d=24 scale=0.3"}) {
+    INFO(sizes);
+    Case c(Problem::parse("attention hq=2 sq=20 sk=50 lse " + std::string(sizes)));
+    const auto bits = [&](int direction) {
+      std::fesetround(direction);
+      attention(c.args());
+      std::fesetround(FE_TONEAREST);
+      std::vector<std::byte> all;
+      add_bytes(all, c.out), add_bytes(all, c.lse);
+      return all;
+    };
+    const std::vector<std::byte> expected = bits(FE_TONEAREST);
+    for (int direction : {FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO}) CHECK(bits(direction) == expected);
   }
 }

@@ -122,6 +122,8 @@ static void test_ring(void) {
   f.args.kv_seqlens = contiguous((void*)(uintptr_t)lengths, RAPT_I64, 1, B, 0, 0, 0);
   f.args.causal = 1;
   f.args.align = RAPT_ALIGN_BOTTOM_RIGHT;
+  CHECK_REFUSED(rapt_attention(&f.args, NULL), "k"); /* without a window its rows see keys that are overwritten */
+  f.args.has_window = 1, f.args.window_left = SK - SQ, f.args.window_right = -1;
   CHECK_OK(rapt_attention(&f.args, NULL));
 
   /* Keys 2 to SK + 1 in order, and rows that sit where they did. */
@@ -137,6 +139,7 @@ static void test_ring(void) {
   straight.args.kv_seqlens = contiguous(left, RAPT_I32, 1, B, 0, 0, 0);
   straight.args.causal = 1;
   straight.args.align = RAPT_ALIGN_BOTTOM_RIGHT;
+  straight.args.has_window = 1, straight.args.window_left = SK - SQ, straight.args.window_right = -1;
   memcpy(straight.out, f.out, sizeof f.out);
   memcpy(straight.lse, f.lse, sizeof f.lse);
   CHECK(reference_error(&straight.args) < kTolerance);

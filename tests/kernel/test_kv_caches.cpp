@@ -191,8 +191,9 @@ TEST_CASE("caches: 16-bit queries and results", "[kernel]") {
 
 TEST_CASE("caches: lengths around those at which keys may be split", "[kernel]") {
   const DType dtype = each_cache_type();
-  for (const char* keys : {"sk=511", "sk=512", "sk=513 page=1 seqlens", "sk=1024 page=16 seqlens",
-                           "sk=1024 ring seqlens", "sk=513 ring seqlens", "sk=4097"}) {
+  for (const char* keys :
+       {"sk=511", "sk=512", "sk=513 page=1 seqlens", "sk=1024 page=16 seqlens", "sk=1024 ring seqlens",
+        "sk=513 ring seqlens", "sk=1024 ring seqlens window=1017,-1", "sk=513 ring seqlens window=506,-1", "sk=4097"}) {
     for (const char* rows : {"hq=2 hk=1 sq=1", "hq=1 sq=7"}) {
       const Problem problem = Problem::parse("attention d=32 lse causal align=bottom_right " + std::string(rows) + " " +
                                              keys + cache(dtype));

@@ -105,6 +105,20 @@ void fill_normal(Tensor& tensor, Generator generator) {
   for (std::int64_t i = 0; i < tensor.size(); ++i) tensor.flat(i) = normal(generator);
 }
 
+/// Whether a ring still has every key that p.sq rows of a sequence of `length` see, by asking each of them.
+bool ring_has_all(const Problem& p, std::int64_t length) {
+  const std::int64_t offset = p.align == Problem::Align::bottom_right ? length - p.sq
+                              : p.align == Problem::Align::offset     ? p.align_offset
+                                                                      : 0;
+  for (std::int64_t at = offset; at < offset + p.sq; ++at) {
+    const std::int64_t right = p.causal ? 0 : p.window_right;
+    const std::int64_t end = right < 0 ? length : std::min(length, at + right + 1);
+    const std::int64_t begin = std::max<std::int64_t>(0, p.window_left < 0 ? end - p.sk : at - p.window_left);
+    if (begin < end && begin < length - p.sk) return false;
+  }
+  return true;
+}
+
 /// Key lengths of the sequences of a case that has them.
 Dims key_lengths(const Problem& p, std::uint64_t seed, Generator random) {
   Dims lengths(static_cast<std::size_t>(p.b), p.sk);
@@ -119,6 +133,7 @@ Dims key_lengths(const Problem& p, std::uint64_t seed, Generator random) {
     if (choice == 3) lengths[n] = p.ring ? p.sk * 7 + between(0, p.sk) : 0;
     else if (choice == 2 && p.ring) lengths[n] = p.sk + between(1, p.sk);
     else if (choice != 0) lengths[n] = between(0, p.sk);
+    if (p.ring && !ring_has_all(p, lengths[n])) lengths[n] = p.sk;
   }
   return lengths;
 }

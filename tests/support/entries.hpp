@@ -60,5 +60,15 @@ std::string refused_argument(Call&& call) {
   }
   return {};
 }
+/// All that it says.
+template <class Call>
+std::string refused_text(Call&& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return {};
+}
 
 }  // namespace rapt::testing

@@ -155,6 +155,9 @@ void sample_caches(Random& random, Problem& p) {
     case 1:
       p.ring = p.kv_lengths = true;
       p.bias = p.mask = Problem::kNone;
+      // Windows that leave room for a chunk: without one, causal rows of a ring that has gone round are refused.
+      if (p.causal && p.align == Problem::Align::bottom_right && p.sq <= p.sk && one_in(random, 2))
+        p.window_left = between(random, 0, p.sk - p.sq);
       break;
     default:
       break;

@@ -37,6 +37,10 @@ inline void refuses(const std::string& argument, const std::function<void(Attent
   refuses(argument, spoil, Problem::parse("attention b=2 hq=4 hk=2 sq=6 d=8 dv=4 lse " + sk + words));
 }
 
+inline std::string message_of(const AttentionArgs& args) {
+  return refused_text([&] { Problem::of(args); });
+}
+
 /// The named members of AttentionArgs as read-only views, for spoiling one after another.
 struct Member {
   const char* name;

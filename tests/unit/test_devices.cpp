@@ -1,4 +1,6 @@
 // Calls on a GPU's memory, as far as the host has a say in them: none of this needs a GPU, and nothing is dereferenced.
+#include <limits>
+
 #include "rapt/plan.hpp"
 #include "support/catch.hpp"
 #include "support/entries.hpp"
@@ -79,6 +81,19 @@ TEST_CASE("devices: what can be checked on a GPU's tensors is", "[unit]") {
   args = dense();
   args.out = on_gpu({somewhere(1), {2, 4, 5, 16}});
   CHECK(refused(args) == "out");
+
+  // Lengths of a ring may be anything: it has room for the window of the first of the new rows.
+  args = dense();
+  args.kv = KvSource::ring(args.kv.k, args.kv.v, on_gpu({somewhere<std::int32_t>(6), {2}}));
+  args.score.causal = true;
+  args.score.align = Align::bottom_right();
+  CHECK(refused(args).empty());
+  args.score.window = Window{2, -1};
+  CHECK(refused(args).empty());
+  args.score.window = Window{3, -1};
+  CHECK(refused(args) == "k");
+  args.score.window = Window{std::numeric_limits<std::int64_t>::max(), -1};
+  CHECK(refused(args) == "k");
 
   // Lengths that nobody can compare have to be aligned by somebody.
   args = ragged();

@@ -151,7 +151,10 @@ TEST_CASE("append: what is wrong is named, and nothing is written", "[unit]") {
   refuses("k_new", [](Valid& a) { a.args.k_new.device.type = DeviceType::cuda; });
   refuses("k_new", [](Valid& a) { a.args.k_new.shape[1] = 1; });
   refuses("k_new", [](Valid& a) { a.args.k_new.shape[3] = 0; });
-  refuses("cache.k", [](Valid& a) { a.args.k_new.shape[3] = 4; });
+  refuses("k_new", [](Valid& a) { a.args.k_new.shape[3] = 4; });
+  refuses("v_new", [](Valid& a) { a.args.v_new.shape[3] = 5; });
+  refuses("cache.k", [](Valid& a) { a.args.cache.k.shape[3] = 0; });
+  refuses("cache.v", [](Valid& a) { a.args.cache.v.shape[3] = 8193; });
   refuses("v_new", [](Valid& a) { a.args.v_new = {}; });
   refuses("v_new", [](Valid& a) { a.args.v_new.shape[2] = 2; });
   refuses("v_new", [](Valid& a) { a.args.v_new.shape[1] = 1; });
@@ -173,11 +176,12 @@ TEST_CASE("append: what is wrong is named, and nothing is written", "[unit]") {
   refuses("cache.k", [](Valid& a) { a.args.cache.k.strides[2] = 0; });
   refuses("cache.v", [](Valid& a) { a.args.cache.v.dtype = DType::f8e4m3; });
   refuses("cache.v", [](Valid& a) { a.args.cache.v.shape[2] = 3; });
-  refuses("cache.k", [](Valid& a) { a.args.cache.v = a.args.cache.k, a.args.cache.v.shape[3] = 6; });
+  refuses("cache.v", [](Valid& a) { a.args.cache.v = a.args.cache.k, a.args.cache.v.shape[3] = 6; });
   refuses("cache.v", [](Valid& a) { a.args.cache.v.data = a.v_new.buffer().data(); });
   refuses("cache.block_table", [](Valid& a) { a.args.cache.block_table = {}; });
   refuses("cache.block_table", [](Valid& a) { a.args.cache.block_table.dtype = DType::f32; });
   refuses("cache.block_table", [](Valid& a) { a.args.cache.block_table.shape[0] = 1; });
+  refuses("seqlens", [](Valid& a) { a.args.seqlens.shape[0] = 1; });
   refuses("cache.block_table", [](Valid& a) { a.table.flat<std::int32_t>(1) = 4; });
   refuses("cache.block_table", [](Valid& a) { a.table.flat<std::int32_t>(1) = -1; });
   refuses("cache.block_table", [](Valid& a) { a.table.flat<std::int32_t>(1) = a.table.flat<std::int32_t>(3); });
@@ -187,7 +191,7 @@ TEST_CASE("append: what is wrong is named, and nothing is written", "[unit]") {
   refuses("cache.k_scale", [](Valid& a) { a.args.cache.k_scale.shape[1] = 1; });
   refuses("cache.k_scale", [](Valid& a) { a.args.cache.k_scale.shape[2] = 2; });
   refuses("cache.k_scale", [](Valid& a) { a.args.cache.k_scale.strides[2] = 0; });
-  refuses("cache.k_scale", [](Valid& a) { a.args.cache.k_scale.data = a.args.cache.k_zero.data; });
+  refuses("cache.k_zero", [](Valid& a) { a.args.cache.k_scale.data = a.args.cache.k_zero.data; });
   refuses("cache.v_scale", [](Valid& a) {  // groups of 3 nibbles
     a.args.cache.k.dtype = a.args.cache.v.dtype = DType::i4x2;
     a.args.cache.k.shape[3] = 4, a.args.cache.v.shape[3] = 3, a.args.cache.v_scale.shape[3] = 2;
@@ -244,7 +248,76 @@ TEST_CASE("append: k, v and scales may lie in turn in one buffer", "[unit]") {
     CHECK(at[7] == 127);
   }
   args.cache.v = bytes(10, 4);  // over k's scale
-  CHECK(refused_argument([&] { append_kv(args); }) == "cache.v");
+  CHECK(refused_argument([&] { append_kv(args); }) == "cache.k_scale");
+}
+
+TEST_CASE("append: errors name what has to change, and where it is", "[unit]") {
+  const auto message = [](const std::function<void(Valid&)>& spoil) {
+    Valid valid;
+    spoil(valid);
+    return refused_text([&] { append_kv(valid.args); });
+  };
+  CHECK(message([](Valid& a) { a.args.k_new.shape[3] = 7; }) ==
+        "k_new: shape [2, 2, 3, 7]; wanted the cache's head size d = 8");
+  CHECK(message([](Valid& a) { a.args.seqlens.shape[0] = 1; }) == "seqlens: shape [1]; wanted the cache's batch b = 2");
+  CHECK(message([](Valid& a) { a.args.k_new.shape[0] = 1; }) ==
+        "k_new: shape [1, 2, 3, 8]; wanted the cache's batch b = 2");
+  CHECK(message([](Valid& a) { a.seqlens.flat<std::int32_t>(1) = -4; }) ==
+        "seqlens: length -4 of sequence 1; wanted 0 to 2^52");
+  CHECK(message([](Valid& a) { a.table.flat<std::int32_t>(3) = 9; }) ==
+        "cache.block_table: page 9 for key 4 of sequence 1; wanted 0 to 3");
+  CHECK(message([](Valid& a) {
+          a.args.cache.k_scale.shape[2] = a.args.cache.k_zero.shape[2] = 1;
+          for (int64_t i = 0; i < a.k_scale.size(); ++i) a.k_scale.flat(i) = -1e-30f;
+        }) == "cache.k_scale: -1e-30; wanted finite numbers above 0");
+}
+
+TEST_CASE("append: values may be columns of the keys", "[unit]") {
+  // Rows of 8, of which v has `dv` from `first` on; new rows have 2 more elements between them.
+  for (const auto& [first, dv] : {std::pair<int64_t, int64_t>{0, 8}, {0, 5}, {3, 5}, {6, 1}}) {
+    for (DType dtype : {DType::f32, DType::bf16, DType::f8e4m3}) {
+      INFO(first << ", " << dv << ", " << to_string(dtype));
+      const auto size = static_cast<int64_t>(size_of(dtype));
+      Tensor whole = make(dtype, {2, 2, 4, 8}), alone = make(dtype, {2, 2, 4, 8});
+      const Tensor fresh =
+          filled(DType::f32, {2, 2, 3, 8}, [](int64_t i) { return static_cast<float>(i % 97) / 8; }, {64, 32, 10, 1});
+      const Tensor before = ints({1, 0});
+      Tensor values = make(dtype, {2, 2, 4, dv});
+      const TensorView v_new(static_cast<const float*>(fresh.view().data) + first, {2, 2, 3, dv}, {64, 32, 10, 1});
+      append_kv(
+          {fresh.view(), v_new, KvCache::strided(alone.mutable_view(), values.mutable_view()), before.view(), {}});
+
+      const MutableTensorView k = whole.mutable_view();
+      MutableTensorView v = k;
+      v.data = static_cast<char*>(k.data) + first * size, v.shape[3] = dv;
+      AppendArgs args = {fresh.view(), v_new, KvCache::strided(k, v), before.view(), {}};
+      append_kv(args);
+      CHECK(bytes_of(whole) == bytes_of(alone));
+
+      const auto refused = [&] { return refused_argument([&] { append_kv(args); }); };
+      const std::vector<float> copied(2 * 2 * 3 * 8);
+      args.v_new = TensorView(copied.data(), {2, 2, 3, dv});
+      CHECK(refused() == "v_new");
+      args.v_new = v_new;
+      if (dv < 8) {
+        args.v_new.data = static_cast<const float*>(fresh.view().data) + (first == 0 ? 1 : 0);
+        CHECK(refused() == "v_new");
+        args.v_new = v_new;
+      }
+      args.v_new.strides[2] = 8;
+      CHECK(refused() == "v_new");
+      args.v_new = v_new;
+      args.cache.v.data = static_cast<char*>(k.data) + (8 + first) * size;  // columns of the next key's row
+      args.cache.v.shape[2] = args.cache.k.shape[2] = 3;
+      CHECK(refused() == "cache.v");
+      args.cache.v = v, args.cache.k = k;
+      if (size > 1) continue;
+      const Tensor scale = filled(DType::f32, {1, 2, 1, 1}, [](int64_t) { return 1.f; });
+      const MutableTensorView given(const_cast<void*>(scale.view().data), DType::f32, Layout(scale.view()));
+      args.cache = args.cache.quantized(given, given);
+      CHECK(refused() == "cache.v");
+    }
+  }
 }
 
 TEST_CASE("append: nothing to append writes nothing", "[unit]") {

@@ -143,6 +143,10 @@ TEST_CASE("merge: what is wrong is named, and nothing is written", "[unit]") {
   CHECK(refused([](auto&, auto& lses, auto&, auto&) { lses[1].data = nullptr; }) == "lses[1]");
   CHECK(refused([](auto&, auto& lses, auto&, auto&) { lses.pop_back(); }) == "lses");
   CHECK(refused([](auto& outs, auto& lses, auto&, auto&) { outs.clear(), lses.clear(); }) == "outs");
+  // The parts agree: it is out that does not.
+  CHECK(refused([](auto&, auto&, auto& o, auto& l) { o.shape[0] = l.shape[0] = 2; }) == "out");
+  CHECK(refused([](auto&, auto& lses, auto&, auto&) { lses[0].shape[0] = 2; }) == "lses[0]");
+  CHECK(refused([](auto&, auto&, auto& o, auto& l) { l.data = o.data; }) == "lse");
   // Rows of nothing, however many their sizes would make.
   CHECK(refused([](auto& outs, auto& lses, auto& o, auto& l) {
           o = MutableTensorView(static_cast<float*>(nullptr), {0, std::int64_t{1} << 40, 1 << 13}, {0, 0, 0});

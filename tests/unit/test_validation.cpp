@@ -208,6 +208,40 @@ TEST_CASE("validation: score parameters", "[unit]") {
   }
 }
 
+TEST_CASE("validation: errors name what has to change, where it is, and limits as they are", "[unit]") {
+  const auto message = [](const std::function<void(AttentionArgs&)>& spoil, const std::string& words = "") {
+    Case c(Problem::parse("attention b=3 hq=4 hk=2 sq=6 sk=8 d=8 dv=4 lse " + words), 4);
+    AttentionArgs args = c.args();
+    spoil(args);
+    return message_of(args);
+  };
+  const std::int64_t long_one[] = {8, 8, 9}, falling[] = {0, 5, 4, 24}, lengths[] = {6, 6, 5};
+  CHECK(message([](auto& a) { a.kv.k.shape[0] = 2; }) == "k: shape [2, 2, 8, 8]; wanted q's batch b = 3");
+  CHECK(message([](auto& a) { a.kv.k.shape[0] = 2; }, "ragged_q=9") == "k: shape [2, 2, 8, 8]; wanted the batch b = 3");
+  CHECK(message([](auto& a) { a.kv.k.shape[0] = 2; }, "kv=i8 groups=1").starts_with("k: "));
+  CHECK(message([](auto& a) { a.kv.k.shape[1] = 3; }) == "k: 3 heads for 4 query heads; wanted a divisor of them");
+  CHECK(message([](auto& a) {
+          a.lse = {static_cast<float*>(a.lse.data), {3, 4, 7}};
+        }) == "lse: shape [3, 4, 7]; wanted q's rows sq = 6");
+  CHECK(message([](auto& a) { a.lse.data = a.out.data; }) ==
+        "lse: memory shared with out; wanted outputs that overlap nothing");
+  CHECK(message([&](auto& a) {
+          a.kv.seqlens = {long_one, {3}};
+        }) == "kv.seqlens: length 9 of sequence 2; wanted 0 to sk = 8");
+  CHECK(message([&](auto& a) {
+          a.kv.seqlens = {lengths, {3}}, a.score.causal = true;
+        }).starts_with("score.align: none, with 6 queries and 5 keys in sequence 2; wanted "));
+  CHECK(message(
+            [&](auto& a) {
+              a.cu_seqlens_q = {falling, {4}};
+            },
+            "ragged_q=9") == "cu_seqlens_q: the decreasing 5, 4 of sequence 1; wanted rising starts");
+  for (const auto& [softcap, text] :
+       {std::pair{1e-31f, "1e-31"}, {-0.25f, "-0.25"}, {0.f, "0"}, {std::numeric_limits<float>::infinity(), "inf"}})
+    CHECK(message([value = softcap](auto& a) { a.score.softcap = value; }) ==
+          std::string("score.softcap: ") + text + "; wanted a number from 1e-30 to 1e30");
+}
+
 TEST_CASE("validation: positions need an align where lengths differ", "[unit]") {
   refuses("score.align", [](AttentionArgs& a, Case&) { a.score.causal = true; });
   refuses("score.align", [](AttentionArgs& a, Case&) { a.score.window = Window{3, -1}; });
@@ -281,7 +315,7 @@ TEST_CASE("validation: outputs overlap nothing", "[unit]") {
           kAllMembers);
     }
   }
-  refuses("out", [](AttentionArgs& a, Case&) { a.out.data = a.lse.data; });
+  refuses("lse", [](AttentionArgs& a, Case&) { a.out.data = a.lse.data; });
   refuses(
       "out", [](AttentionArgs& a, Case& c) { a.out.data = c.cu_seqlens_q.buffer().data(); }, "ragged_q=7");
 }
@@ -319,7 +353,7 @@ TEST_CASE("validation: out and lse side by side in one buffer are no overlap", "
   CHECK_NOTHROW(attention(args));
   CHECK(compare(args, reference).ok());
   args.lse.data = both.data() + 3;
-  CHECK(refused_argument([&] { attention(args); }) == "out");
+  CHECK(refused_argument([&] { attention(args); }) == "lse");
 }
 
 TEST_CASE("validation: outputs of 16 bits overlap nothing by the bytes they span", "[unit]") {
@@ -332,6 +366,45 @@ TEST_CASE("validation: outputs of 16 bits overlap nothing by the bytes they span
   CHECK_NOTHROW(attention(args));
   args.out.data = both.data() + 31;
   CHECK(refused_argument([&] { attention(args); }) == "out");
+}
+
+// With -fsanitize=undefined these overflow int64 unless sizes and strides are looked at first.
+TEST_CASE("validation: extreme sizes and strides that nothing steps by", "[unit]") {
+  constexpr std::int64_t kMost = std::int64_t{1} << 48;
+  // No elements, and sizes whose product int64 cannot hold.
+  const TensorView none(nullptr, DType::f32, {std::int64_t{0}, kMost, kMost, std::int64_t{8}},
+                        {std::int64_t{0}, kMost * 8, std::int64_t{8}, std::int64_t{1}});
+  AttentionArgs empty;
+  empty.q = none, empty.kv = KvSource::strided(none, none);
+  empty.out = {nullptr, DType::f32, none};
+  CHECK(refused_argument([&] { Problem::of(empty); }) == "q");  // too many rows for sizes of 0 to hide
+  // No heads, so that nothing says how many rows an S x S matrix would have.
+  const Problem headless = Problem::parse("attention hq=0 sq=281474976710656 d=8");
+  for (const std::string& entry : every_entry(headless)) CHECK(Plan(headless, forced(entry)).work_items() == 0);
+  // Strides of dimensions of one element may be anything, in every kernel and every tensor.
+  for (const char* words :
+       {"sk=1 hq=6 hk=2 sq=3", "sk=1 hq=3 sq=1", "sk=1 page=1 seqlens hq=6 hk=2 sq=2",
+        "sk=1 ring seqlens hq=4 hk=2 sq=1", "sk=9 hq=1 sq=1 dv=1", "sk=1 kv=i8 groups=1 hq=3 sq=2"}) {
+    Case c(Problem::parse("attention b=2 d=16 lse " + std::string(words)), 4);
+    for (const std::string& entry : every_entry(c.problem)) {
+      INFO(entry << ": " << words);
+      const auto bits = [&](std::int64_t stride) {
+        AttentionArgs args = c.args();
+        const auto spoil = [&](auto& view) {
+          for (std::size_t i = 0; i < static_cast<std::size_t>(view.ndim); ++i)
+            if (view.shape[i] == 1 && stride != 0) view.strides[i] = stride;
+        };
+        spoil(args.q), spoil(args.kv.k), spoil(args.kv.v), spoil(args.out), spoil(args.lse);
+        spoil(args.kv.k_scale), spoil(args.kv.v_scale), spoil(args.kv.seqlens), spoil(args.kv.block_table);
+        c.poison_outputs();
+        attention(args, forced(entry));
+        return std::pair(c.out.values(), c.lse.values());
+      };
+      const auto expected = bits(0);
+      CHECK(bits(kHuge) == expected);
+      CHECK(bits(kHuge / 4) == expected);
+    }
+  }
 }
 
 TEST_CASE("validation: null data is fine where there are no elements", "[unit]") {

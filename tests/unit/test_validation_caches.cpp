@@ -22,16 +22,6 @@ void set_index(Tensor& t, std::initializer_list<std::int64_t> index, std::int64_
   else t.at<std::int32_t>(index) = static_cast<std::int32_t>(value);
 }
 
-/// What the Error of a call says, "" without one.
-std::string message_of(const AttentionArgs& args) {
-  try {
-    Problem::of(args);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return {};
-}
-
 }  // namespace
 
 TEST_CASE("validation: tensors of caches", "[unit]") {
@@ -171,6 +161,60 @@ TEST_CASE("validation: rings", "[unit]") {
   CHECK(message_of(c.args()).empty());
   c.seqlens.at<std::int64_t>({0}) += 1;
   CHECK(message_of(c.args()).starts_with("kv.seqlens: "));
+}
+
+TEST_CASE("validation: a ring has every key that rows see", "[unit]") {
+  // b = 2, a ring of 8 rows and 20 keys in the second sequence: keys 12 to 19 are there.
+  const auto message = [](const std::string& words, std::int64_t length = 20) {
+    Case c(Problem::parse("attention b=2 d=8 sk=8 ring seqlens " + words), 4);
+    set_index(c.seqlens, {0}, 8);
+    set_index(c.seqlens, {1}, length);
+    return message_of(c.args());
+  };
+  const auto lacks_key = [](const std::string& text, int key) {
+    return text.starts_with("k: a ring of 8 rows, where key " + std::to_string(key) + " of sequence 1") &&
+           text.find("overwritten; wanted ") != std::string::npos;
+  };
+  // The first of 3 rows sits at key 17.
+  for (const char* causal : {"causal ", ""}) {
+    const std::string chunk = causal + std::string("align=bottom_right sq=3 window=");
+    CHECK(message(chunk + "5,-1").empty());
+    CHECK(lacks_key(message(chunk + "6,-1"), 11));
+    CHECK(message(chunk + "6,-1").find("wanted 9 rows or more") != std::string::npos);
+    CHECK(message(chunk + "6,-1", 8).empty());  // all of a sequence is there
+    CHECK(lacks_key(message(chunk + "6,-1", 9), 0));
+    CHECK(lacks_key(message(chunk + "9223372036854775807,-1"), 0));
+    CHECK(message("causal align=bottom_right sq=1 window=7,-1").empty());
+    CHECK(lacks_key(message("causal align=bottom_right sq=1 window=8,-1"), 11));
+  }
+  // Without a window the ring is one; only rows that see to the end have all of theirs.
+  CHECK(message("align=bottom_right sq=1 causal").empty());
+  CHECK(lacks_key(message("align=bottom_right sq=2 causal"), 11));
+  CHECK(message("align=bottom_right sq=2 causal").find("one query row a call") != std::string::npos);
+  CHECK(message("align=bottom_right sq=2 causal", 8).empty());
+  CHECK(message("align=bottom_right sq=5").empty());
+  CHECK(message("align=bottom_right sq=2 window=-1,1").empty());
+  CHECK(lacks_key(message("align=bottom_right sq=3 window=-1,1"), 11));
+  // By other alignments, and rows that see nothing.
+  CHECK(message("align=19 sq=1 causal").empty());
+  CHECK(lacks_key(message("align=18 sq=2 causal"), 11));
+  CHECK(lacks_key(message("align=top_left sq=1 causal"), 0));
+  CHECK(message("align=-5 sq=5 causal window=4,-1").empty());
+  CHECK(lacks_key(message("align=-5 sq=6 causal window=4,-1"), 0));
+  CHECK(message("align=30 sq=3 causal window=4,-1").empty());
+  CHECK(message("align=15 sq=9 causal window=3,-1").empty());
+  CHECK(message("align=bottom_right sq=0 causal window=100,-1").empty());
+  // Ragged queries: two rows of the second sequence, five of the first.
+  const std::int32_t starts[] = {0, 5, 7};
+  Case c(Problem::parse("attention b=2 d=8 sq=5 ragged_q=7 sk=8 ring seqlens causal align=bottom_right window=6,-1"),
+         4);
+  AttentionArgs args = c.args();
+  args.cu_seqlens_q = {starts, {3}};
+  set_index(c.seqlens, {0}, 8);
+  set_index(c.seqlens, {1}, 20);
+  CHECK(message_of(args).empty());
+  set_index(c.seqlens, {0}, 20);
+  CHECK(message_of(args).starts_with("k: a ring of 8 rows, where key 9 of sequence 0"));
 }
 
 TEST_CASE("validation: scales and zeros", "[unit]") {

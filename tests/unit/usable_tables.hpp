@@ -9,6 +9,6 @@
 inline std::vector<const rapt::cpu::KernelTable*> usable_tables() {
   std::vector<const rapt::cpu::KernelTable*> tables;
   for (const rapt::cpu::BuiltIsa& built : rapt::cpu::machine().isas)
-    if (built.unusable.empty()) tables.push_back(built.table);
+    if (built.unusable.empty() && (!built.withheld || built.withheld(true).empty())) tables.push_back(built.table);
   return tables;
 }
