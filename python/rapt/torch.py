@@ -5,15 +5,21 @@
     with rapt.torch.enabled(): ...      # or only in here
     rapt.torch.scaled_dot_product_attention(q, k, v, is_causal=True)    # or by name
 
-Signature, shapes, memory layout of the result, autocast and errors are PyTorch's. So is a row that attends no key: 0.
+Signature, shapes, memory layout of the result (that of PyTorch's CPU), autocast and errors are PyTorch's. So is a row that
+attends no key: 0. With is_causal and a scale of 0 or less, PyTorch's CPU kernels give NaN; rapt's give the softmax.
 `attn_mask` and `is_causal` may be given together, which PyTorch takes for some shapes only. A row that a float mask moves
 by the same huge number throughout (the least float, where others write -inf) keeps the softmax of its scores; in PyTorch
 rounding makes that their mean.
 
 What rapt cannot do is handed to PyTorch's function with a `FallbackWarning`, once for each reason: dropout, tensors on
-devices that this rapt has no kernels for, float64, a scale that is no finite float32, a float mask that requires grad,
-torch.func's transforms and forward-mode gradients, and arguments that PyTorch refuses. To forbid it:
-`warnings.simplefilter("error", rapt.torch.FallbackWarning)`.
+devices that this rapt has no kernels for, float64, nested and sparse tensors, DTensor and other classes with a
+__torch_dispatch__, a scale that is no finite float32, torch.func's transforms and forward-mode gradients, torch.jit.trace,
+torch.onnx.export, torch.nn.attention.sdpa_kernel without FLASH_ATTENTION (which is what rapt's kernels count as), and
+arguments that PyTorch refuses. To forbid it: `warnings.simplefilter("error", rapt.torch.FallbackWarning)`.
+torch.jit.script compiles PyTorch's function without a warning.
+
+Modes and subclasses of torch.overrides see PyTorch's own function, as without rapt, and what they leave to it is rapt's.
+CausalBias is taken. In torch.profiler a call is the event "rapt::scaled_dot_product_attention".
 
 On a GPU the work is queued on PyTorch's current stream, as PyTorch's own. PyTorch keeps what it does better there: values of
 more than 576 columns, and bfloat16 and float16 unless rapt's dispatch has a tensor-core kernel for them or RAPT_KERNEL names
@@ -114,15 +120,19 @@ _builtins._register_builtin(scaled_dot_product_attention, "aten::scaled_dot_prod
 
 
 def enable() -> None:
-    """Makes torch.nn.functional.scaled_dot_product_attention rapt's, in all threads, until disable(). Who imported that
-    name before keeps PyTorch's. PyTorch's modules leave out their fused inference path, which has no attention of its own."""
+    """Makes torch.nn.functional.scaled_dot_product_attention rapt's, in all threads, until disable().
+
+    Who imported that name before keeps PyTorch's, which meanwhile misreads a CausalBias: that looks for its function under
+    this name. nn.TransformerEncoderLayer and nn.MultiheadAttention leave out their fused inference path, which calls no such
+    function (torch.backends.mha.set_fastpath_enabled); rows of padding are then computed, not 0.
+    """
     with _lock:
         _switch.on = True
         _switch.apply()
 
 
 def disable() -> None:
-    """Undoes enable(), however often that was called. Blocks of enabled() that are still open keep rapt's function."""
+    """Undoes enable(), however often that was called. While a block of enabled() is open, the function stays rapt's."""
     with _lock:
         _switch.on = False
         _switch.apply()
