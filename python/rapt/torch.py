@@ -194,8 +194,12 @@ def _overridden(
         return scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
-    reason = "modes or subclasses of torch.overrides under torch.compile" if torch.compiler.is_dynamo_compiling() else ""
-    if not reason and isinstance(query, Tensor):
+    reason = ""
+    if torch.compiler.is_dynamo_compiling():
+        reason = "modes or subclasses of torch.overrides under torch.compile"
+    elif not isinstance(query, Tensor):  # torch.fx.Proxy
+        reason = f"query of {type(query).__name__}"
+    else:
         with torch._C.DisableTorchFunction():
             reason = "tensors that are not dense" if query.is_nested else ""
     if reason:

@@ -161,6 +161,13 @@ def test_distributed_tensors():
 # Tracers and transforms
 
 
+def test_symbolic_traces_are_pytorchs():
+    with falls_back("query of Proxy"), rapt.torch.enabled():
+        traced = torch.fx.symbolic_trace(Model())
+    assert theirs in [node.target for node in traced.graph.nodes]
+    assert (traced(X) == theirs(X, X, X, is_causal=True)).all()
+
+
 @pytest.mark.parametrize("name", ["Bert", "Llama"])
 def test_traced_models_are_pytorchs(name):
     transformers = pytest.importorskip("transformers")
