@@ -174,6 +174,24 @@ std::string object_text(nb::handle object) {
   return type_text(object) + (nb::hasattr(object, "dtype") ? " of " + text_of(object.attr("dtype")) : "");
 }
 
+// Whether `object` says that its memory may be written: as a buffer, or by DLPack 1.0, which has a flag for memory that
+// may not. Older exports cannot say it: those of JAX's immutable arrays look as if they were for writing.
+bool says_writable(nb::handle object) {
+  Py_buffer buffer;
+  if (PyObject_GetBuffer(object.ptr(), &buffer, PyBUF_STRIDES | PyBUF_WRITABLE) == 0) {
+    PyBuffer_Release(&buffer);
+    return true;
+  }
+  PyErr_Clear();
+  try {
+    const nb::object capsule =
+        object.attr("__dlpack__")(nb::arg("max_version") = nb::make_tuple(1, 0), nb::arg("copy") = false);
+    return PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned") == 1;
+  } catch (nb::python_error&) {  // takes no such arguments, or would copy
+    return false;
+  }
+}
+
 // A GPU's arrays are PyTorch's: a result must be made by somebody, on a stream that somebody knows.
 [[noreturn]] void refuse_device(const char* argument, nb::handle object, const nb::ndarray<nb::ro>& array) {
   const bool cuda = array.device_type() == nb::device::cuda::value;
@@ -227,6 +245,9 @@ Array array(const char* argument, nb::handle object, const Reading& reading) {
     refuse_value(argument, "a read-only array", "one that can be written");
   const nb::ndarray<nb::ro>& from = result.owner;
   if (from.device_type() != nb::device::cpu::value) refuse_device(argument, object, from);
+  if (reading.writable && !says_writable(readable))
+    refuse_value(argument, type_text(object) + ", which does not say whether it can be written",
+                 "a NumPy array, a PyTorch tensor or an array of DLPack 1.0");
   check_rank(argument, static_cast<std::int64_t>(from.ndim()));
   const std::optional<Element> element = foreign != nullptr ? Element{foreign->dtype} : element_of(from.dtype());
   MutableTensorView& view = result.view;

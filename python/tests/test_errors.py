@@ -139,6 +139,61 @@ def test_arrays_of_other_libraries_on_devices(device, name):
     assert advice in str(error.value)
 
 
+class Exporter:
+    """An array of a library whose DLPack is as old, or as unwilling to copy, as its options say."""
+
+    def __init__(self, array, max_version=(1, 0), keywords=("max_version", "copy", "dl_device", "stream"), copies=False):
+        self.array, self.shape, self.dtype = array, array.shape, f"other.{array.dtype}"
+        self.max_version, self.keywords, self.copies = max_version, keywords, copies
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, **options):
+        if not set(options) <= set(self.keywords):
+            raise TypeError("unexpected keyword argument")
+        if self.copies and options.get("copy") is False:
+            raise BufferError("memory that must be copied")
+        version = min(options.get("max_version") or (0, 8), self.max_version)
+        return (self.array.copy() if self.copies else self.array).__dlpack__(max_version=version)
+
+
+UNSAID = r"out: got test_errors.Exporter, which does not say whether it can be written; wanted a NumPy array"
+EXPORTERS = [
+    ({}, ""),
+    ({"max_version": (0, 8)}, UNSAID),  # as JAX, whose arrays are immutable
+    ({"keywords": ()}, UNSAID),
+    ({"copies": True}, UNSAID),
+]
+
+
+@pytest.mark.parametrize("options, message", EXPORTERS)
+def test_out_of_other_libraries(options, message):
+    memory = np.full(Q.shape, 7, np.float32)
+    out = Exporter(memory, **options)
+    if message:
+        with pytest.raises(ValueError, match=message):
+            rapt.attention(Q, K, V, out=out)
+        assert (memory == 7).all()
+        return
+    assert rapt.attention(Q, K, V, out=out) is out
+    assert (memory == rapt.attention(Q, K, V)).all()
+    memory.flags.writeable = False
+    with pytest.raises(ValueError, match="out: got a read-only array"):
+        rapt.attention(Q, K, V, out=out)
+
+
+def test_arrays_of_jax_are_not_written():
+    jax = pytest.importorskip("jax")
+    out = jax.numpy.full(Q.shape, 7.0)
+    for array in (out, out.astype("bfloat16")):
+        with pytest.raises(ValueError, match="out: got .*(read-only|whether it can be written)"):
+            rapt.attention(Q, K, V, out=array)
+        assert (array == 7).all()
+    q, k, v = (jax.numpy.asarray(x) for x in (Q, K, V))
+    assert (rapt.attention(q, k, v) == rapt.attention(Q, K, V)).all()
+
+
 def test_out_that_requires_grad():
     q, k, v = tensors()
     out = torch.empty_like(q, requires_grad=True)
