@@ -5,8 +5,13 @@
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="rapt")   # or model.set_attn_implementation("rapt")
 
 Registers the attention function, and with it the function that makes masks. Key heads are not repeated. Causal masks and
-sliding windows without padding are not made: the kernel knows where rows sit. Softcap, sinks and position biases are taken.
-Padding, packed sequences, chunks and static caches arrive as boolean masks. Rows of padding give 0, as with "sdpa".
+sliding windows without padding are not made: the kernel knows where rows sit. Softcap, sinks, position biases and the keys
+chosen by sparse attention are taken. Padding, packed sequences, chunks and static caches arrive as boolean masks. Rows of
+padding give 0, as with "sdpa".
+
+Models that do not hand their attention over (Bloom, Falcon, GPT-J, MPNet) are refused with ValueError when they are made; models
+that transformers does not let do without masks get the whole masks of "eager"; keywords to attention that rapt does not know are
+refused; and a model whose first forward called no attention at all says so by a rapt.torch.FallbackWarning.
 
 Gradients are PyTorch's, as in rapt.torch. Dropout, float64 and what rapt.torch leaves to PyTorch on other devices are computed
 by PyTorch operators, with a rapt.torch.FallbackWarning. Weights of attention are not returned: use "eager" for output_attentions.
@@ -34,7 +39,8 @@ __all__ = ["register"]
 
 _WHOLE_MASKS = "|whole_masks"
 _registered: dict[str, str] = {}  # what a config may hold, to the name that was asked for
-_choose: Any = PreTrainedModel.get_correct_attn_implementation
+_base: Any = PreTrainedModel
+_choose = _base.get_correct_attn_implementation
 
 
 def register(name: str = "rapt") -> None:
@@ -49,39 +55,49 @@ def register(name: str = "rapt") -> None:
     AttentionMaskInterface.register(name + _WHOLE_MASKS, eager_mask)
     _registered[name] = _registered[name + _WHOLE_MASKS] = name
     # The one place where transformers asks a class of models what it can do; for names that are not its own it asks nothing.
-    PreTrainedModel.get_correct_attn_implementation = _get_correct_attn_implementation
+    _base.get_correct_attn_implementation = _get_correct_attn_implementation
 
 
-def _get_correct_attn_implementation(
-    self: PreTrainedModel, requested_attention: str | None, is_init_check: bool = False
-) -> str:
+def _get_correct_attn_implementation(self: Any, requested_attention: str | None, is_init_check: bool = False) -> str:
     name = _registered.get(requested_attention or "")
     if name is None:
         chosen: str = _choose(self, requested_attention, is_init_check)
         return chosen
-    cls, config = type(self), self.config
+    cls: Any = type(self)
+    config = self.config
     source = _source(cls)
     reason = _own_attention(cls, source, name)
     if reason:
-        parts = f', or a dict that leaves it out, as {{"text_config": "{name}"}}' if config.sub_configs else ""
         other = "sdpa" if cls._supports_sdpa else "eager"
-        raise ValueError(f'attn_implementation: got "{name}" for {cls.__name__}, {reason}; wanted "{other}"{parts}')
+        raise ValueError(
+            f'attn_implementation: got "{name}" for {cls.__name__}, {reason}; wanted "{other}", or where this is a part of '
+            f'a model a dict of the others, such as {{"text_config": "{name}"}}'
+        )
     if _note_calls not in self._forward_pre_hooks.values():
         self.register_forward_pre_hook(_note_calls)
         self.register_forward_hook(_say_if_unused)
     # Without a mask, layers must say what they mean: is_causal, as all do that may use sdpa or flash attention through the
     # interface, but for some that are always given masks of causality, and the window, which some leave to the mask.
     tells = cls._supports_sdpa or (cls._supports_flash_attn and cls._supports_attention_backend)
-    tells &= getattr(config, "sliding_window", None) is None or "sliding_window=" in source
+    tells &= _size(config, "sliding_window") is None or "sliding_window=" in source
     tells &= "causal_mask(" not in source or "is_causal = False" not in source or bool(_CAUSAL.search(source))
     return name if tells else name + _WHOLE_MASKS
+
+
+def _size(config: Any, name: str) -> int | None:
+    """A size in a config; None if there is none, -1 if it differs from layer to layer, which transformers answers by an error."""
+    try:
+        size: int | None = getattr(config, name, None)
+    except RuntimeError:
+        return -1
+    return size
 
 
 _CAUSAL = re.compile(r"\bself\.is_causal = (?!False)|\bis_causal=(?!self\.is_causal|False)")
 
 
 @cache
-def _source(cls: type[PreTrainedModel]) -> str:
+def _source(cls: Any) -> str:
     """The modules of a class and its bases; "" for what has no source. Read as transformers reads it for
     set_attn_implementation: when it matters, a model has no layers yet."""
     sources = []
@@ -93,7 +109,7 @@ def _source(cls: type[PreTrainedModel]) -> str:
     return "\n".join(sources)
 
 
-def _own_attention(cls: type[PreTrainedModel], source: str, name: str) -> str:
+def _own_attention(cls: Any, source: str, name: str) -> str:
     """Why models of this class do not come to _attention_forward, "" if they may."""
     for base in cls.__mro__:
         for table in list(vars(sys.modules.get(base.__module__, object)).values()):
@@ -106,12 +122,12 @@ def _own_attention(cls: type[PreTrainedModel], source: str, name: str) -> str:
 _calls = 0
 
 
-def _note_calls(model: PreTrainedModel, _: Any) -> None:
+def _note_calls(model: Any, _: Any) -> None:
     if not torch.compiler.is_compiling():
         model._rapt_calls = _calls
 
 
-def _say_if_unused(model: PreTrainedModel, _: Any, __: Any) -> None:
+def _say_if_unused(model: Any, _: Any, __: Any) -> None:
     """Says that the first forward of a model called no attention, and goes with its hooks."""
     if torch.compiler.is_compiling():
         return
@@ -156,8 +172,7 @@ def _is_plainly_causal(
     if local_size is None:
         known = mask_function is causal_mask_function
     else:  # of a window, or of chunks
-        windowed = getattr(config, "sliding_window", None) == local_size
-        known = windowed and getattr(config, "attention_chunk_size", None) is None
+        known = _size(config, "sliding_window") == local_size and _size(config, "attention_chunk_size") is None
     if getattr(config, "use_bidirectional_attention", None):  # PaliGemma's layers say so, whatever the mask is
         return False
     if not known or q_offset + q_length != kv_offset + kv_length:
@@ -293,7 +308,7 @@ def _forward(
     scale: float,
 ) -> Tensor:
     out = _result(query, value)
-    row_sinks = sinks is not None and sinks.dim() > 1
+    row_sinks, sinks = (sinks, None) if sinks is not None and sinks.dim() > 1 else (None, sinks)
     with torch.no_grad():
         result = rapt.attention(
             *(query, key, value),
@@ -304,12 +319,12 @@ def _forward(
             mask=mask,
             bias=bias,
             softcap=softcap,
-            sinks=None if sinks is None or row_sinks else sinks.float(),
+            sinks=None if sinks is None else sinks.float(),
             out=out.transpose(1, 2),
-            return_lse=row_sinks,
+            return_lse=row_sinks is not None,
         )
-        if row_sinks:  # they join the denominator, which is exp(lse)
-            share = torch.sigmoid(result[1][..., None] - sinks.float())
+        if row_sinks is not None:  # they join the denominator, which is exp(lse)
+            share = torch.sigmoid(result[1][..., None] - row_sinks.float())
             out *= share.transpose(1, 2).to(out.dtype)
     return out
 
