@@ -251,6 +251,7 @@ _IRRELEVANT = frozenset(
     {
         "cache_position",
         "deterministic",  # of flash attention's backward
+        "grid_thw",
         "layer_idx",
         "max_length_k",
         "max_length_q",
@@ -259,6 +260,8 @@ _IRRELEVANT = frozenset(
         "output_router_logits",
         "position_ids",
         "return_dict",
+        "seq_idx",
+        "token_type_ids",
         "use_cache",
     }
 )

@@ -60,6 +60,20 @@ def test_type(model_type):
         assert "wanted" in outcome.detail
 
 
+@pytest.mark.parametrize("model_type", ["bert", "llama", "mistral", "gemma2", "gemma3_text", "t5", "bart", "vit"])
+def test_bfloat16(model_type):
+    """No further from float32 than eager attention in bfloat16, but for a margin: both round."""
+    make = model_sweep.maker(model_type)
+    inputs = model_sweep.make_inputs(make("eager"), "left")
+    real = inputs["attention_mask"].bool() if "attention_mask" in inputs else None
+    halves = {name: t.bfloat16() if t.is_floating_point() else t for name, t in inputs.items()}
+    exact = model_sweep.run(make("eager"), inputs)
+    theirs, ours = (model_sweep.run(make(name).bfloat16(), halves) for name in ("eager", "rapt"))
+    error = model_sweep.difference(ours, exact, real)
+    assert error <= 1.5 * model_sweep.difference(theirs, exact, real) + 1e-2
+    assert error < 0.2
+
+
 def spoil(monkeypatch, change):
     """Puts change(attention_mask, keywords), which gives what to use for them, before rapt's attention function."""
     for name in ("rapt", "rapt|whole_masks"):
