@@ -63,7 +63,7 @@ SPECIAL = {
 
 
 # Sizes that a config may leave to others, where 0 or None means that there is no such part.
-MAY_BE_ABSENT = {"n_inner", "q_lora_rank", "rotary_dim", "sliding_window", "attention_chunk_size"}
+MAY_BE_ABSENT = {"n_inner", "q_lora_rank", "rotary_dim"}
 
 
 class Skipped(Exception):

@@ -25,8 +25,9 @@ EXPECTED = {
     "gpt_oss": "right",  # sinks
     "inkling2_text": "right",  # a sink for every row, and a bias
     "llama4_text": "right",  # chunks
-    "phimoe": "right",  # a window of the mask that layers do not know
-    "paligemma": "right",  # layers that call themselves bidirectional under a causal mask
+    "phimoe": "right",  # a window in the mask that layers do not know of
+    "paligemma": "right",  # layers that call themselves bidirectional by the config, under a causal mask
+    "aimv2": "right",  # and always
     "nllb-moe": "right",  # no flag of causality: for eager attention only
     "deepseek_v4": "right",  # a mask that layers extend
     "deepseek_v32": "right",  # sparse attention by indices
