@@ -75,9 +75,9 @@ struct Layout {
   std::array<std::int64_t, kMaxDims> strides{};
 
   Layout() = default;
-  /// Of any contiguous containers of integers. Row-major contiguous when `steps`, the strides, is empty. Throws Error on more than
-  /// kMaxDims dimensions, on ranks that differ, or on a contiguous shape whose size overflows int64. Signs are checked
-  /// by the operation.
+  /// Of any contiguous containers of integers. Row-major contiguous when `steps`, the strides, is empty. Throws Error
+  /// on more than kMaxDims dimensions, on ranks that differ, or on a contiguous shape whose size overflows int64. Signs
+  /// are checked by the operation.
   template <detail::SizeList Shape = std::span<const std::int64_t>,
             detail::SizeList Strides = std::span<const std::int64_t>>
   Layout(const Shape& sizes, const Strides& steps = {}) {

@@ -5,8 +5,13 @@
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="rapt")   # or model.set_attn_implementation("rapt")
 
 Registers the attention function, and with it the function that makes masks. Key heads are not repeated. Causal masks and
-sliding windows without padding are not made: the kernel knows where rows sit. Softcap, sinks and position biases are taken.
-Padding, packed sequences, chunks and static caches arrive as boolean masks. Rows of padding give 0, as with "sdpa".
+sliding windows without padding are not made: the kernel knows where rows sit. Softcap, sinks, position biases and the keys
+chosen by sparse attention are taken. Padding, packed sequences, chunks and static caches arrive as boolean masks. Rows of
+padding give 0, as with "sdpa".
+
+Models that do not hand their attention over (Bloom, Falcon, GPT-J, MPNet) are refused with ValueError when they are made; models
+that transformers does not let do without masks get the whole masks of "eager"; keywords to attention that rapt does not know are
+refused; and a model whose first forward called no attention at all says so by a rapt.torch.FallbackWarning.
 
 Gradients are PyTorch's, as in rapt.torch. Dropout, float64 and what rapt.torch leaves to PyTorch on other devices are computed
 by PyTorch operators, with a rapt.torch.FallbackWarning. Weights of attention are not returned: use "eager" for output_attentions.
@@ -14,12 +19,17 @@ by PyTorch operators, with a rapt.torch.FallbackWarning. Weights of attention ar
 
 from __future__ import annotations
 
+import inspect
+import re
+import sys
+import warnings
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import causal_mask_function, sdpa_mask
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
 
 import rapt
 from rapt import torch as rapt_torch
@@ -27,10 +37,111 @@ from rapt import torch as rapt_torch
 __all__ = ["register"]
 
 
+_WHOLE_MASKS = "|whole_masks"
+_registered: dict[str, str] = {}  # what a config may hold, to the name that was asked for
+_base: Any = PreTrainedModel
+_choose = _base.get_correct_attn_implementation
+
+
 def register(name: str = "rapt") -> None:
-    """Makes `attn_implementation=name` known to transformers."""
+    """Makes `attn_implementation=name` known to transformers.
+
+    With it, making a model (or a part of one) that does not hand its attention over raises ValueError, as does switching to
+    it. A model whose first forward calls no attention says so by a rapt.torch.FallbackWarning.
+    """
     AttentionInterface.register(name, _attention_forward)
     AttentionMaskInterface.register(name, _mask)
+    AttentionInterface.register(name + _WHOLE_MASKS, _attention_with_whole_masks)
+    AttentionMaskInterface.register(name + _WHOLE_MASKS, eager_mask)
+    _registered[name] = _registered[name + _WHOLE_MASKS] = name
+    # The one place where transformers asks a class of models what it can do; for names that are not its own it asks nothing.
+    _base.get_correct_attn_implementation = _get_correct_attn_implementation
+
+
+def _get_correct_attn_implementation(self: Any, requested_attention: str | None, is_init_check: bool = False) -> str:
+    name = _registered.get(requested_attention or "")
+    if name is None:
+        chosen: str = _choose(self, requested_attention, is_init_check)
+        return chosen
+    cls: Any = type(self)
+    config = self.config
+    source = _source(cls)
+    reason = _own_attention(cls, source, name)
+    if reason:
+        other = "sdpa" if cls._supports_sdpa else "eager"
+        raise ValueError(
+            f'attn_implementation: got "{name}" for {cls.__name__}, {reason}; wanted "{other}", or where this is a part of '
+            f'a model a dict of the others, such as {{"text_config": "{name}"}}'
+        )
+    if _note_calls not in self._forward_pre_hooks.values():
+        self.register_forward_pre_hook(_note_calls)
+        self.register_forward_hook(_say_if_unused)
+    # Without a mask, layers must say what they mean: is_causal, as all do that may use sdpa or flash attention through the
+    # interface, but for some that are always given masks of causality, and the window, which some leave to the mask.
+    tells = cls._supports_sdpa or (cls._supports_flash_attn and cls._supports_attention_backend)
+    tells &= _size(config, "sliding_window") is None or "sliding_window=" in source
+    tells &= "causal_mask(" not in source or "is_causal = False" not in source or bool(_CAUSAL.search(source))
+    return name if tells else name + _WHOLE_MASKS
+
+
+def _size(config: Any, name: str) -> int | None:
+    """A size in a config; None if there is none, -1 if it differs from layer to layer, which transformers answers by an error."""
+    try:
+        size: int | None = getattr(config, name, None)
+    except RuntimeError:
+        return -1
+    return size
+
+
+_CAUSAL = re.compile(r"\bself\.is_causal = (?!False)|\bis_causal=(?!self\.is_causal|False)")
+
+
+@cache
+def _source(cls: Any) -> str:
+    """The modules of a class and its bases; "" for what has no source. Read as transformers reads it for
+    set_attn_implementation: when it matters, a model has no layers yet."""
+    sources = []
+    for name in dict.fromkeys(c.__module__ for c in cls.__mro__ if issubclass(c, PreTrainedModel) and c is not PreTrainedModel):
+        try:
+            sources.append(inspect.getsource(sys.modules[name]))
+        except (KeyError, OSError, TypeError):
+            continue
+    return "\n".join(sources)
+
+
+def _own_attention(cls: Any, source: str, name: str) -> str:
+    """Why models of this class do not come to _attention_forward, "" if they may."""
+    for base in cls.__mro__:
+        for table in list(vars(sys.modules.get(base.__module__, object)).values()):
+            if isinstance(table, dict) and inspect.isclass(table.get("eager")) and name not in table:
+                return f"whose layers know {', '.join(map(repr, table))} only"
+    own = re.search(r"^class \w*Attention\w*\(nn\.Module\):", source, re.MULTILINE)
+    return "which computes attention by itself" if own and "ALL_ATTENTION_FUNCTIONS" not in source else ""
+
+
+_calls = 0
+
+
+def _note_calls(model: Any, _: Any) -> None:
+    if not torch.compiler.is_compiling():
+        model._rapt_calls = _calls
+
+
+def _say_if_unused(model: Any, _: Any, __: Any) -> None:
+    """Says that the first forward of a model called no attention, and goes with its hooks."""
+    if torch.compiler.is_compiling():
+        return
+    for hooks in (model._forward_pre_hooks, model._forward_hooks):
+        for key, hook in list(hooks.items()):
+            if hook is _note_calls or hook is _say_if_unused:
+                del hooks[key]
+    unused = model.__dict__.pop("_rapt_calls", None) == _calls
+    if unused and model.config._attn_implementation in _registered:
+        name = type(model.base_model).__name__  # a head is of no interest
+        message = f"{name} ran without rapt's attention: its layers compute their own, or have none"
+        if message not in rapt_torch._warned:
+            warnings.warn(message, rapt_torch.FallbackWarning, stacklevel=3)
+            rapt_torch._warned.add(message)
 
 
 def _mask(**arguments: Any) -> Tensor | None:
@@ -61,8 +172,9 @@ def _is_plainly_causal(
     if local_size is None:
         known = mask_function is causal_mask_function
     else:  # of a window, or of chunks
-        windowed = getattr(config, "sliding_window", None) == local_size
-        known = windowed and getattr(config, "attention_chunk_size", None) is None
+        known = _size(config, "sliding_window") == local_size and _size(config, "attention_chunk_size") is None
+    if getattr(config, "use_bidirectional_attention", None):  # PaliGemma's layers say so, whatever the mask is
+        return False
     if not known or q_offset + q_length != kv_offset + kv_length:
         return False
     if attention_mask is None:
@@ -86,11 +198,22 @@ def _attention_forward(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
+    sinks: Tensor | None = None,
+    indices: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of [b, hq, n, d] with keys and values of hk heads, as [b, n, hq, dv]; the second result is no weights."""
-    if kwargs.get("cache") is not None:
-        raise NotImplementedError('cache: got that of continuous batching; wanted "sdpa" or "eager" for it')
+    """Attention of [b, hq, n, d] with keys and values of hk heads, as [b, n, hq, dv]; the second result is no weights.
+
+    s_aux and sinks are two names for one thing, of [hq] or, with a sink for every row, [b, hq, n, 1]. indices [b, n, any]
+    are the keys that sparse attention (DeepSeek-V3.2) has chosen for each row, of those that the mask shows.
+    """
+    global _calls
+    if not torch.compiler.is_compiling():
+        _calls += 1
+    _check_others(kwargs, attention_mask)
+    s_aux = sinks if s_aux is None else s_aux
+    if indices is not None:
+        attention_mask = _chosen(attention_mask, indices, key.shape[2])
     n, m, gqa = query.shape[2], key.shape[2], query.shape[1] != key.shape[1]
     causal = attention_mask is None and bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     left = sliding_window - 1 if causal and sliding_window is not None and sliding_window < m else -1
@@ -116,6 +239,57 @@ def _attention_forward(
     return _operator(query, key, value, *options), None
 
 
+def _attention_with_whole_masks(
+    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """_attention_forward for models that are made for eager attention: there the mask says all, and None hides nothing."""
+    return _attention_forward(module, query, key, value, attention_mask, **kwargs | {"is_causal": False})
+
+
+# What models hand on that attention does not depend on, or that has gone into queries, keys and masks before.
+_IRRELEVANT = frozenset(
+    {
+        "cache_position",
+        "deterministic",  # of flash attention's backward
+        "grid_thw",
+        "layer_idx",
+        "max_length_k",
+        "max_length_q",
+        "num_items_in_batch",
+        "output_hidden_states",
+        "output_router_logits",
+        "position_ids",
+        "return_dict",
+        "seq_idx",
+        "token_type_ids",
+        "use_cache",
+    }
+)
+
+
+def _check_others(kwargs: dict[str, Any], mask: Tensor | None) -> None:
+    """Refuses keywords that may change the result: attention as the model means it is another than rapt would compute."""
+    for name, value in kwargs.items():
+        if value is None or value is False or name in _IRRELEVANT:
+            continue
+        if name == "cache":
+            raise NotImplementedError('cache: got that of continuous batching; wanted "sdpa" or "eager" for it')
+        if name == "output_attentions":
+            raise NotImplementedError('output_attentions: got True; wanted attn_implementation="eager" for weights')
+        if name in ("cu_seq_lens_q", "cu_seq_lens_k"):
+            if mask is not None or value.numel() <= 2:
+                continue
+            raise ValueError(f"{name}: got sequences that no mask keeps apart; wanted position_ids, and use_cache=False")
+        raise TypeError(f'{name}: got a keyword that rapt\'s attention does not know; wanted attn_implementation="eager"')
+
+
+def _chosen(mask: Tensor | None, indices: Tensor, m: int) -> Tensor:
+    if mask is None:
+        raise ValueError("indices: got them without attention_mask; wanted a mask, of causality at least")
+    chosen = indices.new_zeros((*indices.shape[:2], m), dtype=torch.bool).scatter(-1, indices.long(), True)[:, None]
+    return mask & chosen if mask.dtype is torch.bool else mask.masked_fill(~chosen, torch.finfo(mask.dtype).min)
+
+
 def _mask_and_bias(mask: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """A boolean mask and a bias of float32 for transformers' mask of either kind and its position bias."""
     if mask is not None and mask.dtype is not torch.bool:
@@ -137,8 +311,9 @@ def _forward(
     scale: float,
 ) -> Tensor:
     out = _result(query, value)
+    row_sinks, sinks = (sinks, None) if sinks is not None and sinks.dim() > 1 else (None, sinks)
     with torch.no_grad():
-        rapt.attention(
+        result = rapt.attention(
             *(query, key, value),
             causal=causal,
             window=(left, -1) if left >= 0 else None,
@@ -149,7 +324,11 @@ def _forward(
             softcap=softcap,
             sinks=None if sinks is None else sinks.float(),
             out=out.transpose(1, 2),
+            return_lse=row_sinks is not None,
         )
+        if row_sinks is not None:  # they join the denominator, which is exp(lse)
+            share = torch.sigmoid(result[1][..., None] - row_sinks.float())
+            out *= share.transpose(1, 2).to(out.dtype)
     return out
 
 
@@ -230,7 +409,8 @@ def _composed(
     # Twice, so that a row that is hidden altogether is 0 and has no gradient.
     scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
     if sinks is not None:
-        scores = torch.cat([scores, sinks.float()[:, None, None].expand(b, h, n, 1)], -1)
+        rows = sinks if sinks.dim() > 1 else sinks[:, None, None]
+        scores = torch.cat([scores, rows.float().expand(b, h, n, 1)], -1)
     p = torch.softmax(scores, -1)[..., :m].masked_fill(hidden, 0)
     p = torch.nn.functional.dropout(p, dropout).to(value.dtype)
     return (p @ value).transpose(1, 2).contiguous()

@@ -170,6 +170,7 @@ def test_compiled(name):
 OPERATOR_CASES = [
     (None, None, None, True, 3, 2.0, 0.3),
     (torch.rand(2, 1, 9, 12) > 0.3, torch.randn(1, 4, 9, 12), torch.randn(4), False, -1, None, 0.25),
+    (None, None, torch.randn(2, 4, 9, 1), True, -1, None, 0.25),  # a sink for every row
 ]
 
 
@@ -198,6 +199,142 @@ def test_fallbacks_say_so():
         assert out.shape == (2, 9, 4, 16) and out.dtype == dtype and weights is None
     with pytest.raises(NotImplementedError, match="continuous batching"):
         forward(layer, q, k, v, None, cache=object())
+
+
+def test_sinks_by_either_name_and_of_every_row():
+    layer, (q, k, v) = torch.nn.Module(), (torch.randn(2, h, 9, 16) for h in (4, 2, 2))
+    sinks = torch.randn(4)
+    wanted, _ = forward(layer, q, k, v, None, s_aux=sinks)
+    for options in ({"sinks": sinks}, {"sinks": sinks[:, None, None].expand(2, 4, 9, 1)}):
+        torch.testing.assert_close(forward(layer, q, k, v, None, **options)[0], wanted, rtol=0, atol=2e-6)
+    assert (wanted - forward(layer, q, k, v, None)[0]).abs().max() > 0.1
+
+
+def test_keys_that_sparse_attention_has_chosen():
+    layer, (q, k, v) = torch.nn.Module(), (torch.randn(2, h, 9, 16) for h in (4, 2, 2))
+    indices = torch.rand(2, 9, 9).topk(3).indices
+    causal = torch.ones(9, 9, dtype=torch.bool).tril()[None, None]
+    both = causal & torch.nn.functional.one_hot(indices, 9).any(2)[:, None]
+    wanted, _ = forward(layer, q, k, v, both)
+    assert torch.equal(forward(layer, q, k, v, causal, indices=indices)[0], wanted)
+    shown = both.any(-1, keepdim=True).transpose(1, 2)  # rows of a float mask that is as low as can be everywhere are means
+    least = torch.zeros(causal.shape).masked_fill(~causal, torch.finfo(torch.float32).min)
+    got, _ = forward(layer, q, k, v, least, indices=indices)
+    torch.testing.assert_close(got * shown, wanted * shown, rtol=0, atol=2e-6)
+    with pytest.raises(ValueError, match="indices: .*; wanted a mask"):
+        forward(layer, q, k, v, None, indices=indices)
+
+
+def test_keywords():
+    layer, (q, k, v) = torch.nn.Module(), (torch.randn(1, 2, 9, 16) for _ in range(3))
+    wanted, _ = forward(layer, q, k, v, None)
+    one, two = torch.tensor([0, 9]), torch.tensor([0, 4, 9])
+    taken = {"position_ids": torch.arange(9), "use_cache": True, "output_attentions": False, "cu_seq_lens_q": one, "news": None}
+    assert torch.equal(forward(layer, q, k, v, None, **taken)[0], wanted)
+    forward(layer, q, k, v, torch.ones(1, 1, 9, 9, dtype=torch.bool), cu_seq_lens_q=two)
+    for keywords, error, message in [
+        ({"block_indices": one}, TypeError, "block_indices: .*; wanted"),
+        ({"output_attentions": True}, NotImplementedError, "output_attentions: got True; wanted"),
+        ({"cu_seq_lens_k": two}, ValueError, "cu_seq_lens_k: .*; wanted position_ids"),
+    ]:
+        with pytest.raises(error, match=message):
+            forward(layer, q, k, v, None, **keywords)
+
+
+OWN_ATTENTION = {
+    "bloom": lambda: transformers.BloomConfig(vocab_size=96, hidden_size=64, n_layer=1, n_head=4),
+    "falcon": lambda: transformers.FalconConfig(
+        vocab_size=96, hidden_size=64, num_hidden_layers=1, num_attention_heads=4
+    ),
+    "gptj": lambda: transformers.GPTJConfig(vocab_size=96, n_embd=64, n_layer=1, n_head=4, rotary_dim=8, n_positions=64),
+}
+
+
+@pytest.mark.parametrize("name", OWN_ATTENTION)
+def test_models_with_attention_of_their_own_are_refused(name, tmp_path):
+    model = transformers.AutoModelForCausalLM.from_config(OWN_ATTENTION[name]())
+    message = f'attn_implementation: got "rapt" for {type(model).__name__}, .*; wanted "(sdpa|eager)"'
+    with pytest.raises(ValueError, match=message):
+        transformers.AutoModelForCausalLM.from_config(OWN_ATTENTION[name](), attn_implementation="rapt")
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="rapt")
+    before = model.config._attn_implementation
+    model.set_attn_implementation("rapt")  # transformers logs that it cannot
+    assert model.config._attn_implementation == before
+
+
+def test_a_class_derived_from_one_with_attention_of_its_own_is_refused():
+    class Mine(transformers.BloomForCausalLM):
+        pass
+
+    with pytest.raises(ValueError, match="for Mine, which computes attention by itself"):
+        Mine._from_config(OWN_ATTENTION["bloom"](), attn_implementation="rapt")
+    mine = type("Mine", (transformers.LlamaForCausalLM,), {"__module__": "a notebook"})
+    assert mine._from_config(CONFIGS["llama"](), attn_implementation="rapt").config._attn_implementation == "rapt"
+
+
+def test_a_part_with_attention_of_its_own_is_left_out_by_name():
+
+    def make(attention):
+        config = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(
+            transformers.ViTConfig(hidden_size=64, num_hidden_layers=1, num_attention_heads=4, image_size=32, patch_size=8),
+            transformers.TrOCRConfig(
+                vocab_size=96, d_model=64, decoder_layers=1, decoder_attention_heads=4, decoder_ffn_dim=64
+            ),
+        )
+        return transformers.VisionEncoderDecoderModel._from_config(config, attn_implementation=attention).eval()
+
+    with pytest.raises(ValueError, match="for TrOCRForCausalLM, .* a dict of the others"):
+        make("rapt")
+    model = make({"encoder": "rapt"})
+    with torch.no_grad(), kernel_calls() as kernel:
+        model(pixel_values=torch.randn(1, 3, 32, 32), decoder_input_ids=torch.tensor([[1, 2]]))
+    assert kernel.call_count == 1
+
+
+def test_a_model_that_calls_no_attention_says_so_once():
+    config = transformers.MambaConfig(vocab_size=96, hidden_size=32, num_hidden_layers=1, state_size=4)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="rapt").eval()
+    ids = torch.tensor([[1, 2, 3]])
+    with pytest.warns(rapt.torch.FallbackWarning, match="MambaModel ran without rapt's attention") as caught:
+        model(ids)
+    assert len(caught) == 1
+    model(ids)  # warnings are errors here
+    assert not model._forward_hooks and not model._forward_pre_hooks
+
+
+def test_hooks_are_gone_after_the_first_forward_and_do_not_speak_for_others():
+    _, ours = models("llama")
+    ours.set_attn_implementation("eager")
+    ours(**prompt(False))
+    ours.set_attn_implementation("rapt")
+    ours(**prompt(False))
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in ours.modules())
+
+
+def test_models_for_eager_attention_get_its_masks():
+    """One that may not use sdpa, and one whose layers leave the window to the mask."""
+    nllb = transformers.NllbMoeConfig(
+        vocab_size=96, d_model=64, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4
+    )
+    phi = transformers.PhimoeConfig(**SIZES, num_local_experts=2, sliding_window=4)
+    for config in (nllb, phi):
+        model = transformers.AutoModel.from_config(config, attn_implementation="rapt")
+        assert model.config._attn_implementation == "rapt|whole_masks"
+    several = mock.Mock(spec=[])  # sizes that differ from layer to layer
+    type(several).sliding_window = mock.PropertyMock(side_effect=RuntimeError)
+    assert rapt.transformers._size(several, "sliding_window") == -1
+    phi.sliding_window = None
+    assert transformers.AutoModel.from_config(phi, attn_implementation="rapt").config._attn_implementation == "rapt"
+
+
+def test_another_name():
+    rapt.transformers.register("mine")
+    model = transformers.AutoModelForCausalLM.from_config(CONFIGS["llama"](), attn_implementation="mine")
+    assert model.config._attn_implementation == "mine"
+    with pytest.raises(ValueError, match='got "mine" for BloomForCausalLM'):
+        transformers.AutoModelForCausalLM.from_config(OWN_ATTENTION["bloom"](), attn_implementation="mine")
 
 
 def embeddings(model, tokens):

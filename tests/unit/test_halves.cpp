@@ -12,7 +12,7 @@
 
 namespace {
 
-using rapt::cpu::Element;
+using rapt::Element;
 using rapt::cpu::KernelTable;
 
 struct Format {

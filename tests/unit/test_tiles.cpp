@@ -16,7 +16,7 @@
 
 namespace {
 
-using rapt::cpu::Element;
+using rapt::Element;
 using rapt::cpu::TileProbe;
 
 constexpr int kRows = 16, kRowBytes = 64, kTileBytes = kRows * kRowBytes;

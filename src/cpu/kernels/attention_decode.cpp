@@ -50,7 +50,7 @@ struct Scratch {
     l_low = carver.take<float>(rows);
     s = carver.take<float>((kBlock + 2 * kLanes) * kLanes);
     seen = carver.take<float>(kBlock * kLanes);
-    for (float** row : {&top, &top_exponent, &part, &sum, &zero}) *row = carver.take<float>(kLanes);
+    for (float** lanes : {&top, &top_exponent, &part, &sum, &zero}) *lanes = carver.take<float>(kLanes);
     k = carver.take<float>(kBlock * q_stride);
     v = carver.take<float>(kBlock * o_stride);
   }
