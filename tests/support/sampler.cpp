@@ -110,7 +110,7 @@ void sample_types(Random& random, Problem& p) {
   const auto type = [&] { return static_cast<DType>(pick(random, {0, 1, 2})); };
   static_assert(static_cast<int>(DType::f32) == 0 && static_cast<int>(DType::f16) == 1 &&
                 static_cast<int>(DType::bf16) == 2);
-  if (one_in(random, 3)) p.bias_dtype = type();
+  if (p.bias != Problem::kNone) p.bias_dtype = type();
   switch (between(random, 0, 2)) {
     case 0:
       break;
