@@ -9,6 +9,7 @@
 
 #include "common.hpp"
 #include "support/entries.hpp"
+#include "support/hard_inputs.hpp"
 
 namespace rapt::tools {
 namespace {
@@ -153,23 +154,21 @@ class Report {
   }
 
   void check(const Problem& problem, const Context& context, int seeds) {
-    std::string entry;
-    try {
-      entry = Plan(problem, context).entry();
-    } catch (const Error& refusal) {
-      fmt::print("{:<{}}     -  skipped: {}\n", short_text(problem), width_, refusal.what());
-      ++skipped_;
-      return;
-    }
-    if (entry != entry_) fmt::print("{}\n", entry);
-    entry_ = entry;
+    if (!begin(short_text(problem), problem, context)) return;
     const std::int64_t scores = problem.b * problem.hq * problem.sq * problem.sk;
     for (int seed = 1; seed <= seeds; ++seed) {
-      print(problem, seed, with_memory(problem, context, [&] {
+      print(short_text(problem), problem, seed, with_memory(problem, context, [&] {
               testing::Case inputs(problem, static_cast<std::uint64_t>(seed));
               return verify(inputs, context, scores > kMaxScores ? kSampledRows : 0);
             }));
     }
+  }
+
+  void check(const testing::HardInputs& inputs, const Context& context) {
+    const Problem problem = Problem::parse(inputs.problem);
+    if (!begin(inputs.name, problem, context)) return;
+    testing::Case c = testing::make_case(inputs);
+    print(inputs.name, problem, 0, verify(c, context, 0));
   }
 
   int finish() const {
@@ -182,11 +181,26 @@ class Report {
  private:
   static constexpr std::size_t kMaxWidth = 70;
 
-  void print(const Problem& problem, int seed, const Verdict& verdict) {
+  /// False if the context has nothing for the problem: then says so.
+  bool begin(const std::string& text, const Problem& problem, const Context& context) {
+    std::string entry;
+    try {
+      entry = Plan(problem, context).entry();
+    } catch (const Error& refusal) {
+      fmt::print("{:<{}}     -  skipped: {}\n", text, width_, refusal.what());
+      ++skipped_;
+      return false;
+    }
+    if (entry != entry_) fmt::print("{}\n", entry);
+    entry_ = entry;
+    return true;
+  }
+
+  void print(const std::string& text, const Problem& problem, int seed, const Verdict& verdict) {
     const testing::Errors& errors = verdict.errors;
     const std::string lse = problem.lse ? fmt::format("{:.2e}", errors.lse_max) : "-";
-    fmt::print("{:<{}}  {:>4}  {:>14.2e}  {:>9.2e}  {:>8.3f}  {:>9}", short_text(problem), width_, seed,
-               errors.rel_frobenius, errors.max_abs, errors.max_bound, lse);
+    fmt::print("{:<{}}  {:>4}  {:>14.2e}  {:>9.2e}  {:>8.3f}  {:>9}", text, width_, seed, errors.rel_frobenius,
+               errors.max_abs, errors.max_bound, lse);
     fmt::print("{}\n", verdict.violation.empty() ? "" : "  WRONG: " + verdict.violation);
     ++checked_;
     wrong_ += verdict.violation.empty() ? 0 : 1;
@@ -240,6 +254,8 @@ int run_check(const CheckOptions& options) {
   Report report(problems);
   for (const Context& context : contexts) {
     for (const Problem& problem : problems) report.check(problem, context, options.seeds);
+    for (const testing::HardInputs& inputs : testing::hard_inputs())
+      if (options.problems.empty()) report.check(inputs, context);
   }
   return report.finish();
 }

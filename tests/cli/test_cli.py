@@ -155,7 +155,7 @@ class Check(CliTest):
     def test_default_list(self):
         text = self.run_ok("check")
         self.assertIn(" 0 wrong, 0 skipped", text)
-        for word in ("page=1 ", "page=16 ", "ring ", "kv=i8 ", "kv=f8e4m3 ", "kv=f8e5m2 ", "kv=i4x2 ", "zeros "):
+        for word in ("page=1 ", "page=16 ", "ring ", "kv=i8 ", "kv=f8e4m3 ", "kv=f8e5m2 ", "kv=i4x2 ", "zeros ", "sinks of -10", "scale of 1e38"):
             self.assertIn(word, text)
 
     def test_sampled_heads(self):

@@ -2,9 +2,9 @@
 #include <cmath>
 #include <random>
 #include <string>
-#include <tuple>
 
 #include "support/check.hpp"
+#include "support/hard_inputs.hpp"
 
 using namespace rapt;
 using namespace rapt::testing;
@@ -158,49 +158,14 @@ TEST_CASE("weights just above half a unit of the sum", "[kernel]") {
   }
 }
 
-// The softmax's reference is the sink's, or that of the first keys, 3 to 17 powers of two below the largest score.
-TEST_CASE("scores some way above the first reference", "[kernel]") {
-  for (float below : {-2.f, -4.f, -6.f, -10.f, -15.f}) {
-    INFO(below);
-    Case sink(Problem::parse("attention hq=2 sq=70 sk=300 d=64 sinks lse"), 7);
-    for (std::int64_t h = 0; h < 2; ++h) sink.sinks.flat(h) = below;
-    Case first(Problem::parse("attention sq=70 sk=512 d=64 bias=k lse"), 7);
-    for (std::int64_t j = 0; j < 512; ++j) first.bias.flat(j) = j < 128 ? below : 0.f;
-    for (Case* c : {&sink, &first}) {
-      const Reference reference = oracle(c->args());
-      for (const std::string& entry : every_entry(c->problem)) {
-        const Errors errors = run_and_compare(*c, entry, reference);
-        INFO(entry << ": " << c->problem.to_string() << ": " << describe(errors));
-        CHECK(errors.ok());
-        if (tier_of(entry) == Tier::exact) CHECK(errors.rel_frobenius <= 1e-6);
-      }
+TEST_CASE("hard inputs are as exact as others", "[kernel]") {
+  for (const HardInputs& inputs : hard_inputs()) {
+    Case c = make_case(inputs);
+    const Reference reference = oracle(c.args());
+    for (const std::string& entry : every_entry(c.problem)) {
+      const Errors errors = run_and_compare(c, entry, reference);
+      INFO(inputs.name << ", " << entry << ": " << describe(errors));
+      CHECK(errors.ok());
     }
-  }
-}
-
-TEST_CASE("large finite values over many keys", "[kernel]") {
-  Case c(Problem::parse("attention sq=20 sk=100000 d=1 scale=1"));
-  for (std::int64_t i = 0; i < c.q.size(); ++i) c.q.flat(i) = 1;
-  for (std::int64_t j = 0; j < c.k.size(); ++j) c.k.flat(j) = 16.6f, c.v.flat(j) = 0x1p100f;
-  check_every_entry(c);
-}
-
-TEST_CASE("scales that only the product with the keys makes small", "[kernel]") {
-  for (const auto& [scale, q, k] :
-       {std::tuple{"1e38", 10.f, 3e-38f}, {"-1e38", 10.f, 3e-38f}, {"1e-30", 1e17f, 1e13f}}) {
-    Case c(Problem::parse(std::string("attention sq=40 sk=300 d=1 lse scale=") + scale));
-    for (std::int64_t i = 0; i < c.q.size(); ++i) c.q.flat(i) = q * (1 + static_cast<float>(i % 7) / 8);
-    for (std::int64_t j = 0; j < c.k.size(); ++j) c.k.flat(j) = k * (1 + static_cast<float>(j % 5) / 4);
-    check_every_entry(c);
-  }
-}
-
-TEST_CASE("small weights beside a large sink", "[kernel]") {
-  for (float sink : {30.f, 85.f, 120.f, 1e3f}) {
-    INFO(sink);
-    Case c(Problem::parse("attention sq=40 sk=300 d=16 sinks lse"));
-    c.sinks.flat(0) = sink;
-    for (std::int64_t i = 0; i < c.v.size(); ++i) c.v.flat(i) *= 0x1p90f;
-    check_every_entry(c);
   }
 }
