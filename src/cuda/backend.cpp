@@ -143,10 +143,7 @@ const Kernel kKernels[] = {
        const double scores = static_cast<double>(naive_rows(a)) * static_cast<double>(a.sk);
        return naive_rows(a) > kMostBlocks || scores > 0x1p34 ? "its S x S matrix would be past 64 GiB" : "";
      },
-     [](const AttentionParams& a) {
-       return static_cast<std::size_t>(naive_rows(a)) * static_cast<std::size_t>(a.sk) * sizeof(float);
-     },
-     naive_rows,
+     naive_workspace, naive_rows,
      [](const AttentionParams& a, void* workspace, cudaStream_t stream) {
        return attention_naive(a, static_cast<float*>(workspace), stream);
      }},

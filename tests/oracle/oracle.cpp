@@ -222,7 +222,7 @@ Score final_score(const Head& head, std::int64_t i, std::int64_t j, double dot, 
     x = cap(x);
   }
   const double operands = std::abs(x) + std::abs(bias) + std::abs(alibi);
-  return {x + bias - alibi, delta + 8 * kUnit * operands, sigma + 3 * kUnit * operands};
+  return {x + bias - alibi, delta + 8 * kUnit * operands, sigma + 4 * kUnit * operands};
 }
 
 /// Turns the scores of one row into weights. Returns lse and its bound.

@@ -8,11 +8,14 @@ namespace rapt::cuda {
 namespace {
 
 constexpr int kThreads = 128;
+constexpr std::int64_t kSumKeys = 32;
+constexpr std::int64_t kFinishFloats = sizeof(Finish) / sizeof(float);
 
 // The row of a block: of (query head, token) pairs, those of ragged sequences one after another.
 struct NaiveRow {
   Head head;
   Row row;
+  Finish* finish;
   float* scores;  // of its keys from head.low on
 
   __device__ static std::int64_t sequence(const AttentionParams& p, std::int64_t row) {
@@ -31,7 +34,9 @@ struct NaiveRow {
   }
 
   __device__ NaiveRow(const AttentionParams& p, float* all)
-      : head(p, sequence(p, blockIdx.x), q_head(p, blockIdx.x) / p.group), scores(all + blockIdx.x * p.sk) {
+      : head(p, sequence(p, blockIdx.x), q_head(p, blockIdx.x) / p.group),
+        finish(reinterpret_cast<Finish*>(all) + blockIdx.x),
+        scores(all + kFinishFloats * gridDim.x + blockIdx.x * p.sk) {
     const std::int64_t r = blockIdx.x, token = p.total_q >= 0 ? r % p.total_q - head.q_first : r % p.sq;
     row = Row(head, token, q_head(p, r));
   }
@@ -75,39 +80,39 @@ __global__ void naive_softmax(const __grid_constant__ AttentionParams p, float* 
   const NaiveRow r(p, all);
   if (!r.exists()) return;
   const std::int64_t n = r.head.high - r.head.low;
-  const float sink = sink_of(r.head, r.row);
-  float top = sink;
+  float top = -infinity();
   for (std::int64_t j = threadIdx.x; j < n; j += kThreads) top = fmaxf(top, r.scores[j]);
-  top = reference(reduce(top, Max()));
-  float sum = threadIdx.x == 0 && sink != -infinity() ? exp2_approx(sink - top) : 0.f;
+  top = reduce(top, Max());
+  float sum = 0;
   for (std::int64_t j = threadIdx.x; j < n; j += kThreads) {
-    const float weight = weight_of(r.scores[j], top);
+    const float weight = weight_of(r.scores[j], reference(top));
     r.scores[j] = weight;
     sum += weight;
   }
   sum = reduce(sum, Sum());
-  for (std::int64_t j = threadIdx.x; j < n; j += kThreads)
-    if (!is_hidden(r.scores[j])) r.scores[j] /= sum;
-  if (p.lse && threadIdx.x == 0)
-    p.lse[row_at(p.lse_stride, r.head, r.row)] = lse_of(top, sum, alibi_shift_log2(r.head, r.row));
+  if (threadIdx.x != 0) return;
+  *r.finish = finish_row(top, sum, sink_of(r.head, r.row), alibi_shift_log2(r.head, r.row));
+  if (p.lse) p.lse[row_at(p.lse_stride, r.head, r.row)] = r.finish->lse;
 }
 
 __global__ void naive_values(const __grid_constant__ AttentionParams p, float* all) {
   const NaiveRow r(p, all);
   if (!r.exists()) return;
   for (std::int64_t i = threadIdx.x; i < p.dv; i += kThreads) {
-    // In blocks: the rounding of a sum grows with its terms.
-    float out = 0;
-    for (std::int64_t block = r.head.low; block < r.head.high; block += kSimtKeys) {
+    // In short sums: the rounding of a sum grows with its terms.
+    double out = 0;
+    for (std::int64_t block = r.head.low; block < r.head.high; block += kSumKeys) {
       float sum = 0;
-      for (std::int64_t j = block; j < min(block + kSimtKeys, r.head.high); ++j) {
+      for (std::int64_t j = block; j < min(block + kSumKeys, r.head.high); ++j) {
         const float weight = r.scores[j - r.head.low];
         if (is_hidden(weight)) continue;
         sum = fmaf(weight, load(p.v, p.kv_type, r.head.key_at(p.v_stride, j) + i * p.v_stride.d), sum);
       }
-      out += sum;
+      out += static_cast<double>(sum);
     }
-    store(p.out, p.out_type, row_at(p.out_stride, r.head, r.row) + i * p.out_stride.d, out);
+    const Finish f = *r.finish;
+    const float x = f.sum == 0 ? 0.f : static_cast<float>(out) * f.half * f.half / f.sum;
+    store(p.out, p.out_type, row_at(p.out_stride, r.head, r.row) + i * p.out_stride.d, x);
   }
 }
 
@@ -117,10 +122,14 @@ std::int64_t naive_rows(const AttentionParams& p) {
   return p.hk * p.group * (p.total_q >= 0 ? p.total_q : p.b * p.sq);
 }
 
-cudaError_t attention_naive(const AttentionParams& p, float* scores, cudaStream_t stream) {
+std::size_t naive_workspace(const AttentionParams& p) {
+  return static_cast<std::size_t>(naive_rows(p)) * static_cast<std::size_t>(p.sk + kFinishFloats) * sizeof(float);
+}
+
+cudaError_t attention_naive(const AttentionParams& p, float* workspace, cudaStream_t stream) {
   const auto rows = static_cast<unsigned>(naive_rows(p));
   for (const auto step : {naive_scores, naive_softmax, naive_values})
-    if (const cudaError_t status = launch_kernel(false, step, rows, kThreads, 0, stream, p, scores);
+    if (const cudaError_t status = launch_kernel(false, step, rows, kThreads, 0, stream, p, workspace);
         status != cudaSuccess)
       return status;
   return cudaSuccess;

@@ -197,9 +197,8 @@ __device__ __forceinline__ void attend(const AttentionParams& p, unsigned number
   float o[kChunks][kEach][4] = {}, l[kEach];
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    const float sink = sink_of(head, rows[row_of(i)]);
-    if (tx == 0) maxima[row_of(i)] = sink;
-    l[i] = tx == 0 && sink != -infinity() ? 1.f : 0.f;  // a share of the sum: threads of a row add theirs in the end
+    if (tx == 0) maxima[row_of(i)] = -infinity();
+    l[i] = 0;  // a share of the sum: threads of a row add theirs in the end
   }
 
   // From a multiple of the block on, so that a row's keys are cut alike whatever rows are beside it.
@@ -337,18 +336,18 @@ __device__ __forceinline__ void attend(const AttentionParams& p, unsigned number
     l[i] = over_row(l[i], Sum());
     const std::int64_t at = out_at[row_of(i)];
     if (at < 0) continue;
+    const Row& row = rows[row_of(i)];
+    const Finish f = finish_row(maxima[row_of(i)], l[i], sink_of(head, row), alibi_shift_log2(head, row));
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk)
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const std::int64_t column = chunk * kColumns + 4 * tx + j;
         if (column < p.dv)
-          store(p.out, p.out_type, at + column * p.out_stride.d, l[i] == 0 ? 0.f : o[chunk][i][j] / l[i]);
+          store(p.out, p.out_type, at + column * p.out_stride.d,
+                f.sum == 0 ? 0.f : o[chunk][i][j] * f.half * f.half / f.sum);
       }
-    if (p.lse && tx == 0) {
-      const float shift = alibi_shift_log2(head, rows[row_of(i)]);
-      p.lse[lse_at[row_of(i)]] = lse_of(maxima[row_of(i)], l[i], shift);
-    }
+    if (p.lse && tx == 0) p.lse[lse_at[row_of(i)]] = f.lse;
   }
 }
 

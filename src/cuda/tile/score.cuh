@@ -97,6 +97,19 @@ __device__ inline float lse_of(float reference, float sum, float alibi_shift) {
   return sum == 0 ? -infinity() : (reference - alibi_shift + log2f(sum)) * kLn2;
 }
 
+// A row whose weights, taken relative to its maximum, have this sum, with its sink: out is O half half / sum. The sink
+// may be so far above the maximum that its weight, or the weights relative to it, are no numbers that fp32 has.
+struct Finish {
+  float sum, half, lse;
+};
+__device__ inline Finish finish_row(float max, float sum, float sink, float alibi_shift) {
+  const float m = reference(max), above = sink - m, sink_lse = (sink - alibi_shift) * kLn2;
+  constexpr float kFar = 100;
+  if (!(above <= kFar)) return {1, exp2_approx(above / -2) + (above - above), sink_lse};  // NaN for a sink of inf
+  const float all = sum + exp2_approx(above);
+  return {all, 1, sum == 0 ? sink_lse : lse_of(m, all, alibi_shift)};
+}
+
 // A weight of -0 marks a key that is hidden: times a value that is no NaN or Inf it adds nothing.
 __device__ inline bool is_hidden(float weight) {
   return __float_as_uint(weight) == 0x80000000u;
