@@ -258,12 +258,14 @@ RowWeights softmax(std::vector<Score>& scores, double sink, Eigen::Ref<RowArray>
   double grown = std::exp(sink - top) * std::exp(8 * kUnit * (sink == -kInfinity ? 0 : std::abs(sink)));
   for (const Score& s : scores) grown += std::exp(s.x - top) * std::exp(std::min(s.delta, 600.0));
   const double denominator = std::log(grown / sum);
+  // A sink is rounded, too, and all weights with it.
+  const double of_sink = sink == -kInfinity ? 0 : 6 * kUnit * std::abs(sink) * std::exp(sink - top) / sum;
   for (std::size_t j = 0; j < scores.size(); ++j) {
     const auto at = static_cast<Eigen::Index>(j);
     p[at] = std::exp(scores[j].x - top) / sum;
     if (p[at] == 0) continue;
     growth[at] = p[at] * std::expm1(std::min(scores[j].delta + denominator, 600.0));
-    expected[at] = std::pow(p[at] * std::expm1(std::min(scores[j].sigma, 300.0)), 2);
+    expected[at] = std::pow(p[at] * std::expm1(std::min(scores[j].sigma + of_sink, 300.0)), 2);
   }
   const double lse = top + std::log(sum);
   return {lse, denominator + 40 * kUnit * (std::abs(lse) + 1), false};
