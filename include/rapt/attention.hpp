@@ -12,7 +12,7 @@ namespace rapt {
 /// sq query rows, sk key rows, d query/key head size, dv value head size. Any non-negative strides.
 /// q, k, v and out are f32, bf16 or f16, k and v also quantised (kv_source.hpp); k and v agree, q and out may differ
 /// from them and from each other. Whatever the types, sums and the softmax are fp32, inputs count as given, and out is
-/// rounded once, to nearest even. lse, bias, alibi and sinks are f32.
+/// rounded once, to nearest even. bias, alibi and sinks are f32, bf16 or f16, each by itself; lse is f32.
 struct AttentionArgs {
   TensorView q{};           ///< [b, hq, sq, d]; with cu_seqlens_q [total_q, hq, d]
   KvSource kv{};            ///< keys and values, of one type

@@ -123,10 +123,11 @@ typedef struct rapt_attention_args {
   rapt_tensor k_scale, v_scale;
   rapt_tensor k_zero, v_zero;
 
-  rapt_tensor bias;  /* optional, added to scores: f32 [.., sk] broadcast over b, hq, sq. -inf masks */
+  /* bias, alibi and sinks are f32, bf16 or f16, each by itself. */
+  rapt_tensor bias;  /* optional, added to scores: [.., sk] broadcast over b, hq, sq. -inf masks */
   rapt_tensor mask;  /* optional: RAPT_BOOL, 1 = attend; shapes as for bias */
-  rapt_tensor alibi; /* optional: f32 slopes, [hq] or [b, hq]: score -= slope * |i + offset - j| */
-  rapt_tensor sinks; /* optional: f32 [hq], one extra logit per head in the softmax's denominator only; -inf = none */
+  rapt_tensor alibi; /* optional: slopes, [hq] or [b, hq]: score -= slope * |i + offset - j| */
+  rapt_tensor sinks; /* optional: [hq], one extra logit per head in the softmax's denominator only; -inf = none */
 
   int32_t kv_kind; /* rapt_kv_kind */
   int32_t causal;  /* nonzero: keys j <= i + offset only */

@@ -52,10 +52,10 @@ def attention(
     window          (left, right): row i attends keys i + offset - left to i + offset + right. None or -1: open.
     scale           d**-0.5 if not given.
     mask            bool, true = attend; up to [b, hq, sq, sk], broadcast over all but sk.
-    bias            float32, added to the scores; shapes as for mask. -inf masks.
+    bias            float32, bfloat16 or float16, added to the scores; shapes as for mask. -inf masks.
     softcap         c: scores become c * tanh(score / c), before bias and masks.
-    alibi           float32 slopes [hq] or [b, hq].
-    sinks           float32 [hq]: an extra logit in each head's denominator.
+    alibi           Slopes [hq] or [b, hq], of the same types as bias.
+    sinks           [hq], of the same types: an extra logit in each head's denominator.
     cu_seqlens_q    int32 or int64 [b + 1], from 0 to total_q: q and the result are [total_q, hq, d], sequence n has
                     rows cu_seqlens_q[n] to cu_seqlens_q[n + 1].
     cu_seqlens_k    The same for k and v, [total_k, hk, d].

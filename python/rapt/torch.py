@@ -461,8 +461,6 @@ def _forward(
     batch = _batch_shape(q.shape, k.shape, v.shape, gqa)
     assert batch is not None
     out = to = _result(q, k, v, mask, batch, gqa)
-    if mask is not None and mask.dtype is not torch.bool:
-        mask = mask.float()
     if len(batch) > 2:
         q, k, v, to = (_fold(t, batch) for t in (q, k, v, out))
         if mask is not None and mask.dim() > 3:

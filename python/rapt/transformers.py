@@ -291,11 +291,11 @@ def _chosen(mask: Tensor | None, indices: Tensor, m: int) -> Tensor:
 
 
 def _mask_and_bias(mask: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """A boolean mask and a bias of float32 for transformers' mask of either kind and its position bias."""
+    """A boolean mask and a bias for transformers' mask of either kind and its position bias."""
     if mask is not None and mask.dtype is not torch.bool:
         bias = mask if bias is None else mask + bias
         mask = None
-    return mask, None if bias is None else bias.float()
+    return mask, bias
 
 
 def _forward(
@@ -322,7 +322,7 @@ def _forward(
             mask=mask,
             bias=bias,
             softcap=softcap,
-            sinks=None if sinks is None else sinks.float(),
+            sinks=sinks,
             out=out.transpose(1, 2),
             return_lse=row_sinks is not None,
         )

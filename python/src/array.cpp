@@ -60,12 +60,14 @@ const char* wanted_types(const Reading& reading) {
   if (reading.elements == Elements::boolean) return "bool (additive masks are a bias)";
   if (reading.elements == Elements::integers) return "int32 or int64";
   if (reading.elements == Elements::f32) return "float32";
+  if (reading.elements == Elements::floats) return "float32, bfloat16 or float16";
   return reading.bytes ? "uint8, as kv_dtype is given" : kTypes;
 }
 
 bool takes(Elements elements, DType dtype) {
   if (elements == Elements::boolean) return dtype == DType::boolean;
   if (elements == Elements::integers) return dtype == DType::i32 || dtype == DType::i64;
+  if (elements == Elements::floats) return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16;
   return elements == Elements::any || dtype == DType::f32;
 }
 

@@ -28,7 +28,7 @@ struct Array {
 };
 
 /// What elements an argument has; `any`: of any type, as the library decides.
-enum class Elements { any, boolean, integers, f32 };
+enum class Elements { any, boolean, integers, f32, floats };
 
 /// How an array may be read. Where `bytes` is given its elements are uint8, and stand for this type.
 struct Reading {

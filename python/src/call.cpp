@@ -104,10 +104,10 @@ Call::Call(const nb::dict& arguments)
   score.window = window_of(arguments["window"]);
   score.align = align_of(arguments["align"]);
   score.softcap = real("softcap", arguments["softcap"]);
-  score.bias = take("bias", Elements::f32);
+  score.bias = take("bias", Elements::floats);
   score.mask = take("mask", Elements::boolean);
-  score.alibi = take("alibi", Elements::f32);
-  score.sinks = take("sinks", Elements::f32);
+  score.alibi = take("alibi", Elements::floats);
+  score.sinks = take("sinks", Elements::floats);
 }
 
 // The library knows numbers as floats: a refusal shows them as they were given.

@@ -220,3 +220,14 @@ def test_info():
 def test_import_needs_numpy_only():
     code = "import rapt, sys; sys.exit(bool({'torch', 'ml_dtypes'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
+def test_bias_slopes_and_sinks_of_16_bits(dtype):
+    """They count as given: exactly as the same numbers in float32 do."""
+    rng = np.random.default_rng(1)
+    q, k, v = inputs(2, 4, 4, 9, 9, 16, 16)
+    shapes = {"bias": (9, 9), "alibi": (4,), "sinks": (4,)}
+    narrow = {name: rng.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
+    wide = {name: x.astype(np.float32) for name, x in narrow.items()}
+    assert np.array_equal(rapt.attention(q, k, v, **narrow), rapt.attention(q, k, v, **wide))

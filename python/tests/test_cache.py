@@ -155,7 +155,7 @@ def test_what_append_kv_refuses():
         (ValueError, "cache_seqlens: got 2 keys and 3 new ones; wanted at most 4", (k, k, *room, np.array([2])), {}),
         (ValueError, "k: got a read-only array", (k, k, frozen, room[1], length), {}),
         (ValueError, "v: got a tensor that requires grad", (k, k, room[0], grad, length), {}),
-        (ValueError, "block_table: got page 7 for key 4; wanted 0 to 0", (k, k, *room, np.array([2])), pages),
+        (ValueError, "block_table: got page 7 for key 4 of sequence 0; wanted 0 to 0", (k, k, *room, np.array([2])), pages),
         (TypeError, "k_new: got dtype float64", (k.astype(float), k, *room, length), {}),
         (TypeError, "v: got dtype f16; wanted k's, f32", (k, k, room[0], room[1].astype(np.float16), length), {}),
         (ValueError, "k: got no tensor; wanted", (k, k, None, room[1], length), {}),

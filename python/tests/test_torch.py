@@ -550,3 +550,23 @@ def test_a_forked_child_computes():
         close = abs(rapt.attention(q, k, v, isa="generic").numpy() - wanted).max() < 1e-5
         os._exit(0 if same and close else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def _error(out, q, k, v):
+    """Relative Frobenius error, in units of the rounding of float32."""
+    p = torch.softmax(q.double() @ k.double().transpose(-1, -2) * q.shape[-1] ** -0.5, -1)
+    want = p @ v.double()
+    return float((out.double() - want).norm() / want.norm()) * 2**24
+
+
+@pytest.mark.parametrize("rows", [1, 64])
+@pytest.mark.parametrize("keys", [64, 512, 4096])
+@pytest.mark.parametrize("value", [None, 0.1, 0.3, 0.7, 1.1])
+def test_no_less_exact_than_pytorch(value, keys, rows):
+    """docs/contract.md: no more than 1.25 times PyTorch's error, or 16 units."""
+    torch.manual_seed(keys)
+    q, k, v = (torch.randn(1, 2, n, 64) for n in (rows, keys, keys))
+    if value is not None:
+        q, k, v = (torch.full_like(t, value) for t in (q, k, v))
+    theirs = _error(torch.nn.functional.scaled_dot_product_attention(q, k, v), q, k, v)
+    assert _error(rapt.torch.scaled_dot_product_attention(q, k, v), q, k, v) <= max(1.25 * theirs, 16)
