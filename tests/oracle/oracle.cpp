@@ -255,7 +255,7 @@ RowWeights softmax(std::vector<Score>& scores, double sink, Eigen::Ref<RowArray>
   }
   double sum = std::exp(sink - top);
   for (const Score& s : scores) sum += std::exp(s.x - top);
-  double grown = std::exp(sink - top) * std::exp(8 * kUnit * (sink == -kInfinity ? 0 : std::abs(sink)));
+  double grown = sink == -kInfinity ? 0 : std::exp(std::min(sink - top + 8 * kUnit * std::abs(sink), 600.0));
   for (const Score& s : scores) grown += std::exp(s.x - top) * std::exp(std::min(s.delta, 600.0));
   const double denominator = std::log(grown / sum);
   // A sink is rounded, too, and all weights with it.

@@ -12,19 +12,20 @@ namespace rapt::testing {
 ///
 /// How the bounds come about, with u = 2^-24. The roundings of an fp32 dot product of d terms have either sign, so that
 /// sqrt(d) u sum|q_i k_i| bounds what d u sum|q_i k_i| bounds in the worst case; those behind it (scale, softcap, bias,
-/// alibi, the change to base 2, the subtraction of the maximum) are some units of the operands. A kernel may subtract
-/// the row's maximum, sink included, within the dot product, where it then takes part in all roundings:
+/// alibi, the change to base 2) are some units of the operands, and exponents are rounded relative to a reference m up
+/// to 8 powers of two off the row's maximum, sink included:
 ///
-///     delta_j = (sqrt(d) + 6) u |scale| sum_i |q_i k_ji|  through softcap  + 8 u (|x_j| + |bias| + |alibi|)
-///             + (sqrt(d) + 6) u |max_j x_j|
+///     delta_j = (sqrt(d) + 6) u |scale| sum_i |q_i k_ji|  through softcap (+ 4 u c)  + 8 u (|x_j| + |bias| + |alibi|)
+///             + 2 u (max_j x_j - x_j + 8 ln 2)
 ///
 /// Scores that are off by at most delta_j change p_j by a factor within exp(+-(delta_j + D)), where
 /// D = log sum_j p_j exp(delta_j) bounds the change of the denominator. Hence
 ///
-///     |error| <= sum_j p_j (exp(delta_j + D) - 1) |v_j|  +  8 eps32 sum_j p_j |v_j|  +  1e-37
+///     |error| <= sum_j p_j (exp(delta_j + D) - 1) |v_j|  +  16 u sum_j p_j |v_j|  +  1e-37
 ///
-/// where the second term is the contract's, for exp, the sums and the division, and the whole is never more than the
-/// largest |v_j| plus |out|, as an average cannot be further off. The error of lse is bounded by D likewise.
+/// where the second term is for exp, the sums and the division, less than the contract's, and the whole is never more
+/// than the largest |v_j| plus |out|, as an average cannot be further off. The error of lse is bounded by D likewise,
+/// and 40 u (|lse| + 1).
 ///
 /// That is `bound`, all of it for fp32. 16-bit types add 8 eps sum_j p_j |v_j|, where eps is the largest unit roundoff
 /// among the types of q, kv and out (2^-8 for bf16, 2^-11 for f16), and one denormal of out's type. To lse they add the
@@ -32,11 +33,12 @@ namespace rapt::testing {
 ///
 /// Quantised keys and values count as (x - zero) * scale, exactly. A kernel rounds that twice, or takes scale and zero
 /// out of its sums; either way its roundings are relative to (|x| + |zero|) |scale|, which stands for |k_ji| in delta_j
-/// and for |v_j| in the second term, with sqrt(d) + 8 in place of sqrt(d) + 6 in front of the dot product, and 10 in
-/// place of 8 in front of eps32. Then the bounds are those of fp32.
+/// and for |v_j| in the second term, with sqrt(d) + 8 in place of sqrt(d) + 6 in front of the dot product, and 20 in
+/// place of 16 in front of u. Then the bounds are those of fp32.
 ///
 /// `spread` is what errors of the usual size, independent from key to key, add up to: the roundings of partial sums
-/// that grow from 0 or -max_j x_j to the score, sqrt(d / 3) u (|scale| (sqrt(sum (q_i k_i)^2) + |q k|) + |max_j x_j|).
+/// that grow from 0 to the score, sqrt(d / 3) u |scale| (sqrt(sum (q_i k_i)^2) + 2 |q k|), those of modifiers and
+/// exponents, and the sink's.
 struct Reference {
   std::vector<double> out;
   std::vector<double> lse;

@@ -57,6 +57,13 @@ constexpr HardInputs kAll[] = {
     {"small weights beside a sink of 85", "attention sq=40 sk=300 d=16 sinks lse", small_beside_sink<85>},
     {"small weights beside a sink of 120", "attention sq=40 sk=300 d=16 sinks lse", small_beside_sink<120>},
     {"small weights beside a sink of 1000", "attention sq=40 sk=300 d=16 sinks lse", small_beside_sink<1000>},
+    {"a sink of 1e10", "attention sq=40 sk=300 d=16 sinks lse", [](Case& c) { fill(c.sinks, 1e10f); }},
+    {"a sink of -1e10", "attention sq=40 sk=300 d=16 sinks lse", [](Case& c) { fill(c.sinks, -1e10f); }},
+    {"a sink of 2e38", "attention sq=1 sk=2000 d=16 sinks lse", [](Case& c) { fill(c.sinks, 2e38f); }},
+    {"a sink of -2e38", "attention sq=40 sk=2000 d=16 sinks lse", [](Case& c) { fill(c.sinks, -2e38f); }},
+    {"a sink of -1000 and no key", "attention sq=4 sk=2 d=16 causal align=bottom_right sinks lse", sinks_below<1000>},
+    {"ALiBi far from the keys and a sink", "attention hq=4 sq=1 sk=128 d=64 align=1000000 alibi sinks lse",
+     [](Case&) {}},
     {"ALiBi far from the keys", "attention b=1 hq=8 sq=20 d=64 align=5000000000 alibi", [](Case&) {}},
 };
 

@@ -24,17 +24,17 @@ void attention_combine(const ForwardParams& p, const WorkItem& item, std::int64_
     float minus_m = sink_minus_m;
     for (std::int64_t i = 0; i < parts; ++i) {
       if (state(i)[p.dv + 1] == 0) continue;  // saw no key
-      const float part = state(i)[p.dv];
-      minus_m = any && minus_m < part ? minus_m : part;
+      const float reference = state(i)[p.dv];
+      minus_m = any && minus_m < reference ? minus_m : reference;
       any = true;
     }
     alignas(64) float factor[kMaxParts];
     double all = sink_l == 0 ? 0 : static_cast<double>(sink_l * __builtin_exp2f(minus_m - sink_minus_m));
     for (std::int64_t i = 0; i < parts; ++i) {
-      const float part = state(i)[p.dv + 1];
-      if (part == 0) continue;
+      const float weight = state(i)[p.dv + 1];
+      if (weight == 0) continue;
       factor[i] = __builtin_exp2f(minus_m - state(i)[p.dv]);
-      all += static_cast<double>(factor[i]) * static_cast<double>(part);
+      all += static_cast<double>(factor[i]) * static_cast<double>(weight);
     }
     const auto l = static_cast<float>(all);
     const vec scale(l == 0 ? 0.f : 1 / l);
@@ -43,14 +43,15 @@ void attention_combine(const ForwardParams& p, const WorkItem& item, std::int64_
       for (std::int64_t c = 0; c < p.dv; c += kLanes) {  // states have room for whole vectors
         vec sum(0.f);
         for (std::int64_t first = 0; first < parts; first += kShortSum) {
-          vec part(0.f);
+          vec short_sum(0.f);
           for (std::int64_t i = first; i < least(first + kShortSum, parts); ++i) {
             if (state(i)[p.dv + 1] == 0) continue;
             const vec x = load(state(i) + c);
-            const vec joined = fma(vec(factor[i]), x, part);
-            part = xsimd::select(x - x == vec(0.f), joined, part + x);  // a factor that has vanished hides no infinity
+            const vec joined = fma(vec(factor[i]), x, short_sum);
+            short_sum = xsimd::select(x - x == vec(0.f), joined,
+                                      short_sum + x);  // a factor that has vanished hides no infinity
           }
-          sum = sum + part;
+          sum = sum + short_sum;
         }
         store_strided(out + c * p.out_stride.d, p.out_stride.d, least(kLanes, p.dv - c), sum * scale);
       }

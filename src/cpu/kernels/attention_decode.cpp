@@ -136,7 +136,7 @@ class Item {
   float* o(std::int64_t panel) const { return w_.o + panel * kLanes * w_.o_stride; }
   float* total(std::int64_t panel) const { return w_.total + panel * kLanes * w_.o_stride; }
   // A run of blocks joins the panel's total, which is the output after the last.
-  void join(std::int64_t panel) const {
+  void join_total(std::int64_t panel) const {
     for (std::int64_t c = 0; c < kLanes * w_.o_stride; c += kLanes) {
       store(total(panel) + c, load(total(panel) + c) + load(o(panel) + c));
       store(o(panel) + c, vec(0.f));
@@ -199,13 +199,13 @@ class Item {
       beside_values_ = packed_ ? fetch_values(after) : fetch_keys(after);
       const bool run_ends = (k - head_.low / keys * keys) % (kRunBlocks * keys) == 0;
       for (std::int64_t i = begin; i < end; ++i) {
-        if (run_ends) join(i);
+        if (run_ends) join_total(i);
         visit(i, *now, careful);
       }
       Block* const done = now;
       now = next, next = done;
     }
-    for (std::int64_t i = begin; i < end; ++i) join(i);
+    for (std::int64_t i = begin; i < end; ++i) join_total(i);
   }
 
   // w_.s = the final scores of keys [begin, end) of the block, as to_exponents() has them, w_.top their maxima. Returns

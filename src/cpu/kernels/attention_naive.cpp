@@ -1,6 +1,6 @@
 // attention_naive: the three-step pipeline, S = q k^T, P = softmax(S), out = P v, as three passes over an S x S matrix
-// in memory. The baseline of every table and the trusted fallback: it shares nothing with attention_forward but exp2
-// and the geometry of rows.
+// in memory. The baseline of every table and the trusted fallback: it shares nothing with attention_forward but exp2,
+// the geometry of rows and where their biases, slopes and sinks lie.
 //
 // One item is one kv head of one sequence: 4 sq sk bytes of scores, written and read once a pass. Vector lanes run
 // along d (dot products) and dv (sums of rows); strided inner dimensions go element by element. 16-bit elements are
@@ -11,9 +11,6 @@
 
 namespace rapt::cpu::RAPT_ISA {
 namespace {
-
-// Keys summed in fp32 before they join the row in float64: the rounding of a sum grows with its terms.
-constexpr std::int64_t kSumBlock = 32;
 
 float sum_of(vec x) {
   alignas(64) float lane[kLanes];
@@ -184,7 +181,8 @@ void run(const ForwardParams& p, const WorkItem& item, std::byte* scratch) noexc
         sum += static_cast<double>(weight[i]);
       }
     }
-    // A sink joins in float64, and is no maximum of the scores: far above them it must not cost their weights' digits.
+    // The sink is added in float64 and takes no part in the maximum: far above the scores it would cost their weights'
+    // digits.
     const double shift = static_cast<double>(alibi_shift_log2(head, row)), own = static_cast<double>(m);
     const double sink =
         p.score.sinks
@@ -192,8 +190,9 @@ void run(const ForwardParams& p, const WorkItem& item, std::byte* scratch) noexc
                       rapt::kLog2e +
                   shift
             : -__builtin_inf();
-    const double larger = sink > own ? sink : own, factor = __builtin_exp2(own - larger);
-    const double all = factor * sum + (p.score.sinks ? __builtin_exp2(sink - larger) : 0);
+    const bool alone = sum == 0 && p.score.sinks;
+    const double larger = sink > own || alone ? sink : own, factor = __builtin_exp2(own - larger);
+    const double all = (sum == 0 ? 0 : factor * sum) + (sink == -__builtin_inf() ? 0 : __builtin_exp2(sink - larger));
     w.inverse[r - item.row_begin] = all == 0 ? 0 : factor / all;
     if (p.lse)
       p.lse[row_at(p.lse_stride, head, row)] = static_cast<float>((__builtin_log2(all) + larger - shift) * kLn2);
@@ -207,7 +206,7 @@ void run(const ForwardParams& p, const WorkItem& item, std::byte* scratch) noexc
                  [&](std::int64_t j, const auto* value, std::int64_t stride) {
                    const float weight = s[j - low];
                    if (weight != -__builtin_inff()) add_row(weight, value, stride, p.dv, w.block);
-                   if (j % kSumBlock != kSumBlock - 1 && j + 1 != row.last) return;
+                   if (j % kSumKeys != kSumKeys - 1 && j + 1 != row.last) return;
                    for (std::int64_t c = 0; c < p.dv; ++c) w.out[c] += static_cast<double>(w.block[c]), w.block[c] = 0;
                  });
     const double inverse = w.inverse[r - item.row_begin];

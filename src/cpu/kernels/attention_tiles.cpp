@@ -161,7 +161,8 @@ class Item {
       if (packed.begin != begin || packed.first > from || packed.last < to) pack_range(begin, from, to);
       leave_unusual(begin, from, to);
       const bool run_ends = (begin - head_.low / w_.keys * w_.keys) % (kRunBlocks * w_.keys) == 0;
-      for (std::int64_t i = 0; kPlanes == 3 && run_ends && i < count_; ++i) join(panels_[i], w_.dv);
+      if (kPlanes == 3 && run_ends)
+        for (std::int64_t i = 0; i < count_; ++i) join(panels_[i], w_.dv);
       sweep(tiles, begin);
     }
     for (std::int64_t i = 0; i < count_; ++i) {

@@ -62,11 +62,6 @@ struct ScoresTile {
   }
 };
 
-// A sum of n terms of one sign is off by up to n / 2 roundings of itself, so long sums are sums of short ones: of
-// kSumKeys keys, which start at multiples of it within the block, then of the block's, then of blocks. Each halving
-// costs 1 % of attention_forward's time.
-inline constexpr std::int64_t kSumKeys = 32;
-
 // ot[c][lane] = base[c][lane] + sum over keys of v[key][c] p[key][lane] for kR columns c. The keys are summed on their
 // own before they join `base`. Rows of p and ot have kW vectors.
 template <int kW>

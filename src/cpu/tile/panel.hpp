@@ -21,6 +21,11 @@ inline std::int64_t round_up(std::int64_t x, std::int64_t step) {
   return (x + step - 1) / step * step;
 }
 
+// A sum of n terms of one sign is off by up to n / 2 roundings of itself, so long sums are sums of short ones: of
+// kSumKeys keys, which start at multiples of it within the block, then of the block's, then of blocks. Each halving
+// costs 1 % of attention_forward's time.
+inline constexpr std::int64_t kSumKeys = 32;
+
 // One kv head of one sequence of a call.
 struct Head {
   const ForwardParams& p;

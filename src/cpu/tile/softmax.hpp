@@ -2,17 +2,16 @@
 // depend on the rows beside it.
 #pragma once
 
-#include "cpu/tile/mma.hpp"
 #include "cpu/tile/score.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 
 // Weights are 2^(score - m). The reference m starts at 0, or at the sink, and moves only when it must: weights stay
-// below 2^kHighest, and the largest of the first keys a row sees is not below 2^-kHighest. A wider range would move m
-// less often, but exponents far from 0 round coarsely (by 2^-22 up to 8, by 2^-20 up to 32), and sums of weights times
-// values up to 2^100 must not overflow. Steps are integers, so a rescale multiplies by an exact power of two.
-// A score of +inf moves nothing: it makes its row NaN by itself, while relative to it every other one, and a fused
-// product that overflows, would be a -inf that hides it.
+// below 2^kHighest (in attention_tiles their sums do), and the largest of the first keys a row sees is not below
+// 2^-kHighest. A wider range would move m less often, but exponents far from 0 round coarsely (by 2^-22 up to 8, by
+// 2^-20 up to 32), and sums of weights times values up to 2^100 must not overflow. Steps are integers, so a rescale
+// multiplies by an exact power of two. A score of +inf moves nothing: it makes its row NaN by itself, while relative to
+// it every other one, and a fused product that overflows, would be a -inf that hides it.
 inline constexpr float kHighest = 8;
 [[gnu::always_inline]] inline auto must_move(vec top, vec l) {
   const auto low = (l == vec(0.f)) & (top < vec(-kHighest)) & (top > minus_infinity());
@@ -49,6 +48,10 @@ inline void start_row(const Head& head, const Row& row, float& minus_m, float& l
   const float given = number_at(score.sinks, score.sinks_type, row.q_head * score.sinks_stride);
   if (given == -__builtin_inff()) return;
   const double sink = static_cast<double>(given) * rapt::kLog2e + static_cast<double>(alibi_shift_log2(head, row));
+  if (sink >= 0x1p24 || sink <= -0x1p24) {  // m has no fraction to leave out: the sink is its own reference
+    minus_m = static_cast<float>(-sink), l = 1;
+    return;
+  }
   // Far above 0, so that the weights beside it are no denormals: 2^100 leaves them and their sums room.
   const double m = __builtin_ceil(sink);
   minus_m = static_cast<float>(m <= 0 ? -m : m <= 100 ? 0 : 100 - m);

@@ -28,7 +28,8 @@ bool wgmma_f32_takes(const AttentionParams& params);
 std::size_t wgmma_f32_workspace(const AttentionParams& params);  // bytes, at a multiple of 64
 cudaError_t attention_wgmma_f32(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
 
-// attention_naive: scores, softmax and values one after another, with the S x S matrix in `workspace`.
+// attention_naive: scores, softmax and values one after another, with the S x S matrix in `workspace`, behind
+// what finishes each row.
 std::int64_t naive_rows(const AttentionParams& params);
 std::size_t naive_workspace(const AttentionParams& params);
 cudaError_t attention_naive(const AttentionParams& params, float* workspace, cudaStream_t stream);

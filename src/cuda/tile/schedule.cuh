@@ -81,7 +81,7 @@ struct Tile : Place {
     int token, q_head;
     int first, last;  // the keys it sees, from `key` on
     float sink, alibi_shift;
-    std::int64_t nearest;  // key to its position, for ALiBi
+    std::int64_t nearest;  // the key nearest to the row, for ALiBi
   } of_row[C::kRows];
   int there;  // of the keys that the last block has room for
 
@@ -109,7 +109,7 @@ struct Tile : Place {
       // Rows that do not exist see what the last one sees: nothing is masked for them alone.
       row.first = static_cast<int>(clamp(at.first - place.key, 0, end));
       row.last = static_cast<int>(clamp(at.last - place.key, 0, end));
-      row.sink = sink_of(head, at), row.alibi_shift = alibi_shift_log2(head, at);
+      row.alibi_shift = alibi_shift_log2(head, at), row.sink = sink_of(head, at) + row.alibi_shift;
       row.nearest = at.nearest(head);
     }
   }

@@ -84,7 +84,7 @@ static __device__ __noinline__ float finish_score(const Head& head, const Row& r
 __device__ inline float sink_of(const Head& head, const Row& row) {
   const ScoreParams& s = head.p.score;
   if (!s.sinks) return -infinity();
-  return load(s.sinks, s.sinks_type, row.q_head * s.sinks_stride) * kLog2e + alibi_shift_log2(head, row);
+  return load(s.sinks, s.sinks_type, row.q_head * s.sinks_stride) * kLog2e;
 }
 
 // What scores are taken relative to before 2^x: their maximum, but 0 where there is none.
@@ -103,7 +103,8 @@ struct Finish {
   float sum, half, lse;
 };
 __device__ inline Finish finish_row(float max, float sum, float sink, float alibi_shift) {
-  const float m = reference(max), above = sink - m, sink_lse = (sink - alibi_shift) * kLn2;
+  const float m = reference(max), above = sink - m + alibi_shift;
+  const float sink_lse = sink * kLn2 + sum * 0;  // or NaN
   constexpr float kFar = 100;
   if (!(above <= kFar)) return {1, exp2_approx(above / -2) + (above - above), sink_lse};  // NaN for a sink of inf
   const float all = sum + exp2_approx(above);
