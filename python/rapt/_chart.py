@@ -59,7 +59,8 @@ def svg(context: dict[str, Any], rows: list[dict[str, Any]]) -> str:
             parts += _row(row, y, x)
             y += ROW
     if len(shown) < len(rows):
-        parts.append(f'<text x="16" y="{y + 18}" fill="#56636f">left out as noisy: {len(rows) - len(shown)} of {len(rows)} rows</text>')
+        text = f"left out as noisy: {len(rows) - len(shown)} of {len(rows)} rows"
+        parts.append(f'<text x="16" y="{y + 18}" fill="#56636f">{text}</text>')
     one = x(1)
     parts.append(f'<line x1="{one:.1f}" x2="{one:.1f}" y1="{HEAD}" y2="{height - 26}" stroke="#1c2733" stroke-dasharray="4 3"/>')
     return "\n".join([*parts, "</svg>", ""])

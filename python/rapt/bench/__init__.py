@@ -69,15 +69,13 @@ def parse_arguments(words: list[str] | None) -> argparse.Namespace:
 
     parser = argparse.ArgumentParser("python -m rapt.bench", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--set", choices=ops.SETS, default="quick", help="attention alone: a few shapes, the table of lengths, real models'")
+    what.add_argument("--set", choices=ops.SETS, default="quick", help="attention alone: a few shapes, the lengths, real models'")
     what.add_argument("--models", action="store_true", help="whole models (needs transformers)")
     parser.add_argument("--quick", action="store_true", help="with --models: one layer and an eighth of the sizes")
-    parser.add_argument("--dtype", type=dtypes, help="fp32, bf16, fp16, or several: fp32,bf16 (default: fp32; of --models: fp32,bf16)")
-    parser.add_argument("--threads", type=counts, help="numbers of threads, for example 1,2 (default: PyTorch's; of --models: 1, 2 and that)")
+    parser.add_argument("--dtype", type=dtypes, help="fp32, bf16, fp16, or several (default: fp32; of --models: fp32,bf16)")
+    parser.add_argument("--threads", type=counts, help="for example 1,2 (default: PyTorch's number; of --models: 1, 2 and that)")
     parser.add_argument("--seeds", type=count, default=3, help="different inputs of each shape (default: %(default)s)")
-    parser.add_argument(
-        "--seconds", type=float, help="time for the samples of a shape, for either way, or of a model (default: 0.9; of --models: 2)"
-    )
+    parser.add_argument("--seconds", type=float, help="time for a row's samples, paused or not (default: 0.9; of --models: 2)")
     parser.add_argument("--samples", type=count, default=5, help="least number of samples of a side (default: %(default)s)")
     parser.add_argument("--sample-ms", type=float, default=4.0, help="least time of a sample (default: %(default)s)")
     parser.add_argument("--no-math", action="store_true", help="leave out PyTorch's math backend")

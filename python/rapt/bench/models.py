@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
-from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM, ViTConfig, ViTModel, WhisperConfig, WhisperModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import rapt.transformers
@@ -23,6 +23,8 @@ from rapt.bench.timing import add_ratio, interleave, statistics_of
 SIDES = ("sdpa", "rapt")
 PEER = "sdpa"
 RATIOS = {"back_to_back": "vs_sdpa"}
+_hf: Any = transformers  # much of it is untyped
+_functions: Any = ALL_ATTENTION_FUNCTIONS
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ def quick() -> list[Model]:
     for m in MODELS:
         side = max(1, int((m.length // 8) ** 0.5))  # of an image
         length = side**2 + 1 if m.kind == "vit" else m.length // 8
-        sizes = {"hidden": m.hidden // 8, "inner": m.inner // 8, "vocabulary": m.vocabulary // 8}
+        sizes: Any = {"hidden": m.hidden // 8, "inner": m.inner // 8, "vocabulary": m.vocabulary // 8}
         small.append(replace(m, name=f"{m.name} (quick)", layers=1, batch=max(1, m.batch // 8), length=length, **sizes))
     return small
 
@@ -68,25 +70,23 @@ def build(m: Model) -> tuple[Any, dict[str, Any]]:
     torch.manual_seed(0)
     common = {"hidden_size": m.hidden, "num_hidden_layers": m.layers, "num_attention_heads": m.heads, "intermediate_size": m.inner}
     tokens = torch.randint(m.vocabulary or 1, (m.batch, m.length))
-    made: Any
     inputs: dict[str, Any]
     if m.kind == "bert":
-        made = BertModel._from_config(BertConfig(**common, vocab_size=m.vocabulary), attn_implementation="sdpa")
+        made = _hf.BertModel._from_config(_hf.BertConfig(**common, vocab_size=m.vocabulary), attn_implementation="sdpa")
         inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}  # as a tokenizer gives it
     elif m.kind == "vit":
         size = 16 * round((m.length - 1) ** 0.5)
-        made = ViTModel._from_config(ViTConfig(**common, image_size=size, patch_size=16), attn_implementation="sdpa")
+        made = _hf.ViTModel._from_config(_hf.ViTConfig(**common, image_size=size, patch_size=16), attn_implementation="sdpa")
         inputs = {"pixel_values": torch.randn(m.batch, 3, size, size)}
     elif m.kind == "whisper":
-        heads = {"encoder_attention_heads": m.heads, "decoder_attention_heads": m.heads, "encoder_ffn_dim": m.inner}
-        config = WhisperConfig(d_model=m.hidden, encoder_layers=m.layers, decoder_layers=1, max_source_positions=m.length, **heads)
-        made = WhisperModel._from_config(config, attn_implementation="sdpa").encoder
+        sizes = {"d_model": m.hidden, "encoder_layers": m.layers, "encoder_attention_heads": m.heads, "encoder_ffn_dim": m.inner}
+        config = _hf.WhisperConfig(**sizes, decoder_layers=1, decoder_attention_heads=m.heads, max_source_positions=m.length)
+        made = _hf.WhisperModel._from_config(config, attn_implementation="sdpa").encoder
         inputs = {"input_features": torch.randn(m.batch, config.num_mel_bins, 2 * m.length)}
     else:
-        config = LlamaConfig(
-            **common, num_key_value_heads=m.kv_heads, vocab_size=m.vocabulary, tie_word_embeddings=True, max_position_embeddings=4096
-        )
-        made = LlamaForCausalLM._from_config(config, attn_implementation="sdpa")
+        sizes = common | {"num_key_value_heads": m.kv_heads, "vocab_size": m.vocabulary}
+        config = _hf.LlamaConfig(**sizes, tie_word_embeddings=True)
+        made = _hf.LlamaForCausalLM._from_config(config, attn_implementation="sdpa")
         inputs = {"input_ids": tokens, "use_cache": True, "logits_to_keep": 1}  # as generate() does it
     return made.eval(), inputs
 
@@ -113,7 +113,7 @@ class Side:
     def clocked(self) -> Iterator[None]:
         """Within, attention_s is the time that a forward spent inside transformers' attention function."""
         name = self.model.config._attn_implementation
-        attention = ALL_ATTENTION_FUNCTIONS[name]
+        attention = _functions[name]
 
         def clock(*args: Any, **kwargs: Any) -> Any:
             start = time.perf_counter()
@@ -121,11 +121,11 @@ class Side:
             self.attention_s += time.perf_counter() - start
             return result
 
-        ALL_ATTENTION_FUNCTIONS[name] = clock
+        _functions[name] = clock
         try:
             yield
         finally:
-            del ALL_ATTENTION_FUNCTIONS[name]
+            del _functions[name]
 
 
 class Pair:
@@ -148,7 +148,8 @@ class Pair:
 def run_pair(pair: Pair, options: argparse.Namespace) -> dict[str, Any]:
     sides = pair.sides
     outs = [side().float() for side in sides.values()]
-    row: dict[str, Any] = {**asdict(pair.case), "difference": float((outs[1] - outs[0]).abs().max()), "largest": float(outs[0].abs().max())}
+    row: dict[str, Any] = asdict(pair.case)
+    row |= {"difference": float((outs[1] - outs[0]).abs().max()), "largest": float(outs[0].abs().max())}
     for side in sides.values():
         side.shares.clear()
     with sides["sdpa"].clocked(), sides["rapt"].clocked():

@@ -31,7 +31,9 @@ def calls_per_sample(call: Call, least_s: float) -> int:
     return max(1, math.ceil(least_s / seconds))
 
 
-def interleave(inputs: Sequence[Sequence[Call]], *, pause: bool, seconds: float, samples: int, sample_s: float) -> list[list[float]]:
+def interleave(
+    inputs: Sequence[Sequence[Call]], *, pause: bool, seconds: float, samples: int, sample_s: float
+) -> list[list[float]]:
     """Samples in seconds per call, a list for each side. `inputs` has for each input a call of every side.
 
     Rounds take the inputs in turn, until `seconds` are over and there are at least `samples`. With `pause` a sample is one
