@@ -1,11 +1,14 @@
-"""python -m rapt.bench on a problem small enough for a test. What it times is not looked at, only that it does."""
+"""python -m rapt.bench on problems small enough for a test. What it times is not looked at, only that it does, and what it
+makes of given times."""
 
+import importlib
 import json
 import math
 import os
 import subprocess
 import sys
 import xml.dom.minidom
+from pathlib import Path
 
 import pytest
 import rapt.torch
@@ -143,6 +146,22 @@ def test_noisy_rows_are_marked_and_left_out():
         assert ("ours noisy" in text and "noisy, back to back 2.00×" in text) == (count == 3)
         bars = [r for r in drawing.getElementsByTagName("rect") if r.getAttribute("x") == str(_chart.LABELS)]
         assert len(bars) == (3 if count == 3 else 0)
+
+
+def test_compare_torch_leaves_out_noisy_rows(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[2] / "bench"), *sys.path])
+    compare_torch = importlib.import_module("compare_torch")
+    rows = []
+    for paused, back_to_back in (STEADY, STEADY), (NOISY, STEADY):
+        samples = {"": [[x / 2 for x in STEADY], paused], "back_to_back_": [STEADY, back_to_back]}
+        rows.append({"dtype": "f32", "threads": 1, "d": 64} | compare_torch.timings(samples, ["torch_"]))
+    peers = {"vs_torch": "torch, paused", "vs_torch_back_to_back": "torch, back to back"}
+    (line,) = compare_torch.summarise(rows, peers)
+    assert [line[peer]["left_out"] for peer in peers] == [1, 0]
+    assert [line[peer]["geomean"] for peer in peers] == pytest.approx([2, 1])
+    assert rows[1]["torch_median_ms"] == 1100 and rows[1]["torch_back_to_back_spread"] < timing.NOISY
+    compare_torch.print_summary([line], peers)
+    assert "| f32 | 1 | 64 | **2.00** / 2.00 | 1 (1) | **1.00** / 1.00 | 2 (0) |" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("pause", [True, False])
