@@ -7,9 +7,9 @@
 Attention alone (--set): both sides, and PyTorch's plain three steps ("math"), are called by the same function signature on
 the same tensors in one process with the same number of threads. Threads of either library spin for a while after their work
 and disturb the other, so there are two ways of taking turns. "paused": a sample is calls of one side, after a pause and a
-call that is not counted. "back to back": the sides alternate from call to call with nothing in between, so that each call
-begins while threads of the other library may still spin, as in a model whose other layers are PyTorch's. Samples also
-alternate between seeds. A sample is the mean over enough calls to last --sample-ms. A time is the median of the samples,
+call that is not counted. "back to back", without math: the sides alternate from call to call with nothing in between, so
+that each call begins while threads of the other library may still spin, as in a model whose other layers are PyTorch's.
+Samples also alternate between seeds. A sample is the mean over enough calls to last --sample-ms. A time is the median of the samples,
 ± half the distance between their quartiles; a ratio the median over pairs of neighbours, which what slows both down leaves
 alone, and after it that of the two best samples.
 
