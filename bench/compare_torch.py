@@ -4,10 +4,11 @@
     bench/compare_torch.py --library build/release/librapt.so --set issue4 --threads 1,16 --pin auto --json table.json
 
 Needs PyTorch 2.11 or newer. Prints Markdown. For every case both sides take samples in turn, A B A B ..., of at least
---sample-ms each. With several threads both keep a pool that spins for a while after a call; so before each sample there
-is a pause in which the other pool falls asleep, and a call that is not timed, which wakes the own one. Ratios are time
-of torch over time of rapt: above 1, rapt is faster. Errors are taken over the whole output, against float64 on the same
-(already rounded) inputs.
+--sample-ms each, in two ways. With several threads both keep a pool that spins for a while after a call. "paused": before
+each sample there is a pause in which the other pool falls asleep, and a call that is not timed, which wakes the own one.
+"back to back": sides alternate from call to call with nothing in between. Ratios are time of torch over time of rapt:
+above 1, rapt is faster. One is noisy, and left out of the means, where a side's quartiles are more than 20 % of its
+median apart. Errors are taken over the whole output, against float64 on the same (already rounded) inputs.
 
 --set decode is one token over long keys, four query heads to a key head. torch takes turns in two ways: enable_gqa, and
 with the four heads folded by hand into query rows of one. Errors are taken over some heads.
@@ -18,19 +19,21 @@ import contextlib
 import datetime
 import itertools
 import json
-import math
 import os
 import platform
 import statistics
+import sys
 import time
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 
 from rapt_ctypes import EXECUTORS, Rapt
+from torch_cases import DTYPES, GROUP, Case, DecodeCase, errors_of
 
-DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+sys.path.append(str(Path(__file__).resolve().parents[1] / "python/rapt/bench"))  # the package itself may not be built
+from timing import add_ratio, calls_per_sample, interleave, mean_of, seconds_of, statistics_of  # noqa: E402
+
 SETS = {
     "paper": {"dtype": ["f32"], "lengths": [128, 512, 1024, 2048, 4096], "dims": [64, 128], "batch": [1], "heads": [8]},
     "issue4": {"dtype": ["f32", "bf16", "f16"], "lengths": [512, 1024, 4096], "dims": [64, 128], "batch": [1],
@@ -38,9 +41,8 @@ SETS = {
     "decode": {"dtype": ["bf16", "f16", "f32"], "lengths": [4096, 32768], "dims": [128], "batch": [1, 8],
                "heads": [32]},
 }
-GROUP = 4  # query heads to a key head in decode
 LONGEST_CHECKED = 1024
-PAUSE_S = 0.01
+WAYS = {"": "paused", "back_to_back_": "back to back"}  # by what their names in a row begin with
 PROBE_ROUNDS = 3
 PROBE_S = 0.004
 
@@ -80,7 +82,7 @@ def parse_arguments():
     parser.add_argument("--executor", choices=EXECUTORS, default="default", help="rapt's executor")
     parser.add_argument("--pin", type=cpu_choice, default="none", metavar="none|auto|CPU",
                         help="run the one-thread cases on this CPU; auto: the one on which rapt is fastest now")
-    parser.add_argument("--seconds", type=float, default=0.6, help="time for each case (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=0.6, help="time for the samples of a case, paused and again back to back (default: %(default)s)")
     parser.add_argument("--sample-ms", type=float, default=4.0, help="least time of a sample (default: %(default)s)")
     parser.add_argument("--samples", type=int, default=5, help="least number of samples a side (default: %(default)s)")
     parser.add_argument("--errors", action="store_true", help=f"take errors above S={LONGEST_CHECKED} too")
@@ -119,151 +121,58 @@ def cpu_name():
     return platform.processor() or "unnamed CPU"
 
 
-class Case:
-    """One problem with its tensors, and how each side computes it."""
-
-    def __init__(self, rapt, dtype, heads, s, d, causal, batch, layout="bhsd"):
-        generator = torch.Generator().manual_seed(s * 1000 + d)
-        shape = (batch, heads, s, d) if layout == "bhsd" else (batch, s, heads, d)
-        tensors = [torch.randn(shape, generator=generator).to(DTYPES[dtype]) for _ in range(3)]
-        self.q, self.k, self.v = tensors if layout == "bhsd" else [t.transpose(1, 2) for t in tensors]
-        self.out = torch.empty_like(self.q)
-        self.causal = causal
-        self.rapt = rapt
-        self.args = rapt.attention_args(self.q, self.k, self.v, self.out, causal)
-        pairs = s * (s + 1) // 2 if causal else s * s
-        self.flops = 4 * pairs * d * heads * batch
-
-    def run_rapt(self):
-        self.rapt.attention(self.args)
-        return self.out
-
-    def run_torch(self):
-        return F.scaled_dot_product_attention(self.q, self.k, self.v, is_causal=self.causal)
-
-    def exact(self):
-        """The output in float64, by the plain three steps, head by head."""
-        exact = torch.empty(self.q.shape, dtype=torch.float64)
-        s, d = self.q.shape[2:]
-        hidden = torch.ones(s, s, dtype=torch.bool).triu_(1) if self.causal else None
-        for head in itertools.product(*map(range, self.q.shape[:2])):
-            scores = self.q[head].double() @ self.k[head].double().T / math.sqrt(d)
-            if hidden is not None:
-                scores.masked_fill_(hidden, -math.inf)
-            exact[head] = torch.softmax(scores, -1) @ self.v[head].double()
-        return exact
+def measure(calls, options):
+    """Samples of `calls` paused and back to back, by WAYS."""
+    budget = {"seconds": options.seconds, "samples": options.samples, "sample_s": options.sample_ms * 1e-3}
+    return {way: interleave([calls], pause=way == "", **budget) for way in WAYS}
 
 
-class DecodeCase:
-    """One token over s keys. Entries of the batch have the same keys, each its own copy."""
-
-    def __init__(self, rapt, dtype, heads, s, d, batch):
-        generator = torch.Generator().manual_seed(s * 1000 + d)
-        self.q = torch.randn((batch, heads, 1, d), generator=generator, dtype=DTYPES[dtype])
-        self.k, self.v = [torch.randn((1, heads // GROUP, s, d), generator=generator,
-                                      dtype=DTYPES[dtype]).repeat(batch, 1, 1, 1) for _ in range(2)]
-        self.folded_q = self.q.view(batch, heads // GROUP, GROUP, d)
-        self.out = torch.empty_like(self.q)
-        self.rapt = rapt
-        self.args = rapt.attention_args(self.q, self.k, self.v, self.out)
-        self.bytes = 2 * self.k.nbytes
-
-    def run_rapt(self):
-        self.rapt.attention(self.args)
-        return self.out
-
-    def run_gqa(self):
-        return F.scaled_dot_product_attention(self.q, self.k, self.v, enable_gqa=True)
-
-    def run_folded(self):
-        return F.scaled_dot_product_attention(self.folded_q, self.k, self.v)
-
-    def errors(self, out):
-        """errors_of() the first and last key head of the first and last entry of the batch."""
-        heads = [(n, h) for n in {0, self.k.shape[0] - 1} for h in {0, self.k.shape[1] - 1}]
-        exact = [torch.softmax(self.folded_q[at].double() @ self.k[at].double().T / math.sqrt(self.k.shape[-1]), -1)
-                 @ self.v[at].double() for at in heads]
-        return errors_of(torch.stack([out.view(self.folded_q.shape)[at] for at in heads]), torch.stack(exact))
-
-
-def errors_of(out, exact):
-    """(|out - exact| / |exact| in the Frobenius norm, largest |out - exact|)."""
-    difference = out.double() - exact
-    return float(difference.norm() / exact.norm()), float(difference.abs().max())
-
-
-def seconds_of(call, count=1):
-    start = time.perf_counter()
-    for _ in range(count):
-        call()
-    return (time.perf_counter() - start) / count
-
-
-def calls_per_sample(call, least_seconds):
-    seconds = seconds_of(call)
-    if seconds < 10 * least_seconds:  # the first call also pays for starting threads and touching memory
-        seconds = min(seconds, seconds_of(call))
-    return max(1, math.ceil(least_seconds / seconds))
-
-
-def interleave(calls, pause, options):
-    """Samples in seconds per call, one list for each of `calls`."""
-    counts = [calls_per_sample(call, options.sample_ms * 1e-3) for call in calls]
-    samples = [[] for _ in calls]
-    end = time.perf_counter() + options.seconds
-    while time.perf_counter() < end or len(samples[0]) < options.samples:
-        for call, count, own in zip(calls, counts, samples):
-            if pause:
-                time.sleep(PAUSE_S)
-            if pause or count > 1:
-                call()
-            own.append(seconds_of(call, count))
-    return samples
+def timings(samples, peers):
+    """What a row has of them: times of rapt and then of `peers`, for either way, and ratios of the peers' to rapt's."""
+    row = {}
+    for way, (ours, *theirs) in samples.items():
+        for side, own in zip(("", *peers), (ours, *theirs)):
+            row |= {f"{side}{way}{name}": value for name, value in statistics_of(own).items()}
+        for side, own in zip(peers, theirs):
+            add_ratio(row, f"vs_{side}{way}".rstrip("_"), own, ours)
+    return row
 
 
 def run_case(rapt, dtype, threads, heads, batch, s, d, causal, options):
     case = Case(rapt, dtype, heads, s, d, causal, batch, options.layout)
     entry, strands = rapt.chosen(case.args)
-    ours, theirs = interleave([case.run_rapt, case.run_torch], threads > 1, options)
+    times = timings(measure([case.run_rapt, case.run_torch], options), ["torch_"])
     errors = torch_errors = (None, None)
     if options.errors or s <= LONGEST_CHECKED:
         exact = case.exact()
         errors, torch_errors = errors_of(case.run_rapt(), exact), errors_of(case.run_torch(), exact)
-    median, best = statistics.median(ours), min(ours)
-    torch_median, torch_best = statistics.median(theirs), min(theirs)
     problem = f"dtype={dtype} b={batch} hq={heads} sq={s} d={d}" + " causal" * causal
     return {
         "name": f"{problem}/threads:{threads}", "entry": entry, "threads": threads, "strands": strands,
         "b": batch, "hq": heads, "hk": heads, "sq": s, "sk": s, "d": d, "dv": d, "causal": causal,
-        "layout": options.layout, "dtype": dtype, "iterations": len(ours), "real_time": median * 1e3,
-        "time_unit": "ms", "median_ms": median * 1e3, "best_ms": best * 1e3, "gflops": case.flops / median / 1e9,
-        "torch_median_ms": torch_median * 1e3, "torch_best_ms": torch_best * 1e3,
-        "torch_gflops": case.flops / torch_median / 1e9,
-        "vs_torch": torch_median / median, "vs_torch_best": torch_best / best,
+        "layout": options.layout, "dtype": dtype, "iterations": times["samples"], "real_time": times["median_ms"],
+        "time_unit": "ms", "gflops": case.flops / times["median_ms"] / 1e6,
+        "torch_gflops": case.flops / times["torch_median_ms"] / 1e6,
         "error": errors[0], "max_error": errors[1],
         "torch_error": torch_errors[0], "torch_max_error": torch_errors[1],
-    }
+    } | times
 
 
 def run_decode(rapt, dtype, threads, heads, batch, s, d, options):
     case = DecodeCase(rapt, dtype, heads, s, d, batch)
     entry, strands = rapt.chosen(case.args)
     sides = {"": case.run_rapt, "torch_": case.run_gqa, "folded_": case.run_folded}
-    samples = dict(zip(sides, interleave(list(sides.values()), threads > 1, options)))
+    times = timings(measure(list(sides.values()), options), ["torch_", "folded_"])
     row = {
         "name": f"dtype={dtype} b={batch} hq={heads} hk={heads // GROUP} sq=1 sk={s} d={d}/threads:{threads}",
         "entry": entry, "threads": threads, "strands": strands, "b": batch, "hq": heads, "hk": heads // GROUP, "sq": 1,
-        "sk": s, "d": d, "dv": d, "dtype": dtype, "iterations": len(samples[""]), "time_unit": "ms",
-        "real_time": statistics.median(samples[""]) * 1e3, "bytes": case.bytes,
-    }
-    for side, own in samples.items():
-        median, best = statistics.median(own), min(own)
-        error, max_error = case.errors(sides[side]())
-        row |= {f"{side}median_ms": median * 1e3, f"{side}best_ms": best * 1e3, f"{side}gbs": case.bytes / median / 1e9,
+        "sk": s, "d": d, "dv": d, "dtype": dtype, "iterations": times["samples"], "time_unit": "ms",
+        "real_time": times["median_ms"], "bytes": case.bytes,
+    } | times
+    for side, run in sides.items():
+        error, max_error = case.errors(run())
+        row |= {f"{side}gbs": case.bytes / times[f"{side}median_ms"] / 1e6,
                 f"{side}error": error, f"{side}max_error": max_error}
-        if side:
-            row |= {f"vs_{side}".rstrip("_"): median / statistics.median(samples[""]),
-                    f"vs_{side}best": best / min(samples[""])}
     return row
 
 
@@ -314,21 +223,34 @@ def print_table_head(titles):
     print("|" + "---|" * len(titles), flush=True)
 
 
+def ratio_cell(row, name):
+    return f"**{row[name]:.2f}** / {row[f'{name}_best']:.2f}{' noisy' * (name in row['noisy'])}"
+
+
+TITLES = ["S", "d", "mask", "entry"] + [
+    f"{title}{way}" for way in WAYS.values()
+    for title in ("rapt ms, median / best, ", "torch ms, median / best, ", "torch / rapt, median / bests, ")] + [
+    "GFLOP/s rapt / torch", "relative error rapt / torch", "largest error rapt / torch"]
+
+
 def print_row(row):
     def error(name):
         return "-" if row[name] is None else f"{row[name]:.1e}"
 
     print(table_line([
         str(row["sq"]), str(row["d"]), "causal" if row["causal"] else "full", row["entry"],
-        f"{row['median_ms']:.3f} / {row['best_ms']:.3f}", f"{row['torch_median_ms']:.3f} / {row['torch_best_ms']:.3f}",
-        f"**{row['vs_torch']:.2f}** / {row['vs_torch_best']:.2f}", f"{row['gflops']:.0f} / {row['torch_gflops']:.0f}",
+        *itertools.chain.from_iterable(
+            [*(f"{row[side + way + 'median_ms']:.3f} / {row[side + way + 'best_ms']:.3f}" for side in ("", "torch_")),
+             ratio_cell(row, f"vs_torch_{way}".rstrip("_"))] for way in WAYS),
+        f"{row['gflops']:.0f} / {row['torch_gflops']:.0f}",
         f"{error('error')} / {error('torch_error')}", f"{error('max_error')} / {error('torch_max_error')}",
     ]), flush=True)
 
 
 DECODE_TITLES = ["b", "sk", "d", "entry"] + [
     f"{side} ms, median / best (GB/s)" for side in ("rapt", "torch gqa", "torch folded")] + [
-    f"{side} / rapt, medians / bests" for side in ("gqa", "folded")] + ["relative error rapt / gqa / folded"]
+    f"{side} / rapt, median / bests, {way}" for way in WAYS.values() for side in ("gqa", "folded")] + [
+    "relative error rapt / gqa / folded"]
 
 
 def print_decode_row(row):
@@ -336,34 +258,34 @@ def print_decode_row(row):
         str(row["b"]), str(row["sk"]), str(row["d"]), row["entry"],
         *(f"{row[side + 'median_ms']:.3f} / {row[side + 'best_ms']:.3f} ({row[side + 'gbs']:.1f})"
           for side in ("", "torch_", "folded_")),
-        *(f"**{row[f'vs_{side}']:.2f}** / {row[f'vs_{side}_best']:.2f}" for side in ("torch", "folded")),
+        *(ratio_cell(row, f"vs_{side}_{way}".rstrip("_")) for way in WAYS for side in ("torch", "folded")),
         " / ".join(f"{row[side + 'error']:.1e}" for side in ("", "torch_", "folded_")),
     ]), flush=True)
 
 
 def summarise(rows, peers):
-    """Geometric means and least ratios, named by `peers`, per type, thread count and head size, and over all sizes."""
+    """mean_of() the ratios named by `peers`, per type, thread count and head size, and over all sizes."""
     groups = {}
     for row in rows:
         groups.setdefault((row["dtype"], row["threads"]), {}).setdefault(row["d"], []).append(row)
     groups = {(*key, d): group for key, by_d in groups.items()
               for d, group in [*by_d.items(), *[("all", sum(by_d.values(), []))] * (len(by_d) > 1)]}
-    return [{"dtype": dtype, "threads": threads, "d": d, "cases": len(group)} |
-            {f"{kind}_{name}": of(row[name] for row in group) for peer in peers for name in (peer, f"{peer}_best")
-             for kind, of in (("geomean", statistics.geometric_mean), ("least", min))}
+    return [{"dtype": dtype, "threads": threads, "d": d} | {peer: mean_of(group, peer) for peer in peers}
             for (dtype, threads, d), group in groups.items()]
 
 
 def print_summary(summary, peers):
-    print("\nTime of torch over time of rapt:\n")
-    print_table_head(["type", "threads", "d", "cases"] +
-                     [f"{title}: {what} of medians / bests" for title in peers.values() for what in ("geomean", "least")])
+    print("\nTime of torch over time of rapt, rows that are not noisy:\n")
+    print_table_head(["type", "threads", "d"] + [f"{title}: {what}" for title in peers.values()
+                                                 for what in ("geomean / least", "rows (left out)")])
+
+    def cells(mean):
+        ratios = "-" if mean["geomean"] is None else f"**{mean['geomean']:.2f}** / {mean['least']:.2f}"
+        return ratios, f"{mean['cases']} ({mean['left_out']})"
+
     for line in summary:
-        print(table_line([
-            line["dtype"], str(line["threads"]), str(line["d"]), str(line["cases"]),
-            *(f"**{line[f'{what}_{peer}']:.2f}** / {line[f'{what}_{peer}_best']:.2f}"
-              for peer in peers for what in ("geomean", "least")),
-        ]))
+        own = itertools.chain.from_iterable(cells(line[peer]) for peer in peers)
+        print(table_line([line["dtype"], str(line["threads"]), str(line["d"]), *own]))
 
 
 def write_json(path, document):
@@ -392,7 +314,8 @@ def main():
         print(f"One-thread cases on CPU {cpu}{probed}.")
     rows = []
     decode = options.set == "decode"
-    peers = {"vs_torch": "gqa", "vs_folded": "folded"} if decode else {"vs_torch": "torch"}
+    sides = {"vs_torch_": "gqa", "vs_folded_": "folded"} if decode else {"vs_torch_": "torch"}
+    peers = {f"{side}{way}".rstrip("_"): f"{title}, {WAYS[way]}" for way in WAYS for side, title in sides.items()}
     with torch.inference_mode():
         for (threads, heads), dtype in itertools.product(zip(options.threads, options.heads), options.dtype):
             with on_cpu(cpu if threads == 1 else None):
@@ -405,9 +328,7 @@ def main():
                         rows.append(run_decode(rapt, dtype, threads, heads, batch, s, d, options))
                         print_decode_row(rows[-1])
                     continue
-                print_table_head(["S", "d", "mask", "entry", "rapt ms, median / best", "torch ms, median / best",
-                                  "torch / rapt, medians / bests", "GFLOP/s rapt / torch",
-                                  "relative error rapt / torch", "largest error rapt / torch"])
+                print_table_head(TITLES)
                 for batch, d, s, mask in itertools.product(options.batch, options.dims, options.lengths, options.masks):
                     rows.append(run_case(rapt, dtype, threads, heads, batch, s, d, mask == "causal", options))
                     print_row(rows[-1])

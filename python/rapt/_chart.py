@@ -6,21 +6,29 @@ import math
 from html import escape
 from typing import Any
 
-LABELS, BARS, VALUES, ROW, HEAD = 270, 520, 210, 34, 84
-COLORS = {"torch": "#0b6bcb", "math": "#b9c4d0"}
+LABELS, BARS, VALUES, ROW, HEAD = 270, 520, 290, 40, 84
+# Ratio: text, color, distance from the top of its row, thickness.
+SERIES = {
+    "vs_torch": ("than scaled_dot_product_attention, paused", "#0b6bcb", 3, 13),
+    "vs_torch_back_to_back": ("than it, back to back", "#6fb1f0", 17, 10),
+    "vs_math": ("than its math backend, paused", "#b9c4d0", 28, 6),
+}
 STEPS = (0.1, 0.2, 0.25, 0.5, 1, 2, 5, 10, 20, 50, 100)
 
 
 def svg(context: dict[str, Any], rows: list[dict[str, Any]]) -> str:
-    """Bars of how many times faster rapt is than PyTorch, and than its math backend, problem by problem."""
-    most = max(row.get(f"vs_{side}", 0.0) for row in rows for side in COLORS)
+    """Bars of how many times faster rapt is than PyTorch, and than its math backend, problem by problem. Noisy bars are
+    left out, and rows that have no other."""
+    shown = [row for row in rows if {"vs_torch", "vs_torch_back_to_back"} - set(row["noisy"])]
+    ratios = [row[name] for row in shown for name in SERIES if _has(row, name) and name != "vs_math"]
+    maths = [row["vs_math"] for row in shown if _has(row, "vs_math")]
     # Math may be so slow that the other bars would vanish: it is cut off, with its number written out.
-    scale_end = min(most, 2 * max(row["vs_torch"] for row in rows)) * 1.02
+    scale_end = min(max(ratios + maths, default=1.0), 2 * max(ratios, default=1.0)) * 1.02
     step = next((s for s in STEPS if scale_end / s <= 8), STEPS[-1])
     groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    for row in rows:
+    for row in shown:
         groups.setdefault((row["dtype"], row["threads"]), []).append(row)
-    height = HEAD + 30 + sum(30 + ROW * len(group) for group in groups.values())
+    height = HEAD + 50 + sum(30 + ROW * len(group) for group in groups.values())
     width = LABELS + BARS + VALUES
 
     def x(ratio: float) -> float:
@@ -34,10 +42,10 @@ def svg(context: dict[str, Any], rows: list[dict[str, Any]]) -> str:
         '<text x="16" y="28" font-size="18" font-weight="600">Attention: how many times faster than PyTorch</text>',
         f'<text x="16" y="48" fill="#56636f">{escape(_subtitle(context))}</text>',
     ]
-    texts = {"torch": "than scaled_dot_product_attention", "math": "than its math backend"}
-    for i, (side, text) in enumerate((s, t) for s, t in texts.items() if any(s in row for row in rows)):
-        parts.append(f'<rect x="{16 + 260 * i}" y="60" width="14" height="12" fill="{COLORS[side]}"/>')
-        parts.append(f'<text x="{36 + 260 * i}" y="71">{text}</text>')
+    drawn = [series for name, series in SERIES.items() if any(_has(row, name) for row in shown)]
+    for i, (text, color, _, _) in enumerate(drawn):
+        parts.append(f'<rect x="{16 + 310 * i}" y="60" width="14" height="12" fill="{color}"/>')
+        parts.append(f'<text x="{36 + 310 * i}" y="71">{text}</text>')
     for i in range(1, math.floor(scale_end / step) + 1):
         at = x(i * step)
         parts.append(f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{HEAD}" y2="{height - 26}" stroke="#e3e8ed"/>')
@@ -50,20 +58,28 @@ def svg(context: dict[str, Any], rows: list[dict[str, Any]]) -> str:
         for row in group:
             parts += _row(row, y, x)
             y += ROW
+    if len(shown) < len(rows):
+        text = f"left out as noisy: {len(rows) - len(shown)} of {len(rows)} rows"
+        parts.append(f'<text x="16" y="{y + 18}" fill="#56636f">{text}</text>')
     one = x(1)
     parts.append(f'<line x1="{one:.1f}" x2="{one:.1f}" y1="{HEAD}" y2="{height - 26}" stroke="#1c2733" stroke-dasharray="4 3"/>')
     return "\n".join([*parts, "</svg>", ""])
 
 
+def _has(row: dict[str, Any], name: str) -> bool:
+    return name in row and name not in row["noisy"]
+
+
 def _row(row: dict[str, Any], y: int, x: Any) -> list[str]:
-    parts = [f'<text x="{LABELS - 10}" y="{y + 17}" text-anchor="end">{escape(row["name"])}</text>']
-    for side, top, thick in (("torch", 3, 16), ("math", 20, 7)):
-        if side in row:
-            length = x(row[f"vs_{side}"]) - LABELS
-            parts.append(f'<rect x="{LABELS}" y="{y + top}" width="{length:.1f}" height="{thick}" fill="{COLORS[side]}"/>')
-    text = f"{row['vs_torch']:.2f}×  ({row['rapt']['median_ms']:.3g} ms"
-    text += f"; math {row['vs_math']:.1f}×)" if "math" in row else ")"
-    parts.append(f'<text x="{LABELS + BARS + 8}" y="{y + 17}">{text}</text>')
+    parts = [f'<text x="{LABELS - 10}" y="{y + 22}" text-anchor="end">{escape(row["name"])}</text>']
+    for name, (_, color, top, thick) in SERIES.items():
+        if _has(row, name):
+            length = x(row[name]) - LABELS
+            parts.append(f'<rect x="{LABELS}" y="{y + top}" width="{length:.1f}" height="{thick}" fill="{color}"/>')
+    numbers = {name: f"{row[name]:.2f}×" if _has(row, name) else "noisy" for name in SERIES if name in row}
+    text = f"{numbers['vs_torch']}, back to back {numbers['vs_torch_back_to_back']}  ({row['rapt']['median_ms']:.3g} ms"
+    text += f"; math {numbers['vs_math']})" if "vs_math" in row else ")"
+    parts.append(f'<text x="{LABELS + BARS + 8}" y="{y + 22}">{text}</text>')
     return parts
 
 

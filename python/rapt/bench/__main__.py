@@ -1,0 +1,3 @@
+from rapt.bench import main
+
+main()

@@ -1,0 +1,191 @@
+"""Whole models of transformers, made from configs with random weights, attending by "sdpa" and by "rapt"."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+import rapt.transformers
+from rapt.bench.report import DTYPES, Progress, ratio_text, time_text
+from rapt.bench.timing import add_ratio, interleave, statistics_of
+
+SIDES = ("sdpa", "rapt")
+PEER = "sdpa"
+RATIOS = {"back_to_back": "vs_sdpa"}
+_hf: Any = transformers  # much of it is untyped
+_functions: Any = ALL_ATTENTION_FUNCTIONS
+
+
+@dataclass(frozen=True)
+class Model:
+    """Sizes of a model and of its input. `length` is that of the attention: tokens, patches and one, or frames; of "decode"
+    the keys in the cache before the one new token."""
+
+    name: str
+    kind: str
+    batch: int
+    length: int
+    layers: int
+    hidden: int
+    heads: int
+    inner: int
+    kv_heads: int
+    vocabulary: int = 0
+
+
+MODELS = [
+    Model("BERT base, 8 x 128", "bert", 8, 128, 12, 768, 12, 3072, 12, 30522),
+    Model("MiniLM-L6, 32 x 64", "bert", 32, 64, 6, 384, 12, 1536, 12, 30522),
+    Model("ViT-B/16, 8 x 197", "vit", 8, 197, 12, 768, 12, 3072, 12),
+    Model("Whisper base encoder, 1 x 1500", "whisper", 1, 1500, 6, 512, 8, 2048, 8),
+    Model("Llama-like, prefill 2048", "prefill", 1, 2048, 16, 1024, 16, 2816, 4, 32000),
+    Model("Llama-like, decode after 1024", "decode", 1, 1024, 16, 1024, 16, 2816, 4, 32000),
+]
+
+
+def quick() -> list[Model]:
+    """The same with one layer and an eighth of the sizes."""
+    small = []
+    for m in MODELS:
+        side = max(1, int((m.length // 8) ** 0.5))  # of an image
+        length = side**2 + 1 if m.kind == "vit" else m.length // 8
+        sizes: Any = {"hidden": m.hidden // 8, "inner": m.inner // 8, "vocabulary": m.vocabulary // 8}
+        small.append(replace(m, name=f"{m.name} (quick)", layers=1, batch=max(1, m.batch // 8), length=length, **sizes))
+    return small
+
+
+def build(m: Model) -> tuple[Any, dict[str, Any]]:
+    """The model, attending by "sdpa", and what a forward is given."""
+    torch.manual_seed(0)
+    common = {"hidden_size": m.hidden, "num_hidden_layers": m.layers, "num_attention_heads": m.heads, "intermediate_size": m.inner}
+    tokens = torch.randint(m.vocabulary or 1, (m.batch, m.length))
+    inputs: dict[str, Any]
+    if m.kind == "bert":
+        made = _hf.BertModel._from_config(_hf.BertConfig(**common, vocab_size=m.vocabulary), attn_implementation="sdpa")
+        inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}  # as a tokenizer gives it
+    elif m.kind == "vit":
+        size = 16 * round((m.length - 1) ** 0.5)
+        made = _hf.ViTModel._from_config(_hf.ViTConfig(**common, image_size=size, patch_size=16), attn_implementation="sdpa")
+        inputs = {"pixel_values": torch.randn(m.batch, 3, size, size)}
+    elif m.kind == "whisper":
+        sizes = {"d_model": m.hidden, "encoder_layers": m.layers, "encoder_attention_heads": m.heads, "encoder_ffn_dim": m.inner}
+        config = _hf.WhisperConfig(**sizes, decoder_layers=1, decoder_attention_heads=m.heads, max_source_positions=m.length)
+        made = _hf.WhisperModel._from_config(config, attn_implementation="sdpa").encoder
+        inputs = {"input_features": torch.randn(m.batch, config.num_mel_bins, 2 * m.length)}
+    else:
+        sizes = common | {"num_key_value_heads": m.kv_heads, "vocab_size": m.vocabulary}
+        config = _hf.LlamaConfig(**sizes, tie_word_embeddings=True)
+        made = _hf.LlamaForCausalLM._from_config(config, attn_implementation="sdpa")
+        inputs = {"input_ids": tokens, "use_cache": True, "logits_to_keep": 1}  # as generate() does it
+    return made.eval(), inputs
+
+
+class Side:
+    """A model with its input. Calling it is one forward, which returns the output."""
+
+    def __init__(self, model: Any, inputs: dict[str, Any], decode: bool) -> None:
+        self.model, self.inputs, self.cache = model, inputs, None
+        self.attention_s, self.shares = 0.0, list[float]()
+        if decode:
+            self.cache = model(**inputs).past_key_values
+            self.inputs = inputs | {"input_ids": inputs["input_ids"][:, :1], "past_key_values": self.cache}
+
+    def __call__(self) -> Tensor:
+        self.attention_s, start = 0.0, time.perf_counter()
+        out: Tensor = self.model(**self.inputs)[0]
+        if self.cache is not None:
+            self.cache.crop(-1)
+        self.shares.append(self.attention_s / (time.perf_counter() - start))
+        return out
+
+    @contextmanager
+    def clocked(self) -> Iterator[None]:
+        """Within, attention_s is the time that a forward spent inside transformers' attention function."""
+        name = self.model.config._attn_implementation
+        attention = _functions[name]
+
+        def clock(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            result = attention(*args, **kwargs)
+            self.attention_s += time.perf_counter() - start
+            return result
+
+        _functions[name] = clock
+        try:
+            yield
+        finally:
+            del _functions[name]
+
+
+class Pair:
+    """A model attending by "sdpa" and one by "rapt". They share their weights, so that caches and memory are as with one."""
+
+    @torch.inference_mode()
+    def __init__(self, case: Model, dtype: torch.dtype) -> None:
+        rapt.transformers.register()
+        self.case = case
+        model, inputs = build(case)
+        model = model.to(dtype)
+        inputs = {name: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for name, x in inputs.items()}
+        shared = {id(t): t for t in (*model.parameters(), *model.buffers())}
+        other = copy.deepcopy(model, shared)
+        other.set_attn_implementation("rapt")
+        self.sides = {name: Side(m, inputs, case.kind == "decode") for name, m in zip(SIDES, (model, other))}
+
+
+@torch.inference_mode()
+def run_pair(pair: Pair, options: argparse.Namespace) -> dict[str, Any]:
+    sides = pair.sides
+    outs = [side().float() for side in sides.values()]
+    row: dict[str, Any] = asdict(pair.case)
+    row |= {"difference": float((outs[1] - outs[0]).abs().max()), "largest": float(outs[0].abs().max())}
+    for side in sides.values():
+        side.shares.clear()
+    with sides["sdpa"].clocked(), sides["rapt"].clocked():
+        budget = {"seconds": options.seconds, "samples": options.samples, "sample_s": options.sample_ms * 1e-3}
+        samples = dict(zip(sides, interleave([list(sides.values())], pause=False, **budget)))
+    for name, side in sides.items():
+        row[name] = statistics_of(samples[name]) | {"attention": statistics.median(side.shares)}
+    add_ratio(row, "vs_sdpa", samples["sdpa"], samples["rapt"])
+    return row
+
+
+def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
+    cases = quick() if options.quick else MODELS
+    rows = []
+    with Progress(len(options.threads) * len(options.dtype) * len(cases)) as progress:
+        for case in cases:
+            for dtype in options.dtype:
+                progress.begin(f"{dtype}, {case.name}")
+                pair = Pair(case, DTYPES[dtype])
+                for threads in options.threads:
+                    progress.begin(f"{dtype}, {threads} threads, {case.name}")
+                    torch.set_num_threads(threads)
+                    rows.append({"dtype": dtype, "threads": threads} | run_pair(pair, options))
+                    progress.step()
+    order = [(threads, dtype) for threads in options.threads for dtype in options.dtype]
+    return sorted(rows, key=lambda row: order.index((row["threads"], row["dtype"])))
+
+
+HEAD = ["model", "sdpa ms", "rapt ms", "sdpa/rapt, best", "attention, sdpa", "attention, rapt", "difference (of)"]
+
+
+def cells_of(row: dict[str, Any]) -> list[str]:
+    return [
+        row["name"],
+        *(time_text(row[name]) for name in SIDES),
+        ratio_text(row, "vs_sdpa"),
+        *(f"{100 * row[name]['attention']:.1f}%" for name in SIDES),
+        f"{row['difference']:.1e} ({row['largest']:.2g})",
+    ]
