@@ -330,7 +330,7 @@ TEST_CASE("guide: plans, contexts and errors", "[examples]") {
   CHECK(out == expected);
   {
     rapt::ContextOptions options;
-    options.executor = rapt::serial_executor();  // or openmp_executor(), loaded_openmp_executor(), an Executor of your own
+    options.executor = rapt::serial_executor();  // or openmp_executor(), or an Executor of your own
     options.isa = rapt::usable_isas().back();    // at most this one, the plainest
     options.observer = [](std::string_view line) { std::clog << line << '\n'; };
     const rapt::Context context(options);
