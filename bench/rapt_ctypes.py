@@ -3,7 +3,7 @@
 import ctypes
 from ctypes import (Structure, byref, c_char_p, c_float, c_int, c_int32, c_int64, c_size_t, c_void_p, sizeof)
 
-EXECUTORS = {"default": 0, "serial": 1, "tbb": 2, "openmp": 3}
+EXECUTORS = {"default": 0, "serial": 1, "tbb": 2, "openmp": 3, "loaded_openmp": 5}
 DTYPES = {"torch.float32": 0, "torch.float16": 1, "torch.bfloat16": 2}
 DEVICES = {"cpu": 1, "cuda": 2}
 

@@ -141,6 +141,9 @@ std::shared_ptr<rapt::Executor> to_executor(const rapt_context_options& o) {
       return rapt::tbb_executor();
     case RAPT_EXECUTOR_OPENMP:
       return rapt::openmp_executor();
+    case RAPT_EXECUTOR_LOADED_OPENMP:
+      if (std::shared_ptr<rapt::Executor> executor = rapt::loaded_openmp_executor()) return executor;
+      throw Error("executor", "loaded openmp", "an executor of this process (it has loaded no OpenMP runtime)");
     case RAPT_EXECUTOR_USER:
       return std::make_shared<UserExecutor>(o.user_executor);
     default:

@@ -1,7 +1,18 @@
+#include <dlfcn.h>
+#include <link.h>
 #include <oneapi/tbb/parallel_for.h>
 #include <oneapi/tbb/partitioner.h>
 #include <oneapi/tbb/task_arena.h>
 #include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "rapt/context.hpp"
 
@@ -37,20 +48,106 @@ class Tbb final : public Executor {
   }
 };
 
-#if RAPT_HAVE_OPENMP
+// What rapt needs of an OpenMP runtime.
+struct OpenMpRuntime {
+  // GOMP_parallel, which runtimes other than GCC's export too: body(argument) on every thread of a team of `threads`;
+  // 0: as many as the calling thread would get by default.
+  void (*parallel)(void (*body)(void*), void* argument, unsigned threads, unsigned flags);
+  int (*max_threads)();
+  int (*in_parallel)();
+  int (*thread_num)();
+  int (*num_threads)();
+};
+
+// OpenMP's threads do not survive a fork, and a runtime that had some hangs in the child. Whether others had made it
+// start some cannot be asked, so that what counts is the process that loaded rapt.
+const pid_t process = getpid();
+
 class OpenMp final : public Executor {
  public:
-  std::string_view name() const noexcept override { return "openmp"; }
-  int concurrency() const override { return getpid() == process_ ? omp_get_max_threads() : 1; }
+  OpenMp(const OpenMpRuntime& runtime, std::string name) : runtime_(runtime), name_(std::move(name)) {}
+  std::string_view name() const noexcept override { return name_; }
+  int concurrency() const override {
+    return getpid() != process || runtime_.in_parallel() ? 1 : std::max(runtime_.max_threads(), 1);
+  }
+  // Always on a team of full size: GCC's runtime ends the threads that a smaller one leaves out. Every thread that
+  // calls has a team of its own, so that callers at the same time share the CPUs out by leaving threads of theirs idle.
   void run(int strands, void (*strand)(void*, int), void* argument) override {
-#pragma omp parallel for num_threads(strands) schedule(static, 1) if (getpid() == process_)
-    for (int i = 0; i < strands; ++i) strand(argument, i);
+    const int callers = callers_.fetch_add(1, std::memory_order_relaxed) + 1;
+    Work work{runtime_, strands, strand, argument, std::min(strands, concurrency() / callers)};
+    if (work.most_threads > 1) {
+      runtime_.parallel([](void* user) { static_cast<const Work*>(user)->take_part(); }, &work, 0, 0);
+    } else {
+      work.take(0, 1);
+    }
+    callers_.fetch_sub(1, std::memory_order_relaxed);
   }
 
  private:
-  pid_t process_ = getpid();  // OpenMP's threads do not survive a fork, and its runtime hangs in the child
+  struct Work {
+    const OpenMpRuntime& runtime;
+    int strands;
+    void (*strand)(void*, int);
+    void* argument;
+    int most_threads;
+
+    void take(int first, int step) const {
+      for (int i = first; i < strands; i += step) strand(argument, i);
+    }
+    void take_part() const {
+      const int threads = std::min(runtime.num_threads(), most_threads), thread = runtime.thread_num();
+      if (thread < threads) take(thread, threads);
+    }
+  };
+
+  OpenMpRuntime runtime_;
+  std::string name_;
+  std::atomic<int> callers_{0};
 };
-#endif
+
+template <class Function>
+bool find(void* library, const char* name, Function*& function) {
+  function = reinterpret_cast<Function*>(dlsym(library, name));
+  return function != nullptr;
+}
+
+// The one whose functions a look-up in `library` and what it was linked with finds. Null has none.
+std::optional<OpenMpRuntime> runtime_of(void* library) {
+  OpenMpRuntime r{};
+  const bool found =
+      library && find(library, "GOMP_parallel", r.parallel) && find(library, "omp_get_max_threads", r.max_threads) &&
+      find(library, "omp_in_parallel", r.in_parallel) && find(library, "omp_get_thread_num", r.thread_num) &&
+      find(library, "omp_get_num_threads", r.num_threads);
+  return found ? std::optional(r) : std::nullopt;
+}
+
+std::string file_name(const char* path) {
+  const std::string text = path ? path : "";
+  return text.substr(text.rfind('/') + 1);
+}
+
+// A library that is loaded, by path or soname; else null. Never closed: what was found in it stays in use.
+void* loaded(const char* name) {
+  return dlopen(name, RTLD_NOLOAD | RTLD_LAZY | RTLD_LOCAL);
+}
+
+std::optional<OpenMpRuntime> loaded_runtime() {
+  // What is global comes before a library's own dependencies: a preloaded runtime is PyTorch's, too.
+  if (const auto global = runtime_of(dlopen(nullptr, RTLD_LAZY))) return global;
+  if (void* torch = loaded("libtorch_cpu.so")) return runtime_of(torch);
+  std::vector<std::string> paths;
+  dl_iterate_phdr(
+      [](dl_phdr_info* info, std::size_t, void* user) {
+        const std::string name = file_name(info->dlpi_name);
+        for (const char* runtime : {"libgomp", "libomp", "libiomp"})
+          if (name.starts_with(runtime)) static_cast<std::vector<std::string>*>(user)->emplace_back(info->dlpi_name);
+        return 0;
+      },
+      &paths);
+  for (const std::string& path : paths)
+    if (const auto runtime = runtime_of(loaded(path.c_str()))) return runtime;
+  return {};
+}
 
 }  // namespace
 
@@ -66,11 +163,31 @@ std::shared_ptr<Executor> tbb_executor() {
 }
 std::shared_ptr<Executor> openmp_executor() {
 #if RAPT_HAVE_OPENMP
-  static const auto executor = std::make_shared<OpenMp>();
+  const auto parallel = [](void (*body)(void*), void* argument, unsigned, unsigned) {
+#pragma omp parallel
+    body(argument);
+  };
+  static const auto executor = std::make_shared<OpenMp>(
+      OpenMpRuntime{parallel, omp_get_max_threads, omp_in_parallel, omp_get_thread_num, omp_get_num_threads}, "openmp");
   return executor;
 #else
   throw Error("executor", "openmp", "an executor of this build (it has no OpenMP)");
 #endif
+}
+std::shared_ptr<Executor> loaded_openmp_executor() {
+  static std::mutex mutex;
+  static std::map<void*, std::shared_ptr<Executor>> executors;
+  const std::optional<OpenMpRuntime> runtime = loaded_runtime();
+  if (!runtime) return nullptr;
+  void* const address = reinterpret_cast<void*>(runtime->parallel);
+  const std::lock_guard lock(mutex);
+  std::shared_ptr<Executor>& executor = executors[address];
+  if (!executor) {
+    Dl_info info{};
+    const std::string file = dladdr(address, &info) != 0 ? file_name(info.dli_fname) : "";
+    executor = std::make_shared<OpenMp>(*runtime, "openmp (" + file + ")");
+  }
+  return executor;
 }
 
 }  // namespace rapt

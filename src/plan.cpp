@@ -71,6 +71,9 @@ std::size_t Plan::workspace_bytes() const noexcept {
 int Plan::threads() const noexcept {
   return impl_->schedule->threads;
 }
+std::string_view Plan::executor() const noexcept {
+  return impl_->context.impl().executor().name();
+}
 std::int64_t Plan::work_items() const noexcept {
   return impl_->schedule->work_items;
 }
@@ -81,8 +84,9 @@ const std::vector<Candidate>& Plan::candidates() const noexcept {
 std::string Plan::explain() const {
   std::string text = "problem    " + impl_->problem.to_string() + "\nentry      " + std::string(entry()) +
                      "\nbackend    " + std::string(backend()) + "\nschedule   " + impl_->schedule->note +
-                     "\nthreads    " + std::to_string(threads()) + "\nworkspace  " + std::to_string(workspace_bytes()) +
-                     " bytes\n";
+                     "\nthreads    " + std::to_string(threads()) +
+                     (impl_->problem.device == DeviceType::cpu ? "\nexecutor   " + std::string(executor()) : "") +
+                     "\nworkspace  " + std::to_string(workspace_bytes()) + " bytes\n";
   for (const Candidate& c : impl_->candidates) {
     const bool chosen = c.entry == entry();
     text += (chosen ? "  * " : "    ") + c.entry + ": " +

@@ -199,8 +199,9 @@ Problem Problem::parse(std::string_view text) {
       p.layout = static_cast<Layout>(i);
     } else
       refuse(word,
-             "one of device dtype q kv out b hq hk sq sk d dv window align scale softcap bias mask ragged_q ragged_k "
-             "page groups k_groups v_groups layout, each with =value, or causal alibi sinks lse seqlens ring zeros");
+             "one of device dtype q kv out b hq hk sq sk d dv window align scale softcap bias bias_dtype mask ragged_q "
+             "ragged_k page groups k_groups v_groups layout, each with =value, or causal alibi sinks lse seqlens ring "
+             "zeros");
   }
   if (!named) refuse("", "attention and its words");
   // Text stands for one value only: NaN would differ from itself, and -0 is 0.

@@ -30,6 +30,9 @@ class RAPT_API Executor {
 RAPT_API std::shared_ptr<Executor> serial_executor();
 RAPT_API std::shared_ptr<Executor> tbb_executor();     ///< oneTBB, in the arena of the calling thread
 RAPT_API std::shared_ptr<Executor> openmp_executor();  ///< throws Error if rapt was built without OpenMP
+/// Of the OpenMP runtime that the process has loaded, whatever rapt was built with: PyTorch's where that is loaded,
+/// else the first that is found. Null if there is none. Its name() has the file's: "openmp (libgomp.so.1)".
+RAPT_API std::shared_ptr<Executor> loaded_openmp_executor();
 
 /// Where workspace comes from. `allocate` returns null on failure, which becomes std::bad_alloc, or throws.
 struct Allocator {
@@ -39,8 +42,13 @@ struct Allocator {
 };
 
 struct ContextOptions {
-  std::shared_ptr<Executor> executor;  ///< default: tbb_executor()
-  int threads = 0;                     ///< most strands per call; 0: as many as the executor offers
+  /// Default: tbb_executor(), which shares the CPUs with other work and nests. Choose OpenMP where the process already
+  /// computes with it, as inside PyTorch: its threads spin for a while after their work, and two pools that take turns
+  /// on the same CPUs slow each other down. On OpenMP a call runs on the team of the calling thread
+  /// (omp_get_max_threads()), on fewer of its threads while other calls run on the same executor, and serially within a
+  /// parallel region and in forked children.
+  std::shared_ptr<Executor> executor;
+  int threads = 0;         ///< most strands per call; 0: as many as the executor offers
   std::optional<Isa> isa;  ///< highest instruction set to use; default: the environment's RAPT_ISA, else any
   /// Of calls on CUDA memory: the cudaStream_t that their work is queued on; null is the legacy default stream.
   void* stream = nullptr;

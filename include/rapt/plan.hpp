@@ -33,7 +33,8 @@ class Plan {
   RAPT_API std::string_view backend() const noexcept;  ///< "cpu"
   RAPT_API const Problem& problem() const noexcept;
   RAPT_API std::size_t workspace_bytes() const noexcept;
-  RAPT_API int threads() const noexcept;  ///< strands the call is spread over
+  RAPT_API int threads() const noexcept;                ///< strands the call is spread over
+  RAPT_API std::string_view executor() const noexcept;  ///< name of the context's: who runs them, of calls on the CPU
   RAPT_API std::int64_t work_items() const noexcept;
   RAPT_API const std::vector<Candidate>& candidates() const noexcept;  ///< best first
   RAPT_API std::string explain() const;                                ///< all of the above for people

@@ -165,9 +165,10 @@ typedef struct rapt_context rapt_context;
 typedef enum rapt_executor_kind {
   RAPT_EXECUTOR_DEFAULT = 0, /* oneTBB */
   RAPT_EXECUTOR_SERIAL = 1,
-  RAPT_EXECUTOR_TBB = 2,    /* in the arena of the calling thread */
-  RAPT_EXECUTOR_OPENMP = 3, /* refused if rapt was built without OpenMP */
-  RAPT_EXECUTOR_USER = 4    /* user_executor */
+  RAPT_EXECUTOR_TBB = 2,          /* in the arena of the calling thread */
+  RAPT_EXECUTOR_OPENMP = 3,       /* refused if rapt was built without OpenMP */
+  RAPT_EXECUTOR_USER = 4,         /* user_executor */
+  RAPT_EXECUTOR_LOADED_OPENMP = 5 /* of the runtime that the process has loaded, PyTorch's if there; refused if none */
 } rapt_executor_kind;
 
 /* Runs independent strands on threads of the caller's own. `user` must live as long as every context and plan made with

@@ -72,7 +72,8 @@ def attention(
                     d / 2 bytes to a row), or the bytes of "i8", "f8e4m3" or "f8e5m2".
     out             Written and returned instead of a new array; any of the three types. Shares no memory with inputs.
     return_lse      Returns (out, lse), lse float32 [b, hq, sq]: log of the sum of exp of a row's scores.
-    threads         The most to use; all if not given, torch.get_num_threads() where an argument is PyTorch's.
+    threads         The most to use; all if not given. Where an argument is PyTorch's they are PyTorch's own threads, up
+                    to torch.get_num_threads(); else oneTBB's.
     isa             The highest instruction set to use, one of rapt.info()["isas"].
 
     PyTorch's tensors may lie on a GPU, if rapt was built with CUDA: all of a call on one, lengths too. The work is queued
@@ -122,4 +123,5 @@ def _prepare(arguments: dict[str, Any]) -> tuple[_core.Call, Any, Any, dict[str,
         arguments["out"] = empty_like("q", arguments["q"], (*shape, size))
     arguments["lse"] = empty_like("q", arguments["q"], shape, "float32") if arguments["return_lse"] else None
     arguments["stream"] = stream_of(tensors.get("q"))
+    arguments["torch"] = bool(tensors)
     return _core.Call(arguments), arguments["out"], arguments["lse"], tensors

@@ -21,6 +21,9 @@ class Explanation:
     def threads(self) -> int:
         """Threads the call would be spread over."""
     @property
+    def executor(self) -> str:
+        """Whose threads those are, of a call on the CPU: "tbb", "openmp (libgomp.so.1)", "serial"."""
+    @property
     def work_items(self) -> int:
         """Parts that the threads take in turn."""
     @property
@@ -31,7 +34,8 @@ class Explanation:
         """Every kernel, best first, and why it was passed over ("": chosen, or it would do but comes later)."""
 
 class Call:
-    """One attention call: the arguments of `rapt.attention` by name, and `lse`."""
+    """One attention call: the arguments of `rapt.attention` by name, with `lse`, `stream` and `torch` (True: on
+    PyTorch's threads)."""
 
     def __init__(self, arguments: dict[str, Any], /) -> None: ...
     def run(self) -> None: ...
@@ -63,3 +67,5 @@ def version() -> str: ...
 def isas() -> list[str]: ...
 def entries() -> list[Entry]: ...
 def concurrency() -> int: ...
+def pool(torch: bool, /) -> str:
+    """Name of the executor of calls with PyTorch's tensors, or of those without."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import sys
 from typing import TypedDict
 
 from rapt import _core
@@ -23,7 +24,11 @@ class Info(TypedDict):
     version: str
     cpu: str
     threads: int
-    """The most threads a call uses."""
+    """The most threads a call on arrays other than PyTorch's uses; with those, torch.get_num_threads()."""
+    pools: dict[str, str]
+    """Whose threads a call on the CPU runs on: with "torch", if that is imported, one that has a tensor of PyTorch's, and
+    with "numpy" any other. "tbb", or the OpenMP runtime that PyTorch computes on, "openmp (libgomp.so.1)"; "serial" in a
+    forked child."""
     isas: list[str]
     """Instruction sets that are built in and usable here, best first."""
     entries: list[Entry]
@@ -42,11 +47,12 @@ def _cpu_name() -> str:
 
 
 def info() -> Info:
-    """Version, CPU, threads, instruction sets and kernels."""
+    """Version, CPU, threads and whose they are, instruction sets and kernels."""
     return {
         "version": _core.version(),
         "cpu": _cpu_name(),
         "threads": _core.concurrency(),
+        "pools": {"numpy": _core.pool(False)} | ({"torch": _core.pool(True)} if "torch" in sys.modules else {}),
         "isas": _core.isas(),
         "entries": _core.entries(),
     }

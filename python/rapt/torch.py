@@ -26,7 +26,7 @@ more than 576 columns, and bfloat16 and float16 unless rapt's dispatch has a ten
 an entry. `torch.ops.rapt.scaled_dot_product_attention` takes those too, and raises ValueError for what no kernel can do.
 
 Gradients are PyTorch's for now: the backward computes the attention again with PyTorch's function and differentiates that.
-Threads are torch.get_num_threads().
+Calls run on PyTorch's own threads, torch.get_num_threads() of them; rapt.info()["pools"] says whether it could be so.
 """
 
 from __future__ import annotations

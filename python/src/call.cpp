@@ -84,6 +84,7 @@ void repeat(TensorView& t, std::size_t dim, std::int64_t size) {
 Call::Call(const nb::dict& arguments)
     : arrays_(arguments),
       context_(context_for(threads_of(arguments["threads"]), isa_of(arguments["isa"]),
+                           truth("torch", arguments["torch"]) ? Pool::torch : Pool::tbb,
                            reinterpret_cast<void*>(nb::cast<std::uintptr_t>(arguments["stream"])))) {
   const auto take = [&](const char* name, Elements elements) { return arrays_.take(name, {.elements = elements}); };
   const auto written = [&](const char* name) { return arrays_.take(name, {.writable = true}); };
@@ -152,7 +153,7 @@ void sdpa(nb::handle query, nb::handle key, nb::handle value, nb::handle attn_ma
     repeat(mask, 3, k.shape[2]);
     (mask.dtype == DType::boolean ? args.score.mask : args.score.bias) = mask;
   }
-  run_unlocked(args, context_for(threads, {}, reinterpret_cast<void*>(stream)));
+  run_unlocked(args, context_for(threads, {}, Pool::torch, reinterpret_cast<void*>(stream)));
 }
 
 }  // namespace rapt::python

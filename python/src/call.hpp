@@ -10,8 +10,8 @@ namespace rapt::python {
 /// Views of everything a call needs, and its context. The arrays themselves must outlive it.
 class Call {
  public:
-  /// The arguments of rapt.attention by name, `lse` among them; None is not given. Refuses what cannot be read
-  /// (TypeError, ValueError); the library checks the rest when it runs.
+  /// The arguments of rapt.attention by name, with `lse`, `stream` and `torch` (true: on PyTorch's threads); None is
+  /// not given. Refuses what cannot be read (TypeError, ValueError); the library checks the rest when it runs.
   explicit Call(const nb::dict& arguments);
   void run() const;  ///< without the GIL
   Plan plan() const;

@@ -6,6 +6,7 @@
 #include <map>
 #include <mutex>
 #include <thread>
+#include <tuple>
 #include <utility>
 
 #include "rapt/plan.hpp"
@@ -24,29 +25,35 @@ Isa isa_named(const std::string& name) {
   throw Error("isa", "\"" + name + "\"", "an ISA of this build and CPU: " + known);
 }
 
-Context make(int threads, const std::string& isa, void* stream) {
+Context make(int threads, const std::string& isa, Pool pool, void* stream) {
   ContextOptions options;
   options.threads = threads;
   options.stream = stream;
   if (!isa.empty()) options.isa = isa_named(isa);
-  // The thread pool of the process that loaded this module did not survive a fork.
-  if (getpid() != process) options.executor = serial_executor();
+  options.executor = executor_of(pool);
   return Context(std::move(options));
 }
 
 }  // namespace
 
-Context context_for(int threads, const std::string& isa, void* stream) {
+std::shared_ptr<Executor> executor_of(Pool pool) {
+  // The thread pools of the process that loaded this module did not survive a fork.
+  if (getpid() != process) return serial_executor();
+  std::shared_ptr<Executor> executor = pool == Pool::torch ? loaded_openmp_executor() : nullptr;
+  return executor ? executor : tbb_executor();
+}
+
+Context context_for(int threads, const std::string& isa, Pool pool, void* stream) {
   static std::mutex mutex;
-  static std::map<std::pair<int, std::string>, Context> contexts;
+  static std::map<std::tuple<int, std::string, Pool>, Context> contexts;
   if (threads < 0) throw Error("threads", std::to_string(threads), "1 or more, or None for all");
-  if (stream != nullptr) return make(threads, isa, stream);  // of streams there is no end
+  if (stream != nullptr) return make(threads, isa, pool, stream);  // of streams there is no end
   // Counts past the machine's are alike, so that the number of contexts is bounded. Asked once, as it reads a file.
   static const int most = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  const std::pair key(std::min(threads, most), isa);
+  const std::tuple key(std::min(threads, most), isa, pool);
   const std::lock_guard lock(mutex);
   auto found = contexts.find(key);
-  if (found == contexts.end()) found = contexts.emplace(key, make(key.first, isa, nullptr)).first;
+  if (found == contexts.end()) found = contexts.emplace(key, make(std::get<0>(key), isa, pool, nullptr)).first;
   return found->second;
 }
 

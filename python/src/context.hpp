@@ -1,15 +1,22 @@
-// Contexts, one per thread count and ISA.
+// Contexts, one per thread count, ISA and pool of threads.
 #pragma once
 
+#include <memory>
 #include <string>
 
 #include "rapt/context.hpp"
 
 namespace rapt::python {
 
-/// The context for at most `threads` threads (0: all), instructions up to `isa` ("": no cap) and a GPU's `stream`. Made
-/// at first use and kept, with its workspace, unless there is a stream. Throws Error for an ISA this CPU or build
-/// lacks, or a wrong number.
-Context context_for(int threads, const std::string& isa, void* stream = nullptr);
+/// Whose threads a call on the CPU runs on.
+enum class Pool { tbb, torch };
+
+/// Of Pool::torch oneTBB, too, if PyTorch's is none that rapt can run on. Serial in a forked child.
+std::shared_ptr<Executor> executor_of(Pool pool);
+
+/// The context for at most `threads` threads (0: all) of `pool`, instructions up to `isa` ("": no cap) and a GPU's
+/// `stream`. Made at first use and kept, with its workspace, unless there is a stream. Throws Error for an ISA this CPU
+/// or build lacks, or a wrong number.
+Context context_for(int threads, const std::string& isa, Pool pool, void* stream = nullptr);
 
 }  // namespace rapt::python

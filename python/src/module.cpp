@@ -7,6 +7,7 @@
 
 #include "cache.hpp"
 #include "call.hpp"
+#include "context.hpp"
 #include "error.hpp"
 
 namespace rapt::python {
@@ -46,6 +47,7 @@ NB_MODULE(_core, m) {
   m.def("isas", &isa_names);
   m.def("entries", &entry_list);
   m.def("concurrency", [] { return tbb_executor()->concurrency(); });
+  m.def("pool", [](bool torch) { return std::string(executor_of(torch ? Pool::torch : Pool::tbb)->name()); });
   m.def("sdpa", &sdpa, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg().none(), nb::arg(),
         nb::arg(), nb::arg());
   m.def("append_kv", &append_kv);
@@ -56,6 +58,7 @@ NB_MODULE(_core, m) {
       .def_prop_ro("backend", &Plan::backend)
       .def_prop_ro("problem", [](const Plan& plan) { return plan.problem().to_string(); })
       .def_prop_ro("threads", &Plan::threads)
+      .def_prop_ro("executor", &Plan::executor)
       .def_prop_ro("work_items", &Plan::work_items)
       .def_prop_ro("workspace_bytes", &Plan::workspace_bytes)
       .def_prop_ro("candidates", &candidates)

@@ -1,7 +1,12 @@
 // Context: executors, threads, allocators, observer, and calls from many places at once.
+#include <dlfcn.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <future>
 #include <mutex>
 #include <new>
+#include <set>
 #include <thread>
 
 #include "support/catch.hpp"
@@ -14,6 +19,37 @@ using namespace rapt::testing;
 namespace {
 
 const char* const kLarge = "attention b=2 hq=4 hk=2 sq=256 d=64 causal lse";
+
+/// The threads that run strands, by the system's numbers.
+std::set<pid_t> threads_of(
+    Executor& executor, int strands, const std::function<void()>& inside = [] {}) {
+  struct Seen {
+    const std::function<void()>& inside;
+    std::mutex mutex;
+    std::set<pid_t> threads;
+  } seen{inside, {}, {}};
+  executor.run(
+      strands,
+      [](void* argument, int) {
+        auto& s = *static_cast<Seen*>(argument);
+        s.inside();
+        const std::lock_guard lock(s.mutex);
+        s.threads.insert(gettid());
+      },
+      &seen);
+  return seen.threads;
+}
+
+/// Runs `body` on a new thread whose OpenMP team has `threads` threads; false if OpenMP is not there.
+bool with_team(int threads, const std::function<void()>& body) {
+  const auto set = reinterpret_cast<void (*)(int)>(dlsym(RTLD_DEFAULT, "omp_set_num_threads"));
+  if (set == nullptr) return false;
+  std::thread([&] {
+    set(threads);
+    body();
+  }).join();
+  return true;
+}
 
 }  // namespace
 
@@ -39,6 +75,84 @@ TEST_CASE("executors run every strand once", "[api][threads]") {
       INFO(executor->name());
       for (const auto& count : calls) CHECK(count == 1);
     }
+  }
+}
+
+TEST_CASE("an OpenMP runtime that is loaded is found", "[api]") {
+  const bool there = dlsym(RTLD_DEFAULT, "GOMP_parallel") != nullptr;
+  const auto executor = loaded_openmp_executor();
+  REQUIRE((executor != nullptr) == there);
+  if (!executor) return;
+  CHECK(executor == loaded_openmp_executor());
+  CHECK(executor->name().starts_with("openmp (lib"));
+  CHECK(executor->name().ends_with(")"));
+  ContextOptions options;
+  options.executor = executor;
+  const Plan plan(Problem::parse(kLarge), Context(options));
+  CHECK(plan.executor() == executor->name());
+  CHECK(plan.explain().find("executor   " + std::string(executor->name()) + "\n") != std::string::npos);
+}
+
+TEST_CASE("an OpenMP team keeps its threads when a call has fewer strands", "[api][threads]") {
+  for (const auto& executor : openmp_executors()) {
+    INFO(executor->name());
+    const bool run = with_team(4, [&] {
+      CHECK(executor->concurrency() == 4);
+      const std::set<pid_t> all = threads_of(*executor, 4);
+      CHECK(all.size() == 4);
+      CHECK(threads_of(*executor, 2).size() == 2);
+      CHECK(threads_of(*executor, 9) == all);
+    });
+    CHECK(run);
+  }
+}
+
+TEST_CASE("within a parallel region of OpenMP a call is serial", "[api][threads]") {
+  Case first(Problem::parse(kLarge));
+  attention(first.args(), forced(usable_entries().front()));
+  for (const auto& executor : openmp_executors()) {
+    INFO(executor->name());
+    const Context context = forced(usable_entries().front(), executor, 4);
+    std::mutex mutex;
+    int equal = 0, serial = 0;
+    with_team(4, [&] {
+      const Plan plan(first.args(), context);  // with more threads than it will run on
+      CHECK(plan.threads() > 1);
+      threads_of(*executor, 4, [&] {
+        Case one(Problem::parse(kLarge)), two(Problem::parse(kLarge));
+        attention(one.args(), context);
+        plan.run(two.args());
+        const std::set<pid_t> own = threads_of(*executor, 4);
+        const std::lock_guard lock(mutex);
+        equal += same_bits(one.out, first.out) && same_bits(two.out, first.out);
+        serial += executor->concurrency() == 1 && own == std::set{gettid()};
+      });
+    });
+    CHECK(equal == 4);
+    CHECK(serial == 4);
+  }
+}
+
+TEST_CASE("calls at the same time share the CPUs out on OpenMP", "[api][threads]") {
+  for (const auto& executor : openmp_executors()) {
+    INFO(executor->name());
+    std::promise<void> begun, ended;
+    const std::shared_future<void> end(ended.get_future());
+    std::once_flag once;
+    std::thread other([&] {
+      with_team(4, [&] {
+        threads_of(*executor, 4, [&] {
+          std::call_once(once, [&] { begun.set_value(); });
+          end.wait();
+        });
+      });
+    });
+    begun.get_future().wait();
+    with_team(4, [&] { CHECK(threads_of(*executor, 4).size() == 2); });
+    with_team(3, [&] { CHECK(threads_of(*executor, 4).size() == 1); });
+    ended.set_value();
+    other.join();
+    with_team(4, [&] { CHECK(threads_of(*executor, 4).size() == 4); });
   }
 }
 

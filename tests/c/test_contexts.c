@@ -59,15 +59,18 @@ static void test_executors(void) {
   run_with(&options);
   options.executor = RAPT_EXECUTOR_TBB;
   run_with(&options);
-  options.executor = RAPT_EXECUTOR_OPENMP;
-  if (rapt_context_create(&options, &context) == RAPT_OK) { /* else built without it, which must be said */
-    rapt_context_destroy(context);
-    run_with(&options);
-  } else {
-    CHECK(strstr(rapt_last_error(), "OpenMP") != NULL);
+  const int openmp[] = {RAPT_EXECUTOR_OPENMP, RAPT_EXECUTOR_LOADED_OPENMP};
+  for (int i = 0; i < 2; ++i) {
+    options.executor = openmp[i];
+    if (rapt_context_create(&options, &context) == RAPT_OK) { /* else built without it, which must be said */
+      rapt_context_destroy(context);
+      run_with(&options);
+    } else {
+      CHECK(strstr(rapt_last_error(), "OpenMP") != NULL);
+    }
   }
 
-  options.executor = 5;
+  options.executor = 6;
   CHECK_REFUSED(rapt_context_create(&options, &context), "executor");
   options.executor = RAPT_EXECUTOR_SERIAL;
   options.threads = -1;

@@ -51,17 +51,27 @@ class ThreadExecutor : public Executor {
   int threads_;
 };
 
+/// Those that run on OpenMP, of this build and process.
+inline std::vector<std::shared_ptr<Executor>> openmp_executors() {
+  std::vector<std::shared_ptr<Executor>> executors;
+#if !defined(RAPT_TEST_TSAN)
+  try {
+    executors.push_back(openmp_executor());
+  } catch (const Error&) {
+    // Built without OpenMP.
+  }
+  if (const auto loaded = loaded_openmp_executor()) executors.push_back(loaded);
+#endif
+  return executors;
+}
+
 /// All executors of this build, and a user's own. Under ThreadSanitizer only those whose waiting it can see: libtbb and
 /// libgomp come from packages without its instrumentation.
 inline std::vector<std::shared_ptr<Executor>> all_executors() {
   std::vector<std::shared_ptr<Executor>> executors{serial_executor(), std::make_shared<ThreadExecutor>(4)};
 #if !defined(RAPT_TEST_TSAN)
   executors.push_back(tbb_executor());
-  try {
-    executors.push_back(openmp_executor());
-  } catch (const Error&) {
-    // Built without OpenMP.
-  }
+  for (const auto& executor : openmp_executors()) executors.push_back(executor);
 #endif
   return executors;
 }
