@@ -41,7 +41,8 @@ struct ScoreSpec {
   TensorView bias{};
   TensorView mask{};   ///< boolean, true = attend; shapes as for `bias`
   TensorView alibi{};  ///< slopes of these types, [hq] or [b, hq]: x -= slope * |i + offset - j|
-  TensorView sinks{};  ///< of these types, [hq]: one extra logit per head in the softmax's denominator only; -inf = none
+  TensorView
+      sinks{};  ///< of these types, [hq]: one extra logit per head in the softmax's denominator only; -inf = none
 };
 
 }  // namespace rapt
