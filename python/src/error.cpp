@@ -35,6 +35,8 @@ void translate(const std::exception_ptr& pointer, void*) {
       const std::string other = reason.substr(kShared.size(), end - kShared.size());
       reason = std::string(kShared) + python_name(other) + reason.substr(end);
     }
+    constexpr std::string_view kCache = "cache.";  // a tensor of append_kv, which has no such prefix here
+    for (std::size_t at; (at = reason.find(kCache)) != std::string::npos;) reason.erase(at, kCache.size());
     const std::string message = python_name(error.argument()) + ": got " + reason;
     PyErr_SetString(reason.starts_with("dtype ") ? PyExc_TypeError : PyExc_ValueError, message.c_str());
   }
