@@ -18,8 +18,8 @@ inline constexpr int kMaxDims = 4;
 
 namespace detail {
 // The compiler's 16-bit floats, which are std::float16_t and std::bfloat16_t where those are: void where there are
-// none.
-#if defined(__FLT16_MANT_DIG__) && !defined(__CUDACC__)
+// none. (GCC 12 knows _Float16 in C++ for x86 only, but has the macro elsewhere, too.)
+#if defined(__FLT16_MANT_DIG__) && !defined(__CUDACC__) && (defined(__clang__) || __GNUC__ >= 13 || defined(__x86_64__))
 __extension__ using Float16 = _Float16;
 #else
 using Float16 = void;

@@ -110,7 +110,7 @@ TEST_CASE("views know the types that C++ has", "[unit]") {
   CHECK(deduced<std::int64_t>() == DType::i64);
   CHECK(deduced<long>() == (sizeof(long) == 8 ? DType::i64 : DType::i32));
   CHECK(deduced<long long>() == DType::i64);
-#ifdef __FLT16_MANT_DIG__
+#if defined(__FLT16_MANT_DIG__) && (defined(__clang__) || __GNUC__ >= 13 || defined(__x86_64__))
   __extension__ using Half = _Float16;
   CHECK(deduced<Half>() == DType::f16);
 #else
