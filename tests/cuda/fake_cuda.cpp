@@ -177,6 +177,9 @@ cudaError_t attention_wgmma_f32(const AttentionParams&, std::byte*, cudaStream_t
 std::int64_t naive_rows(const AttentionParams&) {
   return 1;
 }
+std::size_t naive_workspace(const AttentionParams&) {
+  return 8;
+}
 cudaError_t attention_naive(const AttentionParams&, float*, cudaStream_t) {
   return launched();
 }
