@@ -366,7 +366,8 @@ TEST_CASE("guide: Eigen", "[examples]") {
 
 TEST_CASE("guide: every example of docs/api.md is compiled here or in tests/c", "[examples]") {
   const auto tests = std::filesystem::path(RAPT_TEST_DATA).parent_path();
-  const std::string cpp = unindented(read(tests / "api" / "test_examples.cpp")), c = unindented(read(tests / "c" / "example.c"));
+  const std::string cpp = unindented(read(tests / "api" / "test_examples.cpp")),
+                    c = unindented(read(tests / "c" / "example.c"));
   const std::string guide = read(tests.parent_path() / "docs" / "api.md");
   int blocks = 0;
   for (std::size_t fence = guide.find("\n```c"); fence != std::string::npos; fence = guide.find("\n```c", fence + 1)) {
