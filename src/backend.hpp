@@ -31,8 +31,8 @@ struct Schedule {
   std::size_t workspace_bytes = 0;
   int threads = 1;
   std::int64_t work_items = 0;
-  std::string note;  // how, for explain()
   virtual ~Schedule() = default;
+  virtual std::string note() const = 0;  // how, for explain()
 };
 
 class Backend {
@@ -45,6 +45,9 @@ class Backend {
   virtual std::string_view refuse(const Entry&, const Problem&, const Context::Impl&) const = 0;
   // A pure function of its arguments.
   virtual std::unique_ptr<Schedule> plan(const Entry&, const Problem&, const Context::Impl&) const = 0;
+  // At least the workspace_bytes of the entry's schedules for all problems that are no larger in b, sq, sk and ragged
+  // rows, and otherwise the same.
+  virtual std::size_t max_workspace_bytes(const Entry&, const Problem& largest, const Context::Impl&) const = 0;
   // `workspace` has the schedule's bytes of the device's memory, 64-byte aligned. On a device other than the host it
   // may be null: the backend then takes its own; and the call returns before the work is done.
   virtual void run(const Entry&, const Schedule&, const Call&, const Context::Impl&, std::byte* workspace) const = 0;

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <memory>
 #include <new>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -112,6 +113,11 @@ rapt::AttentionArgs to_args(const rapt_attention_args* given) {
 
 const rapt::Context& to_context(const rapt_context* context) {
   return context ? context->value : rapt::default_context();
+}
+
+std::span<std::byte> to_workspace(void* workspace, std::size_t bytes) {
+  if (bytes > 0) deref(static_cast<std::byte*>(workspace), "workspace");
+  return {static_cast<std::byte*>(workspace), bytes};
 }
 
 class UserExecutor final : public rapt::Executor {
@@ -254,6 +260,19 @@ rapt_status rapt_attention(const rapt_attention_args* args, const rapt_context* 
   return guard([&] { rapt::attention(to_args(args), to_context(context)); });
 }
 
+rapt_status rapt_attention_with_workspace(const rapt_attention_args* args, const rapt_context* context, void* workspace,
+                                          size_t workspace_bytes) noexcept {
+  return guard([&] { rapt::attention(to_args(args), to_context(context), to_workspace(workspace, workspace_bytes)); });
+}
+
+rapt_status rapt_max_workspace_bytes(const char* largest_problem, const rapt_context* context, size_t* bytes) noexcept {
+  return guard([&] {
+    deref(bytes, "bytes") = 0;
+    const rapt::Problem largest = rapt::Problem::parse(&deref(largest_problem, "largest_problem"));
+    *bytes = rapt::max_workspace_bytes(largest, to_context(context));
+  });
+}
+
 rapt_status rapt_plan_create(const rapt_attention_args* args, const rapt_context* context, rapt_plan** plan) noexcept {
   return guard([&] {
     deref(plan, "plan") = nullptr;
@@ -276,8 +295,7 @@ rapt_status rapt_plan_run(const rapt_plan* plan, const rapt_attention_args* args
                           size_t workspace_bytes) noexcept {
   return guard([&] {
     const rapt::Plan& p = deref(plan, "plan").value;
-    if (workspace_bytes) deref(static_cast<std::byte*>(workspace), "workspace");
-    p.run(to_args(args), {static_cast<std::byte*>(workspace), workspace_bytes});
+    p.run(to_args(args), to_workspace(workspace, workspace_bytes));
   });
 }
 

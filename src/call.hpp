@@ -1,4 +1,4 @@
-// A validated call: every tensor with four strides, lengths on the host where they can be looked at. What backends run.
+// A validated call: every tensor with four strides. What backends run.
 #pragma once
 
 #include <array>
@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <limits>
 #include <span>
-#include <vector>
 
 #include "rapt/attention.hpp"
 #include "rapt/problem.hpp"
@@ -27,17 +26,14 @@ struct Call {
   Operand q, k, v, out, lse, bias, mask, alibi, sinks;  // paged k and v: strides[0] is from page to page
   // Indexed like k and v, but groups for d; no data: none.
   Operand k_scale, v_scale, k_zero, v_zero;
-  // Ragged: [b + 1] first rows. Keys with lengths: [b]. Empty otherwise.
-  std::vector<std::int64_t> q_begin, k_begin, k_lengths;
-  // Paged: the page of key j of sequence i is pages[first_page[i] + j / page_size], for every key a row may see.
-  std::vector<std::int32_t> pages;
-  std::vector<std::int64_t> first_page;
+  // In device memory these are unchecked, and the problem has the largest sq and sk that there can be.
+  Integers q_begin{}, k_begin{};  // ragged: [b + 1] first rows
+  Integers k_len{};               // [b] keys in use
+  Integers pages{};               // paged: [b, n]; key j of sequence i is in page [i, j / page_size]
+  std::int64_t pages_stride_b = 0, page_count = 0;
 
-  // On another device than the host, whose memory nobody can look at here: as given, with strides in [0] and [1], and
-  // unchecked. The problem then has the largest sq and sk there can be. Bias and mask have so many rows and keys.
   int device = 0;
-  Operand cu_seqlens_q, cu_seqlens_k, seqlens, block_table;
-  std::int64_t pages_available = 0;
+  // Bias and mask have so many rows and keys.
   std::int64_t term_rows = std::numeric_limits<std::int64_t>::max(), term_keys = term_rows;
 };
 

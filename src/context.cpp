@@ -87,21 +87,18 @@ Context::Impl::Impl(ContextOptions given)
   if (!options.executor) options.executor = tbb_executor();
 }
 
-Context::Impl::~Impl() {
-  delete spare_.load();
-}
-
+// Who finds the mutex taken does without the spare block, rather than wait.
 Workspace Context::Impl::borrow(std::size_t bytes) const {
-  if (Workspace* spare = spare_.exchange(nullptr)) {
-    Workspace workspace = std::move(*spare);
-    delete spare;
-    if (workspace.size() >= bytes) return workspace;
+  Workspace workspace;
+  if (const std::unique_lock lock(spare_mutex_, std::try_to_lock); lock) workspace = std::move(spare_);
+  if (workspace.size() < bytes) {
+    workspace = Workspace();  // given up first: never two at a time
+    workspace = Workspace(allocator, bytes);
   }
-  return Workspace(allocator, bytes);
+  return workspace;
 }
 void Context::Impl::give_back(Workspace workspace) const noexcept {
-  auto* holder = new (std::nothrow) Workspace(std::move(workspace));
-  delete spare_.exchange(holder);
+  if (const std::unique_lock lock(spare_mutex_, std::try_to_lock); lock) std::swap(spare_, workspace);
 }
 
 Executor& Context::Impl::executor() const {

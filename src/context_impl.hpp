@@ -2,8 +2,8 @@
 
 #include <sys/types.h>
 
-#include <atomic>
 #include <cstddef>
+#include <mutex>
 
 #include "rapt/context.hpp"
 
@@ -45,10 +45,10 @@ struct Context::Impl {
   int concurrency() const;
 
   explicit Impl(ContextOptions);
-  ~Impl();
 
  private:
-  mutable std::atomic<Workspace*> spare_{nullptr};
+  mutable std::mutex spare_mutex_;  // never waited for
+  mutable Workspace spare_;
 };
 
 }  // namespace rapt

@@ -218,7 +218,7 @@ class Append {
     int64_t given = args_.k_new.shape[0];  // the batch of the new rows
     if (ragged_) {
       starts_ = integers("cu_seqlens", args_.cu_seqlens, "[b + 1] starts");
-      check_starts("cu_seqlens", starts_, given);
+      check_starts("cu_seqlens", {starts_.data(), 1, true}, std::ssize(starts_), given);
       given = static_cast<int64_t>(starts_.size()) - 1;
     }
     // Of three batches that should be one, the one that is alone is named.
@@ -307,7 +307,7 @@ class Append {
 
   int64_t table(int64_t i, int64_t column) const {
     const TensorView& t = cache_.block_table;
-    return read_integer(t, i * t.strides[0] + column * t.strides[1]);
+    return Integers{t.data, t.strides[1], t.dtype == DType::i64}.element(i * t.strides[0] + column * t.strides[1]);
   }
 
   // The keys that a sequence may have.

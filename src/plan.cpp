@@ -1,5 +1,6 @@
 #include "rapt/plan.hpp"
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -12,10 +13,17 @@ namespace {
 
 // Runs on the context's own memory, or the device's, unless the caller brought some.
 void run_call(const Choice& choice, const Schedule& schedule, const Call& call, const Context::Impl& context,
-              std::byte* workspace) {
+              std::span<std::byte> workspace) {
+  if (!workspace.empty()) {
+    if (workspace.size() < schedule.workspace_bytes)
+      throw Error("workspace", std::to_string(workspace.size()) + " bytes", std::to_string(schedule.workspace_bytes));
+    if (reinterpret_cast<std::uintptr_t>(workspace.data()) % 64 != 0)
+      throw Error("workspace", "an address that is no multiple of 64", "64-byte alignment");
+  }
+  if (context.options.observer) context.options.observer(call.problem.to_string() + " -> " + choice.entry->name);
   if (call.problem.b == 0 || call.problem.hq == 0 || call.problem.sq == 0) return;
-  if (workspace != nullptr || call.problem.device != DeviceType::cpu)
-    return choice.backend->run(*choice.entry, schedule, call, context, workspace);
+  if (!workspace.empty() || call.problem.device != DeviceType::cpu)
+    return choice.backend->run(*choice.entry, schedule, call, context, workspace.data());
   Workspace own = context.borrow(schedule.workspace_bytes);
   choice.backend->run(*choice.entry, schedule, call, context, own.data());
   context.give_back(std::move(own));
@@ -27,10 +35,6 @@ Problem planned(Problem p) {
   p.bias = p.bias == Problem::kNone ? p.bias : 0;
   p.mask = p.mask == Problem::kNone ? p.mask : 0;
   return p;
-}
-
-void observe(const Context::Impl& context, const Problem& problem, const Choice& choice) {
-  if (context.options.observer) context.options.observer(problem.to_string() + " -> " + choice.entry->name);
 }
 
 }  // namespace
@@ -83,7 +87,7 @@ const std::vector<Candidate>& Plan::candidates() const noexcept {
 
 std::string Plan::explain() const {
   std::string text = "problem    " + impl_->problem.to_string() + "\nentry      " + std::string(entry()) +
-                     "\nbackend    " + std::string(backend()) + "\nschedule   " + impl_->schedule->note +
+                     "\nbackend    " + std::string(backend()) + "\nschedule   " + impl_->schedule->note() +
                      "\nthreads    " + std::to_string(threads()) +
                      (impl_->problem.device == DeviceType::cpu ? "\nexecutor   " + std::string(executor()) : "") +
                      "\nworkspace  " + std::to_string(workspace_bytes()) + " bytes\n";
@@ -102,23 +106,28 @@ void Plan::run(const AttentionArgs& args, std::span<std::byte> workspace) const 
   const Call call = validate(args, workspace);
   if (planned(call.problem) != planned(impl_->problem))
     throw Error("args", call.problem.to_string(), "the plan's problem, " + impl_->problem.to_string());
-  if (!workspace.empty()) {
-    if (workspace.size() < workspace_bytes())
-      throw Error("workspace", std::to_string(workspace.size()) + " bytes", std::to_string(workspace_bytes()));
-    if (reinterpret_cast<std::uintptr_t>(workspace.data()) % 64 != 0)
-      throw Error("workspace", "an address that is no multiple of 64", "64-byte alignment");
-  }
-  observe(impl_->context.impl(), impl_->problem, impl_->choice);
-  run_call(impl_->choice, *impl_->schedule, call, impl_->context.impl(),
-           workspace.empty() ? nullptr : workspace.data());
+  run_call(impl_->choice, *impl_->schedule, call, impl_->context.impl(), workspace);
 }
 
-void attention(const AttentionArgs& args, const Context& context) {
-  const Call call = validate(args);
+void attention(const AttentionArgs& args, const Context& context, std::span<std::byte> workspace) {
+  const Call call = validate(args, workspace);
   const Choice choice = dispatch(call.problem, context.impl());
-  observe(context.impl(), call.problem, choice);
   const auto schedule = choice.backend->plan(*choice.entry, call.problem, context.impl());
-  run_call(choice, *schedule, call, context.impl(), nullptr);
+  run_call(choice, *schedule, call, context.impl(), workspace);
+}
+
+std::size_t max_workspace_bytes(const Problem& largest, const Context& context) {
+  check(largest);
+  // Which entry runs changes at most from the smallest problem to the largest.
+  Problem smallest = largest;
+  smallest.b = std::min<std::int64_t>(largest.b, 1);
+  smallest.sq = std::min<std::int64_t>(largest.sq, 1), smallest.sk = std::min<std::int64_t>(largest.sk, 1);
+  std::size_t bytes = 0;
+  for (const Problem& p : {smallest, largest}) {
+    const Choice choice = dispatch(p, context.impl());
+    bytes = std::max(bytes, choice.backend->max_workspace_bytes(*choice.entry, largest, context.impl()));
+  }
+  return bytes;
 }
 
 }  // namespace rapt

@@ -15,6 +15,27 @@ struct Strides {
   std::int64_t b, h, s, d;
 };
 
+#ifdef __CUDACC__
+#define RAPT_HOST_DEVICE __host__ __device__
+#else
+#define RAPT_HOST_DEVICE [[gnu::always_inline]]
+#endif
+
+// A list of i32 or i64, `stride` elements apart: lengths, first rows, pages. Null = not given. Of calls on a GPU it is
+// in device memory, where only kernels can look.
+struct Integers {
+  const void* data;
+  std::int64_t stride;
+  bool is_int64;
+
+  RAPT_HOST_DEVICE explicit operator bool() const { return data != nullptr; }
+  RAPT_HOST_DEVICE std::int64_t operator[](std::int64_t i) const { return element(i * stride); }
+  // The one at that many elements from the first.
+  RAPT_HOST_DEVICE std::int64_t element(std::int64_t offset) const {
+    return is_int64 ? static_cast<const std::int64_t*>(data)[offset] : static_cast<const std::int32_t*>(data)[offset];
+  }
+};
+
 // Everything between q.k and the softmax, in the log2 domain where it says so.
 struct ScoreParams {
   float scale_log2;    // scale * log2(e)

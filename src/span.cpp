@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
+#include <functional>
 #include <limits>
-#include <utility>
+#include <tuple>
 
 namespace rapt {
 namespace {
@@ -16,40 +18,57 @@ struct Dim {
   int64_t stride, size;
 };
 
+// Dimensions by rising stride, without memory of the heap: every call comes here.
+struct Dims {
+  std::array<Dim, kMaxDims + 1> all{};
+  std::size_t count = 0;
+
+  void insert(int64_t stride, int64_t size) {
+    std::size_t at = count++;
+    for (; at > 0 && all[at - 1].stride > stride; --at) all[at] = all[at - 1];
+    all[at] = {stride, size};
+  }
+  const Dim* begin() const { return all.data(); }
+  const Dim* end() const { return all.data() + count; }
+};
+
 // The dimensions of more than one element by rising stride, in bytes, those of an element included; `merge`: as few as
 // describe the same bytes.
-std::vector<Dim> byte_dims(const TensorView& t, bool merge) {
+Dims byte_dims(const TensorView& t, bool merge) {
   const auto element = static_cast<int64_t>(size_of(t.dtype));
-  std::vector<Dim> dims{{1, element}};
+  Dims dims;
+  dims.insert(1, element);
   for (std::size_t i = 0; i < static_cast<std::size_t>(t.ndim); ++i)
-    if (t.shape[i] > 1 && t.strides[i] > 0) dims.push_back({t.strides[i] * element, t.shape[i]});
-  std::sort(dims.begin(), dims.end(), [](const Dim& a, const Dim& b) { return a.stride < b.stride; });
+    if (t.shape[i] > 1 && t.strides[i] > 0) dims.insert(t.strides[i] * element, t.shape[i]);
   std::size_t n = 0;
-  for (std::size_t i = 1; i < dims.size(); ++i) {
-    if (dims[i].stride == dims[n].stride) dims[n].size += dims[i].size - 1;
-    else if (merge && dims[i].stride == dims[n].stride * dims[n].size) dims[n].size *= dims[i].size;
-    else dims[++n] = dims[i];
+  for (std::size_t i = 1; i < dims.count; ++i) {
+    Dim& last = dims.all[n];
+    const Dim& dim = dims.all[i];
+    if (dim.stride == last.stride) last.size += dim.size - 1;
+    else if (merge && dim.stride == last.stride * last.size) last.size *= dim.size;
+    else dims.all[++n] = dim;
   }
-  dims.resize(n + 1);
+  dims.count = n + 1;
   return dims;
 }
 
-int64_t size_at(const std::vector<Dim>& dims, int64_t stride) {
-  const auto found = std::find_if(dims.begin(), dims.end(), [&](const Dim& dim) { return dim.stride == stride; });
+int64_t size_at(const Dims& dims, int64_t stride) {
+  const auto* found = std::find_if(dims.begin(), dims.end(), [&](const Dim& dim) { return dim.stride == stride; });
   return found == dims.end() ? 1 : found->size;
 }
 
 // Writes `delta`, the bytes from low's beginning to high's, in the mixed radix of the strides. If no digit carries,
 // bytes coincide only where all digits do. False when it cannot tell.
-bool apart(const std::vector<Dim>& low, const std::vector<Dim>& high, int64_t delta) {
-  std::vector<int64_t> strides;
+bool apart(const Dims& low, const Dims& high, int64_t delta) {
+  std::array<int64_t, 2 * std::tuple_size_v<decltype(Dims::all)>> strides;
+  std::size_t count = 0;
   for (const auto* dims : {&low, &high})
-    for (const Dim& dim : *dims) strides.push_back(dim.stride);
-  std::sort(strides.rbegin(), strides.rend());
-  strides.erase(std::unique(strides.begin(), strides.end()), strides.end());
+    for (const Dim& dim : *dims) strides[count++] = dim.stride;
+  const auto end = strides.begin() + static_cast<std::ptrdiff_t>(count);
+  std::sort(strides.begin(), end, std::greater<>());
   bool result = false;
   int64_t above = std::numeric_limits<int64_t>::max();
-  for (const int64_t stride : strides) {
+  for (const int64_t stride : std::span(strides.begin(), std::unique(strides.begin(), end))) {
     const int64_t digit = delta / stride;
     delta %= stride;
     const int64_t reach = std::max(size_at(low, stride), digit + size_at(high, stride));
@@ -97,10 +116,9 @@ int64_t span_of(const std::string& name, const TensorView& t, bool writable) {
     throw Error(name, "an address that is no multiple of " + std::to_string(size), "aligned elements");
   if (!writable) return bytes;
   // Every stride of an output must step over all that the smaller ones reach.
-  std::vector<std::pair<int64_t, int64_t>> dims;
+  Dims dims;
   for (std::size_t i = 0; i < static_cast<std::size_t>(t.ndim); ++i)
-    if (t.shape[i] > 1) dims.emplace_back(t.strides[i], t.shape[i]);
-  std::sort(dims.begin(), dims.end());
+    if (t.shape[i] > 1) dims.insert(t.strides[i], t.shape[i]);
   int64_t reach = 0;
   for (const auto& [stride, count] : dims) {
     if (stride <= reach)
@@ -126,7 +144,7 @@ void take(std::vector<Checked>& all, const std::string& name, const TensorView& 
   all.push_back({name, t, bytes, written});
 }
 
-void check_overlaps(const std::vector<Checked>& all) {
+void check_overlaps(std::span<const Checked> all) {
   for (const Checked& output : all)
     for (const Checked& other : all) {
       const bool compared =
@@ -134,11 +152,6 @@ void check_overlaps(const std::vector<Checked>& all) {
       if (output.written && !compared && may_overlap(output.view, output.bytes, other.view, other.bytes))
         throw Error(output.name, "memory shared with " + other.name, "outputs that overlap nothing");
     }
-}
-
-int64_t read_integer(const TensorView& t, int64_t element_offset) {
-  return t.dtype == DType::i32 ? static_cast<const std::int32_t*>(t.data)[element_offset]
-                               : static_cast<const int64_t*>(t.data)[element_offset];
 }
 
 void check_integers(const std::string& name, const TensorView& t) {
@@ -158,22 +171,27 @@ void check_list(const std::string& name, const TensorView& t, std::optional<int6
 std::vector<int64_t> read_integers(const std::string& name, const TensorView& t, std::optional<int64_t> count) {
   check_list(name, t, count);
   if (t.device.type != DeviceType::cpu) throw Error(name, "a tensor that is not on the cpu", "host memory");
+  const Integers list{t.data, t.strides[0], t.dtype == DType::i64};
   std::vector<int64_t> values(static_cast<std::size_t>(t.shape[0]));
-  for (std::size_t i = 0; i < values.size(); ++i) values[i] = read_integer(t, static_cast<int64_t>(i) * t.strides[0]);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = list[static_cast<int64_t>(i)];
   return values;
 }
 
-void check_starts(const std::string& name, const std::vector<int64_t>& starts, int64_t total) {
-  if (starts.empty() || starts[0] != 0) throw Error(name, "a list that does not start with 0", "[0, ..., total]");
-  for (std::size_t i = 1; i < starts.size(); ++i)
-    if (starts[i] < starts[i - 1])
+int64_t check_starts(const std::string& name, const Integers& starts, int64_t count, int64_t total) {
+  if (count == 0 || starts[0] != 0) throw Error(name, "a list that does not start with 0", "[0, ..., total]");
+  int64_t longest = 0;
+  for (int64_t i = 1; i < count; ++i) {
+    const int64_t before = starts[i - 1], start = starts[i];
+    if (start < before)
       throw Error(name,
-                  "the decreasing " + std::to_string(starts[i - 1]) + ", " + std::to_string(starts[i]) +
-                      " of sequence " + std::to_string(i - 1),
+                  "the decreasing " + std::to_string(before) + ", " + std::to_string(start) + " of sequence " +
+                      std::to_string(i - 1),
                   "rising starts");
-  if (starts.back() != total)
-    throw Error(name, "a last element of " + std::to_string(starts.back()),
-                "the tensor's rows, " + std::to_string(total));
+    longest = std::max(longest, start - before);
+  }
+  if (const int64_t last = starts[count - 1]; last != total)
+    throw Error(name, "a last element of " + std::to_string(last), "the tensor's rows, " + std::to_string(total));
+  return longest;
 }
 
 }  // namespace rapt

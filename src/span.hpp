@@ -3,10 +3,12 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "rapt/tensor.hpp"
+#include "score_params.hpp"
 
 namespace rapt {
 
@@ -35,7 +37,7 @@ struct Checked {
 // Checks a tensor in host memory and adds it to `all`.
 void take(std::vector<Checked>& all, const std::string& name, const TensorView& view, bool written);
 // Throws Error naming a tensor that is written and shares memory with another of `all`.
-void check_overlaps(const std::vector<Checked>& all);
+void check_overlaps(std::span<const Checked> all);
 
 // Throws Error for a tensor that is not i32 or i64.
 void check_integers(const std::string& name, const TensorView& view);
@@ -44,9 +46,8 @@ void check_list(const std::string& name, const TensorView& view, std::optional<s
 // The elements of such a list in host memory.
 std::vector<std::int64_t> read_integers(const std::string& name, const TensorView& view,
                                         std::optional<std::int64_t> count = {});
-std::int64_t read_integer(const TensorView& view, std::int64_t element_offset);
 
-// Throws Error for [b + 1] starts that do not rise from 0 to `total`.
-void check_starts(const std::string& name, const std::vector<std::int64_t>& starts, std::int64_t total);
+// Throws Error for `count` starts that do not rise from 0 to `total`. Returns the longest step.
+std::int64_t check_starts(const std::string& name, const Integers& starts, std::int64_t count, std::int64_t total);
 
 }  // namespace rapt

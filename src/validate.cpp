@@ -1,8 +1,11 @@
 // Arguments -> Call, or an Error that names the argument. Nothing is written, and nothing is read but lengths and block
 // tables in host memory.
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstddef>
 #include <limits>
+#include <memory_resource>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -48,6 +51,7 @@ class Validator {
   explicit Validator(const AttentionArgs& args)
       : args_(args), score_(args.score), host_(args.q.device.type == DeviceType::cpu), p_(call_.problem) {
     call_.device = args.q.device.index;
+    all_.reserve(memory_.size() / sizeof(Checked));
   }
 
   Call run(std::span<const std::byte> workspace) {
@@ -59,11 +63,11 @@ class Validator {
     pages();
     check_overlaps(all_);
     apart_from(workspace);
-    return std::move(call_);
+    return call_;
   }
 
  private:
-  const TensorView& take(const std::string& name, const TensorView& t, bool written = false) {
+  const TensorView& take(const char* name, const TensorView& t, bool written = false) {
     const int64_t bytes = span_of(name, t, written);
     if (t.device != args_.q.device) refuse(name, "a tensor on another device than q", "all tensors on one device");
     all_.push_back({name, t, bytes, written});
@@ -71,8 +75,8 @@ class Validator {
   }
   enum class Takes : std::uint8_t { f32, floats, caches };
   // Requires a tensor of the given rank and of a type that is taken there.
-  const TensorView& need(const std::string& name, const TensorView& t, int ndim, const char* shape,
-                         bool written = false, Takes takes = Takes::f32) {
+  const TensorView& need(const char* name, const TensorView& t, int ndim, const char* shape, bool written = false,
+                         Takes takes = Takes::f32) {
     if (t.ndim == 0) refuse(name, "no tensor", shape);
     take(name, t, written);
     if (t.ndim != ndim) refuse(name, "shape " + shape_text(t), shape);
@@ -86,7 +90,7 @@ class Validator {
                                       : kCaches);
     return t;
   }
-  void same(const std::string& name, const TensorView& t, int dim, int64_t wanted, const char* what) {
+  void same(const char* name, const TensorView& t, int dim, int64_t wanted, const char* what) {
     const int64_t got = t.shape[static_cast<std::size_t>(dim)];
     if (got != wanted) refuse(name, "shape " + shape_text(t), std::string(what) + " = " + std::to_string(wanted));
   }
@@ -202,26 +206,17 @@ class Validator {
     return other;
   }
 
-  std::vector<int64_t> integers(const std::string& name, const TensorView& t, std::optional<int64_t> count = {}) {
-    return read_integers(name, take(name, t), count);
-  }
-  // Checks [b + 1] starts; returns the longest sequence, or the most it can have.
-  int64_t starts(const std::string& name, const TensorView& t, int64_t total, std::vector<int64_t>& values,
-                 Operand& on_device, std::optional<int64_t> count = {}) {
-    if (!host_) {
-      list(name, t, on_device, count);
-      return total;
-    }
-    values = integers(name, t, count);
-    check_starts(name, values, total);
-    int64_t rows = 0;
-    for (std::size_t i = 1; i < values.size(); ++i) rows = std::max(rows, values[i] - values[i - 1]);
-    return rows;
-  }
-  // A list of integers whose values the kernels will see first.
-  void list(const std::string& name, const TensorView& t, Operand& on_device, std::optional<int64_t> count = {}) {
+  // A list of integers, whose values only kernels see if it lies on a device.
+  Integers list(const char* name, const TensorView& t, std::optional<int64_t> count = {}) {
     check_list(name, take(name, t), count);
-    on_device = {const_cast<void*>(t.data), t.dtype, {t.strides[0], 0, 0, 0}};
+    return {t.data, t.strides[0], t.dtype == DType::i64};
+  }
+  // [b + 1] starts; `longest` becomes the longest sequence's length, or the most it can be.
+  Integers starts(const char* name, const TensorView& t, int64_t total, int64_t& longest,
+                  std::optional<int64_t> count = {}) {
+    const Integers starts = list(name, t, count);
+    longest = host_ ? check_starts(name, starts, t.shape[0], total) : total;
+    return starts;
   }
 
   void lengths() {
@@ -229,7 +224,7 @@ class Validator {
     const int64_t b = p_.b;
     if (args_.cu_seqlens_q) {
       p_.ragged_q = args_.q.shape[0];
-      p_.sq = starts("cu_seqlens_q", args_.cu_seqlens_q, p_.ragged_q, call_.q_begin, call_.cu_seqlens_q);
+      call_.q_begin = starts("cu_seqlens_q", args_.cu_seqlens_q, p_.ragged_q, p_.sq);
     } else {
       p_.sq = args_.q.shape[2];
     }
@@ -238,7 +233,7 @@ class Validator {
     if (kv.kind == KvSource::Kind::ragged) {
       if (!kv.cu_seqlens) refuse("kv.cu_seqlens", "no tensor", "[b + 1] starts");
       p_.ragged_k = kv.k.shape[0];
-      p_.sk = starts("kv.cu_seqlens", kv.cu_seqlens, p_.ragged_k, call_.k_begin, call_.cu_seqlens_k, b + 1);
+      call_.k_begin = starts("kv.cu_seqlens", kv.cu_seqlens, p_.ragged_k, p_.sk, b + 1);
       if (kv.seqlens) refuse("kv.seqlens", "lengths for ragged keys", "cu_seqlens alone");
       return;
     }
@@ -254,11 +249,10 @@ class Validator {
       return;
     }
     p_.kv_lengths = true;
-    if (!host_) return list("kv.seqlens", kv.seqlens, call_.seqlens, b);
-    call_.k_lengths = integers("kv.seqlens", kv.seqlens, b);
+    call_.k_len = list("kv.seqlens", kv.seqlens, b);
     const int64_t most = p_.ring ? kMaxSize : p_.sk;
-    for (std::size_t i = 0; i < call_.k_lengths.size(); ++i)
-      if (const int64_t n = call_.k_lengths[i]; n < 0 || n > most)
+    for (int64_t i = 0; host_ && i < b; ++i)
+      if (const int64_t n = call_.k_len[i]; n < 0 || n > most)
         refuse("kv.seqlens", "length " + std::to_string(n) + " of sequence " + std::to_string(i),
                p_.ring ? "0 to 2^48" : "0 to sk = " + std::to_string(most));
   }
@@ -279,34 +273,21 @@ class Validator {
       refuse("kv.block_table", "shape " + shape_text(t), "room for at most 2^48 keys");
   }
 
-  // Every entry that leads to a key some row may see, checked; the others are 0, whatever the table holds there.
+  // Checks every entry that leads to a key some row may see; the others may be anything.
   void pages() {
     if (p_.page_size == 0) return;
     const TensorView& t = args_.kv.block_table;
-    if (!host_) {
-      call_.block_table = {const_cast<void*>(t.data), t.dtype, {t.strides[0], t.strides[1], 0, 0}};
-      call_.pages_available = args_.kv.k.shape[0];
-      return;
-    }
-    int64_t total = 0;
-    for (const int64_t length : call_.k_lengths) {
-      call_.first_page.push_back(total);
-      total += (length + p_.page_size - 1) / p_.page_size;
-      if (total > std::numeric_limits<std::int32_t>::max())
-        refuse("kv.block_table", "more than 2^31 pages in use", "fewer or larger ones");
-    }
-    call_.pages.resize(static_cast<std::size_t>(total));
-    const int64_t available = args_.kv.k.shape[0];
-    for (std::size_t i = 0; i < call_.k_lengths.size(); ++i) {
+    call_.pages = {t.data, t.strides[1], t.dtype == DType::i64};
+    call_.pages_stride_b = t.strides[0], call_.page_count = args_.kv.k.shape[0];
+    for (int64_t i = 0; host_ && i < p_.b; ++i) {
       const auto [first, last] = seen_keys(i);
       if (first >= last) continue;
       for (int64_t n = first / p_.page_size; n <= (last - 1) / p_.page_size; ++n) {
-        const int64_t page = read_integer(t, static_cast<int64_t>(i) * t.strides[0] + n * t.strides[1]);
-        if (page < 0 || page >= available)
+        const int64_t page = call_.pages.element(i * t.strides[0] + n * t.strides[1]);
+        if (page < 0 || page >= call_.page_count)
           refuse("kv.block_table",
                  "page " + std::to_string(page) + " at [" + std::to_string(i) + ", " + std::to_string(n) + "]",
-                 "0 to " + std::to_string(available - 1) + ", one of k's pages");
-        call_.pages[static_cast<std::size_t>(call_.first_page[i] + n)] = static_cast<std::int32_t>(page);
+                 "0 to " + std::to_string(call_.page_count - 1) + ", one of k's pages");
       }
     }
   }
@@ -321,30 +302,35 @@ class Validator {
                "window_left + query rows or more, " + std::to_string(p_.window_left) + " + " + std::to_string(p_.sq));
       return;
     }
-    for (std::size_t i = 0; i < call_.k_lengths.size(); ++i) {
-      const int64_t oldest = call_.k_lengths[i] - p_.sk;
+    for (int64_t i = 0; i < p_.b; ++i) {
+      const int64_t oldest = call_.k_len[i] - p_.sk;
       const Rows rows = query_rows(i);
       // Without a left end the first row that sees keys sees as many as the ring has, like the last.
       const int64_t first = rows.right < 0 ? rows.begin : std::max(rows.begin, -rows.right);
-      const int64_t end = rows.right < 0 ? call_.k_lengths[i] : std::min(first + rows.right + 1, call_.k_lengths[i]);
+      const int64_t end = rows.right < 0 ? call_.k_len[i] : std::min(first + rows.right + 1, call_.k_len[i]);
       const int64_t begin = std::max<int64_t>(rows.left < 0 ? end - p_.sk : first - rows.left, 0);
       if (first >= rows.end || begin >= end || begin >= oldest) continue;
       refuse("k",
              "a ring of " + std::to_string(p_.sk) + " rows, where key " + std::to_string(begin) + " of sequence " +
                  std::to_string(i) + ", which a query row sees, is overwritten",
              rows.left < 0 ? "one query row a call, or a window, once a sequence is longer than the ring"
-                           : std::to_string(call_.k_lengths[i] - begin) +
+                           : std::to_string(call_.k_len[i] - begin) +
                                  " rows or more (window_left + query rows), or fewer query rows a call");
     }
+  }
+
+  int64_t query_count(int64_t i) const { return call_.q_begin ? call_.q_begin[i + 1] - call_.q_begin[i] : p_.sq; }
+  int64_t key_count(int64_t i) const {
+    return call_.k_len ? call_.k_len[i] : call_.k_begin ? call_.k_begin[i + 1] - call_.k_begin[i] : p_.sk;
   }
 
   // The positions [begin, end) of sequence i's query rows, and how far each of them sees; -1: to the end.
   struct Rows {
     int64_t begin, end, left, right;
   };
-  Rows query_rows(std::size_t i) const {
-    const int64_t rows = call_.q_begin.empty() ? p_.sq : call_.q_begin[i + 1] - call_.q_begin[i];
-    const int64_t begin = p_.align == Problem::Align::bottom_right ? call_.k_lengths[i] - rows
+  Rows query_rows(int64_t i) const {
+    const int64_t rows = query_count(i);
+    const int64_t begin = p_.align == Problem::Align::bottom_right ? key_count(i) - rows
                           : p_.align == Problem::Align::offset     ? p_.align_offset
                                                                    : 0;
     return {begin, begin + rows, std::min(p_.window_left, 2 * kMaxOffset),
@@ -352,8 +338,8 @@ class Validator {
   }
 
   // The keys of sequence i that windows and lengths leave its rows together: [first, second).
-  std::pair<int64_t, int64_t> seen_keys(std::size_t i) const {
-    const int64_t length = call_.k_lengths[i];
+  std::pair<int64_t, int64_t> seen_keys(int64_t i) const {
+    const int64_t length = key_count(i);
     const Rows rows = query_rows(i);
     if (rows.begin == rows.end) return {0, 0};
     return {rows.left < 0 ? 0 : std::max<int64_t>(rows.begin - rows.left, 0),
@@ -361,7 +347,7 @@ class Validator {
   }
 
   // bias or mask: right-aligned [b, hq, sq, sk] where missing dimensions and those of size 1 broadcast.
-  std::uint8_t term(const std::string& name, const TensorView& t, Operand& o) {
+  std::uint8_t term(const char* name, const TensorView& t, Operand& o) {
     take(name, t);
     const std::array<int64_t, 4> full = {p_.b, p_.hq, p_.sq, p_.sk};
     o = {const_cast<void*>(t.data), t.dtype, {}};
@@ -432,14 +418,10 @@ class Validator {
     if (!host_ && needs_align(p_) && (p_.ragged_q >= 0 || p_.ragged_k >= 0 || p_.kv_lengths))
       refuse("score.align", "none, with lengths on a device",
              "top_left, bottom_right or an offset for causal, window and alibi");
-    const bool unequal = !call_.q_begin.empty() || !call_.k_begin.empty() || !call_.k_lengths.empty();
-    for (std::size_t i = 0; unequal && needs_align(p_) && i < static_cast<std::size_t>(p_.b); ++i) {
-      const int64_t q = call_.q_begin.empty() ? p_.sq : call_.q_begin[i + 1] - call_.q_begin[i];
-      const int64_t k = !call_.k_lengths.empty() ? call_.k_lengths[i]
-                        : call_.k_begin.empty()  ? p_.sk
-                                                 : call_.k_begin[i + 1] - call_.k_begin[i];
-      if (q != k) refuse_align(q, k, " in sequence " + std::to_string(i));
-    }
+    const bool unequal = call_.q_begin || call_.k_begin || call_.k_len;
+    for (int64_t i = 0; host_ && unequal && needs_align(p_) && i < p_.b; ++i)
+      if (query_count(i) != key_count(i))
+        refuse_align(query_count(i), key_count(i), " in sequence " + std::to_string(i));
     call_.scale = score_.scale.value_or(p_.d > 0 ? 1.f / std::sqrt(static_cast<float>(p_.d)) : 0.f);
   }
 
@@ -458,7 +440,10 @@ class Validator {
   const bool host_;  // lengths and tables can be read here
   Call call_;
   Problem& p_;
-  std::vector<Checked> all_;
+  // On the stack, as every call comes here: more tensors than a call has.
+  alignas(Checked) std::array<std::byte, 20 * sizeof(Checked)> memory_;
+  std::pmr::monotonic_buffer_resource resource_{memory_.data(), memory_.size()};
+  std::pmr::vector<Checked> all_{&resource_};
 };
 
 // What pages, rings and quantised types ask for beyond the sizes.

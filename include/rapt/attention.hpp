@@ -1,6 +1,9 @@
 // Scaled dot-product attention: prefill, decode, cross attention, MHA, GQA and MQA through one call.
 #pragma once
 
+#include <cstddef>
+#include <span>
+
 #include "rapt/context.hpp"
 #include "rapt/kv_source.hpp"
 #include "rapt/score.hpp"
@@ -28,7 +31,10 @@ struct AttentionArgs {
 /// workspace cannot be had. Reentrant. The bits of a row of `out` depend on that row's own inputs, on the numbers of
 /// rows, of keys that they see and of key heads of its sequence (by which the kernel is chosen and long keys are cut),
 /// and on the ISA only.
-RAPT_API void attention(const AttentionArgs& args, const Context& context = default_context());
+/// Runs in the caller's `workspace` where that is not empty: memory of the tensors' device that starts at a multiple of
+/// 64 bytes, shares none with them and is as large as max_workspace_bytes() says (else Error).
+RAPT_API void attention(const AttentionArgs& args, const Context& context = default_context(),
+                        std::span<std::byte> workspace = {});
 
 /// The same for dense tensors.
 inline void attention(const TensorView& q, const TensorView& k, const TensorView& v, const MutableTensorView& out,

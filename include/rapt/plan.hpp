@@ -32,21 +32,26 @@ class Plan {
   RAPT_API std::string_view entry() const noexcept;    ///< "attention_forward.f32.avx2.q24k128"
   RAPT_API std::string_view backend() const noexcept;  ///< "cpu"
   RAPT_API const Problem& problem() const noexcept;
-  RAPT_API std::size_t workspace_bytes() const noexcept;
-  RAPT_API int threads() const noexcept;                ///< strands the call is spread over
-  RAPT_API std::string_view executor() const noexcept;  ///< name of the context's: who runs them, of calls on the CPU
+  RAPT_API std::size_t workspace_bytes() const noexcept;  ///< that run() needs
+  RAPT_API int threads() const noexcept;                  ///< strands the call is spread over
+  RAPT_API std::string_view executor() const noexcept;    ///< name of the context's: who runs them, of calls on the CPU
   RAPT_API std::int64_t work_items() const noexcept;
   RAPT_API const std::vector<Candidate>& candidates() const noexcept;  ///< best first
   RAPT_API std::string explain() const;                                ///< all of the above for people
 
-  /// Runs on `args`, which must give this plan's problem (else Error). Uses `workspace` when it is large enough and
-  /// 64-byte aligned (else Error), the context's memory when it is empty.
+  /// Runs on `args`, which must give this plan's problem (else Error), in `workspace` as attention() does. Without one
+  /// it runs in the context's memory; with one it allocates nothing, but for what the executor does.
   RAPT_API void run(const AttentionArgs& args, std::span<std::byte> workspace = {}) const;
 
  private:
   struct Impl;
   std::shared_ptr<const Impl> impl_;
 };
+
+/// Bytes that are enough for every call with this problem, or with one that differs from it in smaller b, sq, sk,
+/// ragged_q or ragged_k only: what a server allocates once for its largest batch and length (of pages: for as many as
+/// its block tables have room for). Holds for as many threads as the context now has. Throws Error as Plan does.
+RAPT_API std::size_t max_workspace_bytes(const Problem& largest, const Context& context = default_context());
 
 /// One kernel a build of rapt has, for listing.
 struct EntryInfo {

@@ -5,6 +5,8 @@
 #include <atomic>
 #include <cstring>
 #include <limits>
+#include <memory>
+#include <span>
 #include <vector>
 
 #include "cpu/machine.hpp"
@@ -23,7 +25,6 @@ Quantization quantization(const Operand& scale, const Operand& zero, std::int64_
 
 ForwardParams forward_params(const Call& call) {
   const Problem& p = call.problem;
-  const auto list = [](const auto& values) { return values.empty() ? nullptr : values.data(); };
   ForwardParams f{};
   f.q = call.q.data, f.k = call.k.data, f.v = call.v.data, f.out = call.out.data;
   f.lse = static_cast<float*>(call.lse.data);
@@ -33,11 +34,9 @@ ForwardParams forward_params(const Call& call) {
   f.v_stride = strides(call.v);
   f.out_stride = strides(call.out);
   f.lse_stride = strides(call.lse);
-  f.q_begin = list(call.q_begin);
-  f.k_begin = list(call.k_begin);
-  f.k_len = list(call.k_lengths);
-  f.page_size = p.ring ? p.sk : p.page_size;
-  if (p.page_size > 0) f.pages = call.pages.data(), f.first_page = list(call.first_page);
+  f.q_begin = call.q_begin, f.k_begin = call.k_begin, f.k_len = call.k_len;
+  f.page_size = p.ring ? p.sk : p.page_size, f.ring = p.ring;
+  f.pages = call.pages, f.pages_stride_b = call.pages_stride_b, f.page_count = call.page_count;
   f.k_quant = quantization(call.k_scale, call.k_zero, p.d, p.k_groups);
   f.v_quant = quantization(call.v_scale, call.v_zero, p.dv, p.v_groups);
   f.hk = p.hk, f.group = p.hq / p.hk;
@@ -45,12 +44,6 @@ ForwardParams forward_params(const Call& call) {
   f.score = score_params(call);
   return f;
 }
-
-// Items that one strand begins with, and others go on with when they are done with theirs.
-struct alignas(64) Lot {
-  std::atomic<std::int64_t> next;
-  std::int64_t end;
-};
 
 struct Strand {
   std::byte* scratch;
@@ -62,15 +55,15 @@ struct Loop {
   const KernelTable& table;
   const ForwardSchedule& schedule;
   const ForwardParams& params;
-  const std::vector<Sequence>& all;
-  std::vector<Lot>& lots;
-  std::byte* workspace;  // scratch of every strand, states, counters
+  std::span<const Sequences> all;
+  std::span<Lot> lots;
+  std::byte* scratch;  // of every strand, then states, then counters
 
-  std::byte* states() const { return workspace + static_cast<std::size_t>(schedule.threads) * schedule.scratch_bytes; }
+  std::byte* states() const { return scratch + static_cast<std::size_t>(schedule.threads) * schedule.scratch_bytes; }
   std::byte* counters() const { return states() + schedule.state_bytes; }
 
   void strand(int index) {
-    Strand strand{workspace + static_cast<std::size_t>(index) * schedule.scratch_bytes};
+    Strand strand{scratch + static_cast<std::size_t>(index) * schedule.scratch_bytes};
     for (std::size_t n = 0; n < lots.size(); ++n) {
       Lot& lot = lots[(static_cast<std::size_t>(index) + n) % lots.size()];
       if (lot.next.load(std::memory_order_relaxed) >= lot.end) continue;  // leaves the line to who needs it
@@ -80,24 +73,25 @@ struct Loop {
 
   void run(std::int64_t i, Strand& strand) {
     constexpr std::int64_t kAllKeys = std::numeric_limits<std::int64_t>::max();
-    const auto after = [](std::int64_t item, const Sequence& s) { return item < s.first_item; };
-    const Sequence& s = *(std::upper_bound(all.begin(), all.end(), i, after) - 1);
-    const auto [hk, begin, end, range, part] = place_of(s, params.hk, i - s.first_item);
-    WorkItem item{s.b, hk, begin, end, 0, kAllKeys, nullptr, s.b == strand.b && hk == strand.hk};
-    strand.b = s.b, strand.hk = hk;
+    const auto after = [](std::int64_t item, const Sequences& s) { return item < s.first_item; };
+    const Sequences& s = *(std::upper_bound(all.begin(), all.end(), i, after) - 1);
+    const auto [b, hk, begin, end, range, part] = place_of(s, params.hk, i - s.first_item);
+    WorkItem item{b, hk, begin, end, 0, kAllKeys, nullptr, b == strand.b && hk == strand.hk};
+    strand.b = b, strand.hk = hk;
     if (s.parts == 1) return s.kernel->run(params, item, strand.scratch);
 
     const std::int64_t state = state_floats(params.dv);
-    float* const group_states =
-        reinterpret_cast<float*>(states()) + s.first_state + (hk * s.rows + begin) * s.parts * state;
+    float* const group_states = reinterpret_cast<float*>(states()) + s.first_state +
+                                (((b - s.b) * params.hk + hk) * s.rows + begin) * s.parts * state;
     if (part > 0) item.key_begin = s.first_key + part * s.part_keys;
     if (part + 1 < s.parts) item.key_end = s.first_key + (part + 1) * s.part_keys;
     item.state = group_states + part * (end - begin) * state;
     s.kernel->run(params, item, strand.scratch);
     // Whoever does the last part has the others' states in sight and finishes the rows.
-    const std::atomic_ref done(reinterpret_cast<std::int32_t*>(counters())[s.first_counter + range]);
+    const std::int64_t counter = s.first_counter + (b - s.b) * params.hk * s.row_items + range;
+    const std::atomic_ref done(reinterpret_cast<std::int32_t*>(counters())[counter]);
     if (done.fetch_add(1, std::memory_order_acq_rel) + 1 == s.parts)
-      table.combine(params, {s.b, hk, begin, end, 0, kAllKeys, group_states}, s.parts);
+      table.combine(params, {b, hk, begin, end, 0, kAllKeys, group_states}, s.parts);
   }
 };
 
@@ -128,29 +122,31 @@ class CpuBackend final : public Backend {
   }
 
   std::unique_ptr<Schedule> plan(const Entry& entry, const Problem& p, const Context::Impl& context) const override {
-    const ForwardKernel& kernel = *built(entry).kernel;
-    // Short sequences among long ones go to the kernel they would get alone, unless one kernel is asked for.
-    const ForwardKernel* decode = nullptr;
-    Problem few = p;
-    few.sq = 0;
-    if (p.ragged_q >= 0 && context.options.kernel.empty() && !is_decode(entry))
-      for (const Entry& other : entries_)
-        if (!decode && is_decode(other) && other.unusable.empty() && refuse(other, few, context).empty())
-          decode = built(other).kernel;
-    return std::make_unique<ForwardSchedule>(
-        schedule_forward(p, kernel, decode, context.concurrency(), machine().l2_bytes));
+    return std::make_unique<ForwardSchedule>(schedule_forward(p, *built(entry).kernel, decode_beside(entry, p, context),
+                                                              context.concurrency(), machine().l2_bytes));
+  }
+
+  std::size_t max_workspace_bytes(const Entry& entry, const Problem& largest,
+                                  const Context::Impl& context) const override {
+    return cpu::max_workspace_bytes(largest, *built(entry).kernel, decode_beside(entry, largest, context),
+                                    context.concurrency(), machine().l2_bytes);
   }
 
   void run(const Entry& entry, const Schedule& schedule, const Call& call, const Context::Impl& context,
            std::byte* workspace) const override {
     const auto& plan = static_cast<const ForwardSchedule&>(schedule);
     const ForwardParams params = forward_params(call);
-    const std::vector<Sequence> all = sequences(plan, params, call.problem.b);
+    auto* const lots = reinterpret_cast<Lot*>(workspace);
+    auto* const list = reinterpret_cast<Sequences*>(workspace + plan.lot_bytes());
+    const std::span<const Sequences> all = list_sequences(plan, params, call.problem.b, list);
     if (all.empty()) return;
-    const std::vector<std::int64_t> first = cut_into_lots(all, params.hk, plan.threads);
-    std::vector<Lot> lots(first.size() - 1);
-    for (std::size_t i = 0; i < lots.size(); ++i) lots[i].next = first[i], lots[i].end = first[i + 1];
-    Loop loop{*built(entry).table, plan, params, all, lots, workspace};
+    std::uninitialized_value_construct_n(lots, plan.threads);
+    Loop loop{*built(entry).table,
+              plan,
+              params,
+              all,
+              cut_into_lots(all, params.hk, {lots, static_cast<std::size_t>(plan.threads)}),
+              workspace + plan.lot_bytes() + plan.list_bytes()};
     std::memset(loop.counters(), 0, plan.counter_bytes);
     if (plan.threads == 1) return loop.strand(0);
     context.executor().run(
@@ -173,6 +169,15 @@ class CpuBackend final : public Backend {
     const KernelTable* table;
   };
   const BuiltKernel& built(const Entry& entry) const { return kernels_[static_cast<std::size_t>(entry.id)]; }
+  // Short sequences among long ones go to the kernel they would get alone, unless one kernel is asked for.
+  const ForwardKernel* decode_beside(const Entry& entry, const Problem& p, const Context::Impl& context) const {
+    if (p.ragged_q < 0 || !context.options.kernel.empty() || is_decode(entry)) return nullptr;
+    Problem few = p;
+    few.sq = 0;
+    for (const Entry& other : entries_)
+      if (is_decode(other) && other.unusable.empty() && refuse(other, few, context).empty()) return built(other).kernel;
+    return nullptr;
+  }
   bool is_decode(const Entry& entry) const { return built(entry).kernel == built(entry).table->decode; }
 
   std::vector<Entry> entries_;

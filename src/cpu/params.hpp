@@ -27,15 +27,15 @@ struct ForwardParams {
   float* lse;     // [b, hq, sq]; null = not wanted
   Element q_type, kv_type, out_type;
   Strides q_stride, k_stride, v_stride, out_stride, lse_stride;
-  const std::int64_t* q_begin;  // [b + 1] first row of each sequence, null = dense: sq rows each
-  const std::int64_t* k_begin;  // [b + 1] likewise for keys
-  const std::int64_t* k_len;    // [b] keys in use, null = sk (dense) or k_begin's
-  // Pages: key j of sequence b is row j % page_size of page pages[first_page[b] + j / page_size], to which the strides'
-  // b leads; without `pages` it is row j % page_size of entry b, a ring buffer, of which the last page_size keys are
-  // left.
+  Integers q_begin;  // [b + 1] first row of each sequence, null = dense: sq rows each
+  Integers k_begin;  // [b + 1] likewise for keys
+  Integers k_len;    // [b] keys in use, null = sk (dense) or k_begin's
+  // Pages: key j of sequence b is row j % page_size of page pages[b, j / page_size], to which the strides' b leads; in
+  // a ring it is row j % page_size of entry b, of which the last page_size keys are left.
   std::int64_t page_size;  // 0 = none
-  const std::int32_t* pages;
-  const std::int64_t* first_page;  // [b]
+  bool ring;
+  Integers pages;
+  std::int64_t pages_stride_b, page_count;
   Quantization k_quant, v_quant;
   std::int64_t hk, group, sq, sk, d, dv;
   ScoreParams score;

@@ -1,6 +1,7 @@
 #include "cpu/schedule.hpp"
 
 #include <algorithm>
+#include <memory>
 #include <string>
 
 namespace rapt::cpu {
@@ -33,21 +34,57 @@ double bytes_of_keys(const Problem& p) {
   throw Error("problem", p.to_string(), "one whose workspace has less than 2^64 bytes");
 }
 
+std::int64_t rows_of_head(const Problem& p) {
+  return p.hk > 0 ? p.sq * (p.hq / p.hk) : 0;
+}
+
+// Panels of an item share each block of K and V: the more the better, while their Q^T and O^T stay in half of L2.
+std::int64_t max_panels(const Problem& p, const ForwardKernel& kernel, std::size_t l2_bytes) {
+  const auto panel_bytes = static_cast<std::int64_t>(sizeof(float)) * kernel.rows * (p.d + p.dv);
+  return std::clamp<std::int64_t>(static_cast<std::int64_t>(l2_bytes) / 2 / panel_bytes, 1,
+                                  kernel.max_rows / kernel.rows);
+}
+
+// Sizes everything but the strands' number. `splits`: sequences may have so few rows that their keys are cut into
+// parts.
+void size_workspace(ForwardSchedule& s, const Problem& p, bool splits) {
+  const std::int64_t rows = rows_of_head(p), heads = p.b * p.hk;
+  const std::int64_t of_item = std::min(s.rows_per_item, std::max<std::int64_t>(rows, 1));
+  s.scratch_bytes = s.kernel->scratch_bytes({p.sk, p.d, p.dv, of_item});
+  if (s.decode) s.scratch_bytes = std::max(s.scratch_bytes, s.decode->scratch_bytes({p.sk, p.d, p.dv, kDecodeRows}));
+  const bool alike = p.ragged_q < 0 && p.ragged_k < 0 && !p.kv_lengths;
+  s.max_sequences = alike ? 1 : p.b;
+  // list_sequences() counts keys from a multiple of kAlign on, so that there may be kAlign - 1 more than sk.
+  const std::int64_t parts = std::min(most_parts(p.hk), ceil_div(p.sk + kAlign - 1, kPartKeys));
+  if (!splits || s.kernel->rows == 0 || parts <= 1) return;
+  s.max_parts = parts;
+  std::int64_t part_rows = heads * std::min(rows, kPartRows);
+  if (p.ragged_q >= 0) part_rows = std::min(part_rows, p.ragged_q * p.hq);
+  if (__builtin_mul_overflow(static_cast<std::size_t>(part_rows * parts),
+                             static_cast<std::size_t>(state_floats(p.dv)) * sizeof(float), &s.state_bytes))
+    too_large(p);
+  s.counter_bytes = static_cast<std::size_t>(ceil_div(part_rows, 16)) * 64;
+}
+
+std::size_t total_bytes(const ForwardSchedule& s, const Problem& p) {
+  std::size_t total = 0;
+  if (__builtin_mul_overflow(s.scratch_bytes, static_cast<std::size_t>(s.threads), &total)) too_large(p);
+  for (const std::size_t bytes : {s.state_bytes, s.counter_bytes, s.lot_bytes(), s.list_bytes()})
+    if (__builtin_add_overflow(total, bytes, &total)) too_large(p);
+  return total;
+}
+
 }  // namespace
 
 ForwardSchedule schedule_forward(const Problem& p, const ForwardKernel& kernel, const ForwardKernel* decode,
                                  int concurrency, std::size_t l2_bytes) {
   ForwardSchedule s;
   s.kernel = &kernel, s.decode = decode;
-  const std::int64_t group = p.hk > 0 ? p.hq / p.hk : 0, rows = p.sq * group, heads = p.b * p.hk;
+  const std::int64_t rows = rows_of_head(p), heads = p.b * p.hk;
   s.rows_per_item = std::max<std::int64_t>(rows, 1);
   if (kernel.rows > 0) {
-    // Panels of an item share each block of K and V: the more the better, while their Q^T and O^T stay in half of L2
-    // ...
-    const auto panel_bytes = static_cast<std::int64_t>(sizeof(float)) * kernel.rows * (p.d + p.dv);
-    std::int64_t panels =
-        std::min<std::int64_t>(static_cast<std::int64_t>(l2_bytes) / 2 / panel_bytes, kernel.max_rows / kernel.rows);
-    // ... and each of several strands gets its share of items.
+    std::int64_t panels = max_panels(p, kernel, l2_bytes);
+    // Each of several strands gets its share of items.
     const std::int64_t of_strand = rows * heads / kernel.rows / concurrency;
     // With a left window the next item sees keys that the one before did not.
     s.keeps_keys = concurrency > 1 && kernel.kept_keys && p.window_left < 0 && p.sk <= kernel.kept_keys(p.d, p.dv);
@@ -60,22 +97,8 @@ ForwardSchedule schedule_forward(const Problem& p, const ForwardKernel& kernel, 
     s.rows_per_item = ceil_div(of_head, items) * kernel.rows;
   }
   s.work_items = heads * ceil_div(rows, s.rows_per_item);
-  s.scratch_bytes = kernel.scratch_bytes({p.sk, p.d, p.dv, std::min(s.rows_per_item, std::max<std::int64_t>(rows, 1))});
-  if (decode) s.scratch_bytes = std::max(s.scratch_bytes, decode->scratch_bytes({p.sk, p.d, p.dv, kDecodeRows}));
-
-  // sequences() counts keys from a multiple of kAlign on, so that there may be kAlign - 1 more than sk.
-  const std::int64_t parts = std::min(most_parts(p.hk), ceil_div(p.sk + kAlign - 1, kPartKeys));
-  if (kernel.rows > 0 && parts > 1 && (rows <= kPartRows || p.ragged_q >= 0)) {
-    std::int64_t part_rows = heads * std::min(rows, kPartRows);
-    if (p.ragged_q >= 0) part_rows = std::min(part_rows, p.ragged_q * p.hq);
-    std::size_t states = 0;
-    if (__builtin_mul_overflow(static_cast<std::size_t>(part_rows * parts),
-                               static_cast<std::size_t>(state_floats(p.dv)) * sizeof(float), &states))
-      too_large(p);
-    s.state_bytes = states;
-    s.counter_bytes = static_cast<std::size_t>(ceil_div(part_rows, 16)) * 64;
-    if (rows <= kPartRows) s.work_items *= parts;
-  }
+  size_workspace(s, p, rows <= kPartRows || p.ragged_q >= 0);
+  if (rows <= kPartRows) s.work_items *= s.max_parts;
 
   const double pairs = static_cast<double>(rows) * static_cast<double>(heads) * static_cast<double>(p.sk);
   const double flops = 2.0 * pairs * static_cast<double>(p.d + p.dv) * (p.causal ? 0.5 : 1.0);
@@ -83,25 +106,35 @@ ForwardSchedule schedule_forward(const Problem& p, const ForwardKernel& kernel, 
   s.threads = static_cast<int>(
       std::clamp<std::int64_t>(static_cast<std::int64_t>(std::clamp(worth, 1.0, static_cast<double>(concurrency))), 1,
                                std::max<std::int64_t>(s.work_items, 1)));
-  std::size_t scratch = 0;
-  if (__builtin_mul_overflow(s.scratch_bytes, static_cast<std::size_t>(s.threads), &scratch) ||
-      __builtin_add_overflow(scratch, s.state_bytes, &scratch) ||
-      __builtin_add_overflow(scratch, s.counter_bytes, &s.workspace_bytes))
-    too_large(p);
-  s.note =
-      std::to_string(s.work_items) + " items of up to " + std::to_string(s.rows_per_item) + " rows (tokens x group)";
-  if (s.state_bytes > 0) s.note += ", keys in up to " + std::to_string(parts) + " parts";
+  s.workspace_bytes = total_bytes(s, p);
   return s;
 }
 
-std::vector<Sequence> sequences(const ForwardSchedule& schedule, const ForwardParams& p, std::int64_t b) {
-  std::vector<Sequence> all;
-  all.reserve(static_cast<std::size_t>(b));
-  for (std::int64_t i = 0; i < b; ++i) {
+std::size_t max_workspace_bytes(const Problem& p, const ForwardKernel& kernel, const ForwardKernel* decode,
+                                int concurrency, std::size_t l2_bytes) {
+  ForwardSchedule s;
+  s.kernel = &kernel, s.decode = decode, s.threads = concurrency;
+  s.rows_per_item = kernel.rows > 0 ? max_panels(p, kernel, l2_bytes) * kernel.rows : rows_of_head(p);
+  size_workspace(s, p, true);
+  return total_bytes(s, p);
+}
+
+std::string ForwardSchedule::note() const {
+  std::string text =
+      std::to_string(work_items) + " items of up to " + std::to_string(rows_per_item) + " rows (tokens x group)";
+  if (state_bytes > 0) text += ", keys in up to " + std::to_string(max_parts) + " parts";
+  return text;
+}
+
+std::span<const Sequences> list_sequences(const ForwardSchedule& schedule, const ForwardParams& p, std::int64_t b,
+                                          Sequences* list) {
+  Sequences* end = list;
+  const bool alike = !p.q_begin && !p.k_begin && !p.k_len;
+  for (std::int64_t i = 0; i < (alike ? std::min<std::int64_t>(b, 1) : b); ++i) {
     const std::int64_t len_q = p.q_begin ? p.q_begin[i + 1] - p.q_begin[i] : p.sq;
     const std::int64_t len_k = p.k_len ? p.k_len[i] : p.k_begin ? p.k_begin[i + 1] - p.k_begin[i] : p.sk;
-    Sequence s{};
-    s.b = i, s.rows = len_q * p.group;
+    Sequences s{};
+    s.b = i, s.count = alike ? b : 1, s.rows = len_q * p.group;
     if (s.rows == 0) continue;
     s.kernel = schedule.decode && s.rows <= kDecodeRows ? schedule.decode : schedule.kernel;
     s.rows_per_item = s.kernel == schedule.kernel ? schedule.rows_per_item : s.rows;
@@ -109,7 +142,7 @@ std::vector<Sequence> sequences(const ForwardSchedule& schedule, const ForwardPa
     // What any row sees.
     const ScoreParams& score = p.score;
     const std::int64_t offset = score.offset + (score.bottom_right ? len_k - len_q : 0);
-    const std::int64_t gone = p.page_size > 0 && !p.pages ? std::max<std::int64_t>(len_k - p.page_size, 0) : 0;
+    const std::int64_t gone = p.ring ? std::max<std::int64_t>(len_k - p.page_size, 0) : 0;
     const std::int64_t first = score.left == kOpen ? gone : std::clamp(offset - score.left, gone, len_k);
     const std::int64_t last = score.right == kOpen ? len_k : std::clamp(len_q + offset + score.right, first, len_k);
     s.first_key = first / kAlign * kAlign;
@@ -124,44 +157,55 @@ std::vector<Sequence> sequences(const ForwardSchedule& schedule, const ForwardPa
     }
     s.cost = static_cast<double>(std::min(s.rows, s.rows_per_item)) *
              static_cast<double>(s.parts == 1 ? last - first : s.part_keys);
-    all.push_back(s);
+    std::construct_at(end++, s);
   }
-  std::stable_sort(all.begin(), all.end(), [](const Sequence& x, const Sequence& y) { return x.cost > y.cost; });
+  std::sort(list, end,
+            [](const Sequences& x, const Sequences& y) { return x.cost != y.cost ? x.cost > y.cost : x.b < y.b; });
   std::int64_t item = 0, state = 0, counter = 0;
-  for (Sequence& s : all) {
+  for (Sequences& s : std::span(list, end)) {
     s.first_item = item, s.first_state = state, s.first_counter = counter;
-    item += p.hk * s.items_of_head();
+    item += s.count * p.hk * s.items_of_head();
     if (s.parts == 1) continue;
-    state += p.hk * s.rows * s.parts * state_floats(p.dv);
-    counter += p.hk * s.row_items;
+    state += s.count * p.hk * s.rows * s.parts * state_floats(p.dv);
+    counter += s.count * p.hk * s.row_items;
   }
-  return all;
+  return {list, end};
 }
 
-ItemPlace place_of(const Sequence& s, std::int64_t heads, std::int64_t item) {
-  const std::int64_t range = item / s.parts;
+ItemPlace place_of(const Sequences& s, std::int64_t heads, std::int64_t item) {
+  const std::int64_t of_sequence = heads * s.items_of_head(), in_sequence = item % of_sequence;
+  const std::int64_t range = in_sequence / s.parts;
   const std::int64_t hk = s.heads_in_turn ? range % heads : range / s.row_items;
   const std::int64_t from_last = s.heads_in_turn ? range / heads : range % s.row_items;
   const std::int64_t begin = (s.row_items - 1 - from_last) * s.rows_per_item;
-  return {hk, begin, std::min(begin + s.rows_per_item, s.rows), range, item % s.parts};
+  return {s.b + item / of_sequence, hk, begin, std::min(begin + s.rows_per_item, s.rows), range, item % s.parts};
 }
 
-std::vector<std::int64_t> cut_into_lots(const std::vector<Sequence>& all, std::int64_t hk, int strands) {
-  const int lots = all.front().heads_in_turn ? 1 : strands;
-  const auto head_cost = [](const Sequence& s) { return s.cost * static_cast<double>(s.items_of_head()); };
-  double total = 0, after = 0;
-  for (const Sequence& s : all) total += head_cost(s) * static_cast<double>(hk);
-  // Lots that would begin within a head begin with it, which leaves it to the last of them; strands of the others help.
-  std::vector<std::int64_t> first{0};
-  for (const Sequence& s : all)
-    for (std::int64_t head = 0; head < hk; ++head) {
-      after += head_cost(s);
-      while (std::ssize(first) < lots && static_cast<double>(first.size()) * total < after * lots * (1 - 1e-9))
-        first.push_back(s.first_item + head * s.items_of_head());
+std::span<Lot> cut_into_lots(std::span<const Sequences> all, std::int64_t hk, std::span<Lot> lots) {
+  if (all.front().heads_in_turn) lots = lots.first(1);
+  const auto cost_of_head = [](const Sequences& s) { return s.cost * static_cast<double>(s.items_of_head()); };
+  double total = 0, before = 0;
+  for (const Sequences& s : all) total += cost_of_head(s) * static_cast<double>(s.count * hk);
+  const double of_lot = total / static_cast<double>(lots.size());
+  // A lot ends with the last head that ends within its share; one that would begin within a head begins with it, which
+  // leaves the head to the last of those: strands of the others help.
+  std::size_t n = 0;
+  std::int64_t begin = 0;
+  for (const Sequences& s : all) {
+    const double of_head = cost_of_head(s);
+    const std::int64_t heads = s.count * hk;
+    const double after = before + of_head * static_cast<double>(heads);
+    for (double share; n + 1 < lots.size() && (share = static_cast<double>(n + 1) * of_lot) < after * (1 - 1e-9); ++n) {
+      const auto whole = static_cast<std::int64_t>((share - before) / of_head + 1e-9);
+      const std::int64_t end = s.first_item + std::clamp<std::int64_t>(whole, 0, heads - 1) * s.items_of_head();
+      lots[n].next = begin, lots[n].end = begin = end;
     }
-  const std::int64_t end = all.back().first_item + hk * all.back().items_of_head();
-  first.resize(static_cast<std::size_t>(lots) + 1, end);
-  return first;
+    before = after;
+  }
+  for (const std::int64_t end = all.back().first_item + all.back().count * hk * all.back().items_of_head();
+       n < lots.size(); ++n)
+    lots[n].next = begin, lots[n].end = begin = end;
+  return lots;
 }
 
 }  // namespace rapt::cpu

@@ -53,10 +53,6 @@ Machine look() {
   return machine;
 }
 
-Integers integers(const Operand& list) {
-  return {list.data, list.dtype == DType::i64, list.strides[0]};
-}
-
 // The sizes, which are all that plans need.
 AttentionParams sizes(const Problem& p) {
   AttentionParams a{};
@@ -77,12 +73,8 @@ AttentionParams attention_params(const Call& call) {
   a.v_stride = strides(call.v);
   a.out_stride = strides(call.out);
   a.lse_stride = strides(call.lse);
-  a.q_begin = integers(call.cu_seqlens_q);
-  a.k_begin = integers(call.cu_seqlens_k);
-  a.k_len = integers(call.seqlens);
-  a.pages = {call.block_table.data, call.block_table.dtype == DType::i64, call.block_table.strides[1]};
-  a.pages_stride_b = call.block_table.strides[0];
-  a.page_count = call.pages_available;
+  a.q_begin = call.q_begin, a.k_begin = call.k_begin, a.k_len = call.k_len;
+  a.pages = call.pages, a.pages_stride_b = call.pages_stride_b, a.page_count = call.page_count;
   if (a.page_size > 0 && !a.ring && a.page_count == 0) a.sk = 0;  // no key can be there, whatever the lengths say
   a.term_rows = call.term_rows, a.term_keys = call.term_keys;
   a.score = score_params(call);
@@ -149,6 +141,10 @@ const Kernel kKernels[] = {
      }},
 };
 
+struct CudaSchedule final : Schedule {
+  std::string note() const override { return std::to_string(work_items) + " tiles or rows of work"; }
+};
+
 class CudaBackend final : public Backend {
  public:
   CudaBackend() {
@@ -169,11 +165,13 @@ class CudaBackend final : public Backend {
   }
 
   std::unique_ptr<Schedule> plan(const Entry& entry, const Problem& p, const Context::Impl&) const override {
-    auto schedule = std::make_unique<Schedule>();
+    auto schedule = std::make_unique<CudaSchedule>();
     schedule->workspace_bytes = kernel(entry).workspace(sizes(p));
     schedule->work_items = kernel(entry).work_items(sizes(p));
-    schedule->note = std::to_string(schedule->work_items) + " tiles or rows of work";
     return schedule;
+  }
+  std::size_t max_workspace_bytes(const Entry& entry, const Problem& largest, const Context::Impl&) const override {
+    return kernel(entry).workspace(sizes(largest));
   }
 
   void run(const Entry& entry, const Schedule& schedule, const Call& call, const Context::Impl& context,

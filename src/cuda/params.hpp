@@ -8,13 +8,6 @@
 
 namespace rapt::cuda {
 
-// i32 or i64 in device memory, which the host never looks at; no data: not given.
-struct Integers {
-  const void* data;
-  bool wide;  // i64
-  std::int64_t stride;
-};
-
 // One attention call; every pointer leads to device memory. A query row is a (token, head of the group) pair: row r of
 // kv head h is token r / group, query head h * group + r % group.
 struct AttentionParams {

@@ -1,6 +1,7 @@
 // The examples of docs/api.md, run, and a test that they are those of the guide.
 #include <Eigen/Core>
 #include <cmath>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -328,6 +329,16 @@ TEST_CASE("guide: plans, contexts and errors", "[examples]") {
     CHECK(asked.problem().sk == 512);
   }
   CHECK(out == expected);
+  std::fill(out.begin(), out.end(), 0.f);
+  {
+    rapt::Problem largest = rapt::Problem::of(args);
+    largest.b *= 16, largest.sq *= 2, largest.sk *= 8;
+    const std::size_t bytes = rapt::max_workspace_bytes(largest);
+    const auto workspace = static_cast<std::byte*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64));
+    rapt::attention(args, rapt::default_context(), {workspace, bytes});
+    std::free(workspace);
+  }
+  CHECK(out == expected);
   {
     rapt::ContextOptions options;
     options.executor = rapt::serial_executor();  // or openmp_executor(), or an Executor of your own
@@ -388,7 +399,7 @@ TEST_CASE("guide: every example of docs/api.md is compiled here or in tests/c", 
     }
     ++blocks;
   }
-  CHECK(blocks == 14);
+  CHECK(blocks == 15);
 }
 
 }  // namespace rapt::testing

@@ -79,6 +79,29 @@ TEST_CASE("a user's workspace is used and nothing is allocated", "[api]") {
   CHECK(same_bits(c.out, untouched));
 }
 
+TEST_CASE("attention() runs in a workspace for the largest problem", "[api]") {
+  CountingAllocator allocator;
+  ContextOptions options;
+  options.allocator = allocator.get();
+  const Context context(options);
+  const std::string text = "attention hq=4 hk=2 d=40 causal align=bottom_right lse seqlens page=16 ";
+  const std::size_t bytes = max_workspace_bytes(Problem::parse(text + "b=3 sq=50 sk=1600"), context);
+  const Buffer workspace(bytes);
+  for (const char* sizes : {"b=3 sq=50 sk=1600", "b=3 sq=1 sk=1600", "b=1 sq=7 sk=160", "b=2 sq=0 sk=16"}) {
+    Case c(Problem::parse(text + sizes));
+    attention(c.args(), context, std::span(workspace.data(), bytes));
+    INFO(sizes);
+    CHECK(compare(c.args(), oracle(c.args())).ok());
+  }
+  CHECK(allocator.allocations == 0);
+  Case c(Problem::parse(text + "b=3 sq=50 sk=1600"));
+  CHECK(refused_argument([&] { attention(c.args(), context, std::span(workspace.data(), 64)); }) == "workspace");
+  CHECK(refused_argument([&] { attention(c.args(), context, std::span(workspace.data() + 8, bytes - 8)); }) ==
+        "workspace");
+  const std::span own(reinterpret_cast<std::byte*>(c.out.buffer().data()), bytes);
+  CHECK(refused_argument([&] { attention(c.args(), context, own); }) == "workspace");
+}
+
 TEST_CASE("what the workspace held before does not matter", "[api]") {
   for (const std::string& entry : usable_entries()) {
     Case first(Problem::parse(kText)), second(Problem::parse(kText));

@@ -45,6 +45,36 @@ TEST_CASE("plan: the same problem gives the same plan, with or without tensors",
   }
 }
 
+TEST_CASE("plan: a workspace for the largest problem is enough for smaller ones", "[unit]") {
+  std::mt19937_64 random(402);
+  for (int i = 0; i < 400; ++i) {
+    Problem largest = sample(random, kEverythingCached);
+    if (i % 2 == 0) largest.b *= 5, largest.sq *= 9, largest.sk *= 30;  // several items, parts of keys
+    if (largest.ragged_q >= 0) largest.ragged_q = largest.b * largest.sq;
+    if (largest.ragged_k >= 0) largest.ragged_k = largest.b * largest.sk;
+    if (largest.page_size > 0)
+      largest.sk = (largest.sk + largest.page_size - 1) / largest.page_size * largest.page_size;
+    if (largest.align == Problem::Align::none) largest.align = Problem::Align::bottom_right;
+    ContextOptions options;
+    options.executor = std::make_shared<ThreadExecutor>(i % 3 == 0 ? 1 : 5);
+    const Context context(options);
+    const std::size_t bytes = max_workspace_bytes(largest, context);
+    for (int j = 0; j < 20; ++j) {
+      Problem p = largest;
+      const auto smaller = [&random](std::int64_t x) {
+        return std::uniform_int_distribution<std::int64_t>(std::min<std::int64_t>(x, 1), x)(random);
+      };
+      p.b = smaller(p.b), p.sq = smaller(p.sq), p.sk = smaller(p.sk);
+      if (p.page_size > 0) p.sk = (p.sk + p.page_size - 1) / p.page_size * p.page_size;
+      if (p.ragged_q >= 0) p.ragged_q = p.sq > 0 ? p.sq + (p.b - 1) * smaller(p.sq) : 0;
+      if (p.ragged_k >= 0) p.ragged_k = p.sk > 0 ? p.sk + (p.b - 1) * smaller(p.sk) : 0;
+      INFO(largest.to_string() << "\n" << p.to_string());
+      CHECK(Plan(p, context).workspace_bytes() <= bytes);
+    }
+    CHECK(bytes < 64 * Plan(largest, context).workspace_bytes() + (std::size_t{1} << 23));  // and no wild guess
+  }
+}
+
 TEST_CASE("plan: workspace does not grow with the lengths", "[unit]") {
   for (const std::string& entry : usable_entries()) {
     if (!tiled(entry)) continue;

@@ -25,7 +25,7 @@ ForwardKernel kernel() {
 }
 
 struct Item {
-  std::int64_t b, last_key;
+  std::int64_t last_key;
   ItemPlace place;
 };
 
@@ -38,12 +38,13 @@ std::vector<Item> items(const Problem& p, const ForwardKernel& kernel, int threa
   f.score.right = p.causal ? 0 : kOpen;
   f.score.offset = p.align_offset;
   std::vector<Item> all;
-  for (const Sequence& s : sequences(schedule, f, p.b)) {
+  std::vector<Sequences> list(static_cast<std::size_t>(schedule.max_sequences));
+  for (const Sequences& s : list_sequences(schedule, f, p.b, list.data())) {
     CHECK(s.first_item == std::ssize(all));
-    for (std::int64_t i = 0; i < p.hk * s.row_items * s.parts; ++i) {
+    for (std::int64_t i = 0; i < s.count * p.hk * s.row_items * s.parts; ++i) {
       const ItemPlace place = place_of(s, p.hk, i);
       const std::int64_t token = (place.row_end - 1) / f.group;
-      all.push_back({s.b, p.causal ? std::min(token + f.score.offset, p.sk - 1) : p.sk - 1, place});
+      all.push_back({p.causal ? std::min(token + f.score.offset, p.sk - 1) : p.sk - 1, place});
     }
   }
   return all;
@@ -64,11 +65,11 @@ TEST_CASE("schedule: every row and part is one item's, whatever the order", "[un
       for (const Item& item : items(p, kernel(), threads)) {
         const ItemPlace& place = item.place;
         for (std::int64_t row = place.row_begin; row < place.row_end; ++row)
-          ++taken[{item.b, place.hk, row, place.part}];
+          ++taken[{place.b, place.hk, row, place.part}];
         parts = std::max(parts, place.part + 1);
         // A number of a range is that of the same rows in all parts.
         const std::pair rows(place.hk, place.row_begin);
-        CHECK(ranges.try_emplace({item.b, place.range}, rows).first->second == rows);
+        CHECK(ranges.try_emplace({place.b, place.range}, rows).first->second == rows);
       }
       INFO(p.to_string() << " on " << threads);
       CHECK(std::ssize(taken) == p.b * p.sq * p.hq * parts);
@@ -97,36 +98,43 @@ TEST_CASE("schedule: items of equal cost go head by head, and so do all on one t
     INFO(text);
     REQUIRE(all.size() > 6);
     for (std::size_t i = 1; i < all.size(); ++i) {
-      const auto key = [](const Item& x) { return std::tuple(x.b, x.place.hk, -x.place.row_begin); };
+      const auto key = [](const Item& x) { return std::tuple(x.place.b, x.place.hk, -x.place.row_begin); };
       CHECK(key(all[i - 1]) < key(all[i]));
     }
   }
 }
 
 TEST_CASE("schedule: lots are whole heads of about the same cost", "[unit]") {
-  const auto lots = [](const std::vector<Sequence>& all, std::int64_t hk, int count) {
-    const std::vector<std::int64_t> first = cut_into_lots(all, hk, count);
-    CHECK(std::ssize(first) == count + 1);
-    CHECK(first[0] == 0);
+  const auto lots = [](const std::vector<Sequences>& all, std::int64_t hk, std::size_t count) {
+    std::vector<Lot> room(count);
+    CHECK(cut_into_lots(all, hk, room).size() == count);
+    std::int64_t end = 0;
     std::vector<std::int64_t> sizes;
-    for (std::size_t i = 0; i + 1 < first.size(); ++i) sizes.push_back(first[i + 1] - first[i]);
+    for (const Lot& lot : room) {
+      CHECK(lot.next == end);
+      sizes.push_back(lot.end - lot.next);
+      end = lot.end;
+    }
     return sizes;
   };
   using Sizes = std::vector<std::int64_t>;
-  const auto sequence = [](std::int64_t first_item, std::int64_t row_items, double cost) {
-    Sequence s{};
-    s.first_item = first_item, s.row_items = row_items, s.parts = 1, s.cost = cost;
+  const auto sequence = [](std::int64_t first_item, std::int64_t row_items, double cost, std::int64_t count = 1) {
+    Sequences s{};
+    s.count = count, s.first_item = first_item, s.row_items = row_items, s.parts = 1, s.cost = cost;
     return s;
   };
-  const std::vector<Sequence> same{sequence(0, 5, 3.7), sequence(40, 5, 3.7)};  // of 8 heads each
-  CHECK(lots(same, 8, 1) == Sizes{80});
-  CHECK(lots(same, 8, 4) == Sizes{20, 20, 20, 20});
-  CHECK(lots(same, 8, 16) == Sizes(16, 5));
-  const Sizes of_32 = lots(same, 8, 32);  // two strands for each head
-  CHECK(std::count(of_32.begin(), of_32.end(), 5) == 16);
-  CHECK(std::count(of_32.begin(), of_32.end(), 0) == 16);
+  // Two of 8 heads each, as sequences of a ragged and of a dense call.
+  for (const std::vector<Sequences>& same :
+       {std::vector{sequence(0, 5, 3.7), sequence(40, 5, 3.7)}, std::vector{sequence(0, 5, 3.7, 2)}}) {
+    CHECK(lots(same, 8, 1) == Sizes{80});
+    CHECK(lots(same, 8, 4) == Sizes{20, 20, 20, 20});
+    CHECK(lots(same, 8, 16) == Sizes(16, 5));
+    const Sizes of_32 = lots(same, 8, 32);  // two strands for each head
+    CHECK(std::count(of_32.begin(), of_32.end(), 5) == 16);
+    CHECK(std::count(of_32.begin(), of_32.end(), 0) == 16);
+  }
   // One long sequence and many short ones: strands in proportion.
-  std::vector<Sequence> uneven{sequence(0, 6, 10)};
+  std::vector<Sequences> uneven{sequence(0, 6, 10)};
   for (int i = 0; i < 20; ++i) uneven.push_back(sequence(6 + i, 1, 1));
   CHECK(lots(uneven, 1, 4) == Sizes{0, 0, 6, 20});
   CHECK(lots({sequence(0, 2, 0)}, 3, 4) == Sizes{6, 0, 0, 0});  // nothing to weigh

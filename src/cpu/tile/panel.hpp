@@ -41,14 +41,16 @@ struct Head {
     if (p.k_begin) k_first = p.k_begin[b], len_k = p.k_begin[b + 1] - k_first;
     if (p.k_len) len_k = p.k_len[b];
     offset = p.score.offset + (p.score.bottom_right ? len_k - len_q : 0);
-    const bool ring = p.page_size > 0 && !p.pages;
-    low = most(item.key_begin, ring ? len_k - p.page_size : 0);
+    low = most(item.key_begin, p.ring ? len_k - p.page_size : 0);
     high = most(low, least(item.key_end, len_k));
   }
   // Key j's row in k or v, or in their scales, as an index.
   std::int64_t key_at(const Strides& s, std::int64_t j) const {
     if (p.page_size == 0) return b * s.b + hk * s.h + (k_first + j) * s.s;
-    const std::int64_t page = p.pages ? p.pages[p.first_page[b] + j / p.page_size] : b;
+    // Entries of keys that no row sees were not checked.
+    const std::int64_t page =
+        p.ring ? b
+               : clamp(p.pages.element(b * p.pages_stride_b + j / p.page_size * p.pages.stride), 0, p.page_count - 1);
     return page * s.b + hk * s.h + j % p.page_size * s.s;
   }
   // Rows [j, j + n) lie one after another.

@@ -25,7 +25,7 @@ struct NaiveRow {
     std::int64_t low = 0, high = p.b;
     while (high - low > 1) {
       const std::int64_t middle = (low + high) / 2;
-      (load(p.q_begin, middle) <= token ? low : high) = middle;
+      (p.q_begin[middle] <= token ? low : high) = middle;
     }
     return low;
   }

@@ -52,9 +52,4 @@ __device__ inline float4 load4(const void* base, DType type, std::int64_t at, st
   return x;
 }
 
-__device__ inline std::int64_t load(const Integers& list, std::int64_t i) {
-  return list.wide ? static_cast<const std::int64_t*>(list.data)[i * list.stride]
-                   : static_cast<const std::int32_t*>(list.data)[i * list.stride];
-}
-
 }  // namespace rapt::cuda

@@ -25,14 +25,14 @@ struct Head {
   __device__ Head(const AttentionParams& params, std::int64_t b, std::int64_t hk)
       : p(params), b(b), hk(hk), len_q(p.sq), len_k(p.sk) {
     if (p.total_q >= 0) {
-      q_first = clamp(load(p.q_begin, b), 0, p.total_q);
-      len_q = clamp(load(p.q_begin, b + 1), q_first, p.total_q) - q_first;
+      q_first = clamp(p.q_begin[b], 0, p.total_q);
+      len_q = clamp(p.q_begin[b + 1], q_first, p.total_q) - q_first;
     }
     if (p.total_k >= 0) {
-      k_first = clamp(load(p.k_begin, b), 0, p.total_k);
-      len_k = clamp(load(p.k_begin, b + 1), k_first, p.total_k) - k_first;
+      k_first = clamp(p.k_begin[b], 0, p.total_k);
+      len_k = clamp(p.k_begin[b + 1], k_first, p.total_k) - k_first;
     }
-    if (p.k_len.data) len_k = clamp(load(p.k_len, b), 0, p.ring ? std::int64_t{1} << 48 : p.sk);
+    if (p.k_len) len_k = clamp(p.k_len[b], 0, p.ring ? std::int64_t{1} << 48 : p.sk);
     offset = p.score.offset + (p.score.bottom_right ? len_k - len_q : 0);
     low = p.ring ? max(len_k - p.page_size, std::int64_t{0}) : 0;
     high = len_k;
@@ -42,10 +42,8 @@ struct Head {
   __device__ std::int64_t key_at(const Strides& s, std::int64_t j) const {
     if (p.page_size == 0) return b * s.b + hk * s.h + (k_first + j) * s.s;
     std::int64_t page = b;
-    if (!p.ring) {
-      const Integers row = {p.pages.data, p.pages.wide, 1};
-      page = clamp(load(row, b * p.pages_stride_b + j / p.page_size * p.pages.stride), 0, p.page_count - 1);
-    }
+    if (!p.ring)
+      page = clamp(p.pages.element(b * p.pages_stride_b + j / p.page_size * p.pages.stride), 0, p.page_count - 1);
     return page * s.b + hk * s.h + j % p.page_size * s.s;
   }
 };
@@ -86,7 +84,7 @@ struct Pieces {
 
   // The first of sequence i: at most first(i + 1) - (those that i needs).
   __device__ std::int64_t first(std::int64_t i) const {
-    return i == 0 ? 0 : clamp(load(begin, i), 0, total) * each / kSize + i;
+    return i == 0 ? 0 : clamp(begin[i], 0, total) * each / kSize + i;
   }
   // The sequence that has a number.
   __device__ std::int64_t sequence(std::int64_t number) const {

@@ -1,0 +1,95 @@
+// Calls in a workspace of the caller's take nothing from the heap. A program of its own, as it replaces operator new.
+#include <cstdlib>
+#include <new>
+#include <random>
+
+#include "support/catch.hpp"
+#include "support/entries.hpp"
+#include "support/executors.hpp"
+#include "support/sampler.hpp"
+
+using namespace rapt;
+using namespace rapt::testing;
+
+namespace {
+
+thread_local long allocations = 0;
+
+void* allocate(std::size_t bytes, std::size_t alignment) {
+  ++allocations;
+  void* data = std::aligned_alloc(alignment, (bytes + alignment) / alignment * alignment);
+  if (!data) throw std::bad_alloc();
+  return data;
+}
+
+/// Three strands, one after another, that allocate nothing for it.
+class InTurn final : public Executor {
+ public:
+  std::string_view name() const noexcept override { return "in turn"; }
+  int concurrency() const override { return 3; }
+  void run(int strands, void (*strand)(void*, int), void* argument) override {
+    for (int i = strands; i-- > 0;) strand(argument, i);
+  }
+};
+
+template <class Work>
+long allocations_of(const Work& work) {
+  const long before = allocations;
+  work();
+  return allocations - before;
+}
+
+}  // namespace
+
+void* operator new(std::size_t bytes) {
+  return allocate(bytes, alignof(std::max_align_t));
+}
+void* operator new(std::size_t bytes, std::align_val_t alignment) {
+  return allocate(bytes, static_cast<std::size_t>(alignment));
+}
+void operator delete(void* data) noexcept {
+  std::free(data);
+}
+void operator delete(void* data, std::size_t) noexcept {
+  std::free(data);
+}
+void operator delete(void* data, std::align_val_t) noexcept {
+  std::free(data);
+}
+void operator delete(void* data, std::size_t, std::align_val_t) noexcept {
+  std::free(data);
+}
+
+TEST_CASE("allocations: a plan that runs in a workspace makes none, attention() its schedule alone", "[api]") {
+  std::mt19937_64 random(403);
+  for (const auto& executor : {serial_executor(), std::shared_ptr<Executor>(std::make_shared<InTurn>())}) {
+    ContextOptions options;
+    options.executor = executor;
+    const Context context(options);
+    for (int i = 0; i < 60; ++i) {
+      const Problem p = sample(random, kEverythingCached);
+      Case c(p, 5);
+      const AttentionArgs args = c.args();
+      const Plan plan(args, context);
+      const Buffer memory(plan.workspace_bytes());
+      const std::span<std::byte> workspace(memory.data(), plan.workspace_bytes());
+      INFO(p.to_string() << " on " << executor->name());
+      CHECK(allocations_of([&] { plan.run(args, workspace); }) == 0);
+      CHECK(allocations_of([&] { attention(args, context, workspace); }) == 1);
+      attention(args, context);  // the context has its workspace now
+      CHECK(allocations_of([&] { attention(args, context); }) == 1);
+    }
+  }
+}
+
+TEST_CASE("allocations: q, k, v and out of one buffer are told apart without any", "[api]") {
+  constexpr std::int64_t b = 2, s = 40, h = 3, d = 16;
+  std::vector<float> buffer(static_cast<std::size_t>(4 * b * s * h * d), 0.25f);
+  const auto view = [&](std::int64_t which) {
+    return MutableTensorView(buffer.data() + which * h * d, {b, h, s, d}, {s * 4 * h * d, d, 4 * h * d, 1});
+  };
+  const AttentionArgs args{view(0), KvSource::strided(view(1), view(2)), view(3)};
+  const Plan plan(args);
+  const Buffer memory(plan.workspace_bytes());
+  CHECK(allocations_of([&] { plan.run(args, std::span(memory.data(), plan.workspace_bytes())); }) == 0);
+}
