@@ -87,6 +87,9 @@ void in_new_process(const std::string& name, const char* isa) {
   REQUIRE(child >= 0);
   if (child == 0) {
     unsetenv("RAPT_KERNEL");
+    // The address sanitizer has alternate signal stacks of its own, and unmaps whatever stands in their place.
+    const char* const asan = std::getenv("ASAN_OPTIONS");
+    setenv("ASAN_OPTIONS", (std::string(asan ? asan : "") + ":use_sigaltstack=0").c_str(), 1);
     if (isa) setenv("RAPT_ISA", isa, 1);
     else unsetenv("RAPT_ISA");
     execl("/proc/self/exe", "/proc/self/exe", name.c_str(), static_cast<char*>(nullptr));

@@ -110,10 +110,11 @@ bool ring_has_all(const Problem& p, std::int64_t length) {
   const std::int64_t offset = p.align == Problem::Align::bottom_right ? length - p.sq
                               : p.align == Problem::Align::offset     ? p.align_offset
                                                                       : 0;
+  constexpr std::int64_t kFar = std::int64_t{1} << 60;  // further than any key
+  const std::int64_t left = std::min(p.window_left, kFar), right = p.causal ? 0 : std::min(p.window_right, kFar);
   for (std::int64_t at = offset; at < offset + p.sq; ++at) {
-    const std::int64_t right = p.causal ? 0 : p.window_right;
     const std::int64_t end = right < 0 ? length : std::min(length, at + right + 1);
-    const std::int64_t begin = std::max<std::int64_t>(0, p.window_left < 0 ? end - p.sk : at - p.window_left);
+    const std::int64_t begin = std::max<std::int64_t>(0, left < 0 ? end - p.sk : at - left);
     if (begin < end && begin < length - p.sk) return false;
   }
   return true;
