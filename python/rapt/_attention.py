@@ -1,14 +1,13 @@
-"""`attention` and `explain`: results of the right library, shape and type around one call of the extension."""
+"""`attention` and `explain`: what their arguments mean. The extension does the rest."""
 
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, ParamSpec, TypeVar
 
 from rapt import _core
-from rapt._arrays import Array, KvDtype, empty_like, mark_written, shape_of, stream_of, tensors_of
+from rapt._arrays import Array, KvDtype
 
 
 def attention(
@@ -84,10 +83,10 @@ def attention(
     attends no key is 0. Raises TypeError or ValueError, naming the argument, before anything is written.
     Releases the GIL. Has no backward: see rapt.torch.
     """
-    call, out, lse, tensors = _prepare(locals())
-    call.run()
-    mark_written(tensors, "out")
-    return (out, lse) if return_lse else out
+    return _core.attention(
+        *(q, k, v, causal, align, window, scale, mask, bias, softcap, alibi, sinks, cu_seqlens_q, cu_seqlens_k),
+        *(block_table, cache_seqlens, ring, k_scale, v_scale, k_zero, v_zero, kv_dtype, out, return_lse, threads, isa),
+    )
 
 
 _P = ParamSpec("_P")
@@ -108,20 +107,4 @@ def explain(*args: Any, **kwargs: Any) -> _core.Explanation:
     """What attention() would do with these arguments: the kernel, and why not the others. Computes nothing."""
     bound = _SIGNATURE.bind(*args, **kwargs)
     bound.apply_defaults()
-    return _prepare(bound.arguments)[0].plan()
-
-
-def _prepare(arguments: dict[str, Any]) -> tuple[_core.Call, Any, Any, dict[str, Any]]:
-    """The call, `out`, `lse` (or None) and which are PyTorch's, for the arguments of attention(), by name."""
-    tensors = tensors_of(arguments)
-    if tensors and arguments["threads"] is None:
-        arguments["threads"] = sys.modules["torch"].get_num_threads()
-    shape, size = shape_of("q", arguments["q"])[:-1], shape_of("v", arguments["v"])[-1]
-    if arguments["kv_dtype"] == "i4x2":
-        size *= 2
-    if arguments["out"] is None:
-        arguments["out"] = empty_like("q", arguments["q"], (*shape, size))
-    arguments["lse"] = empty_like("q", arguments["q"], shape, "float32") if arguments["return_lse"] else None
-    arguments["stream"] = stream_of(tensors.get("q"))
-    arguments["torch"] = bool(tensors)
-    return _core.Call(arguments), arguments["out"], arguments["lse"], tensors
+    return _core.explain(*bound.arguments.values())

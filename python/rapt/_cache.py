@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rapt import _core
-from rapt._arrays import Array, KvDtype, empty_like, mark_written, shape_of, tensors_of
+from rapt._arrays import Array, KvDtype, empty_like, shape_of
 
 
 def append_kv(
@@ -39,9 +39,9 @@ def append_kv(
     naming the argument, before anything is written: for wrong shapes and types, rows past the end of a cache or block
     table, entries that are no page, and two new rows for one place. docs/api.md has the bounds of the rounding.
     """
-    arguments = dict(locals())
-    tensors = tensors_of(arguments)
-    mark_written(tensors, *_core.append_kv(arguments))
+    _core.append_kv(
+        *(k_new, v_new, k, v, cache_seqlens, block_table, ring, cu_seqlens, k_scale, v_scale, k_zero, v_zero, kv_dtype)
+    )
 
 
 def merge_states(
@@ -58,8 +58,6 @@ def merge_states(
     outs[0]'s library and type.
     """
     outs, lses = list(outs), list(lses)
-    parts = {f"outs[{i}]": t for i, t in enumerate(outs)} | {f"lses[{i}]": t for i, t in enumerate(lses)}
-    tensors = tensors_of(parts | {"out": out})
     if not outs:
         raise ValueError("outs: got no arrays; wanted one or more")
     shape = shape_of("outs[0]", outs[0])
@@ -71,5 +69,4 @@ def merge_states(
         out = empty_like("outs[0]", outs[0], shape)
     lse = empty_like("outs[0]", outs[0], shape[:-1], "float32") if return_lse else None
     _core.merge_states(outs, lses, out, lse)
-    mark_written(tensors, "out")
     return (out, lse) if return_lse else out

@@ -33,35 +33,54 @@ class Explanation:
     def candidates(self) -> list[tuple[str, str]]:
         """Every kernel, best first, and why it was passed over ("": chosen, or it would do but comes later)."""
 
-class Call:
-    """One attention call: the arguments of `rapt.attention` by name, with `lse`, `stream` and `torch` (True: on
-    PyTorch's threads)."""
+def attention(*arguments: Any) -> Any:
+    """`rapt.attention`: all its arguments, in its order."""
 
-    def __init__(self, arguments: dict[str, Any], /) -> None: ...
-    def run(self) -> None: ...
-    def plan(self) -> Explanation: ...
+def explain(*arguments: Any) -> Explanation:
+    """`rapt.explain`: all its arguments, in its order."""
 
+def append_kv(*arguments: Any) -> None:
+    """`rapt.append_kv`: all its arguments, in its order."""
+
+def merge_states(outs: Sequence[Any], lses: Sequence[Any], out: Any, lse: Any, /) -> None: ...
 def sdpa(
+    query: Any, key: Any, value: Any, attn_mask: Any, is_causal: bool, scale: float | None, out: Any, /
+) -> None:
+    """PyTorch's scaled_dot_product_attention into `out`; the caller has checked shapes and dtypes."""
+
+def eager_sdpa(
     query: Any,
     key: Any,
     value: Any,
     attn_mask: Any,
-    is_causal: bool,
-    scale: float | None,
-    threads: int,
-    out: Any,
-    stream: int,
+    dropout_p: Any,
+    is_causal: Any,
+    scale: Any,
+    enable_gqa: Any,
     /,
-) -> None:
-    """PyTorch's scaled_dot_product_attention into `out`; the caller has checked shapes and dtypes. `stream` is a
-    cudaStream_t, for tensors on a GPU."""
+) -> Any:
+    """PyTorch's scaled_dot_product_attention where nobody but the kernel has a part in it: no gradient, mode, transform,
+    tracer, autocast or profiler, and plain tensors that rapt has a kernel for. Else NotImplemented, and nothing done."""
 
-def append_kv(arguments: dict[str, Any], /) -> list[str]:
-    """The arguments of `rapt.append_kv` by name; returns which were written."""
+def eager_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attention_mask: Any,
+    position_bias: Any,
+    sinks: Any,
+    causal: bool,
+    sliding_window: Any,
+    softcap: Any,
+    scaling: Any,
+    dropout: Any,
+    /,
+) -> Any:
+    """The same of `rapt.transformers`: [b, h, n, d] to [b, n, h, dv], rows and keys ending together."""
 
-def merge_states(outs: Sequence[Any], lses: Sequence[Any], out: Any, lse: Any, /) -> None: ...
-def adopt_torch(torch: Any, /) -> None:
-    """Reads PyTorch's tensors by their own methods from now on, which is faster than DLPack."""
+def read_torch_by_table(wanted: bool, /) -> None:
+    """Whether PyTorch's tensors are read through its table of C functions, where it has one (2.10 and newer), or by
+    their attributes. For tests."""
 
 def version() -> str: ...
 def isas() -> list[str]: ...

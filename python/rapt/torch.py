@@ -49,17 +49,16 @@ from torch._subclasses import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad, profiler
 from torch.backends import mha
+from torch.compiler import is_dynamo_compiling
 from torch.jit import _builtins
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode, has_torch_function_variadic
 
 from rapt import _core
-from rapt._arrays import stream_of
 from rapt._info import Entry
 
 __all__ = ["FallbackWarning", "disable", "enable", "enabled", "scaled_dot_product_attention"]
 
-_core.adopt_torch(torch)
 _functional: Any = functional
 _pytorch: Any = functional.scaled_dot_product_attention
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -87,6 +86,11 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """torch.nn.functional.scaled_dot_product_attention; see the module for what differs."""
     result: Tensor
+    if not is_dynamo_compiling():
+        done = _core.eager_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        if done is not NotImplemented:
+            result = done
+            return result
     if has_torch_function_variadic(query, key, value, attn_mask):
         result = _overridden(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         return result
@@ -350,15 +354,23 @@ def _preference(q: Tensor, v: Tensor) -> str:
     """Why a call that rapt could do is left to PyTorch, "" if it is not."""
     if not torch._C._get_flash_sdp_enabled():
         return "torch.nn.attention.sdpa_kernel without FLASH_ATTENTION"
-    if not q.is_cuda:
-        return ""
-    if v.shape[-1] > _MAX_CUDA_VALUE_SIZE:
+    return _cuda_preference_of(q.dtype, q.shape[-1], v.shape[-1]) if q.is_cuda else ""
+
+
+def _cuda_preference_of(dtype: torch.dtype, d: int, dv: int) -> str:
+    if dv > _MAX_CUDA_VALUE_SIZE:
         return f"values of more than {_MAX_CUDA_VALUE_SIZE} columns on a GPU"
-    if q.dtype is torch.float32:
+    if dtype is torch.float32:
         return ""
-    if q.shape[-1] > _MAX_TENSOR_CORE_SIZE or v.shape[-1] > _MAX_TENSOR_CORE_SIZE:
-        return _cuda_preference(q.dtype, True)
-    return _cuda_preference(q.dtype, False)
+    if d > _MAX_TENSOR_CORE_SIZE or dv > _MAX_TENSOR_CORE_SIZE:
+        return _cuda_preference(dtype, True)
+    return _cuda_preference(dtype, False)
+
+
+@cache
+def _cuda_takes(dtype: torch.dtype, d: int, dv: int) -> bool:
+    """Whether the extension may run such a call on a GPU without asking here again."""
+    return not (_cuda_refusal() or _cuda_preference_of(dtype, d, dv))
 
 
 @cache
@@ -466,7 +478,7 @@ def _forward(
         if mask is not None and mask.dim() > 3:
             shared = all(size == 1 for size in mask.shape[:-3])
             mask = mask.reshape(mask.shape[-3:]) if shared else _fold(mask, batch)
-    _core.sdpa(q, k, v, mask, is_causal, scale, torch.get_num_threads(), to, stream_of(q))
+    _core.sdpa(q, k, v, mask, is_causal, scale, to)
     return out
 
 

@@ -28,10 +28,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
 
 import rapt
+from rapt import _core
 from rapt import torch as rapt_torch
 
 __all__ = ["register"]
@@ -208,14 +210,21 @@ def _attention_forward(
     are the keys that sparse attention (DeepSeek-V3.2) has chosen for each row, of those that the mask shows.
     """
     global _calls
-    if not torch.compiler.is_compiling():
-        _calls += 1
-    _check_others(kwargs, attention_mask)
+    if not kwargs.keys() <= _IRRELEVANT:
+        _check_others(kwargs, attention_mask)
     s_aux = sinks if s_aux is None else s_aux
     if indices is not None:
         attention_mask = _chosen(attention_mask, indices, key.shape[2])
-    n, m, gqa = query.shape[2], key.shape[2], query.shape[1] != key.shape[1]
     causal = attention_mask is None and bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    if not is_dynamo_compiling():
+        _calls += 1
+        done = _core.eager_attention(
+            *(query, key, value, attention_mask, position_bias, s_aux),
+            *(causal, sliding_window, softcap, scaling, dropout),
+        )
+        if done is not NotImplemented:
+            return done, None
+    n, m, gqa = query.shape[2], key.shape[2], query.shape[1] != key.shape[1]
     left = sliding_window - 1 if causal and sliding_window is not None and sliding_window < m else -1
     causal &= n > 1  # one row at the end sees all
     mask, bias = _mask_and_bias(attention_mask, position_bias)

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "error.hpp"
+#include "torch.hpp"
 
 namespace rapt::python {
 namespace {
@@ -28,18 +29,6 @@ struct Element {
   std::optional<DType> dtype;
 };
 constexpr Element kBytes{};
-
-// Never freed: the interpreter may be gone when static objects die.
-struct Torch {
-  PyObject* tensor;
-  std::array<std::pair<PyObject*, Element>, 10> dtypes;
-};
-const Torch* torch_types = nullptr;
-
-// The names of torch's attributes, made once.
-PyObject* interned(const char* name) {
-  return PyUnicode_InternFromString(name);
-}
 
 void check_rank(const char* argument, std::int64_t ndim) {
   if (ndim < 1 || ndim > kMaxDims)
@@ -82,50 +71,6 @@ DType dtype_as(const char* argument, const std::optional<Element>& element, cons
   refuse_type(argument, "dtype " + name(), wanted_types(reading));
 }
 
-MutableTensorView read_torch(const char* argument, nb::handle tensor, const Reading& reading) {
-  static PyObject *const is_cpu = interned("is_cpu"), *const device = interned("device"),
-                         *const dtype = interned("dtype"), *const shape = interned("shape"),
-                         *const stride = interned("stride"), *const is_neg = interned("is_neg"),
-                         *const data_ptr = interned("data_ptr");
-  const auto checked = [](PyObject* object) {
-    if (object == nullptr) throw nb::python_error();
-    return nb::steal(object);
-  };
-  const auto get = [&](PyObject* name) { return checked(PyObject_GetAttr(tensor.ptr(), name)); };
-  const auto call = [&](PyObject* name) {
-    PyObject* self = tensor.ptr();
-    return checked(PyObject_VectorcallMethod(name, &self, 1, nullptr));
-  };
-  try {
-    MutableTensorView view;
-    if (get(is_cpu).ptr() != Py_True) {
-      const nb::object where = get(device);
-      if (!kHaveCuda || text_of(where).rfind("cuda:", 0) != 0)
-        refuse_value(argument, "a tensor on " + text_of(where),
-                     kHaveCuda ? "one on the cpu or on cuda" : "one on the cpu (this rapt was built without CUDA)");
-      view.device = {DeviceType::cuda, nb::cast<int>(where.attr("index"))};
-    }
-    const nb::object type = get(dtype);
-    const auto* known = torch_types->dtypes.begin();
-    while (known != torch_types->dtypes.end() && known->first != type.ptr()) ++known;
-    const bool has_type = known != torch_types->dtypes.end();
-    view.dtype = dtype_as(
-        argument, has_type ? std::optional(known->second) : std::nullopt, [&] { return text_of(type); }, reading);
-    const std::int64_t rank = copy_sizes(get(shape), view.shape);
-    check_rank(argument, rank);
-    view.ndim = static_cast<int>(rank);
-    copy_sizes(call(stride), view.strides);
-    if (call(is_neg).ptr() == Py_True)
-      refuse_value(argument, "a tensor that is negated when it is read", "one after .resolve_neg()");
-    view.data = PyLong_AsVoidPtr(call(data_ptr).ptr());
-    if (PyErr_Occurred()) throw nb::python_error();
-    return view;
-  } catch (nb::python_error& error) {  // sparse, nested, fake, batched by vmap, ...
-    refuse_type(argument, type_text(tensor) + " without strided memory (" + text_of(error.value()) + ")",
-                "a dense tensor");
-  }
-}
-
 std::optional<Element> element_of(const nb::dlpack::dtype& type) {
   using Code = nb::dlpack::dtype_code;
   constexpr int kFloat8E4m3fn = 10, kFloat8E5m2 = 12;  // of DLPack 1.1
@@ -149,6 +94,144 @@ std::optional<Element> element_of(const nb::dlpack::dtype& type) {
 std::string dtype_text(nb::handle object, const nb::dlpack::dtype& type) {
   if (nb::hasattr(object, "dtype")) return text_of(object.attr("dtype"));
   return "DLPack code " + std::to_string(type.code) + " of " + std::to_string(type.bits) + " bits";
+}
+
+// The numpy.dtype or torch.dtype of each type of elements.
+using Types = std::array<std::pair<PyObject*, Element>, 10>;
+
+std::optional<Element> element_in(const Types& types, nb::handle dtype) {
+  for (const auto& [type, element] : types)
+    if (type == dtype.ptr()) return element;
+  return {};
+}
+
+std::optional<Element> torch_element(nb::handle dtype) {
+  const auto get = [](const char* name) {
+    return nb::object(nb::module_::import_("torch").attr(name)).release().ptr();
+  };
+  static const Types types{{{get("float32"), {DType::f32}},
+                            {get("float16"), {DType::f16}},
+                            {get("bfloat16"), {DType::bf16}},
+                            {get("bool"), {DType::boolean}},
+                            {get("int32"), {DType::i32}},
+                            {get("int64"), {DType::i64}},
+                            {get("int8"), {DType::i8}},
+                            {get("float8_e4m3fn"), {DType::f8e4m3}},
+                            {get("float8_e5m2"), {DType::f8e5m2}},
+                            {get("uint8"), kBytes}}};
+  return element_in(types, dtype);
+}
+
+// A view whose dtype is still to be said.
+struct Memory {
+  MutableTensorView view;
+  Element element;
+};
+
+// A tensor that is_plain(), through PyTorch's table. Nothing where a closer look is due: it has no memory of its own
+// (sparse, nested, batched by vmap, all zeros), is not for rapt or, unless it is a `fresh` one, negated when it is
+// read.
+std::optional<Memory> tensor_at_once(const Torch& torch, nb::handle tensor, bool fresh = false) {
+  if (torch.read == nullptr) return {};
+  nb::dlpack::dltensor read;
+  if (torch.read(tensor.ptr(), &read) != 0) {
+    PyErr_Clear();
+    return {};
+  }
+  const std::optional<Element> element = element_of(read.dtype);
+  const bool cuda = read.device.device_type == nb::device::cuda::value;
+  if (!element || read.ndim < 1 || read.ndim > kMaxDims || read.data == nullptr ||
+      !(cuda ? kHaveCuda : read.device.device_type == nb::device::cpu::value))
+    return {};
+  PyObject* self = tensor.ptr();
+  if (!fresh && checked(PyObject_Vectorcall(torch.is_neg.ptr(), &self, 1, nullptr)).ptr() == Py_True) return {};
+  Memory memory{{}, *element};
+  memory.view.data = static_cast<std::byte*>(read.data) + read.byte_offset;
+  if (cuda) memory.view.device = {DeviceType::cuda, read.device.device_id};
+  memory.view.ndim = read.ndim;
+  std::copy_n(read.shape, read.ndim, memory.view.shape.begin());
+  std::copy_n(read.strides, read.ndim, memory.view.strides.begin());
+  return memory;
+}
+
+struct Numpy {
+  PyObject* array;
+  Types types;
+};
+
+const Numpy& numpy() {
+  static const Numpy found = [] {
+    const nb::module_ module = nb::module_::import_("numpy");
+    const auto type = [&](const char* name) { return module.attr("dtype")(name).release().ptr(); };
+    return Numpy{nb::object(module.attr("ndarray")).release().ptr(),
+                 {{{type("float32"), {DType::f32}},
+                   {type("float16"), {DType::f16}},
+                   {type("bool"), {DType::boolean}},
+                   {type("int32"), {DType::i32}},
+                   {type("int64"), {DType::i64}},
+                   {type("int8"), {DType::i8}},
+                   {type("uint8"), kBytes}}}};
+  }();
+  return found;
+}
+
+// An array of exactly numpy.ndarray, by the buffer protocol. Its memory lives as long as it does, exported or not.
+std::optional<Memory> ndarray_at_once(nb::handle array, bool writable) {
+  static PyObject* const dtype = interned("dtype");
+  const std::optional<Element> element = element_in(numpy().types, checked(PyObject_GetAttr(array.ptr(), dtype)));
+  if (!element) return {};
+  Py_buffer buffer;
+  if (PyObject_GetBuffer(array.ptr(), &buffer, writable ? PyBUF_STRIDES | PyBUF_WRITABLE : PyBUF_STRIDES) != 0) {
+    PyErr_Clear();
+    return {};
+  }
+  Memory memory{{}, *element};
+  memory.view.data = buffer.buf;
+  memory.view.ndim = buffer.ndim;
+  bool whole = buffer.ndim >= 1 && buffer.ndim <= kMaxDims;
+  for (int i = 0; whole && i < buffer.ndim; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    memory.view.shape[at] = buffer.shape[i];
+    memory.view.strides[at] = buffer.strides[i] / buffer.itemsize;
+    whole = buffer.strides[i] % buffer.itemsize == 0;
+  }
+  PyBuffer_Release(&buffer);
+  return whole ? std::optional(memory) : std::nullopt;
+}
+
+// By its attributes, which know why not.
+MutableTensorView read_torch(const char* argument, nb::handle tensor, const Reading& reading) {
+  static PyObject *const is_cpu = interned("is_cpu"), *const device = interned("device"),
+                         *const dtype = interned("dtype"), *const shape = interned("shape"),
+                         *const stride = interned("stride"), *const is_neg = interned("is_neg"),
+                         *const data_ptr = interned("data_ptr");
+  const auto get = [&](PyObject* name) { return checked(PyObject_GetAttr(tensor.ptr(), name)); };
+  const auto call = [&](PyObject* name) { return call_method(tensor, name); };
+  try {
+    MutableTensorView view;
+    if (get(is_cpu).ptr() != Py_True) {
+      const nb::object where = get(device);
+      if (!kHaveCuda || text_of(where).rfind("cuda:", 0) != 0)
+        refuse_value(argument, "a tensor on " + text_of(where),
+                     kHaveCuda ? "one on the cpu or on cuda" : "one on the cpu (this rapt was built without CUDA)");
+      view.device = {DeviceType::cuda, nb::cast<int>(where.attr("index"))};
+    }
+    const nb::object type = get(dtype);
+    view.dtype = dtype_as(
+        argument, torch_element(type), [&] { return text_of(type); }, reading);
+    const std::int64_t rank = copy_sizes(get(shape), view.shape);
+    check_rank(argument, rank);
+    view.ndim = static_cast<int>(rank);
+    copy_sizes(call(stride), view.strides);
+    if (call(is_neg).ptr() == Py_True)
+      refuse_value(argument, "a tensor that is negated when it is read", "one after .resolve_neg()");
+    view.data = PyLong_AsVoidPtr(call(data_ptr).ptr());
+    if (PyErr_Occurred()) throw nb::python_error();
+    return view;
+  } catch (nb::python_error& error) {  // sparse, nested, fake, batched by vmap, ...
+    refuse_type(argument, type_text(tensor) + " without strided memory (" + text_of(error.value()) + ")",
+                "a dense tensor");
+  }
 }
 
 // NumPy has no bfloat16 and no 8-bit floats of its own, and neither its DLPack nor its buffers know those of ml_dtypes:
@@ -206,23 +289,20 @@ bool says_writable(nb::handle object) {
   refuse_value(argument, type_text(object) + " on " + where, wanted);
 }
 
-}  // namespace
-
-void adopt_torch(nb::handle torch) {
-  if (torch_types != nullptr) return;
-  const auto get = [&](const char* name) { return nb::object(torch.attr(name)).release().ptr(); };
-  torch_types = new Torch{get("Tensor"),
-                          {{{get("float32"), {DType::f32}},
-                            {get("float16"), {DType::f16}},
-                            {get("bfloat16"), {DType::bf16}},
-                            {get("bool"), {DType::boolean}},
-                            {get("int32"), {DType::i32}},
-                            {get("int64"), {DType::i64}},
-                            {get("int8"), {DType::i8}},
-                            {get("float8_e4m3fn"), {DType::f8e4m3}},
-                            {get("float8_e5m2"), {DType::f8e5m2}},
-                            {get("uint8"), kBytes}}}};
+// Where nobody has imported numpy.ma, which NumPy does not do by itself, there are none.
+bool is_masked(nb::handle object) {
+  static PyObject* const name = interned("numpy.ma");
+  const nb::handle module = PyDict_GetItemWithError(PyImport_GetModuleDict(), name);
+  return module.is_valid() && nb::isinstance(object, module.attr("MaskedArray"));
 }
+
+// What a result's shape is made of must have one.
+void check_shape(const char* argument, nb::handle object) {
+  const nb::object shape = nb::getattr(object, "shape", nb::none());
+  if (shape.is_none() || nb::len(shape) == 0) refuse_type(argument, type_text(object) + " without a shape", "an array");
+}
+
+}  // namespace
 
 std::string text_of(nb::handle object) {
   return nb::cast<std::string>(nb::str(object));
@@ -232,13 +312,48 @@ std::string type_text(nb::handle object) {
   return text_of(type.attr("__module__")) + "." + text_of(type.attr("__qualname__"));
 }
 
+bool is_ndarray(nb::handle object) {
+  return object.type().ptr() == numpy().array;
+}
+
+std::optional<MutableTensorView> view_at_once(const Torch& torch, nb::handle tensor) {
+  if (!torch.is_plain(tensor)) return {};
+  std::optional<Memory> memory = tensor_at_once(torch, tensor);
+  if (!memory || !memory->element.dtype) return {};
+  memory->view.dtype = *memory->element.dtype;
+  return memory->view;
+}
+
+MutableTensorView new_view(const Torch& torch, nb::handle tensor) {
+  const std::optional<Memory> memory = torch.is_plain(tensor) ? tensor_at_once(torch, tensor, true) : std::nullopt;
+  if (!memory || !memory->element.dtype) return array("out", tensor).view;
+  MutableTensorView view = memory->view;
+  view.dtype = *memory->element.dtype;
+  return view;
+}
+
 Array array(const char* argument, nb::handle object, const Reading& reading) {
   Array result;
-  if (object.is_none()) return result;
-  if (torch_types != nullptr && PyObject_IsInstance(object.ptr(), torch_types->tensor) == 1) {
-    result.view = read_torch(argument, object, reading);
+  if (object.is_none() && !reading.shaped) return result;
+  const Torch* torch = loaded_torch();
+  const bool plain = torch != nullptr && torch->is_plain(object);
+  std::optional<Memory> memory;
+  if (plain) memory = tensor_at_once(*torch, object);
+  else if (is_ndarray(object)) memory = ndarray_at_once(object, reading.writable);
+  if (memory) {
+    result.view = memory->view;
+    result.view.dtype = dtype_as(
+        argument, memory->element, [&] { return text_of(object.attr("dtype")); }, reading);
+    result.is_tensor = plain;
     return result;
   }
+  if (reading.shaped) check_shape(argument, object);
+  if (plain || (torch != nullptr && nb::isinstance(object, torch->tensor))) {
+    result.view = read_torch(argument, object, reading);
+    result.is_tensor = true;
+    return result;
+  }
+  if (is_masked(object)) refuse_type(argument, "a masked array", "a plain one, and `mask` for what is attended");
   const Foreign* foreign = foreign_type(object);
   const nb::object readable = foreign != nullptr ? object.attr("view")(foreign->passes_as) : nb::borrow(object);
   nb::ndarray<> writes;
@@ -264,11 +379,19 @@ Array array(const char* argument, nb::handle object, const Reading& reading) {
   return result;
 }
 
-MutableTensorView Arrays::take(const char* name, const Reading& reading) {
-  Array read = array(name, arguments_[name], reading);
-  owners_.push_back(std::move(read.owner));
-  if (reading.writable && read.view) written_.emplace_back(name);
+MutableTensorView Arrays::take(const char* name, nb::handle object, const Reading& reading) {
+  Array read = array(name, object, reading);
+  if (read.owner.is_valid()) owners_.push_back(std::move(read.owner));
+  if (read.is_tensor) {
+    has_tensors_ = true;
+    refuse_grad(name, object);
+    if (reading.writable) written_.push_back(object);
+  }
   return read.view;
+}
+
+void Arrays::mark_written() const {
+  for (const nb::handle tensor : written_) python::mark_written(tensor);
 }
 
 }  // namespace rapt::python

@@ -9,13 +9,10 @@
 #include <vector>
 
 #include "rapt/tensor.hpp"
+#include "torch.hpp"
 
 namespace rapt::python {
 namespace nb = nanobind;
-
-/// Teaches array() to read PyTorch's tensors by their own methods, which takes a tenth of the time of DLPack. Call it
-/// once with the module `torch`; nothing here imports it.
-void adopt_torch(nb::handle torch);
 
 /// str(object), and the name of its type ("numpy.ndarray"), for messages.
 std::string text_of(nb::handle object);
@@ -25,6 +22,7 @@ std::string type_text(nb::handle object);
 struct Array {
   MutableTensorView view;  ///< ndim 0: no tensor was given. Not to be written unless the array was asked to be writable
   nb::ndarray<nb::ro> owner;
+  bool is_tensor = false;  ///< PyTorch's
 };
 
 /// What elements an argument has; `any`: of any type, as the library decides.
@@ -35,6 +33,7 @@ struct Reading {
   bool writable = false;
   std::optional<DType> bytes = {};
   Elements elements = Elements::any;
+  bool shaped = false;  ///< a result's shape depends on it: what has none is refused as such, and so is None
 };
 
 /// The memory of a NumPy array, a PyTorch tensor or anything that speaks DLPack; None gives no tensor. Refuses
@@ -43,19 +42,25 @@ struct Reading {
 /// `reading` does not take, and, if asked, what is read-only.
 Array array(const char* argument, nb::handle object, const Reading& reading = {});
 
-/// Arguments by name, read as arrays and kept.
+/// Whether it is a numpy.ndarray, and of no class derived from that.
+bool is_ndarray(nb::handle object);
+
+/// The memory of a tensor of rapt's types; nothing where array() would have to look closer.
+std::optional<MutableTensorView> view_at_once(const Torch& torch, nb::handle tensor);
+/// That of one that PyTorch has just made.
+MutableTensorView new_view(const Torch& torch, nb::handle tensor);
+
+/// The arrays of one call, read and kept. Refuses tensors that require grad.
 class Arrays {
  public:
-  explicit Arrays(const nb::dict& arguments) : arguments_(arguments) {}
-  MutableTensorView take(const char* name, const Reading& reading = {});
-  nb::object operator[](const char* name) const { return arguments_[name]; }
-  /// Names of the arrays that were given and taken to be written.
-  const std::vector<std::string>& written() const { return written_; }
+  MutableTensorView take(const char* name, nb::handle object, const Reading& reading = {});
+  bool has_tensors() const { return has_tensors_; }  ///< whether one was PyTorch's
+  void mark_written() const;                         ///< tells autograd of those that were taken to be written
 
  private:
-  nb::dict arguments_;
   std::vector<nb::ndarray<nb::ro>> owners_;
-  std::vector<std::string> written_;
+  std::vector<nb::handle> written_;
+  bool has_tensors_ = false;
 };
 
 }  // namespace rapt::python

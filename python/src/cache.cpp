@@ -13,9 +13,7 @@
 #include "scalar.hpp"
 
 namespace rapt::python {
-namespace {
 
-// What kv_dtype says that bytes are.
 std::optional<DType> bytes_of(nb::handle object) {
   constexpr std::array kTypes = {DType::i4x2, DType::i8, DType::f8e4m3, DType::f8e5m2};
   if (object.is_none()) return {};
@@ -27,59 +25,61 @@ std::optional<DType> bytes_of(nb::handle object) {
   refuse_value("kv_dtype", shown(object), "None" + known);
 }
 
-// The arrays of a sequence, and their views.
-struct Parts {
-  Parts(const char* name, const nb::sequence& sequence, Elements elements = Elements::any) {
-    for (const nb::handle item : sequence) {
-      const std::string argument = std::string(name) + "[" + std::to_string(views.size()) + "]";
-      Array read = array(argument.c_str(), item, {.elements = elements});
-      views.push_back(read.view);
-      owners.push_back(std::move(read.owner));
-    }
-  }
-  std::vector<nb::ndarray<nb::ro>> owners;
-  std::vector<TensorView> views;
-};
-
-}  // namespace
-
-KvCache cache_of(Arrays& arguments, bool writable) {
-  const std::optional<DType> bytes = bytes_of(arguments["kv_dtype"]);
+KvCache cache_of(Arrays& arrays, const CacheArguments& arguments, bool writable) {
+  const std::optional<DType> bytes = bytes_of(arguments.kv_dtype);
   KvCache cache;
-  cache.k = arguments.take("k", {.writable = writable, .bytes = bytes});
-  cache.v = arguments.take("v", {.writable = writable, .bytes = bytes});
-  cache.block_table = arguments.take("block_table", {.elements = Elements::integers});
+  cache.k = arrays.take("k", arguments.k, {.writable = writable, .bytes = bytes});
+  cache.v = arrays.take("v", arguments.v, {.writable = writable, .bytes = bytes, .shaped = !writable});
+  cache.block_table = arrays.take("block_table", arguments.block_table, {.elements = Elements::integers});
   // Those that broadcast are inputs of append_kv too.
-  const auto coding = [&](const char* name, const MutableTensorView& rows) {
-    const MutableTensorView t = arguments.take(name, {.elements = Elements::f32});
+  const auto coding = [&](const char* name, nb::handle array, const MutableTensorView& rows) {
+    const MutableTensorView t = arrays.take(name, array, {.elements = Elements::f32});
     const bool written = writable && t && t.shape[0] == rows.shape[0] && t.shape[2] == rows.shape[2];
-    return written ? arguments.take(name, {.writable = true, .elements = Elements::f32}) : t;
+    return written ? arrays.take(name, array, {.writable = true, .elements = Elements::f32}) : t;
   };
-  cache.k_scale = coding("k_scale", cache.k), cache.v_scale = coding("v_scale", cache.v);
-  cache.k_zero = coding("k_zero", cache.k), cache.v_zero = coding("v_zero", cache.v);
-  const bool ring = truth("ring", arguments["ring"]);
+  cache.k_scale = coding("k_scale", arguments.k_scale, cache.k);
+  cache.v_scale = coding("v_scale", arguments.v_scale, cache.v);
+  cache.k_zero = coding("k_zero", arguments.k_zero, cache.k);
+  cache.v_zero = coding("v_zero", arguments.v_zero, cache.v);
+  const bool ring = truth("ring", arguments.ring);
   if (ring && cache.block_table) refuse_value("ring", "True with a block_table", "one of them");
   cache.kind = ring ? KvSource::Kind::ring : cache.block_table ? KvSource::Kind::paged : KvSource::Kind::strided;
   return cache;
 }
 
-std::vector<std::string> append_kv(const nb::dict& arguments) {
-  Arrays arrays(arguments);
+void append_kv(const AppendArguments& a) {
+  Arrays arrays;
   AppendArgs args;
-  args.k_new = arrays.take("k_new"), args.v_new = arrays.take("v_new");
-  args.cache = cache_of(arrays, true);
-  args.seqlens = arrays.take("cache_seqlens", {.elements = Elements::integers});
-  args.cu_seqlens = arrays.take("cu_seqlens", {.elements = Elements::integers});
-  const nb::gil_scoped_release unlocked;
-  rapt::append_kv(args);
-  return arrays.written();
+  args.k_new = arrays.take("k_new", a.k_new), args.v_new = arrays.take("v_new", a.v_new);
+  args.cache =
+      cache_of(arrays, {a.k, a.v, a.block_table, a.ring, a.k_scale, a.v_scale, a.k_zero, a.v_zero, a.kv_dtype}, true);
+  args.seqlens = arrays.take("cache_seqlens", a.cache_seqlens, {.elements = Elements::integers});
+  args.cu_seqlens = arrays.take("cu_seqlens", a.cu_seqlens, {.elements = Elements::integers});
+  {
+    const nb::gil_scoped_release unlocked;
+    rapt::append_kv(args);
+  }
+  arrays.mark_written();
 }
 
 void merge_states(const nb::sequence& outs, const nb::sequence& lses, nb::handle out, nb::handle lse) {
-  const Parts from("outs", outs), with("lses", lses, Elements::f32);
-  const Array to = array("out", out, {.writable = true}), total = array("lse", lse, {.writable = true});
-  const nb::gil_scoped_release unlocked;
-  rapt::merge_states(from.views, with.views, to.view, total.view);
+  Arrays arrays;
+  const auto views = [&](const char* name, const nb::sequence& sequence, Elements elements) {
+    std::vector<TensorView> read;
+    for (const nb::handle item : sequence) {
+      const std::string argument = std::string(name) + "[" + std::to_string(read.size()) + "]";
+      read.push_back(arrays.take(argument.c_str(), item, {.elements = elements}));
+    }
+    return read;
+  };
+  const std::vector<TensorView> from = views("outs", outs, Elements::any), with = views("lses", lses, Elements::f32);
+  const MutableTensorView to = arrays.take("out", out, {.writable = true});
+  const MutableTensorView total = arrays.take("lse", lse, {.writable = true});
+  {
+    const nb::gil_scoped_release unlocked;
+    rapt::merge_states(from, with, to, total);
+  }
+  arrays.mark_written();
 }
 
 }  // namespace rapt::python

@@ -6,12 +6,25 @@
 
 namespace rapt::python {
 
-/// The cache in arguments k, v, block_table, ring, k_scale, v_scale, k_zero, v_zero and kv_dtype. `writable`: it will
-/// be appended to.
-KvCache cache_of(Arrays& arguments, bool writable);
+/// Python's arguments that make up a cache.
+struct CacheArguments {
+  nb::handle k, v, block_table, ring, k_scale, v_scale, k_zero, v_zero, kv_dtype;
+};
 
-/// rapt.append_kv with its arguments by name. Without the GIL where it works. Returns the names of those written.
-std::vector<std::string> append_kv(const nb::dict& arguments);
+/// What kv_dtype says that bytes are.
+std::optional<DType> bytes_of(nb::handle kv_dtype);
+
+/// `writable`: it will be appended to.
+KvCache cache_of(Arrays& arrays, const CacheArguments& arguments, bool writable);
+
+/// The arguments of rapt.append_kv, in its order.
+struct AppendArguments {
+  nb::handle k_new, v_new, k, v, cache_seqlens, block_table, ring, cu_seqlens, k_scale, v_scale, k_zero, v_zero,
+      kv_dtype;
+};
+
+/// rapt.append_kv. Without the GIL where it works.
+void append_kv(const AppendArguments& arguments);
 
 /// rapt.merge_states: `outs` and `lses` are sequences of arrays; `lse` may be None.
 void merge_states(const nb::sequence& outs, const nb::sequence& lses, nb::handle out, nb::handle lse);

@@ -3,10 +3,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <map>
+#include <list>
 #include <mutex>
 #include <thread>
-#include <tuple>
 #include <utility>
 
 #include "rapt/plan.hpp"
@@ -44,17 +43,31 @@ std::shared_ptr<Executor> executor_of(Pool pool) {
 }
 
 Context context_for(int threads, const std::string& isa, Pool pool, void* stream) {
+  struct Kept {
+    int threads;
+    Pool pool;
+    void* stream;
+    std::string isa;
+    Context context;
+  };
+  constexpr std::size_t kMost = 64;
   static std::mutex mutex;
-  static std::map<std::tuple<int, std::string, Pool>, Context> contexts;
+  static std::list<Kept> contexts;  // the one used last comes first
   if (threads < 0) throw Error("threads", std::to_string(threads), "1 or more, or None for all");
-  if (stream != nullptr) return make(threads, isa, pool, stream);  // of streams there is no end
-  // Counts past the machine's are alike, so that the number of contexts is bounded. Asked once, as it reads a file.
+  // Counts past the machine's are alike. Asked once, as it reads a file.
   static const int most = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  const std::tuple key(std::min(threads, most), isa, pool);
+  threads = std::min(threads, most);
   const std::lock_guard lock(mutex);
-  auto found = contexts.find(key);
-  if (found == contexts.end()) found = contexts.emplace(key, make(std::get<0>(key), isa, pool, nullptr)).first;
-  return found->second;
+  const auto found = std::find_if(contexts.begin(), contexts.end(), [&](const Kept& kept) {
+    return kept.threads == threads && kept.pool == pool && kept.stream == stream && kept.isa == isa;
+  });
+  if (found != contexts.end()) {
+    contexts.splice(contexts.begin(), contexts, found);
+  } else {
+    contexts.push_front({threads, pool, stream, isa, make(threads, isa, pool, stream)});
+    if (contexts.size() > kMost) contexts.pop_back();
+  }
+  return contexts.front().context;
 }
 
 }  // namespace rapt::python

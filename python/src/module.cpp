@@ -5,9 +5,12 @@
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
+#include <utility>
+
 #include "cache.hpp"
 #include "call.hpp"
 #include "context.hpp"
+#include "eager.hpp"
 #include "error.hpp"
 
 namespace rapt::python {
@@ -38,19 +41,35 @@ nb::list entry_list() {
   return list;
 }
 
+// The arguments of a Python function, which hands on all of them in its order.
+template <class Arguments>
+Arguments arguments_of(const nb::args& given) {
+  constexpr std::size_t n = sizeof(Arguments) / sizeof(nb::handle);
+  if (given.size() != n) throw nb::type_error(("wanted " + std::to_string(n) + " arguments").c_str());
+  const auto at = [&](std::size_t i) { return nb::handle(PyTuple_GetItem(given.ptr(), static_cast<Py_ssize_t>(i))); };
+  return [&]<std::size_t... I>(std::index_sequence<I...>) {
+    return Arguments{at(I)...};
+  }
+  (std::make_index_sequence<n>());
+}
+
 }  // namespace
 
 NB_MODULE(_core, m) {
   register_errors();
-  m.def("adopt_torch", &adopt_torch);
+  m.def("read_torch_by_table", &read_torch_by_table);
   m.def("version", &version);
   m.def("isas", &isa_names);
   m.def("entries", &entry_list);
   m.def("concurrency", [] { return tbb_executor()->concurrency(); });
   m.def("pool", [](bool torch) { return std::string(executor_of(torch ? Pool::torch : Pool::tbb)->name()); });
-  m.def("sdpa", &sdpa, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg().none(), nb::arg(),
-        nb::arg(), nb::arg());
-  m.def("append_kv", &append_kv);
+  const auto any = nb::arg().none();
+  m.def("sdpa", &sdpa, any, any, any, any, nb::arg(), any, any);
+  m.def("eager_sdpa", &eager_sdpa, any, any, any, any, any, any, any, any);
+  m.def("eager_attention", &eager_attention, any, any, any, any, any, any, nb::arg(), any, any, any, any);
+  m.def("attention", [](const nb::args& given) { return attention(arguments_of<AttentionArguments>(given)); });
+  m.def("explain", [](const nb::args& given) { return explain(arguments_of<AttentionArguments>(given)); });
+  m.def("append_kv", [](const nb::args& given) { append_kv(arguments_of<AppendArguments>(given)); });
   m.def("merge_states", &merge_states, nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
 
   nb::class_<Plan>(m, "Explanation")
@@ -64,8 +83,6 @@ NB_MODULE(_core, m) {
       .def_prop_ro("candidates", &candidates)
       .def("__str__", &Plan::explain)
       .def("__repr__", [](const Plan& plan) { return "<rapt.Explanation of " + plan.problem().to_string() + ">"; });
-
-  nb::class_<Call>(m, "Call").def(nb::init<const nb::dict&>()).def("run", &Call::run).def("plan", &Call::plan);
 }
 
 }  // namespace rapt::python

@@ -8,6 +8,7 @@ import pytest
 import rapt
 import rapt.torch
 import torch
+from kernel_calls import kernel_calls
 from torch.nn import functional
 
 if not torch.cuda.is_available():
@@ -176,10 +177,6 @@ def test_opcheck():
     torch.library.opcheck(rapt.torch._operator, (q, k, v, torch.rand(70, 90).cuda() > 0.3, False, 0.2, True))
     x = torch.randn(2, 9, 4, 16, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
     torch.library.opcheck(rapt.torch._operator, (x, x, x, None, True, None, False))
-
-
-def kernel_calls():
-    return mock.patch.object(rapt.torch._core, "sdpa", side_effect=rapt.torch._core.sdpa)
 
 
 def test_compiled():

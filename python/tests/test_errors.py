@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import rapt
 import torch
+from rapt import _core
 from reference import inputs
 
 Q, K, V = inputs(2, 4, 2, 8, 8, 16)
@@ -105,10 +106,15 @@ def tensors():
         (lambda t: torch.nested.nested_tensor([t[0]], layout=torch.jagged), (TypeError, ValueError), r"k: got"),
     ],
 )
-def test_refusals_of_tensors(spoil, error, message):
+@pytest.mark.parametrize("by_table", [True, False])
+def test_refusals_of_tensors(spoil, error, message, by_table):
     q, k, v = tensors()
-    with pytest.raises(error, match=message):
-        rapt.attention(q, spoil(k), v)
+    _core.read_torch_by_table(by_table)
+    try:
+        with pytest.raises(error, match=message):
+            rapt.attention(q, spoil(k), v)
+    finally:
+        _core.read_torch_by_table(True)
 
 
 class OnAnotherDevice:

@@ -8,6 +8,7 @@ from unittest import mock
 import pytest
 import rapt.torch
 import torch
+from kernel_calls import kernel_calls
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
@@ -25,10 +26,6 @@ def seeded_and_without_fallbacks():
     with warnings.catch_warnings():
         warnings.simplefilter("error", rapt.torch.FallbackWarning)
         yield
-
-
-def kernel_calls():
-    return mock.patch.object(rapt.torch._core, "sdpa", side_effect=rapt.torch._core.sdpa)
 
 
 def falls_back(reason):

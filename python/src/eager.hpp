@@ -1,0 +1,23 @@
+// Calls on PyTorch's tensors that nobody else has a part in: no checks in Python, no dispatcher.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace rapt::python {
+namespace nb = nanobind;
+
+/// rapt.torch.scaled_dot_product_attention where all of this holds: tensors are exactly Tensors or Parameters, with
+/// memory of their own on the CPU or one GPU, of types and shapes that rapt has kernels for and would be chosen for;
+/// no gradient is to be recorded; and no mode, transform, tracer, autocast or profiler is at work. Else NotImplemented,
+/// with nothing done: rapt.torch knows what comes next, and why. Takes fewer shapes than that: equal ranks of 2 to 4,
+/// equal batches, nothing empty.
+nb::object eager_sdpa(nb::handle query, nb::handle key, nb::handle value, nb::handle attn_mask, nb::handle dropout_p,
+                      nb::handle is_causal, nb::handle scale, nb::handle enable_gqa);
+
+/// The same for rapt.transformers: [b, h, n, d] to [b, n, h, dv], rows and keys ending together. attention_mask is
+/// boolean or additive, position_bias additive, sinks [hq], sliding_window (of causal calls) how many keys a row sees.
+nb::object eager_attention(nb::handle query, nb::handle key, nb::handle value, nb::handle attention_mask,
+                           nb::handle position_bias, nb::handle sinks, bool causal, nb::handle sliding_window,
+                           nb::handle softcap, nb::handle scaling, nb::handle dropout);
+
+}  // namespace rapt::python

@@ -1,0 +1,116 @@
+#include "torch.hpp"
+
+#include <array>
+#include <string_view>
+
+#include "error.hpp"
+
+namespace rapt::python {
+namespace {
+
+// The head of DLPack's DLPackExchangeAPI, of version 1.
+struct ExchangeTable {
+  std::uint32_t major, minor;
+  ExchangeTable* previous;
+  void *allocate, *to_managed, *from_managed;
+  int (*to_dltensor)(void* tensor, nb::dlpack::dltensor* to);
+};
+
+const ExchangeTable* exchange_table(nb::handle tensor_type) {
+  const nb::object capsule = nb::getattr(tensor_type, "__dlpack_c_exchange_api__", nb::none());
+  if (PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api") == 0) return nullptr;
+  auto* table = static_cast<ExchangeTable*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+  while (table != nullptr && table->major != 1) table = table->previous;
+  return table;
+}
+
+Torch* known_torch = nullptr;
+bool by_table = true;
+
+}  // namespace
+
+const Torch* loaded_torch() {
+  static PyObject* const name = interned("torch");
+  if (known_torch != nullptr) return known_torch;
+  const nb::handle torch = PyDict_GetItemWithError(PyImport_GetModuleDict(), name);
+  if (!torch.is_valid() || !nb::hasattr(torch, "autograd")) return nullptr;  // or is being imported
+  auto* found = new Torch;
+  found->tensor = held(torch.attr("Tensor"));
+  found->parameter = held(torch.attr("nn").attr("Parameter"));
+  found->is_neg = held(found->tensor.attr("is_neg"));
+  found->empty_like = held(torch.attr("empty_like"));
+  found->is_grad_enabled = held(torch.attr("is_grad_enabled"));
+  found->get_num_threads = held(torch.attr("get_num_threads"));
+  found->increment_version = held(torch.attr("autograd").attr("graph").attr("increment_version"));
+  known_torch = found;
+  read_torch_by_table(by_table);
+  return known_torch;
+}
+
+void read_torch_by_table(bool wanted) {
+  by_table = wanted;
+  if (known_torch == nullptr) return;
+  const ExchangeTable* table = wanted ? exchange_table(known_torch->tensor) : nullptr;
+  known_torch->read = table == nullptr ? nullptr : table->to_dltensor;
+}
+
+int torch_threads(const Torch& torch) {
+  return nb::cast<int>(checked(PyObject_CallNoArgs(torch.get_num_threads.ptr())));
+}
+
+void* torch_stream(Device device) {
+  if (device.type != DeviceType::cuda) return nullptr;
+  static const nb::handle current = held(nb::module_::import_("torch").attr("_C").attr("_cuda_getCurrentRawStream"));
+  return reinterpret_cast<void*>(nb::cast<std::uintptr_t>(current(device.index)));
+}
+
+nb::object new_empty(nb::handle tensor, std::span<const std::int64_t> sizes) {
+  static PyObject* const name = interned("new_empty");
+  const nb::object shape = tuple_of(sizes);
+  const std::array<PyObject*, 2> arguments{tensor.ptr(), shape.ptr()};
+  return checked(PyObject_VectorcallMethod(name, arguments.data(), arguments.size(), nullptr));
+}
+
+nb::object new_like(nb::handle tensor) {
+  PyObject* argument = tensor.ptr();
+  return checked(PyObject_Vectorcall(loaded_torch()->empty_like.ptr(), &argument, 1, nullptr));
+}
+
+nb::object tuple_of(std::span<const std::int64_t> numbers) {
+  nb::object tuple = checked(PyTuple_New(static_cast<Py_ssize_t>(numbers.size())));
+  Py_ssize_t i = 0;
+  for (const std::int64_t number : numbers) PyTuple_SetItem(tuple.ptr(), i++, PyLong_FromLongLong(number));
+  return tuple;
+}
+
+PyObject* interned(const char* name) {
+  return PyUnicode_InternFromString(name);
+}
+
+nb::object checked(PyObject* object) {
+  if (object == nullptr) throw nb::python_error();
+  return nb::steal(object);
+}
+
+nb::object call_method(nb::handle object, PyObject* name) {
+  PyObject* self = object.ptr();
+  return checked(PyObject_VectorcallMethod(name, &self, 1, nullptr));
+}
+
+void refuse_grad(const char* argument, nb::handle tensor) {
+  static PyObject* const requires_grad = interned("requires_grad");
+  if (checked(PyObject_GetAttr(tensor.ptr(), requires_grad)).ptr() != Py_True) return;
+  if (argument == std::string_view("out")) refuse_value(argument, "a tensor that requires grad", "one that does not");
+  if (checked(PyObject_CallNoArgs(loaded_torch()->is_grad_enabled.ptr())).ptr() == Py_True)
+    refuse_value(argument, "a tensor that requires grad",
+                 "one that does not, as rapt's own functions have no backward (use "
+                 "rapt.torch.scaled_dot_product_attention, torch.no_grad() or .detach())");
+}
+
+void mark_written(nb::handle tensor) {
+  static PyObject* const is_inference = interned("is_inference");
+  if (call_method(tensor, is_inference).ptr() != Py_True)  // which autograd does not follow
+    nb::handle(loaded_torch()->increment_version)(tensor);
+}
+
+}  // namespace rapt::python
