@@ -60,6 +60,10 @@ def _squares(lengths: Iterable[int], dims: Iterable[int]) -> list[Case]:
 
 
 MODELS = [
+    Case("Tiny: 4 heads of 32 x 32", 1, 4, 4, 32, 32, 32, False),
+    Case("BERT: 8 texts of 128", 8, 12, 12, 128, 128, 64, False),
+    Case("GPT-2: 1024 causal", 1, 12, 12, 1024, 1024, 64, True),
+    Case("Llama: 2048 causal, GQA 4, d=128", 1, 32, 8, 2048, 2048, 128, True),
     Case("ViT-B/16: 197 tokens", 1, 12, 12, 197, 197, 64, False),
     Case("ViT-L/14: 257 tokens", 1, 16, 16, 257, 257, 64, False),
     Case("ViT-H/14: 257 tokens, d=80", 1, 16, 16, 257, 257, 80, False),
