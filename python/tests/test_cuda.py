@@ -225,7 +225,7 @@ def test_what_pytorch_keeps():
         ours(x, x, x.cpu())
     with pytest.raises(ValueError, match="on another device than q"):
         operator(x, x, x.cpu(), None, False, None, False)
-    with pytest.raises(TypeError, match="float64"):
+    with pytest.raises(ValueError, match="float64"):
         operator(x.double(), x.double(), x.double(), None, False, None, False)
 
 

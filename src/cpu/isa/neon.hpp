@@ -30,13 +30,22 @@ constexpr int rows_of_tile(int vecs) {
 [[gnu::always_inline]] inline vec cast_to_float(ivec x) {
   return vec(vreinterpretq_f32_s32(x.data));
 }
+// Rounds to nearest without traps while it lives, whatever the thread had set: bits must not depend on the thread.
+class FloatEnvironment {
+ public:
+  FloatEnvironment() {
+    asm volatile("mrs %0, fpcr" : "=r"(saved_));
+    asm volatile("msr fpcr, %0" : : "r"(std::uint64_t{0}) : "memory");
+  }
+  ~FloatEnvironment() { asm volatile("msr fpcr, %0" : : "r"(saved_) : "memory"); }
+  FloatEnvironment(const FloatEnvironment&) = delete;
+  FloatEnvironment& operator=(const FloatEnvironment&) = delete;
+
+ private:
+  std::uint64_t saved_;
+};
 // FPCR's flush mode would take denormal inputs for 0 as well, so results are selected instead.
-struct FloatEnvironment {
-  FloatEnvironment() {}
-};
-struct FlushDenormals {
-  FlushDenormals() {}
-};
+struct FlushDenormals : FloatEnvironment {};
 [[gnu::always_inline]] inline vec exp2_argument(vec x) {
   return x;
 }
