@@ -87,7 +87,7 @@ Context::Impl::Impl(ContextOptions given)
   if (!options.executor) options.executor = tbb_executor();
 }
 
-// Who finds the mutex taken does without the spare block, rather than wait.
+// A caller that finds the mutex taken goes without the spare block rather than wait.
 Workspace Context::Impl::borrow(std::size_t bytes) const {
   Workspace workspace;
   if (const std::unique_lock lock(spare_mutex_, std::try_to_lock); lock) workspace = std::move(spare_);

@@ -23,7 +23,7 @@ void run_call(const Choice& choice, const Schedule& schedule, const Call& call, 
   if (context.options.observer) context.options.observer(call.problem.to_string() + " -> " + choice.entry->name);
   if (call.problem.b == 0 || call.problem.hq == 0 || call.problem.sq == 0) return;
   if (!workspace.empty() || call.problem.device != DeviceType::cpu)
-    return choice.backend->run(*choice.entry, schedule, call, context, workspace.data());
+    return choice.backend->run(*choice.entry, schedule, call, context, workspace.empty() ? nullptr : workspace.data());
   Workspace own = context.borrow(schedule.workspace_bytes);
   choice.backend->run(*choice.entry, schedule, call, context, own.data());
   context.give_back(std::move(own));
@@ -118,15 +118,15 @@ void attention(const AttentionArgs& args, const Context& context, std::span<std:
 
 std::size_t max_workspace_bytes(const Problem& largest, const Context& context) {
   check(largest);
-  // Which entry runs changes at most from the smallest problem to the largest.
-  Problem smallest = largest;
-  smallest.b = std::min<std::int64_t>(largest.b, 1);
-  smallest.sq = std::min<std::int64_t>(largest.sq, 1), smallest.sk = std::min<std::int64_t>(largest.sk, 1);
+  // Few rows, few keys and many of both may each have an entry of their own.
   std::size_t bytes = 0;
-  for (const Problem& p : {smallest, largest}) {
-    const Choice choice = dispatch(p, context.impl());
-    bytes = std::max(bytes, choice.backend->max_workspace_bytes(*choice.entry, largest, context.impl()));
-  }
+  Problem p = largest;
+  for (const std::int64_t sk : {largest.sk, std::min<std::int64_t>(largest.sk, 1)})
+    for (const std::int64_t sq : {largest.sq, std::min<std::int64_t>(largest.sq, 1)}) {
+      p.sq = sq, p.sk = sk;
+      const Choice choice = dispatch(p, context.impl());
+      bytes = std::max(bytes, choice.backend->max_workspace_bytes(*choice.entry, largest, context.impl()));
+    }
   return bytes;
 }
 

@@ -31,8 +31,8 @@ struct AttentionArgs {
 /// workspace cannot be had. Reentrant. The bits of a row of `out` depend on that row's own inputs, on the numbers of
 /// rows, of keys that they see and of key heads of its sequence (by which the kernel is chosen and long keys are cut),
 /// and on the ISA only.
-/// Runs in the caller's `workspace` where that is not empty: memory of the tensors' device that starts at a multiple of
-/// 64 bytes, shares none with them and is as large as max_workspace_bytes() says (else Error).
+/// A `workspace` that is not empty is used instead of the context's memory. It lies on the tensors' device, starts at a
+/// multiple of 64 bytes, overlaps no tensor and has at least max_workspace_bytes() bytes (else Error).
 RAPT_API void attention(const AttentionArgs& args, const Context& context = default_context(),
                         std::span<std::byte> workspace = {});
 

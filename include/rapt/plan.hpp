@@ -39,8 +39,8 @@ class Plan {
   RAPT_API const std::vector<Candidate>& candidates() const noexcept;  ///< best first
   RAPT_API std::string explain() const;                                ///< all of the above for people
 
-  /// Runs on `args`, which must give this plan's problem (else Error), in `workspace` as attention() does. Without one
-  /// it runs in the context's memory; with one it allocates nothing, but for what the executor does.
+  /// Runs on `args`, which must give this plan's problem (else Error), in `workspace` as attention() does. With one it
+  /// allocates nothing, but for what the executor does.
   RAPT_API void run(const AttentionArgs& args, std::span<std::byte> workspace = {}) const;
 
  private:

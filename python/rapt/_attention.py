@@ -58,7 +58,8 @@ def attention(
     cu_seqlens_q    int32 or int64 [b + 1], from 0 to total_q: q and the result are [total_q, hq, d], sequence n has
                     rows cu_seqlens_q[n] to cu_seqlens_q[n + 1].
     cu_seqlens_k    The same for k and v, [total_k, hk, d].
-    cache_seqlens   int32 or int64 [b]: keys in use of each k[n], v[n]; rows past them are never read.
+    cache_seqlens   int32 or int64 [b]: keys in use of each k[n], v[n]; rows past them are never read. No thread may
+                    change lengths, cu_seqlens or tables while the call runs.
     block_table     int32 or int64 [b, n], with cache_seqlens: k and v are pages, [pages, hk, page_size, d], and key j
                     of sequence i is row j % page_size of page block_table[i, j // page_size].
     ring            True, with cache_seqlens: key j lies in row j % sk, so that of any number of keys the last sk are

@@ -369,7 +369,7 @@ def _cuda_preference_of(dtype: torch.dtype, d: int, dv: int) -> str:
 
 @cache
 def _cuda_takes(dtype: torch.dtype, d: int, dv: int) -> bool:
-    """Whether the extension may run such a call on a GPU without asking here again."""
+    """Whether the extension may run such a call on a GPU without asking here again. RAPT_KERNEL is read once."""
     return not (_cuda_refusal() or _cuda_preference_of(dtype, d, dv))
 
 

@@ -109,17 +109,19 @@ std::optional<Element> torch_element(nb::handle dtype) {
   const auto get = [](const char* name) {
     return nb::object(nb::module_::import_("torch").attr(name)).release().ptr();
   };
-  static const Types types{{{get("float32"), {DType::f32}},
-                            {get("float16"), {DType::f16}},
-                            {get("bfloat16"), {DType::bf16}},
-                            {get("bool"), {DType::boolean}},
-                            {get("int32"), {DType::i32}},
-                            {get("int64"), {DType::i64}},
-                            {get("int8"), {DType::i8}},
-                            {get("float8_e4m3fn"), {DType::f8e4m3}},
-                            {get("float8_e5m2"), {DType::f8e5m2}},
-                            {get("uint8"), kBytes}}};
-  return element_in(types, dtype);
+  return element_in(once([&] {
+                      return Types{{{get("float32"), {DType::f32}},
+                                    {get("float16"), {DType::f16}},
+                                    {get("bfloat16"), {DType::bf16}},
+                                    {get("bool"), {DType::boolean}},
+                                    {get("int32"), {DType::i32}},
+                                    {get("int64"), {DType::i64}},
+                                    {get("int8"), {DType::i8}},
+                                    {get("float8_e4m3fn"), {DType::f8e4m3}},
+                                    {get("float8_e5m2"), {DType::f8e5m2}},
+                                    {get("uint8"), kBytes}}};
+                    }),
+                    dtype);
 }
 
 // A view whose dtype is still to be said.
@@ -131,7 +133,7 @@ struct Memory {
 // A tensor that is_plain(), through PyTorch's table. Nothing where a closer look is due: it has no memory of its own
 // (sparse, nested, batched by vmap, all zeros), is not for rapt or, unless it is a `fresh` one, negated when it is
 // read.
-std::optional<Memory> tensor_at_once(const Torch& torch, nb::handle tensor, bool fresh = false) {
+std::optional<Memory> tensor_by_table(const Torch& torch, nb::handle tensor, bool fresh = false) {
   if (torch.read == nullptr) return {};
   nb::dlpack::dltensor read;
   if (torch.read(tensor.ptr(), &read) != 0) {
@@ -160,7 +162,7 @@ struct Numpy {
 };
 
 const Numpy& numpy() {
-  static const Numpy found = [] {
+  return once([] {
     const nb::module_ module = nb::module_::import_("numpy");
     const auto type = [&](const char* name) { return module.attr("dtype")(name).release().ptr(); };
     return Numpy{nb::object(module.attr("ndarray")).release().ptr(),
@@ -171,8 +173,7 @@ const Numpy& numpy() {
                    {type("int64"), {DType::i64}},
                    {type("int8"), {DType::i8}},
                    {type("uint8"), kBytes}}}};
-  }();
-  return found;
+  });
 }
 
 // An array of exactly numpy.ndarray, by the buffer protocol. Its memory lives as long as it does, exported or not.
@@ -316,16 +317,16 @@ bool is_ndarray(nb::handle object) {
   return object.type().ptr() == numpy().array;
 }
 
-std::optional<MutableTensorView> view_at_once(const Torch& torch, nb::handle tensor) {
+std::optional<MutableTensorView> view_by_table(const Torch& torch, nb::handle tensor) {
   if (!torch.is_plain(tensor)) return {};
-  std::optional<Memory> memory = tensor_at_once(torch, tensor);
+  std::optional<Memory> memory = tensor_by_table(torch, tensor);
   if (!memory || !memory->element.dtype) return {};
   memory->view.dtype = *memory->element.dtype;
   return memory->view;
 }
 
 MutableTensorView new_view(const Torch& torch, nb::handle tensor) {
-  const std::optional<Memory> memory = torch.is_plain(tensor) ? tensor_at_once(torch, tensor, true) : std::nullopt;
+  const std::optional<Memory> memory = torch.is_plain(tensor) ? tensor_by_table(torch, tensor, true) : std::nullopt;
   if (!memory || !memory->element.dtype) return array("out", tensor).view;
   MutableTensorView view = memory->view;
   view.dtype = *memory->element.dtype;
@@ -338,7 +339,7 @@ Array array(const char* argument, nb::handle object, const Reading& reading) {
   const Torch* torch = loaded_torch();
   const bool plain = torch != nullptr && torch->is_plain(object);
   std::optional<Memory> memory;
-  if (plain) memory = tensor_at_once(*torch, object);
+  if (plain) memory = tensor_by_table(*torch, object);
   else if (is_ndarray(object)) memory = ndarray_at_once(object, reading.writable);
   if (memory) {
     result.view = memory->view;

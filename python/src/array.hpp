@@ -46,7 +46,7 @@ Array array(const char* argument, nb::handle object, const Reading& reading = {}
 bool is_ndarray(nb::handle object);
 
 /// The memory of a tensor of rapt's types; nothing where array() would have to look closer.
-std::optional<MutableTensorView> view_at_once(const Torch& torch, nb::handle tensor);
+std::optional<MutableTensorView> view_by_table(const Torch& torch, nb::handle tensor);
 /// That of one that PyTorch has just made.
 MutableTensorView new_view(const Torch& torch, nb::handle tensor);
 

@@ -13,7 +13,9 @@
 #include "scalar.hpp"
 
 namespace rapt::python {
+namespace {
 
+// What kv_dtype says that bytes are.
 std::optional<DType> bytes_of(nb::handle object) {
   constexpr std::array kTypes = {DType::i4x2, DType::i8, DType::f8e4m3, DType::f8e5m2};
   if (object.is_none()) return {};
@@ -24,6 +26,8 @@ std::optional<DType> bytes_of(nb::handle object) {
   }
   refuse_value("kv_dtype", shown(object), "None" + known);
 }
+
+}  // namespace
 
 KvCache cache_of(Arrays& arrays, const CacheArguments& arguments, bool writable) {
   const std::optional<DType> bytes = bytes_of(arguments.kv_dtype);

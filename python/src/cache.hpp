@@ -11,9 +11,6 @@ struct CacheArguments {
   nb::handle k, v, block_table, ring, k_scale, v_scale, k_zero, v_zero, kv_dtype;
 };
 
-/// What kv_dtype says that bytes are.
-std::optional<DType> bytes_of(nb::handle kv_dtype);
-
 /// `writable`: it will be appended to.
 KvCache cache_of(Arrays& arrays, const CacheArguments& arguments, bool writable);
 

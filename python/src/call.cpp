@@ -94,7 +94,7 @@ nb::object empty_like(nb::handle like, const TensorView& its, const std::vector<
     return made;
   }
   if (is_ndarray(like)) {
-    static const nb::handle empty = held(nb::module_::import_("numpy").attr("empty"));
+    const nb::handle empty = once([] { return held(nb::module_::import_("numpy").attr("empty")); });
     made = f32 ? empty(tuple_of(sizes), "float32") : empty(tuple_of(sizes), like.attr("dtype"));
   } else {
     const nb::object other = nb::module_::import_("rapt._arrays").attr("empty_like");

@@ -16,9 +16,9 @@ nb::object refusal() {
 }
 
 // A variable of a Python module, which others set.
-class Variable {
+class ModuleVariable {
  public:
-  Variable(const char* module, const char* name)
+  ModuleVariable(const char* module, const char* name)
       : variables_(PyModule_GetDict(nb::module_::import_(module).release().ptr())), name_(interned(name)) {}
   nb::handle get() const { return PyDict_GetItemWithError(variables_, name_); }
 
@@ -29,9 +29,9 @@ class Variable {
 // What of PyTorch's state says that a call is part of something bigger.
 struct State {
   std::array<std::pair<nb::handle, PyObject*>, 6> wanted;  // functions, and the very object they return if it is not
-  Variable is_compiling{"torch.compiler", "_is_compiling_flag"};
-  Variable is_profiled{"torch.autograd.profiler", "_is_profiler_enabled"};
-  Variable forward_level{"torch.autograd.forward_ad", "_current_level"};
+  ModuleVariable is_compiling{"torch.compiler", "_is_compiling_flag"};
+  ModuleVariable is_profiled{"torch.autograd.profiler", "_is_profiler_enabled"};
+  ModuleVariable forward_level{"torch.autograd.forward_ad", "_current_level"};
 
   State() {
     const nb::module_ c = nb::module_::import_("torch._C");
@@ -53,7 +53,7 @@ struct State {
   }
 };
 
-// Tensors that are their memory's, on one device, without gradients to record.
+// Plain tensors with memory of their own, and no gradients to record.
 class Tensors {
  public:
   explicit Tensors(const Torch& torch)
@@ -61,7 +61,7 @@ class Tensors {
 
   bool read(nb::handle tensor, MutableTensorView& view) const {
     static PyObject* const requires_grad = interned("requires_grad");
-    const std::optional<MutableTensorView> found = view_at_once(torch_, tensor);
+    const std::optional<MutableTensorView> found = view_by_table(torch_, tensor);
     if (!found) return false;
     view = *found;
     return !recorded_ || checked(PyObject_GetAttr(tensor.ptr(), requires_grad)).ptr() == Py_False;
@@ -80,8 +80,8 @@ std::int64_t size(const Layout& t, int from_end) {
   return t.ndim < from_end ? 1 : t.shape[static_cast<std::size_t>(t.ndim - from_end)];
 }
 
-// Queries, keys and values of one type and of equal ranks and batches, heads equal or, with `gqa`, grouped: what else
-// there is to check the library refuses.
+// Queries and keys of one type, and all of equal ranks and batches, heads equal or, with `gqa`, grouped. The values'
+// type, row counts and head sizes are the library's to check.
 bool fit(const MutableTensorView& q, const MutableTensorView& k, const MutableTensorView& v, bool gqa) {
   return k.dtype == q.dtype && q.ndim >= (gqa ? 3 : 2) && k.ndim == q.ndim && v.ndim == q.ndim &&
          size(k, 4) == size(q, 4) && size(v, 4) == size(q, 4) && size(k, 3) == size(v, 3) &&
@@ -107,13 +107,14 @@ bool read_number(nb::handle object, std::optional<float> otherwise, std::optiona
     PyErr_Clear();
     return false;
   }
+  if (!(std::abs(value) <= std::numeric_limits<float>::max())) return false;
   number = static_cast<float>(value);
   return true;
 }
 
 bool is_zero(nb::handle number) {
-  std::optional<float> value;
-  return !number.is_none() && read_number(number, {}, value) && PyFloat_AsDouble(number.ptr()) == 0;
+  return (PyFloat_CheckExact(number.ptr()) && PyFloat_AsDouble(number.ptr()) == 0) ||
+         (PyLong_CheckExact(number.ptr()) && PyObject_IsTrue(number.ptr()) == 0);
 }
 
 bool read_bool(nb::handle object, bool& value) {
@@ -121,16 +122,15 @@ bool read_bool(nb::handle object, bool& value) {
   return value || object.is(Py_False);
 }
 
-// Whether nobody else has a part in calls. Asked before any other question, which a mode would see.
-bool is_alone() {
-  static const State state;
-  return state.is_plain();
+// Asked first: a mode would see any other question.
+bool nothing_intercepts() {
+  return once([] { return State(); }).is_plain();
 }
 
 // Whether rapt's kernels are those to choose.
 bool is_preferred(nb::handle query, const MutableTensorView& q, const MutableTensorView& v) {
   if (q.device.type == DeviceType::cpu) return true;
-  static const nb::handle takes = held(nb::module_::import_("rapt.torch").attr("_cuda_takes"));
+  const nb::handle takes = once([] { return held(nb::module_::import_("rapt.torch").attr("_cuda_takes")); });
   return takes(query.attr("dtype"), size(q, 1), size(v, 1)).is(Py_True);
 }
 
@@ -163,7 +163,7 @@ nb::object eager_sdpa(nb::handle query, nb::handle key, nb::handle value, nb::ha
   SdpaViews t;
   bool causal = false, gqa = false;
   std::optional<float> factor;
-  if (torch == nullptr || !is_alone() || !is_zero(dropout_p) || !read_bool(is_causal, causal) ||
+  if (torch == nullptr || !nothing_intercepts() || !is_zero(dropout_p) || !read_bool(is_causal, causal) ||
       !read_bool(enable_gqa, gqa) || !read_number(scale, {}, factor))
     return refusal();
   const Tensors tensors(*torch);
@@ -185,7 +185,7 @@ nb::object eager_attention(nb::handle query, nb::handle key, nb::handle value, n
                            nb::handle position_bias, nb::handle sinks, bool causal, nb::handle sliding_window,
                            nb::handle softcap, nb::handle scaling, nb::handle dropout) {
   const Torch* torch = loaded_torch();
-  if (torch == nullptr || !is_alone() || !is_zero(dropout)) return refusal();
+  if (torch == nullptr || !nothing_intercepts() || !is_zero(dropout)) return refusal();
   const Tensors tensors(*torch);
   MutableTensorView q, k, v, mask, bias, sink;
   if (!tensors.read(query, q) || !tensors.read(key, k) || !tensors.read(value, v) || q.ndim != 4 || !fit(q, k, v, true))

@@ -1,4 +1,4 @@
-// Calls on PyTorch's tensors that nobody else has a part in: no checks in Python, no dispatcher.
+// Calls on PyTorch's tensors that nothing intercepts: no checks in Python, no dispatcher.
 #pragma once
 
 #include <nanobind/nanobind.h>

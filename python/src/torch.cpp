@@ -33,7 +33,8 @@ const Torch* loaded_torch() {
   static PyObject* const name = interned("torch");
   if (known_torch != nullptr) return known_torch;
   const nb::handle torch = PyDict_GetItemWithError(PyImport_GetModuleDict(), name);
-  if (!torch.is_valid() || !nb::hasattr(torch, "autograd")) return nullptr;  // or is being imported
+  if (!torch.is_valid() || !nb::hasattr(torch, "autograd") || !nb::hasattr(torch, "nn"))
+    return nullptr;  // or half of it
   auto* found = new Torch;
   found->tensor = held(torch.attr("Tensor"));
   found->parameter = held(torch.attr("nn").attr("Parameter"));
@@ -60,7 +61,8 @@ int torch_threads(const Torch& torch) {
 
 void* torch_stream(Device device) {
   if (device.type != DeviceType::cuda) return nullptr;
-  static const nb::handle current = held(nb::module_::import_("torch").attr("_C").attr("_cuda_getCurrentRawStream"));
+  const nb::handle current =
+      once([] { return held(nb::module_::import_("torch").attr("_C").attr("_cuda_getCurrentRawStream")); });
   return reinterpret_cast<void*>(nb::cast<std::uintptr_t>(current(device.index)));
 }
 

@@ -5,6 +5,7 @@
 #include <nanobind/ndarray.h>
 
 #include <cstdint>
+#include <memory>
 #include <span>
 
 #include "rapt/tensor.hpp"
@@ -41,13 +42,26 @@ void* torch_stream(Device device);
 
 /// tensor.new_empty(sizes)
 nb::object new_empty(nb::handle tensor, std::span<const std::int64_t> sizes);
-/// torch.empty_like(tensor), which takes half as long.
+/// torch.empty_like(tensor), in half the time of new_empty.
 nb::object new_like(nb::handle tensor);
 
 /// A reference that is never given back.
 inline nb::handle held(nb::object object) {
   return object.release();
 }
+/// What `make` gives, made once and kept for good. No static initialiser: a thread that waits for one holds the GIL,
+/// which the thread inside it may need to go on. Two threads may both make it; the first result stays.
+template <class Make>
+const auto& once(const Make& make) {
+  using Made = decltype(make());
+  static const Made* kept = nullptr;  // the GIL guards it
+  if (kept == nullptr) {
+    auto made = std::make_unique<const Made>(make());
+    if (kept == nullptr) kept = made.release();
+  }
+  return *kept;
+}
+
 /// The name of an attribute, made once.
 PyObject* interned(const char* name);
 nb::object tuple_of(std::span<const std::int64_t> numbers);

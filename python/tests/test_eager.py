@@ -384,7 +384,50 @@ print(threads() - one)
 """
 
 
+def in_new_process(script):
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU")
 def test_calls_follow_the_number_of_threads():
-    result = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, timeout=120)
-    assert result.stdout == "1\n", result.stderr
+    assert in_new_process(THREADS) == "1\n"
+
+
+def test_first_calls_of_two_threads():
+    # An import hook that lets the other thread run while the extension looks up PyTorch's functions.
+    script = """
+import builtins, faulthandler, threading, time
+import torch, rapt.torch
+faulthandler.dump_traceback_later(60, exit=True)
+q, real = torch.randn(1, 2, 8, 16), builtins.__import__
+def slow(name, *arguments, **others):
+    time.sleep(0.02)
+    return real(name, *arguments, **others)
+builtins.__import__ = slow
+def call():
+    print(rapt.torch._core.eager_sdpa(q, q, q, None, 0.0, False, None, False) is NotImplemented)
+threads = [threading.Thread(target=call) for _ in range(2)]
+[t.start() for t in threads], [t.join() for t in threads]
+"""
+    assert in_new_process(script).split() == ["False"] * 2
+
+
+def test_arrays_while_torch_is_imported():
+    script = """
+import sys
+import numpy as np, rapt
+x = np.ones((1, 1, 4, 8), np.float32)
+class Finder:
+    busy = False
+    def find_spec(self, name, path, target=None):
+        if name.startswith("torch") and not self.busy:
+            self.busy = True
+            rapt.attention(x, x, x)
+            self.busy = False
+sys.meta_path.insert(0, Finder())
+import torch
+print(rapt.attention(torch.ones(1, 1, 4, 8), *2 * [torch.ones(1, 1, 4, 8)]).shape)
+"""
+    assert "[1, 1, 4, 8]" in in_new_process(script)

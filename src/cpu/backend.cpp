@@ -36,7 +36,7 @@ ForwardParams forward_params(const Call& call) {
   f.lse_stride = strides(call.lse);
   f.q_begin = call.q_begin, f.k_begin = call.k_begin, f.k_len = call.k_len;
   f.page_size = p.ring ? p.sk : p.page_size, f.ring = p.ring;
-  f.pages = call.pages, f.pages_stride_b = call.pages_stride_b, f.page_count = call.page_count;
+  f.pages = call.pages, f.pages_stride_b = call.pages_stride_b;
   f.k_quant = quantization(call.k_scale, call.k_zero, p.d, p.k_groups);
   f.v_quant = quantization(call.v_scale, call.v_zero, p.dv, p.v_groups);
   f.hk = p.hk, f.group = p.hq / p.hk;
@@ -55,7 +55,7 @@ struct Loop {
   const KernelTable& table;
   const ForwardSchedule& schedule;
   const ForwardParams& params;
-  std::span<const Sequences> all;
+  std::span<const SequenceGroup> all;
   std::span<Lot> lots;
   std::byte* scratch;  // of every strand, then states, then counters
 
@@ -73,8 +73,8 @@ struct Loop {
 
   void run(std::int64_t i, Strand& strand) {
     constexpr std::int64_t kAllKeys = std::numeric_limits<std::int64_t>::max();
-    const auto after = [](std::int64_t item, const Sequences& s) { return item < s.first_item; };
-    const Sequences& s = *(std::upper_bound(all.begin(), all.end(), i, after) - 1);
+    const auto after = [](std::int64_t item, const SequenceGroup& s) { return item < s.first_item; };
+    const SequenceGroup& s = *(std::upper_bound(all.begin(), all.end(), i, after) - 1);
     const auto [b, hk, begin, end, range, part] = place_of(s, params.hk, i - s.first_item);
     WorkItem item{b, hk, begin, end, 0, kAllKeys, nullptr, b == strand.b && hk == strand.hk};
     strand.b = b, strand.hk = hk;
@@ -116,20 +116,22 @@ class CpuBackend final : public Backend {
     const std::int64_t rows = p.hk > 0 ? p.sq * (p.hq / p.hk) : 0;
     if (is_decode(entry) && rows > kDecodeRows && context.options.kernel.empty())
       return "for few query rows (tokens x group) only";
+    if (!has_lengths(p) && chooses(context) && !is_worthwhile(kernel, rows, p.sk, p.d, p.dv))
+      return "for longer sequences: others are faster here";
     if (kernel.rows == 0 && static_cast<double>(p.sq) * static_cast<double>(p.hq) * static_cast<double>(p.sk) > 0x1p40)
       return "its S x S matrix would not fit any memory";
     return {};
   }
 
   std::unique_ptr<Schedule> plan(const Entry& entry, const Problem& p, const Context::Impl& context) const override {
-    return std::make_unique<ForwardSchedule>(schedule_forward(p, *built(entry).kernel, decode_beside(entry, p, context),
-                                                              context.concurrency(), machine().l2_bytes));
+    return std::make_unique<ForwardSchedule>(
+        schedule_forward(p, kernels(entry, p, context), context.concurrency(), machine().l2_bytes));
   }
 
   std::size_t max_workspace_bytes(const Entry& entry, const Problem& largest,
                                   const Context::Impl& context) const override {
-    return cpu::max_workspace_bytes(largest, *built(entry).kernel, decode_beside(entry, largest, context),
-                                    context.concurrency(), machine().l2_bytes);
+    return cpu::max_workspace_bytes(largest, kernels(entry, largest, context), context.concurrency(),
+                                    machine().l2_bytes);
   }
 
   void run(const Entry& entry, const Schedule& schedule, const Call& call, const Context::Impl& context,
@@ -137,8 +139,8 @@ class CpuBackend final : public Backend {
     const auto& plan = static_cast<const ForwardSchedule&>(schedule);
     const ForwardParams params = forward_params(call);
     auto* const lots = reinterpret_cast<Lot*>(workspace);
-    auto* const list = reinterpret_cast<Sequences*>(workspace + plan.lot_bytes());
-    const std::span<const Sequences> all = list_sequences(plan, params, call.problem.b, list);
+    auto* const list = reinterpret_cast<SequenceGroup*>(workspace + plan.lot_bytes());
+    const std::span<const SequenceGroup> all = list_sequences(plan, params, call.problem.b, list);
     if (all.empty()) return;
     std::uninitialized_value_construct_n(lots, plan.threads);
     Loop loop{*built(entry).table,
@@ -169,14 +171,28 @@ class CpuBackend final : public Backend {
     const KernelTable* table;
   };
   const BuiltKernel& built(const Entry& entry) const { return kernels_[static_cast<std::size_t>(entry.id)]; }
-  // Short sequences among long ones go to the kernel they would get alone, unless one kernel is asked for.
-  const ForwardKernel* decode_beside(const Entry& entry, const Problem& p, const Context::Impl& context) const {
-    if (p.ragged_q < 0 || !context.options.kernel.empty() || is_decode(entry)) return nullptr;
+  // Sequences of a call need not be alike.
+  static bool has_lengths(const Problem& p) { return p.ragged_q >= 0 || p.ragged_k >= 0 || p.kv_lengths; }
+  // Whether the best kernel is asked for, rather than a certain one.
+  static bool chooses(const Context::Impl& context) { return context.options.kernel.empty() && !context.isa_forced; }
+
+  // Each sequence goes to the kernel it would get alone, unless one kernel is asked for.
+  Kernels kernels(const Entry& entry, const Problem& p, const Context::Impl& context) const {
+    Kernels kernels{*built(entry).kernel};
+    if (!has_lengths(p) || !context.options.kernel.empty() || is_decode(entry)) return kernels;
+    const bool limited = chooses(context) && kernels.kernel.min_key_elements > 0;
     Problem few = p;
     few.sq = 0;
-    for (const Entry& other : entries_)
-      if (is_decode(other) && other.unusable.empty() && refuse(other, few, context).empty()) return built(other).kernel;
-    return nullptr;
+    for (const Entry& other : entries_) {
+      const ForwardKernel* kernel = built(other).kernel;
+      if (!other.unusable.empty() || !refuse(other, few, context).empty()) continue;
+      if (is_decode(other)) {
+        if (!kernels.decode && p.ragged_q >= 0) kernels.decode = kernel;
+      } else if (limited && !kernels.plain && other.opt_in.empty() && kernel->min_key_elements == 0) {
+        kernels.plain = kernel;
+      }
+    }
+    return kernels;
   }
   bool is_decode(const Entry& entry) const { return built(entry).kernel == built(entry).table->decode; }
 

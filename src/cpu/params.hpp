@@ -35,7 +35,7 @@ struct ForwardParams {
   std::int64_t page_size;  // 0 = none
   bool ring;
   Integers pages;
-  std::int64_t pages_stride_b, page_count;
+  std::int64_t pages_stride_b;
   Quantization k_quant, v_quant;
   std::int64_t hk, group, sq, sk, d, dv;
   ScoreParams score;

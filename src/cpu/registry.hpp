@@ -25,6 +25,10 @@ struct ForwardKernel {
   int max_rows = 0;              // of kernels with panels: most rows an item may have
   int items_per_strand = 1;      // at least so many, that the last even out ...
   int least_rows = 0;  // ... but 2 rather than items of fewer rows, which do not repay what each prepares; 0 = none
+  // What it prepares is not repaid by fewer rows of a head, or by keys of fewer elements (keys x (d + dv)): dispatch
+  // gives such sequences to a kernel without these limits.
+  int min_rows = 0;
+  int min_key_elements = 0;
   // Up to so many keys stay prepared in the scratch for the next item, if it is of the same head; null = none.
   std::int64_t (*kept_keys)(std::int64_t d, std::int64_t dv) noexcept = nullptr;
   // Scratch of one work item, a multiple of 64.

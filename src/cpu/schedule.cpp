@@ -45,15 +45,23 @@ std::int64_t max_panels(const Problem& p, const ForwardKernel& kernel, std::size
                                   kernel.max_rows / kernel.rows);
 }
 
+std::int64_t round_up(std::int64_t a, std::int64_t step) {
+  return ceil_div(a, step) * step;
+}
+
 // Sizes everything but the strands' number. `splits`: sequences may have so few rows that their keys are cut into
 // parts.
 void size_workspace(ForwardSchedule& s, const Problem& p, bool splits) {
   const std::int64_t rows = rows_of_head(p), heads = p.b * p.hk;
-  const std::int64_t of_item = std::min(s.rows_per_item, std::max<std::int64_t>(rows, 1));
-  s.scratch_bytes = s.kernel->scratch_bytes({p.sk, p.d, p.dv, of_item});
-  if (s.decode) s.scratch_bytes = std::max(s.scratch_bytes, s.decode->scratch_bytes({p.sk, p.d, p.dv, kDecodeRows}));
+  const auto needs = [&](const ForwardKernel* kernel, std::int64_t rows_per_item) {
+    const std::int64_t of_item = std::min(rows_per_item, std::max<std::int64_t>(rows, 1));
+    if (kernel) s.scratch_bytes = std::max(s.scratch_bytes, kernel->scratch_bytes({p.sk, p.d, p.dv, of_item}));
+  };
+  if (s.plain)
+    s.plain_rows_per_item = std::min<std::int64_t>(round_up(s.rows_per_item, s.plain->rows), s.plain->max_rows);
+  needs(s.kernel, s.rows_per_item), needs(s.plain, s.plain_rows_per_item), needs(s.decode, kDecodeRows);
   const bool alike = p.ragged_q < 0 && p.ragged_k < 0 && !p.kv_lengths;
-  s.max_sequences = alike ? 1 : p.b;
+  s.max_groups = alike ? 1 : p.b;
   // list_sequences() counts keys from a multiple of kAlign on, so that there may be kAlign - 1 more than sk.
   const std::int64_t parts = std::min(most_parts(p.hk), ceil_div(p.sk + kAlign - 1, kPartKeys));
   if (!splits || s.kernel->rows == 0 || parts <= 1) return;
@@ -76,10 +84,10 @@ std::size_t total_bytes(const ForwardSchedule& s, const Problem& p) {
 
 }  // namespace
 
-ForwardSchedule schedule_forward(const Problem& p, const ForwardKernel& kernel, const ForwardKernel* decode,
-                                 int concurrency, std::size_t l2_bytes) {
+ForwardSchedule schedule_forward(const Problem& p, const Kernels& kernels, int concurrency, std::size_t l2_bytes) {
+  const ForwardKernel& kernel = kernels.kernel;
   ForwardSchedule s;
-  s.kernel = &kernel, s.decode = decode;
+  s.kernel = &kernel, s.decode = kernels.decode, s.plain = kernels.plain;
   const std::int64_t rows = rows_of_head(p), heads = p.b * p.hk;
   s.rows_per_item = std::max<std::int64_t>(rows, 1);
   if (kernel.rows > 0) {
@@ -110,10 +118,10 @@ ForwardSchedule schedule_forward(const Problem& p, const ForwardKernel& kernel, 
   return s;
 }
 
-std::size_t max_workspace_bytes(const Problem& p, const ForwardKernel& kernel, const ForwardKernel* decode,
-                                int concurrency, std::size_t l2_bytes) {
+std::size_t max_workspace_bytes(const Problem& p, const Kernels& kernels, int concurrency, std::size_t l2_bytes) {
+  const ForwardKernel& kernel = kernels.kernel;
   ForwardSchedule s;
-  s.kernel = &kernel, s.decode = decode, s.threads = concurrency;
+  s.kernel = &kernel, s.decode = kernels.decode, s.plain = kernels.plain, s.threads = concurrency;
   s.rows_per_item = kernel.rows > 0 ? max_panels(p, kernel, l2_bytes) * kernel.rows : rows_of_head(p);
   size_workspace(s, p, true);
   return total_bytes(s, p);
@@ -126,18 +134,23 @@ std::string ForwardSchedule::note() const {
   return text;
 }
 
-std::span<const Sequences> list_sequences(const ForwardSchedule& schedule, const ForwardParams& p, std::int64_t b,
-                                          Sequences* list) {
-  Sequences* end = list;
+std::span<const SequenceGroup> list_sequences(const ForwardSchedule& schedule, const ForwardParams& p, std::int64_t b,
+                                              SequenceGroup* list) {
+  SequenceGroup* end = list;
   const bool alike = !p.q_begin && !p.k_begin && !p.k_len;
   for (std::int64_t i = 0; i < (alike ? std::min<std::int64_t>(b, 1) : b); ++i) {
     const std::int64_t len_q = p.q_begin ? p.q_begin[i + 1] - p.q_begin[i] : p.sq;
     const std::int64_t len_k = p.k_len ? p.k_len[i] : p.k_begin ? p.k_begin[i + 1] - p.k_begin[i] : p.sk;
-    Sequences s{};
+    SequenceGroup s{};
     s.b = i, s.count = alike ? b : 1, s.rows = len_q * p.group;
     if (s.rows == 0) continue;
-    s.kernel = schedule.decode && s.rows <= kDecodeRows ? schedule.decode : schedule.kernel;
-    s.rows_per_item = s.kernel == schedule.kernel ? schedule.rows_per_item : s.rows;
+    if (schedule.decode && s.rows <= kDecodeRows) {
+      s.kernel = schedule.decode, s.rows_per_item = s.rows;
+    } else if (schedule.plain && !is_worthwhile(*schedule.kernel, s.rows, len_k, p.d, p.dv)) {
+      s.kernel = schedule.plain, s.rows_per_item = schedule.plain_rows_per_item;
+    } else {
+      s.kernel = schedule.kernel, s.rows_per_item = schedule.rows_per_item;
+    }
     s.row_items = ceil_div(s.rows, s.rows_per_item);
     // What any row sees.
     const ScoreParams& score = p.score;
@@ -159,10 +172,11 @@ std::span<const Sequences> list_sequences(const ForwardSchedule& schedule, const
              static_cast<double>(s.parts == 1 ? last - first : s.part_keys);
     std::construct_at(end++, s);
   }
-  std::sort(list, end,
-            [](const Sequences& x, const Sequences& y) { return x.cost != y.cost ? x.cost > y.cost : x.b < y.b; });
+  std::sort(list, end, [](const SequenceGroup& x, const SequenceGroup& y) {
+    return x.cost != y.cost ? x.cost > y.cost : x.b < y.b;
+  });
   std::int64_t item = 0, state = 0, counter = 0;
-  for (Sequences& s : std::span(list, end)) {
+  for (SequenceGroup& s : std::span(list, end)) {
     s.first_item = item, s.first_state = state, s.first_counter = counter;
     item += s.count * p.hk * s.items_of_head();
     if (s.parts == 1) continue;
@@ -172,7 +186,7 @@ std::span<const Sequences> list_sequences(const ForwardSchedule& schedule, const
   return {list, end};
 }
 
-ItemPlace place_of(const Sequences& s, std::int64_t heads, std::int64_t item) {
+ItemPlace place_of(const SequenceGroup& s, std::int64_t heads, std::int64_t item) {
   const std::int64_t of_sequence = heads * s.items_of_head(), in_sequence = item % of_sequence;
   const std::int64_t range = in_sequence / s.parts;
   const std::int64_t hk = s.heads_in_turn ? range % heads : range / s.row_items;
@@ -181,17 +195,17 @@ ItemPlace place_of(const Sequences& s, std::int64_t heads, std::int64_t item) {
   return {s.b + item / of_sequence, hk, begin, std::min(begin + s.rows_per_item, s.rows), range, item % s.parts};
 }
 
-std::span<Lot> cut_into_lots(std::span<const Sequences> all, std::int64_t hk, std::span<Lot> lots) {
+std::span<Lot> cut_into_lots(std::span<const SequenceGroup> all, std::int64_t hk, std::span<Lot> lots) {
   if (all.front().heads_in_turn) lots = lots.first(1);
-  const auto cost_of_head = [](const Sequences& s) { return s.cost * static_cast<double>(s.items_of_head()); };
+  const auto cost_of_head = [](const SequenceGroup& s) { return s.cost * static_cast<double>(s.items_of_head()); };
   double total = 0, before = 0;
-  for (const Sequences& s : all) total += cost_of_head(s) * static_cast<double>(s.count * hk);
+  for (const SequenceGroup& s : all) total += cost_of_head(s) * static_cast<double>(s.count * hk);
   const double of_lot = total / static_cast<double>(lots.size());
   // A lot ends with the last head that ends within its share; one that would begin within a head begins with it, which
   // leaves the head to the last of those: strands of the others help.
   std::size_t n = 0;
   std::int64_t begin = 0;
-  for (const Sequences& s : all) {
+  for (const SequenceGroup& s : all) {
     const double of_head = cost_of_head(s);
     const std::int64_t heads = s.count * hk;
     const double after = before + of_head * static_cast<double>(heads);

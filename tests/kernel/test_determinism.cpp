@@ -1,7 +1,10 @@
 // The bits of a row depend on its own inputs and the ISA only.
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <random>
+#include <set>
 
 #include "support/check.hpp"
 #include "support/executors.hpp"
@@ -144,6 +147,48 @@ TEST_CASE("ragged sequences give the bits of dense ones", "[kernel]") {
         CHECK(ragged.lse.at({row, h}) == dense.lse.at({row / 45, h, row % 45}));
       }
     }
+  }
+}
+
+TEST_CASE("ragged sequences of any lengths give the bits they give alone, whichever kernel dispatch gives them to",
+          "[kernel]") {
+  // Sequence n of [total, h, columns] as a batch of one.
+  const auto alone = []<class View>(View t, std::int64_t begin, std::int64_t rows) {
+    t.data = const_cast<std::byte*>(static_cast<const std::byte*>(t.data)) +
+             begin * t.strides[0] * static_cast<std::int64_t>(size_of(t.dtype));
+    t.ndim = 4, t.shape = {1, t.shape[1], rows, t.shape[2]}, t.strides = {0, t.strides[1], t.strides[0], t.strides[2]};
+    return t;
+  };
+  const std::array<std::int64_t, 8> q_begin{0, 1, 41, 105, 225, 233, 433, 553},
+      k_begin{0, 30, 60, 260, 300, 620, 820, 821};
+  ContextOptions options;
+  options.executor = std::make_shared<ThreadExecutor>(3);
+  const Context context(options);
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    Tensor q(dtype, Layout(std::array{553, 4, 64})), k(dtype, Layout(std::array{821, 2, 64})), v(dtype, k.layout()),
+        batch(dtype, q.layout()), single(dtype, q.layout());
+    std::mt19937_64 random(71);
+    for (Tensor* t : {&q, &k, &v})
+      for (std::int64_t i = 0; i < t->size(); ++i) t->flat(i) = std::normal_distribution<float>()(random);
+    const auto list = [](const auto& starts) { return TensorView(starts.data(), {std::ssize(starts)}); };
+    AttentionArgs args;
+    args.q = q.view(), args.out = batch.mutable_view(), args.cu_seqlens_q = list(q_begin);
+    args.kv = KvSource::ragged(k.view(), v.view(), list(k_begin));
+    attention(args, context);
+    std::set<std::string_view> entries;
+    for (std::size_t n = 0; n + 1 < q_begin.size(); ++n) {
+      const auto rows = q_begin[n + 1] - q_begin[n], keys = k_begin[n + 1] - k_begin[n];
+      AttentionArgs one;
+      one.q = alone(q.view(), q_begin[n], rows), one.out = alone(single.mutable_view(), q_begin[n], rows);
+      one.kv = KvSource::strided(alone(k.view(), k_begin[n], keys), alone(v.view(), k_begin[n], keys));
+      attention(one, context);
+      entries.insert(Plan(one, context).entry());
+    }
+    INFO(to_string(dtype));
+    CHECK(same_bits(batch, single));
+    CHECK(entries.size() > 1);
+    const bool tiles = std::any_of(entries.begin(), entries.end(), [](auto e) { return e.find(".amx.") != e.npos; });
+    if (tiles) CHECK(entries.size() == 3);  // few rows, short sequences, long ones
   }
 }
 

@@ -31,15 +31,15 @@ struct Item {
 
 /// All items of a dense call, in the order strands take them.
 std::vector<Item> items(const Problem& p, const ForwardKernel& kernel, int threads) {
-  const ForwardSchedule schedule = schedule_forward(p, kernel, nullptr, threads, std::size_t{2} << 20);
+  const ForwardSchedule schedule = schedule_forward(p, {kernel}, threads, std::size_t{2} << 20);
   ForwardParams f{};
   f.hk = p.hk, f.group = p.hq / p.hk, f.sq = p.sq, f.sk = p.sk, f.d = p.d, f.dv = p.dv;
   f.score.left = p.window_left >= 0 ? p.window_left : kOpen;
   f.score.right = p.causal ? 0 : kOpen;
   f.score.offset = p.align_offset;
   std::vector<Item> all;
-  std::vector<Sequences> list(static_cast<std::size_t>(schedule.max_sequences));
-  for (const Sequences& s : list_sequences(schedule, f, p.b, list.data())) {
+  std::vector<SequenceGroup> list(static_cast<std::size_t>(schedule.max_groups));
+  for (const SequenceGroup& s : list_sequences(schedule, f, p.b, list.data())) {
     CHECK(s.first_item == std::ssize(all));
     for (std::int64_t i = 0; i < s.count * p.hk * s.row_items * s.parts; ++i) {
       const ItemPlace place = place_of(s, p.hk, i);
@@ -105,7 +105,7 @@ TEST_CASE("schedule: items of equal cost go head by head, and so do all on one t
 }
 
 TEST_CASE("schedule: lots are whole heads of about the same cost", "[unit]") {
-  const auto lots = [](const std::vector<Sequences>& all, std::int64_t hk, std::size_t count) {
+  const auto lots = [](const std::vector<SequenceGroup>& all, std::int64_t hk, std::size_t count) {
     std::vector<Lot> room(count);
     CHECK(cut_into_lots(all, hk, room).size() == count);
     std::int64_t end = 0;
@@ -119,12 +119,12 @@ TEST_CASE("schedule: lots are whole heads of about the same cost", "[unit]") {
   };
   using Sizes = std::vector<std::int64_t>;
   const auto sequence = [](std::int64_t first_item, std::int64_t row_items, double cost, std::int64_t count = 1) {
-    Sequences s{};
+    SequenceGroup s{};
     s.count = count, s.first_item = first_item, s.row_items = row_items, s.parts = 1, s.cost = cost;
     return s;
   };
   // Two of 8 heads each, as sequences of a ragged and of a dense call.
-  for (const std::vector<Sequences>& same :
+  for (const std::vector<SequenceGroup>& same :
        {std::vector{sequence(0, 5, 3.7), sequence(40, 5, 3.7)}, std::vector{sequence(0, 5, 3.7, 2)}}) {
     CHECK(lots(same, 8, 1) == Sizes{80});
     CHECK(lots(same, 8, 4) == Sizes{20, 20, 20, 20});
@@ -134,7 +134,7 @@ TEST_CASE("schedule: lots are whole heads of about the same cost", "[unit]") {
     CHECK(std::count(of_32.begin(), of_32.end(), 0) == 16);
   }
   // One long sequence and many short ones: strands in proportion.
-  std::vector<Sequences> uneven{sequence(0, 6, 10)};
+  std::vector<SequenceGroup> uneven{sequence(0, 6, 10)};
   for (int i = 0; i < 20; ++i) uneven.push_back(sequence(6 + i, 1, 1));
   CHECK(lots(uneven, 1, 4) == Sizes{0, 0, 6, 20});
   CHECK(lots({sequence(0, 2, 0)}, 3, 4) == Sizes{6, 0, 0, 0});  // nothing to weigh
@@ -143,7 +143,7 @@ TEST_CASE("schedule: lots are whole heads of about the same cost", "[unit]") {
 TEST_CASE("schedule: items even out over strands while they repay what they prepare", "[unit]") {
   ForwardKernel k = kernel();
   const auto rows_per_item = [&k](const char* text, int threads) {
-    return schedule_forward(Problem::parse(text + std::string(" d=64")), k, nullptr, threads, std::size_t{2} << 20)
+    return schedule_forward(Problem::parse(text + std::string(" d=64")), {k}, threads, std::size_t{2} << 20)
         .rows_per_item;
   };
   CHECK(rows_per_item("attention hq=8 sq=4096", 16) == 512);  // 4 per strand

@@ -47,10 +47,7 @@ struct Head {
   // Key j's row in k or v, or in their scales, as an index.
   std::int64_t key_at(const Strides& s, std::int64_t j) const {
     if (p.page_size == 0) return b * s.b + hk * s.h + (k_first + j) * s.s;
-    // Entries of keys that no row sees were not checked.
-    const std::int64_t page =
-        p.ring ? b
-               : clamp(p.pages.element(b * p.pages_stride_b + j / p.page_size * p.pages.stride), 0, p.page_count - 1);
+    const std::int64_t page = p.ring ? b : p.pages.element(b * p.pages_stride_b + j / p.page_size * p.pages.stride);
     return page * s.b + hk * s.h + j % p.page_size * s.s;
   }
   // Rows [j, j + n) lie one after another.
