@@ -180,7 +180,8 @@ std::int64_t naive_rows(const AttentionParams&) {
 std::size_t naive_workspace(const AttentionParams&) {
   return 8;
 }
-cudaError_t attention_naive(const AttentionParams&, float*, cudaStream_t) {
+cudaError_t attention_naive(const AttentionParams&, float* workspace, cudaStream_t) {
+  fake.workspace = workspace;
   return launched();
 }
 

@@ -17,6 +17,7 @@ struct FakeCuda {
   cudaError_t broken = cudaSuccess;  ///< what every call gives back from now on
   cudaError_t launch = cudaSuccess;  ///< what launches give back
   int launches = 0, launched_on = -1;
+  void* workspace = nullptr;  ///< that a kernel was given; the runtime gives out the address of the fake itself
 
   unsigned long long context(int device);  ///< made if there is none
 };

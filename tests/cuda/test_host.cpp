@@ -63,6 +63,20 @@ TEST_CASE("cuda host: an error that the caller left is neither blamed on a call 
   }
 }
 
+TEST_CASE("cuda host: kernels run in the caller's workspace, and in the device's where that is empty", "[unit]") {
+  ContextOptions options;
+  options.kernel = kWithWorkspace;
+  const Context context(options);
+  auto* const memory = reinterpret_cast<std::byte*>(somewhere(5));
+  fake = FakeCuda();
+  attention(on(0), context, {memory, max_workspace_bytes(Problem::of(on(0)), context)});
+  CHECK(fake.workspace == memory);
+  attention(on(0), context, {memory, 0});
+  CHECK(fake.workspace == &fake);
+  Plan(on(0), context).run(on(0), {memory, 0});
+  CHECK(fake.workspace == &fake);
+}
+
 TEST_CASE("cuda host: a launch that fails is an error, and leaves none behind", "[unit]") {
   for (const std::string& entry : kEntries)
     for (const cudaError_t left : {cudaSuccess, cudaErrorInvalidValue}) {
