@@ -29,8 +29,8 @@ struct AttentionArgs {
 /// floats for each row of a sequence of up to 64 rows (tokens x group). See docs/contract.md for the semantics of every
 /// corner. Throws Error (before anything is written) on bad arguments, std::bad_alloc when the
 /// workspace cannot be had. Reentrant. The bits of a row of `out` depend on that row's own inputs, on the numbers of
-/// rows, of keys that they see and of key heads of its sequence (by which the kernel is chosen and long keys are cut),
-/// and on the ISA only.
+/// rows, keys and key heads of its sequence and of the keys that its rows see (by which the kernel is chosen and long
+/// keys are cut), and on the ISA only.
 /// A `workspace` that is not empty is used instead of the context's memory. It lies on the tensors' device, starts at a
 /// multiple of 64 bytes, overlaps no tensor and has at least max_workspace_bytes() bytes (else Error).
 RAPT_API void attention(const AttentionArgs& args, const Context& context = default_context(),
