@@ -15,6 +15,7 @@ namespace {
 void run_call(const Choice& choice, const Schedule& schedule, const Call& call, const Context::Impl& context,
               std::span<std::byte> workspace) {
   if (!workspace.empty()) {
+    if (workspace.data() == nullptr) throw Error("workspace", "a null pointer", "memory");
     if (workspace.size() < schedule.workspace_bytes)
       throw Error("workspace", std::to_string(workspace.size()) + " bytes", std::to_string(schedule.workspace_bytes));
     if (reinterpret_cast<std::uintptr_t>(workspace.data()) % 64 != 0)

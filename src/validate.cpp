@@ -428,7 +428,10 @@ class Validator {
   // The workspace is written while every tensor is in use.
   void apart_from(std::span<const std::byte> workspace) const {
     if (workspace.empty()) return;
-    const auto begin = reinterpret_cast<std::uintptr_t>(workspace.data()), end = begin + workspace.size();
+    const auto begin = reinterpret_cast<std::uintptr_t>(workspace.data());
+    std::uintptr_t end = 0;
+    if (__builtin_add_overflow(begin, workspace.size(), &end))
+      refuse("workspace", std::to_string(workspace.size()) + " bytes", "memory within the address space");
     for (const Checked& tensor : all_) {
       const auto at = reinterpret_cast<std::uintptr_t>(tensor.view.data);
       if (tensor.bytes > 0 && at < end && begin < at + static_cast<std::uintptr_t>(tensor.bytes))

@@ -32,7 +32,8 @@ struct AttentionArgs {
 /// rows, keys and key heads of its sequence and of the keys that its rows see (by which the kernel is chosen and long
 /// keys are cut), and on the ISA only.
 /// A `workspace` that is not empty is used instead of the context's memory. It lies on the tensors' device, starts at a
-/// multiple of 64 bytes, overlaps no tensor and has at least max_workspace_bytes() bytes (else Error).
+/// multiple of 64 bytes, overlaps no tensor and has what Plan::workspace_bytes() says of the call (else Error);
+/// max_workspace_bytes() is enough for many calls.
 RAPT_API void attention(const AttentionArgs& args, const Context& context = default_context(),
                         std::span<std::byte> workspace = {});
 

@@ -44,8 +44,8 @@ struct Allocator {
 struct ContextOptions {
   /// Default: tbb_executor(), which shares the CPUs with other work and nests. Choose OpenMP where the process already
   /// computes with it, as inside PyTorch: its threads spin for a while after their work, and two pools that take turns
-  /// on the same CPUs slow each other down. By itself neither is faster, but beside busy processes OpenMP's barriers wait
-  /// for threads that the scheduler has put aside. On OpenMP a call runs on the team of the calling thread
+  /// on the same CPUs slow each other down. By itself neither is faster, but beside busy processes OpenMP's barriers
+  /// wait for threads that the scheduler has put aside. On OpenMP a call runs on the team of the calling thread
   /// (omp_get_max_threads()), on fewer of its threads while other calls run on the same executor, and serially within a
   /// parallel region and in forked children.
   std::shared_ptr<Executor> executor;

@@ -225,8 +225,9 @@ RAPT_API void rapt_context_destroy(rapt_context* context) RAPT_NOEXCEPT;
 
 /* out = softmax(score(q k^T)) v in extra memory of O(threads x block), whatever the lengths. */
 RAPT_API rapt_status rapt_attention(const rapt_attention_args* args, const rapt_context* context) RAPT_NOEXCEPT;
-/* The same in the caller's memory: at least rapt_max_workspace_bytes() bytes on the tensors' device, 64-byte aligned,
- * overlapping no tensor. NULL with 0 uses the context's memory. */
+/* The same in the caller's memory, on the tensors' device, 64-byte aligned, overlapping no tensor, and at least as
+ * large as rapt_plan_workspace_bytes() says of the call; rapt_max_workspace_bytes() is enough for many. NULL with 0
+ * uses the context's memory. */
 RAPT_API rapt_status rapt_attention_with_workspace(const rapt_attention_args* args, const rapt_context* context,
                                                    void* workspace, size_t workspace_bytes) RAPT_NOEXCEPT;
 /* Bytes that are enough for every call with the problem of this text ("attention b=8 hq=8 sq=512 d=64 causal"), or with

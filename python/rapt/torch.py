@@ -274,7 +274,7 @@ def _misuse(q: Any, k: Any, v: Any, mask: Any, dropout_p: Any, is_causal: Any, s
     if scale is not None:
         if not isinstance(scale, _NUMBERS) or type(scale) is bool:
             return f"scale of {type(scale).__name__}"
-        if not abs(scale) <= _MAX_SCALE:
+        if not abs(float(scale)) <= _MAX_SCALE:
             return "a scale that is no finite float32"
     return ""
 

@@ -481,6 +481,7 @@ def test_scales_that_are_no_finite_floats(scale):
 
 def test_numbers_of_numpy():
     check(Q, Q, Q, scale=np.float32(0.3))
+    check(Q, Q, Q, scale=np.float16(0.5))
     check(Q, Q, Q, scale=1)
 
 

@@ -116,7 +116,7 @@ class CpuBackend final : public Backend {
     const std::int64_t rows = p.hk > 0 ? p.sq * (p.hq / p.hk) : 0;
     if (is_decode(entry) && rows > kDecodeRows && context.options.kernel.empty())
       return "for few query rows (tokens x group) only";
-    if (!has_lengths(p) && chooses(context) && !is_worthwhile(kernel, rows, p.sk, p.d, p.dv))
+    if (chooses(context) && !is_worthwhile(kernel, rows, p.sk, p.d, p.dv))
       return "for longer sequences: others are faster here";
     if (kernel.rows == 0 && static_cast<double>(p.sq) * static_cast<double>(p.hq) * static_cast<double>(p.sk) > 0x1p40)
       return "its S x S matrix would not fit any memory";

@@ -1,4 +1,5 @@
 // Plan::run: reuse, other tensors of the same problem, a workspace from the user.
+#include <limits>
 #include <span>
 
 #include "support/catch.hpp"
@@ -98,6 +99,11 @@ TEST_CASE("attention() runs in a workspace for the largest problem", "[api]") {
   CHECK(refused_argument([&] { attention(c.args(), context, std::span(workspace.data(), 64)); }) == "workspace");
   CHECK(refused_argument([&] { attention(c.args(), context, std::span(workspace.data() + 8, bytes - 8)); }) ==
         "workspace");
+  const std::span<std::byte> none(static_cast<std::byte*>(nullptr), bytes);
+  CHECK(refused_argument([&] { attention(c.args(), context, none); }) == "workspace");
+  CHECK(refused_argument([&] { Plan(c.args(), context).run(c.args(), none); }) == "workspace");
+  const std::span endless(workspace.data(), std::numeric_limits<std::size_t>::max());
+  CHECK(refused_argument([&] { attention(c.args(), context, endless); }) == "workspace");
   const std::span own(reinterpret_cast<std::byte*>(c.out.buffer().data()), bytes);
   CHECK(refused_argument([&] { attention(c.args(), context, own); }) == "workspace");
 }

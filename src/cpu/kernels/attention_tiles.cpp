@@ -608,7 +608,8 @@ constexpr ForwardKernel kernel(const char* arithmetic, unsigned elements, const 
 }  // namespace
 
 #if defined(RAPT_HAVE_TILES)
-// Below these AVX-512's kernel took 0.4 to 0.9 of the time, on 1 and on 16 threads of a Xeon; above them 0.9 to 3 times.
+// Below these AVX-512's kernel took 0.4 to 0.9 of the time, on 1 and on 16 threads of a Xeon; above them 0.9 to 3
+// times.
 constexpr int kMinKeyElements = 8192, kMinRowsOfF16 = 96;
 extern constexpr ForwardKernel kTilesBf16 = kernel<1>("bf16", only(Element::bf16), nullptr, 0, kMinKeyElements);
 constexpr unsigned kHalf = only(Element::bf16) | only(Element::f16);
