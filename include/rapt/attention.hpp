@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <span>
 
+#include "rapt/attention_problem.hpp"
 #include "rapt/context.hpp"
 #include "rapt/kv_source.hpp"
 #include "rapt/score.hpp"

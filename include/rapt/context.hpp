@@ -12,18 +12,18 @@
 
 namespace rapt {
 
-/// Runs independent strands. Implement it to run rapt on threads of your own.
+/// Runs workers side by side. Implement it to run rapt on threads of your own.
 class RAPT_API Executor {
  public:
   virtual ~Executor();
   virtual std::string_view name() const noexcept = 0;
-  /// The most strands worth starting now; at least 1.
+  /// The most workers worth starting now; at least 1.
   virtual int concurrency() const = 0;
-  /// Calls strand(argument, i) once for every i in [0, strands) and returns when all have. Strands may run at the same
-  /// time, in any order, or one after another: each takes work items until none is left, so any schedule is correct
-  /// and gives the same bits. A strand neither throws nor blocks. May throw, as concurrency() may, while no strand is
-  /// running: the call that it serves then throws the same.
-  virtual void run(int strands, void (*strand)(void* argument, int index), void* argument) = 0;
+  /// Calls work(argument, i) once for every i in [0, workers) and returns when all have returned. Workers may run at
+  /// the same time, in any order, or one after another: each takes work items until none is left, so that any schedule
+  /// is correct and gives the same bits. `work` neither throws nor blocks. run() may throw, as concurrency() may, while
+  /// no worker is running: the call that it serves then throws the same.
+  virtual void run(int workers, void (*work)(void* argument, int worker), void* argument) = 0;
 };
 
 /// The executors that come with rapt. They live as long as the process and are safe to share.
@@ -49,7 +49,7 @@ struct ContextOptions {
   /// (omp_get_max_threads()), on fewer of its threads while other calls run on the same executor, and serially within a
   /// parallel region and in forked children.
   std::shared_ptr<Executor> executor;
-  int threads = 0;         ///< most strands per call; 0: as many as the executor offers
+  int threads = 0;         ///< most workers per call; 0: as many as the executor offers
   std::optional<Isa> isa;  ///< highest instruction set to use; default: the environment's RAPT_ISA, else any
   /// Of calls on CUDA memory: the cudaStream_t that their work is queued on; null is the legacy default stream.
   void* stream = nullptr;

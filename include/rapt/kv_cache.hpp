@@ -1,6 +1,13 @@
 // KV caches that are written: one object to append to and to attend from.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "rapt/context.hpp"
 #include "rapt/kv_source.hpp"
 #include "rapt/tensor.hpp"
 
@@ -38,7 +45,7 @@ struct KvCache {
 };
 
 /// New keys and values are f32, bf16 or f16, of any strides: n per sequence, or with cu_seqlens any number for each.
-struct AppendArgs {
+struct AppendKvArgs {
   TensorView k_new{};       ///< [b, hk, n, d]; with cu_seqlens [total, hk, d]
   TensorView v_new{};       ///< [b, hk, n, dv]; with cu_seqlens [total, hk, dv]
   KvCache cache{};          ///< overlaps nothing else here, its own tensors included; but see append_kv for v in k
@@ -73,7 +80,41 @@ struct AppendArgs {
 /// Throws Error, before anything is written, for what KvSource does not allow, for rows past the end of a strided cache
 /// or of a block table, for a table entry that is no page, and when two new rows would land on the same row of a page.
 /// Pages may be shared, but a row that another sequence reads is overwritten for both: copy the last, partly filled
-/// page of a sequence that forks. All tensors are on the cpu. Reentrant.
-RAPT_API void append_kv(const AppendArgs& args);
+/// page of a sequence that forks. All tensors are on the cpu. Reentrant. Bits do
+/// not depend on the ISA or on threads. `workspace` as for attention().
+RAPT_API void append_kv(const AppendKvArgs& args, const Context& context = default_context(),
+                        std::span<std::byte> workspace = {});
+
+/// What dispatch and planning see of an append_kv call. Text form: "append_kv", then `key=value` words in the order of
+/// the fields below; words at their default are left out.
+///
+///     append_kv b=8 hk=8 n=1 sk=4096 d=128
+///     append_kv new=bf16 kv=i8 b=8 hk=8 n=64 sk=4096 d=128 page=16 groups=1
+struct AppendKvProblem {
+  DType new_dtype = DType::f32;  ///< of k_new; text: new=, or dtype= for both
+  DType kv_dtype = DType::f32;   ///< of the cache; text: kv=
+  std::int64_t b = 1;
+  std::int64_t hk = 1;
+  std::int64_t n = 0;   ///< new rows of each sequence; ragged: the longest
+  std::int64_t sk = 0;  ///< keys that a sequence has room for; of rings their rows
+  std::int64_t d = 0;
+  std::int64_t dv = 0;           ///< text default: d
+  std::int64_t ragged = -1;      ///< total; -1: n rows of each sequence
+  std::int64_t page_size = 0;    ///< text: page=; 0: the cache is not paged
+  bool ring = false;             ///< text: ring
+  std::int64_t k_groups = 0;     ///< scales per row of k; text: k_groups=, or groups= for both; 0: none
+  std::int64_t v_groups = 0;     ///< of v
+  bool zeros = false;            ///< text: zeros; k or v has zero points
+  bool given_scales = false;     ///< text: given_scales; they are inputs, not computed from the rows
+  bool values_are_keys = false;  ///< text: values_are_keys; v is columns of k, which alone are written
+
+  friend bool operator==(const AppendKvProblem&, const AppendKvProblem&) = default;
+
+  /// Throws Error naming the word it cannot read or has read before.
+  RAPT_API static AppendKvProblem parse(std::string_view text);
+  RAPT_API std::string to_string() const;
+  /// Validates `args` in full and describes them. Throws Error.
+  RAPT_API static AppendKvProblem of(const AppendKvArgs& args);
+};
 
 }  // namespace rapt

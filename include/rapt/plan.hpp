@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "rapt/attention.hpp"
+#include "rapt/kv_cache.hpp"
+#include "rapt/merge_states.hpp"
 #include "rapt/problem.hpp"
 
 namespace rapt {
@@ -25,23 +27,27 @@ struct Candidate {
 class Plan {
  public:
   RAPT_API explicit Plan(const AttentionArgs& args, const Context& context = default_context());
+  RAPT_API explicit Plan(const AppendKvArgs& args, const Context& context = default_context());
+  RAPT_API explicit Plan(const MergeStatesArgs& args, const Context& context = default_context());
   /// The same from the problem alone, without any tensor: what would run? Throws Error for problems that no arguments
   /// could give (hq % hk != 0, d = 0, ...) and when no entry takes it.
   RAPT_API explicit Plan(const Problem& problem, const Context& context = default_context());
 
-  RAPT_API std::string_view entry() const noexcept;    ///< "attention_forward.f32.avx2.q24k128"
+  RAPT_API std::string_view entry() const noexcept;    ///< "attention_prefill.f32.avx2.q24k128"
   RAPT_API std::string_view backend() const noexcept;  ///< "cpu"
   RAPT_API const Problem& problem() const noexcept;
   RAPT_API std::size_t workspace_bytes() const noexcept;  ///< that run() needs
-  RAPT_API int threads() const noexcept;                  ///< strands the call is spread over
-  RAPT_API std::string_view executor() const noexcept;    ///< name of the context's: who runs them, of calls on the CPU
+  RAPT_API int threads() const noexcept;                  ///< workers that the call is spread over
+  RAPT_API std::string_view executor() const noexcept;    ///< the context's, which runs them, of calls on the CPU
   RAPT_API std::int64_t work_items() const noexcept;
   RAPT_API const std::vector<Candidate>& candidates() const noexcept;  ///< best first
   RAPT_API std::string explain() const;                                ///< all of the above for people
 
-  /// Runs on `args`, which must give this plan's problem (else Error), in `workspace` as attention() does. With one it
-  /// allocates nothing, but for what the executor does.
+  /// Runs on `args`, which must give this plan's problem (else Error), in `workspace` as attention() does. With one,
+  /// attention allocates nothing, but for what the executor does.
   RAPT_API void run(const AttentionArgs& args, std::span<std::byte> workspace = {}) const;
+  RAPT_API void run(const AppendKvArgs& args, std::span<std::byte> workspace = {}) const;
+  RAPT_API void run(const MergeStatesArgs& args, std::span<std::byte> workspace = {}) const;
 
  private:
   struct Impl;
@@ -49,14 +55,24 @@ class Plan {
 };
 
 /// Bytes that are enough for every call with this problem, or with one that differs from it in smaller b, sq, sk,
-/// ragged_q or ragged_k only: what a server allocates once for its largest batch and length (of pages: for as many as
-/// its block tables have room for). Holds for as many threads as the context now has. Throws Error as Plan does.
+/// ragged_q or ragged_k (append_kv: b, n, ragged; merge_states: rows, count) only: what a server allocates once for its
+/// largest batch and length (of pages: for as many as its block tables have room for). Holds for as many threads as the
+/// context now has. Throws Error as Plan does.
 RAPT_API std::size_t max_workspace_bytes(const Problem& largest, const Context& context = default_context());
 
-/// One kernel a build of rapt has, for listing.
+/// One kernel that this build of rapt has.
 struct EntryInfo {
-  std::string name;
-  std::string backend;
+  std::string name;     ///< a label, the same in logs, tests and bench rows; the fields below say what it is
+  std::string backend;  ///< "cpu", "cuda"
+  Operation operation{};
+  Phase phase{};
+  std::string arithmetic;          ///< what it multiplies in: "f32"; "f32x6" is fp32 by six products of bf16 components
+  std::string isa;                 ///< "avx2", "amx"; of GPUs "cuda" where any will do, else "sm90a"
+  std::vector<DType> dtypes;       ///< of q, k and v (append_kv: the cache; merge_states: outs) that it takes
+  std::int64_t min_head_size = 1;  ///< of d and dv
+  std::int64_t max_head_size = 0;  ///< of d and dv
+  std::int64_t max_value_head_size = 0;  ///< of dv alone
+  bool exact = true;                     ///< false: a tier with wider error bounds (docs/contract.md)
   std::string unusable;  ///< empty, or why this machine cannot run it, or the OS does not let this process
   std::string opt_in;    ///< empty, or why it runs only where its name, or RAPT_ISA, is forced
 };

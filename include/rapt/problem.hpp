@@ -1,76 +1,26 @@
-// The normalised key of a call, and its one-line text form: the same text in logs, tests, bench rows and the CLI.
+// The problem of any operation, and its one-line text: the same text in logs, tests, bench rows and the command line.
 #pragma once
 
-#include <cstdint>
+#include <cstddef>
 #include <string>
 #include <string_view>
+#include <variant>
 
-#include "rapt/types.hpp"
+#include "rapt/attention_problem.hpp"
+#include "rapt/kv_cache.hpp"
+#include "rapt/merge_states.hpp"
 
 namespace rapt {
 
-struct AttentionArgs;
+/// In the order of Operation.
+using Problem = std::variant<AttentionProblem, AppendKvProblem, MergeStatesProblem>;
 
-/// Everything dispatch and planning may look at: no pointers, no values of tensors. A plain value that compares and
-/// hashes. Text form: "attention" then `key=value` words in the order of the fields below; words at their default
-/// are left out, so "attention b=1 hq=8 sq=512 d=64 causal" is complete. Words may come in any order, each once.
-///
-///     attention b=2 hq=8 hk=2 sq=128 sk=512 d=64 dv=32 causal window=64,-1 align=bottom_right softcap=30
-///               bias=hqk mask=bk alibi sinks lse ragged_q=200 ragged_k=700 layout=bshd
-///     attention dtype=bf16 out=f32 b=1 hq=8 sq=512 d=64
-///     attention kv=i8 b=4 hq=32 hk=8 sq=1 sk=4096 d=128 causal align=bottom_right seqlens page=16 groups=1
-struct Problem {
-  enum class Align : std::uint8_t { none, top_left, bottom_right, offset };
-  /// Order of the dimensions in memory, shared by q, k, v and out: `bhsd` is contiguous, `bshd` as projections give it,
-  /// `bhds` has the rows innermost, `other` is anything else (mixed included).
-  enum class Layout : std::uint8_t { bhsd, bshd, bhds, other };
-  /// Broadcasting of a bias or mask: which of its dimensions have their full size. `none`: not given. The key
-  /// dimension is always full. Text: the letters of the full dimensions, for example "bk" or "hqk".
-  static constexpr std::uint8_t kNone = 0xff, kFullB = 1, kFullH = 2, kFullQ = 4;
-
-  DType q_dtype = DType::f32;    ///< text: q=, or dtype= for all that have no word of their own
-  DType kv_dtype = DType::f32;   ///< of k and v, quantised types included; text: kv=
-  DType out_dtype = DType::f32;  ///< text: out=
-  DeviceType device = DeviceType::cpu;
-  std::int64_t b = 1;
-  std::int64_t hq = 1;
-  std::int64_t hk = 1;  ///< text default: hq
-  std::int64_t sq = 0;  ///< ragged: the longest sequence
-  std::int64_t sk = 0;  ///< text default: sq; ragged: the longest sequence; paged: what the block table has room for
-  std::int64_t d = 0;
-  std::int64_t dv = 0;  ///< text default: d
-  bool causal = false;
-  std::int64_t window_left = -1;
-  std::int64_t window_right = -1;
-  Align align = Align::none;
-  std::int64_t align_offset = 0;  ///< text: align=N
-  bool has_scale = false;
-  float scale = 0;    ///< text: scale=
-  float softcap = 0;  ///< 0: none
-  std::uint8_t bias = kNone;
-  DType bias_dtype = DType::f32;  ///< text: bias_dtype=
-  std::uint8_t mask = kNone;
-  bool alibi = false;
-  bool sinks = false;
-  bool lse = false;
-  bool kv_lengths = false;     ///< text: seqlens; keys with a length per sequence (paged and ring: always)
-  std::int64_t ragged_q = -1;  ///< total_q; -1: dense
-  std::int64_t ragged_k = -1;  ///< total_k; -1: dense
-  std::int64_t page_size = 0;  ///< text: page=; 0: keys are not paged
-  bool ring = false;           ///< text: ring; sk rows, key j in row j % sk
-  std::int64_t k_groups = 0;   ///< scales per row of k; text: k_groups=, or groups= for both; 0: none
-  std::int64_t v_groups = 0;   ///< of v
-  bool zeros = false;          ///< text: zeros; k or v has zero points
-  Layout layout = Layout::bhsd;
-
-  friend bool operator==(const Problem&, const Problem&) = default;
-
-  /// Throws Error naming the word it cannot read or has read before. Sizes are not checked beyond being integers.
-  RAPT_API static Problem parse(std::string_view text);
-  RAPT_API std::string to_string() const;
-  RAPT_API std::size_t hash() const;
-  /// Validates `args` in full (see attention()) and describes them. Throws Error.
-  RAPT_API static Problem of(const AttentionArgs& args);
-};
+inline Operation operation_of(const Problem& problem) noexcept {
+  return static_cast<Operation>(problem.index());
+}
+/// Reads the text of any operation's problem: the operation's name, then `key=value` words in any order. Throws Error
+/// that names the word it cannot read.
+RAPT_API Problem parse_problem(std::string_view text);
+RAPT_API std::string to_string(const Problem& problem);
 
 }  // namespace rapt

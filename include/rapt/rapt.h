@@ -171,17 +171,17 @@ typedef enum rapt_executor_kind {
   RAPT_EXECUTOR_LOADED_OPENMP = 5 /* of the runtime that the process has loaded, PyTorch's if there; refused if none */
 } rapt_executor_kind;
 
-/* Runs independent strands on threads of the caller's own. `user` must live as long as every context and plan made with
- * it; so must that of the allocator and of the observer.
+/* Runs workers side by side on threads of the caller's own. `user` must live as long as every context and plan made
+ * with it; so must that of the allocator and of the observer.
  *
  * Callbacks must not jump out (longjmp). Those that are written in C++ may throw, deallocate excepted, and run only
- * while no strand is running: the call then gives RAPT_INTERNAL_ERROR, or RAPT_OUT_OF_MEMORY for std::bad_alloc. */
+ * while no worker is running: the call then gives RAPT_INTERNAL_ERROR, or RAPT_OUT_OF_MEMORY for std::bad_alloc. */
 typedef struct rapt_user_executor {
   const char* name;               /* copied; NULL: "user" */
-  int (*concurrency)(void* user); /* the most strands worth starting now, at least 1 */
-  /* Calls strand(argument, i) once for every i in [0, strands) and returns when all have. Strands may run at the same
+  int (*concurrency)(void* user); /* the most workers worth starting now, at least 1 */
+  /* Calls work(argument, i) once for every i in [0, workers) and returns when all have. Workers may run at the same
    * time, in any order, or one after another; each takes work until none is left. */
-  void (*run)(void* user, int strands, void (*strand)(void* argument, int index), void* argument);
+  void (*run)(void* user, int workers, void (*work)(void* argument, int worker), void* argument);
   void* user;
 } rapt_user_executor;
 
@@ -196,7 +196,7 @@ typedef struct rapt_allocator {
 typedef struct rapt_context_options {
   size_t struct_size; /* sizeof(rapt_context_options) as the caller was compiled */
   int32_t executor;   /* rapt_executor_kind */
-  int32_t threads;    /* most strands per call; 0: as many as the executor offers */
+  int32_t threads;    /* most workers per call; 0: as many as the executor offers */
   int32_t has_isa;    /* 0: the environment's RAPT_ISA, else any */
   int32_t isa;        /* rapt_isa: the highest instruction set to use */
   const char* kernel; /* use this entry only; NULL: the environment's RAPT_KERNEL, else the best. Copied */
@@ -261,10 +261,10 @@ RAPT_API rapt_status rapt_plan_run(const rapt_plan* plan, const rapt_attention_a
                                    size_t workspace_bytes) RAPT_NOEXCEPT;
 
 /* Facts about a plan; "" or 0 for a NULL plan. Strings live as long as the plan. */
-RAPT_API const char* rapt_plan_entry(const rapt_plan* plan) RAPT_NOEXCEPT;   /* "attention_forward.f32.avx2.q24k128" */
+RAPT_API const char* rapt_plan_entry(const rapt_plan* plan) RAPT_NOEXCEPT;   /* "attention_prefill.f32.avx2.q24k128" */
 RAPT_API const char* rapt_plan_backend(const rapt_plan* plan) RAPT_NOEXCEPT; /* "cpu" */
 RAPT_API size_t rapt_plan_workspace_bytes(const rapt_plan* plan) RAPT_NOEXCEPT;
-RAPT_API int rapt_plan_threads(const rapt_plan* plan) RAPT_NOEXCEPT; /* strands the call is spread over */
+RAPT_API int rapt_plan_threads(const rapt_plan* plan) RAPT_NOEXCEPT; /* workers that the call is spread over */
 RAPT_API int64_t rapt_plan_work_items(const rapt_plan* plan) RAPT_NOEXCEPT;
 /* All candidates, best first; *candidates lives as long as the plan. */
 RAPT_API rapt_status rapt_plan_candidates(const rapt_plan* plan, const rapt_candidate** candidates,
@@ -285,11 +285,33 @@ RAPT_API rapt_status rapt_problem_text(const rapt_attention_args* args, char* bu
 
 /* What this build has; the results live as long as the process. */
 
+typedef enum rapt_operation {
+  RAPT_OPERATION_ATTENTION = 0,
+  RAPT_OPERATION_APPEND_KV = 1,
+  RAPT_OPERATION_MERGE_STATES = 2
+} rapt_operation;
+
+typedef enum rapt_phase { /* which calls of an operation an entry is for */
+                          RAPT_PHASE_ALL = 0,
+                          RAPT_PHASE_PREFILL = 1, /* many query rows */
+                          RAPT_PHASE_DECODE = 2,  /* a few rows over many keys */
+                          RAPT_PHASE_NAIVE = 3    /* in three steps, with the matrix of scores in memory */
+} rapt_phase;
+
 typedef struct rapt_entry_info {
-  const char* name;
-  const char* backend;
-  const char* unusable; /* "", or why this machine cannot run it */
-  const char* opt_in;   /* "", or why it runs only where its name, or RAPT_ISA, is forced */
+  const char* name;       /* a label; the fields below say what the entry is */
+  const char* backend;    /* "cpu", "cuda" */
+  int32_t operation;      /* rapt_operation */
+  int32_t phase;          /* rapt_phase */
+  const char* arithmetic; /* what it multiplies in: "f32"; "f32x6" is fp32 by six products of bf16 components */
+  const char* isa;        /* "avx2", "amx"; of GPUs "cuda" where any will do, else "sm90a" */
+  uint32_t dtypes;        /* types of q, k and v that it takes: the bit 1 << t for each rapt_dtype t */
+  int64_t min_head_size;  /* of d and dv */
+  int64_t max_head_size;
+  int64_t max_value_head_size; /* of dv alone */
+  int32_t exact;               /* 0: a tier with wider error bounds (docs/contract.md) */
+  const char* unusable;        /* "", or why this machine cannot run it */
+  const char* opt_in;          /* "", or why it runs only where its name, or RAPT_ISA, is forced */
 } rapt_entry_info;
 
 /* Every entry of this build, in dispatch order. */
@@ -301,9 +323,9 @@ RAPT_API const char* rapt_version(void) RAPT_NOEXCEPT;
 
 /* KV caches, and attention in parts. */
 
-/* New rows for a cache. Start from rapt_append_args_init(). Optional tensors are left all-zero. */
-typedef struct rapt_append_args {
-  size_t struct_size; /* sizeof(rapt_append_args) as the caller was compiled */
+/* New rows for a cache. Start from rapt_append_kv_args_init(). Optional tensors are left all-zero. */
+typedef struct rapt_append_kv_args {
+  size_t struct_size; /* sizeof(rapt_append_kv_args) as the caller was compiled */
 
   rapt_tensor k_new;      /* f32, bf16 or f16 [b, hk, n, d]; with cu_seqlens [total, hk, d] */
   rapt_tensor v_new;      /* f32, bf16 or f16 [b, hk, n, dv]; with cu_seqlens [total, hk, dv] */
@@ -320,10 +342,10 @@ typedef struct rapt_append_args {
   rapt_tensor v_zero;      /* optional: v_scale's shape */
 
   int32_t kv_kind; /* rapt_kv_kind: strided, paged or ring */
-} rapt_append_args;
+} rapt_append_kv_args;
 
-static inline rapt_append_args rapt_append_args_init(void) {
-  rapt_append_args args;
+static inline rapt_append_kv_args rapt_append_kv_args_init(void) {
+  rapt_append_kv_args args;
   memset(&args, 0, sizeof args);
   args.struct_size = sizeof args;
   return args;
@@ -333,13 +355,40 @@ static inline rapt_append_args rapt_append_args_init(void) {
  * cache's type. Scales and zeros with an element for every row are computed and written, others are read. v may be
  * columns of k's memory if v_new is the same columns of k_new, and there are no scales. Refusals name the
  * cache's tensors "cache.k", "cache.k_scale", ... rapt/kv_cache.hpp has the bounds and corners. */
-RAPT_API rapt_status rapt_append_kv(const rapt_append_args* args) RAPT_NOEXCEPT;
+RAPT_API rapt_status rapt_append_kv(const rapt_append_kv_args* args, const rapt_context* context) RAPT_NOEXCEPT;
+RAPT_API rapt_status rapt_append_kv_with_workspace(const rapt_append_kv_args* args, const rapt_context* context,
+                                                   void* workspace, size_t workspace_bytes) RAPT_NOEXCEPT;
+RAPT_API rapt_status rapt_plan_create_append_kv(const rapt_append_kv_args* args, const rapt_context* context,
+                                                rapt_plan** plan) RAPT_NOEXCEPT;
+RAPT_API rapt_status rapt_plan_run_append_kv(const rapt_plan* plan, const rapt_append_kv_args* args, void* workspace,
+                                             size_t workspace_bytes) RAPT_NOEXCEPT;
 
-/* Attention over `count` disjoint sets of keys, outs [.., dv] with lses [..], merged into attention over all of them:
- * out = sum_i exp(lses[i] - lse) outs[i], lse = log(sum_i exp(lses[i])). outs and out are f32, bf16 or f16, lses and
- * lse f32. lse may be NULL. rapt/merge.hpp has the corners. */
-RAPT_API rapt_status rapt_merge_states(const rapt_tensor* outs, const rapt_tensor* lses, size_t count,
-                                       const rapt_tensor* out, const rapt_tensor* lse) RAPT_NOEXCEPT;
+/* Start from rapt_merge_states_args_init(). */
+typedef struct rapt_merge_states_args {
+  size_t struct_size;      /* sizeof(rapt_merge_states_args) as the caller was compiled */
+  const rapt_tensor* outs; /* [count] tensors, f32, bf16 or f16 [.., dv] */
+  const rapt_tensor* lses; /* [count] tensors, f32 [..] */
+  size_t count;
+  rapt_tensor out; /* written: f32, bf16 or f16 [.., dv] */
+  rapt_tensor lse; /* optional, written: f32 [..] */
+} rapt_merge_states_args;
+
+static inline rapt_merge_states_args rapt_merge_states_args_init(void) {
+  rapt_merge_states_args args;
+  memset(&args, 0, sizeof args);
+  args.struct_size = sizeof args;
+  return args;
+}
+
+/* Attention over `count` disjoint sets of keys merged into attention over all of them:
+ * out = sum_i exp(lses[i] - lse) outs[i], lse = log(sum_i exp(lses[i])). rapt/merge_states.hpp has the corners. */
+RAPT_API rapt_status rapt_merge_states(const rapt_merge_states_args* args, const rapt_context* context) RAPT_NOEXCEPT;
+RAPT_API rapt_status rapt_merge_states_with_workspace(const rapt_merge_states_args* args, const rapt_context* context,
+                                                      void* workspace, size_t workspace_bytes) RAPT_NOEXCEPT;
+RAPT_API rapt_status rapt_plan_create_merge_states(const rapt_merge_states_args* args, const rapt_context* context,
+                                                   rapt_plan** plan) RAPT_NOEXCEPT;
+RAPT_API rapt_status rapt_plan_run_merge_states(const rapt_plan* plan, const rapt_merge_states_args* args,
+                                                void* workspace, size_t workspace_bytes) RAPT_NOEXCEPT;
 
 #ifdef __cplusplus
 }

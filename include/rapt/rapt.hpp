@@ -5,7 +5,7 @@
 #include "rapt/context.hpp"
 #include "rapt/kv_cache.hpp"
 #include "rapt/kv_source.hpp"
-#include "rapt/merge.hpp"
+#include "rapt/merge_states.hpp"
 #include "rapt/plan.hpp"
 #include "rapt/problem.hpp"
 #include "rapt/roofline.hpp"

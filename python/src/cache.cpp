@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "error.hpp"
-#include "rapt/merge.hpp"
+#include "rapt/merge_states.hpp"
 #include "scalar.hpp"
 
 namespace rapt::python {
@@ -53,7 +53,7 @@ KvCache cache_of(Arrays& arrays, const CacheArguments& arguments, bool writable)
 
 void append_kv(const AppendArguments& a) {
   Arrays arrays;
-  AppendArgs args;
+  AppendKvArgs args;
   args.k_new = arrays.take("k_new", a.k_new), args.v_new = arrays.take("v_new", a.v_new);
   args.cache =
       cache_of(arrays, {a.k, a.v, a.block_table, a.ring, a.k_scale, a.v_scale, a.k_zero, a.v_zero, a.kv_dtype}, true);

@@ -90,26 +90,26 @@ Machine probe() {
 #if defined(RAPT_AMX_MODEL)
 #define RAPT_MISSING__(isa) missing_for_##isa
 #define RAPT_MISSING_(isa) RAPT_MISSING__(isa)
-  m.isas.push_back({Isa::amx, "amx_model", &amx::kTable, RAPT_MISSING_(RAPT_AMX_MODEL)()});
+  m.isas.push_back({Isa::amx, "amx_model", &amx::kKernels, RAPT_MISSING_(RAPT_AMX_MODEL)()});
 #elif RAPT_HAVE_AMX
-  m.isas.push_back({Isa::amx, "amx", &amx::kTable, missing_for_amx(), nullptr, tiles_withheld});
+  m.isas.push_back({Isa::amx, "amx", &amx::kKernels, missing_for_amx(), nullptr, tiles_withheld});
   m.small_signal_stack = "the OS refuses AMX's tile registers: an alternate signal stack smaller than " +
                          std::to_string(getauxval(AT_MINSIGSTKSZ)) + " bytes is installed (sigaltstack)";
 #endif
 #if RAPT_HAVE_AVX512BF16
-  m.isas.push_back({Isa::avx512bf16, "avx512bf16", &avx512bf16::kTable, missing_for_avx512bf16(), slow_avx512bf16()});
+  m.isas.push_back({Isa::avx512bf16, "avx512bf16", &avx512bf16::kKernels, missing_for_avx512bf16(), slow_avx512bf16()});
 #endif
 #if RAPT_HAVE_AVX512
-  m.isas.push_back({Isa::avx512, "avx512", &avx512::kTable, missing_for_avx512()});
+  m.isas.push_back({Isa::avx512, "avx512", &avx512::kKernels, missing_for_avx512()});
 #endif
 #if RAPT_HAVE_AVX2
-  m.isas.push_back({Isa::avx2, "avx2", &avx2::kTable, missing_for_avx2()});
+  m.isas.push_back({Isa::avx2, "avx2", &avx2::kKernels, missing_for_avx2()});
 #endif
 #if RAPT_HAVE_NEON
-  m.isas.push_back({Isa::neon, "neon", &neon::kTable, missing_for_neon()});
+  m.isas.push_back({Isa::neon, "neon", &neon::kKernels, missing_for_neon()});
 #endif
 #if RAPT_HAVE_GENERIC
-  m.isas.push_back({Isa::generic, "generic", &generic::kTable, missing_for_generic()});
+  m.isas.push_back({Isa::generic, "generic", &generic::kKernels, missing_for_generic()});
 #endif
   const long l2 = sysconf(_SC_LEVEL2_CACHE_SIZE);
   m.l2_bytes = l2 > 0 ? static_cast<std::size_t>(l2) : std::size_t{512} << 10;

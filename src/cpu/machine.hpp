@@ -15,10 +15,10 @@ namespace rapt::cpu {
 struct BuiltIsa {
   Isa isa;
   const char* name;  // in the names of its entries
-  const KernelTable* table;
+  const IsaKernels* kernels;
   std::string unusable;          // the missing CPU or OS feature; empty if usable
   const char* opt_in = nullptr;  // why its kernels run only where they are named; null if dispatch may choose them
-  std::string_view (*withheld)(bool ask) = nullptr;  // as an Entry's
+  std::string_view (*withheld)(bool ask) = nullptr;
 };
 
 struct Machine {

@@ -1,73 +1,105 @@
-// What one ISA's objects export: a table of kernels. The framework enumerates the tables; nothing else is visible.
+// What the objects of one ISA export: kernels, as rows of data. The framework reads the rows; nothing else is visible.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-#include "cpu/params.hpp"
+#include "operations/append_kv_params.hpp"
+#include "operations/attention_params.hpp"
+#include "operations/merge_states_params.hpp"
 
 namespace rapt::cpu {
 
-constexpr unsigned only(Element e) {
-  return 1u << static_cast<unsigned>(e);
-}
-inline constexpr unsigned kAnyElement = only(Element::f32) | only(Element::bf16) | only(Element::f16);
-inline constexpr unsigned kAnyCache =  // of k and v
-    kAnyElement | only(Element::i8) | only(Element::e4m3) | only(Element::e5m2) | only(Element::i4);
+// Attention.
 
-struct ForwardKernel {
-  const char* op;                // "attention_forward"
-  const char* arithmetic;        // what it multiplies in: "f32"; "f32x6" is fp32 by six products of bf16 planes
-  unsigned elements;             // only(...) of the q, k and v it takes; out may be anything
-  const char* opt_in = nullptr;  // why it runs only where it is named; null: dispatch may choose it
-  int rows = 0;                  // query rows of one register panel; 0: an item takes all rows of its kv head
-  int keys = 0;                  // keys of one block; 0: no blocks
-  int max_rows = 0;              // of kernels with panels: most rows an item may have
-  int items_per_strand = 1;      // at least so many, that the last even out ...
-  int least_rows = 0;  // ... but 2 rather than items of fewer rows, which do not repay what each prepares; 0 = none
+// Query rows of one kv head of one sequence, and the keys they look at.
+struct WorkItem {
+  std::int64_t b, hk, row_begin, row_end;
+  std::int64_t key_begin, key_end;  // key_end may lie past the sequence's length
+  // Null: the item has all keys of its rows, and finishes them. Else it leaves partial results for attention_combine,
+  // [row][partial_floats].
+  float* partial;
+  bool same_keys = false;  // the item before it in this scratch was of the same call, sequence and kv head
+};
+
+inline constexpr std::int64_t kMaxSplits = 64;  // of a row's keys, each with a partial result of its own
+
+// The partial result of a row over some of its keys: dv weighted sums of values, not yet divided; neg_m, what their
+// weights are relative to; and the sum of the weights (0: no key seen), padded to whole cache lines. Partial results
+// lie as [kv head][range of rows][split][row]: a kernel writes rows, attention_combine reads splits and rows.
+[[gnu::always_inline]] constexpr std::int64_t partial_floats(std::int64_t dv) {
+  return (dv + 2 + 15) / 16 * 16;
+}
+
+// What a kernel needs to know to size its scratch.
+struct AttentionShape {
+  std::int64_t sk, d, dv;  // sk of the longest sequence
+  std::int64_t rows;       // most rows of a work item
+};
+
+struct AttentionKernel {
+  KernelFacts facts;
+  int max_rows = 0;          // of a work item; 0: an item takes all rows of its kv head
+  int items_per_worker = 1;  // at least so many, that the last even out ...
+  int min_item_rows = 0;     // ... but 2 rather than items of fewer rows, which do not repay what each prepares
   // What it prepares is not repaid by fewer rows of a head, or by keys of fewer elements (keys x (d + dv)): dispatch
   // gives such sequences to a kernel without these limits.
   int min_rows = 0;
   int min_key_elements = 0;
-  // Up to so many keys stay prepared in the scratch for the next item, if it is of the same head; null = none.
+  // Up to so many keys stay prepared in the scratch for the next item, if it is of the same head; null: none.
   std::int64_t (*kept_keys)(std::int64_t d, std::int64_t dv) noexcept = nullptr;
   // Scratch of one work item, a multiple of 64.
-  std::size_t (*scratch_bytes)(const ForwardShape&) noexcept;
+  std::size_t (*scratch_bytes)(const AttentionShape&) noexcept;
   // No allocation, threads, logging or environment. `scratch` is 64-byte aligned.
-  void (*run)(const ForwardParams&, const WorkItem&, std::byte* scratch) noexcept;
+  void (*run)(const AttentionParams&, const WorkItem&, std::byte* scratch) noexcept;
 };
 
-struct KernelTable {
-  const ForwardKernel* decode;                             // for few rows; null = none
-  const ForwardKernel* forward[4];                         // in the order dispatch tries them; null = none
-  const ForwardKernel* naive;                              // null = none
-  double (*fma_chains)(std::int64_t iterations) noexcept;  // returns the FLOPs done
-  // Finishes rows from their states: [parts][rows of the item][state_floats] at item.state, with every key in its
-  // range.
-  void (*combine)(const ForwardParams&, const WorkItem&, std::int64_t parts) noexcept;
+// append_kv: new rows [begin, end), counted over all sequences, of every head.
+struct AppendKvKernel {
+  KernelFacts facts;
+  std::size_t (*scratch_bytes)(std::int64_t size) noexcept;  // for rows of up to `size` elements, a multiple of 64
+  void (*run)(const AppendKvParams&, std::int64_t begin, std::int64_t end, std::byte* scratch) noexcept;
+};
+
+// merge_states: rows [begin, end).
+struct MergeStatesKernel {
+  KernelFacts facts;
+  std::size_t (*scratch_bytes)(std::int64_t count, std::int64_t dv) noexcept;  // a multiple of 64
+  void (*run)(const MergeStatesParams&, std::int64_t begin, std::int64_t end, std::byte* scratch) noexcept;
+};
+
+struct IsaKernels {
+  const AttentionKernel* const* attention;  // in the order that dispatch tries them, null behind the last
+  const AppendKvKernel* append_kv;          // null: none
+  const MergeStatesKernel* merge_states;    // null: none
+  // Finishes rows of attention from their partial results: [splits][rows of the item][partial_floats] at item.partial,
+  // with every key in its range.
+  void (*combine)(const AttentionParams&, const WorkItem&, std::int64_t splits) noexcept;
+  // For the roofline and for tests.
+  double (*fma_chains)(std::int64_t iterations) noexcept;            // returns the FLOPs done
   float (*read_stream)(const float* data, std::int64_t n) noexcept;  // returns a value that depends on all
   void (*exp2)(const float* x, float* y, std::int64_t n) noexcept;   // y = 2^x for x <= 127
   // y = x as the kernels load, hold as fp32 and store it, while denormal results of arithmetic are flushed.
-  void (*convert)(Element x_type, const void* x, Element y_type, void* y, std::int64_t n) noexcept;
+  void (*convert)(DType x_type, const void* x, DType y_type, void* y, std::int64_t n) noexcept;
 };
 
 namespace generic {
-extern const KernelTable kTable;
+extern const IsaKernels kKernels;
 }
 namespace avx2 {
-extern const KernelTable kTable;
+extern const IsaKernels kKernels;
 }
 namespace avx512 {
-extern const KernelTable kTable;
+extern const IsaKernels kKernels;
 }
 namespace avx512bf16 {
-extern const KernelTable kTable;
+extern const IsaKernels kKernels;
 }
 namespace amx {
-extern const KernelTable kTable;
+extern const IsaKernels kKernels;
 }
 namespace neon {
-extern const KernelTable kTable;
+extern const IsaKernels kKernels;
 }
 
 }  // namespace rapt::cpu

@@ -22,13 +22,13 @@ void* allocate(std::size_t bytes, std::size_t alignment) {
   return data;
 }
 
-/// Three strands, one after another, that allocate nothing for it.
+/// Three workers, one after another, that allocate nothing for it.
 class InTurn final : public Executor {
  public:
   std::string_view name() const noexcept override { return "in turn"; }
   int concurrency() const override { return 3; }
-  void run(int strands, void (*strand)(void*, int), void* argument) override {
-    for (int i = strands; i-- > 0;) strand(argument, i);
+  void run(int workers, void (*work)(void*, int), void* argument) override {
+    for (int i = workers; i-- > 0;) work(argument, i);
   }
 };
 
@@ -67,7 +67,7 @@ TEST_CASE("allocations: a plan that runs in a workspace makes none, attention() 
     options.executor = executor;
     const Context context(options);
     for (int i = 0; i < 60; ++i) {
-      const Problem p = sample(random, kEverythingCached);
+      const AttentionProblem p = sample(random, kEverythingCached);
       Case c(p, 5);
       const AttentionArgs args = c.args();
       const Plan plan(args, context);

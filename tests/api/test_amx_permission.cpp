@@ -105,7 +105,7 @@ void in_new_process(const std::string& name, const char* isa) {
 TEST_CASE("a child that may not run AMX", "[.amx-child]") {
   REQUIRE(amx_entry().size() > 0);
   usable_isas();
-  Case c(Problem::parse(kHalves));
+  Case c(AttentionProblem::parse(kHalves));
   attention(c.args());
   CHECK(Plan(c.problem).entry().find(".amx") == std::string_view::npos);
   CHECK_FALSE(process_has_tiles());
@@ -118,15 +118,15 @@ TEST_CASE("a child that only looks at AMX", "[.amx-child]") {
   REQUIRE(usable_isas().front() == Isa::amx);
   CHECK(entries().front().unusable.empty());
   const Context context;
-  Plan(Problem::parse("attention hq=2 sq=200 d=64"), context);  // fp32, whose AMX kernels run only if named
-  Plan(Problem::parse("attention hq=2 sq=1 sk=200 d=64 dtype=bf16"), context);  // decode
+  Plan(AttentionProblem::parse("attention hq=2 sq=200 d=64"), context);  // fp32, whose AMX kernels run only if named
+  Plan(AttentionProblem::parse("attention hq=2 sq=1 sk=200 d=64 dtype=bf16"), context);  // decode
   CHECK_FALSE(process_has_tiles());
   CHECK(small_stack() == 0);
   no_stack();
 }
 
 TEST_CASE("a child that runs AMX", "[.amx-child]") {
-  Case c(Problem::parse(kHalves));
+  Case c(AttentionProblem::parse(kHalves));
   CHECK(Plan(c.problem).entry() == amx_entry());
   CHECK(process_has_tiles());
   attention(c.args());
@@ -138,7 +138,7 @@ TEST_CASE("a child with a small signal stack", "[.amx-child]") {
   const bool forced_by_environment = std::getenv("RAPT_ISA") != nullptr;
   CHECK(usable_isas().front() == Isa::amx);
   CHECK(in_c() == std::pair(false, std::int32_t{RAPT_ISA_AMX}));
-  const Problem problem = Problem::parse(kHalves);
+  const AttentionProblem problem = AttentionProblem::parse(kHalves);
   // On another thread, whose stack counts as much.
   std::thread([&] {
     CHECK(small_stack() == 0);

@@ -20,16 +20,16 @@ namespace {
 
 const char* const kLarge = "attention b=2 hq=4 hk=2 sq=256 d=64 causal lse";
 
-/// The threads that run strands, by the system's numbers.
+/// The threads that run workers, by the system's numbers.
 std::set<pid_t> threads_of(
-    Executor& executor, int strands, const std::function<void()>& inside = [] {}) {
+    Executor& executor, int workers, const std::function<void()>& inside = [] {}) {
   struct Seen {
     const std::function<void()>& inside;
     std::mutex mutex;
     std::set<pid_t> threads;
   } seen{inside, {}, {}};
   executor.run(
-      strands,
+      workers,
       [](void* argument, int) {
         auto& s = *static_cast<Seen*>(argument);
         s.inside();
@@ -53,7 +53,7 @@ bool with_team(int threads, const std::function<void()>& body) {
 
 }  // namespace
 
-TEST_CASE("executors have names and at least one strand", "[api]") {
+TEST_CASE("executors have names and at least one worker", "[api]") {
   CHECK(serial_executor()->name() == "serial");
   CHECK(serial_executor()->concurrency() == 1);
   CHECK(tbb_executor()->name() == "tbb");
@@ -62,12 +62,12 @@ TEST_CASE("executors have names and at least one strand", "[api]") {
   CHECK(tbb_executor() == tbb_executor());
 }
 
-TEST_CASE("executors run every strand once", "[api][threads]") {
+TEST_CASE("executors run every worker once", "[api][threads]") {
   for (const auto& executor : all_executors()) {
-    for (int strands : {1, 2, 7}) {
-      std::vector<std::atomic<int>> calls(static_cast<std::size_t>(strands));
+    for (int workers : {1, 2, 7}) {
+      std::vector<std::atomic<int>> calls(static_cast<std::size_t>(workers));
       executor->run(
-          strands,
+          workers,
           [](void* argument, int index) {
             ++(*static_cast<std::vector<std::atomic<int>>*>(argument))[static_cast<std::size_t>(index)];
           },
@@ -88,12 +88,12 @@ TEST_CASE("an OpenMP runtime that is loaded is found", "[api]") {
   CHECK(executor->name().ends_with(")"));
   ContextOptions options;
   options.executor = executor;
-  const Plan plan(Problem::parse(kLarge), Context(options));
+  const Plan plan(AttentionProblem::parse(kLarge), Context(options));
   CHECK(plan.executor() == executor->name());
   CHECK(plan.explain().find("executor   " + std::string(executor->name()) + "\n") != std::string::npos);
 }
 
-TEST_CASE("an OpenMP team keeps its threads when a call has fewer strands", "[api][threads]") {
+TEST_CASE("an OpenMP team keeps its threads when a call has fewer workers", "[api][threads]") {
   for (const auto& executor : openmp_executors()) {
     INFO(executor->name());
     const bool run = with_team(4, [&] {
@@ -108,7 +108,7 @@ TEST_CASE("an OpenMP team keeps its threads when a call has fewer strands", "[ap
 }
 
 TEST_CASE("within a parallel region of OpenMP a call is serial", "[api][threads]") {
-  Case first(Problem::parse(kLarge));
+  Case first(AttentionProblem::parse(kLarge));
   attention(first.args(), forced(usable_entries().front()));
   for (const auto& executor : openmp_executors()) {
     INFO(executor->name());
@@ -119,7 +119,7 @@ TEST_CASE("within a parallel region of OpenMP a call is serial", "[api][threads]
       const Plan plan(first.args(), context);  // with more threads than it will run on
       CHECK(plan.threads() > 1);
       threads_of(*executor, 4, [&] {
-        Case one(Problem::parse(kLarge)), two(Problem::parse(kLarge));
+        Case one(AttentionProblem::parse(kLarge)), two(AttentionProblem::parse(kLarge));
         attention(one.args(), context);
         plan.run(two.args());
         const std::set<pid_t> own = threads_of(*executor, 4);
@@ -156,8 +156,8 @@ TEST_CASE("calls at the same time share the CPUs out on OpenMP", "[api][threads]
   }
 }
 
-TEST_CASE("a user's executor is used, with no more strands than allowed", "[api][threads]") {
-  Case c(Problem::parse(kLarge));
+TEST_CASE("a user's executor is used, with no more workers than allowed", "[api][threads]") {
+  Case c(AttentionProblem::parse(kLarge));
   const Reference reference = oracle(c.args());
   for (int threads : {0, 1, 2, 3, 9}) {
     const auto executor = std::make_shared<ThreadExecutor>(4);
@@ -171,15 +171,15 @@ TEST_CASE("a user's executor is used, with no more strands than allowed", "[api]
   }
 }
 
-TEST_CASE("a user's executor may run strands one after another", "[api]") {
+TEST_CASE("a user's executor may run workers one after another", "[api]") {
   class Backwards : public Executor {
     std::string_view name() const noexcept override { return "backwards"; }
     int concurrency() const noexcept override { return 3; }
-    void run(int strands, void (*strand)(void*, int), void* argument) override {
-      for (int i = strands - 1; i >= 0; --i) strand(argument, i);
+    void run(int workers, void (*work)(void*, int), void* argument) override {
+      for (int i = workers - 1; i >= 0; --i) work(argument, i);
     }
   };
-  Case c(Problem::parse(kLarge));
+  Case c(AttentionProblem::parse(kLarge));
   ContextOptions options;
   options.executor = std::make_shared<Backwards>();
   CHECK(run_and_compare(c, Context(options), oracle(c.args())).ok());
@@ -196,7 +196,7 @@ TEST_CASE("options that make no sense are refused", "[api]") {
 
 TEST_CASE("an allocator that fails gives bad_alloc and leaks nothing", "[api]") {
   CountingAllocator allocator;
-  Case c(Problem::parse(kLarge));
+  Case c(AttentionProblem::parse(kLarge));
   ContextOptions options;
   options.allocator = allocator.get();
   {
@@ -237,7 +237,7 @@ TEST_CASE("memory is asked for with the alignment and freed with the size of its
   {
     const Context context(options);
     for (const char* text : {"attention sq=9 d=16", "attention sq=300 d=128", "attention sq=2 d=8", kLarge}) {
-      Case c(Problem::parse(text));
+      Case c(AttentionProblem::parse(text));
       attention(c.args(), context);
     }
     CHECK(record.live.size() <= 1);
@@ -252,7 +252,7 @@ TEST_CASE("the observer sees problem and entry of every call", "[api]") {
   ContextOptions options;
   options.observer = [&](std::string_view line) { lines.emplace_back(line); };
   const Context context(options);
-  Case c(Problem::parse("attention hq=4 hk=2 sq=20 sk=40 d=24 causal align=bottom_right"));
+  Case c(AttentionProblem::parse("attention hq=4 hk=2 sq=20 sk=40 d=24 causal align=bottom_right"));
   attention(c.args(), context);
   const Plan plan(c.args(), context);
   plan.run(c.args());
@@ -272,7 +272,7 @@ TEST_CASE("copies of a context share its memory and outlive it", "[api]") {
   CountingAllocator allocator;
   ContextOptions options;
   options.allocator = allocator.get();
-  Case c(Problem::parse(kLarge));
+  Case c(AttentionProblem::parse(kLarge));
   {
     auto original = std::make_unique<Context>(options);
     const Context copy = *original;
@@ -287,7 +287,7 @@ TEST_CASE("copies of a context share its memory and outlive it", "[api]") {
 }
 
 TEST_CASE("the dense convenience call and the default context", "[api]") {
-  Case c(Problem::parse("attention b=2 hq=4 hk=2 sq=20 sk=30 d=16"));
+  Case c(AttentionProblem::parse("attention b=2 hq=4 hk=2 sq=20 sk=30 d=16"));
   attention(c.q.view(), c.k.view(), c.v.view(), c.out.mutable_view());
   CHECK(compare(c.args(), oracle(c.args())).ok());
   ScoreSpec causal;
@@ -300,7 +300,8 @@ TEST_CASE("the dense convenience call and the default context", "[api]") {
 }
 
 TEST_CASE("many threads share contexts, plans and inputs", "[api][threads]") {
-  const Problem problem = Problem::parse("attention b=2 hq=4 hk=2 sq=100 d=40 causal sinks bias=qk lse");
+  const AttentionProblem problem =
+      AttentionProblem::parse("attention b=2 hq=4 hk=2 sq=100 d=40 causal sinks bias=qk lse");
   Case first(problem);
   attention(first.args(), forced(usable_entries().front()));
   for (const auto& executor : all_executors()) {
@@ -330,7 +331,7 @@ TEST_CASE("many threads share contexts, plans and inputs", "[api][threads]") {
 }
 
 TEST_CASE("contexts may be made and used on many threads at once", "[api][threads]") {
-  const Problem problem = Problem::parse("attention hq=2 sq=40 d=16");
+  const AttentionProblem problem = AttentionProblem::parse("attention hq=2 sq=40 d=16");
   Case first(problem);
   attention(first.args());
   std::mutex mutex;

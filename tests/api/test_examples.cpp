@@ -325,13 +325,13 @@ TEST_CASE("guide: plans, contexts and errors", "[examples]") {
     std::cout << plan.entry() << " needs " << plan.workspace_bytes() << " bytes\n" << plan.explain();
     for (int layer = 0; layer < layers; ++layer) plan.run(args);
 
-    const rapt::Plan asked(rapt::Problem::parse("attention b=1 hq=8 hk=2 sq=512 d=64 causal"));
-    CHECK(asked.problem().sk == 512);
+    const rapt::Plan asked(rapt::AttentionProblem::parse("attention b=1 hq=8 hk=2 sq=512 d=64 causal"));
+    CHECK(std::get<AttentionProblem>(asked.problem()).sk == 512);
   }
   CHECK(out == expected);
   std::fill(out.begin(), out.end(), 0.f);
   {
-    rapt::Problem largest = rapt::Problem::of(args);
+    rapt::AttentionProblem largest = rapt::AttentionProblem::of(args);
     largest.b *= 16, largest.sq *= 2, largest.sk *= 8;
     const std::size_t bytes = rapt::max_workspace_bytes(largest);
     const auto workspace = static_cast<std::byte*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64));

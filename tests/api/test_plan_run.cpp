@@ -16,7 +16,7 @@ const char* const kText = "attention b=2 hq=4 hk=2 sq=50 sk=70 d=40 causal align
 }  // namespace
 
 TEST_CASE("a plan runs on any tensors of its problem", "[api]") {
-  Case first(Problem::parse(kText), 1), second(Problem::parse(kText), 2);
+  Case first(AttentionProblem::parse(kText), 1), second(AttentionProblem::parse(kText), 2);
   const Plan plan(first.args());
   for (Case* c : {&first, &second, &first}) {
     c->poison_outputs();
@@ -26,14 +26,14 @@ TEST_CASE("a plan runs on any tensors of its problem", "[api]") {
 }
 
 TEST_CASE("a plan from the problem alone runs too", "[api]") {
-  Case c(Problem::parse(kText));
-  const Plan plan(Problem::parse(kText));
+  Case c(AttentionProblem::parse(kText));
+  const Plan plan(AttentionProblem::parse(kText));
   plan.run(c.args());
   CHECK(compare(c.args(), oracle(c.args())).ok());
 }
 
 TEST_CASE("a plan gives the bits of attention()", "[api]") {
-  Case first(Problem::parse(kText)), second(Problem::parse(kText));
+  Case first(AttentionProblem::parse(kText)), second(AttentionProblem::parse(kText));
   attention(first.args());
   Plan(second.args()).run(second.args());
   CHECK(same_bits(first.out, second.out));
@@ -41,7 +41,7 @@ TEST_CASE("a plan gives the bits of attention()", "[api]") {
 }
 
 TEST_CASE("a plan refuses the arguments of another problem and writes nothing", "[api]") {
-  const Plan plan(Problem::parse(kText));
+  const Plan plan(AttentionProblem::parse(kText));
   const std::string text = kText;
   for (const char* change :
        {"b=3", "hq=8", "sq=49", "sk=71", "d=41", "dv=41", "align=3", "scale=0.5", "softcap=9", "alibi", "sinks",
@@ -49,8 +49,8 @@ TEST_CASE("a plan refuses the arguments of another problem and writes nothing", 
     // In the place of the word with that key, if there is one.
     const std::string key = " " + std::string(change).substr(0, std::string(change).find('=') + 1);
     const std::size_t begin = text.find(key), end = text.find(' ', begin + 1);
-    Case c(Problem::parse(begin == std::string::npos ? text + " " + change
-                                                     : text.substr(0, begin + 1) + change + text.substr(end)));
+    Case c(AttentionProblem::parse(begin == std::string::npos ? text + " " + change
+                                                              : text.substr(0, begin + 1) + change + text.substr(end)));
     const Tensor untouched(c.out.dtype(), c.out.layout());
     INFO(change);
     CHECK_FALSE(refused_argument([&] { plan.run(c.args()); }).empty());
@@ -63,7 +63,7 @@ TEST_CASE("a user's workspace is used and nothing is allocated", "[api]") {
   ContextOptions options;
   options.allocator = allocator.get();
   const Context context(options);
-  Case c(Problem::parse(kText));
+  Case c(AttentionProblem::parse(kText));
   const Plan plan(c.args(), context);
   REQUIRE(plan.workspace_bytes() > 0);
   const Buffer workspace(plan.workspace_bytes() + 64);
@@ -86,16 +86,16 @@ TEST_CASE("attention() runs in a workspace for the largest problem", "[api]") {
   options.allocator = allocator.get();
   const Context context(options);
   const std::string text = "attention hq=4 hk=2 d=40 causal align=bottom_right lse seqlens page=16 ";
-  const std::size_t bytes = max_workspace_bytes(Problem::parse(text + "b=3 sq=50 sk=1600"), context);
+  const std::size_t bytes = max_workspace_bytes(AttentionProblem::parse(text + "b=3 sq=50 sk=1600"), context);
   const Buffer workspace(bytes);
   for (const char* sizes : {"b=3 sq=50 sk=1600", "b=3 sq=1 sk=1600", "b=1 sq=7 sk=160", "b=2 sq=0 sk=16"}) {
-    Case c(Problem::parse(text + sizes));
+    Case c(AttentionProblem::parse(text + sizes));
     attention(c.args(), context, std::span(workspace.data(), bytes));
     INFO(sizes);
     CHECK(compare(c.args(), oracle(c.args())).ok());
   }
   CHECK(allocator.allocations == 0);
-  Case c(Problem::parse(text + "b=3 sq=50 sk=1600"));
+  Case c(AttentionProblem::parse(text + "b=3 sq=50 sk=1600"));
   CHECK(refused_argument([&] { attention(c.args(), context, std::span(workspace.data(), 64)); }) == "workspace");
   CHECK(refused_argument([&] { attention(c.args(), context, std::span(workspace.data() + 8, bytes - 8)); }) ==
         "workspace");
@@ -110,7 +110,7 @@ TEST_CASE("attention() runs in a workspace for the largest problem", "[api]") {
 
 TEST_CASE("what the workspace held before does not matter", "[api]") {
   for (const std::string& entry : usable_entries()) {
-    Case first(Problem::parse(kText)), second(Problem::parse(kText));
+    Case first(AttentionProblem::parse(kText)), second(AttentionProblem::parse(kText));
     attention(first.args(), forced(entry));
     const Plan plan(second.args(), forced(entry));
     const Tensor workspace(

@@ -19,7 +19,7 @@
 #endif
 
 #include "rapt/kv_cache.hpp"
-#include "rapt/merge.hpp"
+#include "rapt/merge_states.hpp"
 #include "support/check.hpp"
 #include "support/executors.hpp"
 
@@ -86,7 +86,7 @@ std::vector<float> in_child(const std::function<std::vector<float>()>& compute) 
 }  // namespace
 
 TEST_CASE("a forked child runs with its parent's context", "[api]") {
-  Case c(Problem::parse(kLarge)), own(Problem::parse(kLarge));
+  Case c(AttentionProblem::parse(kLarge)), own(AttentionProblem::parse(kLarge));
   for (const auto& executor : all_executors()) {
     const Context context = forced(usable_entries().front(), executor, 4);
     c.poison_outputs();
@@ -158,14 +158,14 @@ TEST_CASE("a call leaves the floating-point mode of its threads alone", "[api][t
     for (const std::uint64_t extra : {std::uint64_t{0}, kFlush}) {
       const std::uint64_t normal = float_mode();
       const auto executor = std::make_shared<ThreadExecutor>(3);
-      std::atomic<int> changed{0}, strands{0};
+      std::atomic<int> changed{0}, workers{0};
       thread_local std::uint64_t before;
       executor->before = [&] {
         set_float_mode(normal | extra);
         before = float_mode();
       };
       executor->after = [&] {
-        ++strands;
+        ++workers;
         changed += before != float_mode();
       };
       set_float_mode(normal | extra);
@@ -176,13 +176,13 @@ TEST_CASE("a call leaves the floating-point mode of its threads alone", "[api][t
       INFO(entry);
       CHECK(after == (normal | extra));
       CHECK(changed == 0);
-      CHECK(strands > 0);
+      CHECK(workers > 0);
     }
   }
 }
 
 TEST_CASE("a call leaves the rounding direction alone", "[api]") {
-  Case c(Problem::parse("attention hq=2 sq=40 d=16"));
+  Case c(AttentionProblem::parse("attention hq=2 sq=40 d=16"));
   for (int direction : {FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO}) {
     std::fesetround(direction);
     attention(c.args());
@@ -287,7 +287,7 @@ TEST_CASE("a thread's rounding does not change what merge_states gives", "[api]"
 TEST_CASE("a thread's rounding does not change the default scale", "[api]") {
   for (const char* sizes : {"d=3", "d=7", "d=80", "d=100 softcap=3.3", "d=24 scale=0.3"}) {
     INFO(sizes);
-    Case c(Problem::parse("attention hq=2 sq=20 sk=50 lse " + std::string(sizes)));
+    Case c(AttentionProblem::parse("attention hq=2 sq=20 sk=50 lse " + std::string(sizes)));
     const auto bits = [&](int direction) {
       std::fesetround(direction);
       attention(c.args());

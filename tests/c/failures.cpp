@@ -78,7 +78,7 @@ rapt_tensor tensor(void* data, int32_t dtype, std::initializer_list<int64_t> sha
   return t;
 }
 
-// A call that is worth more than one strand, and the memory of all that is done here.
+// A call that is worth more than one worker, and the memory of all that is done here.
 struct Problem {
   static constexpr int64_t kHeads = 8, kRows = 64, kSize = 32, kRoom = 2 * kRows;
   std::vector<float> q = std::vector<float>(kHeads * kRows * kSize, 0.5f), k = q, v = q, out = q;
@@ -87,7 +87,7 @@ struct Problem {
   std::vector<float> v_scale = scale, merged = q;
   int64_t length = 3;
   rapt_attention_args args = rapt_attention_args_init();
-  rapt_append_args append = rapt_append_args_init();
+  rapt_append_kv_args append = rapt_append_kv_args_init();
   rapt_tensor merged_out;
 
   Problem() {
@@ -224,9 +224,9 @@ void test_callbacks() {
     Callbacks::of(user).at(Callbacks::concurrency);
     return 3;
   };
-  options.user_executor.run = [](void* user, int strands, void (*strand)(void*, int), void* argument) {
+  options.user_executor.run = [](void* user, int workers, void (*work)(void*, int), void* argument) {
     Callbacks::of(user).at(Callbacks::run_before);
-    for (int i = 0; i < strands; ++i) strand(argument, i);
+    for (int i = 0; i < workers; ++i) work(argument, i);
     Callbacks::of(user).at(Callbacks::run_after);
   };
   options.observer = [](void* user, const char*) { Callbacks::of(user).at(Callbacks::observer); };

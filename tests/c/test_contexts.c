@@ -33,7 +33,7 @@ static void refused_with(const rapt_context_options* options) {
 
 typedef struct pool {
   int runs;
-  int strands;
+  int workers;
 } pool;
 
 static int pool_concurrency(void* user) {
@@ -41,12 +41,12 @@ static int pool_concurrency(void* user) {
   return 3;
 }
 
-/* Last strand first: the order is the executor's to choose. */
-static void pool_run(void* user, int strands, void (*strand)(void* argument, int index), void* argument) {
+/* Last worker first: the order is the executor's to choose. */
+static void pool_run(void* user, int workers, void (*work)(void* argument, int index), void* argument) {
   pool* p = user;
   ++p->runs;
-  p->strands += strands;
-  for (int i = strands - 1; i >= 0; --i) strand(argument, i);
+  p->workers += workers;
+  for (int i = workers - 1; i >= 0; --i) work(argument, i);
 }
 
 static void test_executors(void) {
@@ -77,7 +77,7 @@ static void test_executors(void) {
   CHECK(rapt_context_create(&options, &context) == RAPT_INVALID_ARGUMENT);
 }
 
-/* A problem that is worth more than one strand, run by the caller's own threads. */
+/* A problem that is worth more than one worker, run by the caller's own threads. */
 static void test_user_executor(void) {
   enum { S = 256, LONG_D = 64, HEADS = 8, COUNT = HEADS * S * LONG_D };
   rapt_context_options options = rapt_context_options_init();
@@ -105,7 +105,7 @@ static void test_user_executor(void) {
   CHECK_OK(rapt_plan_create(&args, context, &plan));
   CHECK(rapt_plan_threads(plan) > 1 && rapt_plan_threads(plan) <= 3);
   CHECK_OK(rapt_attention(&args, context));
-  CHECK(user.runs > 0 && user.strands >= 2);
+  CHECK(user.runs > 0 && user.workers >= 2);
   rapt_plan_destroy(plan);
   rapt_context_destroy(context);
 

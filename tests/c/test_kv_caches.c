@@ -11,7 +11,7 @@ static void test_strided(void) {
   static fixture f;
   static float k[B * HK * ROOM * D], v[B * HK * ROOM * DV];
   static const int64_t first[] = {0, 0}, rest[] = {4, 4}, all[] = {SK, SK};
-  rapt_append_args args = rapt_append_args_init();
+  rapt_append_kv_args args = rapt_append_kv_args_init();
   fixture_init(&f);
   for (size_t i = 0; i < sizeof k / sizeof *k; ++i) k[i] = NAN;
   for (size_t i = 0; i < sizeof v / sizeof *v; ++i) v[i] = NAN;
@@ -41,7 +41,7 @@ static void test_paged_and_quantized(void) {
   static float k_new[4 * D], v_new[4 * DV], k_scale[PAGES * PAGE], v_scale[PAGES * PAGE], k_zero[PAGES * PAGE];
   static signed char k[PAGES * PAGE * D], v[PAGES * PAGE * DV];
   static const int row_of[] = {3 * PAGE + 1, 5 * PAGE, 5 * PAGE + 1, 1 * PAGE};
-  rapt_append_args args = rapt_append_args_init();
+  rapt_append_kv_args args = rapt_append_kv_args_init();
   fill(k_new, 4 * D, 3);
   fill(v_new, 4 * DV, 4);
   args.kv_kind = RAPT_KV_PAGED;
@@ -69,7 +69,7 @@ static void test_paged_and_quantized(void) {
   CHECK_REFUSED(rapt_append_kv(NULL), "args");
 #define CHECK_BAD(break_it, argument)               \
   do {                                              \
-    rapt_append_args good = args;                   \
+    rapt_append_kv_args good = args;                \
     break_it;                                       \
     CHECK_REFUSED(rapt_append_kv(&args), argument); \
     args = good;                                    \

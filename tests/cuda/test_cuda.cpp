@@ -28,7 +28,7 @@ void each_case(const std::function<void(const std::string&, Case&)>& test,
   bool any = false;
   for (const char* text : problems)
     for (DType dtype : kFloatTypes) {
-      const Problem problem = typed(text, dtype);
+      const AttentionProblem problem = typed(text, dtype);
       for (const std::string& entry : every_entry(problem)) {
         if (device_of(entry) != DeviceType::cuda) continue;
         any = true;
@@ -175,7 +175,7 @@ TEST_CASE("cuda: exact fp32 on tensor cores takes heads of 16 to 256 columns", "
     if (info.name != entry || !info.unusable.empty() || !selected(entry)) continue;
     for (std::int64_t size : {15, 16, 64, 65, 128, 129, 192, 193, 256, 257})
       for (bool of_values : {false, true}) {
-        Problem problem = Problem::parse("attention sq=40 d=64 dv=64");
+        AttentionProblem problem = AttentionProblem::parse("attention sq=40 d=64 dv=64");
         (of_values ? problem.dv : problem.d) = size;
         const std::vector<std::string> names = every_entry(problem);
         INFO(problem.to_string());

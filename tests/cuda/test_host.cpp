@@ -69,7 +69,7 @@ TEST_CASE("cuda host: kernels run in the caller's workspace, and in the device's
   const Context context(options);
   auto* const memory = reinterpret_cast<std::byte*>(somewhere(5));
   fake = FakeCuda();
-  attention(on(0), context, {memory, max_workspace_bytes(Problem::of(on(0)), context)});
+  attention(on(0), context, {memory, max_workspace_bytes(AttentionProblem::of(on(0)), context)});
   CHECK(fake.workspace == memory);
   attention(on(0), context, {memory, 0});
   CHECK(fake.workspace == &fake);

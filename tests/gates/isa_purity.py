@@ -5,7 +5,7 @@ usage: isa_purity.py <nm> <isa>[:<vector isa>] <object>...
 A weak symbol outside rapt::cpu::<isa> (an inline function that was not inlined, a template of the standard library or
 of xsimd) could be the copy that the linker keeps for everyone, and older CPUs would crash in it. A call out of the
 kernels, except to a few C functions, means that a kernel allocates, throws or logs. Kernels may hand over to those of
-<vector isa>, by way of its table.
+<vector isa>, by way of its list of kernels.
 """
 
 import re
@@ -44,7 +44,7 @@ def violations(nm, isa, calls, path):
 def main():
     nm, isas, *objects = sys.argv[1:]
     isa, _, vector_isa = isas.partition(":")
-    calls = ALLOWED_CALLS | ({f"_ZN4rapt3cpu{len(vector_isa)}{vector_isa}6kTableE"} if vector_isa else set())
+    calls = ALLOWED_CALLS | ({f"_ZN4rapt3cpu{len(vector_isa)}{vector_isa}8kKernelsE"} if vector_isa else set())
     if not objects:
         sys.exit("no objects given")
     seen = 0

@@ -15,7 +15,7 @@ TEST_CASE("standard normal inputs are exact to 1e-6", "[kernel]") {
                            "attention b=1 hq=1 sq=16 sk=4096 d=64 lse", "attention b=1 hq=4 hk=2 sq=200 d=96 lse",
                            "attention b=1 hq=1 sq=200 d=192 causal lse", "attention b=1 hq=1 sq=200 d=256 lse",
                            "attention b=1 hq=1 sq=200 d=576 dv=512 lse"}) {
-    Case c(Problem::parse(text), 3);
+    Case c(AttentionProblem::parse(text), 3);
     const Reference reference = oracle(c.args());
     for (const std::string& entry : every_entry(c.problem)) {
       const Errors errors = run_and_compare(c, entry, reference);
@@ -87,7 +87,7 @@ TEST_CASE("sinks far above scores far below 0", "[kernel]") {
   const DType dtype = each_type();
   for (float below : {-75.f, 75.f})
     for (float above : {10.f, 60.f, 72.f, 80.f}) {
-      Problem problem = typed("attention sq=40 sk=64 d=32 bias=k sinks lse", dtype);
+      AttentionProblem problem = typed("attention sq=40 sk=64 d=32 bias=k sinks lse", dtype);
       problem.out_dtype = DType::f32;
       Case c(problem);
       for (std::int64_t i = 0; i < c.bias.size(); ++i) c.bias.flat(i) = below;
@@ -133,7 +133,7 @@ namespace {
 
 /// Kernels on GPUs add up the sums of blocks one by one, which docs/cuda.md says: past 1024 keys constant inputs are
 /// off by more than the CPU's bound.
-bool sums_blocks_one_by_one(const std::string& entry, const Problem& problem) {
+bool sums_blocks_one_by_one(const std::string& entry, const AttentionProblem& problem) {
   return entry.find(".cuda") != std::string::npos && problem.sk > 1024;
 }
 
@@ -144,7 +144,7 @@ TEST_CASE("constant inputs", "[kernel]") {
   for (float value : {0.1f, 0.3f, 0.7f, 0.9f, 1.1f}) {
     for (const char* keys : {"64", "200", "1024", "4096", "32768"}) {
       for (const char* rows : {"1", "70"}) {
-        Case c(Problem::parse(std::string("attention d=16 lse sq=") + rows + " sk=" + keys));
+        Case c(AttentionProblem::parse(std::string("attention d=16 lse sq=") + rows + " sk=" + keys));
         for (Tensor* t : {&c.q, &c.k, &c.v})
           for (std::int64_t i = 0; i < t->size(); ++i) t->flat(i) = value;
         const Reference reference = oracle(c.args());
@@ -161,7 +161,7 @@ TEST_CASE("constant inputs", "[kernel]") {
 
 // A large first weight, and terms of its sum that are all rounded up by half of themselves.
 TEST_CASE("weights just above half a unit of the sum", "[kernel]") {
-  Case c(Problem::parse("attention sq=33 sk=4096 d=8 bias=k lse"));
+  Case c(AttentionProblem::parse("attention sq=33 sk=4096 d=8 bias=k lse"));
   for (std::int64_t i = 0; i < c.q.size(); ++i) c.q.flat(i) = 0;
   for (std::int64_t j = 0; j < 4096; ++j) c.bias.flat(j) = j == 0 ? 0.f : static_cast<float>(std::log(0x1.8p-24));
   for (std::int64_t i = 0; i < c.v.size(); ++i) c.v.flat(i) = 1;

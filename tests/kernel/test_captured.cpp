@@ -79,7 +79,7 @@ TEST_CASE("captured: every entry agrees with float64 in 16 bits", "[captured]") 
     for (const Padding padding : kPaddings) {
       Rounded call(captured.args(padding), dtype);
       const Reference reference = oracle(call.args);
-      for (const std::string& entry : every_entry(Problem::of(call.args))) {
+      for (const std::string& entry : every_entry(AttentionProblem::of(call.args))) {
         call.out.poison();
         run(call.args, entry);
         const Errors errors = compare(call.args, reference, tier_of(entry));

@@ -192,7 +192,7 @@ TEST_CASE("nothing is written when b, hq or sq is 0", "[kernel]") {
 }
 
 TEST_CASE("lse is the natural log of the sum of exp", "[kernel]") {
-  Case c(Problem::parse("attention sq=1 sk=4 d=1 scale=1 lse"));
+  Case c(AttentionProblem::parse("attention sq=1 sk=4 d=1 scale=1 lse"));
   c.q.flat(0) = 1;
   for (std::int64_t j = 0; j < 4; ++j) c.k.flat(j) = static_cast<float>(j);
   with_every_entry(
@@ -200,7 +200,7 @@ TEST_CASE("lse is the natural log of the sum of exp", "[kernel]") {
 }
 
 TEST_CASE("a sink adds to the denominator only", "[kernel]") {
-  Case c(Problem::parse("attention b=1 hq=2 sq=1 sk=2 d=1 scale=1 sinks lse"));
+  Case c(AttentionProblem::parse("attention b=1 hq=2 sq=1 sk=2 d=1 scale=1 sinks lse"));
   for (std::int64_t i = 0; i < 2; ++i) c.q.flat(i) = 0;
   for (std::int64_t i = 0; i < 4; ++i) c.v.flat(i) = 6;
   c.sinks.flat(0) = 0;
@@ -217,7 +217,7 @@ TEST_CASE("a sink adds to the denominator only", "[kernel]") {
 }
 
 TEST_CASE("a row without keys is 0 beside a sink, which is all of its lse", "[kernel]") {
-  Case c(Problem::parse("attention sq=4 sk=2 d=8 causal align=bottom_right sinks lse"));
+  Case c(AttentionProblem::parse("attention sq=4 sk=2 d=8 causal align=bottom_right sinks lse"));
   c.sinks.flat(0) = 1;
   with_every_entry(c, [&] {
     for (std::int64_t i = 0; i < 2; ++i) {
@@ -247,12 +247,13 @@ TEST_CASE("every layout gives the same bits", "[kernel]") {
   for (const char* text : {"attention b=2 hq=4 hk=2 sq=37 sk=61 d=40 dv=24 causal align=bottom_right lse",
                            "attention b=2 hq=4 hk=2 sq=70 sk=173 d=64 window=80,9 align=bottom_right lse",
                            "attention b=3 hq=4 hk=2 sq=37 sk=61 d=40 lse ragged_q=70 ragged_k=100"}) {
-    Problem problem = typed(text, dtype);
+    AttentionProblem problem = typed(text, dtype);
     for (const std::string& entry : every_entry(problem)) {
-      problem.layout = Problem::Layout::bhsd;
+      problem.layout = AttentionProblem::Layout::bhsd;
       Case first(problem);
       run(first.args(), entry);
-      for (auto layout : {Problem::Layout::bshd, Problem::Layout::bhds, Problem::Layout::other}) {
+      for (auto layout :
+           {AttentionProblem::Layout::bshd, AttentionProblem::Layout::bhds, AttentionProblem::Layout::other}) {
         problem.layout = layout;
         Case second(problem);
         run(second.args(), entry);
@@ -265,7 +266,7 @@ TEST_CASE("every layout gives the same bits", "[kernel]") {
 }
 
 TEST_CASE("parts of keys that hardly weigh add next to nothing", "[kernel]") {
-  Case c(Problem::parse("attention sq=1 sk=1024 d=8 bias=k lse"));
+  Case c(AttentionProblem::parse("attention sq=1 sk=1024 d=8 bias=k lse"));
   for (std::int64_t i = 0; i < 8; ++i) c.q.flat(i) = 0;
   for (std::int64_t j = 0; j < 1024; ++j) {
     c.bias.flat(j) = j == 0 ? 0.f : j < 512 ? -kInfinity : -138.f;

@@ -17,7 +17,7 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
-// Large enough to be spread over four strands, small enough for ThreadSanitizer.
+// Large enough to be spread over four workers, small enough for ThreadSanitizer.
 const char* const kProblems[] = {
     "attention b=2 hq=6 hk=2 sq=80 sk=120 d=40 dv=24 causal align=bottom_right bias=bk sinks lse",
     "attention b=4 hq=2 sq=60 sk=110 d=64 lse ragged_q=130 ragged_k=260 layout=bshd",
@@ -42,7 +42,7 @@ AttentionArgs alone(const AttentionArgs& all, std::int64_t n, Case& target) {
 TEST_CASE("executors and thread counts do not change a bit", "[kernel][threads]") {
   const DType dtype = each_type();
   for (const char* text : kProblems) {
-    const Problem problem = typed(text, dtype);
+    const AttentionProblem problem = typed(text, dtype);
     Case first(problem, 3), second(problem, 3);
     for (const std::string& entry : threaded_entries(problem)) {
       run(first.args(), entry);
@@ -62,11 +62,11 @@ TEST_CASE("executors and thread counts do not change a bit", "[kernel][threads]"
   }
 }
 
-TEST_CASE("what items leave in a strand's scratch for the next ones does not change a bit", "[kernel][threads]") {
+TEST_CASE("what items leave in a worker's scratch for the next ones does not change a bit", "[kernel][threads]") {
   const DType dtype = each_type();
   for (const char* text : {"attention b=2 hq=3 sq=450 d=32 causal lse", "attention hq=2 sq=450 d=40 dv=24 lse",
                            "attention hq=4 hk=2 sq=300 d=32 window=90,20 lse"}) {
-    const Problem problem = typed(text, dtype);
+    const AttentionProblem problem = typed(text, dtype);
     Case first(problem), second(problem);
     // Some keys and values that kernels for usual numbers leave to others.
     for (Case* c : {&first, &second}) {
@@ -92,7 +92,7 @@ TEST_CASE("hidden values do not change the sign of zero", "[kernel]") {
     const std::string text = "attention hq=3 sq=" + std::to_string(100 + below(300)) +
                              " d=32 causal window=" + std::to_string(below(10)) +
                              ",0 align=" + std::to_string(below(40));
-    const Problem problem = typed(text, DType::bf16);
+    const AttentionProblem problem = typed(text, DType::bf16);
     Case one(problem), many(problem);
     for (Case* c : {&one, &many}) {
       std::mt19937 values(static_cast<unsigned>(i));
@@ -113,7 +113,8 @@ TEST_CASE("hidden values do not change the sign of zero", "[kernel]") {
 }
 
 TEST_CASE("a sequence alone gives the bits it gives in a batch", "[kernel]") {
-  const Problem problem = typed("attention b=5 hq=6 hk=2 sq=70 sk=111 d=48 causal align=bottom_right lse", each_type());
+  const AttentionProblem problem =
+      typed("attention b=5 hq=6 hk=2 sq=70 sk=111 d=48 causal align=bottom_right lse", each_type());
   Case batch(problem), single(problem);
   for (const std::string& entry : every_entry(problem)) {
     const Forced context = forced(entry, tbb_executor(), 2);
@@ -193,7 +194,7 @@ TEST_CASE("ragged sequences of any lengths give the bits they give alone, whiche
 }
 
 TEST_CASE("rows split over calls give the bits of one call", "[kernel]") {
-  const Problem problem =
+  const AttentionProblem problem =
       typed("attention b=2 hq=6 hk=2 sq=101 sk=140 d=40 causal window=60,-1 align=12 lse", each_type());
   Case whole(problem), parts(problem);
   for (const std::string& entry : every_entry(problem)) {
@@ -215,7 +216,7 @@ TEST_CASE("rows split over calls give the bits of one call", "[kernel]") {
 }
 
 TEST_CASE("a head alone gives the bits it gives among others", "[kernel]") {
-  const Problem problem = typed("attention b=1 hq=7 sq=70 sk=90 d=48 lse", each_type());
+  const AttentionProblem problem = typed("attention b=1 hq=7 sq=70 sk=90 d=48 lse", each_type());
   Case all(problem), single(problem);
   for (const std::string& entry : every_entry(problem)) {
     run(all.args(), entry);
@@ -238,7 +239,7 @@ TEST_CASE("a head alone gives the bits it gives among others", "[kernel]") {
 TEST_CASE("large scores beside a row do not change its bits", "[kernel]") {
   const DType dtype = each_type();
   for (const char* scale : {"0.25", "0.7", "1", "1.4", "2", "4", "8"}) {
-    const Problem problem = typed("attention hq=2 sq=70 sk=300 d=16 lse scale=" + std::string(scale), dtype);
+    const AttentionProblem problem = typed("attention hq=2 sq=70 sk=300 d=16 lse scale=" + std::string(scale), dtype);
     Case calm(problem), wild(problem);
     for (const std::int64_t row : {3, 20, 40, 69})
       for (std::int64_t i = 0; i < 16; ++i) wild.q.at({0, 0, row, i}) = 30 * wild.q.at({0, 0, row, i});

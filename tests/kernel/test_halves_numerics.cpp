@@ -36,7 +36,7 @@ void fill(Tensor& tensor, float value) {
 
 /// Runs `problem` as it is and with `intrude` done to its inputs; rows that `harmed` does not name keep their bits. Not
 /// on entries that mind hidden values, where `values` says that these are what was done.
-void check_others_keep_their_bits(const Problem& problem, const std::function<void(Case&)>& intrude,
+void check_others_keep_their_bits(const AttentionProblem& problem, const std::function<void(Case&)>& intrude,
                                   const std::function<bool(std::int64_t row)>& harmed, bool values = false) {
   Case before(problem), after(problem);
   intrude(after);
@@ -115,7 +115,7 @@ TEST_CASE("halves: fp32 results and fp32 queries", "[kernel]") {
                             "q=bf16 kv=f16", "q=f16 kv=bf16 out=f16", "out=bf16", "out=f16"}) {
     for (const char* sizes : {" hq=4 hk=2 sq=33 sk=129 d=64 causal align=bottom_right lse",
                               " b=2 sq=70 sk=65 d=40 dv=72 mask=qk layout=other lse"}) {
-      check_every_entry(Problem::parse("attention " + std::string(types) + sizes));
+      check_every_entry(AttentionProblem::parse("attention " + std::string(types) + sizes));
     }
   }
 }
@@ -123,13 +123,13 @@ TEST_CASE("halves: fp32 results and fp32 queries", "[kernel]") {
 TEST_CASE("halves: denormals of f16 are numbers", "[kernel]") {
   for (const char* types : {"dtype=f16", "q=f16 kv=f16", "kv=f16"}) {
     const std::string text = "attention " + std::string(types);
-    Case values(Problem::parse(text + " hq=2 sq=40 sk=130 d=64 lse"));
+    Case values(AttentionProblem::parse(text + " hq=2 sq=40 sk=130 d=64 lse"));
     scale_by(values.v, 1e-6f);
     check_every_entry(values);
-    Case keys(Problem::parse(text + " hq=2 sq=40 sk=130 d=64 scale=100000 lse"));
+    Case keys(AttentionProblem::parse(text + " hq=2 sq=40 sk=130 d=64 scale=100000 lse"));
     scale_by(keys.k, 1e-6f);
     check_every_entry(keys);
-    Case queries(Problem::parse(text + " hq=2 sq=40 sk=130 d=64 scale=100000 lse"));
+    Case queries(AttentionProblem::parse(text + " hq=2 sq=40 sk=130 d=64 scale=100000 lse"));
     scale_by(queries.q, 1e-6f);
     check_every_entry(queries);
   }
@@ -172,7 +172,7 @@ TEST_CASE("halves: very large values", "[kernel]") {
 
 TEST_CASE("halves: results beyond the largest f16 are Inf", "[kernel]") {
   for (const char* types : {"q=bf16 kv=bf16 out=f16", "out=f16"}) {
-    Case c(Problem::parse("attention " + std::string(types) + " sq=33 sk=70 d=8 dv=5 lse"));
+    Case c(AttentionProblem::parse("attention " + std::string(types) + " sq=33 sk=70 d=8 dv=5 lse"));
     const float column[] = {1e5f, -1e5f, 59904, 1, 1e30f};
     for (std::int64_t j = 0; j < 70; ++j) {
       for (std::int64_t e = 0; e < 5; ++e) c.v.at({0, 0, j, e}) = column[e];
@@ -270,7 +270,7 @@ TEST_CASE("halves: scores of 1e4 pick the largest exactly", "[kernel]") {
 
 TEST_CASE("halves: what is wrong with a query stays in its row", "[kernel]") {
   const DType dtype = each_type();
-  const Problem problem = typed("attention sq=97 sk=257 d=64 lse", dtype);
+  const AttentionProblem problem = typed("attention sq=97 sk=257 d=64 lse", dtype);
   const float denormal = dtype == DType::f16 ? 1e-7f : 1e-40f;
   for (std::int64_t row : {0, 15, 31, 32, 64, 96}) {
     for (float value : {kNaN, kInfinity, -kInfinity, denormal}) {
@@ -286,7 +286,7 @@ TEST_CASE("halves: what is wrong with a query stays in its row", "[kernel]") {
 
 TEST_CASE("halves: what is wrong with a key or value stays with the rows that attend it", "[kernel]") {
   const DType dtype = each_type();
-  const Problem problem = typed("attention sq=300 d=64 causal lse", dtype);
+  const AttentionProblem problem = typed("attention sq=300 d=64 causal lse", dtype);
   const float denormal = dtype == DType::f16 ? 1e-7f : 1e-40f;
   for (std::int64_t key : {0, 31, 63, 64, 127, 255, 256, 299}) {
     for (float value : {kNaN, kInfinity, denormal}) {

@@ -134,7 +134,8 @@ TEST_CASE("caches: every type in every layout", "[kernel]") {
     for (const char* rows : {"hq=2 sq=1", "hq=6 hk=2 sq=1", "hq=5 hk=1 sq=2", "hq=16 hk=2 sq=7", "hq=2 hk=2 sq=64"}) {
       for (std::uint64_t seed : {1, 2}) {
         check_every_entry(
-            Problem::parse("attention b=3 d=32 dv=24 lse " + std::string(rows) + " " + layout + cache(dtype)), seed);
+            AttentionProblem::parse("attention b=3 d=32 dv=24 lse " + std::string(rows) + " " + layout + cache(dtype)),
+            seed);
       }
     }
   }
@@ -152,15 +153,15 @@ TEST_CASE("caches: scores are made of the same parts as elsewhere", "[kernel]") 
         "softcap=5 alibi align=bottom_right", "alibi causal align=bottom_right sinks scale=-0.3", "causal align=11"}) {
     for (const char* layout : {"sk=96 seqlens page=16", "sk=70 seqlens", "sk=33 seqlens ring"}) {
       for (const char* rows : {"hq=3 hk=1 sq=1", "hq=5 hk=1 sq=7", "hq=16 hk=2 sq=2"}) {
-        check_every_entry(Problem::parse("attention b=4 d=16 lse " + std::string(rows) + " " + words + " " + layout +
-                                         cache(dtype, 2)),
+        check_every_entry(AttentionProblem::parse("attention b=4 d=16 lse " + std::string(rows) + " " + words + " " +
+                                                  layout + cache(dtype, 2)),
                           2);
       }
     }
   }
   for (const char* words : {"bias=bhqk", "bias=k mask=bk sinks", "bias=hk softcap=3 causal align=bottom_right"}) {
-    check_every_entry(Problem::parse("attention b=3 hq=6 hk=2 sq=7 sk=85 page=17 seqlens d=24 lse " +
-                                     std::string(words) + cache(dtype)));
+    check_every_entry(AttentionProblem::parse("attention b=3 hq=6 hk=2 sq=7 sk=85 page=17 seqlens d=24 lse " +
+                                              std::string(words) + cache(dtype)));
   }
 }
 
@@ -172,8 +173,9 @@ TEST_CASE("caches: scales and zeros of any shape", "[kernel]") {
     for (const char* layout : {"sk=48 seqlens page=16", "sk=40", "sk=30 ragged_k=70", "sk=33 seqlens ring layout=bshd",
                                "sk=48 seqlens page=8 layout=other", "sk=33 seqlens layout=bhds"}) {
       for (std::uint64_t seed : {1, 2, 3, 4, 5, 6}) {  // what broadcasts
-        check_every_entry(Problem::parse("attention b=3 hq=4 hk=2 sq=3 d=32 lse " + std::string(layout) + " " + words),
-                          seed);
+        check_every_entry(
+            AttentionProblem::parse("attention b=3 hq=4 hk=2 sq=3 d=32 lse " + std::string(layout) + " " + words),
+            seed);
       }
     }
   }
@@ -183,8 +185,8 @@ TEST_CASE("caches: 16-bit queries and results", "[kernel]") {
   const DType dtype = each_cache_type();
   for (const char* types : {"q=bf16 out=bf16", "q=f16 out=f16", "q=bf16", "out=f16"}) {
     for (const char* layout : {"sk=96 seqlens page=16", "sk=600 seqlens", "sk=33 seqlens ring"}) {
-      check_every_entry(Problem::parse("attention b=2 hq=4 hk=2 sq=3 d=32 lse " + std::string(types) + " " + layout +
-                                       cache(dtype, 2)));
+      check_every_entry(AttentionProblem::parse("attention b=2 hq=4 hk=2 sq=3 d=32 lse " + std::string(types) + " " +
+                                                layout + cache(dtype, 2)));
     }
   }
 }
@@ -195,24 +197,25 @@ TEST_CASE("caches: lengths around those at which keys may be split", "[kernel]")
        {"sk=511", "sk=512", "sk=513 page=1 seqlens", "sk=1024 page=16 seqlens", "sk=1024 ring seqlens",
         "sk=513 ring seqlens", "sk=1024 ring seqlens window=1017,-1", "sk=513 ring seqlens window=506,-1", "sk=4097"}) {
     for (const char* rows : {"hq=2 hk=1 sq=1", "hq=1 sq=7"}) {
-      const Problem problem = Problem::parse("attention d=32 lse causal align=bottom_right " + std::string(rows) + " " +
-                                             keys + cache(dtype));
+      const AttentionProblem problem = AttentionProblem::parse("attention d=32 lse causal align=bottom_right " +
+                                                               std::string(rows) + " " + keys + cache(dtype));
       check_every_entry(problem, 4);                    // full
       if (problem.ring) check_every_entry(problem, 3);  // some way past the capacity
     }
   }
   check_every_entry(
-      Problem::parse("attention b=2 hq=4 hk=1 sq=2 sk=4096 d=32 page=128 seqlens window=600,-1 causal "
-                     "align=bottom_right sinks lse" +
-                     cache(dtype)));
+      AttentionProblem::parse("attention b=2 hq=4 hk=1 sq=2 sk=4096 d=32 page=128 seqlens window=600,-1 causal "
+                              "align=bottom_right sinks lse" +
+                              cache(dtype)));
 }
 
 TEST_CASE("caches: pages may lie in any order", "[kernel]") {
   const DType dtype = each_cache_type();
   for (const char* rows : {"hq=6 hk=2 sq=1", "hq=2 sq=7"}) {
     for (const char* page : {"sk=520 page=1", "sk=608 page=16", "sk=1190 page=17", "sk=640 page=128"}) {
-      const Problem problem = Problem::parse("attention b=3 d=32 lse causal align=bottom_right seqlens " +
-                                             std::string(rows) + " " + page + cache(dtype, 2));
+      const AttentionProblem problem =
+          AttentionProblem::parse("attention b=3 d=32 lse causal align=bottom_right seqlens " + std::string(rows) +
+                                  " " + page + cache(dtype, 2));
       Case c(problem, 2);
       const std::vector<std::string> names = every_entry(problem);
       std::vector<Result> before;
@@ -240,10 +243,10 @@ TEST_CASE("caches: pages give the bits of the same keys in one piece", "[kernel]
   const DType dtype = each_cache_type();
   for (const char* words :
        {"hq=6 hk=2 sq=1 sk=1190 page=17", "hq=2 sq=7 sk=600 page=1", "hq=4 hk=1 sq=70 sk=640 page=128"}) {
-    const Problem problem =
-        Problem::parse("attention b=2 d=32 lse causal align=bottom_right seqlens " + std::string(words) + cache(dtype));
+    const AttentionProblem problem = AttentionProblem::parse(
+        "attention b=2 d=32 lse causal align=bottom_right seqlens " + std::string(words) + cache(dtype));
     Case c(problem, 4);  // scales of all pages, or per page
-    Problem flat = problem;
+    AttentionProblem flat = problem;
     flat.page_size = 0;
     Case whole(flat, 4);
     gather(c, c.k, whole, whole.k), gather(c, c.k_scale, whole, whole.k_scale);
@@ -258,10 +261,10 @@ TEST_CASE("caches: pages give the bits of the same keys in one piece", "[kernel]
 TEST_CASE("caches: bf16 pages and queries give the bits of keys in one piece", "[kernel]") {
   for (const char* pages : {"sk=272 page=16", "sk=288 page=32", "sk=288 page=48", "sk=320 page=64"}) {
     for (const char* sees : {"", " window=70,-1"}) {
-      Problem paged =
+      AttentionProblem paged =
           typed("attention b=3 hq=4 hk=2 sq=70 d=64 causal align=bottom_right lse seqlens " + std::string(pages) + sees,
                 DType::bf16);
-      Problem flat = paged;
+      AttentionProblem flat = paged;
       flat.page_size = 0;
       Case c(paged, 4), whole(flat, 4);
       gather(c, c.k, whole, whole.k);
@@ -278,8 +281,9 @@ TEST_CASE("caches: what no row sees may hold anything", "[kernel]") {
   const DType dtype = each_cache_type();
   for (const char* words : {"sk=320 page=16", "sk=323 page=17", "sk=300 page=1", "sk=200", "sk=40 ring"}) {
     for (const char* rows : {"hq=3 hk=1 sq=1", "hq=2 sq=5"}) {
-      const Problem problem = Problem::parse("attention b=1 d=16 lse causal window=20,-1 align=bottom_right seqlens " +
-                                             std::string(rows) + " " + words + cache(dtype, 2));
+      const AttentionProblem problem =
+          AttentionProblem::parse("attention b=1 d=16 lse causal window=20,-1 align=bottom_right seqlens " +
+                                  std::string(rows) + " " + words + cache(dtype, 2));
       for (const std::string& entry : every_entry(problem)) {
         INFO(entry << ": " << problem.to_string());
         for (std::uint64_t seed : {1, 2, 4}) {
@@ -315,9 +319,9 @@ TEST_CASE("caches: codes of 8-bit floats that are no numbers", "[kernel]") {
         for (bool in_v : {false, true}) {
           // Key 3 is left of all windows, 32 and 33 are some rows', 39 is the last row's.
           for (std::int64_t key : {3, 32, 33, 39}) {
-            const Problem problem =
-                Problem::parse("attention hq=2 hk=1 sq=6 d=16 dv=16 causal window=5,-1 align=34 lse seqlens " +
-                               std::string(layout) + type + groups);
+            const AttentionProblem problem =
+                AttentionProblem::parse("attention hq=2 hk=1 sq=6 d=16 dv=16 causal window=5,-1 align=34 lse seqlens " +
+                                        std::string(layout) + type + groups);
             Case c(problem, 4);  // full
             const std::int64_t page = problem.page_size > 0 ? index_at(c.block_table, {0, key / 16}) : 0;
             const std::int64_t row = problem.page_size > 0 ? key % 16 : key;
@@ -339,9 +343,9 @@ TEST_CASE("caches: scales that are no numbers", "[kernel]") {
   for (const char* type : {" kv=i8 groups=2", " kv=i4x2 groups=2 zeros", " kv=f8e4m3 groups=2"}) {
     for (bool of_v : {false, true}) {
       for (std::int64_t key : {3, 33}) {
-        Case c(
-            Problem::parse("attention hq=2 hk=1 sq=6 sk=60 d=16 causal window=5,-1 align=34 lse" + std::string(type)),
-            of_v ? 1 : 2);  // scales of every row
+        Case c(AttentionProblem::parse("attention hq=2 hk=1 sq=6 sk=60 d=16 causal window=5,-1 align=34 lse" +
+                                       std::string(type)),
+               of_v ? 1 : 2);  // scales of every row
         Tensor& scale = of_v ? c.v_scale : c.k_scale;
         REQUIRE(scale.layout().shape[2] == 60);
         scale.at({0, 0, key, 1}) = bad;
@@ -358,7 +362,8 @@ TEST_CASE("caches: between guard pages", "[kernel]") {
                              "sk=37 seqlens layout=bhds", "sk=48 seqlens page=8 layout=bshd"}) {
     for (const char* sizes : {"hq=3 hk=1 sq=1 d=2", "hq=2 sq=7 d=34 dv=18", "hq=8 hk=1 sq=2 d=64"}) {
       for (Placement placement : {Placement::front, Placement::back}) {
-        Case c(Problem::parse("attention b=3 lse " + std::string(sizes) + " " + layout + cache(dtype)), 3, placement);
+        Case c(AttentionProblem::parse("attention b=3 lse " + std::string(sizes) + " " + layout + cache(dtype)), 3,
+               placement);
         c.protect_inputs();
         check_every_entry(c);
       }
@@ -369,7 +374,7 @@ TEST_CASE("caches: between guard pages", "[kernel]") {
 TEST_CASE("caches: sampled problems between guard pages", "[kernel]") {
   std::mt19937_64 random(503);
   for (int i = 0; i < 20; ++i) {
-    const Problem problem = sample(random, kEverythingCached);
+    const AttentionProblem problem = sample(random, kEverythingCached);
     for (Placement placement : {Placement::front, Placement::back}) {
       Case c(problem, random() % 1000, placement);
       c.protect_inputs();
@@ -382,8 +387,9 @@ TEST_CASE("caches: a sequence alone gives the bits it gives in a batch", "[kerne
   const DType dtype = each_cache_type();
   for (const char* rows : {"hq=6 hk=2 sq=1", "hq=5 hk=1 sq=3"}) {
     for (const char* layout : {"sk=1100", "sk=1104 page=16", "sk=600 ring"}) {
-      const Problem problem = Problem::parse("attention b=5 d=32 lse causal align=bottom_right seqlens " +
-                                             std::string(rows) + " " + layout + cache(dtype, 2));
+      const AttentionProblem problem =
+          AttentionProblem::parse("attention b=5 d=32 lse causal align=bottom_right seqlens " + std::string(rows) +
+                                  " " + layout + cache(dtype, 2));
       Case batch(problem, 2), single(problem, 2);
       for (const std::string& entry : every_entry(problem)) {
         const Forced context = forced(entry);
@@ -418,7 +424,8 @@ TEST_CASE("caches: executors and thread counts do not change a bit", "[kernel][t
     for (const char* words :
          {"b=1 hq=1 sq=1 sk=2064 page=16", "b=1 hq=8 hk=1 sq=2 sk=1100", "b=5 hq=4 hk=2 sq=1 sk=900 ring",
           "b=4 hq=2 sq=40 sk=612 page=17 ragged_q=50 causal align=bottom_right"}) {
-      const Problem problem = Problem::parse("attention d=64 lse seqlens " + std::string(words) + cache(dtype));
+      const AttentionProblem problem =
+          AttentionProblem::parse("attention d=64 lse seqlens " + std::string(words) + cache(dtype));
       Case c(problem, 4);
       for (const std::string& entry : threaded_entries(problem)) {
         const Result serial = run(c, entry);
@@ -439,8 +446,8 @@ TEST_CASE("caches: batches of which some prefill and some decode", "[kernel]") {
   for (const char* words : {"causal align=bottom_right", "align=bottom_right window=40,20 sinks"}) {
     for (const char* layout : {"sk=320 page=16 seqlens", "sk=306 page=17 seqlens", "sk=300 seqlens",
                                "sk=150 ring seqlens", "sk=300 ragged_k=900"}) {
-      Case c(Problem::parse("attention b=6 hq=4 hk=2 sq=200 ragged_q=275 d=16 lse " + std::string(words) + " " +
-                            layout + cache(dtype, 2)),
+      Case c(AttentionProblem::parse("attention b=6 hq=4 hk=2 sq=200 ragged_q=275 d=16 lse " + std::string(words) +
+                                     " " + layout + cache(dtype, 2)),
              4);
       for (std::int64_t n = 0; n < 7; ++n) set_index(c.cu_seqlens_q, {n}, starts[n]);
       check_every_entry(c);

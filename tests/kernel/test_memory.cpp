@@ -13,7 +13,7 @@ using namespace rapt::testing;
 
 namespace {
 
-void check_guarded(const Problem& problem, std::uint64_t seed) {
+void check_guarded(const AttentionProblem& problem, std::uint64_t seed) {
   for (Placement placement : {Placement::front, Placement::back}) {
     Case c(problem, seed, placement);
     c.protect_inputs();
@@ -26,7 +26,7 @@ void check_guarded(const Problem& problem, std::uint64_t seed) {
 TEST_CASE("sampled problems between guard pages", "[kernel]") {
   std::mt19937_64 random(201);
   for (int i = 0; i < 25; ++i) {
-    const Problem problem = sample(random, kEverything);
+    const AttentionProblem problem = sample(random, kEverything);
     check_guarded(problem, random() % 1000);
   }
 }
@@ -35,15 +35,15 @@ TEST_CASE("odd sizes between guard pages", "[kernel]") {
   for (std::int64_t d : {1, 3, 7, 8, 9, 15, 16, 17, 31, 33, 65, 577}) {
     for (std::int64_t s : {1, 2, 5, 23, 24, 25, 63, 65, 129}) {
       if (d * s > 17000) continue;
-      Problem problem;
+      AttentionProblem problem;
       problem.sq = s;
       problem.sk = s + 3;
       problem.d = std::min<std::int64_t>(d, 576);
       problem.dv = d % 40 + 1;
-      problem.mask = Problem::kFullQ;
+      problem.mask = AttentionProblem::kFullQ;
       problem.bias = 0;
       problem.lse = true;
-      problem.layout = static_cast<Problem::Layout>((d + s) % 4);
+      problem.layout = static_cast<AttentionProblem::Layout>((d + s) % 4);
       for (DType dtype : kFloatTypes) {
         problem.q_dtype = problem.kv_dtype = problem.out_dtype = dtype;
         check_guarded(problem, static_cast<std::uint64_t>(d * s));
@@ -67,7 +67,7 @@ TEST_CASE("bf16 keys of 64 or 128 bytes between guard pages", "[kernel]") {
 }
 
 TEST_CASE("where in a cache line keys begin does not change a bit", "[kernel]") {
-  const Problem problem = typed("attention b=1 hq=2 sq=70 sk=100 d=64 lse", DType::bf16);
+  const AttentionProblem problem = typed("attention b=1 hq=2 sq=70 sk=100 d=64 lse", DType::bf16);
   Case c(problem), moved(problem);
   for (std::int64_t shift : {1, 8, 31, 32}) {
     Tensor keys(DType::bf16, Layout(std::vector{c.k.size() + shift}));

@@ -10,7 +10,7 @@ using namespace rapt;
 using namespace rapt::testing;
 
 TEST_CASE("keys may come in any order", "[kernel]") {
-  const Problem problem = typed("attention b=2 hq=4 hk=2 sq=30 sk=170 d=32 bias=qk mask=qk lse", each_type());
+  const AttentionProblem problem = typed("attention b=2 hq=4 hk=2 sq=30 sk=170 d=32 bias=qk mask=qk lse", each_type());
   Case c(problem), permuted(problem);
   const Reference reference = oracle(c.args());
   std::vector<std::int64_t> order(170);
@@ -54,8 +54,8 @@ TEST_CASE("a constant added to all scores shifts lse and nothing else", "[kernel
 TEST_CASE("masked keys behind the others do not change a bit", "[kernel]") {
   const DType dtype = each_type();
   for (std::int64_t extra : {1, 7, 64, 300}) {
-    const Problem shorter = typed("attention b=1 hq=4 hk=2 sq=50 sk=77 d=40 dv=20 lse", dtype);
-    Problem longer = shorter;
+    const AttentionProblem shorter = typed("attention b=1 hq=4 hk=2 sq=50 sk=77 d=40 dv=20 lse", dtype);
+    AttentionProblem longer = shorter;
     longer.sk += extra;
     longer.mask = 0;  // "k"
     Case c(shorter), padded(longer);
@@ -97,9 +97,9 @@ TEST_CASE("keys beyond a length do not change a bit", "[kernel]") {
 TEST_CASE("grouped heads give the bits of repeated keys and values", "[kernel]") {
   const DType dtype = each_type();
   for (std::int64_t group : {2, 3, 5, 7, 8}) {
-    Problem grouped = typed("attention b=2 hk=2 sq=37 sk=90 d=40 dv=24 causal align=bottom_right lse", dtype);
+    AttentionProblem grouped = typed("attention b=2 hk=2 sq=37 sk=90 d=40 dv=24 causal align=bottom_right lse", dtype);
     grouped.hq = 2 * group;
-    Problem repeated = grouped;
+    AttentionProblem repeated = grouped;
     repeated.hk = grouped.hq;
     Case c(grouped), copy(repeated);
     for (std::int64_t n = 0; n < 2; ++n) {
@@ -153,7 +153,7 @@ TEST_CASE("two halves of the keys merge by their lse", "[kernel]") {
 
 TEST_CASE("scaling the values scales the result", "[kernel]") {
   // Not f16: what is scaled must stay clear of the denormals.
-  const Problem problem =
+  const AttentionProblem problem =
       typed("attention hq=2 sq=40 sk=90 d=32 causal align=bottom_right", GENERATE(DType::f32, DType::bf16));
   Case c(problem), scaled(problem);
   for (std::int64_t i = 0; i < scaled.v.size(); ++i) scaled.v.flat(i) *= 0.25f;

@@ -41,7 +41,7 @@ TEST_CASE("NaN in a key or value reaches the rows that attend it and no other", 
   for (const char* what : {"", "causal", "causal align=-9", "window=6,3", "causal window=20,-1 align=30", "mask=hqk",
                            "bias=hqk", "mask=bk", "bias=bk mask=qk", "softcap=20 causal", "alibi causal",
                            "sinks causal", "causal layout=bshd", "causal layout=bhds", "mask=qk layout=other"}) {
-    const Problem problem = typed("attention b=2 hq=4 hk=2 sq=70 d=24 lse " + std::string(what), dtype);
+    const AttentionProblem problem = typed("attention b=2 hq=4 hk=2 sq=70 d=24 lse " + std::string(what), dtype);
     const std::vector<std::string> names = every_entry(problem);
     std::map<std::string, Case> before;
     std::map<std::string, std::size_t> harmed;
@@ -95,7 +95,7 @@ TEST_CASE("NaN or Inf in any column of a large head", "[kernel]") {
 }
 
 TEST_CASE("NaN or Inf in a query stays in its row", "[kernel]") {
-  const Problem problem = typed("attention b=2 hq=6 hk=2 sq=41 sk=50 d=24 lse", each_type());
+  const AttentionProblem problem = typed("attention b=2 hq=6 hk=2 sq=41 sk=50 d=24 lse", each_type());
   const float value = GENERATE(kNaN, kInfinity);
   for (const std::string& entry : every_entry(problem)) {
     Case before(problem), after(problem);
@@ -258,7 +258,7 @@ TEST_CASE("scores of any size take the largest", "[kernel]") {
 // Scores of exactly +-1e6 leave nothing to rounding: the largest take everything, in equal shares.
 TEST_CASE("large scores pick the largest exactly", "[kernel]") {
   for (float size : {1e4f, 1e6f}) {
-    Case c(Problem::parse("attention sq=2 sk=200 d=1 scale=1 lse"));
+    Case c(AttentionProblem::parse("attention sq=2 sk=200 d=1 scale=1 lse"));
     for (std::int64_t j = 0; j < 200; ++j) c.k.flat(j) = j == 150 || j == 3 ? size : -size;
     c.q.flat(0) = 1;
     c.q.flat(1) = -1;
@@ -294,7 +294,7 @@ TEST_CASE("rows whose scores are all very negative are not masked", "[kernel]") 
 
 // Kernels may flush them, which the bounds' 1e-37 covers; normal numbers beside them must come out in full.
 TEST_CASE("denormal inputs", "[kernel]") {
-  Case c(Problem::parse("attention sq=9 sk=40 d=8 lse"));
+  Case c(AttentionProblem::parse("attention sq=9 sk=40 d=8 lse"));
   for (std::int64_t i = 0; i < c.k.size(); ++i) c.k.flat(i) *= 1e-39f;
   check_every_entry(c);
   for (std::int64_t i = 0; i < c.v.size(); i += 3) c.v.flat(i) *= 1e-39f;
@@ -304,7 +304,7 @@ TEST_CASE("denormal inputs", "[kernel]") {
 }
 
 TEST_CASE("values near the largest float do not overflow on their way to the mean", "[kernel]") {
-  Case c(Problem::parse("attention sq=4 sk=9 d=8"));
+  Case c(AttentionProblem::parse("attention sq=4 sk=9 d=8"));
   for (std::int64_t i = 0; i < c.v.size(); ++i) c.v.flat(i) *= 1e37f / 4;
   check_every_entry(c);
 }

@@ -37,7 +37,7 @@ TEST_CASE("vector entries take every mix of types, matrix entries those of their
   for (DType q : kFloatTypes) {
     for (DType kv : kFloatTypes) {
       for (DType out : kFloatTypes) {
-        Problem problem = Problem::parse("attention b=1 hq=4 hk=2 sq=40 sk=70 d=24 dv=17 lse");
+        AttentionProblem problem = AttentionProblem::parse("attention b=1 hq=4 hk=2 sq=40 sk=70 d=24 dv=17 lse");
         problem.q_dtype = q, problem.kv_dtype = kv, problem.out_dtype = out;
         const std::vector<std::string> names = every_entry(problem);
         for (const EntryInfo& entry : entries()) {
@@ -84,7 +84,7 @@ TEST_CASE("sampled problems of every kind", "[kernel][slow]") {
 
 TEST_CASE("every head size from 1 to 576 in steps", "[kernel]") {
   for (std::int64_t d = 1; d <= 576; d += d < 40 ? 1 : d < 160 ? 13 : 83) {
-    Problem p;
+    AttentionProblem p;
     p.sq = 9;
     p.sk = 33;
     p.d = d;
@@ -107,11 +107,11 @@ TEST_CASE("heads of 129 to 256 columns", "[kernel]") {
         "sq=70 sk=99 bias=qk mask=k", "sq=50 sk=80 layout=other", "b=3 hq=2 sq=60 sk=110 ragged_q=130 ragged_k=260",
         "b=2 hq=2 sq=9 sk=160 page=16 seqlens", "b=2 hq=2 sq=9 sk=64 ring seqlens"})
     for (const char* sizes : {" lse d=192", " lse d=250 dv=256"})
-      check_every_entry(Problem::parse("attention " + std::string(what) + sizes));
+      check_every_entry(AttentionProblem::parse("attention " + std::string(what) + sizes));
 }
 
 TEST_CASE("entries of different instruction sets agree on long sequences", "[kernel][slow]") {
-  Case first(Problem::parse("attention b=1 hq=2 hk=1 sq=1024 d=128 causal softcap=30 lse"), 7);
+  Case first(AttentionProblem::parse("attention b=1 hq=2 hk=1 sq=1024 d=128 causal softcap=30 lse"), 7);
   const std::vector<std::string> names = every_entry(first.problem);
   if (names.empty()) return;  // RAPT_TEST_ENTRIES has others
   run(first.args(), names.front());

@@ -31,9 +31,9 @@ Layout layout_of(const Dims& shape, const Dims& order, std::int64_t inner = 1, s
 }
 
 /// [b, h, s, d], or the ragged [total, h, d] when total >= 0.
-Layout tensor_layout(Problem::Layout layout, std::int64_t b, std::int64_t h, std::int64_t s, std::int64_t d,
+Layout tensor_layout(AttentionProblem::Layout layout, std::int64_t b, std::int64_t h, std::int64_t s, std::int64_t d,
                      std::int64_t total) {
-  using enum Problem::Layout;
+  using enum AttentionProblem::Layout;
   if (total >= 0) {
     const Dims shape{total, h, d};
     switch (layout) {
@@ -106,10 +106,10 @@ void fill_normal(Tensor& tensor, Generator generator) {
 }
 
 /// Whether a ring still has every key that p.sq rows of a sequence of `length` see, by asking each of them.
-bool ring_has_all(const Problem& p, std::int64_t length) {
-  const std::int64_t offset = p.align == Problem::Align::bottom_right ? length - p.sq
-                              : p.align == Problem::Align::offset     ? p.align_offset
-                                                                      : 0;
+bool ring_has_all(const AttentionProblem& p, std::int64_t length) {
+  const std::int64_t offset = p.align == AttentionProblem::Align::bottom_right ? length - p.sq
+                              : p.align == AttentionProblem::Align::offset     ? p.align_offset
+                                                                               : 0;
   constexpr std::int64_t kFar = std::int64_t{1} << 60;  // further than any key
   const std::int64_t left = std::min(p.window_left, kFar), right = p.causal ? 0 : std::min(p.window_right, kFar);
   for (std::int64_t at = offset; at < offset + p.sq; ++at) {
@@ -121,11 +121,11 @@ bool ring_has_all(const Problem& p, std::int64_t length) {
 }
 
 /// Key lengths of the sequences of a case that has them.
-Dims key_lengths(const Problem& p, std::uint64_t seed, Generator random) {
+Dims key_lengths(const AttentionProblem& p, std::uint64_t seed, Generator random) {
   Dims lengths(static_cast<std::size_t>(p.b), p.sk);
   // Without an alignment, scores that look at positions need equal lengths.
   const bool positions = p.causal || p.window_left >= 0 || p.window_right >= 0 || p.alibi;
-  if (positions && p.align == Problem::Align::none) return lengths;
+  if (positions && p.align == AttentionProblem::Align::none) return lengths;
   const auto between = [&](std::int64_t low, std::int64_t high) {
     return std::uniform_int_distribution<std::int64_t>(low, high)(random);
   };
@@ -161,11 +161,12 @@ struct Pages {
   }
 
   /// [b, n] with nonsense where a sequence has no page.
-  Tensor table(const Problem& p, std::uint64_t seed, Placement placement) const {
+  Tensor table(const AttentionProblem& p, std::uint64_t seed, Placement placement) const {
     const Dims shape{p.b, p.sk / p.page_size};
     const bool wide = seed % 2 == 1;
     Tensor tensor(wide ? DType::i64 : DType::i32,
-                  p.layout == Problem::Layout::other ? layout_of(shape, {0, 1}, 2, 3) : Layout(shape), placement);
+                  p.layout == AttentionProblem::Layout::other ? layout_of(shape, {0, 1}, 2, 3) : Layout(shape),
+                  placement);
     for (std::int64_t n = 0; n < shape[0]; ++n) {
       const Dims& own = of[static_cast<std::size_t>(n)];
       for (std::int64_t i = 0; i < shape[1]; ++i) {
@@ -182,9 +183,9 @@ struct Pages {
 };
 
 /// [b or 1, hq or 1, sq or 1, sk]; every second seed leaves out leading dimensions of size 1.
-Layout broadcast_layout(const Problem& p, std::uint8_t full, std::uint64_t seed) {
-  Dims shape{full & Problem::kFullB ? p.b : 1, full & Problem::kFullH ? p.hq : 1, full & Problem::kFullQ ? p.sq : 1,
-             p.sk};
+Layout broadcast_layout(const AttentionProblem& p, std::uint8_t full, std::uint64_t seed) {
+  Dims shape{full & AttentionProblem::kFullB ? p.b : 1, full & AttentionProblem::kFullH ? p.hq : 1,
+             full & AttentionProblem::kFullQ ? p.sq : 1, p.sk};
   if (seed % 2 == 0) {
     std::size_t skip = 0;
     while (skip < 3 && !(full & (1u << skip))) ++skip;
@@ -192,7 +193,7 @@ Layout broadcast_layout(const Problem& p, std::uint8_t full, std::uint64_t seed)
   }
   Dims order(shape.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::int64_t>(i);
-  return p.layout == Problem::Layout::other ? layout_of(shape, order, 1, 3) : Layout(shape);
+  return p.layout == AttentionProblem::Layout::other ? layout_of(shape, order, 1, 3) : Layout(shape);
 }
 
 /// Calls set(position, masked, generator) for every element; whole rows are masked now and then, but never row 0.
@@ -208,14 +209,14 @@ void fill_mask(const Tensor& tensor, std::int64_t sk, double masked_share, Gener
 
 }  // namespace
 
-Problem typed(const std::string& text, DType dtype) {
-  Problem problem = Problem::parse(text);
+AttentionProblem typed(const std::string& text, DType dtype) {
+  AttentionProblem problem = AttentionProblem::parse(text);
   problem.q_dtype = problem.kv_dtype = problem.out_dtype = dtype;
   return problem;
 }
 
-Case::Case(const Problem& given, std::uint64_t seed, Placement placement) : problem(given) {
-  const Problem& p = problem;
+Case::Case(const AttentionProblem& given, std::uint64_t seed, Placement placement) : problem(given) {
+  const AttentionProblem& p = problem;
   const auto generator = [seed](std::uint64_t tensor) { return Generator(seed * 64 + tensor); };
   const auto make = [&](DType dtype, std::int64_t h, std::int64_t s, std::int64_t d, std::int64_t total) {
     return Tensor(dtype, tensor_layout(p.layout, p.b, h, s, d, total), placement);
@@ -237,14 +238,14 @@ Case::Case(const Problem& given, std::uint64_t seed, Placement placement) : prob
     lse = p.ragged_q >= 0 ? Tensor(DType::f32, Layout(Dims{p.ragged_q, p.hq}), placement)
                           : Tensor(DType::f32, Layout(Dims{p.b, p.hq, p.sq}), placement);
   }
-  if (p.bias != Problem::kNone) {
+  if (p.bias != AttentionProblem::kNone) {
     bias = Tensor(p.bias_dtype, broadcast_layout(p, p.bias, seed), placement);
     fill_normal(bias, generator(4));
     fill_mask(bias, p.sk, 0.04, generator(5), [&](std::int64_t i, bool masked) {
       if (masked) bias.flat(i) = -kInfinity;
     });
   }
-  if (p.mask != Problem::kNone) {
+  if (p.mask != AttentionProblem::kNone) {
     mask = Tensor(DType::boolean, broadcast_layout(p, p.mask, seed + 1), placement);
     fill_mask(mask, p.sk, 0.2, generator(6), [&](std::int64_t i, bool masked) { mask.flat<bool>(i) = !masked; });
   }
@@ -265,7 +266,7 @@ Case::Case(const Problem& given, std::uint64_t seed, Placement placement) : prob
 }
 
 void Case::make_keys(std::uint64_t seed, Placement placement) {
-  const Problem& p = problem;
+  const AttentionProblem& p = problem;
   const auto generator = [seed](std::uint64_t tensor) { return Generator(seed * 64 + tensor); };
   const bool ragged = p.ragged_k >= 0, paged = p.page_size > 0;
   Dims lengths;
@@ -316,15 +317,15 @@ AttentionArgs Case::args() {
     score.window = Window{problem.window_left, problem.window_right};
   }
   switch (problem.align) {
-    case Problem::Align::none:
+    case AttentionProblem::Align::none:
       break;
-    case Problem::Align::top_left:
+    case AttentionProblem::Align::top_left:
       score.align = Align::top_left();
       break;
-    case Problem::Align::bottom_right:
+    case AttentionProblem::Align::bottom_right:
       score.align = Align::bottom_right();
       break;
-    case Problem::Align::offset:
+    case AttentionProblem::Align::offset:
       score.align = Align::offset(problem.align_offset);
       break;
   }

@@ -16,7 +16,7 @@ inline constexpr std::array kFloatTypes = {DType::f32, DType::bf16, DType::f16};
 inline constexpr std::array kQuantizedTypes = {DType::i8, DType::f8e4m3, DType::f8e5m2, DType::i4x2};
 
 /// The problem of `text` with q, k, v and out of `dtype`.
-Problem typed(const std::string& text, DType dtype);
+AttentionProblem typed(const std::string& text, DType dtype);
 
 /// Owns every tensor that a Problem speaks of.
 ///
@@ -38,7 +38,7 @@ Problem typed(const std::string& text, DType dtype);
 struct Case {
   /// Throws Error for types that a call would refuse, for a bias other than f32, and for ragged totals that
   /// b sequences with that longest one cannot have.
-  explicit Case(const Problem& problem, std::uint64_t seed = 1, Placement placement = Placement::heap);
+  explicit Case(const AttentionProblem& problem, std::uint64_t seed = 1, Placement placement = Placement::heap);
 
   /// Views of the tensors below, and the scalars of `problem`.
   AttentionArgs args();
@@ -47,7 +47,7 @@ struct Case {
   /// Poisons the outputs again.
   void poison_outputs();
 
-  Problem problem;
+  AttentionProblem problem;
   Tensor q, k, v, out, lse, bias, mask, alibi, sinks, seqlens, cu_seqlens_q, cu_seqlens_k;
   Tensor block_table, k_scale, v_scale, k_zero, v_zero;
 

@@ -26,7 +26,7 @@ inline void check_every_entry(Case& c) {
   check_every_entry(c, c.args());
 }
 
-inline void check_every_entry(const Problem& problem, std::uint64_t seed = 1) {
+inline void check_every_entry(const AttentionProblem& problem, std::uint64_t seed = 1) {
   Case c(problem, seed);
   check_every_entry(c);
 }

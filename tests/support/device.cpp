@@ -72,7 +72,7 @@ class DeviceCall::Copy {
 
 DeviceCall::DeviceCall(const AttentionArgs& host, Lengths lengths) : args_(host) {
   // Nobody can see there that lengths are equal; here they are, or this throws.
-  if (lengths == Lengths::checked && Problem::of(host).align == Problem::Align::none)
+  if (lengths == Lengths::checked && AttentionProblem::of(host).align == AttentionProblem::Align::none)
     args_.score.align = Align::top_left();
   KvSource& kv = args_.kv;
   ScoreSpec& score = args_.score;

@@ -11,17 +11,24 @@
 namespace rapt::testing {
 namespace {
 
-Problem small() {
-  return Problem::parse("attention sq=1 d=16");
+AttentionProblem small() {
+  return AttentionProblem::parse("attention sq=1 d=16");
+}
+
+// Of the name of an entry, which there is.
+EntryInfo info_of(std::string_view name) {
+  for (const EntryInfo& entry : entries())
+    if (entry.name == name) return entry;
+  throw std::logic_error("no entry " + std::string(name));
 }
 
 // Those that `wanted` picks and that take the problem on their device.
-std::vector<std::string> taking(const Problem& problem, const std::function<bool(std::string_view)>& wanted) {
+std::vector<std::string> taking(const AttentionProblem& problem, const std::function<bool(std::string_view)>& wanted) {
   std::vector<std::string> names;
   for (const EntryInfo& entry : entries()) {
-    if (!entry.unusable.empty() || !wanted(entry.name)) continue;
+    if (entry.operation != Operation::attention || !entry.unusable.empty() || !wanted(entry.name)) continue;
     try {
-      Problem there = problem;
+      AttentionProblem there = problem;
       there.device = device_of(entry.name);
       names.emplace_back(Plan(there, forced(entry.name)).entry());
     } catch (const Error&) {
@@ -31,13 +38,13 @@ std::vector<std::string> taking(const Problem& problem, const std::function<bool
   return names;
 }
 
-[[noreturn]] void refuse_all(const Problem& problem) {
+[[noreturn]] void refuse_all(const AttentionProblem& problem) {
   throw std::logic_error("no entry takes " + problem.to_string());
 }
 
 }  // namespace
 
-std::vector<std::string> every_entry(const Problem& problem) {
+std::vector<std::string> every_entry(const AttentionProblem& problem) {
   std::vector<std::string> names = taking(problem, selected);
   const std::vector<EntryInfo> all = entries();
   const auto is_selected = [](const EntryInfo& entry) { return entry.unusable.empty() && selected(entry.name); };
@@ -52,7 +59,7 @@ std::vector<std::string> every_entry() {
   return every_entry(small());
 }
 
-std::vector<std::string> usable_entries(const Problem& problem) {
+std::vector<std::string> usable_entries(const AttentionProblem& problem) {
   std::vector<std::string> names =
       taking(problem, [&](std::string_view entry) { return device_of(entry) == problem.device; });
   if (names.empty()) refuse_all(problem);
@@ -69,15 +76,15 @@ bool selected(std::string_view entry) {
 }
 
 Tier tier_of(std::string_view entry) {
-  return entry.find(".f32x3.") == std::string_view::npos ? Tier::exact : Tier::f32x3;
+  return info_of(entry).exact ? Tier::exact : Tier::f32x3;
 }
 
 bool ignores_hidden_values(std::string_view entry) {
-  return entry.find(".cuda.sm90a") == std::string_view::npos;
+  return info_of(entry).isa != "sm90a";
 }
 
 DeviceType device_of(std::string_view entry) {
-  return entry.find(".cuda") == std::string_view::npos ? DeviceType::cpu : DeviceType::cuda;
+  return info_of(entry).backend == "cpu" ? DeviceType::cpu : DeviceType::cuda;
 }
 
 Forced forced(const std::string& entry) {

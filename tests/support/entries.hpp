@@ -13,17 +13,17 @@ namespace rapt::testing {
 
 /// Names of the entries that this machine can run and that take `problem`, in dispatch order; those that run only where
 /// they are named are among them. Throws std::logic_error when there is none.
-std::vector<std::string> usable_entries(const Problem& problem);
+std::vector<std::string> usable_entries(const AttentionProblem& problem);
 /// The same for a small problem of f32.
 std::vector<std::string> usable_entries();
 /// The same on every device, of those that are selected; none only if a selection leaves none.
-std::vector<std::string> every_entry(const Problem& problem);
+std::vector<std::string> every_entry(const AttentionProblem& problem);
 std::vector<std::string> every_entry();
 
 /// False when the environment's RAPT_TEST_ENTRIES is set and the name does not contain it.
 bool selected(std::string_view entry);
 
-/// What `entry` promises, by its name.
+/// What `entry` promises.
 Tier tier_of(std::string_view entry);
 
 /// False where values that a row does not see may change the row's last bits (docs/cuda.md, "Entries").
@@ -39,7 +39,7 @@ struct Forced : Context {
 };
 /// Serial.
 Forced forced(const std::string& entry);
-/// The same on `executor` with at most `threads` strands.
+/// The same on `executor` with at most `threads` workers.
 Forced forced(const std::string& entry, std::shared_ptr<Executor> executor, int threads);
 
 /// Runs `c` on `context`, which is the host's, into fresh poison and compares with `reference`.

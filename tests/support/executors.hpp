@@ -23,20 +23,20 @@
 
 namespace rapt::testing {
 
-/// A user's executor: one thread per strand, started in reverse order.
+/// A user's executor: one thread per worker, started in reverse order.
 class ThreadExecutor : public Executor {
  public:
   explicit ThreadExecutor(int threads) : threads_(threads) {}
   std::string_view name() const noexcept override { return "threads"; }
   int concurrency() const noexcept override { return threads_; }
-  void run(int strands, void (*strand)(void*, int), void* argument) override {
+  void run(int workers, void (*work)(void*, int), void* argument) override {
     ++runs;
-    if (strands > most_strands) most_strands = strands;
+    if (workers > most_strands) most_strands = workers;
     std::vector<std::thread> threads;
-    for (int i = strands - 1; i >= 0; --i) {
-      threads.emplace_back([this, strand, argument, i] {
+    for (int i = workers - 1; i >= 0; --i) {
+      threads.emplace_back([this, work, argument, i] {
         if (before) before();
-        strand(argument, i);
+        work(argument, i);
         if (after) after();
       });
     }
@@ -45,7 +45,7 @@ class ThreadExecutor : public Executor {
 
   std::atomic<int> runs{0};
   std::atomic<int> most_strands{0};
-  std::function<void()> before, after;  ///< called around every strand, on its thread
+  std::function<void()> before, after;  ///< called around every worker, on its thread
 
  private:
   int threads_;
@@ -78,7 +78,7 @@ inline std::vector<std::shared_ptr<Executor>> all_executors() {
 
 /// usable_entries(problem), or the best of them under ThreadSanitizer: it slows kernels down a hundredfold, and what
 /// threads share does not depend on the kernel.
-inline std::vector<std::string> threaded_entries(const Problem& problem) {
+inline std::vector<std::string> threaded_entries(const AttentionProblem& problem) {
   std::vector<std::string> names = usable_entries(problem);
 #if defined(RAPT_TEST_TSAN)
   names.resize(1);

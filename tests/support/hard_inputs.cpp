@@ -74,7 +74,7 @@ std::span<const HardInputs> hard_inputs() {
 }
 
 Case make_case(const HardInputs& inputs) {
-  Case c(Problem::parse(inputs.problem), 7);
+  Case c(AttentionProblem::parse(inputs.problem), 7);
   inputs.fill(c);
   return c;
 }

@@ -50,7 +50,7 @@ std::int64_t total(Random& random, std::int64_t b, std::int64_t longest) {
   return between(random, longest, b * longest);
 }
 
-void sample_positions(Random& random, Problem& p) {
+void sample_positions(Random& random, AttentionProblem& p) {
   p.causal = !one_in(random, 3);
   if (one_in(random, 2)) {
     p.window_left = one_in(random, 3) ? -1 : between(random, 0, 70);
@@ -59,13 +59,13 @@ void sample_positions(Random& random, Problem& p) {
   p.alibi = one_in(random, 4);
   switch (between(random, 0, 3)) {
     case 0:
-      p.align = Problem::Align::top_left;
+      p.align = AttentionProblem::Align::top_left;
       break;
     case 1:
-      p.align = Problem::Align::bottom_right;
+      p.align = AttentionProblem::Align::bottom_right;
       break;
     case 2:
-      p.align = Problem::Align::offset;
+      p.align = AttentionProblem::Align::offset;
       p.align_offset = between(random, -p.sq - 3, p.sk + 3);
       break;
     default:  // none: legal for equal lengths only
@@ -74,7 +74,7 @@ void sample_positions(Random& random, Problem& p) {
   }
 }
 
-void sample_scores(Random& random, Problem& p) {
+void sample_scores(Random& random, AttentionProblem& p) {
   const auto broadcast = [&] { return static_cast<std::uint8_t>(between(random, 0, 7)); };
   if (one_in(random, 3)) {
     p.has_scale = true;
@@ -86,7 +86,7 @@ void sample_scores(Random& random, Problem& p) {
   p.sinks = one_in(random, 3);
 }
 
-void sample_lengths(Random& random, Problem& p, bool equal) {
+void sample_lengths(Random& random, AttentionProblem& p, bool equal) {
   switch (between(random, 0, 3)) {
     case 0:
       p.kv_lengths = true;
@@ -106,11 +106,11 @@ void sample_lengths(Random& random, Problem& p, bool equal) {
   if (equal && (p.ragged_q >= 0 || p.ragged_k >= 0)) p.ragged_q = p.ragged_k = total(random, p.b, p.sq);
 }
 
-void sample_types(Random& random, Problem& p) {
+void sample_types(Random& random, AttentionProblem& p) {
   const auto type = [&] { return static_cast<DType>(pick(random, {0, 1, 2})); };
   static_assert(static_cast<int>(DType::f32) == 0 && static_cast<int>(DType::f16) == 1 &&
                 static_cast<int>(DType::bf16) == 2);
-  if (p.bias != Problem::kNone) p.bias_dtype = type();
+  if (p.bias != AttentionProblem::kNone) p.bias_dtype = type();
   switch (between(random, 0, 2)) {
     case 0:
       break;
@@ -132,7 +132,7 @@ std::int64_t scales(Random& random, std::int64_t n, bool packed) {
   return most % groups == 0 ? groups : 1;
 }
 
-void sample_caches(Random& random, Problem& p) {
+void sample_caches(Random& random, AttentionProblem& p) {
   const bool packed = one_in(random, 5), bytes = !packed && one_in(random, 3);
   if (packed) p.d += p.d % 2, p.dv += p.dv % 2;
   if (packed || bytes) p.kv_dtype = packed ? DType::i4x2 : DType::i8;
@@ -149,14 +149,14 @@ void sample_caches(Random& random, Problem& p) {
     case 0:
       p.page_size = pick(random, {1, 2, 5, 16, 17, 64, 128});
       p.sk = (p.sk + p.page_size - 1) / p.page_size * p.page_size;
-      if (positions && p.align == Problem::Align::none) p.sq = p.sk;
+      if (positions && p.align == AttentionProblem::Align::none) p.sq = p.sk;
       p.kv_lengths = true;
       break;
     case 1:
       p.ring = p.kv_lengths = true;
-      p.bias = p.mask = Problem::kNone;
+      p.bias = p.mask = AttentionProblem::kNone;
       // Windows that leave room for a chunk: without one, causal rows of a ring that has gone round are refused.
-      if (p.causal && p.align == Problem::Align::bottom_right && p.sq <= p.sk && one_in(random, 2))
+      if (p.causal && p.align == AttentionProblem::Align::bottom_right && p.sq <= p.sk && one_in(random, 2))
         p.window_left = between(random, 0, p.sk - p.sq);
       break;
     default:
@@ -166,8 +166,8 @@ void sample_caches(Random& random, Problem& p) {
 
 }  // namespace
 
-Problem sample(Random& random, const SampleOptions& options) {
-  Problem p;
+AttentionProblem sample(Random& random, const SampleOptions& options) {
+  AttentionProblem p;
   p.b = between(random, 1, 3);
   p.hk = between(random, 1, 3);
   p.hq = p.hk * pick(random, {1, 1, 2, 3, 5, 7});
@@ -187,10 +187,10 @@ Problem sample(Random& random, const SampleOptions& options) {
   if (options.positions) sample_positions(random, p);
   if (options.scores) sample_scores(random, p);
   const bool positions = p.causal || p.window_left >= 0 || p.window_right >= 0 || p.alibi;
-  if (options.lengths) sample_lengths(random, p, positions && p.align == Problem::Align::none);
+  if (options.lengths) sample_lengths(random, p, positions && p.align == AttentionProblem::Align::none);
   if (options.types) sample_types(random, p);
   if (options.caches) sample_caches(random, p);
-  if (options.layouts) p.layout = static_cast<Problem::Layout>(between(random, 0, 3));
+  if (options.layouts) p.layout = static_cast<AttentionProblem::Layout>(between(random, 0, 3));
   return p;
 }
 

@@ -23,6 +23,6 @@ inline constexpr SampleOptions kEverythingCached{true, true, true, true, true, t
 
 /// A valid problem with lse; the same for the same state of `random`. Sizes are odd more often than not: d and dv
 /// reach 576, sq and sk about 300, groups 1, 2, 3, 5 and 7.
-Problem sample(std::mt19937_64& random, const SampleOptions& options);
+AttentionProblem sample(std::mt19937_64& random, const SampleOptions& options);
 
 }  // namespace rapt::testing

@@ -14,17 +14,17 @@ inline constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max();
 
 /// Spoils the arguments of a valid case and expects the refusal to name `argument`, from every door into the library.
 inline void refuses(const std::string& argument, const std::function<void(AttentionArgs&, Case&)>& spoil,
-                    const Problem& problem) {
+                    const AttentionProblem& problem) {
   // With pages of its own for every tensor, so that moving an output a little cannot make it meet a neighbour.
   Case c(problem, 1, Placement::front);
   const Tensor untouched_out(c.out.dtype(), c.out.layout()), untouched_lse(DType::f32, c.lse.layout());
   const Plan plan(c.args(), Context());
   AttentionArgs args = c.args();
   INFO(argument << ": " << problem.to_string());
-  REQUIRE_NOTHROW(Problem::of(args));
+  REQUIRE_NOTHROW(AttentionProblem::of(args));
   spoil(args, c);
   CHECK(refused_argument([&] { attention(args); }) == argument);
-  CHECK(refused_argument([&] { Problem::of(args); }) == argument);
+  CHECK(refused_argument([&] { AttentionProblem::of(args); }) == argument);
   CHECK(refused_argument([&] { Plan{args}; }) == argument);
   CHECK(refused_argument([&] { plan.run(args); }) == argument);
   CHECK(same_bits(c.out, untouched_out));
@@ -34,11 +34,11 @@ inline void refuses(const std::string& argument, const std::function<void(Attent
 inline void refuses(const std::string& argument, const std::function<void(AttentionArgs&, Case&)>& spoil,
                     const std::string& words = "") {
   const std::string sk = words.starts_with("sk=") ? "" : "sk=10 ";
-  refuses(argument, spoil, Problem::parse("attention b=2 hq=4 hk=2 sq=6 d=8 dv=4 lse " + sk + words));
+  refuses(argument, spoil, AttentionProblem::parse("attention b=2 hq=4 hk=2 sq=6 d=8 dv=4 lse " + sk + words));
 }
 
 inline std::string message_of(const AttentionArgs& args) {
-  return refused_text([&] { Problem::of(args); });
+  return refused_text([&] { AttentionProblem::of(args); });
 }
 
 /// The named members of AttentionArgs as read-only views, for spoiling one after another.

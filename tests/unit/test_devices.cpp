@@ -38,17 +38,17 @@ AttentionArgs ragged() {
   return args;
 }
 std::string refused(const AttentionArgs& args) {
-  return refused_argument([&] { Problem::of(args); });
+  return refused_argument([&] { AttentionProblem::of(args); });
 }
 
 }  // namespace
 
 TEST_CASE("devices: a call on a GPU is described without a look at its memory", "[unit]") {
-  CHECK(Problem::of(dense()).device == DeviceType::cuda);
-  CHECK(Problem::parse(Problem::of(dense()).to_string()) == Problem::of(dense()));
+  CHECK(AttentionProblem::of(dense()).device == DeviceType::cuda);
+  CHECK(AttentionProblem::parse(AttentionProblem::of(dense()).to_string()) == AttentionProblem::of(dense()));
 
   // Nobody knows the longest sequence, but it cannot be longer than all together.
-  const Problem packed = Problem::of(ragged());
+  const AttentionProblem packed = AttentionProblem::of(ragged());
   CHECK(packed.b == 3);
   CHECK(packed.sq == 9);
   CHECK(packed.sk == 11);
@@ -56,7 +56,7 @@ TEST_CASE("devices: a call on a GPU is described without a look at its memory", 
   AttentionArgs paged = dense();
   paged.kv = KvSource::paged(on_gpu({somewhere(2), {20, 2, 16, 16}}), on_gpu({somewhere(3), {20, 2, 16, 16}}),
                              on_gpu({somewhere<std::int32_t>(5), {2, 6}}), on_gpu({somewhere<std::int32_t>(6), {2}}));
-  CHECK(Problem::of(paged).sk == 96);
+  CHECK(AttentionProblem::of(paged).sk == 96);
 }
 
 TEST_CASE("devices: what can be checked on a GPU's tensors is", "[unit]") {
@@ -111,7 +111,7 @@ TEST_CASE("devices: where no GPU can be used a call says why", "[unit]") {
     usable |= entry.unusable.empty();
     CHECK(device_of(entry.name) == DeviceType::cuda);
   }
-  const Problem problem = Problem::of(dense());
+  const AttentionProblem problem = AttentionProblem::of(dense());
   if (usable) {
     CHECK(Plan(problem).backend() == "cuda");
     return;
@@ -129,6 +129,6 @@ TEST_CASE("devices: where no GPU can be used a call says why", "[unit]") {
 }
 
 TEST_CASE("devices: a plan on the host knows the host's entries only", "[unit]") {
-  const Plan plan(Problem::parse("attention sq=4 d=8"));
+  const Plan plan(AttentionProblem::parse("attention sq=4 d=8"));
   for (const Candidate& candidate : plan.candidates()) CHECK(device_of(candidate.entry) == DeviceType::cpu);
 }

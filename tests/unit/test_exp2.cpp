@@ -10,7 +10,7 @@
 
 namespace {
 
-float exp2_of(const rapt::cpu::KernelTable& table, float x) {
+float exp2_of(const rapt::cpu::IsaKernels& table, float x) {
   float y = -1;
   table.exp2(&x, &y, 1);
   return y;

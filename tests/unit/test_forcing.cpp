@@ -16,7 +16,7 @@ namespace {
 
 std::string chosen(const Context& context) {
   // bf16, which every instruction set has an entry for.
-  return std::string(Plan(Problem::parse("attention hq=2 sq=64 d=64 dtype=bf16"), context).entry());
+  return std::string(Plan(AttentionProblem::parse("attention hq=2 sq=64 d=64 dtype=bf16"), context).entry());
 }
 
 /// The instruction set in an entry's name, the third of its words.
@@ -40,7 +40,7 @@ TEST_CASE("the best usable instruction set is the default", "[unit]") {
   const std::vector<Isa> isas = usable_isas();
   REQUIRE_FALSE(isas.empty());
   CHECK(is_for(chosen(Context()), best_isa(isas.front())));
-  CHECK(chosen(Context()).find("attention_forward") == 0);
+  CHECK(chosen(Context()).find("attention_prefill") == 0);
   CHECK(std::is_sorted(isas.rbegin(), isas.rend()));
 }
 
@@ -88,7 +88,7 @@ TEST_CASE("what cannot be had fails loudly", "[unit]") {
     CHECK(refused_argument([] { Context(); }) == "RAPT_ISA");
   }
   {
-    ScopedEnvironment kernel("RAPT_KERNEL", "attention_forward.f32.abacus");
+    ScopedEnvironment kernel("RAPT_KERNEL", "attention_prefill.f32.abacus");
     CHECK(refused_argument([] { Context(); }) == "RAPT_KERNEL");
   }
   CHECK(refused_argument([] { forced("no such entry"); }) == "kernel");
@@ -124,7 +124,7 @@ TEST_CASE("a name that is nearly an entry's is answered with it", "[unit]") {
       CHECK(answer(wrong).find("(perhaps " + name + ")") != std::string::npos);
     }
   }
-  CHECK(answer("attention_forward").find("(perhaps attention_forward.") != std::string::npos);
+  CHECK(answer("attention_prefill").find("(perhaps attention_prefill.") != std::string::npos);
   CHECK(answer("no_such_entry").find("perhaps") == std::string::npos);
   CHECK(answer(std::string(100000, 'a')).find("perhaps") == std::string::npos);
 }

@@ -12,11 +12,11 @@
 
 namespace {
 
-using rapt::Element;
-using rapt::cpu::KernelTable;
+using rapt::DType;
+using rapt::cpu::IsaKernels;
 
 struct Format {
-  Element element;
+  DType element;
   int fraction;  // bits
   int bias;
   int infinity() const { return 0x7fff >> fraction << fraction; }
@@ -28,20 +28,20 @@ struct Format {
     return std::ldexp(rest + (1 << fraction), exponent - bias - fraction);
   }
 };
-constexpr Format kFormats[] = {{Element::bf16, 7, 127}, {Element::f16, 10, 15}};
+constexpr Format kFormats[] = {{DType::bf16, 7, 127}, {DType::f16, 10, 15}};
 
 std::uint32_t bits_of(float x) {
   return std::bit_cast<std::uint32_t>(x);
 }
 
-std::vector<float> widen(const KernelTable& table, Element element, const std::vector<std::uint16_t>& x) {
+std::vector<float> widen(const IsaKernels& table, DType element, const std::vector<std::uint16_t>& x) {
   std::vector<float> y(x.size());
-  table.convert(element, x.data(), Element::f32, y.data(), static_cast<std::int64_t>(x.size()));
+  table.convert(element, x.data(), DType::f32, y.data(), static_cast<std::int64_t>(x.size()));
   return y;
 }
-std::vector<std::uint16_t> narrow(const KernelTable& table, Element element, const std::vector<float>& x) {
+std::vector<std::uint16_t> narrow(const IsaKernels& table, DType element, const std::vector<float>& x) {
   std::vector<std::uint16_t> y(x.size());
-  table.convert(Element::f32, x.data(), element, y.data(), static_cast<std::int64_t>(x.size()));
+  table.convert(DType::f32, x.data(), element, y.data(), static_cast<std::int64_t>(x.size()));
   return y;
 }
 
@@ -104,7 +104,7 @@ std::vector<float> floats_to_round(const Format& format) {
 TEST_CASE("Widening gives the value of each of the 65536 bf16 and fp16 numbers", "[unit]") {
   const std::vector<std::uint16_t> all = all_halves();
   for (const Format& format : kFormats) {
-    for (const KernelTable* table : usable_tables()) {
+    for (const IsaKernels* table : usable_tables()) {
       const std::vector<float> wide = widen(*table, format.element, all);
       std::size_t wrong = 0;
       for (std::size_t i = 0; i < all.size(); ++i) {
@@ -112,7 +112,7 @@ TEST_CASE("Widening gives the value of each of the 65536 bf16 and fp16 numbers",
         if (magnitude > format.infinity()) {
           const auto expected = static_cast<std::uint32_t>(all[i] >> 15 << 31 | 0x7f800000 |
                                                            (magnitude - format.infinity()) << (23 - format.fraction));
-          const std::uint32_t quiet = format.element == Element::f16 ? 0x400000 : 0;  // bf16 keeps its bits
+          const std::uint32_t quiet = format.element == DType::f16 ? 0x400000 : 0;  // bf16 keeps its bits
           wrong += bits_of(wide[i]) != (expected | quiet);
           continue;
         }
@@ -131,7 +131,7 @@ TEST_CASE("Narrowing rounds to the nearest bf16 and fp16 number, ties to even, N
     const std::vector<float> x = floats_to_round(format);
     std::vector<std::uint16_t> expected;
     for (float y : x) expected.push_back(round(y));
-    for (const KernelTable* table : usable_tables()) {
+    for (const IsaKernels* table : usable_tables()) {
       const std::vector<std::uint16_t> got = narrow(*table, format.element, x);
       std::size_t wrong = 0;
       for (std::size_t i = 0; i < x.size(); ++i) {
@@ -146,7 +146,7 @@ TEST_CASE("Narrowing rounds to the nearest bf16 and fp16 number, ties to even, N
 TEST_CASE("What was widened narrows to itself", "[unit]") {
   const std::vector<std::uint16_t> all = all_halves();
   for (const Format& format : kFormats) {
-    for (const KernelTable* table : usable_tables()) {
+    for (const IsaKernels* table : usable_tables()) {
       const std::vector<std::uint16_t> back = narrow(*table, format.element, widen(*table, format.element, all));
       std::size_t wrong = 0;
       for (std::size_t i = 0; i < all.size(); ++i)
@@ -160,13 +160,13 @@ TEST_CASE("Conversions of any count touch their own elements only", "[unit]") {
   constexpr std::size_t kCount = 70;
   for (const Format& format : kFormats) {
     const auto one = static_cast<std::uint16_t>(format.bias << format.fraction);
-    for (const KernelTable* table : usable_tables()) {
+    for (const IsaKernels* table : usable_tables()) {
       for (std::size_t n = 0; n < kCount; ++n) {
         const std::vector<std::uint16_t> halves(n, one);  // as many as there are: a sanitizer sees what reads more
         std::vector<float> wide(kCount, 9);
-        table->convert(format.element, halves.data(), Element::f32, wide.data(), static_cast<std::int64_t>(n));
+        table->convert(format.element, halves.data(), DType::f32, wide.data(), static_cast<std::int64_t>(n));
         std::vector<std::uint16_t> back(kCount, 9);
-        table->convert(Element::f32, wide.data(), format.element, back.data(), static_cast<std::int64_t>(n));
+        table->convert(DType::f32, wide.data(), format.element, back.data(), static_cast<std::int64_t>(n));
         for (std::size_t i = 0; i < kCount; ++i) {
           REQUIRE(wide[i] == (i < n ? 1.f : 9.f));
           REQUIRE(back[i] == (i < n ? one : 9));

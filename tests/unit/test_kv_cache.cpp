@@ -337,12 +337,13 @@ TEST_CASE("append: NaN and Inf are not hidden", "[unit]") {
         Quantized k(dtype, {1, 1, 2, 8}, 2, per_row, integer), v(dtype, {1, 1, 2, 8}, 2, per_row, false);
         for (Tensor* t : {&k.scale, &v.scale, &k.zero})
           for (int64_t i = 0; i < t->size(); ++i) t->flat(i) = 1;
-        const AppendArgs args = {fresh.view(),
-                                 fresh.view(),
-                                 KvCache::strided(k.codes.mutable_view(), v.codes.mutable_view())
-                                     .quantized(k.scale.mutable_view(), v.scale.mutable_view(), k.zero.mutable_view()),
-                                 zero.view(),
-                                 {}};
+        const AppendKvArgs args = {
+            fresh.view(),
+            fresh.view(),
+            KvCache::strided(k.codes.mutable_view(), v.codes.mutable_view())
+                .quantized(k.scale.mutable_view(), v.scale.mutable_view(), k.zero.mutable_view()),
+            zero.view(),
+            {}};
         if (integer && !per_row) {
           CHECK(refused_argument([&] { append_kv(args); }) == "k_new");
           continue;

@@ -106,7 +106,7 @@ struct Valid {
   Tensor k_new = filled(DType::f32, {2, 2, 3, 8}, [](int64_t i) { return static_cast<float>(i % 5); });
   Tensor v_new = filled(DType::f32, {2, 2, 3, 6}, [](int64_t i) { return static_cast<float>(i % 7); });
   Tensor table = make(DType::i32, {2, 2}), seqlens = ints({2, 3}), starts = ints({0, 2, 6});
-  AppendArgs args;
+  AppendKvArgs args;
 
   Valid() {
     for (std::int32_t i = 0; i < 4; ++i) table.flat<std::int32_t>(i) = 3 - i;
@@ -231,11 +231,11 @@ TEST_CASE("append: k, v and scales may lie in turn in one buffer", "[unit]") {
   const Tensor k_new = filled(DType::f32, {1, 1, 2, 8}, [](int64_t i) { return static_cast<float>(i); });
   const Tensor v_new = filled(DType::f32, {1, 1, 2, 4}, [](int64_t i) { return static_cast<float>(i + 1); });
   const Tensor before = ints({3});
-  AppendArgs args = {k_new.view(),
-                     v_new.view(),
-                     KvCache::strided(bytes(0, 8), bytes(12, 4)).quantized(scale(8), scale(16)),
-                     before.view(),
-                     {}};
+  AppendKvArgs args = {k_new.view(),
+                       v_new.view(),
+                       KvCache::strided(bytes(0, 8), bytes(12, 4)).quantized(scale(8), scale(16)),
+                       before.view(),
+                       {}};
   append_kv(args);
   for (int64_t i = 0; i < rows * row; ++i)
     if (i / row != 3 && i / row != 4) REQUIRE(buffer[i] == 0xb5);
@@ -290,7 +290,7 @@ TEST_CASE("append: values may be columns of the keys", "[unit]") {
       const MutableTensorView k = whole.mutable_view();
       MutableTensorView v = k;
       v.data = static_cast<char*>(k.data) + first * size, v.shape[3] = dv;
-      AppendArgs args = {fresh.view(), v_new, KvCache::strided(k, v), before.view(), {}};
+      AppendKvArgs args = {fresh.view(), v_new, KvCache::strided(k, v), before.view(), {}};
       append_kv(args);
       CHECK(bytes_of(whole) == bytes_of(alone));
 

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "rapt/attention.hpp"
-#include "rapt/merge.hpp"
+#include "rapt/merge_states.hpp"
 #include "support/case.hpp"
 #include "support/catch.hpp"
 #include "support/entries.hpp"
@@ -40,7 +40,7 @@ TEST_CASE("merge: parts of the keys give what all of them give", "[unit]") {
   const DType dtype = GENERATE(DType::f32, DType::bf16, DType::f16);
   for (const std::vector<std::int64_t>& borders :
        {std::vector<std::int64_t>{0, 50}, {0, 1, 50}, {0, 20, 20, 33, 50}, {0, 7, 14, 21, 28, 35, 42, 50}}) {
-    Case c(Problem::parse("attention b=2 hq=4 hk=2 sq=3 sk=50 d=16 dv=8 lse"), 7);
+    Case c(AttentionProblem::parse("attention b=2 hq=4 hk=2 sq=3 sk=50 d=16 dv=8 lse"), 7);
     attention(c.args());
     std::vector<Tensor> outs, lses;
     std::vector<TensorView> out_views, lse_views;

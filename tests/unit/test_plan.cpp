@@ -13,7 +13,7 @@ using namespace rapt::testing;
 namespace {
 
 Plan plan_of(const std::string& text, const Context& context) {
-  return Plan(Problem::parse(text), context);
+  return Plan(AttentionProblem::parse(text), context);
 }
 
 bool tiled(const std::string& entry) {
@@ -27,7 +27,7 @@ TEST_CASE("plan: the same problem gives the same plan, with or without tensors",
   for (const std::string& entry : usable_entries()) {
     const Context context = forced(entry, tbb_executor(), 2);
     for (int i = 0; i < 20; ++i) {
-      const Problem p = sample(random, kEverything);
+      const AttentionProblem p = sample(random, kEverything);
       Case c(p, 5);
       const Plan first(p, context), second(p, context), from_tensors(c.args(), context);
       INFO(entry << ": " << p.to_string());
@@ -48,19 +48,19 @@ TEST_CASE("plan: the same problem gives the same plan, with or without tensors",
 TEST_CASE("plan: a workspace for the largest problem is enough for smaller ones", "[unit]") {
   std::mt19937_64 random(402);
   for (int i = 0; i < 400; ++i) {
-    Problem largest = sample(random, kEverythingCached);
+    AttentionProblem largest = sample(random, kEverythingCached);
     if (i % 2 == 0) largest.b *= 5, largest.sq *= 9, largest.sk *= 30;  // several items, parts of keys
     if (largest.ragged_q >= 0) largest.ragged_q = largest.b * largest.sq;
     if (largest.ragged_k >= 0) largest.ragged_k = largest.b * largest.sk;
     if (largest.page_size > 0)
       largest.sk = (largest.sk + largest.page_size - 1) / largest.page_size * largest.page_size;
-    if (largest.align == Problem::Align::none) largest.align = Problem::Align::bottom_right;
+    if (largest.align == AttentionProblem::Align::none) largest.align = AttentionProblem::Align::bottom_right;
     ContextOptions options;
     options.executor = std::make_shared<ThreadExecutor>(i % 3 == 0 ? 1 : 5);
     const Context context(options);
     const std::size_t bytes = max_workspace_bytes(largest, context);
     for (int j = 0; j < 20; ++j) {
-      Problem p = largest;
+      AttentionProblem p = largest;
       const auto smaller = [&random](std::int64_t x) {
         return std::uniform_int_distribution<std::int64_t>(std::min<std::int64_t>(x, 1), x)(random);
       };
@@ -85,7 +85,7 @@ TEST_CASE("plan: workspace does not grow with the lengths", "[unit]") {
           return plan_of("attention d=128 causal align=bottom_right" + std::string(heads) + lengths, context)
               .workspace_bytes();
         };
-        // Long enough for every strand to get items of the largest size.
+        // Long enough for every worker to get items of the largest size.
         const std::size_t base = bytes(" sq=32768");
         INFO(entry << heads << " on " << threads << " threads: " << base);
         CHECK(bytes(" sq=65536") == base);

@@ -12,9 +12,9 @@ using namespace rapt::testing;
 TEST_CASE("problem: the text of any problem reads back as the problem", "[unit]") {
   std::mt19937_64 random(301);
   for (int i = 0; i < 500; ++i) {
-    const Problem p = sample(random, kEverythingCached);
+    const AttentionProblem p = sample(random, kEverythingCached);
     INFO(p.to_string());
-    const Problem back = Problem::parse(p.to_string());
+    const AttentionProblem back = AttentionProblem::parse(p.to_string());
     CHECK(back == p);
     CHECK(back.hash() == p.hash());
     CHECK(back.to_string() == p.to_string());
@@ -22,7 +22,7 @@ TEST_CASE("problem: the text of any problem reads back as the problem", "[unit]"
 }
 
 TEST_CASE("problem: every field survives and counts", "[unit]") {
-  const Problem plain = Problem::parse("attention b=2 hq=6 hk=6 sq=5 sk=5 d=7 dv=7");
+  const AttentionProblem plain = AttentionProblem::parse("attention b=2 hq=6 hk=6 sq=5 sk=5 d=7 dv=7");
   for (const char* word : {"dtype=f16",
                            "q=bf16",
                            "kv=f16",
@@ -75,16 +75,16 @@ TEST_CASE("problem: every field survives and counts", "[unit]") {
     std::string text = "attention " + std::string(word);
     for (const char* other : {"b=2", "hq=6", "hk=6", "sq=5", "sk=5", "d=7", "dv=7"})
       if (!std::string(other).starts_with(key + "=")) text += std::string(" ") + other;
-    const Problem changed = Problem::parse(text);
+    const AttentionProblem changed = AttentionProblem::parse(text);
     INFO(text << ": " << changed.to_string());
     CHECK_FALSE(changed == plain);
     CHECK(changed.hash() != plain.hash());
-    CHECK(Problem::parse(changed.to_string()) == changed);
+    CHECK(AttentionProblem::parse(changed.to_string()) == changed);
   }
 }
 
 TEST_CASE("problem: defaults follow other fields", "[unit]") {
-  const Problem p = Problem::parse("attention b=1 hq=8 sq=512 d=64 causal");
+  const AttentionProblem p = AttentionProblem::parse("attention b=1 hq=8 sq=512 d=64 causal");
   CHECK(p.hk == 8);
   CHECK(p.sk == 512);
   CHECK(p.dv == 64);
@@ -96,7 +96,7 @@ TEST_CASE("problem: defaults follow other fields", "[unit]") {
 TEST_CASE("problem: dtype= is what q=, kv= and out= do not say, in any order", "[unit]") {
   for (const char* text : {"attention dtype=bf16 out=f32 sq=1 d=1", "attention out=f32 sq=1 d=1 dtype=bf16",
                            "attention q=bf16 kv=bf16 sq=1 d=1"}) {
-    const Problem p = Problem::parse(text);
+    const AttentionProblem p = AttentionProblem::parse(text);
     CHECK(p.q_dtype == DType::bf16);
     CHECK(p.kv_dtype == DType::bf16);
     CHECK(p.out_dtype == DType::f32);
@@ -109,21 +109,21 @@ TEST_CASE("problem: groups= is what k_groups= and v_groups= do not say, in any o
   for (const char* text :
        {"attention kv=i8 groups=4 v_groups=2 sq=1 d=8", "attention kv=i8 v_groups=2 groups=4 sq=1 d=8",
         "attention kv=i8 v_groups=2 k_groups=4 sq=1 d=8"}) {
-    const Problem p = Problem::parse(text);
+    const AttentionProblem p = AttentionProblem::parse(text);
     CHECK(p.k_groups == 4);
     CHECK(p.v_groups == 2);
     CHECK(p.to_string() == "attention kv=i8 b=1 hq=1 sq=1 d=8 k_groups=4 v_groups=2");
   }
-  CHECK(Problem::parse("attention sq=1 d=8 k_groups=4 v_groups=4 zeros page=16 seqlens").to_string() ==
+  CHECK(AttentionProblem::parse("attention sq=1 d=8 k_groups=4 v_groups=4 zeros page=16 seqlens").to_string() ==
         "attention b=1 hq=1 sq=1 d=8 seqlens page=16 groups=4 zeros");
 }
 
 TEST_CASE("problem: scales keep every bit", "[unit]") {
   for (float scale : {0.1f, 1e-38f, 3.4e38f, 1.00000012f, -7.5f}) {
-    Problem p = Problem::parse("attention sq=1 d=1");
+    AttentionProblem p = AttentionProblem::parse("attention sq=1 d=1");
     p.has_scale = true;
     p.scale = scale;
-    CHECK(Problem::parse(p.to_string()).scale == scale);
+    CHECK(AttentionProblem::parse(p.to_string()).scale == scale);
   }
 }
 
@@ -162,7 +162,7 @@ TEST_CASE("problem: words that make no sense are named", "[unit]") {
   for (const auto& [text, named] : wrong) {
     INFO(text);
     try {
-      Problem::parse(text);
+      AttentionProblem::parse(text);
       FAIL("accepted");
     } catch (const Error& error) {
       CHECK(std::string(error.what()).find(named) != std::string::npos);
@@ -173,15 +173,16 @@ TEST_CASE("problem: words that make no sense are named", "[unit]") {
 TEST_CASE("problem: of() describes what a case was made from", "[unit]") {
   std::mt19937_64 random(302);
   for (int i = 0; i < 300; ++i) {
-    Problem p = sample(random, kEverything);
+    AttentionProblem p = sample(random, kEverything);
     // A dimension of size 1 is in every order at once and broadcasts as well as not.
     for (std::int64_t* size : {&p.b, &p.hk, &p.sq, &p.sk, &p.d, &p.dv}) *size += *size == 1;
     p.hq = 2 * p.hk;
     if (p.ragged_q >= 0) p.ragged_q = p.ragged_k >= 0 && p.sq == p.sk ? p.b * p.sq - 1 : p.sq + 1;
     if (p.ragged_k >= 0) p.ragged_k = p.ragged_q >= 0 && p.sq == p.sk ? p.ragged_q : p.sk + 1;
     Case c(p, 5);
-    if (p.ragged_q >= 0 || p.ragged_k >= 0) p.layout = Problem::Layout::bhsd;  // ragged tensors are not told apart
-    CHECK(Problem::of(c.args()).to_string() == p.to_string());
+    if (p.ragged_q >= 0 || p.ragged_k >= 0)
+      p.layout = AttentionProblem::Layout::bhsd;  // ragged tensors are not told apart
+    CHECK(AttentionProblem::of(c.args()).to_string() == p.to_string());
   }
 }
 
@@ -191,9 +192,10 @@ TEST_CASE("problem: of() describes caches", "[unit]") {
     for (const char* type : {"", " kv=bf16", " kv=i8 groups=1", " kv=i4x2 k_groups=2 v_groups=4 zeros", " kv=f8e4m3",
                              " kv=f8e5m2 groups=2", " kv=f8e4m3 k_groups=2 zeros"}) {
       for (std::uint64_t seed : {1, 2, 3}) {
-        const Problem p = Problem::parse("attention b=2 hq=4 hk=2 sq=3 d=16 dv=8 lse " + std::string(words) + type);
+        const AttentionProblem p =
+            AttentionProblem::parse("attention b=2 hq=4 hk=2 sq=3 d=16 dv=8 lse " + std::string(words) + type);
         Case c(p, seed);
-        CHECK(Problem::of(c.args()).to_string() == p.to_string());
+        CHECK(AttentionProblem::of(c.args()).to_string() == p.to_string());
       }
     }
   }

@@ -16,7 +16,7 @@
 
 namespace {
 
-using rapt::Element;
+using rapt::DType;
 using rapt::cpu::TileProbe;
 
 constexpr int kRows = 16, kRowBytes = 64, kTileBytes = kRows * kRowBytes;
@@ -160,15 +160,15 @@ double sum_of(const std::uint16_t* first, int planes, std::size_t plane) {
 }
 
 /// Splits one number that fills its row and says if that has planes.
-bool has_planes(const TileProbe& probe, int planes, Element type, const void* x, std::size_t size, bool contiguous) {
+bool has_planes(const TileProbe& probe, int planes, DType type, const void* x, std::size_t size, bool contiguous) {
   constexpr std::size_t kCount = 64;
   const std::size_t step = contiguous ? size : 2 * size;
   std::vector<char> row(kCount * step, 0);
   // Beside it only ones: 0x3f80 and 0x3c00 for 16 bits.
   const float one = 1;
-  const std::uint16_t half_one = type == Element::bf16 ? 0x3f80 : 0x3c00;
+  const std::uint16_t half_one = type == DType::bf16 ? 0x3f80 : 0x3c00;
   for (std::size_t i = 0; i < kCount; ++i)
-    std::memcpy(row.data() + i * step, type == Element::f32 ? static_cast<const void*>(&one) : &half_one, size);
+    std::memcpy(row.data() + i * step, type == DType::f32 ? static_cast<const void*>(&one) : &half_one, size);
   std::memcpy(row.data() + 37 * step, x, size);
   std::vector<std::uint16_t> to(3 * kCount);
   return probe.split(planes, type, row.data(), contiguous ? 1 : 2, kCount, kCount, to.data(), kCount);
@@ -243,9 +243,9 @@ TEST_CASE("the tile instructions agree with their model bit for bit", "[unit]") 
 
 TEST_CASE("two bf16 planes hold every fp16, one every bf16", "[unit]") {
   for (const TileProbe* probe : probes()) {
-    for (const auto& [type, planes] : {std::pair(Element::f16, 2), std::pair(Element::bf16, 1)}) {
+    for (const auto& [type, planes] : {std::pair(DType::f16, 2), std::pair(DType::bf16, 1)}) {
       // All that are finite; of bf16 from 2^-126, as the unit takes denormals for 0, to 2^57.
-      const int first = type == Element::f16 ? 0 : 0x80, last = type == Element::f16 ? 0x7c00 : 0x5c00;
+      const int first = type == DType::f16 ? 0 : 0x80, last = type == DType::f16 ? 0x7c00 : 0x5c00;
       std::vector<std::uint16_t> x = {0, 0x8000};
       for (int bits = first; bits < last; ++bits)
         for (int sign : {0, 0x8000}) x.push_back(static_cast<std::uint16_t>(bits | sign));
@@ -255,7 +255,7 @@ TEST_CASE("two bf16 planes hold every fp16, one every bf16", "[unit]") {
                          to.data(), static_cast<std::int64_t>(padded)));
       int wrong = 0;
       for (std::size_t i = 0; i < padded; ++i) {
-        const double want = i >= n ? 0 : type == Element::f16 ? f16_value(x[i]) : sum_of(x.data() + i, 1, 0);
+        const double want = i >= n ? 0 : type == DType::f16 ? f16_value(x[i]) : sum_of(x.data() + i, 1, 0);
         wrong += sum_of(to.data() + i, planes, padded) != want;
       }
       CHECK(wrong == 0);
@@ -279,7 +279,7 @@ TEST_CASE("three bf16 planes hold every fp32 from 2^-100 to 2^57, two its first 
         for (std::size_t i = 0; i < n; ++i) spread[i * stride] = x[i];
         const std::size_t padded = (n + 31) / 32 * 32;
         std::vector<std::uint16_t> to(padded * static_cast<std::size_t>(planes));
-        CHECK(probe->split(planes, Element::f32, spread.data(), static_cast<std::int64_t>(stride),
+        CHECK(probe->split(planes, DType::f32, spread.data(), static_cast<std::int64_t>(stride),
                            static_cast<std::int64_t>(n), static_cast<std::int64_t>(padded), to.data(),
                            static_cast<std::int64_t>(padded)));
         int wrong = 0;
@@ -309,9 +309,9 @@ TEST_CASE("numbers that planes cannot hold are found, wherever they are in a row
         const auto half = static_cast<std::uint16_t>(as_bits(x) >> 16);
         for (const bool contiguous : {true, false}) {
           INFO(x << (contiguous ? ", contiguous" : ", strided"));
-          CHECK(has_planes(*probe, 1, Element::bf16, &half, 2, contiguous) == verdict.one);
-          CHECK(has_planes(*probe, 2, Element::f32, &x, 4, contiguous) == verdict.more);
-          CHECK(has_planes(*probe, 3, Element::f32, &x, 4, contiguous) == verdict.more);
+          CHECK(has_planes(*probe, 1, DType::bf16, &half, 2, contiguous) == verdict.one);
+          CHECK(has_planes(*probe, 2, DType::f32, &x, 4, contiguous) == verdict.more);
+          CHECK(has_planes(*probe, 3, DType::f32, &x, 4, contiguous) == verdict.more);
         }
       }
     }
@@ -319,8 +319,8 @@ TEST_CASE("numbers that planes cannot hold are found, wherever they are in a row
     for (const auto& [bits, good] : {std::pair(0x0001, true), std::pair(0x83ff, true), std::pair(0x7bff, true),
                                      std::pair(0x7c00, false), std::pair(0xfc00, false), std::pair(0x7c01, false)}) {
       const auto x = static_cast<std::uint16_t>(bits);
-      CHECK(has_planes(*probe, 2, Element::f16, &x, 2, true) == good);
-      CHECK(has_planes(*probe, 2, Element::f16, &x, 2, false) == good);
+      CHECK(has_planes(*probe, 2, DType::f16, &x, 2, true) == good);
+      CHECK(has_planes(*probe, 2, DType::f16, &x, 2, false) == good);
     }
   }
 }

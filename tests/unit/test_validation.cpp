@@ -210,7 +210,7 @@ TEST_CASE("validation: score parameters", "[unit]") {
 
 TEST_CASE("validation: errors name what has to change, where it is, and limits as they are", "[unit]") {
   const auto message = [](const std::function<void(AttentionArgs&)>& spoil, const std::string& words = "") {
-    Case c(Problem::parse("attention b=3 hq=4 hk=2 sq=6 sk=8 d=8 dv=4 lse " + words), 4);
+    Case c(AttentionProblem::parse("attention b=3 hq=4 hk=2 sq=6 sk=8 d=8 dv=4 lse " + words), 4);
     AttentionArgs args = c.args();
     spoil(args);
     return message_of(args);
@@ -329,7 +329,7 @@ TEST_CASE("validation: outputs do not overlap themselves", "[unit]") {
 
 TEST_CASE("validation: views side by side in one buffer are no overlap", "[unit]") {
   // q and out are column ranges of one [b, s, h, q|out] matrix.
-  Case c(Problem::parse("attention b=2 hq=4 hk=2 sq=6 sk=10 d=8 dv=4"));
+  Case c(AttentionProblem::parse("attention b=2 hq=4 hk=2 sq=6 sk=10 d=8 dv=4"));
   std::vector<float> both(2 * 6 * 4 * 12, 0.5f);
   AttentionArgs args = c.args();
   args.q = TensorView(both.data(), {2, 4, 6, 8}, {288, 12, 48, 1});
@@ -344,7 +344,7 @@ TEST_CASE("validation: views side by side in one buffer are no overlap", "[unit]
 
 TEST_CASE("validation: out and lse side by side in one buffer are no overlap", "[unit]") {
   // lse is the last column of a [b, h, s, out|lse] matrix, whose rank it lacks.
-  Case c(Problem::parse("attention b=2 hq=4 hk=2 sq=6 sk=10 d=8 dv=4 lse"));
+  Case c(AttentionProblem::parse("attention b=2 hq=4 hk=2 sq=6 sk=10 d=8 dv=4 lse"));
   std::vector<float> both(2 * 4 * 6 * 5);
   AttentionArgs args = c.args();
   const Reference reference = oracle(args);
@@ -358,7 +358,7 @@ TEST_CASE("validation: out and lse side by side in one buffer are no overlap", "
 
 TEST_CASE("validation: outputs of 16 bits overlap nothing by the bytes they span", "[unit]") {
   // Just behind q, and two bytes before that.
-  Case c(Problem::parse("attention b=1 hq=1 sq=4 d=8 dtype=bf16"));
+  Case c(AttentionProblem::parse("attention b=1 hq=1 sq=4 d=8 dtype=bf16"));
   std::vector<std::uint16_t> both(4 * 8 * 2);
   AttentionArgs args = c.args();
   args.q.data = both.data();
@@ -377,15 +377,15 @@ TEST_CASE("validation: extreme sizes and strides that nothing steps by", "[unit]
   AttentionArgs empty;
   empty.q = none, empty.kv = KvSource::strided(none, none);
   empty.out = {nullptr, DType::f32, none};
-  CHECK(refused_argument([&] { Problem::of(empty); }) == "q");  // too many rows for sizes of 0 to hide
+  CHECK(refused_argument([&] { AttentionProblem::of(empty); }) == "q");  // too many rows for sizes of 0 to hide
   // No heads, so that nothing says how many rows an S x S matrix would have.
-  const Problem headless = Problem::parse("attention hq=0 sq=281474976710656 d=8");
+  const AttentionProblem headless = AttentionProblem::parse("attention hq=0 sq=281474976710656 d=8");
   for (const std::string& entry : every_entry(headless)) CHECK(Plan(headless, forced(entry)).work_items() == 0);
   // Strides of dimensions of one element may be anything, in every kernel and every tensor.
   for (const char* words :
        {"sk=1 hq=6 hk=2 sq=3", "sk=1 hq=3 sq=1", "sk=1 page=1 seqlens hq=6 hk=2 sq=2",
         "sk=1 ring seqlens hq=4 hk=2 sq=1", "sk=9 hq=1 sq=1 dv=1", "sk=1 kv=i8 groups=1 hq=3 sq=2"}) {
-    Case c(Problem::parse("attention b=2 d=16 lse " + std::string(words)), 4);
+    Case c(AttentionProblem::parse("attention b=2 d=16 lse " + std::string(words)), 4);
     for (const std::string& entry : every_entry(c.problem)) {
       INFO(entry << ": " << words);
       const auto bits = [&](std::int64_t stride) {
@@ -408,7 +408,7 @@ TEST_CASE("validation: extreme sizes and strides that nothing steps by", "[unit]
 }
 
 TEST_CASE("validation: null data is fine where there are no elements", "[unit]") {
-  Case c(Problem::parse("attention b=2 hq=4 hk=2 sq=6 sk=0 d=8 dv=4"));
+  Case c(AttentionProblem::parse("attention b=2 hq=4 hk=2 sq=6 sk=0 d=8 dv=4"));
   AttentionArgs args = c.args();
   args.kv.k.data = args.kv.v.data = nullptr;
   CHECK_NOTHROW(attention(args));
@@ -416,7 +416,7 @@ TEST_CASE("validation: null data is fine where there are no elements", "[unit]")
 }
 
 TEST_CASE("validation: inputs may repeat, share memory and have any strides", "[unit]") {
-  Case c(Problem::parse("attention b=2 hq=4 hk=2 sq=6 sk=10 d=8 lse"));
+  Case c(AttentionProblem::parse("attention b=2 hq=4 hk=2 sq=6 sk=10 d=8 lse"));
   AttentionArgs args = c.args();
   args.kv.v = args.kv.k;
   args.q.strides = {0, 0, 8, 1};
@@ -427,7 +427,7 @@ TEST_CASE("validation: inputs may repeat, share memory and have any strides", "[
 }
 
 TEST_CASE("validation: the workspace shares memory with no tensor", "[unit]") {
-  Case c(Problem::parse("attention sq=40 sk=40 d=32 lse dtype=bf16"));
+  Case c(AttentionProblem::parse("attention sq=40 sk=40 d=32 lse dtype=bf16"));
   AttentionArgs args = c.args();
   const Plan plan(args);
   std::vector<std::byte> memory(plan.workspace_bytes() + 64);

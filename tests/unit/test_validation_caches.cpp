@@ -76,7 +76,9 @@ TEST_CASE("validation: pages", "[unit]") {
 }
 
 TEST_CASE("validation: entries of a block table that rows see are pages", "[unit]") {
-  Case c(Problem::parse("attention b=2 hq=2 sq=2 sk=40 page=4 seqlens d=8 causal window=5,-1 align=bottom_right"), 1);
+  Case c(
+      AttentionProblem::parse("attention b=2 hq=2 sq=2 sk=40 page=4 seqlens d=8 causal window=5,-1 align=bottom_right"),
+      1);
   for (std::int64_t n : {0, 1}) set_index(c.seqlens, {n}, 30);  // rows 28 and 29, which see keys 23 to 29: pages 5 to 7
   const std::int64_t pages = c.k.layout().shape[0];
   for (std::int64_t n : {0, 1}) {
@@ -125,7 +127,7 @@ TEST_CASE("validation: entries of a block table that rows see are pages", "[unit
 }
 
 TEST_CASE("validation: a batch without keys needs no pages", "[unit]") {
-  Case c(Problem::parse("attention b=2 hq=2 sq=2 sk=8 page=4 seqlens d=8"), 1);
+  Case c(AttentionProblem::parse("attention b=2 hq=2 sq=2 sk=8 page=4 seqlens d=8"), 1);
   for (std::int64_t n : {0, 1}) set_index(c.seqlens, {n}, 0);
   AttentionArgs args = c.args();
   args.kv.k.shape[0] = args.kv.v.shape[0] = 0;
@@ -154,7 +156,7 @@ TEST_CASE("validation: rings", "[unit]") {
       "score.bias", [&](AttentionArgs& a, Case&) { a.score.bias = TensorView(numbers, {7}); }, ring);
   refuses(
       "score.mask", [&](AttentionArgs& a, Case&) { a.score.mask = TensorView(marks, {7}); }, ring);
-  Case c(Problem::parse("attention b=2 sq=1 d=8 " + ring), 2);
+  Case c(AttentionProblem::parse("attention b=2 sq=1 d=8 " + ring), 2);
   c.seqlens = Tensor(DType::i64, Layout(std::array<std::int64_t, 1>{2}));
   c.seqlens.at<std::int64_t>({0}) = std::int64_t{1} << 48;
   c.seqlens.at<std::int64_t>({1}) = 0;
@@ -166,7 +168,7 @@ TEST_CASE("validation: rings", "[unit]") {
 TEST_CASE("validation: a ring has every key that rows see", "[unit]") {
   // b = 2, a ring of 8 rows and 20 keys in the second sequence: keys 12 to 19 are there.
   const auto message = [](const std::string& words, std::int64_t length = 20) {
-    Case c(Problem::parse("attention b=2 d=8 sk=8 ring seqlens " + words), 4);
+    Case c(AttentionProblem::parse("attention b=2 d=8 sk=8 ring seqlens " + words), 4);
     set_index(c.seqlens, {0}, 8);
     set_index(c.seqlens, {1}, length);
     return message_of(c.args());
@@ -206,7 +208,8 @@ TEST_CASE("validation: a ring has every key that rows see", "[unit]") {
   CHECK(message("align=bottom_right sq=0 causal window=100,-1").empty());
   // Ragged queries: two rows of the second sequence, five of the first.
   const std::int32_t starts[] = {0, 5, 7};
-  Case c(Problem::parse("attention b=2 d=8 sq=5 ragged_q=7 sk=8 ring seqlens causal align=bottom_right window=6,-1"),
+  Case c(AttentionProblem::parse(
+             "attention b=2 d=8 sq=5 ragged_q=7 sk=8 ring seqlens causal align=bottom_right window=6,-1"),
          4);
   AttentionArgs args = c.args();
   args.cu_seqlens_q = {starts, {3}};
@@ -230,7 +233,7 @@ TEST_CASE("validation: scales and zeros", "[unit]") {
   }
   for (const char* type : {"", "dtype=f16", "kv=bf16"}) refuses("kv.k_scale", with_scale, type);
   for (const char* type : {"kv=f8e4m3", "kv=f8e5m2 v_groups=2"}) {
-    Case c(Problem::parse("attention b=2 hq=4 hk=2 sq=6 d=8 dv=4 lse " + std::string(type)));
+    Case c(AttentionProblem::parse("attention b=2 hq=4 hk=2 sq=6 d=8 dv=4 lse " + std::string(type)));
     AttentionArgs args = c.args();
     with_scale(args, c);
     CHECK(message_of(args).empty());
@@ -273,7 +276,7 @@ TEST_CASE("validation: two 4-bit integers to a byte", "[unit]") {
       "q", [](AttentionArgs& a, Case&) { a.q.shape[3] = 7; }, i4);
   refuses(
       "kv.k_scale", [](AttentionArgs& a, Case&) { a.kv.k_scale.shape[3] = 8; }, i4);  // groups of one element
-  CHECK(refused_argument([] { Plan(Problem::parse("attention kv=i4x2 sq=1 d=7 groups=1")); }) == "kv.k_scale");
+  CHECK(refused_argument([] { Plan(AttentionProblem::parse("attention kv=i4x2 sq=1 d=7 groups=1")); }) == "kv.k_scale");
 }
 
 TEST_CASE("validation: types of caches are for keys and values", "[unit]") {
@@ -313,7 +316,7 @@ TEST_CASE("validation: problems say what their tensors would be refused for", "[
   for (const auto& [words, argument] : wrong) {
     const std::string sk = std::string(words).find("sk=") == std::string::npos ? " sk=8 " : " ";
     INFO(words);
-    CHECK(refused_argument([&, words = words] { Plan(Problem::parse("attention sq=2 d=8" + sk + words)); }) ==
+    CHECK(refused_argument([&, words = words] { Plan(AttentionProblem::parse("attention sq=2 d=8" + sk + words)); }) ==
           argument);
   }
 }

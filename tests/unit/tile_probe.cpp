@@ -52,7 +52,7 @@ void dot(const char* a, const char* b, char* c) noexcept {
 
 // Returns whether every element has its planes.
 template <int kPlanes>
-bool split(Element type, const void* from, std::int64_t stride, std::int64_t n, std::int64_t padded, bf16* to,
+bool split(DType type, const void* from, std::int64_t stride, std::int64_t n, std::int64_t padded, bf16* to,
            std::int64_t plane) {
   Inspector<UsualFactor<kPlanes>> inspector;
   with_element(type, [&](auto element) {
@@ -61,7 +61,7 @@ bool split(Element type, const void* from, std::int64_t stride, std::int64_t n, 
   return !inspector.found();
 }
 
-bool split(int planes, Element type, const void* from, std::int64_t stride, std::int64_t n, std::int64_t padded,
+bool split(int planes, DType type, const void* from, std::int64_t stride, std::int64_t n, std::int64_t padded,
            std::uint16_t* to, std::int64_t plane) noexcept {
   const auto function = planes == 1 ? split<1> : planes == 2 ? split<2> : split<3>;
   return function(type, from, stride, n, padded, reinterpret_cast<bf16*>(to), plane);

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cpu/params.hpp"
+#include "cpu/registry.hpp"
 
 namespace rapt::cpu {
 
@@ -17,7 +17,7 @@ struct TileProbe {
   /// c[2 i + j] += a[i] b[j] for i, j < 2: bf16 tiles a and b, fp32 tiles c.
   void (*dot)(const char* a, const char* b, char* c) noexcept;
   /// split_row of planes.hpp for 1, 2 or 3 planes.
-  bool (*split)(int planes, Element type, const void* from, std::int64_t stride, std::int64_t n, std::int64_t padded,
+  bool (*split)(int planes, DType type, const void* from, std::int64_t stride, std::int64_t n, std::int64_t padded,
                 std::uint16_t* to, std::int64_t plane) noexcept;
 };
 

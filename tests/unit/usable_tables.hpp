@@ -6,9 +6,9 @@
 #include "cpu/machine.hpp"
 #include "rapt/plan.hpp"
 
-inline std::vector<const rapt::cpu::KernelTable*> usable_tables() {
-  std::vector<const rapt::cpu::KernelTable*> tables;
+inline std::vector<const rapt::cpu::IsaKernels*> usable_tables() {
+  std::vector<const rapt::cpu::IsaKernels*> tables;
   for (const rapt::cpu::BuiltIsa& built : rapt::cpu::machine().isas)
-    if (built.unusable.empty() && (!built.withheld || built.withheld(true).empty())) tables.push_back(built.table);
+    if (built.unusable.empty() && (!built.withheld || built.withheld(true).empty())) tables.push_back(built.kernels);
   return tables;
 }

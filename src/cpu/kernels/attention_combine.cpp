@@ -9,31 +9,31 @@ namespace rapt::cpu::RAPT_ISA {
 // Parts summed before they join the row: the rounding of a sum grows with its terms.
 constexpr std::int64_t kShortSum = 8;
 
-void attention_combine(const ForwardParams& p, const WorkItem& item, std::int64_t parts) noexcept {
+void attention_combine(const AttentionParams& p, const WorkItem& item, std::int64_t parts) noexcept {
   const FlushDenormals flush;
   const Head head(p, item);
-  const std::int64_t rows = item.row_end - item.row_begin, stride = state_floats(p.dv);
+  const std::int64_t rows = item.row_end - item.row_begin, stride = partial_floats(p.dv);
   for (std::int64_t r = 0; r < rows; ++r) {
     // [dv] of O, minus the reference, the sum of weights.
-    const auto state = [&](std::int64_t i) { return item.state + (i * rows + r) * stride; };
+    const auto partial = [&](std::int64_t i) { return item.partial + (i * rows + r) * stride; };
     Row row;
     find_rows(head, item.row_begin + r, 1, &row);
-    float sink_minus_m, sink_l;
-    start_row(head, row, sink_minus_m, sink_l);
+    float sink_neg_m, sink_l;
+    start_row(head, row, sink_neg_m, sink_l);
     bool any = sink_l != 0;
-    float minus_m = sink_minus_m;
+    float neg_m = sink_neg_m;
     for (std::int64_t i = 0; i < parts; ++i) {
-      if (state(i)[p.dv + 1] == 0) continue;  // saw no key
-      const float reference = state(i)[p.dv];
-      minus_m = any && minus_m < reference ? minus_m : reference;
+      if (partial(i)[p.dv + 1] == 0) continue;  // saw no key
+      const float neg_m_i = partial(i)[p.dv];
+      neg_m = any && neg_m < neg_m_i ? neg_m : neg_m_i;
       any = true;
     }
-    alignas(64) float factor[kMaxParts];
-    double all = sink_l == 0 ? 0 : static_cast<double>(sink_l * __builtin_exp2f(minus_m - sink_minus_m));
+    alignas(64) float factor[kMaxSplits];
+    double all = sink_l == 0 ? 0 : static_cast<double>(sink_l * __builtin_exp2f(neg_m - sink_neg_m));
     for (std::int64_t i = 0; i < parts; ++i) {
-      const float weight = state(i)[p.dv + 1];
+      const float weight = partial(i)[p.dv + 1];
       if (weight == 0) continue;
-      factor[i] = __builtin_exp2f(minus_m - state(i)[p.dv]);
+      factor[i] = __builtin_exp2f(neg_m - partial(i)[p.dv]);
       all += static_cast<double>(factor[i]) * static_cast<double>(weight);
     }
     const auto l = static_cast<float>(all);
@@ -44,19 +44,19 @@ void attention_combine(const ForwardParams& p, const WorkItem& item, std::int64_
         vec sum(0.f);
         for (std::int64_t first = 0; first < parts; first += kShortSum) {
           vec short_sum(0.f);
-          for (std::int64_t i = first; i < least(first + kShortSum, parts); ++i) {
-            if (state(i)[p.dv + 1] == 0) continue;
-            const vec x = load(state(i) + c);
+          for (std::int64_t i = first; i < min(first + kShortSum, parts); ++i) {
+            if (partial(i)[p.dv + 1] == 0) continue;
+            const vec x = load(partial(i) + c);
             const vec joined = fma(vec(factor[i]), x, short_sum);
             short_sum = xsimd::select(x - x == vec(0.f), joined,
                                       short_sum + x);  // a factor that has vanished hides no infinity
           }
           sum = sum + short_sum;
         }
-        store_strided(out + c * p.out_stride.d, p.out_stride.d, least(kLanes, p.dv - c), sum * scale);
+        store_strided(out + c * p.out_stride.d, p.out_stride.d, min(kLanes, p.dv - c), sum * scale);
       }
     });
-    if (p.lse) p.lse[row_at(p.lse_stride, head, row)] = lse_of(head, row, minus_m, l);
+    if (p.lse) p.lse[row_at(p.lse_stride, head, row)] = lse_of(head, row, neg_m, l);
   }
 }
 

@@ -1,10 +1,10 @@
-// attention_decode: the same function as attention_forward for a few query rows, bound by reading K and V from memory:
+// attention_decode: the same function as attention_prefill for a few query rows, bound by reading K and V from memory:
 // 2 (d + dv) FLOPs a row and key, one pass over the cache for all rows (tokens x group).
 //
 //   for each block of keys that some row sees             K and V rows in place, or dequantised to fp32 in scratch
 //     for each panel of kLanes rows
 //       S[key][row] = q . k                               lanes along d
-//       finish the scores, move m, P = 2^(scale S - m)    lanes along rows: the words of attention_forward
+//       finish the scores, move m, P = 2^(scale S - m)    lanes along rows: the words of attention_prefill
 //       O[row] += P V                                     lanes along dv
 //
 // Beside each product rows that come next are fetched: this block's values and the next block's keys; where rows are
@@ -22,14 +22,14 @@ constexpr std::int64_t kBlock = 64, kMaxRows = 64, kMaxPanels = kMaxRows / kLane
 
 // Keys of a block: K and V of one stay in L1, and reading ahead has time to get going. By the cache's type alone, since
 // sums are taken by blocks.
-std::int64_t block_keys(Element kv_type) {
-  return kv_type == Element::f32 ? kBlock / 2 : kBlock;
+std::int64_t block_keys(DType kv_type) {
+  return kv_type == DType::f32 ? kBlock / 2 : kBlock;
 }
 
 struct Scratch {
   Row* row;
   // Q in tiles, as DotsTile has them; [rows][dv], padded to whole vectors: of this run of blocks, and of those before.
-  float *q, *o, *total, *minus_m, *l, *l_low;
+  float *q, *o, *total, *neg_m, *l, *l_low;
   float* q_row;  // one, on its way
   // [keys][kLanes] scores, with room for those that a tile counts past the last key, and, with care, what they were;
   // [kLanes].
@@ -37,7 +37,7 @@ struct Scratch {
   float *k, *v;  // a block's rows, where they are packed
   std::int64_t q_stride, o_stride;
 
-  Scratch(Carver& carver, const ForwardShape& shape) {
+  Scratch(Carver& carver, const AttentionShape& shape) {
     const std::int64_t rows = round_up(shape.rows, kLanes);
     q_stride = round_up(shape.d, kLanes), o_stride = round_up(shape.dv, kLanes);
     row = carver.take<Row>(rows);
@@ -45,7 +45,7 @@ struct Scratch {
     q_row = carver.take<float>(q_stride);
     o = carver.take<float>(rows * o_stride);
     total = carver.take<float>(rows * o_stride);
-    minus_m = carver.take<float>(rows);
+    neg_m = carver.take<float>(rows);
     l = carver.take<float>(rows);
     l_low = carver.take<float>(rows);
     s = carver.take<float>((kBlock + 2 * kLanes) * kLanes);
@@ -65,21 +65,21 @@ bool of_rows(const Quantization& quant, std::int64_t n) {
 template <class T>
 class Item {
  public:
-  Item(const ForwardParams& p, const WorkItem& item, std::byte* scratch, bool packed)
+  Item(const AttentionParams& p, const WorkItem& item, std::byte* scratch, bool packed)
       : p_(p),
         item_(item),
         head_(p, item),
         carver_(scratch),
         w_(carver_, {p.sk, p.d, p.dv, item.row_end - item.row_begin}),
         packed_(packed),
-        d_(most(p.d, kLanes)),
-        dv_(most(p.dv, kLanes)) {}
+        d_(max(p.d, kLanes)),
+        dv_(max(p.dv, kLanes)) {}
 
   void run() {
-    const std::int64_t row_end = least(item_.row_end, head_.len_q * p_.group);
+    const std::int64_t row_end = min(item_.row_end, head_.len_q * p_.group);
     store(w_.zero, vec(0.f));
     std::int64_t count = 0;
-    for (std::int64_t r = item_.row_begin; r < row_end; r += kLanes) make_panel(count++, r, least(kLanes, row_end - r));
+    for (std::int64_t r = item_.row_begin; r < row_end; r += kLanes) make_panel(count++, r, min(kLanes, row_end - r));
     sweep(0, count, false);
     for (std::int64_t i = 0; i < count; ++i) {
       if (!store_rows(i)) [[unlikely]] {
@@ -102,15 +102,15 @@ class Item {
 
   void make_panel(std::int64_t i, std::int64_t r, std::int64_t rows) {
     const std::int64_t at = i * kLanes;
-    float* const state = item_.state ? item_.state + at * state_floats(p_.dv) : nullptr;
+    float* const partial = item_.partial ? item_.partial + at * partial_floats(p_.dv) : nullptr;
     panels_[i] = {.vecs = 1,
                   .width = kLanes,
                   .rows = rows,
                   .row = w_.row + at,
-                  .minus_m = w_.minus_m + at,
+                  .neg_m = w_.neg_m + at,
                   .l = w_.l + at,
                   .l_low = w_.l_low + at,
-                  .state = state};
+                  .partial = partial};
     Panel& panel = panels_[i];
     find_rows(head_, r, rows, panel.row);
     for (std::int64_t lane = rows; lane < kLanes; ++lane) panel.row[lane] = panel.row[rows - 1];
@@ -188,10 +188,10 @@ class Item {
     Block blocks[2];
     Block *now = &blocks[0], *next = &blocks[1];
     const std::int64_t keys = block_keys(p_.kv_type), k0 = first / keys * keys;
-    find(*now, k0, first, least(k0 + keys, last));
+    find(*now, k0, first, min(k0 + keys, last));
     for (std::int64_t k = k0; k < last; k += keys) {
       const bool more = k + keys < last;
-      if (more) find(*next, k + keys, k + keys, least(k + 2 * keys, last));
+      if (more) find(*next, k + keys, k + keys, min(k + 2 * keys, last));
       read(*now, {p_.k, p_.k_stride, p_.k_quant, p_.d}, now->k_source, w_.k, w_.q_stride, now->k, now->k_scale);
       read(*now, {p_.v, p_.v_stride, p_.v_quant, p_.dv}, now->v_source, w_.v, w_.o_stride, now->v, now->v_scale);
       const Block* const after = more ? next : nullptr;
@@ -217,11 +217,11 @@ class Item {
       const Tile tile{w_.q + (at + r) * w_.q_stride, d_};
       for (std::int64_t j = begin; j < end; j += Tile::kKeys) {
         const T* k[Tile::kKeys];
-        for (int x = 0; x < Tile::kKeys; ++x) k[x] = block.k[least(j + x, end - 1)];
+        for (int x = 0; x < Tile::kKeys; ++x) k[x] = block.k[min(j + x, end - 1)];
         tile.run(k, w_.s + j * kLanes + r, beside_dots_);
       }
     });
-    const bool terms = has_terms(p_.score);
+    const bool modified = needs_finish(p_.score);
     const float* const scale = of_rows(p_.k_quant, p_.d) ? block.k_scale : nullptr;
     alignas(64) float lane[kLanes] = {};  // lanes past the last row hold what scratch held
     for (std::int64_t i = 0; i < panel.rows; ++i) lane[i] = 1;
@@ -234,8 +234,8 @@ class Item {
       top = xsimd::max(top, x);
     }
     const bool masked = panel.first(kLanes - 1) > block.k0 + begin || panel.last(0) < block.k0 + end;
-    store(w_.top, masked || terms ? minus_infinity() : top);  // finish_scores() adds those that are seen
-    if (terms) return finish_scores<true>(head_, panel, 0, block.k0, begin, end, w_.s, w_.top);
+    store(w_.top, masked || modified ? minus_infinity() : top);  // finish_scores() adds those that are seen
+    if (modified) return finish_scores<true>(head_, panel, 0, block.k0, begin, end, w_.s, w_.top);
     if (masked) finish_scores<false>(head_, panel, 0, block.k0, begin, end, w_.s, w_.top);
     return true;
   }
@@ -248,9 +248,9 @@ class Item {
     if (begin == end || !score(panel, i * kLanes, block, begin, end)) return;
     ToExponents exponents = to_exponents(p_.score, panel, w_.zero);
     apply(exponents, kLanes, w_.top, w_.top_exponent);
-    if (any_must_move(panel, w_.top_exponent)) [[unlikely]] {  // as in attention_forward
+    if (any_must_move(panel, w_.top_exponent)) [[unlikely]] {  // as in attention_prefill
       move(i, nullptr, 0);
-      if (has_terms(p_.score)) score(panel, i * kLanes, block, begin, end);
+      if (needs_finish(p_.score)) score(panel, i * kLanes, block, begin, end);
       apply(exponents, kLanes, w_.top, w_.top_exponent);
       if (any_must_move(panel, w_.top_exponent)) {
         float* const s = w_.s + begin * kLanes;
@@ -284,7 +284,7 @@ class Item {
 
   // The column at which a vector of O starts in V and out: the last one covers some columns again rather than read past
   // the row. (Q's last vector does not: load_tail() has zeros there, or products would count twice.)
-  std::int64_t column(std::int64_t c) const { return least(c, dv_ - kLanes); }
+  std::int64_t column(std::int64_t c) const { return min(c, dv_ - kLanes); }
 
   void add(std::int64_t i, const Block& block, std::int64_t begin, std::int64_t end) {
     with_row_tiles(panels_[i].rows, [&](auto rows, std::int64_t r) {
@@ -330,10 +330,10 @@ class Item {
     for (std::int64_t r = 0; r < panel.rows; ++r) {
       const float* const from = total(i) + r * w_.o_stride;
       const float l = panel.l[r];
-      if (panel.state) {
-        float* const state = panel.state + r * state_floats(p_.dv);
-        store_row(state, 1, from, vec(1.f), poison);
-        state[p_.dv] = panel.minus_m[r], state[p_.dv + 1] = l;
+      if (panel.partial) {
+        float* const partial = panel.partial + r * partial_floats(p_.dv);
+        store_row(partial, 1, from, vec(1.f), poison);
+        partial[p_.dv] = panel.neg_m[r], partial[p_.dv + 1] = l;
         continue;
       }
       const vec scale(l == 0 ? 0.f : 1 / l);  // a row without keys is 0
@@ -350,11 +350,11 @@ class Item {
       const vec x = load(from + c) * scale;
       poison = fma(x, vec(0.f), poison);
       const std::int64_t at = column(c);
-      store_strided(out + at * inner, inner, least(kLanes, p_.dv - at), x);
+      store_strided(out + at * inner, inner, min(kLanes, p_.dv - at), x);
     }
   }
 
-  const ForwardParams& p_;
+  const AttentionParams& p_;
   const WorkItem& item_;
   Head head_;
   Carver carver_;
@@ -367,24 +367,24 @@ class Item {
 
 // Elements in place save a pass over them. Packed are rows too short or strided for whole vectors, those whose scale is
 // not one number, and elements that would be widened for too many tiles of rows.
-bool must_pack(const ForwardParams& p, std::int64_t rows) {
+bool must_pack(const AttentionParams& p, std::int64_t rows) {
   const bool scaled_apart =
       (p.k_quant.scale && !of_rows(p.k_quant, p.d)) || (p.v_quant.scale && !of_rows(p.v_quant, p.dv));
-  const std::int64_t tiles = p.kv_type == Element::e4m3 ? 1 : 4;
-  return p.k_stride.d != 1 || p.v_stride.d != 1 || p.d < kLanes || p.dv < kLanes || p.kv_type == Element::i4 ||
-         scaled_apart || (p.kv_type != Element::f32 && rows > tiles * kRowsOfTile);
+  const std::int64_t tiles = p.kv_type == DType::f8e4m3 ? 1 : 4;
+  return p.k_stride.d != 1 || p.v_stride.d != 1 || p.d < kLanes || p.dv < kLanes || p.kv_type == DType::i4x2 ||
+         scaled_apart || (p.kv_type != DType::f32 && rows > tiles * kRowsOfTile);
 }
 
-void run(const ForwardParams& p, const WorkItem& item, std::byte* scratch) noexcept {
+void run(const AttentionParams& p, const WorkItem& item, std::byte* scratch) noexcept {
   const FloatEnvironment environment;
   const bool packed = must_pack(p, item.row_end - item.row_begin);
-  with_cache_element(packed ? Element::f32 : p.kv_type, [&](auto element) {
+  with_cache_element(packed ? DType::f32 : p.kv_type, [&](auto element) {
     using T = decltype(element);
     if constexpr (!std::is_same_v<T, i4x2>) Item<T>(p, item, scratch, packed).run();
   });
 }
 
-std::size_t scratch_bytes(const ForwardShape& shape) noexcept {
+std::size_t scratch_bytes(const AttentionShape& shape) noexcept {
   Carver carver(nullptr);
   Scratch(carver, shape);
   return carver.used();
@@ -392,13 +392,14 @@ std::size_t scratch_bytes(const ForwardShape& shape) noexcept {
 
 }  // namespace
 
-const ForwardKernel kAttentionDecode = {.op = "attention_decode",
-                                        .arithmetic = "f32",
-                                        .elements = kAnyCache,
-                                        .rows = kLanes,
-                                        .keys = kBlock,
-                                        .max_rows = kMaxRows,
-                                        .scratch_bytes = scratch_bytes,
-                                        .run = run};
+const AttentionKernel kAttentionDecode = {.facts = {.operation = Operation::attention,
+                                                    .phase = Phase::decode,
+                                                    .arithmetic = "f32",
+                                                    .dtypes = kCacheTypes,
+                                                    .block_q = kLanes,
+                                                    .block_k = kBlock},
+                                          .max_rows = kMaxRows,
+                                          .scratch_bytes = scratch_bytes,
+                                          .run = run};
 
 }  // namespace rapt::cpu::RAPT_ISA

@@ -1,5 +1,5 @@
 // attention_naive: the three-step pipeline, S = q k^T, P = softmax(S), out = P v, as three passes over an S x S matrix
-// in memory. The baseline of every table and the trusted fallback: it shares nothing with attention_forward but exp2,
+// in memory. The baseline of every table and the trusted fallback: it shares nothing with attention_prefill but exp2,
 // the geometry of rows and where their biases, slopes and sinks lie.
 //
 // One item is one kv head of one sequence: 4 sq sk bytes of scores, written and read once a pass. Vector lanes run
@@ -23,11 +23,11 @@ float sum_of(vec x) {
 // Rows of fp32 in scratch have room for whole vectors; load_row fills them up with zeros.
 template <class T>
 void load_row(const T* x, std::int64_t stride, std::int64_t n, float* y) {
-  for (std::int64_t i = 0; i < n; i += kLanes) store(y + i, load_strided(x + i * stride, stride, least(kLanes, n - i)));
+  for (std::int64_t i = 0; i < n; i += kLanes) store(y + i, load_strided(x + i * stride, stride, min(kLanes, n - i)));
 }
 template <class T>
 void store_row(const float* x, T* y, std::int64_t stride, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; i += kLanes) store_strided(y + i * stride, stride, least(kLanes, n - i), load(x + i));
+  for (std::int64_t i = 0; i < n; i += kLanes) store_strided(y + i * stride, stride, min(kLanes, n - i), load(x + i));
 }
 
 // The order of the sum is the same for any stride.
@@ -35,7 +35,7 @@ template <class T>
 float dot(const float* a, const T* b, std::int64_t stride, std::int64_t n) {
   vec acc(0.f);
   for (std::int64_t i = 0; i < n; i += kLanes)
-    acc = fma(load(a + i), load_strided(b + i * stride, stride, least(kLanes, n - i)), acc);
+    acc = fma(load(a + i), load_strided(b + i * stride, stride, min(kLanes, n - i)), acc);
   return sum_of(acc);
 }
 
@@ -43,7 +43,7 @@ float dot(const float* a, const T* b, std::int64_t stride, std::int64_t n) {
 template <class T>
 void add_row(float w, const T* x, std::int64_t stride, std::int64_t n, float* y) {
   for (std::int64_t i = 0; i < n; i += kLanes)
-    store(y + i, fma(vec(w), load_strided(x + i * stride, stride, least(kLanes, n - i)), load(y + i)));
+    store(y + i, fma(vec(w), load_strided(x + i * stride, stride, min(kLanes, n - i)), load(y + i)));
 }
 
 float from_bits(std::uint32_t bits) {
@@ -66,17 +66,17 @@ float from_float8(std::uint8_t code, unsigned digits) {
 }
 
 // Element i of a row of k or v that starts at `row`, before its scale.
-template <Element kType>
+template <DType kType>
 float code_at(const std::uint8_t* row, std::int64_t stride, std::int64_t i) {
-  if (kType == Element::i8) return static_cast<float>(static_cast<std::int8_t>(row[i * stride]));
-  if (kType == Element::e4m3) return from_float8(row[i * stride], 3);
-  if (kType == Element::e5m2) return from_float8(row[i * stride], 2);
+  if (kType == DType::i8) return static_cast<float>(static_cast<std::int8_t>(row[i * stride]));
+  if (kType == DType::f8e4m3) return from_float8(row[i * stride], 3);
+  if (kType == DType::f8e5m2) return from_float8(row[i * stride], 2);
   const int half = row[i / 2 * stride] >> (i % 2 * 4) & 15;
   return static_cast<float>(half < 8 ? half : half - 16);
 }
 
 // Row j of k or v as fp32, filled up with zeros like those of load_row.
-template <Element kType>
+template <DType kType>
 void dequantize_row(const Head& head, const void* x, const Strides& stride, const Quantization& quant, std::int64_t j,
                     std::int64_t n, float* y) {
   const auto* row = static_cast<const std::uint8_t*>(x) + head.key_at(stride, j);
@@ -99,54 +99,36 @@ void for_each_key(const Head& head, const Row& row, const void* x, const Strides
       f(j, static_cast<const float*>(scratch), std::int64_t{1});
     }
   };
-  if (head.p.kv_type == Element::i8) return dequantized(dequantize_row<Element::i8>);
-  if (head.p.kv_type == Element::e4m3) return dequantized(dequantize_row<Element::e4m3>);
-  if (head.p.kv_type == Element::e5m2) return dequantized(dequantize_row<Element::e5m2>);
-  if (head.p.kv_type == Element::i4) return dequantized(dequantize_row<Element::i4>);
+  if (head.p.kv_type == DType::i8) return dequantized(dequantize_row<DType::i8>);
+  if (head.p.kv_type == DType::f8e4m3) return dequantized(dequantize_row<DType::f8e4m3>);
+  if (head.p.kv_type == DType::f8e5m2) return dequantized(dequantize_row<DType::f8e5m2>);
+  if (head.p.kv_type == DType::i4x2) return dequantized(dequantize_row<DType::i4x2>);
   with_element(head.p.kv_type, [&](auto element) {
     const auto* base = static_cast<const decltype(element)*>(x);
     for (std::int64_t j = row.first; j < row.last; ++j) f(j, base + head.key_at(stride, j), stride.d);
   });
 }
 
-// The final score of one pair in the log2 domain; -inf where masked.
-float final_score(const Head& head, const Row& row, std::int64_t j, float dot) {
-  const ScoreParams& s = head.p.score;
-  if (hidden_by_mask(head, row, j)) return -__builtin_inff();
-  float x = dot * s.scale_log2;
-  if (s.softcap_log2 != 0) x = s.softcap_log2 * __builtin_tanhf(x / s.softcap_log2);
-  if (s.bias) {
-    const float bias = bias_of(head, row, j);
-    if (bias == -__builtin_inff()) return bias;
-    const float scaled = bias * kLog2e;  // the largest finite values stay finite: only -inf masks
-    x += __builtin_isinf(scaled) && !__builtin_isinf(bias) ? __builtin_copysignf(__FLT_MAX__, bias) : scaled;
-  }
-  if (s.alibi) {
-    x -= alibi_slope_log2(head, row) * __builtin_fabsf(static_cast<float>(row.at - j));
-  }
-  return x;
-}
-
 struct Scratch {
   float *s, *q, *block, *key;
   double *out, *inverse;
 
-  Scratch(Carver& carver, const ForwardShape& shape) {
+  Scratch(Carver& carver, const AttentionShape& shape) {
     s = carver.take<float>(shape.rows * shape.sk);
     q = carver.take<float>(round_up(shape.d, kLanes));
     out = carver.take<double>(round_up(shape.dv, kLanes));
     inverse = carver.take<double>(shape.rows);
     block = carver.take<float>(round_up(shape.dv, kLanes));
-    key = carver.take<float>(round_up(most(shape.d, shape.dv), kLanes));
+    key = carver.take<float>(round_up(max(shape.d, shape.dv), kLanes));
   }
 };
 
-void run(const ForwardParams& p, const WorkItem& item, std::byte* scratch) noexcept {
+void run(const AttentionParams& p, const WorkItem& item, std::byte* scratch) noexcept {
   const FlushDenormals flush;
   const Head head(p, item);
   Carver carver(scratch);
   const Scratch w(carver, {p.sk, p.d, p.dv, item.row_end - item.row_begin});
-  const std::int64_t row_end = least(item.row_end, head.len_q * p.group);
+  const std::int64_t row_end = min(item.row_end, head.len_q * p.group);
   const std::int64_t low = head.low;  // a ring has its last keys only: key j's score is s[j - low]
   const auto scores = [&](std::int64_t r) { return w.s + (r - item.row_begin) * (head.high - low); };
 
@@ -159,7 +141,8 @@ void run(const ForwardParams& p, const WorkItem& item, std::byte* scratch) noexc
     float* s = scores(r);
     for_each_key(head, row, p.k, p.k_stride, p.k_quant, p.d, w.key,
                  [&](std::int64_t j, const auto* key, std::int64_t stride) {
-                   s[j - low] = final_score(head, row, j, dot(w.q, key, stride, p.d));
+                   s[j - low] = finish_score(p.score, place_of(head, row, j), row.nearest,
+                                             dot(w.q, key, stride, p.d) * p.score.scale_log2, kNumberAt);
                  });
   }
   for (std::int64_t r = item.row_begin; r < row_end; ++r) {  // P = 2^(S - max)
@@ -171,7 +154,7 @@ void run(const ForwardParams& p, const WorkItem& item, std::byte* scratch) noexc
     const float m = top == -__builtin_inff() ? 0.f : top;
     double sum = 0;
     for (std::int64_t j = row.first; j < row.last; j += kLanes) {
-      const std::int64_t n = least(kLanes, row.last - j);
+      const std::int64_t n = min(kLanes, row.last - j);
       alignas(64) float weight[kLanes];
       float* at = s + (j - low);
       store(weight, exp2(load_strided(at, 1, n) - vec(m)));
@@ -218,7 +201,7 @@ void run(const ForwardParams& p, const WorkItem& item, std::byte* scratch) noexc
   }
 }
 
-std::size_t scratch_bytes(const ForwardShape& shape) noexcept {
+std::size_t scratch_bytes(const AttentionShape& shape) noexcept {
   Carver carver(nullptr);
   Scratch(carver, shape);
   return carver.used();
@@ -226,7 +209,9 @@ std::size_t scratch_bytes(const ForwardShape& shape) noexcept {
 
 }  // namespace
 
-const ForwardKernel kAttentionNaive = {
-    .op = "attention_naive", .arithmetic = "f32", .elements = kAnyCache, .scratch_bytes = scratch_bytes, .run = run};
+const AttentionKernel kAttentionNaive = {
+    .facts = {.operation = Operation::attention, .phase = Phase::naive, .arithmetic = "f32", .dtypes = kCacheTypes},
+    .scratch_bytes = scratch_bytes,
+    .run = run};
 
 }  // namespace rapt::cpu::RAPT_ISA

@@ -6,11 +6,15 @@
 
 namespace rapt::cpu::RAPT_ISA {
 
-extern const ForwardKernel kAttentionForward;
-extern const ForwardKernel kAttentionDecode;
-void attention_combine(const ForwardParams&, const WorkItem&, std::int64_t parts) noexcept;
-extern const ForwardKernel kAttentionNaive;
-extern const ForwardKernel kTilesBf16;                             // ISAs that multiply bf16
-extern const ForwardKernel kTilesF16x3, kTilesF32x6, kTilesF32x3;  // ISAs with tiles
+#if defined(RAPT_HAVE_TILES)
+extern const AttentionKernel kTilesBf16, kTilesF16x3, kTilesF32x6, kTilesF32x3;
+#elif defined(RAPT_HAVE_DOTS)
+extern const AttentionKernel kTilesBf16;
+#else
+extern const AttentionKernel kAttentionPrefill, kAttentionDecode, kAttentionNaive;
+extern const AppendKvKernel kAppendKv;
+extern const MergeStatesKernel kMergeStates;
+#endif
+void attention_combine(const AttentionParams&, const WorkItem&, std::int64_t splits) noexcept;
 
 }  // namespace rapt::cpu::RAPT_ISA

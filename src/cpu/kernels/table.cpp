@@ -40,7 +40,7 @@ void exp2_array(const float* x, float* y, std::int64_t n) noexcept {
   }
 }
 
-void convert_array(Element x_type, const void* x, Element y_type, void* y, std::int64_t n) noexcept {
+void convert_array(DType x_type, const void* x, DType y_type, void* y, std::int64_t n) noexcept {
   const FlushDenormals flush;
   with_element(x_type, [&](auto from) {
     with_element(y_type, [&](auto to) {
@@ -67,17 +67,26 @@ double tile_chains(std::int64_t iterations) noexcept {
 
 }  // namespace
 
+namespace {
 #if defined(RAPT_HAVE_TILES)
-const KernelTable kTable = {nullptr,           {&kTilesBf16, &kTilesF16x3, &kTilesF32x6, &kTilesF32x3},
-                            nullptr,           tile_chains,
-                            attention_combine, read_stream,
-                            exp2_array,        convert_array};
+const AttentionKernel* const kAttention[] = {&kTilesBf16, &kTilesF16x3, &kTilesF32x6, &kTilesF32x3, nullptr};
+constexpr const AppendKvKernel* kAppend = nullptr;
+constexpr const MergeStatesKernel* kMerge = nullptr;
+constexpr auto peak_chains = tile_chains;
 #elif defined(RAPT_HAVE_DOTS)
-const KernelTable kTable = {nullptr,           {&kTilesBf16}, nullptr,    fma_chains,
-                            attention_combine, read_stream,   exp2_array, convert_array};
+const AttentionKernel* const kAttention[] = {&kTilesBf16, nullptr};
+constexpr const AppendKvKernel* kAppend = nullptr;
+constexpr const MergeStatesKernel* kMerge = nullptr;
+constexpr auto peak_chains = fma_chains;
 #else
-const KernelTable kTable = {&kAttentionDecode, {&kAttentionForward}, &kAttentionNaive, fma_chains,
-                            attention_combine, read_stream,          exp2_array,       convert_array};
+const AttentionKernel* const kAttention[] = {&kAttentionDecode, &kAttentionPrefill, &kAttentionNaive, nullptr};
+constexpr const AppendKvKernel* kAppend = &kAppendKv;
+constexpr const MergeStatesKernel* kMerge = &kMergeStates;
+constexpr auto peak_chains = fma_chains;
 #endif
+}  // namespace
+
+const IsaKernels kKernels = {kAttention,  kAppend,     kMerge,     attention_combine,
+                             peak_chains, read_stream, exp2_array, convert_array};
 
 }  // namespace rapt::cpu::RAPT_ISA

@@ -16,7 +16,7 @@ template <class T, class RowOf>
     for (std::int64_t i = 0; i < dv * panel.width; i += kLanes) store(panel.ot + i, vec(0.f));
   vec poison[4] = {vec(0.f), vec(0.f), vec(0.f), vec(0.f)};  // x * 0 is NaN for inf and NaN; four chains
   for (std::int64_t lane = 0; lane < panel.width; lane += kLanes) {
-    const std::int64_t rows = least(kLanes, panel.rows - lane);
+    const std::int64_t rows = min(kLanes, panel.rows - lane);
     T* dst[kLanes];
     for (std::int64_t i = 0; i < rows; ++i) dst[i] = row_of(lane + i);
     const vec l = load(panel.l + lane);
@@ -44,10 +44,10 @@ template <class T, class RowOf>
       }
     }
     for (; d0 < dv; d0 += kLanes) {
-      const std::int64_t n = least(kLanes, dv - d0);
+      const std::int64_t n = min(kLanes, dv - d0);
       vec r[kLanes];
 #pragma GCC unroll 16
-      for (int j = 0; j < kLanes; ++j) r[j] = column(least(d0 + j, dv - 1), j);  // past dv: repeated, not stored
+      for (int j = 0; j < kLanes; ++j) r[j] = column(min(d0 + j, dv - 1), j);  // past dv: repeated, not stored
       transpose(r);
       for (std::int64_t i = 0; i < rows; ++i) store_strided(dst[i] + d0 * inner, inner, n, r[i]);
     }
@@ -59,13 +59,13 @@ template <class T, class RowOf>
 inline bool store_panel(const Head& head, const Panel& panel) {
   const std::int64_t dv = head.p.dv;
   settle_sum(panel);
-  if (panel.state) {
-    const std::int64_t stride = state_floats(dv);
+  if (panel.partial) {
+    const std::int64_t stride = partial_floats(dv);
     for (std::int64_t i = 0; i < panel.rows; ++i) {
-      panel.state[i * stride + dv] = panel.minus_m[i];
-      panel.state[i * stride + dv + 1] = panel.l[i];
+      panel.partial[i * stride + dv] = panel.neg_m[i];
+      panel.partial[i * stride + dv + 1] = panel.l[i];
     }
-    return store_output<float>([&](std::int64_t i) { return panel.state + i * stride; }, 1, dv, panel, false);
+    return store_output<float>([&](std::int64_t i) { return panel.partial + i * stride; }, 1, dv, panel, false);
   }
   return with_element(head.p.out_type, [&](auto element) {
     using T = decltype(element);
@@ -77,15 +77,14 @@ inline bool store_panel(const Head& head, const Panel& panel) {
 }
 
 // ln(sum of e^score): (m + log2 l) ln 2.
-inline float lse_of(const Head& head, const Row& row, float minus_m, float l) {
-  const double m = -static_cast<double>(minus_m) - static_cast<double>(alibi_shift_log2(head, row));
+inline float lse_of(const Head& head, const Row& row, float neg_m, float l) {
+  const double m = -static_cast<double>(neg_m) - static_cast<double>(alibi_shift_log2(head, row));
   return static_cast<float>((m + __builtin_log2(static_cast<double>(l))) * kLn2);
 }
 inline void store_lse(const Head& head, const Panel& panel) {
-  if (!head.p.lse || panel.state) return;
+  if (!head.p.lse || panel.partial) return;
   for (std::int64_t i = 0; i < panel.rows; ++i)
-    head.p.lse[row_at(head.p.lse_stride, head, panel.row[i])] =
-        lse_of(head, panel.row[i], panel.minus_m[i], panel.l[i]);
+    head.p.lse[row_at(head.p.lse_stride, head, panel.row[i])] = lse_of(head, panel.row[i], panel.neg_m[i], panel.l[i]);
 }
 
 }  // namespace rapt::cpu::RAPT_ISA

@@ -13,7 +13,7 @@ template <class T>
     const T* src[kLanes];
     for (int i = 0; i < kLanes; ++i) src[i] = q + row_at(head.p.q_stride, head, panel.row[lane + i]);
     for (std::int64_t d0 = 0; d0 < d; d0 += kLanes) {
-      const std::int64_t n = least(kLanes, d - d0);
+      const std::int64_t n = min(kLanes, d - d0);
       vec r[kLanes];
       if (inner == 1 && n == kLanes) {
 #pragma GCC unroll 16
@@ -38,7 +38,7 @@ template <class T>
   for (std::int64_t i = 0; i < whole; i += kLanes) store(dst + i, load_any(src + i / kPerUnit<T>));
   for (std::int64_t i = whole; i < n; i += kLanes)
     store(dst + i,
-          load_strided(src + i / kPerUnit<T> * inner, inner, least(kUnits, (n - i + kPerUnit<T> - 1) / kPerUnit<T>)));
+          load_strided(src + i / kPerUnit<T> * inner, inner, min(kUnits, (n - i + kPerUnit<T> - 1) / kPerUnit<T>)));
 }
 
 // In place: the group's scale and zero, where `at` says that they lie for this row.
@@ -77,10 +77,10 @@ template <class T>
 [[gnu::noinline]] void pack_columns(const T* src, std::int64_t inner, std::int64_t rows, std::int64_t n, float* dst,
                                     std::int64_t dst_stride) {
   for (std::int64_t r0 = 0; r0 < rows; r0 += kLanes) {
-    const std::int64_t nr = least(kLanes, rows - r0);
+    const std::int64_t nr = min(kLanes, rows - r0);
     for (std::int64_t j0 = 0; j0 < n; j0 += kLanes) {
       vec t[kLanes];
-      for (int j = 0; j < kLanes; ++j) t[j] = load_strided(src + r0 + least(j0 + j, n - 1) * inner, 1, nr);
+      for (int j = 0; j < kLanes; ++j) t[j] = load_strided(src + r0 + min(j0 + j, n - 1) * inner, 1, nr);
       transpose(t);
       for (std::int64_t r = 0; r < nr; ++r) store(dst + (r0 + r) * dst_stride + j0, t[r]);
     }

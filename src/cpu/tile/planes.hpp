@@ -71,7 +71,7 @@ template <int kPlanes, class T, class Usual>
     }
   }
   for (; i < n; i += kLanes) {
-    vec x = load_strided(from + i * stride, stride, least(kLanes, n - i));
+    vec x = load_strided(from + i * stride, stride, min(kLanes, n - i));
     inspector.see(x);
     for (int p = 0; p < kPlanes; ++p) {
       store_any(to + p * plane + i, x);

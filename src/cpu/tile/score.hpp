@@ -12,9 +12,9 @@ inline vec minus_infinity() {
   return vec(-__builtin_inff());
 }
 
-// Whether scores are more than q.k times a positive number (a denormal one counts as 0 here).
-inline bool has_terms(const ScoreParams& s) {
-  return s.softcap_log2 != 0 || s.bias || s.mask || s.alibi || !(s.scale_log2 >= __FLT_MIN__);
+// Whether final scores are more than q.k times a positive number (a denormal one counts as 0 here).
+inline bool needs_finish(const ScoreParams& s) {
+  return has_modifiers(s) || !(s.scale_log2 >= __FLT_MIN__);
 }
 
 // c * tanh(x / c) by tanh(y) = (e^2y - 1) / (e^2y + 1), which keeps its relative precision near 0.
@@ -26,38 +26,40 @@ inline vec softcap(vec x, float c) {
 
 // bias * log2(e). Only -inf masks: the largest finite values, which frameworks use as masks, must stay finite.
 inline vec scale_bias(vec bias) {
-  const vec most(__FLT_MAX__);
-  const vec scaled = xsimd::max(vec(0.f) - most, xsimd::min(most, bias * vec(kLog2e)));  // in this order NaN stays
+  const vec largest(__FLT_MAX__);
+  const vec scaled =
+      xsimd::max(vec(0.f) - largest, xsimd::min(largest, bias * vec(kLog2e)));  // in this order NaN stays
   return xsimd::select(xsimd::abs(bias) == infinity(), bias, scaled);
 }
 
-// Scaled bias, -inf where masked, of `n` keys from `key` on for one vector of rows: term[key][lane].
-inline void load_terms(const Head& head, const Row* row, std::int64_t key, std::int64_t n, vec (&term)[kLanes]) {
+// Scaled bias, -inf where masked, of `n` keys from `key` on for one vector of rows: modifier[key][lane].
+inline void load_modifiers(const Head& head, const Row* row, std::int64_t key, std::int64_t n,
+                           vec (&modifier)[kLanes]) {
   const ScoreParams& s = head.p.score;
   for (int i = 0; i < kLanes; ++i) {
     vec x(0.f);
     if (s.bias) {
-      const std::int64_t at = term_row(s.bias_stride, head, row[i]) + key * s.bias_stride.d;
+      const std::int64_t at = modifier_index(s.bias_stride, place_of(head, row[i], key));
       with_element(s.bias_type, [&](auto element) {
         const auto* bias = static_cast<const decltype(element)*>(s.bias);
         x = scale_bias(load_strided(bias + at, s.bias_stride.d, n));
       });
     }
     if (s.mask) {
-      const std::uint8_t* mask = s.mask + term_row(s.mask_stride, head, row[i]) + key * s.mask_stride.d;
+      const std::uint8_t* mask = s.mask + modifier_index(s.mask_stride, place_of(head, row[i], key));
       alignas(64) float hidden[kLanes] = {};
       for (std::int64_t j = 0; j < n; ++j) hidden[j] = mask[j * s.mask_stride.d] ? 0.f : 1.f;
       x = xsimd::select(load(hidden) != vec(0.f), minus_infinity(), x);  // select: a NaN under the mask is nobody's
     }
-    term[i] = x;
+    modifier[i] = x;
   }
-  transpose(term);
+  transpose(modifier);
 }
 
 // Finishes the scores of keys [begin, end) of the block at key `k0` for one vector of the panel's lanes and folds their
-// maximum into `top`. s[key][width] holds q.k. Without terms that is only masked; with terms it becomes the exponent,
-// relative to m, and the result is whether any key is visible (a maximum cannot tell: it may lose a NaN).
-template <bool kTerms>
+// maximum into `top`. s[key][width] holds q.k. Without modifiers that is only masked; with them it becomes the
+// exponent, relative to m, and the result is whether any key is visible (a maximum cannot tell: it may lose a NaN).
+template <bool kModified>
 [[gnu::noinline]] bool finish_scores(const Head& head, const Panel& panel, std::int64_t v, std::int64_t k0,
                                      std::int64_t begin, std::int64_t end, float* s, float* top) {
   const ScoreParams& score = head.p.score;
@@ -67,32 +69,32 @@ template <bool kTerms>
   for (int i = 0; i < kLanes; ++i) {
     first[i] = static_cast<float>(clamp(row[i].first - k0, 0, end));
     last[i] = static_cast<float>(clamp(row[i].last - k0, 0, end));
-    if (kTerms && score.alibi) {
+    if (kModified && score.alibi) {
       slope[i] = -alibi_slope_log2(head, row[i]);
-      at[i] = static_cast<float>(row[i].at - k0);
+      at[i] = static_cast<float>(row[i].nearest - k0);
     }
   }
   vec mx = load(top + lane);
   auto visible = vec(0.f) != vec(0.f);
-  vec term[kLanes];
+  vec modifier[kLanes];
   vec key(static_cast<float>(begin));
   for (std::int64_t j = begin; j < end; ++j, key = key + vec(1.f)) {
     vec x = load(s + j * panel.width + lane);
-    if constexpr (kTerms) {
+    if constexpr (kModified) {
       const std::int64_t t = (j - begin) % kLanes;
-      if (t == 0 && (score.bias || score.mask)) load_terms(head, row, k0 + j, least(kLanes, end - j), term);
-      vec add = load(panel.minus_m + lane);  // what is large and cancels comes together first
+      if (t == 0 && (score.bias || score.mask)) load_modifiers(head, row, k0 + j, min(kLanes, end - j), modifier);
+      vec add = load(panel.neg_m + lane);  // what is large and cancels comes together first
       if (score.alibi) add = fma(load(slope), xsimd::abs(load(at) - key), add);
       const bool given = score.bias || score.mask;
-      if (given) add = add + term[t];
+      if (given) add = add + modifier[t];
       if (score.softcap_log2 != 0) x = softcap(x * vec(score.scale_log2), score.softcap_log2) + add;
       else x = fma(x, vec(score.scale_log2), add);
-      if (given) x = xsimd::select(term[t] == minus_infinity(), minus_infinity(), x);
+      if (given) x = xsimd::select(modifier[t] == minus_infinity(), minus_infinity(), x);
     }
     x = xsimd::select((key >= load(first)) & (key < load(last)), x, minus_infinity());
     store(s + j * panel.width + lane, x);
     mx = xsimd::max(mx, x);
-    if constexpr (kTerms) visible = visible | !(x == minus_infinity());
+    if constexpr (kModified) visible = visible | !(x == minus_infinity());
   }
   store(top + lane, mx);
   return xsimd::any(visible);

@@ -7,9 +7,9 @@
 namespace rapt::cpu::RAPT_ISA {
 
 // Weights are 2^(score - m). The reference m starts at 0, or at the sink, and moves only when it must: weights stay
-// below 2^kHighest (in attention_tiles their sums do), and the largest of the first keys a row sees is not below
-// 2^-kHighest. A wider range would move m less often, but exponents far from 0 round coarsely (by 2^-22 up to 8, by
-// 2^-20 up to 32), and sums of weights times values up to 2^100 must not overflow. Steps are integers, so a rescale
+// below 2^kHighest (in attention_prefill_tiles their sums do), and the largest of the first keys a row sees is not
+// below 2^-kHighest. A wider range would move m less often, but exponents far from 0 round coarsely (by 2^-22 up to 8,
+// by 2^-20 up to 32), and sums of weights times values up to 2^100 must not overflow. Steps are integers, so a rescale
 // multiplies by an exact power of two. A score of +inf moves nothing: it makes its row NaN by itself, while relative to
 // it every other one, and a fused product that overflows, would be a -inf that hides it.
 inline constexpr float kHighest = 8;
@@ -32,8 +32,8 @@ struct ToExponents {
   const float* add;  // [width]
 };
 inline ToExponents to_exponents(const ScoreParams& score, const Panel& panel, const float* zero) {
-  if (has_terms(score)) return {1, zero};
-  return {score.scale_log2, panel.minus_m};
+  if (needs_finish(score)) return {1, zero};
+  return {score.scale_log2, panel.neg_m};
 }
 inline void apply(ToExponents e, std::int64_t width, const float* from, float* to) {
   for (std::int64_t lane = 0; lane < width; lane += kLanes)
@@ -41,38 +41,38 @@ inline void apply(ToExponents e, std::int64_t width, const float* from, float* t
 }
 
 // A row that has seen no key, with its sink as the only mass.
-inline void start_row(const Head& head, const Row& row, float& minus_m, float& l) {
-  minus_m = l = 0;
+inline void start_row(const Head& head, const Row& row, float& neg_m, float& l) {
+  neg_m = l = 0;
   const ScoreParams& score = head.p.score;
   if (!score.sinks) return;
   const float given = number_at(score.sinks, score.sinks_type, row.q_head * score.sinks_stride);
   if (given == -__builtin_inff()) return;
   const double sink = static_cast<double>(given) * rapt::kLog2e + static_cast<double>(alibi_shift_log2(head, row));
   if (sink >= 0x1p24 || sink <= -0x1p24) {  // m has no fraction to leave out: the sink is its own reference
-    minus_m = static_cast<float>(-sink), l = 1;
+    neg_m = static_cast<float>(-sink), l = 1;
     return;
   }
   // Far above 0, so that the weights beside it are no denormals: 2^100 leaves them and their sums room.
   const double m = __builtin_ceil(sink);
-  minus_m = static_cast<float>(m <= 0 ? -m : m <= 100 ? 0 : 100 - m);
-  l = static_cast<float>(__builtin_exp2(sink + static_cast<double>(minus_m)));
+  neg_m = static_cast<float>(m <= 0 ? -m : m <= 100 ? 0 : 100 - m);
+  l = static_cast<float>(__builtin_exp2(sink + static_cast<double>(neg_m)));
 }
 
 // Starts over. Where states of a row are combined later, the sink joins them there.
 inline void reset(const Head& head, Panel& panel) {
   for (std::int64_t i = 0; i < panel.width; i += kLanes)
-    for (float* row : {panel.minus_m, panel.l, panel.l_low}) store(row + i, vec(0.f));
+    for (float* row : {panel.neg_m, panel.l, panel.l_low}) store(row + i, vec(0.f));
   panel.started = panel.joined = false;
   for (std::int64_t i = 0; head.p.score.sinks && head.whole && i < panel.width; ++i)
-    start_row(head, panel.row[i], panel.minus_m[i], panel.l[i]);
+    start_row(head, panel.row[i], panel.neg_m[i], panel.l[i]);
 }
 
 // Raises the reference of one vector of lanes by `step` and restates l. Returns what O must be multiplied by.
 inline vec raise_reference(const Panel& panel, std::int64_t lane, vec step) {
-  const vec l = load(panel.l + lane), before = load(panel.minus_m + lane), after = before - step;
+  const vec l = load(panel.l + lane), before = load(panel.neg_m + lane), after = before - step;
   // After rounding: a step may be lost in a large reference. Nothing seen: nothing to scale.
   const vec factor = xsimd::select(l == vec(0.f), vec(1.f), exp2(after - before));
-  store(panel.minus_m + lane, after);
+  store(panel.neg_m + lane, after);
   store(panel.l + lane, l * factor);
   store(panel.l_low + lane, load(panel.l_low + lane) * factor);
   return factor;
@@ -147,7 +147,7 @@ template <int kV, int kW>
 #pragma GCC unroll 4
   for (int v = 0; v < kV; ++v) add[v] = load(e.add + v * kLanes), l[v] = load(part + v * kLanes);
   for (std::int64_t j = begin; j < end;) {
-    const std::int64_t stop = least((j / kSumKeys + 1) * kSumKeys, end);
+    const std::int64_t stop = min((j / kSumKeys + 1) * kSumKeys, end);
 #pragma GCC unroll 2
     for (; j < stop; ++j)
 #pragma GCC unroll 4

@@ -1,0 +1,79 @@
+// Attention in the C interface.
+#include "api/c/c_api.hpp"
+
+namespace {
+
+using namespace rapt::c;
+
+rapt::ScoreSpec to_score(const rapt_attention_args& a) {
+  rapt::ScoreSpec score;
+  if (a.has_scale) score.scale = a.scale;
+  score.causal = a.causal != 0;
+  if (a.has_window) score.window = {a.window_left, a.window_right};
+  using Align = rapt::AttentionProblem::Align;
+  switch (to_enum(a.align, Align::offset, "score.align")) {
+    case Align::none:
+      break;
+    case Align::top_left:
+      score.align = rapt::Align::top_left();
+      break;
+    case Align::bottom_right:
+      score.align = rapt::Align::bottom_right();
+      break;
+    case Align::offset:
+      score.align = rapt::Align::offset(a.align_offset);
+      break;
+  }
+  if (a.softcap != 0) score.softcap = a.softcap;
+  score.bias = to_view(a.bias, "score.bias");
+  score.mask = to_view(a.mask, "score.mask");
+  score.alibi = to_view(a.alibi, "score.alibi");
+  score.sinks = to_view(a.sinks, "score.sinks");
+  return score;
+}
+
+rapt::AttentionArgs to_args(const rapt_attention_args* given) {
+  const rapt_attention_args a = known_part(deref(given, "args"), "rapt_attention_args");
+  rapt::AttentionArgs args;
+  args.q = to_view(a.q, "q");
+  args.kv.kind = to_enum(a.kv_kind, rapt::KvSource::Kind::ring, "kv.kind");
+  args.kv.k = to_view(a.k, "k");
+  args.kv.v = to_view(a.v, "v");
+  args.kv.seqlens = to_view(a.kv_seqlens, "kv.seqlens");
+  args.kv.cu_seqlens = to_view(a.cu_seqlens_k, "kv.cu_seqlens");
+  args.kv.block_table = to_view(a.block_table, "kv.block_table");
+  args.kv.k_scale = to_view(a.k_scale, "kv.k_scale");
+  args.kv.v_scale = to_view(a.v_scale, "kv.v_scale");
+  args.kv.k_zero = to_view(a.k_zero, "kv.k_zero");
+  args.kv.v_zero = to_view(a.v_zero, "kv.v_zero");
+  args.out = to_view(a.out, "out");
+  args.score = to_score(a);
+  args.lse = to_view(a.lse, "lse");
+  args.cu_seqlens_q = to_view(a.cu_seqlens_q, "cu_seqlens_q");
+  return args;
+}
+
+}  // namespace
+
+rapt_status rapt_attention(const rapt_attention_args* args, const rapt_context* context) noexcept {
+  return rapt_attention_with_workspace(args, context, nullptr, 0);
+}
+rapt_status rapt_attention_with_workspace(const rapt_attention_args* args, const rapt_context* context, void* workspace,
+                                          size_t workspace_bytes) noexcept {
+  return guard([&] { rapt::attention(to_args(args), to_context(context), to_workspace(workspace, workspace_bytes)); });
+}
+rapt_status rapt_plan_create(const rapt_attention_args* args, const rapt_context* context, rapt_plan** plan) noexcept {
+  return plan_call([&] { return to_args(args); }, context, plan);
+}
+rapt_status rapt_plan_run(const rapt_plan* plan, const rapt_attention_args* args, void* workspace,
+                          size_t workspace_bytes) noexcept {
+  return run_plan(
+      plan, [&] { return to_args(args); }, workspace, workspace_bytes);
+}
+
+rapt_status rapt_problem_text(const rapt_attention_args* args, char* buffer, size_t capacity, size_t* size) noexcept {
+  return guard([&] {
+    if (size) *size = 0;
+    copy_text(rapt::AttentionProblem::of(to_args(args)).to_string(), buffer, capacity, size);
+  });
+}

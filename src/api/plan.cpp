@@ -1,0 +1,136 @@
+#include "rapt/plan.hpp"
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "dispatch/dispatch.hpp"
+
+namespace rapt {
+namespace {
+
+void check_workspace(std::span<const std::byte> workspace, std::size_t wanted) {
+  if (workspace.empty()) return;
+  if (workspace.data() == nullptr) throw Error("workspace", "a null pointer", "memory");
+  if (workspace.size() < wanted)
+    throw Error("workspace", std::to_string(workspace.size()) + " bytes", std::to_string(wanted));
+  if (reinterpret_cast<std::uintptr_t>(workspace.data()) % 64 != 0)
+    throw Error("workspace", "an address that is no multiple of 64", "64-byte alignment");
+}
+
+// Runs on the context's own memory, or the device's, unless the caller brought some.
+void run_call(const Entry& entry, const EntryPlan& plan, const Call& call, const Context::Impl& context,
+              std::span<std::byte> workspace) {
+  check_workspace(workspace, plan.workspace_bytes);
+  if (context.options.observer) context.options.observer(to_string(call.problem) + " -> " + entry.name);
+  if (call.is_empty) return;
+  if (!workspace.empty() || call.device.type != DeviceType::cpu)
+    return entry.run(plan, call, context, workspace.empty() ? nullptr : workspace.data());
+  Workspace own = context.borrow(plan.workspace_bytes);
+  entry.run(plan, call, context, own.data());
+  context.give_back(std::move(own));
+}
+
+template <class Args>
+void run_once(const Args& args, const Context& context, std::span<std::byte> workspace) {
+  const Call call = validate(args, workspace);
+  const Choice choice = dispatch(call.problem, context.impl());
+  const auto plan = choice.entry->plan(call.problem, context.impl());
+  run_call(*choice.entry, *plan, call, context.impl(), workspace);
+}
+
+}  // namespace
+
+struct Plan::Impl {
+  Context context;
+  Problem problem;
+  Choice choice;
+  std::unique_ptr<EntryPlan> plan;
+  std::vector<Candidate> candidates;
+
+  Impl(const Problem& given, const Context& on)
+      : context(on),
+        problem(given),
+        choice(dispatch(given, on.impl())),
+        plan(choice.entry->plan(given, on.impl())),
+        candidates(rapt::candidates(given, on.impl())) {}
+
+  template <class Args>
+  void run(const Args& args, std::span<std::byte> workspace) const {
+    const Call call = validate(args, workspace);
+    if (planned(call.problem) != planned(problem))
+      throw Error("args", to_string(call.problem), "the plan's problem, " + to_string(problem));
+    run_call(*choice.entry, *plan, call, context.impl(), workspace);
+  }
+};
+
+Plan::Plan(const AttentionArgs& args, const Context& context)
+    : impl_(std::make_shared<const Impl>(validate(args).problem, context)) {}
+Plan::Plan(const AppendKvArgs& args, const Context& context)
+    : impl_(std::make_shared<const Impl>(validate(args).problem, context)) {}
+Plan::Plan(const MergeStatesArgs& args, const Context& context)
+    : impl_(std::make_shared<const Impl>(validate(args).problem, context)) {}
+
+Plan::Plan(const Problem& problem, const Context& context) {
+  std::visit([](const auto& p) { check(p); }, problem);
+  impl_ = std::make_shared<const Impl>(problem, context);
+}
+
+std::string_view Plan::entry() const noexcept {
+  return impl_->choice.entry->name;
+}
+std::string_view Plan::backend() const noexcept {
+  return impl_->choice.backend->name;
+}
+const Problem& Plan::problem() const noexcept {
+  return impl_->problem;
+}
+std::size_t Plan::workspace_bytes() const noexcept {
+  return impl_->plan->workspace_bytes;
+}
+int Plan::threads() const noexcept {
+  return impl_->plan->threads;
+}
+std::string_view Plan::executor() const noexcept {
+  return impl_->context.impl().executor().name();
+}
+std::int64_t Plan::work_items() const noexcept {
+  return impl_->plan->work_items;
+}
+const std::vector<Candidate>& Plan::candidates() const noexcept {
+  return impl_->candidates;
+}
+std::string Plan::explain() const {
+  return rapt::explain(impl_->choice, *impl_->plan, impl_->problem, impl_->candidates, impl_->context.impl());
+}
+
+void Plan::run(const AttentionArgs& args, std::span<std::byte> workspace) const {
+  impl_->run(args, workspace);
+}
+void Plan::run(const AppendKvArgs& args, std::span<std::byte> workspace) const {
+  impl_->run(args, workspace);
+}
+void Plan::run(const MergeStatesArgs& args, std::span<std::byte> workspace) const {
+  impl_->run(args, workspace);
+}
+
+void attention(const AttentionArgs& args, const Context& context, std::span<std::byte> workspace) {
+  run_once(args, context, workspace);
+}
+void append_kv(const AppendKvArgs& args, const Context& context, std::span<std::byte> workspace) {
+  run_once(args, context, workspace);
+}
+void merge_states(const MergeStatesArgs& args, const Context& context, std::span<std::byte> workspace) {
+  run_once(args, context, workspace);
+}
+
+std::size_t max_workspace_bytes(const Problem& largest, const Context& context) {
+  std::visit([](const auto& p) { check(p); }, largest);
+  std::size_t bytes = 0;
+  for (const Problem& corner : corner_problems(largest))
+    bytes = std::max(bytes, dispatch(corner, context.impl()).entry->max_workspace_bytes(largest, context.impl()));
+  return bytes;
+}
+
+}  // namespace rapt

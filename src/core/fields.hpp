@@ -1,0 +1,122 @@
+// Problems as one line of text: the operation's name, then `key=value` words. A table of fields, in the order of the
+// text, prints and reads them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "rapt/types.hpp"
+
+namespace rapt {
+
+// A word of the text: "sq=512", or the flag "causal".
+struct Word {
+  std::string_view all, key, value;
+  bool has_value;
+
+  [[noreturn]] void refuse(const std::string& wanted) const;
+  std::int64_t integer(const char* wanted = "a number after =") const;
+  float number() const;
+  DType dtype() const;  // f32, bf16 or f16, or one of those that caches have
+};
+
+template <class P>
+struct Field {
+  std::string_view key;
+  bool is_flag;
+  // Appends " key=value" for a value that is not the default.
+  void (*print)(const P&, std::string_view key, std::string& text);
+  void (*read)(P&, const Word&);
+};
+
+inline void print_word(std::string& text, std::string_view key, std::string_view value) {
+  text.append(" ").append(key).append("=").append(value);
+}
+
+// Fields that are what they say. `kDefault` is left out of the text.
+template <class P, auto kMember, std::int64_t kDefault>
+constexpr Field<P> integer_field(std::string_view key) {
+  return {key, false,
+          [](const P& p, std::string_view name, std::string& text) {
+            if (p.*kMember != kDefault) print_word(text, name, std::to_string(p.*kMember));
+          },
+          [](P& p, const Word& word) { p.*kMember = word.integer(); }};
+}
+// Always in the text.
+template <class P, auto kMember>
+constexpr Field<P> size_field(std::string_view key) {
+  return {
+      key, false,
+      [](const P& p, std::string_view name, std::string& text) { print_word(text, name, std::to_string(p.*kMember)); },
+      [](P& p, const Word& word) { p.*kMember = word.integer(); }};
+}
+// The same as another one unless it is given.
+template <class P, auto kMember, auto kOther>
+constexpr Field<P> size_field_like(std::string_view key) {
+  return {key, false,
+          [](const P& p, std::string_view name, std::string& text) {
+            if (p.*kMember != p.*kOther) print_word(text, name, std::to_string(p.*kMember));
+          },
+          [](P& p, const Word& word) { p.*kMember = word.integer(); }};
+}
+template <class P, auto kMember>
+constexpr Field<P> flag_field(std::string_view key) {
+  return {key, true,
+          [](const P& p, std::string_view name, std::string& text) {
+            if (p.*kMember) text.append(" ").append(name);
+          },
+          [](P& p, const Word&) { p.*kMember = true; }};
+}
+template <class P, auto kMember>
+constexpr Field<P> dtype_field(std::string_view key) {
+  return {key, false,
+          [](const P& p, std::string_view name, std::string& text) {
+            if (p.*kMember != DType::f32) print_word(text, name, to_string(p.*kMember));
+          },
+          [](P& p, const Word& word) { p.*kMember = word.dtype(); }};
+}
+
+// The words behind the operation's name, each key once. Throws Error for another name.
+class Words {
+ public:
+  Words(std::string_view text, std::string_view operation);
+  bool has(std::string_view key) const;
+
+  // Reads every word, in the order of the table: a word for several fields stands before those that have their own.
+  // Throws Error that names a word without a field.
+  template <class P, class Table>
+  void read(P& p, const Table& table) const {
+    const auto is_of = [](const Field<P>& field, const Word& word) {
+      return field.key == word.key && field.is_flag != word.has_value;
+    };
+    for (const Word& word : words_) {
+      bool known = false;
+      for (const Field<P>& field : table) known = known || is_of(field, word);
+      if (!known) refuse(word, table);
+    }
+    for (const Field<P>& field : table)
+      for (const Word& word : words_)
+        if (is_of(field, word)) field.read(p, word);
+  }
+
+ private:
+  template <class Table>
+  [[noreturn]] static void refuse(const Word& word, const Table& table) {
+    std::string values, flags;
+    for (const auto& field : table) (field.is_flag ? flags : values).append(" ").append(field.key);
+    word.refuse("one of" + values + ", each with =value, or" + (flags.empty() ? " nothing" : flags));
+  }
+
+  std::vector<Word> words_;
+};
+
+template <class P, class Table>
+std::string print_fields(std::string_view operation, const P& p, const Table& table) {
+  std::string text(operation);
+  for (const Field<P>& field : table) field.print(p, field.key, text);
+  return text;
+}
+
+}  // namespace rapt

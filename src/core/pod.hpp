@@ -1,0 +1,100 @@
+// What parameter blocks are made of. Kernels of every backend include it, so all of it is plain data or always inlined.
+#pragma once
+
+#include <cstdint>
+
+#include "rapt/enums.hpp"
+
+#ifdef __CUDACC__
+#define RAPT_HOST_DEVICE __host__ __device__ __forceinline__
+#else
+#define RAPT_HOST_DEVICE [[gnu::always_inline]] inline
+#endif
+
+namespace rapt {
+
+inline constexpr double kLog2e = 1.44269504088896340736, kLn2 = 0.693147180559945309417;
+
+// A set of element types.
+using DTypeSet = std::uint32_t;
+constexpr DTypeSet only(DType dtype) {
+  return DTypeSet{1} << static_cast<unsigned>(dtype);
+}
+inline constexpr DTypeSet kFloatTypes = only(DType::f32) | only(DType::bf16) | only(DType::f16);
+inline constexpr DTypeSet kCacheTypes =
+    kFloatTypes | only(DType::i8) | only(DType::f8e4m3) | only(DType::f8e5m2) | only(DType::i4x2);
+
+// Strides in elements of the dimensions b, h, s (rows) and d (elements of a row). Ragged tensors have b = 0.
+struct Strides {
+  std::int64_t b, h, s, d;
+};
+
+// A list of i32 or i64, `stride` elements apart: lengths, first rows, pages. Null: not given. Of calls on a GPU it is
+// in device memory, which only kernels can read.
+struct Integers {
+  const void* data;
+  std::int64_t stride;
+  bool is_int64;
+
+  RAPT_HOST_DEVICE explicit operator bool() const { return data != nullptr; }
+  RAPT_HOST_DEVICE std::int64_t operator[](std::int64_t i) const { return element(i * stride); }
+  // The one that lies this many elements from the first.
+  RAPT_HOST_DEVICE std::int64_t element(std::int64_t offset) const {
+    return is_int64 ? static_cast<const std::int64_t*>(data)[offset] : static_cast<const std::int32_t*>(data)[offset];
+  }
+};
+
+RAPT_HOST_DEVICE std::int64_t clamp_to(std::int64_t x, std::int64_t low, std::int64_t high) {
+  const std::int64_t raised = x > low ? x : low;
+  return raised < high ? raised : high;
+}
+
+// The few functions of <cmath> that are needed on both sides.
+inline constexpr float kInfinity = __builtin_inff();
+#ifdef __CUDACC__
+RAPT_HOST_DEVICE float abs_of(float x) {
+  return fabsf(x);
+}
+RAPT_HOST_DEVICE float tanh_of(float x) {
+  return tanhf(x);
+}
+RAPT_HOST_DEVICE float with_sign_of(float x, float sign) {
+  return copysignf(x, sign);
+}
+#else
+RAPT_HOST_DEVICE float abs_of(float x) {
+  return __builtin_fabsf(x);
+}
+RAPT_HOST_DEVICE float tanh_of(float x) {
+  return __builtin_tanhf(x);
+}
+RAPT_HOST_DEVICE float with_sign_of(float x, float sign) {
+  return __builtin_copysignf(x, sign);
+}
+#endif
+RAPT_HOST_DEVICE bool is_inf(float x) {
+  return abs_of(x) == kInfinity;
+}
+
+// How k or v is quantised: element i of a row counts as (x - zero[i / group]) * scale[i / group]. The rows of scale and
+// zero are found like those of k or v; their stride d leads from group to group.
+struct Quantization {
+  const float* scale;  // null: 1
+  const float* zero;   // null: 0
+  Strides scale_stride, zero_stride;
+  std::int64_t group;  // elements
+};
+
+// What every kernel says of itself: dispatch reads it, and EntryInfo shows it.
+struct KernelFacts {
+  Operation operation;
+  Phase phase;
+  const char* arithmetic;        // what it multiplies in: "f32"; "f32x6" is fp32 by six products of bf16 components
+  DTypeSet dtypes;               // element types it takes; those of outputs are not restricted
+  bool exact = true;             // false: a tier with wider bounds (docs/contract.md)
+  const char* opt_in = nullptr;  // why it runs only where it is forced; null: dispatch may choose it
+  int block_q = 0, block_k = 0;  // query rows and keys of its innermost block; 0: it has none
+  std::int64_t min_head_size = 1, max_head_size = 1 << 13, max_value_head_size = 1 << 13;  // of d and dv; of dv alone
+};
+
+}  // namespace rapt

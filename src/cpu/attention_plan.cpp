@@ -1,0 +1,154 @@
+#include "cpu/attention_plan.hpp"
+
+#include <algorithm>
+#include <string>
+
+#include "cpu/work_list.hpp"
+#include "operations/attention_check.hpp"
+
+namespace rapt::cpu {
+namespace {
+
+constexpr double kFlopsPerWorker = 1e6;    // about 10 us: below that a wake-up costs more than it brings
+constexpr double kBytesPerWorker = 128e3;  // of keys and values, likewise
+constexpr std::int64_t kSplitsOfSequence = 256;
+constexpr std::int64_t kMinItems = 2;  // of a worker, among several
+constexpr int kFinerIfKept = 2;        // items that find their keys prepared
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
+}
+std::int64_t round_up(std::int64_t a, std::int64_t step) {
+  return ceil_div(a, step) * step;
+}
+std::size_t whole_lines(std::size_t bytes) {
+  return (bytes + 63) / 64 * 64;
+}
+
+double bytes_of_keys(const AttentionProblem& p) {
+  const double bits = p.kv_dtype == DType::i4x2 ? 4 : 8 * static_cast<double>(size_of(p.kv_dtype));
+  return static_cast<double>(p.b * p.hk) * static_cast<double>(p.sk) * static_cast<double>(p.d + p.dv) * bits / 8;
+}
+
+[[noreturn]] void too_large(const AttentionProblem& p) {
+  throw Error("problem", p.to_string(), "one whose workspace has less than 2^64 bytes");
+}
+
+bool takes_whole_heads(const AttentionKernel& kernel) {
+  return kernel.max_rows == 0;
+}
+
+// Panels of an item share each block of K and V: the more the better, while their Q^T and O^T stay in half of L2.
+std::int64_t max_panels(const AttentionProblem& p, const AttentionKernel& kernel, std::size_t l2_bytes) {
+  const std::int64_t rows = kernel.facts.block_q;
+  const auto panel_bytes = static_cast<std::int64_t>(sizeof(float)) * rows * (p.d + p.dv);
+  return std::clamp<std::int64_t>(static_cast<std::int64_t>(l2_bytes) / 2 / panel_bytes, 1, kernel.max_rows / rows);
+}
+
+// Sizes everything but what depends on the number of workers. `splits`: sequences may have so few rows that their keys
+// are split.
+void size_workspace(AttentionPlan& plan, const AttentionProblem& p, bool splits) {
+  const AttentionKernels& k = plan.kernels;
+  const std::int64_t rows = rows_of_head(p), heads = p.b * p.hk;
+  const auto needs = [&](const AttentionKernel* kernel, std::int64_t rows_per_item) {
+    const std::int64_t of_item = std::min(rows_per_item, std::max<std::int64_t>(rows, 1));
+    if (kernel) plan.scratch_bytes = std::max(plan.scratch_bytes, kernel->scratch_bytes({p.sk, p.d, p.dv, of_item}));
+  };
+  if (k.smaller)
+    plan.smaller_rows_per_item =
+        std::min<std::int64_t>(round_up(plan.rows_per_item, k.smaller->facts.block_q), k.smaller->max_rows);
+  needs(k.kernel, plan.rows_per_item), needs(k.smaller, plan.smaller_rows_per_item), needs(k.decode, kDecodeRows);
+  plan.max_sequences = has_lengths(p) ? p.b : 1;
+  // work_list() counts keys from a multiple of kSplitAlign on, so that there may be kSplitAlign - 1 more than sk.
+  const std::int64_t most = std::min(max_splits(p.hk), ceil_div(p.sk + kSplitAlign - 1, kSplitKeys));
+  if (!splits || takes_whole_heads(*k.kernel) || most <= 1) return;
+  plan.max_splits = most;
+  std::int64_t split_rows = heads * std::min(rows, kSplitRows);
+  if (p.ragged_q >= 0) split_rows = std::min(split_rows, p.ragged_q * p.hq);
+  if (__builtin_mul_overflow(static_cast<std::size_t>(split_rows * most),
+                             static_cast<std::size_t>(partial_floats(p.dv)) * sizeof(float), &plan.partial_bytes))
+    too_large(p);
+  plan.counter_bytes = whole_lines(static_cast<std::size_t>(split_rows) * sizeof(std::int32_t));
+}
+
+void add_workers(AttentionPlan& plan, const AttentionProblem& p, int threads) {
+  plan.threads = threads;
+  plan.queue_bytes = static_cast<std::size_t>(threads) * sizeof(WorkQueue);
+  plan.list_bytes = whole_lines(static_cast<std::size_t>(plan.max_sequences) * sizeof(SequenceWork));
+  std::size_t& total = plan.workspace_bytes;
+  if (__builtin_mul_overflow(plan.scratch_bytes, static_cast<std::size_t>(threads), &total)) too_large(p);
+  for (const std::size_t bytes : {plan.partial_bytes, plan.counter_bytes, plan.queue_bytes, plan.list_bytes})
+    if (__builtin_add_overflow(total, bytes, &total)) too_large(p);
+}
+
+}  // namespace
+
+std::int64_t max_splits(std::int64_t hk) {
+  return std::clamp<std::int64_t>(kSplitsOfSequence / std::max<std::int64_t>(hk, 1), 1, kMaxSplits);
+}
+
+std::int64_t rows_of_head(const AttentionProblem& p) {
+  return p.hk > 0 ? p.sq * (p.hq / p.hk) : 0;
+}
+
+bool is_worthwhile(const AttentionKernel& kernel, std::int64_t rows, std::int64_t keys, std::int64_t d,
+                   std::int64_t dv) {
+  return rows >= kernel.min_rows && keys * (d + dv) >= kernel.min_key_elements;
+}
+
+AttentionPlan plan_attention(const AttentionProblem& p, const AttentionKernels& kernels, int concurrency,
+                             std::size_t l2_bytes) {
+  const AttentionKernel& kernel = *kernels.kernel;
+  AttentionPlan plan;
+  plan.kernels = kernels;
+  const std::int64_t rows = rows_of_head(p), heads = p.b * p.hk;
+  plan.rows_per_item = std::max<std::int64_t>(rows, 1);
+  if (!takes_whole_heads(kernel)) {
+    const std::int64_t block = kernel.facts.block_q;
+    std::int64_t panels = max_panels(p, kernel, l2_bytes);
+    // Each of several workers gets its share of items.
+    const std::int64_t of_worker = rows * heads / block / concurrency;
+    // With a left window the next item sees keys that the one before did not.
+    plan.keeps_keys = concurrency > 1 && kernel.kept_keys && p.window_left < 0 && p.sk <= kernel.kept_keys(p.d, p.dv);
+    const int finer = plan.keeps_keys ? kFinerIfKept : 1;
+    const std::int64_t fewest = std::min<std::int64_t>(kernel.min_item_rows / finer / block, of_worker / kMinItems);
+    if (concurrency > 1) panels = std::min(panels, std::max(of_worker / (kernel.items_per_worker * finer), fewest));
+    // The items of a head are about as large.
+    const std::int64_t of_head = std::max<std::int64_t>(ceil_div(rows, block), 1);
+    const std::int64_t items = ceil_div(of_head, std::max<std::int64_t>(panels, 1));
+    plan.rows_per_item = ceil_div(of_head, items) * block;
+  }
+  plan.work_items = heads * ceil_div(rows, plan.rows_per_item);
+  size_workspace(plan, p, rows <= kSplitRows || p.ragged_q >= 0);
+  if (rows <= kSplitRows) plan.work_items *= plan.max_splits;
+
+  const double pairs = static_cast<double>(rows) * static_cast<double>(heads) * static_cast<double>(p.sk);
+  const double flops = 2.0 * pairs * static_cast<double>(p.d + p.dv) * (p.causal ? 0.5 : 1.0);
+  const double worth = std::max(flops / kFlopsPerWorker, bytes_of_keys(p) / kBytesPerWorker);
+  const double workers = std::clamp(worth, 1.0, static_cast<double>(concurrency));
+  add_workers(plan, p,
+              static_cast<int>(std::clamp<std::int64_t>(static_cast<std::int64_t>(workers), 1,
+                                                        std::max<std::int64_t>(plan.work_items, 1))));
+  return plan;
+}
+
+std::size_t max_workspace_bytes(const AttentionProblem& p, const AttentionKernels& kernels, int concurrency,
+                                std::size_t l2_bytes) {
+  const AttentionKernel& kernel = *kernels.kernel;
+  AttentionPlan plan;
+  plan.kernels = kernels;
+  plan.rows_per_item =
+      takes_whole_heads(kernel) ? rows_of_head(p) : max_panels(p, kernel, l2_bytes) * kernel.facts.block_q;
+  size_workspace(plan, p, true);
+  add_workers(plan, p, concurrency);
+  return plan.workspace_bytes;
+}
+
+std::string AttentionPlan::note() const {
+  std::string text =
+      std::to_string(work_items) + " work items of up to " + std::to_string(rows_per_item) + " rows (tokens x group)";
+  if (partial_bytes > 0) text += ", keys in up to " + std::to_string(max_splits) + " splits";
+  return text;
+}
+
+}  // namespace rapt::cpu

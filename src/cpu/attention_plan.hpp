@@ -1,0 +1,61 @@
+// How attention calls with one problem are carried out: which kernels, how many rows a work item has, how many workers,
+// and how much workspace. Pure functions of the problem.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "cpu/registry.hpp"
+#include "dispatch/entry.hpp"
+
+namespace rapt::cpu {
+
+// The kernels of a call. Among sequences that need not be alike, each goes to the kernel that it would get alone.
+struct AttentionKernels {
+  const AttentionKernel* kernel = nullptr;
+  const AttentionKernel* decode = nullptr;   // for sequences of few rows; null: `kernel` takes them
+  const AttentionKernel* smaller = nullptr;  // for those that `kernel` is not worthwhile for; null: it takes them
+};
+
+// A call's workspace holds, one after another: a queue for each worker, the list of sequences, the workers' scratch,
+// the partial results of splits, and for each range of rows a counter of the splits that are done.
+struct AttentionPlan final : EntryPlan {
+  AttentionKernels kernels;
+  std::int64_t rows_per_item = 0;          // of (token, head of the group) pairs, for kernels.kernel
+  std::int64_t smaller_rows_per_item = 0;  // for kernels.smaller
+  bool keeps_keys = false;                 // the kernel prepares keys once for items of one head in a row
+  std::int64_t max_sequences = 0;          // in the list
+  std::int64_t max_splits = 1;             // of a head's keys
+  std::size_t queue_bytes = 0, list_bytes = 0;
+  std::size_t scratch_bytes = 0;  // of one worker
+  std::size_t partial_bytes = 0;  // of all partial results
+  std::size_t counter_bytes = 0;  // of all counters
+
+  std::string note() const override;
+};
+
+// Rows of a sequence and kv head up to which attention_decode is the faster kernel: where keys come from memory.
+inline constexpr std::int64_t kDecodeRows = 16;
+// Sequences of at most this many rows are split along their keys.
+inline constexpr std::int64_t kSplitRows = 64;
+// Splits have a multiple of so many keys, and begin at a multiple of kSplitAlign: a whole number of any kernel's
+// blocks.
+inline constexpr std::int64_t kSplitKeys = 512, kSplitAlign = 128;
+// The most splits of a head's keys: so many that one sequence occupies a large machine, and so few that partial results
+// stay small beside the cache.
+std::int64_t max_splits(std::int64_t hk);
+
+// Query rows of a kv head: tokens x group.
+std::int64_t rows_of_head(const AttentionProblem& problem);
+// Whether sequences of so many rows of a head and keys repay what the kernel prepares.
+bool is_worthwhile(const AttentionKernel& kernel, std::int64_t rows, std::int64_t keys, std::int64_t d,
+                   std::int64_t dv);
+
+// `concurrency`: the most workers the executor offers.
+AttentionPlan plan_attention(const AttentionProblem& problem, const AttentionKernels& kernels, int concurrency,
+                             std::size_t l2_bytes);
+// At least the workspace of every problem for the same kernels that is no larger in b, sq, sk and ragged rows.
+std::size_t max_workspace_bytes(const AttentionProblem& largest, const AttentionKernels& kernels, int concurrency,
+                                std::size_t l2_bytes);
+
+}  // namespace rapt::cpu

@@ -1,0 +1,42 @@
+#include "cpu/entry.hpp"
+
+#include <algorithm>
+#include <string>
+
+namespace rapt::cpu {
+namespace {
+
+constexpr double kBytesPerWorker = 128e3;  // about 10 us: below that a wake-up costs more than it brings
+constexpr std::int64_t kTurns = 4;         // of a worker: the last ones even out
+
+}  // namespace
+
+CpuEntry::CpuEntry(const KernelFacts& kernel_facts, const BuiltIsa& built) : built_(built) {
+  facts = kernel_facts;
+  name = entry_name(facts, built.name);
+  isa = to_string(built.isa);
+  unusable = built.unusable;
+  withheld = built.withheld;
+  if (const char* why = facts.opt_in ? facts.opt_in : built.opt_in) opt_in = std::string("only if forced: ") + why;
+}
+
+std::string_view CpuEntry::refuse_isa(const Context::Impl& context) const {
+  if (context.options.isa && built_.isa > *context.options.isa) return "above the context's ISA cap";
+  return {};
+}
+
+StreamPlan::StreamPlan(std::int64_t items, double bytes, std::size_t scratch, int concurrency)
+    : scratch_bytes(scratch) {
+  work_items = items;
+  const double worth = std::clamp(bytes / kBytesPerWorker, 1.0, static_cast<double>(concurrency));
+  threads =
+      static_cast<int>(std::clamp<std::int64_t>(static_cast<std::int64_t>(worth), 1, std::max<std::int64_t>(items, 1)));
+  items_per_turn = std::max<std::int64_t>(items / (threads * kTurns), 1);
+  workspace_bytes = static_cast<std::size_t>(threads) * scratch_bytes;
+}
+
+std::string StreamPlan::note() const {
+  return std::to_string(work_items) + " rows, " + std::to_string(items_per_turn) + " at a time";
+}
+
+}  // namespace rapt::cpu

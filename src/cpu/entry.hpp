@@ -1,0 +1,60 @@
+// What the CPU's entries have in common: an ISA, and workers that share work items.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <string_view>
+
+#include "cpu/machine.hpp"
+#include "dispatch/entry.hpp"
+
+namespace rapt::cpu {
+
+class CpuEntry : public Entry {
+ public:
+  CpuEntry(const KernelFacts& kernel_facts, const BuiltIsa& built);
+
+ protected:
+  // Why the context's cap leaves the ISA out; empty if it does not.
+  std::string_view refuse_isa(const Context::Impl& context) const;
+
+  const BuiltIsa& built_;
+};
+
+// Adds the entries of an operation, in the order of preference, to the backend's.
+using Entries = std::vector<std::unique_ptr<const Entry>>;
+void add_attention(const Machine& machine, Entries& entries);
+void add_append_kv(const Machine& machine, Entries& entries);
+void add_merge_states(const Machine& machine, Entries& entries);
+
+// The plan of an operation that moves `bytes` and has `items` alike, which any worker may do in any order.
+struct StreamPlan final : EntryPlan {
+  std::int64_t items_per_turn = 1;  // that a worker takes at a time
+  std::size_t scratch_bytes = 0;    // of one worker
+
+  StreamPlan(std::int64_t items, double bytes, std::size_t scratch, int concurrency);
+  std::string note() const override;
+};
+
+// Calls run(begin, end, scratch) for ranges of the plan's items, on its workers.
+template <class Run>
+void run_stream(const StreamPlan& plan, const Context::Impl& context, std::byte* workspace, const Run& run) {
+  if (plan.threads == 1) return run(0, plan.work_items, workspace);
+  struct Shared {
+    const StreamPlan& plan;
+    const Run& run;
+    std::byte* workspace;
+    std::atomic<std::int64_t> next{0};
+  } shared{plan, run, workspace};
+  const auto work = [](void* argument, int worker) {
+    Shared& s = *static_cast<Shared*>(argument);
+    std::byte* const scratch = s.workspace + static_cast<std::size_t>(worker) * s.plan.scratch_bytes;
+    const std::int64_t step = s.plan.items_per_turn, end = s.plan.work_items;
+    for (std::int64_t i; (i = s.next.fetch_add(step, std::memory_order_relaxed)) < end;)
+      s.run(i, std::min(i + step, end), scratch);
+  };
+  context.executor().run(plan.threads, work, &shared);
+}
+
+}  // namespace rapt::cpu

@@ -1,0 +1,352 @@
+// attention_prefill: out = softmax(score(q k^T)) v in fp32, online softmax, no S x S matrix. Inputs that are not fp32
+// are widened on their way into scratch, q by panels and k and v by blocks; output is rounded as it is stored.
+//
+//   for each block of kBlockK keys that some row sees         K and V blocks: 4 kBlockK (d + dv) bytes from L2
+//     for each panel of `width` query rows                    Q^T, O^T: 4 width (d + dv) bytes from L2
+//       S^T = K Q^T           2 kBlockK width d FLOPs         S^T stays in L1: 4 kBlockK width bytes
+//       finish the scores of partial blocks (masks, bias, ...); move m where a lane must
+//       P^T = 2^(scale S^T - m), l += sum
+//       O^T += V^T P^T        2 kBlockK width dv FLOPs
+//
+// Blocks start at multiples of kBlockK from the sequence's first key and sums run in key order, so that a row's bits do
+// not depend on how rows are grouped into panels and items. A masked key adds an exact 0.
+#include "cpu/kernels/kernels.hpp"
+#include "cpu/tile/carver.hpp"
+#include "cpu/tile/epilogue.hpp"
+#include "cpu/tile/mma.hpp"
+#include "cpu/tile/pack.hpp"
+#include "cpu/tile/softmax.hpp"
+
+namespace rapt::cpu::RAPT_ISA {
+namespace {
+
+// Scores of a panel stay in L1 with a strip of V, and a block's sums stay short. 192 was 0.3 points faster on Zen 4
+// with AVX2 (on Sapphire Rapids 0.5 with AVX-512, -0.5 with AVX2) and broke the contract's bound on rising values.
+constexpr std::int64_t kBlockK = 128;
+constexpr std::int64_t kWidth = kVecs * kLanes;
+constexpr std::int64_t kMaxPanels = 16;  // of an item
+constexpr std::int64_t kRunKeys = kRunBlocks * kBlockK;
+
+// Rows of packed K and V blocks: one line more than needed, so that V's column strips spread over the L1 sets.
+std::int64_t packed_stride(std::int64_t n) {
+  return round_up(n, 16) + 16;
+}
+
+struct Scratch {
+  Row* row;
+  float *qt, *ot, *total, *neg_m, *l, *l_low;  // all panels, back to back
+  float *s, *top, *top_exponent, *part, *sum;  // one panel and block: scores, their maxima and sums
+  float *k, *v;                                // one block, packed
+  float *zero, *unused;                        // a row of zeros, a row to write what nobody wants
+
+  Scratch(Carver& carver, const AttentionShape& shape) {
+    const std::int64_t lanes = round_up(shape.rows, kLanes);
+    row = carver.take<Row>(lanes);
+    qt = carver.take<float>(lanes * shape.d);
+    ot = carver.take<float>(lanes * shape.dv);
+    total = carver.take<float>(shape.sk + kBlockK > kRunKeys ? lanes * shape.dv : 0);
+    neg_m = carver.take<float>(lanes);
+    l = carver.take<float>(lanes);
+    l_low = carver.take<float>(lanes);
+    s = carver.take<float>(kBlockK * kWidth);
+    top = carver.take<float>(kWidth);
+    top_exponent = carver.take<float>(kWidth);
+    part = carver.take<float>(kWidth);
+    sum = carver.take<float>(kWidth);
+    k = carver.take<float>(kBlockK * packed_stride(shape.d));
+    v = carver.take<float>(kBlockK * packed_stride(shape.dv));
+    zero = carver.take<float>(kWidth);
+    unused = carver.take<float>(kWidth);
+  }
+};
+
+// A block of K or V: rows of contiguous elements, in place or packed.
+struct Block {
+  const float* data;
+  std::int64_t stride;
+};
+
+// Keys [begin, end) of a block that the panel's vectors [vec, vecs) look at. Unmasked: every row sees them all.
+struct Segment {
+  std::int64_t begin, end, vec;
+  bool masked;
+};
+struct Cut {
+  Segment segment[kVecs + 2];
+  int count = 0;
+  std::int64_t begin = 0, end[kVecs] = {};  // keys of each vector; the ends rise
+};
+
+// Cuts the block's keys [k0, k0 + n) at the edges of what the panel's rows see. A vector drops out after the last key
+// of its rows: a causal diagonal wastes kLanes queries a panel, not `width`. (The first keys of a window are not cut.)
+Cut cut(const Panel& panel, std::int64_t k0, std::int64_t n, bool all_masked) {
+  Cut c;
+  const std::int64_t tile = rows_of_tile(kVecs), w = panel.width - 1;
+  if (!all_masked && panel.first(w) <= k0 && panel.last(0) >= k0 + n) {  // nearly always
+    c.segment[c.count++] = {0, n, 0, false};
+    for (std::int64_t v = 0; v < panel.vecs; ++v) c.end[v] = n;
+    return c;
+  }
+  const auto local = [&](std::int64_t key) { return clamp(key - k0, 0, n); };
+  const std::int64_t begin = c.begin = local(panel.first(0)), end = local(panel.last(w));
+  if (begin >= end) return c;
+  const std::int64_t full_begin = all_masked ? end : clamp(local(panel.first(w)), begin, end);
+  std::int64_t full_end = all_masked ? end : clamp(local(panel.last(0)), full_begin, end);
+  if (full_end < end) full_end = full_begin + (full_end - full_begin) / tile * tile;  // the rest joins the edge
+  const auto add = [&](std::int64_t from, std::int64_t to, std::int64_t vec, bool masked) {
+    if (from < to) c.segment[c.count++] = {from, to, vec, masked};
+  };
+  add(begin, full_begin, 0, true);
+  add(full_begin, full_end, 0, false);
+  std::int64_t at = full_end;
+  for (std::int64_t v = 0; v < panel.vecs; ++v) {
+    const std::int64_t last = local(panel.last((v + 1) * kLanes - 1));
+    const std::int64_t to = min(at + round_up(max(last - at, 0), tile), end);
+    add(at, to, v, true);
+    c.end[v] = at = to;
+  }
+  return c;
+}
+
+// Calls f(integral_constant<int, vecs>) for 1 <= vecs <= kMax.
+template <int kMax = kVecs, class F>
+[[gnu::always_inline]] inline void with_vecs(std::int64_t vecs, F f) {
+  if constexpr (kMax > 1) {
+    if (vecs < kMax) return with_vecs<kMax - 1>(vecs, f);
+  }
+  f(std::integral_constant<int, kMax>());
+}
+
+// Replaces the non-finite elements of V's block, packed in `w.v`, by 0; the elements themselves are added to the output
+// of the rows that see them (any positive weight gives the same inf or NaN). Scores must be final and not yet
+// exponentiated.
+[[gnu::noinline, gnu::cold]] void add_non_finite(const Panel& panel, std::int64_t dv, std::int64_t k0,
+                                                 std::int64_t begin, std::int64_t end, const Scratch& w) {
+  for (std::int64_t j = begin; j < end; ++j)
+    for (std::int64_t c = 0; c < dv; ++c) {
+      float& element = w.v[j * packed_stride(dv) + c];
+      const float x = element;
+      if (x - x == 0.f) continue;
+      element = 0;
+      for (std::int64_t i = 0; i < panel.width; ++i) {
+        const bool in_range = k0 + j >= panel.first(i) && k0 + j < panel.last(i);
+        if (in_range && w.s[j * panel.width + i] != -__builtin_inff()) panel.ot[c * panel.width + i] += x;
+      }
+    }
+}
+
+// w.s = the final scores of a block for a panel of kW vectors, as to_exponents() has them, w.top = their maxima.
+// Returns false if all are masked.
+template <int kW>
+bool score(const Head& head, const Panel& panel, std::int64_t k0, const Cut& c, Block kb, const Scratch& w) {
+  const bool modified = needs_finish(head.p.score);
+  bool visible = !modified;
+  for (int v = 0; v < kW; ++v) store(w.top + v * kLanes, minus_infinity());
+  for (int i = 0; i < c.count; ++i) {
+    const Segment& g = c.segment[i];
+    const std::int64_t lane = g.vec * kLanes;
+    const ScoresTile<kW> tile{
+        kb.data + g.begin * kb.stride,     kb.stride, head.p.d, panel.qt + lane, w.s + g.begin * panel.width + lane,
+        g.masked ? w.unused : w.top + lane};  // masked scores must not raise the maximum
+    with_vecs<kW>(kW - g.vec, [&](auto vecs) { tiles<vecs>(tile, g.end - g.begin); });
+    if (!g.masked) continue;
+    for (std::int64_t v = g.vec; v < kW; ++v)
+      visible |=
+          (modified ? finish_scores<true> : finish_scores<false>)(head, panel, v, k0, g.begin, g.end, w.s, w.top);
+  }
+  return visible;
+}
+
+// A panel of kW vectors against the block of n keys at k0.
+template <int kW>
+void visit(const Head& head, Panel& panel, std::int64_t k0, std::int64_t n, Block kb, Block vb, bool careful,
+           const Scratch& w) {
+  const FlushDenormals flush;
+  const std::int64_t dv = head.p.dv, width = panel.width;
+  const Cut c = cut(panel, k0, n, needs_finish(head.p.score));
+  if (c.count == 0 || !score<kW>(head, panel, k0, c, kb, w)) return;
+
+  ToExponents exponents = to_exponents(head.p.score, panel, w.zero);
+  apply(exponents, width, w.top, w.top_exponent);
+  if (any_must_move(panel, w.top_exponent)) [[unlikely]] {
+    move_reference(panel, dv, w.top_exponent, nullptr, 0);
+    // Modified scores are counted again relative to the new m: equal keys of different blocks get equal weights, and
+    // small scores keep their low bits.
+    if (needs_finish(head.p.score)) score<kW>(head, panel, k0, c, kb, w);
+    apply(exponents, width, w.top, w.top_exponent);
+    if (any_must_move(panel, w.top_exponent)) {
+      // Scores so large that m cannot take the step: they take it in place. (The lanes of vectors that have dropped out
+      // hold garbage: harmless.)
+      const std::int64_t begin = c.begin * width, keys = c.end[kW - 1] - c.begin;
+      for (std::int64_t i = 0; i < keys * width; i += width) apply(exponents, width, w.s + begin + i, w.s + begin + i);
+      exponents = {1, w.zero};
+      move_reference(panel, dv, w.top_exponent, w.s + begin, keys);
+    }
+  }
+  if (careful) {
+    if (!panel.started)
+      for (std::int64_t i = 0; i < dv * width; i += kLanes) store(panel.ot + i, vec(0.f));
+    panel.started = true;
+    add_non_finite(panel, dv, k0, c.begin, c.end[kW - 1], w);
+  }
+
+  for (int v = 0; v < kW; ++v)
+    for (float* row : {w.part, w.sum}) store(row + v * kLanes, vec(0.f));
+  for (int i = 0; i < c.count; ++i) {
+    const Segment& g = c.segment[i];
+    const std::int64_t lane = g.vec * kLanes;
+    with_vecs<kW>(kW - g.vec, [&](auto vecs) {
+      exponentiate<vecs, kW>(w.s + lane, g.begin, g.end, {exponents.scale, exponents.add + lane}, w.part + lane,
+                             w.sum + lane);
+    });
+  }
+  for (int v = 0; v < kW; ++v) {
+    const std::int64_t lane = v * kLanes;
+    add_to_sum(panel, lane, load(w.sum + lane) + load(w.part + lane));
+  }
+
+  for (std::int64_t begin = c.begin, end = c.end[kW - 1]; begin < end;) {
+    const std::int64_t stop = (begin / kSumKeys + 1) * kSumKeys;
+    std::int64_t keys[kW];
+    for (int v = 0; v < kW; ++v) keys[v] = clamp(c.end[v], begin, stop) - begin;
+    tiles<kW>(OutputTile<kW>{vb.data + begin * vb.stride, vb.stride, w.s + begin * width, keys,
+                             panel.started ? panel.ot : w.zero, panel.started ? width : 0, panel.ot},
+              dv);
+    panel.started = true;
+    begin = stop;
+  }
+}
+
+// K's rows are read along d, a few at a time: in place is best at any row stride. V is read in column strips, whose
+// rows fall into few cache sets when they lie far apart (61 % of peak in place). Other elements than fp32 are packed to
+// widen them, and rows that a page's end parts to lie in one piece.
+bool must_pack_keys(const AttentionParams& p) {
+  return p.kv_type != DType::f32 || p.k_stride.d != 1;
+}
+bool must_pack_values(const AttentionParams& p) {
+  const Strides& s = p.v_stride;
+  return p.kv_type != DType::f32 || s.d != 1 || (s.s >= 512 && s.s != p.dv);
+}
+
+// Keys [from, end) of the block at k0 of k or v: in place, or packed into `packed`. Earlier rows of the block are
+// nobody's to read.
+Block block(const Head& head, const KeyRows& rows, std::int64_t k0, std::int64_t from, std::int64_t end, bool pack,
+            float* packed) {
+  const Strides& s = rows.strides;
+  const std::int64_t stride = packed_stride(rows.n), skipped = from - k0;
+  if (!pack && head.in_one_piece(from, end - from))
+    return {static_cast<const float*>(rows.base) + (head.key_at(s, from) - skipped * s.s), s.s};
+  if (s.s == 1 && s.d != 1 && head.p.page_size == 0 && (only(head.p.kv_type) & kFloatTypes)) {
+    with_element(head.p.kv_type, [&](auto element) {
+      const auto* src = static_cast<const decltype(element)*>(rows.base) + head.key_at(s, from);
+      pack_columns(src, s.d, end - from, rows.n, packed + skipped * stride, stride);
+    });
+  } else {
+    pack_keys(head, rows, from, end - from, packed + skipped * stride, stride);
+  }
+  return {packed, stride};
+}
+
+// Towards L2, beside the arithmetic: rows of a head's tensors missed in a bunch would stall it (8 heads of S = 512 read
+// 4 to 7 points less than one head in cache). Heads of a single block of keys are small enough to be there already.
+void prefetch(const void* base, DType element, std::int64_t at, const Strides& s, std::int64_t n) {
+  if (s.d != 1) return;
+  const auto* row = static_cast<const std::byte*>(base) + at * unit_bytes(element);
+  for (std::int64_t i = 0; i < bytes_of(element, n); i += 64) __builtin_prefetch(row + i, 0, 2);
+}
+
+// All panels share one sweep over the keys that any of them sees.
+void sweep(const Head& head, Panel* panels, std::int64_t count, bool careful, const Scratch& w) {
+  const AttentionParams& p = head.p;
+  const std::int64_t first = panels[0].first(0), last = panels[count - 1].last(panels[count - 1].width - 1);
+  if (first >= last) return;
+  const bool far = last - first > kBlockK;
+  const bool pack_k = must_pack_keys(p), pack_v = must_pack_values(p) || careful;  // add_non_finite edits a copy
+  for (std::int64_t k0 = first / kBlockK * kBlockK; k0 < last; k0 += kBlockK) {
+    const std::int64_t n = min(kBlockK, last - k0);
+    const std::int64_t from = max(k0, first);
+    const Block kb = block(head, {p.k, p.k_stride, p.k_quant, p.d}, k0, from, k0 + n, pack_k, w.k);
+    const Block vb = block(head, {p.v, p.v_stride, p.v_quant, p.dv}, k0, from, k0 + n, pack_v, w.v);
+    const std::int64_t next = k0 + kBlockK, ahead = clamp(last - next, 0, kBlockK);
+    for (std::int64_t i = 0; i < count; ++i) {
+      Panel& panel = panels[i];
+      if (k0 <= first) {
+        with_element(p.q_type,
+                     [&](auto element) { pack_queries(static_cast<const decltype(element)*>(p.q), head, panel); });
+        for (std::int64_t r = 0; far && i + 1 < count && r < panels[i + 1].rows; ++r)
+          prefetch(p.q, p.q_type, row_at(p.q_stride, head, panels[i + 1].row[r]), p.q_stride, p.d);
+      }
+      for (std::int64_t j = next + ahead * i / count; j < next + ahead * (i + 1) / count; ++j) {
+        prefetch(p.k, p.kv_type, head.key_at(p.k_stride, j), p.k_stride, p.d);
+        prefetch(p.v, p.kv_type, head.key_at(p.v_stride, j), p.v_stride, p.dv);
+      }
+      for (std::int64_t r = 0; far && ahead == 0 && r < panel.rows; ++r)
+        prefetch(p.out, p.out_type, row_at(p.out_stride, head, panel.row[r]), p.out_stride, p.dv);
+      if ((k0 - head.low / kBlockK * kBlockK) % kRunKeys == 0) join(panel, p.dv);
+      with_vecs(panel.vecs, [&](auto vecs) { visit<vecs>(head, panel, k0, n, kb, vb, careful, w); });
+    }
+  }
+  for (std::int64_t i = 0; i < count; ++i) finish_joining(panels[i], p.dv);
+}
+
+void run(const AttentionParams& p, const WorkItem& item, std::byte* scratch) noexcept {
+  const FloatEnvironment environment;
+  const Head head(p, item);
+  const std::int64_t row_end = min(item.row_end, head.len_q * p.group);
+  Carver carver(scratch);
+  const Scratch w(carver, {p.sk, p.d, p.dv, item.row_end - item.row_begin});
+  for (std::int64_t i = 0; i < kWidth; i += kLanes) store(w.zero + i, vec(0.f));
+
+  Panel panels[kMaxPanels];
+  std::int64_t count = 0;
+  for (std::int64_t r = item.row_begin, lanes = 0; r < row_end; ++count) {
+    Panel& panel = panels[count];
+    const std::int64_t left = (row_end - r + kLanes - 1) / kLanes;
+    panel.vecs = left == kVecs + 1 && kVecs > 2 ? 2 : min(left, kVecs);  // 2 + 2, not 3 + 1
+    panel.width = panel.vecs * kLanes;
+    panel.rows = min(panel.width, row_end - r);
+    panel.row = w.row + lanes;
+    panel.qt = w.qt + lanes * p.d;
+    panel.ot = w.ot + lanes * p.dv;
+    panel.total = w.total + lanes * p.dv;
+    panel.neg_m = w.neg_m + lanes;
+    panel.l = w.l + lanes;
+    panel.l_low = w.l_low + lanes;
+    panel.partial = item.partial ? item.partial + (r - item.row_begin) * partial_floats(p.dv) : nullptr;
+    find_rows(head, r, panel.rows, panel.row);
+    for (std::int64_t i = panel.rows; i < panel.width; ++i) panel.row[i] = panel.row[panel.rows - 1];
+    reset(head, panel);
+    r += panel.rows;
+    lanes += panel.width;
+  }
+  sweep(head, panels, count, false, w);
+  for (std::int64_t i = 0; i < count; ++i) {
+    if (!store_panel(head, panels[i])) [[unlikely]] {
+      reset(head, panels[i]);
+      sweep(head, &panels[i], 1, true, w);
+      store_panel(head, panels[i]);
+    }
+    store_lse(head, panels[i]);
+  }
+}
+
+std::size_t scratch_bytes(const AttentionShape& shape) noexcept {
+  Carver carver(nullptr);
+  Scratch(carver, shape);
+  return carver.used();
+}
+
+}  // namespace
+
+const AttentionKernel kAttentionPrefill = {.facts = {.operation = Operation::attention,
+                                                     .phase = Phase::prefill,
+                                                     .arithmetic = "f32",
+                                                     .dtypes = kCacheTypes,
+                                                     .block_q = kWidth,
+                                                     .block_k = kBlockK},
+                                           .max_rows = kMaxPanels * kWidth,
+                                           .items_per_worker = 4,
+                                           .scratch_bytes = scratch_bytes,
+                                           .run = run};
+
+}  // namespace rapt::cpu::RAPT_ISA

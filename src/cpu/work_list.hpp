@@ -1,0 +1,48 @@
+// The work items of one call, and in which order workers take them: pure functions of the plan and the call's lengths.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <span>
+
+#include "cpu/attention_plan.hpp"
+
+namespace rapt::cpu {
+
+// Sequences of a call that lie one after another and are alike: all of a dense call, else one each. The work items of
+// one sequence: hk heads, each of `row_items` ranges of rows, each of `splits` ranges of keys.
+struct SequenceWork {
+  const AttentionKernel* kernel;
+  std::int64_t b, count, rows, rows_per_item, row_items;
+  std::int64_t first_key, split_keys, splits;             // with one split, it has all keys
+  std::int64_t first_item, first_partial, first_counter;  // in items, floats, counters of all sequences before
+  double cost;                                            // of the most costly item: rows x keys
+  bool heads_in_turn;                                     // the last rows of every head, then the ones before
+
+  std::int64_t items_of_head() const { return row_items * splits; }
+};
+
+// Work items that one worker begins with, and that others go on with when they are done with theirs.
+struct alignas(64) WorkQueue {
+  std::atomic<std::int64_t> next;
+  std::int64_t end;
+};
+
+// The sequences of a call that have rows, those with the most costly items first, in `list`, which has room for the
+// plan's max_sequences. How keys are split depends on the keys that the sequence's own rows see and the number of kv
+// heads alone: neither threads nor the rest of the batch change bits.
+std::span<const SequenceWork> work_list(const AttentionPlan& plan, const AttentionParams& params, SequenceWork* list);
+
+// Rows [row_begin, row_end) of a kv head, the range of rows of that number in its sequence, and a split of their keys.
+struct ItemPlace {
+  std::int64_t b, hk, row_begin, row_end, range, split;
+};
+// Of the work item of that number, counted from `work`'s first, with `heads` kv heads.
+ItemPlace place_of(const SequenceWork& work, std::int64_t heads, std::int64_t item);
+
+// Cuts a call's items into queues of about the same cost, of whole heads each (some are empty); or puts them all into
+// the first where heads are in turn. Returns the queues that are used. A worker begins with its own queue, where it
+// finds K and V in its cache, and goes on to the next ones.
+std::span<WorkQueue> cut_into_queues(std::span<const SequenceWork> all, std::int64_t hk, std::span<WorkQueue> queues);
+
+}  // namespace rapt::cpu

@@ -1,0 +1,396 @@
+// append_kv: arguments -> Call, or an Error that names the argument; and its problem's text. Nothing is written, and
+// nothing is read but lengths, block tables, and, where codes are made with given scales, those scales and the new
+// rows.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <span>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "core/dtypes.hpp"
+#include "core/fields.hpp"
+#include "core/float_environment.hpp"
+#include "core/float_rows.hpp"
+#include "core/span.hpp"
+#include "core/text.hpp"
+#include "operations/attention_check.hpp"
+#include "operations/call.hpp"
+
+namespace rapt {
+namespace {
+
+using std::int64_t;
+using Kind = KvSource::Kind;
+using P = AppendKvProblem;
+
+constexpr Field<P> kFields[] = {
+    {"dtype", false,
+     [](const P& p, std::string_view key, std::string& text) {
+       if (p.new_dtype == p.kv_dtype && p.new_dtype != DType::f32) print_word(text, key, to_string(p.new_dtype));
+     },
+     [](P& p, const Word& word) { p.new_dtype = p.kv_dtype = word.dtype(); }},
+    {"new", false,
+     [](const P& p, std::string_view key, std::string& text) {
+       if (p.new_dtype != p.kv_dtype && p.new_dtype != DType::f32) print_word(text, key, to_string(p.new_dtype));
+     },
+     [](P& p, const Word& word) { p.new_dtype = word.dtype(); }},
+    {"kv", false,
+     [](const P& p, std::string_view key, std::string& text) {
+       if (p.new_dtype != p.kv_dtype && p.kv_dtype != DType::f32) print_word(text, key, to_string(p.kv_dtype));
+     },
+     [](P& p, const Word& word) { p.kv_dtype = word.dtype(); }},
+    size_field<P, &P::b>("b"),
+    size_field<P, &P::hk>("hk"),
+    size_field<P, &P::n>("n"),
+    size_field<P, &P::sk>("sk"),
+    size_field<P, &P::d>("d"),
+    size_field_like<P, &P::dv, &P::d>("dv"),
+    integer_field<P, &P::ragged, -1>("ragged"),
+    integer_field<P, &P::page_size, 0>("page"),
+    flag_field<P, &P::ring>("ring"),
+    {"groups", false,
+     [](const P& p, std::string_view key, std::string& text) {
+       if (p.k_groups == p.v_groups && p.k_groups != 0) print_word(text, key, std::to_string(p.k_groups));
+     },
+     [](P& p, const Word& word) { p.k_groups = p.v_groups = word.integer(); }},
+    {"k_groups", false,
+     [](const P& p, std::string_view key, std::string& text) {
+       if (p.k_groups != p.v_groups && p.k_groups != 0) print_word(text, key, std::to_string(p.k_groups));
+     },
+     [](P& p, const Word& word) { p.k_groups = word.integer(); }},
+    {"v_groups", false,
+     [](const P& p, std::string_view key, std::string& text) {
+       if (p.k_groups != p.v_groups && p.v_groups != 0) print_word(text, key, std::to_string(p.v_groups));
+     },
+     [](P& p, const Word& word) { p.v_groups = word.integer(); }},
+    flag_field<P, &P::zeros>("zeros"),
+    flag_field<P, &P::given_scales>("given_scales"),
+    flag_field<P, &P::values_are_keys>("values_are_keys"),
+};
+
+// A dimension of one element is not stepped along: its stride may be any number, and where it stands for more (scales
+// that broadcast) it must be 0.
+Strides strides_of(const TensorView& t) {
+  const auto step = [&](std::size_t dim) { return t.shape[dim] == 1 ? 0 : t.strides[dim]; };
+  return {step(0), step(1), step(2), t.strides[3]};
+}
+
+class Validator {
+ public:
+  explicit Validator(const AppendKvArgs& args) : args_(args), cache_(args.cache) {}
+
+  Call run(std::span<const std::byte> workspace) {
+    rows_of_cache();
+    lengths();
+    f_.side[0] = side("k", args_.k_new, cache_.k), f_.side[1] = side("v", args_.v_new, cache_.v);
+    agree();
+    codings("k", f_.side[0], cache_.k, cache_.k_scale, cache_.k_zero, p_.k_groups);
+    codings("v", f_.side[1], cache_.v, cache_.v_scale, cache_.v_zero, p_.v_groups);
+    check_overlaps(all_);
+    check_apart(workspace, all_);
+    places();
+    p_.d = f_.side[0].size, p_.dv = f_.side[1].size;
+    p_.zeros = cache_.k_zero || cache_.v_zero;
+    p_.values_are_keys = shared_ >= 0;
+    f_.sides = p_.values_are_keys ? 1 : 2;
+    numbers("k", f_.side[0]), numbers("v", f_.side[1]);
+    return {p_, f_, {}, total_ == 0 || f_.hk == 0, nullptr};
+  }
+
+ private:
+  void need(const std::string& name, const TensorView& t, int ndim, const char* shape, bool written = false) {
+    if (t.ndim == 0) throw Error(name, "no tensor", shape);
+    take(all_, name, t, written);
+    if (t.ndim != ndim) throw Error(name, "shape " + shape_text(t), shape);
+  }
+  static void same(const std::string& name, const TensorView& t, std::size_t dim, int64_t wanted, const char* what) {
+    if (t.shape[dim] != wanted)
+      throw Error(name, "shape " + shape_text(t), std::string(what) + " = " + std::to_string(wanted));
+  }
+  // Elements of a row: of i4x2 there are two to a byte.
+  static int64_t row_size(const TensorView& cache) { return cache.shape[3] * (cache.dtype == DType::i4x2 ? 2 : 1); }
+  Integers integers(const std::string& name, const TensorView& t, const char* shape) {
+    need(name, t, 1, shape);
+    check_list(name, t);
+    return {t.data, t.strides[0], t.dtype == DType::i64};
+  }
+
+  // Whether `part` is columns first, first + 1, ... of `whole`: the same rows, from another element on.
+  static bool is_columns(const TensorView& part, const TensorView& whole, int64_t first) {
+    const auto last = static_cast<std::size_t>(whole.ndim - 1);
+    if (part.ndim != whole.ndim || part.dtype != whole.dtype) return false;
+    if (first < 0 || first > whole.shape[last] - part.shape[last]) return false;
+    for (std::size_t i = 0; i <= last; ++i)
+      if ((i < last && part.shape[i] != whole.shape[i]) || (part.shape[i] > 1 && part.strides[i] != whole.strides[i]))
+        return false;
+    return part.data == element(whole.data, whole.dtype, first * whole.strides[last]);
+  }
+
+  // Values may be columns of the keys (latent attention): they are written with them, once.
+  void find_shared_columns() {
+    const TensorView k = cache_.k, v = cache_.v;
+    int64_t first = 0;
+    if (k.shape[3] > 1) {
+      const auto delta = reinterpret_cast<std::uintptr_t>(v.data) - reinterpret_cast<std::uintptr_t>(k.data);
+      first = static_cast<int64_t>(delta) / (k.strides[3] * static_cast<int64_t>(size_of(k.dtype)));
+    }
+    if (all_.front().bytes == 0 || !is_columns(v, k, first)) return;
+    if (cache_.k_scale || cache_.v_scale || is_integer(k.dtype))
+      throw Error("cache.v", "columns of cache.k in a cache with scales",
+                  "memory of its own: codes mean what their scales say");
+    shared_ = first;
+    all_.pop_back();  // cache.v overlaps what it is a part of
+  }
+
+  // The cache is there first: what else is given has to fit it.
+  void rows_of_cache() {
+    if (cache_.kind != Kind::strided && cache_.kind != Kind::paged && cache_.kind != Kind::ring)
+      throw Error("cache.kind", "ragged or unknown", "one of KvCache's factories");
+    const TensorView k = cache_.k, v = cache_.v;
+    for (const auto& [name, cache] : {std::tuple{"cache.k", k}, {"cache.v", v}}) {
+      need(name, cache, 4, cache_.kind == Kind::paged ? "[pages, hk, page_size, d]" : "[b, hk, s, d]", true);
+      if (!is_cache(cache.dtype)) throw Error(name, "dtype " + std::string(to_string(cache.dtype)), kCaches);
+      if (cache.shape[3] < 1 || row_size(cache) > kMaxHeadSize)
+        throw Error(name, "rows of " + std::to_string(row_size(cache)), "1 to 8192 elements");
+    }
+    if (v.dtype != k.dtype)
+      throw Error("cache.v", "dtype " + std::string(to_string(v.dtype)),
+                  "cache.k's, " + std::string(to_string(k.dtype)));
+    for (const std::size_t dim : {0, 1, 2}) same("cache.v", v, dim, k.shape[dim], "cache.k's size there");
+    p_.hk = f_.hk = k.shape[1], p_.kv_dtype = k.dtype;
+    f_.ring = p_.ring = cache_.kind == Kind::ring;
+    f_.page_size = cache_.kind == Kind::strided ? 0 : k.shape[2];
+    find_shared_columns();
+    if (cache_.kind == Kind::paged) {
+      need("cache.block_table", cache_.block_table, 2, "[b, n] of pages");
+      const TensorView& t = cache_.block_table;
+      check_integers("cache.block_table", t);
+      f_.pages = {t.data, t.strides[1], t.dtype == DType::i64};
+      f_.pages_stride_b = t.strides[0], f_.page_count = k.shape[0];
+      p_.page_size = k.shape[2];
+    } else if (cache_.block_table) {
+      throw Error("cache.block_table", "a table for a cache without pages", "KvCache::paged");
+    }
+  }
+
+  void lengths() {
+    const bool ragged = static_cast<bool>(args_.cu_seqlens);
+    need("k_new", args_.k_new, ragged ? 3 : 4, ragged ? "[total, hk, d]" : "[b, hk, n, d]");
+    f_.len_before = integers("seqlens", args_.seqlens, "[b] lengths before the call");
+    const int64_t b = p_.b = f_.b = args_.seqlens.shape[0];
+    int64_t given = args_.k_new.shape[0];  // the batch of the new rows
+    p_.n = f_.n = ragged ? 0 : args_.k_new.shape[2];
+    if (ragged) {
+      p_.ragged = total_ = given;
+      f_.from_begin = integers("cu_seqlens", args_.cu_seqlens, "[b + 1] starts");
+      p_.n = check_starts("cu_seqlens", f_.from_begin, args_.cu_seqlens.shape[0], total_);
+      given = args_.cu_seqlens.shape[0] - 1;
+    }
+    // Of three batches that should be one, the one that is alone is named.
+    const bool paged = cache_.kind == Kind::paged;
+    const TensorView room = paged ? cache_.block_table : cache_.k;
+    if (b != room.shape[0]) {
+      if (b == given) same(paged ? "cache.block_table" : "cache.k", room, 0, b, "the batch b");
+      same("seqlens", args_.seqlens, 0, room.shape[0], "the cache's batch b");
+    }
+    if (given != b) {
+      if (ragged) same("cu_seqlens", args_.cu_seqlens, 0, b + 1, "b + 1");
+      same("k_new", args_.k_new, 0, b, "the cache's batch b");
+    }
+    if (!ragged && (__builtin_mul_overflow(b, p_.n, &total_) || total_ > kMaxSize))
+      throw Error("k_new", "shape " + shape_text(args_.k_new), "at most 2^48 new rows");
+    p_.sk = room_for_keys();
+    for (int64_t i = 0; i < b; ++i)
+      if (const int64_t n = f_.len_before[i]; n < 0 || n > kMaxOffset)
+        throw Error("seqlens", "length " + std::to_string(n) + " of sequence " + std::to_string(i), "0 to 2^52");
+  }
+  // Of a sequence; of a ring its rows.
+  int64_t room_for_keys() const {
+    const int64_t rows = cache_.k.shape[2];
+    int64_t keys = rows;
+    if (cache_.kind == Kind::paged && __builtin_mul_overflow(cache_.block_table.shape[1], rows, &keys)) keys = kMaxSize;
+    return std::min(keys, kMaxSize);
+  }
+
+  AppendKvSide side(const std::string& name, const TensorView& fresh, const MutableTensorView& cache) {
+    const bool ragged = static_cast<bool>(args_.cu_seqlens);
+    const std::string new_name = name + "_new";
+    if (name != "k") need(new_name, fresh, ragged ? 3 : 4, ragged ? "[total, hk, dv]" : "[b, hk, n, dv]");
+    if (!is_float(fresh.dtype)) throw Error(new_name, "dtype " + std::string(to_string(fresh.dtype)), kFloats);
+    if (name == "k") p_.new_dtype = fresh.dtype;
+    AppendKvSide s{};
+    s.from = fresh.data, s.to = cache.data;
+    s.from_type = fresh.dtype, s.to_type = cache.dtype;
+    s.size = s.group = row_size(cache);
+    same(new_name, fresh, static_cast<std::size_t>(fresh.ndim) - 1, s.size,
+         name == "k" ? "the cache's head size d" : "the cache's head size dv");
+    s.from_stride = ragged ? Strides{0, fresh.strides[1], fresh.strides[0], fresh.strides[2]} : strides_of(fresh);
+    s.to_stride = strides_of(cache);
+    return s;
+  }
+
+  void codings(const std::string& side_name, AppendKvSide& s, const TensorView& cache, const MutableTensorView& scale,
+               const MutableTensorView& zero, int64_t& groups) {
+    const std::string scale_name = "cache." + side_name + "_scale", zero_name = "cache." + side_name + "_zero";
+    if (zero && !is_integer(cache.dtype))
+      throw Error(zero_name, "zeros for " + std::string(to_string(cache.dtype)), "none: i8 and i4x2 have zeros");
+    if (scale && is_float(cache.dtype))
+      throw Error(scale_name, "scales for " + std::string(to_string(cache.dtype)),
+                  "none for a type of 16 or more bits");
+    if (!scale && is_integer(cache.dtype))
+      throw Error(scale_name, "no tensor", "scales for " + std::string(to_string(cache.dtype)));
+    if (!scale) return;
+    s.computes_scale = scale.shape[0] == cache.shape[0] && scale.shape[2] == cache.shape[2];
+    for (const auto& [name, t] : {std::tuple<std::string, TensorView>{scale_name, scale}, {zero_name, zero}}) {
+      if (!t) continue;
+      need(name, t, 4, "the cache's shape with groups for elements, sizes of 1 broadcasting", s.computes_scale);
+      if (t.dtype != DType::f32) throw Error(name, "dtype " + std::string(to_string(t.dtype)), "f32");
+      same(name, t, 1, cache.shape[1], "the cache's heads hk");
+      for (const std::size_t dim : {0, 2})
+        if (t.shape[dim] != 1) same(name, t, dim, cache.shape[dim], "1 or the cache's size there");
+      if (t.shape[3] < 1 || s.size % t.shape[3] != 0)
+        throw Error(name, std::to_string(t.shape[3]) + " groups", "a divisor of " + std::to_string(s.size));
+    }
+    if (cache.dtype == DType::i4x2 && s.size / scale.shape[3] % 2 != 0)
+      throw Error(scale_name, "groups of " + std::to_string(s.size / scale.shape[3]) + " elements",
+                  "an even number of i4x2");
+    groups = scale.shape[3];
+    s.group = s.size / groups;
+    s.scale = static_cast<float*>(scale.data), s.scale_stride = strides_of(scale);
+    if (!s.computes_scale) p_.given_scales = true;
+    if (!zero) return;
+    same(zero_name, zero, 3, groups, "the scale's groups");
+    if ((zero.shape[0] == cache.shape[0] && zero.shape[2] == cache.shape[2]) != s.computes_scale)
+      throw Error(zero_name, "shape " + shape_text(zero), "an element for every row just where scales have");
+    s.zero = static_cast<float*>(zero.data), s.zero_stride = strides_of(zero);
+  }
+
+  // What the new rows of k and v have in common, with the cache too.
+  void agree() const {
+    for (const auto& [name, t] :
+         {std::tuple<const char*, const TensorView&>{"k_new", args_.k_new}, {"v_new", args_.v_new}}) {
+      same(name, t, 1, f_.hk, "the cache's heads hk");
+      same(name, t, 0, args_.k_new.shape[0], "k_new's size there");
+      if (!args_.cu_seqlens) same(name, t, 2, args_.k_new.shape[2], "k_new's rows n");
+    }
+    const int64_t dv = f_.side[1].size;
+    if (shared_ >= 0 && span_of("v_new", args_.v_new, false) > 0 && !is_columns(args_.v_new, args_.k_new, shared_))
+      throw Error("v_new", "rows of its own for values that are columns of cache.k",
+                  "columns " + std::to_string(shared_) + " to " + std::to_string(shared_ + dv - 1) +
+                      " of k_new, as cache.v is of cache.k");
+  }
+
+  // Every new row has a place of its own.
+  void places() const {
+    const int64_t capacity = f_.ring && p_.sk > 0 ? std::numeric_limits<int64_t>::max() : p_.sk;
+    for (int64_t i = 0; i < f_.b; ++i)
+      if (const int64_t n = new_rows(f_, i).count; n > 0 && f_.len_before[i] > capacity - n)
+        throw Error("seqlens", std::to_string(f_.len_before[i]) + " keys and " + std::to_string(n) + " new ones",
+                    "at most " + std::to_string(capacity) + ", the cache's room for sequence " + std::to_string(i));
+    if (cache_.kind != Kind::paged) return;
+    struct Run {
+      int64_t page, begin, end;
+    };
+    std::vector<Run> runs;
+    const int64_t rows = cache_.k.shape[2], pages = cache_.k.shape[0];
+    for (int64_t i = 0; i < f_.b; ++i) {
+      const int64_t begin = f_.len_before[i], end = begin + new_rows(f_, i).count;
+      for (int64_t at = begin; at < end;) {
+        const int64_t page = f_.pages.element(i * f_.pages_stride_b + at / rows * f_.pages.stride), row = at % rows,
+                      stop = std::min(rows, row + end - at);
+        if (page < 0 || page >= pages)
+          throw Error(
+              "cache.block_table",
+              "page " + std::to_string(page) + " for key " + std::to_string(at) + " of sequence " + std::to_string(i),
+              "0 to " + std::to_string(pages - 1));
+        runs.push_back({page, row, stop});
+        at += stop - row;
+      }
+    }
+    std::sort(runs.begin(), runs.end(),
+              [](const Run& a, const Run& b) { return std::tie(a.page, a.begin) < std::tie(b.page, b.begin); });
+    for (std::size_t i = 1; i < runs.size(); ++i)
+      if (runs[i].page == runs[i - 1].page && runs[i].begin < runs[i - 1].end)
+        throw Error("cache.block_table", "page " + std::to_string(runs[i].page) + " twice for new keys",
+                    "a row of its own for every one");
+  }
+
+  // Given scales are usable, and so are the numbers that integers are made of with them.
+  void numbers(const std::string& name, const AppendKvSide& s) const {
+    if (!s.scale || s.computes_scale) return;
+    std::vector<float> row(static_cast<std::size_t>(s.size));
+    for (int64_t i = 0; i < f_.b; ++i) {
+      const NewRows rows = new_rows(f_, i);
+      for (int64_t t = f_.ring ? std::max<int64_t>(0, rows.count - f_.page_size) : 0; t < rows.count; ++t)
+        for (int64_t h = 0; h < f_.hk; ++h) {
+          const auto check_finite = [&](const char* what, const float* data, const Strides& stride, bool positive) {
+            const float* const at = data + key_index(f_, stride, i, h, 0, f_.len_before[i] + t);
+            for (int64_t g = 0; data && g < s.size / s.group; ++g)
+              if (const float x = at[g * stride.d]; !std::isfinite(x) || (positive && !(x > 0)))
+                throw Error("cache." + name + what, shortest(x),
+                            positive ? "finite numbers above 0" : "finite numbers");
+          };
+          check_finite("_scale", s.scale, s.scale_stride, true);
+          if (s.zero) check_finite("_zero", s.zero, s.zero_stride, false);
+          if (!is_integer(s.to_type)) continue;
+          const int64_t from = i * s.from_stride.b + h * s.from_stride.h + (rows.first + t) * s.from_stride.s;
+          load_row(element(s.from, s.from_type, from), s.from_type, s.from_stride.d, s.size, row.data());
+          for (const float x : row)
+            if (!std::isfinite(x))
+              throw Error(name + "_new", shortest(x), "finite numbers where the scale of integers is given");
+        }
+    }
+  }
+
+  const AppendKvArgs& args_;
+  const KvCache& cache_;
+  P p_{};
+  AppendKvParams f_{};
+  std::vector<Checked> all_;
+  int64_t total_ = 0;    // new rows
+  int64_t shared_ = -1;  // the column of cache.k that cache.v begins at, if it lies there
+};
+
+}  // namespace
+
+std::string AppendKvProblem::to_string() const {
+  return print_fields("append_kv", *this, kFields);
+}
+
+AppendKvProblem AppendKvProblem::parse(std::string_view text) {
+  const Words words(text, "append_kv");
+  P p;
+  words.read(p, kFields);
+  if (!words.has("dv")) p.dv = p.d;
+  return p;
+}
+
+AppendKvProblem AppendKvProblem::of(const AppendKvArgs& args) {
+  return std::get<AppendKvProblem>(validate(args).problem);
+}
+
+void check(const AppendKvProblem& p) {
+  for (const auto& [name, size] : {std::pair{"b", p.b}, {"hk", p.hk}, {"n", p.n}, {"sk", p.sk}})
+    if (size < 0 || size > kMaxSize) throw Error(name, std::to_string(size), "0 to 2^48");
+  if (p.ragged < -1 || p.ragged > kMaxSize) throw Error("cu_seqlens", std::to_string(p.ragged), "0 to 2^48 new rows");
+  if (!is_float(p.new_dtype)) throw Error("k_new", "dtype " + std::string(to_string(p.new_dtype)), kFloats);
+  if (!is_cache(p.kv_dtype)) throw Error("cache.k", "dtype " + std::string(to_string(p.kv_dtype)), kCaches);
+  for (const auto& [name, size] : {std::pair{"cache.k", p.d}, {"cache.v", p.dv}})
+    if (size < 1 || size > kMaxHeadSize) throw Error(name, "rows of " + std::to_string(size), "1 to 8192 elements");
+  if (p.page_size < 0 || (p.page_size > 0 && p.sk % p.page_size != 0))
+    throw Error("cache.k", "pages of " + std::to_string(p.page_size) + " rows",
+                "a divisor of sk = " + std::to_string(p.sk));
+  if (p.page_size > 0 && p.ring) throw Error("cache.kind", "pages and a ring", "one of them");
+  check_scales("cache.k_scale", p.kv_dtype, p.d, p.k_groups);
+  check_scales("cache.v_scale", p.kv_dtype, p.dv, p.v_groups);
+}
+
+Call validate(const AppendKvArgs& args, std::span<const std::byte> workspace) {
+  const FloatEnvironment environment;
+  return Validator(args).run(workspace);
+}
+
+}  // namespace rapt

@@ -1,0 +1,184 @@
+#include "rapt/attention_problem.hpp"
+
+#include <algorithm>
+#include <array>
+#include <functional>
+
+#include "core/fields.hpp"
+#include "core/text.hpp"
+
+namespace rapt {
+namespace {
+
+using P = AttentionProblem;
+
+constexpr std::array<std::string_view, 4> kLayouts = {"bhsd", "bshd", "bhds", "other"};
+
+// "bk", "hqk", ...: letters of b, h, q in this order, then k.
+std::uint8_t read_broadcast(const Word& word) {
+  std::uint8_t dims = 0;
+  std::size_t at = 0;
+  for (const auto& [letter, bit] : {std::pair{'b', P::kFullB}, {'h', P::kFullH}, {'q', P::kFullQ}})
+    if (at < word.value.size() && word.value[at] == letter) dims |= bit, ++at;
+  if (word.value.substr(at) != "k")
+    word.refuse("the letters of the full dimensions, in order, out of b, h, q, and k last");
+  return dims;
+}
+void print_broadcast(std::uint8_t dims, std::string_view key, std::string& text) {
+  if (dims == P::kNone) return;
+  std::string letters;
+  if (dims & P::kFullB) letters += 'b';
+  if (dims & P::kFullH) letters += 'h';
+  if (dims & P::kFullQ) letters += 'q';
+  print_word(text, key, letters + 'k');
+}
+
+bool has_one_dtype(const P& p) {
+  return p.q_dtype == p.kv_dtype && p.q_dtype == p.out_dtype;
+}
+// "q=bf16", unless dtype= says it for all.
+template <auto kMember>
+constexpr Field<P> own_dtype(std::string_view key) {
+  return {key, false,
+          [](const P& p, std::string_view name, std::string& text) {
+            if (!has_one_dtype(p) && p.*kMember != DType::f32) print_word(text, name, to_string(p.*kMember));
+          },
+          [](P& p, const Word& word) { p.*kMember = word.dtype(); }};
+}
+
+void read_window(P& p, const Word& word) {
+  const std::size_t comma = word.value.find(',');
+  if (comma == std::string_view::npos) word.refuse("window=left,right");
+  Word side = word;
+  side.value = word.value.substr(0, comma), p.window_left = side.integer();
+  side.value = word.value.substr(comma + 1), p.window_right = side.integer();
+}
+void print_window(const P& p, std::string_view key, std::string& text) {
+  if (p.window_left != -1 || p.window_right != -1)
+    print_word(text, key, std::to_string(p.window_left) + "," + std::to_string(p.window_right));
+}
+
+void read_align(P& p, const Word& word) {
+  p.align_offset = 0;
+  if (word.value == "top_left") p.align = P::Align::top_left;
+  else if (word.value == "bottom_right") p.align = P::Align::bottom_right;
+  else p.align = P::Align::offset, p.align_offset = word.integer("align=top_left, bottom_right or an integer");
+}
+void print_align(const P& p, std::string_view key, std::string& text) {
+  if (p.align == P::Align::top_left) print_word(text, key, "top_left");
+  if (p.align == P::Align::bottom_right) print_word(text, key, "bottom_right");
+  if (p.align == P::Align::offset) print_word(text, key, std::to_string(p.align_offset));
+}
+
+void read_layout(P& p, const Word& word) {
+  const auto* const found = std::find(kLayouts.begin(), kLayouts.end(), word.value);
+  if (found == kLayouts.end()) word.refuse("layout=bhsd, bshd, bhds or other");
+  p.layout = static_cast<P::Layout>(found - kLayouts.begin());
+}
+
+constexpr Field<P> kFields[] = {
+    {"dtype", false,
+     [](const P& p, std::string_view key, std::string& text) {
+       if (has_one_dtype(p) && p.q_dtype != DType::f32) print_word(text, key, to_string(p.q_dtype));
+     },
+     [](P& p, const Word& word) { p.q_dtype = p.kv_dtype = p.out_dtype = word.dtype(); }},
+    own_dtype<&P::q_dtype>("q"),
+    own_dtype<&P::kv_dtype>("kv"),
+    own_dtype<&P::out_dtype>("out"),
+    {"device", false,
+     [](const P& p, std::string_view key, std::string& text) {
+       if (p.device != DeviceType::cpu) print_word(text, key, to_string(p.device));
+     },
+     [](P& p, const Word& word) {
+       if (word.value != "cpu" && word.value != "cuda") word.refuse("device=cpu or device=cuda");
+       p.device = word.value == "cpu" ? DeviceType::cpu : DeviceType::cuda;
+     }},
+    size_field<P, &P::b>("b"),
+    size_field<P, &P::hq>("hq"),
+    size_field_like<P, &P::hk, &P::hq>("hk"),
+    size_field<P, &P::sq>("sq"),
+    size_field_like<P, &P::sk, &P::sq>("sk"),
+    size_field<P, &P::d>("d"),
+    size_field_like<P, &P::dv, &P::d>("dv"),
+    flag_field<P, &P::causal>("causal"),
+    {"window", false, print_window, read_window},
+    {"align", false, print_align, read_align},
+    {"scale", false,
+     [](const P& p, std::string_view key, std::string& text) {
+       if (p.has_scale) print_word(text, key, shortest(p.scale));
+     },
+     [](P& p, const Word& word) { p.has_scale = true, p.scale = word.number(); }},
+    {"softcap", false,
+     [](const P& p, std::string_view key, std::string& text) {
+       if (p.softcap != 0) print_word(text, key, shortest(p.softcap));
+     },
+     [](P& p, const Word& word) {
+       p.softcap = word.number();
+       if (p.softcap == 0) word.refuse("a softcap other than 0, or none");
+     }},
+    {"bias", false, [](const P& p, std::string_view key, std::string& text) { print_broadcast(p.bias, key, text); },
+     [](P& p, const Word& word) { p.bias = read_broadcast(word); }},
+    dtype_field<P, &P::bias_dtype>("bias_dtype"),
+    {"mask", false, [](const P& p, std::string_view key, std::string& text) { print_broadcast(p.mask, key, text); },
+     [](P& p, const Word& word) { p.mask = read_broadcast(word); }},
+    flag_field<P, &P::alibi>("alibi"),
+    flag_field<P, &P::sinks>("sinks"),
+    flag_field<P, &P::lse>("lse"),
+    flag_field<P, &P::kv_lengths>("seqlens"),
+    integer_field<P, &P::ragged_q, -1>("ragged_q"),
+    integer_field<P, &P::ragged_k, -1>("ragged_k"),
+    {"page", false,
+     [](const P& p, std::string_view key, std::string& text) {
+       if (p.page_size != 0) print_word(text, key, std::to_string(p.page_size));
+     },
+     [](P& p, const Word& word) {
+       p.page_size = word.integer();
+       if (p.page_size == 0) word.refuse("pages of 1 row or more");
+     }},
+    flag_field<P, &P::ring>("ring"),
+    {"groups", false,
+     [](const P& p, std::string_view key, std::string& text) {
+       if (p.k_groups == p.v_groups && p.k_groups != 0) print_word(text, key, std::to_string(p.k_groups));
+     },
+     [](P& p, const Word& word) { p.k_groups = p.v_groups = word.integer(); }},
+    {"k_groups", false,
+     [](const P& p, std::string_view key, std::string& text) {
+       if (p.k_groups != p.v_groups && p.k_groups != 0) print_word(text, key, std::to_string(p.k_groups));
+     },
+     [](P& p, const Word& word) { p.k_groups = word.integer(); }},
+    {"v_groups", false,
+     [](const P& p, std::string_view key, std::string& text) {
+       if (p.k_groups != p.v_groups && p.v_groups != 0) print_word(text, key, std::to_string(p.v_groups));
+     },
+     [](P& p, const Word& word) { p.v_groups = word.integer(); }},
+    flag_field<P, &P::zeros>("zeros"),
+    {"layout", false,
+     [](const P& p, std::string_view key, std::string& text) {
+       if (p.layout != P::Layout::bhsd) print_word(text, key, kLayouts[static_cast<std::size_t>(p.layout)]);
+     },
+     read_layout},
+};
+
+}  // namespace
+
+std::string AttentionProblem::to_string() const {
+  return print_fields("attention", *this, kFields);
+}
+
+AttentionProblem AttentionProblem::parse(std::string_view text) {
+  const Words words(text, "attention");
+  AttentionProblem p;
+  words.read(p, kFields);
+  if (p.ragged_q < -1 || p.ragged_k < -1)
+    throw Error("problem", "\"" + std::string(text) + "\"", "ragged totals of 0 or more");
+  if (!words.has("hk")) p.hk = p.hq;
+  if (!words.has("sk")) p.sk = p.sq;
+  if (!words.has("dv")) p.dv = p.d;
+  return p;
+}
+
+std::size_t AttentionProblem::hash() const {
+  return std::hash<std::string>()(to_string());
+}
+
+}  // namespace rapt

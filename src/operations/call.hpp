@@ -1,0 +1,51 @@
+// A validated call of any operation: what dispatch chooses a kernel for, and what the kernel gets.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <variant>
+#include <vector>
+
+#include "operations/append_kv_params.hpp"
+#include "operations/attention_params.hpp"
+#include "operations/merge_states_params.hpp"
+#include "rapt/attention.hpp"
+#include "rapt/problem.hpp"
+
+namespace rapt {
+
+// In the order of Operation.
+using Params = std::variant<AttentionParams, AppendKvParams, MergeStatesParams>;
+
+struct Call {
+  Problem problem;
+  Params params;
+  Device device{};
+  bool is_empty = false;                // there is nothing to write
+  std::shared_ptr<const void> storage;  // of what params point to, beside the tensors
+};
+
+// Check everything that contract.md lists under bad input. Throw Error; write nothing. `workspace` is the caller's, if
+// any: it may share no memory with a tensor.
+Call validate(const AttentionArgs& args, std::span<const std::byte> workspace = {});
+Call validate(const AppendKvArgs& args, std::span<const std::byte> workspace = {});
+Call validate(const MergeStatesArgs& args, std::span<const std::byte> workspace = {});
+
+// The checks that need no tensors: sizes, head counts, windows, scale, alignment.
+void check(const AttentionProblem& problem);
+void check(const AppendKvProblem& problem);
+void check(const MergeStatesProblem& problem);
+
+// Of attention's parameters, what the problem says.
+void fill_sizes(const AttentionProblem& problem, AttentionParams& params);
+
+DeviceType device_of(const Problem& problem);
+
+// The problem but for what no plan depends on, and a problem written by hand may spell in several ways.
+Problem planned(Problem problem);
+
+// Problems no larger than `largest` that entries may be chosen for; of each entry one is among them.
+std::vector<Problem> corner_problems(const Problem& largest);
+
+}  // namespace rapt

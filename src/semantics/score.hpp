@@ -1,0 +1,114 @@
+// Scores: which keys a row sees, and what happens to a score between q.k and the softmax. The checker, the work list
+// and the kernels of every backend ask here; kernels that work on whole vectors keep to the order that finish_score()
+// has.
+#pragma once
+
+#include "semantics/sequence.hpp"
+
+namespace rapt {
+
+// Scores are kept in the log2 domain where a name says so.
+struct ScoreParams {
+  float scale_log2;    // scale * log2(e)
+  float softcap_log2;  // c * log2(e); 0: none
+  // Row i sees keys i + offset - left <= j <= i + offset + right; a side is open at kOpen. Causal is right = 0.
+  std::int64_t left, right, offset;
+  bool bottom_right;         // offset += len_k - len_q of the sequence
+  const void* bias;          // [b, hq, sq, sk] with broadcast strides of 0; null: none
+  const std::uint8_t* mask;  // [b, hq, sq, sk] likewise, nonzero = attend; null: none
+  Strides bias_stride, mask_stride;
+  const void* alibi;  // [b, hq] slopes; null: none
+  std::int64_t alibi_stride_b, alibi_stride_h;
+  const void* sinks;  // [hq]; null: none
+  std::int64_t sinks_stride;
+  DType bias_type, alibi_type, sinks_type;  // f32, bf16 or f16
+  // Bias and mask have so many rows and keys; what lies past them is masked. (Lengths on a GPU may ask for more.)
+  std::int64_t modifier_rows, modifier_keys;
+};
+inline constexpr std::int64_t kOpen = std::int64_t{1} << 53, kNoLimit = INT64_MAX;
+
+// The key position that row 0 of a sequence sits at: the one place that turns `align` into an offset.
+RAPT_HOST_DEVICE std::int64_t row_offset(const ScoreParams& s, const Sequence& q) {
+  return s.offset + (s.bottom_right ? q.len_k - q.len_q : 0);
+}
+
+struct KeyRange {
+  std::int64_t first, last;  // keys [first, last)
+};
+
+// Of keys [low, high), those that causal, window and the sizes of bias and mask leave row `token` at key position
+// `position`. Both ends rise with the row.
+RAPT_HOST_DEVICE KeyRange visible_keys(const ScoreParams& s, std::int64_t token, std::int64_t position,
+                                       std::int64_t low, std::int64_t high) {
+  const std::int64_t first = s.left == kOpen ? low : clamp_to(position - s.left, low, high);
+  const std::int64_t last = s.right == kOpen ? high : clamp_to(position + s.right + 1, low, high);
+  const std::int64_t limit = token < s.modifier_rows ? s.modifier_keys : 0;
+  return {first, last < limit ? last : limit};
+}
+
+// The keys that any row of a sequence sees.
+RAPT_HOST_DEVICE KeyRange visible_keys(const ScoreParams& s, const Sequence& q) {
+  if (q.len_q == 0) return {0, 0};
+  const std::int64_t offset = row_offset(s, q), end = q.len_q - 1;
+  return {visible_keys(s, 0, offset, q.oldest, q.len_k).first,
+          visible_keys(s, end, offset + end, q.oldest, q.len_k).last};
+}
+
+// Whether a final score is more than q.k times the scale.
+RAPT_HOST_DEVICE bool has_modifiers(const ScoreParams& s) {
+  return s.softcap_log2 != 0 || s.bias || s.mask || s.alibi;
+}
+
+// A pair of one query row and one key.
+struct ScorePlace {
+  std::int64_t b, q_head, token, key;
+};
+// Its index in the bias or the mask, which are local to the sequence.
+RAPT_HOST_DEVICE std::int64_t modifier_index(const Strides& s, const ScorePlace& at) {
+  return at.b * s.b + at.q_head * s.h + at.token * s.s + at.key * s.d;
+}
+RAPT_HOST_DEVICE bool is_masked(const ScoreParams& s, const ScorePlace& at) {
+  return s.mask && !s.mask[modifier_index(s.mask_stride, at)];
+}
+
+// ALiBi's distances count from the key nearest to the row, where they are exact whatever the offset. The rest of the
+// way is the same for all keys: it lowers all scores of the row by alibi_shift_log2().
+RAPT_HOST_DEVICE std::int64_t nearest_key(std::int64_t position, std::int64_t len_k) {
+  return clamp_to(position, 0, len_k > 0 ? len_k - 1 : 0);
+}
+// `number_at(data, dtype, index)` reads one number as fp32.
+template <class NumberAt>
+RAPT_HOST_DEVICE float alibi_slope_log2(const ScoreParams& s, std::int64_t b, std::int64_t q_head, NumberAt number_at) {
+  const float slope = number_at(s.alibi, s.alibi_type, b * s.alibi_stride_b + q_head * s.alibi_stride_h);
+  return slope * static_cast<float>(kLog2e);
+}
+template <class NumberAt>
+RAPT_HOST_DEVICE float alibi_shift_log2(const ScoreParams& s, std::int64_t b, std::int64_t q_head,
+                                        std::int64_t position, std::int64_t nearest, NumberAt number_at) {
+  if (!s.alibi || position == nearest) return 0;
+  return alibi_slope_log2(s, b, q_head, number_at) * abs_of(static_cast<float>(position - nearest));
+}
+
+// The final score of a pair, in the log2 domain, from x = q.k * scale_log2; -inf where mask or bias hides the key.
+// `nearest` is the row's nearest_key().
+template <class NumberAt>
+RAPT_HOST_DEVICE float finish_score(const ScoreParams& s, const ScorePlace& at, std::int64_t nearest, float x,
+                                    NumberAt number_at) {
+  if (is_masked(s, at)) return -kInfinity;
+  if (s.softcap_log2 != 0) x = s.softcap_log2 * tanh_of(x / s.softcap_log2);
+  if (s.bias) {
+    const float bias = number_at(s.bias, s.bias_type, modifier_index(s.bias_stride, at));
+    if (bias == -kInfinity) return bias;
+    // Only -inf masks: the largest finite values, which frameworks use as masks, stay finite. (fmin would drop a NaN.)
+    const float scaled = bias * static_cast<float>(kLog2e);
+    const bool overflows = is_inf(scaled) && !is_inf(bias);
+    x += overflows ? with_sign_of(3.402823466e38f, bias) : scaled;
+  }
+  if (s.alibi) {
+    const auto distance = static_cast<float>(nearest - at.key);
+    x -= alibi_slope_log2(s, at.b, at.q_head, number_at) * abs_of(distance);
+  }
+  return x;
+}
+
+}  // namespace rapt

@@ -1,0 +1,72 @@
+// How many rows and keys each sequence of a call has, and where its keys lie. The checker, the work list and the
+// kernels of every backend ask here.
+//
+// Lengths and block tables may change while a call runs, or, on a GPU, hold anything: they are clamped to what the
+// tensors hold, so that nothing outside of them is touched, whatever they say.
+#pragma once
+
+#include "core/pod.hpp"
+
+namespace rapt {
+
+inline constexpr std::int64_t kMaxRingKeys = std::int64_t{1} << 48;  // that a sequence in a ring may count
+
+struct Lengths {
+  std::int64_t b, sq, sk;         // rows and keys of each sequence, where nothing below says otherwise
+  Integers q_begin;               // ragged queries: [b + 1] first row of each sequence, of total_q rows
+  Integers k_begin;               // ragged keys, likewise of total_k
+  Integers k_len;                 // [b] keys in use; null: all
+  std::int64_t total_q, total_k;  // -1: dense
+};
+
+// Where key j of sequence i lies. Dense and ragged keys lie one after another. In pages it is row j % page_size of page
+// pages[i, j / page_size], to which the strides' b leads; in a ring it is row j % page_size of entry i, and the last
+// page_size keys are there.
+struct KvLayout {
+  std::int64_t page_size;  // 0: neither pages nor a ring
+  bool ring;
+  Integers pages;  // [b, n]
+  std::int64_t pages_stride_b, page_count;
+};
+
+struct Sequence {
+  std::int64_t q_first, k_first;  // first row in the packed tensors; 0 unless they are ragged
+  std::int64_t len_q, len_k;
+  std::int64_t oldest;  // the first key that a ring still has; else 0
+};
+
+RAPT_HOST_DEVICE Sequence sequence_of(const Lengths& l, const KvLayout& kv, std::int64_t i) {
+  Sequence s{0, 0, l.sq, l.sk, 0};
+  if (l.q_begin) {
+    s.q_first = clamp_to(l.q_begin[i], 0, l.total_q);
+    s.len_q = clamp_to(l.q_begin[i + 1], s.q_first, l.total_q) - s.q_first;
+  }
+  if (l.k_begin) {
+    s.k_first = clamp_to(l.k_begin[i], 0, l.total_k);
+    s.len_k = clamp_to(l.k_begin[i + 1], s.k_first, l.total_k) - s.k_first;
+  }
+  if (l.k_len) s.len_k = clamp_to(l.k_len[i], 0, kv.ring ? kMaxRingKeys : l.sk);
+  if (kv.ring && s.len_k > kv.page_size) s.oldest = s.len_k - kv.page_size;
+  return s;
+}
+
+// Whether all sequences of a call have the same lengths.
+RAPT_HOST_DEVICE bool are_alike(const Lengths& l) {
+  return !l.q_begin && !l.k_begin && !l.k_len;
+}
+
+// The block that the strides' b leads to for key j of sequence i: a page, or the sequence's own entry.
+RAPT_HOST_DEVICE std::int64_t block_of(const KvLayout& kv, std::int64_t i, std::int64_t j) {
+  if (kv.page_size == 0 || kv.ring) return i;
+  const std::int64_t page = kv.pages.element(i * kv.pages_stride_b + j / kv.page_size * kv.pages.stride);
+  return clamp_to(page, 0, kv.page_count - 1);
+}
+
+// The index of key j's row in k or v, or in their scales, of sequence i and kv head hk.
+RAPT_HOST_DEVICE std::int64_t key_index(const KvLayout& kv, const Strides& s, std::int64_t i, std::int64_t hk,
+                                        std::int64_t k_first, std::int64_t j) {
+  if (kv.page_size == 0) return i * s.b + hk * s.h + (k_first + j) * s.s;
+  return block_of(kv, i, j) * s.b + hk * s.h + j % kv.page_size * s.s;
+}
+
+}  // namespace rapt

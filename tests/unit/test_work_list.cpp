@@ -1,0 +1,170 @@
+// Work lists: every row and split of keys in one item, in an order and of a size that keep all workers busy.
+#include <algorithm>
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "cpu/work_list.hpp"
+#include "operations/call.hpp"
+#include "support/catch.hpp"
+
+using namespace rapt;
+using namespace rapt::cpu;
+
+namespace {
+
+constexpr int kThreads = 4;
+
+/// A kernel that nobody runs.
+AttentionKernel kernel() {
+  AttentionKernel k{};
+  k.facts = {.operation = Operation::attention, .phase = Phase::prefill, .arithmetic = "none", .dtypes = kFloatTypes};
+  k.facts.block_q = 32, k.facts.block_k = 64;
+  k.max_rows = 1024, k.items_per_worker = 4, k.min_item_rows = 128;
+  k.scratch_bytes = [](const AttentionShape&) noexcept { return std::size_t{64}; };
+  return k;
+}
+
+struct Item {
+  std::int64_t last_key;
+  ItemPlace place;
+};
+
+/// All items of a dense call, in the order workers take them.
+std::vector<Item> items(const AttentionProblem& p, const AttentionKernel& kernel, int threads) {
+  const AttentionPlan plan = plan_attention(p, {&kernel, nullptr, nullptr}, threads, std::size_t{2} << 20);
+  AttentionParams f{};
+  fill_sizes(p, f);
+  f.score.modifier_rows = f.score.modifier_keys = kNoLimit;
+  f.score.left = p.window_left >= 0 ? p.window_left : kOpen;
+  f.score.right = p.causal ? 0 : kOpen;
+  f.score.offset = p.align_offset;
+  std::vector<Item> all;
+  std::vector<SequenceWork> list(static_cast<std::size_t>(plan.max_sequences));
+  for (const SequenceWork& s : work_list(plan, f, list.data())) {
+    CHECK(s.first_item == std::ssize(all));
+    for (std::int64_t i = 0; i < s.count * p.hk * s.row_items * s.splits; ++i) {
+      const ItemPlace place = place_of(s, p.hk, i);
+      const std::int64_t token = (place.row_end - 1) / f.group;
+      all.push_back({p.causal ? std::min(token + f.score.offset, p.sk - 1) : p.sk - 1, place});
+    }
+  }
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("work list: every row and split is one item's, whatever the order", "[unit]") {
+  for (const char* text :
+       {"attention b=2 hq=3 sq=1000", "attention b=3 hq=4 hk=2 sq=777 causal",
+        "attention hq=5 sq=100 sk=900 causal align=33", "attention b=2 hq=2 sq=700 causal window=90,-1",
+        "attention hq=2 sq=20 sk=5000 causal align=4000", "attention b=5 hq=8 hk=2 sq=1 sk=3000"}) {
+    for (int threads : {1, kThreads}) {
+      const AttentionProblem p = AttentionProblem::parse(text + std::string(" d=64"));
+      std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t>, int> taken;  // b, hk, row, split
+      std::map<std::pair<std::int64_t, std::int64_t>, std::pair<std::int64_t, std::int64_t>> ranges;
+      std::int64_t splits = 1;
+      for (const Item& item : items(p, kernel(), threads)) {
+        const ItemPlace& place = item.place;
+        for (std::int64_t row = place.row_begin; row < place.row_end; ++row)
+          ++taken[{place.b, place.hk, row, place.split}];
+        splits = std::max(splits, place.split + 1);
+        // A number of a range is that of the same rows in all splits.
+        const std::pair rows(place.hk, place.row_begin);
+        CHECK(ranges.try_emplace({place.b, place.range}, rows).first->second == rows);
+      }
+      INFO(p.to_string() << " on " << threads);
+      CHECK(std::ssize(taken) == p.b * p.sq * p.hq * splits);
+      CHECK(std::all_of(taken.begin(), taken.end(), [](const auto& entry) { return entry.second == 1; }));
+    }
+  }
+}
+
+TEST_CASE("work list: of causal calls the most costly items of all heads come first", "[unit]") {
+  const std::vector<Item> all =
+      items(AttentionProblem::parse("attention hq=6 sq=2048 d=64 causal"), kernel(), kThreads);
+  REQUIRE(all.size() > 6);
+  for (std::size_t i = 1; i < all.size(); ++i) CHECK(all[i].last_key <= all[i - 1].last_key);
+  CHECK(all[5].last_key == 2047);
+}
+
+TEST_CASE("work list: items of equal cost go head by head, and so do all on one thread or where keys are kept",
+          "[unit]") {
+  AttentionKernel keeps = kernel();
+  keeps.kept_keys = [](std::int64_t, std::int64_t) noexcept { return std::int64_t{2048}; };
+  for (const auto& [text, kernel, threads] :
+       {std::tuple("attention b=2 hq=6 sq=2048 d=64", kernel(), kThreads),
+        std::tuple("attention hq=6 sq=2048 d=64 causal", kernel(), 1),
+        std::tuple("attention hq=6 sq=2048 d=64 causal window=100,-1", kernel(), kThreads),
+        std::tuple("attention hq=6 sq=2048 d=64 causal", keeps, kThreads)}) {
+    const std::vector<Item> all = items(AttentionProblem::parse(text), kernel, threads);
+    INFO(text);
+    REQUIRE(all.size() > 6);
+    for (std::size_t i = 1; i < all.size(); ++i) {
+      const auto key = [](const Item& x) { return std::tuple(x.place.b, x.place.hk, -x.place.row_begin); };
+      CHECK(key(all[i - 1]) < key(all[i]));
+    }
+  }
+}
+
+TEST_CASE("work list: queues are whole heads of about the same cost", "[unit]") {
+  const auto queues = [](const std::vector<SequenceWork>& all, std::int64_t hk, std::size_t count) {
+    std::vector<WorkQueue> room(count);
+    CHECK(cut_into_queues(all, hk, room).size() == count);
+    std::int64_t end = 0;
+    std::vector<std::int64_t> sizes;
+    for (const WorkQueue& queue : room) {
+      CHECK(queue.next == end);
+      sizes.push_back(queue.end - queue.next);
+      end = queue.end;
+    }
+    return sizes;
+  };
+  using Sizes = std::vector<std::int64_t>;
+  const auto sequence = [](std::int64_t first_item, std::int64_t row_items, double cost, std::int64_t count = 1) {
+    SequenceWork s{};
+    s.count = count, s.first_item = first_item, s.row_items = row_items, s.splits = 1, s.cost = cost;
+    return s;
+  };
+  // Two of 8 heads each, as sequences of a ragged and of a dense call.
+  for (const std::vector<SequenceWork>& same :
+       {std::vector{sequence(0, 5, 3.7), sequence(40, 5, 3.7)}, std::vector{sequence(0, 5, 3.7, 2)}}) {
+    CHECK(queues(same, 8, 1) == Sizes{80});
+    CHECK(queues(same, 8, 4) == Sizes{20, 20, 20, 20});
+    CHECK(queues(same, 8, 16) == Sizes(16, 5));
+    const Sizes of_32 = queues(same, 8, 32);  // two workers for each head
+    CHECK(std::count(of_32.begin(), of_32.end(), 5) == 16);
+    CHECK(std::count(of_32.begin(), of_32.end(), 0) == 16);
+  }
+  // One long sequence and many short ones: workers in proportion.
+  std::vector<SequenceWork> uneven{sequence(0, 6, 10)};
+  for (int i = 0; i < 20; ++i) uneven.push_back(sequence(6 + i, 1, 1));
+  CHECK(queues(uneven, 1, 4) == Sizes{0, 0, 6, 20});
+  CHECK(queues({sequence(0, 2, 0)}, 3, 4) == Sizes{6, 0, 0, 0});  // nothing to weigh
+}
+
+TEST_CASE("work list: items even out over workers while they repay what they prepare", "[unit]") {
+  AttentionKernel k = kernel();
+  const auto rows_per_item = [&k](const char* text, int threads) {
+    return plan_attention(AttentionProblem::parse(text + std::string(" d=64")), {&k, nullptr, nullptr}, threads,
+                          std::size_t{2} << 20)
+        .rows_per_item;
+  };
+  CHECK(rows_per_item("attention hq=8 sq=4096", 16) == 512);  // 4 per worker
+  CHECK(rows_per_item("attention hq=8 sq=1024", 16) == 128);
+  CHECK(rows_per_item("attention hq=8 sq=768", 16) == 128);  // 3
+  CHECK(rows_per_item("attention hq=8 sq=512", 16) == 128);  // 2
+  CHECK(rows_per_item("attention hq=8 sq=256", 16) == 64);   // 2 of fewer rows
+  CHECK(rows_per_item("attention hq=8 sq=64", 16) == 32);
+  CHECK(rows_per_item("attention hq=8 sq=65536", 16) == 1024);  // the most
+  CHECK(rows_per_item("attention hq=1 sq=1024", 1) == 1024);    // nothing to even out
+  // Keys that stay prepared.
+  k.kept_keys = [](std::int64_t, std::int64_t) noexcept { return std::int64_t{2048}; };
+  CHECK(rows_per_item("attention hq=8 sq=4096", 16) == 512);  // too many keys
+  CHECK(rows_per_item("attention hq=8 sq=2048", 16) == 128);  // 8 per worker
+  CHECK(rows_per_item("attention hq=8 sq=1024", 16) == 64);
+  CHECK(rows_per_item("attention hq=8 sq=512", 16) == 64);  // 4
+  CHECK(rows_per_item("attention hq=8 sq=2048 window=256,-1", 16) == 256);
+  CHECK(rows_per_item("attention hq=1 sq=1024", 1) == 1024);
+}
