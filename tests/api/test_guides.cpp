@@ -1,4 +1,5 @@
 // Every block of C++, C and CMake in docs/guide and README.md is part of a test.
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <map>
