@@ -29,7 +29,7 @@ SOURCES = {
 }
 BEGIN, END = "<!-- measured: written by bench/report.py -->", "<!-- /measured -->"
 
-INK, MUTED, GRID, GREY = "#1c2733", "#56636f", "#e3e8ed", "#a9b4bf"
+INK, MUTED, SLATE, GREY, GRID = "#1c2733", "#56636f", "#7d8893", "#a9b4bf", "#e3e8ed"
 COLORS = {"fp32": "#0b6bcb", "bf16": "#e07b00", "fp16": "#2a9d5c"}
 LONG_NAME = {"f32": "fp32", "f16": "fp16", "bf16": "bf16"}
 DATE = {name: path.split("/")[0] for name, path in SOURCES.items()}
@@ -52,7 +52,7 @@ def table(head, rows):
     return "\n".join(["| " + " | ".join(head) + " |", "|" + "---|" * len(head)] + ["| " + " | ".join(row) + " |" for row in rows])
 
 
-# Charts: groups of horizontal bars. A bar is (value, color, text); pale bars are of samples that scatter.
+# Charts. A bar is (value, color, opacity, text), and may have a fifth: how much of it, from the left, is drawn full.
 
 
 def svg(title, subtitle, width, height, legend, body):
@@ -91,9 +91,10 @@ def bar_chart(title, subtitle, unit, groups, legend, line=None, labels=240, note
         for label, cells in rows:
             height = 14 * len(cells)
             body.append(f'<text x="{labels - 10}" y="{y + height / 2 + 5:g}" text-anchor="end">{escape(label)}</text>')
-            for i, (value, color, opacity, text) in enumerate(cells):
-                body.append(f'<rect x="{labels}" y="{y + 14 * i}" width="{value * scale:.1f}" height="12" rx="2" '
-                            f'fill="{color}" opacity="{opacity}"/>')
+            for i, (value, color, opacity, text, *full) in enumerate(cells):
+                for length, alpha in [(value, opacity), *((part, 1) for part in full)]:
+                    body.append(f'<rect x="{labels}" y="{y + 14 * i}" width="{length * scale:.1f}" height="12" rx="2" '
+                                f'fill="{color}" opacity="{alpha}"/>')
                 body.append(f'<text x="{at(value) + 6:.1f}" y="{y + 14 * i + 10}" font-size="11" fill="{MUTED}">{escape(text)}</text>')
             y += height + 10
     grid = []
@@ -147,21 +148,26 @@ PALE = 0.4
 
 
 def types_legend(names, pale=True):
-    return [(name, COLORS[name], 1) for name in names] + [("pale: samples scatter by more than 20 %", "#7d8893", PALE)] * pale
+    return [(name, COLORS[name], 1) for name in names] + [("pale: samples scatter by more than 20 %", SLATE, PALE)] * pale
 
 
 def models_chart(data):
-    rows = []
-    for name in dict.fromkeys(row["name"] for row in data["rows"]):
-        cells = []
+    """A forward on PyTorch is 1; the full part of a bar is attention's share of it."""
+    groups = []
+    for dtype in dict.fromkeys(row["dtype"] for row in data["rows"]):
+        rows = []
         for row in data["rows"]:
-            if row["name"] == name:
-                share = f"{row['vs_sdpa']:.2f}× · attention {row['sdpa']['attention']:.0%} → {row['rapt']['attention']:.0%} of the time"
-                cells.append((row["vs_sdpa"], COLORS[row["dtype"]], PALE if row["noisy"] else 1, share))
-        rows.append((name, cells))
-    return bar_chart("Whole models: speed-up over PyTorch's attention",
-                     f"transformers models on rapt instead of \"sdpa\" · {XEON}, 16 threads", "×", [(None, rows)],
-                     types_legend(["fp32", "bf16"]), (1, "PyTorch"), note=260)
+            if row["dtype"] == dtype:
+                time, shares = 100 / row["vs_sdpa"], [row[side]["attention"] for side in ("sdpa", "rapt")]
+                scatters = " (samples scatter)" if row["noisy"] else ""
+                rows.append((row["name"], [
+                    (100, SLATE, 0.35, f"attention {shares[0]:.0%}", 100 * shares[0]),
+                    (time, COLORS[dtype], 0.3, f"{row['vs_sdpa']:.2f}× as fast{scatters}, attention {shares[1]:.0%}", time * shares[1])]))
+        groups.append((dtype, rows))
+    return bar_chart("Whole models: time of a forward, PyTorch's attention = 100 %",
+                     f"transformers models, attention by \"sdpa\" or by \"rapt\" · {XEON}, 16 threads", " %", groups,
+                     [("PyTorch", SLATE, 1), ("rapt, fp32", COLORS["fp32"], 1), ("rapt, bf16", COLORS["bf16"], 1),
+                      ("full color: attention, pale: all other layers", "#ffffff", 1)], note=260)
 
 
 def shapes_chart(data):
@@ -301,7 +307,7 @@ here.
 
 ## Whole models
 
-![Speed-up of whole models](images/models.svg)
+![Time of whole models](images/models.svg)
 
 The models have random weights and their usual sizes. Two copies share the weights. One attends by `sdpa`, one by `rapt`, and
 they take turns in one process. Attention is a small part of a small model, so the whole gains little there. Measured {DATE['models']}
@@ -396,7 +402,7 @@ has every row, its version of rapt, and more (AVX2, shares of the FMA peak, cost
 ## Limits
 
 - Both CPUs are virtual machines on shared hosts. Ratios move by 5 to 10 % from run to run.
-- A pale bar has samples of one side whose quartiles are more than 20 % of the median apart. No mean includes it.
+- A pale bar of "Attention alone" has samples of one side whose quartiles are more than 20 % of the median apart. No mean includes it.
 - The data are of a version before 0.1.0, and not all of one day. Measure on your own machine before you decide.
 - NEON, AVX2-only CPUs beside PyTorch, Zen 5 and GPUs other than the H200 have not been measured.
 """
