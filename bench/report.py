@@ -300,10 +300,14 @@ def page(data):
 # Performance
 
 {lead}
-- **One H200**: {min(gpu16):.2f} to {max(gpu16):.2f} times cuDNN in bf16, {min(gpu32):.1f} to {max(gpu32):.1f} times PyTorch's fastest in exact fp32.
+- **One H200**: {min(gpu16):.2f} to {max(gpu16):.2f} times cuDNN in bf16, {min(gpu32):.1f} to {max(gpu32):.1f} times PyTorch's fastest in fp32, as exact.
 
 A ratio is PyTorch's time over rapt's. Above 1, rapt is faster. Samples that scatter by more than 20 % are in no mean and no range
-here.
+here. This compares the two on your machine, in a minute:
+
+```sh
+python -m rapt.bench --set quick
+```
 
 ## Whole models
 
@@ -374,15 +378,15 @@ bench/compare_torch.py --library build/release/librapt.so --set decode --heads 3
 
 ![From 1 thread to 16](images/threads.svg)
 
-The 16 CPUs of this virtual machine share fewer cores: pure arithmetic becomes about 10 times as fast. A gain far above that
-means that the single thread had a busy neighbour on its core. Data and command are those of "By length".
+The 16 CPUs of this virtual machine share fewer cores: pure arithmetic becomes 10 to 12 times as fast. A gain above that means
+that the single thread had a busy neighbour on its core. Data and command are those of "By length".
 
 ## GPU
 
 ![TFLOP/s on an H200](images/gpu.svg)
 
-`ratio` beside a bar is rapt's speed over PyTorch's. fp32 is exact: three products of fp16 numbers stand for one of
-fp32. Measured {DATE['gpu']}; other head sizes are in [the data](../bench/results/{SOURCES['gpu']}).
+The factor beside a bar is rapt's speed over PyTorch's. fp32 runs on tensor cores, too: three products of fp16 components stand for
+one of fp32, as exactly. Measured {DATE['gpu']}; other head sizes are in [the data](../bench/results/{SOURCES['gpu']}).
 
 ```sh
 bench/compare_torch_cuda.py --library build/librapt.so
