@@ -37,7 +37,7 @@ def append_kv(
     v may be columns of k (k[..., a:b], without scales) if v_new is the same columns of k_new (k_new[..., a:b]).
     All other rows stay as they are. Of more new rows than a ring has, the last stay. Raises TypeError or ValueError,
     naming the argument, before anything is written: for wrong shapes and types, rows past the end of a cache or block
-    table, entries that are no page, and two new rows for one place. docs/api.md has the bounds of the rounding.
+    table, entries that are no page, and two new rows for one place. docs/guide/cpp.md has the bounds of the rounding.
     """
     _core.append_kv(
         *(k_new, v_new, k, v, cache_seqlens, block_table, ring, cu_seqlens, k_scale, v_scale, k_zero, v_zero, kv_dtype)

@@ -1,4 +1,4 @@
-"""The Python of docs/python.md and README.md runs as it stands."""
+"""The Python of docs/guide and README.md runs as it stands."""
 
 import re
 from pathlib import Path
@@ -6,11 +6,22 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+PAGES = {
+    str(path.relative_to(ROOT)): "\n".join(re.findall(r"^```python\n(.*?)^```", path.read_text(encoding="utf-8"), re.M | re.S))
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md")))
+}
 
 
-@pytest.mark.parametrize("name", ["docs/python.md", "README.md"])
+def test_pages_have_examples():
+    assert {name for name, code in PAGES.items() if code} == {"README.md", "docs/guide/cuda.md", "docs/guide/python.md"}
+
+
+@pytest.mark.parametrize("name", [name for name, code in PAGES.items() if code])
 def test_examples(name):
     pytest.importorskip("transformers")
-    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / name).read_text(encoding="utf-8"), re.M | re.S)
-    assert blocks
-    exec(compile("\n".join(blocks), name, "exec"), {"__name__": "guide"})
+    import torch
+
+    code = compile(PAGES[name], name, "exec")
+    if name.endswith("cuda.md") and not torch.cuda.is_available():
+        pytest.skip("compiled only: no CUDA device")
+    exec(code, {"__name__": "guide"})

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import shlex
 import subprocess
 import tempfile
 import unittest
@@ -104,6 +105,36 @@ class Info(CliTest):
     def test_environment_is_shown(self):
         name = [isa["name"] for isa in self.run_json("info")["isas"] if isa["usable"]][-1]
         self.assertRegex(self.run_ok("info", RAPT_ISA=name), rf"RAPT_ISA +{name}")
+
+
+class Guide(CliTest):
+    """The commands of docs/guide/cli.md do what they say; those that take long are looked at only."""
+
+    SLOW = (["rapt", "check"], ["rapt", "demo"])
+
+    def commands(self):
+        page = Path(__file__).parents[2] / "docs" / "guide" / "cli.md"
+        for block in re.findall(r"(?ms)^```sh\n(.*?)^```", page.read_text(encoding="utf-8")):
+            for line in block.splitlines():
+                words = shlex.split(line, comments=True)
+                environment = dict(words.pop(0).split("=", 1) for _ in range(line.startswith("RAPT_")))
+                if words[0] == "rapt":
+                    yield words, environment
+
+    def test_commands(self):
+        sets = rapt("bench", "--set", "nonsuch").stderr
+        ran = 0
+        for words, environment in self.commands():
+            if words in self.SLOW:
+                continue
+            if "--set" in words:
+                self.assertRegex(sets, rf"\b{words[words.index('--set') + 1]}\b")
+                continue
+            if os.cpu_count() == 1 and "--threads" in words:
+                continue
+            self.run_ok(*words[1:], **environment)
+            ran += 1
+        self.assertGreaterEqual(ran, 8)
 
 
 class InfoProblem(CliTest):

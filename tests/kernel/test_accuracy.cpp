@@ -131,10 +131,10 @@ TEST_CASE("maxima that come at different keys for different rows", "[kernel]") {
 
 namespace {
 
-/// Kernels on GPUs add up the sums of blocks one by one, which docs/cuda.md says: past 1024 keys constant inputs are
-/// off by more than the CPU's bound.
+/// Kernels on GPUs add up the sums of blocks one by one, which docs/guide/cuda.md says: past 1024 keys constant inputs
+/// are off by more than the CPU's bound.
 bool sums_blocks_one_by_one(const std::string& entry, const AttentionProblem& problem) {
-  return entry.find(".cuda") != std::string::npos && problem.sk > 1024;
+  return testing::device_of(entry) == DeviceType::cuda && problem.sk > 1024;
 }
 
 }  // namespace

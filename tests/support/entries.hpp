@@ -26,7 +26,7 @@ bool selected(std::string_view entry);
 /// What `entry` promises.
 Tier tier_of(std::string_view entry);
 
-/// False where values that a row does not see may change the row's last bits (docs/cuda.md, "Entries").
+/// False where values that a row does not see may change the row's last bits (docs/guide/cuda.md, "Entries").
 bool ignores_hidden_values(std::string_view entry);
 
 /// The device whose memory `entry` works on.

@@ -1,0 +1,46 @@
+"""Fails if a retired word of docs/glossary.md appears as a whole word or phrase.
+
+usage: glossary.py <repository> <file or folder>...
+
+The list is the first column of the table in the glossary's last section.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+TEXT = {".c", ".cmake", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".md", ".py", ".pyi", ".sh", ".txt", ""}
+
+
+def retired_words(section):
+    words = [word for row in re.findall(r"(?m)^\| (`[^|]*) \|", section) for word in re.findall(r"`([^`]+)`", row)]
+    if not words:
+        sys.exit("docs/glossary.md: no retired words in its last section")
+    return words
+
+
+def text_files(path):
+    if not path.exists():
+        sys.exit(f"{path}: no such file or folder")
+    found = sorted(path.rglob("*")) if path.is_dir() else [path]
+    return [file for file in found if file.is_file() and file.suffix in TEXT and "__pycache__" not in file.parts]
+
+
+def main():
+    root = Path(sys.argv[1])
+    glossary = root / "docs" / "glossary.md"
+    before, section = re.split(r"(?m)^## Retired words$", glossary.read_text(encoding="utf-8"))
+    # Words of a phrase may stand on two lines, behind a comment's slashes.
+    words = "|".join(re.escape(word).replace(r"\ ", r"\s+(?://+ *)?") for word in retired_words(section))
+    pattern = re.compile(rf"(?<![A-Za-z0-9_])(?:{words})(?![A-Za-z0-9_])")
+    found, count = [], 0
+    for path in (file for name in sys.argv[2:] for file in text_files(root / name)):
+        text = before if path == glossary else path.read_text(encoding="utf-8")
+        count += 1
+        for match in pattern.finditer(text):
+            found.append(f"{path.relative_to(root)}:{text.count(chr(10), 0, match.start()) + 1}: {match[0]}")
+    print("\n".join(found) or f"{count} files")
+    sys.exit(f"{len(found)} retired words; docs/glossary.md has what to write instead" if found else 0)
+
+
+main()
