@@ -378,10 +378,11 @@ class Sets(CliTest):
             self.run_ok("info", "--problem", problem)
 
     def test_refused_lines_of_built_in_sets_are_named(self):
-        entry = [entry["name"] for entry in self.run_json("info")["entries"] if entry["usable"] and "decode" in entry["name"]][0]
-        lines = (SETS / "quick.txt").read_text().splitlines()
-        refused = [number for number, line in enumerate(lines, 1) if line.startswith("b=1 hq=8 sq=")][0]
-        self.assert_usage_error("bench", "--set", "quick", mentions=f"bench/sets/quick.txt:{refused}: ", RAPT_KERNEL=entry)
+        names = [entry["name"] for entry in self.run_json("info")["entries"] if entry["usable"] and ".bf16." in entry["name"]]
+        if not names:
+            self.skipTest("every entry of this machine takes the set's f32")
+        first = [bool(line) and line[0] != "#" for line in (SETS / "quick.txt").read_text().splitlines()].index(True) + 1
+        self.assert_usage_error("bench", "--set", "quick", mentions=f"bench/sets/quick.txt:{first}: ", RAPT_KERNEL=names[0])
 
 
 class JsonFiles(CliTest):
