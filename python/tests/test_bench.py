@@ -56,7 +56,9 @@ def test_report(small, tmp_path, capsys):
         assert row["fastest"] == min(sides[1:], key=lambda side: row[side]["median_ms"])
         assert row["vs_fastest"] == row[f"vs_{row['fastest']}"]
         for side in sides:
-            numbers = row[side]
+            numbers, case = row[side], sets.parse(row["problem"])
+            work = numbers["gflops"] * numbers["median_ms"] * 1e6, numbers["gbs"] * numbers["median_ms"] * 1e6
+            assert work == pytest.approx((case.flops, case.bytes))
             assert 0 < numbers["best_ms"] <= numbers["median_ms"]
             assert 0 < numbers["rel_err"] < bound and 0 < numbers["max_err"] < bound
             assert numbers["peak_bytes"] is None or 0 <= numbers["peak_bytes"] < 1 << 28
@@ -156,6 +158,16 @@ def test_a_side_is_what_the_problem_says():
     outs = [ops.run_side(side, decode, tensors) for side in sides]
     for out in outs[1:]:
         torch.testing.assert_close(out, outs[0])
+
+
+@pytest.mark.parametrize("shape", ["b=2 hq=6 hk=2 sq=5 sk=7 d=8 dv=4", "hq=2 sq=9 sk=4 d=8", "sq=6 d=4 dtype=f16"])
+@pytest.mark.parametrize("causal", ["", " causal"])
+def test_work(shape, causal):
+    case = sets.parse(shape + causal)
+    seen = [[j for j in range(case.sk) if not causal or j <= i] for i in range(case.sq)]
+    assert case.flops == case.b * case.hq * sum(map(len, seen)) * 2 * (case.d + case.dv)
+    heads = case.hq * case.sq + case.hk * len(set().union(*seen))
+    assert case.bytes == case.b * heads * (case.d + case.dv) * (2 if case.dtype == "f16" else 4)
 
 
 BAD_LINES = {

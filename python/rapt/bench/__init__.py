@@ -17,6 +17,9 @@ alone, and after it that of the two best samples. On CUDA samples of the sides t
 A ratio is marked as noisy, and left out of means and charts, where the spread of either side's samples, the distance between
 the quartiles over the median, passes 20 %.
 
+GFLOP/s count the (row, key) pairs that attend, without the softmax; GB/s q, out and the keys and values that some row sees,
+each once.
+
 A fallback of rapt to PyTorch is an error here. Errors are those of up to 256 query rows of every head, the worst seed's;
 max_err is the largest |out - exact|, rel_err |out - exact| / |exact| in the Frobenius norm. Memory is the growth of the
 process's resident peak during one call in a process of its own, result included, to within some 0.3 MB a thread.

@@ -142,7 +142,7 @@ def run_case(case: Case, threads: int | None, options: argparse.Namespace) -> di
     for side in sides:
         row[side] = statistics_of(paused[side])
         row[side] |= {"max_err": found[side][0], "rel_err": found[side][1], "peak_bytes": used[side]}
-        row[side]["tokens_per_s"] = case.b * case.sq / row[side]["median_ms"] * 1e3
+        row[side] |= {"gflops": case.flops / row[side]["median_ms"] / 1e6, "gbs": case.bytes / row[side]["median_ms"] / 1e6}
         if side in back_to_back:
             row[side]["back_to_back"] = statistics_of(back_to_back[side])
         if side != "rapt":
@@ -167,13 +167,13 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 HEAD = ["problem", *(f"{side} ms" for side in SIDES), "torch/rapt, best", "fastest/rapt, best (which)"]
-HEAD += ["back to back: rapt ms", "torch ms", "torch/rapt, best", "rapt tokens/s", "torch tokens/s"]
-HEAD += ["max_err rapt / torch", "rel_err rapt / torch", f"peak MB {' / '.join(SIDES[:2])} / math"]
+HEAD += ["back to back: rapt ms", "torch ms", "torch/rapt, best"]
+HEAD += ["GFLOP/s rapt / torch", "GB/s rapt / torch", "max_err rapt / torch", "rel_err rapt / torch", f"peak MB {' / '.join(SIDES[:2])} / math"]
 
 
 def cells_of(row: dict[str, Any]) -> list[str]:
-    def both(field: str) -> str:
-        return " / ".join(f"{row[side][field]:.1e}" for side in ("rapt", "torch"))
+    def both(field: str, form: str) -> str:
+        return " / ".join(format(row[side][field], form) for side in ("rapt", "torch"))
 
     peaks = [row[side]["peak_bytes"] if side in row else None for side in ("rapt", "torch", "math")]
     alternating = "back_to_back" in row["rapt"]
@@ -184,8 +184,9 @@ def cells_of(row: dict[str, Any]) -> list[str]:
         f"{ratio_text(row, 'vs_fastest')} ({row['fastest']})",
         *(time_text(row[side]["back_to_back"]) if alternating else "-" for side in ("rapt", "torch")),
         ratio_text(row, "vs_torch_back_to_back") if alternating else "-",
-        *(f"{row[side]['tokens_per_s']:,.0f}" for side in ("rapt", "torch")),
-        both("max_err"),
-        both("rel_err"),
+        both("gflops", ",.1f"),
+        both("gbs", ",.1f"),
+        both("max_err", ".1e"),
+        both("rel_err", ".1e"),
         " / ".join("-" if peak is None else f"{peak / 1e6:.1f}" for peak in peaks),
     ]

@@ -50,6 +50,19 @@ class Case:
     def score_bytes(self) -> int:
         return self.b * self.hq * self.sq * self.sk * 4
 
+    @property
+    def flops(self) -> int:
+        """Multiply and add of q.k and p.v over the (row, key) pairs that attend; the softmax is not counted."""
+        square = min(self.sq, self.sk)
+        causal = square * (square + 1) // 2 + (self.sq - square) * self.sk
+        return 2 * self.b * self.hq * (causal if self.causal else self.sq * self.sk) * (self.d + self.dv)
+
+    @property
+    def bytes(self) -> int:
+        """q, out, and the keys and values that some row sees, each once."""
+        keys = min(self.sq, self.sk) if self.causal else self.sk
+        return self.b * (self.hq * self.sq + self.hk * keys) * (self.d + self.dv) * DTYPES[self.dtype].itemsize
+
 
 def parse(text: str, name: str = "") -> Case | None:
     """The problem of this text, None if it has no counterpart in PyTorch. Raises ValueError: "got; wanted"."""
