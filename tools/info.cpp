@@ -104,8 +104,12 @@ Json describe(const std::string& refusal) {
   }
   Json listed = Json::array();
   for (const EntryInfo& entry : entries()) {
+    const bench::EntryFacts facts = bench::facts_of(entry.name);
     listed.push_back({{"name", entry.name},
                       {"backend", entry.backend},
+                      {"phase", facts.phase},
+                      {"arithmetic", facts.arithmetic},
+                      {"isa", facts.isa ? Json(to_string(*facts.isa)) : Json(nullptr)},
                       {"tier", tier_name(entry.name)},
                       {"usable", entry.unusable.empty()},
                       {"reason", entry.unusable},

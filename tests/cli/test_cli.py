@@ -40,6 +40,13 @@ class CliTest(unittest.TestCase):
     def run_json(self, *arguments, **environment):
         return json.loads(self.run_ok(*arguments, "--json", **environment))
 
+    def bf16_entry(self):
+        """One that refuses f32."""
+        for entry in self.run_json("info")["entries"]:
+            if entry["usable"] and entry["arithmetic"] == "bf16":
+                return entry["name"]
+        return self.skipTest("every entry of this machine takes f32")
+
     def assert_usage_error(self, *arguments, mentions, **environment):
         """Exit code 2, one line that names the culprit, and no output."""
         result = rapt(*arguments, **environment)
@@ -62,6 +69,8 @@ class Info(CliTest):
         usable = {isa["name"] for isa in info["isas"] if isa["usable"]}
         for entry in info["entries"]:
             self.assertTrue(not entry["usable"] or isa_of(entry["name"]) in usable, entry)
+            self.assertEqual(entry["isa"], isa_of(entry["name"]) if entry["backend"] == "cpu" else None)
+            self.assertIn(entry["phase"], ("prefill", "decode", "naive"))
 
     def test_text_says_the_same(self):
         info = self.run_json("info")
@@ -378,11 +387,9 @@ class Sets(CliTest):
             self.run_ok("info", "--problem", problem)
 
     def test_refused_lines_of_built_in_sets_are_named(self):
-        names = [entry["name"] for entry in self.run_json("info")["entries"] if entry["usable"] and ".bf16." in entry["name"]]
-        if not names:
-            self.skipTest("every entry of this machine takes the set's f32")
+        name = self.bf16_entry()
         first = [bool(line) and line[0] != "#" for line in (SETS / "quick.txt").read_text().splitlines()].index(True) + 1
-        self.assert_usage_error("bench", "--set", "quick", mentions=f"bench/sets/quick.txt:{first}: ", RAPT_KERNEL=names[0])
+        self.assert_usage_error("bench", "--set", "quick", mentions=f"bench/sets/quick.txt:{first}: ", RAPT_KERNEL=name)
 
 
 class JsonFiles(CliTest):
@@ -410,13 +417,13 @@ class JsonFiles(CliTest):
         self.assertEqual((context["checked"], context["wrong"], context["skipped"]), (4, 0, 0))
 
     def test_skipped_checks_say_why(self):
-        name = [entry["name"] for entry in self.run_json("info")["entries"] if entry["usable"] and "decode" in entry["name"]][0]
-        small, large = "b=1 hq=2 sq=1 sk=64 d=16", "b=1 hq=2 sq=999 d=16 bias=hqk"
-        text, document = self.write("check", "--entry", name, "--problem", small, "--problem", large)
-        skipped = [row for row in document["checks"] if "skipped" in row]
-        self.assertEqual(len(skipped), text.count(" skipped: "))
-        for row in skipped:
-            self.assertIn(row["skipped"], text)
+        name = self.bf16_entry()
+        problems = [PROBLEM, "dtype=bf16 " + PROBLEM]
+        text, document = self.write("check", "--entry", name, "--problem", problems[0], "--problem", problems[1])
+        skipped, checked = document["checks"]
+        self.assertEqual([skipped["problem"], checked["problem"]], ["attention " + problem for problem in problems])
+        self.assertIn(f"skipped: {skipped['skipped']}\n", text)
+        self.assertEqual((checked["entry"], document["context"]["skipped"]), (name, 1))
 
     def test_info(self):
         text, document = self.write("info")
