@@ -173,7 +173,8 @@ def table(attributed):
             local = None if None in (n["local_loads"], n["local_stores"]) else n["local_loads"] + n["local_stores"]
             ms, ghz = (None if n[key] is None else n[key] * to for key, to in (("time", 1e3), ("clock", 1e-9)))
             cells = [call["entry"], launch["kernel"], call["dtype"], f"{call['b']} x {call['hq']}", call["sq"], call["d"],
-                     "causal" if call["causal"] else "full", cell(ms, "{:.3f}"), *(cell(n[key], "{:.1f}") for key in ("tensor", "sm", "dram", "warps")),
+                     "causal" if call["causal"] else "full", cell(ms, "{:.3f}"),
+                     *(cell(n[key], "{:.1f}") for key in ("tensor", "sm", "dram", "warps")),
                      cell(n["registers"], "{:.0f}"), cell(local, "{:.0f}"),
                      cell(n["dynamic"], "{:.0f}") + " + " + cell(n["static"], "{:.0f}"), cell(ghz, "{:.2f}")]
             yield f"| {' | '.join(map(str, cells))} |"

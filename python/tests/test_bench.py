@@ -172,8 +172,8 @@ def test_work(shape, causal):
 
 BAD_LINES = {
     "sideways": '"sideways"; wanted a word of a problem',
-    "b=1 hq=2 sq=x d=8": '"sq=x"; wanted a number after =',
-    "sq=8 d=0": '"d=0"; wanted a number after =',
+    "b=1 hq=2 sq=x d=8": '"sq=x"; wanted a number from 1 after =',
+    "sq=8 d=0": '"d=0"; wanted a number from 1 after =',
     "dtype=fp32 sq=8 d=8": '"dtype=fp32"; wanted f32, bf16, f16',
     "sq=8 d=8 layout=sideways": '"layout=sideways"; wanted bhsd, ',
     "sq=8 d=8 sq=8": '"sq=8"; wanted each word once',

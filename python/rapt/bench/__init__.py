@@ -50,7 +50,6 @@ from rapt import _chart
 from rapt.bench import ops, report, sets
 from rapt.bench.timing import mean_of, mean_text
 
-
 EXAMPLES = """examples:
   python -m rapt.bench --set quick
   python -m rapt.bench --set paper --dtype f32,bf16,f16 --threads 1,2 --json paper.json --svg paper.svg
@@ -143,7 +142,8 @@ def main(words: list[str] | None = None) -> None:
         from rapt.bench import models as part
 
         context["transformers"] = transformers.__version__
-    print(f"rapt {context['rapt']} and torch {context['torch']} ({context['torch_cpu_capability']}) on {context['cpu']}" + f", {context['device']}" * (options.device == "cuda"))
+    device = f", {context['device']}" * (options.device == "cuda")
+    print(f"rapt {context['rapt']} and torch {context['torch']} ({context['torch_cpu_capability']}) on {context['cpu']}{device}")
     if context["load_average"] > 0.5:
         print(f"The machine is at work already (load average {context['load_average']}): times will scatter.")
     for problem in options.left_out:

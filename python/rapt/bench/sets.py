@@ -75,7 +75,7 @@ def parse(text: str, name: str = "") -> Case | None:
             raise ValueError(f'"{word}"; wanted each word once')
         wanted = ""
         if key in SIZES:
-            wanted = "" if value.isdigit() and (int(value) or key in ("sq", "sk")) else "a number after ="
+            wanted = "" if value.isdigit() and int(value) else "a number from 1 after ="
             found[key] = wanted or int(value)
         elif key == "dtype":
             wanted = "" if value in DTYPES else ", ".join(DTYPES)

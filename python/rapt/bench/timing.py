@@ -50,8 +50,8 @@ def interleave(
     """Samples in seconds per call, a list for each side. `inputs` has for each input a call of every side.
 
     Rounds take the inputs in turn, until `seconds` are over and there are at least `samples`. With `pause` a sample is one
-    side's calls alone, after a pause (of the CPU's sides) and a call that is not counted. Without, sides alternate from call to call, with nothing
-    in between. Either way it lasts `sample_s` or more.
+    side's calls alone, after a pause (none on a GPU) and a call that is not counted. Without, sides alternate from call to
+    call, with nothing in between. Either way it lasts `sample_s` or more.
     """
     counts = [calls_per_sample(call, sample_s, clock) for call in inputs[0]]
     found: list[list[float]] = [[] for _ in counts]
