@@ -79,6 +79,21 @@ def test_report(small, tmp_path, capsys):
     assert "bf16, 2 threads" in text and "paused: geometric mean" in printed and "back to back: geometric mean" in printed
 
 
+def test_rows_of_a_gpu_have_no_threads(small):
+    """They have no turns back to back and no resident memory either; tables and charts do without."""
+    options = bench.parse_arguments(small)
+    options.threads = [None]
+    rows = ops.measure(options)
+    assert [row["name"] for row in rows] == NAMES
+    for row in rows:
+        assert "vs_torch_back_to_back" not in row and row["rapt"]["peak_bytes"] is None and row["vs_fastest"] > 0
+        assert len(ops.cells_of(row)) == len(ops.HEAD)
+    assert list(report.groups_of(rows)) == [("f32", None)]
+    context = {"torch_cpu_capability": "", "cpu": "", "rapt": "", "torch": "", "date": ""}
+    text = " ".join(t.data for t in nodes(xml.dom.minidom.parseString(_chart.svg(context, rows))))
+    assert "f32, GPU" in text and NAMES[1] in text and "back to back" not in text
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.skipif(all(e["backend"] != "cuda" or e["unusable"] for e in rapt.info()["entries"]), reason="rapt has no CUDA here")
 def test_cuda(small, tmp_path, capsys):
