@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """What Nsight Compute counts in rapt's CUDA entries, as a Markdown table.
 
-    bench/profile_cuda.py --library build/release/librapt.so
-    bench/profile_cuda.py --library build/release/librapt.so --entries wgmma --lengths 16384 --csv ncu.csv
+    bench/profile_cuda.py
+    bench/profile_cuda.py --entries wgmma --set my_problems.txt --csv ncu.csv
 
-Needs a GPU, PyTorch, `ncu` and leave to read the GPU's counters. One ncu runs one process that makes every call once,
-each on a stream of its own, by which kernels are told apart; calls that --seconds are too short for are left out, and
-named. Clocks are left as they are, caches emptied before each pass: times are for reading the shares beside them, not
-for comparing (bench/compare_torch_cuda.py is). Kernels that take less than 2 % of their call are left out.
+Needs a GPU, PyTorch, rapt's Python package built with CUDA, `ncu` and leave to read the GPU's counters. For every entry
+an ncu runs a process that makes every call once, each on a stream of its own, by which kernels are told apart; calls that
+--seconds are too short for are left out, and named. Clocks are left as they are, caches emptied before each pass: times
+are for reading the shares beside them, not for comparing (`python -m rapt.bench --device cuda` is). Kernels that take
+less than 2 % of their call are left out.
 
 Shares are of the peak: `tensor` and `warps` (occupancy as it was) while an SM had work, `SM` and `DRAM` over the whole
 time. `spills` are bytes of local memory loaded and stored, `shared` bytes per block, dynamic + static.
@@ -15,7 +16,7 @@ time. `spills` are bytes of local memory loaded and stored, `shared` bytes per b
 
 import argparse
 import csv
-import ctypes
+import dataclasses
 import datetime
 import glob
 import itertools
@@ -30,7 +31,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from rapt_ctypes import Rapt, entries
+import rapt
+import torch
+from rapt.bench import sets
 
 METRICS = {"tensor": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
            "warps": "sm__warps_active.avg.pct_of_peak_sustained_active",
@@ -43,8 +46,7 @@ METRICS = {"tensor": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_ac
            "static": "launch__shared_mem_per_block_static",
            "time": "gpu__time_duration.sum",
            "clock": "sm__cycles_elapsed.avg.per_second"}
-BATCH_AND_HEADS = {1024: (8, 16), 4096: (2, 16)}  # as in compare_torch_cuda.py; (1, 8) of other lengths
-NAIVE_BATCH_AND_HEADS = (1, 4)  # of the entry that takes a hundred times longer
+NAIVE_MAX_LENGTH = 4096
 FEW = 0.02  # the share of a call's time below which a kernel is left out
 PLACES = ("/usr/local/cuda/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu", "/usr/local/NVIDIA-Nsight-Compute*/ncu")
 NO_PERMISSION = """ncu may not read this GPU's performance counters (ERR_NVGPUCTRPERM): run as root, in a container with
@@ -57,13 +59,10 @@ class Failure(Exception):
 
 def parse_arguments(words=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    listed = lambda kind: lambda text: [kind(word) for word in text.split(",")]
-    parser.add_argument("--library", default="build/release/librapt.so", help="default: %(default)s")
-    parser.add_argument("--entries", type=listed(str), default=[""], help="parts of their names, for example wgmma,simt")
-    parser.add_argument("--lengths", type=listed(int), default=[1024, 4096])
-    parser.add_argument("--dims", type=listed(int), default=[64, 128])
-    parser.add_argument("--masks", type=listed(str), default=["full", "causal"])
-    parser.add_argument("--seconds", type=float, default=50, help="begin no call after that; default: %(default)s")
+    parser.add_argument("--entries", type=lambda text: text.split(","), default=[""],
+                        help="parts of their names, for example wgmma,simt")
+    parser.add_argument("--set", default="cuda", help=f"{', '.join(sets.NAMES)}, or a file; types are the entry's own")
+    parser.add_argument("--seconds", type=float, default=180, help="begin no call after that; default: %(default)s")
     parser.add_argument("--ncu", help="the program; default: the one on PATH, else in the usual places")
     parser.add_argument("--csv", type=Path, help="keep what ncu wrote in this file")
     parser.add_argument("--commit", help="what the table is to say was measured; default: git's word")
@@ -71,47 +70,50 @@ def parse_arguments(words=None):
     parser.add_argument("--drive", nargs=2, metavar=("REPORT", "TIME"), help=argparse.SUPPRESS)
     options = parser.parse_args(words)
     options.words = sys.argv[1:] if words is None else words
-    options.library = str(Path(options.library).resolve())
+    try:
+        options.cases = sets.read(options.set)[0]
+    except ValueError as error:
+        parser.error(str(error))
     return options
 
 
-def planned(names, options):
-    """Every call to make: entry by entry, as only so much time may be left."""
-    for entry, s, d, mask in itertools.product(names, options.lengths, options.dims, options.masks):
-        b, h = NAIVE_BATCH_AND_HEADS if "naive" in entry else BATCH_AND_HEADS.get(s, (1, 8))
-        dtype = re.match("bf16|f16|f32", entry.split(".")[1])[0]
-        yield {"entry": entry, "dtype": dtype, "b": b, "h": h, "s": s, "d": d, "mask": mask}
+def facts_of(entry):
+    """(its phase, the type it takes). To be replaced by the fields `phase` and `dtypes` of rapt.info()'s entries."""
+    kind, arithmetic = entry.split(".")[:2]
+    return kind.rpartition("_")[2], re.match("bf16|f16|f32", arithmetic)[0]
+
+
+def planned(entry, options):
+    """The calls to make of an entry."""
+    phase, dtype = facts_of(entry)
+    for case in options.cases:
+        case = dataclasses.replace(case, dtype=dtype)
+        if phase == "naive":  # which takes a hundred times longer
+            case = dataclasses.replace(case, b=1, hq=min(case.hq, 4), hk=min(case.hk, 4))
+        if phase != "naive" or case.sk <= NAIVE_MAX_LENGTH:
+            yield case
 
 
 def drive(options):
-    """Makes the calls, and reports what was made."""
-    import torch
-    file, deadline = Path(options.drive[0]), float(options.drive[1])
-    dtypes = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
-    cuda = [entry for entry in entries(options.library) if entry["backend"] == "cuda"]
-    wanted = [entry for entry in cuda if any(part in entry["name"] for part in options.entries)]
-    report = {"calls": [], "left_out": [], "entries": wanted}
-    if any(not entry["unusable"] for entry in wanted):
-        version = ctypes.c_int()
-        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
-        report |= {"gpu": torch.cuda.get_device_name(), "cuda": f"{version.value // 1000}.{version.value % 1000 // 10}"}
-    for case in planned([entry["name"] for entry in wanted if not entry["unusable"]], options):
+    """Makes the calls of the entry that the environment's RAPT_KERNEL names, and reports what was made."""
+    entry, file, deadline = os.environ["RAPT_KERNEL"], Path(options.drive[0]), float(options.drive[1])
+    report = {"calls": [], "left_out": [], "gpu": torch.cuda.get_device_name()}
+    for case in planned(entry, options):
+        call = dataclasses.asdict(case) | {"entry": entry}
         if time.time() > deadline:
-            report["left_out"].append(case | {"reason": "no time was left"})
+            report["left_out"].append(call | {"reason": "no time was left"})
             continue
-        rapt = Rapt(options.library, stream=torch.cuda.Stream().cuda_stream, kernel=case["entry"])
-        shape = [case[name] for name in "bhsd"]
-        q, k, v, out = [torch.randn(shape, device="cuda", dtype=dtypes[case["dtype"]]) for _ in range(4)]
-        args = rapt.attention_args(q, k, v, out, case["mask"] == "causal")
+        q, k, v = case.tensors(0, "cuda")
         try:
-            rapt.chosen(args)
-        except RuntimeError as error:  # the entry does not take it
-            report["left_out"].append(case | {"reason": str(error)})
+            rapt.explain(q, k, v, causal=case.causal)
+        except (TypeError, ValueError) as error:  # the entry does not take it
+            report["left_out"].append(call | {"reason": str(error)})
             continue
         torch.cuda.synchronize()
-        rapt.attention(args)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            rapt.attention(q, k, v, causal=case.causal)
         torch.cuda.synchronize()
-        report["calls"].append(case)
+        report["calls"].append(call)
     file.write_text(json.dumps(report))
 
 
@@ -170,8 +172,9 @@ def table(attributed):
                 continue
             local = None if None in (n["local_loads"], n["local_stores"]) else n["local_loads"] + n["local_stores"]
             ms, ghz = (None if n[key] is None else n[key] * to for key, to in (("time", 1e3), ("clock", 1e-9)))
-            cells = [call["entry"], launch["kernel"], call["dtype"], f"{call['b']} x {call['h']}", call["s"], call["d"],
-                     call["mask"], cell(ms, "{:.3f}"), *(cell(n[key], "{:.1f}") for key in ("tensor", "sm", "dram", "warps")),
+            cells = [call["entry"], launch["kernel"], call["dtype"], f"{call['b']} x {call['hq']}", call["sq"], call["d"],
+                     "causal" if call["causal"] else "full", cell(ms, "{:.3f}"),
+                     *(cell(n[key], "{:.1f}") for key in ("tensor", "sm", "dram", "warps")),
                      cell(n["registers"], "{:.0f}"), cell(local, "{:.0f}"),
                      cell(n["dynamic"], "{:.0f}") + " + " + cell(n["static"], "{:.0f}"), cell(ghz, "{:.2f}")]
             yield f"| {' | '.join(map(str, cells))} |"
@@ -192,7 +195,7 @@ def header(report, ncu, options):
     driver = output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") or "unknown"
     version = subprocess.run([ncu, "--version"], capture_output=True, text=True).stdout
     version = re.search(r"Version (\S+)", version)
-    return (f"{report['gpu']}, driver {driver} (CUDA {report['cuda']}), Nsight Compute {version[1] if version else '?'}, "
+    return (f"{report['gpu']}, driver {driver}, Nsight Compute {version[1] if version else '?'}, "
             f"commit {commit}, {datetime.date.today()}")
 
 
@@ -207,10 +210,6 @@ def find_ncu(named):
 
 def check(report, log, output, status):
     """Raises Failure for what went wrong."""
-    usable = [entry for entry in report["entries"] if not entry["unusable"]] if report else []
-    if report and not usable:
-        reasons = {entry["unusable"] for entry in report["entries"]} or {"none of that name in this build"}
-        raise Failure(f"no CUDA entry can run: {'; '.join(reasons)}")
     if "ERR_NVGPUCTRPERM" in log + output:
         raise Failure(NO_PERMISSION)
     errors = [line for line in (log + output).splitlines() if line.startswith("==ERROR==")]
@@ -220,35 +219,36 @@ def check(report, log, output, status):
         raise Failure(f"the calls failed (exit code {status}):\n{output[-2000:]}")
 
 
-def profile(ncu, options):
+def profile(ncu, entry, deadline, options):
     """(the driver's report, what ncu wrote)."""
     with tempfile.TemporaryDirectory() as folder:
         log, file = Path(folder) / "ncu.csv", Path(folder) / "report.json"
         command = [ncu, "--csv", "--print-units", "base", "--print-kernel-base", "function", "--clock-control", "none",
                    "--kernel-name-base", "demangled", "--kernel-name", "regex:.*rapt.*", "--metrics",
                    ",".join(METRICS.values()), "--log-file", str(log), sys.executable, str(Path(__file__).resolve()),
-                   *options.words, "--drive", str(file), str(time.time() + options.seconds)]
+                   *options.words, "--drive", str(file), str(deadline)]
         run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                               env=os.environ | {"LC_ALL": "C"}, start_new_session=True)
+                               env=os.environ | {"LC_ALL": "C", "RAPT_KERNEL": entry}, start_new_session=True)
         try:
-            output, _ = run.communicate(timeout=options.seconds + 60)
+            output, _ = run.communicate(timeout=max(0, deadline - time.time()) + 60)
         except subprocess.TimeoutExpired:
             os.killpg(run.pid, signal.SIGKILL)  # ncu and what it runs
             output, _ = run.communicate()
             raise Failure(f"ncu was not done a minute after the last call should have begun:\n{output[-2000:]}") from None
         text = log.read_text() if log.exists() else ""
         if options.csv:
-            options.csv.write_text(text)
+            with options.csv.open("a") as kept:
+                kept.write(text)
         report = json.loads(file.read_text()) if file.exists() else None
         check(report, text, output, run.returncode)
         return report, text
 
 
-def show(report, attributed):
+def show(attributed, left_out, unusable):
     print("\n".join(table(attributed)))
-    reasons = itertools.groupby(report["left_out"], key=lambda case: (case["entry"], case["reason"]))
+    reasons = itertools.groupby(left_out, key=lambda case: (case["entry"], case["reason"]))
     lines = [f"- {entry}, {len(list(cases))} calls: {reason}" for (entry, reason), cases in reasons]
-    lines += [f"- {entry['name']}: {entry['unusable']}" for entry in report["entries"] if entry["unusable"]]
+    lines += [f"- {entry['name']}: {entry['unusable']}" for entry in unusable]
     if lines:
         print("\nLeft out:\n\n" + "\n".join(lines))
 
@@ -260,10 +260,21 @@ def main(words=None):
         return
     try:
         ncu = find_ncu(options.ncu)
-        report, text = profile(ncu, options)
-        attributed = attribute(parse_csv(text), report["calls"])
+        wanted = [e for e in rapt.info()["entries"] if e["backend"] == "cuda" and any(o in e["name"] for o in options.entries)]
+        usable, unusable = ([e for e in wanted if bool(e["unusable"]) == no] for no in (False, True))
+        if not usable:
+            reasons = {e["unusable"] for e in unusable} or {"none of that name in this build"}
+            raise Failure(f"no CUDA entry can run: {'; '.join(reasons)}")
+        deadline = time.time() + options.seconds
+        if options.csv:
+            options.csv.write_text("")
+        attributed, left_out = [], []
+        for entry in usable:
+            report, text = profile(ncu, entry["name"], deadline, options)
+            attributed += attribute(parse_csv(text), report["calls"])
+            left_out += report["left_out"]
         print(header(report, ncu, options) + "\n")
-        show(report, attributed)
+        show(attributed, left_out, unusable)
     except Failure as failure:
         sys.exit(f"profile_cuda.py: {failure}")
 

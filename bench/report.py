@@ -329,7 +329,7 @@ Calls of rapt and PyTorch alternate with no pause between them, as in a model wh
 {DATE['shapes']}.
 
 ```sh
-python -m rapt.bench --set models --dtype fp32,bf16,fp16
+python -m rapt.bench --set models --dtype f32,bf16,f16
 ```
 
 ### By length, fp32
@@ -340,7 +340,7 @@ The relative error against float64 is {min(e[0] for e in errors):.1e} to {max(e[
 {DATE['lengths']}. Sums have since become shorter and more exact, which costs 2 to 6 % of the time.
 
 ```sh
-bench/compare_torch.py --library build/release/librapt.so --threads 1,16
+python -m rapt.bench --set paper --threads 1,16
 ```
 
 ### 16-bit types
@@ -350,7 +350,7 @@ Geometric mean of PyTorch's time over rapt's, and the range, over S = 512, 1024 
 {halves_table(data['halves'], data['zen4'])}
 
 ```sh
-bench/compare_torch.py --library build/release/librapt.so --set issue4 --threads 1,16 --pin auto
+python -m rapt.bench --set halves --threads 1,16
 ```
 
 ## Decode
@@ -371,7 +371,7 @@ query heads on 8, d = 128:
 {decode_table(data['decode_torch'])}
 
 ```sh
-bench/compare_torch.py --library build/release/librapt.so --set decode --heads 32 --threads 16
+python -m rapt.bench --set decode --threads 16
 ```
 
 ## Threads
@@ -389,7 +389,7 @@ The factor beside a bar is rapt's speed over PyTorch's. fp32 runs on tensor core
 one of fp32, as exactly. Measured {DATE['gpu']}; other head sizes are in [the data](../bench/results/{SOURCES['gpu']}).
 
 ```sh
-bench/compare_torch_cuda.py --library build/librapt.so
+python -m rapt.bench --set cuda --dtype f32,bf16,f16 --device cuda
 ```
 
 ## Hardware

@@ -9,15 +9,20 @@
 #include <limits>
 #include <map>
 
-#include "bench_inputs.hpp"
+#include "bench/entry.hpp"
+#include "bench/inputs.hpp"
+#include "bench/sets.hpp"
+#include "bench/timing.hpp"
 #include "bench_output.hpp"
-#include "bench_sets.hpp"
-#include "bench_timing.hpp"
 #include "check.hpp"
 #include "common.hpp"
+#include "progress.hpp"
 
 namespace rapt::tools {
 namespace {
+
+using bench::between, bench::Budget, bench::Cost, bench::facts_of, bench::Peaks, bench::quantile, bench::Roofline,
+    bench::Sample, bench::SetLine, bench::Summary, bench::take_samples;
 
 constexpr std::int64_t kCheckedRows = 8;
 constexpr std::int64_t kNaiveMaxLength = 4096;
@@ -27,28 +32,26 @@ constexpr std::int64_t kMinBuffer = std::int64_t{256} << 20;
 class Bench {
  public:
   Bench(const BenchOptions& options, const Machine& machine) : options_(options) {
-    double seconds = 0.5;
-    if (options.problems.empty()) {
-      ProblemSet set = problem_set(options.set);
-      problems_ = std::move(set.problems);
-      seconds = set.seconds_per_row;
-    }
-    for (const std::string& text : options.problems) problems_.push_back(parse_problem(text));
-    budget_.seconds = (options.min_time > 0 ? options.min_time : seconds) / options.seeds;
+    if (options.problems.empty()) lines_ = bench::read_set(options.set);
+    for (const std::string& text : options.problems) lines_.push_back({parse_problem(text), ""});
+    budget_.seconds = options.min_time / options.seeds;
     budget_.min_samples = (budget_.min_samples + options.seeds - 1) / options.seeds;
     names_ = options.entry.empty() ? std::vector<std::string>{""} : match_entries(options.entry);
     // A buffer that is the same for all ISAs and threads, so that the figures can be compared.
     const std::int64_t bytes = std::max(kMinBuffer, 4 * machine.last_level_bytes());
     buffer_ = std::make_shared<std::vector<float>>(static_cast<std::size_t>(bytes) / sizeof(float), 0.5f);
     for (const std::string& name : names_) {
-      for (const Problem& problem : problems_) {
-        if (taken(problem, name)) add_case(problem, name);
+      for (const SetLine& line : lines_) {
+        if (taken(line.problem, name)) add_case(line, name);
       }
     }
   }
 
-  const std::vector<Problem>& problems() const { return problems_; }
-  std::size_t rows() const { return cases_.size() * options_.threads.size(); }
+  std::vector<Problem> problems() const {
+    std::vector<Problem> problems;
+    for (const SetLine& line : lines_) problems.push_back(line.problem);
+    return problems;
+  }
 
   RunInfo info() const {
     RunInfo info{options_.problems.empty() ? options_.set : "", {}, Budget{}.min_samples};
@@ -59,14 +62,17 @@ class Bench {
     return info;
   }
 
-  /// Calls report(row) for every row as soon as it is there, and before(text) when its turn comes.
-  template <class Before, class ReportRow>
-  void run(Before before, ReportRow report) {
+  /// Calls report(row) for every row as soon as it is there.
+  template <class ReportRow>
+  void run(ReportRow report) {
+    Progress progress(cases_.size() * options_.threads.size());
     for (const Planned& planned : cases_) {
       for (int threads : options_.threads) {
-        before(fmt::format("{}, threads {}", short_text(planned.problem), threads));
+        progress.begin(fmt::format("{}, threads {}", short_text(planned.problem), threads));
         const Context context = make_context(threads, planned.entry);
-        report(with_memory(planned.problem, context, [&] { return time_row(planned, threads, context); }));
+        const Row row = with_memory(planned.problem, context, [&] { return time_row(planned, threads, context); });
+        progress.clear();
+        report(row);
       }
     }
   }
@@ -110,11 +116,12 @@ class Bench {
   }
 
   /// Plans the case now, so that whatever cannot run is said before the first second is spent.
-  void add_case(const Problem& problem, const std::string& name) {
-    const Plan plan = make_plan(problem, make_context(0, name));
+  void add_case(const SetLine& line, const std::string& name) {
+    const Problem& problem = line.problem;
+    const Plan plan = make_plan(problem, make_context(0, name), line.where);
     if (problem.ragged_q >= 0 || problem.ragged_k >= 0) testing::Case{problem};  // throws for impossible totals
     const std::string entry(plan.entry());
-    const auto isa = isa_of(entry);
+    const auto isa = facts_of(entry).isa;
     if (!isa) throw UsageError(fmt::format("{}: an entry without a CPU ISA cannot be timed yet", entry));
     cases_.push_back({problem, entry, *isa});
   }
@@ -132,9 +139,9 @@ class Bench {
     row.threads = threads;
     std::vector<Sample> samples, naive;
     for (int seed = 1; seed <= options_.seeds; ++seed) {
-      testing::Case inputs = timed_inputs(planned.problem, static_cast<std::uint64_t>(seed));
+      testing::Case inputs = bench::timed_inputs(planned.problem, static_cast<std::uint64_t>(seed));
       const AttentionArgs args = inputs.args();
-      row.cost = cost_of(args, planned.problem);
+      row.cost = bench::cost_of(args, planned.problem);
       row.error = verify(inputs, context, kCheckedRows).violation;
       if (!row.error.empty()) return row;
       append(samples, samples_of([&] { attention(args, context); }, row.cost, roof));
@@ -169,10 +176,9 @@ class Bench {
 
   /// A few samples of the naive entry; none when it does not take the problem or would take too much.
   std::vector<Sample> naive_samples(const Planned& planned, const AttentionArgs& args, const Roofline& roof) const {
-    const std::string name = naive_entry(vector_isa(planned.isa));
+    const std::string name = bench::naive_entry(bench::vector_isa(planned.isa));
     const Problem& p = planned.problem;
-    const bool everything = options_.problems.empty() && options_.set == "full";
-    if (name.empty() || (!everything && std::max(p.sq, p.sk) > kNaiveMaxLength)) return {};
+    if (name.empty() || std::max(p.sq, p.sk) > kNaiveMaxLength) return {};
     const Context context = make_context(roof.threads(), name);
     try {
       if (Plan(p, context).workspace_bytes() > kNaiveMaxWorkspace) return {};
@@ -187,7 +193,7 @@ class Bench {
   }
 
   const BenchOptions& options_;
-  std::vector<Problem> problems_;
+  std::vector<SetLine> lines_;
   std::vector<std::string> names_;
   Budget budget_;
   std::shared_ptr<std::vector<float>> buffer_;
@@ -203,21 +209,16 @@ int run_bench(const BenchOptions& options) {
   const Machine machine = read_machine();
   Bench bench(options, machine);
   Table table(machine, bench.info(), bench.problems());
-  Progress progress;
   std::vector<Row> rows;
   int wrong = 0;
-  const auto before = [&](const std::string& text) {
-    progress.show(fmt::format("[{}/{}] {}", rows.size() + 1, bench.rows(), text));
-  };
-  bench.run(before, [&](const Row& row) {
-    progress.clear();
+  bench.run([&](const Row& row) {
     table.add(row);
     rows.push_back(row);
     wrong += row.error.empty() ? 0 : 1;
   });
   table.finish(bench.roofs());
   if (!options.json_path.empty()) {
-    write_file(options.json_path, to_json(machine, bench.info(), bench.roofs(), rows).dump(2) + "\n");
+    write_json(options.json_path, to_json(machine, bench.info(), bench.roofs(), rows));
   }
   if (wrong != 0) fmt::print(stderr, "rapt: {} of {} results are wrong\n", wrong, rows.size());
   return wrong == 0 ? kSuccess : kFailure;

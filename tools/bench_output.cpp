@@ -1,21 +1,13 @@
 #include "bench_output.hpp"
 
-#include <fmt/chrono.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 
 namespace rapt::tools {
 namespace {
-
-/// JSON has no NaN: what was not measured is null.
-Json number(double value) {
-  return std::isfinite(value) ? Json(value) : Json(nullptr);
-}
 
 std::string percent(double share) {
   return std::isfinite(share) ? fmt::format("{:.1f}", 100 * share) : "-";
@@ -29,7 +21,7 @@ std::vector<std::string> names(const std::vector<Isa>& isas) {
 
 Json row_json(const Row& row) {
   const Problem& p = row.problem;
-  const Summary& time = row.time;
+  const bench::Summary& time = row.time;
   const std::string name = fmt::format("{}/{}/threads:{}", row.entry, short_text(p), row.threads);
   Json json = {{"name", name},
                {"run_name", name},
@@ -100,7 +92,7 @@ void Table::add(const Row& row) {
   if (row.error.empty()) {
     const std::string naive = std::isfinite(row.vs_naive()) ? fmt::format("{:.2f}", row.vs_naive()) : "-";
     const double ms = row.time.median_s * 1e3;
-    const Summary::Share& share = row.against_amx() ? row.time.of_amx : row.time.of_fma;
+    const bench::Summary::Share& share = row.against_amx() ? row.time.of_amx : row.time.of_fma;
     fmt::print("  {:>9.{}f}  {:>8.1f}  {:>9}  {:>6}  {:>9}  {:>7}", ms, ms < 10 ? 4 : 2, row.gflops(),
                percent(share.median), percent(share.best), percent(row.time.of_read.median), naive);
     if (row.time.steady < min_samples_) fmt::print("  {} of {} samples steady", row.time.steady, row.time.taken);
@@ -121,26 +113,7 @@ void Table::finish(const std::vector<Roof>& roofs) {
   std::fflush(stdout);
 }
 
-Progress::Progress() : on_(::isatty(STDERR_FILENO) != 0) {}
-
-Progress::~Progress() {
-  clear();
-}
-
-void Progress::show(const std::string& text) {
-  if (on_) fmt::print(stderr, "\r\033[K{}", text);
-}
-
-void Progress::clear() {
-  show("");
-}
-
 Json to_json(const Machine& machine, const RunInfo& run, const std::vector<Roof>& roofs, const std::vector<Row>& rows) {
-  Json caches = Json::array();
-  for (const Cache& cache : machine.caches) {
-    caches.push_back(
-        {{"type", cache.type}, {"level", cache.level}, {"size", cache.bytes}, {"num_sharing", cache.shared_by}});
-  }
   Json threads = Json::array(), peaks = Json::array(), amx_peaks = Json::array(), bandwidths = Json::array();
   for (const Roof& roof : roofs) {
     threads.push_back(roof.threads);
@@ -150,24 +123,14 @@ Json to_json(const Machine& machine, const RunInfo& run, const std::vector<Roof>
   }
   Json benchmarks = Json::array();
   for (const Row& row : rows) benchmarks.push_back(row_json(row));
-  const std::time_t now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
-  return {{"context",
-           {{"date", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(now))},
-            {"host_name", machine.host},
-            {"executable", "rapt"},
-            {"cpu", machine.cpu},
-            {"num_cpus", machine.cpus},
-            {"features", machine.features},
-            {"caches", caches},
-            {"isa", fmt::format("{}", fmt::join(names(run.isas), ","))},
-            {"library_version", version()},
-            {"compiler", compiler()},
-            {"set", run.set},
-            {"threads", threads},
-            {"fma_peak_gflops", peaks},
-            {"amx_peak_gflops", amx_peaks},
-            {"read_bandwidth_gbs", bandwidths}}},
-          {"benchmarks", benchmarks}};
+  Json context = run_context(machine);
+  context.update({{"isa", fmt::format("{}", fmt::join(names(run.isas), ","))},
+                  {"set", run.set},
+                  {"threads", threads},
+                  {"fma_peak_gflops", peaks},
+                  {"amx_peak_gflops", amx_peaks},
+                  {"read_bandwidth_gbs", bandwidths}});
+  return {{"context", context}, {"benchmarks", benchmarks}};
 }
 
 }  // namespace rapt::tools

@@ -1,11 +1,12 @@
-// What a bench run says: progress, the table for people and the file for programs.
+// What a bench run says: the table for people and the file for programs.
 #pragma once
 
 #include <string>
 #include <vector>
 
-#include "bench_sets.hpp"
-#include "bench_timing.hpp"
+#include "bench/cost.hpp"
+#include "bench/entry.hpp"
+#include "bench/timing.hpp"
 #include "common.hpp"
 
 namespace rapt::tools {
@@ -15,8 +16,8 @@ struct Row {
   Problem problem;
   std::string entry;
   int threads = 1;
-  Cost cost;
-  Summary time;
+  bench::Cost cost;
+  bench::Summary time;
   double naive_s = 0;  ///< median of the naive entry; NaN when it was not timed
   std::string error;   ///< not empty: the result was wrong, nothing was timed
 
@@ -24,7 +25,10 @@ struct Row {
   double vs_naive() const { return naive_s / time.median_s; }
   /// The peak that the table holds it against: AMX's where every product is one of AMX, else that of fp32
   /// multiply-adds.
-  bool against_amx() const { return entry.starts_with("attention_forward.bf16.amx"); }
+  bool against_amx() const {
+    const bench::EntryFacts facts = bench::facts_of(entry);
+    return facts.arithmetic == "bf16" && facts.isa == Isa::amx;
+  }
 };
 
 /// The roofs of one thread count, medians over the run.
@@ -52,20 +56,6 @@ class Table {
   std::size_t width_ = 7, type_width_ = 4;
   int min_samples_;
   std::string entry_;
-};
-
-/// A line on standard error that is rewritten in place; nothing when that is no terminal.
-class Progress {
- public:
-  Progress();
-  ~Progress();
-  Progress(const Progress&) = delete;
-  Progress& operator=(const Progress&) = delete;
-  void show(const std::string& text);
-  void clear();
-
- private:
-  bool on_;
 };
 
 /// The layout of google-benchmark's --benchmark_format=json, with more columns.

@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <span>
 #include <type_traits>
 
 #include "common.hpp"
+#include "progress.hpp"
 #include "support/entries.hpp"
 #include "support/hard_inputs.hpp"
 
@@ -145,10 +147,10 @@ std::vector<Problem> problems_of(const CheckOptions& options) {
   return problems;
 }
 
-/// Prints the verdicts of one context over all problems and counts them.
+/// Prints the verdicts of all contexts over all problems, counts and keeps them.
 class Report {
  public:
-  explicit Report(const std::vector<Problem>& problems) {
+  Report(const std::vector<Problem>& problems, std::size_t total) : progress_(total) {
     for (const Problem& problem : problems) width_ = std::max(width_, std::min(short_text(problem).size(), kMaxWidth));
     fmt::print("{:<{}}  seed  rel. Frobenius  max error  of bound  lse error\n", "problem", width_);
   }
@@ -171,9 +173,15 @@ class Report {
     print(inputs.name, problem, 0, verify(c, context, 0));
   }
 
-  int finish() const {
+  int finish(const std::string& json_path) {
+    progress_.clear();
     fmt::print("{} checked, {} wrong, {} skipped; largest share of a bound {:.2f}\n", checked_, wrong_, skipped_,
                worst_);
+    if (!json_path.empty()) {
+      Json context = run_context(read_machine());
+      context.update({{"checked", checked_}, {"wrong", wrong_}, {"skipped", skipped_}});
+      write_json(json_path, {{"context", context}, {"checks", rows_}});
+    }
     if (checked_ == 0) throw UsageError("nothing was checked");
     return wrong_ == 0 ? kSuccess : kFailure;
   }
@@ -183,34 +191,52 @@ class Report {
 
   /// False if the context has nothing for the problem: then says so.
   bool begin(const std::string& text, const Problem& problem, const Context& context) {
+    progress_.clear();
     std::string entry;
     try {
       entry = Plan(problem, context).entry();
     } catch (const Error& refusal) {
       fmt::print("{:<{}}     -  skipped: {}\n", text, width_, refusal.what());
+      rows_.push_back({{"name", text}, {"problem", problem.to_string()}, {"skipped", refusal.what()}});
       ++skipped_;
+      progress_.begin(text);
       return false;
     }
     if (entry != entry_) fmt::print("{}\n", entry);
     entry_ = entry;
+    progress_.begin(text);
     return true;
   }
 
   void print(const std::string& text, const Problem& problem, int seed, const Verdict& verdict) {
     const testing::Errors& errors = verdict.errors;
+    rows_.push_back({{"name", text},
+                     {"problem", problem.to_string()},
+                     {"entry", entry_},
+                     {"seed", seed},
+                     {"rel_frobenius", number(errors.rel_frobenius)},
+                     {"max_error", number(errors.max_abs)},
+                     {"of_bound", number(errors.max_bound)},
+                     {"lse_error", problem.lse ? number(errors.lse_max) : Json(nullptr)},
+                     {"lse_of_bound", problem.lse ? number(errors.lse_max_bound) : Json(nullptr)},
+                     {"violation", verdict.violation}});
     const std::string lse = problem.lse ? fmt::format("{:.2e}", errors.lse_max) : "-";
+    progress_.clear();
     fmt::print("{:<{}}  {:>4}  {:>14.2e}  {:>9.2e}  {:>8.3f}  {:>9}", text, width_, seed, errors.rel_frobenius,
                errors.max_abs, errors.max_bound, lse);
     fmt::print("{}\n", verdict.violation.empty() ? "" : "  WRONG: " + verdict.violation);
+    progress_.show();
     ++checked_;
     wrong_ += verdict.violation.empty() ? 0 : 1;
     worst_ = std::max({worst_, errors.max_bound, errors.lse_max_bound});
   }
 
+  Progress progress_;
   std::size_t width_ = 7;
   std::string entry_;
   int checked_ = 0, wrong_ = 0, skipped_ = 0;
   double worst_ = 0;
+  Json rows_ = Json::array();
 };
 
 }  // namespace
@@ -242,6 +268,7 @@ Verdict verify(testing::Case& inputs, const Context& context, std::int64_t rows)
 }
 
 int run_check(const CheckOptions& options) {
+  if (!options.json_path.empty()) require_writable(options.json_path);
   const std::vector<Problem> problems = problems_of(options);
   std::vector<Context> contexts;
   if (options.entry.empty()) {
@@ -251,13 +278,14 @@ int run_check(const CheckOptions& options) {
       contexts.push_back(make_context(options.threads, name));
     }
   }
-  Report report(problems);
+  std::span<const testing::HardInputs> hard;
+  if (options.problems.empty()) hard = testing::hard_inputs();
+  Report report(problems, contexts.size() * (problems.size() + hard.size()));
   for (const Context& context : contexts) {
     for (const Problem& problem : problems) report.check(problem, context, options.seeds);
-    for (const testing::HardInputs& inputs : testing::hard_inputs())
-      if (options.problems.empty()) report.check(inputs, context);
+    for (const testing::HardInputs& inputs : hard) report.check(inputs, context);
   }
-  return report.finish();
+  return report.finish(options.json_path);
 }
 
 }  // namespace rapt::tools

@@ -15,6 +15,7 @@ struct CheckOptions {
   std::string entry;                  ///< a name or a part of one; empty: dispatch's choice
   int seeds = 1;                      ///< random inputs per problem
   int threads = 0;                    ///< 0: all
+  std::string json_path;              ///< empty: no file
 };
 
 /// Prints one line per problem, entry and seed. Returns kFailure when a result is out of bounds.

@@ -1,5 +1,6 @@
 #include "common.hpp"
 
+#include <fmt/chrono.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <unistd.h>
@@ -7,11 +8,14 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <fstream>
 #include <sstream>
 #include <thread>
+
+#include "bench/cost.hpp"
 
 namespace rapt::tools {
 namespace {
@@ -94,6 +98,15 @@ struct Target {
   bool temporary() const { return written != file; }
 };
 
+/// The compiler of this program, "g++ 12.2.0".
+std::string compiler() {
+#if defined(__clang__)
+  return fmt::format("clang++ {}.{}.{}", __clang_major__, __clang_minor__, __clang_patchlevel__);
+#else
+  return fmt::format("g++ {}.{}.{}", __GNUC__, __GNUC_MINOR__, __GNUC_PATCHLEVEL__);
+#endif
+}
+
 }  // namespace
 
 std::int64_t Machine::last_level_bytes() const {
@@ -129,23 +142,27 @@ std::string human_bytes(double bytes) {
   return fmt::format("{:.{}f} {}", bytes, bytes == std::floor(bytes) ? 0 : 1, kUnits[unit]);
 }
 
-std::string compiler() {
-#if defined(__clang__)
-  return fmt::format("clang++ {}.{}.{}", __clang_major__, __clang_minor__, __clang_patchlevel__);
-#else
-  return fmt::format("g++ {}.{}.{}", __GNUC__, __GNUC_MINOR__, __GNUC_PATCHLEVEL__);
-#endif
+Json number(double value) {
+  return std::isfinite(value) ? Json(value) : Json(nullptr);
 }
 
-std::optional<Isa> isa_of(std::string_view entry) {
-  std::istringstream stream{std::string(entry)};
-  std::string word;
-  for (int i = 0; i < 3; ++i) std::getline(stream, word, '.');
-  if (word == "amx_model") return Isa::amx;  // a build for tests
-  for (Isa isa : kIsas) {
-    if (word == to_string(isa)) return isa;
+Json run_context(const Machine& machine) {
+  Json caches = Json::array();
+  for (const Cache& cache : machine.caches) {
+    caches.push_back(
+        {{"type", cache.type}, {"level", cache.level}, {"size", cache.bytes}, {"num_sharing", cache.shared_by}});
   }
-  return std::nullopt;
+  const std::time_t now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
+  return {{"date", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(now))},
+          {"host_name", machine.host},
+          {"executable", "rapt"},
+          {"cpu", machine.cpu},
+          {"num_cpus", machine.cpus},
+          {"features", machine.features},
+          {"caches", caches},
+          {"library_version", version()},
+          {"commit", kCommit},
+          {"compiler", compiler()}};
 }
 
 std::vector<std::string> match_entries(std::string_view text) {
@@ -191,10 +208,6 @@ std::string types_text(const Problem& p) {
   return fmt::format("{}/{}/{}", to_string(p.q_dtype), to_string(p.kv_dtype), to_string(p.out_dtype));
 }
 
-double bytes_of(DType dtype) {
-  return dtype == DType::i4x2 ? 0.5 : static_cast<double>(size_of(dtype));
-}
-
 void refuse_memory(const Problem& p, const Context& context) {
   // As doubles: what does not fit memory may not fit int64 either.
   const auto number = [](std::int64_t size) { return static_cast<double>(size); };
@@ -206,8 +219,8 @@ void refuse_memory(const Problem& p, const Context& context) {
            (dims & Problem::kFullH ? number(p.hq) : 1) * (dims & Problem::kFullQ ? number(p.sq) : 1);
   };
   const double tensors =
-      queries * (number(p.d) * bytes_of(p.q_dtype) + number(p.dv) * bytes_of(p.out_dtype)) +
-      keys * (number(p.d + p.dv) * bytes_of(p.kv_dtype) + number(p.k_groups + p.v_groups) * (p.zeros ? 8 : 4)) +
+      queries * (number(p.d) * bench::bytes_of(p.q_dtype) + number(p.dv) * bench::bytes_of(p.out_dtype)) +
+      keys * (number(p.d + p.dv) * bench::bytes_of(p.kv_dtype) + number(p.k_groups + p.v_groups) * (p.zeros ? 8 : 4)) +
       term(p.bias, 4) + term(p.mask, 1) + (p.lse ? 4 * queries : 0);
   throw std::runtime_error(fmt::format("{}: out of memory; its tensors take {}, its workspace {}", short_text(p),
                                        human_bytes(tensors),
@@ -221,11 +234,12 @@ Context make_context(int threads, const std::string& entry) {
   return Context(std::move(options));
 }
 
-Plan make_plan(const Problem& problem, const Context& context) {
+Plan make_plan(const Problem& problem, const Context& context, const std::string& where) {
   try {
     return Plan(problem, context);
   } catch (const Error& error) {
-    throw UsageError(fmt::format("--problem \"{}\": {}", short_text(problem), error.what()));
+    const std::string option = fmt::format("--problem \"{}\"", short_text(problem));
+    throw UsageError(fmt::format("{}: {}", where.empty() ? option : where, error.what()));
   }
 }
 
@@ -238,10 +252,10 @@ void require_writable(const fs::path& path) {
   if (target.temporary()) fs::remove(target.written);
 }
 
-void write_file(const fs::path& path, const std::string& text) {
+void write_json(const fs::path& path, const Json& json) {
   const Target target(path);
   std::ofstream file(target.written);
-  file << text;
+  file << json.dump(2) << '\n';
   file.close();
   if (!file) {
     const int reason = errno;

@@ -5,7 +5,6 @@
 #include <filesystem>
 #include <new>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -49,13 +48,13 @@ Machine read_machine();
 
 /// "32 KiB", "1 MiB", "40 B".
 std::string human_bytes(double bytes);
-/// The compiler of this program, "g++ 12.2.0".
-std::string compiler();
+/// The commit that this program was built from, with "-dirty" behind it if files had changed; "unknown" outside of git.
+extern const char* const kCommit;
+/// When, where and by which build a JSON file was made, in google-benchmark's words where it has them.
+Json run_context(const Machine& machine);
+/// JSON has no NaN: what was not measured is null.
+Json number(double value);
 
-/// Every ISA that rapt knows, best first.
-inline constexpr Isa kIsas[] = {Isa::amx, Isa::avx512bf16, Isa::avx512, Isa::avx2, Isa::neon, Isa::generic};
-/// The ISA in an entry's name ("attention_forward.f32.avx2.q24k128").
-std::optional<Isa> isa_of(std::string_view entry);
 /// Entries whose name is `text`, else those that contain it, in dispatch order. Throws UsageError when there is none,
 /// or none that this machine can run.
 std::vector<std::string> match_entries(std::string_view text);
@@ -67,24 +66,22 @@ std::string short_text(const Problem& problem);
 /// The types of q, keys and values, and out: "f32", "bf16", or "f32/bf16/f16" when they differ.
 std::string types_text(const Problem& problem);
 
-/// Bytes of one element: half a byte for i4x2.
-double bytes_of(DType dtype);
-
 /// Runs `call`. When memory for it cannot be had, throws std::runtime_error that says what the tensors of `problem` and
 /// the workspace of its plan take.
 template <class Call>
 auto with_memory(const Problem& problem, const Context& context, Call&& call);
 
-/// A context for up to `threads` strands (0: all) that uses `entry` only (empty: dispatch's choice).
+/// A context for up to `threads` threads (0: all) that uses `entry` only (empty: dispatch's choice).
 Context make_context(int threads, const std::string& entry);
 
-/// What would run. Throws UsageError for a problem that no arguments could give or no entry takes.
-Plan make_plan(const Problem& problem, const Context& context);
+/// What would run. Throws UsageError for a problem that no arguments could give or no entry takes; `where` is what the
+/// message begins with, --problem and the text if it is empty.
+Plan make_plan(const Problem& problem, const Context& context, const std::string& where = "");
 
 /// Throws UsageError when `path` cannot be written; leaves nothing behind.
 void require_writable(const std::filesystem::path& path);
 /// Replaces `path` in one step: readers see the old file or the new one, never a part.
-void write_file(const std::filesystem::path& path, const std::string& text);
+void write_json(const std::filesystem::path& path, const Json& json);
 
 [[noreturn]] void refuse_memory(const Problem& problem, const Context& context);
 

@@ -11,8 +11,8 @@
 #include <optional>
 #include <set>
 
-#include "bench_sets.hpp"
-#include "bench_timing.hpp"
+#include "bench/entry.hpp"
+#include "bench/timing.hpp"
 #include "common.hpp"
 #include "support/captured.hpp"
 #include "support/case.hpp"
@@ -133,7 +133,7 @@ struct Contender {
   void run_once(const AttentionArgs& args) const {
     for (double call = 0; call < calls; ++call) plan.run(args);
   }
-  void take_sample(const AttentionArgs& args, const Roofline& roofline, double flops) {
+  void take_sample(const AttentionArgs& args, const bench::Roofline& roofline, double flops) {
     const double before = roofline.peaks().fma;
     const auto start = Clock::now();
     run_once(args);
@@ -152,18 +152,18 @@ Contender prepare(const AttentionArgs& args, const Context& context) {
   return contender;
 }
 
-void time_row(const Problem& problem, const Context& best, const Context& naive, const Roofline& roofline) {
+void time_row(const Problem& problem, const Context& best, const Context& naive, const bench::Roofline& roofline) {
   testing::Case tensors(problem);
   const AttentionArgs args = tensors.args();
-  const double flops = cost_of(args, problem).flops;
+  const double flops = bench::cost_of(args, problem).flops;
   Contender fast = prepare(args, best), slow = prepare(args, naive);
   const auto start = Clock::now();
   while (since(start) < kSecondsPerRow || static_cast<int>(slow.seconds.size()) < kMinRounds) {
     fast.take_sample(args, roofline, flops);
     slow.take_sample(args, roofline, flops);
   }
-  const double fast_s = quantile(fast.seconds, 0.5), slow_s = quantile(slow.seconds, 0.5);
-  const double share = quantile(fast.shares_of_peak, 0.5);
+  const double fast_s = bench::quantile(fast.seconds, 0.5), slow_s = bench::quantile(slow.seconds, 0.5);
+  const double share = bench::quantile(fast.shares_of_peak, 0.5);
   show("   {:4}  {:6}  {:6}  {:8.3f} ms  {:7.1f}  {:>7}   {:8.3f} ms  {:7.1f}   {:5.2f}x\n", types_text(problem),
        problem.sq, problem.causal ? "causal" : "full", fast_s * 1e3, flops / fast_s / 1e9,
        std::isnan(share) ? "-" : fmt::format("{:.0f} %", share * 100), slow_s * 1e3, flops / slow_s / 1e9,
@@ -173,9 +173,9 @@ void time_row(const Problem& problem, const Context& best, const Context& naive,
 void show_speed(const Context& context, int threads) {
   const Plan plan(Problem::parse("attention b=1 hq=8 sq=512 d=64"), context);
   const std::string best(plan.entry());
-  const Isa isa = vector_isa(isa_of(best).value());
-  const std::string naive = naive_entry(isa);
-  const Roofline roofline(isa, threads, std::make_shared<const std::vector<float>>());
+  const Isa isa = bench::vector_isa(bench::facts_of(best).isa.value());
+  const std::string naive = bench::naive_entry(isa);
+  const bench::Roofline roofline(isa, threads, std::make_shared<const std::vector<float>>());
 
   show(
       "3. How fast is it?\n\n"

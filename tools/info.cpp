@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <map>
 
+#include "bench/entry.hpp"
 #include "common.hpp"
 #include "support/entries.hpp"
 
@@ -26,9 +27,9 @@ std::vector<IsaState> isa_states() {
   for (Isa isa : usable) states.push_back({isa, {}});
   std::map<Isa, std::string> reasons;
   for (const EntryInfo& entry : entries()) {
-    if (const auto isa = isa_of(entry.name)) reasons.emplace(*isa, entry.unusable);
+    if (const auto isa = bench::facts_of(entry.name).isa) reasons.emplace(*isa, entry.unusable);
   }
-  for (Isa isa : kIsas) {
+  for (Isa isa : bench::kIsas) {
     if (std::find(usable.begin(), usable.end(), isa) != usable.end()) continue;
     const auto found = reasons.find(isa);
     states.push_back({isa, found == reasons.end() ? "not in this build" : found->second});
@@ -89,12 +90,6 @@ const char* environment(const char* name) {
 
 /// `refusal`: why no context can be made in this environment; empty if one can.
 Json describe(const std::string& refusal) {
-  const Machine machine = read_machine();
-  Json caches = Json::array();
-  for (const Cache& cache : machine.caches) {
-    caches.push_back(
-        {{"level", cache.level}, {"type", cache.type}, {"size", cache.bytes}, {"num_sharing", cache.shared_by}});
-  }
   Json isas = Json::array();
   for (const IsaState& state : isa_states()) {
     isas.push_back({{"name", to_string(state.isa)}, {"usable", state.unusable.empty()}, {"reason", state.unusable}});
@@ -109,20 +104,18 @@ Json describe(const std::string& refusal) {
   }
   Json listed = Json::array();
   for (const EntryInfo& entry : entries()) {
+    const bench::EntryFacts facts = bench::facts_of(entry.name);
     listed.push_back({{"name", entry.name},
                       {"backend", entry.backend},
+                      {"phase", facts.phase},
+                      {"arithmetic", facts.arithmetic},
+                      {"isa", facts.isa ? Json(to_string(*facts.isa)) : Json(nullptr)},
                       {"tier", tier_name(entry.name)},
                       {"usable", entry.unusable.empty()},
                       {"reason", entry.unusable},
                       {"opt_in", entry.opt_in}});
   }
-  return {{"version", version()},
-          {"compiler", compiler()},
-          {"host", machine.host},
-          {"cpu", machine.cpu},
-          {"cpus", machine.cpus},
-          {"features", machine.features},
-          {"caches", caches},
+  return {{"context", run_context(read_machine())},
           {"isas", isas},
           {"backends", backends},
           {"executors", executors},
@@ -136,12 +129,14 @@ void line(std::string_view label, const std::string& text) {
 }
 
 void print_machine(const Json& info) {
-  fmt::print("rapt {}, compiled with {}\n", info["version"].get<std::string>(), info["compiler"].get<std::string>());
-  const std::string cpu = info["cpu"];
-  line("cpu", fmt::format("{}, {} logical CPUs", cpu.empty() ? "unnamed" : cpu, info["cpus"].get<int>()));
-  line("features", fmt::format("{}", fmt::join(info["features"].get<std::vector<std::string>>(), " ")));
+  const Json& context = info["context"];
+  fmt::print("rapt {}, commit {}, compiled with {}\n", context["library_version"].get<std::string>(), kCommit,
+             context["compiler"].get<std::string>());
+  const std::string cpu = context["cpu"];
+  line("cpu", fmt::format("{}, {} logical CPUs", cpu.empty() ? "unnamed" : cpu, context["num_cpus"].get<int>()));
+  line("features", fmt::format("{}", fmt::join(context["features"].get<std::vector<std::string>>(), " ")));
   std::vector<std::string> caches;
-  for (const Json& cache : info["caches"]) {
+  for (const Json& cache : context["caches"]) {
     const std::string type = cache["type"];
     const std::string kind = type == "Data" ? "d" : type == "Instruction" ? "i" : "";
     const int sharing = cache["num_sharing"];
@@ -182,7 +177,7 @@ void print_build(const Json& info) {
   for (const Json& executor : info["executors"]) {
     const std::string reason = executor["reason"];
     const std::string state =
-        reason.empty() ? fmt::format("{} strands at once", executor["threads"].get<int>()) : reason;
+        reason.empty() ? fmt::format("{} workers at once", executor["threads"].get<int>()) : reason;
     line(label, fmt::format("{:<8} {}", executor["name"].get<std::string>(), state));
     label.clear();
   }
@@ -207,13 +202,22 @@ Json describe(const Plan& plan) {
   for (const Candidate& candidate : plan.candidates()) {
     candidates.push_back({{"entry", candidate.entry}, {"refusal", candidate.refusal}});
   }
-  return {{"problem", plan.problem().to_string()},
+  return {{"context", run_context(read_machine())},
+          {"problem", plan.problem().to_string()},
           {"entry", plan.entry()},
           {"backend", plan.backend()},
           {"threads", plan.threads()},
           {"work_items", plan.work_items()},
           {"workspace_bytes", plan.workspace_bytes()},
           {"candidates", candidates}};
+}
+
+/// Writes the file that was asked for. True if JSON goes to standard output, in place of text.
+bool print_json(const InfoOptions& options, const Json& json) {
+  const bool printed = options.json && options.json_path.empty();
+  if (printed) fmt::print("{}\n", json.dump(2));
+  if (!options.json_path.empty()) write_json(options.json_path, json);
+  return printed;
 }
 
 /// An environment that nothing can run in is an error, but what there is instead is what its user looks for.
@@ -225,9 +229,7 @@ int list_all(const InfoOptions& options) {
     refusal = error.what();
   }
   const Json info = describe(refusal);
-  if (options.json) {
-    fmt::print("{}\n", info.dump(2));
-  } else {
+  if (!print_json(options, info)) {
     print_machine(info);
     print_build(info);
   }
@@ -239,12 +241,10 @@ int list_all(const InfoOptions& options) {
 }  // namespace
 
 int run_info(const InfoOptions& options) {
+  if (!options.json_path.empty()) require_writable(options.json_path);
   if (options.problem.empty()) return list_all(options);
   const Plan plan = make_plan(parse_problem(options.problem), make_context(options.threads, {}));
-  if (options.json) {
-    fmt::print("{}\n", describe(plan).dump(2));
-    return kSuccess;
-  }
+  if (print_json(options, describe(plan))) return kSuccess;
   const std::string text = plan.explain();
   fmt::print("{}{}", text, text.ends_with('\n') ? "" : "\n");
   return kSuccess;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "bench.hpp"
+#include "bench/sets.hpp"
 #include "check.hpp"
 #include "common.hpp"
 #include "demo.hpp"
@@ -19,6 +20,22 @@ namespace {
 constexpr const char* kProblemHelp = "a problem's text, for example \"b=1 hq=8 sq=512 d=64 causal\"";
 constexpr const char* kEntryHelp = "entries with this name or this text in their name (default: what would run)";
 constexpr int kMaxSeeds = 1000;
+
+constexpr const char* kInfoExamples = R"(Examples:
+  rapt info
+  rapt info --problem "dtype=bf16 b=1 hq=32 hk=8 sq=1 sk=4096 d=128"
+  rapt info --json machine.json)";
+constexpr const char* kCheckExamples = R"(Examples:
+  rapt check
+  rapt check --problem "b=1 hq=8 sq=512 d=64 causal" --entry attention --seeds 3
+  rapt check --json check.json)";
+constexpr const char* kBenchExamples = R"(Examples:
+  rapt bench --set quick
+  rapt bench --set my_problems.txt --threads 1,2 --json rows.json
+  rapt bench --problem "b=1 hq=8 sq=512 d=64 causal" --entry attention)";
+constexpr const char* kDemoExamples = R"(Examples:
+  rapt demo
+  rapt demo --threads 1)";
 
 std::string default_data_dir() {
 #ifdef RAPT_DATA_DIR
@@ -53,8 +70,13 @@ class Arguments {
     auto* info = app.add_subcommand("info", "What this build can do on this machine, or would do for one problem");
     info->add_option("--problem", info_.problem, kProblemHelp);
     info->add_option("--threads", info_.threads, "most threads for --problem (default: all)")->check(thread_range());
-    info->add_flag("--json", info_.json, "print JSON");
-    info->callback([this] { command_ = [this] { return run_info(info_); }; });
+    auto* json = info->add_option("--json", info_.json_path, "print JSON instead, or also write it to this file");
+    json->expected(0, 1)->type_name("[FILE]");
+    info->footer(kInfoExamples);
+    info->callback([this, json] {
+      info_.json = json->count() != 0;
+      command_ = [this] { return run_info(info_); };
+    });
   }
 
   void add_check(CLI::App& app) {
@@ -65,12 +87,15 @@ class Arguments {
     check->add_option("--entry", check_.entry, kEntryHelp);
     check->add_option("--seeds", check_.seeds, "random inputs per problem")->check(CLI::Range(1, kMaxSeeds));
     check->add_option("--threads", check_.threads, "most threads (default: all)")->check(thread_range());
+    check->add_option("--json", check_.json_path, "also write the results to this file")->type_name("FILE");
+    check->footer(kCheckExamples);
     check->callback([this] { command_ = [this] { return run_check(check_); }; });
   }
 
   void add_bench(CLI::App& app) {
     auto* bench = app.add_subcommand("bench", "Time problems against the machine's peak and the naive way");
-    auto* set = bench->add_option("--set", bench_.set, "quick, paper, halves, decode or full")->capture_default_str();
+    const std::string sets = rapt::bench::set_names() + ", or a file with a problem's text a line";
+    auto* set = bench->add_option("--set", bench_.set, sets)->capture_default_str();
     bench->add_option("--problem", bench_.problems, std::string(kProblemHelp) + "; may be given again")
         ->allow_extra_args(false)
         ->excludes(set);
@@ -79,9 +104,12 @@ class Arguments {
         ->check(thread_range());
     bench->add_option("--entry", bench_.entry, kEntryHelp);
     bench->add_option("--seeds", bench_.seeds, "random inputs per problem")->check(CLI::Range(1, kMaxSeeds));
-    bench->add_option("--min-time", bench_.min_time, "seconds of samples per row (default: the set's own)")
+    bench->add_option("--min-time", bench_.min_time, "seconds of samples per row")
+        ->capture_default_str()
         ->check(CLI::Range(0.001, 3600.0));
-    bench->add_option("--json", bench_.json_path, "also write the rows to this file, in google-benchmark's layout");
+    bench->add_option("--json", bench_.json_path, "also write the rows to this file, in google-benchmark's layout")
+        ->type_name("FILE");
+    bench->footer(kBenchExamples);
     bench->callback([this] { command_ = [this] { return run_bench(bench_); }; });
   }
 
@@ -92,6 +120,7 @@ class Arguments {
         ->check(CLI::ExistingDirectory)
         ->capture_default_str();
     demo->add_option("--threads", demo_.threads, "most threads (default: all)")->check(thread_range());
+    demo->footer(kDemoExamples);
     demo->callback([this] { command_ = [this] { return run_demo(demo_); }; });
   }
 

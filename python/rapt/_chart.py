@@ -16,16 +16,21 @@ SERIES = {
 STEPS = (0.1, 0.2, 0.25, 0.5, 1, 2, 5, 10, 20, 50, 100)
 
 
+def title_of(dtype: str, threads: int | None) -> str:
+    """Of rows of this type on so many threads, or on the GPU (None)."""
+    return f"{dtype}, {threads} thread{'s' * (threads > 1)}" if threads else f"{dtype}, GPU"
+
+
 def svg(context: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     """Bars of how many times faster rapt is than PyTorch, and than its math backend, problem by problem. Noisy bars are
     left out, and rows that have no other."""
-    shown = [row for row in rows if {"vs_torch", "vs_torch_back_to_back"} - set(row["noisy"])]
+    shown = [row for row in rows if any(_has(row, name) for name in ("vs_torch", "vs_torch_back_to_back"))]
     ratios = [row[name] for row in shown for name in SERIES if _has(row, name) and name != "vs_math"]
     maths = [row["vs_math"] for row in shown if _has(row, "vs_math")]
     # Math may be so slow that the other bars would vanish: it is cut off, with its number written out.
     scale_end = min(max(ratios + maths, default=1.0), 2 * max(ratios, default=1.0)) * 1.02
     step = next((s for s in STEPS if scale_end / s <= 8), STEPS[-1])
-    groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    groups: dict[tuple[str, int | None], list[dict[str, Any]]] = {}
     for row in shown:
         groups.setdefault((row["dtype"], row["threads"]), []).append(row)
     height = HEAD + 50 + sum(30 + ROW * len(group) for group in groups.values())
@@ -52,8 +57,7 @@ def svg(context: dict[str, Any], rows: list[dict[str, Any]]) -> str:
         parts.append(f'<text x="{at:.1f}" y="{height - 10}" text-anchor="middle" fill="#56636f">{i * step:g}×</text>')
     y = HEAD
     for (dtype, threads), group in groups.items():
-        title = f"{dtype}, {threads} thread{'s' * (threads > 1)}"
-        parts.append(f'<text x="16" y="{y + 20}" font-weight="600">{title}</text>')
+        parts.append(f'<text x="16" y="{y + 20}" font-weight="600">{title_of(dtype, threads)}</text>')
         y += 30
         for row in group:
             parts += _row(row, y, x)
@@ -77,7 +81,8 @@ def _row(row: dict[str, Any], y: int, x: Any) -> list[str]:
             length = x(row[name]) - LABELS
             parts.append(f'<rect x="{LABELS}" y="{y + top}" width="{length:.1f}" height="{thick}" fill="{color}"/>')
     numbers = {name: f"{row[name]:.2f}×" if _has(row, name) else "noisy" for name in SERIES if name in row}
-    text = f"{numbers['vs_torch']}, back to back {numbers['vs_torch_back_to_back']}  ({row['rapt']['median_ms']:.3g} ms"
+    text = numbers["vs_torch"] + (f", back to back {back}" if (back := numbers.get("vs_torch_back_to_back")) else "")
+    text += f"  ({row['rapt']['median_ms']:.3g} ms"
     text += f"; math {numbers['vs_math']})" if "vs_math" in row else ")"
     parts.append(f'<text x="{LABELS + BARS + 8}" y="{y + 22}">{text}</text>')
     return parts

@@ -1,10 +1,12 @@
 """python -m rapt.bench on problems small enough for a test. What it times is not looked at, only that it does, and what it
 makes of given times."""
 
-import importlib
+import dataclasses
 import json
 import math
 import os
+import re
+import shlex
 import subprocess
 import sys
 import xml.dom.minidom
@@ -14,34 +16,49 @@ import pytest
 import rapt.torch
 import torch
 from rapt import _chart, bench
-from rapt.bench import ops, timing
+from rapt.bench import ops, report, sets, timing
 from rapt.bench.report import Progress
 
-SMALL = [ops.Case("square & causal", 1, 2, 2, 40, 40, 16, True), ops.Case("decode", 2, 4, 2, 1, 50, 16, False)]
+SMALL = """# Two problems that PyTorch has a counterpart of
+b=1 hq=2 sq=40 d=16 causal  # square & causal
+
+b=2 hq=4 hk=2 sq=1 sk=50 d=16 dv=8
+kv=i8 groups=1 b=1 hq=2 sq=1 sk=64 d=16
+"""
+NAMES = ["square & causal", "b=2 hq=4 hk=2 sq=1 sk=50 d=16 dv=8"]
 ONCE = ["--seconds", "0", "--sample-ms", "0", "--samples", "2"]
 
 
 @pytest.fixture
-def small(monkeypatch):
-    monkeypatch.setitem(ops.SETS, "quick", lambda: SMALL)
+def small(monkeypatch, tmp_path):
+    (tmp_path / "small.txt").write_text(SMALL)
     monkeypatch.setattr(timing, "NOISY", math.inf)
-    return [*ONCE, "--seeds", "2"]
+    return [*ONCE, "--seeds", "2", "--set", str(tmp_path / "small.txt")]
 
 
 def test_report(small, tmp_path, capsys):
     threads = torch.get_num_threads()
     files = tmp_path / "bench.json", tmp_path / "bench.svg"
-    bench.main([*small, "--dtype", "fp32,bf16", "--threads", "1,2", "--json", str(files[0]), "--svg", str(files[1])])
+    bench.main([*small, "--dtype", "f32,bf16", "--threads", "1,2", "--json", str(files[0]), "--svg", str(files[1])])
     assert torch.get_num_threads() == threads
     document = json.loads(files[0].read_text())
     rows = document["rows"]
     assert [(row["threads"], row["dtype"], row["name"]) for row in rows] == [
-        (n, dtype, case.name) for n in (1, 2) for dtype in ("fp32", "bf16") for case in SMALL
+        (n, dtype, name) for n in (1, 2) for dtype in ("f32", "bf16") for name in NAMES
     ]
+    assert document["context"]["left_out"] == ["kv=i8 groups=1 b=1 hq=2 sq=1 sk=64 d=16"]
     for row in rows:
-        bound = 1e-5 if row["dtype"] == "fp32" else 0.05
-        for side in ops.SIDES:
-            numbers = row[side]
+        bound = 1e-5 if row["dtype"] == "f32" else 0.05
+        types = "" if row["dtype"] == "f32" else "dtype=bf16 "
+        assert row["problem"] == f"attention {types}" + ("b=1 hq=2 sq=40 d=16 causal" if row["causal"] else NAMES[1])
+        sides = ["rapt", "torch", *["folded"] * (row["sq"] == 1), "math"]
+        assert [side for side in ops.SIDES if side in row] == sides
+        assert row["fastest"] == min(sides[1:], key=lambda side: row[side]["median_ms"])
+        assert row["vs_fastest"] == row[f"vs_{row['fastest']}"]
+        for side in sides:
+            numbers, case = row[side], sets.parse(row["problem"])
+            work = numbers["gflops"] * numbers["median_ms"] * 1e6, numbers["gbs"] * numbers["median_ms"] * 1e6
+            assert work == pytest.approx((case.flops, case.bytes))
             assert 0 < numbers["best_ms"] <= numbers["median_ms"]
             assert 0 < numbers["rel_err"] < bound and 0 < numbers["max_err"] < bound
             assert numbers["peak_bytes"] is None or 0 <= numbers["peak_bytes"] < 1 << 28
@@ -55,9 +72,51 @@ def test_report(small, tmp_path, capsys):
         assert [(line[way]["cases"], line[way]["left_out"]) for way in ("paused", "back_to_back")] == [(2, 0)] * 2
     text = " ".join(t.data for t in nodes(xml.dom.minidom.parse(str(files[1]))))
     printed = capsys.readouterr().out
-    for case in SMALL:
-        assert case.name in text and case.name in printed
+    for name in NAMES:
+        assert name in text and name in printed
+    assert "no counterpart: kv=i8 groups=1 b=1 hq=2 sq=1 sk=64 d=16\n" in printed
+    assert "its fastest way: geometric mean" in printed
     assert "bf16, 2 threads" in text and "paused: geometric mean" in printed and "back to back: geometric mean" in printed
+
+
+def test_rows_of_a_gpu_have_no_threads(small):
+    """They have no turns back to back and no resident memory either; tables and charts do without."""
+    options = bench.parse_arguments(small)
+    options.threads = [None]
+    rows = ops.measure(options)
+    assert [row["name"] for row in rows] == NAMES
+    for row in rows:
+        assert "vs_torch_back_to_back" not in row and row["rapt"]["peak_bytes"] is None and row["vs_fastest"] > 0
+        assert len(ops.cells_of(row)) == len(ops.HEAD)
+    assert list(report.groups_of(rows)) == [("f32", None)]
+    context = {"torch_cpu_capability": "", "cpu": "", "rapt": "", "torch": "", "date": ""}
+    text = " ".join(t.data for t in nodes(xml.dom.minidom.parseString(_chart.svg(context, rows))))
+    assert "f32, GPU" in text and NAMES[1] in text and "back to back" not in text
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.skipif(all(e["backend"] != "cuda" or e["unusable"] for e in rapt.info()["entries"]), reason="rapt has no CUDA here")
+def test_cuda(small, tmp_path, capsys):
+    file = tmp_path / "bench.json"
+    bench.main([*small, "--dtype", "f32,bf16", "--device", "cuda", "--json", str(file), "--svg", str(tmp_path / "bench.svg")])
+    document = json.loads(file.read_text())
+    assert document["context"]["device"] == torch.cuda.get_device_name()
+    assert [(row["threads"], row["dtype"], row["name"]) for row in document["rows"]] == [
+        (None, dtype, name) for dtype in ("f32", "bf16") for name in NAMES
+    ]
+    for row in document["rows"]:
+        assert ".cuda" in row["entry"] and "device=cuda" in row["problem"] and "vs_torch_back_to_back" not in row
+        sides = [side for side in ops.SIDES if side in row]
+        assert {"rapt", "torch", "math"} <= set(sides) and row["fastest"] in sides[1:]
+        for side in sides:
+            assert 0 < row[side]["rel_err"] < (1e-5 if row["dtype"] == "f32" else 0.05) and row[side]["best_ms"] > 0
+    assert any("efficient" in row or "flash" in row for row in document["rows"])
+    assert "bf16, GPU:" in capsys.readouterr().out
+    pytest.importorskip("transformers")
+    bench.main(["--models", "--quick", *ONCE, "--device", "cuda", "--json", str(file)])
+    for row in json.loads(file.read_text())["rows"]:
+        assert row["rapt"]["best_ms"] > 0 and row["rapt"]["attention"] is None
+        assert 0 < row["difference"] / row["largest"] < (1e-5 if row["dtype"] == "f32" else 0.05)
 
 
 def nodes(node):
@@ -68,8 +127,7 @@ def nodes(node):
 
 
 def test_memory_is_at_least_that_of_the_result():
-    case = ops.Case("", 1, 8, 8, 1024, 1024, 64, False)
-    peaks = ops.memory(case, ["rapt", "math"], "fp32", 1)
+    peaks = ops.memory(sets.parse("b=1 hq=8 sq=1024 d=64"), ["rapt", "math"], 1)
     if None in peaks.values():
         pytest.skip("this system does not tell")
     result, scores = 8 * 1024 * 64 * 4, 8 * 1024 * 1024 * 4
@@ -78,41 +136,126 @@ def test_memory_is_at_least_that_of_the_result():
 
 
 @pytest.mark.filterwarnings("error::rapt.torch.FallbackWarning")
-def test_every_case_runs_on_rapt():
-    for name in ops.SETS:
-        for case in ops.SETS[name]():
-            rapt.torch._warned.clear()
-            with torch.inference_mode():
-                q, k, v = case.tensors(torch.float32, 0)
-                out = ops.run_side("rapt", case, [q[:, :, :1], k[:, :, :2], v[:, :, :2]])
-            assert out.shape == (case.b, case.hq, 1, case.d)
+@pytest.mark.parametrize("name", sets.NAMES)
+def test_every_case_runs_on_rapt(name):
+    cases, _ = sets.read(name)
+    assert cases
+    for case in cases:
+        rapt.torch._warned.clear()
+        small = dataclasses.replace(case, sq=1, sk=2)
+        with torch.inference_mode():
+            tensors = small.tensors(0)
+            out = ops.run_side("rapt", small, tensors)
+        assert out.shape == (case.b, case.hq, 1, case.dv) and out.dtype == sets.DTYPES[case.dtype]
 
 
-@pytest.mark.parametrize("with_tqdm", [False, True])
-def test_progress(with_tqdm, monkeypatch, capsys):
-    if with_tqdm:
-        pytest.importorskip("tqdm")
-    else:
-        monkeypatch.setitem(sys.modules, "tqdm", None)
+def test_sets_are_those_of_the_repository():
+    folder = Path(__file__).parents[2] / "bench" / "sets"
+    assert sets.NAMES == sorted(file.stem for file in folder.glob("*.txt"))
+    assert {"quick", "paper", "decode", "models", "cuda"} <= set(sets.NAMES)
+    for name in sets.NAMES:
+        lines = [line.partition("#")[0].strip() for line in (folder / f"{name}.txt").read_text().splitlines()]
+        cases, left_out = sets.read(name)
+        assert len(cases) + len(left_out) == len([line for line in lines if line])
+
+
+def test_a_side_is_what_the_problem_says():
+    case = sets.parse("attention dtype=f16 b=2 hq=6 hk=2 sq=5 sk=7 d=8 dv=4 layout=bhds")
+    q, k, v = case.tensors(1)
+    assert [tuple(t.shape) for t in (q, k, v)] == [(2, 6, 5, 8), (2, 2, 7, 8), (2, 2, 7, 4)]
+    assert {t.dtype for t in (q, k, v)} == {torch.float16} and q.stride() == (240, 40, 1, 5)
+    assert case.name == "b=2 hq=6 hk=2 sq=5 sk=7 d=8 dv=4 layout=bhds"
+    assert sets.parse("sq=5 hq=2 d=4 layout=bshd").tensors(0)[0].stride() == (40, 4, 8, 1)
+    decode = sets.parse("b=2 hq=6 hk=2 sq=1 sk=9 d=8 dv=4 layout=bshd")
+    tensors = decode.tensors(2)
+    sides = ops.sides_of(decode, tensors, True)
+    assert sides == ["rapt", "torch", "folded", "math"]
+    outs = [ops.run_side(side, decode, tensors) for side in sides]
+    for out in outs[1:]:
+        torch.testing.assert_close(out, outs[0])
+
+
+@pytest.mark.parametrize("shape", ["b=2 hq=6 hk=2 sq=5 sk=7 d=8 dv=4", "hq=2 sq=9 sk=4 d=8", "sq=6 d=4 dtype=f16"])
+@pytest.mark.parametrize("causal", ["", " causal"])
+def test_work(shape, causal):
+    case = sets.parse(shape + causal)
+    seen = [[j for j in range(case.sk) if not causal or j <= i] for i in range(case.sq)]
+    assert case.flops == case.b * case.hq * sum(map(len, seen)) * 2 * (case.d + case.dv)
+    heads = case.hq * case.sq + case.hk * len(set().union(*seen))
+    assert case.bytes == case.b * heads * (case.d + case.dv) * (2 if case.dtype == "f16" else 4)
+
+
+BAD_LINES = {
+    "sideways": '"sideways"; wanted a word of a problem',
+    "b=1 hq=2 sq=x d=8": '"sq=x"; wanted a number from 1 after =',
+    "sq=8 d=0": '"d=0"; wanted a number from 1 after =',
+    "dtype=fp32 sq=8 d=8": '"dtype=fp32"; wanted f32, bf16, f16',
+    "sq=8 d=8 layout=sideways": '"layout=sideways"; wanted bhsd, ',
+    "sq=8 d=8 sq=8": '"sq=8"; wanted each word once',
+    "b=1 sq=8": '"b=1 sq=8"; wanted d=',
+    "hq=3 hk=2 sq=8 d=8": '"hk=2"; wanted a divisor of hq=3',
+}
+
+
+@pytest.mark.parametrize("line", BAD_LINES)
+def test_bad_lines(line, tmp_path, capsys):
+    file = tmp_path / "own.txt"
+    file.write_text(f"# own\nsq=8 d=8\n{line}  # bad\n")
+    with pytest.raises(SystemExit):
+        bench.main(["--set", str(file)])
+    assert f"error: {file}:3: {BAD_LINES[line]}" in capsys.readouterr().err
+    file.write_text("# nothing\n")
+    with pytest.raises(ValueError, match="own.txt: no problems; wanted"):
+        sets.read(str(file))
+
+
+def test_progress(monkeypatch, capsys):
+    def run():
+        with Progress(4) as progress:
+            for name in ("first", "second", "third"):
+                progress.begin(name)
+
+    run()
+    assert capsys.readouterr().err == "", "nothing where there is no terminal"
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    progress = Progress(4)
-    for name in ("first", "second"):
-        progress.begin(name)
-        progress.step()
-    progress.close()
-    shown = capsys.readouterr().err
-    assert "second" in shown and ("1/4" in shown or "25%" in shown)
+    monkeypatch.setattr(report.time, "monotonic", iter([0, 60, 70]).__next__)
+    run()
+    *bars, end = capsys.readouterr().err.split("\r\x1b[K")[1:]
+    assert bars == [f"[{'.' * 20}] 1/4  first", f"[{'#' * 5}{'.' * 15}] 2/4  3:00 left  second"] + [
+        f"[{'#' * 10}{'.' * 10}] 3/4  1:10 left  third"
+    ]
+    assert end == ""
 
 
-@pytest.mark.parametrize("words", [["--dtype", "int8"], ["--threads", "0"], ["--set", "none"], ["--json", "/no/such/x"], ["--quick"]])
+WRONG = [["--dtype", "int8"], ["--threads", "0"], ["--set", "none"], ["--json", "/no/such/x"], ["--quick"]]
+WRONG += [["--problem", "b=1 sq=x d=8"], ["--problem", "kv=i8 groups=1 sq=8 d=8"], ["--device", "abacus"]]
+
+
+@pytest.mark.parametrize("words", WRONG)
 def test_wrong_options(words, capsys):
     with pytest.raises(SystemExit) as stop:
         bench.main(words)
-    assert stop.value.code == 2 and words[0] in capsys.readouterr().err
+    assert stop.value.code == 2 and (words[0] in (said := capsys.readouterr().err) or words[1] in said)
+
+
+def test_cuda_is_refused_where_it_is_not(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        bench.main(["--device", "cuda"])
+    assert re.search(r"--device: cuda, but .+; wanted cpu", capsys.readouterr().err)
+
+
+def test_help_ends_with_examples(capsys):
+    with pytest.raises(SystemExit):
+        bench.main(["--help"])
+    examples = capsys.readouterr().out.rpartition("examples:\n")[2].splitlines()
+    assert 2 <= len(examples) <= 3
+    for example in examples:
+        bench.parse_arguments(shlex.split(example.removeprefix("  python -m rapt.bench ")))
 
 
 def row_of(name, paused, back_to_back):
-    row = {"name": name, "dtype": "fp32", "threads": 1, "rapt": timing.statistics_of(paused[1])}
+    row = {"name": name, "dtype": "f32", "threads": 1, "rapt": timing.statistics_of(paused[1])}
     timing.add_ratio(row, "vs_torch", *paused)
     timing.add_ratio(row, "vs_torch_back_to_back", *back_to_back)
     return row
@@ -148,27 +291,11 @@ def test_noisy_rows_are_marked_and_left_out():
         assert len(bars) == (3 if count == 3 else 0)
 
 
-def test_compare_torch_leaves_out_noisy_rows(capsys, monkeypatch):
-    monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[2] / "bench"), *sys.path])
-    compare_torch = importlib.import_module("compare_torch")
-    rows = []
-    for paused, back_to_back in (STEADY, STEADY), (NOISY, STEADY):
-        samples = {"": [[x / 2 for x in STEADY], paused], "back_to_back_": [STEADY, back_to_back]}
-        rows.append({"dtype": "f32", "threads": 1, "d": 64} | compare_torch.timings(samples, ["torch_"]))
-    peers = {"vs_torch": "torch, paused", "vs_torch_back_to_back": "torch, back to back"}
-    (line,) = compare_torch.summarise(rows, peers)
-    assert [line[peer]["left_out"] for peer in peers] == [1, 0]
-    assert [line[peer]["geomean"] for peer in peers] == pytest.approx([2, 1])
-    assert rows[1]["torch_median_ms"] == 1100 and rows[1]["torch_back_to_back_spread"] < timing.NOISY
-    compare_torch.print_summary([line], peers)
-    assert "| f32 | 1 | 64 | **2.00** / 2.00 | 1 (1) | **1.00** / 1.00 | 2 (0) |" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("pause", [True, False])
 def test_turns(pause, monkeypatch):
     """Paused, each side calls alone after a pause and a call that is not counted; back to back, they alternate."""
     turns = []
-    monkeypatch.setattr(timing, "calls_per_sample", lambda call, least_s: 2 if call.__name__ == "a" else 3)
+    monkeypatch.setattr(timing, "calls_per_sample", lambda call, least_s, clock: 2 if call.__name__ == "a" else 3)
     monkeypatch.setattr(timing.time, "sleep", lambda seconds: turns.append("-"))
 
     def a():
@@ -189,10 +316,10 @@ def test_models(tmp_path, capsys, monkeypatch):
     bench.main(["--models", "--quick", *ONCE, "--threads", "1,2", "--json", str(file)])
     document = json.loads(file.read_text())
     assert {"cpu", "cpus", "torch", "transformers", "rapt", "date"} <= set(document["context"])
-    order = [(n, dtype, m.name) for n in (1, 2) for dtype in ("fp32", "bf16") for m in models.quick()]
+    order = [(n, dtype, m.name) for n in (1, 2) for dtype in ("f32", "bf16") for m in models.quick()]
     assert [(row["threads"], row["dtype"], row["name"]) for row in document["rows"]] == order
     for row in document["rows"]:
-        assert 0 < row["difference"] / row["largest"] < (1e-5 if row["dtype"] == "fp32" else 0.05)
+        assert 0 < row["difference"] / row["largest"] < (1e-5 if row["dtype"] == "f32" else 0.05)
         assert row["vs_sdpa_best"] == pytest.approx(row["sdpa"]["best_ms"] / row["rapt"]["best_ms"])
         for side in models.SIDES:
             assert 0 < row[side]["best_ms"] <= row[side]["median_ms"] and 0 < row[side]["attention"] < 1

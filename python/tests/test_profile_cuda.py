@@ -39,10 +39,10 @@ def launch(number, kernel, stream, **changes):
 
 
 def call(entry, **changes):
-    return {"entry": entry, "dtype": "bf16", "b": 2, "h": 16, "s": 4096, "d": 128, "mask": "full"} | changes
+    return {"entry": entry, "dtype": "bf16", "b": 2, "hq": 16, "sq": 4096, "d": 128, "causal": False} | changes
 
 
-CALLS = [call("attention_wgmma.bf16"), call("attention_wgmma.bf16", mask="causal"), call("attention_naive.f32", dtype="f32")]
+CALLS = [call("attention_wgmma.bf16"), call("attention_wgmma.bf16", causal=True), call("attention_naive.f32", dtype="f32")]
 SAMPLE = "\n".join(
     [
         "==PROF== Connected to process 77 (/usr/bin/python3)",
@@ -101,25 +101,34 @@ def test_table():
 
 
 def test_plan():
-    names = ["attention_wgmma.f16.cuda.sm90a", "attention_wgmma.f32.cuda.sm90a", "attention_naive.f32.cuda"]
-    cases = list(profile_cuda.planned(names, profile_cuda.parse_arguments([])))
-    assert len(cases) == 3 * 8 and [case["dtype"] for case in cases[::8]] == ["f16", "f32", "f32"]
-    assert {(case["s"], case["b"], case["h"]) for case in cases[:8]} == {(1024, 8, 16), (4096, 2, 16)}
+    options = profile_cuda.parse_arguments([])
+    cases = list(profile_cuda.planned("attention_wgmma.f16.cuda.sm90a", options))
+    assert {case.dtype for case in cases} == {"f16"}
+    assert [(c.sq, c.b, c.hq) for c in cases[::2]] == [(1024, 8, 16), (4096, 2, 16), (16384, 1, 8)] * 2
+    naive = list(profile_cuda.planned("attention_naive.f32.cuda", options))
+    assert [(c.sq, c.b, c.hq, c.dtype) for c in naive[::2]] == [(1024, 1, 4, "f32"), (4096, 1, 4, "f32")] * 2
+    with pytest.raises(SystemExit):
+        profile_cuda.parse_arguments(["--set", "endless"])
 
 
 REPORT = {
     "calls": CALLS,
     "left_out": [call("attention_naive.f32", reason="no time was left")],
-    "entries": [{"name": "attention_wgmma.bf16", "unusable": ""}, {"name": "attention_new", "unusable": "not on this GPU"}],
-    **{"gpu": "A GPU", "cuda": "13.0"},
+    "gpu": "A GPU",
 }
+ENTRIES = [
+    {"name": "attention_wgmma.bf16", "backend": "cuda", "unusable": ""},
+    {"name": "attention_forward.f32.avx2", "backend": "cpu", "unusable": ""},
+    {"name": "attention_new", "backend": "cuda", "unusable": "not on this GPU"},
+]
 FAKE = """#!{python}
-import json, sys
+import json, os, sys
 words = sys.argv[1:]
 if words == ["--version"]:
     print("NVIDIA (R) Nsight Compute Command Line Profiler\\nVersion 2025.3.1.0 (build 1) (public-release)")
     sys.exit()
 assert words[words.index("--clock-control") + 1] == "none"
+assert os.environ["RAPT_KERNEL"] == "attention_wgmma.bf16"
 open(words[words.index("--log-file") + 1], "w").write({log!r})
 report = {report!r}
 if report:
@@ -130,8 +139,10 @@ sys.exit({status})
 
 
 @pytest.fixture
-def ncu(tmp_path):
+def ncu(tmp_path, monkeypatch):
     """Makes a program that behaves like ncu to this extent, and returns its path."""
+
+    monkeypatch.setattr(profile_cuda.rapt, "info", lambda: {"entries": ENTRIES})
 
     def make(log="", report=None, output="", status=0):
         path = tmp_path / "ncu"
@@ -149,7 +160,7 @@ def test_report(ncu, tmp_path, capsys):
     assert raw.read_text() == SAMPLE
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("A GPU, driver ")
-    assert "(CUDA 13.0), Nsight Compute 2025.3.1.0, commit abc, " in lines[0]
+    assert ", Nsight Compute 2025.3.1.0, commit abc, " in lines[0]
     assert lines[-2:] == ["- attention_naive.f32, 1 calls: no time was left", "- attention_new: not on this GPU"]
     assert sum(line.startswith("| attention") for line in lines) == 4
 
@@ -158,7 +169,6 @@ FAILURES = {
     "may not read this GPU's performance counters": {"log": "==ERROR== ERR_NVGPUCTRPERM - no permission", "report": REPORT},
     "LibraryNotLoaded": {"log": "==ERROR== Failed to initialize the profiler: LibraryNotLoaded", "status": 1},
     "No module named 'torch'": {"output": "ModuleNotFoundError: No module named 'torch'", "status": 1},
-    "no CUDA entry can run: no driver": {"report": REPORT | {"entries": [{"name": "x", "unusable": "no driver"}]}, "status": 9},
     "3 calls were made, but ncu lists kernels of 0": {"log": "==WARNING== No kernels were profiled.", "report": REPORT},
 }
 
@@ -168,6 +178,15 @@ def test_failures(message, ncu):
     with pytest.raises(SystemExit) as stop:
         profile_cuda.main(["--ncu", ncu(**FAILURES[message])])
     assert message in str(stop.value)
+
+
+@pytest.mark.parametrize(
+    "words, reason", [(["--entries", "new"], "not on this GPU"), (["--entries", "avx2"], "none of that name in this build")]
+)
+def test_without_entries(words, reason, ncu):
+    with pytest.raises(SystemExit) as stop:
+        profile_cuda.main(["--ncu", ncu(), *words])
+    assert f"no CUDA entry can run: {reason}" in str(stop.value)
 
 
 def test_without_ncu(monkeypatch):

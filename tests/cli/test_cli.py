@@ -4,6 +4,7 @@
 import json
 import math
 import os
+import pty
 import re
 import shlex
 import subprocess
@@ -15,8 +16,9 @@ PROBLEM = "b=1 hq=2 sq=48 d=16 causal"
 ROW_KEYS = """name problem entry threads b hq hk sq sk d dv causal dtype real_time time_unit median_ms best_ms spread
     gflops peak_gflops of_peak of_peak_best amx_peak_gflops of_amx_peak of_amx_peak_best gbs read_gbs of_bandwidth
     of_bandwidth_best vs_naive iterations cpu_time run_name run_type samples""".split()
-CONTEXT_KEYS = """date host_name cpu num_cpus caches isa threads library_version compiler fma_peak_gflops
-    amx_peak_gflops read_bandwidth_gbs""".split()
+RUN_KEYS = "date host_name cpu num_cpus features caches library_version commit compiler".split()
+CONTEXT_KEYS = RUN_KEYS + "isa set threads fma_peak_gflops amx_peak_gflops read_bandwidth_gbs".split()
+SETS = Path(__file__).resolve().parents[2] / "bench" / "sets"
 
 
 def rapt(*arguments, **environment):
@@ -39,6 +41,13 @@ class CliTest(unittest.TestCase):
     def run_json(self, *arguments, **environment):
         return json.loads(self.run_ok(*arguments, "--json", **environment))
 
+    def bf16_entry(self):
+        """One that refuses f32."""
+        for entry in self.run_json("info")["entries"]:
+            if entry["usable"] and entry["arithmetic"] == "bf16":
+                return entry["name"]
+        return self.skipTest("every entry of this machine takes f32")
+
     def assert_usage_error(self, *arguments, mentions, **environment):
         """Exit code 2, one line that names the culprit, and no output."""
         result = rapt(*arguments, **environment)
@@ -51,8 +60,8 @@ class CliTest(unittest.TestCase):
 class Info(CliTest):
     def test_json_is_complete(self):
         info = self.run_json("info")
-        self.assertRegex(info["version"], r"^\d+\.\d+\.\d+")
-        self.assertGreater(info["cpus"], 0)
+        self.assertRegex(info["context"]["library_version"], r"^\d+\.\d+\.\d+")
+        self.assertGreater(info["context"]["num_cpus"], 0)
         self.assertTrue(info["entries"])
         for item in info["entries"] + info["isas"] + info["backends"]:
             self.assertEqual(item["usable"], item["reason"] == "", item)
@@ -61,6 +70,8 @@ class Info(CliTest):
         usable = {isa["name"] for isa in info["isas"] if isa["usable"]}
         for entry in info["entries"]:
             self.assertTrue(not entry["usable"] or isa_of(entry["name"]) in usable, entry)
+            self.assertEqual(entry["isa"], isa_of(entry["name"]) if entry["backend"] == "cpu" else None)
+            self.assertIn(entry["phase"], ("prefill", "decode", "naive"))
 
     def test_text_says_the_same(self):
         info = self.run_json("info")
@@ -369,6 +380,131 @@ class BenchFiles(CliTest):
         self.assertFalse(Path("/dev/stdout").is_file())
 
 
+class Sets(CliTest):
+    def bench(self, text):
+        """What `rapt bench --set` makes of a file with this text."""
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "own.txt"
+            file.write_text(text)
+            return rapt("bench", "--min-time", "0.001", "--set", str(file), "--json", f"{folder}/rows.json"), file, \
+                Path(folder, "rows.json").read_text() if Path(folder, "rows.json").exists() else None
+
+    def test_own_file(self):
+        result, file, rows = self.bench(f"# Mine\n\n{PROBLEM} # named\n\t attention dtype=bf16 b=1 hq=2 sq=8 d=8\r\n")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        document = json.loads(rows)
+        self.assertEqual(document["context"]["set"], str(file))
+        self.assertEqual([row["problem"] for row in document["benchmarks"]],
+                         [f"attention {PROBLEM}", "attention dtype=bf16 b=1 hq=2 sq=8 d=8"])
+
+    def test_bad_lines(self):
+        for line, message in {"b=1 hq=2 sq=x d=8": '"sq=x"; wanted a number after =',
+                              "sideways": '"sideways"; wanted ',
+                              "b=1 hq=3 hk=2 sq=8 d=8": "k: 2 heads for 3 query heads; wanted "}.items():
+            result, file, rows = self.bench(f"{PROBLEM}\n{line}\n")
+            self.assertEqual((result.returncode, rows), (2, None))
+            self.assertTrue(result.stderr.startswith(f"rapt: {file}:2: {message}"), result.stderr)
+        result, file, _ = self.bench("# nothing\n")
+        self.assertEqual(result.stderr, f"rapt: {file}: no problems; wanted the text of one a line\n")
+
+    def test_built_in(self):
+        """The program has the sets of the repository, and every line of them can be planned."""
+        names = sorted(file.stem for file in SETS.glob("*.txt"))
+        self.assertIn("quick", names)
+        self.assert_usage_error("bench", "--set", "endless",
+                                mentions=f'--set: "endless"; wanted a file, or one of {", ".join(names)}\n')
+        lines = {line.partition("#")[0].strip() for name in names for line in (SETS / f"{name}.txt").read_text().splitlines()}
+        for problem in sorted(lines - {""}):
+            self.run_ok("info", "--problem", problem)
+
+    def test_refused_lines_of_built_in_sets_are_named(self):
+        name = self.bf16_entry()
+        first = [bool(line) and line[0] != "#" for line in (SETS / "quick.txt").read_text().splitlines()].index(True) + 1
+        self.assert_usage_error("bench", "--set", "quick", mentions=f"bench/sets/quick.txt:{first}: ", RAPT_KERNEL=name)
+
+
+class JsonFiles(CliTest):
+    def write(self, *arguments):
+        """(what is printed, what is written)."""
+        with tempfile.TemporaryDirectory() as folder:
+            text = self.run_ok(*arguments, "--json", f"{folder}/file.json")
+            self.assertEqual(os.listdir(folder), ["file.json"])
+            document = json.loads(Path(folder, "file.json").read_text())
+        for key in RUN_KEYS:
+            self.assertTrue(document["context"][key], key)
+        return text, document
+
+    def test_check(self):
+        text, document = self.write("check", "--problem", PROBLEM, "--problem", PROBLEM + " lse", "--seeds", "2")
+        rows = document["checks"]
+        self.assertEqual([(row["problem"], row["seed"]) for row in rows],
+                         [(f"attention {PROBLEM}{lse}", seed) for lse in ("", " lse") for seed in (1, 2)])
+        for row in rows:
+            self.assertIn(row["entry"], text)
+            self.assertIn(f"{row['max_error']:.2e}  {row['of_bound']:8.3f}", text)
+            self.assertTrue(0 < row["rel_frobenius"] < 1e-5 and 0 < row["of_bound"] <= 1)
+            self.assertEqual((row["violation"], row["lse_error"] is not None), ("", "lse" in row["problem"]))
+        context = document["context"]
+        self.assertEqual((context["checked"], context["wrong"], context["skipped"]), (4, 0, 0))
+
+    def test_skipped_checks_say_why(self):
+        name = self.bf16_entry()
+        problems = [PROBLEM, "dtype=bf16 " + PROBLEM]
+        text, document = self.write("check", "--entry", name, "--problem", problems[0], "--problem", problems[1])
+        skipped, checked = document["checks"]
+        self.assertEqual([skipped["problem"], checked["problem"]], ["attention " + problem for problem in problems])
+        self.assertIn(f"skipped: {skipped['skipped']}\n", text)
+        self.assertEqual((checked["entry"], document["context"]["skipped"]), (name, 1))
+
+    def test_info(self):
+        text, document = self.write("info")
+        self.assertEqual(text, self.run_ok("info"))
+        printed = self.run_json("info")
+        self.assertEqual({**printed, "context": None}, {**document, "context": None})
+        self.assertIn(f"commit {document['context']['commit']},", text)
+
+    def test_info_of_a_problem(self):
+        text, document = self.write("info", "--problem", PROBLEM)
+        self.assertEqual(text, self.run_ok("info", "--problem", PROBLEM))
+        self.assertEqual(document["problem"], "attention " + PROBLEM)
+        self.assertIn(document["entry"], text)
+
+    def test_unwritable_paths_are_refused_first(self):
+        for command in ("check", "info"):
+            self.assert_usage_error(command, "--json", "/no/such/folder/rows.json", mentions="/no/such/folder/rows.json")
+
+
+class ProgressBar(CliTest):
+    """On a terminal; that files get nothing of it is asserted wherever standard error is compared with ""."""
+
+    def on_terminal(self, *arguments):
+        leader, follower = pty.openpty()
+        try:
+            process = subprocess.Popen([os.environ["RAPT_CLI"], *arguments], stdout=subprocess.PIPE, stderr=follower)
+            os.close(follower)
+            output, shown = process.stdout.read().decode(), b""
+            process.stdout.close()
+            try:
+                while block := os.read(leader, 4096):
+                    shown += block
+            except OSError:  # Linux: the other side is closed
+                pass
+            self.assertEqual(process.wait(), 0)
+        finally:
+            os.close(leader)
+        return output, shown.decode()
+
+    def test_bar(self):
+        two = ("--problem", PROBLEM, "--problem", PROBLEM + " lse")
+        for arguments in (("check", *two), ("bench", "--min-time", "0.01", *two)):
+            output, shown = self.on_terminal(*arguments)
+            self.assertNotIn("\x1b", output)
+            self.assertIn(f"[{'.' * 20}] 1/2  {PROBLEM}", shown)
+            self.assertRegex(shown, rf"\[#{{10}}\.{{10}}\] 2/2  \d+:\d\d left  {PROBLEM} lse")
+            self.assertTrue(shown.endswith("\r\x1b[K"), "it is gone at the end")
+            self.assertEqual(rapt(*arguments).stderr, "")
+
+
 class Usage(CliTest):
     def test_errors(self):
         self.assert_usage_error(mentions="subcommand")
@@ -392,6 +528,9 @@ class Usage(CliTest):
         for command in ("info", "check", "bench", "demo"):
             self.assertIn("--", self.run_ok(command, "--help"))
             self.assertIn(command, self.run_ok("--help"))
+            text = self.run_ok(command, "--help")
+            examples = text[text.index("\nExamples:\n"):].split("\n  ")[1:]
+            self.assertTrue(2 <= len(examples) <= 3 and all(line.startswith(f"rapt {command}") for line in examples), text)
         self.assertRegex(self.run_ok("--version"), r"^\d+\.\d+\.\d+\n$")
 
 

@@ -19,8 +19,8 @@ KERNEL = [r'"cpu/(isa|tile|kernels)/\w+\.hpp"', r'"cpu/(params|registry)\.hpp"',
 # The spine and the CPU framework: anything but the kernels' side, the tests' side, and SIMD.
 NOT_FRAMEWORK = r'(?!"(\.\.|cpu/(isa|tile|kernels)/|support/|oracle/|tools/|bench/))(?!<(xsimd|Eigen|fmt|immintrin))'
 CUDA_KERNEL = [r'"cuda/(tile|kernels)/\w+\.(cuh|hpp)"', r'"cuda/params\.hpp"', r"<(algorithm|cmath|numeric|type_traits|cuda\w*|cstddef|cstdint)(\.h)?>"]
-# Programs see the public interface, the oracle and the files beside them, never src.
-PROGRAM = [r'"(rapt|support|oracle)/[\w/]+\.hp?p?"', r"<(?!rapt/)[^>]+>", "beside"]
+# Programs see the public interface, the oracle, how problems are timed and the files beside them, never src.
+PROGRAM = [r'"(rapt|support|oracle|bench)/[\w/]+\.hp?p?"', r"<(?!rapt/)[^>]+>", "beside"]
 
 RULES = [  # (path prefix, or whole path and $; allowed includes)
     ("include/rapt/interop/", [STD, r'"rapt/\w+\.hpp"', r"<(Eigen/Core|dlpack/dlpack\.h)>"]),

@@ -1,20 +1,24 @@
 """rapt beside PyTorch's scaled_dot_product_attention: speed, errors against float64, memory, and whole models.
 
-    python -m rapt.bench --set quick
-    python -m rapt.bench --set full --dtype fp32,bf16 --threads 1,2 --json bench.json --svg bench.svg
-    python -m rapt.bench --models --json models.json
+Attention alone (--set, --problem): all sides are called by the same function signature on the same tensors in one process
+with the same number of threads. Beside rapt and PyTorch by itself ("torch") these are its plain three steps ("math"), in
+decoding with grouped heads the heads of a group as rows of one ("folded"), and on CUDA every backend that takes the
+problem. "fastest" is the best of them. Problems that scaled_dot_product_attention has no counterpart of are left out, and
+named.
 
-Attention alone (--set): both sides, and PyTorch's plain three steps ("math"), are called by the same function signature on
-the same tensors in one process with the same number of threads. Threads of either library spin for a while after their work
+On the CPU, threads of either library spin for a while after their work
 and disturb the other, so there are two ways of taking turns. "paused": a sample is calls of one side, after a pause and a
 call that is not counted. "back to back", without math: the sides alternate from call to call with nothing in between, so
 that each call begins while threads of the other library may still spin, as in a model whose other layers are PyTorch's.
 Samples also alternate between seeds. A sample is the mean over enough calls to last --sample-ms. A time is the median of the samples,
 ± half the distance between their quartiles; a ratio the median over pairs of neighbours, which what slows both down leaves
-alone, and after it that of the two best samples.
+alone, and after it that of the two best samples. On CUDA samples of the sides take turns, between two events.
 
 A ratio is marked as noisy, and left out of means and charts, where the spread of either side's samples, the distance between
 the quartiles over the median, passes 20 %.
+
+GFLOP/s count the (row, key) pairs that attend, without the softmax; GB/s q, out and the keys and values that some row sees,
+each once.
 
 A fallback of rapt to PyTorch is an error here. Errors are those of up to 256 query rows of every head, the worst seed's;
 max_err is the largest |out - exact|, rel_err |out - exact| / |exact| in the Frobenius norm. Memory is the growth of the
@@ -32,6 +36,7 @@ import argparse
 import json
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,20 +47,25 @@ except ImportError:
 
 import rapt.torch
 from rapt import _chart
-from rapt.bench import ops, report
+from rapt.bench import ops, report, sets
 from rapt.bench.timing import mean_of, mean_text
+
+EXAMPLES = """examples:
+  python -m rapt.bench --set quick
+  python -m rapt.bench --set paper --dtype f32,bf16,f16 --threads 1,2 --json paper.json --svg paper.svg
+  python -m rapt.bench --models --json models.json"""
 
 
 def parse_arguments(words: list[str] | None) -> argparse.Namespace:
     def dtypes(text: str) -> list[str]:
         for word in text.split(","):
-            if word not in report.DTYPES:
-                raise argparse.ArgumentTypeError(f"{word}: wanted some of {','.join(report.DTYPES)}")
+            if word not in sets.DTYPES:
+                raise argparse.ArgumentTypeError(f"{word}; wanted some of {','.join(sets.DTYPES)}")
         return text.split(",")
 
     def counts(text: str) -> list[int]:
         if not all(word.isdigit() and int(word) > 0 for word in text.split(",")):
-            raise argparse.ArgumentTypeError(f"{text}: wanted numbers from 1, for example 1,2")
+            raise argparse.ArgumentTypeError(f"{text}; wanted numbers from 1, for example 1,2")
         return [int(word) for word in text.split(",")]
 
     def count(text: str) -> int:
@@ -67,13 +77,17 @@ def parse_arguments(words: list[str] | None) -> argparse.Namespace:
             raise argparse.ArgumentTypeError(f"{text}: cannot be written")
         return path
 
-    parser = argparse.ArgumentParser("python -m rapt.bench", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        "python -m rapt.bench", description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawTextHelpFormatter
+    )
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--set", choices=ops.SETS, default="quick", help="attention alone: a few shapes, the lengths, real models'")
+    what.add_argument("--set", default="quick", help=f"attention alone: {', '.join(sets.NAMES)}, or a file with a problem's text a line")
+    what.add_argument("--problem", action="append", help='attention alone: "b=1 hq=8 sq=512 d=64 causal"; may be given again')
     what.add_argument("--models", action="store_true", help="whole models (needs transformers)")
     parser.add_argument("--quick", action="store_true", help="with --models: one layer and an eighth of the sizes")
-    parser.add_argument("--dtype", type=dtypes, help="fp32, bf16, fp16, or several (default: fp32; of --models: fp32,bf16)")
-    parser.add_argument("--threads", type=counts, help="for example 1,2 (default: PyTorch's number; of --models: 1, 2 and that)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where tensors lie (default: %(default)s)")
+    parser.add_argument("--dtype", type=dtypes, help="f32, bf16, f16, or several (default: each problem's own; of --models: f32,bf16)")
+    parser.add_argument("--threads", type=counts, help="of the CPU: 1,2 (default: PyTorch's number; of --models: 1, 2 and that)")
     parser.add_argument("--seeds", type=count, default=3, help="different inputs of each shape (default: %(default)s)")
     parser.add_argument("--seconds", type=float, help="time for a row's samples, paused or not (default: 0.9; of --models: 2)")
     parser.add_argument("--samples", type=count, default=5, help="least number of samples of a side (default: %(default)s)")
@@ -87,9 +101,29 @@ def parse_arguments(words: list[str] | None) -> argparse.Namespace:
         parser.error("--quick: wanted --models with it; of attention alone there is --set quick")
     if options.svg and options.models:
         parser.error("--svg: there is no chart of --models; wanted --json")
+    if options.device == "cuda":
+        if options.threads:
+            parser.error("--threads: of the CPU; wanted without --device cuda")
+        reasons = [entry["unusable"] for entry in rapt.info()["entries"] if entry["backend"] == "cuda"]
+        if not torch.cuda.is_available() or all(reasons):
+            reason = "rapt was built without it" if not reasons else reasons[0] or "PyTorch finds no GPU"
+            parser.error(f"--device: cuda, but {reason}; wanted cpu")
     most = torch.get_num_threads()
-    options.dtype = options.dtype or (["fp32", "bf16"] if options.models else ["fp32"])
-    options.threads = options.threads or (sorted({1, min(2, most), most}) if options.models else [most])
+    defaults = sorted({1, min(2, most), most}) if options.models else [most]
+    options.threads = [None] if options.device == "cuda" else options.threads or defaults
+    options.cases, options.left_out = [], []
+    if options.models:
+        options.dtype = options.dtype or ["f32", "bf16"]
+    else:
+        try:
+            options.cases, options.left_out = sets.parse_all(options.problem) if options.problem else sets.read(options.set)
+        except ValueError as error:
+            parser.error(str(error))
+        if options.dtype:
+            cases = [replace(case, dtype=dtype) for dtype in options.dtype for case in options.cases]
+            options.cases = list(dict.fromkeys(cases))
+        if not options.cases:
+            parser.error(f"{options.left_out[0]}: scaled_dot_product_attention has no counterpart; wanted some problem that has")
     if options.seconds is None:
         options.seconds = 2.0 if options.models else 0.9
     return options
@@ -97,7 +131,8 @@ def parse_arguments(words: list[str] | None) -> argparse.Namespace:
 
 def main(words: list[str] | None = None) -> None:
     options = parse_arguments(words)
-    context = report.context_of() | {"seeds": options.seeds, "set": "whole models" if options.models else options.set}
+    what = "whole models" if options.models else "" if options.problem else options.set
+    context = report.context_of(options.device) | {"seeds": options.seeds, "set": what, "left_out": options.left_out}
     part: Any = ops
     if options.models:
         try:
@@ -107,9 +142,12 @@ def main(words: list[str] | None = None) -> None:
         from rapt.bench import models as part
 
         context["transformers"] = transformers.__version__
-    print(f"rapt {context['rapt']} and torch {context['torch']} ({context['torch_cpu_capability']}) on {context['cpu']}")
+    device = f", {context['device']}" * (options.device == "cuda")
+    print(f"rapt {context['rapt']} and torch {context['torch']} ({context['torch_cpu_capability']}) on {context['cpu']}{device}")
     if context["load_average"] > 0.5:
         print(f"The machine is at work already (load average {context['load_average']}): times will scatter.")
+    for problem in options.left_out:
+        print(f"Left out, as PyTorch has no counterpart: {problem}")
     before = torch.get_num_threads()
     try:
         with warnings.catch_warnings():
@@ -119,7 +157,8 @@ def main(words: list[str] | None = None) -> None:
         torch.set_num_threads(before)
     groups = report.groups_of(rows)
     summary: list[dict[str, Any]] = [
-        {"dtype": dtype, "threads": threads} | {way: mean_of(group, ratio) for way, ratio in part.RATIOS.items()}
+        {"dtype": dtype, "threads": threads}
+        | {way: mean_of(group, ratio) for way, ratio in part.RATIOS.items() if ratio in group[0]}
         for (dtype, threads), group in groups.items()
     ]
     if options.json:
@@ -128,8 +167,8 @@ def main(words: list[str] | None = None) -> None:
     if options.svg:
         options.svg.write_text(_chart.svg(context, rows), encoding="utf-8")
     for line, group in zip(summary, groups.values()):
-        print(f"\n{line['dtype']}, {line['threads']} thread{'s' * (line['threads'] > 1)}:\n")
+        print(f"\n{_chart.title_of(line['dtype'], line['threads'])}:\n")
         report.print_table(part.HEAD, [part.cells_of(row) for row in group])
         print()
-        for way in part.RATIOS:
+        for way in (way for way in part.RATIOS if way in line):
             print(f"{part.PEER} / rapt, {way.replace('_', ' ')}: {mean_text(line[way])}")

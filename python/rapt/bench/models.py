@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import statistics
 import time
 from collections.abc import Iterator
@@ -17,8 +18,10 @@ from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import rapt.transformers
-from rapt.bench.report import DTYPES, Progress, ratio_text, time_text
-from rapt.bench.timing import add_ratio, interleave, statistics_of
+from rapt._chart import title_of
+from rapt.bench.report import Progress, ratio_text, time_text
+from rapt.bench.sets import DTYPES
+from rapt.bench.timing import CLOCKS, add_ratio, interleave, statistics_of
 
 SIDES = ("sdpa", "rapt")
 PEER = "sdpa"
@@ -132,12 +135,14 @@ class Pair:
     """A model attending by "sdpa" and one by "rapt". They share their weights, so that caches and memory are as with one."""
 
     @torch.inference_mode()
-    def __init__(self, case: Model, dtype: torch.dtype) -> None:
+    def __init__(self, case: Model, dtype: torch.dtype, device: str = "cpu") -> None:
         rapt.transformers.register()
         self.case = case
         model, inputs = build(case)
-        model = model.to(dtype)
-        inputs = {name: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for name, x in inputs.items()}
+        model = model.to(device, dtype)
+        for name, x in inputs.items():
+            if isinstance(x, Tensor):
+                inputs[name] = x.to(device, dtype if x.is_floating_point() else None)
         shared = {id(t): t for t in (*model.parameters(), *model.buffers())}
         other = copy.deepcopy(model, shared)
         other.set_attn_implementation("rapt")
@@ -154,9 +159,11 @@ def run_pair(pair: Pair, options: argparse.Namespace) -> dict[str, Any]:
         side.shares.clear()
     with sides["sdpa"].clocked(), sides["rapt"].clocked():
         budget = {"seconds": options.seconds, "samples": options.samples, "sample_s": options.sample_ms * 1e-3}
-        samples = dict(zip(sides, interleave([list(sides.values())], pause=False, **budget)))
+        samples = dict(zip(sides, interleave([list(sides.values())], pause=False, clock=CLOCKS[options.device], **budget)))
     for name, side in sides.items():
-        row[name] = statistics_of(samples[name]) | {"attention": statistics.median(side.shares)}
+        # A clock of the CPU's says nothing of what is only being queued.
+        share = statistics.median(side.shares) if options.device == "cpu" else None
+        row[name] = statistics_of(samples[name]) | {"attention": share}
     add_ratio(row, "vs_sdpa", samples["sdpa"], samples["rapt"])
     return row
 
@@ -165,15 +172,14 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     cases = quick() if options.quick else MODELS
     rows = []
     with Progress(len(options.threads) * len(options.dtype) * len(cases)) as progress:
-        for case in cases:
-            for dtype in options.dtype:
-                progress.begin(f"{dtype}, {case.name}")
-                pair = Pair(case, DTYPES[dtype])
-                for threads in options.threads:
-                    progress.begin(f"{dtype}, {threads} threads, {case.name}")
+        for case, dtype in itertools.product(cases, options.dtype):
+            pair = None
+            for threads in options.threads:
+                progress.begin(f"{title_of(dtype, threads)}, {case.name}")
+                if threads:
                     torch.set_num_threads(threads)
-                    rows.append({"dtype": dtype, "threads": threads} | run_pair(pair, options))
-                    progress.step()
+                pair = pair or Pair(case, DTYPES[dtype], options.device)
+                rows.append({"dtype": dtype, "threads": threads} | run_pair(pair, options))
     order = [(threads, dtype) for threads in options.threads for dtype in options.dtype]
     return sorted(rows, key=lambda row: order.index((row["threads"], row["dtype"])))
 
@@ -186,6 +192,6 @@ def cells_of(row: dict[str, Any]) -> list[str]:
         row["name"],
         *(time_text(row[name]) for name in SIDES),
         ratio_text(row, "vs_sdpa"),
-        *(f"{100 * row[name]['attention']:.1f}%" for name in SIDES),
+        *("-" if (share := row[name]["attention"]) is None else f"{100 * share:.1f}%" for name in SIDES),
         f"{row['difference']:.1e} ({row['largest']:.2g})",
     ]

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import datetime
+import math
 import os
 import platform
+import shutil
 import sys
+import time
 from typing import Any
 
 import torch
 
 import rapt
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+BAR = 20
 
 
-def context_of() -> dict[str, Any]:
+def context_of(device: str) -> dict[str, Any]:
     info = rapt.info()
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "cpu": info["cpu"],
         "cpus": os.cpu_count(),
         "system": platform.platform(),
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "rapt": info["version"],
         "isas": info["isas"],
         "torch": torch.__version__,
@@ -39,8 +43,8 @@ def ratio_text(row: dict[str, Any], name: str) -> str:
     return f"{row[name]:.2f} / {row[f'{name}_best']:.2f}{' noisy' * (name in row['noisy'])}"
 
 
-def groups_of(rows: list[dict[str, Any]]) -> dict[tuple[str, int], list[dict[str, Any]]]:
-    groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
+def groups_of(rows: list[dict[str, Any]]) -> dict[tuple[str, int | None], list[dict[str, Any]]]:
+    groups: dict[tuple[str, int | None], list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["dtype"], row["threads"]), []).append(row)
     return groups
@@ -57,40 +61,28 @@ def print_table(head: list[str], cells: list[list[str]]) -> None:
 
 
 class Progress:
-    """A bar on a terminal (tqdm's where that is installed), nothing elsewhere."""
+    """A bar on standard error that is rewritten in place, with the time that is left; nothing where that is no terminal."""
 
     def __init__(self, total: int) -> None:
-        self.total, self.done, self.bar = total, 0, None
+        self.total, self.begun, self.start = total, 0, time.monotonic()
         self.shown = sys.stderr.isatty()
-        if self.shown:
-            try:
-                from tqdm import tqdm
-
-                self.bar = tqdm(total=total, unit="case", leave=False)
-            except ImportError:
-                pass
 
     def __enter__(self) -> Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        if self.shown:
+            sys.stderr.write("\r\x1b[K")
 
     def begin(self, text: str) -> None:
-        if self.bar is not None:
-            self.bar.set_description(text)
-        elif self.shown:
-            filled = 30 * self.done // self.total
-            sys.stderr.write(f"\r\x1b[K[{'#' * filled}{'.' * (30 - filled)}] {self.done}/{self.total}  {text}")
+        """The next of `total` begins; the one before it is done."""
+        done, left = self.begun, ""
+        self.begun += 1
+        if done:
+            seconds = math.ceil((time.monotonic() - self.start) / done * (self.total - done))
+            left = f"  {seconds // 60}:{seconds % 60:02} left"
+        if self.shown:
+            bar = ("#" * (BAR * done // self.total)).ljust(BAR, ".")
+            line = f"[{bar}] {self.begun}/{self.total}{left}  {text}"
+            sys.stderr.write("\r\x1b[K" + line[: shutil.get_terminal_size().columns - 1])
             sys.stderr.flush()
-
-    def step(self) -> None:
-        self.done += 1
-        if self.bar is not None:
-            self.bar.update()
-
-    def close(self) -> None:
-        if self.bar is not None:
-            self.bar.close()
-        elif self.shown:
-            sys.stderr.write("\r\x1b[K")

@@ -1,7 +1,4 @@
-"""Timing in turns, and what is made of the samples.
-
-bench/compare_torch.py uses this file where rapt's package is not built: it imports the standard library only.
-"""
+"""Timing in turns, and what is made of the samples."""
 
 from __future__ import annotations
 
@@ -11,10 +8,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
+
 PAUSE_S = 0.01  # idle threads of OpenMP and oneTBB have stopped spinning by then
 NOISY = 0.2
 
 Call = Callable[[], object]
+Clock = Callable[..., float]
 
 
 def seconds_of(call: Call, count: int = 1) -> float:
@@ -24,37 +24,50 @@ def seconds_of(call: Call, count: int = 1) -> float:
     return (time.perf_counter() - start) / count
 
 
-def calls_per_sample(call: Call, least_s: float) -> int:
-    seconds = seconds_of(call)
+def cuda_seconds_of(call: Call, count: int = 1) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    begin.record()
+    for _ in range(count):
+        call()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) * 1e-3 / count
+
+
+CLOCKS: dict[str, Clock] = {"cpu": seconds_of, "cuda": cuda_seconds_of}
+
+
+def calls_per_sample(call: Call, least_s: float, clock: Clock = seconds_of) -> int:
+    seconds = clock(call)
     if seconds < 10 * least_s:  # the first call also pays for starting threads and touching memory
-        seconds = min(seconds, seconds_of(call))
+        seconds = min(seconds, clock(call))
     return max(1, math.ceil(least_s / seconds))
 
 
 def interleave(
-    inputs: Sequence[Sequence[Call]], *, pause: bool, seconds: float, samples: int, sample_s: float
+    inputs: Sequence[Sequence[Call]], *, pause: bool, seconds: float, samples: int, sample_s: float, clock: Clock = seconds_of
 ) -> list[list[float]]:
     """Samples in seconds per call, a list for each side. `inputs` has for each input a call of every side.
 
     Rounds take the inputs in turn, until `seconds` are over and there are at least `samples`. With `pause` a sample is one
-    side's calls alone, after a pause and a call that is not counted. Without, sides alternate from call to call, with nothing
-    in between. Either way it lasts `sample_s` or more.
+    side's calls alone, after a pause (none on a GPU) and a call that is not counted. Without, sides alternate from call to
+    call, with nothing in between. Either way it lasts `sample_s` or more.
     """
-    counts = [calls_per_sample(call, sample_s) for call in inputs[0]]
+    counts = [calls_per_sample(call, sample_s, clock) for call in inputs[0]]
     found: list[list[float]] = [[] for _ in counts]
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(found[0]) < max(samples, len(inputs)):
         calls = inputs[len(found[0]) % len(inputs)]
         if pause:
             for call, count, own in zip(calls, counts, found):
-                time.sleep(PAUSE_S)
+                time.sleep(PAUSE_S if clock is seconds_of else 0)
                 call()
-                own.append(seconds_of(call, count))
+                own.append(clock(call, count))
         else:
             sums = [0.0] * len(calls)
             for _ in range(max(counts)):
                 for i, call in enumerate(calls):
-                    sums[i] += seconds_of(call)
+                    sums[i] += clock(call)
             for own, total in zip(found, sums):
                 own.append(total / max(counts))
     return found

@@ -6,10 +6,10 @@
 #include <optional>
 #include <vector>
 
-#include "bench_sets.hpp"
+#include "cost.hpp"
 #include "rapt/rapt.hpp"
 
-namespace rapt::tools {
+namespace rapt::bench {
 
 /// The attention_naive entry of an ISA; empty when there is none.
 std::string naive_entry(Isa isa);
@@ -97,4 +97,4 @@ Summary summarise(const std::vector<Sample>& samples, const Cost& per_call);
 /// The value below which a share `at` of `values` lies, between neighbours linearly; NaN when there are none.
 double quantile(std::vector<double> values, double at);
 
-}  // namespace rapt::tools
+}  // namespace rapt::bench

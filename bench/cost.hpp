@@ -1,21 +1,12 @@
-// What is timed: sets of problems, and the work in one.
+// The work in a problem.
 #pragma once
-
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "rapt/rapt.hpp"
 
-namespace rapt::tools {
+namespace rapt::bench {
 
-struct ProblemSet {
-  std::vector<Problem> problems;
-  double seconds_per_row = 0.5;
-};
-
-/// The set called `name` (quick, paper, halves, decode or full). Throws UsageError.
-ProblemSet problem_set(std::string_view name);
+/// Bytes of one element: half a byte for i4x2.
+double bytes_of(DType dtype);
 
 /// Work that no implementation of the problem can avoid.
 struct Cost {
@@ -27,4 +18,4 @@ struct Cost {
 /// kernel has to read them to know. Pages that sequences share count for each of them. `args` must be valid.
 Cost cost_of(const AttentionArgs& args, const Problem& problem);
 
-}  // namespace rapt::tools
+}  // namespace rapt::bench

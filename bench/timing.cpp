@@ -1,4 +1,4 @@
-#include "bench_timing.hpp"
+#include "timing.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -9,9 +9,9 @@
 #include <stdexcept>
 #include <thread>
 
-#include "common.hpp"
+#include "entry.hpp"
 
-namespace rapt::tools {
+namespace rapt::bench {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -33,39 +33,39 @@ double thread_seconds() {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-/// Runs work(strand), which returns an amount, on `threads` strands at once and adds up their rates, each over its own
-/// processor time. An executor is free to run strands one after another on one thread, which says nothing about all of
+/// Runs work(worker), which returns an amount, on `threads` workers at once and adds up their rates, each over its own
+/// processor time. An executor is free to run workers one after another on one thread, which says nothing about all of
 /// them together: such a run is tried again, and 0 is returned when that does not help. With `at_once`, so is one whose
 /// threads had to share CPUs: what they compete for would seem more than there is.
 double total_rate(Executor& executor, int threads, bool at_once, const std::function<double(int)>& work) {
-  struct Strand {
+  struct Worker {
     double rate = 0, seconds = 0;
     std::thread::id thread;
   };
   struct Run {
     const std::function<double(int)>& work;
-    std::vector<Strand> strands;
+    std::vector<Worker> workers;
   };
   for (int attempt = 0; attempt < kReadingAttempts; ++attempt) {
-    Run run{work, std::vector<Strand>(static_cast<std::size_t>(threads))};
-    const auto strand = [](void* argument, int index) {
+    Run run{work, std::vector<Worker>(static_cast<std::size_t>(threads))};
+    const auto worker = [](void* argument, int index) {
       Run& of = *static_cast<Run*>(argument);
       const double begin = thread_seconds();
       const double amount = of.work(index), taken = thread_seconds() - begin;
-      of.strands[static_cast<std::size_t>(index)] = {amount / taken, taken, std::this_thread::get_id()};
+      of.workers[static_cast<std::size_t>(index)] = {amount / taken, taken, std::this_thread::get_id()};
     };
     const auto start = Clock::now();
-    executor.run(threads, strand, &run);
+    executor.run(threads, worker, &run);
     const double elapsed = since(start);
     double rate = 0, seconds = 0;
     std::set<std::thread::id> distinct;
-    for (const Strand& done : run.strands) {
+    for (const Worker& done : run.workers) {
       rate += done.rate;
       seconds += done.seconds;
       distinct.insert(done.thread);
     }
     const bool shared = at_once && seconds < kAtOnce * elapsed * threads;
-    if (distinct.size() == run.strands.size() && !shared) return rate;
+    if (distinct.size() == run.workers.size() && !shared) return rate;
   }
   return 0;
 }
@@ -95,7 +95,8 @@ Summary::Share share_of(const std::vector<Sample>& samples, double amount, doubl
 
 std::string naive_entry(Isa isa) {
   for (const EntryInfo& entry : entries()) {
-    if (entry.name.starts_with("attention_naive.") && isa_of(entry.name) == isa) return entry.name;
+    const EntryFacts facts = facts_of(entry.name);
+    if (facts.phase == "naive" && facts.isa == isa) return entry.name;
   }
   return {};
 }
@@ -137,9 +138,9 @@ Peaks Roofline::peaks(bool reading) const {
 double Roofline::read_gbs() const {
   const std::size_t share = buffer_->size() / static_cast<std::size_t>(threads_);
   volatile float sink = 0;
-  const auto read = [&](int strand) {
+  const auto read = [&](int worker) {
     const std::size_t bytes = share * sizeof(float);
-    const float value = run_read_stream(fma_.isa, buffer_->data() + share * static_cast<std::size_t>(strand), bytes);
+    const float value = run_read_stream(fma_.isa, buffer_->data() + share * static_cast<std::size_t>(worker), bytes);
     if (value == 1) sink = value;
     return static_cast<double>(bytes);
   };
@@ -220,4 +221,4 @@ double quantile(std::vector<double> values, double at) {
   return values[below] + (position - static_cast<double>(below)) * (values[above] - values[below]);
 }
 
-}  // namespace rapt::tools
+}  // namespace rapt::bench

@@ -1,4 +1,4 @@
-#include "bench_inputs.hpp"
+#include "inputs.hpp"
 
 #include <algorithm>
 #include <array>
@@ -9,7 +9,7 @@
 
 #include "support/cache.hpp"
 
-namespace rapt::tools {
+namespace rapt::bench {
 namespace {
 
 using Generator = std::mt19937_64;
@@ -75,4 +75,4 @@ testing::Case timed_inputs(const Problem& problem, std::uint64_t seed) {
   return inputs;
 }
 
-}  // namespace rapt::tools
+}  // namespace rapt::bench

@@ -1,0 +1,93 @@
+#include "cost.hpp"
+
+#include <algorithm>
+
+namespace rapt::bench {
+namespace {
+
+/// One value of a 1-D i32 or i64 tensor.
+std::int64_t element(const TensorView& view, std::int64_t index) {
+  index *= view.strides[0];
+  if (view.dtype == DType::i32) return static_cast<const std::int32_t*>(view.data)[index];
+  return static_cast<const std::int64_t*>(view.data)[index];
+}
+
+std::int64_t offset_of(const ScoreSpec& score, std::int64_t len_q, std::int64_t len_k) {
+  if (!score.align) return 0;
+  switch (score.align->kind) {
+    case Align::Kind::top_left:
+      return 0;
+    case Align::Kind::bottom_right:
+      return len_k - len_q;
+    case Align::Kind::offset:
+      return score.align->value;
+  }
+  return 0;
+}
+
+/// What the rows of a sequence see of its keys [gone, len_k).
+struct Attended {
+  std::int64_t pairs = 0;  ///< (row, key)
+  std::int64_t keys = 0;   ///< that some row sees
+
+  Attended(const ScoreSpec& score, std::int64_t len_q, std::int64_t gone, std::int64_t len_k) {
+    const std::int64_t offset = offset_of(score, len_q, len_k);
+    const std::int64_t left = score.window ? score.window->left : -1;
+    const std::int64_t right = score.window ? score.window->right : -1;
+    std::int64_t next = gone;  // rows see ranges that move on: keys before this one are counted
+    for (std::int64_t i = 0; i < len_q; ++i) {
+      const std::int64_t here = i + offset;
+      const std::int64_t first = left < 0 ? gone : std::max(gone, here - left);
+      std::int64_t end = len_k;
+      if (score.causal) end = std::min(end, here + 1);
+      if (right >= 0) end = std::min(end, here + right + 1);
+      pairs += std::max<std::int64_t>(0, end - first);
+      keys += std::max<std::int64_t>(0, end - std::max(first, next));
+      next = std::max(next, end);
+    }
+  }
+};
+
+/// Of `rows` rows of n elements.
+double row_bytes(std::int64_t rows, std::int64_t n, DType dtype) {
+  return static_cast<double>(rows) * static_cast<double>(n) * bytes_of(dtype);
+}
+
+/// Of scales or zeros for `rows` rows. Where they broadcast, there are fewer.
+double scale_bytes(const TensorView& t, std::int64_t rows) {
+  if (!t) return 0;
+  std::int64_t size = 1;
+  for (int dim = 0; dim < t.ndim; ++dim) size *= t.shape[static_cast<std::size_t>(dim)];
+  return static_cast<double>(std::min(size, rows * t.shape[static_cast<std::size_t>(t.ndim - 1)])) * sizeof(float);
+}
+
+}  // namespace
+
+double bytes_of(DType dtype) {
+  return dtype == DType::i4x2 ? 0.5 : static_cast<double>(size_of(dtype));
+}
+
+Cost cost_of(const AttentionArgs& args, const Problem& p) {
+  std::int64_t pairs = 0, rows = 0, keys = 0;
+  const TensorView &starts_q = args.cu_seqlens_q, &starts_k = args.kv.cu_seqlens;
+  for (std::int64_t n = 0; n < p.b; ++n) {
+    const std::int64_t len_q = starts_q ? element(starts_q, n + 1) - element(starts_q, n) : p.sq;
+    std::int64_t len_k = starts_k ? element(starts_k, n + 1) - element(starts_k, n) : p.sk;
+    if (args.kv.seqlens) len_k = element(args.kv.seqlens, n);
+    const std::int64_t gone = p.ring ? std::max<std::int64_t>(0, len_k - p.sk) : 0;
+    const Attended attended(args.score, len_q, gone, len_k);
+    pairs += attended.pairs;
+    rows += len_q;
+    keys += attended.keys;
+  }
+  rows *= p.hq, keys *= p.hk;
+  Cost cost;
+  cost.flops = 2 * static_cast<double>(pairs) * static_cast<double>(p.hq) * static_cast<double>(p.d + p.dv);
+  cost.bytes =
+      row_bytes(rows, p.d, p.q_dtype) + row_bytes(keys, p.d + p.dv, p.kv_dtype) + row_bytes(rows, p.dv, p.out_dtype);
+  for (const TensorView* t : {&args.kv.k_scale, &args.kv.k_zero, &args.kv.v_scale, &args.kv.v_zero})
+    cost.bytes += scale_bytes(*t, keys);
+  return cost;
+}
+
+}  // namespace rapt::bench

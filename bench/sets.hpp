@@ -1,0 +1,30 @@
+// Sets of problems: bench/sets/*.txt, which this library carries within itself, and files of the user's own.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "rapt/rapt.hpp"
+
+namespace rapt::bench {
+
+/// A file of bench/sets, as it was when this library was built.
+struct BuiltInSet {
+  std::string_view name, text;
+};
+std::span<const BuiltInSet> built_in_sets();
+/// Their names, "decode, full, ...".
+std::string set_names();
+
+struct SetLine {
+  Problem problem;
+  std::string where;  ///< "bench/sets/quick.txt:3"
+};
+
+/// The problems of a set: one a line, with the word "attention" optional; "#" begins a comment. `set` is the name of
+/// one that is built in, or else the path of a file. Throws Error, for a bad line "file:line: got; wanted".
+std::vector<SetLine> read_set(const std::string& set);
+
+}  // namespace rapt::bench
