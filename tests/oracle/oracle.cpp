@@ -254,15 +254,18 @@ RowWeights softmax(std::vector<Score>& scores, double sink, Eigen::Ref<RowArray>
     s.sigma += kUnit * exponent / std::sqrt(3.0);
   }
   double sum = std::exp(sink - top);
-  for (const Score& s : scores) sum += std::exp(s.x - top);
   double grown = sink == -kInfinity ? 0 : std::exp(std::min(sink - top + 8 * kUnit * std::abs(sink), 600.0));
-  for (const Score& s : scores) grown += std::exp(s.x - top) * std::exp(std::min(s.delta, 600.0));
+  for (std::size_t j = 0; j < scores.size(); ++j) {
+    const double weight = p[static_cast<Eigen::Index>(j)] = std::exp(scores[j].x - top);
+    sum += weight;
+    grown += weight * std::exp(std::min(scores[j].delta, 600.0));
+  }
   const double denominator = std::log(grown / sum);
   // A sink is rounded, too, and all weights with it.
   const double of_sink = sink == -kInfinity ? 0 : 6 * kUnit * std::abs(sink) * std::exp(sink - top) / sum;
   for (std::size_t j = 0; j < scores.size(); ++j) {
     const auto at = static_cast<Eigen::Index>(j);
-    p[at] = std::exp(scores[j].x - top) / sum;
+    p[at] /= sum;
     if (p[at] == 0) continue;
     growth[at] = p[at] * std::expm1(std::min(scores[j].delta + denominator, 600.0));
     expected[at] = std::pow(p[at] * std::expm1(std::min(scores[j].sigma + of_sink, 300.0)), 2);

@@ -13,3 +13,11 @@ file(GLOB_RECURSE installed ${WORK}/prefix/*)
 if(installed)
   message(FATAL_ERROR "installed: ${installed}")
 endif()
+# Kernels are built for instruction sets that there are, and with those that they need beside them.
+foreach(isa IN ITEMS abacus amx)
+  execute_process(COMMAND ${CMAKE_COMMAND} -DRAPT_ISAS=${isa} ${WORK}/build
+                  RESULT_VARIABLE status OUTPUT_QUIET ERROR_VARIABLE errors)
+  if(status EQUAL 0 OR NOT errors MATCHES "RAPT_ISAS has ${isa}; it must list")
+    message(FATAL_ERROR "RAPT_ISAS=${isa} gives ${status}: ${errors}")
+  endif()
+endforeach()
