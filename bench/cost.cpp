@@ -67,7 +67,7 @@ double bytes_of(DType dtype) {
   return dtype == DType::i4x2 ? 0.5 : static_cast<double>(size_of(dtype));
 }
 
-Cost cost_of(const AttentionArgs& args, const Problem& p) {
+Cost cost_of(const AttentionArgs& args, const AttentionProblem& p) {
   std::int64_t pairs = 0, rows = 0, keys = 0;
   const TensorView &starts_q = args.cu_seqlens_q, &starts_k = args.kv.cu_seqlens;
   for (std::int64_t n = 0; n < p.b; ++n) {

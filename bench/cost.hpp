@@ -16,6 +16,6 @@ struct Cost {
 
 /// Counts exactly what causal, window, align, lengths and rings leave; masks and biases do not reduce the count, as a
 /// kernel has to read them to know. Pages that sequences share count for each of them. `args` must be valid.
-Cost cost_of(const AttentionArgs& args, const Problem& problem);
+Cost cost_of(const AttentionArgs& args, const AttentionProblem& problem);
 
 }  // namespace rapt::bench

@@ -15,7 +15,7 @@ namespace {
 using Generator = std::mt19937_64;
 
 /// All that a cache has no part in.
-Problem without_cache(Problem p) {
+AttentionProblem without_cache(AttentionProblem p) {
   p.kv_dtype = DType::f32;
   p.hk = 1;
   p.k_groups = p.v_groups = p.page_size = 0;
@@ -30,8 +30,8 @@ testing::Tensor integers(const Layout& layout, const std::vector<std::int64_t>& 
 }
 
 /// Keys (or values) of d elements in pages, or in entries of sk rows of their own.
-testing::Cache filled(const Problem& p, std::int64_t d, std::int64_t groups, const std::vector<std::int64_t>& pages,
-                      Generator& generator) {
+testing::Cache filled(const AttentionProblem& p, std::int64_t d, std::int64_t groups,
+                      const std::vector<std::int64_t>& pages, Generator& generator) {
   // Such a seed gives every row its own scales and zeros.
   constexpr std::uint64_t kOwnScales = 3;
   const std::int64_t rows = p.page_size > 0 ? p.page_size : p.sk;
@@ -52,10 +52,10 @@ testing::Cache filled(const Problem& p, std::int64_t d, std::int64_t groups, con
 
 }  // namespace
 
-testing::Case timed_inputs(const Problem& problem, std::uint64_t seed) {
-  const Problem& p = problem;
+testing::Case timed_inputs(const AttentionProblem& problem, std::uint64_t seed) {
+  const AttentionProblem& p = problem;
   const bool cached = p.page_size > 0 || p.ring || p.k_groups > 0 || p.v_groups > 0;
-  if (!cached || p.ragged_k >= 0 || p.layout != Problem::Layout::bhsd) return testing::Case(p, seed);
+  if (!cached || p.ragged_k >= 0 || p.layout != AttentionProblem::Layout::bhsd) return testing::Case(p, seed);
   testing::Case inputs(without_cache(p), seed);
   inputs.problem = p;
   Generator generator(seed);

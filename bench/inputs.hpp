@@ -11,6 +11,6 @@ namespace rapt::bench {
 /// Those of testing::Case, but for caches (paged, ring or quantised keys in the layout bhsd): so that their bytes are
 /// what they seem, all sequences have sk keys, pages have one owner, in random order, and every row has its own scales
 /// and zeros.
-testing::Case timed_inputs(const Problem& problem, std::uint64_t seed);
+testing::Case timed_inputs(const AttentionProblem& problem, std::uint64_t seed);
 
 }  // namespace rapt::bench

@@ -20,7 +20,7 @@ std::vector<SetLine> parse(std::istream& stream, const std::string& file) {
     line = line.substr(first, line.find_last_not_of(" \t\r") + 1 - first);
     const std::string where = file + ":" + std::to_string(number);
     try {
-      lines.push_back({Problem::parse(line.starts_with("attention ") ? line : "attention " + line), where});
+      lines.push_back({AttentionProblem::parse(line.starts_with("attention ") ? line : "attention " + line), where});
     } catch (const Error& error) {
       const std::string what = std::string(error.what()).substr(error.argument().size() + 2);
       const std::size_t wanted = what.find(kWanted);

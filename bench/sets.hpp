@@ -19,7 +19,7 @@ std::span<const BuiltInSet> built_in_sets();
 std::string set_names();
 
 struct SetLine {
-  Problem problem;
+  AttentionProblem problem;
   std::string where;  ///< "bench/sets/quick.txt:3"
 };
 

@@ -95,8 +95,7 @@ Summary::Share share_of(const std::vector<Sample>& samples, double amount, doubl
 
 std::string naive_entry(Isa isa) {
   for (const EntryInfo& entry : entries()) {
-    const EntryFacts facts = facts_of(entry.name);
-    if (facts.phase == "naive" && facts.isa == isa) return entry.name;
+    if (entry.phase == Phase::naive && cpu_isa(entry) == isa) return entry.name;
   }
   return {};
 }

@@ -21,8 +21,8 @@
 namespace rapt::tools {
 namespace {
 
-using bench::between, bench::Budget, bench::Cost, bench::facts_of, bench::Peaks, bench::quantile, bench::Roofline,
-    bench::Sample, bench::SetLine, bench::Summary, bench::take_samples;
+using bench::between, bench::Budget, bench::Cost, bench::Peaks, bench::quantile, bench::Roofline, bench::Sample,
+    bench::SetLine, bench::Summary, bench::take_samples;
 
 constexpr std::int64_t kCheckedRows = 8;
 constexpr std::int64_t kNaiveMaxLength = 4096;
@@ -33,7 +33,8 @@ class Bench {
  public:
   Bench(const BenchOptions& options, const Machine& machine) : options_(options) {
     if (options.problems.empty()) lines_ = bench::read_set(options.set);
-    for (const std::string& text : options.problems) lines_.push_back({parse_problem(text), ""});
+    for (const std::string& text : options.problems)
+      lines_.push_back({std::get<AttentionProblem>(parse_problem(text)), ""});
     budget_.seconds = options.min_time / options.seeds;
     budget_.min_samples = (budget_.min_samples + options.seeds - 1) / options.seeds;
     names_ = options.entry.empty() ? std::vector<std::string>{""} : match_entries(options.entry);
@@ -47,8 +48,8 @@ class Bench {
     }
   }
 
-  std::vector<Problem> problems() const {
-    std::vector<Problem> problems;
+  std::vector<AttentionProblem> problems() const {
+    std::vector<AttentionProblem> problems;
     for (const SetLine& line : lines_) problems.push_back(line.problem);
     return problems;
   }
@@ -87,7 +88,7 @@ class Bench {
 
  private:
   struct Planned {
-    Problem problem;
+    AttentionProblem problem;
     std::string entry;
     Isa isa;
   };
@@ -103,7 +104,7 @@ class Bench {
   }
 
   /// False for an entry that refuses a problem which another one of those asked for takes.
-  bool taken(const Problem& problem, const std::string& name) const {
+  bool taken(const AttentionProblem& problem, const std::string& name) const {
     const auto takes = [&](const std::string& entry) {
       try {
         Plan(problem, make_context(0, entry));
@@ -117,11 +118,11 @@ class Bench {
 
   /// Plans the case now, so that whatever cannot run is said before the first second is spent.
   void add_case(const SetLine& line, const std::string& name) {
-    const Problem& problem = line.problem;
+    const AttentionProblem& problem = line.problem;
     const Plan plan = make_plan(problem, make_context(0, name), line.where);
     if (problem.ragged_q >= 0 || problem.ragged_k >= 0) testing::Case{problem};  // throws for impossible totals
     const std::string entry(plan.entry());
-    const auto isa = facts_of(entry).isa;
+    const auto isa = bench::cpu_isa(bench::info_of(entry));
     if (!isa) throw UsageError(fmt::format("{}: an entry without a CPU ISA cannot be timed yet", entry));
     cases_.push_back({problem, entry, *isa});
   }
@@ -177,7 +178,7 @@ class Bench {
   /// A few samples of the naive entry; none when it does not take the problem or would take too much.
   std::vector<Sample> naive_samples(const Planned& planned, const AttentionArgs& args, const Roofline& roof) const {
     const std::string name = bench::naive_entry(bench::vector_isa(planned.isa));
-    const Problem& p = planned.problem;
+    const AttentionProblem& p = planned.problem;
     if (name.empty() || std::max(p.sq, p.sk) > kNaiveMaxLength) return {};
     const Context context = make_context(roof.threads(), name);
     try {

@@ -20,7 +20,7 @@ std::vector<std::string> names(const std::vector<Isa>& isas) {
 }
 
 Json row_json(const Row& row) {
-  const Problem& p = row.problem;
+  const AttentionProblem& p = row.problem;
   const bench::Summary& time = row.time;
   const std::string name = fmt::format("{}/{}/threads:{}", row.entry, short_text(p), row.threads);
   Json json = {{"name", name},
@@ -71,9 +71,9 @@ Json row_json(const Row& row) {
 
 }  // namespace
 
-Table::Table(const Machine& machine, const RunInfo& run, const std::vector<Problem>& problems)
+Table::Table(const Machine& machine, const RunInfo& run, const std::vector<AttentionProblem>& problems)
     : min_samples_(run.min_samples) {
-  for (const Problem& problem : problems) {
+  for (const AttentionProblem& problem : problems) {
     width_ = std::max(width_, short_text(problem).size());
     type_width_ = std::max(type_width_, types_text(problem).size());
   }

@@ -13,7 +13,7 @@ namespace rapt::tools {
 
 /// One line of the result.
 struct Row {
-  Problem problem;
+  AttentionProblem problem;
   std::string entry;
   int threads = 1;
   bench::Cost cost;
@@ -26,8 +26,8 @@ struct Row {
   /// The peak that the table holds it against: AMX's where every product is one of AMX, else that of fp32
   /// multiply-adds.
   bool against_amx() const {
-    const bench::EntryFacts facts = bench::facts_of(entry);
-    return facts.arithmetic == "bf16" && facts.isa == Isa::amx;
+    const EntryInfo info = bench::info_of(entry);
+    return info.arithmetic == "bf16" && bench::cpu_isa(info) == Isa::amx;
   }
 };
 
@@ -48,7 +48,7 @@ struct RunInfo {
 /// The table on standard output, row by row as they come.
 class Table {
  public:
-  Table(const Machine& machine, const RunInfo& run, const std::vector<Problem>& problems);
+  Table(const Machine& machine, const RunInfo& run, const std::vector<AttentionProblem>& problems);
   void add(const Row& row);
   void finish(const std::vector<Roof>& roofs);
 

@@ -137,12 +137,12 @@ void take_worst(testing::Errors& all, const testing::Errors& errors) {
     all.*member = std::max(all.*member, errors.*member);
 }
 
-std::vector<Problem> problems_of(const CheckOptions& options) {
-  std::vector<Problem> problems;
-  for (const std::string& text : options.problems) problems.push_back(parse_problem(text));
-  for (const Problem& problem : problems) make_plan(problem, make_context(options.threads, {}));
+std::vector<AttentionProblem> problems_of(const CheckOptions& options) {
+  std::vector<AttentionProblem> problems;
+  for (const std::string& text : options.problems) problems.push_back(std::get<AttentionProblem>(parse_problem(text)));
+  for (const AttentionProblem& problem : problems) make_plan(problem, make_context(options.threads, {}));
   if (problems.empty()) {
-    for (const char* text : kDefaultProblems) problems.push_back(parse_problem(text));
+    for (const char* text : kDefaultProblems) problems.push_back(std::get<AttentionProblem>(parse_problem(text)));
   }
   return problems;
 }
@@ -150,12 +150,13 @@ std::vector<Problem> problems_of(const CheckOptions& options) {
 /// Prints the verdicts of all contexts over all problems, counts and keeps them.
 class Report {
  public:
-  Report(const std::vector<Problem>& problems, std::size_t total) : progress_(total) {
-    for (const Problem& problem : problems) width_ = std::max(width_, std::min(short_text(problem).size(), kMaxWidth));
+  Report(const std::vector<AttentionProblem>& problems, std::size_t total) : progress_(total) {
+    for (const AttentionProblem& problem : problems)
+      width_ = std::max(width_, std::min(short_text(problem).size(), kMaxWidth));
     fmt::print("{:<{}}  seed  rel. Frobenius  max error  of bound  lse error\n", "problem", width_);
   }
 
-  void check(const Problem& problem, const Context& context, int seeds) {
+  void check(const AttentionProblem& problem, const Context& context, int seeds) {
     if (!begin(short_text(problem), problem, context)) return;
     const std::int64_t scores = problem.b * problem.hq * problem.sq * problem.sk;
     for (int seed = 1; seed <= seeds; ++seed) {
@@ -167,7 +168,7 @@ class Report {
   }
 
   void check(const testing::HardInputs& inputs, const Context& context) {
-    const Problem problem = Problem::parse(inputs.problem);
+    const AttentionProblem problem = AttentionProblem::parse(inputs.problem);
     if (!begin(inputs.name, problem, context)) return;
     testing::Case c = testing::make_case(inputs);
     print(inputs.name, problem, 0, verify(c, context, 0));
@@ -190,7 +191,7 @@ class Report {
   static constexpr std::size_t kMaxWidth = 70;
 
   /// False if the context has nothing for the problem: then says so.
-  bool begin(const std::string& text, const Problem& problem, const Context& context) {
+  bool begin(const std::string& text, const AttentionProblem& problem, const Context& context) {
     progress_.clear();
     std::string entry;
     try {
@@ -208,7 +209,7 @@ class Report {
     return true;
   }
 
-  void print(const std::string& text, const Problem& problem, int seed, const Verdict& verdict) {
+  void print(const std::string& text, const AttentionProblem& problem, int seed, const Verdict& verdict) {
     const testing::Errors& errors = verdict.errors;
     rows_.push_back({{"name", text},
                      {"problem", problem.to_string()},
@@ -253,7 +254,7 @@ Verdict verify(testing::Case& inputs, const Context& context, std::int64_t rows)
     const testing::Errors errors = testing::compare(part, testing::oracle(part, step), tier);
     return {errors, violation_of(errors, intact)};
   };
-  const Problem& p = inputs.problem;
+  const AttentionProblem& p = inputs.problem;
   const double of_head = static_cast<double>(p.b) * static_cast<double>(p.sk) * static_cast<double>(p.d + p.dv);
   const double heads = std::max(2.0, std::floor(kMaxElements / of_head));
   if (rows == 0 || static_cast<double>(p.hq) <= heads) return verdict_of(args);
@@ -269,7 +270,7 @@ Verdict verify(testing::Case& inputs, const Context& context, std::int64_t rows)
 
 int run_check(const CheckOptions& options) {
   if (!options.json_path.empty()) require_writable(options.json_path);
-  const std::vector<Problem> problems = problems_of(options);
+  const std::vector<AttentionProblem> problems = problems_of(options);
   std::vector<Context> contexts;
   if (options.entry.empty()) {
     contexts.push_back(make_context(options.threads, {}));
@@ -282,7 +283,7 @@ int run_check(const CheckOptions& options) {
   if (options.problems.empty()) hard = testing::hard_inputs();
   Report report(problems, contexts.size() * (problems.size() + hard.size()));
   for (const Context& context : contexts) {
-    for (const Problem& problem : problems) report.check(problem, context, options.seeds);
+    for (const AttentionProblem& problem : problems) report.check(problem, context, options.seeds);
     for (const testing::HardInputs& inputs : hard) report.check(inputs, context);
   }
   return report.finish(options.json_path);

@@ -20,6 +20,8 @@
 namespace rapt::tools {
 namespace {
 
+constexpr Operation kOperations[] = {Operation::attention, Operation::append_kv, Operation::merge_states};
+
 namespace fs = std::filesystem;
 
 constexpr std::array<std::string_view, 26> kFeatures = {
@@ -189,34 +191,37 @@ std::vector<std::string> match_entries(std::string_view text) {
 }
 
 Problem parse_problem(const std::string& text) {
-  const auto first = text.find_first_not_of(' ');
-  const bool named = first != std::string::npos && text.compare(first, 9, "attention") == 0;
+  const std::size_t first = std::min(text.find_first_not_of(' '), text.size());
+  const bool named = std::any_of(std::begin(kOperations), std::end(kOperations), [&](Operation operation) {
+    return text.compare(first, to_string(operation).size(), to_string(operation)) == 0;
+  });
   try {
-    return Problem::parse(named ? text : "attention " + text);
+    return rapt::parse_problem(named ? text : "attention " + text);
   } catch (const Error& error) {
     throw UsageError(fmt::format("--problem \"{}\": {}", text, error.what()));
   }
 }
 
 std::string short_text(const Problem& problem) {
-  const std::string text = problem.to_string();
+  const std::string text = to_string(problem);
+  if (operation_of(problem) != Operation::attention) return text;
   return text.substr(std::min(text.find(' '), text.size() - 1) + 1);
 }
 
-std::string types_text(const Problem& p) {
+std::string types_text(const AttentionProblem& p) {
   if (p.q_dtype == p.kv_dtype && p.q_dtype == p.out_dtype) return std::string(to_string(p.q_dtype));
   return fmt::format("{}/{}/{}", to_string(p.q_dtype), to_string(p.kv_dtype), to_string(p.out_dtype));
 }
 
-void refuse_memory(const Problem& p, const Context& context) {
+void refuse_memory(const AttentionProblem& p, const Context& context) {
   // As doubles: what does not fit memory may not fit int64 either.
   const auto number = [](std::int64_t size) { return static_cast<double>(size); };
   const double queries = number(p.hq) * (p.ragged_q >= 0 ? number(p.ragged_q) : number(p.b) * number(p.sq));
   const double keys = number(p.hk) * (p.ragged_k >= 0 ? number(p.ragged_k) : number(p.b) * number(p.sk));
   const auto term = [&](std::uint8_t dims, double size) {
-    if (dims == Problem::kNone) return 0.0;
-    return size * number(p.sk) * (dims & Problem::kFullB ? number(p.b) : 1) *
-           (dims & Problem::kFullH ? number(p.hq) : 1) * (dims & Problem::kFullQ ? number(p.sq) : 1);
+    if (dims == AttentionProblem::kNone) return 0.0;
+    return size * number(p.sk) * (dims & AttentionProblem::kFullB ? number(p.b) : 1) *
+           (dims & AttentionProblem::kFullH ? number(p.hq) : 1) * (dims & AttentionProblem::kFullQ ? number(p.sq) : 1);
   };
   const double tensors =
       queries * (number(p.d) * bench::bytes_of(p.q_dtype) + number(p.dv) * bench::bytes_of(p.out_dtype)) +

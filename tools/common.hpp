@@ -58,18 +58,18 @@ Json number(double value);
 /// Entries whose name is `text`, else those that contain it, in dispatch order. Throws UsageError when there is none,
 /// or none that this machine can run.
 std::vector<std::string> match_entries(std::string_view text);
-/// Problem::parse with the word "attention" optional. Throws UsageError.
+/// The problem of a text, in which the word "attention" may be left out. Throws UsageError.
 Problem parse_problem(const std::string& text);
-/// The text of a problem without its first word, "attention".
+/// The text of a problem, in which the word "attention" is left out.
 std::string short_text(const Problem& problem);
 
 /// The types of q, keys and values, and out: "f32", "bf16", or "f32/bf16/f16" when they differ.
-std::string types_text(const Problem& problem);
+std::string types_text(const AttentionProblem& problem);
 
 /// Runs `call`. When memory for it cannot be had, throws std::runtime_error that says what the tensors of `problem` and
 /// the workspace of its plan take.
 template <class Call>
-auto with_memory(const Problem& problem, const Context& context, Call&& call);
+auto with_memory(const AttentionProblem& problem, const Context& context, Call&& call);
 
 /// A context for up to `threads` threads (0: all) that uses `entry` only (empty: dispatch's choice).
 Context make_context(int threads, const std::string& entry);
@@ -83,10 +83,10 @@ void require_writable(const std::filesystem::path& path);
 /// Replaces `path` in one step: readers see the old file or the new one, never a part.
 void write_json(const std::filesystem::path& path, const Json& json);
 
-[[noreturn]] void refuse_memory(const Problem& problem, const Context& context);
+[[noreturn]] void refuse_memory(const AttentionProblem& problem, const Context& context);
 
 template <class Call>
-auto with_memory(const Problem& problem, const Context& context, Call&& call) {
+auto with_memory(const AttentionProblem& problem, const Context& context, Call&& call) {
   try {
     return call();
   } catch (const std::bad_alloc&) {

@@ -112,7 +112,7 @@ void explain_choice(const Comparison& comparison) {
     show("   {} of {} calls ran {}\n", calls, comparison.calls, entry);
   }
   const Plan& plan = *comparison.first;
-  show("\n   The choice for \"{}\", best first:\n", plan.problem().to_string());
+  show("\n   The choice for \"{}\", best first:\n", to_string(plan.problem()));
   std::size_t width = 0;
   for (const Candidate& candidate : plan.candidates()) width = std::max(width, candidate.entry.size());
   for (const Candidate& candidate : plan.candidates()) {
@@ -152,7 +152,8 @@ Contender prepare(const AttentionArgs& args, const Context& context) {
   return contender;
 }
 
-void time_row(const Problem& problem, const Context& best, const Context& naive, const bench::Roofline& roofline) {
+void time_row(const AttentionProblem& problem, const Context& best, const Context& naive,
+              const bench::Roofline& roofline) {
   testing::Case tensors(problem);
   const AttentionArgs args = tensors.args();
   const double flops = bench::cost_of(args, problem).flops;
@@ -171,9 +172,9 @@ void time_row(const Problem& problem, const Context& best, const Context& naive,
 }
 
 void show_speed(const Context& context, int threads) {
-  const Plan plan(Problem::parse("attention b=1 hq=8 sq=512 d=64"), context);
+  const Plan plan(AttentionProblem::parse("attention b=1 hq=8 sq=512 d=64"), context);
   const std::string best(plan.entry());
-  const Isa isa = bench::vector_isa(bench::facts_of(best).isa.value());
+  const Isa isa = bench::vector_isa(bench::cpu_isa(bench::info_of(best)).value());
   const std::string naive = bench::naive_entry(isa);
   const bench::Roofline roofline(isa, threads, std::make_shared<const std::vector<float>>());
 
@@ -190,12 +191,12 @@ void show_speed(const Context& context, int threads) {
   for (const int tokens : {128, 512, 1024}) {
     for (const char* causal : {"", " causal"}) {
       const std::string text = fmt::format("attention b=1 hq=8 sq={} d=64{}", tokens, causal);
-      time_row(Problem::parse(text), context, baseline, roofline);
+      time_row(AttentionProblem::parse(text), context, baseline, roofline);
     }
   }
   for (const char* dtype : {"bf16", "f16"}) {
     const std::string text = fmt::format("attention dtype={} b=1 hq=8 sq=1024 d=64", dtype);
-    time_row(Problem::parse(text), context, baseline, roofline);
+    time_row(AttentionProblem::parse(text), context, baseline, roofline);
   }
   show(
       "\n   causal: a token attends to itself and those before it; only those operations are counted.\n"

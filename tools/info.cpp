@@ -27,7 +27,7 @@ std::vector<IsaState> isa_states() {
   for (Isa isa : usable) states.push_back({isa, {}});
   std::map<Isa, std::string> reasons;
   for (const EntryInfo& entry : entries()) {
-    if (const auto isa = bench::facts_of(entry.name).isa) reasons.emplace(*isa, entry.unusable);
+    if (const auto isa = bench::cpu_isa(entry)) reasons.emplace(*isa, entry.unusable);
   }
   for (Isa isa : bench::kIsas) {
     if (std::find(usable.begin(), usable.end(), isa) != usable.end()) continue;
@@ -78,11 +78,6 @@ std::vector<ExecutorState> executor_states() {
   return states;
 }
 
-/// What docs/contract.md calls the bounds an entry keeps; those of f32x3 hold only for who asks for that entry by name.
-std::string tier_name(std::string_view entry) {
-  return testing::tier_of(entry) == testing::Tier::f32x3 ? "f32x3" : "exact";
-}
-
 const char* environment(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? "" : value;
@@ -104,13 +99,19 @@ Json describe(const std::string& refusal) {
   }
   Json listed = Json::array();
   for (const EntryInfo& entry : entries()) {
-    const bench::EntryFacts facts = bench::facts_of(entry.name);
+    Json dtypes = Json::array();
+    for (const DType dtype : entry.dtypes) dtypes.push_back(to_string(dtype));
     listed.push_back({{"name", entry.name},
                       {"backend", entry.backend},
-                      {"phase", facts.phase},
-                      {"arithmetic", facts.arithmetic},
-                      {"isa", facts.isa ? Json(to_string(*facts.isa)) : Json(nullptr)},
-                      {"tier", tier_name(entry.name)},
+                      {"operation", to_string(entry.operation)},
+                      {"phase", to_string(entry.phase)},
+                      {"arithmetic", entry.arithmetic},
+                      {"isa", entry.isa},
+                      {"dtypes", dtypes},
+                      {"min_head_size", entry.min_head_size},
+                      {"max_head_size", entry.max_head_size},
+                      {"max_value_head_size", entry.max_value_head_size},
+                      {"exact", entry.exact},
                       {"usable", entry.unusable.empty()},
                       {"reason", entry.unusable},
                       {"opt_in", entry.opt_in}});
@@ -185,7 +186,7 @@ void print_build(const Json& info) {
   for (const Json& entry : info["entries"]) width = std::max(width, entry["name"].get<std::string>().size());
   label = "entries";
   for (const Json& entry : info["entries"]) {
-    const std::string tier = entry["tier"];
+    const std::string tier = entry["exact"].get<bool>() ? "exact" : "wider";
     const std::string opt_in = entry["opt_in"];
     const std::string usable = opt_in.empty() ? "usable" : "usable, " + opt_in;
     const std::string backend = entry["backend"];
@@ -203,7 +204,7 @@ Json describe(const Plan& plan) {
     candidates.push_back({{"entry", candidate.entry}, {"refusal", candidate.refusal}});
   }
   return {{"context", run_context(read_machine())},
-          {"problem", plan.problem().to_string()},
+          {"problem", to_string(plan.problem())},
           {"entry", plan.entry()},
           {"backend", plan.backend()},
           {"threads", plan.threads()},

@@ -43,7 +43,7 @@ void test_examples(void) {
 
   const int64_t batch[] = {b}, room[] = {b, h, ROOM, d};
   int64_t lengths[] = {0, 0};
-  rapt_append_args append = rapt_append_args_init();
+  rapt_append_kv_args append = rapt_append_kv_args_init();
   append.k_new = k_rows;
   append.v_new = v_rows;
   append.kv_kind = RAPT_KV_STRIDED;

@@ -31,7 +31,7 @@ class ThreadExecutor : public Executor {
   int concurrency() const noexcept override { return threads_; }
   void run(int workers, void (*work)(void*, int), void* argument) override {
     ++runs;
-    if (workers > most_strands) most_strands = workers;
+    if (workers > most_workers) most_workers = workers;
     std::vector<std::thread> threads;
     for (int i = workers - 1; i >= 0; --i) {
       threads.emplace_back([this, work, argument, i] {
@@ -44,7 +44,7 @@ class ThreadExecutor : public Executor {
   }
 
   std::atomic<int> runs{0};
-  std::atomic<int> most_strands{0};
+  std::atomic<int> most_workers{0};
   std::function<void()> before, after;  ///< called around every worker, on its thread
 
  private:
