@@ -77,15 +77,9 @@ def parse_arguments(words=None):
     return options
 
 
-def facts_of(entry):
-    """(its phase, the type it takes). To be replaced by the fields `phase` and `dtypes` of rapt.info()'s entries."""
-    kind, arithmetic = entry.split(".")[:2]
-    return kind.rpartition("_")[2], re.match("bf16|f16|f32", arithmetic)[0]
-
-
 def planned(entry, options):
-    """The calls to make of an entry."""
-    phase, dtype = facts_of(entry)
+    """The calls to make of an entry, one of rapt.info()'s, in the type that it multiplies in."""
+    phase, dtype = entry["phase"], entry["arithmetic"]
     for case in options.cases:
         case = dataclasses.replace(case, dtype=dtype)
         if phase == "naive":  # which takes a hundred times longer
@@ -98,7 +92,8 @@ def drive(options):
     """Makes the calls of the entry that the environment's RAPT_KERNEL names, and reports what was made."""
     entry, file, deadline = os.environ["RAPT_KERNEL"], Path(options.drive[0]), float(options.drive[1])
     report = {"calls": [], "left_out": [], "gpu": torch.cuda.get_device_name()}
-    for case in planned(entry, options):
+    [facts] = [each for each in rapt.info()["entries"] if each["name"] == entry]
+    for case in planned(facts, options):
         call = dataclasses.asdict(case) | {"entry": entry}
         if time.time() > deadline:
             report["left_out"].append(call | {"reason": "no time was left"})

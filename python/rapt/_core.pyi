@@ -10,7 +10,7 @@ class Explanation:
 
     @property
     def entry(self) -> str:
-        """The kernel that would run: "attention_forward.f32.avx2.q24k128"."""
+        """The kernel that would run: "attention_prefill.f32.avx2.q24k128"."""
     @property
     def backend(self) -> str:
         """ "cpu" or "cuda"."""

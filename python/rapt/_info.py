@@ -13,7 +13,26 @@ class Entry(TypedDict):
     """One kernel of this build, for one instruction set."""
 
     name: str
+    """A label, the same in logs, benchmarks and `rapt info`; the fields below say what the kernel is."""
     backend: str
+    operation: str
+    """ "attention", "append_kv" or "merge_states"."""
+    phase: str
+    """Which calls it is for: "prefill" (many query rows), "decode" (a few rows over many keys), "naive" (three steps with
+    the matrix of scores in memory), "all"."""
+    arithmetic: str
+    """What it multiplies in: "f32", "bf16"; "f32x6" is fp32 by six products of bf16 components."""
+    isa: str
+    """ "avx2", "amx"; of GPUs "cuda" where any will do, else "sm90a"."""
+    dtypes: list[str]
+    """Types of q, k and v (append_kv: the cache; merge_states: outs) that it takes."""
+    min_head_size: int
+    max_head_size: int
+    """Of d and dv."""
+    max_value_head_size: int
+    """Of dv alone."""
+    exact: bool
+    """False: a tier with wider error bounds (docs/contract.md)."""
     unusable: str
     """Empty, or why this machine cannot run it."""
     opt_in: str

@@ -389,9 +389,9 @@ def _cuda_refusal() -> str:
 
 
 def _cuda_preference(dtype: torch.dtype, wide: bool) -> str:
-    own = ".bf16." if dtype is torch.bfloat16 else ".f16."
+    own = "bf16" if dtype is torch.bfloat16 else "f16"
     chosen = [entry for entry in _cuda_entries() if not entry["unusable"] and not entry["opt_in"]]
-    if os.environ.get("RAPT_KERNEL") or (not wide and any(own in entry["name"] for entry in chosen)):
+    if os.environ.get("RAPT_KERNEL") or (not wide and any(entry["arithmetic"] == own for entry in chosen)):
         return ""
     heads = f" and heads of more than {_MAX_TENSOR_CORE_SIZE} columns" if wide else ""
     return f"tensors of {dtype}{heads} on a GPU, for which dispatch has no tensor-core kernel"

@@ -34,6 +34,17 @@ nb::list entry_list() {
     nb::dict entry;
     entry["name"] = info.name;
     entry["backend"] = info.backend;
+    entry["operation"] = std::string(to_string(info.operation));
+    entry["phase"] = std::string(to_string(info.phase));
+    entry["arithmetic"] = info.arithmetic;
+    entry["isa"] = info.isa;
+    nb::list dtypes;
+    for (const DType dtype : info.dtypes) dtypes.append(std::string(to_string(dtype)));
+    entry["dtypes"] = dtypes;
+    entry["min_head_size"] = info.min_head_size;
+    entry["max_head_size"] = info.max_head_size;
+    entry["max_value_head_size"] = info.max_value_head_size;
+    entry["exact"] = info.exact;
     entry["unusable"] = info.unusable;
     entry["opt_in"] = info.opt_in;
     list.append(entry);
@@ -75,14 +86,14 @@ NB_MODULE(_core, m) {
   nb::class_<Plan>(m, "Explanation")
       .def_prop_ro("entry", &Plan::entry)
       .def_prop_ro("backend", &Plan::backend)
-      .def_prop_ro("problem", [](const Plan& plan) { return plan.problem().to_string(); })
+      .def_prop_ro("problem", [](const Plan& plan) { return to_string(plan.problem()); })
       .def_prop_ro("threads", &Plan::threads)
       .def_prop_ro("executor", &Plan::executor)
       .def_prop_ro("work_items", &Plan::work_items)
       .def_prop_ro("workspace_bytes", &Plan::workspace_bytes)
       .def_prop_ro("candidates", &candidates)
       .def("__str__", &Plan::explain)
-      .def("__repr__", [](const Plan& plan) { return "<rapt.Explanation of " + plan.problem().to_string() + ">"; });
+      .def("__repr__", [](const Plan& plan) { return "<rapt.Explanation of " + to_string(plan.problem()) + ">"; });
 }
 
 }  // namespace rapt::python

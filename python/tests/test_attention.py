@@ -213,8 +213,10 @@ def test_info():
     info = rapt.info()
     assert info["version"] == rapt.__version__
     assert info["threads"] >= 1 and info["cpu"] and info["isas"]
-    usable = [entry["name"] for entry in info["entries"] if not entry["unusable"]]
-    assert any("attention_forward" in name for name in usable)
+    usable = [entry for entry in info["entries"] if not entry["unusable"]]
+    kinds = {(entry["operation"], entry["phase"]) for entry in usable}
+    assert kinds >= {("attention", "prefill"), ("attention", "decode"), ("append_kv", "all"), ("merge_states", "all")}
+    assert all(entry["dtypes"] and 1 <= entry["min_head_size"] <= entry["max_head_size"] for entry in usable)
 
 
 def test_import_needs_numpy_only():

@@ -102,10 +102,10 @@ def test_table():
 
 def test_plan():
     options = profile_cuda.parse_arguments([])
-    cases = list(profile_cuda.planned("attention_wgmma.f16.cuda.sm90a", options))
+    cases = list(profile_cuda.planned({"phase": "prefill", "arithmetic": "f16"}, options))
     assert {case.dtype for case in cases} == {"f16"}
     assert [(c.sq, c.b, c.hq) for c in cases[::2]] == [(1024, 8, 16), (4096, 2, 16), (16384, 1, 8)] * 2
-    naive = list(profile_cuda.planned("attention_naive.f32.cuda", options))
+    naive = list(profile_cuda.planned({"phase": "naive", "arithmetic": "f32"}, options))
     assert [(c.sq, c.b, c.hq, c.dtype) for c in naive[::2]] == [(1024, 1, 4, "f32"), (4096, 1, 4, "f32")] * 2
     with pytest.raises(SystemExit):
         profile_cuda.parse_arguments(["--set", "endless"])
@@ -118,7 +118,7 @@ REPORT = {
 }
 ENTRIES = [
     {"name": "attention_wgmma.bf16", "backend": "cuda", "unusable": ""},
-    {"name": "attention_forward.f32.avx2", "backend": "cpu", "unusable": ""},
+    {"name": "attention_prefill.f32.avx2", "backend": "cpu", "unusable": ""},
     {"name": "attention_new", "backend": "cuda", "unusable": "not on this GPU"},
 ]
 FAKE = """#!{python}

@@ -25,18 +25,21 @@ class Model(torch.nn.Module):
 
 
 def cuda_entries(*entries):
-    made = [{"name": name, "backend": "cuda", "unusable": unusable, "opt_in": opt_in} for name, unusable, opt_in in entries]
+    made = [
+        {"name": name, "backend": "cuda", "arithmetic": arithmetic, "unusable": unusable, "opt_in": opt_in}
+        for name, arithmetic, unusable, opt_in in entries
+    ]
     return mock.patch.object(rapt.torch, "_cuda_entries", return_value=made)
 
 
-SIMT, WGMMA = ("attention_simt.f32.cuda", "", ""), ("attention_wgmma.bf16.cuda", "", "")
+SIMT, WGMMA = ("attention_simt.f32.cuda", "f32", "", ""), ("attention_wgmma.bf16.cuda", "bf16", "", "")
 GPU_CASES = [
     ([], torch.float32, 16, "rapt was built without CUDA"),
-    ([("attention_simt.f32.cuda", "no CUDA device", "")], torch.float32, 16, "rapt cannot run: no CUDA device"),
+    ([("attention_simt.f32.cuda", "f32", "no CUDA device", "")], torch.float32, 16, "rapt cannot run: no CUDA device"),
     ([SIMT], torch.float32, 16, ""),
     ([SIMT], torch.float32, 600, "more than 576 columns"),
     ([SIMT], torch.bfloat16, 16, "torch.bfloat16 on a GPU, for which dispatch has no tensor-core kernel"),
-    ([(*WGMMA[:2], "only if forced"), SIMT], torch.bfloat16, 16, "no tensor-core kernel"),
+    ([(*WGMMA[:3], "only if forced"), SIMT], torch.bfloat16, 16, "no tensor-core kernel"),
     ([WGMMA, SIMT], torch.bfloat16, 16, ""),
     ([WGMMA, SIMT], torch.bfloat16, 264, "no tensor-core kernel"),
     ([WGMMA, SIMT], torch.float16, 16, "no tensor-core kernel"),

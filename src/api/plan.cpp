@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <utility>
 
+#include "core/float_environment.hpp"
 #include "dispatch/dispatch.hpp"
 
 namespace rapt {
@@ -32,11 +34,17 @@ void run_call(const Entry& entry, const EntryPlan& plan, const Call& call, const
   context.give_back(std::move(own));
 }
 
+// The entry for a problem, and its plan.
+std::pair<Choice, std::unique_ptr<EntryPlan>> choose(const Problem& problem, const Context::Impl& context) {
+  const FloatEnvironment environment;  // costs are estimated in floating point
+  const Choice choice = dispatch(problem, context);
+  return {choice, choice.entry->plan(problem, context)};
+}
+
 template <class Args>
 void run_once(const Args& args, const Context& context, std::span<std::byte> workspace) {
   const Call call = validate(args, workspace);
-  const Choice choice = dispatch(call.problem, context.impl());
-  const auto plan = choice.entry->plan(call.problem, context.impl());
+  const auto [choice, plan] = choose(call.problem, context.impl());
   run_call(*choice.entry, *plan, call, context.impl(), workspace);
 }
 
@@ -50,11 +58,9 @@ struct Plan::Impl {
   std::vector<Candidate> candidates;
 
   Impl(const Problem& given, const Context& on)
-      : context(on),
-        problem(given),
-        choice(dispatch(given, on.impl())),
-        plan(choice.entry->plan(given, on.impl())),
-        candidates(rapt::candidates(given, on.impl())) {}
+      : context(on), problem(given), candidates(rapt::candidates(given, on.impl())) {
+    std::tie(choice, plan) = choose(given, on.impl());
+  }
 
   template <class Args>
   void run(const Args& args, std::span<std::byte> workspace) const {

@@ -299,7 +299,7 @@ class Validator {
                "window_left + query rows or more, " + std::to_string(p_.window_left) + " + " + std::to_string(p_.sq));
       return;
     }
-    const bool open_left = f_.score.left == kOpen, open_right = f_.score.right == kOpen;
+    const bool open_left = p_.window_left < 0, open_right = f_.score.right == kOpen;
     for (int64_t i = 0; i < p_.b; ++i) {
       const Sequence q = sequence_of(f_, f_, i);
       // The first row that sees a key, if all were there; it sees the oldest keys.

@@ -50,7 +50,7 @@ void test_examples(void) {
   rapt_tensor_contiguous(&append.seqlens, lengths, RAPT_I64, 1, batch);
   rapt_tensor_contiguous(&append.k, k_cache, RAPT_F32, 4, room);
   rapt_tensor_contiguous(&append.v, v_cache, RAPT_F32, 4, room);
-  if (rapt_append_kv(&append) != RAPT_OK) fprintf(stderr, "%s\n", rapt_last_error());
+  if (rapt_append_kv(&append, NULL) != RAPT_OK) fprintf(stderr, "%s\n", rapt_last_error());
   for (int i = 0; i < b; ++i) lengths[i] += s;
   args.k = append.k;
   args.v = append.v;

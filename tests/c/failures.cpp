@@ -89,7 +89,7 @@ struct Problem {
   int64_t length = 3;
   rapt_attention_args args = rapt_attention_args_init();
   rapt_append_kv_args append = rapt_append_kv_args_init();
-  rapt_tensor merged_out;
+  rapt_merge_states_args merge = rapt_merge_states_args_init();
 
   Problem() {
     args.q = tensor(q.data(), RAPT_F32, {1, kHeads, kRows, kSize});
@@ -97,7 +97,8 @@ struct Problem {
     args.v = tensor(v.data(), RAPT_F32, {1, kHeads, kRows, kSize});
     args.out = tensor(out.data(), RAPT_F32, {1, kHeads, kRows, kSize});
     args.lse = tensor(lse.data(), RAPT_F32, {1, kHeads, kRows});
-    merged_out = tensor(merged.data(), RAPT_F32, {1, kHeads, kRows, kSize});
+    merge.outs = &args.out, merge.lses = &args.lse, merge.count = 1;
+    merge.out = tensor(merged.data(), RAPT_F32, {1, kHeads, kRows, kSize});
     append.k_new = args.k, append.v_new = args.v;
     append.seqlens = tensor(&length, RAPT_I64, {1});
     append.k = tensor(k_codes.data(), RAPT_I8, {1, kHeads, kRoom, kSize});
@@ -136,8 +137,8 @@ rapt_status use_everything(Problem& p, bool threads) {
   step([&] { return rapt_plan_problem_text(plan, text, sizeof text, nullptr); });
   step([&] { return rapt_problem_text(&p.args, text, sizeof text, nullptr); });
   step([&] { return rapt_plan_create_from_text(text, context, &same); });
-  step([&] { return rapt_append_kv(&p.append); });
-  step([&] { return rapt_merge_states(&p.args.out, &p.args.lse, 1, &p.merged_out, nullptr); });
+  step([&] { return rapt_append_kv(&p.append, nullptr); });
+  step([&] { return rapt_merge_states(&p.merge, nullptr); });
   if (threads) step([&] { return rapt_attention(&p.args, nullptr); });
   step([&] { return std::strchr(rapt_version(), '.') ? RAPT_OK : RAPT_INTERNAL_ERROR; });
   rapt_plan_destroy(same);
@@ -193,7 +194,7 @@ void test_memory(long step) {
 
 // Of the C++ interface alone: its text is too long for a string's own memory.
 void test_hash() {
-  const auto problem = rapt::Problem::parse("attention b=2 hq=8 hk=2 sq=128 sk=512 d=64 causal align=bottom_right");
+  const auto problem = rapt::AttentionProblem::parse("attention b=2 hq=8 hk=2 sq=128 sk=512 d=64 causal align=bottom_right");
   until_failure = 0, keeps_failing = false;
   bool thrown = false;
   try {

@@ -193,15 +193,17 @@ static void test_isa_and_kernel(void) {
   CHECK_OK(rapt_entries(&entries, &entry_count));
   CHECK(entry_count > 0);
   for (size_t i = 0; i < entry_count; ++i) {
-    CHECK(strncmp(entries[i].name, "attention_", 10) == 0 && entries[i].backend[0] != '\0');
+    CHECK(entries[i].name[0] != '\0' && entries[i].backend[0] != '\0' && entries[i].isa[0] != '\0');
+    CHECK(entries[i].dtypes != 0 && entries[i].max_head_size >= entries[i].min_head_size);
+    if (entries[i].operation != RAPT_OPERATION_ATTENTION) continue;
     if (entries[i].unusable[0] != '\0') continue;
     ++usable;
     options = rapt_context_options_init();
     options.kernel = entries[i].name;
-    if (strstr(entries[i].name, ".bf16.") != NULL || strstr(entries[i].name, ".f16x3.") != NULL) {
+    if ((entries[i].dtypes & 1u << RAPT_F32) == 0) {
       refused_with(&options); /* the fixture is of f32 */
     } else {
-      run_within(strstr(entries[i].name, ".f32x3.") != NULL ? 5e-5 : 2e-6, &options);
+      run_within(entries[i].exact ? 2e-6 : 5e-5, &options);
     }
   }
   CHECK(usable > 0);

@@ -177,7 +177,7 @@ static void test_older_and_newer_callers(void) {
   CHECK_REFUSED(rapt_context_create((rapt_context_options*)newer, &context), "struct_size");
   rapt_append_kv_args append = rapt_append_kv_args_init();
   append.struct_size = offsetof(rapt_append_kv_args, k);
-  CHECK_REFUSED(rapt_append_kv(&append), "cache.k");
+  CHECK_REFUSED(rapt_append_kv(&append, NULL), "cache.k");
   free(older);
   free(newer);
 }

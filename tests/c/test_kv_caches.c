@@ -21,12 +21,12 @@ static void test_strided(void) {
   args.k_new = f.args.k, args.v_new = f.args.v;
   args.k_new.shape[2] = args.v_new.shape[2] = 4;
   args.seqlens = contiguous((void*)first, RAPT_I64, 1, B, 0, 0, 0);
-  CHECK_OK(rapt_append_kv(&args));
+  CHECK_OK(rapt_append_kv(&args, NULL));
 
   args.k_new.data = f.k + 4 * D, args.v_new.data = f.v + 4 * DV;
   args.k_new.shape[2] = args.v_new.shape[2] = SK - 4;
   args.seqlens.data = (void*)rest;
-  CHECK_OK(rapt_append_kv(&args));
+  CHECK_OK(rapt_append_kv(&args, NULL));
 
   /* The answer of the keys as they were, in what attention over the cache gives. */
   rapt_attention_args cached = f.args;
@@ -54,7 +54,7 @@ static void test_paged_and_quantized(void) {
   args.k_scale = contiguous(k_scale, RAPT_F32, 4, PAGES, 1, PAGE, 1);
   args.v_scale = contiguous(v_scale, RAPT_F32, 4, PAGES, 1, PAGE, 1);
   args.k_zero = contiguous(k_zero, RAPT_F32, 4, PAGES, 1, PAGE, 1);
-  CHECK_OK(rapt_append_kv(&args));
+  CHECK_OK(rapt_append_kv(&args, NULL));
   for (int t = 0; t < 4; ++t) {
     const int row = row_of[t];
     for (int c = 0; c < D; ++c) {
@@ -64,15 +64,27 @@ static void test_paged_and_quantized(void) {
     for (int c = 0; c < DV; ++c)
       CHECK(fabsf((float)v[row * DV + c] * v_scale[row] - v_new[t * DV + c]) <= v_scale[row] / 2 + 1e-6f);
   }
+  /* The same by a plan, in memory of the caller's. */
+  rapt_plan* plan;
+  static _Alignas(64) char workspace[4096];
+  CHECK_OK(rapt_plan_create_append_kv(&args, NULL, &plan));
+  const size_t bytes = rapt_plan_workspace_bytes(plan);
+  CHECK(bytes > 0 && bytes <= sizeof workspace);
+  const signed char before = k[row_of[0] * D];
+  k[row_of[0] * D] = (signed char)(before + 1);
+  CHECK_OK(rapt_plan_run_append_kv(plan, &args, workspace, bytes));
+  CHECK(k[row_of[0] * D] == before);
+  CHECK_REFUSED(rapt_append_kv_with_workspace(&args, NULL, workspace, bytes - 1), "workspace");
+  rapt_plan_destroy(plan);
   CHECK(k_scale[0] == 0 && k[0] == 0 && k_scale[3 * PAGE] == 0);
 
-  CHECK_REFUSED(rapt_append_kv(NULL), "args");
-#define CHECK_BAD(break_it, argument)               \
-  do {                                              \
-    rapt_append_kv_args good = args;                \
-    break_it;                                       \
-    CHECK_REFUSED(rapt_append_kv(&args), argument); \
-    args = good;                                    \
+  CHECK_REFUSED(rapt_append_kv(NULL, NULL), "args");
+#define CHECK_BAD(break_it, argument)                     \
+  do {                                                    \
+    rapt_append_kv_args good = args;                      \
+    break_it;                                             \
+    CHECK_REFUSED(rapt_append_kv(&args, NULL), argument); \
+    args = good;                                          \
   } while (0)
   CHECK_BAD(args.struct_size = 1, "struct_size");
   CHECK_BAD(args.kv_kind = 4, "cache.kind");
@@ -83,6 +95,14 @@ static void test_paged_and_quantized(void) {
   CHECK_BAD(memset(&args.v_scale, 0, sizeof args.v_scale), "cache.v_scale");
   CHECK_BAD(args.block_table.shape[1] = 3, "seqlens");
 }
+
+#define CHECK_MERGE_REFUSED(break_it, argument)              \
+  do {                                                       \
+    rapt_merge_states_args good = args;                      \
+    break_it;                                                \
+    CHECK_REFUSED(rapt_merge_states(&args, NULL), argument); \
+    args = good;                                             \
+  } while (0)
 
 static void test_merge(void) {
   static fixture f;
@@ -97,19 +117,36 @@ static void test_merge(void) {
     CHECK_OK(rapt_attention(&part, NULL));
     outs[i] = part.out, lses[i] = part.lse;
   }
-  CHECK_OK(rapt_merge_states(outs, lses, 2, &f.args.out, &f.args.lse));
+  rapt_merge_states_args args = rapt_merge_states_args_init();
+  args.outs = outs, args.lses = lses, args.count = 2, args.out = f.args.out, args.lse = f.args.lse;
+  CHECK_OK(rapt_merge_states(&args, NULL));
   CHECK(reference_error(&f.args) < 2e-6);
   f.out[0] = NAN;
-  CHECK_OK(rapt_merge_states(outs, lses, 2, &f.args.out, NULL));
+  memset(&args.lse, 0, sizeof args.lse);
+  CHECK_OK(rapt_merge_states(&args, NULL));
   CHECK(reference_error(&f.args) < 2e-6);
 
-  CHECK_REFUSED(rapt_merge_states(NULL, NULL, 0, &f.args.out, NULL), "outs");
-  CHECK_REFUSED(rapt_merge_states(NULL, lses, 2, &f.args.out, NULL), "outs");
-  CHECK_REFUSED(rapt_merge_states(outs, NULL, 2, &f.args.out, NULL), "lses");
-  CHECK_REFUSED(rapt_merge_states(outs, lses, 2, NULL, NULL), "out");
-  CHECK_REFUSED(rapt_merge_states(outs, lses, 2, &outs[1], NULL), "out");
+  /* The same by a plan, in memory of the caller's. */
+  rapt_plan* plan;
+  CHECK_OK(rapt_plan_create_merge_states(&args, NULL, &plan));
+  static _Alignas(64) char workspace[4096];
+  const size_t bytes = rapt_plan_workspace_bytes(plan);
+  CHECK(bytes > 0 && bytes <= sizeof workspace);
+  f.out[0] = NAN;
+  CHECK_OK(rapt_plan_run_merge_states(plan, &args, workspace, bytes));
+  CHECK(reference_error(&f.args) < 2e-6);
+  CHECK_OK(rapt_merge_states_with_workspace(&args, NULL, workspace, bytes));
+  CHECK_REFUSED(rapt_merge_states_with_workspace(&args, NULL, workspace, bytes - 1), "workspace");
+  rapt_plan_destroy(plan);
+
+  CHECK_REFUSED(rapt_merge_states(NULL, NULL), "args");
+  CHECK_MERGE_REFUSED(args.count = 0, "outs");
+  CHECK_MERGE_REFUSED(args.outs = NULL, "outs");
+  CHECK_MERGE_REFUSED(args.lses = NULL, "lses");
+  CHECK_MERGE_REFUSED(memset(&args.out, 0, sizeof args.out), "out");
+  CHECK_MERGE_REFUSED(args.out = outs[1], "out");
   outs[1].shape[3] = 1;
-  CHECK_REFUSED(rapt_merge_states(outs, lses, 2, &f.args.out, NULL), "outs[1]");
+  CHECK_REFUSED(rapt_merge_states(&args, NULL), "outs[1]");
 }
 
 void test_kv_caches(void) {

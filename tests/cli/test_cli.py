@@ -304,7 +304,7 @@ class Bench(CliTest):
 
     def test_peaks(self):
         """Shares of the vector peak for every entry, of the AMX peak for those of AMX."""
-        text, document = self.bench("--problem", "dtype=bf16 " + PROBLEM, "--entry", "attention_forward")
+        text, document = self.bench("--problem", "dtype=bf16 " + PROBLEM, "--entry", "attention_prefill")
         amx_rows = [row for row in document["benchmarks"] if isa_of(row["entry"]) == "amx"]
         for row in document["benchmarks"]:
             for prefix in [""] + (["amx_"] if row in amx_rows else []):

@@ -2,7 +2,7 @@
 
 usage: include_dag.py <repository>
 
-Each folder has the list of what its files may include; the first folder that contains a file decides.
+Each folder has the list of what its files may include; the first line that a file matches decides.
 """
 
 import re
@@ -12,32 +12,49 @@ from pathlib import Path
 INCLUDE = re.compile(r"^\s*#\s*include\s+(.+?)\s*(//.*|/\*.*)?$")
 STD = r"<[a-z_]+>"
 C_STD = r"<(std[a-z]+|string)\.h>"
-# What a kernel may know: its own vocabulary, the POD border, xsimd, intrinsics, and freestanding headers that leave no
-# code behind.
-KERNEL = [r'"cpu/(isa|tile|kernels)/\w+\.hpp"', r'"cpu/(params|registry)\.hpp"', r"<xsimd/xsimd\.hpp>",
+# Plain data and functions that are always inlined, which the kernels of every backend may know.
+POD = r'"core/pod\.hpp"'
+SEMANTICS = r'"semantics/\w+\.hpp"'
+PARAMS = r'"operations/\w+_params\.hpp"'
+STDINT = r"<cstd(def|int)>"
+# What a CPU kernel may know besides: the rows it is listed in, its own primitives, xsimd, intrinsics, and freestanding
+# headers that leave no code behind.
+KERNEL = [POD, SEMANTICS, PARAMS, r'"cpu/(isa|tile|kernels)/\w+\.hpp"', r'"cpu/registry\.hpp"', r"<xsimd/xsimd\.hpp>",
           r"<(immintrin|emmintrin|arm_neon)\.h>", r"<(cstddef|cstdint|type_traits|utility|limits|bit)>"]
-# The spine and the CPU framework: anything but the kernels' side, the tests' side, and SIMD.
-NOT_FRAMEWORK = r'(?!"(\.\.|cpu/(isa|tile|kernels)/|support/|oracle/|tools/|bench/))(?!<(xsimd|Eigen|fmt|immintrin))'
-CUDA_KERNEL = [r'"cuda/(tile|kernels)/\w+\.(cuh|hpp)"', r'"cuda/params\.hpp"', r"<(algorithm|cmath|numeric|type_traits|cuda\w*|cstddef|cstdint)(\.h)?>"]
+CUDA_KERNEL = [POD, SEMANTICS, PARAMS, r'"cuda/(tile|hopper|kernels)/\w+\.(cuh|hpp)"',
+               r"<(algorithm|cmath|numeric|type_traits|cuda\w*|cstddef|cstdint)(\.h)?>"]
+# The rooms of the framework, each with those below it. None sees SIMD, or a backend's kernels.
+STANDARD = r"<(?!xsimd|Eigen|fmt|immintrin|cuda|nvtx)[^>]+>"
+PUBLIC = r'"rapt/\w+\.(hpp|h)"'
+CORE = [STANDARD, PUBLIC, r'"core/\w+\.hpp"']
+OPERATIONS = CORE + [SEMANTICS, r'"operations/\w+\.hpp"']
+DISPATCH = OPERATIONS + [r'"dispatch/\w+\.hpp"']
 # Programs see the public interface, the oracle, how problems are timed and the files beside them, never src.
 PROGRAM = [r'"(rapt|support|oracle|bench)/[\w/]+\.hp?p?"', r"<(?!rapt/)[^>]+>", "beside"]
 
 RULES = [  # (path prefix, or whole path and $; allowed includes)
     ("include/rapt/interop/", [STD, r'"rapt/\w+\.hpp"', r"<(Eigen/Core|dlpack/dlpack\.h)>"]),
     ("include/rapt/rapt.h$", [C_STD, r'"rapt/export\.h"']),
+    ("include/rapt/enums.hpp$", [r"<cstdint>"]),
     ("include/rapt/", [STD, r'"rapt/\w+\.(hpp|h)"']),
-    ("src/score_params.hpp", [r"<cstdint>"]),
-    ("src/cpu/params.hpp", [r"<cstd(def|int)>", r'"score_params\.hpp"']),
-    ("src/cpu/registry.hpp", [r"<cstd(def|int)>", r'"cpu/params\.hpp"']),
+    ("src/core/pod.hpp$", [r"<cstdint>", r'"rapt/enums\.hpp"']),
+    ("src/core/", CORE),
+    ("src/semantics/", [POD, SEMANTICS]),
+    ("src/operations/append_kv_params.hpp$", [POD, SEMANTICS]),
+    ("src/operations/attention_params.hpp$", [POD, SEMANTICS]),
+    ("src/operations/merge_states_params.hpp$", [POD, SEMANTICS]),
+    ("src/operations/", OPERATIONS),
+    ("src/dispatch/", DISPATCH),
+    ("src/api/", DISPATCH + [r'"api/c/c_api\.hpp"']),
+    ("src/cpu/registry.hpp$", [STDINT, PARAMS]),
     ("src/cpu/isa/", KERNEL + [r"RAPT_LEAF_\(RAPT_(ISA|AMX_MODEL)\)"]),
     ("src/cpu/tile/", KERNEL),
     ("src/cpu/kernels/", KERNEL),
-    ("src/cpu/", [NOT_FRAMEWORK + r'(?!"cuda/)(?!<cuda)']),
-    ("src/cuda/params.hpp", [r"<cstdint>", r'"(score_params|rapt/types)\.hpp"']),
+    ("src/cpu/", DISPATCH + [r'"cpu/\w+\.hpp"']),
     ("src/cuda/tile/", CUDA_KERNEL),
+    ("src/cuda/hopper/", CUDA_KERNEL),
     ("src/cuda/kernels/", CUDA_KERNEL),
-    ("src/cuda/", [NOT_FRAMEWORK + r'(?!"cpu/)(?!"cuda/tile/)']),
-    ("src/", [NOT_FRAMEWORK + r'(?!"(cpu|cuda)/)(?!<cuda)']),
+    ("src/cuda/", DISPATCH + [r"<(cuda|nvtx)[^>]*>", r'"cuda/\w+\.hpp"', r'"cuda/kernels/\w+\.hpp"']),
     ("tools/", PROGRAM),
     ("bench/", PROGRAM),
     ("python/", PROGRAM),

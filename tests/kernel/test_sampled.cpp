@@ -33,7 +33,7 @@ TEST_CASE("entries are usable here or say why not", "[kernel]") {
 }
 
 // An entry that refused too much would be left out of every test in silence.
-TEST_CASE("vector entries take every mix of types, matrix entries those of their name", "[kernel]") {
+TEST_CASE("vector entries take every mix of types, matrix entries those of their arithmetic", "[kernel]") {
   for (DType q : kFloatTypes) {
     for (DType kv : kFloatTypes) {
       for (DType out : kFloatTypes) {
@@ -41,11 +41,11 @@ TEST_CASE("vector entries take every mix of types, matrix entries those of their
         problem.q_dtype = q, problem.kv_dtype = kv, problem.out_dtype = out;
         const std::vector<std::string> names = every_entry(problem);
         for (const EntryInfo& entry : entries()) {
-          if (!entry.unusable.empty() || !selected(entry.name)) continue;
-          const bool bf16_only = entry.name.find(".bf16.") != std::string::npos;
-          const bool f32_only = entry.name.find("wgmma.f32.") != std::string::npos;
-          const bool halves_only = entry.name.find(".f16x3.") != std::string::npos;
-          const bool f16_only = entry.name.find(".f16.") != std::string::npos;
+          if (entry.operation != Operation::attention || !entry.unusable.empty() || !selected(entry.name)) continue;
+          const bool bf16_only = entry.arithmetic == "bf16";
+          const bool f32_only = entry.arithmetic == "f32" && entry.isa == "sm90a";
+          const bool halves_only = entry.arithmetic == "f16x3";
+          const bool f16_only = entry.arithmetic == "f16";
           const bool wanted = bf16_only     ? q == DType::bf16 && kv == DType::bf16
                               : f32_only    ? q == DType::f32 && kv == DType::f32
                               : f16_only    ? q == DType::f16 && kv == DType::f16
