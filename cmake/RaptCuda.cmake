@@ -50,9 +50,9 @@ foreach(architecture IN LISTS rapt_cuda_architectures)
 endforeach()
 string(REGEX MATCHALL "[0-9]+" numbers "${rapt_cuda_architectures}")
 list(SORT numbers COMPARE NATURAL)
-list(GET numbers 0 RAPT_CUDA_LEAST_ARCHITECTURE)
-if(RAPT_CUDA_LEAST_ARCHITECTURE LESS 70)
-  message(FATAL_ERROR "RAPT_CUDA_ARCHITECTURES has ${RAPT_CUDA_LEAST_ARCHITECTURE}; the oldest that rapt takes is 70 (75 from CUDA 13 on)")
+list(GET numbers 0 RAPT_CUDA_MIN_ARCHITECTURE)
+if(RAPT_CUDA_MIN_ARCHITECTURE LESS 70)
+  message(FATAL_ERROR "RAPT_CUDA_ARCHITECTURES has ${RAPT_CUDA_MIN_ARCHITECTURE}; the oldest that rapt takes is 70 (75 from CUDA 13 on)")
 endif()
 
 # How kernels are compiled, tests' own too.

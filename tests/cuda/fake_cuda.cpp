@@ -156,7 +156,7 @@ std::int64_t simt_tiles(const AttentionParams&) {
 cudaError_t attention_simt(const AttentionParams&, cudaStream_t, const std::uint64_t*) {
   return launched();
 }
-bool wgmma_takes(const AttentionParams&) {
+bool wgmma_can_count(const AttentionParams&) {
   return true;
 }
 std::size_t wgmma_workspace(const AttentionParams&) {
@@ -165,7 +165,7 @@ std::size_t wgmma_workspace(const AttentionParams&) {
 cudaError_t attention_wgmma(const AttentionParams&, std::byte*, cudaStream_t) {
   return launched();
 }
-bool wgmma_f32_takes(const AttentionParams&) {
+bool wgmma_f32_can_count(const AttentionParams&) {
   return true;
 }
 std::size_t wgmma_f32_workspace(const AttentionParams&) {

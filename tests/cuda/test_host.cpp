@@ -1,4 +1,5 @@
 // The host's side of calls on GPUs, over a CUDA runtime that only keeps books: errors and contexts.
+#include <algorithm>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
@@ -125,4 +126,59 @@ TEST_CASE("cuda host: a call on one device makes no context on another", "[unit]
     CHECK(fake.current == 0);
   }
   CHECK_FALSE(error_of(99, kWithWorkspace).empty());
+}
+
+TEST_CASE("cuda host: entries say what they multiply in, which GPUs they need and what they take", "[unit]") {
+  struct Expected {
+    std::string name, arithmetic, isa;
+    Phase phase;
+    std::vector<DType> dtypes;
+    std::int64_t min_head_size, max_head_size, max_value_head_size;
+  };
+  constexpr DType kF32 = DType::f32, kF16 = DType::f16, kBf16 = DType::bf16;
+  const std::vector<Expected> all = {
+      {"attention_wgmma.bf16.cuda.sm90a", "bf16", "sm90a", Phase::prefill, {kBf16}, 1, 256, 256},
+      {"attention_wgmma.f16.cuda.sm90a", "f16", "sm90a", Phase::prefill, {kF16}, 1, 256, 256},
+      {"attention_wgmma.f32.cuda.sm90a", "f16x3", "sm90a", Phase::prefill, {kF32}, 16, 256, 256},
+      {"attention_simt.f32.cuda.q64k64", "f32", "cuda", Phase::prefill, {kF32, kBf16, kF16}, 1, 8192, 576},
+      {"attention_naive.f32.cuda", "f32", "cuda", Phase::naive, {kF32, kBf16, kF16}, 1, 8192, 8192}};
+  std::size_t found = 0;
+  for (const EntryInfo& info : entries()) {
+    if (info.backend != "cuda") continue;
+    const auto expected = std::find_if(all.begin(), all.end(), [&](const auto& e) { return e.name == info.name; });
+    INFO(info.name);
+    REQUIRE(expected != all.end());
+    ++found;
+    CHECK(info.operation == Operation::attention);
+    CHECK(info.phase == expected->phase);
+    CHECK(info.arithmetic == expected->arithmetic);
+    CHECK(info.isa == expected->isa);
+    CHECK(info.dtypes == expected->dtypes);
+    CHECK(info.min_head_size == expected->min_head_size);
+    CHECK(info.max_head_size == expected->max_head_size);
+    CHECK(info.max_value_head_size == expected->max_value_head_size);
+    CHECK(info.unusable.empty());
+
+    ContextOptions options;
+    options.kernel = info.name;
+    const Context context(options);
+    for (const DType dtype : {kF32, kBf16, kF16})
+      for (const std::int64_t size : {std::int64_t{1}, info.min_head_size - 1, info.min_head_size, info.max_head_size,
+                                      info.max_head_size + 1, info.max_value_head_size, info.max_value_head_size + 1})
+        for (const bool of_values : {false, true}) {
+          AttentionProblem problem = AttentionProblem::parse("attention sq=40 d=64 dv=64");
+          if (size < 1 || size > 8192) continue;
+          problem.device = DeviceType::cuda;
+          problem.q_dtype = problem.kv_dtype = problem.out_dtype = dtype;
+          (of_values ? problem.dv : problem.d) = size;
+          const auto& types = expected->dtypes;
+          const bool taken = std::find(types.begin(), types.end(), dtype) != types.end() &&
+                             size >= expected->min_head_size &&
+                             size <= (of_values ? expected->max_value_head_size : expected->max_head_size);
+          INFO(problem.to_string());
+          if (taken) CHECK(Plan(problem, context).entry() == info.name);
+          else CHECK_THROWS_AS(Plan(problem, context), Error);
+        }
+  }
+  CHECK((found == all.size() || found == 2));  // without 90a among the architectures there are two
 }

@@ -16,7 +16,7 @@ struct NaiveRow {
   Head head;
   Row row;
   Finish* finish;
-  float* scores;  // of its keys from head.low on
+  float* scores;  // of its keys from head.oldest on
 
   __device__ static std::int64_t sequence(const AttentionParams& p, std::int64_t row) {
     if (p.total_q < 0) return row / (p.sq * p.hk * p.group);
@@ -48,8 +48,8 @@ __global__ void naive_scores(const __grid_constant__ AttentionParams p, float* a
   const NaiveRow r(p, all);
   if (!r.exists()) return;
   const std::int64_t q = row_at(p.q_stride, r.head, r.row);
-  for (std::int64_t j = r.head.low + threadIdx.x; j < r.head.high; j += kThreads) {
-    float x = -infinity();
+  for (std::int64_t j = r.head.oldest + threadIdx.x; j < r.head.len_k; j += kThreads) {
+    float x = -kInfinity;
     if (j >= r.row.first && j < r.row.last) {
       const std::int64_t k = r.head.key_at(p.k_stride, j);
       float dot = 0;
@@ -57,7 +57,7 @@ __global__ void naive_scores(const __grid_constant__ AttentionParams p, float* a
         dot = fmaf(load(p.q, p.q_type, q + i * p.q_stride.d), load(p.k, p.kv_type, k + i * p.k_stride.d), dot);
       x = finish_score(r.head, r.row, j, dot * p.score.scale_log2);
     }
-    r.scores[j - r.head.low] = x;
+    r.scores[j - r.head.oldest] = x;
   }
 }
 
@@ -79,8 +79,8 @@ __device__ float reduce(float x, Combine combine) {
 __global__ void naive_softmax(const __grid_constant__ AttentionParams p, float* all) {
   const NaiveRow r(p, all);
   if (!r.exists()) return;
-  const std::int64_t n = r.head.high - r.head.low;
-  float top = -infinity();
+  const std::int64_t n = r.head.len_k - r.head.oldest;
+  float top = -kInfinity;
   for (std::int64_t j = threadIdx.x; j < n; j += kThreads) top = fmaxf(top, r.scores[j]);
   top = reduce(top, Max());
   float sum = 0;
@@ -101,10 +101,10 @@ __global__ void naive_values(const __grid_constant__ AttentionParams p, float* a
   for (std::int64_t i = threadIdx.x; i < p.dv; i += kThreads) {
     // In short sums: the rounding of a sum grows with its terms.
     double out = 0;
-    for (std::int64_t block = r.head.low; block < r.head.high; block += kSumKeys) {
+    for (std::int64_t block = r.head.oldest; block < r.head.len_k; block += kSumKeys) {
       float sum = 0;
-      for (std::int64_t j = block; j < min(block + kSumKeys, r.head.high); ++j) {
-        const float weight = r.scores[j - r.head.low];
+      for (std::int64_t j = block; j < min(block + kSumKeys, r.head.len_k); ++j) {
+        const float weight = r.scores[j - r.head.oldest];
         if (is_hidden(weight)) continue;
         sum = fmaf(weight, load(p.v, p.kv_type, r.head.key_at(p.v_stride, j) + i * p.v_stride.d), sum);
       }

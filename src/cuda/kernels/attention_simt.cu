@@ -162,7 +162,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p, unsigned number
   const Head head(p, tile.b, tile.hk);
   const std::int64_t all_rows = head.len_q * p.group;
   if (tile.row >= all_rows) return;
-  const bool terms = has_terms(p.score);
+  const bool modifiers = has_modifiers(p.score);
   const Source from_q = {p.q, p.q_type, p.q_stride.d, p.d}, from_k = {p.k, p.kv_type, p.k_stride.d, p.d},
                from_v = {p.v, p.kv_type, p.v_stride.d, p.dv};
   const bool vector = from_q.vector(p.q_stride) && from_k.vector(p.k_stride) && from_v.vector(p.v_stride);
@@ -187,7 +187,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p, unsigned number
   }
   __syncthreads();
   // Keys that any of the rows sees, and those that all see.
-  std::int64_t begin = head.high, end = 0, all_begin = 0, all_end = head.high;
+  std::int64_t begin = head.len_k, end = 0, all_begin = 0, all_end = head.len_k;
 #pragma unroll 4
   for (int i = 0; i < kHas; ++i) {
     begin = min(begin, rows[i].first), end = max(end, rows[i].last);
@@ -197,7 +197,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p, unsigned number
   float o[kChunks][kEach][4] = {}, l[kEach];
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    if (tx == 0) maxima[row_of(i)] = -infinity();
+    if (tx == 0) maxima[row_of(i)] = -kInfinity;
     l[i] = 0;  // a share of the sum: threads of a row add theirs in the end
   }
 
@@ -209,8 +209,8 @@ __device__ __forceinline__ void attend(const AttentionParams& p, unsigned number
       k_at[threadIdx.x] = there ? head.key_at(p.k_stride, j) : -1;
       v_at[threadIdx.x] = there ? head.key_at(p.v_stride, j) : -1;
       const Row& row = rows[threadIdx.x % kHas];
-      seen[threadIdx.x] = make_int2(static_cast<int>(clamp(row.first - block, 0, kKeys)),
-                                    static_cast<int>(clamp(row.last - block, 0, kKeys)));
+      seen[threadIdx.x] = make_int2(static_cast<int>(clamp_to(row.first - block, 0, kKeys)),
+                                    static_cast<int>(clamp_to(row.last - block, 0, kKeys)));
     }
     float s[kEach][4] = {};
     for (std::int64_t depth = 0; depth < p.d; depth += kDepth) {
@@ -242,7 +242,8 @@ __device__ __forceinline__ void attend(const AttentionParams& p, unsigned number
 #pragma unroll
       for (int j = 0; j < 4; ++j) s[i][j] *= p.score.scale_log2;
 
-    if (terms) {  // by way of shared memory, in a loop: code for each element of `s` would take registers from the rest
+    // By way of shared memory, in a loop: code for each element of `s` would take registers from the rest.
+    if (modifiers) {
 #pragma unroll
       for (int i = 0; i < kEach; ++i) weights.four(row_of(i), 4 * tx) = make_float4(s[i][0], s[i][1], s[i][2], s[i][3]);
 #pragma unroll 1
@@ -262,7 +263,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p, unsigned number
         const int2 sees = seen[row_of(i)];
 #pragma unroll
         for (int j = 0; j < 4; ++j)
-          if (4 * tx + j < sees.x || 4 * tx + j >= sees.y) s[i][j] = -infinity();
+          if (4 * tx + j < sees.x || 4 * tx + j >= sees.y) s[i][j] = -kInfinity;
       }
     }
 #pragma unroll
@@ -415,7 +416,7 @@ cudaError_t attention_simt(const AttentionParams& p, cudaStream_t stream, const 
   if (p.dv <= kColumns) return launch<1>(p, stream, redo);
   if (p.dv <= 2 * kColumns) return launch<2>(p, stream, redo);
   if (p.dv <= 4 * kColumns) return launch<4>(p, stream, redo);
-  return launch<kSimtMaxValueSize / kColumns>(p, stream, redo);
+  return launch<kSimtMaxValueHeadSize / kColumns>(p, stream, redo);
 }
 
 }  // namespace rapt::cuda

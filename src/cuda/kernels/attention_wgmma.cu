@@ -25,14 +25,14 @@ constexpr int kStages = 2;             // blocks of K and of V at a time
 constexpr float kHugeScore = 0x1p20f;  // past it a weight would lose digits to the score's size
 
 // The kernel for elements T and head sizes up to kSize.
-template <class T, int kSize_, bool kTma_, bool kTerms_>
+template <class T, int kSize_, bool kTma_, bool kModified_>
 struct Config {
   using Element = T;
   static constexpr int kSize = kSize_;
-  static constexpr bool kTma = kTma_;      // else K and V are loaded by the threads of the first warpgroup
-  static constexpr bool kTerms = kTerms_;  // scores need more than a scale
+  static constexpr bool kTma = kTma_;            // else K and V are loaded by the threads of the first warpgroup
+  static constexpr bool kModified = kModified_;  // scores need more than a scale
   // Small heads have registers for a third warpgroup, if nothing else needs them.
-  static constexpr int kGroups = kSize == 64 && kTma && !kTerms ? 3 : 2, kThreads = 128 * (kGroups + 1);
+  static constexpr int kGroups = kSize == 64 && kTma && !kModified ? 3 : 2, kThreads = 128 * (kGroups + 1);
   static constexpr int kLoadRegisters = kGroups == 3 ? 32 : kTma ? 56 : 72;
   static constexpr int kMathRegisters = kGroups == 3 ? 160 : kTma ? 224 : 216;
   static constexpr int kListers = kTma ? 96 : 128;  // threads that put tiles into shared memory
@@ -51,7 +51,7 @@ struct Config {
 
 struct Call : Grid {
   CUtensorMap k, v;                      // if TMA loads them
-  float inner, outer;                    // scales of scores, before and after the terms; Q takes the sign
+  float inner, outer;                    // scales of scores, before and after the modifiers; Q takes the sign
   bool q_vector, kv_vector, out_vector;  // 16 bytes at a time
   std::uint16_t* redo;                   // of 16 rows each: a bit for each that attention_simt must do
 };
@@ -168,7 +168,7 @@ struct Rows {
     for (int h = 0; h < 2; ++h) {
       const auto& row = tile.of_row[own + lane / 4 + 8 * h];
       m[h] = row.sink;
-      l[h] = lane % 4 == 0 && m[h] != -infinity() ? exp2f(C::kShift) : 0.f;
+      l[h] = lane % 4 == 0 && m[h] != -kInfinity ? exp2f(C::kShift) : 0.f;
     }
   }
 
@@ -176,7 +176,7 @@ struct Rows {
   // it is called halfway through the exponentials, which leave the processor time for other things.
   template <class UseUp>
   __device__ void softmax(float (&s)[kScores], const Tile<C>& tile, int key, UseUp use_up) {
-    if constexpr (C::kTerms) {
+    if constexpr (C::kModified) {
       // Registers have no index: each time the first four are done, and all move up.
 #pragma unroll 1
       for (int j = column; j < C::kKeys; j += 8) {
@@ -185,9 +185,10 @@ struct Rows {
         for (int i = 0; i < 4; ++i) {
           const int at = key + j + i % 2;
           const auto& row = tile.of_row[own + lane / 4 + i / 2 * 8];
-          four[i] = at < row.first || at >= row.last ? -infinity()
-                                                     : finish_score(call.p.score, tile.b, row.q_head, row.token,
-                                                                    row.nearest, tile.key + at, s[i] * call.inner);
+          four[i] = at < row.first || at >= row.last
+                        ? -kInfinity
+                        : finish_score(call.p.score, {tile.b, row.q_head, row.token, tile.key + at}, row.nearest,
+                                       s[i] * call.inner);
         }
 #pragma unroll
         for (int i = 0; i < kScores; ++i) s[i] = i + 4 < kScores ? s[i + 4] : four[i + 4 - kScores];
@@ -201,7 +202,7 @@ struct Rows {
         for (int i = 0; i < kScores / 2; ++i) {
           const int at = i / 2 * 8 + i % 2;
           float& score = s[i / 2 * 4 + 2 * h + i % 2];
-          score = at < from || at >= to ? -infinity() : score;
+          score = at < from || at >= to ? -kInfinity : score;
         }
       }
     }
@@ -265,7 +266,7 @@ struct Rows {
       const float sink = exp2_approx(row.sink - reference(m[h]) + C::kShift);
       const bool drowned = row.first < row.last && sink > 0 && l[h] <= fmaf(sink, C::kDrowned, sink);
       bad[h] = row.out >= 0 && !(nothing[0] + nothing[1] + nothing[2] + nothing[3] == 0 && !drowned &&
-                                 (m[h] == -infinity() || fabsf(m[h]) < kHugeScore));
+                                 (m[h] == -kInfinity || fabsf(m[h]) < kHugeScore));
       if (row.lse >= 0 && lane % 4 == 0) p.lse[row.lse] = lse_of(m[h] - C::kShift, l[h], row.alibi_shift);
       const float inverse = l[h] == 0 ? 0.f : __fdividef(1, l[h]);
 #pragma unroll
@@ -345,7 +346,7 @@ __device__ void attend(const Call& call, const Listed& listed, const Tile<C>* ti
       q.release(t++);
       more = has_blocks();
     }
-    if constexpr (C::kTerms && C::kSize == 256) wgmma_wait<0>();  // the weights' registers are wanted
+    if constexpr (C::kModified && C::kSize == 256) wgmma_wait<0>();  // the weights' registers are wanted
     rows.softmax(s, tile, block * C::kKeys, [&] {
       if (starts) return;
       wgmma_wait<0>();
@@ -449,7 +450,7 @@ template <class T, int kSize>
 cudaError_t launch(Call& call, cudaStream_t stream) {
   const AttentionParams& p = call.p;
   // Without a scale, masked scores would be -inf * 0.
-  if (has_terms(p.score) || p.score.scale_log2 == 0) return launch<Config<T, kSize, false, true>>(call, stream);
+  if (has_modifiers(p.score) || p.score.scale_log2 == 0) return launch<Config<T, kSize, false, true>>(call, stream);
   using Tma = Config<T, kSize, true, false>;
   if (can_tma(p) && make_map(call.k, p, p.k, p.k_stride, p.d, Tma::kKeys) &&
       make_map(call.v, p, p.v, p.v_stride, p.dv, Tma::kKeys))
@@ -468,11 +469,10 @@ cudaError_t launch_sized(Call& call, cudaStream_t stream) {
 
 }  // namespace
 
-bool wgmma_takes(const AttentionParams& p) {
-  constexpr std::int64_t kMost = std::int64_t{1} << 30;  // of what is counted in 32 bits
-  return (p.q_type == DType::f16 || p.q_type == DType::bf16) && p.kv_type == p.q_type && std::max(p.d, p.dv) <= 256 &&
-         std::max(p.sk, p.total_k) < kMost && std::max(p.sq, p.total_q) < kMost / p.group && simt_tiles(p) < kMost &&
-         p.b < kMost && p.hk < kMost;
+bool wgmma_can_count(const AttentionParams& p) {
+  constexpr std::int64_t kLimit = std::int64_t{1} << 30;  // of what is counted in 32 bits
+  return std::max(p.sk, p.total_k) < kLimit && std::max(p.sq, p.total_q) < kLimit / p.group && simt_tiles(p) < kLimit &&
+         p.b < kLimit && p.hk < kLimit;
 }
 
 std::size_t wgmma_workspace(const AttentionParams& p) {

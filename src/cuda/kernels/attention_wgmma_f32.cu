@@ -31,10 +31,10 @@ constexpr float kHugeScore = 0x1p8f;      // a score that counts is this large, 
 constexpr float kCoarseScore = 0x1p-15f;  // scales of a row of Q and of K have this product: see Rows::store()
 
 // The kernels for head sizes up to kSize.
-template <int kSize_, bool kTerms_>
+template <int kSize_, bool kModified_>
 struct Config {
   static constexpr int kSize = kSize_;
-  static constexpr bool kTerms = kTerms_;  // scores need more than a scale
+  static constexpr bool kModified = kModified_;  // scores need more than a scale
   static constexpr int kGroups = 2, kThreads = 128 * (kGroups + 1);
   static constexpr bool kLarge = kSize > 128;
   static constexpr int kLoadRegisters = kLarge ? 40 : 56, kMathRegisters = kLarge ? 232 : 224;
@@ -55,7 +55,7 @@ struct Config {
 
 struct Call : Planes {
   float scale;          // of scores; Q takes the sign
-  bool late;            // it counts after the terms
+  bool late;            // it counts after the modifiers
   bool out_vector;      // 16 bytes at a time
   std::uint16_t* redo;  // of 16 rows each: a bit for each that attention_simt must do
 };
@@ -122,7 +122,8 @@ struct Rows {
   float value_scale = 0;                                     // of that block
   float m[2], l[2], scale[2];  // maximum and sum, the latter of the lane's columns; what the maximum's move makes of O
   float factor[2];             // of scores
-  // Largest of what was seen: scales of rows of K, by the lane; scores before terms, likewise; scales of blocks of V.
+  // Largest of what was seen: scales of rows of K, by the lane; scores before modifiers, likewise; scales of blocks of
+  // V.
   float key_scale[2], raw[2], top_value_scale[2];
 
   __device__ Rows(const Call& call)
@@ -135,7 +136,7 @@ struct Rows {
     for (int h = 0; h < 2; ++h) {
       const int at = own + lane / 4 + 8 * h;
       m[h] = tile.of_row[at].sink;
-      l[h] = lane % 4 == 0 && m[h] != -infinity() ? kOne : 0.f;
+      l[h] = lane % 4 == 0 && m[h] != -kInfinity ? kOne : 0.f;
       factor[h] = scales[at] * call.scale;
       key_scale[h] = raw[h] = top_value_scale[h] = 0;
     }
@@ -150,7 +151,7 @@ struct Rows {
       const auto& row = tile.of_row[own + lane / 4 + 8 * h];
       from[h] = row.first - key - column, to[h] = row.last - key - column;
     }
-    if constexpr (C::kTerms) {
+    if constexpr (C::kModified) {
       // Registers have no index: each time the first four are done, and all move up.
 #pragma unroll 1
       for (int j = 0; j < C::kKeys; j += 8) {
@@ -161,10 +162,11 @@ struct Rows {
           const int at = j + i % 2, h = i / 2;
           const float by = i % 2 ? of_key.y : of_key.x, x = s[i] * by * (call.late ? 1.f : factor[h]);
           const auto& row = tile.of_row[own + lane / 4 + 8 * h];
-          four[i] = at < from[h] || at >= to[h] ? -infinity()
-                                                : finish_score(call.p.score, tile.b, row.q_head, row.token, row.nearest,
-                                                               tile.key + key + column + at, x);
-          if (four[i] == -infinity()) continue;
+          four[i] = at < from[h] || at >= to[h]
+                        ? -kInfinity
+                        : finish_score(call.p.score, {tile.b, row.q_head, row.token, tile.key + key + column + at},
+                                       row.nearest, x);
+          if (four[i] == -kInfinity) continue;
           key_scale[h] = fmaxf(key_scale[h], by);
           if (!call.late) raw[h] = fmaxf(raw[h], fabsf(x));
         }
@@ -180,7 +182,7 @@ struct Rows {
           const int at = j + i % 2, h = i / 2;
           const bool hidden = at < from[h] || at >= to[h];
           const float by = i % 2 ? of_key.y : of_key.x;
-          s[j / 2 + i] = hidden ? -infinity() : s[j / 2 + i] * by;
+          s[j / 2 + i] = hidden ? -kInfinity : s[j / 2 + i] * by;
           key_scale[h] = fmaxf(key_scale[h], hidden ? 0.f : by);
         }
       }
@@ -204,12 +206,12 @@ struct Rows {
     float by[2], minus[2], sum[2] = {};
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      float top = -infinity();
+      float top = -kInfinity;
 #pragma unroll
       for (int i = 2 * h; i < kScores; i += 4) top = fmaxf(top, fmaxf(s[i], s[i + 1]));
-      by[h] = C::kTerms && !call.late ? 1.f : factor[h];
+      by[h] = C::kModified && !call.late ? 1.f : factor[h];
       top = over_row(top, Max()) * by[h];
-      if (top != -infinity()) top_value_scale[h] = fmaxf(top_value_scale[h], value_scale);
+      if (top != -kInfinity) top_value_scale[h] = fmaxf(top_value_scale[h], value_scale);
       const float before = m[h];
       if (top > before) m[h] = top;
       minus[h] = kShift - reference(m[h]);
@@ -249,7 +251,7 @@ struct Rows {
       if (row.lse >= 0 && lane % 4 == 0) p.lse[row.lse] = lse_of(m[h], l[h] * (1 / kOne), row.alibi_shift);
       const float about = __fdividef(1, l[h]);  // and a step of Newton's method
       const float inverse = l[h] == 0 ? 0.f : fmaf(about, fmaf(-l[h], about, 1), about) * kOne;
-      float nothing = l[h] * 0, smallest = infinity(), largest = 0;  // nothing: or NaN
+      float nothing = l[h] * 0, smallest = kInfinity, largest = 0;  // nothing: or NaN
 #pragma unroll
       for (int i = 0; i < kOut; ++i) {
         if (i / 2 % 2 != h) continue;
@@ -265,7 +267,7 @@ struct Rows {
       // Likewise those of Q and K, 2^-25 off beside up to 2^15: the score by less than the product of both scales
       // times 2^-6, whatever else is in it.
       const bool carried = fabsf(m[h]) < kHugeScore && raw[h] < kHugeScore && key_scale[h] * factor[h] <= kCoarseScore;
-      bad[h] = row.out >= 0 && !(nothing == 0 && !small && (m[h] == -infinity() || carried));
+      bad[h] = row.out >= 0 && !(nothing == 0 && !small && (m[h] == -kInfinity || carried));
     }
     mark_rows(call.redo, p, tile, own, bad);
     store_rows(p, call.out_vector, tile, own, o);
@@ -474,13 +476,11 @@ auto with_size(const AttentionParams& p, Then then) {
 
 }  // namespace
 
-bool wgmma_f32_takes(const AttentionParams& p) {
-  constexpr std::int64_t kMost = std::int64_t{1} << 28;  // of what is counted in 32 bits
+bool wgmma_f32_can_count(const AttentionParams& p) {
+  constexpr std::int64_t kLimit = std::int64_t{1} << 28;  // of what is counted in 32 bits
   using Smallest = Config<256, false>::Blocks;
-  // Of heads of a column or two, mostly padding here, relative errors of 1.3e-6 were seen.
-  return p.q_type == DType::f32 && p.kv_type == DType::f32 && std::min(p.d, p.dv) >= 16 && std::max(p.d, p.dv) <= 256 &&
-         std::max(p.sk, p.total_k) < kMost && std::max(p.sq, p.total_q) < kMost / p.group && p.b < kMost &&
-         p.hk < kMost && simt_tiles(p) < kMost && Smallest::heads(p) < kMost / Smallest::blocks(p);
+  return std::max(p.sk, p.total_k) < kLimit && std::max(p.sq, p.total_q) < kLimit / p.group && p.b < kLimit &&
+         p.hk < kLimit && simt_tiles(p) < kLimit && Smallest::heads(p) < kLimit / Smallest::blocks(p);
 }
 
 std::size_t wgmma_f32_workspace(const AttentionParams& p) {
@@ -499,7 +499,7 @@ cudaError_t attention_wgmma_f32(const AttentionParams& p, std::byte* workspace, 
   call.out_vector = is_vector(p.out, p.out_stride, p.out_type == DType::f32 ? 4 : 2);
   return with_size(p, [&](auto size) {
     // Without a scale, masked scores would be -inf * 0.
-    if (has_terms(p.score) || call.scale == 0) return launch<Config<size, true>>(call, workspace, stream);
+    if (has_modifiers(p.score) || call.scale == 0) return launch<Config<size, true>>(call, workspace, stream);
     return launch<Config<size, false>>(call, workspace, stream);
   });
 }

@@ -5,26 +5,29 @@
 
 #include <cstddef>
 
-#include "cuda/params.hpp"
+#include "operations/attention_params.hpp"
 
 namespace rapt::cuda {
 
 // attention_simt: fp32 arithmetic on ordinary cores, online softmax in tiles of 64 rows by 64 keys.
-inline constexpr std::int64_t kSimtRows = 64, kSimtKeys = 64, kSimtMaxValueSize = 576;
+inline constexpr std::int64_t kSimtRows = 64, kSimtKeys = 64, kSimtMaxValueHeadSize = 576;
 // Tiles of a call, some of them empty if it is ragged: what a grid must hold.
 std::int64_t simt_tiles(const AttentionParams& params);
 // With `redo`, in device memory, only some rows: those of each tile whose bits are set.
 cudaError_t attention_simt(const AttentionParams& params, cudaStream_t stream, const std::uint64_t* redo = nullptr);
 
-// attention_wgmma: q, k and v of one 16-bit type on Hopper's tensor cores (sm_90a), heads of at most 256. Rows that its
-// arithmetic does not carry (NaN, Inf, huge scores) are done again by attention_simt.
-bool wgmma_takes(const AttentionParams& params);
+// attention_wgmma: q, k and v of one 16-bit type on Hopper's tensor cores (sm_90a). Rows that its arithmetic does not
+// carry (NaN, Inf, huge scores) are done again by attention_simt.
+inline constexpr std::int64_t kWgmmaMaxHeadSize = 256;
+bool wgmma_can_count(const AttentionParams& params);         // whether 32 bits are enough for rows and keys
 std::size_t wgmma_workspace(const AttentionParams& params);  // bytes, at a multiple of 8
 cudaError_t attention_wgmma(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
 
-// attention_wgmma_f32: q, k and v in fp32 on the same, heads of 16 to 256: three products of fp16 planes. Rows that
-// those do not carry as exactly as fp32 are done again by attention_simt.
-bool wgmma_f32_takes(const AttentionParams& params);
+// attention_wgmma_f32: q, k and v in fp32 on the same: three products of fp16 planes. Rows that those do not carry as
+// exactly as fp32 are done again by attention_simt. Of heads of a column or two, mostly padding here, relative errors
+// of 1.3e-6 were seen.
+inline constexpr std::int64_t kWgmmaF32MinHeadSize = 16;
+bool wgmma_f32_can_count(const AttentionParams& params);
 std::size_t wgmma_f32_workspace(const AttentionParams& params);  // bytes, at a multiple of 64
 cudaError_t attention_wgmma_f32(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
 

@@ -4,11 +4,11 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "cuda/params.hpp"
+#include "operations/attention_params.hpp"
 
 namespace rapt::cuda {
 
-__device__ inline float load(const void* base, DType type, std::int64_t at) {
+__host__ __device__ inline float load(const void* base, DType type, std::int64_t at) {
   switch (type) {
     case DType::f16:
       return __half2float(static_cast<const __half*>(base)[at]);
@@ -19,10 +19,12 @@ __device__ inline float load(const void* base, DType type, std::int64_t at) {
   }
 }
 
-// Of a bias, slopes or sinks.
-__device__ inline float load(const void* base, Element type, std::int64_t at) {
-  return load(base, type == Element::f16 ? DType::f16 : type == Element::bf16 ? DType::bf16 : DType::f32, at);
-}
+// How semantics/score.hpp reads a bias or a slope.
+struct NumberAt {
+  __host__ __device__ float operator()(const void* base, DType type, std::int64_t at) const {
+    return load(base, type, at);
+  }
+};
 
 // Rounded to nearest even.
 __device__ inline void store(void* base, DType type, std::int64_t at, float x) {

@@ -1,54 +1,28 @@
-// Which rows, keys and memory belong together. Lengths in device memory were checked by nobody: they are clamped to
-// what the tensors hold, so that whatever they say, nothing outside is touched.
+// Which rows, keys and memory belong together: semantics/sequence.hpp and semantics/score.hpp for a kv head and a row,
+// and how rows and keys are cut into tiles and blocks.
 #pragma once
 
 #include "cuda/tile/element.cuh"
 
 namespace rapt::cuda {
 
-__device__ inline std::int64_t clamp(std::int64_t x, std::int64_t low, std::int64_t high) {
-  return min(max(x, low), high);
-}
-
 __host__ __device__ inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
 }
 
-// One kv head of one sequence of a call.
-struct Head {
+// One kv head of one sequence of a call. Keys [oldest, len_k) are there.
+struct Head : Sequence {
   const AttentionParams& p;
-  std::int64_t b, hk;
-  std::int64_t q_first = 0, k_first = 0;  // ragged: first row in the packed tensors
-  std::int64_t len_q, len_k, offset;
-  std::int64_t low, high;  // keys [low, high) are there
+  std::int64_t b, hk, offset;  // row 0 sits at key position `offset`
 
   __device__ Head(const AttentionParams& params, std::int64_t b, std::int64_t hk)
-      : p(params), b(b), hk(hk), len_q(p.sq), len_k(p.sk) {
-    if (p.total_q >= 0) {
-      q_first = clamp(p.q_begin[b], 0, p.total_q);
-      len_q = clamp(p.q_begin[b + 1], q_first, p.total_q) - q_first;
-    }
-    if (p.total_k >= 0) {
-      k_first = clamp(p.k_begin[b], 0, p.total_k);
-      len_k = clamp(p.k_begin[b + 1], k_first, p.total_k) - k_first;
-    }
-    if (p.k_len) len_k = clamp(p.k_len[b], 0, p.ring ? std::int64_t{1} << 48 : p.sk);
-    offset = p.score.offset + (p.score.bottom_right ? len_k - len_q : 0);
-    low = p.ring ? max(len_k - p.page_size, std::int64_t{0}) : 0;
-    high = len_k;
-  }
+      : Sequence(sequence_of(params, params, b)), p(params), b(b), hk(hk), offset(row_offset(params.score, *this)) {}
 
   // Key j's row in k or v, as an index.
-  __device__ std::int64_t key_at(const Strides& s, std::int64_t j) const {
-    if (p.page_size == 0) return b * s.b + hk * s.h + (k_first + j) * s.s;
-    std::int64_t page = b;
-    if (!p.ring)
-      page = clamp(p.pages.element(b * p.pages_stride_b + j / p.page_size * p.pages.stride), 0, p.page_count - 1);
-    return page * s.b + hk * s.h + j % p.page_size * s.s;
-  }
+  __device__ std::int64_t key_at(const Strides& s, std::int64_t j) const { return key_index(p, s, b, hk, k_first, j); }
 };
 
-// Where a row lies, and the keys [first, last) that causal, window and lengths leave it.
+// Where a row lies, and the keys [first, last) that it sees.
 struct Row {
   std::int64_t token, q_head, first, last;
 
@@ -57,16 +31,11 @@ struct Row {
   __device__ Row(const Head& head, std::int64_t r)
       : Row(head, r / head.p.group, head.hk * head.p.group + r % head.p.group) {}
   __device__ Row(const Head& head, std::int64_t token, std::int64_t q_head) : token(token), q_head(q_head) {
-    const ScoreParams& s = head.p.score;
-    const std::int64_t at = token + head.offset;
-    first = s.left == kOpen ? head.low : clamp(at - s.left, head.low, head.high);
-    last = s.right == kOpen ? head.high : clamp(at + s.right + 1, head.low, head.high);
-    last = min(last, token < head.p.term_rows ? head.p.term_keys : 0);
+    const KeyRange keys = visible_keys(head.p.score, token, token + head.offset, head.oldest, head.len_k);
+    first = keys.first, last = keys.last;
   }
-  // The key nearest to its position among the keys.
-  __device__ std::int64_t nearest(const Head& head) const {
-    return clamp(token + head.offset, 0, max(head.len_k - 1, std::int64_t{0}));
-  }
+  // nearest_key() of semantics/score.hpp.
+  __device__ std::int64_t nearest(const Head& head) const { return nearest_key(token + head.offset, head.len_k); }
 };
 
 // The row's place in q, out or lse, as an index.
@@ -84,7 +53,7 @@ struct Pieces {
 
   // The first of sequence i: at most first(i + 1) - (those that i needs).
   __device__ std::int64_t first(std::int64_t i) const {
-    return i == 0 ? 0 : clamp(begin[i], 0, total) * each / kSize + i;
+    return i == 0 ? 0 : clamp_to(begin[i], 0, total) * each / kSize + i;
   }
   // The sequence that has a number.
   __device__ std::int64_t sequence(std::int64_t number) const {
@@ -146,7 +115,7 @@ struct Blocking {
 
   __device__ static Pieces<kKeys> ragged(const AttentionParams& p) { return {p.k_begin, p.b, p.total_k}; }
   // The first key of a sequence's first block.
-  __device__ static std::int64_t origin(const Head& head) { return head.low / kKeys * kKeys; }
+  __device__ static std::int64_t origin(const Head& head) { return head.oldest / kKeys * kKeys; }
   // `block` of those of all heads.
   __device__ static Block find(const AttentionParams& p, std::int64_t block) {
     const std::int64_t head = block / blocks(p), in_head = block % blocks(p);

@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kPrepareThreads, C::kSize == 192 ? 3 : 4)
     const auto found = C::Blocks::find(p, unit);
     const Head head(p, found.b, found.hk);
     // Only keys that some row sees. Tiles that see none multiply zeros with the first block.
-    const std::int64_t last = min(head.len_q, p.term_rows) - 1;
+    const std::int64_t last = min(head.len_q, p.score.modifier_rows) - 1;
     const std::int64_t begin = Row(head, 0, 0).first, end = last < 0 ? 0 : Row(head, last, 0).last;
     if (found.key != C::Blocks::origin(head) && (found.key >= end || found.key + C::kKeys <= begin)) return;
     const std::int64_t j = found.key + thread;

@@ -63,7 +63,7 @@ struct TileScheduler {
       if (tile.row >= tile.rows) continue;
       // Neither end of what a row sees moves down from row to row, but rows past the mask's see nothing.
       const Row top = row_of(head, tile.row), bottom = row_of(head, min(tile.row + C::kRows, tile.rows) - 1);
-      const std::int64_t token = min(bottom.token + 1, p.term_rows) - 1;
+      const std::int64_t token = min(bottom.token + 1, p.score.modifier_rows) - 1;
       tile.begin = top.first, tile.end = token < top.token ? 0 : Row(head, token, 0).last;
       tile.key = tile.begin / C::kKeys * C::kKeys;
       tile.blocks = tile.end > tile.begin ? (static_cast<int>(tile.end - tile.key) + C::kKeys - 1) / C::kKeys : 1;
@@ -93,8 +93,8 @@ struct Tile : Place {
     if (place.blocks == 0) return;
     const Head head(p, place.b, place.hk);
     if (thread == 0) {
-      const std::int64_t left = head.high - place.key - (place.blocks - 1) * C::kKeys;
-      there = static_cast<int>(clamp(left, 0, C::kKeys));
+      const std::int64_t left = head.len_k - place.key - (place.blocks - 1) * C::kKeys;
+      there = static_cast<int>(clamp_to(left, 0, C::kKeys));
     }
 #pragma unroll 1
     for (int i = thread; i < C::kRows; i += threads) {
@@ -107,8 +107,8 @@ struct Tile : Place {
       row.lse = exists && p.lse ? row_at(p.lse_stride, head, at) : -1;
       row.token = static_cast<int>(at.token), row.q_head = static_cast<int>(at.q_head);
       // Rows that do not exist see what the last one sees: nothing is masked for them alone.
-      row.first = static_cast<int>(clamp(at.first - place.key, 0, end));
-      row.last = static_cast<int>(clamp(at.last - place.key, 0, end));
+      row.first = static_cast<int>(clamp_to(at.first - place.key, 0, end));
+      row.last = static_cast<int>(clamp_to(at.last - place.key, 0, end));
       row.alibi_shift = alibi_shift_log2(head, at), row.sink = sink_of(head, at) + row.alibi_shift;
       row.nearest = at.nearest(head);
     }
