@@ -1,7 +1,9 @@
-// AMX: eight tiles of 16 rows x 64 bytes beside the vectors of AVX-512 with VBMI, VBMI2 and BF16. With
-// -DRAPT_AMX_MODEL=<isa> a software model of the tiles beside the vectors of that ISA, so that the kernels' logic can
-// be tested on any machine.
+// AMX: eight tiles of 16 rows x 64 bytes, with the vectors of AVX-512 with VBMI, VBMI2 and BF16. With
+// -DRAPT_AMX_MODEL=<isa> a software model of the tiles, with the vectors of that ISA, so that the kernels' logic can be
+// tested on any machine.
 #pragma once
+
+#include "cpu/isa/types.hpp"
 
 #define RAPT_HAVE_TILES
 
@@ -13,8 +15,6 @@
 #include "cpu/isa/avx512.hpp"
 #endif
 
-#if defined(__AVX512VBMI__)
-#include "cpu/isa/weights_avx512.hpp"
-#else
-#include "cpu/isa/weights.hpp"
+#if defined(__AVX512VBMI__)  // the model's vectors may lack it
+#define RAPT_HAVE_VBMI
 #endif

@@ -2,6 +2,8 @@
 // manual gives for TDPBF16PS, so that results agree with the instruction's bit for bit.
 #pragma once
 
+#include <cstdint>
+
 namespace rapt::cpu::RAPT_ISA {
 
 class Tiles {

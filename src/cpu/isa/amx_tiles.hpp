@@ -2,6 +2,8 @@
 // that writes what they read.
 #pragma once
 
+#include <cstdint>
+
 namespace rapt::cpu::RAPT_ISA {
 
 // The tile registers of the thread, configured while it lives; contents are undefined until loaded or zeroed.

@@ -3,6 +3,9 @@
 
 #include <immintrin.h>
 
+#include "cpu/isa/types.hpp"
+#include "cpu/isa/x86.hpp"
+
 namespace rapt::cpu::RAPT_ISA {
 
 using arch = xsimd::fma3<xsimd::avx2>;  // plain xsimd::avx2 does not fuse
@@ -27,28 +30,40 @@ constexpr int rows_of_tile(int vecs) {
 [[gnu::always_inline]] inline vec cast_to_float(ivec x) {
   return vec(_mm256_castsi256_ps(x.data));
 }
-[[gnu::always_inline]] inline ivec load_halves(const std::uint16_t* p) {
+[[gnu::always_inline]] inline ivec load_u16(const std::uint16_t* p) {
   return ivec(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
-[[gnu::always_inline]] inline void store_halves(std::uint16_t* p, ivec x) {
+[[gnu::always_inline]] inline void store_u16(std::uint16_t* p, ivec x) {
   const __m128i low = _mm256_castsi256_si128(x.data), high = _mm256_extracti128_si256(x.data, 1);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_packs_epi32(low, high));
 }
 [[gnu::always_inline]] inline vec load_any(const f16* p) {
   return vec(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
-template <class Halves>
-[[gnu::always_inline]] inline vec widen(Halves x) {
+template <class Bits>
+[[gnu::always_inline]] inline vec widen_f16(Bits x) {
   return vec(_mm256_cvtph_ps(reinterpret_cast<__m128i>(x)));
 }
 [[gnu::always_inline]] inline void store_any(f16* p, vec x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x.data, _MM_FROUND_TO_NEAREST_INT));
 }
+[[gnu::always_inline]] inline vec to_float(GccVector<std::int8_t, 8> x) {
+  return vec(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128((long long)x))));
+}
+[[gnu::always_inline]] inline GccVector<std::int16_t, 8> to_int16(GccVector<std::int8_t, 8> x) {
+  return (GccVector<std::int16_t, 8>)_mm_cvtepi8_epi16(_mm_cvtsi64_si128((long long)x));
+}
+[[gnu::always_inline]] inline GccVector<std::uint8_t, 8> load_nibbles(const std::uint8_t* p) {
+  long long packed = 0;
+  __builtin_memcpy(&packed, p, 4);
+  const __m128i wide = _mm_cvtepu8_epi16(_mm_cvtsi64_si128(packed));
+  const __m128i apart = _mm_and_si128(_mm_or_si128(wide, _mm_slli_epi16(wide, 4)), _mm_set1_epi8(0x0f));
+  return (GccVector<std::uint8_t, 8>)_mm_cvtsi128_si64(apart);
+}
+
 inline constexpr int kFmaFlops = 2 * 8;
 [[gnu::always_inline]] inline void fma_in_place(__m256& acc, __m256 a, __m256 b) {
   asm volatile("vfmadd213ps %2, %1, %0" : "+x"(acc) : "x"(a), "x"(b));
 }
 
 }  // namespace rapt::cpu::RAPT_ISA
-
-#include "cpu/isa/x86.hpp"

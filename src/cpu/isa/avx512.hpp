@@ -1,7 +1,12 @@
 // AVX-512 F, BW, DQ, VL (x86-64-v4): 32 registers of 16 floats.
 #pragma once
 
+#define RAPT_HAVE_SCALEF
+
 #include <immintrin.h>
+
+#include "cpu/isa/types.hpp"
+#include "cpu/isa/x86.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 
@@ -26,46 +31,48 @@ constexpr int rows_of_tile(int vecs) {
 [[gnu::always_inline]] inline vec cast_to_float(ivec x) {
   return vec(_mm512_castsi512_ps(x.data));
 }
-[[gnu::always_inline]] inline ivec load_halves(const std::uint16_t* p) {
+[[gnu::always_inline]] inline ivec load_u16(const std::uint16_t* p) {
   return ivec(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
 }
-[[gnu::always_inline]] inline void store_halves(std::uint16_t* p, ivec x) {
+[[gnu::always_inline]] inline void store_u16(std::uint16_t* p, ivec x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(x.data));
 }
 [[gnu::always_inline]] inline vec load_any(const f16* p) {
   return vec(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
 }
-template <class Halves>
-[[gnu::always_inline]] inline vec widen(Halves x) {
+template <class Bits>
+[[gnu::always_inline]] inline vec widen_f16(Bits x) {
   return vec(_mm512_cvtph_ps(reinterpret_cast<__m256i>(x)));
 }
 [[gnu::always_inline]] inline void store_any(f16* p, vec x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(x.data, _MM_FROUND_TO_NEAREST_INT));
 }
 
+[[gnu::always_inline]] inline vec to_float(GccVector<std::int8_t, 16> x) {
+  return vec(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)x)));
+}
+[[gnu::always_inline]] inline GccVector<std::int16_t, 16> to_int16(GccVector<std::int8_t, 16> x) {
+  return (GccVector<std::int16_t, 16>)_mm256_cvtepi8_epi16((__m128i)x);
+}
+[[gnu::always_inline]] inline GccVector<std::uint8_t, 16> load_nibbles(const std::uint8_t* p) {
+  long long packed = 0;
+  __builtin_memcpy(&packed, p, 8);
+  const __m128i wide = _mm_cvtepu8_epi16(_mm_cvtsi64_si128(packed));
+  const __m128i apart = _mm_and_si128(_mm_or_si128(wide, _mm_slli_epi16(wide, 4)), _mm_set1_epi8(0x0f));
+  return (GccVector<std::uint8_t, 16>)apart;
+}
+
+// x less the nearest integer, and p * 2^n.
+[[gnu::always_inline]] inline vec round_off(vec x) {
+  return vec(_mm512_reduce_ps(x.data, 0x08));  // 0x08: to nearest, exceptions suppressed
+}
+[[gnu::always_inline]] inline vec scalef(vec p, vec n) {
+  return vec(_mm512_scalef_ps(p.data, n.data));
+}
+
 inline constexpr int kFmaFlops = 2 * 16;
 [[gnu::always_inline]] inline void fma_in_place(__m512& acc, __m512 a, __m512 b) {
   asm volatile("vfmadd213ps %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
-}
-
-}  // namespace rapt::cpu::RAPT_ISA
-
-#include "cpu/isa/x86.hpp"
-
-namespace rapt::cpu::RAPT_ISA {
-
-// vreduceps and vscalefps do the bit work of exp2.
-[[gnu::always_inline]] inline vec exp2(vec x) {
-  keep_in_register(x);                          // vreduceps from memory made the loop 4 times slower on Zen 4
-  const vec r(_mm512_reduce_ps(x.data, 0x08));  // 0x08: to nearest, exceptions suppressed
-  const vec p = fma(r, exp2_slope(r), vec(1.f));
-  return vec(_mm512_scalef_ps(p.data, (x - r).data));
-}
-
-[[gnu::always_inline]] inline vec exp2_minus_1(vec x) {
-  const vec r(_mm512_reduce_ps(x.data, 0x08));
-  const vec power(_mm512_scalef_ps(_mm512_set1_ps(1.f), (x - r).data));
-  return fma(r * exp2_slope(r), power, power - vec(1.f));
 }
 
 }  // namespace rapt::cpu::RAPT_ISA

@@ -3,9 +3,9 @@
 #pragma once
 
 #define RAPT_HAVE_DOTS
+#define RAPT_HAVE_VBMI
 
 #include "cpu/isa/avx512.hpp"
-#include "cpu/isa/weights_avx512.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 

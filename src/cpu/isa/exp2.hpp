@@ -1,8 +1,10 @@
-// 2^x = 2^n (1 + r * exp2_slope(r)), n = round(x), r = x - n in [-1/2, 1/2]: the polynomial, and the bit work for ISAs
-// without scalef. Their leaves provide cast_to_int and cast_to_float; one_plus_product(r, q), 1 + r q with less than
-// one rounding of r q; and what keeps results below the normal numbers 0 (a denormal would make every FMA that reads it
-// take an assist): exp2_argument(x) before and exp2_result(x, y) after.
+// 2^x = 2^n (1 + r * exp2_slope(r)), n = round(x), r = x - n in [-1/2, 1/2].
+//
+//   exp2           2^x for x <= 127; at most 1 ulp off for results that are normal numbers, 0 below, NaN stays NaN
+//   exp2_minus_1   2^x - 1 for 0 <= x <= 64, to a few ulp of itself
 #pragma once
+
+#include "cpu/isa/leaf.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 
@@ -16,7 +18,23 @@ namespace rapt::cpu::RAPT_ISA {
   return fma(r, q, vec(0x1.62e430p-1f));
 }
 
-#if !defined(__AVX512F__)
+#if defined(RAPT_HAVE_SCALEF)
+
+[[gnu::always_inline]] inline vec exp2(vec x) {
+  keep_in_register(x);  // round_off from memory made the loop 4 times slower on Zen 4
+  const vec r = round_off(x);
+  const vec p = fma(r, exp2_slope(r), vec(1.f));
+  return scalef(p, x - r);
+}
+
+[[gnu::always_inline]] inline vec exp2_minus_1(vec x) {
+  const vec r = round_off(x);
+  const vec power = scalef(vec(1.f), x - r);
+  return fma(r * exp2_slope(r), power, power - vec(1.f));
+}
+
+#else
+
 struct Exp2Split {
   vec power;  // 2^n, garbage outside [-126, 127]
   vec r;
@@ -39,6 +57,7 @@ struct Exp2Split {
   const Exp2Split e = split_exp2(x);
   return fma(e.r * exp2_slope(e.r), e.power, e.power - vec(1.f));
 }
+
 #endif
 
 }  // namespace rapt::cpu::RAPT_ISA

@@ -3,6 +3,9 @@
 
 #include <emmintrin.h>
 
+#include "cpu/isa/types.hpp"
+#include "cpu/isa/x86.hpp"
+
 namespace rapt::cpu::RAPT_ISA {
 
 using arch = xsimd::sse2;
@@ -33,16 +36,16 @@ constexpr int rows_of_tile(int vecs) {
   return sum + ((exact - (sum - vec(1.f))) + (rh * (q - qh) + (r - rh) * q));
 }
 
-[[gnu::always_inline]] inline ivec load_halves(const std::uint16_t* p) {
+[[gnu::always_inline]] inline ivec load_u16(const std::uint16_t* p) {
   return ivec(_mm_unpacklo_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)), _mm_setzero_si128()));
 }
-[[gnu::always_inline]] inline void store_halves(std::uint16_t* p, ivec x) {
+[[gnu::always_inline]] inline void store_u16(std::uint16_t* p, ivec x) {
   _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi32(x.data, x.data));
 }
 // fp16 by hand. Below its normal numbers a sum or difference of normal fp32 numbers does the shifting and rounding:
 // no denormal is computed with, which FlushDenormals might take for 0.
 [[gnu::always_inline]] inline vec load_any(const f16* p) {
-  const ivec bits = load_halves(&p->bits), magnitude = (bits & ivec(0x7fff)) << 13;
+  const ivec bits = load_u16(&p->bits), magnitude = (bits & ivec(0x7fff)) << 13;
   const ivec first_normal(0x400 << 13), infinity(0x7c00 << 13), rebias(112 << 23), quiet(0x400000);
   const vec two_to_minus_14(0x1p-14f);
   const ivec small = cast_to_int(cast_to_float(magnitude + rebias + first_normal) - two_to_minus_14);
@@ -51,8 +54,8 @@ constexpr int rows_of_tile(int vecs) {
   wide = xsimd::select(infinity > magnitude, wide, large);
   return cast_to_float(wide | ((bits & ivec(0x8000)) << 16));
 }
-template <class Halves>
-[[gnu::always_inline]] inline vec widen(Halves x) {
+template <class Bits>
+[[gnu::always_inline]] inline vec widen_f16(Bits x) {
   f16 halves[4];
   __builtin_memcpy(halves, &x, sizeof(halves));
   return load_any(halves);
@@ -67,7 +70,7 @@ template <class Halves>
   narrow = xsimd::select(first_normal > magnitude, small, narrow);
   const ivec nan = ivec(0x7e00) | ((magnitude >> 13) & ivec(0x3ff));
   narrow = xsimd::select(two_to_16 > magnitude, narrow, xsimd::select(magnitude > infinity, nan, ivec(0x7c00)));
-  store_halves(&p->bits, narrow | sign);
+  store_u16(&p->bits, narrow | sign);
 }
 
 inline constexpr int kFmaFlops = 2 * 4;
@@ -76,5 +79,3 @@ inline constexpr int kFmaFlops = 2 * 4;
 }
 
 }  // namespace rapt::cpu::RAPT_ISA
-
-#include "cpu/isa/x86.hpp"

@@ -1,45 +1,74 @@
-// Includes the leaf of the ISA this object is compiled for: -DRAPT_ISA=avx2 gives avx2.hpp.
-// A leaf defines, in namespace rapt::cpu::<isa>:
-//  - vec: a batch of float lanes, and ivec of int32.
-//  - kRegisters: vector registers there are; kVecs: vectors of lanes in a full register tile;
-//    rows_of_tile(vecs): broadcast rows of a tile of so many vectors.
-//  - fma: x * y + z, with one rounding where the ISA can.
-//  - load_any, store_any: kLanes elements of bf16 or f16 at any address, as halves.hpp says; load_any also of int8_t,
-//    e4m3, e5m2 and i4x2, as bytes.hpp says, over widen: the same of f16 in a register.
-//  - FloatEnvironment: undoes what the thread set in MXCSR while it lives (nothing on NEON); FlushDenormals: also keeps
-//    denormals out of results, of exp2's at the least.
-//  - exp2: 2^x for x <= 127; at most 1 ulp off for results that are normal numbers, 0 below, NaN stays NaN.
-//  - exp2_minus_1: 2^x - 1 for 0 <= x <= 64, to a few ulp of itself.
-//  - keep_in_register: x is not read from memory again.
-//  - fma_in_place: a multiply-add the compiler can neither merge nor move, to measure the peak; kFmaFlops each.
+// The vectors of one instruction set, and everything that is built from its leaf alone. README.md beside this file says
+// what a leaf defines; the assertions below check it.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <xsimd/xsimd.hpp>
+#include <type_traits>
+#include <utility>
+
+#include "cpu/isa/convert16.hpp"
+#include "cpu/isa/convert8.hpp"
+#include "cpu/isa/exp2.hpp"
+#include "cpu/isa/leaf.hpp"
+
+// Multiplying bf16 takes softmax weights as bf16.
+#if defined(RAPT_HAVE_VBMI)
+#include "cpu/isa/weights_vbmi.hpp"
+#elif defined(RAPT_HAVE_TILES) || defined(RAPT_HAVE_DOTS)
+#include "cpu/isa/weights.hpp"
+#endif
 
 namespace rapt::cpu::RAPT_ISA {
-struct bf16 {
-  std::uint16_t bits;
-};
-struct f16 {
-  std::uint16_t bits;
-};
-struct e4m3 {
-  std::uint8_t bits;
-};
-struct e5m2 {
-  std::uint8_t bits;
-};
-struct i4x2 {
-  std::uint8_t bits;  // of two elements
-};
-}  // namespace rapt::cpu::RAPT_ISA
+namespace leaf_check {
 
-#define RAPT_QUOTE_(x) #x
-#define RAPT_LEAF_(isa) RAPT_QUOTE_(isa.hpp)
-#include RAPT_LEAF_(RAPT_ISA)
+// Whether calls of `F`, a function type, may be written as f(arguments...) and give exactly its result.
+#define RAPT_LEAF_HAS_(result, call, what) static_assert(std::is_same_v<decltype(call), result>, what)
 
-namespace rapt::cpu::RAPT_ISA {
-inline constexpr int kLanes = static_cast<int>(vec::size);
+inline vec x{};
+inline ivec i{};
+inline vec::register_type reg{};
+
+static_assert(std::is_same_v<vec::value_type, float> && std::is_same_v<ivec::value_type, std::int32_t>,
+              "vec has float lanes, ivec int32 lanes");
+static_assert(vec::size == ivec::size, "vec and ivec have the same number of lanes");
+static_assert(kLanes == 4 || kLanes == 8 || kLanes == 16, "transposes and scratch are written for 4, 8 or 16 lanes");
+static_assert(kVecs >= 1 && kVecs <= 3, "register tiles are up to 3 vectors wide");
+template <int kWidth>
+inline constexpr bool kFits = rows_of_tile(kWidth) * kWidth + kWidth + 1 <= kRegisters;
+static_assert(kFits<1> && kFits<kVecs> && kFits<(kVecs + 1) / 2>,
+              "rows_of_tile: accumulators, x and one broadcast must fit the registers");
+static_assert((rows_of_tile(1) & (rows_of_tile(1) - 1)) == 0 && (rows_of_tile(kVecs) & (rows_of_tile(kVecs) - 1)) == 0,
+              "rows_of_tile: a power of two, since the last rows of a matrix are done by halves of it");
+static_assert(kFmaFlops == 2 * kLanes, "fma_in_place is one multiply-add of a whole vector");
+
+RAPT_LEAF_HAS_(vec, fma(x, x, x), "fma(vec, vec, vec)");
+RAPT_LEAF_HAS_(ivec, cast_to_int(x), "cast_to_int(vec)");
+RAPT_LEAF_HAS_(vec, cast_to_float(i), "cast_to_float(ivec)");
+RAPT_LEAF_HAS_(ivec, load_u16(std::declval<const std::uint16_t*>()), "load_u16(const std::uint16_t*)");
+RAPT_LEAF_HAS_(void, store_u16(std::declval<std::uint16_t*>(), i), "store_u16(std::uint16_t*, ivec)");
+RAPT_LEAF_HAS_(vec, load_any(std::declval<const f16*>()), "load_any(const f16*)");
+RAPT_LEAF_HAS_(void, store_any(std::declval<f16*>(), x), "store_any(f16*, vec)");
+RAPT_LEAF_HAS_(vec, widen_f16(Lanes<std::int16_t>()), "widen_f16(bits of kLanes f16)");
+RAPT_LEAF_HAS_(void, keep_in_register(x), "keep_in_register(vec&)");
+RAPT_LEAF_HAS_(void, fma_in_place(reg, reg, reg), "fma_in_place(register&, register, register)");
+static_assert(std::is_class_v<FloatEnvironment> && std::is_base_of_v<FloatEnvironment, FlushDenormals>,
+              "FloatEnvironment, and FlushDenormals derived from it");
+#if defined(RAPT_HAVE_SCALEF)
+RAPT_LEAF_HAS_(vec, round_off(x), "RAPT_HAVE_SCALEF: round_off(vec)");
+RAPT_LEAF_HAS_(vec, scalef(x, x), "RAPT_HAVE_SCALEF: scalef(vec, vec)");
+#else
+RAPT_LEAF_HAS_(vec, one_plus_product(x, x), "one_plus_product(vec, vec)");
+RAPT_LEAF_HAS_(vec, exp2_argument(x), "exp2_argument(vec)");
+RAPT_LEAF_HAS_(vec, exp2_result(x, x), "exp2_result(vec, vec)");
+#endif
+#if defined(RAPT_HAVE_TILES)
+static_assert(std::is_class_v<Tiles>, "RAPT_HAVE_TILES: class Tiles");
+#endif
+#if defined(RAPT_HAVE_DOTS)
+RAPT_LEAF_HAS_(vec, broadcast_pair(std::declval<const char*>()), "RAPT_HAVE_DOTS: broadcast_pair(const char*)");
+RAPT_LEAF_HAS_(void, add_dots(x, x, x), "RAPT_HAVE_DOTS: add_dots(vec&, vec, vec)");
+#endif
+
+#undef RAPT_LEAF_HAS_
+
+}  // namespace leaf_check
 }  // namespace rapt::cpu::RAPT_ISA

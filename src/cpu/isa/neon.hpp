@@ -3,6 +3,8 @@
 
 #include <arm_neon.h>
 
+#include "cpu/isa/types.hpp"
+
 namespace rapt::cpu::RAPT_ISA {
 
 using arch = xsimd::neon64;
@@ -53,17 +55,17 @@ struct FlushDenormals : FloatEnvironment {};
   return xsimd::select(x < vec(-126.f), vec(0.f), y);
 }
 
-[[gnu::always_inline]] inline ivec load_halves(const std::uint16_t* p) {
+[[gnu::always_inline]] inline ivec load_u16(const std::uint16_t* p) {
   return ivec(vreinterpretq_s32_u32(vmovl_u16(vld1_u16(p))));
 }
-[[gnu::always_inline]] inline void store_halves(std::uint16_t* p, ivec x) {
+[[gnu::always_inline]] inline void store_u16(std::uint16_t* p, ivec x) {
   vst1_u16(p, vmovn_u32(vreinterpretq_u32_s32(x.data)));
 }
 [[gnu::always_inline]] inline vec load_any(const f16* p) {
   return vec(vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(&p->bits))));
 }
-template <class Halves>
-[[gnu::always_inline]] inline vec widen(Halves x) {
+template <class Bits>
+[[gnu::always_inline]] inline vec widen_f16(Bits x) {
   return vec(vcvt_f32_f16(reinterpret_cast<float16x4_t>(x)));
 }
 [[gnu::always_inline]] inline void store_any(f16* p, vec x) {
@@ -76,7 +78,3 @@ inline constexpr int kFmaFlops = 2 * 4;
 }
 
 }  // namespace rapt::cpu::RAPT_ISA
-
-#include "cpu/isa/bytes.hpp"
-#include "cpu/isa/exp2.hpp"
-#include "cpu/isa/halves.hpp"

@@ -1,20 +1,24 @@
 // Softmax weights as bf16, for the matrix unit: the words, in the vectors of any ISA. (For tests, beside the model of
 // the tiles; speed does not matter.)
-//  - upper_half: the number without the 16 low bits of its fraction; pair_words: the upper halves of even below odd's.
+//  - truncate_to_bf16: the number without the 16 low bits of its fraction; truncate_to_bf16_pairs: the upper halves of
+//  even below odd's.
 //  - exp2_18_bits, exp2_24_bits: 2^x for any x, to so many bits; what is too large may be any number above 2^100.
 //  - FixedExp2::weights: words of 2^x below 2^y rounded to bf16, by way of 7.9 fixed point, from kScale x + kOffset and
 //    the same of y; their sums are added to `sum`. 0 below 2^-126; 2 and more, and NaN without the sign bit, become
 //    almost 2. Unless kSafe, so may numbers from -49500 to -24700.
 #pragma once
 
+#include "cpu/isa/exp2.hpp"
+#include "cpu/isa/leaf.hpp"
+
 namespace rapt::cpu::RAPT_ISA {
 
-[[gnu::always_inline]] inline vec upper_half(vec x) {
+[[gnu::always_inline]] inline vec truncate_to_bf16(vec x) {
   return cast_to_float(cast_to_int(x) & ivec(-0x10000));
 }
-[[gnu::always_inline]] inline vec pair_words(vec even, vec odd) {
+[[gnu::always_inline]] inline vec truncate_to_bf16_pairs(vec even, vec odd) {
   const ivec low = (cast_to_int(even) >> 16) & ivec(0xffff);
-  return cast_to_float(low | cast_to_int(upper_half(odd)));
+  return cast_to_float(low | cast_to_int(truncate_to_bf16(odd)));
 }
 [[gnu::always_inline]] inline vec exp2_24_bits(vec x) {
   return exp2(xsimd::min(vec(127.f), x));  // in this order NaN stays

@@ -1,9 +1,14 @@
-// What the x86 leaves share: MXCSR keeps denormals away. Included after the leaf's vector type.
+// What the x86 leaves share: MXCSR keeps denormals away.
 #pragma once
+
+#include <emmintrin.h>
+
+#include "cpu/isa/types.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 
-[[gnu::always_inline]] inline void keep_in_register(vec& x) {
+template <class Arch>
+[[gnu::always_inline]] inline void keep_in_register(xsimd::batch<float, Arch>& x) {
   asm("" : "+v"(x.data));
 }
 
@@ -22,15 +27,14 @@ struct FlushDenormals : FloatEnvironment {
 };
 
 // 2^-127 has a biased exponent of 0 and is 0; between it and the normal numbers FlushDenormals does it.
-[[gnu::always_inline]] inline vec exp2_argument(vec x) {
-  return xsimd::max(vec(-127.f), x);
-}  // in this order NaN stays
-[[gnu::always_inline]] inline vec exp2_result(vec, vec y) {
+template <class Arch>
+[[gnu::always_inline]] inline xsimd::batch<float, Arch> exp2_argument(xsimd::batch<float, Arch> x) {
+  return xsimd::max(xsimd::batch<float, Arch>(-127.f), x);  // in this order NaN stays
+}
+template <class Arch>
+[[gnu::always_inline]] inline xsimd::batch<float, Arch> exp2_result(xsimd::batch<float, Arch>,
+                                                                    xsimd::batch<float, Arch> y) {
   return y;
 }
 
 }  // namespace rapt::cpu::RAPT_ISA
-
-#include "cpu/isa/bytes.hpp"
-#include "cpu/isa/exp2.hpp"
-#include "cpu/isa/halves.hpp"

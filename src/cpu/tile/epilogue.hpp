@@ -33,7 +33,8 @@ template <class T, class RowOf>
       vec r[kLanes];
 #pragma GCC unroll 16
       for (int j = 0; j < kLanes; ++j) {
-        if constexpr (kColumns == 2) r[j] = narrowed_pair(column(d0 + 2 * j, 2 * j), column(d0 + 2 * j + 1, 2 * j + 1));
+        if constexpr (kColumns == 2)
+          r[j] = round_to_bf16_pairs(column(d0 + 2 * j, 2 * j), column(d0 + 2 * j + 1, 2 * j + 1));
         else r[j] = column(d0 + j, j);
       }
       transpose(r);

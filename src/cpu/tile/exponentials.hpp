@@ -39,8 +39,8 @@ struct Exponentials {
       if constexpr (kPlanes == 3) sum[i] = sum[i] + (even + odd);
 #pragma GCC unroll 3
       for (int p = 0; p < kPlanes; ++p) {
-        store(at + weights_at(p) / 4, pair_words(even, odd));
-        const vec high_even = upper_half(even), high_odd = upper_half(odd);
+        store(at + weights_at(p) / 4, truncate_to_bf16_pairs(even, odd));
+        const vec high_even = truncate_to_bf16(even), high_odd = truncate_to_bf16(odd);
         if constexpr (kPlanes < 3) sum[i] = sum[i] + (high_even + high_odd);  // what is cut off is missing there too
         even = even - high_even, odd = odd - high_odd;
       }

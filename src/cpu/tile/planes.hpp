@@ -150,7 +150,8 @@ template <int kPlanes, class Usual, class RowAt>
 #pragma GCC unroll 16
         for (int j = 0; j < kLanes; ++j) {
           const std::int64_t at = plane + c + c0;
-          t[j] = pair_words(load_any(planes.row[2 * (j0 + j)] + at), load_any(planes.row[2 * (j0 + j) + 1] + at));
+          t[j] = truncate_to_bf16_pairs(load_any(planes.row[2 * (j0 + j)] + at),
+                                        load_any(planes.row[2 * (j0 + j) + 1] + at));
         }
         transpose(t);
 #pragma GCC unroll 16

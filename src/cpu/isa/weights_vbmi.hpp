@@ -1,15 +1,28 @@
-// Softmax weights as bf16, for products of bf16, on AVX-512 with VBMI and BF16. weights.hpp says what each word means.
+// Softmax weights as bf16, for products of bf16, on AVX-512 with VBMI and BF16. weights.hpp says what each function
+// gives.
 #pragma once
+
+#include <immintrin.h>
+
+#include "cpu/isa/convert16.hpp"
+#include "cpu/isa/exp2.hpp"
+#include "cpu/isa/leaf.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 
-// Words of the upper halves of two vectors: even's below, odd's above.
-[[gnu::always_inline]] inline vec pair_words(vec even, vec odd) {
+[[gnu::always_inline]] inline vec round_to_bf16_pairs(vec even, vec odd) {
+  alignas(64) static constexpr std::uint16_t kOrder[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
+                                                           21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
+                                                           11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  const auto x = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(odd.data, even.data));  // denormals become 0
+  return vec(_mm512_castsi512_ps(_mm512_permutexvar_epi16(_mm512_load_si512(kOrder), x)));
+}
+[[gnu::always_inline]] inline vec truncate_to_bf16_pairs(vec even, vec odd) {
   const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
   const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(even.data), 16);
   return vec(_mm512_castsi512_ps(_mm512_ternarylogic_epi32(low, _mm512_castps_si512(odd.data), high, 0xf8)));
 }
-[[gnu::always_inline]] inline vec upper_half(vec x) {
+[[gnu::always_inline]] inline vec truncate_to_bf16(vec x) {
   const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
   return vec(_mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x.data), high)));
 }

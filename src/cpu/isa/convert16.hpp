@@ -1,0 +1,30 @@
+// Loads and stores of 16-bit floats as vectors of fp32. Widening is exact. Narrowing rounds to nearest even, past the
+// largest number to infinity; a NaN stays one. Bits are the same on every ISA, and denormals survive FlushDenormals.
+// bf16 is the upper half of an fp32, so integer arithmetic does it; f16 is the leaf's.
+#pragma once
+
+#include "cpu/isa/leaf.hpp"
+
+namespace rapt::cpu::RAPT_ISA {
+
+[[gnu::always_inline]] inline vec load_any(const bf16* p) {
+  return cast_to_float(load_u16(&p->bits) << 16);
+}
+// The nearest bf16 in the lower half of each lane, its sign in the upper.
+[[gnu::always_inline]] inline ivec bf16_bits(vec x) {
+  const ivec bits = cast_to_int(x), upper = bits >> 16;
+  const ivec rounded = (bits + ivec(0x7fff) + (upper & ivec(1))) >> 16;
+  const auto is_nan = (bits & ivec(0x7fffffff)) > ivec(0x7f800000);
+  return xsimd::select(is_nan, upper | ivec(0x40), rounded);
+}
+[[gnu::always_inline]] inline void store_any(bf16* p, vec x) {
+  store_u16(&p->bits, bf16_bits(x));
+}
+// In each lane the nearest bf16 of even, and above it that of odd. Denormals may become 0. (A
+// default: weights_vbmi.hpp has a plain function of this name, which calls prefer.)
+template <class Vec>
+[[gnu::always_inline]] inline Vec round_to_bf16_pairs(Vec even, Vec odd) {
+  return cast_to_float((bf16_bits(even) & ivec(0xffff)) | (bf16_bits(odd) << 16));
+}
+
+}  // namespace rapt::cpu::RAPT_ISA
