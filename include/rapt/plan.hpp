@@ -83,7 +83,7 @@ RAPT_API std::vector<EntryInfo> entries();
 /// OS have it, until the OS has refused its registers to this process, which is asked for them at the first call that
 /// would run on them (docs/contract.md, "Threads").
 RAPT_API std::vector<Isa> usable_isas();
-/// Library version, "0.1.0".
+/// Library version, "0.2.0".
 RAPT_API std::string_view version() noexcept;
 
 }  // namespace rapt

@@ -318,7 +318,7 @@ typedef struct rapt_entry_info {
 RAPT_API rapt_status rapt_entries(const rapt_entry_info** entries, size_t* count) RAPT_NOEXCEPT;
 /* Instruction sets (rapt_isa) built in and usable on this machine, best first. */
 RAPT_API rapt_status rapt_usable_isas(const int32_t** isas, size_t* count) RAPT_NOEXCEPT;
-/* Library version, "0.1.0". */
+/* Library version, "0.2.0". */
 RAPT_API const char* rapt_version(void) RAPT_NOEXCEPT;
 
 /* KV caches, and attention in parts. */

@@ -57,9 +57,9 @@ struct Plan::Impl {
   std::unique_ptr<EntryPlan> plan;
   std::vector<Candidate> candidates;
 
-  Impl(const Problem& given, const Context& on)
-      : context(on), problem(given), candidates(rapt::candidates(given, on.impl())) {
+  Impl(const Problem& given, const Context& on) : context(on), problem(given) {
     std::tie(choice, plan) = choose(given, on.impl());
+    candidates = rapt::candidates(given, on.impl());  // after the OS has been asked
   }
 
   template <class Args>

@@ -194,7 +194,8 @@ void test_memory(long step) {
 
 // Of the C++ interface alone: its text is too long for a string's own memory.
 void test_hash() {
-  const auto problem = rapt::AttentionProblem::parse("attention b=2 hq=8 hk=2 sq=128 sk=512 d=64 causal align=bottom_right");
+  const auto problem =
+      rapt::AttentionProblem::parse("attention b=2 hq=8 hk=2 sq=128 sk=512 d=64 causal align=bottom_right");
   until_failure = 0, keeps_failing = false;
   bool thrown = false;
   try {

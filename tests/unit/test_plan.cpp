@@ -148,7 +148,9 @@ TEST_CASE("plan: workspace_bytes is what the allocator sees", "[unit]") {
 TEST_CASE("plan: candidates name every entry of the backend for the operation and why it was passed over", "[unit]") {
   const Plan plan = plan_of("attention sq=128 d=64", Context());
   std::vector<EntryInfo> all = entries();
-  std::erase_if(all, [&](const EntryInfo& entry) { return entry.backend != plan.backend() || entry.operation != Operation::attention; });
+  std::erase_if(all, [&](const EntryInfo& entry) {
+    return entry.backend != plan.backend() || entry.operation != Operation::attention;
+  });
   REQUIRE(plan.candidates().size() == all.size());
   bool chosen = false;
   for (std::size_t i = 0; i < all.size(); ++i) {
