@@ -11,9 +11,9 @@
 // packed, the next block's keys and values. Scales of whole rows multiply scores and weights instead of elements.
 #include "cpu/kernels/kernels.hpp"
 #include "cpu/tile/carver.hpp"
+#include "cpu/tile/decode_mma.hpp"
 #include "cpu/tile/epilogue.hpp"
 #include "cpu/tile/pack.hpp"
-#include "cpu/tile/rows.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 namespace {
@@ -33,7 +33,7 @@ struct Scratch {
   float* q_row;  // one, on its way
   // [keys][kLanes] scores, with room for those that a tile counts past the last key, and, with care, what they were;
   // [kLanes].
-  float *s, *seen, *top, *top_exponent, *part, *sum, *zero;
+  float *s, *seen, *block_max, *block_max_exponent, *part, *sum, *zero;
   float *k, *v;  // a block's rows, where they are packed
   std::int64_t q_stride, o_stride;
 
@@ -50,7 +50,7 @@ struct Scratch {
     l_low = carver.take<float>(rows);
     s = carver.take<float>((kBlock + 2 * kLanes) * kLanes);
     seen = carver.take<float>(kBlock * kLanes);
-    for (float** lanes : {&top, &top_exponent, &part, &sum, &zero}) *lanes = carver.take<float>(kLanes);
+    for (float** lanes : {&block_max, &block_max_exponent, &part, &sum, &zero}) *lanes = carver.take<float>(kLanes);
     k = carver.take<float>(kBlock * q_stride);
     v = carver.take<float>(kBlock * o_stride);
   }
@@ -208,8 +208,8 @@ class Item {
     for (std::int64_t i = begin; i < end; ++i) join_total(i);
   }
 
-  // w_.s = the final scores of keys [begin, end) of the block, as to_exponents() has them, w_.top their maxima. Returns
-  // false if all are masked.
+  // w_.s = the final scores of keys [begin, end) of the block, as to_exponents() has them, w_.block_max their maxima.
+  // Returns false if all are masked.
   bool score(const Panel& panel, std::int64_t at, const Block& block, std::int64_t begin, std::int64_t end) {
     with_row_tiles(panel.rows, [&](auto rows, std::int64_t r) {
       constexpr int kR = decltype(rows)::value;
@@ -226,17 +226,17 @@ class Item {
     alignas(64) float lane[kLanes] = {};  // lanes past the last row hold what scratch held
     for (std::int64_t i = 0; i < panel.rows; ++i) lane[i] = 1;
     const auto exists = load(lane) != vec(0.f);
-    vec top = minus_infinity();
+    vec block_max = minus_infinity();
     for (std::int64_t j = begin; j < end; ++j) {
       const vec dot = xsimd::select(exists, load(w_.s + j * kLanes), vec(0.f));
       const vec x = scale ? dot * vec(scale[j]) : dot;
       store(w_.s + j * kLanes, x);
-      top = xsimd::max(top, x);
+      block_max = xsimd::max(block_max, x);
     }
     const bool masked = panel.first(kLanes - 1) > block.k0 + begin || panel.last(0) < block.k0 + end;
-    store(w_.top, masked || modified ? minus_infinity() : top);  // finish_scores() adds those that are seen
-    if (modified) return finish_scores<true>(head_, panel, 0, block.k0, begin, end, w_.s, w_.top);
-    if (masked) finish_scores<false>(head_, panel, 0, block.k0, begin, end, w_.s, w_.top);
+    store(w_.block_max, masked || modified ? minus_infinity() : block_max);  // finish_scores() adds those that are seen
+    if (modified) return finish_scores<true>(head_, panel, 0, block.k0, begin, end, w_.s, w_.block_max);
+    if (masked) finish_scores<false>(head_, panel, 0, block.k0, begin, end, w_.s, w_.block_max);
     return true;
   }
 
@@ -247,12 +247,12 @@ class Item {
     const std::int64_t end = clamp(panel.last(kLanes - 1) - block.k0, begin, block.end - block.k0);
     if (begin == end || !score(panel, i * kLanes, block, begin, end)) return;
     ToExponents exponents = to_exponents(p_.score, panel, w_.zero);
-    apply(exponents, kLanes, w_.top, w_.top_exponent);
-    if (any_must_move(panel, w_.top_exponent)) [[unlikely]] {  // as in attention_prefill
+    apply(exponents, kLanes, w_.block_max, w_.block_max_exponent);
+    if (any_must_move(panel, w_.block_max_exponent)) [[unlikely]] {  // as in attention_prefill
       move(i, nullptr, 0);
       if (needs_finish(p_.score)) score(panel, i * kLanes, block, begin, end);
-      apply(exponents, kLanes, w_.top, w_.top_exponent);
-      if (any_must_move(panel, w_.top_exponent)) {
+      apply(exponents, kLanes, w_.block_max, w_.block_max_exponent);
+      if (any_must_move(panel, w_.block_max_exponent)) {
         float* const s = w_.s + begin * kLanes;
         for (std::int64_t j = 0; j < end - begin; ++j) apply(exponents, kLanes, s + j * kLanes, s + j * kLanes);
         exponents = {1, w_.zero};
@@ -272,10 +272,10 @@ class Item {
   // Moves the references that must, and with them O, and n scores at `s` unless it is null.
   [[gnu::noinline, gnu::cold]] void move(std::int64_t i, float* s, std::int64_t n) const {
     const Panel& panel = panels_[i];
-    const vec top = load(w_.top_exponent);
-    const vec step = xsimd::select(must_move(top, load(panel.l)), xsimd::ceil(top), vec(0.f));
+    const vec block_max = load(w_.block_max_exponent);
+    const vec step = xsimd::select(must_move(block_max, load(panel.l)), xsimd::ceil(block_max), vec(0.f));
     alignas(64) float factor[kLanes];
-    store(factor, raise_reference(panel, 0, step));
+    store(factor, raise_m(panel, 0, step));
     for (std::int64_t j = 0; j < n; ++j) store(s + j * kLanes, load(s + j * kLanes) - step);
     for (std::int64_t r = 0; r < panel.rows; ++r)
       for (float* rows : {o(i), total(i)})

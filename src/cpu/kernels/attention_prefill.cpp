@@ -34,10 +34,10 @@ std::int64_t packed_stride(std::int64_t n) {
 
 struct Scratch {
   Row* row;
-  float *qt, *ot, *total, *neg_m, *l, *l_low;  // all panels, back to back
-  float *s, *top, *top_exponent, *part, *sum;  // one panel and block: scores, their maxima and sums
-  float *k, *v;                                // one block, packed
-  float *zero, *unused;                        // a row of zeros, a row to write what nobody wants
+  float *qt, *ot, *total, *neg_m, *l, *l_low;              // all panels, back to back
+  float *s, *block_max, *block_max_exponent, *part, *sum;  // one panel and block: scores, their maxima and sums
+  float *k, *v;                                            // one block, packed
+  float *zero, *unused;                                    // a row of zeros, a row to write what nobody wants
 
   Scratch(Carver& carver, const AttentionShape& shape) {
     const std::int64_t lanes = round_up(shape.rows, kLanes);
@@ -49,8 +49,8 @@ struct Scratch {
     l = carver.take<float>(lanes);
     l_low = carver.take<float>(lanes);
     s = carver.take<float>(kBlockK * kWidth);
-    top = carver.take<float>(kWidth);
-    top_exponent = carver.take<float>(kWidth);
+    block_max = carver.take<float>(kWidth);
+    block_max_exponent = carver.take<float>(kWidth);
     part = carver.take<float>(kWidth);
     sum = carver.take<float>(kWidth);
     k = carver.take<float>(kBlockK * packed_stride(shape.d));
@@ -135,24 +135,27 @@ template <int kMax = kVecs, class F>
     }
 }
 
-// w.s = the final scores of a block for a panel of kW vectors, as to_exponents() has them, w.top = their maxima.
+// w.s = the final scores of a block for a panel of kW vectors, as to_exponents() has them, w.block_max = their maxima.
 // Returns false if all are masked.
 template <int kW>
 bool score(const Head& head, const Panel& panel, std::int64_t k0, const Cut& c, Block kb, const Scratch& w) {
   const bool modified = needs_finish(head.p.score);
   bool visible = !modified;
-  for (int v = 0; v < kW; ++v) store(w.top + v * kLanes, minus_infinity());
+  for (int v = 0; v < kW; ++v) store(w.block_max + v * kLanes, minus_infinity());
   for (int i = 0; i < c.count; ++i) {
     const Segment& g = c.segment[i];
     const std::int64_t lane = g.vec * kLanes;
-    const ScoresTile<kW> tile{
-        kb.data + g.begin * kb.stride,     kb.stride, head.p.d, panel.qt + lane, w.s + g.begin * panel.width + lane,
-        g.masked ? w.unused : w.top + lane};  // masked scores must not raise the maximum
+    const ScoresTile<kW> tile{kb.data + g.begin * kb.stride,
+                              kb.stride,
+                              head.p.d,
+                              panel.qt + lane,
+                              w.s + g.begin * panel.width + lane,
+                              g.masked ? w.unused : w.block_max + lane};  // masked scores must not raise the maximum
     with_vecs<kW>(kW - g.vec, [&](auto vecs) { tiles<vecs>(tile, g.end - g.begin); });
     if (!g.masked) continue;
     for (std::int64_t v = g.vec; v < kW; ++v)
       visible |=
-          (modified ? finish_scores<true> : finish_scores<false>)(head, panel, v, k0, g.begin, g.end, w.s, w.top);
+          (modified ? finish_scores<true> : finish_scores<false>)(head, panel, v, k0, g.begin, g.end, w.s, w.block_max);
   }
   return visible;
 }
@@ -167,20 +170,20 @@ void visit(const Head& head, Panel& panel, std::int64_t k0, std::int64_t n, Bloc
   if (c.count == 0 || !score<kW>(head, panel, k0, c, kb, w)) return;
 
   ToExponents exponents = to_exponents(head.p.score, panel, w.zero);
-  apply(exponents, width, w.top, w.top_exponent);
-  if (any_must_move(panel, w.top_exponent)) [[unlikely]] {
-    move_reference(panel, dv, w.top_exponent, nullptr, 0);
+  apply(exponents, width, w.block_max, w.block_max_exponent);
+  if (any_must_move(panel, w.block_max_exponent)) [[unlikely]] {
+    move_m(panel, dv, w.block_max_exponent, nullptr, 0);
     // Modified scores are counted again relative to the new m: equal keys of different blocks get equal weights, and
     // small scores keep their low bits.
     if (needs_finish(head.p.score)) score<kW>(head, panel, k0, c, kb, w);
-    apply(exponents, width, w.top, w.top_exponent);
-    if (any_must_move(panel, w.top_exponent)) {
+    apply(exponents, width, w.block_max, w.block_max_exponent);
+    if (any_must_move(panel, w.block_max_exponent)) {
       // Scores so large that m cannot take the step: they take it in place. (The lanes of vectors that have dropped out
       // hold garbage: harmless.)
       const std::int64_t begin = c.begin * width, keys = c.end[kW - 1] - c.begin;
       for (std::int64_t i = 0; i < keys * width; i += width) apply(exponents, width, w.s + begin + i, w.s + begin + i);
       exponents = {1, w.zero};
-      move_reference(panel, dv, w.top_exponent, w.s + begin, keys);
+      move_m(panel, dv, w.block_max_exponent, w.s + begin, keys);
     }
   }
   if (careful) {
