@@ -1,7 +1,7 @@
 #include "unit/tile_probe.hpp"
 
-#include "cpu/tile/element.hpp"
 #include "cpu/tile/components.hpp"
+#include "cpu/tile/element.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 namespace {
@@ -56,7 +56,8 @@ bool split(DType type, const void* from, std::int64_t stride, std::int64_t n, st
            std::int64_t component_stride) {
   Inspector<RepresentableFactor<kComponents>> inspector;
   with_element(type, [&](auto element) {
-    split_row<kComponents>(static_cast<const decltype(element)*>(from), stride, n, padded, to, component_stride, inspector);
+    split_row<kComponents>(static_cast<const decltype(element)*>(from), stride, n, padded, to, component_stride,
+                           inspector);
   });
   return !inspector.found();
 }

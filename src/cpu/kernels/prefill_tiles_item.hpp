@@ -1,5 +1,5 @@
-// The state of one work item of attention_prefill_tiles.cpp, in whose files the functions are that work on it, by job:
-// prefill_tiles_pack.hpp, prefill_tiles_scores.hpp, prefill_tiles_pipeline.hpp and prefill_tiles_fallback.hpp.
+// Of attention_prefill_tiles.cpp: the state of one work item, and its scratch. The functions that work on it are in the
+// other prefill_tiles_*.hpp, one job each.
 #pragma once
 
 #include "cpu/kernels/kernels.hpp"

@@ -9,7 +9,7 @@ namespace {
 
 // Of the panels in turn, the blocks that some row sees, in order.
 template <int kComponents>
-bool next(const PrefillItem<kComponents>& item, Visit& v, std::int64_t begin) {
+[[gnu::always_inline]] inline bool next(const PrefillItem<kComponents>& item, Visit& v, std::int64_t begin) {
   std::int64_t i = v.panel;
   std::int64_t at = v.at + kKeys;
   for (; i < item.count; ++i, at = 0) {

@@ -24,7 +24,8 @@ vec neg_m_of(const PrefillItem<kComponents>& item, const Visit& v, int i) {
   return item.modified ? vec(0.f) : xsimd::select(m_is_large(item.panels[v.panel], i), vec(0.f), neg_m);
 }
 template <int kComponents>
-Exponentials<kComponents> exponentials(const PrefillItem<kComponents>& item, const Visit& v, char* s) {
+[[gnu::always_inline]] inline Exponentials<kComponents> exponentials(const PrefillItem<kComponents>& item,
+                                                                     const Visit& v, char* s) {
   Exponentials<kComponents> e;
   e.s = reinterpret_cast<float*>(s), e.end = e.s + v.chunks * kTileDepth * kChunk;
   for (int i = 0; i < kVecsOfRow; ++i) e.set(scale_of(item, v, i), i, neg_m_of(item, v, i));

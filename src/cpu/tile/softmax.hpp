@@ -139,14 +139,14 @@ inline void finish_joining(Panel& panel, std::int64_t dv) {
 }
 
 // S -> P = 2^S in place for keys [begin, end) of a block, the first kV vectors of rows of kW. Their sums are
-// added to the block's, `sum`, by way of `part`: kSumKeys keys are summed apart, wherever calls cut the block.
+// added to the block's, `sum`, by way of `short_sum`: kSumKeys keys are summed apart, wherever calls cut the block.
 template <int kV, int kW>
-[[gnu::noinline]] void exponentiate(float* s, std::int64_t begin, std::int64_t end, ToExponents e, float* part,
+[[gnu::noinline]] void exponentiate(float* s, std::int64_t begin, std::int64_t end, ToExponents e, float* short_sum,
                                     float* sum) {
   const vec scale(e.scale);
   vec add[kV], l[kV];
 #pragma GCC unroll 4
-  for (int v = 0; v < kV; ++v) add[v] = load(e.add + v * kLanes), l[v] = load(part + v * kLanes);
+  for (int v = 0; v < kV; ++v) add[v] = load(e.add + v * kLanes), l[v] = load(short_sum + v * kLanes);
   for (std::int64_t j = begin; j < end;) {
     const std::int64_t stop = min((j / kSumKeys + 1) * kSumKeys, end);
 #pragma GCC unroll 2
@@ -166,7 +166,7 @@ template <int kV, int kW>
     }
   }
 #pragma GCC unroll 4
-  for (int v = 0; v < kV; ++v) store(part + v * kLanes, l[v]);
+  for (int v = 0; v < kV; ++v) store(short_sum + v * kLanes, l[v]);
 }
 
 }  // namespace rapt::cpu::RAPT_ISA
