@@ -1,5 +1,5 @@
 // The matrix unit: its software model against the manual's description of the instructions, the instructions against
-// the model, and numbers against the sums of bf16 planes they are split into.
+// the model, and numbers against the sums of bf16 components they are split into.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -53,7 +53,7 @@ std::vector<const TileProbe*> probes() {
   return all;
 }
 
-using Words = std::vector<std::uint32_t>;  // of tiles
+using TileWords = std::vector<std::uint32_t>;
 
 float as_float(std::uint32_t bits) {
   return std::bit_cast<float>(bits);
@@ -61,10 +61,10 @@ float as_float(std::uint32_t bits) {
 std::uint32_t as_bits(float x) {
   return std::bit_cast<std::uint32_t>(x);
 }
-char* bytes(Words& words) {
+char* bytes(TileWords& words) {
   return reinterpret_cast<char*>(words.data());
 }
-const char* bytes(const Words& words) {
+const char* bytes(const TileWords& words) {
   return reinterpret_cast<const char*>(words.data());
 }
 
@@ -83,14 +83,14 @@ constexpr Draw kDraws[] = {
     {"ordinary numbers", 120, 128, 120, 128, 120, 130, 0},
     {"all exponents whose products are in range", 90, 164, 90, 164, 60, 200, 0},
     {"now and then any pattern: Inf, NaN, denormals", 110, 140, 110, 140, 110, 140, 0.002},
-    {"denormals beside ordinary numbers", 0, 1, 126, 250, 0, 10, 0},
+    {"denormals times ordinary numbers", 0, 1, 126, 250, 0, 10, 0},
     {"results around the smallest normal number", 63, 75, 60, 70, 0, 12, 0},
     {"products that only denormals could hold", 30, 68, 30, 68, 0, 3, 0},
     {"products and sums around the largest number", 186, 192, 184, 192, 250, 254, 0},
     {"any pattern", 0, 255, 0, 255, 0, 255, 1},
 };
 
-Words draw_halves(std::mt19937& random, int tiles, int low, int high, double any) {
+TileWords draw_halves(std::mt19937& random, int tiles, int low, int high, double any) {
   std::uniform_int_distribution<std::uint32_t> exponent(static_cast<std::uint32_t>(low),
                                                         static_cast<std::uint32_t>(high));
   std::bernoulli_distribution odd(any);
@@ -98,12 +98,12 @@ Words draw_halves(std::mt19937& random, int tiles, int low, int high, double any
     const auto bits = static_cast<std::uint32_t>(random());
     return odd(random) ? bits & 0xffff : half_of(bits, exponent(random));
   };
-  Words words(static_cast<std::size_t>(tiles * kTileBytes / 4));
+  TileWords words(static_cast<std::size_t>(tiles * kTileBytes / 4));
   for (std::uint32_t& word : words) word = half() | half() << 16;
   return words;
 }
-Words draw_floats(std::mt19937& random, int tiles, int low, int high, double any) {
-  Words words = draw_halves(random, tiles, low, high, any);
+TileWords draw_floats(std::mt19937& random, int tiles, int low, int high, double any) {
+  TileWords words = draw_halves(random, tiles, low, high, any);
   for (std::uint32_t& word : words) word = (word & 0xffff0000u) | (static_cast<std::uint32_t>(random()) & 0xffff);
   return words;
 }
@@ -135,7 +135,7 @@ void reference_dot(const std::uint32_t* a, const std::uint32_t* b, std::uint32_t
 }
 
 /// How many words differ; a NaN is as good as another, and all are counted in `nans`.
-int differences(const Words& got, const Words& want, int& nans) {
+int differences(const TileWords& got, const TileWords& want, int& nans) {
   int count = 0;
   for (std::size_t i = 0; i < want.size(); ++i) {
     const bool nan = std::isnan(as_float(want[i]));
@@ -151,27 +151,28 @@ double f16_value(std::uint16_t bits) {
   return bits & 0x8000 ? -size : size;
 }
 
-/// Bits of `planes` bf16 planes that lie `plane` elements apart, as the number they add up to.
-double sum_of(const std::uint16_t* first, int planes, std::size_t plane) {
+/// The number that so many bf16 components, `stride` elements apart, add up to.
+double sum_of(const std::uint16_t* first, int components, std::size_t stride) {
   double sum = 0;
-  for (int p = 0; p < planes; ++p)
-    sum += double{as_float(std::uint32_t{first[static_cast<std::size_t>(p) * plane]} << 16)};
+  for (int p = 0; p < components; ++p)
+    sum += double{as_float(std::uint32_t{first[static_cast<std::size_t>(p) * stride]} << 16)};
   return sum;
 }
 
-/// Splits one number that fills its row and says if that has planes.
-bool has_planes(const TileProbe& probe, int planes, DType type, const void* x, std::size_t size, bool contiguous) {
+/// Splits a row that holds this number and ones, and says whether all of it is representable.
+bool is_representable(const TileProbe& probe, int components, DType type, const void* x, std::size_t size,
+                      bool contiguous) {
   constexpr std::size_t kCount = 64;
   const std::size_t step = contiguous ? size : 2 * size;
   std::vector<char> row(kCount * step, 0);
-  // Beside it only ones: 0x3f80 and 0x3c00 for 16 bits.
+  // Around it only ones: 0x3f80 and 0x3c00 for 16 bits.
   const float one = 1;
   const std::uint16_t half_one = type == DType::bf16 ? 0x3f80 : 0x3c00;
   for (std::size_t i = 0; i < kCount; ++i)
     std::memcpy(row.data() + i * step, type == DType::f32 ? static_cast<const void*>(&one) : &half_one, size);
   std::memcpy(row.data() + 37 * step, x, size);
   std::vector<std::uint16_t> to(3 * kCount);
-  return probe.split(planes, type, row.data(), contiguous ? 1 : 2, kCount, kCount, to.data(), kCount);
+  return probe.split(components, type, row.data(), contiguous ? 1 : 2, kCount, kCount, to.data(), kCount);
 }
 
 }  // namespace
@@ -204,9 +205,9 @@ TEST_CASE("the model of the tile instructions does what the manual says", "[unit
     std::mt19937 random(2);
     int wrong = 0, nans = 0, zeros = 0;
     for (int round = 0; round < 40; ++round) {
-      const Words a = draw_halves(random, 2, draw.a_low, draw.a_high, draw.any);
-      const Words b = draw_halves(random, 2, draw.b_low, draw.b_high, draw.any);
-      Words got = draw_floats(random, 4, draw.c_low, draw.c_high, draw.any), want = got;
+      const TileWords a = draw_halves(random, 2, draw.a_low, draw.a_high, draw.any);
+      const TileWords b = draw_halves(random, 2, draw.b_low, draw.b_high, draw.any);
+      TileWords got = draw_floats(random, 4, draw.c_low, draw.c_high, draw.any), want = got;
       constexpr std::size_t kWords = kTileBytes / 4;
       for (std::size_t i = 0; i < 2; ++i)
         for (std::size_t j = 0; j < 2; ++j)
@@ -229,9 +230,9 @@ TEST_CASE("the tile instructions agree with their model bit for bit", "[unit]") 
     std::mt19937 random(3);
     int wrong = 0, nans = 0;
     for (int round = 0; round < 200; ++round) {
-      const Words a = draw_halves(random, 2, draw.a_low, draw.a_high, draw.any);
-      const Words b = draw_halves(random, 2, draw.b_low, draw.b_high, draw.any);
-      Words got = draw_floats(random, 4, draw.c_low, draw.c_high, draw.any), want = got;
+      const TileWords a = draw_halves(random, 2, draw.a_low, draw.a_high, draw.any);
+      const TileWords b = draw_halves(random, 2, draw.b_low, draw.b_high, draw.any);
+      TileWords got = draw_floats(random, 4, draw.c_low, draw.c_high, draw.any), want = got;
       software->dot(bytes(a), bytes(b), bytes(want));
       real->dot(bytes(a), bytes(b), bytes(got));
       wrong += differences(got, want, nans);
@@ -241,29 +242,29 @@ TEST_CASE("the tile instructions agree with their model bit for bit", "[unit]") 
   }
 }
 
-TEST_CASE("two bf16 planes hold every fp16, one every bf16", "[unit]") {
+TEST_CASE("two bf16 components hold every fp16, one every bf16", "[unit]") {
   for (const TileProbe* probe : probes()) {
-    for (const auto& [type, planes] : {std::pair(DType::f16, 2), std::pair(DType::bf16, 1)}) {
+    for (const auto& [type, components] : {std::pair(DType::f16, 2), std::pair(DType::bf16, 1)}) {
       // All that are finite; of bf16 from 2^-126, as the unit takes denormals for 0, to 2^57.
       const int first = type == DType::f16 ? 0 : 0x80, last = type == DType::f16 ? 0x7c00 : 0x5c00;
       std::vector<std::uint16_t> x = {0, 0x8000};
       for (int bits = first; bits < last; ++bits)
         for (int sign : {0, 0x8000}) x.push_back(static_cast<std::uint16_t>(bits | sign));
       const std::size_t n = x.size(), padded = (n + 31) / 32 * 32 + 32;
-      std::vector<std::uint16_t> to(padded * static_cast<std::size_t>(planes), 0xaaaa);
-      CHECK(probe->split(planes, type, x.data(), 1, static_cast<std::int64_t>(n), static_cast<std::int64_t>(padded),
+      std::vector<std::uint16_t> to(padded * static_cast<std::size_t>(components), 0xaaaa);
+      CHECK(probe->split(components, type, x.data(), 1, static_cast<std::int64_t>(n), static_cast<std::int64_t>(padded),
                          to.data(), static_cast<std::int64_t>(padded)));
       int wrong = 0;
       for (std::size_t i = 0; i < padded; ++i) {
         const double want = i >= n ? 0 : type == DType::f16 ? f16_value(x[i]) : sum_of(x.data() + i, 1, 0);
-        wrong += sum_of(to.data() + i, planes, padded) != want;
+        wrong += sum_of(to.data() + i, components, padded) != want;
       }
       CHECK(wrong == 0);
     }
   }
 }
 
-TEST_CASE("three bf16 planes hold every fp32 from 2^-100 to 2^57, two its first 16 bits", "[unit]") {
+TEST_CASE("three bf16 components hold every fp32 from 2^-100 to 2^57, two its first 16 bits", "[unit]") {
   std::mt19937 random(4);
   std::vector<float> x = {0, -0.f, 0x1p-100f, -0x1p-100f, 0x1.fffffep56f, -0x1.fffffep56f, 1, 0x1.fffffep-1f};
   for (int exponent = -100; exponent < 57; ++exponent) {
@@ -273,19 +274,19 @@ TEST_CASE("three bf16 planes hold every fp32 from 2^-100 to 2^57, two its first 
   }
   const std::size_t n = x.size();
   for (const TileProbe* probe : probes()) {
-    for (const int planes : {3, 2}) {
+    for (const int components : {3, 2}) {
       for (const std::size_t stride : {std::size_t{1}, std::size_t{3}}) {
         std::vector<float> spread(n * stride, std::nanf(""));
         for (std::size_t i = 0; i < n; ++i) spread[i * stride] = x[i];
         const std::size_t padded = (n + 31) / 32 * 32;
-        std::vector<std::uint16_t> to(padded * static_cast<std::size_t>(planes));
-        CHECK(probe->split(planes, DType::f32, spread.data(), static_cast<std::int64_t>(stride),
+        std::vector<std::uint16_t> to(padded * static_cast<std::size_t>(components));
+        CHECK(probe->split(components, DType::f32, spread.data(), static_cast<std::int64_t>(stride),
                            static_cast<std::int64_t>(n), static_cast<std::int64_t>(padded), to.data(),
                            static_cast<std::int64_t>(padded)));
         int wrong = 0;
         for (std::size_t i = 0; i < n; ++i) {
-          const double want = x[i], off = std::abs(sum_of(to.data() + i, planes, padded) - want);
-          wrong += planes == 3 ? off != 0 : off > 0x1p-17 * std::abs(want);
+          const double want = x[i], off = std::abs(sum_of(to.data() + i, components, padded) - want);
+          wrong += components == 3 ? off != 0 : off > 0x1p-17 * std::abs(want);
         }
         CHECK(wrong == 0);
       }
@@ -293,11 +294,11 @@ TEST_CASE("three bf16 planes hold every fp32 from 2^-100 to 2^57, two its first 
   }
 }
 
-TEST_CASE("numbers that planes cannot hold are found, wherever they are in a row", "[unit]") {
+TEST_CASE("numbers that components cannot hold are found, wherever they are in a row", "[unit]") {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   struct Verdict {
     float x;
-    bool one, more;  // as bf16 in one plane, as fp32 in several
+    bool one, more;  // as bf16 in one component, as fp32 in several
   };
   const Verdict verdicts[] = {
       {0, true, true},          {1, true, true},           {0x1p-100f, true, true},      {0x1.fep-101f, true, false},
@@ -309,9 +310,9 @@ TEST_CASE("numbers that planes cannot hold are found, wherever they are in a row
         const auto half = static_cast<std::uint16_t>(as_bits(x) >> 16);
         for (const bool contiguous : {true, false}) {
           INFO(x << (contiguous ? ", contiguous" : ", strided"));
-          CHECK(has_planes(*probe, 1, DType::bf16, &half, 2, contiguous) == verdict.one);
-          CHECK(has_planes(*probe, 2, DType::f32, &x, 4, contiguous) == verdict.more);
-          CHECK(has_planes(*probe, 3, DType::f32, &x, 4, contiguous) == verdict.more);
+          CHECK(is_representable(*probe, 1, DType::bf16, &half, 2, contiguous) == verdict.one);
+          CHECK(is_representable(*probe, 2, DType::f32, &x, 4, contiguous) == verdict.more);
+          CHECK(is_representable(*probe, 3, DType::f32, &x, 4, contiguous) == verdict.more);
         }
       }
     }
@@ -319,8 +320,8 @@ TEST_CASE("numbers that planes cannot hold are found, wherever they are in a row
     for (const auto& [bits, good] : {std::pair(0x0001, true), std::pair(0x83ff, true), std::pair(0x7bff, true),
                                      std::pair(0x7c00, false), std::pair(0xfc00, false), std::pair(0x7c01, false)}) {
       const auto x = static_cast<std::uint16_t>(bits);
-      CHECK(has_planes(*probe, 2, DType::f16, &x, 2, true) == good);
-      CHECK(has_planes(*probe, 2, DType::f16, &x, 2, false) == good);
+      CHECK(is_representable(*probe, 2, DType::f16, &x, 2, true) == good);
+      CHECK(is_representable(*probe, 2, DType::f16, &x, 2, false) == good);
     }
   }
 }

@@ -1,7 +1,7 @@
 #include "unit/tile_probe.hpp"
 
+#include "cpu/tile/components.hpp"
 #include "cpu/tile/element.hpp"
-#include "cpu/tile/planes.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 namespace {
@@ -50,21 +50,22 @@ void dot(const char* a, const char* b, char* c) noexcept {
   tiles.store<2>(c + 2 * next, kRowBytes), tiles.store<3>(c + 3 * next, kRowBytes);
 }
 
-// Returns whether every element has its planes.
-template <int kPlanes>
+// Returns whether every element is representable.
+template <int kComponents>
 bool split(DType type, const void* from, std::int64_t stride, std::int64_t n, std::int64_t padded, bf16* to,
-           std::int64_t plane) {
-  Inspector<UsualFactor<kPlanes>> inspector;
+           std::int64_t component_stride) {
+  Inspector<RepresentableFactor<kComponents>> inspector;
   with_element(type, [&](auto element) {
-    split_row<kPlanes>(static_cast<const decltype(element)*>(from), stride, n, padded, to, plane, inspector);
+    split_row<kComponents>(static_cast<const decltype(element)*>(from), stride, n, padded, to, component_stride,
+                           inspector);
   });
   return !inspector.found();
 }
 
-bool split(int planes, DType type, const void* from, std::int64_t stride, std::int64_t n, std::int64_t padded,
-           std::uint16_t* to, std::int64_t plane) noexcept {
-  const auto function = planes == 1 ? split<1> : planes == 2 ? split<2> : split<3>;
-  return function(type, from, stride, n, padded, reinterpret_cast<bf16*>(to), plane);
+bool split(int components, DType type, const void* from, std::int64_t stride, std::int64_t n, std::int64_t padded,
+           std::uint16_t* to, std::int64_t component_stride) noexcept {
+  const auto function = components == 1 ? split<1> : components == 2 ? split<2> : split<3>;
+  return function(type, from, stride, n, padded, reinterpret_cast<bf16*>(to), component_stride);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// AVX512-BF16: products of pairs of bf16, beside the vectors of AVX-512 with VBMI and VBMI2. Its kernel is the matrix
-// unit's for bf16, over chunks in registers instead of tiles (matrix_dots.hpp).
+// AVX512-BF16: products of pairs of bf16, with the vectors of AVX-512 with VBMI and VBMI2. Its kernel is the matrix
+// unit's for bf16, over chunks in registers instead of tiles (tile/bf16_mma_dots.hpp).
 #pragma once
 
 #define RAPT_HAVE_DOTS

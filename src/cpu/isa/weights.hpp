@@ -1,5 +1,5 @@
-// Softmax weights as bf16, for the matrix unit: the words, in the vectors of any ISA. (For tests, beside the model of
-// the tiles; speed does not matter.)
+// Softmax weights as bf16, for the matrix unit, in the vectors of any ISA. (For tests, with the model of the tiles;
+// speed does not matter.)
 //  - truncate_to_bf16: the number without the 16 low bits of its fraction; truncate_to_bf16_pairs: the upper halves of
 //  even below odd's.
 //  - exp2_18_bits, exp2_24_bits: 2^x for any x, to so many bits; what is too large may be any number above 2^100.

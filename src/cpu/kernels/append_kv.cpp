@@ -91,8 +91,8 @@ Coding coding_of(DType dtype, const float* x, std::int64_t n, bool with_zero) {
   const double half = half_range(dtype);
   if (!with_zero || largest == 0) return {scale_for(largest, half - 1), 0};
   // Of a group whose numbers differ little, zero would grow until (code - zero) loses its digits.
-  const double step = (high - low) / (2 * half - 1), least = largest * 0x1p-20;
-  const float scale = scale_for(step > least ? step : least, 1);
+  const double step = (high - low) / (2 * half - 1), min_step = largest * 0x1p-20;
+  const float scale = scale_for(step > min_step ? step : min_step, 1);
   return {scale, static_cast<float>(-half - low / static_cast<double>(scale))};
 }
 

@@ -1,20 +1,20 @@
-// attention_combine: rows from their states over parts of their keys, in the parts' order:
+// attention_combine: rows from their partial results over splits of their keys (split-KV), in the splits' order:
 //   m = max m_i,  l = sum 2^(m_i - m) l_i,  out = sum 2^(m_i - m) o_i / l.
-// References are integers, so that every factor is an exact power of two.
+// All m_i are integers, so that every factor is an exact power of two.
 #include "cpu/kernels/kernels.hpp"
 #include "cpu/tile/epilogue.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 
-// Parts summed before they join the row: the rounding of a sum grows with its terms.
+// Splits summed before they join the row: the rounding of a sum grows with its length.
 constexpr std::int64_t kShortSum = 8;
 
-void attention_combine(const AttentionParams& p, const WorkItem& item, std::int64_t parts) noexcept {
+void attention_combine(const AttentionParams& p, const WorkItem& item, std::int64_t splits) noexcept {
   const FlushDenormals flush;
   const Head head(p, item);
   const std::int64_t rows = item.row_end - item.row_begin, stride = partial_floats(p.dv);
   for (std::int64_t r = 0; r < rows; ++r) {
-    // [dv] of O, minus the reference, the sum of weights.
+    // [dv] of O, then -m, then l.
     const auto partial = [&](std::int64_t i) { return item.partial + (i * rows + r) * stride; };
     Row row;
     find_rows(head, item.row_begin + r, 1, &row);
@@ -22,7 +22,7 @@ void attention_combine(const AttentionParams& p, const WorkItem& item, std::int6
     start_row(head, row, sink_neg_m, sink_l);
     bool any = sink_l != 0;
     float neg_m = sink_neg_m;
-    for (std::int64_t i = 0; i < parts; ++i) {
+    for (std::int64_t i = 0; i < splits; ++i) {
       if (partial(i)[p.dv + 1] == 0) continue;  // saw no key
       const float neg_m_i = partial(i)[p.dv];
       neg_m = any && neg_m < neg_m_i ? neg_m : neg_m_i;
@@ -30,7 +30,7 @@ void attention_combine(const AttentionParams& p, const WorkItem& item, std::int6
     }
     alignas(64) float factor[kMaxSplits];
     double all = sink_l == 0 ? 0 : static_cast<double>(sink_l * __builtin_exp2f(neg_m - sink_neg_m));
-    for (std::int64_t i = 0; i < parts; ++i) {
+    for (std::int64_t i = 0; i < splits; ++i) {
       const float weight = partial(i)[p.dv + 1];
       if (weight == 0) continue;
       factor[i] = __builtin_exp2f(neg_m - partial(i)[p.dv]);
@@ -40,11 +40,11 @@ void attention_combine(const AttentionParams& p, const WorkItem& item, std::int6
     const vec scale(l == 0 ? 0.f : 1 / l);
     with_element(p.out_type, [&](auto element) {
       auto* const out = static_cast<decltype(element)*>(p.out) + row_at(p.out_stride, head, row);
-      for (std::int64_t c = 0; c < p.dv; c += kLanes) {  // states have room for whole vectors
+      for (std::int64_t c = 0; c < p.dv; c += kLanes) {  // partial results have room for whole vectors
         vec sum(0.f);
-        for (std::int64_t first = 0; first < parts; first += kShortSum) {
+        for (std::int64_t first = 0; first < splits; first += kShortSum) {
           vec short_sum(0.f);
-          for (std::int64_t i = first; i < min(first + kShortSum, parts); ++i) {
+          for (std::int64_t i = first; i < min(first + kShortSum, splits); ++i) {
             if (partial(i)[p.dv + 1] == 0) continue;
             const vec x = load(partial(i) + c);
             const vec joined = fma(vec(factor[i]), x, short_sum);

@@ -4,16 +4,16 @@
 //   for each block of keys that some row sees             K and V rows in place, or dequantised to fp32 in scratch
 //     for each panel of kLanes rows
 //       S[key][row] = q . k                               lanes along d
-//       finish the scores, move m, P = 2^(scale S - m)    lanes along rows: the words of attention_prefill
+//       finish the scores, move m, P = 2^(scale S - m)    lanes along rows: as in attention_prefill
 //       O[row] += P V                                     lanes along dv
 //
-// Beside each product rows that come next are fetched: this block's values and the next block's keys; where rows are
-// packed, the next block's keys and values. Scales of whole rows multiply scores and weights instead of elements.
+// During each product the rows needed next are prefetched: this block's values and the next block's keys; where rows
+// are packed, the next block's keys and values. Scales of whole rows multiply scores and weights instead of elements.
 #include "cpu/kernels/kernels.hpp"
 #include "cpu/tile/carver.hpp"
+#include "cpu/tile/decode_mma.hpp"
 #include "cpu/tile/epilogue.hpp"
 #include "cpu/tile/pack.hpp"
-#include "cpu/tile/rows.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 namespace {
@@ -28,12 +28,13 @@ std::int64_t block_keys(DType kv_type) {
 
 struct Scratch {
   Row* row;
-  // Q in tiles, as DotsTile has them; [rows][dv], padded to whole vectors: of this run of blocks, and of those before.
+  // Q in tiles, as DotsTile has them; O, [rows][dv], padded to whole vectors: of this run of blocks, and of those
+  // before.
   float *q, *o, *total, *neg_m, *l, *l_low;
   float* q_row;  // one, on its way
-  // [keys][kLanes] scores, with room for those that a tile counts past the last key, and, with care, what they were;
-  // [kLanes].
-  float *s, *seen, *top, *top_exponent, *part, *sum, *zero;
+  // [keys][kLanes] scores, with room for those that a tile computes past the last key, and what they were before they
+  // became weights; [kLanes].
+  float *s, *scores_before, *block_max, *block_max_exponent, *short_sum, *sum, *zero;
   float *k, *v;  // a block's rows, where they are packed
   std::int64_t q_stride, o_stride;
 
@@ -49,8 +50,9 @@ struct Scratch {
     l = carver.take<float>(rows);
     l_low = carver.take<float>(rows);
     s = carver.take<float>((kBlock + 2 * kLanes) * kLanes);
-    seen = carver.take<float>(kBlock * kLanes);
-    for (float** lanes : {&top, &top_exponent, &part, &sum, &zero}) *lanes = carver.take<float>(kLanes);
+    scores_before = carver.take<float>(kBlock * kLanes);
+    for (float** lanes : {&block_max, &block_max_exponent, &short_sum, &sum, &zero})
+      *lanes = carver.take<float>(kLanes);
     k = carver.take<float>(kBlock * q_stride);
     v = carver.take<float>(kBlock * o_stride);
   }
@@ -94,7 +96,7 @@ class Item {
  private:
   // Rows of a block, indexed by key.
   struct Block {
-    std::int64_t k0, from, end;  // keys; only those from `from` on are anybody's to read
+    std::int64_t k0, from, end;  // keys; those before `from` must not be read, since their pages may not exist
     const std::byte *k_source[kBlock], *v_source[kBlock];
     const T *k[kBlock], *v[kBlock];
     float k_scale[kBlock], v_scale[kBlock];
@@ -182,7 +184,7 @@ class Item {
   }
 
   // Panels [begin, end) over all keys that any of them sees.
-  void sweep(std::int64_t begin, std::int64_t end, bool careful) {
+  void sweep(std::int64_t begin, std::int64_t end, bool isolate_non_finite) {
     const std::int64_t first = panels_[begin].first(0), last = panels_[end - 1].last(kLanes - 1);
     if (first >= last) return;
     Block blocks[2];
@@ -195,12 +197,12 @@ class Item {
       read(*now, {p_.k, p_.k_stride, p_.k_quant, p_.d}, now->k_source, w_.k, w_.q_stride, now->k, now->k_scale);
       read(*now, {p_.v, p_.v_stride, p_.v_quant, p_.dv}, now->v_source, w_.v, w_.o_stride, now->v, now->v_scale);
       const Block* const after = more ? next : nullptr;
-      beside_dots_ = packed_ ? fetch_keys(after) : fetch_values(now);
-      beside_values_ = packed_ ? fetch_values(after) : fetch_keys(after);
+      fetch_with_dots_ = packed_ ? fetch_keys(after) : fetch_values(now);
+      fetch_with_values_ = packed_ ? fetch_values(after) : fetch_keys(after);
       const bool run_ends = (k - head_.low / keys * keys) % (kRunBlocks * keys) == 0;
       for (std::int64_t i = begin; i < end; ++i) {
         if (run_ends) join_total(i);
-        visit(i, *now, careful);
+        visit(i, *now, isolate_non_finite);
       }
       Block* const done = now;
       now = next, next = done;
@@ -208,8 +210,8 @@ class Item {
     for (std::int64_t i = begin; i < end; ++i) join_total(i);
   }
 
-  // w_.s = the final scores of keys [begin, end) of the block, as to_exponents() has them, w_.top their maxima. Returns
-  // false if all are masked.
+  // w_.s = the final scores of keys [begin, end) of the block, as to_exponents() has them, w_.block_max their maxima.
+  // Returns false if all are masked.
   bool score(const Panel& panel, std::int64_t at, const Block& block, std::int64_t begin, std::int64_t end) {
     with_row_tiles(panel.rows, [&](auto rows, std::int64_t r) {
       constexpr int kR = decltype(rows)::value;
@@ -218,7 +220,7 @@ class Item {
       for (std::int64_t j = begin; j < end; j += Tile::kKeys) {
         const T* k[Tile::kKeys];
         for (int x = 0; x < Tile::kKeys; ++x) k[x] = block.k[min(j + x, end - 1)];
-        tile.run(k, w_.s + j * kLanes + r, beside_dots_);
+        tile.run(k, w_.s + j * kLanes + r, fetch_with_dots_);
       }
     });
     const bool modified = needs_finish(p_.score);
@@ -226,56 +228,58 @@ class Item {
     alignas(64) float lane[kLanes] = {};  // lanes past the last row hold what scratch held
     for (std::int64_t i = 0; i < panel.rows; ++i) lane[i] = 1;
     const auto exists = load(lane) != vec(0.f);
-    vec top = minus_infinity();
+    vec block_max = minus_infinity();
     for (std::int64_t j = begin; j < end; ++j) {
       const vec dot = xsimd::select(exists, load(w_.s + j * kLanes), vec(0.f));
       const vec x = scale ? dot * vec(scale[j]) : dot;
       store(w_.s + j * kLanes, x);
-      top = xsimd::max(top, x);
+      block_max = xsimd::max(block_max, x);
     }
     const bool masked = panel.first(kLanes - 1) > block.k0 + begin || panel.last(0) < block.k0 + end;
-    store(w_.top, masked || modified ? minus_infinity() : top);  // finish_scores() adds those that are seen
-    if (modified) return finish_scores<true>(head_, panel, 0, block.k0, begin, end, w_.s, w_.top);
-    if (masked) finish_scores<false>(head_, panel, 0, block.k0, begin, end, w_.s, w_.top);
+    store(w_.block_max,
+          masked || modified ? minus_infinity() : block_max);  // finish_scores() adds those that are scores_before
+    if (modified) return finish_scores<true>(head_, panel, 0, block.k0, begin, end, w_.s, w_.block_max);
+    if (masked) finish_scores<false>(head_, panel, 0, block.k0, begin, end, w_.s, w_.block_max);
     return true;
   }
 
-  void visit(std::int64_t i, const Block& block, bool careful) {
+  void visit(std::int64_t i, const Block& block, bool isolate_non_finite) {
     const FlushDenormals flush;
     const Panel& panel = panels_[i];
     const std::int64_t begin = clamp(panel.first(0) - block.k0, block.from - block.k0, block.end - block.k0);
     const std::int64_t end = clamp(panel.last(kLanes - 1) - block.k0, begin, block.end - block.k0);
     if (begin == end || !score(panel, i * kLanes, block, begin, end)) return;
     ToExponents exponents = to_exponents(p_.score, panel, w_.zero);
-    apply(exponents, kLanes, w_.top, w_.top_exponent);
-    if (any_must_move(panel, w_.top_exponent)) [[unlikely]] {  // as in attention_prefill
+    apply(exponents, kLanes, w_.block_max, w_.block_max_exponent);
+    if (any_must_move(panel, w_.block_max_exponent)) [[unlikely]] {  // as in attention_prefill
       move(i, nullptr, 0);
       if (needs_finish(p_.score)) score(panel, i * kLanes, block, begin, end);
-      apply(exponents, kLanes, w_.top, w_.top_exponent);
-      if (any_must_move(panel, w_.top_exponent)) {
+      apply(exponents, kLanes, w_.block_max, w_.block_max_exponent);
+      if (any_must_move(panel, w_.block_max_exponent)) {
         float* const s = w_.s + begin * kLanes;
         for (std::int64_t j = 0; j < end - begin; ++j) apply(exponents, kLanes, s + j * kLanes, s + j * kLanes);
         exponents = {1, w_.zero};
         move(i, s, end - begin);
       }
     }
-    for (std::int64_t j = begin; careful && j < end; ++j) store(w_.seen + j * kLanes, load(w_.s + j * kLanes));
-    for (float* row : {w_.part, w_.sum}) store(row, vec(0.f));
-    exponentiate<1, 1>(w_.s, begin, end, exponents, w_.part, w_.sum);
-    add_to_sum(panel, 0, load(w_.sum) + load(w_.part));
+    for (std::int64_t j = begin; isolate_non_finite && j < end; ++j)
+      store(w_.scores_before + j * kLanes, load(w_.s + j * kLanes));
+    for (float* row : {w_.short_sum, w_.sum}) store(row, vec(0.f));
+    exponentiate<1, 1>(w_.s, begin, end, exponents, w_.short_sum, w_.sum);
+    add_to_sum(panel, 0, load(w_.sum) + load(w_.short_sum));
     if (const float* const scale = of_rows(p_.v_quant, p_.dv) ? block.v_scale : nullptr)
       for (std::int64_t j = begin; j < end; ++j) store(w_.s + j * kLanes, load(w_.s + j * kLanes) * vec(scale[j]));
-    if (careful) add_with_care(i, block, begin, end);
+    if (isolate_non_finite) add_isolating_non_finite(i, block, begin, end);
     else add(i, block, begin, end);
   }
 
-  // Moves the references that must, and with them O, and n scores at `s` unless it is null.
+  // Moves m of the lanes that must, and with it O, and n scores at `s` unless it is null.
   [[gnu::noinline, gnu::cold]] void move(std::int64_t i, float* s, std::int64_t n) const {
     const Panel& panel = panels_[i];
-    const vec top = load(w_.top_exponent);
-    const vec step = xsimd::select(must_move(top, load(panel.l)), xsimd::ceil(top), vec(0.f));
+    const vec block_max = load(w_.block_max_exponent);
+    const vec step = xsimd::select(must_move(block_max, load(panel.l)), xsimd::ceil(block_max), vec(0.f));
     alignas(64) float factor[kLanes];
-    store(factor, raise_reference(panel, 0, step));
+    store(factor, raise_m(panel, 0, step));
     for (std::int64_t j = 0; j < n; ++j) store(s + j * kLanes, load(s + j * kLanes) - step);
     for (std::int64_t r = 0; r < panel.rows; ++r)
       for (float* rows : {o(i), total(i)})
@@ -295,22 +299,24 @@ class Item {
       const std::int64_t whole = dv_ / kLanes * kLanes;
       std::int64_t c = 0;
       const auto strip = [&](auto vectors, std::int64_t at) __attribute__((always_inline)) {
-        add_values<T, kR, decltype(vectors)::value>(p, block.v, at, begin, end, out + c, w_.o_stride, beside_values_);
+        add_values<T, kR, decltype(vectors)::value>(p, block.v, at, begin, end, out + c, w_.o_stride,
+                                                    fetch_with_values_);
       };
       for (; c + kC * kLanes <= whole; c += kC * kLanes) strip(std::integral_constant<int, kC>(), c);
       for (; c < w_.o_stride; c += kLanes) strip(std::integral_constant<int, 1>(), column(c));
     });
   }
 
-  // The same sums where a masked value may be NaN or infinite, or a weight that has vanished meets one that is.
-  [[gnu::noinline, gnu::cold]] void add_with_care(std::int64_t i, const Block& block, std::int64_t begin,
-                                                  std::int64_t end) const {
+  // The same sums where a value may be NaN or infinite: masked ones are left out, and others are not multiplied by a
+  // weight that may have become 0.
+  [[gnu::noinline, gnu::cold]] void add_isolating_non_finite(std::int64_t i, const Block& block, std::int64_t begin,
+                                                             std::int64_t end) const {
     const float* const scale = of_rows(p_.v_quant, p_.dv) ? block.v_scale : nullptr;
     for (std::int64_t r = 0; r < panels_[i].rows; ++r)
       for (std::int64_t c = 0; c < w_.o_stride; c += kLanes) {
         vec acc(0.f), endless(0.f);
         for (std::int64_t j = begin; j < end; ++j) {
-          if (w_.seen[j * kLanes + r] == -__builtin_inff()) continue;
+          if (w_.scores_before[j * kLanes + r] == -__builtin_inff()) continue;
           const vec x = load_any(block.v[j] + column(c));
           const auto finite = x - x == vec(0.f);
           acc = fma(vec(w_.s[j * kLanes + r]), xsimd::select(finite, x, vec(0.f)), acc);
@@ -321,8 +327,8 @@ class Item {
       }
   }
 
-  // Stores the panel's rows of O / l, or their states. Returns false if some number is not finite: then a masked value
-  // may have leaked into it (0 * inf).
+  // Stores the panel's rows of O / l, or their partial results. Returns false if some number is not finite: then a
+  // masked value may have leaked into it (0 * inf).
   bool store_rows(std::int64_t i) const {
     const Panel& panel = panels_[i];
     settle_sum(panel);
@@ -362,7 +368,7 @@ class Item {
   bool packed_;
   std::int64_t d_, dv_;  // of rows as T: at least a whole vector
   Panel panels_[kMaxPanels];
-  Fetcher beside_dots_{nullptr, 0, 0}, beside_values_{nullptr, 0, 0};  // what to read ahead beside each product
+  Fetcher fetch_with_dots_{nullptr, 0, 0}, fetch_with_values_{nullptr, 0, 0};  // what to prefetch during each product
 };
 
 // Elements in place save a pass over them. Packed are rows too short or strided for whole vectors, those whose scale is

@@ -34,10 +34,10 @@ std::int64_t packed_stride(std::int64_t n) {
 
 struct Scratch {
   Row* row;
-  float *qt, *ot, *total, *neg_m, *l, *l_low;  // all panels, back to back
-  float *s, *top, *top_exponent, *part, *sum;  // one panel and block: scores, their maxima and sums
-  float *k, *v;                                // one block, packed
-  float *zero, *unused;                        // a row of zeros, a row to write what nobody wants
+  float *qt, *ot, *total, *neg_m, *l, *l_low;                   // all panels, back to back
+  float *s, *block_max, *block_max_exponent, *short_sum, *sum;  // one panel and block: scores, their maxima and sums
+  float *k, *v;                                                 // one block, packed
+  float *zero, *discarded;                                      // a row of zeros, a row that is written, never read
 
   Scratch(Carver& carver, const AttentionShape& shape) {
     const std::int64_t lanes = round_up(shape.rows, kLanes);
@@ -49,14 +49,14 @@ struct Scratch {
     l = carver.take<float>(lanes);
     l_low = carver.take<float>(lanes);
     s = carver.take<float>(kBlockK * kWidth);
-    top = carver.take<float>(kWidth);
-    top_exponent = carver.take<float>(kWidth);
-    part = carver.take<float>(kWidth);
+    block_max = carver.take<float>(kWidth);
+    block_max_exponent = carver.take<float>(kWidth);
+    short_sum = carver.take<float>(kWidth);
     sum = carver.take<float>(kWidth);
     k = carver.take<float>(kBlockK * packed_stride(shape.d));
     v = carver.take<float>(kBlockK * packed_stride(shape.dv));
     zero = carver.take<float>(kWidth);
-    unused = carver.take<float>(kWidth);
+    discarded = carver.take<float>(kWidth);
   }
 };
 
@@ -135,31 +135,34 @@ template <int kMax = kVecs, class F>
     }
 }
 
-// w.s = the final scores of a block for a panel of kW vectors, as to_exponents() has them, w.top = their maxima.
+// w.s = the final scores of a block for a panel of kW vectors, as to_exponents() has them, w.block_max = their maxima.
 // Returns false if all are masked.
 template <int kW>
 bool score(const Head& head, const Panel& panel, std::int64_t k0, const Cut& c, Block kb, const Scratch& w) {
   const bool modified = needs_finish(head.p.score);
   bool visible = !modified;
-  for (int v = 0; v < kW; ++v) store(w.top + v * kLanes, minus_infinity());
+  for (int v = 0; v < kW; ++v) store(w.block_max + v * kLanes, minus_infinity());
   for (int i = 0; i < c.count; ++i) {
     const Segment& g = c.segment[i];
     const std::int64_t lane = g.vec * kLanes;
-    const ScoresTile<kW> tile{
-        kb.data + g.begin * kb.stride,     kb.stride, head.p.d, panel.qt + lane, w.s + g.begin * panel.width + lane,
-        g.masked ? w.unused : w.top + lane};  // masked scores must not raise the maximum
+    const ScoresTile<kW> tile{kb.data + g.begin * kb.stride,
+                              kb.stride,
+                              head.p.d,
+                              panel.qt + lane,
+                              w.s + g.begin * panel.width + lane,
+                              g.masked ? w.discarded : w.block_max + lane};  // masked scores must not raise the maximum
     with_vecs<kW>(kW - g.vec, [&](auto vecs) { tiles<vecs>(tile, g.end - g.begin); });
     if (!g.masked) continue;
     for (std::int64_t v = g.vec; v < kW; ++v)
       visible |=
-          (modified ? finish_scores<true> : finish_scores<false>)(head, panel, v, k0, g.begin, g.end, w.s, w.top);
+          (modified ? finish_scores<true> : finish_scores<false>)(head, panel, v, k0, g.begin, g.end, w.s, w.block_max);
   }
   return visible;
 }
 
 // A panel of kW vectors against the block of n keys at k0.
 template <int kW>
-void visit(const Head& head, Panel& panel, std::int64_t k0, std::int64_t n, Block kb, Block vb, bool careful,
+void visit(const Head& head, Panel& panel, std::int64_t k0, std::int64_t n, Block kb, Block vb, bool isolate_non_finite,
            const Scratch& w) {
   const FlushDenormals flush;
   const std::int64_t dv = head.p.dv, width = panel.width;
@@ -167,23 +170,23 @@ void visit(const Head& head, Panel& panel, std::int64_t k0, std::int64_t n, Bloc
   if (c.count == 0 || !score<kW>(head, panel, k0, c, kb, w)) return;
 
   ToExponents exponents = to_exponents(head.p.score, panel, w.zero);
-  apply(exponents, width, w.top, w.top_exponent);
-  if (any_must_move(panel, w.top_exponent)) [[unlikely]] {
-    move_reference(panel, dv, w.top_exponent, nullptr, 0);
+  apply(exponents, width, w.block_max, w.block_max_exponent);
+  if (any_must_move(panel, w.block_max_exponent)) [[unlikely]] {
+    move_m(panel, dv, w.block_max_exponent, nullptr, 0);
     // Modified scores are counted again relative to the new m: equal keys of different blocks get equal weights, and
     // small scores keep their low bits.
     if (needs_finish(head.p.score)) score<kW>(head, panel, k0, c, kb, w);
-    apply(exponents, width, w.top, w.top_exponent);
-    if (any_must_move(panel, w.top_exponent)) {
+    apply(exponents, width, w.block_max, w.block_max_exponent);
+    if (any_must_move(panel, w.block_max_exponent)) {
       // Scores so large that m cannot take the step: they take it in place. (The lanes of vectors that have dropped out
       // hold garbage: harmless.)
       const std::int64_t begin = c.begin * width, keys = c.end[kW - 1] - c.begin;
       for (std::int64_t i = 0; i < keys * width; i += width) apply(exponents, width, w.s + begin + i, w.s + begin + i);
       exponents = {1, w.zero};
-      move_reference(panel, dv, w.top_exponent, w.s + begin, keys);
+      move_m(panel, dv, w.block_max_exponent, w.s + begin, keys);
     }
   }
-  if (careful) {
+  if (isolate_non_finite) {
     if (!panel.started)
       for (std::int64_t i = 0; i < dv * width; i += kLanes) store(panel.ot + i, vec(0.f));
     panel.started = true;
@@ -191,18 +194,18 @@ void visit(const Head& head, Panel& panel, std::int64_t k0, std::int64_t n, Bloc
   }
 
   for (int v = 0; v < kW; ++v)
-    for (float* row : {w.part, w.sum}) store(row + v * kLanes, vec(0.f));
+    for (float* row : {w.short_sum, w.sum}) store(row + v * kLanes, vec(0.f));
   for (int i = 0; i < c.count; ++i) {
     const Segment& g = c.segment[i];
     const std::int64_t lane = g.vec * kLanes;
     with_vecs<kW>(kW - g.vec, [&](auto vecs) {
-      exponentiate<vecs, kW>(w.s + lane, g.begin, g.end, {exponents.scale, exponents.add + lane}, w.part + lane,
+      exponentiate<vecs, kW>(w.s + lane, g.begin, g.end, {exponents.scale, exponents.add + lane}, w.short_sum + lane,
                              w.sum + lane);
     });
   }
   for (int v = 0; v < kW; ++v) {
     const std::int64_t lane = v * kLanes;
-    add_to_sum(panel, lane, load(w.sum + lane) + load(w.part + lane));
+    add_to_sum(panel, lane, load(w.sum + lane) + load(w.short_sum + lane));
   }
 
   for (std::int64_t begin = c.begin, end = c.end[kW - 1]; begin < end;) {
@@ -219,7 +222,7 @@ void visit(const Head& head, Panel& panel, std::int64_t k0, std::int64_t n, Bloc
 
 // K's rows are read along d, a few at a time: in place is best at any row stride. V is read in column strips, whose
 // rows fall into few cache sets when they lie far apart (61 % of peak in place). Other elements than fp32 are packed to
-// widen them, and rows that a page's end parts to lie in one piece.
+// widen them, and a block that spans pages to lie in one piece.
 bool must_pack_keys(const AttentionParams& p) {
   return p.kv_type != DType::f32 || p.k_stride.d != 1;
 }
@@ -228,8 +231,8 @@ bool must_pack_values(const AttentionParams& p) {
   return p.kv_type != DType::f32 || s.d != 1 || (s.s >= 512 && s.s != p.dv);
 }
 
-// Keys [from, end) of the block at k0 of k or v: in place, or packed into `packed`. Earlier rows of the block are
-// nobody's to read.
+// Keys [from, end) of the block at k0 of k or v: in place, or packed into `packed`. Earlier rows of the block
+// must not be read, since their pages may not exist.
 Block block(const Head& head, const KeyRows& rows, std::int64_t k0, std::int64_t from, std::int64_t end, bool pack,
             float* packed) {
   const Strides& s = rows.strides;
@@ -247,7 +250,7 @@ Block block(const Head& head, const KeyRows& rows, std::int64_t k0, std::int64_t
   return {packed, stride};
 }
 
-// Towards L2, beside the arithmetic: rows of a head's tensors missed in a bunch would stall it (8 heads of S = 512 read
+// Towards L2, during the arithmetic: rows of a head's tensors missed in a bunch would stall it (8 heads of S = 512 read
 // 4 to 7 points less than one head in cache). Heads of a single block of keys are small enough to be there already.
 void prefetch(const void* base, DType element, std::int64_t at, const Strides& s, std::int64_t n) {
   if (s.d != 1) return;
@@ -256,12 +259,13 @@ void prefetch(const void* base, DType element, std::int64_t at, const Strides& s
 }
 
 // All panels share one sweep over the keys that any of them sees.
-void sweep(const Head& head, Panel* panels, std::int64_t count, bool careful, const Scratch& w) {
+void sweep(const Head& head, Panel* panels, std::int64_t count, bool isolate_non_finite, const Scratch& w) {
   const AttentionParams& p = head.p;
   const std::int64_t first = panels[0].first(0), last = panels[count - 1].last(panels[count - 1].width - 1);
   if (first >= last) return;
   const bool far = last - first > kBlockK;
-  const bool pack_k = must_pack_keys(p), pack_v = must_pack_values(p) || careful;  // add_non_finite edits a copy
+  const bool pack_k = must_pack_keys(p),
+             pack_v = must_pack_values(p) || isolate_non_finite;  // add_non_finite edits a copy
   for (std::int64_t k0 = first / kBlockK * kBlockK; k0 < last; k0 += kBlockK) {
     const std::int64_t n = min(kBlockK, last - k0);
     const std::int64_t from = max(k0, first);
@@ -283,7 +287,7 @@ void sweep(const Head& head, Panel* panels, std::int64_t count, bool careful, co
       for (std::int64_t r = 0; far && ahead == 0 && r < panel.rows; ++r)
         prefetch(p.out, p.out_type, row_at(p.out_stride, head, panel.row[r]), p.out_stride, p.dv);
       if ((k0 - head.low / kBlockK * kBlockK) % kRunKeys == 0) join(panel, p.dv);
-      with_vecs(panel.vecs, [&](auto vecs) { visit<vecs>(head, panel, k0, n, kb, vb, careful, w); });
+      with_vecs(panel.vecs, [&](auto vecs) { visit<vecs>(head, panel, k0, n, kb, vb, isolate_non_finite, w); });
     }
   }
   for (std::int64_t i = 0; i < count; ++i) finish_joining(panels[i], p.dv);
@@ -301,8 +305,8 @@ void run(const AttentionParams& p, const WorkItem& item, std::byte* scratch) noe
   std::int64_t count = 0;
   for (std::int64_t r = item.row_begin, lanes = 0; r < row_end; ++count) {
     Panel& panel = panels[count];
-    const std::int64_t left = (row_end - r + kLanes - 1) / kLanes;
-    panel.vecs = left == kVecs + 1 && kVecs > 2 ? 2 : min(left, kVecs);  // 2 + 2, not 3 + 1
+    const std::int64_t vecs_left = (row_end - r + kLanes - 1) / kLanes;
+    panel.vecs = vecs_left == kVecs + 1 && kVecs > 2 ? 2 : min(vecs_left, kVecs);  // 2 + 2, not 3 + 1
     panel.width = panel.vecs * kLanes;
     panel.rows = min(panel.width, row_end - r);
     panel.row = w.row + lanes;

@@ -1,4 +1,4 @@
-// O^T / l -> out, and lse; or the panel's states, for attention_combine.
+// O^T / l -> out, and lse; or the panel's partial results, for attention_combine.
 #pragma once
 
 #include "cpu/tile/softmax.hpp"
@@ -6,9 +6,9 @@
 namespace rapt::cpu::RAPT_ISA {
 
 // Rows of O^T, over l if `normalise`, go to where `row_of` leads: lane -> T*. Returns false if some fp32 element is not
-// finite: then a masked value may have leaked into it (0 * inf) and the panel must be redone with care. A leak never
-// turns finite again, so checking here is enough. (A finite one past the largest fp16 is stored as infinity, and is
-// right.) A sum of 0 is stored as +0: in sums of planes its sign may come from values that the row does not see.
+// finite: then a masked value may have leaked into it (0 * inf) and the panel must be computed again with care. A leak
+// never turns finite again, so checking here is enough. (A finite one past the largest fp16 is stored as infinity, and
+// is right.) A sum of 0 is stored as +0: in sums of components its sign may come from values that the row does not see.
 template <class T, class RowOf>
 [[gnu::noinline]] bool store_output(RowOf row_of, std::int64_t inner, std::int64_t dv, const Panel& panel,
                                     bool normalise) {
@@ -28,7 +28,8 @@ template <class T, class RowOf>
       return x;
     };
     std::int64_t d0 = 0;
-    constexpr int kColumns = std::is_same_v<T, bf16> ? 2 : 1;  // of a word: narrowed first, half as much to transpose
+    constexpr int kColumns =
+        std::is_same_v<T, bf16> ? 2 : 1;  // of a 32-bit word: narrowed first, half as much to transpose
     for (; inner == 1 && rows == kLanes && d0 + kColumns * kLanes <= dv; d0 += kColumns * kLanes) {
       vec r[kLanes];
 #pragma GCC unroll 16
@@ -56,7 +57,7 @@ template <class T, class RowOf>
   return xsimd::all((poison[0] + poison[1]) + (poison[2] + poison[3]) == vec(0.f));
 }
 
-// To the call's out, or to the panel's states.
+// To the call's out, or to the panel's partial results.
 inline bool store_panel(const Head& head, const Panel& panel) {
   const std::int64_t dv = head.p.dv;
   settle_sum(panel);

@@ -1,7 +1,7 @@
-// Scores -> weights, which are planes of bf16 to multiply again.
+// Scores -> weights, as bf16 components, to multiply again.
 #pragma once
 
-#include "cpu/tile/matrix.hpp"
+#include "cpu/tile/bf16_mma.hpp"
 #include "cpu/tile/softmax.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
@@ -10,19 +10,20 @@ namespace rapt::cpu::RAPT_ISA {
 constexpr std::int64_t kScoreBytes = kBlockKeys * kRowBytes;
 constexpr int kVecsOfRow = static_cast<int>(kChunk) / kLanes;
 
-// Where a plane of weights lies within the scores: in the first or the second row of each pair, or behind them.
-constexpr std::int64_t weights_at(int plane) {
-  return plane < 2 ? plane * kRowBytes : kScoreBytes;
+// Where a component of weights lies within the scores: in the first or the second row of each pair, or behind them.
+constexpr std::int64_t weights_at(int component) {
+  return component < 2 ? component * kRowBytes : kScoreBytes;
 }
 
-// 2^(scores) -> weights, a pair of keys at a time: planes of bf16 over the scores, and their sum.
-template <int kPlanes>
+// 2^(scores) -> weights, a pair of keys at a time: bf16 components over the scores, and their sum.
+template <int kComponents>
 struct Exponentials {
-  // The reference lies kHeadroom above a row's first or largest score, and moves when the weights of a block sum to
-  // more than kMost, or the first that a row sees to less than kLeast: so when the largest exponent is above kHigh or
-  // below kLow.
-  static constexpr float kHeadroom = 0, kMost = 0x1p16f, kLeast = 0x1p-8f, kHigh = kHighest, kLow = -kHighest;
-  static_assert(kPlanes == 1 || kBlockKeys * 0x1p8f <= kMost);
+  // m lies kHeadroom above a row's first or largest score, and moves when the weights of a block sum to more than
+  // kMaxSum, or the first that a row sees to less than kMinSum: so when the largest exponent is above kMaxExponent or
+  // below kMinExponent.
+  static constexpr float kHeadroom = 0, kMaxSum = 0x1p16f, kMinSum = 0x1p-8f, kMaxExponent = kExponentRange,
+                         kMinExponent = -kExponentRange;
+  static_assert(kComponents == 1 || kBlockKeys * 0x1p8f <= kMaxSum);
   float *s = nullptr, *end = nullptr;
   vec scale[kVecsOfRow], add[kVecsOfRow], sum[kVecsOfRow];
 
@@ -30,33 +31,34 @@ struct Exponentials {
   void set(vec s_scale, int i, vec s_add) { scale[i] = s_scale, add[i] = s_add, sum[i] = vec(0.f); }
 
   template <bool kSafe>
-  [[gnu::always_inline]] void one() {
+  [[gnu::always_inline]] void next_pair() {
 #pragma GCC unroll 8
     for (int i = 0; i < kVecsOfRow; ++i) {
       float* at = s + i * kLanes;
       vec even = exponential(fma(load(at), scale[i], add[i]));
       vec odd = exponential(fma(load(at + kChunk), scale[i], add[i]));
-      if constexpr (kPlanes == 3) sum[i] = sum[i] + (even + odd);
+      if constexpr (kComponents == 3) sum[i] = sum[i] + (even + odd);
 #pragma GCC unroll 3
-      for (int p = 0; p < kPlanes; ++p) {
+      for (int p = 0; p < kComponents; ++p) {
         store(at + weights_at(p) / 4, truncate_to_bf16_pairs(even, odd));
         const vec high_even = truncate_to_bf16(even), high_odd = truncate_to_bf16(odd);
-        if constexpr (kPlanes < 3) sum[i] = sum[i] + (high_even + high_odd);  // what is cut off is missing there too
+        if constexpr (kComponents < 3)
+          sum[i] = sum[i] + (high_even + high_odd);  // what is cut off is missing there too
         even = even - high_even, odd = odd - high_odd;
       }
     }
     s += 2 * kChunk;
   }
   static vec exponential(vec x) {
-    return kPlanes == 3 ? exp2_24_bits(x) : exp2_18_bits(x);
+    return kComponents == 3 ? exp2_24_bits(x) : exp2_18_bits(x);
   }
 };
 
 // In 7.9 fixed point: nothing is above 2, and what saturates shows in the sum.
 template <>
 struct Exponentials<1> {
-  static constexpr float kHeadroom = 23, kMost = 1.9f, kLeast = 0x1p-39f, kHigh = -7, kLow = -39;
-  static_assert(kBlockKeys * 0x1p-7f <= kMost);
+  static constexpr float kHeadroom = 23, kMaxSum = 1.9f, kMinSum = 0x1p-39f, kMaxExponent = -7, kMinExponent = -39;
+  static_assert(kBlockKeys * 0x1p-7f <= kMaxSum);
   float *s = nullptr, *end = nullptr;
   vec scale[kVecsOfRow], add[kVecsOfRow], sum[kVecsOfRow];
   FixedExp2 exponential;
@@ -67,7 +69,7 @@ struct Exponentials<1> {
     sum[i] = vec(0.f);
   }
   template <bool kSafe>
-  [[gnu::always_inline]] void one() {
+  [[gnu::always_inline]] void next_pair() {
 #pragma GCC unroll 8
     for (int i = 0; i < kVecsOfRow; ++i) {
       float* at = s + i * kLanes;

@@ -25,16 +25,16 @@ template <int kFrom, int kW, int kR, int kV>
   }
 }
 
-// s[key][lane] = sum over d of k[key][d] qt[d][lane] for kR keys; each lane's largest is folded into `top`. The sum
-// starts at 0: started at minus the softmax's maximum, every step would round at that magnitude.
-// Rows of qt and s have kW vectors.
+// s[key][lane] = sum over d of k[key][d] qt[d][lane] for kR keys; each lane's largest is folded into `block_max`. The
+// sum starts at 0: started at minus the softmax's maximum, every step would round at that magnitude. Rows of qt and s
+// have kW vectors.
 template <int kW>
 struct ScoresTile {
   const float* k;  // rows of k_stride
   std::int64_t k_stride, d;
   const float* qt;
   float* s;
-  float* top;  // one row
+  float* block_max;  // one row
 
   template <int kR, int kV>
   [[gnu::always_inline]] void run() const {
@@ -47,10 +47,10 @@ struct ScoresTile {
     accumulate<0, kW>(acc, k, k_stride, 1, qt, 0, d);
 #pragma GCC unroll 4
     for (int v = 0; v < kV; ++v) {
-      vec largest = load(top + v * kLanes);
+      vec largest = load(block_max + v * kLanes);
 #pragma GCC unroll 16
       for (int i = 0; i < kR; ++i) largest = xsimd::max(largest, acc[i][v]);
-      store(top + v * kLanes, largest);
+      store(block_max + v * kLanes, largest);
     }
 #pragma GCC unroll 16
     for (int i = 0; i < kR; ++i)

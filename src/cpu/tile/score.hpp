@@ -49,7 +49,7 @@ inline void load_modifiers(const Head& head, const Row* row, std::int64_t key, s
       const std::uint8_t* mask = s.mask + modifier_index(s.mask_stride, place_of(head, row[i], key));
       alignas(64) float hidden[kLanes] = {};
       for (std::int64_t j = 0; j < n; ++j) hidden[j] = mask[j * s.mask_stride.d] ? 0.f : 1.f;
-      x = xsimd::select(load(hidden) != vec(0.f), minus_infinity(), x);  // select: a NaN under the mask is nobody's
+      x = xsimd::select(load(hidden) != vec(0.f), minus_infinity(), x);  // select: a NaN under the mask must not stay
     }
     modifier[i] = x;
   }
@@ -57,11 +57,11 @@ inline void load_modifiers(const Head& head, const Row* row, std::int64_t key, s
 }
 
 // Finishes the scores of keys [begin, end) of the block at key `k0` for one vector of the panel's lanes and folds their
-// maximum into `top`. s[key][width] holds q.k. Without modifiers that is only masked; with them it becomes the
+// maximum into `block_max`. s[key][width] holds q.k. Without modifiers that is only masked; with them it becomes the
 // exponent, relative to m, and the result is whether any key is visible (a maximum cannot tell: it may lose a NaN).
 template <bool kModified>
 [[gnu::noinline]] bool finish_scores(const Head& head, const Panel& panel, std::int64_t v, std::int64_t k0,
-                                     std::int64_t begin, std::int64_t end, float* s, float* top) {
+                                     std::int64_t begin, std::int64_t end, float* s, float* block_max) {
   const ScoreParams& score = head.p.score;
   const std::int64_t lane = v * kLanes;
   const Row* row = panel.row + lane;
@@ -74,7 +74,7 @@ template <bool kModified>
       at[i] = static_cast<float>(row[i].nearest - k0);
     }
   }
-  vec mx = load(top + lane);
+  vec mx = load(block_max + lane);
   auto visible = vec(0.f) != vec(0.f);
   vec modifier[kLanes];
   vec key(static_cast<float>(begin));
@@ -96,7 +96,7 @@ template <bool kModified>
     mx = xsimd::max(mx, x);
     if constexpr (kModified) visible = visible | !(x == minus_infinity());
   }
-  store(top + lane, mx);
+  store(block_max + lane, mx);
   return xsimd::any(visible);
 }
 

@@ -1,4 +1,4 @@
-// Loads, stores, transposes: the few vector words xsimd 8.1 lacks, for any lane count.
+// Loads, stores, transposes: the few vector primitives xsimd 8.1 lacks, for any lane count.
 #pragma once
 
 #include <type_traits>
@@ -8,8 +8,8 @@
 
 namespace rapt::cpu::RAPT_ISA {
 
-// Scratch is aligned and fp32; tensors are neither. Words with `any` or `strided` take float, bf16 or f16;
-// loads also the types of bytes.hpp, of which one i4x2 is two lanes.
+// Scratch is aligned and fp32; tensors are neither. Functions with `any` or `strided` take float, bf16 or f16;
+// loads also the types of convert8.hpp, of which one i4x2 is two lanes.
 [[gnu::always_inline]] inline vec load(const float* p) {
   return vec::load_aligned(p);
 }

@@ -8,7 +8,7 @@ namespace rapt::cpu::RAPT_ISA {
 
 inline constexpr int kRowsOfTile = 4;
 
-// Prefetches rows in the order they lie in memory, some lines at a time beside the arithmetic. On Zen 4, memory gave 17
+// Prefetches rows in the order they lie in memory, some lines at a time between arithmetic. On Zen 4, memory gave 17
 // of 20 GB/s so; 11 without (tiles read several rows at once, which the hardware's own prefetcher does not follow), and
 // 11 to 15 in bursts (more than a core can have under way are dropped) or line by line across rows. Into L2, not L1: up
 // to a quarter faster on a Xeon, where lines under way to L1 are few.

@@ -1,5 +1,7 @@
-// The words of matrix.hpp on the matrix unit. Included by it.
+// bf16_mma.hpp on the matrix unit.
 #pragma once
+
+#include "cpu/tile/bf16_mma_operands.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 
@@ -19,14 +21,14 @@ template <int kTile>
   pending.c = unused;
 }
 
-// Calls `beside` after each tile product. Operands that a step shares with the one before are not loaded again.
+// Calls `interleaved` after each tile product. Operands that a step shares with the one before are not loaded again.
 //
 // A product takes 52 cycles, and the next may follow after 16: the four sums take turns, so that none waits for itself,
 // and a sum is stored when its turn in the next chunk comes (a store that waits stalls every product behind it).
-template <class Beside>
+template <class Interleaved>
 [[gnu::always_inline]] inline void multiply_chunk(Tiles& tiles, const TileOperand& a, const TileOperand& b,
                                                   std::int64_t steps, float* start, float* c, Pending& pending,
-                                                  Beside&& beside) {
+                                                  Interleaved&& interleaved) {
   const char *a0 = a.base, *a1 = a.base + a.other, *b0 = b.base, *b1 = b.base + b.other;
   const std::int64_t as = a.stride, bs = b.stride;
   float* const last = pending.c;
@@ -44,18 +46,18 @@ template <class Beside>
     if (new_a) tiles.load_once<4>(a0 + ka, as);
     if (new_b) tiles.load<6>(b0 + kb, bs);
     tiles.dot<0, 4, 6>();
-    beside();
+    interleaved();
     if (i == 0) next_chunk(std::integral_constant<int, 1>());
     if (new_b) tiles.load<7>(b1 + kb, bs);
     tiles.dot<1, 4, 7>();
-    beside();
+    interleaved();
     if (i == 0) next_chunk(std::integral_constant<int, 2>());
     if (new_a) tiles.load_once<5>(a1 + ka, as);
     tiles.dot<2, 5, 7>();
-    beside();
+    interleaved();
     if (i == 0) next_chunk(std::integral_constant<int, 3>());
     tiles.dot<3, 5, 6>();
-    beside();
+    interleaved();
   }
   pending.c = c;
 }

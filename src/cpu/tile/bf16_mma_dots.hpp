@@ -1,12 +1,15 @@
-// The words of matrix.hpp by products of pairs in vectors, for CPUs without a matrix unit: 8 rows of A by 2 vectors of
-// B, 10 loads for 16 products. (Work beside them, and not after, was 3 to 4 % slower.) Included by matrix.hpp.
+// bf16_mma.hpp by products of pairs in vectors, for CPUs without a matrix unit: 8 rows of A by 2 vectors of B, 10 loads
+// for 16 products. (Interleaving other work was 3 to 4 % slower than doing it afterwards.)
 #pragma once
+
+#include "cpu/tile/bf16_mma_operands.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 
 // (64 was 1 to 6 % slower on Zen 4, with sums half as long; 256 no faster.)
 inline constexpr std::int64_t kBlockKeys = 128;
 
+// Chunks are stored at once: nothing is held, and nothing pends.
 struct Tiles {};
 [[gnu::always_inline]] inline void store_pending(Tiles&, Pending&, float*) {}
 
@@ -50,10 +53,10 @@ template <int kR>
     for (int v = 0; v < 2; ++v) store(c + i * kChunk + v * kLanes, sum[i][v]);
 }
 
-template <class Beside>
+template <class Interleaved>
 [[gnu::always_inline]] inline void multiply_chunk(Tiles&, const TileOperand& a, const TileOperand& b,
                                                   std::int64_t steps, const float* start, float* c, Pending&,
-                                                  Beside&&) {
+                                                  Interleaved&&) {
   static_assert(2 * kLanes == kChunk);
   constexpr int kR = 8;
   for (std::int64_t r = 0; r < kChunk; r += kR) {

@@ -1,0 +1,205 @@
+// Of attention_prefill_tiles.cpp: the state of one work item, and its scratch. The functions that work on it are in the
+// other prefill_tiles_*.hpp, one job each.
+#pragma once
+
+#include "cpu/kernels/kernels.hpp"
+#include "cpu/tile/bf16_mma.hpp"
+#include "cpu/tile/carver.hpp"
+#include "cpu/tile/exponentials.hpp"
+#include "cpu/tile/softmax.hpp"
+
+namespace rapt::cpu::RAPT_ISA {
+namespace {
+
+constexpr std::int64_t kRows = kChunk, kKeys = kBlockKeys, kMaxPanels = 32;
+
+// Products of components (of one operand, of the other): all but those below the last bit.
+constexpr int kProductOf[3][6][2] = {
+    {{0, 0}}, {{0, 0}, {0, 1}, {1, 0}}, {{0, 0}, {0, 1}, {0, 2}, {1, 0}, {1, 1}, {2, 0}}};
+constexpr int products(int components) {
+  return components == 1 ? 1 : components == 2 ? 3 : 6;
+}
+
+// Keys whose components of K and V take 1 MiB: half of the L2 of Xeons with AMX, all of Zen 4's, where fewer were no
+// faster. Of fp32 fewer: rounding grows with the sums within a range.
+template <int kComponents>
+std::int64_t range_keys(std::int64_t d, std::int64_t dv) noexcept {
+  d = round_up(d, kTileDepth), dv = round_up(dv, kChunk);
+  const std::int64_t fit = (std::int64_t{1} << 20) / (2 * kComponents * (d + dv)) / 256 * 256;
+  return clamp(fit, 256, kComponents == 3 ? 256 : 4096);
+}
+
+// Where the rows of 32 keys lie, and bytes from one to the next.
+struct KeyTiles {
+  const char* row;
+  std::int64_t stride;
+};
+
+// Keys [first, last) of the range from `begin` on are packed.
+struct PackedKeys {
+  std::int64_t begin, first, last;
+};
+
+// The kernel of the vector ISA that the tiles are used with: it takes all types, and rows that fall back.
+const AttentionKernel& prefill_kernel(const IsaKernels& kernels) {
+  const AttentionKernel* const* row = kernels.attention;
+  while ((*row)->facts.phase != Phase::prefill) ++row;
+  return **row;
+}
+#if defined(RAPT_AMX_MODEL)
+const AttentionKernel& vector_kernel() {
+  return prefill_kernel(RAPT_AMX_MODEL::kKernels);
+}
+#else
+const AttentionKernel& vector_kernel() {
+  return prefill_kernel(avx512::kKernels);
+}
+#endif
+
+template <int kComponents>
+struct Scratch {
+  std::int64_t d, dv, keys;  // padded to tiles; of a range
+
+  // K and V of a range. They stay for the next item of the same head, so they come before all that depends on the
+  // number of rows.
+  struct {
+    PackedKeys* packed;
+    bf16* k;                           // [component][keys][d]
+    KeyTiles* k_tiles;                 // [keys / 32]: in `k`, or in place
+    char* v;                           // [component][keys / 32][dv / 16] tiles
+    std::uint32_t* not_representable;  // [keys / 32]: a bit for every key with an element that is not, in K or in V
+  } range;
+  struct {
+    Row* row;                               // [panel][32]
+    char* q;                                // [panel][component][d / 32][2] tiles of Q^T
+    float *ot, *total, *neg_m, *l, *l_low;  // [panel][dv][32], [panel][32]
+  } panels;
+  char* s[2];        // scores of a block, weights over them; a third component of weights behind
+  float* range_ot;   // [dv][32] O^T of a range, for panels that have seen another
+  float* discarded;  // [32][32] written, never read
+  float* block_max;  // [32] 0, or -inf: the row sees none of the block's keys
+  bf16* rows;        // [component][32][d or dv] on their way into tiles
+  struct {
+    std::int32_t *k, *q, *v, *p;
+  } offset;             // of each product, as TileOperand has them
+  std::byte* fallback;  // the vector kernel's scratch
+
+  Scratch(Carver& carver, const AttentionShape& shape) {
+    d = round_up(shape.d, kTileDepth), dv = round_up(shape.dv, kChunk);
+    keys = min(range_keys<kComponents>(d, dv), round_up(max(shape.sk, 1), kKeys));
+    range.packed = carver.take<PackedKeys>(1);
+    range.k = carver.take<bf16>(kComponents * keys * d);
+    range.k_tiles = carver.take<KeyTiles>(keys / kTileDepth);
+    range.v = carver.take<char>(kComponents * v_component_bytes());
+    range.not_representable = carver.take<std::uint32_t>(keys / kTileDepth);
+    const std::int64_t count = (shape.rows + kRows - 1) / kRows;
+    panels.row = carver.take<Row>(count * kRows);
+    panels.q = carver.take<char>(count * q_bytes());
+    panels.ot = carver.take<float>(count * kRows * dv);
+    panels.total = carver.take<float>(joins(shape) ? count * kRows * dv : 0);
+    panels.neg_m = carver.take<float>(count * kRows);
+    panels.l = carver.take<float>(count * kRows);
+    panels.l_low = carver.take<float>(count * kRows);
+    for (char*& scores : s) scores = carver.take<char>(kScoreBytes * (kComponents == 3 ? 2 : 1));
+    range_ot = carver.take<float>(dv * kRows);
+    discarded = carver.take<float>(kChunk * kChunk);
+    block_max = carver.take<float>(kRows);
+    rows = carver.take<bf16>(kComponents * kRows * max(d, dv));
+    const std::int64_t depth = d / kTileDepth;
+    offset.k = carver.take<std::int32_t>(products(kComponents) * depth);
+    offset.q = carver.take<std::int32_t>(products(kComponents) * depth);
+    offset.v = carver.take<std::int32_t>(products(kComponents) * (kKeys / kTileDepth));
+    offset.p = carver.take<std::int32_t>(products(kComponents) * (kKeys / kTileDepth));
+    fallback = carver.take<std::byte>(
+        static_cast<std::int64_t>(vector_kernel().scratch_bytes({shape.sk, shape.d, shape.dv, kRows})));
+  }
+  // Sums of ranges are long enough to cost fp32 its last bits.
+  bool joins(const AttentionShape& shape) const { return kComponents == 3 && shape.sk + keys > kRunBlocks * keys; }
+  std::int64_t q_bytes() const { return kComponents * kRows * d * 2; }
+  std::int64_t v_component_bytes() const { return keys * dv * 2; }
+
+  void fill_offsets() const {
+    const std::int64_t depth = d / kTileDepth;
+    constexpr int n = products(kComponents);
+    for (int i = 0; i < n; ++i) {
+      const int x = kProductOf[kComponents - 1][i][0], y = kProductOf[kComponents - 1][i][1];
+      for (std::int64_t j = 0; j < depth; ++j) {
+        offset.k[j * n + i] = static_cast<std::int32_t>((x * keys * d + j * kTileDepth) * 2);
+        offset.q[j * n + i] = static_cast<std::int32_t>((y * depth + j) * 2 * kTileBytes);
+      }
+      for (int j = 0; j < kKeys / kTileDepth; ++j) {
+        offset.v[j * n + i] = static_cast<std::int32_t>(x * v_component_bytes() + j * kTileDepth * dv * 2);
+        offset.p[j * n + i] = static_cast<std::int32_t>(weights_at(y) + j * kTileDepth * kRowBytes);
+      }
+    }
+  }
+};
+
+// Why the vector kernel computes a row again.
+enum class FallbackReason {
+  query_not_representable,  // components do not hold its query
+  key_not_representable,    // it sees a key that components do not hold, or whose value they do not
+  scale_too_large,
+  sink_outweighs_keys,  // relative to the sink its weights may be denormals, which the matrix unit takes for 0
+  output_not_finite,    // what it does not see may have leaked into it (0 * inf)
+};
+constexpr int kFallbackReasons = 5;
+
+class FallbackRows {
+ public:
+  // `rows` has a bit for each row of the panel.
+  void add(FallbackReason reason, std::int64_t panel, std::uint32_t rows) {
+    rows_[panel][static_cast<int>(reason)] |= rows;
+  }
+  std::uint32_t of(std::int64_t panel) const {
+    std::uint32_t any = 0;
+    for (const std::uint32_t rows : rows_[panel]) any |= rows;
+    return any;
+  }
+
+ private:
+  std::uint32_t rows_[kMaxPanels][kFallbackReasons] = {};
+};
+
+// A panel against the block of keys at `at` within the range.
+struct Visit {
+  std::int64_t panel;
+  std::int64_t at;
+  std::int64_t chunks;  // of 32 keys, up to the last that some row sees
+  bool unfinished;      // some row does not see all of its keys, or scores have modifiers
+  bool first, last;     // of the panel in this range
+};
+
+template <int kComponents>
+struct PrefillItem {
+  PrefillItem(const AttentionParams& params, const WorkItem& work_item, std::byte* scratch)
+      : p(params),
+        item(work_item),
+        head(params, work_item),
+        carver(scratch),
+        w(carver, {params.sk, params.d, params.dv, work_item.row_end - work_item.row_begin}) {}
+
+  const AttentionParams& p;
+  const WorkItem& item;
+  Head head;
+  Carver carver;
+  Scratch<kComponents> w;
+  // Scores are finished in the log2 domain. If not, a mask is -inf before the scale, and still is after it.
+  bool modified = p.score.softcap_log2 != 0 || p.score.bias || p.score.alibi || !(p.score.scale_log2 >= __FLT_MIN__);
+  vec scale = vec(p.score.scale_log2);
+  std::int64_t count = 0;  // of panels
+  Pending pending{};
+  Panel panels[kMaxPanels];
+  FallbackRows fallback;
+  bool large_m[kMaxPanels] = {};  // some row's m is: see m_is_large()
+
+  char* q_tiles(std::int64_t panel) const { return w.panels.q + panel * w.q_bytes(); }
+  float* partial_result(std::int64_t row) const {
+    return item.partial ? item.partial + (row - item.row_begin) * partial_floats(p.dv) : nullptr;
+  }
+  std::uint32_t all_rows(std::int64_t panel) const { return ~std::uint32_t{0} >> (kRows - panels[panel].rows); }
+  bool all_fall_back(std::int64_t panel) const { return (fallback.of(panel) & all_rows(panel)) == all_rows(panel); }
+};
+
+}  // namespace
+}  // namespace rapt::cpu::RAPT_ISA

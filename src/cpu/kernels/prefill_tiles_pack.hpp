@@ -1,0 +1,95 @@
+// Of attention_prefill_tiles.cpp: Q, K and V into components, and these into tiles.
+#pragma once
+
+#include "cpu/kernels/prefill_tiles_fallback.hpp"
+#include "cpu/kernels/prefill_tiles_scores.hpp"
+
+namespace rapt::cpu::RAPT_ISA {
+namespace {
+
+// Q of one panel.
+template <int kComponents>
+void pack_queries(PrefillItem<kComponents>& item, std::int64_t i) {
+  const AttentionParams& p = item.p;
+  const Panel& panel = item.panels[i];
+  const std::int64_t d = item.w.d, component = kRows * d;
+  const ComponentRows rows = with_element(p.q_type, [&](auto type) {
+    const auto* q = static_cast<const decltype(type)*>(p.q);
+    const auto row_of = [&](std::int64_t r) { return q + row_at(p.q_stride, item.head, panel.row[r]); };
+    return split_rows<kComponents, RepresentableFactor<kComponents>>(row_of, p.q_stride.d, panel.rows, p.d, d,
+                                                                     item.w.rows, component, true);
+  });
+  item.fallback.add(FallbackReason::query_not_representable, i, rows.not_representable);
+  for (int c = 0; c < kComponents; ++c) tile_queries(rows, c * component, d, item.q_tiles(i) + c * component * 2);
+}
+
+// Panels of 32 rows, with nothing seen yet.
+template <int kComponents>
+void make_panels(PrefillItem<kComponents>& item) {
+  const auto& w = item.w.panels;
+  const std::int64_t dv = item.w.dv, row_end = min(item.item.row_end, item.head.len_q * item.p.group);
+  for (std::int64_t r = item.item.row_begin; r < row_end; r += kRows, ++item.count) {
+    const std::int64_t at = item.count * kRows;
+    const Panel panel{.vecs = kVecsOfRow,
+                      .width = kRows,
+                      .rows = min(kRows, row_end - r),
+                      .row = w.row + at,
+                      .ot = w.ot + at * dv,
+                      .total = w.total + at * dv,
+                      .neg_m = w.neg_m + at,
+                      .l = w.l + at,
+                      .l_low = w.l_low + at,
+                      .partial = item.partial_result(r)};
+    find_rows(item.head, r, panel.rows, panel.row);
+    for (std::int64_t i = panel.rows; i < kRows; ++i) panel.row[i] = panel.row[panel.rows - 1];
+    item.panels[item.count] = panel;
+    reset(item.head, item.panels[item.count]);
+    for (int i = 0; i < kVecsOfRow; ++i) {
+      raise_m(panel, i * kLanes, vec(Exponentials<kComponents>::kHeadroom));
+      item.large_m[item.count] |= xsimd::any(m_is_large(panel, i));  // a sink may be
+    }
+    pack_queries(item, item.count);
+    const bool usable_scale = __builtin_fabsf(item.p.score.scale_log2) < 0x1p60f;
+    if (!usable_scale) item.fallback.add(FallbackReason::scale_too_large, item.count, item.all_rows(item.count));
+  }
+}
+
+// Whether 32 keys from `key` on, whose rows begin at `row`, lie back to back in whole cache lines. (Of rows apart, as
+// in [b, s, h, d], a range would fall into few of the cache's sets.)
+template <int kComponents>
+bool are_lines(const PrefillItem<kComponents>& item, const void* row, std::int64_t key) {
+  return item.p.k_stride.s == item.w.d && reinterpret_cast<std::uintptr_t>(row) % 64 == 0 &&
+         item.head.in_one_piece(key, kTileDepth);
+}
+
+// Splits keys [first, last) of the range at `begin` into components, and values into tiles of components.
+template <int kComponents>
+void pack_range(PrefillItem<kComponents>& item, std::int64_t begin, std::int64_t first, std::int64_t last) {
+  const AttentionParams& p = item.p;
+  const Head& head = item.head;
+  const auto& w = item.w;
+  for (std::int64_t key = first / kKeys * kKeys; key < last; key += kTileDepth) {
+    const std::int64_t rows = min(kTileDepth, last - key), at = key - begin, component = kTileDepth * w.dv;
+    std::uint32_t& not_representable = w.range.not_representable[at / kTileDepth];
+    const ComponentRows values = with_element(p.kv_type, [&](auto type) {
+      const auto *k = static_cast<const decltype(type)*>(p.k), *v = static_cast<const decltype(type)*>(p.v);
+      // Keys before `first` must not be read, since their pages may not exist: key `first` is read in their place.
+      const auto k_row = [&](std::int64_t i) { return k + head.key_at(p.k_stride, max(key + i, first)); };
+      const auto v_row = [&](std::int64_t i) { return v + head.key_at(p.v_stride, max(key + i, first)); };
+      const ComponentRows keys = split_rows<kComponents, RepresentableFactor<kComponents>>(
+          k_row, p.k_stride.d, rows, p.d, w.d, w.range.k + at * w.d, w.keys * w.d,
+          key >= first && are_lines(item, k_row(0), key));
+      w.range.k_tiles[at / kTileDepth] = {reinterpret_cast<const char*>(keys.row[0]), 2 * (keys.row[1] - keys.row[0])};
+      not_representable = keys.not_representable;
+      return split_rows<kComponents, RepresentableValue<kComponents>>(v_row, p.v_stride.d, rows, p.dv, w.dv, w.rows,
+                                                                      component, true);
+    });
+    for (int c = 0; c < kComponents; ++c)
+      tile_values(values, c * component, w.dv, w.range.v + c * w.v_component_bytes() + at * w.dv * 2);
+    not_representable |= values.not_representable;
+  }
+  *w.range.packed = {begin, first, last};
+}
+
+}  // namespace
+}  // namespace rapt::cpu::RAPT_ISA

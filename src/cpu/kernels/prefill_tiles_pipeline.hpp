@@ -1,0 +1,193 @@
+// Of attention_prefill_tiles.cpp: all visits of a range of keys, the matrix products of two of them interleaved with
+// the exponentials of a third.
+#pragma once
+
+#include "cpu/kernels/prefill_tiles_scores.hpp"
+
+namespace rapt::cpu::RAPT_ISA {
+namespace {
+
+// Of the panels in turn, the blocks that some row sees, in order.
+template <int kComponents>
+[[gnu::always_inline]] inline bool next(const PrefillItem<kComponents>& item, Visit& v, std::int64_t begin) {
+  std::int64_t i = v.panel;
+  std::int64_t at = v.at + kKeys;
+  for (; i < item.count; ++i, at = 0) {
+    if (item.all_fall_back(i)) continue;
+    const Panel& panel = item.panels[i];
+    const std::int64_t from = clamp(panel.first(0) - begin, 0, item.w.keys) / kKeys * kKeys;
+    const std::int64_t to = clamp(panel.last(kRows - 1) - begin, 0, item.w.keys);
+    at = max(at, from);
+    if (at >= to) continue;
+    const std::int64_t key = begin + at;
+    v.panel = i, v.at = at;
+    v.chunks = min(kKeys, round_up(to - at, kTileDepth)) / kTileDepth;
+    v.unfinished = item.p.score.mask || panel.first(kRows - 1) > key || panel.last(0) < key + v.chunks * kTileDepth ||
+                   item.modified;
+    v.first = at == from, v.last = at + kKeys >= to;
+    return true;
+  }
+  return false;
+}
+
+// Where the panel's O of this range is summed: in the panel's own if the range is its first.
+template <int kComponents>
+float* range_ot(const PrefillItem<kComponents>& item, const Panel& panel) {
+  return panel.started ? item.w.range_ot : panel.ot;
+}
+
+// One stretch of matrix products: O += V^T P^T of visit `pv`, then S = K Q^T of visit `qk` into `s` (either may be
+// null), interleaved with the exponentials of a third.
+template <int kComponents>
+[[gnu::noinline]] void multiply(PrefillItem<kComponents>& item, Tiles& tiles, const Visit* pv, const char* weights,
+                                const Visit* qk, char* s, Exponentials<kComponents>& e) {
+  const Scratch<kComponents>& w = item.w;
+  constexpr int n = products(kComponents);
+  const std::int64_t depth = w.d / kTileDepth, columns = pv ? w.dv / kChunk : 0;
+  const std::int64_t chunks = columns + (qk ? qk->chunks : 0);
+  const std::int64_t products_of_tiles = 4 * n * (columns * (pv ? pv->chunks : 0) + (qk ? qk->chunks : 0) * depth);
+  // Spread evenly: `each` pairs of keys at a time, one time in kOne / rate products.
+  constexpr std::int64_t kOne = 1 << 16;
+  const std::int64_t pairs = (e.end - e.s) / (2 * kChunk);
+  const std::int64_t each = (pairs + products_of_tiles - 1) / products_of_tiles;
+  const std::int64_t rate = each ? pairs / each * kOne / products_of_tiles : 0;
+  std::int64_t credit = 0;
+  Exponentials<kComponents> local = e;
+  const auto interleaved = [&]() __attribute__((always_inline)) {
+    if ((credit += rate) < kOne) return;
+    credit -= kOne;
+    std::int64_t left = each;
+    do local.template next_pair<false>();
+    while (--left);
+  };
+  TileOperand a{}, b{};
+  float *start = nullptr, *c = nullptr;
+  std::int64_t steps = 0, a_step = 0;
+  Pending pending = item.pending;
+  for (std::int64_t i = 0; i < chunks; ++i) {
+    const bool values = i < columns;
+    if (values && i == 0) {
+      a = {w.range.v + pv->at * w.dv * 2, w.offset.v, 64, kTileBytes};
+      b = {weights, w.offset.p, 2 * kRowBytes, 64};
+      a_step = 2 * kTileBytes, steps = n * pv->chunks;
+      c = range_ot(item, item.panels[pv->panel]), start = pv->first ? nullptr : c;
+    } else if (!values) {
+      const std::int64_t chunk = i - columns;
+      const KeyTiles& keys = w.range.k_tiles[qk->at / kTileDepth + chunk];
+      a = {keys.row, w.offset.k, keys.stride, kTileRows * keys.stride};
+      b = {item.q_tiles(qk->panel), w.offset.q, 64, kTileBytes};
+      steps = n * depth;
+      c = reinterpret_cast<float*>(s) + chunk * kChunk * kChunk, start = nullptr;
+    }
+    multiply_chunk(tiles, a, b, steps, start, c, pending, interleaved);
+    a.base += a_step, c += kChunk * kChunk;
+    if (start) start = c;
+  }
+  item.pending = pending;
+  e = local;
+}
+template <int kComponents>
+void flush(PrefillItem<kComponents>& item, Tiles& tiles) {
+  store_pending(tiles, item.pending, item.w.discarded);
+}
+
+// Some row's weights are too large or too small: computes the visit's scores again (its weights lie over them), moves m
+// of those rows and of no other, and exponentiates once more. A large m is rounded, and may have to move again.
+template <int kComponents>
+[[gnu::noinline, gnu::cold]] void move_and_repeat(PrefillItem<kComponents>& item, Tiles& tiles, const Visit& v,
+                                                  std::int64_t begin, char* s, Exponentials<kComponents>& e) {
+  using E = Exponentials<kComponents>;
+  const Panel& panel = item.panels[v.panel];
+  auto* x = reinterpret_cast<float*>(s);
+  E none{};
+  vec not_finite[kVecsOfRow], may_move[kVecsOfRow];  // NaN, else 0; 1, else 0
+  for (int i = 0; i < kVecsOfRow; ++i) may_move[i] = xsimd::select(must_move(item, v, e.sum[i], i), vec(1.f), vec(0.f));
+  bool moved = true;
+  constexpr int kRounds = 4;
+  for (int round = 0; moved && round <= kRounds; ++round) {
+    flush(item, tiles);
+    multiply(item, tiles, nullptr, nullptr, &v, s, none);
+    flush(item, tiles);
+    if (needs_finish(item, v)) finish_visit(item, v, begin + v.at, x);
+    moved = false;
+    for (int i = 0; i < kVecsOfRow; ++i) {
+      vec largest = minus_infinity();
+      not_finite[i] = vec(0.f);
+      for (std::int64_t j = 0; j < v.chunks * kTileDepth; ++j) {
+        const vec y = fma(load(x + j * kChunk + i * kLanes), scale_of(item, v, i), neg_m_of(item, v, i));
+        largest = xsimd::max(largest, y);
+        not_finite[i] = xsimd::select(y < infinity(), not_finite[i], y - y);  // +inf and NaN give NaN
+      }
+      const auto low = (load(panel.l + i * kLanes) == vec(0.f)) & (largest < vec(E::kMinExponent));
+      const auto finite = xsimd::abs(largest) < infinity();
+      const auto moves = ((largest > vec(E::kMaxExponent)) | low) & finite & (may_move[i] != vec(0.f));
+      const vec step = xsimd::select(moves, xsimd::ceil(largest) + vec(E::kHeadroom), vec(0.f));
+      if (round == kRounds) {  // m is too large for the step: the scores take it in place
+        for (std::int64_t j = 0; j < v.chunks * kTileDepth; ++j) {
+          float* const at = x + j * kChunk + i * kLanes;
+          store(at, load(at) - step);
+        }
+        continue;
+      }
+      const vec factor = raise_m(panel, i * kLanes, step);
+      if (panel.started) rescale(panel.ot + i * kLanes, kRows, item.w.dv, factor);
+      if (panel.joined) rescale(panel.total + i * kLanes, kRows, item.w.dv, factor);
+      if (!v.first) rescale(range_ot(item, panel) + i * kLanes, kRows, item.w.dv, factor);
+      moved |= xsimd::any(moves);
+      item.large_m[v.panel] |= xsimd::any(m_is_large(panel, i));
+    }
+  }
+  e = exponentials(item, v, s);
+  while (e.s != e.end) e.template next_pair<true>();
+  for (int i = 0; i < kVecsOfRow; ++i)
+    e.sum[i] = e.sum[i] + not_finite[i];  // the row's output will be NaN: it falls back
+}
+
+// The panel's O of this range is complete.
+template <int kComponents>
+void end_range(PrefillItem<kComponents>& item, Tiles& tiles, const Visit& v, bool pending) {
+  if (pending) flush(item, tiles);
+  Panel& panel = item.panels[v.panel];
+  for (std::int64_t i = 0; panel.started && i < item.w.dv * kRows; i += kLanes)
+    store(panel.ot + i, load(panel.ot + i) + load(item.w.range_ot + i));
+  panel.started = true;
+}
+
+// All visits of the range at `begin`, which is packed.
+template <int kComponents>
+void visit_range(PrefillItem<kComponents>& item, Tiles& tiles, std::int64_t begin) {
+  using E = Exponentials<kComponents>;
+  const FlushDenormals flush_denormals;
+  Visit visits[3];  // the last, this and the next one, in turn
+  Visit *last = nullptr, *now = visits, *then = visits + 1;
+  now->panel = 0, now->at = -kKeys;
+  if (!next(item, *now, begin)) return;
+  char* const* const s = item.w.s;
+  E none{};
+  item.pending = {item.w.discarded};
+  multiply(item, tiles, nullptr, nullptr, now, s[0], none);
+  for (int at = 0; now; at ^= 1) {
+    *then = *now;
+    if (!next(item, *then, begin)) then = nullptr;
+    if (needs_finish(item, *now) || now->chunks * kTileDepth < kKeys || (!last && !then)) flush(item, tiles);
+    if (needs_finish(item, *now)) finish_visit(item, *now, begin + now->at, reinterpret_cast<float*>(s[at]));
+    E e = exponentials(item, *now, s[at]);
+    if (last || then) multiply(item, tiles, last, s[at ^ 1], then, s[at ^ 1], e);
+    while (e.s != e.end) e.template next_pair<false>();
+    if (last && last->last) end_range(item, tiles, *last, !then);
+    bool any = false;
+    for (int i = 0; i < kVecsOfRow; ++i) any |= xsimd::any(must_move(item, *now, e.sum[i], i));
+    if (any) [[unlikely]]
+      move_and_repeat(item, tiles, *now, begin, s[at], e);
+    for (int i = 0; i < kVecsOfRow; ++i) add_to_sum(item.panels[now->panel], i * kLanes, e.sum[i]);
+    Visit* const free = last ? last : visits + 2;
+    last = now, now = then, then = free;
+    if (!now) {
+      multiply(item, tiles, last, s[at], nullptr, nullptr, none);
+      end_range(item, tiles, *last, true);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace rapt::cpu::RAPT_ISA

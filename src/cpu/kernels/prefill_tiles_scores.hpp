@@ -1,0 +1,110 @@
+// Of attention_prefill_tiles.cpp: from q.k in memory to exponents, score * scale - m: masks, score modifiers, and when
+// m must move.
+#pragma once
+
+#include "cpu/kernels/prefill_tiles_item.hpp"
+
+namespace rapt::cpu::RAPT_ISA {
+namespace {
+
+// Lanes whose m fixed point cannot add, or is rounded more than the product with the scale: finish_visit() subtracts it
+// from their scores.
+auto m_is_large(const Panel& panel, int i) {
+  return xsimd::abs(load(panel.neg_m + i * kLanes)) > vec(4096.f);
+}
+
+// The exponents of a visit's vector i of rows are s * scale_of() + neg_m_of().
+template <int kComponents>
+vec scale_of(const PrefillItem<kComponents>& item, const Visit& v, int i) {
+  return item.modified ? vec(1.f) : xsimd::select(m_is_large(item.panels[v.panel], i), vec(1.f), item.scale);
+}
+template <int kComponents>
+vec neg_m_of(const PrefillItem<kComponents>& item, const Visit& v, int i) {
+  const vec neg_m = load(item.panels[v.panel].neg_m + i * kLanes);
+  return item.modified ? vec(0.f) : xsimd::select(m_is_large(item.panels[v.panel], i), vec(0.f), neg_m);
+}
+template <int kComponents>
+[[gnu::always_inline]] inline Exponentials<kComponents> exponentials(const PrefillItem<kComponents>& item,
+                                                                     const Visit& v, char* s) {
+  Exponentials<kComponents> e;
+  e.s = reinterpret_cast<float*>(s), e.end = e.s + v.chunks * kTileDepth * kChunk;
+  for (int i = 0; i < kVecsOfRow; ++i) e.set(scale_of(item, v, i), i, neg_m_of(item, v, i));
+  return e;
+}
+
+template <int kComponents>
+bool needs_finish(const PrefillItem<kComponents>& item, const Visit& v) {
+  return v.unfinished || item.large_m[v.panel];
+}
+
+// -inf for what one vector of rows does not see of n keys, of which `end` exist.
+template <int kComponents>
+void mask_scores(const PrefillItem<kComponents>& item, const Row* row, std::int64_t key, std::int64_t n,
+                 std::int64_t end, float* s, float* block_max) {
+  alignas(64) float first[kLanes], last[kLanes];
+  for (int j = 0; j < kLanes; ++j) {
+    first[j] = static_cast<float>(clamp(row[j].first - key, 0, n));
+    last[j] = static_cast<float>(clamp(row[j].last - key, 0, n));
+  }
+  const vec from = load(first), to = load(last);
+  const bool masked = item.p.score.mask != nullptr;
+  auto seen = masked ? from != from : from < to;
+  const auto mask_keys = [&](std::int64_t begin, std::int64_t stop) {
+    vec modifier[kLanes];
+    for (std::int64_t j = begin; j < stop; ++j) {
+      const vec at(static_cast<float>(j));
+      auto visible = (at >= from) & (at < to);
+      if (masked && j < end) {
+        if (j % kLanes == 0) load_modifiers(item.head, row, key + j, min(kLanes, end - j), modifier);
+        visible = visible & (modifier[j % kLanes] == vec(0.f));
+        seen = seen | visible;
+      }
+      store(s + j * kChunk, xsimd::select(visible, load(s + j * kChunk), minus_infinity()));
+    }
+  };
+  // Keys between these are seen by all rows.
+  const auto late = static_cast<std::int64_t>(first[kLanes - 1]), early = static_cast<std::int64_t>(last[0]);
+  mask_keys(0, masked ? n : late);
+  mask_keys(masked ? n : max(late, early), n);
+  store(block_max, xsimd::select(seen, vec(0.f), minus_infinity()));
+}
+
+// Makes the scores of a visit final where they are not simply those of the product. Sets block_max[row]: -inf if it
+// sees none.
+template <int kComponents>
+[[gnu::noinline]] void finish_visit(PrefillItem<kComponents>& item, const Visit& v, std::int64_t key, float* s) {
+  const std::int64_t n = v.chunks * kTileDepth, end = clamp(item.head.len_k - key, 0, n);
+  const Panel& panel = item.panels[v.panel];
+  for (int i = 0; i < kVecsOfRow; ++i) {
+    float* const at = s + i * kLanes;
+    const auto each = [&](std::int64_t begin, std::int64_t stop, auto f) {
+      for (float* x = at + begin * kChunk; x < at + stop * kChunk; x += kChunk) store(x, f(load(x)));
+    };
+    if (item.modified) {
+      store(item.w.block_max + i * kLanes, minus_infinity());
+      finish_scores<true>(item.head, panel, i, key, 0, end, s, item.w.block_max);
+      each(0, end, [](vec x) { return xsimd::select(x == x, x, infinity()); });  // a NaN must saturate, not vanish
+      each(end, n, [](vec) { return minus_infinity(); });
+    } else {
+      mask_scores(item, panel.row + i * kLanes, key, n, end, at, item.w.block_max + i * kLanes);
+      if (!item.large_m[v.panel]) continue;
+      const auto is_large = m_is_large(panel, i);
+      const vec neg_m = load(panel.neg_m + i * kLanes);
+      each(0, n, [&](vec x) { return xsimd::select(is_large, x * item.scale + neg_m, x); });
+    }
+  }
+}
+
+// Like must_move() of softmax.hpp, but by the block's sum of weights, which exists already.
+template <int kComponents>
+auto must_move(const PrefillItem<kComponents>& item, const Visit& v, vec sum, int i) {
+  using E = Exponentials<kComponents>;
+  const std::int64_t lane = i * kLanes;
+  const vec block_max = needs_finish(item, v) ? load(item.w.block_max + lane) : vec(0.f);
+  const vec l = load(item.panels[v.panel].l + lane);
+  const auto low = (l == vec(0.f)) & (sum < vec(E::kMinSum)) & (block_max > minus_infinity());
+  return (sum > vec(E::kMaxSum)) | low;
+}
+
+}  // namespace
+}  // namespace rapt::cpu::RAPT_ISA

@@ -1,0 +1,16 @@
+// C (+)= A B of matrices of bf16 components, a chunk of 32 x 32 at a time, with other work interleaved: on the matrix
+// unit (bf16_mma_tiles.hpp), or by products of pairs in vectors (bf16_mma_dots.hpp). Both define
+//  - Tiles: what a thread holds while it multiplies.
+//  - kBlockKeys: how many keys a block of scores has.
+//  - multiply_chunk: c = start + sum over `steps` of A B for one chunk (start null: 0). It may call `interleaved`, work
+//    that shares no data with it, up to 4 * steps times, and leave the chunk pending.
+//  - store_pending: stores the pending chunk.
+#pragma once
+
+#include "cpu/tile/bf16_mma_operands.hpp"
+
+#if defined(RAPT_HAVE_TILES)
+#include "cpu/tile/bf16_mma_tiles.hpp"
+#elif defined(RAPT_HAVE_DOTS)
+#include "cpu/tile/bf16_mma_dots.hpp"
+#endif

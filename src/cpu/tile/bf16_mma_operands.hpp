@@ -1,0 +1,24 @@
+// What bf16_mma.hpp multiplies.
+#pragma once
+
+#include "cpu/tile/components.hpp"
+
+namespace rapt::cpu::RAPT_ISA {
+
+// C is computed in chunks of 32 x 32 floats, each in rows of 32.
+inline constexpr std::int64_t kChunk = 32, kRowBytes = 4 * kChunk;
+
+// One operand of a sum of products over tiles: of each of `steps` products, where its tile lies.
+struct TileOperand {
+  const char* base;
+  const std::int32_t* offset;  // [steps]
+  std::int64_t stride;         // bytes between the rows of a tile
+  std::int64_t other;          // bytes to the chunk's other tile: the one below (A) or to the right (B)
+};
+
+// The chunk computed last, whose sums may still be in tiles: where it is to be stored.
+struct Pending {
+  float* c;
+};
+
+}  // namespace rapt::cpu::RAPT_ISA

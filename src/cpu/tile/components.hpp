@@ -1,0 +1,167 @@
+// Numbers as sums of bf16 components, and the tiles that the matrix unit multiplies: 16 rows of 32 components.
+//
+// One component holds a bf16, two an fp16 (8 + 3 bits), three an fp32 (8 + 8 + 8 bits), all of them exactly.
+#pragma once
+
+#include "cpu/tile/panel.hpp"
+#include "cpu/tile/vec.hpp"
+
+namespace rapt::cpu::RAPT_ISA {
+
+inline constexpr std::int64_t kTileRows = 16, kTileDepth = 32;  // of a tile of 16-bit elements
+inline constexpr std::int64_t kTileBytes = 1024;
+
+// 2 * kLanes elements of 16 bits, in one register.
+using u16vec = xsimd::batch<std::uint16_t, arch>;
+[[gnu::always_inline]] inline u16vec load_u16vec(const bf16* p) {
+  return u16vec::load_unaligned(&p->bits);
+}
+[[gnu::always_inline]] inline void store_u16vec(bf16* p, u16vec x) {
+  x.store_unaligned(&p->bits);
+}
+
+// Which numbers the matrix unit can be given as components: 0, and magnitudes in [kMin, kMax). It takes denormals for
+// 0, in operands, products and sums, so values, whose weights may be as small as 2^-39, must not be small, and no
+// number's last component may be a denormal. Products of factors of scores (queries and keys) must not overflow, or the
+// scores may be NaN.
+template <int kComponents>
+struct RepresentableFactor {
+  static constexpr float kMin = kComponents == 1 ? 0x1p-126f : 0x1p-100f, kMax = 0x1p57f;
+};
+template <int kComponents>
+struct RepresentableValue {
+  static constexpr float kMin = kComponents == 1 ? 0x1p-80f : 0x1p-88f, kMax = 0x1p127f;
+};
+
+// Looks for elements that are not representable. Inf and NaN never are.
+template <class Range>
+class Inspector {
+ public:
+  [[gnu::always_inline]] void check(vec x) {
+    const vec size = xsimd::abs(x);
+    const auto in_range = (size >= vec(Range::kMin)) & (size < vec(Range::kMax));
+    not_representable_ = not_representable_ | !(in_range | (size == vec(0.f)));
+  }
+  // 2 * kLanes elements of bf16.
+  [[gnu::always_inline]] void check(u16vec x) {
+    x = x & u16vec(0x7fff);
+    max_ = xsimd::max(max_, x);
+    min_ = xsimd::min(min_, x - u16vec(1));  // 0 is large now
+  }
+  bool found() const {
+    return xsimd::any(not_representable_) || xsimd::any(max_ >= u16vec(upper(Range::kMax))) ||
+           xsimd::any(min_ < u16vec(static_cast<std::uint16_t>(upper(Range::kMin) - 1)));
+  }
+
+ private:
+  static std::uint16_t upper(float x) { return static_cast<std::uint16_t>(__builtin_bit_cast(std::uint32_t, x) >> 16); }
+  typename vec::batch_bool_type not_representable_ = vec(0.f) != vec(0.f);
+  u16vec max_ = u16vec(0), min_ = u16vec(0xffff);
+};
+
+// to[component][i] = components of from[i * stride] for i < n, 0 up to `padded`; `component_stride` elements from one
+// component to the next.
+template <int kComponents, class T, class Range>
+[[gnu::always_inline]] inline void split_row(const T* from, std::int64_t stride, std::int64_t n, std::int64_t padded,
+                                             bf16* to, std::int64_t component_stride, Inspector<Range>& inspector) {
+  std::int64_t i = 0;
+  if constexpr (kComponents == 1 && std::is_same_v<T, bf16>) {
+    for (; stride == 1 && i + 2 * kLanes <= n; i += 2 * kLanes) {
+      const u16vec x = load_u16vec(from + i);
+      inspector.check(x);
+      store_u16vec(to + i, x);
+    }
+  }
+  for (; i < n; i += kLanes) {
+    vec x = load_strided(from + i * stride, stride, min(kLanes, n - i));
+    inspector.check(x);
+    for (int p = 0; p < kComponents; ++p) {
+      store_any(to + p * component_stride + i, x);
+      if (p + 1 < kComponents) x = x - load_any(to + p * component_stride + i);
+    }
+  }
+  for (; i < padded; i += kLanes)
+    for (int p = 0; p < kComponents; ++p) store_any(to + p * component_stride + i, vec(0.f));
+}
+
+// 32 rows as components: where the first component of each row lies, and a bit for every row with an element that is
+// not representable. Components of those rows are 0.
+struct ComponentRows {
+  const bf16* row[32];
+  std::uint32_t not_representable = 0;
+};
+
+// Splits rows [0, rows) of n elements into to[component][32][padded], zeros after the last. `row_at(i)` is where row i
+// lies. With `in_place` rows that are components already stay where they are.
+template <int kComponents, class Range, class RowAt>
+[[gnu::noinline]] ComponentRows split_rows(RowAt row_at, std::int64_t stride, std::int64_t rows, std::int64_t n,
+                                           std::int64_t padded, bf16* to, std::int64_t component_stride,
+                                           bool in_place) {
+  using T = std::remove_cvref_t<decltype(*row_at(0))>;
+  constexpr bool kIsComponent = kComponents == 1 && std::is_same_v<T, bf16>;
+  in_place = in_place && kIsComponent && stride == 1 && n == padded && rows == 32;
+  ComponentRows result;
+  const auto split = [&](std::int64_t r, std::int64_t size, Inspector<Range>& inspector) {
+    result.row[r] = to + r * padded;
+    split_row<kComponents>(row_at(r < rows ? r : 0), stride, size, padded, to + r * padded, component_stride,
+                           inspector);
+  };
+  Inspector<Range> all;
+  for (std::int64_t r = 0; r < 32; ++r) {
+    if (!in_place) {
+      split(r, r < rows ? n : 0, all);
+    } else if constexpr (kIsComponent) {
+      result.row[r] = row_at(r);
+      for (std::int64_t i = 0; i < n; i += 2 * kLanes) all.check(load_u16vec(result.row[r] + i));
+    }
+  }
+  for (std::int64_t r = 0; all.found() && r < rows; ++r) {  // which rows?
+    Inspector<Range> one;
+    split(r, n, one);
+    if (!one.found()) continue;
+    result.not_representable |= std::uint32_t{1} << r;
+    split(r, 0, one);
+  }
+  return result;
+}
+
+// 32 rows of queries -> tiles [padded / 32][2][16 pairs of columns][16 rows], rows in the lanes; of the component that
+// lies `component` elements behind the first.
+[[gnu::noinline]] inline void tile_queries(const ComponentRows& rows, std::int64_t component, std::int64_t padded,
+                                           char* tiles) {
+  for (std::int64_t k = 0; k < padded; k += kTileDepth)
+    for (std::int64_t half = 0; half < 2; ++half, tiles += kTileBytes)
+      for (std::int64_t r0 = 0; r0 < kTileRows; r0 += kLanes)
+        for (std::int64_t j0 = 0; j0 < kTileRows; j0 += kLanes) {
+          vec t[kLanes];
+#pragma GCC unroll 16
+          for (int i = 0; i < kLanes; ++i) {
+            const bf16* at = rows.row[half * kTileRows + r0 + i] + component + k + 2 * j0;
+            t[i] = load_any(reinterpret_cast<const float*>(at));
+          }
+          transpose(t);
+#pragma GCC unroll 16
+          for (int j = 0; j < kLanes; ++j) store(reinterpret_cast<float*>(tiles) + (j0 + j) * kTileRows + r0, t[j]);
+        }
+}
+
+// 32 rows (keys) of values -> tiles [padded / 16][16 columns][32 keys], likewise.
+[[gnu::noinline]] inline void tile_values(const ComponentRows& rows, std::int64_t component, std::int64_t padded,
+                                          char* tiles) {
+  for (std::int64_t c = 0; c < padded; c += kTileRows, tiles += kTileBytes)
+    for (std::int64_t c0 = 0; c0 < kTileRows; c0 += kLanes)
+      for (std::int64_t j0 = 0; j0 < kTileRows; j0 += kLanes) {
+        vec t[kLanes];
+#pragma GCC unroll 16
+        for (int j = 0; j < kLanes; ++j) {
+          const std::int64_t at = component + c + c0;
+          t[j] =
+              truncate_to_bf16_pairs(load_any(rows.row[2 * (j0 + j)] + at), load_any(rows.row[2 * (j0 + j) + 1] + at));
+        }
+        transpose(t);
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; ++i) store(reinterpret_cast<float*>(tiles) + (c0 + i) * kTileRows + j0, t[i]);
+      }
+}
+
+}  // namespace rapt::cpu::RAPT_ISA
