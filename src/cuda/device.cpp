@@ -20,7 +20,7 @@ void check_driver(CUresult result, const char* doing) {
   if (result != CUDA_SUCCESS) fail(static_cast<cudaError_t>(result), doing);
 }
 
-// The driver's function of that name. It is found when it is used: who has no driver has the rest of rapt.
+// The driver's function of that name. It is found when it is used: without a driver the rest of rapt works.
 template <class Function>
 Function find(const char* name) {
   void* found = nullptr;
@@ -92,7 +92,7 @@ cudaMemPool_t pool_of(int device) {
 void check_cuda(cudaError_t status, const char* doing) {
   if (status == cudaSuccess) return;
   cudaGetLastError();
-  // What stays is the context's: work that failed on the GPU meanwhile, whoever queued it.
+  // What stays is the context's: work that failed on the GPU meanwhile, queued by this program or a library.
   const bool stays = cudaPeekAtLastError() == status;
   fail(status, doing, stays ? " (the error of work queued before, found by this call)" : "");
 }

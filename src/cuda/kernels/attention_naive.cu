@@ -85,7 +85,7 @@ __global__ void naive_softmax(const __grid_constant__ AttentionParams p, float* 
   top = reduce(top, Max());
   float sum = 0;
   for (std::int64_t j = threadIdx.x; j < n; j += kThreads) {
-    const float weight = weight_of(r.scores[j], reference(top));
+    const float weight = weight_of(r.scores[j], shift_of(top));
     r.scores[j] = weight;
     sum += weight;
   }

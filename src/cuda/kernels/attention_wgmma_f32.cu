@@ -1,9 +1,9 @@
-// Attention of fp32 on Hopper's 16-bit tensor cores, as exact as fp32: every operand is the sum of two planes of fp16,
-// hi + lo with 22 bits, and of the four products of planes the three that count are done. Numbers are scaled by powers
-// of two beforehand, so that the range of fp16 is none, and every block's P V starts from zero and is added to O in
-// fp32: tensor cores round sums towards zero, which adds up over long ones.
+// Attention of fp32 on Hopper's 16-bit tensor cores, as exact as fp32: every operand is the sum of two fp16 components,
+// hi + lo with 22 bits, and of the four products of components the three that count are done. Numbers are scaled by
+// powers of two beforehand, so that the range of fp16 is none, and every block's P V starts from zero and is added to O
+// in fp32: tensor cores round sums towards zero, which adds up over long ones.
 //
-// A first kernel writes the planes of Q, K and V as shared memory is to hold them; in the second, which has the
+// A first kernel writes the components of Q, K and V as shared memory is to hold them; in the second, which has the
 // schedule of attention_wgmma, one thread loads them by bulk copies. A step issues P V of the block before and Q K^T
 // of this one; up to 128 columns the two other warpgroups take turns at that, so that one's softmax runs beside the
 // other's products.
@@ -12,21 +12,21 @@
 // shared memory has room for one block of K and of V: the next K comes while P V is at work, the next V during Q K^T.
 // Scores are then sums of two, since tensor cores lose more to rounding in long ones.
 //
-// What 22 bits and powers of two do not carry is noted row by row, and attention_simt does those rows again.
+// What 22 bits and powers of two do not carry is noted row by row: attention_simt computes these fallback rows.
 #include <cuda_runtime.h>
 
 #include <cmath>
 
+#include "cuda/hopper/components.cuh"
+#include "cuda/hopper/launch.cuh"
+#include "cuda/hopper/rows.cuh"
 #include "cuda/kernels/kernels.hpp"
 #include "cuda/tile/launch.cuh"
-#include "cuda/tile/planes.cuh"
-#include "cuda/tile/rows.cuh"
-#include "cuda/tile/schedule.cuh"
 
 namespace rapt::cuda {
 namespace {
 
-// Rows are done again if:
+// Fallback rows are those where:
 constexpr float kHugeScore = 0x1p8f;      // a score that counts is this large, in log2 units: fp32 has two more bits
 constexpr float kCoarseScore = 0x1p-15f;  // scales of a row of Q and of K have this product: see Rows::store()
 
@@ -40,104 +40,98 @@ struct Config {
   static constexpr int kLoadRegisters = kLarge ? 40 : 56, kMathRegisters = kLarge ? 232 : 224;
   static_assert(kLoadRegisters + kGroups * kMathRegisters <= 65536 / kThreads / 8 * 8 * (kGroups + 1),
                 "or warpgroups wait for registers for ever: there are no more than the launch took");
-  static constexpr int kListers = 96;  // threads that put tiles into shared memory
+  static constexpr int kProducers = 96;  // threads that put tiles into shared memory
   static constexpr int kRows = kGroupRows * kGroups, kKeys = kSize == 64 ? 128 : kSize == 256 ? 32 : 64;
   static constexpr int kStages = kLarge ? 1 : 2;                  // blocks of K and of V at a time
   static constexpr int kPart = kLarge ? 64 : kSize;               // columns of P V at a time
-  static constexpr int kGroupBytes = 2 * kGroupRows * kSize * 2;  // both planes of a warpgroup's rows of Q
+  static constexpr int kGroupBytes = 2 * kGroupRows * kSize * 2;  // both components of a warpgroup's rows of Q
   static constexpr int kBlockBytes = 2 * kKeys * kSize * 2;
   static constexpr int kScales = kKeys + 4;  // of a block: of the rows of K, of V, and three for 16 bytes
   static constexpr int kAllScales = kStages * kScales + kRows;  // of the stages, then of Q
   static constexpr int kSharedBytes = kGroups * kGroupBytes + 2 * kStages * kBlockBytes + kAllScales * 4 + 1024;
+  static constexpr float kSlack = 0;  // the shift is the maximum so far
+  static constexpr float kShift = kWeightShift, kOne = kWeightOne;
   using Tiles = Tiling<kRows>;
   using Blocks = Blocking<kKeys>;
 };
 
-struct Call : Planes {
-  float scale;          // of scores; Q takes the sign
-  bool late;            // it counts after the modifiers
-  bool out_vector;      // 16 bytes at a time
-  std::uint16_t* redo;  // of 16 rows each: a bit for each that attention_simt must do
+struct WgmmaF32Params : ComponentParams {
+  float scale;  // of scores; Q takes the sign
+  bool late;    // it counts after the modifiers
 };
 
 template <class C>
 using Stages = Ring<C::kStages>;
-using Own = Ring<1>;  // a warpgroup's Q
+using QueryRing = Ring<1>;  // a warpgroup's Q
 
-// Where a tile's Q, and K and V of its first block, lie among the planes.
+// Where a tile's Q, and K and V of its first block, lie among the components.
 struct Numbers {
   int tile, block;
 };
 template <class C>
-__device__ Numbers numbers_of(const AttentionParams& p, const Place& place) {
-  const Head head(p, place.b, place.hk);
+__device__ Numbers numbers_of(const AttentionParams& p, const TileExtent& tile) {
+  const Head head(p, tile.b, tile.hk);
   // Rows that see no key have a block all the same.
-  const std::int64_t key = place.end > place.begin ? place.key : C::Blocks::origin(head);
-  return {static_cast<int>(C::Tiles::number(p, place.b, place.hk, place.row)),
+  const std::int64_t key = tile.end > tile.begin ? tile.key : C::Blocks::origin(head);
+  return {static_cast<int>(C::Tiles::number(p, tile.b, tile.hk, tile.row)),
           static_cast<int>(C::Blocks::number(head, key))};
 }
 
 // Q, K and V to shared memory: one thread.
 template <class C>
-__device__ void load(const Call& call, const Listed& listed, const Tile<C>* tiles, const Own (&q)[C::kGroups],
-                     const Stages<C>& k, const Stages<C>& v, std::uint32_t scales) {
+__device__ void load(const WgmmaF32Params& params, const TileQueue& queue, const Tile<C>* tiles,
+                     const QueryRing (&q)[C::kGroups], const Stages<C>& k, const Stages<C>& v, std::uint32_t scales) {
   for (int t = 0, n = 0;; ++t) {
-    listed.wait_full(t);
-    const Tile<C>& tile = tiles[t % kTiles];  // nobody is done with it before all of it is loaded
+    queue.wait_full(t);
+    const Tile<C>& tile = tiles[t % kQueueTiles];  // not released by its readers before all of it is loaded
     if (tile.blocks == 0) break;
-    const Numbers numbers = numbers_of<C>(call.p, tile);
+    const Numbers numbers = numbers_of<C>(params.p, tile);
 #pragma unroll 1
     for (int i = tile.blocks - 1; i >= 0; --i, ++n) {
       const std::int64_t block = std::int64_t{numbers.block} + i;
       k.wait_empty(n);
       barrier_arrive_expecting(k.full(n), C::kBlockBytes + C::kScales * 4);
-      bulk_load(scales + n % C::kStages * (C::kScales * 4), call.scales + block * C::kScales, C::kScales * 4, k.full(n),
-                true);
-      bulk_load(k.place(n), call.k + block * C::kBlockBytes, C::kBlockBytes, k.full(n), true);
+      bulk_load(scales + n % C::kStages * (C::kScales * 4), params.scales + block * C::kScales, C::kScales * 4,
+                k.full(n), true);
+      bulk_load(k.slot(n), params.k + block * C::kBlockBytes, C::kBlockBytes, k.full(n), true);
       for (int group = 0; group < C::kGroups && i == tile.blocks - 1; ++group) {
-        const Own& own = q[group];
-        own.wait_empty(t);
-        barrier_arrive_expecting(own.full(t), C::kGroupBytes + kGroupRows * 4);
+        const QueryRing& ring = q[group];
+        ring.wait_empty(t);
+        barrier_arrive_expecting(ring.full(t), C::kGroupBytes + kGroupRows * 4);
         const std::int64_t from = std::int64_t{numbers.tile} * C::kGroups + group;
-        bulk_load(scales + (C::kStages * C::kScales + group * kGroupRows) * 4, call.q_scale + from * kGroupRows,
-                  kGroupRows * 4, own.full(t), false);
-        bulk_load(own.place(t), call.q + from * C::kGroupBytes, C::kGroupBytes, own.full(t), false);
+        bulk_load(scales + (C::kStages * C::kScales + group * kGroupRows) * 4, params.q_scale + from * kGroupRows,
+                  kGroupRows * 4, ring.full(t), false);
+        bulk_load(ring.slot(t), params.q + from * C::kGroupBytes, C::kGroupBytes, ring.full(t), false);
       }
       v.wait_empty(n);
       barrier_arrive_expecting(v.full(n), C::kBlockBytes);
-      bulk_load(v.place(n), call.v + block * C::kBlockBytes, C::kBlockBytes, v.full(n), true);
+      bulk_load(v.slot(n), params.v + block * C::kBlockBytes, C::kBlockBytes, v.full(n), true);
     }
   }
 }
 
 // A math warpgroup's state.
 template <class C>
-struct Rows {
-  static constexpr int kScores = C::kKeys / 2, kOut = C::kSize / 2, kPart = C::kPart / 2;
+struct Rows : RowState<C> {
+  using RowState<C>::kScores, RowState<C>::kOut, RowState<C>::lane, RowState<C>::warp_row, RowState<C>::column;
+  using RowState<C>::row, RowState<C>::o, RowState<C>::m, RowState<C>::l, RowState<C>::rescale;
+  static constexpr int kPart = C::kPart / 2;
 
-  const Call& call;
-  const int lane, own, column;  // own: first row of the warp
-  float o[kOut];
+  const WgmmaF32Params& params;
   std::uint32_t hi[kScores / 2] = {}, lo[kScores / 2] = {};  // weights of the block before the one in s, as operand A
   float value_scale = 0;                                     // of that block
-  float m[2], l[2], scale[2];  // maximum and sum, the latter of the lane's columns; what the maximum's move makes of O
-  float factor[2];             // of scores
+  float factor[2];                                           // of scores
   // Largest of what was seen: scales of rows of K, by the lane; scores before modifiers, likewise; scales of blocks of
   // V.
   float key_scale[2], raw[2], top_value_scale[2];
 
-  __device__ Rows(const Call& call)
-      : call(call), lane(threadIdx.x % 32), own(threadIdx.x / 32 * 16 - kGroupRows), column(lane % 4 * 2) {}
+  __device__ Rows(const WgmmaF32Params& params) : params(params) {}
 
   __device__ void begin(const Tile<C>& tile, const float* scales) {
-#pragma unroll
-    for (int i = 0; i < kOut; ++i) o[i] = 0;
+    RowState<C>::begin(tile);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int at = own + lane / 4 + 8 * h;
-      m[h] = tile.of_row[at].sink;
-      l[h] = lane % 4 == 0 && m[h] != -kInfinity ? kOne : 0.f;
-      factor[h] = scales[at] * call.scale;
+      factor[h] = scales[row(h)] * params.scale;
       key_scale[h] = raw[h] = top_value_scale[h] = 0;
     }
   }
@@ -148,31 +142,26 @@ struct Rows {
     int from[2], to[2];  // the columns that rows see, as if the lane's first were 0
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const auto& row = tile.of_row[own + lane / 4 + 8 * h];
-      from[h] = row.first - key - column, to[h] = row.last - key - column;
+      const auto& r = tile.of_row[row(h)];
+      from[h] = r.first - key - column, to[h] = r.last - key - column;
     }
     if constexpr (C::kModified) {
-      // Registers have no index: each time the first four are done, and all move up.
-#pragma unroll 1
-      for (int j = 0; j < C::kKeys; j += 8) {
+      for_each_four(s, [&](int j, float(&four)[4]) {
         const float2 of_key = keys(j);
-        float four[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int at = j + i % 2, h = i / 2;
-          const float by = i % 2 ? of_key.y : of_key.x, x = s[i] * by * (call.late ? 1.f : factor[h]);
-          const auto& row = tile.of_row[own + lane / 4 + 8 * h];
+          const float by = i % 2 ? of_key.y : of_key.x, x = four[i] * by * (params.late ? 1.f : factor[h]);
+          const auto& r = tile.of_row[row(h)];
           four[i] = at < from[h] || at >= to[h]
                         ? -kInfinity
-                        : finish_score(call.p.score, {tile.b, row.q_head, row.token, tile.key + key + column + at},
-                                       row.nearest, x);
+                        : finish_score(params.p.score, {tile.b, r.q_head, r.token, tile.key + key + column + at},
+                                       r.nearest, x);
           if (four[i] == -kInfinity) continue;
           key_scale[h] = fmaxf(key_scale[h], by);
-          if (!call.late) raw[h] = fmaxf(raw[h], fabsf(x));
+          if (!params.late) raw[h] = fmaxf(raw[h], fabsf(x));
         }
-#pragma unroll
-        for (int i = 0; i < kScores; ++i) s[i] = i + 4 < kScores ? s[i + 4] : four[i + 4 - kScores];
-      }
+      });
     } else if (max(from[0], from[1]) > -column || min(to[0], to[1]) < C::kKeys - column) {
 #pragma unroll
       for (int j = 0; j < C::kKeys; j += 8) {
@@ -187,48 +176,45 @@ struct Rows {
         }
       }
     } else {
-      float most = 0;
+      float max_scale = 0;
 #pragma unroll
       for (int j = 0; j < C::kKeys; j += 8) {
         const float2 of_key = keys(j);
-        most = fmaxf(most, fmaxf(of_key.x, of_key.y));
+        max_scale = fmaxf(max_scale, fmaxf(of_key.x, of_key.y));
 #pragma unroll
         for (int i = 0; i < 4; ++i) s[j / 2 + i] *= i % 2 ? of_key.y : of_key.x;
       }
 #pragma unroll
-      for (int h = 0; h < 2; ++h) key_scale[h] = fmaxf(key_scale[h], most);
+      for (int h = 0; h < 2; ++h) key_scale[h] = fmaxf(key_scale[h], max_scale);
     }
     value_scale = scales[C::kKeys];
   }
 
   // To weights.
   __device__ void softmax(float (&s)[kScores]) {
-    float by[2], minus[2], sum[2] = {};
+    float by[2], neg_m[2], sum[2] = {};
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float top = -kInfinity;
 #pragma unroll
       for (int i = 2 * h; i < kScores; i += 4) top = fmaxf(top, fmaxf(s[i], s[i + 1]));
-      by[h] = C::kModified && !call.late ? 1.f : factor[h];
+      by[h] = C::kModified && !params.late ? 1.f : factor[h];
       top = over_row(top, Max()) * by[h];
       if (top != -kInfinity) top_value_scale[h] = fmaxf(top_value_scale[h], value_scale);
-      const float before = m[h];
-      if (top > before) m[h] = top;
-      minus[h] = kShift - reference(m[h]);
-      scale[h] = exp2_approx(before - reference(m[h]));
+      neg_m[h] = this->move_shift(h, top);
     }
     pin(s);
 #pragma unroll
     for (int i = 0; i < kScores; i += 2) {
       const int h = i / 2 % 2;
-      const float a = exp2_approx(fmaf(s[i], by[h], minus[h])), b = exp2_approx(fmaf(s[i + 1], by[h], minus[h]));
+      const float a = exp2_approx(fmaf(s[i], by[h], neg_m[h])), b = exp2_approx(fmaf(s[i + 1], by[h], neg_m[h]));
       sum[h] += a + b;
       split(a, b, hi[i / 2], lo[i / 2]);
     }
     pin(hi);  // or the compiler moves the exponentials to the products that need them
     pin(lo);
 #pragma unroll
-    for (int h = 0; h < 2; ++h) l[h] = fmaf(l[h], scale[h], sum[h]);
+    for (int h = 0; h < 2; ++h) l[h] = fmaf(l[h], rescale[h], sum[h]);
   }
 
   // From column part * C::kPart on.
@@ -236,61 +222,61 @@ struct Rows {
 #pragma unroll
     for (int i = 0; i < kPart; ++i) {
       float& x = o[part * kPart + i];
-      x = fmaf(x, scale[i / 2 % 2], pv[i] * value_scale);
+      x = fmaf(x, rescale[i / 2 % 2], pv[i] * value_scale);
     }
   }
 
   // Results of the tile.
   __device__ void store(const Tile<C>& tile) {
-    const AttentionParams& p = call.p;
-    bool bad[2];
+    const AttentionParams& p = params.p;
+    bool falls_back[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const auto& row = tile.of_row[own + lane / 4 + 8 * h];
+      const auto& r = tile.of_row[row(h)];
       l[h] = over_row(l[h], Sum());
-      if (row.lse >= 0 && lane % 4 == 0) p.lse[row.lse] = lse_of(m[h], l[h] * (1 / kOne), row.alibi_shift);
+      if (r.lse >= 0 && lane % 4 == 0) p.lse[r.lse] = lse_of(m[h], l[h] * (1 / C::kOne), r.alibi_shift);
       const float about = __fdividef(1, l[h]);  // and a step of Newton's method
-      const float inverse = l[h] == 0 ? 0.f : fmaf(about, fmaf(-l[h], about, 1), about) * kOne;
-      float nothing = l[h] * 0, smallest = kInfinity, largest = 0;  // nothing: or NaN
+      const float inverse = l[h] == 0 ? 0.f : fmaf(about, fmaf(-l[h], about, 1), about) * C::kOne;
+      float nan_or_0 = l[h] * 0, smallest = kInfinity, largest = 0;
 #pragma unroll
       for (int i = 0; i < kOut; ++i) {
         if (i / 2 % 2 != h) continue;
         o[i] *= inverse;
-        nothing = fmaf(o[i], 0, nothing);
+        nan_or_0 = fmaf(o[i], 0, nan_or_0);
         largest = fmaxf(largest, fabsf(o[i]));
         if (o[i] != 0) smallest = fminf(smallest, fabsf(o[i]));
       }
       // Numbers of V below 2^-3 of their scaled block have lost digits. Sums of many have others beside them; what is
       // mostly one key's is told by its size, and so are rows that are all small.
-      const float coarse = top_value_scale[h] * kOne * (kLoError * 0x1p21f);
-      const bool small = over_row(largest, Max()) < coarse || (l[h] < 4 * kOne && smallest < coarse);
+      const float coarse = top_value_scale[h] * C::kOne * (kLoError * 0x1p21f);
+      const bool small = over_row(largest, Max()) < coarse || (l[h] < 4 * C::kOne && smallest < coarse);
       // Likewise those of Q and K, 2^-25 off beside up to 2^15: the score by less than the product of both scales
       // times 2^-6, whatever else is in it.
       const bool carried = fabsf(m[h]) < kHugeScore && raw[h] < kHugeScore && key_scale[h] * factor[h] <= kCoarseScore;
-      bad[h] = row.out >= 0 && !(nothing == 0 && !small && (m[h] == -kInfinity || carried));
+      falls_back[h] = r.out >= 0 && !(nan_or_0 == 0 && !small && (m[h] == -kInfinity || carried));
     }
-    mark_rows(call.redo, p, tile, own, bad);
-    store_rows(p, call.out_vector, tile, own, o);
+    mark_fallback_rows(params, tile, warp_row, falls_back);
+    store_rows(params, tile, warp_row, o);
   }
 };
 
 // A math warpgroup.
 template <class C>
-__device__ void attend(const Call& call, const Listed& listed, const Tile<C>* tiles, const Own& q, const Stages<C>& k,
-                       const Stages<C>& v, const float* scales, int group) {
+__device__ void attend(const WgmmaF32Params& params, const TileQueue& queue, const Tile<C>* tiles, const QueryRing& q,
+                       const Stages<C>& k, const Stages<C>& v, const float* scales, int group) {
   constexpr int kParts = C::kSize / C::kPart, kSteps = C::kSize / 16 / (C::kLarge ? 2 : 1);
   constexpr int kLow = kGroupRows * C::kSize / 8;  // of descriptors, from hi of Q to lo
   constexpr int kBlockLow = C::kKeys * C::kSize / 8;
-  Rows<C> rows(call);
+  Rows<C> rows(params);
   float s[Rows<C>::kScores] = {}, pv[Rows<C>::kPart] = {};
-  listed.wait_full(0);
+  queue.wait_full(0);
   bool more = tiles[0].blocks > 0;
   if (!more) return;
 
-  // Turns at issuing products: barrier 1 + group opens a warpgroup's. With one place for a block they would keep it in
+  // Turns at issuing products: barrier 1 + group opens a warpgroup's. With one slot for a block they would keep it in
   // use for half a step longer.
   if (!C::kLarge && group == C::kGroups - 1) named_arrive(1, 256);
-  const std::uint32_t q_matrix = matrix_at(q.place(0));
+  const std::uint32_t q_matrix = matrix_at(q.slot(0));
   int t = 0;               // tiles so far
   int block = 0;           // of the tile, whose scores these are
   bool starts = true;      // it is its tile's first, or there is no more; O is complete once the weights are used
@@ -301,8 +287,8 @@ __device__ void attend(const Call& call, const Listed& listed, const Tile<C>* ti
 
     // P V of the block before, then S = Q K^T of this one. The first and the last time one of them is for nothing.
     if constexpr (!C::kLarge) named_sync(1 + group, 256);
-    const std::uint32_t k_matrix = matrix_at(k.place(n));
-    const std::uint32_t v_matrix = matrix_at(v.place(n + C::kStages - 1), C::kKeys * 128);
+    const std::uint32_t k_matrix = matrix_at(k.slot(n));
+    const std::uint32_t v_matrix = matrix_at(v.slot(n + C::kStages - 1), C::kKeys * 128);
     const auto multiply_values = [&](int part) {
 #pragma unroll
       for (int product = 0; product < 3; ++product)  // small ones first
@@ -336,7 +322,7 @@ __device__ void attend(const Call& call, const Listed& listed, const Tile<C>* ti
       rows.add(pv, part);  // the first time to what begin() forgets
       pin(pv);
     }
-    if (more && C::kLarge) k.wait_full(n);  // late: if there is one place, it may be on its way
+    if (more && C::kLarge) k.wait_full(n);  // late: where there is one slot, the block may be on its way
     wgmma_fence();
     multiply_values(kParts - 1);
     multiply_keys(s, 0);
@@ -364,15 +350,15 @@ __device__ void attend(const Call& call, const Listed& listed, const Tile<C>* ti
 
     if (starts) {
       if (n > 0) {
-        rows.store(tiles[(t - 1) % kTiles]);
+        rows.store(tiles[(t - 1) % kQueueTiles]);
         __syncwarp();
-        listed.release(t - 1);
+        queue.release(t - 1);
       }
       if (!more) break;
-      rows.begin(tiles[t % kTiles], scales + C::kStages * C::kScales);
-      block = tiles[t % kTiles].blocks;
+      rows.begin(tiles[t % kQueueTiles], scales + C::kStages * C::kScales);
+      block = tiles[t % kQueueTiles].blocks;
     }
-    const Tile<C>& tile = tiles[t % kTiles];
+    const Tile<C>& tile = tiles[t % kQueueTiles];
     starts = --block == 0;
     rows.finish_scores(s, tile, block * C::kKeys, scales + n % C::kStages * C::kScales);
     fence_async_proxy();  // scales were read by ordinary loads, and bulk copies follow
@@ -381,97 +367,83 @@ __device__ void attend(const Call& call, const Listed& listed, const Tile<C>* ti
     if (starts) q.release(t);
     rows.softmax(s);
     if (starts) {
-      listed.wait_full(++t);
-      more = tiles[t % kTiles].blocks > 0;
+      queue.wait_full(++t);
+      more = tiles[t % kQueueTiles].blocks > 0;
     }
   }
-  if (!C::kLarge && group == 0) named_sync(1, 256);  // the last turn is nobody's
+  if (!C::kLarge && group == 0) named_sync(1, 256);  // takes the last turn, which no warpgroup wants
 }
 
 template <class C>
-__global__ void __launch_bounds__(C::kThreads, 1) wgmma_f32(const __grid_constant__ Call call) {
+__global__ void __launch_bounds__(C::kThreads, 1) wgmma_f32(const __grid_constant__ WgmmaF32Params params) {
   extern __shared__ std::uint8_t shared[];
-  __shared__ std::uint64_t barriers[4 * C::kStages + 2 * C::kGroups + 2 * kTiles];
-  __shared__ Tile<C> tiles[kTiles];
+  __shared__ std::uint64_t barriers[4 * C::kStages + 2 * C::kGroups + 2 * kQueueTiles];
+  __shared__ Tile<C> tiles[kQueueTiles];
   const std::uint32_t first = shared_address(barriers), start = shared_address(shared);
   const std::uint32_t data = (start + 1023) / 1024 * 1024;  // the swizzle's unit
   const Stages<C> k{first, data + C::kGroups * C::kGroupBytes, C::kBlockBytes};
   const Stages<C> v{first + 16 * C::kStages, k.data + C::kStages * C::kBlockBytes, C::kBlockBytes};
-  const Listed listed{first + 32 * C::kStages};
-  const std::uint32_t own = listed.barriers + 16 * kTiles, scales = v.data + C::kStages * C::kBlockBytes;
-  const Own q[C::kGroups] = {{own, data}, {own + 16, data + C::kGroupBytes}};
+  const TileQueue queue{first + 32 * C::kStages};
+  const std::uint32_t q_barriers = queue.barriers + 16 * kQueueTiles, scales = v.data + C::kStages * C::kBlockBytes;
+  const QueryRing q[C::kGroups] = {{q_barriers, data}, {q_barriers + 16, data + C::kGroupBytes}};
   let_next_start();
   if (threadIdx.x == 0) {
     k.init(1, 4 * C::kGroups);
     v.init(1, 4 * C::kGroups);
-    listed.init(C::kListers, 4 * C::kGroups);
-    for (const Own& of_group : q) of_group.init(1, 4);
+    queue.init(C::kProducers, 4 * C::kGroups);
+    for (const QueryRing& ring : q) ring.init(1, 4);
     fence_barrier_init();
   }
   __syncthreads();
   wait_for_previous();
   if (threadIdx.x < 128) {
     registers_decrease<C::kLoadRegisters>();
-    if (threadIdx.x == 0) load<C>(call, listed, tiles, q, k, v, scales);
+    if (threadIdx.x == 0) load<C>(params, queue, tiles, q, k, v, scales);
     if (threadIdx.x >= 32) {
-      Lister<C> lister{call, listed, tiles};
-      for (unsigned i = 0; lister.list(i);) ++i;
+      TileProducer<C> producer{params, queue, tiles};
+      for (unsigned i = 0; producer.push(i);) ++i;
     }
   } else {
     registers_increase<C::kMathRegisters>();
     const int group = threadIdx.x / 128 - 1;
-    const Own mine{own + group * 16, data + group * C::kGroupBytes};
-    attend<C>(call, listed, tiles, mine, k, v, reinterpret_cast<const float*>(shared + (scales - start)), group);
+    const QueryRing mine{q_barriers + group * 16, data + group * C::kGroupBytes};
+    attend<C>(params, queue, tiles, mine, k, v, reinterpret_cast<const float*>(shared + (scales - start)), group);
   }
 }
 
 // Where things lie in the workspace, and how much of it they take.
 template <class C>
-std::size_t lay_out(Call& call, std::byte* workspace) {
-  const AttentionParams& p = call.p;
+std::size_t lay_out(WgmmaF32Params& params, std::byte* workspace) {
+  const AttentionParams& p = params.p;
   const std::int64_t rows = C::Tiles::heads(p) * C::Tiles::tiles(p) * C::kRows;
   const std::int64_t blocks = C::Blocks::heads(p) * C::Blocks::blocks(p);
   std::size_t bytes = 0;
-  const auto place = [&](auto*& to, std::int64_t size) {
+  const auto reserve = [&](auto*& to, std::int64_t size) {
     if (workspace) to = reinterpret_cast<std::remove_reference_t<decltype(to)>>(workspace + bytes);
     bytes += static_cast<std::size_t>(size + 127) / 128 * 128;
   };
-  place(call.q, rows * C::kSize * 4);
-  place(call.k, blocks * C::kBlockBytes);
-  place(call.v, blocks * C::kBlockBytes);
-  place(call.q_scale, rows * 4);
-  place(call.scales, blocks * C::kScales * 4);
-  place(call.redo, simt_tiles(p) * 8);
+  reserve(params.q, rows * C::kSize * 4);
+  reserve(params.k, blocks * C::kBlockBytes);
+  reserve(params.v, blocks * C::kBlockBytes);
+  reserve(params.q_scale, rows * 4);
+  reserve(params.scales, blocks * C::kScales * 4);
+  reserve(params.fallback_rows, static_cast<std::int64_t>(fallback_bytes(p)));
   return bytes;
 }
 
 template <class C>
-cudaError_t launch(Call& call, std::byte* workspace, cudaStream_t stream) {
-  const AttentionParams& p = call.p;
-  lay_out<C>(call, workspace);
-  cudaError_t status = cudaSuccess;
-  if (p.total_q >= 0)
-    status = cudaMemsetAsync(call.redo, 0, static_cast<std::size_t>(simt_tiles(p)) * 8, stream);  // some are empty
-  if (status != cudaSuccess) return status;
-  const int processors = plan_grid<C>(call, 2 * 4 * C::kSize);
-  const std::int64_t units =
-      std::int64_t{call.heads} * call.tiles * (C::kRows / C::kKeys) + 2 * C::Blocks::heads(p) * C::Blocks::blocks(p);
-  status = launch_kernel(false, prepare<Config<C::kSize, false>>, static_cast<unsigned>(units), kPrepareThreads, 0,
-                         stream, call);
-  if (status != cudaSuccess) return status;
-  status = launch_kernel(true, wgmma_f32<C>, processors, C::kThreads, C::kSharedBytes, stream, call);
-  if (status != cudaSuccess) return status;
-  return attention_simt(p, stream, reinterpret_cast<const std::uint64_t*>(call.redo));
-}
-
-// Calls `then` with a call's kSize as a type.
-template <class Then>
-auto with_size(const AttentionParams& p, Then then) {
-  const std::int64_t size = std::max(p.d, p.dv);
-  if (size <= 64) return then(std::integral_constant<int, 64>());
-  if (size <= 128) return then(std::integral_constant<int, 128>());
-  if (size <= 192) return then(std::integral_constant<int, 192>());
-  return then(std::integral_constant<int, 256>());
+cudaError_t launch(WgmmaF32Params& params, std::byte* workspace, cudaStream_t stream) {
+  const AttentionParams& p = params.p;
+  lay_out<C>(params, workspace);
+  return launch_with_fallback(params, stream, [&] {
+    const int processors = plan_grid<C>(params, 2 * 4 * C::kSize);
+    const std::int64_t units = std::int64_t{params.heads} * params.tiles * (C::kRows / C::kKeys) +
+                               2 * C::Blocks::heads(p) * C::Blocks::blocks(p);
+    const cudaError_t status = launch_kernel(false, prepare<Config<C::kSize, false>>, static_cast<unsigned>(units),
+                                             kPrepareThreads, 0, stream, params);
+    if (status != cudaSuccess) return status;
+    return launch_kernel(true, wgmma_f32<C>, processors, C::kThreads, C::kSharedBytes, stream, params);
+  });
 }
 
 }  // namespace
@@ -484,23 +456,23 @@ bool wgmma_f32_can_count(const AttentionParams& p) {
 }
 
 std::size_t wgmma_f32_workspace(const AttentionParams& p) {
-  Call call{};
-  call.p = p;
-  return with_size(p, [&](auto size) { return lay_out<Config<size, false>>(call, nullptr); });
+  WgmmaF32Params params{};
+  params.p = p;
+  return with_head_size(p, [&](auto size) { return lay_out<Config<size, false>>(params, nullptr); });
 }
 
 cudaError_t attention_wgmma_f32(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
-  Call call{};
-  call.p = p;
-  call.scale = std::fabs(p.score.scale_log2);
-  call.late = scales_last(p.score);
-  call.q_vector = is_vector(p.q, p.q_stride, 4), call.k_vector = is_vector(p.k, p.k_stride, 4);
-  call.v_vector = is_vector(p.v, p.v_stride, 4);
-  call.out_vector = is_vector(p.out, p.out_stride, p.out_type == DType::f32 ? 4 : 2);
-  return with_size(p, [&](auto size) {
+  WgmmaF32Params params{};
+  params.p = p;
+  params.scale = std::fabs(p.score.scale_log2);
+  params.late = scales_last(p.score);
+  params.q_vector = is_vector(p.q, p.q_stride, 4), params.k_vector = is_vector(p.k, p.k_stride, 4);
+  params.v_vector = is_vector(p.v, p.v_stride, 4);
+  params.out_vector = is_vector(p.out, p.out_stride, p.out_type == DType::f32 ? 4 : 2);
+  return with_head_size(p, [&](auto size) {
     // Without a scale, masked scores would be -inf * 0.
-    if (has_modifiers(p.score) || call.scale == 0) return launch<Config<size, true>>(call, workspace, stream);
-    return launch<Config<size, false>>(call, workspace, stream);
+    if (has_modifiers(p.score) || params.scale == 0) return launch<Config<size, true>>(params, workspace, stream);
+    return launch<Config<size, false>>(params, workspace, stream);
   });
 }
 

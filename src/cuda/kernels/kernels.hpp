@@ -13,8 +13,9 @@ namespace rapt::cuda {
 inline constexpr std::int64_t kSimtRows = 64, kSimtKeys = 64, kSimtMaxValueHeadSize = 576;
 // Tiles of a call, some of them empty if it is ragged: what a grid must hold.
 std::int64_t simt_tiles(const AttentionParams& params);
-// With `redo`, in device memory, only some rows: those of each tile whose bits are set.
-cudaError_t attention_simt(const AttentionParams& params, cudaStream_t stream, const std::uint64_t* redo = nullptr);
+// With `fallback_rows`, in device memory, only the rows of each tile whose bits are set.
+cudaError_t attention_simt(const AttentionParams& params, cudaStream_t stream,
+                           const std::uint64_t* fallback_rows = nullptr);
 
 // attention_wgmma: q, k and v of one 16-bit type on Hopper's tensor cores (sm_90a). Rows that its arithmetic does not
 // carry (NaN, Inf, huge scores) are done again by attention_simt.

@@ -47,13 +47,13 @@ __device__ inline std::int64_t row_at(const Strides& s, const Head& head, const 
 // row 0. No sequence knows the lengths of all others: there are more numbers than pieces, total / kSize + b of them.
 template <int kSize>
 struct Pieces {
-  const Integers& begin;  // [b + 1]
-  std::int64_t b, total;  // rows in all
-  std::int64_t each = 1;  // so many of this piece's rows to one of `begin`
+  const Integers& begin;   // [b + 1]
+  std::int64_t b, total;   // rows in all
+  std::int64_t group = 1;  // rows of a piece to one of `begin`
 
   // The first of sequence i: at most first(i + 1) - (those that i needs).
   __device__ std::int64_t first(std::int64_t i) const {
-    return i == 0 ? 0 : clamp_to(begin[i], 0, total) * each / kSize + i;
+    return i == 0 ? 0 : clamp_to(begin[i], 0, total) * group / kSize + i;
   }
   // The sequence that has a number.
   __device__ std::int64_t sequence(std::int64_t number) const {
@@ -109,8 +109,8 @@ struct Blocking {
   // Of one head. A ring may begin and end within a block.
   __host__ __device__ static std::int64_t blocks(const AttentionParams& p) {
     if (p.total_k >= 0) return p.total_k / kKeys + p.b;
-    const std::int64_t most = ceil_div(p.sk, kKeys) + (p.ring ? 1 : 0);
-    return most > 1 ? most : 1;
+    const std::int64_t count = ceil_div(p.sk, kKeys) + (p.ring ? 1 : 0);
+    return count > 1 ? count : 1;
   }
 
   __device__ static Pieces<kKeys> ragged(const AttentionParams& p) { return {p.k_begin, p.b, p.total_k}; }

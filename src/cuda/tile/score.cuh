@@ -53,13 +53,13 @@ __device__ inline float sink_of(const Head& head, const Row& row) {
 }
 
 // What scores are taken relative to before 2^x: their maximum, but 0 where there is none.
-__device__ inline float reference(float max) {
+__device__ inline float shift_of(float max) {
   return max == -kInfinity ? 0.f : max;
 }
 
-// Of scores whose weights, taken relative to `reference`, have this sum.
-__device__ inline float lse_of(float reference, float sum, float alibi_shift) {
-  return sum == 0 ? -kInfinity : (reference - alibi_shift + log2f(sum)) * kLn2;
+// Of scores whose weights, taken relative to `m`, have this sum.
+__device__ inline float lse_of(float m, float sum, float alibi_shift) {
+  return sum == 0 ? -kInfinity : (m - alibi_shift + log2f(sum)) * kLn2;
 }
 
 // A row whose weights, taken relative to its maximum, have this sum, with its sink: out is O half half / sum. The sink
@@ -68,7 +68,7 @@ struct Finish {
   float sum, half, lse;
 };
 __device__ inline Finish finish_row(float max, float sum, float sink, float alibi_shift) {
-  const float m = reference(max), above = sink - m + alibi_shift;
+  const float m = shift_of(max), above = sink - m + alibi_shift;
   const float sink_lse = sink * kLn2 + sum * 0;  // or NaN
   constexpr float kFar = 100;
   if (!(above <= kFar)) return {1, exp2_approx(above / -2) + (above - above), sink_lse};  // NaN for a sink of inf
@@ -80,8 +80,8 @@ __device__ inline Finish finish_row(float max, float sum, float sink, float alib
 __device__ inline bool is_hidden(float weight) {
   return __float_as_uint(weight) == 0x80000000u;
 }
-__device__ inline float weight_of(float score, float reference) {
-  return score == -kInfinity ? -0.f : exp2_approx(score - reference);
+__device__ inline float weight_of(float score, float m) {
+  return score == -kInfinity ? -0.f : exp2_approx(score - m);
 }
 
 }  // namespace rapt::cuda

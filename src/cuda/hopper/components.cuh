@@ -1,26 +1,26 @@
-// Numbers in fp32 as sums of two planes of fp16, hi + lo with 22 bits, scaled by powers of two so that the range of
-// fp16 is none; and the kernel that writes the planes of Q, K and V as shared memory is to hold them.
+// Numbers in fp32 as sums of two fp16 components, hi + lo with 22 bits, scaled by powers of two so that the range of
+// fp16 is none; and the kernel that writes the components of Q, K and V as shared memory is to hold them.
 #pragma once
 
+#include "cuda/hopper/schedule.cuh"
 #include "cuda/tile/launch.cuh"
-#include "cuda/tile/schedule.cuh"
 
 namespace rapt::cuda {
 
-// Operands are scaled so that the largest number is in [2^kTop, 2^(kTop + 1)), and weights up to 2^kShift.
-constexpr int kTop = 14, kShift = 15;
-constexpr float kOne = 1 << kShift;  // a weight of 1
+// Operands are scaled so that the largest number is in [2^kTop, 2^(kTop + 1)), and weights up to 2^kWeightShift.
+constexpr int kTop = 14, kWeightShift = 15;
+constexpr float kWeightOne = 1 << kWeightShift;  // a weight of 1
 // Then lo has errors of up to 2^-25, which only numbers below 2^-3 notice.
 constexpr float kLoError = 0x1p-25f;
 
 // What is out of reach, so that its scale back is NaN:
-constexpr int kMostExponent = 100;  // a row of Q or K has its maximum past 2^100 or below 2^-100
-constexpr int kSpan = 16;           // rows or columns of a block of V are this many powers of two apart in their maxima
+constexpr int kMaxExponent = 100;  // a row of Q or K has its maximum past 2^100 or below 2^-100
+constexpr int kSpan = 16;          // rows or columns of a block of V are this many powers of two apart in their maxima
 
 constexpr int kPrepareThreads = 256;
 
-struct Planes : Grid {
-  // For 64 rows of Q and for each block both planes one after the other, in panels of 64 columns as matrix_at() has
+struct ComponentParams : Grid {
+  // For 64 rows of Q and for each block both components one after the other, in panels of 64 columns as matrix_at() has
   // them; the rows of Q in the order of tiles, blocks in that of Blocking.
   std::uint8_t *q, *k, *v;
   float *q_scale, *scales;            // to multiply products by: of rows of Q, and of blocks as C::kScales has them
@@ -29,7 +29,7 @@ struct Planes : Grid {
 
 // What brings the largest of some numbers, given by its bits, into the range of fp16, and back.
 struct Scale {
-  float there, back;
+  float factor, inverse;
 };
 __device__ inline float power(int exponent) {
   return __int_as_float((exponent + 127) << 23);
@@ -41,7 +41,7 @@ __device__ inline float not_a_number() {
 __device__ inline Scale scale_of_row(unsigned largest, float of_zeros) {
   const int exponent = static_cast<int>(largest >> 23) - 127;
   if (largest == 0) return {1, of_zeros};
-  if (exponent < -kMostExponent || exponent > kMostExponent) return {1, not_a_number()};
+  if (exponent < -kMaxExponent || exponent > kMaxExponent) return {1, not_a_number()};
   return {power(kTop - exponent), power(exponent - kTop)};
 }
 // Of a block of V; takes the scale of weights back, too.
@@ -49,8 +49,8 @@ __device__ inline Scale scale_of_values(unsigned largest) {
   const int exponent = static_cast<int>(largest >> 23) - 127;
   if (largest == 0) return {1, 0};
   if (exponent == 128) return {1, not_a_number()};
-  const int kept = max(exponent, kTop - kMostExponent);
-  return {power(kTop - kept), power(kept - kTop - kShift)};
+  const int kept = max(exponent, kTop - kMaxExponent);
+  return {power(kTop - kept), power(kept - kTop - kWeightShift)};
 }
 
 // hi and lo of two numbers.
@@ -60,26 +60,26 @@ __device__ __forceinline__ void split(float a, float b, std::uint32_t& hi, std::
   lo = pack<__half>(a - back.x, b - back.y);
 }
 
-// The planes of kKeys rows of Q or of a block of K or V by a thread block: first Q's, then K's, then V's. With as many
-// thread blocks on a multiprocessor as registers allow without spilling what is loaded.
+// The components of kKeys rows of Q or of a block of K or V by a thread block: first Q's, then K's, then V's. With as
+// many thread blocks on a multiprocessor as registers allow without spilling what is loaded.
 template <class C>
 __global__ void __launch_bounds__(kPrepareThreads, C::kSize == 192 ? 3 : 4)
-    prepare(const __grid_constant__ Planes call) {
-  // Of a row a lane has kFours times four columns, these kApart columns apart.
-  constexpr int kLanes = C::kSize % 128 == 0 ? 32 : 16, kApart = 4 * kLanes, kFours = C::kSize / kApart;
-  constexpr int kStep = kPrepareThreads / kLanes, kEach = C::kKeys / kStep, kParts = C::kRows / C::kKeys;
+    prepare(const __grid_constant__ ComponentParams params) {
+  // Of a row a lane has kFours times four columns, kColumnStep from one four to the next.
+  constexpr int kLanes = C::kSize % 128 == 0 ? 32 : 16, kColumnStep = 4 * kLanes, kFours = C::kSize / kColumnStep;
+  constexpr int kStep = kPrepareThreads / kLanes, kRowsPerThread = C::kKeys / kStep, kParts = C::kRows / C::kKeys;
   let_next_start();
   __shared__ std::int64_t places[C::kKeys];  // where rows begin; negative: they are 0
-  __shared__ unsigned columns[C::kSize], most, least;
-  const AttentionParams& p = call.p;
-  const unsigned q_units = static_cast<unsigned>(call.heads) * call.tiles * kParts;
+  __shared__ unsigned columns[C::kSize], max_bits, min_bits;
+  const AttentionParams& p = params.p;
+  const unsigned q_units = static_cast<unsigned>(params.heads) * params.tiles * kParts;
   const auto blocks = static_cast<unsigned>(C::Blocks::heads(p) * C::Blocks::blocks(p));
   const bool is_q = blockIdx.x < q_units, is_v = !is_q && blockIdx.x - q_units >= blocks;
   const unsigned unit = blockIdx.x - (is_q ? 0 : is_v ? q_units + blocks : q_units);
   const int thread = threadIdx.x;
 
   if (is_q) {
-    const unsigned tile = unit / kParts, tiles = call.tiles;
+    const unsigned tile = unit / kParts, tiles = params.tiles;
     const auto found = C::Tiles::find(p, static_cast<int>(tile / tiles), static_cast<int>(tile % tiles));
     const Head head(p, found.b, found.hk);
     const std::int64_t rows = head.len_q * p.group, r = found.row + unit % kParts * C::kKeys + thread;
@@ -96,32 +96,32 @@ __global__ void __launch_bounds__(kPrepareThreads, C::kSize == 192 ? 3 : 4)
     if (thread < C::kKeys) places[thread] = j >= begin && j < end ? head.key_at(is_v ? p.v_stride : p.k_stride, j) : -1;
   }
   if (thread < C::kSize) columns[thread] = 0;
-  if (thread == 0) most = 0, least = ~0u;
+  if (thread == 0) max_bits = 0, min_bits = ~0u;
   __syncthreads();
 
   // Numbers are compared by their bits without the sign; those of NaN are the largest.
   const auto bits = [](float x) { return __float_as_uint(x) & 0x7fffffffu; };
   const void* from = is_q ? p.q : is_v ? p.v : p.k;
   const std::int64_t step = is_q ? p.q_stride.d : is_v ? p.v_stride.d : p.k_stride.d;
-  const bool vector = is_q ? call.q_vector : is_v ? call.v_vector : call.k_vector;
+  const bool vector = is_q ? params.q_vector : is_v ? params.v_vector : params.k_vector;
   const float sign = is_q && p.score.scale_log2 < 0 ? -1 : 1;
   const int row = thread / kLanes, column = thread % kLanes * 4;
   const int size = static_cast<int>(is_v ? p.dv : p.d);
-  float4 x[kEach][kFours];
+  float4 x[kRowsPerThread][kFours];
 #pragma unroll
-  for (int i = 0; i < kEach; ++i) {
+  for (int i = 0; i < kRowsPerThread; ++i) {
     const std::int64_t at = places[row + i * kStep];
 #pragma unroll
     for (int four = 0; four < kFours; ++four) {
-      const int c = column + four * kApart, there = size - c;
-      if (vector && there >= 4 && at >= 0)
+      const int c = column + four * kColumnStep, left = size - c;
+      if (vector && left >= 4 && at >= 0)
         x[i][four] = __ldcs(reinterpret_cast<const float4*>(static_cast<const float*>(from) + at + c));
-      else x[i][four] = load4(from, DType::f32, at + c * step, step, at < 0 ? 0 : there);
+      else x[i][four] = load4(from, DType::f32, at + c * step, step, at < 0 ? 0 : left);
     }
   }
-  unsigned largest[kEach] = {};  // of a row
+  unsigned largest[kRowsPerThread] = {};  // of a row
 #pragma unroll
-  for (int i = 0; i < kEach; ++i) {
+  for (int i = 0; i < kRowsPerThread; ++i) {
 #pragma unroll
     for (const float4& four : x[i])
       largest[i] = max(largest[i], max(max(bits(four.x), bits(four.y)), max(bits(four.z), bits(four.w))));
@@ -130,64 +130,67 @@ __global__ void __launch_bounds__(kPrepareThreads, C::kSize == 192 ? 3 : 4)
   }
   if (is_v) {  // one scale, if it does for all rows and columns
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) {
+    for (int i = 0; i < kRowsPerThread; ++i) {
       if (column > 0) continue;
-      atomicMax(&most, largest[i]);
-      if (largest[i] > 0) atomicMin(&least, largest[i]);
+      atomicMax(&max_bits, largest[i]);
+      if (largest[i] > 0) atomicMin(&min_bits, largest[i]);
     }
 #pragma unroll
     for (int four = 0; four < kFours; ++four) {
       unsigned of_column[4] = {};
 #pragma unroll
-      for (int i = 0; i < kEach; ++i) {
+      for (int i = 0; i < kRowsPerThread; ++i) {
         const float numbers[4] = {x[i][four].x, x[i][four].y, x[i][four].z, x[i][four].w};
 #pragma unroll
         for (int n = 0; n < 4; ++n) of_column[n] = max(of_column[n], bits(numbers[n]));
       }
 #pragma unroll
-      for (int n = 0; n < 4; ++n) atomicMax(&columns[column + four * kApart + n], of_column[n]);
+      for (int n = 0; n < 4; ++n) atomicMax(&columns[column + four * kColumnStep + n], of_column[n]);
     }
     __syncthreads();
-    if (thread < C::kSize && columns[thread] > 0) atomicMin(&least, columns[thread]);
+    if (thread < C::kSize && columns[thread] > 0) atomicMin(&min_bits, columns[thread]);
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) largest[i] = most;
+    for (int i = 0; i < kRowsPerThread; ++i) largest[i] = max_bits;
   }
 
-  const int rows = is_q ? kGroupRows : C::kKeys, plane = rows * C::kSize * 2;  // of an image
+  const int rows = is_q ? kGroupRows : C::kKeys, component = rows * C::kSize * 2;  // bytes
   bool lost = false;
 #pragma unroll
-  for (int i = 0; i < kEach; ++i) {
+  for (int i = 0; i < kRowsPerThread; ++i) {
     const int r = row + i * kStep;
     const Scale scale = is_v ? scale_of_values(largest[i]) : scale_of_row(largest[i], is_q ? 0x1p-100f : 0.f);
-    const float by = scale.there * sign;
+    const float by = scale.factor * sign;
     // Images of Q may be of several units, or a unit of several images.
     const std::int64_t number = std::int64_t{unit} * C::kKeys + r;
     const int in_image = static_cast<int>(number & (rows - 1));
-    std::uint8_t* const image = (is_q ? call.q : is_v ? call.v : call.k) + (number - in_image) * (4 * C::kSize);
+    std::uint8_t* const image = (is_q ? params.q : is_v ? params.v : params.k) + (number - in_image) * (4 * C::kSize);
 #pragma unroll
     for (int four = 0; four < kFours; ++four) {
       const float4& numbers = x[i][four];
       uint2 hi, lo;
       split(numbers.x * by, numbers.y * by, hi.x, lo.x);
       split(numbers.z * by, numbers.w * by, hi.y, lo.y);
-      const auto gone = [](float number, std::uint32_t planes) { return number != 0 && planes == 0; };  // but for signs
+      const auto gone = [](float number, std::uint32_t components) {
+        return number != 0 && components == 0;
+      };  // but for signs
       const uint2 both = make_uint2(hi.x | lo.x, hi.y | lo.y);
       lost |= gone(numbers.x, both.x & 0x7fff) || gone(numbers.y, both.x & 0x7fff0000) ||
               gone(numbers.z, both.y & 0x7fff) || gone(numbers.w, both.y & 0x7fff0000);
-      const int c = column + four * kApart, chunk = c / 8 % 8;
+      const int c = column + four * kColumnStep, chunk = c / 8 % 8;
       std::uint8_t* const to = image + c / 64 * (rows * 128) + in_image * 128 + (chunk ^ in_image % 8) * 16 + c % 8 * 2;
       *reinterpret_cast<uint2*>(to) = hi;
-      *reinterpret_cast<uint2*>(to + plane) = lo;
+      *reinterpret_cast<uint2*>(to + component) = lo;
     }
-    if (column == 0 && is_q) call.q_scale[number] = scale.back;
-    if (column == 0 && !is_q && !is_v) call.scales[std::int64_t{unit} * C::kScales + r] = scale.back;
+    if (column == 0 && is_q) params.q_scale[number] = scale.inverse;
+    if (column == 0 && !is_q && !is_v) params.scales[std::int64_t{unit} * C::kScales + r] = scale.inverse;
   }
   if (is_v) {
     lost = __syncthreads_or(lost);
-    const bool apart = most > 0 && (most >> 23) - (least >> 23) >= kSpan;
-    const float back = lost || apart ? not_a_number() : scale_of_values(most).back;
+    const bool too_wide = max_bits > 0 && (max_bits >> 23) - (min_bits >> 23) >= kSpan;
+    const float inverse = lost || too_wide ? not_a_number() : scale_of_values(max_bits).inverse;
     if (thread == 0)
-      *reinterpret_cast<float4*>(call.scales + std::int64_t{unit} * C::kScales + C::kKeys) = make_float4(back, 0, 0, 0);
+      *reinterpret_cast<float4*>(params.scales + std::int64_t{unit} * C::kScales + C::kKeys) =
+          make_float4(inverse, 0, 0, 0);
   }
 }
 

@@ -4,27 +4,30 @@
 #include <algorithm>
 #include <numeric>
 
+#include "cuda/hopper/pipeline.cuh"
 #include "cuda/tile/launch.cuh"
-#include "cuda/tile/pipeline.cuh"
 #include "cuda/tile/score.cuh"
 
 namespace rapt::cuda {
 
 constexpr int kGroupRows = 64;  // of a warpgroup
-constexpr int kTiles = 3;       // in shared memory: the one whose output is complete, the one at work and the next
-using Listed = Ring<kTiles>;
-constexpr int kListerBarrier = 8;  // of those that warpgroups leave
+constexpr int kQueueTiles = 3;  // in shared memory: the one whose output is complete, the one at work and the next
+using TileQueue = Ring<kQueueTiles>;
+constexpr int kProducerBarrier = 8;  // of those that warpgroups leave
 
-// A call, and its tiles as Tiling numbers them.
+// What both kernels get: a call, its tiles as Tiling numbers them, and which thread blocks do them.
 struct Grid {
   AttentionParams p;
   int heads, tiles;
-  int section;             // heads that are done together, for K and V to stay in L2
-  int all, section_tiles;  // heads * tiles, section * tiles
+  int section;                   // heads that are done together, for K and V to stay in L2
+  int all, section_tiles;        // heads * tiles, section * tiles
+  bool out_vector;               // rows of the output are contiguous and aligned to 16 bytes
+  std::uint16_t* fallback_rows;  // of 16 rows each: a bit for each that attention_simt is to compute
 };
 
-// Rows of one kv head, and the blocks of keys that any of them sees: at least one, even if they see none.
-struct Place {
+// Where a tile begins and ends: rows of one kv head, and the blocks of keys that any of them sees: at least one, even
+// if they see none.
+struct TileExtent {
   int b, hk, row, rows;  // rows [row, rows), of which the tile has C::kRows
   int blocks;
   std::int64_t key, begin, end;  // the first block's first key; the keys that any row sees
@@ -43,7 +46,7 @@ struct TileScheduler {
   unsigned round = 0;
 
   // False: no more, and the tile has no blocks.
-  __device__ bool next(Place& tile) {
+  __device__ bool next(TileExtent& tile) {
     const AttentionParams& p = grid.p;
     for (;; ++round) {
       // The longest first, for causal: tiles from the last of their heads on; every other round backwards, which gives
@@ -73,9 +76,9 @@ struct TileScheduler {
   }
 };
 
-// A tile with what its rows need, worked out once and in shared memory: registers are for what is hot.
+// A tile of the queue with what its rows need, worked out once and in shared memory: registers are for what is hot.
 template <class C>
-struct Tile : Place {
+struct Tile : TileExtent {
   struct {
     std::int64_t q, out, lse;  // where it begins; negative: it does not exist
     int token, q_head;
@@ -83,58 +86,59 @@ struct Tile : Place {
     float sink, alibi_shift;
     std::int64_t nearest;  // the key nearest to the row, for ALiBi
   } of_row[C::kRows];
-  int there;  // of the keys that the last block has room for
+  int last_keys;  // that its last block has
 
-  // By `threads` threads, who take the place from here: registers are few.
-  __device__ void fill(const AttentionParams& p, const Place& found, int thread, int threads) {
-    Place& place = *this;
-    if (thread == 0) place = found;
-    named_sync(kListerBarrier, threads);
-    if (place.blocks == 0) return;
-    const Head head(p, place.b, place.hk);
+  // By `threads` threads, which read the extent from shared memory: registers are few.
+  __device__ void fill(const AttentionParams& p, const TileExtent& found, int thread, int threads) {
+    TileExtent& extent = *this;
+    if (thread == 0) extent = found;
+    named_sync(kProducerBarrier, threads);
+    if (extent.blocks == 0) return;
+    const Head head(p, extent.b, extent.hk);
     if (thread == 0) {
-      const std::int64_t left = head.len_k - place.key - (place.blocks - 1) * C::kKeys;
-      there = static_cast<int>(clamp_to(left, 0, C::kKeys));
+      const std::int64_t left = head.len_k - extent.key - (extent.blocks - 1) * C::kKeys;
+      last_keys = static_cast<int>(clamp_to(left, 0, C::kKeys));
     }
 #pragma unroll 1
     for (int i = thread; i < C::kRows; i += threads) {
-      const int r = place.row + i, end = place.blocks * C::kKeys;
-      const bool exists = r < place.rows;
-      const Row at = row_of(head, min(r, place.rows - 1));
+      const int r = extent.row + i, end = extent.blocks * C::kKeys;
+      const bool exists = r < extent.rows;
+      const Row at = row_of(head, min(r, extent.rows - 1));
       auto& row = of_row[i];
       row.q = exists ? row_at(p.q_stride, head, at) : -1;
       row.out = exists ? row_at(p.out_stride, head, at) : -1;
       row.lse = exists && p.lse ? row_at(p.lse_stride, head, at) : -1;
       row.token = static_cast<int>(at.token), row.q_head = static_cast<int>(at.q_head);
       // Rows that do not exist see what the last one sees: nothing is masked for them alone.
-      row.first = static_cast<int>(clamp_to(at.first - place.key, 0, end));
-      row.last = static_cast<int>(clamp_to(at.last - place.key, 0, end));
+      row.first = static_cast<int>(clamp_to(at.first - extent.key, 0, end));
+      row.last = static_cast<int>(clamp_to(at.last - extent.key, 0, end));
       row.alibi_shift = alibi_shift_log2(head, at), row.sink = sink_of(head, at) + row.alibi_shift;
       row.nearest = at.nearest(head);
     }
   }
 };
 
-// Puts the scheduler's tiles into shared memory: the last C::kListers threads of the first warpgroup.
+// Puts the scheduler's tiles into the queue: the last C::kProducers threads of the first warpgroup.
 template <class C>
-struct Lister {
+struct TileProducer {
   const Grid& grid;
-  const Listed& listed;
+  const TileQueue& queue;
   Tile<C>* tiles;
   TileScheduler<C> scheduler{grid};
 
   // Tile i. False: there is none, and an empty one says so.
-  __device__ bool list(unsigned i) {
-    Place tile;
+  __device__ bool push(unsigned i) {
+    TileExtent tile;
     const bool more = scheduler.next(tile);
-    listed.wait_empty(i);
-    tiles[i % kTiles].fill(grid.p, tile, threadIdx.x - (128 - C::kListers), C::kListers);
-    barrier_arrive(listed.full(i));
+    queue.wait_empty(i);
+    tiles[i % kQueueTiles].fill(grid.p, tile, threadIdx.x - (128 - C::kProducers), C::kProducers);
+    barrier_arrive(queue.full(i));
     return more;
   }
 };
 
-// Fills in all but `p`, for keys of so many bytes in K and V. How many thread blocks there are work and room for.
+// Fills in how tiles are numbered and ordered, for keys of so many bytes in K and V. How many thread blocks there are
+// work and room for.
 template <class C>
 int plan_grid(Grid& grid, std::int64_t key_bytes) {
   const AttentionParams& p = grid.p;

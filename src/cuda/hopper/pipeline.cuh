@@ -1,27 +1,27 @@
 // What warpgroups hand to each other in shared memory, and rows of 16-bit elements there as wgmma reads them.
 #pragma once
 
-#include "cuda/tile/ptx.cuh"
+#include "cuda/hopper/ptx.cuh"
 
 namespace rapt::cuda {
 
-// What the first warpgroup hands to the others through a few places in shared memory, by how many came before.
-template <int kPlaces>
+// What the first warpgroup hands to the others through a few slots in shared memory, by how many came before.
+template <int kSlots>
 struct Ring {
   std::uint32_t barriers, data = 0;
-  unsigned bytes = 0;  // of a place
+  unsigned bytes = 0;  // of a slot
 
-  __device__ std::uint32_t place(unsigned n) const { return data + n % kPlaces * bytes; }
-  __device__ std::uint32_t full(unsigned n) const { return barriers + n % kPlaces * 16; }
+  __device__ std::uint32_t slot(unsigned n) const { return data + n % kSlots * bytes; }
+  __device__ std::uint32_t full(unsigned n) const { return barriers + n % kSlots * 16; }
   __device__ std::uint32_t empty(unsigned n) const { return full(n) + 8; }
-  __device__ void wait_full(unsigned n) const { barrier_wait(full(n), n / kPlaces % 2); }
-  __device__ void wait_empty(unsigned n) const { barrier_wait(empty(n), n / kPlaces % 2 ^ 1); }
+  __device__ void wait_full(unsigned n) const { barrier_wait(full(n), n / kSlots % 2); }
+  __device__ void wait_empty(unsigned n) const { barrier_wait(empty(n), n / kSlots % 2 ^ 1); }
   // By one lane of each warp that read it.
   __device__ void release(unsigned n) const {
     if (threadIdx.x % 32 == 0) barrier_arrive(empty(n));
   }
   __device__ void init(int writers, int readers) const {
-    for (int n = 0; n < kPlaces; ++n) barrier_init(full(n), writers), barrier_init(empty(n), readers);
+    for (int n = 0; n < kSlots; ++n) barrier_init(full(n), writers), barrier_init(empty(n), readers);
   }
 };
 
@@ -37,22 +37,22 @@ __device__ void load_rows(int rows, std::uint32_t to, int panel_bytes, const voi
     const int row = i / kChunks, chunk = i % kChunks;
     const std::int64_t start = __shfl_sync(~0u, at, row);
     const int n = start < 0 ? 0 : min(max(size - 8 * chunk, 0), 8);
-    const std::uint32_t place = to + chunk / 8 * panel_bytes + row * 128 + (chunk % 8 ^ row % 8) * 16;
+    const std::uint32_t at_chunk = to + chunk / 8 * panel_bytes + row * 128 + (chunk % 8 ^ row % 8) * 16;
     const auto* from = static_cast<const std::uint16_t*>(x);
     if (n > 0) from += start + 8 * chunk * stride;
     if (vector) {
-      copy16(place, from, 2 * n);
+      copy16(at_chunk, from, 2 * n);
       continue;
     }
 #pragma unroll 1
     for (int k = 0; k < 8; k += 2, from += 2 * stride) {
       const std::uint32_t low = k < n ? from[0] ^ sign : 0, high = k + 1 < n ? from[stride] ^ sign : 0;
-      store4(place + 2 * k, low | high << 16);
+      store4(at_chunk + 2 * k, low | high << 16);
     }
   }
 }
 
-// Rows [from, kKeys) of such a matrix, by a warpgroup: keys that are not there, whose memory may hold anything. Others
+// Rows [from, kKeys) of such a matrix, by a warpgroup: keys that do not exist, whose memory may hold anything. Others
 // may do the same at the same time, or read their zeros.
 template <int kSize, int kKeys>
 __device__ void zero_rows(std::uint32_t block, int from) {

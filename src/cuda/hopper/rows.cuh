@@ -1,0 +1,149 @@
+// Rows in a warpgroup's registers, as wgmma leaves them. Of the 64, warp w has rows 16 w and on, and lane i of it rows
+// i / 4 and i / 4 + 8: element 4 j + 2 h + b of a product is in the h-th of them and column 8 j + 2 (i % 4) + b.
+#pragma once
+
+#include "cuda/hopper/schedule.cuh"
+
+namespace rapt::cuda {
+
+// Over the four lanes that share rows.
+template <class Combine>
+__device__ float over_row(float x, Combine combine) {
+  x = combine(x, __shfl_xor_sync(~0u, x, 1));
+  return combine(x, __shfl_xor_sync(~0u, x, 2));
+}
+
+// Of the h-th row's numbers in a lane.
+template <int kCount>
+__device__ float max_of_row(const float (&s)[kCount], int h) {
+  float top[4];  // four at a time, or each waits for the one before
+#pragma unroll
+  for (int i = 0; i < kCount / 4; ++i) {
+    const float pair = fmaxf(s[4 * i + 2 * h], s[4 * i + 2 * h + 1]);
+    top[i % 4] = i < 4 ? pair : fmaxf(top[i % 4], pair);
+  }
+  return fmaxf(fmaxf(top[0], top[1]), fmaxf(top[2], top[3]));
+}
+
+// Sets a warp's 16 bits of `fallback_rows`, which has a bit for each row. Out of line, or all that does not change from
+// tile to tile is worked out early and takes registers.
+static __device__ __noinline__ void set_fallback_rows(std::uint16_t* fallback_rows, const AttentionParams& p,
+                                                      const TileExtent& tile, int row, unsigned bits) {
+  fallback_rows[4 * Tiling<kGroupRows>::number(p, tile.b, tile.hk, row) + row / 16 % 4] =
+      static_cast<std::uint16_t>(bits);
+}
+
+// Notes the fallback rows: `falls_back` of the lane's two, of the warp that begins with row `warp_row`.
+__device__ inline void mark_fallback_rows(const Grid& grid, const TileExtent& tile, int warp_row,
+                                          const bool (&falls_back)[2]) {
+  const int lane = threadIdx.x % 32;
+  // Four lanes have a row between them; lane i collects those of row i of the warp's 16.
+  const unsigned low = __ballot_sync(~0u, falls_back[0]), high = __ballot_sync(~0u, falls_back[1]);
+  const unsigned rows = __ballot_sync(~0u, lane < 16 && ((lane < 8 ? low : high) >> lane % 8 * 4 & 15) != 0);
+  if (lane == 0 && tile.row + warp_row / kGroupRows * kGroupRows < tile.rows)
+    set_fallback_rows(grid.fallback_rows, grid.p, tile, tile.row + warp_row, rows);
+}
+
+// Two neighbouring columns of a row to `to`, of which `left` are there.
+template <class T>
+__device__ void store_pair(T* to, std::int64_t stride, int left, T low, T high) {
+  if (left > 0) to[0] = low;
+  if (left > 1) to[stride] = high;
+}
+
+// The lane's share of the warp's rows of the output.
+template <class C, int kOut>
+__device__ void store_rows(const Grid& grid, const Tile<C>& tile, int warp_row, const float (&o)[kOut]) {
+  constexpr int kSize = 2 * kOut;
+  const AttentionParams& p = grid.p;
+  int lane = threadIdx.x % 32;
+  asm volatile("" : "+r"(lane));  // or addresses are worked out long before, and wait in spilled registers
+  const bool odd = lane % 2, whole = grid.out_vector && p.dv == kSize;
+  const std::int64_t step = p.out_stride.d;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const std::int64_t row = tile.of_row[warp_row + lane / 4 + 8 * h].out, out = row + lane % 4 * 2 * step;
+    const int left = row < 0 ? 0 : static_cast<int>(p.dv) - lane % 4 * 2;
+    const auto low = [&](int j) { return o[j / 2 + 2 * h]; };
+    const auto high = [&](int j) { return o[j / 2 + 2 * h + 1]; };
+    const auto word = [&](int j) {
+      return p.out_type == DType::f16 ? pack<__half>(low(j), high(j)) : pack<__nv_bfloat16>(low(j), high(j));
+    };
+    if (p.out_type == DType::f32) {
+      float* const to = static_cast<float*>(p.out) + out;
+      if (whole) {
+#pragma unroll
+        for (int j = 0; j < kSize; j += 8)
+          if (row >= 0) *reinterpret_cast<float2*>(to + j) = make_float2(low(j), high(j));
+      } else {
+#pragma unroll
+        for (int j = 0; j < kSize; j += 8) store_pair(to + j * step, step, left - j, low(j), high(j));
+      }
+    } else {
+      auto* const to = static_cast<std::uint16_t*>(p.out) + out;
+      if (whole) {
+        // Neighbours trade, for four columns in a row each: even lanes those from j on, odd ones from j + 8.
+#pragma unroll
+        for (int j = 0; j < kSize; j += 16) {
+          const std::uint32_t here = word(j), there = word(j + 8);
+          const std::uint32_t got = __shfl_xor_sync(~0u, odd ? here : there, 1);
+          const uint2 four = odd ? make_uint2(got, there) : make_uint2(here, got);
+          if (row >= 0) *reinterpret_cast<uint2*>(to + j + (odd ? 6 : 0)) = four;
+        }
+      } else {
+#pragma unroll
+        for (int j = 0; j < kSize; j += 8)
+          store_pair(to + j * step, step, left - j, static_cast<std::uint16_t>(word(j)),
+                     static_cast<std::uint16_t>(word(j) >> 16));
+      }
+    }
+  }
+}
+
+// finish(j, four) of all scores, where `four` are a lane's of columns [j, j + 8). Registers have no index: each time
+// the first four are done, and all move up.
+template <int kScores, class Finish>
+__device__ __forceinline__ void for_each_four(float (&s)[kScores], Finish finish) {
+#pragma unroll 1
+  for (int j = 0; j < 2 * kScores; j += 8) {
+    float four[4] = {s[0], s[1], s[2], s[3]};
+    finish(j, four);
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) s[i] = i + 4 < kScores ? s[i + 4] : four[i + 4 - kScores];
+  }
+}
+
+// What a lane has of its two rows while its warpgroup goes through their keys.
+template <class C>
+struct RowState {
+  static constexpr int kScores = C::kKeys / 2, kOut = C::kSize / 2;
+
+  const int lane, warp_row, column;  // warp_row: first row of the warp; column: the lane's first of each eight
+  float o[kOut];
+  float m[2], l[2], rescale[2];  // shift and sum of weights, the latter of the lane's columns; what the shift's last
+                                 // move makes of O and l
+
+  __device__ RowState() : lane(threadIdx.x % 32), warp_row(threadIdx.x / 32 * 16 - kGroupRows), column(lane % 4 * 2) {}
+  __device__ int row(int h) const { return warp_row + lane / 4 + 8 * h; }
+
+  // Of a tile, before its first block: a row's sink counts like a key.
+  __device__ void begin(const Tile<C>& tile) {
+#pragma unroll
+    for (int i = 0; i < kOut; ++i) o[i] = 0;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      m[h] = tile.of_row[row(h)].sink;
+      l[h] = lane % 4 == 0 && m[h] != -kInfinity ? C::kOne : 0.f;
+    }
+  }
+  // Moves row h's shift to the largest score of a block if that is larger by more than kSlack; returns what scores are
+  // to be added to before 2^x.
+  __device__ float move_shift(int h, float top) {
+    const float before = m[h];
+    if (top > (C::kSlack == 0 ? before : before + C::kSlack)) m[h] = top;
+    rescale[h] = exp2_approx(before - shift_of(m[h]));
+    return C::kShift - shift_of(m[h]);
+  }
+};
+
+}  // namespace rapt::cuda

@@ -1,0 +1,98 @@
+// Rows of Q, K and V from global memory into matrices in shared memory, as fp32, whatever their type and strides.
+#pragma once
+
+#include "cuda/tile/element.cuh"
+
+namespace rapt::cuda {
+
+// Matrices in shared memory are stored by rows, with 16 bytes between them, so that neighbouring rows meet different
+// banks, and read 4 elements at a time.
+template <int kWidth>
+struct Matrix {
+  static constexpr int kPitch = kWidth + 4;
+  float* data;
+
+  __device__ float4& four(int row, int column) const {
+    return *reinterpret_cast<float4*>(data + row * kPitch + column);
+  }
+};
+
+__device__ __forceinline__ float element(const float4& x, int i) {
+  return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
+}
+
+// Four neighbours in memory, as they are and in fp32.
+__device__ inline float4 widen(const float4& x, DType) {
+  return x;
+}
+__device__ inline float4 widen(const uint2& x, DType type) {
+  const std::uint32_t bits[2] = {x.x, x.y};
+  float2 pair[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    pair[i] = type == DType::f16 ? __half22float2(reinterpret_cast<const __half2&>(bits[i]))
+                                 : make_float2(__uint_as_float(bits[i] << 16), __uint_as_float(bits[i] & 0xffff0000u));
+  }
+  return make_float4(pair[0].x, pair[0].y, pair[1].x, pair[1].y);
+}
+
+// Rows of q, k or v in global memory.
+struct Source {
+  const void* data;
+  DType type;
+  std::int64_t stride, size;  // from column to column, and columns
+
+  // Whether fours of a row are whole, and neighbours aligned to their size.
+  __device__ bool is_vector(const Strides& s) const {
+    return s.d == 1 && (size | s.b | s.h | s.s) % 4 == 0 &&
+           reinterpret_cast<std::uintptr_t>(data) % (type == DType::f32 ? 16 : 8) == 0;
+  }
+};
+
+// Columns [column, column + kWidth) of kRows rows, by kThreads threads. Row i starts at index row_at[i]; it is all
+// zeros if that is negative. put(row, column of them, four elements) stores them.
+template <int kWidth, int kThreads, int kRows>
+struct Fetch {
+  static constexpr int kFours = kWidth / 4, kStep = kThreads / kFours, kTimes = kRows / kStep;
+  const Source& x;
+  const std::int64_t* row_at;
+  std::int64_t column;
+  int row, own;  // the thread's first row, and its first of the columns
+
+  __device__ Fetch(const Source& x, const std::int64_t* row_at, std::int64_t column)
+      : x(x), row_at(row_at), column(column) {
+    int thread = threadIdx.x;
+    asm volatile("" : "+r"(thread));  // or addresses are worked out long before, and wait in registers
+    row = thread / kFours, own = thread % kFours * 4;
+  }
+
+  template <class Put>
+  __device__ void operator()(bool vector, Put put) const {
+    if (!vector) one_by_one(put);
+    else if (x.type == DType::f32) at_once<float4>(put);
+    else at_once<uint2>(put);
+  }
+  template <class Four, class Put>
+  __device__ void at_once(Put put) const {
+    const auto* const from = static_cast<const char*>(x.data) + (column + own) * (sizeof(Four) / 4);
+    const bool exists = column + own < x.size;
+    Four e[kTimes];
+#pragma unroll
+    for (int i = 0; i < kTimes; ++i) {
+      const std::int64_t at = row_at[row + i * kStep];
+      e[i] = exists && at >= 0 ? *reinterpret_cast<const Four*>(from + at * (sizeof(Four) / 4)) : Four{};
+    }
+#pragma unroll
+    for (int i = 0; i < kTimes; ++i) put(row + i * kStep, own, widen(e[i], x.type));
+  }
+  template <class Put>
+  __device__ void one_by_one(Put put) const {
+#pragma unroll 1
+    for (int i = row; i < kRows; i += kStep) {
+      const std::int64_t n = row_at[i] < 0 ? 0 : x.size - column - own;
+      put(i, own, load4(x.data, x.type, row_at[i] + (column + own) * x.stride, x.stride, n));
+    }
+  }
+};
+
+}  // namespace rapt::cuda
