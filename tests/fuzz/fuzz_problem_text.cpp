@@ -6,7 +6,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   using namespace rapt;
   using namespace rapt::testing;
   try {
-    const AttentionProblem problem = parse_problem({reinterpret_cast<const char*>(data), size});
+    const Problem problem = parse_problem({reinterpret_cast<const char*>(data), size});
     const std::string text = to_string(problem);
     const Problem again = parse_problem(text);
     require(again == problem, "parse(to_string(p)) == p for " + text);
