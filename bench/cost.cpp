@@ -90,4 +90,28 @@ Cost cost_of(const AttentionArgs& args, const AttentionProblem& p) {
   return cost;
 }
 
+Cost cost_of(const AppendKvArgs& args, const AppendKvProblem& p) {
+  std::int64_t rows = 0;
+  for (std::int64_t i = 0; i < p.b; ++i) {
+    const std::int64_t n = args.cu_seqlens ? element(args.cu_seqlens, i + 1) - element(args.cu_seqlens, i) : p.n;
+    rows += p.ring ? std::min(n, p.sk) : n;
+  }
+  rows *= p.hk;
+  const std::int64_t size = p.values_are_keys ? p.d : p.d + p.dv;
+  Cost cost;
+  cost.bytes = row_bytes(rows, size, p.new_dtype) + row_bytes(rows, size, p.kv_dtype);
+  const KvCache& cache = args.cache;
+  for (const MutableTensorView* t : {&cache.k_scale, &cache.k_zero, &cache.v_scale, &cache.v_zero})
+    cost.bytes += scale_bytes(*t, rows);
+  return cost;
+}
+
+Cost cost_of(const MergeStatesArgs& args, const MergeStatesProblem& p) {
+  Cost cost;
+  cost.flops = 2 * static_cast<double>(p.rows) * static_cast<double>(p.dv) * static_cast<double>(p.count);
+  cost.bytes = row_bytes(p.rows, p.dv, p.out_dtype) + row_bytes(p.rows, p.count + (p.lse ? 1 : 0), DType::f32);
+  for (const TensorView& out : args.outs) cost.bytes += row_bytes(p.rows, p.dv, out.dtype);
+  return cost;
+}
+
 }  // namespace rapt::bench

@@ -10,12 +10,16 @@ double bytes_of(DType dtype);
 
 /// Work that no implementation of the problem can avoid.
 struct Cost {
-  double flops = 0;  ///< multiply and add of q.k and p.v over the attended (row, key) pairs; the softmax is not counted
-  double bytes = 0;  ///< q, the keys and values that some row sees, with scales and zeros, and out, each moved once
+  double flops = 0;  ///< multiplications and additions: of attention those of q.k and p.v over the attended (row, key)
+                     ///< pairs, without the softmax; of merge_states those of the weighted sums; of append_kv none
+  double bytes = 0;  ///< what is read and what is written, each moved once: of keys and values those that some row
+                     ///< sees, or that are new and stay in the cache, with scales and zeros
 };
 
 /// Counts exactly what causal, window, align, lengths and rings leave; masks and biases do not reduce the count, as a
 /// kernel has to read them to know. Pages that sequences share count for each of them. `args` must be valid.
 Cost cost_of(const AttentionArgs& args, const AttentionProblem& problem);
+Cost cost_of(const AppendKvArgs& args, const AppendKvProblem& problem);
+Cost cost_of(const MergeStatesArgs& args, const MergeStatesProblem& problem);
 
 }  // namespace rapt::bench

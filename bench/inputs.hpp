@@ -4,7 +4,9 @@
 #include <cstdint>
 
 #include "rapt/problem.hpp"
+#include "support/append_case.hpp"
 #include "support/case.hpp"
+#include "support/merge_case.hpp"
 
 namespace rapt::bench {
 
@@ -12,5 +14,11 @@ namespace rapt::bench {
 /// what they seem, all sequences have sk keys, pages have one owner, in random order, and every row has its own scales
 /// and zeros.
 testing::Case timed_inputs(const AttentionProblem& problem, std::uint64_t seed);
+inline testing::AppendCase timed_inputs(const AppendKvProblem& problem, std::uint64_t seed) {
+  return testing::AppendCase(problem, seed);
+}
+inline testing::MergeCase timed_inputs(const MergeStatesProblem& problem, std::uint64_t seed) {
+  return testing::MergeCase(problem, seed);
+}
 
 }  // namespace rapt::bench

@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <sstream>
 
 namespace rapt::bench {
 namespace {
 
+constexpr Operation kOperations[] = {Operation::attention, Operation::append_kv, Operation::merge_states};
 constexpr std::string_view kWanted = "; wanted ";  // of every Error
 
 std::vector<SetLine> parse(std::istream& stream, const std::string& file) {
@@ -20,7 +22,7 @@ std::vector<SetLine> parse(std::istream& stream, const std::string& file) {
     line = line.substr(first, line.find_last_not_of(" \t\r") + 1 - first);
     const std::string where = file + ":" + std::to_string(number);
     try {
-      lines.push_back({AttentionProblem::parse(line.starts_with("attention ") ? line : "attention " + line), where});
+      lines.push_back({parse_line(line), where});
     } catch (const Error& error) {
       const std::string what = std::string(error.what()).substr(error.argument().size() + 2);
       const std::size_t wanted = what.find(kWanted);
@@ -32,6 +34,15 @@ std::vector<SetLine> parse(std::istream& stream, const std::string& file) {
 }
 
 }  // namespace
+
+Problem parse_line(const std::string& text) {
+  std::istringstream words(text);
+  std::string first;
+  words >> first;
+  const bool named = std::any_of(std::begin(kOperations), std::end(kOperations),
+                                 [&](Operation operation) { return first == to_string(operation); });
+  return parse_problem(named ? text : "attention " + text);
+}
 
 std::string set_names() {
   std::string names;

@@ -18,8 +18,11 @@ std::span<const BuiltInSet> built_in_sets();
 /// Their names, "decode, full, ...".
 std::string set_names();
 
+/// The problem of a text, in which the word "attention" may be left out. Throws Error.
+Problem parse_line(const std::string& text);
+
 struct SetLine {
-  AttentionProblem problem;
+  Problem problem;
   std::string where;  ///< "bench/sets/quick.txt:3"
 };
 

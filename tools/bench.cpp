@@ -8,6 +8,8 @@
 #include <iterator>
 #include <limits>
 #include <map>
+#include <type_traits>
+#include <variant>
 
 #include "bench/entry.hpp"
 #include "bench/inputs.hpp"
@@ -29,12 +31,21 @@ constexpr std::int64_t kNaiveMaxLength = 4096;
 constexpr std::size_t kNaiveMaxWorkspace = std::size_t{2} << 30;
 constexpr std::int64_t kMinBuffer = std::int64_t{256} << 20;
 
+void call(const AttentionArgs& args, const Context& context) {
+  attention(args, context);
+}
+void call(const AppendKvArgs& args, const Context& context) {
+  append_kv(args, context);
+}
+void call(const MergeStatesArgs& args, const Context& context) {
+  merge_states(args, context);
+}
+
 class Bench {
  public:
   Bench(const BenchOptions& options, const Machine& machine) : options_(options) {
     if (options.problems.empty()) lines_ = bench::read_set(options.set);
-    for (const std::string& text : options.problems)
-      lines_.push_back({std::get<AttentionProblem>(parse_problem(text)), ""});
+    for (const std::string& text : options.problems) lines_.push_back({parse_problem(text), ""});
     budget_.seconds = options.min_time / options.seeds;
     budget_.min_samples = (budget_.min_samples + options.seeds - 1) / options.seeds;
     names_ = options.entry.empty() ? std::vector<std::string>{""} : match_entries(options.entry);
@@ -43,13 +54,14 @@ class Bench {
     buffer_ = std::make_shared<std::vector<float>>(static_cast<std::size_t>(bytes) / sizeof(float), 0.5f);
     for (const std::string& name : names_) {
       for (const SetLine& line : lines_) {
-        if (taken(line.problem, name)) add_case(line, name);
+        if (concerns(name, line.problem) && taken(line.problem, name)) add_case(line, name);
       }
     }
+    if (cases_.empty()) throw UsageError(fmt::format("--entry {}: no problem is of its operation", options.entry));
   }
 
-  std::vector<AttentionProblem> problems() const {
-    std::vector<AttentionProblem> problems;
+  std::vector<Problem> problems() const {
+    std::vector<Problem> problems;
     for (const SetLine& line : lines_) problems.push_back(line.problem);
     return problems;
   }
@@ -88,7 +100,7 @@ class Bench {
 
  private:
   struct Planned {
-    AttentionProblem problem;
+    Problem problem;
     std::string entry;
     Isa isa;
   };
@@ -103,9 +115,15 @@ class Bench {
     return quantile(had, 0.5);
   }
 
+  /// Whether an entry, or dispatch's choice, is for the problem's operation.
+  static bool concerns(const std::string& entry, const Problem& problem) {
+    return entry.empty() || bench::info_of(entry).operation == operation_of(problem);
+  }
+
   /// False for an entry that refuses a problem which another one of those asked for takes.
-  bool taken(const AttentionProblem& problem, const std::string& name) const {
+  bool taken(const Problem& problem, const std::string& name) const {
     const auto takes = [&](const std::string& entry) {
+      if (!concerns(entry, problem)) return false;
       try {
         Plan(problem, make_context(0, entry));
         return true;
@@ -118,13 +136,13 @@ class Bench {
 
   /// Plans the case now, so that whatever cannot run is said before the first second is spent.
   void add_case(const SetLine& line, const std::string& name) {
-    const AttentionProblem& problem = line.problem;
-    const Plan plan = make_plan(problem, make_context(0, name), line.where);
-    if (problem.ragged_q >= 0 || problem.ragged_k >= 0) testing::Case{problem};  // throws for impossible totals
+    const Plan plan = make_plan(line.problem, make_context(0, name), line.where);
+    if (const auto* p = std::get_if<AttentionProblem>(&line.problem); p && (p->ragged_q >= 0 || p->ragged_k >= 0))
+      testing::Case{*p};  // throws for impossible totals
     const std::string entry(plan.entry());
     const auto isa = bench::cpu_isa(bench::info_of(entry));
     if (!isa) throw UsageError(fmt::format("{}: an entry without a CPU ISA cannot be timed yet", entry));
-    cases_.push_back({problem, entry, *isa});
+    cases_.push_back({line.problem, entry, *isa});
   }
 
   const Roofline& roofline(Isa isa, int threads) {
@@ -139,15 +157,19 @@ class Bench {
     row.entry = planned.entry;
     row.threads = threads;
     std::vector<Sample> samples, naive;
-    for (int seed = 1; seed <= options_.seeds; ++seed) {
-      testing::Case inputs = bench::timed_inputs(planned.problem, static_cast<std::uint64_t>(seed));
-      const AttentionArgs args = inputs.args();
-      row.cost = bench::cost_of(args, planned.problem);
+    const auto time_seed = [&](const auto& problem, int seed) {
+      auto inputs = bench::timed_inputs(problem, static_cast<std::uint64_t>(seed));
+      const auto args = inputs.args();
+      row.cost = bench::cost_of(args, problem);
       row.error = verify(inputs, context, kCheckedRows).violation;
-      if (!row.error.empty()) return row;
-      append(samples, samples_of([&] { attention(args, context); }, row.cost, roof));
-      if (seed == 1) naive = naive_samples(planned, args, roof);
-    }
+      if (!row.error.empty()) return;
+      append(samples, samples_of([&] { call(args, context); }, row.cost, roof));
+      if constexpr (std::is_same_v<decltype(args), const AttentionArgs>)
+        if (seed == 1) naive = naive_samples(problem, planned.isa, args, roof);
+    };
+    for (int seed = 1; seed <= options_.seeds && row.error.empty(); ++seed)
+      std::visit([&](const auto& problem) { time_seed(problem, seed); }, planned.problem);
+    if (!row.error.empty()) return row;
     row.time = summarise(samples, row.cost);
     row.naive_s = summarise(naive, row.cost).median_s;
     for (const Sample& sample : samples) {
@@ -176,9 +198,9 @@ class Bench {
   }
 
   /// A few samples of the naive entry; none when it does not take the problem or would take too much.
-  std::vector<Sample> naive_samples(const Planned& planned, const AttentionArgs& args, const Roofline& roof) const {
-    const std::string name = bench::naive_entry(bench::vector_isa(planned.isa));
-    const AttentionProblem& p = planned.problem;
+  std::vector<Sample> naive_samples(const AttentionProblem& p, Isa isa, const AttentionArgs& args,
+                                    const Roofline& roof) const {
+    const std::string name = bench::naive_entry(bench::vector_isa(isa));
     if (name.empty() || std::max(p.sq, p.sk) > kNaiveMaxLength) return {};
     const Context context = make_context(roof.threads(), name);
     try {

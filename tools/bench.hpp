@@ -15,7 +15,7 @@ struct BenchOptions {
   std::string json_path;  ///< empty: no file
 };
 
-/// Times rapt::attention() and prints a table; see docs/bench.md. Returns kFailure when a result is wrong.
+/// Times calls of the operations and prints a table; see docs/bench.md. Returns kFailure when a result is wrong.
 int run_bench(const BenchOptions& options);
 
 }  // namespace rapt::tools

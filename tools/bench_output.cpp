@@ -19,25 +19,31 @@ std::vector<std::string> names(const std::vector<Isa>& isas) {
   return result;
 }
 
-Json row_json(const Row& row) {
-  const AttentionProblem& p = row.problem;
-  const bench::Summary& time = row.time;
-  const std::string name = fmt::format("{}/{}/threads:{}", row.entry, short_text(p), row.threads);
-  Json json = {{"name", name},
-               {"run_name", name},
-               {"run_type", "iteration"},
-               {"problem", p.to_string()},
-               {"entry", row.entry},
-               {"threads", row.threads},
-               {"b", p.b},
+void add_sizes(Json& json, const AttentionProblem& p) {
+  json.update({{"b", p.b},
                {"hq", p.hq},
                {"hk", p.hk},
                {"sq", p.sq},
                {"sk", p.sk},
                {"d", p.d},
                {"dv", p.dv},
-               {"causal", p.causal},
-               {"dtype", types_text(p)}};
+               {"causal", p.causal}});
+}
+void add_sizes(Json& json, const AppendKvProblem& p) {
+  json.update({{"b", p.b}, {"hk", p.hk}, {"n", p.n}, {"sk", p.sk}, {"d", p.d}, {"dv", p.dv}});
+}
+void add_sizes(Json& json, const MergeStatesProblem& p) {
+  json.update({{"rows", p.rows}, {"dv", p.dv}, {"count", p.count}});
+}
+
+Json row_json(const Row& row) {
+  const bench::Summary& time = row.time;
+  const std::string name = fmt::format("{}/{}/threads:{}", row.entry, short_text(row.problem), row.threads);
+  Json json = {
+      {"name", name},       {"run_name", name},      {"run_type", "iteration"}, {"problem", to_string(row.problem)},
+      {"entry", row.entry}, {"threads", row.threads}};
+  std::visit([&](const auto& p) { add_sizes(json, p); }, row.problem);
+  json["dtype"] = types_text(row.problem);
   if (!row.error.empty()) {
     json["error_occurred"] = true;
     json["error_message"] = row.error;
@@ -71,9 +77,9 @@ Json row_json(const Row& row) {
 
 }  // namespace
 
-Table::Table(const Machine& machine, const RunInfo& run, const std::vector<AttentionProblem>& problems)
+Table::Table(const Machine& machine, const RunInfo& run, const std::vector<Problem>& problems)
     : min_samples_(run.min_samples) {
-  for (const AttentionProblem& problem : problems) {
+  for (const Problem& problem : problems) {
     width_ = std::max(width_, short_text(problem).size());
     type_width_ = std::max(type_width_, types_text(problem).size());
   }

@@ -13,7 +13,7 @@ namespace rapt::tools {
 
 /// One line of the result.
 struct Row {
-  AttentionProblem problem;
+  Problem problem;
   std::string entry;
   int threads = 1;
   bench::Cost cost;
@@ -48,7 +48,7 @@ struct RunInfo {
 /// The table on standard output, row by row as they come.
 class Table {
  public:
-  Table(const Machine& machine, const RunInfo& run, const std::vector<AttentionProblem>& problems);
+  Table(const Machine& machine, const RunInfo& run, const std::vector<Problem>& problems);
   void add(const Row& row);
   void finish(const std::vector<Roof>& roofs);
 

@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <optional>
 #include <span>
 #include <type_traits>
 
+#include "bench/entry.hpp"
 #include "common.hpp"
 #include "progress.hpp"
 #include "support/entries.hpp"
@@ -84,6 +86,20 @@ constexpr const char* kDefaultProblems[] = {
     "dtype=bf16 kv=i4x2 groups=4 b=2 hq=8 hk=2 sq=1 sk=1025 d=128",
     "kv=i4x2 groups=2 zeros b=3 hq=4 hk=2 sq=40 sk=240 d=64 dv=32 causal align=bottom_right seqlens page=8 lse",
     "kv=bf16 b=4 hq=4 hk=2 sq=64 sk=320 d=64 causal align=bottom_right ragged_q=75 seqlens page=32 lse",
+    // What writes caches: the same layouts and types.
+    "append_kv b=3 hk=2 n=5 sk=40 d=33 dv=17",
+    "append_kv dtype=bf16 b=4 hk=2 n=9 sk=64 d=64 ragged=20 page=16",
+    "append_kv kv=f16 b=3 hk=2 n=17 sk=12 d=80 ring",
+    "append_kv dtype=f16 b=2 hk=1 n=8 sk=32 d=576 dv=512 values_are_keys",
+    "append_kv new=bf16 kv=i8 b=4 hk=2 n=9 sk=64 d=128 page=16 groups=1",
+    "append_kv kv=i8 b=3 hk=2 n=5 sk=30 d=64 groups=4 zeros given_scales",
+    "append_kv kv=i4x2 b=3 hk=2 n=7 sk=30 d=128 groups=4 zeros",
+    "append_kv new=f16 kv=f8e4m3 b=3 hk=2 n=7 sk=30 d=64",
+    "append_kv kv=f8e5m2 b=3 hk=2 n=7 sk=5 d=64 ring groups=2",
+    // Partial results merged.
+    "merge_states rows=60 dv=128 count=2 lse",
+    "merge_states dtype=bf16 out=f32 rows=77 dv=40 count=9",
+    "merge_states dtype=f16 rows=12 dv=512 count=64 lse",
 };
 
 std::string violation_of(const testing::Errors& errors, bool gaps_intact) {
@@ -130,6 +146,11 @@ AttentionArgs one_head(AttentionArgs args, std::int64_t h) {
   return args;
 }
 
+/// From one of `rows` rows to the next, of `all`. An odd step meets every position within a tile of even size.
+std::int64_t step_over(std::int64_t all, std::int64_t rows) {
+  return rows == 0 || all <= 4 * rows ? 1 : (all / rows) | 1;
+}
+
 void take_worst(testing::Errors& all, const testing::Errors& errors) {
   for (double testing::Errors::*member :
        {&testing::Errors::rel_frobenius, &testing::Errors::max_abs, &testing::Errors::max_bound,
@@ -137,32 +158,61 @@ void take_worst(testing::Errors& all, const testing::Errors& errors) {
     all.*member = std::max(all.*member, errors.*member);
 }
 
-std::vector<AttentionProblem> problems_of(const CheckOptions& options) {
-  std::vector<AttentionProblem> problems;
-  for (const std::string& text : options.problems) problems.push_back(std::get<AttentionProblem>(parse_problem(text)));
-  for (const AttentionProblem& problem : problems) make_plan(problem, make_context(options.threads, {}));
+testing::Spacing spacing_of(std::uint64_t seed) {
+  return seed % 2 ? testing::Spacing::dense : testing::Spacing::gaps;
+}
+
+testing::Verdict verify_new(const AttentionProblem& p, std::uint64_t seed, const Context& context) {
+  testing::Case inputs(p, seed);
+  return verify(inputs, context, p.b * p.hq * p.sq * p.sk > kMaxScores ? kSampledRows : 0);
+}
+// Every second seed leaves gaps in the tensors.
+testing::Verdict verify_new(const AppendKvProblem& p, std::uint64_t seed, const Context& context) {
+  testing::AppendCase inputs(p, seed, testing::Placement::heap, spacing_of(seed));
+  return verify(inputs, context, 0);
+}
+testing::Verdict verify_new(const MergeStatesProblem& p, std::uint64_t seed, const Context& context) {
+  testing::MergeCase inputs(p, seed, testing::Placement::heap, spacing_of(seed));
+  return verify(inputs, context, 0);
+}
+
+bool wants_lse(const Problem& problem) {
+  if (const auto* attention = std::get_if<AttentionProblem>(&problem)) return attention->lse;
+  const auto* merge = std::get_if<MergeStatesProblem>(&problem);
+  return merge && merge->lse;
+}
+
+std::vector<Problem> problems_of(const CheckOptions& options) {
+  std::vector<Problem> problems;
+  for (const std::string& text : options.problems) problems.push_back(parse_problem(text));
+  for (const Problem& problem : problems) make_plan(problem, make_context(options.threads, {}));
   if (problems.empty()) {
-    for (const char* text : kDefaultProblems) problems.push_back(std::get<AttentionProblem>(parse_problem(text)));
+    for (const char* text : kDefaultProblems) problems.push_back(parse_problem(text));
   }
   return problems;
 }
 
+/// A context, and the operation that it forces an entry of.
+struct Forcing {
+  Context context;
+  std::optional<Operation> operation;
+  bool concerns(Operation other) const { return operation.value_or(other) == other; }
+};
+
 /// Prints the verdicts of all contexts over all problems, counts and keeps them.
 class Report {
  public:
-  Report(const std::vector<AttentionProblem>& problems, std::size_t total) : progress_(total) {
-    for (const AttentionProblem& problem : problems)
-      width_ = std::max(width_, std::min(short_text(problem).size(), kMaxWidth));
+  Report(const std::vector<Problem>& problems, std::size_t total) : progress_(total) {
+    for (const Problem& problem : problems) width_ = std::max(width_, std::min(short_text(problem).size(), kMaxWidth));
     fmt::print("{:<{}}  seed  rel. Frobenius  max error  of bound  lse error\n", "problem", width_);
   }
 
-  void check(const AttentionProblem& problem, const Context& context, int seeds) {
+  void check(const Problem& problem, const Context& context, int seeds) {
     if (!begin(short_text(problem), problem, context)) return;
-    const std::int64_t scores = problem.b * problem.hq * problem.sq * problem.sk;
     for (int seed = 1; seed <= seeds; ++seed) {
       print(short_text(problem), problem, seed, with_memory(problem, context, [&] {
-              testing::Case inputs(problem, static_cast<std::uint64_t>(seed));
-              return verify(inputs, context, scores > kMaxScores ? kSampledRows : 0);
+              return std::visit([&](const auto& p) { return verify_new(p, static_cast<std::uint64_t>(seed), context); },
+                                problem);
             }));
     }
   }
@@ -191,14 +241,14 @@ class Report {
   static constexpr std::size_t kMaxWidth = 70;
 
   /// False if the context has nothing for the problem: then says so.
-  bool begin(const std::string& text, const AttentionProblem& problem, const Context& context) {
+  bool begin(const std::string& text, const Problem& problem, const Context& context) {
     progress_.clear();
     std::string entry;
     try {
       entry = Plan(problem, context).entry();
     } catch (const Error& refusal) {
       fmt::print("{:<{}}     -  skipped: {}\n", text, width_, refusal.what());
-      rows_.push_back({{"name", text}, {"problem", problem.to_string()}, {"skipped", refusal.what()}});
+      rows_.push_back({{"name", text}, {"problem", to_string(problem)}, {"skipped", refusal.what()}});
       ++skipped_;
       progress_.begin(text);
       return false;
@@ -209,19 +259,20 @@ class Report {
     return true;
   }
 
-  void print(const std::string& text, const AttentionProblem& problem, int seed, const Verdict& verdict) {
+  void print(const std::string& text, const Problem& problem, int seed, const testing::Verdict& verdict) {
     const testing::Errors& errors = verdict.errors;
+    const bool has_lse = wants_lse(problem);
     rows_.push_back({{"name", text},
-                     {"problem", problem.to_string()},
+                     {"problem", to_string(problem)},
                      {"entry", entry_},
                      {"seed", seed},
                      {"rel_frobenius", number(errors.rel_frobenius)},
                      {"max_error", number(errors.max_abs)},
                      {"of_bound", number(errors.max_bound)},
-                     {"lse_error", problem.lse ? number(errors.lse_max) : Json(nullptr)},
-                     {"lse_of_bound", problem.lse ? number(errors.lse_max_bound) : Json(nullptr)},
+                     {"lse_error", has_lse ? number(errors.lse_max) : Json(nullptr)},
+                     {"lse_of_bound", has_lse ? number(errors.lse_max_bound) : Json(nullptr)},
                      {"violation", verdict.violation}});
-    const std::string lse = problem.lse ? fmt::format("{:.2e}", errors.lse_max) : "-";
+    const std::string lse = has_lse ? fmt::format("{:.2e}", errors.lse_max) : "-";
     progress_.clear();
     fmt::print("{:<{}}  {:>4}  {:>14.2e}  {:>9.2e}  {:>8.3f}  {:>9}", text, width_, seed, errors.rel_frobenius,
                errors.max_abs, errors.max_bound, lse);
@@ -242,15 +293,14 @@ class Report {
 
 }  // namespace
 
-Verdict verify(testing::Case& inputs, const Context& context, std::int64_t rows) {
+testing::Verdict verify(testing::Case& inputs, const Context& context, std::int64_t rows) {
   inputs.poison_outputs();
   const AttentionArgs args = inputs.args();
   attention(args, context);
-  // An odd step meets every position within a tile of even size.
-  const std::int64_t step = rows == 0 || inputs.problem.sq <= 4 * rows ? 1 : (inputs.problem.sq / rows) | 1;
+  const std::int64_t step = step_over(inputs.problem.sq, rows);
   const testing::Tier tier = testing::tier_of(Plan(args, context).entry());
   const bool intact = inputs.out.gaps_intact() && inputs.lse.gaps_intact();
-  const auto verdict_of = [&](const AttentionArgs& part) -> Verdict {
+  const auto verdict_of = [&](const AttentionArgs& part) -> testing::Verdict {
     const testing::Errors errors = testing::compare(part, testing::oracle(part, step), tier);
     return {errors, violation_of(errors, intact)};
   };
@@ -258,33 +308,49 @@ Verdict verify(testing::Case& inputs, const Context& context, std::int64_t rows)
   const double of_head = static_cast<double>(p.b) * static_cast<double>(p.sk) * static_cast<double>(p.d + p.dv);
   const double heads = std::max(2.0, std::floor(kMaxElements / of_head));
   if (rows == 0 || static_cast<double>(p.hq) <= heads) return verdict_of(args);
-  Verdict verdict;
+  testing::Verdict verdict;
   const std::int64_t stride = (p.hq / static_cast<std::int64_t>(heads)) | 1;
   for (std::int64_t h = 0; h < p.hq && verdict.violation.empty(); h += stride) {
-    const Verdict head = verdict_of(one_head(args, h));
+    const testing::Verdict head = verdict_of(one_head(args, h));
     take_worst(verdict.errors, head.errors);
     verdict.violation = head.violation.empty() ? "" : fmt::format("head {}: {}", h, head.violation);
   }
   return verdict;
 }
 
+testing::Verdict verify(testing::AppendCase& inputs, const Context& context, std::int64_t rows) {
+  inputs.clear();
+  inputs.run(context);
+  return inputs.verdict(step_over(inputs.problem.n, rows));
+}
+
+testing::Verdict verify(testing::MergeCase& inputs, const Context& context, std::int64_t rows) {
+  inputs.clear();
+  inputs.run(context);
+  return inputs.verdict(step_over(inputs.problem.rows, rows));
+}
+
 int run_check(const CheckOptions& options) {
   if (!options.json_path.empty()) require_writable(options.json_path);
-  const std::vector<AttentionProblem> problems = problems_of(options);
-  std::vector<Context> contexts;
-  if (options.entry.empty()) {
-    contexts.push_back(make_context(options.threads, {}));
-  } else {
-    for (const std::string& name : match_entries(options.entry)) {
-      contexts.push_back(make_context(options.threads, name));
-    }
-  }
+  const std::vector<Problem> problems = problems_of(options);
+  std::vector<Forcing> contexts;
+  if (options.entry.empty()) contexts.push_back({make_context(options.threads, {}), {}});
+  else
+    for (const std::string& name : match_entries(options.entry))
+      contexts.push_back({make_context(options.threads, name), bench::info_of(name).operation});
   std::span<const testing::HardInputs> hard;
   if (options.problems.empty()) hard = testing::hard_inputs();
-  Report report(problems, contexts.size() * (problems.size() + hard.size()));
-  for (const Context& context : contexts) {
-    for (const AttentionProblem& problem : problems) report.check(problem, context, options.seeds);
-    for (const testing::HardInputs& inputs : hard) report.check(inputs, context);
+  std::size_t total = 0;
+  for (const Forcing& forcing : contexts) {
+    total += forcing.concerns(Operation::attention) ? hard.size() : 0;
+    for (const Problem& problem : problems) total += forcing.concerns(operation_of(problem)) ? 1 : 0;
+  }
+  Report report(problems, total);
+  for (const Forcing& forcing : contexts) {
+    for (const Problem& problem : problems)
+      if (forcing.concerns(operation_of(problem))) report.check(problem, forcing.context, options.seeds);
+    for (const testing::HardInputs& inputs : hard)
+      if (forcing.concerns(Operation::attention)) report.check(inputs, forcing.context);
   }
   return report.finish(options.json_path);
 }

@@ -4,9 +4,11 @@
 #include <string>
 #include <vector>
 
-#include "oracle/oracle.hpp"
 #include "rapt/rapt.hpp"
+#include "support/append_case.hpp"
 #include "support/case.hpp"
+#include "support/merge_case.hpp"
+#include "support/verdict.hpp"
 
 namespace rapt::tools {
 
@@ -21,12 +23,10 @@ struct CheckOptions {
 /// Prints one line per problem, entry and seed. Returns kFailure when a result is out of bounds.
 int run_check(const CheckOptions& options);
 
-struct Verdict {
-  testing::Errors errors;
-  std::string violation;  ///< empty, or what is wrong in one line
-};
-
-/// Runs attention() on poisoned outputs and compares `rows` rows spread over each head (0: all) with the oracle.
-Verdict verify(testing::Case& inputs, const Context& context, std::int64_t rows);
+/// Runs the operation on poisoned outputs and compares with the oracle about `rows` rows of each head, of each sequence
+/// (append_kv), or of all there are (merge_states), spread over them; 0: all.
+testing::Verdict verify(testing::Case& inputs, const Context& context, std::int64_t rows);
+testing::Verdict verify(testing::AppendCase& inputs, const Context& context, std::int64_t rows);
+testing::Verdict verify(testing::MergeCase& inputs, const Context& context, std::int64_t rows);
 
 }  // namespace rapt::tools

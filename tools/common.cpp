@@ -16,11 +16,10 @@
 #include <thread>
 
 #include "bench/cost.hpp"
+#include "bench/sets.hpp"
 
 namespace rapt::tools {
 namespace {
-
-constexpr Operation kOperations[] = {Operation::attention, Operation::append_kv, Operation::merge_states};
 
 namespace fs = std::filesystem;
 
@@ -109,6 +108,36 @@ std::string compiler() {
 #endif
 }
 
+// Of sizes as doubles: what does not fit memory may not fit int64 either.
+double real(std::int64_t size) {
+  return static_cast<double>(size);
+}
+
+double tensor_bytes(const AttentionProblem& p) {
+  const double queries = real(p.hq) * (p.ragged_q >= 0 ? real(p.ragged_q) : real(p.b) * real(p.sq));
+  const double keys = real(p.hk) * (p.ragged_k >= 0 ? real(p.ragged_k) : real(p.b) * real(p.sk));
+  const auto term = [&](std::uint8_t dims, double size) {
+    if (dims == AttentionProblem::kNone) return 0.0;
+    return size * real(p.sk) * (dims & AttentionProblem::kFullB ? real(p.b) : 1) *
+           (dims & AttentionProblem::kFullH ? real(p.hq) : 1) * (dims & AttentionProblem::kFullQ ? real(p.sq) : 1);
+  };
+  return queries * (real(p.d) * bench::bytes_of(p.q_dtype) + real(p.dv) * bench::bytes_of(p.out_dtype)) +
+         keys * (real(p.d + p.dv) * bench::bytes_of(p.kv_dtype) + real(p.k_groups + p.v_groups) * (p.zeros ? 8 : 4)) +
+         term(p.bias, 4) + term(p.mask, 1) + (p.lse ? 4 * queries : 0);
+}
+
+double tensor_bytes(const AppendKvProblem& p) {
+  const double rows = real(p.hk) * (p.ragged >= 0 ? real(p.ragged) : real(p.b) * real(p.n));
+  const double keys = real(p.hk) * real(p.b) * real(p.sk), size = real(p.values_are_keys ? p.d : p.d + p.dv);
+  const double scales = p.given_scales ? 0 : real(p.k_groups + p.v_groups) * (p.zeros ? 8 : 4);
+  return rows * size * bench::bytes_of(p.new_dtype) + keys * (size * bench::bytes_of(p.kv_dtype) + scales);
+}
+
+double tensor_bytes(const MergeStatesProblem& p) {
+  return real(p.rows) * (real(p.count) * (real(p.dv) * bench::bytes_of(p.dtype) + 4) +
+                         real(p.dv) * bench::bytes_of(p.out_dtype) + (p.lse ? 4 : 0));
+}
+
 }  // namespace
 
 std::int64_t Machine::last_level_bytes() const {
@@ -191,12 +220,8 @@ std::vector<std::string> match_entries(std::string_view text) {
 }
 
 Problem parse_problem(const std::string& text) {
-  const std::size_t first = std::min(text.find_first_not_of(' '), text.size());
-  const bool named = std::any_of(std::begin(kOperations), std::end(kOperations), [&](Operation operation) {
-    return text.compare(first, to_string(operation).size(), to_string(operation)) == 0;
-  });
   try {
-    return rapt::parse_problem(named ? text : "attention " + text);
+    return bench::parse_line(text);
   } catch (const Error& error) {
     throw UsageError(fmt::format("--problem \"{}\": {}", text, error.what()));
   }
@@ -208,28 +233,22 @@ std::string short_text(const Problem& problem) {
   return text.substr(std::min(text.find(' '), text.size() - 1) + 1);
 }
 
-std::string types_text(const AttentionProblem& p) {
-  if (p.q_dtype == p.kv_dtype && p.q_dtype == p.out_dtype) return std::string(to_string(p.q_dtype));
-  return fmt::format("{}/{}/{}", to_string(p.q_dtype), to_string(p.kv_dtype), to_string(p.out_dtype));
+std::string types_text(const Problem& problem) {
+  std::vector<DType> types;
+  if (const auto* p = std::get_if<AttentionProblem>(&problem)) types = {p->q_dtype, p->kv_dtype, p->out_dtype};
+  else if (const auto* a = std::get_if<AppendKvProblem>(&problem)) types = {a->new_dtype, a->kv_dtype};
+  else if (const auto* m = std::get_if<MergeStatesProblem>(&problem)) types = {m->dtype, m->out_dtype};
+  if (std::count(types.begin(), types.end(), types.front()) == std::ssize(types)) types.resize(1);
+  std::vector<std::string_view> names;
+  for (const DType type : types) names.push_back(to_string(type));
+  return fmt::format("{}", fmt::join(names, "/"));
 }
 
-void refuse_memory(const AttentionProblem& p, const Context& context) {
-  // As doubles: what does not fit memory may not fit int64 either.
-  const auto number = [](std::int64_t size) { return static_cast<double>(size); };
-  const double queries = number(p.hq) * (p.ragged_q >= 0 ? number(p.ragged_q) : number(p.b) * number(p.sq));
-  const double keys = number(p.hk) * (p.ragged_k >= 0 ? number(p.ragged_k) : number(p.b) * number(p.sk));
-  const auto term = [&](std::uint8_t dims, double size) {
-    if (dims == AttentionProblem::kNone) return 0.0;
-    return size * number(p.sk) * (dims & AttentionProblem::kFullB ? number(p.b) : 1) *
-           (dims & AttentionProblem::kFullH ? number(p.hq) : 1) * (dims & AttentionProblem::kFullQ ? number(p.sq) : 1);
-  };
-  const double tensors =
-      queries * (number(p.d) * bench::bytes_of(p.q_dtype) + number(p.dv) * bench::bytes_of(p.out_dtype)) +
-      keys * (number(p.d + p.dv) * bench::bytes_of(p.kv_dtype) + number(p.k_groups + p.v_groups) * (p.zeros ? 8 : 4)) +
-      term(p.bias, 4) + term(p.mask, 1) + (p.lse ? 4 * queries : 0);
-  throw std::runtime_error(fmt::format("{}: out of memory; its tensors take {}, its workspace {}", short_text(p),
+void refuse_memory(const Problem& problem, const Context& context) {
+  const double tensors = std::visit([](const auto& p) { return tensor_bytes(p); }, problem);
+  throw std::runtime_error(fmt::format("{}: out of memory; its tensors take {}, its workspace {}", short_text(problem),
                                        human_bytes(tensors),
-                                       human_bytes(static_cast<double>(Plan(p, context).workspace_bytes()))));
+                                       human_bytes(static_cast<double>(Plan(problem, context).workspace_bytes()))));
 }
 
 Context make_context(int threads, const std::string& entry) {

@@ -63,13 +63,14 @@ Problem parse_problem(const std::string& text);
 /// The text of a problem, in which the word "attention" is left out.
 std::string short_text(const Problem& problem);
 
-/// The types of q, keys and values, and out: "f32", "bf16", or "f32/bf16/f16" when they differ.
-std::string types_text(const AttentionProblem& problem);
+/// The types of q, keys and values, and out: "f32", "bf16", or "f32/bf16/f16" when they differ; likewise of new rows
+/// and the cache, and of what is merged and out.
+std::string types_text(const Problem& problem);
 
 /// Runs `call`. When memory for it cannot be had, throws std::runtime_error that says what the tensors of `problem` and
 /// the workspace of its plan take.
 template <class Call>
-auto with_memory(const AttentionProblem& problem, const Context& context, Call&& call);
+auto with_memory(const Problem& problem, const Context& context, Call&& call);
 
 /// A context for up to `threads` threads (0: all) that uses `entry` only (empty: dispatch's choice).
 Context make_context(int threads, const std::string& entry);
@@ -83,10 +84,10 @@ void require_writable(const std::filesystem::path& path);
 /// Replaces `path` in one step: readers see the old file or the new one, never a part.
 void write_json(const std::filesystem::path& path, const Json& json);
 
-[[noreturn]] void refuse_memory(const AttentionProblem& problem, const Context& context);
+[[noreturn]] void refuse_memory(const Problem& problem, const Context& context);
 
 template <class Call>
-auto with_memory(const AttentionProblem& problem, const Context& context, Call&& call) {
+auto with_memory(const Problem& problem, const Context& context, Call&& call) {
   try {
     return call();
   } catch (const std::bad_alloc&) {

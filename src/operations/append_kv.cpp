@@ -376,6 +376,13 @@ void check(const AppendKvProblem& p) {
   for (const auto& [name, size] : {std::pair{"b", p.b}, {"hk", p.hk}, {"n", p.n}, {"sk", p.sk}})
     if (size < 0 || size > kMaxSize) throw Error(name, std::to_string(size), "0 to 2^48");
   if (p.ragged < -1 || p.ragged > kMaxSize) throw Error("cu_seqlens", std::to_string(p.ragged), "0 to 2^48 new rows");
+  if (p.ragged >= 0 && (p.ragged < p.n || (p.n > 0 ? (p.ragged - 1) / p.n >= p.b : p.ragged > 0)))
+    throw Error("cu_seqlens", std::to_string(p.ragged) + " new rows", "between the longest sequence's and b times it");
+  if (int64_t rows = 0; p.ragged < 0 && (__builtin_mul_overflow(p.b, p.n, &rows) || rows > kMaxSize))
+    throw Error("k_new", "b = " + std::to_string(p.b) + ", n = " + std::to_string(p.n), "at most 2^48 new rows");
+  if (p.b > 0 && p.n > (p.ring && p.sk > 0 ? kMaxSize : p.sk))
+    throw Error("seqlens", std::to_string(p.n) + " new keys",
+                "at most sk = " + std::to_string(p.sk) + ", the cache's room");
   if (!is_float(p.new_dtype)) throw Error("k_new", "dtype " + std::string(to_string(p.new_dtype)), kFloats);
   if (!is_cache(p.kv_dtype)) throw Error("cache.k", "dtype " + std::string(to_string(p.kv_dtype)), kCaches);
   for (const auto& [name, size] : {std::pair{"cache.k", p.d}, {"cache.v", p.dv}})
@@ -386,6 +393,13 @@ void check(const AppendKvProblem& p) {
   if (p.page_size > 0 && p.ring) throw Error("cache.kind", "pages and a ring", "one of them");
   check_scales("cache.k_scale", p.kv_dtype, p.d, p.k_groups);
   check_scales("cache.v_scale", p.kv_dtype, p.dv, p.v_groups);
+  const bool scaled = p.k_groups > 0 || p.v_groups > 0;
+  if (p.given_scales && !scaled) throw Error("cache.k_scale", "no tensor", "scales that are given");
+  if (p.zeros && !is_integer(p.kv_dtype))
+    throw Error("cache.k_zero", "zeros for " + std::string(to_string(p.kv_dtype)), "none: i8 and i4x2 have zeros");
+  if (p.values_are_keys && (scaled || p.dv > p.d))
+    throw Error("cache.v", scaled ? "columns of cache.k in a cache with scales" : "more columns than cache.k has",
+                "memory of its own");
 }
 
 Call validate(const AppendKvArgs& args, std::span<const std::byte> workspace) {

@@ -23,13 +23,13 @@ EntryInfo info_of(std::string_view name) {
 }
 
 // Those that `wanted` picks and that take the problem on their device.
-std::vector<std::string> taking(const AttentionProblem& problem, const std::function<bool(std::string_view)>& wanted) {
+std::vector<std::string> taking(const Problem& problem, const std::function<bool(std::string_view)>& wanted) {
   std::vector<std::string> names;
   for (const EntryInfo& entry : entries()) {
-    if (entry.operation != Operation::attention || !entry.unusable.empty() || !wanted(entry.name)) continue;
+    if (entry.operation != operation_of(problem) || !entry.unusable.empty() || !wanted(entry.name)) continue;
     try {
-      AttentionProblem there = problem;
-      there.device = device_of(entry.name);
+      Problem there = problem;
+      if (auto* attention = std::get_if<AttentionProblem>(&there)) attention->device = device_of(entry.name);
       names.emplace_back(Plan(there, forced(entry.name)).entry());
     } catch (const Error&) {
       // Takes other types, or would need too much memory.
@@ -38,13 +38,13 @@ std::vector<std::string> taking(const AttentionProblem& problem, const std::func
   return names;
 }
 
-[[noreturn]] void refuse_all(const AttentionProblem& problem) {
-  throw std::logic_error("no entry takes " + problem.to_string());
+[[noreturn]] void refuse_all(const Problem& problem) {
+  throw std::logic_error("no entry takes " + to_string(problem));
 }
 
 }  // namespace
 
-std::vector<std::string> every_entry(const AttentionProblem& problem) {
+std::vector<std::string> every_entry(const Problem& problem) {
   std::vector<std::string> names = taking(problem, selected);
   const std::vector<EntryInfo> all = entries();
   const auto is_selected = [](const EntryInfo& entry) { return entry.unusable.empty() && selected(entry.name); };
@@ -59,9 +59,10 @@ std::vector<std::string> every_entry() {
   return every_entry(small());
 }
 
-std::vector<std::string> usable_entries(const AttentionProblem& problem) {
-  std::vector<std::string> names =
-      taking(problem, [&](std::string_view entry) { return device_of(entry) == problem.device; });
+std::vector<std::string> usable_entries(const Problem& problem) {
+  const auto* attention = std::get_if<AttentionProblem>(&problem);
+  const DeviceType device = attention ? attention->device : DeviceType::cpu;
+  std::vector<std::string> names = taking(problem, [&](std::string_view entry) { return device_of(entry) == device; });
   if (names.empty()) refuse_all(problem);
   return names;
 }

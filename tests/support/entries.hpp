@@ -13,11 +13,11 @@ namespace rapt::testing {
 
 /// Names of the entries that this machine can run and that take `problem`, in dispatch order; those that run only where
 /// they are named are among them. Throws std::logic_error when there is none.
-std::vector<std::string> usable_entries(const AttentionProblem& problem);
-/// The same for a small problem of f32.
+std::vector<std::string> usable_entries(const Problem& problem);
+/// The same for a small attention problem of f32.
 std::vector<std::string> usable_entries();
 /// The same on every device, of those that are selected; none only if a selection leaves none.
-std::vector<std::string> every_entry(const AttentionProblem& problem);
+std::vector<std::string> every_entry(const Problem& problem);
 std::vector<std::string> every_entry();
 
 /// False when the environment's RAPT_TEST_ENTRIES is set and the name does not contain it.

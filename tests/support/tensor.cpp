@@ -138,6 +138,7 @@ std::vector<float> Tensor::values() const {
 
 bool Tensor::gaps_intact() const {
   const std::size_t width = size_of(dtype_);
+  if (buffer_.size() == static_cast<std::size_t>(size()) * width) return true;  // there are none
   std::vector<bool> used(buffer_.size() / width);
   for (std::int64_t i = 0; i < size(); ++i) used[static_cast<std::size_t>(flat_offset(i))] = true;
   const Tensor fresh(dtype_, layout_);

@@ -1,6 +1,9 @@
 // Problem: text form, hash, and the description of arguments.
+#include <algorithm>
 #include <random>
+#include <vector>
 
+#include "rapt/plan.hpp"
 #include "rapt/problem.hpp"
 #include "support/catch.hpp"
 #include "support/entries.hpp"
@@ -198,5 +201,116 @@ TEST_CASE("problem: of() describes caches", "[unit]") {
         CHECK(AttentionProblem::of(c.args()).to_string() == p.to_string());
       }
     }
+  }
+}
+
+namespace {
+
+/// Every problem of `words` after `name` reads back, and differs from those of all other words.
+void check_words(const std::string& name, const std::vector<const char*>& words) {
+  std::vector<Problem> seen;
+  for (const char* word : words) {
+    const std::string text = name + " " + word;
+    const Problem problem = parse_problem(text);
+    INFO(text << ": " << to_string(problem));
+    CHECK(parse_problem(to_string(problem)) == problem);
+    CHECK(to_string(parse_problem(to_string(problem))) == to_string(problem));
+    CHECK(std::find(seen.begin(), seen.end(), problem) == seen.end());
+    seen.push_back(problem);
+  }
+}
+
+/// The argument that a plan for the problem names.
+std::string refused_plan(const std::string& text) {
+  return refused_argument([&] { Plan{parse_problem(text)}; });
+}
+
+}  // namespace
+
+TEST_CASE("problem: every field of append_kv and merge_states survives and counts", "[unit]") {
+  check_words("append_kv", {"",
+                            "dtype=bf16",
+                            "new=f16",
+                            "kv=f16",
+                            "kv=i8",
+                            "kv=i4x2 groups=1",
+                            "b=3",
+                            "hk=3",
+                            "n=6",
+                            "sk=6",
+                            "d=8",
+                            "dv=8",
+                            "ragged=0",
+                            "ragged=11",
+                            "page=1",
+                            "page=16",
+                            "ring",
+                            "groups=2",
+                            "k_groups=2",
+                            "v_groups=4",
+                            "zeros",
+                            "given_scales",
+                            "values_are_keys",
+                            "kv=i8 groups=0 v_groups=3"});
+  check_words("merge_states", {"", "dtype=bf16", "out=bf16", "dtype=bf16 out=f16", "rows=3", "dv=8", "count=4", "lse"});
+  CHECK(to_string(parse_problem(" append_kv groups=1 page=16 kv=i8 new=bf16 d=128 sk=4096 n=64 hk=8 b=8")) ==
+        "append_kv new=bf16 kv=i8 b=8 hk=8 n=64 sk=4096 d=128 page=16 groups=1");
+  CHECK(to_string(parse_problem("append_kv dtype=f16 sk=1 n=1 d=4 dv=4")) ==
+        "append_kv dtype=f16 b=1 hk=1 n=1 sk=1 d=4");
+  CHECK(to_string(parse_problem("merge_states lse count=4 dv=128 rows=256 out=f32 dtype=bf16")) ==
+        "merge_states dtype=bf16 out=f32 rows=256 dv=128 count=4 lse");
+}
+
+TEST_CASE("problem: words of another operation are named", "[unit]") {
+  const char* const wrong[][2] = {
+      {"append_kv sq=4", "\"sq=4\""},      {"append_kv n=4 n=4", "\"n=4\""},     {"append_kv ring=1", "\"ring=1\""},
+      {"append_kv kv=i4", "\"kv=i4\""},    {"append_kv n=x", "\"n=x\""},         {"merge_states b=4", "\"b=4\""},
+      {"merge_states lse=1", "\"lse=1\""}, {"merge_states rows", "\"rows\""},    {"merge_states lse lse", "\"lse\""},
+      {"merge rows=4", "\"merge\""},       {"append_kv_ n=4", "\"append_kv_\""}, {"", "\"\""},
+  };
+  for (const auto& [text, named] : wrong) {
+    INFO(text);
+    CHECK(refused_text([text = text] { parse_problem(text); }).find(named) != std::string::npos);
+  }
+}
+
+TEST_CASE("problem: plans refuse append_kv problems that no arguments could give", "[unit]") {
+  CHECK(refused_plan("append_kv n=4 sk=9 d=8") == "");
+  CHECK(refused_plan("append_kv b=-1 n=4 sk=9 d=8") == "b");
+  CHECK(refused_plan("append_kv n=4 sk=9 d=0") == "cache.k");
+  CHECK(refused_plan("append_kv n=4 sk=9 d=8 dv=8193") == "cache.v");
+  CHECK(refused_plan("append_kv new=i8 n=4 sk=9 d=8") == "k_new");
+  CHECK(refused_plan("append_kv kv=i32 n=4 sk=9 d=8") == "cache.k");
+  CHECK(refused_plan("append_kv n=4 sk=9 d=8 page=2") == "cache.k");
+  CHECK(refused_plan("append_kv n=4 sk=8 d=8 page=2 ring") == "cache.kind");
+  CHECK(refused_plan("append_kv kv=i8 n=4 sk=9 d=8") == "cache.k_scale");
+  CHECK(refused_plan("append_kv kv=i8 n=4 sk=9 d=8 k_groups=1 v_groups=3") == "cache.v_scale");
+  CHECK(refused_plan("append_kv kv=i4x2 n=4 sk=9 d=6 groups=2") == "cache.k_scale");
+  // More new rows than there can be, or than have room.
+  CHECK(refused_plan("append_kv b=281474976710656 n=281474976710656 sk=281474976710656 d=8") == "k_new");
+  CHECK(refused_plan("append_kv b=2 n=10 sk=9 d=8") == "seqlens");
+  CHECK(refused_plan("append_kv b=2 n=10 sk=9 d=8 ring") == "");
+  CHECK(refused_plan("append_kv b=2 n=1 sk=0 d=8 ring") == "seqlens");
+  CHECK(refused_plan("append_kv b=2 n=0 sk=0 d=8 ring") == "");
+  CHECK(refused_plan("append_kv b=0 n=10 sk=9 d=8") == "");
+  CHECK(refused_plan("append_kv b=2 n=4 sk=9 d=8 ragged=3") == "cu_seqlens");
+  CHECK(refused_plan("append_kv b=2 n=4 sk=9 d=8 ragged=9") == "cu_seqlens");
+  CHECK(refused_plan("append_kv b=2 n=4 sk=9 d=8 ragged=8") == "");
+  // Scales and zeros that no cache has.
+  CHECK(refused_plan("append_kv kv=f8e4m3 n=4 sk=9 d=8 groups=1 zeros") == "cache.k_zero");
+  CHECK(refused_plan("append_kv n=4 sk=9 d=8 given_scales") == "cache.k_scale");
+  CHECK(refused_plan("append_kv kv=f8e4m3 n=4 sk=9 d=8 v_groups=1 given_scales") == "");
+  CHECK(refused_plan("append_kv n=4 sk=9 d=8 dv=9 values_are_keys") == "cache.v");
+  CHECK(refused_plan("append_kv kv=i8 n=4 sk=9 d=8 groups=1 values_are_keys") == "cache.v");
+  CHECK(refused_plan("append_kv kv=f8e5m2 n=4 sk=9 d=8 v_groups=1 values_are_keys") == "cache.v");
+  CHECK(refused_plan("append_kv kv=f8e5m2 n=4 sk=9 d=8 values_are_keys") == "");
+}
+
+TEST_CASE("problem: plans refuse merge_states problems that no arguments could give", "[unit]") {
+  CHECK(refused_plan("merge_states rows=0 dv=8 count=2") == "");
+  for (const char* words : {"rows=-1 dv=8", "rows=9007199254740992 dv=8", "rows=1 dv=0", "rows=1 dv=8193",
+                            "rows=1 dv=8 count=0", "rows=1 dv=8 dtype=i8", "rows=1 dv=8 out=f8e4m3"}) {
+    INFO(words);
+    CHECK(refused_plan("merge_states " + std::string(words)) == "outs");
   }
 }

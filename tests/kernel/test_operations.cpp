@@ -1,0 +1,399 @@
+// append_kv and merge_states on every entry: against float64, on threads and executors, planned and forced.
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "rapt/plan.hpp"
+#include "support/append_case.hpp"
+#include "support/case.hpp"
+#include "support/catch.hpp"
+#include "support/entries.hpp"
+#include "support/executors.hpp"
+#include "support/merge_case.hpp"
+
+using namespace rapt;
+using namespace rapt::testing;
+
+namespace {
+
+using std::int64_t;
+
+/// What both operations are asked: every way to keep a cache and every type, sizes that leave remainders.
+const std::vector<std::string> kAppends = {
+    "append_kv b=2 hk=2 n=3 sk=9 d=8",
+    "append_kv b=3 hk=2 n=5 sk=40 d=33 dv=17",
+    "append_kv b=3 hk=1 n=7 sk=20 d=64 ragged=11",
+    "append_kv b=3 hk=2 n=9 sk=64 d=40 page=16",
+    "append_kv b=4 hk=2 n=6 sk=24 d=20 dv=12 ragged=13 page=1",
+    "append_kv b=3 hk=2 n=4 sk=6 d=16 ring",
+    "append_kv b=2 hk=2 n=17 sk=5 d=24 ring",
+    "append_kv b=4 hk=1 n=12 sk=5 d=24 ragged=30 ring",
+    "append_kv b=2 hk=3 n=4 sk=12 d=48 dv=32 values_are_keys",
+    "append_kv b=3 hk=1 n=9 sk=32 d=24 dv=7 ragged=14 page=4 values_are_keys",
+    "append_kv b=0 hk=2 n=3 sk=9 d=8",
+    "append_kv b=2 hk=0 n=3 sk=9 d=8",
+    "append_kv b=2 hk=2 n=0 sk=9 d=8",
+};
+const std::vector<std::string> kQuantizedAppends = {
+    "append_kv kv=i8 b=2 hk=2 n=5 sk=11 d=24 dv=40 groups=1",
+    "append_kv kv=i8 b=2 hk=2 n=5 sk=20 d=24 page=4 k_groups=3 v_groups=1 zeros",
+    "append_kv kv=i8 b=3 hk=2 n=5 sk=11 d=24 groups=4 zeros given_scales",
+    "append_kv kv=i8 b=3 hk=2 n=7 sk=4 d=24 ring groups=1 given_scales",
+    "append_kv kv=i4x2 b=2 hk=2 n=5 sk=11 d=24 dv=40 groups=2",
+    "append_kv kv=i4x2 b=3 hk=1 n=5 sk=16 d=68 ragged=9 page=8 groups=2 zeros",
+    "append_kv kv=i4x2 b=2 hk=2 n=5 sk=11 d=24 groups=1 zeros given_scales",
+    "append_kv kv=f8e4m3 b=2 hk=2 n=5 sk=11 d=37 dv=5",
+    "append_kv kv=f8e4m3 b=2 hk=2 n=5 sk=12 d=36 page=3 k_groups=4 v_groups=2",
+    "append_kv kv=f8e4m3 b=2 hk=2 n=5 sk=11 d=24 groups=3 given_scales",
+    "append_kv kv=f8e5m2 b=2 hk=2 n=5 sk=11 d=37 dv=9 values_are_keys",
+    "append_kv kv=f8e5m2 b=2 hk=2 n=9 sk=4 d=36 ring groups=2",
+    "append_kv kv=f8e5m2 b=4 hk=2 n=5 sk=10 d=24 page=1 groups=1 given_scales",
+};
+const std::vector<std::string> kMerges = {
+    "merge_states rows=30 dv=64 count=2 lse",  "merge_states rows=7 dv=1 count=1 lse",
+    "merge_states rows=60 dv=37 count=9",      "merge_states rows=4 dv=576 count=3 lse",
+    "merge_states rows=1 dv=128 count=64 lse", "merge_states rows=0 dv=8 count=2 lse",
+};
+
+template <class P>
+struct InputsOf;
+template <>
+struct InputsOf<AppendKvProblem> {
+  using type = AppendCase;
+};
+template <>
+struct InputsOf<MergeStatesProblem> {
+  using type = MergeCase;
+};
+
+std::vector<AppendKvProblem> appends() {
+  std::vector<AppendKvProblem> problems;
+  for (const DType dtype : kFloatTypes) {
+    for (const std::string& text : kQuantizedAppends) {
+      problems.push_back(AppendKvProblem::parse(text));
+      problems.back().new_dtype = dtype;
+    }
+    for (const DType kv : kFloatTypes)
+      for (const std::string& text : kAppends) {
+        problems.push_back(AppendKvProblem::parse(text));
+        problems.back().new_dtype = dtype, problems.back().kv_dtype = kv;
+      }
+  }
+  return problems;
+}
+
+std::vector<MergeStatesProblem> merges() {
+  std::vector<MergeStatesProblem> problems;
+  for (const DType dtype : kFloatTypes)
+    for (const DType out : kFloatTypes)
+      for (const std::string& text : kMerges) {
+        problems.push_back(MergeStatesProblem::parse(text));
+        problems.back().dtype = dtype, problems.back().out_dtype = out;
+      }
+  return problems;
+}
+
+/// Calls use(problem) for every problem of both operations.
+template <class Use>
+void for_each_problem(const Use& use) {
+  for (const AppendKvProblem& problem : appends()) use(problem);
+  for (const MergeStatesProblem& problem : merges()) use(problem);
+}
+
+/// A problem of each operation that is large enough for several workers.
+template <class Use>
+void for_large_problems(const Use& use) {
+  use(AppendKvProblem::parse("append_kv kv=i8 b=3 hk=2 n=300 sk=400 d=128 groups=2 zeros"));
+  use(AppendKvProblem::parse("append_kv dtype=bf16 b=5 hk=3 n=200 sk=1024 d=64 ragged=700 page=16"));
+  use(AppendKvProblem::parse("append_kv kv=f16 b=2 hk=3 n=700 sk=300 d=64 ring"));
+  use(MergeStatesProblem::parse("merge_states rows=900 dv=96 count=3 lse"));
+  use(MergeStatesProblem::parse("merge_states dtype=bf16 rows=210 dv=512 count=17"));
+}
+
+template <class P>
+typename InputsOf<P>::type inputs_of(const P& problem, std::uint64_t seed = 1, Placement placement = Placement::heap,
+                                     Spacing spacing = Spacing::dense) {
+  return typename InputsOf<P>::type(problem, seed, placement, spacing);
+}
+
+/// Every byte of the outputs.
+template <class Inputs>
+std::vector<std::byte> bits_of(Inputs& inputs) {
+  std::vector<std::byte> bits;
+  for (const Tensor* tensor : inputs.outputs())
+    bits.insert(bits.end(), tensor->buffer().data(), tensor->buffer().data() + tensor->buffer().size());
+  return bits;
+}
+
+template <class Inputs>
+std::vector<std::byte> bits_on(Inputs& inputs, const Context& context) {
+  inputs.clear();
+  inputs.run(context);
+  return bits_of(inputs);
+}
+
+std::string chosen(const Problem& problem, const Context& context = Context()) {
+  return std::string(Plan(problem, context).entry());
+}
+
+Problem parsed(const char* text) {
+  return parse_problem(text);
+}
+const Problem kAppend = parsed("append_kv dtype=bf16 b=2 hk=2 n=1 sk=64 d=64");
+const Problem kMerge = parsed("merge_states dtype=bf16 rows=8 dv=64 count=2");
+const Problem kAttention = parsed("attention hq=2 sq=64 d=64 dtype=bf16");
+
+}  // namespace
+
+TEST_CASE("operations: every entry is within the bounds of float64", "[kernel]") {
+  const Spacing spacing = GENERATE(Spacing::dense, Spacing::gaps);
+  for_each_problem([&](const auto& problem) {
+    for (const std::uint64_t seed : {1, 2, 3}) {
+      auto inputs = inputs_of(problem, seed, Placement::heap, spacing);
+      for (const std::string& entry : every_entry(problem)) {
+        INFO(entry << ": " << problem.to_string() << ", seed " << seed);
+        inputs.clear();
+        inputs.run(forced(entry));
+        const Verdict verdict = inputs.verdict();
+        INFO(describe(verdict.errors));
+        REQUIRE(verdict.violation == "");
+      }
+    }
+  });
+}
+
+TEST_CASE("operations: verdicts see what is wrong", "[kernel]") {
+  const auto violation = [](auto& inputs, const auto& spoil) {
+    inputs.clear();
+    inputs.run(Context());
+    REQUIRE(inputs.verdict().violation == "");
+    spoil();
+    return inputs.verdict().violation;
+  };
+  MergeCase merge(MergeStatesProblem::parse("merge_states rows=30 dv=8 count=2 lse"), 3, Placement::heap,
+                  Spacing::gaps);
+  CHECK(violation(merge, [&] { merge.out.flat(17) *= 1.001f; }) != "");
+  CHECK(violation(merge, [&] { merge.out.flat(17) = NAN; }) != "");
+  CHECK(violation(merge, [&] { merge.lse.flat(7) += 1e-3f; }) != "");
+  CHECK(violation(merge, [&] { merge.out.buffer().data()[4] = std::byte{0}; }) != "");  // between two elements
+  AppendCase append(AppendKvProblem::parse("append_kv kv=i8 b=2 hk=2 n=3 sk=9 d=8 groups=1 zeros"), 4);
+  CHECK(violation(append, [&] { append.k.cache.at<std::uint8_t>({0, 0, 0, 0}) ^= 2; }) != "");
+  CHECK(violation(append, [&] { append.k.scale.at({0, 0, 0, 0}) *= 1.01f; }) != "");
+  CHECK(violation(append, [&] { append.v.cache.at<std::uint8_t>({0, 1, 8, 7}) ^= 1; }) != "");  // no row goes there
+  CHECK(violation(append, [&] { append.v.zero.at({0, 1, 8, 0}) = 1; }) != "");
+  AppendCase copy(AppendKvProblem::parse("append_kv b=2 hk=2 n=3 sk=9 d=8"), 4);
+  CHECK(violation(copy, [&] { copy.k.cache.at({0, 0, 0, 0}) *= 1.0000002f; }) != "");
+  AppendCase given(AppendKvProblem::parse("append_kv kv=f8e4m3 b=2 hk=2 n=3 sk=9 d=8 groups=1 given_scales"), 4);
+  CHECK(violation(given, [&] { given.v.scale.flat(0) *= 1.0000002f; }) != "");
+}
+
+TEST_CASE("operations: of() describes what a case was made from", "[kernel]") {
+  for_each_problem([](auto problem) {
+    for (const std::uint64_t seed : {1, 2, 3, 4}) {
+      auto inputs = inputs_of(problem, seed, Placement::heap, seed % 2 ? Spacing::gaps : Spacing::dense);
+      CHECK(decltype(problem)::of(inputs.args()).to_string() == problem.to_string());
+    }
+  });
+}
+
+TEST_CASE("operations: nothing outside of the tensors is touched", "[kernel]") {
+  const Placement placement = GENERATE(Placement::front, Placement::back);
+  const Spacing spacing = GENERATE(Spacing::dense, Spacing::gaps);
+  for_each_problem([&](const auto& problem) {
+    auto inputs = inputs_of(problem, 5, placement, spacing);
+    inputs.protect_inputs();
+    for (const std::string& entry : every_entry(problem)) {
+      INFO(entry << ": " << problem.to_string());
+      inputs.clear();
+      inputs.run(forced(entry));
+      REQUIRE(inputs.verdict().violation == "");
+    }
+  });
+}
+
+TEST_CASE("operations: every ISA writes the same bits", "[kernel]") {
+  for_each_problem([](const auto& problem) {
+    auto inputs = inputs_of(problem, 6, Placement::heap, Spacing::gaps);
+    const std::vector<std::string> entries = usable_entries(problem);
+    const std::vector<std::byte> first = bits_on(inputs, forced(entries.front()));
+    for (const std::string& entry : entries) {
+      INFO(entry << ": " << problem.to_string());
+      REQUIRE(bits_on(inputs, forced(entry)) == first);
+    }
+  });
+}
+
+TEST_CASE("operations: executors and thread counts write the same bits", "[kernel][threads]") {
+  for_large_problems([](const auto& problem) {
+    auto inputs = inputs_of(problem);
+    for (const std::string& entry : usable_entries(problem)) {
+      const std::vector<std::byte> serial = bits_on(inputs, forced(entry));
+      REQUIRE(inputs.verdict().violation == "");
+      for (const auto& executor : all_executors())
+        for (const int threads : {1, 2, 3}) {
+          INFO(entry << " on " << executor->name() << ", " << threads << ": " << problem.to_string());
+          REQUIRE(bits_on(inputs, forced(entry, executor, threads)) == serial);
+        }
+    }
+    const auto executor = std::make_shared<ThreadExecutor>(3);
+    bits_on(inputs, forced(usable_entries(problem).front(), executor, 3));
+    CHECK(executor->most_workers == 3);
+  });
+}
+
+TEST_CASE("operations: plans say what runs, and run it", "[kernel]") {
+  std::vector<std::string> lines;
+  ContextOptions options;
+  options.executor = std::make_shared<ThreadExecutor>(3);
+  options.observer = [&](std::string_view line) { lines.emplace_back(line); };
+  const Context context(options);
+  for_large_problems([&](const auto& problem) {
+    auto inputs = inputs_of(problem);
+    const std::vector<std::byte> wanted = bits_on(inputs, Context());
+    const auto args = inputs.args();
+    for (const Plan& plan : {Plan(args, context), Plan(problem, context)}) {
+      INFO(plan.explain());
+      CHECK(to_string(plan.problem()) == problem.to_string());
+      CHECK(plan.entry() == usable_entries(problem).front());
+      CHECK(plan.backend() == "cpu");
+      CHECK(plan.threads() == 3);
+      CHECK(plan.work_items() > 3);
+      for (const std::string& word : {problem.to_string(), std::string(plan.entry()), std::string("threads    3"),
+                                      std::to_string(plan.workspace_bytes()) + " bytes"})
+        CHECK(plan.explain().find(word) != std::string::npos);
+      CHECK(plan.candidates().size() >= usable_entries(problem).size());
+      inputs.clear(), lines.clear();
+      plan.run(args);
+      CHECK(bits_of(inputs) == wanted);
+      REQUIRE(lines.size() == 1);
+      CHECK(lines[0] == problem.to_string() + " -> " + std::string(plan.entry()));
+    }
+    lines.clear();
+    inputs.run(context);
+    REQUIRE(lines.size() == 1);
+    CHECK(lines[0] == problem.to_string() + " -> " + chosen(problem));
+
+    auto other = problem;
+    if constexpr (std::is_same_v<decltype(other), AppendKvProblem>) ++other.hk;
+    else ++other.count;
+    auto different = inputs_of(other);
+    CHECK(refused_argument([&] { Plan(problem, context).run(different.args()); }) == "args");
+  });
+}
+
+TEST_CASE("operations: a plan refuses the arguments of another operation", "[kernel]") {
+  AppendCase append(std::get<AppendKvProblem>(kAppend));
+  MergeCase merge(std::get<MergeStatesProblem>(kMerge));
+  CHECK(refused_argument([&] { Plan(kAppend).run(merge.args()); }) == "args");
+  CHECK(refused_argument([&] { Plan(kMerge).run(append.args()); }) == "args");
+  CHECK(refused_argument([&] { Plan(kAttention).run(append.args()); }) == "args");
+}
+
+TEST_CASE("operations: a caller's workspace is all that is used", "[kernel]") {
+  CountingAllocator allocator;
+  ContextOptions options;
+  options.executor = std::make_shared<ThreadExecutor>(3);
+  options.allocator = allocator.get();
+  for_large_problems([&](const auto& problem) {
+    for (const std::string& entry : usable_entries(problem)) {
+      options.kernel = entry;
+      const Context context(options);
+      auto inputs = inputs_of(problem);
+      const std::vector<std::byte> wanted = bits_on(inputs, Context());
+      const auto args = inputs.args();
+      const Plan plan(args, context);
+      const std::size_t bytes = plan.workspace_bytes();
+      INFO(plan.explain());
+      REQUIRE(bytes > 0);
+      // Between guard pages, and with bytes of its own behind it.
+      Buffer guarded(bytes, Placement::back), behind(bytes + 64);
+      std::memset(behind.data(), 0x5a, behind.size());
+      REQUIRE(bytes % 64 == 0);  // else the guarded one is not aligned
+      const int before = allocator.allocations;
+      for (const std::span<std::byte> workspace : {std::span(guarded.data(), bytes), std::span(behind.data(), bytes)}) {
+        inputs.clear();
+        plan.run(args, workspace);
+        CHECK(bits_of(inputs) == wanted);
+      }
+      CHECK(allocator.allocations == before);
+      for (std::size_t i = bytes; i < behind.size(); ++i) REQUIRE(behind.data()[i] == std::byte{0x5a});
+
+      inputs.clear();
+      const std::vector<std::byte> untouched = bits_of(inputs);
+      const auto refused = [&](std::span<std::byte> workspace) {
+        return refused_argument([&] { plan.run(args, workspace); });
+      };
+      CHECK(refused({behind.data(), bytes - 1}) == "workspace");
+      CHECK(refused({behind.data() + 8, bytes}) == "workspace");
+      CHECK(refused({static_cast<std::byte*>(nullptr), bytes}) == "workspace");
+      Tensor& output = *inputs.outputs().front();  // it may not be where something is written to
+      CHECK(refused({output.buffer().data(), bytes}) != "");
+      CHECK(bits_of(inputs) == untouched);
+    }
+  });
+}
+
+TEST_CASE("operations: max_workspace_bytes is enough for smaller calls", "[kernel]") {
+  ContextOptions options;
+  options.executor = std::make_shared<ThreadExecutor>(8);
+  const Context context(options);
+  for_large_problems([&](const auto& problem) {
+    using P = std::decay_t<decltype(problem)>;
+    const std::size_t bytes = max_workspace_bytes(problem, context);
+    const auto enough = [&](const P& smaller) {
+      INFO(smaller.to_string());
+      CHECK(Plan(smaller, context).workspace_bytes() <= bytes);
+    };
+    enough(problem);
+    P smaller = problem;
+    if constexpr (std::is_same_v<P, AppendKvProblem>) {
+      for (; smaller.n > 1; smaller.n /= 2) {
+        if (smaller.ragged >= 0) smaller.ragged = (smaller.b - 1) * smaller.n;
+        enough(smaller);
+      }
+      smaller.b = 1, smaller.ragged = smaller.ragged >= 0 ? smaller.n : -1;
+      enough(smaller);
+    } else {
+      for (; smaller.rows > 1; smaller.rows /= 2) enough(smaller);
+      smaller.count = 1;
+      enough(smaller);
+    }
+  });
+}
+
+TEST_CASE("operations: a forced entry is forced for its own operation only", "[kernel]") {
+  ScopedEnvironment no_isa("RAPT_ISA", nullptr), no_kernel("RAPT_KERNEL", nullptr);
+  for (const Problem& problem : {kAppend, kMerge, kAttention}) {
+    for (const std::string& entry : usable_entries(problem)) {
+      INFO(entry);
+      const auto check = [&](const Context& context) {
+        CHECK(chosen(problem, context) == entry);
+        for (const Problem& other : {kAppend, kMerge, kAttention})
+          if (operation_of(other) != operation_of(problem)) CHECK(chosen(other, context) == chosen(other));
+      };
+      check(forced(entry));
+      ScopedEnvironment environment("RAPT_KERNEL", entry.c_str());
+      const Context from_environment;
+      ScopedEnvironment again("RAPT_KERNEL", nullptr);
+      check(from_environment);
+    }
+  }
+}
+
+TEST_CASE("operations: a forced ISA without kernels for an operation leaves it those below", "[kernel]") {
+  ScopedEnvironment no_kernel("RAPT_KERNEL", nullptr);
+  for (const Isa isa : usable_isas()) {
+    ScopedEnvironment environment("RAPT_ISA", std::string(to_string(isa)).c_str());
+    const Context context;
+    const Isa wanted = isa == Isa::amx || isa == Isa::avx512bf16 ? Isa::avx512 : isa;
+    for (const Problem& problem : {kAppend, kMerge})
+      CHECK(chosen(problem, context).ends_with("." + std::string(to_string(wanted))));
+    AppendCase append(std::get<AppendKvProblem>(kAppend));
+    append.run(context);
+    CHECK(append.verdict().violation == "");
+    MergeCase merge(std::get<MergeStatesProblem>(kMerge));
+    merge.run(context);
+    CHECK(merge.verdict().violation == "");
+  }
+}

@@ -1,0 +1,31 @@
+// What comparing a result with its oracle says.
+#pragma once
+
+#include <string>
+
+#include "oracle/oracle.hpp"
+
+namespace rapt::testing {
+
+struct Verdict {
+  Errors errors;
+  std::string violation;  ///< empty, or what is wrong in one line
+};
+
+/// Collects the figures of an operation whose elements each have a bound of their own.
+class Tally {
+ public:
+  /// An element that is `got` and may be off `wanted` by `bound`.
+  void add(double got, double wanted, double bound);
+  void add_lse(double got, double wanted, double bound);
+  /// Something other than an element; what comes first is kept.
+  void violate(const std::string& what);
+  Verdict verdict() const;
+
+ private:
+  Errors errors_;
+  double squared_error_ = 0, squared_norm_ = 0;
+  std::string violation_;
+};
+
+}  // namespace rapt::testing
