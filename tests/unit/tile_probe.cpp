@@ -1,7 +1,7 @@
 #include "unit/tile_probe.hpp"
 
 #include "cpu/tile/components.hpp"
-#include "cpu/tile/element.hpp"
+#include "cpu/tile/dtype.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 namespace {
@@ -55,7 +55,7 @@ template <int kComponents>
 bool split(DType type, const void* from, std::int64_t stride, std::int64_t n, std::int64_t padded, bf16* to,
            std::int64_t component_stride) {
   Inspector<RepresentableFactor<kComponents>> inspector;
-  with_element(type, [&](auto element) {
+  with_float_type(type, [&](auto element) {
     split_row<kComponents>(static_cast<const decltype(element)*>(from), stride, n, padded, to, component_stride,
                            inspector);
   });

@@ -20,12 +20,13 @@
 namespace rapt::cpu::RAPT_ISA {
 namespace leaf_check {
 
-// Whether calls of `F`, a function type, may be written as f(arguments...) and give exactly its result.
-#define RAPT_LEAF_HAS_(result, call, what) static_assert(std::is_same_v<decltype(call), result>, what)
+// Of the types that leaves compute with; never defined.
+extern vec x;
+extern ivec i;
+extern vec::register_type reg;
 
-inline vec x{};
-inline ivec i{};
-inline vec::register_type reg{};
+// The expression compiles and has this type.
+#define RAPT_LEAF_HAS_(result, call, what) static_assert(std::is_same_v<decltype(call), result>, what)
 
 static_assert(std::is_same_v<vec::value_type, float> && std::is_same_v<ivec::value_type, std::int32_t>,
               "vec has float lanes, ivec int32 lanes");

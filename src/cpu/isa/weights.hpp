@@ -1,9 +1,10 @@
 // Softmax weights as bf16, for the matrix unit, in the vectors of any ISA. (For tests, with the model of the tiles;
 // speed does not matter.)
-//  - truncate_to_bf16: the number without the 16 low bits of its fraction; truncate_to_bf16_pairs: the upper halves of
-//  even below odd's.
+//  - truncate_to_bf16: the number without the 16 low bits of its fraction; truncate_to_bf16_pairs: in each lane that of
+//    even as bf16, and above it that of odd.
 //  - exp2_18_bits, exp2_24_bits: 2^x for any x, to so many bits; what is too large may be any number above 2^100.
-//  - FixedExp2::weights: words of 2^x below 2^y rounded to bf16, by way of 7.9 fixed point, from kScale x + kOffset and
+//  - FixedExp2::weights: in each lane 2^x rounded to bf16, and above it 2^y, by way of 7.9 fixed point, from kScale x +
+//  kOffset and
 //    the same of y; their sums are added to `sum`. 0 below 2^-126; 2 and more, and NaN without the sign bit, become
 //    almost 2. Unless kSafe, so may numbers from -49500 to -24700.
 #pragma once

@@ -161,11 +161,11 @@ void write_row(const AppendKvSide& s, const RowPlace& at, const Scratch& w) {
   if (s.from_type == s.to_type)
     return s.to_type == DType::f32 ? copy_row<float>(s, s.from, s.to, at)
                                    : copy_row<std::uint16_t>(s, s.from, s.to, at);
-  with_element(s.from_type, [&](auto element) {
+  with_float_type(s.from_type, [&](auto element) {
     pack_row(static_cast<const decltype(element)*>(s.from) + at.from, s.from_stride.d, s.size, w.row);
   });
   if (only(s.to_type) & kFloatTypes) {
-    with_element(s.to_type, [&](auto element) {
+    with_float_type(s.to_type, [&](auto element) {
       auto* const to = static_cast<decltype(element)*>(s.to) + at.to;
       for (std::int64_t c = 0; c < s.size; c += kLanes)
         store_strided(to + c * s.to_stride.d, s.to_stride.d, min(kLanes, s.size - c), load(w.row + c));

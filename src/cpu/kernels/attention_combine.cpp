@@ -38,7 +38,7 @@ void attention_combine(const AttentionParams& p, const WorkItem& item, std::int6
     }
     const auto l = static_cast<float>(all);
     const vec scale(l == 0 ? 0.f : 1 / l);
-    with_element(p.out_type, [&](auto element) {
+    with_float_type(p.out_type, [&](auto element) {
       auto* const out = static_cast<decltype(element)*>(p.out) + row_at(p.out_stride, head, row);
       for (std::int64_t c = 0; c < p.dv; c += kLanes) {  // partial results have room for whole vectors
         vec sum(0.f);

@@ -59,7 +59,7 @@ struct Scratch {
 };
 
 // One scale for a row, and nothing else: it multiplies scores or weights.
-bool of_rows(const Quantization& quant, std::int64_t n) {
+bool one_scale_per_row(const Quantization& quant, std::int64_t n) {
   return quant.scale && !quant.zero && quant.group == n;
 }
 
@@ -118,7 +118,7 @@ class Item {
     for (std::int64_t lane = rows; lane < kLanes; ++lane) panel.row[lane] = panel.row[rows - 1];
     with_row_tiles(rows, [&](auto tile_rows, std::int64_t r0) {
       for (int lane = 0; lane < tile_rows; ++lane) {
-        with_element(p_.q_type, [&](auto element) {
+        with_float_type(p_.q_type, [&](auto element) {
           const auto* q = static_cast<const decltype(element)*>(p_.q);
           pack_row(q + row_at(p_.q_stride, head_, panel.row[r0 + lane]), p_.q_stride.d, p_.d, w_.q_row);
         });
@@ -146,7 +146,7 @@ class Item {
   }
 
   // Finds the rows of keys [from, end) of the block at k0.
-  void find(Block& block, std::int64_t k0, std::int64_t from, std::int64_t end) const {
+  void find_block(Block& block, std::int64_t k0, std::int64_t from, std::int64_t end) const {
     block.k0 = k0, block.from = from, block.end = end;
     std::int64_t k_at[kBlock], v_at[kBlock];
     head_.keys_at(p_.k_stride, from, end - from, k_at);
@@ -157,27 +157,27 @@ class Item {
       block.v_source[j - k0] = static_cast<const std::byte*>(p_.v) + v_at[j - from] * unit;
     }
   }
-  Fetcher fetch_keys(const Block* block) const {
+  Prefetcher prefetch_keys(const Block* block) const {
     if (!block) return {nullptr, 0, 0};
     return {block->k_source + (block->from - block->k0), block->end - block->from, bytes_of(p_.kv_type, p_.d)};
   }
-  Fetcher fetch_values(const Block* block) const {
+  Prefetcher prefetch_values(const Block* block) const {
     if (!block) return {nullptr, 0, 0};
     return {block->v_source + (block->from - block->k0), block->end - block->from, bytes_of(p_.kv_type, p_.dv)};
   }
 
   // Makes the block's keys or values readable as T.
-  void read(const Block& block, const KeyRows& rows, const std::byte* const* source, float* packed, std::int64_t stride,
-            const T** row, float* scale) const {
+  void load_block(const Block& block, const KeyRows& rows, const std::byte* const* source, float* packed,
+                  std::int64_t stride, const T** row, float* scale) const {
     const std::int64_t first = block.from - block.k0, n = block.end - block.k0;
     if (packed_) {
       pack_keys(head_, rows, block.from, block.end - block.from, packed + first * stride, stride,
-                !of_rows(rows.quant, rows.n));
+                !one_scale_per_row(rows.quant, rows.n));
       for (std::int64_t j = first; j < n; ++j) row[j] = reinterpret_cast<const T*>(packed + j * stride);
     } else {
       for (std::int64_t j = first; j < n; ++j) row[j] = reinterpret_cast<const T*>(source[j]);
     }
-    if (!of_rows(rows.quant, rows.n)) return;
+    if (!one_scale_per_row(rows.quant, rows.n)) return;
     std::int64_t scale_at[kBlock];
     head_.keys_at(rows.quant.scale_stride, block.from, n - first, scale_at + first);
     for (std::int64_t j = first; j < n; ++j) scale[j] = rows.quant.scale[scale_at[j]];
@@ -190,15 +190,15 @@ class Item {
     Block blocks[2];
     Block *now = &blocks[0], *next = &blocks[1];
     const std::int64_t keys = block_keys(p_.kv_type), k0 = first / keys * keys;
-    find(*now, k0, first, min(k0 + keys, last));
+    find_block(*now, k0, first, min(k0 + keys, last));
     for (std::int64_t k = k0; k < last; k += keys) {
       const bool more = k + keys < last;
-      if (more) find(*next, k + keys, k + keys, min(k + 2 * keys, last));
-      read(*now, {p_.k, p_.k_stride, p_.k_quant, p_.d}, now->k_source, w_.k, w_.q_stride, now->k, now->k_scale);
-      read(*now, {p_.v, p_.v_stride, p_.v_quant, p_.dv}, now->v_source, w_.v, w_.o_stride, now->v, now->v_scale);
+      if (more) find_block(*next, k + keys, k + keys, min(k + 2 * keys, last));
+      load_block(*now, {p_.k, p_.k_stride, p_.k_quant, p_.d}, now->k_source, w_.k, w_.q_stride, now->k, now->k_scale);
+      load_block(*now, {p_.v, p_.v_stride, p_.v_quant, p_.dv}, now->v_source, w_.v, w_.o_stride, now->v, now->v_scale);
       const Block* const after = more ? next : nullptr;
-      fetch_with_dots_ = packed_ ? fetch_keys(after) : fetch_values(now);
-      fetch_with_values_ = packed_ ? fetch_values(after) : fetch_keys(after);
+      prefetch_with_dots_ = packed_ ? prefetch_keys(after) : prefetch_values(now);
+      prefetch_with_values_ = packed_ ? prefetch_values(after) : prefetch_keys(after);
       const bool run_ends = (k - head_.low / keys * keys) % (kRunBlocks * keys) == 0;
       for (std::int64_t i = begin; i < end; ++i) {
         if (run_ends) join_total(i);
@@ -220,11 +220,11 @@ class Item {
       for (std::int64_t j = begin; j < end; j += Tile::kKeys) {
         const T* k[Tile::kKeys];
         for (int x = 0; x < Tile::kKeys; ++x) k[x] = block.k[min(j + x, end - 1)];
-        tile.run(k, w_.s + j * kLanes + r, fetch_with_dots_);
+        tile.run(k, w_.s + j * kLanes + r, prefetch_with_dots_);
       }
     });
     const bool modified = needs_finish(p_.score);
-    const float* const scale = of_rows(p_.k_quant, p_.d) ? block.k_scale : nullptr;
+    const float* const scale = one_scale_per_row(p_.k_quant, p_.d) ? block.k_scale : nullptr;
     alignas(64) float lane[kLanes] = {};  // lanes past the last row hold what scratch held
     for (std::int64_t i = 0; i < panel.rows; ++i) lane[i] = 1;
     const auto exists = load(lane) != vec(0.f);
@@ -237,7 +237,7 @@ class Item {
     }
     const bool masked = panel.first(kLanes - 1) > block.k0 + begin || panel.last(0) < block.k0 + end;
     store(w_.block_max,
-          masked || modified ? minus_infinity() : block_max);  // finish_scores() adds those that are scores_before
+          masked || modified ? minus_infinity() : block_max);  // finish_scores() folds in those that are visible
     if (modified) return finish_scores<true>(head_, panel, 0, block.k0, begin, end, w_.s, w_.block_max);
     if (masked) finish_scores<false>(head_, panel, 0, block.k0, begin, end, w_.s, w_.block_max);
     return true;
@@ -252,14 +252,14 @@ class Item {
     ToExponents exponents = to_exponents(p_.score, panel, w_.zero);
     apply(exponents, kLanes, w_.block_max, w_.block_max_exponent);
     if (any_must_move(panel, w_.block_max_exponent)) [[unlikely]] {  // as in attention_prefill
-      move(i, nullptr, 0);
+      move_m_and_o(i, nullptr, 0);
       if (needs_finish(p_.score)) score(panel, i * kLanes, block, begin, end);
       apply(exponents, kLanes, w_.block_max, w_.block_max_exponent);
       if (any_must_move(panel, w_.block_max_exponent)) {
         float* const s = w_.s + begin * kLanes;
         for (std::int64_t j = 0; j < end - begin; ++j) apply(exponents, kLanes, s + j * kLanes, s + j * kLanes);
         exponents = {1, w_.zero};
-        move(i, s, end - begin);
+        move_m_and_o(i, s, end - begin);
       }
     }
     for (std::int64_t j = begin; isolate_non_finite && j < end; ++j)
@@ -267,14 +267,14 @@ class Item {
     for (float* row : {w_.short_sum, w_.sum}) store(row, vec(0.f));
     exponentiate<1, 1>(w_.s, begin, end, exponents, w_.short_sum, w_.sum);
     add_to_sum(panel, 0, load(w_.sum) + load(w_.short_sum));
-    if (const float* const scale = of_rows(p_.v_quant, p_.dv) ? block.v_scale : nullptr)
+    if (const float* const scale = one_scale_per_row(p_.v_quant, p_.dv) ? block.v_scale : nullptr)
       for (std::int64_t j = begin; j < end; ++j) store(w_.s + j * kLanes, load(w_.s + j * kLanes) * vec(scale[j]));
     if (isolate_non_finite) add_isolating_non_finite(i, block, begin, end);
     else add(i, block, begin, end);
   }
 
   // Moves m of the lanes that must, and with it O, and n scores at `s` unless it is null.
-  [[gnu::noinline, gnu::cold]] void move(std::int64_t i, float* s, std::int64_t n) const {
+  [[gnu::noinline, gnu::cold]] void move_m_and_o(std::int64_t i, float* s, std::int64_t n) const {
     const Panel& panel = panels_[i];
     const vec block_max = load(w_.block_max_exponent);
     const vec step = xsimd::select(must_move(block_max, load(panel.l)), xsimd::ceil(block_max), vec(0.f));
@@ -300,7 +300,7 @@ class Item {
       std::int64_t c = 0;
       const auto strip = [&](auto vectors, std::int64_t at) __attribute__((always_inline)) {
         add_values<T, kR, decltype(vectors)::value>(p, block.v, at, begin, end, out + c, w_.o_stride,
-                                                    fetch_with_values_);
+                                                    prefetch_with_values_);
       };
       for (; c + kC * kLanes <= whole; c += kC * kLanes) strip(std::integral_constant<int, kC>(), c);
       for (; c < w_.o_stride; c += kLanes) strip(std::integral_constant<int, 1>(), column(c));
@@ -311,7 +311,7 @@ class Item {
   // weight that may have become 0.
   [[gnu::noinline, gnu::cold]] void add_isolating_non_finite(std::int64_t i, const Block& block, std::int64_t begin,
                                                              std::int64_t end) const {
-    const float* const scale = of_rows(p_.v_quant, p_.dv) ? block.v_scale : nullptr;
+    const float* const scale = one_scale_per_row(p_.v_quant, p_.dv) ? block.v_scale : nullptr;
     for (std::int64_t r = 0; r < panels_[i].rows; ++r)
       for (std::int64_t c = 0; c < w_.o_stride; c += kLanes) {
         vec acc(0.f), endless(0.f);
@@ -343,7 +343,7 @@ class Item {
         continue;
       }
       const vec scale(l == 0 ? 0.f : 1 / l);  // a row without keys is 0
-      with_element(p_.out_type, [&](auto element) {
+      with_float_type(p_.out_type, [&](auto element) {
         auto* const out = static_cast<decltype(element)*>(p_.out) + row_at(p_.out_stride, head_, panel.row[r]);
         store_row(out, p_.out_stride.d, from, scale, poison);
       });
@@ -368,14 +368,15 @@ class Item {
   bool packed_;
   std::int64_t d_, dv_;  // of rows as T: at least a whole vector
   Panel panels_[kMaxPanels];
-  Fetcher fetch_with_dots_{nullptr, 0, 0}, fetch_with_values_{nullptr, 0, 0};  // what to prefetch during each product
+  Prefetcher prefetch_with_dots_{nullptr, 0, 0},
+      prefetch_with_values_{nullptr, 0, 0};  // what to prefetch during each product
 };
 
 // Elements in place save a pass over them. Packed are rows too short or strided for whole vectors, those whose scale is
 // not one number, and elements that would be widened for too many tiles of rows.
 bool must_pack(const AttentionParams& p, std::int64_t rows) {
-  const bool scaled_apart =
-      (p.k_quant.scale && !of_rows(p.k_quant, p.d)) || (p.v_quant.scale && !of_rows(p.v_quant, p.dv));
+  const bool scaled_apart = (p.k_quant.scale && !one_scale_per_row(p.k_quant, p.d)) ||
+                            (p.v_quant.scale && !one_scale_per_row(p.v_quant, p.dv));
   const std::int64_t tiles = p.kv_type == DType::f8e4m3 ? 1 : 4;
   return p.k_stride.d != 1 || p.v_stride.d != 1 || p.d < kLanes || p.dv < kLanes || p.kv_type == DType::i4x2 ||
          scaled_apart || (p.kv_type != DType::f32 && rows > tiles * kRowsOfTile);
@@ -384,7 +385,7 @@ bool must_pack(const AttentionParams& p, std::int64_t rows) {
 void run(const AttentionParams& p, const WorkItem& item, std::byte* scratch) noexcept {
   const FloatEnvironment environment;
   const bool packed = must_pack(p, item.row_end - item.row_begin);
-  with_cache_element(packed ? DType::f32 : p.kv_type, [&](auto element) {
+  with_cache_type(packed ? DType::f32 : p.kv_type, [&](auto element) {
     using T = decltype(element);
     if constexpr (!std::is_same_v<T, i4x2>) Item<T>(p, item, scratch, packed).run();
   });

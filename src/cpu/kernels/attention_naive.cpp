@@ -103,7 +103,7 @@ void for_each_key(const Head& head, const Row& row, const void* x, const Strides
   if (head.p.kv_type == DType::f8e4m3) return dequantized(dequantize_row<DType::f8e4m3>);
   if (head.p.kv_type == DType::f8e5m2) return dequantized(dequantize_row<DType::f8e5m2>);
   if (head.p.kv_type == DType::i4x2) return dequantized(dequantize_row<DType::i4x2>);
-  with_element(head.p.kv_type, [&](auto element) {
+  with_float_type(head.p.kv_type, [&](auto element) {
     const auto* base = static_cast<const decltype(element)*>(x);
     for (std::int64_t j = row.first; j < row.last; ++j) f(j, base + head.key_at(stride, j), stride.d);
   });
@@ -135,7 +135,7 @@ void run(const AttentionParams& p, const WorkItem& item, std::byte* scratch) noe
   for (std::int64_t r = item.row_begin; r < row_end; ++r) {  // S = q k^T, keys [first, last) only
     Row row;
     find_rows(head, r, 1, &row);
-    with_element(p.q_type, [&](auto element) {
+    with_float_type(p.q_type, [&](auto element) {
       load_row(static_cast<const decltype(element)*>(p.q) + row_at(p.q_stride, head, row), p.q_stride.d, p.d, w.q);
     });
     float* s = scores(r);
@@ -194,7 +194,7 @@ void run(const AttentionParams& p, const WorkItem& item, std::byte* scratch) noe
                  });
     const double inverse = w.inverse[r - item.row_begin];
     for (std::int64_t c = 0; c < p.dv; ++c) w.block[c] = static_cast<float>(w.out[c] * inverse);
-    with_element(p.out_type, [&](auto element) {
+    with_float_type(p.out_type, [&](auto element) {
       store_row(w.block, static_cast<decltype(element)*>(p.out) + row_at(p.out_stride, head, row), p.out_stride.d,
                 p.dv);
     });

@@ -237,10 +237,10 @@ Block block(const Head& head, const KeyRows& rows, std::int64_t k0, std::int64_t
             float* packed) {
   const Strides& s = rows.strides;
   const std::int64_t stride = packed_stride(rows.n), skipped = from - k0;
-  if (!pack && head.in_one_piece(from, end - from))
+  if (!pack && head.is_contiguous(from, end - from))
     return {static_cast<const float*>(rows.base) + (head.key_at(s, from) - skipped * s.s), s.s};
   if (s.s == 1 && s.d != 1 && head.p.page_size == 0 && (only(head.p.kv_type) & kFloatTypes)) {
-    with_element(head.p.kv_type, [&](auto element) {
+    with_float_type(head.p.kv_type, [&](auto element) {
       const auto* src = static_cast<const decltype(element)*>(rows.base) + head.key_at(s, from);
       pack_columns(src, s.d, end - from, rows.n, packed + skipped * stride, stride);
     });
@@ -275,8 +275,8 @@ void sweep(const Head& head, Panel* panels, std::int64_t count, bool isolate_non
     for (std::int64_t i = 0; i < count; ++i) {
       Panel& panel = panels[i];
       if (k0 <= first) {
-        with_element(p.q_type,
-                     [&](auto element) { pack_queries(static_cast<const decltype(element)*>(p.q), head, panel); });
+        with_float_type(p.q_type,
+                        [&](auto element) { pack_queries(static_cast<const decltype(element)*>(p.q), head, panel); });
         for (std::int64_t r = 0; far && i + 1 < count && r < panels[i + 1].rows; ++r)
           prefetch(p.q, p.q_type, row_at(p.q_stride, head, panels[i + 1].row[r]), p.q_stride, p.d);
       }

@@ -3,7 +3,7 @@
 // Weights are float64, since lse_i - lse cancels; sums are fp32, in the order of the states.
 #include "cpu/kernels/kernels.hpp"
 #include "cpu/tile/carver.hpp"
-#include "cpu/tile/element.hpp"
+#include "cpu/tile/dtype.hpp"
 #include "cpu/tile/panel.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
@@ -31,7 +31,7 @@ void merge(const MergeStatesParams& p, std::int64_t row, double* weight) {
   const float lse = weigh(p, row, weight);
   const bool finite = abs_of(lse) < kInfinity;
   const vec nothing(lse < kInfinity ? 0.f : __builtin_nanf(""));
-  with_element(p.out_type, [&](auto element) {
+  with_float_type(p.out_type, [&](auto element) {
     auto* const out = static_cast<decltype(element)*>(p.out) + row_index(p, p.out_stride, row);
     for (std::int64_t c = 0; c < p.dv; c += kLanes) {
       const std::int64_t n = min(kLanes, p.dv - c);
@@ -39,7 +39,7 @@ void merge(const MergeStatesParams& p, std::int64_t row, double* weight) {
       for (std::int64_t i = 0; finite && i < p.count; ++i) {
         const AttentionState& state = p.states[i];
         if (state.lse[row_index(p, state.lse_stride, row)] == -kInfinity) continue;  // whatever its output holds
-        const vec x = with_element(state.out_type, [&](auto from) {
+        const vec x = with_float_type(state.out_type, [&](auto from) {
           const auto* at = static_cast<const decltype(from)*>(state.out) + row_index(p, state.out_stride, row);
           return load_strided(at + c * state.out_stride.d, state.out_stride.d, n);
         });

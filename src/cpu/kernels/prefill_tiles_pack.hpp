@@ -13,7 +13,7 @@ void pack_queries(PrefillItem<kComponents>& item, std::int64_t i) {
   const AttentionParams& p = item.p;
   const Panel& panel = item.panels[i];
   const std::int64_t d = item.w.d, component = kRows * d;
-  const ComponentRows rows = with_element(p.q_type, [&](auto type) {
+  const ComponentRows rows = with_float_type(p.q_type, [&](auto type) {
     const auto* q = static_cast<const decltype(type)*>(p.q);
     const auto row_of = [&](std::int64_t r) { return q + row_at(p.q_stride, item.head, panel.row[r]); };
     return split_rows<kComponents, RepresentableFactor<kComponents>>(row_of, p.q_stride.d, panel.rows, p.d, d,
@@ -59,7 +59,7 @@ void make_panels(PrefillItem<kComponents>& item) {
 template <int kComponents>
 bool are_lines(const PrefillItem<kComponents>& item, const void* row, std::int64_t key) {
   return item.p.k_stride.s == item.w.d && reinterpret_cast<std::uintptr_t>(row) % 64 == 0 &&
-         item.head.in_one_piece(key, kTileDepth);
+         item.head.is_contiguous(key, kTileDepth);
 }
 
 // Splits keys [first, last) of the range at `begin` into components, and values into tiles of components.
@@ -71,7 +71,7 @@ void pack_range(PrefillItem<kComponents>& item, std::int64_t begin, std::int64_t
   for (std::int64_t key = first / kKeys * kKeys; key < last; key += kTileDepth) {
     const std::int64_t rows = min(kTileDepth, last - key), at = key - begin, component = kTileDepth * w.dv;
     std::uint32_t& not_representable = w.range.not_representable[at / kTileDepth];
-    const ComponentRows values = with_element(p.kv_type, [&](auto type) {
+    const ComponentRows values = with_float_type(p.kv_type, [&](auto type) {
       const auto *k = static_cast<const decltype(type)*>(p.k), *v = static_cast<const decltype(type)*>(p.v);
       // Keys before `first` must not be read, since their pages may not exist: key `first` is read in their place.
       const auto k_row = [&](std::int64_t i) { return k + head.key_at(p.k_stride, max(key + i, first)); };

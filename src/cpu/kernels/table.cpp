@@ -1,6 +1,6 @@
 // The table of this ISA, and the loops that measure its roofs.
 #include "cpu/kernels/kernels.hpp"
-#include "cpu/tile/element.hpp"
+#include "cpu/tile/dtype.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 namespace {
@@ -42,8 +42,8 @@ void exp2_array(const float* x, float* y, std::int64_t n) noexcept {
 
 void convert_array(DType x_type, const void* x, DType y_type, void* y, std::int64_t n) noexcept {
   const FlushDenormals flush;
-  with_element(x_type, [&](auto from) {
-    with_element(y_type, [&](auto to) {
+  with_float_type(x_type, [&](auto from) {
+    with_float_type(y_type, [&](auto to) {
       for (std::int64_t i = 0; i < n; i += kLanes) {
         const std::int64_t m = n - i < kLanes ? n - i : kLanes;
         const vec wide = load_strided(static_cast<const decltype(from)*>(x) + i, 1, m);

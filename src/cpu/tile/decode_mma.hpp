@@ -12,13 +12,14 @@ inline constexpr int kRowsOfTile = 4;
 // of 20 GB/s so; 11 without (tiles read several rows at once, which the hardware's own prefetcher does not follow), and
 // 11 to 15 in bursts (more than a core can have under way are dropped) or line by line across rows. Into L2, not L1: up
 // to a quarter faster on a Xeon, where lines under way to L1 are few.
-class Fetcher {
+class Prefetcher {
  public:
-  Fetcher(const std::byte* const* row, std::int64_t rows, std::int64_t bytes)
+  Prefetcher(const std::byte* const* row, std::int64_t rows, std::int64_t bytes)
       : row_(row), end_(row + rows), bytes_(bytes) {
     start();
   }
-  [[gnu::always_inline]] void lines(int n) {
+  // So many lines more.
+  [[gnu::always_inline]] void prefetch(int n) {
     for (int i = 0; i < n && row_ != end_; ++i) {
       __builtin_prefetch(line_, 0, 2);
       line_ += 64;
@@ -81,7 +82,7 @@ struct DotsTile {
   const float* q;  // [ceil(d / kLanes)][kR][kLanes]; the last d % kLanes elements in the upper lanes, as load_tail()
   std::int64_t d;
 
-  [[gnu::always_inline]] void run(const T* const (&k)[kKeys], float* s, Fetcher& fetcher) const {
+  [[gnu::always_inline]] void run(const T* const (&k)[kKeys], float* s, Prefetcher& prefetcher) const {
     vec total[kKeys * kR];
 #pragma GCC unroll 2
     for (int first = 0; first < kKeys; first += kAtOnce) {
@@ -105,7 +106,7 @@ struct DotsTile {
       const std::int64_t whole = d / kLanes * kLanes;
       for (std::int64_t i = 0; i < whole; i += kLanes) {
         step([i](const T* x) { return load_any(x + i); }, q + i * kR);
-        fetcher.lines(lines_of<T>(kAtOnce));
+        prefetcher.prefetch(lines_of<T>(kAtOnce));
       }
       if (whole < d) step([this](const T* x) { return load_tail(x, d); }, q + whole * kR);
 #pragma GCC unroll 8
@@ -131,7 +132,7 @@ struct DotsTile {
 template <class T, int kR, int kC>
 [[gnu::always_inline]] inline void add_values(const float* p, const T* const* v, std::int64_t column,
                                               std::int64_t begin, std::int64_t end, float* o, std::int64_t o_stride,
-                                              Fetcher& fetcher) {
+                                              Prefetcher& prefetcher) {
   vec acc[kR][kC];
 #pragma GCC unroll 4
   for (int r = 0; r < kR; ++r)
@@ -141,7 +142,7 @@ template <class T, int kR, int kC>
     vec x[kC];
 #pragma GCC unroll 8
     for (int c = 0; c < kC; ++c) x[c] = load_any(v[j] + column + c * kLanes);
-    fetcher.lines(lines_of<T>(kC));
+    prefetcher.prefetch(lines_of<T>(kC));
 #pragma GCC unroll 4
     for (int r = 0; r < kR; ++r) {
       const vec weight(p[j * kLanes + r]);

@@ -69,7 +69,7 @@ inline bool store_panel(const Head& head, const Panel& panel) {
     }
     return store_output<float>([&](std::int64_t i) { return panel.partial + i * stride; }, 1, dv, panel, false);
   }
-  return with_element(head.p.out_type, [&](auto element) {
+  return with_float_type(head.p.out_type, [&](auto element) {
     using T = decltype(element);
     const auto row_of = [&](std::int64_t i) {
       return static_cast<T*>(head.p.out) + row_at(head.p.out_stride, head, panel.row[i]);

@@ -62,7 +62,7 @@ struct KeyRows {
 [[gnu::noinline]] inline void pack_keys(const Head& head, const KeyRows& from, std::int64_t j, std::int64_t rows,
                                         float* dst, std::int64_t dst_stride, bool dequantize = true) {
   const Quantization& quant = from.quant;
-  with_cache_element(head.p.kv_type, [&](auto unit) {
+  with_cache_type(head.p.kv_type, [&](auto unit) {
     const auto* base = static_cast<const decltype(unit)*>(from.base);
     for (std::int64_t r = 0; r < rows; ++r, dst += dst_stride) {
       pack_row(base + head.key_at(from.strides, j + r), from.strides.d, from.n, dst);

@@ -1,7 +1,7 @@
 // A register panel of query rows: which rows they are, which keys they see, and what the online softmax has of them.
 #pragma once
 
-#include "cpu/tile/element.hpp"
+#include "cpu/tile/dtype.hpp"
 #include "cpu/tile/vec.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
@@ -45,7 +45,7 @@ struct Head : Sequence {
   // Key j's row in k or v, or in their scales, as an index.
   std::int64_t key_at(const Strides& s, std::int64_t j) const { return key_index(p, s, b, hk, k_first, j); }
   // Rows [j, j + n) lie one after another.
-  bool in_one_piece(std::int64_t j, std::int64_t n) const {
+  bool is_contiguous(std::int64_t j, std::int64_t n) const {
     return p.page_size == 0 || j % p.page_size + n <= p.page_size;
   }
   // key_at() of keys [j, j + n).

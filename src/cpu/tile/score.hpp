@@ -40,7 +40,7 @@ inline void load_modifiers(const Head& head, const Row* row, std::int64_t key, s
     vec x(0.f);
     if (s.bias) {
       const std::int64_t at = modifier_index(s.bias_stride, place_of(head, row[i], key));
-      with_element(s.bias_type, [&](auto element) {
+      with_float_type(s.bias_type, [&](auto element) {
         const auto* bias = static_cast<const decltype(element)*>(s.bias);
         x = scale_bias(load_strided(bias + at, s.bias_stride.d, n));
       });
@@ -65,16 +65,16 @@ template <bool kModified>
   const ScoreParams& score = head.p.score;
   const std::int64_t lane = v * kLanes;
   const Row* row = panel.row + lane;
-  alignas(64) float first[kLanes], last[kLanes], slope[kLanes], at[kLanes];
+  alignas(64) float first[kLanes], last[kLanes], slope[kLanes], nearest[kLanes];
   for (int i = 0; i < kLanes; ++i) {
     first[i] = static_cast<float>(clamp(row[i].first - k0, 0, end));
     last[i] = static_cast<float>(clamp(row[i].last - k0, 0, end));
     if (kModified && score.alibi) {
       slope[i] = -alibi_slope_log2(head, row[i]);
-      at[i] = static_cast<float>(row[i].nearest - k0);
+      nearest[i] = static_cast<float>(row[i].nearest - k0);
     }
   }
-  vec mx = load(block_max + lane);
+  vec new_max = load(block_max + lane);
   auto visible = vec(0.f) != vec(0.f);
   vec modifier[kLanes];
   vec key(static_cast<float>(begin));
@@ -84,19 +84,19 @@ template <bool kModified>
       const std::int64_t t = (j - begin) % kLanes;
       if (t == 0 && (score.bias || score.mask)) load_modifiers(head, row, k0 + j, min(kLanes, end - j), modifier);
       vec add = load(panel.neg_m + lane);  // what is large and cancels comes together first
-      if (score.alibi) add = fma(load(slope), xsimd::abs(load(at) - key), add);
-      const bool given = score.bias || score.mask;
-      if (given) add = add + modifier[t];
+      if (score.alibi) add = fma(load(slope), xsimd::abs(load(nearest) - key), add);
+      const bool has_bias_or_mask = score.bias || score.mask;
+      if (has_bias_or_mask) add = add + modifier[t];
       if (score.softcap_log2 != 0) x = softcap(x * vec(score.scale_log2), score.softcap_log2) + add;
       else x = fma(x, vec(score.scale_log2), add);
-      if (given) x = xsimd::select(modifier[t] == minus_infinity(), minus_infinity(), x);
+      if (has_bias_or_mask) x = xsimd::select(modifier[t] == minus_infinity(), minus_infinity(), x);
     }
     x = xsimd::select((key >= load(first)) & (key < load(last)), x, minus_infinity());
     store(s + j * panel.width + lane, x);
-    mx = xsimd::max(mx, x);
+    new_max = xsimd::max(new_max, x);
     if constexpr (kModified) visible = visible | !(x == minus_infinity());
   }
-  store(block_max + lane, mx);
+  store(block_max + lane, new_max);
   return xsimd::any(visible);
 }
 

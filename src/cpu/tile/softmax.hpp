@@ -93,8 +93,8 @@ inline void rescale(float* o, std::int64_t stride, std::int64_t n, vec factor) {
 [[gnu::noinline, gnu::cold]] inline void move_m(const Panel& panel, std::int64_t dv, const float* block_max, float* s,
                                                 std::int64_t n) {
   for (std::int64_t lane = 0; lane < panel.width; lane += kLanes) {
-    const vec mx = load(block_max + lane);
-    const vec step = xsimd::select(must_move(mx, load(panel.l + lane)), xsimd::ceil(mx), vec(0.f));
+    const vec new_max = load(block_max + lane);
+    const vec step = xsimd::select(must_move(new_max, load(panel.l + lane)), xsimd::ceil(new_max), vec(0.f));
     const vec factor = raise_m(panel, lane, step);
     for (std::int64_t j = 0; s && j < n; ++j)
       store(s + j * panel.width + lane, load(s + j * panel.width + lane) - step);
