@@ -3,7 +3,7 @@
 
 #include <cuda.h>
 
-#include "cuda/hopper/launch.cuh"
+#include "cuda/hopper/host.cuh"
 
 namespace rapt::cuda {
 

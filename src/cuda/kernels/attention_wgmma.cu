@@ -12,7 +12,7 @@
 
 #include <cmath>
 
-#include "cuda/hopper/launch.cuh"
+#include "cuda/hopper/host.cuh"
 #include "cuda/hopper/rows.cuh"
 #include "cuda/hopper/tma.cuh"
 #include "cuda/kernels/kernels.hpp"

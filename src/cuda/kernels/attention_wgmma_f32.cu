@@ -18,7 +18,7 @@
 #include <cmath>
 
 #include "cuda/hopper/components.cuh"
-#include "cuda/hopper/launch.cuh"
+#include "cuda/hopper/host.cuh"
 #include "cuda/hopper/rows.cuh"
 #include "cuda/kernels/kernels.hpp"
 #include "cuda/tile/launch.cuh"
