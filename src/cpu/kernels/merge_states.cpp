@@ -10,10 +10,10 @@ namespace rapt::cpu::RAPT_ISA {
 namespace {
 
 // weight[i] = e^(lse_i - lse); returns lse. No weight is written unless it is finite.
-float weigh(const MergeStatesParams& p, std::int64_t row, double* weight) {
+float weigh(const MergeStatesParams& p, const RowPosition& at, double* weight) {
   float largest = -kInfinity;
   for (std::int64_t i = 0; i < p.count; ++i) {
-    const float lse = p.states[i].lse[row_index(p, p.states[i].lse_stride, row)];
+    const float lse = p.states[i].lse[row_index(p.states[i].lse_stride, at)];
     weight[i] = static_cast<double>(lse);
     if (!(lse <= largest)) largest = lse;  // a NaN too, and it stays
     if (largest != largest) return largest;
@@ -28,20 +28,21 @@ float weigh(const MergeStatesParams& p, std::int64_t row, double* weight) {
 }
 
 void merge(const MergeStatesParams& p, std::int64_t row, double* weight) {
-  const float lse = weigh(p, row, weight);
+  const RowPosition at = position_of(p, row);
+  const float lse = weigh(p, at, weight);
   const bool finite = abs_of(lse) < kInfinity;
   const vec nothing(lse < kInfinity ? 0.f : __builtin_nanf(""));
   with_element(p.out_type, [&](auto element) {
-    auto* const out = static_cast<decltype(element)*>(p.out) + row_index(p, p.out_stride, row);
+    auto* const out = static_cast<decltype(element)*>(p.out) + row_index(p.out_stride, at);
     for (std::int64_t c = 0; c < p.dv; c += kLanes) {
       const std::int64_t n = min(kLanes, p.dv - c);
       vec sum = nothing;
       for (std::int64_t i = 0; finite && i < p.count; ++i) {
         const AttentionState& state = p.states[i];
-        if (state.lse[row_index(p, state.lse_stride, row)] == -kInfinity) continue;  // whatever its output holds
+        if (state.lse[row_index(state.lse_stride, at)] == -kInfinity) continue;  // whatever its output holds
         const vec x = with_element(state.out_type, [&](auto from) {
-          const auto* at = static_cast<const decltype(from)*>(state.out) + row_index(p, state.out_stride, row);
-          return load_strided(at + c * state.out_stride.d, state.out_stride.d, n);
+          const auto* begin = static_cast<const decltype(from)*>(state.out) + row_index(state.out_stride, at);
+          return load_strided(begin + c * state.out_stride.d, state.out_stride.d, n);
         });
         const vec weighted = vec(static_cast<float>(weight[i])) * x;
         // No weight is 0, but it may be too small for a float: it hides no infinity.
@@ -50,7 +51,7 @@ void merge(const MergeStatesParams& p, std::int64_t row, double* weight) {
       store_strided(out + c * p.out_stride.d, p.out_stride.d, n, sum);
     }
   });
-  if (p.lse) p.lse[row_index(p, p.lse_stride, row)] = lse;
+  if (p.lse) p.lse[row_index(p.lse_stride, at)] = lse;
 }
 
 void run(const MergeStatesParams& p, std::int64_t begin, std::int64_t end, std::byte* scratch) noexcept {
