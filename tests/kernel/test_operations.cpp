@@ -263,6 +263,12 @@ TEST_CASE("operations: plans say what runs, and run it", "[kernel]") {
                                       std::to_string(plan.workspace_bytes()) + " bytes"})
         CHECK(plan.explain().find(word) != std::string::npos);
       CHECK(plan.candidates().size() >= usable_entries(problem).size());
+      for (const Candidate& c : plan.candidates()) {
+        const std::string verdict = c.entry == plan.entry() ? "chosen"
+                                    : c.refusal.empty()     ? "would do, later in order"
+                                                            : c.refusal;
+        CHECK(plan.explain().find(" " + c.entry + ": " + verdict + "\n") != std::string::npos);
+      }
       inputs.clear(), lines.clear();
       plan.run(args);
       CHECK(bits_of(inputs) == wanted);
