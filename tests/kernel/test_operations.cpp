@@ -227,7 +227,7 @@ TEST_CASE("operations: every ISA writes the same bits", "[kernel]") {
 TEST_CASE("operations: executors and thread counts write the same bits", "[kernel][threads]") {
   for_large_problems([](const auto& problem) {
     auto inputs = inputs_of(problem);
-    for (const std::string& entry : usable_entries(problem)) {
+    for (const std::string& entry : threaded_entries(problem)) {
       const std::vector<std::byte> serial = bits_on(inputs, forced(entry));
       REQUIRE(inputs.verdict().violation == "");
       for (const auto& executor : all_executors())
