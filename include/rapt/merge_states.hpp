@@ -1,4 +1,4 @@
-// Attention over parts of the keys, merged into attention over all of them.
+// Attention over disjoint sets of keys, merged into attention over all of them.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-"""KV caches: rows appended to them, and attention over parts of the keys merged."""
+"""KV caches: rows appended to them, and attention over disjoint sets of keys merged."""
 
 from __future__ import annotations
 

@@ -227,6 +227,14 @@ def test_progress(monkeypatch, capsys):
     assert end == ""
 
 
+def test_lines_of_other_operations_are_left_out(tmp_path):
+    others = ["append_kv dtype=bf16 b=8 n=1 sk=64 d=8 page=16", "merge_states rows=4 dv=8 count=2 lse"]
+    file = tmp_path / "own.txt"
+    file.write_text("\n".join([others[0] + " # named", "sq=2 d=4", others[1]]))
+    cases, left_out = sets.read(str(file))
+    assert [case.sq for case in cases] == [2] and left_out == others
+
+
 WRONG = [["--dtype", "int8"], ["--threads", "0"], ["--set", "none"], ["--json", "/no/such/x"], ["--quick"]]
 WRONG += [["--problem", "b=1 sq=x d=8"], ["--problem", "kv=i8 groups=1 sq=8 d=8"], ["--device", "abacus"]]
 

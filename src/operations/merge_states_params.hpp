@@ -25,9 +25,15 @@ struct MergeStatesParams {
   std::int64_t b, h, s, dv;  // b * h * s rows
 };
 
-// The index of a row, of b * h * s in this order.
-RAPT_HOST_DEVICE std::int64_t row_index(const MergeStatesParams& p, const Strides& stride, std::int64_t row) {
-  return row / (p.h * p.s) * stride.b + row / p.s % p.h * stride.h + row % p.s * stride.s;
+// A row's position, of b * h * s in this order, and its index.
+struct RowPosition {
+  std::int64_t b, h, s;
+};
+RAPT_HOST_DEVICE RowPosition position_of(const MergeStatesParams& p, std::int64_t row) {
+  return {row / (p.h * p.s), row / p.s % p.h, row % p.s};
+}
+RAPT_HOST_DEVICE std::int64_t row_index(const Strides& stride, const RowPosition& at) {
+  return at.b * stride.b + at.h * stride.h + at.s * stride.s;
 }
 
 }  // namespace rapt

@@ -1,4 +1,4 @@
-/* Appending to caches, and merging parts of the keys. */
+/* Appending to caches, and merging disjoint sets of keys. */
 #include <math.h>
 
 #include "check.h"

@@ -13,6 +13,8 @@ import unittest
 from pathlib import Path
 
 PROBLEM = "b=1 hq=2 sq=48 d=16 causal"
+OTHERS = {"append_kv": "append_kv new=bf16 kv=i8 b=3 hk=2 n=5 sk=40 d=16 dv=8 page=8 groups=2",
+          "merge_states": "merge_states dtype=bf16 out=f32 rows=20 dv=24 count=3 lse"}
 ROW_KEYS = """name problem entry threads b hq hk sq sk d dv causal dtype real_time time_unit median_ms best_ms spread
     gflops peak_gflops of_peak of_peak_best amx_peak_gflops of_amx_peak of_amx_peak_best gbs read_gbs of_bandwidth
     of_bandwidth_best vs_naive iterations cpu_time run_name run_type samples""".split()
@@ -198,7 +200,8 @@ class Check(CliTest):
     def test_default_list(self):
         text = self.run_ok("check")
         self.assertIn(" 0 wrong, 0 skipped", text)
-        for word in ("page=1 ", "page=16 ", "ring ", "kv=i8 ", "kv=f8e4m3 ", "kv=f8e5m2 ", "kv=i4x2 ", "zeros ", "sinks of -10", "scale of 1e38"):
+        for word in ("page=1 ", "page=16 ", "ring ", "kv=i8 ", "kv=f8e4m3 ", "kv=f8e5m2 ", "kv=i4x2 ", "zeros ", "sinks of -10", "scale of 1e38",
+                     "given_scales ", "values_are_keys ", "append_kv new=", "merge_states rows="):
             self.assertIn(word, text)
 
     def test_sampled_heads(self):
@@ -214,9 +217,34 @@ class Check(CliTest):
                 self.assertIn(name, text)
 
     def test_one_entry(self):
-        name = [entry["name"] for entry in self.run_json("info")["entries"] if entry["usable"]][-1]
-        lines = self.run_ok("check", "--problem", PROBLEM, "--entry", name).splitlines()
-        self.assertIn(name, lines)
+        entries = self.run_json("info")["entries"]
+        for operation, problem in {"attention": PROBLEM, **OTHERS}.items():
+            name = [entry["name"] for entry in entries if entry["usable"] and entry["operation"] == operation
+                    and "f32" in entry["dtypes"]][-1]
+            lines = self.run_ok("check", "--problem", problem, "--entry", name).splitlines()
+            self.assertIn(name, lines)
+
+    def test_other_operations(self):
+        """Each by every entry of its own, and of problems that are given only those that the entries are for."""
+        entries = self.run_json("info")["entries"]
+        problems = [word for problem in (PROBLEM, *OTHERS.values()) for word in ("--problem", problem)]
+        for operation, problem in OTHERS.items():
+            names = [entry["name"] for entry in entries if entry["usable"] and entry["operation"] == operation]
+            self.assertTrue(names)
+            with tempfile.TemporaryDirectory() as folder:
+                text = self.run_ok("check", "--entry", operation, "--seeds", "2", *problems, "--json", f"{folder}/rows.json")
+                rows = json.loads(Path(folder, "rows.json").read_text())["checks"]
+            self.assertIn(f"{2 * len(names)} checked, 0 wrong, 0 skipped", text)
+            self.assertEqual([(row["entry"], row["problem"], row["seed"]) for row in rows],
+                             [(name, problem, seed) for name in names for seed in (1, 2)])
+            for row in rows:
+                self.assertTrue(0 < row["of_bound"] <= 1, row)
+                self.assertEqual(row["violation"], "")
+                self.assertEqual(row["lse_error"] is None, operation == "append_kv")
+        self.assertIn(f"{len(OTHERS) + 1} checked, 0 wrong", self.run_ok("check", *problems))
+        self.assert_usage_error("check", "--problem", "append_kv n=10 sk=9 d=8", mentions="seqlens: 10 new keys")
+        self.assert_usage_error("check", "--problem", "append_kv n=1 sk=9 d=8 sq=4", mentions='"sq=4"')
+        self.assertIn("nothing was checked", rapt("check", "--problem", PROBLEM, "--entry", "append_kv").stderr)
 
     def test_types(self):
         text = self.run_ok("check", "--entry", "attention", "--problem", "dtype=bf16 out=f32 b=1 hq=2 sq=70 d=40 lse",
@@ -294,6 +322,45 @@ class Bench(CliTest):
         _, document = self.bench("--problem", "b=1 hq=1 sq=4 sk=40 d=8 causal window=3,-1 align=bottom_right")
         self.assertEqual(document["benchmarks"][0]["bytes"], 4 * (4 * 16 + (3 + 4) * 16))
 
+    def test_other_operations(self):
+        """Every new row that stays, read and written, with its scales; every state, its lse, and what comes out."""
+        rows = 3 * 2 * 5
+        cases = {"append_kv b=3 hk=2 n=5 sk=9 d=16 dv=8": rows * 24 * 8,
+                 "append_kv dtype=bf16 b=3 hk=2 n=5 sk=9 d=16 dv=8 values_are_keys": rows * 16 * 4,
+                 "append_kv dtype=f16 b=3 hk=2 n=5 sk=4 d=16 dv=8 ring": 3 * 2 * 4 * 24 * 4,
+                 "append_kv b=3 hk=2 n=5 sk=9 d=16 dv=8 ragged=9": 9 * 2 * 24 * 8,
+                 "append_kv kv=f8e4m3 b=3 hk=2 n=5 sk=9 d=16 dv=8": rows * 24 * 5,
+                 OTHERS["append_kv"]: rows * (24 * 3 + 2 * 2 * 4),
+                 "append_kv kv=i4x2 b=3 hk=2 n=5 sk=9 d=16 dv=8 k_groups=4 v_groups=1 zeros": rows * (24 * 4 + 12 + 2 * 5 * 4),
+                 OTHERS["merge_states"]: 20 * 24 * (3 * 2 + 4) + 20 * 4 * 4,
+                 "merge_states rows=20 dv=24 count=1": 20 * 24 * 8 + 20 * 4}
+        text, document = self.bench(*(word for case in cases for word in ("--problem", case)))
+        benchmarks = document["benchmarks"]
+        self.assertEqual([row["problem"] for row in benchmarks], list(cases))
+        self.assertEqual([row["bytes"] for row in benchmarks], list(cases.values()))
+        for row in benchmarks:
+            self.assertEqual(row["entry"].split(".")[0], row["problem"].split()[0])
+            self.assertIn(row["entry"], text)
+            self.assertRegex(text, rf"(?m)^{re.escape(row['problem'])} +{row['dtype']} ")
+            self.assertTrue(math.isclose(row["gbs"], row["bytes"] / row["median_ms"] / 1e6, rel_tol=1e-6))
+            self.assertTrue(0 < row["of_bandwidth"] <= row["of_bandwidth_best"])
+            self.assertIsNone(row["vs_naive"])
+        append, merge = (benchmarks[list(cases).index(OTHERS[name])] for name in ("append_kv", "merge_states"))
+        self.assertEqual([append[key] for key in ("b", "hk", "n", "sk", "d", "dv", "dtype", "flops")],
+                         [3, 2, 5, 40, 16, 8, "bf16/i8", 0])
+        self.assertEqual([merge[key] for key in ("rows", "dv", "count", "dtype", "flops")],
+                         [20, 24, 3, "bf16/f32", 2 * 20 * 24 * 3])
+
+    def test_entries_are_for_their_operation(self):
+        problems = [word for problem in (PROBLEM, *OTHERS.values()) for word in ("--problem", problem)]
+        for operation, problem in OTHERS.items():
+            _, document = self.bench(*problems, "--entry", operation)
+            self.assertTrue(document["benchmarks"])
+            for row in document["benchmarks"]:
+                self.assertEqual((row["problem"], row["entry"].split(".")[0]), (problem, operation))
+        self.assert_usage_error("bench", "--problem", PROBLEM, "--entry", "append_kv",
+                                mentions="--entry append_kv: no problem is of its operation")
+
     def test_bandwidth(self):
         text, document = self.bench("--problem", "dtype=bf16 b=1 hq=4 hk=1 sq=1 sk=4096 d=64", "--problem", PROBLEM)
         for row in document["benchmarks"]:
@@ -335,7 +402,7 @@ class Bench(CliTest):
     def test_entries_and_threads(self):
         # Entries that take f32.
         entries = [entry["name"] for entry in self.run_json("info")["entries"]
-                   if entry["usable"] and not re.search(r"\.(bf16|f16x3)\.", entry["name"])]
+                   if entry["usable"] and entry["operation"] == "attention" and "f32" in entry["dtypes"]]
         _, document = self.bench("--problem", PROBLEM, "--entry", "attention")
         self.assertEqual([row["entry"] for row in document["benchmarks"]], entries)
         # Of a few on more threads: every row reads a buffer larger than the last-level cache.
@@ -391,16 +458,19 @@ class Sets(CliTest):
                 Path(folder, "rows.json").read_text() if Path(folder, "rows.json").exists() else None
 
     def test_own_file(self):
-        result, file, rows = self.bench(f"# Mine\n\n{PROBLEM} # named\n\t attention dtype=bf16 b=1 hq=2 sq=8 d=8\r\n")
+        result, file, rows = self.bench(f"# Mine\n\n{PROBLEM} # named\n\t attention dtype=bf16 b=1 hq=2 sq=8 d=8\r\n"
+                                        f"{OTHERS['append_kv']}\n{OTHERS['merge_states']}\n")
         self.assertEqual(result.returncode, 0, result.stderr)
         document = json.loads(rows)
         self.assertEqual(document["context"]["set"], str(file))
         self.assertEqual([row["problem"] for row in document["benchmarks"]],
-                         [f"attention {PROBLEM}", "attention dtype=bf16 b=1 hq=2 sq=8 d=8"])
+                         [f"attention {PROBLEM}", "attention dtype=bf16 b=1 hq=2 sq=8 d=8", *OTHERS.values()])
 
     def test_bad_lines(self):
         for line, message in {"b=1 hq=2 sq=x d=8": '"sq=x"; wanted a number after =',
                               "sideways": '"sideways"; wanted ',
+                              "append_kv n=1 sk=4 d=8 hq=2": '"hq=2"; wanted ',
+                              "merge_states rows=4 dv=0": "outs: dv = 0; wanted ",
                               "b=1 hq=3 hk=2 sq=8 d=8": "k: 2 heads for 3 query heads; wanted "}.items():
             result, file, rows = self.bench(f"{PROBLEM}\n{line}\n")
             self.assertEqual((result.returncode, rows), (2, None))

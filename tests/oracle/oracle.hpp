@@ -61,7 +61,7 @@ struct Reference {
 /// every n-th row of each head and the last one are computed, for lengths that would take too long otherwise.
 Reference oracle(const AttentionArgs& args, std::int64_t row_step = 1);
 
-/// What an entry promises of fp32: `f32x3` is the opt-in tier of three products of bf16 planes.
+/// What an entry promises of fp32: `f32x3` is the opt-in tier of three products of bf16 components.
 enum class Tier : std::uint8_t { exact, f32x3 };
 
 struct Errors {

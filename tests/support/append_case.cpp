@@ -97,14 +97,14 @@ AppendCase::AppendCase(const AppendKvProblem& given, std::uint64_t seed, Placeme
         else block_table.at<std::int32_t>({i, j}) = static_cast<std::int32_t>(page < 0 && j % 2 ? entries_ : page);
       }
   }
-  k = make(p.new_dtype, p.d, p.k_groups, p.zeros && is_integer(p.kv_dtype), 2 * seed, placement, spacing);
+  // Zeros of both, or of one of them.
+  const bool zeros = p.zeros && is_integer(p.kv_dtype);
+  k = make(p.new_dtype, p.d, p.k_groups, zeros && seed % 3 != 2, 2 * seed, placement, spacing);
   if (p.values_are_keys) {
     first_column_ = between(0, p.d - p.dv);
     return;
   }
-  // Zeros of both, or of one of them.
-  const bool v_zeros = p.zeros && is_integer(p.kv_dtype) && seed % 2 == 0;
-  v = make(p.new_dtype, p.dv, p.v_groups, v_zeros, 2 * seed + 1, placement, spacing);
+  v = make(p.new_dtype, p.dv, p.v_groups, zeros && seed % 3 != 0, 2 * seed + 1, placement, spacing);
 }
 
 AppendCase::Side AppendCase::make(DType dtype, int64_t size, int64_t groups, bool zeros, std::uint64_t seed,

@@ -78,7 +78,7 @@ inline std::vector<std::shared_ptr<Executor>> all_executors() {
 
 /// usable_entries(problem), or the best of them under ThreadSanitizer: it slows kernels down a hundredfold, and what
 /// threads share does not depend on the kernel.
-inline std::vector<std::string> threaded_entries(const AttentionProblem& problem) {
+inline std::vector<std::string> threaded_entries(const Problem& problem) {
   std::vector<std::string> names = usable_entries(problem);
 #if defined(RAPT_TEST_TSAN)
   names.resize(1);

@@ -35,7 +35,7 @@ Part merged(const std::vector<Part>& parts) {
 
 }  // namespace
 
-TEST_CASE("merge: parts of the keys give what all of them give", "[unit]") {
+TEST_CASE("merge: disjoint sets of keys give what all of them give", "[unit]") {
   constexpr std::int64_t sk = 50;
   const DType dtype = GENERATE(DType::f32, DType::bf16, DType::f16);
   for (const std::vector<std::int64_t>& borders :

@@ -10,10 +10,10 @@ namespace rapt::cpu::RAPT_ISA {
 namespace {
 
 // weight[i] = e^(lse_i - lse); returns lse. No weight is written unless it is finite.
-float weigh(const MergeStatesParams& p, std::int64_t row, double* weight) {
+float weigh(const MergeStatesParams& p, const RowPosition& at, double* weight) {
   float largest = -kInfinity;
   for (std::int64_t i = 0; i < p.count; ++i) {
-    const float lse = p.states[i].lse[row_index(p, p.states[i].lse_stride, row)];
+    const float lse = p.states[i].lse[row_index(p.states[i].lse_stride, at)];
     weight[i] = static_cast<double>(lse);
     if (!(lse <= largest)) largest = lse;  // a NaN too, and it stays
     if (largest != largest) return largest;
@@ -27,40 +27,61 @@ float weigh(const MergeStatesParams& p, std::int64_t row, double* weight) {
   return static_cast<float>(total);
 }
 
-void merge(const MergeStatesParams& p, std::int64_t row, double* weight) {
-  const float lse = weigh(p, row, weight);
+struct Scratch {
+  double* weight;  // [count]
+  float* sum;      // [dv]
+
+  Scratch(Carver& carver, std::int64_t count, std::int64_t dv) {
+    weight = carver.take<double>(count);
+    sum = carver.take<float>(round_up(dv, kLanes));
+  }
+};
+
+// sum += weight * a row of T. No weight is 0, but it may be too small for a float: it hides no infinity.
+template <class T>
+void add_row(const T* row, std::int64_t inner, std::int64_t n, float weight, float* sum) {
+  const auto add = [&](std::int64_t c, vec x) __attribute__((always_inline)) {
+    const vec weighted = vec(weight) * x;
+    store(sum + c, load(sum + c) + xsimd::select(xsimd::abs(x) == vec(kInfinity), x, weighted));
+  };
+  std::int64_t c = 0;
+  for (; inner == 1 && c + kLanes <= n; c += kLanes) add(c, load_any(row + c));
+  for (; c < n; c += kLanes) add(c, load_strided(row + c * inner, inner, min(kLanes, n - c)));
+}
+
+void merge(const MergeStatesParams& p, std::int64_t row, const Scratch& w) {
+  const RowPosition at = position_of(p, row);
+  const float lse = weigh(p, at, w.weight);
   const bool finite = abs_of(lse) < kInfinity;
   const vec nothing(lse < kInfinity ? 0.f : __builtin_nanf(""));
+  for (std::int64_t c = 0; c < p.dv; c += kLanes) store(w.sum + c, nothing);
+  for (std::int64_t i = 0; finite && i < p.count; ++i) {
+    const AttentionState& state = p.states[i];
+    if (state.lse[row_index(state.lse_stride, at)] == -kInfinity) continue;  // whatever its output holds
+    with_float_type(state.out_type, [&](auto element) {
+      const auto* from = static_cast<const decltype(element)*>(state.out) + row_index(state.out_stride, at);
+      add_row(from, state.out_stride.d, p.dv, static_cast<float>(w.weight[i]), w.sum);
+    });
+  }
   with_float_type(p.out_type, [&](auto element) {
-    auto* const out = static_cast<decltype(element)*>(p.out) + row_index(p, p.out_stride, row);
-    for (std::int64_t c = 0; c < p.dv; c += kLanes) {
-      const std::int64_t n = min(kLanes, p.dv - c);
-      vec sum = nothing;
-      for (std::int64_t i = 0; finite && i < p.count; ++i) {
-        const AttentionState& state = p.states[i];
-        if (state.lse[row_index(p, state.lse_stride, row)] == -kInfinity) continue;  // whatever its output holds
-        const vec x = with_float_type(state.out_type, [&](auto from) {
-          const auto* at = static_cast<const decltype(from)*>(state.out) + row_index(p, state.out_stride, row);
-          return load_strided(at + c * state.out_stride.d, state.out_stride.d, n);
-        });
-        const vec weighted = vec(static_cast<float>(weight[i])) * x;
-        // No weight is 0, but it may be too small for a float: it hides no infinity.
-        sum = sum + xsimd::select(xsimd::abs(x) == vec(kInfinity), x, weighted);
-      }
-      store_strided(out + c * p.out_stride.d, p.out_stride.d, n, sum);
-    }
+    auto* const out = static_cast<decltype(element)*>(p.out) + row_index(p.out_stride, at);
+    const std::int64_t inner = p.out_stride.d;
+    for (std::int64_t c = 0; c < p.dv; c += kLanes)
+      store_strided(out + c * inner, inner, min(kLanes, p.dv - c), load(w.sum + c));
   });
-  if (p.lse) p.lse[row_index(p, p.lse_stride, row)] = lse;
+  if (p.lse) p.lse[row_index(p.lse_stride, at)] = lse;
 }
 
 void run(const MergeStatesParams& p, std::int64_t begin, std::int64_t end, std::byte* scratch) noexcept {
   const FloatEnvironment environment;
-  for (std::int64_t row = begin; row < end; ++row) merge(p, row, reinterpret_cast<double*>(scratch));
+  Carver carver(scratch);
+  const Scratch w(carver, p.count, p.dv);
+  for (std::int64_t row = begin; row < end; ++row) merge(p, row, w);
 }
 
-std::size_t scratch_bytes(std::int64_t count, std::int64_t) noexcept {
+std::size_t scratch_bytes(std::int64_t count, std::int64_t dv) noexcept {
   Carver carver(nullptr);
-  carver.take<double>(count);
+  Scratch(carver, count, dv);
   return carver.used();
 }
 
