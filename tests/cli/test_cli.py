@@ -29,9 +29,10 @@ def rapt(*arguments, **environment):
                           env={**inherited, **environment}, check=False)
 
 
-def isa_of(entry):
-    """"amx" also of a build with the software model of its tiles."""
-    return entry.split(".")[2].replace("_model", "")
+def isa_of(name):
+    """The instruction set of an entry: "amx" also of a build with the software model of its tiles."""
+    (isa,) = [entry["isa"] for entry in json.loads(rapt("info", "--json").stdout)["entries"] if entry["name"] == name]
+    return isa
 
 
 class CliTest(unittest.TestCase):

@@ -43,8 +43,8 @@ TEST_CASE("vector entries take every mix of types, matrix entries those of their
         for (const EntryInfo& entry : entries()) {
           if (entry.operation != Operation::attention || !entry.unusable.empty() || !selected(entry.name)) continue;
           const bool bf16_only = entry.arithmetic == "bf16";
-          const bool f32_only = entry.arithmetic == "f32" && entry.isa == "sm90a";
-          const bool halves_only = entry.arithmetic == "f16x3";
+          const bool f32_only = entry.arithmetic == "f16x3" && entry.isa == "sm90a";  // fp32 by three fp16 products
+          const bool halves_only = entry.arithmetic == "f16x3" && !f32_only;
           const bool f16_only = entry.arithmetic == "f16";
           const bool wanted = bf16_only     ? q == DType::bf16 && kv == DType::bf16
                               : f32_only    ? q == DType::f32 && kv == DType::f32
