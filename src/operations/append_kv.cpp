@@ -13,7 +13,6 @@
 #include "core/dtypes.hpp"
 #include "core/fields.hpp"
 #include "core/float_environment.hpp"
-#include "core/float_rows.hpp"
 #include "core/span.hpp"
 #include "core/text.hpp"
 #include "operations/attention_check.hpp"
@@ -78,6 +77,24 @@ Strides strides_of(const TensorView& t) {
   return {step(0), step(1), step(2), t.strides[3]};
 }
 
+// An element that is Inf or NaN; 0 for numbers.
+float non_finite_part(const void* data, DType dtype, int64_t index) {
+  constexpr float kInf = std::numeric_limits<float>::infinity(), kNan = std::numeric_limits<float>::quiet_NaN();
+  if (dtype == DType::f32) {
+    const float x = static_cast<const float*>(data)[index];
+    return std::isfinite(x) ? 0 : x;
+  }
+  const unsigned bits = static_cast<const std::uint16_t*>(data)[index],
+                 exponent = dtype == DType::f16 ? 0x7c00 : 0x7f80;
+  if ((bits & exponent) != exponent) return 0;
+  if ((bits & 0x7fff & ~exponent) != 0) return kNan;
+  return bits & 0x8000 ? -kInf : kInf;
+}
+
+const void* element(const TensorView& t, int64_t index) {
+  return static_cast<const char*>(t.data) + index * static_cast<int64_t>(size_of(t.dtype));
+}
+
 class Validator {
  public:
   explicit Validator(const AppendKvArgs& args) : args_(args), cache_(args.cache) {}
@@ -126,7 +143,7 @@ class Validator {
     for (std::size_t i = 0; i <= last; ++i)
       if ((i < last && part.shape[i] != whole.shape[i]) || (part.shape[i] > 1 && part.strides[i] != whole.strides[i]))
         return false;
-    return part.data == element(whole.data, whole.dtype, first * whole.strides[last]);
+    return part.data == element(whole, first * whole.strides[last]);
   }
 
   // Values may be columns of the keys (latent attention): they are written with them, once.
@@ -321,7 +338,6 @@ class Validator {
   // Given scales are usable, and so are the numbers that integers are made of with them.
   void numbers(const std::string& name, const AppendKvSide& s) const {
     if (!s.scale || s.computes_scale) return;
-    std::vector<float> row(static_cast<std::size_t>(s.size));
     for (int64_t i = 0; i < f_.b; ++i) {
       const NewRows rows = new_rows(f_, i);
       for (int64_t t = f_.ring ? std::max<int64_t>(0, rows.count - f_.page_size) : 0; t < rows.count; ++t)
@@ -337,9 +353,8 @@ class Validator {
           if (s.zero) check_finite("_zero", s.zero, s.zero_stride, false);
           if (!is_integer(s.to_type)) continue;
           const int64_t from = i * s.from_stride.b + h * s.from_stride.h + (rows.first + t) * s.from_stride.s;
-          load_row(element(s.from, s.from_type, from), s.from_type, s.from_stride.d, s.size, row.data());
-          for (const float x : row)
-            if (!std::isfinite(x))
+          for (int64_t c = 0; c < s.size; ++c)
+            if (const float x = non_finite_part(s.from, s.from_type, from + c * s.from_stride.d); x != 0)
               throw Error(name + "_new", shortest(x), "finite numbers where the scale of integers is given");
         }
     }
