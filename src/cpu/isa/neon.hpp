@@ -32,19 +32,20 @@ constexpr int rows_of_tile(int vecs) {
 [[gnu::always_inline]] inline vec cast_to_float(ivec x) {
   return vec(vreinterpretq_f32_s32(x.data));
 }
-// Rounds to nearest without traps while it lives, whatever the thread had set: bits must not depend on the thread.
+// Rounds to nearest without traps while it lives, whatever the thread had set: bits must not depend on the thread. Then
+// the thread has back what it had set, and the exceptions it had seen.
 class FloatEnvironment {
  public:
   FloatEnvironment() {
-    asm volatile("mrs %0, fpcr" : "=r"(saved_));
+    asm volatile("mrs %0, fpcr\n\tmrs %1, fpsr" : "=r"(control_), "=r"(status_));
     asm volatile("msr fpcr, %0" : : "r"(std::uint64_t{0}) : "memory");
   }
-  ~FloatEnvironment() { asm volatile("msr fpcr, %0" : : "r"(saved_) : "memory"); }
+  ~FloatEnvironment() { asm volatile("msr fpcr, %0\n\tmsr fpsr, %1" : : "r"(control_), "r"(status_) : "memory"); }
   FloatEnvironment(const FloatEnvironment&) = delete;
   FloatEnvironment& operator=(const FloatEnvironment&) = delete;
 
  private:
-  std::uint64_t saved_;
+  std::uint64_t control_, status_;
 };
 // FPCR's flush mode would take denormal inputs for 0 as well, so results are selected instead.
 struct FlushDenormals : FloatEnvironment {};
