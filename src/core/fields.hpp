@@ -78,6 +78,24 @@ constexpr Field<P> dtype_field(std::string_view key) {
           [](P& p, const Word& word) { p.*kMember = word.dtype(); }};
 }
 
+// Scales per row of k and v: "groups" where both have as many, else "k_groups" and "v_groups".
+template <class P>
+constexpr Field<P> groups_field() {
+  return {"groups", false,
+          [](const P& p, std::string_view name, std::string& text) {
+            if (p.k_groups == p.v_groups && p.k_groups != 0) print_word(text, name, std::to_string(p.k_groups));
+          },
+          [](P& p, const Word& word) { p.k_groups = p.v_groups = word.integer(); }};
+}
+template <class P, auto kMember>
+constexpr Field<P> own_groups_field(std::string_view key) {
+  return {key, false,
+          [](const P& p, std::string_view name, std::string& text) {
+            if (p.k_groups != p.v_groups && p.*kMember != 0) print_word(text, name, std::to_string(p.*kMember));
+          },
+          [](P& p, const Word& word) { p.*kMember = word.integer(); }};
+}
+
 // The words behind the operation's name, each key once. Throws Error for another name.
 class Words {
  public:

@@ -50,21 +50,9 @@ constexpr Field<P> kFields[] = {
     integer_field<P, &P::ragged, -1>("ragged"),
     integer_field<P, &P::page_size, 0>("page"),
     flag_field<P, &P::ring>("ring"),
-    {"groups", false,
-     [](const P& p, std::string_view key, std::string& text) {
-       if (p.k_groups == p.v_groups && p.k_groups != 0) print_word(text, key, std::to_string(p.k_groups));
-     },
-     [](P& p, const Word& word) { p.k_groups = p.v_groups = word.integer(); }},
-    {"k_groups", false,
-     [](const P& p, std::string_view key, std::string& text) {
-       if (p.k_groups != p.v_groups && p.k_groups != 0) print_word(text, key, std::to_string(p.k_groups));
-     },
-     [](P& p, const Word& word) { p.k_groups = word.integer(); }},
-    {"v_groups", false,
-     [](const P& p, std::string_view key, std::string& text) {
-       if (p.k_groups != p.v_groups && p.v_groups != 0) print_word(text, key, std::to_string(p.v_groups));
-     },
-     [](P& p, const Word& word) { p.v_groups = word.integer(); }},
+    groups_field<P>(),
+    own_groups_field<P, &P::k_groups>("k_groups"),
+    own_groups_field<P, &P::v_groups>("v_groups"),
     flag_field<P, &P::zeros>("zeros"),
     flag_field<P, &P::given_scales>("given_scales"),
     flag_field<P, &P::values_are_keys>("values_are_keys"),

@@ -110,7 +110,7 @@ constexpr int kMinKeyElements = 8192, kMinRowsOfF16 = 96;
 extern constexpr AttentionKernel kTilesBf16 = kernel<1>("bf16", only(DType::bf16), nullptr, 0, kMinKeyElements);
 constexpr DTypeSet kHalf = only(DType::bf16) | only(DType::f16);
 extern constexpr AttentionKernel kTilesF16x3 = kernel<2>("f16x3", kHalf, nullptr, kMinRowsOfF16, kMinKeyElements);
-// With a busy sibling thread the AVX-512 kernel was faster (docs/performance.md).
+// With a busy sibling thread the AVX-512 kernel was faster (docs/internals/cpu_kernels.md).
 extern constexpr AttentionKernel kTilesF32x6 =
     kernel<3>("f32x6", kFloatTypes, "not everywhere faster than the fp32 kernel");
 extern constexpr AttentionKernel kTilesF32x3 =
