@@ -57,4 +57,30 @@ void run_stream(const StreamPlan& plan, const Context::Impl& context, std::byte*
   context.executor().run(plan.threads, work, &shared);
 }
 
+// An entry of such an operation: what it says itself is the plan for a problem.
+template <class Kernel, class Params>
+class StreamEntry : public CpuEntry {
+ public:
+  StreamEntry(const Kernel& kernel, const BuiltIsa& built) : CpuEntry(kernel.facts, built), kernel_(kernel) {}
+
+  std::string_view refuse(const Problem&, const Context::Impl& context) const final { return refuse_isa(context); }
+  std::unique_ptr<EntryPlan> plan(const Problem& problem, const Context::Impl& context) const final {
+    return std::make_unique<StreamPlan>(plan_for(problem, context.concurrency()));
+  }
+  std::size_t max_workspace_bytes(const Problem& largest, const Context::Impl& context) const final {
+    return static_cast<std::size_t>(context.concurrency()) * plan_for(largest, 1).scratch_bytes;
+  }
+  void run(const EntryPlan& plan, const Call& call, const Context::Impl& context, std::byte* workspace) const final {
+    const auto& params = std::get<Params>(call.params);
+    run_stream(
+        static_cast<const StreamPlan&>(plan), context, workspace,
+        [&](std::int64_t begin, std::int64_t end, std::byte* scratch) { kernel_.run(params, begin, end, scratch); });
+  }
+
+ protected:
+  virtual StreamPlan plan_for(const Problem& problem, int concurrency) const = 0;
+
+  const Kernel& kernel_;
+};
+
 }  // namespace rapt::cpu
