@@ -61,6 +61,26 @@ double scale_bytes(const TensorView& t, std::int64_t rows) {
   return static_cast<double>(std::min(size, rows * t.shape[static_cast<std::size_t>(t.ndim - 1)])) * sizeof(float);
 }
 
+/// What causal, window, align, lengths and rings leave of a call, in all its heads.
+struct Work {
+  std::int64_t pairs = 0, rows = 0, keys = 0;
+
+  Work(const AttentionArgs& args, const AttentionProblem& p) {
+    const TensorView &starts_q = args.cu_seqlens_q, &starts_k = args.kv.cu_seqlens;
+    for (std::int64_t n = 0; n < p.b; ++n) {
+      const std::int64_t len_q = starts_q ? element(starts_q, n + 1) - element(starts_q, n) : p.sq;
+      std::int64_t len_k = starts_k ? element(starts_k, n + 1) - element(starts_k, n) : p.sk;
+      if (args.kv.seqlens) len_k = element(args.kv.seqlens, n);
+      const std::int64_t gone = p.ring ? std::max<std::int64_t>(0, len_k - p.sk) : 0;
+      const Attended attended(args.score, len_q, gone, len_k);
+      pairs += attended.pairs;
+      rows += len_q;
+      keys += attended.keys;
+    }
+    pairs *= p.hq, rows *= p.hq, keys *= p.hk;
+  }
+};
+
 }  // namespace
 
 double bytes_of(DType dtype) {
@@ -68,25 +88,30 @@ double bytes_of(DType dtype) {
 }
 
 Cost cost_of(const AttentionArgs& args, const AttentionProblem& p) {
-  std::int64_t pairs = 0, rows = 0, keys = 0;
-  const TensorView &starts_q = args.cu_seqlens_q, &starts_k = args.kv.cu_seqlens;
-  for (std::int64_t n = 0; n < p.b; ++n) {
-    const std::int64_t len_q = starts_q ? element(starts_q, n + 1) - element(starts_q, n) : p.sq;
-    std::int64_t len_k = starts_k ? element(starts_k, n + 1) - element(starts_k, n) : p.sk;
-    if (args.kv.seqlens) len_k = element(args.kv.seqlens, n);
-    const std::int64_t gone = p.ring ? std::max<std::int64_t>(0, len_k - p.sk) : 0;
-    const Attended attended(args.score, len_q, gone, len_k);
-    pairs += attended.pairs;
-    rows += len_q;
-    keys += attended.keys;
-  }
-  rows *= p.hq, keys *= p.hk;
+  const Work work(args, p);
   Cost cost;
-  cost.flops = 2 * static_cast<double>(pairs) * static_cast<double>(p.hq) * static_cast<double>(p.d + p.dv);
-  cost.bytes =
-      row_bytes(rows, p.d, p.q_dtype) + row_bytes(keys, p.d + p.dv, p.kv_dtype) + row_bytes(rows, p.dv, p.out_dtype);
+  cost.flops = 2 * static_cast<double>(work.pairs) * static_cast<double>(p.d + p.dv);
+  cost.bytes = row_bytes(work.rows, p.d, p.q_dtype) + row_bytes(work.keys, p.d + p.dv, p.kv_dtype) +
+               row_bytes(work.rows, p.dv, p.out_dtype);
   for (const TensorView* t : {&args.kv.k_scale, &args.kv.k_zero, &args.kv.v_scale, &args.kv.v_zero})
-    cost.bytes += scale_bytes(*t, keys);
+    cost.bytes += scale_bytes(*t, work.keys);
+  return cost;
+}
+
+Cost cost_of(const AttentionBackwardArgs& args, const AttentionBackwardProblem& p) {
+  const AttentionArgs forward{args.q, args.kv, {}, args.score, {}, args.cu_seqlens_q};
+  const Work work(forward, p);
+  const bool scores = (p.grads & (p.kDq | p.kDk)) || p.dbias || p.dsinks || p.dalibi;  // else P alone is needed
+  const std::int64_t of_d = 1 + (p.grads & p.kDq ? 1 : 0) + (p.grads & p.kDk ? 1 : 0),
+                     of_dv = (scores ? 1 : 0) + (p.grads & p.kDv ? 1 : 0);
+  Cost cost;
+  cost.flops = 2 * static_cast<double>(work.pairs) * static_cast<double>(of_d * p.d + of_dv * p.dv);
+  cost.bytes = row_bytes(work.rows, p.d, p.q_dtype) + row_bytes(work.keys, p.d + p.dv, p.kv_dtype) +
+               row_bytes(work.rows, p.dv, p.out_dtype) + row_bytes(work.rows, p.dv, p.dout_dtype) +
+               row_bytes(work.rows, p.dlse ? 2 : 1, DType::f32);
+  if (args.dq) cost.bytes += row_bytes(work.rows, p.d, args.dq.dtype);
+  if (args.dk) cost.bytes += row_bytes(work.keys, p.d, args.dk.dtype);
+  if (args.dv) cost.bytes += row_bytes(work.keys, p.dv, args.dv.dtype);
   return cost;
 }
 
@@ -111,6 +136,24 @@ Cost cost_of(const MergeStatesArgs& args, const MergeStatesProblem& p) {
   cost.flops = 2 * static_cast<double>(p.rows) * static_cast<double>(p.dv) * static_cast<double>(p.count);
   cost.bytes = row_bytes(p.rows, p.dv, p.out_dtype) + row_bytes(p.rows, p.count + (p.lse ? 1 : 0), DType::f32);
   for (const TensorView& out : args.outs) cost.bytes += row_bytes(p.rows, p.dv, out.dtype);
+  return cost;
+}
+
+Cost cost_of(const DeltaRuleArgs& args, const DeltaRuleProblem& p) {
+  const bool has_delta = p.rule == UpdateRule::delta || p.rule == UpdateRule::gated_delta;
+  const std::int64_t h = p.state_heads(), tokens = p.ragged >= 0 ? p.ragged : p.b * p.t, outs = std::max(p.hq, h);
+  const double state = static_cast<double>(p.d) * static_cast<double>(p.dv);
+  Cost cost;
+  cost.flops = static_cast<double>(tokens) * state *
+               (static_cast<double>(h) * (has_delta ? 4 : 2) + static_cast<double>(outs) * 2);
+  cost.bytes = row_bytes(tokens * p.hq, p.d, args.q.dtype) + row_bytes(tokens * p.hk, p.d, args.k.dtype) +
+               row_bytes(tokens * p.hv, p.dv, args.v.dtype) + row_bytes(tokens * outs, p.dv, args.out.dtype);
+  if (args.beta) cost.bytes += row_bytes(tokens, h, args.beta.dtype);
+  if (p.decay == Decay::constant) cost.bytes += row_bytes(1, h, args.g.dtype);
+  else if (args.g) cost.bytes += row_bytes(tokens * h, p.decay == Decay::channel ? p.d : 1, args.g.dtype);
+  const double states = state * static_cast<double>(p.b * h) * sizeof(float);
+  if (args.initial_state) cost.bytes += states;
+  if (args.final_state) cost.bytes += states * static_cast<double>(p.steps > 0 ? p.t : 1);
   return cost;
 }
 

@@ -11,15 +11,20 @@ double bytes_of(DType dtype);
 /// Work that no implementation of the problem can avoid.
 struct Cost {
   double flops = 0;  ///< multiplications and additions: of attention those of q.k and p.v over the attended (row, key)
-                     ///< pairs, without the softmax; of merge_states those of the weighted sums; of append_kv none
+                     ///< pairs, without the softmax; of attention_backward
+                     ///< those of q.k, dout.v, and of the sums that are dq, dk and dv; of merge_states those of the
+                     ///< weighted sums; of append_kv none; of delta_rule those of S^T k, k u^T and S^T q
   double bytes = 0;  ///< what is read and what is written, each moved once: of keys and values those that some row
-                     ///< sees, or that are new and stay in the cache, with scales and zeros
+                     ///< sees, or that are new and stay in the cache, with scales and zeros; of states those that
+                     ///< slots name
 };
 
 /// Counts exactly what causal, window, align, lengths and rings leave; masks and biases do not reduce the count, as a
 /// kernel has to read them to know. Pages that sequences share count for each of them. `args` must be valid.
 Cost cost_of(const AttentionArgs& args, const AttentionProblem& problem);
+Cost cost_of(const AttentionBackwardArgs& args, const AttentionBackwardProblem& problem);
 Cost cost_of(const AppendKvArgs& args, const AppendKvProblem& problem);
 Cost cost_of(const MergeStatesArgs& args, const MergeStatesProblem& problem);
+Cost cost_of(const DeltaRuleArgs& args, const DeltaRuleProblem& problem);
 
 }  // namespace rapt::bench

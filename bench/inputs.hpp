@@ -5,7 +5,9 @@
 
 #include "rapt/problem.hpp"
 #include "support/append_case.hpp"
+#include "support/backward_case.hpp"
 #include "support/case.hpp"
+#include "support/delta_rule_case.hpp"
 #include "support/merge_case.hpp"
 
 namespace rapt::bench {
@@ -14,11 +16,20 @@ namespace rapt::bench {
 /// what they seem, all sequences have sk keys, pages have one owner, in random order, and every row has its own scales
 /// and zeros.
 testing::Case timed_inputs(const AttentionProblem& problem, std::uint64_t seed);
+/// out and lse are the library's.
+inline testing::BackwardCase timed_inputs(const AttentionBackwardProblem& problem, std::uint64_t seed) {
+  return testing::BackwardCase(problem, seed, testing::Placement::heap, {}, testing::BackwardCase::Forward::library);
+}
 inline testing::AppendCase timed_inputs(const AppendKvProblem& problem, std::uint64_t seed) {
   return testing::AppendCase(problem, seed);
 }
 inline testing::MergeCase timed_inputs(const MergeStatesProblem& problem, std::uint64_t seed) {
   return testing::MergeCase(problem, seed);
+}
+/// States are updated in place.
+inline testing::DeltaRuleCase timed_inputs(const DeltaRuleProblem& problem, std::uint64_t seed) {
+  return testing::DeltaRuleCase(problem, 25 * seed + 1, testing::Placement::heap, testing::Spacing::dense,
+                                testing::Decays::some);
 }
 
 }  // namespace rapt::bench

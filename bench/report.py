@@ -19,6 +19,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = {
     "models": "2026-11-22/xeon16-models-16-threads.json",
+    "training_bf16": "2026-11-23/xeon16-training-bf16-16-threads.json",
+    "training_f32": "2026-11-23/xeon16-training-f32-16-threads.json",
     "shapes": "2026-11-22/xeon16-attention-16-threads.json",
     "lengths": "2026-11-21/xeon16-attention-f32.csv",
     "halves": "2026-11-22/xeon16-attention-16bit.csv",
@@ -243,7 +245,20 @@ def steady(rows, ratio):
     return [row for row in rows if ratio not in row["noisy"]]
 
 
-def headline(models, shapes):
+def training(data):
+    return [row for name in ("training_bf16", "training_f32") for row in data[name]["rows"]]
+
+
+def training_table(rows):
+    lines = []
+    for row in rows:
+        scatters = " (samples scatter)" if row["noisy"] else ""
+        lines.append([row["name"], LONG_NAME[row["dtype"]], f"{row['sdpa']['median_ms']:.0f}", f"{row['rapt']['median_ms']:.0f}",
+                      f"{row['vs_sdpa']:.2f}{scatters}"])
+    return table(["model", "type", "PyTorch ms", "rapt ms", "PyTorch / rapt"], lines)
+
+
+def headline(models, shapes, trained):
     """The opening of the page and README.md's figures, from the 16-thread runs; rows that scatter are left out."""
     whole, alone = [], []
     for dtype in ("fp32", "bf16"):
@@ -252,6 +267,10 @@ def headline(models, shapes):
     for dtype in COLORS:
         ratios = [row["vs_torch_back_to_back"] for row in steady(shapes["rows"], "vs_torch_back_to_back") if row["dtype"] == dtype]
         alone.append(f"{geomean(ratios):.1f} in {dtype}")
+    steps = []
+    for dtype in ("f32", "bf16"):
+        ratios = [row["vs_sdpa"] for row in steady(trained, "vs_sdpa") if row["dtype"] == dtype]
+        steps.append(f"{min(ratios):.2f} to {max(ratios):.2f} in {LONG_NAME[dtype]}")
     count = len({row["name"] for row in shapes["rows"]})
     slower = [row for row in shapes["rows"] if row["vs_torch_back_to_back"] < 1]
     names = " and ".join(f'"{name}"' for name in dict.fromkeys(row["name"] for row in slower))
@@ -259,6 +278,7 @@ def headline(models, shapes):
     return f"""Times as fast as PyTorch {release(models)}, on a {XEON}, 16 threads:
 
 - **Whole transformers models**: {" and ".join(whole)}.
+- **Training them**, a whole step: {" and ".join(steps)}.
 - **Attention alone**: {alone[0]}, {alone[1]} and {alone[2]}, geometric means over {count} shapes of real models.{f" Slower in {names}: {figures}." * bool(slower)}"""
 
 
@@ -291,7 +311,7 @@ def decode_table(rows):
 
 def page(data):
     models, shapes = data["models"], data["shapes"]
-    lead = headline(models, shapes)
+    lead = headline(models, shapes, training(data))
     gpu16 = [float(r["ratio"]) for r in data["gpu"] if (r["kernel"], r["dtype"]) == ("wgmma", "bf16")]
     gpu32 = [float(r["ratio"]) for r in data["gpu"] if (r["kernel"], r["dtype"]) == ("wgmma", "f32")]
     errors = [(float(r["rapt_error"]), float(r["torch_error"])) for r in data["lengths"]]
@@ -319,6 +339,16 @@ with PyTorch {release(models)} and transformers {context['transformers']}.
 
 ```sh
 python -m rapt.bench --models
+```
+
+### Training
+
+A step is forward, backward and AdamW, without dropout. Measured {DATE['training_bf16']}.
+
+{training_table(training(data))}
+
+```sh
+python -m rapt.bench --models --train
 ```
 
 ## Attention alone
@@ -415,7 +445,7 @@ has every row, its version of rapt, and more (AVX2, shares of the FMA peak, cost
 def readme(text, data):
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]
-    return f"{before}{BEGIN}\n{headline(data['models'], data['shapes'])}\n{END}{after}"
+    return f"{before}{BEGIN}\n{headline(data['models'], data['shapes'], training(data))}\n{END}{after}"
 
 
 def outputs():

@@ -3,13 +3,12 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <sstream>
+#include <variant>
 
 namespace rapt::bench {
 namespace {
 
-constexpr Operation kOperations[] = {Operation::attention, Operation::append_kv, Operation::merge_states};
 constexpr std::string_view kWanted = "; wanted ";  // of every Error
 
 std::vector<SetLine> parse(std::istream& stream, const std::string& file) {
@@ -39,8 +38,9 @@ Problem parse_line(const std::string& text) {
   std::istringstream words(text);
   std::string first;
   words >> first;
-  const bool named = std::any_of(std::begin(kOperations), std::end(kOperations),
-                                 [&](Operation operation) { return first == to_string(operation); });
+  bool named = false;
+  for (std::size_t i = 0; i < std::variant_size_v<Problem>; ++i)
+    named = named || first == to_string(static_cast<Operation>(i));
   return parse_problem(named ? text : "attention " + text);
 }
 

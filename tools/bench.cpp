@@ -34,11 +34,17 @@ constexpr std::int64_t kMinBuffer = std::int64_t{256} << 20;
 void call(const AttentionArgs& args, const Context& context) {
   attention(args, context);
 }
+void call(const AttentionBackwardArgs& args, const Context& context) {
+  attention_backward(args, context);
+}
 void call(const AppendKvArgs& args, const Context& context) {
   append_kv(args, context);
 }
 void call(const MergeStatesArgs& args, const Context& context) {
   merge_states(args, context);
+}
+void call(const DeltaRuleArgs& args, const Context& context) {
+  delta_rule(args, context);
 }
 
 class Bench {
@@ -137,8 +143,9 @@ class Bench {
   /// Plans the case now, so that whatever cannot run is said before the first second is spent.
   void add_case(const SetLine& line, const std::string& name) {
     const Plan plan = make_plan(line.problem, make_context(0, name), line.where);
-    if (const auto* p = std::get_if<AttentionProblem>(&line.problem); p && (p->ragged_q >= 0 || p->ragged_k >= 0))
-      testing::Case{*p};  // throws for impossible totals
+    const AttentionProblem* p = std::get_if<AttentionBackwardProblem>(&line.problem);
+    if (!p) p = std::get_if<AttentionProblem>(&line.problem);
+    if (p && (p->ragged_q >= 0 || p->ragged_k >= 0)) testing::Case{*p};  // throws for impossible totals
     const std::string entry(plan.entry());
     const auto isa = bench::cpu_isa(bench::info_of(entry));
     if (!isa) throw UsageError(fmt::format("{}: an entry without a CPU ISA cannot be timed yet", entry));

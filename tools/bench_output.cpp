@@ -29,11 +29,17 @@ void add_sizes(Json& json, const AttentionProblem& p) {
                {"dv", p.dv},
                {"causal", p.causal}});
 }
+void add_sizes(Json& json, const AttentionBackwardProblem& p) {
+  add_sizes(json, static_cast<const AttentionProblem&>(p));
+}
 void add_sizes(Json& json, const AppendKvProblem& p) {
   json.update({{"b", p.b}, {"hk", p.hk}, {"n", p.n}, {"sk", p.sk}, {"d", p.d}, {"dv", p.dv}});
 }
 void add_sizes(Json& json, const MergeStatesProblem& p) {
   json.update({{"rows", p.rows}, {"dv", p.dv}, {"count", p.count}});
+}
+void add_sizes(Json& json, const DeltaRuleProblem& p) {
+  json.update({{"b", p.b}, {"hq", p.hq}, {"hk", p.hk}, {"hv", p.hv}, {"t", p.t}, {"d", p.d}, {"dv", p.dv}});
 }
 
 Json row_json(const Row& row) {

@@ -6,7 +6,9 @@
 
 #include "rapt/rapt.hpp"
 #include "support/append_case.hpp"
+#include "support/backward_case.hpp"
 #include "support/case.hpp"
+#include "support/delta_rule_case.hpp"
 #include "support/merge_case.hpp"
 #include "support/verdict.hpp"
 
@@ -28,5 +30,9 @@ int run_check(const CheckOptions& options);
 testing::Verdict verify(testing::Case& inputs, const Context& context, std::int64_t rows);
 testing::Verdict verify(testing::AppendCase& inputs, const Context& context, std::int64_t rows);
 testing::Verdict verify(testing::MergeCase& inputs, const Context& context, std::int64_t rows);
+/// About `rows` columns of the first and last states.
+testing::Verdict verify(testing::DeltaRuleCase& inputs, const Context& context, std::int64_t rows);
+/// Of some heads only, and of dq, dk and dv, if rows are sampled.
+testing::Verdict verify(testing::BackwardCase& inputs, const Context& context, std::int64_t rows);
 
 }  // namespace rapt::tools

@@ -126,6 +126,14 @@ double tensor_bytes(const AttentionProblem& p) {
          term(p.bias, 4) + term(p.mask, 1) + (p.lse ? 4 * queries : 0);
 }
 
+double tensor_bytes(const AttentionBackwardProblem& p) {
+  const double queries = real(p.hq) * (p.ragged_q >= 0 ? real(p.ragged_q) : real(p.b) * real(p.sq));
+  const double keys = real(p.hk) * (p.ragged_k >= 0 ? real(p.ragged_k) : real(p.b) * real(p.sk));
+  return tensor_bytes(static_cast<const AttentionProblem&>(p)) + queries * real(p.dv) * bench::bytes_of(p.dout_dtype) +
+         (p.grads & p.kDq ? queries * real(p.d) * bench::bytes_of(p.q_dtype) : 0) +
+         keys * (real(p.grads & p.kDk ? p.d : 0) + real(p.grads & p.kDv ? p.dv : 0)) * bench::bytes_of(p.kv_dtype);
+}
+
 double tensor_bytes(const AppendKvProblem& p) {
   const double rows = real(p.hk) * (p.ragged >= 0 ? real(p.ragged) : real(p.b) * real(p.n));
   const double keys = real(p.hk) * real(p.b) * real(p.sk), size = real(p.values_are_keys ? p.d : p.d + p.dv);
@@ -136,6 +144,33 @@ double tensor_bytes(const AppendKvProblem& p) {
 double tensor_bytes(const MergeStatesProblem& p) {
   return real(p.rows) * (real(p.count) * (real(p.dv) * bench::bytes_of(p.dtype) + 4) +
                          real(p.dv) * bench::bytes_of(p.out_dtype) + (p.lse ? 4 : 0));
+}
+
+double tensor_bytes(const DeltaRuleProblem& p) {
+  const double tokens = p.ragged >= 0 ? real(p.ragged) : real(p.b) * real(p.t), h = real(p.state_heads()),
+               state =
+                   p.state ? real(p.d) * real(p.dv) * 4 * h * real(p.b) * real(std::max<std::int64_t>(p.steps, 1)) : 0;
+  const double g = p.decay == Decay::channel ? real(p.d) : p.decay == Decay::head ? 1 : 0;
+  return tokens *
+             ((real(p.hq + p.hk) * real(p.d) + real(p.hv) * real(p.dv)) * bench::bytes_of(p.dtype) +
+              std::max(real(p.hq), h) * real(p.dv) * bench::bytes_of(p.out_dtype) + h * (g + (p.beta ? 1 : 0)) * 4) +
+         state;
+}
+
+std::vector<DType> types_of(const AttentionProblem& p) {
+  return {p.q_dtype, p.kv_dtype, p.out_dtype};
+}
+std::vector<DType> types_of(const AttentionBackwardProblem& p) {
+  return {p.q_dtype, p.kv_dtype, p.out_dtype, p.dout_dtype};
+}
+std::vector<DType> types_of(const AppendKvProblem& p) {
+  return {p.new_dtype, p.kv_dtype};
+}
+std::vector<DType> types_of(const MergeStatesProblem& p) {
+  return {p.dtype, p.out_dtype};
+}
+std::vector<DType> types_of(const DeltaRuleProblem& p) {
+  return {p.dtype, p.out_dtype};
 }
 
 }  // namespace
@@ -234,10 +269,7 @@ std::string short_text(const Problem& problem) {
 }
 
 std::string types_text(const Problem& problem) {
-  std::vector<DType> types;
-  if (const auto* p = std::get_if<AttentionProblem>(&problem)) types = {p->q_dtype, p->kv_dtype, p->out_dtype};
-  else if (const auto* a = std::get_if<AppendKvProblem>(&problem)) types = {a->new_dtype, a->kv_dtype};
-  else if (const auto* m = std::get_if<MergeStatesProblem>(&problem)) types = {m->dtype, m->out_dtype};
+  std::vector<DType> types = std::visit([](const auto& p) { return types_of(p); }, problem);
   if (std::count(types.begin(), types.end(), types.front()) == std::ssize(types)) types.resize(1);
   std::vector<std::string_view> names;
   for (const DType type : types) names.push_back(to_string(type));

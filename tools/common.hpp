@@ -63,8 +63,9 @@ Problem parse_problem(const std::string& text);
 /// The text of a problem, in which the word "attention" is left out.
 std::string short_text(const Problem& problem);
 
-/// The types of q, keys and values, and out: "f32", "bf16", or "f32/bf16/f16" when they differ; likewise of new rows
-/// and the cache, and of what is merged and out.
+/// The types of q, keys and values, and out: "f32", "bf16", or "f32/bf16/f16" when they differ; likewise with dout
+/// of gradients, of new rows and the cache, and of what is merged and out. Of delta_rule q, k and v have one between
+/// them.
 std::string types_text(const Problem& problem);
 
 /// Runs `call`. When memory for it cannot be had, throws std::runtime_error that says what the tensors of `problem` and

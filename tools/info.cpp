@@ -111,7 +111,6 @@ Json describe(const std::string& refusal) {
                       {"min_head_size", entry.min_head_size},
                       {"max_head_size", entry.max_head_size},
                       {"max_value_head_size", entry.max_value_head_size},
-                      {"exact", entry.exact},
                       {"usable", entry.unusable.empty()},
                       {"reason", entry.unusable},
                       {"opt_in", entry.opt_in}});
@@ -186,14 +185,13 @@ void print_build(const Json& info) {
   for (const Json& entry : info["entries"]) width = std::max(width, entry["name"].get<std::string>().size());
   label = "entries";
   for (const Json& entry : info["entries"]) {
-    const std::string tier = entry["exact"].get<bool>() ? "exact" : "wider";
     const std::string opt_in = entry["opt_in"];
     const std::string usable = opt_in.empty() ? "usable" : "usable, " + opt_in;
     const std::string backend = entry["backend"];
     const std::string unusable =
         usable_backends[backend] ? entry["reason"].get<std::string>() : backend + " is not usable";
     const std::string state = entry["usable"].get<bool>() ? usable : unusable;
-    line(label, fmt::format("{:<{}}  {:<4} {:<5}  {}", entry["name"].get<std::string>(), width, backend, tier, state));
+    line(label, fmt::format("{:<{}}  {:<4}  {}", entry["name"].get<std::string>(), width, backend, state));
     label.clear();
   }
 }

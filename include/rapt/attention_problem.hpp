@@ -17,7 +17,7 @@ struct AttentionArgs;
 /// once.
 ///
 ///     attention b=2 hq=8 hk=2 sq=128 sk=512 d=64 dv=32 causal window=64,-1 align=bottom_right softcap=30
-///               bias=hqk mask=bk alibi sinks lse ragged_q=200 ragged_k=700 layout=bshd
+///               bias=hqk mask=bk alibi sinks dropout=0.1 lse ragged_q=200 ragged_k=700 layout=bshd
 ///     attention dtype=bf16 out=f32 b=1 hq=8 sq=512 d=64
 ///     attention kv=i8 b=4 hq=32 hk=8 sq=1 sk=4096 d=128 causal align=bottom_right seqlens page=16 groups=1
 struct AttentionProblem {
@@ -53,6 +53,7 @@ struct AttentionProblem {
   std::uint8_t mask = kNone;
   bool alibi = false;
   bool sinks = false;
+  float dropout = 0;  ///< p; seed and offset are no part of the problem. Text: dropout=
   bool lse = false;
   bool kv_lengths = false;     ///< text: seqlens; keys with a length per sequence (paged and ring: always)
   std::int64_t ragged_q = -1;  ///< total_q; -1: dense

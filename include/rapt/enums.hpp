@@ -21,11 +21,19 @@ enum class DeviceType : std::int32_t { cpu = 1, cuda = 2 };
 enum class Isa : std::uint8_t { generic, avx2, avx512, neon, avx512bf16, amx };
 
 /// What rapt computes.
-enum class Operation : std::uint8_t { attention, append_kv, merge_states };
+enum class Operation : std::uint8_t { attention, append_kv, merge_states, attention_backward, delta_rule };
+
+/// How delta_rule() writes: with a prediction taken off first (`delta`), after a decay (`gated`), or both. The names
+/// are those of ONNX's LinearAttention.
+enum class UpdateRule : std::uint8_t { linear, gated, delta, gated_delta };
+
+/// What delta_rule()'s log decay is given for: nothing, each head, each head and token, or each channel of d as well.
+enum class Decay : std::uint8_t { none, constant, head, channel };
 
 /// Which calls of an operation a kernel is for. Attention: `prefill` is for many query rows, `decode` for a few rows
-/// over many keys, and `naive` is the three-step computation with its matrix of scores in memory. Operations that have
-/// one kind of kernel say `all`.
+/// over many keys, and `naive` is the three-step computation with its matrix of scores in memory. delta_rule: `decode`
+/// is for one token a sequence, `naive` the recurrence as it is written. Other kernels, and operations that have one
+/// kind, say `all`.
 enum class Phase : std::uint8_t { all, prefill, decode, naive };
 
 }  // namespace rapt

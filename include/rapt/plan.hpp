@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "rapt/attention.hpp"
+#include "rapt/attention_backward.hpp"
+#include "rapt/delta_rule.hpp"
 #include "rapt/kv_cache.hpp"
 #include "rapt/merge_states.hpp"
 #include "rapt/problem.hpp"
@@ -27,8 +29,10 @@ struct Candidate {
 class Plan {
  public:
   RAPT_API explicit Plan(const AttentionArgs& args, const Context& context = default_context());
+  RAPT_API explicit Plan(const AttentionBackwardArgs& args, const Context& context = default_context());
   RAPT_API explicit Plan(const AppendKvArgs& args, const Context& context = default_context());
   RAPT_API explicit Plan(const MergeStatesArgs& args, const Context& context = default_context());
+  RAPT_API explicit Plan(const DeltaRuleArgs& args, const Context& context = default_context());
   /// The same from the problem alone, without any tensor: what would run? Throws Error for problems that no arguments
   /// could give (hq % hk != 0, d = 0, ...) and when no entry takes it.
   RAPT_API explicit Plan(const Problem& problem, const Context& context = default_context());
@@ -46,8 +50,10 @@ class Plan {
   /// Runs on `args`, which must give this plan's problem (else Error), in `workspace` as attention() does. With one,
   /// attention allocates nothing, but for what the executor does.
   RAPT_API void run(const AttentionArgs& args, std::span<std::byte> workspace = {}) const;
+  RAPT_API void run(const AttentionBackwardArgs& args, std::span<std::byte> workspace = {}) const;
   RAPT_API void run(const AppendKvArgs& args, std::span<std::byte> workspace = {}) const;
   RAPT_API void run(const MergeStatesArgs& args, std::span<std::byte> workspace = {}) const;
+  RAPT_API void run(const DeltaRuleArgs& args, std::span<std::byte> workspace = {}) const;
 
  private:
   struct Impl;
@@ -55,9 +61,9 @@ class Plan {
 };
 
 /// Bytes that are enough for every call with this problem, or with one that differs from it in smaller b, sq, sk,
-/// ragged_q or ragged_k (append_kv: b, n, ragged; merge_states: rows, count) only: what a server allocates once for its
-/// largest batch and length (of pages: for as many as its block tables have room for). Holds for as many threads as the
-/// context now has. Throws Error as Plan does.
+/// ragged_q or ragged_k (append_kv: b, n, ragged; merge_states: rows, count; delta_rule: b, t, ragged) only: what a
+/// server allocates once for its largest batch and length (of pages: for as many as its block tables have room for).
+/// Holds for as many threads as the context now has. Throws Error as Plan does.
 RAPT_API std::size_t max_workspace_bytes(const Problem& largest, const Context& context = default_context());
 
 /// One kernel that this build of rapt has.
@@ -72,7 +78,6 @@ struct EntryInfo {
   std::int64_t min_head_size = 1;  ///< of d and dv
   std::int64_t max_head_size = 0;  ///< of d and dv
   std::int64_t max_value_head_size = 0;  ///< of dv alone
-  bool exact = true;                     ///< false: a tier with wider error bounds (docs/contract.md)
   std::string unusable;  ///< empty, or why this machine cannot run it, or the OS does not let this process
   std::string opt_in;    ///< empty, or why it runs only where its name, or RAPT_ISA, is forced
 };

@@ -6,14 +6,17 @@
 #include <string_view>
 #include <variant>
 
+#include "rapt/attention_backward.hpp"
 #include "rapt/attention_problem.hpp"
+#include "rapt/delta_rule.hpp"
 #include "rapt/kv_cache.hpp"
 #include "rapt/merge_states.hpp"
 
 namespace rapt {
 
 /// In the order of Operation.
-using Problem = std::variant<AttentionProblem, AppendKvProblem, MergeStatesProblem>;
+using Problem =
+    std::variant<AttentionProblem, AppendKvProblem, MergeStatesProblem, AttentionBackwardProblem, DeltaRuleProblem>;
 
 inline Operation operation_of(const Problem& problem) noexcept {
   return static_cast<Operation>(problem.index());

@@ -142,6 +142,12 @@ typedef struct rapt_attention_args {
 
   int32_t align;        /* rapt_align; must be given for causal, window and alibi when query and key lengths differ */
   int64_t align_offset; /* RAPT_ALIGN_OFFSET only; negative is legal */
+
+  /* After the softmax, weights are dropped at random and the others divided by 1 - dropout; which ones follows from
+   * seed, offset and a weight's place alone. lse is that without dropout. */
+  float dropout; /* 0 <= dropout <= 1, the share that is dropped; 0: none */
+  uint64_t dropout_seed;
+  uint64_t dropout_offset;
 } rapt_attention_args;
 
 /* Arguments with nothing given. Inline, so that struct_size is the caller's. */
@@ -236,6 +242,11 @@ RAPT_API rapt_status rapt_attention_with_workspace(const rapt_attention_args* ar
 RAPT_API rapt_status rapt_max_workspace_bytes(const char* largest_problem, const rapt_context* context,
                                               size_t* bytes) RAPT_NOEXCEPT;
 
+/* mask[b, h, i, j] = whether attention with these numbers keeps the weight of query head h, row i and key j of sequence
+ * b: RAPT_BOOL [b, hq, sq, sk] in host memory. */
+RAPT_API rapt_status rapt_dropout_mask(float dropout, uint64_t seed, uint64_t offset,
+                                       const rapt_tensor* mask) RAPT_NOEXCEPT;
+
 /* Plans: what a call would do and why, and doing it many times. */
 
 typedef struct rapt_plan rapt_plan;
@@ -288,14 +299,17 @@ RAPT_API rapt_status rapt_problem_text(const rapt_attention_args* args, char* bu
 typedef enum rapt_operation {
   RAPT_OPERATION_ATTENTION = 0,
   RAPT_OPERATION_APPEND_KV = 1,
-  RAPT_OPERATION_MERGE_STATES = 2
+  RAPT_OPERATION_MERGE_STATES = 2,
+  RAPT_OPERATION_ATTENTION_BACKWARD = 3,
+  RAPT_OPERATION_DELTA_RULE = 4
 } rapt_operation;
 
 typedef enum rapt_phase { /* which calls of an operation an entry is for */
                           RAPT_PHASE_ALL = 0,
                           RAPT_PHASE_PREFILL = 1, /* many query rows */
                           RAPT_PHASE_DECODE = 2,  /* a few rows over many keys */
-                          RAPT_PHASE_NAIVE = 3    /* in three steps, with the matrix of scores in memory */
+                          RAPT_PHASE_NAIVE = 3    /* attention: in three steps, with the matrix of scores in memory;
+                                                   * delta_rule: the recurrence as it is written */
 } rapt_phase;
 
 typedef struct rapt_entry_info {
@@ -309,7 +323,6 @@ typedef struct rapt_entry_info {
   int64_t min_head_size;  /* of d and dv */
   int64_t max_head_size;
   int64_t max_value_head_size; /* of dv alone */
-  int32_t exact;               /* 0: a tier with wider error bounds (docs/contract.md) */
   const char* unusable;        /* "", or why this machine cannot run it */
   const char* opt_in;          /* "", or why it runs only where its name, or RAPT_ISA, is forced */
 } rapt_entry_info;
@@ -389,6 +402,110 @@ RAPT_API rapt_status rapt_plan_create_merge_states(const rapt_merge_states_args*
                                                    rapt_plan** plan) RAPT_NOEXCEPT;
 RAPT_API rapt_status rapt_plan_run_merge_states(const rapt_plan* plan, const rapt_merge_states_args* args,
                                                 void* workspace, size_t workspace_bytes) RAPT_NOEXCEPT;
+
+/* Gradients. */
+
+/* Start from rapt_attention_backward_args_init(). Optional tensors are left all-zero. Gradients that are written have
+ * the shape of what they are the gradient of, are f32, bf16 or f16 each by itself, and overlap nothing. */
+typedef struct rapt_attention_backward_args {
+  size_t struct_size; /* sizeof(rapt_attention_backward_args) as the caller was compiled */
+
+  /* As the forward call had it, strided or ragged and not quantised. Its out and lse, which is not optional here, are
+   * the forward's results. By pointer, because it may grow; only read. */
+  const rapt_attention_args* forward;
+
+  rapt_tensor dout;       /* f32, bf16 or f16, shape of out */
+  rapt_tensor dlse;       /* optional: f32, shape of lse; for losses that depend on it */
+  rapt_tensor dq, dk, dv; /* optional, written */
+  rapt_tensor dbias;      /* optional, written; where the bias broadcasts, its gradients are summed */
+  rapt_tensor dsinks;     /* optional, written */
+  rapt_tensor dalibi;     /* optional, written: of the slopes */
+} rapt_attention_backward_args;
+
+static inline rapt_attention_backward_args rapt_attention_backward_args_init(void) {
+  rapt_attention_backward_args args;
+  memset(&args, 0, sizeof args);
+  args.struct_size = sizeof args;
+  return args;
+}
+
+/* Gradients of sum(dout * out) + sum(dlse * lse) in extra memory of O(rows). At least one is wanted. Refusals name the
+ * forward's tensors as rapt_attention() does. rapt/attention_backward.hpp has the corners. */
+RAPT_API rapt_status rapt_attention_backward(const rapt_attention_backward_args* args,
+                                             const rapt_context* context) RAPT_NOEXCEPT;
+RAPT_API rapt_status rapt_attention_backward_with_workspace(const rapt_attention_backward_args* args,
+                                                            const rapt_context* context, void* workspace,
+                                                            size_t workspace_bytes) RAPT_NOEXCEPT;
+RAPT_API rapt_status rapt_plan_create_attention_backward(const rapt_attention_backward_args* args,
+                                                         const rapt_context* context, rapt_plan** plan) RAPT_NOEXCEPT;
+RAPT_API rapt_status rapt_plan_run_attention_backward(const rapt_plan* plan, const rapt_attention_backward_args* args,
+                                                      void* workspace, size_t workspace_bytes) RAPT_NOEXCEPT;
+
+/* Linear attention with a state of fixed size: the delta rule and its relatives. */
+
+/* How a token is written: linear S += k v^T, with a prediction S^T k taken off v (delta), after a decay (gated), or
+ * both. The names are those of ONNX's LinearAttention. */
+typedef enum rapt_update_rule {
+  RAPT_RULE_LINEAR = 0,
+  RAPT_RULE_GATED = 1,
+  RAPT_RULE_DELTA = 2,
+  RAPT_RULE_GATED_DELTA = 3
+} rapt_update_rule;
+
+/* Start from rapt_delta_rule_args_init(). Optional tensors are left all-zero. h is max(hk, hv), the state heads. */
+typedef struct rapt_delta_rule_args {
+  size_t struct_size; /* sizeof(rapt_delta_rule_args) as the caller was compiled */
+
+  /* q, k, v, g, beta and out are f32, bf16 or f16, each by itself. */
+  rapt_tensor q;             /* [b, t, hq, d]; with cu_seqlens [total, hq, d], and the others likewise. d is 1 to 256 */
+  rapt_tensor k;             /* [b, t, hk, d] */
+  rapt_tensor v;             /* [b, t, hv, dv]; dv is 1 to 256 */
+  rapt_tensor g;             /* optional, of gated rules: log decay [h], [b, t, h] or [b, t, h, d] */
+  rapt_tensor beta;          /* optional, of rules with a delta: [b, t, h]; else 1 */
+  rapt_tensor out;           /* written: [b, t, max(hq, h), dv] */
+  rapt_tensor initial_state; /* optional: f32 [b, h, d, dv]; else 0 */
+  rapt_tensor final_state;   /* optional, written: f32 [b, h, d, dv]. It may be initial_state itself */
+  rapt_tensor cu_seqlens;    /* optional: i32 or i64 [b + 1], 0 = c[0] <= ... <= c[b] = total */
+
+  /* Optional: i32 or i64 [b]. The states are pools [slots, h, d, dv], and sequence i starts from slot state_slots[i]
+   * and leaves its state there; of a negative slot nothing is read or written. Or [b, n]: the state after token j goes
+   * to slot state_slots[i, j], and sequence i starts from state_slots[i, accepted[i] - 1]. */
+  rapt_tensor state_slots;
+  rapt_tensor accepted; /* optional, with state_slots [b, n]: i32 or i64 [b], 1 to n; else 1 */
+  rapt_tensor a_log;    /* optional, of the gate: f32 [h]; else 0 */
+  rapt_tensor dt_bias;  /* optional, of the gate: f32 [h, d] if g has d, else [h]; else 0 */
+
+  int32_t rule;      /* rapt_update_rule; RAPT_RULE_GATED_DELTA unless set */
+  int32_t has_scale; /* 0: d^-1/2 */
+  float scale;       /* of q */
+
+  int32_t l2norm_qk;            /* nonzero: q and k are divided by sqrt(sum of squares + 1e-6) */
+  int32_t beta_sigmoid;         /* nonzero: beta counts as sigmoid(beta) */
+  int32_t beta_double;          /* nonzero: beta, or its sigmoid, twice */
+  int32_t gate;                 /* nonzero: g counts as -exp(a_log) softplus(g + dt_bias) or, with a bound, as */
+  int32_t has_gate_lower_bound; /* gate_lower_bound sigmoid(exp(a_log) (g + dt_bias)) */
+  float gate_lower_bound;       /* not above 0 */
+} rapt_delta_rule_args;
+
+static inline rapt_delta_rule_args rapt_delta_rule_args_init(void) {
+  rapt_delta_rule_args args;
+  memset(&args, 0, sizeof args);
+  args.struct_size = sizeof args;
+  args.rule = RAPT_RULE_GATED_DELTA;
+  return args;
+}
+
+/* For each sequence and state head, with S [d, dv] in fp32, token by token:
+ * S = diag(exp(g)) S; u = beta (v - S^T k); S = S + k u^T; out = scale S^T q. Without a delta u = v. Either of hk and
+ * hv divides the other, and so do hq and h; head i of the fewer serves the following ratio of the more.
+ * rapt/delta_rule.hpp has the corners. */
+RAPT_API rapt_status rapt_delta_rule(const rapt_delta_rule_args* args, const rapt_context* context) RAPT_NOEXCEPT;
+RAPT_API rapt_status rapt_delta_rule_with_workspace(const rapt_delta_rule_args* args, const rapt_context* context,
+                                                    void* workspace, size_t workspace_bytes) RAPT_NOEXCEPT;
+RAPT_API rapt_status rapt_plan_create_delta_rule(const rapt_delta_rule_args* args, const rapt_context* context,
+                                                 rapt_plan** plan) RAPT_NOEXCEPT;
+RAPT_API rapt_status rapt_plan_run_delta_rule(const rapt_plan* plan, const rapt_delta_rule_args* args, void* workspace,
+                                              size_t workspace_bytes) RAPT_NOEXCEPT;
 
 #ifdef __cplusplus
 }

@@ -2,7 +2,10 @@
 #pragma once
 
 #include "rapt/attention.hpp"
+#include "rapt/attention_backward.hpp"
 #include "rapt/context.hpp"
+#include "rapt/delta_rule.hpp"
+#include "rapt/dropout.hpp"
 #include "rapt/kv_cache.hpp"
 #include "rapt/kv_source.hpp"
 #include "rapt/merge_states.hpp"

@@ -27,9 +27,18 @@ struct Window {
   std::int64_t right = -1;
 };
 
-/// x = scale * (q . k) -> softcap -> + bias -> + alibi -> causal, window and mask -> softmax (with the sink).
-/// A score of -inf weighs nothing however it came about; a row without any key gives out = 0 and
-/// lse = -inf (its sink, if it has one).
+/// Weights dropped at random after the softmax: out = sum_j keep_ij / (1 - p) p_ij v_j. Which ones are kept follows
+/// from seed, offset, b, h, i and j alone (docs/contract.md has the mapping), so the same two numbers give the same
+/// mask again, from any kernel. Give every call a (seed, offset) of its own. dropout_mask() writes the mask out.
+struct Dropout {
+  float p = 0;  ///< 0 <= p <= 1, the share that is dropped, to a multiple of 2^-16; 0: none, 1: all
+  std::uint64_t seed = 0;
+  std::uint64_t offset = 0;
+};
+
+/// x = scale * (q . k) -> softcap -> + bias -> + alibi -> causal, window and mask -> softmax (with the sink) ->
+/// dropout. A score of -inf weighs nothing however it came about; a row without any key gives out = 0 and lse = -inf
+/// (its sink, if it has one).
 struct ScoreSpec {
   std::optional<float> scale{};    ///< default d^-1/2; any finite value, 0 and negative included
   bool causal = false;             ///< keys j <= i + offset
@@ -43,6 +52,7 @@ struct ScoreSpec {
   TensorView alibi{};  ///< slopes of these types, [hq] or [b, hq]: x -= slope * |i + offset - j|
   TensorView
       sinks{};  ///< of these types, [hq]: one extra logit per head in the softmax's denominator only; -inf = none
+  std::optional<Dropout> dropout{};  ///< `lse` is that without it
 };
 
 }  // namespace rapt

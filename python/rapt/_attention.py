@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, ParamSpec, TypeVar
 
+import numpy as np
+
 from rapt import _core
 from rapt._arrays import Array, KvDtype
 
@@ -34,6 +36,9 @@ def attention(
     k_zero: Array | None = None,
     v_zero: Array | None = None,
     kv_dtype: KvDtype | None = None,
+    dropout_p: float = 0.0,
+    seed: int | None = None,
+    offset: int = 0,
     out: Array | None = None,
     return_lse: bool = False,
     threads: int | None = None,
@@ -70,6 +75,10 @@ def attention(
                     scales; 8-bit floats may do without.
     kv_dtype        What k and v of uint8 hold: "i4x2" (two signed 4-bit integers to a byte, the first in the lower half:
                     d / 2 bytes to a row), or the bytes of "i8", "f8e4m3" or "f8e5m2".
+    dropout_p       The share of weights that is dropped at random after the softmax, 0 to 1; the others are divided by
+                    1 - dropout_p. lse is that without.
+    seed, offset    0 to 2**64 - 1: they and its place alone decide about a weight, the same every time. A seed is needed
+                    where dropout_p is not 0; give every call a pair of its own. See dropout_mask.
     out             Written and returned instead of a new array; any of the three types. Shares no memory with inputs.
     return_lse      Returns (out, lse), lse float32 [b, hq, sq]: log of the sum of exp of a row's scores.
     threads         The most to use; all if not given. Where an argument is PyTorch's they are PyTorch's own threads, up
@@ -86,8 +95,20 @@ def attention(
     """
     return _core.attention(
         *(q, k, v, causal, align, window, scale, mask, bias, softcap, alibi, sinks, cu_seqlens_q, cu_seqlens_k),
-        *(block_table, cache_seqlens, ring, k_scale, v_scale, k_zero, v_zero, kv_dtype, out, return_lse, threads, isa),
+        *(block_table, cache_seqlens, ring, k_scale, v_scale, k_zero, v_zero, kv_dtype),
+        *(dropout_p, seed, offset, out, return_lse, threads, isa),
     )
+
+
+def dropout_mask(b: int, hq: int, sq: int, sk: int, p: float, seed: int, offset: int = 0) -> np.ndarray[Any, Any]:
+    """The mask that attention(..., dropout_p=p, seed=seed, offset=offset) applies: bool [b, hq, sq, sk], true = kept.
+
+    Rows and keys count within their sequence, also in ragged batches. sq and sk may be smaller than the call's, hq is the
+    call's. Raises TypeError or ValueError.
+    """
+    mask = np.empty((b, hq, sq, sk), bool)
+    _core.dropout_mask(p, seed, offset, mask)
+    return mask
 
 
 _P = ParamSpec("_P")

@@ -36,17 +36,38 @@ class Explanation:
 def attention(*arguments: Any) -> Any:
     """`rapt.attention`: all its arguments, in its order."""
 
+def attention_backward(forward: tuple[Any, ...], gradients: tuple[Any, ...], /) -> None:
+    """Gradients of attention(*forward), whose `out` is the result that it had. `gradients` are dout, lse, dlse or None,
+    and the arrays to write, or None: dq, dk, dv, dbias, dsinks, dalibi."""
+
+def delta_rule(*arguments: Any) -> None:
+    """`rapt.delta_rule` into `out` and, if it is not None, `final_state`: all its arguments, in the order of the call in _delta_rule.py."""
+
 def explain(*arguments: Any) -> Explanation:
     """`rapt.explain`: all its arguments, in its order."""
+
+def dropout_mask(p: Any, seed: Any, offset: Any, mask: Any, /) -> None:
+    """`rapt.dropout_mask` into `mask`."""
 
 def append_kv(*arguments: Any) -> None:
     """`rapt.append_kv`: all its arguments, in its order."""
 
 def merge_states(outs: Sequence[Any], lses: Sequence[Any], out: Any, lse: Any, /) -> None: ...
 def sdpa(
-    query: Any, key: Any, value: Any, attn_mask: Any, is_causal: bool, scale: float | None, out: Any, /
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any,
+    is_causal: bool,
+    scale: float | None,
+    out: Any,
+    lse: Any,
+    dropout_p: float,
+    seed: int | None,
+    /,
 ) -> None:
-    """PyTorch's scaled_dot_product_attention into `out`; the caller has checked shapes and dtypes."""
+    """PyTorch's scaled_dot_product_attention into `out`, and lse into `lse` if that is not None; the caller has checked
+    shapes and dtypes."""
 
 def eager_sdpa(
     query: Any,

@@ -16,7 +16,7 @@ class Entry(TypedDict):
     """A label, the same in logs, benchmarks and `rapt info`; the fields below say what the kernel is."""
     backend: str
     operation: str
-    """ "attention", "append_kv" or "merge_states"."""
+    """ "attention", "append_kv", "merge_states", "delta_rule", ..."""
     phase: str
     """Which calls it is for: "prefill" (many query rows), "decode" (a few rows over many keys), "naive" (three steps with
     the matrix of scores in memory), "all"."""
@@ -31,8 +31,6 @@ class Entry(TypedDict):
     """Of d and dv."""
     max_value_head_size: int
     """Of dv alone."""
-    exact: bool
-    """False: a tier with wider error bounds (docs/contract.md)."""
     unusable: str
     """Empty, or why this machine cannot run it."""
     opt_in: str

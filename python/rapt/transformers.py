@@ -13,8 +13,9 @@ Models that do not hand their attention over (Bloom, Falcon, GPT-J, MPNet) are r
 that transformers does not let do without masks get the whole masks of "eager"; keywords to attention that rapt does not know are
 refused; and a model whose first forward called no attention at all says so by a rapt.torch.FallbackWarning.
 
-Gradients are PyTorch's, as in rapt.torch. Dropout, float64 and what rapt.torch leaves to PyTorch on other devices are computed
-by PyTorch operators, with a rapt.torch.FallbackWarning. Weights of attention are not returned: use "eager" for output_attentions.
+Gradients and dropout are those of rapt.torch, gradients of sinks and position biases among them. float64 and what rapt.torch
+leaves to PyTorch on other devices are computed by PyTorch operators, with a rapt.torch.FallbackWarning. Weights of attention are
+not returned: use "eager" for output_attentions.
 """
 
 from __future__ import annotations
@@ -32,8 +33,7 @@ from torch.compiler import is_dynamo_compiling
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
 
-import rapt
-from rapt import _core
+from rapt import _core, _model_attention, _refusals, _sdpa
 from rapt import torch as rapt_torch
 
 __all__ = ["register"]
@@ -141,9 +141,9 @@ def _say_if_unused(model: Any, _: Any, __: Any) -> None:
     if unused and model.config._attn_implementation in _registered:
         name = type(model.base_model).__name__  # a head is of no interest
         message = f"{name} ran without rapt's attention: its layers compute their own, or have none"
-        if message not in rapt_torch._warned:
+        if message not in _refusals.warned:
             warnings.warn(message, rapt_torch.FallbackWarning, stacklevel=3)
-            rapt_torch._warned.add(message)
+            _refusals.warned.add(message)
 
 
 def _mask(**arguments: Any) -> Tensor | None:
@@ -230,22 +230,27 @@ def _attention_forward(
     mask, bias = _mask_and_bias(attention_mask, position_bias)
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     if left < 0 and softcap is None and s_aux is None and (mask is None or bias is None) and not (causal and n != m):
-        plain = rapt_torch._is_eager(query, key, value, mask, bias) and not rapt_torch._needs_grad(query, key, value, bias)
-        reason = rapt_torch._refusal(query, key, value, mask, gqa) or rapt_torch._preference(query, value)
+        plain = _refusals.is_eager(query, key, value, mask, bias) and not _refusals.needs_grad(query, key, value, bias)
+        reason = _refusals.refusal(query, key, value, mask, gqa) or _refusals.preference(query, value)
         if not plain or dropout != 0 or reason:
             out = rapt_torch.scaled_dot_product_attention(
                 query, key, value, bias if mask is None else mask, dropout, causal, scale=scale, enable_gqa=gqa
             )
             return out.transpose(1, 2).contiguous(), None
-    reason = "dropout" if dropout != 0 else rapt_torch._refusal(query, key, value, None, gqa)
+    reason = _refusals.refusal(query, key, value, None, gqa)
+    if not reason and dropout != 0:
+        reason = _refusals.dropout_refusal(query, dropout)
     options = (mask, bias, s_aux, causal, left, softcap, scale)
     if reason:
-        rapt_torch._warn(reason)
-        return _composed(query, key, value, *options, dropout=dropout), None
+        _refusals.warn(reason)
+        return _model_attention.composed(query, key, value, *options, dropout=dropout), None
+    seed = None if dropout == 0 else _sdpa.new_seed()
     tensors = (query, key, value, mask, bias, s_aux)
-    if rapt_torch._is_eager(*tensors) and not rapt_torch._needs_grad(*tensors):
-        return _forward(query, key, value, *options), None
-    return _operator(query, key, value, *options), None
+    run: Any = _model_attention.operator
+    if _refusals.is_eager(*tensors):
+        grad = _refusals.needs_grad(*tensors)
+        run = _model_attention.forward_with_gradients if grad else _model_attention.forward
+    return run(query, key, value, *options, dropout, seed), None
 
 
 def _attention_with_whole_masks(
@@ -305,121 +310,3 @@ def _mask_and_bias(mask: Tensor | None, bias: Tensor | None) -> tuple[Tensor | N
         bias = mask if bias is None else mask + bias
         mask = None
     return mask, bias
-
-
-def _forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    sinks: Tensor | None,
-    causal: bool,
-    left: int,
-    softcap: float | None,
-    scale: float,
-) -> Tensor:
-    out = _result(query, value)
-    row_sinks, sinks = (sinks, None) if sinks is not None and sinks.dim() > 1 else (None, sinks)
-    with torch.no_grad():
-        result = rapt.attention(
-            *(query, key, value),
-            causal=causal,
-            window=(left, -1) if left >= 0 else None,
-            align="bottom_right",
-            scale=scale,
-            mask=mask,
-            bias=bias,
-            softcap=softcap,
-            sinks=sinks,
-            out=out.transpose(1, 2),
-            return_lse=row_sinks is not None,
-        )
-        if row_sinks is not None:  # they join the denominator, which is exp(lse)
-            share = torch.sigmoid(result[1][..., None] - row_sinks.float())
-            out *= share.transpose(1, 2).to(out.dtype)
-    return out
-
-
-def _result(query: Tensor, value: Tensor) -> Tensor:
-    b, h, n, _ = query.shape
-    return query.new_empty((b, n, h, value.shape[-1]))
-
-
-@torch.library.custom_op("rapt::attention", mutates_args=(), device_types=("cpu", "cuda"))
-def _operator(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    sinks: Tensor | None,
-    causal: bool,
-    left: int,
-    softcap: float | None,
-    scale: float,
-) -> Tensor:
-    return _forward(query, key, value, mask, bias, sinks, causal, left, softcap, scale)
-
-
-@_operator.register_fake
-def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Tensor:
-    return _result(query, value)
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:6])
-    ctx.options = inputs[6:]
-
-
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    saved = ctx.saved_tensors
-    with torch.enable_grad():
-        inputs = [t if t is None or not t.is_floating_point() else t.detach().requires_grad_() for t in saved]
-        out = _composed(*inputs, *ctx.options)
-    wanted = [i for i, t in enumerate(inputs) if t is not None and t.requires_grad]
-    grads: list[Tensor | None] = [None] * (len(inputs) + len(ctx.options))
-    for i, t in zip(wanted, torch.autograd.grad(out, [inputs[i] for i in wanted], grad)):
-        grads[i] = t
-    return tuple(grads)
-
-
-_operator.register_autograd(_backward, setup_context=_setup_context)
-
-
-def _composed(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    sinks: Tensor | None,
-    causal: bool,
-    left: int,
-    softcap: float | None,
-    scale: float,
-    dropout: float = 0.0,
-) -> Tensor:
-    """_forward by PyTorch's operators, with the matrix of scores."""
-    b, h, n, _ = query.shape
-    m, group = key.shape[2], h // key.shape[1]
-    key, value = (t.repeat_interleave(group, 1) for t in (key, value))
-    scores = (query @ key.transpose(2, 3)).float() * scale
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    if bias is not None:
-        scores = scores + bias
-    distance = torch.arange(m, device=query.device) - torch.arange(m - n, m, device=query.device)[:, None]
-    hidden = distance > 0 if causal else torch.zeros_like(distance, dtype=torch.bool)
-    if left >= 0:
-        hidden = hidden | (distance < -left)
-    if mask is not None:
-        hidden = hidden | ~mask
-    # Twice, so that a row that is hidden altogether is 0 and has no gradient.
-    scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
-    if sinks is not None:
-        rows = sinks if sinks.dim() > 1 else sinks[:, None, None]
-        scores = torch.cat([scores, rows.float().expand(b, h, n, 1)], -1)
-    p = torch.softmax(scores, -1)[..., :m].masked_fill(hidden, 0)
-    p = torch.nn.functional.dropout(p, dropout).to(value.dtype)
-    return (p @ value).transpose(1, 2).contiguous()

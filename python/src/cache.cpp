@@ -8,11 +8,10 @@
 #include <utility>
 #include <vector>
 
-#include "context.hpp"
+#include "call.hpp"
 #include "error.hpp"
 #include "rapt/merge_states.hpp"
 #include "scalar.hpp"
-#include "torch.hpp"
 
 namespace rapt::python {
 namespace {
@@ -53,16 +52,6 @@ KvCache cache_of(Arrays& arrays, const CacheArguments& arguments, bool writable)
   return cache;
 }
 
-namespace {
-
-// PyTorch's own threads where a tensor is PyTorch's: two pools that take turns slow each other down.
-Context context_of(const Arrays& arrays) {
-  if (!arrays.has_tensors()) return context_for(0, {}, Pool::tbb);
-  return context_for(torch_threads(*loaded_torch()), {}, Pool::torch);
-}
-
-}  // namespace
-
 void append_kv(const AppendArguments& a) {
   Arrays arrays;
   AppendKvArgs args;
@@ -71,7 +60,7 @@ void append_kv(const AppendArguments& a) {
       cache_of(arrays, {a.k, a.v, a.block_table, a.ring, a.k_scale, a.v_scale, a.k_zero, a.v_zero, a.kv_dtype}, true);
   args.seqlens = arrays.take("cache_seqlens", a.cache_seqlens, {.elements = Elements::integers});
   args.cu_seqlens = arrays.take("cu_seqlens", a.cu_seqlens, {.elements = Elements::integers});
-  const Context context = context_of(arrays);
+  const Context context = context_of(arrays, nb::none(), nb::none(), {});
   {
     const nb::gil_scoped_release unlocked;
     rapt::append_kv(args, context);
@@ -92,7 +81,7 @@ void merge_states(const nb::sequence& outs, const nb::sequence& lses, nb::handle
   const std::vector<TensorView> from = views("outs", outs, Elements::any), with = views("lses", lses, Elements::f32);
   const MutableTensorView to = arrays.take("out", out, {.writable = true});
   const MutableTensorView total = arrays.take("lse", lse, {.writable = true});
-  const Context context = context_of(arrays);
+  const Context context = context_of(arrays, nb::none(), nb::none(), {});
   {
     const nb::gil_scoped_release unlocked;
     rapt::merge_states(from, with, to, total, context);

@@ -6,12 +6,14 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "cache.hpp"
 #include "context.hpp"
 #include "error.hpp"
+#include "rapt/dropout.hpp"
 #include "scalar.hpp"
 
 namespace rapt::python {
@@ -55,22 +57,29 @@ std::string isa_of(nb::handle object) {
   return name;
 }
 
+std::optional<Dropout> dropout_of(nb::handle p, nb::handle seed, nb::handle offset) {
+  const std::optional<float> given = real("dropout_p", p);
+  if (!given || *given == 0) return {};
+  if (seed.is_none()) refuse_value("seed", "None, with a dropout_p of " + shown(p), "an int from 0 to 2**64 - 1");
+  return Dropout{*given, unsigned_integer("seed", seed), unsigned_integer("offset", offset)};
+}
+
 void run_unlocked(const AttentionArgs& args, const Context& context) {
   const nb::gil_scoped_release unlocked;
   rapt::attention(args, context);
 }
 
-// `t` with leading dimensions of size 1 in front, up to [b, h, s, d].
+// `t` with leading dimensions of size 1 in front, up to [b, h, s, d] or as many as wanted.
 template <class View>
-View padded(View t) {
-  const int missing = kMaxDims - t.ndim;
+View padded(View t, int wanted = kMaxDims) {
+  const int missing = wanted - t.ndim;
   std::array<std::int64_t, kMaxDims> shape{}, strides{};
-  for (int i = 0; i < kMaxDims; ++i) {
+  for (int i = 0; i < wanted; ++i) {
     const auto to = static_cast<std::size_t>(i), from = static_cast<std::size_t>(std::max(i - missing, 0));
     shape[to] = i < missing ? 1 : t.shape[from];
     strides[to] = i < missing ? 0 : t.strides[from];
   }
-  t.ndim = kMaxDims, t.shape = shape, t.strides = strides;
+  t.ndim = wanted, t.shape = shape, t.strides = strides;
   return t;
 }
 
@@ -104,48 +113,56 @@ nb::object empty_like(nb::handle like, const TensorView& its, const std::vector<
   return made;
 }
 
+// The library knows numbers as floats: a refusal shows them as they were given.
+template <class Work>
+auto as_given(const AttentionArguments& given, const Work& work) {
+  try {
+    return work();
+  } catch (const Error& error) {
+    const std::string reason = error.what(), separator = "; wanted ";
+    for (const auto& [known_as, name, value] :
+         {std::tuple("score.scale", "scale", given.scale), std::tuple("score.softcap", "softcap", given.softcap),
+          std::tuple("score.dropout", "dropout_p", given.dropout_p)})
+      if (error.argument() == known_as)
+        refuse_value(name, text_of(value), reason.substr(reason.find(separator) + separator.size()));
+    throw;
+  }
+}
+
+// All that a call reads.
+AttentionArgs inputs_of(Arrays& arrays, const AttentionArguments& a) {
+  const auto take = [&](const char* name, nb::handle array, Elements elements) {
+    return arrays.take(name, array, {.elements = elements});
+  };
+  AttentionArgs args;
+  args.q = arrays.take("q", a.q, {.shaped = true});
+  const KvCache cache =
+      cache_of(arrays, {a.k, a.v, a.block_table, a.ring, a.k_scale, a.v_scale, a.k_zero, a.v_zero, a.kv_dtype}, false);
+  const TensorView cu_seqlens_k = take("cu_seqlens_k", a.cu_seqlens_k, Elements::integers),
+                   seqlens = take("cache_seqlens", a.cache_seqlens, Elements::integers);
+  if (cu_seqlens_k && (seqlens || cache.kind != KvSource::Kind::strided))
+    refuse_value("cu_seqlens_k", "ragged keys with cache_seqlens, block_table or ring", "one kind of keys");
+  args.kv = cache.source(seqlens);
+  if (cu_seqlens_k) args.kv.kind = KvSource::Kind::ragged, args.kv.cu_seqlens = cu_seqlens_k;
+  args.cu_seqlens_q = take("cu_seqlens_q", a.cu_seqlens_q, Elements::integers);
+  ScoreSpec& score = args.score;
+  score.scale = real("scale", a.scale);
+  score.causal = truth("causal", a.causal);
+  score.window = window_of(a.window);
+  score.align = align_of(a.align);
+  score.softcap = real("softcap", a.softcap);
+  score.bias = take("bias", a.bias, Elements::floats);
+  score.mask = take("mask", a.mask, Elements::boolean);
+  score.alibi = take("alibi", a.alibi, Elements::floats);
+  score.sinks = take("sinks", a.sinks, Elements::floats);
+  score.dropout = dropout_of(a.dropout_p, a.seed, a.offset);
+  return args;
+}
+
 // Views of everything a call needs, and its context.
 class Call {
-  // The library knows numbers as floats: a refusal shows them as they were given.
-  template <class Work>
-  auto as_given(const Work& work) const {
-    try {
-      return work();
-    } catch (const Error& error) {
-      const std::string reason = error.what(), separator = "; wanted ";
-      for (const auto& [name, value] : {std::pair("scale", given_.scale), std::pair("softcap", given_.softcap)})
-        if (error.argument() == std::string("score.") + name)
-          refuse_value(name, text_of(value), reason.substr(reason.find(separator) + separator.size()));
-      throw;
-    }
-  }
-
  public:
-  explicit Call(const AttentionArguments& a) : given_(a) {
-    const auto take = [&](const char* name, nb::handle array, Elements elements) {
-      return arrays_.take(name, array, {.elements = elements});
-    };
-    args_.q = arrays_.take("q", a.q, {.shaped = true});
-    const KvCache cache = cache_of(
-        arrays_, {a.k, a.v, a.block_table, a.ring, a.k_scale, a.v_scale, a.k_zero, a.v_zero, a.kv_dtype}, false);
-    const TensorView cu_seqlens_k = take("cu_seqlens_k", a.cu_seqlens_k, Elements::integers),
-                     seqlens = take("cache_seqlens", a.cache_seqlens, Elements::integers);
-    if (cu_seqlens_k && (seqlens || cache.kind != KvSource::Kind::strided))
-      refuse_value("cu_seqlens_k", "ragged keys with cache_seqlens, block_table or ring", "one kind of keys");
-    args_.kv = cache.source(seqlens);
-    if (cu_seqlens_k) args_.kv.kind = KvSource::Kind::ragged, args_.kv.cu_seqlens = cu_seqlens_k;
-    args_.cu_seqlens_q = take("cu_seqlens_q", a.cu_seqlens_q, Elements::integers);
-    ScoreSpec& score = args_.score;
-    score.scale = real("scale", a.scale);
-    score.causal = truth("causal", a.causal);
-    score.window = window_of(a.window);
-    score.align = align_of(a.align);
-    score.softcap = real("softcap", a.softcap);
-    score.bias = take("bias", a.bias, Elements::floats);
-    score.mask = take("mask", a.mask, Elements::boolean);
-    score.alibi = take("alibi", a.alibi, Elements::floats);
-    score.sinks = take("sinks", a.sinks, Elements::floats);
-
+  explicit Call(const AttentionArguments& a) : given_(a), args_(inputs_of(arrays_, a)) {
     std::vector<std::int64_t> shape(args_.q.shape.begin(), args_.q.shape.begin() + args_.q.ndim - 1);
     const int with_lse = PyObject_IsTrue(a.return_lse.ptr());
     if (with_lse < 0) throw nb::python_error();
@@ -153,25 +170,24 @@ class Call {
       lse_ = empty_like(a.q, args_.q, shape, true, args_.lse);
     }
     if (a.out.is_none()) {
-      const std::int64_t size = cache.v.shape[static_cast<std::size_t>(cache.v.ndim - 1)];
-      shape.push_back(cache.v.dtype == DType::i4x2 ? 2 * size : size);
+      const TensorView& v = args_.kv.v;
+      const std::int64_t size = v.shape[static_cast<std::size_t>(v.ndim - 1)];
+      shape.push_back(v.dtype == DType::i4x2 ? 2 * size : size);
       out_ = empty_like(a.q, args_.q, shape, false, args_.out);
     } else {
       out_ = nb::borrow(a.out);
       args_.out = arrays_.take("out", a.out, {.writable = true});
     }
-    const bool torch = arrays_.has_tensors();
-    const int threads = torch && a.threads.is_none() ? torch_threads(*loaded_torch()) : threads_of(a.threads);
-    context_ = context_for(threads, isa_of(a.isa), torch ? Pool::torch : Pool::tbb, torch_stream(args_.q.device));
+    context_ = context_of(arrays_, a.threads, a.isa, args_.q.device);
   }
 
   nb::object run() const {
-    as_given([&] { run_unlocked(args_, *context_); });
+    as_given(given_, [&] { run_unlocked(args_, *context_); });
     arrays_.mark_written();
     return lse_.is_valid() ? nb::object(nb::make_tuple(out_, lse_)) : out_;
   }
   Plan plan() const {
-    return as_given([&] { return Plan(args_, *context_); });
+    return as_given(given_, [&] { return Plan(args_, *context_); });
   }
 
  private:
@@ -184,12 +200,51 @@ class Call {
 
 }  // namespace
 
+Context context_of(const Arrays& arrays, nb::handle threads, nb::handle isa, Device device) {
+  const bool torch = arrays.has_tensors();
+  const int most = torch && threads.is_none() ? torch_threads(*loaded_torch()) : threads_of(threads);
+  return context_for(most, isa_of(isa), torch ? Pool::torch : Pool::tbb, torch_stream(device));
+}
+
 nb::object attention(const AttentionArguments& arguments) {
   return Call(arguments).run();
 }
 
 Plan explain(const AttentionArguments& arguments) {
   return Call(arguments).plan();
+}
+
+void attention_backward(const AttentionArguments& forward, const GradientArguments& a) {
+  Arrays arrays;
+  const AttentionArgs inputs = inputs_of(arrays, forward);
+  AttentionBackwardArgs args;
+  args.q = inputs.q, args.kv = inputs.kv, args.score = inputs.score, args.cu_seqlens_q = inputs.cu_seqlens_q;
+  args.out = arrays.take("out", forward.out, {.elements = Elements::floats});
+  args.lse = arrays.take("lse", a.lse, {.elements = Elements::f32});
+  args.dout = arrays.take("dout", a.dout, {.elements = Elements::floats});
+  args.dlse = arrays.take("dlse", a.dlse, {.elements = Elements::f32});
+  for (const auto& [name, array, to] : {std::tuple{"dq", a.dq, &args.dq},
+                                        {"dk", a.dk, &args.dk},
+                                        {"dv", a.dv, &args.dv},
+                                        {"dbias", a.dbias, &args.dbias},
+                                        {"dsinks", a.dsinks, &args.dsinks},
+                                        {"dalibi", a.dalibi, &args.dalibi}})
+    *to = arrays.take(name, array, {.writable = true});
+  const Context context = context_of(arrays, forward.threads, forward.isa, args.q.device);
+  as_given(forward, [&] {
+    const nb::gil_scoped_release unlocked;
+    rapt::attention_backward(args, context);
+  });
+  arrays.mark_written();
+}
+
+void write_dropout_mask(nb::handle p, nb::handle seed, nb::handle offset, nb::handle mask) {
+  const std::optional<float> share = real("p", p);
+  if (!share || !(*share >= 0 && *share <= 1)) refuse_value("p", shown(p), "a number from 0 to 1");
+  const Dropout dropout{*share, unsigned_integer("seed", seed), unsigned_integer("offset", offset)};
+  const MutableTensorView view = array("mask", mask, {.writable = true}).view;
+  const nb::gil_scoped_release unlocked;
+  dropout_mask(dropout, view);
 }
 
 AttentionArgs sdpa_args(const SdpaViews& views, std::optional<float> scale, bool is_causal) {
@@ -202,6 +257,7 @@ AttentionArgs sdpa_args(const SdpaViews& views, std::optional<float> scale, bool
   if (k.shape[1] != v.shape[1]) repeat(k, 1, hq), repeat(v, 1, hq);
   args.q = q;
   args.kv = KvSource::strided(k, v);
+  if (views.lse) args.lse = padded(views.lse, 3);
   args.score.scale = scale;
   args.score.causal = is_causal;
   args.score.align = Align::top_left();
@@ -214,11 +270,14 @@ AttentionArgs sdpa_args(const SdpaViews& views, std::optional<float> scale, bool
 }
 
 void sdpa(nb::handle query, nb::handle key, nb::handle value, nb::handle attn_mask, bool is_causal, nb::handle scale,
-          nb::handle out) {
+          nb::handle out, nb::handle lse, nb::handle dropout_p, nb::handle seed) {
   // `out` first: of tensors without memory it is the one that is named.
   const Array to = array("out", out), q = array("query", query), k = array("key", key), v = array("value", value);
-  const Array mask = array("attn_mask", attn_mask);
-  run_as_torch(sdpa_args({q.view, k.view, v.view, mask.view, to.view}, real("scale", scale), is_causal));
+  const Array mask = array("attn_mask", attn_mask), sums = array("lse", lse);
+  AttentionArgs args =
+      sdpa_args({q.view, k.view, v.view, mask.view, to.view, sums.view}, real("scale", scale), is_causal);
+  args.score.dropout = dropout_of(dropout_p, seed, nb::int_(0));
+  run_as_torch(args);
 }
 
 void run_as_torch(const AttentionArgs& args) {

@@ -3,14 +3,21 @@
 
 #include "array.hpp"
 #include "rapt/attention.hpp"
+#include "rapt/attention_backward.hpp"
+#include "rapt/context.hpp"
 #include "rapt/plan.hpp"
 
 namespace rapt::python {
 
+/// The context of a call with these arrays; `threads` and `isa` as in rapt.attention. PyTorch's own threads where one
+/// is its tensor: two pools that take turns slow each other down.
+Context context_of(const Arrays& arrays, nb::handle threads, nb::handle isa, Device device);
+
 /// The arguments of rapt.attention, in its order.
 struct AttentionArguments {
   nb::handle q, k, v, causal, align, window, scale, mask, bias, softcap, alibi, sinks, cu_seqlens_q, cu_seqlens_k,
-      block_table, cache_seqlens, ring, k_scale, v_scale, k_zero, v_zero, kv_dtype, out, return_lse, threads, isa;
+      block_table, cache_seqlens, ring, k_scale, v_scale, k_zero, v_zero, kv_dtype, dropout_p, seed, offset, out,
+      return_lse, threads, isa;
 };
 
 /// rapt.attention: `out`, or (out, lse). Refuses what cannot be read (TypeError, ValueError); the library checks the
@@ -19,17 +26,29 @@ nb::object attention(const AttentionArguments& arguments);
 /// rapt.explain.
 Plan explain(const AttentionArguments& arguments);
 
+/// What rapt.attention_backward has beside the forward's arguments: its result, the gradients of its results, and the
+/// arrays to write gradients to, or None.
+struct GradientArguments {
+  nb::handle dout, lse, dlse, dq, dk, dv, dbias, dsinks, dalibi;
+};
+/// rapt.attention_backward. Refuses as attention() does.
+void attention_backward(const AttentionArguments& forward, const GradientArguments& gradients);
+
+/// rapt.dropout_mask, into `mask`.
+void write_dropout_mask(nb::handle p, nb::handle seed, nb::handle offset, nb::handle mask);
+
 /// The views of a call of PyTorch's scaled_dot_product_attention on tensors of 2 to 4 dimensions, whose shapes and
 /// dtypes somebody has checked. Leading dimensions broadcast, attn_mask (ndim 0: none) is boolean or additive, the
 /// causal diagonal starts top left, and key heads are repeated in order for GQA.
 struct SdpaViews {
-  MutableTensorView q, k, v, attn_mask, out;
+  MutableTensorView q, k, v, attn_mask, out, lse{};  ///< lse [.., h, s], or none
 };
 AttentionArgs sdpa_args(const SdpaViews& views, std::optional<float> scale, bool is_causal);
 
-/// The same into `out`, whose shape is that of the result.
+/// The same into `out`, whose shape is that of the result, and into `lse` if it is not None. `seed` is
+/// that of dropout, None without it.
 void sdpa(nb::handle query, nb::handle key, nb::handle value, nb::handle attn_mask, bool is_causal, nb::handle scale,
-          nb::handle out);
+          nb::handle out, nb::handle lse, nb::handle dropout_p, nb::handle seed);
 
 /// Runs a call on PyTorch's threads, or its current stream, without the GIL.
 void run_as_torch(const AttentionArgs& args);

@@ -130,11 +130,11 @@ bool nothing_intercepts() {
 // Whether rapt's kernels are those to choose.
 bool is_preferred(nb::handle query, const MutableTensorView& q, const MutableTensorView& v) {
   if (q.device.type == DeviceType::cpu) return true;
-  const nb::handle takes = once([] { return held(nb::module_::import_("rapt.torch").attr("_cuda_takes")); });
+  const nb::handle takes = once([] { return held(nb::module_::import_("rapt._refusals").attr("cuda_takes")); });
   return takes(query.attr("dtype"), size(q, 1), size(v, 1)).is(Py_True);
 }
 
-// Laid out as rapt.torch._result() does it: like the query where PyTorch's fused kernel would run.
+// Laid out as rapt._sdpa.result_like() does it: like the query where PyTorch's fused kernel would run.
 nb::object sdpa_result(nb::handle query, const SdpaViews& t, bool gqa) {
   const std::int64_t rows = size(t.q, 2), dv = size(t.v, 1);
   if (t.q.ndim == 2) return new_empty(query, std::array{rows, dv});

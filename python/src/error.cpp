@@ -18,6 +18,7 @@ std::string text(const std::string& argument, std::string_view got, const std::s
 std::string python_name(const std::string& argument) {
   if (argument == "kv.cu_seqlens") return "cu_seqlens_k";
   if (argument == "kv.seqlens" || argument == "seqlens") return "cache_seqlens";
+  if (argument == "score.dropout") return "dropout_p";
   for (const std::string_view group : {"score.", "kv.", "cache."})
     if (argument.starts_with(group)) return argument.substr(group.size());
   return argument;

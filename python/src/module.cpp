@@ -10,6 +10,7 @@
 #include "cache.hpp"
 #include "call.hpp"
 #include "context.hpp"
+#include "delta_rule.hpp"
 #include "eager.hpp"
 #include "error.hpp"
 
@@ -44,7 +45,6 @@ nb::list entry_list() {
     entry["min_head_size"] = info.min_head_size;
     entry["max_head_size"] = info.max_head_size;
     entry["max_value_head_size"] = info.max_value_head_size;
-    entry["exact"] = info.exact;
     entry["unusable"] = info.unusable;
     entry["opt_in"] = info.opt_in;
     list.append(entry);
@@ -54,7 +54,7 @@ nb::list entry_list() {
 
 // The arguments of a Python function, which hands on all of them in its order.
 template <class Arguments>
-Arguments arguments_of(const nb::args& given) {
+Arguments arguments_of(const nb::tuple& given) {
   constexpr std::size_t n = sizeof(Arguments) / sizeof(nb::handle);
   if (given.size() != n) throw nb::type_error(("wanted " + std::to_string(n) + " arguments").c_str());
   const auto at = [&](std::size_t i) { return nb::handle(PyTuple_GetItem(given.ptr(), static_cast<Py_ssize_t>(i))); };
@@ -75,11 +75,16 @@ NB_MODULE(_core, m) {
   m.def("concurrency", [] { return tbb_executor()->concurrency(); });
   m.def("pool", [](bool torch) { return std::string(executor_of(torch ? Pool::torch : Pool::tbb)->name()); });
   const auto any = nb::arg().none();
-  m.def("sdpa", &sdpa, any, any, any, any, nb::arg(), any, any);
+  m.def("sdpa", &sdpa, any, any, any, any, nb::arg(), any, any, any, any, any);
   m.def("eager_sdpa", &eager_sdpa, any, any, any, any, any, any, any, any);
   m.def("eager_attention", &eager_attention, any, any, any, any, any, any, nb::arg(), any, any, any, any);
   m.def("attention", [](const nb::args& given) { return attention(arguments_of<AttentionArguments>(given)); });
+  m.def("attention_backward", [](const nb::tuple& forward, const nb::tuple& gradients) {
+    attention_backward(arguments_of<AttentionArguments>(forward), arguments_of<GradientArguments>(gradients));
+  });
+  m.def("delta_rule", [](const nb::args& given) { delta_rule(arguments_of<DeltaRuleArguments>(given)); });
   m.def("explain", [](const nb::args& given) { return explain(arguments_of<AttentionArguments>(given)); });
+  m.def("dropout_mask", &write_dropout_mask, any, any, any, nb::arg());
   m.def("append_kv", [](const nb::args& given) { append_kv(arguments_of<AppendArguments>(given)); });
   m.def("merge_states", &merge_states, nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
 

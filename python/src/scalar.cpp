@@ -30,6 +30,18 @@ std::int64_t integer(const char* argument, nb::handle object, const char* wanted
   return value;
 }
 
+std::uint64_t unsigned_integer(const char* argument, nb::handle object) {
+  constexpr const char* kWanted = "an int from 0 to 2**64 - 1";
+  PyObject* number = PyBool_Check(object.ptr()) ? nullptr : PyNumber_Index(object.ptr());
+  if (number == nullptr) {
+    PyErr_Clear();
+    refuse_type(argument, shown(object), kWanted);
+  }
+  std::uint64_t value = 0;
+  if (!nb::try_cast(nb::steal(number), value)) refuse_value(argument, shown(object), kWanted);
+  return value;
+}
+
 std::optional<float> real(const char* argument, nb::handle object) {
   if (object.is_none()) return {};
   PyObject* number =

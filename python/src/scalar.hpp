@@ -14,6 +14,7 @@ std::string shown(nb::handle object);  ///< repr(object), for messages
 
 bool truth(const char* argument, nb::handle object);
 std::int64_t integer(const char* argument, nb::handle object, const char* wanted);
-std::optional<float> real(const char* argument, nb::handle object);  ///< None is not given
+std::uint64_t unsigned_integer(const char* argument, nb::handle object);  ///< refuses what has no 64 bits
+std::optional<float> real(const char* argument, nb::handle object);       ///< None is not given
 
 }  // namespace rapt::python

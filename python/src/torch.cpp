@@ -105,8 +105,8 @@ void refuse_grad(const char* argument, nb::handle tensor) {
   if (argument == std::string_view("out")) refuse_value(argument, "a tensor that requires grad", "one that does not");
   if (checked(PyObject_CallNoArgs(loaded_torch()->is_grad_enabled.ptr())).ptr() == Py_True)
     refuse_value(argument, "a tensor that requires grad",
-                 "one that does not, as rapt's own functions have no backward (use "
-                 "rapt.torch.scaled_dot_product_attention, torch.no_grad() or .detach())");
+                 "one that does not, as rapt's own functions have no backward (use those of rapt.torch, "
+                 "torch.no_grad() or .detach())");
 }
 
 void mark_written(nb::handle tensor) {

@@ -49,3 +49,20 @@ def by_python():
     refused = dict.fromkeys(("eager_sdpa", "eager_attention"), lambda *_: NotImplemented)
     with mock.patch.multiple(_core, **refused):
         yield
+
+
+class BackwardCalls:
+    count = 0
+
+
+@contextmanager
+def backward_calls():
+    """Counts the calls of rapt's own backward."""
+    calls, function = BackwardCalls(), _core.attention_backward
+
+    def count(*args):
+        calls.count += 1
+        return function(*args)
+
+    with mock.patch.object(_core, "attention_backward", count):
+        yield calls

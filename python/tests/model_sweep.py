@@ -369,7 +369,7 @@ def classify(model_type):
     except Exception as error:
         return Outcome("skipped", f"{type(error).__name__}: {' '.join(str(error).split())[-150:]}")
     errors, before = {}, rapt.transformers._calls
-    rapt.torch._warned.clear()
+    rapt._refusals.warned.clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", rapt.torch.FallbackWarning)
         try:

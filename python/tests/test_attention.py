@@ -233,3 +233,21 @@ def test_bias_slopes_and_sinks_of_16_bits(dtype):
     narrow = {name: rng.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
     wide = {name: x.astype(np.float32) for name, x in narrow.items()}
     assert np.array_equal(rapt.attention(q, k, v, **narrow), rapt.attention(q, k, v, **wide))
+
+
+def test_dropout_is_that_of_the_mask():
+    q, k, v = inputs(2, 4, 2, 33, 50, 24)
+    mask = rapt.dropout_mask(2, 4, 33, 50, 0.3, 2**64 - 1, 5)
+    assert mask.dtype == bool and mask.shape == (2, 4, 33, 50) and abs(mask.mean() - 0.7) < 0.02
+    assert (rapt.dropout_mask(2, 4, 20, 50, 0.3, 2**64 - 1, 5) == mask[:, :, :20]).all()
+    assert (rapt.dropout_mask(2, 4, 33, 50, 0.3, 2**64 - 1) != mask).any()
+    # Of values of an identity out is the weights.
+    one = np.broadcast_to(np.eye(50, dtype=np.float32), (2, 2, 50, 50))
+    weights = rapt.attention(q, k, one)
+    out, lse = rapt.attention(q, k, v, dropout_p=0.3, seed=2**64 - 1, offset=5, return_lse=True)
+    wanted = (weights * mask / 0.7) @ v.repeat(2, axis=1)
+    assert_close(out, wanted)
+    assert (lse == rapt.attention(q, k, v, return_lse=True)[1]).all()
+    assert (rapt.attention(q, k, v, dropout_p=0.0, seed=3) == rapt.attention(q, k, v)).all()
+    assert (rapt.attention(q, k, v, dropout_p=1.0, seed=3) == 0).all()
+    assert "dropout=0.3" in rapt.explain(q, k, v, dropout_p=0.3, seed=1).problem

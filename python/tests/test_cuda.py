@@ -24,7 +24,7 @@ BOUNDS = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 @pytest.fixture(autouse=True)
 def without_fallbacks():
-    rapt.torch._warned.clear()
+    rapt._refusals.warned.clear()
     torch.compiler.reset()  # or all tests' compilations of one function count as its recompilations
     with warnings.catch_warnings():
         warnings.simplefilter("error", rapt.torch.FallbackWarning)
@@ -174,9 +174,9 @@ def test_gradients(run, options):
 
 def test_opcheck():
     q, k, v = (t.cuda().requires_grad_() for t in tensors())
-    torch.library.opcheck(rapt.torch._operator, (q, k, v, torch.rand(70, 90).cuda() > 0.3, False, 0.2, True))
+    torch.library.opcheck(rapt._sdpa_autograd.operator, (q, k, v, torch.rand(70, 90).cuda() > 0.3, False, 0.2, True))
     x = torch.randn(2, 9, 4, 16, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
-    torch.library.opcheck(rapt.torch._operator, (x, x, x, None, True, None, False))
+    torch.library.opcheck(rapt._sdpa_autograd.operator, (x, x, x, None, True, None, False))
 
 
 def test_compiled():
@@ -210,7 +210,7 @@ def test_graph():
 
 def test_autocast():
     q, k, v = (t.cuda() for t in tensors())
-    with torch.autocast("cuda", dtype=torch.float16), mock.patch.object(rapt.torch, "_cuda_preference", return_value=""):
+    with torch.autocast("cuda", dtype=torch.float16), mock.patch.object(rapt._refusals, "_cuda_preference", return_value=""):
         got = grouped(q, k, v)
     assert got.dtype is torch.float16
     assert relative(got, exact(q.half(), k.half(), v.half())) < BOUNDS[torch.float16]
@@ -230,12 +230,13 @@ def test_what_pytorch_keeps():
 
 
 def test_transformers_operator():
-    hooks = pytest.importorskip("rapt.transformers", exc_type=ImportError)
+    pytest.importorskip("transformers")
+    from rapt import _model_attention as hooks
     mask, bias, sinks = torch.rand(2, 1, 70, 90) > 0.3, torch.randn(1, 6, 70, 90), torch.randn(6)
     for options in [(None, None, None, True, 30, 2.0, 0.3), (mask, bias, sinks, False, -1, None, 0.25)]:
-        wanted = hooks._composed(*tensors(), *options)
+        wanted = hooks.composed(*tensors(), *options)
         on_gpu = [t.cuda() if isinstance(t, torch.Tensor) else t for t in (*tensors(), *options)]
-        for function in (hooks._operator, hooks._forward):
+        for function in (hooks.operator, hooks.forward):
             assert relative(function(*on_gpu), wanted) < 2e-6
 
 

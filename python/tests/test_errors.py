@@ -44,6 +44,13 @@ def read_only():
         ({"scale": 1e39}, ValueError, r"scale: got 1e\+39; wanted a finite number"),
         ({"softcap": -1.0}, ValueError, r"softcap: got -1.0; wanted"),
         ({"softcap": 1e-31}, ValueError, r"softcap: got 1e-31; wanted"),
+        ({"dropout_p": 0.5}, ValueError, r"seed: got None, with a dropout_p of 0.5; wanted an int from 0 to 2\*\*64 - 1"),
+        ({"dropout_p": 1.5, "seed": 1}, ValueError, r"dropout_p: got 1.5; wanted a number from 0 to 1"),
+        ({"dropout_p": float("nan"), "seed": 1}, ValueError, r"dropout_p: got nan; wanted a number from 0 to 1"),
+        ({"dropout_p": "1", "seed": 1}, TypeError, r"dropout_p: got '1'; wanted a number"),
+        ({"dropout_p": 0.5, "seed": -1}, ValueError, r"seed: got -1; wanted an int from 0 to 2\*\*64 - 1"),
+        ({"dropout_p": 0.5, "seed": 0.5}, TypeError, r"seed: got 0.5; wanted an int"),
+        ({"dropout_p": 0.5, "seed": 1, "offset": 2**64}, ValueError, r"offset: got 18446744073709551616; wanted an int"),
         ({"causal": 1}, TypeError, r"causal: got 1; wanted True or False"),
         ({"window": 3}, TypeError, r"window: got 3; wanted None or a pair"),
         ({"window": (1, 2, 3)}, TypeError, r"window: got \(1, 2, 3\); wanted None or a pair"),
@@ -220,3 +227,18 @@ def test_cuda():
     q, k, v = tensors()
     with pytest.raises(ValueError, match="k: got a tensor on (cuda:0|another device)"):
         rapt.attention(q, k.cuda(), v)
+
+
+@pytest.mark.parametrize(
+    "arguments, error, message",
+    [
+        ((1, 2, 3, 4, 1.5, 1), ValueError, "p: got 1.5; wanted a number from 0 to 1"),
+        ((1, 2, 3, 4, "1", 1), TypeError, "p: got '1'; wanted a number"),
+        ((1, 2, 3, 4, 0.5, None), TypeError, "seed: got None; wanted an int"),
+        ((1, 2, 3, 4, 0.5, 1, -1), ValueError, "offset: got -1; wanted an int"),
+        ((1, -2, 3, 4, 0.5, 1), ValueError, "negative dimensions"),
+    ],
+)
+def test_dropout_masks_that_are_none(arguments, error, message):
+    with pytest.raises(error, match=message):
+        rapt.dropout_mask(*arguments)

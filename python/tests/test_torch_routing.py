@@ -13,7 +13,7 @@ ours = rapt.torch.scaled_dot_product_attention
 
 @pytest.fixture(autouse=True)
 def without_fallbacks():
-    rapt.torch._warned.clear()
+    rapt._refusals.warned.clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error", rapt.torch.FallbackWarning)
         yield
@@ -29,7 +29,7 @@ def cuda_entries(*entries):
         {"name": name, "backend": "cuda", "arithmetic": arithmetic, "unusable": unusable, "opt_in": opt_in}
         for name, arithmetic, unusable, opt_in in entries
     ]
-    return mock.patch.object(rapt.torch, "_cuda_entries", return_value=made)
+    return mock.patch.object(rapt._refusals, "_cuda_entries", return_value=made)
 
 
 SIMT, WGMMA = ("attention_simt.f32.cuda", "f32", "", ""), ("attention_wgmma.bf16.cuda", "bf16", "", "")
@@ -75,4 +75,4 @@ def test_the_operator_on_a_gpu_says_what_is_missing():
     assert torch._C._dispatch_has_kernel_for_dispatch_key("rapt::scaled_dot_product_attention", key)
     x = torch.empty(2, 4, 9, 16, device="meta")
     with pytest.raises(ValueError, match="out: got a tensor on meta; wanted one on the cpu"):
-        rapt.torch._forward(x, x, x, None, False, None, False)
+        rapt._sdpa.forward(x, x, x, None, False, None, False)

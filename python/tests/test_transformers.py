@@ -12,7 +12,8 @@ transformers = pytest.importorskip("transformers")
 import rapt  # noqa: E402
 import rapt.torch  # noqa: E402
 import rapt.transformers  # noqa: E402
-from kernel_calls import kernel_calls  # noqa: E402
+from autograd_reference import UNITS, attention, relative_error  # noqa: E402
+from kernel_calls import backward_calls, kernel_calls  # noqa: E402
 
 rapt.transformers.register()
 forward = rapt.transformers._attention_forward
@@ -21,7 +22,8 @@ forward = rapt.transformers._attention_forward
 @pytest.fixture(autouse=True)
 def seeded_and_without_fallbacks():
     torch.manual_seed(0)
-    rapt.torch._warned.clear()
+    rapt._refusals.warned.clear()
+    torch._dynamo.reset()
     with warnings.catch_warnings():
         warnings.simplefilter("error", rapt.torch.FallbackWarning)
         yield
@@ -124,15 +126,87 @@ def test_static_cache(name):
     assert (got == eager.generate(**prompt(True), **options)).all()
 
 
+@pytest.mark.parametrize("padding", [False, True], ids=["whole", "padded"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_gradients(name):
-    inputs = prompt(False)
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_gradients(name, padding, compiled):
+    inputs = prompt(padding) | {"use_cache": False}
+    if not padding:
+        del inputs["attention_mask"]
     grads = []
-    for model in models(name):
-        model(**inputs).logits.square().mean().backward()
-        grads.append([p.grad for p in model.parameters()])
-    for got, wanted in zip(*grads):
-        torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-4)
+    with backward_calls() as calls:
+        for model in models(name):
+            run = model if not compiled or model.config._attn_implementation == "eager" else torch.compile(model, backend="aot_eager")
+            logits = run(**inputs).logits
+            kept = inputs["attention_mask"].bool() if padding else slice(None)
+            logits[kept].square().mean().backward()
+            grads.append({name: p.grad for name, p in model.named_parameters()})
+    assert calls.count == SIZES["num_hidden_layers"]
+    for parameter, wanted in grads[0].items():
+        torch.testing.assert_close(grads[1][parameter], wanted, rtol=1e-3, atol=1e-4, msg=lambda text: f"{parameter}: {text}")
+    assert name != "gpt_oss" or (grads[1]["model.layers.0.self_attn.sinks"] != 0).all()
+
+
+BACKWARD_CASES = {
+    "window": ((None, None, None, True, 3, None, 0.3), {"causal": True, "offset": 3, "window": (3, -1), "scale": 0.3}),
+    "softcap": ((None, None, None, True, -1, 2.0, 0.3), {"causal": True, "offset": 3, "softcap": 2.0, "scale": 0.3}),
+    "sinks": ((None, None, torch.randn(4), False, -1, None, 0.25), {}),
+    "all": ((None, None, torch.randn(4), True, 5, 2.0, 0.3), {"causal": True, "offset": 3, "window": (5, -1), "softcap": 2.0,
+                                                              "scale": 0.3}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", UNITS)
+@pytest.mark.parametrize("case", BACKWARD_CASES)
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_gradients_of_the_operator(case, dtype, dropout):
+    (mask, bias, sinks, *options), reference = BACKWARD_CASES[case]
+    tensors = [torch.randn(2, h, s, 16).to(dtype).requires_grad_() for h, s in ((4, 9), (2, 12), (2, 12))]
+    sinks = None if sinks is None else sinks.to(dtype).requires_grad_()
+    seed = torch.tensor(11) if dropout else None
+    out = rapt._model_attention.operator(*tensors, mask, bias, sinks, *options, dropout, seed)
+    inputs = [*tensors, *([] if sinks is None else [sinks])]
+    grad = torch.randn(out.shape).to(dtype)
+    got = torch.autograd.grad(out, inputs, grad)
+    wide = [t.detach().double().requires_grad_() for t in inputs]
+    dropped = ~torch.from_numpy(rapt.dropout_mask(2, 4, 9, 12, dropout, 11)) if dropout else None
+    result, _ = attention(*wide[:3], sinks=wide[3] if sinks is not None else None, **reference, dropped=dropped, dropout_p=dropout)
+    wanted = torch.autograd.grad(result.transpose(1, 2), wide, grad.double())
+    for g, w in zip(got, wanted):
+        assert relative_error(g, w) <= (1e-5 if dtype is torch.float32 else 3 * UNITS[dtype])
+
+
+def test_gradients_of_sinks_of_every_row():
+    q, k, v = (torch.randn(2, h, s, 16).requires_grad_() for h, s in ((4, 9), (2, 12), (2, 12)))
+    for shape in ((2, 4, 9, 1), (1, 4, 1, 1)):
+        rows = torch.randn(shape).requires_grad_()
+        got, wanted = (f(q, k, v, None, None, rows, True, 5, 2.0, 0.3) for f in (rapt._model_attention.operator, rapt._model_attention.composed))
+        grads = [torch.autograd.grad(out.square().sum(), (q, k, v, rows)) for out in (got, wanted)]
+        torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_of_models_in_training():
+    config = transformers.BertConfig(
+        vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, hidden_dropout_prob=0.0
+    )
+    model = transformers.BertModel._from_config(config, attn_implementation="rapt").train()
+    outputs = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        with kernel_calls() as kernel, backward_calls() as backward:
+            out = model(**prompt(True))[0]
+            out.square().sum().backward()
+        assert (kernel.call_count, backward.count) == (2, 2)
+        outputs.append(out)
+    assert torch.equal(*outputs[:2]) and not torch.equal(*outputs[1:])
+
+
+@pytest.mark.parametrize("options", [{}, {"softcap": 2.0}])
+def test_dropout_keeps_the_mean(options):
+    layer, (q, k, v) = torch.nn.Module(), (torch.randn(2, h, 9, 16) for h in (4, 2, 2))
+    wanted, _ = forward(layer, q, k, v, None, **options)
+    mean = torch.stack([forward(layer, q, k, v, None, dropout=0.2, **options)[0] for _ in range(2000)]).mean(0)
+    torch.testing.assert_close(mean, wanted, rtol=0, atol=0.1)
 
 
 def test_packed_sequences_are_apart():
@@ -175,9 +249,9 @@ OPERATOR_CASES = [
 @pytest.mark.parametrize("grad", [False, True])
 def test_opcheck(options, grad):
     tensors = [torch.randn(2, h, s, 16, requires_grad=grad) for h, s in ((4, 9), (2, 12), (2, 12))]
-    torch.library.opcheck(rapt.transformers._operator, (*tensors, *options))
+    torch.library.opcheck(rapt._model_attention.operator, (*tensors, *options))
     with torch.no_grad():
-        got, wanted = (f(*tensors, *options) for f in (rapt.transformers._forward, rapt.transformers._composed))
+        got, wanted = (f(*tensors, *options) for f in (rapt._model_attention.forward, rapt._model_attention.composed))
     torch.testing.assert_close(got, wanted, rtol=0, atol=2e-6)
 
 
@@ -185,13 +259,12 @@ def test_fallbacks_say_so():
     layer = torch.nn.Module()
     q, k, v = torch.randn(2, 4, 9, 16), torch.randn(2, 2, 9, 16), torch.randn(2, 2, 9, 16)
     for options, reason in [
-        ({"softcap": 2.0, "dropout": 0.1}, "dropout"),
-        ({"dropout": 0.1}, "dropout"),
         ({"softcap": 2.0, "dtype": torch.float64}, "float64"),
+        ({"dtype": torch.float64}, "float64"),
     ]:
         dtype = options.pop("dtype", torch.float32)
         with pytest.warns(rapt.torch.FallbackWarning, match=reason):
-            rapt.torch._warned.clear()
+            rapt._refusals.warned.clear()
             out, weights = forward(layer, *(t.to(dtype) for t in (q, k, v)), None, **options)
         assert out.shape == (2, 9, 4, 16) and out.dtype == dtype and weights is None
     with pytest.raises(NotImplementedError, match="continuous batching"):
@@ -400,3 +473,21 @@ def test_encoders_with_decoders(name):
     assert kernel.call_count == 2 + 8 * 4  # layers of the encoder, and two calls for each of the decoder's
     torch.testing.assert_close(torch.stack(got.logits), torch.stack(wanted.logits), rtol=0, atol=1e-4)
     assert (got.sequences == wanted.sequences).all()
+
+
+@pytest.mark.parametrize("name", SEQ2SEQ)
+def test_gradients_of_encoders_with_decoders(name):
+    """T5's position biases are learned."""
+    eager, ours = (
+        transformers.AutoModelForSeq2SeqLM.from_config(SEQ2SEQ[name](), attn_implementation=attention).eval()
+        for attention in ("eager", "rapt")
+    )
+    ours.load_state_dict(eager.state_dict())
+    inputs = prompt(True) | {"labels": torch.randint(2, 96, (2, 7))}
+    with backward_calls() as calls:
+        for model in (eager, ours):
+            model(**inputs).loss.backward()
+    assert calls.count == 6
+    for (parameter, p), wanted in zip(ours.named_parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, wanted.grad, rtol=1e-3, atol=1e-4, msg=lambda text: f"{parameter}: {text}")
+        assert "relative_attention_bias" not in parameter or (p.grad != 0).any()

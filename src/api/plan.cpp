@@ -73,9 +73,14 @@ struct Plan::Impl {
 
 Plan::Plan(const AttentionArgs& args, const Context& context)
     : impl_(std::make_shared<const Impl>(validate(args).problem, context)) {}
+Plan::Plan(const AttentionBackwardArgs& args, const Context& context)
+    : impl_(std::make_shared<const Impl>(validate(args).problem, context)) {}
 Plan::Plan(const AppendKvArgs& args, const Context& context)
     : impl_(std::make_shared<const Impl>(validate(args).problem, context)) {}
 Plan::Plan(const MergeStatesArgs& args, const Context& context)
+    : impl_(std::make_shared<const Impl>(validate(args).problem, context)) {}
+
+Plan::Plan(const DeltaRuleArgs& args, const Context& context)
     : impl_(std::make_shared<const Impl>(validate(args).problem, context)) {}
 
 Plan::Plan(const Problem& problem, const Context& context) {
@@ -114,20 +119,32 @@ std::string Plan::explain() const {
 void Plan::run(const AttentionArgs& args, std::span<std::byte> workspace) const {
   impl_->run(args, workspace);
 }
+void Plan::run(const AttentionBackwardArgs& args, std::span<std::byte> workspace) const {
+  impl_->run(args, workspace);
+}
 void Plan::run(const AppendKvArgs& args, std::span<std::byte> workspace) const {
   impl_->run(args, workspace);
 }
 void Plan::run(const MergeStatesArgs& args, std::span<std::byte> workspace) const {
   impl_->run(args, workspace);
 }
+void Plan::run(const DeltaRuleArgs& args, std::span<std::byte> workspace) const {
+  impl_->run(args, workspace);
+}
 
 void attention(const AttentionArgs& args, const Context& context, std::span<std::byte> workspace) {
+  run_once(args, context, workspace);
+}
+void attention_backward(const AttentionBackwardArgs& args, const Context& context, std::span<std::byte> workspace) {
   run_once(args, context, workspace);
 }
 void append_kv(const AppendKvArgs& args, const Context& context, std::span<std::byte> workspace) {
   run_once(args, context, workspace);
 }
 void merge_states(const MergeStatesArgs& args, const Context& context, std::span<std::byte> workspace) {
+  run_once(args, context, workspace);
+}
+void delta_rule(const DeltaRuleArgs& args, const Context& context, std::span<std::byte> workspace) {
   run_once(args, context, workspace);
 }
 

@@ -1,9 +1,15 @@
 // Which types queries and outputs may have, and which caches.
 #pragma once
 
+#include <array>
+
 #include "rapt/types.hpp"
 
 namespace rapt {
+
+// Those of q and out, those that only caches have, and the others.
+inline constexpr std::array kDTypes = {DType::f32,    DType::bf16, DType::f16,     DType::i8,  DType::f8e4m3,
+                                       DType::f8e5m2, DType::i4x2, DType::boolean, DType::i32, DType::i64};
 
 constexpr bool is_float(DType dtype) {
   return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16;

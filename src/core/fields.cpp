@@ -1,15 +1,14 @@
 #include "core/fields.hpp"
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <cmath>
+#include <string>
+
+#include "core/dtypes.hpp"
 
 namespace rapt {
 namespace {
-
-constexpr std::array kDTypes = {DType::f32, DType::f16, DType::bf16,   DType::boolean, DType::i32,
-                                DType::i64, DType::i8,  DType::f8e4m3, DType::f8e5m2,  DType::i4x2};
 
 template <class T>
 T number_of(const Word& word, std::string_view text, const char* wanted) {
@@ -36,7 +35,7 @@ float Word::number() const {
 DType Word::dtype() const {
   for (const DType type : kDTypes)
     if (value == to_string(type)) return type;
-  refuse("f32, bf16 or f16, or for kv i8, f8e4m3, f8e5m2 or i4x2");
+  refuse(std::string(kFloats) + "; for kv " + kCaches);
 }
 
 Words::Words(std::string_view text, std::string_view operation) {

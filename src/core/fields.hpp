@@ -102,38 +102,50 @@ class Words {
   Words(std::string_view text, std::string_view operation);
   bool has(std::string_view key) const;
 
-  // Reads every word, in the order of the table: a word for several fields stands before those that have their own.
+  // Reads every word, in the order of the tables: a word for several fields stands before those that have their own.
   // Throws Error that names a word without a field.
-  template <class P, class Table>
-  void read(P& p, const Table& table) const {
-    const auto is_of = [](const Field<P>& field, const Word& word) {
-      return field.key == word.key && field.is_flag != word.has_value;
-    };
+  template <class P, class... Table>
+  void read(P& p, const Table&... tables) const {
     for (const Word& word : words_) {
       bool known = false;
-      for (const Field<P>& field : table) known = known || is_of(field, word);
-      if (!known) refuse(word, table);
+      const auto look = [&](const auto& field) { known = known || is_of(field, word); };
+      (for_each(tables, look), ...);
+      if (!known) refuse(word, tables...);
     }
-    for (const Field<P>& field : table)
+    const auto read_field = [&](const auto& field) {
       for (const Word& word : words_)
         if (is_of(field, word)) field.read(p, word);
+    };
+    (for_each(tables, read_field), ...);
   }
 
  private:
-  template <class Table>
-  [[noreturn]] static void refuse(const Word& word, const Table& table) {
+  template <class Table, class F>
+  static void for_each(const Table& table, const F& f) {
+    for (const auto& field : table) f(field);
+  }
+  template <class F>
+  static bool is_of(const F& field, const Word& word) {
+    return field.key == word.key && field.is_flag != word.has_value;
+  }
+  template <class... Table>
+  [[noreturn]] static void refuse(const Word& word, const Table&... tables) {
     std::string values, flags;
-    for (const auto& field : table) (field.is_flag ? flags : values).append(" ").append(field.key);
+    const auto list = [&](const auto& field) { (field.is_flag ? flags : values).append(" ").append(field.key); };
+    (for_each(tables, list), ...);
     word.refuse("one of" + values + ", each with =value, or" + (flags.empty() ? " nothing" : flags));
   }
 
   std::vector<Word> words_;
 };
 
-template <class P, class Table>
-std::string print_fields(std::string_view operation, const P& p, const Table& table) {
+template <class P, class... Table>
+std::string print_fields(std::string_view operation, const P& p, const Table&... tables) {
   std::string text(operation);
-  for (const Field<P>& field : table) field.print(p, field.key, text);
+  const auto print_all = [&](const auto& table) {
+    for (const auto& field : table) field.print(p, field.key, text);
+  };
+  (print_all(tables), ...);
   return text;
 }
 

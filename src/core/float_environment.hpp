@@ -1,19 +1,30 @@
-// The caller's floating-point mode kept away from what rapt computes outside of its kernels, which have their own.
+// The caller's floating-point mode kept away from what rapt computes. Kernels include it, so all of it is always
+// inlined.
 #pragma once
 
 #include <cstdint>
 
 namespace rapt {
 
-// Rounds to nearest without traps and keeps denormals while it lives; then the thread has back what it had set, and the
-// exceptions it had seen.
+// Rounds to nearest without traps and keeps denormals while it lives, or has another mode; then the thread has back
+// what it had set, and the exceptions it had seen.
 class FloatEnvironment {
  public:
-  FloatEnvironment() : saved_(get()) {
-    set(kDefault);
+#if defined(__SSE2__)
+  using Mode = std::uint32_t;
+  static constexpr Mode kDefault = 0x1f80;  // MXCSR: all exceptions masked
+#else                                       // aarch64
+  struct Mode {
+    std::uint64_t control, status;
+  };
+  static constexpr Mode kDefault{};
+#endif
+
+  [[gnu::always_inline]] explicit FloatEnvironment(Mode mode = kDefault) : saved_(get()) {
+    set(mode);
     nothing_moves();
   }
-  ~FloatEnvironment() {
+  [[gnu::always_inline]] ~FloatEnvironment() {
     nothing_moves();
     set(saved_);
   }
@@ -22,28 +33,24 @@ class FloatEnvironment {
 
  private:
   // Compilers take arithmetic for independent of the mode; what goes through memory stays on its side of this.
-  static void nothing_moves() { asm volatile("" ::: "memory"); }
+  [[gnu::always_inline]] static void nothing_moves() {
+    asm volatile("" ::: "memory");
+  }
 
 #if defined(__SSE2__)
-  using Mode = std::uint32_t;
-  static constexpr Mode kDefault = 0x1f80;  // MXCSR: all exceptions masked
-  static Mode get() {
+  [[gnu::always_inline]] static Mode get() {
     return __builtin_ia32_stmxcsr();
   }
-  static void set(Mode mode) {
+  [[gnu::always_inline]] static void set(Mode mode) {
     __builtin_ia32_ldmxcsr(mode);
   }
-#else  // aarch64
-  struct Mode {
-    std::uint64_t control, status;
-  };
-  static constexpr Mode kDefault{};
-  static Mode get() {
+#else
+  [[gnu::always_inline]] static Mode get() {
     Mode mode;
     asm volatile("mrs %0, fpcr\n\tmrs %1, fpsr" : "=r"(mode.control), "=r"(mode.status));
     return mode;
   }
-  static void set(Mode mode) {
+  [[gnu::always_inline]] static void set(Mode mode) {
     asm volatile("msr fpcr, %0\n\tmsr fpsr, %1" : : "r"(mode.control), "r"(mode.status));
   }
 #endif

@@ -82,10 +82,14 @@ std::string_view to_string(Operation operation) noexcept {
   switch (operation) {
     case Operation::attention:
       return "attention";
+    case Operation::attention_backward:
+      return "attention_backward";
     case Operation::append_kv:
       return "append_kv";
     case Operation::merge_states:
       return "merge_states";
+    case Operation::delta_rule:
+      return "delta_rule";
   }
   return "unknown operation";
 }

@@ -4,10 +4,6 @@
 namespace rapt::cpu {
 namespace {
 
-double bytes_of(DType dtype) {
-  return dtype == DType::i4x2 ? 0.5 : static_cast<double>(size_of(dtype));
-}
-
 class AppendKvEntry final : public StreamEntry<AppendKvKernel, AppendKvParams> {
  public:
   using StreamEntry::StreamEntry;

@@ -3,21 +3,18 @@
 #include <algorithm>
 #include <string>
 
+#include "cpu/entry.hpp"
 #include "cpu/work_list.hpp"
 #include "operations/attention_check.hpp"
 
 namespace rapt::cpu {
 namespace {
 
-constexpr double kFlopsPerWorker = 1e6;    // about 10 us: below that a wake-up costs more than it brings
-constexpr double kBytesPerWorker = 128e3;  // of keys and values, likewise
+constexpr double kFlopsPerWorker = 1e6;  // as kBytesPerWorker, of arithmetic
 constexpr std::int64_t kSplitsOfSequence = 256;
 constexpr std::int64_t kMinItems = 2;  // of a worker, among several
 constexpr int kFinerIfKept = 2;        // items that find their keys prepared
 
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
-  return (a + b - 1) / b;
-}
 std::int64_t round_up(std::int64_t a, std::int64_t step) {
   return ceil_div(a, step) * step;
 }
@@ -26,8 +23,8 @@ std::size_t whole_lines(std::size_t bytes) {
 }
 
 double bytes_of_keys(const AttentionProblem& p) {
-  const double bits = p.kv_dtype == DType::i4x2 ? 4 : 8 * static_cast<double>(size_of(p.kv_dtype));
-  return static_cast<double>(p.b * p.hk) * static_cast<double>(p.sk) * static_cast<double>(p.d + p.dv) * bits / 8;
+  return static_cast<double>(p.b * p.hk) * static_cast<double>(p.sk) * static_cast<double>(p.d + p.dv) *
+         bytes_of(p.kv_dtype);
 }
 
 [[noreturn]] void too_large(const AttentionProblem& p) {

@@ -45,6 +45,10 @@ inline constexpr std::int64_t kSplitKeys = 512, kSplitAlign = 128;
 // stay small beside the cache.
 std::int64_t max_splits(std::int64_t hk);
 
+inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
+}
+
 // Query rows of a kv head: tokens x group.
 std::int64_t rows_of_head(const AttentionProblem& problem);
 // Whether sequences of so many rows of a head and keys repay what the kernel prepares.

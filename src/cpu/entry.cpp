@@ -6,8 +6,7 @@
 namespace rapt::cpu {
 namespace {
 
-constexpr double kBytesPerWorker = 128e3;  // about 10 us: below that a wake-up costs more than it brings
-constexpr std::int64_t kTurns = 4;         // of a worker: the last ones even out
+constexpr std::int64_t kTurns = 4;  // of a worker: the last ones even out
 
 }  // namespace
 

@@ -22,11 +22,20 @@ class CpuEntry : public Entry {
   const BuiltIsa& built_;
 };
 
+// What a worker takes about 10 us to move: with less its wake-up costs more than it brings.
+inline constexpr double kBytesPerWorker = 128e3;
+// Of one element.
+inline double bytes_of(DType dtype) {
+  return dtype == DType::i4x2 ? 0.5 : static_cast<double>(size_of(dtype));
+}
+
 // Adds the entries of an operation, in the order of preference, to the backend's.
 using Entries = std::vector<std::unique_ptr<const Entry>>;
 void add_attention(const Machine& machine, Entries& entries);
+void add_attention_backward(const Machine& machine, Entries& entries);
 void add_append_kv(const Machine& machine, Entries& entries);
 void add_merge_states(const Machine& machine, Entries& entries);
+void add_delta_rule(const Machine& machine, Entries& entries);
 
 // The plan of an operation that moves `bytes` and has `items` alike, which any worker may do in any order.
 struct StreamPlan final : EntryPlan {

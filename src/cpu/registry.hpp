@@ -5,12 +5,12 @@
 #include <cstdint>
 
 #include "operations/append_kv_params.hpp"
+#include "operations/attention_backward_params.hpp"
 #include "operations/attention_params.hpp"
+#include "operations/delta_rule_params.hpp"
 #include "operations/merge_states_params.hpp"
 
 namespace rapt::cpu {
-
-// Attention.
 
 // Query rows of one kv head of one sequence, and the keys they look at.
 struct WorkItem {
@@ -54,6 +54,49 @@ struct AttentionKernel {
   void (*run)(const AttentionParams&, const WorkItem&, std::byte* scratch) noexcept;
 };
 
+// attention_backward.
+
+// Keys [key_begin, key_end) of one kv head of one sequence, whose rows come to it in chunks. key_begin is a multiple of
+// kBackwardKeys, key_end may lie past the sequence's length.
+inline constexpr std::int64_t kBackwardKeys = 128;
+struct BackwardItem {
+  std::int64_t b, hk, key_begin, key_end;
+  std::int64_t clear_end;  // keys of the tensors past the sequence's, up to here, get gradients of 0
+  // [rows, rounded up to chunks][sums_of_row] for the head's rows, where its keys are cut into several items: what the
+  // items before this one gave. Null: the item has all keys.
+  float* dq_sums;
+  // What each row adds to the gradients of sinks and slopes: [b, hq, sq], ragged [hq, total_q]. Null: not wanted.
+  float *sink_sums, *slope_sums;
+};
+// A piece of the gradient of the bias: the kernel's rows from row_begin on, and kBackwardKeys keys. Of dimensions that
+// the bias broadcasts over, index 0.
+struct BiasItem {
+  std::int64_t b, h, row_begin, key_begin;
+};
+struct BackwardShape {
+  std::int64_t d, dv;
+  bool softcap;
+  std::int64_t keys;  // of an item
+};
+
+// A worker calls begin(), add_rows() for every chunk of `facts.block_q` rows that sees one of the item's keys, the last
+// first, and end(), all with one scratch. The first item of a head also gets the chunks that see no key at all. Items
+// of one head may go on at the same time, but not with the same chunk: that goes to them in the order of their keys.
+struct AttentionBackwardKernel {
+  KernelFacts facts;
+  bool takes_softcap = true, takes_alibi = true;
+  std::int64_t (*sums_of_row)(std::int64_t d) noexcept;         // floats of dq_sums
+  std::size_t (*scratch_bytes)(const BackwardShape&) noexcept;  // a multiple of 64
+  void (*begin)(const AttentionBackwardParams&, const BackwardItem&, std::byte* scratch) noexcept;
+  void (*add_rows)(const AttentionBackwardParams&, const BackwardItem&, std::int64_t row_begin,
+                   std::byte* scratch) noexcept;
+  void (*end)(const AttentionBackwardParams&, const BackwardItem&, std::byte* scratch) noexcept;
+  // The gradient of the bias, by itself.
+  std::size_t (*bias_scratch_bytes)(const BackwardShape&) noexcept;
+  std::int64_t bias_rows;  // of a piece
+  void (*add_bias)(const AttentionBackwardParams&, const BiasItem&, std::byte* scratch) noexcept;
+};
+
 // append_kv: new rows [begin, end), counted over all sequences, of every head.
 struct AppendKvKernel {
   KernelFacts facts;
@@ -68,10 +111,28 @@ struct MergeStatesKernel {
   void (*run)(const MergeStatesParams&, std::int64_t begin, std::int64_t end, std::byte* scratch) noexcept;
 };
 
+// delta_rule: columns [begin, end) of the state of head h of sequence b.
+struct DeltaRuleItem {
+  std::int64_t b, h, begin, end;
+};
+struct DeltaRuleShape {
+  std::int64_t d, columns, reads;  // reads: query heads of a state head
+};
+struct DeltaRuleKernel {
+  KernelFacts facts;
+  std::int64_t columns;                                          // that items are multiples of
+  std::int64_t max_tokens = INT64_MAX;                           // of a sequence
+  std::size_t (*scratch_bytes)(const DeltaRuleShape&) noexcept;  // a multiple of 64
+  void (*run)(const DeltaRuleParams&, const DeltaRuleItem&, std::byte* scratch) noexcept;
+};
+
 struct IsaKernels {
   const AttentionKernel* const* attention;  // in the order that dispatch tries them, null behind the last
-  const AppendKvKernel* append_kv;          // null: none
-  const MergeStatesKernel* merge_states;    // null: none
+  // Null: none.
+  const AttentionBackwardKernel* attention_backward = nullptr;
+  const AppendKvKernel* append_kv = nullptr;
+  const MergeStatesKernel* merge_states = nullptr;
+  const DeltaRuleKernel *delta_rule = nullptr, *delta_rule_decode = nullptr, *delta_rule_naive = nullptr;
   // Finishes rows of attention from their partial results: [splits][rows of the item][partial_floats] at item.partial,
   // with every key in its range.
   void (*combine)(const AttentionParams&, const WorkItem&, std::int64_t splits) noexcept;

@@ -6,10 +6,6 @@
 namespace rapt::cpu {
 namespace {
 
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
-  return (a + b - 1) / b;
-}
-
 // The kernel that a sequence gets, and the rows of its items.
 void choose_kernel(const AttentionPlan& plan, const AttentionParams& p, std::int64_t len_k, SequenceWork& work) {
   const AttentionKernels& k = plan.kernels;

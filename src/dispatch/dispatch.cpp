@@ -5,6 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "core/dtypes.hpp"
+
 namespace rapt {
 namespace {
 
@@ -20,24 +22,42 @@ constexpr BackendOf kBackends[] = {
 #endif
 };
 
-constexpr std::string_view kOtherTypes = "takes other element types", kOtherSizes = "takes other head sizes";
+constexpr std::string_view kOtherTypes = "takes other element types", kOtherSizes = "takes other head sizes",
+                           kNoDropout = "takes no dropout";
 
 // As far as it is known without asking the OS.
 std::string_view unusable(const Entry& entry) {
   return entry.unusable.empty() && entry.withheld ? entry.withheld(false) : std::string_view(entry.unusable);
 }
 
+// What the facts of an entry must cover. An operation whose rows have one size says it twice.
+struct Needs {
+  DTypeSet types;
+  std::int64_t d, dv;
+};
+Needs needs_of(const AttentionProblem& p) {
+  return {only(p.q_dtype) | only(p.kv_dtype), p.d, p.dv};
+}
+Needs needs_of(const AttentionBackwardProblem& p) {
+  return {only(p.q_dtype) | only(p.kv_dtype) | only(p.dout_dtype), p.d, p.dv};
+}
+Needs needs_of(const AppendKvProblem& p) {
+  return {only(p.kv_dtype), p.d, p.dv};
+}
+Needs needs_of(const MergeStatesProblem& p) {
+  return {only(p.dtype), p.dv, p.dv};
+}
+Needs needs_of(const DeltaRuleProblem& p) {
+  return {only(p.dtype), p.d, p.dv};
+}
+
 // What the entry's facts say of the problem.
 std::string_view refusal_by(const KernelFacts& facts, const Problem& problem) {
-  DTypeSet types = 0;
-  std::int64_t d = 1, dv = 1;
-  if (const auto* p = std::get_if<AttentionProblem>(&problem))
-    types = only(p->q_dtype) | only(p->kv_dtype), d = p->d, dv = p->dv;
-  else if (const auto* a = std::get_if<AppendKvProblem>(&problem)) types = only(a->kv_dtype), d = a->d, dv = a->dv;
-  else if (const auto* m = std::get_if<MergeStatesProblem>(&problem)) types = only(m->dtype), dv = m->dv;
+  const auto [types, d, dv] = std::visit([](const auto& p) { return needs_of(p); }, problem);
   if ((types & ~facts.dtypes) != 0) return kOtherTypes;
   if (std::min(d, dv) < facts.min_head_size || std::max(d, dv) > facts.max_head_size || dv > facts.max_value_head_size)
     return kOtherSizes;
+  if (const AttentionProblem* p = attention_of(problem); p && p->dropout != 0 && !facts.dropout) return kNoDropout;
   return {};
 }
 
@@ -64,11 +84,10 @@ EntryInfo info_of(const Backend& backend, const Entry& entry) {
   info.name = entry.name, info.backend = backend.name;
   info.operation = facts.operation, info.phase = facts.phase;
   info.arithmetic = facts.arithmetic, info.isa = entry.isa;
-  for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::i8, DType::f8e4m3, DType::f8e5m2, DType::i4x2})
+  for (const DType dtype : kDTypes)
     if (only(dtype) & facts.dtypes) info.dtypes.push_back(dtype);
   info.min_head_size = facts.min_head_size, info.max_head_size = facts.max_head_size;
   info.max_value_head_size = std::min(facts.max_value_head_size, facts.max_head_size);
-  info.exact = facts.exact;
   info.unusable = unusable(entry), info.opt_in = entry.opt_in;
   return info;
 }

@@ -35,12 +35,12 @@ std::string dims_text(T... sizes) {
 
 class Validator {
  public:
-  explicit Validator(const AttentionArgs& args)
-      : args_(args), score_(args.score), host_(args.q.device.type == DeviceType::cpu) {
+  explicit Validator(const AttentionArgs& args, bool writes = true)
+      : args_(args), score_(args.score), host_(args.q.device.type == DeviceType::cpu), writes_(writes) {
     all_.reserve(memory_.size() / sizeof(Checked));
   }
 
-  Call run(std::span<const std::byte> workspace) {
+  void check_all() {
     tensors();
     lengths();
     fill_sizes(p_, f_);
@@ -49,9 +49,18 @@ class Validator {
     if (!host_ && p_.page_size > 0 && f_.page_count == 0) f_.sk = 0;  // no key can be there, whatever the lengths say
     ring();
     pages();
+  }
+  Call run(std::span<const std::byte> workspace) {
+    check_all();
     check_overlaps(all_);
     check_apart(workspace, all_);
     return {p_, f_, args_.q.device, p_.b == 0 || p_.hq == 0 || p_.sq == 0, nullptr};
+  }
+  AttentionProblem give(AttentionParams& params, std::vector<Checked>& all) {
+    check_all();
+    params = f_;
+    all.assign(all_.begin(), all_.end());
+    return p_;
   }
 
  private:
@@ -82,15 +91,7 @@ class Validator {
     const int64_t got = t.shape[static_cast<std::size_t>(dim)];
     if (got != wanted) refuse(name, "shape " + shape_text(t), std::string(what) + " = " + std::to_string(wanted));
   }
-  // The strides of b, h, s and d of [b, h, s, d] or ragged [total, h, d]. Along a dimension of one element no kernel
-  // steps, and its stride may be any number, by which those that look one step ahead would overflow.
-  static Strides strides(const TensorView& t, bool ragged) {
-    std::array<int64_t, kMaxDims> step = t.strides;
-    for (std::size_t i = 0; i < static_cast<std::size_t>(t.ndim); ++i)
-      if (t.shape[i] <= 1) step[i] = i + 1 == static_cast<std::size_t>(t.ndim) ? 1 : 0;
-    if (ragged) return {0, step[1], step[0], step[2]};
-    return {step[0], step[1], step[2], step[3]};
-  }
+  static Strides strides(const TensorView& t, bool ragged) { return row_strides(t, ragged, true); }
 
   void tensors() {
     using enum KvSource::Kind;
@@ -111,7 +112,7 @@ class Validator {
          : is_paged ? "[pages, hk, page_size, dv]"
                     : "[b, hk, sk, dv]",
          false, Takes::caches);
-    need("out", out, nq, ragged_q ? "[total_q, hq, dv]" : "[b, hq, sq, dv]", true, Takes::floats);
+    need("out", out, nq, ragged_q ? "[total_q, hq, dv]" : "[b, hq, sq, dv]", writes_, Takes::floats);
     if (v.dtype != k.dtype)
       refuse("v", "dtype " + std::string(to_string(v.dtype)), "k's, " + std::string(to_string(k.dtype)));
     p_.device = q.device.type;
@@ -139,14 +140,13 @@ class Validator {
     if (!ragged_q) same("out", out, 2, q.shape[2], "q's rows sq");
     if (args_.lse) {
       const TensorView lse = args_.lse;
-      need("lse", lse, nq - 1, ragged_q ? "[total_q, hq]" : "[b, hq, sq]", true);
+      need("lse", lse, nq - 1, ragged_q ? "[total_q, hq]" : "[b, hq, sq]", writes_);
       same("lse", lse, 0, q.shape[0], ragged_q ? "q's rows total_q" : "q's batch b");
       same("lse", lse, 1, p_.hq, "q's heads hq");
       if (!ragged_q) same("lse", lse, 2, q.shape[2], "q's rows sq");
       p_.lse = true;
       f_.lse = static_cast<float*>(args_.lse.data);
-      f_.lse_stride = ragged_q ? Strides{0, lse.strides[1], lse.strides[0], 0}
-                               : Strides{lse.strides[0], lse.strides[1], lse.strides[2], 0};
+      f_.lse_stride = row_strides(lse, ragged_q, false);
     }
     f_.q = q.data, f_.k = k.data, f_.v = v.data, f_.out = args_.out.data;
     f_.q_stride = strides(q, ragged_q), f_.out_stride = strides(out, ragged_q);
@@ -389,6 +389,10 @@ class Validator {
       f_.score.sinks = score_.sinks.data, f_.score.sinks_type = score_.sinks.dtype;
       f_.score.sinks_stride = score_.sinks.strides[0];
     }
+    p_.dropout = score_.dropout ? score_.dropout->p : 0;
+    if (p_.dropout > 0 && p_.dropout <= 1) {  // else there is none, or check() refuses it
+      f_.score.dropout = dropout_params(p_.dropout, score_.dropout->seed, score_.dropout->offset, p_.hq);
+    }
     // check() has the case of equal lengths for all. On a device they may differ for all we know.
     if (!host_ && needs_align(p_) && has_lengths(p_))
       refuse("score.align", "none, with lengths on a device",
@@ -413,7 +417,8 @@ class Validator {
 
   const AttentionArgs& args_;
   const ScoreSpec& score_;
-  const bool host_;  // lengths and tables can be read here
+  const bool host_;    // lengths and tables can be read here
+  const bool writes_;  // out and lse; else they are read
   AttentionProblem p_{};
   AttentionParams f_ = no_params();
   static AttentionParams no_params() {
@@ -429,10 +434,26 @@ class Validator {
 
 }  // namespace
 
+// Along a dimension of one element no kernel steps, and its stride may be any number, by which those that look one step
+// ahead would overflow.
+Strides row_strides(const Layout& t, bool ragged, bool has_elements) {
+  std::array<int64_t, kMaxDims> step = t.strides;
+  const std::size_t rank = static_cast<std::size_t>(t.ndim), rows = has_elements ? rank - 1 : rank;
+  for (std::size_t i = 0; i < rows; ++i)
+    if (t.shape[i] <= 1) step[i] = 0;
+  const int64_t inner = !has_elements ? 0 : t.shape[rank - 1] <= 1 ? 1 : step[rank - 1];
+  if (ragged) return {0, step[1], step[0], inner};
+  return {step[0], step[1], step[2], inner};
+}
+
+AttentionProblem check_forward(const AttentionArgs& args, AttentionParams& params, std::vector<Checked>& all) {
+  return Validator(args, false).give(params, all);
+}
+
 void fill_sizes(const AttentionProblem& p, AttentionParams& f) {
   f.q_type = p.q_dtype, f.kv_type = p.kv_dtype, f.out_type = p.out_dtype;
   f.b = p.b, f.hk = p.hk, f.sq = p.sq, f.sk = p.sk, f.d = p.d, f.dv = p.dv;
-  f.group = p.hk > 0 ? std::max<int64_t>(p.hq / p.hk, 1) : 1;
+  f.group = p.hk > 0 ? p.hq / p.hk : 0;  // without query heads there is nothing to read
   f.total_q = p.ragged_q, f.total_k = p.ragged_k;
   f.page_size = p.ring ? p.sk : p.page_size, f.ring = p.ring;
   f.k_quant.group = p.d / std::max<int64_t>(p.k_groups, 1);

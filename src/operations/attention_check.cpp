@@ -64,6 +64,10 @@ void check_scales(const char* name, DType dtype, int64_t size, int64_t groups) {
     refuse(name, "groups of " + std::to_string(size / groups) + " elements", "an even number of i4x2");
 }
 
+void check_dropout(const char* name, float p) {
+  if (!(p >= 0 && p <= 1)) refuse(name, shortest(p), "a number from 0 to 1");
+}
+
 void check(const AttentionProblem& p) {
   for (const auto& [name, size] : {std::pair{"b", p.b}, {"hq", p.hq}, {"hk", p.hk}, {"sq", p.sq}, {"sk", p.sk}})
     if (size < 0 || size > kMaxSize) refuse(name, std::to_string(size), "0 to 2^48");
@@ -84,6 +88,7 @@ void check(const AttentionProblem& p) {
   if (!std::isfinite(p.scale)) refuse("score.scale", shortest(p.scale), "a finite number");
   if (!(p.softcap == 0 || (p.softcap >= 1e-30f && p.softcap <= 1e30f)))
     refuse("score.softcap", shortest(p.softcap), "a number from 1e-30 to 1e30");
+  check_dropout("score.dropout", p.dropout);
   if (p.layout > AttentionProblem::Layout::other)
     refuse("problem", "an unknown layout", "one of AttentionProblem::Layout");
   for (const int64_t side : {p.window_left, p.window_right})

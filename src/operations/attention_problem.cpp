@@ -6,6 +6,7 @@
 
 #include "core/fields.hpp"
 #include "core/text.hpp"
+#include "operations/attention_check.hpp"
 
 namespace rapt {
 namespace {
@@ -123,6 +124,14 @@ constexpr Field<P> kFields[] = {
      [](P& p, const Word& word) { p.mask = read_broadcast(word); }},
     flag_field<P, &P::alibi>("alibi"),
     flag_field<P, &P::sinks>("sinks"),
+    {"dropout", false,
+     [](const P& p, std::string_view key, std::string& text) {
+       if (p.dropout != 0) print_word(text, key, shortest(p.dropout));
+     },
+     [](P& p, const Word& word) {
+       p.dropout = word.number();
+       if (p.dropout == 0) word.refuse("a dropout other than 0, or none");
+     }},
     flag_field<P, &P::lse>("lse"),
     flag_field<P, &P::kv_lengths>("seqlens"),
     integer_field<P, &P::ragged_q, -1>("ragged_q"),
@@ -152,17 +161,22 @@ constexpr Field<P> kFields[] = {
 std::string AttentionProblem::to_string() const {
   return print_fields("attention", *this, kFields);
 }
+std::span<const Field<AttentionProblem>> attention_fields() {
+  return kFields;
+}
 
 AttentionProblem AttentionProblem::parse(std::string_view text) {
   const Words words(text, "attention");
   AttentionProblem p;
   words.read(p, kFields);
-  if (p.ragged_q < -1 || p.ragged_k < -1)
-    throw Error("problem", "\"" + std::string(text) + "\"", "ragged totals of 0 or more");
+  complete(words, p);
+  return p;
+}
+void complete(const Words& words, AttentionProblem& p) {
+  if (p.ragged_q < -1 || p.ragged_k < -1) throw Error("problem", p.to_string(), "ragged totals of 0 or more");
   if (!words.has("hk")) p.hk = p.hq;
   if (!words.has("sk")) p.sk = p.sq;
   if (!words.has("dv")) p.dv = p.d;
-  return p;
 }
 
 std::size_t AttentionProblem::hash() const {

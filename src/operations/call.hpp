@@ -8,15 +8,19 @@
 #include <vector>
 
 #include "operations/append_kv_params.hpp"
+#include "operations/attention_backward_params.hpp"
 #include "operations/attention_params.hpp"
+#include "operations/delta_rule_params.hpp"
 #include "operations/merge_states_params.hpp"
 #include "rapt/attention.hpp"
+#include "rapt/attention_backward.hpp"
 #include "rapt/problem.hpp"
 
 namespace rapt {
 
 // In the order of Operation.
-using Params = std::variant<AttentionParams, AppendKvParams, MergeStatesParams>;
+using Params =
+    std::variant<AttentionParams, AppendKvParams, MergeStatesParams, AttentionBackwardParams, DeltaRuleParams>;
 
 struct Call {
   Problem problem;
@@ -29,16 +33,23 @@ struct Call {
 // Check everything that contract.md lists under bad input. Throw Error; write nothing. `workspace` is the caller's, if
 // any: it may share no memory with a tensor.
 Call validate(const AttentionArgs& args, std::span<const std::byte> workspace = {});
+Call validate(const AttentionBackwardArgs& args, std::span<const std::byte> workspace = {});
 Call validate(const AppendKvArgs& args, std::span<const std::byte> workspace = {});
 Call validate(const MergeStatesArgs& args, std::span<const std::byte> workspace = {});
+Call validate(const DeltaRuleArgs& args, std::span<const std::byte> workspace = {});
 
 // The checks that need no tensors: sizes, head counts, windows, scale, alignment.
 void check(const AttentionProblem& problem);
+void check(const AttentionBackwardProblem& problem);
 void check(const AppendKvProblem& problem);
 void check(const MergeStatesProblem& problem);
+void check(const DeltaRuleProblem& problem);
 
 // Of attention's parameters, what the problem says.
 void fill_sizes(const AttentionProblem& problem, AttentionParams& params);
+
+// Of attention and its gradients, what the forward is; else null.
+const AttentionProblem* attention_of(const Problem& problem);
 
 DeviceType device_of(const Problem& problem);
 

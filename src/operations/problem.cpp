@@ -2,42 +2,69 @@
 #include "rapt/problem.hpp"
 
 #include <algorithm>
+#include <cstddef>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "operations/call.hpp"
 
 namespace rapt {
+namespace {
+
+// As the operation of this number or one behind it.
+template <std::size_t kIndex = 0>
+Problem parse_as(std::string_view name, std::string_view text, const std::string& names = {}) {
+  if constexpr (kIndex == std::variant_size_v<Problem>) {
+    throw Error("problem", "\"" + std::string(name) + "\"", "the operation first:" + names);
+  } else {
+    const std::string_view own = to_string(static_cast<Operation>(kIndex));
+    if (name == own) return std::variant_alternative_t<kIndex, Problem>::parse(text);
+    const char* before = kIndex == 0 ? " " : kIndex + 1 < std::variant_size_v<Problem> ? ", " : " or ";
+    return parse_as<kIndex + 1>(name, text, names + before + std::string(own));
+  }
+}
+
+}  // namespace
 
 Problem parse_problem(std::string_view text) {
   const std::size_t begin = text.find_first_not_of(" \t\n");
   const std::string_view rest = begin == std::string_view::npos ? std::string_view() : text.substr(begin);
-  const std::string_view name = rest.substr(0, rest.find_first_of(" \t\n"));
-  if (name == to_string(Operation::attention)) return AttentionProblem::parse(text);
-  if (name == to_string(Operation::append_kv)) return AppendKvProblem::parse(text);
-  if (name == to_string(Operation::merge_states)) return MergeStatesProblem::parse(text);
-  throw Error("problem", "\"" + std::string(name) + "\"", "the operation first: attention, append_kv or merge_states");
+  return parse_as(rest.substr(0, rest.find_first_of(" \t\n")), text);
 }
 
 std::string to_string(const Problem& problem) {
   return std::visit([](const auto& p) { return p.to_string(); }, problem);
 }
 
+const AttentionProblem* attention_of(const Problem& problem) {
+  if (const auto* p = std::get_if<AttentionBackwardProblem>(&problem)) return p;
+  return std::get_if<AttentionProblem>(&problem);
+}
+
 DeviceType device_of(const Problem& problem) {
-  const auto* attention = std::get_if<AttentionProblem>(&problem);
+  const AttentionProblem* attention = attention_of(problem);
   return attention ? attention->device : DeviceType::cpu;
 }
 
 Problem planned(Problem problem) {
-  if (auto* p = std::get_if<AttentionProblem>(&problem)) {
-    p->layout = AttentionProblem::Layout::bhsd;
-    for (std::uint8_t* dims : {&p->bias, &p->mask})
-      if (*dims != AttentionProblem::kNone) *dims = 0;
-  }
+  const auto simplify = []<class P>(P& p) {
+    if constexpr (std::is_base_of_v<AttentionProblem, P>) {
+      p.layout = AttentionProblem::Layout::bhsd;
+      for (std::uint8_t* dims : {&p.bias, &p.mask})
+        if (*dims != AttentionProblem::kNone) *dims = 0;
+    }
+  };
+  std::visit(simplify, problem);
   return problem;
 }
 
 std::vector<Problem> corner_problems(const Problem& largest) {
+  if (const auto* p = std::get_if<DeltaRuleProblem>(&largest)) {
+    DeltaRuleProblem one_token = *p;
+    one_token.t = std::min<std::int64_t>(p->t, 1);
+    return {largest, one_token};
+  }
   const auto* attention = std::get_if<AttentionProblem>(&largest);
   if (!attention) return {largest};
   std::vector<Problem> corners;

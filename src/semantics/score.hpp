@@ -3,6 +3,7 @@
 // has.
 #pragma once
 
+#include "semantics/dropout.hpp"
 #include "semantics/sequence.hpp"
 
 namespace rapt {
@@ -24,6 +25,7 @@ struct ScoreParams {
   DType bias_type, alibi_type, sinks_type;  // f32, bf16 or f16
   // Bias and mask have so many rows and keys; what lies past them is masked. (Lengths on a GPU may ask for more.)
   std::int64_t modifier_rows, modifier_keys;
+  DropoutParams dropout;
 };
 inline constexpr std::int64_t kOpen = std::int64_t{1} << 53, kNoLimit = INT64_MAX;
 
@@ -54,9 +56,13 @@ RAPT_HOST_DEVICE KeyRange visible_keys(const ScoreParams& s, const Sequence& q) 
           visible_keys(s, end, offset + end, q.oldest, q.len_k).last};
 }
 
+// Whether a modifier changes scores. (A mask only hides some.)
+RAPT_HOST_DEVICE bool changes_scores(const ScoreParams& s) {
+  return s.softcap_log2 != 0 || s.bias || s.alibi;
+}
 // Whether a final score is more than q.k times the scale.
 RAPT_HOST_DEVICE bool has_modifiers(const ScoreParams& s) {
-  return s.softcap_log2 != 0 || s.bias || s.mask || s.alibi;
+  return changes_scores(s) || s.mask;
 }
 
 // A pair of one query row and one key.
@@ -69,6 +75,10 @@ RAPT_HOST_DEVICE std::int64_t modifier_index(const Strides& s, const ScorePlace&
 }
 RAPT_HOST_DEVICE bool is_masked(const ScoreParams& s, const ScorePlace& at) {
   return s.mask && !s.mask[modifier_index(s.mask_stride, at)];
+}
+
+RAPT_HOST_DEVICE bool is_dropped(const ScoreParams& s, const ScorePlace& at) {
+  return is_dropped(s.dropout, at.b, at.q_head, at.token, at.key);
 }
 
 // ALiBi's distances count from the key nearest to the row, where they are exact whatever the offset. The rest of the

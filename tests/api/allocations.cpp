@@ -1,11 +1,10 @@
 // Calls in a workspace of the caller's take nothing from the heap. A program of its own, as it replaces operator new.
-#include <cstdlib>
-#include <new>
 #include <random>
 
 #include "support/catch.hpp"
 #include "support/entries.hpp"
 #include "support/executors.hpp"
+#include "support/operator_new.hpp"
 #include "support/sampler.hpp"
 
 using namespace rapt;
@@ -15,12 +14,10 @@ namespace {
 
 thread_local long allocations = 0;
 
-void* allocate(std::size_t bytes, std::size_t alignment) {
+void before_new() {
   ++allocations;
-  void* data = std::aligned_alloc(alignment, (bytes + alignment) / alignment * alignment);
-  if (!data) throw std::bad_alloc();
-  return data;
 }
+void before_delete(void*) noexcept {}
 
 /// Three workers, one after another, that allocate nothing for it.
 class InTurn final : public Executor {
@@ -40,25 +37,6 @@ long allocations_of(const Work& work) {
 }
 
 }  // namespace
-
-void* operator new(std::size_t bytes) {
-  return allocate(bytes, alignof(std::max_align_t));
-}
-void* operator new(std::size_t bytes, std::align_val_t alignment) {
-  return allocate(bytes, static_cast<std::size_t>(alignment));
-}
-void operator delete(void* data) noexcept {
-  std::free(data);
-}
-void operator delete(void* data, std::size_t) noexcept {
-  std::free(data);
-}
-void operator delete(void* data, std::align_val_t) noexcept {
-  std::free(data);
-}
-void operator delete(void* data, std::size_t, std::align_val_t) noexcept {
-  std::free(data);
-}
 
 TEST_CASE("allocations: a plan that runs in a workspace makes none, attention() its schedule alone", "[api]") {
   std::mt19937_64 random(403);

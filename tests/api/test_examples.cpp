@@ -9,6 +9,7 @@
 #include <sstream>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "api/examples.hpp"
@@ -105,6 +106,30 @@ TEST_CASE("guide: scores", "[examples]") {
   }
 }
 
+TEST_CASE("guide: dropout", "[examples]") {
+  constexpr std::int64_t sq = 5, sk = 11;
+  constexpr std::uint64_t step = 3;
+  const auto q_data = random_floats(b * hq * sq * d, 47), k_data = random_floats(b * hk * sk * d, 48),
+             v_data = std::vector<float>(std::size_t(b * hk * sk * d), 1.f);
+  std::vector<float> out(q_data.size());
+  bool kept[b * hq * sq * sk] = {};
+  const rapt::TensorView queries(q_data.data(), {b, hq, sq, d}), keys(k_data.data(), {b, hk, sk, d}),
+      values(v_data.data(), {b, hk, sk, d});
+  const rapt::MutableTensorView result(out.data(), {b, hq, sq, d});
+  {
+    rapt::ScoreSpec score;
+    score.dropout = rapt::Dropout{.p = 0.1f, .seed = 42, .offset = step};  // another offset for every call
+    rapt::attention(queries, keys, values, result, score);
+    rapt::dropout_mask(*score.dropout, rapt::MutableTensorView(kept, {b, hq, sq, sk}));  // bool, true = kept
+  }
+  // Of values of 1, what is left of a row's weights.
+  for (std::int64_t row = 0; row < b * hq * sq; ++row) {
+    const bool* const own = kept + row * sk;
+    const bool all = std::all_of(own, own + sk, [](bool keep) { return keep; });
+    CHECK((out[std::size_t(row * d)] == Approx(1 / 0.9).epsilon(1e-5)) == all);
+  }
+}
+
 TEST_CASE("guide: score modifiers", "[examples]") {
   constexpr std::int64_t sq = 3, sk = 11;
   const auto q_data = random_floats(b * hq * sq * d, 41), k_data = random_floats(b * hk * sk * d, 42),
@@ -184,6 +209,103 @@ TEST_CASE("guide: ragged batches", "[examples]") {
     check_row(out + i * d,
               one_row(q + i * d, k + head, v + head, 10, hk * d, [&](auto j) { return (j < 3) == (i / hq < 3); }));
   }
+}
+
+namespace {
+
+/// Gradients of sum(dout * out) + sum(dlse * lse) of causal attention, all [b, heads, s, d], in double.
+struct Gradients {
+  std::vector<double> q, k, v;
+
+  Gradients(std::int64_t s, const float* query, const float* key, const float* value, const float* dout,
+            const float* dlse)
+      : q(std::size_t(b * hq * s * d)), k(std::size_t(b * hk * s * d)), v(k.size()) {
+    const double scale = 1 / std::sqrt(double(d));
+    const auto dot = [](const float* x, const float* y) {
+      double sum = 0;
+      for (std::int64_t c = 0; c < d; ++c) sum += double(x[c]) * y[c];
+      return sum;
+    };
+    for (std::int64_t row = 0; row < b * hq * s; ++row) {
+      const std::int64_t keys = row % s + 1, head = row / s / (hq / hk) * s * d;
+      std::vector<double> p, dp;
+      double sum = 0, mean = 0;
+      for (std::int64_t j = 0; j < keys; ++j) {
+        p.push_back(std::exp(scale * dot(query + row * d, key + head + j * d)));
+        dp.push_back(dot(dout + row * d, value + head + j * d));
+        sum += p.back();
+      }
+      for (std::size_t j = 0; j < p.size(); ++j) p[j] /= sum, mean += p[j] * dp[j];
+      for (std::size_t j = 0; j < p.size(); ++j) {
+        const double ds = p[j] * (dp[j] - mean + dlse[row]) * scale;
+        for (std::int64_t c = 0; c < d; ++c) {
+          const std::int64_t own = row * d + c, other = head + std::int64_t(j) * d + c;
+          q[std::size_t(own)] += ds * key[other];
+          k[std::size_t(other)] += ds * query[own];
+          v[std::size_t(other)] += p[j] * dout[own];
+        }
+      }
+    }
+  }
+};
+
+}  // namespace
+
+TEST_CASE("guide: training", "[examples]") {
+  constexpr std::int64_t s = 9;
+  const int steps = 2;
+  const float z = 0.1f;
+  const auto q_data = random_floats(b * hq * s * d, 62), k_data = random_floats(b * hk * s * d, 63),
+             v_data = random_floats(b * hk * s * d, 64), dout_data = random_floats(b * hq * s * d, 65);
+  std::vector<float> out(q_data.size()), lse_data(b * hq * s), dlse_data(lse_data.size()), dq_data(q_data.size()),
+      dk_data(k_data.size()), dv_data(v_data.size());
+  const rapt::TensorView queries(q_data.data(), {b, hq, s, d}), keys(k_data.data(), {b, hk, s, d}),
+      values(v_data.data(), {b, hk, s, d});
+  const rapt::MutableTensorView result(out.data(), {b, hq, s, d});
+  const float* dout = dout_data.data();
+  float *lse = lse_data.data(), *dlse = dlse_data.data();
+  float *dq = dq_data.data(), *dk = dk_data.data(), *dv = dv_data.data();
+  const auto check = [&] {
+    const Gradients expected(s, q_data.data(), k_data.data(), v_data.data(), dout, dlse);
+    for (const auto& [got, wanted] :
+         {std::pair{&dq_data, &expected.q}, {&dk_data, &expected.k}, {&dv_data, &expected.v}})
+      for (std::size_t i = 0; i < got->size(); ++i) REQUIRE(std::abs((*got)[i] - (*wanted)[i]) <= 4e-6);
+  };
+
+  rapt::AttentionArgs forward;
+  forward.q = queries;
+  forward.kv = rapt::KvSource::strided(keys, values);
+  forward.out = result;
+  forward.lse = rapt::MutableTensorView(lse, {b, hq, s});
+  forward.score.causal = true;
+  rapt::attention(forward);
+
+  rapt::AttentionBackwardArgs backward;
+  backward.q = forward.q, backward.kv = forward.kv, backward.score = forward.score;
+  backward.out = forward.out, backward.lse = forward.lse;
+  backward.dout = rapt::TensorView(dout, {b, hq, s, d});     // the loss's gradient by out, from your model
+  backward.dq = rapt::MutableTensorView(dq, {b, hq, s, d});  // written, as are dk and dv
+  backward.dk = rapt::MutableTensorView(dk, {b, hk, s, d});
+  backward.dv = rapt::MutableTensorView(dv, {b, hk, s, d});
+  rapt::attention_backward(backward);
+
+  check();
+  // To the loss, z * sum(lse * lse) was added.
+  for (std::int64_t row = 0; row < b * hq * s; ++row) dlse[row] = 2 * z * lse[row];
+  backward.dlse = rapt::TensorView(dlse, {b, hq, s});
+  rapt::attention_backward(backward);
+
+  check();
+  for (std::vector<float>* gradient : {&dq_data, &dk_data, &dv_data})
+    std::fill(gradient->begin(), gradient->end(), NAN);
+  {
+    const rapt::Plan plan(backward);
+    const std::size_t bytes = plan.workspace_bytes();
+    const auto workspace = static_cast<std::byte*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64));
+    for (int step = 0; step < steps; ++step) plan.run(backward, {workspace, bytes});
+    std::free(workspace);
+  }
+  check();
 }
 
 TEST_CASE("guide: plans, contexts and errors", "[examples]") {

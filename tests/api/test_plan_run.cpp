@@ -43,9 +43,9 @@ TEST_CASE("a plan gives the bits of attention()", "[api]") {
 TEST_CASE("a plan refuses the arguments of another problem and writes nothing", "[api]") {
   const Plan plan(AttentionProblem::parse(kText));
   const std::string text = kText;
-  for (const char* change :
-       {"b=3", "hq=8", "sq=49", "sk=71", "d=41", "dv=41", "align=3", "scale=0.5", "softcap=9", "alibi", "sinks",
-        "bias=k", "seqlens", "window=5,5", "ragged_k=100", "dtype=bf16", "q=f16", "kv=bf16", "out=f16"}) {
+  for (const char* change : {"b=3",        "hq=8",         "sq=49",      "sk=71", "d=41",        "dv=41",  "align=3",
+                             "scale=0.5",  "softcap=9",    "alibi",      "sinks", "dropout=0.5", "bias=k", "seqlens",
+                             "window=5,5", "ragged_k=100", "dtype=bf16", "q=f16", "kv=bf16",     "out=f16"}) {
     // In the place of the word with that key, if there is one.
     const std::string key = " " + std::string(change).substr(0, std::string(change).find('=') + 1);
     const std::size_t begin = text.find(key), end = text.find(' ', begin + 1);

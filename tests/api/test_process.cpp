@@ -20,7 +20,9 @@
 
 #include "rapt/kv_cache.hpp"
 #include "rapt/merge_states.hpp"
+#include "support/backward_case.hpp"
 #include "support/check.hpp"
+#include "support/delta_rule_case.hpp"
 #include "support/executors.hpp"
 
 using namespace rapt;
@@ -282,6 +284,53 @@ TEST_CASE("a thread's rounding does not change what merge_states gives", "[api]"
       return all;
     });
   }
+}
+
+TEST_CASE("a thread's rounding does not change what delta_rule gives", "[api]") {
+  for (const char* words :
+       {"hq=2 t=70 d=24 dv=20 decay=channel beta state", "hq=2 t=70 d=7 decay=head gate beta l2norm",
+        "dtype=bf16 hq=2 t=70 d=24 decay=constant beta state", "t=70 d=11 out=f16 rule=linear"})
+    for (const std::uint64_t seed : {1, 2, 3, 4}) {
+      DeltaRuleCase c(DeltaRuleProblem::parse("delta_rule " + std::string(words)), seed);
+      c.scale.reset();                                  // the default is computed, too
+      for (std::int64_t i = 0; i < c.v.size(); i += 3)  // denormals of every type
+        c.v.flat(i) = std::ldexp(c.v.flat(i), -static_cast<int>(i % 140));
+      for (const std::string& entry : usable_entries(c.problem)) {
+        const Context context = forced(entry);
+        INFO(entry << ": " << c.problem.to_string() << ", seed " << seed);
+        check_every_mode([&] {
+          c.clear();
+          c.run(context);
+          std::vector<std::byte> all;
+          for (const Tensor* t : c.outputs()) add_bytes(all, *t);
+          return all;
+        });
+      }
+    }
+}
+
+TEST_CASE("a thread's rounding does not change what attention_backward gives", "[api]") {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16})
+    for (const char* words : {"b=2 hq=4 hk=2 sq=150 d=24 causal softcap=9 bias=k dbias sinks dsinks alibi dalibi dlse",
+                              "b=2 sq=40 sk=300 d=7 dropout=0.3", "sq=3 sk=40 d=5 causal align=bottom_right"}) {
+      AttentionBackwardProblem p = AttentionBackwardProblem::parse("attention_backward " + std::string(words));
+      p.q_dtype = p.kv_dtype = p.out_dtype = p.dout_dtype = dtype;
+      BackwardCase c(p);
+      for (std::int64_t i = 0; i < c.inputs.v.size(); i += 3)  // denormals of every type
+        c.inputs.v.flat(i) = std::ldexp(c.inputs.v.flat(i), -static_cast<int>(i % 140));
+      c.run_forward();
+      for (const std::string& entry : usable_entries(p)) {
+        const Context context = forced(entry);
+        INFO(entry << ": " << p.to_string());
+        check_every_mode([&] {
+          c.clear();
+          c.run(context);
+          std::vector<std::byte> all;
+          for (const Tensor* t : c.outputs()) add_bytes(all, *t);
+          return all;
+        });
+      }
+    }
 }
 
 TEST_CASE("a thread's rounding does not change the default scale", "[api]") {

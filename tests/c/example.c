@@ -63,5 +63,73 @@ void test_examples(void) {
   memset(&args.kv_seqlens, 0, sizeof args.kv_seqlens);
   CHECK(reference_error(&args) < 2e-6);
   free(k_cache);
+
+  float lse[b * h * s], *dout = malloc(4 * COUNT * sizeof(float));
+  float *dq = dout + COUNT, *dk = dq + COUNT, *dv = dk + COUNT;
+  fill(dout, COUNT, 12);
+
+  rapt_tensor_contiguous(&args.lse, lse, RAPT_F32, 3, shape);
+  if (rapt_attention(&args, NULL) != RAPT_OK) fprintf(stderr, "%s\n", rapt_last_error());
+
+  rapt_attention_backward_args backward = rapt_attention_backward_args_init();
+  backward.forward = &args;
+  rapt_tensor_contiguous(&backward.dout, dout, RAPT_F32, 4, shape);
+  rapt_tensor_contiguous(&backward.dq, dq, RAPT_F32, 4, shape);
+  rapt_tensor_contiguous(&backward.dk, dk, RAPT_F32, 4, shape);
+  rapt_tensor_contiguous(&backward.dv, dv, RAPT_F32, 4, shape);
+  if (rapt_attention_backward(&backward, NULL) != RAPT_OK) fprintf(stderr, "%s\n", rapt_last_error());
+
+  /* Along the gradient, the loss grows by step times the gradient's square. */
+  float* const inputs[] = {q, k, v};
+  const float* const gradients[] = {dq, dk, dv};
+  const double loss = reference_loss(&args, dout, NULL), step = 0x1p-10;
+  for (int n = 0; n < 3; ++n) {
+    double square = 0;
+    for (int i = 0; i < COUNT; ++i) {
+      square += (double)gradients[n][i] * gradients[n][i];
+      inputs[n][i] += (float)step * gradients[n][i];
+    }
+    const double growth = reference_loss(&args, dout, NULL) - loss;
+    for (int i = 0; i < COUNT; ++i) inputs[n][i] -= (float)step * gradients[n][i];
+    CHECK(fabs(growth / step / square - 1) < 0.01);
+  }
+  free(dout);
+
+  enum { MORE = COUNT + b * h * d };
+  static float decays[COUNT], state[b * h * d * d];
+  for (int i = 0; i < COUNT; ++i) decays[i] = -fabsf(k[i]);
+
+  const int64_t rows[] = {b, s, h, d}, states[] = {b, h, d, d};
+  rapt_delta_rule_args rule = rapt_delta_rule_args_init();
+  rapt_tensor_contiguous(&rule.q, q, RAPT_F32, 4, rows);
+  rapt_tensor_contiguous(&rule.k, k, RAPT_F32, 4, rows);
+  rapt_tensor_contiguous(&rule.v, v, RAPT_F32, 4, rows);
+  rapt_tensor_contiguous(&rule.g, decays, RAPT_F32, 4, rows);
+  rapt_tensor_contiguous(&rule.out, out, RAPT_F32, 4, rows);
+  rapt_tensor_contiguous(&rule.final_state, state, RAPT_F32, 4, states);
+  rule.l2norm_qk = 1;
+  if (rapt_delta_rule(&rule, NULL) != RAPT_OK) fprintf(stderr, "%s\n", rapt_last_error());
+
+  rule.initial_state = rule.final_state;
+  rule.q.shape[1] = rule.k.shape[1] = rule.v.shape[1] = rule.g.shape[1] = rule.out.shape[1] = 1;
+  if (rapt_delta_rule(&rule, NULL) != RAPT_OK) fprintf(stderr, "%s\n", rapt_last_error());
+
+  /* All tokens at once, with the first one at the end again. */
+  static float longer[5][MORE], whole[b * h * d * d];
+  const float* const from[] = {q, k, v, decays};
+  rapt_tensor* const to[] = {&rule.q, &rule.k, &rule.v, &rule.g, &rule.out};
+  const int64_t all[] = {b, s + 1, h, d};
+  for (int n = 0; n < 5; ++n) {
+    for (int i = 0; n < 4 && i < MORE; ++i)
+      longer[n][i] = from[n][i / ((s + 1) * h * d) * (s * h * d) + i % ((s + 1) * h * d) % (s * h * d)];
+    rapt_tensor_contiguous(to[n], longer[n], RAPT_F32, 4, all);
+  }
+  memset(&rule.initial_state, 0, sizeof rule.initial_state);
+  rule.final_state.data = whole;
+  CHECK_OK(rapt_delta_rule(&rule, NULL));
+  for (int i = 0; i < b * h * d * d; ++i) CHECK(fabsf(whole[i] - state[i]) < 1e-6f);
+  for (int i = 0; i < b * h * d; ++i)
+    CHECK(fabsf(out[i / (h * d) * (s * h * d) + i % (h * d)] -
+                longer[4][i / (h * d) * ((s + 1) * h * d) + s * h * d + i % (h * d)]) < 1e-6f);
   free(q);
 }

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "../support/operator_new.hpp"
 #include "rapt/problem.hpp"
 #include "rapt/rapt.h"
 
@@ -24,46 +25,18 @@ thread_local bool keeps_failing = false;   // and so do all that follow
 thread_local bool failed = false;
 std::atomic<long> live{0};
 
-void* allocate(std::size_t bytes, std::size_t alignment) {
+void before_new() {
   if (until_failure == 0) {
     failed = true;
     if (!keeps_failing) until_failure = kNever;
     throw std::bad_alloc();
   }
   if (until_failure > 0) --until_failure;
-  void* data = std::aligned_alloc(alignment, (bytes + alignment) / alignment * alignment);
-  if (!data) std::abort();
   ++live;
-  return data;
 }
-
-void release(void* data) noexcept {
+void before_delete(void* data) noexcept {
   if (data) --live;
-  std::free(data);
 }
-
-}  // namespace
-
-void* operator new(std::size_t bytes) {
-  return allocate(bytes, alignof(std::max_align_t));
-}
-void* operator new(std::size_t bytes, std::align_val_t alignment) {
-  return allocate(bytes, static_cast<std::size_t>(alignment));
-}
-void operator delete(void* data) noexcept {
-  release(data);
-}
-void operator delete(void* data, std::size_t) noexcept {
-  release(data);
-}
-void operator delete(void* data, std::align_val_t) noexcept {
-  release(data);
-}
-void operator delete(void* data, std::size_t, std::align_val_t) noexcept {
-  release(data);
-}
-
-namespace {
 
 int failures = 0;
 

@@ -93,6 +93,15 @@ static double score_of(const rapt_attention_args* a, int64_t b, int64_t h, int64
   return x;
 }
 
+/* As rapt_dropout_mask() has it, which tests in C++ hold to its definition. */
+static int dropped(const rapt_attention_args* a, int64_t b, int64_t h, int64_t i, int64_t j) {
+  uint8_t kept[B * HQ * SQ * SK] = {0};
+  if (a->dropout == 0) return 0;
+  const rapt_tensor mask = contiguous(kept, RAPT_BOOL, 4, B, HQ, SQ, SK);
+  const rapt_status status = rapt_dropout_mask(a->dropout, a->dropout_seed, a->dropout_offset, &mask);
+  return status != RAPT_OK || !kept[((b * HQ + h) * SQ + i) * SK + j];
+}
+
 static double difference(double got, double expected) {
   if (got == expected) return 0;
   return isnan(got) || isnan(expected) ? INFINITY : fabs(got - expected);
@@ -110,7 +119,9 @@ double reference_error(const rapt_attention_args* a) {
         for (int64_t c = 0; c < dv; ++c) {
           double expected = 0;
           for (int64_t j = 0; j < sk && sum > 0; ++j) {
-            expected += exp(score_of(a, b, h, i, j)) / sum * at(&a->v, b, h / (a->q.shape[1] / a->v.shape[1]), j, c);
+            if (dropped(a, b, h, i, j)) continue;
+            const double weight = exp(score_of(a, b, h, i, j)) / sum / (1 - (double)a->dropout);
+            expected += weight * at(&a->v, b, h / (a->q.shape[1] / a->v.shape[1]), j, c);
           }
           error = fmax(error, difference(at(&a->out, b, h, i, c), expected));
         }
@@ -118,4 +129,22 @@ double reference_error(const rapt_attention_args* a) {
     }
   }
   return error;
+}
+
+double reference_loss(const rapt_attention_args* a, const float* dout, const float* dlse) {
+  const int64_t heads = a->q.shape[1], rows = a->q.shape[2], dv = a->v.shape[3];
+  double loss = 0;
+  for (int64_t row = 0; row < a->q.shape[0] * heads * rows; ++row) {
+    const int64_t b = row / (heads * rows), h = row / rows % heads, i = row % rows;
+    double sum = a->sinks.ndim ? exp(at(&a->sinks, 0, 0, 0, h)) : 0, weighted = 0;
+    for (int64_t j = 0; j < a->k.shape[2]; ++j) {
+      const double weight = exp(score_of(a, b, h, i, j));
+      sum += weight;
+      if (dropped(a, b, h, i, j)) continue;
+      for (int64_t c = 0; c < dv; ++c)
+        weighted += weight * dout[row * dv + c] * at(&a->v, b, h / (heads / a->v.shape[1]), j, c);
+    }
+    if (sum > 0) loss += weighted / sum / (1 - (double)a->dropout) + (dlse ? dlse[row] * log(sum) : 0);
+  }
+  return loss;
 }

@@ -33,4 +33,8 @@ double from_half(uint16_t bits, int32_t dtype);
  * batches and caches. */
 double reference_error(const rapt_attention_args* args);
 
+/* sum(dout * out) + sum(dlse * lse) by the same definition, which reads neither out nor lse. `dout` is [b, hq, sq, dv]
+ * and `dlse` [b, hq, sq], or NULL for zeros. Rows without a key count for nothing. */
+double reference_loss(const rapt_attention_args* args, const float* dout, const float* dlse);
+
 #endif

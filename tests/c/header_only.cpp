@@ -7,6 +7,9 @@ int main() {
   rapt_attention_args args = rapt_attention_args_init();
   rapt_context_options options = rapt_context_options_init();
   rapt_append_kv_args append = rapt_append_kv_args_init();
+  rapt_attention_backward_args backward = rapt_attention_backward_args_init();
+  rapt_delta_rule_args rule = rapt_delta_rule_args_init();
+  if (rule.struct_size != sizeof rule || rule.rule != RAPT_RULE_GATED_DELTA) return 1;
   const bool sizes = args.struct_size == sizeof args && options.struct_size == sizeof options;
-  return sizes && append.struct_size == sizeof append ? 0 : 1;
+  return sizes && append.struct_size == sizeof append && backward.struct_size == sizeof backward ? 0 : 1;
 }

@@ -4,9 +4,11 @@ int failures = 0;
 
 int main(void) {
   test_attention();
+  test_attention_backward();
   test_caches();
   test_errors();
   test_contexts();
+  test_delta_rule();
   test_plans();
   test_kv_caches();
   test_examples();

@@ -71,6 +71,20 @@ static void test_score_fields(void) {
   f.args.sinks = contiguous(sinks, RAPT_F32, 1, HQ, 0, 0, 0);
   run_and_compare(&f.args);
 
+  float of_seed[2][B * HQ * SQ * DV];
+  for (int i = 0; i < 2; ++i) {
+    fixture_init(&f);
+    f.args.dropout = 0.5f;
+    f.args.dropout_seed = (uint64_t)i << 40;
+    f.args.dropout_offset = 0xfedcba9876543210u;
+    run_and_compare(&f.args);
+    memcpy(of_seed[i], f.out, sizeof f.out);
+  }
+  CHECK(memcmp(of_seed[0], of_seed[1], sizeof f.out) != 0);
+  f.args.dropout_offset = 3;
+  run_and_compare(&f.args);
+  CHECK(memcmp(of_seed[1], f.out, sizeof f.out) != 0);
+
   int32_t lengths[B] = {SK, 2};
   fixture_init(&f);
   f.args.kv_seqlens = contiguous(lengths, RAPT_I32, 1, B, 0, 0, 0);

@@ -203,7 +203,7 @@ static void test_isa_and_kernel(void) {
     if ((entries[i].dtypes & 1u << RAPT_F32) == 0) {
       refused_with(&options); /* the fixture is of f32 */
     } else {
-      run_within(entries[i].exact ? 2e-6 : 5e-5, &options);
+      run_within(2e-6, &options);
     }
   }
   CHECK(usable > 0);

@@ -49,7 +49,21 @@ static void test_bad_fields(void) {
   CHECK_BAD(f.args.causal = 1, "score.align"); /* lengths differ and no alignment is given */
   CHECK_BAD((f.args.has_scale = 1, f.args.scale = 1.0f / 0.0f), "score.scale");
   CHECK_BAD(f.args.softcap = -1, "score.softcap");
+  CHECK_BAD(f.args.dropout = 1.5f, "score.dropout");
   CHECK_BAD(f.args.out.data = f.q, "out");
+}
+
+static void test_bad_dropout_masks(void) {
+  uint8_t kept[24];
+  memset(kept, 5, sizeof kept);
+  rapt_tensor mask = contiguous(kept, RAPT_BOOL, 4, 1, 2, 3, 4);
+  CHECK_REFUSED(rapt_dropout_mask(-1, 1, 2, &mask), "dropout");
+  CHECK_REFUSED(rapt_dropout_mask(0.5f, 1, 2, NULL), "mask");
+  mask.dtype = RAPT_I8;
+  CHECK_REFUSED(rapt_dropout_mask(0.5f, 1, 2, &mask), "mask");
+  memset(&mask, 0, sizeof mask);
+  CHECK_REFUSED(rapt_dropout_mask(0.5f, 1, 2, &mask), "mask");
+  CHECK(kept[0] == 5 && kept[23] == 5);
 }
 
 static void test_null_pointers(void) {
@@ -196,6 +210,7 @@ static void test_long_message(void) {
 
 void test_errors(void) {
   test_bad_fields();
+  test_bad_dropout_masks();
   test_null_pointers();
   test_tensor_contiguous();
   test_older_and_newer_callers();

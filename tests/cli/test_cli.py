@@ -14,7 +14,8 @@ from pathlib import Path
 
 PROBLEM = "b=1 hq=2 sq=48 d=16 causal"
 OTHERS = {"append_kv": "append_kv new=bf16 kv=i8 b=3 hk=2 n=5 sk=40 d=16 dv=8 page=8 groups=2",
-          "merge_states": "merge_states dtype=bf16 out=f32 rows=20 dv=24 count=3 lse"}
+          "merge_states": "merge_states dtype=bf16 out=f32 rows=20 dv=24 count=3 lse",
+          "delta_rule": "delta_rule decay=head b=2 hq=2 hv=4 t=1 d=16 dv=8 beta state"}
 ROW_KEYS = """name problem entry threads b hq hk sq sk d dv causal dtype real_time time_unit median_ms best_ms spread
     gflops peak_gflops of_peak of_peak_best amx_peak_gflops of_amx_peak of_amx_peak_best gbs read_gbs of_bandwidth
     of_bandwidth_best vs_naive iterations cpu_time run_name run_type samples""".split()
@@ -87,8 +88,7 @@ class Info(CliTest):
                 reason = f"{item['backend']} is not usable"
             self.assertRegex(text, rf"(?m){re.escape(item['name'])} .*{re.escape(reason)}$")
         for entry in info["entries"]:
-            tier = "exact" if entry["exact"] else "wider"
-            self.assertRegex(text, rf"(?m){re.escape(entry['name'])} +{entry['backend']} +{tier} ")
+            self.assertRegex(text, rf"(?m){re.escape(entry['name'])} +{entry['backend']} ")
 
     def test_a_backend_says_once_why_it_is_unusable(self):
         info = self.run_json("info")
@@ -162,7 +162,7 @@ class InfoProblem(CliTest):
     def test_opt_in_entries_run_only_if_forced(self):
         problem = "dtype=bf16 " + PROBLEM  # which all of them take
         listed = self.run_json("info")["entries"]
-        for name in [entry["name"] for entry in listed if entry["opt_in"] and entry["usable"]]:
+        for name in [entry["name"] for entry in listed if entry["operation"] == "attention" and entry["opt_in"] and entry["usable"]]:
             self.assertRegex(self.run_ok("info"), rf"(?m){re.escape(name)} .*only if forced")
             plan = self.run_json("info", "--problem", problem)
             (refusal,) = [candidate["refusal"] for candidate in plan["candidates"] if candidate["entry"] == name]
@@ -202,7 +202,9 @@ class Check(CliTest):
         text = self.run_ok("check")
         self.assertIn(" 0 wrong, 0 skipped", text)
         for word in ("page=1 ", "page=16 ", "ring ", "kv=i8 ", "kv=f8e4m3 ", "kv=f8e5m2 ", "kv=i4x2 ", "zeros ", "sinks of -10", "scale of 1e38",
-                     "given_scales ", "values_are_keys ", "append_kv new=", "merge_states rows="):
+                     "given_scales ", "values_are_keys ", "append_kv new=", "merge_states rows=", "attention_backward b=",
+                     "attention_backward dtype=bf16", " dbias", " dsinks", " dalibi", " dlse", "grads=kv", "delta_rule rule=", "decay=channel ", " gate ",
+                     " slots", "steps=4"):
             self.assertIn(word, text)
 
     def test_sampled_heads(self):
@@ -210,12 +212,24 @@ class Check(CliTest):
         problem = "dtype=bf16 b=1 hq=12 hk=4 sq=32 sk=24000 d=128 causal align=bottom_right alibi sinks bias=hk lse"
         self.assertIn("1 checked, 0 wrong", self.run_ok("check", "--problem", problem))
 
+    def test_sampled_columns(self):
+        """Of long sequences some columns of two states are compared."""
+        problem = "delta_rule b=2 hq=3 t=4000 d=64 dv=100 decay=channel beta state"
+        self.assertIn("1 checked, 0 wrong", self.run_ok("check", "--problem", problem))
+
+    def test_gradients(self):
+        """All of small problems; some rows and keys of two heads of large ones."""
+        text = self.run_ok("check", "--problem", f"attention_backward {PROBLEM}", "--seeds", "3", "--problem",
+                           "attention_backward dtype=bf16 b=2 hq=8 hk=4 sq=900 d=24 causal alibi dropout=0.1")
+        self.assertIn("6 checked, 0 wrong", text)
+        self.assertRegex(text, r"(?m)^attention_backward\.")  # the entry
+
     def test_every_usable_entry(self):
-        usable = [entry["name"] for entry in self.run_json("info")["entries"] if entry["usable"]]
-        text = self.run_ok("check", "--problem", PROBLEM, "--entry", "attention")
-        for name in usable:
-            if name.startswith("attention"):
-                self.assertIn(name, text)
+        usable = [entry for entry in self.run_json("info")["entries"] if entry["usable"]]
+        text = self.run_ok("check", "--problem", PROBLEM, "--problem", f"attention_backward {PROBLEM}", "--entry", "attention")
+        for entry in usable:
+            if entry["operation"].startswith("attention"):
+                self.assertIn(entry["name"], text)
 
     def test_one_entry(self):
         entries = self.run_json("info")["entries"]
@@ -241,7 +255,7 @@ class Check(CliTest):
             for row in rows:
                 self.assertTrue(0 < row["of_bound"] <= 1, row)
                 self.assertEqual(row["violation"], "")
-                self.assertEqual(row["lse_error"] is None, operation == "append_kv")
+                self.assertEqual(row["lse_error"] is None, operation in ("append_kv", "delta_rule"))
         self.assertIn(f"{len(OTHERS) + 1} checked, 0 wrong", self.run_ok("check", *problems))
         self.assert_usage_error("check", "--problem", "append_kv n=10 sk=9 d=8", mentions="seqlens: 10 new keys")
         self.assert_usage_error("check", "--problem", "append_kv n=1 sk=9 d=8 sq=4", mentions='"sq=4"')
@@ -352,13 +366,36 @@ class Bench(CliTest):
         self.assertEqual([merge[key] for key in ("rows", "dv", "count", "dtype", "flops")],
                          [20, 24, 3, "bf16/f32", 2 * 20 * 24 * 3])
 
+    def test_gradients(self):
+        """q.k, dout.v, and the sums that are wanted; what is read, and the gradients, once each."""
+        shape = "b=2 hq=4 hk=2 sq=9 sk=20 d=16 dv=8"
+        pairs, rows, keys = 2 * 4 * 9 * 20, 2 * 4 * 9, 2 * 2 * 20
+        read = rows * (16 + 8 + 8) * 4 + keys * 24 * 4 + rows * 4
+        cases = {f"attention_backward {shape}": (3 * 16 + 2 * 8, read + rows * 16 * 4 + keys * 24 * 4),
+                 f"attention_backward {shape} grads=q dlse": (2 * 16 + 8, read + rows * 4 + rows * 16 * 4),
+                 f"attention_backward {shape} grads=v": (16 + 8, read + keys * 8 * 4)}
+        text, document = self.bench(*(word for case in cases for word in ("--problem", case)))
+        benchmarks = document["benchmarks"]
+        self.assertEqual([row["problem"] for row in benchmarks], list(cases))
+        for row, (flops, size) in zip(benchmarks, cases.values()):
+            self.assertEqual((row["flops"], row["bytes"]), (2 * pairs * flops, size))
+            self.assertEqual([row[key] for key in ("b", "hq", "hk", "sq", "sk", "d", "dv", "causal", "dtype")],
+                             [2, 4, 2, 9, 20, 16, 8, False, "f32"])
+            self.assertTrue(row["entry"].startswith("attention_backward."))
+            self.assertIn(row["entry"], text)
+            self.assertIsNone(row["vs_naive"])
+        _, document = self.bench("--problem", "attention_backward dtype=bf16 dout=f32 b=1 hq=2 sq=48 d=16 causal")
+        self.assertEqual(document["benchmarks"][0]["flops"], 2 * 2 * (48 * 49 // 2) * 5 * 16)
+        self.assertEqual(document["benchmarks"][0]["dtype"], "bf16/bf16/bf16/f32")
+
     def test_entries_are_for_their_operation(self):
         problems = [word for problem in (PROBLEM, *OTHERS.values()) for word in ("--problem", problem)]
+        operation_of = {entry["name"]: entry["operation"] for entry in self.run_json("info")["entries"]}
         for operation, problem in OTHERS.items():
             _, document = self.bench(*problems, "--entry", operation)
             self.assertTrue(document["benchmarks"])
             for row in document["benchmarks"]:
-                self.assertEqual((row["problem"], row["entry"].split(".")[0]), (problem, operation))
+                self.assertEqual((row["problem"], operation_of[row["entry"]]), (problem, operation))
         self.assert_usage_error("bench", "--problem", PROBLEM, "--entry", "append_kv",
                                 mentions="--entry append_kv: no problem is of its operation")
 
@@ -460,7 +497,7 @@ class Sets(CliTest):
 
     def test_own_file(self):
         result, file, rows = self.bench(f"# Mine\n\n{PROBLEM} # named\n\t attention dtype=bf16 b=1 hq=2 sq=8 d=8\r\n"
-                                        f"{OTHERS['append_kv']}\n{OTHERS['merge_states']}\n")
+                                        + "\n".join(OTHERS.values()))
         self.assertEqual(result.returncode, 0, result.stderr)
         document = json.loads(rows)
         self.assertEqual(document["context"]["set"], str(file))

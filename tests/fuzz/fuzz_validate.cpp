@@ -111,6 +111,7 @@ void choose_score(Given& g, Choices& c, std::int64_t b, std::int64_t hq, std::in
   ScoreSpec& score = g.args.score;
   if (c.one_in(4)) score.scale = some_float(c);
   if (c.one_in(4)) score.softcap = some_float(c);
+  if (c.one_in(4)) score.dropout = Dropout{some_float(c), c.raw<std::uint64_t>(), c.raw<std::uint64_t>()};
   score.causal = c.one_in(3);
   if (c.one_in(4)) score.window = Window{c.below(8) - 2, c.below(8) - 2};
   if (c.below(2)) {

@@ -2,22 +2,30 @@
 
 usage: recipes.py <repository>
 
-An example is a name that only the thing itself uses. Where it stands in a file of src or include that the recipe does
-not name, whoever follows the recipe would miss that file.
+An example is a name that only the thing itself uses. Where it stands in a file that the recipe does not name, whoever
+follows the recipe would miss that file. Nor may a recipe name a file that is gone, or an exception here be without use.
 """
 
 import re
 import sys
 from pathlib import Path
 
-# (beginning of the recipe, pattern of the example, files that only use it and that nobody has to change)
+FOLDERS = ("src", "include", "bench", "tools", "python/src", "python/rapt", "tests/oracle", "tests/support", "tests/fuzz")
+SUFFIXES = (".hpp", ".cpp", ".h", ".cu", ".cuh", ".py", ".pyi")
+
+# (beginning of the recipe, pattern of the example, part of the names of its own files, beginnings of other files that have
+# it: its own, too, or that nobody has to change)
 EXAMPLES = [
-    ("A new ISA", r"\bavx512bf16\b", ["src/cpu/kernels/", "src/cpu/tile/", "src/cpu/isa/"]),
-    ("A score modifier", r"softcap", ["src/cpu/kernels/", "src/cuda/"]),
-    ("A KV layout", r"\bring\b", ["src/cpu/kernels/", "src/cpu/tile/", "src/cuda/", "src/cpu/work_list.cpp", "src/api/c/", "include/rapt/rapt.h"]),
-    ("A cache type", r"\bf8e5m2\b", ["src/cuda/", "src/dispatch/", "src/core/fields.cpp", "include/rapt/kv_", "include/rapt/plan.hpp",
-                                     "src/operations/attention", "include/rapt/rapt.h", "src/api/c/", "src/cpu/kernels/attention_naive.cpp"]),
-    ("An operation", r"merge_states|MergeStates", ["src/api/c/error.cpp", "include/rapt/rapt.hpp"]),
+    ("A new ISA", r"\bavx512bf16\b", None, []),
+    ("A score modifier", r"softcap", None, ["python/src/eager.", "python/rapt/transformers.py", "python/rapt/_model_attention.py"]),
+    ("A KV layout", r"\bring\b", None, ["src/cpu/kernels/", "src/cuda/", "python/rapt/__init__.py"]),
+    ("A cache type", r"\bf8e5m2\b", None, []),
+    ("An operation", r"merge_states|Merge(States|Case)", "merge", [
+        "python/src/cache.", "python/rapt/_cache.py", "tools/main.cpp", "python/rapt/_info.py"]),
+    ("An operation", r"attention_backward|Backward(Args|Problem|Params|Case)", "backward", [
+        "python/src/call.", "python/rapt/_sdpa", "python/rapt/_model_attention.py"]),
+    ("An operation", r"delta_rule|DeltaRule(Args|Problem|Params|Case)", "delta_rule", [
+        "python/rapt/_fla.py", "python/rapt/_info.py", "python/rapt/torch.py"]),
 ]
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
@@ -28,38 +36,49 @@ def recipes(readme):
         yield re.match(r"\*\*(.+?)\*\*", text)[1], text
 
 
-def named(text, operation):
+def named(text):
     """The files that a recipe names, below src, include or the repository."""
-    return {name.replace("<name>", operation) for name in re.findall(r"`([\w./<>]+\.\w+)`", text)} | \
-        {name.strip("`") for name in re.findall(r"`cpu/(?:isa|kernels|tile)`", text)}
+    return set(re.findall(r"`([\w./<>]+\.\w+|cpu/(?:isa|kernels|tile)|tests/oracle)`", text))
+
+
+def is_there(root, file):
+    return "<" in file or any((root / folder / file).exists() for folder in ("", "src", "include/rapt"))
 
 
 def violations(root):
     texts = dict(recipes((root / "src/README.md").read_text()))
-    for title, pattern, users in EXAMPLES:
+    for title, text in texts.items():
+        for file in sorted(named(text)):
+            if not is_there(root, file):
+                yield f"the recipe \"{title}\" names {file}, which is not there"
+    for title, pattern, own, users in EXAMPLES:
         if title not in texts:
             yield f"src/README.md has no recipe \"{title}\""
             continue
-        files = named(texts[title], "merge_states")
-        found = 0
-        for path in sorted(p for folder in ("src", "include") for p in (root / folder).rglob("*")):
-            if path.suffix not in (".hpp", ".cpp", ".h", ".cu", ".cuh"):
+        files = named(texts[title])
+        found, unused = 0, set(users)
+        for path in sorted(p for folder in FOLDERS for p in (root / folder).rglob("*")):
+            if path.suffix not in SUFFIXES:
                 continue
             name = path.relative_to(root).as_posix()
             if not re.search(pattern, COMMENT.sub("", path.read_text())):
                 continue
             found += 1
-            known = any(name.endswith("/" + file) or name == file or f"/{file}/" in name for file in files)
-            if not known and not any(name.startswith(user) for user in users) and "merge_states" not in path.name:
+            known = any(f"/{name}".endswith(f"/{file}") or f"/{file}/" in f"/{name}" for file in files)
+            excepted = {user for user in users if name.startswith(user)}
+            unused -= excepted
+            if not known and not excepted and not (own and own in path.name):
                 yield f"{name} has {pattern}, and the recipe \"{title}\" does not name it"
         if not found:
             yield f"nothing has {pattern}: the recipe \"{title}\" needs another example"
+        for user in sorted(unused):
+            yield f"{user} has no {pattern}: it is no exception to the recipe \"{title}\""
 
 
 def main():
     root = Path(sys.argv[1])
     found = list(violations(root))
-    print("\n".join(found) or f"{len(EXAMPLES)} recipes name every file that their examples are in")
+    print("\n".join(found) or f"{len(EXAMPLES)} examples: their recipes name every file that they are in")
     sys.exit(bool(found))
 
 

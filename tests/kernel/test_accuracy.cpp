@@ -20,7 +20,7 @@ TEST_CASE("standard normal inputs are exact to 1e-6", "[kernel]") {
     for (const std::string& entry : every_entry(c.problem)) {
       const Errors errors = run_and_compare(c, entry, reference);
       INFO(entry << ": " << text << ": " << describe(errors));
-      CHECK(errors.rel_frobenius <= (tier_of(entry) == Tier::exact ? 1e-6 : 2e-5));
+      CHECK(errors.rel_frobenius <= 1e-6);
       CHECK(errors.ok());
     }
   }

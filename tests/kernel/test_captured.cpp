@@ -61,9 +61,9 @@ TEST_CASE("captured: every entry agrees with the model and with float64", "[capt
 
         const Difference difference = captured.difference(padding);
         CAPTURE(difference.max_abs, difference.max_abs_bound, difference.relative, difference.relative_bound);
-        CHECK((difference.ok() || tier_of(entry) != Tier::exact));
+        CHECK(difference.ok());
 
-        const Errors errors = compare(args, oracle(args), tier_of(entry));
+        const Errors errors = compare(args, oracle(args));
         CAPTURE(describe(errors));
         CHECK(errors.ok());
       }
@@ -82,7 +82,7 @@ TEST_CASE("captured: every entry agrees with float64 in 16 bits", "[captured]") 
       for (const std::string& entry : every_entry(AttentionProblem::of(call.args))) {
         call.out.poison();
         run(call.args, entry);
-        const Errors errors = compare(call.args, reference, tier_of(entry));
+        const Errors errors = compare(call.args, reference);
         CAPTURE(captured.name(), entry, to_string(padding), describe(errors));
         CHECK(errors.ok());
       }

@@ -105,7 +105,7 @@ TEST_CASE("a workspace of exactly the planned size is enough", "[kernel][threads
       const Buffer workspace(plan.workspace_bytes(), Placement::back);
       c.poison_outputs();
       plan.run(c.args(), std::span<std::byte>(workspace.data(), workspace.size()));
-      const Errors errors = compare(c.args(), reference, tier_of(entry));
+      const Errors errors = compare(c.args(), reference);
       INFO(entry << ": " << c.problem.to_string() << ": " << describe(errors));
       CHECK(plan.workspace_bytes() % 64 == 0);
       CHECK(errors.ok());
@@ -127,7 +127,7 @@ TEST_CASE("65536 rows in a sliding window need little memory", "[kernel][slow]")
     allocator.peak_bytes = 0;
     c.poison_outputs();
     attention(c.args(), Context(options));
-    const Errors errors = compare(c.args(), reference, tier_of(entry));
+    const Errors errors = compare(c.args(), reference);
     INFO(entry << ": " << describe(errors));
     CHECK(errors.ok());
     CHECK(allocator.peak_bytes <= 16u << 20);

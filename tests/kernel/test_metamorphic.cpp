@@ -147,7 +147,7 @@ TEST_CASE("two halves of the keys merge by their lse", "[kernel]") {
     // Each part of 16 bits is rounded by itself.
     const double unit = dtype == DType::bf16 ? 0x1p-8 : dtype == DType::f16 ? 0x1p-11 : 0;
     INFO(entry);
-    CHECK(worst <= (tier_of(entry) == Tier::exact ? 2e-6 : 2e-5) + 2 * unit);
+    CHECK(worst <= 2e-6 + 2 * unit);
   }
 }
 

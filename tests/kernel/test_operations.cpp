@@ -1,4 +1,5 @@
-// append_kv and merge_states on every entry: against float64, on threads and executors, planned and forced.
+// append_kv and merge_states on every entry: against float64; they, attention_backward and delta_rule on threads and
+// executors, planned and forced.
 #include <cstring>
 #include <memory>
 #include <string>
@@ -6,8 +7,10 @@
 
 #include "rapt/plan.hpp"
 #include "support/append_case.hpp"
+#include "support/backward_case.hpp"
 #include "support/case.hpp"
 #include "support/catch.hpp"
+#include "support/delta_rule_case.hpp"
 #include "support/entries.hpp"
 #include "support/executors.hpp"
 #include "support/merge_case.hpp"
@@ -66,6 +69,14 @@ template <>
 struct InputsOf<MergeStatesProblem> {
   using type = MergeCase;
 };
+template <>
+struct InputsOf<AttentionBackwardProblem> {
+  using type = BackwardCase;
+};
+template <>
+struct InputsOf<DeltaRuleProblem> {
+  using type = DeltaRuleCase;
+};
 
 std::vector<AppendKvProblem> appends() {
   std::vector<AppendKvProblem> problems;
@@ -109,12 +120,23 @@ void for_large_problems(const Use& use) {
   use(AppendKvProblem::parse("append_kv kv=f16 b=2 hk=3 n=700 sk=300 d=64 ring"));
   use(MergeStatesProblem::parse("merge_states rows=900 dv=96 count=3 lse"));
   use(MergeStatesProblem::parse("merge_states dtype=bf16 rows=210 dv=512 count=17"));
+  use(AttentionBackwardProblem::parse("attention_backward b=2 hq=4 hk=2 sq=200 sk=333 d=40 dlse"));
+  use(AttentionBackwardProblem::parse("attention_backward sq=640 d=64 causal bias=qk sinks dbias dsinks"));
+  use(AttentionBackwardProblem::parse(
+      "attention_backward dtype=bf16 b=3 hq=4 hk=2 sq=150 sk=200 d=64 dv=24 causal align=bottom_right alibi "
+      "ragged_q=330 ragged_k=410 dout=f32 dalibi"));
+  use(DeltaRuleProblem::parse("delta_rule hq=1 t=60 d=128 dv=256 decay=channel beta state"));
+  use(DeltaRuleProblem::parse(
+      "delta_rule dtype=bf16 b=3 hq=6 hk=2 hv=6 t=50 d=100 dv=72 decay=head gate beta ragged=90"));
+  use(DeltaRuleProblem::parse("delta_rule b=5 hq=2 t=1 d=256 decay=constant state slots steps=2"));
+  use(DeltaRuleProblem::parse("delta_rule b=3 hq=2 t=1 d=100 dv=200 decay=channel beta state"));
 }
 
 template <class P>
 typename InputsOf<P>::type inputs_of(const P& problem, std::uint64_t seed = 1, Placement placement = Placement::heap,
                                      Spacing spacing = Spacing::dense) {
-  return typename InputsOf<P>::type(problem, seed, placement, spacing);
+  if constexpr (std::is_same_v<P, AttentionBackwardProblem>) return BackwardCase(problem, seed, placement);
+  else return typename InputsOf<P>::type(problem, seed, placement, spacing);
 }
 
 /// Every byte of the outputs.
@@ -143,6 +165,8 @@ Problem parsed(const char* text) {
 const Problem kAppend = parsed("append_kv dtype=bf16 b=2 hk=2 n=1 sk=64 d=64");
 const Problem kMerge = parsed("merge_states dtype=bf16 rows=8 dv=64 count=2");
 const Problem kAttention = parsed("attention hq=2 sq=64 d=64 dtype=bf16");
+const Problem kBackward = parsed("attention_backward hq=2 sq=64 d=64 dtype=bf16");
+const Problem kDelta = parsed("delta_rule dtype=bf16 hq=2 t=8 d=64 beta");
 
 }  // namespace
 
@@ -231,7 +255,7 @@ TEST_CASE("operations: executors and thread counts write the same bits", "[kerne
       const std::vector<std::byte> serial = bits_on(inputs, forced(entry));
       REQUIRE(inputs.verdict().violation == "");
       for (const auto& executor : all_executors())
-        for (const int threads : {1, 2, 3}) {
+        for (const int threads : {1, 2, 3, 7}) {
           INFO(entry << " on " << executor->name() << ", " << threads << ": " << problem.to_string());
           REQUIRE((bits_on(inputs, forced(entry, executor, threads)) == serial));
         }
@@ -282,7 +306,9 @@ TEST_CASE("operations: plans say what runs, and run it", "[kernel]") {
 
     auto other = problem;
     if constexpr (std::is_same_v<decltype(other), AppendKvProblem>) ++other.hk;
-    else ++other.count;
+    else if constexpr (std::is_same_v<decltype(other), MergeStatesProblem>) ++other.count;
+    else if constexpr (std::is_same_v<decltype(other), DeltaRuleProblem>) --other.dv;
+    else ++other.d;
     auto different = inputs_of(other);
     CHECK(refused_argument([&] { Plan(problem, context).run(different.args()); }) == "args");
   });
@@ -294,6 +320,12 @@ TEST_CASE("operations: a plan refuses the arguments of another operation", "[ker
   CHECK(refused_argument([&] { Plan(kAppend).run(merge.args()); }) == "args");
   CHECK(refused_argument([&] { Plan(kMerge).run(append.args()); }) == "args");
   CHECK(refused_argument([&] { Plan(kAttention).run(append.args()); }) == "args");
+  BackwardCase backward(std::get<AttentionBackwardProblem>(kBackward));
+  CHECK(refused_argument([&] { Plan(kAttention).run(backward.args()); }) == "args");
+  CHECK(refused_argument([&] { Plan(kBackward).run(backward.inputs.args()); }) == "args");
+  DeltaRuleCase delta(std::get<DeltaRuleProblem>(kDelta));
+  CHECK(refused_argument([&] { Plan(kMerge).run(delta.args()); }) == "args");
+  CHECK(refused_argument([&] { Plan(kDelta).run(merge.args()); }) == "args");
 }
 
 TEST_CASE("operations: a caller's workspace is all that is used", "[kernel]") {
@@ -306,7 +338,7 @@ TEST_CASE("operations: a caller's workspace is all that is used", "[kernel]") {
       options.kernel = entry;
       const Context context(options);
       auto inputs = inputs_of(problem);
-      const std::vector<std::byte> wanted = bits_on(inputs, Context());
+      const std::vector<std::byte> wanted = bits_on(inputs, forced(entry));
       const auto args = inputs.args();
       const Plan plan(args, context);
       const std::size_t bytes = plan.workspace_bytes();
@@ -360,6 +392,22 @@ TEST_CASE("operations: max_workspace_bytes is enough for smaller calls", "[kerne
       }
       smaller.b = 1, smaller.ragged = smaller.ragged >= 0 ? smaller.n : -1;
       enough(smaller);
+    } else if constexpr (std::is_same_v<P, AttentionBackwardProblem>) {
+      for (const std::int64_t b : {problem.b, std::int64_t{1}})
+        for (smaller.sk = problem.sk; smaller.sk >= 0; smaller.sk -= smaller.sk > 20 ? 17 : 1)
+          for (smaller.sq = problem.sq; smaller.sq >= 0; smaller.sq -= smaller.sq > 20 ? 13 : 1) {
+            smaller.b = b;
+            if (smaller.ragged_q >= 0) smaller.ragged_q = std::min(problem.ragged_q, b * smaller.sq);
+            if (smaller.ragged_k >= 0) smaller.ragged_k = std::min(problem.ragged_k, b * smaller.sk);
+            if (problem.causal && problem.align == AttentionProblem::Align::none && smaller.sq != smaller.sk) continue;
+            enough(smaller);
+          }
+    } else if constexpr (std::is_same_v<P, DeltaRuleProblem>) {
+      for (smaller.b = problem.b; smaller.b >= 1; --smaller.b)
+        for (smaller.t = problem.t; smaller.t >= 0; smaller.t -= smaller.t > 20 ? 17 : 1) {
+          if (smaller.ragged >= 0) smaller.ragged = std::min(problem.ragged, smaller.b * smaller.t);
+          enough(smaller);
+        }
     } else {
       for (; smaller.rows > 1; smaller.rows /= 2) enough(smaller);
       smaller.count = 1;
@@ -370,12 +418,12 @@ TEST_CASE("operations: max_workspace_bytes is enough for smaller calls", "[kerne
 
 TEST_CASE("operations: a forced entry is forced for its own operation only", "[kernel]") {
   ScopedEnvironment no_isa("RAPT_ISA", nullptr), no_kernel("RAPT_KERNEL", nullptr);
-  for (const Problem& problem : {kAppend, kMerge, kAttention}) {
+  for (const Problem& problem : {kAppend, kMerge, kAttention, kBackward, kDelta}) {
     for (const std::string& entry : usable_entries(problem)) {
       INFO(entry);
       const auto check = [&](const Context& context) {
         CHECK(chosen(problem, context) == entry);
-        for (const Problem& other : {kAppend, kMerge, kAttention})
+        for (const Problem& other : {kAppend, kMerge, kAttention, kBackward, kDelta})
           if (operation_of(other) != operation_of(problem)) CHECK(chosen(other, context) == chosen(other));
       };
       check(forced(entry));
@@ -395,7 +443,7 @@ TEST_CASE("operations: a forced ISA without kernels for an operation leaves it t
     Isa wanted = isa;  // or the best one below it that has vector kernels
     for (const Isa below : usable_isas())
       if ((wanted == Isa::amx || wanted == Isa::avx512bf16) && below < wanted) wanted = below;
-    for (const Problem& problem : {kAppend, kMerge})
+    for (const Problem& problem : {kAppend, kMerge, kDelta})
       CHECK(chosen(problem, context).ends_with("." + std::string(to_string(wanted))));
     AppendCase append(std::get<AppendKvProblem>(kAppend));
     append.run(context);
@@ -403,5 +451,8 @@ TEST_CASE("operations: a forced ISA without kernels for an operation leaves it t
     MergeCase merge(std::get<MergeStatesProblem>(kMerge));
     merge.run(context);
     CHECK(merge.verdict().violation == "");
+    DeltaRuleCase delta(std::get<DeltaRuleProblem>(kDelta));
+    delta.run(context);
+    CHECK(delta.verdict().violation == "");
   }
 }

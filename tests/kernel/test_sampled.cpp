@@ -125,6 +125,6 @@ TEST_CASE("entries of different instruction sets agree on long sequences", "[ker
       difference += (a - b) * (a - b);
     }
     INFO(names.front() << " against " << names[i]);
-    CHECK(difference <= (tier_of(names[i]) == Tier::exact ? 4e-12 : 1.5e-10) * squares);
+    CHECK(difference <= 4e-12 * squares);
   }
 }

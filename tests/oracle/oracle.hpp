@@ -1,6 +1,7 @@
 // Attention in float64 as docs/contract.md words it, and how far a result may be from it.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -36,6 +37,9 @@ namespace rapt::testing {
 /// and for |v_j| in the second term, with sqrt(d) + 8 in place of sqrt(d) + 6 in front of the dot product, and 20 in
 /// place of 16 in front of u. Then the bounds are those of fp32.
 ///
+/// With dropout every p_j is multiplied by 0 or 1 / (1 - p), rounded twice: 18 in place of 16 in front of u. What is
+/// not finite in a dropped value stays out.
+///
 /// `spread` is what errors of the usual size, independent from key to key, add up to: the roundings of partial sums
 /// that grow from 0 to the score, sqrt(d / 3) u |scale| (sqrt(sum (q_i k_i)^2) + 2 |q k|), those of modifiers and
 /// exponents, and the sink's.
@@ -56,13 +60,15 @@ struct Reference {
   double rounding_error = 0;
 };
 
+/// Philox4x32-10, and what dropout multiplies the weight of sequence n, query head h, row i and key j by.
+std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> counter, std::array<std::uint32_t, 2> key);
+double dropout_factor(const Dropout& dropout, std::int64_t hq, std::int64_t n, std::int64_t h, std::int64_t i,
+                      std::int64_t j);
+
 /// Independent of the library: uses the argument types only and trusts them to be valid, those of every KvSource among
 /// them; inputs count as given. Keys that no row sees are not read, nor are their table entries. With row_step n only
 /// every n-th row of each head and the last one are computed, for lengths that would take too long otherwise.
 Reference oracle(const AttentionArgs& args, std::int64_t row_step = 1);
-
-/// What an entry promises of fp32: `f32x3` is the opt-in tier of three products of bf16 components.
-enum class Tier : std::uint8_t { exact, f32x3 };
 
 struct Errors {
   double rel_frobenius = 0;     ///< |out - reference| / |reference| in the Frobenius norm, finite elements
@@ -80,6 +86,6 @@ struct Errors {
 };
 
 /// Reads args.out and args.lse back, whatever their strides and types. A result past the end of out's type must be Inf.
-Errors compare(const AttentionArgs& args, const Reference& reference, Tier tier = Tier::exact);
+Errors compare(const AttentionArgs& args, const Reference& reference);
 
 }  // namespace rapt::testing

@@ -12,9 +12,6 @@ namespace {
 
 using std::int64_t;
 
-bool is_integer(DType dtype) {
-  return dtype == DType::i8 || dtype == DType::i4x2;
-}
 bool is_float8(DType dtype) {
   return dtype == DType::f8e4m3 || dtype == DType::f8e5m2;
 }
@@ -46,11 +43,6 @@ bool is_poison(const Tensor& tensor, int64_t entry, int64_t row) {
         return false;
     }
   return true;
-}
-
-/// Between steps of row_step, and the last of n.
-int64_t next_row(int64_t t, int64_t row_step, int64_t n) {
-  return t + row_step < n ? t + row_step : std::max(t + 1, n - 1);
 }
 
 }  // namespace

@@ -2,12 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <vector>
+
+#include "support/fill.hpp"
 
 namespace rapt::testing {
 namespace {
-
-using Dims = std::vector<std::int64_t>;
 
 /// Offset of an element whose entry and row may broadcast.
 template <class T>
@@ -16,10 +15,6 @@ decltype(auto) at(T& tensor, Slot slot, std::int64_t h, std::int64_t i) {
   const std::int64_t entry = shape[0] == 1 ? 0 : slot.entry;
   if (tensor.layout().ndim == 3) return tensor.at({entry, h, i});
   return tensor.at({entry, h, shape[2] == 1 ? 0 : slot.row, i});
-}
-
-bool is_integer(DType dtype) {
-  return dtype == DType::i8 || dtype == DType::i4x2;
 }
 
 void write_half(Tensor& rows, Slot slot, std::int64_t h, std::int64_t i, float value) {

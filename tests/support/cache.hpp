@@ -10,6 +10,11 @@
 
 namespace rapt::testing {
 
+/// Whether elements are codes that mean nothing without scales.
+inline bool is_integer(DType dtype) {
+  return dtype == DType::i8 || dtype == DType::i4x2;
+}
+
 /// Where a row lies: in an entry of the tensor's first dimension (batch, page, ragged row), at a row of that.
 struct Slot {
   std::int64_t entry = -1;  ///< -1: nowhere

@@ -161,6 +161,8 @@ AttentionProblem typed(const std::string& text, DType dtype) {
 Case::Case(const AttentionProblem& given, std::uint64_t seed, Placement placement) : problem(given) {
   const AttentionProblem& p = problem;
   const auto generator = [seed](std::uint64_t tensor) { return Generator(seed * 64 + tensor); };
+  Generator numbers = generator(11);
+  dropout = {p.dropout, numbers(), numbers()};
   const auto make = [&](DType dtype, std::int64_t h, std::int64_t s, std::int64_t d, std::int64_t total) {
     return Tensor(dtype, tensor_layout(p.layout, p.b, h, s, d, total), placement);
   };
@@ -277,6 +279,7 @@ AttentionArgs Case::args() {
   score.mask = mask.view();
   score.alibi = alibi.view();
   score.sinks = sinks.view();
+  if (problem.dropout != 0) score.dropout = dropout;
   return args;
 }
 

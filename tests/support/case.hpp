@@ -50,6 +50,7 @@ struct Case {
   AttentionProblem problem;
   Tensor q, k, v, out, lse, bias, mask, alibi, sinks, seqlens, cu_seqlens_q, cu_seqlens_k;
   Tensor block_table, k_scale, v_scale, k_zero, v_zero;
+  Dropout dropout;  // of any seed and offset
 
  private:
   void make_keys(std::uint64_t seed, Placement placement);

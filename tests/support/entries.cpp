@@ -76,10 +76,6 @@ bool selected(std::string_view entry) {
   return wanted == nullptr || entry.find(wanted) != std::string_view::npos;
 }
 
-Tier tier_of(std::string_view entry) {
-  return info_of(entry).exact ? Tier::exact : Tier::f32x3;
-}
-
 bool ignores_hidden_values(std::string_view entry) {
   return info_of(entry).isa != "sm90a";
 }
@@ -111,7 +107,7 @@ Errors run_and_compare(Case& c, const std::string& entry, const Reference& refer
   c.poison_outputs();
   const AttentionArgs args = c.args();
   run(args, entry);
-  return compare(args, reference, tier_of(entry));
+  return compare(args, reference);
 }
 
 std::string describe(const Errors& e) {

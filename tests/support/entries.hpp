@@ -23,9 +23,6 @@ std::vector<std::string> every_entry();
 /// False when the environment's RAPT_TEST_ENTRIES is set and the name does not contain it.
 bool selected(std::string_view entry);
 
-/// What `entry` promises.
-Tier tier_of(std::string_view entry);
-
 /// False where values that a row does not see may change the row's last bits (docs/guide/cuda.md, "Entries").
 bool ignores_hidden_values(std::string_view entry);
 
@@ -44,7 +41,7 @@ Forced forced(const std::string& entry, std::shared_ptr<Executor> executor, int 
 
 /// Runs `c` on `context`, which is the host's, into fresh poison and compares with `reference`.
 Errors run_and_compare(Case& c, const Context& context, const Reference& reference);
-/// The same on `entry`, serially, by what that entry promises.
+/// The same on `entry`, serially.
 Errors run_and_compare(Case& c, const std::string& entry, const Reference& reference);
 
 /// "rel_frobenius=..., ...": every figure.

@@ -81,8 +81,7 @@ Verdict MergeCase::verdict(int64_t row_step) const {
   const double denormal = out.dtype() == DType::f16 ? 0x1p-24 : 1e-37;
   Tally tally;
   std::vector<double> weight(count);
-  for (int64_t row = 0; row < problem.rows;
-       row = row + row_step < problem.rows ? row + row_step : std::max(row + 1, problem.rows - 1)) {
+  for (int64_t row = 0; row < problem.rows; row = next_row(row, row_step, problem.rows)) {
     double largest = -HUGE_VAL, sum = 0;
     for (const Tensor& state : lses) largest = std::max<double>(largest, state.flat(row));
     for (const Tensor& state : lses)

@@ -84,6 +84,7 @@ void sample_scores(Random& random, AttentionProblem& p) {
   if (one_in(random, 2)) p.bias = broadcast();
   if (one_in(random, 2)) p.mask = broadcast();
   p.sinks = one_in(random, 3);
+  if (one_in(random, 6)) p.dropout = static_cast<float>(between(random, 1, 16)) / 16;
 }
 
 void sample_lengths(Random& random, AttentionProblem& p, bool equal) {
@@ -175,9 +176,9 @@ AttentionProblem sample(Random& random, const SampleOptions& options) {
   p.sk = length(random);
   p.d = head_size(random);
   p.dv = one_in(random, 2) ? p.d : head_size(random);
-  // Keep float64 affordable: about 2^24 products.
+  // Keep float64 affordable.
   const auto products = [&p] { return p.b * p.hq * std::max(p.sq, p.sk) * p.sk * (p.d + p.dv); };
-  while (products() > (std::int64_t{1} << 24)) {
+  while (products() > options.products) {
     if (p.hq > p.hk) p.hq -= p.hk;
     else if (p.b > 1) --p.b;
     else if (p.hk > 1) p.hk = p.hq = 1;
@@ -191,6 +192,52 @@ AttentionProblem sample(Random& random, const SampleOptions& options) {
   if (options.types) sample_types(random, p);
   if (options.caches) sample_caches(random, p);
   if (options.layouts) p.layout = static_cast<AttentionProblem::Layout>(between(random, 0, 3));
+  return p;
+}
+
+DeltaRuleProblem sample_delta_rule(Random& random) {
+  DeltaRuleProblem p;
+  p.rule = static_cast<UpdateRule>(between(random, 0, 3));
+  const bool has_decay = p.rule == UpdateRule::gated || p.rule == UpdateRule::gated_delta;
+  if (has_decay) p.decay = static_cast<Decay>(between(random, 0, 3));
+  p.gate = p.decay != Decay::none && one_in(random, 3);
+  p.beta = (p.rule == UpdateRule::delta || p.rule == UpdateRule::gated_delta) && !one_in(random, 4);
+  p.l2norm = one_in(random, 3);
+  p.b = between(random, 1, 3);
+  p.hk = between(random, 1, 3);
+  p.hv = p.hk * between(random, 1, 2);
+  if (one_in(random, 4)) std::swap(p.hk, p.hv);
+  const std::int64_t h = p.state_heads();
+  p.hq = one_in(random, 3) ? h * between(random, 2, 3) : one_in(random, 2) ? p.hk : h;
+  p.t = one_in(random, 4) ? 1 : one_in(random, 4) ? between(random, 2, 9) : between(random, 1, 200);  // 1: decode
+  const auto size = [&] {
+    return one_in(random, 3) ? between(random, 1, 256) : pick(random, {1, 3, 8, 15, 16, 17, 32, 33, 64, 100, 128});
+  };
+  p.d = size(), p.dv = one_in(random, 2) ? p.d : size();
+  while (p.b * h * p.t * p.d * p.dv > std::int64_t{1} << 20 && p.t > 1) p.t = (p.t + 1) / 2;
+  p.state = !one_in(random, 3);
+  p.slots = p.state && one_in(random, 2);
+  if (p.slots && p.t < 8 && one_in(random, 2)) p.steps = p.t + between(random, 0, 2);
+  if (one_in(random, 3)) p.ragged = total(random, p.b, p.t);
+  if (one_in(random, 2)) {
+    p.dtype = static_cast<DType>(pick(random, {0, 1, 2}));
+    p.out_dtype = one_in(random, 3) ? static_cast<DType>(pick(random, {0, 1, 2})) : p.dtype;
+  }
+  return p;
+}
+
+AttentionBackwardProblem sample_backward(Random& random, SampleOptions options) {
+  options.products = std::min(options.products, std::int64_t{1} << 21);
+  AttentionBackwardProblem p;
+  static_cast<AttentionProblem&>(p) = sample(random, options);
+  p.dout_dtype = p.out_dtype;
+  if (options.types && one_in(random, 3)) p.dout_dtype = static_cast<DType>(between(random, 0, 2));
+  p.dlse = one_in(random, 2);
+  p.dbias = p.bias != AttentionProblem::kNone && !one_in(random, 4);
+  p.dsinks = p.sinks && !one_in(random, 4);
+  p.dalibi = p.alibi && !one_in(random, 4);
+  if (one_in(random, 4))
+    p.grads = static_cast<std::uint8_t>(between(random, p.dbias || p.dsinks || p.dalibi ? 0 : 1, 7));
   return p;
 }
 

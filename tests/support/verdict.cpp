@@ -19,7 +19,29 @@ double share(double error, double bound) {
   return error == 0 ? 0 : error / bound;
 }
 
+std::string digits(double x) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g", x);
+  return text;
+}
+
 }  // namespace
+
+std::string violation_of(const Errors& errors) {
+  const auto off = [](const char* what, double times) {
+    return std::string(what) + " is off by " + digits(times) + " times its bound";
+  };
+  const auto above = [](const char* what, double x, double limit) {
+    return std::string(what) + " " + digits(x) + "; at most " + digits(limit) + " is allowed";
+  };
+  if (!errors.nonfinite_agree) return "NaN, Inf or a finite number where the reference has the other";
+  if (errors.max_bound > 1) return off("an element", errors.max_bound);
+  if (errors.rel_frobenius > errors.frobenius_limit)
+    return above("relative Frobenius error", errors.rel_frobenius, errors.frobenius_limit);
+  if (errors.max_abs > errors.max_abs_limit) return above("largest error", errors.max_abs, errors.max_abs_limit);
+  if (errors.lse_max_bound > 1) return off("an lse", errors.lse_max_bound);
+  return errors.ok() ? "" : "an error is not a number";
+}
 
 void Tally::add(double got, double wanted, double bound) {
   const double error = distance(got, wanted);
@@ -51,15 +73,7 @@ Verdict Tally::verdict() const {
   Verdict verdict{errors_, violation_};
   verdict.errors.rel_frobenius = squared_norm_ > 0 ? std::sqrt(squared_error_ / squared_norm_) : 0;
   verdict.errors.frobenius_limit = verdict.errors.max_abs_limit = kInfinity;
-  if (!violation_.empty()) return verdict;
-  const auto off = [](const char* what, double times) {
-    char text[80];
-    std::snprintf(text, sizeof text, "%s is off by %.3g times its bound", what, times);
-    return std::string(text);
-  };
-  if (!errors_.nonfinite_agree) verdict.violation = "NaN, Inf or a finite number where the reference has the other";
-  else if (errors_.max_bound > 1) verdict.violation = off("an element", errors_.max_bound);
-  else if (errors_.lse_max_bound > 1) verdict.violation = off("an lse", errors_.lse_max_bound);
+  if (violation_.empty()) verdict.violation = violation_of(verdict.errors);
   return verdict;
 }
 

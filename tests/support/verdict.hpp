@@ -1,6 +1,8 @@
 // What comparing a result with its oracle says.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <string>
 
 #include "oracle/oracle.hpp"
@@ -11,6 +13,14 @@ struct Verdict {
   Errors errors;
   std::string violation;  ///< empty, or what is wrong in one line
 };
+
+/// The bound that the errors pass, in one line; empty if none.
+std::string violation_of(const Errors& errors);
+
+/// Between rows that are compared: every row_step-th of n, and the last.
+inline std::int64_t next_row(std::int64_t row, std::int64_t row_step, std::int64_t n) {
+  return row + row_step < n ? row + row_step : std::max(row + 1, n - 1);
+}
 
 /// Collects the figures of an operation whose elements each have a bound of their own.
 class Tally {

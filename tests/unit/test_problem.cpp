@@ -55,6 +55,8 @@ TEST_CASE("problem: every field survives and counts", "[unit]") {
                            "mask=bk",
                            "alibi",
                            "sinks",
+                           "dropout=0.1",
+                           "dropout=1",
                            "lse",
                            "seqlens",
                            "ragged_q=0",
@@ -149,6 +151,8 @@ TEST_CASE("problem: words that make no sense are named", "[unit]") {
       {"attention scale=nan", "scale"},
       {"attention softcap=inf", "softcap"},
       {"attention softcap=0", "softcap=0"},
+      {"attention dropout=0", "dropout=0"},
+      {"attention dropout=nan", "dropout"},
       {"attention page=0", "page=0"},
       {"attention causal=1", "\"causal=1\""},
       {"attention ring=1", "\"ring=1\""},
@@ -272,6 +276,9 @@ TEST_CASE("problem: words of another operation are named", "[unit]") {
     INFO(text);
     CHECK(refused_text([text = text] { parse_problem(text); }).find(named) != std::string::npos);
   }
+  CHECK(refused_text([] { parse_problem("merge"); }) ==
+        "problem: \"merge\"; wanted the operation first: attention, append_kv, merge_states, attention_backward or "
+        "delta_rule");
 }
 
 TEST_CASE("problem: plans refuse append_kv problems that no arguments could give", "[unit]") {

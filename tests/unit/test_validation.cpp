@@ -190,6 +190,8 @@ TEST_CASE("validation: score parameters", "[unit]") {
     refuses("score.scale", [=](AttentionArgs& a, Case&) { a.score.scale = value; });
     refuses("score.softcap", [=](AttentionArgs& a, Case&) { a.score.softcap = value; });
   }
+  for (float value : {nan, infinity, -infinity, -0.01f, 1.01f, 1e30f})
+    refuses("score.dropout", [=](AttentionArgs& a, Case&) { a.score.dropout = Dropout{value, 1, 2}; });
   for (float value : {0.f, -1.f}) refuses("score.softcap", [=](AttentionArgs& a, Case&) { a.score.softcap = value; });
   refuses(
       "score.window",

@@ -27,7 +27,8 @@ process's resident peak during one call in a process of its own, result included
 Whole models (--models): models of transformers with random weights, one that attends by "sdpa" and one by "rapt" that
 share the weights, run in turn, back to back. "attention" is the share of a forward's time spent inside transformers'
 attention function, by a clock around each call of it. "difference" is the largest one between their outputs, beside the
-largest output.
+largest output. With --train it is a step: forward, a loss of the output, backward, AdamW; without dropout, and without decode.
+"difference" is then that of the gradients, and there are no shares.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ from rapt.bench.timing import mean_of, mean_text
 EXAMPLES = """examples:
   python -m rapt.bench --set quick
   python -m rapt.bench --set paper --dtype f32,bf16,f16 --threads 1,2 --json paper.json --svg paper.svg
-  python -m rapt.bench --models --json models.json"""
+  python -m rapt.bench --models --json models.json
+  python -m rapt.bench --models --train"""
 
 
 def parse_arguments(words: list[str] | None) -> argparse.Namespace:
@@ -84,6 +86,7 @@ def parse_arguments(words: list[str] | None) -> argparse.Namespace:
     what.add_argument("--set", default="quick", help=f"attention alone: {', '.join(sets.NAMES)}, or a file with a problem's text a line")
     what.add_argument("--problem", action="append", help='attention alone: "b=1 hq=8 sq=512 d=64 causal"; may be given again')
     what.add_argument("--models", action="store_true", help="whole models (needs transformers)")
+    parser.add_argument("--train", action="store_true", help="with --models: steps of training in place of forwards")
     parser.add_argument("--quick", action="store_true", help="with --models: one layer and an eighth of the sizes")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where tensors lie (default: %(default)s)")
     parser.add_argument("--dtype", type=dtypes, help="f32, bf16, f16, or several (default: each problem's own; of --models: f32,bf16)")
@@ -99,6 +102,8 @@ def parse_arguments(words: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(words)
     if options.quick and not options.models:
         parser.error("--quick: wanted --models with it; of attention alone there is --set quick")
+    if options.train and not options.models:
+        parser.error("--train: wanted --models with it")
     if options.svg and options.models:
         parser.error("--svg: there is no chart of --models; wanted --json")
     if options.device == "cuda":
@@ -131,7 +136,7 @@ def parse_arguments(words: list[str] | None) -> argparse.Namespace:
 
 def main(words: list[str] | None = None) -> None:
     options = parse_arguments(words)
-    what = "whole models" if options.models else "" if options.problem else options.set
+    what = "training of whole models" if options.train else "whole models" if options.models else "" if options.problem else options.set
     context = report.context_of(options.device) | {"seeds": options.seeds, "set": what, "left_out": options.left_out}
     part: Any = ops
     if options.models:

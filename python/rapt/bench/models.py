@@ -1,4 +1,5 @@
-"""Whole models of transformers, made from configs with random weights, attending by "sdpa" and by "rapt"."""
+"""Whole models of transformers, made from configs with random weights, attending by "sdpa" and by "rapt": forwards, or steps of
+training."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -131,13 +132,37 @@ class Side:
             del _functions[name]
 
 
+class Step:
+    """A model in training, with its input. Calling it is one step: forward, loss, backward, AdamW."""
+
+    def __init__(self, model: Any, inputs: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
+        self.model, self.inputs, self.optimizer = model, inputs, optimizer
+
+    def backward(self) -> None:
+        self.optimizer.zero_grad()
+        out: Tensor = self.model(**self.inputs)[0]
+        # Of half of the numbers: those of one sign would leave nothing to learn from behind a normalisation.
+        out.float().chunk(2, -1)[0].square().mean().backward()  # type: ignore[no-untyped-call]
+
+    def __call__(self) -> None:
+        self.backward()
+        self.optimizer.step()
+
+    def gradients(self) -> Tensor:
+        self.backward()
+        return torch.cat([p.grad.flatten().float() for p in self.model.parameters() if p.grad is not None])
+
+
 class Pair:
     """A model attending by "sdpa" and one by "rapt". They share their weights, so that caches and memory are as with one."""
 
-    @torch.inference_mode()
-    def __init__(self, case: Model, dtype: torch.dtype, device: str = "cpu") -> None:
+    def __init__(self, case: Model, dtype: torch.dtype, device: str = "cpu", train: bool = False) -> None:
         rapt.transformers.register()
         self.case = case
+        with torch.inference_mode(not train):
+            self._make(case, dtype, device, train)
+
+    def _make(self, case: Model, dtype: torch.dtype, device: str, train: bool) -> None:
         model, inputs = build(case)
         model = model.to(device, dtype)
         for name, x in inputs.items():
@@ -146,30 +171,47 @@ class Pair:
         shared = {id(t): t for t in (*model.parameters(), *model.buffers())}
         other = copy.deepcopy(model, shared)
         other.set_attn_implementation("rapt")
-        self.sides = {name: Side(m, inputs, case.kind == "decode") for name, m in zip(SIDES, (model, other))}
+        self.sides: dict[str, Any]
+        if not train:
+            self.sides = {name: Side(m, inputs, case.kind == "decode") for name, m in zip(SIDES, (model, other))}
+            return
+        inputs = {name: x for name, x in inputs.items() if name != "logits_to_keep"}
+        if "use_cache" in inputs:
+            inputs["use_cache"] = False
+        for each in (model.train(), other.train()):
+            for module in each.modules():
+                if isinstance(module, torch.nn.Dropout):
+                    module.p = 0.0
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
+        self.sides = {name: Step(m, inputs, optimizer) for name, m in zip(SIDES, (model, other))}
 
 
-@torch.inference_mode()
 def run_pair(pair: Pair, options: argparse.Namespace) -> dict[str, Any]:
     sides = pair.sides
-    outs = [side().float() for side in sides.values()]
     row: dict[str, Any] = asdict(pair.case)
+    if options.train:
+        outs = [side.gradients() for side in sides.values()]
+        clocked: Any = nullcontext()
+    else:
+        outs = [side().float() for side in sides.values()]
+        clocked = ExitStack()
+        for side in sides.values():
+            side.shares.clear()
+            clocked.enter_context(side.clocked())
     row |= {"difference": float((outs[1] - outs[0]).abs().max()), "largest": float(outs[0].abs().max())}
-    for side in sides.values():
-        side.shares.clear()
-    with sides["sdpa"].clocked(), sides["rapt"].clocked():
+    with clocked:
         budget = {"seconds": options.seconds, "samples": options.samples, "sample_s": options.sample_ms * 1e-3}
         samples = dict(zip(sides, interleave([list(sides.values())], pause=False, clock=CLOCKS[options.device], **budget)))
     for name, side in sides.items():
-        # A clock of the CPU's says nothing of what is only being queued.
-        share = statistics.median(side.shares) if options.device == "cpu" else None
+        # A clock of the CPU's says nothing of what is only being queued, nor of a backward.
+        share = statistics.median(side.shares) if options.device == "cpu" and not options.train else None
         row[name] = statistics_of(samples[name]) | {"attention": share}
     add_ratio(row, "vs_sdpa", samples["sdpa"], samples["rapt"])
     return row
 
 
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
-    cases = quick() if options.quick else MODELS
+    cases = [m for m in (quick() if options.quick else MODELS) if not (options.train and m.kind == "decode")]
     rows = []
     with Progress(len(options.threads) * len(options.dtype) * len(cases)) as progress:
         for case, dtype in itertools.product(cases, options.dtype):
@@ -178,8 +220,9 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
                 progress.begin(f"{title_of(dtype, threads)}, {case.name}")
                 if threads:
                     torch.set_num_threads(threads)
-                pair = pair or Pair(case, DTYPES[dtype], options.device)
-                rows.append({"dtype": dtype, "threads": threads} | run_pair(pair, options))
+                pair = pair or Pair(case, DTYPES[dtype], options.device, options.train)
+                with torch.inference_mode(not options.train):
+                    rows.append({"dtype": dtype, "threads": threads} | run_pair(pair, options))
     order = [(threads, dtype) for threads in options.threads for dtype in options.dtype]
     return sorted(rows, key=lambda row: order.index((row["threads"], row["dtype"])))
 

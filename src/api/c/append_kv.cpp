@@ -35,10 +35,9 @@ rapt_status rapt_append_kv_with_workspace(const rapt_append_kv_args* args, const
 }
 rapt_status rapt_plan_create_append_kv(const rapt_append_kv_args* args, const rapt_context* context,
                                        rapt_plan** plan) noexcept {
-  return plan_call([&] { return to_args(args); }, context, plan);
+  return create_plan(to_args, args, context, plan);
 }
 rapt_status rapt_plan_run_append_kv(const rapt_plan* plan, const rapt_append_kv_args* args, void* workspace,
                                     size_t workspace_bytes) noexcept {
-  return run_plan(
-      plan, [&] { return to_args(args); }, workspace, workspace_bytes);
+  return run_plan(plan, to_args, args, workspace, workspace_bytes);
 }

@@ -29,10 +29,13 @@ rapt::ScoreSpec to_score(const rapt_attention_args& a) {
   score.mask = to_view(a.mask, "score.mask");
   score.alibi = to_view(a.alibi, "score.alibi");
   score.sinks = to_view(a.sinks, "score.sinks");
+  if (a.dropout != 0) score.dropout = rapt::Dropout{a.dropout, a.dropout_seed, a.dropout_offset};
   return score;
 }
 
-rapt::AttentionArgs to_args(const rapt_attention_args* given) {
+}  // namespace
+
+rapt::AttentionArgs rapt::c::to_attention_args(const rapt_attention_args* given) {
   const rapt_attention_args a = known_part(deref(given, "args"), "rapt_attention_args");
   rapt::AttentionArgs args;
   args.q = to_view(a.q, "q");
@@ -53,27 +56,28 @@ rapt::AttentionArgs to_args(const rapt_attention_args* given) {
   return args;
 }
 
-}  // namespace
-
 rapt_status rapt_attention(const rapt_attention_args* args, const rapt_context* context) noexcept {
   return rapt_attention_with_workspace(args, context, nullptr, 0);
 }
 rapt_status rapt_attention_with_workspace(const rapt_attention_args* args, const rapt_context* context, void* workspace,
                                           size_t workspace_bytes) noexcept {
-  return guard([&] { rapt::attention(to_args(args), to_context(context), to_workspace(workspace, workspace_bytes)); });
+  return guard(
+      [&] { rapt::attention(to_attention_args(args), to_context(context), to_workspace(workspace, workspace_bytes)); });
+}
+rapt_status rapt_dropout_mask(float dropout, uint64_t seed, uint64_t offset, const rapt_tensor* mask) noexcept {
+  return guard([&] { rapt::dropout_mask({dropout, seed, offset}, to_view(deref(mask, "mask"), "mask")); });
 }
 rapt_status rapt_plan_create(const rapt_attention_args* args, const rapt_context* context, rapt_plan** plan) noexcept {
-  return plan_call([&] { return to_args(args); }, context, plan);
+  return create_plan(to_attention_args, args, context, plan);
 }
 rapt_status rapt_plan_run(const rapt_plan* plan, const rapt_attention_args* args, void* workspace,
                           size_t workspace_bytes) noexcept {
-  return run_plan(
-      plan, [&] { return to_args(args); }, workspace, workspace_bytes);
+  return run_plan(plan, to_attention_args, args, workspace, workspace_bytes);
 }
 
 rapt_status rapt_problem_text(const rapt_attention_args* args, char* buffer, size_t capacity, size_t* size) noexcept {
   return guard([&] {
     if (size) *size = 0;
-    copy_text(rapt::AttentionProblem::of(to_args(args)).to_string(), buffer, capacity, size);
+    copy_text(rapt::AttentionProblem::of(to_attention_args(args)).to_string(), buffer, capacity, size);
   });
 }

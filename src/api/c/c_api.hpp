@@ -98,17 +98,18 @@ inline std::span<std::byte> to_workspace(void* workspace, std::size_t bytes) {
 /// The text functions of rapt.h.
 void copy_text(std::string_view text, char* buffer, std::size_t capacity, std::size_t* size);
 
-/// The functions that each operation has: a call, a call in the caller's workspace, a plan of it and its run.
-template <class Args>
-rapt_status plan_call(const Args& to_args, const rapt_context* context, rapt_plan** plan) noexcept {
+/// Makes and runs plans. `to_args` makes of `given` what Plan takes.
+template <class ToArgs, class Given>
+rapt_status create_plan(ToArgs to_args, const Given* given, const rapt_context* context, rapt_plan** plan) noexcept {
   return guard([&] {
     deref(plan, "plan") = nullptr;
-    *plan = new rapt_plan(Plan(to_args(), to_context(context)));
+    *plan = new rapt_plan(Plan(to_args(given), to_context(context)));
   });
 }
-template <class Args>
-rapt_status run_plan(const rapt_plan* plan, const Args& to_args, void* workspace, std::size_t bytes) noexcept {
-  return guard([&] { deref(plan, "plan").value.run(to_args(), to_workspace(workspace, bytes)); });
+template <class ToArgs, class Given>
+rapt_status run_plan(const rapt_plan* plan, ToArgs to_args, const Given* given, void* workspace,
+                     std::size_t bytes) noexcept {
+  return guard([&] { deref(plan, "plan").value.run(to_args(given), to_workspace(workspace, bytes)); });
 }
 
 inline MutableTensorView to_view(const rapt_tensor& t, const std::string& name) {
@@ -121,5 +122,8 @@ inline MutableTensorView to_view(const rapt_tensor& t, const std::string& name) 
           Layout({t.shape, ndim}, {t.strides, ndim}),
           {device, t.device_index}};
 }
+
+/// Of attention calls, and of the forward of attention_backward.
+AttentionArgs to_attention_args(const rapt_attention_args* given);
 
 }  // namespace rapt::c

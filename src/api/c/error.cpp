@@ -24,7 +24,12 @@ static_assert(std::size(rapt_tensor{}.shape) == rapt::kMaxDims);
 
 static_assert(RAPT_OPERATION_ATTENTION == int(rapt::Operation::attention) &&
               RAPT_OPERATION_APPEND_KV == int(rapt::Operation::append_kv) &&
-              RAPT_OPERATION_MERGE_STATES == int(rapt::Operation::merge_states));
+              RAPT_OPERATION_MERGE_STATES == int(rapt::Operation::merge_states) &&
+              RAPT_OPERATION_ATTENTION_BACKWARD == int(rapt::Operation::attention_backward) &&
+              RAPT_OPERATION_DELTA_RULE == int(rapt::Operation::delta_rule));
+static_assert(RAPT_RULE_LINEAR == int(rapt::UpdateRule::linear) && RAPT_RULE_GATED == int(rapt::UpdateRule::gated) &&
+              RAPT_RULE_DELTA == int(rapt::UpdateRule::delta) &&
+              RAPT_RULE_GATED_DELTA == int(rapt::UpdateRule::gated_delta));
 static_assert(RAPT_PHASE_ALL == int(rapt::Phase::all) && RAPT_PHASE_PREFILL == int(rapt::Phase::prefill) &&
               RAPT_PHASE_DECODE == int(rapt::Phase::decode) && RAPT_PHASE_NAIVE == int(rapt::Phase::naive));
 

@@ -21,6 +21,10 @@ struct Args {
   operator rapt::MergeStatesArgs() const { return {outs, lses, out, lse}; }
 };
 
+Args to_args(const rapt_merge_states_args* given) {
+  return Args(given);
+}
+
 }  // namespace
 
 rapt_status rapt_merge_states(const rapt_merge_states_args* args, const rapt_context* context) noexcept {
@@ -28,23 +32,14 @@ rapt_status rapt_merge_states(const rapt_merge_states_args* args, const rapt_con
 }
 rapt_status rapt_merge_states_with_workspace(const rapt_merge_states_args* args, const rapt_context* context,
                                              void* workspace, size_t workspace_bytes) noexcept {
-  return guard([&] {
-    const Args given(args);
-    rapt::merge_states(rapt::MergeStatesArgs(given), to_context(context), to_workspace(workspace, workspace_bytes));
-  });
+  return guard(
+      [&] { rapt::merge_states(to_args(args), to_context(context), to_workspace(workspace, workspace_bytes)); });
 }
 rapt_status rapt_plan_create_merge_states(const rapt_merge_states_args* args, const rapt_context* context,
                                           rapt_plan** plan) noexcept {
-  return guard([&] {
-    deref(plan, "plan") = nullptr;
-    const Args given(args);
-    *plan = new rapt_plan(rapt::Plan(rapt::MergeStatesArgs(given), to_context(context)));
-  });
+  return create_plan(to_args, args, context, plan);
 }
 rapt_status rapt_plan_run_merge_states(const rapt_plan* plan, const rapt_merge_states_args* args, void* workspace,
                                        size_t workspace_bytes) noexcept {
-  return guard([&] {
-    const Args given(args);
-    deref(plan, "plan").value.run(rapt::MergeStatesArgs(given), to_workspace(workspace, workspace_bytes));
-  });
+  return run_plan(plan, to_args, args, workspace, workspace_bytes);
 }

@@ -22,8 +22,7 @@ struct Entries {
     for (const auto& e : entries)
       views.push_back({e.name.c_str(), e.backend.c_str(), static_cast<std::int32_t>(e.operation),
                        static_cast<std::int32_t>(e.phase), e.arithmetic.c_str(), e.isa.c_str(), types_of(e),
-                       e.min_head_size, e.max_head_size, e.max_value_head_size, e.exact ? 1 : 0, e.unusable.c_str(),
-                       e.opt_in.c_str()});
+                       e.min_head_size, e.max_head_size, e.max_value_head_size, e.unusable.c_str(), e.opt_in.c_str()});
   }
   bool operator==(const Entries& other) const {
     const auto alike = [](const auto& a, const auto& b) { return a.unusable == b.unusable; };
@@ -60,7 +59,8 @@ rapt_status rapt_max_workspace_bytes(const char* largest_problem, const rapt_con
 }
 
 rapt_status rapt_plan_create_from_text(const char* text, const rapt_context* context, rapt_plan** plan) noexcept {
-  return plan_call([&] { return rapt::parse_problem(&deref(text, "text")); }, context, plan);
+  const auto to_problem = [](const char* given) { return rapt::parse_problem(&deref(given, "text")); };
+  return create_plan(to_problem, text, context, plan);
 }
 
 void rapt_plan_destroy(rapt_plan* plan) noexcept {

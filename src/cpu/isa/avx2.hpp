@@ -61,6 +61,12 @@ template <class Bits>
   return (GccVector<std::uint8_t, 8>)_mm_cvtsi128_si64(apart);
 }
 
+// 64-bit products of the lower halves of 64-bit lanes.
+[[gnu::always_inline]] inline GccVector<std::uint64_t, 4> multiply_low(GccVector<std::uint64_t, 4> x,
+                                                                       GccVector<std::uint64_t, 4> y) {
+  return (GccVector<std::uint64_t, 4>)_mm256_mul_epu32((__m256i)x, (__m256i)y);
+}
+
 inline constexpr int kFmaFlops = 2 * 8;
 [[gnu::always_inline]] inline void fma_in_place(__m256& acc, __m256 a, __m256 b) {
   asm volatile("vfmadd213ps %2, %1, %0" : "+x"(acc) : "x"(a), "x"(b));

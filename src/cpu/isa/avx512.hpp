@@ -70,6 +70,12 @@ template <class Bits>
   return vec(_mm512_scalef_ps(p.data, n.data));
 }
 
+// 64-bit products of the lower halves of 64-bit lanes.
+[[gnu::always_inline]] inline GccVector<std::uint64_t, 8> multiply_low(GccVector<std::uint64_t, 8> x,
+                                                                       GccVector<std::uint64_t, 8> y) {
+  return (GccVector<std::uint64_t, 8>)_mm512_mul_epu32((__m512i)x, (__m512i)y);
+}
+
 inline constexpr int kFmaFlops = 2 * 16;
 [[gnu::always_inline]] inline void fma_in_place(__m512& acc, __m512 a, __m512 b) {
   asm volatile("vfmadd213ps %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));

@@ -20,8 +20,8 @@ namespace rapt::cpu::RAPT_ISA {
 [[gnu::always_inline]] inline void store_any(bf16* p, vec x) {
   store_u16(&p->bits, bf16_bits(x));
 }
-// In each lane the nearest bf16 of even, and above it that of odd. Denormals may become 0. (A
-// default: weights_vbmi.hpp has a plain function of this name, which calls prefer.)
+// In each lane the nearest bf16 of even, and above it that of odd. Denormals may become 0. (A default: weights_vbmi.hpp
+// has a plain function of this name, which calls prefer.)
 template <class Vec>
 [[gnu::always_inline]] inline Vec round_to_bf16_pairs(Vec even, Vec odd) {
   return cast_to_float((bf16_bits(even) & ivec(0xffff)) | (bf16_bits(odd) << 16));

@@ -2,8 +2,7 @@
 // has the same exponent, that of e4m3 counts from 8 more, and the NaN of e4m3 is a number as f16.
 //
 // The function templates are defaults: a leaf that has something better defines a plain function of the same name,
-// which calls prefer. (GCC 12 widens vectors of fewer than 16 bytes in
-// pieces.)
+// which calls prefer. (GCC 12 widens vectors of fewer than 16 bytes in pieces.)
 #pragma once
 
 #include "cpu/isa/leaf.hpp"

@@ -73,6 +73,12 @@ template <class Bits>
   store_u16(&p->bits, narrow | sign);
 }
 
+// 64-bit products of the lower halves of 64-bit lanes.
+[[gnu::always_inline]] inline GccVector<std::uint64_t, 2> multiply_low(GccVector<std::uint64_t, 2> x,
+                                                                       GccVector<std::uint64_t, 2> y) {
+  return (GccVector<std::uint64_t, 2>)_mm_mul_epu32((__m128i)x, (__m128i)y);
+}
+
 inline constexpr int kFmaFlops = 2 * 4;
 [[gnu::always_inline]] inline void fma_in_place(__m128& acc, __m128 a, __m128 b) {
   asm volatile("mulps %1, %0\n\taddps %2, %0" : "+x"(acc) : "x"(a), "x"(b));

@@ -23,6 +23,8 @@ namespace leaf_check {
 // Of the types that leaves compute with; never defined.
 extern vec x;
 extern ivec i;
+using words = GccVector<std::uint64_t, kLanes / 2>;
+extern words w;
 extern vec::register_type reg;
 
 // The expression compiles and has this type.
@@ -49,10 +51,10 @@ RAPT_LEAF_HAS_(void, store_u16(std::declval<std::uint16_t*>(), i), "store_u16(st
 RAPT_LEAF_HAS_(vec, load_any(std::declval<const f16*>()), "load_any(const f16*)");
 RAPT_LEAF_HAS_(void, store_any(std::declval<f16*>(), x), "store_any(f16*, vec)");
 RAPT_LEAF_HAS_(vec, widen_f16(Lanes<std::int16_t>()), "widen_f16(bits of kLanes f16)");
+RAPT_LEAF_HAS_(words, multiply_low(w, w), "multiply_low(64-bit words, 64-bit words)");
 RAPT_LEAF_HAS_(void, keep_in_register(x), "keep_in_register(vec&)");
 RAPT_LEAF_HAS_(void, fma_in_place(reg, reg, reg), "fma_in_place(register&, register, register)");
-static_assert(std::is_class_v<FloatEnvironment> && std::is_base_of_v<FloatEnvironment, FlushDenormals>,
-              "FloatEnvironment, and FlushDenormals derived from it");
+static_assert(std::is_base_of_v<FloatEnvironment, FlushDenormals>, "FlushDenormals, derived from FloatEnvironment");
 #if defined(RAPT_HAVE_SCALEF)
 RAPT_LEAF_HAS_(vec, round_off(x), "RAPT_HAVE_SCALEF: round_off(vec)");
 RAPT_LEAF_HAS_(vec, scalef(x, x), "RAPT_HAVE_SCALEF: scalef(vec, vec)");

@@ -32,21 +32,6 @@ constexpr int rows_of_tile(int vecs) {
 [[gnu::always_inline]] inline vec cast_to_float(ivec x) {
   return vec(vreinterpretq_f32_s32(x.data));
 }
-// Rounds to nearest without traps while it lives, whatever the thread had set: bits must not depend on the thread. Then
-// the thread has back what it had set, and the exceptions it had seen.
-class FloatEnvironment {
- public:
-  FloatEnvironment() {
-    asm volatile("mrs %0, fpcr\n\tmrs %1, fpsr" : "=r"(control_), "=r"(status_));
-    asm volatile("msr fpcr, %0" : : "r"(std::uint64_t{0}) : "memory");
-  }
-  ~FloatEnvironment() { asm volatile("msr fpcr, %0\n\tmsr fpsr, %1" : : "r"(control_), "r"(status_) : "memory"); }
-  FloatEnvironment(const FloatEnvironment&) = delete;
-  FloatEnvironment& operator=(const FloatEnvironment&) = delete;
-
- private:
-  std::uint64_t control_, status_;
-};
 // FPCR's flush mode would take denormal inputs for 0 as well, so results are selected instead.
 struct FlushDenormals : FloatEnvironment {};
 [[gnu::always_inline]] inline vec exp2_argument(vec x) {
@@ -71,6 +56,12 @@ template <class Bits>
 }
 [[gnu::always_inline]] inline void store_any(f16* p, vec x) {
   vst1_u16(&p->bits, vreinterpret_u16_f16(vcvt_f16_f32(x.data)));
+}
+
+// 64-bit products of the lower halves of 64-bit lanes.
+[[gnu::always_inline]] inline GccVector<std::uint64_t, 2> multiply_low(GccVector<std::uint64_t, 2> x,
+                                                                       GccVector<std::uint64_t, 2> y) {
+  return (GccVector<std::uint64_t, 2>)vmull_u32(vmovn_u64((uint64x2_t)x), vmovn_u64((uint64x2_t)y));
 }
 
 inline constexpr int kFmaFlops = 2 * 4;

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <xsimd/xsimd.hpp>
 
+#include "core/float_environment.hpp"
+
 // The header of an ISA, for #include.
 #define RAPT_QUOTE_(x) #x
 #define RAPT_LEAF_(isa) RAPT_QUOTE_(isa.hpp)

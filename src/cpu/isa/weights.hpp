@@ -3,10 +3,9 @@
 //  - truncate_to_bf16: the number without the 16 low bits of its fraction; truncate_to_bf16_pairs: in each lane that of
 //    even as bf16, and above it that of odd.
 //  - exp2_18_bits, exp2_24_bits: 2^x for any x, to so many bits; what is too large may be any number above 2^100.
-//  - FixedExp2::weights: in each lane 2^x rounded to bf16, and above it 2^y, by way of 7.9 fixed point, from kScale x +
-//  kOffset and
-//    the same of y; their sums are added to `sum`. 0 below 2^-126; 2 and more, and NaN without the sign bit, become
-//    almost 2. Unless kSafe, so may numbers from -49500 to -24700.
+//  - FixedExp2::weights: in each lane 2^x rounded to bf16, and above it 2^y, by way of 7.9 fixed point, from
+//    kScale x + kOffset and the same of y; their sums are added to `sum`. 0 below 2^-126; 2 and more, and NaN without
+//    the sign bit, become almost 2. Unless kSafe, so may numbers from -49500 to -24700.
 #pragma once
 
 #include "cpu/isa/exp2.hpp"

@@ -12,18 +12,8 @@ template <class Arch>
   asm("" : "+v"(x.data));
 }
 
-// Rounds to nearest without traps while it lives, whatever the thread had set: bits must not depend on the thread.
-class FloatEnvironment {
- public:
-  explicit FloatEnvironment(unsigned flush = 0) { _mm_setcsr(_MM_MASK_MASK | flush); }
-  ~FloatEnvironment() { _mm_setcsr(saved_); }
-
- private:
-  unsigned saved_ = _mm_getcsr();
-};
-// Flushes denormal results to 0 while it lives as well; denormal inputs keep their value.
 struct FlushDenormals : FloatEnvironment {
-  FlushDenormals() : FloatEnvironment(_MM_FLUSH_ZERO_ON) {}
+  FlushDenormals() : FloatEnvironment(kDefault | _MM_FLUSH_ZERO_ON) {}
 };
 
 // 2^-127 has a biased exponent of 0 and is 0; between it and the normal numbers FlushDenormals does it.

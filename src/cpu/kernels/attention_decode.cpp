@@ -12,6 +12,7 @@
 #include "cpu/kernels/kernels.hpp"
 #include "cpu/tile/carver.hpp"
 #include "cpu/tile/decode_mma.hpp"
+#include "cpu/tile/dropout.hpp"
 #include "cpu/tile/epilogue.hpp"
 #include "cpu/tile/pack.hpp"
 
@@ -63,8 +64,72 @@ bool one_scale_per_row(const Quantization& quant, std::int64_t n) {
   return quant.scale && !quant.zero && quant.group == n;
 }
 
-// T: what the products read, elements of the cache in place or packed floats.
+// The products of one panel with keys [begin, end) of a block, whose rows hold elements of one type: those of the cache
+// in place, or packed floats. All else is the same for every type, and compiled once.
+struct Products {
+  // s[key][row] = q . k, and what a tile computes past the last key.
+  void (*dots)(std::int64_t rows, const float* q, std::int64_t q_stride, std::int64_t d, const std::byte* const* k,
+               std::int64_t begin, std::int64_t end, float* s, Prefetcher& prefetcher);
+  // o[row] += sum of p[key][row] v.
+  void (*add)(std::int64_t rows, const float* p, const std::byte* const* v, std::int64_t dv, std::int64_t begin,
+              std::int64_t end, float* o, std::int64_t o_stride, Prefetcher& prefetcher);
+  // kLanes elements of a row.
+  void (*widen)(const std::byte* row, std::int64_t column, float* to);
+};
+
+// The column at which a vector of O starts in V and out: the last one covers some columns again rather than read past
+// the row. (Q's last vector does not: load_tail() has zeros there, or products would count twice.)
+std::int64_t column_of(std::int64_t c, std::int64_t dv) {
+  return min(c, dv - kLanes);
+}
+
 template <class T>
+void dots_of(std::int64_t rows, const float* q, std::int64_t q_stride, std::int64_t d, const std::byte* const* k,
+             std::int64_t begin, std::int64_t end, float* s, Prefetcher& shared) {
+  Prefetcher prefetcher = shared;  // in registers
+  with_row_tiles(
+      rows, [&](auto tile_rows, std::int64_t r) __attribute__((always_inline)) {
+        using Tile = DotsTile<T, decltype(tile_rows)::value>;
+        const Tile tile{q + r * q_stride, d};
+        for (std::int64_t j = begin; j < end; j += Tile::kKeys) {
+          const T* of_tile[Tile::kKeys];
+          for (int x = 0; x < Tile::kKeys; ++x) of_tile[x] = reinterpret_cast<const T*>(k[min(j + x, end - 1)]);
+          tile.run(of_tile, s + j * kLanes + r, prefetcher);
+        }
+      });
+  shared = prefetcher;
+}
+
+template <class T>
+void add_of(std::int64_t rows, const float* p, const std::byte* const* v, std::int64_t dv, std::int64_t begin,
+            std::int64_t end, float* o, std::int64_t o_stride, Prefetcher& shared) {
+  Prefetcher prefetcher = shared;  // in registers
+  with_row_tiles(
+      rows, [&](auto tile_rows, std::int64_t r) __attribute__((always_inline)) {
+        constexpr int kR = decltype(tile_rows)::value;
+        constexpr int kC = kRegisters / (2 * kR) < 8 ? kRegisters / (2 * kR) : 8;
+        float* const out = o + r * o_stride;
+        const std::int64_t whole = dv / kLanes * kLanes;
+        std::int64_t c = 0;
+        const auto strip = [&](auto vectors, std::int64_t at) __attribute__((always_inline)) {
+          add_values<T, kR, decltype(vectors)::value>(p + r, v, at, begin, end, out + c, o_stride, prefetcher);
+        };
+        for (; c + kC * kLanes <= whole; c += kC * kLanes) strip(std::integral_constant<int, kC>(), c);
+        for (; c < o_stride; c += kLanes) strip(std::integral_constant<int, 1>(), column_of(c, dv));
+      });
+  shared = prefetcher;
+}
+
+template <class T>
+void widen_of(const std::byte* row, std::int64_t column, float* to) {
+  store(to, load_any(reinterpret_cast<const T*>(row) + column));
+}
+
+template <class T>
+constexpr Products kProducts = {dots_of<T>, add_of<T>, widen_of<T>};
+template <>
+constexpr Products kProducts<i4x2> = {};  // always packed
+
 class Item {
  public:
   Item(const AttentionParams& p, const WorkItem& item, std::byte* scratch, bool packed)
@@ -74,6 +139,8 @@ class Item {
         carver_(scratch),
         w_(carver_, {p.sk, p.d, p.dv, item.row_end - item.row_begin}),
         packed_(packed),
+        products_(*with_cache_type(packed ? DType::f32 : p.kv_type,
+                                   [](auto element) { return &kProducts<decltype(element)>; })),
         d_(max(p.d, kLanes)),
         dv_(max(p.dv, kLanes)) {}
 
@@ -98,7 +165,7 @@ class Item {
   struct Block {
     std::int64_t k0, from, end;  // keys; those before `from` must not be read, since their pages may not exist
     const std::byte *k_source[kBlock], *v_source[kBlock];
-    const T *k[kBlock], *v[kBlock];
+    const std::byte *k[kBlock], *v[kBlock];  // as the products read them
     float k_scale[kBlock], v_scale[kBlock];
   };
 
@@ -166,16 +233,16 @@ class Item {
     return {block->v_source + (block->from - block->k0), block->end - block->from, bytes_of(p_.kv_type, p_.dv)};
   }
 
-  // Makes the block's keys or values readable as T.
+  // Makes the block's keys or values readable.
   void load_block(const Block& block, const KeyRows& rows, const std::byte* const* source, float* packed,
-                  std::int64_t stride, const T** row, float* scale) const {
+                  std::int64_t stride, const std::byte** row, float* scale) const {
     const std::int64_t first = block.from - block.k0, n = block.end - block.k0;
     if (packed_) {
       pack_keys(head_, rows, block.from, block.end - block.from, packed + first * stride, stride,
                 !one_scale_per_row(rows.quant, rows.n));
-      for (std::int64_t j = first; j < n; ++j) row[j] = reinterpret_cast<const T*>(packed + j * stride);
+      for (std::int64_t j = first; j < n; ++j) row[j] = reinterpret_cast<const std::byte*>(packed + j * stride);
     } else {
-      for (std::int64_t j = first; j < n; ++j) row[j] = reinterpret_cast<const T*>(source[j]);
+      for (std::int64_t j = first; j < n; ++j) row[j] = source[j];
     }
     if (!one_scale_per_row(rows.quant, rows.n)) return;
     std::int64_t scale_at[kBlock];
@@ -213,16 +280,8 @@ class Item {
   // w_.s = the final scores of keys [begin, end) of the block, as to_exponents() has them, w_.block_max their maxima.
   // Returns false if all are masked.
   bool score(const Panel& panel, std::int64_t at, const Block& block, std::int64_t begin, std::int64_t end) {
-    with_row_tiles(panel.rows, [&](auto rows, std::int64_t r) {
-      constexpr int kR = decltype(rows)::value;
-      using Tile = DotsTile<T, kR>;
-      const Tile tile{w_.q + (at + r) * w_.q_stride, d_};
-      for (std::int64_t j = begin; j < end; j += Tile::kKeys) {
-        const T* k[Tile::kKeys];
-        for (int x = 0; x < Tile::kKeys; ++x) k[x] = block.k[min(j + x, end - 1)];
-        tile.run(k, w_.s + j * kLanes + r, prefetch_with_dots_);
-      }
-    });
+    products_.dots(panel.rows, w_.q + at * w_.q_stride, w_.q_stride, d_, block.k, begin, end, w_.s,
+                   prefetch_with_dots_);
     const bool modified = needs_finish(p_.score);
     const float* const scale = one_scale_per_row(p_.k_quant, p_.d) ? block.k_scale : nullptr;
     alignas(64) float lane[kLanes] = {};  // lanes past the last row hold what scratch held
@@ -267,10 +326,11 @@ class Item {
     for (float* row : {w_.short_sum, w_.sum}) store(row, vec(0.f));
     exponentiate<1, 1>(w_.s, begin, end, exponents, w_.short_sum, w_.sum);
     add_to_sum(panel, 0, load(w_.sum) + load(w_.short_sum));
+    if (p_.score.dropout.given) drop_weights(head_, panel.row, block.k0, begin, end, kLanes, w_.s);
     if (const float* const scale = one_scale_per_row(p_.v_quant, p_.dv) ? block.v_scale : nullptr)
       for (std::int64_t j = begin; j < end; ++j) store(w_.s + j * kLanes, load(w_.s + j * kLanes) * vec(scale[j]));
     if (isolate_non_finite) add_isolating_non_finite(i, block, begin, end);
-    else add(i, block, begin, end);
+    else products_.add(panel.rows, w_.s, block.v, dv_, begin, end, o(i), w_.o_stride, prefetch_with_values_);
   }
 
   // Moves m of the lanes that must, and with it O, and n scores at `s` unless it is null.
@@ -286,29 +346,8 @@ class Item {
         rescale(rows + r * w_.o_stride, kLanes, w_.o_stride / kLanes, vec(factor[r]));
   }
 
-  // The column at which a vector of O starts in V and out: the last one covers some columns again rather than read past
-  // the row. (Q's last vector does not: load_tail() has zeros there, or products would count twice.)
-  std::int64_t column(std::int64_t c) const { return min(c, dv_ - kLanes); }
-
-  void add(std::int64_t i, const Block& block, std::int64_t begin, std::int64_t end) {
-    with_row_tiles(panels_[i].rows, [&](auto rows, std::int64_t r) {
-      constexpr int kR = decltype(rows)::value;
-      constexpr int kC = kRegisters / (2 * kR) < 8 ? kRegisters / (2 * kR) : 8;
-      const float* const p = w_.s + r;
-      float* const out = o(i) + r * w_.o_stride;
-      const std::int64_t whole = dv_ / kLanes * kLanes;
-      std::int64_t c = 0;
-      const auto strip = [&](auto vectors, std::int64_t at) __attribute__((always_inline)) {
-        add_values<T, kR, decltype(vectors)::value>(p, block.v, at, begin, end, out + c, w_.o_stride,
-                                                    prefetch_with_values_);
-      };
-      for (; c + kC * kLanes <= whole; c += kC * kLanes) strip(std::integral_constant<int, kC>(), c);
-      for (; c < w_.o_stride; c += kLanes) strip(std::integral_constant<int, 1>(), column(c));
-    });
-  }
-
-  // The same sums where a value may be NaN or infinite: masked ones are left out, and others are not multiplied by a
-  // weight that may have become 0.
+  // The same sums where a value may be NaN or infinite: those masked or dropped are left out, and others are not
+  // multiplied by a weight that may have become 0.
   [[gnu::noinline, gnu::cold]] void add_isolating_non_finite(std::int64_t i, const Block& block, std::int64_t begin,
                                                              std::int64_t end) const {
     const float* const scale = one_scale_per_row(p_.v_quant, p_.dv) ? block.v_scale : nullptr;
@@ -317,9 +356,12 @@ class Item {
         vec acc(0.f), endless(0.f);
         for (std::int64_t j = begin; j < end; ++j) {
           if (w_.scores_before[j * kLanes + r] == -__builtin_inff()) continue;
-          const vec x = load_any(block.v[j] + column(c));
+          alignas(64) float value[kLanes];
+          products_.widen(block.v[j], column_of(c, dv_), value);
+          const vec x = load(value);
           const auto finite = x - x == vec(0.f);
           acc = fma(vec(w_.s[j * kLanes + r]), xsimd::select(finite, x, vec(0.f)), acc);
+          if (is_dropped(p_.score, place_of(head_, panels_[i].row[r], block.k0 + j))) continue;
           endless = endless + xsimd::select(finite, vec(0.f), scale ? x * vec(scale[j]) : x);
         }
         float* const at = o(i) + r * w_.o_stride + c;
@@ -355,7 +397,7 @@ class Item {
     for (std::int64_t c = 0; c < w_.o_stride; c += kLanes) {
       const vec x = load(from + c) * scale;
       poison = fma(x, vec(0.f), poison);
-      const std::int64_t at = column(c);
+      const std::int64_t at = column_of(c, dv_);
       store_strided(out + at * inner, inner, min(kLanes, p_.dv - at), x);
     }
   }
@@ -366,7 +408,8 @@ class Item {
   Carver carver_;
   Scratch w_;
   bool packed_;
-  std::int64_t d_, dv_;  // of rows as T: at least a whole vector
+  const Products& products_;
+  std::int64_t d_, dv_;  // of rows as the products read them: at least a whole vector
   Panel panels_[kMaxPanels];
   Prefetcher prefetch_with_dots_{nullptr, 0, 0},
       prefetch_with_values_{nullptr, 0, 0};  // what to prefetch during each product
@@ -384,11 +427,7 @@ bool must_pack(const AttentionParams& p, std::int64_t rows) {
 
 void run(const AttentionParams& p, const WorkItem& item, std::byte* scratch) noexcept {
   const FloatEnvironment environment;
-  const bool packed = must_pack(p, item.row_end - item.row_begin);
-  with_cache_type(packed ? DType::f32 : p.kv_type, [&](auto element) {
-    using T = decltype(element);
-    if constexpr (!std::is_same_v<T, i4x2>) Item<T>(p, item, scratch, packed).run();
-  });
+  Item(p, item, scratch, must_pack(p, item.row_end - item.row_begin)).run();
 }
 
 std::size_t scratch_bytes(const AttentionShape& shape) noexcept {
@@ -403,6 +442,7 @@ const AttentionKernel kAttentionDecode = {.facts = {.operation = Operation::atte
                                                     .phase = Phase::decode,
                                                     .arithmetic = "f32",
                                                     .dtypes = kCacheTypes,
+                                                    .dropout = true,
                                                     .block_q = kLanes,
                                                     .block_k = kBlock},
                                           .max_rows = kMaxRows,

@@ -184,11 +184,13 @@ void run(const AttentionParams& p, const WorkItem& item, std::byte* scratch) noe
     Row row;
     find_rows(head, r, 1, &row);
     const float* s = scores(r);
+    const float kept = p.score.dropout.given ? p.score.dropout.scale : 1.f;
     for (std::int64_t c = 0; c < round_up(p.dv, kLanes); ++c) w.out[c] = 0, w.block[c] = 0;
     for_each_key(head, row, p.v, p.v_stride, p.v_quant, p.dv, w.key,
                  [&](std::int64_t j, const auto* value, std::int64_t stride) {
                    const float weight = s[j - low];
-                   if (weight != -__builtin_inff()) add_row(weight, value, stride, p.dv, w.block);
+                   const bool dropped = is_dropped(p.score, place_of(head, row, j));
+                   if (weight != -__builtin_inff() && !dropped) add_row(weight * kept, value, stride, p.dv, w.block);
                    if (j % kSumKeys != kSumKeys - 1 && j + 1 != row.last) return;
                    for (std::int64_t c = 0; c < p.dv; ++c) w.out[c] += static_cast<double>(w.block[c]), w.block[c] = 0;
                  });
@@ -209,9 +211,12 @@ std::size_t scratch_bytes(const AttentionShape& shape) noexcept {
 
 }  // namespace
 
-const AttentionKernel kAttentionNaive = {
-    .facts = {.operation = Operation::attention, .phase = Phase::naive, .arithmetic = "f32", .dtypes = kCacheTypes},
-    .scratch_bytes = scratch_bytes,
-    .run = run};
+const AttentionKernel kAttentionNaive = {.facts = {.operation = Operation::attention,
+                                                   .phase = Phase::naive,
+                                                   .arithmetic = "f32",
+                                                   .dtypes = kCacheTypes,
+                                                   .dropout = true},
+                                         .scratch_bytes = scratch_bytes,
+                                         .run = run};
 
 }  // namespace rapt::cpu::RAPT_ISA

@@ -5,16 +5,18 @@
 //     for each panel of `width` query rows                    Q^T, O^T: 4 width (d + dv) bytes from L2
 //       S^T = K Q^T           2 kBlockK width d FLOPs         S^T stays in L1: 4 kBlockK width bytes
 //       finish the scores of partial blocks (masks, bias, ...); move m where a lane must
-//       P^T = 2^(scale S^T - m), l += sum
+//       P^T = 2^(scale S^T - m), l += sum; dropout
 //       O^T += V^T P^T        2 kBlockK width dv FLOPs
 //
 // Blocks start at multiples of kBlockK from the sequence's first key and sums run in key order, so that a row's bits do
 // not depend on how rows are grouped into panels and items. A masked key adds an exact 0.
 #include "cpu/kernels/kernels.hpp"
 #include "cpu/tile/carver.hpp"
+#include "cpu/tile/cut.hpp"
+#include "cpu/tile/dropout.hpp"
 #include "cpu/tile/epilogue.hpp"
+#include "cpu/tile/key_block.hpp"
 #include "cpu/tile/mma.hpp"
-#include "cpu/tile/pack.hpp"
 #include "cpu/tile/softmax.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
@@ -26,11 +28,6 @@ constexpr std::int64_t kBlockK = 128;
 constexpr std::int64_t kWidth = kVecs * kLanes;
 constexpr std::int64_t kMaxPanels = 16;  // of an item
 constexpr std::int64_t kRunKeys = kRunBlocks * kBlockK;
-
-// Rows of packed K and V blocks: one line more than needed, so that V's column strips spread over the L1 sets.
-std::int64_t packed_stride(std::int64_t n) {
-  return round_up(n, 16) + 16;
-}
 
 struct Scratch {
   Row* row;
@@ -60,68 +57,12 @@ struct Scratch {
   }
 };
 
-// A block of K or V: rows of contiguous elements, in place or packed.
-struct Block {
-  const float* data;
-  std::int64_t stride;
-};
-
-// Keys [begin, end) of a block that the panel's vectors [vec, vecs) look at. Unmasked: every row sees them all.
-struct Segment {
-  std::int64_t begin, end, vec;
-  bool masked;
-};
-struct Cut {
-  Segment segment[kVecs + 2];
-  int count = 0;
-  std::int64_t begin = 0, end[kVecs] = {};  // keys of each vector; the ends rise
-};
-
-// Cuts the block's keys [k0, k0 + n) at the edges of what the panel's rows see. A vector drops out after the last key
-// of its rows: a causal diagonal wastes kLanes queries a panel, not `width`. (The first keys of a window are not cut.)
-Cut cut(const Panel& panel, std::int64_t k0, std::int64_t n, bool all_masked) {
-  Cut c;
-  const std::int64_t tile = rows_of_tile(kVecs), w = panel.width - 1;
-  if (!all_masked && panel.first(w) <= k0 && panel.last(0) >= k0 + n) {  // nearly always
-    c.segment[c.count++] = {0, n, 0, false};
-    for (std::int64_t v = 0; v < panel.vecs; ++v) c.end[v] = n;
-    return c;
-  }
-  const auto local = [&](std::int64_t key) { return clamp(key - k0, 0, n); };
-  const std::int64_t begin = c.begin = local(panel.first(0)), end = local(panel.last(w));
-  if (begin >= end) return c;
-  const std::int64_t full_begin = all_masked ? end : clamp(local(panel.first(w)), begin, end);
-  std::int64_t full_end = all_masked ? end : clamp(local(panel.last(0)), full_begin, end);
-  if (full_end < end) full_end = full_begin + (full_end - full_begin) / tile * tile;  // the rest joins the edge
-  const auto add = [&](std::int64_t from, std::int64_t to, std::int64_t vec, bool masked) {
-    if (from < to) c.segment[c.count++] = {from, to, vec, masked};
-  };
-  add(begin, full_begin, 0, true);
-  add(full_begin, full_end, 0, false);
-  std::int64_t at = full_end;
-  for (std::int64_t v = 0; v < panel.vecs; ++v) {
-    const std::int64_t last = local(panel.last((v + 1) * kLanes - 1));
-    const std::int64_t to = min(at + round_up(max(last - at, 0), tile), end);
-    add(at, to, v, true);
-    c.end[v] = at = to;
-  }
-  return c;
-}
-
-// Calls f(integral_constant<int, vecs>) for 1 <= vecs <= kMax.
-template <int kMax = kVecs, class F>
-[[gnu::always_inline]] inline void with_vecs(std::int64_t vecs, F f) {
-  if constexpr (kMax > 1) {
-    if (vecs < kMax) return with_vecs<kMax - 1>(vecs, f);
-  }
-  f(std::integral_constant<int, kMax>());
-}
-
 // Replaces the non-finite elements of V's block, packed in `w.v`, by 0; the elements themselves are added to the output
-// of the rows that see them (any positive weight gives the same inf or NaN). Scores must be final and not yet
-// exponentiated.
-[[gnu::noinline, gnu::cold]] void add_non_finite(const Panel& panel, std::int64_t dv, std::int64_t k0,
+// of the rows that see them and do not drop them (any positive weight gives the same inf or NaN). Scores must be final
+// and not yet exponentiated.
+[[gnu::noinline, gnu::cold]] void add_non_finite(const Head& head, const Panel& panel, std::int64_t k0,
                                                  std::int64_t begin, std::int64_t end, const Scratch& w) {
+  const std::int64_t dv = head.p.dv;
   for (std::int64_t j = begin; j < end; ++j)
     for (std::int64_t c = 0; c < dv; ++c) {
       float& element = w.v[j * packed_stride(dv) + c];
@@ -130,7 +71,9 @@ template <int kMax = kVecs, class F>
       element = 0;
       for (std::int64_t i = 0; i < panel.width; ++i) {
         const bool in_range = k0 + j >= panel.first(i) && k0 + j < panel.last(i);
-        if (in_range && w.s[j * panel.width + i] != -__builtin_inff()) panel.ot[c * panel.width + i] += x;
+        if (in_range && w.s[j * panel.width + i] != -__builtin_inff() &&
+            !is_dropped(head.p.score, place_of(head, panel.row[i], k0 + j)))
+          panel.ot[c * panel.width + i] += x;
       }
     }
 }
@@ -190,7 +133,7 @@ void visit(const Head& head, Panel& panel, std::int64_t k0, std::int64_t n, Bloc
     if (!panel.started)
       for (std::int64_t i = 0; i < dv * width; i += kLanes) store(panel.ot + i, vec(0.f));
     panel.started = true;
-    add_non_finite(panel, dv, k0, c.begin, c.end[kW - 1], w);
+    add_non_finite(head, panel, k0, c.begin, c.end[kW - 1], w);
   }
 
   for (int v = 0; v < kW; ++v)
@@ -206,6 +149,7 @@ void visit(const Head& head, Panel& panel, std::int64_t k0, std::int64_t n, Bloc
   for (int v = 0; v < kW; ++v) {
     const std::int64_t lane = v * kLanes;
     add_to_sum(panel, lane, load(w.sum + lane) + load(w.short_sum + lane));
+    if (head.p.score.dropout.given) drop_weights(head, panel.row + lane, k0, c.begin, c.end[v], width, w.s + lane);
   }
 
   for (std::int64_t begin = c.begin, end = c.end[kW - 1]; begin < end;) {
@@ -218,36 +162,6 @@ void visit(const Head& head, Panel& panel, std::int64_t k0, std::int64_t n, Bloc
     panel.started = true;
     begin = stop;
   }
-}
-
-// K's rows are read along d, a few at a time: in place is best at any row stride. V is read in column strips, whose
-// rows fall into few cache sets when they lie far apart (61 % of peak in place). Other elements than fp32 are packed to
-// widen them, and a block that spans pages to lie in one piece.
-bool must_pack_keys(const AttentionParams& p) {
-  return p.kv_type != DType::f32 || p.k_stride.d != 1;
-}
-bool must_pack_values(const AttentionParams& p) {
-  const Strides& s = p.v_stride;
-  return p.kv_type != DType::f32 || s.d != 1 || (s.s >= 512 && s.s != p.dv);
-}
-
-// Keys [from, end) of the block at k0 of k or v: in place, or packed into `packed`. Earlier rows of the block
-// must not be read, since their pages may not exist.
-Block block(const Head& head, const KeyRows& rows, std::int64_t k0, std::int64_t from, std::int64_t end, bool pack,
-            float* packed) {
-  const Strides& s = rows.strides;
-  const std::int64_t stride = packed_stride(rows.n), skipped = from - k0;
-  if (!pack && head.is_contiguous(from, end - from))
-    return {static_cast<const float*>(rows.base) + (head.key_at(s, from) - skipped * s.s), s.s};
-  if (s.s == 1 && s.d != 1 && head.p.page_size == 0 && (only(head.p.kv_type) & kFloatTypes)) {
-    with_float_type(head.p.kv_type, [&](auto element) {
-      const auto* src = static_cast<const decltype(element)*>(rows.base) + head.key_at(s, from);
-      pack_columns(src, s.d, end - from, rows.n, packed + skipped * stride, stride);
-    });
-  } else {
-    pack_keys(head, rows, from, end - from, packed + skipped * stride, stride);
-  }
-  return {packed, stride};
 }
 
 // Towards L2, during the arithmetic: rows of a head's tensors missed in a bunch would stall it (8 heads of S = 512 read
@@ -275,8 +189,9 @@ void sweep(const Head& head, Panel* panels, std::int64_t count, bool isolate_non
     for (std::int64_t i = 0; i < count; ++i) {
       Panel& panel = panels[i];
       if (k0 <= first) {
-        with_float_type(p.q_type,
-                        [&](auto element) { pack_queries(static_cast<const decltype(element)*>(p.q), head, panel); });
+        with_float_type(p.q_type, [&](auto element) {
+          pack_rows(static_cast<const decltype(element)*>(p.q), p.q_stride, p.d, head, panel, panel.qt);
+        });
         for (std::int64_t r = 0; far && i + 1 < count && r < panels[i + 1].rows; ++r)
           prefetch(p.q, p.q_type, row_at(p.q_stride, head, panels[i + 1].row[r]), p.q_stride, p.d);
       }
@@ -346,6 +261,7 @@ const AttentionKernel kAttentionPrefill = {.facts = {.operation = Operation::att
                                                      .phase = Phase::prefill,
                                                      .arithmetic = "f32",
                                                      .dtypes = kCacheTypes,
+                                                     .dropout = true,
                                                      .block_q = kWidth,
                                                      .block_k = kBlockK},
                                            .max_rows = kMaxPanels * kWidth,

@@ -4,7 +4,6 @@
 //   bf16   one component, one product: P is rounded to bf16
 //   f16x3  two components, three products: exact for fp16 inputs, P to 16 bits
 //   f32x6  three components, six products: fp32; opt-in
-//   f32x3  two components, three products of fp32 inputs: 16 bits; opt-in
 //
 // As in attention_prefill.cpp lanes and tile columns are queries: S^T = K Q^T, P^T = 2^(S^T scale - m), O^T += V^T P^T.
 //
@@ -87,7 +86,6 @@ constexpr AttentionKernel kernel(const char* arithmetic, DTypeSet dtypes, const 
                     .phase = Phase::prefill,
                     .arithmetic = arithmetic,
                     .dtypes = dtypes,
-                    .exact = kComponents != 2 || !(dtypes & only(DType::f32)),
                     .opt_in = opt_in,
                     .block_q = kRows,
                     .block_k = kKeys},
@@ -113,8 +111,6 @@ extern constexpr AttentionKernel kTilesF16x3 = kernel<2>("f16x3", kHalf, nullptr
 // With a busy sibling thread the AVX-512 kernel was faster (docs/internals/cpu_kernels.md).
 extern constexpr AttentionKernel kTilesF32x6 =
     kernel<3>("f32x6", kFloatTypes, "not everywhere faster than the fp32 kernel");
-extern constexpr AttentionKernel kTilesF32x3 =
-    kernel<2>("f32x3", kFloatTypes, "less exact than fp32 (two bf16 components hold 16 bits)");
 #else
 extern constexpr AttentionKernel kTilesBf16 = kernel<1>("bf16", only(DType::bf16), nullptr);
 #endif

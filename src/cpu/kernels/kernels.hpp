@@ -7,14 +7,18 @@
 namespace rapt::cpu::RAPT_ISA {
 
 #if defined(RAPT_HAVE_TILES)
-extern const AttentionKernel kTilesBf16, kTilesF16x3, kTilesF32x6, kTilesF32x3;
+extern const AttentionKernel kTilesBf16, kTilesF16x3, kTilesF32x6;
 #elif defined(RAPT_HAVE_DOTS)
 extern const AttentionKernel kTilesBf16;
 #else
 extern const AttentionKernel kAttentionPrefill, kAttentionDecode, kAttentionNaive;
 extern const AppendKvKernel kAppendKv;
 extern const MergeStatesKernel kMergeStates;
+extern const DeltaRuleKernel kDeltaRule, kDeltaRuleDecode, kDeltaRuleNaive;
 #endif
+extern const AttentionBackwardKernel kAttentionBackward;
+std::size_t bias_scratch_bytes(const BackwardShape&) noexcept;
+void add_bias(const AttentionBackwardParams&, const BiasItem&, std::byte* scratch) noexcept;
 void attention_combine(const AttentionParams&, const WorkItem&, std::int64_t splits) noexcept;
 
 }  // namespace rapt::cpu::RAPT_ISA

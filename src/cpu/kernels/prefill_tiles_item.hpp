@@ -185,7 +185,7 @@ struct PrefillItem {
   Carver carver;
   Scratch<kComponents> w;
   // Scores are finished in the log2 domain. If not, a mask is -inf before the scale, and still is after it.
-  bool modified = p.score.softcap_log2 != 0 || p.score.bias || p.score.alibi || !(p.score.scale_log2 >= __FLT_MIN__);
+  bool modified = changes_scores(p.score) || !(p.score.scale_log2 >= __FLT_MIN__);
   vec scale = vec(p.score.scale_log2);
   std::int64_t count = 0;  // of panels
   Pending pending{};

@@ -69,24 +69,30 @@ double tile_chains(std::int64_t iterations) noexcept {
 
 namespace {
 #if defined(RAPT_HAVE_TILES)
-const AttentionKernel* const kAttention[] = {&kTilesBf16, &kTilesF16x3, &kTilesF32x6, &kTilesF32x3, nullptr};
-constexpr const AppendKvKernel* kAppend = nullptr;
-constexpr const MergeStatesKernel* kMerge = nullptr;
+const AttentionKernel* const kAttention[] = {&kTilesBf16, &kTilesF16x3, &kTilesF32x6, nullptr};
 constexpr auto peak_chains = tile_chains;
 #elif defined(RAPT_HAVE_DOTS)
 const AttentionKernel* const kAttention[] = {&kTilesBf16, nullptr};
-constexpr const AppendKvKernel* kAppend = nullptr;
-constexpr const MergeStatesKernel* kMerge = nullptr;
 constexpr auto peak_chains = fma_chains;
 #else
 const AttentionKernel* const kAttention[] = {&kAttentionDecode, &kAttentionPrefill, &kAttentionNaive, nullptr};
-constexpr const AppendKvKernel* kAppend = &kAppendKv;
-constexpr const MergeStatesKernel* kMerge = &kMergeStates;
 constexpr auto peak_chains = fma_chains;
 #endif
 }  // namespace
 
-const IsaKernels kKernels = {kAttention,  kAppend,     kMerge,     attention_combine,
-                             peak_chains, read_stream, exp2_array, convert_array};
+const IsaKernels kKernels = {.attention = kAttention,
+                             .attention_backward = &kAttentionBackward,
+#if !defined(RAPT_HAVE_TILES) && !defined(RAPT_HAVE_DOTS)
+                             .append_kv = &kAppendKv,
+                             .merge_states = &kMergeStates,
+                             .delta_rule = &kDeltaRule,
+                             .delta_rule_decode = &kDeltaRuleDecode,
+                             .delta_rule_naive = &kDeltaRuleNaive,
+#endif
+                             .combine = attention_combine,
+                             .fma_chains = peak_chains,
+                             .read_stream = read_stream,
+                             .exp2 = exp2_array,
+                             .convert = convert_array};
 
 }  // namespace rapt::cpu::RAPT_ISA

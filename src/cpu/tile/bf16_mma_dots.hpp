@@ -53,7 +53,7 @@ template <int kR>
     for (int v = 0; v < 2; ++v) store(c + i * kChunk + v * kLanes, sum[i][v]);
 }
 
-template <class Interleaved>
+template <bool kStreamA = true, class Interleaved>
 [[gnu::always_inline]] inline void multiply_chunk(Tiles&, const TileOperand& a, const TileOperand& b,
                                                   std::int64_t steps, const float* start, float* c, Pending&,
                                                   Interleaved&&) {

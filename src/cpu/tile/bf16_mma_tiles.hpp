@@ -25,7 +25,7 @@ template <int kTile>
 //
 // A product takes 52 cycles, and the next may follow after 16: the four sums take turns, so that none waits for itself,
 // and a sum is stored when its turn in the next chunk comes (a store that waits stalls every product behind it).
-template <class Interleaved>
+template <bool kStreamA = true, class Interleaved>
 [[gnu::always_inline]] inline void multiply_chunk(Tiles& tiles, const TileOperand& a, const TileOperand& b,
                                                   std::int64_t steps, float* start, float* c, Pending& pending,
                                                   Interleaved&& interleaved) {
@@ -38,12 +38,17 @@ template <class Interleaved>
     if (start) tiles.load<kTile>(tile_of<kTile>(start), kRowBytes);
     else tiles.zero<kTile>();
   };
+  const auto load_a = [&](auto tile, const char* at) __attribute__((always_inline)) {
+    constexpr int kTile = decltype(tile)::value;
+    if constexpr (kStreamA) tiles.load_once<kTile>(at, as);
+    else tiles.load<kTile>(at, as);
+  };
   std::int64_t ka = -1, kb = -1;
   for (std::int64_t i = 0; i < steps; ++i) {
     const bool new_a = a.offset[i] != ka, new_b = b.offset[i] != kb;
     ka = a.offset[i], kb = b.offset[i];
     if (i == 0) next_chunk(std::integral_constant<int, 0>());
-    if (new_a) tiles.load_once<4>(a0 + ka, as);
+    if (new_a) load_a(std::integral_constant<int, 4>(), a0 + ka);
     if (new_b) tiles.load<6>(b0 + kb, bs);
     tiles.dot<0, 4, 6>();
     interleaved();
@@ -52,7 +57,7 @@ template <class Interleaved>
     tiles.dot<1, 4, 7>();
     interleaved();
     if (i == 0) next_chunk(std::integral_constant<int, 2>());
-    if (new_a) tiles.load_once<5>(a1 + ka, as);
+    if (new_a) load_a(std::integral_constant<int, 5>(), a1 + ka);
     tiles.dot<2, 5, 7>();
     interleaved();
     if (i == 0) next_chunk(std::integral_constant<int, 3>());

@@ -128,9 +128,9 @@ struct DotsTile {
   }
 };
 
-// o[row][0 .. kC vectors) += sum over keys of p[key][row] v[key][...] for kR rows.
+// o[row][0 .. kC vectors) += sum over keys of p[key][row] v[key][...] for kR rows; v[key] is a row of T.
 template <class T, int kR, int kC>
-[[gnu::always_inline]] inline void add_values(const float* p, const T* const* v, std::int64_t column,
+[[gnu::always_inline]] inline void add_values(const float* p, const std::byte* const* v, std::int64_t column,
                                               std::int64_t begin, std::int64_t end, float* o, std::int64_t o_stride,
                                               Prefetcher& prefetcher) {
   vec acc[kR][kC];
@@ -141,7 +141,7 @@ template <class T, int kR, int kC>
   for (std::int64_t j = begin; j < end; ++j) {
     vec x[kC];
 #pragma GCC unroll 8
-    for (int c = 0; c < kC; ++c) x[c] = load_any(v[j] + column + c * kLanes);
+    for (int c = 0; c < kC; ++c) x[c] = load_any(reinterpret_cast<const T*>(v[j]) + column + c * kLanes);
     prefetcher.prefetch(lines_of<T>(kC));
 #pragma GCC unroll 4
     for (int r = 0; r < kR; ++r) {

@@ -5,27 +5,28 @@
 
 namespace rapt::cpu::RAPT_ISA {
 
-// panel.qt = Q^T. `q` is the call's.
+// The panel's rows of n elements of a tensor that has a row for each query (q, say) -> columns of `dst`, [n][width].
 template <class T>
-[[gnu::noinline]] void pack_queries(const T* q, const Head& head, const Panel& panel) {
-  const std::int64_t d = head.p.d, inner = head.p.q_stride.d;
+[[gnu::noinline]] void pack_rows(const T* base, const Strides& strides, std::int64_t n, const Head& head,
+                                 const Panel& panel, float* dst) {
+  const std::int64_t inner = strides.d;
   for (std::int64_t lane = 0; lane < panel.width; lane += kLanes) {
     const T* src[kLanes];
-    for (int i = 0; i < kLanes; ++i) src[i] = q + row_at(head.p.q_stride, head, panel.row[lane + i]);
-    for (std::int64_t d0 = 0; d0 < d; d0 += kLanes) {
-      const std::int64_t n = min(kLanes, d - d0);
+    for (int i = 0; i < kLanes; ++i) src[i] = base + row_at(strides, head, panel.row[lane + i]);
+    for (std::int64_t c0 = 0; c0 < n; c0 += kLanes) {
+      const std::int64_t count = min(kLanes, n - c0);
       vec r[kLanes];
-      if (inner == 1 && n == kLanes) {
+      if (inner == 1 && count == kLanes) {
 #pragma GCC unroll 16
-        for (int i = 0; i < kLanes; ++i) r[i] = load_any(src[i] + d0);
+        for (int i = 0; i < kLanes; ++i) r[i] = load_any(src[i] + c0);
       } else {
-        for (int i = 0; i < kLanes; ++i) r[i] = load_strided(src[i] + d0 * inner, inner, n);
+        for (int i = 0; i < kLanes; ++i) r[i] = load_strided(src[i] + c0 * inner, inner, count);
       }
       transpose(r);
-      float* qt = panel.qt + d0 * panel.width + lane;
+      float* to = dst + c0 * panel.width + lane;
 #pragma GCC unroll 16
-      for (int j = 0; j < kLanes; ++j, qt += panel.width)
-        if (j < n) store(qt, r[j]);
+      for (int j = 0; j < kLanes; ++j, to += panel.width)
+        if (j < count) store(to, r[j]);
     }
   }
 }

@@ -62,13 +62,16 @@ struct Row {
   std::int64_t token, q_head, first, last, nearest;
 };
 
+inline Row row_of(const Head& head, std::int64_t token, std::int64_t q_head) {
+  const std::int64_t position = token + head.offset;
+  const KeyRange keys = visible_keys(head.p.score, token, position, head.low, head.high);
+  return {token, q_head, keys.first, keys.last, nearest_key(position, head.len_k)};
+}
 // Rows [r, r + n) of (token, head of the group) pairs.
 inline void find_rows(const Head& head, std::int64_t r, std::int64_t n, Row* row) {
   std::int64_t token = r / head.p.group, member = r % head.p.group;
   for (std::int64_t i = 0; i < n; ++i) {
-    const std::int64_t position = token + head.offset;
-    const KeyRange keys = visible_keys(head.p.score, token, position, head.low, head.high);
-    row[i] = {token, head.hk * head.p.group + member, keys.first, keys.last, nearest_key(position, head.len_k)};
+    row[i] = row_of(head, token, head.hk * head.p.group + member);
     if (++member == head.p.group) member = 0, ++token;
   }
 }

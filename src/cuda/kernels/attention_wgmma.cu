@@ -4,7 +4,7 @@
 // V. (Warpgroups taking turns, at products or at exponentials, were up to 5 % slower on an H200.)
 //
 // Keys are cut into blocks at multiples of the block size from key 0 and taken from the last to the first. A block that
-// is masked for a row leaves what the row has unchanged to the bit, so that a row's result is its warp_row.
+// is masked for a row leaves what the row has unchanged to the bit, so that a row's result is its own.
 //
 // Masked weights are 0, but 0 times NaN is NaN: results that are not finite are not trusted. Such rows are
 // noted: attention_simt computes these fallback rows.

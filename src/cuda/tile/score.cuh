@@ -29,7 +29,7 @@ __device__ inline bool is_finite(float x) {
 // Whether scores may be scaled after their modifiers: they are a mask at most, and -inf stays -inf. Then no bit depends
 // on there being one.
 inline bool scales_last(const ScoreParams& s) {
-  return s.scale_log2 != 0 && s.softcap_log2 == 0 && !s.bias && !s.alibi;
+  return s.scale_log2 != 0 && !changes_scores(s);
 }
 
 // What semantics/score.hpp says of a row and a key.

@@ -1,0 +1,106 @@
+"""`delta_rule`: linear attention with a state of fixed size."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+from rapt import _core
+from rapt._arrays import Array, empty_like, shape_of
+
+Rule: TypeAlias = Literal["linear", "gated", "delta", "gated_delta"]
+
+
+def delta_rule(
+    q: Array,
+    k: Array,
+    v: Array,
+    g: Array | None = None,
+    beta: Array | None = None,
+    *,
+    rule: Rule = "gated_delta",
+    scale: float | None = None,
+    initial_state: Array | None = None,
+    return_state: bool = False,
+    final_state: Array | None = None,
+    cu_seqlens: Array | None = None,
+    state_slots: Array | None = None,
+    accepted: Array | None = None,
+    l2norm_qk: bool = False,
+    beta_sigmoid: bool = False,
+    beta_double: bool = False,
+    gate: bool = False,
+    a_log: Array | None = None,
+    dt_bias: Array | None = None,
+    gate_lower_bound: float | None = None,
+    state_v_first: bool = False,
+    out: Array | None = None,
+    threads: int | None = None,
+    isa: str | None = None,
+) -> Any:
+    """Linear attention with a state S [K, V] for each sequence and head, token by token:
+
+        S = diag(exp(g)) S                  rules "gated" and "gated_delta"
+        u = beta (v - S^T k)                rules "delta" and "gated_delta"; u = v otherwise
+        S = S + k u^T
+        out = scale S^T q
+
+    Gated DeltaNet has g for each head, Kimi Delta Attention for each channel of K; the names of rules are those of ONNX's
+    LinearAttention. Shapes: b batch, t tokens, h state heads, which are max(hk, hv). Either of hk and hv divides the other,
+    and so do hq and h; head i of the fewer serves the following ratio of the more.
+
+    q, k, v         [b, t, hq, K], [b, t, hk, K], [b, t, hv, V] of float32, bfloat16 or float16; K and V up to 256.
+    g               Log decay of the same types, [h], [b, t, h] or [b, t, h, K]; none if not given. Not above 0 in models.
+    beta            [b, t, h] of the same types; 1 if not given.
+    scale           K**-0.5 if not given.
+    initial_state   float32 [b, h, K, V]; 0 if not given.
+    return_state    Returns (out, state), state float32 [b, h, K, V] after the last token.
+    final_state     That is written here; may be initial_state, which is then updated in place.
+    cu_seqlens      int32 or int64 [b + 1], from 0 to total: q is [total, hq, K] or, as flash-linear-attention has it,
+                    [1, total, hq, K], and so are the others; sequence n has tokens cu_seqlens[n] to cu_seqlens[n + 1].
+    state_slots     int32 or int64 [b]: the states are pools [slots, h, K, V], and sequence n has slot state_slots[n] of both.
+                    No two share one, and no other is touched. Of a negative slot nothing is read (it is 0) or written. Or
+                    [b, n], for up to n tokens: the state after token j goes to slot state_slots[n, j] (speculative decoding).
+    accepted        int32 or int64 [b], with state_slots [b, n]: sequence n starts from state_slots[n, accepted[n] - 1]; 1 if
+                    not given.
+    l2norm_qk       q and k are divided by sqrt(sum of squares + 1e-6).
+    beta_sigmoid    beta counts as sigmoid(beta). beta_double: beta, or its sigmoid, counts twice.
+    gate            g counts as -exp(a_log) softplus(g + dt_bias) or, with gate_lower_bound, as
+                    gate_lower_bound sigmoid(exp(a_log) (g + dt_bias)). a_log and dt_bias are float32 [h], dt_bias [h, K]
+                    where g has K; 0 if not given.
+    state_v_first   States are [.., h, V, K].
+    out             Written and returned instead of a new array; any of the three types. Shares no memory with inputs.
+    threads, isa    As for attention().
+
+    Returns out [b, t, max(hq, h), V] of q's type and rank, C-contiguous: PyTorch's for its tensors, else NumPy's. Sums are
+    float32, and bits do not depend on threads, other sequences or later tokens. Raises TypeError or ValueError, naming the
+    argument, before anything is written. Releases the GIL. Has no backward: see rapt.torch.delta_rule.
+    """
+    made, state = result_shapes(q, k, v, cu_seqlens, state_v_first)
+    if out is None:
+        out = empty_like("q", q, made)
+    if return_state and final_state is None:
+        if state_slots is not None:
+            raise ValueError("final_state: got None with state_slots and return_state; wanted the pool to write to")
+        final_state = empty_like("q", q, state, "float32")
+    _core.delta_rule(
+        *(q, k, v, g, beta, rule, scale, initial_state, final_state, cu_seqlens, state_slots, accepted),
+        *(l2norm_qk, beta_sigmoid, beta_double, gate, a_log, dt_bias, gate_lower_bound, state_v_first, out, threads, isa),
+    )
+    return (out, final_state) if return_state else out
+
+
+def result_shapes(
+    q: Any, k: Any, v: Any, cu_seqlens: Any, state_v_first: bool = False
+) -> tuple[tuple[int, ...], tuple[int, int, int, int]]:
+    """Of the output and the final state."""
+    shapes = {name: shape_of(name, array) for name, array in (("q", q), ("k", k), ("v", v))}
+    rank = 4 if cu_seqlens is None else len(shapes["q"])
+    for name, shape in shapes.items():
+        if len(shape) != rank or rank not in (3, 4):
+            wanted = "[b, t, heads, size] or, with cu_seqlens, [total, heads, size]"
+            raise ValueError(f"{name}: got shape {list(shape)}; wanted {wanted}")
+    (*tokens, hq, size), (*_, hk, _), (*_, hv, value_size) = shapes.values()
+    h = max(hk, hv)
+    b = tokens[0] if cu_seqlens is None else max(shape_of("cu_seqlens", cu_seqlens)[0] - 1, 0)
+    last = (value_size, size) if state_v_first else (size, value_size)
+    return (*tokens, max(hq, h), value_size), (b, h, *last)

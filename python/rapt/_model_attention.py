@@ -1,0 +1,317 @@
+"""Attention as transformers' layers mean it, [b, hq, n, d] to [b, n, hq, dv]: eager calls, operators and their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import rapt
+from rapt import _core
+from rapt._sdpa import number_of
+from rapt._sdpa_autograd import no_second_derivatives, on_cpu_with_gradients
+
+
+def _result(query: Tensor, value: Tensor) -> Tensor:
+    b, h, n, _ = query.shape
+    return query.new_empty((b, n, h, value.shape[-1]))
+
+
+def _run(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    sinks: Tensor | None,
+    causal: bool,
+    left: int,
+    softcap: float | None,
+    scale: float,
+    dropout_p: float = 0.0,
+    seed: Tensor | None = None,
+    *,
+    with_lse: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    out, lse = _result(query, value), None
+    row_sinks, sinks = (sinks, None) if sinks is not None and sinks.dim() > 1 else (None, sinks)
+    with torch.no_grad():
+        done = rapt.attention(
+            *(query, key, value),
+            causal=causal,
+            window=(left, -1) if left >= 0 else None,
+            align="bottom_right",
+            scale=scale,
+            mask=mask,
+            bias=bias,
+            softcap=softcap,
+            sinks=sinks,
+            dropout_p=dropout_p,
+            seed=number_of(seed),
+            out=out.transpose(1, 2),
+            return_lse=with_lse or row_sinks is not None,
+        )
+        if isinstance(done, tuple):
+            lse = done[1]
+        if row_sinks is not None and lse is not None:  # they join the denominator, which is exp(lse)
+            own = row_sinks[..., 0].float().expand(lse.shape)
+            share = torch.sigmoid(lse - own)
+            out *= share[..., None].transpose(1, 2).to(out.dtype)
+            lse = torch.logaddexp(lse, own)
+    return out, lse
+
+
+def forward(*inputs: Any) -> Tensor:
+    """query, key, value [b, h, n, d], mask, bias, sinks [hq] or [b, hq, n, 1] or None, causal and a window to the left (-1:
+    none) of rows and keys that end together, softcap or None, scale, dropout_p and its seed."""
+    return _run(*inputs)[0]
+
+
+def _gradients(
+    grad_out: Tensor | None,
+    grad_lse: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    sinks: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    seed: Tensor | None,
+    causal: bool,
+    left: int,
+    softcap: float | None,
+    scale: float,
+    dropout_p: float,
+    wanted: Sequence[bool],
+    *,
+    compute: bool = True,
+) -> list[Tensor | None]:
+    """Of query, key, value, mask (none), bias and sinks, those that are wanted."""
+    inputs = (query, key, value, None, bias, sinks)
+    memory = [
+        torch.empty_like(t, requires_grad=False) if want and t is not None else None for t, want in zip(inputs, wanted)
+    ]
+    if not compute:
+        return memory
+    dout = torch.zeros_like(out) if grad_out is None else grad_out
+    with torch.no_grad():
+        rows = None
+        if sinks is not None and sinks.dim() > 1:
+            rows, sinks, (*memory, drows) = sinks, None, memory
+            # Seen from a row, its sink is a key whose value is 0. Nothing else of it matters, once it is in lse.
+            if drows is not None:
+                delta = (dout.float() * out.float()).sum(-1).transpose(1, 2)
+                delta = delta if grad_lse is None else delta - grad_lse
+                every = -torch.exp(rows[..., 0].float() - lse) * delta
+                drows.copy_(every[..., None].sum_to_size(rows.shape))
+            memory.append(None)
+        if any(t is not None and t.numel() > 0 for t in memory):
+            dq, dk, dv, _, dbias, dsinks = memory
+            window = (left, -1) if left >= 0 else None
+            _core.attention_backward(
+                (
+                    *(query, key, value, causal, "bottom_right", window, scale, mask, bias, softcap, None, sinks, None, None),
+                    *(None, None, False, None, None, None, None, None),
+                    *(dropout_p, number_of(seed), 0, out.detach().transpose(1, 2), False, None, None),
+                ),
+                (dout.transpose(1, 2), lse, grad_lse, dq, dk, dv, dbias, dsinks, None),
+            )
+        if rows is not None:
+            memory[5] = drows
+    return memory
+
+
+@torch.library.custom_op("rapt::attention", mutates_args=(), device_types=("cpu", "cuda"))
+def operator(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    sinks: Tensor | None,
+    causal: bool,
+    left: int,
+    softcap: float | None,
+    scale: float,
+    dropout_p: float = 0.0,
+    seed: Tensor | None = None,
+) -> Tensor:
+    return forward(query, key, value, mask, bias, sinks, causal, left, softcap, scale, dropout_p, seed)
+
+
+@operator.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Tensor:
+    return _result(query, value)
+
+
+@torch.library.custom_op("rapt::attention_with_lse", mutates_args=(), device_types="cpu")
+def _operator_with_lse(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    sinks: Tensor | None,
+    causal: bool,
+    left: int,
+    softcap: float | None,
+    scale: float,
+    dropout_p: float = 0.0,
+    seed: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    tensors = (query, key, value, mask, bias, sinks)
+    out, lse = _run(*tensors, causal, left, softcap, scale, dropout_p, seed, with_lse=True)
+    assert lse is not None
+    return out, lse
+
+
+@_operator_with_lse.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return _result(query, value), query.new_empty(query.shape[:-1], dtype=torch.float32)
+
+
+@torch.library.custom_op("rapt::attention_backward", mutates_args=(), device_types="cpu")
+def _backward_operator(
+    grad_out: Tensor | None,
+    grad_lse: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    sinks: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    seed: Tensor | None,
+    causal: bool,
+    left: int,
+    softcap: float | None,
+    scale: float,
+    dropout_p: float,
+    wanted: Sequence[bool],
+) -> list[Tensor]:
+    """Those of the gradients of query, key, value, mask, bias and sinks that are wanted."""
+    inputs = (query, key, value, mask, bias, sinks, out, lse, seed, causal, left, softcap, scale, dropout_p, wanted)
+    return [t for t in _gradients(grad_out, grad_lse, *inputs) if t is not None]
+
+
+@_backward_operator.register_fake
+def _(grad_out: Tensor | None, grad_lse: Tensor | None, *inputs: Any) -> list[Tensor]:
+    return [t for t in _gradients(grad_out, grad_lse, *inputs, compute=False) if t is not None]
+
+
+_backward_operator.register_autograd(no_second_derivatives)
+
+
+def _setup_context(
+    ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor | None], in_graph: bool = True
+) -> None:
+    *options, seed = inputs[6:]
+    ctx.save_for_backward(*inputs[:6], *output, seed)
+    ctx.options, ctx.in_graph = options, in_graph
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None = None) -> tuple[Tensor | None, ...]:
+    wanted = list(ctx.needs_input_grad[:6])
+    inputs = (grad_out, grad_lse, *ctx.saved_tensors, *ctx.options, wanted)
+    made: list[Tensor | None]
+    if ctx.in_graph or torch.is_grad_enabled():  # create_graph
+        some = iter(_backward_operator(*inputs))
+        made = [next(some) if want else None for want in wanted]
+    else:
+        made = _gradients(*inputs)
+    return (*made, *[None] * 6)
+
+
+_operator_with_lse.register_autograd(_backward, setup_context=_setup_context)
+
+
+def forward_with_gradients(*inputs: Any) -> Tensor:
+    """forward() of eager calls where a gradient is to be recorded."""
+    if not inputs[0].is_cpu:
+        out: Tensor = operator(*inputs)
+        return out
+    out = _Function.apply(*inputs)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Function(torch.autograd.Function):
+    """The operator with its gradients for eager calls, in a third of its time."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        output = _run(*inputs, with_lse=True)
+        _setup_context(ctx, inputs, output, False)
+        return output[0]
+
+    backward = staticmethod(_backward)
+
+
+# Where rapt has no backward (on GPUs) it is that of PyTorch's operators, of the attention computed again.
+
+
+def _setup_again(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *options, dropout_p, _ = inputs[6:]
+    assert dropout_p == 0
+    ctx.save_for_backward(*inputs[:6])
+    ctx.options = options
+
+
+def _backward_again(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    saved = ctx.saved_tensors
+    with torch.enable_grad():
+        inputs = [t if t is None or not t.is_floating_point() else t.detach().requires_grad_() for t in saved]
+        out = composed(*inputs, *ctx.options)
+    wanted = [i for i, t in enumerate(inputs) if t is not None and t.requires_grad]
+    grads: list[Tensor | None] = [None] * (len(inputs) + len(ctx.options) + 2)
+    for i, t in zip(wanted, torch.autograd.grad(out, [inputs[i] for i in wanted], grad)):
+        grads[i] = t
+    return tuple(grads)
+
+
+operator.register_autograd(_backward_again, setup_context=_setup_again)
+_library = torch.library.Library("rapt", "FRAGMENT")  # type: ignore[no-untyped-call]
+on_cpu_with_gradients(_library, torch.ops.rapt.attention.default, _operator_with_lse, 6)
+
+
+def composed(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    sinks: Tensor | None,
+    causal: bool,
+    left: int,
+    softcap: float | None,
+    scale: float,
+    dropout: float = 0.0,
+) -> Tensor:
+    """forward() by PyTorch's operators, with the matrix of scores."""
+    b, h, n, _ = query.shape
+    m, group = key.shape[2], h // key.shape[1]
+    key, value = (t.repeat_interleave(group, 1) for t in (key, value))
+    scores = (query @ key.transpose(2, 3)).float() * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if bias is not None:
+        scores = scores + bias
+    distance = torch.arange(m, device=query.device) - torch.arange(m - n, m, device=query.device)[:, None]
+    hidden = distance > 0 if causal else torch.zeros_like(distance, dtype=torch.bool)
+    if left >= 0:
+        hidden = hidden | (distance < -left)
+    if mask is not None:
+        hidden = hidden | ~mask
+    # Twice, so that a row that is hidden altogether is 0 and has no gradient.
+    scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
+    if sinks is not None:
+        rows = sinks if sinks.dim() > 1 else sinks[:, None, None]
+        scores = torch.cat([scores, rows.float().expand(b, h, n, 1)], -1)
+    p = torch.softmax(scores, -1)[..., :m].masked_fill(hidden, 0)
+    p = torch.nn.functional.dropout(p, dropout).to(value.dtype)
+    return (p @ value).transpose(1, 2).contiguous()

@@ -1,0 +1,233 @@
+"""Which calls rapt.torch leaves to PyTorch, and why."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.autograd import forward_ad
+
+from rapt import _core
+from rapt._info import Entry
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_MAX_HEAD_SIZE = 8192
+_MAX_CUDA_VALUE_SIZE = 576  # attention_simt's; past it is the entry with the S x S matrix
+_MAX_TENSOR_CORE_SIZE = 256  # attention_wgmma's, of 16-bit types
+_MAX_SCALE = torch.finfo(torch.float32).max
+_NUMBERS: Any = (float, int, np.floating, np.integer)
+
+
+class FallbackWarning(UserWarning):
+    """A call went to PyTorch's own scaled_dot_product_attention."""
+
+    __module__ = "rapt.torch"
+
+
+warned: set[str] = set()
+
+
+def warn(reason: str) -> bool:
+    if reason not in warned:
+        message = f"PyTorch's scaled_dot_product_attention runs instead of rapt's: {reason}"
+        warnings.warn(message, FallbackWarning, stacklevel=3)
+        warned.add(reason)  # not where the warning is an error: then it is one every time
+    return True
+
+
+# torch.compile warns when it traces. All that torch.compiler.assume_constant_result does, but for importing the compiler.
+warn._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def misuse(q: Any, k: Any, v: Any, mask: Any, dropout_p: Any, is_causal: Any, scale: Any, gqa: Any) -> str:
+    """What type or number is for PyTorch to take or to refuse, "" if none is."""
+    for tensor in (q, k, v):
+        if not isinstance(tensor, Tensor):
+            return f"query, key or value of {type(tensor).__name__}"
+    if mask is not None and not isinstance(mask, Tensor):
+        return f"attn_mask of {type(mask).__name__}"
+    if type(is_causal) is not bool or type(gqa) is not bool:
+        return "is_causal or enable_gqa that is no bool"
+    if not isinstance(dropout_p, _NUMBERS):
+        return f"dropout_p of {type(dropout_p).__name__}"
+    if scale is not None:
+        if not isinstance(scale, _NUMBERS) or type(scale) is bool:
+            return f"scale of {type(scale).__name__}"
+        if not abs(float(scale)) <= _MAX_SCALE:
+            return "a scale that is no finite float32"
+    return ""
+
+
+def refusal(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, gqa: bool) -> str:
+    """Why rapt cannot do this call, "" if it can."""
+    reason = _surroundings()
+    if reason:
+        return reason
+    if not (q.is_cpu and k.is_cpu and v.is_cpu and (mask is None or mask.is_cpu)):
+        reason = _device_refusal(q, k, v, mask)
+        if reason:
+            return reason
+    return misfit(q, k, v, mask, gqa)
+
+
+def _surroundings() -> str:
+    """What this call is a part of that rapt's kernels cannot be a part of, "" if nothing."""
+    if torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0:
+        return "a transform of torch.func, or forward-mode gradients"
+    return "" if torch._C._get_tracing_state() is None else "torch.jit.trace"
+
+
+def graph_refusal(*tensors: Tensor | None) -> str:
+    """Why PyTorch's dispatcher must not be given rapt's operator, "" if it may."""
+    if _is_onnx_export():
+        return "torch.onnx.export"
+    for t in tensors:
+        if t is None or type(t) is FakeTensor or type(t) is FunctionalTensor:
+            continue
+        if type(t).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+            return f"tensors of {type(t).__name__}, which need not know rapt's operator"
+    return ""
+
+
+def _is_onnx_export() -> bool:
+    return torch.onnx.is_in_onnx_export()
+
+
+# Asked when torch.compile traces.
+_surroundings._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_is_onnx_export._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def misfit(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, gqa: bool) -> str:
+    """Which types or shapes no kernel takes, "" if there is one for them."""
+    dtype = q.dtype
+    if dtype not in _DTYPES:
+        return f"tensors of {dtype}"
+    if k.dtype is not dtype or v.dtype is not dtype:
+        return "query, key and value of different dtypes"
+    if not (q.layout is k.layout is v.layout is torch.strided) or q.is_nested or k.is_nested or v.is_nested:
+        return "tensors that are not dense"
+    qs, ks, vs = q.shape, k.shape, v.shape
+    if len(qs) < 2 or len(ks) < 2 or len(vs) < 2 or ks[-2] != vs[-2] or qs[-1] != ks[-1]:
+        return "query, key and value whose shapes do not fit"
+    if not 0 < qs[-1] <= _MAX_HEAD_SIZE or not 0 < vs[-1] <= _MAX_HEAD_SIZE:
+        return f"head sizes of 0, or above {_MAX_HEAD_SIZE}"
+    if gqa and (len(qs) < 3 or len(ks) < 3 or len(vs) < 3 or ks[-3] != vs[-3] or ks[-3] == 0 or qs[-3] % ks[-3] != 0):
+        return "enable_gqa with heads that do not divide"
+    batch = batch_shape(qs, ks, vs, gqa)
+    if batch is None:
+        return "query, key and value whose shapes do not fit"
+    if list(qs[:-2]) != batch and 0 in (*batch, qs[-2], ks[-2]):
+        return "empty tensors that broadcast"  # which PyTorch does not do
+    return "" if mask is None else _mask_misfit(mask, dtype, [*batch, qs[-2], ks[-2]])
+
+
+def _device_refusal(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str:
+    device = q.device
+    if k.device != device or v.device != device or (mask is not None and mask.device != device):
+        return "tensors on different devices"
+    return _cuda_refusal() if device.type == "cuda" else "tensors that are not on the CPU or a CUDA device"
+
+
+def preference(q: Tensor, v: Tensor) -> str:
+    """Why a call that rapt could do is left to PyTorch, "" if it is not."""
+    if not torch._C._get_flash_sdp_enabled():
+        return "torch.nn.attention.sdpa_kernel without FLASH_ATTENTION"
+    return _cuda_preference_of(q.dtype, q.shape[-1], v.shape[-1]) if q.is_cuda else ""
+
+
+def dropout_refusal(q: Tensor, dropout_p: float) -> str:
+    if not q.is_cpu:
+        return "dropout on a GPU"
+    return "" if 0 <= dropout_p <= 1 else "dropout_p that is no probability"
+
+
+def _cuda_preference_of(dtype: torch.dtype, d: int, dv: int) -> str:
+    if dv > _MAX_CUDA_VALUE_SIZE:
+        return f"values of more than {_MAX_CUDA_VALUE_SIZE} columns on a GPU"
+    if dtype is torch.float32:
+        return ""
+    if d > _MAX_TENSOR_CORE_SIZE or dv > _MAX_TENSOR_CORE_SIZE:
+        return _cuda_preference(dtype, True)
+    return _cuda_preference(dtype, False)
+
+
+@cache
+def cuda_takes(dtype: torch.dtype, d: int, dv: int) -> bool:
+    """Whether the extension may run such a call on a GPU without asking here again. RAPT_KERNEL is read once."""
+    return not (_cuda_refusal() or _cuda_preference_of(dtype, d, dv))
+
+
+@cache
+def _cuda_entries() -> list[Entry]:
+    """Asked for at the first tensor on a GPU, as it wakes the driver."""
+    return [entry for entry in _core.entries() if entry["backend"] == "cuda"]
+
+
+def _cuda_refusal() -> str:
+    entries = _cuda_entries()
+    if not entries:
+        return "tensors on a GPU, and rapt was built without CUDA"
+    if all(entry["unusable"] for entry in entries):
+        return f"tensors on a GPU, where rapt cannot run: {entries[-1]['unusable']}"
+    return ""
+
+
+def _cuda_preference(dtype: torch.dtype, wide: bool) -> str:
+    own = "bf16" if dtype is torch.bfloat16 else "f16"
+    chosen = [entry for entry in _cuda_entries() if not entry["unusable"] and not entry["opt_in"]]
+    if os.environ.get("RAPT_KERNEL") or (not wide and any(entry["arithmetic"] == own for entry in chosen)):
+        return ""
+    heads = f" and heads of more than {_MAX_TENSOR_CORE_SIZE} columns" if wide else ""
+    return f"tensors of {dtype}{heads} on a GPU, for which dispatch has no tensor-core kernel"
+
+
+_cuda_refusal._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_cuda_preference._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _mask_misfit(mask: Tensor, dtype: torch.dtype, scores: list[int]) -> str:
+    if mask.dtype is not torch.bool and mask.dtype is not torch.float32 and mask.dtype is not dtype:
+        return f"attn_mask of {mask.dtype} with query of {dtype}"
+    if mask.layout is not torch.strided or mask.is_nested:
+        return "attn_mask that is not dense"
+    shape = mask.shape
+    fits = all(size == 1 or size == wanted for size, wanted in zip(reversed(shape), reversed(scores)))
+    if not fits or not 2 <= len(shape) <= len(scores):
+        return "attn_mask whose shape does not fit"
+    return ""
+
+
+def batch_shape(qs: torch.Size, ks: torch.Size, vs: torch.Size, gqa: bool) -> list[int] | None:
+    """All dimensions of the result but the last two; None where they do not broadcast."""
+    if qs[:-2] == ks[:-2] == vs[:-2]:
+        return list(qs[:-2])
+    keep = 3 if gqa else 2
+    try:
+        batch = list(torch.broadcast_shapes(qs[:-keep], ks[:-keep], vs[:-keep]))  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        return None
+    return [*batch, qs[-3]] if gqa else batch
+
+
+def is_eager(*tensors: Tensor | None) -> bool:
+    """True where the kernel may be called without PyTorch's dispatcher: nobody traces, transforms or wraps, and no tensor
+    is one that the dispatcher makes memory for (negated when it is read, or all zeros)."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+        return False
+    return all(
+        t is None
+        or ((type(t) is Tensor or type(t) is torch.nn.Parameter) and not t.is_neg() and not t._is_zerotensor())
+        for t in tensors
+    )
+
+
+def needs_grad(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)

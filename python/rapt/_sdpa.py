@@ -1,0 +1,187 @@
+"""rapt's kernels in the terms of PyTorch's scaled_dot_product_attention: shapes, memory, and the calls themselves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rapt import _core, _refusals
+
+pytorch: Any = functional.scaled_dot_product_attention
+
+
+def recorded(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def record(*inputs: Any) -> Tensor:
+        with torch._C._profiler._RecordFunctionFast("rapt::scaled_dot_product_attention", inputs[:3]):
+            return run(*inputs)
+
+    return record
+
+
+def merged(q: Tensor, k: Tensor, mask: Tensor, is_causal: bool) -> tuple[Tensor, bool]:
+    """attn_mask and is_causal as the one mask that they are together, which PyTorch takes for some shapes only."""
+    if not is_causal or mask.dim() < 2 or not (mask.dtype is torch.bool or mask.is_floating_point()):
+        return mask, is_causal
+    rows, keys = q.shape[-2], k.shape[-2]
+    if mask.shape[-2] not in (1, rows) or mask.shape[-1] not in (1, keys):
+        return mask, is_causal
+    above = torch.ones(rows, keys, dtype=torch.bool, device=mask.device).triu(1)
+    return mask & ~above if mask.dtype is torch.bool else mask.masked_fill(above, -torch.inf), False
+
+
+def result_like(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, batch: list[int], gqa: bool) -> Tensor:
+    """Memory for the result, laid out as by PyTorch on CPUs, on GPUs too: like the query where its fused kernel would run."""
+    shape = (*batch, q.shape[-2], v.shape[-1])
+    fused = q.shape == shape and q.dim() == k.dim() == v.dim() == 4 and (mask is None or mask.dim() != 3)
+    fused = fused and q.shape[0] == k.shape[0] == v.shape[0] and (gqa or q.shape[1] == k.shape[1] == v.shape[1])
+    if fused and q.stride(-1) == k.stride(-1) == v.stride(-1) == 1 and k.shape[-2] > 0:
+        return torch.empty_like(q, requires_grad=False)
+    return q.new_empty(shape)
+
+
+def lse_like(q: Tensor, batch: list[int]) -> Tensor:
+    return q.new_empty((*batch, q.shape[-2]), dtype=torch.float32)
+
+
+def _fold(t: Tensor, batch: list[int], heads: int | None = None) -> Tensor:
+    """[..., h, rows, columns] with its dimensions before the heads broadcast and made one; a view where that can be.
+    `heads`: how many there are to be, of one."""
+    if t.dim() == 4 and len(batch) == 2 and t.shape[0] == batch[0] and heads in (None, t.shape[1]):
+        return t  # as most are
+    while t.dim() < max(len(batch), 1) + 2:
+        t = t.unsqueeze(0)
+    return t.expand(*batch[:-1], heads or t.shape[-3], *t.shape[-2:]).reshape(
+        math.prod(batch[:-1]), heads or t.shape[-3], *t.shape[-2:]
+    )
+
+
+def _fold_mask(mask: Tensor, batch: list[int]) -> Tensor:
+    """A mask of at most four dimensions."""
+    if len(batch) <= 2 or mask.dim() <= 3:
+        return mask
+    shared = all(size == 1 for size in mask.shape[:-3])
+    return mask.reshape(mask.shape[-3:]) if shared else _fold(mask, batch)
+
+
+def batch_of(q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> list[int]:
+    batch = _refusals.batch_shape(q.shape, k.shape, v.shape, gqa)
+    assert batch is not None
+    return batch
+
+
+def run(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    gqa: bool,
+    dropout_p: float = 0.0,
+    seed: Tensor | None = None,
+    *,
+    lse: bool = False,
+) -> Any:
+    """The result, and lse or None."""
+    batch = batch_of(q, k, v, gqa)
+    out = to = result_like(q, k, v, mask, batch, gqa)
+    sums = to_sums = lse_like(q, batch) if lse else None
+    if len(batch) > 2:
+        q, k, v, to = (_fold(t, batch) for t in (q, k, v, out))
+        mask = None if mask is None else _fold_mask(mask, batch)
+        to_sums = None if sums is None else sums.view(-1, *sums.shape[-2:])
+    _core.sdpa(q, k, v, mask, is_causal, scale, to, to_sums, dropout_p, number_of(seed))
+    return out, sums
+
+
+def new_seed() -> Tensor:
+    """Of one call's dropout, from PyTorch's default generator: a tensor, as compiled code draws its own at every call."""
+    return torch.randint(2**63 - 1, (), dtype=torch.int64, device="cpu")
+
+
+def number_of(seed: Tensor | None) -> int | None:
+    return None if seed is None else int(seed)
+
+
+def forward(*inputs: Any) -> Tensor:
+    """The kernel, on tensors that _refusals.refusal() let through: query, key, value, attn_mask, is_causal, scale, enable_gqa,
+    and dropout_p and its seed."""
+    out: Tensor
+    out, _ = run(*inputs)
+    return out
+
+
+def gradients(
+    grad_out: Tensor | None,
+    grad_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    seed: Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    gqa: bool,
+    dropout_p: float,
+    wanted: Sequence[bool],
+    *,
+    compute: bool = True,
+    into: Sequence[Tensor] = (),
+) -> list[Tensor | None]:
+    """Of q, k, v and a float mask, those that are wanted; laid out as they are, or in memory that is given for [b, h, s, d].
+    `compute`: or their memory only."""
+    batch = batch_of(q, k, v, gqa)
+    folds, heads = math.prod(batch[:-1]), batch[-1] if batch else 1
+    key_heads, value_heads = (t.shape[-3] if t.dim() > 2 else 1 for t in (k, v))
+    repeated = None if key_heads == value_heads else heads
+    boolean = bias = None
+    if mask is not None:
+        keys = _fold_mask(mask, batch)
+        keys = keys.expand(*keys.shape[:-1], k.shape[-2])  # the one dimension that the library does not broadcast
+        boolean, bias = (keys, None) if mask.dtype is torch.bool else (None, keys)
+    inputs = (_fold(q, batch, heads), _fold(k, batch, repeated), _fold(v, batch, repeated), bias)
+    memory: list[Tensor | None] = [*into, None] if into else [
+        None if inner is None or outer is None or not want else _gradient_of(inner, outer)
+        for inner, outer, want in zip(inputs, (q, k, v, mask), wanted)
+    ]
+    if compute and any(t is not None and t.numel() > 0 for t in memory):
+        dout = torch.zeros_like(out) if grad_out is None else grad_out
+        sums, dlse = (
+            t if t is None or len(batch) == 2 else t.reshape(folds, heads, t.shape[-1]) for t in (lse, grad_lse)
+        )
+        with torch.no_grad():
+            _core.attention_backward(
+                (
+                    *(*inputs[:3], is_causal, "top_left", None, scale, boolean, bias, None, None, None),
+                    *(None, None, None, None, False, None, None, None, None, None),
+                    *(dropout_p, number_of(seed), 0, _fold(out.detach(), batch), False, None, None),
+                ),
+                (_fold(dout, batch), sums, dlse, *memory, None, None),
+            )
+    return [
+        None if inner is None or outer is None else _summed(inner, outer, batch)
+        for inner, outer in zip(memory, (q, k, v, mask))
+    ]
+
+
+def _gradient_of(inner: Tensor, outer: Tensor) -> Tensor:
+    """Memory for it. What is to be summed still is rounded after that."""
+    if inner.numel() != outer.numel():
+        return inner.new_empty(inner.shape, dtype=torch.float32)
+    return torch.empty_like(inner, requires_grad=False)
+
+
+def _summed(gradient: Tensor, outer: Tensor, batch: list[int]) -> Tensor:
+    """The gradient of `outer`, which was broadcast and folded."""
+    if gradient.numel() == outer.numel():
+        return gradient if gradient.dim() == outer.dim() else gradient.reshape(outer.shape)
+    if gradient.dim() == 4 and len(batch) > 2:
+        gradient = gradient.reshape(*batch[:-1], *gradient.shape[1:])
+    return gradient.sum_to_size(outer.shape[-gradient.dim() :]).to(outer.dtype).reshape(outer.shape)

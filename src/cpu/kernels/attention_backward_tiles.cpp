@@ -1,0 +1,468 @@
+// attention_backward by products of bf16, fp32 sums, on the matrix unit or in vectors that multiply pairs of bf16. As
+// in attention_backward.cpp an item is a range of keys, rows come in chunks, and tile columns of scores are queries; P
+// and dS are rounded to bf16 to be multiplied again.
+//
+//   for each block of kBlockKeys keys in the range
+//     for each 32 keys x 32 rows                 S^T = K Q^T, dP^T = V dO^T      A: rows of K and V   B: Q^T, dO^T
+//       P^T, dS^T -> bf16, interleaved with the products of the next
+//     dV += P^T dO, dK += dS^T Q                 for 32 keys over all rows       A: P^T, dS^T         B: dO, Q
+//     dQ^T += K^T dS^T                           for 32 rows over the block      A: K^T               B: dS^T
+//
+// Nothing is transposed within: K and V are A as they lie, and the operands that are neither are packed once per item
+// (K^T) or chunk. A pairs rows i and i + 16, which is how two vectors of rows merge without a shuffle; so do dO and Q.
+// Heads with elements that the matrix unit cannot be given (Inf and NaN among them) go to the vector kernel.
+#include "cpu/kernels/backward_chunk.hpp"
+#include "cpu/tile/bf16_mma.hpp"
+#include "cpu/tile/carver.hpp"
+
+namespace rapt::cpu::RAPT_ISA {
+namespace {
+
+constexpr std::int64_t kBlock = kBackwardKeys, kBlockChunks = kBlock / kChunk;  // keys; chunks of them
+constexpr std::int64_t kRows = 192, kRowChunks = kRows / kChunk;                // of a call of add_rows()
+constexpr int kVecsOfChunk = static_cast<int>(kChunk) / kLanes;
+constexpr std::int64_t kPairBytes = 2 * kTileBytes;  // of a chunk as bf16
+
+// The kernel of the vector ISA that the tiles are used with.
+#if defined(RAPT_AMX_MODEL)
+const AttentionBackwardKernel& vector_kernel() {
+  return *RAPT_AMX_MODEL::kKernels.attention_backward;
+}
+#else
+const AttentionBackwardKernel& vector_kernel() {
+  return *avx512::kKernels.attention_backward;
+}
+#endif
+
+std::int64_t padded(std::int64_t n) {
+  return round_up(n, kChunk);
+}
+
+// A panel of 32 rows, whose dQ^T is [d][32].
+struct RowChunk : Panel {
+  const float* neg_delta = nullptr;
+  std::int64_t low = 0, high = 0;  // keys that a row sees
+};
+
+struct Scratch {
+  std::int64_t d, dv;  // padded to whole chunks
+  bool* falls_back;    // the whole item does
+  std::byte* rest;     // where the vector kernel's begins
+
+  // Of the item's keys.
+  bf16 *k, *v;      // [keys][d], [keys][dv], where they cannot be read in place
+  char* k_t;        // [keys / 32][d / 16] tiles of K^T
+  float *dk, *dv_;  // [keys / 32][d / 32][32 keys][32]
+  // Of a chunk of rows.
+  Row* row;
+  char *q_t, *dout_t;  // [chunk][d / 32][2] tiles, rows in the lanes
+  char *q, *dout;      // [chunk][d / 16] tiles of pairs of rows
+  float *neg_m, *neg_delta;
+  float* dq_t;  // [chunk][d][32], where all of the head's keys are in the item
+  // Of a chunk of rows and a block of keys.
+  char *p, *ds;      // [chunk of keys][chunk of rows] A: rows of 32 bf16
+  char* ds_pairs;    // the same, B: pairs of keys
+  float* scores[2];  // S, then dP, of 32 x 32; and of those before
+  bf16* rows;        // [32][d or dv] on their way into tiles
+  float *zero, *discarded;
+  std::int32_t *of_depth, *of_depth_tiles, *of_chunk, *of_key_chunk, *of_q, *of_dout, *of_k_t;  // offsets of steps
+
+  Scratch(Carver& carver, const BackwardShape& shape) : d(padded(shape.d)), dv(padded(shape.dv)) {
+    const std::int64_t keys = round_up(max(shape.keys, 1), kBlock), depth = max(d, dv) / kTileDepth;
+    falls_back = carver.take<bool>(1);
+    const std::int64_t before = static_cast<std::int64_t>(carver.used());
+    k = carver.take<bf16>(keys * d), v = carver.take<bf16>(keys * dv);
+    rest = reinterpret_cast<std::byte*>(k);
+    k_t = carver.take<char>(keys * d * 2);
+    dk = carver.take<float>(keys * d), dv_ = carver.take<float>(keys * dv);
+    row = carver.take<Row>(kRows);
+    q_t = carver.take<char>(kRows * d * 2), dout_t = carver.take<char>(kRows * dv * 2);
+    q = carver.take<char>(kRows * d * 2), dout = carver.take<char>(kRows * dv * 2);
+    neg_m = carver.take<float>(kRows), neg_delta = carver.take<float>(kRows);
+    dq_t = carver.take<float>(kRows * d);
+    p = carver.take<char>(kBlockChunks * kRowChunks * kPairBytes);
+    ds = carver.take<char>(kBlockChunks * kRowChunks * kPairBytes);
+    ds_pairs = carver.take<char>(kBlockChunks * kRowChunks * kPairBytes);
+    for (float*& s : scores) s = carver.take<float>(2 * kChunk * kChunk);
+    rows = carver.take<bf16>(kChunk * max(d, dv));
+    zero = carver.take<float>(kChunk), discarded = carver.take<float>(kChunk * kChunk);
+    of_depth = carver.take<std::int32_t>(depth), of_depth_tiles = carver.take<std::int32_t>(depth);
+    for (std::int32_t** offsets : {&of_chunk, &of_key_chunk, &of_q, &of_dout, &of_k_t})
+      *offsets = carver.take<std::int32_t>(max(kRowChunks, kBlockChunks));
+    carver.take<std::byte>(max(static_cast<std::int64_t>(vector_kernel().scratch_bytes(shape)) -
+                                   (static_cast<std::int64_t>(carver.used()) - before),
+                               0));
+  }
+
+  void fill_offsets() const {
+    for (std::int64_t i = 0; i < max(d, dv) / kTileDepth; ++i)
+      of_depth[i] = static_cast<std::int32_t>(i * kTileDepth * 2),
+      of_depth_tiles[i] = static_cast<std::int32_t>(i * 2 * kTileBytes);
+    for (std::int64_t i = 0; i < max(kRowChunks, kBlockChunks); ++i) {
+      of_chunk[i] = static_cast<std::int32_t>(i * kPairBytes);
+      of_key_chunk[i] = static_cast<std::int32_t>(i * kRowChunks * kPairBytes);
+      of_q[i] = of_k_t[i] = static_cast<std::int32_t>(i * kChunk * d * 2);
+      of_dout[i] = static_cast<std::int32_t>(i * kChunk * dv * 2);
+    }
+  }
+};
+
+// ---- What heads can be taken.
+
+template <class RowAt>
+bool are_representable(std::int64_t rows, std::int64_t n, std::int64_t stride, RowAt row_at) {
+  Inspector<RepresentableFactor<1>> inspector;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const bf16* const row = row_at(r);
+    std::int64_t i = 0;
+    for (; stride == 1 && i + 2 * kLanes <= n; i += 2 * kLanes) inspector.check(load_u16vec(row + i));
+    for (; i < n; i += kLanes) inspector.check(load_strided(row + i * stride, stride, min(kLanes, n - i)));
+  }
+  return !inspector.found();
+}
+
+// Of the whole head, so that it does not depend on how its keys are cut into items.
+bool is_representable(const AttentionBackwardParams& p, const Head& head) {
+  const auto keys = [&](const void* base, const Strides& s, std::int64_t n) {
+    return are_representable(head.len_k, n, s.d,
+                             [&](std::int64_t j) { return static_cast<const bf16*>(base) + head.key_at(s, j); });
+  };
+  const auto rows = [&](const void* base, const Strides& s, std::int64_t n) {
+    return are_representable(head.len_q * p.group, n, s.d, [&](std::int64_t r) {
+      const Row row{r / p.group, head.hk * p.group + r % p.group, 0, 0, 0};
+      return static_cast<const bf16*>(base) + row_at(s, head, row);
+    });
+  };
+  // Scores past the largest number are neither: their row's lse is not below infinity.
+  for (std::int64_t r = 0; r < head.len_q * p.group; ++r) {
+    const Row row{r / p.group, head.hk * p.group + r % p.group, 0, 0, 0};
+    if (!(p.lse[row_at(p.lse_stride, head, row)] < kInfinity)) return false;
+  }
+  return keys(p.k, p.k_stride, p.d) && keys(p.v, p.v_stride, p.dv) && rows(p.q, p.q_stride, p.d) &&
+         rows(p.dout, p.dout_stride, p.dv);
+}
+
+// ---- Operands.
+
+// Rows of K or V as A: 64 bytes of each row a step.
+struct KeyOperand {
+  const char* base;
+  std::int64_t stride;  // bytes from row to row
+};
+bool is_in_place(const Strides& s, std::int64_t n) {
+  return s.d == 1 && n % kTileDepth == 0;
+}
+// 32 keys from j on: in place where they are all there.
+KeyOperand key_operand(const Head& head, const void* base, const Strides& s, std::int64_t n, std::int64_t j,
+                       const bf16* packed) {
+  if (is_in_place(s, n) && j + kChunk <= head.len_k)
+    return {reinterpret_cast<const char*>(static_cast<const bf16*>(base) + head.key_at(s, j)), 2 * s.s};
+  return {reinterpret_cast<const char*>(packed), 2 * padded(n)};
+}
+
+// 32 rows -> tiles [padded / 16][16 pairs of rows (i, i + 16)][16 columns]; rows from `count` on are 0.
+void tile_row_pairs(const ComponentRows& rows, std::int64_t count, std::int64_t width, char* tiles) {
+  for (std::int64_t c = 0; c < width; c += kTileRows, tiles += kTileBytes)
+    for (std::int64_t i = 0; i < kTileRows; ++i)
+      for (std::int64_t j = 0; j < kTileRows; j += kLanes) {
+        const vec low = i < count ? load_any(rows.row[i] + c + j) : vec(0.f);
+        const vec high = i + kTileRows < count ? load_any(rows.row[i + kTileRows] + c + j) : vec(0.f);
+        store(reinterpret_cast<float*>(tiles) + i * kTileRows + j, truncate_to_bf16_pairs(low, high));
+      }
+}
+
+void begin(const AttentionBackwardParams& p, const BackwardItem& item, std::byte* scratch) noexcept {
+  const FloatEnvironment environment;
+  const Head head(p, all_rows(item));
+  Carver carver(scratch);
+  const Scratch w(carver, shape_of(p, item));
+  *w.falls_back = !is_representable(p, head);
+  if (*w.falls_back) return vector_kernel().begin(p, item, w.rest);
+  w.fill_offsets();
+  for (std::int64_t i = 0; i < kChunk; i += kLanes) store(w.zero + i, vec(0.f));
+  const auto [first, end] = keys_of(head, item);
+  const auto split = [&](const void* base, const Strides& s, std::int64_t n, std::int64_t j, bf16* to) {
+    return split_rows<1, RepresentableFactor<1>>(
+        [&](std::int64_t i) { return static_cast<const bf16*>(base) + head.key_at(s, j + i); }, s.d,
+        min(kChunk, head.len_k - j), n, padded(n), to, 0, is_in_place(s, n));
+  };
+  for (std::int64_t j = first; j < end; j += kChunk) {
+    const std::int64_t at = j - first;
+    tile_values(split(p.k, p.k_stride, p.d, j, w.k + at * w.d), 0, w.d, w.k_t + at * w.d * 2);
+    if (!is_in_place(p.v_stride, p.dv) || j + kChunk > head.len_k) split(p.v, p.v_stride, p.dv, j, w.v + at * w.dv);
+  }
+  for (std::int64_t i = 0; i < round_up(end - first, kChunk) * w.d; i += kLanes) store(w.dk + i, vec(0.f));
+  for (std::int64_t i = 0; i < round_up(end - first, kChunk) * w.dv; i += kLanes) store(w.dv_ + i, vec(0.f));
+}
+
+// ---- From scores to P and dS.
+
+// A pair of keys at a time, for 32 rows.
+struct ChunkGradients {
+  const float *s = nullptr, *ds_from = nullptr, *end = nullptr;  // S and dP; end of S
+  float *p = nullptr, *ds = nullptr, *ds_pairs = nullptr;
+  vec scale, add[kVecsOfChunk], neg_delta[kVecsOfChunk];
+
+  [[gnu::always_inline]] bool is_done() const { return s == end; }
+  [[gnu::always_inline]] void next_pair() {
+    constexpr int kHalf = kVecsOfChunk / 2;
+    vec weight[2][kVecsOfChunk], d[2][kVecsOfChunk];
+#pragma GCC unroll 2
+    for (int key = 0; key < 2; ++key)
+#pragma GCC unroll 8
+      for (int i = 0; i < kVecsOfChunk; ++i) {
+        const std::int64_t at = key * kChunk + i * kLanes;
+        // Rounded here, once, so that pairs need no more than to be cut off and merged.
+        const vec x = exp2_18_bits(fma(load(s + at), scale, add[i]));
+        const vec y = x * (load(ds_from + at) + neg_delta[i]);
+        weight[key][i] = cast_to_float(cast_to_int(x) + ivec(0x8000));
+        d[key][i] = cast_to_float(cast_to_int(y) + ivec(0x8000));
+      }
+#pragma GCC unroll 2
+    for (int key = 0; key < 2; ++key)
+#pragma GCC unroll 4
+      for (int i = 0; i < kHalf; ++i) {
+        store(p + (key * kHalf + i) * kLanes, truncate_to_bf16_pairs(weight[key][i], weight[key][i + kHalf]));
+        store(ds + (key * kHalf + i) * kLanes, truncate_to_bf16_pairs(d[key][i], d[key][i + kHalf]));
+      }
+#pragma GCC unroll 8
+    for (int i = 0; i < kVecsOfChunk; ++i)
+      store(ds_pairs + i / kHalf * (kTileBytes / 4) + i % kHalf * kLanes, truncate_to_bf16_pairs(d[0][i], d[1][i]));
+    s += 2 * kChunk, ds_from += 2 * kChunk, p += kChunk, ds += kChunk, ds_pairs += kTileRows;
+  }
+};
+
+// Whether scores of 32 keys are more than the product: not all rows see all of them, or they have modifiers.
+bool is_finished(const RowChunk& rows, std::int64_t key, bool modified) {
+  return !modified && rows.first(kChunk - 1) <= key && rows.last(0) >= key + kChunk;
+}
+void finish(const Head& head, const RowChunk& rows, std::int64_t key, bool modified, float* s, float* discarded) {
+  const std::int64_t n = clamp(head.len_k - key, 0, kChunk);
+  for (int i = 0; i < kVecsOfChunk; ++i) {
+    (modified ? finish_scores<true> : finish_scores<false>)(head, rows, i, key, 0, n, s, discarded);
+    for (std::int64_t j = n; j < kChunk; ++j) store(s + j * kChunk + i * kLanes, minus_infinity());
+  }
+}
+
+// ---- The products of a chunk of rows and a block of keys.
+
+struct Visit {
+  const AttentionBackwardParams& p;
+  const Head& head;
+  const Scratch& w;
+  Tiles& tiles;
+  Pending& pending;
+  RowChunk* rows;
+  std::int64_t count;       // chunks of rows
+  std::int64_t key, first;  // of the block; of the item
+  std::int64_t key_chunks;  // that there are
+
+  bool sees(std::int64_t r, std::int64_t c) const {
+    const std::int64_t from = key + c * kChunk;
+    return rows[r].low < from + kChunk && rows[r].high > from;
+  }
+  std::int64_t at(std::int64_t c) const { return key - first + c * kChunk; }  // of the item's keys
+
+  template <class Interleaved>
+  void multiply(const char* a, std::int64_t a_stride, std::int64_t a_other, const std::int32_t* a_offset, const char* b,
+                const std::int32_t* b_offset, std::int64_t steps, float* start, float* c, Interleaved&& interleaved) {
+    multiply_chunk<false>(tiles, {a, a_offset, a_stride, a_other}, {b, b_offset, 64, kTileBytes}, steps, start, c,
+                          pending, interleaved);
+  }
+
+  // P and dS of the block. The vectors' work on 32 x 32 scores is interleaved with the products of the next.
+  [[gnu::noinline]] void scores() {
+    const bool modified = needs_finish(p.score);
+    ChunkGradients before;
+    int pending_tiles = 0;  // of dP of the chunk before: each is stored before a product of this one
+    const auto next = [&]() __attribute__((always_inline)) {
+      if (pending_tiles > 0) --pending_tiles;
+      else if (!before.is_done()) before.next_pair();
+    };
+    int buffer = 0;
+    // Four operands of two by one chunks stay in L1 beside the scores.
+    for (std::int64_t step = 0; step < (key_chunks + 1) / 2 * count; ++step)
+      for (std::int64_t c = step / count * 2, r = step % count; c < min(step / count * 2 + 2, key_chunks); ++c) {
+        if (!sees(r, c)) continue;
+        const std::int64_t j = key + c * kChunk;
+        float *const s = w.scores[buffer], *const dp = s + kChunk * kChunk;
+        buffer ^= 1;
+        const KeyOperand k = key_operand(head, p.k, p.k_stride, p.d, j, w.k + at(c) * w.d);
+        const KeyOperand v = key_operand(head, p.v, p.v_stride, p.dv, j, w.v + at(c) * w.dv);
+        multiply(k.base, k.stride, kTileRows * k.stride, w.of_depth, w.q_t + r * kChunk * w.d * 2, w.of_depth_tiles,
+                 w.d / kTileDepth, nullptr, s, next);
+        multiply(v.base, v.stride, kTileRows * v.stride, w.of_depth, w.dout_t + r * kChunk * w.dv * 2, w.of_depth_tiles,
+                 w.dv / kTileDepth, nullptr, dp, next);
+        while (!before.is_done()) before.next_pair();
+        if (!is_finished(rows[r], j, modified)) finish(head, rows[r], j, modified, s, w.discarded);
+        const std::int64_t place = (c * kRowChunks + r) * kPairBytes;
+        before.s = s, before.end = s + kChunk * kChunk, before.ds_from = dp;
+        before.p = reinterpret_cast<float*>(w.p + place), before.ds = reinterpret_cast<float*>(w.ds + place);
+        before.ds_pairs = reinterpret_cast<float*>(w.ds_pairs + place);
+        pending_tiles = 4;
+        before.scale = vec(modified ? 1.f : p.score.scale_log2);
+        for (int i = 0; i < kVecsOfChunk; ++i) {
+          before.add[i] = load((modified ? w.zero : rows[r].neg_m) + i * kLanes);
+          before.neg_delta[i] = load(rows[r].neg_delta + i * kLanes);
+        }
+      }
+    store_pending(tiles, pending, w.discarded);
+    while (!before.is_done()) before.next_pair();
+  }
+
+  // sums += A B over the rows that see each 32 keys; `weights` is P or dS, `b` dO or Q.
+  [[gnu::noinline]] void add_to_keys(const char* weights, const char* b, const std::int32_t* b_offset,
+                                     std::int64_t width, float* sums) {
+    for (std::int64_t c = 0; c < key_chunks; ++c) {
+      std::int64_t from = 0, to = count;
+      while (from < to && !sees(from, c)) ++from;
+      while (to > from && !sees(to - 1, c)) --to;
+      for (std::int64_t column = 0; from < to && column < width; column += kChunk) {
+        float* const sum = sums + at(c) * width + column * kChunk;
+        multiply(weights + (c * kRowChunks + from) * kPairBytes, 64, kTileBytes, w.of_chunk,
+                 b + from * kChunk * width * 2 + column / kTileRows * kTileBytes, b_offset, to - from, sum, sum, [] {});
+      }
+    }
+  }
+
+  [[gnu::noinline]] void add_to_rows() {
+    for (std::int64_t r = 0; r < count; ++r) {
+      std::int64_t from = 0, to = key_chunks;
+      while (from < to && !sees(r, from)) ++from;
+      while (to > from && !sees(r, to - 1)) --to;
+      if (from == to) continue;
+      for (std::int64_t column = 0; column < w.d; column += kChunk) {
+        float* const sum = rows[r].ot + column * kChunk;
+        multiply(w.k_t + at(from) * w.d * 2 + column / kTileRows * kTileBytes, 64, kTileBytes, w.of_k_t,
+                 w.ds_pairs + (from * kRowChunks + r) * kPairBytes, w.of_key_chunk, to - from,
+                 rows[r].started ? sum : nullptr, sum, [] {});
+      }
+      rows[r].started = true;
+    }
+  }
+};
+
+std::int64_t sums_of_row(std::int64_t d) noexcept {
+  return padded(d) + 1;  // as many as the vector kernel's, at least
+}
+
+void prepare(const AttentionBackwardParams& p, const Head& head, RowChunk& rows, std::int64_t i, const Scratch& w) {
+  const auto pack = [&](const void* base, const Strides& s, std::int64_t n, char* transposed, char* pairs) {
+    const std::int64_t width = padded(n);
+    const ComponentRows split = split_rows<1, RepresentableFactor<1>>(
+        [&](std::int64_t r) { return static_cast<const bf16*>(base) + row_at(s, head, rows.row[r]); }, s.d, rows.rows,
+        n, width, w.rows, 0, is_in_place(s, n));
+    tile_queries(split, 0, width, transposed + i * kChunk * width * 2);
+    tile_row_pairs(split, rows.rows, width, pairs + i * kChunk * width * 2);
+  };
+  pack(p.q, p.q_stride, p.d, w.q_t, w.q);
+  pack(p.dout, p.dout_stride, p.dv, w.dout_t, w.dout);
+  for (std::int64_t r = 0; r < kChunk; ++r)
+    prepare_row(p, head, rows.row[r], rows.neg_m[r], w.neg_delta[i * kChunk + r]);
+}
+
+void add_rows(const AttentionBackwardParams& p, const BackwardItem& item, std::int64_t row_begin,
+              std::byte* scratch) noexcept {
+  const FloatEnvironment environment;
+  const Head head(p, all_rows(item));
+  Carver carver(scratch);
+  const Scratch w(carver, shape_of(p, item));
+  const std::int64_t end = min(head.len_q * p.group, row_begin + kRows);
+  if (*w.falls_back) {
+    const std::int64_t step = vector_kernel().facts.block_q;
+    for (std::int64_t r = row_begin; r < end; r += step) vector_kernel().add_rows(p, item, r, w.rest);
+    return;
+  }
+  const auto [first_key, end_key] = keys_of(head, item);
+  float* const sums = item.dq_sums ? item.dq_sums + row_begin * sums_of_row(p.d) : w.dq_t;
+  RowChunk rows[kRowChunks];
+  std::int64_t count = 0, low = INT64_MAX, high = 0;
+  for (std::int64_t r = row_begin; r < end; r += kChunk, ++count) {
+    RowChunk& chunk = rows[count];
+    chunk.vecs = kVecsOfChunk, chunk.width = kChunk, chunk.rows = min(kChunk, end - r);
+    chunk.row = w.row + count * kChunk;
+    chunk.neg_m = w.neg_m + count * kChunk, chunk.neg_delta = w.neg_delta + count * kChunk;
+    chunk.ot = sums + count * kChunk * w.d;
+    find_rows(head, r, chunk.rows, chunk.row);
+    for (std::int64_t i = chunk.rows; i < kChunk; ++i) chunk.row[i] = chunk.row[chunk.rows - 1];
+    chunk.low = chunk.first(0), chunk.high = chunk.last(kChunk - 1);
+    chunk.started = chunk.low < chunk.high && chunk.low < first_key;  // by an item before
+    if (chunk.low < chunk.high) low = min(low, chunk.low), high = max(high, chunk.high);
+    prepare(p, head, chunk, count, w);
+  }
+  if (low < high) {
+    Tiles tiles;
+    Pending pending{w.discarded};
+    const FlushDenormals flush;
+    for (std::int64_t key = first_key + max(low - first_key, 0) / kBlock * kBlock; key < min(end_key, high);
+         key += kBlock) {
+      Visit visit{p,    head,  w,   tiles,     pending,
+                  rows, count, key, first_key, (min(kBlock, end_key - key) + kChunk - 1) / kChunk};
+      visit.scores();
+      if (p.grad_v) visit.add_to_keys(w.p, w.dout, w.of_dout, w.dv, w.dv_);
+      if (p.grad_k) visit.add_to_keys(w.ds, w.q, w.of_q, w.d, w.dk);
+      if (p.grad_q) visit.add_to_rows();
+    }
+    store_pending(tiles, pending, w.discarded);
+  }
+  for (std::int64_t i = 0; i < count; ++i) {
+    RowChunk& chunk = rows[i];
+    if (!chunk.started)
+      for (std::int64_t c = 0; c < w.d * kChunk; c += kLanes) store(chunk.ot + c, vec(0.f));
+    chunk.started = true;
+    const bool is_last = chunk.low >= chunk.high ? item.key_begin == 0 : end_key >= chunk.high;
+    if (!is_last) continue;
+    if (p.grad_q) store_rows(p.grad_q, head, chunk, p.d, p.scale);
+    if (item.sink_sums) store_row_sums(p, head, chunk, chunk.neg_delta, nullptr, item);
+  }
+}
+
+void end(const AttentionBackwardParams& p, const BackwardItem& item, std::byte* scratch) noexcept {
+  const FloatEnvironment environment;
+  const Head head(p, all_rows(item));
+  Carver carver(scratch);
+  const Scratch w(carver, shape_of(p, item));
+  if (*w.falls_back) return vector_kernel().end(p, item, w.rest);
+  const auto chunks = [](const float* sums, std::int64_t width) {
+    return [=](std::int64_t key, std::int64_t c) {
+      return sums + key / kChunk * kChunk * width + c / kChunk * kChunk * kChunk + key % kChunk * kChunk + c % kChunk;
+    };
+  };
+  if (p.grad_k) store_keys(p.grad_k, head, item, p.d, p.scale, chunks(w.dk, w.d));
+  if (p.grad_v) store_keys(p.grad_v, head, item, p.dv, 1, chunks(w.dv_, w.dv));
+}
+
+std::size_t scratch_bytes(const BackwardShape& shape) noexcept {
+  Carver carver(nullptr);
+  Scratch(carver, shape);
+  return carver.used();
+}
+
+}  // namespace
+
+// The gradient of the bias is the vector kernel's.
+std::size_t bias_scratch_bytes(const BackwardShape& shape) noexcept {
+  return vector_kernel().bias_scratch_bytes(shape);
+}
+void add_bias(const AttentionBackwardParams& p, const BiasItem& item, std::byte* scratch) noexcept {
+  vector_kernel().add_bias(p, item, scratch);
+}
+
+const AttentionBackwardKernel kAttentionBackward = {.facts = {.operation = Operation::attention_backward,
+                                                              .phase = Phase::all,
+                                                              .arithmetic = "bf16",
+                                                              .dtypes = only(DType::bf16),
+                                                              .block_q = kRows,
+                                                              .block_k = kBlock},
+                                                    .takes_softcap = false,
+                                                    .takes_alibi = false,
+                                                    .sums_of_row = sums_of_row,
+                                                    .scratch_bytes = scratch_bytes,
+                                                    .begin = begin,
+                                                    .add_rows = add_rows,
+                                                    .end = end,
+                                                    .bias_scratch_bytes = bias_scratch_bytes,
+                                                    .bias_rows = kChunkRows,
+                                                    .add_bias = add_bias};
+
+}  // namespace rapt::cpu::RAPT_ISA

@@ -1,0 +1,267 @@
+// The part of attention_backward that every gradient needs: P and dS of a chunk of rows and a block of keys.
+#pragma once
+
+#include "cpu/kernels/kernels.hpp"
+#include "cpu/tile/cut.hpp"
+#include "cpu/tile/dropout.hpp"
+#include "cpu/tile/key_block.hpp"
+#include "cpu/tile/mma.hpp"
+#include "cpu/tile/softmax.hpp"
+
+namespace rapt::cpu::RAPT_ISA {
+
+constexpr std::int64_t kBlockK = kBackwardKeys;
+constexpr std::int64_t kWidth = kVecs * kLanes;
+// P and dS of a chunk and a block of keys stay in L2. Sums of dK and dV are of so many rows before they are rounded
+// again.
+constexpr std::int64_t kChunkPanels = 96 / kWidth, kChunkRows = kChunkPanels * kWidth;
+// A panel of the chunk. Its S^T, then P^T, lies at s, [kBlockK][width], and dP^T, then dS^T, at ds.
+struct GradPanel : Panel {
+  std::int64_t lane = 0;    // of the chunk, its first
+  float* dout_t = nullptr;  // [dv][width]
+  float *s = nullptr, *ds = nullptr, *cap = nullptr;
+  float* neg_delta = nullptr;  // [width]
+  float* dslope = nullptr;     // [width] sum of dS times the distance, for dalibi
+  Cut cut{};                   // of the block at hand
+  bool visible = false;        // a row sees one of its keys
+};
+
+// Panels of `rows` rows, whose lanes follow each other in the scratch that `of_panel` hands out. Returns how many.
+template <class OfPanel>
+std::int64_t make_panels(std::int64_t rows, GradPanel* panels, OfPanel of_panel) {
+  std::int64_t count = 0, lane = 0;
+  for (std::int64_t r = 0; r < rows; ++count) {
+    GradPanel& panel = panels[count];
+    const std::int64_t vecs_left = (rows - r + kLanes - 1) / kLanes;
+    panel.vecs = vecs_left == kVecs + 1 && kVecs > 2 ? 2 : min(vecs_left, kVecs);  // 2 + 2, not 3 + 1
+    panel.width = panel.vecs * kLanes;
+    panel.rows = min(panel.width, rows - r);
+    panel.lane = lane;
+    of_panel(panel, r);
+    for (std::int64_t i = panel.rows; i < panel.width; ++i) panel.row[i] = panel.row[panel.rows - 1];
+    r += panel.rows, lane += panel.width;
+  }
+  return count;
+}
+
+// sum of x y over rows of n elements.
+inline float dot(const void* x, DType x_type, std::int64_t x_inner, const void* y, DType y_type, std::int64_t y_inner,
+                 std::int64_t x_at, std::int64_t y_at, std::int64_t n) {
+  return with_float_type(x_type, [&](auto xe) {
+    return with_float_type(y_type, [&](auto ye) {
+      const auto* a = static_cast<const decltype(xe)*>(x) + x_at;
+      const auto* b = static_cast<const decltype(ye)*>(y) + y_at;
+      vec sum(0.f);
+      for (std::int64_t c = 0; c < n; c += kLanes) {
+        const std::int64_t m = min(kLanes, n - c);
+        sum = fma(load_strided(a + c * x_inner, x_inner, m), load_strided(b + c * y_inner, y_inner, m), sum);
+      }
+      alignas(64) float lane[kLanes];
+      store(lane, sum);
+      for (int half = kLanes / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; ++i) lane[i] += lane[i + half];
+      return lane[0];
+    });
+  });
+}
+
+// neg_m = -lse, which weights are relative to, and neg_delta of a row.
+inline void prepare_row(const AttentionBackwardParams& p, const Head& head, const Row& row, float& neg_m,
+                        float& neg_delta) {
+  const float lse = p.lse[row_at(p.lse_stride, head, row)];
+  // A row that sees no key has weights of 0; of one that saw +inf they are NaN, as the forward's.
+  neg_m = lse == -kInfinity  ? -kInfinity
+          : lse == kInfinity ? __builtin_nanf("")
+                             : static_cast<float>(-(static_cast<double>(lse) * rapt::kLog2e +
+                                                    static_cast<double>(alibi_shift_log2(head, row))));
+  neg_delta = -dot(p.dout, p.dout_type, p.dout_stride.d, p.out, p.out_type, p.out_stride.d,
+                   row_at(p.dout_stride, head, row), row_at(p.out_stride, head, row), p.dv);
+  if (p.dlse) neg_delta += p.dlse[row_at(p.dlse_stride, head, row)];
+}
+
+// Q^T, dO^T and what else a panel needs of its rows.
+inline void prepare_panel(const AttentionBackwardParams& p, const Head& head, GradPanel& panel) {
+  with_float_type(p.q_type, [&](auto e) {
+    pack_rows(static_cast<const decltype(e)*>(p.q), p.q_stride, p.d, head, panel, panel.qt);
+  });
+  with_float_type(p.dout_type, [&](auto e) {
+    pack_rows(static_cast<const decltype(e)*>(p.dout), p.dout_stride, p.dv, head, panel, panel.dout_t);
+  });
+  for (std::int64_t r = 0; r < panel.width; ++r) prepare_row(p, head, panel.row[r], panel.neg_m[r], panel.neg_delta[r]);
+}
+
+inline bool must_pack_value_rows(const AttentionBackwardParams& p) {
+  return p.kv_type != DType::f32 || p.v_stride.d != 1;
+}
+inline bool must_pack_keys_twice(const AttentionBackwardParams& p) {  // read as rows and as columns
+  const Strides& s = p.k_stride;
+  return must_pack_keys(p) || (s.s >= 512 && s.s != p.d);
+}
+
+// P^T over the exponents at s, and dS^T over dP^T at ds. Masked: hidden keys have a score
+// of -inf, whatever lse and dP are.
+template <int kV, int kW, bool kMasked>
+[[gnu::noinline]] void differentiate(float* s, float* ds, std::int64_t begin, std::int64_t end, ToExponents e,
+                                     const float* neg_delta) {
+  const vec scale(e.scale);
+  vec add[kV], minus[kV];
+#pragma GCC unroll 4
+  for (int v = 0; v < kV; ++v) add[v] = load(e.add + v * kLanes), minus[v] = load(neg_delta + v * kLanes);
+#pragma GCC unroll 2
+  for (std::int64_t j = begin; j < end; ++j)
+#pragma GCC unroll 4
+    for (int v = 0; v < kV; ++v) {
+      const std::int64_t at = (j * kW + v) * kLanes;
+      const vec x = load(s + at);
+      vec p = exp2(fma(x, scale, add[v]));
+      vec d = p * (load(ds + at) + minus[v]);
+      if constexpr (kMasked) {
+        const auto hidden = x == minus_infinity();
+        p = xsimd::select(hidden, vec(0.f), p), d = xsimd::select(hidden, vec(0.f), d);
+      }
+      store(s + at, p);
+      store(ds + at, d);
+    }
+}
+
+// Scores, final as to_exponents() has them, and dP of the block's keys that the panel looks at. Returns whether it sees
+// any.
+template <int kW>
+bool score(const Head& head, GradPanel& panel, std::int64_t k0, std::int64_t n, Block kb, Block vb, float* discarded) {
+  const ScoreParams& score = head.p.score;
+  const bool modified = needs_finish(score);
+  Cut& c = panel.cut = cut(panel, k0, n, modified);
+  bool visible = !modified && c.count > 0;
+  for (int i = 0; i < c.count; ++i) {
+    const Segment& g = c.segment[i];
+    const std::int64_t lane = g.vec * kLanes, at = g.begin * panel.width + lane;
+    with_vecs<kW>(kW - g.vec, [&](auto vecs) {
+      tiles<vecs>(
+          ScoresTile<kW>{kb.data + g.begin * kb.stride, kb.stride, head.p.d, panel.qt + lane, panel.s + at, discarded},
+          g.end - g.begin);
+      tiles<vecs>(ScoresTile<kW>{vb.data + g.begin * vb.stride, vb.stride, head.p.dv, panel.dout_t + lane,
+                                 panel.ds + at, discarded},
+                  g.end - g.begin);
+    });
+    if (!g.masked) continue;
+    for (std::int64_t v = g.vec; v < kW; ++v) {
+      if (panel.cap)
+        for (std::int64_t j = g.begin; j < g.end; ++j) {
+          const std::int64_t x = j * panel.width + v * kLanes;
+          const vec t =
+              softcap(load(panel.s + x) * vec(score.scale_log2), score.softcap_log2) * vec(1 / score.softcap_log2);
+          store(panel.cap + x, fma(vec(0.f) - t, t, vec(1.f)));
+        }
+      visible |= (modified ? finish_scores<true> : finish_scores<false>)(head, panel, v, k0, g.begin, g.end, panel.s,
+                                                                         discarded);
+    }
+  }
+  return visible;
+}
+
+// The same of one vector of rows, with dropout: both P and dP are what is left of them, but P within dS is whole.
+[[gnu::noinline]] inline void differentiate_with_dropout(const Head& head, const GradPanel& panel, std::int64_t v,
+                                                         std::int64_t k0, ToExponents e) {
+  const std::int64_t lane = v * kLanes;
+  const vec scale(e.scale), add = load(e.add + lane), minus = load(panel.neg_delta + lane);
+  for_each_drawn_key(
+      head, panel.row + lane, k0, panel.cut.begin,
+      panel.cut.end[v], [&](std::int64_t j, AfterDropout after) __attribute__((always_inline)) {
+        float *const s = panel.s + j * panel.width + lane, *const ds = panel.ds + j * panel.width + lane;
+        const vec x = load(s), p = exp2(fma(x, scale, add));
+        const vec d = p * (after(load(ds)) + minus);
+        const auto hidden = x == minus_infinity();
+        store(s, xsimd::select(hidden, vec(0.f), after(p)));
+        store(ds, xsimd::select(hidden, vec(0.f), d));
+      });
+}
+
+// P^T and dS^T over them, once scores are final.
+template <int kW>
+void differentiate(const Head& head, const GradPanel& panel, std::int64_t k0, const float* zero) {
+  const ToExponents e = to_exponents(head.p.score, panel, zero);
+  if (head.p.score.dropout.given) {
+    for (std::int64_t v = 0; v < kW; ++v) differentiate_with_dropout(head, panel, v, k0, e);
+    return;
+  }
+  for (int i = 0; i < panel.cut.count; ++i) {
+    const Segment& g = panel.cut.segment[i];
+    const std::int64_t lane = g.vec * kLanes;
+    with_vecs<kW>(kW - g.vec, [&](auto vecs) {
+      (g.masked ? differentiate<vecs, kW, true>
+                : differentiate<vecs, kW, false>)(panel.s + lane, panel.ds + lane, g.begin, g.end,
+                                                  {e.scale, e.add + lane}, panel.neg_delta + lane);
+    });
+  }
+}
+
+// dQ^T of a panel, at ot, times the scale -> dq.
+inline void store_rows(const Gradient& to, const Head& head, const Panel& panel, std::int64_t n, float scale) {
+  with_float_type(to.type, [&](auto element) {
+    auto* const base = static_cast<decltype(element)*>(to.data);
+    for (std::int64_t lane = 0; lane < panel.width; lane += kLanes)
+      for (std::int64_t c0 = 0; c0 < n; c0 += kLanes) {
+        const std::int64_t count = min(kLanes, n - c0);
+        vec r[kLanes];
+#pragma GCC unroll 16
+        for (int j = 0; j < kLanes; ++j)
+          r[j] = fma(load(panel.ot + min(c0 + j, n - 1) * panel.width + lane), vec(scale), vec(0.f));
+        transpose(r);
+        for (std::int64_t i = 0; i < min(kLanes, panel.rows - lane); ++i)
+          store_strided(base + row_at(to.stride, head, panel.row[lane + i]) + c0 * to.stride.d, to.stride.d, count,
+                        r[i]);
+      }
+  });
+}
+
+// What each row of a panel adds to the gradients of its head's sink and slope.
+inline void store_row_sums(const AttentionBackwardParams& p, const Head& head, const Panel& panel,
+                           const float* neg_delta, const float* dslope, const BackwardItem& item) {
+  for (std::int64_t i = 0; i < panel.rows; ++i) {
+    const Row& row = panel.row[i];
+    const std::int64_t at = p.total_q < 0 ? (head.b * p.hq + row.q_head) * p.sq + row.token
+                                          : row.q_head * p.total_q + head.q_first + row.token;
+    if (item.sink_sums) {
+      const float lse = p.lse[row_at(p.lse_stride, head, row)];
+      const float sink = number_at(p.score.sinks, p.score.sinks_type, row.q_head * p.score.sinks_stride);
+      const double weight =
+          sink == -kInfinity ? 0 : __builtin_exp(static_cast<double>(sink) - static_cast<double>(lse));
+      item.sink_sums[at] = weight == 0 ? 0.f : static_cast<float>(weight) * neg_delta[i];
+    }
+    if (item.slope_sums) item.slope_sums[at] = dslope[i];
+  }
+}
+
+// What both kernels' items are.
+struct Keys {
+  std::int64_t begin, end;  // of the item, that are there
+};
+inline Keys keys_of(const Head& head, const BackwardItem& item) {
+  return {min(item.key_begin, head.len_k), min(item.key_end, head.len_k)};
+}
+inline BackwardShape shape_of(const AttentionBackwardParams& p, const BackwardItem& item) {
+  return {p.d, p.dv, p.score.softcap_log2 != 0, item.key_end - item.key_begin};
+}
+inline WorkItem all_rows(const BackwardItem& item) {
+  return {item.b, item.hk, 0, 0, 0, INT64_MAX, nullptr};
+}
+
+// Sums of dK or dV, times the scale, -> the gradient; those of keys that are not there are 0. `at(j, c)` is where the
+// sums of the item's key j lie from column c on.
+template <class At>
+void store_keys(const Gradient& to, const Head& head, const BackwardItem& item, std::int64_t n, float scale, At at) {
+  const auto [begin, end] = keys_of(head, item);
+  const auto store_key = [&](auto* row, std::int64_t j, bool is_there) {
+    for (std::int64_t c = 0; c < n; c += kLanes) {
+      const vec x = is_there ? fma(load(at(j, c)), vec(scale), vec(0.f)) : vec(0.f);
+      store_strided(row + c * to.stride.d, to.stride.d, min(kLanes, n - c), x);
+    }
+  };
+  with_float_type(to.type, [&, first = begin, last = end](auto element) {
+    auto* const base = static_cast<decltype(element)*>(to.data);
+    for (std::int64_t j = first; j < max(last, item.clear_end); ++j)
+      store_key(base + head.key_at(to.stride, j), j - first, j < last);
+  });
+}
+
+}  // namespace rapt::cpu::RAPT_ISA

@@ -1,0 +1,409 @@
+// delta_rule: the recurrence with its decay taken out of the inner loop. Instead of S the kernel keeps
+//
+//   Z = S / e,   e[c] = product of the decays of channel c since the window's first token
+//
+// so that, with kd = k e, qd = scale q e and ku = k / e, a token is three multiply-adds for each element of Z: a
+// prediction Z^T kd, a read-out Z^T qd and the write Z += ku u^T. Two tokens share one load and store of Z:
+//
+//   read      x_i = Z^T kd_i,  y_i = Z^T qd_i                        i = 0, 1
+//   join      u_i = beta_i (v_i - x_i - sum_j<i (kd_i . ku_j) u_j),  out_i = y_i + sum_j<=i (qd_i . ku_j) u_j
+//   write     Z += sum_i ku_i u_i^T                                  while the next two tokens read
+//
+// A token that would take some e out of [kLeast, kMost] opens a new window: Z becomes S, decays, and e starts again.
+// The choice looks at this token and those before it, and so does every sum: a later token changes no bit. Decays of
+// any strength are exact to rounding: e is a running product, and 1 / e is of the rounded e.
+#include "cpu/tile/delta_rule.hpp"
+
+#include "cpu/kernels/kernels.hpp"
+#include "cpu/tile/carver.hpp"
+#include "cpu/tile/decode_mma.hpp"
+
+namespace rapt::cpu::RAPT_ISA {
+namespace {
+
+// A window spans 2^72, ten tokens that decay by e^-5 each; Z and ku stay below 2^49 times S and k.
+constexpr float kStart = 0x1p24f, kLeast = 0x1p-48f, kMost = 0x1p28f;
+constexpr std::int64_t kBlock = 64;  // tokens that are prepared at a time: their rows stay in L2
+// Floats of a state that are fetched ahead of those being read, on into the next head's.
+constexpr std::int64_t kAhead = 6144;
+constexpr int kVecsOfPanel = kRegisters == 32 ? 4 : 2;
+
+// One or two tokens.
+struct Group {
+  std::int64_t token, count;  // of the block
+  bool opens_window, has_two_factors;
+  float beta[2];
+};
+
+struct Scratch {
+  float* z;  // panels of columns, one after another, each [d][columns of the panel]
+  // [kBlock][d], qd [kBlock][reads][d]; decays, and what Z is multiplied by as a window opens: with the decay, or
+  // before.
+  float *kd, *qd, *ku, *decay, *opening;
+  // [kBlock][1 + 2 reads], as vectors of parts and as sums: of a group's second token kd . ku_0; then for each query
+  // qd . ku_0, of second tokens, and qd . ku of the token itself.
+  vec* dots;
+  float* products;
+  float *v, *out;                  // [kBlock][columns], where v is no row of its tensor; [kBlock][reads][columns]
+  const float** v_row;             // [kBlock]
+  float *e, *row;                  // [d]
+  Group* group;                    // [kBlock]
+  std::int64_t d, columns, reads;  // the first two padded to whole vectors
+
+  Scratch(Carver& carver, const DeltaRuleShape& shape)
+      : d(round_up(shape.d, kLanes)), columns(round_up(shape.columns, kLanes)), reads(shape.reads) {
+    z = carver.take<float>(shape.d * columns);
+    for (float** rows : {&kd, &ku, &decay, &opening}) *rows = carver.take<float>(kBlock * d);
+    qd = carver.take<float>(kBlock * reads * d);
+    dots = carver.take<vec>(kBlock * (1 + 2 * reads));
+    products = carver.take<float>(kBlock * (1 + 2 * reads));
+    v_row = carver.take<const float*>(kBlock);
+    v = carver.take<float>(kBlock * columns);
+    out = carver.take<float>(kBlock * reads * columns);
+    for (float** one : {&e, &row}) *one = carver.take<float>(d);
+    group = carver.take<Group>(kBlock);
+  }
+};
+
+// Whether e decay / kStart is a number that is not flushed, or 0 as the decay is.
+bool factor_is_normal(const Scratch& w, const float* decay) {
+  for (std::int64_t c = 0; c < w.d; c += kLanes) {
+    const vec own = load(decay + c), factor = load(w.e + c) * vec(1 / kStart) * own;
+    if (xsimd::any(vec(0x1p-126f) > factor && own > vec(0.f))) return false;
+  }
+  return true;
+}
+
+// Makes kd, qd, ku and v of tokens [begin, begin + n), groups of them and their products; returns how many groups.
+std::int64_t prepare(const DeltaRuleParams& p, const DeltaRuleItem& item, const DeltaTokens& tokens, const Scratch& w,
+                     std::int64_t begin, std::int64_t n) {
+  std::int64_t groups = 0;
+  for (std::int64_t t = 0; t < n; ++t) {
+    float *const kd = w.kd + t * w.d, *const ku = w.ku + t * w.d, *const decay = w.decay + t * w.d;
+    w.v_row[t] = tokens.v(begin + t, item.begin, item.end, w.v + t * w.columns);
+    tokens.decay(begin + t, decay);
+    vec least(kStart), most(kStart);
+    for (std::int64_t c = 0; c < w.d; c += kLanes) {
+      const vec e = load(w.e + c) * load(decay + c);
+      least = xsimd::min(least, e), most = xsimd::max(most, e);
+    }
+    const bool opens = begin + t == 0 || xsimd::any(vec(kLeast) > least) || xsimd::any(most > vec(kMost));
+    if (opens || groups == 0 || w.group[groups - 1].count == 2)
+      w.group[groups++] = {t, 0, opens, opens && !factor_is_normal(w, decay), {}};
+    Group& group = w.group[groups - 1];
+    group.beta[group.count++] = tokens.beta(begin + t);
+    const bool is_second = group.count == 2;
+
+    const float *const k = tokens.k(begin + t, w.row), *const ku_0 = w.ku + group.token * w.d;
+    const vec factor(tokens.factor(k));
+    vec* dots = w.dots + t * (1 + 2 * w.reads);
+    vec k_dot(0.f);
+    for (std::int64_t c = 0; c < w.d; c += kLanes) {
+      const vec before = load(w.e + c), e = opens ? vec(kStart) : before * load(decay + c);
+      if (opens) {
+        const vec start = before * vec(1 / kStart), own = load(decay + c);
+        store(w.opening + t * w.d + c, group.has_two_factors ? start : start * own);
+      }
+      const vec x = load_any(k + c) * factor, x_e = x * e;
+      store(w.e + c, e);
+      store(kd + c, x_e);
+      store(ku + c, x / e);
+      if (is_second) k_dot = fma(x_e, load(ku_0 + c), k_dot);
+    }
+    *dots++ = k_dot;
+    for (std::int64_t r = 0; r < w.reads; ++r) {
+      const float* const q = tokens.q(begin + t, r, w.row);
+      float* const qd = w.qd + (t * w.reads + r) * w.d;
+      const vec scale(p.scale * tokens.factor(q));
+      vec first(0.f), own(0.f);
+      for (std::int64_t c = 0; c < w.d; c += kLanes) {
+        const vec x = load_any(q + c) * (load(w.e + c) * scale);
+        store(qd + c, x);
+        own = fma(x, load(ku + c), own);
+        if (is_second) first = fma(x, load(ku_0 + c), first);
+      }
+      *dots++ = first, *dots++ = own;
+    }
+  }
+  for (std::int64_t i = 0; i < n * (1 + 2 * w.reads); i += kLanes) {
+    vec part[kLanes];
+    for (int j = 0; j < kLanes; ++j) part[j] = w.dots[i + j];
+    store(w.products + i, sums(part));
+  }
+  return groups;
+}
+
+// kVecs vectors of columns of Z, and what tokens do to them.
+template <int kVecs, bool kDelta>
+class Panel {
+ public:
+  Panel(const Scratch& w, float* z, std::int64_t d, std::int64_t column) : w_(w), z_(z), d_(d), column_(column) {}
+
+  void run(std::int64_t groups) {
+    sweep_to<0>(w_.group[0], w_.group[0]);
+    for (std::int64_t g = 0; g < groups; ++g) {
+      const Group& now = w_.group[g];
+      join(now);
+      if (g + 1 == groups) now.count == 2 ? sweep<2, 0, false>(now, now) : sweep<1, 0, false>(now, now);
+      else now.count == 2 ? sweep_to<2>(now, w_.group[g + 1]) : sweep_to<1>(now, w_.group[g + 1]);
+    }
+  }
+
+ private:
+  static constexpr std::int64_t kColumns = kVecs * kLanes;
+  using Rows = float[2][kColumns];
+
+  const float* rows(const float* of, const Group& group, int i) const { return of + (group.token + i) * w_.d; }
+  const float* queries(const Group& group, int i, std::int64_t r) const {
+    return w_.qd + ((group.token + i) * w_.reads + r) * w_.d;
+  }
+
+  static void multiply(vec (&row)[kVecs], float factor) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVecs; ++v) row[v] = row[v] * vec(factor);
+  }
+
+  // One pass over Z: it takes what kWrites tokens write, opens a window, and is read for kReads.
+  template <int kWrites, int kReads, bool kOpens, bool kPredicts = kDelta>
+  [[gnu::noinline]] void sweep(const Group& writes, const Group& reads, std::int64_t query = 0) {
+    const float *const opening = rows(w_.opening, reads, 0), *const decay = rows(w_.decay, reads, 0);
+    const float *ku[2], *kd[2], *qd[2];
+    for (int i = 0; i < 2; ++i)
+      ku[i] = rows(w_.ku, writes, i), kd[i] = rows(w_.kd, reads, i), qd[i] = queries(reads, i, query);
+    vec u[2][kVecs], x[2][kVecs], y[2][kVecs];
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i)
+#pragma GCC unroll 4
+      for (int v = 0; v < kVecs; ++v) {
+        if (i < kWrites) u[i][v] = load(u_[i] + v * kLanes);
+        x[i][v] = y[i][v] = vec(0.f);
+      }
+    float* z = z_;
+    for (std::int64_t c = 0; c < d_; ++c, z += kColumns) {
+      vec row[kVecs];
+#pragma GCC unroll 4
+      for (int v = 0; v < kVecs; ++v) row[v] = load(z + v * kLanes);
+#pragma GCC unroll 2
+      for (int i = 0; i < kWrites; ++i) {
+        const vec weight(ku[i][c]);
+#pragma GCC unroll 4
+        for (int v = 0; v < kVecs; ++v) row[v] = fma(weight, u[i][v], row[v]);
+      }
+      if (kOpens) multiply(row, opening[c]);
+      if (kOpens && reads.has_two_factors) multiply(row, decay[c]);
+      if (kWrites > 0 || kOpens)
+#pragma GCC unroll 4
+        for (int v = 0; v < kVecs; ++v) store(z + v * kLanes, row[v]);
+#pragma GCC unroll 2
+      for (int i = 0; i < kReads; ++i) {
+        const vec key(kd[i][c]), query_of(qd[i][c]);
+#pragma GCC unroll 4
+        for (int v = 0; v < kVecs; ++v) {
+          if (kPredicts) x[i][v] = fma(key, row[v], x[i][v]);
+          y[i][v] = fma(query_of, row[v], y[i][v]);
+        }
+      }
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < kReads; ++i)
+#pragma GCC unroll 4
+      for (int v = 0; v < kVecs; ++v) {
+        if (kPredicts) store(x_[i] + v * kLanes, x[i][v]);
+        store(y_[i] + v * kLanes, y[i][v]);
+      }
+  }
+
+  template <int kWrites>
+  void sweep_to(const Group& writes, const Group& reads) {
+    if (reads.opens_window)
+      reads.count == 2 ? sweep<kWrites, 2, true>(writes, reads) : sweep<kWrites, 1, true>(writes, reads);
+    else reads.count == 2 ? sweep<kWrites, 2, false>(writes, reads) : sweep<kWrites, 1, false>(writes, reads);
+  }
+
+  // What the tokens write, and their outputs.
+  void join(const Group& group) {
+    const bool two = group.count == 2;
+    const float* const products = w_.products + group.token * (1 + 2 * w_.reads);
+    const float* const products_1 = products + (1 + 2 * w_.reads);
+    for (std::int64_t c = 0; c < kColumns; c += kLanes) {
+      const auto written = [&](int i) {
+        const vec v = load_any(w_.v_row[group.token + i] + column_ + c);
+        return kDelta ? v - load(x_[i] + c) : v;
+      };
+      const vec u0 = kDelta ? vec(group.beta[0]) * written(0) : written(0);
+      store(u_[0] + c, u0);
+      if (two) store(u_[1] + c, kDelta ? vec(group.beta[1]) * (written(1) - vec(products_1[0]) * u0) : written(1));
+    }
+    for (std::int64_t r = 0; r < w_.reads; ++r) {
+      if (r > 0) two ? sweep<0, 2, false, false>(group, group, r) : sweep<0, 1, false, false>(group, group, r);
+      float *const out = w_.out + (group.token * w_.reads + r) * w_.columns + column_, *const out_1 =
+                                                                                           out + w_.reads * w_.columns;
+      for (std::int64_t c = 0; c < kColumns; c += kLanes) {
+        const vec u0 = load(u_[0] + c);
+        store(out + c, fma(vec(products[2 + 2 * r]), u0, load(y_[0] + c)));
+        if (!two) continue;
+        const vec of_first = fma(vec(products_1[1 + 2 * r]), u0, load(y_[1] + c));
+        store(out_1 + c, fma(vec(products_1[2 + 2 * r]), load(u_[1] + c), of_first));
+      }
+    }
+  }
+
+  const Scratch& w_;
+  float* const z_;
+  const std::int64_t d_, column_;
+  alignas(64) Rows u_, x_, y_;
+};
+
+// f(integral_constant<int, vectors>, first column) for panels that cover so many columns.
+template <class F>
+void with_panels(std::int64_t columns, F f) {
+  std::int64_t c = 0;
+  for (; columns - c >= kVecsOfPanel * kLanes; c += kVecsOfPanel * kLanes)
+    f(std::integral_constant<int, kVecsOfPanel>(), c);
+  if (kVecsOfPanel > 2 && columns - c >= 2 * kLanes) f(std::integral_constant<int, 2>(), c), c += 2 * kLanes;
+  if (columns > c) f(std::integral_constant<int, 1>(), c);
+}
+
+class Item {
+ public:
+  Item(const DeltaRuleParams& p, const DeltaRuleItem& item, std::byte* scratch)
+      : p_(p),
+        item_(item),
+        carver_(scratch),
+        w_(carver_, {p.d, item.end - item.begin, p.reads}),
+        tokens_(p, item.b, item.h) {}
+
+  void run() {
+    load_z(initial_slot(p_, item_.b));
+    const std::int64_t count = tokens_.count(), step = p_.steps > 0 ? 1 : kBlock;
+    for (std::int64_t t = 0; t < count; t += step) {
+      const std::int64_t n = min(step, count - t), groups = prepare(p_, item_, tokens_, w_, t, n);
+      with_panels(w_.columns, [&](auto vectors, std::int64_t column) {
+        float* const z = w_.z + column * p_.d;
+        if (p_.has_delta) Panel<decltype(vectors)::value, true>(w_, z, p_.d, column).run(groups);
+        else Panel<decltype(vectors)::value, false>(w_, z, p_.d, column).run(groups);
+      });
+      for (std::int64_t i = 0; i < n; ++i)
+        for (std::int64_t r = 0; r < p_.reads; ++r)
+          tokens_.write_out(t + i, r, item_.begin, item_.end, w_.out + (i * p_.reads + r) * w_.columns);
+      if (p_.steps > 0) save(slot_of(p_, item_.b, t));
+    }
+    if (p_.steps == 0) save(slot_of(p_, item_.b, 0));
+  }
+
+ private:
+  // f(integral_constant<int, vectors>, row of the state, column of the item, Z there) for each row of each panel, row
+  // by row: in the order in which states lie in memory.
+  template <class F>
+  void for_each_row(F f) const {
+    for (std::int64_t i = 0; i < p_.d; ++i)
+      with_panels(
+          w_.columns, [&](auto vectors, std::int64_t column) __attribute__((always_inline)) {
+            f(vectors, i, column, w_.z + column * p_.d + i * decltype(vectors)::value * kLanes);
+          });
+  }
+  // f(first row, column, Z there, its step from row to row) for squares of kLanes rows and columns.
+  template <class F>
+  void for_each_square(F f) const {
+    with_panels(w_.columns, [&](auto vectors, std::int64_t column) {
+      constexpr std::int64_t kColumns = decltype(vectors)::value * kLanes;
+      for (std::int64_t c = 0; c < kColumns; c += kLanes)
+        for (std::int64_t i = 0; i < p_.d; i += kLanes)
+          f(i, column + c, w_.z + column * p_.d + i * kColumns + c, kColumns);
+    });
+  }
+  std::int64_t columns_at(std::int64_t column) const { return min(kLanes, item_.end - item_.begin - column); }
+  // The state's columns of a panel lie together.
+  bool is_row(const StateRows& s, std::int64_t column, std::int64_t n) const {
+    return s.dv_stride == 1 && item_.end - item_.begin - column >= n;
+  }
+
+  void load_z(std::int64_t slot) const {
+    for (std::int64_t c = 0; c < w_.d; c += kLanes) store(w_.e + c, vec(1.f));
+    const StateRows s = p_.initial;
+    const float* const from = s && slot >= 0 ? s.at(slot, item_.h) + item_.begin * s.dv_stride : nullptr;
+    const auto load_row = [&](auto vectors, std::int64_t i, std::int64_t column, float* z)
+        __attribute__((always_inline)) {
+      constexpr std::int64_t kColumns = decltype(vectors)::value * kLanes;
+      const float* const at = from + i * s.d_stride + column * s.dv_stride;
+      if (from && is_row(s, column, kColumns)) {
+        for (std::int64_t c = 0; c < kColumns; c += kLanes) {
+          __builtin_prefetch(at + kAhead + c);
+          store(z + c, load_any(at + c));
+        }
+        return;
+      }
+      for (std::int64_t c = 0; c < kColumns; c += kLanes)
+        store(z + c, from ? load_strided(at + c * s.dv_stride, s.dv_stride, columns_at(column + c)) : vec(0.f));
+    };
+    if (!from || s.dv_stride == 1 || s.d_stride != 1) return for_each_row(load_row);
+    for_each_square([&](std::int64_t i, std::int64_t c, float* z, std::int64_t step) {
+      const std::int64_t rows = min(kLanes, p_.d - i), columns = columns_at(c);
+      vec x[kLanes];
+      for (std::int64_t j = 0; j < kLanes; ++j) {
+        const float* const at = from + i + min(c + j, c + columns - 1) * s.dv_stride;
+        __builtin_prefetch(at + kAhead);
+        x[j] = load_strided(at, 1, rows);
+      }
+      transpose(x);
+      for (std::int64_t j = 0; j < rows; ++j) store(z + j * step, x[j]);
+    });
+  }
+  void save(std::int64_t slot) const {
+    const StateRows s = p_.final;
+    if (!s || slot < 0) return;
+    float* const to = s.at(slot, item_.h) + item_.begin * s.dv_stride;
+    const auto save_row = [&](auto vectors, std::int64_t i, std::int64_t column, const float* z)
+        __attribute__((always_inline)) {
+      constexpr std::int64_t kColumns = decltype(vectors)::value * kLanes;
+      float* const at = to + i * s.d_stride + column * s.dv_stride;
+      const vec e(w_.e[i]);
+      if (is_row(s, column, kColumns)) {
+        for (std::int64_t c = 0; c < kColumns; c += kLanes) store_any(at + c, load(z + c) * e);
+        return;
+      }
+      for (std::int64_t c = 0; c < kColumns; c += kLanes)
+        store_strided(at + c * s.dv_stride, s.dv_stride, columns_at(column + c), load(z + c) * e);
+    };
+    if (s.dv_stride == 1 || s.d_stride != 1) return for_each_row(save_row);
+    for_each_square([&](std::int64_t i, std::int64_t c, const float* z, std::int64_t step) {
+      const std::int64_t rows = min(kLanes, p_.d - i), columns = columns_at(c);
+      vec x[kLanes];
+      for (std::int64_t j = 0; j < kLanes; ++j) x[j] = load(z + min(j, rows - 1) * step);
+      transpose(x);
+      const vec e = load(w_.e + i);
+      for (std::int64_t j = 0; j < columns; ++j) store_strided(to + i + (c + j) * s.dv_stride, 1, rows, x[j] * e);
+    });
+  }
+
+  const DeltaRuleParams& p_;
+  const DeltaRuleItem& item_;
+  Carver carver_;
+  const Scratch w_;
+  const DeltaTokens tokens_;
+};
+
+void run(const DeltaRuleParams& p, const DeltaRuleItem& item, std::byte* scratch) noexcept {
+  const FlushDenormals flush;
+  Item(p, item, scratch).run();
+}
+
+std::size_t scratch_bytes(const DeltaRuleShape& shape) noexcept {
+  Carver carver(nullptr);
+  Scratch(carver, shape);
+  return carver.used();
+}
+
+}  // namespace
+
+const DeltaRuleKernel kDeltaRule = {.facts = {.operation = Operation::delta_rule,
+                                              .phase = Phase::all,
+                                              .arithmetic = "f32",
+                                              .dtypes = kFloatTypes,
+                                              .max_head_size = 256,
+                                              .max_value_head_size = 256},
+                                    .columns = kVecsOfPanel * kLanes,
+                                    .scratch_bytes = scratch_bytes,
+                                    .run = run};
+
+}  // namespace rapt::cpu::RAPT_ISA

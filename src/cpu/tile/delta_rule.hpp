@@ -1,0 +1,148 @@
+// What the kernels of delta_rule do before the rule: rows of a token as fp32, normalised, and decays and beta out of
+// what models project. Rows are filled up to whole vectors: with 0, and with decays of 1.
+#pragma once
+
+#include "cpu/registry.hpp"
+#include "cpu/tile/pack.hpp"
+
+namespace rapt::cpu::RAPT_ISA {
+
+// e^x to about 1 ulp, 0 below the normal numbers. Past 88 it is 2^127: what it multiplies overflows soon enough.
+[[gnu::always_inline]] inline vec exp_of(vec x) {
+  x = xsimd::min(vec(88.02f), xsimd::max(vec(-200.f), x));  // in this order NaN stays
+  const vec rounded = x * vec(kLog2e);
+  constexpr auto kLow = static_cast<float>(rapt::kLog2e - static_cast<double>(kLog2e));
+  const vec rest = fma(x, vec(kLog2e), vec(0.f) - rounded) + x * vec(kLow);
+  const vec power = exp2(rounded);
+  return fma(power * rest, vec(static_cast<float>(kLn2)), power);
+}
+[[gnu::always_inline]] inline vec sigmoid_of(vec x) {
+  return vec(1.f) / (vec(1.f) + exp_of(vec(0.f) - x));
+}
+// log(1 + e^x) = max(x, 0) + log1p(u), u = e^-|x|; log1p(u) = 2 artanh(u / (2 + u)) as a series.
+[[gnu::always_inline]] inline vec softplus_of(vec x) {
+  const vec u = exp_of(vec(0.f) - xsimd::abs(x)), s = u / (u + vec(2.f)), square = s * s;
+  vec series(1.f / 15);
+  for (const float term : {1.f / 13, 1.f / 11, 1.f / 9, 1.f / 7, 1.f / 5, 1.f / 3, 1.f})
+    series = fma(series, square, vec(term));
+  return fma(s * vec(2.f), series, xsimd::max(vec(0.f), x));
+}
+
+inline float sum_of(vec x) {
+  alignas(64) float lane[kLanes];
+  store(lane, x);
+  for (int half = kLanes / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) lane[i] += lane[i + half];
+  return lane[0];
+}
+inline float first_of(vec x) {
+  alignas(64) float lane[kLanes];
+  store(lane, x);
+  return lane[0];
+}
+
+// One state head of one sequence.
+class DeltaTokens {
+ public:
+  DeltaTokens(const DeltaRuleParams& p, std::int64_t b, std::int64_t h)
+      : p_(p), range_(tokens_of(p, b)), b_(p.begin ? 0 : b), h_(h), padded_(round_up(p.d, kLanes)) {
+    if (!p.a_log) return;
+    // Finite, so that a gate that is 0 stays it.
+    constexpr double kMost = 0x1.fffffep127;
+    const double rate = __builtin_exp(static_cast<double>(p.a_log[h * p.a_log_stride]));
+    rate_ = static_cast<float>(rate > kMost ? kMost : rate);
+  }
+  std::int64_t count() const { return range_.count; }
+
+  // Rows of a token: as they lie if that is whole vectors of fp32, else copied to `scratch`.
+  const float* k(std::int64_t token, float* scratch) const {
+    return row(p_.k, token, h_ / p_.k_group, 0, p_.d, scratch);
+  }
+  // Of the state head's query head `r`.
+  const float* q(std::int64_t token, std::int64_t r, float* scratch) const {
+    return row(p_.q, token, h_ / p_.q_group * p_.reads + r, 0, p_.d, scratch);
+  }
+  // Columns [begin, end).
+  const float* v(std::int64_t token, std::int64_t begin, std::int64_t end, float* scratch) const {
+    return row(p_.v, token, h_ / p_.v_group, begin, end - begin, scratch);
+  }
+  // What a row of q or k is multiplied by to have a norm of 1, where that is asked for.
+  float factor(const float* row) const {
+    if (!p_.l2norm) return 1;
+    vec sum(0.f);
+    for (std::int64_t c = 0; c < padded_; c += kLanes) sum = fma(load_any(row + c), load_any(row + c), sum);
+    return 1 / __builtin_sqrtf(sum_of(sum) + 1e-6f);
+  }
+  void write_out(std::int64_t token, std::int64_t r, std::int64_t begin, std::int64_t end, const float* from) const {
+    with_float_type(p_.out.type, [&](auto element) {
+      auto* const out = static_cast<decltype(element)*>(const_cast<void*>(p_.out.data)) +
+                        at(p_.out, token, h_ * p_.reads + r) + begin * p_.out.stride.d;
+      const std::int64_t n = end - begin, inner = p_.out.stride.d;
+      for (std::int64_t c = 0; c < n; c += kLanes)
+        store_strided(out + c * inner, inner, min(kLanes, n - c), load(from + c));
+    });
+  }
+
+  // The decay, e^g, of every channel.
+  void decay(std::int64_t token, float* to) const {
+    if (p_.decay == Decay::channel) {
+      const float* const g = row(p_.g, token, h_, 0, p_.d, to);
+      for (std::int64_t c = 0; c < padded_; c += kLanes) store(to + c, exp_of(log_decay(load_any(g + c), c)));
+      for (std::int64_t c = p_.d; c < padded_; ++c) to[c] = 1;
+      return;
+    }
+    const vec all = p_.decay == Decay::none ? vec(1.f) : vec(first_of(exp_of(log_decay(vec(number(p_.g, token)), 0))));
+    for (std::int64_t c = 0; c < padded_; c += kLanes) store(to + c, all);
+  }
+  float beta(std::int64_t token) const {
+    if (!p_.beta) return 1;
+    const float beta = number(p_.beta, token);
+    const float share = p_.beta_sigmoid ? first_of(sigmoid_of(vec(beta))) : beta;
+    return p_.beta_double ? 2 * share : share;
+  }
+
+ private:
+  std::int64_t at(const TokenRows& rows, std::int64_t token, std::int64_t head) const {
+    return token_at(rows.stride, b_, range_.first + token, head);
+  }
+  const float* row(const TokenRows& rows, std::int64_t token, std::int64_t head, std::int64_t begin, std::int64_t n,
+                   float* scratch) const {
+    const std::int64_t from = at(rows, token, head) + begin * rows.stride.d;
+    if (rows.type == DType::f32 && rows.stride.d == 1 && n % kLanes == 0)
+      return static_cast<const float*>(rows.data) + from;
+    with_float_type(rows.type, [&](auto element) {
+      pack_row(static_cast<const decltype(element)*>(rows.data) + from, rows.stride.d, n, scratch);
+    });
+    return scratch;
+  }
+  float number(const TokenRows& rows, std::int64_t token) const {
+    const std::int64_t from = at(rows, token, h_);
+    return rows.type == DType::f32 ? static_cast<const float*>(rows.data)[from] : number_at(rows.data, rows.type, from);
+  }
+  // Of channels [c, c + kLanes).
+  vec log_decay(vec g, std::int64_t c) const {
+    if (!p_.gate) return g;
+    if (p_.dt_bias) {
+      const float* const bias = p_.dt_bias + h_ * p_.dt_bias_stride_h + c * p_.dt_bias_stride_d;
+      g = g +
+          (p_.decay == Decay::channel ? load_strided(bias, p_.dt_bias_stride_d, min(kLanes, p_.d - c)) : vec(*bias));
+    }
+    if (p_.is_gate_bounded) return vec(p_.gate_lower_bound) * sigmoid_of(vec(rate_) * g);
+    return vec(-rate_) * softplus_of(g);
+  }
+
+  const DeltaRuleParams& p_;
+  const TokenRange range_;
+  const std::int64_t b_, h_, padded_;
+  float rate_ = 1;
+};
+
+// A row of a state, or a column of one that lies with its values outermost, from column `begin` on.
+inline vec load_state(const StateRows& s, const float* state, std::int64_t row, std::int64_t begin, std::int64_t n) {
+  return load_strided(state + row * s.d_stride + begin * s.dv_stride, s.dv_stride, n);
+}
+inline void store_state(const StateRows& s, float* state, std::int64_t row, std::int64_t begin, std::int64_t n, vec x) {
+  store_strided(state + row * s.d_stride + begin * s.dv_stride, s.dv_stride, n, x);
+}
+
+}  // namespace rapt::cpu::RAPT_ISA

@@ -1,0 +1,132 @@
+// Dropout with lanes = queries: which weights semantics/dropout.hpp drops, for whole vectors.
+//
+// One draw, Philox of a (query, 8 keys) pair, has two products of 32 bits a round. The products of a vector's lanes
+// fill two vectors of 64-bit lanes, whose lower halves hold the words; the upper ones hold what comes along. In round 1
+// one product depends on the query alone and one on the keys alone, and so it is in round 2: those are not made again
+// for every draw, which costs 8 rounds of 12 instructions with AVX-512 (16 lanes x 8 keys), of 16 with AVX2 (8 x 8).
+#pragma once
+
+#include "cpu/tile/panel.hpp"
+
+namespace rapt::cpu::RAPT_ISA {
+
+using Words = GccVector<std::uint64_t, kLanes / 2>;
+using Bits = GccVector<std::int32_t, kLanes>;
+
+// The upper halves, moved to the lower ones.
+template <std::size_t... kLane>
+[[gnu::always_inline]] inline Words high_halves(Words x, std::index_sequence<kLane...>) {
+  const Bits bits = (Bits)x;
+  return (Words)__builtin_shufflevector(bits, bits, (static_cast<int>(kLane) | 1)...);
+}
+// The lower halves of both, a vector of lanes: within 128 bits two of each, which is one instruction everywhere.
+template <std::size_t... kLane>
+[[gnu::always_inline]] inline Bits low_halves(Words a, Words b, std::index_sequence<kLane...>) {
+  return __builtin_shufflevector((Bits)a, (Bits)b,
+                                 (static_cast<int>(kLane % 4 / 2 * kLanes + kLane / 4 * 4 + kLane % 2 * 2))...);
+}
+// The lane that 64-bit lane i of the first or second vector is.
+constexpr int lane_of_word(int i, int second) {
+  return i / 2 * 4 + second * 2 + i % 2;
+}
+
+// x / (1 - p) where a weight is kept, else 0: a selection, as what is not finite in a dropped value must not leak.
+struct AfterDropout {
+  Bits kept;  // lanes of 0 or -1
+  vec scale;
+
+  [[gnu::always_inline]] vec operator()(vec x) const {
+    const Bits bits = (Bits)(x * scale).data, none = {};
+    return vec((typename vec::register_type)(kept ? bits : none));
+  }
+};
+
+// What a vector of rows drops.
+class DroppedLanes {
+ public:
+  DroppedLanes(const Head& head, const Row* row) : dropout_(head.p.score.dropout) {
+    for (int r = 0; r < kPhiloxRounds; ++r)
+      for (int i = 0; i < 2; ++i) key_[r][i] = dropout_.key[i] + static_cast<std::uint32_t>(r) * kPhiloxStep[i];
+    for (int second = 0; second < 2; ++second) {
+      Words of_row, of_head;
+      for (int i = 0; i < kLanes / 2; ++i) {
+        const Row& own = row[lane_of_word(i, second)];
+        of_row[i] = static_cast<std::uint32_t>(own.token);
+        of_head[i] = dropout_head(dropout_, head.b, own.q_head);
+      }
+      const Words product = multiply_low(of_head, Words{} + kPhiloxMultiplier[1]);
+      first_[second] = product;
+      second_[second] = multiply_low(high(product) ^ of_row ^ key_[0][0], Words{} + kPhiloxMultiplier[0]);
+    }
+  }
+
+  // Of keys [8 n, 8 n + 8).
+  [[gnu::always_inline]] void draw(std::int64_t n, AfterDropout (&after)[kKeysOfDraw]) const {
+    const auto low = [](std::uint64_t x) { return std::uint64_t{static_cast<std::uint32_t>(x)}; };
+    const std::uint64_t of_keys = kPhiloxMultiplier[0] * low(static_cast<std::uint64_t>(n));
+    const std::uint64_t next = kPhiloxMultiplier[1] * (of_keys >> 32 ^ dropout_.offset ^ key_[0][1]);
+    Words x[2][4];
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+      x[i][0] = first_[i] ^ (next >> 32 ^ key_[1][0]);
+      x[i][1] = Words{} + next;
+      x[i][2] = high(second_[i]) ^ (low(of_keys) ^ key_[1][1]);
+      x[i][3] = second_[i];
+    }
+#pragma GCC unroll 8
+    for (int r = 2; r < kPhiloxRounds; ++r)
+#pragma GCC unroll 2
+      for (int i = 0; i < 2; ++i) {
+        const Words p = multiply_low(x[i][0], Words{} + kPhiloxMultiplier[0]),
+                    q = multiply_low(x[i][2], Words{} + kPhiloxMultiplier[1]);
+        x[i][0] = high(q) ^ x[i][1] ^ key_[r][0], x[i][1] = q;
+        x[i][2] = high(p) ^ x[i][3] ^ key_[r][1], x[i][3] = p;
+      }
+    const Bits threshold = Bits{} + static_cast<std::int32_t>(dropout_.threshold);
+    const vec scale(dropout_.scale);
+#pragma GCC unroll 4
+    for (int w = 0; w < 4; ++w) {
+      const Bits random = low_halves(x[0][w], x[1][w], std::make_index_sequence<kLanes>());
+      const Bits first = random & 0xffff;
+      const Bits second = (Bits)((GccVector<std::uint32_t, kLanes>)random >> 16);
+      after[2 * w] = {first >= threshold, scale};
+      after[2 * w + 1] = {second >= threshold, scale};
+    }
+  }
+
+ private:
+  [[gnu::always_inline]] static Words high(Words x) {
+    return high_halves(x, std::make_index_sequence<kLanes>());
+  }
+
+  DropoutParams dropout_;
+  std::uint64_t key_[kPhiloxRounds][2];
+  Words first_[2], second_[2];  // the products of rounds 1 and 2 that depend on the query
+};
+
+// f(j, after_dropout) for keys [begin, end) of the block at k0, a multiple of 8, and one vector of the panel's rows.
+template <class F>
+[[gnu::always_inline]] inline void for_each_drawn_key(const Head& head, const Row* row, std::int64_t k0,
+                                                      std::int64_t begin, std::int64_t end, F f) {
+  const DroppedLanes lanes(head, row);
+  for (std::int64_t j = begin / kKeysOfDraw * kKeysOfDraw; j < end; j += kKeysOfDraw) {
+    AfterDropout after[kKeysOfDraw];
+    lanes.draw((k0 + j) / kKeysOfDraw, after);
+    const bool whole = begin <= j && j + kKeysOfDraw <= end;
+#pragma GCC unroll 8
+    for (int i = 0; i < kKeysOfDraw; ++i)
+      if (whole || (begin <= j + i && j + i < end)) f(j + i, after[i]);
+  }
+}
+
+// The weights of keys [begin, end) that lie at p[key][width]. (One that is not finite makes
+// its row's sum NaN, and so the row, even where it is dropped.)
+[[gnu::noinline]] inline void drop_weights(const Head& head, const Row* row, std::int64_t k0, std::int64_t begin,
+                                           std::int64_t end, std::int64_t width, float* p) {
+  for_each_drawn_key(
+      head, row, k0, begin, end, [&](std::int64_t j, AfterDropout after) __attribute__((always_inline)) {
+        store(p + j * width, after(load(p + j * width)));
+      });
+}
+
+}  // namespace rapt::cpu::RAPT_ISA

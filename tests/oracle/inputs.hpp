@@ -1,0 +1,237 @@
+// What the oracles of attention and of its gradients have in common: reading arguments in float64, and a score.
+#pragma once
+
+#include <Eigen/Core>
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <initializer_list>
+#include <limits>
+
+#include "rapt/attention.hpp"
+#include "support/tensor.hpp"
+
+namespace rapt::testing::inputs {
+
+using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+using FloatMatrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+using RowArray = Eigen::Array<double, 1, Eigen::Dynamic>;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+constexpr double kUnit = 0x1p-24;
+
+/// Unit roundoff beyond fp32's own.
+inline double unit_of(DType dtype) {
+  return dtype == DType::bf16 ? 0x1p-8 : dtype == DType::f16 ? 0x1p-11 : 0;
+}
+
+inline std::int64_t offset_of(const Layout& layout, std::initializer_list<std::int64_t> index) {
+  std::int64_t offset = 0;
+  int dim = 0;
+  for (std::int64_t i : index) offset += i * layout.strides[static_cast<std::size_t>(dim++)];
+  return offset;
+}
+
+inline double read_float(const TensorView& t, std::initializer_list<std::int64_t> index) {
+  return read_element(t.data, t.dtype, offset_of(t, index));
+}
+
+inline std::int64_t read_index(const TensorView& t, std::int64_t i) {
+  const std::int64_t at = offset_of(t, {i});
+  return t.dtype == DType::i64 ? static_cast<const std::int64_t*>(t.data)[at]
+                               : static_cast<const std::int32_t*>(t.data)[at];
+}
+
+/// Offset of (n, h, i, j) in a tensor of 1 to 4 dimensions that broadcasts over the first three.
+inline std::int64_t broadcast_offset(const TensorView& t, std::initializer_list<std::int64_t> index) {
+  const int missing = 4 - t.ndim;
+  std::int64_t offset = 0;
+  int dim = 0;
+  for (std::int64_t i : index) {
+    const int own = dim++ - missing;
+    if (own < 0) continue;
+    const auto at = static_cast<std::size_t>(own);
+    if (t.shape[at] != 1) offset += i * t.strides[at];
+  }
+  return offset;
+}
+
+struct Range {
+  std::int64_t begin = 0;
+  std::int64_t length = 0;
+};
+
+/// The rows of sequence n: a slice of a ragged tensor, or all of a dense one.
+inline Range rows_of(const TensorView& cu_seqlens, std::int64_t n, std::int64_t dense) {
+  if (!cu_seqlens) return {0, dense};
+  const std::int64_t begin = read_index(cu_seqlens, n);
+  return {begin, read_index(cu_seqlens, n + 1) - begin};
+}
+
+/// Number i of the row at `row` that lies `i` strides of `inner` on; two of i4x2 share a byte.
+inline double read_code(const TensorView& t, std::int64_t row, std::int64_t inner, std::int64_t i) {
+  if (t.dtype != DType::i4x2) return read_element(t.data, t.dtype, row + i * inner);
+  const int byte = static_cast<const unsigned char*>(t.data)[row + i / 2 * inner];
+  const int code = i % 2 ? byte / 16 : byte % 16;
+  return code < 8 ? code : code - 16;
+}
+
+/// Where a row of keys or values lies: an index of the tensor's first dimension, and one of its rows if it has such.
+struct Slot {
+  std::int64_t entry, row;
+};
+
+inline Slot slot_of(const KvSource& kv, std::int64_t n, std::int64_t j) {
+  switch (kv.kind) {
+    case KvSource::Kind::strided:
+      return {n, j};
+    case KvSource::Kind::ragged:
+      return {read_index(kv.cu_seqlens, n) + j, 0};
+    case KvSource::Kind::ring:
+      return {n, j % kv.k.shape[2]};
+    case KvSource::Kind::paged:
+      break;
+  }
+  const std::int64_t page_size = kv.k.shape[2];
+  const std::int64_t at = n * kv.block_table.strides[0] + j / page_size * kv.block_table.strides[1];
+  return {kv.block_table.dtype == DType::i64 ? static_cast<const std::int64_t*>(kv.block_table.data)[at]
+                                             : static_cast<const std::int32_t*>(kv.block_table.data)[at],
+          j % page_size};
+}
+
+/// Offset of a head's row; sizes of 1 broadcast: those of scales and zeros, while of rows only the first is ever asked
+/// for.
+inline std::int64_t row_offset(const TensorView& t, Slot slot, std::int64_t h) {
+  const std::int64_t entry = t.shape[0] == 1 ? 0 : slot.entry * t.strides[0];
+  const std::int64_t row = t.ndim == 3 || t.shape[2] == 1 ? 0 : slot.row * t.strides[2];
+  return entry + h * t.strides[1] + row;
+}
+
+/// Keys [first, first + count) of a head as they count, and the magnitudes that roundings are relative to.
+struct Keys {
+  Matrix value, magnitude;
+
+  Keys(const KvSource& kv, bool of_v, std::int64_t n, std::int64_t h, std::int64_t first, std::int64_t count) {
+    const TensorView &t = of_v ? kv.v : kv.k, &scale = of_v ? kv.v_scale : kv.k_scale,
+                     &zero = of_v ? kv.v_zero : kv.k_zero;
+    const auto last = static_cast<std::size_t>(t.ndim - 1);
+    const std::int64_t width = t.shape[last] * (t.dtype == DType::i4x2 ? 2 : 1);
+    value.resize(count, width), magnitude.resize(count, width);
+    for (std::int64_t j = 0; j < count; ++j) {
+      const Slot slot = slot_of(kv, n, first + j);
+      const std::int64_t row = row_offset(t, slot, h);
+      for (std::int64_t i = 0; i < width; ++i) {
+        const double code = read_code(t, row, t.strides[last], i);
+        double s = 1, z = 0;
+        const auto of_group = [&](const TensorView& own) {
+          const std::int64_t group = width / own.shape[last];
+          return static_cast<double>(
+              static_cast<const float*>(own.data)[row_offset(own, slot, h) + i / group * own.strides[last]]);
+        };
+        if (scale) s = of_group(scale);
+        if (zero) z = of_group(zero);
+        value(j, i) = (code - z) * s;
+        magnitude(j, i) = (std::abs(code) + std::abs(z)) * std::abs(s);
+      }
+    }
+  }
+};
+
+/// Rows [first, first + count) of one head as doubles.
+inline Matrix rows(const TensorView& t, bool ragged, std::int64_t n, std::int64_t h, std::int64_t first,
+                   std::int64_t count) {
+  const std::int64_t width = t.shape[static_cast<std::size_t>(t.ndim - 1)];
+  Matrix m(count, width);
+  for (std::int64_t i = 0; i < count; ++i) {
+    for (std::int64_t c = 0; c < width; ++c) {
+      m(i, c) = ragged ? read_float(t, {first + i, h, c}) : read_float(t, {n, h, first + i, c});
+    }
+  }
+  return m;
+}
+
+/// One head of one sequence.
+struct Head {
+  const AttentionArgs& args;
+  std::int64_t n, h;
+  std::int64_t offset;        ///< row i sits at key position i + offset
+  std::int64_t first;         ///< key of row 0 of k and v
+  const Keys &keys, &values;  ///< [seen, d], [seen, dv]
+};
+
+/// A score after everything, its permitted error and its expected error; -inf when masked. `slope` is what it grows by
+/// when scale * (q . k) does, 1 without a softcap; slope_error what that may be off by.
+struct Score {
+  double x, delta, sigma;
+  double slope = 1, slope_error = 0;
+};
+
+inline Score final_score(const Head& head, std::int64_t i, std::int64_t j, double dot, double dot_abs,
+                         double dot_squares) {
+  const ScoreSpec& spec = head.args.score;
+  const Score masked{-kInfinity, 0, 0, 0, 0};
+  // Offsets and windows may be any int64; as doubles their sums do not overflow.
+  const double key = static_cast<double>(j);
+  const double position = static_cast<double>(i) + static_cast<double>(head.offset);
+  if (spec.causal && key > position) return masked;
+  if (spec.window) {
+    if (spec.window->left >= 0 && key < position - static_cast<double>(spec.window->left)) return masked;
+    if (spec.window->right >= 0 && key > position + static_cast<double>(spec.window->right)) return masked;
+  }
+  if (spec.mask) {
+    const auto* mask = static_cast<const unsigned char*>(spec.mask.data);
+    if (!mask[broadcast_offset(spec.mask, {head.n, head.h, i, j})]) return masked;
+  }
+  double bias = 0, alibi = 0;
+  if (spec.bias)
+    bias = read_element(spec.bias.data, spec.bias.dtype, broadcast_offset(spec.bias, {head.n, head.h, i, j}));
+  if (bias == -kInfinity) return masked;
+  if (spec.alibi) {
+    const double slope =
+        spec.alibi.ndim == 2 ? read_float(spec.alibi, {head.n, head.h}) : read_float(spec.alibi, {head.h});
+    alibi = slope * std::abs(position - key);
+  }
+  const double d = static_cast<double>(head.keys.value.cols());
+  const double scale = spec.scale ? *spec.scale : 1 / std::sqrt(d);
+  double x = scale * dot;
+  const double dequantised = unit_of(head.args.kv.k.dtype) == 0 && head.args.kv.k.dtype != DType::f32 ? 2 : 0;
+  double delta = (std::sqrt(d) + 6 + dequantised) * kUnit * std::abs(scale) * dot_abs;
+  double sigma = std::sqrt(d / 3) * kUnit * std::abs(scale) * (std::sqrt(dot_squares) + 2 * std::abs(dot));
+  double slope = 1, slope_error = 0;
+  if (spec.softcap) {
+    const double c = *spec.softcap;
+    const auto cap = [c](double value) { return c * std::tanh(value / c); };
+    delta = cap(x + delta) - cap(x - delta) + 4 * kUnit * c;
+    sigma = cap(x + sigma) - cap(x - sigma) + 2 * kUnit * c;
+    x = cap(x);
+    const double t = x / c, off = delta / c;
+    slope = 1 - t * t;
+    slope_error = 2 * std::abs(t) * off + off * off + 4 * kUnit;
+  }
+  const double operands = std::abs(x) + std::abs(bias) + std::abs(alibi);
+  return {x + bias - alibi, delta + 8 * kUnit * operands, sigma + 4 * kUnit * operands, slope, slope_error};
+}
+
+/// The keys [begin, begin + length) that lengths, a ring's capacity and windows leave the rows of a sequence together:
+/// what lies outside, table entries included, is nobody's to read.
+inline Range seen_keys(const AttentionArgs& args, std::int64_t len_q, std::int64_t len_k, std::int64_t offset) {
+  const ScoreSpec& spec = args.score;
+  double begin = 0, end = static_cast<double>(len_k);
+  if (args.kv.kind == KvSource::Kind::ring) begin = std::max(0.0, end - static_cast<double>(args.kv.k.shape[2]));
+  const double first_row = static_cast<double>(offset), last_row = first_row + static_cast<double>(len_q) - 1;
+  if (spec.causal) end = std::min(end, last_row + 1);
+  if (spec.window && spec.window->right >= 0)
+    end = std::min(end, last_row + static_cast<double>(spec.window->right) + 1);
+  if (spec.window && spec.window->left >= 0)
+    begin = std::max(begin, first_row - static_cast<double>(spec.window->left));
+  if (len_q == 0 || !(begin < end)) return {};
+  return {static_cast<std::int64_t>(begin), static_cast<std::int64_t>(end - begin)};
+}
+
+inline std::int64_t key_offset(const AttentionArgs& args, std::int64_t len_q, std::int64_t len_k) {
+  if (!args.score.align || args.score.align->kind == Align::Kind::top_left) return 0;
+  return args.score.align->kind == Align::Kind::bottom_right ? len_k - len_q : args.score.align->value;
+}
+
+}  // namespace rapt::testing::inputs

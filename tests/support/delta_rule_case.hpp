@@ -1,0 +1,64 @@
+// The tensors of a DeltaRuleProblem, filled with reproducible values, and what delta_rule() must make of them.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "oracle/oracle_delta_rule.hpp"
+#include "rapt/context.hpp"
+#include "support/fill.hpp"
+#include "support/verdict.hpp"
+
+namespace rapt::testing {
+
+/// Log decays, by seed from 0 on: from -0.02 to 0; from -1 to 0; -5; weak but for one in twenty from -70 to -5; weak
+/// but for one in twenty of -600.
+enum class Decays : std::uint8_t { weak, some, strong, mostly_weak, resets };
+inline constexpr std::uint64_t kDecays = 5;
+
+/// Rows of q and k have a norm of about 1, v is standard normal, beta lies in (0, 1) once all is done to it, or in
+/// (0, 2). What a problem does not say depends on the seed: its decays, whether beta is a sigmoid and doubled, whether
+/// the gate has a bound, a_log and dt_bias, the scale, the order of dimensions in memory, the types of g and beta, and
+/// of q, k and v if one is not f32; whether there is an initial state, a final one or both, in place or not, how a
+/// state lies, whether accepted is given, and one negative slot.
+///
+/// Pools have three slots more than sequences need, and slots are in random order. Nothing that may not be read holds a
+/// number: gaps, outputs, and slots that no sequence starts from.
+struct DeltaRuleCase {
+  /// Throws Error for ragged totals that b sequences with that longest one cannot have.
+  explicit DeltaRuleCase(const DeltaRuleProblem& problem, std::uint64_t seed = 1, Placement placement = Placement::heap,
+                         Spacing spacing = Spacing::dense, std::optional<Decays> decays = {});
+
+  DeltaRuleArgs args();
+  void run(const Context& context) { delta_rule(args(), context); }
+  /// Makes inputs read-only where the placement allows it.
+  void protect_inputs();
+  /// Poisons the outputs again; a state that is updated in place is the initial one again.
+  void clear();
+  std::vector<Tensor*> outputs();
+  /// Of the last run. No slot but those that sequences leave a state in may have changed, nor a gap.
+  Verdict verdict(const DeltaRuleSubset& subset = {});
+  DeltaRuleReference reference(const DeltaRuleSubset& subset = {});
+  Verdict verdict(const DeltaRuleReference& reference) const;
+
+  std::int64_t slot(std::int64_t sequence, std::int64_t step = 0) const;
+  std::int64_t length(std::int64_t sequence) const;
+
+  DeltaRuleProblem problem;
+  Tensor q, k, v, g, beta, out, a_log, dt_bias, cu_seqlens, state_slots, accepted;
+  Tensor initial;  ///< also what the state was before it is updated in place
+  Tensor final;    ///< empty: not wanted
+  bool in_place = false, beta_sigmoid = false, beta_double = false;
+  std::optional<float> scale, gate_lower_bound;
+
+ private:
+  void make_decay(std::uint64_t seed, Decays decays, Placement placement, Spacing spacing);
+  void make_states(std::uint64_t seed, Placement placement, Spacing spacing);
+  /// [b, t, ...] or, ragged, [total, ...].
+  Layout layout(const Dims& rest, bool heads_first, Spacing spacing) const;
+
+  Dims lengths_, slots_, accepted_;
+};
+
+}  // namespace rapt::testing
