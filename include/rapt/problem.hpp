@@ -9,14 +9,15 @@
 #include "rapt/attention_backward.hpp"
 #include "rapt/attention_problem.hpp"
 #include "rapt/delta_rule.hpp"
+#include "rapt/delta_rule_backward.hpp"
 #include "rapt/kv_cache.hpp"
 #include "rapt/merge_states.hpp"
 
 namespace rapt {
 
 /// In the order of Operation.
-using Problem =
-    std::variant<AttentionProblem, AppendKvProblem, MergeStatesProblem, AttentionBackwardProblem, DeltaRuleProblem>;
+using Problem = std::variant<AttentionProblem, AppendKvProblem, MergeStatesProblem, AttentionBackwardProblem,
+                             DeltaRuleProblem, DeltaRuleBackwardProblem>;
 
 inline Operation operation_of(const Problem& problem) noexcept {
   return static_cast<Operation>(problem.index());

@@ -5,6 +5,7 @@
 #include "rapt/attention_backward.hpp"
 #include "rapt/context.hpp"
 #include "rapt/delta_rule.hpp"
+#include "rapt/delta_rule_backward.hpp"
 #include "rapt/dropout.hpp"
 #include "rapt/kv_cache.hpp"
 #include "rapt/kv_source.hpp"

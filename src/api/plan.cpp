@@ -79,8 +79,9 @@ Plan::Plan(const AppendKvArgs& args, const Context& context)
     : impl_(std::make_shared<const Impl>(validate(args).problem, context)) {}
 Plan::Plan(const MergeStatesArgs& args, const Context& context)
     : impl_(std::make_shared<const Impl>(validate(args).problem, context)) {}
-
 Plan::Plan(const DeltaRuleArgs& args, const Context& context)
+    : impl_(std::make_shared<const Impl>(validate(args).problem, context)) {}
+Plan::Plan(const DeltaRuleBackwardArgs& args, const Context& context)
     : impl_(std::make_shared<const Impl>(validate(args).problem, context)) {}
 
 Plan::Plan(const Problem& problem, const Context& context) {
@@ -131,6 +132,9 @@ void Plan::run(const MergeStatesArgs& args, std::span<std::byte> workspace) cons
 void Plan::run(const DeltaRuleArgs& args, std::span<std::byte> workspace) const {
   impl_->run(args, workspace);
 }
+void Plan::run(const DeltaRuleBackwardArgs& args, std::span<std::byte> workspace) const {
+  impl_->run(args, workspace);
+}
 
 void attention(const AttentionArgs& args, const Context& context, std::span<std::byte> workspace) {
   run_once(args, context, workspace);
@@ -145,6 +149,9 @@ void merge_states(const MergeStatesArgs& args, const Context& context, std::span
   run_once(args, context, workspace);
 }
 void delta_rule(const DeltaRuleArgs& args, const Context& context, std::span<std::byte> workspace) {
+  run_once(args, context, workspace);
+}
+void delta_rule_backward(const DeltaRuleBackwardArgs& args, const Context& context, std::span<std::byte> workspace) {
   run_once(args, context, workspace);
 }
 

@@ -154,6 +154,10 @@ void check_overlaps(std::span<const Checked> all) {
     }
 }
 
+bool writes_nothing(std::span<const Checked> all) {
+  return std::none_of(all.begin(), all.end(), [](const Checked& t) { return t.written && t.bytes > 0; });
+}
+
 void check_apart(std::span<const std::byte> workspace, std::span<const Checked> all) {
   if (workspace.empty()) return;
   const auto begin = reinterpret_cast<std::uintptr_t>(workspace.data());

@@ -40,6 +40,9 @@ void take(std::vector<Checked>& all, const std::string& name, const TensorView& 
 // Throws Error naming a tensor that is written and shares memory with another of `all`.
 void check_overlaps(std::span<const Checked> all);
 
+// Whether no element of any is written.
+bool writes_nothing(std::span<const Checked> all);
+
 // Throws Error for a workspace that shares memory with one of `all`: it is written while every tensor is in use.
 void check_apart(std::span<const std::byte> workspace, std::span<const Checked> all);
 

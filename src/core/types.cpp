@@ -90,6 +90,8 @@ std::string_view to_string(Operation operation) noexcept {
       return "merge_states";
     case Operation::delta_rule:
       return "delta_rule";
+    case Operation::delta_rule_backward:
+      return "delta_rule_backward";
   }
   return "unknown operation";
 }

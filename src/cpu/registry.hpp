@@ -7,7 +7,7 @@
 #include "operations/append_kv_params.hpp"
 #include "operations/attention_backward_params.hpp"
 #include "operations/attention_params.hpp"
-#include "operations/delta_rule_params.hpp"
+#include "operations/delta_rule_backward_params.hpp"
 #include "operations/merge_states_params.hpp"
 
 namespace rapt::cpu {
@@ -126,6 +126,36 @@ struct DeltaRuleKernel {
   void (*run)(const DeltaRuleParams&, const DeltaRuleItem&, std::byte* scratch) noexcept;
 };
 
+// delta_rule_backward.
+
+inline constexpr std::int64_t kDeltaBackwardTokens = 24;  // of a block
+// A row of n sums of several state heads, in whole cache lines.
+[[gnu::always_inline]] constexpr std::int64_t sums_of_row(std::int64_t n) {
+  return (n + 15) / 16 * 16;
+}
+
+// A state head of a sequence.
+struct DeltaRuleBackwardItem {
+  std::int64_t b, h;
+  // [tokens of all sequences][heads][sums_of_row(d or dv)]: gradients of heads of q, k and v that serve several state
+  // heads, from those before this one. Null: where each serves one.
+  float *q_sums, *k_sums, *v_sums;
+  double* head_sums;  // [2 + d]: what the item adds to the gradients of a_log, of g as [h], and of dt_bias
+};
+struct DeltaRuleBackwardShape {
+  std::int64_t d, dv, reads, tokens;  // of the longest sequence
+};
+// A worker calls begin(), add_block() for every block of tokens, the last first, and end(), all with one scratch. Items
+// may go on at the same time; those of heads that share one of q, k or v come to a block in the order of the heads.
+struct DeltaRuleBackwardKernel {
+  KernelFacts facts;
+  std::size_t (*scratch_bytes)(const DeltaRuleBackwardShape&) noexcept;  // a multiple of 64
+  void (*begin)(const DeltaRuleBackwardParams&, const DeltaRuleBackwardItem&, std::byte* scratch) noexcept;
+  void (*add_block)(const DeltaRuleBackwardParams&, const DeltaRuleBackwardItem&, std::int64_t block,
+                    std::byte* scratch) noexcept;
+  void (*end)(const DeltaRuleBackwardParams&, const DeltaRuleBackwardItem&, std::byte* scratch) noexcept;
+};
+
 struct IsaKernels {
   const AttentionKernel* const* attention;  // in the order that dispatch tries them, null behind the last
   // Null: none.
@@ -133,6 +163,7 @@ struct IsaKernels {
   const AppendKvKernel* append_kv = nullptr;
   const MergeStatesKernel* merge_states = nullptr;
   const DeltaRuleKernel *delta_rule = nullptr, *delta_rule_decode = nullptr, *delta_rule_naive = nullptr;
+  const DeltaRuleBackwardKernel* delta_rule_backward = nullptr;
   // Finishes rows of attention from their partial results: [splits][rows of the item][partial_floats] at item.partial,
   // with every key in its range.
   void (*combine)(const AttentionParams&, const WorkItem&, std::int64_t splits) noexcept;

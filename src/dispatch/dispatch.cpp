@@ -47,7 +47,7 @@ Needs needs_of(const AppendKvProblem& p) {
 Needs needs_of(const MergeStatesProblem& p) {
   return {only(p.dtype), p.dv, p.dv};
 }
-Needs needs_of(const DeltaRuleProblem& p) {
+Needs needs_of(const DeltaRuleProblem& p) {  // and of its gradients
   return {only(p.dtype), p.d, p.dv};
 }
 

@@ -83,9 +83,7 @@ class Validator {
     check_overlaps(all_);
     check_apart(workspace, all_);
     // There may be no row, and yet gradients to fill with zeros.
-    const bool is_empty =
-        std::none_of(all_.begin(), all_.end(), [](const Checked& t) { return t.written && t.bytes > 0; });
-    return {p_, f_, args_.q.device, is_empty, nullptr};
+    return {p_, f_, args_.q.device, writes_nothing(all_), nullptr};
   }
 
  private:

@@ -10,6 +10,7 @@
 #include "operations/append_kv_params.hpp"
 #include "operations/attention_backward_params.hpp"
 #include "operations/attention_params.hpp"
+#include "operations/delta_rule_backward_params.hpp"
 #include "operations/delta_rule_params.hpp"
 #include "operations/merge_states_params.hpp"
 #include "rapt/attention.hpp"
@@ -19,8 +20,8 @@
 namespace rapt {
 
 // In the order of Operation.
-using Params =
-    std::variant<AttentionParams, AppendKvParams, MergeStatesParams, AttentionBackwardParams, DeltaRuleParams>;
+using Params = std::variant<AttentionParams, AppendKvParams, MergeStatesParams, AttentionBackwardParams,
+                            DeltaRuleParams, DeltaRuleBackwardParams>;
 
 struct Call {
   Problem problem;
@@ -37,6 +38,7 @@ Call validate(const AttentionBackwardArgs& args, std::span<const std::byte> work
 Call validate(const AppendKvArgs& args, std::span<const std::byte> workspace = {});
 Call validate(const MergeStatesArgs& args, std::span<const std::byte> workspace = {});
 Call validate(const DeltaRuleArgs& args, std::span<const std::byte> workspace = {});
+Call validate(const DeltaRuleBackwardArgs& args, std::span<const std::byte> workspace = {});
 
 // The checks that need no tensors: sizes, head counts, windows, scale, alignment.
 void check(const AttentionProblem& problem);
@@ -44,6 +46,7 @@ void check(const AttentionBackwardProblem& problem);
 void check(const AppendKvProblem& problem);
 void check(const MergeStatesProblem& problem);
 void check(const DeltaRuleProblem& problem);
+void check(const DeltaRuleBackwardProblem& problem);
 
 // Of attention's parameters, what the problem says.
 void fill_sizes(const AttentionProblem& problem, AttentionParams& params);

@@ -15,6 +15,7 @@
 #include "core/span.hpp"
 #include "core/text.hpp"
 #include "operations/call.hpp"
+#include "operations/delta_rule_check.hpp"
 
 namespace rapt {
 namespace {
@@ -85,15 +86,34 @@ bool divides(int64_t a, int64_t b) {
 
 class Validator {
  public:
-  explicit Validator(const DeltaRuleArgs& args) : args_(args), ragged_(args.cu_seqlens) {}
+  Validator(const DeltaRuleArgs& args, DeltaRuleParams& params, std::vector<Checked>& all)
+      : args_(args), ragged_(args.cu_seqlens), f_(params), all_(all) {}
 
-  Call run(std::span<const std::byte> workspace) {
+  P run() {
+    inputs();
+    f_.out = rows("out", args_.out, 4, true);
+    agree("out", args_.out, {p_.b, p_.t, std::max(p_.hq, f_.h), p_.dv}, 4);
+    states();
+    return finish(args_.out.dtype);
+  }
+  // Gradients of the results in their place; either may be empty.
+  P run_backward(const TensorView& dout, const TensorView& dfinal_state) {
+    inputs();
+    if (dout) {
+      f_.out = rows("dout", dout, 4);
+      agree("dout", dout, {p_.b, p_.t, std::max(p_.hq, f_.h), p_.dv}, 4);
+    }
+    states();
+    if (dfinal_state) f_.final = state("dfinal_state", dfinal_state, false), p_.state = true;
+    return finish(dout ? dout.dtype : args_.v.dtype);
+  }
+
+ private:
+  void inputs() {
     if (static_cast<std::size_t>(args_.rule) >= kRules.size())
       throw Error("rule", std::to_string(static_cast<int>(args_.rule)), "one of UpdateRule");
     f_.q = rows("q", args_.q, 4), f_.k = rows("k", args_.k, 4), f_.v = rows("v", args_.v, 4);
     sizes();
-    f_.out = rows("out", args_.out, 4, true);
-    agree("out", args_.out, {p_.b, p_.t, std::max(p_.hq, f_.h), p_.dv}, 4);
     decay();
     if (args_.beta) {
       if (!has_delta(args_.rule)) throw Error("beta", "a tensor", "none with a rule that predicts nothing");
@@ -102,13 +122,12 @@ class Validator {
     } else if (args_.beta_sigmoid || args_.beta_double) {
       throw Error("beta", "no tensor", "one for beta_sigmoid or beta_double");
     }
-    states();
-    check_overlaps(all_);
-    check_apart(workspace, all_);
+  }
+  P finish(DType out_dtype) {
     p_.dtype = args_.q.dtype;
     for (const DType dtype : {args_.k.dtype, args_.v.dtype})
       if (p_.dtype == DType::f32) p_.dtype = dtype;
-    p_.out_dtype = args_.out.dtype, p_.rule = args_.rule;
+    p_.out_dtype = out_dtype, p_.rule = args_.rule;
     p_.beta = static_cast<bool>(args_.beta), p_.l2norm = args_.l2norm_qk;
     check(p_);
     f_.d = p_.d, f_.dv = p_.dv, f_.t = p_.t, f_.steps = p_.steps, f_.decay = p_.decay;
@@ -116,12 +135,9 @@ class Validator {
     if (!std::isfinite(f_.scale)) throw Error("scale", shortest(f_.scale), "a finite number");
     f_.has_delta = has_delta(args_.rule), f_.l2norm = args_.l2norm_qk;
     f_.beta_sigmoid = args_.beta_sigmoid, f_.beta_double = args_.beta_double;
-    const bool is_empty =
-        std::none_of(all_.begin(), all_.end(), [](const Checked& t) { return t.written && t.bytes > 0; });
-    return {p_, f_, {}, is_empty, nullptr};
+    return p_;
   }
 
- private:
   // [b, t, h, d] or, of rank 3, [b, t, h]; ragged ones have one dimension less. Any float type.
   TokenRows rows(const char* name, const TensorView& t, int rank, bool written = false) {
     if (!t) throw Error(name, "no tensor", "[b, t, heads, head size] or, with cu_seqlens, [total, heads, head size]");
@@ -132,11 +148,7 @@ class Validator {
       throw Error(name, "shape " + shape_text(t),
                   std::to_string(wanted) + " dimensions: " + (ragged_ ? "total" : "b, t") + ", heads" +
                       (rank == 4 ? ", head size" : ""));
-    return {t.data, t.dtype, strides(t, rank)};
-  }
-  Strides strides(const Layout& t, int rank) const {
-    const std::size_t token = ragged_ ? 0 : 1;
-    return {ragged_ ? 0 : t.strides[0], t.strides[token + 1], t.strides[token], rank == 4 ? t.strides[token + 2] : 0};
+    return token_rows(t, ragged_);
   }
   void agree(const char* name, const TensorView& t, std::array<int64_t, 4> wanted, int rank) const {
     const std::size_t skipped = ragged_ ? 1 : 0, n = static_cast<std::size_t>(rank) - skipped;
@@ -291,11 +303,34 @@ class Validator {
   const DeltaRuleArgs& args_;
   const bool ragged_;
   P p_{};
-  DeltaRuleParams f_{};
-  std::vector<Checked> all_;
+  DeltaRuleParams& f_;
+  std::vector<Checked>& all_;
 };
 
 }  // namespace
+
+std::span<const Field<DeltaRuleProblem>> delta_rule_fields() {
+  return kFields;
+}
+void complete(const Words& words, DeltaRuleProblem& p) {
+  if (!words.has("hk")) p.hk = p.hq;
+  if (!words.has("hv")) p.hv = p.hk;
+  if (!words.has("dv")) p.dv = p.d;
+}
+
+TokenRows token_rows(const TensorView& t, bool ragged) {
+  if (!t) return {};
+  const std::size_t token = ragged ? 0 : 1;
+  const bool has_elements = t.ndim == static_cast<int>(token) + 3;
+  return {t.data,
+          t.dtype,
+          {ragged ? 0 : t.strides[0], t.strides[token + 1], t.strides[token], has_elements ? t.strides[token + 2] : 0}};
+}
+
+DeltaRuleProblem check_forward(const DeltaRuleArgs& args, const TensorView& dout, const TensorView& dfinal_state,
+                               DeltaRuleParams& params, std::vector<Checked>& all) {
+  return Validator(args, params, all).run_backward(dout, dfinal_state);
+}
 
 std::string DeltaRuleProblem::to_string() const {
   return print_fields("delta_rule", *this, kFields);
@@ -305,9 +340,7 @@ DeltaRuleProblem DeltaRuleProblem::parse(std::string_view text) {
   const Words words(text, "delta_rule");
   DeltaRuleProblem p;
   words.read(p, kFields);
-  if (!words.has("hk")) p.hk = p.hq;
-  if (!words.has("hv")) p.hv = p.hk;
-  if (!words.has("dv")) p.dv = p.d;
+  complete(words, p);
   return p;
 }
 
@@ -347,7 +380,12 @@ void check(const DeltaRuleProblem& p) {
 
 Call validate(const DeltaRuleArgs& args, std::span<const std::byte> workspace) {
   const FloatEnvironment environment;  // for the default scale
-  return Validator(args).run(workspace);
+  DeltaRuleParams params{};
+  std::vector<Checked> all;
+  const P problem = Validator(args, params, all).run();
+  check_overlaps(all);
+  check_apart(workspace, all);
+  return {problem, params, {}, writes_nothing(all), nullptr};
 }
 
 }  // namespace rapt

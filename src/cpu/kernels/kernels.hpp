@@ -15,6 +15,7 @@ extern const AttentionKernel kAttentionPrefill, kAttentionDecode, kAttentionNaiv
 extern const AppendKvKernel kAppendKv;
 extern const MergeStatesKernel kMergeStates;
 extern const DeltaRuleKernel kDeltaRule, kDeltaRuleDecode, kDeltaRuleNaive;
+extern const DeltaRuleBackwardKernel kDeltaRuleBackward;
 #endif
 extern const AttentionBackwardKernel kAttentionBackward;
 std::size_t bias_scratch_bytes(const BackwardShape&) noexcept;

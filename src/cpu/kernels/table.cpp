@@ -88,6 +88,7 @@ const IsaKernels kKernels = {.attention = kAttention,
                              .delta_rule = &kDeltaRule,
                              .delta_rule_decode = &kDeltaRuleDecode,
                              .delta_rule_naive = &kDeltaRuleNaive,
+                             .delta_rule_backward = &kDeltaRuleBackward,
 #endif
                              .combine = attention_combine,
                              .fma_chains = peak_chains,
