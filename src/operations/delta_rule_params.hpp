@@ -51,7 +51,7 @@ struct TokenRange {
 RAPT_HOST_DEVICE TokenRange tokens_of(const DeltaRuleParams& p, std::int64_t b) {
   if (!p.begin) return {0, p.t};
   const std::int64_t first = clamp_to(p.begin[b], 0, p.total), end = clamp_to(p.begin[b + 1], first, p.total);
-  return {first, end - first};
+  return {first, clamp_to(end - first, 0, p.t)};
 }
 RAPT_HOST_DEVICE std::int64_t token_at(const Strides& stride, std::int64_t b, std::int64_t token, std::int64_t head) {
   return b * stride.b + token * stride.s + head * stride.h;

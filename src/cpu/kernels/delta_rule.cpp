@@ -9,9 +9,9 @@
 //   join      u_i = beta_i (v_i - x_i - sum_j<i (kd_i . ku_j) u_j),  out_i = y_i + sum_j<=i (qd_i . ku_j) u_j
 //   write     Z += sum_i ku_i u_i^T                                  while the next two tokens read
 //
-// A token that would take some e out of [kLeast, kMost] opens a new window: Z becomes S, decays, and e starts again.
-// The choice looks at this token and those before it, and so does every sum: a later token changes no bit. Decays of
-// any strength are exact to rounding: e is a running product, and 1 / e is of the rounded e.
+// A token that would take some e out of [kWindowLeast, kWindowMost] opens a new window: Z becomes S, decays, and e
+// starts again. The choice looks at this token and those before it, and so does every sum: a later token changes no
+// bit. Decays of any strength are exact to rounding: e is a running product, and 1 / e is of the rounded e.
 #include "cpu/tile/delta_rule.hpp"
 
 #include "cpu/kernels/kernels.hpp"
@@ -21,8 +21,6 @@
 namespace rapt::cpu::RAPT_ISA {
 namespace {
 
-// A window spans 2^72, ten tokens that decay by e^-5 each; Z and ku stay below 2^49 times S and k.
-constexpr float kStart = 0x1p24f, kLeast = 0x1p-48f, kMost = 0x1p28f;
 constexpr std::int64_t kBlock = 64;  // tokens that are prepared at a time: their rows stay in L2
 // Floats of a state that are fetched ahead of those being read, on into the next head's.
 constexpr std::int64_t kAhead = 6144;
@@ -65,10 +63,10 @@ struct Scratch {
   }
 };
 
-// Whether e decay / kStart is a number that is not flushed, or 0 as the decay is.
+// Whether e decay / kWindowStart is a number that is not flushed, or 0 as the decay is.
 bool factor_is_normal(const Scratch& w, const float* decay) {
   for (std::int64_t c = 0; c < w.d; c += kLanes) {
-    const vec own = load(decay + c), factor = load(w.e + c) * vec(1 / kStart) * own;
+    const vec own = load(decay + c), factor = load(w.e + c) * vec(1 / kWindowStart) * own;
     if (xsimd::any(vec(0x1p-126f) > factor && own > vec(0.f))) return false;
   }
   return true;
@@ -82,12 +80,12 @@ std::int64_t prepare(const DeltaRuleParams& p, const DeltaRuleItem& item, const 
     float *const kd = w.kd + t * w.d, *const ku = w.ku + t * w.d, *const decay = w.decay + t * w.d;
     w.v_row[t] = tokens.v(begin + t, item.begin, item.end, w.v + t * w.columns);
     tokens.decay(begin + t, decay);
-    vec least(kStart), most(kStart);
+    vec least(kWindowStart), most(kWindowStart);
     for (std::int64_t c = 0; c < w.d; c += kLanes) {
       const vec e = load(w.e + c) * load(decay + c);
       least = xsimd::min(least, e), most = xsimd::max(most, e);
     }
-    const bool opens = begin + t == 0 || xsimd::any(vec(kLeast) > least) || xsimd::any(most > vec(kMost));
+    const bool opens = begin + t == 0 || xsimd::any(vec(kWindowLeast) > least) || xsimd::any(most > vec(kWindowMost));
     if (opens || groups == 0 || w.group[groups - 1].count == 2)
       w.group[groups++] = {t, 0, opens, opens && !factor_is_normal(w, decay), {}};
     Group& group = w.group[groups - 1];
@@ -99,9 +97,9 @@ std::int64_t prepare(const DeltaRuleParams& p, const DeltaRuleItem& item, const 
     vec* dots = w.dots + t * (1 + 2 * w.reads);
     vec k_dot(0.f);
     for (std::int64_t c = 0; c < w.d; c += kLanes) {
-      const vec before = load(w.e + c), e = opens ? vec(kStart) : before * load(decay + c);
+      const vec before = load(w.e + c), e = opens ? vec(kWindowStart) : before * load(decay + c);
       if (opens) {
-        const vec start = before * vec(1 / kStart), own = load(decay + c);
+        const vec start = before * vec(1 / kWindowStart), own = load(decay + c);
         store(w.opening + t * w.d + c, group.has_two_factors ? start : start * own);
       }
       const vec x = load_any(k + c) * factor, x_e = x * e;

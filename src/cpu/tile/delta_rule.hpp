@@ -41,6 +41,11 @@ inline float first_of(vec x) {
   return lane[0];
 }
 
+// States are kept divided by e, the product of each channel's decays since its window of tokens began. A token that
+// would take some e out of [kWindowLeast, kWindowMost] begins a new window, in which e starts from kWindowStart: a
+// window spans 2^72, ten tokens that decay by e^-5 each, and what it divides by e stays below 2^49 times what it was.
+inline constexpr float kWindowStart = 0x1p24f, kWindowLeast = 0x1p-48f, kWindowMost = 0x1p28f;
+
 // One state head of one sequence.
 class DeltaTokens {
  public:
@@ -66,6 +71,10 @@ class DeltaTokens {
   const float* v(std::int64_t token, std::int64_t begin, std::int64_t end, float* scratch) const {
     return row(p_.v, token, h_ / p_.v_group, begin, end - begin, scratch);
   }
+  // Of what the results are, as an input: their gradient.
+  const float* out(std::int64_t token, std::int64_t r, float* scratch) const {
+    return row(p_.out, token, h_ * p_.reads + r, 0, p_.dv, scratch);
+  }
   // What a row of q or k is multiplied by to have a norm of 1, where that is asked for.
   float factor(const float* row) const {
     if (!p_.l2norm) return 1;
@@ -74,12 +83,16 @@ class DeltaTokens {
     return 1 / __builtin_sqrtf(sum_of(sum) + 1e-6f);
   }
   void write_out(std::int64_t token, std::int64_t r, std::int64_t begin, std::int64_t end, const float* from) const {
-    with_float_type(p_.out.type, [&](auto element) {
-      auto* const out = static_cast<decltype(element)*>(const_cast<void*>(p_.out.data)) +
-                        at(p_.out, token, h_ * p_.reads + r) + begin * p_.out.stride.d;
-      const std::int64_t n = end - begin, inner = p_.out.stride.d;
+    write(p_.out, token, h_ * p_.reads + r, begin, end, from);
+  }
+  void write(const TokenRows& rows, std::int64_t token, std::int64_t head, std::int64_t begin, std::int64_t end,
+             const float* from) const {
+    with_float_type(rows.type, [&](auto element) {
+      const std::int64_t n = end - begin, inner = rows.stride.d;
+      auto* const to =
+          static_cast<decltype(element)*>(const_cast<void*>(rows.data)) + at(rows, token, head) + begin * inner;
       for (std::int64_t c = 0; c < n; c += kLanes)
-        store_strided(out + c * inner, inner, min(kLanes, n - c), load(from + c));
+        store_strided(to + c * inner, inner, min(kLanes, n - c), load(from + c));
     });
   }
 
@@ -101,6 +114,44 @@ class DeltaTokens {
     return p_.beta_double ? 2 * share : share;
   }
 
+  // Gradients of what is computed here, of those of what comes out: of a row, before it was multiplied by factor(row),
+  // from and in `dx`; ...
+  void row_gradient(const float* row, float factor, float* dx) const {
+    if (!p_.l2norm) return;
+    vec sum(0.f);
+    for (std::int64_t c = 0; c < padded_; c += kLanes) sum = fma(load_any(row + c), load(dx + c), sum);
+    const vec along(sum_of(sum) * factor * factor);
+    for (std::int64_t c = 0; c < padded_; c += kLanes)
+      store(dx + c, (load(dx + c) - load_any(row + c) * along) * vec(factor));
+  }
+  // ... of beta; ...
+  float beta_gradient(std::int64_t token, float dbeta) const {
+    if (p_.beta_double) dbeta *= 2;
+    if (!p_.beta_sigmoid) return dbeta;
+    const float share = first_of(sigmoid_of(vec(number(p_.beta, token))));
+    return dbeta * share * (1 - share);
+  }
+  // ... of g, from that of each channel's logarithm of a decay: [d], or one where g is not given for channels. What
+  // a_log's gradient gets is added to `a_log`.
+  void decay_gradient(std::int64_t token, const float* dlog, float* dg, double& a_log) const {
+    vec of_a_log(0.f);
+    if (p_.decay == Decay::channel) {
+      const float* const g = row(p_.g, token, h_, 0, p_.d, dg);
+      for (std::int64_t c = 0; c < padded_; c += kLanes)
+        store(dg + c, gate_gradient(load(dlog + c), load_any(g + c), c, of_a_log));
+      a_log += static_cast<double>(sum_of(of_a_log));
+      return;
+    }
+    vec sum(0.f);
+    for (std::int64_t c = 0; c < padded_; c += kLanes) sum = sum + load(dlog + c);
+    store(dg, gate_gradient(vec(sum_of(sum)), vec(number(p_.g, token)), 0, of_a_log));
+    a_log += static_cast<double>(first_of(of_a_log));
+  }
+  // The row that a gradient of `rows` has among those of all sequences, counted by heads of each token.
+  std::int64_t index(std::int64_t token, std::int64_t head, std::int64_t heads) const {
+    return (b_ * p_.t + range_.first + token) * heads + head;
+  }
+
  private:
   std::int64_t at(const TokenRows& rows, std::int64_t token, std::int64_t head) const {
     return token_at(rows.stride, b_, range_.first + token, head);
@@ -119,16 +170,32 @@ class DeltaTokens {
     const std::int64_t from = at(rows, token, h_);
     return rows.type == DType::f32 ? static_cast<const float*>(rows.data)[from] : number_at(rows.data, rows.type, from);
   }
-  // Of channels [c, c + kLanes).
+  // The logarithm of the decay of channels [c, c + kLanes), whose g is given.
   vec log_decay(vec g, std::int64_t c) const {
     if (!p_.gate) return g;
-    if (p_.dt_bias) {
-      const float* const bias = p_.dt_bias + h_ * p_.dt_bias_stride_h + c * p_.dt_bias_stride_d;
-      g = g +
-          (p_.decay == Decay::channel ? load_strided(bias, p_.dt_bias_stride_d, min(kLanes, p_.d - c)) : vec(*bias));
+    const vec z = biased(g, c);
+    if (p_.is_gate_bounded) return vec(p_.gate_lower_bound) * sigmoid_of(vec(rate_) * z);
+    return vec(-rate_) * softplus_of(z);
+  }
+  vec biased(vec g, std::int64_t c) const {
+    if (!p_.dt_bias) return g;
+    const float* const bias = p_.dt_bias + h_ * p_.dt_bias_stride_h + c * p_.dt_bias_stride_d;
+    return g +
+           (p_.decay == Decay::channel ? load_strided(bias, p_.dt_bias_stride_d, min(kLanes, p_.d - c)) : vec(*bias));
+  }
+  // Of the gradient of the logarithm, that of g; what a_log's gets is added to `a_log`. A gradient of 0 gives 0, also
+  // where the gate is at infinity.
+  vec gate_gradient(vec dlog, vec g, std::int64_t c, vec& a_log) const {
+    if (!p_.gate) return dlog;
+    const vec z = biased(g, c), zero(0.f);
+    if (p_.is_gate_bounded) {
+      const vec share = sigmoid_of(vec(rate_) * z);
+      const vec dz = dlog * vec(p_.gate_lower_bound) * (share * (vec(1.f) - share)) * vec(rate_);
+      a_log = a_log + xsimd::select(dz == zero, zero, dz * z);
+      return dz;
     }
-    if (p_.is_gate_bounded) return vec(p_.gate_lower_bound) * sigmoid_of(vec(rate_) * g);
-    return vec(-rate_) * softplus_of(g);
+    a_log = a_log + xsimd::select(dlog == zero, zero, dlog * log_decay(g, c));
+    return dlog * vec(-rate_) * sigmoid_of(z);
   }
 
   const DeltaRuleParams& p_;
