@@ -24,57 +24,67 @@ namespace rapt::cpu::RAPT_ISA {
 namespace {
 
 constexpr std::int64_t kBlock = kDeltaBackwardTokens;
-constexpr std::int64_t kBlockLanes = (kBlock + kLanes - 1) / kLanes * kLanes;
 constexpr std::int64_t kTokensOfTile = 8;  // of a triangle: products past its last token are left out
 
 struct Scratch {
-  std::int64_t d, dv, per_token;  // padded to whole vectors; rows of `left` and `right`
+  std::int64_t d, dv, per_token;  // d and dv padded to whole vectors; rows of `left` and `right`
   // Of all tokens: v less the prediction [tokens][dv], where the rule predicts. Of all blocks: Z^T [dv][d], and e of
   // the token before [d].
-  float *missed, *starts, *e_before;
-  float *z, *y, *y_t;         // [d][dv]; y_t [dv][d]
-  float* window_z;            // [kBlock - 1][dv][d]: Z^T where later windows of a block begin
+  Matrix missed, starts, e_before;
+  Matrix z, y, y_t;           // [d][dv]; y_t [dv][d]
+  Matrix window_z;            // [kBlock - 1][dv][d]: Z^T where later windows of a block begin
   float *e, *carry, *anchor;  // [d]: of the last token; gradients of log decays, of later tokens and as rowsum(Y Z)
   // Of a block's tokens; `opening` is e before a window, over kWindowStart.
-  float *kd, *ku, *e_of, *decay, *opening;  // [kBlock][d]
-  float *u, *du;                            // [kBlock][dv]
-  float *beta, *k_factor, *q_factor;        // [kBlock]; [kBlock][reads]
-  float *left, *right, *dleft;              // [kBlock][per_token][d], dv, d
-  float* dku;                               // [kBlock][d]
-  float *ku_t, *u_t;                        // [d][kBlockLanes], [dv][kBlockLanes]
-  float *left_ku, *right_u;                 // [kBlock][per_token][kBlockLanes]
-  float *row, *gradient, *bias;             // [max(d, dv)]; [max(d, dv)]; [d]
-  vec* dbeta;                               // [kBlock], as parts
-  std::int64_t* windows;                    // [kBlock + 1]: first tokens, and n
+  Matrix kd, ku, e_of, decay, opening, dku;  // [kBlock][d]
+  Matrix u, du;                              // [kBlock][dv]
+  Matrix left, right, dleft;                 // [kBlock][per_token][d], dv, d
+  Matrix ku_t, u_t;                          // [d][kBlock], [dv][kBlock]
+  Matrix left_ku, right_u;                   // [kBlock][per_token][kBlock]
+  float *beta, *k_factor, *q_factor;         // [kBlock]; [kBlock][reads]
+  float *row, *gradient, *bias;              // [max(d, dv)]; [max(d, dv)]; [d]
+  vec* dbeta;                                // [kBlock], as parts
+  std::int64_t* windows;                     // [kBlock + 1]: first tokens, and n
 
   Scratch(Carver& carver, const DeltaRuleBackwardShape& shape, bool predicts)
       : d(round_up(shape.d, kLanes)), dv(round_up(shape.dv, kLanes)), per_token(shape.reads + predicts) {
     const std::int64_t blocks = (shape.tokens + kBlock - 1) / kBlock, longer = d > dv ? d : dv;
-    for (float** state : {&z, &y, &y_t}) *state = carver.take<float>(d * dv);
+    const auto take = [&](std::int64_t rows, std::int64_t columns) -> Matrix {
+      const std::int64_t stride = matrix_stride(columns);
+      return {carver.take<float>(rows * stride), stride};
+    };
+    for (Matrix* state : {&z, &y}) *state = take(d, dv);
+    y_t = take(dv, d);
+    for (Matrix* rows : {&kd, &ku, &e_of, &decay, &opening, &dku}) *rows = take(kBlock, d);
+    for (Matrix* rows : {&u, &du}) *rows = take(kBlock, dv);
+    for (Matrix* rows : {&left, &dleft}) *rows = take(kBlock * per_token, d);
+    right = take(kBlock * per_token, dv);
+    ku_t = take(d, kBlock), u_t = take(dv, kBlock);
+    for (Matrix* rows : {&left_ku, &right_u}) *rows = take(kBlock * per_token, kBlock);
     for (float** one : {&e, &carry, &anchor, &bias}) *one = carver.take<float>(d);
     for (float** one : {&row, &gradient}) *one = carver.take<float>(longer);
-    for (float** rows : {&kd, &ku, &e_of, &decay, &opening, &dku}) *rows = carver.take<float>(kBlock * d);
-    for (float** rows : {&u, &du}) *rows = carver.take<float>(kBlock * dv);
     for (float** one : {&beta, &k_factor}) *one = carver.take<float>(kBlock);
     q_factor = carver.take<float>(kBlock * shape.reads);
-    for (float** rows : {&left, &dleft}) *rows = carver.take<float>(kBlock * per_token * d);
-    right = carver.take<float>(kBlock * per_token * dv);
-    ku_t = carver.take<float>(d * kBlockLanes), u_t = carver.take<float>(dv * kBlockLanes);
-    for (float** rows : {&left_ku, &right_u}) *rows = carver.take<float>(kBlock * per_token * kBlockLanes);
     dbeta = carver.take<vec>(kBlock);
     windows = carver.take<std::int64_t>(kBlock + 1);
-    e_before = carver.take<float>(blocks * d);
-    missed = carver.take<float>(predicts ? shape.tokens * dv : 0);
-    starts = carver.take<float>(blocks * d * dv);
-    window_z = carver.take<float>((kBlock - 1) * d * dv);
+    e_before = take(blocks, d);
+    missed = take(predicts ? shape.tokens : 0, dv);
+    starts = take(blocks * dv, d);
+    window_z = take((kBlock - 1) * dv, d);
   }
 };
 
-// f(integral_constant<int, vectors>, first column) for panels of up to 8 vectors: enough sums under way.
+// f(integral_constant<int, vectors>, first column) for panels of up to 8 or 16 vectors: enough sums under way.
 template <int kMost = kRegisters == 32 ? 16 : 8, class F>
 void with_columns(std::int64_t columns, F f, std::int64_t c = 0) {
   for (; columns - c >= kMost * kLanes; c += kMost * kLanes) f(std::integral_constant<int, kMost>(), c);
   if constexpr (kMost > 1) with_columns<kMost / 2>(columns, f, c);
+}
+
+void fill(float* to, std::int64_t n, float x) {
+  for (std::int64_t i = 0; i < n; i += kLanes) store(to + i, vec(x));
+}
+void copy(const float* from, std::int64_t n, float* to) {
+  for (std::int64_t i = 0; i < n; i += kLanes) store(to + i, load_any(from + i));
 }
 
 class Item {
@@ -89,46 +99,54 @@ class Item {
   void begin() {
     for_each_column([&](std::int64_t i, std::int64_t c, std::int64_t n) {
       const StateRows& s = p_.initial;
-      store(w_.z + i * w_.dv + c, s ? load_state(s, s.at(item_.b, item_.h), i, c, n) : vec(0.f));
+      store(w_.z[i] + c, s ? load_state(s, s.at(item_.b, item_.h), i, c, n) : vec(0.f));
     });
-    fill(w_.z + p_.d * w_.dv, (w_.d - p_.d) * w_.dv, 0), fill(w_.e, w_.d, 1);
+    for (std::int64_t i = p_.d; i < w_.d; ++i) fill(w_.z[i], w_.dv, 0);
+    fill(w_.e, w_.d, 1);
     for (std::int64_t t = 0; t < tokens_.count(); t += kBlock) run_forward(t);
-    fill(w_.carry, w_.d, 0), fill(w_.y, w_.d * w_.dv, 0);
+    fill(w_.carry, w_.d, 0);
+    for (std::int64_t i = 0; i < w_.d; ++i) fill(w_.y[i], w_.dv, 0);
     if (const StateRows& s = p_.final) {
       for_each_column([&](std::int64_t i, std::int64_t c, std::int64_t n) {
-        store(w_.y + i * w_.dv + c, load_state(s, s.at(item_.b, item_.h), i, c, n) * vec(w_.e[i]));
+        store(w_.y[i] + c, load_state(s, s.at(item_.b, item_.h), i, c, n) * vec(w_.e[i]));
       });
       for (std::int64_t i = 0; i < p_.d; ++i) {
         vec sum(0.f);
-        for (std::int64_t c = 0; c < w_.dv; c += kLanes)
-          sum = fma(load(w_.y + i * w_.dv + c), load(w_.z + i * w_.dv + c), sum);
+        for (std::int64_t c = 0; c < w_.dv; c += kLanes) sum = fma(load(w_.y[i] + c), load(w_.z[i] + c), sum);
         w_.carry[i] = sum_of(sum);
       }
     }
-    transpose_rows({w_.y, w_.dv}, w_.d, w_.dv, w_.y_t, w_.d);
+    transpose(w_.y, w_.d, w_.dv, w_.y_t);
     for (std::int64_t i = 0; i < 2 + p_.d; ++i) item_.head_sums[i] = 0;
   }
 
   void add_block(std::int64_t block) {
     const std::int64_t first = block * kBlock, n = min(kBlock, tokens_.count() - first);
-    copy(w_.e_before + block * w_.d, w_.d, w_.e);
+    copy(w_.e_before[block], w_.d, w_.e);
     const std::int64_t windows = prepare(first, n);
     prepare_rest(first, n);
-    const float* start = w_.starts + block * w_.d * w_.dv;
+    for (std::int64_t t = first; t < first + n; ++t) {
+      if (block > 0) tokens_.prefetch_inputs(t - kBlock, !p_.has_delta, true);
+      tokens_.prefetch<1>(p_.grad_k, t, item_.h / p_.k_group, p_.d);
+      tokens_.prefetch<1>(p_.grad_v, t, item_.h / p_.v_group, p_.dv);
+      if (p_.decay == Decay::channel) tokens_.prefetch<1>(p_.grad_g, t, item_.h, p_.d);
+      for (std::int64_t r = 0; r < p_.reads; ++r)
+        tokens_.prefetch<1>(p_.grad_q, t, item_.h / p_.q_group * p_.reads + r, p_.d);
+    }
+    const auto start_of = [&](std::int64_t window) {
+      return window > 0 ? w_.window_z.from((window - 1) * w_.dv) : w_.starts.from(block * w_.dv);
+    };
     for (std::int64_t i = 1; i < windows; ++i) {
-      float* const next = w_.window_z + (i - 1) * w_.d * w_.dv;
       const std::int64_t begin = w_.windows[i - 1], end = w_.windows[i];
-      copy(start, w_.d * w_.dv, next);
-      multiply<true, true>({w_.u + begin * w_.dv, w_.dv}, {w_.ku + begin * w_.d, w_.d}, next, w_.d, w_.dv, w_.d,
-                           end - begin);
-      open_columns(end, next);
-      start = next;
+      const Matrix before = start_of(i - 1), start = start_of(i);
+      for (std::int64_t c = 0; c < w_.dv; ++c) copy(before[c], w_.d, start[c]);
+      multiply<true, true>(w_.u.from(begin), w_.ku.from(begin), start, w_.dv, w_.d, end - begin);
+      open_columns(end, start);
     }
     fill(w_.bias, w_.d, 0);
     for (std::int64_t i = windows - 1; i >= 0; --i) {
       const std::int64_t begin = w_.windows[i], end = w_.windows[i + 1];
-      add_window(first, begin, end - begin,
-                 i > 0 ? w_.window_z + (i - 1) * w_.d * w_.dv : w_.starts + block * w_.d * w_.dv);
+      add_window(first, begin, end - begin, start_of(i));
       for (std::int64_t t = end - 1; t >= begin; --t) finish(first, t, t == begin);
       open_rows(begin, w_.y), open_columns(begin, w_.y_t);
     }
@@ -140,7 +158,7 @@ class Item {
     const StateRows& s = p_.grad_initial;
     if (!s) return;
     for_each_column([&](std::int64_t i, std::int64_t c, std::int64_t n) {
-      store_state(s, s.at(item_.b, item_.h), i, c, n, load(w_.y + i * w_.dv + c));
+      store_state(s, s.at(item_.b, item_.h), i, c, n, load(w_.y[i] + c));
     });
   }
 
@@ -151,34 +169,26 @@ class Item {
     for (std::int64_t i = 0; i < p_.d; ++i)
       for (std::int64_t c = 0; c < w_.dv; c += kLanes) f(i, c, min(kLanes, p_.dv - c));
   }
-  static void fill(float* to, std::int64_t n, float x) {
-    for (std::int64_t i = 0; i < n; i += kLanes) store(to + i, vec(x));
-  }
-  static void copy_any(const float* from, std::int64_t n, float* to) {
-    for (std::int64_t i = 0; i < n; i += kLanes) store(to + i, load_any(from + i));
-  }
-  static void copy(const float* from, std::int64_t n, float* to) {
-    for (std::int64_t i = 0; i < n; i += kLanes) store(to + i, load(from + i));
-  }
   // What a window that begins at this token of the block makes of a state before it, [d][dv] or [dv][d]. One factor
   // after the other: their product may lie below what fp32 has.
-  void open_rows(std::int64_t token, float* state) const {
+  void open_rows(std::int64_t token, const Matrix& state) const {
     for (std::int64_t i = 0; i < w_.d; ++i) {
-      const vec opening(w_.opening[token * w_.d + i]), decay(w_.decay[token * w_.d + i]);
-      for (std::int64_t c = 0; c < w_.dv; c += kLanes, state += kLanes) store(state, load(state) * opening * decay);
+      const vec opening(w_.opening[token][i]), decay(w_.decay[token][i]);
+      for (std::int64_t c = 0; c < w_.dv; c += kLanes) store(state[i] + c, load(state[i] + c) * opening * decay);
     }
   }
-  void open_columns(std::int64_t token, float* state) const {
+  void open_columns(std::int64_t token, const Matrix& state) const {
+    const float *const opening = w_.opening[token], *const decay = w_.decay[token];
     for (std::int64_t i = 0; i < w_.dv; ++i)
-      for (std::int64_t c = token * w_.d; c < (token + 1) * w_.d; c += kLanes, state += kLanes)
-        store(state, load(state) * load(w_.opening + c) * load(w_.decay + c));
+      for (std::int64_t c = 0; c < w_.d; c += kLanes)
+        store(state[i] + c, load(state[i] + c) * load(opening + c) * load(decay + c));
   }
 
   // Windows of a block of tokens, and kd, ku and beta. A block begins a window. Returns how many there are.
   std::int64_t prepare(std::int64_t first, std::int64_t n) {
     std::int64_t windows = 0;
     for (std::int64_t t = 0; t < n; ++t) {
-      float* const decay = w_.decay + t * w_.d;
+      float* const decay = w_.decay[t];
       tokens_.decay(first + t, decay);
       vec least(kWindowStart), most(kWindowStart);
       for (std::int64_t c = 0; c < w_.d; c += kLanes) {
@@ -188,14 +198,13 @@ class Item {
       const bool opens = t == 0 || xsimd::any(vec(kWindowLeast) > least) || xsimd::any(most > vec(kWindowMost));
       if (opens) w_.windows[windows++] = t;
       const float* const k = tokens_.k(first + t, w_.row);
-      const float factor = w_.k_factor[t] = tokens_.factor(k);
+      const vec factor(w_.k_factor[t] = tokens_.factor(k));
       for (std::int64_t c = 0; c < w_.d; c += kLanes) {
-        const std::int64_t at = t * w_.d + c;
         const vec before = load(w_.e + c), e = opens ? vec(kWindowStart) : before * load(decay + c);
-        const vec x = load_any(k + c) * vec(factor);
-        if (opens) store(w_.opening + at, before * vec(1 / kWindowStart));
-        store(w_.e + c, e), store(w_.e_of + at, e);
-        store(w_.kd + at, x * e), store(w_.ku + at, x / e);
+        const vec x = load_any(k + c) * factor;
+        if (opens) store(w_.opening[t] + c, before * vec(1 / kWindowStart));
+        store(w_.e + c, e), store(w_.e_of[t] + c, e);
+        store(w_.kd[t] + c, x * e), store(w_.ku[t] + c, x / e);
       }
       w_.beta[t] = tokens_.beta(first + t);
     }
@@ -205,65 +214,61 @@ class Item {
   // The rows of `left` and `right` but dw, and u.
   void prepare_rest(std::int64_t first, std::int64_t n) {
     for (std::int64_t t = 0; t < n; ++t) {
-      float *left = w_.left + t * w_.per_token * w_.d, *right = w_.right + t * w_.per_token * w_.dv;
-      for (std::int64_t r = 0; r < p_.reads; ++r, left += w_.d, right += w_.dv) {
+      const Matrix left = w_.left.from(t * w_.per_token), right = w_.right.from(t * w_.per_token);
+      for (std::int64_t r = 0; r < p_.reads; ++r) {
         const float* const q = tokens_.q(first + t, r, w_.row);
-        const float factor = w_.q_factor[t * p_.reads + r] = tokens_.factor(q);
-        const vec scale(p_.scale * factor);
+        const vec scale(p_.scale * (w_.q_factor[t * p_.reads + r] = tokens_.factor(q)));
         for (std::int64_t c = 0; c < w_.d; c += kLanes)
-          store(left + c, load_any(q + c) * (load(w_.e_of + t * w_.d + c) * scale));
-        if (p_.out) copy_any(tokens_.out(first + t, r, w_.row), w_.dv, right);
-        else fill(right, w_.dv, 0);
+          store(left[r] + c, load_any(q + c) * (load(w_.e_of[t] + c) * scale));
+        if (p_.out) copy(tokens_.out(first + t, r, w_.row), w_.dv, right[r]);
+        else fill(right[r], w_.dv, 0);
       }
-      float* const u = w_.u + t * w_.dv;
       if (!p_.has_delta) {
-        write_u(first + t, t);
+        take_v(first, t);
         continue;
       }
-      for (std::int64_t c = 0; c < w_.d; c += kLanes) store(left + c, vec(0.f) - load(w_.kd + t * w_.d + c));
+      for (std::int64_t c = 0; c < w_.d; c += kLanes) store(left[p_.reads] + c, vec(0.f) - load(w_.kd[t] + c));
       for (std::int64_t c = 0; c < w_.dv; c += kLanes)
-        store(u + c, load(w_.missed + (first + t) * w_.dv + c) * vec(w_.beta[t]));
+        store(w_.u[t] + c, load(w_.missed[first + t] + c) * vec(w_.beta[t]));
     }
   }
-  // u of a token is its v.
-  void write_u(std::int64_t token, std::int64_t t) {
-    copy_any(tokens_.v(token, 0, p_.dv, w_.row), w_.dv, w_.u + t * w_.dv);
+  void take_v(std::int64_t first, std::int64_t t) const {
+    copy(tokens_.v(first + t, 0, p_.dv, w_.row), w_.dv, w_.u[t]);
   }
 
   void run_forward(std::int64_t first) {
     const std::int64_t n = min(kBlock, tokens_.count() - first), block = first / kBlock;
-    copy(w_.e, w_.d, w_.e_before + block * w_.d);
+    copy(w_.e, w_.d, w_.e_before[block]);
     const std::int64_t windows = prepare(first, n);
+    for (std::int64_t t = first + kBlock; t < min(first + 2 * kBlock, tokens_.count()); ++t)
+      tokens_.prefetch_inputs(t, true, false);
     for (std::int64_t i = 0; i < windows; ++i) {
-      const std::int64_t begin = w_.windows[i], count = w_.windows[i + 1] - begin;
+      const std::int64_t begin = w_.windows[i], end = w_.windows[i + 1];
       open_rows(begin, w_.z);
-      if (i == 0) transpose_rows({w_.z, w_.dv}, w_.d, w_.dv, w_.starts + block * w_.d * w_.dv, w_.d);
-      for (std::int64_t t = begin; t < begin + count; ++t) write_u(first + t, t);
-      const Rows ku{w_.ku + begin * w_.d, w_.d}, u{w_.u + begin * w_.dv, w_.dv};
-      if (p_.has_delta) predict(first, begin, count);
-      multiply<true, true>(ku, u, w_.z, w_.dv, w_.d, w_.dv, count);
+      if (i == 0) transpose(w_.z, w_.d, w_.dv, w_.starts.from(block * w_.dv));
+      for (std::int64_t t = begin; t < end; ++t) take_v(first, t);
+      if (p_.has_delta) predict(first, begin, end - begin);
+      multiply<true, true>(w_.ku.from(begin), w_.u.from(begin), w_.z, w_.d, w_.dv, end - begin);
     }
   }
   // u of a window's tokens, from v: beta times what the prediction misses.
   void predict(std::int64_t first, std::int64_t begin, std::int64_t n) {
-    const Rows kd{w_.kd + begin * w_.d, w_.d};
-    multiply<false, false>(kd, {w_.z, w_.dv}, w_.du, w_.dv, n, w_.dv, w_.d);
-    transpose_rows({w_.ku + begin * w_.d, w_.d}, n, w_.d, w_.ku_t, kBlockLanes);
-    multiply<false, false>(kd, {w_.ku_t, kBlockLanes}, w_.left_ku, kBlockLanes, n, n, w_.d);
+    const Matrix kd = w_.kd.from(begin), u = w_.u.from(begin), missed = w_.missed.from(first + begin);
+    multiply<false, false>(kd, w_.z, missed, n, w_.dv, w_.d);
+    transpose(w_.ku.from(begin), n, w_.d, w_.ku_t);
+    multiply<false, false>(kd, w_.ku_t, w_.left_ku, n, n, w_.d);
     with_columns(w_.dv, [&](auto vectors, std::int64_t column) {
       constexpr int kV = decltype(vectors)::value;
       for (std::int64_t i = 0; i < n; ++i) {
-        float* const u = w_.u + (begin + i) * w_.dv + column;
         vec sum[kV];
 #pragma GCC unroll 16
-        for (int v = 0; v < kV; ++v) sum[v] = load(w_.du + i * w_.dv + column + v * kLanes);
-        for (std::int64_t j = 0; j < i; ++j)
-          add_row<kV>(w_.left_ku[i * kBlockLanes + j], w_.u + (begin + j) * w_.dv + column, sum);
-        float* const missed = w_.missed + (first + begin + i) * w_.dv + column;
+        for (int v = 0; v < kV; ++v) sum[v] = load(missed[i] + column + v * kLanes);
+        for (std::int64_t j = 0; j < i; ++j) add_row<kV>(w_.left_ku[i][j], u[j] + column, sum);
 #pragma GCC unroll 16
         for (int v = 0; v < kV; ++v) {
-          const vec rest = load(u + v * kLanes) - sum[v];
-          store(missed + v * kLanes, rest), store(u + v * kLanes, rest * vec(w_.beta[begin + i]));
+          const std::int64_t at = column + v * kLanes;
+          const vec rest = load(u[i] + at) - sum[v];
+          store(missed[i] + at, rest), store(u[i] + at, rest * vec(w_.beta[begin + i]));
         }
       }
     });
@@ -275,80 +280,77 @@ class Item {
   }
 
   // Gradients of u, left and ku of a window's tokens, and Y before them. `z_t`: Z^T at its beginning.
-  void add_window(std::int64_t first, std::int64_t begin, std::int64_t n, const float* z_t) {
-    const std::int64_t per_token = w_.per_token, first_row = begin * per_token;
-    const Rows ku{w_.ku + begin * w_.d, w_.d}, u{w_.u + begin * w_.dv, w_.dv}, ku_t{w_.ku_t, kBlockLanes},
-        u_t{w_.u_t, kBlockLanes}, left{w_.left + first_row * w_.d, w_.d}, right{w_.right + first_row * w_.dv, w_.dv};
-    transpose_rows(ku, n, w_.d, w_.ku_t, kBlockLanes);
-    transpose_rows(u, n, w_.dv, w_.u_t, kBlockLanes);
-    const auto rows_from = [&](const Rows& rows, std::int64_t token) -> Rows {
-      return {rows.data + token * per_token * rows.stride, rows.stride};
-    };
-    // For tiles of the triangles' rows.
+  void add_window(std::int64_t first, std::int64_t begin, std::int64_t n, const Matrix& z_t) {
+    const std::int64_t per_token = w_.per_token;
+    const Matrix ku = w_.ku.from(begin), u = w_.u.from(begin), dku = w_.dku.from(begin),
+                 left = w_.left.from(begin * per_token), right = w_.right.from(begin * per_token),
+                 dleft = w_.dleft.from(begin * per_token);
+    transpose(ku, n, w_.d, w_.ku_t);
+    transpose(u, n, w_.dv, w_.u_t);
+    // For tiles of the triangles' rows: tokens [t, end), which begin with row `r`.
     const auto for_each_tile = [&](auto f) {
-      for (std::int64_t t = 0; t < n; t += kTokensOfTile) f(t, min(t + kTokensOfTile, n));
+      for (std::int64_t t = 0; t < n; t += kTokensOfTile) f(t, min(t + kTokensOfTile, n), t * per_token);
     };
-    for_each_tile([&](std::int64_t t, std::int64_t end) {
-      multiply<false, false>(rows_from(left, t), ku_t, w_.left_ku + t * per_token * kBlockLanes, kBlockLanes,
-                             (end - t) * per_token, end, w_.d);
+    for_each_tile([&](std::int64_t t, std::int64_t end, std::int64_t r) {
+      multiply<false, false>(left.from(r), w_.ku_t, w_.left_ku.from(r), (end - t) * per_token, end, w_.d);
     });
-    multiply<false, false>(ku, {w_.y, w_.dv}, w_.du + begin * w_.dv, w_.dv, n, w_.dv, w_.d);
+    multiply<false, false>(ku, w_.y, w_.du.from(begin), n, w_.dv, w_.d);
     solve(first, begin, n);
 
-    float* const dleft = w_.dleft + first_row * w_.d;
-    multiply<false, false>(right, {z_t, w_.d}, dleft, w_.d, n * per_token, w_.d, w_.dv);
-    for_each_tile([&](std::int64_t t, std::int64_t end) {
-      float* const right_u = w_.right_u + t * per_token * kBlockLanes;
-      multiply<false, false>(rows_from(right, t), u_t, right_u, kBlockLanes, (end - t) * per_token, end, w_.dv);
+    multiply<false, false>(right, z_t, dleft, n * per_token, w_.d, w_.dv);
+    for_each_tile([&](std::int64_t t, std::int64_t end, std::int64_t r) {
+      const Matrix right_u = w_.right_u.from(r);
+      multiply<false, false>(right.from(r), w_.u_t, right_u, (end - t) * per_token, end, w_.dv);
       // A query reads what its own token writes, a prediction does not.
-      for (std::int64_t i = t; i < end; ++i)
-        for (std::int64_t r = 0; r < per_token; ++r)
-          for (std::int64_t j = r < p_.reads ? i + 1 : i; j < end; ++j)
-            right_u[((i - t) * per_token + r) * kBlockLanes + j] = 0;
-      multiply<false, true>({right_u, kBlockLanes}, ku, dleft + t * per_token * w_.d, w_.d, (end - t) * per_token, w_.d,
-                            end);
+      for (std::int64_t i = 0; i < (end - t) * per_token; ++i)
+        for (std::int64_t j = t + i / per_token + (i % per_token < p_.reads); j < end; ++j) right_u[i][j] = 0;
+      multiply<false, true>(right_u, ku, dleft.from(r), (end - t) * per_token, w_.d, end);
     });
-    float* const dku = w_.dku + begin * w_.d;
-    multiply<false, false>(u, {w_.y_t, w_.d}, dku, w_.d, n, w_.d, w_.dv);
-    for_each_tile([&](std::int64_t t, std::int64_t end) {
-      multiply<true, true>({w_.right_u + t * per_token * kBlockLanes + t, kBlockLanes}, rows_from(left, t),
-                           dku + t * w_.d, w_.d, end - t, w_.d, (n - t) * per_token);
+    multiply<false, false>(u, w_.y_t, dku, n, w_.d, w_.dv);
+    for_each_tile([&](std::int64_t t, std::int64_t end, std::int64_t r) {
+      multiply<true, true>({w_.right_u[r] + t, w_.right_u.stride}, left.from(r), dku.from(t), end - t, w_.d,
+                           n * per_token - r);
     });
-    multiply<true, true>(left, right, w_.y, w_.dv, w_.d, w_.dv, n * per_token);
-    transpose_rows({w_.y, w_.dv}, w_.d, w_.dv, w_.y_t, w_.d);
+    multiply<true, true>(left, right, w_.y, w_.d, w_.dv, n * per_token);
+    transpose(w_.y, w_.d, w_.dv, w_.y_t);
     // rowsum(Y Z), for finish() of the window's first token.
-    for (std::int64_t c = 0; c < w_.d; c += kLanes) {
-      vec sum(0.f);
-      for (std::int64_t i = 0; i < w_.dv; ++i) sum = fma(load(w_.y_t + i * w_.d + c), load(z_t + i * w_.d + c), sum);
-      store(w_.anchor + c, sum);
-    }
+    with_columns(w_.d, [&](auto vectors, std::int64_t column) {
+      constexpr int kV = decltype(vectors)::value;
+      vec sum[kV];
+#pragma GCC unroll 16
+      for (int v = 0; v < kV; ++v) sum[v] = vec(0.f);
+      for (std::int64_t i = 0; i < w_.dv; ++i)
+#pragma GCC unroll 16
+        for (int v = 0; v < kV; ++v)
+          sum[v] = fma(load(w_.y_t[i] + column + v * kLanes), load(z_t[i] + column + v * kLanes), sum[v]);
+#pragma GCC unroll 16
+      for (int v = 0; v < kV; ++v) store(w_.anchor + column + v * kLanes, sum[v]);
+    });
   }
   // du from the last token on, as it joins `right` as dw; and dbeta.
   void solve(std::int64_t first, std::int64_t begin, std::int64_t n) {
     const std::int64_t per_token = w_.per_token;
-    for (std::int64_t i = 0; i < n; ++i) w_.dbeta[begin + i] = vec(0.f);
+    const Matrix du = w_.du.from(begin), right = w_.right.from(begin * per_token);
+    vec* const dbeta = w_.dbeta + begin;
+    for (std::int64_t i = 0; i < n; ++i) dbeta[i] = vec(0.f);
     with_columns(w_.dv, [&](auto vectors, std::int64_t column) {
       constexpr int kV = decltype(vectors)::value;
-      float* const right = w_.right + begin * per_token * w_.dv + column;
       for (std::int64_t i = n - 1; i >= 0; --i) {
-        float* const du = w_.du + (begin + i) * w_.dv + column;
         vec sum[kV];
 #pragma GCC unroll 16
-        for (int v = 0; v < kV; ++v) sum[v] = load(du + v * kLanes);
+        for (int v = 0; v < kV; ++v) sum[v] = load(du[i] + column + v * kLanes);
         const auto add_rows = [&](std::int64_t from, std::int64_t to) __attribute__((always_inline)) {
-          for (std::int64_t r = from; r < to; ++r) add_row<kV>(w_.left_ku[r * kBlockLanes + i], right + r * w_.dv, sum);
+          for (std::int64_t r = from; r < to; ++r) add_row<kV>(w_.left_ku[r][i], right[r] + column, sum);
         };
         add_rows(i * per_token, i * per_token + p_.reads);
         add_rows((i + 1) * per_token, n * per_token);
 #pragma GCC unroll 16
-        for (int v = 0; v < kV; ++v) store(du + v * kLanes, sum[v]);
-        if (!p_.has_delta) continue;
-        float* const dw = right + (i * per_token + p_.reads) * w_.dv;
-        const float* const missed = w_.missed + (first + begin + i) * w_.dv + column;
-#pragma GCC unroll 16
         for (int v = 0; v < kV; ++v) {
-          store(dw + v * kLanes, sum[v] * vec(w_.beta[begin + i]));
-          w_.dbeta[begin + i] = fma(sum[v], load(missed + v * kLanes), w_.dbeta[begin + i]);
+          const std::int64_t at = column + v * kLanes;
+          store(du[i] + at, sum[v]);
+          if (!p_.has_delta) continue;
+          store(right[i * per_token + p_.reads] + at, sum[v] * vec(w_.beta[begin + i]));
+          dbeta[i] = fma(sum[v], load(w_.missed[first + begin + i] + at), dbeta[i]);
         }
       }
     });
@@ -357,13 +359,12 @@ class Item {
   // The gradients of a token; `opens`: the first of its window.
   void finish(std::int64_t first, std::int64_t t, bool opens) {
     const std::int64_t token = first + t;
-    const float *const e = w_.e_of + t * w_.d, *const ku = w_.ku + t * w_.d, *const dku = w_.dku + t * w_.d;
-    const float *const left = w_.left + t * w_.per_token * w_.d, *const dleft = w_.dleft + t * w_.per_token * w_.d;
+    const float *const e = w_.e_of[t], *const ku = w_.ku[t], *const dku = w_.dku[t];
+    const Matrix left = w_.left.from(t * w_.per_token), dleft = w_.dleft.from(t * w_.per_token);
     for (std::int64_t c = 0; c < w_.d; c += kLanes) {
       vec dlog = vec(0.f) - load(ku + c) * load(dku + c), dk = load(dku + c) / load(e + c);
-      for (std::int64_t r = 0; r < w_.per_token; ++r)
-        dlog = fma(load(left + r * w_.d + c), load(dleft + r * w_.d + c), dlog);
-      if (p_.has_delta) dk = dk - load(dleft + p_.reads * w_.d + c) * load(e + c);
+      for (std::int64_t r = 0; r < w_.per_token; ++r) dlog = fma(load(left[r] + c), load(dleft[r] + c), dlog);
+      if (p_.has_delta) dk = dk - load(dleft[p_.reads] + c) * load(e + c);
       store(w_.gradient + c, dk);
       store(w_.carry + c, opens ? load(w_.anchor + c) : load(w_.carry + c) + dlog);
     }
@@ -371,11 +372,11 @@ class Item {
     give(p_.grad_k, item_.k_sums, p_.k_group, token, item_.h / p_.k_group, p_.d);
     for (std::int64_t r = 0; r < p_.reads; ++r) {
       for (std::int64_t c = 0; c < w_.d; c += kLanes)
-        store(w_.gradient + c, load(dleft + r * w_.d + c) * (load(e + c) * vec(p_.scale)));
+        store(w_.gradient + c, load(dleft[r] + c) * (load(e + c) * vec(p_.scale)));
       tokens_.row_gradient(tokens_.q(token, r, w_.row), w_.q_factor[t * p_.reads + r], w_.gradient);
       give(p_.grad_q, item_.q_sums, p_.q_group, token, item_.h / p_.q_group * p_.reads + r, p_.d);
     }
-    copy(p_.has_delta ? w_.right + (t * w_.per_token + p_.reads) * w_.dv : w_.du + t * w_.dv, w_.dv, w_.gradient);
+    copy(p_.has_delta ? w_.right[t * w_.per_token + p_.reads] : w_.du[t], w_.dv, w_.gradient);
     give(p_.grad_v, item_.v_sums, p_.v_group, token, item_.h / p_.v_group, p_.dv);
     if (p_.grad_beta) {
       w_.gradient[0] = tokens_.beta_gradient(token, sum_of(w_.dbeta[t]));

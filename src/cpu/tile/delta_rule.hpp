@@ -75,6 +75,24 @@ class DeltaTokens {
   const float* out(std::int64_t token, std::int64_t r, float* scratch) const {
     return row(p_.out, token, h_ * p_.reads + r, 0, p_.dv, scratch);
   }
+  // Fetches the rows of a token into L2: they lie far apart, which the hardware's prefetchers do not follow.
+  void prefetch_inputs(std::int64_t token, bool v, bool others) const {
+    prefetch(p_.k, token, h_ / p_.k_group, p_.d);
+    if (p_.decay == Decay::channel) prefetch(p_.g, token, h_, p_.d);
+    if (v) prefetch(p_.v, token, h_ / p_.v_group, p_.dv);
+    if (!others) return;
+    for (std::int64_t r = 0; r < p_.reads; ++r) {
+      prefetch(p_.q, token, h_ / p_.q_group * p_.reads + r, p_.d);
+      prefetch(p_.out, token, h_ * p_.reads + r, p_.dv);
+    }
+  }
+  template <int kWrites = 0>
+  void prefetch(const TokenRows& rows, std::int64_t token, std::int64_t head, std::int64_t n) const {
+    if (!rows || rows.stride.d != 1) return;
+    const std::int64_t size = rows.type == DType::f32 ? 4 : 2;
+    const auto* const from = static_cast<const std::byte*>(rows.data) + at(rows, token, head) * size;
+    for (std::int64_t i = 0; i < n * size; i += 64) __builtin_prefetch(from + i, kWrites, 2);
+  }
   // What a row of q or k is multiplied by to have a norm of 1, where that is asked for.
   float factor(const float* row) const {
     if (!p_.l2norm) return 1;

@@ -5,21 +5,26 @@
 
 namespace rapt::cpu::RAPT_ISA {
 
-// Rows of a matrix, `stride` floats apart.
-struct Rows {
-  const float* data;
-  std::int64_t stride;
-};
+// Rows of floats, aligned and filled up to whole vectors.
+struct Matrix {
+  float* data;
+  std::int64_t stride;  // floats from row to row
 
-// Tiles of c[i][n] (+)= sum over j < k of a[i][j] b[j][n]; of a^T, whose rows lie as columns, with kTransposed.
+  float* operator[](std::int64_t row) const { return data + row * stride; }
+  Matrix from(std::int64_t row) const { return {(*this)[row], stride}; }
+};
+// An odd number of cache lines: rows an even number of lines apart share few of L1's sets, and a product that goes down
+// a column of them misses.
+constexpr std::int64_t matrix_stride(std::int64_t columns) {
+  constexpr std::int64_t kLine = 16;
+  return ((columns + kLine - 1) / kLine | 1) * kLine;
+}
+
+// A tile of c[i][n] (+)= sum over j < k of a[i][j] b[j][n]; with kTransposed of a[j][i].
 template <bool kTransposed, bool kAdds>
 struct ProductTile {
-  const float* a;
-  std::int64_t a_stride;
-  const float* b;
-  std::int64_t b_stride;
-  float* c;
-  std::int64_t c_stride, k;
+  Matrix a, b, c;
+  std::int64_t k;
 
   template <int kR, int kV>
   [[gnu::always_inline]] void run() const {
@@ -28,39 +33,38 @@ struct ProductTile {
 #pragma GCC unroll 16
     for (int i = 0; i < kR; ++i)
 #pragma GCC unroll 4
-      for (int v = 0; v < kV; ++v) acc[i][v] = kAdds ? load(c + i * c_stride + v * kLanes) : vec(0.f);
-    const float *of_a = a, *of_b = b;
+      for (int v = 0; v < kV; ++v) acc[i][v] = kAdds ? load(c[i] + v * kLanes) : vec(0.f);
+    const float *of_a = a.data, *of_b = b.data;
     for (std::int64_t j = 0; j < k; ++j) {
       vec x[kV];
 #pragma GCC unroll 4
       for (int v = 0; v < kV; ++v) x[v] = load(of_b + v * kLanes);
 #pragma GCC unroll 16
       for (int i = 0; i < kR; ++i) {
-        const vec s(kTransposed ? of_a[i] : of_a[i * a_stride]);
+        const vec s(kTransposed ? of_a[i] : of_a[i * a.stride]);
 #pragma GCC unroll 4
         for (int v = 0; v < kV; ++v) acc[i][v] = fma(s, x[v], acc[i][v]);
       }
-      of_a += kTransposed ? a_stride : 1, of_b += b_stride;
+      of_a += kTransposed ? a.stride : 1, of_b += b.stride;
     }
 #pragma GCC unroll 16
     for (int i = 0; i < kR; ++i)
 #pragma GCC unroll 4
-      for (int v = 0; v < kV; ++v) store(c + i * c_stride + v * kLanes, acc[i][v]);
+      for (int v = 0; v < kV; ++v) store(c[i] + v * kLanes, acc[i][v]);
   }
   [[gnu::always_inline]] void advance(int rows) {
-    a += kTransposed ? rows : rows * a_stride, c += rows * c_stride;
+    a.data += kTransposed ? rows : rows * a.stride, c.data += rows * c.stride;
   }
 };
 
 // c [m][n] (+)= a [m][k] b [k][n], where a may be given as [k][m]; n is filled up to whole vectors.
 template <bool kTransposed, bool kAdds>
-void multiply(const Rows& a, const Rows& b, float* c, std::int64_t c_stride, std::int64_t m, std::int64_t n,
-              std::int64_t k) {
-  ProductTile<kTransposed, kAdds> tile{a.data, a.stride, b.data, b.stride, c, c_stride, k};
+void multiply(const Matrix& a, const Matrix& b, const Matrix& c, std::int64_t m, std::int64_t n, std::int64_t k) {
+  ProductTile<kTransposed, kAdds> tile{a, b, c, k};
   const auto panel = [&](auto vectors) {
     constexpr int kV = decltype(vectors)::value;
     tiles<kV>(tile, m);
-    tile.b += kV * kLanes, tile.c += kV * kLanes;
+    tile.b.data += kV * kLanes, tile.c.data += kV * kLanes;
   };
   // Four vectors are two panels of two: a single one would keep few sums under way.
   std::int64_t rest = (n + kLanes - 1) / kLanes;
@@ -70,18 +74,16 @@ void multiply(const Rows& a, const Rows& b, float* c, std::int64_t c_stride, std
   if (rest > 0) panel(std::integral_constant<int, 1>());
 }
 
-// to [columns][rows] = the transpose of from [rows][columns]; columns are whole vectors, and rows are filled up to
-// whole vectors with zeros.
-inline void transpose_rows(const Rows& from, std::int64_t rows, std::int64_t columns, float* to,
-                           std::int64_t to_stride) {
+// to [columns][rows] = from [rows][columns]^T; both are filled up to whole vectors, with zeros past the last row.
+inline void transpose(const Matrix& from, std::int64_t rows, std::int64_t columns, const Matrix& to) {
   for (std::int64_t i = 0; i < rows; i += kLanes)
     for (std::int64_t c = 0; c < columns; c += kLanes) {
       vec x[kLanes];
 #pragma GCC unroll 16
-      for (int j = 0; j < kLanes; ++j) x[j] = i + j < rows ? load(from.data + (i + j) * from.stride + c) : vec(0.f);
+      for (int j = 0; j < kLanes; ++j) x[j] = i + j < rows ? load(from[i + j] + c) : vec(0.f);
       transpose(x);
 #pragma GCC unroll 16
-      for (int j = 0; j < kLanes; ++j) store(to + (c + j) * to_stride + i, x[j]);
+      for (int j = 0; j < kLanes; ++j) store(to[c + j] + i, x[j]);
     }
 }
 
