@@ -43,7 +43,7 @@ struct Scratch {
   float *beta, *k_factor, *q_factor;         // [kBlock]; [kBlock][reads]
   float *row, *gradient, *bias;              // [max(d, dv)]; [max(d, dv)]; [d]
   vec* dbeta;                                // [kBlock], as parts
-  std::int64_t* windows;                     // [kBlock + 1]: first tokens, and n
+  std::int64_t* windows;                     // [kBlock + 1]: where pieces of windows begin, and n
 
   Scratch(Carver& carver, const DeltaRuleBackwardShape& shape, bool predicts)
       : d(round_up(shape.d, kLanes)), dv(round_up(shape.dv, kLanes)), per_token(shape.reads + predicts) {
@@ -123,7 +123,7 @@ class Item {
   void add_block(std::int64_t block) {
     const std::int64_t first = block * kBlock, n = min(kBlock, tokens_.count() - first);
     copy(w_.e_before[block], w_.d, w_.e);
-    const std::int64_t windows = prepare(first, n);
+    const std::int64_t pieces = prepare(first, n);
     prepare_rest(first, n);
     for (std::int64_t t = first; t < first + n; ++t) {
       if (block > 0) tokens_.prefetch_inputs(t - kBlock, !p_.has_delta, true);
@@ -133,10 +133,10 @@ class Item {
       for (std::int64_t r = 0; r < p_.reads; ++r)
         tokens_.prefetch<1>(p_.grad_q, t, item_.h / p_.q_group * p_.reads + r, p_.d);
     }
-    const auto start_of = [&](std::int64_t window) {
-      return window > 0 ? w_.window_z.from((window - 1) * w_.dv) : w_.starts.from(block * w_.dv);
+    const auto start_of = [&](std::int64_t piece) {
+      return piece > 0 ? w_.window_z.from((piece - 1) * w_.dv) : w_.starts.from(block * w_.dv);
     };
-    for (std::int64_t i = 1; i < windows; ++i) {
+    for (std::int64_t i = 1; i < pieces; ++i) {
       const std::int64_t begin = w_.windows[i - 1], end = w_.windows[i];
       const Matrix before = start_of(i - 1), start = start_of(i);
       for (std::int64_t c = 0; c < w_.dv; ++c) copy(before[c], w_.d, start[c]);
@@ -144,11 +144,13 @@ class Item {
       open_columns(end, start);
     }
     fill(w_.bias, w_.d, 0);
-    for (std::int64_t i = windows - 1; i >= 0; --i) {
+    for (std::int64_t i = pieces - 1; i >= 0; --i) {
       const std::int64_t begin = w_.windows[i], end = w_.windows[i + 1];
+      const bool opens = i > 0 || opens_;
       add_window(first, begin, end - begin, start_of(i));
-      for (std::int64_t t = end - 1; t >= begin; --t) finish(first, t, t == begin);
-      open_rows(begin, w_.y), open_columns(begin, w_.y_t);
+      if (opens) multiply_states(start_of(i));
+      for (std::int64_t t = end - 1; t >= begin; --t) finish(first, t, opens && t == begin);
+      if (opens) open_rows(begin, w_.y), open_columns(begin, w_.y_t);
     }
     if (p_.grad_dt_bias)
       for (std::int64_t c = 0; c < p_.d; ++c) item_.head_sums[2 + c] += static_cast<double>(w_.bias[c]);
@@ -184,9 +186,9 @@ class Item {
         store(state[i] + c, load(state[i] + c) * load(opening + c) * load(decay + c));
   }
 
-  // Windows of a block of tokens, and kd, ku and beta. A block begins a window. Returns how many there are.
+  // Pieces of windows that a block of tokens consists of, and kd, ku and beta. Returns how many there are.
   std::int64_t prepare(std::int64_t first, std::int64_t n) {
-    std::int64_t windows = 0;
+    std::int64_t pieces = 0;
     for (std::int64_t t = 0; t < n; ++t) {
       float* const decay = w_.decay[t];
       tokens_.decay(first + t, decay);
@@ -195,8 +197,9 @@ class Item {
         const vec e = load(w_.e + c) * load(decay + c);
         least = xsimd::min(least, e), most = xsimd::max(most, e);
       }
-      const bool opens = t == 0 || xsimd::any(vec(kWindowLeast) > least) || xsimd::any(most > vec(kWindowMost));
-      if (opens) w_.windows[windows++] = t;
+      const bool opens = first + t == 0 || xsimd::any(vec(kWindowLeast) > least) || xsimd::any(most > vec(kWindowMost));
+      if (t == 0) opens_ = opens;
+      if (t == 0 || opens) w_.windows[pieces++] = t;
       const float* const k = tokens_.k(first + t, w_.row);
       const vec factor(w_.k_factor[t] = tokens_.factor(k));
       for (std::int64_t c = 0; c < w_.d; c += kLanes) {
@@ -208,8 +211,8 @@ class Item {
       }
       w_.beta[t] = tokens_.beta(first + t);
     }
-    w_.windows[windows] = n;
-    return windows;
+    w_.windows[pieces] = n;
+    return pieces;
   }
   // The rows of `left` and `right` but dw, and u.
   void prepare_rest(std::int64_t first, std::int64_t n) {
@@ -239,12 +242,12 @@ class Item {
   void run_forward(std::int64_t first) {
     const std::int64_t n = min(kBlock, tokens_.count() - first), block = first / kBlock;
     copy(w_.e, w_.d, w_.e_before[block]);
-    const std::int64_t windows = prepare(first, n);
+    const std::int64_t pieces = prepare(first, n);
     for (std::int64_t t = first + kBlock; t < min(first + 2 * kBlock, tokens_.count()); ++t)
       tokens_.prefetch_inputs(t, true, false);
-    for (std::int64_t i = 0; i < windows; ++i) {
+    for (std::int64_t i = 0; i < pieces; ++i) {
       const std::int64_t begin = w_.windows[i], end = w_.windows[i + 1];
-      open_rows(begin, w_.z);
+      if (i > 0 || opens_) open_rows(begin, w_.z);
       if (i == 0) transpose(w_.z, w_.d, w_.dv, w_.starts.from(block * w_.dv));
       for (std::int64_t t = begin; t < end; ++t) take_v(first, t);
       if (p_.has_delta) predict(first, begin, end - begin);
@@ -313,7 +316,9 @@ class Item {
     });
     multiply<true, true>(left, right, w_.y, w_.d, w_.dv, n * per_token);
     transpose(w_.y, w_.d, w_.dv, w_.y_t);
-    // rowsum(Y Z), for finish() of the window's first token.
+  }
+  // rowsum(Y Z), for finish() of a window's first token.
+  void multiply_states(const Matrix& z_t) const {
     with_columns(w_.d, [&](auto vectors, std::int64_t column) {
       constexpr int kV = decltype(vectors)::value;
       vec sum[kV];
@@ -368,12 +373,12 @@ class Item {
       store(w_.gradient + c, dk);
       store(w_.carry + c, opens ? load(w_.anchor + c) : load(w_.carry + c) + dlog);
     }
-    tokens_.row_gradient(tokens_.k(token, w_.row), w_.k_factor[t], w_.gradient);
+    if (p_.l2norm) tokens_.row_gradient(tokens_.k(token, w_.row), w_.k_factor[t], w_.gradient);
     give(p_.grad_k, item_.k_sums, p_.k_group, token, item_.h / p_.k_group, p_.d);
     for (std::int64_t r = 0; r < p_.reads; ++r) {
       for (std::int64_t c = 0; c < w_.d; c += kLanes)
         store(w_.gradient + c, load(dleft[r] + c) * (load(e + c) * vec(p_.scale)));
-      tokens_.row_gradient(tokens_.q(token, r, w_.row), w_.q_factor[t * p_.reads + r], w_.gradient);
+      if (p_.l2norm) tokens_.row_gradient(tokens_.q(token, r, w_.row), w_.q_factor[t * p_.reads + r], w_.gradient);
       give(p_.grad_q, item_.q_sums, p_.q_group, token, item_.h / p_.q_group * p_.reads + r, p_.d);
     }
     copy(p_.has_delta ? w_.right[t * w_.per_token + p_.reads] : w_.du[t], w_.dv, w_.gradient);
@@ -410,6 +415,7 @@ class Item {
   Carver carver_;
   const DeltaTokens tokens_;
   const Scratch w_;
+  bool opens_ = false;  // whether the block's first token begins a window
 };
 
 void begin(const DeltaRuleBackwardParams& p, const DeltaRuleBackwardItem& item, std::byte* scratch) noexcept {

@@ -135,7 +135,6 @@ class DeltaTokens {
   // Gradients of what is computed here, of those of what comes out: of a row, before it was multiplied by factor(row),
   // from and in `dx`; ...
   void row_gradient(const float* row, float factor, float* dx) const {
-    if (!p_.l2norm) return;
     vec sum(0.f);
     for (std::int64_t c = 0; c < padded_; c += kLanes) sum = fma(load_any(row + c), load(dx + c), sum);
     const vec along(sum_of(sum) * factor * factor);
