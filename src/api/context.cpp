@@ -28,7 +28,7 @@ std::string list(const std::vector<Isa>& isas) {
   return text;
 }
 
-Isa usable(const char* argument, std::string_view name) {
+Isa usable_isa(const char* argument, std::string_view name) {
   const std::vector<Isa> isas = usable_isas();
   for (Isa isa : isas)
     if (to_string(isa) == name) return isa;
@@ -37,14 +37,14 @@ Isa usable(const char* argument, std::string_view name) {
               "an ISA of this build and CPU: " + list(isas) + (reason.empty() ? "" : " (" + reason + ")"));
 }
 
-// An entry that this machine can run.
-EntryInfo known(const char* argument, const std::string& name) {
+// Throws Error unless it is the name of an entry that this machine can run.
+EntryInfo usable_entry(const char* argument, const std::string& name) {
   const std::optional<EntryInfo> entry = find_entry(name);
   if (!entry) {
     std::vector<std::string> names;
     for (const EntryInfo& info : entries()) names.push_back(info.name);
     std::string wanted = "an entry that `rapt info` lists", separator = " (perhaps ";
-    for (const std::string& near : nearest_names(name, names)) wanted += separator + near, separator = ", ";
+    for (const std::string& similar : nearest_names(name, names)) wanted += separator + similar, separator = ", ";
     throw Error(argument, "\"" + name + "\"", wanted + (separator == ", " ? ")" : ""));
   }
   if (!entry->unusable.empty()) throw Error(argument, name, "an entry this machine can run (" + entry->unusable + ")");
@@ -56,14 +56,14 @@ EntryInfo known(const char* argument, const std::string& name) {
 Context::Impl::Impl(ContextOptions given)
     : options(std::move(given)),
       allocator(options.allocator.value_or(Allocator{new_aligned, delete_aligned, nullptr})),
-      process(getpid()) {
+      made_in(getpid()) {
   if (options.threads < 0) throw Error("threads", std::to_string(options.threads), "0 (all) or more");
   if (allocator.allocate == nullptr || allocator.deallocate == nullptr)
     throw Error("allocator", "a null function", "both functions");
   if (options.isa) {
-    usable("isa", to_string(*options.isa));
+    usable_isa("isa", to_string(*options.isa));
   } else if (const char* isa = std::getenv("RAPT_ISA"); isa != nullptr && *isa != '\0') {
-    options.isa = usable("RAPT_ISA", isa);
+    options.isa = usable_isa("RAPT_ISA", isa);
     isa_forced = true;
   }
   const char* argument = "kernel";
@@ -71,7 +71,7 @@ Context::Impl::Impl(ContextOptions given)
     options.kernel = kernel;
     argument = "RAPT_KERNEL";
   }
-  if (!options.kernel.empty()) kernel_operation = known(argument, options.kernel).operation;
+  if (!options.kernel.empty()) kernel_operation = usable_entry(argument, options.kernel).operation;
   if (!options.executor) options.executor = tbb_executor();
 }
 

@@ -40,7 +40,7 @@ void Context::Impl::give_back(Workspace workspace) const noexcept {
 
 Executor& Context::Impl::executor() const {
   static const std::shared_ptr<Executor> serial = serial_executor();
-  return getpid() == process ? *options.executor : *serial;
+  return getpid() == made_in ? *options.executor : *serial;
 }
 int Context::Impl::concurrency() const {
   const int offered = std::max(executor().concurrency(), 1);

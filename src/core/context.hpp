@@ -36,7 +36,7 @@ struct Context::Impl {
   Allocator allocator;
   bool isa_forced = false;       // by the environment: a lower ISA will not do either
   Operation kernel_operation{};  // of the entry that `options` force, if they do
-  pid_t process;
+  pid_t made_in;                 // the process: a fork of it has none of its threads
 
   // Whether this entry of an operation may run: an entry is forced for its own operation only.
   bool forces(Operation operation, const std::string& entry) const {

@@ -126,15 +126,16 @@ std::string file_name(const char* path) {
   return text.substr(text.rfind('/') + 1);
 }
 
-// A library that is loaded, by path or soname; else null. Never closed: what was found in it stays in use.
-void* loaded(const char* name) {
+// A handle of the library with this path or soname if the process has loaded it; else null. Never closed: what was
+// found in it stays in use.
+void* handle_if_loaded(const char* name) {
   return dlopen(name, RTLD_NOLOAD | RTLD_LAZY | RTLD_LOCAL);
 }
 
 std::optional<OpenMpRuntime> loaded_runtime() {
   // What is global comes before a library's own dependencies: a preloaded runtime is PyTorch's, too.
   if (const auto global = runtime_of(dlopen(nullptr, RTLD_LAZY))) return global;
-  if (void* torch = loaded("libtorch_cpu.so")) return runtime_of(torch);
+  if (void* torch = handle_if_loaded("libtorch_cpu.so")) return runtime_of(torch);
   std::vector<std::string> paths;
   dl_iterate_phdr(
       [](dl_phdr_info* info, std::size_t, void* user) {
@@ -145,7 +146,7 @@ std::optional<OpenMpRuntime> loaded_runtime() {
       },
       &paths);
   for (const std::string& path : paths)
-    if (const auto runtime = runtime_of(loaded(path.c_str()))) return runtime;
+    if (const auto runtime = runtime_of(handle_if_loaded(path.c_str()))) return runtime;
   return {};
 }
 

@@ -22,10 +22,10 @@ class FloatEnvironment {
 
   [[gnu::always_inline]] explicit FloatEnvironment(Mode mode = kDefault) : saved_(get()) {
     set(mode);
-    nothing_moves();
+    compiler_barrier();
   }
   [[gnu::always_inline]] ~FloatEnvironment() {
-    nothing_moves();
+    compiler_barrier();
     set(saved_);
   }
   FloatEnvironment(const FloatEnvironment&) = delete;
@@ -33,7 +33,7 @@ class FloatEnvironment {
 
  private:
   // Compilers take arithmetic for independent of the mode; what goes through memory stays on its side of this.
-  [[gnu::always_inline]] static void nothing_moves() {
+  [[gnu::always_inline]] static void compiler_barrier() {
     asm volatile("" ::: "memory");
   }
 

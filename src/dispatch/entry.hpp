@@ -13,8 +13,9 @@
 
 namespace rapt {
 
-// Why the OS does not let this process run an entry, as lasting text; empty if it does or has not been asked. With
-// `ask`, for an entry that is about to run, it is: the answer then holds for the process.
+// Why the OS does not let this process run an entry (AMX's tile registers have to be asked for), as lasting text; empty
+// if it does or has not been asked. With `ask`, for an entry that is about to run, it is: the answer then holds for the
+// process.
 using Withheld = std::string_view (*)(bool ask);
 
 // How the calls with one problem are carried out. Entries derive from it to keep what they need.

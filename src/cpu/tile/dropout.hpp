@@ -10,18 +10,19 @@
 
 namespace rapt::cpu::RAPT_ISA {
 
-using Words = GccVector<std::uint64_t, kLanes / 2>;
+// Philox's words, each in the lower half of a 64-bit lane.
+using WordLanes = GccVector<std::uint64_t, kLanes / 2>;
 using Bits = GccVector<std::int32_t, kLanes>;
 
 // The upper halves, moved to the lower ones.
 template <std::size_t... kLane>
-[[gnu::always_inline]] inline Words high_halves(Words x, std::index_sequence<kLane...>) {
+[[gnu::always_inline]] inline WordLanes high_halves(WordLanes x, std::index_sequence<kLane...>) {
   const Bits bits = (Bits)x;
-  return (Words)__builtin_shufflevector(bits, bits, (static_cast<int>(kLane) | 1)...);
+  return (WordLanes)__builtin_shufflevector(bits, bits, (static_cast<int>(kLane) | 1)...);
 }
 // The lower halves of both, a vector of lanes: within 128 bits two of each, which is one instruction everywhere.
 template <std::size_t... kLane>
-[[gnu::always_inline]] inline Bits low_halves(Words a, Words b, std::index_sequence<kLane...>) {
+[[gnu::always_inline]] inline Bits low_halves(WordLanes a, WordLanes b, std::index_sequence<kLane...>) {
   return __builtin_shufflevector((Bits)a, (Bits)b,
                                  (static_cast<int>(kLane % 4 / 2 * kLanes + kLane / 4 * 4 + kLane % 2 * 2))...);
 }
@@ -48,15 +49,15 @@ class DroppedLanes {
     for (int r = 0; r < kPhiloxRounds; ++r)
       for (int i = 0; i < 2; ++i) key_[r][i] = dropout_.key[i] + static_cast<std::uint32_t>(r) * kPhiloxStep[i];
     for (int second = 0; second < 2; ++second) {
-      Words of_row, of_head;
+      WordLanes of_row, of_head;
       for (int i = 0; i < kLanes / 2; ++i) {
         const Row& own = row[lane_of_word(i, second)];
         of_row[i] = static_cast<std::uint32_t>(own.token);
         of_head[i] = dropout_head(dropout_, head.b, own.q_head);
       }
-      const Words product = multiply_low(of_head, Words{} + kPhiloxMultiplier[1]);
+      const WordLanes product = multiply_low(of_head, WordLanes{} + kPhiloxMultiplier[1]);
       first_[second] = product;
-      second_[second] = multiply_low(high(product) ^ of_row ^ key_[0][0], Words{} + kPhiloxMultiplier[0]);
+      second_[second] = multiply_low(high(product) ^ of_row ^ key_[0][0], WordLanes{} + kPhiloxMultiplier[0]);
     }
   }
 
@@ -65,11 +66,11 @@ class DroppedLanes {
     const auto low = [](std::uint64_t x) { return std::uint64_t{static_cast<std::uint32_t>(x)}; };
     const std::uint64_t of_keys = kPhiloxMultiplier[0] * low(static_cast<std::uint64_t>(n));
     const std::uint64_t next = kPhiloxMultiplier[1] * (of_keys >> 32 ^ dropout_.offset ^ key_[0][1]);
-    Words x[2][4];
+    WordLanes x[2][4];
 #pragma GCC unroll 2
     for (int i = 0; i < 2; ++i) {
       x[i][0] = first_[i] ^ (next >> 32 ^ key_[1][0]);
-      x[i][1] = Words{} + next;
+      x[i][1] = WordLanes{} + next;
       x[i][2] = high(second_[i]) ^ (low(of_keys) ^ key_[1][1]);
       x[i][3] = second_[i];
     }
@@ -77,8 +78,8 @@ class DroppedLanes {
     for (int r = 2; r < kPhiloxRounds; ++r)
 #pragma GCC unroll 2
       for (int i = 0; i < 2; ++i) {
-        const Words p = multiply_low(x[i][0], Words{} + kPhiloxMultiplier[0]),
-                    q = multiply_low(x[i][2], Words{} + kPhiloxMultiplier[1]);
+        const WordLanes p = multiply_low(x[i][0], WordLanes{} + kPhiloxMultiplier[0]),
+                        q = multiply_low(x[i][2], WordLanes{} + kPhiloxMultiplier[1]);
         x[i][0] = high(q) ^ x[i][1] ^ key_[r][0], x[i][1] = q;
         x[i][2] = high(p) ^ x[i][3] ^ key_[r][1], x[i][3] = p;
       }
@@ -95,13 +96,13 @@ class DroppedLanes {
   }
 
  private:
-  [[gnu::always_inline]] static Words high(Words x) {
+  [[gnu::always_inline]] static WordLanes high(WordLanes x) {
     return high_halves(x, std::make_index_sequence<kLanes>());
   }
 
   DropoutParams dropout_;
   std::uint64_t key_[kPhiloxRounds][2];
-  Words first_[2], second_[2];  // the products of rounds 1 and 2 that depend on the query
+  WordLanes first_[2], second_[2];  // the products of rounds 1 and 2 that depend on the query
 };
 
 // f(j, after_dropout) for keys [begin, end) of the block at k0, a multiple of 8, and one vector of the panel's rows.

@@ -1,5 +1,7 @@
 // The two matrix products of attention with lanes = queries: S^T = K Q^T and O^T += V^T P^T. K and V are read in their
-// natural layout, one broadcast scalar at a time; nothing is packed or shuffled.
+// natural layout, one broadcast scalar at a time; nothing is packed or shuffled. A register tile has kR rows (keys, or
+// columns of V) of kV vectors (queries), out of kW vectors that lie in memory side by side. qt and ot are Q and O
+// transposed.
 #pragma once
 
 #include "cpu/tile/vec.hpp"
