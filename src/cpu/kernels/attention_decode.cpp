@@ -11,7 +11,7 @@
 // are packed, the next block's keys and values. Scales of whole rows multiply scores and weights instead of elements.
 #include "cpu/kernels/kernels.hpp"
 #include "cpu/tile/carver.hpp"
-#include "cpu/tile/decode_mma.hpp"
+#include "cpu/tile/decode_products.hpp"
 #include "cpu/tile/dropout.hpp"
 #include "cpu/tile/epilogue.hpp"
 #include "cpu/tile/pack.hpp"
@@ -64,72 +64,6 @@ bool one_scale_per_row(const Quantization& quant, std::int64_t n) {
   return quant.scale && !quant.zero && quant.group == n;
 }
 
-// The products of one panel with keys [begin, end) of a block, whose rows hold elements of one type: those of the cache
-// in place, or packed floats. All else is the same for every type, and compiled once.
-struct Products {
-  // s[key][row] = q . k, and what a tile computes past the last key.
-  void (*dots)(std::int64_t rows, const float* q, std::int64_t q_stride, std::int64_t d, const std::byte* const* k,
-               std::int64_t begin, std::int64_t end, float* s, Prefetcher& prefetcher);
-  // o[row] += sum of p[key][row] v.
-  void (*add)(std::int64_t rows, const float* p, const std::byte* const* v, std::int64_t dv, std::int64_t begin,
-              std::int64_t end, float* o, std::int64_t o_stride, Prefetcher& prefetcher);
-  // kLanes elements of a row.
-  void (*widen)(const std::byte* row, std::int64_t column, float* to);
-};
-
-// The column at which a vector of O starts in V and out: the last one covers some columns again rather than read past
-// the row. (Q's last vector does not: load_tail() has zeros there, or products would count twice.)
-std::int64_t column_of(std::int64_t c, std::int64_t dv) {
-  return min(c, dv - kLanes);
-}
-
-template <class T>
-void dots_of(std::int64_t rows, const float* q, std::int64_t q_stride, std::int64_t d, const std::byte* const* k,
-             std::int64_t begin, std::int64_t end, float* s, Prefetcher& shared) {
-  Prefetcher prefetcher = shared;  // in registers
-  with_row_tiles(
-      rows, [&](auto tile_rows, std::int64_t r) __attribute__((always_inline)) {
-        using Tile = DotsTile<T, decltype(tile_rows)::value>;
-        const Tile tile{q + r * q_stride, d};
-        for (std::int64_t j = begin; j < end; j += Tile::kKeys) {
-          const T* of_tile[Tile::kKeys];
-          for (int x = 0; x < Tile::kKeys; ++x) of_tile[x] = reinterpret_cast<const T*>(k[min(j + x, end - 1)]);
-          tile.run(of_tile, s + j * kLanes + r, prefetcher);
-        }
-      });
-  shared = prefetcher;
-}
-
-template <class T>
-void add_of(std::int64_t rows, const float* p, const std::byte* const* v, std::int64_t dv, std::int64_t begin,
-            std::int64_t end, float* o, std::int64_t o_stride, Prefetcher& shared) {
-  Prefetcher prefetcher = shared;  // in registers
-  with_row_tiles(
-      rows, [&](auto tile_rows, std::int64_t r) __attribute__((always_inline)) {
-        constexpr int kR = decltype(tile_rows)::value;
-        constexpr int kC = kRegisters / (2 * kR) < 8 ? kRegisters / (2 * kR) : 8;
-        float* const out = o + r * o_stride;
-        const std::int64_t whole = dv / kLanes * kLanes;
-        std::int64_t c = 0;
-        const auto strip = [&](auto vectors, std::int64_t at) __attribute__((always_inline)) {
-          add_values<T, kR, decltype(vectors)::value>(p + r, v, at, begin, end, out + c, o_stride, prefetcher);
-        };
-        for (; c + kC * kLanes <= whole; c += kC * kLanes) strip(std::integral_constant<int, kC>(), c);
-        for (; c < o_stride; c += kLanes) strip(std::integral_constant<int, 1>(), column_of(c, dv));
-      });
-  shared = prefetcher;
-}
-
-template <class T>
-void widen_of(const std::byte* row, std::int64_t column, float* to) {
-  store(to, load_any(reinterpret_cast<const T*>(row) + column));
-}
-
-template <class T>
-constexpr Products kProducts = {dots_of<T>, add_of<T>, widen_of<T>};
-template <>
-constexpr Products kProducts<i4x2> = {};  // always packed
-
 class Item {
  public:
   Item(const AttentionParams& p, const WorkItem& item, std::byte* scratch, bool packed)
@@ -139,8 +73,7 @@ class Item {
         carver_(scratch),
         w_(carver_, {p.sk, p.d, p.dv, item.row_end - item.row_begin}),
         packed_(packed),
-        products_(*with_cache_type(packed ? DType::f32 : p.kv_type,
-                                   [](auto element) { return &kProducts<decltype(element)>; })),
+        products_(products_of(packed ? DType::f32 : p.kv_type)),
         d_(max(p.d, kLanes)),
         dv_(max(p.dv, kLanes)) {}
 
