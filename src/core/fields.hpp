@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/text.hpp"
 #include "rapt/types.hpp"
 
 namespace rapt {
@@ -76,6 +77,27 @@ constexpr Field<P> dtype_field(std::string_view key) {
             if (p.*kMember != DType::f32) print_word(text, name, to_string(p.*kMember));
           },
           [](P& p, const Word& word) { p.*kMember = word.dtype(); }};
+}
+// The same as another one unless it is given.
+template <class P, auto kMember, auto kOther>
+constexpr Field<P> dtype_field_like(std::string_view key) {
+  return {key, false,
+          [](const P& p, std::string_view name, std::string& text) {
+            if (p.*kMember != p.*kOther) print_word(text, name, to_string(p.*kMember));
+          },
+          [](P& p, const Word& word) { p.*kMember = word.dtype(); }};
+}
+// A number, where 0 stands for none and is not written.
+template <class P, auto kMember>
+constexpr Field<P> number_field(std::string_view key) {
+  return {key, false,
+          [](const P& p, std::string_view name, std::string& text) {
+            if (p.*kMember != 0) print_word(text, name, shortest(p.*kMember));
+          },
+          [](P& p, const Word& word) {
+            p.*kMember = word.number();
+            if (p.*kMember == 0) word.refuse("a " + std::string(word.key) + " other than 0, or none");
+          }};
 }
 
 // Scales per row of k and v: "groups" where both have as many, else "k_groups" and "v_groups".

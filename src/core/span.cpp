@@ -7,6 +7,8 @@
 #include <limits>
 #include <tuple>
 
+#include "core/dtypes.hpp"
+
 namespace rapt {
 namespace {
 
@@ -52,6 +54,10 @@ Dims byte_dims(const TensorView& t, bool merge) {
   return dims;
 }
 
+void check_type(std::string_view name, DType dtype, bool is_taken, const char* wanted) {
+  if (!is_taken) throw Error(std::string(name), "dtype " + std::string(to_string(dtype)), wanted);
+}
+
 int64_t size_at(const Dims& dims, int64_t stride) {
   const auto* found = std::find_if(dims.begin(), dims.end(), [&](const Dim& dim) { return dim.stride == stride; });
   return found == dims.end() ? 1 : found->size;
@@ -85,6 +91,10 @@ std::string shape_text(const Layout& t) {
   std::string text = "[";
   for (int i = 0; i < t.ndim; ++i) text += (i ? ", " : "") + std::to_string(t.shape[static_cast<std::size_t>(i)]);
   return text + "]";
+}
+
+bool same_shape(const Layout& a, const Layout& b) {
+  return a.ndim == b.ndim && std::equal(a.shape.begin(), a.shape.begin() + a.ndim, b.shape.begin());
 }
 
 int64_t span_of(const std::string& name, const TensorView& t, bool writable) {
@@ -171,9 +181,23 @@ void check_apart(std::span<const std::byte> workspace, std::span<const Checked> 
   }
 }
 
+void check_f32(std::string_view name, DType dtype) {
+  check_type(name, dtype, dtype == DType::f32, "f32");
+}
+void check_float(std::string_view name, DType dtype) {
+  check_type(name, dtype, is_float(dtype), kFloats);
+}
+void check_cache_type(std::string_view name, DType dtype) {
+  check_type(name, dtype, is_cache(dtype), kCaches);
+}
+
+void check_size(std::string_view name, const Layout& t, int dim, int64_t wanted, std::string_view what) {
+  if (t.shape[static_cast<std::size_t>(dim)] != wanted)
+    throw Error(std::string(name), "shape " + shape_text(t), std::string(what) + " = " + std::to_string(wanted));
+}
+
 void check_integers(const std::string& name, const TensorView& t) {
-  if (t.dtype != DType::i32 && t.dtype != DType::i64)
-    throw Error(name, "dtype " + std::string(to_string(t.dtype)), "i32 or i64");
+  check_type(name, t.dtype, t.dtype == DType::i32 || t.dtype == DType::i64, "i32 or i64");
 }
 
 void check_list(const std::string& name, const TensorView& t, std::optional<int64_t> count) {

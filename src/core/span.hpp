@@ -1,4 +1,4 @@
-// What a view spans in memory, and whether two views share some of it.
+// What a view spans in memory, whether two views share some of it, and what validate() asks of tensors one by one.
 #pragma once
 
 #include <cstddef>
@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/pod.hpp"
@@ -18,6 +19,7 @@ inline constexpr std::int64_t kMaxOffset = std::int64_t{1} << 52;  // of positio
 inline constexpr std::int64_t kMaxHeadSize = 1 << 13;              // scratch is proportional to it
 
 std::string shape_text(const Layout& layout);
+bool same_shape(const Layout& a, const Layout& b);
 
 // The bytes from the first element to the end of the last; 0 without elements. Throws Error naming `name` for a view
 // that is none: negative sizes or strides, overflow, null or misaligned memory, and with `writable` elements that
@@ -46,6 +48,17 @@ bool writes_nothing(std::span<const Checked> all);
 // Throws Error for a workspace that shares memory with one of `all`: it is written while every tensor is in use.
 void check_apart(std::span<const std::byte> workspace, std::span<const Checked> all);
 
+// Throw Error for a type that is not taken: for others than f32; than f32, bf16 and f16; than those that caches have.
+void check_f32(std::string_view name, DType dtype);
+void check_float(std::string_view name, DType dtype);
+void check_cache_type(std::string_view name, DType dtype);
+// Throws Error unless the dimension has this size, which is `what`.
+void check_size(std::string_view name, const Layout& layout, int dim, std::int64_t wanted, std::string_view what);
+
+// The integers along a dimension of a tensor that has no others.
+inline Integers integers_of(const TensorView& t, std::size_t dim = 0) {
+  return {t.data, t.strides[dim], t.dtype == DType::i64};
+}
 // Throws Error for a tensor that is not i32 or i64.
 void check_integers(const std::string& name, const TensorView& view);
 // Throws Error for a tensor that is no list of integers, of `count` if that is known.

@@ -58,13 +58,6 @@ constexpr Field<P> kFields[] = {
     flag_field<P, &P::values_are_keys>("values_are_keys"),
 };
 
-// A dimension of one element is not stepped along: its stride may be any number, and where it stands for more (scales
-// that broadcast) it must be 0.
-Strides strides_of(const TensorView& t) {
-  const auto step = [&](std::size_t dim) { return t.shape[dim] == 1 ? 0 : t.strides[dim]; };
-  return {step(0), step(1), step(2), t.strides[3]};
-}
-
 // An element that is Inf or NaN; 0 for numbers.
 float non_finite_part(const void* data, DType dtype, int64_t index) {
   constexpr float kInf = std::numeric_limits<float>::infinity(), kNan = std::numeric_limits<float>::quiet_NaN();
@@ -111,16 +104,12 @@ class Validator {
     take(all_, name, t, written);
     if (t.ndim != ndim) throw Error(name, "shape " + shape_text(t), shape);
   }
-  static void same(const std::string& name, const TensorView& t, std::size_t dim, int64_t wanted, const char* what) {
-    if (t.shape[dim] != wanted)
-      throw Error(name, "shape " + shape_text(t), std::string(what) + " = " + std::to_string(wanted));
-  }
   // Elements of a row: of i4x2 there are two to a byte.
   static int64_t row_size(const TensorView& cache) { return cache.shape[3] * (cache.dtype == DType::i4x2 ? 2 : 1); }
   Integers integers(const std::string& name, const TensorView& t, const char* shape) {
     need(name, t, 1, shape);
     check_list(name, t);
-    return {t.data, t.strides[0], t.dtype == DType::i64};
+    return integers_of(t);
   }
 
   // Whether `part` is columns first, first + 1, ... of `whole`: the same rows, from another element on.
@@ -157,14 +146,15 @@ class Validator {
     const TensorView k = cache_.k, v = cache_.v;
     for (const auto& [name, cache] : {std::tuple{"cache.k", k}, {"cache.v", v}}) {
       need(name, cache, 4, cache_.kind == Kind::paged ? "[pages, hk, page_size, d]" : "[b, hk, s, d]", true);
-      if (!is_cache(cache.dtype)) throw Error(name, "dtype " + std::string(to_string(cache.dtype)), kCaches);
+      check_cache_type(name, cache.dtype);
       if (cache.shape[3] < 1 || row_size(cache) > kMaxHeadSize)
         throw Error(name, "rows of " + std::to_string(row_size(cache)), "1 to 8192 elements");
     }
     if (v.dtype != k.dtype)
       throw Error("cache.v", "dtype " + std::string(to_string(v.dtype)),
                   "cache.k's, " + std::string(to_string(k.dtype)));
-    for (const std::size_t dim : {0, 1, 2}) same("cache.v", v, dim, k.shape[dim], "cache.k's size there");
+    for (const std::size_t dim : {0, 1, 2})
+      check_size("cache.v", v, static_cast<int>(dim), k.shape[dim], "cache.k's size there");
     p_.hk = f_.hk = k.shape[1], p_.kv_dtype = k.dtype;
     f_.ring = p_.ring = cache_.kind == Kind::ring;
     f_.page_size = cache_.kind == Kind::strided ? 0 : k.shape[2];
@@ -173,7 +163,7 @@ class Validator {
       need("cache.block_table", cache_.block_table, 2, "[b, n] of pages");
       const TensorView& t = cache_.block_table;
       check_integers("cache.block_table", t);
-      f_.pages = {t.data, t.strides[1], t.dtype == DType::i64};
+      f_.pages = integers_of(t, 1);
       f_.pages_stride_b = t.strides[0], f_.page_count = k.shape[0];
       p_.page_size = k.shape[2];
     } else if (cache_.block_table) {
@@ -198,12 +188,12 @@ class Validator {
     const bool paged = cache_.kind == Kind::paged;
     const TensorView room = paged ? cache_.block_table : cache_.k;
     if (b != room.shape[0]) {
-      if (b == given) same(paged ? "cache.block_table" : "cache.k", room, 0, b, "the batch b");
-      same("seqlens", args_.seqlens, 0, room.shape[0], "the cache's batch b");
+      if (b == given) check_size(paged ? "cache.block_table" : "cache.k", room, 0, b, "the batch b");
+      check_size("seqlens", args_.seqlens, 0, room.shape[0], "the cache's batch b");
     }
     if (given != b) {
-      if (ragged) same("cu_seqlens", args_.cu_seqlens, 0, b + 1, "b + 1");
-      same("k_new", args_.k_new, 0, b, "the cache's batch b");
+      if (ragged) check_size("cu_seqlens", args_.cu_seqlens, 0, b + 1, "b + 1");
+      check_size("k_new", args_.k_new, 0, b, "the cache's batch b");
     }
     if (!ragged && (__builtin_mul_overflow(b, p_.n, &total_) || total_ > kMaxSize))
       throw Error("k_new", "shape " + shape_text(args_.k_new), "at most 2^48 new rows");
@@ -224,16 +214,15 @@ class Validator {
     const bool ragged = static_cast<bool>(args_.cu_seqlens);
     const std::string new_name = name + "_new";
     if (name != "k") need(new_name, fresh, ragged ? 3 : 4, ragged ? "[total, hk, dv]" : "[b, hk, n, dv]");
-    if (!is_float(fresh.dtype)) throw Error(new_name, "dtype " + std::string(to_string(fresh.dtype)), kFloats);
+    check_float(new_name, fresh.dtype);
     if (name == "k") p_.new_dtype = fresh.dtype;
     AppendKvSide s{};
     s.from = fresh.data, s.to = cache.data;
     s.from_type = fresh.dtype, s.to_type = cache.dtype;
     s.size = s.group = row_size(cache);
-    same(new_name, fresh, static_cast<std::size_t>(fresh.ndim) - 1, s.size,
-         name == "k" ? "the cache's head size d" : "the cache's head size dv");
-    s.from_stride = ragged ? Strides{0, fresh.strides[1], fresh.strides[0], fresh.strides[2]} : strides_of(fresh);
-    s.to_stride = strides_of(cache);
+    check_size(new_name, fresh, fresh.ndim - 1, s.size,
+               name == "k" ? "the cache's head size d" : "the cache's head size dv");
+    s.from_stride = row_strides(fresh, ragged, true), s.to_stride = row_strides(cache, false, true);
     return s;
   }
 
@@ -242,44 +231,37 @@ class Validator {
     const std::string scale_name = "cache." + side_name + "_scale", zero_name = "cache." + side_name + "_zero";
     if (zero && !is_integer(cache.dtype))
       throw Error(zero_name, "zeros for " + std::string(to_string(cache.dtype)), "none: i8 and i4x2 have zeros");
-    if (scale && is_float(cache.dtype))
-      throw Error(scale_name, "scales for " + std::string(to_string(cache.dtype)),
-                  "none for a type of 16 or more bits");
-    if (!scale && is_integer(cache.dtype))
-      throw Error(scale_name, "no tensor", "scales for " + std::string(to_string(cache.dtype)));
-    if (!scale) return;
+    if (!scale) return check_scales(scale_name, cache.dtype, s.size, 0);
     s.computes_scale = scale.shape[0] == cache.shape[0] && scale.shape[2] == cache.shape[2];
     for (const auto& [name, t] : {std::tuple<std::string, TensorView>{scale_name, scale}, {zero_name, zero}}) {
       if (!t) continue;
       need(name, t, 4, "the cache's shape with groups for elements, sizes of 1 broadcasting", s.computes_scale);
-      if (t.dtype != DType::f32) throw Error(name, "dtype " + std::string(to_string(t.dtype)), "f32");
-      same(name, t, 1, cache.shape[1], "the cache's heads hk");
+      check_f32(name, t.dtype);
+      check_size(name, t, 1, cache.shape[1], "the cache's heads hk");
       for (const std::size_t dim : {0, 2})
-        if (t.shape[dim] != 1) same(name, t, dim, cache.shape[dim], "1 or the cache's size there");
-      if (t.shape[3] < 1 || s.size % t.shape[3] != 0)
-        throw Error(name, std::to_string(t.shape[3]) + " groups", "a divisor of " + std::to_string(s.size));
+        if (t.shape[dim] != 1)
+          check_size(name, t, static_cast<int>(dim), cache.shape[dim], "1 or the cache's size there");
+      if (t.shape[3] < 1) throw Error(name, "shape " + shape_text(t), "1 group of a row or more");
+      check_scales(name, cache.dtype, s.size, t.shape[3]);
     }
-    if (cache.dtype == DType::i4x2 && s.size / scale.shape[3] % 2 != 0)
-      throw Error(scale_name, "groups of " + std::to_string(s.size / scale.shape[3]) + " elements",
-                  "an even number of i4x2");
     groups = scale.shape[3];
     s.group = s.size / groups;
-    s.scale = static_cast<float*>(scale.data), s.scale_stride = strides_of(scale);
+    s.scale = static_cast<float*>(scale.data), s.scale_stride = row_strides(scale, false, true);
     if (!s.computes_scale) p_.given_scales = true;
     if (!zero) return;
-    same(zero_name, zero, 3, groups, "the scale's groups");
+    check_size(zero_name, zero, 3, groups, "the scale's groups");
     if ((zero.shape[0] == cache.shape[0] && zero.shape[2] == cache.shape[2]) != s.computes_scale)
       throw Error(zero_name, "shape " + shape_text(zero), "an element for every row just where scales have");
-    s.zero = static_cast<float*>(zero.data), s.zero_stride = strides_of(zero);
+    s.zero = static_cast<float*>(zero.data), s.zero_stride = row_strides(zero, false, true);
   }
 
   // What the new rows of k and v have in common, with the cache too.
   void agree() const {
     for (const auto& [name, t] :
          {std::tuple<const char*, const TensorView&>{"k_new", args_.k_new}, {"v_new", args_.v_new}}) {
-      same(name, t, 1, f_.hk, "the cache's heads hk");
-      same(name, t, 0, args_.k_new.shape[0], "k_new's size there");
-      if (!args_.cu_seqlens) same(name, t, 2, args_.k_new.shape[2], "k_new's rows n");
+      check_size(name, t, 1, f_.hk, "the cache's heads hk");
+      check_size(name, t, 0, args_.k_new.shape[0], "k_new's size there");
+      if (!args_.cu_seqlens) check_size(name, t, 2, args_.k_new.shape[2], "k_new's rows n");
     }
     const int64_t dv = f_.side[1].size;
     if (shared_ >= 0 && span_of("v_new", args_.v_new, false) > 0 && !is_columns(args_.v_new, args_.k_new, shared_))
@@ -386,8 +368,8 @@ void check(const AppendKvProblem& p) {
   if (p.b > 0 && p.n > (p.ring && p.sk > 0 ? kMaxSize : p.sk))
     throw Error("seqlens", std::to_string(p.n) + " new keys",
                 "at most sk = " + std::to_string(p.sk) + ", the cache's room");
-  if (!is_float(p.new_dtype)) throw Error("k_new", "dtype " + std::string(to_string(p.new_dtype)), kFloats);
-  if (!is_cache(p.kv_dtype)) throw Error("cache.k", "dtype " + std::string(to_string(p.kv_dtype)), kCaches);
+  check_float("k_new", p.new_dtype);
+  check_cache_type("cache.k", p.kv_dtype);
   for (const auto& [name, size] : {std::pair{"cache.k", p.d}, {"cache.v", p.dv}})
     if (size < 1 || size > kMaxHeadSize) throw Error(name, "rows of " + std::to_string(size), "1 to 8192 elements");
   if (p.page_size < 0 || (p.page_size > 0 && p.sk % p.page_size != 0))

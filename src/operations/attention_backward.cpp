@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "core/dtypes.hpp"
 #include "core/fields.hpp"
 #include "core/float_environment.hpp"
 #include "core/span.hpp"
@@ -25,11 +24,7 @@ constexpr std::pair<char, std::uint8_t> kGrads[] = {{'q', P::kDq}, {'k', P::kDk}
 
 // Beside the forward's.
 constexpr Field<P> kFields[] = {
-    {"dout", false,
-     [](const P& p, std::string_view key, std::string& text) {
-       if (p.dout_dtype != p.out_dtype) print_word(text, key, to_string(p.dout_dtype));
-     },
-     [](P& p, const Word& word) { p.dout_dtype = word.dtype(); }},
+    dtype_field_like<P, &P::dout_dtype, &P::out_dtype>("dout"),
     {"grads", false,
      [](const P& p, std::string_view key, std::string& text) {
        std::string letters;
@@ -64,8 +59,7 @@ class Validator {
     p_.dout_dtype = args_.dout.dtype;
     f_.hq = p_.hq, f_.scale = args_.score.scale.value_or(1.f / std::sqrt(static_cast<float>(p_.d)));
     if (args_.dlse) {
-      if (args_.dlse.dtype != DType::f32)
-        throw Error("dlse", "dtype " + std::string(to_string(args_.dlse.dtype)), "f32");
+      check_f32("dlse", args_.dlse.dtype);
       DType f32{};
       f_.dlse = static_cast<const float*>(input("dlse", args_.dlse, args_.lse, f32, f_.dlse_stride));
       p_.dlse = true;
@@ -93,9 +87,8 @@ class Validator {
   void take_like(const char* name, const TensorView& t, const TensorView& like, const char* of, bool written) {
     take(all_, name, t, written);
     if (t.device != args_.q.device) throw Error(name, "a tensor on another device than q", "all tensors on one device");
-    if (!is_float(t.dtype)) throw Error(name, "dtype " + std::string(to_string(t.dtype)), kFloats);
-    if (t.ndim != like.ndim || !std::equal(t.shape.begin(), t.shape.begin() + t.ndim, like.shape.begin()))
-      throw Error(name, "shape " + shape_text(t), std::string(of) + "'s, " + shape_text(like));
+    check_float(name, t.dtype);
+    if (!same_shape(t, like)) throw Error(name, "shape " + shape_text(t), std::string(of) + "'s, " + shape_text(like));
   }
   const void* input(const char* name, const TensorView& t, const TensorView& like, DType& type, Strides& stride) {
     if (!t) throw Error(name, "no tensor", "the gradient of " + std::string(name + 1));
@@ -162,8 +155,8 @@ AttentionBackwardProblem AttentionBackwardProblem::of(const AttentionBackwardArg
 void check(const AttentionBackwardProblem& p) {
   check(static_cast<const AttentionProblem&>(p));
   if (p.page_size > 0 || p.ring) throw Error("kv", "pages or a ring", "KvSource::strided or ragged");
-  if (!is_float(p.kv_dtype)) throw Error("k", "dtype " + std::string(to_string(p.kv_dtype)), kFloats);
-  if (!is_float(p.dout_dtype)) throw Error("dout", "dtype " + std::string(to_string(p.dout_dtype)), kFloats);
+  check_float("k", p.kv_dtype);
+  check_float("dout", p.dout_dtype);
   if (p.grads > P::kAll) throw Error("problem", "unknown gradients", "dq, dk and dv");
   if (p.grads == 0 && !p.dbias && !p.dsinks && !p.dalibi) throw Error("dq", "no gradient is wanted", "one or more");
   for (const auto& [name, wanted, given] :

@@ -1,9 +1,13 @@
-// The checks of an attention problem that are made again of tensors, whose lengths may differ.
+// The checks of attention that several files or operations make.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <memory_resource>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/fields.hpp"
@@ -16,6 +20,32 @@ namespace rapt {
 // The fields of an attention problem's text, and what they leave open: operations that differentiate it have more.
 std::span<const Field<AttentionProblem>> attention_fields();
 void complete(const Words& words, AttentionProblem& problem);
+
+// The tensors of a call, each checked as it is taken.
+class AttentionTensors {
+ public:
+  using CheckType = void (*)(std::string_view name, DType dtype);
+
+  explicit AttentionTensors(const Device& device);  // all are to be there
+  AttentionTensors(const AttentionTensors&) = delete;
+  AttentionTensors& operator=(const AttentionTensors&) = delete;
+
+  void take(const char* name, const TensorView& view, bool written = false);
+  // take() of one that has to be given, with that rank; `shape` says what it should be.
+  void need(const char* name, const TensorView& view, int ndim, const char* shape, CheckType check_type,
+            bool written = false);
+  std::span<const Checked> all() const { return all_; }
+
+ private:
+  Device device_;
+  // On the stack, as every call comes here: more tensors than a call has.
+  alignas(Checked) std::array<std::byte, 20 * sizeof(Checked)> memory_;
+  std::pmr::monotonic_buffer_resource resource_{memory_.data(), memory_.size()};
+  std::pmr::vector<Checked> all_{&resource_};
+};
+
+// Checks what scores become, and fills it into `p` and `params`, which have the sizes and lengths already.
+void check_score(const ScoreSpec& score, AttentionTensors& tensors, AttentionProblem& p, AttentionParams& params);
 
 // Throws Error unless hq is a multiple of hk.
 void check_heads(std::int64_t hq, std::int64_t hk);
@@ -40,6 +70,6 @@ AttentionProblem check_forward(const AttentionArgs& args, AttentionParams& param
 void check_dropout(const char* name, float p);
 
 // Throws Error for scales or zeros that no cache of the type and head sizes has.
-void check_scales(const char* name, DType dtype, std::int64_t size, std::int64_t groups);
+void check_scales(std::string_view name, DType dtype, std::int64_t size, std::int64_t groups);
 
 }  // namespace rapt

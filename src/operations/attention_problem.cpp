@@ -109,14 +109,7 @@ constexpr Field<P> kFields[] = {
        if (p.has_scale) print_word(text, key, shortest(p.scale));
      },
      [](P& p, const Word& word) { p.has_scale = true, p.scale = word.number(); }},
-    {"softcap", false,
-     [](const P& p, std::string_view key, std::string& text) {
-       if (p.softcap != 0) print_word(text, key, shortest(p.softcap));
-     },
-     [](P& p, const Word& word) {
-       p.softcap = word.number();
-       if (p.softcap == 0) word.refuse("a softcap other than 0, or none");
-     }},
+    number_field<P, &P::softcap>("softcap"),
     {"bias", false, [](const P& p, std::string_view key, std::string& text) { print_broadcast(p.bias, key, text); },
      [](P& p, const Word& word) { p.bias = read_broadcast(word); }},
     dtype_field<P, &P::bias_dtype>("bias_dtype"),
@@ -124,14 +117,7 @@ constexpr Field<P> kFields[] = {
      [](P& p, const Word& word) { p.mask = read_broadcast(word); }},
     flag_field<P, &P::alibi>("alibi"),
     flag_field<P, &P::sinks>("sinks"),
-    {"dropout", false,
-     [](const P& p, std::string_view key, std::string& text) {
-       if (p.dropout != 0) print_word(text, key, shortest(p.dropout));
-     },
-     [](P& p, const Word& word) {
-       p.dropout = word.number();
-       if (p.dropout == 0) word.refuse("a dropout other than 0, or none");
-     }},
+    number_field<P, &P::dropout>("dropout"),
     flag_field<P, &P::lse>("lse"),
     flag_field<P, &P::kv_lengths>("seqlens"),
     integer_field<P, &P::ragged_q, -1>("ragged_q"),

@@ -1,11 +1,9 @@
 // merge_states: arguments -> Call, or an Error that names the argument; and its problem's text.
 #include "rapt/merge_states.hpp"
 
-#include <algorithm>
 #include <string>
 #include <vector>
 
-#include "core/dtypes.hpp"
 #include "core/fields.hpp"
 #include "core/span.hpp"
 #include "operations/call.hpp"
@@ -22,11 +20,7 @@ constexpr Field<P> kFields[] = {
        if (p.dtype != DType::f32) print_word(text, key, to_string(p.dtype));
      },
      [](P& p, const Word& word) { p.dtype = p.out_dtype = word.dtype(); }},
-    {"out", false,
-     [](const P& p, std::string_view key, std::string& text) {
-       if (p.out_dtype != p.dtype) print_word(text, key, to_string(p.out_dtype));
-     },
-     [](P& p, const Word& word) { p.out_dtype = word.dtype(); }},
+    dtype_field_like<P, &P::out_dtype, &P::dtype>("out"),
     size_field<P, &P::rows>("rows"),
     size_field<P, &P::dv>("dv"),
     size_field<P, &P::count>("count"),
@@ -76,17 +70,16 @@ class Validator {
  private:
   void take_out(const std::string& name, const TensorView& t, bool written = false) {
     take(all_, name, t, written);
-    if (!is_float(t.dtype)) throw Error(name, "dtype " + std::string(to_string(t.dtype)), kFloats);
+    check_float(name, t.dtype);
     const Layout& first = args_.outs.front();
-    if (t.ndim != first.ndim || !std::equal(t.shape.begin(), t.shape.begin() + t.ndim, first.shape.begin()))
-      throw Error(name, "shape " + shape_text(t), "that of outs[0], " + shape_text(first));
+    if (!same_shape(t, first)) throw Error(name, "shape " + shape_text(t), "that of outs[0], " + shape_text(first));
   }
   void take_lse(const std::string& name, const TensorView& t, bool written = false) {
     take(all_, name, t, written);
-    if (t.dtype != DType::f32) throw Error(name, "dtype " + std::string(to_string(t.dtype)), "f32");
+    check_f32(name, t.dtype);
     Layout wanted = args_.outs.front();
     --wanted.ndim;
-    if (t.ndim != wanted.ndim || !std::equal(t.shape.begin(), t.shape.begin() + t.ndim, wanted.shape.begin()))
+    if (!same_shape(t, wanted))
       throw Error(name, "shape " + shape_text(t), shape_text(wanted) + ", that of outs[0] without its last dimension");
   }
   // Of the rows' dimensions, right-aligned at s, and of the elements of a row. Those of one element are not stepped
@@ -121,8 +114,7 @@ MergeStatesProblem MergeStatesProblem::of(const MergeStatesArgs& args) {
 }
 
 void check(const MergeStatesProblem& p) {
-  for (const DType dtype : {p.dtype, p.out_dtype})
-    if (!is_float(dtype)) throw Error("outs", "dtype " + std::string(to_string(dtype)), kFloats);
+  for (const DType dtype : {p.dtype, p.out_dtype}) check_float("outs", dtype);
   if (p.rows < 0 || p.rows > kMaxOffset) throw Error("outs", std::to_string(p.rows) + " rows", "0 to 2^52");
   if (p.dv < 1 || p.dv > kMaxHeadSize) throw Error("outs", "dv = " + std::to_string(p.dv), "1 to 8192");
   if (p.count < 1 || p.count > kMaxSize) throw Error("outs", std::to_string(p.count) + " tensors", "one or more");
