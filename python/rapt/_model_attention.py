@@ -10,8 +10,8 @@ from torch import Tensor
 
 import rapt
 from rapt import _core
+from rapt._autograd import register_gradients
 from rapt._sdpa import number_of
-from rapt._sdpa_autograd import no_second_derivatives, on_cpu_with_gradients
 
 
 def _result(query: Tensor, value: Tensor) -> Tensor:
@@ -204,52 +204,10 @@ def _(grad_out: Tensor | None, grad_lse: Tensor | None, *inputs: Any) -> list[Te
     return [t for t in _gradients(grad_out, grad_lse, *inputs, compute=False) if t is not None]
 
 
-_backward_operator.register_autograd(no_second_derivatives)
-
-
-def _setup_context(
-    ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor | None], in_graph: bool = True
-) -> None:
-    *options, seed = inputs[6:]
-    ctx.save_for_backward(*inputs[:6], *output, seed)
-    ctx.options, ctx.in_graph = options, in_graph
-    ctx.set_materialize_grads(False)
-
-
-def _backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None = None) -> tuple[Tensor | None, ...]:
-    wanted = list(ctx.needs_input_grad[:6])
-    inputs = (grad_out, grad_lse, *ctx.saved_tensors, *ctx.options, wanted)
-    made: list[Tensor | None]
-    if ctx.in_graph or torch.is_grad_enabled():  # create_graph
-        some = iter(_backward_operator(*inputs))
-        made = [next(some) if want else None for want in wanted]
-    else:
-        made = _gradients(*inputs)
-    return (*made, *[None] * 6)
-
-
-_operator_with_lse.register_autograd(_backward, setup_context=_setup_context)
-
-
 def forward_with_gradients(*inputs: Any) -> Tensor:
     """forward() of eager calls where a gradient is to be recorded."""
-    if not inputs[0].is_cpu:
-        out: Tensor = operator(*inputs)
-        return out
-    out = _Function.apply(*inputs)  # type: ignore[no-untyped-call]
+    out: Tensor = _run_on_cpu(*inputs) if inputs[0].is_cpu else operator(*inputs)
     return out
-
-
-class _Function(torch.autograd.Function):
-    """The operator with its gradients for eager calls, in a third of its time."""
-
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
-        output = _run(*inputs, with_lse=True)
-        _setup_context(ctx, inputs, output, False)
-        return output[0]
-
-    backward = staticmethod(_backward)
 
 
 # Where rapt has no backward (on GPUs) it is that of PyTorch's operators, of the attention computed again.
@@ -275,8 +233,8 @@ def _backward_again(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 operator.register_autograd(_backward_again, setup_context=_setup_again)
-_library = torch.library.Library("rapt", "FRAGMENT")  # type: ignore[no-untyped-call]
-on_cpu_with_gradients(_library, torch.ops.rapt.attention.default, _operator_with_lse, 6)
+_plain = torch.ops.rapt.attention.default
+_run_on_cpu = register_gradients(_plain, _operator_with_lse, _backward_operator, 6, _run, _gradients)
 
 
 def composed(

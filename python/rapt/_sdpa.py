@@ -85,12 +85,12 @@ def run(
     dropout_p: float = 0.0,
     seed: Tensor | None = None,
     *,
-    lse: bool = False,
+    with_lse: bool = False,
 ) -> Any:
     """The result, and lse or None."""
     batch = batch_of(q, k, v, gqa)
     out = to = result_like(q, k, v, mask, batch, gqa)
-    sums = to_sums = lse_like(q, batch) if lse else None
+    sums = to_sums = lse_like(q, batch) if with_lse else None
     if len(batch) > 2:
         q, k, v, to = (_fold(t, batch) for t in (q, k, v, out))
         mask = None if mask is None else _fold_mask(mask, batch)

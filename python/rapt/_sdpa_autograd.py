@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rapt import _refusals, _sdpa
+from rapt._autograd import register_gradients
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, gqa: bool) -> None:
@@ -38,16 +39,8 @@ def operator(
 
 @operator.register_fake
 def _(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-    dropout_p: float = 0.0,
-    seed: Tensor | None = None,
-) -> Tensor:
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool, scale: Any, enable_gqa: bool, *_: Any
+) -> Tensor:  # fmt: skip
     _check(query, key, value, attn_mask, enable_gqa)
     return _sdpa.result_like(query, key, value, attn_mask, _sdpa.batch_of(query, key, value, enable_gqa), enable_gqa)
 
@@ -65,22 +58,14 @@ def _operator_with_lse(
     seed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     _check(query, key, value, attn_mask, enable_gqa)
-    out, lse = _sdpa.run(query, key, value, attn_mask, is_causal, scale, enable_gqa, dropout_p, seed, lse=True)
+    out, lse = _sdpa.run(query, key, value, attn_mask, is_causal, scale, enable_gqa, dropout_p, seed, with_lse=True)
     return out, lse
 
 
 @_operator_with_lse.register_fake
 def _(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-    dropout_p: float = 0.0,
-    seed: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool, scale: Any, enable_gqa: bool, *_: Any
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     _check(query, key, value, attn_mask, enable_gqa)
     batch = _sdpa.batch_of(query, key, value, enable_gqa)
     return _sdpa.result_like(query, key, value, attn_mask, batch, enable_gqa), _sdpa.lse_like(query, batch)
@@ -112,52 +97,6 @@ def _backward_operator(
 @_backward_operator.register_fake
 def _(grad_out: Tensor | None, grad_lse: Tensor | None, *inputs: Any) -> list[Tensor]:
     return [t for t in _sdpa.gradients(grad_out, grad_lse, *inputs, compute=False) if t is not None]
-
-
-def no_second_derivatives(ctx: Any, *_: Any) -> Any:
-    raise RuntimeError(
-        "create_graph: got a gradient of rapt's attention to differentiate; wanted PyTorch's own attention where second "
-        "derivatives are taken: with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH): ..."
-    )
-
-
-_backward_operator.register_autograd(no_second_derivatives)
-
-
-def _backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None = None) -> tuple[Tensor | None, ...]:
-    # Of no keys, the result does not depend on the mask, nor on anything else.
-    wanted = list(ctx.needs_input_grad[:4])
-    inputs = (grad_out, grad_lse, *ctx.saved_tensors, *ctx.options, wanted)
-    made: list[Tensor | None]
-    if ctx.in_graph or torch.is_grad_enabled():  # create_graph
-        some = iter(_backward_operator(*inputs))
-        made = [next(some) if want else None for want in wanted]
-    else:
-        made = _sdpa.gradients(*inputs)
-    return (*made, *[None] * 5)
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor], in_graph: bool = True) -> None:
-    *tensors, is_causal, scale, enable_gqa, dropout_p, seed = inputs
-    ctx.save_for_backward(*tensors, *output, seed)
-    ctx.options, ctx.in_graph = (is_causal, scale, enable_gqa, dropout_p), in_graph
-    ctx.set_materialize_grads(False)
-
-
-_operator_with_lse.register_autograd(_backward, setup_context=_setup_context)
-
-
-class _Function(torch.autograd.Function):
-    """The operator with its gradients for eager calls, in a third of its time."""
-
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
-        output = _sdpa.run(*inputs, lse=True)
-        _setup_context(ctx, inputs, output, False)
-        out: Tensor = output[0]
-        return out
-
-    backward = staticmethod(_backward)
 
 
 # Where rapt has no backward (on GPUs) it is PyTorch's, of the attention computed again.
@@ -204,23 +143,9 @@ class _FunctionAgain(torch.autograd.Function):
 
 def forward_with_gradients(*inputs: Any) -> Tensor:
     """_sdpa.forward() of eager calls where a gradient is to be recorded."""
-    function = _Function if inputs[0].is_cpu else _FunctionAgain
-    out: Tensor = function.apply(*inputs)  # type: ignore[no-untyped-call]
+    out: Tensor = _run_on_cpu(*inputs) if inputs[0].is_cpu else _FunctionAgain.apply(*inputs)  # type: ignore[no-untyped-call]
     return out
 
 
-def on_cpu_with_gradients(library: Any, plain: Any, with_lse: Any, tensors: int) -> None:
-    """Has `with_lse` run in place of the operator `plain` on the CPU where gradients of its first arguments, that many, are to
-    be recorded. torch.library knows one backward for all devices."""
-
-    def run(keyset: Any, *inputs: Any) -> Any:
-        if _refusals.needs_grad(*inputs[:tensors]):
-            return with_lse(*inputs)[0]
-        with torch._C._AutoDispatchBelowAutograd():
-            return plain.redispatch(keyset & torch._C._after_autograd_keyset, *inputs)
-
-    library.impl(plain, run, "AutogradCPU", with_keyset=True)
-
-
-_library = torch.library.Library("rapt", "FRAGMENT")  # type: ignore[no-untyped-call]
-on_cpu_with_gradients(_library, torch.ops.rapt.scaled_dot_product_attention.default, _operator_with_lse, 4)
+_plain = torch.ops.rapt.scaled_dot_product_attention.default
+_run_on_cpu = register_gradients(_plain, _operator_with_lse, _backward_operator, 4, _sdpa.run, _sdpa.gradients)

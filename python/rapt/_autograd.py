@@ -1,0 +1,78 @@
+"""Gradients of rapt's attention on the CPU, in PyTorch's autograd: what its operators share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rapt import _refusals
+
+_library = torch.library.Library("rapt", "FRAGMENT")  # type: ignore[no-untyped-call]
+
+
+def register_gradients(
+    plain: Any,
+    with_lse: Any,
+    backward: Any,
+    count: int,
+    run: Callable[..., Any],
+    gradients: Callable[..., list[Tensor | None]],
+) -> Callable[..., Tensor]:
+    """Gives the operator `plain` gradients on the CPU, of its first `count` arguments, which are tensors or None.
+
+    Its last argument is a seed or None, those between are options. The operators `with_lse` and `backward`, and the functions
+    run(*inputs, with_lse=True) and gradients() that they call, compute (out, lse) of the same arguments, and the gradients of
+    (grad_out, grad_lse, *tensors, out, lse, seed, *options, wanted), of which `backward` returns those that are wanted.
+
+    Returns what eager calls take in place of the operator where a gradient is to be recorded, in a third of its time.
+    """
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor], in_graph: bool = True) -> None:
+        *options, seed = inputs[count:]
+        ctx.save_for_backward(*inputs[:count], *output, seed)
+        ctx.options, ctx.in_graph = options, in_graph
+        ctx.set_materialize_grads(False)
+
+    def differentiate(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None = None) -> tuple[Tensor | None, ...]:
+        wanted = list(ctx.needs_input_grad[:count])
+        inputs = (grad_out, grad_lse, *ctx.saved_tensors, *ctx.options, wanted)
+        made: list[Tensor | None]
+        if ctx.in_graph or torch.is_grad_enabled():  # create_graph
+            some = iter(backward(*inputs))
+            made = [next(some) if want else None for want in wanted]
+        else:
+            made = gradients(*inputs)
+        return (*made, *[None] * (len(ctx.options) + 1))
+
+    class AttentionOnCpu(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> Tensor:
+            output = run(*inputs, with_lse=True)
+            setup_context(ctx, inputs, output, False)
+            out: Tensor = output[0]
+            return out
+
+        backward = staticmethod(differentiate)
+
+    with_lse.register_autograd(differentiate, setup_context=setup_context)
+    backward.register_autograd(_no_second_derivatives)
+
+    # torch.library knows one backward for all devices; this one is the CPU's.
+    def run_on_cpu(keyset: Any, *inputs: Any) -> Any:
+        if _refusals.needs_grad(*inputs[:count]):
+            return with_lse(*inputs)[0]
+        with torch._C._AutoDispatchBelowAutograd():
+            return plain.redispatch(keyset & torch._C._after_autograd_keyset, *inputs)
+
+    _library.impl(plain, run_on_cpu, "AutogradCPU", with_keyset=True)
+    return AttentionOnCpu.apply
+
+
+def _no_second_derivatives(ctx: Any, *_: Any) -> Any:
+    raise RuntimeError(
+        "create_graph: got a gradient of rapt's attention to differentiate; wanted PyTorch's own attention where second "
+        "derivatives are taken: with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH): ..."
+    )
