@@ -15,12 +15,7 @@ namespace {
 using std::int64_t;
 using P = AttentionBackwardProblem;
 
-constexpr double kFlopsPerWorker = 1e6;  // about 10 us: below that a wake-up costs more than it brings
-constexpr int64_t kItemsPerWorker = 3;   // at least, among several: the last even out
-
-std::size_t whole_lines(std::size_t bytes) {
-  return (bytes + 63) / 64 * 64;
-}
+constexpr int64_t kItemsPerWorker = 3;  // at least, among several: the last even out
 
 // A call's workspace holds, one after another: the items and chunks before each sequence; for each item how many chunks
 // it is done with; the workers' scratch; sums of dQ of heads whose keys are cut; and what rows add to dsinks and
@@ -49,10 +44,6 @@ int64_t items_of(int64_t len_k, int64_t keys_per_item) {
 int64_t max_keys(const P& p, std::size_t l2_bytes) {
   const auto bytes_of_key = static_cast<int64_t>(2 * sizeof(float)) * (p.d + p.dv);
   return std::max<int64_t>(static_cast<int64_t>(l2_bytes) / 2 / bytes_of_key / kBackwardKeys, 1) * kBackwardKeys;
-}
-
-int64_t rows_of_head(const P& p) {
-  return p.hk > 0 ? p.sq * (p.hq / p.hk) : 0;
 }
 
 // Sizes everything, for `threads` workers with items of up to keys_per_item keys; `cut`: heads may have several.
@@ -98,8 +89,7 @@ BackwardPlan plan_backward(const P& p, const AttentionBackwardKernel& kernel, in
   if (p.dbias)
     pieces = (p.bias & P::kFullB ? p.b : 1) * (p.bias & P::kFullH ? p.hq : 1) *
              (p.bias & P::kFullQ ? ceil_div(p.sq, kernel.bias_rows) : 1) * most;
-  plan.threads = static_cast<int>(
-      std::clamp<int64_t>(static_cast<int64_t>(worth), 1, std::max<int64_t>(plan.work_items + pieces, 1)));
+  plan.threads = workers_for(worth, concurrency, plan.work_items + pieces);
   size_workspace(plan, p, kernel, plan.work_items, of_head > 1);
   return plan;
 }

@@ -10,16 +10,12 @@
 namespace rapt::cpu {
 namespace {
 
-constexpr double kFlopsPerWorker = 1e6;  // as kBytesPerWorker, of arithmetic
 constexpr std::int64_t kSplitsOfSequence = 256;
 constexpr std::int64_t kMinItems = 2;  // of a worker, among several
 constexpr int kFinerIfKept = 2;        // items that find their keys prepared
 
 std::int64_t round_up(std::int64_t a, std::int64_t step) {
   return ceil_div(a, step) * step;
-}
-std::size_t whole_lines(std::size_t bytes) {
-  return (bytes + 63) / 64 * 64;
 }
 
 double bytes_of_keys(const AttentionProblem& p) {
@@ -122,10 +118,7 @@ AttentionPlan plan_attention(const AttentionProblem& p, const AttentionKernels& 
   const double pairs = static_cast<double>(rows) * static_cast<double>(heads) * static_cast<double>(p.sk);
   const double flops = 2.0 * pairs * static_cast<double>(p.d + p.dv) * (p.causal ? 0.5 : 1.0);
   const double worth = std::max(flops / kFlopsPerWorker, bytes_of_keys(p) / kBytesPerWorker);
-  const double workers = std::clamp(worth, 1.0, static_cast<double>(concurrency));
-  add_workers(plan, p,
-              static_cast<int>(std::clamp<std::int64_t>(static_cast<std::int64_t>(workers), 1,
-                                                        std::max<std::int64_t>(plan.work_items, 1))));
+  add_workers(plan, p, workers_for(worth, concurrency, plan.work_items));
   return plan;
 }
 

@@ -24,12 +24,16 @@ std::string_view CpuEntry::refuse_isa(const Context::Impl& context) const {
   return {};
 }
 
+int workers_for(double worth, int concurrency, std::int64_t items) {
+  const double workers = std::clamp(worth, 1.0, static_cast<double>(concurrency));
+  return static_cast<int>(
+      std::clamp<std::int64_t>(static_cast<std::int64_t>(workers), 1, std::max<std::int64_t>(items, 1)));
+}
+
 StreamPlan::StreamPlan(std::int64_t items, double bytes, std::size_t scratch, int concurrency)
     : scratch_bytes(scratch) {
   work_items = items;
-  const double worth = std::clamp(bytes / kBytesPerWorker, 1.0, static_cast<double>(concurrency));
-  threads =
-      static_cast<int>(std::clamp<std::int64_t>(static_cast<std::int64_t>(worth), 1, std::max<std::int64_t>(items, 1)));
+  threads = workers_for(bytes / kBytesPerWorker, concurrency, items);
   items_per_turn = std::max<std::int64_t>(items / (threads * kTurns), 1);
   workspace_bytes = static_cast<std::size_t>(threads) * scratch_bytes;
 }

@@ -22,8 +22,14 @@ class CpuEntry : public Entry {
   const BuiltIsa& built_;
 };
 
-// What a worker takes about 10 us to move: with less its wake-up costs more than it brings.
-inline constexpr double kBytesPerWorker = 128e3;
+// What a worker takes about 10 us to move, or to compute: with less its wake-up costs more than it brings.
+inline constexpr double kBytesPerWorker = 128e3, kFlopsPerWorker = 1e6;
+// As many workers as have so much to do (`worth`, of any size), are there, and have an item each; 1 or more.
+int workers_for(double worth, int concurrency, std::int64_t items);
+
+inline std::size_t whole_lines(std::size_t bytes) {
+  return (bytes + 63) / 64 * 64;
+}
 // Of one element.
 inline double bytes_of(DType dtype) {
   return dtype == DType::i4x2 ? 0.5 : static_cast<double>(size_of(dtype));
