@@ -114,6 +114,12 @@ def dropout_mask(b: int, hq: int, sq: int, sk: int, p: float, seed: int, offset:
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _SIGNATURE = inspect.signature(attention)
+_DEFAULTS = {name: p.default for name, p in _SIGNATURE.parameters.items() if p.default is not p.empty}
+
+
+def forward_arguments(q: Any, k: Any, v: Any, **given: Any) -> tuple[Any, ...]:
+    """All arguments of attention() in its order, as the extension takes them, from those that are given."""
+    return (q, k, v, *(_DEFAULTS | given).values())
 
 
 def _same_arguments(_: Callable[_P, Any]) -> Callable[[Callable[..., _T]], Callable[_P, _T]]:

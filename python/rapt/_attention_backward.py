@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from rapt import _core
 from rapt._arrays import Array, empty_like, shape_of
+from rapt._attention import forward_arguments
 
 Wanted: TypeAlias = Literal["q", "k", "v", "bias", "sinks", "alibi"]
 
@@ -80,9 +81,26 @@ def attention_backward(
         made["d" + name] = empty_like(name, inputs[name], shape_of(name, inputs[name]))
     gradients = Gradients(**made)
     _core.attention_backward(
-        (
-            *(q, k, v, causal, align, window, scale, mask, bias, softcap, alibi, sinks, cu_seqlens_q, cu_seqlens_k),
-            *(None, cache_seqlens, False, None, None, None, None, None, dropout_p, seed, offset, out, False, threads, isa),
+        forward_arguments(
+            *(q, k, v),
+            causal=causal,
+            align=align,
+            window=window,
+            scale=scale,
+            mask=mask,
+            bias=bias,
+            softcap=softcap,
+            alibi=alibi,
+            sinks=sinks,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k,
+            cache_seqlens=cache_seqlens,
+            dropout_p=dropout_p,
+            seed=seed,
+            offset=offset,
+            out=out,
+            threads=threads,
+            isa=isa,
         ),
         (dout, lse, dlse, *gradients),
     )

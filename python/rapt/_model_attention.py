@@ -10,6 +10,7 @@ from torch import Tensor
 
 import rapt
 from rapt import _core
+from rapt._attention import forward_arguments
 from rapt._autograd import register_gradients
 from rapt._sdpa import number_of
 
@@ -111,12 +112,20 @@ def _gradients(
             memory.append(None)
         if any(t is not None and t.numel() > 0 for t in memory):
             dq, dk, dv, _, dbias, dsinks = memory
-            window = (left, -1) if left >= 0 else None
             _core.attention_backward(
-                (
-                    *(query, key, value, causal, "bottom_right", window, scale, mask, bias, softcap, None, sinks, None, None),
-                    *(None, None, False, None, None, None, None, None),
-                    *(dropout_p, number_of(seed), 0, out.detach().transpose(1, 2), False, None, None),
+                forward_arguments(
+                    *(query, key, value),
+                    causal=causal,
+                    align="bottom_right",
+                    window=(left, -1) if left >= 0 else None,
+                    scale=scale,
+                    mask=mask,
+                    bias=bias,
+                    softcap=softcap,
+                    sinks=sinks,
+                    dropout_p=dropout_p,
+                    seed=number_of(seed),
+                    out=out.detach().transpose(1, 2),
                 ),
                 (dout.transpose(1, 2), lse, grad_lse, dq, dk, dv, dbias, dsinks, None),
             )

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rapt import _core, _refusals
+from rapt._attention import forward_arguments
 
 pytorch: Any = functional.scaled_dot_product_attention
 
@@ -158,10 +159,16 @@ def gradients(
         )
         with torch.no_grad():
             _core.attention_backward(
-                (
-                    *(*inputs[:3], is_causal, "top_left", None, scale, boolean, bias, None, None, None),
-                    *(None, None, None, None, False, None, None, None, None, None),
-                    *(dropout_p, number_of(seed), 0, _fold(out.detach(), batch), False, None, None),
+                forward_arguments(
+                    *inputs[:3],
+                    causal=is_causal,
+                    align="top_left",
+                    scale=scale,
+                    mask=boolean,
+                    bias=bias,
+                    dropout_p=dropout_p,
+                    seed=number_of(seed),
+                    out=_fold(out.detach(), batch),
                 ),
                 (_fold(dout, batch), sums, dlse, *memory, None, None),
             )
