@@ -229,9 +229,9 @@ def test_progress(monkeypatch, capsys):
 
 
 def test_lines_of_other_operations_are_left_out(tmp_path):
-    others = ["append_kv dtype=bf16 b=8 n=1 sk=64 d=8 page=16", "attention_backward sq=4 d=8 dlse"]
+    others = ["append_kv dtype=bf16 b=8 n=1 sk=64 d=8 page=16", "attention_backward sq=4 d=8 dlse", "sq=4 d=8 dropout=0.1"]
     file = tmp_path / "own.txt"
-    file.write_text("\n".join([others[0] + " # named", "sq=2 d=4", others[1]]))
+    file.write_text("\n".join([others[0] + " # named", "sq=2 d=4", *others[1:]]))
     cases, left_out = sets.read(str(file))
     assert [case.sq for case in cases] == [2] and left_out == others
 
