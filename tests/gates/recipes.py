@@ -12,12 +12,13 @@ from pathlib import Path
 
 FOLDERS = ("src", "include", "bench", "tools", "python/src", "python/rapt", "tests/oracle", "tests/support", "tests/fuzz")
 SUFFIXES = (".hpp", ".cpp", ".h", ".cu", ".cuh", ".py", ".pyi")
+LISTS = ("CMakeLists.txt", "python/CMakeLists.txt", "tests/c/CMakeLists.txt")  # of files
 
 # (beginning of the recipe, pattern of the example, part of the names of its own files, beginnings of other files that have
 # it: its own, too, or that nobody has to change)
 EXAMPLES = [
-    ("A new ISA", r"\bavx512bf16\b", None, []),
-    ("A score modifier", r"softcap", None, ["python/src/eager.", "python/rapt/transformers.py", "python/rapt/_model_attention.py"]),
+    ("A new ISA", r"\bavx512bf16\b", None, ["CMakeLists.txt"]),  # of tiles, it lists its kernels there
+    ("A score modifier", r"softcap", None, []),
     ("A KV layout", r"\bring\b", None, ["src/cpu/kernels/", "src/cuda/", "python/rapt/__init__.py"]),
     ("A cache type", r"\bf8e5m2\b", None, []),
     ("An operation", r"merge_states|Merge(States|Case)", "merge", [
@@ -57,14 +58,15 @@ def violations(root):
             continue
         files = named(texts[title])
         found, unused = 0, set(users)
-        for path in sorted(p for folder in FOLDERS for p in (root / folder).rglob("*")):
-            if path.suffix not in SUFFIXES:
-                continue
+        sources = (p for folder in FOLDERS for p in (root / folder).rglob("*") if p.suffix in SUFFIXES)
+        for path in sorted((*sources, *(root / name for name in LISTS))):
             name = path.relative_to(root).as_posix()
             if not re.search(pattern, COMMENT.sub("", path.read_text())):
                 continue
             found += 1
-            known = any(f"/{name}".endswith(f"/{file}") or f"/{file}/" in f"/{name}" for file in files)
+            known = name in files or name not in LISTS and any(
+                f"/{name}".endswith(f"/{file}") or f"/{file}/" in f"/{name}" for file in files
+            )
             excepted = {user for user in users if name.startswith(user)}
             unused -= excepted
             if not known and not excepted and not (own and own in path.name):
