@@ -67,7 +67,7 @@ def register_gradients(
         with torch._C._AutoDispatchBelowAutograd():
             return plain.redispatch(keyset & torch._C._after_autograd_keyset, *inputs)
 
-    _library.impl(plain, run_on_cpu, "AutogradCPU", with_keyset=True)
+    _library.impl(plain, run_on_cpu, "AutogradCPU", with_keyset=True)  # type: ignore[no-untyped-call]
     return AttentionOnCpu.apply
 
 
