@@ -13,13 +13,8 @@ namespace {
 using std::int64_t;
 using P = DeltaRuleBackwardProblem;
 
-constexpr double kFlopsPerWorker = 1e6;  // about 10 us: below that a wake-up costs more than it brings
-
 int64_t blocks_of(int64_t tokens) {
   return (tokens + kDeltaBackwardTokens - 1) / kDeltaBackwardTokens;
-}
-std::size_t whole_lines(std::size_t bytes) {
-  return (bytes + 63) / 64 * 64;
 }
 
 // A call's workspace holds, one after another: for each item how many blocks it is done with; what it adds to the
@@ -35,8 +30,7 @@ DeltaBackwardPlan plan_backward(const P& p, const DeltaRuleBackwardKernel& kerne
   const int64_t h = p.state_heads(), tokens = p.ragged >= 0 ? p.ragged : p.b * p.t;
   const double flops = 16.0 * static_cast<double>(p.d * p.dv) * static_cast<double>(tokens) * static_cast<double>(h);
   plan.work_items = p.b * h;
-  plan.threads = static_cast<int>(
-      std::clamp<int64_t>(std::min(static_cast<int64_t>(flops / kFlopsPerWorker), plan.work_items), 1, concurrency));
+  plan.threads = workers_for(flops / kFlopsPerWorker, concurrency, plan.work_items);
   const auto sums_bytes = [&](int64_t heads, int64_t n) {
     return heads < h ? static_cast<std::size_t>(tokens * heads * sums_of_row(n)) * sizeof(float) : 0;
   };

@@ -51,11 +51,7 @@ constexpr Field<P> kFields[] = {
        if (p.dtype != DType::f32) print_word(text, key, to_string(p.dtype));
      },
      [](P& p, const Word& word) { p.dtype = p.out_dtype = word.dtype(); }},
-    {"out", false,
-     [](const P& p, std::string_view key, std::string& text) {
-       if (p.out_dtype != p.dtype) print_word(text, key, to_string(p.out_dtype));
-     },
-     [](P& p, const Word& word) { p.out_dtype = word.dtype(); }},
+    dtype_field_like<P, &P::out_dtype, &P::dtype>("out"),
     name_field<&P::rule, &kRules, UpdateRule::gated_delta>("rule"),
     name_field<&P::decay, &kDecays, Decay::none>("decay"),
     size_field<P, &P::b>("b"),
@@ -142,7 +138,7 @@ class Validator {
   TokenRows rows(const char* name, const TensorView& t, int rank, bool written = false) {
     if (!t) throw Error(name, "no tensor", "[b, t, heads, head size] or, with cu_seqlens, [total, heads, head size]");
     take(all_, name, t, written);
-    if (!is_float(t.dtype)) throw Error(name, "dtype " + std::string(to_string(t.dtype)), kFloats);
+    check_float(name, t.dtype);
     const int wanted = rank - (ragged_ ? 1 : 0);
     if (t.ndim != wanted)
       throw Error(name, "shape " + shape_text(t),
@@ -169,7 +165,7 @@ class Validator {
       take(all_, "cu_seqlens", args_.cu_seqlens, false);
       if (args_.cu_seqlens.shape[0] < 1) throw Error("cu_seqlens", "shape " + shape_text(args_.cu_seqlens), "[b + 1]");
       p_.b = args_.cu_seqlens.shape[0] - 1;
-      f_.begin = {args_.cu_seqlens.data, args_.cu_seqlens.strides[0], args_.cu_seqlens.dtype == DType::i64};
+      f_.begin = integers_of(args_.cu_seqlens);
       p_.t = check_starts("cu_seqlens", f_.begin, args_.cu_seqlens.shape[0], p_.ragged);
     }
     p_.hq = args_.q.shape[heads], p_.hk = args_.k.shape[heads], p_.hv = args_.v.shape[heads];
@@ -194,7 +190,7 @@ class Validator {
       if (g.ndim == 1) {
         p_.decay = Decay::constant;
         take(all_, "g", g, false);
-        if (!is_float(g.dtype)) throw Error("g", "dtype " + std::string(to_string(g.dtype)), kFloats);
+        check_float("g", g.dtype);
         if (g.shape[0] != f_.h) throw Error("g", "shape " + shape_text(g), "[h], h = " + std::to_string(f_.h));
         f_.g = {g.data, g.dtype, {0, g.strides[0], 0, 0}};
       } else {
@@ -229,7 +225,7 @@ class Validator {
   // f32 [h] or [h, d].
   void heads_of(const char* name, const TensorView& t, bool channels) {
     take(all_, name, t, false);
-    if (t.dtype != DType::f32) throw Error(name, "dtype " + std::string(to_string(t.dtype)), "f32");
+    check_f32(name, t.dtype);
     if (t.ndim != (channels ? 2 : 1) || t.shape[0] != f_.h || (channels && t.shape[1] != p_.d))
       throw Error(name, "shape " + shape_text(t),
                   "[" + std::to_string(f_.h) + (channels ? ", " + std::to_string(p_.d) : "") + "]");
@@ -239,9 +235,8 @@ class Validator {
     const TensorView &initial = args_.initial_state, final = args_.final_state;
     p_.state = initial || final;
     slots();
-    const bool in_place = initial && final && initial.data == final.data && initial.ndim == final.ndim &&
+    const bool in_place = initial && final && initial.data == final.data && same_shape(initial, final) &&
                           initial.dtype == final.dtype && initial.device == final.device &&
-                          std::equal(initial.shape.begin(), initial.shape.begin() + 4, final.shape.begin()) &&
                           std::equal(initial.strides.begin(), initial.strides.begin() + 4, final.strides.begin());
     if (final) f_.final = state("final_state", final, true);
     if (in_place) f_.initial = f_.final;
@@ -249,7 +244,7 @@ class Validator {
   }
   StateRows state(const char* name, const TensorView& t, bool written) {
     take(all_, name, t, written);
-    if (t.dtype != DType::f32) throw Error(name, "dtype " + std::string(to_string(t.dtype)), "f32");
+    check_f32(name, t.dtype);
     const bool pool = static_cast<bool>(args_.state_slots);
     const int64_t states = pool && t.ndim > 0 ? f_.slot_count : p_.b;
     if (t.ndim != 4 || t.shape[0] != states || t.shape[1] != f_.h || t.shape[2] != p_.d || t.shape[3] != p_.dv)
@@ -293,7 +288,7 @@ class Validator {
     if (t.ndim != 2) throw Error("accepted", "a tensor", "none without state_slots [b, n]");
     check_list("accepted", args_.accepted, p_.b);
     take(all_, "accepted", args_.accepted, false);
-    f_.accepted = {args_.accepted.data, args_.accepted.strides[0], args_.accepted.dtype == DType::i64};
+    f_.accepted = integers_of(args_.accepted);
     for (int64_t b = 0; b < p_.b; ++b)
       if (const int64_t count = f_.accepted[b]; count < 1 || count > n)
         throw Error("accepted", std::to_string(count) + " of sequence " + std::to_string(b),
@@ -349,8 +344,7 @@ DeltaRuleProblem DeltaRuleProblem::of(const DeltaRuleArgs& args) {
 }
 
 void check(const DeltaRuleProblem& p) {
-  for (const auto& [name, dtype] : {std::pair{"q", p.dtype}, {"out", p.out_dtype}})
-    if (!is_float(dtype)) throw Error(name, "dtype " + std::string(to_string(dtype)), kFloats);
+  for (const auto& [name, dtype] : {std::pair{"q", p.dtype}, {"out", p.out_dtype}}) check_float(name, dtype);
   for (const auto& [name, size] : {std::pair{"b", p.b}, {"t", p.t}, {"hq", p.hq}, {"hk", p.hk}, {"hv", p.hv}})
     if (size < 0 || size > kMaxSize) throw Error(name, std::to_string(size), "0 to 2^48");
   for (const auto& [name, size] : {std::pair{"d", p.d}, {"dv", p.dv}})

@@ -1,11 +1,9 @@
 // delta_rule_backward: arguments -> Call, or an Error that names the argument; and its problem's text.
 #include "rapt/delta_rule_backward.hpp"
 
-#include <algorithm>
 #include <string>
 #include <vector>
 
-#include "core/dtypes.hpp"
 #include "core/float_environment.hpp"
 #include "core/text.hpp"
 #include "operations/call.hpp"
@@ -51,10 +49,9 @@ class Validator {
     if (!t) return t;
     if (!of) throw Error(name, "a tensor", "none without " + name.substr(1));
     take(all_, name, t, true);
-    if (is_f32 ? t.dtype != DType::f32 : !is_float(t.dtype))
-      throw Error(name, "dtype " + std::string(rapt::to_string(t.dtype)), is_f32 ? "f32" : kFloats);
-    if (t.ndim != of.ndim || !std::equal(t.shape.begin(), t.shape.begin() + t.ndim, of.shape.begin()))
-      throw Error(name, "shape " + shape_text(t), name.substr(1) + "'s, " + shape_text(of));
+    if (is_f32) check_f32(name, t.dtype);
+    else check_float(name, t.dtype);
+    if (!same_shape(t, of)) throw Error(name, "shape " + shape_text(t), name.substr(1) + "'s, " + shape_text(of));
     return t;
   }
   static HeadGradient per_head(const MutableTensorView& t) {
