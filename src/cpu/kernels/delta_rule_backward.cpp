@@ -1,7 +1,7 @@
 // delta_rule_backward: the recurrence of delta_rule.cpp, Z = S / e, differentiated block by block, so that all but a
 // few triangles are products of matrices. With Y = G e, where G is the gradient of S, both ends of a window are linear
-// in what its tokens write, and e is part of kd, ku and qd alone. For the tokens i of a window, from Z at its beginning
-// and Y at its end,
+// in what its tokens write, and e is part of kd, ku and qd alone. For the tokens i of a piece of a window, from Z at
+// its beginning and Y at its end,
 //
 //   du_i  =  Y^T ku_i + sum_j>=i (qd_j . ku_i) dout_j - sum_j>i (kd_j . ku_i) dw_j,     dw_i = beta_i du_i
 //   dqd_i =  Z dout_i + sum_j<=i (dout_i . u_j) ku_j
@@ -10,11 +10,12 @@
 //   Y    +=  sum_i qd_i dout_i^T - kd_i dw_i^T
 //
 // The rows [qd; -kd] and [dout; dw] go everywhere together: they are `left` and `right` here, in the order of their
-// tokens. The gradient of a log decay is that of e's logarithm and of all later ones in the window, a sum from its end;
-// of a window's first token it is rowsum(Y Z) at its beginning, so that errors of the sum end with the window, and
+// tokens. The gradient of a log decay is that of e's logarithm and of all later ones, a sum from the end;
+// of a piece's first token it is rowsum(Y Z) at its beginning, so that errors of the sum end with the piece, and
 // decays to 0 get 0.
 //
-// begin() runs forward, keeps Z at the beginning of each block, transposed, and what each token's prediction misses.
+// A piece is what a block of tokens and a window have in common. begin() runs forward, keeps Z at the beginning of each
+// block, transposed, and what each token's prediction misses.
 #include "cpu/kernels/kernels.hpp"
 #include "cpu/tile/carver.hpp"
 #include "cpu/tile/delta_rule.hpp"
@@ -32,7 +33,7 @@ struct Scratch {
   // the token before [d].
   Matrix missed, starts, e_before;
   Matrix z, y, y_t;           // [d][dv]; y_t [dv][d]
-  Matrix window_z;            // [kBlock - 1][dv][d]: Z^T where later windows of a block begin
+  Matrix piece_z;             // [kBlock - 1][dv][d]: Z^T where later pieces of a block begin
   float *e, *carry, *anchor;  // [d]: of the last token; gradients of log decays, of later tokens and as rowsum(Y Z)
   // Of a block's tokens; `opening` is e before a window, over kWindowStart.
   Matrix kd, ku, e_of, decay, opening, dku;  // [kBlock][d]
@@ -43,7 +44,7 @@ struct Scratch {
   float *beta, *k_factor, *q_factor;         // [kBlock]; [kBlock][reads]
   float *row, *gradient, *bias;              // [max(d, dv)]; [max(d, dv)]; [d]
   vec* dbeta;                                // [kBlock], as parts
-  std::int64_t* windows;                     // [kBlock + 1]: where pieces of windows begin, and n
+  std::int64_t* pieces;                      // [kBlock + 1]: where each begins, and n
 
   Scratch(Carver& carver, const DeltaRuleBackwardShape& shape, bool predicts)
       : d(round_up(shape.d, kLanes)), dv(round_up(shape.dv, kLanes)), per_token(shape.reads + predicts) {
@@ -65,11 +66,11 @@ struct Scratch {
     for (float** one : {&beta, &k_factor}) *one = carver.take<float>(kBlock);
     q_factor = carver.take<float>(kBlock * shape.reads);
     dbeta = carver.take<vec>(kBlock);
-    windows = carver.take<std::int64_t>(kBlock + 1);
+    pieces = carver.take<std::int64_t>(kBlock + 1);
     e_before = take(blocks, d);
     missed = take(predicts ? shape.tokens : 0, dv);
     starts = take(blocks * dv, d);
-    window_z = take((kBlock - 1) * dv, d);
+    piece_z = take((kBlock - 1) * dv, d);
   }
 };
 
@@ -134,10 +135,10 @@ class Item {
         tokens_.prefetch<1>(p_.grad_q, t, item_.h / p_.q_group * p_.reads + r, p_.d);
     }
     const auto start_of = [&](std::int64_t piece) {
-      return piece > 0 ? w_.window_z.from((piece - 1) * w_.dv) : w_.starts.from(block * w_.dv);
+      return piece > 0 ? w_.piece_z.from((piece - 1) * w_.dv) : w_.starts.from(block * w_.dv);
     };
     for (std::int64_t i = 1; i < pieces; ++i) {
-      const std::int64_t begin = w_.windows[i - 1], end = w_.windows[i];
+      const std::int64_t begin = w_.pieces[i - 1], end = w_.pieces[i];
       const Matrix before = start_of(i - 1), start = start_of(i);
       for (std::int64_t c = 0; c < w_.dv; ++c) copy(before[c], w_.d, start[c]);
       multiply<true, true>(w_.u.from(begin), w_.ku.from(begin), start, w_.dv, w_.d, end - begin);
@@ -145,12 +146,10 @@ class Item {
     }
     fill(w_.bias, w_.d, 0);
     for (std::int64_t i = pieces - 1; i >= 0; --i) {
-      const std::int64_t begin = w_.windows[i], end = w_.windows[i + 1];
-      const bool opens = i > 0 || opens_;
-      add_window(first, begin, end - begin, start_of(i));
-      if (opens) multiply_states(start_of(i));
-      for (std::int64_t t = end - 1; t >= begin; --t) finish(first, t, opens && t == begin);
-      if (opens) open_rows(begin, w_.y), open_columns(begin, w_.y_t);
+      const std::int64_t begin = w_.pieces[i], end = w_.pieces[i + 1];
+      add_piece(first, begin, end - begin, start_of(i));
+      for (std::int64_t t = end - 1; t >= begin; --t) finish(first, t, t == begin);
+      if (i > 0 || opens_) open_rows(begin, w_.y), open_columns(begin, w_.y_t);
     }
     if (p_.grad_dt_bias)
       for (std::int64_t c = 0; c < p_.d; ++c) item_.head_sums[2 + c] += static_cast<double>(w_.bias[c]);
@@ -186,7 +185,7 @@ class Item {
         store(state[i] + c, load(state[i] + c) * load(opening + c) * load(decay + c));
   }
 
-  // Pieces of windows that a block of tokens consists of, and kd, ku and beta. Returns how many there are.
+  // The pieces of a block of tokens, and kd, ku and beta. Returns how many pieces there are.
   std::int64_t prepare(std::int64_t first, std::int64_t n) {
     std::int64_t pieces = 0;
     for (std::int64_t t = 0; t < n; ++t) {
@@ -199,7 +198,7 @@ class Item {
       }
       const bool opens = first + t == 0 || xsimd::any(vec(kWindowLeast) > least) || xsimd::any(most > vec(kWindowMost));
       if (t == 0) opens_ = opens;
-      if (t == 0 || opens) w_.windows[pieces++] = t;
+      if (t == 0 || opens) w_.pieces[pieces++] = t;
       const float* const k = tokens_.k(first + t, w_.row);
       const vec factor(w_.k_factor[t] = tokens_.factor(k));
       for (std::int64_t c = 0; c < w_.d; c += kLanes) {
@@ -211,7 +210,7 @@ class Item {
       }
       w_.beta[t] = tokens_.beta(first + t);
     }
-    w_.windows[pieces] = n;
+    w_.pieces[pieces] = n;
     return pieces;
   }
   // The rows of `left` and `right` but dw, and u.
@@ -246,7 +245,7 @@ class Item {
     for (std::int64_t t = first + kBlock; t < min(first + 2 * kBlock, tokens_.count()); ++t)
       tokens_.prefetch_inputs(t, true, false);
     for (std::int64_t i = 0; i < pieces; ++i) {
-      const std::int64_t begin = w_.windows[i], end = w_.windows[i + 1];
+      const std::int64_t begin = w_.pieces[i], end = w_.pieces[i + 1];
       if (i > 0 || opens_) open_rows(begin, w_.z);
       if (i == 0) transpose(w_.z, w_.d, w_.dv, w_.starts.from(block * w_.dv));
       for (std::int64_t t = begin; t < end; ++t) take_v(first, t);
@@ -254,7 +253,7 @@ class Item {
       multiply<true, true>(w_.ku.from(begin), w_.u.from(begin), w_.z, w_.d, w_.dv, end - begin);
     }
   }
-  // u of a window's tokens, from v: beta times what the prediction misses.
+  // u of a piece's tokens, from v: beta times what the prediction misses.
   void predict(std::int64_t first, std::int64_t begin, std::int64_t n) {
     const Matrix kd = w_.kd.from(begin), u = w_.u.from(begin), missed = w_.missed.from(first + begin);
     multiply<false, false>(kd, w_.z, missed, n, w_.dv, w_.d);
@@ -282,8 +281,8 @@ class Item {
     for (int v = 0; v < kV; ++v) sum[v] = fma(vec(factor), load(row + v * kLanes), sum[v]);
   }
 
-  // Gradients of u, left and ku of a window's tokens, and Y before them. `z_t`: Z^T at its beginning.
-  void add_window(std::int64_t first, std::int64_t begin, std::int64_t n, const Matrix& z_t) {
+  // Gradients of u, left and ku of a piece's tokens, and Y before them. `z_t`: Z^T at its beginning.
+  void add_piece(std::int64_t first, std::int64_t begin, std::int64_t n, const Matrix& z_t) {
     const std::int64_t per_token = w_.per_token;
     const Matrix ku = w_.ku.from(begin), u = w_.u.from(begin), dku = w_.dku.from(begin),
                  left = w_.left.from(begin * per_token), right = w_.right.from(begin * per_token),
@@ -316,9 +315,7 @@ class Item {
     });
     multiply<true, true>(left, right, w_.y, w_.d, w_.dv, n * per_token);
     transpose(w_.y, w_.d, w_.dv, w_.y_t);
-  }
-  // rowsum(Y Z), for finish() of a window's first token.
-  void multiply_states(const Matrix& z_t) const {
+    // rowsum(Y Z), for finish() of the piece's first token.
     with_columns(w_.d, [&](auto vectors, std::int64_t column) {
       constexpr int kV = decltype(vectors)::value;
       vec sum[kV];
@@ -361,8 +358,8 @@ class Item {
     });
   }
 
-  // The gradients of a token; `opens`: the first of its window.
-  void finish(std::int64_t first, std::int64_t t, bool opens) {
+  // The gradients of a token; `begins`: the first of its piece.
+  void finish(std::int64_t first, std::int64_t t, bool begins) {
     const std::int64_t token = first + t;
     const float *const e = w_.e_of[t], *const ku = w_.ku[t], *const dku = w_.dku[t];
     const Matrix left = w_.left.from(t * w_.per_token), dleft = w_.dleft.from(t * w_.per_token);
@@ -371,7 +368,7 @@ class Item {
       for (std::int64_t r = 0; r < w_.per_token; ++r) dlog = fma(load(left[r] + c), load(dleft[r] + c), dlog);
       if (p_.has_delta) dk = dk - load(dleft[p_.reads] + c) * load(e + c);
       store(w_.gradient + c, dk);
-      store(w_.carry + c, opens ? load(w_.anchor + c) : load(w_.carry + c) + dlog);
+      store(w_.carry + c, begins ? load(w_.anchor + c) : load(w_.carry + c) + dlog);
     }
     if (p_.l2norm) tokens_.row_gradient(tokens_.k(token, w_.row), w_.k_factor[t], w_.gradient);
     give(p_.grad_k, item_.k_sums, p_.k_group, token, item_.h / p_.k_group, p_.d);
