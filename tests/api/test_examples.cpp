@@ -6,6 +6,7 @@
 #include <iostream>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -306,6 +307,60 @@ TEST_CASE("guide: training", "[examples]") {
     std::free(workspace);
   }
   check();
+}
+
+TEST_CASE("guide: the delta rule and its gradients", "[examples]") {
+  constexpr std::int64_t t = 30, h = 3, rows = b * t * h;
+  const auto q_data = random_floats(rows * d, 71), v_data = random_floats(rows * d, 72),
+             dout_data = random_floats(rows * d, 73);
+  auto k_data = random_floats(rows * d, 74), g_data = random_floats(rows * d, 75), beta_data = random_floats(rows, 76);
+  for (float& x : k_data) x *= 0.5f;  // of a length near 1
+  for (float& x : g_data) x = -std::abs(x);
+  for (float& x : beta_data) x = std::abs(x);
+  std::vector<float> out_data(q_data.size()), dq_data(out_data), dk_data(out_data), dv_data(out_data),
+      dg_data(out_data), dbeta_data(beta_data.size());
+  const float *q = q_data.data(), *k = k_data.data(), *v = v_data.data(), *g = g_data.data(), *beta = beta_data.data(),
+              *dout = dout_data.data();
+  float *out = out_data.data(), *dq = dq_data.data(), *dk = dk_data.data(), *dv = dv_data.data(), *dg = dg_data.data(),
+        *dbeta = dbeta_data.data();
+
+  rapt::DeltaRuleArgs rule;
+  rule.q = rapt::TensorView(q, {b, t, h, d}), rule.k = rapt::TensorView(k, {b, t, h, d});
+  rule.v = rapt::TensorView(v, {b, t, h, d});
+  rule.g = rapt::TensorView(g, {b, t, h, d}), rule.beta = rapt::TensorView(beta, {b, t, h});
+  rule.out = rapt::MutableTensorView(out, {b, t, h, d});
+  rapt::delta_rule(rule);
+
+  rapt::DeltaRuleBackwardArgs backward;
+  backward.forward = rule;
+  backward.dout = rapt::TensorView(dout, {b, t, h, d});
+  backward.dq = rapt::MutableTensorView(dq, {b, t, h, d}), backward.dk = rapt::MutableTensorView(dk, {b, t, h, d});
+  backward.dv = rapt::MutableTensorView(dv, {b, t, h, d});
+  backward.dg = rapt::MutableTensorView(dg, {b, t, h, d}), backward.dbeta = rapt::MutableTensorView(dbeta, {b, t, h});
+  rapt::delta_rule_backward(backward);
+
+  // The output is linear in the queries, and in the values.
+  const auto dot = [](const std::vector<float>& x, const std::vector<float>& y) {
+    return std::inner_product(x.begin(), x.end(), y.begin(), 0.0);
+  };
+  const double wanted = dot(dout_data, out_data);
+  CHECK(std::abs(wanted) > 1e-2);
+  CHECK(std::abs(dot(dq_data, q_data) - wanted) < 1e-4);
+  CHECK(std::abs(dot(dv_data, v_data) - wanted) < 1e-4);
+  // Along a gradient the loss grows by its square, as far as out's rounding shows it.
+  for (auto& [input, gradient] : {std::pair{&k_data, &dk_data}, {&g_data, &dg_data}, {&beta_data, &dbeta_data}}) {
+    const double square = dot(*gradient, *gradient), step = 1e-2 / std::sqrt(square);
+    const std::vector<float> before = *input;
+    const auto loss_at = [&](double factor) {
+      for (std::size_t i = 0; i < before.size(); ++i)
+        (*input)[i] = before[i] + static_cast<float>(factor * step) * (*gradient)[i];
+      rapt::delta_rule(rule);
+      return dot(dout_data, out_data);
+    };
+    const double growth = (loss_at(1) - loss_at(-1)) / (2 * step);
+    CHECK(std::abs(growth / square - 1) < 0.01);
+    *input = before;
+  }
 }
 
 TEST_CASE("guide: plans, contexts and errors", "[examples]") {

@@ -93,10 +93,9 @@ void test_examples(void) {
     for (int i = 0; i < COUNT; ++i) inputs[n][i] -= (float)step * gradients[n][i];
     CHECK(fabs(growth / step / square - 1) < 0.01);
   }
-  free(dout);
 
   enum { MORE = COUNT + b * h * d };
-  static float decays[COUNT], state[b * h * d * d];
+  static float decays[COUNT], ddecays[COUNT], state[b * h * d * d];
   for (int i = 0; i < COUNT; ++i) decays[i] = -fabsf(k[i]);
 
   const int64_t rows[] = {b, s, h, d}, states[] = {b, h, d, d};
@@ -109,6 +108,25 @@ void test_examples(void) {
   rapt_tensor_contiguous(&rule.final_state, state, RAPT_F32, 4, states);
   rule.l2norm_qk = 1;
   if (rapt_delta_rule(&rule, NULL) != RAPT_OK) fprintf(stderr, "%s\n", rapt_last_error());
+
+  rapt_delta_rule_backward_args learn = rapt_delta_rule_backward_args_init();
+  learn.forward = &rule;
+  rapt_tensor_contiguous(&learn.dout, dout, RAPT_F32, 4, rows);
+  rapt_tensor_contiguous(&learn.dq, dq, RAPT_F32, 4, rows);
+  rapt_tensor_contiguous(&learn.dk, dk, RAPT_F32, 4, rows);
+  rapt_tensor_contiguous(&learn.dv, dv, RAPT_F32, 4, rows);
+  rapt_tensor_contiguous(&learn.dg, ddecays, RAPT_F32, 4, rows);
+  if (rapt_delta_rule_backward(&learn, NULL) != RAPT_OK) fprintf(stderr, "%s\n", rapt_last_error());
+
+  /* The output is linear in the values; queries and keys count by their direction only. */
+  double by_q = 0, by_k = 0, by_v = 0, of_out = 0;
+  for (int i = 0; i < COUNT; ++i) {
+    by_q += (double)dq[i] * q[i], by_k += (double)dk[i] * k[i], by_v += (double)dv[i] * v[i];
+    of_out += (double)dout[i] * out[i];
+    CHECK(isfinite(ddecays[i]));
+  }
+  CHECK(fabs(by_v - of_out) < 1e-4 && fabs(of_out) > 1e-2 && fabs(by_q) < 1e-4 && fabs(by_k) < 1e-4);
+  free(dout);
 
   rule.initial_state = rule.final_state;
   rule.q.shape[1] = rule.k.shape[1] = rule.v.shape[1] = rule.g.shape[1] = rule.out.shape[1] = 1;

@@ -12,6 +12,29 @@ void fill(float* data, size_t count, unsigned seed) {
   }
 }
 
+double larger(double worst, double difference) {
+  return isnan(difference) ? INFINITY : fmax(worst, fabs(difference));
+}
+
+void fill_with_nan(float* data, size_t count) {
+  for (size_t i = 0; i < count; ++i) data[i] = NAN;
+}
+
+double gradient_error(double (*loss)(const void* data), const void* data, float* inputs, const float* got, int count) {
+  const float step = 0x1p-10f; /* inputs are multiples of 2^-23, so that adding it is exact */
+  double error = 0;
+  for (int i = 0; i < count; ++i) {
+    const float here = inputs[i];
+    inputs[i] = here + step;
+    const double above = loss(data);
+    inputs[i] = here - step;
+    const double below = loss(data);
+    inputs[i] = here;
+    error = larger(error, got[i] - (above - below) / (2 * (double)step));
+  }
+  return error;
+}
+
 rapt_tensor contiguous(void* data, int32_t dtype, int32_t ndim, int64_t s0, int64_t s1, int64_t s2, int64_t s3) {
   const int64_t shape[4] = {s0, s1, s2, s3};
   rapt_tensor tensor;
@@ -23,8 +46,7 @@ void fixture_init(fixture* f) {
   fill(f->q, B * HQ * SQ * D, 1);
   fill(f->k, B * HK * SK * D, 2);
   fill(f->v, B * HK * SK * DV, 3);
-  for (int i = 0; i < B * HQ * SQ * DV; ++i) f->out[i] = NAN;
-  for (int i = 0; i < B * HQ * SQ; ++i) f->lse[i] = NAN;
+  fill_with_nan(f->out, B * HQ * SQ * DV), fill_with_nan(f->lse, B * HQ * SQ);
   f->args = rapt_attention_args_init();
   f->args.q = contiguous(f->q, RAPT_F32, 4, B, HQ, SQ, D);
   f->args.k = contiguous(f->k, RAPT_F32, 4, B, HK, SK, D);

@@ -21,6 +21,15 @@ void fixture_init(fixture* f);
 /* `count` fixed numbers in [-1, 1) that depend on `seed`. */
 void fill(float* data, size_t count, unsigned seed);
 
+/* The larger of `worst` and |difference|; infinite where that is NaN. */
+double larger(double worst, double difference);
+
+void fill_with_nan(float* data, size_t count);
+
+/* Largest difference between `got` and the central differences of loss(data) by the `count` numbers `inputs`, which it
+ * reads; infinite where one is NaN. */
+double gradient_error(double (*loss)(const void* data), const void* data, float* inputs, const float* got, int count);
+
 rapt_tensor contiguous(void* data, int32_t dtype, int32_t ndim, int64_t s0, int64_t s1, int64_t s2, int64_t s3);
 
 /* `value` as a 16-bit number, rounded to nearest even, and back. `dtype` is RAPT_BF16 or RAPT_F16; for the latter

@@ -9,6 +9,7 @@ int main(void) {
   test_errors();
   test_contexts();
   test_delta_rule();
+  test_delta_rule_backward();
   test_plans();
   test_kv_caches();
   test_examples();

@@ -17,10 +17,6 @@ typedef struct backward_fixture {
   rapt_attention_backward_args args;
 } backward_fixture;
 
-static void fill_with_nan(float* data, size_t count) {
-  for (size_t i = 0; i < count; ++i) data[i] = NAN;
-}
-
 /* Runs the forward call, too. */
 static void backward_init(backward_fixture* f) {
   rapt_attention_args* const forward = &f->forward.args;
@@ -56,22 +52,12 @@ static void backward_init(backward_fixture* f) {
   f->args.dsinks = contiguous(f->dsinks, RAPT_F32, 1, HQ, 0, 0, 0);
 }
 
-/* Largest difference between `got` and the central differences by `inputs`, which the forward call reads. */
+static double loss_of(const void* data) {
+  const backward_fixture* const f = data;
+  return reference_loss(&f->forward.args, f->dout, f->args.dlse.ndim ? f->dlse : NULL);
+}
 static double worst(const backward_fixture* f, float* inputs, const float* got, int count) {
-  const float step = 0x1p-10f; /* inputs are multiples of 2^-23, so that adding it is exact */
-  const float* const dlse = f->args.dlse.ndim ? f->dlse : NULL;
-  double error = 0;
-  for (int i = 0; i < count; ++i) {
-    const float here = inputs[i];
-    inputs[i] = here + step;
-    const double above = reference_loss(&f->forward.args, f->dout, dlse);
-    inputs[i] = here - step;
-    const double below = reference_loss(&f->forward.args, f->dout, dlse);
-    inputs[i] = here;
-    const double difference = fabs(got[i] - (above - below) / (2 * (double)step));
-    error = isnan(difference) ? INFINITY : fmax(error, difference);
-  }
-  return error;
+  return gradient_error(loss_of, f, inputs, got, count);
 }
 
 static const double kTolerance = 2e-5; /* mostly of the differences: the third derivative times step^2 / 6 */

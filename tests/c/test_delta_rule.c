@@ -3,117 +3,23 @@
 #include <stdlib.h>
 
 #include "check.h"
-#include "fixture.h"
-
-/* Two sequences of T tokens, or ragged ones of 3 and 7 that are the same rows; HK key heads serve H value heads. */
-enum { T = 5, H = 4, WIDTH = 6, POOL = 5, TOKENS = B * T, STATE = WIDTH * DV };
-
-typedef struct delta_fixture {
-  float q[TOKENS * HK * WIDTH], k[TOKENS * HK * WIDTH], v[TOKENS * H * DV], g[TOKENS * H * WIDTH], beta[TOKENS * H];
-  float a_log[H], dt_bias[H * WIDTH], out[TOKENS * H * DV];
-  float initial[POOL * H * STATE], final[POOL * H * STATE];
-  int32_t cu_seqlens[B + 1];
-  int64_t slots[B * 7], accepted[B];
-  rapt_delta_rule_args args;
-} delta_fixture;
-
-static void delta_init(delta_fixture* f) {
-  memset(f, 0, sizeof *f);
-  fill(f->q, TOKENS * HK * WIDTH, 31), fill(f->k, TOKENS * HK * WIDTH, 32), fill(f->v, TOKENS * H * DV, 33);
-  fill(f->g, TOKENS * H * WIDTH, 34), fill(f->beta, TOKENS * H, 35), fill(f->a_log, H, 36);
-  fill(f->dt_bias, H * WIDTH, 37), fill(f->initial, POOL * H * STATE, 38);
-  for (int i = 0; i < TOKENS * H * DV; ++i) f->out[i] = NAN;
-  for (int i = 0; i < POOL * H * STATE; ++i) f->final[i] = NAN;
-  f->cu_seqlens[1] = 3, f->cu_seqlens[2] = TOKENS;
-  f->args = rapt_delta_rule_args_init();
-  f->args.q = contiguous(f->q, RAPT_F32, 4, B, T, HK, WIDTH);
-  f->args.k = contiguous(f->k, RAPT_F32, 4, B, T, HK, WIDTH);
-  f->args.v = contiguous(f->v, RAPT_F32, 4, B, T, H, DV);
-  f->args.g = contiguous(f->g, RAPT_F32, 4, B, T, H, WIDTH);
-  f->args.beta = contiguous(f->beta, RAPT_F32, 3, B, T, H, 0);
-  f->args.out = contiguous(f->out, RAPT_F32, 4, B, T, H, DV);
-  f->args.gate = 1;
-  f->args.a_log = contiguous(f->a_log, RAPT_F32, 1, H, 0, 0, 0);
-  f->args.dt_bias = contiguous(f->dt_bias, RAPT_F32, 2, H, WIDTH, 0, 0);
-  f->args.initial_state = contiguous(f->initial, RAPT_F32, 4, B, H, WIDTH, DV);
-  f->args.final_state = contiguous(f->final, RAPT_F32, 4, B, H, WIDTH, DV);
-}
-static void make_ragged(delta_fixture* f) {
-  rapt_delta_rule_args* const a = &f->args;
-  a->q = contiguous(f->q, RAPT_F32, 3, TOKENS, HK, WIDTH, 0),
-  a->k = contiguous(f->k, RAPT_F32, 3, TOKENS, HK, WIDTH, 0);
-  a->v = contiguous(f->v, RAPT_F32, 3, TOKENS, H, DV, 0), a->g = contiguous(f->g, RAPT_F32, 3, TOKENS, H, WIDTH, 0);
-  a->beta = contiguous(f->beta, RAPT_F32, 2, TOKENS, H, 0, 0);
-  a->out = contiguous(f->out, RAPT_F32, 3, TOKENS, H, DV, 0);
-  a->cu_seqlens = contiguous(f->cu_seqlens, RAPT_I32, 1, B + 1, 0, 0, 0);
-}
-static void make_pool(delta_fixture* f, int steps) {
-  f->args.initial_state.shape[0] = f->args.final_state.shape[0] = POOL;
-  f->args.state_slots = contiguous(f->slots, RAPT_I64, steps ? 2 : 1, B, steps, 0, 0);
-}
-
-/* g as it is without a gate. */
-static void make_decays(delta_fixture* f) {
-  for (int i = 0; i < TOKENS * H * WIDTH; ++i) f->g[i] = -fabsf(f->g[i]);
-}
-
-static double norm(const float* row) {
-  double sum = 1e-6;
-  for (int i = 0; i < WIDTH; ++i) sum += (double)row[i] * row[i];
-  return sqrt(sum);
-}
+#include "delta_fixture.h"
 
 /* Largest difference between what was written and the recurrence from the states `initial`; infinite where one is NaN.
- * Contiguous fp32 tensors with g [.., d]; reads every other field of the arguments. Counts the slots it checked. */
+ * Counts the numbers of states that it checked. */
 static double error_of(const delta_fixture* f, const float* initial, int* checked) {
-  const rapt_delta_rule_args* const a = &f->args;
-  const int steps = a->state_slots.ndim == 2 ? (int)a->state_slots.shape[1] : 1;
+  static double out[TOKENS * H * DV], states[TOKENS * H * STATE];
   double worst = 0;
+  delta_reference(f, initial, out, states);
   *checked = 0;
   for (int b = 0; b < B; ++b)
-    for (int h = 0; h < H; ++h) {
-      double S[WIDTH][DV] = {{0}};
-      const int first = a->cu_seqlens.ndim ? f->cu_seqlens[b] : b * T,
-                end = a->cu_seqlens.ndim ? f->cu_seqlens[b + 1] : first + T;
-      const int start = a->accepted.ndim ? (int)f->accepted[b] - 1 : 0;
-      const int64_t from = a->state_slots.ndim ? f->slots[b * steps + start] : b;
-      for (int i = 0; a->initial_state.ndim && from >= 0 && i < STATE; ++i)
-        S[i / DV][i % DV] = initial[(from * H + h) * STATE + i];
-      for (int t = first; t < end; ++t) {
-        const float *q = f->q + (t * HK + h / (H / HK)) * WIDTH, *k = f->k + (t * HK + h / (H / HK)) * WIDTH;
-        const double nq = a->l2norm_qk ? norm(q) : 1, nk = a->l2norm_qk ? norm(k) : 1;
-        const double scale = a->has_scale ? a->scale : 1 / sqrt(WIDTH);
-        double beta = a->beta.ndim ? f->beta[t * H + h] : 1;
-        if (a->beta_sigmoid) beta = 1 / (1 + exp(-beta));
-        if (a->beta_double) beta *= 2;
-        for (int i = 0; i < WIDTH && a->g.ndim; ++i) {
-          double g = f->g[(t * H + h) * WIDTH + i];
-          const double A = exp(a->a_log.ndim ? f->a_log[h] : 0);
-          if (a->gate) {
-            g += a->dt_bias.ndim ? f->dt_bias[h * WIDTH + i] : 0;
-            g = a->has_gate_lower_bound ? a->gate_lower_bound / (1 + exp(-A * g)) : -A * log1p(exp(g));
-          }
-          for (int j = 0; j < DV; ++j) S[i][j] *= exp(g);
-        }
-        for (int j = 0; j < DV; ++j) {
-          double u = f->v[(t * H + h) * DV + j], out = 0;
-          if (a->rule >= RAPT_RULE_DELTA) {
-            for (int i = 0; i < WIDTH; ++i) u -= S[i][j] * k[i] / nk;
-            u *= beta;
-          }
-          for (int i = 0; i < WIDTH; ++i) S[i][j] += k[i] / nk * u, out += scale * S[i][j] * q[i] / nq;
-          const double difference = fabs(out - f->out[(t * H + h) * DV + j]);
-          worst = isnan(difference) ? INFINITY : fmax(worst, difference);
-        }
-        if (steps == 1 && t + 1 < end) continue;
-        const int64_t to = a->state_slots.ndim ? f->slots[b * steps + (steps == 1 ? 0 : t - first)] : b;
-        for (int i = 0; a->final_state.ndim && to >= 0 && i < STATE; ++i) {
-          const float got = ((const float*)a->final_state.data)[(to * H + h) * STATE + i];
-          const double difference = fabs(S[i / DV][i % DV] - got);
-          worst = isnan(difference) ? INFINITY : fmax(worst, difference);
-          ++*checked;
-        }
-      }
+    for (int t = 0; t < token_count(f, b); ++t) {
+      const int row = first_token(f, b) + t;
+      for (int i = row * H * DV; i < (row + 1) * H * DV; ++i) worst = larger(worst, out[i] - f->out[i]);
+      const int64_t slot = slot_after(f, b, t);
+      for (int i = 0; f->args.final_state.ndim && slot >= 0 && i < H * STATE; ++i, ++*checked)
+        worst =
+            larger(worst, states[row * H * STATE + i] - ((const float*)f->args.final_state.data)[slot * H * STATE + i]);
     }
   return worst;
 }

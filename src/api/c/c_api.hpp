@@ -125,5 +125,7 @@ inline MutableTensorView to_view(const rapt_tensor& t, const std::string& name) 
 
 /// Of attention calls, and of the forward of attention_backward.
 AttentionArgs to_attention_args(const rapt_attention_args* given);
+/// Of delta_rule calls, and of the forward of delta_rule_backward.
+DeltaRuleArgs to_delta_rule_args(const rapt_delta_rule_args* given);
 
 }  // namespace rapt::c

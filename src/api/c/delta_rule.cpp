@@ -1,11 +1,9 @@
 // delta_rule in the C interface.
 #include "api/c/c_api.hpp"
 
-namespace {
-
 using namespace rapt::c;
 
-rapt::DeltaRuleArgs to_args(const rapt_delta_rule_args* given) {
+rapt::DeltaRuleArgs rapt::c::to_delta_rule_args(const rapt_delta_rule_args* given) {
   const rapt_delta_rule_args a = known_part(deref(given, "args"), "rapt_delta_rule_args");
   rapt::DeltaRuleArgs args;
   args.q = to_view(a.q, "q");
@@ -31,20 +29,20 @@ rapt::DeltaRuleArgs to_args(const rapt_delta_rule_args* given) {
   return args;
 }
 
-}  // namespace
-
 rapt_status rapt_delta_rule(const rapt_delta_rule_args* args, const rapt_context* context) noexcept {
   return rapt_delta_rule_with_workspace(args, context, nullptr, 0);
 }
 rapt_status rapt_delta_rule_with_workspace(const rapt_delta_rule_args* args, const rapt_context* context,
                                            void* workspace, size_t workspace_bytes) noexcept {
-  return guard([&] { rapt::delta_rule(to_args(args), to_context(context), to_workspace(workspace, workspace_bytes)); });
+  return guard([&] {
+    rapt::delta_rule(to_delta_rule_args(args), to_context(context), to_workspace(workspace, workspace_bytes));
+  });
 }
 rapt_status rapt_plan_create_delta_rule(const rapt_delta_rule_args* args, const rapt_context* context,
                                         rapt_plan** plan) noexcept {
-  return create_plan(to_args, args, context, plan);
+  return create_plan(to_delta_rule_args, args, context, plan);
 }
 rapt_status rapt_plan_run_delta_rule(const rapt_plan* plan, const rapt_delta_rule_args* args, void* workspace,
                                      size_t workspace_bytes) noexcept {
-  return run_plan(plan, to_args, args, workspace, workspace_bytes);
+  return run_plan(plan, to_delta_rule_args, args, workspace, workspace_bytes);
 }
