@@ -4,6 +4,7 @@
     print(rapt.explain(q, k, v, causal=True))       # which kernel that is, and why not the others
     rapt.attention_backward(dout, q, k, v, out, lse, causal=True)   # its gradients
     rapt.delta_rule(q, k, v, g, beta)               # linear attention with a state: Gated DeltaNet, Kimi Delta Attention
+    rapt.delta_rule_backward(q, k, v, g, beta, dout=dout)           # its gradients
     rapt.append_kv(k_new, v_new, k, v, lengths)     # into a strided, paged or ring cache, quantised if it is
 
 What every argument means to the last corner is in docs/contract.md of the source.
@@ -13,17 +14,19 @@ from rapt._attention import attention, dropout_mask, explain
 from rapt._attention_backward import Gradients, attention_backward
 from rapt._cache import append_kv, merge_states
 from rapt._core import Explanation
-from rapt._delta_rule import delta_rule
+from rapt._delta_rule import DeltaRuleGradients, delta_rule, delta_rule_backward
 from rapt._info import info
 
 __version__: str = info()["version"]
 __all__ = [
+    "DeltaRuleGradients",
     "Explanation",
     "Gradients",
     "append_kv",
     "attention",
     "attention_backward",
     "delta_rule",
+    "delta_rule_backward",
     "dropout_mask",
     "explain",
     "info",

@@ -40,8 +40,13 @@ def attention_backward(forward: tuple[Any, ...], gradients: tuple[Any, ...], /) 
     """Gradients of attention(*forward), whose `out` is the result that it had. `gradients` are dout, lse, dlse or None,
     and the arrays to write, or None: dq, dk, dv, dbias, dsinks, dalibi."""
 
-def delta_rule(*arguments: Any) -> None:
-    """`rapt.delta_rule` into `out` and, if it is not None, `final_state`: all its arguments, in the order of the call in _delta_rule.py."""
+def delta_rule(inputs: tuple[Any, ...], results: tuple[Any, ...], /) -> None:
+    """`rapt.delta_rule` into `out` and, if it is not None, `final_state`: what it and its gradients are
+    given alike, in the order of _delta_rule.py's _INPUTS, and out, final_state, state_slots and accepted."""
+
+def delta_rule_backward(inputs: tuple[Any, ...], gradients: tuple[Any, ...], /) -> None:
+    """Gradients of delta_rule(inputs, ..). `gradients` are dout, dfinal_state or None, and the arrays to write, or None: dq, dk,
+    dv, dg, dbeta, dinitial_state, da_log, ddt_bias."""
 
 def explain(*arguments: Any) -> Explanation:
     """`rapt.explain`: all its arguments, in its order."""

@@ -1,13 +1,23 @@
-"""`delta_rule`: linear attention with a state of fixed size."""
+"""`delta_rule`: linear attention with a state of fixed size, and `delta_rule_backward`, its gradients."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from collections.abc import Collection
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from rapt import _core
 from rapt._arrays import Array, empty_like, shape_of
 
 Rule: TypeAlias = Literal["linear", "gated", "delta", "gated_delta"]
+Wanted: TypeAlias = Literal["q", "k", "v", "g", "beta", "initial_state", "a_log", "dt_bias"]
+
+_INPUTS = """q k v g beta rule scale initial_state cu_seqlens l2norm_qk beta_sigmoid beta_double gate a_log dt_bias gate_lower_bound
+    state_v_first threads isa""".split()
+
+
+def _inputs(given: dict[str, Any]) -> tuple[Any, ...]:
+    """What both directions are given alike, in the order of the extension."""
+    return tuple(given[name] for name in _INPUTS)
 
 
 def delta_rule(
@@ -73,20 +83,11 @@ def delta_rule(
 
     Returns out [b, t, max(hq, h), V] of q's type and rank, C-contiguous: PyTorch's for its tensors, else NumPy's. Sums are
     float32, and bits do not depend on threads, other sequences or later tokens. Raises TypeError or ValueError, naming the
-    argument, before anything is written. Releases the GIL. Has no backward: see rapt.torch.delta_rule.
+    argument, before anything is written. Releases the GIL. Gradients: delta_rule_backward; rapt.torch.delta_rule records them.
     """
-    made, state = result_shapes(q, k, v, cu_seqlens, state_v_first)
-    if out is None:
-        out = empty_like("q", q, made)
-    if return_state and final_state is None:
-        if state_slots is not None:
-            raise ValueError("final_state: got None with state_slots and return_state; wanted the pool to write to")
-        final_state = empty_like("q", q, state, "float32")
-    _core.delta_rule(
-        *(q, k, v, g, beta, rule, scale, initial_state, final_state, cu_seqlens, state_slots, accepted),
-        *(l2norm_qk, beta_sigmoid, beta_double, gate, a_log, dt_bias, gate_lower_bound, state_v_first, out, threads, isa),
-    )
-    return (out, final_state) if return_state else out
+    made, state = results(q, k, v, cu_seqlens, return_state, out, final_state, state_slots, state_v_first)
+    _core.delta_rule(_inputs(locals()), (made, state, state_slots, accepted))
+    return (made, state) if return_state else made
 
 
 def result_shapes(
@@ -104,3 +105,94 @@ def result_shapes(
     b = tokens[0] if cu_seqlens is None else max(shape_of("cu_seqlens", cu_seqlens)[0] - 1, 0)
     last = (value_size, size) if state_v_first else (size, value_size)
     return (*tokens, max(hq, h), value_size), (b, h, *last)
+
+
+def results(
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_seqlens: Any,
+    return_state: bool,
+    out: Any,
+    final_state: Any,
+    state_slots: Any,
+    state_v_first: bool,
+) -> tuple[Any, Any]:
+    """The arrays to write: out, and final_state or None. New ones where none are given."""
+    made, state = result_shapes(q, k, v, cu_seqlens, state_v_first)
+    if return_state and final_state is None:
+        if state_slots is not None:
+            raise ValueError("final_state: got None with state_slots and return_state; wanted the pool to write to")
+        final_state = empty_like("q", q, state, "float32")
+    return empty_like("q", q, made) if out is None else out, final_state
+
+
+class DeltaRuleGradients(NamedTuple):
+    """Each of the shape, type and library of what it is the gradient of; None if that was not given or it was not wanted."""
+
+    dq: Any = None
+    dk: Any = None
+    dv: Any = None
+    dg: Any = None
+    dbeta: Any = None
+    dinitial_state: Any = None
+    da_log: Any = None
+    ddt_bias: Any = None
+
+
+def delta_rule_backward(
+    q: Array,
+    k: Array,
+    v: Array,
+    g: Array | None = None,
+    beta: Array | None = None,
+    *,
+    dout: Array | None = None,
+    dfinal_state: Array | None = None,
+    rule: Rule = "gated_delta",
+    scale: float | None = None,
+    initial_state: Array | None = None,
+    cu_seqlens: Array | None = None,
+    l2norm_qk: bool = False,
+    beta_sigmoid: bool = False,
+    beta_double: bool = False,
+    gate: bool = False,
+    a_log: Array | None = None,
+    dt_bias: Array | None = None,
+    gate_lower_bound: float | None = None,
+    state_v_first: bool = False,
+    want: Collection[Wanted] | None = None,
+    threads: int | None = None,
+    isa: str | None = None,
+) -> DeltaRuleGradients:
+    """Gradients of sum(dout * out) + sum(dfinal_state * state), for out and state of delta_rule(q, k, v, ..., return_state=True).
+
+    Of the inputs as they were given: through norms, gates and sigmoid where the forward does them. The states are computed again,
+    from one in every 24 tokens, and no argument is copied.
+
+    q, k, v, ...    As given to delta_rule(); initial_state as it was before that. Pools of states have no gradients.
+    dout            float32, bfloat16 or float16, of out's shape and any strides; 0 if not given.
+    dfinal_state    float32, of the state's shape; 0 if not given.
+    want            Which gradients to compute, of "q", "k", "v", "g", "beta", "initial_state", "a_log" and "dt_bias"; of all
+                    that are given, if None. Those of a_log, dt_bias and a g of [h] are sums over all tokens.
+    threads, isa    As for attention().
+
+    Returns DeltaRuleGradients(dq, dk, dv, dg, dbeta, dinitial_state, da_log, ddt_bias): C-contiguous arrays of the shapes and
+    types of what they are the gradients of, PyTorch's for its tensors, else NumPy's; None for the others. Sums are float32 or
+    more, every gradient is rounded once, and bits do not depend on threads or other sequences (but for sums over those). Raises
+    TypeError or ValueError, naming the argument, before anything is written. Releases the GIL.
+    """
+    inputs = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "initial_state": initial_state, "a_log": a_log, "dt_bias": dt_bias}
+    names: tuple[str, ...] = (want,) if isinstance(want, str) else tuple(want or ())
+    if want is None:
+        names = tuple(name for name, array in inputs.items() if array is not None)
+    if not names or not inputs.keys() >= set(names):
+        raise ValueError(f"want: got {want!r}; wanted one or more of {', '.join(map(repr, inputs))}")
+    made: dict[str, Any] = {}
+    for name in names:
+        if inputs[name] is None:
+            raise ValueError(f"want: got {name!r}; wanted no gradient of what is not given")
+        made["d" + name] = empty_like(name, inputs[name], shape_of(name, inputs[name]))
+    gradients = DeltaRuleGradients(**made)
+    _core.delta_rule_backward(_inputs(locals()), (dout, dfinal_state, *gradients))
+    return gradients

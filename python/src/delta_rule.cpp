@@ -8,7 +8,7 @@
 
 #include "call.hpp"
 #include "error.hpp"
-#include "rapt/delta_rule.hpp"
+#include "rapt/delta_rule_backward.hpp"
 #include "scalar.hpp"
 
 namespace rapt::python {
@@ -52,52 +52,106 @@ void swap_sizes(const char* name, View& t, std::int64_t d, std::int64_t dv) {
   std::swap(t.strides[2], t.strides[3]);
 }
 
+// A call's arrays, in the layout of Python until fit() gives them the library's.
+class Call {
+ public:
+  explicit Call(const DeltaRuleInputs& a)
+      : threads_(a.threads), isa_(a.isa), state_v_first_(truth("state_v_first", a.state_v_first)) {
+    const auto rows = [&](const char* name, nb::handle array) {
+      return arrays_.take(name, array, {.elements = Elements::floats, .shaped = true});
+    };
+    args.q = rows("q", a.q), args.k = rows("k", a.k), args.v = rows("v", a.v);
+    args.g = floats("g", a.g), args.beta = floats("beta", a.beta);
+    args.initial_state = f32("initial_state", a.initial_state);
+    args.cu_seqlens = integers("cu_seqlens", a.cu_seqlens);
+    args.a_log = f32("a_log", a.a_log), args.dt_bias = f32("dt_bias", a.dt_bias);
+    args.rule = rule_of(a.rule);
+    args.scale = real("scale", a.scale);
+    args.l2norm_qk = truth("l2norm_qk", a.l2norm_qk);
+    args.beta_sigmoid = truth("beta_sigmoid", a.beta_sigmoid);
+    args.beta_double = truth("beta_double", a.beta_double);
+    args.gate = truth("gate", a.gate);
+    args.gate_lower_bound = real("gate_lower_bound", a.gate_lower_bound);
+    has_batch_ = args.cu_seqlens && args.q.ndim == 4;
+    d_ = last(args.q), dv_ = last(args.v);
+    for (const auto& [name, rows_of] :
+         {std::pair{"q", &args.q}, {"k", &args.k}, {"v", &args.v}, {"g", &args.g}, {"beta", &args.beta}})
+      fit_rows(name, *rows_of);
+    fit_state("initial_state", args.initial_state);
+  }
+
+  MutableTensorView floats(const char* name, nb::handle array, bool writable = false) {
+    return arrays_.take(name, array, {.writable = writable, .elements = Elements::floats});
+  }
+  MutableTensorView f32(const char* name, nb::handle array, bool writable = false) {
+    return arrays_.take(name, array, {.writable = writable, .elements = Elements::f32});
+  }
+  MutableTensorView integers(const char* name, nb::handle array) {
+    return arrays_.take(name, array, {.elements = Elements::integers});
+  }
+  // Of each token.
+  MutableTensorView rows(const char* name, nb::handle array, bool writable) {
+    MutableTensorView t = floats(name, array, writable);
+    fit_rows(name, t);
+    return t;
+  }
+  MutableTensorView state(const char* name, nb::handle array, bool writable) {
+    MutableTensorView t = f32(name, array, writable);
+    fit_state(name, t);
+    return t;
+  }
+
+  template <class Work>
+  void run(const Work& work) {
+    const Context context = context_of(arrays_, threads_, isa_, args.q.device);
+    {
+      const nb::gil_scoped_release unlocked;
+      work(context);
+    }
+    arrays_.mark_written();
+  }
+
+  DeltaRuleArgs args;
+
+ private:
+  static std::int64_t last(const TensorView& t) { return t.shape[static_cast<std::size_t>(t.ndim - 1)]; }
+  template <class View>
+  void fit_rows(const char* name, View& t) const {
+    if (has_batch_) drop_batch(name, t);
+  }
+  template <class View>
+  void fit_state(const char* name, View& t) const {
+    if (state_v_first_) swap_sizes(name, t, d_, dv_);
+  }
+
+  Arrays arrays_;
+  nb::handle threads_, isa_;
+  bool state_v_first_, has_batch_ = false;
+  std::int64_t d_ = 0, dv_ = 0;
+};
+
 }  // namespace
 
-void delta_rule(const DeltaRuleArguments& a) {
-  Arrays arrays;
-  const auto floats = [&](const char* name, nb::handle array) {
-    return arrays.take(name, array, {.elements = Elements::floats});
-  };
-  const auto f32 = [&](const char* name, nb::handle array, bool writable) {
-    return arrays.take(name, array, {.writable = writable, .elements = Elements::f32});
-  };
-  const auto integers = [&](const char* name, nb::handle array) {
-    return arrays.take(name, array, {.elements = Elements::integers});
-  };
-  DeltaRuleArgs args;
-  args.q = arrays.take("q", a.q, {.elements = Elements::floats, .shaped = true});
-  args.k = arrays.take("k", a.k, {.elements = Elements::floats, .shaped = true});
-  args.v = arrays.take("v", a.v, {.elements = Elements::floats, .shaped = true});
-  args.g = floats("g", a.g), args.beta = floats("beta", a.beta);
-  args.out = arrays.take("out", a.out, {.writable = true, .elements = Elements::floats});
-  args.initial_state = f32("initial_state", a.initial_state, false);
-  args.final_state = f32("final_state", a.final_state, true);
-  args.cu_seqlens = integers("cu_seqlens", a.cu_seqlens);
-  args.state_slots = integers("state_slots", a.state_slots), args.accepted = integers("accepted", a.accepted);
-  args.a_log = f32("a_log", a.a_log, false), args.dt_bias = f32("dt_bias", a.dt_bias, false);
-  args.rule = rule_of(a.rule);
-  args.scale = real("scale", a.scale);
-  args.l2norm_qk = truth("l2norm_qk", a.l2norm_qk);
-  args.beta_sigmoid = truth("beta_sigmoid", a.beta_sigmoid);
-  args.beta_double = truth("beta_double", a.beta_double);
-  args.gate = truth("gate", a.gate);
-  args.gate_lower_bound = real("gate_lower_bound", a.gate_lower_bound);
-  if (args.cu_seqlens && args.q.ndim == 4) {
-    drop_batch("q", args.q), drop_batch("k", args.k), drop_batch("v", args.v);
-    drop_batch("g", args.g), drop_batch("beta", args.beta), drop_batch("out", args.out);
-  }
-  if (truth("state_v_first", a.state_v_first)) {
-    const auto last = [](const TensorView& t) { return t.shape[static_cast<std::size_t>(t.ndim - 1)]; };
-    swap_sizes("initial_state", args.initial_state, last(args.q), last(args.v));
-    swap_sizes("final_state", args.final_state, last(args.q), last(args.v));
-  }
-  const Context context = context_of(arrays, a.threads, a.isa, args.q.device);
-  {
-    const nb::gil_scoped_release unlocked;
-    rapt::delta_rule(args, context);
-  }
-  arrays.mark_written();
+void delta_rule(const DeltaRuleInputs& inputs, const DeltaRuleResults& a) {
+  Call call(inputs);
+  call.args.out = call.rows("out", a.out, true);
+  call.args.final_state = call.state("final_state", a.final_state, true);
+  call.args.state_slots = call.integers("state_slots", a.state_slots);
+  call.args.accepted = call.integers("accepted", a.accepted);
+  call.run([&](const Context& context) { rapt::delta_rule(call.args, context); });
+}
+
+void delta_rule_backward(const DeltaRuleInputs& inputs, const DeltaRuleGradients& a) {
+  Call call(inputs);
+  DeltaRuleBackwardArgs args;
+  args.forward = call.args;
+  args.dout = call.rows("dout", a.dout, false);
+  args.dfinal_state = call.state("dfinal_state", a.dfinal_state, false);
+  args.dq = call.rows("dq", a.dq, true), args.dk = call.rows("dk", a.dk, true), args.dv = call.rows("dv", a.dv, true);
+  args.dg = call.rows("dg", a.dg, true), args.dbeta = call.rows("dbeta", a.dbeta, true);
+  args.dinitial_state = call.state("dinitial_state", a.dinitial_state, true);
+  args.da_log = call.f32("da_log", a.da_log, true), args.ddt_bias = call.f32("ddt_bias", a.ddt_bias, true);
+  call.run([&](const Context& context) { rapt::delta_rule_backward(args, context); });
 }
 
 }  // namespace rapt::python

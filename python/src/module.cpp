@@ -82,7 +82,12 @@ NB_MODULE(_core, m) {
   m.def("attention_backward", [](const nb::tuple& forward, const nb::tuple& gradients) {
     attention_backward(arguments_of<AttentionArguments>(forward), arguments_of<GradientArguments>(gradients));
   });
-  m.def("delta_rule", [](const nb::args& given) { delta_rule(arguments_of<DeltaRuleArguments>(given)); });
+  m.def("delta_rule", [](const nb::tuple& inputs, const nb::tuple& results) {
+    delta_rule(arguments_of<DeltaRuleInputs>(inputs), arguments_of<DeltaRuleResults>(results));
+  });
+  m.def("delta_rule_backward", [](const nb::tuple& inputs, const nb::tuple& gradients) {
+    delta_rule_backward(arguments_of<DeltaRuleInputs>(inputs), arguments_of<DeltaRuleGradients>(gradients));
+  });
   m.def("explain", [](const nb::args& given) { return explain(arguments_of<AttentionArguments>(given)); });
   m.def("dropout_mask", &write_dropout_mask, any, any, any, nb::arg());
   m.def("append_kv", [](const nb::args& given) { append_kv(arguments_of<AppendArguments>(given)); });

@@ -1,6 +1,7 @@
-"""Attention in float64 of PyTorch's plain operators, whose gradients are the wanted ones."""
+"""Attention and the delta rule in float64 of PyTorch's plain operators, whose gradients are the wanted ones."""
 
 import torch
+from torch.nn import functional
 
 UNITS = {torch.float32: 2**-24, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 
@@ -68,3 +69,70 @@ def relative_error(got, wanted):
     """Frobenius error of float32, relative."""
     got, wanted = got.detach().double(), wanted.detach()
     return float((got - wanted).norm() / wanted.norm().clamp_min(1e-30))
+
+
+def delta_rule(
+    q, k, v, g=None, beta=None, *, rule="gated_delta", scale=None, initial_state=None, l2norm_qk=False, beta_sigmoid=False,
+    beta_double=False, gate=False, a_log=None, dt_bias=None, gate_lower_bound=None, state_v_first=False, cu_seqlens=None
+):  # fmt: skip
+    """The recurrence as it is written, in double, for autograd: (out, state)."""
+    q, k, v, g, beta, initial_state, a_log, dt_bias = (
+        None if x is None else x.double() for x in (q, k, v, g, beta, initial_state, a_log, dt_bias)
+    )
+    if cu_seqlens is not None:
+        flat = q.ndim == 3
+        rows = [x if x is None or x.ndim == 1 else x[None] if flat else x for x in (q, k, v, g, beta)]
+        more = {name: x for name, x in locals().items() if name in delta_rule.__kwdefaults__}
+        del more["cu_seqlens"], more["initial_state"]
+        parts = [
+            delta_rule(
+                *(x if x is None or x.ndim == 1 else x[:, a:b] for x in rows),
+                **more,
+                initial_state=None if initial_state is None else initial_state[i : i + 1],
+            )
+            for i, (a, b) in enumerate(zip(cu_seqlens.tolist(), cu_seqlens.tolist()[1:]))
+        ]
+        out = torch.cat([out for out, _ in parts], 1)
+        return out[0] if flat else out, torch.cat([state for _, state in parts])
+    if l2norm_qk:
+        q, k = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k))
+    (b, tokens, hq, d), hk, (hv, dv) = q.shape, k.shape[2], v.shape[2:]
+    h = max(hk, hv)
+    k, v = k.repeat_interleave(h // hk, 2), v.repeat_interleave(h // hv, 2)
+    if g is not None:
+        g = g.expand(b, tokens, h) if g.ndim == 1 else g
+        if gate:
+            z = g if dt_bias is None else g + dt_bias
+            a = torch.ones(h).double() if a_log is None else a_log.exp()
+            a = a[:, None] if g.ndim == 4 else a
+            g = -a * functional.softplus(z) if gate_lower_bound is None else gate_lower_bound * torch.sigmoid(a * z)
+        g = g[..., None] if g.ndim == 3 else g
+    if beta is not None:
+        beta = (beta.sigmoid() if beta_sigmoid else beta) * (2 if beta_double else 1)
+    state = torch.zeros(b, h, d, dv).double() if initial_state is None else initial_state
+    state = state.mT if state_v_first and initial_state is not None else state
+    outs = [torch.zeros(b, 0, max(hq, h), dv).double()]
+    for t in range(tokens):
+        u = v[:, t]
+        if g is not None:
+            state = state * g[:, t, ..., None].exp()
+        if rule.endswith("delta"):
+            u = u - (state * k[:, t, ..., None]).sum(-2)
+            u = u if beta is None else u * beta[:, t, :, None]
+        state = state + k[:, t, ..., None] * u[..., None, :]
+        read = state.repeat_interleave(max(hq // h, 1), 1)
+        query = q[:, t].repeat_interleave(max(h // hq, 1), 1)
+        outs.append((d**-0.5 if scale is None else scale) * (read * query[..., None]).sum(-2)[:, None])
+    return torch.cat(outs, 1), state.mT if state_v_first else state
+
+
+# Gradients of log decays are sums from the end of a window of tokens, and off by what the terms of those are off by: where decays
+# are strong, more than by a share of the little that is left.
+OF_DECAYS = ("g", "a_log", "dt_bias")
+
+
+def ratio(got, wanted):
+    """flash-linear-attention's metric."""
+    assert got.shape == wanted.shape and torch.isfinite(got).all()
+    got, wanted = got.detach().double(), wanted.detach().double()
+    return ((got - wanted).square().mean().sqrt() / (wanted.square().mean().sqrt() + 1e-8)).item()
