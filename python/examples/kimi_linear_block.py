@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""A block of Kimi Linear on the CPU: Kimi Delta Attention between short convolutions and a gated norm.
+"""A block of Kimi Linear on the CPU: Kimi Delta Attention between short convolutions and a gated norm, run and trained.
 
     pip install '.[torch]'
     python python/examples/kimi_linear_block.py          # or: ... --heads 32 --size 128 --hidden 2304 --prompt 1024
 
 The block reads a prompt in one call, then goes on token by token from what it keeps: the last inputs of the convolutions and a
-state of fixed size for each head, which is updated in place. Its outputs are those of reading the whole text at once. The layers
-are those of flash-linear-attention's KimiDeltaAttention (Kimi Linear, 2025), of random weights.
+state of fixed size for each head, which is updated in place. Its outputs are those of reading the whole text at once. Then it takes
+steps of training towards saying what the token before was, by rapt's gradients. The layers are those of flash-linear-attention's
+KimiDeltaAttention (Kimi Linear, 2025), of random weights.
 """
 
 import argparse
@@ -89,10 +90,22 @@ class Block(nn.Module):
         return x + self.mlp(self.norms[1](x))
 
 
+def train(block: Block, x: Tensor, steps: int) -> list[float]:
+    """The loss before each step."""
+    optimiser, losses = torch.optim.AdamW(block.parameters(), 2e-3), []
+    for _ in range(steps):
+        optimiser.zero_grad()
+        loss = (block(x[:, 1:]) - x[:, :-1]).square().mean()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    return losses
+
+
 def main(arguments: list[str] | None = None) -> float:
     """The largest difference between the outputs of both ways, relative to the largest output."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("hidden", 256), ("heads", 4), ("size", 64), ("prompt", 200), ("steps", 20), ("batch", 2)):
+    for name, default in (("hidden", 256), ("heads", 4), ("size", 64), ("prompt", 200), ("steps", 20), ("batch", 2), ("train", 5)):
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args(arguments)
     torch.manual_seed(0)
@@ -105,6 +118,7 @@ def main(arguments: list[str] | None = None) -> float:
         outs += [block(x[:, t : t + 1], cache) for t in range(options.prompt, x.shape[1])]
     difference = ((torch.cat(outs, 1) - whole).abs().max() / whole.abs().max()).item()
     print(f"largest difference: {difference:.1e} of the largest output")
+    print("losses of training:", *(f"{loss:.4f}" for loss in train(block, x, options.train)))
     return difference
 
 

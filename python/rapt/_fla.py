@@ -26,11 +26,28 @@ def _check(keywords: dict[str, Any]) -> None:
 
 
 def _gated_delta(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None, *, scale: float | None, initial_state: Tensor | None,
-    output_final_state: bool, use_qk_l2norm_in_kernel: bool, use_gate_in_kernel: bool, use_beta_sigmoid_in_kernel: bool,
-    allow_neg_eigval: bool, lower_bound: float | None, state_v_first: bool, cu_seqlens: Tensor | None, A_log: Tensor | None,
-    dt_bias: Tensor | None, keywords: dict[str, Any]
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    *,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    beta: Tensor | None,
+    scale: float | None,
+    initial_state: Tensor | None,
+    output_final_state: bool,
+    use_qk_l2norm_in_kernel: bool,
+    use_gate_in_kernel: bool,
+    use_beta_sigmoid_in_kernel: bool,
+    allow_neg_eigval: bool,
+    safe_gate: bool = False,
+    lower_bound: float | None = None,
+    state_v_first: bool,
+    cu_seqlens: Tensor | None,
+    A_log: Tensor | None,
+    dt_bias: Tensor | None,
+    keywords: dict[str, Any],
+) -> tuple[Tensor, Tensor | None]:
+    """All of them: each hands on its arguments, locals()."""
     _check(keywords)
     if cu_seqlens is not None and q.shape[0] != 1:
         raise ValueError(f"q: got shape {list(q.shape)} with cu_seqlens; wanted a batch of 1")
@@ -86,12 +103,7 @@ def chunk_kda(
 ) -> tuple[Tensor, Tensor | None]:
     """fla.ops.kda.chunk_kda on the CPU: (out [B, T, HV, V] of q's type, state or None). Gradients as rapt.torch.delta_rule has
     them. dt_bias is flat, [HV * K]. Raises TypeError or ValueError, naming the argument."""
-    return _gated_delta(
-        q, k, v, g, beta, scale=scale, initial_state=initial_state, output_final_state=output_final_state,
-        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, use_gate_in_kernel=use_gate_in_kernel,
-        use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel, allow_neg_eigval=allow_neg_eigval, lower_bound=lower_bound,
-        state_v_first=state_v_first, cu_seqlens=cu_seqlens, A_log=A_log, dt_bias=dt_bias, keywords=keywords
-    )  # fmt: skip
+    return _gated_delta(**locals())
 
 
 def fused_recurrent_kda(
@@ -115,12 +127,7 @@ def fused_recurrent_kda(
     **keywords: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """fla.ops.kda.fused_recurrent_kda on the CPU; see chunk_kda."""
-    return _gated_delta(
-        q, k, v, g, beta, scale=scale, initial_state=initial_state, output_final_state=output_final_state,
-        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, use_gate_in_kernel=use_gate_in_kernel,
-        use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel, allow_neg_eigval=allow_neg_eigval, lower_bound=lower_bound,
-        state_v_first=state_v_first, cu_seqlens=cu_seqlens, A_log=A_log, dt_bias=dt_bias, keywords=keywords
-    )  # fmt: skip
+    return _gated_delta(**locals())
 
 
 def chunk_gated_delta_rule(
@@ -144,12 +151,7 @@ def chunk_gated_delta_rule(
     **keywords: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """fla.ops.gated_delta_rule.chunk_gated_delta_rule on the CPU: g is [B, T, HV], dt_bias [HV]; see chunk_kda."""
-    return _gated_delta(
-        q, k, v, g, beta, scale=scale, initial_state=initial_state, output_final_state=output_final_state,
-        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, use_gate_in_kernel=use_gate_in_kernel,
-        use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel, allow_neg_eigval=allow_neg_eigval, lower_bound=None,
-        state_v_first=state_v_first, cu_seqlens=cu_seqlens, A_log=A_log, dt_bias=dt_bias, keywords=keywords
-    )  # fmt: skip
+    return _gated_delta(**locals())
 
 
 def fused_recurrent_gated_delta_rule(
@@ -180,9 +182,6 @@ def fused_recurrent_gated_delta_rule(
         raise ValueError("gv: got a tensor; wanted None: rapt has no decay for each channel of V")
     if gk is not None:
         g = gk if g is None else g.float()[..., None] + gk
-    return _gated_delta(
-        q, k, v, g, beta, scale=scale, initial_state=initial_state, output_final_state=output_final_state,
-        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, use_gate_in_kernel=use_gate_in_kernel,
-        use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel, allow_neg_eigval=allow_neg_eigval, lower_bound=None,
-        state_v_first=state_v_first, cu_seqlens=cu_seqlens, A_log=A_log, dt_bias=dt_bias, keywords=keywords
-    )  # fmt: skip
+    given = dict(locals())
+    del given["gk"], given["gv"]
+    return _gated_delta(**given)
