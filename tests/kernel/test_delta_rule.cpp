@@ -22,7 +22,6 @@ using std::int64_t;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr Decays kAllDecays[] = {Decays::weak, Decays::some, Decays::strong, Decays::mostly_weak, Decays::resets};
 
 DeltaRuleProblem problem_of(const std::string& words) {
   return DeltaRuleProblem::parse("delta_rule " + words);
@@ -57,18 +56,6 @@ Bits bits_on(DeltaRuleCase& c, const Context& context) {
   return {c.out.values(), c.final ? c.final.values() : std::vector<float>()};
 }
 
-/// A tensor of tokens [b, t, ...] or, ragged, [total, ...] as the part [1, count, ...] of it.
-template <class View>
-View tokens_of(const View& t, bool ragged, int64_t sequence, int64_t first, int64_t count) {
-  if (!t) return t;
-  if (!ragged) return slice(slice(t, 0, sequence, 1), 1, first, count);
-  View part = slice(t, 0, first, count);
-  part.ndim = t.ndim + 1;
-  for (auto dim = static_cast<std::size_t>(t.ndim); dim > 0; --dim)
-    part.shape[dim] = part.shape[dim - 1], part.strides[dim] = part.strides[dim - 1];
-  part.shape[0] = 1, part.strides[0] = 0;
-  return part;
-}
 /// The call for tokens [first, first + count) of one sequence, which starts from and leaves its own state.
 DeltaRuleArgs part_of(DeltaRuleCase& c, int64_t sequence, int64_t first, int64_t count) {
   DeltaRuleArgs args = c.args();

@@ -16,6 +16,8 @@ namespace rapt::testing {
 /// but for one in twenty of -600.
 enum class Decays : std::uint8_t { weak, some, strong, mostly_weak, resets };
 inline constexpr std::uint64_t kDecays = 5;
+inline constexpr Decays kAllDecays[] = {Decays::weak, Decays::some, Decays::strong, Decays::mostly_weak,
+                                        Decays::resets};
 
 /// Rows of q and k have a norm of about 1, v is standard normal, beta lies in (0, 1) once all is done to it, or in
 /// (0, 2). What a problem does not say depends on the seed: its decays, whether beta is a sigmoid and doubled, whether
@@ -60,5 +62,18 @@ struct DeltaRuleCase {
 
   Dims lengths_, slots_, accepted_;
 };
+
+/// A tensor of tokens [b, t, ...] or, ragged, [total, ...] as the part [1, count, ...] of it.
+template <class View>
+View tokens_of(const View& t, bool ragged, std::int64_t sequence, std::int64_t first, std::int64_t count) {
+  if (!t) return t;
+  if (!ragged) return slice(slice(t, 0, sequence, 1), 1, first, count);
+  View part = slice(t, 0, first, count);
+  part.ndim = t.ndim + 1;
+  for (auto dim = static_cast<std::size_t>(t.ndim); dim > 0; --dim)
+    part.shape[dim] = part.shape[dim - 1], part.strides[dim] = part.strides[dim - 1];
+  part.shape[0] = 1, part.strides[0] = 0;
+  return part;
+}
 
 }  // namespace rapt::testing

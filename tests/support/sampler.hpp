@@ -31,5 +31,7 @@ AttentionBackwardProblem sample_backward(std::mt19937_64& random, SampleOptions 
 
 /// Of every rule, decay and type, with every way to keep states; d and dv reach 256, t about 200.
 DeltaRuleProblem sample_delta_rule(std::mt19937_64& random);
+/// The same for gradients: fewer tokens, at and beside multiples of 24, and heads shared in every way.
+DeltaRuleBackwardProblem sample_delta_rule_backward(std::mt19937_64& random);
 
 }  // namespace rapt::testing
