@@ -53,6 +53,12 @@ double row_bytes(std::int64_t rows, std::int64_t n, DType dtype) {
   return static_cast<double>(rows) * static_cast<double>(n) * bytes_of(dtype);
 }
 
+double whole_bytes(const TensorView& t) {
+  double bytes = t ? bytes_of(t.dtype) : 0;
+  for (int dim = 0; dim < t.ndim; ++dim) bytes *= static_cast<double>(t.shape[static_cast<std::size_t>(dim)]);
+  return bytes;
+}
+
 /// Of scales or zeros for `rows` rows. Where they broadcast, there are fewer.
 double scale_bytes(const TensorView& t, std::int64_t rows) {
   if (!t) return 0;
@@ -154,6 +160,22 @@ Cost cost_of(const DeltaRuleArgs& args, const DeltaRuleProblem& p) {
   const double states = state * static_cast<double>(p.b * h) * sizeof(float);
   if (args.initial_state) cost.bytes += states;
   if (args.final_state) cost.bytes += states * static_cast<double>(p.steps > 0 ? p.t : 1);
+  return cost;
+}
+
+Cost cost_of(const DeltaRuleBackwardArgs& args, const DeltaRuleBackwardProblem& p) {
+  const bool has_delta = p.rule == UpdateRule::delta || p.rule == UpdateRule::gated_delta;
+  const std::int64_t h = p.state_heads(), tokens = p.ragged >= 0 ? p.ragged : p.b * p.t;
+  const DeltaRuleArgs& f = args.forward;
+  Cost cost;
+  cost.flops = static_cast<double>(tokens * p.d * p.dv) *
+               static_cast<double>(h * (has_delta ? 16 : 10) + 4 * std::max<std::int64_t>(p.hq - h, 0));
+  for (const TensorView* t :
+       {&f.q, &f.k, &f.v, &f.g, &f.beta, &f.initial_state, &f.a_log, &f.dt_bias, &args.dout, &args.dfinal_state})
+    cost.bytes += whole_bytes(*t);
+  for (const MutableTensorView* t :
+       {&args.dq, &args.dk, &args.dv, &args.dg, &args.dbeta, &args.dinitial_state, &args.da_log, &args.ddt_bias})
+    cost.bytes += whole_bytes(*t);
   return cost;
 }
 

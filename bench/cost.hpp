@@ -13,7 +13,9 @@ struct Cost {
   double flops = 0;  ///< multiplications and additions: of attention those of q.k and p.v over the attended (row, key)
                      ///< pairs, without the softmax; of attention_backward
                      ///< those of q.k, dout.v, and of the sums that are dq, dk and dv; of merge_states those of the
-                     ///< weighted sums; of append_kv none; of delta_rule those of S^T k, k u^T and S^T q
+                     ///< weighted sums; of append_kv none; of delta_rule those of S^T k, k u^T and S^T q;
+                     ///< of delta_rule_backward those of S^T k and k u^T, for the states again, and of q dout^T,
+                     ///< S dout, G^T k, G u, S du and k du^T, with G the gradient of S
   double bytes = 0;  ///< what is read and what is written, each moved once: of keys and values those that some row
                      ///< sees, or that are new and stay in the cache, with scales and zeros; of states those that
                      ///< slots name
@@ -26,5 +28,6 @@ Cost cost_of(const AttentionBackwardArgs& args, const AttentionBackwardProblem& 
 Cost cost_of(const AppendKvArgs& args, const AppendKvProblem& problem);
 Cost cost_of(const MergeStatesArgs& args, const MergeStatesProblem& problem);
 Cost cost_of(const DeltaRuleArgs& args, const DeltaRuleProblem& problem);
+Cost cost_of(const DeltaRuleBackwardArgs& args, const DeltaRuleBackwardProblem& problem);
 
 }  // namespace rapt::bench

@@ -7,6 +7,7 @@
 #include "support/append_case.hpp"
 #include "support/backward_case.hpp"
 #include "support/case.hpp"
+#include "support/delta_rule_backward_case.hpp"
 #include "support/delta_rule_case.hpp"
 #include "support/merge_case.hpp"
 
@@ -30,6 +31,11 @@ inline testing::MergeCase timed_inputs(const MergeStatesProblem& problem, std::u
 inline testing::DeltaRuleCase timed_inputs(const DeltaRuleProblem& problem, std::uint64_t seed) {
   return testing::DeltaRuleCase(problem, 25 * seed + 1, testing::Placement::heap, testing::Spacing::dense,
                                 testing::Decays::some);
+}
+/// With a gradient of the final state, and all that there are.
+inline testing::DeltaRuleBackwardCase timed_inputs(const DeltaRuleBackwardProblem& problem, std::uint64_t seed) {
+  return testing::DeltaRuleBackwardCase(problem, 25 * seed + 1, testing::Placement::heap, testing::Spacing::dense,
+                                        testing::Decays::some);
 }
 
 }  // namespace rapt::bench

@@ -46,6 +46,9 @@ void call(const MergeStatesArgs& args, const Context& context) {
 void call(const DeltaRuleArgs& args, const Context& context) {
   delta_rule(args, context);
 }
+void call(const DeltaRuleBackwardArgs& args, const Context& context) {
+  delta_rule_backward(args, context);
+}
 
 class Bench {
  public:

@@ -41,6 +41,9 @@ void add_sizes(Json& json, const MergeStatesProblem& p) {
 void add_sizes(Json& json, const DeltaRuleProblem& p) {
   json.update({{"b", p.b}, {"hq", p.hq}, {"hk", p.hk}, {"hv", p.hv}, {"t", p.t}, {"d", p.d}, {"dv", p.dv}});
 }
+void add_sizes(Json& json, const DeltaRuleBackwardProblem& p) {
+  add_sizes(json, static_cast<const DeltaRuleProblem&>(p));
+}
 
 Json row_json(const Row& row) {
   const bench::Summary& time = row.time;

@@ -29,6 +29,8 @@ constexpr std::int64_t kMaxGradientScores = 1 << 20;
 constexpr std::int64_t kMaxElements = 32 << 20;
 /// Elements of states, each counted for every token, past which columns of them are sampled.
 constexpr std::int64_t kMaxUpdates = 64 << 20;
+/// Of their gradients, past which heads are.
+constexpr std::int64_t kMaxGradientUpdates = 16 << 20;
 
 /// Every feature at least once, at sizes that leave remainders in every block.
 constexpr const char* kDefaultProblems[] = {
@@ -120,7 +122,20 @@ constexpr const char* kDefaultProblems[] = {
     "delta_rule b=1 hq=1 t=1000 d=256 decay=head beta",
     "delta_rule dtype=bf16 b=2 hq=4 hv=8 t=130 d=64 decay=channel gate beta l2norm state",
     "delta_rule dtype=f16 out=f32 b=1 hq=2 t=257 d=80 decay=head beta state",
-    // Gradients: every feature, type and layout.
+    // Its gradients: likewise, and heads that share others in every way.
+    "delta_rule_backward b=1 hq=4 t=130 d=64 beta",
+    "delta_rule_backward b=2 hq=3 t=65 d=33 dv=17 decay=channel beta state",
+    "delta_rule_backward b=1 hq=2 t=300 d=128 decay=channel gate beta l2norm state",
+    "delta_rule_backward b=2 hq=2 hv=6 t=70 d=100 decay=head gate beta l2norm state",
+    "delta_rule_backward b=1 hq=6 hk=2 t=64 d=40 decay=constant rule=gated state",
+    "delta_rule_backward b=2 hq=2 hk=3 hv=6 t=49 d=24 decay=constant gate beta",
+    "delta_rule_backward b=2 hq=2 t=90 d=7 dv=5 rule=delta beta state",
+    "delta_rule_backward b=2 hq=2 t=90 d=16 dv=100 rule=linear",
+    "delta_rule_backward b=2 hq=2 t=48 d=64 dv=200 rule=gated decay=channel",
+    "delta_rule_backward b=5 hq=4 t=60 d=64 ragged=160 decay=head beta state",
+    "delta_rule_backward dtype=bf16 b=2 hq=4 hv=8 t=130 d=64 decay=channel gate beta l2norm state",
+    "delta_rule_backward dtype=f16 out=f32 b=1 hq=2 t=257 d=80 decay=head beta state",
+    // Gradients of attention: every feature, type and layout.
     "attention_backward b=1 hq=8 sq=128 d=64",
     "attention_backward b=2 hq=4 hk=2 sq=257 d=128 causal",
     "attention_backward b=2 hq=3 sq=33 sk=65 d=40 dv=24 layout=other dlse",
@@ -197,11 +212,17 @@ testing::Verdict verify_new(const MergeStatesProblem& p, std::uint64_t seed, con
   return verify(inputs, context, 0);
 }
 
+double updates_of(const DeltaRuleProblem& p) {
+  return static_cast<double>(p.ragged >= 0 ? p.ragged : p.b * p.t) * static_cast<double>(p.state_heads() * p.d * p.dv);
+}
 testing::Verdict verify_new(const DeltaRuleProblem& p, std::uint64_t seed, const Context& context) {
   testing::DeltaRuleCase inputs(p, seed, testing::Placement::heap, spacing_of(seed));
-  const double updates =
-      static_cast<double>(p.ragged >= 0 ? p.ragged : p.b * p.t) * static_cast<double>(p.state_heads() * p.d * p.dv);
-  return verify(inputs, context, updates > kMaxUpdates ? kSampledRows : 0);
+  return verify(inputs, context, updates_of(p) > kMaxUpdates ? kSampledRows : 0);
+}
+
+testing::Verdict verify_new(const DeltaRuleBackwardProblem& p, std::uint64_t seed, const Context& context) {
+  testing::DeltaRuleBackwardCase inputs(p, seed, testing::Placement::heap, spacing_of(seed));
+  return verify(inputs, context, updates_of(p) > kMaxGradientUpdates ? kSampledRows : 0);
 }
 
 testing::Verdict verify_new(const AttentionBackwardProblem& p, std::uint64_t seed, const Context& context) {
@@ -372,6 +393,13 @@ testing::Verdict verify(testing::DeltaRuleCase& inputs, const Context& context, 
   if (rows == 0) return inputs.verdict();
   const DeltaRuleProblem& p = inputs.problem;
   return inputs.verdict({std::max<std::int64_t>(p.b * p.state_heads() - 1, 1), step_over(p.dv, rows)});
+}
+
+testing::Verdict verify(testing::DeltaRuleBackwardCase& inputs, const Context& context, std::int64_t rows) {
+  inputs.clear();
+  inputs.run(context);
+  const DeltaRuleBackwardProblem& p = inputs.problem;
+  return inputs.verdict(rows == 0 ? 1 : std::max<std::int64_t>(p.b * p.state_heads(), 1));
 }
 
 testing::Verdict verify(testing::BackwardCase& inputs, const Context& context, std::int64_t rows) {

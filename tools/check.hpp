@@ -8,6 +8,7 @@
 #include "support/append_case.hpp"
 #include "support/backward_case.hpp"
 #include "support/case.hpp"
+#include "support/delta_rule_backward_case.hpp"
 #include "support/delta_rule_case.hpp"
 #include "support/merge_case.hpp"
 #include "support/verdict.hpp"
@@ -32,6 +33,8 @@ testing::Verdict verify(testing::AppendCase& inputs, const Context& context, std
 testing::Verdict verify(testing::MergeCase& inputs, const Context& context, std::int64_t rows);
 /// About `rows` columns of the first and last states.
 testing::Verdict verify(testing::DeltaRuleCase& inputs, const Context& context, std::int64_t rows);
+/// All of the first and last states, and of those that share heads with them, if rows are sampled.
+testing::Verdict verify(testing::DeltaRuleBackwardCase& inputs, const Context& context, std::int64_t rows);
 /// Of some heads only, and of dq, dk and dv, if rows are sampled.
 testing::Verdict verify(testing::BackwardCase& inputs, const Context& context, std::int64_t rows);
 

@@ -157,6 +157,13 @@ double tensor_bytes(const DeltaRuleProblem& p) {
          state;
 }
 
+double tensor_bytes(const DeltaRuleBackwardProblem& p) {
+  // With every input a gradient of its size, and one of out, which is counted already.
+  const double outs = (p.ragged >= 0 ? real(p.ragged) : real(p.b) * real(p.t)) *
+                      std::max(real(p.hq), real(p.state_heads())) * real(p.dv) * bench::bytes_of(p.out_dtype);
+  return 2 * tensor_bytes(static_cast<const DeltaRuleProblem&>(p)) - outs;
+}
+
 std::vector<DType> types_of(const AttentionProblem& p) {
   return {p.q_dtype, p.kv_dtype, p.out_dtype};
 }
@@ -170,6 +177,9 @@ std::vector<DType> types_of(const MergeStatesProblem& p) {
   return {p.dtype, p.out_dtype};
 }
 std::vector<DType> types_of(const DeltaRuleProblem& p) {
+  return {p.dtype, p.out_dtype};
+}
+std::vector<DType> types_of(const DeltaRuleBackwardProblem& p) {
   return {p.dtype, p.out_dtype};
 }
 

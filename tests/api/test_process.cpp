@@ -22,7 +22,7 @@
 #include "rapt/merge_states.hpp"
 #include "support/backward_case.hpp"
 #include "support/check.hpp"
-#include "support/delta_rule_case.hpp"
+#include "support/delta_rule_backward_case.hpp"
 #include "support/executors.hpp"
 
 using namespace rapt;
@@ -295,6 +295,30 @@ TEST_CASE("a thread's rounding does not change what delta_rule gives", "[api]") 
       c.scale.reset();                                  // the default is computed, too
       for (std::int64_t i = 0; i < c.v.size(); i += 3)  // denormals of every type
         c.v.flat(i) = std::ldexp(c.v.flat(i), -static_cast<int>(i % 140));
+      for (const std::string& entry : usable_entries(c.problem)) {
+        const Context context = forced(entry);
+        INFO(entry << ": " << c.problem.to_string() << ", seed " << seed);
+        check_every_mode([&] {
+          c.clear();
+          c.run(context);
+          std::vector<std::byte> all;
+          for (const Tensor* t : c.outputs()) add_bytes(all, *t);
+          return all;
+        });
+      }
+    }
+}
+
+TEST_CASE("a thread's rounding does not change what delta_rule_backward gives", "[api]") {
+  for (const char* words :
+       {"hq=2 t=70 d=24 dv=20 decay=channel gate beta state", "hq=1 hv=2 t=70 d=7 decay=head gate beta l2norm",
+        "dtype=bf16 hq=2 t=70 d=24 decay=constant beta state", "t=70 d=11 out=f16 rule=linear"})
+    for (const std::uint64_t seed : {1, 2, 3, 4}) {
+      DeltaRuleBackwardCase c(DeltaRuleBackwardProblem::parse("delta_rule_backward " + std::string(words)), seed,
+                              Placement::heap, seed % 2 ? Spacing::dense : Spacing::gaps);
+      c.inputs.scale.reset();                              // the default is computed, too
+      for (std::int64_t i = 0; i < c.dout.size(); i += 3)  // denormals of every type
+        c.dout.flat(i) = std::ldexp(c.dout.flat(i), -static_cast<int>(i % 140));
       for (const std::string& entry : usable_entries(c.problem)) {
         const Context context = forced(entry);
         INFO(entry << ": " << c.problem.to_string() << ", seed " << seed);

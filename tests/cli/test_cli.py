@@ -15,7 +15,8 @@ from pathlib import Path
 PROBLEM = "b=1 hq=2 sq=48 d=16 causal"
 OTHERS = {"append_kv": "append_kv new=bf16 kv=i8 b=3 hk=2 n=5 sk=40 d=16 dv=8 page=8 groups=2",
           "merge_states": "merge_states dtype=bf16 out=f32 rows=20 dv=24 count=3 lse",
-          "delta_rule": "delta_rule decay=head b=2 hq=2 hv=4 t=1 d=16 dv=8 beta state"}
+          "delta_rule": "delta_rule decay=head b=2 hq=2 hv=4 t=1 d=16 dv=8 beta state",
+          "delta_rule_backward": "delta_rule_backward decay=head b=2 hq=2 hv=4 t=9 d=16 dv=8 beta state"}
 ROW_KEYS = """name problem entry threads b hq hk sq sk d dv causal dtype real_time time_unit median_ms best_ms spread
     gflops peak_gflops of_peak of_peak_best amx_peak_gflops of_amx_peak of_amx_peak_best gbs read_gbs of_bandwidth
     of_bandwidth_best vs_naive iterations cpu_time run_name run_type samples""".split()
@@ -217,6 +218,11 @@ class Check(CliTest):
         problem = "delta_rule b=2 hq=3 t=4000 d=64 dv=100 decay=channel beta state"
         self.assertIn("1 checked, 0 wrong", self.run_ok("check", "--problem", problem))
 
+    def test_gradients_of_the_delta_rule(self):
+        """Of long sequences those of two states."""
+        problem = "delta_rule_backward b=2 hq=6 t=600 d=64 decay=channel beta state"
+        self.assertIn("1 checked, 0 wrong", self.run_ok("check", "--problem", problem))
+
     def test_gradients(self):
         """All of small problems; some rows and keys of two heads of large ones."""
         text = self.run_ok("check", "--problem", f"attention_backward {PROBLEM}", "--seeds", "3", "--problem",
@@ -240,22 +246,23 @@ class Check(CliTest):
             self.assertIn(name, lines)
 
     def test_other_operations(self):
-        """Each by every entry of its own, and of problems that are given only those that the entries are for."""
+        """Each by every entry of its own (--entry names part of one: of delta_rule's gradients, too), and of problems that
+        are given only those that the entries are for."""
         entries = self.run_json("info")["entries"]
         problems = [word for problem in (PROBLEM, *OTHERS.values()) for word in ("--problem", problem)]
-        for operation, problem in OTHERS.items():
-            names = [entry["name"] for entry in entries if entry["usable"] and entry["operation"] == operation]
-            self.assertTrue(names)
+        for operation in OTHERS:
+            named = [entry for entry in entries if entry["usable"] and operation in entry["operation"]]
+            self.assertTrue(named)
             with tempfile.TemporaryDirectory() as folder:
                 text = self.run_ok("check", "--entry", operation, "--seeds", "2", *problems, "--json", f"{folder}/rows.json")
                 rows = json.loads(Path(folder, "rows.json").read_text())["checks"]
-            self.assertIn(f"{2 * len(names)} checked, 0 wrong, 0 skipped", text)
+            self.assertIn(f"{2 * len(named)} checked, 0 wrong, 0 skipped", text)
             self.assertEqual([(row["entry"], row["problem"], row["seed"]) for row in rows],
-                             [(name, problem, seed) for name in names for seed in (1, 2)])
+                             [(entry["name"], OTHERS[entry["operation"]], seed) for entry in named for seed in (1, 2)])
             for row in rows:
                 self.assertTrue(0 < row["of_bound"] <= 1, row)
                 self.assertEqual(row["violation"], "")
-                self.assertEqual(row["lse_error"] is None, operation in ("append_kv", "delta_rule"))
+                self.assertEqual(row["lse_error"] is None, operation != "merge_states")
         self.assertIn(f"{len(OTHERS) + 1} checked, 0 wrong", self.run_ok("check", *problems))
         self.assert_usage_error("check", "--problem", "append_kv n=10 sk=9 d=8", mentions="seqlens: 10 new keys")
         self.assert_usage_error("check", "--problem", "append_kv n=1 sk=9 d=8 sq=4", mentions='"sq=4"')
@@ -391,11 +398,12 @@ class Bench(CliTest):
     def test_entries_are_for_their_operation(self):
         problems = [word for problem in (PROBLEM, *OTHERS.values()) for word in ("--problem", problem)]
         operation_of = {entry["name"]: entry["operation"] for entry in self.run_json("info")["entries"]}
-        for operation, problem in OTHERS.items():
+        for operation in OTHERS:
             _, document = self.bench(*problems, "--entry", operation)
             self.assertTrue(document["benchmarks"])
             for row in document["benchmarks"]:
-                self.assertEqual((row["problem"], operation_of[row["entry"]]), (problem, operation))
+                self.assertIn(operation, operation_of[row["entry"]])
+                self.assertEqual(row["problem"], OTHERS[operation_of[row["entry"]]])
         self.assert_usage_error("bench", "--problem", PROBLEM, "--entry", "append_kv",
                                 mentions="--entry append_kv: no problem is of its operation")
 

@@ -1,5 +1,5 @@
-// append_kv and merge_states on every entry: against float64; they, attention_backward and delta_rule on threads and
-// executors, planned and forced.
+// append_kv and merge_states on every entry: against float64; they, attention_backward, delta_rule and its gradients on
+// threads and executors, planned and forced.
 #include <cstring>
 #include <memory>
 #include <string>
@@ -10,7 +10,7 @@
 #include "support/backward_case.hpp"
 #include "support/case.hpp"
 #include "support/catch.hpp"
-#include "support/delta_rule_case.hpp"
+#include "support/delta_rule_backward_case.hpp"
 #include "support/entries.hpp"
 #include "support/executors.hpp"
 #include "support/merge_case.hpp"
@@ -77,6 +77,10 @@ template <>
 struct InputsOf<DeltaRuleProblem> {
   using type = DeltaRuleCase;
 };
+template <>
+struct InputsOf<DeltaRuleBackwardProblem> {
+  using type = DeltaRuleBackwardCase;
+};
 
 std::vector<AppendKvProblem> appends() {
   std::vector<AppendKvProblem> problems;
@@ -130,6 +134,9 @@ void for_large_problems(const Use& use) {
       "delta_rule dtype=bf16 b=3 hq=6 hk=2 hv=6 t=50 d=100 dv=72 decay=head gate beta ragged=90"));
   use(DeltaRuleProblem::parse("delta_rule b=5 hq=2 t=1 d=256 decay=constant state slots steps=2"));
   use(DeltaRuleProblem::parse("delta_rule b=3 hq=2 t=1 d=100 dv=200 decay=channel beta state"));
+  use(DeltaRuleBackwardProblem::parse("delta_rule_backward hq=4 t=60 d=64 dv=100 decay=channel beta state"));
+  use(DeltaRuleBackwardProblem::parse(
+      "delta_rule_backward dtype=bf16 b=3 hq=2 hk=3 hv=6 t=50 d=50 dv=72 decay=head gate beta ragged=90"));
 }
 
 template <class P>
@@ -167,6 +174,7 @@ const Problem kMerge = parsed("merge_states dtype=bf16 rows=8 dv=64 count=2");
 const Problem kAttention = parsed("attention hq=2 sq=64 d=64 dtype=bf16");
 const Problem kBackward = parsed("attention_backward hq=2 sq=64 d=64 dtype=bf16");
 const Problem kDelta = parsed("delta_rule dtype=bf16 hq=2 t=8 d=64 beta");
+const Problem kDeltaBackward = parsed("delta_rule_backward dtype=bf16 hq=2 t=8 d=64 beta");
 
 }  // namespace
 
@@ -307,7 +315,7 @@ TEST_CASE("operations: plans say what runs, and run it", "[kernel]") {
     auto other = problem;
     if constexpr (std::is_same_v<decltype(other), AppendKvProblem>) ++other.hk;
     else if constexpr (std::is_same_v<decltype(other), MergeStatesProblem>) ++other.count;
-    else if constexpr (std::is_same_v<decltype(other), DeltaRuleProblem>) --other.dv;
+    else if constexpr (std::is_base_of_v<DeltaRuleProblem, decltype(other)>) --other.dv;
     else ++other.d;
     auto different = inputs_of(other);
     CHECK(refused_argument([&] { Plan(problem, context).run(different.args()); }) == "args");
@@ -326,6 +334,9 @@ TEST_CASE("operations: a plan refuses the arguments of another operation", "[ker
   DeltaRuleCase delta(std::get<DeltaRuleProblem>(kDelta));
   CHECK(refused_argument([&] { Plan(kMerge).run(delta.args()); }) == "args");
   CHECK(refused_argument([&] { Plan(kDelta).run(merge.args()); }) == "args");
+  DeltaRuleBackwardCase delta_backward(std::get<DeltaRuleBackwardProblem>(kDeltaBackward));
+  CHECK(refused_argument([&] { Plan(kDelta).run(delta_backward.args()); }) == "args");
+  CHECK(refused_argument([&] { Plan(kDeltaBackward).run(delta.args()); }) == "args");
 }
 
 TEST_CASE("operations: a caller's workspace is all that is used", "[kernel]") {
@@ -402,7 +413,7 @@ TEST_CASE("operations: max_workspace_bytes is enough for smaller calls", "[kerne
             if (problem.causal && problem.align == AttentionProblem::Align::none && smaller.sq != smaller.sk) continue;
             enough(smaller);
           }
-    } else if constexpr (std::is_same_v<P, DeltaRuleProblem>) {
+    } else if constexpr (std::is_base_of_v<DeltaRuleProblem, P>) {
       for (smaller.b = problem.b; smaller.b >= 1; --smaller.b)
         for (smaller.t = problem.t; smaller.t >= 0; smaller.t -= smaller.t > 20 ? 17 : 1) {
           if (smaller.ragged >= 0) smaller.ragged = std::min(problem.ragged, smaller.b * smaller.t);
@@ -418,12 +429,12 @@ TEST_CASE("operations: max_workspace_bytes is enough for smaller calls", "[kerne
 
 TEST_CASE("operations: a forced entry is forced for its own operation only", "[kernel]") {
   ScopedEnvironment no_isa("RAPT_ISA", nullptr), no_kernel("RAPT_KERNEL", nullptr);
-  for (const Problem& problem : {kAppend, kMerge, kAttention, kBackward, kDelta}) {
+  for (const Problem& problem : {kAppend, kMerge, kAttention, kBackward, kDelta, kDeltaBackward}) {
     for (const std::string& entry : usable_entries(problem)) {
       INFO(entry);
       const auto check = [&](const Context& context) {
         CHECK(chosen(problem, context) == entry);
-        for (const Problem& other : {kAppend, kMerge, kAttention, kBackward, kDelta})
+        for (const Problem& other : {kAppend, kMerge, kAttention, kBackward, kDelta, kDeltaBackward})
           if (operation_of(other) != operation_of(problem)) CHECK(chosen(other, context) == chosen(other));
       };
       check(forced(entry));
@@ -443,7 +454,7 @@ TEST_CASE("operations: a forced ISA without kernels for an operation leaves it t
     Isa wanted = isa;  // or the best one below it that has vector kernels
     for (const Isa below : usable_isas())
       if ((wanted == Isa::amx || wanted == Isa::avx512bf16) && below < wanted) wanted = below;
-    for (const Problem& problem : {kAppend, kMerge, kDelta})
+    for (const Problem& problem : {kAppend, kMerge, kDelta, kDeltaBackward})
       CHECK(chosen(problem, context).ends_with("." + std::string(to_string(wanted))));
     AppendCase append(std::get<AppendKvProblem>(kAppend));
     append.run(context);
@@ -454,5 +465,8 @@ TEST_CASE("operations: a forced ISA without kernels for an operation leaves it t
     DeltaRuleCase delta(std::get<DeltaRuleProblem>(kDelta));
     delta.run(context);
     CHECK(delta.verdict().violation == "");
+    DeltaRuleBackwardCase delta_backward(std::get<DeltaRuleBackwardProblem>(kDeltaBackward));
+    delta_backward.run(context);
+    CHECK(delta_backward.verdict().violation == "");
   }
 }

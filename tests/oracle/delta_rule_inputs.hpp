@@ -13,6 +13,8 @@ namespace rapt::testing::inputs {
 
 using Row = std::vector<double>;
 
+constexpr double kSmallest = 0x1p-126;  // normal number of fp32: kernels may take those below it for 0
+
 inline double square(double x) {
   return x * x;
 }
@@ -123,14 +125,14 @@ struct DeltaRuleInputs {
           relative = 4 + 3 * std::abs(x);
           g_slope = bound * rate * share * sigmoid(-x);
           g_slope_error = kUnit * relative * std::abs(g_slope) +  // and 1 - share is a multiple of u
-                          4 * std::min(kUnit, sigmoid(-x)) * std::abs(bound * rate) * share;
+                          (4 * std::min(kUnit, sigmoid(-x)) * share + kSmallest) * std::abs(bound * rate);
           a_slope = g_slope * g, a_slope_error = g_slope_error * std::abs(g);
           g = bound * share;
         } else {
           relative = 4 + std::abs(g);
-          g_slope = -rate * sigmoid(g), g_slope_error = kUnit * relative * std::abs(g_slope);
+          g_slope = -rate * sigmoid(g), g_slope_error = kUnit * relative * std::abs(g_slope) + kSmallest * rate;
           g = -rate * softplus(g);
-          a_slope = g, a_slope_error = kUnit * relative * std::abs(g);
+          a_slope = g, a_slope_error = kUnit * relative * std::abs(g) + kSmallest * rate;
         }
       }
     }

@@ -71,7 +71,8 @@ class Oracle {
         if (!in_.has_delta) continue;
         x += k * s[c], squares += square(k * s[c]), of_k += k * k * variance[c], drift_of_k += k * drift[c];
       }
-      const double v = in_.read(in_.args.v, n, tokens.begin + t, in_.v_head(h), j), beta = in_.has_delta ? token.beta : 0;
+      const double v = in_.read(in_.args.v, n, tokens.begin + t, in_.v_head(h), j),
+                   beta = in_.has_delta ? token.beta : 0;
       const double u = in_.has_delta ? beta * (v - x) : v;
       const double own = square(beta) * (square(sum_sigma(in_.d, squares, x)) + square(row_error * x) +
                                          square(kUnit) * (square(v) + square(x))) +

@@ -14,8 +14,8 @@ using std::int64_t;
 using Column = Eigen::VectorXd;
 using Gradient = DeltaRuleGradient;
 
-constexpr int64_t kBlock = 64;      // tokens whose states are kept at a time
-constexpr double kRunningSum = 24;  // tokens
+constexpr int64_t kBlock = 64;       // tokens whose states are kept at a time
+constexpr int64_t kRunningSum = 24;  // tokens
 
 Eigen::Map<const Column> column(const Row& row) {
   return {row.data(), static_cast<Eigen::Index>(row.size())};
@@ -32,12 +32,13 @@ Column magnitude(const Column& squares, const Column& sum) {
 struct TokenGradient {
   std::vector<Column> dq;  // of each reader
   Column dk, dv, dg;       // dg: [d]
+  Column g_terms;          // m of what dg differs by from the next token's: for each decay, squared
   double dbeta = 0;
 };
 
 /// The largest m of a state head in a sequence.
 struct Largest {
-  double q = 0, k = 0, v = 0, beta = 0, state = 0, g_terms = 0, g_start = 0;
+  double q = 0, k = 0, v = 0, beta = 0, state = 0, g_start = 0;
 
   static void take(double& largest, const Column& m) { largest = std::max(largest, m.size() ? m.maxCoeff() : 0); }
 };
@@ -95,7 +96,7 @@ class Oracle {
     Matrix g = state(args_.dfinal_state, n, h);
     Largest m;
     m.state = g.size() ? g.cwiseAbs().maxCoeff() : 0;
-    add_start(m, s, g);
+    add_start(m, g.cwiseProduct(s));
     std::vector<TokenGradient> gradients(all.size());
     for (int64_t block = static_cast<int64_t>(starts.size()) - 1; block >= 0; --block) {
       const int64_t first = block * kBlock, end = std::min(first + kBlock, tokens.length);
@@ -107,13 +108,14 @@ class Oracle {
       }
     }
     const double length = static_cast<double>(tokens.length), d = static_cast<double>(in_.d);
-    const double roundings = 6 + (in_.args.l2norm_qk ? square(3 + std::sqrt(d) / 4) : 0) + (in_.args.gate ? 16 : 0) +
-                             (in_.args.beta_sigmoid ? 4 : 0);
-    double sigma = std::sqrt((d + static_cast<double>(in_.dv)) / 3 + roundings * length);
+    const double roundings =
+        1 + (in_.args.l2norm_qk ? 2 : 0) + (in_.args.gate ? 4 : 0) + (in_.args.beta_sigmoid ? 1 : 0);
+    const double dots = (d + static_cast<double>(in_.dv)) / 12;
+    double sigma = std::sqrt(dots + roundings * length);
     if (in_.args.g && in_.args.g.ndim == 1) sigma += 1.5 * length / 8 + (in_.args.gate ? 4 : 0);
     sigma *= kUnit;
     for (std::size_t i = 0; i < all.size(); ++i) put_rows(n, h, tokens.begin, i, all[i], gradients[i], m, sigma);
-    put_decay(n, h, tokens.begin, all, gradients, sigma * (std::sqrt(std::min(kRunningSum, length)) * m.g_terms + m.g_start));
+    put_decay(n, h, tokens.begin, all, gradients, sigma * m.g_start, kUnit * std::sqrt(dots + roundings));
     if (in_.args.initial_state)
       for (int64_t c = 0; c < in_.d; ++c)
         for (int64_t j = 0; j < in_.dv; ++j)
@@ -128,10 +130,9 @@ class Oracle {
     return s;
   }
 
-  /// rowsum(G S), or for one decay of all channels the sum of that: where sums of dg may start.
-  void add_start(Largest& m, const Matrix& s, const Matrix& g) const {
-    const Column sums = g.cwiseProduct(s).rowwise().sum(), squares = g.cwiseProduct(s).cwiseAbs2().rowwise().sum();
-    Largest::take(m.g_start, of_decay(magnitude(squares, sums)));
+  /// Terms [d][dv] of what sums of dg may start from.
+  void add_start(Largest& m, const Matrix& terms) const {
+    Largest::take(m.g_start, of_decay(magnitude(terms.cwiseAbs2().rowwise().sum(), terms.rowwise().sum())));
   }
   /// m of [d] as dg has it: for each channel, or of their sum.
   Column of_decay(const Column& channels) const {
@@ -150,8 +151,7 @@ class Oracle {
       Column dout = Column::Zero(in_.dv);
       for (int64_t j = 0; args_.dout && j < in_.dv; ++j) dout[j] = in_.read(args_.dout, n, t, in_.out_head(h, r), j);
       gradient.dq.emplace_back(in_.scale * (after * dout));
-      const Column of_q =
-          magnitude(square(in_.scale) * (after.cwiseAbs2() * squared(dout)), gradient.dq.back());
+      const Column of_q = magnitude(square(in_.scale) * (after.cwiseAbs2() * squared(dout)), gradient.dq.back());
       Largest::take(m.q, of_q);
       g_terms += squared(q.cwiseProduct(of_q));
       g += in_.scale * q * dout.transpose();
@@ -163,7 +163,7 @@ class Oracle {
     gradient.dv = dd;
     if (in_.has_delta) {
       const Column x = decayed.transpose() * k, e = v - x,
-                   of_e = v.cwiseAbs() + magnitude(decayed_squared.transpose() * squared(k), x);
+                   of_e = magnitude(squared(v) + decayed_squared.transpose() * squared(k), e);
       gradient.dbeta = dd.dot(e);
       m.beta = std::max(m.beta, of_dd.cwiseProduct(of_e).norm() + std::abs(gradient.dbeta));
       u = token.beta * e, of_u = std::abs(token.beta) * of_e;
@@ -172,14 +172,16 @@ class Oracle {
     Largest::take(m.v, in_.has_delta ? of_de : of_dd);
     const Column written = g * u, erased = decayed * de;
     gradient.dk = written - erased;
-    const Column of_k = magnitude(g_squared * squared(of_u) + decayed_squared * squared(of_de), written) + erased.cwiseAbs();
+    const Column of_k =
+        magnitude(g_squared * squared(of_u) + decayed_squared * squared(of_de), written) + erased.cwiseAbs();
     Largest::take(m.k, of_k);
     g_terms += squared(k.cwiseProduct(of_k));
-    Largest::take(m.g_terms, of_decay(g_terms.cwiseSqrt()));
-    add_start(m, after, g);
+    gradient.g_terms = squared(of_decay(g_terms.cwiseSqrt()));
     m.state = std::max(m.state, (g.cwiseAbs() + k.cwiseAbs() * of_de.transpose()).maxCoeff());
     g -= k * de.transpose();
-    gradient.dg = g.cwiseProduct(decayed).rowwise().sum();
+    const Matrix terms = g.cwiseProduct(decayed);
+    gradient.dg = terms.rowwise().sum();
+    add_start(m, terms);
     g = column(token.decay).asDiagonal() * g;
     return gradient;
   }
@@ -220,33 +222,38 @@ class Oracle {
     }
   }
 
-  /// dg and what follows from it. `sigma` is of every number of dg, or of their sum where all channels have one decay.
+  /// dg and what follows from it: sigma of what sums start from, and of a sum whose terms have an m of 1.
   void put_decay(int64_t n, int64_t h, int64_t begin, const std::vector<DeltaRuleToken>& all,
-                 const std::vector<TokenGradient>& gradients, double sigma) {
+                 const std::vector<TokenGradient>& gradients, double start_sigma, double term_sigma) {
     const TensorView& g = in_.args.g;
     if (!g) return;
     const int64_t channels = of_decay(Column::Zero(in_.d)).size();
-    double da_log = 0, own_a_log = 0, squares_a_log = 0;
+    const auto length = static_cast<int64_t>(all.size());
+    const double together = std::sqrt(static_cast<double>(std::min(kRunningSum, length)));
+    double da_log = 0, of_a_log = 0, a_squares = 0;
     for (int64_t c = 0; c < channels; ++c) {
       const auto at = static_cast<std::size_t>(c);
-      double sum = 0, of_sum = 0, slopes = 0, a_slopes = 0;
+      double sum = 0, of_sum = 0, squares = 0;
       for (std::size_t i = 0; i < all.size(); ++i) {
         const DeltaRuleToken& token = all[i];
+        double terms = 0;
+        for (std::size_t later = i; later < std::min(all.size(), i + kRunningSum); ++later)
+          terms += gradients[later].g_terms[c];
+        const double sigma = start_sigma + term_sigma * std::sqrt(terms);
         const double dg = channels > 1 ? gradients[i].dg[c] : gradients[i].dg.sum();
         const double own = std::abs(dg) * (kUnit * std::abs(token.g_slope[at]) + token.g_slope_error[at]);
         if (g.ndim > 1)
-          put(r_.dg, (in_.row(n, begin + static_cast<int64_t>(i)) * in_.h + h) * channels + c,
-              dg * token.g_slope[at], sigma * std::abs(token.g_slope[at]) + own);
-        sum += dg * token.g_slope[at], of_sum += own, slopes += std::abs(token.g_slope[at]);
-        da_log += dg * token.a_slope[at], a_slopes += std::abs(token.a_slope[at]);
-        own_a_log += std::abs(dg) * (kUnit * std::abs(token.a_slope[at]) + token.a_slope_error[at]);
+          put(r_.dg, (in_.row(n, begin + static_cast<int64_t>(i)) * in_.h + h) * channels + c, dg * token.g_slope[at],
+              sigma * std::abs(token.g_slope[at]) + own);
+        sum += dg * token.g_slope[at], of_sum += own, squares += square(sigma * token.g_slope[at]);
+        da_log += dg * token.a_slope[at], a_squares += square(sigma * token.a_slope[at]);
+        of_a_log += std::abs(dg) * (kUnit * std::abs(token.a_slope[at]) + token.a_slope_error[at]);
       }
-      squares_a_log += square(sigma * a_slopes);
-      of_sum += sigma * slopes;
+      of_sum += together * std::sqrt(squares);
       if (g.ndim == 1) put(r_.dg, h, sum, of_sum);
       if (in_.args.dt_bias) put(r_.ddt_bias, h * channels + c, sum, of_sum);
     }
-    if (in_.args.a_log) put(r_.da_log, h, da_log, own_a_log + std::sqrt(squares_a_log));
+    if (in_.args.a_log) put(r_.da_log, h, da_log, of_a_log + together * std::sqrt(a_squares));
   }
 
   const DeltaRuleBackwardArgs& args_;

@@ -20,25 +20,29 @@ namespace rapt::testing {
 ///
 /// Rules without a delta have v for beta e, and no de but in dv. Then come the norms, the gate and the sigmoid.
 ///
-/// How far fp32 is likely to be off, with u = 2^-24. A token rounds S and G a few times, and what it does to them makes
-/// neither larger: their errors are random walks, after n tokens sqrt(n) u of the largest numbers on the way. A
-/// gradient is a sum of products of the two and of inputs: as S and G are, so are its terms. Hence
+/// How far fp32 is likely to be off, with u = 2^-24. A token rounds S and G, and what it does to them makes neither
+/// larger: their errors are random walks, after n tokens sqrt(n) u of the largest numbers on the way. A gradient is a
+/// sum of products of the two and of inputs; its terms are off as they are. Hence
 ///
-///     sigma = u sqrt(N) M,      N = (d + dv) / 3 + r tokens
+///     sigma = u sqrt(N) M,      N = (d + dv) / 12 + r tokens
 ///
-/// for every element of dq, dk, dv, dbeta and dinitial_state, as it is before norms and sigmoids. r counts a token's
-/// roundings, squared: 6; with l2norm (3 + sqrt(d) / 4)^2 more, what the norms are off by; 16 more with a gate, 4 with a
-/// sigmoid. M is the largest m over all tokens and elements of the head in the same sequence, with m the root of the
-/// sum of an element's squared terms, + |sum|; differences (e is one) count with the magnitudes of what they are of.
+/// for every element of dq, dk, dv, dbeta and dinitial_state, as it is before norms and sigmoids. The first part is
+/// what dot products round, r the squares of what a token does: 1; 2 more with l2norm, 4 with a gate, 1 with a sigmoid.
+/// M is the largest m over all tokens and elements of the head in the same sequence, with m the root of the sum of an
+/// element's squared terms, + |sum|; e in a term counts with its own m.
 ///
-/// dg may be summed up from later tokens, as dg_t = dg_t+1 + q dq - k (G (beta e) + S~ de): over 24 of them at most,
-/// before a sum starts anew, from rowsum(G S). Its M has sqrt(min(24, tokens)) times the largest m of these terms and
-/// that of rowsum(G S). A decay of 0, or nearly, has gradients of 0 that may count as what the sum is off by.
+/// dg may be summed up from later tokens, as dg_t = dg_t+1 + q dq - k (G (beta e) + S~ de), over 24 of them at most
+/// before a sum starts anew from rowsum((G - k de^T) S~). What S and G are off by changes terms that cancel alike, so
+/// that each counts with what it is rounded by:
+///
+///     sigma = u sqrt(N) M + u sqrt((d + dv) / 12 + r) sqrt(sum of the squared m of dg_i - dg_i+1, i from t to t + 23)
+///
+/// where M is of what sums start from. A decay of nearly 0, whose gradient is nearly 0, may have what a sum is off by.
 ///
 /// One decay for all tokens (Decay::constant) always errs in the same direction: 1.5 u tokens M / 8 more, and 4 u M
-/// with a gate. What follows from a gradient has its error times the derivative, and the roundings of both: a row with
-/// a norm of 1 was divided by it, so was its error. Sums over state heads add up what each is off by, and so do sums
-/// over tokens, as the errors of dg are not independent; those over channels are.
+/// with a gate. What follows from a gradient has its error times the derivative, and what both are rounded by. Sums
+/// over state heads add up what each is off by; of those over tokens, whose terms are independent but within the sums
+/// that they come from, it is sqrt(min(24, tokens)) times the root of the sum of squares.
 struct DeltaRuleGradient {
   std::vector<double> value, sigma;
   std::vector<char> computed;  ///< 0 for what a step left out

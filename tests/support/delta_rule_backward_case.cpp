@@ -61,8 +61,8 @@ void DeltaRuleBackwardCase::clear() {
 }
 
 Verdict DeltaRuleBackwardCase::verdict(const DeltaRuleBackwardReference& r) {
-  const DeltaRuleGradient* const references[] = {&r.dq,    &r.dk,             &r.dv,     &r.dg,
-                                                 &r.dbeta, &r.dinitial_state, &r.da_log, &r.ddt_bias};
+  const DeltaRuleGradient* const references[] = {&r.dq,     &r.dk,      &r.dv, &r.dg, &r.dbeta, &r.dinitial_state,
+                                                 &r.da_log, &r.ddt_bias};
   const char* const names[] = {"dq", "dk", "dv", "dg", "dbeta", "dinitial_state", "da_log", "ddt_bias"};
   Verdict worst;
   worst.errors.frobenius_limit = worst.errors.max_abs_limit = HUGE_VAL;

@@ -14,8 +14,8 @@ namespace rapt::testing {
 
 /// A DeltaRuleCase, whose results are there but hold nothing. dout and dfinal_state are standard normal; there is a
 /// dfinal_state where the case has a final state. Every gradient that there may be is wanted, and is poisoned. It lies
-/// in memory in another order than what it is of, with other gaps, now and then in another type: dense ones have that of
-/// what they are of.
+/// in memory in another order than what it is of, with other gaps, now and then in another type: dense ones have that
+/// of what they are of.
 struct DeltaRuleBackwardCase {
   /// Throws Error as DeltaRuleCase does.
   explicit DeltaRuleBackwardCase(const DeltaRuleBackwardProblem& problem, std::uint64_t seed = 1,

@@ -277,8 +277,8 @@ TEST_CASE("problem: words of another operation are named", "[unit]") {
     CHECK(refused_text([text = text] { parse_problem(text); }).find(named) != std::string::npos);
   }
   CHECK(refused_text([] { parse_problem("merge"); }) ==
-        "problem: \"merge\"; wanted the operation first: attention, append_kv, merge_states, attention_backward or "
-        "delta_rule");
+        "problem: \"merge\"; wanted the operation first: attention, append_kv, merge_states, attention_backward, "
+        "delta_rule or delta_rule_backward");
 }
 
 TEST_CASE("problem: plans refuse append_kv problems that no arguments could give", "[unit]") {
