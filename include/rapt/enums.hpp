@@ -21,7 +21,14 @@ enum class DeviceType : std::int32_t { cpu = 1, cuda = 2 };
 enum class Isa : std::uint8_t { generic, avx2, avx512, neon, avx512bf16, amx };
 
 /// What rapt computes.
-enum class Operation : std::uint8_t { attention, append_kv, merge_states, attention_backward, delta_rule, delta_rule_backward };
+enum class Operation : std::uint8_t {
+  attention,
+  append_kv,
+  merge_states,
+  attention_backward,
+  delta_rule,
+  delta_rule_backward
+};
 
 /// How delta_rule() writes: with a prediction taken off first (`delta`), after a decay (`gated`), or both. The names
 /// are those of ONNX's LinearAttention.

@@ -64,9 +64,9 @@ class Plan {
 };
 
 /// Bytes that are enough for every call with this problem, or with one that differs from it in smaller b, sq, sk,
-/// ragged_q or ragged_k (append_kv: b, n, ragged; merge_states: rows, count; delta_rule and its gradients: b, t, ragged) only: what a
-/// server allocates once for its largest batch and length (of pages: for as many as its block tables have room for).
-/// Holds for as many threads as the context now has. Throws Error as Plan does.
+/// ragged_q or ragged_k (append_kv: b, n, ragged; merge_states: rows, count; delta_rule and its gradients: b, t,
+/// ragged) only: what a server allocates once for its largest batch and length (of pages: for as many as its block
+/// tables have room for). Holds for as many threads as the context now has. Throws Error as Plan does.
 RAPT_API std::size_t max_workspace_bytes(const Problem& largest, const Context& context = default_context());
 
 /// One kernel that this build of rapt has.
