@@ -351,9 +351,8 @@ TEST_CASE("guide: the delta rule and its gradients", "[examples]") {
   for (auto& [input, gradient] : {std::pair{&k_data, &dk_data}, {&g_data, &dg_data}, {&beta_data, &dbeta_data}}) {
     const double square = dot(*gradient, *gradient), step = 1e-2 / std::sqrt(square);
     const std::vector<float> before = *input;
-    const auto loss_at = [&](double factor) {
-      for (std::size_t i = 0; i < before.size(); ++i)
-        (*input)[i] = before[i] + static_cast<float>(factor * step) * (*gradient)[i];
+    const auto loss_at = [&, &x = *input, &dx = *gradient](double factor) {
+      for (std::size_t i = 0; i < before.size(); ++i) x[i] = before[i] + static_cast<float>(factor * step) * dx[i];
       rapt::delta_rule(rule);
       return dot(dout_data, out_data);
     };
