@@ -16,8 +16,10 @@ namespace rapt::cpu::RAPT_ISA {
   const vec power = exp2(rounded);
   return fma(power * rest, vec(static_cast<float>(kLn2)), power);
 }
+// 0 below the normal numbers on every ISA: a gate's rate may multiply it by as much as fp32 has.
 [[gnu::always_inline]] inline vec sigmoid_of(vec x) {
-  return vec(1.f) / (vec(1.f) + exp_of(vec(0.f) - x));
+  const vec share = vec(1.f) / (vec(1.f) + exp_of(vec(0.f) - x));
+  return xsimd::select(vec(0x1p-126f) > share, vec(0.f), share);
 }
 // log(1 + e^x) = max(x, 0) + log1p(u), u = e^-|x|; log1p(u) = 2 artanh(u / (2 + u)) as a series.
 [[gnu::always_inline]] inline vec softplus_of(vec x) {
