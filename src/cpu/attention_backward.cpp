@@ -46,6 +46,14 @@ int64_t max_keys(const P& p, std::size_t l2_bytes) {
   return std::max<int64_t>(static_cast<int64_t>(l2_bytes) / 2 / bytes_of_key / kBackwardKeys, 1) * kBackwardKeys;
 }
 
+// Problems without tensors may be of any size. Throws Error for one whose items, or pieces of the bias, pass int64.
+void check_items(const P& p) {
+  const auto at_least_1 = [](int64_t size) { return static_cast<double>(std::max<int64_t>(size, 1)); };
+  const double items = at_least_1(p.b) * at_least_1(std::max(p.hq, p.hk)) * (p.dbias ? at_least_1(p.sq) : 1) *
+                       at_least_1(p.sk) / static_cast<double>(kBackwardKeys);
+  if (items > 0x1p60) throw Error("problem", p.to_string(), "one of less than 2^60 work items");
+}
+
 // Sizes everything, for `threads` workers with items of up to keys_per_item keys; `cut`: heads may have several.
 void size_workspace(BackwardPlan& plan, const P& p, const AttentionBackwardKernel& kernel, int64_t items, bool cut) {
   const int64_t heads = p.b * p.hk;
@@ -69,6 +77,7 @@ void size_workspace(BackwardPlan& plan, const P& p, const AttentionBackwardKerne
 }
 
 BackwardPlan plan_backward(const P& p, const AttentionBackwardKernel& kernel, int concurrency, std::size_t l2_bytes) {
+  check_items(p);
   BackwardPlan plan;
   plan.chunk_rows = kernel.facts.block_q;
   const int64_t heads = p.b * p.hk;
@@ -213,6 +222,7 @@ class AttentionBackwardEntry final : public CpuEntry {
   }
   std::size_t max_workspace_bytes(const Problem& largest, const Context::Impl& context) const override {
     const auto& p = std::get<P>(largest);
+    check_items(p);
     BackwardPlan plan;
     plan.chunk_rows = kernel_.facts.block_q;
     plan.threads = context.concurrency();
