@@ -149,9 +149,10 @@ struct Workers {
     kernel.begin(p, item, own);
     for (int64_t chunk = chunks - 1; chunk >= 0; --chunk) {
       if (!sees(q, item.key_begin, chunk)) continue;
-      if (range > 0 && sees(q, item.key_begin - plan.keys_per_item, chunk)) wait_for(number - 1, chunks - chunk);
+      if (range > 0 && sees(q, item.key_begin - plan.keys_per_item, chunk))
+        wait_for(progress[number - 1], chunks - chunk);
       kernel.add_rows(p, item, chunk * plan.chunk_rows, own);
-      if (range + 1 < of_head) advance(number, chunks - chunk);
+      if (range + 1 < of_head) advance(progress[number], chunks - chunk);
     }
     kernel.end(p, item, own);
   }
@@ -165,17 +166,6 @@ struct Workers {
     const int64_t high = visible_keys(p.score, last, offset + last, 0, q.len_k).last;
     if (low >= high) return key_begin == 0;
     return low < key_begin + plan.keys_per_item && high > key_begin;
-  }
-  // Until the item is done with so many chunks, counted from the last.
-  void wait_for(int64_t item, int64_t chunks) const {
-    const std::atomic_ref done(progress[item]);
-    for (std::int32_t now; (now = done.load(std::memory_order_acquire)) < chunks;)
-      done.wait(now, std::memory_order_acquire);
-  }
-  void advance(int64_t item, int64_t chunks) const {
-    const std::atomic_ref done(progress[item]);
-    done.store(static_cast<std::int32_t>(chunks), std::memory_order_release);
-    done.notify_all();
   }
 };
 

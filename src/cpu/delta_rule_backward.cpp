@@ -65,18 +65,11 @@ struct Workers {
     kernel.begin(p, item, own);
     const int64_t blocks = blocks_of(tokens_of(p, item.b).count);
     for (int64_t done = 0; done < blocks; ++done) {
-      if (shares) wait_for(i - 1, done + 1);
+      if (shares) wait_for(progress[i - 1], done + 1);
       kernel.add_block(p, item, blocks - 1 - done, own);
-      const std::atomic_ref mine(progress[i]);
-      mine.store(static_cast<std::int32_t>(done + 1), std::memory_order_release);
-      mine.notify_all();
+      advance(progress[i], done + 1);
     }
     kernel.end(p, item, own);
-  }
-  void wait_for(int64_t item, int64_t blocks) const {
-    const std::atomic_ref done(progress[item]);
-    for (std::int32_t now; (now = done.load(std::memory_order_acquire)) < blocks;)
-      done.wait(now, std::memory_order_acquire);
   }
 };
 

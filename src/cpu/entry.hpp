@@ -35,6 +35,18 @@ inline double bytes_of(DType dtype) {
   return dtype == DType::i4x2 ? 0.5 : static_cast<double>(size_of(dtype));
 }
 
+// How many steps an item of a call is done with, where the next one may not overtake it: 0 at first.
+inline void wait_for(std::int32_t& progress, std::int64_t steps) {
+  const std::atomic_ref done(progress);
+  for (std::int32_t now; (now = done.load(std::memory_order_acquire)) < steps;)
+    done.wait(now, std::memory_order_acquire);
+}
+inline void advance(std::int32_t& progress, std::int64_t steps) {
+  const std::atomic_ref done(progress);
+  done.store(static_cast<std::int32_t>(steps), std::memory_order_release);
+  done.notify_all();
+}
+
 // Adds the entries of an operation, in the order of preference, to the backend's.
 using Entries = std::vector<std::unique_ptr<const Entry>>;
 void add_attention(const Machine& machine, Entries& entries);

@@ -10,9 +10,9 @@
 //   Y    +=  sum_i qd_i dout_i^T - kd_i dw_i^T
 //
 // The rows [qd; -kd] and [dout; dw] go everywhere together: they are `left` and `right` here, in the order of their
-// tokens. The gradient of a log decay is that of e's logarithm and of all later ones, a sum from the end;
-// of a piece's first token it is rowsum(Y Z) at its beginning, so that errors of the sum end with the piece, and
-// decays to 0 get 0.
+// tokens. The gradient of a log decay is that of e's logarithm and of all later ones, a sum from the end; of
+// a piece's first token it is rowsum(Y Z) at its beginning, so that errors of the sum end with the piece, and decays to
+// 0 get 0.
 //
 // A piece is what a block of tokens and a window have in common. begin() runs forward, keeps Z at the beginning of each
 // block, transposed, and what each token's prediction misses.
