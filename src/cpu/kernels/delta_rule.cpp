@@ -44,7 +44,7 @@ struct Scratch {
   float* products;
   float *v, *out;                  // [kBlock][columns], where v is no row of its tensor; [kBlock][reads][columns]
   const float** v_row;             // [kBlock]
-  float *e, *row;                  // [d]
+  float *e, *next_e, *row;         // [d]
   Group* group;                    // [kBlock]
   std::int64_t d, columns, reads;  // the first two padded to whole vectors
 
@@ -58,17 +58,18 @@ struct Scratch {
     v_row = carver.take<const float*>(kBlock);
     v = carver.take<float>(kBlock * columns);
     out = carver.take<float>(kBlock * reads * columns);
-    for (float** one : {&e, &row}) *one = carver.take<float>(d);
+    for (float** one : {&e, &next_e, &row}) *one = carver.take<float>(d);
     group = carver.take<Group>(kBlock);
   }
 };
 
-// Whether e decay / kWindowStart is a number that is not flushed, or 0 as the decay is.
-bool factor_is_normal(const Scratch& w, const float* decay) {
+// Multiplies `opening` by the decay, unless some product would be flushed that is not 0 as the decay is.
+bool join_factors(const Scratch& w, const float* decay, float* opening) {
   for (std::int64_t c = 0; c < w.d; c += kLanes) {
-    const vec own = load(decay + c), factor = load(w.e + c) * vec(1 / kWindowStart) * own;
-    if (xsimd::any(vec(0x1p-126f) > factor && own > vec(0.f))) return false;
+    const vec own = load(decay + c);
+    if (xsimd::any(vec(0x1p-126f) > load(opening + c) * own && own > vec(0.f))) return false;
   }
+  for (std::int64_t c = 0; c < w.d; c += kLanes) store(opening + c, load(opening + c) * load(decay + c));
   return true;
 }
 
@@ -80,14 +81,10 @@ std::int64_t prepare(const DeltaRuleParams& p, const DeltaRuleItem& item, const 
     float *const kd = w.kd + t * w.d, *const ku = w.ku + t * w.d, *const decay = w.decay + t * w.d;
     w.v_row[t] = tokens.v(begin + t, item.begin, item.end, w.v + t * w.columns);
     tokens.decay(begin + t, decay);
-    vec least(kWindowStart), most(kWindowStart);
-    for (std::int64_t c = 0; c < w.d; c += kLanes) {
-      const vec e = load(w.e + c) * load(decay + c);
-      least = xsimd::min(least, e), most = xsimd::max(most, e);
-    }
-    const bool opens = begin + t == 0 || xsimd::any(vec(kWindowLeast) > least) || xsimd::any(most > vec(kWindowMost));
+    float* const opening = w.opening + t * w.d;
+    const bool opens = next_e(w.e, decay, w.d, begin + t == 0, w.next_e, opening);
     if (opens || groups == 0 || w.group[groups - 1].count == 2)
-      w.group[groups++] = {t, 0, opens, opens && !factor_is_normal(w, decay), {}};
+      w.group[groups++] = {t, 0, opens, opens && !join_factors(w, decay, opening), {}};
     Group& group = w.group[groups - 1];
     group.beta[group.count++] = tokens.beta(begin + t);
     const bool is_second = group.count == 2;
@@ -97,12 +94,7 @@ std::int64_t prepare(const DeltaRuleParams& p, const DeltaRuleItem& item, const 
     vec* dots = w.dots + t * (1 + 2 * w.reads);
     vec k_dot(0.f);
     for (std::int64_t c = 0; c < w.d; c += kLanes) {
-      const vec before = load(w.e + c), e = opens ? vec(kWindowStart) : before * load(decay + c);
-      if (opens) {
-        const vec start = before * vec(1 / kWindowStart), own = load(decay + c);
-        store(w.opening + t * w.d + c, group.has_two_factors ? start : start * own);
-      }
-      const vec x = load_any(k + c) * factor, x_e = x * e;
+      const vec e = load(w.next_e + c), x = load_any(k + c) * factor, x_e = x * e;
       store(w.e + c, e);
       store(kd + c, x_e);
       store(ku + c, x / e);

@@ -191,21 +191,14 @@ class Item {
     for (std::int64_t t = 0; t < n; ++t) {
       float* const decay = w_.decay[t];
       tokens_.decay(first + t, decay);
-      vec least(kWindowStart), most(kWindowStart);
-      for (std::int64_t c = 0; c < w_.d; c += kLanes) {
-        const vec e = load(w_.e + c) * load(decay + c);
-        least = xsimd::min(least, e), most = xsimd::max(most, e);
-      }
-      const bool opens = first + t == 0 || xsimd::any(vec(kWindowLeast) > least) || xsimd::any(most > vec(kWindowMost));
+      const bool opens = next_e(w_.e, decay, w_.d, first + t == 0, w_.e_of[t], w_.opening[t]);
       if (t == 0) opens_ = opens;
       if (t == 0 || opens) w_.pieces[pieces++] = t;
       const float* const k = tokens_.k(first + t, w_.row);
       const vec factor(w_.k_factor[t] = tokens_.factor(k));
       for (std::int64_t c = 0; c < w_.d; c += kLanes) {
-        const vec before = load(w_.e + c), e = opens ? vec(kWindowStart) : before * load(decay + c);
-        const vec x = load_any(k + c) * factor;
-        if (opens) store(w_.opening[t] + c, before * vec(1 / kWindowStart));
-        store(w_.e + c, e), store(w_.e_of[t] + c, e);
+        const vec e = load(w_.e_of[t] + c), x = load_any(k + c) * factor;
+        store(w_.e + c, e);
         store(w_.kd[t] + c, x * e), store(w_.ku[t] + c, x / e);
       }
       w_.beta[t] = tokens_.beta(first + t);

@@ -47,6 +47,23 @@ inline float first_of(vec x) {
 // would take some e out of [kWindowLeast, kWindowMost] begins a new window, in which e starts from kWindowStart: a
 // window spans 2^72, ten tokens that decay by e^-5 each, and what it divides by e stays below 2^49 times what it was.
 inline constexpr float kWindowStart = 0x1p24f, kWindowLeast = 0x1p-48f, kWindowMost = 0x1p28f;
+// Makes e of a token, [n], from the `decay` of its channels and e `before` it. True: it begins a window, and `opening`
+// is e before over kWindowStart: what the state kept so far is to be multiplied by, beside the decay.
+[[gnu::always_inline]] inline bool next_e(const float* before, const float* decay, std::int64_t n, bool is_first,
+                                          float* e, float* opening) {
+  vec least(kWindowStart), most(kWindowStart);
+  for (std::int64_t c = 0; c < n; c += kLanes) {
+    const vec x = load(before + c) * load(decay + c);
+    least = xsimd::min(least, x), most = xsimd::max(most, x);
+    store(e + c, x);
+  }
+  if (!is_first && !xsimd::any(vec(kWindowLeast) > least) && !xsimd::any(most > vec(kWindowMost))) return false;
+  for (std::int64_t c = 0; c < n; c += kLanes) {
+    store(opening + c, load(before + c) * vec(1 / kWindowStart));
+    store(e + c, vec(kWindowStart));
+  }
+  return true;
+}
 
 // One state head of one sequence.
 class DeltaTokens {
