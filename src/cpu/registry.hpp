@@ -122,6 +122,7 @@ struct DeltaRuleKernel {
   KernelFacts facts;
   std::int64_t columns;                                          // that items are multiples of
   std::int64_t max_tokens = INT64_MAX;                           // of a sequence
+  bool keeps_steps = true;                                       // a state for each token, where that is asked for
   std::size_t (*scratch_bytes)(const DeltaRuleShape&) noexcept;  // a multiple of 64
   void (*run)(const DeltaRuleParams&, const DeltaRuleItem&, std::byte* scratch) noexcept;
 };

@@ -117,6 +117,9 @@ const char* const kFeatures[] = {
     "dtype=bf16 b=2 hq=2 t=30 d=24 dv=20 decay=channel beta state",
     "dtype=f16 b=2 hq=2 t=30 d=24 dv=20 decay=channel gate beta l2norm state",
     "dtype=bf16 out=f32 b=2 hq=2 t=30 d=24 dv=20 decay=head beta",
+    "dtype=bf16 hq=4 hk=2 t=90 d=24 dv=40 decay=channel gate beta l2norm state",
+    "dtype=bf16 b=3 hq=6 hk=2 t=50 d=40 dv=20 ragged=80 rule=gated decay=head state slots",
+    "dtype=bf16 hq=2 hv=4 t=90 d=24 dv=20 rule=linear state",
     "dtype=f16 out=bf16 b=2 hq=2 t=30 d=24 dv=20 decay=constant beta",
     "out=f16 b=2 hq=2 t=30 d=24 dv=20 rule=gated decay=head",
 };
@@ -162,13 +165,21 @@ TEST_CASE("delta_rule: every size of d and dv", "[kernel]") {
       DeltaRuleCase c(problem, static_cast<std::uint64_t>(d + 3 * dv));
       check_every_entry(c);
     }
+  for (const int64_t d : {1, 17, 32, 33, 100, 256})  // tiles take 32 at a time
+    for (const int64_t dv : {1, 17, 32, 33, 100, 256}) {
+      DeltaRuleProblem problem = problem_of("dtype=bf16 t=50 d=1 decay=channel beta state");
+      problem.d = d, problem.dv = dv;
+      DeltaRuleCase c(problem, static_cast<std::uint64_t>(d + 3 * dv));
+      check_every_entry(c);
+    }
 }
 
 TEST_CASE("delta_rule: every number of tokens and strength of decay", "[kernel]") {
-  for (const int64_t t : {0, 1, 2, 3, 63, 64, 65, 127, 130, 1000})
+  for (const int64_t t : {0, 1, 2, 3, 16, 17, 33, 63, 64, 65, 80, 81, 97, 127, 130, 1000})
     for (const Decays decays : kAllDecays)
-      for (const char* words : {"t=1 d=20 dv=12 decay=channel beta state", "t=1 d=20 dv=12 decay=head beta state",
-                                "t=1 d=20 dv=12 rule=gated decay=channel state"}) {
+      for (const char* words :
+           {"t=1 d=20 dv=12 decay=channel beta state", "t=1 d=20 dv=12 decay=head beta state",
+            "t=1 d=20 dv=12 rule=gated decay=channel state", "dtype=bf16 t=1 d=20 dv=12 decay=channel beta state"}) {
         DeltaRuleProblem problem = problem_of(words);
         problem.t = t;
         INFO("decays " << static_cast<int>(decays));
@@ -260,8 +271,9 @@ TEST_CASE("delta_rule: flash-linear-attention's cases, by its tolerance", "[kern
 
 TEST_CASE("delta_rule: later tokens change no bit of earlier ones", "[kernel]") {
   for (const Decays decays : kAllDecays)
-    for (const char* words : {"b=1 hq=2 t=140 d=20 dv=24 decay=channel beta",
-                              "b=1 hq=4 hk=2 t=140 d=20 dv=24 decay=head beta", "b=1 hq=2 t=140 d=20 rule=linear"})
+    for (const char* words :
+         {"b=1 hq=2 t=140 d=20 dv=24 decay=channel beta", "b=1 hq=4 hk=2 t=140 d=20 dv=24 decay=head beta",
+          "b=1 hq=2 t=140 d=20 rule=linear", "dtype=bf16 b=1 hq=4 hk=2 t=140 d=20 dv=24 decay=channel beta"})
       for (const std::string& entry : every_entry(problem_of(words))) {
         const Context context = forced(entry);
         DeltaRuleCase c(problem_of(words), 5, Placement::heap, Spacing::dense, decays);
@@ -270,7 +282,7 @@ TEST_CASE("delta_rule: later tokens change no bit of earlier ones", "[kernel]") 
         const auto prefix_is = [&](int64_t count, const std::vector<float>& other) {
           return std::memcmp(whole.data(), other.data(), static_cast<std::size_t>(count * row) * sizeof(float)) == 0;
         };
-        for (const int64_t cut : {139, 129, 128, 127, 100, 66, 65, 64, 63, 3, 2, 1}) {
+        for (const int64_t cut : {139, 129, 128, 127, 100, 81, 66, 65, 64, 63, 33, 17, 16, 3, 2, 1}) {
           INFO(entry << ": " << words << ", decays " << static_cast<int>(decays) << ", cut at " << cut);
           c.clear();
           delta_rule(part_of(c, 0, 0, cut), context);
@@ -323,6 +335,7 @@ TEST_CASE("delta_rule: heads that share q, k or v have the bits of copies", "[ke
   };
   for (const Shared& s :
        {Shared{"hq=2 hv=6 t=70 d=20 dv=24 decay=head", "hq=6 t=70 d=20 dv=24 decay=head", 3, 3, 1},
+        Shared{"dtype=bf16 hq=2 hv=6 t=70 d=20 decay=head", "dtype=bf16 hq=6 t=70 d=20 decay=head", 3, 3, 1},
         Shared{"hq=4 hk=4 hv=2 t=70 d=20 dv=24 decay=channel", "hq=4 t=70 d=20 dv=24 decay=channel", 1, 1, 2},
         Shared{"hq=1 hk=4 t=70 d=20 dv=24 decay=head", "hq=4 t=70 d=20 dv=24 decay=head", 4, 1, 1}}) {
     DeltaRuleCase few(problem_of(s.words), 9), many(problem_of(s.copies), 9);
@@ -381,6 +394,7 @@ TEST_CASE("delta_rule: where tensors lie changes no bit", "[kernel]") {
 TEST_CASE("delta_rule: 1 to 16 threads write the same bits", "[kernel][threads]") {
   const auto executor = std::make_shared<ThreadExecutor>(16);
   for (const char* words : {"hq=2 t=100 d=128 dv=200 decay=channel beta state", "b=3 hq=3 t=40 d=100 decay=head beta",
+                            "dtype=bf16 hq=2 t=100 d=128 dv=200 decay=channel beta state",
                             "b=16 hq=2 t=1 d=128 decay=head gate beta state slots"}) {
     DeltaRuleCase c(problem_of(words), 4);
     for (const std::string& entry : {usable_entries(c.problem).front()}) {
@@ -396,6 +410,7 @@ TEST_CASE("delta_rule: 1 to 16 threads write the same bits", "[kernel][threads]"
 TEST_CASE("delta_rule: a prompt and then one token at a time", "[kernel]") {
   for (const char* words : {"b=2 hq=4 hk=2 t=90 d=20 dv=24 decay=channel beta state",
                             "b=1 hq=2 hv=4 t=90 d=64 decay=head gate beta l2norm state",
+                            "dtype=bf16 b=1 hq=2 hv=4 t=90 d=64 decay=head gate beta l2norm state",
                             "b=1 hq=2 t=90 d=17 rule=gated decay=constant state"})
     for (const Decays decays : kAllDecays) {
       DeltaRuleCase c = case_with_states(problem_of(words), 6, decays);
@@ -499,7 +514,8 @@ TEST_CASE("delta_rule: NaN and Inf stay where the recurrence takes them", "[kern
   enum class In { q, k, v, g, beta };
   for (const char* words :
        {"b=2 hq=2 t=70 d=20 dv=24 decay=channel beta state", "b=2 hq=2 t=70 d=20 dv=24 decay=head beta state",
-        "b=2 hq=2 t=70 d=20 dv=24 rule=gated decay=channel state"})
+        "b=2 hq=2 t=70 d=20 dv=24 rule=gated decay=channel state",
+        "dtype=bf16 b=2 hq=2 t=70 d=20 dv=24 decay=channel beta state"})
     for (const std::string& entry : every_entry(problem_of(words))) {
       const Context context = forced(entry);
       DeltaRuleCase c = case_with_states(problem_of(words), 1, Decays::mostly_weak);

@@ -82,7 +82,9 @@ constexpr auto peak_chains = fma_chains;
 
 const IsaKernels kKernels = {.attention = kAttention,
                              .attention_backward = &kAttentionBackward,
-#if !defined(RAPT_HAVE_TILES) && !defined(RAPT_HAVE_DOTS)
+#if defined(RAPT_HAVE_TILES)
+                             .delta_rule = &kDeltaRule,
+#elif !defined(RAPT_HAVE_DOTS)
                              .append_kv = &kAppendKv,
                              .merge_states = &kMergeStates,
                              .delta_rule = &kDeltaRule,

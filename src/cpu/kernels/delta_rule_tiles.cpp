@@ -1,0 +1,416 @@
+// delta_rule of bf16 by products of matrices, on the matrix unit. As in delta_rule.cpp the state is kept as Z = S / e,
+// with kd = k e, qd = scale q e and ku = k / e; but tokens come in blocks, each within one window. For the tokens i of
+// a block, from Z before it,
+//
+//   u_i   = beta_i (v_i - Z^T kd_i - sum_j<i (kd_i . ku_j) u_j)
+//   out_i = Z^T qd_i + sum_j<=i (qd_i . ku_j) u_j
+//   Z    += sum_i ku_i u_i^T
+//
+//   for each block, up to kBlock tokens
+//     for each 16 tokens, in their order
+//       products = [kd; qd] ku^T               with all tokens up to these     A: kd, qd      B: ku^T
+//       xy = [kd; qd] Z                                                        A: kd, qd      B: Z as bf16
+//       xy += products u                       of the tokens before these      A: products    B: u
+//       u and out of these: the triangle that is left, in fp32 vectors
+//     Z += ku^T u                              fp32 sums                       A: ku^T        B: u
+//
+// What is multiplied is rounded to bf16; Z, all sums, and what tokens of the same 16 give each other are fp32. A token
+// reads nothing of later ones: blocks end at windows, which earlier tokens decide on, and rows of a product are
+// independent. For the same reason the vector kernel always takes the first kVectorTokens tokens: a short sequence,
+// which is not worth a block, gets the bits of a long one.
+//
+// Pairs along the depth of a product are elements i and i + 16 of 32, so that two vectors merge without a shuffle.
+#include "cpu/kernels/kernels.hpp"
+#include "cpu/tile/bf16_mma.hpp"
+#include "cpu/tile/carver.hpp"
+#include "cpu/tile/delta_rule.hpp"
+
+namespace rapt::cpu::RAPT_ISA {
+namespace {
+
+constexpr std::int64_t kBlock = 64, kTokensOfTile = kTileRows;
+constexpr std::int64_t kBlockTiles = kBlock / kTokensOfTile, kBlockDepth = kBlock / kTileDepth;
+constexpr std::int64_t kVectorTokens = 16;
+constexpr std::int64_t kChunkFloats = kChunk * kChunk;
+
+// The kernel of the vector ISA that the tiles are used with.
+#if defined(RAPT_AMX_MODEL)
+const DeltaRuleKernel& vector_kernel() {
+  return *RAPT_AMX_MODEL::kKernels.delta_rule;
+}
+#else
+const DeltaRuleKernel& vector_kernel() {
+  return *avx512::kKernels.delta_rule;
+}
+#endif
+
+struct Scratch {
+  std::int64_t d, columns;  // padded to whole chunks
+  std::int64_t reads;
+  std::int64_t row_chunks;  // for 16 tokens: tiles of kd, then of qd of each query, two tiles a chunk
+
+  float* state;   // [d][columns]: handed over by the vector kernel, and to it
+  float* z;       // [columns / 32][d / 32] chunks
+  char* z_tiles;  // [columns / 32][d / 32][2] tiles, columns in the lanes
+  // Of a block.
+  char* left;         // [kBlockTiles][row_chunks][2][16][d]: kd and qd
+  float* ku;          // [kBlock][d]
+  char *ku_t, *ku_a;  // tiles of ku^T: B, [kBlockTiles][d / 32]; A, [d / 16][kBlockDepth]
+  char* u_tiles;      // [kBlockDepth][columns / 16] tiles
+  float* beta;        // [kBlock]
+  // Of 16 tokens.
+  float* products;  // [row_chunks][kBlockDepth] chunks
+  char* weights;    // [row_chunks][2][kBlockDepth] tiles: products with tokens before these
+  float* xy;        // [row_chunks][columns / 32] chunks
+  float *v, *out;   // [16][columns], where v is no row of its tensor; [16][reads][columns]
+  float* u[2];      // [16][columns]; of even tiles, of odd ones
+  float *e, *next_e, *decay, *opening, *first_decay, *first_opening, *row, *scaled;  // [d]
+  float *zero, *discarded;                                                           // [columns]; a chunk
+  std::int32_t *of_row, *of_tile, *of_pair, *of_u;                                   // offsets of steps
+  std::byte* vectors;                                                                // the vector kernel's
+
+  Scratch(Carver& carver, const DeltaRuleShape& shape)
+      : d(round_up(shape.d, kChunk)),
+        columns(round_up(shape.columns, kChunk)),
+        reads(shape.reads),
+        row_chunks((shape.reads + 2) / 2) {
+    for (float** whole : {&state, &z}) *whole = carver.take<float>(d * columns);
+    z_tiles = carver.take<char>(d * columns * 2);
+    left = carver.take<char>(kBlockTiles * row_chunks * kChunk * d * 2);
+    ku = carver.take<float>(kBlock * d);
+    for (char** tiles : {&ku_t, &ku_a}) *tiles = carver.take<char>(kBlock * d * 2);
+    u_tiles = carver.take<char>(kBlock * columns * 2);
+    beta = carver.take<float>(kBlock);
+    products = carver.take<float>(row_chunks * kBlockDepth * kChunkFloats);
+    weights = carver.take<char>(row_chunks * 2 * kBlockDepth * kTileBytes);
+    xy = carver.take<float>(row_chunks * kChunk * columns);
+    v = carver.take<float>(kTokensOfTile * columns);
+    out = carver.take<float>(kTokensOfTile * reads * columns);
+    for (float*& rows : u) rows = carver.take<float>(kTokensOfTile * columns);
+    for (float** one : {&e, &next_e, &decay, &opening, &first_decay, &first_opening, &row, &scaled})
+      *one = carver.take<float>(d);
+    zero = carver.take<float>(columns), discarded = carver.take<float>(kChunkFloats);
+    const std::int64_t steps = max(d / kTileDepth, kBlockDepth);
+    for (std::int32_t** offsets : {&of_row, &of_tile, &of_pair, &of_u}) *offsets = carver.take<std::int32_t>(steps);
+    vectors = carver.take<std::byte>(static_cast<std::int64_t>(vector_kernel().scratch_bytes(shape)));
+  }
+
+  void fill_offsets() const {
+    for (std::int64_t i = 0; i < max(d / kTileDepth, kBlockDepth); ++i) {
+      of_row[i] = static_cast<std::int32_t>(i * 2 * kTileDepth);
+      of_tile[i] = static_cast<std::int32_t>(i * kTileBytes);
+      of_pair[i] = static_cast<std::int32_t>(i * 2 * kTileBytes);
+      of_u[i] = static_cast<std::int32_t>(i * columns / kTileRows * kTileBytes);
+    }
+  }
+  // A token's row of `left`: part 0 is kd, 1 + r is qd of query r.
+  char* left_row(std::int64_t token, std::int64_t part) const {
+    const std::int64_t tile = token / kTokensOfTile * row_chunks * 2 + part;
+    return left + (tile * kTokensOfTile + token % kTokensOfTile) * d * 2;
+  }
+  // Row i of the tile of a part, in chunks [row_chunks][...], `stride` floats from chunk to chunk of rows.
+  static std::int64_t row_of(std::int64_t part, std::int64_t stride) {
+    return part / 2 * stride + part % 2 * kTileRows * kChunk;
+  }
+};
+
+// A row of n floats as bf16, in pairs.
+void store_pairs(const float* row, std::int64_t n, char* to) {
+  for (std::int64_t c = 0; c < n; c += kChunk)
+    for (std::int64_t i = 0; i < kTileRows; i += kLanes)
+      store(reinterpret_cast<float*>(to) + c / 2 + i,
+            round_to_bf16_pairs(load(row + c + i), load(row + c + kTileRows + i)));
+}
+// 16 rows of 16 pairs, transposed. `at(i)`: where row i begins.
+template <class At>
+[[gnu::always_inline]] inline void transpose_pairs(At at, char* tile) {
+  for (std::int64_t r = 0; r < kTileRows; r += kLanes)
+    for (std::int64_t c = 0; c < kTileRows; c += kLanes) {
+      vec x[kLanes];
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) x[i] = at(r + i, c);
+      transpose(x);
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) store(reinterpret_cast<float*>(tile) + (c + i) * kTileRows + r, x[i]);
+    }
+}
+
+void fill(float* to, std::int64_t n, float x) {
+  for (std::int64_t i = 0; i < n; i += kLanes) store(to + i, vec(x));
+}
+
+class Item {
+ public:
+  Item(const DeltaRuleParams& p, const DeltaRuleItem& item, std::byte* scratch)
+      : p_(p),
+        item_(item),
+        carver_(scratch),
+        w_(carver_, {p.d, item.end - item.begin, p.reads}),
+        tokens_(p, item.b, item.h) {}
+
+  void run() {
+    w_.fill_offsets();
+    begin();
+    for (std::int64_t t = kVectorTokens; t < tokens_.count();) {
+      const std::int64_t n = prepare(t), tiles = (n + kTokensOfTile - 1) / kTokensOfTile;
+      transpose_ku(n);
+      make_z_tiles();
+      for (std::int64_t tile = 0; tile < tiles; ++tile) {
+        multiply_rows(tile);
+        finish(t + tile * kTokensOfTile, tile, min(n - tile * kTokensOfTile, kTokensOfTile));
+      }
+      add_to_z((n + kTileDepth - 1) / kTileDepth);
+      t += n;
+    }
+    end();
+  }
+
+ private:
+  StateRows scratch_state() const { return {w_.state - item_.begin, 0, 0, w_.columns, 1}; }
+
+  // Z after the tokens that the vector kernel takes.
+  void begin() {
+    DeltaRuleParams p = p_;
+    p.t = kVectorTokens, p.final = scratch_state();
+    const std::int64_t slot = initial_slot(p_, item_.b);
+    if (slot < 0) p.initial = {};
+    if (p.initial) p.initial.data += slot * p.initial.slot_stride, p.initial.slot_stride = 0;
+    p.slots = p.accepted = {};
+    vector_kernel().run(p, item_, w_.vectors);
+    const std::int64_t n = item_.end - item_.begin;
+    for (std::int64_t c = 0; c < w_.columns; c += kChunk)
+      for (std::int64_t i = 0; i < w_.d; ++i)
+        for (std::int64_t j = c; j < c + kChunk; j += kLanes)
+          store(z_row(c, i) + j - c, i < p_.d && j < n ? load(w_.state + i * w_.columns + j) : vec(0.f));
+    fill(w_.e, w_.d, 1);
+    for (float* const row : {w_.row, w_.scaled}) fill(row, w_.d, 0);
+    fill(w_.ku, kBlock * w_.d, 0);
+    fill(w_.zero, w_.columns, 0);
+  }
+  void end() const {
+    if (!p_.final) return;
+    for (std::int64_t c = 0; c < w_.columns; c += kChunk)
+      for (std::int64_t i = 0; i < p_.d; ++i)
+        for (std::int64_t j = c; j < c + kChunk; j += kLanes)
+          store(w_.state + i * w_.columns + j, load(z_row(c, i) + j - c) * vec(w_.e[i]));
+    DeltaRuleParams p = p_;
+    p.t = 0, p.initial = scratch_state(), p.accepted = {};
+    vector_kernel().run(p, item_, w_.vectors);
+  }
+  float* z_row(std::int64_t column, std::int64_t i) const { return w_.z + (column / kChunk * w_.d + i) * kChunk; }
+
+  // kd, qd, ku and beta of a block that begins with this token, as many as one window has; returns how many.
+  std::int64_t prepare(std::int64_t first) {
+    const std::int64_t d = round_up(p_.d, kLanes);
+    std::int64_t n = 0;
+    for (; n < kBlock && first + n < tokens_.count(); ++n) {
+      float *const decay = n == 0 ? w_.first_decay : w_.decay, *const opening = n == 0 ? w_.first_opening : w_.opening;
+      tokens_.decay(first + n, decay);
+      const bool opens = next_e(w_.e, decay, d, first + n == kVectorTokens, w_.next_e, opening);
+      if (n == 0) opens_ = opens;
+      else if (opens) break;
+      const float* const k = tokens_.k(first + n, w_.row);
+      const vec factor(tokens_.factor(k));
+      float* const ku = w_.ku + n * w_.d;
+      for (std::int64_t c = 0; c < d; c += kLanes) {
+        const vec e = load(w_.next_e + c), x = load_any(k + c) * factor;
+        store(w_.e + c, e);
+        store(w_.scaled + c, x * e), store(ku + c, x / e);
+      }
+      store_pairs(w_.scaled, w_.d, w_.left_row(n, 0));
+      for (std::int64_t r = 0; r < p_.reads; ++r) {
+        const float* const q = tokens_.q(first + n, r, w_.row);
+        const vec scale(p_.scale * tokens_.factor(q));
+        for (std::int64_t c = 0; c < d; c += kLanes) store(w_.scaled + c, load_any(q + c) * (load(w_.e + c) * scale));
+        store_pairs(w_.scaled, w_.d, w_.left_row(n, 1 + r));
+      }
+      w_.beta[n] = tokens_.beta(first + n);
+    }
+    fill(w_.ku + n * w_.d, (round_up(n, kTileDepth) - n) * w_.d, 0);  // else old numbers times 0, or NaN
+    return n;
+  }
+  void transpose_ku(std::int64_t n) const {
+    for (std::int64_t t = 0; t < n; t += kTokensOfTile)
+      for (std::int64_t c = 0; c < w_.d; c += kTileDepth)
+        transpose_pairs(
+            [&](std::int64_t token, std::int64_t pair) __attribute__((always_inline)) {
+              const float* const at = w_.ku + (t + token) * w_.d + c + pair;
+              return round_to_bf16_pairs(load(at), load(at + kTileRows));
+            },
+            w_.ku_t + (t / kTokensOfTile * w_.d + c) / kTileDepth * kTileBytes);
+    for (std::int64_t t = 0; t < n; t += kTileDepth)
+      for (std::int64_t c = 0; c < w_.d; c += kTileRows)
+        transpose_pairs(
+            [&](std::int64_t token, std::int64_t channel) __attribute__((always_inline)) {
+              const float* const at = w_.ku + (t + token) * w_.d + c + channel;
+              return round_to_bf16_pairs(load(at), load(at + kTokensOfTile * w_.d));
+            },
+            w_.ku_a + (c / kTileRows * kBlockDepth + t / kTileDepth) * kTileBytes);
+  }
+  // What the block reads of Z, after a window has been opened.
+  void make_z_tiles() const {
+    for (std::int64_t column = 0; column < w_.columns; column += kChunk)
+      for (std::int64_t c = 0; c < w_.d; c += kChunk) {
+        float* const tile = reinterpret_cast<float*>(w_.z_tiles) + (column * w_.d + c * kChunk) / 2;
+        for (std::int64_t i = 0; i < kTileRows; ++i)
+          for (std::int64_t j = 0; j < kChunk; j += kLanes) {
+            vec x[2];
+            for (int half = 0; half < 2; ++half) {
+              const std::int64_t channel = c + half * kTileRows + i;
+              float* const z = z_row(column, channel) + j;
+              x[half] = load(z);
+              if (!opens_ || channel >= p_.d) continue;
+              x[half] = x[half] * vec(w_.first_opening[channel]) * vec(w_.first_decay[channel]);
+              store(z, x[half]);
+            }
+            store(tile + j / kTileRows * (kTileBytes / 4) + i * kTileRows + j % kTileRows,
+                  round_to_bf16_pairs(x[0], x[1]));
+          }
+      }
+  }
+
+  void multiply(const TileOperand& a, const TileOperand& b, std::int64_t steps, float* start, float* c) {
+    multiply_chunk<false>(tiles_, a, b, steps, start, c, pending_, [] {});
+  }
+  // products and xy of 16 tokens.
+  void multiply_rows(std::int64_t tile) {
+    const std::int64_t depth = w_.d / kTileDepth, before = (tile + 1) / 2, row_bytes = w_.d * 2;
+    for (std::int64_t r = 0; r < w_.row_chunks; ++r) {
+      const TileOperand rows = {w_.left_row(tile * kTokensOfTile, 2 * r), w_.of_row, row_bytes,
+                                kTokensOfTile * row_bytes};
+      for (std::int64_t i = 0; i <= tile / 2; ++i)
+        multiply(rows, {w_.ku_t + i * 2 * depth * kTileBytes, w_.of_tile, 64, depth * kTileBytes}, depth, nullptr,
+                 w_.products + (r * kBlockDepth + i) * kChunkFloats);
+      for (std::int64_t c = 0; c < w_.columns; c += kChunk)
+        multiply(rows, {w_.z_tiles + c * row_bytes, w_.of_pair, 64, kTileBytes}, depth, nullptr, xy_at(r, c));
+    }
+    store_pending(tiles_, pending_, w_.discarded);
+    if (tile == 0) return;
+    for (std::int64_t r = 0; r < w_.row_chunks; ++r) {
+      char* const weights = w_.weights + r * 2 * kBlockDepth * kTileBytes;
+      for (std::int64_t part = 0; part < 2; ++part)
+        for (std::int64_t i = 0; i < before; ++i) make_weights(r, part, i, 2 * i + 1 < tile);
+      for (std::int64_t c = 0; c < w_.columns; c += kChunk)
+        multiply({weights, w_.of_tile, 64, kBlockDepth * kTileBytes},
+                 {w_.u_tiles + c / kTileRows * kTileBytes, w_.of_u, 64, kTileBytes}, before, xy_at(r, c), xy_at(r, c));
+    }
+    store_pending(tiles_, pending_, w_.discarded);
+  }
+  float* xy_at(std::int64_t row_chunk, std::int64_t column) const {
+    return w_.xy + (row_chunk * w_.columns + column) * kChunk;
+  }
+  // A tile of the products with tokens [32 i, 32 i + 32); only the first 16 unless `both`.
+  void make_weights(std::int64_t row_chunk, std::int64_t part, std::int64_t i, bool both) const {
+    const float* const from = w_.products + (row_chunk * kBlockDepth + i) * kChunkFloats + part * kTileRows * kChunk;
+    auto* const to = reinterpret_cast<float*>(w_.weights + ((row_chunk * 2 + part) * kBlockDepth + i) * kTileBytes);
+    for (std::int64_t row = 0; row < kTileRows; ++row)
+      for (std::int64_t j = 0; j < kTileRows; j += kLanes) {
+        const float* const at = from + row * kChunk + j;
+        store(to + row * kTileRows + j, round_to_bf16_pairs(load(at), both ? load(at + kTileRows) : vec(0.f)));
+      }
+  }
+
+  // The triangle: u and out of the n tokens of a tile, the first of which is `token`.
+  void finish(std::int64_t token, std::int64_t tile, std::int64_t n) {
+    const std::int64_t first = tile * kTokensOfTile, odd = tile % 2;
+    const float* v_row[kTokensOfTile];
+    alignas(64) float beta[kTokensOfTile] = {};
+    for (std::int64_t i = 0; i < kTokensOfTile; ++i)
+      v_row[i] = i < n ? tokens_.v(token + i, item_.begin, item_.end, w_.v + i * w_.columns) : w_.zero;
+    for (std::int64_t i = 0; i < n; ++i) beta[i] = p_.has_delta ? w_.beta[first + i] : 1;
+    // Products with tokens of the tile itself; those of kd times -beta.
+    const auto own = [&](std::int64_t part) {
+      return w_.products + Scratch::row_of(part, kBlockDepth * kChunkFloats) + tile / 2 * kChunkFloats +
+             odd * kTileRows;
+    };
+    alignas(64) float weights[kTokensOfTile][kTokensOfTile];
+    for (std::int64_t i = 0; i < kTokensOfTile; ++i)
+      for (std::int64_t j = 0; j < kTokensOfTile; j += kLanes)
+        store(weights[i] + j, load(own(0) + i * kChunk + j) * vec(-beta[i]));
+    for (std::int64_t c = 0; c < w_.columns; c += kLanes) {
+      const std::int64_t column = c / kChunk * kChunkFloats + c % kChunk;
+      vec u[kTokensOfTile];
+#pragma GCC unroll 16
+      for (int i = 0; i < kTokensOfTile; ++i) {
+        const vec v = load_any(v_row[i] + c);
+        u[i] = p_.has_delta ? vec(beta[i]) * (v - load(w_.xy + column + i * kChunk)) : v;
+      }
+      if (p_.has_delta)
+#pragma GCC unroll 16
+        for (int j = 0; j < kTokensOfTile; ++j)
+#pragma GCC unroll 16
+          for (int i = j + 1; i < kTokensOfTile; ++i) u[i] = fma(vec(weights[i][j]), u[j], u[i]);
+      for (std::int64_t r = 0; r < p_.reads; ++r) {
+        const float *const product = own(1 + r), *const y =
+                                                     w_.xy + Scratch::row_of(1 + r, w_.columns * kChunk) + column;
+        float* const out = w_.out + r * w_.columns + c;
+#pragma GCC unroll 16
+        for (int i = 0; i < kTokensOfTile; ++i) {
+          vec sum = load(y + i * kChunk);
+#pragma GCC unroll 16
+          for (int j = 0; j <= i; ++j) sum = fma(vec(product[i * kChunk + j]), u[j], sum);
+          store(out + i * p_.reads * w_.columns, sum);
+        }
+      }
+#pragma GCC unroll 16
+      for (int i = 0; i < kTokensOfTile; ++i) store(w_.u[odd] + i * w_.columns + c, u[i]);
+    }
+    for (std::int64_t i = n; i < kTokensOfTile; ++i) fill(w_.u[odd] + i * w_.columns, w_.columns, 0);
+    char* const u_tiles = w_.u_tiles + tile / 2 * w_.columns / kTileRows * kTileBytes;
+    for (std::int64_t i = 0; i < kTokensOfTile; ++i)
+      for (std::int64_t c = 0; c < w_.columns; c += kLanes) {
+        const vec low = load(w_.u[0] + i * w_.columns + c), high = odd ? load(w_.u[1] + i * w_.columns + c) : vec(0.f);
+        store(reinterpret_cast<float*>(u_tiles) + (c / kTileRows * kTileRows + i) * kTileRows + c % kTileRows,
+              round_to_bf16_pairs(low, high));
+      }
+    for (std::int64_t i = 0; i < n; ++i)
+      for (std::int64_t r = 0; r < p_.reads; ++r)
+        tokens_.write_out(token + i, r, item_.begin, item_.end, w_.out + (i * p_.reads + r) * w_.columns);
+  }
+
+  void add_to_z(std::int64_t steps) {
+    for (std::int64_t column = 0; column < w_.columns; column += kChunk)
+      for (std::int64_t c = 0; c < w_.d; c += kChunk)
+        multiply({w_.ku_a + c / kTileRows * kBlockDepth * kTileBytes, w_.of_tile, 64, kBlockDepth * kTileBytes},
+                 {w_.u_tiles + column / kTileRows * kTileBytes, w_.of_u, 64, kTileBytes}, steps, z_row(column, c),
+                 z_row(column, c));
+    store_pending(tiles_, pending_, w_.discarded);
+  }
+
+  const DeltaRuleParams& p_;
+  const DeltaRuleItem& item_;
+  Carver carver_;
+  const Scratch w_;
+  const DeltaTokens tokens_;
+  bool opens_ = false;  // whether the block begins a window
+  Tiles tiles_;
+  Pending pending_ = {w_.discarded};
+};
+
+void run(const DeltaRuleParams& p, const DeltaRuleItem& item, std::byte* scratch) noexcept {
+  const FlushDenormals flush;
+  Carver carver(scratch);
+  if (tokens_of(p, item.b).count > kVectorTokens) Item(p, item, scratch).run();
+  else vector_kernel().run(p, item, Scratch(carver, {p.d, item.end - item.begin, p.reads}).vectors);
+}
+
+std::size_t scratch_bytes(const DeltaRuleShape& shape) noexcept {
+  Carver carver(nullptr);
+  Scratch(carver, shape);
+  return carver.used();
+}
+
+}  // namespace
+
+const DeltaRuleKernel kDeltaRule = {.facts = {.operation = Operation::delta_rule,
+                                              .phase = Phase::all,
+                                              .arithmetic = "bf16",
+                                              .dtypes = only(DType::bf16),
+                                              .max_head_size = 256,
+                                              .max_value_head_size = 256},
+                                    .columns = 2 * kChunk,
+                                    .keeps_steps = false,
+                                    .scratch_bytes = scratch_bytes,
+                                    .run = run};
+
+}  // namespace rapt::cpu::RAPT_ISA
