@@ -20,10 +20,8 @@ class Oracle {
       : in_(args),
         initial_(initial),
         subset_(subset),
-        steps_(args.state_slots.ndim == 2 ? args.state_slots.shape[1] : 0) {
-    for (const TensorView& t : {args.q, args.k, args.v})
-      if (t.dtype == DType::bf16 && subset.rounds_operands) operand_ = unit_of(DType::bf16);
-  }
+        steps_(args.state_slots.ndim == 2 ? args.state_slots.shape[1] : 0),
+        operand_(subset.rounds_operands ? unit_of(DType::bf16) : 0) {}
 
   DeltaRuleReference run() {
     for (Row* of_out : {&r_.out, &r_.out_sigma, &r_.out_drift})
@@ -171,7 +169,7 @@ class Oracle {
   const TensorView initial_;
   const DeltaRuleSubset subset_;
   const int64_t steps_;
-  double operand_ = 0;                        // what rounding an operand of a product changes it by
+  const double operand_;                      // what rounding an operand of a product changes it by
   std::vector<Row> of_keys_;                  // [tokens]: pairs() of the head's
   std::vector<std::vector<Row>> of_queries_;  // [reads][tokens]
   DeltaRuleReference r_;

@@ -21,7 +21,7 @@ namespace rapt::testing {
 /// oracle.hpp; of u, and of k u^T. out has those of its column by q, and of its own dot product. Rounding one decay
 /// for all tokens (Decay::constant) always errs in the same direction: `drift` has what a unit of it makes of S.
 ///
-/// Of bf16 inputs the operands of products may be rounded to bf16, and tokens may come in blocks: then a token reads the
+/// Kernels that multiply in bf16 round operands of products, and take tokens in blocks: a token reads the
 /// state before its block, and what each token since wrote, by the product of their rows. Operands are those rows, their
 /// products, the state and what was written.
 struct DeltaRuleReference {
@@ -35,7 +35,7 @@ struct DeltaRuleReference {
 /// v; the last ones always.
 struct DeltaRuleSubset {
   std::int64_t heads = 1, columns = 1;
-  bool rounds_operands = true;  // of bf16 inputs
+  bool rounds_operands = false;  ///< of products, to bf16
 };
 
 /// Independent of the library; trusts the arguments to be valid. Does not read the final state, even where it is the

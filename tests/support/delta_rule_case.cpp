@@ -5,6 +5,8 @@
 #include <cstring>
 #include <numeric>
 
+#include "support/entries.hpp"
+
 namespace rapt::testing {
 namespace {
 
@@ -203,8 +205,16 @@ DeltaRuleReference DeltaRuleCase::reference(const DeltaRuleSubset& subset) {
   return oracle_delta_rule(args(), initial.view(), subset);
 }
 
+void DeltaRuleCase::run(const Context& context) {
+  const Plan plan(args(), context);
+  rounds_operands = multiplies_in_bf16(plan.entry());
+  plan.run(args());
+}
+
 Verdict DeltaRuleCase::verdict(const DeltaRuleSubset& subset) {
-  return verdict(reference(subset));
+  DeltaRuleSubset of_run = subset;
+  of_run.rounds_operands = rounds_operands;
+  return verdict(reference(of_run));
 }
 
 Verdict DeltaRuleCase::verdict(const DeltaRuleReference& r) const {

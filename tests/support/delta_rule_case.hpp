@@ -33,7 +33,7 @@ struct DeltaRuleCase {
                          Spacing spacing = Spacing::dense, std::optional<Decays> decays = {});
 
   DeltaRuleArgs args();
-  void run(const Context& context) { delta_rule(args(), context); }
+  void run(const Context& context);
   /// Makes inputs read-only where the placement allows it.
   void protect_inputs();
   /// Poisons the outputs again; a state that is updated in place is the initial one again.
@@ -49,8 +49,9 @@ struct DeltaRuleCase {
 
   DeltaRuleProblem problem;
   Tensor q, k, v, g, beta, out, a_log, dt_bias, cu_seqlens, state_slots, accepted;
-  Tensor initial;  ///< also what the state was before it is updated in place
-  Tensor final;    ///< empty: not wanted
+  Tensor initial;                ///< also what the state was before it is updated in place
+  Tensor final;                  ///< empty: not wanted
+  bool rounds_operands = false;  ///< of products, to bf16: what ran last
   bool in_place = false, beta_sigmoid = false, beta_double = false;
   std::optional<float> scale, gate_lower_bound;
 

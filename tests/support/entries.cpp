@@ -76,6 +76,10 @@ bool selected(std::string_view entry) {
   return wanted == nullptr || entry.find(wanted) != std::string_view::npos;
 }
 
+bool multiplies_in_bf16(std::string_view entry) {
+  return info_of(entry).arithmetic == "bf16";
+}
+
 bool ignores_hidden_values(std::string_view entry) {
   return info_of(entry).isa != "sm90a";
 }

@@ -406,6 +406,7 @@ const DeltaRuleKernel kDeltaRule = {.facts = {.operation = Operation::delta_rule
                                               .phase = Phase::all,
                                               .arithmetic = "bf16",
                                               .dtypes = only(DType::bf16),
+                                              .opt_in = "its speed has not been measured",
                                               .max_head_size = 256,
                                               .max_value_head_size = 256},
                                     .columns = 2 * kChunk,
