@@ -22,8 +22,8 @@ namespace rapt::testing {
 /// for all tokens (Decay::constant) always errs in the same direction: `drift` has what a unit of it makes of S.
 ///
 /// Kernels that multiply in bf16 round operands of products, and take tokens in blocks: a token reads the
-/// state before its block, and what each token since wrote, by the product of their rows. Operands are those rows, their
-/// products, the state and what was written.
+/// state before its block, and what each token since wrote, by the product of their rows. Operands are those rows,
+/// their products, the state and what was written.
 struct DeltaRuleReference {
   std::vector<double> out, out_sigma, out_drift;
   std::vector<double> state, state_sigma, state_drift;
