@@ -13,6 +13,9 @@ Models that do not hand their attention over (Bloom, Falcon, GPT-J, MPNet) are r
 that transformers does not let do without masks get the whole masks of "eager"; keywords to attention that rapt does not know are
 refused; and a model whose first forward called no attention at all says so by a rapt.torch.FallbackWarning.
 
+Layers of linear attention by the gated delta rule (Qwen3-Next, Qwen3.5, Kimi Linear, OLMo Hybrid, ...) take rapt's, on the CPU. They
+call functions of their module, so all models of that module do from then on, whatever their attn_implementation.
+
 Gradients and dropout are those of rapt.torch, gradients of sinks and position biases among them. float64 and what rapt.torch
 leaves to PyTorch on other devices are computed by PyTorch operators, with a rapt.torch.FallbackWarning. Weights of attention are
 not returned: use "eager" for output_attentions.
@@ -33,7 +36,7 @@ from torch.compiler import is_dynamo_compiling
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
 
-from rapt import _core, _model_attention, _refusals, _sdpa
+from rapt import _core, _model_attention, _model_delta_rule, _refusals, _sdpa
 from rapt import torch as rapt_torch
 
 __all__ = ["register"]
@@ -75,6 +78,7 @@ def _get_correct_attn_implementation(self: Any, requested_attention: str | None,
             f'attn_implementation: got "{name}" for {cls.__name__}, {reason}; wanted "{other}", or where this is a part of '
             f'a model a dict of the others, such as {{"text_config": "{name}"}}'
         )
+    _model_delta_rule.use_in(sys.modules[cls.__module__])
     if _note_calls not in self._forward_pre_hooks.values():
         self.register_forward_pre_hook(_note_calls)
         self.register_forward_hook(_say_if_unused)

@@ -1,5 +1,8 @@
 """rapt.torch.delta_rule and flash-linear-attention's functions against a loop in double, gradients by autograd of that."""
 
+import sys
+from functools import wraps
+
 import numpy as np
 import pytest
 import rapt
@@ -8,6 +11,7 @@ import torch
 from autograd_reference import OF_DECAYS, ratio
 from autograd_reference import delta_rule as loop
 from delta_rule_reference import delta_rule as numpy_delta_rule
+from rapt import _model_delta_rule
 from rapt._delta_rule_torch import Options
 from torch.nn import functional
 
@@ -229,46 +233,87 @@ def test_what_flash_linear_attention_has_and_rapt_has_not():
         assert str(raised.value).startswith(message)
 
 
-@pytest.mark.parametrize("kind", ["qwen3_next", "kimi_linear"])
-def test_models_of_transformers(kind, monkeypatch):
-    """A prompt, then token by token, with rapt's functions where a model would have flash-linear-attention's."""
+LINEAR_MODELS = ["qwen3_next", "qwen3_5", "kimi_linear", "olmo_hybrid"]
+
+
+def linear_model(kind, monkeypatch):
+    """A small model of transformers, and its module, whose functions are what they were after the test."""
     transformers = pytest.importorskip("transformers")
     sizes = {"vocab_size": 64, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
     sizes |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "layer_types": ["linear_attention", "full_attention"]}
-    if kind == "qwen3_next":
-        linear = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 24}
-        more = {"num_key_value_heads": 1, "head_dim": 24, "num_experts": 0}
-        config, name = transformers.Qwen3NextConfig(**sizes, **linear, **more), "Qwen3NextForCausalLM"
-        module = transformers.models.qwen3_next.modeling_qwen3_next
-        replaced = {
-            "torch_chunk_gated_delta_rule": "chunk_gated_delta_rule",
-            "torch_recurrent_gated_delta_rule": "fused_recurrent_gated_delta_rule",
-        }
-    else:
+    linear = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 24}
+    if kind == "kimi_linear":
         more = {"linear_num_heads": 3, "linear_head_dim": 16, "mlp_layer_types": ["dense"] * 2}
         config, name = transformers.KimiLinearConfig(**sizes, **more), "KimiLinearForCausalLM"
-        module = transformers.models.kimi_linear.modeling_kimi_linear
-        replaced = {"chunk_kimi_delta_attention": "chunk_kda", "recurrent_kimi_delta_attention": "fused_recurrent_kda"}
+    elif kind == "qwen3_next":
+        more = {"num_key_value_heads": 1, "head_dim": 24, "num_experts": 0}
+        config, name = transformers.Qwen3NextConfig(**sizes, **linear, **more), "Qwen3NextForCausalLM"
+    elif kind == "qwen3_5":
+        more = {"num_key_value_heads": 1, "head_dim": 24}
+        config, name = transformers.Qwen3_5TextConfig(**sizes, **linear, **more), "Qwen3_5ForCausalLM"
+    else:
+        linear |= {"linear_num_value_heads": 2}
+        config, name = transformers.OlmoHybridConfig(**sizes, **linear), "OlmoHybridForCausalLM"
     torch.manual_seed(0)
-    model = getattr(transformers, name)(config).eval()
-    tokens, calls = torch.randint(64, (2, 90)), []
+    model = getattr(transformers, name)(config)
+    module = sys.modules[type(model).__module__]
+    for function in _model_delta_rule._OURS:
+        if hasattr(module, function):
+            monkeypatch.setattr(module, function, getattr(module, function))
+    return model, module
+
+
+@pytest.mark.parametrize("kind", LINEAR_MODELS)
+def test_models_of_transformers(kind, monkeypatch):
+    """A prompt with padding, then token by token, and a step of training: as with transformers' own loops."""
+    import rapt.transformers
+
+    rapt.transformers.register()
+    model, module = linear_model(kind, monkeypatch)
+    tokens, calls = torch.randint(3, 64, (2, 90)), []
+    mask = torch.ones_like(tokens)
+    mask[1, :7] = 0
 
     def run():
         with torch.no_grad():
-            result = model(tokens[:, :80], use_cache=True)
+            result = model.eval()(tokens[:, :80], attention_mask=mask[:, :80], use_cache=True)
             logits, cache = [result.logits], result.past_key_values
             for t in range(80, 90):
-                logits.append(model(tokens[:, t : t + 1], past_key_values=cache, use_cache=True).logits)
-        return torch.cat(logits, 1)
+                more = {"attention_mask": mask[:, : t + 1], "past_key_values": cache, "use_cache": True}
+                logits.append(model(tokens[:, t : t + 1], **more).logits)
+        model.train()(tokens, labels=tokens).loss.backward()
+        gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        model.zero_grad()
+        return torch.cat(logits, 1), gradients
 
-    def counted(function):
-        return lambda *a, **k: (calls.append(function.__name__), function(*a, **k))[1]
+    wanted, wanted_gradients = run()
+    ours = {name: f for name, f in _model_delta_rule._OURS.items() if hasattr(module, name)}
+    for name, function in ours.items():
+        monkeypatch.setitem(
+            _model_delta_rule._OURS, name, wraps(function)(lambda *a, f=function, **k: (calls.append(f), f(*a, **k))[1])
+        )
+    model.set_attn_implementation("rapt")
+    got, gradients = run()
+    seen = mask.bool()[..., None]
+    assert ratio(got * seen, wanted * seen) < 1e-5
+    assert set(calls) == set(ours.values()) and len(calls) == 12
+    for gradient, one in zip(gradients, wanted_gradients, strict=True):
+        assert ratio(gradient, one) < 1e-3
 
-    wanted = run()
-    for old, new in replaced.items():
-        monkeypatch.setattr(module, old, counted(getattr(rapt.torch, new)))
-    got = run()
-    assert ratio(got, wanted) < 1e-5 and sorted(set(calls)) == sorted(replaced.values()) and len(calls) == 11
+
+@pytest.mark.parametrize("kind", LINEAR_MODELS[:1])
+def test_models_of_transformers_off_the_cpu(kind, monkeypatch):
+    """What is not on the CPU goes to the functions that were there."""
+    model, module = linear_model(kind, monkeypatch)
+    theirs = module.torch_chunk_gated_delta_rule
+    _model_delta_rule.use_in(module)
+    _model_delta_rule.use_in(module)  # once is enough
+    assert module.torch_chunk_gated_delta_rule._rapt_replaces is theirs
+    with torch.device("meta"):
+        q, v = torch.empty(1, 80, 2, 16), torch.empty(1, 80, 2, 24)
+        g = torch.empty(1, 80, 2)
+        out, state = module.torch_chunk_gated_delta_rule(q, q, v, g=g, beta=g, output_final_state=True)
+    assert out.device.type == "meta" and out.shape == v.shape and state.shape == (1, 2, 16, 24)
 
 
 def onnx_linear_attention(
