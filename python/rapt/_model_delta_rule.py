@@ -1,16 +1,17 @@
 """The delta rule of transformers' models with linear attention, by rapt on the CPU.
 
-Their layers (Qwen3-Next, Qwen3.5, Kimi Linear, OLMo Hybrid, ...) call functions of their module which are flash-linear-attention's
-where that is installed, and loops in PyTorch where it is not, as on every machine without a GPU.
+Their layers (Qwen3-Next, Qwen3.5, Kimi Linear, OLMo Hybrid, ...) call functions of their module, which are flash-linear-attention's
+where that is installed, and loops in PyTorch where it is not, as on most machines without a GPU. A layer that shall use rapt's says so
+to the functions by a keyword: other models of the module keep what they have.
 """
 
 from __future__ import annotations
 
 import inspect
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.compiler import is_exporting
 
 from rapt import _fla
@@ -21,27 +22,49 @@ _OURS = {
     "chunk_kimi_delta_attention": _fla.chunk_kda,
     "recurrent_kimi_delta_attention": _fla.fused_recurrent_kda,
 }
+_KEYWORD = "rapt_delta_rule"
 
 
-def use_in(module: Any) -> None:
-    """Puts rapt's functions in the place of a module's own. They leave what is not on the CPU to those."""
-    for name, ours in _OURS.items():
-        theirs = getattr(module, name, None)
-        if theirs is not None and not hasattr(theirs, "_rapt_replaces"):
-            setattr(module, name, _on_cpu(ours, theirs))
+def choose(model: nn.Module, ours: bool) -> None:
+    """Lets the layers of a model use rapt's functions, or not."""
+    for layer in model.modules():
+        if not _calls_delta_rule(type(layer)):
+            continue
+        hooks = [key for key, hook in layer._forward_pre_hooks.items() if hook is _add_keyword]
+        if ours and not hooks:
+            layer.register_forward_pre_hook(_add_keyword, with_kwargs=True)
+        for key in hooks:
+            if not ours:
+                del layer._forward_pre_hooks[key], layer._forward_pre_hooks_with_kwargs[key]
 
 
-def _on_cpu(ours: Any, theirs: Any) -> Any:
+def _add_keyword(_: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    return args, kwargs | {_KEYWORD: True}
+
+
+@cache
+def _calls_delta_rule(layer: type[nn.Module]) -> bool:
+    """Whether a layer calls one of these functions. If so, its module has rapt's beside them from now on."""
+    forward = inspect.unwrap(layer.forward)
+    called = _OURS.keys() & set(forward.__code__.co_names) if inspect.isfunction(forward) else set()
+    for name in called:
+        theirs = forward.__globals__[name]
+        if not hasattr(theirs, _KEYWORD):
+            forward.__globals__[name] = _by_keyword(_OURS[name], theirs)
+    return bool(called)
+
+
+def _by_keyword(ours: Any, theirs: Any) -> Any:
     known = {p.name for p in inspect.signature(ours).parameters.values() if p.kind is not p.VAR_KEYWORD}
 
     @wraps(theirs)
-    def delta_rule(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        if query.device.type != "cpu" or args or is_exporting():
-            result: tuple[Tensor, Tensor | None] = theirs(query, key, value, *args, **kwargs)
-            return result
-        taken = {name: value for name, value in kwargs.items() if name in known}
-        out, state = ours(query, key, value, **taken)
+    def delta_rule(query: Tensor, key: Tensor, value: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        if not kwargs.pop(_KEYWORD, False) or query.device.type != "cpu" or is_exporting():
+            function, taken = theirs, kwargs
+        else:
+            function, taken = ours, {name: value for name, value in kwargs.items() if name in known}
+        out, state = function(query, key, value, **taken)
         return out, state
 
-    delta_rule._rapt_replaces = theirs  # type: ignore[attr-defined]
+    setattr(delta_rule, _KEYWORD, True)
     return delta_rule

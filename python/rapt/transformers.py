@@ -13,8 +13,8 @@ Models that do not hand their attention over (Bloom, Falcon, GPT-J, MPNet) are r
 that transformers does not let do without masks get the whole masks of "eager"; keywords to attention that rapt does not know are
 refused; and a model whose first forward called no attention at all says so by a rapt.torch.FallbackWarning.
 
-Layers of linear attention by the gated delta rule (Qwen3-Next, Qwen3.5, Kimi Linear, OLMo Hybrid, ...) take rapt's, on the CPU. They
-call functions of their module, so all models of that module do from then on, whatever their attn_implementation.
+The model's layers of linear attention by the gated delta rule (Qwen3-Next, Qwen3.5, Kimi Linear, OLMo Hybrid, ...) take rapt's, on
+the CPU.
 
 Gradients and dropout are those of rapt.torch, gradients of sinks and position biases among them. float64 and what rapt.torch
 leaves to PyTorch on other devices are computed by PyTorch operators, with a rapt.torch.FallbackWarning. Weights of attention are
@@ -46,6 +46,7 @@ _WHOLE_MASKS = "|whole_masks"
 _registered: dict[str, str] = {}  # what a config may hold, to the name that was asked for
 _base: Any = PreTrainedModel
 _choose = _base.get_correct_attn_implementation
+_make_ready = _base.post_init
 
 
 def register(name: str = "rapt") -> None:
@@ -61,12 +62,21 @@ def register(name: str = "rapt") -> None:
     _registered[name] = _registered[name + _WHOLE_MASKS] = name
     # The one place where transformers asks a class of models what it can do; for names that are not its own it asks nothing.
     _base.get_correct_attn_implementation = _get_correct_attn_implementation
+    _base.post_init = _post_init
+
+
+def _post_init(self: Any) -> None:
+    """Its layers are there now, which they are not when the model is asked for its attention."""
+    _make_ready(self)
+    if self.config._attn_implementation in _registered:
+        _model_delta_rule.choose(self, True)
 
 
 def _get_correct_attn_implementation(self: Any, requested_attention: str | None, is_init_check: bool = False) -> str:
     name = _registered.get(requested_attention or "")
     if name is None:
         chosen: str = _choose(self, requested_attention, is_init_check)
+        _model_delta_rule.choose(self, False)
         return chosen
     cls: Any = type(self)
     config = self.config
@@ -78,7 +88,7 @@ def _get_correct_attn_implementation(self: Any, requested_attention: str | None,
             f'attn_implementation: got "{name}" for {cls.__name__}, {reason}; wanted "{other}", or where this is a part of '
             f'a model a dict of the others, such as {{"text_config": "{name}"}}'
         )
-    _model_delta_rule.use_in(sys.modules[cls.__module__])
+    _model_delta_rule.choose(self, True)
     if _note_calls not in self._forward_pre_hooks.values():
         self.register_forward_pre_hook(_note_calls)
         self.register_forward_hook(_say_if_unused)

@@ -1,7 +1,7 @@
 """rapt.torch.delta_rule and flash-linear-attention's functions against a loop in double, gradients by autograd of that."""
 
+import copy
 import sys
-from functools import wraps
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ import torch
 from autograd_reference import OF_DECAYS, ratio
 from autograd_reference import delta_rule as loop
 from delta_rule_reference import delta_rule as numpy_delta_rule
-from rapt import _model_delta_rule
+from rapt import _core
 from rapt._delta_rule_torch import Options
 from torch.nn import functional
 
@@ -236,8 +236,8 @@ def test_what_flash_linear_attention_has_and_rapt_has_not():
 LINEAR_MODELS = ["qwen3_next", "qwen3_5", "kimi_linear", "olmo_hybrid"]
 
 
-def linear_model(kind, monkeypatch):
-    """A small model of transformers, and its module, whose functions are what they were after the test."""
+def linear_model(kind, **made):
+    """A small model of transformers."""
     transformers = pytest.importorskip("transformers")
     sizes = {"vocab_size": 64, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
     sizes |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "layer_types": ["linear_attention", "full_attention"]}
@@ -255,12 +255,7 @@ def linear_model(kind, monkeypatch):
         linear |= {"linear_num_value_heads": 2}
         config, name = transformers.OlmoHybridConfig(**sizes, **linear), "OlmoHybridForCausalLM"
     torch.manual_seed(0)
-    model = getattr(transformers, name)(config)
-    module = sys.modules[type(model).__module__]
-    for function in _model_delta_rule._OURS:
-        if hasattr(module, function):
-            monkeypatch.setattr(module, function, getattr(module, function))
-    return model, module
+    return getattr(transformers, name)._from_config(config, **made)
 
 
 @pytest.mark.parametrize("kind", LINEAR_MODELS)
@@ -269,12 +264,16 @@ def test_models_of_transformers(kind, monkeypatch):
     import rapt.transformers
 
     rapt.transformers.register()
-    model, module = linear_model(kind, monkeypatch)
-    tokens, calls = torch.randint(3, 64, (2, 90)), []
+    model, calls = linear_model(kind), []
+    tokens = torch.randint(3, 64, (2, 90))
     mask = torch.ones_like(tokens)
     mask[1, :7] = 0
+    for name in ("delta_rule", "delta_rule_backward"):
+        function = getattr(_core, name)
+        monkeypatch.setattr(_core, name, lambda *a, f=function, n=name, **k: (calls.append(n), f(*a, **k))[1])
 
     def run():
+        calls.clear()
         with torch.no_grad():
             result = model.eval()(tokens[:, :80], attention_mask=mask[:, :80], use_cache=True)
             logits, cache = [result.logits], result.past_key_values
@@ -284,35 +283,45 @@ def test_models_of_transformers(kind, monkeypatch):
         model.train()(tokens, labels=tokens).loss.backward()
         gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
         model.zero_grad()
-        return torch.cat(logits, 1), gradients
+        return torch.cat(logits, 1) * mask[..., None], gradients
 
     wanted, wanted_gradients = run()
-    ours = {name: f for name, f in _model_delta_rule._OURS.items() if hasattr(module, name)}
-    for name, function in ours.items():
-        monkeypatch.setitem(
-            _model_delta_rule._OURS, name, wraps(function)(lambda *a, f=function, **k: (calls.append(f), f(*a, **k))[1])
-        )
+    assert not calls
     model.set_attn_implementation("rapt")
+    model = copy.deepcopy(model)
     got, gradients = run()
-    seen = mask.bool()[..., None]
-    assert ratio(got * seen, wanted * seen) < 1e-5
-    assert set(calls) == set(ours.values()) and len(calls) == 12
+    assert calls.count("delta_rule") == 12 and calls.count("delta_rule_backward") == 1
+    assert ratio(got, wanted) < 1e-5
     for gradient, one in zip(gradients, wanted_gradients, strict=True):
         assert ratio(gradient, one) < 1e-3
+    model.set_attn_implementation("sdpa")
+    assert torch.equal(run()[0], wanted) and not calls
 
 
-@pytest.mark.parametrize("kind", LINEAR_MODELS[:1])
-def test_models_of_transformers_off_the_cpu(kind, monkeypatch):
-    """What is not on the CPU goes to the functions that were there."""
-    model, module = linear_model(kind, monkeypatch)
-    theirs = module.torch_chunk_gated_delta_rule
-    _model_delta_rule.use_in(module)
-    _model_delta_rule.use_in(module)  # once is enough
-    assert module.torch_chunk_gated_delta_rule._rapt_replaces is theirs
+def test_models_that_are_made_with_rapt(monkeypatch):
+    import rapt.transformers
+
+    rapt.transformers.register()
+    one, other = linear_model("qwen3_next", attn_implementation="rapt"), linear_model("qwen3_next")
+    calls, function = [], _core.delta_rule
+    monkeypatch.setattr(_core, "delta_rule", lambda *a, **k: (calls.append(1), function(*a, **k))[1])
+    tokens = torch.randint(3, 64, (1, 80))
+    with torch.no_grad():
+        compiled = torch.compile(one.eval(), backend="eager")(tokens).logits
+        assert len(calls) == 1
+        assert ratio(compiled, other.eval()(tokens).logits) < 1e-5 and len(calls) == 1
+
+
+def test_models_off_the_cpu():
+    """What is not on the CPU goes to the function that was there."""
+    import rapt.transformers
+
+    rapt.transformers.register()
+    model = linear_model("qwen3_next", attn_implementation="rapt")
+    run = sys.modules[type(model).__module__].torch_chunk_gated_delta_rule
     with torch.device("meta"):
-        q, v = torch.empty(1, 80, 2, 16), torch.empty(1, 80, 2, 24)
-        g = torch.empty(1, 80, 2)
-        out, state = module.torch_chunk_gated_delta_rule(q, q, v, g=g, beta=g, output_final_state=True)
+        q, v, g = torch.empty(1, 80, 2, 16), torch.empty(1, 80, 2, 24), torch.empty(1, 80, 2)
+    out, state = run(q, q, v, g=g, beta=g, output_final_state=True, rapt_delta_rule=True)
     assert out.device.type == "meta" and out.shape == v.shape and state.shape == (1, 2, 16, 24)
 
 

@@ -53,19 +53,21 @@ MODELS = [
     Model("MiniLM-L6, 32 x 64", "bert", 32, 64, 6, 384, 12, 1536, 12, 30522),
     Model("ViT-B/16, 8 x 197", "vit", 8, 197, 12, 768, 12, 3072, 12),
     Model("Whisper base encoder, 1 x 1500", "whisper", 1, 1500, 6, 512, 8, 2048, 8),
+    Model("Qwen3-Next-like, prefill 1024", "linear", 1, 1024, 8, 1024, 8, 2816, 2, 32000),
     Model("Llama-like, prefill 2048", "prefill", 1, 2048, 16, 1024, 16, 2816, 4, 32000),
     Model("Llama-like, decode after 1024", "decode", 1, 1024, 16, 1024, 16, 2816, 4, 32000),
 ]
 
 
 def quick() -> list[Model]:
-    """The same with one layer and an eighth of the sizes."""
+    """The same with one layer of each kind and an eighth of the sizes."""
     small = []
     for m in MODELS:
         side = max(1, int((m.length // 8) ** 0.5))  # of an image
         length = side**2 + 1 if m.kind == "vit" else m.length // 8
         sizes: Any = {"hidden": m.hidden // 8, "inner": m.inner // 8, "vocabulary": m.vocabulary // 8}
-        small.append(replace(m, name=f"{m.name} (quick)", layers=1, batch=max(1, m.batch // 8), length=length, **sizes))
+        layers = 4 if m.kind == "linear" else 1
+        small.append(replace(m, name=f"{m.name} (quick)", layers=layers, batch=max(1, m.batch // 8), length=length, **sizes))
     return small
 
 
@@ -87,6 +89,14 @@ def build(m: Model) -> tuple[Any, dict[str, Any]]:
         config = _hf.WhisperConfig(**sizes, decoder_layers=1, decoder_attention_heads=m.heads, max_source_positions=m.length)
         made = _hf.WhisperModel._from_config(config, attn_implementation="sdpa").encoder
         inputs = {"input_features": torch.randn(m.batch, config.num_mel_bins, 2 * m.length)}
+    elif m.kind == "linear":  # but for every fourth layer
+        size = m.hidden // m.heads
+        kinds = ["full_attention" if i % 4 == 3 else "linear_attention" for i in range(m.layers)]
+        sizes = common | {"num_key_value_heads": m.kv_heads, "head_dim": size, "vocab_size": m.vocabulary, "layer_types": kinds}
+        sizes |= {"linear_num_key_heads": m.heads, "linear_num_value_heads": 2 * m.heads, "num_experts": 0}
+        config = _hf.Qwen3NextConfig(**sizes, linear_key_head_dim=size, linear_value_head_dim=size, tie_word_embeddings=True)
+        made = _hf.Qwen3NextForCausalLM._from_config(config, attn_implementation="sdpa")
+        inputs = {"input_ids": tokens, "use_cache": True, "logits_to_keep": 1}
     else:
         sizes = common | {"num_key_value_heads": m.kv_heads, "vocab_size": m.vocabulary}
         config = _hf.LlamaConfig(**sizes, tie_word_embeddings=True)
