@@ -28,7 +28,8 @@ _KEYWORD = "rapt_delta_rule"
 def choose(model: nn.Module, ours: bool) -> None:
     """Lets the layers of a model use rapt's functions, or not."""
     for layer in model.modules():
-        if not _calls_delta_rule(type(layer)):
+        kind: Any = type(layer)
+        if not _calls_delta_rule(kind):
             continue
         hooks = [key for key, hook in layer._forward_pre_hooks.items() if hook is _add_keyword]
         if ours and not hooks:
@@ -43,7 +44,7 @@ def _add_keyword(_: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 @cache
-def _calls_delta_rule(layer: type[nn.Module]) -> bool:
+def _calls_delta_rule(layer: Any) -> bool:
     """Whether a layer calls one of these functions. If so, its module has rapt's beside them from now on."""
     forward = inspect.unwrap(layer.forward)
     called = _OURS.keys() & set(forward.__code__.co_names) if inspect.isfunction(forward) else set()

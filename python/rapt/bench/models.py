@@ -77,6 +77,7 @@ def build(m: Model) -> tuple[Any, dict[str, Any]]:
     common = {"hidden_size": m.hidden, "num_hidden_layers": m.layers, "num_attention_heads": m.heads, "intermediate_size": m.inner}
     tokens = torch.randint(m.vocabulary or 1, (m.batch, m.length))
     inputs: dict[str, Any]
+    sizes: dict[str, Any]
     if m.kind == "bert":
         made = _hf.BertModel._from_config(_hf.BertConfig(**common, vocab_size=m.vocabulary), attn_implementation="sdpa")
         inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}  # as a tokenizer gives it
