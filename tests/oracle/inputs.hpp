@@ -21,6 +21,16 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr double kUnit = 0x1p-24;
 
+/// a * b. A function, for Eigen's products take seconds to compile, each pair of kinds of operands for itself.
+Matrix times(const Matrix& a, const Matrix& b);
+FloatMatrix times_fp32(const FloatMatrix& a, const FloatMatrix& b);
+
+/// The part of `bound` that `error` makes use of. A bound that is not a number is no permission.
+inline double share_of(double error, double bound) {
+  const double share = error == 0 ? 0 : error / bound;
+  return std::isnan(share) ? kInfinity : share;
+}
+
 /// Unit roundoff beyond fp32's own.
 inline double unit_of(DType dtype) {
   return dtype == DType::bf16 ? 0x1p-8 : dtype == DType::f16 ? 0x1p-11 : 0;

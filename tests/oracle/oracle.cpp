@@ -100,7 +100,7 @@ FloatMatrix plain_three_steps(const std::vector<std::vector<Score>>& scores, dou
     for (Eigen::Index j = 0; j < p.cols(); ++j) sum += p(r, j) = std::exp(p(r, j) - top);
     for (Eigen::Index j = 0; j < p.cols(); ++j) p(r, j) = rounded(p(r, j) / sum, types.inputs);
   }
-  FloatMatrix out = p.cwiseProduct(factor) * v;
+  FloatMatrix out = times_fp32(p.cwiseProduct(factor), v);
   return out.unaryExpr([&](float x) { return rounded(x, types.out); });
 }
 
@@ -120,9 +120,9 @@ template <class Flat>
 void run_block(const Head& head, const Matrix& q, std::int64_t first, Reference& result, Flat flat) {
   const Matrix &k = head.keys.value, &v = head.values.value;
   const std::int64_t count = q.rows(), len_k = k.rows(), dv = v.cols();
-  const Matrix dot = q * k.transpose();
-  const Matrix dot_abs = q.cwiseAbs() * head.keys.magnitude.transpose();
-  const Matrix dot_squares = q.cwiseAbs2() * head.keys.magnitude.cwiseAbs2().transpose();
+  const Matrix dot = times(q, k.transpose());
+  const Matrix dot_abs = times(q.cwiseAbs(), head.keys.magnitude.transpose());
+  const Matrix dot_squares = times(q.cwiseAbs2(), head.keys.magnitude.cwiseAbs2().transpose());
   // A value that is not finite must reach the rows that attend it and no other, so it stays out of the products.
   const auto finite = [](double x) { return std::isfinite(x) ? x : 0.0; };
   const Matrix finite_v = v.unaryExpr(finite), rounded_v = head.values.magnitude.unaryExpr(finite);
@@ -147,12 +147,12 @@ void run_block(const Head& head, const Matrix& q, std::int64_t first, Reference&
       p(r, j) *= factor(r, j), growth(r, j) *= factor(r, j), expected(r, j) *= factor(r, j) * factor(r, j);
     }
   }
-  Matrix out = p.matrix() * finite_v;
-  const Matrix magnitude = p.matrix() * finite_v.cwiseAbs();
+  Matrix out = times(p.matrix(), finite_v);
+  const Matrix magnitude = times(p.matrix(), finite_v.cwiseAbs());
   const bool quantized = unit_of(head.args.kv.v.dtype) == 0 && head.args.kv.v.dtype != DType::f32;
-  const Matrix summed = quantized ? Matrix(p.matrix() * rounded_v * 1.25) : magnitude;
-  const Matrix grown = growth.matrix() * finite_v.cwiseAbs();
-  const Matrix spread = (expected.matrix() * finite_v.cwiseAbs2()).cwiseSqrt();
+  const Matrix summed = quantized ? Matrix(times(p.matrix(), rounded_v) * 1.25) : magnitude;
+  const Matrix grown = times(growth.matrix(), finite_v.cwiseAbs());
+  const Matrix spread = times(expected.matrix(), finite_v.cwiseAbs2()).cwiseSqrt();
   for (std::int64_t j = 0; j < len_k; ++j) {
     if (v.row(j).allFinite()) continue;
     for (std::int64_t r = 0; r < count; ++r) {
@@ -168,7 +168,7 @@ void run_block(const Head& head, const Matrix& q, std::int64_t first, Reference&
   const FloatMatrix plain =
       halves ? plain_three_steps(scores, sink, factor.cast<float>(), finite_v.cast<float>(), types) : FloatMatrix();
   const Matrix root_of_squares =
-      halves ? Matrix((p.matrix().cwiseAbs2() * finite_v.cwiseAbs2()).cwiseSqrt()) : Matrix();
+      halves ? Matrix(times(p.matrix().cwiseAbs2(), finite_v.cwiseAbs2()).cwiseSqrt()) : Matrix();
   const double most = len_k ? factor.maxCoeff() : 1;
   const Matrix largest = len_k ? Matrix(most * finite_v.cwiseAbs().colwise().maxCoeff()) : Matrix(Matrix::Zero(1, dv));
   for (std::int64_t r = 0; r < count; ++r) {
@@ -257,16 +257,6 @@ Reference oracle(const AttentionArgs& args, std::int64_t row_step) {
   }
   return result;
 }
-
-namespace {
-
-/// A bound that is not a number is no permission.
-double share_of(double error, double bound) {
-  const double share = error / bound;
-  return std::isnan(share) ? kInfinity : share;
-}
-
-}  // namespace
 
 Errors compare(const AttentionArgs& args, const Reference& reference) {
   const bool ragged = args.out.ndim == 3;

@@ -6,21 +6,16 @@
 #include <numeric>
 #include <optional>
 
-#include "oracle/inputs.hpp"
+#include "oracle/backward_sums.hpp"
 
 namespace rapt::testing {
 namespace {
 
-using namespace inputs;
+using namespace gradients;
 using Index = std::vector<std::int64_t>;
 using Flags = Eigen::Array<bool, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
 constexpr std::int64_t kBlock = 64;
-constexpr double kTiny = 1e-37;
-
-/// What one rounding is likely to be off by, and a sum of many terms of either sign by the root of their squares.
-constexpr double kLikely = kUnit / 4, kLikelySum = 2 * kUnit;
-
 double finite(double x) {
   return std::isfinite(x) ? x : 0;
 }
@@ -32,10 +27,6 @@ Matrix magnitude_of(const Matrix& m) {
 }
 Matrix squares_of(const Matrix& m) {
   return finite_only(m).cwiseAbs2();
-}
-
-std::int64_t elements_of(const Layout& t) {
-  return std::accumulate(t.shape.begin(), t.shape.begin() + t.ndim, std::int64_t{1}, std::multiplies<>());
 }
 
 /// 0, step, 2 step, ... and n - 1.
@@ -53,7 +44,7 @@ Matrix gather(const Matrix& m, const Index& index) {
 
 /// weights * m, where a row of m that is not finite reaches only what sees it.
 Matrix product(const Matrix& weights, const Flags& sees, const Matrix& m) {
-  Matrix result = weights * finite_only(m);
+  Matrix result = times(weights, finite_only(m));
   for (Eigen::Index j = 0; j < m.rows(); ++j) {
     if (m.row(j).allFinite()) continue;
     for (Eigen::Index i = 0; i < weights.rows(); ++i)
@@ -62,96 +53,6 @@ Matrix product(const Matrix& weights, const Flags& sees, const Matrix& m) {
   }
   return result;
 }
-
-struct Types {
-  DType inputs;  ///< the coarsest of q, kv and dout
-  double eps;    ///< its unit roundoff; 0: fp32
-  double out_eps;
-
-  explicit Types(const AttentionBackwardArgs& args) : inputs(args.q.dtype) {
-    for (const DType dtype : {args.kv.k.dtype, args.dout.dtype})
-      if (unit_of(dtype) > unit_of(inputs)) inputs = dtype;
-    eps = unit_of(inputs);
-    out_eps = std::max(unit_of(args.out.dtype), kUnit);
-  }
-};
-
-/// What sums of terms come to: one gradient's rows, or a part of them. Sums of squares are for errors that are likely.
-struct Sums {
-  Matrix value, magnitude, error, variance, squares;
-  FloatMatrix plain;
-
-  Sums(Eigen::Index rows, Eigen::Index cols)
-      : value(Matrix::Zero(rows, cols)),
-        magnitude(value),
-        error(value),
-        variance(value),
-        squares(value),
-        plain(FloatMatrix::Zero(rows, cols)) {}
-};
-
-/// A gradient as it is collected.
-class Collected {
- public:
-  Collected(GradientReference& to, const MutableTensorView& t, double eps, bool has_plain) : to_(to), dtype_(t.dtype) {
-    if (!t) return;
-    const auto size = static_cast<std::size_t>(elements_of(t));
-    to.value.assign(size, 0);
-    for (auto* values : {&to.magnitude, &to.bound, &to.spread}) values->assign(size, 0);
-    to.computed.assign(size, 0);
-    to.eps = eps;
-    to.plain_error = has_plain ? 0 : kInfinity;
-  }
-  explicit operator bool() const { return !to_.value.empty(); }
-
-  /// Row r of `sums`, of `terms` terms each, as elements [first, first + cols).
-  void put(std::size_t first, const Sums& sums, Eigen::Index r, double terms) {
-    for (Eigen::Index c = 0; c < sums.value.cols(); ++c) {
-      const std::size_t at = first + static_cast<std::size_t>(c);
-      to_.value[at] = sums.value(r, c);
-      to_.magnitude[at] = sums.magnitude(r, c);
-      to_.bound[at] = sums.error(r, c);
-      to_.spread[at] = sums.variance(r, c) + (std::pow(kLikelySum, 2) + std::pow(to_.eps, 2)) * sums.squares(r, c);
-      finish(at, terms);
-      if (to_.eps == 0 || !std::isfinite(to_.value[at])) continue;
-      const double plain = rounded(sums.plain(r, c), dtype_);
-      const double error = std::abs(plain - to_.value[at]);
-      to_.plain_error = std::max(to_.plain_error, std::isnan(error) ? kInfinity : error);
-      to_.rounding_error = std::max(to_.rounding_error, unit_of(dtype_) * std::abs(to_.value[at]) + to_.bound[at] +
-                                                            4 * to_.eps * std::sqrt(sums.squares(r, c)));
-    }
-  }
-  /// One more term of an element.
-  void add(std::size_t at, double term, double error, double variance) {
-    to_.value[at] += term;
-    to_.magnitude[at] += std::abs(term);
-    to_.bound[at] += error;
-    to_.spread[at] += variance + std::pow(kLikelySum * term, 2);
-    ++count(at);
-  }
-  void vary(std::size_t at, double variance) { to_.spread[at] += variance; }
-  /// After the last add().
-  void finish_all() {
-    for (std::size_t at = 0; at < to_.value.size(); ++at) finish(at, static_cast<double>(count(at)));
-  }
-  /// Elements that no row sees are 0, and computed.
-  void rest_is_zero() { std::fill(to_.computed.begin(), to_.computed.end(), char{1}); }
-
- private:
-  std::int64_t& count(std::size_t at) {
-    counts_.resize(to_.value.size());
-    return counts_[at];
-  }
-  void finish(std::size_t at, double terms) {
-    to_.bound[at] += (24 + terms / 64) * kUnit * to_.magnitude[at] + kTiny;
-    to_.spread[at] = std::sqrt(to_.spread[at]);
-    to_.computed[at] = 1;
-  }
-
-  GradientReference& to_;
-  DType dtype_;
-  std::vector<std::int64_t> counts_;
-};
 
 /// What a row gives to the errors of all its keys.
 struct RowFacts {
@@ -256,7 +157,7 @@ class Oracle {
   void note_rows(const Head& head, std::int64_t first, const Matrix& q, const Matrix& all_dout, std::int64_t row_begin,
                  std::vector<RowFacts>& facts) {
     const Matrix &k = head.keys.value, &v = head.values.value;
-    const Matrix dot = q * k.transpose();
+    const Matrix dot = times(q, k.transpose());
     Matrix p = Matrix::Zero(q.rows(), k.rows());
     Flags sees = Flags::Constant(q.rows(), k.rows(), false);
     const double sink = args_.score.sinks ? read_float(args_.score.sinks, {head.h}) : -kInfinity;
@@ -337,10 +238,10 @@ class Oracle {
   Pairs pairs_of(const Head& head, const Matrix& q, const Matrix& dout, const Index& index, const Index& key_index,
                  const std::vector<RowFacts>& facts) const {
     const Matrix k = gather(head.keys.value, key_index), v = gather(head.values.value, key_index);
-    const Matrix dot = q * k.transpose(), dot_abs = q.cwiseAbs() * k.cwiseAbs().transpose(),
-                 dot_squares = q.cwiseAbs2() * k.cwiseAbs2().transpose();
-    Matrix dp = dout * v.transpose(), dp_abs = dout.cwiseAbs() * v.cwiseAbs().transpose(),
-           dp_squares = dout.cwiseAbs2() * v.cwiseAbs2().transpose();
+    const Matrix dot = times(q, k.transpose()), dot_abs = times(q.cwiseAbs(), k.cwiseAbs().transpose()),
+                 dot_squares = times(q.cwiseAbs2(), k.cwiseAbs2().transpose());
+    Matrix dp = times(dout, v.transpose()), dp_abs = times(dout.cwiseAbs(), v.cwiseAbs().transpose()),
+           dp_squares = times(dout.cwiseAbs2(), v.cwiseAbs2().transpose());
     const Eigen::Index count = q.rows(), keys = k.rows();
     const double root = std::sqrt(static_cast<double>(dv_)), likely_root = std::sqrt(static_cast<double>(dv_) / 3);
     Pairs pairs;
@@ -433,15 +334,15 @@ class Oracle {
     const double size = std::abs(scale_);
     Sums sums(pairs.p.rows(), d_);
     sums.value = scale_ * product(pairs.dx, pairs.sees, k);
-    sums.magnitude = size * (pairs.dx.cwiseAbs() * k_abs);
-    sums.error = size * (pairs.dx_error * k_abs);
-    sums.squares = size * size * (pairs.dx.cwiseAbs2() * k_squares);
+    sums.magnitude = size * times(pairs.dx.cwiseAbs(), k_abs);
+    sums.error = size * times(pairs.dx_error, k_abs);
+    sums.squares = size * size * times(pairs.dx.cwiseAbs2(), k_squares);
     // What is off by the same delta, and the same lse, in the whole row.
     const Matrix of_delta =
-                     each(index, facts, &RowFacts::delta_sigma).asDiagonal() * (pairs.pf * finite_only(k)) * size,
+                     each(index, facts, &RowFacts::delta_sigma).asDiagonal() * times(pairs.pf, finite_only(k)) * size,
                  of_lse = each(index, facts, &RowFacts::lse_sigma).asDiagonal() * finite_only(sums.value);
-    sums.variance = size * size * (pairs.dx_var * k_squares) + of_delta.cwiseAbs2() + of_lse.cwiseAbs2();
-    if (plain_) sums.plain = static_cast<float>(scale_) * (pairs.plain_dx * finite_only(k).cast<float>());
+    sums.variance = size * size * times(pairs.dx_var, k_squares) + of_delta.cwiseAbs2() + of_lse.cwiseAbs2();
+    if (plain_) sums.plain = static_cast<float>(scale_) * times_fp32(pairs.plain_dx, finite_only(k).cast<float>());
     for (std::size_t r = 0; r < index.size(); ++r) {
       const std::int64_t row =
           ragged_q_ ? (own.begin + index[r]) * hq_ + head.h : (head.n * hq_ + head.h) * args_.q.shape[2] + index[r];
@@ -460,23 +361,23 @@ class Oracle {
     if (dk_) {
       const double size = std::abs(scale_);
       of_k.value += scale_ * product(pairs.dx.transpose(), seen, q);
-      of_k.magnitude += size * (pairs.dx.cwiseAbs().transpose() * q_abs);
-      of_k.error += size * (pairs.dx_error.transpose() * q_abs);
-      of_k.squares += size * size * (pairs.dx.cwiseAbs2().transpose() * q_squares);
+      of_k.magnitude += size * times(pairs.dx.cwiseAbs().transpose(), q_abs);
+      of_k.error += size * times(pairs.dx_error.transpose(), q_abs);
+      of_k.squares += size * size * times(pairs.dx.cwiseAbs2().transpose(), q_squares);
       const Matrix variance =
           pairs.dx_var + delta_var.asDiagonal() * pairs.pf.cwiseAbs2() + lse_var.asDiagonal() * pairs.dx.cwiseAbs2();
-      of_k.variance += size * size * (finite_only(variance).transpose() * q_squares);
+      of_k.variance += size * size * times(finite_only(variance).transpose(), q_squares);
       if (plain_)
-        of_k.plain += static_cast<float>(scale_) * (pairs.plain_dx.transpose() * finite_only(q).cast<float>());
+        of_k.plain += static_cast<float>(scale_) * times_fp32(pairs.plain_dx.transpose(), finite_only(q).cast<float>());
     }
     if (dvalues_) {
       of_v.value += product(pairs.pd.transpose(), pairs.keeps.transpose(), dout);
-      of_v.magnitude += pairs.pd.transpose() * dout_abs;
-      of_v.error += pairs.p_error.transpose() * dout_abs;
-      of_v.squares += pairs.pd.cwiseAbs2().transpose() * dout_squares;
+      of_v.magnitude += times(pairs.pd.transpose(), dout_abs);
+      of_v.error += times(pairs.p_error.transpose(), dout_abs);
+      of_v.squares += times(pairs.pd.cwiseAbs2().transpose(), dout_squares);
       const Matrix variance = pairs.p_var + lse_var.asDiagonal() * pairs.pd.cwiseAbs2();
-      of_v.variance += finite_only(variance).transpose() * dout_squares;
-      if (plain_) of_v.plain += pairs.plain_pd.transpose() * finite_only(dout).cast<float>();
+      of_v.variance += times(finite_only(variance).transpose(), dout_squares);
+      if (plain_) of_v.plain += times_fp32(pairs.plain_pd.transpose(), finite_only(dout).cast<float>());
     }
   }
 
@@ -536,57 +437,10 @@ class Oracle {
   Collected dq_, dk_, dvalues_, dbias_, dsinks_, dalibi_;
 };
 
-/// A bound that is not a number is no permission.
-double share_of(double error, double bound) {
-  const double share = error == 0 ? 0 : error / bound;
-  return std::isnan(share) ? kInfinity : share;
-}
-
 }  // namespace
 
 BackwardReference oracle_backward(const AttentionBackwardArgs& args, const Subset& subset) {
   return Oracle(args, subset).run();
-}
-
-Errors compare(const TensorView& gradient, const GradientReference& reference) {
-  const double own_eps = unit_of(gradient.dtype), denormal = gradient.dtype == DType::f16 ? 0x1p-24 : 0;
-  const double overflow =
-      gradient.dtype == DType::f16 ? 65520 : std::ldexp(1 - (gradient.dtype == DType::bf16 ? 0x1p-9 : 0x1p-25), 128);
-  Errors errors;
-  double error_squares = 0, squares = 0, spread_squares = 0, elements = 0;
-  std::array<std::int64_t, kMaxDims> index{};
-  for (std::size_t at = 0; at < reference.value.size(); ++at) {
-    std::int64_t offset = 0, rest = static_cast<std::int64_t>(at);
-    for (auto dim = static_cast<std::size_t>(gradient.ndim); dim-- > 0;) {
-      index[dim] = rest % gradient.shape[dim], rest /= gradient.shape[dim];
-      offset += index[dim] * gradient.strides[dim];
-    }
-    if (!reference.computed[at]) continue;
-    const double got = read_element(gradient.data, gradient.dtype, offset), want = reference.value[at];
-    const double computed = reference.bound[at] + 8 * reference.eps * reference.magnitude[at];
-    const double allowed = computed + own_eps * (std::abs(want) + computed) + denormal;
-    if (!std::isfinite(got) || !std::isfinite(want)) {
-      const bool overflows = std::abs(want) + allowed >= overflow && got == std::copysign(kInfinity, want);
-      if (std::isfinite(want) ? !overflows : std::isfinite(got)) errors.nonfinite_agree = false;
-      continue;
-    }
-    const double error = std::abs(got - want);
-    errors.max_abs = std::max(errors.max_abs, error);
-    errors.max_bound = std::max(errors.max_bound, share_of(error, allowed));
-    elements += 1;
-    error_squares += error * error;
-    squares += want * want;
-    spread_squares += std::pow(reference.spread[at], 2) + std::pow(own_eps * want, 2) + std::pow(denormal / 2, 2);
-  }
-  errors.max_abs_limit =
-      reference.eps > 0 ? std::max(3 * reference.plain_error, reference.rounding_error) + 1e-5 : kInfinity;
-  if (squares > 0) {
-    errors.rel_frobenius = std::sqrt(error_squares / squares);
-    const double likely = (std::sqrt(spread_squares) + 1e-37 * std::sqrt(elements)) / std::sqrt(squares);
-    // Of few elements a norm may well be twice what is likely.
-    errors.frobenius_limit = 5e-7 + likely * (1 + 3 / std::sqrt(elements));
-  }
-  return errors;
 }
 
 }  // namespace rapt::testing
