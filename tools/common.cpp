@@ -242,18 +242,25 @@ Json run_context(const Machine& machine) {
 }
 
 std::vector<std::string> match_entries(std::string_view text) {
+  // 3: the name; 2: its operation, or what stands between two dots of it; 1: part of it; 0: nothing of it.
+  const auto rank = [&](const EntryInfo& entry) {
+    if (entry.name == text) return 3;
+    const bool whole = ("." + entry.name + ".").find(fmt::format(".{}.", text)) != std::string::npos;
+    if (whole || to_string(entry.operation) == text) return 2;
+    return entry.name.find(text) != std::string::npos ? 1 : 0;
+  };
   std::vector<EntryInfo> matches;
   std::vector<std::string> names;
+  int best = 1;
   for (EntryInfo& entry : entries()) {
     if (entry.backend != "cpu" && entry.unusable.empty()) entry.unusable = "this tool's tensors lie in host memory";
     names.push_back(entry.name);
-    if (entry.name.find(text) != std::string::npos) matches.push_back(std::move(entry));
+    if (rank(entry) > best) matches.clear(), best = rank(entry);
+    if (rank(entry) == best) matches.push_back(std::move(entry));
   }
   if (matches.empty()) {
     throw UsageError(fmt::format("--entry {}: no such entry; this build has {}", text, fmt::join(names, ", ")));
   }
-  const auto exact = std::find_if(matches.begin(), matches.end(), [&](const EntryInfo& e) { return e.name == text; });
-  if (exact != matches.end()) matches = {EntryInfo(*exact)};
   std::vector<std::string> usable;
   for (const EntryInfo& entry : matches) {
     if (entry.unusable.empty()) usable.push_back(entry.name);

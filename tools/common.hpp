@@ -55,8 +55,9 @@ Json run_context(const Machine& machine);
 /// JSON has no NaN: what was not measured is null.
 Json number(double value);
 
-/// Entries whose name is `text`, else those that contain it, in dispatch order. Throws UsageError when there is none,
-/// or none that this machine can run.
+/// The entry of this name; else those of the operation `text`, or with it between dots of their names ("delta_rule",
+/// "avx512"); else those whose names contain it. In dispatch order. Throws UsageError when there is none, or none that
+/// this machine can run.
 std::vector<std::string> match_entries(std::string_view text);
 /// The problem of a text, in which the word "attention" may be left out. Throws UsageError.
 Problem parse_problem(const std::string& text);

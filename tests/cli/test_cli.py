@@ -232,10 +232,14 @@ class Check(CliTest):
 
     def test_every_usable_entry(self):
         usable = [entry for entry in self.run_json("info")["entries"] if entry["usable"]]
-        text = self.run_ok("check", "--problem", PROBLEM, "--problem", f"attention_backward {PROBLEM}", "--entry", "attention")
-        for entry in usable:
-            if entry["operation"].startswith("attention"):
-                self.assertIn(entry["name"], text)
+        problems = ("--problem", PROBLEM, "--problem", f"attention_backward {PROBLEM}")
+        for text, wanted in {"attention": lambda entry: entry["operation"] == "attention",
+                             "f32": lambda entry: entry["name"].split(".")[1] == "f32",
+                             "naive.": lambda entry: "naive." in entry["name"]}.items():
+            printed = self.run_ok("check", *problems, "--entry", text)
+            for entry in usable:
+                if entry["operation"].startswith("attention"):
+                    self.assertEqual(entry["name"] in printed.splitlines(), wanted(entry), (text, printed))
 
     def test_one_entry(self):
         entries = self.run_json("info")["entries"]
@@ -246,12 +250,11 @@ class Check(CliTest):
             self.assertIn(name, lines)
 
     def test_other_operations(self):
-        """Each by every entry of its own (--entry names part of one: of delta_rule's gradients, too), and of problems that
-        are given only those that the entries are for."""
+        """Each by every entry of its own, and of problems that are given only those that the entries are for."""
         entries = self.run_json("info")["entries"]
         problems = [word for problem in (PROBLEM, *OTHERS.values()) for word in ("--problem", problem)]
         for operation in OTHERS:
-            named = [entry for entry in entries if entry["usable"] and operation in entry["operation"]]
+            named = [entry for entry in entries if entry["usable"] and entry["operation"] == operation]
             self.assertTrue(named)
             with tempfile.TemporaryDirectory() as folder:
                 text = self.run_ok("check", "--entry", operation, "--seeds", "2", *problems, "--json", f"{folder}/rows.json")
