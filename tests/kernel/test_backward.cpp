@@ -133,9 +133,16 @@ TEST_CASE("backward: every pair of lengths", "[kernel]") {
     }
 }
 
-TEST_CASE("backward: each feature alone", "[kernel]") {
+TEST_CASE("backward: each feature alone, and nothing outside of the tensors is touched", "[kernel]") {
   const DType dtype = GENERATE(DType::f32, DType::bf16, DType::f16);
-  for (const char* words : kFeatures) check_backward(typed_backward(words, dtype), 3);
+  for (const Placement placement : {Placement::front, Placement::back}) {
+    if (dtype == DType::f16 && placement == Placement::front) continue;  // the same loads as of bf16
+    for (const char* words : kFeatures) {
+      BackwardCase c(typed_backward(words, dtype), 3, placement);
+      c.protect_inputs();
+      check_backward(c);
+    }
+  }
 }
 
 TEST_CASE("backward: relative error on standard normal inputs", "[kernel]") {
@@ -259,22 +266,6 @@ TEST_CASE("backward: each input lies as it likes", "[kernel]") {
           std::swap(other.inputs.*member, moved);
           for (std::size_t i = 0; i < c.outputs().size(); ++i) CHECK(same_bits(*c.outputs()[i], *other.outputs()[i]));
         }
-  }
-}
-
-TEST_CASE("backward: nothing outside of the tensors is touched", "[kernel]") {
-  const Placement placement = GENERATE(Placement::front, Placement::back);
-  const DType dtype = GENERATE(DType::f32, DType::bf16);
-  for (const char* words : kFeatures) {
-    BackwardCase c(typed_backward(words, dtype), 5, placement);
-    c.protect_inputs();
-    const BackwardReference reference = oracle_backward(c.args());
-    for (const std::string& entry : usable_entries(c.problem)) {
-      INFO(entry << ": " << c.problem.to_string());
-      c.clear();
-      c.run(forced(entry));
-      CHECK(c.verdict(reference).violation == "");
-    }
   }
 }
 
