@@ -1,113 +1,27 @@
-// Argument validation under arbitrary arguments. All tensors lie in one small arena. Whatever the arguments, a call
-// either throws rapt::Error with an argument's name and has written nothing, or it succeeds, has written nothing but
-// `out` and `lse`, and its result does not depend on what they held before.
+// Argument validation of attention and of its gradients under arbitrary arguments; see call.hpp.
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <vector>
 
-#include "fuzz.hpp"
-#include "rapt/rapt.hpp"
+#include "call.hpp"
 
 namespace rapt::testing {
 namespace {
 
-constexpr std::size_t kArenaBytes = 1 << 15;
 constexpr double kMaxOperations = 1 << 16;
-constexpr std::int64_t kBig = std::numeric_limits<std::int64_t>::max();
 
-struct Arena {
-  alignas(64) std::array<std::byte, kArenaBytes> bytes;
-};
-
-/// What is given as q, k, v, out, ...: read or written, so the views are rebuilt as the API's two types.
-struct Given {
-  Arena arena;
-  std::size_t used = 0;
+struct Arguments : Given {
   AttentionArgs args;
-
-  /// Memory for `elements` of T, 4 bytes past the last; the start when the arena is full.
-  template <class T>
-  T* take(std::int64_t elements) {
-    const std::size_t bytes = static_cast<std::size_t>(elements) * sizeof(T);
-    used = (used + 7) / 8 * 8;
-    if (used + bytes > kArenaBytes) used = 0;
-    T* data = reinterpret_cast<T*>(arena.bytes.data() + used);
-    used += bytes + 4;
-    return data;
-  }
+  AttentionBackwardArgs backward;
 };
-
-template <class View>
-std::int64_t elements_of(const View& t) {
-  std::int64_t count = 1;
-  for (int n = 0; n < t.ndim; ++n) count *= t.shape[static_cast<std::size_t>(n)];
-  return count;
-}
-
-float some_float(Choices& c) {
-  const float special[] = {0, 1, -1, 1e6f, -1e6f, INFINITY, -INFINITY, NAN};
-  return c.one_in(8) ? special[c.below(8)] : static_cast<float>(c.below(256)) / 64 - 2;
-}
-
-TensorView floats(Given& g, Choices& c, std::initializer_list<std::int64_t> shape, DType dtype = DType::f32) {
-  TensorView t(static_cast<const float*>(nullptr), shape);
-  t.dtype = dtype;
-  const std::int64_t elements = elements_of(t);
-  if (size_of(dtype) == 1) {
-    std::uint8_t* data = g.take<std::uint8_t>(elements);
-    for (std::int64_t i = 0; i < std::min<std::int64_t>(elements, 8); ++i) data[i] = c.raw<std::uint8_t>();
-    t.data = data;
-  } else if (dtype == DType::f32) {
-    float* data = g.take<float>(elements);
-    for (std::int64_t i = 0; i < std::min<std::int64_t>(elements, 64); ++i) data[i] = some_float(c);
-    t.data = data;
-  } else {
-    std::uint16_t* data = g.take<std::uint16_t>(elements);  // 0x3f3f: 0.75 of bf16, 1.8 of f16
-    for (std::int64_t i = 0; i < std::min<std::int64_t>(elements, 8); ++i) data[i] = c.raw<std::uint16_t>();
-    t.data = data;
-  }
-  return t;
-}
-
-MutableTensorView output(Given& g, std::initializer_list<std::int64_t> shape, DType dtype = DType::f32) {
-  MutableTensorView t(static_cast<float*>(nullptr), shape);
-  t.dtype = dtype;
-  t.data = dtype == DType::f32 ? static_cast<void*>(g.take<float>(elements_of(t)))
-                               : static_cast<void*>(g.take<std::uint16_t>(elements_of(t)));
-  return t;
-}
-
-DType some_type(Choices& c) {
-  return c.one_of({DType::f32, DType::bf16, DType::f16});
-}
 
 DType some_cache_type(Choices& c) {
   return c.one_in(2) ? c.one_of({DType::i8, DType::f8e4m3, DType::f8e5m2, DType::i4x2}) : some_type(c);
 }
 
-template <class T>
-TensorView integers(Given& g, const std::vector<std::int64_t>& values) {
-  T* data = g.take<T>(static_cast<std::int64_t>(values.size()));
-  std::transform(values.begin(), values.end(), data, [](std::int64_t value) { return static_cast<T>(value); });
-  return TensorView(data, {static_cast<std::int64_t>(values.size())});
-}
-
-TensorView integers(Given& g, Choices& c, std::vector<std::int64_t> values) {
-  if (!values.empty() && c.one_in(16)) values[static_cast<std::size_t>(c.below(9)) % values.size()] = c.below(16) - 4;
-  return c.below(2) ? integers<std::int64_t>(g, values) : integers<std::int32_t>(g, values);
-}
-
-/// Borders of `b` sequences of 0 to 5 rows.
-std::vector<std::int64_t> borders(Choices& c, std::int64_t b) {
-  std::vector<std::int64_t> values{0};
-  for (std::int64_t n = 0; n < b; ++n) values.push_back(values.back() + c.below(6));
-  return values;
-}
-
-void choose_score(Given& g, Choices& c, std::int64_t b, std::int64_t hq, std::int64_t sq, std::int64_t sk) {
+void choose_score(Arguments& g, Choices& c, std::int64_t b, std::int64_t hq, std::int64_t sq, std::int64_t sk) {
   ScoreSpec& score = g.args.score;
   if (c.one_in(4)) score.scale = some_float(c);
   if (c.one_in(4)) score.softcap = some_float(c);
@@ -151,7 +65,7 @@ void choose_scales(Given& g, Choices& c, const TensorView& rows, std::int64_t d,
 }
 
 /// Keys of b sequences in some layout; returns the sk that terms of scores must have.
-std::int64_t choose_keys(Given& g, Choices& c, std::int64_t b, std::int64_t hk, std::int64_t sk, std::int64_t d,
+std::int64_t choose_keys(Arguments& g, Choices& c, std::int64_t b, std::int64_t hk, std::int64_t sk, std::int64_t d,
                          std::int64_t dv) {
   KvSource& kv = g.args.kv;
   const DType dtype = some_cache_type(c);
@@ -194,7 +108,7 @@ std::int64_t choose_keys(Given& g, Choices& c, std::int64_t b, std::int64_t hk, 
 }
 
 /// Arguments that are right but for what the choices of single values make of them.
-void choose_args(Given& g, Choices& c) {
+void choose_args(Arguments& g, Choices& c) {
   const std::int64_t b = c.below(4), hk = c.below(3) + (c.one_in(16) ? 0 : 1), hq = hk * (1 + c.below(3));
   const std::int64_t d = c.one_in(4) ? c.below(40) : 1 + c.below(8), dv = c.below(2) ? d : 1 + c.below(9);
   std::int64_t sq = c.below(7), sk = c.one_in(3) ? sq : c.below(9);
@@ -216,208 +130,99 @@ void choose_args(Given& g, Choices& c) {
   choose_score(g, c, b, hq, sq, sk);
 }
 
-/// Changes one thing about a tensor.
-template <class View>
-void twist(View& t, Given& g, Choices& c) {
-  const auto n = static_cast<std::size_t>(c.below(kMaxDims));
-  const std::int64_t size = c.one_of<std::int64_t>(
-      {0, 1, 2, 3, 7, 64, -1, 1 << 20, std::int64_t{1} << 31, std::int64_t{1} << 62, kBig, -kBig - 1});
-  switch (c.below(8)) {
-    case 0:
-      t.shape[n] = size;
-      break;
-    case 1:
-      t.strides[n] = size;
-      break;
-    case 2:
-      t.ndim = c.one_of({0, 1, 2, 3, 4, 5, -1, 1000});
-      break;
-    case 3:
-      t.dtype = static_cast<DType>(c.below(12));
-      break;
-    case 4:
-      t.data = c.below(2) ? nullptr : g.arena.bytes.data() + c.below(256) * 64 + c.one_in(8);
-      break;
-    case 5:
-      t.device = {static_cast<DeviceType>(c.below(4)), c.below(2)};
-      break;
-    case 6:  // exchange two dimensions
-      std::swap(t.shape[n], t.shape[(n + 1) % kMaxDims]);
-      std::swap(t.strides[n], t.strides[(n + 1) % kMaxDims]);
-      break;
-    case 7:
-      t.strides[n] += t.strides[n] < kBig - 4 ? c.below(4) : 0;
-      break;
-  }
+/// The gradients of what `args` describes.
+void choose_backward(Arguments& g, Choices& c) {
+  const AttentionArgs& f = g.args;
+  AttentionBackwardArgs& a = g.backward;
+  a.q = f.q, a.kv = f.kv, a.out = f.out, a.lse = f.lse, a.score = f.score, a.cu_seqlens_q = f.cu_seqlens_q;
+  const auto like = [&](const Layout& t, auto make) {
+    const auto& s = t.shape;
+    return t.ndim == 4 ? make({s[0], s[1], s[2], s[3]}) : t.ndim == 3 ? make({s[0], s[1], s[2]}) : make({s[0], s[1]});
+  };
+  const auto input = [&](DType dtype) {
+    return [&g, &c, dtype](std::initializer_list<std::int64_t> shape) { return floats(g, c, shape, dtype); };
+  };
+  const auto gradient = [&](const TensorView& of, MutableTensorView& to) {
+    const DType dtype = some_type(c);
+    if (!of || c.one_in(3)) return;
+    to = of.ndim == 1 ? output(g, {of.shape[0]}, dtype)
+                      : like(of, [&](std::initializer_list<std::int64_t> shape) { return output(g, shape, dtype); });
+  };
+  a.dout = like(f.out, input(some_type(c)));
+  if (f.out.ndim == 4) a.lse = floats(g, c, {f.out.shape[0], f.out.shape[1], f.out.shape[2]});
+  else a.lse = floats(g, c, {f.out.shape[0], f.out.shape[1]});
+  if (c.one_in(3)) a.dlse = like(a.lse, input(DType::f32));
+  gradient(a.q, a.dq), gradient(a.kv.k, a.dk), gradient(a.kv.v, a.dv);
+  gradient(a.score.bias, a.dbias), gradient(a.score.sinks, a.dsinks), gradient(a.score.alibi, a.dalibi);
 }
 
 /// Gives one dimension of all tensors another size, without memory behind it.
-void resize_everywhere(AttentionArgs& a, Choices& c) {
+void resize_everywhere(const Call& call, Choices& c) {
   const auto n = static_cast<std::size_t>(c.below(kMaxDims));
   const std::int64_t size = c.one_of<std::int64_t>({0, 1, 5, 1 << 20, std::int64_t{1} << 47, kBig});
-  a.q.shape[n] = a.kv.k.shape[n] = a.kv.v.shape[n] = a.out.shape[n] = a.lse.shape[n] = size;
+  for (TensorView* t : call.inputs) t->shape[n] = *t ? size : t->shape[n];
+  for (MutableTensorView* t : call.outputs) t->shape[n] = *t ? size : t->shape[n];
 }
 
-void twist_something(Given& g, Choices& c) {
-  AttentionArgs& a = g.args;
-  TensorView* const inputs[] = {
-      &a.q,          &a.kv.k,        &a.kv.v,        &a.kv.seqlens,   &a.kv.cu_seqlens,  &a.score.bias,
-      &a.score.mask, &a.score.alibi, &a.score.sinks, &a.cu_seqlens_q, &a.kv.block_table, &a.kv.k_scale,
-      &a.kv.v_scale, &a.kv.k_zero,   &a.kv.v_zero};
+void twist_something(const Call& call, KvSource& kv, Given& g, Choices& c) {
   switch (c.below(10)) {
     case 0:
-      twist(a.out, g, c);
+      kv.kind = static_cast<KvSource::Kind>(c.below(5));
       break;
     case 1:
-      twist(a.lse, g, c);
-      break;
-    case 2:
-      a.kv.kind = static_cast<KvSource::Kind>(c.below(5));
-      break;
-    case 3:
-      resize_everywhere(a, c);
+      resize_everywhere(call, c);
       break;
     default:
-      twist(*inputs[c.below(static_cast<int>(std::size(inputs)))], g, c);
+      twist_any(call, g, c);
   }
 }
 
-enum class Extent { inside, outside, nonsense };
-
-/// Whether the elements a view claims lie in the arena. Nonsense (bad rank, dtype, sign or alignment, null, more
-/// bytes than int64 counts) must be refused without a look at the memory; that a sane claim is false cannot be known.
-template <class View>
-Extent extent_of(const View& t, const Arena& arena) {
-  if (t.ndim == 0) return Extent::inside;
-  if (t.ndim < 0 || t.ndim > kMaxDims || t.dtype > DType::i4x2) return Extent::nonsense;
-  std::int64_t elements = 1, bytes = 0;
-  bool empty = false, overflow = false;
-  for (std::size_t n = 0; n < static_cast<std::size_t>(t.ndim); ++n) {
-    if (t.shape[n] < 0 || t.strides[n] < 0) return Extent::nonsense;
-    std::int64_t step = 0;
-    empty = empty || t.shape[n] == 0;
-    overflow = __builtin_mul_overflow(t.shape[n] - (t.shape[n] > 0), t.strides[n], &step) || overflow;
-    overflow = __builtin_add_overflow(elements, step, &elements) || overflow;
-  }
-  if (empty) return Extent::inside;
-  overflow = __builtin_mul_overflow(elements, static_cast<std::int64_t>(size_of(t.dtype)), &bytes) || overflow;
-  const bool misaligned = reinterpret_cast<std::uintptr_t>(t.data) % size_of(t.dtype) != 0;
-  if (overflow || misaligned || !t.data) return Extent::nonsense;
-  const auto begin = static_cast<const std::byte*>(t.data) - arena.bytes.data();
-  return bytes <= static_cast<std::int64_t>(kArenaBytes) - begin ? Extent::inside : Extent::outside;
-}
-
-/// Whether a call does few enough multiplications to be run.
-bool is_small(const AttentionArgs& a) {
+bool is_small(const TensorView& q, const KvSource& kv) {
   double operations = 1;
-  for (const Layout& t : {Layout(a.q), Layout(a.kv.k)}) {
+  for (const Layout& t : {Layout(q), Layout(kv.k)}) {
     for (const std::int64_t size : t.shape) operations *= std::max(1.0, static_cast<double>(size));
   }
-  if (a.kv.block_table) operations *= std::max(1.0, static_cast<double>(a.kv.block_table.shape[1]));
+  if (kv.block_table) operations *= std::max(1.0, static_cast<double>(kv.block_table.shape[1]));
   return operations <= kMaxOperations;
 }
 
-/// Marks the bytes of every element of `t` in `written`.
-void mark(const MutableTensorView& t, const Arena& arena, std::array<bool, kArenaBytes>& written) {
-  if (t.ndim == 0) return;
-  std::array<std::int64_t, kMaxDims> size{1, 1, 1, 1}, stride{};
-  std::copy_n(t.shape.begin(), t.ndim, size.begin());
-  std::copy_n(t.strides.begin(), t.ndim, stride.begin());
-  const auto begin = static_cast<const std::byte*>(t.data) - arena.bytes.data();
-  for (std::int64_t i0 = 0; i0 < size[0]; ++i0) {
-    for (std::int64_t i1 = 0; i1 < size[1]; ++i1) {
-      for (std::int64_t i2 = 0; i2 < size[2]; ++i2) {
-        for (std::int64_t i3 = 0; i3 < size[3]; ++i3) {
-          const auto width = static_cast<std::int64_t>(size_of(t.dtype));
-          const std::int64_t at = begin + width * (i0 * stride[0] + i1 * stride[1] + i2 * stride[2] + i3 * stride[3]);
-          for (std::int64_t byte = at; byte < at + width; ++byte) written[static_cast<std::size_t>(byte)] = true;
-        }
-      }
-    }
-  }
+template <class Args>
+Call call_of(Args& a) {
+  Call call;
+  call.indices = {&a.kv.seqlens, &a.kv.cu_seqlens, &a.cu_seqlens_q, &a.kv.block_table};
+  call.inputs = {&a.q,           &a.kv.k,       &a.kv.v,       &a.score.bias, &a.score.mask, &a.score.alibi,
+                 &a.score.sinks, &a.kv.k_scale, &a.kv.v_scale, &a.kv.k_zero,  &a.kv.v_zero};
+  call.is_small = [&a] { return is_small(a.q, a.kv); };
+  call.plan = [&a] { Plan(a, fuzz_context()); };
+  return call;
 }
 
-/// Runs `call`; true if it succeeded. A refusal must name an argument and leave the arena alone.
-template <class Call>
-bool succeeds(Given& g, Call&& call) {
-  static Arena before;
-  before = g.arena;
-  try {
-    call();
-    return true;
-  } catch (const Error& error) {
-    require(!error.argument().empty(), "an Error names an argument");
-    require(std::string(error.what()).rfind(error.argument() + ": ", 0) == 0, "what() starts with the argument");
-    require(before.bytes == g.arena.bytes, "a refused call writes nothing (" + std::string(error.what()) + ")");
-    return false;
-  }
-}
-
-void check_call(Given& g, const Context& context, bool nonsense) {
-  static Arena before, first;
-  before = g.arena;
-  const bool planned = succeeds(g, [&] { Plan(g.args, context); });
-  require(before.bytes == g.arena.bytes, "planning writes nothing");
-  require(!planned || !nonsense, "a view that describes no memory is refused");
-  if (!is_small(g.args)) return;
-  const bool ran = succeeds(g, [&] { attention(g.args, context); });
-  require(ran == planned, "attention() takes what Plan takes");
-  if (!ran) return;
-
-  static std::array<bool, kArenaBytes> written;
-  written.fill(false);
-  mark(g.args.out, g.arena, written);
-  mark(g.args.lse, g.arena, written);
-  first = g.arena;
-  for (std::size_t i = 0; i < kArenaBytes; ++i) {
-    require(written[i] || g.arena.bytes[i] == before.bytes[i], "only out and lse are written");
-    g.arena.bytes[i] = written[i] ? std::byte{0xa5} : before.bytes[i];
-  }
-  attention(g.args, context);
-  require(first.bytes == g.arena.bytes, "the result does not depend on what out and lse held");
-}
-
-/// Makes arguments of the bytes and checks them. Claims that reach beyond the arena cannot be told from true ones: then
-/// nothing that validation reads may be among them, and the call is only planned.
-void check(Given& g, Choices c, const Context& context) {
-  g.arena.bytes.fill(std::byte{0x3f});  // floats of about 0.75
-  g.used = 0;
-  g.args = {};
+/// Makes arguments of the bytes and checks them.
+void check(Arguments& g, Choices c) {
+  clear(g);
+  g.args = {}, g.backward = {};
   choose_args(g, c);
-  for (int twists = c.below(4); twists > 0; --twists) twist_something(g, c);
-
-  const AttentionArgs& a = g.args;
-  const TensorView index_tensors[] = {a.kv.seqlens, a.kv.cu_seqlens, a.cu_seqlens_q, a.kv.block_table};
-  const TensorView others[] = {a.q,          a.kv.k,       a.kv.v,        TensorView(a.out), TensorView(a.lse),
-                               a.score.bias, a.score.mask, a.score.alibi, a.score.sinks,     a.kv.k_scale,
-                               a.kv.v_scale, a.kv.k_zero,  a.kv.v_zero};
-  bool nonsense = false, runnable = true;
-  for (const TensorView& t : index_tensors) {
-    if (extent_of(t, g.arena) == Extent::outside) return;
-    nonsense = nonsense || extent_of(t, g.arena) == Extent::nonsense;
-  }
-  for (const TensorView& t : others) {
-    runnable = runnable && extent_of(t, g.arena) != Extent::outside;
-    nonsense = nonsense || extent_of(t, g.arena) == Extent::nonsense;
-  }
-  if (runnable) {
-    check_call(g, context, nonsense);
+  const bool backward = c.one_in(3);
+  if (backward) choose_backward(g, c);
+  AttentionBackwardArgs& b = g.backward;
+  Call call = backward ? call_of(b) : call_of(g.args);
+  if (backward) {
+    for (TensorView* t : {&b.out, &b.lse, &b.dout, &b.dlse}) call.inputs.push_back(t);
+    call.outputs = {&b.dq, &b.dk, &b.dv, &b.dbias, &b.dsinks, &b.dalibi};
+    call.run = [&b] { attention_backward(b, fuzz_context()); };
   } else {
-    succeeds(g, [&] { Plan(g.args, context); });
+    call.outputs = {&g.args.out, &g.args.lse};
+    call.run = [&g] { attention(g.args, fuzz_context()); };
   }
+  for (int twists = c.below(4); twists > 0; --twists) twist_something(call, backward ? b.kv : g.args.kv, g, c);
+  check_call(g, call);
 }
 
 }  // namespace
 }  // namespace rapt::testing
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  using namespace rapt;
-  static const Context context([] {
-    ContextOptions options;
-    options.executor = serial_executor();
-    return options;
-  }());
-  static rapt::testing::Given given;
-  rapt::testing::check(given, {data, size}, context);
+  static rapt::testing::Arguments given;
+  rapt::testing::check(given, {data, size});
   return 0;
 }
