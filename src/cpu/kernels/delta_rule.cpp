@@ -315,7 +315,7 @@ class Item {
     const auto load_row = [&](auto vectors, std::int64_t i, std::int64_t column, float* z)
         __attribute__((always_inline)) {
       constexpr std::int64_t kColumns = decltype(vectors)::value * kLanes;
-      const float* const at = from + i * s.d_stride + column * s.dv_stride;
+      const float* const at = from ? from + i * s.d_stride + column * s.dv_stride : nullptr;
       if (from && is_row(s, column, kColumns)) {
         for (std::int64_t c = 0; c < kColumns; c += kLanes) {
           __builtin_prefetch(at + kAhead + c);
