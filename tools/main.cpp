@@ -19,7 +19,8 @@ namespace {
 
 constexpr const char* kProblemHelp =
     "a problem's text, for example \"b=1 hq=8 sq=512 d=64 causal\" or \"merge_states rows=256 dv=128 count=4\"";
-constexpr const char* kEntryHelp = "entries of this name, operation or ISA, or with this text in their name (default: what would run)";
+constexpr const char* kEntryHelp =
+    "entries of this name, operation or ISA, or with this text in their name (default: what would run)";
 constexpr int kMaxSeeds = 1000;
 
 constexpr const char* kInfoExamples = R"(Examples:

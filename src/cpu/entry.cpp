@@ -39,7 +39,7 @@ StreamPlan::StreamPlan(std::int64_t items, double bytes, std::size_t scratch, in
 }
 
 std::string StreamPlan::note() const {
-  return std::to_string(work_items) + " rows, " + std::to_string(items_per_turn) + " at a time";
+  return std::to_string(work_items) + " work items, " + std::to_string(items_per_turn) + " at a time";
 }
 
 }  // namespace rapt::cpu
