@@ -200,12 +200,7 @@ class AttentionBackwardEntry final : public CpuEntry {
   AttentionBackwardEntry(const AttentionBackwardKernel& kernel, const BuiltIsa& built)
       : CpuEntry(kernel.facts, built), kernel_(kernel) {}
 
-  std::string_view refuse(const Problem& problem, const Context::Impl& context) const override {
-    const auto& p = std::get<P>(problem);
-    if (p.softcap != 0 && !kernel_.takes_softcap) return "takes no softcap";
-    if (p.alibi && !kernel_.takes_alibi) return "takes no ALiBi";
-    return refuse_isa(context);
-  }
+  std::string_view refuse(const Problem&, const Context::Impl& context) const override { return refuse_isa(context); }
   std::unique_ptr<EntryPlan> plan(const Problem& problem, const Context::Impl& context) const override {
     return std::make_unique<BackwardPlan>(
         plan_backward(std::get<AttentionBackwardProblem>(problem), kernel_, context.concurrency(), machine().l2_bytes));

@@ -84,7 +84,6 @@ struct BackwardShape {
 // of one head may go on at the same time, but not with the same chunk: that goes to them in the order of their keys.
 struct AttentionBackwardKernel {
   KernelFacts facts;
-  bool takes_softcap = true, takes_alibi = true;
   std::int64_t (*sums_of_row)(std::int64_t d) noexcept;         // floats of dq_sums
   std::size_t (*scratch_bytes)(const BackwardShape&) noexcept;  // a multiple of 64
   void (*begin)(const AttentionBackwardParams&, const BackwardItem&, std::byte* scratch) noexcept;

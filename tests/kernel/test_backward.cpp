@@ -54,6 +54,8 @@ constexpr const char* kFeatures[] = {
     "b=2 hq=4 sq=70 d=24 alibi",
     "b=2 hq=4 hk=2 sq=70 d=24 alibi dalibi causal",
     "b=2 hq=4 sq=70 sk=50 d=24 alibi dalibi align=-3 dlse",
+    "hq=3 sq=250 sk=300 d=40 alibi dalibi causal align=bottom_right",
+    "b=2 hq=4 hk=2 sq=230 sk=290 d=40 softcap=6 alibi dalibi align=20",
     "b=2 hq=3 sq=70 d=24 sinks",
     "b=2 hq=4 hk=2 sq=70 d=24 sinks dsinks dlse",
     "b=2 hq=2 sq=70 sk=50 d=24 sinks dsinks causal align=bottom_right",

@@ -195,18 +195,12 @@ void clear_around(const GradPanel& panel, std::int64_t n) {
 void finish_modifiers(const Head& head, const GradPanel& panel, std::int64_t k0, const AttentionBackwardParams& p) {
   const Cut& c = panel.cut;
   for (std::int64_t v = 0; v < panel.vecs; ++v) {
-    const std::int64_t lane = v * kLanes;
-    alignas(64) float position[kLanes];
-    for (int i = 0; i < kLanes; ++i) position[i] = static_cast<float>(panel.row[lane + i].token + head.offset - k0);
-    vec key(static_cast<float>(c.begin)), dslope(0.f);
-    for (std::int64_t j = c.begin; j < c.end[v]; ++j, key = key + vec(1.f)) {
-      float* const at = panel.ds + j * panel.width + lane;
-      const vec d = load(at);
-      if (p.grad_alibi) dslope = dslope - xsimd::select(d == vec(0.f), vec(0.f), d * xsimd::abs(load(position) - key));
-      if (p.score.softcap_log2 != 0)
-        store(at, xsimd::select(d == vec(0.f), d, d * load(panel.cap + j * panel.width + lane)));
+    if (p.grad_alibi) add_to_slopes(head, panel, v, k0, c.begin, c.end[v], panel.ds, panel.dslope);
+    for (std::int64_t j = c.begin; panel.cap && j < c.end[v]; ++j) {
+      const std::int64_t at = j * panel.width + v * kLanes;
+      const vec d = load(panel.ds + at);
+      store(panel.ds + at, xsimd::select(d == vec(0.f), d, d * load(panel.cap + at)));
     }
-    store(panel.dslope + lane, load(panel.dslope + lane) + dslope);
   }
 }
 
@@ -248,7 +242,7 @@ void visit(const AttentionBackwardParams& p, const Head& head, GradPanel& panel,
     add_non_finite(p, head, panel, k0, n, kb, dk, dv);
   }
   differentiate<kW>(head, panel, k0, w.zero);
-  if (p.grad_alibi || p.score.softcap_log2 != 0) finish_modifiers(head, panel, k0, p);
+  if (p.grad_alibi || panel.cap) finish_modifiers(head, panel, k0, p);
   if (p.grad_q) {
     std::int64_t keys[kW];
     for (int v = 0; v < kW; ++v) keys[v] = max(c.end[v] - c.begin, 0);

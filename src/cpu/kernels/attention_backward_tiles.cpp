@@ -41,6 +41,7 @@ std::int64_t padded(std::int64_t n) {
 // A panel of 32 rows, whose dQ^T is [d][32].
 struct RowChunk : Panel {
   const float* neg_delta = nullptr;
+  float* dslope = nullptr;         // [32] for dalibi, as a GradPanel's
   std::int64_t low = 0, high = 0;  // keys that a row sees
 };
 
@@ -58,11 +59,13 @@ struct Scratch {
   char *q_t, *dout_t;  // [chunk][d / 32][2] tiles, rows in the lanes
   char *q, *dout;      // [chunk][d / 16] tiles of pairs of rows
   float *neg_m, *neg_delta;
-  float* dq_t;  // [chunk][d][32], where all of the head's keys are in the item
+  float* dq_t;  // [chunk][d][32], and [chunk][32] for dalibi, where all of the head's keys are in the item
   // Of a chunk of rows and a block of keys.
   char *p, *ds;      // [chunk of keys][chunk of rows] A: rows of 32 bf16
   char* ds_pairs;    // the same, B: pairs of keys
   float* scores[2];  // S, then dP, of 32 x 32; and of those before
+  float* slopes;     // of the softcap, of 32 x 32
+  float* exact;      // S and dP again, to become P and dS for dalibi
   bf16* rows;        // [32][d or dv] on their way into tiles
   float *zero, *discarded;
   std::int32_t *of_depth, *of_depth_tiles, *of_chunk, *of_key_chunk, *of_q, *of_dout, *of_k_t;  // offsets of steps
@@ -79,11 +82,12 @@ struct Scratch {
     q_t = carver.take<char>(kRows * d * 2), dout_t = carver.take<char>(kRows * dv * 2);
     q = carver.take<char>(kRows * d * 2), dout = carver.take<char>(kRows * dv * 2);
     neg_m = carver.take<float>(kRows), neg_delta = carver.take<float>(kRows);
-    dq_t = carver.take<float>(kRows * d);
+    dq_t = carver.take<float>(kRows * (d + 1));
     p = carver.take<char>(kBlockChunks * kRowChunks * kPairBytes);
     ds = carver.take<char>(kBlockChunks * kRowChunks * kPairBytes);
     ds_pairs = carver.take<char>(kBlockChunks * kRowChunks * kPairBytes);
     for (float*& s : scores) s = carver.take<float>(2 * kChunk * kChunk);
+    slopes = carver.take<float>(shape.softcap ? kChunk * kChunk : 0), exact = carver.take<float>(2 * kChunk * kChunk);
     rows = carver.take<bf16>(kChunk * max(d, dv));
     zero = carver.take<float>(kChunk), discarded = carver.take<float>(kChunk * kChunk);
     of_depth = carver.take<std::int32_t>(depth), of_depth_tiles = carver.take<std::int32_t>(depth);
@@ -236,12 +240,34 @@ struct ChunkGradients {
 bool is_finished(const RowChunk& rows, std::int64_t key, bool modified) {
   return !modified && rows.first(kChunk - 1) <= key && rows.last(0) >= key + kChunk;
 }
-void finish(const Head& head, const RowChunk& rows, std::int64_t key, bool modified, float* s, float* discarded) {
+void finish(const Head& head, const RowChunk& rows, std::int64_t key, bool modified, float* s, float* slopes,
+            float* discarded) {
   const std::int64_t n = clamp(head.len_k - key, 0, kChunk);
   for (int i = 0; i < kVecsOfChunk; ++i) {
-    (modified ? finish_scores<true> : finish_scores<false>)(head, rows, i, key, 0, n, s, discarded);
-    for (std::int64_t j = n; j < kChunk; ++j) store(s + j * kChunk + i * kLanes, minus_infinity());
+    (modified ? finish_scores<true> : finish_scores<false>)(head, rows, i, key, 0, n, s, discarded, slopes);
+    for (std::int64_t at = n * kChunk + i * kLanes; at < kChunk * kChunk; at += kChunk) {
+      store(s + at, minus_infinity());
+      if (slopes) store(slopes + at, vec(0.f));
+    }
   }
+}
+
+// dslope += what final scores of 32 keys, and their dP, give: dS as the vector kernel has it, not rounded to bf16.
+[[gnu::noinline]] void add_exact_slopes(const Head& head, const RowChunk& rows, std::int64_t key, const float* s,
+                                        const Scratch& w) {
+  float* const ds = w.exact + kChunk * kChunk;
+  for (std::int64_t i = 0; i < 2 * kChunk * kChunk; i += kLanes) store(w.exact + i, load(s + i));
+  differentiate<kVecsOfChunk, kVecsOfChunk, true>(w.exact, ds, 0, kChunk, {1, w.zero}, rows.neg_delta);
+  for (int i = 0; i < kVecsOfChunk; ++i) add_to_slopes(head, rows, i, key, 0, kChunk, ds, rows.dslope);
+}
+
+// dP -> (dP - delta) times the softcap's derivative, of which weights make dX.
+void cap_gradients(const float* neg_delta, const float* slopes, float* dp) {
+  for (std::int64_t j = 0; j < kChunk; ++j)
+    for (std::int64_t i = 0; i < kChunk; i += kLanes) {
+      const std::int64_t at = j * kChunk + i;
+      store(dp + at, (load(dp + at) + load(neg_delta + i)) * load(slopes + at));
+    }
 }
 
 // ---- The products of a chunk of rows and a block of keys.
@@ -272,7 +298,7 @@ struct Visit {
 
   // P and dS of the block. The vectors' work on 32 x 32 scores is interleaved with the products of the next.
   [[gnu::noinline]] void scores() {
-    const bool modified = needs_finish(p.score);
+    const bool modified = needs_finish(p.score), capped = p.score.softcap_log2 != 0;
     ChunkGradients before;
     int pending_tiles = 0;  // of dP of the chunk before: each is stored before a product of this one
     const auto next = [&]() __attribute__((always_inline)) {
@@ -294,7 +320,11 @@ struct Visit {
         multiply(v.base, v.stride, kTileRows * v.stride, w.of_depth, w.dout_t + r * kChunk * w.dv * 2, w.of_depth_tiles,
                  w.dv / kTileDepth, nullptr, dp, next);
         while (!before.is_done()) before.next_pair();
-        if (!is_finished(rows[r], j, modified)) finish(head, rows[r], j, modified, s, w.discarded);
+        if (!is_finished(rows[r], j, modified))
+          finish(head, rows[r], j, modified, s, capped ? w.slopes : nullptr, w.discarded);
+        if (capped || p.grad_alibi) store_pending(tiles, pending, w.discarded);
+        if (p.grad_alibi) add_exact_slopes(head, rows[r], j, s, w);
+        if (capped) cap_gradients(rows[r].neg_delta, w.slopes, dp);
         const std::int64_t place = (c * kRowChunks + r) * kPairBytes;
         before.s = s, before.end = s + kChunk * kChunk, before.ds_from = dp;
         before.p = reinterpret_cast<float*>(w.p + place), before.ds = reinterpret_cast<float*>(w.ds + place);
@@ -303,7 +333,7 @@ struct Visit {
         before.scale = vec(modified ? 1.f : p.score.scale_log2);
         for (int i = 0; i < kVecsOfChunk; ++i) {
           before.add[i] = load((modified ? w.zero : rows[r].neg_m) + i * kLanes);
-          before.neg_delta[i] = load(rows[r].neg_delta + i * kLanes);
+          before.neg_delta[i] = load((capped ? w.zero : rows[r].neg_delta) + i * kLanes);
         }
       }
     store_pending(tiles, pending, w.discarded);
@@ -343,7 +373,7 @@ struct Visit {
 };
 
 std::int64_t sums_of_row(std::int64_t d) noexcept {
-  return padded(d) + 1;  // as many as the vector kernel's, at least
+  return padded(d) + 1;  // dQ^T of 32 rows and another number for each, all chunks' dQ^T first
 }
 
 void prepare(const AttentionBackwardParams& p, const Head& head, RowChunk& rows, std::int64_t i, const Scratch& w) {
@@ -382,12 +412,13 @@ void add_rows(const AttentionBackwardParams& p, const BackwardItem& item, std::i
     chunk.vecs = kVecsOfChunk, chunk.width = kChunk, chunk.rows = min(kChunk, end - r);
     chunk.row = w.row + count * kChunk;
     chunk.neg_m = w.neg_m + count * kChunk, chunk.neg_delta = w.neg_delta + count * kChunk;
-    chunk.ot = sums + count * kChunk * w.d;
+    chunk.ot = sums + count * kChunk * w.d, chunk.dslope = sums + kRows * w.d + count * kChunk;
     find_rows(head, r, chunk.rows, chunk.row);
     for (std::int64_t i = chunk.rows; i < kChunk; ++i) chunk.row[i] = chunk.row[chunk.rows - 1];
     chunk.low = chunk.first(0), chunk.high = chunk.last(kChunk - 1);
     chunk.started = chunk.low < chunk.high && chunk.low < first_key;  // by an item before
     if (chunk.low < chunk.high) low = min(low, chunk.low), high = max(high, chunk.high);
+    for (std::int64_t i = 0; !chunk.started && i < kChunk; i += kLanes) store(chunk.dslope + i, vec(0.f));
     prepare(p, head, chunk, count, w);
   }
   if (low < high) {
@@ -413,7 +444,7 @@ void add_rows(const AttentionBackwardParams& p, const BackwardItem& item, std::i
     const bool is_last = chunk.low >= chunk.high ? item.key_begin == 0 : end_key >= chunk.high;
     if (!is_last) continue;
     if (p.grad_q) store_rows(p.grad_q, head, chunk, p.d, p.scale);
-    if (item.sink_sums) store_row_sums(p, head, chunk, chunk.neg_delta, nullptr, item);
+    if (item.sink_sums || item.slope_sums) store_row_sums(p, head, chunk, chunk.neg_delta, chunk.dslope, item);
   }
 }
 
@@ -454,8 +485,6 @@ const AttentionBackwardKernel kAttentionBackward = {.facts = {.operation = Opera
                                                               .dtypes = only(DType::bf16),
                                                               .block_q = kRows,
                                                               .block_k = kBlock},
-                                                    .takes_softcap = false,
-                                                    .takes_alibi = false,
                                                     .sums_of_row = sums_of_row,
                                                     .scratch_bytes = scratch_bytes,
                                                     .begin = begin,

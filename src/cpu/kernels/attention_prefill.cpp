@@ -97,8 +97,8 @@ bool score(const Head& head, const Panel& panel, std::int64_t k0, const Cut& c, 
     with_vecs<kW>(kW - g.vec, [&](auto vecs) { tiles<vecs>(tile, g.end - g.begin); });
     if (!g.masked) continue;
     for (std::int64_t v = g.vec; v < kW; ++v)
-      visible |=
-          (modified ? finish_scores<true> : finish_scores<false>)(head, panel, v, k0, g.begin, g.end, w.s, w.block_max);
+      visible |= (modified ? finish_scores<true> : finish_scores<false>)(head, panel, v, k0, g.begin, g.end, w.s,
+                                                                         w.block_max, nullptr);
   }
   return visible;
 }

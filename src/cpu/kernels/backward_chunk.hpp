@@ -19,7 +19,8 @@ constexpr std::int64_t kChunkPanels = 96 / kWidth, kChunkRows = kChunkPanels * k
 struct GradPanel : Panel {
   std::int64_t lane = 0;    // of the chunk, its first
   float* dout_t = nullptr;  // [dv][width]
-  float *s = nullptr, *ds = nullptr, *cap = nullptr;
+  float *s = nullptr, *ds = nullptr;
+  float* cap = nullptr;        // [kBlockK][width] the softcap's derivative; null: none wanted
   float* neg_delta = nullptr;  // [width]
   float* dslope = nullptr;     // [width] sum of dS times the distance, for dalibi
   Cut cut{};                   // of the block at hand
@@ -144,17 +145,9 @@ bool score(const Head& head, GradPanel& panel, std::int64_t k0, std::int64_t n, 
                   g.end - g.begin);
     });
     if (!g.masked) continue;
-    for (std::int64_t v = g.vec; v < kW; ++v) {
-      if (panel.cap)
-        for (std::int64_t j = g.begin; j < g.end; ++j) {
-          const std::int64_t x = j * panel.width + v * kLanes;
-          const vec t =
-              softcap(load(panel.s + x) * vec(score.scale_log2), score.softcap_log2) * vec(1 / score.softcap_log2);
-          store(panel.cap + x, fma(vec(0.f) - t, t, vec(1.f)));
-        }
+    for (std::int64_t v = g.vec; v < kW; ++v)
       visible |= (modified ? finish_scores<true> : finish_scores<false>)(head, panel, v, k0, g.begin, g.end, panel.s,
-                                                                         discarded);
-    }
+                                                                         discarded, panel.cap);
   }
   return visible;
 }
@@ -193,6 +186,21 @@ void differentiate(const Head& head, const GradPanel& panel, std::int64_t k0, co
                                                   {e.scale, e.add + lane}, panel.neg_delta + lane);
     });
   }
+}
+
+// dslope += what dS of keys [begin, end) of the block, as bias and slopes get it, gives the slopes of one vector of
+// rows.
+inline void add_to_slopes(const Head& head, const Panel& panel, std::int64_t v, std::int64_t k0, std::int64_t begin,
+                          std::int64_t end, const float* ds, float* dslope) {
+  const std::int64_t lane = v * kLanes;
+  alignas(64) float position[kLanes];
+  for (int i = 0; i < kLanes; ++i) position[i] = static_cast<float>(panel.row[lane + i].token + head.offset - k0);
+  vec key(static_cast<float>(begin)), sum(0.f);
+  for (std::int64_t j = begin; j < end; ++j, key = key + vec(1.f)) {
+    const vec d = load(ds + j * panel.width + lane);
+    sum = sum - xsimd::select(d == vec(0.f), vec(0.f), d * xsimd::abs(load(position) - key));
+  }
+  store(dslope + lane, load(dslope + lane) + sum);
 }
 
 // dQ^T of a panel, at ot, times the scale -> dq.

@@ -59,9 +59,11 @@ inline void load_modifiers(const Head& head, const Row* row, std::int64_t key, s
 // Finishes the scores of keys [begin, end) of the block at key `k0` for one vector of the panel's lanes and folds their
 // maximum into `block_max`. s[key][width] holds q.k. Without modifiers that is only masked; with them it becomes the
 // exponent, relative to m, and the result is whether any key is visible (a maximum cannot tell: it may lose a NaN).
+// `softcap_slopes`: where the derivative of the softcap goes, as s lies; null: not wanted.
 template <bool kModified>
 [[gnu::noinline]] bool finish_scores(const Head& head, const Panel& panel, std::int64_t v, std::int64_t k0,
-                                     std::int64_t begin, std::int64_t end, float* s, float* block_max) {
+                                     std::int64_t begin, std::int64_t end, float* s, float* block_max,
+                                     float* softcap_slopes = nullptr) {
   const ScoreParams& score = head.p.score;
   const std::int64_t lane = v * kLanes;
   const Row* row = panel.row + lane;
@@ -87,8 +89,16 @@ template <bool kModified>
       if (score.alibi) add = fma(load(slope), xsimd::abs(load(nearest) - key), add);
       const bool has_bias_or_mask = score.bias || score.mask;
       if (has_bias_or_mask) add = add + modifier[t];
-      if (score.softcap_log2 != 0) x = softcap(x * vec(score.scale_log2), score.softcap_log2) + add;
-      else x = fma(x, vec(score.scale_log2), add);
+      if (score.softcap_log2 != 0) {
+        const vec capped = softcap(x * vec(score.scale_log2), score.softcap_log2);
+        if (softcap_slopes) {
+          const vec tanh = capped * vec(1 / score.softcap_log2);
+          store(softcap_slopes + j * panel.width + lane, fma(vec(0.f) - tanh, tanh, vec(1.f)));
+        }
+        x = capped + add;
+      } else {
+        x = fma(x, vec(score.scale_log2), add);
+      }
       if (has_bias_or_mask) x = xsimd::select(modifier[t] == minus_infinity(), minus_infinity(), x);
     }
     x = xsimd::select((key >= load(first)) & (key < load(last)), x, minus_infinity());
