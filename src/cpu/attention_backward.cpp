@@ -260,8 +260,8 @@ class AttentionBackwardEntry final : public CpuEntry {
 
 void add_attention_backward(const Machine& machine, Entries& entries) {
   for (const BuiltIsa& built : machine.isas)
-    if (const AttentionBackwardKernel* kernel = built.kernels->attention_backward)
-      entries.push_back(std::make_unique<AttentionBackwardEntry>(*kernel, built));
+    for (const auto* kernel : {built.kernels->attention_backward, built.kernels->attention_backward_f16})
+      if (kernel) entries.push_back(std::make_unique<AttentionBackwardEntry>(*kernel, built));
 }
 
 }  // namespace rapt::cpu

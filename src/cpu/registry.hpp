@@ -159,7 +159,7 @@ struct DeltaRuleBackwardKernel {
 struct IsaKernels {
   const AttentionKernel* const* attention;  // in the order that dispatch tries them, null behind the last
   // Null: none.
-  const AttentionBackwardKernel* attention_backward = nullptr;
+  const AttentionBackwardKernel *attention_backward = nullptr, *attention_backward_f16 = nullptr;
   const AppendKvKernel* append_kv = nullptr;
   const MergeStatesKernel* merge_states = nullptr;
   const DeltaRuleKernel *delta_rule = nullptr, *delta_rule_decode = nullptr, *delta_rule_naive = nullptr;

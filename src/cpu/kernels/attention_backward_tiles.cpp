@@ -1,10 +1,14 @@
-// attention_backward by products of bf16, fp32 sums, on the matrix unit or in vectors that multiply pairs of bf16. As
-// in attention_backward.cpp an item is a range of keys, rows come in chunks, and tile columns of scores are queries; P
-// and dS are rounded to bf16 to be multiplied again.
+// attention_backward by products of bf16 components, fp32 sums, on the matrix unit or in vectors that multiply pairs of
+// bf16. As in attention_backward.cpp an item is a range of keys, rows come in chunks, and tile columns of scores are
+// queries.
+//
+//   bf16   one component: P and dS are rounded to bf16 to be multiplied again
+//   f16x3  two components, exact for fp16 inputs, P and dS to 16 bits. dQ, dK and dV are three products each, without
+//          that of the low components; S and dP have all four, since dP and delta may cancel
 //
 //   for each block of kBlockKeys keys in the range
 //     for each 32 keys x 32 rows                 S^T = K Q^T, dP^T = V dO^T      A: rows of K and V   B: Q^T, dO^T
-//       P^T, dS^T -> bf16, interleaved with the products of the next
+//       P^T, dS^T -> components, interleaved with the products of the next
 //     dV += P^T dO, dK += dS^T Q                 for 32 keys over all rows       A: P^T, dS^T         B: dO, Q
 //     dQ^T += K^T dS^T                           for 32 rows over the block      A: K^T               B: dS^T
 //
@@ -21,7 +25,14 @@ namespace {
 constexpr std::int64_t kBlock = kBackwardKeys, kBlockChunks = kBlock / kChunk;  // keys; chunks of them
 constexpr std::int64_t kRows = 192, kRowChunks = kRows / kChunk;                // of a call of add_rows()
 constexpr int kVecsOfChunk = static_cast<int>(kChunk) / kLanes;
-constexpr std::int64_t kPairBytes = 2 * kTileBytes;  // of a chunk as bf16
+constexpr std::int64_t kPairBytes = 2 * kTileBytes;  // of a component of a chunk
+// Inputs, and products of components that a product is made of.
+template <int kComponents>
+using Input = std::conditional_t<kComponents == 1, bf16, f16>;
+template <int kComponents>
+constexpr int kScoreProducts = kComponents* kComponents;
+template <int kComponents>
+constexpr int kSumProducts = 2 * kComponents - 1;
 
 // The kernel of the vector ISA that the tiles are used with.
 #if defined(RAPT_AMX_MODEL)
@@ -45,96 +56,122 @@ struct RowChunk : Panel {
   std::int64_t low = 0, high = 0;  // keys that a row sees
 };
 
+// Where each product of a sum has its operands, relative to those of the first: for each step of the sum products of
+// components, each of which shares one with the product before.
+struct Steps {
+  std::int32_t *a, *b;
+
+  Steps(Carver& carver, std::int64_t products)
+      : a(carver.take<std::int32_t>(products)), b(carver.take<std::int32_t>(products)) {}
+  // Bytes from step to step and from component to component.
+  void fill(std::int64_t steps, int products, std::int64_t a_step, std::int64_t a_component, std::int64_t b_step,
+            std::int64_t b_component) const {
+    constexpr int kOfA[] = {0, 0, 1, 1}, kOfB[] = {1, 0, 0, 1};
+    for (std::int64_t i = 0; i < steps; ++i)
+      for (int product = 0; product < products; ++product) {
+        a[i * products + product] = static_cast<std::int32_t>(i * a_step + kOfA[product] * a_component);
+        b[i * products + product] =
+            static_cast<std::int32_t>(i * b_step + (products == 1 ? 0 : kOfB[product]) * b_component);
+      }
+  }
+};
+
+template <int kComponents>
 struct Scratch {
+  static constexpr std::int64_t kWeightBytes = kComponents * kPairBytes;  // of a chunk
+
   std::int64_t d, dv;  // padded to whole chunks
   bool* falls_back;    // the whole item does
   std::byte* rest;     // where the vector kernel's begins
 
   // Of the item's keys.
-  bf16 *k, *v;      // [keys][d], [keys][dv], where they cannot be read in place
-  char* k_t;        // [keys / 32][d / 16] tiles of K^T
+  bf16 *k, *v;      // [keys / 32][component][32][d or dv], where they cannot be read in place
+  char* k_t;        // [keys / 32][component][d / 16] tiles of K^T
   float *dk, *dv_;  // [keys / 32][d / 32][32 keys][32]
   // Of a chunk of rows.
   Row* row;
-  char *q_t, *dout_t;  // [chunk][d / 32][2] tiles, rows in the lanes
-  char *q, *dout;      // [chunk][d / 16] tiles of pairs of rows
+  char *q_t, *dout_t;  // [chunk][component][d / 32][2] tiles, rows in the lanes
+  char *q, *dout;      // [chunk][component][d / 16] tiles of pairs of rows
   float *neg_m, *neg_delta;
   float* dq_t;  // [chunk][d][32], and [chunk][32] for dalibi, where all of the head's keys are in the item
   // Of a chunk of rows and a block of keys.
-  char *p, *ds;      // [chunk of keys][chunk of rows] A: rows of 32 bf16
+  char *p, *ds;      // [chunk of keys][chunk of rows][component] A: rows of 32 bf16
   char* ds_pairs;    // the same, B: pairs of keys
   float* scores[2];  // S, then dP, of 32 x 32; and of those before
   float* slopes;     // of the softcap, of 32 x 32
   float* exact;      // S and dP again, to become P and dS for dalibi
-  bf16* rows;        // [32][d or dv] on their way into tiles
+  bf16* rows;        // [component][32][d or dv] on their way into tiles
   float *zero, *discarded;
-  std::int32_t *of_depth, *of_depth_tiles, *of_chunk, *of_key_chunk, *of_q, *of_dout, *of_k_t;  // offsets of steps
+  Steps of_s, of_dp, of_dv, of_dk, of_dq;
 
-  Scratch(Carver& carver, const BackwardShape& shape) : d(padded(shape.d)), dv(padded(shape.dv)) {
-    const std::int64_t keys = round_up(max(shape.keys, 1), kBlock), depth = max(d, dv) / kTileDepth;
+  Scratch(Carver& carver, const BackwardShape& shape)
+      : d(padded(shape.d)),
+        dv(padded(shape.dv)),
+        of_s(carver, d / kTileDepth * kScoreProducts<kComponents>),
+        of_dp(carver, dv / kTileDepth * kScoreProducts<kComponents>),
+        of_dv(carver, kRowChunks * kSumProducts<kComponents>),
+        of_dk(carver, kRowChunks * kSumProducts<kComponents>),
+        of_dq(carver, kBlockChunks * kSumProducts<kComponents>) {
+    const std::int64_t keys = round_up(max(shape.keys, 1), kBlock);
     falls_back = carver.take<bool>(1);
     const std::int64_t before = static_cast<std::int64_t>(carver.used());
-    k = carver.take<bf16>(keys * d), v = carver.take<bf16>(keys * dv);
+    k = carver.take<bf16>(keys * d * kComponents), v = carver.take<bf16>(keys * dv * kComponents);
     rest = reinterpret_cast<std::byte*>(k);
-    k_t = carver.take<char>(keys * d * 2);
+    k_t = carver.take<char>(keys * d * 2 * kComponents);
     dk = carver.take<float>(keys * d), dv_ = carver.take<float>(keys * dv);
     row = carver.take<Row>(kRows);
-    q_t = carver.take<char>(kRows * d * 2), dout_t = carver.take<char>(kRows * dv * 2);
-    q = carver.take<char>(kRows * d * 2), dout = carver.take<char>(kRows * dv * 2);
+    for (char** x : {&q_t, &q}) *x = carver.take<char>(kRows * d * 2 * kComponents);
+    for (char** x : {&dout_t, &dout}) *x = carver.take<char>(kRows * dv * 2 * kComponents);
     neg_m = carver.take<float>(kRows), neg_delta = carver.take<float>(kRows);
     dq_t = carver.take<float>(kRows * (d + 1));
-    p = carver.take<char>(kBlockChunks * kRowChunks * kPairBytes);
-    ds = carver.take<char>(kBlockChunks * kRowChunks * kPairBytes);
-    ds_pairs = carver.take<char>(kBlockChunks * kRowChunks * kPairBytes);
+    for (char** x : {&p, &ds, &ds_pairs}) *x = carver.take<char>(kBlockChunks * kRowChunks * kWeightBytes);
     for (float*& s : scores) s = carver.take<float>(2 * kChunk * kChunk);
     slopes = carver.take<float>(shape.softcap ? kChunk * kChunk : 0), exact = carver.take<float>(2 * kChunk * kChunk);
-    rows = carver.take<bf16>(kChunk * max(d, dv));
+    rows = carver.take<bf16>(kChunk * max(d, dv) * kComponents);
     zero = carver.take<float>(kChunk), discarded = carver.take<float>(kChunk * kChunk);
-    of_depth = carver.take<std::int32_t>(depth), of_depth_tiles = carver.take<std::int32_t>(depth);
-    for (std::int32_t** offsets : {&of_chunk, &of_key_chunk, &of_q, &of_dout, &of_k_t})
-      *offsets = carver.take<std::int32_t>(max(kRowChunks, kBlockChunks));
     carver.take<std::byte>(max(static_cast<std::int64_t>(vector_kernel().scratch_bytes(shape)) -
                                    (static_cast<std::int64_t>(carver.used()) - before),
                                0));
   }
 
-  void fill_offsets() const {
-    for (std::int64_t i = 0; i < max(d, dv) / kTileDepth; ++i)
-      of_depth[i] = static_cast<std::int32_t>(i * kTileDepth * 2),
-      of_depth_tiles[i] = static_cast<std::int32_t>(i * 2 * kTileBytes);
-    for (std::int64_t i = 0; i < max(kRowChunks, kBlockChunks); ++i) {
-      of_chunk[i] = static_cast<std::int32_t>(i * kPairBytes);
-      of_key_chunk[i] = static_cast<std::int32_t>(i * kRowChunks * kPairBytes);
-      of_q[i] = of_k_t[i] = static_cast<std::int32_t>(i * kChunk * d * 2);
-      of_dout[i] = static_cast<std::int32_t>(i * kChunk * dv * 2);
-    }
+  void fill_steps() const {
+    constexpr int kOfScores = kScoreProducts<kComponents>, kOfSums = kSumProducts<kComponents>;
+    const std::int64_t d_bytes = kChunk * d * 2, dv_bytes = kChunk * dv * 2;  // of a component of 32 rows
+    of_s.fill(d / kTileDepth, kOfScores, kTileDepth * 2, d_bytes, 2 * kTileBytes, d_bytes);
+    of_dp.fill(dv / kTileDepth, kOfScores, kTileDepth * 2, dv_bytes, 2 * kTileBytes, dv_bytes);
+    of_dv.fill(kRowChunks, kOfSums, kWeightBytes, kPairBytes, kComponents * dv_bytes, dv_bytes);
+    of_dk.fill(kRowChunks, kOfSums, kWeightBytes, kPairBytes, kComponents * d_bytes, d_bytes);
+    of_dq.fill(kBlockChunks, kOfSums, kComponents * d_bytes, d_bytes, kRowChunks * kWeightBytes, kPairBytes);
   }
 };
 
 // ---- What heads can be taken.
 
-template <class RowAt>
+template <int kComponents, class RowAt>
 bool are_representable(std::int64_t rows, std::int64_t n, std::int64_t stride, RowAt row_at) {
-  Inspector<RepresentableFactor<1>> inspector;
+  Inspector<RepresentableFactor<kComponents>> inspector;
   for (std::int64_t r = 0; r < rows; ++r) {
-    const bf16* const row = row_at(r);
+    const Input<kComponents>* const row = row_at(r);
     std::int64_t i = 0;
-    for (; stride == 1 && i + 2 * kLanes <= n; i += 2 * kLanes) inspector.check(load_u16vec(row + i));
+    if constexpr (kComponents == 1)
+      for (; stride == 1 && i + 2 * kLanes <= n; i += 2 * kLanes) inspector.check(load_u16vec(row + i));
     for (; i < n; i += kLanes) inspector.check(load_strided(row + i * stride, stride, min(kLanes, n - i)));
   }
   return !inspector.found();
 }
 
 // Of the whole head, so that it does not depend on how its keys are cut into items.
+template <int kComponents>
 bool is_representable(const AttentionBackwardParams& p, const Head& head) {
+  using T = Input<kComponents>;
   const auto keys = [&](const void* base, const Strides& s, std::int64_t n) {
-    return are_representable(head.len_k, n, s.d,
-                             [&](std::int64_t j) { return static_cast<const bf16*>(base) + head.key_at(s, j); });
+    return are_representable<kComponents>(
+        head.len_k, n, s.d, [&](std::int64_t j) { return static_cast<const T*>(base) + head.key_at(s, j); });
   };
   const auto rows = [&](const void* base, const Strides& s, std::int64_t n) {
-    return are_representable(head.len_q * p.group, n, s.d, [&](std::int64_t r) {
+    return are_representable<kComponents>(head.len_q * p.group, n, s.d, [&](std::int64_t r) {
       const Row row{r / p.group, head.hk * p.group + r % p.group, 0, 0, 0};
-      return static_cast<const bf16*>(base) + row_at(s, head, row);
+      return static_cast<const T*>(base) + row_at(s, head, row);
     });
   };
   // Scores past the largest number are neither: their row's lse is not below infinity.
@@ -153,47 +190,55 @@ struct KeyOperand {
   const char* base;
   std::int64_t stride;  // bytes from row to row
 };
+template <int kComponents>
 bool is_in_place(const Strides& s, std::int64_t n) {
-  return s.d == 1 && n % kTileDepth == 0;
+  return kComponents == 1 && s.d == 1 && n % kTileDepth == 0;
 }
 // 32 keys from j on: in place where they are all there.
+template <int kComponents>
 KeyOperand key_operand(const Head& head, const void* base, const Strides& s, std::int64_t n, std::int64_t j,
                        const bf16* packed) {
-  if (is_in_place(s, n) && j + kChunk <= head.len_k)
+  if (is_in_place<kComponents>(s, n) && j + kChunk <= head.len_k)
     return {reinterpret_cast<const char*>(static_cast<const bf16*>(base) + head.key_at(s, j)), 2 * s.s};
   return {reinterpret_cast<const char*>(packed), 2 * padded(n)};
 }
 
-// 32 rows -> tiles [padded / 16][16 pairs of rows (i, i + 16)][16 columns]; rows from `count` on are 0.
-void tile_row_pairs(const ComponentRows& rows, std::int64_t count, std::int64_t width, char* tiles) {
+// 32 rows -> tiles [padded / 16][16 pairs of rows (i, i + 16)][16 columns], of a component as tile_queries() has it;
+// rows from `count` on are 0.
+void tile_row_pairs(const ComponentRows& rows, std::int64_t component, std::int64_t count, std::int64_t width,
+                    char* tiles) {
   for (std::int64_t c = 0; c < width; c += kTileRows, tiles += kTileBytes)
     for (std::int64_t i = 0; i < kTileRows; ++i)
       for (std::int64_t j = 0; j < kTileRows; j += kLanes) {
-        const vec low = i < count ? load_any(rows.row[i] + c + j) : vec(0.f);
-        const vec high = i + kTileRows < count ? load_any(rows.row[i + kTileRows] + c + j) : vec(0.f);
+        const std::int64_t at = component + c + j;
+        const vec low = i < count ? load_any(rows.row[i] + at) : vec(0.f);
+        const vec high = i + kTileRows < count ? load_any(rows.row[i + kTileRows] + at) : vec(0.f);
         store(reinterpret_cast<float*>(tiles) + i * kTileRows + j, truncate_to_bf16_pairs(low, high));
       }
 }
 
+template <int kComponents>
 void begin(const AttentionBackwardParams& p, const BackwardItem& item, std::byte* scratch) noexcept {
   const FloatEnvironment environment;
   const Head head(p, all_rows(item));
   Carver carver(scratch);
-  const Scratch w(carver, shape_of(p, item));
-  *w.falls_back = !is_representable(p, head);
+  const Scratch<kComponents> w(carver, shape_of(p, item));
+  *w.falls_back = !is_representable<kComponents>(p, head);
   if (*w.falls_back) return vector_kernel().begin(p, item, w.rest);
-  w.fill_offsets();
+  w.fill_steps();
   for (std::int64_t i = 0; i < kChunk; i += kLanes) store(w.zero + i, vec(0.f));
   const auto [first, end] = keys_of(head, item);
   const auto split = [&](const void* base, const Strides& s, std::int64_t n, std::int64_t j, bf16* to) {
-    return split_rows<1, RepresentableFactor<1>>(
-        [&](std::int64_t i) { return static_cast<const bf16*>(base) + head.key_at(s, j + i); }, s.d,
-        min(kChunk, head.len_k - j), n, padded(n), to, 0, is_in_place(s, n));
+    return split_rows<kComponents, RepresentableFactor<kComponents>>(
+        [&](std::int64_t i) { return static_cast<const Input<kComponents>*>(base) + head.key_at(s, j + i); }, s.d,
+        min(kChunk, head.len_k - j), n, padded(n), to, kChunk * padded(n), is_in_place<kComponents>(s, n));
   };
   for (std::int64_t j = first; j < end; j += kChunk) {
-    const std::int64_t at = j - first;
-    tile_values(split(p.k, p.k_stride, p.d, j, w.k + at * w.d), 0, w.d, w.k_t + at * w.d * 2);
-    if (!is_in_place(p.v_stride, p.dv) || j + kChunk > head.len_k) split(p.v, p.v_stride, p.dv, j, w.v + at * w.dv);
+    const std::int64_t at = (j - first) * kComponents;
+    const ComponentRows keys = split(p.k, p.k_stride, p.d, j, w.k + at * w.d);
+    for (int c = 0; c < kComponents; ++c) tile_values(keys, c * kChunk * w.d, w.d, w.k_t + (at + c * kChunk) * w.d * 2);
+    if (!is_in_place<kComponents>(p.v_stride, p.dv) || j + kChunk > head.len_k)
+      split(p.v, p.v_stride, p.dv, j, w.v + at * w.dv);
   }
   for (std::int64_t i = 0; i < round_up(end - first, kChunk) * w.d; i += kLanes) store(w.dk + i, vec(0.f));
   for (std::int64_t i = 0; i < round_up(end - first, kChunk) * w.dv; i += kLanes) store(w.dv_ + i, vec(0.f));
@@ -202,6 +247,7 @@ void begin(const AttentionBackwardParams& p, const BackwardItem& item, std::byte
 // ---- From scores to P and dS.
 
 // A pair of keys at a time, for 32 rows.
+template <int kComponents>
 struct ChunkGradients {
   const float *s = nullptr, *ds_from = nullptr, *end = nullptr;  // S and dP; end of S
   float *p = nullptr, *ds = nullptr, *ds_pairs = nullptr;
@@ -216,23 +262,39 @@ struct ChunkGradients {
 #pragma GCC unroll 8
       for (int i = 0; i < kVecsOfChunk; ++i) {
         const std::int64_t at = key * kChunk + i * kLanes;
-        // Rounded here, once, so that pairs need no more than to be cut off and merged.
-        const vec x = exp2_18_bits(fma(load(s + at), scale, add[i]));
-        const vec y = x * (load(ds_from + at) + neg_delta[i]);
-        weight[key][i] = cast_to_float(cast_to_int(x) + ivec(0x8000));
-        d[key][i] = cast_to_float(cast_to_int(y) + ivec(0x8000));
+        weight[key][i] = exp2_18_bits(fma(load(s + at), scale, add[i]));
+        d[key][i] = weight[key][i] * (load(ds_from + at) + neg_delta[i]);
+        if constexpr (kComponents == 1) weight[key][i] = rounded(weight[key][i]), d[key][i] = rounded(d[key][i]);
       }
 #pragma GCC unroll 2
-    for (int key = 0; key < 2; ++key)
+    for (int c = 0; c < kComponents; ++c) {
+      const std::int64_t to = c * (kPairBytes / 4);
+#pragma GCC unroll 2
+      for (int key = 0; key < 2; ++key)
 #pragma GCC unroll 4
-      for (int i = 0; i < kHalf; ++i) {
-        store(p + (key * kHalf + i) * kLanes, truncate_to_bf16_pairs(weight[key][i], weight[key][i + kHalf]));
-        store(ds + (key * kHalf + i) * kLanes, truncate_to_bf16_pairs(d[key][i], d[key][i + kHalf]));
-      }
+        for (int i = 0; i < kHalf; ++i) {
+          const std::int64_t at = to + (key * kHalf + i) * kLanes;
+          store(p + at, truncate_to_bf16_pairs(weight[key][i], weight[key][i + kHalf]));
+          store(ds + at, truncate_to_bf16_pairs(d[key][i], d[key][i + kHalf]));
+        }
 #pragma GCC unroll 8
-    for (int i = 0; i < kVecsOfChunk; ++i)
-      store(ds_pairs + i / kHalf * (kTileBytes / 4) + i % kHalf * kLanes, truncate_to_bf16_pairs(d[0][i], d[1][i]));
+      for (int i = 0; i < kVecsOfChunk; ++i)
+        store(ds_pairs + to + i / kHalf * (kTileBytes / 4) + i % kHalf * kLanes,
+              truncate_to_bf16_pairs(d[0][i], d[1][i]));
+      if (c + 1 == kComponents) break;
+#pragma GCC unroll 2
+      for (int key = 0; key < 2; ++key)
+#pragma GCC unroll 8
+        for (int i = 0; i < kVecsOfChunk; ++i) {
+          weight[key][i] = weight[key][i] - truncate_to_bf16(weight[key][i]);
+          d[key][i] = d[key][i] - truncate_to_bf16(d[key][i]);
+        }
+    }
     s += 2 * kChunk, ds_from += 2 * kChunk, p += kChunk, ds += kChunk, ds_pairs += kTileRows;
+  }
+  // So that pairs need no more than to be cut off and merged.
+  [[gnu::always_inline]] static vec rounded(vec x) {
+    return cast_to_float(cast_to_int(x) + ivec(0x8000));
   }
 };
 
@@ -254,10 +316,10 @@ void finish(const Head& head, const RowChunk& rows, std::int64_t key, bool modif
 
 // dslope += what final scores of 32 keys, and their dP, give: dS as the vector kernel has it, not rounded to bf16.
 [[gnu::noinline]] void add_exact_slopes(const Head& head, const RowChunk& rows, std::int64_t key, const float* s,
-                                        const Scratch& w) {
-  float* const ds = w.exact + kChunk * kChunk;
-  for (std::int64_t i = 0; i < 2 * kChunk * kChunk; i += kLanes) store(w.exact + i, load(s + i));
-  differentiate<kVecsOfChunk, kVecsOfChunk, true>(w.exact, ds, 0, kChunk, {1, w.zero}, rows.neg_delta);
+                                        const float* zero, float* exact) {
+  float* const ds = exact + kChunk * kChunk;
+  for (std::int64_t i = 0; i < 2 * kChunk * kChunk; i += kLanes) store(exact + i, load(s + i));
+  differentiate<kVecsOfChunk, kVecsOfChunk, true>(exact, ds, 0, kChunk, {1, zero}, rows.neg_delta);
   for (int i = 0; i < kVecsOfChunk; ++i) add_to_slopes(head, rows, i, key, 0, kChunk, ds, rows.dslope);
 }
 
@@ -272,10 +334,13 @@ void cap_gradients(const float* neg_delta, const float* slopes, float* dp) {
 
 // ---- The products of a chunk of rows and a block of keys.
 
+template <int kComponents>
 struct Visit {
+  static constexpr std::int64_t kWeightBytes = Scratch<kComponents>::kWeightBytes;
+
   const AttentionBackwardParams& p;
   const Head& head;
-  const Scratch& w;
+  const Scratch<kComponents>& w;
   Tiles& tiles;
   Pending& pending;
   RowChunk* rows;
@@ -290,16 +355,16 @@ struct Visit {
   std::int64_t at(std::int64_t c) const { return key - first + c * kChunk; }  // of the item's keys
 
   template <class Interleaved>
-  void multiply(const char* a, std::int64_t a_stride, std::int64_t a_other, const std::int32_t* a_offset, const char* b,
-                const std::int32_t* b_offset, std::int64_t steps, float* start, float* c, Interleaved&& interleaved) {
-    multiply_chunk<false>(tiles, {a, a_offset, a_stride, a_other}, {b, b_offset, 64, kTileBytes}, steps, start, c,
+  void multiply(const char* a, std::int64_t a_stride, std::int64_t a_other, const char* b, const Steps& steps,
+                std::int64_t products, float* start, float* c, Interleaved&& interleaved) {
+    multiply_chunk<false>(tiles, {a, steps.a, a_stride, a_other}, {b, steps.b, 64, kTileBytes}, products, start, c,
                           pending, interleaved);
   }
 
   // P and dS of the block. The vectors' work on 32 x 32 scores is interleaved with the products of the next.
   [[gnu::noinline]] void scores() {
     const bool modified = needs_finish(p.score), capped = p.score.softcap_log2 != 0;
-    ChunkGradients before;
+    ChunkGradients<kComponents> before;
     int pending_tiles = 0;  // of dP of the chunk before: each is stored before a product of this one
     const auto next = [&]() __attribute__((always_inline)) {
       if (pending_tiles > 0) --pending_tiles;
@@ -313,19 +378,22 @@ struct Visit {
         const std::int64_t j = key + c * kChunk;
         float *const s = w.scores[buffer], *const dp = s + kChunk * kChunk;
         buffer ^= 1;
-        const KeyOperand k = key_operand(head, p.k, p.k_stride, p.d, j, w.k + at(c) * w.d);
-        const KeyOperand v = key_operand(head, p.v, p.v_stride, p.dv, j, w.v + at(c) * w.dv);
-        multiply(k.base, k.stride, kTileRows * k.stride, w.of_depth, w.q_t + r * kChunk * w.d * 2, w.of_depth_tiles,
-                 w.d / kTileDepth, nullptr, s, next);
-        multiply(v.base, v.stride, kTileRows * v.stride, w.of_depth, w.dout_t + r * kChunk * w.dv * 2, w.of_depth_tiles,
-                 w.dv / kTileDepth, nullptr, dp, next);
+        const auto operand = [&](const void* base, const Strides& stride, std::int64_t n, const bf16* packed) {
+          return key_operand<kComponents>(head, base, stride, n, j, packed + at(c) * padded(n) * kComponents);
+        };
+        const KeyOperand k = operand(p.k, p.k_stride, p.d, w.k), v = operand(p.v, p.v_stride, p.dv, w.v);
+        constexpr std::int64_t kProducts = kScoreProducts<kComponents>;
+        multiply(k.base, k.stride, kTileRows * k.stride, w.q_t + r * kComponents * kChunk * w.d * 2, w.of_s,
+                 w.d / kTileDepth * kProducts, nullptr, s, next);
+        multiply(v.base, v.stride, kTileRows * v.stride, w.dout_t + r * kComponents * kChunk * w.dv * 2, w.of_dp,
+                 w.dv / kTileDepth * kProducts, nullptr, dp, next);
         while (!before.is_done()) before.next_pair();
         if (!is_finished(rows[r], j, modified))
           finish(head, rows[r], j, modified, s, capped ? w.slopes : nullptr, w.discarded);
         if (capped || p.grad_alibi) store_pending(tiles, pending, w.discarded);
-        if (p.grad_alibi) add_exact_slopes(head, rows[r], j, s, w);
+        if (p.grad_alibi) add_exact_slopes(head, rows[r], j, s, w.zero, w.exact);
         if (capped) cap_gradients(rows[r].neg_delta, w.slopes, dp);
-        const std::int64_t place = (c * kRowChunks + r) * kPairBytes;
+        const std::int64_t place = (c * kRowChunks + r) * kWeightBytes;
         before.s = s, before.end = s + kChunk * kChunk, before.ds_from = dp;
         before.p = reinterpret_cast<float*>(w.p + place), before.ds = reinterpret_cast<float*>(w.ds + place);
         before.ds_pairs = reinterpret_cast<float*>(w.ds_pairs + place);
@@ -341,16 +409,17 @@ struct Visit {
   }
 
   // sums += A B over the rows that see each 32 keys; `weights` is P or dS, `b` dO or Q.
-  [[gnu::noinline]] void add_to_keys(const char* weights, const char* b, const std::int32_t* b_offset,
-                                     std::int64_t width, float* sums) {
+  [[gnu::noinline]] void add_to_keys(const char* weights, const char* b, const Steps& steps, std::int64_t width,
+                                     float* sums) {
     for (std::int64_t c = 0; c < key_chunks; ++c) {
       std::int64_t from = 0, to = count;
       while (from < to && !sees(from, c)) ++from;
       while (to > from && !sees(to - 1, c)) --to;
       for (std::int64_t column = 0; from < to && column < width; column += kChunk) {
         float* const sum = sums + at(c) * width + column * kChunk;
-        multiply(weights + (c * kRowChunks + from) * kPairBytes, 64, kTileBytes, w.of_chunk,
-                 b + from * kChunk * width * 2 + column / kTileRows * kTileBytes, b_offset, to - from, sum, sum, [] {});
+        multiply(weights + (c * kRowChunks + from) * kWeightBytes, 64, kTileBytes,
+                 b + from * kComponents * kChunk * width * 2 + column / kTileRows * kTileBytes, steps,
+                 (to - from) * kSumProducts<kComponents>, sum, sum, [] {});
       }
     }
   }
@@ -363,8 +432,8 @@ struct Visit {
       if (from == to) continue;
       for (std::int64_t column = 0; column < w.d; column += kChunk) {
         float* const sum = rows[r].ot + column * kChunk;
-        multiply(w.k_t + at(from) * w.d * 2 + column / kTileRows * kTileBytes, 64, kTileBytes, w.of_k_t,
-                 w.ds_pairs + (from * kRowChunks + r) * kPairBytes, w.of_key_chunk, to - from,
+        multiply(w.k_t + at(from) * kComponents * w.d * 2 + column / kTileRows * kTileBytes, 64, kTileBytes,
+                 w.ds_pairs + (from * kRowChunks + r) * kWeightBytes, w.of_dq, (to - from) * kSumProducts<kComponents>,
                  rows[r].started ? sum : nullptr, sum, [] {});
       }
       rows[r].started = true;
@@ -376,14 +445,19 @@ std::int64_t sums_of_row(std::int64_t d) noexcept {
   return padded(d) + 1;  // dQ^T of 32 rows and another number for each, all chunks' dQ^T first
 }
 
-void prepare(const AttentionBackwardParams& p, const Head& head, RowChunk& rows, std::int64_t i, const Scratch& w) {
+template <int kComponents>
+void prepare(const AttentionBackwardParams& p, const Head& head, RowChunk& rows, std::int64_t i,
+             const Scratch<kComponents>& w) {
   const auto pack = [&](const void* base, const Strides& s, std::int64_t n, char* transposed, char* pairs) {
-    const std::int64_t width = padded(n);
-    const ComponentRows split = split_rows<1, RepresentableFactor<1>>(
-        [&](std::int64_t r) { return static_cast<const bf16*>(base) + row_at(s, head, rows.row[r]); }, s.d, rows.rows,
-        n, width, w.rows, 0, is_in_place(s, n));
-    tile_queries(split, 0, width, transposed + i * kChunk * width * 2);
-    tile_row_pairs(split, rows.rows, width, pairs + i * kChunk * width * 2);
+    const std::int64_t width = padded(n), component = kChunk * width;
+    const ComponentRows split = split_rows<kComponents, RepresentableFactor<kComponents>>(
+        [&](std::int64_t r) { return static_cast<const Input<kComponents>*>(base) + row_at(s, head, rows.row[r]); },
+        s.d, rows.rows, n, width, w.rows, component, is_in_place<kComponents>(s, n));
+    for (int c = 0; c < kComponents; ++c) {
+      const std::int64_t at = (i * kComponents + c) * component * 2;
+      tile_queries(split, c * component, width, transposed + at);
+      tile_row_pairs(split, c * component, rows.rows, width, pairs + at);
+    }
   };
   pack(p.q, p.q_stride, p.d, w.q_t, w.q);
   pack(p.dout, p.dout_stride, p.dv, w.dout_t, w.dout);
@@ -391,12 +465,13 @@ void prepare(const AttentionBackwardParams& p, const Head& head, RowChunk& rows,
     prepare_row(p, head, rows.row[r], rows.neg_m[r], w.neg_delta[i * kChunk + r]);
 }
 
+template <int kComponents>
 void add_rows(const AttentionBackwardParams& p, const BackwardItem& item, std::int64_t row_begin,
               std::byte* scratch) noexcept {
   const FloatEnvironment environment;
   const Head head(p, all_rows(item));
   Carver carver(scratch);
-  const Scratch w(carver, shape_of(p, item));
+  const Scratch<kComponents> w(carver, shape_of(p, item));
   const std::int64_t end = min(head.len_q * p.group, row_begin + kRows);
   if (*w.falls_back) {
     const std::int64_t step = vector_kernel().facts.block_q;
@@ -427,11 +502,11 @@ void add_rows(const AttentionBackwardParams& p, const BackwardItem& item, std::i
     const FlushDenormals flush;
     for (std::int64_t key = first_key + max(low - first_key, 0) / kBlock * kBlock; key < min(end_key, high);
          key += kBlock) {
-      Visit visit{p,    head,  w,   tiles,     pending,
-                  rows, count, key, first_key, (min(kBlock, end_key - key) + kChunk - 1) / kChunk};
+      Visit<kComponents> visit{p,    head,  w,   tiles,     pending,
+                               rows, count, key, first_key, (min(kBlock, end_key - key) + kChunk - 1) / kChunk};
       visit.scores();
-      if (p.grad_v) visit.add_to_keys(w.p, w.dout, w.of_dout, w.dv, w.dv_);
-      if (p.grad_k) visit.add_to_keys(w.ds, w.q, w.of_q, w.d, w.dk);
+      if (p.grad_v) visit.add_to_keys(w.p, w.dout, w.of_dv, w.dv, w.dv_);
+      if (p.grad_k) visit.add_to_keys(w.ds, w.q, w.of_dk, w.d, w.dk);
       if (p.grad_q) visit.add_to_rows();
     }
     store_pending(tiles, pending, w.discarded);
@@ -448,11 +523,12 @@ void add_rows(const AttentionBackwardParams& p, const BackwardItem& item, std::i
   }
 }
 
+template <int kComponents>
 void end(const AttentionBackwardParams& p, const BackwardItem& item, std::byte* scratch) noexcept {
   const FloatEnvironment environment;
   const Head head(p, all_rows(item));
   Carver carver(scratch);
-  const Scratch w(carver, shape_of(p, item));
+  const Scratch<kComponents> w(carver, shape_of(p, item));
   if (*w.falls_back) return vector_kernel().end(p, item, w.rest);
   const auto chunks = [](const float* sums, std::int64_t width) {
     return [=](std::int64_t key, std::int64_t c) {
@@ -463,9 +539,10 @@ void end(const AttentionBackwardParams& p, const BackwardItem& item, std::byte* 
   if (p.grad_v) store_keys(p.grad_v, head, item, p.dv, 1, chunks(w.dv_, w.dv));
 }
 
+template <int kComponents>
 std::size_t scratch_bytes(const BackwardShape& shape) noexcept {
   Carver carver(nullptr);
-  Scratch(carver, shape);
+  Scratch<kComponents>(carver, shape);
   return carver.used();
 }
 
@@ -479,19 +556,29 @@ void add_bias(const AttentionBackwardParams& p, const BiasItem& item, std::byte*
   vector_kernel().add_bias(p, item, scratch);
 }
 
-const AttentionBackwardKernel kAttentionBackward = {.facts = {.operation = Operation::attention_backward,
-                                                              .phase = Phase::all,
-                                                              .arithmetic = "bf16",
-                                                              .dtypes = only(DType::bf16),
-                                                              .block_q = kRows,
-                                                              .block_k = kBlock},
-                                                    .sums_of_row = sums_of_row,
-                                                    .scratch_bytes = scratch_bytes,
-                                                    .begin = begin,
-                                                    .add_rows = add_rows,
-                                                    .end = end,
-                                                    .bias_scratch_bytes = bias_scratch_bytes,
-                                                    .bias_rows = kChunkRows,
-                                                    .add_bias = add_bias};
+namespace {
+template <int kComponents>
+constexpr AttentionBackwardKernel kernel(const char* arithmetic, DType dtype) {
+  return {.facts = {.operation = Operation::attention_backward,
+                    .phase = Phase::all,
+                    .arithmetic = arithmetic,
+                    .dtypes = only(dtype),
+                    .block_q = kRows,
+                    .block_k = kBlock},
+          .sums_of_row = sums_of_row,
+          .scratch_bytes = scratch_bytes<kComponents>,
+          .begin = begin<kComponents>,
+          .add_rows = add_rows<kComponents>,
+          .end = end<kComponents>,
+          .bias_scratch_bytes = bias_scratch_bytes,
+          .bias_rows = kChunkRows,
+          .add_bias = add_bias};
+}
+}  // namespace
+
+extern constexpr AttentionBackwardKernel kAttentionBackward = kernel<1>("bf16", DType::bf16);
+#if defined(RAPT_HAVE_TILES)
+extern constexpr AttentionBackwardKernel kAttentionBackwardF16x3 = kernel<2>("f16x3", DType::f16);
+#endif
 
 }  // namespace rapt::cpu::RAPT_ISA

@@ -83,6 +83,7 @@ constexpr auto peak_chains = fma_chains;
 const IsaKernels kKernels = {.attention = kAttention,
                              .attention_backward = &kAttentionBackward,
 #if defined(RAPT_HAVE_TILES)
+                             .attention_backward_f16 = &kAttentionBackwardF16x3,
                              .delta_rule = &kDeltaRule,
 #elif !defined(RAPT_HAVE_DOTS)
                              .append_kv = &kAppendKv,
