@@ -30,8 +30,9 @@ struct AttentionBackwardArgs {
 };
 
 /// Gradients of sum(dout * out) + sum(dlse * lse), by recomputing scores from q, k and lse block by block: extra memory
-/// is O(rows), never rows x keys. Sums are fp32 whatever the types, and every gradient is rounded once. Rows that see
-/// no key give and get nothing (but a sink gets their dlse), and gradients of keys past a length are 0.
+/// is O(rows), or up to 64 times that where they are few, never rows x keys. Sums are fp32 whatever the types, and
+/// every gradient is rounded once. Rows that see no key give and get nothing (but a sink gets their dlse), and
+/// gradients of keys past a length are 0.
 ///
 /// The bits of dq depend on what those of `out` depend on; those of dk and dv on the rows of their sequence and kv
 /// head; none on threads, executor, or the other sequences of a batch. Throws Error before anything is written.

@@ -16,22 +16,26 @@ using std::int64_t;
 using P = AttentionBackwardProblem;
 
 constexpr int64_t kItemsPerWorker = 3;  // at least, among several: the last even out
+// Heads of so few rows are cut into splits whose number and length depend on the keys of the sequence alone: chunks
+// passed on from item to item would be too few to occupy workers.
+constexpr int64_t kFewRows = 192, kSplitKeys = 512;
 
 // A call's workspace holds, one after another: the items and chunks before each sequence; for each item how many chunks
-// it is done with; the workers' scratch; sums of dQ of heads whose keys are cut; and what rows add to dsinks and
-// dalibi.
+// it is done with; for each head what begin() finds out about it; the workers' scratch; sums of dQ of heads whose keys
+// are cut; and what rows add to dsinks and dalibi.
 struct BackwardPlan final : EntryPlan {
-  int64_t keys_per_item = 0;
+  int64_t keys_per_item = 0;  // of heads that are not in splits
+  int64_t max_keys = 0;       // of any item
   int64_t chunk_rows = 0;
   std::size_t first_bytes = 0, progress_bytes = 0, scratch_bytes = 0, sums_bytes = 0, row_bytes = 0;
 
   std::string note() const override {
-    return std::to_string(work_items) + " work items of up to " + std::to_string(keys_per_item) +
+    return std::to_string(work_items) + " work items of up to " + std::to_string(max_keys) +
            " keys, rows in chunks of " + std::to_string(chunk_rows);
   }
 };
 
-// Of one sequence: what lies before it, of all heads.
+// Of one sequence: what lies before it, of all heads. Chunks are those with sums.
 struct Before {
   int64_t items, chunks;
 };
@@ -39,6 +43,20 @@ struct Before {
 int64_t items_of(int64_t len_k, int64_t keys_per_item) {
   return std::max<int64_t>(ceil_div(len_k, keys_per_item), 1);
 }
+
+int64_t keys_of_split(int64_t len_k) {
+  return std::max(ceil_div(ceil_div(len_k, kMaxSplits), kBackwardKeys) * kBackwardKeys, kSplitKeys);
+}
+
+// How a head is cut, and how many sums of dQ its rows have: one, or one for each split.
+struct HeadCut {
+  int64_t keys, items, sums;
+
+  HeadCut(int64_t rows, int64_t len_k, int64_t keys_per_item)
+      : keys(rows <= kFewRows ? keys_of_split(len_k) : keys_per_item),
+        items(items_of(len_k, keys)),
+        sums(rows <= kFewRows ? items : 1) {}
+};
 
 // K, V and their gradients of an item stay in half of L2, beside a chunk.
 int64_t max_keys(const P& p, std::size_t l2_bytes) {
@@ -54,22 +72,34 @@ void check_items(const P& p) {
   if (items > 0x1p60) throw Error("problem", p.to_string(), "one of less than 2^60 work items");
 }
 
-// Sizes everything, for `threads` workers with items of up to keys_per_item keys; `cut`: heads may have several.
-void size_workspace(BackwardPlan& plan, const P& p, const AttentionBackwardKernel& kernel, int64_t items, bool cut) {
-  const int64_t heads = p.b * p.hk;
-  int64_t chunks = heads * ceil_div(rows_of_head(p), plan.chunk_rows);
+// At most so many chunks of rows have sums in splits, of heads with up to `rows` rows.
+int64_t chunks_in_splits(const P& p, int64_t rows, int64_t chunk_rows) {
+  int64_t splits = p.b * items_of(p.sk, keys_of_split(p.sk));
+  if (p.sk <= kSplitKeys) return 0;
+  if (p.ragged_k >= 0) splits = std::min(splits, ceil_div(2 * p.ragged_k, kSplitKeys));  // of more than kSplitKeys each
+  return p.hk * splits * ceil_div(std::min(rows, kFewRows), chunk_rows);
+}
+
+// Sizes everything, for `threads` workers; `cut`: heads that are not in splits may have several items; `splits`: heads
+// may be in splits.
+void size_workspace(BackwardPlan& plan, const P& p, const AttentionBackwardKernel& kernel, int64_t items, bool cut,
+                    bool splits) {
+  const int64_t heads = p.b * p.hk, rows = rows_of_head(p);
+  int64_t chunks = cut ? heads * ceil_div(rows, plan.chunk_rows) : 0;
   if (p.ragged_q >= 0) chunks = std::min(chunks, p.ragged_q * p.hq / plan.chunk_rows + heads);
+  if (splits) chunks += chunks_in_splits(p, rows, plan.chunk_rows);
+  plan.max_keys = std::max(plan.keys_per_item, splits ? keys_of_split(p.sk) : 0);
   const int64_t all_rows = p.ragged_q >= 0 ? p.ragged_q * p.hq : p.b * p.hq * p.sq;
   const int64_t sums_of_chunk = plan.chunk_rows * kernel.sums_of_row(p.d);
   constexpr double kMaxFloats = 0x1p60;
   if (static_cast<double>(chunks) * static_cast<double>(sums_of_chunk) > kMaxFloats)
     throw Error("problem", p.to_string(), "one whose workspace has less than 2^64 bytes");
-  const BackwardShape shape{p.d, p.dv, p.softcap != 0, plan.keys_per_item};
+  const BackwardShape shape{p.d, p.dv, p.softcap != 0, plan.max_keys};
   plan.first_bytes = whole_lines(static_cast<std::size_t>(p.b + 1) * sizeof(Before));
-  plan.progress_bytes = whole_lines(static_cast<std::size_t>(items) * sizeof(std::int32_t));
+  plan.progress_bytes = whole_lines(static_cast<std::size_t>(items + heads) * sizeof(std::int32_t));
   plan.scratch_bytes = kernel.scratch_bytes(shape);
   if (p.dbias) plan.scratch_bytes = std::max(plan.scratch_bytes, kernel.bias_scratch_bytes(shape));
-  if (cut) plan.sums_bytes = static_cast<std::size_t>(chunks * sums_of_chunk) * sizeof(float);
+  plan.sums_bytes = static_cast<std::size_t>(chunks * sums_of_chunk) * sizeof(float);
   plan.row_bytes = whole_lines(static_cast<std::size_t>(all_rows) * sizeof(float));
   plan.workspace_bytes = plan.first_bytes + plan.progress_bytes +
                          static_cast<std::size_t>(plan.threads) * plan.scratch_bytes + plan.sums_bytes +
@@ -91,7 +121,10 @@ BackwardPlan plan_backward(const P& p, const AttentionBackwardKernel& kernel, in
     ranges =
         std::clamp(ceil_div(static_cast<int64_t>(worth) * kItemsPerWorker, std::max<int64_t>(heads, 1)), ranges, most);
   plan.keys_per_item = ceil_div(most, ranges) * kBackwardKeys;
-  const int64_t of_head = items_of(p.sk, plan.keys_per_item);
+  const bool few = rows_of_head(p) <= kFewRows, splits = few || p.ragged_q >= 0;
+  const int64_t in_ranges = few ? 1 : items_of(p.sk, plan.keys_per_item);
+  const int64_t of_head = std::max(in_ranges, splits ? items_of(p.sk, keys_of_split(p.sk)) : 1);
+  if (few) plan.keys_per_item = keys_of_split(p.sk);
   const bool only_bias = p.grads == 0 && !p.dsinks && !p.dalibi;
   plan.work_items = only_bias ? 0 : heads * of_head;
   int64_t pieces = 0;
@@ -99,7 +132,7 @@ BackwardPlan plan_backward(const P& p, const AttentionBackwardKernel& kernel, in
     pieces = (p.bias & P::kFullB ? p.b : 1) * (p.bias & P::kFullH ? p.hq : 1) *
              (p.bias & P::kFullQ ? ceil_div(p.sq, kernel.bias_rows) : 1) * most;
   plan.threads = workers_for(worth, concurrency, plan.work_items + pieces);
-  size_workspace(plan, p, kernel, plan.work_items, of_head > 1);
+  size_workspace(plan, p, kernel, plan.work_items, in_ranges > 1, splits);
   return plan;
 }
 
@@ -107,14 +140,15 @@ struct Workers {
   const AttentionBackwardKernel& kernel;
   const BackwardPlan& plan;
   const AttentionBackwardParams& p;
-  const Before* before;  // [b + 1]
-  std::int32_t* progress;
+  const Before* before;                 // [b + 1]
+  std::int32_t *progress, *head_facts;  // of each item; [b][hk]
   std::byte* scratch;
   float *sums, *sink_sums, *slope_sums;
   std::atomic<int64_t> next{0};
 
   int64_t rows_of(const Sequence& q) const { return q.len_q * p.group; }
   int64_t chunks_of(const Sequence& q) const { return ceil_div(rows_of(q), plan.chunk_rows); }
+  HeadCut cut_of(const Sequence& q) const { return {rows_of(q), q.len_k, plan.keys_per_item}; }
 
   // Pieces of the bias, along rows and along keys; what is behind the other items.
   int64_t bias_rows() const { return ceil_div(p.grad_bias_q, kernel.bias_rows); }
@@ -134,38 +168,72 @@ struct Workers {
     kernel.add_bias(p, item, own);
   }
 
-  // Items are taken in order, so that whoever an item waits for is at work already.
+  // Items are taken in order, so that whoever an item waits for is at work already. Heads take turns: a head whose
+  // chunks are few leaves room for the others.
   void run(int64_t number, std::byte* own) {
     const auto after = [](int64_t i, const Before& x) { return i < x.items; };
     const int64_t b = std::upper_bound(before, before + p.b + 1, number, after) - before - 1;
     const Sequence q = sequence_of(p, p, b);
-    const int64_t of_head = items_of(q.len_k, plan.keys_per_item), chunks = chunks_of(q);
-    const int64_t in_sequence = number - before[b].items, hk = in_sequence / of_head, range = in_sequence % of_head;
-    BackwardItem item{b,         hk,        range * plan.keys_per_item, (range + 1) * plan.keys_per_item, 0, nullptr,
-                      sink_sums, slope_sums};
-    if (range + 1 == of_head && p.total_k < 0) item.clear_end = p.sk;
-    if (of_head > 1) item.dq_sums = sums + (before[b].chunks + hk * chunks) * plan.chunk_rows * kernel.sums_of_row(p.d);
+    const HeadCut cut = cut_of(q);
+    const int64_t in_sequence = number - before[b].items, hk = in_sequence % p.hk, range = in_sequence / p.hk;
+    const int64_t chunks = chunks_of(q), sums_of_chunk = plan.chunk_rows * kernel.sums_of_row(p.d);
+    const bool is_last = range + 1 == cut.items;
+    BackwardItem item{b,
+                      hk,
+                      range * cut.keys,
+                      (range + 1) * cut.keys,
+                      is_last && p.total_k < 0 ? p.sk : 0,
+                      nullptr,
+                      cut.sums > 1,
+                      sink_sums,
+                      slope_sums,
+                      head_facts + b * p.hk + hk};
+    float* const head_sums = sums + (before[b].chunks + hk * chunks * cut.sums) * sums_of_chunk;
+    if (cut.items > 1) item.dq_sums = head_sums;
+    if (item.split) {
+      item.dq_sums += range * chunks * sums_of_chunk;
+      std::fill_n(item.dq_sums, chunks * sums_of_chunk, 0.f);
+    }
     // The last rows first: with causal they are what all items see, so that none waits long for the one before.
     kernel.begin(p, item, own);
     for (int64_t chunk = chunks - 1; chunk >= 0; --chunk) {
-      if (!sees(q, item.key_begin, chunk)) continue;
-      if (range > 0 && sees(q, item.key_begin - plan.keys_per_item, chunk))
-        wait_for(progress[number - 1], chunks - chunk);
+      if (!sees(q, item.key_begin, cut.keys, chunk)) continue;
+      if (range > 0 && !item.split && sees(q, item.key_begin - cut.keys, cut.keys, chunk))
+        wait_for(progress[number - p.hk], chunks - chunk);
       kernel.add_rows(p, item, chunk * plan.chunk_rows, own);
-      if (range + 1 < of_head) advance(progress[number], chunks - chunk);
+      if (!is_last && !item.split) advance(progress[number], chunks - chunk);
     }
     kernel.end(p, item, own);
+    if (!item.split) return;
+    std::atomic_ref done(progress[before[b].items + hk]);
+    if (done.fetch_add(1, std::memory_order_acq_rel) + 1 < cut.items) return;
+    item.dq_sums = head_sums;
+    finish_rows(item, q, chunks, cut.items, own);
   }
 
-  // Whether rows of the chunk see keys of the item that begins there; the first item takes those that see none.
-  bool sees(const Sequence& q, int64_t key_begin, int64_t chunk) const {
+  // The worker that is done with a head's last split adds up dQ of them all, in their order. An item without keys,
+  // which follows them, makes gradients of the sums.
+  void finish_rows(BackwardItem item, const Sequence& q, int64_t chunks, int64_t splits, std::byte* own) const {
+    const int64_t n = chunks * plan.chunk_rows * kernel.sums_of_row(p.d);
+    {
+      const FloatEnvironment environment;
+      for (int64_t split = 1; split < splits; ++split)
+        for (int64_t i = 0; i < n; ++i) item.dq_sums[i] += item.dq_sums[split * n + i];
+    }
+    item.key_begin = item.key_end = q.len_k, item.clear_end = 0, item.split = false;
+    kernel.begin(p, item, own);
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) kernel.add_rows(p, item, chunk * plan.chunk_rows, own);
+  }
+
+  // Whether rows of the chunk see some of so many keys from key_begin on; the first item takes those that see none.
+  bool sees(const Sequence& q, int64_t key_begin, int64_t keys, int64_t chunk) const {
     const int64_t first = chunk * plan.chunk_rows / p.group;
     const int64_t last = (std::min((chunk + 1) * plan.chunk_rows, rows_of(q)) - 1) / p.group,
                   offset = row_offset(p.score, q);
     const int64_t low = visible_keys(p.score, first, offset + first, 0, q.len_k).first;
     const int64_t high = visible_keys(p.score, last, offset + last, 0, q.len_k).last;
     if (low >= high) return key_begin == 0;
-    return low < key_begin + plan.keys_per_item && high > key_begin;
+    return low < key_begin + keys && high > key_begin;
   }
 };
 
@@ -213,7 +281,7 @@ class AttentionBackwardEntry final : public CpuEntry {
     plan.threads = context.concurrency();
     const int64_t blocks = ceil_div(std::max<int64_t>(p.sk, 1), kBackwardKeys);
     plan.keys_per_item = std::min(blocks * kBackwardKeys, max_keys(p, machine().l2_bytes));
-    size_workspace(plan, p, kernel_, p.b * p.hk * blocks, blocks > 1);
+    size_workspace(plan, p, kernel_, p.b * p.hk * blocks, blocks > 1, true);
     return plan.workspace_bytes;
   }
   void run(const EntryPlan& entry_plan, const Call& call, const Context::Impl& context,
@@ -224,6 +292,7 @@ class AttentionBackwardEntry final : public CpuEntry {
     std::byte* at = workspace + plan.first_bytes;
     auto* const progress = reinterpret_cast<std::int32_t*>(at);
     std::memset(progress, 0, plan.progress_bytes);
+    auto* const head_facts = progress + plan.progress_bytes / sizeof(std::int32_t) - p.b * p.hk;
     at += plan.progress_bytes;
     std::byte* const scratch = at;
     at += static_cast<std::size_t>(plan.threads) * plan.scratch_bytes;
@@ -237,12 +306,13 @@ class AttentionBackwardEntry final : public CpuEntry {
     };
     float* const sink_sums = rows_of(p.grad_sinks);
     float* const slope_sums = rows_of(p.grad_alibi);
-    Workers workers{kernel_, plan, p, before, progress, scratch, sums, sink_sums, slope_sums};
+    Workers workers{kernel_, plan, p, before, progress, head_facts, scratch, sums, sink_sums, slope_sums};
     before[0] = {0, 0};
     for (int64_t b = 0; b < p.b; ++b) {
       const Sequence q = sequence_of(p, p, b);
-      const int64_t of_head = plan.work_items == 0 ? 0 : items_of(q.len_k, plan.keys_per_item);
-      before[b + 1] = {before[b].items + p.hk * of_head, before[b].chunks + p.hk * workers.chunks_of(q)};
+      const HeadCut cut = workers.cut_of(q);
+      before[b + 1] = {before[b].items + (plan.work_items == 0 ? 0 : p.hk * cut.items),
+                       before[b].chunks + (cut.items > 1 ? p.hk * workers.chunks_of(q) * cut.sums : 0)};
     }
     if (plan.threads == 1) workers.work(0);
     else

@@ -57,7 +57,7 @@ struct AttentionKernel {
 // attention_backward.
 
 // Keys [key_begin, key_end) of one kv head of one sequence, whose rows come to it in chunks. key_begin is a multiple of
-// kBackwardKeys, key_end may lie past the sequence's length.
+// kBackwardKeys, key_end may lie past the sequence's length; both are that length where others have the keys.
 inline constexpr std::int64_t kBackwardKeys = 128;
 struct BackwardItem {
   std::int64_t b, hk, key_begin, key_end;
@@ -65,8 +65,10 @@ struct BackwardItem {
   // [rows, rounded up to chunks][sums_of_row] for the head's rows, where its keys are cut into several items: what the
   // items before this one gave. Null: the item has all keys.
   float* dq_sums;
+  bool split;  // the sums are this item's alone, and all 0: an item without keys finishes the rows
   // What each row adds to the gradients of sinks and slopes: [b, hq, sq], ragged [hq, total_q]. Null: not wanted.
   float *sink_sums, *slope_sums;
+  std::int32_t* head_facts;  // of the head, 0 at first: what begin() wants to find out once for all of its items
 };
 // A piece of the gradient of the bias: the kernel's rows from row_begin on, and kBackwardKeys keys. Of dimensions that
 // the bias broadcasts over, index 0.

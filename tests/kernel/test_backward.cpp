@@ -55,6 +55,9 @@ constexpr const char* kFeatures[] = {
     "b=2 hq=4 hk=2 sq=70 d=24 alibi dalibi causal",
     "b=2 hq=4 sq=70 sk=50 d=24 alibi dalibi align=-3 dlse",
     "hq=3 sq=250 sk=300 d=40 alibi dalibi causal align=bottom_right",
+    "b=2 hq=4 hk=2 sq=70 sk=1200 d=24 alibi dalibi sinks dsinks dlse align=bottom_right causal",
+    "b=3 hq=2 sq=120 sk=1100 d=24 window=300,0 align=bottom_right seqlens",
+    "hq=2 sq=150 sk=600 d=24 causal align=-70",
     "b=2 hq=4 hk=2 sq=230 sk=290 d=40 softcap=6 alibi dalibi align=20",
     "b=2 hq=3 sq=70 d=24 sinks",
     "b=2 hq=4 hk=2 sq=70 d=24 sinks dsinks dlse",
@@ -303,7 +306,8 @@ TEST_CASE("backward: what is not wanted changes no bit of what is", "[kernel]") 
 TEST_CASE("backward: a sequence has the bits that it has alone", "[kernel]") {
   const DType dtype = GENERATE(DType::f32, DType::bf16);
   for (const char* words : {"b=5 hq=4 hk=2 sq=70 sk=150 d=24 dv=17 dlse", "b=3 hq=2 sq=200 d=64 causal",
-                            "b=6 hq=2 sq=60 sk=333 d=40 seqlens", "b=4 hq=2 sq=1 sk=640 d=64"}) {
+                            "b=6 hq=2 sq=60 sk=333 d=40 seqlens", "b=4 hq=2 sq=1 sk=640 d=64",
+                            "b=4 hq=4 hk=2 sq=90 sk=2000 d=40 seqlens causal align=bottom_right"}) {
     BackwardCase c(typed_backward(words, dtype), 7);
     for (const std::string& entry : usable_entries(c.problem)) {
       INFO(entry << ": " << c.problem.to_string());
@@ -320,7 +324,8 @@ TEST_CASE("backward: ragged sequences have the bits of dense ones", "[kernel]") 
   const DType dtype = GENERATE(DType::f32, DType::bf16);
   for (const char* words :
        {"b=3 hq=4 hk=2 sq=70 sk=150 d=24 dv=17 dlse layout=bshd", "b=4 hq=2 sq=200 d=64 causal layout=bshd",
-        "b=3 hq=2 sq=65 d=40 layout=bshd sinks dsinks alibi dalibi bias=hqk dbias"}) {
+        "b=3 hq=2 sq=65 d=40 layout=bshd sinks dsinks alibi dalibi bias=hqk dbias",
+        "b=3 hq=2 sq=40 sk=1300 d=40 layout=bshd"}) {
     BackwardCase c(typed_backward(words, dtype), 8);
     const AttentionBackwardProblem& p = c.problem;
     Dims q_lengths(static_cast<std::size_t>(p.b), p.sq), k_lengths(static_cast<std::size_t>(p.b), p.sk);

@@ -129,6 +129,10 @@ void for_large_problems(const Use& use) {
   use(AttentionBackwardProblem::parse(
       "attention_backward dtype=bf16 b=3 hq=4 hk=2 sq=150 sk=200 d=64 dv=24 causal align=bottom_right alibi "
       "ragged_q=330 ragged_k=410 dout=f32 dalibi"));
+  use(AttentionBackwardProblem::parse("attention_backward hq=2 sq=30 sk=3000 d=64 alibi align=0 dalibi"));
+  use(AttentionBackwardProblem::parse(
+      "attention_backward b=3 hq=2 sq=300 sk=1500 d=40 ragged_q=400 ragged_k=3000 sinks dsinks"));
+  use(AttentionBackwardProblem::parse("attention_backward dtype=bf16 hq=2 sq=100 sk=2500 d=64 sinks dsinks"));
   use(AttentionBackwardProblem::parse(
       "attention_backward dtype=bf16 hq=2 sq=300 sk=500 d=40 causal align=bottom_right softcap=8 alibi dalibi"));
   use(DeltaRuleProblem::parse("delta_rule hq=1 t=60 d=128 dv=256 decay=channel beta state"));

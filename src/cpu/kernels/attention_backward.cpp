@@ -14,7 +14,7 @@
 // dK and dV are summed over rows chunk by chunk, from the last on, and dQ over blocks of keys in their order; chunks
 // and blocks begin at multiples of their sizes. So the bits do not depend on how keys are cut into items, nor on
 // threads. Where they are cut, dQ lies in the workspace, and a chunk is done by the items of its head one after
-// another.
+// another; where items are splits, each gives a dQ of its own.
 #include "cpu/kernels/backward_chunk.hpp"
 #include "cpu/tile/carver.hpp"
 
@@ -313,7 +313,8 @@ void add_rows(const AttentionBackwardParams& p, const BackwardItem& item, std::i
   });
   const std::int64_t first = panels[0].first(0), last = panels[count - 1].last(panels[count - 1].width - 1);
   const bool sees = first < last;
-  const bool is_first = !sees || keys.begin <= first, is_last = !sees || keys.end >= last;
+  const bool is_first = item.split || !sees || keys.begin <= first;
+  const bool is_last = !item.split && (!sees || keys.end >= last);
 
   for (std::int64_t i = 0; i < count; ++i) {
     GradPanel& panel = panels[i];

@@ -160,7 +160,6 @@ bool are_representable(std::int64_t rows, std::int64_t n, std::int64_t stride, R
   return !inspector.found();
 }
 
-// Of the whole head, so that it does not depend on how its keys are cut into items.
 template <int kComponents>
 bool is_representable(const AttentionBackwardParams& p, const Head& head) {
   using T = Input<kComponents>;
@@ -181,6 +180,19 @@ bool is_representable(const AttentionBackwardParams& p, const Head& head) {
   }
   return keys(p.k, p.k_stride, p.d) && keys(p.v, p.v_stride, p.dv) && rows(p.q, p.q_stride, p.d) &&
          rows(p.dout, p.dout_stride, p.dv);
+}
+
+// Whether the vector kernel does the head: the whole of it, however its keys are cut into items. Whichever of them
+// comes first looks at the head, for all.
+template <int kComponents>
+bool falls_back(const AttentionBackwardParams& p, const Head& head, const BackwardItem& item) {
+  enum : std::int32_t { kUnknown, kTakesTiles, kFallsBack };
+  std::int32_t known = __atomic_load_n(item.head_facts, __ATOMIC_RELAXED);
+  if (known == kUnknown) {
+    known = is_representable<kComponents>(p, head) ? kTakesTiles : kFallsBack;
+    __atomic_store_n(item.head_facts, known, __ATOMIC_RELAXED);
+  }
+  return known == kFallsBack;
 }
 
 // ---- Operands.
@@ -223,7 +235,7 @@ void begin(const AttentionBackwardParams& p, const BackwardItem& item, std::byte
   const Head head(p, all_rows(item));
   Carver carver(scratch);
   const Scratch<kComponents> w(carver, shape_of(p, item));
-  *w.falls_back = !is_representable<kComponents>(p, head);
+  *w.falls_back = falls_back<kComponents>(p, head, item);
   if (*w.falls_back) return vector_kernel().begin(p, item, w.rest);
   w.fill_steps();
   for (std::int64_t i = 0; i < kChunk; i += kLanes) store(w.zero + i, vec(0.f));
@@ -491,7 +503,7 @@ void add_rows(const AttentionBackwardParams& p, const BackwardItem& item, std::i
     find_rows(head, r, chunk.rows, chunk.row);
     for (std::int64_t i = chunk.rows; i < kChunk; ++i) chunk.row[i] = chunk.row[chunk.rows - 1];
     chunk.low = chunk.first(0), chunk.high = chunk.last(kChunk - 1);
-    chunk.started = chunk.low < chunk.high && chunk.low < first_key;  // by an item before
+    chunk.started = !item.split && chunk.low < chunk.high && chunk.low < first_key;  // by an item before
     if (chunk.low < chunk.high) low = min(low, chunk.low), high = max(high, chunk.high);
     for (std::int64_t i = 0; !chunk.started && i < kChunk; i += kLanes) store(chunk.dslope + i, vec(0.f));
     prepare(p, head, chunk, count, w);
@@ -516,8 +528,8 @@ void add_rows(const AttentionBackwardParams& p, const BackwardItem& item, std::i
     if (!chunk.started)
       for (std::int64_t c = 0; c < w.d * kChunk; c += kLanes) store(chunk.ot + c, vec(0.f));
     chunk.started = true;
-    const bool is_last = chunk.low >= chunk.high ? item.key_begin == 0 : end_key >= chunk.high;
-    if (!is_last) continue;
+    const bool is_last = chunk.low >= chunk.high ? item.key_begin == 0 || first_key == end_key : end_key >= chunk.high;
+    if (item.split || !is_last) continue;
     if (p.grad_q) store_rows(p.grad_q, head, chunk, p.d, p.scale);
     if (item.sink_sums || item.slope_sums) store_row_sums(p, head, chunk, chunk.neg_delta, chunk.dslope, item);
   }
