@@ -157,9 +157,10 @@ Cost cost_of(const DeltaRuleArgs& args, const DeltaRuleProblem& p) {
   if (args.beta) cost.bytes += row_bytes(tokens, h, args.beta.dtype);
   if (p.decay == Decay::constant) cost.bytes += row_bytes(1, h, args.g.dtype);
   else if (args.g) cost.bytes += row_bytes(tokens * h, p.decay == Decay::channel ? p.d : 1, args.g.dtype);
-  const double states = state * static_cast<double>(p.b * h) * sizeof(float);
-  if (args.initial_state) cost.bytes += states;
-  if (args.final_state) cost.bytes += states * static_cast<double>(p.steps > 0 ? p.t : 1);
+  const double elements = state * static_cast<double>(p.b * h);
+  if (args.initial_state) cost.bytes += elements * bytes_of(args.initial_state.dtype);
+  if (args.final_state)
+    cost.bytes += elements * bytes_of(args.final_state.dtype) * static_cast<double>(p.steps > 0 ? p.t : 1);
   return cost;
 }
 

@@ -119,6 +119,8 @@ constexpr const char* kDefaultProblems[] = {
     "delta_rule b=5 hq=4 t=60 d=64 ragged=160 decay=head beta state slots",
     "delta_rule b=16 hq=2 hv=4 t=1 d=128 decay=head gate beta l2norm state slots",
     "delta_rule b=3 hq=2 t=4 d=48 decay=channel beta state slots steps=4",
+    "delta_rule state_dtype=bf16 b=16 hq=2 hv=4 t=1 d=128 decay=head gate beta l2norm state slots",
+    "delta_rule dtype=bf16 state_dtype=bf16 b=3 hq=2 t=70 d=100 decay=channel beta state",
     "delta_rule b=1 hq=1 t=1000 d=256 decay=head beta",
     "delta_rule dtype=bf16 b=2 hq=4 hv=8 t=130 d=64 decay=channel gate beta l2norm state",
     "delta_rule dtype=f16 out=f32 b=1 hq=2 t=257 d=80 decay=head beta state",
@@ -135,6 +137,7 @@ constexpr const char* kDefaultProblems[] = {
     "delta_rule_backward b=5 hq=4 t=60 d=64 ragged=160 decay=head beta state",
     "delta_rule_backward dtype=bf16 b=2 hq=4 hv=8 t=130 d=64 decay=channel gate beta l2norm state",
     "delta_rule_backward dtype=f16 out=f32 b=1 hq=2 t=257 d=80 decay=head beta state",
+    "delta_rule_backward dtype=bf16 state_dtype=bf16 b=2 hq=2 t=70 d=64 decay=channel beta state",
     // Gradients of attention: every feature, type and layout.
     "attention_backward b=1 hq=8 sq=128 d=64",
     "attention_backward b=2 hq=4 hk=2 sq=257 d=128 causal",

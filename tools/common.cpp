@@ -148,8 +148,9 @@ double tensor_bytes(const MergeStatesProblem& p) {
 
 double tensor_bytes(const DeltaRuleProblem& p) {
   const double tokens = p.ragged >= 0 ? real(p.ragged) : real(p.b) * real(p.t), h = real(p.state_heads()),
-               state =
-                   p.state ? real(p.d) * real(p.dv) * 4 * h * real(p.b) * real(std::max<std::int64_t>(p.steps, 1)) : 0;
+               state = p.state ? real(p.d) * real(p.dv) * bench::bytes_of(p.state_dtype) * h * real(p.b) *
+                                     real(std::max<std::int64_t>(p.steps, 1))
+                               : 0;
   const double g = p.decay == Decay::channel ? real(p.d) : p.decay == Decay::head ? 1 : 0;
   return tokens *
              ((real(p.hq + p.hk) * real(p.d) + real(p.hv) * real(p.dv)) * bench::bytes_of(p.dtype) +

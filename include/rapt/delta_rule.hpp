@@ -21,8 +21,8 @@ struct DeltaRuleArgs {
   TensorView g{};                   ///< log decay, f32, bf16 or f16: [h], [b, t, h] or [b, t, h, d]; empty: none
   TensorView beta{};                ///< f32, bf16 or f16 [b, t, h], of rules with a delta; empty: 1
   MutableTensorView out{};          ///< f32, bf16 or f16 [b, t, max(hq, h), dv]
-  TensorView initial_state{};       ///< f32 [b, h, d, dv]; empty: 0. Other layouts by their strides
-  MutableTensorView final_state{};  ///< likewise; it may be initial_state itself, which is then updated in place
+  TensorView initial_state{};       ///< f32 or bf16 [b, h, d, dv]; empty: 0. Other layouts by their strides
+  MutableTensorView final_state{};  ///< likewise, of either type; it may be initial_state itself, updated in place then
   TensorView cu_seqlens{};  ///< i32 or i64 [b + 1]: q and the others are ragged, and b is the number of sequences
   UpdateRule rule = UpdateRule::gated_delta;
   std::optional<float> scale{};  ///< of q; default 1 / sqrt(d)
@@ -49,7 +49,7 @@ struct DeltaRuleArgs {
   std::optional<float> gate_lower_bound{};
 };
 
-/// For each sequence and state head, with S [d, dv] in fp32, token by token:
+/// For each sequence and state head, with S [d, dv] in fp32 whatever the type of its tensor, token by token:
 ///
 ///     S = diag(exp(g)) S                      gated, gated_delta
 ///     u = beta (v - S^T k)                    delta, gated_delta;  u = v otherwise
@@ -73,6 +73,7 @@ RAPT_API void delta_rule(const DeltaRuleArgs& args, const Context& context = def
 struct DeltaRuleProblem {
   DType dtype = DType::f32;      ///< of q, k and v, or of whichever is not f32; text: dtype= for both this and the next
   DType out_dtype = DType::f32;  ///< text: out=
+  DType state_dtype = DType::f32;  ///< of the states, or of whichever is not f32
   UpdateRule rule = UpdateRule::gated_delta;
   Decay decay = Decay::none;
   std::int64_t b = 1;

@@ -18,11 +18,11 @@ struct DeltaRuleBackwardArgs {
   /// states (state_slots) have no gradients.
   DeltaRuleArgs forward{};
   TensorView dout{};          ///< f32, bf16 or f16, of out's shape; any strides. Empty: 0
-  TensorView dfinal_state{};  ///< f32, of final_state's shape; empty: 0
+  TensorView dfinal_state{};  ///< f32 or bf16, of final_state's shape; empty: 0
   /// f32, bf16 or f16, each by itself.
   MutableTensorView dq{}, dk{}, dv{}, dg{}, dbeta{};
-  /// f32. Those of a_log, dt_bias and a g of [h] are sums over all tokens.
-  MutableTensorView dinitial_state{}, da_log{}, ddt_bias{};
+  MutableTensorView dinitial_state{};      ///< f32 or bf16
+  MutableTensorView da_log{}, ddt_bias{};  ///< f32; like that of a g of [h] sums over all tokens
 };
 
 /// Gradients of sum(dout * out) + sum(dfinal_state * final_state), of the inputs as they were given: through norms,

@@ -464,8 +464,8 @@ typedef struct rapt_delta_rule_args {
   rapt_tensor g;             /* optional, of gated rules: log decay [h], [b, t, h] or [b, t, h, d] */
   rapt_tensor beta;          /* optional, of rules with a delta: [b, t, h]; else 1 */
   rapt_tensor out;           /* written: [b, t, max(hq, h), dv] */
-  rapt_tensor initial_state; /* optional: f32 [b, h, d, dv]; else 0 */
-  rapt_tensor final_state;   /* optional, written: f32 [b, h, d, dv]. It may be initial_state itself */
+  rapt_tensor initial_state; /* optional: f32 or bf16 [b, h, d, dv]; else 0 */
+  rapt_tensor final_state;   /* optional, written: f32 or bf16 [b, h, d, dv]. It may be initial_state itself */
   rapt_tensor cu_seqlens;    /* optional: i32 or i64 [b + 1], 0 = c[0] <= ... <= c[b] = total */
 
   /* Optional: i32 or i64 [b]. The states are pools [slots, h, d, dv], and sequence i starts from slot state_slots[i]
@@ -518,9 +518,9 @@ typedef struct rapt_delta_rule_backward_args {
   const rapt_delta_rule_args* forward;
 
   rapt_tensor dout;                  /* optional: f32, bf16 or f16, shape of out; else 0 */
-  rapt_tensor dfinal_state;          /* optional: f32, shape of final_state; else 0 */
+  rapt_tensor dfinal_state;          /* optional: f32 or bf16, shape of final_state; else 0 */
   rapt_tensor dq, dk, dv, dg, dbeta; /* optional, written: f32, bf16 or f16, each by itself */
-  rapt_tensor dinitial_state;        /* optional, written: f32 */
+  rapt_tensor dinitial_state;        /* optional, written: f32 or bf16 */
   rapt_tensor da_log, ddt_bias;      /* optional, written: f32; sums over all tokens, as is dg of a g of [h] */
 } rapt_delta_rule_backward_args;
 

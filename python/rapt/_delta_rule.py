@@ -62,9 +62,10 @@ def delta_rule(
     g               Log decay of the same types, [h], [b, t, h] or [b, t, h, K]; none if not given. Not above 0 in models.
     beta            [b, t, h] of the same types; 1 if not given.
     scale           K**-0.5 if not given.
-    initial_state   float32 [b, h, K, V]; 0 if not given.
+    initial_state   float32 or bfloat16 [b, h, K, V]; 0 if not given.
     return_state    Returns (out, state), state float32 [b, h, K, V] after the last token.
-    final_state     That is written here; may be initial_state, which is then updated in place.
+    final_state     That is written here, float32 or bfloat16: rounded once, as it is written. May be initial_state, which is then
+                    updated in place.
     cu_seqlens      int32 or int64 [b + 1], from 0 to total: q is [total, hq, K] or, as flash-linear-attention has it,
                     [1, total, hq, K], and so are the others; sequence n has tokens cu_seqlens[n] to cu_seqlens[n + 1].
     state_slots     int32 or int64 [b]: the states are pools [slots, h, K, V], and sequence n has slot state_slots[n] of both.
@@ -172,7 +173,7 @@ def delta_rule_backward(
 
     q, k, v, ...    As given to delta_rule(); initial_state as it was before that. Pools of states have no gradients.
     dout            float32, bfloat16 or float16, of out's shape and any strides; 0 if not given.
-    dfinal_state    float32, of the state's shape; 0 if not given.
+    dfinal_state    float32 or bfloat16, of the state's shape; 0 if not given.
     want            Which gradients to compute, of "q", "k", "v", "g", "beta", "initial_state", "a_log" and "dt_bias"; of all
                     that are given, if None. Those of a_log, dt_bias and a g of [h] are sums over all tokens.
     threads, isa    As for attention().

@@ -1,14 +1,16 @@
 """flash-linear-attention's functions by rapt's delta rule, for models that call them.
 
 Arguments, layouts, defaults and results are flash-linear-attention's: q and k [B, T, H, K], v [B, T, HV, V], g [B, T, HV, K] of
-KDA and [B, T, HV] of Gated DeltaNet, beta [B, T, HV], float32 states [N, HV, K, V]; with cu_seqlens B is 1. chunk_* and
-fused_recurrent_* are one kernel here. What only says how a GPU is to go about it (chunk_size, safe_gate, ...) is ignored.
+KDA and [B, T, HV] of Gated DeltaNet, beta [B, T, HV], float32 states [N, HV, K, V]; with cu_seqlens B is 1. An initial state
+is read as it is if bfloat16. chunk_* and fused_recurrent_* are one kernel here. What only says how a GPU is to go about it
+(chunk_size, safe_gate, ...) is ignored.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from rapt._delta_rule_torch import delta_rule
@@ -61,10 +63,12 @@ def _gated_delta(
         A_log = None if A_log is None else A_log.float().reshape(-1)
     else:
         A_log = dt_bias = lower_bound = None
+    if initial_state is not None and initial_state.dtype != torch.bfloat16:
+        initial_state = initial_state.float()
     result = delta_rule(
         *(q, k, v, g, beta),
         scale=scale,
-        initial_state=None if initial_state is None else initial_state.float(),
+        initial_state=initial_state,
         return_state=output_final_state,
         cu_seqlens=cu_seqlens,
         l2norm_qk=use_qk_l2norm_in_kernel,

@@ -62,7 +62,7 @@ class Call {
     };
     args.q = rows("q", a.q), args.k = rows("k", a.k), args.v = rows("v", a.v);
     args.g = floats("g", a.g), args.beta = floats("beta", a.beta);
-    args.initial_state = f32("initial_state", a.initial_state);
+    args.initial_state = floats("initial_state", a.initial_state);
     args.cu_seqlens = integers("cu_seqlens", a.cu_seqlens);
     args.a_log = f32("a_log", a.a_log), args.dt_bias = f32("dt_bias", a.dt_bias);
     args.rule = rule_of(a.rule);
@@ -96,7 +96,7 @@ class Call {
     return t;
   }
   MutableTensorView state(const char* name, nb::handle array, bool writable) {
-    MutableTensorView t = f32(name, array, writable);
+    MutableTensorView t = floats(name, array, writable);
     fit_state(name, t);
     return t;
   }

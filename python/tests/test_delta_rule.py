@@ -276,6 +276,22 @@ def test_refused(message):
     assert str(raised.value).startswith(message)
 
 
+def test_states_of_bfloat16():
+    q, k, v, g, beta = draw()
+    state = state_of(q, k, v).astype(ml_dtypes.bfloat16)
+    before, given = state.copy(), {"g": g, "beta": beta}
+    out, last = rapt.delta_rule(q, k, v, **given, initial_state=before, return_state=True)
+    wanted, states = delta_rule(q, k, v, **given, initial_state=before.astype(np.float32))
+    assert error(out, wanted) < UNITS[np.float32] and error(last, states[:, -1]) < UNITS[np.float32] and last.dtype == np.float32
+    assert np.array_equal(rapt.delta_rule(q, k, v, **given, initial_state=state, final_state=state), out)
+    assert np.array_equal(state, last.astype(ml_dtypes.bfloat16))  # rounded once
+    grads = rapt.delta_rule_backward(q, k, v, **given, dout=out, dfinal_state=state, initial_state=before)
+    wide = {"dfinal_state": state.astype(np.float32), "initial_state": before.astype(np.float32)}
+    again = rapt.delta_rule_backward(q, k, v, **given, dout=out, **wide)
+    assert np.array_equal(grads.dk, again.dk)
+    assert np.array_equal(grads.dinitial_state, again.dinitial_state.astype(ml_dtypes.bfloat16))
+
+
 def test_refused_types():
     for name, given in {
         "v": {"v": V.astype(np.float64)},

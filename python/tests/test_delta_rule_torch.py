@@ -140,6 +140,21 @@ def naive_recurrent_kda(q, k, v, g, beta, initial_state):
     return loop(q, k, v, g, beta, initial_state=initial_state)
 
 
+def test_states_of_bfloat16():
+    t = draw(dtype=torch.bfloat16)
+    narrow = t["initial_state"].bfloat16().requires_grad_()
+    wide = narrow.detach().float().requires_grad_()
+    for function in (rapt.torch.chunk_kda, rapt.torch.fused_recurrent_kda):
+        results = [function(**t | {"initial_state": state}, output_final_state=True) for state in (narrow, wide)]
+        for got, wanted in zip(*results):
+            assert torch.equal(got, wanted) and got.dtype == wanted.dtype
+        grads = [torch.autograd.grad(out.sum() + last.sum(), state) for (out, last), state in zip(results, (narrow, wide))]
+        assert torch.equal(grads[0][0], grads[1][0].bfloat16())
+    state = narrow.detach().clone()
+    out = rapt.torch.delta_rule(**t | {"initial_state": state}, final_state=state)
+    assert torch.equal(out, results[0][0]) and torch.equal(state, results[0][1].bfloat16())
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_kda_as_flash_linear_attention_tests_it(shape, dtype):

@@ -52,6 +52,7 @@ constexpr Field<P> kFields[] = {
      },
      [](P& p, const Word& word) { p.dtype = p.out_dtype = word.dtype(); }},
     dtype_field_like<P, &P::out_dtype, &P::dtype>("out"),
+    dtype_field<P, &P::state_dtype>("state_dtype"),
     name_field<&P::rule, &kRules, UpdateRule::gated_delta>("rule"),
     name_field<&P::decay, &kDecays, Decay::none>("decay"),
     size_field<P, &P::b>("b"),
@@ -100,7 +101,7 @@ class Validator {
       agree("dout", dout, {p_.b, p_.t, std::max(p_.hq, f_.h), p_.dv}, 4);
     }
     states();
-    if (dfinal_state) f_.final = state("dfinal_state", dfinal_state, false), p_.state = true;
+    if (dfinal_state) f_.final = state("dfinal_state", dfinal_state, false);
     return finish(dout ? dout.dtype : args_.v.dtype);
   }
 
@@ -233,7 +234,6 @@ class Validator {
 
   void states() {
     const TensorView &initial = args_.initial_state, final = args_.final_state;
-    p_.state = initial || final;
     slots();
     const bool in_place = initial && final && initial.data == final.data && same_shape(initial, final) &&
                           initial.dtype == final.dtype && initial.device == final.device &&
@@ -244,14 +244,16 @@ class Validator {
   }
   StateRows state(const char* name, const TensorView& t, bool written) {
     take(all_, name, t, written);
-    check_f32(name, t.dtype);
+    check_state(name, t.dtype);
+    if (t.dtype != DType::f32) p_.state_dtype = t.dtype;
+    p_.state = true;
     const bool pool = static_cast<bool>(args_.state_slots);
     const int64_t states = pool && t.ndim > 0 ? f_.slot_count : p_.b;
     if (t.ndim != 4 || t.shape[0] != states || t.shape[1] != f_.h || t.shape[2] != p_.d || t.shape[3] != p_.dv)
       throw Error(name, "shape " + shape_text(t),
                   std::string("[") + (pool ? "slots" : "b") + ", h, d, dv] = [" + std::to_string(states) + ", " +
                       std::to_string(f_.h) + ", " + std::to_string(p_.d) + ", " + std::to_string(p_.dv) + "]");
-    return {static_cast<float*>(const_cast<void*>(t.data)), t.strides[0], t.strides[1], t.strides[2], t.strides[3]};
+    return {const_cast<void*>(t.data), t.dtype, t.strides[0], t.strides[1], t.strides[2], t.strides[3]};
   }
   void slots() {
     const TensorView& t = args_.state_slots;
@@ -313,6 +315,12 @@ void complete(const Words& words, DeltaRuleProblem& p) {
   if (!words.has("dv")) p.dv = p.d;
 }
 
+// fp16 ends at 65504, which sums over many tokens pass.
+void check_state(std::string_view name, DType dtype) {
+  if (dtype != DType::f32 && dtype != DType::bf16)
+    throw Error(std::string(name), "dtype " + std::string(to_string(dtype)), "f32 or bf16");
+}
+
 TokenRows token_rows(const TensorView& t, bool ragged) {
   if (!t) return {};
   const std::size_t token = ragged ? 0 : 1;
@@ -366,6 +374,8 @@ void check(const DeltaRuleProblem& p) {
     throw Error("cu_seqlens", std::to_string(p.ragged) + " tokens", "between the longest sequence's and b times it");
   if (p.steps < 0 || (p.steps > 0 && (!p.slots || p.t > p.steps)))
     throw Error("steps", std::to_string(p.steps), "0, or with slots as many as tokens or more");
+  check_state("state_dtype", p.state_dtype);
+  if (p.state_dtype != DType::f32 && !p.state) throw Error("state_dtype", "no state", "a state of this type");
   if (p.slots && !p.state) throw Error("slots", "no state", "slots with a state");
   if (p.decay != Decay::none && !has_decay(p.rule)) throw Error("decay", "one", "none with a rule without decay");
   if (p.beta && !has_delta(p.rule)) throw Error("beta", "one", "none with a rule that predicts nothing");

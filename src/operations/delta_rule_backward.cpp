@@ -2,6 +2,7 @@
 #include "rapt/delta_rule_backward.hpp"
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/float_environment.hpp"
@@ -33,10 +34,10 @@ class Validator {
     const MutableTensorView dg = gradient("dg", args_.dg, forward.g);
     if (p_.decay == Decay::constant) f_.grad_constant_g = per_head(dg);
     else f_.grad_g = token_rows(dg, ragged);
-    if (const auto& t = gradient("dinitial_state", args_.dinitial_state, forward.initial_state, true))
-      f_.grad_initial = {static_cast<float*>(t.data), t.strides[0], t.strides[1], t.strides[2], t.strides[3]};
-    f_.grad_a_log = per_head(gradient("da_log", args_.da_log, forward.a_log, true));
-    f_.grad_dt_bias = per_head(gradient("ddt_bias", args_.ddt_bias, forward.dt_bias, true));
+    if (const auto& t = gradient("dinitial_state", args_.dinitial_state, forward.initial_state, check_state))
+      f_.grad_initial = {t.data, t.dtype, t.strides[0], t.strides[1], t.strides[2], t.strides[3]};
+    f_.grad_a_log = per_head(gradient("da_log", args_.da_log, forward.a_log, check_f32));
+    f_.grad_dt_bias = per_head(gradient("ddt_bias", args_.ddt_bias, forward.dt_bias, check_f32));
     check(p_);
     check_overlaps(all_);
     check_apart(workspace, all_);
@@ -45,12 +46,11 @@ class Validator {
 
  private:
   const MutableTensorView& gradient(const std::string& name, const MutableTensorView& t, const TensorView& of,
-                                    bool is_f32 = false) {
+                                    void (*check_type)(std::string_view, DType) = check_float) {
     if (!t) return t;
     if (!of) throw Error(name, "a tensor", "none without " + name.substr(1));
     take(all_, name, t, true);
-    if (is_f32) check_f32(name, t.dtype);
-    else check_float(name, t.dtype);
+    check_type(name, t.dtype);
     if (!same_shape(t, of)) throw Error(name, "shape " + shape_text(t), name.substr(1) + "'s, " + shape_text(of));
     return t;
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "core/fields.hpp"
@@ -14,6 +15,9 @@ namespace rapt {
 // The fields of a problem's text, and what they leave open.
 std::span<const Field<DeltaRuleProblem>> delta_rule_fields();
 void complete(const Words& words, DeltaRuleProblem& problem);
+
+// Of states and their gradients.
+void check_state(std::string_view name, DType dtype);
 
 // Of [b, t, h], [b, t, h, d] or, ragged, [total, h] and [total, h, d].
 TokenRows token_rows(const TensorView& t, bool ragged);

@@ -17,12 +17,13 @@ struct TokenRows {
 
 // States [slots or b, h, d, dv].
 struct StateRows {
-  float* data;  // the initial one is not written; null: not given
+  void* data;  // the initial one is not written; null: not given
+  DType type;  // f32 or bf16
   std::int64_t slot_stride, head_stride, d_stride, dv_stride;
 
   RAPT_HOST_DEVICE explicit operator bool() const { return data != nullptr; }
-  RAPT_HOST_DEVICE float* at(std::int64_t slot, std::int64_t head) const {
-    return data + slot * slot_stride + head * head_stride;
+  RAPT_HOST_DEVICE std::int64_t at(std::int64_t slot, std::int64_t head) const {
+    return slot * slot_stride + head * head_stride;
   }
 };
 

@@ -90,6 +90,28 @@ static void test_pools(void) {
   CHECK(memcmp(before + 3 * H * STATE, f.initial + 3 * H * STATE, H * STATE * sizeof(float)) == 0); /* slot 3 */
 }
 
+static void test_states_of_bf16(void) {
+  static delta_fixture f;
+  static uint16_t states[B * H * STATE];
+  int checked;
+  delta_init(&f);
+  for (int i = 0; i < B * H * STATE; ++i) {
+    uint32_t bits;
+    memcpy(&bits, f.initial + i, 4);
+    states[i] = (uint16_t)(bits >> 16), bits = (uint32_t)states[i] << 16;
+    memcpy(f.initial + i, &bits, 4);
+  }
+  f.args.initial_state.dtype = f.args.final_state.dtype = RAPT_BF16;
+  f.args.initial_state.data = f.args.final_state.data = states; /* in place */
+  CHECK_OK(rapt_delta_rule(&f.args, NULL));
+  for (int i = 0; i < B * H * STATE; ++i) {
+    const uint32_t bits = (uint32_t)states[i] << 16;
+    memcpy(f.final + i, &bits, 4);
+  }
+  f.args.final_state.data = f.final;
+  CHECK(error_of(&f, f.initial, &checked) < 0.02 && checked == B * H * STATE);
+}
+
 /* rapt_delta_rule() refuses what `break_it` makes of good arguments, naming `argument`, and writes nothing. */
 #define CHECK_BAD(break_it, argument)                        \
   do {                                                       \
@@ -129,7 +151,7 @@ static void test_refusals(void) {
   CHECK_BAD((f.args.gate = 0, NONE(a_log)), "dt_bias");
   CHECK_BAD((f.args.has_gate_lower_bound = 1, f.args.gate_lower_bound = 1), "gate_lower_bound");
   CHECK_BAD(f.args.initial_state.shape[2] = DV, "initial_state");
-  CHECK_BAD(f.args.final_state.dtype = RAPT_BF16, "final_state");
+  CHECK_BAD(f.args.final_state.dtype = RAPT_F16, "final_state");
   CHECK_BAD(f.args.final_state.data = f.initial + 1, "final_state");
   CHECK_BAD((make_pool(&f, 0), f.slots[1] = f.slots[0] = 2), "state_slots");
   CHECK_BAD((make_pool(&f, 0), f.slots[0] = POOL), "state_slots");
@@ -184,6 +206,7 @@ static void test_plans_and_sizes(void) {
 void test_delta_rule(void) {
   test_results();
   test_pools();
+  test_states_of_bf16();
   test_refusals();
   test_plans_and_sizes();
 }

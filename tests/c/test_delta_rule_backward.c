@@ -175,7 +175,7 @@ static void test_refusals(void) {
   CHECK_BAD(f.forward.args.gate = 0, "a_log");
   CHECK_BAD(f.args.dout.shape[3] = DV - 1, "dout");
   CHECK_BAD(f.args.dout.dtype = RAPT_I32, "dout");
-  CHECK_BAD(f.args.dfinal_state.dtype = RAPT_BF16, "dfinal_state");
+  CHECK_BAD(f.args.dfinal_state.dtype = RAPT_F16, "dfinal_state");
   CHECK_BAD(f.args.dfinal_state.shape[0] = 1, "dfinal_state");
   CHECK_BAD(f.args.dq.shape[3] = WIDTH - 1, "dq");
   CHECK_BAD(f.args.dk.dtype = 100, "dk.dtype");

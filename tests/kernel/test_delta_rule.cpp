@@ -125,6 +125,12 @@ const char* const kFeatures[] = {
     "dtype=bf16 hq=2 hv=4 t=90 d=24 dv=20 rule=linear state",
     "dtype=f16 out=bf16 b=2 hq=2 t=30 d=24 dv=20 decay=constant beta",
     "out=f16 b=2 hq=2 t=30 d=24 dv=20 rule=gated decay=head",
+    "state_dtype=bf16 b=3 hq=2 t=30 d=24 dv=20 decay=channel beta state",
+    "state_dtype=bf16 b=2 hq=2 t=1 d=24 dv=40 decay=channel beta state",
+    "state_dtype=bf16 b=2 hq=2 t=0 d=24 dv=20 decay=channel beta state",
+    "dtype=bf16 state_dtype=bf16 b=3 hq=2 t=1 d=24 dv=128 decay=head gate beta l2norm state slots",
+    "dtype=bf16 state_dtype=bf16 b=3 hq=2 t=4 d=24 dv=20 decay=channel beta state slots steps=5",
+    "state_dtype=bf16 b=4 hq=2 t=30 d=24 dv=20 ragged=70 decay=constant gate beta state slots",
 };
 
 }  // namespace
@@ -307,7 +313,9 @@ TEST_CASE("delta_rule: decode has the bits of a longer sequence's first token", 
        {"b=3 hq=2 t=1 d=64 dv=80 decay=channel beta state",
         "b=2 hq=4 hk=2 t=1 d=20 dv=33 decay=head gate beta l2norm state",
         "b=2 hq=2 hk=1 t=1 d=130 dv=256 decay=channel beta state", "b=2 hq=2 t=1 d=17 dv=100 rule=gated decay=constant",
-        "dtype=bf16 b=4 hq=2 t=1 d=128 decay=head beta state slots", "b=3 hq=2 t=1 d=36 dv=12 ragged=2 beta state"})
+        "dtype=bf16 b=4 hq=2 t=1 d=128 decay=head beta state slots",
+        "dtype=bf16 state_dtype=bf16 b=4 hq=2 t=1 d=128 decay=head beta state slots",
+        "b=3 hq=2 t=1 d=36 dv=12 ragged=2 beta state"})
     for (const std::string& decode : every_entry(problem_of(words))) {
       if (decode.find("_decode") == std::string::npos) continue;
       std::string prefill = decode;

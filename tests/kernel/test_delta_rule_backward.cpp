@@ -130,6 +130,7 @@ const char* const kFeatures[] = {
     "dtype=bf16 b=2 hq=2 t=30 d=24 dv=20 decay=channel beta state",
     "dtype=f16 b=2 hq=2 t=30 d=24 dv=20 decay=channel gate beta l2norm state",
     "dtype=bf16 out=f32 b=2 hq=2 hv=4 t=30 d=24 dv=20 decay=head gate beta",
+    "dtype=bf16 state_dtype=bf16 b=2 hq=2 t=30 d=24 dv=20 decay=channel beta state",
     "dtype=f16 out=bf16 b=2 hq=2 t=30 d=24 dv=20 decay=constant beta",
     "out=f16 b=2 hq=2 t=30 d=24 dv=20 rule=gated decay=head",
 };

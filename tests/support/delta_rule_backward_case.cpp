@@ -25,11 +25,11 @@ DeltaRuleBackwardCase::DeltaRuleBackwardCase(const DeltaRuleBackwardProblem& giv
     return Tensor(*type, spacing == Spacing::gaps ? layout_of(shape, order, 3, 1) : layout_of(shape, order), placement);
   };
   dout = like(inputs.out, problem.out_dtype), fill_normal(dout, std::mt19937_64(seed * 64 + 20));
-  dfinal_state = like(inputs.final, DType::f32);
+  dfinal_state = like(inputs.final, inputs.final.dtype());
   fill_normal(dfinal_state, std::mt19937_64(seed * 64 + 21));
   dq = like(inputs.q, {}), dk = like(inputs.k, {}), dv = like(inputs.v, {});
   dg = like(inputs.g, {}), dbeta = like(inputs.beta, {});
-  dinitial_state = like(inputs.initial, DType::f32);
+  dinitial_state = like(inputs.initial, inputs.initial.dtype());
   da_log = like(inputs.a_log, DType::f32), ddt_bias = like(inputs.dt_bias, DType::f32);
 }
 

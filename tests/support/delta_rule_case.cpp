@@ -33,6 +33,10 @@ float log_decay(std::mt19937_64& random, Decays decays) {
   return rare ? -600 : uniform(random, -0.02f, 0);
 }
 
+std::uint32_t bits_of(const Tensor& state, int64_t at) {
+  return state.dtype() == DType::f32 ? state.flat<std::uint32_t>(at) : state.flat<std::uint16_t>(at);
+}
+
 void fill(Tensor& tensor, std::mt19937_64 random, float size) {
   std::normal_distribution<float> normal;
   for (int64_t i = 0; i < tensor.size(); ++i) tensor.flat(i) = size * normal(random);
@@ -150,8 +154,10 @@ void DeltaRuleCase::make_states(std::uint64_t seed, Placement placement, Spacing
   in_place = which > 2;
   const Dims shape{states, p.state_heads(), p.d, p.dv}, order = random() % 2 ? Dims{0, 1, 3, 2} : Dims{0, 1, 2, 3};
   const Layout layout = spacing == Spacing::gaps ? layout_of(shape, order, 2, 3) : layout_of(shape, order);
+  // With both states, apart, one may be f32.
+  const std::uint64_t f32 = which == 2 && spacing == Spacing::gaps ? std::mt19937_64(seed * 64 + 34)() % 4 : 0;
   if (which != 0) {
-    initial = Tensor(DType::f32, layout, placement);
+    initial = Tensor(f32 == 1 ? DType::f32 : p.state_dtype, layout, placement);
     std::normal_distribution<float> normal;
     const int64_t elements = states > 0 ? initial.size() / states : 0;
     for (int64_t b = 0; b < p.b; ++b) {
@@ -159,7 +165,7 @@ void DeltaRuleCase::make_states(std::uint64_t seed, Placement placement, Spacing
       for (int64_t i = 0; from >= 0 && i < elements; ++i) initial.flat(from * elements + i) = 0.5f * normal(random);
     }
   }
-  if (which != 1) final = Tensor(DType::f32, layout, placement);
+  if (which != 1) final = Tensor(f32 == 2 ? DType::f32 : p.state_dtype, layout, placement);
 }
 
 int64_t DeltaRuleCase::slot(int64_t sequence, int64_t step) const {
@@ -243,17 +249,16 @@ Verdict DeltaRuleCase::verdict(const DeltaRuleReference& r) const {
         for (int64_t i = 0; i < state; ++i) {
           const auto at = static_cast<std::size_t>((b * n + step) * state + i);
           if (r.state_computed[at])
-            add(final.flat(to * state + i), r.state[at], r.state_sigma[at], r.state_drift[at], DType::f32);
+            add(final.flat(to * state + i), r.state[at], r.state_sigma[at], r.state_drift[at], final.dtype());
         }
       }
     Tensor fresh;  // what slots that are nobody's hold
-    if (!in_place) fresh = Tensor(DType::f32, final.layout());
+    if (!in_place) fresh = Tensor(final.dtype(), final.layout());
     const Tensor& before = in_place ? initial : fresh;
     for (std::size_t slot = 0; slot < written.size(); ++slot)
       for (int64_t i = 0; !written[slot] && i < state; ++i) {
         const int64_t at = static_cast<int64_t>(slot) * state + i;
-        if (final.flat<std::uint32_t>(at) != before.flat<std::uint32_t>(at))
-          tally.violate("a slot that is nobody's was written");
+        if (bits_of(final, at) != bits_of(before, at)) tally.violate("a slot that is nobody's was written");
       }
   }
   if (!out.gaps_intact() || (final && !final.gaps_intact()))

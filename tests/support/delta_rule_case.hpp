@@ -23,7 +23,8 @@ inline constexpr Decays kAllDecays[] = {Decays::weak, Decays::some, Decays::stro
 /// (0, 2). What a problem does not say depends on the seed: its decays, whether beta is a sigmoid and doubled, whether
 /// the gate has a bound, a_log and dt_bias, the scale, the order of dimensions in memory, the types of g and beta, and
 /// of q, k and v if one is not f32; whether there is an initial state, a final one or both, in place or not, how a
-/// state lies, whether accepted is given, and one negative slot.
+/// state lies, whether one of two states is f32 where the problem's are not, whether accepted is given, and one
+/// negative slot.
 ///
 /// Pools have three slots more than sequences need, and slots are in random order. Nothing that may not be read holds a
 /// number: gaps, outputs, and slots that no sequence starts from.

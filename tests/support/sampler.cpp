@@ -217,6 +217,7 @@ DeltaRuleProblem sample_delta_rule(Random& random) {
   while (p.b * h * p.t * p.d * p.dv > std::int64_t{1} << 20 && p.t > 1) p.t = (p.t + 1) / 2;
   p.state = !one_in(random, 3);
   p.slots = p.state && one_in(random, 2);
+  if (p.state && one_in(random, 3)) p.state_dtype = DType::bf16;
   if (p.slots && p.t < 8 && one_in(random, 2)) p.steps = p.t + between(random, 0, 2);
   if (one_in(random, 3)) p.ragged = total(random, p.b, p.t);
   if (one_in(random, 2)) {

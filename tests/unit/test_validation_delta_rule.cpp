@@ -119,17 +119,19 @@ TEST_CASE("validation of delta_rule: null, misaligned, of another type and on an
     spoils([&](A& a) { m.data(a) = static_cast<const std::byte*>(m.data(a)) + 1; });
     spoils([&](A& a) { m.device(a).type = DeviceType::cuda; });
     const bool is_integer = is_one_of(m.name, {"cu_seqlens", "state_slots", "accepted"});
-    const bool is_f32 = is_one_of(m.name, {"initial_state", "final_state", "a_log", "dt_bias"});
+    const bool is_state = is_one_of(m.name, {"initial_state", "final_state"}),
+               is_f32 = is_one_of(m.name, {"a_log", "dt_bias"});
     for (const DType dtype : {DType::boolean, DType::i8, DType::f8e4m3, DType::i4x2})
       spoils([&](A& a) { m.dtype(a) = dtype; });
     for (const DType dtype : {DType::bf16, DType::f16, DType::f32})
-      if (is_integer || (is_f32 && dtype != DType::f32)) spoils([&](A& a) { m.dtype(a) = dtype; });
+      if (is_integer || (is_f32 && dtype != DType::f32) || (is_state && dtype == DType::f16))
+        spoils([&](A& a) { m.dtype(a) = dtype; });
     if (!is_integer) spoils([&](A& a) { m.dtype(a) = DType::i32; });
   }
   // The state that is updated in place, too.
   const auto in_place = [](A& a) { a.initial_state = a.final_state; };
   accepts(in_place);
-  refuses("initial_state", [&](A& a) { in_place(a), a.initial_state.dtype = DType::bf16; });
+  refuses("final_state", [&](A& a) { in_place(a), a.initial_state.dtype = DType::bf16; });
   refuses("initial_state", [&](A& a) { in_place(a), a.initial_state.device.type = DeviceType::cuda; });
 }
 
@@ -350,6 +352,9 @@ TEST_CASE("validation of delta_rule: problems that no arguments could give", "[u
   CHECK(refused("t=4 d=8 state steps=4") == "steps");
   CHECK(refused("t=4 d=8 state slots steps=3") == "steps");
   CHECK(refused("t=4 d=8 state slots steps=-1") == "steps");
+  CHECK(refused("t=4 d=8 state state_dtype=bf16") == "");
+  CHECK(refused("t=4 d=8 state state_dtype=f16") == "state_dtype");
+  CHECK(refused("t=4 d=8 state_dtype=bf16") == "state_dtype");
   CHECK(refused("t=4 d=8 decay=head rule=delta") == "decay");
   CHECK(refused("t=4 d=8 beta rule=gated") == "beta");
   CHECK(refused("t=4 d=8 gate") == "gate");
@@ -366,28 +371,11 @@ TEST_CASE("problem of delta_rule: its text reads back", "[unit]") {
   }
   const DeltaRuleProblem plain = problem_of("t=4 d=8");
   std::vector<DeltaRuleProblem> seen = {plain};
-  for (const char* words : {"dtype=bf16",
-                            "out=bf16",
-                            "dtype=f16 out=f32",
-                            "rule=linear",
-                            "rule=gated",
-                            "rule=delta",
-                            "decay=constant",
-                            "decay=head",
-                            "decay=channel",
-                            "b=2",
-                            "hq=3",
-                            "hk=3",
-                            "hv=3",
-                            "dv=9",
-                            "ragged=0",
-                            "ragged=9",
-                            "beta",
-                            "gate",
-                            "l2norm",
-                            "state",
-                            "slots",
-                            "steps=4"}) {
+  for (const char* words :
+       {"dtype=bf16",     "out=bf16",   "dtype=f16 out=f32", "rule=linear", "rule=gated", "rule=delta",
+        "decay=constant", "decay=head", "decay=channel",     "b=2",         "hq=3",       "hk=3",
+        "hv=3",           "dv=9",       "ragged=0",          "ragged=9",    "beta",       "gate",
+        "l2norm",         "state",      "state_dtype=bf16",  "slots",       "steps=4"}) {
     const DeltaRuleProblem p = problem_of(std::string("t=4 d=8 ") + words);
     INFO(p.to_string());
     CHECK((DeltaRuleProblem::parse(p.to_string()) == p));

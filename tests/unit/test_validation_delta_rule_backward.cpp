@@ -145,12 +145,13 @@ TEST_CASE("validation of delta_rule_backward: null, misaligned, of another type 
     spoils([&](A& a) { m.data(a) = static_cast<const std::byte*>(m.data(a)) + 1; });
     spoils([&](A& a) { m.device(a).type = DeviceType::cuda; });
     const bool is_integer = is_one_of(m.name, {"cu_seqlens"});
-    const bool is_f32 = is_one_of(
-        m.name, {"initial_state", "dfinal_state", "dinitial_state", "a_log", "dt_bias", "da_log", "ddt_bias"});
+    const bool is_state = is_one_of(m.name, {"initial_state", "dfinal_state", "dinitial_state"}),
+               is_f32 = is_one_of(m.name, {"a_log", "dt_bias", "da_log", "ddt_bias"});
     for (const DType dtype : {DType::boolean, DType::i8, DType::f8e4m3, DType::i4x2})
       spoils([&](A& a) { m.dtype(a) = dtype; });
     for (const DType dtype : {DType::bf16, DType::f16, DType::f32})
-      if (is_integer || (is_f32 && dtype != DType::f32)) spoils([&](A& a) { m.dtype(a) = dtype; });
+      if (is_integer || (is_f32 && dtype != DType::f32) || (is_state && dtype == DType::f16))
+        spoils([&](A& a) { m.dtype(a) = dtype; });
     if (!is_integer) spoils([&](A& a) { m.dtype(a) = DType::i32; });
   }
 }

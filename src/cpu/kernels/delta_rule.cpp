@@ -21,9 +21,8 @@
 namespace rapt::cpu::RAPT_ISA {
 namespace {
 
-constexpr std::int64_t kBlock = 64;  // tokens that are prepared at a time: their rows stay in L2
-// Floats of a state that are fetched ahead of those being read, on into the next head's.
-constexpr std::int64_t kAhead = 6144;
+constexpr std::int64_t kBlock = 64;     // tokens that are prepared at a time: their rows stay in L2
+constexpr std::int64_t kAhead = 24576;  // bytes of a state that are fetched ahead, on into the next head's
 constexpr int kVecsOfPanel = kRegisters == 32 ? 4 : 2;
 
 // One or two tokens.
@@ -264,7 +263,7 @@ class Item {
         tokens_(p, item.b, item.h) {}
 
   void run() {
-    load_z(initial_slot(p_, item_.b));
+    with_state_type(p_.initial.type, [&](auto element) { load_z<decltype(element)>(initial_slot(p_, item_.b)); });
     const std::int64_t count = tokens_.count(), step = p_.steps > 0 ? 1 : kBlock;
     for (std::int64_t t = 0; t < count; t += step) {
       const std::int64_t n = min(step, count - t), groups = prepare(p_, item_, tokens_, w_, t, n);
@@ -308,17 +307,19 @@ class Item {
     return s.dv_stride == 1 && item_.end - item_.begin - column >= n;
   }
 
+  template <class T>
   void load_z(std::int64_t slot) const {
     for (std::int64_t c = 0; c < w_.d; c += kLanes) store(w_.e + c, vec(1.f));
     const StateRows s = p_.initial;
-    const float* const from = s && slot >= 0 ? s.at(slot, item_.h) + item_.begin * s.dv_stride : nullptr;
+    constexpr std::int64_t kAheadOfIt = kAhead / static_cast<std::int64_t>(sizeof(T));
+    const T* const from = s && slot >= 0 ? state_at<T>(s, slot, item_.h) + item_.begin * s.dv_stride : nullptr;
     const auto load_row = [&](auto vectors, std::int64_t i, std::int64_t column, float* z)
         __attribute__((always_inline)) {
       constexpr std::int64_t kColumns = decltype(vectors)::value * kLanes;
-      const float* const at = from ? from + i * s.d_stride + column * s.dv_stride : nullptr;
+      const T* const at = from ? from + i * s.d_stride + column * s.dv_stride : nullptr;
       if (from && is_row(s, column, kColumns)) {
         for (std::int64_t c = 0; c < kColumns; c += kLanes) {
-          __builtin_prefetch(at + kAhead + c);
+          __builtin_prefetch(at + kAheadOfIt + c);
           store(z + c, load_any(at + c));
         }
         return;
@@ -331,8 +332,8 @@ class Item {
       const std::int64_t rows = min(kLanes, p_.d - i), columns = columns_at(c);
       vec x[kLanes];
       for (std::int64_t j = 0; j < kLanes; ++j) {
-        const float* const at = from + i + min(c + j, c + columns - 1) * s.dv_stride;
-        __builtin_prefetch(at + kAhead);
+        const T* const at = from + i + min(c + j, c + columns - 1) * s.dv_stride;
+        __builtin_prefetch(at + kAheadOfIt);
         x[j] = load_strided(at, 1, rows);
       }
       transpose(x);
@@ -340,13 +341,17 @@ class Item {
     });
   }
   void save(std::int64_t slot) const {
+    if (!p_.final || slot < 0) return;
+    with_state_type(p_.final.type, [&](auto element) { save_as<decltype(element)>(slot); });
+  }
+  template <class T>
+  void save_as(std::int64_t slot) const {
     const StateRows s = p_.final;
-    if (!s || slot < 0) return;
-    float* const to = s.at(slot, item_.h) + item_.begin * s.dv_stride;
+    T* const to = state_at<T>(s, slot, item_.h) + item_.begin * s.dv_stride;
     const auto save_row = [&](auto vectors, std::int64_t i, std::int64_t column, const float* z)
         __attribute__((always_inline)) {
       constexpr std::int64_t kColumns = decltype(vectors)::value * kLanes;
-      float* const at = to + i * s.d_stride + column * s.dv_stride;
+      T* const at = to + i * s.d_stride + column * s.dv_stride;
       const vec e(w_.e[i]);
       if (is_row(s, column, kColumns)) {
         for (std::int64_t c = 0; c < kColumns; c += kLanes) store_any(at + c, load(z + c) * e);

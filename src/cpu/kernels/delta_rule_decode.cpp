@@ -13,8 +13,8 @@
 namespace rapt::cpu::RAPT_ISA {
 namespace {
 
-constexpr int kStrip = kRegisters == 32 ? 8 : 4;  // vectors of columns at a time, where values lie innermost
-constexpr std::int64_t kAhead = 4096;             // floats that are fetched ahead, on into the next head's state
+constexpr int kColumnVecs = 2;  // vectors of columns at a time, where keys do
+constexpr std::int64_t kColumns = kColumnVecs * kLanes;
 
 struct Scratch {
   float *decay, *k, *row;   // [d]: of the token
@@ -24,7 +24,7 @@ struct Scratch {
   std::int64_t d, columns;  // padded
 
   Scratch(Carver& carver, const DeltaRuleShape& shape)
-      : d(round_up(shape.d, kLanes)), columns(round_up(shape.columns, kStrip * kLanes)) {
+      : d(round_up(shape.d, kLanes)), columns(round_up(shape.columns, kColumns)) {
     for (float** one : {&decay, &k, &row}) *one = carver.take<float>(d);
     q = carver.take<float>(shape.reads * d);
     qk = carver.take<float>(shape.reads);
@@ -33,6 +33,8 @@ struct Scratch {
   }
 };
 
+// Of states of the types that the initial and the final one have.
+template <class From, class To>
 class Item {
  public:
   Item(const DeltaRuleParams& p, const DeltaRuleItem& item, std::byte* scratch)
@@ -43,24 +45,28 @@ class Item {
         w_(carver_, {p.d, n_, p.reads}),
         tokens_(p, item.b, item.h) {
     const std::int64_t from = initial_slot(p, item.b), to = slot_of(p, item.b, 0);
-    if (p.initial && from >= 0) from_ = p.initial.at(from, item.h) + item.begin * p.initial.dv_stride;
-    if (p.final && to >= 0) to_ = p.final.at(to, item.h) + item.begin * p.final.dv_stride;
+    if (p.initial && from >= 0) from_ = state_at<From>(p.initial, from, item.h) + item.begin * p.initial.dv_stride;
+    if (p.final && to >= 0) to_ = state_at<To>(p.final, to, item.h) + item.begin * p.final.dv_stride;
+    next_ = next();
   }
 
   void run() {
     if (tokens_.count() == 0) return copy();
     prepare();
-    for (std::int64_t c = 0; c < w_.columns; c += kLanes) store(w_.u + c, vec(0.f));
-    for (std::int64_t c = 0; c < p_.reads * w_.columns; c += kLanes) store(w_.out + c, vec(0.f));
-    if (from_ && p_.initial.d_stride == 1 && p_.initial.dv_stride != 1) {
-      for (std::int64_t c = 0; c < n_; c += kLanes) {
-        read_columns(c), join(c, kLanes);
-        if (to_) write_columns(c);
+    const StateRows &from = p_.initial, &to = p_.final;
+    if (from_ && from.d_stride == 1 && from.dv_stride != 1) {
+      const bool reads_whole = p_.d % kLanes == 0, writes_whole = reads_whole && to.d_stride == 1;
+      for (std::int64_t c = 0; c < n_; c += kColumns) {
+        reads_whole ? read_columns<true>(c) : read_columns<false>(c);
+        join(c, min(kColumns, n_ - c));
+        if (to_) writes_whole ? write_columns<true>(c) : write_columns<false>(c);
       }
     } else {
-      for (std::int64_t c = 0; from_ && c < n_; c += kStrip * kLanes) read_strip(c);
+      const bool reads_whole = n_ % kLanes == 0 && (!from_ || from.dv_stride == 1),
+                 writes_whole = reads_whole && to.dv_stride == 1;
+      reads_whole ? read_rows<true>() : read_rows<false>();
       join(0, n_);
-      if (to_) write_rows();
+      if (to_) writes_whole ? write_rows<true>() : write_rows<false>();
     }
     for (std::int64_t r = 0; r < p_.reads; ++r)
       tokens_.write_out(0, r, item_.begin, item_.end, w_.out + r * w_.columns);
@@ -69,10 +75,13 @@ class Item {
  private:
   // The state of a sequence without a token.
   void copy() const {
-    for (std::int64_t i = 0; to_ && to_ != from_ && i < p_.d; ++i)
-      for (std::int64_t c = 0; c < n_; ++c)
-        to_[i * p_.final.d_stride + c * p_.final.dv_stride] =
-            from_ ? from_[i * p_.initial.d_stride + c * p_.initial.dv_stride] : 0;
+    const StateRows& s = p_.final;
+    const bool in_place = static_cast<const void*>(from_) == to_;
+    for (std::int64_t i = 0; to_ && !in_place && i < p_.d; ++i)
+      for (std::int64_t c = 0; c < n_; c += kLanes) {
+        const vec row = from_ ? state<false>(this->row(i), c) : vec(0.f);
+        store_strided(to_ + i * s.d_stride + c * s.dv_stride, s.dv_stride, min(kLanes, n_ - c), row);
+      }
   }
 
   void prepare() {
@@ -108,89 +117,128 @@ class Item {
     }
   }
 
-  // Row i of the state, from column c on, filled up with zeros.
-  [[gnu::always_inline]] vec state(std::int64_t i, std::int64_t c, bool whole) const {
-    const StateRows& s = p_.initial;
-    const float* const at = from_ + i * s.d_stride + c * s.dv_stride;
-    if (whole) {
-      __builtin_prefetch(at + kAhead);
-      return load_any(at);
-    }
-    return c < n_ ? load_strided(at, s.dv_stride, min(kLanes, n_ - c)) : vec(0.f);
+  // The initial state of the item that comes after this one, if it lies in memory; else null.
+  const From* next() const {
+    if (item_.end < p_.dv) return from_ ? from_ + n_ * p_.initial.dv_stride : nullptr;
+    const bool is_last = item_.h + 1 == p_.h;
+    const std::int64_t b = item_.b + (is_last ? 1 : 0), slot = p_.initial && b < p_.b ? initial_slot(p_, b) : -1;
+    return slot < 0 ? nullptr : state_at<From>(p_.initial, slot, is_last ? 0 : item_.h + 1);
   }
-  void read_strip(std::int64_t begin) {
-    const bool whole = p_.initial.dv_stride == 1 && begin + kStrip * kLanes <= n_;
+
+  // Columns [c, c + kLanes) of a row of the state, filled up with zeros.
+  template <bool kWhole>
+  [[gnu::always_inline]] vec state(const From* row, std::int64_t c) const {
+    if (kWhole) return load_any(row + c);
+    return load_strided(row + c * p_.initial.dv_stride, p_.initial.dv_stride, min(kLanes, n_ - c));
+  }
+  const From* row(std::int64_t i) const { return from_ + i * p_.initial.d_stride; }
+
+  template <bool kWhole>
+  [[gnu::noinline]] void read_rows() const {
+    const std::int64_t n = n_;
     for (std::int64_t r = 0; r < p_.reads; ++r) {
-      const float* const q = w_.q + r * w_.d;
-      vec x[kStrip], y[kStrip];
-      for (int j = 0; j < kStrip; ++j) x[j] = y[j] = vec(0.f);
-      const auto read = [&](bool in_place) __attribute__((always_inline)) {
-        for (std::int64_t i = 0; i < p_.d; ++i) {
-          const vec decay(w_.decay[i]), key(w_.k[i]), query(q[i]);
-#pragma GCC unroll 8
-          for (int j = 0; j < kStrip; ++j) {
-            const vec row = state(i, begin + j * kLanes, in_place) * decay;
-            x[j] = fma(key, row, x[j]), y[j] = fma(query, row, y[j]);
-          }
+      float *const x = w_.u, *const y = w_.out + r * w_.columns;
+      for (std::int64_t c = 0; c < w_.columns; c += kLanes) store(x + c, vec(0.f)), store(y + c, vec(0.f));
+      for (std::int64_t i = 0; from_ && i < p_.d; ++i) {
+        const From* const from = row(i);
+        const vec decay(w_.decay[i]), key(w_.k[i]), query(w_.q[r * w_.d + i]);
+#pragma GCC unroll 4
+        for (std::int64_t c = 0; c < n; c += kLanes) {
+          const vec decayed = state<kWhole>(from, c) * decay;
+          store(x + c, fma(key, decayed, load(x + c))), store(y + c, fma(query, decayed, load(y + c)));
         }
-      };
-      whole ? read(true) : read(false);
-      for (int j = 0; j < kStrip; ++j) {
-        store(w_.u + begin + j * kLanes, x[j]);
-        store(w_.out + r * w_.columns + begin + j * kLanes, y[j]);
       }
     }
   }
-  void write_rows() const {
+  template <bool kWhole>
+  [[gnu::noinline]] void write_rows() const {
     const StateRows& s = p_.final;
-    const bool whole = s.dv_stride == 1 && n_ % kLanes == 0 && (!from_ || p_.initial.dv_stride == 1);
+    const std::int64_t n = n_;
+    const float* const u = w_.u;
     for (std::int64_t i = 0; i < p_.d; ++i) {
+      if (kWhole) fetch_while_writing_row(i);
+      const From* const from = row(i);
+      To* const to = to_ + i * s.d_stride;
       const vec decay(w_.decay[i]), key(w_.k[i]);
-      float* const at = to_ + i * s.d_stride;
-      for (std::int64_t c = 0; c < n_; c += kLanes) {
-        const vec row = from_ ? state(i, c, whole) * decay : vec(0.f);
-        const vec written = fma(key, load(w_.u + c), row);
-        if (whole) store_any(at + c, written);
-        else store_strided(at + c * s.dv_stride, s.dv_stride, min(kLanes, n_ - c), written);
+#pragma GCC unroll 4
+      for (std::int64_t c = 0; c < n; c += kLanes) {
+        const vec written = fma(key, load(u + c), from_ ? state<kWhole>(from, c) * decay : vec(0.f));
+        if (kWhole) store_any(to + c, written);
+        else store_strided(to + c * s.dv_stride, s.dv_stride, min(kLanes, n - c), written);
       }
     }
+  }
+  // While row i is written, that part of the next state's first quarter: what memory can bring meanwhile. The rest
+  // comes as it is read, for rows follow each other.
+  [[gnu::always_inline]] void fetch_while_writing_row(std::int64_t i) const {
+    if (next_) fetch(next_ + i / 4 * p_.initial.d_stride + i % 4 * (n_ / 4), n_ / 4);
+  }
+  // Inline, for GCC drops calls that do nothing but prefetch.
+  [[gnu::always_inline]] static void fetch(const From* from, std::int64_t n) {
+    const auto* const bytes = reinterpret_cast<const std::byte*>(from);
+    for (std::int64_t i = 0; i < n * static_cast<std::int64_t>(sizeof(From)); i += 64) __builtin_prefetch(bytes + i);
   }
 
   // Elements [i, i + kLanes) of a column of the state, which lie together.
-  [[gnu::always_inline]] vec part(const float* column, std::int64_t i) const {
-    return i + kLanes <= p_.d ? load_any(column + i) : load_strided(column + i, 1, p_.d - i);
+  template <bool kWhole>
+  [[gnu::always_inline]] vec part(const From* column, std::int64_t i) const {
+    return kWhole ? load_any(column + i) : load_strided(column + i, 1, min(kLanes, p_.d - i));
   }
-  const float* column(std::int64_t c) const {
-    return from_ + min(c, n_ - 1) * p_.initial.dv_stride;
+  // The columns from `begin` on; past the last one that one again.
+  struct Columns {
+    const From* at[kColumns];
+  };
+  Columns columns(std::int64_t begin) const {
+    Columns columns;
+    for (std::int64_t c = 0; c < kColumns; ++c) columns.at[c] = from_ + min(begin + c, n_ - 1) * p_.initial.dv_stride;
+    return columns;
   }
-  void read_columns(std::int64_t begin) {
+  // While column c is written, that of the block after it, in the next state if need be: reading several columns at a
+  // time is no stream that the hardware would see.
+  [[gnu::always_inline]] void fetch_while_writing_column(std::int64_t c) const {
+    c += kColumns;
+    const From* const state = c < n_ ? from_ : next_;
+    if (state) fetch(state + (c < n_ ? c : c - n_) * p_.initial.dv_stride, p_.d);
+  }
+  template <bool kWhole>
+  [[gnu::noinline]] void read_columns(std::int64_t begin) const {
+    const Columns columns = this->columns(begin);
     for (std::int64_t r = 0; r < p_.reads; ++r) {
       const float* const q = w_.q + r * w_.d;
-      vec x(0.f), y(0.f);
+      vec x[kColumnVecs], y[kColumnVecs];
+      for (int v = 0; v < kColumnVecs; ++v) x[v] = y[v] = vec(0.f);
       for (std::int64_t i = 0; i < p_.d; i += kLanes) {
-        vec rows[kLanes];
-        for (int j = 0; j < kLanes; ++j) {
-          const float* const at = column(begin + j);
-          if (r == 0) __builtin_prefetch(at + i + kAhead);
-          rows[j] = part(at, i) * load(w_.decay + i);
-        }
-        transpose(rows);
-        for (int j = 0; j < kLanes; ++j) {  // k and q are 0 past d
-          x = fma(vec(w_.k[i + j]), rows[j], x), y = fma(vec(q[i + j]), rows[j], y);
+        const vec decay = load(w_.decay + i);
+#pragma GCC unroll 2
+        for (int v = 0; v < kColumnVecs; ++v) {
+          vec rows[kLanes];
+#pragma GCC unroll 16
+          for (int j = 0; j < kLanes; ++j) rows[j] = part<kWhole>(columns.at[v * kLanes + j], i) * decay;
+          transpose(rows);
+#pragma GCC unroll 16
+          for (int j = 0; j < kLanes; ++j) {  // k and q are 0 past d
+            x[v] = fma(vec(w_.k[i + j]), rows[j], x[v]), y[v] = fma(vec(q[i + j]), rows[j], y[v]);
+          }
         }
       }
-      store(w_.u + begin, x), store(w_.out + r * w_.columns + begin, y);
+      for (int v = 0; v < kColumnVecs; ++v)
+        store(w_.u + begin + v * kLanes, x[v]), store(w_.out + r * w_.columns + begin + v * kLanes, y[v]);
     }
   }
-  void write_columns(std::int64_t begin) const {
+  template <bool kWhole>
+  [[gnu::noinline]] void write_columns(std::int64_t begin) const {
     const StateRows& s = p_.final;
-    for (std::int64_t i = 0; i < p_.d; i += kLanes) {
-      const vec decay = load(w_.decay + i), key = load(w_.k + i);
-      for (std::int64_t c = begin; c < min(begin + kLanes, n_); ++c) {
-        const vec written = fma(key, vec(w_.u[c]), part(column(c), i) * decay);
-        float* const at = to_ + i * s.d_stride + c * s.dv_stride;
-        if (s.d_stride == 1 && i + kLanes <= p_.d) store_any(at, written);
-        else store_strided(at, s.d_stride, min(kLanes, p_.d - i), written);
+    const std::int64_t d = p_.d;
+    for (std::int64_t c = begin; c < min(begin + kColumns, n_); ++c) {
+      if (kWhole) fetch_while_writing_column(c);
+      const From* const from = from_ + c * p_.initial.dv_stride;
+      To* const to = to_ + c * s.dv_stride;
+      const vec u(w_.u[c]);
+#pragma GCC unroll 4
+      for (std::int64_t i = 0; i < d; i += kLanes) {
+        const vec written = fma(load(w_.k + i), u, part<kWhole>(from, i) * load(w_.decay + i));
+        if (kWhole) store_any(to + i, written);
+        else store_strided(to + i * s.d_stride, s.d_stride, min(kLanes, d - i), written);
       }
     }
   }
@@ -201,15 +249,18 @@ class Item {
   Carver carver_;
   const Scratch w_;
   const DeltaTokens tokens_;
-  const float* from_ = nullptr;  // states from the item's first column on; null: 0, or not wanted
-  float* to_ = nullptr;
+  const From* from_ = nullptr;  // states from the item's first column on; null: 0, or not wanted
+  const From* next_ = nullptr;
+  To* to_ = nullptr;
   const float* v_ = nullptr;
   float beta_ = 1;
 };
 
 void run(const DeltaRuleParams& p, const DeltaRuleItem& item, std::byte* scratch) noexcept {
   const FlushDenormals flush;
-  Item(p, item, scratch).run();
+  with_state_type(p.initial.type, [&](auto from) {
+    with_state_type(p.final.type, [&](auto to) { Item<decltype(from), decltype(to)>(p, item, scratch).run(); });
+  });
 }
 
 std::size_t scratch_bytes(const DeltaRuleShape& shape) noexcept {
@@ -226,7 +277,7 @@ const DeltaRuleKernel kDeltaRuleDecode = {.facts = {.operation = Operation::delt
                                                     .dtypes = kFloatTypes,
                                                     .max_head_size = 256,
                                                     .max_value_head_size = 256},
-                                          .columns = kStrip * kLanes,
+                                          .columns = 32,
                                           .max_tokens = 1,
                                           .scratch_bytes = scratch_bytes,
                                           .run = run};

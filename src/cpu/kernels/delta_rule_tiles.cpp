@@ -166,7 +166,7 @@ class Item {
   }
 
  private:
-  StateRows scratch_state() const { return {w_.state - item_.begin, 0, 0, w_.columns, 1}; }
+  StateRows scratch_state() const { return {w_.state - item_.begin, DType::f32, 0, 0, w_.columns, 1}; }
 
   // Z after the tokens that the vector kernel takes.
   void begin() {
@@ -174,7 +174,11 @@ class Item {
     p.t = kVectorTokens, p.final = scratch_state();
     const std::int64_t slot = initial_slot(p_, item_.b);
     if (slot < 0) p.initial = {};
-    if (p.initial) p.initial.data += slot * p.initial.slot_stride, p.initial.slot_stride = 0;
+    if (p.initial) {
+      with_state_type(p.initial.type,
+                      [&](auto element) { p.initial.data = state_at<decltype(element)>(p.initial, slot, 0); });
+      p.initial.slot_stride = 0;
+    }
     p.slots = p.accepted = {};
     vector_kernel().run(p, item_, w_.vectors);
     const std::int64_t n = item_.end - item_.begin;

@@ -240,12 +240,28 @@ class DeltaTokens {
   float rate_ = 1;
 };
 
-// A row of a state, or a column of one that lies with its values outermost, from column `begin` on.
-inline vec load_state(const StateRows& s, const float* state, std::int64_t row, std::int64_t begin, std::int64_t n) {
-  return load_strided(state + row * s.d_stride + begin * s.dv_stride, s.dv_stride, n);
+// f(T()) for the types that states can have.
+template <class F>
+auto with_state_type(DType type, F f) {
+  return type == DType::bf16 ? f(bf16()) : f(float());
 }
-inline void store_state(const StateRows& s, float* state, std::int64_t row, std::int64_t begin, std::int64_t n, vec x) {
-  store_strided(state + row * s.d_stride + begin * s.dv_stride, s.dv_stride, n, x);
+template <class T>
+T* state_at(const StateRows& s, std::int64_t slot, std::int64_t head) {
+  return static_cast<T*>(s.data) + s.at(slot, head);
+}
+// A row of a state, or a column of one that lies with its values outermost, from column `begin` on. `state` is s.at().
+inline vec load_state(const StateRows& s, std::int64_t state, std::int64_t row, std::int64_t begin, std::int64_t n) {
+  return with_state_type(s.type, [&](auto element) {
+    const auto* const from = static_cast<const decltype(element)*>(s.data) + state;
+    return load_strided(from + row * s.d_stride + begin * s.dv_stride, s.dv_stride, n);
+  });
+}
+inline void store_state(const StateRows& s, std::int64_t state, std::int64_t row, std::int64_t begin, std::int64_t n,
+                        vec x) {
+  with_state_type(s.type, [&](auto element) {
+    auto* const to = static_cast<decltype(element)*>(s.data) + state;
+    store_strided(to + row * s.d_stride + begin * s.dv_stride, s.dv_stride, n, x);
+  });
 }
 
 }  // namespace rapt::cpu::RAPT_ISA
