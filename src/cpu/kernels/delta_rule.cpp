@@ -78,6 +78,7 @@ std::int64_t prepare(const DeltaRuleParams& p, const DeltaRuleItem& item, const 
   std::int64_t groups = 0;
   for (std::int64_t t = 0; t < n; ++t) {
     float *const kd = w.kd + t * w.d, *const ku = w.ku + t * w.d, *const decay = w.decay + t * w.d;
+    tokens.prefetch_ahead_of(begin + t);
     w.v_row[t] = tokens.v(begin + t, item.begin, item.end, w.v + t * w.columns);
     tokens.decay(begin + t, decay);
     float* const opening = w.opening + t * w.d;

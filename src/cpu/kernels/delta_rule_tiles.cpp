@@ -209,6 +209,7 @@ class Item {
     std::int64_t n = 0;
     for (; n < kBlock && first + n < tokens_.count(); ++n) {
       float *const decay = n == 0 ? w_.first_decay : w_.decay, *const opening = n == 0 ? w_.first_opening : w_.opening;
+      tokens_.prefetch_ahead_of(first + n);
       tokens_.decay(first + n, decay);
       const bool opens = next_e(w_.e, decay, d, first + n == kVectorTokens, w_.next_e, opening);
       if (n == 0) opens_ = opens;

@@ -94,8 +94,9 @@ class DeltaTokens {
   const float* out(std::int64_t token, std::int64_t r, float* scratch) const {
     return row(p_.out, token, h_ * p_.reads + r, 0, p_.dv, scratch);
   }
-  // Fetches the rows of a token into L2: they lie far apart, which the hardware's prefetchers do not follow.
-  void prefetch_inputs(std::int64_t token, bool v, bool others) const {
+  // Fetches the rows of a token into L2: they lie far apart, which the hardware's prefetchers do not follow. Inline,
+  // for GCC drops calls that do nothing but prefetch.
+  [[gnu::always_inline]] void prefetch_inputs(std::int64_t token, bool v, bool others) const {
     prefetch(p_.k, token, h_ / p_.k_group, p_.d);
     if (p_.decay == Decay::channel) prefetch(p_.g, token, h_, p_.d);
     if (v) prefetch(p_.v, token, h_ / p_.v_group, p_.dv);
@@ -105,8 +106,14 @@ class DeltaTokens {
       prefetch(p_.out, token, h_ * p_.reads + r, p_.dv);
     }
   }
+  // Those of a token that comes a while after this one.
+  [[gnu::always_inline]] void prefetch_ahead_of(std::int64_t token) const {
+    constexpr std::int64_t kAhead = 8;
+    if (token + kAhead < count()) prefetch_inputs(token + kAhead, true, true);
+  }
   template <int kWrites = 0>
-  void prefetch(const TokenRows& rows, std::int64_t token, std::int64_t head, std::int64_t n) const {
+  [[gnu::always_inline]] void prefetch(const TokenRows& rows, std::int64_t token, std::int64_t head,
+                                       std::int64_t n) const {
     if (!rows || rows.stride.d != 1) return;
     const std::int64_t size = rows.type == DType::f32 ? 4 : 2;
     const auto* const from = static_cast<const std::byte*>(rows.data) + at(rows, token, head) * size;
