@@ -1,7 +1,9 @@
 // Calls that are refused: the argument is named and no output is touched.
 #pragma once
 
+#include <algorithm>
 #include <functional>
+#include <initializer_list>
 #include <limits>
 #include <string>
 
@@ -11,6 +13,19 @@
 namespace rapt::testing {
 
 inline constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max();
+
+/// Sizes and strides that no tensor may have, whatever it is given as.
+inline constexpr void (*kBadLayouts[])(Layout&) = {[](Layout& l) { l.shape[0] = -1; },
+                                                   [](Layout& l) { l.shape[0] = kHuge; },
+                                                   [](Layout& l) { l.strides[0] = -1; },
+                                                   [](Layout& l) { l.strides[0] = kHuge; },
+                                                   [](Layout& l) { l.strides[0] = kHuge / 4; },
+                                                   [](Layout& l) { l.ndim = 5; },
+                                                   [](Layout& l) { l.ndim = -1; }};
+
+inline bool is_one_of(const std::string& name, std::initializer_list<const char*> names) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
 
 /// Spoils the arguments of a valid case and expects the refusal to name `argument`, from every door into the library.
 inline void refuses(const std::string& argument, const std::function<void(AttentionArgs&, Case&)>& spoil,
