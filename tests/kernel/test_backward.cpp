@@ -76,8 +76,8 @@ constexpr const char* kFeatures[] = {
     "b=2 hq=4 hk=2 sq=70 sk=60 d=24 dv=17 layout=bhds",
     "b=2 hq=4 hk=2 sq=70 sk=60 d=24 dv=17 layout=other bias=bhqk dbias",
     "b=3 hq=2 sq=60 sk=60 d=24 layout=other ragged_q=130 ragged_k=130",
-    "b=2 hq=4 hk=2 sq=65 sk=100 d=24 dv=40 causal window=30,-1 align=bottom_right softcap=30 bias=hqk mask=bk alibi "
-    "sinks dlse dbias dsinks dalibi",
+    ("b=2 hq=4 hk=2 sq=65 sk=100 d=24 dv=40 causal window=30,-1 align=bottom_right softcap=30 bias=hqk mask=bk alibi "
+     "sinks dlse dbias dsinks dalibi"),
 };
 
 void check_samples(std::uint64_t seed, int count, const SampleOptions& options) {

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <functional>
 
+#include "central_differences.hpp"
 #include "oracle/oracle_backward.hpp"
 #include "support/backward_case.hpp"
 #include "support/catch.hpp"
@@ -12,12 +13,6 @@ using namespace rapt::testing;
 namespace {
 
 constexpr float kStep = 0x1p-8f;
-
-/// Multiples of kStep / 16, so that a few steps more or less are exact.
-void coarsen(Tensor& t) {
-  for (std::int64_t i = 0; i < t.size(); ++i)
-    if (std::isfinite(t.flat(i))) t.flat(i) = std::nearbyint(t.flat(i) * 16 / kStep) * kStep / 16;
-}
 
 double loss(BackwardCase& c) {
   const Reference r = oracle(c.inputs.args());
@@ -30,24 +25,10 @@ double loss(BackwardCase& c) {
   return sum;
 }
 
-/// d loss / d x: its error is of the order of h^4, for h the step, and of the rounding of float64 over h.
-double slope(BackwardCase& c, Element x) {
-  const float at = x;
-  const auto difference = [&](float step) {
-    x = at + step;
-    const double above = loss(c);
-    x = at - step;
-    return (above - loss(c)) / (2 * static_cast<double>(step));
-  };
-  const double fine = difference(kStep), coarse = difference(2 * kStep);
-  x = at;
-  return (4 * fine - coarse) / 3;
-}
-
 void check_slopes(const std::string& words, std::uint64_t seed = 1) {
   BackwardCase c(AttentionBackwardProblem::parse("attention_backward " + words), seed);
   for (Tensor* t : {&c.inputs.q, &c.inputs.k, &c.inputs.v, &c.inputs.bias, &c.inputs.sinks, &c.inputs.alibi})
-    coarsen(*t);
+    coarsen(*t, kStep);
   const AttentionBackwardArgs args = c.args();
   const BackwardReference r = oracle_backward(args);
   const auto check = [&](const char* name, Tensor& of, const GradientReference& gradient) {
@@ -62,7 +43,7 @@ void check_slopes(const std::string& words, std::uint64_t seed = 1) {
         CHECK(gradient.value[at] == 0);
         continue;
       }
-      CHECK(gradient.value[at] == Approx(slope(c, of.flat(i))).epsilon(1e-7).margin(1e-7));
+      CHECK(gradient.value[at] == Approx(slope(loss, c, of.flat(i), kStep)).epsilon(1e-7).margin(1e-7));
     }
   };
   check("dq", c.inputs.q, r.dq);

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <functional>
 
+#include "central_differences.hpp"
 #include "support/catch.hpp"
 #include "support/delta_rule_backward_case.hpp"
 
@@ -12,11 +13,6 @@ using namespace rapt::testing;
 namespace {
 
 constexpr float kStep = 0x1p-9f;
-
-/// Multiples of kStep / 16, so that a few steps more or less are exact.
-void coarsen(Tensor& t) {
-  for (std::int64_t i = 0; i < t.size(); ++i) t.flat(i) = std::nearbyint(t.flat(i) * 16 / kStep) * kStep / 16;
-}
 
 double loss(DeltaRuleBackwardCase& c) {
   const DeltaRuleReference r = oracle_delta_rule(c.args().forward);
@@ -28,24 +24,10 @@ double loss(DeltaRuleBackwardCase& c) {
   return sum;
 }
 
-/// d loss / d x: its error is of the order of h^4, for h the step, and of the rounding of float64 over h.
-double slope(DeltaRuleBackwardCase& c, Element x) {
-  const float at = x;
-  const auto difference = [&](float step) {
-    x = at + step;
-    const double above = loss(c);
-    x = at - step;
-    return (above - loss(c)) / (2 * static_cast<double>(step));
-  };
-  const double fine = difference(kStep), coarse = difference(2 * kStep);
-  x = at;
-  return (4 * fine - coarse) / 3;
-}
-
 void check_slopes(const std::string& words, std::uint64_t seed) {
   DeltaRuleBackwardCase c(DeltaRuleBackwardProblem::parse("delta_rule_backward " + words), seed);
   DeltaRuleCase& f = c.inputs;
-  for (Tensor* t : {&f.q, &f.k, &f.v, &f.g, &f.beta, &f.initial, &f.a_log, &f.dt_bias}) coarsen(*t);
+  for (Tensor* t : {&f.q, &f.k, &f.v, &f.g, &f.beta, &f.initial, &f.a_log, &f.dt_bias}) coarsen(*t, kStep);
   const DeltaRuleBackwardReference r = oracle_delta_rule_backward(c.args());
   const auto check = [&](const char* name, Tensor& of, const DeltaRuleGradient& gradient) {
     REQUIRE(gradient.value.size() == (of ? static_cast<std::size_t>(of.size()) : 0));
@@ -56,7 +38,7 @@ void check_slopes(const std::string& words, std::uint64_t seed) {
       INFO(words << ", seed " << seed << ": " << name << " " << i);
       const auto at = static_cast<std::size_t>(i);
       CHECK(gradient.computed[at]);
-      CHECK(gradient.value[at] == Approx(slope(c, of.flat(i))).epsilon(1e-6).margin(1e-7 * (1 + largest)));
+      CHECK(gradient.value[at] == Approx(slope(loss, c, of.flat(i), kStep)).epsilon(1e-6).margin(1e-7 * (1 + largest)));
     }
   };
   check("dq", f.q, r.dq), check("dk", f.k, r.dk), check("dv", f.v, r.dv), check("dg", f.g, r.dg);
@@ -86,13 +68,13 @@ TEST_CASE("oracle of delta_rule's gradients: blocks of tokens meet", "[unit]") {
   DeltaRuleBackwardCase c(
       DeltaRuleBackwardProblem::parse("delta_rule_backward t=150 d=2 dv=2 decay=channel beta state"), 3,
       Placement::heap, Spacing::dense, Decays::weak);
-  for (Tensor* t : {&c.inputs.q, &c.inputs.k, &c.inputs.v, &c.inputs.g}) coarsen(*t);
+  for (Tensor* t : {&c.inputs.q, &c.inputs.k, &c.inputs.v, &c.inputs.g}) coarsen(*t, kStep);
   const DeltaRuleBackwardReference r = oracle_delta_rule_backward(c.args());
   for (const std::int64_t i : {0, 126, 127, 128, 129, 254, 257, 299}) {
     const auto at = static_cast<std::size_t>(i);
-    CHECK(r.dq.value[at] == Approx(slope(c, c.inputs.q.flat(i))).epsilon(1e-6).margin(1e-7));
-    CHECK(r.dk.value[at] == Approx(slope(c, c.inputs.k.flat(i))).epsilon(1e-6).margin(1e-7));
-    CHECK(r.dg.value[at] == Approx(slope(c, c.inputs.g.flat(i))).epsilon(1e-6).margin(1e-7));
+    CHECK(r.dq.value[at] == Approx(slope(loss, c, c.inputs.q.flat(i), kStep)).epsilon(1e-6).margin(1e-7));
+    CHECK(r.dk.value[at] == Approx(slope(loss, c, c.inputs.k.flat(i), kStep)).epsilon(1e-6).margin(1e-7));
+    CHECK(r.dg.value[at] == Approx(slope(loss, c, c.inputs.g.flat(i), kStep)).epsilon(1e-6).margin(1e-7));
   }
 }
 
