@@ -47,7 +47,8 @@ class Validator {
  private:
   const MutableTensorView& gradient(const std::string& name, const MutableTensorView& t, const TensorView& of,
                                     void (*check_type)(std::string_view, DType) = check_float) {
-    if (!t) return t;
+    static const MutableTensorView none;
+    if (!t) return none;  // whatever its pointer is: there are no dimensions
     if (!of) throw Error(name, "a tensor", "none without " + name.substr(1));
     take(all_, name, t, true);
     check_type(name, t.dtype);
