@@ -70,6 +70,12 @@ template <class Bits>
   return vec(_mm512_scalef_ps(p.data, n.data));
 }
 
+// 1 / x to 2^-14, exact for powers of 2.
+#define RAPT_HAVE_RCP14
+[[gnu::always_inline]] inline vec rcp14(vec x) {
+  return vec(_mm512_rcp14_ps(x.data));
+}
+
 // 64-bit products of the lower halves of 64-bit lanes.
 [[gnu::always_inline]] inline GccVector<std::uint64_t, 8> multiply_low(GccVector<std::uint64_t, 8> x,
                                                                        GccVector<std::uint64_t, 8> y) {

@@ -11,7 +11,7 @@
 //
 // A token that would take some e out of [kWindowLeast, kWindowMost] opens a new window: Z becomes S, decays, and e
 // starts again. The choice looks at this token and those before it, and so does every sum: a later token changes no
-// bit. Decays of any strength are exact to rounding: e is a running product, and 1 / e is of the rounded e.
+// bit. Decays of any strength are exact to rounding: e is a running product, and 1 / e is of the rounded e, to an ulp.
 #include "cpu/tile/delta_rule.hpp"
 
 #include "cpu/kernels/kernels.hpp"
@@ -21,7 +21,7 @@
 namespace rapt::cpu::RAPT_ISA {
 namespace {
 
-constexpr std::int64_t kBlock = 64;     // tokens that are prepared at a time: their rows stay in L2
+constexpr std::int64_t kBlock = 32;     // tokens that are prepared at a time: their rows stay in L2
 constexpr std::int64_t kAhead = 24576;  // bytes of a state that are fetched ahead, on into the next head's
 constexpr int kVecsOfPanel = kRegisters == 32 ? 4 : 2;
 
@@ -97,7 +97,7 @@ std::int64_t prepare(const DeltaRuleParams& p, const DeltaRuleItem& item, const 
       const vec e = load(w.next_e + c), x = load_any(k + c) * factor, x_e = x * e;
       store(w.e + c, e);
       store(kd + c, x_e);
-      store(ku + c, x / e);
+      store(ku + c, x * inverse_of(e));
       if (is_second) k_dot = fma(x_e, load(ku_0 + c), k_dot);
     }
     *dots++ = k_dot;

@@ -199,7 +199,7 @@ class Item {
       for (std::int64_t c = 0; c < w_.d; c += kLanes) {
         const vec e = load(w_.e_of[t] + c), x = load_any(k + c) * factor;
         store(w_.e + c, e);
-        store(w_.kd[t] + c, x * e), store(w_.ku[t] + c, x / e);
+        store(w_.kd[t] + c, x * e), store(w_.ku[t] + c, x * inverse_of(e));
       }
       w_.beta[t] = tokens_.beta(first + t);
     }

@@ -220,7 +220,7 @@ class Item {
       for (std::int64_t c = 0; c < d; c += kLanes) {
         const vec e = load(w_.next_e + c), x = load_any(k + c) * factor;
         store(w_.e + c, e);
-        store(w_.scaled + c, x * e), store(ku + c, x / e);
+        store(w_.scaled + c, x * e), store(ku + c, x * inverse_of(e));
       }
       store_pairs(w_.scaled, w_.d, w_.left_row(n, 0));
       for (std::int64_t r = 0; r < p_.reads; ++r) {

@@ -7,6 +7,15 @@
 
 namespace rapt::cpu::RAPT_ISA {
 
+// 1 / x to about 1 ulp, for numbers whose inverse is a normal number; exact for powers of 2.
+[[gnu::always_inline]] inline vec inverse_of(vec x) {
+#if defined(RAPT_HAVE_RCP14)
+  const vec y = rcp14(x);
+  return fma(y, fma(vec(0.f) - x, y, vec(1.f)), y);
+#else
+  return vec(1.f) / x;
+#endif
+}
 // e^x to about 1 ulp, 0 below the normal numbers. Past 88 it is 2^127: what it multiplies overflows soon enough.
 [[gnu::always_inline]] inline vec exp_of(vec x) {
   x = xsimd::min(vec(88.02f), xsimd::max(vec(-200.f), x));  // in this order NaN stays
@@ -18,12 +27,12 @@ namespace rapt::cpu::RAPT_ISA {
 }
 // 0 below the normal numbers on every ISA: a gate's rate may multiply it by as much as fp32 has.
 [[gnu::always_inline]] inline vec sigmoid_of(vec x) {
-  const vec share = vec(1.f) / (vec(1.f) + exp_of(vec(0.f) - x));
+  const vec share = inverse_of(vec(1.f) + exp_of(vec(0.f) - x));
   return xsimd::select(vec(0x1p-126f) > share, vec(0.f), share);
 }
 // log(1 + e^x) = max(x, 0) + log1p(u), u = e^-|x|; log1p(u) = 2 artanh(u / (2 + u)) as a series.
 [[gnu::always_inline]] inline vec softplus_of(vec x) {
-  const vec u = exp_of(vec(0.f) - xsimd::abs(x)), s = u / (u + vec(2.f)), square = s * s;
+  const vec u = exp_of(vec(0.f) - xsimd::abs(x)), s = u * inverse_of(u + vec(2.f)), square = s * s;
   vec series(1.f / 15);
   for (const float term : {1.f / 13, 1.f / 11, 1.f / 9, 1.f / 7, 1.f / 5, 1.f / 3, 1.f})
     series = fma(series, square, vec(term));
