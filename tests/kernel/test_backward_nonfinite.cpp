@@ -216,6 +216,23 @@ TEST_CASE("backward: large scores and jumps between them", "[kernel]") {
     }
 }
 
+TEST_CASE("backward: scores whose roundings are past the range of weights give finite gradients", "[kernel]") {
+  for (const DType dtype : {DType::f32, DType::bf16})
+    for (const char* scale : {"1e8", "1e10", "-1e20", "1e34"})
+      for (const char* what : {"", "causal sinks dsinks", "alibi dalibi", "bias=qk dbias", "dropout=0.25"}) {
+        BackwardCase c(typed_backward("hq=2 sq=70 sk=70 d=16 scale=" + std::string(scale) + " " + what, dtype), 5,
+                       Placement::heap, DType::f32);
+        for (const std::string& entry : usable_entries(c.problem)) {
+          INFO(entry << ": " << c.problem.to_string());
+          c.clear();
+          c.run(forced(entry));
+          std::size_t all = 0;
+          for (const auto& values : values_of(c)) all += values.size();
+          CHECK(finite_count(values_of(c)) == all);
+        }
+      }
+}
+
 TEST_CASE("backward: constant inputs, where the roundings of a long sum all go one way", "[kernel]") {
   for (const DType dtype : kFloatTypes)
     for (const char* words :

@@ -274,7 +274,7 @@ struct ChunkGradients {
 #pragma GCC unroll 8
       for (int i = 0; i < kVecsOfChunk; ++i) {
         const std::int64_t at = key * kChunk + i * kLanes;
-        weight[key][i] = exp2_18_bits(fma(load(s + at), scale, add[i]));
+        weight[key][i] = exp2_18_bits(at_most_0(fma(load(s + at), scale, add[i])));
         d[key][i] = weight[key][i] * (load(ds_from + at) + neg_delta[i]);
         if constexpr (kComponents == 1) weight[key][i] = rounded(weight[key][i]), d[key][i] = rounded(d[key][i]);
       }

@@ -99,6 +99,12 @@ inline bool must_pack_keys_twice(const AttentionBackwardParams& p) {  // read as
   return must_pack_keys(p) || (s.s >= 512 && s.s != p.d);
 }
 
+// No weight is above 1, but the exponent of one near it may be off by the roundings of its score and of lse, by
+// hundreds where these are 1e9.
+[[gnu::always_inline]] inline vec at_most_0(vec exponent) {
+  return xsimd::min(vec(0.f), exponent);  // in this order NaN stays
+}
+
 // P^T over the exponents at s, and dS^T over dP^T at ds. Masked: hidden keys have a score
 // of -inf, whatever lse and dP are.
 template <int kV, int kW, bool kMasked>
@@ -114,7 +120,7 @@ template <int kV, int kW, bool kMasked>
     for (int v = 0; v < kV; ++v) {
       const std::int64_t at = (j * kW + v) * kLanes;
       const vec x = load(s + at);
-      vec p = exp2(fma(x, scale, add[v]));
+      vec p = exp2(at_most_0(fma(x, scale, add[v])));
       vec d = p * (load(ds + at) + minus[v]);
       if constexpr (kMasked) {
         const auto hidden = x == minus_infinity();
@@ -161,7 +167,7 @@ bool score(const Head& head, GradPanel& panel, std::int64_t k0, std::int64_t n, 
       head, panel.row + lane, k0, panel.cut.begin,
       panel.cut.end[v], [&](std::int64_t j, AfterDropout after) __attribute__((always_inline)) {
         float *const s = panel.s + j * panel.width + lane, *const ds = panel.ds + j * panel.width + lane;
-        const vec x = load(s), p = exp2(fma(x, scale, add));
+        const vec x = load(s), p = exp2(at_most_0(fma(x, scale, add)));
         const vec d = p * (after(load(ds)) + minus);
         const auto hidden = x == minus_infinity();
         store(s, xsimd::select(hidden, vec(0.f), after(p)));
@@ -232,8 +238,8 @@ inline void store_row_sums(const AttentionBackwardParams& p, const Head& head, c
     if (item.sink_sums) {
       const float lse = p.lse[row_at(p.lse_stride, head, row)];
       const float sink = number_at(p.score.sinks, p.score.sinks_type, row.q_head * p.score.sinks_stride);
-      const double weight =
-          sink == -kInfinity ? 0 : __builtin_exp(static_cast<double>(sink) - static_cast<double>(lse));
+      const double exponent = static_cast<double>(sink) - static_cast<double>(lse);
+      const double weight = sink == -kInfinity ? 0 : __builtin_exp(exponent > 0 ? 0 : exponent);
       item.sink_sums[at] = weight == 0 ? 0.f : static_cast<float>(weight) * neg_delta[i];
     }
     if (item.slope_sums) item.slope_sums[at] = dslope[i];
