@@ -131,7 +131,7 @@ class Item {
     if (kWhole) return load_any(row + c);
     return load_strided(row + c * p_.initial.dv_stride, p_.initial.dv_stride, min(kLanes, n_ - c));
   }
-  const From* row(std::int64_t i) const { return from_ + i * p_.initial.d_stride; }
+  const From* row(std::int64_t i) const { return from_ ? from_ + i * p_.initial.d_stride : nullptr; }
 
   template <bool kWhole>
   [[gnu::noinline]] void read_rows() const {
