@@ -10,7 +10,7 @@
 What every argument means to the last corner is in docs/contract.md of the source.
 """
 
-from rapt._attention import attention, dropout_mask, explain
+from rapt._attention import attention, dropout_mask, explain, explain_problem
 from rapt._attention_backward import Gradients, attention_backward
 from rapt._cache import append_kv, merge_states
 from rapt._core import Explanation
@@ -29,6 +29,7 @@ __all__ = [
     "delta_rule_backward",
     "dropout_mask",
     "explain",
+    "explain_problem",
     "info",
     "merge_states",
 ]

@@ -136,3 +136,15 @@ def explain(*args: Any, **kwargs: Any) -> _core.Explanation:
     bound = _SIGNATURE.bind(*args, **kwargs)
     bound.apply_defaults()
     return _core.explain(*bound.arguments.values())
+
+
+def explain_problem(problem: str, *, threads: int | None = None, isa: str | None = None) -> _core.Explanation:
+    """What would run for a problem of any operation, given as text, gradients among them. Computes nothing.
+
+    problem         The operation and its words, as in logs: "attention dtype=bf16 hq=8 sq=512 d=64 causal".
+                    docs/guide/cli.md has them all.
+    threads, isa    As for attention().
+
+    Raises ValueError, naming the word.
+    """
+    return _core.explain_problem(problem, threads, isa)

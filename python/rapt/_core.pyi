@@ -51,6 +51,9 @@ def delta_rule_backward(inputs: tuple[Any, ...], gradients: tuple[Any, ...], /) 
 def explain(*arguments: Any) -> Explanation:
     """`rapt.explain`: all its arguments, in its order."""
 
+def explain_problem(problem: str, threads: int | None, isa: str | None, /) -> Explanation:
+    """What would run for a problem's text, of any operation. Raises ValueError that names the word."""
+
 def dropout_mask(p: Any, seed: Any, offset: Any, mask: Any, /) -> None:
     """`rapt.dropout_mask` into `mask`."""
 

@@ -214,6 +214,10 @@ Plan explain(const AttentionArguments& arguments) {
   return Call(arguments).plan();
 }
 
+Plan explain_problem(std::string_view problem, nb::handle threads, nb::handle isa) {
+  return Plan(parse_problem(problem), context_for(threads_of(threads), isa_of(isa), Pool::tbb));
+}
+
 void attention_backward(const AttentionArguments& forward, const GradientArguments& a) {
   Arrays arrays;
   const AttentionArgs inputs = inputs_of(arrays, forward);

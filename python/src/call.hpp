@@ -1,6 +1,8 @@
 // One attention call as Python gives it.
 #pragma once
 
+#include <string_view>
+
 #include "array.hpp"
 #include "rapt/attention.hpp"
 #include "rapt/attention_backward.hpp"
@@ -25,6 +27,8 @@ struct AttentionArguments {
 nb::object attention(const AttentionArguments& arguments);
 /// rapt.explain.
 Plan explain(const AttentionArguments& arguments);
+/// rapt.explain_problem. Throws Error.
+Plan explain_problem(std::string_view problem, nb::handle threads, nb::handle isa);
 
 /// What rapt.attention_backward has beside the forward's arguments: its result, the gradients of its results, and the
 /// arrays to write gradients to, or None.

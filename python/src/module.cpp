@@ -89,6 +89,7 @@ NB_MODULE(_core, m) {
     delta_rule_backward(arguments_of<DeltaRuleInputs>(inputs), arguments_of<DeltaRuleGradients>(gradients));
   });
   m.def("explain", [](const nb::args& given) { return explain(arguments_of<AttentionArguments>(given)); });
+  m.def("explain_problem", &explain_problem, nb::arg(), any, any);
   m.def("dropout_mask", &write_dropout_mask, any, any, any, nb::arg());
   m.def("append_kv", [](const nb::args& given) { append_kv(arguments_of<AppendArguments>(given)); });
   m.def("merge_states", &merge_states, nb::arg(), nb::arg(), nb::arg(), nb::arg().none());

@@ -209,6 +209,17 @@ def test_explain():
         rapt.explain(q, k, v, cusal=True)
 
 
+def test_explain_problem():
+    told = rapt.explain_problem("attention_backward dtype=bf16 hq=8 sq=512 d=64 causal", isa="generic", threads=1)
+    assert told.problem == "attention_backward dtype=bf16 b=1 hq=8 sq=512 d=64 causal"
+    assert told.entry.startswith("attention_backward.f32.generic") and dict(told.candidates)[told.entry] == ""
+    assert told.threads == 1 and told.entry in str(told)
+    assert rapt.explain_problem("delta_rule hq=2 t=9 d=16").entry.startswith("delta_rule")
+    for text, why in {"backward sq=1": "attention_backward", "attention_backward square=1": "square"}.items():
+        with pytest.raises(ValueError, match=why):
+            rapt.explain_problem(text)
+
+
 def test_info():
     info = rapt.info()
     assert info["version"] == rapt.__version__

@@ -49,7 +49,8 @@ Words::Words(std::string_view text, std::string_view operation) {
     const bool has_value = equals != std::string_view::npos;
     const Word word{all, all.substr(0, equals), has_value ? all.substr(equals + 1) : std::string_view(), has_value};
     if (!named) {
-      if (all != operation) word.refuse("the operation first: " + std::string(operation));
+      if (all != operation)
+        word.refuse("the operation first: " + std::string(operation) + " (parse_problem() takes all operations)");
       named = true;
       continue;
     }
