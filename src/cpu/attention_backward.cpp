@@ -168,14 +168,17 @@ struct Workers {
     kernel.add_bias(p, item, own);
   }
 
-  // Items are taken in order, so that whoever an item waits for is at work already. Heads take turns: a head whose
-  // chunks are few leaves room for the others.
+  // Items are taken in order, so that whoever an item waits for is at work already. Among several workers heads take
+  // turns: a head whose chunks are few leaves room for the others. One alone finishes a head while its rows are in
+  // cache.
   void run(int64_t number, std::byte* own) {
     const auto after = [](int64_t i, const Before& x) { return i < x.items; };
     const int64_t b = std::upper_bound(before, before + p.b + 1, number, after) - before - 1;
     const Sequence q = sequence_of(p, p, b);
     const HeadCut cut = cut_of(q);
-    const int64_t in_sequence = number - before[b].items, hk = in_sequence % p.hk, range = in_sequence / p.hk;
+    const int64_t in_sequence = number - before[b].items, next_range = plan.threads > 1 ? p.hk : 1;
+    const int64_t range = plan.threads > 1 ? in_sequence / p.hk : in_sequence % cut.items;
+    const int64_t hk = plan.threads > 1 ? in_sequence % p.hk : in_sequence / cut.items;
     const int64_t chunks = chunks_of(q), sums_of_chunk = plan.chunk_rows * kernel.sums_of_row(p.d);
     const bool is_last = range + 1 == cut.items;
     BackwardItem item{b,
@@ -199,13 +202,13 @@ struct Workers {
     for (int64_t chunk = chunks - 1; chunk >= 0; --chunk) {
       if (!sees(q, item.key_begin, cut.keys, chunk)) continue;
       if (range > 0 && !item.split && sees(q, item.key_begin - cut.keys, cut.keys, chunk))
-        wait_for(progress[number - p.hk], chunks - chunk);
+        wait_for(progress[number - next_range], chunks - chunk);
       kernel.add_rows(p, item, chunk * plan.chunk_rows, own);
       if (!is_last && !item.split) advance(progress[number], chunks - chunk);
     }
     kernel.end(p, item, own);
     if (!item.split) return;
-    std::atomic_ref done(progress[before[b].items + hk]);
+    std::atomic_ref done(progress[number - range * next_range]);  // of the head's first item
     if (done.fetch_add(1, std::memory_order_acq_rel) + 1 < cut.items) return;
     item.dq_sums = head_sums;
     finish_rows(item, q, chunks, cut.items, own);
