@@ -57,10 +57,11 @@ struct DeltaRuleArgs {
 ///     out = scale S^T q
 ///
 /// (Yang et al., Gated Delta Networks, 2024; Kimi Linear, 2025, eq. 1; ONNX's LinearAttention.) Either hk divides hv or
-/// hv divides hk; hq divides h or is a multiple of it. Head i of the fewer serves the following ratio of the more.
+/// hv divides hk; hq divides h or is a multiple of it. Heads of the fewer serve runs of
+/// equal length of the more, in their order.
 ///
-/// Bits do not depend on threads, on the other sequences of a batch, or on later tokens (but on whether a state is kept
-/// for each token). Throws Error before anything is written. Reentrant. `workspace` as for attention().
+/// Bits do not depend on threads, on the other sequences of a batch, or on later tokens. They may depend on whether a
+/// state is kept for each token. Throws Error before anything is written. Reentrant. `workspace` as for attention().
 /// docs/contract.md has the corners.
 RAPT_API void delta_rule(const DeltaRuleArgs& args, const Context& context = default_context(),
                          std::span<std::byte> workspace = {});

@@ -22,7 +22,7 @@ struct DeltaRuleBackwardArgs {
   /// f32, bf16 or f16, each by itself.
   MutableTensorView dq{}, dk{}, dv{}, dg{}, dbeta{};
   MutableTensorView dinitial_state{};      ///< f32 or bf16
-  MutableTensorView da_log{}, ddt_bias{};  ///< f32; like that of a g of [h] sums over all tokens
+  MutableTensorView da_log{}, ddt_bias{};  ///< f32; sums over all tokens, as is the gradient of a g of [h]
 };
 
 /// Gradients of sum(dout * out) + sum(dfinal_state * final_state), of the inputs as they were given: through norms,

@@ -56,7 +56,7 @@ def delta_rule(
 
     Gated DeltaNet has g for each head, Kimi Delta Attention for each channel of K; the names of rules are those of ONNX's
     LinearAttention. Shapes: b batch, t tokens, h state heads, which are max(hk, hv). Either of hk and hv divides the other,
-    and so do hq and h; head i of the fewer serves the following ratio of the more.
+    and so do hq and h; heads of the fewer serve runs of equal length of the more, in their order.
 
     q, k, v         [b, t, hq, K], [b, t, hk, K], [b, t, hv, V] of float32, bfloat16 or float16; K and V up to 256.
     g               Log decay of the same types, [h], [b, t, h] or [b, t, h, K]; none if not given. Not above 0 in models.

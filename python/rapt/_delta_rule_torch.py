@@ -19,7 +19,7 @@ class Options(NamedTuple):
     """What is no tensor."""
 
     rule: str
-    scale: float
+    scale: float | None
     l2norm_qk: bool
     beta_sigmoid: bool
     beta_double: bool
@@ -31,7 +31,7 @@ class Options(NamedTuple):
 # What every operator is given, in this order: _TENSORS and cu_seqlens; Options.
 _INPUTS = """Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? beta, Tensor? initial_state, Tensor? a_log, Tensor? dt_bias,
     Tensor? cu_seqlens"""
-_OPTIONS = """str rule, float scale, bool l2norm_qk, bool beta_sigmoid, bool beta_double, bool gate, float? gate_lower_bound,
+_OPTIONS = """str rule, float? scale, bool l2norm_qk, bool beta_sigmoid, bool beta_double, bool gate, float? gate_lower_bound,
     bool state_v_first"""
 
 
@@ -166,7 +166,7 @@ def delta_rule(
             raise TypeError(f"{name}: got {type(x).__module__}.{type(x).__qualname__}; wanted a tensor, or rapt.delta_rule")
         if x is not None and x.device.type != "cpu":
             raise ValueError(f"{name}: got a tensor on {x.device}; wanted one on the cpu: the delta rule has no GPU kernels yet")
-    scale = k.shape[-1] ** -0.5 if scale is None else float(scale)
+    scale = None if scale is None else float(scale)
     inputs = (*tensors, cu_seqlens)
     options = Options(rule, scale, l2norm_qk, beta_sigmoid, beta_double, gate, gate_lower_bound, state_v_first)
     grad = _refusals.needs_grad(*tensors)

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from rapt._delta_rule_torch import delta_rule
 
-# Keywords that would change a result, with what they may be. Others are ignored, as flash-linear-attention does: models hand
-# through whatever they were given.
+# Keywords that would change a result, with what they may be. Others are ignored, as flash-linear-attention does: models pass
+# on whatever they were given.
 _REFUSED = {"head_first": False, "return_intermediate_states": False, "cp_context": None, "transpose_state_layout": False}
 
 

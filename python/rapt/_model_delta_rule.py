@@ -1,8 +1,8 @@
 """The delta rule of transformers' models with linear attention, by rapt on the CPU.
 
 Their layers (Qwen3-Next, Qwen3.5, Kimi Linear, OLMo Hybrid, ...) call functions of their module, which are flash-linear-attention's
-where that is installed, and loops in PyTorch where it is not, as on most machines without a GPU. A layer that shall use rapt's says so
-to the functions by a keyword: other models of the module keep what they have.
+where that is installed, and loops in PyTorch where it is not, as on most machines without a GPU. A layer that is to use rapt's
+passes them a keyword; other models of the same module keep what they have.
 """
 
 from __future__ import annotations
@@ -56,15 +56,10 @@ def _calls_delta_rule(layer: Any) -> bool:
 
 
 def _by_keyword(ours: Any, theirs: Any) -> Any:
-    known = {p.name for p in inspect.signature(ours).parameters.values() if p.kind is not p.VAR_KEYWORD}
-
     @wraps(theirs)
     def delta_rule(query: Tensor, key: Tensor, value: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        if not kwargs.pop(_KEYWORD, False) or query.device.type != "cpu" or is_exporting():
-            function, taken = theirs, kwargs
-        else:
-            function, taken = ours, {name: value for name, value in kwargs.items() if name in known}
-        out, state = function(query, key, value, **taken)
+        uses_ours = kwargs.pop(_KEYWORD, False) and query.device.type == "cpu" and not is_exporting()
+        out, state = (ours if uses_ours else theirs)(query, key, value, **kwargs)
         return out, state
 
     setattr(delta_rule, _KEYWORD, True)

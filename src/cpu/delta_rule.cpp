@@ -19,7 +19,7 @@ class DeltaRuleEntry final : public CpuEntry {
 
   std::string_view refuse(const Problem& problem, const Context::Impl& context) const override {
     const auto& p = std::get<DeltaRuleProblem>(problem);
-    if (kernel_.max_tokens == 1 && (p.t > 1 || p.steps > 0)) return "for one token a sequence";
+    if (p.t > kernel_.max_tokens) return "for one token a sequence";
     if (p.steps > 0 && !kernel_.keeps_steps) return "keeps no state for each token";
     return refuse_isa(context);
   }

@@ -25,12 +25,13 @@ struct DeltaBackwardPlan final : EntryPlan {
   std::string note() const override { return std::to_string(work_items) + " heads of sequences"; }
 };
 
-DeltaBackwardPlan plan_backward(const P& p, const DeltaRuleBackwardKernel& kernel, int concurrency) {
+// With as many threads as are worth it, or, for a bound of the workspace, with all.
+DeltaBackwardPlan plan_backward(const P& p, const DeltaRuleBackwardKernel& kernel, int concurrency, bool all_threads) {
   DeltaBackwardPlan plan;
   const int64_t h = p.state_heads(), tokens = p.ragged >= 0 ? p.ragged : p.b * p.t;
   const double flops = 16.0 * static_cast<double>(p.d * p.dv) * static_cast<double>(tokens) * static_cast<double>(h);
   plan.work_items = p.b * h;
-  plan.threads = workers_for(flops / kFlopsPerWorker, concurrency, plan.work_items);
+  plan.threads = all_threads ? concurrency : workers_for(flops / kFlopsPerWorker, concurrency, plan.work_items);
   const auto sums_bytes = [&](int64_t heads, int64_t n) {
     return heads < h ? static_cast<std::size_t>(tokens * heads * sums_of_row(n)) * sizeof(float) : 0;
   };
@@ -39,8 +40,11 @@ DeltaBackwardPlan plan_backward(const P& p, const DeltaRuleBackwardKernel& kerne
   plan.q_bytes = sums_bytes(p.hq, p.d), plan.k_bytes = sums_bytes(p.hk, p.d), plan.v_bytes = sums_bytes(p.hv, p.dv);
   const int64_t reads = h > 0 ? std::max<int64_t>(p.hq / h, 1) : 1;
   plan.scratch_bytes = kernel.scratch_bytes({p.d, p.dv, reads, p.t});
-  plan.workspace_bytes = plan.progress_bytes + plan.head_bytes + plan.q_bytes + plan.k_bytes + plan.v_bytes +
-                         static_cast<std::size_t>(plan.threads) * plan.scratch_bytes;
+  std::size_t& total = plan.workspace_bytes;
+  bool fits = !__builtin_mul_overflow(plan.scratch_bytes, static_cast<std::size_t>(plan.threads), &total);
+  for (const std::size_t bytes : {plan.progress_bytes, plan.head_bytes, plan.q_bytes, plan.k_bytes, plan.v_bytes})
+    fits = fits && !__builtin_add_overflow(total, bytes, &total);
+  if (!fits) throw Error("problem", p.to_string(), "one whose workspace has less than 2^64 bytes");
   return plan;
 }
 
@@ -80,11 +84,11 @@ class DeltaRuleBackwardEntry final : public CpuEntry {
 
   std::string_view refuse(const Problem&, const Context::Impl& context) const override { return refuse_isa(context); }
   std::unique_ptr<EntryPlan> plan(const Problem& problem, const Context::Impl& context) const override {
-    return std::make_unique<DeltaBackwardPlan>(plan_backward(std::get<P>(problem), kernel_, context.concurrency()));
+    return std::make_unique<DeltaBackwardPlan>(
+        plan_backward(std::get<P>(problem), kernel_, context.concurrency(), false));
   }
   std::size_t max_workspace_bytes(const Problem& largest, const Context::Impl& context) const override {
-    const DeltaBackwardPlan plan = plan_backward(std::get<P>(largest), kernel_, 1);
-    return plan.workspace_bytes + static_cast<std::size_t>(context.concurrency() - 1) * plan.scratch_bytes;
+    return plan_backward(std::get<P>(largest), kernel_, context.concurrency(), true).workspace_bytes;
   }
   void run(const EntryPlan& entry_plan, const Call& call, const Context::Impl& context,
            std::byte* workspace) const override {

@@ -22,7 +22,8 @@ class Validator {
   Call run(std::span<const std::byte> workspace) {
     DeltaRuleArgs forward = args_.forward;
     if (forward.state_slots) throw Error("state_slots", "a tensor", "none: states in pools have no gradients");
-    if (forward.initial_state && forward.initial_state.data == forward.final_state.data)
+    if (forward.initial_state && forward.final_state && forward.initial_state.data != nullptr &&
+        forward.initial_state.data == forward.final_state.data)
       throw Error("initial_state", "the state that the forward updated in place", "a copy of it from before");
     forward.out = {}, forward.final_state = {};
     static_cast<DeltaRuleProblem&>(p_) = check_forward(forward, args_.dout, args_.dfinal_state, f_, all_);

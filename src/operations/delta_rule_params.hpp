@@ -5,7 +5,7 @@
 
 namespace rapt {
 
-// Of a tensor [b, t, h, d], in which ragged ones have one sequence: stride s leads from token to token. Null: not
+// The rows of a tensor [b, t, h, d]; stride s leads from token to token. Ragged ones count as one sequence. Null: not
 // given.
 struct TokenRows {
   const void* data;

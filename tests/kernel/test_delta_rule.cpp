@@ -174,13 +174,26 @@ TEST_CASE("delta_rule: every size of d and dv", "[kernel]") {
       DeltaRuleCase c(problem, static_cast<std::uint64_t>(d + 3 * dv));
       check_every_entry(c);
     }
-  for (const int64_t d : {1, 17, 32, 33, 100, 256})  // tiles take 32 at a time
-    for (const int64_t dv : {1, 17, 32, 33, 100, 256}) {
+  for (const int64_t d : {1, 16, 33, 100, 256})  // tiles take 32 at a time
+    for (const int64_t dv : {1, 17, 32, 48, 256}) {
       DeltaRuleProblem problem = problem_of("dtype=bf16 t=50 d=1 decay=channel beta state");
       problem.d = d, problem.dv = dv;
       DeltaRuleCase c(problem, static_cast<std::uint64_t>(d + 3 * dv));
       check_every_entry(c);
     }
+}
+
+TEST_CASE("delta_rule: values of fp32 beside keys of bf16 are read to their end and no further", "[kernel]") {
+  for (const int64_t dv : {8, 16, 48}) {
+    DeltaRuleProblem problem = problem_of("dtype=bf16 t=50 d=20 dv=1 decay=channel beta");
+    problem.dv = dv;
+    DeltaRuleCase c(problem, 3, Placement::back);
+    Tensor v(DType::f32, c.v.layout(), Placement::back);
+    for (int64_t i = 0; i < v.size(); ++i) v.flat(i) = c.v.flat(i);
+    c.v = std::move(v);
+    c.protect_inputs();
+    check_every_entry(c);
+  }
 }
 
 TEST_CASE("delta_rule: every number of tokens and strength of decay", "[kernel]") {

@@ -258,6 +258,8 @@ TEST_CASE("validation of delta_rule_backward: tensors without elements have no a
     if (c.problem.state) f.initial_state.data = args.dfinal_state.data = nullptr, args.dinitial_state.data = nullptr;
     INFO(words);
     CHECK(refused_text([&] { delta_rule_backward(args); }) == "");
+    f.final_state = {};
+    CHECK(refused_text([&] { delta_rule_backward(args); }) == "");
     CHECK(DeltaRuleBackwardProblem::of(args).to_string() == c.problem.to_string());
   }
   // Without tokens the gradient of the state is handed on; sums are 0.

@@ -34,16 +34,9 @@ constexpr int kScoreProducts = kComponents* kComponents;
 template <int kComponents>
 constexpr int kSumProducts = 2 * kComponents - 1;
 
-// The kernel of the vector ISA that the tiles are used with.
-#if defined(RAPT_AMX_MODEL)
 const AttentionBackwardKernel& vector_kernel() {
-  return *RAPT_AMX_MODEL::kKernels.attention_backward;
+  return *vector_kernels().attention_backward;
 }
-#else
-const AttentionBackwardKernel& vector_kernel() {
-  return *avx512::kKernels.attention_backward;
-}
-#endif
 
 std::int64_t padded(std::int64_t n) {
   return round_up(n, kChunk);

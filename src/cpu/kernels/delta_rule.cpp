@@ -1,6 +1,6 @@
 // delta_rule: the recurrence with its decay taken out of the inner loop. Instead of S the kernel keeps
 //
-//   Z = S / e,   e[c] = product of the decays of channel c since the window's first token
+//   Z = S / e,   e[c] = 2^24 times the product of channel c's decays after the window's first token
 //
 // so that, with kd = k e, qd = scale q e and ku = k / e, a token is three multiply-adds for each element of Z: a
 // prediction Z^T kd, a read-out Z^T qd and the write Z += ku u^T. Two tokens share one load and store of Z:
@@ -9,9 +9,10 @@
 //   join      u_i = beta_i (v_i - x_i - sum_j<i (kd_i . ku_j) u_j),  out_i = y_i + sum_j<=i (qd_i . ku_j) u_j
 //   write     Z += sum_i ku_i u_i^T                                  while the next two tokens read
 //
-// A token that would take some e out of [kWindowLeast, kWindowMost] opens a new window: Z becomes S, decays, and e
-// starts again. The choice looks at this token and those before it, and so does every sum: a later token changes no
-// bit. Decays of any strength are exact to rounding: e is a running product, and 1 / e is of the rounded e, to an ulp.
+// A token that would take some e out of [kWindowMin, kWindowMax] opens a new window: Z becomes S decayed, over 2^24,
+// and e starts again from there. The choice looks at this token and those before it, and so does every sum: a later
+// token changes no bit. Decays of any strength are exact to rounding: e is a running product, and 1 / e is of the
+// rounded e, to an ulp.
 #include "cpu/tile/delta_rule.hpp"
 
 #include "cpu/kernels/kernels.hpp"
@@ -310,7 +311,7 @@ class Item {
 
   template <class T>
   void load_z(std::int64_t slot) const {
-    for (std::int64_t c = 0; c < w_.d; c += kLanes) store(w_.e + c, vec(1.f));
+    fill(w_.e, w_.d, 1);
     const StateRows s = p_.initial;
     constexpr std::int64_t kAheadOfIt = kAhead / static_cast<std::int64_t>(sizeof(T));
     const T* const from = s && slot >= 0 ? state_at<T>(s, slot, item_.h) + item_.begin * s.dv_stride : nullptr;

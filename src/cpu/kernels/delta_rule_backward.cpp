@@ -81,9 +81,6 @@ void with_columns(std::int64_t columns, F f, std::int64_t c = 0) {
   if constexpr (kMost > 1) with_columns<kMost / 2>(columns, f, c);
 }
 
-void fill(float* to, std::int64_t n, float x) {
-  for (std::int64_t i = 0; i < n; i += kLanes) store(to + i, vec(x));
-}
 void copy(const float* from, std::int64_t n, float* to) {
   for (std::int64_t i = 0; i < n; i += kLanes) store(to + i, load_any(from + i));
 }

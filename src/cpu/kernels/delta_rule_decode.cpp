@@ -168,8 +168,8 @@ class Item {
       }
     }
   }
-  // While row i is written, that part of the next state's first quarter: what memory can bring meanwhile. The rest
-  // comes as it is read, for rows follow each other.
+  // Fetches, while row i is written, a row's share of the next state's first quarter: as much as memory can bring
+  // meanwhile. The rest is fetched as it is read, because rows follow each other.
   [[gnu::always_inline]] void fetch_while_writing_row(std::int64_t i) const {
     if (next_) fetch(next_ + i / 4 * p_.initial.d_stride + i % 4 * (n_ / 4), n_ / 4);
   }
@@ -184,17 +184,8 @@ class Item {
   [[gnu::always_inline]] vec part(const From* column, std::int64_t i) const {
     return kWhole ? load_any(column + i) : load_strided(column + i, 1, min(kLanes, p_.d - i));
   }
-  // The columns from `begin` on; past the last one that one again.
-  struct Columns {
-    const From* at[kColumns];
-  };
-  Columns columns(std::int64_t begin) const {
-    Columns columns;
-    for (std::int64_t c = 0; c < kColumns; ++c) columns.at[c] = from_ + min(begin + c, n_ - 1) * p_.initial.dv_stride;
-    return columns;
-  }
-  // While column c is written, that of the block after it, in the next state if need be: reading several columns at a
-  // time is no stream that the hardware would see.
+  // Fetches, while column c is written, the same column of the next block, or of the next state: the hardware does not
+  // recognise several columns read at a time as streams.
   [[gnu::always_inline]] void fetch_while_writing_column(std::int64_t c) const {
     c += kColumns;
     const From* const state = c < n_ ? from_ : next_;
@@ -202,7 +193,8 @@ class Item {
   }
   template <bool kWhole>
   [[gnu::noinline]] void read_columns(std::int64_t begin) const {
-    const Columns columns = this->columns(begin);
+    const From* column[kColumns];  // past the last one that one again
+    for (std::int64_t c = 0; c < kColumns; ++c) column[c] = from_ + min(begin + c, n_ - 1) * p_.initial.dv_stride;
     for (std::int64_t r = 0; r < p_.reads; ++r) {
       const float* const q = w_.q + r * w_.d;
       vec x[kColumnVecs], y[kColumnVecs];
@@ -213,7 +205,7 @@ class Item {
         for (int v = 0; v < kColumnVecs; ++v) {
           vec rows[kLanes];
 #pragma GCC unroll 16
-          for (int j = 0; j < kLanes; ++j) rows[j] = part<kWhole>(columns.at[v * kLanes + j], i) * decay;
+          for (int j = 0; j < kLanes; ++j) rows[j] = part<kWhole>(column[v * kLanes + j], i) * decay;
           transpose(rows);
 #pragma GCC unroll 16
           for (int j = 0; j < kLanes; ++j) {  // k and q are 0 past d
@@ -279,6 +271,7 @@ const DeltaRuleKernel kDeltaRuleDecode = {.facts = {.operation = Operation::delt
                                                     .max_value_head_size = 256},
                                           .columns = 32,
                                           .max_tokens = 1,
+                                          .keeps_steps = false,
                                           .scratch_bytes = scratch_bytes,
                                           .run = run};
 

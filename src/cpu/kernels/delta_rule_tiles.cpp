@@ -33,16 +33,9 @@ constexpr std::int64_t kBlockTiles = kBlock / kTokensOfTile, kBlockDepth = kBloc
 constexpr std::int64_t kVectorTokens = 16;
 constexpr std::int64_t kChunkFloats = kChunk * kChunk;
 
-// The kernel of the vector ISA that the tiles are used with.
-#if defined(RAPT_AMX_MODEL)
 const DeltaRuleKernel& vector_kernel() {
-  return *RAPT_AMX_MODEL::kKernels.delta_rule;
+  return *vector_kernels().delta_rule;
 }
-#else
-const DeltaRuleKernel& vector_kernel() {
-  return *avx512::kKernels.delta_rule;
-}
-#endif
 
 struct Scratch {
   std::int64_t d, columns;  // padded to whole chunks
@@ -135,10 +128,6 @@ template <class At>
     }
 }
 
-void fill(float* to, std::int64_t n, float x) {
-  for (std::int64_t i = 0; i < n; i += kLanes) store(to + i, vec(x));
-}
-
 class Item {
  public:
   Item(const DeltaRuleParams& p, const DeltaRuleItem& item, std::byte* scratch)
@@ -187,9 +176,10 @@ class Item {
         for (std::int64_t j = c; j < c + kChunk; j += kLanes)
           store(z_row(c, i) + j - c, i < p_.d && j < n ? load(w_.state + i * w_.columns + j) : vec(0.f));
     fill(w_.e, w_.d, 1);
-    for (float* const row : {w_.row, w_.scaled}) fill(row, w_.d, 0);
+    fill(w_.scaled, w_.d, 0);
     fill(w_.ku, kBlock * w_.d, 0);
     fill(w_.zero, w_.columns, 0);
+    for (float* const rows : w_.u) fill(rows, kTokensOfTile * w_.columns, 0);
   }
   void end() const {
     if (!p_.final) return;
@@ -322,7 +312,7 @@ class Item {
     alignas(64) float beta[kTokensOfTile] = {};
     for (std::int64_t i = 0; i < kTokensOfTile; ++i)
       v_row[i] = i < n ? tokens_.v(token + i, item_.begin, item_.end, w_.v + i * w_.columns) : w_.zero;
-    for (std::int64_t i = 0; i < n; ++i) beta[i] = p_.has_delta ? w_.beta[first + i] : 1;
+    for (std::int64_t i = 0; i < n; ++i) beta[i] = w_.beta[first + i];
     // Products with tokens of the tile itself; those of kd times -beta.
     const auto own = [&](std::int64_t part) {
       return w_.products + Scratch::row_of(part, kBlockDepth * kChunkFloats) + tile / 2 * kChunkFloats +
@@ -332,7 +322,7 @@ class Item {
     for (std::int64_t i = 0; i < kTokensOfTile; ++i)
       for (std::int64_t j = 0; j < kTokensOfTile; j += kLanes)
         store(weights[i] + j, load(own(0) + i * kChunk + j) * vec(-beta[i]));
-    for (std::int64_t c = 0; c < w_.columns; c += kLanes) {
+    for (std::int64_t c = 0; c < round_up(item_.end - item_.begin, kLanes); c += kLanes) {  // where rows of v end
       const std::int64_t column = c / kChunk * kChunkFloats + c % kChunk;
       vec u[kTokensOfTile];
 #pragma GCC unroll 16
@@ -394,9 +384,8 @@ class Item {
 
 void run(const DeltaRuleParams& p, const DeltaRuleItem& item, std::byte* scratch) noexcept {
   const FlushDenormals flush;
-  Carver carver(scratch);
   if (tokens_of(p, item.b).count > kVectorTokens) Item(p, item, scratch).run();
-  else vector_kernel().run(p, item, Scratch(carver, {p.d, item.end - item.begin, p.reads}).vectors);
+  else vector_kernel().run(p, item, scratch);
 }
 
 std::size_t scratch_bytes(const DeltaRuleShape& shape) noexcept {

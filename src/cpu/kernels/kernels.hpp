@@ -22,6 +22,16 @@ extern const DeltaRuleBackwardKernel kDeltaRuleBackward;
 extern const AttentionBackwardKernel kAttentionBackward;
 std::size_t bias_scratch_bytes(const BackwardShape&) noexcept;
 void add_bias(const AttentionBackwardParams&, const BiasItem&, std::byte* scratch) noexcept;
+#if defined(RAPT_HAVE_TILES) || defined(RAPT_HAVE_DOTS)
+// Of the vector ISA that these kernels are used with.
+inline const IsaKernels& vector_kernels() {
+#if defined(RAPT_AMX_MODEL)
+  return RAPT_AMX_MODEL::kKernels;
+#else
+  return avx512::kKernels;
+#endif
+}
+#endif
 void attention_combine(const AttentionParams&, const WorkItem&, std::int64_t splits) noexcept;
 
 }  // namespace rapt::cpu::RAPT_ISA

@@ -40,21 +40,12 @@ struct PackedKeys {
   std::int64_t begin, first, last;
 };
 
-// The kernel of the vector ISA that the tiles are used with: it takes all types, and rows that fall back.
-const AttentionKernel& prefill_kernel(const IsaKernels& kernels) {
-  const AttentionKernel* const* row = kernels.attention;
+// It takes all types, and rows that fall back.
+const AttentionKernel& vector_kernel() {
+  const AttentionKernel* const* row = vector_kernels().attention;
   while ((*row)->facts.phase != Phase::prefill) ++row;
   return **row;
 }
-#if defined(RAPT_AMX_MODEL)
-const AttentionKernel& vector_kernel() {
-  return prefill_kernel(RAPT_AMX_MODEL::kKernels);
-}
-#else
-const AttentionKernel& vector_kernel() {
-  return prefill_kernel(avx512::kKernels);
-}
-#endif
 
 template <int kComponents>
 struct Scratch {

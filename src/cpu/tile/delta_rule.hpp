@@ -16,7 +16,8 @@ namespace rapt::cpu::RAPT_ISA {
   return vec(1.f) / x;
 #endif
 }
-// e^x to about 1 ulp, 0 below the normal numbers. Past 88 it is 2^127: what it multiplies overflows soon enough.
+// e^x to about 1 ulp, 0 below the normal numbers. Past 88.02 it stays at e^88.02, nearly 2^127: what it multiplies
+// overflows soon enough.
 [[gnu::always_inline]] inline vec exp_of(vec x) {
   x = xsimd::min(vec(88.02f), xsimd::max(vec(-200.f), x));  // in this order NaN stays
   const vec rounded = x * vec(kLog2e);
@@ -53,20 +54,20 @@ inline float first_of(vec x) {
 }
 
 // States are kept divided by e, the product of each channel's decays since its window of tokens began. A token that
-// would take some e out of [kWindowLeast, kWindowMost] begins a new window, in which e starts from kWindowStart: a
+// would take some e out of [kWindowMin, kWindowMax] begins a new window, in which e starts from kWindowStart: a
 // window spans 2^72, ten tokens that decay by e^-5 each, and what it divides by e stays below 2^49 times what it was.
-inline constexpr float kWindowStart = 0x1p24f, kWindowLeast = 0x1p-48f, kWindowMost = 0x1p28f;
+inline constexpr float kWindowStart = 0x1p24f, kWindowMin = 0x1p-48f, kWindowMax = 0x1p28f;
 // Makes e of a token, [n], from the `decay` of its channels and e `before` it. True: it begins a window, and `opening`
 // is e before over kWindowStart: what the state kept so far is to be multiplied by, beside the decay.
 [[gnu::always_inline]] inline bool next_e(const float* before, const float* decay, std::int64_t n, bool is_first,
                                           float* e, float* opening) {
-  vec least(kWindowStart), most(kWindowStart);
+  vec smallest(kWindowStart), largest(kWindowStart);
   for (std::int64_t c = 0; c < n; c += kLanes) {
     const vec x = load(before + c) * load(decay + c);
-    least = xsimd::min(least, x), most = xsimd::max(most, x);
+    smallest = xsimd::min(smallest, x), largest = xsimd::max(largest, x);
     store(e + c, x);
   }
-  if (!is_first && !xsimd::any(vec(kWindowLeast) > least) && !xsimd::any(most > vec(kWindowMost))) return false;
+  if (!is_first && !xsimd::any(vec(kWindowMin) > smallest) && !xsimd::any(largest > vec(kWindowMax))) return false;
   for (std::int64_t c = 0; c < n; c += kLanes) {
     store(opening + c, load(before + c) * vec(1 / kWindowStart));
     store(e + c, vec(kWindowStart));
@@ -80,10 +81,10 @@ class DeltaTokens {
   DeltaTokens(const DeltaRuleParams& p, std::int64_t b, std::int64_t h)
       : p_(p), range_(tokens_of(p, b)), b_(p.begin ? 0 : b), h_(h), padded_(round_up(p.d, kLanes)) {
     if (!p.a_log) return;
-    // Finite, so that a gate that is 0 stays it.
-    constexpr double kMost = 0x1.fffffep127;
+    // Finite, so that a gate of 0 stays 0.
+    constexpr double kMax = 0x1.fffffep127;
     const double rate = __builtin_exp(static_cast<double>(p.a_log[h * p.a_log_stride]));
-    rate_ = static_cast<float>(rate > kMost ? kMost : rate);
+    rate_ = static_cast<float>(rate > kMax ? kMax : rate);
   }
   std::int64_t count() const { return range_.count; }
 
@@ -167,8 +168,8 @@ class DeltaTokens {
     return p_.beta_double ? 2 * share : share;
   }
 
-  // Gradients of what is computed here, of those of what comes out: of a row, before it was multiplied by factor(row),
-  // from and in `dx`; ...
+  // The chain rule back through what is computed here. For a row: `dx` is the gradient of the row times its factor, and
+  // becomes that of the row as given; ...
   void row_gradient(const float* row, float factor, float* dx) const {
     vec sum(0.f);
     for (std::int64_t c = 0; c < padded_; c += kLanes) sum = fma(load_any(row + c), load(dx + c), sum);
@@ -199,7 +200,7 @@ class DeltaTokens {
     store(dg, gate_gradient(vec(sum_of(sum)), vec(number(p_.g, token)), 0, of_a_log));
     a_log += static_cast<double>(first_of(of_a_log));
   }
-  // The row that a gradient of `rows` has among those of all sequences, counted by heads of each token.
+  // Where the row of a token's head lies in [tokens of all sequences][heads].
   std::int64_t index(std::int64_t token, std::int64_t head, std::int64_t heads) const {
     return (b_ * p_.t + range_.first + token) * heads + head;
   }
@@ -265,7 +266,7 @@ template <class T>
 T* state_at(const StateRows& s, std::int64_t slot, std::int64_t head) {
   return static_cast<T*>(s.data) + s.at(slot, head);
 }
-// A row of a state, or a column of one that lies with its values outermost, from column `begin` on. `state` is s.at().
+// Columns [begin, begin + n) of a row of a state. `state` is s.at().
 inline vec load_state(const StateRows& s, std::int64_t state, std::int64_t row, std::int64_t begin, std::int64_t n) {
   return with_state_type(s.type, [&](auto element) {
     const auto* const from = static_cast<const decltype(element)*>(s.data) + state;

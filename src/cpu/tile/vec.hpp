@@ -23,6 +23,11 @@ namespace rapt::cpu::RAPT_ISA {
   x.store_unaligned(p);
 }
 
+// n floats of scratch, in whole vectors.
+inline void fill(float* to, std::int64_t n, float x) {
+  for (std::int64_t i = 0; i < n; i += kLanes) store(to + i, vec(x));
+}
+
 // Elements [0, n) of a strided row, 0 < n <= kLanes, zero filled; nothing past them is read.
 template <class T>
 [[gnu::always_inline]] inline vec load_strided(const T* p, std::int64_t stride, std::int64_t n) {
