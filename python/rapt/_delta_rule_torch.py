@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 import rapt
 from rapt import _refusals
@@ -125,6 +126,15 @@ def _backward(ctx: Any, dout: Tensor | None, dstate: Tensor | None) -> tuple[Ten
 operator.register_autograd(_backward, setup_context=_setup_context)
 
 
+def _is_transformed(x: Tensor) -> bool:
+    if torch.compiler.is_compiling():
+        return False
+    functorch = torch._C._functorch
+    if functorch.is_gradtrackingtensor(x) or functorch.is_batchedtensor(x):
+        return True
+    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
+
+
 def delta_rule(
     q: Tensor,
     k: Tensor,
@@ -166,6 +176,12 @@ def delta_rule(
             raise TypeError(f"{name}: got {type(x).__module__}.{type(x).__qualname__}; wanted a tensor, or rapt.delta_rule")
         if x is not None and x.device.type != "cpu":
             raise ValueError(f"{name}: got a tensor on {x.device}; wanted one on the cpu: the delta rule has no GPU kernels yet")
+        if x is not None and _is_transformed(x):
+            raise NotImplementedError(
+                f"{name}: got a tensor of forward mode or of a torch.func transform; wanted one of torch.autograd's backward"
+            )
+    if final_state is not None and final_state.requires_grad and torch.is_grad_enabled():
+        raise ValueError("final_state: got a tensor that requires grad; wanted one that does not")
     scale = None if scale is None else float(scale)
     inputs = (*tensors, cu_seqlens)
     options = Options(rule, scale, l2norm_qk, beta_sigmoid, beta_double, gate, gate_lower_bound, state_v_first)

@@ -12,7 +12,7 @@ from functools import cache, wraps
 from typing import Any
 
 from torch import Tensor, nn
-from torch.compiler import is_exporting
+from torch.compiler import is_dynamo_compiling, is_exporting
 
 from rapt import _fla
 
@@ -23,6 +23,7 @@ _OURS = {
     "recurrent_kimi_delta_attention": _fla.fused_recurrent_kda,
 }
 _KEYWORD = "rapt_delta_rule"
+calls = 0  # of rapt's functions
 
 
 def choose(model: nn.Module, ours: bool) -> None:
@@ -31,34 +32,50 @@ def choose(model: nn.Module, ours: bool) -> None:
         kind: Any = type(layer)
         if not _calls_delta_rule(kind):
             continue
-        hooks = [key for key, hook in layer._forward_pre_hooks.items() if hook is _add_keyword]
+        hooks = [key for key, hook in layer._forward_pre_hooks.items() if isinstance(hook, _AddKeyword)]
         if ours and not hooks:
-            layer.register_forward_pre_hook(_add_keyword, with_kwargs=True)
+            layer.register_forward_pre_hook(_AddKeyword(kind), with_kwargs=True)
         for key in hooks:
             if not ours:
                 del layer._forward_pre_hooks[key], layer._forward_pre_hooks_with_kwargs[key]
 
 
-def _add_keyword(_: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    return args, kwargs | {_KEYWORD: True}
+class _AddKeyword:
+    """A hook. Where a pickled model is loaded, the module of its layers gets rapt's functions, too."""
+
+    def __init__(self, layer: Any) -> None:
+        self.layer = layer
+        _calls_delta_rule(layer)
+
+    def __reduce__(self) -> Any:
+        return _AddKeyword, (self.layer,)
+
+    def __call__(self, _: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        return args, kwargs | {_KEYWORD: True}
 
 
 @cache
 def _calls_delta_rule(layer: Any) -> bool:
     """Whether a layer calls one of these functions. If so, its module has rapt's beside them from now on."""
-    forward = inspect.unwrap(layer.forward)
-    called = _OURS.keys() & set(forward.__code__.co_names) if inspect.isfunction(forward) else set()
-    for name in called:
-        theirs = forward.__globals__[name]
-        if not hasattr(theirs, _KEYWORD):
-            forward.__globals__[name] = _by_keyword(_OURS[name], theirs)
-    return bool(called)
+    found = False
+    for base in layer.__mro__:
+        forward = inspect.unwrap(vars(base).get("forward", base))
+        for name in _OURS.keys() & set(forward.__code__.co_names if inspect.isfunction(forward) else ()):
+            theirs, found = forward.__globals__[name], True
+            if not hasattr(theirs, _KEYWORD):
+                forward.__globals__[name] = _by_keyword(_OURS[name], theirs)
+    return found
 
 
 def _by_keyword(ours: Any, theirs: Any) -> Any:
     @wraps(theirs)
     def delta_rule(query: Tensor, key: Tensor, value: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        global calls
         uses_ours = kwargs.pop(_KEYWORD, False) and query.device.type == "cpu" and not is_exporting()
+        # The convolution before it is transformers', which does not keep packed sequences apart: it refuses them.
+        uses_ours = uses_ours and kwargs.get("cu_seqlens") is None and kwargs.get("seq_idx") is None
+        if uses_ours and not is_dynamo_compiling():
+            calls += 1
         out, state = (ours if uses_ours else theirs)(query, key, value, **kwargs)
         return out, state
 

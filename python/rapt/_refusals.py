@@ -220,7 +220,8 @@ def batch_shape(qs: torch.Size, ks: torch.Size, vs: torch.Size, gqa: bool) -> li
 def is_eager(*tensors: Tensor | None) -> bool:
     """True where the kernel may be called without PyTorch's dispatcher: nobody traces, transforms or wraps, and no tensor
     is one that the dispatcher makes memory for (negated when it is read, or all zeros)."""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+    traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+    if traced or torch._C._len_torch_dispatch_stack() > 0:
         return False
     return all(
         t is None

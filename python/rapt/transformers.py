@@ -140,7 +140,7 @@ _calls = 0
 
 def _note_calls(model: Any, _: Any) -> None:
     if not torch.compiler.is_compiling():
-        model._rapt_calls = _calls
+        model._rapt_calls = _calls + _model_delta_rule.calls
 
 
 def _say_if_unused(model: Any, _: Any, __: Any) -> None:
@@ -151,7 +151,7 @@ def _say_if_unused(model: Any, _: Any, __: Any) -> None:
         for key, hook in list(hooks.items()):
             if hook is _note_calls or hook is _say_if_unused:
                 del hooks[key]
-    unused = model.__dict__.pop("_rapt_calls", None) == _calls
+    unused = model.__dict__.pop("_rapt_calls", None) == _calls + _model_delta_rule.calls
     if unused and model.config._attn_implementation in _registered:
         name = type(model.base_model).__name__  # a head is of no interest
         message = f"{name} ran without rapt's attention: its layers compute their own, or have none"
@@ -240,7 +240,7 @@ def _attention_forward(
             return done, None
     n, m, gqa = query.shape[2], key.shape[2], query.shape[1] != key.shape[1]
     left = sliding_window - 1 if causal and sliding_window is not None and sliding_window < m else -1
-    causal &= n > 1  # one row at the end sees all
+    causal &= bool(n > 1)  # one row at the end sees all (sizes are tensors in a trace)
     mask, bias = _mask_and_bias(attention_mask, position_bias)
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     if left < 0 and softcap is None and s_aux is None and (mask is None or bias is None) and not (causal and n != m):

@@ -1,7 +1,9 @@
 """rapt.torch.delta_rule and flash-linear-attention's functions against a loop in double, gradients by autograd of that."""
 
 import copy
+import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from autograd_reference import delta_rule as loop
 from delta_rule_reference import delta_rule as numpy_delta_rule
 from rapt import _core
 from rapt._delta_rule_torch import Options
+from torch.autograd import forward_ad
 from torch.nn import functional
 
 NAMES = ("q", "k", "v", "g", "beta", "initial_state", "a_log", "dt_bias")
@@ -251,11 +254,11 @@ def test_what_flash_linear_attention_has_and_rapt_has_not():
 LINEAR_MODELS = ["qwen3_next", "qwen3_5", "kimi_linear", "olmo_hybrid"]
 
 
-def linear_model(kind, **made):
+def linear_model(kind, layer_types=("linear_attention", "full_attention"), **made):
     """A small model of transformers."""
     transformers = pytest.importorskip("transformers")
     sizes = {"vocab_size": 64, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-    sizes |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "layer_types": ["linear_attention", "full_attention"]}
+    sizes |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "layer_types": list(layer_types)}
     linear = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 24}
     if kind == "kimi_linear":
         more = {"linear_num_heads": 3, "linear_head_dim": 16, "mlp_layer_types": ["dense"] * 2}
@@ -338,6 +341,74 @@ def test_models_off_the_cpu():
         q, v, g = torch.empty(1, 80, 2, 16), torch.empty(1, 80, 2, 24), torch.empty(1, 80, 2)
     out, state = run(q, q, v, g=g, beta=g, output_final_state=True, rapt_delta_rule=True)
     assert out.device.type == "meta" and out.shape == v.shape and state.shape == (1, 2, 16, 24)
+
+
+def test_models_refuse_packed_sequences():
+    """transformers' convolution would mix them."""
+    import rapt.transformers
+
+    rapt.transformers.register()
+    model = linear_model("qwen3_next", attn_implementation="rapt").eval()
+    lengths = {"cu_seq_lens_q": torch.tensor([0, 30, 70], dtype=torch.int32), "max_length_q": 40}
+    lengths |= {name.replace("_q", "_k"): x for name, x in lengths.items()}
+    positions = torch.cat([torch.arange(30), torch.arange(40)])[None]
+    with pytest.raises(ValueError, match="packed sequences"):
+        model(torch.randint(3, 64, (1, 70)), position_ids=positions, use_cache=False, **lengths)
+
+
+def test_models_that_were_pickled(tmp_path):
+    """In another process, whose module has no functions of rapt's yet."""
+    import rapt.transformers
+
+    rapt.transformers.register()
+    torch.save(linear_model("qwen3_next", attn_implementation="rapt"), tmp_path / "model.pt")
+    script = """
+import sys, torch, rapt._core, rapt.transformers
+rapt.transformers.register()
+model, calls, function = torch.load(sys.argv[1], weights_only=False), [], rapt._core.delta_rule
+rapt._core.delta_rule = lambda *a, **k: (calls.append(1), function(*a, **k))[1]
+with torch.no_grad():
+    model(torch.randint(3, 64, (1, 80)))
+print(len(calls))
+"""
+    run = subprocess.run([sys.executable, "-c", script, tmp_path / "model.pt"], capture_output=True, text=True)
+    assert run.stdout.strip() == "1", run.stderr
+
+
+def test_models_of_linear_layers_only():
+    """Neither silent nor warned about; a layer whose forward is its base's is one, too."""
+    transformers = pytest.importorskip("transformers")
+    import rapt.transformers
+
+    rapt.transformers.register()
+    model = linear_model("qwen3_next", attn_implementation="sdpa", layer_types=["linear_attention"] * 2)
+    layers = [layer for layer in model.modules() if type(layer).__name__.endswith("GatedDeltaNet")]
+    kind = type(layers[0])
+
+    def forward(self, *args, **kwargs):
+        return kind.forward(self, *args, **kwargs)
+
+    layers[0].__class__ = type("Own", (kind,), {"forward": forward})
+    model.set_attn_implementation("rapt")
+    before = rapt._model_delta_rule.calls
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("error", rapt.torch.FallbackWarning)
+        model.eval()(torch.randint(3, 64, (1, 80)), use_cache=False)
+    assert rapt._model_delta_rule.calls == before + 2 and transformers is not None
+
+
+def test_tracing_and_transforms():
+    q = torch.randn(1, 4, 1, 8)
+    traced = torch.jit.trace(lambda x: rapt.torch.delta_rule(x, x, x), (q,))
+    other = torch.randn(1, 4, 1, 8)
+    assert torch.equal(traced(other), rapt.torch.delta_rule(other, other, other))
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="q: got a tensor of forward mode"):
+        rapt.torch.delta_rule(forward_ad.make_dual(q, q), q, q)
+    for transform in (torch.func.grad, torch.vmap):
+        with pytest.raises(NotImplementedError, match="q: got a tensor of forward mode or of a torch.func transform"):
+            transform(lambda x: rapt.torch.delta_rule(x, x, x).sum())(q[None])
+    with pytest.raises(ValueError, match="final_state: got a tensor that requires grad"):
+        rapt.torch.delta_rule(q, q, q, return_state=True, final_state=torch.zeros(1, 1, 8, 8, requires_grad=True))
 
 
 def onnx_linear_attention(
