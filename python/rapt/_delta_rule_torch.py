@@ -132,7 +132,8 @@ def _is_transformed(x: Tensor) -> bool:
     functorch = torch._C._functorch
     if functorch.is_gradtrackingtensor(x) or functorch.is_batchedtensor(x):
         return True
-    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
+    unpack: Any = forward_ad.unpack_dual
+    return forward_ad._current_level >= 0 and unpack(x).tangent is not None
 
 
 def delta_rule(
