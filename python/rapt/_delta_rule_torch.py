@@ -126,6 +126,22 @@ def _backward(ctx: Any, dout: Tensor | None, dstate: Tensor | None) -> tuple[Ten
 operator.register_autograd(_backward, setup_context=_setup_context)
 
 
+def _checked(options: Options) -> Options:
+    """What the operator's schema would refuse, in rapt.delta_rule's words."""
+    numbers: dict[str, Any] = {}
+    for name, x in options._asdict().items():
+        if name in ("scale", "gate_lower_bound"):
+            try:
+                numbers[name] = None if x is None else float(x)
+            except (TypeError, ValueError):
+                raise TypeError(f"{name}: got {x!r}; wanted a number") from None
+        elif name != "rule" and not isinstance(x, bool):
+            raise TypeError(f"{name}: got {x!r}; wanted True or False")
+    if not isinstance(options.rule, str):
+        raise ValueError(f'rule: got {options.rule!r}; wanted "linear", "gated", "delta" or "gated_delta"')
+    return options._replace(**numbers)
+
+
 def _is_transformed(x: Tensor) -> bool:
     if torch.compiler.is_compiling():
         return False
@@ -183,9 +199,8 @@ def delta_rule(
             )
     if final_state is not None and final_state.requires_grad and torch.is_grad_enabled():
         raise ValueError("final_state: got a tensor that requires grad; wanted one that does not")
-    scale = None if scale is None else float(scale)
     inputs = (*tensors, cu_seqlens)
-    options = Options(rule, scale, l2norm_qk, beta_sigmoid, beta_double, gate, gate_lower_bound, state_v_first)
+    options = _checked(Options(rule, scale, l2norm_qk, beta_sigmoid, beta_double, gate, gate_lower_bound, state_v_first))
     grad = _refusals.needs_grad(*tensors)
     writes = {"out": out, "final_state": final_state, "state_slots": state_slots}
     if grad and any(x is not None for x in writes.values()):

@@ -397,6 +397,18 @@ def test_models_of_linear_layers_only():
     assert rapt._model_delta_rule.calls == before + 2 and transformers is not None
 
 
+@pytest.mark.parametrize("grad", [False, True])
+def test_options_are_refused_in_the_same_words(grad):
+    q = torch.zeros(1, 4, 1, 8, requires_grad=grad)
+    array = q.detach().numpy()
+    for options in ({"scale": "x"}, {"gate_lower_bound": "x"}, {"l2norm_qk": "yes"}, {"rule": None}, {"rule": "deltas"}):
+        with pytest.raises((TypeError, ValueError)) as wanted:
+            rapt.delta_rule(array, array, array, **options)
+        with pytest.raises(type(wanted.value)) as raised:
+            rapt.torch.delta_rule(q, q, q, **options)
+        assert str(raised.value) == str(wanted.value)
+
+
 def test_tracing_and_transforms():
     q = torch.randn(1, 4, 1, 8)
     traced = torch.jit.trace(lambda x: rapt.torch.delta_rule(x, x, x), (q,))
