@@ -563,12 +563,11 @@ void add_bias(const AttentionBackwardParams& p, const BiasItem& item, std::byte*
 
 namespace {
 template <int kComponents>
-constexpr AttentionBackwardKernel kernel(const char* arithmetic, DType dtype, const char* opt_in = nullptr) {
+constexpr AttentionBackwardKernel kernel(const char* arithmetic, DType dtype) {
   return {.facts = {.operation = Operation::attention_backward,
                     .phase = Phase::all,
                     .arithmetic = arithmetic,
                     .dtypes = only(dtype),
-                    .opt_in = opt_in,
                     .block_q = kRows,
                     .block_k = kBlock},
           .sums_of_row = sums_of_row,
@@ -584,8 +583,7 @@ constexpr AttentionBackwardKernel kernel(const char* arithmetic, DType dtype, co
 
 extern constexpr AttentionBackwardKernel kAttentionBackward = kernel<1>("bf16", DType::bf16);
 #if defined(RAPT_HAVE_TILES)
-extern constexpr AttentionBackwardKernel kAttentionBackwardF16x3 =
-    kernel<2>("f16x3", DType::f16, "its speed has not been measured");
+extern constexpr AttentionBackwardKernel kAttentionBackwardF16x3 = kernel<2>("f16x3", DType::f16);
 #endif
 
 }  // namespace rapt::cpu::RAPT_ISA

@@ -92,7 +92,15 @@ class Item {
         item_(item),
         carver_(scratch),
         tokens_(p, item.b, item.h),
-        w_(carver_, {p.d, p.dv, p.reads, tokens_.count()}, p.has_delta) {}
+        w_(carver_, {p.d, p.dv, p.reads, tokens_.count()}, p.has_delta),
+        q_head_(item.h / p.q_group * p.reads),
+        k_head_(item.h / p.k_group),
+        v_head_(item.h / p.v_group),
+        grad_q_(tokens_.rows_of(p.grad_q, q_head_)),
+        grad_k_(tokens_.rows_of(p.grad_k, k_head_)),
+        grad_v_(tokens_.rows_of(p.grad_v, v_head_)),
+        grad_g_(tokens_.rows_of(p.grad_g, item.h)),
+        grad_beta_(tokens_.rows_of(p.grad_beta, item.h)) {}
 
   void begin() {
     for_each_column([&](std::int64_t i, std::int64_t c, std::int64_t n) {
@@ -125,11 +133,9 @@ class Item {
     prepare_rest(first, n);
     for (std::int64_t t = first; t < first + n; ++t) {
       if (block > 0) tokens_.prefetch_inputs(t - kBlock, !p_.has_delta, true);
-      tokens_.prefetch<1>(p_.grad_k, t, item_.h / p_.k_group, p_.d);
-      tokens_.prefetch<1>(p_.grad_v, t, item_.h / p_.v_group, p_.dv);
-      if (p_.decay == Decay::channel) tokens_.prefetch<1>(p_.grad_g, t, item_.h, p_.d);
-      for (std::int64_t r = 0; r < p_.reads; ++r)
-        tokens_.prefetch<1>(p_.grad_q, t, item_.h / p_.q_group * p_.reads + r, p_.d);
+      tokens_.prefetch<1>(grad_k_, t, 0, p_.d), tokens_.prefetch<1>(grad_v_, t, 0, p_.dv);
+      if (p_.decay == Decay::channel) tokens_.prefetch<1>(grad_g_, t, 0, p_.d);
+      for (std::int64_t r = 0; r < p_.reads; ++r) tokens_.prefetch<1>(grad_q_, t, r, p_.d);
     }
     const auto start_of = [&](std::int64_t piece) {
       return piece > 0 ? w_.piece_z.from((piece - 1) * w_.dv) : w_.starts.from(block * w_.dv);
@@ -361,40 +367,41 @@ class Item {
       store(w_.carry + c, begins ? load(w_.anchor + c) : load(w_.carry + c) + dlog);
     }
     if (p_.l2norm) tokens_.row_gradient(tokens_.k(token, w_.row), w_.k_factor[t], w_.gradient);
-    give(p_.grad_k, item_.k_sums, p_.k_group, token, item_.h / p_.k_group, p_.d);
+    give(grad_k_, item_.k_sums, p_.k_group, token, k_head_, 0, p_.d);
     for (std::int64_t r = 0; r < p_.reads; ++r) {
       for (std::int64_t c = 0; c < w_.d; c += kLanes)
         store(w_.gradient + c, load(dleft[r] + c) * (load(e + c) * vec(p_.scale)));
       if (p_.l2norm) tokens_.row_gradient(tokens_.q(token, r, w_.row), w_.q_factor[t * p_.reads + r], w_.gradient);
-      give(p_.grad_q, item_.q_sums, p_.q_group, token, item_.h / p_.q_group * p_.reads + r, p_.d);
+      give(grad_q_, item_.q_sums, p_.q_group, token, q_head_, r, p_.d);
     }
     copy(p_.has_delta ? w_.right[t * w_.per_token + p_.reads] : w_.du[t], w_.dv, w_.gradient);
-    give(p_.grad_v, item_.v_sums, p_.v_group, token, item_.h / p_.v_group, p_.dv);
+    give(grad_v_, item_.v_sums, p_.v_group, token, v_head_, 0, p_.dv);
     if (p_.grad_beta) {
       w_.gradient[0] = tokens_.beta_gradient(token, sum_of(w_.dbeta[t]));
-      tokens_.write(p_.grad_beta, token, item_.h, 0, 1, w_.gradient);
+      tokens_.write(grad_beta_, token, 0, 0, 1, w_.gradient);
     }
     if (p_.decay == Decay::none) return;
     const std::int64_t n = p_.decay == Decay::channel ? p_.d : 1;
     tokens_.decay_gradient(token, w_.carry, w_.gradient, item_.head_sums[0]);
-    if (p_.grad_g) tokens_.write(p_.grad_g, token, item_.h, 0, n, w_.gradient);
+    if (p_.grad_g) tokens_.write(grad_g_, token, 0, 0, n, w_.gradient);
     item_.head_sums[1] += static_cast<double>(w_.gradient[0]);
     for (std::int64_t c = 0; c < n; c += kLanes) store(w_.bias + c, load(w_.bias + c) + load(w_.gradient + c));
   }
-  // The gradient of a row of q, k or v; the last of the state heads that share it has the sum.
-  void give(const TokenRows& to, float* sums, std::int64_t group, std::int64_t token, std::int64_t head,
-            std::int64_t n) {
-    if (!to) return;
+  // The gradient of a row of q, k or v, of head `first_head` + r; the last of the state heads that share it has the
+  // sum.
+  void give(const HeadRows& to, float* sums, std::int64_t group, std::int64_t token, std::int64_t first_head,
+            std::int64_t r, std::int64_t n) {
+    if (!to.first) return;
     if (group > 1) {
       const std::int64_t before = item_.h % group;
-      float* const sum = sums + tokens_.index(token, head, p_.h / group) * sums_of_row(n);
+      float* const sum = sums + tokens_.index(token, first_head + r, p_.h / group) * sums_of_row(n);
       for (std::int64_t c = 0; c < n; c += kLanes) {
         const vec x = before > 0 ? load(sum + c) + load(w_.gradient + c) : load(w_.gradient + c);
         store(before < group - 1 ? sum + c : w_.gradient + c, x);
       }
       if (before < group - 1) return;
     }
-    tokens_.write(to, token, head, 0, n, w_.gradient);
+    tokens_.write(to, token, r, 0, n, w_.gradient);
   }
 
   const DeltaRuleBackwardParams& p_;
@@ -402,6 +409,8 @@ class Item {
   Carver carver_;
   const DeltaTokens tokens_;
   const Scratch w_;
+  const std::int64_t q_head_, k_head_, v_head_;  // the first that this state head has
+  const HeadRows grad_q_, grad_k_, grad_v_, grad_g_, grad_beta_;
   bool opens_ = false;  // whether the block's first token begins a window
 };
 

@@ -17,7 +17,8 @@
 // What is multiplied is rounded to bf16; Z, all sums, and what tokens of the same 16 give each other are fp32. A token
 // reads nothing of later ones: blocks end at windows, which earlier tokens decide on, and rows of a product are
 // independent. For the same reason the vector kernel always takes the first kVectorTokens tokens: a short sequence,
-// which is not worth a block, gets the bits of a long one.
+// which is not worth a block, gets the bits of a long one. Strong decays end windows after a few tokens: behind a block
+// of less than 16 the vector kernel takes the next 64, and twice as many each time that this is found again.
 //
 // Pairs along the depth of a product are elements i and i + 16 of 32, so that two vectors merge without a shuffle.
 #include "cpu/kernels/kernels.hpp"
@@ -30,7 +31,7 @@ namespace {
 
 constexpr std::int64_t kBlock = 64, kTokensOfTile = kTileRows;
 constexpr std::int64_t kBlockTiles = kBlock / kTokensOfTile, kBlockDepth = kBlock / kTileDepth;
-constexpr std::int64_t kVectorTokens = 16;
+constexpr std::int64_t kVectorTokens = 16, kMostByVectors = 1024;
 constexpr std::int64_t kChunkFloats = kChunk * kChunk;
 
 const DeltaRuleKernel& vector_kernel() {
@@ -139,61 +140,80 @@ class Item {
 
   void run() {
     w_.fill_offsets();
-    begin();
-    for (std::int64_t t = kVectorTokens; t < tokens_.count();) {
-      const std::int64_t n = prepare(t), tiles = (n + kTokensOfTile - 1) / kTokensOfTile;
-      transpose_ku(n);
-      make_z_tiles();
-      for (std::int64_t tile = 0; tile < tiles; ++tile) {
-        multiply_rows(tile);
-        finish(t + tile * kTokensOfTile, tile, min(n - tile * kTokensOfTile, kTokensOfTile));
-      }
-      add_to_z((n + kTileDepth - 1) / kTileDepth);
+    fill(w_.scaled, w_.d, 0);
+    fill(w_.ku, kBlock * w_.d, 0);
+    fill(w_.zero, w_.columns, 0);
+    for (float* const rows : w_.u) fill(rows, kTokensOfTile * w_.columns, 0);
+    run_vectors(0, kVectorTokens, initial());
+    const std::int64_t count = tokens_.count();
+    std::int64_t run_of_vectors = kBlock;
+    for (std::int64_t t = kVectorTokens; t < count;) {
+      const std::int64_t n = run_block(t);
       t += n;
+      if (n >= kTokensOfTile) run_of_vectors = kBlock;
+      else if (t < count) {
+        const std::int64_t m = min(run_of_vectors, count - t);
+        store_state();
+        run_vectors(t, m, scratch_state());
+        t += m, run_of_vectors = min(2 * run_of_vectors, kMostByVectors);
+      }
     }
-    end();
+    if (p_.final) end();
   }
 
  private:
   StateRows scratch_state() const { return {w_.state - item_.begin, DType::f32, 0, 0, w_.columns, 1}; }
 
-  // Z after the tokens that the vector kernel takes.
-  void begin() {
-    DeltaRuleParams p = p_;
-    p.t = kVectorTokens, p.final = scratch_state();
+  StateRows initial() const {
     const std::int64_t slot = initial_slot(p_, item_.b);
-    if (slot < 0) p.initial = {};
-    if (p.initial) {
-      with_state_type(p.initial.type,
-                      [&](auto element) { p.initial.data = state_at<decltype(element)>(p.initial, slot, 0); });
-      p.initial.slot_stride = 0;
-    }
-    p.slots = p.accepted = {};
+    StateRows state = slot < 0 ? StateRows() : p_.initial;
+    if (state)
+      with_state_type(state.type, [&](auto element) { state.data = state_at<decltype(element)>(state, slot, 0); });
+    state.slot_stride = 0;
+    return state;
+  }
+  // Tokens by the vector kernel, from a state to Z.
+  void run_vectors(std::int64_t first, std::int64_t n, const StateRows& from) {
+    DeltaRuleParams p = p_;
+    for (TokenRows* const rows : {&p.q, &p.k, &p.v, &p.g, &p.beta, &p.out})
+      if (*rows) rows->data = HeadRows(*rows, 0, first, 0).first;
+    p.t = n, p.initial = from, p.final = scratch_state(), p.slots = p.accepted = {};
     vector_kernel().run(p, item_, w_.vectors);
-    const std::int64_t n = item_.end - item_.begin;
+    const std::int64_t columns = item_.end - item_.begin;
     for (std::int64_t c = 0; c < w_.columns; c += kChunk)
       for (std::int64_t i = 0; i < w_.d; ++i)
         for (std::int64_t j = c; j < c + kChunk; j += kLanes)
-          store(z_row(c, i) + j - c, i < p_.d && j < n ? load(w_.state + i * w_.columns + j) : vec(0.f));
+          store(z_row(c, i) + j - c, i < p_.d && j < columns ? load(w_.state + i * w_.columns + j) : vec(0.f));
     fill(w_.e, w_.d, 1);
-    fill(w_.scaled, w_.d, 0);
-    fill(w_.ku, kBlock * w_.d, 0);
-    fill(w_.zero, w_.columns, 0);
-    for (float* const rows : w_.u) fill(rows, kTokensOfTile * w_.columns, 0);
+    has_window_ = false;
   }
-  void end() const {
-    if (!p_.final) return;
+  void store_state() const {
     for (std::int64_t c = 0; c < w_.columns; c += kChunk)
       for (std::int64_t i = 0; i < p_.d; ++i)
         for (std::int64_t j = c; j < c + kChunk; j += kLanes)
           store(w_.state + i * w_.columns + j, load(z_row(c, i) + j - c) * vec(w_.e[i]));
+  }
+  void end() const {
+    store_state();
     DeltaRuleParams p = p_;
     p.t = 0, p.initial = scratch_state(), p.accepted = {};
     vector_kernel().run(p, item_, w_.vectors);
   }
+  // As many tokens from `first` on as one window has, up to kBlock; returns how many.
+  std::int64_t run_block(std::int64_t first) {
+    const std::int64_t n = prepare(first);
+    transpose_ku(n);
+    make_z_tiles();
+    for (std::int64_t t = 0; t < n; t += kTokensOfTile) {
+      multiply_rows(t / kTokensOfTile);
+      finish(first + t, t / kTokensOfTile, min(n - t, kTokensOfTile));
+    }
+    add_to_z((n + kTileDepth - 1) / kTileDepth);
+    return n;
+  }
   float* z_row(std::int64_t column, std::int64_t i) const { return w_.z + (column / kChunk * w_.d + i) * kChunk; }
 
-  // kd, qd, ku and beta of a block that begins with this token, as many as one window has; returns how many.
+  // kd, qd, ku and beta of a block.
   std::int64_t prepare(std::int64_t first) {
     const std::int64_t d = round_up(p_.d, kLanes);
     std::int64_t n = 0;
@@ -201,7 +221,8 @@ class Item {
       float *const decay = n == 0 ? w_.first_decay : w_.decay, *const opening = n == 0 ? w_.first_opening : w_.opening;
       tokens_.prefetch_ahead_of(first + n);
       tokens_.decay(first + n, decay);
-      const bool opens = next_e(w_.e, decay, d, first + n == kVectorTokens, w_.next_e, opening);
+      const bool opens = next_e(w_.e, decay, d, !has_window_, w_.next_e, opening);
+      has_window_ = true;
       if (n == 0) opens_ = opens;
       else if (opens) break;
       const float* const k = tokens_.k(first + n, w_.row);
@@ -264,30 +285,31 @@ class Item {
       }
   }
 
+  template <bool kGoesOn = false>
   void multiply(const TileOperand& a, const TileOperand& b, std::int64_t steps, float* start, float* c) {
-    multiply_chunk<false>(tiles_, a, b, steps, start, c, pending_, [] {});
+    multiply_chunk<false, kGoesOn>(tiles_, a, b, steps, start, c, pending_, [] {});
   }
   // products and xy of 16 tokens.
   void multiply_rows(std::int64_t tile) {
     const std::int64_t depth = w_.d / kTileDepth, before = (tile + 1) / 2, row_bytes = w_.d * 2;
-    for (std::int64_t r = 0; r < w_.row_chunks; ++r) {
-      const TileOperand rows = {w_.left_row(tile * kTokensOfTile, 2 * r), w_.of_row, row_bytes,
-                                kTokensOfTile * row_bytes};
+    const auto rows = [&](std::int64_t r) -> TileOperand {
+      return {w_.left_row(tile * kTokensOfTile, 2 * r), w_.of_row, row_bytes, kTokensOfTile * row_bytes};
+    };
+    for (std::int64_t r = 0; r < w_.row_chunks; ++r)
       for (std::int64_t i = 0; i <= tile / 2; ++i)
-        multiply(rows, {w_.ku_t + i * 2 * depth * kTileBytes, w_.of_tile, 64, depth * kTileBytes}, depth, nullptr,
+        multiply(rows(r), {w_.ku_t + i * 2 * depth * kTileBytes, w_.of_tile, 64, depth * kTileBytes}, depth, nullptr,
                  w_.products + (r * kBlockDepth + i) * kChunkFloats);
-      for (std::int64_t c = 0; c < w_.columns; c += kChunk)
-        multiply(rows, {w_.z_tiles + c * row_bytes, w_.of_pair, 64, kTileBytes}, depth, nullptr, xy_at(r, c));
-    }
     store_pending(tiles_, pending_, w_.discarded);
-    if (tile == 0) return;
     for (std::int64_t r = 0; r < w_.row_chunks; ++r) {
       char* const weights = w_.weights + r * 2 * kBlockDepth * kTileBytes;
       for (std::int64_t part = 0; part < 2; ++part)
         for (std::int64_t i = 0; i < before; ++i) make_weights(r, part, i, 2 * i + 1 < tile);
-      for (std::int64_t c = 0; c < w_.columns; c += kChunk)
-        multiply({weights, w_.of_tile, 64, kBlockDepth * kTileBytes},
-                 {w_.u_tiles + c / kTileRows * kTileBytes, w_.of_u, 64, kTileBytes}, before, xy_at(r, c), xy_at(r, c));
+      for (std::int64_t c = 0; c < w_.columns; c += kChunk) {
+        multiply(rows(r), {w_.z_tiles + c * row_bytes, w_.of_pair, 64, kTileBytes}, depth, nullptr, xy_at(r, c));
+        multiply<true>({weights, w_.of_tile, 64, kBlockDepth * kTileBytes},
+                       {w_.u_tiles + c / kTileRows * kTileBytes, w_.of_u, 64, kTileBytes}, before, nullptr,
+                       xy_at(r, c));
+      }
     }
     store_pending(tiles_, pending_, w_.discarded);
   }
@@ -377,7 +399,8 @@ class Item {
   Carver carver_;
   const Scratch w_;
   const DeltaTokens tokens_;
-  bool opens_ = false;  // whether the block begins a window
+  bool has_window_ = false;  // else the next token begins one
+  bool opens_ = false;       // whether the block begins a window
   Tiles tiles_;
   Pending pending_ = {w_.discarded};
 };
@@ -400,7 +423,6 @@ const DeltaRuleKernel kDeltaRule = {.facts = {.operation = Operation::delta_rule
                                               .phase = Phase::all,
                                               .arithmetic = "bf16",
                                               .dtypes = only(DType::bf16),
-                                              .opt_in = "its speed has not been measured",
                                               .max_head_size = 256,
                                               .max_value_head_size = 256},
                                     .columns = 2 * kChunk,

@@ -25,7 +25,8 @@ template <int kTile>
 //
 // A product takes 52 cycles, and the next may follow after 16: the four sums take turns, so that none waits for itself,
 // and a sum is stored when its turn in the next chunk comes (a store that waits stalls every product behind it).
-template <bool kStreamA = true, class Interleaved>
+// kGoesOn: more products for the pending chunk, which stays where it is.
+template <bool kStreamA = true, bool kGoesOn = false, class Interleaved>
 [[gnu::always_inline]] inline void multiply_chunk(Tiles& tiles, const TileOperand& a, const TileOperand& b,
                                                   std::int64_t steps, float* start, float* c, Pending& pending,
                                                   Interleaved&& interleaved) {
@@ -34,6 +35,7 @@ template <bool kStreamA = true, class Interleaved>
   float* const last = pending.c;
   const auto next_chunk = [&](auto tile) __attribute__((always_inline)) {
     constexpr int kTile = decltype(tile)::value;
+    if (kGoesOn) return;
     tiles.store<kTile>(tile_of<kTile>(last), kRowBytes);
     if (start) tiles.load<kTile>(tile_of<kTile>(start), kRowBytes);
     else tiles.zero<kTile>();

@@ -75,11 +75,38 @@ inline constexpr float kWindowStart = 0x1p24f, kWindowMin = 0x1p-48f, kWindowMax
   return true;
 }
 
+// The rows of one head's tokens, and of the heads after it.
+struct HeadRows {
+  const std::byte* first;                              // null: the tensor is not given
+  std::int64_t token_step, head_step, inner, element;  // bytes; inner: elements from one to the next
+  DType type;
+
+  HeadRows(const TokenRows& rows, std::int64_t b, std::int64_t token, std::int64_t head)
+      : inner(rows.stride.d), element(rows.type == DType::f32 ? 4 : 2), type(rows.type) {
+    const auto* const data = static_cast<const std::byte*>(rows.data);
+    first = data ? data + token_at(rows.stride, b, token, head) * element : nullptr;
+    token_step = rows.stride.s * element, head_step = rows.stride.h * element;
+  }
+  const std::byte* at(std::int64_t token, std::int64_t head) const {
+    return first + token * token_step + head * head_step;
+  }
+};
+
 // One state head of one sequence.
 class DeltaTokens {
  public:
   DeltaTokens(const DeltaRuleParams& p, std::int64_t b, std::int64_t h)
-      : p_(p), range_(tokens_of(p, b)), b_(p.begin ? 0 : b), h_(h), padded_(round_up(p.d, kLanes)) {
+      : p_(p),
+        range_(tokens_of(p, b)),
+        b_(p.begin ? 0 : b),
+        h_(h),
+        padded_(round_up(p.d, kLanes)),
+        q_(rows_of(p.q, h / p.q_group * p.reads)),
+        k_(rows_of(p.k, h / p.k_group)),
+        v_(rows_of(p.v, h / p.v_group)),
+        g_(rows_of(p.g, h)),
+        beta_(rows_of(p.beta, h)),
+        out_(rows_of(p.out, h * p.reads)) {
     if (!p.a_log) return;
     // Finite, so that a gate of 0 stays 0.
     constexpr double kMax = 0x1.fffffep127;
@@ -89,32 +116,27 @@ class DeltaTokens {
   std::int64_t count() const { return range_.count; }
 
   // Rows of a token: as they lie if that is whole vectors of fp32, else copied to `scratch`.
-  const float* k(std::int64_t token, float* scratch) const {
-    return row(p_.k, token, h_ / p_.k_group, 0, p_.d, scratch);
-  }
+  const float* k(std::int64_t token, float* scratch) const { return row(k_, token, 0, 0, p_.d, scratch); }
   // Of the state head's query head `r`.
   const float* q(std::int64_t token, std::int64_t r, float* scratch) const {
-    return row(p_.q, token, h_ / p_.q_group * p_.reads + r, 0, p_.d, scratch);
+    return row(q_, token, r, 0, p_.d, scratch);
   }
   // Columns [begin, end).
   const float* v(std::int64_t token, std::int64_t begin, std::int64_t end, float* scratch) const {
-    return row(p_.v, token, h_ / p_.v_group, begin, end - begin, scratch);
+    return row(v_, token, 0, begin, end - begin, scratch);
   }
   // Of what the results are, as an input: their gradient.
   const float* out(std::int64_t token, std::int64_t r, float* scratch) const {
-    return row(p_.out, token, h_ * p_.reads + r, 0, p_.dv, scratch);
+    return row(out_, token, r, 0, p_.dv, scratch);
   }
   // Fetches the rows of a token into L2: they lie far apart, which the hardware's prefetchers do not follow. Inline,
   // for GCC drops calls that do nothing but prefetch.
   [[gnu::always_inline]] void prefetch_inputs(std::int64_t token, bool v, bool others) const {
-    prefetch(p_.k, token, h_ / p_.k_group, p_.d);
-    if (p_.decay == Decay::channel) prefetch(p_.g, token, h_, p_.d);
-    if (v) prefetch(p_.v, token, h_ / p_.v_group, p_.dv);
+    prefetch(k_, token, 0, p_.d);
+    if (p_.decay == Decay::channel) prefetch(g_, token, 0, p_.d);
+    if (v) prefetch(v_, token, 0, p_.dv);
     if (!others) return;
-    for (std::int64_t r = 0; r < p_.reads; ++r) {
-      prefetch(p_.q, token, h_ / p_.q_group * p_.reads + r, p_.d);
-      prefetch(p_.out, token, h_ * p_.reads + r, p_.dv);
-    }
+    for (std::int64_t r = 0; r < p_.reads; ++r) prefetch(q_, token, r, p_.d), prefetch(out_, token, r, p_.dv);
   }
   // Those of a token that comes a while after this one.
   [[gnu::always_inline]] void prefetch_ahead_of(std::int64_t token) const {
@@ -122,12 +144,11 @@ class DeltaTokens {
     if (token + kAhead < count()) prefetch_inputs(token + kAhead, true, true);
   }
   template <int kWrites = 0>
-  [[gnu::always_inline]] void prefetch(const TokenRows& rows, std::int64_t token, std::int64_t head,
+  [[gnu::always_inline]] void prefetch(const HeadRows& rows, std::int64_t token, std::int64_t head,
                                        std::int64_t n) const {
-    if (!rows || rows.stride.d != 1) return;
-    const std::int64_t size = rows.type == DType::f32 ? 4 : 2;
-    const auto* const from = static_cast<const std::byte*>(rows.data) + at(rows, token, head) * size;
-    for (std::int64_t i = 0; i < n * size; i += 64) __builtin_prefetch(from + i, kWrites, 2);
+    if (!rows.first || rows.inner != 1) return;
+    const std::byte* const from = rows.at(token, head);
+    for (std::int64_t i = 0; i < n * rows.element; i += 64) __builtin_prefetch(from + i, kWrites, 2);
   }
   // What a row of q or k is multiplied by to have a norm of 1, where that is asked for.
   float factor(const float* row) const {
@@ -137,33 +158,35 @@ class DeltaTokens {
     return 1 / __builtin_sqrtf(sum_of(sum) + 1e-6f);
   }
   void write_out(std::int64_t token, std::int64_t r, std::int64_t begin, std::int64_t end, const float* from) const {
-    write(p_.out, token, h_ * p_.reads + r, begin, end, from);
+    write(out_, token, r, begin, end, from);
   }
-  void write(const TokenRows& rows, std::int64_t token, std::int64_t head, std::int64_t begin, std::int64_t end,
-             const float* from) const {
+  static void write(const HeadRows& rows, std::int64_t token, std::int64_t head, std::int64_t begin, std::int64_t end,
+                    const float* from) {
     with_float_type(rows.type, [&](auto element) {
-      const std::int64_t n = end - begin, inner = rows.stride.d;
+      const std::int64_t n = end - begin, inner = rows.inner;
       auto* const to =
-          static_cast<decltype(element)*>(const_cast<void*>(rows.data)) + at(rows, token, head) + begin * inner;
+          reinterpret_cast<decltype(element)*>(const_cast<std::byte*>(rows.at(token, head))) + begin * inner;
       for (std::int64_t c = 0; c < n; c += kLanes)
         store_strided(to + c * inner, inner, min(kLanes, n - c), load(from + c));
     });
   }
+  // Of a tensor of the call, from `head` on.
+  HeadRows rows_of(const TokenRows& rows, std::int64_t head) const { return {rows, b_, range_.first, head}; }
 
   // The decay, e^g, of every channel.
   void decay(std::int64_t token, float* to) const {
     if (p_.decay == Decay::channel) {
-      const float* const g = row(p_.g, token, h_, 0, p_.d, to);
+      const float* const g = row(g_, token, 0, 0, p_.d, to);
       for (std::int64_t c = 0; c < padded_; c += kLanes) store(to + c, exp_of(log_decay(load_any(g + c), c)));
       for (std::int64_t c = p_.d; c < padded_; ++c) to[c] = 1;
       return;
     }
-    const vec all = p_.decay == Decay::none ? vec(1.f) : vec(first_of(exp_of(log_decay(vec(number(p_.g, token)), 0))));
+    const vec all = p_.decay == Decay::none ? vec(1.f) : vec(first_of(exp_of(log_decay(vec(number(g_, token)), 0))));
     for (std::int64_t c = 0; c < padded_; c += kLanes) store(to + c, all);
   }
   float beta(std::int64_t token) const {
     if (!p_.beta) return 1;
-    const float beta = number(p_.beta, token);
+    const float beta = number(beta_, token);
     const float share = p_.beta_sigmoid ? first_of(sigmoid_of(vec(beta))) : beta;
     return p_.beta_double ? 2 * share : share;
   }
@@ -181,7 +204,7 @@ class DeltaTokens {
   float beta_gradient(std::int64_t token, float dbeta) const {
     if (p_.beta_double) dbeta *= 2;
     if (!p_.beta_sigmoid) return dbeta;
-    const float share = first_of(sigmoid_of(vec(number(p_.beta, token))));
+    const float share = first_of(sigmoid_of(vec(number(beta_, token))));
     return dbeta * share * (1 - share);
   }
   // ... of g, from that of each channel's logarithm of a decay: [d], or one where g is not given for channels. What
@@ -189,7 +212,7 @@ class DeltaTokens {
   void decay_gradient(std::int64_t token, const float* dlog, float* dg, double& a_log) const {
     vec of_a_log(0.f);
     if (p_.decay == Decay::channel) {
-      const float* const g = row(p_.g, token, h_, 0, p_.d, dg);
+      const float* const g = row(g_, token, 0, 0, p_.d, dg);
       for (std::int64_t c = 0; c < padded_; c += kLanes)
         store(dg + c, gate_gradient(load(dlog + c), load_any(g + c), c, of_a_log));
       a_log += static_cast<double>(sum_of(of_a_log));
@@ -197,7 +220,7 @@ class DeltaTokens {
     }
     vec sum(0.f);
     for (std::int64_t c = 0; c < padded_; c += kLanes) sum = sum + load(dlog + c);
-    store(dg, gate_gradient(vec(sum_of(sum)), vec(number(p_.g, token)), 0, of_a_log));
+    store(dg, gate_gradient(vec(sum_of(sum)), vec(number(g_, token)), 0, of_a_log));
     a_log += static_cast<double>(first_of(of_a_log));
   }
   // Where the row of a token's head lies in [tokens of all sequences][heads].
@@ -206,22 +229,18 @@ class DeltaTokens {
   }
 
  private:
-  std::int64_t at(const TokenRows& rows, std::int64_t token, std::int64_t head) const {
-    return token_at(rows.stride, b_, range_.first + token, head);
-  }
-  const float* row(const TokenRows& rows, std::int64_t token, std::int64_t head, std::int64_t begin, std::int64_t n,
-                   float* scratch) const {
-    const std::int64_t from = at(rows, token, head) + begin * rows.stride.d;
-    if (rows.type == DType::f32 && rows.stride.d == 1 && n % kLanes == 0)
-      return static_cast<const float*>(rows.data) + from;
+  static const float* row(const HeadRows& rows, std::int64_t token, std::int64_t head, std::int64_t begin,
+                          std::int64_t n, float* scratch) {
+    const std::byte* const from = rows.at(token, head) + begin * rows.inner * rows.element;
+    if (rows.type == DType::f32 && rows.inner == 1 && n % kLanes == 0) return reinterpret_cast<const float*>(from);
     with_float_type(rows.type, [&](auto element) {
-      pack_row(static_cast<const decltype(element)*>(rows.data) + from, rows.stride.d, n, scratch);
+      pack_row(reinterpret_cast<const decltype(element)*>(from), rows.inner, n, scratch);
     });
     return scratch;
   }
-  float number(const TokenRows& rows, std::int64_t token) const {
-    const std::int64_t from = at(rows, token, h_);
-    return rows.type == DType::f32 ? static_cast<const float*>(rows.data)[from] : number_at(rows.data, rows.type, from);
+  static float number(const HeadRows& rows, std::int64_t token) {
+    const std::byte* const from = rows.at(token, 0);
+    return rows.type == DType::f32 ? *reinterpret_cast<const float*>(from) : number_at(from, rows.type, 0);
   }
   // The logarithm of the decay of channels [c, c + kLanes), whose g is given.
   vec log_decay(vec g, std::int64_t c) const {
@@ -254,6 +273,7 @@ class DeltaTokens {
   const DeltaRuleParams& p_;
   const TokenRange range_;
   const std::int64_t b_, h_, padded_;
+  const HeadRows q_, k_, v_, g_, beta_, out_;
   float rate_ = 1;
 };
 
