@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = {
-    "models": "2026-11-22/xeon16-models-16-threads.json",
+    "models": "2026-11-23/xeon16-models-16-threads.json",
     "training_bf16": "2026-11-23/xeon16-training-bf16-16-threads.json",
     "training_f32": "2026-11-23/xeon16-training-f32-16-threads.json",
     "shapes": "2026-11-22/xeon16-attention-16-threads.json",
@@ -41,7 +41,10 @@ def load(name):
     path = ROOT / "bench" / "results" / SOURCES[name]
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".json":
-        return json.loads(text)
+        data = json.loads(text)
+        for row in data["rows"]:
+            row["dtype"] = LONG_NAME.get(row["dtype"], row["dtype"])
+        return data
     return list(csv.DictReader(text.splitlines()))
 
 
@@ -253,7 +256,7 @@ def training_table(rows):
     lines = []
     for row in rows:
         scatters = " (samples scatter)" if row["noisy"] else ""
-        lines.append([row["name"], LONG_NAME[row["dtype"]], f"{row['sdpa']['median_ms']:.0f}", f"{row['rapt']['median_ms']:.0f}",
+        lines.append([row["name"], row["dtype"], f"{row['sdpa']['median_ms']:.0f}", f"{row['rapt']['median_ms']:.0f}",
                       f"{row['vs_sdpa']:.2f}{scatters}"])
     return table(["model", "type", "PyTorch ms", "rapt ms", "PyTorch / rapt"], lines)
 
@@ -268,9 +271,9 @@ def headline(models, shapes, trained):
         ratios = [row["vs_torch_back_to_back"] for row in steady(shapes["rows"], "vs_torch_back_to_back") if row["dtype"] == dtype]
         alone.append(f"{geomean(ratios):.1f} in {dtype}")
     steps = []
-    for dtype in ("f32", "bf16"):
+    for dtype in ("fp32", "bf16"):
         ratios = [row["vs_sdpa"] for row in steady(trained, "vs_sdpa") if row["dtype"] == dtype]
-        steps.append(f"{min(ratios):.2f} to {max(ratios):.2f} in {LONG_NAME[dtype]}")
+        steps.append(f"{min(ratios):.2f} to {max(ratios):.2f} in {dtype}")
     count = len({row["name"] for row in shapes["rows"]})
     slower = [row for row in shapes["rows"] if row["vs_torch_back_to_back"] < 1]
     names = " and ".join(f'"{name}"' for name in dict.fromkeys(row["name"] for row in slower))
@@ -334,7 +337,8 @@ python -m rapt.bench --set quick
 ![Time of whole models](images/models.svg)
 
 The models have random weights and their usual sizes. Two copies share the weights. One attends by `sdpa`, one by `rapt`, and
-they take turns in one process. Attention is a small part of a small model, so the whole gains little there. Measured {DATE['models']}
+they take turns in one process. Attention is a small part of a small model, so the whole gains little there. Of the Qwen3-Next-like
+model the linear layers differ, too: a loop over chunks in PyTorch, or rapt's delta rule. Measured {DATE['models']}
 with PyTorch {release(models)} and transformers {context['transformers']}.
 
 ```sh
