@@ -337,8 +337,8 @@ python -m rapt.bench --set quick
 ![Time of whole models](images/models.svg)
 
 The models have random weights and their usual sizes. Two copies share the weights. One attends by `sdpa`, one by `rapt`, and
-they take turns in one process. Attention is a small part of a small model, so the whole gains little there. Of the Qwen3-Next-like
-model the linear layers differ, too: a loop over chunks in PyTorch, or rapt's delta rule. Measured {DATE['models']}
+they take turns in one process. Attention is a small part of a small model, so the whole gains little there. In the
+Qwen3-Next-like model the layers of linear attention differ too: PyTorch loops over chunks, rapt runs its delta rule. Measured {DATE['models']}
 with PyTorch {release(models)} and transformers {context['transformers']}.
 
 ```sh
@@ -441,7 +441,7 @@ has every row, its version of rapt, and more (AVX2, shares of the FMA peak, cost
 
 - Both CPUs are virtual machines on shared hosts. Ratios move by 5 to 10 % from run to run.
 - A pale bar of "Attention alone" has samples of one side whose quartiles are more than 20 % of the median apart. No mean includes it.
-- The data are of a version before 0.1.0, and not all of one day. Measure on your own machine before you decide.
+- The data are of several versions and days; whole models were timed while the machine still settled from other work. Measure on your own machine before you decide.
 - NEON, AVX2-only CPUs beside PyTorch, Zen 5 and GPUs other than the H200 have not been measured.
 """
 

@@ -8,7 +8,7 @@ import torch
 from delta_rule_reference import delta_rule
 
 UNITS = {np.float32: 2e-6, np.float16: 1e-3, ml_dtypes.bfloat16: 8e-3}
-# On AMX what is multiplied is rounded to bf16, where all inputs are.
+# AMX rounds what it multiplies to bf16 if q, k and v are bf16.
 PRODUCTS_OF_BF16 = any(
     entry["operation"] == "delta_rule" and entry["arithmetic"] == "bf16" and not entry["unusable"] for entry in rapt.info()["entries"]
 )

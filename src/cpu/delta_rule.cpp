@@ -1,6 +1,5 @@
 // delta_rule on the CPU: workers share heads of sequences and, where these are few, ranges of a state's columns.
 #include <algorithm>
-#include <limits>
 #include <memory>
 
 #include "cpu/entry.hpp"
@@ -10,8 +9,8 @@ namespace {
 
 using std::int64_t;
 
-constexpr double kFlopsPerByte = 8;        // about: what a worker computes while it moves a byte
-constexpr int64_t kColumnsToPrepare = 24;  // about: what an item computes before the rule, whatever its width
+constexpr double kFlopsPerByte = 8;  // about: what a worker computes while it moves a byte
+constexpr int64_t kItemsPerWorker = 2;
 
 class DeltaRuleEntry final : public CpuEntry {
  public:
@@ -52,24 +51,14 @@ class DeltaRuleEntry final : public CpuEntry {
     const int64_t pieces = (dv + kernel_.columns - 1) / kernel_.columns;
     return (pieces + ranges - 1) / ranges * kernel_.columns;
   }
-  // The width of ranges with which the last worker should end soonest. It has an item more than its share: some worker
-  // is always late.
-  int64_t columns_for(int64_t dv, int64_t heads, int64_t workers) const {
-    int64_t best = columns_of(dv, 1), least = std::numeric_limits<int64_t>::max();
-    for (int64_t ranges = 1; workers > 1 && ranges * kernel_.columns < dv + kernel_.columns; ++ranges) {
-      const int64_t columns = columns_of(dv, ranges), items = heads * ((dv + columns - 1) / columns),
-                    time = ((items + workers - 1) / workers + 1) * (kColumnsToPrepare + columns);
-      if (time < least) best = columns, least = time;
-    }
-    return best;
-  }
   StreamPlan plan_for(const DeltaRuleProblem& p, int concurrency) const {
     const int64_t heads = p.b * p.state_heads(), tokens = p.ragged >= 0 ? p.ragged : p.b * p.t;
     const double state = static_cast<double>(p.d) * static_cast<double>(p.dv),
                  flops = 6 * state * static_cast<double>(tokens) * static_cast<double>(p.state_heads()),
                  bytes = flops / kFlopsPerByte + (p.state ? 8 * state * static_cast<double>(heads) : 0);
     const int64_t worth = std::clamp<int64_t>(static_cast<int64_t>(bytes / kBytesPerWorker), 1, concurrency);
-    const int64_t columns = columns_for(p.dv, heads, worth);
+    int64_t columns = columns_of(p.dv, 1);
+    if (worth > 1 && heads > 0) columns = columns_of(p.dv, std::max<int64_t>(worth * kItemsPerWorker / heads, 1));
     const int64_t ranges = (p.dv + columns - 1) / columns, reads = heads > 0 ? p.hq / p.state_heads() : 1;
     return {heads * ranges, bytes, kernel_.scratch_bytes({p.d, std::min(columns, p.dv), std::max<int64_t>(reads, 1)}),
             concurrency};

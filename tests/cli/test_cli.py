@@ -208,7 +208,7 @@ class Check(CliTest):
         problems = [word for problem in (PROBLEM, *OTHERS.values()) for word in ("--problem", problem)]
         for operation in OTHERS:
             named = [entry for entry in entries if entry["usable"] and entry["operation"] == operation]
-            taken = [entry for entry in named if operation != "delta_rule" or "f32" in entry["dtypes"]]
+            taken = [entry for entry in named if "f32" in entry["dtypes"]]
             self.assertTrue(taken)
             with tempfile.TemporaryDirectory() as folder:
                 text = self.run_ok("check", "--entry", operation, "--seeds", "2", *problems, "--json", f"{folder}/rows.json")

@@ -321,6 +321,24 @@ TEST_CASE("delta_rule: later tokens change no bit of earlier ones", "[kernel]") 
       }
 }
 
+// Kernels may go by how long windows have been so far.
+TEST_CASE("delta_rule: decays that are strong for a long time, then weak, then strong", "[kernel]") {
+  const DeltaRuleProblem problem = problem_of("dtype=bf16 b=1 hq=1 t=4600 d=20 dv=8 decay=head beta state");
+  DeltaRuleCase c(problem, 5);
+  for (int64_t t = 0; t < problem.t; ++t)
+    c.g.flat(t) = t < 4100 || t > 4350 ? -40.f - static_cast<float>(t % 7) : -0.03f;
+  check_every_entry(c);
+  for (const std::string& entry : every_entry(problem)) {
+    const std::vector<float> whole = bits_on(c, forced(entry)).out;
+    for (const int64_t cut : {90, 1100, 3100, 4150, 4360}) {
+      INFO(entry << ", cut at " << cut);
+      c.clear();
+      delta_rule(part_of(c, 0, 0, cut), forced(entry));
+      CHECK(std::equal(whole.begin(), whole.begin() + cut * problem.dv, c.out.values().begin()));
+    }
+  }
+}
+
 TEST_CASE("delta_rule: decode has the bits of a longer sequence's first token", "[kernel]") {
   for (const char* words :
        {"b=3 hq=2 t=1 d=64 dv=80 decay=channel beta state",

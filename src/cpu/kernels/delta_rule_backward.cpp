@@ -391,7 +391,7 @@ class Item {
   // sum.
   void give(const HeadRows& to, float* sums, std::int64_t group, std::int64_t token, std::int64_t first_head,
             std::int64_t r, std::int64_t n) {
-    if (!to.first) return;
+    if (!to) return;
     if (group > 1) {
       const std::int64_t before = item_.h % group;
       float* const sum = sums + tokens_.index(token, first_head + r, p_.h / group) * sums_of_row(n);
@@ -409,7 +409,7 @@ class Item {
   Carver carver_;
   const DeltaTokens tokens_;
   const Scratch w_;
-  const std::int64_t q_head_, k_head_, v_head_;  // the first that this state head has
+  const std::int64_t q_head_, k_head_, v_head_;  // the first heads that this state head reads
   const HeadRows grad_q_, grad_k_, grad_v_, grad_g_, grad_beta_;
   bool opens_ = false;  // whether the block's first token begins a window
 };

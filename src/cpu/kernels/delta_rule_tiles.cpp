@@ -17,8 +17,9 @@
 // What is multiplied is rounded to bf16; Z, all sums, and what tokens of the same 16 give each other are fp32. A token
 // reads nothing of later ones: blocks end at windows, which earlier tokens decide on, and rows of a product are
 // independent. For the same reason the vector kernel always takes the first kVectorTokens tokens: a short sequence,
-// which is not worth a block, gets the bits of a long one. Strong decays end windows after a few tokens: behind a block
-// of less than 16 the vector kernel takes the next 64, and twice as many each time that this is found again.
+// which is not worth a block, gets the bits of a long one. Strong decays end windows after a few tokens: after a block
+// of fewer than 16 the vector kernel takes the next 64, and twice as many, up to 1024, for each such block that
+// follows.
 //
 // Pairs along the depth of a product are elements i and i + 16 of 32, so that two vectors merge without a shuffle.
 #include "cpu/kernels/kernels.hpp"
@@ -31,7 +32,7 @@ namespace {
 
 constexpr std::int64_t kBlock = 64, kTokensOfTile = kTileRows;
 constexpr std::int64_t kBlockTiles = kBlock / kTokensOfTile, kBlockDepth = kBlock / kTileDepth;
-constexpr std::int64_t kVectorTokens = 16, kMostByVectors = 1024;
+constexpr std::int64_t kVectorTokens = 16, kMaxVectorRun = 1024;
 constexpr std::int64_t kChunkFloats = kChunk * kChunk;
 
 const DeltaRuleKernel& vector_kernel() {
@@ -146,16 +147,16 @@ class Item {
     for (float* const rows : w_.u) fill(rows, kTokensOfTile * w_.columns, 0);
     run_vectors(0, kVectorTokens, initial());
     const std::int64_t count = tokens_.count();
-    std::int64_t run_of_vectors = kBlock;
+    std::int64_t vector_run = kBlock;
     for (std::int64_t t = kVectorTokens; t < count;) {
       const std::int64_t n = run_block(t);
       t += n;
-      if (n >= kTokensOfTile) run_of_vectors = kBlock;
+      if (n >= kTokensOfTile) vector_run = kBlock;
       else if (t < count) {
-        const std::int64_t m = min(run_of_vectors, count - t);
-        store_state();
+        const std::int64_t m = min(vector_run, count - t);
+        state_from_z();
         run_vectors(t, m, scratch_state());
-        t += m, run_of_vectors = min(2 * run_of_vectors, kMostByVectors);
+        t += m, vector_run = min(2 * vector_run, kMaxVectorRun);
       }
     }
     if (p_.final) end();
@@ -172,7 +173,7 @@ class Item {
     state.slot_stride = 0;
     return state;
   }
-  // Tokens by the vector kernel, from a state to Z.
+  // Runs n tokens by the vector kernel, from this state, and makes Z of what they leave.
   void run_vectors(std::int64_t first, std::int64_t n, const StateRows& from) {
     DeltaRuleParams p = p_;
     for (TokenRows* const rows : {&p.q, &p.k, &p.v, &p.g, &p.beta, &p.out})
@@ -183,18 +184,18 @@ class Item {
     for (std::int64_t c = 0; c < w_.columns; c += kChunk)
       for (std::int64_t i = 0; i < w_.d; ++i)
         for (std::int64_t j = c; j < c + kChunk; j += kLanes)
-          store(z_row(c, i) + j - c, i < p_.d && j < columns ? load(w_.state + i * w_.columns + j) : vec(0.f));
-    fill(w_.e, w_.d, 1);
-    has_window_ = false;
+          store(z_row(c, i) + j - c,
+                i < p_.d && j < columns ? load(w_.state + i * w_.columns + j) * vec(1 / kWindowStart) : vec(0.f));
+    fill(w_.e, w_.d, kWindowStart);
   }
-  void store_state() const {
+  void state_from_z() const {
     for (std::int64_t c = 0; c < w_.columns; c += kChunk)
       for (std::int64_t i = 0; i < p_.d; ++i)
         for (std::int64_t j = c; j < c + kChunk; j += kLanes)
           store(w_.state + i * w_.columns + j, load(z_row(c, i) + j - c) * vec(w_.e[i]));
   }
   void end() const {
-    store_state();
+    state_from_z();
     DeltaRuleParams p = p_;
     p.t = 0, p.initial = scratch_state(), p.accepted = {};
     vector_kernel().run(p, item_, w_.vectors);
@@ -213,7 +214,7 @@ class Item {
   }
   float* z_row(std::int64_t column, std::int64_t i) const { return w_.z + (column / kChunk * w_.d + i) * kChunk; }
 
-  // kd, qd, ku and beta of a block.
+  // Makes kd, qd, ku and beta of a block; returns how many tokens it has.
   std::int64_t prepare(std::int64_t first) {
     const std::int64_t d = round_up(p_.d, kLanes);
     std::int64_t n = 0;
@@ -221,8 +222,7 @@ class Item {
       float *const decay = n == 0 ? w_.first_decay : w_.decay, *const opening = n == 0 ? w_.first_opening : w_.opening;
       tokens_.prefetch_ahead_of(first + n);
       tokens_.decay(first + n, decay);
-      const bool opens = next_e(w_.e, decay, d, !has_window_, w_.next_e, opening);
-      has_window_ = true;
+      const bool opens = next_e(w_.e, decay, d, false, w_.next_e, opening);
       if (n == 0) opens_ = opens;
       else if (opens) break;
       const float* const k = tokens_.k(first + n, w_.row);
@@ -399,8 +399,7 @@ class Item {
   Carver carver_;
   const Scratch w_;
   const DeltaTokens tokens_;
-  bool has_window_ = false;  // else the next token begins one
-  bool opens_ = false;       // whether the block begins a window
+  bool opens_ = false;  // whether the block begins a window
   Tiles tiles_;
   Pending pending_ = {w_.discarded};
 };

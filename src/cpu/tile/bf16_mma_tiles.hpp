@@ -25,7 +25,7 @@ template <int kTile>
 //
 // A product takes 52 cycles, and the next may follow after 16: the four sums take turns, so that none waits for itself,
 // and a sum is stored when its turn in the next chunk comes (a store that waits stalls every product behind it).
-// kGoesOn: more products for the pending chunk, which stays where it is.
+// kGoesOn: adds to the pending chunk, whose sums are still in the tiles: `start` is ignored, c is pending.c.
 template <bool kStreamA = true, bool kGoesOn = false, class Interleaved>
 [[gnu::always_inline]] inline void multiply_chunk(Tiles& tiles, const TileOperand& a, const TileOperand& b,
                                                   std::int64_t steps, float* start, float* c, Pending& pending,

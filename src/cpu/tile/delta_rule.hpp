@@ -77,16 +77,18 @@ inline constexpr float kWindowStart = 0x1p24f, kWindowMin = 0x1p-48f, kWindowMax
 
 // The rows of one head's tokens, and of the heads after it.
 struct HeadRows {
-  const std::byte* first;                              // null: the tensor is not given
-  std::int64_t token_step, head_step, inner, element;  // bytes; inner: elements from one to the next
+  const std::byte* first;                       // null: the tensor is not given
+  std::int64_t token_step, head_step, element;  // bytes
+  std::int64_t inner;                           // the stride of d, in elements
   DType type;
 
   HeadRows(const TokenRows& rows, std::int64_t b, std::int64_t token, std::int64_t head)
-      : inner(rows.stride.d), element(rows.type == DType::f32 ? 4 : 2), type(rows.type) {
+      : element(rows.type == DType::f32 ? 4 : 2), inner(rows.stride.d), type(rows.type) {
     const auto* const data = static_cast<const std::byte*>(rows.data);
     first = data ? data + token_at(rows.stride, b, token, head) * element : nullptr;
     token_step = rows.stride.s * element, head_step = rows.stride.h * element;
   }
+  explicit operator bool() const { return first != nullptr; }
   const std::byte* at(std::int64_t token, std::int64_t head) const {
     return first + token * token_step + head * head_step;
   }
@@ -144,9 +146,9 @@ class DeltaTokens {
     if (token + kAhead < count()) prefetch_inputs(token + kAhead, true, true);
   }
   template <int kWrites = 0>
-  [[gnu::always_inline]] void prefetch(const HeadRows& rows, std::int64_t token, std::int64_t head,
-                                       std::int64_t n) const {
-    if (!rows.first || rows.inner != 1) return;
+  [[gnu::always_inline]] static void prefetch(const HeadRows& rows, std::int64_t token, std::int64_t head,
+                                              std::int64_t n) {
+    if (!rows || rows.inner != 1) return;
     const std::byte* const from = rows.at(token, head);
     for (std::int64_t i = 0; i < n * rows.element; i += 64) __builtin_prefetch(from + i, kWrites, 2);
   }
@@ -170,7 +172,7 @@ class DeltaTokens {
         store_strided(to + c * inner, inner, min(kLanes, n - c), load(from + c));
     });
   }
-  // Of a tensor of the call, from `head` on.
+  // The rows of this sequence in a tensor of the call, of heads from this one on.
   HeadRows rows_of(const TokenRows& rows, std::int64_t head) const { return {rows, b_, range_.first, head}; }
 
   // The decay, e^g, of every channel.
