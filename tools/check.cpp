@@ -292,7 +292,7 @@ class Report {
       context.update({{"checked", checked_}, {"wrong", wrong_}, {"skipped", skipped_}});
       write_json(json_path, {{"context", context}, {"checks", rows_}});
     }
-    if (checked_ == 0) throw UsageError("nothing was checked");
+    if (checked_ == 0) throw UsageError("nothing was checked: every problem was skipped");
     return wrong_ == 0 ? kSuccess : kFailure;
   }
 
@@ -437,6 +437,7 @@ int run_check(const CheckOptions& options) {
     total += forcing.concerns(Operation::attention) ? hard.size() : 0;
     for (const Problem& problem : problems) total += forcing.concerns(operation_of(problem)) ? 1 : 0;
   }
+  if (total == 0) throw UsageError(fmt::format("--entry {}: no problem is of its operation", options.entry));
   Report report(problems, total);
   for (const Forcing& forcing : contexts) {
     for (const Problem& problem : problems)

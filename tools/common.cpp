@@ -267,7 +267,7 @@ std::vector<std::string> match_entries(std::string_view text) {
     if (entry.unusable.empty()) usable.push_back(entry.name);
   }
   if (usable.empty()) {
-    throw UsageError(fmt::format("--entry {}: cannot run here: {}", matches[0].name, matches[0].unusable));
+    throw UsageError(fmt::format("--entry {}: cannot run here: {}", text, matches[0].unusable));
   }
   return usable;
 }
@@ -292,6 +292,11 @@ std::string types_text(const Problem& problem) {
   std::vector<std::string_view> names;
   for (const DType type : types) names.push_back(to_string(type));
   return fmt::format("{}", fmt::join(names, "/"));
+}
+
+bool exceeds_memory(const Problem& problem) {
+  return std::visit([](const auto& p) { return tensor_bytes(p); }, problem) >
+         real(::sysconf(_SC_PHYS_PAGES)) * real(::sysconf(_SC_PAGESIZE));
 }
 
 void refuse_memory(const Problem& problem, const Context& context) {

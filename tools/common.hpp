@@ -86,11 +86,14 @@ void require_writable(const std::filesystem::path& path);
 /// Replaces `path` in one step: readers see the old file or the new one, never a part.
 void write_json(const std::filesystem::path& path, const Json& json);
 
+/// Whether the tensors of a problem take more than the machine has.
+bool exceeds_memory(const Problem& problem);
 [[noreturn]] void refuse_memory(const Problem& problem, const Context& context);
 
 template <class Call>
 auto with_memory(const Problem& problem, const Context& context, Call&& call) {
   try {
+    if (exceeds_memory(problem)) throw std::bad_alloc();  // lists of what is in them would be made first, and fill it
     return call();
   } catch (const std::bad_alloc&) {
     refuse_memory(problem, context);

@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <cmath>
+#include <cstdlib>
 #include <exception>
 #include <functional>
 #include <string>
@@ -68,12 +70,19 @@ class Arguments {
   int run() const { return command_(); }
 
  private:
+  // A variable of a script that is not set, most likely.
+  static std::string refuse_empty(const std::string& text) { return text.empty() ? "an empty value" : ""; }
+  // Which no range refuses.
+  static std::string refuse_nan(const std::string& text) {
+    return std::isnan(std::strtod(text.c_str(), nullptr)) ? text + "; wanted a number" : "";
+  }
+
   void add_info(CLI::App& app) {
     auto* info = app.add_subcommand("info", "What this build can do on this machine, or would do for one problem");
-    info->add_option("--problem", info_.problem, kProblemHelp);
+    info->add_option("--problem", info_.problem, kProblemHelp)->check(refuse_empty);
     info->add_option("--threads", info_.threads, "most threads for --problem (default: all)")->check(thread_range());
     auto* json = info->add_option("--json", info_.json_path, "print JSON instead, or also write it to this file");
-    json->expected(0, 1)->type_name("[FILE]");
+    json->expected(0, 1)->type_name("[FILE]")->check(refuse_empty);
     info->footer(kInfoExamples);
     info->callback([this, json] {
       info_.json = json->count() != 0;
@@ -86,10 +95,12 @@ class Arguments {
         app.add_subcommand("check", "Compare results with a float64 reference; exit code 1 when one is wrong");
     check->add_option("--problem", check_.problems, std::string(kProblemHelp) + "; may be given again")
         ->allow_extra_args(false);
-    check->add_option("--entry", check_.entry, kEntryHelp);
+    check->add_option("--entry", check_.entry, kEntryHelp)->check(refuse_empty);
     check->add_option("--seeds", check_.seeds, "random inputs per problem")->check(CLI::Range(1, kMaxSeeds));
     check->add_option("--threads", check_.threads, "most threads (default: all)")->check(thread_range());
-    check->add_option("--json", check_.json_path, "also write the results to this file")->type_name("FILE");
+    check->add_option("--json", check_.json_path, "also write the results to this file")
+        ->type_name("FILE")
+        ->check(refuse_empty);
     check->footer(kCheckExamples);
     check->callback([this] { command_ = [this] { return run_check(check_); }; });
   }
@@ -104,13 +115,15 @@ class Arguments {
     bench->add_option("--threads", bench_.threads, "thread counts, for example 1,2 (default: 1)")
         ->delimiter(',')
         ->check(thread_range());
-    bench->add_option("--entry", bench_.entry, kEntryHelp);
+    bench->add_option("--entry", bench_.entry, kEntryHelp)->check(refuse_empty);
     bench->add_option("--seeds", bench_.seeds, "random inputs per problem")->check(CLI::Range(1, kMaxSeeds));
     bench->add_option("--min-time", bench_.min_time, "seconds of samples per row")
         ->capture_default_str()
-        ->check(CLI::Range(0.001, 3600.0));
+        ->check(CLI::Range(0.001, 3600.0))
+        ->check(refuse_nan);
     bench->add_option("--json", bench_.json_path, "also write the rows to this file, in google-benchmark's layout")
-        ->type_name("FILE");
+        ->type_name("FILE")
+        ->check(refuse_empty);
     bench->footer(kBenchExamples);
     bench->callback([this] { command_ = [this] { return run_bench(bench_); }; });
   }

@@ -53,6 +53,7 @@ class Validator {
     const AttentionArgs forward{args_.q,           args_.kv, read_only(args_.out), args_.score, read_only(args_.lse),
                                 args_.cu_seqlens_q};
     if (!args_.lse) throw Error("lse", "no tensor", "the forward's");
+    check_float("k", args_.kv.k.dtype);  // else scales would be asked for
     static_cast<AttentionProblem&>(p_) = check_forward(forward, f_, all_);
     ragged_q_ = p_.ragged_q >= 0, ragged_k_ = p_.ragged_k >= 0;
     f_.dout = input("dout", args_.dout, args_.out, f_.dout_type, f_.dout_stride);
@@ -153,9 +154,9 @@ AttentionBackwardProblem AttentionBackwardProblem::of(const AttentionBackwardArg
 }
 
 void check(const AttentionBackwardProblem& p) {
-  check(static_cast<const AttentionProblem&>(p));
   if (p.page_size > 0 || p.ring) throw Error("kv", "pages or a ring", "KvSource::strided or ragged");
   check_float("k", p.kv_dtype);
+  check(static_cast<const AttentionProblem&>(p));
   check_float("dout", p.dout_dtype);
   if (p.grads > P::kAll) throw Error("problem", "unknown gradients", "dq, dk and dv");
   if (p.grads == 0 && !p.dbias && !p.dsinks && !p.dalibi) throw Error("dq", "no gradient is wanted", "one or more");

@@ -135,6 +135,9 @@ class Bench(CliTest):
             for row in document["benchmarks"]:
                 self.assertIn(operation, operation_of[row["entry"]])
                 self.assertEqual(row["problem"], OTHERS[operation_of[row["entry"]]])
+        self.assert_usage_error("bench", "--problem", PROBLEM, "--min-time", "nan", mentions="--min-time: nan")
+        for option in ("--entry", "--json"):
+            self.assert_usage_error("bench", "--problem", PROBLEM, option, "", mentions=f"{option}: an empty value")
         self.assert_usage_error("bench", "--problem", PROBLEM, "--entry", "append_kv",
                                 mentions="--entry append_kv: no problem is of its operation")
 

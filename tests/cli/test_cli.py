@@ -224,7 +224,10 @@ class Check(CliTest):
         self.assertIn(f"{len(OTHERS) + 1} checked, 0 wrong", self.run_ok("check", *problems))
         self.assert_usage_error("check", "--problem", "append_kv n=10 sk=9 d=8", mentions="seqlens: 10 new keys")
         self.assert_usage_error("check", "--problem", "append_kv n=1 sk=9 d=8 sq=4", mentions='"sq=4"')
-        self.assertIn("nothing was checked", rapt("check", "--problem", PROBLEM, "--entry", "append_kv").stderr)
+        self.assert_usage_error("check", "--problem", PROBLEM, "--entry", "append_kv",
+                                mentions="--entry append_kv: no problem is of its operation")
+        for words in ("sq=4 d=4 kv=i8", "sq=4 d=4 kv=i8 groups=1"):
+            self.assert_usage_error("check", "--problem", f"attention_backward {words}", mentions="k: dtype i8")
 
     def test_types(self):
         text = self.run_ok("check", "--entry", "attention", "--problem", "dtype=bf16 out=f32 b=1 hq=2 sq=70 d=40 lse",
