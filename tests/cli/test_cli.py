@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Runs the program as a user would; `rapt bench` is in test_bench.py."""
 
+import itertools
 import json
 import os
 import pty
@@ -236,10 +237,11 @@ class Check(CliTest):
 
     @unittest.skipIf(os.environ.get("RAPT_SANITIZE"), "sanitizers end the program when memory cannot be had")
     def test_out_of_memory_says_how_much(self):
-        for command in ("check", "bench"):
-            result = rapt(command, "--problem", "dtype=bf16 b=1 hq=1 sq=1 sk=1099511627776 d=64")
+        problems = {"dtype=bf16 b=1 hq=1 sq=1 sk=1099511627776 d=64": "256.0", "delta_rule b=1000000000 t=0 d=256 state": "238.4"}
+        for command, (problem, size) in itertools.product(("check", "bench"), problems.items()):
+            result = rapt(command, "--problem", problem)
             self.assertEqual(result.returncode, 1, result.stdout + result.stderr)
-            self.assertRegex(result.stderr, r"\Arapt: [^\n]*out of memory; its tensors take 256.0 TiB, its workspace [^\n]+\n\Z")
+            self.assertRegex(result.stderr, rf"\Arapt: [^\n]*out of memory; its tensors take {size} TiB, its workspace [^\n]+\n\Z")
 
     def test_bad_entries(self):
         self.assert_usage_error("check", "--entry", "no_such_entry", mentions="no_such_entry")
