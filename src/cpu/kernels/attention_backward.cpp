@@ -380,7 +380,9 @@ void end(const AttentionBackwardParams& p, const BackwardItem& item, std::byte* 
   Carver carver(scratch);
   const Scratch w(carver, shape_of(p, item));
   const auto rows = [](const float* sums, std::int64_t n) {
-    return [=](std::int64_t key, std::int64_t c) { return sums + key * Strips(n).floats() + c; };
+    return [=](std::int64_t key, std::int64_t c) -> KeySums {
+      return {sums + key * Strips(n).floats() + c, Strips(n).floats()};
+    };
   };
   if (p.grad_k) store_keys(p.grad_k, head, item, p.d, p.scale, rows(w.dk, p.d));
   if (p.grad_v) store_keys(p.grad_v, head, item, p.dv, 1, rows(w.dv, p.dv));

@@ -45,39 +45,42 @@ std::int64_t make_panels(std::int64_t rows, GradPanel* panels, OfPanel of_panel)
   return count;
 }
 
-// sum of x y over rows of n elements.
-inline float dot(const void* x, DType x_type, std::int64_t x_inner, const void* y, DType y_type, std::int64_t y_inner,
-                 std::int64_t x_at, std::int64_t y_at, std::int64_t n) {
-  return with_float_type(x_type, [&](auto xe) {
-    return with_float_type(y_type, [&](auto ye) {
-      const auto* a = static_cast<const decltype(xe)*>(x) + x_at;
-      const auto* b = static_cast<const decltype(ye)*>(y) + y_at;
-      vec sum(0.f);
-      for (std::int64_t c = 0; c < n; c += kLanes) {
-        const std::int64_t m = min(kLanes, n - c);
-        sum = fma(load_strided(a + c * x_inner, x_inner, m), load_strided(b + c * y_inner, y_inner, m), sum);
+// dO . O of kLanes rows.
+inline vec deltas(const AttentionBackwardParams& p, const Head& head, const Row* row) {
+  vec sum[kLanes];
+  with_float_type(p.dout_type, [&](auto dout_element) {
+    with_float_type(p.out_type, [&](auto out_element) {
+      for (int i = 0; i < kLanes; ++i) {
+        const auto* dout = static_cast<const decltype(dout_element)*>(p.dout) + row_at(p.dout_stride, head, row[i]);
+        const auto* out = static_cast<const decltype(out_element)*>(p.out) + row_at(p.out_stride, head, row[i]);
+        sum[i] = vec(0.f);
+        for (std::int64_t c = 0; c < p.dv; c += kLanes) {
+          const std::int64_t n = min(kLanes, p.dv - c);
+          sum[i] = fma(load_strided(dout + c * p.dout_stride.d, p.dout_stride.d, n),
+                       load_strided(out + c * p.out_stride.d, p.out_stride.d, n), sum[i]);
+        }
       }
-      alignas(64) float lane[kLanes];
-      store(lane, sum);
-      for (int half = kLanes / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; ++i) lane[i] += lane[i + half];
-      return lane[0];
     });
   });
+  transpose(sum);
+  for (int half = kLanes / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) sum[i] = sum[i] + sum[i + half];
+  return sum[0];
 }
 
-// neg_m = -lse, which weights are relative to, and neg_delta of a row.
-inline void prepare_row(const AttentionBackwardParams& p, const Head& head, const Row& row, float& neg_m,
-                        float& neg_delta) {
-  const float lse = p.lse[row_at(p.lse_stride, head, row)];
-  // A row that sees no key has weights of 0; of one that saw +inf they are NaN, as the forward's.
-  neg_m = lse == -kInfinity  ? -kInfinity
-          : lse == kInfinity ? __builtin_nanf("")
-                             : static_cast<float>(-(static_cast<double>(lse) * rapt::kLog2e +
-                                                    static_cast<double>(alibi_shift_log2(head, row))));
-  neg_delta = -dot(p.dout, p.dout_type, p.dout_stride.d, p.out, p.out_type, p.out_stride.d,
-                   row_at(p.dout_stride, head, row), row_at(p.out_stride, head, row), p.dv);
-  if (p.dlse) neg_delta += p.dlse[row_at(p.dlse_stride, head, row)];
+// neg_m = -lse, which weights are relative to, and neg_delta of n rows, a multiple of kLanes.
+inline void prepare_rows(const AttentionBackwardParams& p, const Head& head, const Row* row, std::int64_t n,
+                         float* neg_m, float* neg_delta) {
+  for (std::int64_t r = 0; r < n; r += kLanes) store(neg_delta + r, vec(0.f) - deltas(p, head, row + r));
+  for (std::int64_t r = 0; r < n; ++r) {
+    const float lse = p.lse[row_at(p.lse_stride, head, row[r])];
+    // A row that sees no key has weights of 0; of one that saw +inf they are NaN, as the forward's.
+    neg_m[r] = lse == -kInfinity  ? -kInfinity
+               : lse == kInfinity ? __builtin_nanf("")
+                                  : static_cast<float>(-(static_cast<double>(lse) * rapt::kLog2e +
+                                                         static_cast<double>(alibi_shift_log2(head, row[r]))));
+    if (p.dlse) neg_delta[r] += p.dlse[row_at(p.dlse_stride, head, row[r])];
+  }
 }
 
 // Q^T, dO^T and what else a panel needs of its rows.
@@ -88,7 +91,7 @@ inline void prepare_panel(const AttentionBackwardParams& p, const Head& head, Gr
   with_float_type(p.dout_type, [&](auto e) {
     pack_rows(static_cast<const decltype(e)*>(p.dout), p.dout_stride, p.dv, head, panel, panel.dout_t);
   });
-  for (std::int64_t r = 0; r < panel.width; ++r) prepare_row(p, head, panel.row[r], panel.neg_m[r], panel.neg_delta[r]);
+  prepare_rows(p, head, panel.row, panel.width, panel.neg_m, panel.neg_delta);
 }
 
 inline bool must_pack_value_rows(const AttentionBackwardParams& p) {
@@ -260,21 +263,32 @@ inline WorkItem all_rows(const BackwardItem& item) {
   return {item.b, item.hk, 0, 0, 0, INT64_MAX, nullptr};
 }
 
-// Sums of dK or dV, times the scale, -> the gradient; those of keys that are not there are 0. `at(j, c)` is where the
-// sums of the item's key j lie from column c on.
-template <class At>
-void store_keys(const Gradient& to, const Head& head, const BackwardItem& item, std::int64_t n, float scale, At at) {
-  const auto [begin, end] = keys_of(head, item);
-  const auto store_key = [&](auto* row, std::int64_t j, bool is_there) {
-    for (std::int64_t c = 0; c < n; c += kLanes) {
-      const vec x = is_there ? fma(load(at(j, c)), vec(scale), vec(0.f)) : vec(0.f);
-      store_strided(row + c * to.stride.d, to.stride.d, min(kLanes, n - c), x);
-    }
-  };
-  with_float_type(to.type, [&, first = begin, last = end](auto element) {
+// 32 x 32 sums of dK or dV.
+struct KeySums {
+  const float* data;
+  std::int64_t stride;  // floats from key to key
+};
+// Sums of dK or dV, times the scale, -> the gradient; those of keys that are not there are 0. `sums_of(j, c)` is where
+// those of 32 keys from the item's key j on lie, 32 columns from c on, j and c multiples of 32.
+template <class SumsOf>
+void store_keys(const Gradient& to, const Head& head, const BackwardItem& item, std::int64_t n, float scale,
+                SumsOf sums_of) {
+  const Keys keys = keys_of(head, item);
+  with_float_type(to.type, [&](auto element) {
     auto* const base = static_cast<decltype(element)*>(to.data);
-    for (std::int64_t j = first; j < max(last, item.clear_end); ++j)
-      store_key(base + head.key_at(to.stride, j), j - first, j < last);
+    const std::int64_t end = max(keys.end, item.clear_end), inner = to.stride.d;
+    for (std::int64_t j0 = keys.begin; j0 < end; j0 += 32)
+      for (std::int64_t c0 = 0; c0 < n; c0 += 32) {
+        const KeySums sums = sums_of(j0 - keys.begin, c0);
+        for (std::int64_t i = 0; i < min(32, end - j0); ++i) {
+          auto* const row = base + head.key_at(to.stride, j0 + i) + c0 * inner;
+          const bool is_there = j0 + i < keys.end;
+          for (std::int64_t c = 0; c < min(32, n - c0); c += kLanes) {
+            const vec x = is_there ? fma(load(sums.data + i * sums.stride + c), vec(scale), vec(0.f)) : vec(0.f);
+            store_strided(row + c * inner, inner, min(kLanes, n - c0 - c), x);
+          }
+        }
+      }
   });
 }
 

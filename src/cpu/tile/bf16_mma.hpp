@@ -4,7 +4,7 @@
 //  - kBlockKeys: how many keys a block of scores has.
 //  - multiply_chunk: c = start + sum over `steps` of A B for one chunk (start null: 0). It may call `interleaved`, work
 //    that shares no data with it, up to 4 * steps times, and leave the chunk pending. kStreamA: A is read once and
-//    should leave L1 to the rest.
+//    should leave L1 to the rest. Layout: of start and c; all chunks up to store_pending have the same.
 //  - store_pending: stores the pending chunk.
 #pragma once
 

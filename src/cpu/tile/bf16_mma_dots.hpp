@@ -11,6 +11,7 @@ inline constexpr std::int64_t kBlockKeys = 128;
 
 // Chunks are stored at once: nothing is held, and nothing pends.
 struct Tiles {};
+template <class = InRows>
 [[gnu::always_inline]] inline void store_pending(Tiles&, Pending&, float*) {}
 
 // sum += A B for kR rows of a tile of A and a pair of tiles of B.
@@ -37,31 +38,32 @@ template <int kR>
 }
 
 // kR rows of a chunk. (A function of its own, or what its caller holds in registers crowds out the sums.)
-template <int kR>
+template <int kR, class Layout>
 [[gnu::noinline]] void multiply_rows(const char* rows, const TileOperand& a, const TileOperand& b, std::int64_t steps,
                                      const float* start, float* c) {
   vec sum[kR][2];
 #pragma GCC unroll 16
   for (int i = 0; i < kR; ++i)
 #pragma GCC unroll 2
-    for (int v = 0; v < 2; ++v) sum[i][v] = start ? load(start + i * kChunk + v * kLanes) : vec(0.f);
+    for (int v = 0; v < 2; ++v) sum[i][v] = start ? load(start + i * Layout::kRow + v * Layout::kRight) : vec(0.f);
   for (std::int64_t i = 0; i < steps; ++i)
     add_product(sum, rows + a.offset[i], a.stride, b.base + b.offset[i], b.other, b.stride);
 #pragma GCC unroll 16
   for (int i = 0; i < kR; ++i)
 #pragma GCC unroll 2
-    for (int v = 0; v < 2; ++v) store(c + i * kChunk + v * kLanes, sum[i][v]);
+    for (int v = 0; v < 2; ++v) store(c + i * Layout::kRow + v * Layout::kRight, sum[i][v]);
 }
 
-template <bool kStreamA = true, class Interleaved>
+template <bool kStreamA = true, bool kGoesOn = false, class Layout = InRows, class Interleaved>
 [[gnu::always_inline]] inline void multiply_chunk(Tiles&, const TileOperand& a, const TileOperand& b,
                                                   std::int64_t steps, const float* start, float* c, Pending&,
                                                   Interleaved&&) {
-  static_assert(2 * kLanes == kChunk);
+  static_assert(2 * kLanes == kChunk && !kGoesOn);
   constexpr int kR = 8;
   for (std::int64_t r = 0; r < kChunk; r += kR) {
     const char* const rows = a.base + r / kTileRows * a.other + r % kTileRows * a.stride;
-    multiply_rows<kR>(rows, a, b, steps, start ? start + r * kChunk : nullptr, c + r * kChunk);
+    const std::int64_t at = r * Layout::kRow;
+    multiply_rows<kR, Layout>(rows, a, b, steps, start ? start + at : nullptr, c + at);
   }
 }
 

@@ -5,8 +5,15 @@
 
 namespace rapt::cpu::RAPT_ISA {
 
-// C is computed in chunks of 32 x 32 floats, each in rows of 32.
+// C is computed in chunks of 32 x 32 floats, each in rows of 32 ...
 inline constexpr std::int64_t kChunk = 32, kRowBytes = 4 * kChunk;
+struct InRows {
+  static constexpr std::int64_t kRow = kChunk, kRight = 16;  // floats to the next row, and to the right half
+};
+// ... or the left half before the right one, in rows of 16: whole cache lines of a tile.
+struct InHalves {
+  static constexpr std::int64_t kRow = 16, kRight = 16 * kChunk;
+};
 
 // One operand of a sum of products over tiles: of each of `steps` products, where its tile lies.
 struct TileOperand {

@@ -8,16 +8,17 @@ namespace rapt::cpu::RAPT_ISA {
 inline constexpr std::int64_t kBlockKeys = 64;
 
 // Where a tile of C lies: tiles 0 to 3 are a chunk of 32 x 32. (A passes through tiles 4 and 5, B through 6 and 7.)
-template <int kTile>
+template <int kTile, class Layout>
 [[gnu::always_inline]] inline float* tile_of(float* c) {
-  return c + (kTile & 2 ? 16 * kChunk : 0) + (kTile == 1 || kTile == 2 ? 16 : 0);
+  return c + (kTile & 2 ? 16 * Layout::kRow : 0) + (kTile == 1 || kTile == 2 ? Layout::kRight : 0);
 }
 
+template <class Layout = InRows>
 [[gnu::always_inline]] inline void store_pending(Tiles& tiles, Pending& pending, float* unused) {
-  tiles.store<0>(tile_of<0>(pending.c), kRowBytes);
-  tiles.store<1>(tile_of<1>(pending.c), kRowBytes);
-  tiles.store<2>(tile_of<2>(pending.c), kRowBytes);
-  tiles.store<3>(tile_of<3>(pending.c), kRowBytes);
+  tiles.store<0>(tile_of<0, Layout>(pending.c), 4 * Layout::kRow);
+  tiles.store<1>(tile_of<1, Layout>(pending.c), 4 * Layout::kRow);
+  tiles.store<2>(tile_of<2, Layout>(pending.c), 4 * Layout::kRow);
+  tiles.store<3>(tile_of<3, Layout>(pending.c), 4 * Layout::kRow);
   pending.c = unused;
 }
 
@@ -26,7 +27,7 @@ template <int kTile>
 // A product takes 52 cycles, and the next may follow after 16: the four sums take turns, so that none waits for itself,
 // and a sum is stored when its turn in the next chunk comes (a store that waits stalls every product behind it).
 // kGoesOn: adds to the pending chunk, whose sums are still in the tiles: `start` is ignored, c is pending.c.
-template <bool kStreamA = true, bool kGoesOn = false, class Interleaved>
+template <bool kStreamA = true, bool kGoesOn = false, class Layout = InRows, class Interleaved>
 [[gnu::always_inline]] inline void multiply_chunk(Tiles& tiles, const TileOperand& a, const TileOperand& b,
                                                   std::int64_t steps, float* start, float* c, Pending& pending,
                                                   Interleaved&& interleaved) {
@@ -36,8 +37,8 @@ template <bool kStreamA = true, bool kGoesOn = false, class Interleaved>
   const auto next_chunk = [&](auto tile) __attribute__((always_inline)) {
     constexpr int kTile = decltype(tile)::value;
     if (kGoesOn) return;
-    tiles.store<kTile>(tile_of<kTile>(last), kRowBytes);
-    if (start) tiles.load<kTile>(tile_of<kTile>(start), kRowBytes);
+    tiles.store<kTile>(tile_of<kTile, Layout>(last), 4 * Layout::kRow);
+    if (start) tiles.load<kTile>(tile_of<kTile, Layout>(start), 4 * Layout::kRow);
     else tiles.zero<kTile>();
   };
   const auto load_a = [&](auto tile, const char* at) __attribute__((always_inline)) {

@@ -145,7 +145,9 @@ template <int kComponents, class Range, class RowAt>
         }
 }
 
-// 32 rows (keys) of values -> tiles [padded / 16][16 columns][32 keys], likewise.
+// 32 rows (keys) of values -> tiles [padded / 16][16 columns][32 keys], likewise. Pairs are of keys kApart apart: 1, in
+// their order, or 16.
+template <std::int64_t kApart = 1>
 [[gnu::noinline]] inline void tile_values(const ComponentRows& rows, std::int64_t component, std::int64_t padded,
                                           char* tiles) {
   for (std::int64_t c = 0; c < padded; c += kTileRows, tiles += kTileBytes)
@@ -154,9 +156,8 @@ template <int kComponents, class Range, class RowAt>
         vec t[kLanes];
 #pragma GCC unroll 16
         for (int j = 0; j < kLanes; ++j) {
-          const std::int64_t at = component + c + c0;
-          t[j] =
-              truncate_to_bf16_pairs(load_any(rows.row[2 * (j0 + j)] + at), load_any(rows.row[2 * (j0 + j) + 1] + at));
+          const std::int64_t at = component + c + c0, key = (kApart == 1 ? 2 : 1) * (j0 + j);
+          t[j] = truncate_to_bf16_pairs(load_any(rows.row[key] + at), load_any(rows.row[key + kApart] + at));
         }
         transpose(t);
 #pragma GCC unroll 16

@@ -1,0 +1,230 @@
+// Of attention_backward_tiles.cpp: an item's scratch, which heads it can take, and the operands of its products.
+#pragma once
+
+#include "cpu/kernels/backward_chunk.hpp"
+#include "cpu/tile/bf16_mma.hpp"
+#include "cpu/tile/carver.hpp"
+
+namespace rapt::cpu::RAPT_ISA {
+namespace {
+
+constexpr std::int64_t kBlock = kBackwardKeys, kBlockChunks = kBlock / kChunk;  // keys; chunks of them
+constexpr std::int64_t kRows = 192, kRowChunks = kRows / kChunk;                // of a call of add_rows()
+constexpr int kVecsOfChunk = static_cast<int>(kChunk) / kLanes, kVecsOfHalf = kVecsOfChunk / 2;
+constexpr std::int64_t kPairBytes = 2 * kTileBytes;  // of a component of a chunk
+// Inputs, and products of components that a product is made of.
+template <int kComponents>
+using Input = std::conditional_t<kComponents == 1, bf16, f16>;
+template <int kComponents>
+constexpr int kScoreProducts = kComponents* kComponents;
+template <int kComponents>
+constexpr int kSumProducts = 2 * kComponents - 1;
+// Of a chunk, each of which is stored before a product of the next.
+constexpr std::int64_t kPendingTiles = 4;
+
+const AttentionBackwardKernel& vector_kernel() {
+  return *vector_kernels().attention_backward;
+}
+
+std::int64_t padded(std::int64_t n) {
+  return round_up(n, kChunk);
+}
+
+// A panel of 32 rows, whose dQ^T is [d][32].
+struct RowChunk : Panel {
+  const float* neg_delta = nullptr;
+  float* dslope = nullptr;         // [32] for dalibi, as a GradPanel's
+  std::int64_t low = 0, high = 0;  // keys that a row sees
+};
+
+// Where each product of a sum has its operands, relative to those of the first: for each step of the sum products of
+// components, each of which shares one with the product before.
+struct Steps {
+  std::int32_t *a, *b;
+
+  Steps(Carver& carver, std::int64_t products)
+      : a(carver.take<std::int32_t>(products)), b(carver.take<std::int32_t>(products)) {}
+  // Bytes from step to step and from component to component.
+  void fill(std::int64_t steps, int products, std::int64_t a_step, std::int64_t a_component, std::int64_t b_step,
+            std::int64_t b_component) const {
+    constexpr int kOfA[] = {0, 0, 1, 1}, kOfB[] = {1, 0, 0, 1};
+    for (std::int64_t i = 0; i < steps; ++i)
+      for (int product = 0; product < products; ++product) {
+        a[i * products + product] = static_cast<std::int32_t>(i * a_step + kOfA[product] * a_component);
+        b[i * products + product] =
+            static_cast<std::int32_t>(i * b_step + (products == 1 ? 0 : kOfB[product]) * b_component);
+      }
+  }
+};
+
+template <int kComponents>
+struct Scratch {
+  // Of 32 x 32 scores: S, in halves, with P as A over it; behind it dP with dS as A over it; dS as B over the rest of
+  // dP, or behind.
+  static constexpr std::int64_t kScoreBytes = 4 * kChunk * kChunk, kDsAt = kScoreBytes,
+                                kDsPairsAt = kDsAt + (kComponents == 1 ? kPairBytes : kScoreBytes),
+                                kChunkBytes = kDsPairsAt + kComponents * kPairBytes;
+
+  std::int64_t d, dv;  // padded to whole chunks
+  bool* falls_back;    // the whole item does
+  std::byte* rest;     // where the vector kernel's begins
+
+  // Of the item's keys.
+  bf16 *k, *v;      // [keys / 32][component][32][d or dv], where they cannot be read in place
+  char* k_t;        // [keys / 32][component][d / 16] tiles of K^T
+  float *dk, *dv_;  // [keys / 32][d / 32][32 keys][32], garbage until ...
+  bool* started;    // [keys / 32] ... rows have been added
+  // Of a chunk of rows.
+  Row* row;
+  char *q_t, *dout_t;  // [chunk][component][d / 32][2] tiles, rows in the lanes
+  char *q, *dout;      // [chunk][component][d / 16] tiles of pairs of rows
+  float *neg_m, *neg_delta;
+  float* dq_t;  // [chunk][d][32], and [chunk][32] for dalibi, where all of the head's keys are in the item
+  // Of a chunk of rows and a block of keys.
+  char* scores;   // [chunk of keys][chunk of rows][kChunkBytes]
+  float* slopes;  // of the softcap, of 32 x 32 in halves
+  float* exact;   // S and dP again, to become P and dS for dalibi
+  bf16* rows;     // [component][32][d or dv] on their way into tiles
+  float *zero, *discarded;
+  Steps of_s, of_dp, of_dv, of_dk, of_dq;
+
+  Scratch(Carver& carver, const BackwardShape& shape)
+      : d(padded(shape.d)),
+        dv(padded(shape.dv)),
+        of_s(carver, d / kTileDepth * kScoreProducts<kComponents>),
+        of_dp(carver, dv / kTileDepth * kScoreProducts<kComponents>),
+        of_dv(carver, kRowChunks * kSumProducts<kComponents>),
+        of_dk(carver, kRowChunks * kSumProducts<kComponents>),
+        of_dq(carver, kBlockChunks * kSumProducts<kComponents>) {
+    const std::int64_t keys = round_up(max(shape.keys, 1), kBlock);
+    falls_back = carver.take<bool>(1);
+    const std::int64_t before = static_cast<std::int64_t>(carver.used());
+    k = carver.take<bf16>(keys * d * kComponents), v = carver.take<bf16>(keys * dv * kComponents);
+    rest = reinterpret_cast<std::byte*>(k);
+    k_t = carver.take<char>(keys * d * 2 * kComponents);
+    dk = carver.take<float>(keys * d), dv_ = carver.take<float>(keys * dv);
+    started = carver.take<bool>(keys / kChunk);
+    row = carver.take<Row>(kRows);
+    for (char** x : {&q_t, &q}) *x = carver.take<char>(kRows * d * 2 * kComponents);
+    for (char** x : {&dout_t, &dout}) *x = carver.take<char>(kRows * dv * 2 * kComponents);
+    neg_m = carver.take<float>(kRows), neg_delta = carver.take<float>(kRows);
+    dq_t = carver.take<float>(kRows * (d + 1));
+    scores = carver.take<char>(kBlockChunks * kRowChunks * kChunkBytes);
+    slopes = carver.take<float>(shape.softcap ? kChunk * kChunk : 0), exact = carver.take<float>(2 * kChunk * kChunk);
+    rows = carver.take<bf16>(kChunk * max(d, dv) * kComponents);
+    zero = carver.take<float>(kChunk), discarded = carver.take<float>(kChunk * kChunk);
+    carver.take<std::byte>(max(static_cast<std::int64_t>(vector_kernel().scratch_bytes(shape)) -
+                                   (static_cast<std::int64_t>(carver.used()) - before),
+                               0));
+  }
+
+  void fill_steps() const {
+    constexpr int kOfScores = kScoreProducts<kComponents>, kOfSums = kSumProducts<kComponents>;
+    const std::int64_t d_bytes = kChunk * d * 2, dv_bytes = kChunk * dv * 2;  // of a component of 32 rows
+    of_s.fill(d / kTileDepth, kOfScores, kTileDepth * 2, d_bytes, 2 * kTileBytes, d_bytes);
+    of_dp.fill(dv / kTileDepth, kOfScores, kTileDepth * 2, dv_bytes, 2 * kTileBytes, dv_bytes);
+    of_dv.fill(kRowChunks, kOfSums, kChunkBytes, kPairBytes, kComponents * dv_bytes, dv_bytes);
+    of_dk.fill(kRowChunks, kOfSums, kChunkBytes, kPairBytes, kComponents * d_bytes, d_bytes);
+    of_dq.fill(kBlockChunks, kOfSums, kComponents * d_bytes, d_bytes, kRowChunks * kChunkBytes, kPairBytes);
+  }
+};
+
+// ---- What heads can be taken.
+
+template <int kComponents, class RowAt>
+bool are_representable(std::int64_t rows, std::int64_t n, std::int64_t stride, RowAt row_at) {
+  Inspector<RepresentableFactor<kComponents>> inspector;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const Input<kComponents>* const row = row_at(r);
+    std::int64_t i = 0;
+    if constexpr (kComponents == 1)
+      for (; stride == 1 && i + 2 * kLanes <= n; i += 2 * kLanes) inspector.check(load_u16vec(row + i));
+    for (; i < n; i += kLanes) inspector.check(load_strided(row + i * stride, stride, min(kLanes, n - i)));
+  }
+  return !inspector.found();
+}
+
+template <int kComponents>
+bool is_representable(const AttentionBackwardParams& p, const Head& head) {
+  using T = Input<kComponents>;
+  const auto keys = [&](const void* base, const Strides& s, std::int64_t n) {
+    return are_representable<kComponents>(
+        head.len_k, n, s.d, [&](std::int64_t j) { return static_cast<const T*>(base) + head.key_at(s, j); });
+  };
+  const auto rows = [&](const void* base, const Strides& s, std::int64_t n) {
+    return are_representable<kComponents>(head.len_q * p.group, n, s.d, [&](std::int64_t r) {
+      const Row row{r / p.group, head.hk * p.group + r % p.group, 0, 0, 0};
+      return static_cast<const T*>(base) + row_at(s, head, row);
+    });
+  };
+  // Scores past the largest number are neither: their row's lse is not below infinity.
+  for (std::int64_t r = 0; r < head.len_q * p.group; ++r) {
+    const Row row{r / p.group, head.hk * p.group + r % p.group, 0, 0, 0};
+    if (!(p.lse[row_at(p.lse_stride, head, row)] < kInfinity)) return false;
+  }
+  return keys(p.k, p.k_stride, p.d) && keys(p.v, p.v_stride, p.dv) && rows(p.q, p.q_stride, p.d) &&
+         rows(p.dout, p.dout_stride, p.dv);
+}
+
+// Whether the vector kernel does the head: the whole of it, however its keys are cut into items. Whichever of them
+// comes first looks at the head, for all.
+template <int kComponents>
+bool falls_back(const AttentionBackwardParams& p, const Head& head, const BackwardItem& item) {
+  enum : std::int32_t { kUnknown, kTakesTiles, kFallsBack };
+  std::int32_t known = __atomic_load_n(item.head_facts, __ATOMIC_RELAXED);
+  if (known == kUnknown) {
+    known = is_representable<kComponents>(p, head) ? kTakesTiles : kFallsBack;
+    __atomic_store_n(item.head_facts, known, __ATOMIC_RELAXED);
+  }
+  return known == kFallsBack;
+}
+
+// ---- Operands.
+
+// Rows of K or V as A: 64 bytes of each row a step.
+struct KeyOperand {
+  const char* base;
+  std::int64_t stride;  // bytes from row to row
+};
+template <int kComponents>
+bool is_in_place(const Strides& s, std::int64_t n) {
+  return kComponents == 1 && s.d == 1 && n % kTileDepth == 0;
+}
+// 32 rows of n elements as components, in `to` or in place. The head has been looked at: all are representable.
+template <int kComponents, class RowAt>
+ComponentRows components(const Strides& s, std::int64_t rows, std::int64_t n, bf16* to, RowAt row_at) {
+  const bool in_place = is_in_place<kComponents>(s, n);
+  if constexpr (kComponents == 1)
+    if (in_place && rows == kChunk) {
+      ComponentRows result;
+      for (std::int64_t i = 0; i < kChunk; ++i) result.row[i] = row_at(i);
+      return result;
+    }
+  return split_rows<kComponents, RepresentableFactor<kComponents>>(row_at, s.d, rows, n, padded(n), to,
+                                                                   kChunk * padded(n), in_place);
+}
+// 32 keys from j on: in place where they are all there.
+template <int kComponents>
+KeyOperand key_operand(const Head& head, const void* base, const Strides& s, std::int64_t n, std::int64_t j,
+                       const bf16* packed) {
+  if (is_in_place<kComponents>(s, n) && j + kChunk <= head.len_k)
+    return {reinterpret_cast<const char*>(static_cast<const bf16*>(base) + head.key_at(s, j)), 2 * s.s};
+  return {reinterpret_cast<const char*>(packed), 2 * padded(n)};
+}
+
+// 32 rows -> tiles [padded / 16][16 pairs of rows (i, i + 16)][16 columns], of a component as tile_queries() has it;
+// rows from `count` on are 0.
+void tile_row_pairs(const ComponentRows& rows, std::int64_t component, std::int64_t count, std::int64_t width,
+                    char* tiles) {
+  for (std::int64_t c = 0; c < width; c += kTileRows, tiles += kTileBytes)
+    for (std::int64_t i = 0; i < kTileRows; ++i)
+      for (std::int64_t j = 0; j < kTileRows; j += kLanes) {
+        const std::int64_t at = component + c + j;
+        const vec low = i < count ? load_any(rows.row[i] + at) : vec(0.f);
+        const vec high = i + kTileRows < count ? load_any(rows.row[i + kTileRows] + at) : vec(0.f);
+        store(reinterpret_cast<float*>(tiles) + i * kTileRows + j, truncate_to_bf16_pairs(low, high));
+      }
+}
+
+}  // namespace
+}  // namespace rapt::cpu::RAPT_ISA

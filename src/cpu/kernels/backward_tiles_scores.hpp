@@ -1,0 +1,108 @@
+// Of attention_backward_tiles.cpp: from scores and dP of 32 keys x 32 rows to P and dS over them.
+#pragma once
+
+#include "cpu/kernels/backward_tiles_item.hpp"
+
+namespace rapt::cpu::RAPT_ISA {
+namespace {
+
+// Keys j and j + 16 at a time, for 32 rows.
+template <int kComponents>
+struct ChunkGradients {
+  float *scores = nullptr, *end = nullptr;  // of key j; of key 16
+  vec scale, add[kVecsOfChunk], neg_delta[kVecsOfChunk];
+
+  [[gnu::always_inline]] bool is_done() const { return scores == end; }
+  [[gnu::always_inline]] void next_pair() {
+    using Scratch = Scratch<kComponents>;
+    constexpr std::int64_t kFloats = kTileBytes / 4;
+    float *const p = scores, *const ds = p + Scratch::kDsAt / 4, *const ds_pairs = p + Scratch::kDsPairsAt / 4;
+    vec weight[2][kVecsOfChunk], d[2][kVecsOfChunk];
+#pragma GCC unroll 2
+    for (int key = 0; key < 2; ++key)
+#pragma GCC unroll 8
+      for (int i = 0; i < kVecsOfChunk; ++i) {
+        const std::int64_t at = i / kVecsOfHalf * InHalves::kRight + key * kFloats + i % kVecsOfHalf * kLanes;
+        weight[key][i] = exp2_18_bits(at_most_0(fma(load(p + at), scale, add[i])));
+        d[key][i] = weight[key][i] * (load(ds + at) + neg_delta[i]);
+        if constexpr (kComponents == 1) weight[key][i] = rounded(weight[key][i]), d[key][i] = rounded(d[key][i]);
+      }
+#pragma GCC unroll 2
+    for (int c = 0; c < kComponents; ++c) {
+#pragma GCC unroll 2
+      for (int j = 0; j < 2; ++j)
+#pragma GCC unroll 4
+        for (int i = 0; i < kVecsOfHalf; ++i) {
+          const std::int64_t to = (2 * c + j) * kFloats + i * kLanes;
+          store(p + to, truncate_to_bf16_pairs(weight[j][i], weight[j][kVecsOfHalf + i]));
+          store(ds + to, truncate_to_bf16_pairs(d[j][i], d[j][kVecsOfHalf + i]));
+          store(ds_pairs + to, truncate_to_bf16_pairs(d[0][j * kVecsOfHalf + i], d[1][j * kVecsOfHalf + i]));
+        }
+      if (c + 1 == kComponents) break;
+#pragma GCC unroll 2
+      for (int key = 0; key < 2; ++key)
+#pragma GCC unroll 8
+        for (int i = 0; i < kVecsOfChunk; ++i) {
+          weight[key][i] = weight[key][i] - truncate_to_bf16(weight[key][i]);
+          d[key][i] = d[key][i] - truncate_to_bf16(d[key][i]);
+        }
+    }
+    scores += InHalves::kRow;
+  }
+  // So that pairs need no more than to be cut off and merged.
+  [[gnu::always_inline]] static vec rounded(vec x) {
+    return cast_to_float(cast_to_int(x) + ivec(0x8000));
+  }
+};
+
+// Whether scores of 32 keys are more than the product: not all rows see all of them, or they have modifiers.
+bool is_finished(const RowChunk& rows, std::int64_t key, bool modified) {
+  return !modified && rows.first(kChunk - 1) <= key && rows.last(0) >= key + kChunk;
+}
+// The rows as functions of panels want them whose scores lie in halves, from_half() floats further.
+Panel in_halves(const RowChunk& rows) {
+  Panel panel = rows;
+  panel.width = InHalves::kRow;
+  return panel;
+}
+std::int64_t from_half(int vec_of_chunk) {
+  return vec_of_chunk / kVecsOfHalf * (InHalves::kRight - InHalves::kRow);
+}
+
+void finish(const Head& head, const RowChunk& rows, std::int64_t key, bool modified, float* s, float* slopes,
+            float* discarded) {
+  const Panel panel = in_halves(rows);
+  const std::int64_t n = clamp(head.len_k - key, 0, kChunk);
+  for (int i = 0; i < kVecsOfChunk; ++i) {
+    float *const half = s + from_half(i), *const half_slopes = slopes ? slopes + from_half(i) : nullptr;
+    (modified ? finish_scores<true> : finish_scores<false>)(head, panel, i, key, 0, n, half, discarded, half_slopes);
+    for (std::int64_t j = n; j < kChunk; ++j) {
+      const std::int64_t at = j * panel.width + i * kLanes;
+      store(half + at, minus_infinity());
+      if (slopes) store(half_slopes + at, vec(0.f));
+    }
+  }
+}
+
+// dslope += what final scores of 32 keys, and their dP, give: dS as the vector kernel has it, not rounded to bf16.
+[[gnu::noinline]] void add_exact_slopes(const Head& head, const RowChunk& rows, std::int64_t key, const float* s,
+                                        const float* zero, float* exact) {
+  const Panel panel = in_halves(rows);
+  float* const ds = exact + kChunk * kChunk;
+  for (std::int64_t i = 0; i < 2 * kChunk * kChunk; i += kLanes) store(exact + i, load(s + i));
+  for (std::int64_t half = 0; half < 2; ++half)
+    differentiate<kVecsOfHalf, kVecsOfHalf, true>(exact + half * InHalves::kRight, ds + half * InHalves::kRight, 0,
+                                                  kChunk, {1, zero}, rows.neg_delta + half * InHalves::kRow);
+  for (int i = 0; i < kVecsOfChunk; ++i) add_to_slopes(head, panel, i, key, 0, kChunk, ds + from_half(i), rows.dslope);
+}
+
+// dP -> (dP - delta) times the softcap's derivative, of which weights make dX.
+void cap_gradients(const float* neg_delta, const float* slopes, float* dp) {
+  for (std::int64_t at = 0; at < kChunk * kChunk; at += kLanes) {
+    const vec minus = load(neg_delta + at / InHalves::kRight * InHalves::kRow + at % InHalves::kRow);
+    store(dp + at, (load(dp + at) + minus) * load(slopes + at));
+  }
+}
+
+}  // namespace
+}  // namespace rapt::cpu::RAPT_ISA
