@@ -212,6 +212,23 @@ Machine read_machine() {
   return machine;
 }
 
+std::string printable(std::string_view text) {
+  std::string printed;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const auto next = static_cast<unsigned char>(i + 1 < text.size() ? text[i + 1] : 0);
+    if (byte < 0x20 || byte == 0x7f) {
+      printed += fmt::format("\\x{:02x}", byte);
+    } else if (byte == 0xc2 && next >= 0x80 && next < 0xa0) {  // U+0080 to U+009F, which terminals obey, too
+      printed += fmt::format("\\u{:04x}", next);
+      ++i;
+    } else {
+      printed += text[i];
+    }
+  }
+  return printed;
+}
+
 std::string human_bytes(double bytes) {
   constexpr std::array<std::string_view, 5> kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
   std::size_t unit = 0;

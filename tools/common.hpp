@@ -46,6 +46,8 @@ struct Machine {
 };
 Machine read_machine();
 
+/// What the user gave, for a terminal: control characters as escapes ("\x1b").
+std::string printable(std::string_view text);
 /// "32 KiB", "1 MiB", "40 B".
 std::string human_bytes(double bytes);
 /// The commit that this program was built from, with "-dirty" behind it if files had changed; "unknown" outside of git.

@@ -153,7 +153,7 @@ void print_machine(const Json& info) {
     const std::string given = value;
     if (given.empty()) continue;
     const bool none = name == "RAPT_KERNEL" && !named(given);
-    line(name, given + (none ? " (environment): none of the entries below" : " (environment)"));
+    line(name, printable(given) + (none ? " (environment): none of the entries below" : " (environment)"));
   }
 }
 

@@ -351,6 +351,26 @@ class Usage(CliTest):
         self.assert_usage_error("bench", "--problem", "b=2 hq=2 sq=8 d=4 ragged_q=99 ragged_k=99", mentions="ragged")
         self.assert_usage_error("demo", "--data-dir", "/no/such/folder", mentions="/no/such/folder")
 
+    def test_empty_values(self):
+        for command, options in {"info": ("--problem", "--threads", "--json"),
+                                 "check": ("--problem", "--entry", "--seeds", "--threads", "--json"),
+                                 "bench": ("--set", "--problem", "--entry", "--seeds", "--threads", "--min-time", "--json"),
+                                 "demo": ("--data-dir", "--threads")}.items():
+            for option in options:
+                for words in ((option, ""), (option + "=", "1")):
+                    self.assert_usage_error(command, *words, mentions=f"rapt: {option}: an empty value\n")
+        self.assert_usage_error("check", "", mentions="not expected")
+
+    def test_control_characters_are_escaped(self):
+        typed, shown = "\x1b[2J\x07\n\x7f\x9b\xe9", r"\x1b[2J\x07\x0a\x7f\u009b" + "\xe9"
+        for words in ((typed,), ("info", typed), ("info", "--problem", typed), ("info", "--problem", "sq=" + typed),
+                      ("info", "--json", f"/no/such/{typed}"), ("check", "--entry", typed), ("check", "--seeds", typed),
+                      ("bench", "--set", typed), ("demo", "--data-dir", typed)):
+            self.assert_usage_error(*words, mentions=shown)
+        result = rapt("info", RAPT_KERNEL=typed)
+        self.assertIn(f' "{shown}"; wanted ', result.stderr)
+        self.assertRegex(result.stdout, rf"(?m)^RAPT_KERNEL +{re.escape(shown)} \(environment\)")
+
     def test_help(self):
         for command in ("info", "check", "bench", "demo"):
             self.assertIn("--", self.run_ok(command, "--help"))
