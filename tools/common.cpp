@@ -236,6 +236,10 @@ std::string human_bytes(double bytes) {
   return fmt::format("{:.{}f} {}", bytes, bytes == std::floor(bytes) ? 0 : 1, kUnits[unit]);
 }
 
+std::string to_text(const Json& json) {
+  return json.dump(2, ' ', false, Json::error_handler_t::replace);
+}
+
 Json number(double value) {
   return std::isfinite(value) ? Json(value) : Json(nullptr);
 }
@@ -351,7 +355,7 @@ void require_writable(const fs::path& path) {
 void write_json(const fs::path& path, const Json& json) {
   const Target target(path);
   std::ofstream file(target.written);
-  file << json.dump(2) << '\n';
+  file << to_text(json) << '\n';
   file.close();
   if (!file) {
     const int reason = errno;

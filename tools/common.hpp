@@ -52,6 +52,8 @@ std::string printable(std::string_view text);
 std::string human_bytes(double bytes);
 /// The commit that this program was built from, with "-dirty" behind it if files had changed; "unknown" outside of git.
 extern const char* const kCommit;
+/// Indented text. Bytes that are no UTF-8, which names of files may have, become U+FFFD.
+std::string to_text(const Json& json);
 /// When, where and by which build a JSON file was made, in google-benchmark's words where it has them.
 Json run_context(const Machine& machine);
 /// JSON has no NaN: what was not measured is null.

@@ -296,6 +296,10 @@ class JsonFiles(CliTest):
         self.assertEqual(document["problem"], "attention " + PROBLEM)
         self.assertIn(document["entry"], text)
 
+    def test_bytes_that_are_no_text(self):
+        result = rapt("info", "--json", RAPT_KERNEL=os.fsdecode(b"\xffe\xc3\xa9"))
+        self.assertEqual(json.loads(result.stdout)["environment"]["RAPT_KERNEL"], "\ufffde\xe9")
+
     def test_unwritable_paths_are_refused_first(self):
         for command in ("check", "info"):
             self.assert_usage_error(command, "--json", "/no/such/folder/rows.json", mentions="/no/such/folder/rows.json")
