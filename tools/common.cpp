@@ -293,6 +293,10 @@ std::vector<std::string> match_entries(std::string_view text) {
   return usable;
 }
 
+std::string no_entry_of(std::string_view text, Operation operation) {
+  return fmt::format("--entry {} names no usable entry of {}", text, to_string(operation));
+}
+
 Problem parse_problem(const std::string& text) {
   try {
     return bench::parse_line(text);

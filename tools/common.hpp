@@ -63,6 +63,8 @@ Json number(double value);
 /// "avx512"); else those whose names contain it. In dispatch order. Throws UsageError when there is none, or none that
 /// this machine can run.
 std::vector<std::string> match_entries(std::string_view text);
+/// Why a problem of `operation` is skipped: what --entry `text` matches is for others.
+std::string no_entry_of(std::string_view text, Operation operation);
 /// The problem of a text, in which the word "attention" may be left out. Throws UsageError.
 Problem parse_problem(const std::string& text);
 /// The text of a problem, in which the word "attention" is left out.

@@ -214,7 +214,12 @@ class Check(CliTest):
             with tempfile.TemporaryDirectory() as folder:
                 text = self.run_ok("check", "--entry", operation, "--seeds", "2", *problems, "--json", f"{folder}/rows.json")
                 rows = json.loads(Path(folder, "rows.json").read_text())["checks"]
-            self.assertIn(f"{2 * len(taken)} checked, 0 wrong, {len(named) - len(taken)} skipped", text)
+            others = [PROBLEM, *(problem for other, problem in OTHERS.items() if other != operation)]
+            self.assertIn(f"{2 * len(taken)} checked, 0 wrong, {len(named) - len(taken) + len(others)} skipped", text)
+            for problem, row in zip(others, rows):
+                self.assertEqual((row["name"], "entry" in row), (problem, False))
+                self.assertIn(f"--entry {operation} names no usable entry of {row['problem'].split()[0]}", row["skipped"])
+                self.assertRegex(text, rf"(?m)^{re.escape(problem)} +-  skipped: {re.escape(row['skipped'])}$")
             checked = [row for row in rows if "skipped" not in row]
             self.assertEqual([(row["entry"], row["problem"], row["seed"]) for row in checked],
                              [(entry["name"], OTHERS[entry["operation"]], seed) for entry in taken for seed in (1, 2)])
