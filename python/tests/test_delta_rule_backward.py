@@ -195,6 +195,7 @@ def test_refused_types():
         "dfinal_state": {"dfinal_state": STATE.astype(np.float16)},
         "v": {"v": V.astype(np.float64)},
         "gate": {"gate": "yes"},
+        "want": {"want": 5},
     }.items():
         with pytest.raises(TypeError, match=f"^{name}: got "):
             rapt.delta_rule_backward(**({"q": Q, "k": K, "v": V, "g": G, "beta": BETA} | given))
