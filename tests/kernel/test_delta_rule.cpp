@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -30,13 +31,13 @@ DeltaRuleProblem problem_of(const std::string& words) {
 
 /// Every entry, each into fresh poison, within the bounds of float64.
 void check_every_entry(DeltaRuleCase& c) {
-  std::optional<DeltaRuleReference> references[2];  // of products of fp32, and of bf16
+  std::map<DType, std::optional<DeltaRuleReference>> references;  // by the type of products' operands
   for (const std::string& entry : every_entry(c.problem)) {
     INFO(entry << ": " << c.problem.to_string());
     c.clear();
     c.run(forced(entry));
-    std::optional<DeltaRuleReference>& reference = references[c.rounds_operands];
-    if (!reference) reference = c.reference({.rounds_operands = c.rounds_operands});
+    std::optional<DeltaRuleReference>& reference = references[c.operands];
+    if (!reference) reference = c.reference();
     const Verdict verdict = c.verdict(*reference);
     INFO(describe(verdict.errors));
     REQUIRE(verdict.violation == "");
@@ -463,7 +464,7 @@ TEST_CASE("delta_rule: a prompt and then one token at a time", "[kernel]") {
       for (const std::string& entry : every_entry(c.problem)) {
         INFO(entry << ": " << words << ", decays " << static_cast<int>(decays));
         const Context context = forced(entry);
-        c.rounds_operands = multiplies_in_bf16(entry);
+        c.operands = operands_of(entry);
         c.clear();
         for (int64_t b = 0; b < c.problem.b; ++b)
           for (int64_t t = 0; t < 90; t += t < 60 ? 60 : 1) {
