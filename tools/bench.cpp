@@ -67,6 +67,11 @@ class Bench {
       }
     }
     if (cases_.empty()) throw UsageError(fmt::format("--entry {}: no problem is of its operation", options.entry));
+    // --entry chooses among the lines of a set; problems that were given are not dropped without a word.
+    for (const SetLine& line : lines_)
+      if (!options.problems.empty() && !some_concerns(line.problem))
+        fmt::print(stderr, "rapt: --problem \"{}\": skipped: {}\n", short_text(line.problem),
+                   no_entry_of(options.entry, operation_of(line.problem)));
   }
 
   std::vector<Problem> problems() const {
@@ -127,6 +132,10 @@ class Bench {
   /// Whether an entry, or dispatch's choice, is for the problem's operation.
   static bool concerns(const std::string& entry, const Problem& problem) {
     return entry.empty() || bench::info_of(entry).operation == operation_of(problem);
+  }
+
+  bool some_concerns(const Problem& problem) const {
+    return std::any_of(names_.begin(), names_.end(), [&](const std::string& name) { return concerns(name, problem); });
   }
 
   /// False for an entry that refuses a problem which another one of those asked for takes.

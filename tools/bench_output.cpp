@@ -93,7 +93,7 @@ Table::Table(const Machine& machine, const RunInfo& run, const std::vector<Probl
     type_width_ = std::max(type_width_, types_text(problem).size());
   }
   fmt::print("rapt {} on {}, {} CPUs; ISA {}{}\n", version(), machine.cpu.empty() ? machine.host : machine.cpu,
-             machine.cpus, fmt::join(names(run.isas), ", "), run.set.empty() ? "" : "; set " + run.set);
+             machine.cpus, fmt::join(names(run.isas), ", "), run.set.empty() ? "" : "; set " + printable(run.set));
   fmt::print("{:<{}}  {:<{}}  threads  median ms   GFLOP/s  % of peak    best  % of read  x naive\n", "problem", width_,
              "type", type_width_);
   std::fflush(stdout);

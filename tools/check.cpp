@@ -283,6 +283,13 @@ class Report {
     print(inputs.name, problem, 0, verify(c, context, 0));
   }
 
+  void skip(const std::string& text, const Problem& problem, const std::string& why) {
+    progress_.clear();
+    fmt::print("{:<{}}     -  skipped: {}\n", text, width_, why);
+    rows_.push_back({{"name", text}, {"problem", to_string(problem)}, {"skipped", why}});
+    ++skipped_;
+  }
+
   int finish(const std::string& json_path) {
     progress_.clear();
     fmt::print("{} checked, {} wrong, {} skipped; largest share of a bound {:.2f}\n", checked_, wrong_, skipped_,
@@ -306,9 +313,7 @@ class Report {
     try {
       entry = Plan(problem, context).entry();
     } catch (const Error& refusal) {
-      fmt::print("{:<{}}     -  skipped: {}\n", text, width_, refusal.what());
-      rows_.push_back({{"name", text}, {"problem", to_string(problem)}, {"skipped", refusal.what()}});
-      ++skipped_;
+      skip(text, problem, refusal.what());
       progress_.begin(text);
       return false;
     }
@@ -432,13 +437,18 @@ int run_check(const CheckOptions& options) {
       contexts.push_back({make_context(options.threads, name), bench::info_of(name).operation});
   std::span<const testing::HardInputs> hard;
   if (options.problems.empty()) hard = testing::hard_inputs();
-  std::size_t total = 0;
-  for (const Forcing& forcing : contexts) {
-    total += forcing.concerns(Operation::attention) ? hard.size() : 0;
-    for (const Problem& problem : problems) total += forcing.concerns(operation_of(problem)) ? 1 : 0;
-  }
+  const auto contexts_for = [&](Operation operation) {
+    const auto concerned = [&](const Forcing& forcing) { return forcing.concerns(operation); };
+    return static_cast<std::size_t>(std::count_if(contexts.begin(), contexts.end(), concerned));
+  };
+  std::size_t total = contexts_for(Operation::attention) * hard.size();
+  for (const Problem& problem : problems) total += contexts_for(operation_of(problem));
   if (total == 0) throw UsageError(fmt::format("--entry {}: no problem is of its operation", options.entry));
   Report report(problems, total);
+  // --entry chooses among rapt's own list of problems; those that were given are not dropped without a word.
+  for (const Problem& problem : problems)
+    if (!options.problems.empty() && contexts_for(operation_of(problem)) == 0)
+      report.skip(short_text(problem), problem, no_entry_of(options.entry, operation_of(problem)));
   for (const Forcing& forcing : contexts) {
     for (const Problem& problem : problems)
       if (forcing.concerns(operation_of(problem))) report.check(problem, forcing.context, options.seeds);

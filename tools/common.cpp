@@ -212,11 +212,32 @@ Machine read_machine() {
   return machine;
 }
 
+std::string printable(std::string_view text) {
+  std::string printed;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const auto next = static_cast<unsigned char>(i + 1 < text.size() ? text[i + 1] : 0);
+    if (byte < 0x20 || byte == 0x7f) {
+      printed += fmt::format("\\x{:02x}", byte);
+    } else if (byte == 0xc2 && next >= 0x80 && next < 0xa0) {  // U+0080 to U+009F, which terminals obey, too
+      printed += fmt::format("\\u{:04x}", next);
+      ++i;
+    } else {
+      printed += text[i];
+    }
+  }
+  return printed;
+}
+
 std::string human_bytes(double bytes) {
   constexpr std::array<std::string_view, 5> kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
   std::size_t unit = 0;
   for (; bytes >= 1024 && unit + 1 < kUnits.size(); ++unit) bytes /= 1024;
   return fmt::format("{:.{}f} {}", bytes, bytes == std::floor(bytes) ? 0 : 1, kUnits[unit]);
+}
+
+std::string to_text(const Json& json) {
+  return json.dump(2, ' ', false, Json::error_handler_t::replace);
 }
 
 Json number(double value) {
@@ -270,6 +291,10 @@ std::vector<std::string> match_entries(std::string_view text) {
     throw UsageError(fmt::format("--entry {}: cannot run here: {}", text, matches[0].unusable));
   }
   return usable;
+}
+
+std::string no_entry_of(std::string_view text, Operation operation) {
+  return fmt::format("--entry {} names no usable entry of {}", text, to_string(operation));
 }
 
 Problem parse_problem(const std::string& text) {
@@ -334,7 +359,7 @@ void require_writable(const fs::path& path) {
 void write_json(const fs::path& path, const Json& json) {
   const Target target(path);
   std::ofstream file(target.written);
-  file << json.dump(2) << '\n';
+  file << to_text(json) << '\n';
   file.close();
   if (!file) {
     const int reason = errno;

@@ -46,10 +46,14 @@ struct Machine {
 };
 Machine read_machine();
 
+/// What the user gave, for a terminal: control characters as escapes ("\x1b").
+std::string printable(std::string_view text);
 /// "32 KiB", "1 MiB", "40 B".
 std::string human_bytes(double bytes);
 /// The commit that this program was built from, with "-dirty" behind it if files had changed; "unknown" outside of git.
 extern const char* const kCommit;
+/// Indented text. Bytes that are no UTF-8, which names of files may have, become U+FFFD.
+std::string to_text(const Json& json);
 /// When, where and by which build a JSON file was made, in google-benchmark's words where it has them.
 Json run_context(const Machine& machine);
 /// JSON has no NaN: what was not measured is null.
@@ -59,6 +63,8 @@ Json number(double value);
 /// "avx512"); else those whose names contain it. In dispatch order. Throws UsageError when there is none, or none that
 /// this machine can run.
 std::vector<std::string> match_entries(std::string_view text);
+/// Why a problem of `operation` is skipped: what --entry `text` matches is for others.
+std::string no_entry_of(std::string_view text, Operation operation);
 /// The problem of a text, in which the word "attention" may be left out. Throws UsageError.
 Problem parse_problem(const std::string& text);
 /// The text of a problem, in which the word "attention" is left out.

@@ -153,7 +153,7 @@ void print_machine(const Json& info) {
     const std::string given = value;
     if (given.empty()) continue;
     const bool none = name == "RAPT_KERNEL" && !named(given);
-    line(name, given + (none ? " (environment): none of the entries below" : " (environment)"));
+    line(name, printable(given) + (none ? " (environment): none of the entries below" : " (environment)"));
   }
 }
 
@@ -214,7 +214,7 @@ Json describe(const Plan& plan) {
 /// Writes the file that was asked for. True if JSON goes to standard output, in place of text.
 bool print_json(const InfoOptions& options, const Json& json) {
   const bool printed = options.json && options.json_path.empty();
-  if (printed) fmt::print("{}\n", json.dump(2));
+  if (printed) fmt::print("{}\n", to_text(json));
   if (!options.json_path.empty()) write_json(options.json_path, json);
   return printed;
 }

@@ -6,7 +6,9 @@
 #include <cstdlib>
 #include <exception>
 #include <functional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "bench.hpp"
@@ -70,8 +72,6 @@ class Arguments {
   int run() const { return command_(); }
 
  private:
-  // A variable of a script that is not set, most likely.
-  static std::string refuse_empty(const std::string& text) { return text.empty() ? "an empty value" : ""; }
   // CLI::Range lets it pass.
   static std::string refuse_nan(const std::string& text) {
     return std::isnan(std::strtod(text.c_str(), nullptr)) ? text + "; wanted a number" : "";
@@ -79,7 +79,7 @@ class Arguments {
 
   void add_info(CLI::App& app) {
     auto* info = app.add_subcommand("info", "What this build can do on this machine, or would do for one problem");
-    info->add_option("--problem", info_.problem, kProblemHelp)->check(refuse_empty);
+    info->add_option("--problem", info_.problem, kProblemHelp);
     info->add_option("--threads", info_.threads, "most threads for --problem (default: all)")->check(thread_range());
     auto* json = info->add_option("--json", info_.json_path, "print JSON instead, or also write it to this file");
     json->expected(0, 1)->type_name("[FILE]");
@@ -95,12 +95,10 @@ class Arguments {
         app.add_subcommand("check", "Compare results with a float64 reference; exit code 1 when one is wrong");
     check->add_option("--problem", check_.problems, std::string(kProblemHelp) + "; may be given again")
         ->allow_extra_args(false);
-    check->add_option("--entry", check_.entry, kEntryHelp)->check(refuse_empty);
+    check->add_option("--entry", check_.entry, kEntryHelp);
     check->add_option("--seeds", check_.seeds, "random inputs per problem")->check(CLI::Range(1, kMaxSeeds));
     check->add_option("--threads", check_.threads, "most threads (default: all)")->check(thread_range());
-    check->add_option("--json", check_.json_path, "also write the results to this file")
-        ->type_name("FILE")
-        ->check(refuse_empty);
+    check->add_option("--json", check_.json_path, "also write the results to this file")->type_name("FILE");
     check->footer(kCheckExamples);
     check->callback([this] { command_ = [this] { return run_check(check_); }; });
   }
@@ -115,15 +113,14 @@ class Arguments {
     bench->add_option("--threads", bench_.threads, "thread counts, for example 1,2 (default: 1)")
         ->delimiter(',')
         ->check(thread_range());
-    bench->add_option("--entry", bench_.entry, kEntryHelp)->check(refuse_empty);
+    bench->add_option("--entry", bench_.entry, kEntryHelp);
     bench->add_option("--seeds", bench_.seeds, "random inputs per problem")->check(CLI::Range(1, kMaxSeeds));
     bench->add_option("--min-time", bench_.min_time, "seconds of samples per row")
         ->capture_default_str()
         ->check(CLI::Range(0.001, 3600.0))
         ->check(refuse_nan);
     bench->add_option("--json", bench_.json_path, "also write the rows to this file, in google-benchmark's layout")
-        ->type_name("FILE")
-        ->check(refuse_empty);
+        ->type_name("FILE");
     bench->footer(kBenchExamples);
     bench->callback([this] { command_ = [this] { return run_bench(bench_); }; });
   }
@@ -146,7 +143,21 @@ class Arguments {
   std::function<int()> command_;
 };
 
+/// Refuses `--option ""` and `--option=`, most likely of a script's variable that is not set. CLI11 lets the former
+/// pass where a value may be left out, and gives the latter the argument behind it.
+void refuse_empty_values(std::span<char* const> arguments) {
+  for (std::size_t i = 1; i < arguments.size(); ++i) {
+    std::string_view option = arguments[i];
+    if (option.empty()) option = arguments[i - 1];
+    else if (option.back() == '=') option.remove_suffix(1);
+    else continue;
+    if (option.starts_with("--") && option.find('=') == std::string_view::npos)
+      throw UsageError(fmt::format("{}: an empty value", option));
+  }
+}
+
 int run(int argc, char** argv) {
+  refuse_empty_values({argv, static_cast<std::size_t>(argc)});
   CLI::App app{"rapt: attention kernels for CPUs", "rapt"};
   Arguments arguments(app);
   try {
@@ -164,20 +175,23 @@ int run(int argc, char** argv) {
   return arguments.run();
 }
 
+int fail(const std::exception& error, int code) {
+  fmt::print(stderr, "rapt: {}\n", printable(error.what()));
+  return code;
+}
+
 }  // namespace
 }  // namespace rapt::tools
 
 int main(int argc, char** argv) {
+  using namespace rapt::tools;
   try {
-    return rapt::tools::run(argc, argv);
-  } catch (const rapt::tools::UsageError& error) {
-    fmt::print(stderr, "rapt: {}\n", error.what());
-    return rapt::tools::kUsage;
+    return run(argc, argv);
+  } catch (const UsageError& error) {
+    return fail(error, kUsage);
   } catch (const rapt::Error& error) {
-    fmt::print(stderr, "rapt: {}\n", error.what());
-    return rapt::tools::kUsage;
+    return fail(error, kUsage);
   } catch (const std::exception& error) {
-    fmt::print(stderr, "rapt: {}\n", error.what());
-    return rapt::tools::kFailure;
+    return fail(error, kFailure);
   }
 }

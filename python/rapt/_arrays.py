@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -41,3 +42,17 @@ def empty_like(name: str, like: Any, shape: tuple[int, ...], dtype: str | None =
     except ImportError:
         raise TypeError(f"{name}: got dtype bfloat16; wanted the package ml_dtypes for the result, or `out`") from None
     return np.empty(shape, bfloat16)
+
+
+def empty_gradients(want: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+    """New arrays for the gradients of the inputs that `want` names: "dq" of "q"."""
+    wanted = f"one or more of {', '.join(map(repr, inputs))}"
+    if not isinstance(want, Iterable):
+        raise TypeError(f"want: got {want!r}; wanted {wanted}")
+    names = (want,) if isinstance(want, str) else tuple(want)
+    if not names or not all(isinstance(name, str) and name in inputs for name in names):
+        raise ValueError(f"want: got {want!r}; wanted {wanted}")
+    for name in names:
+        if inputs[name] is None:
+            raise ValueError(f"want: got {name!r}; wanted no gradient of what is not given")
+    return {"d" + name: empty_like(name, inputs[name], shape_of(name, inputs[name])) for name in names}

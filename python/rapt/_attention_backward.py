@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from rapt import _core
-from rapt._arrays import Array, empty_like, shape_of
+from rapt._arrays import Array, empty_gradients
 from rapt._attention import forward_arguments
 
 Wanted: TypeAlias = Literal["q", "k", "v", "bias", "sinks", "alibi"]
@@ -71,15 +71,7 @@ def attention_backward(
     ValueError, naming the argument. Releases the GIL.
     """
     inputs = {"q": q, "k": k, "v": v, "bias": bias, "sinks": sinks, "alibi": alibi}
-    names = (want,) if isinstance(want, str) else tuple(want)
-    if not names or not inputs.keys() >= set(names):
-        raise ValueError(f"want: got {want!r}; wanted one or more of {', '.join(map(repr, inputs))}")
-    made: dict[str, Any] = {}
-    for name in names:
-        if inputs[name] is None:
-            raise ValueError(f"want: got {name!r}; wanted no gradient of what is not given")
-        made["d" + name] = empty_like(name, inputs[name], shape_of(name, inputs[name]))
-    gradients = Gradients(**made)
+    gradients = Gradients(**empty_gradients(want, inputs))
     _core.attention_backward(
         forward_arguments(
             *(q, k, v),

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from rapt import _core
-from rapt._arrays import Array, empty_like, shape_of
+from rapt._arrays import Array, empty_gradients, empty_like, shape_of
 
 Rule: TypeAlias = Literal["linear", "gated", "delta", "gated_delta"]
 Wanted: TypeAlias = Literal["q", "k", "v", "g", "beta", "initial_state", "a_log", "dt_bias"]
@@ -184,16 +184,7 @@ def delta_rule_backward(
     TypeError or ValueError, naming the argument, before anything is written. Releases the GIL.
     """
     inputs = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "initial_state": initial_state, "a_log": a_log, "dt_bias": dt_bias}
-    names: tuple[str, ...] = (want,) if isinstance(want, str) else tuple(want or ())
-    if want is None:
-        names = tuple(name for name, array in inputs.items() if array is not None)
-    if not names or not inputs.keys() >= set(names):
-        raise ValueError(f"want: got {want!r}; wanted one or more of {', '.join(map(repr, inputs))}")
-    made: dict[str, Any] = {}
-    for name in names:
-        if inputs[name] is None:
-            raise ValueError(f"want: got {name!r}; wanted no gradient of what is not given")
-        made["d" + name] = empty_like(name, inputs[name], shape_of(name, inputs[name]))
-    gradients = DeltaRuleGradients(**made)
+    names = [name for name, array in inputs.items() if array is not None] if want is None else want
+    gradients = DeltaRuleGradients(**empty_gradients(names, inputs))
     _core.delta_rule_backward(_inputs(locals()), (dout, dfinal_state, *gradients))
     return gradients

@@ -234,10 +234,13 @@ def test_empty():
 
 Q, K, V, G, BETA = draw()
 STATE = state_of(Q, K, V)
+WIDE = np.zeros((2, 19, 2, 257), np.float32)
 REFUSED = {
     "q: got shape [2, 19, 48]; wanted": {"q": Q.reshape(2, 19, 48)},
     "k: got shape [2, 18, 2, 24]; wanted [2, 19, 2, 24]": {"k": K[:, 1:]},
     "v: got 3 heads; wanted": {"v": V[:, :, :3]},
+    "q: got head size 257; wanted 1 to 256": {"q": WIDE, "k": WIDE},
+    "v: got head size 0; wanted 1 to 256": {"v": V[..., :0]},
     "g: got shape [2, 19, 4, 23]": {"g": G[..., 1:]},
     "g: got a tensor; wanted none": {"rule": "delta"},
     "beta: got a tensor; wanted none": {"rule": "gated"},

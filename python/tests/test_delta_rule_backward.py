@@ -170,6 +170,8 @@ REFUSED = {
     "want: got ('q', 'dq'); wanted": {"want": ("q", "dq")},
     "want: got 'initial_state'; wanted no gradient of what is not given": {"want": ("q", "initial_state")},
     "k: got shape [2, 18, 2, 24]; wanted [2, 19, 2, 24]": {"k": K[:, 1:]},
+    "q: got head size 0; wanted 1 to 256": {"q": Q[..., :0], "k": K[..., :0]},
+    "v: got head size 257; wanted 1 to 256": {"v": np.zeros((2, 19, 4, 257), np.float32)},
     "g: got a tensor; wanted none": {"rule": "delta"},
     "dout: got shape [2, 19, 2, 40]; wanted [2, 19, 4, 40]": {"dout": DOUT[:, :, :2]},
     "dfinal_state: got shape [1, 4, 24, 40]": {"dfinal_state": STATE[:1]},
@@ -195,6 +197,7 @@ def test_refused_types():
         "dfinal_state": {"dfinal_state": STATE.astype(np.float16)},
         "v": {"v": V.astype(np.float64)},
         "gate": {"gate": "yes"},
+        "want": {"want": 5},
     }.items():
         with pytest.raises(TypeError, match=f"^{name}: got "):
             rapt.delta_rule_backward(**({"q": Q, "k": K, "v": V, "g": G, "beta": BETA} | given))

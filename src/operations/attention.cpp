@@ -83,7 +83,7 @@ class Validator {
     p_.d = q.shape[static_cast<std::size_t>(nq - 1)];
     const int64_t packed = k.dtype == DType::i4x2 ? 2 : 1;  // elements to a byte
     p_.dv = v.shape[static_cast<std::size_t>(nk - 1)] * packed;
-    if (p_.d % packed != 0) throw Error("q", "head size d = " + std::to_string(p_.d), "an even one for keys of i4x2");
+    if (p_.d % packed != 0) throw Error("q", "head size " + std::to_string(p_.d), "an even one for keys of i4x2");
     check_size("k", k, nk - 1, p_.d / packed, packed == 1 ? "q's head size d" : "half of q's head size d, in bytes,");
     if (!ragged_k && !is_paged) check_size("k", k, 0, p_.b, ragged_q ? "the batch b" : "q's batch b");
     check_heads(p_.hq, p_.hk);

@@ -107,8 +107,8 @@ void check(const AttentionProblem& p) {
   check_float("q", p.q_dtype), check_float("out", p.out_dtype);
   check_cache_type("k", p.kv_dtype);
   check_float("score.bias", p.bias_dtype);
-  if (p.d < 1 || p.d > kMaxHeadSize) throw Error("q", "head size d = " + std::to_string(p.d), "1 to 8192");
-  if (p.dv < 1 || p.dv > kMaxHeadSize) throw Error("v", "head size dv = " + std::to_string(p.dv), "1 to 8192");
+  if (p.d < 1 || p.d > kMaxHeadSize) throw Error("q", "head size " + std::to_string(p.d), "1 to 8192");
+  if (p.dv < 1 || p.dv > kMaxHeadSize) throw Error("v", "head size " + std::to_string(p.dv), "1 to 8192");
   check_heads(p.hq, p.hk);
   if (!std::isfinite(p.scale)) throw Error("score.scale", shortest(p.scale), "a finite number");
   if (!(p.softcap == 0 || (p.softcap >= 1e-30f && p.softcap <= 1e30f)))

@@ -214,7 +214,12 @@ class Check(CliTest):
             with tempfile.TemporaryDirectory() as folder:
                 text = self.run_ok("check", "--entry", operation, "--seeds", "2", *problems, "--json", f"{folder}/rows.json")
                 rows = json.loads(Path(folder, "rows.json").read_text())["checks"]
-            self.assertIn(f"{2 * len(taken)} checked, 0 wrong, {len(named) - len(taken)} skipped", text)
+            others = [PROBLEM, *(problem for other, problem in OTHERS.items() if other != operation)]
+            self.assertIn(f"{2 * len(taken)} checked, 0 wrong, {len(named) - len(taken) + len(others)} skipped", text)
+            for problem, row in zip(others, rows):
+                self.assertEqual((row["name"], "entry" in row), (problem, False))
+                self.assertIn(f"--entry {operation} names no usable entry of {row['problem'].split()[0]}", row["skipped"])
+                self.assertRegex(text, rf"(?m)^{re.escape(problem)} +-  skipped: {re.escape(row['skipped'])}$")
             checked = [row for row in rows if "skipped" not in row]
             self.assertEqual([(row["entry"], row["problem"], row["seed"]) for row in checked],
                              [(entry["name"], OTHERS[entry["operation"]], seed) for entry in taken for seed in (1, 2)])
@@ -296,6 +301,10 @@ class JsonFiles(CliTest):
         self.assertEqual(document["problem"], "attention " + PROBLEM)
         self.assertIn(document["entry"], text)
 
+    def test_bytes_that_are_no_text(self):
+        result = rapt("info", "--json", RAPT_KERNEL=os.fsdecode(b"\xffe\xc3\xa9"))
+        self.assertEqual(json.loads(result.stdout)["environment"]["RAPT_KERNEL"], "\ufffde\xe9")
+
     def test_unwritable_paths_are_refused_first(self):
         for command in ("check", "info"):
             self.assert_usage_error(command, "--json", "/no/such/folder/rows.json", mentions="/no/such/folder/rows.json")
@@ -350,6 +359,26 @@ class Usage(CliTest):
         self.assert_usage_error("bench", "--problem", "b=1 hq=2 sq=8 d=0", mentions="d=0")
         self.assert_usage_error("bench", "--problem", "b=2 hq=2 sq=8 d=4 ragged_q=99 ragged_k=99", mentions="ragged")
         self.assert_usage_error("demo", "--data-dir", "/no/such/folder", mentions="/no/such/folder")
+
+    def test_empty_values(self):
+        for command, options in {"info": ("--problem", "--threads", "--json"),
+                                 "check": ("--problem", "--entry", "--seeds", "--threads", "--json"),
+                                 "bench": ("--set", "--problem", "--entry", "--seeds", "--threads", "--min-time", "--json"),
+                                 "demo": ("--data-dir", "--threads")}.items():
+            for option in options:
+                for words in ((option, ""), (option + "=", "1")):
+                    self.assert_usage_error(command, *words, mentions=f"rapt: {option}: an empty value\n")
+        self.assert_usage_error("check", "", mentions="not expected")
+
+    def test_control_characters_are_escaped(self):
+        typed, shown = "\x1b[2J\x07\n\x7f\x9b\xe9", r"\x1b[2J\x07\x0a\x7f\u009b" + "\xe9"
+        for words in ((typed,), ("info", typed), ("info", "--problem", typed), ("info", "--problem", "sq=" + typed),
+                      ("info", "--json", f"/no/such/{typed}"), ("check", "--entry", typed), ("check", "--seeds", typed),
+                      ("bench", "--set", typed), ("demo", "--data-dir", typed)):
+            self.assert_usage_error(*words, mentions=shown)
+        result = rapt("info", RAPT_KERNEL=typed)
+        self.assertIn(f' "{shown}"; wanted ', result.stderr)
+        self.assertRegex(result.stdout, rf"(?m)^RAPT_KERNEL +{re.escape(shown)} \(environment\)")
 
     def test_help(self):
         for command in ("info", "check", "bench", "demo"):

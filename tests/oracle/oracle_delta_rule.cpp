@@ -16,12 +16,12 @@ constexpr std::size_t kBlock = 64;  // tokens that give to each other by product
 
 class Oracle {
  public:
-  Oracle(const DeltaRuleArgs& args, const TensorView& initial, const DeltaRuleSubset& subset)
+  Oracle(const DeltaRuleArgs& args, const TensorView& initial, const DeltaRuleSubset& subset, DType operands)
       : in_(args),
         initial_(initial),
         subset_(subset),
         steps_(args.state_slots.ndim == 2 ? args.state_slots.shape[1] : 0),
-        operand_(subset.rounds_operands ? unit_of(DType::bf16) : 0) {}
+        operand_(unit_of(operands)) {}
 
   DeltaRuleReference run() {
     for (Row* of_out : {&r_.out, &r_.out_sigma, &r_.out_drift})
@@ -178,8 +178,8 @@ class Oracle {
 }  // namespace
 
 DeltaRuleReference oracle_delta_rule(const DeltaRuleArgs& args, const TensorView& initial,
-                                     const DeltaRuleSubset& subset) {
-  return Oracle(args, initial, subset).run();
+                                     const DeltaRuleSubset& subset, DType operands) {
+  return Oracle(args, initial, subset, operands).run();
 }
 
 double delta_rule_bound(double want, double sigma, double drift, DType dtype) {

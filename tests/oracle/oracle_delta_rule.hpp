@@ -35,13 +35,13 @@ struct DeltaRuleReference {
 /// v; the last ones always.
 struct DeltaRuleSubset {
   std::int64_t heads = 1, columns = 1;
-  bool rounds_operands = false;  ///< of products, to bf16
 };
 
 /// Independent of the library; trusts the arguments to be valid. Does not read the final state, even where it is the
-/// initial one: `initial` stands for args.initial_state then.
+/// initial one: `initial` stands for args.initial_state then. `operands` is the type that kernels round the operands of
+/// products to: f32 or bf16.
 DeltaRuleReference oracle_delta_rule(const DeltaRuleArgs& args, const TensorView& initial,
-                                     const DeltaRuleSubset& subset = {});
+                                     const DeltaRuleSubset& subset = {}, DType operands = DType::f32);
 inline DeltaRuleReference oracle_delta_rule(const DeltaRuleArgs& args) {
   return oracle_delta_rule(args, args.initial_state);
 }

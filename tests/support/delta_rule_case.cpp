@@ -208,19 +208,17 @@ void DeltaRuleCase::clear() {
 }
 
 DeltaRuleReference DeltaRuleCase::reference(const DeltaRuleSubset& subset) {
-  return oracle_delta_rule(args(), initial.view(), subset);
+  return oracle_delta_rule(args(), initial.view(), subset, operands);
 }
 
 void DeltaRuleCase::run(const Context& context) {
   const Plan plan(args(), context);
-  rounds_operands = multiplies_in_bf16(plan.entry());
+  operands = operands_of(plan.entry());
   plan.run(args());
 }
 
 Verdict DeltaRuleCase::verdict(const DeltaRuleSubset& subset) {
-  DeltaRuleSubset of_run = subset;
-  of_run.rounds_operands = rounds_operands;
-  return verdict(reference(of_run));
+  return verdict(reference(subset));
 }
 
 Verdict DeltaRuleCase::verdict(const DeltaRuleReference& r) const {

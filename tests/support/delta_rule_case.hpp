@@ -42,6 +42,7 @@ struct DeltaRuleCase {
   std::vector<Tensor*> outputs();
   /// Of the last run. No slot but those that sequences leave a state in may have changed, nor a gap.
   Verdict verdict(const DeltaRuleSubset& subset = {});
+  /// For an entry like that of the last run; before any, for one of fp32 arithmetic.
   DeltaRuleReference reference(const DeltaRuleSubset& subset = {});
   Verdict verdict(const DeltaRuleReference& reference) const;
 
@@ -50,9 +51,9 @@ struct DeltaRuleCase {
 
   DeltaRuleProblem problem;
   Tensor q, k, v, g, beta, out, a_log, dt_bias, cu_seqlens, state_slots, accepted;
-  Tensor initial;                ///< also what the state was before it is updated in place
-  Tensor final;                  ///< empty: not wanted
-  bool rounds_operands = false;  ///< of products, to bf16: what ran last
+  Tensor initial;               ///< also what the state was before it is updated in place
+  Tensor final;                 ///< empty: not wanted
+  DType operands = DType::f32;  ///< what the entry that ran last rounds the operands of products to
   bool in_place = false, beta_sigmoid = false, beta_double = false;
   std::optional<float> scale, gate_lower_bound;
 

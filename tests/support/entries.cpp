@@ -76,8 +76,8 @@ bool selected(std::string_view entry) {
   return wanted == nullptr || entry.find(wanted) != std::string_view::npos;
 }
 
-bool multiplies_in_bf16(std::string_view entry) {
-  return info_of(entry).arithmetic == "bf16";
+DType operands_of(std::string_view entry) {
+  return info_of(entry).arithmetic == "bf16" ? DType::bf16 : DType::f32;
 }
 
 bool ignores_hidden_values(std::string_view entry) {

@@ -26,8 +26,8 @@ bool selected(std::string_view entry);
 /// False where values that a row does not see may change the row's last bits (docs/guide/cuda.md, "Entries").
 bool ignores_hidden_values(std::string_view entry);
 
-/// Whether operands of products are rounded to bf16.
-bool multiplies_in_bf16(std::string_view entry);
+/// What an entry of delta_rule rounds the operands of products to: f32 or bf16.
+DType operands_of(std::string_view entry);
 
 /// The device whose memory `entry` works on.
 DeviceType device_of(std::string_view entry);

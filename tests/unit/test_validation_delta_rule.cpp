@@ -153,6 +153,10 @@ TEST_CASE("validation of delta_rule: shapes agree", "[unit]") {
   refuses("q", [](A& a) { a.q.ndim = 3; });
   refuses("k", [](A& a) { --a.q.shape[1]; });
   refuses("k", [](A& a) { a.q.shape[3] = 7; });
+  for (const std::int64_t size : {0, 257}) {
+    refuses("q", [&](A& a) { a.q.shape[3] = a.k.shape[3] = size; });
+    refuses("v", [&](A& a) { a.v.shape[3] = size; });
+  }
   // Heads: [4, 2, 4] of q, k and v.
   refuses("v", [](A& a) { a.v.shape[2] = 3; });
   refuses("q", [](A& a) { a.q.shape[2] = 3; });
@@ -317,8 +321,8 @@ TEST_CASE("validation of delta_rule: problems that no arguments could give", "[u
   CHECK(refused("t=4 d=8 hq=-1") == "hq");
   CHECK(refused("t=4 d=8 hk=281474976710657") == "hk");
   CHECK(refused("t=4 d=8 hv=-3") == "hv");
-  for (const char* d : {"0", "-1", "257"}) CHECK(refused("t=4 dv=8 d=" + std::string(d)) == "d");
-  for (const char* dv : {"0", "-1", "257"}) CHECK(refused("t=4 d=8 dv=" + std::string(dv)) == "dv");
+  for (const char* d : {"0", "-1", "257"}) CHECK(refused("t=4 dv=8 d=" + std::string(d)) == "q");
+  for (const char* dv : {"0", "-1", "257"}) CHECK(refused("t=4 d=8 dv=" + std::string(dv)) == "v");
   CHECK(refused("t=4 d=256 dv=256") == "");
   CHECK(refused("t=4 d=8 hq=2 hk=2 hv=3") == "v");
   CHECK(refused("t=4 d=8 hq=2 hk=2 hv=0") == "v");

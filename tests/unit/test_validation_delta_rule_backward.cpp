@@ -282,8 +282,8 @@ TEST_CASE("validation of delta_rule_backward: problems that no arguments could g
   for (const char* words : {kSmall, kGated, kRagged}) CHECK(refused(words) == "");
   CHECK(refused("t=4 d=8 b=-1") == "b");
   CHECK(refused("t=-4 d=8") == "t");
-  CHECK(refused("t=4 d=257") == "d");
-  CHECK(refused("t=4 d=8 dv=0") == "dv");
+  CHECK(refused("t=4 d=257") == "q");
+  CHECK(refused("t=4 d=8 dv=0") == "v");
   CHECK(refused("t=4 d=256 dv=256") == "");
   CHECK(refused("t=4 d=8 hq=2 hk=2 hv=3") == "v");
   CHECK(refused("t=4 d=8 hq=2 hk=3 hv=6") == "");

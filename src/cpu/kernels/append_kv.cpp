@@ -222,17 +222,11 @@ void run(const AppendKvParams& p, std::int64_t begin, std::int64_t end, std::byt
   }
 }
 
-std::size_t scratch_bytes(std::int64_t size) noexcept {
-  Carver carver(nullptr);
-  Scratch(carver, size);
-  return carver.used();
-}
-
 }  // namespace
 
 const AppendKvKernel kAppendKv = {
     .facts = {.operation = Operation::append_kv, .phase = Phase::all, .arithmetic = "f64", .dtypes = kCacheTypes},
-    .scratch_bytes = scratch_bytes,
+    .scratch_bytes = carved_bytes<Scratch>,
     .run = run};
 
 }  // namespace rapt::cpu::RAPT_ISA

@@ -388,12 +388,6 @@ void end(const AttentionBackwardParams& p, const BackwardItem& item, std::byte* 
   if (p.grad_v) store_keys(p.grad_v, head, item, p.dv, 1, rows(w.dv, p.dv));
 }
 
-std::size_t scratch_bytes(const BackwardShape& shape) noexcept {
-  Carver carver(nullptr);
-  Scratch(carver, shape);
-  return carver.used();
-}
-
 }  // namespace
 
 const AttentionBackwardKernel kAttentionBackward = {.facts = {.operation = Operation::attention_backward,
@@ -404,7 +398,7 @@ const AttentionBackwardKernel kAttentionBackward = {.facts = {.operation = Opera
                                                               .block_q = static_cast<int>(kChunkRows),
                                                               .block_k = static_cast<int>(kBlockK)},
                                                     .sums_of_row = sums_of_row,
-                                                    .scratch_bytes = scratch_bytes,
+                                                    .scratch_bytes = carved_bytes<Scratch>,
                                                     .begin = begin,
                                                     .add_rows = add_rows,
                                                     .end = end,

@@ -104,9 +104,7 @@ void store_sums(const AttentionBackwardParams& p, const BiasItem& item, bool one
 }  // namespace
 
 std::size_t bias_scratch_bytes(const BackwardShape& shape) noexcept {
-  Carver carver(nullptr);
-  Scratch(carver, shape.d, shape.dv);
-  return carver.used();
+  return carved_bytes<Scratch>(shape.d, shape.dv);
 }
 
 void add_bias(const AttentionBackwardParams& p, const BiasItem& item, std::byte* scratch) noexcept {

@@ -270,13 +270,6 @@ void end(const AttentionBackwardParams& p, const BackwardItem& item, std::byte* 
   if (p.grad_v) store_keys(p.grad_v, head, item, p.dv, 1, chunks(w.dv_, w.dv));
 }
 
-template <int kComponents>
-std::size_t scratch_bytes(const BackwardShape& shape) noexcept {
-  Carver carver(nullptr);
-  Scratch<kComponents>(carver, shape);
-  return carver.used();
-}
-
 }  // namespace
 
 // The gradient of the bias is the vector kernel's.
@@ -297,7 +290,7 @@ constexpr AttentionBackwardKernel kernel(const char* arithmetic, DType dtype) {
                     .block_q = kRows,
                     .block_k = kBlock},
           .sums_of_row = sums_of_row,
-          .scratch_bytes = scratch_bytes<kComponents>,
+          .scratch_bytes = carved_bytes<Scratch<kComponents>>,
           .begin = begin<kComponents>,
           .add_rows = add_rows<kComponents>,
           .end = end<kComponents>,

@@ -363,12 +363,6 @@ void run(const AttentionParams& p, const WorkItem& item, std::byte* scratch) noe
   Item(p, item, scratch, must_pack(p, item.row_end - item.row_begin)).run();
 }
 
-std::size_t scratch_bytes(const AttentionShape& shape) noexcept {
-  Carver carver(nullptr);
-  Scratch(carver, shape);
-  return carver.used();
-}
-
 }  // namespace
 
 const AttentionKernel kAttentionDecode = {.facts = {.operation = Operation::attention,
@@ -379,7 +373,7 @@ const AttentionKernel kAttentionDecode = {.facts = {.operation = Operation::atte
                                                     .block_q = kLanes,
                                                     .block_k = kBlock},
                                           .max_rows = kMaxRows,
-                                          .scratch_bytes = scratch_bytes,
+                                          .scratch_bytes = carved_bytes<Scratch>,
                                           .run = run};
 
 }  // namespace rapt::cpu::RAPT_ISA

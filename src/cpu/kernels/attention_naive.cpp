@@ -203,12 +203,6 @@ void run(const AttentionParams& p, const WorkItem& item, std::byte* scratch) noe
   }
 }
 
-std::size_t scratch_bytes(const AttentionShape& shape) noexcept {
-  Carver carver(nullptr);
-  Scratch(carver, shape);
-  return carver.used();
-}
-
 }  // namespace
 
 const AttentionKernel kAttentionNaive = {.facts = {.operation = Operation::attention,
@@ -216,7 +210,7 @@ const AttentionKernel kAttentionNaive = {.facts = {.operation = Operation::atten
                                                    .arithmetic = "f32",
                                                    .dtypes = kCacheTypes,
                                                    .dropout = true},
-                                         .scratch_bytes = scratch_bytes,
+                                         .scratch_bytes = carved_bytes<Scratch>,
                                          .run = run};
 
 }  // namespace rapt::cpu::RAPT_ISA

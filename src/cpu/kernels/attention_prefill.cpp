@@ -249,12 +249,6 @@ void run(const AttentionParams& p, const WorkItem& item, std::byte* scratch) noe
   }
 }
 
-std::size_t scratch_bytes(const AttentionShape& shape) noexcept {
-  Carver carver(nullptr);
-  Scratch(carver, shape);
-  return carver.used();
-}
-
 }  // namespace
 
 const AttentionKernel kAttentionPrefill = {.facts = {.operation = Operation::attention,
@@ -266,7 +260,7 @@ const AttentionKernel kAttentionPrefill = {.facts = {.operation = Operation::att
                                                      .block_k = kBlockK},
                                            .max_rows = kMaxPanels * kWidth,
                                            .items_per_worker = 4,
-                                           .scratch_bytes = scratch_bytes,
+                                           .scratch_bytes = carved_bytes<Scratch>,
                                            .run = run};
 
 }  // namespace rapt::cpu::RAPT_ISA

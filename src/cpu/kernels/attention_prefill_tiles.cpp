@@ -73,13 +73,6 @@ void run(const AttentionParams& p, const WorkItem& work_item, std::byte* scratch
 }
 
 template <int kComponents>
-std::size_t scratch_bytes(const AttentionShape& shape) noexcept {
-  Carver carver(nullptr);
-  Scratch<kComponents>(carver, shape);
-  return carver.used();
-}
-
-template <int kComponents>
 constexpr AttentionKernel kernel(const char* arithmetic, DTypeSet dtypes, const char* opt_in, int min_rows = 0,
                                  int min_key_elements = 0) {
   return {.facts = {.operation = Operation::attention,
@@ -95,7 +88,7 @@ constexpr AttentionKernel kernel(const char* arithmetic, DTypeSet dtypes, const 
           .min_rows = min_rows,
           .min_key_elements = min_key_elements,
           .kept_keys = range_keys<kComponents>,
-          .scratch_bytes = scratch_bytes<kComponents>,
+          .scratch_bytes = carved_bytes<Scratch<kComponents>>,
           .run = run<kComponents>};
 }
 

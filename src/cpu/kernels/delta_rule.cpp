@@ -385,12 +385,6 @@ void run(const DeltaRuleParams& p, const DeltaRuleItem& item, std::byte* scratch
   Item(p, item, scratch).run();
 }
 
-std::size_t scratch_bytes(const DeltaRuleShape& shape) noexcept {
-  Carver carver(nullptr);
-  Scratch(carver, shape);
-  return carver.used();
-}
-
 }  // namespace
 
 const DeltaRuleKernel kDeltaRule = {.facts = {.operation = Operation::delta_rule,
@@ -400,7 +394,7 @@ const DeltaRuleKernel kDeltaRule = {.facts = {.operation = Operation::delta_rule
                                               .max_head_size = 256,
                                               .max_value_head_size = 256},
                                     .columns = kVecsOfPanel * kLanes,
-                                    .scratch_bytes = scratch_bytes,
+                                    .scratch_bytes = carved_bytes<Scratch>,
                                     .run = run};
 
 }  // namespace rapt::cpu::RAPT_ISA

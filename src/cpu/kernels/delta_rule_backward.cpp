@@ -429,9 +429,7 @@ void end(const DeltaRuleBackwardParams& p, const DeltaRuleBackwardItem& item, st
 }
 
 std::size_t scratch_bytes(const DeltaRuleBackwardShape& shape) noexcept {
-  Carver carver(nullptr);
-  Scratch(carver, shape, true);
-  return carver.used();
+  return carved_bytes<Scratch>(shape, true);
 }
 
 }  // namespace

@@ -255,12 +255,6 @@ void run(const DeltaRuleParams& p, const DeltaRuleItem& item, std::byte* scratch
   });
 }
 
-std::size_t scratch_bytes(const DeltaRuleShape& shape) noexcept {
-  Carver carver(nullptr);
-  Scratch(carver, shape);
-  return carver.used();
-}
-
 }  // namespace
 
 const DeltaRuleKernel kDeltaRuleDecode = {.facts = {.operation = Operation::delta_rule,
@@ -272,7 +266,7 @@ const DeltaRuleKernel kDeltaRuleDecode = {.facts = {.operation = Operation::delt
                                           .columns = 32,
                                           .max_tokens = 1,
                                           .keeps_steps = false,
-                                          .scratch_bytes = scratch_bytes,
+                                          .scratch_bytes = carved_bytes<Scratch>,
                                           .run = run};
 
 }  // namespace rapt::cpu::RAPT_ISA

@@ -69,12 +69,6 @@ void run(const DeltaRuleParams& p, const DeltaRuleItem& item, std::byte* scratch
   if (p.steps == 0) save(slot_of(p, item.b, 0));
 }
 
-std::size_t scratch_bytes(const DeltaRuleShape& shape) noexcept {
-  Carver carver(nullptr);
-  Scratch(carver, shape);
-  return carver.used();
-}
-
 }  // namespace
 
 const DeltaRuleKernel kDeltaRuleNaive = {.facts = {.operation = Operation::delta_rule,
@@ -84,7 +78,7 @@ const DeltaRuleKernel kDeltaRuleNaive = {.facts = {.operation = Operation::delta
                                                    .max_head_size = 256,
                                                    .max_value_head_size = 256},
                                          .columns = kLanes,
-                                         .scratch_bytes = scratch_bytes,
+                                         .scratch_bytes = carved_bytes<Scratch>,
                                          .run = run};
 
 }  // namespace rapt::cpu::RAPT_ISA

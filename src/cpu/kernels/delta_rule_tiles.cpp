@@ -410,12 +410,6 @@ void run(const DeltaRuleParams& p, const DeltaRuleItem& item, std::byte* scratch
   else vector_kernel().run(p, item, scratch);
 }
 
-std::size_t scratch_bytes(const DeltaRuleShape& shape) noexcept {
-  Carver carver(nullptr);
-  Scratch(carver, shape);
-  return carver.used();
-}
-
 }  // namespace
 
 const DeltaRuleKernel kDeltaRule = {.facts = {.operation = Operation::delta_rule,
@@ -426,7 +420,7 @@ const DeltaRuleKernel kDeltaRule = {.facts = {.operation = Operation::delta_rule
                                               .max_value_head_size = 256},
                                     .columns = 2 * kChunk,
                                     .keeps_steps = false,
-                                    .scratch_bytes = scratch_bytes,
+                                    .scratch_bytes = carved_bytes<Scratch>,
                                     .run = run};
 
 }  // namespace rapt::cpu::RAPT_ISA

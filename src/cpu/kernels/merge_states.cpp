@@ -79,17 +79,11 @@ void run(const MergeStatesParams& p, std::int64_t begin, std::int64_t end, std::
   for (std::int64_t row = begin; row < end; ++row) merge(p, row, w);
 }
 
-std::size_t scratch_bytes(std::int64_t count, std::int64_t dv) noexcept {
-  Carver carver(nullptr);
-  Scratch(carver, count, dv);
-  return carver.used();
-}
-
 }  // namespace
 
 const MergeStatesKernel kMergeStates = {
     .facts = {.operation = Operation::merge_states, .phase = Phase::all, .arithmetic = "f32", .dtypes = kFloatTypes},
-    .scratch_bytes = scratch_bytes,
+    .scratch_bytes = carved_bytes<Scratch>,
     .run = run};
 
 }  // namespace rapt::cpu::RAPT_ISA

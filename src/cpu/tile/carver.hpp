@@ -23,4 +23,12 @@ class Carver {
   std::size_t used_ = 0;
 };
 
+// The bytes that a kernel's Scratch takes for these arguments of its constructor.
+template <class Scratch, class... Args>
+std::size_t carved_bytes(Args... args) noexcept {
+  Carver carver(nullptr);
+  [[maybe_unused]] const Scratch scratch(carver, args...);
+  return carver.used();
+}
+
 }  // namespace rapt::cpu::RAPT_ISA
