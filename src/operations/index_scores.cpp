@@ -7,6 +7,7 @@
 
 #include "core/dtypes.hpp"
 #include "core/fields.hpp"
+#include "core/float_environment.hpp"
 #include "core/span.hpp"
 #include "core/text.hpp"
 #include "operations/call.hpp"
@@ -300,6 +301,7 @@ void check(const IndexScoresProblem& p) {
 }
 
 Call validate(const IndexScoresArgs& args, std::span<const std::byte> workspace) {
+  const FloatEnvironment environment;  // for the default scale
   return Validator(args).run(workspace);
 }
 
