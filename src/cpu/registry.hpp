@@ -165,11 +165,11 @@ struct DeltaRuleBackwardKernel {
 // The best keys that an item found for one of its queries, of which there are others' too.
 struct TopkList {
   std::int64_t count;
-  // Behind it [n] of order and [n] of position, as Topk has them.
-  [[gnu::always_inline]] std::uint32_t* order() { return reinterpret_cast<std::uint32_t*>(this + 1); }
-  [[gnu::always_inline]] std::int32_t* position(std::int64_t n) { return reinterpret_cast<std::int32_t*>(order() + n); }
+  // Behind it [n] of order and [n] of position, as Topk has them, and room for reading whole vectors.
+  [[gnu::always_inline]] std::int32_t* order() { return reinterpret_cast<std::int32_t*>(this + 1); }
+  [[gnu::always_inline]] std::int32_t* position(std::int64_t n) { return order() + n; }
   [[gnu::always_inline]] static constexpr std::size_t bytes(std::int64_t n) {
-    return (sizeof(TopkList) + 8 * static_cast<std::size_t>(n) + 63) / 64 * 64;
+    return (sizeof(TopkList) + 8 * static_cast<std::size_t>(n) + 64 + 63) / 64 * 64;
   }
 };
 // Keys [key_begin, key_end), which may lie past the sequence's, for queries [token_begin, token_end) of sequence b.

@@ -212,12 +212,17 @@ class Item {
     }
     query_ = -1;
   }
-  // Lane i: the sum of the lanes of x[i].
-  static vec sum_lanes(vec (&x)[kLanes]) {
-    transpose(x);
-    for (int half = kLanes / 2; half > 0; half /= 2)
-      for (int i = 0; i < half; ++i) x[i] = x[i] + x[i + half];
-    return x[0];
+  // Lane i: the sum of the lanes of x[i]. Halves of pairs are added until one vector is left.
+  template <int kHalf = kLanes / 2>
+  [[gnu::always_inline]] static vec sum_lanes(vec (&x)[kLanes]) {
+    using Lanes = std::make_integer_sequence<int, kLanes>;
+#pragma GCC unroll 16
+    for (int i = 0; i < kHalf; ++i) {
+      const auto a = x[i].data, b = x[i + kHalf].data;
+      x[i] = vec(mix<kHalf, false>(a, b, Lanes())) + vec(mix<kHalf, true>(a, b, Lanes()));
+    }
+    if constexpr (kHalf > 1) return sum_lanes<kHalf / 2>(x);
+    else return x[0];
   }
 
   const IndexScoresParams& p_;

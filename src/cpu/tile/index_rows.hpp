@@ -59,10 +59,9 @@ inline void finish_row(const IndexScoresParams& p, const IndexItem& item, std::i
   topk.keep_largest();
   auto* const list = reinterpret_cast<TopkList*>(item.lists + (token - item.token_begin) * item.list_stride);
   list->count = topk.count();
-  for (std::int64_t i = 0; i < topk.count(); ++i) {
-    list->order()[i] = topk.order(i);
-    list->position(min(p.topk, p.sk))[i] = topk.position(i);
-  }
+  const auto bytes = static_cast<std::size_t>(topk.count()) * sizeof(std::int32_t);
+  __builtin_memcpy(list->order(), topk.order(), bytes);
+  __builtin_memcpy(list->position(min(p.topk, p.sk)), topk.position(), bytes);
 }
 
 // Keys of the splits rise, as Topk wants them.
@@ -77,7 +76,7 @@ inline void merge_lists(const IndexScoresParams& p, const IndexItem& item, std::
     for (std::int64_t split = 0; split < splits; ++split) {
       auto* const list = reinterpret_cast<TopkList*>(item.lists + (token - item.token_begin) * item.list_stride +
                                                      split * static_cast<std::int64_t>(TopkList::bytes(n)));
-      for (std::int64_t i = 0; i < list->count; ++i) topk.add(list->order()[i], list->position(n)[i]);
+      topk.add(list->order(), list->position(n), list->count);
     }
     IndexItem whole = item;
     whole.lists = nullptr;
