@@ -1,10 +1,13 @@
-"""rapt.dsa of arrays against the definition in float64."""
+"""rapt.dsa of arrays against the definition in float64, and rapt.torch's functions, their gradients by autograd of that."""
 
 import ml_dtypes
 import numpy as np
 import pytest
 import rapt
+import rapt.torch
 import torch
+from rapt import _dsa_torch
+from torch.autograd import forward_ad
 
 FLOATS = [np.float32, np.float16, ml_dtypes.bfloat16]
 QUANTISED = [np.int8, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2]
@@ -219,6 +222,17 @@ def test_strides_and_other_libraries():
         rapt.dsa.index_scores(**torches | {"q": torches["q"].clone().requires_grad_()}, align=12)
 
 
+def test_quantised_tensors_of_pytorch():
+    tensors = draw(dtype=ml_dtypes.bfloat16, k_dtype=ml_dtypes.float8_e4m3fn)
+    made = {
+        "q": torch.from_numpy(tensors["q"].view(np.int16)).view(torch.bfloat16),
+        "k": torch.from_numpy(tensors["k"].view(np.uint8)).view(torch.float8_e4m3fn),
+        "w": torch.from_numpy(tensors["w"]),
+        "k_scale": torch.from_numpy(tensors["k_scale"]),
+    }
+    assert np.array_equal(rapt.torch.index_scores(**made, align=12), rapt.dsa.index_scores(**tensors, align=12))
+
+
 def test_empty():
     for sizes in ({"b": 0}, {"sq": 0}, {"sk": 0}):
         tensors = draw(**sizes)
@@ -305,3 +319,191 @@ def test_entries_and_problems():
     for text in (indexer, "select_topk rows=64 sk=8192 n=2048"):
         made = rapt.explain_problem(text)
         assert made.entry.startswith(text.split()[0]) and made.problem == text
+
+
+# rapt.torch.
+
+
+def leaves(dtype=torch.float32, **sizes):
+    tensors = {name: torch.from_numpy(x) for name, x in draw(**sizes).items()}
+    return {name: (x.to(dtype) if name != "w" else x).requires_grad_() for name, x in tensors.items()}
+
+
+def formula(q, k, w, relu=True, scale=None, k_scale=None, **hiding):
+    """The scores in double, from PyTorch's plain operators."""
+    products = torch.einsum("bihd,bjd->bihj", q.double(), k.double())
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    scores = factor * torch.einsum("bih,bihj->bij", w.double(), products.relu() if relu else products)
+    if k_scale is not None:
+        scores = scores * k_scale.double()[:, None]
+    hiding = {name: x.numpy() if isinstance(x, torch.Tensor) else x for name, x in hiding.items()}
+    seen = torch.from_numpy(visible(q.shape[0], q.shape[1], k.shape[1], **hiding))
+    return scores.masked_fill(~seen, -torch.inf)
+
+
+def gradients(function, tensors, wanted="qkw", **options):
+    """Of a loss like the one that trains an indexer, of the scores' softmax."""
+    copies = {name: x.detach().clone().requires_grad_(name in wanted) for name, x in tensors.items()}
+    scores = function(**copies, **options)
+    torch.manual_seed(3)
+    weights = torch.randn(scores.shape).double()
+    rows = (scores.detach() != -torch.inf).any(-1)
+    loss = (scores.double().log_softmax(-1)[rows].exp() * weights[rows]).sum()
+    grads = torch.autograd.grad(loss, [copies[name] for name in wanted], allow_unused=True)
+    return dict(zip(wanted, grads))
+
+
+def check_gradients(tensors, unit=2e-6, wanted="qkw", **options):
+    got, right = gradients(rapt.torch.index_scores, tensors, wanted, **options), gradients(formula, tensors, wanted, **options)
+    for name in wanted:
+        assert got[name].dtype == tensors[name].dtype and got[name].is_contiguous()
+        error = (got[name].double() - right[name].double()).norm() / right[name].double().norm()
+        assert error < unit, (name, error)
+
+
+@pytest.mark.parametrize("dtype, unit", [(torch.float32, 2e-6), (torch.bfloat16, 4e-3), (torch.float16, 1e-3)])
+@pytest.mark.parametrize("chunk", [1, 300, 1 << 21])
+def test_gradients(dtype, unit, chunk, monkeypatch):
+    monkeypatch.setattr(_dsa_torch, "_CHUNK", chunk)
+    check_gradients(leaves(dtype), unit, align="bottom_right")
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIONS if name != "no scale"])
+@pytest.mark.parametrize("chunk", [300, 1 << 21])
+def test_gradients_of_options(name, chunk, monkeypatch):
+    monkeypatch.setattr(_dsa_torch, "_CHUNK", chunk)
+    options = {key: torch.from_numpy(x) if isinstance(x, np.ndarray) else x for key, x in OPTIONS[name].items()}
+    check_gradients(leaves(), 1e-5, **options)
+
+
+def test_gradients_over_quantised_keys():
+    tensors = {name: torch.from_numpy(x) for name, x in CODES.items()}
+    check_gradients(tensors, wanted="qw", align=12)
+
+
+def test_some_gradients_only():
+    tensors = leaves()
+    every = gradients(rapt.torch.index_scores, tensors, align=12)
+    for name in "qkw":
+        assert torch.equal(gradients(rapt.torch.index_scores, tensors, name, align=12)[name], every[name])
+    scores = rapt.torch.index_scores(**tensors, align=12)
+    (dq,) = torch.autograd.grad(scores[:, :, 0].square().sum(), tensors["q"], create_graph=True)
+    with pytest.raises(RuntimeError, match="create_graph"):
+        dq.sum().backward()
+
+
+def test_gradients_of_hidden_keys():
+    """Nothing comes from them, whatever the gradient of their scores, and whatever they hold."""
+    tensors = leaves(sk=70)
+    options = {"align": "bottom_right", "seqlens": torch.tensor([70, 40]), "key_begin": torch.full((2, 7), 9)}
+
+    def grads():
+        scores = rapt.torch.index_scores(**tensors, **options)
+        seen = scores.detach() != -torch.inf
+        return torch.autograd.grad(scores, list(tensors.values()), torch.where(seen, scores.detach(), torch.nan))
+
+    wanted = grads()
+    assert all(torch.isfinite(x).all() for x in wanted)
+    assert not wanted[1][:, :9].any() and not wanted[1][1, 40:].any()
+    with torch.no_grad():
+        tensors["k"][:, :9] = tensors["k"][1, 40:] = torch.nan
+        tensors["k"][0, 68] = torch.inf  # is seen by the last two queries of the first sequence
+    got = grads()
+    torch.testing.assert_close(got[0][1], wanted[0][1])
+    torch.testing.assert_close(got[0][0, :5], wanted[0][0, :5])
+    torch.testing.assert_close(got[1][1], wanted[1][1])
+    assert not torch.isfinite(got[0][0, 5:]).all() and not got[1][:, :9].any()
+
+
+def test_selections_have_no_gradient():
+    tensors = leaves()
+    scores = rapt.torch.index_scores(**tensors, align=12)
+    apart, fused = rapt.torch.select_topk(scores, 4), rapt.torch.index_topk(**tensors, n=4, align=12)
+    assert apart.dtype == torch.int32 and not apart.requires_grad and not fused.requires_grad and torch.equal(apart, fused)
+    values = scores.gather(-1, apart.long().clamp(min=0))  # which have one
+    assert torch.autograd.grad(values.sum(), tensors["w"])[0].any()
+
+
+def test_operators():
+    tensors = leaves()
+    given = [*tensors.values(), None, torch.tensor([19, 8]), None, torch.full((2, 7), 1), None]
+    options = _dsa_torch.Options("bottom_right", 0, True, True, 0.3)
+    tests = ("test_schema", "test_faketensor", "test_autograd_registration", "test_aot_dispatch_static")
+    ops = torch.ops.rapt
+    hidden = rapt.torch.index_scores(**tensors, align="bottom_right").detach()
+    torch.library.opcheck(ops.index_scores.default, (*given, *options[:3], False, 0.3), test_utils=tests)
+    given = [x if x is None else x.detach() for x in given]
+    torch.library.opcheck(ops.index_topk.default, (*given, *options, 5), test_utils=tests)
+    torch.library.opcheck(ops.select_topk.default, (hidden, 5), test_utils=tests)
+    backward = (hidden.masked_fill(hidden == -torch.inf, 0), *given, *options, [True, False, True])
+    torch.library.opcheck(ops.index_scores_backward.default, backward, test_utils=tests[:2])
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled(backend):
+    tensors = leaves()
+
+    def step(q, k, v, n, align):
+        scores = rapt.torch.index_scores(q * 2, k, v, align=align)
+        best = rapt.torch.index_topk(q * 2, k, v, n, align=align)
+        same = rapt.torch.select_topk(scores, n)
+        return scores.gather(-1, best.long().clamp(min=0)).sum(), best, same
+
+    compiled = torch.compile(step, backend=backend, fullgraph=True)
+    for n, align in ((4, "bottom_right"), (4, 12), (6, 14)):
+        results = [function(*tensors.values(), n, align) for function in (step, compiled)]
+        for got, wanted in zip(*results):
+            torch.testing.assert_close(got, wanted)
+        assert torch.equal(results[1][1], results[1][2])
+        (got, wanted) = (torch.autograd.grad(loss, list(tensors.values())) for loss, *_ in results)
+        torch.testing.assert_close(got, wanted)
+
+
+def test_compiled_for_any_size():
+    compiled = torch.compile(rapt.torch.index_topk, backend="aot_eager", fullgraph=True, dynamic=True)
+    for sq, sk, n in ((7, 19, 4), (1, 300, 16), (9, 33, 5)):
+        tensors = leaves(sq=sq, sk=sk) | {"n": n, "align": "bottom_right"}
+        assert torch.equal(compiled(**tensors), rapt.torch.index_topk(**tensors))
+    pages = {name: torch.from_numpy(x) for name, x in (draw() | PAGES).items()}
+    compiled = torch.compile(rapt.torch.index_scores, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(**pages, align="bottom_right"), rapt.torch.index_scores(**pages, align="bottom_right"))
+
+
+def test_gradients_with_autocast():
+    tensors = leaves()
+    wanted = gradients(rapt.torch.index_scores, tensors, align=12)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = gradients(rapt.torch.index_scores, tensors, align=12)
+    assert all(torch.equal(got[name], wanted[name]) for name in wanted)
+
+
+def test_refusals_of_tensors():
+    tensors = {name: x.detach() for name, x in leaves().items()}
+    training = tensors | {"q": tensors["q"].clone().requires_grad_()}
+    with pytest.raises(ValueError, match="k: got a tensor on meta; wanted one on the cpu: the indexer has no GPU kernels yet"):
+        rapt.torch.index_scores(**tensors | {"k": tensors["k"].to("meta")}, align=12)
+    with pytest.raises(TypeError, match="w: got numpy.ndarray; wanted a tensor, or rapt.dsa.index_topk"):
+        rapt.torch.index_topk(**tensors | {"w": tensors["w"].numpy()}, n=2, align=12)
+    with pytest.raises(TypeError, match="scores: got numpy.ndarray; wanted a tensor, or rapt.dsa.select_topk"):
+        rapt.torch.select_topk(SCORES, 2)
+    with pytest.raises(ValueError, match="out: got a tensor with gradients or under torch.compile; wanted None"):
+        rapt.torch.index_scores(**training, align=12, out=torch.zeros(2, 7, 19))
+    with pytest.raises(ValueError, match="threads: got 1 with gradients or under torch.compile; wanted None"):
+        rapt.torch.index_scores(**training, align=12, threads=1)
+    with pytest.raises(ValueError, match="block_table: got pages with inputs that require grad"):
+        rapt.torch.index_scores(**training | {name: torch.from_numpy(x) for name, x in PAGES.items()}, align=12)
+    codes = {name: torch.from_numpy(x) for name, x in CODES.items()}
+    with pytest.raises(ValueError, match="k_scale: got a tensor that requires grad"):
+        rapt.torch.index_scores(**codes | {"k_scale": codes["k_scale"].clone().requires_grad_()}, align=12)
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="q: got a tensor of forward mode"):
+        rapt.torch.index_scores(**tensors | {"q": forward_ad.make_dual(tensors["q"], tensors["q"])}, align=12)
+    for grad in (tensors, training):
+        for options in ({"scale": "x"}, {"align": "left"}, {"align": 1.5}, {"relu": 1}, {"align": None}):
+            with pytest.raises((TypeError, ValueError)) as wanted:
+                rapt.dsa.index_scores(**T | {"align": 12} | options)
+            with pytest.raises(type(wanted.value)) as raised:
+                rapt.torch.index_scores(**grad | {"align": 12} | options)
+            assert str(raised.value) == str(wanted.value)
+    for n in (0, 2.5):
+        with pytest.raises((TypeError, ValueError), match="n: got"):
+            rapt.torch.index_topk(**training, n=n, align=12)
