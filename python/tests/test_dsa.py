@@ -182,8 +182,9 @@ def test_selections(kind, shape):
         assert np.array_equal(rapt.dsa.select_topk(scores, n), selection(scores, n))
 
 
-def test_hidden_keys_never_leak():
-    tensors = draw(sk=70)
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_hidden_keys_never_leak(dtype):
+    tensors = draw(sk=70, dtype=dtype)
     options = {"align": "bottom_right", "seqlens": np.int32([70, 40]), "key_begin": np.full((2, 7), 9)}
     wanted = rapt.dsa.index_scores(**tensors, **options)
     for value in (np.nan, np.inf):
