@@ -264,6 +264,8 @@ def index_scores(
         for name, x in named.items():
             if name not in _LEARNT and x is not None and x.requires_grad:
                 raise ValueError(f"{name}: got a tensor that requires grad; wanted one that does not")
+        if k.requires_grad and k.itemsize == 1:
+            raise ValueError(f"k: got a tensor of {k.dtype} that requires grad; wanted one that does not, as it is quantised")
         if block_table is not None:
             raise ValueError("block_table: got pages with inputs that require grad; wanted k [b, sk, d], or torch.no_grad()")
     result: Tensor = _scores_operator(*tensors, *options)

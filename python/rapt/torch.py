@@ -36,8 +36,8 @@ could be so.
 
 delta_rule is linear attention with a state (rapt.delta_rule) for tensors, with gradients and torch.compile, and chunk_kda,
 fused_recurrent_kda, chunk_gated_delta_rule and fused_recurrent_gated_delta_rule are that with flash-linear-attention's
-arguments: its models run on CPUs where they import these instead. index_scores, index_topk and select_topk are the indexer of DeepSeek Sparse
-Attention (rapt.dsa) for tensors, the scores with gradients. None of them has GPU kernels or a fallback.
+arguments: its models run on CPUs where they import these instead. index_scores, index_topk and select_topk are the indexer of
+DeepSeek Sparse Attention (rapt.dsa) for tensors, the scores with gradients. None of them has GPU kernels or a fallback.
 """
 
 from __future__ import annotations

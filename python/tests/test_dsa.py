@@ -496,6 +496,8 @@ def test_refusals_of_tensors():
     codes = {name: torch.from_numpy(x) for name, x in CODES.items()}
     with pytest.raises(ValueError, match="k_scale: got a tensor that requires grad"):
         rapt.torch.index_scores(**codes | {"k_scale": codes["k_scale"].clone().requires_grad_()}, align=12)
+    with pytest.raises(ValueError, match="k: got a tensor of torch.float8_e5m2 that requires grad"):
+        rapt.torch.index_scores(**tensors | {"k": tensors["k"].to(torch.float8_e5m2).requires_grad_()}, align=12)
     with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="q: got a tensor of forward mode"):
         rapt.torch.index_scores(**tensors | {"q": forward_ad.make_dual(tensors["q"], tensors["q"])}, align=12)
     for grad in (tensors, training):
