@@ -197,6 +197,20 @@ def test_hidden_keys_never_leak(dtype):
     assert np.isnan(got[0, :, 20]).all() and np.isnan(got[0, 2, 9:66]).all() and (best[0, [0, 1, 3, 4]] == 20).all()
 
 
+@pytest.mark.parametrize("isa", rapt.info()["isas"])
+def test_empty_ranges_between_others(isa):
+    """Wherever a query that sees no key has its range, the queries beside it keep their keys."""
+    tensors = draw(b=1, sq=4, sk=150, h=40, d=32, dtype=ml_dtypes.bfloat16)
+    whole = rapt.dsa.index_scores(**tensors, causal=False, isa=isa)
+    for place in range(0, 151, 16):
+        ranges = {"key_begin": np.int32([[0, place, 0, place]]), "key_end": np.int32([[150, place, 150, 0]])}
+        out = np.full((1, 4, 150), np.nan, np.float32)
+        rapt.dsa.index_scores(**tensors, **ranges, causal=False, isa=isa, threads=1, out=out)
+        assert np.array_equal(out[:, ::2], whole[:, ::2]) and (out[:, 1::2] == -np.inf).all()
+        best = rapt.dsa.index_topk(**tensors, **ranges, n=150, causal=False, isa=isa, threads=1)
+        assert np.array_equal(best, selection(out, 150))
+
+
 def test_out():
     tensors = draw()
     scores, best = np.zeros((2, 19, 7), np.float32).swapaxes(1, 2), np.zeros((2, 7, 8), np.int32)[..., ::2]
