@@ -161,7 +161,7 @@ class Item {
       keys[c] = key_rows(p_, item_.b, j + c * kChunk, sequence_.len_k, w_.d, w_.k + c * kChunk * w_.d);
     for (std::int64_t i = 0; i < count_; ++i) {
       const KeyRange& seen = rows_[i].keys;
-      if (seen.first >= end || seen.last <= j) continue;
+      if (seen.first >= end || seen.last <= j || seen.first == seen.last) continue;
       float* const sums = w_.sums[queries_++ % 2];
       for (std::int64_t h = 0; h < w_.h; h += kChunk)
         for (std::int64_t c = 0; c < kChunks; ++c) {
