@@ -76,7 +76,7 @@ std::string violation(const std::vector<std::int32_t>& indices, const IndexScore
 }  // namespace
 
 IndexScoresCase::IndexScoresCase(const IndexScoresProblem& given, std::uint64_t seed, Placement placement,
-                                 Spacing spacing)
+                                 Spacing spacing, LengthsAre lengths)
     : problem(given) {
   const IndexScoresProblem& p = problem;
   std::mt19937_64 random(seed * 64 + 40);
@@ -84,6 +84,7 @@ IndexScoresCase::IndexScoresCase(const IndexScoresProblem& given, std::uint64_t 
   if (p.lengths) {
     for (std::size_t i = 0; i < lengths_.size(); ++i) {
       const std::uint64_t choice = (i + seed) % 4;
+      if (lengths == LengthsAre::full) continue;
       if (p.causal && p.align == IndexScoresProblem::Align::none) lengths_[i] = p.sq;
       else if (choice < 2) lengths_[i] = choice == 0 ? p.sk : 0;
       else lengths_[i] = static_cast<int64_t>(random() % static_cast<std::uint64_t>(p.sk + 1));

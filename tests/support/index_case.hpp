@@ -21,8 +21,11 @@ namespace rapt::testing {
 /// not be read holds a number: gaps, outputs, rows past a length or in nobody's page, and their scales. With gaps,
 /// elements are one or two apart and dimensions in any order.
 struct IndexScoresCase {
+  /// `full`: every length is sk.
+  enum class LengthsAre : std::uint8_t { any, full };
   explicit IndexScoresCase(const IndexScoresProblem& problem, std::uint64_t seed = 1,
-                           Placement placement = Placement::heap, Spacing spacing = Spacing::dense);
+                           Placement placement = Placement::heap, Spacing spacing = Spacing::dense,
+                           LengthsAre lengths = LengthsAre::any);
 
   IndexScoresArgs args();
   void run(const Context& context) { index_scores(args(), context); }
