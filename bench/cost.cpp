@@ -1,6 +1,7 @@
 #include "cost.hpp"
 
 #include <algorithm>
+#include <optional>
 
 namespace rapt::bench {
 namespace {
@@ -12,15 +13,22 @@ std::int64_t element(const TensorView& view, std::int64_t index) {
   return static_cast<const std::int64_t*>(view.data)[index];
 }
 
-std::int64_t offset_of(const ScoreSpec& score, std::int64_t len_q, std::int64_t len_k) {
-  if (!score.align) return 0;
-  switch (score.align->kind) {
+/// One of a 2-D one.
+std::int64_t element(const TensorView& view, std::int64_t row, std::int64_t index) {
+  index = row * view.strides[0] + index * view.strides[1];
+  if (view.dtype == DType::i32) return static_cast<const std::int32_t*>(view.data)[index];
+  return static_cast<const std::int64_t*>(view.data)[index];
+}
+
+std::int64_t offset_of(const std::optional<Align>& align, std::int64_t len_q, std::int64_t len_k) {
+  if (!align) return 0;
+  switch (align->kind) {
     case Align::Kind::top_left:
       return 0;
     case Align::Kind::bottom_right:
       return len_k - len_q;
     case Align::Kind::offset:
-      return score.align->value;
+      return align->value;
   }
   return 0;
 }
@@ -31,7 +39,7 @@ struct Attended {
   std::int64_t keys = 0;   ///< that some row sees
 
   Attended(const ScoreSpec& score, std::int64_t len_q, std::int64_t gone, std::int64_t len_k) {
-    const std::int64_t offset = offset_of(score, len_q, len_k);
+    const std::int64_t offset = offset_of(score.align, len_q, len_k);
     const std::int64_t left = score.window ? score.window->left : -1;
     const std::int64_t right = score.window ? score.window->right : -1;
     std::int64_t next = gone;  // rows see ranges that move on: keys before this one are counted
@@ -177,6 +185,37 @@ Cost cost_of(const DeltaRuleBackwardArgs& args, const DeltaRuleBackwardProblem& 
   for (const MutableTensorView* t :
        {&args.dq, &args.dk, &args.dv, &args.dg, &args.dbeta, &args.dinitial_state, &args.da_log, &args.ddt_bias})
     cost.bytes += whole_bytes(*t);
+  return cost;
+}
+
+Cost cost_of(const IndexScoresArgs& args, const IndexScoresProblem& p) {
+  std::int64_t pairs = 0, keys = 0;  // keys: from the first that some query of a sequence sees to the last
+  for (std::int64_t i = 0; i < p.b; ++i) {
+    const std::int64_t len_k = args.seqlens ? element(args.seqlens, i) : p.sk,
+                       offset = offset_of(args.align, p.sq, len_k);
+    std::int64_t first = len_k, last = 0;
+    for (std::int64_t token = 0; token < p.sq; ++token) {
+      std::int64_t begin = 0, end = args.causal ? std::min(len_k, token + offset + 1) : len_k;
+      if (args.key_begin) begin = std::max(begin, element(args.key_begin, i, token));
+      if (args.key_end) end = std::min(end, element(args.key_end, i, token));
+      if (begin >= end) continue;
+      pairs += end - begin;
+      first = std::min(first, begin), last = std::max(last, end);
+    }
+    keys += std::max<std::int64_t>(last - first, 0);
+  }
+  const std::int64_t rows = p.b * p.sq;
+  Cost cost;
+  cost.flops = 2 * static_cast<double>(pairs) * static_cast<double>(p.h) * static_cast<double>(p.d);
+  cost.bytes = row_bytes(rows * p.h, p.d, p.q_dtype) + row_bytes(rows, p.h, DType::f32) +
+               row_bytes(keys, p.d, p.k_dtype) + row_bytes(p.scales ? keys : 0, 1, DType::f32) +
+               row_bytes(p.scores ? rows : 0, p.sk, DType::f32) + row_bytes(rows, p.topk, DType::i32);
+  return cost;
+}
+
+Cost cost_of(const SelectTopkArgs&, const SelectTopkProblem& p) {
+  Cost cost;
+  cost.bytes = row_bytes(p.rows, p.sk, DType::f32) + row_bytes(p.rows, p.n, DType::i32);
   return cost;
 }
 

@@ -15,19 +15,24 @@ struct Cost {
                      ///< those of q.k, dout.v, and of the sums that are dq, dk and dv; of merge_states those of the
                      ///< weighted sums; of append_kv none; of delta_rule those of S^T k, k u^T and S^T q;
                      ///< of delta_rule_backward those of S^T k and k u^T, for the states again, and of q dout^T,
-                     ///< S dout, G^T k, G u, S du and k du^T, with G the gradient of S
+                     ///< S dout, G^T k, G u, S du and k du^T, with G the gradient of S;
+                     ///< of index_scores those of q.k over the visible (query, key) pairs, in all heads; of
+                     ///< select_topk none
   double bytes = 0;  ///< what is read and what is written, each moved once: of keys and values those that some row
                      ///< sees, or that are new and stay in the cache, with scales and zeros; of states those that
                      ///< slots name
 };
 
-/// Counts exactly what causal, window, align, lengths and rings leave; masks and biases do not reduce the count, as a
-/// kernel has to read them to know. Pages that sequences share count for each of them. `args` must be valid.
+/// Counts exactly what causal, window, align, lengths, key ranges and rings leave; masks and biases do not reduce the
+/// count, as a kernel has to read them to know. Pages that sequences share count for each of them. `args` must be
+/// valid.
 Cost cost_of(const AttentionArgs& args, const AttentionProblem& problem);
 Cost cost_of(const AttentionBackwardArgs& args, const AttentionBackwardProblem& problem);
 Cost cost_of(const AppendKvArgs& args, const AppendKvProblem& problem);
 Cost cost_of(const MergeStatesArgs& args, const MergeStatesProblem& problem);
 Cost cost_of(const DeltaRuleArgs& args, const DeltaRuleProblem& problem);
 Cost cost_of(const DeltaRuleBackwardArgs& args, const DeltaRuleBackwardProblem& problem);
+Cost cost_of(const IndexScoresArgs& args, const IndexScoresProblem& problem);
+Cost cost_of(const SelectTopkArgs& args, const SelectTopkProblem& problem);
 
 }  // namespace rapt::bench

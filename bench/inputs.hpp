@@ -9,7 +9,9 @@
 #include "support/case.hpp"
 #include "support/delta_rule_backward_case.hpp"
 #include "support/delta_rule_case.hpp"
+#include "support/index_case.hpp"
 #include "support/merge_case.hpp"
+#include "support/topk_case.hpp"
 
 namespace rapt::bench {
 
@@ -31,6 +33,17 @@ inline testing::MergeCase timed_inputs(const MergeStatesProblem& problem, std::u
 inline testing::DeltaRuleCase timed_inputs(const DeltaRuleProblem& problem, std::uint64_t seed) {
   return testing::DeltaRuleCase(problem, 25 * seed + 1, testing::Placement::heap, testing::Spacing::dense,
                                 testing::Decays::some);
+}
+/// All sequences have sk keys.
+inline testing::IndexScoresCase timed_inputs(const IndexScoresProblem& problem, std::uint64_t seed) {
+  using Case = testing::IndexScoresCase;
+  return Case(problem, seed, testing::Placement::heap, testing::Spacing::dense, Case::LengthsAre::full);
+}
+/// All rows are normal numbers.
+inline testing::SelectTopkCase timed_inputs(const SelectTopkProblem& problem, std::uint64_t seed) {
+  testing::SelectTopkCase inputs(problem, seed);
+  testing::fill_normal(inputs.scores, std::mt19937_64(seed));
+  return inputs;
 }
 /// With a gradient of the final state, and all that there are.
 inline testing::DeltaRuleBackwardCase timed_inputs(const DeltaRuleBackwardProblem& problem, std::uint64_t seed) {

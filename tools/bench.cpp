@@ -49,6 +49,12 @@ void call(const DeltaRuleArgs& args, const Context& context) {
 void call(const DeltaRuleBackwardArgs& args, const Context& context) {
   delta_rule_backward(args, context);
 }
+void call(const IndexScoresArgs& args, const Context& context) {
+  index_scores(args, context);
+}
+void call(const SelectTopkArgs& args, const Context& context) {
+  select_topk(args, context);
+}
 
 class Bench {
  public:

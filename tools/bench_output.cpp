@@ -44,6 +44,12 @@ void add_sizes(Json& json, const DeltaRuleProblem& p) {
 void add_sizes(Json& json, const DeltaRuleBackwardProblem& p) {
   add_sizes(json, static_cast<const DeltaRuleProblem&>(p));
 }
+void add_sizes(Json& json, const IndexScoresProblem& p) {
+  json.update({{"b", p.b}, {"h", p.h}, {"sq", p.sq}, {"sk", p.sk}, {"d", p.d}, {"topk", p.topk}, {"causal", p.causal}});
+}
+void add_sizes(Json& json, const SelectTopkProblem& p) {
+  json.update({{"rows", p.rows}, {"sk", p.sk}, {"n", p.n}});
+}
 
 Json row_json(const Row& row) {
   const bench::Summary& time = row.time;

@@ -32,6 +32,9 @@ constexpr std::int64_t kMaxUpdates = 64 << 20;
 /// Of their gradients, past which heads are.
 constexpr std::int64_t kMaxGradientUpdates = 16 << 20;
 
+/// Multiplications of index_scores, past which queries are.
+constexpr double kMaxIndexProducts = 256 << 20;
+
 /// Every feature at least once, at sizes that leave remainders in every block.
 constexpr const char* kDefaultProblems[] = {
     "b=1 hq=8 sq=128 d=64",
@@ -138,6 +141,21 @@ constexpr const char* kDefaultProblems[] = {
     "delta_rule_backward dtype=bf16 b=2 hq=4 hv=8 t=130 d=64 decay=channel gate beta l2norm state",
     "delta_rule_backward dtype=f16 out=f32 b=1 hq=2 t=257 d=80 decay=head beta state",
     "delta_rule_backward dtype=bf16 state_dtype=bf16 b=2 hq=2 t=70 d=64 decay=channel beta state",
+    // Which keys to attend to: every type and way to keep keys and to hide them.
+    "index_scores b=2 sq=40 sk=300 h=8 d=64 full",
+    "index_scores b=1 sq=70 h=32 d=128 topk=20 scores",
+    "index_scores b=2 sq=33 sk=500 h=5 d=40 align=bottom_right linear topk=64 scores",
+    "index_scores b=4 sq=1 sk=3000 h=32 d=128 align=bottom_right seqlens topk=512",
+    "index_scores b=2 sq=50 sk=200 h=3 d=7 align=-20 ranges topk=300 scores",
+    "index_scores dtype=bf16 b=1 sq=64 sk=2100 h=64 d=128 align=bottom_right topk=512 scores",
+    "index_scores dtype=bf16 b=3 sq=20 sk=960 h=33 d=100 full seqlens page=64 topk=100",
+    "index_scores q=bf16 k=f8e4m3 b=3 sq=20 sk=960 h=64 d=128 align=bottom_right scales seqlens page=64 topk=100 "
+    "scores",
+    "index_scores q=bf16 k=i8 b=2 sq=20 sk=300 h=8 d=64 full scales ranges topk=50",
+    "index_scores q=f16 k=f8e5m2 b=2 sq=20 sk=300 h=8 d=33 full seqlens scores topk=50",
+    "index_scores dtype=f16 b=2 sq=20 sk=300 h=8 d=64 align=7",
+    "select_topk rows=60 sk=3000 n=500",
+    "select_topk rows=20 sk=100 n=2048",
     // Gradients of attention: every feature, type and layout.
     "attention_backward b=1 hq=8 sq=128 d=64",
     "attention_backward b=2 hq=4 hk=2 sq=257 d=128 causal",
@@ -212,6 +230,16 @@ testing::Verdict verify_new(const AppendKvProblem& p, std::uint64_t seed, const 
 }
 testing::Verdict verify_new(const MergeStatesProblem& p, std::uint64_t seed, const Context& context) {
   testing::MergeCase inputs(p, seed, testing::Placement::heap, spacing_of(seed));
+  return verify(inputs, context, 0);
+}
+
+testing::Verdict verify_new(const IndexScoresProblem& p, std::uint64_t seed, const Context& context) {
+  testing::IndexScoresCase inputs(p, seed, testing::Placement::heap, spacing_of(seed));
+  const double products = static_cast<double>(p.b * p.sq) * static_cast<double>(p.h * p.d) * static_cast<double>(p.sk);
+  return verify(inputs, context, products > kMaxIndexProducts ? kSampledRows : 0);
+}
+testing::Verdict verify_new(const SelectTopkProblem& p, std::uint64_t seed, const Context& context) {
+  testing::SelectTopkCase inputs(p, seed, testing::Placement::heap, spacing_of(seed));
   return verify(inputs, context, 0);
 }
 
@@ -390,6 +418,18 @@ testing::Verdict verify(testing::AppendCase& inputs, const Context& context, std
 }
 
 testing::Verdict verify(testing::MergeCase& inputs, const Context& context, std::int64_t rows) {
+  inputs.clear();
+  inputs.run(context);
+  return inputs.verdict(step_over(inputs.problem.rows, rows));
+}
+
+testing::Verdict verify(testing::IndexScoresCase& inputs, const Context& context, std::int64_t rows) {
+  inputs.clear();
+  inputs.run(context);
+  return inputs.verdict(step_over(inputs.problem.b * inputs.problem.sq, rows));
+}
+
+testing::Verdict verify(testing::SelectTopkCase& inputs, const Context& context, std::int64_t rows) {
   inputs.clear();
   inputs.run(context);
   return inputs.verdict(step_over(inputs.problem.rows, rows));

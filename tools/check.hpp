@@ -10,7 +10,9 @@
 #include "support/case.hpp"
 #include "support/delta_rule_backward_case.hpp"
 #include "support/delta_rule_case.hpp"
+#include "support/index_case.hpp"
 #include "support/merge_case.hpp"
+#include "support/topk_case.hpp"
 #include "support/verdict.hpp"
 
 namespace rapt::tools {
@@ -27,10 +29,12 @@ struct CheckOptions {
 int run_check(const CheckOptions& options);
 
 /// Runs the operation on poisoned outputs and compares with the oracle about `rows` rows of each head, of each sequence
-/// (append_kv), or of all there are (merge_states), spread over them; 0: all.
+/// (append_kv), or of all there are (merge_states, index_scores, select_topk), spread over them; 0: all.
 testing::Verdict verify(testing::Case& inputs, const Context& context, std::int64_t rows);
 testing::Verdict verify(testing::AppendCase& inputs, const Context& context, std::int64_t rows);
 testing::Verdict verify(testing::MergeCase& inputs, const Context& context, std::int64_t rows);
+testing::Verdict verify(testing::IndexScoresCase& inputs, const Context& context, std::int64_t rows);
+testing::Verdict verify(testing::SelectTopkCase& inputs, const Context& context, std::int64_t rows);
 /// About `rows` columns of the first and last states.
 testing::Verdict verify(testing::DeltaRuleCase& inputs, const Context& context, std::int64_t rows);
 /// All of the first and last states, and of those that share heads with them, if rows are sampled.

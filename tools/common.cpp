@@ -165,6 +165,17 @@ double tensor_bytes(const DeltaRuleBackwardProblem& p) {
   return 2 * tensor_bytes(static_cast<const DeltaRuleProblem&>(p)) - outs;
 }
 
+double tensor_bytes(const IndexScoresProblem& p) {
+  const double rows = real(p.b) * real(p.sq);
+  return rows * real(p.h) * (real(p.d) * bench::bytes_of(p.q_dtype) + 4) +
+         real(p.b) * real(p.sk) * (real(p.d) * bench::bytes_of(p.k_dtype) + (p.scales ? 4 : 0)) +
+         rows * (real(p.topk) + (p.scores ? real(p.sk) : 0)) * 4;
+}
+
+double tensor_bytes(const SelectTopkProblem& p) {
+  return real(p.rows) * (real(p.sk) + real(p.n)) * 4;
+}
+
 std::vector<DType> types_of(const AttentionProblem& p) {
   return {p.q_dtype, p.kv_dtype, p.out_dtype};
 }
@@ -182,6 +193,12 @@ std::vector<DType> types_of(const DeltaRuleProblem& p) {
 }
 std::vector<DType> types_of(const DeltaRuleBackwardProblem& p) {
   return {p.dtype, p.out_dtype};
+}
+std::vector<DType> types_of(const IndexScoresProblem& p) {
+  return {p.q_dtype, p.k_dtype};
+}
+std::vector<DType> types_of(const SelectTopkProblem&) {
+  return {DType::f32};
 }
 
 }  // namespace

@@ -72,7 +72,7 @@ std::string short_text(const Problem& problem);
 
 /// The types of q, keys and values, and out: "f32", "bf16", or "f32/bf16/f16" when they differ; likewise with dout
 /// of gradients, of new rows and the cache, and of what is merged and out. Of delta_rule q, k and v have one between
-/// them.
+/// them; of index_scores q and the keys have one each; select_topk's scores are f32.
 std::string types_text(const Problem& problem);
 
 /// Runs `call`. When memory for it cannot be had, throws std::runtime_error that says what the tensors of `problem` and

@@ -27,7 +27,9 @@ enum class Operation : std::uint8_t {
   merge_states,
   attention_backward,
   delta_rule,
-  delta_rule_backward
+  delta_rule_backward,
+  index_scores,
+  select_topk
 };
 
 /// How delta_rule() writes: with a prediction taken off first (`delta`), after a decay (`gated`), or both. The names

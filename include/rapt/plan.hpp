@@ -35,6 +35,8 @@ class Plan {
   RAPT_API explicit Plan(const MergeStatesArgs& args, const Context& context = default_context());
   RAPT_API explicit Plan(const DeltaRuleArgs& args, const Context& context = default_context());
   RAPT_API explicit Plan(const DeltaRuleBackwardArgs& args, const Context& context = default_context());
+  RAPT_API explicit Plan(const IndexScoresArgs& args, const Context& context = default_context());
+  RAPT_API explicit Plan(const SelectTopkArgs& args, const Context& context = default_context());
   /// The same from the problem alone, without any tensor: what would run? Throws Error for problems that no arguments
   /// could give (hq % hk != 0, d = 0, ...) and when no entry takes it.
   RAPT_API explicit Plan(const Problem& problem, const Context& context = default_context());
@@ -57,6 +59,8 @@ class Plan {
   RAPT_API void run(const MergeStatesArgs& args, std::span<std::byte> workspace = {}) const;
   RAPT_API void run(const DeltaRuleArgs& args, std::span<std::byte> workspace = {}) const;
   RAPT_API void run(const DeltaRuleBackwardArgs& args, std::span<std::byte> workspace = {}) const;
+  RAPT_API void run(const IndexScoresArgs& args, std::span<std::byte> workspace = {}) const;
+  RAPT_API void run(const SelectTopkArgs& args, std::span<std::byte> workspace = {}) const;
 
  private:
   struct Impl;
@@ -65,8 +69,9 @@ class Plan {
 
 /// Bytes that are enough for every call with this problem, or with one that differs from it in smaller b, sq, sk,
 /// ragged_q or ragged_k (append_kv: b, n, ragged; merge_states: rows, count; delta_rule and its gradients: b, t,
-/// ragged) only: what a server allocates once for its largest batch and length (of pages: for as many as its block
-/// tables have room for). Holds for as many threads as the context now has. Throws Error as Plan does.
+/// ragged; index_scores: b, sq, sk; select_topk: rows, sk) only: what a server allocates once for its largest batch and
+/// length (of pages: for as many as its block tables have room for). Holds for as many threads as the context now has.
+/// Throws Error as Plan does.
 RAPT_API std::size_t max_workspace_bytes(const Problem& largest, const Context& context = default_context());
 
 /// One kernel that this build of rapt has.

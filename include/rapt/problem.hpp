@@ -10,14 +10,16 @@
 #include "rapt/attention_problem.hpp"
 #include "rapt/delta_rule.hpp"
 #include "rapt/delta_rule_backward.hpp"
+#include "rapt/index_scores.hpp"
 #include "rapt/kv_cache.hpp"
 #include "rapt/merge_states.hpp"
+#include "rapt/select_topk.hpp"
 
 namespace rapt {
 
 /// In the order of Operation.
 using Problem = std::variant<AttentionProblem, AppendKvProblem, MergeStatesProblem, AttentionBackwardProblem,
-                             DeltaRuleProblem, DeltaRuleBackwardProblem>;
+                             DeltaRuleProblem, DeltaRuleBackwardProblem, IndexScoresProblem, SelectTopkProblem>;
 
 inline Operation operation_of(const Problem& problem) noexcept {
   return static_cast<Operation>(problem.index());

@@ -5,11 +5,13 @@
     rapt.attention_backward(dout, q, k, v, out, lse, causal=True)   # its gradients
     rapt.delta_rule(q, k, v, g, beta)               # linear attention with a state: Gated DeltaNet, Kimi Delta Attention
     rapt.delta_rule_backward(q, k, v, g, beta, dout=dout)           # its gradients
+    rapt.dsa.index_topk(q, k, w, 2048)              # which keys a query should attend to: DeepSeek Sparse Attention's indexer
     rapt.append_kv(k_new, v_new, k, v, lengths)     # into a strided, paged or ring cache, quantised if it is
 
 What every argument means to the last corner is in docs/contract.md of the source.
 """
 
+from rapt import dsa
 from rapt._attention import attention, dropout_mask, explain, explain_problem
 from rapt._attention_backward import Gradients, attention_backward
 from rapt._cache import append_kv, merge_states
@@ -28,6 +30,7 @@ __all__ = [
     "delta_rule",
     "delta_rule_backward",
     "dropout_mask",
+    "dsa",
     "explain",
     "explain_problem",
     "info",

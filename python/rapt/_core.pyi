@@ -48,6 +48,13 @@ def delta_rule_backward(inputs: tuple[Any, ...], gradients: tuple[Any, ...], /) 
     """Gradients of delta_rule(inputs, ..). `gradients` are dout, dfinal_state or None, and the arrays to write, or None: dq, dk,
     dv, dg, dbeta, dinitial_state, da_log, ddt_bias."""
 
+def index_scores(inputs: tuple[Any, ...], scores: Any, indices: Any, /) -> None:
+    """`rapt.dsa.index_scores` into `scores`, or `rapt.dsa.index_topk` into `indices`; the other is None. `inputs` in the order of
+    _dsa.py's _INPUTS."""
+
+def select_topk(scores: Any, out: Any, threads: int | None, isa: str | None, /) -> None:
+    """`rapt.dsa.select_topk` into `out`."""
+
 def explain(*arguments: Any) -> Explanation:
     """`rapt.explain`: all its arguments, in its order."""
 

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 import rapt
 from rapt import _refusals
@@ -142,16 +141,6 @@ def _checked(options: Options) -> Options:
     return options._replace(**numbers)
 
 
-def _is_transformed(x: Tensor) -> bool:
-    if torch.compiler.is_compiling():
-        return False
-    functorch = torch._C._functorch
-    if functorch.is_gradtrackingtensor(x) or functorch.is_batchedtensor(x):
-        return True
-    unpack: Any = forward_ad.unpack_dual
-    return forward_ad._current_level >= 0 and unpack(x).tangent is not None
-
-
 def delta_rule(
     q: Tensor,
     k: Tensor,
@@ -188,15 +177,8 @@ def delta_rule(
     """
     tensors = (q, k, v, g, beta, initial_state, a_log, dt_bias)
     named = dict(zip(_TENSORS, tensors)) | {"cu_seqlens": cu_seqlens, "state_slots": state_slots, "accepted": accepted}
-    for name, x in (named | {"final_state": final_state, "out": out}).items():
-        if x is not None and not isinstance(x, Tensor):
-            raise TypeError(f"{name}: got {type(x).__module__}.{type(x).__qualname__}; wanted a tensor, or rapt.delta_rule")
-        if x is not None and x.device.type != "cpu":
-            raise ValueError(f"{name}: got a tensor on {x.device}; wanted one on the cpu: the delta rule has no GPU kernels yet")
-        if x is not None and _is_transformed(x):
-            raise NotImplementedError(
-                f"{name}: got a tensor of forward mode or of a torch.func transform; wanted one of torch.autograd's backward"
-            )
+    named |= {"final_state": final_state, "out": out}
+    _refusals.check_tensors(named, "rapt.delta_rule", "the delta rule has no GPU kernels yet")
     if final_state is not None and final_state.requires_grad and torch.is_grad_enabled():
         raise ValueError("final_state: got a tensor that requires grad; wanted one that does not")
     inputs = (*tensors, cu_seqlens)

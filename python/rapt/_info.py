@@ -25,7 +25,7 @@ class Entry(TypedDict):
     isa: str
     """ "avx2", "amx"; of GPUs "cuda" where any will do, else "sm90a"."""
     dtypes: list[str]
-    """Types of q, k and v (append_kv: the cache; merge_states: outs) that it takes."""
+    """Types of q, k and v (append_kv: the cache; merge_states: outs; select_topk: scores) that it takes."""
     min_head_size: int
     max_head_size: int
     """Of d and dv."""

@@ -217,6 +217,32 @@ def batch_shape(qs: torch.Size, ks: torch.Size, vs: torch.Size, gqa: bool) -> li
     return [*batch, qs[-3]] if gqa else batch
 
 
+def check_tensors(named: dict[str, Tensor | None], function: str, on_cpu: str) -> None:
+    """Raises where one of a function's arguments is no tensor on the CPU, or has no derivative of its kind. `function` takes
+    other arrays; `on_cpu` says why not on a GPU."""
+    for name, x in named.items():
+        if x is None:
+            continue
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name}: got {type(x).__module__}.{type(x).__qualname__}; wanted a tensor, or {function}")
+        if x.device.type != "cpu":
+            raise ValueError(f"{name}: got a tensor on {x.device}; wanted one on the cpu: {on_cpu}")
+        if _is_transformed(x):
+            raise NotImplementedError(
+                f"{name}: got a tensor of forward mode or of a torch.func transform; wanted one of torch.autograd's backward"
+            )
+
+
+def _is_transformed(x: Tensor) -> bool:
+    if torch.compiler.is_compiling():
+        return False
+    functorch = torch._C._functorch
+    if functorch.is_gradtrackingtensor(x) or functorch.is_batchedtensor(x):
+        return True
+    unpack: Any = forward_ad.unpack_dual
+    return forward_ad._current_level >= 0 and unpack(x).tangent is not None
+
+
 def is_eager(*tensors: Tensor | None) -> bool:
     """True where the kernel may be called without PyTorch's dispatcher: nobody traces, transforms or wraps, and no tensor
     is one that the dispatcher makes memory for (negated when it is read, or all zeros)."""

@@ -50,13 +50,17 @@ const char* wanted_types(const Reading& reading) {
   if (reading.elements == Elements::integers) return "int32 or int64";
   if (reading.elements == Elements::f32) return "float32";
   if (reading.elements == Elements::floats) return "float32, bfloat16 or float16";
+  if (reading.elements == Elements::keys) return "float32, bfloat16, float16, int8, float8_e4m3fn or float8_e5m2";
   return reading.bytes ? "uint8, as kv_dtype is given" : kTypes;
 }
 
 bool takes(Elements elements, DType dtype) {
   if (elements == Elements::boolean) return dtype == DType::boolean;
   if (elements == Elements::integers) return dtype == DType::i32 || dtype == DType::i64;
-  if (elements == Elements::floats) return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16;
+  const bool is_float = dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16;
+  if (elements == Elements::floats) return is_float;
+  if (elements == Elements::keys)
+    return is_float || dtype == DType::i8 || dtype == DType::f8e4m3 || dtype == DType::f8e5m2;
   return elements == Elements::any || dtype == DType::f32;
 }
 

@@ -25,8 +25,9 @@ struct Array {
   bool is_tensor = false;  ///< PyTorch's
 };
 
-/// What elements an argument has; `any`: of any type, as the library decides.
-enum class Elements { any, boolean, integers, f32, floats };
+/// What elements an argument has; `any`: of any type, as the library decides; `keys`: numbers, quantised or not, that
+/// need no other word for what they are.
+enum class Elements { any, boolean, integers, f32, floats, keys };
 
 /// How an array may be read. Where `bytes` is given its elements are uint8, and stand for this type.
 struct Reading {

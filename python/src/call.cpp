@@ -19,16 +19,6 @@
 namespace rapt::python {
 namespace {
 
-std::optional<Align> align_of(nb::handle object) {
-  constexpr const char* kWanted = "None, \"top_left\", \"bottom_right\" or an int offset";
-  if (object.is_none()) return {};
-  if (!PyUnicode_Check(object.ptr())) return Align::offset(integer("align", object, kWanted));
-  const std::string name = nb::cast<std::string>(object);
-  if (name == "top_left") return Align::top_left();
-  if (name == "bottom_right") return Align::bottom_right();
-  refuse_value("align", shown(object), kWanted);
-}
-
 std::optional<Window> window_of(nb::handle object) {
   constexpr const char* kWanted = "None or a pair (left, right) of ints; None or -1 leaves a side open";
   if (object.is_none()) return {};
@@ -199,6 +189,16 @@ class Call {
 };
 
 }  // namespace
+
+std::optional<Align> align_of(nb::handle object) {
+  constexpr const char* kWanted = "None, \"top_left\", \"bottom_right\" or an int offset";
+  if (object.is_none()) return {};
+  if (!PyUnicode_Check(object.ptr())) return Align::offset(integer("align", object, kWanted));
+  const std::string name = nb::cast<std::string>(object);
+  if (name == "top_left") return Align::top_left();
+  if (name == "bottom_right") return Align::bottom_right();
+  refuse_value("align", shown(object), kWanted);
+}
 
 Context context_of(const Arrays& arrays, nb::handle threads, nb::handle isa, Device device) {
   const bool torch = arrays.has_tensors();

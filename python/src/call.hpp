@@ -1,6 +1,7 @@
 // One attention call as Python gives it.
 #pragma once
 
+#include <optional>
 #include <string_view>
 
 #include "array.hpp"
@@ -14,6 +15,9 @@ namespace rapt::python {
 /// The context of a call with these arrays; `threads` and `isa` as in rapt.attention. PyTorch's own threads where one
 /// is its tensor: two pools that take turns slow each other down.
 Context context_of(const Arrays& arrays, nb::handle threads, nb::handle isa, Device device);
+
+/// The argument `align` of rapt.attention and its relatives; None is not given.
+std::optional<Align> align_of(nb::handle object);
 
 /// The arguments of rapt.attention, in its order.
 struct AttentionArguments {

@@ -24,22 +24,33 @@ std::string python_name(const std::string& argument) {
   return argument;
 }
 
+// What a refusal says in Python, and of which class it is.
+struct Refusal {
+  std::string message;
+  PyObject* type;
+};
+template <class Name>
+Refusal refusal_of(const Error& error, const Name& name_of) {
+  // what() is "<argument>: <got>; wanted <wanted>".
+  std::string reason(std::string_view(error.what()).substr(error.argument().size() + 2));
+  constexpr std::string_view kShared = "memory shared with ";
+  if (reason.starts_with(kShared)) {
+    const std::size_t end = reason.find(';');
+    const std::string other = reason.substr(kShared.size(), end - kShared.size());
+    reason = std::string(kShared) + name_of(other) + reason.substr(end);
+  }
+  constexpr std::string_view kCache = "cache.";  // a tensor of append_kv, which has no such prefix here
+  for (std::size_t at; (at = reason.find(kCache)) != std::string::npos;) reason.erase(at, kCache.size());
+  return {name_of(error.argument()) + ": got " + reason,
+          reason.starts_with("dtype ") ? PyExc_TypeError : PyExc_ValueError};
+}
+
 void translate(const std::exception_ptr& pointer, void*) {
   try {
     std::rethrow_exception(pointer);
   } catch (const Error& error) {
-    // what() is "<argument>: <got>; wanted <wanted>".
-    std::string reason(std::string_view(error.what()).substr(error.argument().size() + 2));
-    constexpr std::string_view kShared = "memory shared with ";
-    if (reason.starts_with(kShared)) {
-      const std::size_t end = reason.find(';');
-      const std::string other = reason.substr(kShared.size(), end - kShared.size());
-      reason = std::string(kShared) + python_name(other) + reason.substr(end);
-    }
-    constexpr std::string_view kCache = "cache.";  // a tensor of append_kv, which has no such prefix here
-    for (std::size_t at; (at = reason.find(kCache)) != std::string::npos;) reason.erase(at, kCache.size());
-    const std::string message = python_name(error.argument()) + ": got " + reason;
-    PyErr_SetString(reason.starts_with("dtype ") ? PyExc_TypeError : PyExc_ValueError, message.c_str());
+    const auto [message, type] = refusal_of(error, python_name);
+    PyErr_SetString(type, message.c_str());
   }
 }
 
@@ -50,6 +61,16 @@ void refuse_type(const std::string& argument, const std::string& got, const std:
 }
 void refuse_value(const std::string& argument, const std::string& got, const std::string& wanted) {
   throw nb::value_error(text(argument, got, wanted).c_str());
+}
+
+void refuse(const Error& error, const PythonNames& names) {
+  const auto [message, type] = refusal_of(error, [&](const std::string& argument) {
+    for (const auto& [known_as, name] : names)
+      if (argument == known_as) return std::string(name);
+    return argument;
+  });
+  if (type == PyExc_TypeError) throw nb::type_error(message.c_str());
+  throw nb::value_error(message.c_str());
 }
 
 void register_errors() {

@@ -11,6 +11,7 @@
 #include "call.hpp"
 #include "context.hpp"
 #include "delta_rule.hpp"
+#include "dsa.hpp"
 #include "eager.hpp"
 #include "error.hpp"
 
@@ -88,6 +89,13 @@ NB_MODULE(_core, m) {
   m.def("delta_rule_backward", [](const nb::tuple& inputs, const nb::tuple& gradients) {
     delta_rule_backward(arguments_of<DeltaRuleInputs>(inputs), arguments_of<DeltaRuleGradients>(gradients));
   });
+  m.def(
+      "index_scores",
+      [](const nb::tuple& inputs, nb::handle scores, nb::handle indices) {
+        index_scores(arguments_of<IndexInputs>(inputs), scores, indices);
+      },
+      nb::arg(), any, any);
+  m.def("select_topk", &select_topk, any, any, any, any);
   m.def("explain", [](const nb::args& given) { return explain(arguments_of<AttentionArguments>(given)); });
   m.def("explain_problem", &explain_problem, nb::arg(), any, any);
   m.def("dropout_mask", &write_dropout_mask, any, any, any, nb::arg());

@@ -83,6 +83,10 @@ Plan::Plan(const DeltaRuleArgs& args, const Context& context)
     : impl_(std::make_shared<const Impl>(validate(args).problem, context)) {}
 Plan::Plan(const DeltaRuleBackwardArgs& args, const Context& context)
     : impl_(std::make_shared<const Impl>(validate(args).problem, context)) {}
+Plan::Plan(const IndexScoresArgs& args, const Context& context)
+    : impl_(std::make_shared<const Impl>(validate(args).problem, context)) {}
+Plan::Plan(const SelectTopkArgs& args, const Context& context)
+    : impl_(std::make_shared<const Impl>(validate(args).problem, context)) {}
 
 Plan::Plan(const Problem& problem, const Context& context) {
   std::visit([](const auto& p) { check(p); }, problem);
@@ -135,6 +139,12 @@ void Plan::run(const DeltaRuleArgs& args, std::span<std::byte> workspace) const 
 void Plan::run(const DeltaRuleBackwardArgs& args, std::span<std::byte> workspace) const {
   impl_->run(args, workspace);
 }
+void Plan::run(const IndexScoresArgs& args, std::span<std::byte> workspace) const {
+  impl_->run(args, workspace);
+}
+void Plan::run(const SelectTopkArgs& args, std::span<std::byte> workspace) const {
+  impl_->run(args, workspace);
+}
 
 void attention(const AttentionArgs& args, const Context& context, std::span<std::byte> workspace) {
   run_once(args, context, workspace);
@@ -152,6 +162,12 @@ void delta_rule(const DeltaRuleArgs& args, const Context& context, std::span<std
   run_once(args, context, workspace);
 }
 void delta_rule_backward(const DeltaRuleBackwardArgs& args, const Context& context, std::span<std::byte> workspace) {
+  run_once(args, context, workspace);
+}
+void index_scores(const IndexScoresArgs& args, const Context& context, std::span<std::byte> workspace) {
+  run_once(args, context, workspace);
+}
+void select_topk(const SelectTopkArgs& args, const Context& context, std::span<std::byte> workspace) {
   run_once(args, context, workspace);
 }
 

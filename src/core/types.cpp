@@ -92,6 +92,10 @@ std::string_view to_string(Operation operation) noexcept {
       return "delta_rule";
     case Operation::delta_rule_backward:
       return "delta_rule_backward";
+    case Operation::index_scores:
+      return "index_scores";
+    case Operation::select_topk:
+      return "select_topk";
   }
   return "unknown operation";
 }

@@ -55,6 +55,8 @@ void add_append_kv(const Machine& machine, Entries& entries);
 void add_merge_states(const Machine& machine, Entries& entries);
 void add_delta_rule(const Machine& machine, Entries& entries);
 void add_delta_rule_backward(const Machine& machine, Entries& entries);
+void add_index_scores(const Machine& machine, Entries& entries);
+void add_select_topk(const Machine& machine, Entries& entries);
 
 // The plan of an operation that moves `bytes` and has `items` alike, which any worker may do in any order.
 struct StreamPlan final : EntryPlan {

@@ -8,7 +8,9 @@
 #include "operations/attention_backward_params.hpp"
 #include "operations/attention_params.hpp"
 #include "operations/delta_rule_backward_params.hpp"
+#include "operations/index_scores_params.hpp"
 #include "operations/merge_states_params.hpp"
+#include "operations/select_topk_params.hpp"
 
 namespace rapt::cpu {
 
@@ -158,6 +160,45 @@ struct DeltaRuleBackwardKernel {
   void (*end)(const DeltaRuleBackwardParams&, const DeltaRuleBackwardItem&, std::byte* scratch) noexcept;
 };
 
+// index_scores.
+
+// The best keys that an item found for one of its queries, of which there are others' too.
+struct TopkList {
+  std::int64_t count;
+  // Behind it [n] of order and [n] of position, as Topk has them, and room for reading whole vectors.
+  [[gnu::always_inline]] std::int32_t* order() { return reinterpret_cast<std::int32_t*>(this + 1); }
+  [[gnu::always_inline]] std::int32_t* position(std::int64_t n) { return order() + n; }
+  [[gnu::always_inline]] static constexpr std::size_t bytes(std::int64_t n) {
+    return (sizeof(TopkList) + 8 * static_cast<std::size_t>(n) + 64 + 63) / 64 * 64;
+  }
+};
+// Keys [key_begin, key_end), which may lie past the sequence's, for queries [token_begin, token_end) of sequence b.
+struct IndexItem {
+  std::int64_t b, token_begin, token_end, key_begin, key_end;
+  // [queries of the item][splits], of its first query; TopkLists. Null: the item has all keys, and stores the indices.
+  std::byte* lists;
+  std::int64_t list_stride;  // bytes from query to query
+};
+struct IndexShape {
+  std::int64_t h, d, topk, keys;  // keys of an item
+};
+struct IndexScoresKernel {
+  KernelFacts facts;
+  std::int64_t tokens;                                       // of an item, at most
+  std::int64_t keys;                                         // that begins of items are multiples of
+  std::size_t (*scratch_bytes)(const IndexShape&) noexcept;  // a multiple of 64
+  void (*run)(const IndexScoresParams&, const IndexItem&, std::byte* scratch) noexcept;
+  // Stores the indices of the item's queries from the lists of all splits of the keys.
+  void (*merge)(const IndexScoresParams&, const IndexItem&, std::int64_t splits, std::byte* scratch) noexcept;
+};
+
+// select_topk: rows [begin, end).
+struct SelectTopkKernel {
+  KernelFacts facts;
+  std::size_t (*scratch_bytes)(std::int64_t n, std::int64_t sk) noexcept;  // a multiple of 64
+  void (*run)(const SelectTopkParams&, std::int64_t begin, std::int64_t end, std::byte* scratch) noexcept;
+};
+
 struct IsaKernels {
   const AttentionKernel* const* attention;  // in the order that dispatch tries them, null behind the last
   // Null: none.
@@ -166,6 +207,8 @@ struct IsaKernels {
   const MergeStatesKernel* merge_states = nullptr;
   const DeltaRuleKernel *delta_rule = nullptr, *delta_rule_decode = nullptr, *delta_rule_naive = nullptr;
   const DeltaRuleBackwardKernel* delta_rule_backward = nullptr;
+  const IndexScoresKernel* index_scores = nullptr;
+  const SelectTopkKernel* select_topk = nullptr;
   // Finishes rows of attention from their partial results: [splits][rows of the item][partial_floats] at item.partial,
   // with every key in its range.
   void (*combine)(const AttentionParams&, const WorkItem&, std::int64_t splits) noexcept;

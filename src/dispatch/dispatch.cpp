@@ -50,6 +50,12 @@ Needs needs_of(const MergeStatesProblem& p) {
 Needs needs_of(const DeltaRuleProblem& p) {  // and of its gradients
   return {only(p.dtype), p.d, p.dv};
 }
+Needs needs_of(const IndexScoresProblem& p) {
+  return {only(p.q_dtype) | only(p.k_dtype), p.d, p.d};
+}
+Needs needs_of(const SelectTopkProblem&) {
+  return {only(DType::f32), 1, 1};
+}
 
 // What the entry's facts say of the problem.
 std::string_view refusal_by(const KernelFacts& facts, const Problem& problem) {

@@ -12,7 +12,9 @@
 #include "operations/attention_params.hpp"
 #include "operations/delta_rule_backward_params.hpp"
 #include "operations/delta_rule_params.hpp"
+#include "operations/index_scores_params.hpp"
 #include "operations/merge_states_params.hpp"
+#include "operations/select_topk_params.hpp"
 #include "rapt/attention.hpp"
 #include "rapt/attention_backward.hpp"
 #include "rapt/problem.hpp"
@@ -21,7 +23,7 @@ namespace rapt {
 
 // In the order of Operation.
 using Params = std::variant<AttentionParams, AppendKvParams, MergeStatesParams, AttentionBackwardParams,
-                            DeltaRuleParams, DeltaRuleBackwardParams>;
+                            DeltaRuleParams, DeltaRuleBackwardParams, IndexScoresParams, SelectTopkParams>;
 
 struct Call {
   Problem problem;
@@ -39,6 +41,8 @@ Call validate(const AppendKvArgs& args, std::span<const std::byte> workspace = {
 Call validate(const MergeStatesArgs& args, std::span<const std::byte> workspace = {});
 Call validate(const DeltaRuleArgs& args, std::span<const std::byte> workspace = {});
 Call validate(const DeltaRuleBackwardArgs& args, std::span<const std::byte> workspace = {});
+Call validate(const IndexScoresArgs& args, std::span<const std::byte> workspace = {});
+Call validate(const SelectTopkArgs& args, std::span<const std::byte> workspace = {});
 
 // The checks that need no tensors: sizes, head counts, windows, scale, alignment.
 void check(const AttentionProblem& problem);
@@ -47,6 +51,8 @@ void check(const AppendKvProblem& problem);
 void check(const MergeStatesProblem& problem);
 void check(const DeltaRuleProblem& problem);
 void check(const DeltaRuleBackwardProblem& problem);
+void check(const IndexScoresProblem& problem);
+void check(const SelectTopkProblem& problem);
 
 // Of attention's parameters, what the problem says.
 void fill_sizes(const AttentionProblem& problem, AttentionParams& params);

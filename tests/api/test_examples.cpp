@@ -362,6 +362,53 @@ TEST_CASE("guide: the delta rule and its gradients", "[examples]") {
   }
 }
 
+TEST_CASE("guide: the indexer of sparse attention", "[examples]") {
+  constexpr std::int64_t sq = 5, sk = 9, h = 3, n = 6;
+  const auto q_data = random_floats(b * sq * h * d, 81), k_data = random_floats(b * sk * d, 82),
+             weights_data = random_floats(b * sq * h, 83);
+  std::vector<float> scores_data(b * sq * sk);
+  std::vector<std::int32_t> best_data(b * sq * n);
+  const float *q = q_data.data(), *k = k_data.data(), *weights = weights_data.data();
+  float* scores = scores_data.data();
+  std::int32_t* best = best_data.data();
+
+  rapt::IndexScoresArgs index;
+  index.q = rapt::TensorView(q, {b, sq, h, d}), index.k = rapt::TensorView(k, {b, sk, d});
+  index.weights = rapt::TensorView(weights, {b, sq, h});
+  index.align = rapt::Align::bottom_right();  // the last query sits at the last key
+  index.indices = rapt::MutableTensorView(best, {b, sq, n});
+  rapt::index_scores(index);  // best[i][j][0] is the key that query j of sequence i should attend to first
+
+  const std::vector<std::int32_t> fused = best_data;
+  std::fill(best_data.begin(), best_data.end(), 99);
+
+  index.indices = {}, index.scores = rapt::MutableTensorView(scores, {b, sq, sk});
+  rapt::index_scores(index);
+  rapt::select_topk(index.scores, rapt::MutableTensorView(best, {b, sq, n}));
+
+  CHECK(best_data == fused);
+  for (std::int64_t i = 0; i < b * sq; ++i) {
+    const std::int64_t seen = sk - sq + i % sq + 1;
+    std::vector<double> wanted(sk, -std::numeric_limits<double>::infinity());
+    for (std::int64_t j = 0; j < seen; ++j) {
+      double& sum = wanted[static_cast<std::size_t>(j)] = 0;
+      for (std::int64_t head = 0; head < h; ++head) {
+        double product = 0;
+        for (std::int64_t c = 0; c < d; ++c)
+          product += double(q[(i * h + head) * d + c]) * k[(i / sq * sk + j) * d + c];
+        sum += weights[i * h + head] * std::max(product, 0.0) / std::sqrt(double(d));
+      }
+      REQUIRE(std::abs(scores[i * sk + j] - sum) < 2e-6);
+    }
+    for (std::int64_t j = seen; j < sk; ++j) REQUIRE(scores[i * sk + j] == -std::numeric_limits<float>::infinity());
+    for (std::int64_t place = 0; place < n; ++place) {
+      const auto largest = std::max_element(wanted.begin(), wanted.end());
+      REQUIRE(best[i * n + place] == (place < seen ? largest - wanted.begin() : -1));
+      *largest = -std::numeric_limits<double>::infinity();
+    }
+  }
+}
+
 TEST_CASE("guide: plans, contexts and errors", "[examples]") {
   constexpr std::int64_t s = 6;
   const auto data = random_floats(b * hq * s * d, 10);

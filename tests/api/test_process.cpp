@@ -24,6 +24,8 @@
 #include "support/check.hpp"
 #include "support/delta_rule_backward_case.hpp"
 #include "support/executors.hpp"
+#include "support/index_case.hpp"
+#include "support/topk_case.hpp"
 
 using namespace rapt;
 using namespace rapt::testing;
@@ -307,6 +309,40 @@ TEST_CASE("a thread's rounding does not change what delta_rule gives", "[api]") 
         });
       }
     }
+}
+
+TEST_CASE("a thread's rounding does not change what index_scores and select_topk give", "[api]") {
+  for (const char* words :
+       {"b=2 sq=3 sk=70 h=5 d=11 full topk=20 scores", "dtype=bf16 b=2 sq=9 sk=100 h=40 d=37 align=bottom_right",
+        "q=bf16 k=i8 sq=3 sk=90 h=3 d=7 full scales topk=9 scores", "q=f16 k=f8e5m2 sq=2 sk=50 h=3 d=20 full linear"})
+    for (const std::uint64_t seed : {1, 2, 3}) {
+      IndexScoresCase c(IndexScoresProblem::parse("index_scores " + std::string(words)), seed);
+      c.scale.reset();                                  // the default is computed, too
+      for (std::int64_t i = 0; i < c.q.size(); i += 3)  // denormals of every type
+        c.q.flat(i) = std::ldexp(c.q.flat(i), -static_cast<int>(i % 140));
+      for (const std::string& entry : usable_entries(c.problem)) {
+        const Context context = forced(entry);
+        INFO(entry << ": " << c.problem.to_string() << ", seed " << seed);
+        check_every_mode([&] {
+          c.clear();
+          c.run(context);
+          std::vector<std::byte> all;
+          for (const Tensor* t : c.outputs()) add_bytes(all, *t);
+          return all;
+        });
+      }
+    }
+  SelectTopkCase c(SelectTopkProblem::parse("select_topk rows=20 sk=300 n=100"));
+  for (const std::string& entry : usable_entries(c.problem)) {
+    INFO(entry);
+    check_every_mode([&] {
+      c.clear();
+      c.run(forced(entry));
+      std::vector<std::byte> all;
+      add_bytes(all, c.indices);
+      return all;
+    });
+  }
 }
 
 TEST_CASE("a thread's rounding does not change what delta_rule_backward gives", "[api]") {

@@ -42,6 +42,7 @@ void test_caches(void);
 void test_contexts(void);
 void test_delta_rule(void);
 void test_delta_rule_backward(void);
+void test_dsa(void);
 void test_errors(void);
 void test_examples(void);
 void test_kv_caches(void);

@@ -149,5 +149,21 @@ void test_examples(void) {
   for (int i = 0; i < b * h * d; ++i)
     CHECK(fabsf(out[i / (h * d) * (s * h * d) + i % (h * d)] -
                 longer[4][i / (h * d) * ((s + 1) * h * d) + s * h * d + i % (h * d)]) < 1e-6f);
+
+  int32_t indices[b * s * 4];
+  const int64_t queries[] = {b, s, 2, d}, keys[] = {b, s, d}, per_head[] = {b, s, 2}, best[] = {b, s, 4};
+  rapt_index_scores_args index = rapt_index_scores_args_init();
+  rapt_tensor_contiguous(&index.q, q, RAPT_F32, 4, queries);
+  rapt_tensor_contiguous(&index.k, k, RAPT_F32, 3, keys);
+  rapt_tensor_contiguous(&index.weights, v, RAPT_F32, 3, per_head);
+  rapt_tensor_contiguous(&index.indices, indices, RAPT_I32, 3, best);
+  if (rapt_index_scores(&index, NULL) != RAPT_OK) fprintf(stderr, "%s\n", rapt_last_error());
+
+  /* Each is a key up to the query's own, once; the rest is -1. */
+  for (int i = 0; i < b * s * 4; ++i) {
+    const int token = i / 4 % s, place = i % 4;
+    CHECK(place <= token ? indices[i] >= 0 && indices[i] <= token : indices[i] == -1);
+    for (int other = i - place; other < i; ++other) CHECK(indices[other] != indices[i] || indices[i] == -1);
+  }
   free(q);
 }

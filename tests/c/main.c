@@ -10,6 +10,7 @@ int main(void) {
   test_contexts();
   test_delta_rule();
   test_delta_rule_backward();
+  test_dsa();
   test_plans();
   test_kv_caches();
   test_examples();

@@ -104,6 +104,20 @@ class Bench(CliTest):
         self.assertEqual([merge[key] for key in ("rows", "dv", "count", "dtype", "flops")],
                          [20, 24, 3, "bf16/f32", 2 * 20 * 24 * 3])
 
+    def test_indices(self):
+        """The visible pairs in all heads; what is read, the keys that are seen once, and what is written."""
+        rows, pairs = 2 * 9, 2 * sum(range(62, 71))
+        read = rows * 3 * (16 + 1) * 4 + 2 * 70 * 16 * 4
+        causal = 2 * sum(range(1, 10))
+        cases = {OTHERS["index_scores"]: (2 * pairs * 3 * 16, read + rows * 70 * 4 + rows * 20 * 4),
+                 "index_scores q=bf16 k=i8 b=2 sq=9 sk=70 h=3 d=16 align=top_left scales":
+                     (2 * causal * 3 * 16, rows * 3 * (16 * 2 + 4) + 2 * 9 * (16 + 4) + rows * 70 * 4),
+                 OTHERS["select_topk"]: (0, 12 * (70 + 20) * 4)}
+        _, document = self.bench(*(word for case in cases for word in ("--problem", case)))
+        self.assertEqual([(row["problem"], row["flops"], row["bytes"]) for row in document["benchmarks"]],
+                         [(case, *wanted) for case, wanted in cases.items()])
+        self.assertEqual([row["dtype"] for row in document["benchmarks"]], ["f32", "bf16/i8", "f32"])
+
     def test_gradients(self):
         """q.k, dout.v, and the sums that are wanted; what is read, and the gradients, once each."""
         shape = "b=2 hq=4 hk=2 sq=9 sk=20 d=16 dv=8"

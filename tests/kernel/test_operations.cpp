@@ -1,5 +1,5 @@
-// append_kv and merge_states on every entry: against float64; they, attention_backward, delta_rule and its gradients on
-// threads and executors, planned and forced.
+// append_kv, merge_states and select_topk on every entry: against float64; they, attention_backward, delta_rule and its
+// gradients, and index_scores on threads and executors, planned and forced.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -14,7 +14,9 @@
 #include "support/delta_rule_backward_case.hpp"
 #include "support/entries.hpp"
 #include "support/executors.hpp"
+#include "support/index_case.hpp"
 #include "support/merge_case.hpp"
+#include "support/topk_case.hpp"
 
 using namespace rapt;
 using namespace rapt::testing;
@@ -23,7 +25,7 @@ namespace {
 
 using std::int64_t;
 
-/// What both operations are asked: every way to keep a cache and every type, sizes that leave remainders.
+/// What these operations are asked: every way to keep a cache and every type, sizes that leave remainders.
 const std::vector<std::string> kAppends = {
     "append_kv b=2 hk=2 n=3 sk=9 d=8",
     "append_kv b=3 hk=2 n=5 sk=40 d=33 dv=17",
@@ -60,6 +62,11 @@ const std::vector<std::string> kMerges = {
     "merge_states rows=1 dv=128 count=64 lse", "merge_states rows=0 dv=8 count=2 lse",
 };
 
+const std::vector<std::string> kSelections = {
+    "select_topk rows=30 sk=300 n=20", "select_topk rows=12 sk=2000 n=900", "select_topk rows=20 sk=33 n=40",
+    "select_topk rows=1 sk=100 n=1",   "select_topk rows=0 sk=100 n=10",    "select_topk rows=6 sk=0 n=4",
+};
+
 template <class P>
 struct InputsOf;
 template <>
@@ -81,6 +88,14 @@ struct InputsOf<DeltaRuleProblem> {
 template <>
 struct InputsOf<DeltaRuleBackwardProblem> {
   using type = DeltaRuleBackwardCase;
+};
+template <>
+struct InputsOf<IndexScoresProblem> {
+  using type = IndexScoresCase;
+};
+template <>
+struct InputsOf<SelectTopkProblem> {
+  using type = SelectTopkCase;
 };
 
 std::vector<AppendKvProblem> appends() {
@@ -110,11 +125,12 @@ std::vector<MergeStatesProblem> merges() {
   return problems;
 }
 
-/// Calls use(problem) for every problem of both operations.
+/// Calls use(problem) for every problem of these operations.
 template <class Use>
 void for_each_problem(const Use& use) {
   for (const AppendKvProblem& problem : appends()) use(problem);
   for (const MergeStatesProblem& problem : merges()) use(problem);
+  for (const std::string& text : kSelections) use(SelectTopkProblem::parse(text));
 }
 
 /// A problem of each operation that is large enough for several workers.
@@ -144,6 +160,11 @@ void for_large_problems(const Use& use) {
   use(DeltaRuleBackwardProblem::parse("delta_rule_backward hq=4 t=60 d=64 dv=100 decay=channel beta state"));
   use(DeltaRuleBackwardProblem::parse(
       "delta_rule_backward dtype=bf16 b=3 hq=2 hk=3 hv=6 t=50 d=50 dv=72 decay=head gate beta ragged=90"));
+  use(IndexScoresProblem::parse("index_scores b=2 sq=60 sk=300 h=9 d=40 align=bottom_right topk=50 scores"));
+  use(IndexScoresProblem::parse("index_scores dtype=bf16 b=3 sq=1 sk=9000 h=32 d=64 align=bottom_right topk=700"));
+  use(IndexScoresProblem::parse(
+      "index_scores q=bf16 k=f8e4m3 b=3 sq=20 sk=512 h=33 d=128 full linear scales seqlens ranges page=32 topk=64"));
+  use(SelectTopkProblem::parse("select_topk rows=40 sk=5000 n=300"));
 }
 
 template <class P>
@@ -181,7 +202,10 @@ const Problem kMerge = parsed("merge_states dtype=bf16 rows=8 dv=64 count=2");
 const Problem kAttention = parsed("attention hq=2 sq=64 d=64 dtype=bf16");
 const Problem kBackward = parsed("attention_backward hq=2 sq=64 d=64 dtype=bf16");
 const Problem kDelta = parsed("delta_rule hq=2 t=8 d=64 beta");
+const Problem kIndex = parsed("index_scores sq=8 h=2 d=64 topk=4");
+const Problem kSelect = parsed("select_topk rows=8 sk=64 n=4");
 const Problem kDeltaBackward = parsed("delta_rule_backward dtype=bf16 hq=2 t=8 d=64 beta");
+const std::vector<Problem> kAll = {kAppend, kMerge, kAttention, kBackward, kDelta, kDeltaBackward, kIndex, kSelect};
 
 // The first entry that takes it and need not be forced.
 std::string first_choice(const Problem& problem) {
@@ -332,6 +356,7 @@ TEST_CASE("operations: plans say what runs, and run it", "[kernel]") {
     if constexpr (std::is_same_v<decltype(other), AppendKvProblem>) ++other.hk;
     else if constexpr (std::is_same_v<decltype(other), MergeStatesProblem>) ++other.count;
     else if constexpr (std::is_base_of_v<DeltaRuleProblem, decltype(other)>) --other.dv;
+    else if constexpr (std::is_same_v<decltype(other), SelectTopkProblem>) ++other.n;
     else ++other.d;
     auto different = inputs_of(other);
     CHECK(refused_argument([&] { Plan(problem, context).run(different.args()); }) == "args");
@@ -353,6 +378,10 @@ TEST_CASE("operations: a plan refuses the arguments of another operation", "[ker
   DeltaRuleBackwardCase delta_backward(std::get<DeltaRuleBackwardProblem>(kDeltaBackward));
   CHECK(refused_argument([&] { Plan(kDelta).run(delta_backward.args()); }) == "args");
   CHECK(refused_argument([&] { Plan(kDeltaBackward).run(delta.args()); }) == "args");
+  IndexScoresCase index(std::get<IndexScoresProblem>(kIndex));
+  SelectTopkCase select(std::get<SelectTopkProblem>(kSelect));
+  CHECK(refused_argument([&] { Plan(kIndex).run(select.args()); }) == "args");
+  CHECK(refused_argument([&] { Plan(kSelect).run(index.args()); }) == "args");
 }
 
 TEST_CASE("operations: a caller's workspace is all that is used", "[kernel]") {
@@ -435,6 +464,14 @@ TEST_CASE("operations: max_workspace_bytes is enough for smaller calls", "[kerne
           if (smaller.ragged >= 0) smaller.ragged = std::min(problem.ragged, smaller.b * smaller.t);
           enough(smaller);
         }
+    } else if constexpr (std::is_same_v<P, IndexScoresProblem>) {
+      const std::int64_t rows = std::max<std::int64_t>(problem.page_size, 1);
+      for (smaller.b = problem.b; smaller.b >= 0; --smaller.b)
+        for (smaller.sk = problem.sk; smaller.sk >= 0; smaller.sk -= smaller.sk > 20 * rows ? 17 * rows : rows)
+          for (smaller.sq = problem.sq; smaller.sq >= 0; smaller.sq -= smaller.sq > 20 ? 13 : 1) enough(smaller);
+    } else if constexpr (std::is_same_v<P, SelectTopkProblem>) {
+      for (; smaller.rows > 0; smaller.rows /= 2)
+        for (smaller.sk = problem.sk; smaller.sk > 0; smaller.sk /= 2) enough(smaller);
     } else {
       for (; smaller.rows > 1; smaller.rows /= 2) enough(smaller);
       smaller.count = 1;
@@ -445,12 +482,12 @@ TEST_CASE("operations: max_workspace_bytes is enough for smaller calls", "[kerne
 
 TEST_CASE("operations: a forced entry is forced for its own operation only", "[kernel]") {
   ScopedEnvironment no_isa("RAPT_ISA", nullptr), no_kernel("RAPT_KERNEL", nullptr);
-  for (const Problem& problem : {kAppend, kMerge, kAttention, kBackward, kDelta, kDeltaBackward}) {
+  for (const Problem& problem : kAll) {
     for (const std::string& entry : usable_entries(problem)) {
       INFO(entry);
       const auto check = [&](const Context& context) {
         CHECK(chosen(problem, context) == entry);
-        for (const Problem& other : {kAppend, kMerge, kAttention, kBackward, kDelta, kDeltaBackward})
+        for (const Problem& other : kAll)
           if (operation_of(other) != operation_of(problem)) CHECK(chosen(other, context) == chosen(other));
       };
       check(forced(entry));
@@ -470,8 +507,8 @@ TEST_CASE("operations: a forced ISA without kernels for an operation leaves it t
     Isa wanted = isa;  // or the best one below it that has vector kernels
     for (const Isa below : usable_isas())
       if ((wanted == Isa::amx || wanted == Isa::avx512bf16) && below < wanted) wanted = below;
-    for (const Problem& problem : {kAppend, kMerge, kDelta, kDeltaBackward})
-      CHECK(chosen(problem, context).ends_with("." + std::string(to_string(wanted))));
+    for (const Problem& problem : {kAppend, kMerge, kDelta, kDeltaBackward, kIndex, kSelect})
+      CHECK((chosen(problem, context) + ".").find("." + std::string(to_string(wanted)) + ".") != std::string::npos);
     AppendCase append(std::get<AppendKvProblem>(kAppend));
     append.run(context);
     CHECK(append.verdict().violation == "");
@@ -484,5 +521,11 @@ TEST_CASE("operations: a forced ISA without kernels for an operation leaves it t
     DeltaRuleBackwardCase delta_backward(std::get<DeltaRuleBackwardProblem>(kDeltaBackward));
     delta_backward.run(context);
     CHECK(delta_backward.verdict().violation == "");
+    IndexScoresCase index(std::get<IndexScoresProblem>(kIndex));
+    index.run(context);
+    CHECK(index.verdict().violation == "");
+    SelectTopkCase select(std::get<SelectTopkProblem>(kSelect));
+    select.run(context);
+    CHECK(select.verdict().violation == "");
   }
 }

@@ -22,6 +22,17 @@ Layout spaced(const Dims& shape, Spacing spacing) {
   return spacing == Spacing::gaps ? layout_of(shape, order, 2, 3) : layout_of(shape, order);
 }
 
+Dims rows_in(std::int64_t rows, std::size_t dims) {
+  Dims shape{rows};
+  for (const std::int64_t factor : {3, 2, 5}) {
+    if (shape.size() == dims || shape.front() % factor != 0) continue;
+    shape.front() /= factor;
+    shape.insert(shape.begin() + 1, factor);
+  }
+  while (shape.size() < dims) shape.insert(shape.begin(), 1);
+  return shape;
+}
+
 Dims ragged_lengths(std::int64_t b, std::int64_t longest, std::int64_t total, std::uint64_t seed,
                     const char* argument) {
   const std::int64_t rest = total - longest;

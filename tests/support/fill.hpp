@@ -19,6 +19,8 @@ Layout layout_of(const Dims& shape, const Dims& order, std::int64_t inner = 1, s
 enum class Spacing { dense, gaps };
 /// The row-major layout of `shape` with this spacing.
 Layout spaced(const Dims& shape, Spacing spacing);
+/// `rows` in 1 to 3 dimensions, as many of more than one row as its factors 3, 2 and 5 allow.
+Dims rows_in(std::int64_t rows, std::size_t dims);
 
 /// One sequence of length `longest`, the rest of `total` spread evenly over the others. Throws Error, naming
 /// `argument`, when b sequences cannot have that total.

@@ -13,18 +13,6 @@ using std::int64_t;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-/// `rows` in 1 to 3 dimensions.
-Dims split(int64_t rows, std::size_t dims) {
-  Dims shape{rows};
-  for (const int64_t factor : {3, 2, 5}) {
-    if (shape.size() == dims || shape.front() % factor != 0) continue;
-    shape.front() /= factor;
-    shape.insert(shape.begin() + 1, factor);
-  }
-  while (shape.size() < dims) shape.insert(shape.begin(), 1);
-  return shape;
-}
-
 /// The half of a unit in the last place of 1.
 double roundoff(DType dtype) {
   return dtype == DType::f32 ? 0x1p-24 : dtype == DType::f16 ? 0x1p-11 : 0x1p-8;
@@ -35,7 +23,7 @@ double roundoff(DType dtype) {
 MergeCase::MergeCase(const MergeStatesProblem& given, std::uint64_t seed, Placement placement, Spacing spacing)
     : problem(given) {
   const MergeStatesProblem& p = problem;
-  const Dims rows = split(p.rows, 1 + seed % 3);
+  const Dims rows = rows_in(p.rows, 1 + seed % 3);
   Dims shape = rows;
   shape.push_back(p.dv);
   const auto first =

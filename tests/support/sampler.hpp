@@ -34,4 +34,9 @@ DeltaRuleProblem sample_delta_rule(std::mt19937_64& random);
 /// The same for gradients: fewer tokens, at and beside multiples of 24, and heads shared in every way.
 DeltaRuleBackwardProblem sample_delta_rule_backward(std::mt19937_64& random);
 
+/// Of every type, with every way to hide keys and to keep them; d reaches 200, h 70, sk 3000 and n 2100.
+IndexScoresProblem sample_index_scores(std::mt19937_64& random);
+/// Up to 20 rows of as many scores, n on either side of their number.
+SelectTopkProblem sample_select_topk(std::mt19937_64& random);
+
 }  // namespace rapt::testing

@@ -136,15 +136,30 @@ std::vector<float> Tensor::values() const {
   return result;
 }
 
+std::vector<bool> Tensor::used() const {
+  std::vector<bool> used(buffer_.size() / size_of(dtype_));
+  for (std::int64_t i = 0; i < size(); ++i) used[static_cast<std::size_t>(flat_offset(i))] = true;
+  return used;
+}
+
 bool Tensor::gaps_intact() const {
   const std::size_t width = size_of(dtype_);
   if (buffer_.size() == static_cast<std::size_t>(size()) * width) return true;  // there are none
-  std::vector<bool> used(buffer_.size() / width);
-  for (std::int64_t i = 0; i < size(); ++i) used[static_cast<std::size_t>(flat_offset(i))] = true;
+  const std::vector<bool> elements = used();
   const Tensor fresh(dtype_, layout_);
-  for (std::size_t i = 0; i < used.size(); ++i) {
-    if (!used[i] && std::memcmp(buffer_.data() + i * width, fresh.buffer_.data() + i * width, width) != 0) return false;
+  for (std::size_t i = 0; i < elements.size(); ++i) {
+    if (!elements[i] && std::memcmp(buffer_.data() + i * width, fresh.buffer_.data() + i * width, width) != 0)
+      return false;
   }
+  return true;
+}
+
+bool Tensor::spoil_gap() {
+  const std::vector<bool> elements = used();
+  const auto gap = std::find(elements.begin(), elements.end(), false);
+  if (gap == elements.end()) return false;
+  const auto at = static_cast<std::size_t>(gap - elements.begin()) * size_of(dtype_);
+  buffer_.data()[at] ^= std::byte{0x10};
   return true;
 }
 

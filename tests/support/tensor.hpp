@@ -97,6 +97,8 @@ class Tensor {
   std::vector<float> values() const;
   /// True when every gap still holds the poison.
   bool gaps_intact() const;
+  /// Writes to one gap; false when there is none.
+  bool spoil_gap();
 
  private:
   friend bool same_bits(const Tensor& a, const Tensor& b);
@@ -104,6 +106,8 @@ class Tensor {
   Element element(std::int64_t offset) { return {buffer_.data(), dtype_, offset}; }
   std::int64_t offset(std::span<const std::int64_t> index) const;
   std::int64_t flat_offset(std::int64_t position) const;
+  /// Whether elements of the buffer, counted from its start, are the tensor's.
+  std::vector<bool> used() const;
 
   DType dtype_ = DType::f32;
   Layout layout_;

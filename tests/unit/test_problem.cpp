@@ -265,11 +265,46 @@ TEST_CASE("problem: every field of append_kv and merge_states survives and count
         "merge_states dtype=bf16 out=f32 rows=256 dv=128 count=4 lse");
 }
 
+TEST_CASE("problem: every field of index_scores and select_topk survives and counts", "[unit]") {
+  check_words("index_scores", {"",
+                               "dtype=bf16",
+                               "q=f16",
+                               "k=f16",
+                               "k=i8",
+                               "q=bf16 k=f8e4m3",
+                               "b=3",
+                               "sq=6",
+                               "sk=6",
+                               "h=3",
+                               "d=8",
+                               "full",
+                               "align=top_left",
+                               "align=bottom_right",
+                               "align=0",
+                               "align=-12",
+                               "linear",
+                               "scales",
+                               "seqlens",
+                               "ranges",
+                               "page=1",
+                               "page=16",
+                               "topk=1",
+                               "topk=2048",
+                               "topk=2048 scores"});
+  check_words("select_topk", {"", "rows=3", "sk=6", "n=2"});
+  CHECK(
+      to_string(parse_problem(" index_scores topk=2048 align=bottom_right d=128 h=64 sk=8192 sq=64 b=1 dtype=bf16")) ==
+      "index_scores dtype=bf16 b=1 sq=64 sk=8192 h=64 d=128 align=bottom_right topk=2048");
+  CHECK(to_string(parse_problem("index_scores sk=4 sq=4 d=8 scores")) == "index_scores b=1 sq=4 h=1 d=8");
+  CHECK(to_string(parse_problem("select_topk n=2048 sk=8192 rows=64")) == "select_topk rows=64 sk=8192 n=2048");
+}
+
 TEST_CASE("problem: words of another operation are named", "[unit]") {
   const char* const wrong[][2] = {
       {"append_kv sq=4", "\"sq=4\""},      {"append_kv n=4 n=4", "\"n=4\""},     {"append_kv ring=1", "\"ring=1\""},
       {"append_kv kv=i4", "\"kv=i4\""},    {"append_kv n=x", "\"n=x\""},         {"merge_states b=4", "\"b=4\""},
       {"merge_states lse=1", "\"lse=1\""}, {"merge_states rows", "\"rows\""},    {"merge_states lse lse", "\"lse\""},
+      {"index_scores hq=4", "\"hq=4\""},   {"select_topk lse", "\"lse\""},       {"select_topk n", "\"n\""},
       {"merge rows=4", "\"merge\""},       {"append_kv_ n=4", "\"append_kv_\""}, {"", "\"\""},
   };
   for (const auto& [text, named] : wrong) {
@@ -278,7 +313,7 @@ TEST_CASE("problem: words of another operation are named", "[unit]") {
   }
   CHECK(refused_text([] { parse_problem("merge"); }) ==
         "problem: \"merge\"; wanted the operation first: attention, append_kv, merge_states, attention_backward, "
-        "delta_rule or delta_rule_backward");
+        "delta_rule, delta_rule_backward, index_scores or select_topk");
 }
 
 TEST_CASE("problem: plans refuse append_kv problems that no arguments could give", "[unit]") {

@@ -10,20 +10,7 @@ rapt::ScoreSpec to_score(const rapt_attention_args& a) {
   if (a.has_scale) score.scale = a.scale;
   score.causal = a.causal != 0;
   if (a.has_window) score.window = {a.window_left, a.window_right};
-  using Align = rapt::AttentionProblem::Align;
-  switch (to_enum(a.align, Align::offset, "score.align")) {
-    case Align::none:
-      break;
-    case Align::top_left:
-      score.align = rapt::Align::top_left();
-      break;
-    case Align::bottom_right:
-      score.align = rapt::Align::bottom_right();
-      break;
-    case Align::offset:
-      score.align = rapt::Align::offset(a.align_offset);
-      break;
-  }
+  score.align = to_align(a.align, a.align_offset, "score.align");
   if (a.softcap != 0) score.softcap = a.softcap;
   score.bias = to_view(a.bias, "score.bias");
   score.mask = to_view(a.mask, "score.mask");

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <exception>
 #include <new>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -121,6 +122,22 @@ inline MutableTensorView to_view(const rapt_tensor& t, const std::string& name) 
           to_enum(t.dtype, DType::i4x2, name + ".dtype"),
           Layout({t.shape, ndim}, {t.strides, ndim}),
           {device, t.device_index}};
+}
+
+/// Nothing for RAPT_ALIGN_NONE.
+inline std::optional<Align> to_align(std::int32_t kind, std::int64_t offset, const std::string& name) {
+  using Kind = AttentionProblem::Align;
+  switch (to_enum(kind, Kind::offset, name)) {
+    case Kind::none:
+      break;
+    case Kind::top_left:
+      return Align::top_left();
+    case Kind::bottom_right:
+      return Align::bottom_right();
+    case Kind::offset:
+      return Align::offset(offset);
+  }
+  return {};
 }
 
 /// Of attention calls, and of the forward of attention_backward.

@@ -82,6 +82,14 @@ template <class Bits>
   return (GccVector<std::uint64_t, 8>)_mm512_mul_epu32((__m512i)x, (__m512i)y);
 }
 
+#define RAPT_HAVE_COMPRESS
+[[gnu::always_inline]] inline std::int64_t compress(GccVector<std::int32_t, 16> x, GccVector<std::int32_t, 16> stays,
+                                                    std::int32_t* to) {
+  const __mmask16 mask = _mm512_movepi32_mask((__m512i)stays);
+  _mm512_storeu_si512(to, _mm512_maskz_compress_epi32(mask, (__m512i)x));
+  return __builtin_popcount(mask);
+}
+
 inline constexpr int kFmaFlops = 2 * 16;
 [[gnu::always_inline]] inline void fma_in_place(__m512& acc, __m512 a, __m512 b) {
   asm volatile("vfmadd213ps %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));

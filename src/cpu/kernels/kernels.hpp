@@ -10,6 +10,7 @@ namespace rapt::cpu::RAPT_ISA {
 extern const AttentionKernel kTilesBf16, kTilesF16x3, kTilesF32x6;
 extern const AttentionBackwardKernel kAttentionBackwardF16x3;
 extern const DeltaRuleKernel kDeltaRule;
+extern const IndexScoresKernel kIndexScores;
 #elif defined(RAPT_HAVE_DOTS)
 extern const AttentionKernel kTilesBf16;
 #else
@@ -18,6 +19,8 @@ extern const AppendKvKernel kAppendKv;
 extern const MergeStatesKernel kMergeStates;
 extern const DeltaRuleKernel kDeltaRule, kDeltaRuleDecode, kDeltaRuleNaive;
 extern const DeltaRuleBackwardKernel kDeltaRuleBackward;
+extern const IndexScoresKernel kIndexScores;
+extern const SelectTopkKernel kSelectTopk;
 #endif
 extern const AttentionBackwardKernel kAttentionBackward;
 std::size_t bias_scratch_bytes(const BackwardShape&) noexcept;

@@ -85,6 +85,7 @@ const IsaKernels kKernels = {.attention = kAttention,
 #if defined(RAPT_HAVE_TILES)
                              .attention_backward_f16 = &kAttentionBackwardF16x3,
                              .delta_rule = &kDeltaRule,
+                             .index_scores = &kIndexScores,
 #elif !defined(RAPT_HAVE_DOTS)
                              .append_kv = &kAppendKv,
                              .merge_states = &kMergeStates,
@@ -92,6 +93,8 @@ const IsaKernels kKernels = {.attention = kAttention,
                              .delta_rule_decode = &kDeltaRuleDecode,
                              .delta_rule_naive = &kDeltaRuleNaive,
                              .delta_rule_backward = &kDeltaRuleBackward,
+                             .index_scores = &kIndexScores,
+                             .select_topk = &kSelectTopk,
 #endif
                              .combine = attention_combine,
                              .fma_chains = peak_chains,

@@ -1,0 +1,135 @@
+// index_scores on the CPU: which queries and keys an item has, and the workers that share them.
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <memory>
+
+#include "cpu/attention_plan.hpp"
+#include "cpu/entry.hpp"
+
+namespace rapt::cpu {
+namespace {
+
+using std::int64_t;
+using P = IndexScoresProblem;
+
+constexpr int64_t kItemsPerWorker = 3;  // at least, among several: the last even out
+constexpr int64_t kSplitKeys = 2048;    // at least, of an item that has not all keys
+
+// A call's workspace holds the workers' scratch, and where keys are split the lists of every query and split, and for
+// each block of queries how many splits are done.
+struct IndexPlan final : EntryPlan {
+  int64_t tokens = 1;      // of an item
+  int64_t splits = 1;      // of the keys
+  int64_t split_keys = 0;  // of each
+  std::size_t scratch_bytes = 0, list_bytes = 0, counter_bytes = 0;
+
+  std::string note() const override {
+    return std::to_string(work_items) + " work items of up to " + std::to_string(tokens) + " queries" +
+           (splits > 1 ? ", keys in " + std::to_string(splits) + " splits" : "");
+  }
+};
+
+void size_workspace(IndexPlan& plan, const P& p, const IndexScoresKernel& kernel, int64_t rows_in_splits) {
+  plan.scratch_bytes = kernel.scratch_bytes({p.h, p.d, p.topk, p.sk});
+  const auto rows = static_cast<std::size_t>(rows_in_splits);
+  plan.list_bytes = p.topk > 0 ? rows * TopkList::bytes(std::min(p.topk, p.sk)) : 0;
+  plan.counter_bytes = whole_lines(rows * sizeof(std::int32_t));
+  plan.workspace_bytes =
+      static_cast<std::size_t>(plan.threads) * plan.scratch_bytes + plan.list_bytes + plan.counter_bytes;
+}
+
+IndexPlan plan_index(const P& p, const IndexScoresKernel& kernel, int concurrency) {
+  IndexPlan plan;
+  const double flops = 2.0 * static_cast<double>(p.b) * static_cast<double>(p.sq) * static_cast<double>(p.sk) *
+                       static_cast<double>(p.h) * static_cast<double>(p.d) * (p.causal && p.sq == p.sk ? 0.5 : 1.0);
+  const double worth = std::clamp(flops / kFlopsPerWorker, 1.0, static_cast<double>(concurrency));
+  const int64_t wanted = worth < 2 ? 1 : static_cast<int64_t>(worth) * kItemsPerWorker;
+  // Queries of an item share what it makes of the keys: as many as leave every worker its items, then splits of keys.
+  plan.tokens = std::clamp<int64_t>(p.b * p.sq / wanted, 1, std::min(kernel.tokens, std::max<int64_t>(p.sq, 1)));
+  const int64_t blocks = p.b * ceil_div(p.sq, plan.tokens);
+  const int64_t most = std::max<int64_t>(ceil_div(p.sk, std::max(kSplitKeys, 2 * p.topk)), 1);
+  const int64_t splits = std::clamp(ceil_div(wanted, std::max<int64_t>(blocks, 1)), int64_t{1}, most);
+  plan.split_keys = ceil_div(ceil_div(std::max<int64_t>(p.sk, 1), splits), kernel.keys) * kernel.keys;
+  plan.splits = std::max<int64_t>(ceil_div(p.sk, plan.split_keys), 1);
+  plan.work_items = blocks * plan.splits;
+  plan.threads = workers_for(worth, concurrency, plan.work_items);
+  size_workspace(plan, p, kernel, plan.splits > 1 ? blocks * plan.tokens * plan.splits : 0);
+  return plan;
+}
+
+struct Workers {
+  const IndexScoresKernel& kernel;
+  const IndexPlan& plan;
+  const IndexScoresParams& p;
+  std::byte *scratch, *lists, *counters;
+  std::atomic<int64_t> next{0};
+
+  void work(int worker) {
+    std::byte* const own = scratch + static_cast<std::size_t>(worker) * plan.scratch_bytes;
+    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < plan.work_items;) run(i, own);
+  }
+
+  // The last queries first, which see the most keys where that differs.
+  void run(int64_t i, std::byte* own) const {
+    const int64_t blocks = ceil_div(p.sq, plan.tokens), split = i % plan.splits, of_all = i / plan.splits;
+    const int64_t block = blocks - 1 - of_all / p.b;
+    IndexItem item{of_all % p.b, block * plan.tokens, std::min((block + 1) * plan.tokens, p.sq), 0, p.sk, nullptr, 0};
+    if (plan.splits == 1) return kernel.run(p, item, own);
+    item.key_begin = split * plan.split_keys, item.key_end = std::min((split + 1) * plan.split_keys, p.sk);
+    const std::size_t bytes = TopkList::bytes(std::min(p.topk, p.sk));
+    std::byte* const of_block = lists + static_cast<std::size_t>(of_all * plan.tokens * plan.splits) * bytes;
+    item.list_stride = static_cast<int64_t>(bytes) * plan.splits;
+    if (p.indices) item.lists = of_block + static_cast<std::size_t>(split) * bytes;
+    kernel.run(p, item, own);
+    if (!p.indices) return;
+    const std::atomic_ref done(reinterpret_cast<std::int32_t*>(counters)[of_all]);
+    if (done.fetch_add(1, std::memory_order_acq_rel) + 1 < plan.splits) return;
+    item.lists = of_block;
+    kernel.merge(p, item, plan.splits, own);
+  }
+};
+
+class IndexScoresEntry final : public CpuEntry {
+ public:
+  IndexScoresEntry(const IndexScoresKernel& kernel, const BuiltIsa& built)
+      : CpuEntry(kernel.facts, built), kernel_(kernel) {}
+
+  std::string_view refuse(const Problem&, const Context::Impl& context) const override { return refuse_isa(context); }
+  std::unique_ptr<EntryPlan> plan(const Problem& problem, const Context::Impl& context) const override {
+    return std::make_unique<IndexPlan>(
+        plan_index(std::get<IndexScoresProblem>(problem), kernel_, context.concurrency()));
+  }
+  std::size_t max_workspace_bytes(const Problem& largest, const Context::Impl& context) const override {
+    // Splits make no more than about twice the items that are wanted.
+    IndexPlan plan;
+    plan.threads = context.concurrency();
+    size_workspace(plan, std::get<IndexScoresProblem>(largest), kernel_,
+                   2 * kItemsPerWorker * plan.threads * kernel_.tokens);
+    return plan.workspace_bytes;
+  }
+  void run(const EntryPlan& entry_plan, const Call& call, const Context::Impl& context,
+           std::byte* workspace) const override {
+    const auto& plan = static_cast<const IndexPlan&>(entry_plan);
+    std::byte* const lists = workspace + static_cast<std::size_t>(plan.threads) * plan.scratch_bytes;
+    std::byte* const counters = lists + plan.list_bytes;
+    std::memset(counters, 0, plan.counter_bytes);
+    Workers workers{kernel_, plan, std::get<IndexScoresParams>(call.params), workspace, lists, counters};
+    if (plan.threads == 1) return workers.work(0);
+    context.executor().run(
+        plan.threads, [](void* argument, int worker) { static_cast<Workers*>(argument)->work(worker); }, &workers);
+  }
+
+ private:
+  const IndexScoresKernel& kernel_;
+};
+
+}  // namespace
+
+void add_index_scores(const Machine& machine, Entries& entries) {
+  for (const BuiltIsa& built : machine.isas)
+    if (const IndexScoresKernel* kernel = built.kernels->index_scores)
+      entries.push_back(std::make_unique<IndexScoresEntry>(*kernel, built));
+}
+
+}  // namespace rapt::cpu

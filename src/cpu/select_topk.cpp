@@ -1,0 +1,30 @@
+// select_topk on the CPU: workers share the rows.
+#include "cpu/entry.hpp"
+
+namespace rapt::cpu {
+namespace {
+
+class SelectTopkEntry final : public StreamEntry<SelectTopkKernel, SelectTopkParams> {
+ public:
+  using StreamEntry::StreamEntry;
+
+ private:
+  StreamPlan plan_for(const Problem& problem, int concurrency) const override {
+    const auto& p = std::get<SelectTopkProblem>(problem);
+    // What is selected is moved several times over.
+    constexpr double kMoves = 8;
+    const double numbers = static_cast<double>(p.sk) + kMoves * static_cast<double>(std::min(p.n, p.sk));
+    return {p.rows, static_cast<double>(p.rows) * numbers * sizeof(float), kernel_.scratch_bytes(p.n, p.sk),
+            concurrency};
+  }
+};
+
+}  // namespace
+
+void add_select_topk(const Machine& machine, Entries& entries) {
+  for (const BuiltIsa& built : machine.isas)
+    if (const SelectTopkKernel* kernel = built.kernels->select_topk)
+      entries.push_back(std::make_unique<SelectTopkEntry>(*kernel, built));
+}
+
+}  // namespace rapt::cpu

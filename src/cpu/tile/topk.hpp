@@ -1,0 +1,176 @@
+// The n largest scores of a row, found as its scores come by in the order of their positions. The larger score is
+// first, of equal ones the lower position: so that a score no larger than the n-th largest of those before it is none
+// of them, and most are passed over by one comparison. The others are collected; whenever there is no room left, all
+// but the n largest are thrown away. Which they are is found by bisection, which is exact however many are equal.
+#pragma once
+
+#include "cpu/tile/carver.hpp"
+#include "cpu/tile/panel.hpp"
+
+namespace rapt::cpu::RAPT_ISA {
+
+using IntLanes = GccVector<std::int32_t, kLanes>;  // numbers, or -1 for yes and 0 for no
+
+[[gnu::always_inline]] inline IntLanes load_lanes(const std::int32_t* p) {
+  IntLanes x;
+  __builtin_memcpy(&x, p, sizeof x);
+  return x;
+}
+[[gnu::always_inline]] inline IntLanes lane_indices() {
+  IntLanes x = {};
+  for (int i = 0; i < kLanes; ++i) x[i] = i;
+  return x;
+}
+[[gnu::always_inline]] inline std::int64_t sum_of(IntLanes x) {
+  std::int64_t sum = 0;
+  for (int i = 0; i < kLanes; ++i) sum += x[i];
+  return sum;
+}
+
+// Integers in the order of the scores: -0 is 0, and every NaN the largest.
+[[gnu::always_inline]] inline IntLanes order_of(vec score) {
+  const auto number = (GccVector<float, kLanes>)(score + vec(0.f)).data;
+  const auto bits = (IntLanes)number;
+  const IntLanes order = bits ^ ((bits >> 31) & INT32_MAX);
+  return number == number ? order : IntLanes{} + INT32_MAX;
+}
+inline float score_of(std::int32_t order) {
+  return __builtin_bit_cast(float, order ^ ((order >> 31) & INT32_MAX));
+}
+
+class Topk {
+ public:
+  // Of `n` out of up to `keys`.
+  Topk(Carver& carver, std::int64_t n, std::int64_t keys) : n_(n), capacity_(capacity(n, keys)) {
+    order_ = carver.take<std::int32_t>(capacity_ + kLanes);
+    position_ = carver.take<std::int32_t>(capacity_ + kLanes);
+    counts_ = carver.take<std::int32_t>(kDigits * kRadix);
+  }
+
+  void start() { count_ = 0, least_ = kLeastOrder, least_score_ = -kInfinity; }
+
+  // Scores of positions [first, first + kLanes), of which lanes [begin, end) count.
+  [[gnu::always_inline]] void add(vec score, std::int64_t first, std::int64_t begin, std::int64_t end) {
+    if (!xsimd::any(!(score <= vec(least_score_)))) return;
+    const IntLanes lane = lane_indices();
+    const IntLanes counts = (lane >= static_cast<std::int32_t>(begin)) & (lane < static_cast<std::int32_t>(end));
+    add_lanes(order_of(score), lane + static_cast<std::int32_t>(first), counts);
+  }
+  // Those that another Topk has kept; the arrays go on for kLanes.
+  void add(const std::int32_t* order, const std::int32_t* position, std::int64_t count) {
+    for (std::int64_t i = 0; i < count; i += kLanes)
+      add_lanes(load_lanes(order + i), load_lanes(position + i),
+                lane_indices() < static_cast<std::int32_t>(min(count - i, kLanes)));
+  }
+
+  // The largest so far, n or fewer, in the order of their positions.
+  void keep_largest() {
+    if (count_ > n_) prune();
+  }
+  std::int64_t count() const { return count_; }
+  const std::int32_t* order() const { return order_; }
+  const std::int32_t* position() const { return position_; }
+
+  // indices[i * stride] = position of the i-th largest; -1 behind the last.
+  void store_indices(std::int32_t* indices, std::int64_t stride) {
+    keep_largest();
+    const std::int32_t* const sorted = sort();
+    for (std::int64_t i = 0; i < count_; ++i) indices[i * stride] = sorted[i];
+    for (std::int64_t i = count_; i < n_; ++i) indices[i * stride] = -1;
+  }
+
+ private:
+  static constexpr std::int32_t kLeastOrder = static_cast<std::int32_t>(0xff800000u ^ 0x7fffffffu);  // of -inf
+  static constexpr int kRadixBits = 8, kRadix = 1 << kRadixBits, kDigits = 4;
+
+  static std::int64_t capacity(std::int64_t n, std::int64_t keys) {
+    const std::int64_t kept = min(n, keys);
+    return round_up(max(2 * kept, min(keys, 3 * kept + 1024)), 16) + kLanes;  // sort() needs 2 * kept
+  }
+
+  [[gnu::noinline]] void add_lanes(IntLanes order, IntLanes position, IntLanes counts) {
+    keep(order, position, counts & (order > least_), count_);
+    if (count_ + kLanes > capacity_) prune();
+  }
+
+  // Appends the lanes that stay behind the first `at`.
+  [[gnu::always_inline]] void keep(IntLanes order, IntLanes position, IntLanes stays, std::int64_t& at) {
+#if defined(RAPT_HAVE_COMPRESS)
+    compress(order, stays, order_ + at);
+    at += compress(position, stays, position_ + at);
+#else
+    for (int i = 0; i < kLanes; ++i) order_[at] = order[i], position_[at] = position[i], at -= stays[i];
+#endif
+  }
+
+  // How many are `order` or larger.
+  std::int64_t count_from(std::int32_t order) const {
+    IntLanes count = {};
+    for (std::int64_t i = 0; i < count_; i += kLanes) count += load_lanes(order_ + i) >= order;
+    return -sum_of(count);
+  }
+
+  [[gnu::noinline]] void prune() {
+    if (count_ <= n_) return;
+    for (int i = 0; i < kLanes; ++i) order_[count_ + i] = INT32_MIN;  // is no score's, and ends the last vector
+    std::int64_t low = std::int64_t{least_} + 1, high = INT32_MAX;    // the n-th largest is one of these
+    while (low < high) {
+      const std::int64_t middle = low + (high - low + 1) / 2;
+      if (count_from(static_cast<std::int32_t>(middle)) >= n_) low = middle;
+      else high = middle - 1;
+    }
+    least_ = static_cast<std::int32_t>(low), least_score_ = score_of(least_);
+    // All larger ones stay, and the first of those equal to it.
+    std::int64_t equal = n_ - (low < INT32_MAX ? count_from(least_ + 1) : 0), kept = 0, i = 0;
+    for (; equal > 0; i += kLanes) {
+      const IntLanes order = load_lanes(order_ + i), position = load_lanes(position_ + i);
+      IntLanes stays = order >= least_;
+      std::int64_t here = -sum_of(order == least_);
+      for (int lane = kLanes - 1; here > equal; --lane)
+        if (order[lane] == least_) stays[lane] = 0, --here;
+      equal -= here;
+      keep(order, position, stays, kept);
+    }
+    for (; i < count_; i += kLanes) {
+      const IntLanes order = load_lanes(order_ + i);
+      keep(order, load_lanes(position_ + i), order > least_, kept);
+    }
+    count_ = kept;
+  }
+
+  static std::uint32_t digit_of(std::int32_t order, int digit) {  // 0 for the largest
+    return (static_cast<std::uint32_t>(order) ^ INT32_MAX) >> (digit * kRadixBits) & (kRadix - 1);
+  }
+  // Positions by order, the largest first; those of equal ones rise already.
+  const std::int32_t* sort() {
+    __builtin_memset(counts_, 0, sizeof(std::int32_t) * kDigits * kRadix);
+    for (std::int64_t i = 0; i < count_; ++i)
+      for (int digit = 0; digit < kDigits; ++digit) ++counts_[digit * kRadix + digit_of(order_[i], digit)];
+    std::int64_t from = 0, to = count_;
+    for (int digit = 0; digit < kDigits && count_ > 1; ++digit) {
+      std::int32_t* const places = counts_ + digit * kRadix;
+      if (places[digit_of(order_[from], digit)] == count_) continue;
+      auto place = static_cast<std::int32_t>(to);
+      for (int d = 0; d < kRadix; ++d) {
+        const std::int32_t count = places[d];
+        places[d] = place, place += count;
+      }
+      for (std::int64_t i = from; i < from + count_; ++i) {
+        const std::int32_t at = places[digit_of(order_[i], digit)]++;
+        order_[at] = order_[i], position_[at] = position_[i];
+      }
+      const std::int64_t before = from;
+      from = to, to = before;
+    }
+    return position_ + from;
+  }
+
+  std::int64_t n_, capacity_, count_ = 0;
+  std::int32_t least_ = kLeastOrder;  // no score that is not above it is among the largest
+  float least_score_ = -kInfinity;
+  std::int32_t* order_;     // of what has been collected, in the order of ...
+  std::int32_t* position_;  // ... their positions
+  std::int32_t* counts_;    // [kDigits][kRadix]
+};
+
+}  // namespace rapt::cpu::RAPT_ISA
