@@ -61,7 +61,8 @@ TEST_CASE("plan: a workspace for the largest problem is enough for smaller ones"
     if (largest.ragged_k >= 0) largest.ragged_k = largest.b * largest.sk;
     if (largest.page_size > 0)
       largest.sk = (largest.sk + largest.page_size - 1) / largest.page_size * largest.page_size;
-    if (largest.align == AttentionProblem::Align::none) largest.align = AttentionProblem::Align::bottom_right;
+    if (largest.align == AttentionProblem::Align::none && !largest.gathered)
+      largest.align = AttentionProblem::Align::bottom_right;
     ContextOptions options;
     options.executor = std::make_shared<ThreadExecutor>(i % 3 == 0 ? 1 : 5);
     const Context context(options);
