@@ -281,17 +281,21 @@ class Validator {
       std::unique_ptr<T[]> rows;
     };
     const int64_t tokens = p_.b * p_.sq;
-    const auto own = std::make_shared<Lists>();
-    own->length = std::make_unique_for_overwrite<int64_t[]>(static_cast<std::size_t>(tokens));
-    int64_t shortest = p_.sk, longest = 0;
+    std::shared_ptr<Lists> own;  // from the first list on that is not full
+    int64_t longest = 0;
     bool has_gaps = false;
     for (int64_t i = 0; i < tokens; ++i) {
       const int64_t count = count_of(i), valid = valid_entries<T>(i, count);
-      own->length[static_cast<std::size_t>(i)] = valid;
+      if (valid < p_.sk && !own) {
+        own = std::make_shared<Lists>();
+        own->length = std::make_unique_for_overwrite<int64_t[]>(static_cast<std::size_t>(tokens));
+        std::fill_n(own->length.get(), i, p_.sk);
+      }
+      if (own) own->length[static_cast<std::size_t>(i)] = valid;
       has_gaps = has_gaps || (valid < count && valid_entries<T>(i, valid) < valid);
-      shortest = std::min(shortest, valid), longest = std::max(longest, valid);
+      longest = std::max(longest, valid);
     }
-    if (shortest == p_.sk) return;  // all are full
+    if (!own) return;
     if (has_gaps) {
       int64_t size = 0;
       if (__builtin_mul_overflow(tokens, longest, &size)) throw std::bad_alloc();

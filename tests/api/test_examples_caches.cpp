@@ -219,7 +219,7 @@ TEST_CASE("guide: latent attention", "[examples]") {
 }
 
 TEST_CASE("guide: gathered keys", "[examples]") {
-  constexpr std::int64_t hq = 4, prompt = 20, d = 16, n = 6;
+  constexpr std::int64_t prompt = 20, n = 6;
   const auto q_data = random_floats(hq * prompt * d, 93), k_data = random_floats(prompt * d, 94),
              v_data = random_floats(prompt * d, 95);
   std::vector<float> sparse(hq * prompt * d), masked(sparse.size());
