@@ -1,23 +1,23 @@
 #include "cost.hpp"
 
 #include <algorithm>
+#include <initializer_list>
 #include <optional>
+#include <vector>
 
 namespace rapt::bench {
 namespace {
 
-/// One value of a 1-D i32 or i64 tensor.
-std::int64_t element(const TensorView& view, std::int64_t index) {
-  index *= view.strides[0];
-  if (view.dtype == DType::i32) return static_cast<const std::int32_t*>(view.data)[index];
-  return static_cast<const std::int64_t*>(view.data)[index];
+/// One value of an i32 or i64 tensor.
+std::int64_t element(const TensorView& view, std::initializer_list<std::int64_t> index) {
+  std::int64_t at = 0;
+  std::size_t dim = 0;
+  for (const std::int64_t i : index) at += i * view.strides[dim++];
+  if (view.dtype == DType::i32) return static_cast<const std::int32_t*>(view.data)[at];
+  return static_cast<const std::int64_t*>(view.data)[at];
 }
-
-/// One of a 2-D one.
-std::int64_t element(const TensorView& view, std::int64_t row, std::int64_t index) {
-  index = row * view.strides[0] + index * view.strides[1];
-  if (view.dtype == DType::i32) return static_cast<const std::int32_t*>(view.data)[index];
-  return static_cast<const std::int64_t*>(view.data)[index];
+std::int64_t element(const TensorView& view, std::int64_t index) {
+  return element(view, {index});
 }
 
 std::int64_t offset_of(const std::optional<Align>& align, std::int64_t len_q, std::int64_t len_k) {
@@ -75,11 +75,34 @@ double scale_bytes(const TensorView& t, std::int64_t rows) {
   return static_cast<double>(std::min(size, rows * t.shape[static_cast<std::size_t>(t.ndim - 1)])) * sizeof(float);
 }
 
-/// What causal, window, align, lengths and rings leave of a call, in all its heads.
+/// What causal, window, align, lengths, rings and lists leave of a call, in all its heads.
 struct Work {
   std::int64_t pairs = 0, rows = 0, keys = 0;
 
   Work(const AttentionArgs& args, const AttentionProblem& p) {
+    if (p.gathered) count_lists(args.kv, p);
+    else count_sequences(args, p);
+    pairs *= p.hq, rows *= p.hq, keys *= p.hk;
+  }
+
+ private:
+  void count_lists(const KvSource& kv, const AttentionProblem& p) {
+    const std::int64_t of_entry = kv.k.shape[2];
+    std::vector<bool> seen(static_cast<std::size_t>(kv.k.shape[0] * of_entry));
+    for (std::int64_t n = 0; n < p.b; ++n)
+      for (std::int64_t i = 0; i < p.sq; ++i) {
+        const std::int64_t count = kv.counts ? element(kv.counts, {n, i}) : p.sk;
+        for (std::int64_t j = 0; j < count; ++j) {
+          const std::int64_t row = element(kv.indices, {n, i, j});
+          if (row < 0) continue;
+          ++pairs;
+          seen[static_cast<std::size_t>((kv.k.shape[0] == 1 ? 0 : n) * of_entry + row)] = true;
+        }
+      }
+    rows = p.b * p.sq;
+    keys = std::count(seen.begin(), seen.end(), true);
+  }
+  void count_sequences(const AttentionArgs& args, const AttentionProblem& p) {
     const TensorView &starts_q = args.cu_seqlens_q, &starts_k = args.kv.cu_seqlens;
     for (std::int64_t n = 0; n < p.b; ++n) {
       const std::int64_t len_q = starts_q ? element(starts_q, n + 1) - element(starts_q, n) : p.sq;
@@ -91,7 +114,6 @@ struct Work {
       rows += len_q;
       keys += attended.keys;
     }
-    pairs *= p.hq, rows *= p.hq, keys *= p.hk;
   }
 };
 
@@ -196,8 +218,8 @@ Cost cost_of(const IndexScoresArgs& args, const IndexScoresProblem& p) {
     std::int64_t first = len_k, last = 0;
     for (std::int64_t token = 0; token < p.sq; ++token) {
       std::int64_t begin = 0, end = args.causal ? std::min(len_k, token + offset + 1) : len_k;
-      if (args.key_begin) begin = std::max(begin, element(args.key_begin, i, token));
-      if (args.key_end) end = std::min(end, element(args.key_end, i, token));
+      if (args.key_begin) begin = std::max(begin, element(args.key_begin, {i, token}));
+      if (args.key_end) end = std::min(end, element(args.key_end, {i, token}));
       if (begin >= end) continue;
       pairs += end - begin;
       first = std::min(first, begin), last = std::max(last, end);

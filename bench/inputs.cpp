@@ -19,7 +19,7 @@ AttentionProblem without_cache(AttentionProblem p) {
   p.kv_dtype = DType::f32;
   p.hk = 1;
   p.k_groups = p.v_groups = p.page_size = 0;
-  p.zeros = p.ring = p.kv_lengths = false;
+  p.zeros = p.ring = p.kv_lengths = p.gathered = false;
   return p;
 }
 
@@ -29,15 +29,35 @@ testing::Tensor integers(const Layout& layout, const std::vector<std::int64_t>& 
   return tensor;
 }
 
-/// Keys (or values) of d elements in pages, or in entries of sk rows of their own.
+/// Rows of k and v that lists of n gathered keys choose from: so many more that rows near each other are seldom on one.
+std::int64_t rows_to_gather(std::int64_t n) {
+  return 8 * n;
+}
+
+/// [b, sq, n]: each token's list full of different rows, in random order.
+testing::Tensor full_lists(const AttentionProblem& p, Generator& generator) {
+  testing::Tensor lists(DType::i32, Layout(std::array{p.b, p.sq, p.sk}));
+  std::vector<std::int32_t> rows(static_cast<std::size_t>(rows_to_gather(p.sk)));
+  std::iota(rows.begin(), rows.end(), 0);
+  for (std::int64_t i = 0; i < lists.size(); ++i) {
+    // The first n of a shuffle; the next token goes on with what this one leaves.
+    const auto at = static_cast<std::size_t>(i % p.sk);
+    std::swap(rows[at], rows[at + generator() % (rows.size() - at)]);
+    lists.flat<std::int32_t>(i) = rows[at];
+  }
+  return lists;
+}
+
+/// Keys (or values) of d elements in pages, or in entries of rows of their own.
 testing::Cache filled(const AttentionProblem& p, std::int64_t d, std::int64_t groups,
                       const std::vector<std::int64_t>& pages, Generator& generator) {
   // Such a seed gives every row its own scales and zeros.
   constexpr std::uint64_t kOwnScales = 3;
-  const std::int64_t rows = p.page_size > 0 ? p.page_size : p.sk;
+  const std::int64_t own_rows = p.gathered ? rows_to_gather(p.sk) : p.sk;
+  const std::int64_t rows = p.page_size > 0 ? p.page_size : own_rows;
   const std::int64_t entries = p.page_size > 0 ? static_cast<std::int64_t>(pages.size()) : p.b;
   const std::int64_t shape[] = {entries, p.hk, rows, p.kv_dtype == DType::i4x2 ? d / 2 : d};
-  const std::int64_t plain[] = {p.b, p.hk, p.sk, d};
+  const std::int64_t plain[] = {p.b, p.hk, own_rows, d};
   testing::Tensor values(DType::f32, Layout(plain));
   std::normal_distribution<float> normal;
   for (std::int64_t i = 0; i < values.size(); ++i) values.flat(i) = normal(generator);
@@ -54,7 +74,7 @@ testing::Cache filled(const AttentionProblem& p, std::int64_t d, std::int64_t gr
 
 testing::Case timed_inputs(const AttentionProblem& problem, std::uint64_t seed) {
   const AttentionProblem& p = problem;
-  const bool cached = p.page_size > 0 || p.ring || p.k_groups > 0 || p.v_groups > 0;
+  const bool cached = p.page_size > 0 || p.ring || p.gathered || p.k_groups > 0 || p.v_groups > 0;
   if (!cached || p.ragged_k >= 0 || p.layout != AttentionProblem::Layout::bhsd) return testing::Case(p, seed);
   testing::Case inputs(without_cache(p), seed);
   inputs.problem = p;
@@ -68,6 +88,7 @@ testing::Case timed_inputs(const AttentionProblem& problem, std::uint64_t seed) 
     std::shuffle(pages.begin(), pages.end(), generator);
     inputs.block_table = integers(Layout(std::array{p.b, p.sk / p.page_size}), pages);
   }
+  if (p.gathered) inputs.indices = full_lists(p, generator);
   testing::Cache k = filled(p, p.d, p.k_groups, pages, generator);
   inputs.k = std::move(k.rows), inputs.k_scale = std::move(k.scale), inputs.k_zero = std::move(k.zero);
   testing::Cache v = filled(p, p.dv, p.v_groups, pages, generator);

@@ -27,14 +27,16 @@ struct AttentionArgs {
 };
 
 /// out = softmax(score(q k^T)) v in extra memory of O(threads x block), whatever the lengths, and at most 64 (dv + 17)
-/// floats for each row of a sequence of up to 64 rows (tokens x group). See docs/contract.md for the semantics of every
-/// corner. Throws Error (before anything is written) on bad arguments, std::bad_alloc when the
-/// workspace cannot be had. Reentrant. The bits of a row of `out` depend on that row's own inputs, on the numbers of
-/// rows, keys and key heads of its sequence and of the keys that its rows see (by which the kernel is chosen and long
-/// keys are cut), and on the ISA only.
+/// floats for each row of a sequence of up to 64 rows (tokens x group). With gathered keys a sequence of up to 512 rows
+/// takes no more than one of 64; each query token takes 112 bytes beside. See docs/contract.md for the semantics of
+/// every corner. Throws Error (before anything is written) on bad arguments, std::bad_alloc when memory cannot be had.
+/// Reentrant. The bits of a row of `out` depend on that row's own inputs, on the numbers of rows, keys and key heads of
+/// its sequence and of the keys that its rows see (by which the kernel is chosen and long keys are cut), and on the ISA
+/// only.
 /// A `workspace` that is not empty is used instead of the context's memory. It lies on the tensors' device, starts at a
 /// multiple of 64 bytes, overlaps no tensor and has what Plan::workspace_bytes() says of the call (else Error);
-/// max_workspace_bytes() is enough for many calls.
+/// max_workspace_bytes() is enough for many calls. Only lists of gathered keys that are not full take memory beside it:
+/// 8 bytes for each query token, and where some list has gaps, a copy of all of them without the gaps.
 RAPT_API void attention(const AttentionArgs& args, const Context& context = default_context(),
                         std::span<std::byte> workspace = {});
 

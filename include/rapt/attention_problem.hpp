@@ -20,6 +20,7 @@ struct AttentionArgs;
 ///               bias=hqk mask=bk alibi sinks dropout=0.1 lse ragged_q=200 ragged_k=700 layout=bshd
 ///     attention dtype=bf16 out=f32 b=1 hq=8 sq=512 d=64
 ///     attention kv=i8 b=4 hq=32 hk=8 sq=1 sk=4096 d=128 causal align=bottom_right seqlens page=16 groups=1
+///     attention dtype=bf16 b=1 hq=128 hk=1 sq=512 sk=2048 d=576 dv=512 gathered
 struct AttentionProblem {
   enum class Align : std::uint8_t { none, top_left, bottom_right, offset };
   /// Order of the dimensions in memory, shared by q, k, v and out: `bhsd` is contiguous, `bshd` as projections give it,
@@ -37,7 +38,8 @@ struct AttentionProblem {
   std::int64_t hq = 1;
   std::int64_t hk = 1;  ///< text default: hq
   std::int64_t sq = 0;  ///< ragged: the longest sequence
-  std::int64_t sk = 0;  ///< text default: sq; ragged: the longest sequence; paged: what the block table has room for
+  std::int64_t sk = 0;  ///< text default: sq; ragged: the longest sequence; paged: what the block table has room for;
+                        ///< gathered: the entries of a token's list
   std::int64_t d = 0;
   std::int64_t dv = 0;  ///< text default: d
   bool causal = false;
@@ -60,6 +62,7 @@ struct AttentionProblem {
   std::int64_t ragged_k = -1;  ///< total_k; -1: dense
   std::int64_t page_size = 0;  ///< text: page=; 0: keys are not paged
   bool ring = false;           ///< text: ring; sk rows, key j in row j % sk
+  bool gathered = false;       ///< text: gathered; each query token has a list of keys
   std::int64_t k_groups = 0;   ///< scales per row of k; text: k_groups=, or groups= for both; 0: none
   std::int64_t v_groups = 0;   ///< of v
   bool zeros = false;          ///< text: zeros; k or v has zero points

@@ -13,15 +13,18 @@ namespace rapt {
 /// them an 8-bit float counts as it is. With i4x2, k and v have d / 2 and dv / 2 bytes in place of elements; d and dv
 /// are even.
 struct KvSource {
-  enum class Kind : std::uint8_t { strided, ragged, paged, ring };
+  enum class Kind : std::uint8_t { strided, ragged, paged, ring, gathered };
 
   Kind kind = Kind::strided;
-  TensorView k;           ///< strided, ring: [b, hk, sk, d]; ragged: [total_k, hk, d]; paged: [pages, hk, page_size, d]
-  TensorView v;           ///< likewise, of dv
-  TensorView seqlens;     ///< i32 or i64 [b]: keys in use per sequence. strided: optional, 0 <= len <= sk
-  TensorView cu_seqlens;  ///< ragged: i32 or i64 [b + 1], 0 = c[0] <= c[1] <= ... <= c[b] = total_k
+  TensorView k;        ///< strided, ring: [b, hk, sk, d]; ragged: [total_k, hk, d]; paged: [pages, hk, page_size, d];
+                       ///< gathered: [b or 1, hk, sk, d]
+  TensorView v;        ///< likewise, of dv
+  TensorView seqlens;  ///< i32 or i64 [b]: keys in use per sequence. strided: optional, 0 <= len <= sk
+  TensorView cu_seqlens;   ///< ragged: i32 or i64 [b + 1], 0 = c[0] <= c[1] <= ... <= c[b] = total_k
   TensorView block_table;  ///< paged: i32 or i64 [b, n]: key j of sequence i is row j % page_size of page table[i, j /
                            ///< page_size]
+  TensorView indices;      ///< gathered: i32 or i64 [b, sq, n]: the keys of each query token, the same for all heads
+  TensorView counts;       ///< gathered, optional: i32 or i64 [b, sq]: how many of the n count, 0 <= count <= n
   TensorView k_scale,
       v_scale;  ///< f32, optional: shape of k or v with groups for d; sizes of 1 in b (pages) and s broadcast
   TensorView k_zero, v_zero;  ///< f32, optional, likewise; 0 where none is given
@@ -50,6 +53,20 @@ struct KvSource {
   /// windows need window_left + query rows <= sk; open to the left, rows see the last sk keys if they see the last one.
   static KvSource ring(const TensorView& k, const TensorView& v, const TensorView& seqlens) {
     return {Kind::ring, k, v, seqlens};
+  }
+  /// A list of keys for each query token: token t of sequence i attends to rows indices[i, t, :] of its k and v, in all
+  /// heads. This is what sparse attention with a selection of keys needs. With a first dimension of 1, k and v are a
+  /// pool of rows that all sequences share: pages [pages, page_size, hk, d] are one of pages x page_size rows, in which
+  /// the index of a row is page * page_size + offset.
+  ///
+  /// A negative entry (-1) and entries at or past the token's count stand for no key; nothing is read for them. A key
+  /// counts as often as it is listed. An entry of sk or more is refused. Which keys a token may see is up to its list:
+  /// causal, window, align, bias, mask, alibi and dropout are refused, and so are ragged queries.
+  static KvSource gathered(const TensorView& k, const TensorView& v, const TensorView& indices,
+                           const TensorView& counts = {}) {
+    KvSource kv(Kind::gathered, k, v, {});
+    kv.indices = indices, kv.counts = counts;
+    return kv;
   }
   /// The same keys and values, quantised with these scales and, where not empty, zeros.
   KvSource quantized(const TensorView& scale_of_k, const TensorView& scale_of_v, const TensorView& zero_of_k = {},

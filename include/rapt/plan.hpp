@@ -52,7 +52,7 @@ class Plan {
   RAPT_API std::string explain() const;                                ///< all of the above for people
 
   /// Runs on `args`, which must give this plan's problem (else Error), in `workspace` as attention() does. With one,
-  /// attention allocates nothing, but for what the executor does.
+  /// attention allocates nothing, but for what the executor does and for lists of gathered keys that are not full.
   RAPT_API void run(const AttentionArgs& args, std::span<std::byte> workspace = {}) const;
   RAPT_API void run(const AttentionBackwardArgs& args, std::span<std::byte> workspace = {}) const;
   RAPT_API void run(const AppendKvArgs& args, std::span<std::byte> workspace = {}) const;

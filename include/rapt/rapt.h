@@ -71,7 +71,13 @@ typedef enum rapt_kv_kind {
   /* k [b, hk, sk, d], v [b, hk, sk, dv], kv_seqlens [b] of any length: key j lies in row j % sk, and the last sk keys
    * are there. Takes no bias and no mask. Refused where a query row would see a key that is overwritten: windows need
    * window_left + query rows <= sk; open to the left, rows see the last sk keys if they see the last one. */
-  RAPT_KV_RING = 3
+  RAPT_KV_RING = 3,
+  /* k [b, hk, sk, d], v [b, hk, sk, dv], indices [b, sq, n], optionally kv_counts [b, sq]: token t of sequence i
+   * attends to rows indices[i, t, :] of its k and v, in all heads. With a first dimension of 1, k and v are a pool of
+   * rows that all sequences share. A negative entry (-1), and entries at or past the token's count, stand for no key;
+   * nothing is read for them. A key counts as often as it is listed; entries of sk or more are refused, and so are
+   * causal, window, align, bias, mask, alibi, dropout and cu_seqlens_q. */
+  RAPT_KV_GATHERED = 4
 } rapt_kv_kind;
 
 /* Where query row 0 sits among the keys: row i of a sequence sits at key position i + offset. */
@@ -148,6 +154,9 @@ typedef struct rapt_attention_args {
   float dropout; /* 0 <= dropout <= 1, the share that is dropped; 0: none */
   uint64_t dropout_seed;
   uint64_t dropout_offset;
+
+  rapt_tensor indices;   /* RAPT_KV_GATHERED: i32 or i64 [b, sq, n] */
+  rapt_tensor kv_counts; /* RAPT_KV_GATHERED, optional: i32 or i64 [b, sq], how many of the n count, 0 <= count <= n */
 } rapt_attention_args;
 
 /* Arguments with nothing given. Inline, so that struct_size is the caller's. */

@@ -31,6 +31,8 @@ def attention(
     block_table: Array | None = None,
     cache_seqlens: Array | None = None,
     ring: bool = False,
+    indices: Array | None = None,
+    counts: Array | None = None,
     k_scale: Array | None = None,
     v_scale: Array | None = None,
     k_zero: Array | None = None,
@@ -70,6 +72,12 @@ def attention(
     ring            True, with cache_seqlens: key j lies in row j % sk, so that of any number of keys the last sk are
                     there. Takes no mask and no bias, and no query rows that see overwritten keys: a window needs
                     window[0] + query rows <= sk.
+    indices         int32 or int64 [b, sq, n]: the keys that each query token attends to, the same for all heads. k and v
+                    may be [1, hk, sk, d] then: one pool of rows for all sequences, as a paged cache is, where an index is
+                    page * page_size + offset. Negative indices stand for no key, and nothing is read for them; a key
+                    counts as often as it is listed; indices of sk or more are refused. Takes no causal, align, window,
+                    mask, bias, alibi or dropout_p: which keys a token may see is up to its list.
+    counts          int32 or int64 [b, sq], with indices: how many of the n count, from the first on. n if not given.
     k_scale, ...    float32 scales, and zeros, of quantised k and v: k's (v's) shape with groups for d (dv), where batch
                     (pages) and rows may be 1. An element counts as (element - zero) * scale. int8 and "i4x2" need
                     scales; 8-bit floats may do without.
@@ -95,7 +103,7 @@ def attention(
     """
     return _core.attention(
         *(q, k, v, causal, align, window, scale, mask, bias, softcap, alibi, sinks, cu_seqlens_q, cu_seqlens_k),
-        *(block_table, cache_seqlens, ring, k_scale, v_scale, k_zero, v_zero, kv_dtype),
+        *(block_table, cache_seqlens, ring, indices, counts, k_scale, v_scale, k_zero, v_zero, kv_dtype),
         *(dropout_p, seed, offset, out, return_lse, threads, isa),
     )
 

@@ -57,7 +57,7 @@ def attention_backward(
 
     dout            float32, bfloat16 or float16, of out's shape.
     q, k, v         As given to attention(); float32, bfloat16 or float16. Caches in pages, rings and quantised ones have no
-                    gradients.
+                    gradients, nor have gathered keys.
     out, lse        As attention() gave them.
     causal, ...     As given to attention().
     dlse            float32, of lse's shape: for losses that depend on lse, such as those of merged results.

@@ -134,6 +134,14 @@ AttentionArgs inputs_of(Arrays& arrays, const AttentionArguments& a) {
     refuse_value("cu_seqlens_k", "ragged keys with cache_seqlens, block_table or ring", "one kind of keys");
   args.kv = cache.source(seqlens);
   if (cu_seqlens_k) args.kv.kind = KvSource::Kind::ragged, args.kv.cu_seqlens = cu_seqlens_k;
+  args.kv.indices = take("indices", a.indices, Elements::integers);
+  args.kv.counts = take("counts", a.counts, Elements::integers);
+  if (args.kv.indices) {
+    if (args.kv.kind != KvSource::Kind::strided || seqlens)
+      refuse_value("indices", "gathered keys with cu_seqlens_k, cache_seqlens, block_table or ring",
+                   "one kind of keys");
+    args.kv.kind = KvSource::Kind::gathered;
+  }
   args.cu_seqlens_q = take("cu_seqlens_q", a.cu_seqlens_q, Elements::integers);
   ScoreSpec& score = args.score;
   score.scale = real("scale", a.scale);

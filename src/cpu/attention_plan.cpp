@@ -38,11 +38,28 @@ std::int64_t max_panels(const AttentionProblem& p, const AttentionKernel& kernel
   return std::clamp<std::int64_t>(static_cast<std::int64_t>(l2_bytes) / 2 / panel_bytes, 1, kernel.max_rows / rows);
 }
 
-// Sizes everything but what depends on the number of workers. `splits`: sequences may have so few rows that their keys
-// are split.
-void size_workspace(AttentionPlan& plan, const AttentionProblem& p, bool splits) {
+// Rows of a kv head of an entry of the batch: of all tokens, gathered keys or not.
+std::int64_t rows_of_entry(const AttentionProblem& p) {
+  return p.hk > 0 ? p.sq * (p.hq / p.hk) : 0;
+}
+
+// The most splits of a head's keys, whatever the rows. work_list() counts keys from a multiple of kSplitAlign on, so
+// that there may be kSplitAlign - 1 more than sk.
+std::int64_t splits_of(const AttentionProblem& p) {
+  return std::min(max_splits(p.hk), ceil_div(p.sk + kSplitAlign - 1, kSplitKeys));
+}
+// Of a problem with these rows.
+std::int64_t splits_of_rows(const AttentionProblem& p) {
+  const std::int64_t rows = rows_of_entry(p);
+  if (p.gathered) return std::min(splits_of(p), max_gathered_splits(p.hk, rows));
+  return rows <= kSplitRows || p.ragged_q >= 0 ? splits_of(p) : 1;
+}
+
+// Sizes everything but what depends on the number of workers. `splits`: the most of a head's keys.
+void size_workspace(AttentionPlan& plan, const AttentionProblem& problem, std::int64_t splits) {
+  const AttentionProblem p = in_sequences(problem);
   const AttentionKernels& k = plan.kernels;
-  const std::int64_t rows = rows_of_head(p), heads = p.b * p.hk;
+  const std::int64_t rows = rows_of_head(p);
   const auto needs = [&](const AttentionKernel* kernel, std::int64_t rows_per_item) {
     const std::int64_t of_item = std::min(rows_per_item, std::max<std::int64_t>(rows, 1));
     if (kernel) plan.scratch_bytes = std::max(plan.scratch_bytes, kernel->scratch_bytes({p.sk, p.d, p.dv, of_item}));
@@ -52,13 +69,14 @@ void size_workspace(AttentionPlan& plan, const AttentionProblem& p, bool splits)
         std::min<std::int64_t>(round_up(plan.rows_per_item, k.smaller->facts.block_q), k.smaller->max_rows);
   needs(k.kernel, plan.rows_per_item), needs(k.smaller, plan.smaller_rows_per_item), needs(k.decode, kDecodeRows);
   plan.max_sequences = has_lengths(p) ? p.b : 1;
-  // work_list() counts keys from a multiple of kSplitAlign on, so that there may be kSplitAlign - 1 more than sk.
-  const std::int64_t most = std::min(max_splits(p.hk), ceil_div(p.sk + kSplitAlign - 1, kSplitKeys));
-  if (!splits || takes_whole_heads(*k.kernel) || most <= 1) return;
-  plan.max_splits = most;
-  std::int64_t split_rows = heads * std::min(rows, kSplitRows);
+  if (takes_whole_heads(*k.kernel) || splits <= 1) return;
+  plan.max_splits = splits;
+  const std::int64_t heads = problem.b * problem.hk;
+  std::int64_t split_rows = heads * std::min(rows_of_entry(problem), p.gathered ? kGatheredSplitRows : kSplitRows);
   if (p.ragged_q >= 0) split_rows = std::min(split_rows, p.ragged_q * p.hq);
-  if (__builtin_mul_overflow(static_cast<std::size_t>(split_rows * most),
+  std::int64_t partials = split_rows * splits;
+  if (p.gathered) partials = std::min(partials, heads * kSplitRows * kMaxSplits);
+  if (__builtin_mul_overflow(static_cast<std::size_t>(partials),
                              static_cast<std::size_t>(partial_floats(p.dv)) * sizeof(float), &plan.partial_bytes))
     too_large(p);
   plan.counter_bytes = whole_lines(static_cast<std::size_t>(split_rows) * sizeof(std::int32_t));
@@ -80,8 +98,13 @@ std::int64_t max_splits(std::int64_t hk) {
   return std::clamp<std::int64_t>(kSplitsOfSequence / std::max<std::int64_t>(hk, 1), 1, kMaxSplits);
 }
 
-std::int64_t rows_of_head(const AttentionProblem& p) {
-  return p.hk > 0 ? p.sq * (p.hq / p.hk) : 0;
+std::int64_t max_gathered_splits(std::int64_t hk, std::int64_t rows) {
+  if (rows > kGatheredSplitRows) return 1;
+  return std::min(max_splits(hk), kSplitRows * kMaxSplits / std::max<std::int64_t>(rows, 1));
+}
+
+std::int64_t rows_of_head(const AttentionProblem& problem) {
+  return rows_of_entry(in_sequences(problem));
 }
 
 bool is_worthwhile(const AttentionKernel& kernel, std::int64_t rows, std::int64_t keys, std::int64_t d,
@@ -89,8 +112,9 @@ bool is_worthwhile(const AttentionKernel& kernel, std::int64_t rows, std::int64_
   return rows >= kernel.min_rows && keys * (d + dv) >= kernel.min_key_elements;
 }
 
-AttentionPlan plan_attention(const AttentionProblem& p, const AttentionKernels& kernels, int concurrency,
+AttentionPlan plan_attention(const AttentionProblem& problem, const AttentionKernels& kernels, int concurrency,
                              std::size_t l2_bytes) {
+  const AttentionProblem p = in_sequences(problem);
   const AttentionKernel& kernel = *kernels.kernel;
   AttentionPlan plan;
   plan.kernels = kernels;
@@ -99,10 +123,13 @@ AttentionPlan plan_attention(const AttentionProblem& p, const AttentionKernels& 
   if (!takes_whole_heads(kernel)) {
     const std::int64_t block = kernel.facts.block_q;
     std::int64_t panels = max_panels(p, kernel, l2_bytes);
-    // Each of several workers gets its share of items.
-    const std::int64_t of_worker = rows * heads / block / concurrency;
+    // Each of several workers gets its share of items. An item prepares its keys for itself where they are gathered:
+    // there the splits of keys make more of them, rather than fewer rows.
+    const std::int64_t splits = problem.gathered ? splits_of_rows(problem) : 1;
+    const std::int64_t of_worker = rows * heads * splits / block / concurrency;
     // With a left window the next item sees keys that the one before did not.
-    plan.keeps_keys = concurrency > 1 && kernel.kept_keys && p.window_left < 0 && p.sk <= kernel.kept_keys(p.d, p.dv);
+    plan.keeps_keys =
+        concurrency > 1 && kernel.kept_keys && p.window_left < 0 && !p.gathered && p.sk <= kernel.kept_keys(p.d, p.dv);
     const int finer = plan.keeps_keys ? kFinerIfKept : 1;
     const std::int64_t fewest = std::min<std::int64_t>(kernel.min_item_rows / finer / block, of_worker / kMinItems);
     if (concurrency > 1) panels = std::min(panels, std::max(of_worker / (kernel.items_per_worker * finer), fewest));
@@ -112,8 +139,8 @@ AttentionPlan plan_attention(const AttentionProblem& p, const AttentionKernels& 
     plan.rows_per_item = ceil_div(of_head, items) * block;
   }
   plan.work_items = heads * ceil_div(rows, plan.rows_per_item);
-  size_workspace(plan, p, rows <= kSplitRows || p.ragged_q >= 0);
-  if (rows <= kSplitRows) plan.work_items *= plan.max_splits;
+  size_workspace(plan, problem, splits_of_rows(problem));
+  if (problem.gathered || rows <= kSplitRows) plan.work_items *= plan.max_splits;
 
   const double pairs = static_cast<double>(rows) * static_cast<double>(heads) * static_cast<double>(p.sk);
   const double flops = 2.0 * pairs * static_cast<double>(p.d + p.dv) * (p.causal ? 0.5 : 1.0);
@@ -129,7 +156,7 @@ std::size_t max_workspace_bytes(const AttentionProblem& p, const AttentionKernel
   plan.kernels = kernels;
   plan.rows_per_item =
       takes_whole_heads(kernel) ? rows_of_head(p) : max_panels(p, kernel, l2_bytes) * kernel.facts.block_q;
-  size_workspace(plan, p, true);
+  size_workspace(plan, p, splits_of(p));
   add_workers(plan, p, concurrency);
   return plan.workspace_bytes;
 }

@@ -36,20 +36,24 @@ struct AttentionPlan final : EntryPlan {
 
 // Rows of a sequence and kv head up to which attention_decode is the faster kernel: where keys come from memory.
 inline constexpr std::int64_t kDecodeRows = 16;
-// Sequences of at most this many rows are split along their keys.
-inline constexpr std::int64_t kSplitRows = 64;
+// Sequences of at most this many rows are split along their keys. Gathered keys are split where all tokens together
+// have at most so many rows, 4 of 128 heads that share their keys: more tokens are items enough.
+inline constexpr std::int64_t kSplitRows = 64, kGatheredSplitRows = 512;
 // Splits have a multiple of so many keys, and begin at a multiple of kSplitAlign: a whole number of any kernel's
 // blocks.
 inline constexpr std::int64_t kSplitKeys = 512, kSplitAlign = 128;
 // The most splits of a head's keys: so many that one sequence occupies a large machine, and so few that partial results
 // stay small beside the cache.
 std::int64_t max_splits(std::int64_t hk);
+// The same of one token's keys, which are gathered, where all tokens of a kv head have `rows` rows: fewer for more
+// rows, so that partial results take no more than those of kSplitRows rows.
+std::int64_t max_gathered_splits(std::int64_t hk, std::int64_t rows);
 
 inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
 }
 
-// Query rows of a kv head: tokens x group.
+// Query rows of a kv head of a sequence: tokens x group, with gathered keys those of one token.
 std::int64_t rows_of_head(const AttentionProblem& problem);
 // Whether sequences of so many rows of a head and keys repay what the kernel prepares.
 bool is_worthwhile(const AttentionKernel& kernel, std::int64_t rows, std::int64_t keys, std::int64_t d,

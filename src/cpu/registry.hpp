@@ -14,7 +14,7 @@
 
 namespace rapt::cpu {
 
-// Query rows of one kv head of one sequence, and the keys they look at.
+// Query rows of one kv head of one sequence (semantics/sequence.hpp), and the keys they look at.
 struct WorkItem {
   std::int64_t b, hk, row_begin, row_end;
   std::int64_t key_begin, key_end;  // key_end may lie past the sequence's length

@@ -37,9 +37,12 @@ std::span<const SequenceWork> work_list(const AttentionPlan& plan, const Attenti
     // made of K and V, the most costly items of all heads come first, so that workers come to their ends together.
     s.heads_in_turn = plan.threads > 1 && !plan.keeps_keys && p.score.left == kOpen && p.score.right != kOpen;
     s.splits = 1;
-    if (s.kernel->facts.phase != Phase::naive && s.rows <= kSplitRows) {
+    const std::int64_t most = p.tokens > 0           ? max_gathered_splits(p.hk, p.tokens * p.group)
+                              : s.rows <= kSplitRows ? max_splits(p.hk)
+                                                     : 1;
+    if (s.kernel->facts.phase != Phase::naive && most > 1) {
       const std::int64_t count = std::max<std::int64_t>(keys.last - s.first_key, 1);
-      s.split_keys = ceil_div(ceil_div(count, max_splits(p.hk)), kSplitKeys) * kSplitKeys;
+      s.split_keys = ceil_div(ceil_div(count, most), kSplitKeys) * kSplitKeys;
       s.splits = ceil_div(count, s.split_keys);
     }
     s.cost = static_cast<double>(std::min(s.rows, s.rows_per_item)) *

@@ -114,6 +114,7 @@ class AttentionEntry final : public Entry {
   }
 
   std::string_view refuse(const Problem& problem, const Context::Impl&) const override {
+    if (std::get<AttentionProblem>(problem).gathered) return "takes no gathered keys";
     return kernel_.refuse(sizes_of(problem));
   }
 

@@ -1,9 +1,11 @@
 // attention: arguments -> Call, or an Error that names the argument. Nothing is written, and nothing is read but
-// lengths and block tables in host memory.
+// lengths, block tables and lists of keys in host memory.
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <limits>
+#include <memory>
+#include <new>
 #include <optional>
 #include <string>
 #include <utility>
@@ -32,12 +34,16 @@ class Validator {
     if (!host_ && p_.page_size > 0 && f_.page_count == 0) f_.sk = 0;  // no key can be there, whatever the lengths say
     ring();
     pages();
+    const bool is_empty = p_.b == 0 || p_.hq == 0 || p_.sq == 0;
+    if (!p_.gathered || !host_ || is_empty) return;
+    if (f_.pages.is_int64) read_lists<int64_t>();
+    else read_lists<std::int32_t>();
   }
   Call run(std::span<const std::byte> workspace) {
     check_all();
     check_overlaps(tensors_.all());
     check_apart(workspace, tensors_.all());
-    return {p_, f_, args_.q.device, p_.b == 0 || p_.hq == 0 || p_.sq == 0, nullptr};
+    return {p_, f_, args_.q.device, p_.b == 0 || p_.hq == 0 || p_.sq == 0, std::move(storage_)};
   }
   AttentionProblem give(AttentionParams& params, std::vector<Checked>& all) {
     check_all();
@@ -51,22 +57,25 @@ class Validator {
 
   void shapes() {
     using enum KvSource::Kind;
-    if (args_.kv.kind > ring) throw Error("kv", "an unknown kind", "one of KvSource's factories");
+    if (args_.kv.kind > gathered) throw Error("kv", "an unknown kind", "one of KvSource's factories");
     const bool ragged_q = static_cast<bool>(args_.cu_seqlens_q);
     const bool ragged_k = args_.kv.kind == ragged, is_paged = args_.kv.kind == paged;
+    p_.gathered = args_.kv.kind == gathered;
     const TensorView &q = args_.q, &k = args_.kv.k, &v = args_.kv.v;
     const TensorView out = args_.out;
     const int nq = ragged_q ? 3 : 4, nk = ragged_k ? 3 : 4;
     tensors_.need("q", q, nq, ragged_q ? "[total_q, hq, d]" : "[b, hq, sq, d]", check_float);
     tensors_.need("k", k, nk,
-                  ragged_k   ? "[total_k, hk, d]"
-                  : is_paged ? "[pages, hk, page_size, d]"
-                             : "[b, hk, sk, d]",
+                  ragged_k      ? "[total_k, hk, d]"
+                  : is_paged    ? "[pages, hk, page_size, d]"
+                  : p_.gathered ? "[b or 1, hk, sk, d]"
+                                : "[b, hk, sk, d]",
                   check_cache_type);
     tensors_.need("v", v, nk,
-                  ragged_k   ? "[total_k, hk, dv]"
-                  : is_paged ? "[pages, hk, page_size, dv]"
-                             : "[b, hk, sk, dv]",
+                  ragged_k      ? "[total_k, hk, dv]"
+                  : is_paged    ? "[pages, hk, page_size, dv]"
+                  : p_.gathered ? "[b or 1, hk, sk, dv]"
+                                : "[b, hk, sk, dv]",
                   check_cache_type);
     tensors_.need("out", out, nq, ragged_q ? "[total_q, hq, dv]" : "[b, hq, sq, dv]", check_float, writes_);
     if (v.dtype != k.dtype)
@@ -85,7 +94,9 @@ class Validator {
     p_.dv = v.shape[static_cast<std::size_t>(nk - 1)] * packed;
     if (p_.d % packed != 0) throw Error("q", "head size " + std::to_string(p_.d), "an even one for keys of i4x2");
     check_size("k", k, nk - 1, p_.d / packed, packed == 1 ? "q's head size d" : "half of q's head size d, in bytes,");
-    if (!ragged_k && !is_paged) check_size("k", k, 0, p_.b, ragged_q ? "the batch b" : "q's batch b");
+    const bool is_pool = p_.gathered && k.shape[0] == 1;
+    if (!ragged_k && !is_paged && !is_pool)
+      check_size("k", k, 0, p_.b, p_.gathered ? "1, or q's batch b" : ragged_q ? "the batch b" : "q's batch b");
     check_heads(p_.hq, p_.hk);
     check_size("v", v, 1, p_.hk, "k's heads hk");
     check_size("out", out, 1, p_.hq, "q's heads hq");
@@ -188,6 +199,8 @@ class Validator {
     }
     if (kv.block_table && kv.kind != KvSource::Kind::paged)
       throw Error("kv.block_table", "pages for another kind of keys", "KvSource::paged");
+    for (const auto& [name, given] : {std::pair{"kv.indices", &kv.indices}, {"kv.counts", &kv.counts}})
+      if (*given && !p_.gathered) throw Error(name, "lists for another kind of keys", "KvSource::gathered");
     if (kv.kind == KvSource::Kind::ragged) {
       if (!kv.cu_seqlens) throw Error("kv.cu_seqlens", "no tensor", "[b + 1] starts");
       p_.ragged_k = kv.k.shape[0];
@@ -196,6 +209,10 @@ class Validator {
       return;
     }
     if (kv.cu_seqlens) throw Error("kv.cu_seqlens", "starts for keys that are not ragged", "KvSource::ragged");
+    if (p_.gathered) {
+      if (kv.seqlens) throw Error("kv.seqlens", "lengths for gathered keys", "none, or kv.counts");
+      return indices();
+    }
     if (kv.kind == KvSource::Kind::paged) {
       table();
     } else {
@@ -231,6 +248,106 @@ class Validator {
     if (p_.page_size < 1) throw Error("k", "shape " + shape_text(k), "pages of 1 row or more");
     if (__builtin_mul_overflow(t.shape[1], p_.page_size, &p_.sk) || p_.sk > kMaxSize)
       throw Error("kv.block_table", "shape " + shape_text(t), "room for at most 2^48 keys");
+  }
+
+  // The shapes of lists of keys; their entries are read last.
+  void indices() {
+    const TensorView &t = args_.kv.indices, &counts = args_.kv.counts, &k = args_.kv.k;
+    if (p_.ragged_q >= 0) check_gathered(p_);
+    check_rows(p_);  // before tokens are counted
+    if (!t) throw Error("kv.indices", "no tensor", "[b, sq, n] keys");
+    tensors_.take("kv.indices", t);
+    if (t.ndim != 3) throw Error("kv.indices", "shape " + shape_text(t), "[b, sq, n]");
+    check_size("kv.indices", t, 0, p_.b, "q's batch b");
+    check_size("kv.indices", t, 1, p_.sq, "q's rows sq");
+    check_integers("kv.indices", t);
+    f_.pages = integers_of(t, 2);
+    f_.pages_stride_b = t.strides[0], f_.pages_stride_token = t.strides[1], f_.page_count = k.shape[2];
+    p_.sk = t.shape[2];
+    if (!counts) return;
+    tensors_.take("kv.counts", counts);
+    if (counts.ndim != 2) throw Error("kv.counts", "shape " + shape_text(counts), "[b, sq]");
+    check_size("kv.counts", counts, 0, p_.b, "q's batch b");
+    check_size("kv.counts", counts, 1, p_.sq, "q's rows sq");
+    check_integers("kv.counts", counts);
+  }
+
+  // Reads the lists. Kernels see them without gaps: the length of each becomes the number of its valid entries, and if
+  // some valid entry stands behind one that is not, all lists are copied.
+  template <class T>
+  void read_lists() {
+    struct Lists {
+      std::unique_ptr<int64_t[]> length;
+      std::unique_ptr<T[]> rows;
+    };
+    const int64_t tokens = p_.b * p_.sq;
+    std::shared_ptr<Lists> own;  // from the first list on that is not full
+    int64_t longest = 0;
+    bool has_gaps = false;
+    for (int64_t i = 0; i < tokens; ++i) {
+      const int64_t count = count_of(i), valid = valid_entries<T>(i, count);
+      if (valid < p_.sk && !own) {
+        own = std::make_shared<Lists>();
+        own->length = std::make_unique_for_overwrite<int64_t[]>(static_cast<std::size_t>(tokens));
+        std::fill_n(own->length.get(), i, p_.sk);
+      }
+      if (own) own->length[static_cast<std::size_t>(i)] = valid;
+      has_gaps = has_gaps || (valid < count && valid_entries<T>(i, valid) < valid);
+      longest = std::max(longest, valid);
+    }
+    if (!own) return;
+    if (has_gaps) {
+      int64_t size = 0;
+      if (__builtin_mul_overflow(tokens, longest, &size)) throw std::bad_alloc();
+      own->rows = std::make_unique_for_overwrite<T[]>(static_cast<std::size_t>(size));
+      for (int64_t i = 0; i < tokens; ++i) {
+        const T* const list = list_of<T>(i);
+        T* const rows = own->rows.get() + i * longest;
+        const int64_t length = own->length[static_cast<std::size_t>(i)];
+        for (int64_t j = 0, at = 0; at < length && j < p_.sk; ++j)
+          if (const T row = list[j * f_.pages.stride]; row >= 0) rows[at++] = row;
+      }
+      f_.pages = {own->rows.get(), 1, f_.pages.is_int64};
+      f_.pages_stride_b = p_.sq * longest, f_.pages_stride_token = longest;
+    }
+    f_.k_len = {own->length.get(), 1, true};
+    storage_ = own;
+  }
+  // Of token i, counted over the batch.
+  template <class T>
+  const T* list_of(int64_t i) const {
+    return static_cast<const T*>(f_.pages.data) + i / p_.sq * f_.pages_stride_b + i % p_.sq * f_.pages_stride_token;
+  }
+  // Among the first `count` of its list. All of them are checked.
+  template <class T>
+  int64_t valid_entries(int64_t i, int64_t count) const {
+    const T* const list = list_of<T>(i);
+    const int64_t step = f_.pages.stride;
+    int64_t valid = 0;
+    T largest = -1;
+    for (int64_t j = 0; j < count; ++j) {
+      const T row = list[j * step];
+      valid += row >= 0, largest = std::max(largest, row);
+    }
+    if (largest < f_.page_count) return valid;
+    int64_t j = 0;
+    while (list[j * step] != largest) ++j;
+    throw Error("kv.indices",
+                "key " + std::to_string(largest) + " at [" + std::to_string(i / p_.sq) + ", " +
+                    std::to_string(i % p_.sq) + ", " + std::to_string(j) + "]",
+                f_.page_count == 0 ? "-1, as k has no rows"
+                                   : "-1, or 0 to " + std::to_string(f_.page_count - 1) + ", one of k's rows");
+  }
+  int64_t count_of(int64_t i) const {
+    const TensorView& t = args_.kv.counts;
+    if (!t) return p_.sk;
+    const int64_t count = integers_of(t).element(i / p_.sq * t.strides[0] + i % p_.sq * t.strides[1]);
+    if (count < 0 || count > p_.sk)
+      throw Error("kv.counts",
+                  std::to_string(count) + " keys of token " + std::to_string(i % p_.sq) + " of sequence " +
+                      std::to_string(i / p_.sq),
+                  "0 to n = " + std::to_string(p_.sk));
+    return count;
   }
 
   // Checks every entry that leads to a key that some row may see; the others may be anything.
@@ -286,6 +403,7 @@ class Validator {
   AttentionProblem p_{};
   AttentionParams f_{};
   AttentionTensors tensors_;
+  std::shared_ptr<const void> storage_;  // of lists
 };
 
 }  // namespace
@@ -294,12 +412,14 @@ AttentionProblem check_forward(const AttentionArgs& args, AttentionParams& param
   return Validator(args, false).give(params, all);
 }
 
-void fill_sizes(const AttentionProblem& p, AttentionParams& f) {
+void fill_sizes(const AttentionProblem& problem, AttentionParams& f) {
+  const AttentionProblem p = in_sequences(problem);
   f.q_type = p.q_dtype, f.kv_type = p.kv_dtype, f.out_type = p.out_dtype;
   f.b = p.b, f.hk = p.hk, f.sq = p.sq, f.sk = p.sk, f.d = p.d, f.dv = p.dv;
   f.group = p.hk > 0 ? p.hq / p.hk : 0;  // without query heads there is nothing to read
   f.total_q = p.ragged_q, f.total_k = p.ragged_k;
-  f.page_size = p.ring ? p.sk : p.page_size, f.ring = p.ring;
+  f.page_size = p.ring ? p.sk : p.gathered ? 1 : p.page_size, f.ring = p.ring;
+  f.tokens = p.gathered ? problem.sq : 0;
   f.k_quant.group = p.d / std::max<int64_t>(p.k_groups, 1);
   f.v_quant.group = p.dv / std::max<int64_t>(p.v_groups, 1);
 }

@@ -45,6 +45,10 @@ constexpr Field<P> kFields[] = {
     flag_field<P, &P::dalibi>("dalibi"),
 };
 
+[[noreturn]] void refuse_gathered() {
+  throw Error("kv", "gathered keys", "KvSource::strided or ragged");
+}
+
 class Validator {
  public:
   explicit Validator(const AttentionBackwardArgs& args) : args_(args) {}
@@ -53,7 +57,8 @@ class Validator {
     const AttentionArgs forward{args_.q,           args_.kv, read_only(args_.out), args_.score, read_only(args_.lse),
                                 args_.cu_seqlens_q};
     if (!args_.lse) throw Error("lse", "no tensor", "the forward's");
-    check_float("k", args_.kv.k.dtype);  // else scales would be asked for
+    if (args_.kv.kind == KvSource::Kind::gathered) refuse_gathered();  // before its lists are read
+    check_float("k", args_.kv.k.dtype);                                // else scales would be asked for
     static_cast<AttentionProblem&>(p_) = check_forward(forward, f_, all_);
     ragged_q_ = p_.ragged_q >= 0, ragged_k_ = p_.ragged_k >= 0;
     f_.dout = input("dout", args_.dout, args_.out, f_.dout_type, f_.dout_stride);
@@ -155,6 +160,7 @@ AttentionBackwardProblem AttentionBackwardProblem::of(const AttentionBackwardArg
 
 void check(const AttentionBackwardProblem& p) {
   if (p.page_size > 0 || p.ring) throw Error("kv", "pages or a ring", "KvSource::strided or ragged");
+  if (p.gathered) refuse_gathered();
   check_float("k", p.kv_dtype);
   check(static_cast<const AttentionProblem&>(p));
   check_float("dout", p.dout_dtype);

@@ -18,6 +18,7 @@ using std::int64_t;
 
 // What pages, rings and quantised types ask for beyond the sizes.
 void check_cache(const AttentionProblem& p) {
+  if (p.gathered) check_gathered(p);
   if (p.page_size < 0 || p.page_size > kMaxSize || (p.page_size > 0 && p.sk % p.page_size != 0))
     throw Error("k", "pages of " + std::to_string(p.page_size) + " rows", "a divisor of sk = " + std::to_string(p.sk));
   if (p.page_size > 0 && p.ring) throw Error("kv", "pages and a ring", "one of them");
@@ -67,6 +68,32 @@ void AttentionTensors::need(const char* name, const TensorView& t, int ndim, con
   check_type(name, t.dtype);
 }
 
+void check_rows(const AttentionProblem& p) {
+  int64_t rows = 0;
+  const auto at_least_1 = [](int64_t size) {
+    return std::max<int64_t>(size, 1);
+  };  // a size of 0 must not hide the others
+  if (__builtin_mul_overflow(at_least_1(p.b), at_least_1(std::max(p.hq, p.hk)), &rows) ||
+      __builtin_mul_overflow(rows, at_least_1(p.sq), &rows) || rows > kMaxOffset)
+    throw Error("q", "more than 2^52 rows", "a smaller problem");
+}
+
+// Keys have no positions but those in a list: what counts on others is refused by its name.
+void check_gathered(const AttentionProblem& p) {
+  if (p.ragged_q >= 0) throw Error("cu_seqlens_q", "ragged queries with gathered keys", "[b, hq, sq, d] queries");
+  if (p.ragged_k >= 0 || p.kv_lengths || p.page_size > 0 || p.ring)
+    throw Error("kv", "gathered keys that are ragged, in pages, in a ring or have lengths", "one kind of keys");
+  constexpr std::uint8_t none = AttentionProblem::kNone;
+  for (const auto& [name, given] : {std::pair{"score.causal", p.causal},
+                                    {"score.window", p.window_left >= 0 || p.window_right >= 0},
+                                    {"score.align", p.align != AttentionProblem::Align::none},
+                                    {"score.bias", p.bias != none},
+                                    {"score.mask", p.mask != none},
+                                    {"score.alibi", p.alibi},
+                                    {"score.dropout", p.dropout != 0}})
+    if (given) throw Error(name, "one for gathered keys", "none: a token attends to the keys of its list, all alike");
+}
+
 void check_heads(int64_t hq, int64_t hk) {
   if (hk == 0 ? hq != 0 : hq % hk != 0)
     throw Error("k", std::to_string(hk) + " heads for " + std::to_string(hq) + " query heads", "a divisor of them");
@@ -97,13 +124,7 @@ void check_dropout(const char* name, float p) {
 void check(const AttentionProblem& p) {
   for (const auto& [name, size] : {std::pair{"b", p.b}, {"hq", p.hq}, {"hk", p.hk}, {"sq", p.sq}, {"sk", p.sk}})
     if (size < 0 || size > kMaxSize) throw Error(name, std::to_string(size), "0 to 2^48");
-  int64_t rows = 0;
-  const auto at_least_1 = [](int64_t size) {
-    return std::max<int64_t>(size, 1);
-  };  // a size of 0 must not hide the others
-  if (__builtin_mul_overflow(at_least_1(p.b), at_least_1(std::max(p.hq, p.hk)), &rows) ||
-      __builtin_mul_overflow(rows, at_least_1(p.sq), &rows) || rows > kMaxOffset)
-    throw Error("q", "more than 2^52 rows", "a smaller problem");
+  check_rows(p);
   check_float("q", p.q_dtype), check_float("out", p.out_dtype);
   check_cache_type("k", p.kv_dtype);
   check_float("score.bias", p.bias_dtype);

@@ -1,6 +1,7 @@
 // The checks of attention that several files or operations make.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -47,6 +48,11 @@ class AttentionTensors {
 // Checks what scores become, and fills it into `p` and `params`, which have the sizes and lengths already.
 void check_score(const ScoreSpec& score, AttentionTensors& tensors, AttentionProblem& p, AttentionParams& params);
 
+// Throws Error for more rows than offsets can reach.
+void check_rows(const AttentionProblem& problem);
+// Throws Error for what gathered keys do not go with.
+void check_gathered(const AttentionProblem& problem);
+
 // Throws Error unless hq is a multiple of hk.
 void check_heads(std::int64_t hq, std::int64_t hk);
 
@@ -56,7 +62,13 @@ bool needs_align(const AttentionProblem& problem);
 
 // Whether sequences of a call may differ in length.
 inline bool has_lengths(const AttentionProblem& p) {
-  return p.ragged_q >= 0 || p.ragged_k >= 0 || p.kv_lengths;
+  return p.ragged_q >= 0 || p.ragged_k >= 0 || p.kv_lengths || p.gathered;
+}
+
+// The problem as plans and kernels see it: of gathered keys, each query token is a sequence of its own.
+inline AttentionProblem in_sequences(AttentionProblem p) {
+  if (p.gathered) p.b *= p.sq, p.sq = std::min<std::int64_t>(p.sq, 1);
+  return p;
 }
 
 // The strides of b, h, s and d of [b, h, s, d] or ragged [total, h, d]; without `has_elements` of tensors like lse,

@@ -131,6 +131,7 @@ constexpr Field<P> kFields[] = {
        if (p.page_size == 0) word.refuse("pages of 1 row or more");
      }},
     flag_field<P, &P::ring>("ring"),
+    flag_field<P, &P::gathered>("gathered"),
     groups_field<P>(),
     own_groups_field<P, &P::k_groups>("k_groups"),
     own_groups_field<P, &P::v_groups>("v_groups"),

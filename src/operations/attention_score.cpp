@@ -105,6 +105,14 @@ void check_score(const ScoreSpec& score, AttentionTensors& tensors, P& p, Attent
                                                                : P::Align::offset;
     if (p.align == P::Align::offset) p.align_offset = score.align->value;
   }
+  if (p.gathered) {
+    P asked = p;
+    if (score.bias) asked.bias = 0;
+    if (score.mask) asked.mask = 0;
+    asked.alibi = static_cast<bool>(score.alibi);
+    asked.dropout = score.dropout ? score.dropout->p : 0;
+    check_gathered(asked);
+  }
   check_tensors(score, tensors, p, f.score);
   p.dropout = score.dropout ? score.dropout->p : 0;
   if (p.dropout > 0 && p.dropout <= 1)  // else there is none, or check() refuses it

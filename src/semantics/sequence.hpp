@@ -12,7 +12,7 @@ namespace rapt {
 inline constexpr std::int64_t kMaxRingKeys = std::int64_t{1} << 48;  // that a sequence in a ring may count
 
 struct Lengths {
-  std::int64_t b, sq, sk;         // rows and keys of each sequence, where nothing below says otherwise
+  std::int64_t b, sq, sk;         // rows and keys of each of b sequences, where nothing below says otherwise
   Integers q_begin;               // ragged queries: [b + 1] first row of each sequence, of total_q rows
   Integers k_begin;               // ragged keys, likewise of total_k
   Integers k_len;                 // [b] keys in use; null: all
@@ -22,15 +22,21 @@ struct Lengths {
 // Where key j of sequence i lies. Dense and ragged keys lie one after another. In pages it is row j % page_size of page
 // pages[i, j / page_size], to which the strides' b leads; in a ring it is row j % page_size of entry i, and the last
 // page_size keys are there.
+//
+// Gathered keys are pages of one row that are found token by token: each of the `tokens` query tokens of an entry of
+// the batch is a sequence of its own, with one row, and its key j is row pages[entry, token, j] of the entry's k and v.
 struct KvLayout {
-  std::int64_t page_size;  // 0: neither pages nor a ring
+  std::int64_t page_size;  // 0: neither pages nor a ring; gathered: 1
   bool ring;
-  Integers pages;  // [b, n]
+  Integers pages;  // [b, n]; gathered: rows of k, [entries, tokens, n]
   std::int64_t pages_stride_b, page_count;
+  std::int64_t tokens, pages_stride_token;  // tokens: 0 unless keys are gathered
 };
 
 struct Sequence {
-  std::int64_t q_first, k_first;  // first row in the packed tensors; 0 unless they are ragged
+  // First row in the packed tensors; 0 unless they are ragged. Of gathered keys: the token, and where its list begins
+  // in the entry's part of the table.
+  std::int64_t q_first, k_first;
   std::int64_t len_q, len_k;
   std::int64_t oldest;  // the first key that a ring still has; else 0
 };
@@ -55,6 +61,14 @@ RAPT_HOST_DEVICE bool are_alike(const Lengths& l) {
   return !l.q_begin && !l.k_begin && !l.k_len;
 }
 
+// The entry of the batch that the strides' b leads to for sequence i, which is i but where keys are gathered: there `s`
+// is told its token.
+RAPT_HOST_DEVICE std::int64_t entry_of(const KvLayout& kv, std::int64_t i, Sequence& s) {
+  if (kv.tokens == 0) return i;
+  s.q_first = i % kv.tokens, s.k_first = s.q_first * kv.pages_stride_token;
+  return i / kv.tokens;
+}
+
 // The block that the strides' b leads to for key j of sequence i: a page, or the sequence's own entry.
 RAPT_HOST_DEVICE std::int64_t block_of(const KvLayout& kv, std::int64_t i, std::int64_t j) {
   if (kv.page_size == 0 || kv.ring) return i;
@@ -62,10 +76,14 @@ RAPT_HOST_DEVICE std::int64_t block_of(const KvLayout& kv, std::int64_t i, std::
   return clamp_to(page, 0, kv.page_count - 1);
 }
 
-// The index of key j's row in k or v, or in their scales, of sequence i and kv head hk.
+// The index of key j's row in k or v, or in their scales, of sequence (entry, if keys are gathered) i and kv head hk.
 RAPT_HOST_DEVICE std::int64_t key_index(const KvLayout& kv, const Strides& s, std::int64_t i, std::int64_t hk,
                                         std::int64_t k_first, std::int64_t j) {
   if (kv.page_size == 0) return i * s.b + hk * s.h + (k_first + j) * s.s;
+  if (kv.tokens > 0) {
+    const std::int64_t row = kv.pages.element(i * kv.pages_stride_b + k_first + j * kv.pages.stride);
+    return i * s.b + hk * s.h + clamp_to(row, 0, kv.page_count - 1) * s.s;
+  }
   return block_of(kv, i, j) * s.b + hk * s.h + j % kv.page_size * s.s;
 }
 

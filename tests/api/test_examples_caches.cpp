@@ -218,6 +218,34 @@ TEST_CASE("guide: latent attention", "[examples]") {
   }
 }
 
+TEST_CASE("guide: gathered keys", "[examples]") {
+  constexpr std::int64_t prompt = 20, n = 6;
+  const auto q_data = random_floats(hq * prompt * d, 93), k_data = random_floats(prompt * d, 94),
+             v_data = random_floats(prompt * d, 95);
+  std::vector<float> sparse(hq * prompt * d), masked(sparse.size());
+  const rapt::TensorView q(q_data.data(), {1, hq, prompt, d}), k(k_data.data(), {1, 1, prompt, d}),
+      v(v_data.data(), {1, 1, prompt, d});
+  const rapt::MutableTensorView out(sparse.data(), {1, hq, prompt, d});
+  // Every third key up to the token's own.
+  bool chosen[prompt][prompt] = {};
+  const auto select_keys = [&](std::int64_t t, std::int64_t count, std::int32_t* list) {
+    for (std::int64_t j = t; j >= 0 && count > 0; j -= 3, --count) {
+      *list++ = static_cast<std::int32_t>(j);
+      chosen[t][j] = true;
+    }
+  };
+  {
+    // The n best keys of each token of a prompt, -1 where a token sees fewer. k and v are [1, 1, prompt, d].
+    std::vector<std::int32_t> indices(prompt * n, -1);
+    for (std::int64_t t = 0; t < prompt; ++t) select_keys(t, n, &indices[t * n]);
+    rapt::attention({q, rapt::KvSource::gathered(k, v, {indices.data(), {1, prompt, n}}), out});
+  }
+  rapt::ScoreSpec score;
+  score.mask = rapt::TensorView(&chosen[0][0], {prompt, prompt});
+  rapt::attention(q, k, v, {masked.data(), {1, hq, prompt, d}}, score);
+  for (std::size_t i = 0; i < sparse.size(); ++i) CHECK(std::abs(sparse[i] - masked[i]) < 1e-5);
+}
+
 TEST_CASE("guide: merging", "[examples]") {
   constexpr std::int64_t sq = 3, shared = 20, own = 9, sk = shared + own;
   const auto q_data = random_floats(b * hq * sq * d, 31), k_data = random_floats(b * hk * sk * d, 32),

@@ -113,6 +113,54 @@ static void test_pages(int32_t dtype, int scales, int zeros) {
   CHECK_REFUSED(rapt_attention(&paged, NULL), "kv.block_table");
 }
 
+/* Every token has the list of all keys, backwards and with gaps; then the first is left with three, one of them twice.
+ */
+static void test_gathered(void) {
+  enum { N = 2 * SK };
+  fixture f;
+  int32_t indices[B * SQ * N];
+  int64_t counts[B * SQ];
+  fixture_init(&f);
+  for (int i = 0; i < B * SQ; ++i) {
+    for (int j = 0; j < N; ++j) indices[i * N + j] = j % 2 ? -1 : SK - 1 - j / 2;
+    counts[i] = N;
+  }
+  rapt_attention_args gathered = f.args;
+  gathered.kv_kind = RAPT_KV_GATHERED;
+  gathered.indices = contiguous(indices, RAPT_I32, 3, B, SQ, N, 0);
+  CHECK_OK(rapt_attention(&gathered, NULL));
+  CHECK(reference_error(&f.args) < kTolerance);
+  char text[256];
+  CHECK_OK(rapt_problem_text(&gathered, text, sizeof text, NULL));
+  CHECK(strstr(text, " sk=14 ") != NULL && strstr(text, " gathered") != NULL);
+
+  gathered.kv_counts = contiguous(counts, RAPT_I64, 2, B, SQ, 0, 0);
+  const int32_t few[] = {2, 4, -1, 2, 1 << 30};
+  memcpy(indices, few, sizeof few);
+  counts[0] = 4;
+  memset(f.out, 0xff, sizeof f.out);
+  CHECK_OK(rapt_attention(&gathered, NULL));
+  rapt_attention_args row = f.args; /* head 0, token 0, over keys 2, 4 and 2 */
+  float k[3 * D], v[3 * DV];
+  for (int j = 0; j < 3; ++j) {
+    memcpy(k + j * D, f.k + (j == 1 ? 4 : 2) * D, D * sizeof *k);
+    memcpy(v + j * DV, f.v + (j == 1 ? 4 : 2) * DV, DV * sizeof *v);
+  }
+  row.q = contiguous(f.q, RAPT_F32, 4, 1, 1, 1, D);
+  row.k = contiguous(k, RAPT_F32, 4, 1, 1, 3, D);
+  row.v = contiguous(v, RAPT_F32, 4, 1, 1, 3, DV);
+  row.out = contiguous(f.out, RAPT_F32, 4, 1, 1, 1, DV);
+  row.lse = contiguous(f.lse, RAPT_F32, 3, 1, 1, 1, 0);
+  CHECK(reference_error(&row) < kTolerance);
+
+  indices[0] = SK;
+  CHECK_REFUSED(rapt_attention(&gathered, NULL), "kv.indices");
+  indices[0] = 0, counts[0] = N + 1;
+  CHECK_REFUSED(rapt_attention(&gathered, NULL), "kv.counts");
+  counts[0] = N, indices[4] = 0, gathered.causal = 1;
+  CHECK_REFUSED(rapt_attention(&gathered, NULL), "score.causal");
+}
+
 /* A ring of SK rows after SK + 2 keys: the first two rows hold the last two keys. */
 static void test_ring(void) {
   fixture f, straight;
@@ -155,4 +203,5 @@ void test_caches(void) {
   test_pages(RAPT_F8E5M2, 0, 0);
   test_pages(RAPT_F8E5M2, 1, 0);
   test_ring();
+  test_gathered();
 }

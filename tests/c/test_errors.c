@@ -22,7 +22,7 @@ static fixture f;
 static void test_bad_fields(void) {
   static uint8_t mask[SK];
   CHECK_BAD(f.args.struct_size = 0, "struct_size");
-  CHECK_BAD(f.args.kv_kind = 4, "kv.kind");
+  CHECK_BAD(f.args.kv_kind = 5, "kv.kind");
   CHECK_BAD(f.args.kv_kind = -1, "kv.kind");
   CHECK_BAD(f.args.kv_kind = RAPT_KV_PAGED, "kv.block_table");
   CHECK_BAD(f.args.kv_kind = RAPT_KV_RING, "kv.seqlens");

@@ -64,13 +64,13 @@ void choose_scales(Given& g, Choices& c, const TensorView& rows, std::int64_t d,
   if (c.one_in(3)) zero = make();
 }
 
-/// Keys of b sequences in some layout; returns the sk that terms of scores must have.
-std::int64_t choose_keys(Arguments& g, Choices& c, std::int64_t b, std::int64_t hk, std::int64_t sk, std::int64_t d,
-                         std::int64_t dv) {
+/// Keys of b sequences of sq rows in some layout; returns the sk that terms of scores must have.
+std::int64_t choose_keys(Arguments& g, Choices& c, std::int64_t b, std::int64_t hk, std::int64_t sq, std::int64_t sk,
+                         std::int64_t d, std::int64_t dv) {
   KvSource& kv = g.args.kv;
   const DType dtype = some_cache_type(c);
   std::vector<std::int64_t> lengths(static_cast<std::size_t>(b));
-  switch (c.below(5)) {
+  switch (c.below(6)) {
     case 0: {
       const auto rows = borders(c, b);
       const std::int64_t half = dtype == DType::i4x2 ? 2 : 1;
@@ -95,6 +95,24 @@ std::int64_t choose_keys(Arguments& g, Choices& c, std::int64_t b, std::int64_t 
     case 2: {
       for (auto& length : lengths) length = c.one_in(8) ? c.raw<std::int32_t>() : c.below(40);
       kv = KvSource::ring(cache(g, c, b, hk, sk, d, dtype), cache(g, c, b, hk, sk, dv, dtype), integers(g, c, lengths));
+      break;
+    }
+    case 3: {
+      const std::int64_t n = c.below(6), entries = c.one_in(3) ? 1 : b;
+      std::vector<std::int64_t> lists(static_cast<std::size_t>(b * sq * n)), counts(static_cast<std::size_t>(b * sq));
+      for (auto& row : lists) row = c.one_in(64) ? c.raw<std::int32_t>() : c.below(static_cast<int>(sk) + 1) - 1;
+      for (auto& count : counts) count = c.below(static_cast<int>(n) + 1);
+      kv = KvSource::gathered(cache(g, c, entries, hk, sk, d, dtype), cache(g, c, entries, hk, sk, dv, dtype),
+                              integers(g, c, lists), c.one_in(3) ? integers(g, c, counts) : TensorView());
+      kv.indices.ndim = 3;
+      kv.indices.shape = {b, sq, n, 0};
+      kv.indices.strides = {sq * n, n, 1, 0};
+      if (kv.counts) {
+        kv.counts.ndim = 2;
+        kv.counts.shape = {b, sq, 0, 0};
+        kv.counts.strides = {sq, 1, 0, 0};
+      }
+      sk = n;
       break;
     }
     default:
@@ -126,7 +144,13 @@ void choose_args(Arguments& g, Choices& c) {
     args.out = output(g, {b, hq, sq, dv}, out_type);
     if (c.one_in(3)) args.lse = output(g, {b, hq, sq});
   }
-  sk = choose_keys(g, c, b, hk, sk, d, dv);
+  sk = choose_keys(g, c, b, hk, sq, sk, d, dv);
+  if (args.kv.kind == KvSource::Kind::gathered && !c.one_in(8)) {  // else something is refused most of the time
+    if (c.below(2)) args.score.scale = some_float(c);
+    if (c.one_in(4)) args.score.softcap = some_float(c);
+    if (c.one_in(4)) args.score.sinks = floats(g, c, {hq});
+    return;
+  }
   choose_score(g, c, b, hq, sq, sk);
 }
 
@@ -167,7 +191,7 @@ void resize_everywhere(const Call& call, Choices& c) {
 void twist_something(const Call& call, KvSource& kv, Given& g, Choices& c) {
   switch (c.below(10)) {
     case 0:
-      kv.kind = static_cast<KvSource::Kind>(c.below(5));
+      kv.kind = static_cast<KvSource::Kind>(c.below(6));
       break;
     case 1:
       resize_everywhere(call, c);
@@ -182,6 +206,7 @@ bool is_small(const TensorView& q, const KvSource& kv) {
   for (const Layout& t : {Layout(q), Layout(kv.k)}) {
     for (const std::int64_t size : t.shape) operations *= std::max(1.0, static_cast<double>(size));
   }
+  if (kv.indices) operations *= std::max(1.0, static_cast<double>(kv.indices.shape[2]));
   if (kv.block_table) operations *= std::max(1.0, static_cast<double>(kv.block_table.shape[1]));
   return operations <= kMaxOperations;
 }
@@ -189,7 +214,7 @@ bool is_small(const TensorView& q, const KvSource& kv) {
 template <class Args>
 Call call_of(Args& a) {
   Call call;
-  call.indices = {&a.kv.seqlens, &a.kv.cu_seqlens, &a.cu_seqlens_q, &a.kv.block_table};
+  call.indices = {&a.kv.seqlens, &a.kv.cu_seqlens, &a.cu_seqlens_q, &a.kv.block_table, &a.kv.indices, &a.kv.counts};
   call.inputs = {&a.q,           &a.kv.k,       &a.kv.v,       &a.score.bias, &a.score.mask, &a.score.alibi,
                  &a.score.sinks, &a.kv.k_scale, &a.kv.v_scale, &a.kv.k_zero,  &a.kv.v_zero};
   call.is_small = [&a] { return is_small(a.q, a.kv); };
@@ -215,6 +240,9 @@ void check(Arguments& g, Choices c) {
     call.run = [&g] { attention(g.args, fuzz_context()); };
   }
   for (int twists = c.below(4); twists > 0; --twists) twist_something(call, backward ? b.kv : g.args.kv, g, c);
+  // Validation reads whole lists. One that repeats a single entry can be of any length, and take as long.
+  const std::int64_t entries = (backward ? b.kv : g.args.kv).indices.shape[2];
+  if (static_cast<double>(entries) > kMaxOperations) return;
   check_call(g, call);
 }
 

@@ -20,6 +20,7 @@ EXAMPLES = [
     ("A new ISA", r"\bavx512bf16\b", None, ["CMakeLists.txt"]),  # of tiles, it lists its kernels there
     ("A score modifier", r"softcap", None, []),
     ("A KV layout", r"\bring\b", None, ["src/cpu/kernels/", "src/cuda/", "python/rapt/__init__.py"]),
+    ("A KV layout", r"\bgathered\b", None, []),
     ("A cache type", r"\bf8e5m2\b", None, []),
     ("An operation", r"merge_states|Merge(States|Case)", "merge", [
         "python/src/cache.", "python/rapt/_cache.py", "tools/main.cpp", "python/rapt/_info.py"]),

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <limits>
+#include <vector>
 
 #include "rapt/attention.hpp"
 #include "support/tensor.hpp"
@@ -101,6 +102,7 @@ inline Slot slot_of(const KvSource& kv, std::int64_t n, std::int64_t j) {
     case KvSource::Kind::ring:
       return {n, j % kv.k.shape[2]};
     case KvSource::Kind::paged:
+    case KvSource::Kind::gathered:  // has a list for each token, which listed_slots() reads
       break;
   }
   const std::int64_t page_size = kv.k.shape[2];
@@ -108,6 +110,20 @@ inline Slot slot_of(const KvSource& kv, std::int64_t n, std::int64_t j) {
   return {kv.block_table.dtype == DType::i64 ? static_cast<const std::int64_t*>(kv.block_table.data)[at]
                                              : static_cast<const std::int32_t*>(kv.block_table.data)[at],
           j % page_size};
+}
+
+/// Of gathered keys, the rows that token i of sequence n attends to, in the order of its list.
+inline std::vector<Slot> listed_slots(const KvSource& kv, std::int64_t n, std::int64_t i) {
+  const auto read = [](const TensorView& t, std::int64_t at) {
+    return t.dtype == DType::i64 ? static_cast<const std::int64_t*>(t.data)[at]
+                                 : static_cast<const std::int32_t*>(t.data)[at];
+  };
+  const std::int64_t count = kv.counts ? read(kv.counts, offset_of(kv.counts, {n, i})) : kv.indices.shape[2];
+  std::vector<Slot> slots;
+  for (std::int64_t j = 0; j < count; ++j)
+    if (const std::int64_t row = read(kv.indices, offset_of(kv.indices, {n, i, j})); row >= 0)
+      slots.push_back({n, row});
+  return slots;
 }
 
 /// Offset of a head's row; sizes of 1 broadcast: those of scales and zeros, while of rows only the first is ever asked
@@ -118,18 +134,24 @@ inline std::int64_t row_offset(const TensorView& t, Slot slot, std::int64_t h) {
   return entry + h * t.strides[1] + row;
 }
 
-/// Keys [first, first + count) of a head as they count, and the magnitudes that roundings are relative to.
+/// Keys of a head as they count, and the magnitudes that roundings are relative to.
 struct Keys {
   Matrix value, magnitude;
 
-  Keys(const KvSource& kv, bool of_v, std::int64_t n, std::int64_t h, std::int64_t first, std::int64_t count) {
+  /// Keys [first, first + count) of sequence n.
+  Keys(const KvSource& kv, bool of_v, std::int64_t n, std::int64_t h, std::int64_t first, std::int64_t count)
+      : Keys(kv, of_v, h, slots_of(kv, n, first, count)) {}
+
+  /// Those that lie there.
+  Keys(const KvSource& kv, bool of_v, std::int64_t h, const std::vector<Slot>& slots) {
+    const auto count = static_cast<std::int64_t>(slots.size());
     const TensorView &t = of_v ? kv.v : kv.k, &scale = of_v ? kv.v_scale : kv.k_scale,
                      &zero = of_v ? kv.v_zero : kv.k_zero;
     const auto last = static_cast<std::size_t>(t.ndim - 1);
     const std::int64_t width = t.shape[last] * (t.dtype == DType::i4x2 ? 2 : 1);
     value.resize(count, width), magnitude.resize(count, width);
     for (std::int64_t j = 0; j < count; ++j) {
-      const Slot slot = slot_of(kv, n, first + j);
+      const Slot slot = slots[static_cast<std::size_t>(j)];
       const std::int64_t row = row_offset(t, slot, h);
       for (std::int64_t i = 0; i < width; ++i) {
         const double code = read_code(t, row, t.strides[last], i);
@@ -145,6 +167,13 @@ struct Keys {
         magnitude(j, i) = (std::abs(code) + std::abs(z)) * std::abs(s);
       }
     }
+  }
+
+ private:
+  static std::vector<Slot> slots_of(const KvSource& kv, std::int64_t n, std::int64_t first, std::int64_t count) {
+    std::vector<Slot> slots;
+    for (std::int64_t j = first; j < first + count; ++j) slots.push_back(slot_of(kv, n, j));
+    return slots;
   }
 };
 

@@ -190,6 +190,26 @@ void run_block(const Head& head, const Matrix& q, std::int64_t first, Reference&
   }
 }
 
+/// Every token by itself, over the keys of its list.
+void run_gathered(const AttentionArgs& args, std::int64_t row_step, Reference& result) {
+  const std::int64_t b = args.q.shape[0], hq = args.q.shape[1], sq = args.q.shape[2], hk = args.kv.k.shape[1];
+  for (std::int64_t n = 0; n < b; ++n) {
+    for (std::int64_t i = 0; i < sq; ++i) {
+      if (i % row_step != 0 && i != sq - 1) continue;
+      const std::vector<Slot> slots = listed_slots(args.kv, n, i);
+      std::optional<Keys> keys, values;
+      for (std::int64_t h = 0; h < hq; ++h) {
+        if (h % (hq / hk) == 0) {
+          keys.emplace(args.kv, false, h / (hq / hk), slots);
+          values.emplace(args.kv, true, h / (hq / hk), slots);
+        }
+        run_block({args, n, h, 0, 0, *keys, *values}, rows(args.q, false, n, h, i, 1), i, result,
+                  [&](std::int64_t row) { return (n * hq + h) * sq + row; });
+      }
+    }
+  }
+}
+
 }  // namespace
 
 std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> counter, std::array<std::uint32_t, 2> key) {
@@ -229,6 +249,10 @@ Reference oracle(const AttentionArgs& args, std::int64_t row_step) {
   for (auto* values : {&result.lse, &result.lse_bound}) values->assign(static_cast<std::size_t>(all_rows), kNaN);
   result.computed.assign(static_cast<std::size_t>(all_rows), 0);
 
+  if (args.kv.kind == KvSource::Kind::gathered) {
+    run_gathered(args, row_step, result);
+    return result;
+  }
   for (std::int64_t n = 0; n < sequences; ++n) {
     const Range own_q = rows_of(args.cu_seqlens_q, n, sq);
     const std::int64_t len_k =

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <random>
 #include <string>
 #include <utility>
@@ -125,6 +126,48 @@ struct Pages {
   }
 };
 
+/// The lists of gathered keys, and the rows of k that are on some.
+struct Lists {
+  std::int64_t entries, rows;  // k is [entries, hk, rows, d]
+  Tensor indices, counts;
+  std::vector<bool> is_listed;  // [entries][rows]
+
+  Lists(const AttentionProblem& p, std::uint64_t seed, Generator random, Placement placement)
+      : entries(seed % 3 == 2 ? 1 : p.b), rows(p.sk + 5), is_listed(static_cast<std::size_t>(entries * rows)) {
+    const auto between = [&](std::int64_t low, std::int64_t high) {
+      return std::uniform_int_distribution<std::int64_t>(low, high)(random);
+    };
+    const bool wide = seed % 2 == 1, has_counts = seed / 2 % 2 == 1,
+               spaced = p.layout == AttentionProblem::Layout::other;
+    const auto make = [&](const Dims& shape) {
+      Dims order;
+      for (std::size_t i = 0; i < shape.size(); ++i) order.push_back(static_cast<std::int64_t>(i));
+      return Tensor(wide ? DType::i64 : DType::i32, spaced ? layout_of(shape, order, 2, 3) : Layout(shape), placement);
+    };
+    const auto set = [&](Tensor& t, std::int64_t i, std::int64_t value) {
+      if (wide) t.flat<std::int64_t>(i) = value;
+      else t.flat<std::int32_t>(i) = static_cast<std::int32_t>(value);
+    };
+    indices = make({p.b, p.sq, p.sk});
+    if (has_counts) counts = make({p.b, p.sq});
+    for (std::int64_t token = 0; token < p.b * p.sq; ++token) {
+      const std::uint64_t choice = (static_cast<std::uint64_t>(token) + seed) % 5;
+      // Full, full but for gaps, shorter, shorter with gaps, empty.
+      const std::int64_t length = choice == 4 ? 0 : choice < 2 ? p.sk : between(0, p.sk);
+      const std::int64_t count = has_counts ? between(length, p.sk) : p.sk;
+      if (has_counts) set(counts, token, count);
+      for (std::int64_t j = 0; j < p.sk; ++j) {
+        std::int64_t row = between(0, rows - 3);
+        if (j >= length || (choice % 2 == 1 && between(0, 3) == 0)) row = -between(1, 9);
+        if (j < count && row >= 0)
+          is_listed[static_cast<std::size_t>((entries == 1 ? 0 : token / p.sq) * rows + row)] = true;
+        if (j >= count && j % 2 == 0) row = std::numeric_limits<std::int32_t>::max();
+        set(indices, token * p.sk + j, row);
+      }
+    }
+  }
+};
+
 /// [b or 1, hq or 1, sq or 1, sk]; every second seed leaves out leading dimensions of size 1.
 Layout broadcast_layout(const AttentionProblem& p, std::uint8_t full, std::uint64_t seed) {
   Dims shape{full & AttentionProblem::kFullB ? p.b : 1, full & AttentionProblem::kFullH ? p.hq : 1,
@@ -213,6 +256,12 @@ Case::Case(const AttentionProblem& given, std::uint64_t seed, Placement placemen
 void Case::make_keys(std::uint64_t seed, Placement placement) {
   const AttentionProblem& p = problem;
   const auto generator = [seed](std::uint64_t tensor) { return Generator(seed * 64 + tensor); };
+  std::optional<Lists> lists;
+  if (p.gathered) {
+    lists.emplace(p, seed, generator(12), placement);
+    indices = std::move(lists->indices), counts = std::move(lists->counts);
+  }
+  const std::int64_t entries = lists ? lists->entries : p.b, rows = lists ? lists->rows : p.sk;
   const bool ragged = p.ragged_k >= 0, paged = p.page_size > 0;
   Dims lengths;
   if (p.kv_lengths) {
@@ -223,15 +272,16 @@ void Case::make_keys(std::uint64_t seed, Placement placement) {
   if (paged) block_table = pages.table(p, seed, placement);
   const auto slot = [&](std::int64_t n, std::int64_t j) -> Slot {
     if (!lengths.empty() && j >= lengths[static_cast<std::size_t>(n)]) return {};
+    if (lists && !lists->is_listed[static_cast<std::size_t>(n * rows + j)]) return {};
     if (!paged) return {n, j};
     return {pages.of[static_cast<std::size_t>(n)][static_cast<std::size_t>(j / p.page_size)], j % p.page_size};
   };
   const auto make = [&](std::int64_t d, std::int64_t groups, bool zeros, std::uint64_t tensor) {
     const std::int64_t inner = p.kv_dtype == DType::i4x2 ? d / 2 : d;
     const Layout layout = paged ? tensor_layout(p.layout, pages.count, p.hk, p.page_size, inner, -1)
-                                : tensor_layout(p.layout, p.b, p.hk, p.sk, inner, p.ragged_k);
+                                : tensor_layout(p.layout, entries, p.hk, rows, inner, p.ragged_k);
     Cache cache(p.kv_dtype, layout, groups, zeros, seed + tensor, placement);
-    Tensor values(DType::f32, Layout(ragged ? Dims{p.ragged_k, p.hk, 1, d} : Dims{p.b, p.hk, p.sk, d}));
+    Tensor values(DType::f32, Layout(ragged ? Dims{p.ragged_k, p.hk, 1, d} : Dims{entries, p.hk, rows, d}));
     fill_normal(values, generator(tensor));
     cache.fill(values, slot, generator(8 + tensor));
     return cache;
@@ -249,6 +299,7 @@ AttentionArgs Case::args() {
   args.q = q.view();
   args.kv = problem.ragged_k >= 0   ? KvSource::ragged(k.view(), v.view(), cu_seqlens_k.view())
             : problem.page_size > 0 ? KvSource::paged(k.view(), v.view(), block_table.view(), seqlens.view())
+            : problem.gathered      ? KvSource::gathered(k.view(), v.view(), indices.view(), counts.view())
             : problem.ring          ? KvSource::ring(k.view(), v.view(), seqlens.view())
                                     : KvSource::strided(k.view(), v.view(), seqlens.view());
   args.kv = args.kv.quantized(k_scale.view(), v_scale.view(), k_zero.view(), v_zero.view());
@@ -285,7 +336,7 @@ AttentionArgs Case::args() {
 
 void Case::protect_inputs() {
   for (Tensor* tensor : {&q, &k, &v, &bias, &mask, &alibi, &sinks, &seqlens, &cu_seqlens_q, &cu_seqlens_k, &block_table,
-                         &k_scale, &v_scale, &k_zero, &v_zero}) {
+                         &indices, &counts, &k_scale, &v_scale, &k_zero, &v_zero}) {
     tensor->buffer().protect();
   }
 }

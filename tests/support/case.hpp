@@ -31,10 +31,14 @@ AttentionProblem typed(const std::string& text, DType dtype);
 /// in random order, three of them are nobody's, and every second sequence shares the full pages that it has in common
 /// with the first.
 ///
-/// Nothing that may not be read holds a number: gaps, rows past a key length, pages and scales nobody uses, and all
-/// outputs are poisoned, and table entries past a length are no pages. (An integer can be no NaN: i8 and i4x2 hold
-/// 0xb5.) Logical element n of a tensor depends on (seed, tensor, n) only, shared pages apart, whatever the layout, and
-/// but for its rounding not on the type.
+/// Lists of gathered keys are of random rows, some of them twice, without gaps or with, full, shorter or empty; about
+/// every second case has counts, and every third a pool of rows that all sequences share. There are a few more rows
+/// than a list has entries.
+///
+/// Nothing that may not be read holds a number: gaps, rows past a key length or on no list, pages and scales nobody
+/// uses, and all outputs are poisoned, and table entries past a length and list entries past a count are no pages or
+/// keys. (An integer can be no NaN: i8 and i4x2 hold 0xb5.) Logical element n of a tensor depends on (seed, tensor, n)
+/// only, shared pages apart, whatever the layout, and but for its rounding not on the type.
 struct Case {
   /// Throws Error for types that a call would refuse, for a bias other than f32, and for ragged totals that
   /// b sequences with that longest one cannot have.
@@ -49,7 +53,7 @@ struct Case {
 
   AttentionProblem problem;
   Tensor q, k, v, out, lse, bias, mask, alibi, sinks, seqlens, cu_seqlens_q, cu_seqlens_k;
-  Tensor block_table, k_scale, v_scale, k_zero, v_zero;
+  Tensor block_table, indices, counts, k_scale, v_scale, k_zero, v_zero;
   Dropout dropout;  // of any seed and offset
 
  private:

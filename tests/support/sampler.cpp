@@ -144,7 +144,13 @@ void sample_caches(Random& random, AttentionProblem& p) {
     if (floats8 && one_in(random, 3)) (one_in(random, 2) ? p.k_groups : p.v_groups) = 0;
     p.zeros = (p.k_groups > 0 || p.v_groups > 0) && one_in(random, 2);
   }
-  if (p.ragged_k >= 0) return;
+  if (one_in(random, 4)) {  // gathered, which goes with nothing that has positions
+    const AttentionProblem none;
+    p.gathered = true, p.kv_lengths = false, p.ragged_q = p.ragged_k = -1;
+    p.causal = p.alibi = false, p.window_left = p.window_right = -1;
+    p.align = none.align, p.align_offset = 0, p.bias = p.mask = none.kNone, p.dropout = 0;
+  }
+  if (p.ragged_k >= 0 || p.gathered) return;
   const bool positions = p.causal || p.window_left >= 0 || p.window_right >= 0 || p.alibi;
   switch (between(random, 0, 2)) {
     case 0:

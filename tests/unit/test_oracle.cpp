@@ -486,6 +486,33 @@ TEST_CASE("oracle: pages and rings by hand", "[unit]") {
   sees(ring, {1101 / 3., 1011 / 3., 110000 / 2., 1110000 / 3.});
 }
 
+TEST_CASE("oracle: lists of gathered keys by hand", "[unit]") {
+  // Values are 1, 10, 100, ...; with scale 0 a token is the mean of what its list has.
+  const auto view = [](const auto& values, std::initializer_list<std::int64_t> shape) {
+    return TensorView(values, shape);
+  };
+  static const float zeros[8] = {}, powers[8] = {1, 10, 100, 1e3f, 1e4f, 1e5f, 1e6f, 1e7f};
+  static const std::int32_t indices[] = {1, -1, 0, /**/ 2, 2, 3, /**/ -1, 3, 9, /**/ -1, -5, -1};
+  static const std::int64_t counts[] = {3, 3, 2, 3};
+  float results[8];
+  AttentionArgs args;
+  args.q = view(zeros, {2, 1, 2, 1});
+  args.out = MutableTensorView(results, {2, 1, 2, 1});
+  args.lse = MutableTensorView(results + 4, {2, 1, 2});
+  args.score.scale = 0.f;
+  const auto sees = [&](std::int64_t entries, std::vector<double> out) {
+    const TensorView k = view(zeros, {entries, 1, 4, 1}), v = view(powers, {entries, 1, 4, 1});
+    args.kv = KvSource::gathered(k, v, view(indices, {2, 2, 3}), view(counts, {2, 2}));
+    CHECK_NOTHROW(AttentionProblem::of(args));
+    const Reference reference = oracle(args);
+    for (std::size_t i = 0; i < 4; ++i) CHECK(reference.out[i] == Approx(out[i]).epsilon(1e-14));
+    CHECK(reference.lse[1] == Approx(std::log(3)).epsilon(1e-14));
+    CHECK(reference.lse[3] == -std::numeric_limits<double>::infinity());
+  };
+  sees(2, {11 / 2., 1200 / 3., 1e7, 0});
+  sees(1, {11 / 2., 1200 / 3., 1e3, 0});
+}
+
 TEST_CASE("compare refuses keys and values that were dequantised wrongly", "[unit]") {
   for (const char* type : {"kv=i8 groups=2 zeros", "kv=i4x2 groups=2", "kv=f8e4m3 groups=2 zeros"}) {
     for (bool of_v : {false, true}) {

@@ -61,7 +61,8 @@ TEST_CASE("plan: a workspace for the largest problem is enough for smaller ones"
     if (largest.ragged_k >= 0) largest.ragged_k = largest.b * largest.sk;
     if (largest.page_size > 0)
       largest.sk = (largest.sk + largest.page_size - 1) / largest.page_size * largest.page_size;
-    if (largest.align == AttentionProblem::Align::none) largest.align = AttentionProblem::Align::bottom_right;
+    if (largest.align == AttentionProblem::Align::none && !largest.gathered)
+      largest.align = AttentionProblem::Align::bottom_right;
     ContextOptions options;
     options.executor = std::make_shared<ThreadExecutor>(i % 3 == 0 ? 1 : 5);
     const Context context(options);
@@ -102,6 +103,22 @@ TEST_CASE("plan: workspace does not grow with the lengths", "[unit]") {
         CHECK(base <= static_cast<std::size_t>(threads) * (4u << 20));
       }
     }
+  }
+}
+
+TEST_CASE("plan: gathered keys take 112 bytes of workspace for each token, and partial results of few", "[unit]") {
+  for (const std::string& entry : usable_entries()) {
+    if (!tiled(entry)) continue;
+    const Context context = forced(entry, std::make_shared<ThreadExecutor>(4), 4);
+    const auto bytes = [&](const char* tokens) {
+      return plan_of("attention hq=128 hk=1 sk=8192 d=64 gathered " + std::string(tokens), context).workspace_bytes();
+    };
+    INFO(entry);
+    CHECK(bytes("sq=8192") - bytes("sq=4096") == 4096 * 112);
+    CHECK(bytes("b=64 sq=128") == bytes("sq=8192"));
+    // 64 splits of 64 rows, 32 of 128, 8 of 512.
+    CHECK(bytes("sq=4") - bytes("sq=5") >= 64 * 64 * (64 + 2) * sizeof(float) - 1024);
+    CHECK(bytes("sq=4") <= bytes("sq=5") + 64 * 64 * (64 + 17) * sizeof(float) + 4096);
   }
 }
 

@@ -176,14 +176,15 @@ TEST_CASE("validation of gradients: overlaps", "[unit]") {
 }
 
 TEST_CASE("validation of gradients: caches have none", "[unit]") {
-  for (const char* words : {"b=2 hq=2 sq=3 sk=32 d=8 page=16 seqlens", "b=2 hq=2 sq=3 sk=32 d=8 ring seqlens"}) {
+  for (const char* words : {"b=2 hq=2 sq=3 sk=32 d=8 page=16 seqlens", "b=2 hq=2 sq=3 sk=32 d=8 ring seqlens",
+                            "b=2 hq=2 sq=3 sk=32 d=8 gathered"}) {
     CHECK(refused_argument([&] { Plan(Problem(problem_of(words))); }) == "kv");
     BackwardCase fits(problem_of("b=2 hq=2 sq=3 sk=32 d=8"));
     Case cached(AttentionProblem::parse("attention lse " + std::string(words)));
     AttentionBackwardArgs args = fits.args();
     args.kv = cached.args().kv;
     CHECK(refused_argument([&] { attention_backward(args); }) != "");
-    if (args.kv.kind == KvSource::Kind::ring) CHECK(refused_argument([&] { attention_backward(args); }) == "kv");
+    if (args.kv.kind != KvSource::Kind::paged) CHECK(refused_argument([&] { attention_backward(args); }) == "kv");
   }
   for (const char* words :
        {"kv=i8 groups=1 sq=3 sk=32 d=8", "kv=f8e4m3 sq=3 sk=32 d=8", "kv=i4x2 groups=2 sq=3 sk=32 d=8"}) {

@@ -81,6 +81,26 @@ TEST_CASE("work list: every row and split is one item's, whatever the order", "[
   }
 }
 
+TEST_CASE("work list: every token whose keys are gathered is a sequence", "[unit]") {
+  // Few tokens are split along their keys, many are not.
+  for (const auto& [text, splits] :
+       {std::pair("attention b=3 hq=128 hk=1 sq=1 sk=2048", 4), std::pair("attention hq=128 hk=1 sq=4 sk=8192", 8),
+        std::pair("attention hq=128 hk=1 sq=5 sk=8192", 1), std::pair("attention b=2 hq=16 hk=2 sq=3 sk=700", 2),
+        std::pair("attention hq=16 hk=1 sq=500 sk=2048", 1)}) {
+    for (int threads : {1, kThreads}) {
+      const AttentionProblem p = AttentionProblem::parse(text + std::string(" d=64 gathered"));
+      std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t>, int> taken;  // token, hk, row, split
+      for (const Item& item : items(p, kernel(), threads))
+        for (std::int64_t row = item.place.row_begin; row < item.place.row_end; ++row)
+          ++taken[{item.place.b, item.place.hk, row, item.place.split}];
+      INFO(p.to_string() << " on " << threads);
+      CHECK(std::ssize(taken) == p.b * p.sq * p.hq * splits);
+      CHECK(std::get<0>(taken.rbegin()->first) == p.b * p.sq - 1);
+      CHECK(std::all_of(taken.begin(), taken.end(), [](const auto& entry) { return entry.second == 1; }));
+    }
+  }
+}
+
 TEST_CASE("work list: of causal calls the most costly items of all heads come first", "[unit]") {
   const std::vector<Item> all =
       items(AttentionProblem::parse("attention hq=6 sq=2048 d=64 causal"), kernel(), kThreads);

@@ -26,12 +26,14 @@ rapt::AttentionArgs rapt::c::to_attention_args(const rapt_attention_args* given)
   const rapt_attention_args a = known_part(deref(given, "args"), "rapt_attention_args");
   rapt::AttentionArgs args;
   args.q = to_view(a.q, "q");
-  args.kv.kind = to_enum(a.kv_kind, rapt::KvSource::Kind::ring, "kv.kind");
+  args.kv.kind = to_enum(a.kv_kind, rapt::KvSource::Kind::gathered, "kv.kind");
   args.kv.k = to_view(a.k, "k");
   args.kv.v = to_view(a.v, "v");
   args.kv.seqlens = to_view(a.kv_seqlens, "kv.seqlens");
   args.kv.cu_seqlens = to_view(a.cu_seqlens_k, "kv.cu_seqlens");
   args.kv.block_table = to_view(a.block_table, "kv.block_table");
+  args.kv.indices = to_view(a.indices, "kv.indices");
+  args.kv.counts = to_view(a.kv_counts, "kv.counts");
   args.kv.k_scale = to_view(a.k_scale, "kv.k_scale");
   args.kv.v_scale = to_view(a.v_scale, "kv.v_scale");
   args.kv.k_zero = to_view(a.k_zero, "kv.k_zero");

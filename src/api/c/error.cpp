@@ -15,7 +15,8 @@ static_assert(RAPT_ISA_GENERIC == int(rapt::Isa::generic) && RAPT_ISA_AVX2 == in
               RAPT_ISA_AVX512BF16 == int(rapt::Isa::avx512bf16) && RAPT_ISA_AMX == int(rapt::Isa::amx));
 static_assert(RAPT_KV_STRIDED == int(rapt::KvSource::Kind::strided) &&
               RAPT_KV_RAGGED == int(rapt::KvSource::Kind::ragged) &&
-              RAPT_KV_PAGED == int(rapt::KvSource::Kind::paged) && RAPT_KV_RING == int(rapt::KvSource::Kind::ring));
+              RAPT_KV_PAGED == int(rapt::KvSource::Kind::paged) && RAPT_KV_RING == int(rapt::KvSource::Kind::ring) &&
+              RAPT_KV_GATHERED == int(rapt::KvSource::Kind::gathered));
 static_assert(RAPT_ALIGN_NONE == int(rapt::AttentionProblem::Align::none) &&
               RAPT_ALIGN_TOP_LEFT == int(rapt::AttentionProblem::Align::top_left) &&
               RAPT_ALIGN_BOTTOM_RIGHT == int(rapt::AttentionProblem::Align::bottom_right) &&

@@ -29,14 +29,14 @@ inline constexpr std::int64_t kSumKeys = 32;
 // One kv head of one sequence of a call.
 struct Head : Sequence {
   const AttentionParams& p;
-  std::int64_t b, hk, offset;  // row 0 sits at key position `offset`
+  std::int64_t b, hk, offset;  // the entry of the batch; row 0 sits at key position `offset`
   std::int64_t low, high;      // keys [low, high) are there and this item's
   bool whole;                  // the item finishes its rows
 
   Head(const AttentionParams& params, const WorkItem& item)
       : Sequence(sequence_of(params, params, item.b)),
         p(params),
-        b(item.b),
+        b(entry_of(params, item.b, *this)),
         hk(item.hk),
         offset(row_offset(params.score, *this)),
         low(max(item.key_begin, oldest)),
