@@ -18,6 +18,7 @@ extern const AppendKvKernel kAppendKv;
 extern const MergeStatesKernel kMergeStates;
 extern const DeltaRuleKernel kDeltaRule, kDeltaRuleDecode, kDeltaRuleNaive;
 extern const DeltaRuleBackwardKernel kDeltaRuleBackward;
+extern const AttentionBackwardKernel kAttentionBackwardNaive;
 #endif
 extern const AttentionBackwardKernel kAttentionBackward;
 std::size_t bias_scratch_bytes(const BackwardShape&) noexcept;

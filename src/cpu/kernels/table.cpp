@@ -86,6 +86,7 @@ const IsaKernels kKernels = {.attention = kAttention,
                              .attention_backward_f16 = &kAttentionBackwardF16x3,
                              .delta_rule = &kDeltaRule,
 #elif !defined(RAPT_HAVE_DOTS)
+                             .attention_backward_naive = &kAttentionBackwardNaive,
                              .append_kv = &kAppendKv,
                              .merge_states = &kMergeStates,
                              .delta_rule = &kDeltaRule,
