@@ -41,8 +41,8 @@ enum class Decay : std::uint8_t { none, constant, head, channel };
 
 /// Which calls of an operation a kernel is for. Attention: `prefill` is for many query rows, `decode` for a few rows
 /// over many keys, and `naive` is the three-step computation with its matrix of scores in memory. delta_rule: `decode`
-/// is for one token a sequence, `naive` the recurrence as it is written. Other kernels, and operations that have one
-/// kind, say `all`.
+/// is for one token a sequence. Of delta_rule and attention_backward, `naive` is the formulas as they are written.
+/// Other kernels, and operations that have one kind, say `all`.
 enum class Phase : std::uint8_t { all, prefill, decode, naive };
 
 }  // namespace rapt

@@ -321,7 +321,7 @@ typedef enum rapt_phase { /* which calls of an operation an entry is for */
                           RAPT_PHASE_PREFILL = 1, /* many query rows */
                           RAPT_PHASE_DECODE = 2,  /* a few rows over many keys */
                           RAPT_PHASE_NAIVE = 3    /* attention: in three steps, with the matrix of scores in memory;
-                                                   * delta_rule: the recurrence as it is written */
+                                                   * delta_rule, attention_backward: the formulas as they are written */
 } rapt_phase;
 
 typedef struct rapt_entry_info {

@@ -19,7 +19,7 @@ class Entry(TypedDict):
     """ "attention", "append_kv", "merge_states", "delta_rule", ..."""
     phase: str
     """Which calls it is for: "prefill" (many query rows), "decode" (a few rows over many keys), "naive" (three steps with
-    the matrix of scores in memory), "all"."""
+    the matrix of scores in memory; of other operations the formulas as they are written), "all"."""
     arithmetic: str
     """What it multiplies in: "f32", "bf16"; "f32x6" is fp32 by six products of bf16 components."""
     isa: str

@@ -35,6 +35,10 @@ struct BackwardPlan final : EntryPlan {
   }
 };
 
+int64_t rows_of_chunk(const AttentionBackwardKernel& kernel) {
+  return std::max(kernel.facts.block_q, 1);
+}
+
 // Of one sequence: what lies before it, of all heads. Chunks are those with sums.
 struct Before {
   int64_t items, chunks;
@@ -99,7 +103,7 @@ void size_workspace(BackwardPlan& plan, const P& p, const AttentionBackwardKerne
   plan.progress_bytes = whole_lines(static_cast<std::size_t>(items + heads) * sizeof(std::int32_t));
   plan.scratch_bytes = kernel.scratch_bytes(shape);
   if (p.dbias) plan.scratch_bytes = std::max(plan.scratch_bytes, kernel.bias_scratch_bytes(shape));
-  plan.sums_bytes = static_cast<std::size_t>(chunks * sums_of_chunk) * sizeof(float);
+  plan.sums_bytes = whole_lines(static_cast<std::size_t>(chunks * sums_of_chunk) * sizeof(float));
   plan.row_bytes = whole_lines(static_cast<std::size_t>(all_rows) * sizeof(float));
   plan.workspace_bytes = plan.first_bytes + plan.progress_bytes +
                          static_cast<std::size_t>(plan.threads) * plan.scratch_bytes + plan.sums_bytes +
@@ -109,7 +113,7 @@ void size_workspace(BackwardPlan& plan, const P& p, const AttentionBackwardKerne
 BackwardPlan plan_backward(const P& p, const AttentionBackwardKernel& kernel, int concurrency, std::size_t l2_bytes) {
   check_items(p);
   BackwardPlan plan;
-  plan.chunk_rows = kernel.facts.block_q;
+  plan.chunk_rows = rows_of_chunk(kernel);
   const int64_t heads = p.b * p.hk;
   const double pairs = static_cast<double>(rows_of_head(p)) * static_cast<double>(heads) * static_cast<double>(p.sk);
   const double flops = pairs * static_cast<double>(6 * p.d + 4 * p.dv) * (p.causal ? 0.5 : 1.0);
@@ -280,7 +284,7 @@ class AttentionBackwardEntry final : public CpuEntry {
     const auto& p = std::get<P>(largest);
     check_items(p);
     BackwardPlan plan;
-    plan.chunk_rows = kernel_.facts.block_q;
+    plan.chunk_rows = rows_of_chunk(kernel_);
     plan.threads = context.concurrency();
     const int64_t blocks = ceil_div(std::max<int64_t>(p.sk, 1), kBackwardKeys);
     plan.keys_per_item = std::min(blocks * kBackwardKeys, max_keys(p, machine().l2_bytes));
@@ -332,9 +336,12 @@ class AttentionBackwardEntry final : public CpuEntry {
 }  // namespace
 
 void add_attention_backward(const Machine& machine, Entries& entries) {
+  const auto add = [&](const AttentionBackwardKernel* kernel, const BuiltIsa& built) {
+    if (kernel) entries.push_back(std::make_unique<AttentionBackwardEntry>(*kernel, built));
+  };
   for (const BuiltIsa& built : machine.isas)
-    for (const auto* kernel : {built.kernels->attention_backward, built.kernels->attention_backward_f16})
-      if (kernel) entries.push_back(std::make_unique<AttentionBackwardEntry>(*kernel, built));
+    add(built.kernels->attention_backward, built), add(built.kernels->attention_backward_f16, built);
+  for (const BuiltIsa& built : machine.isas) add(built.kernels->attention_backward_naive, built);
 }
 
 }  // namespace rapt::cpu

@@ -83,9 +83,10 @@ struct BackwardShape {
   std::int64_t keys;  // of an item
 };
 
-// A worker calls begin(), add_rows() for every chunk of `facts.block_q` rows that sees one of the item's keys, the last
-// first, and end(), all with one scratch. The first item of a head also gets the chunks that see no key at all. Items
-// of one head may go on at the same time, but not with the same chunk: that goes to them in the order of their keys.
+// A worker calls begin(), add_rows() for every chunk of `facts.block_q` rows (0: one row) that sees one of the item's
+// keys, the last first, and end(), all with one scratch. The first item of a head also gets the chunks that see no key
+// at all. Items of one head may go on at the same time, but not with the same chunk: that goes to them in the order of
+// their keys.
 struct AttentionBackwardKernel {
   KernelFacts facts;
   std::int64_t (*sums_of_row)(std::int64_t d) noexcept;         // floats of dq_sums
@@ -202,7 +203,8 @@ struct SelectTopkKernel {
 struct IsaKernels {
   const AttentionKernel* const* attention;  // in the order that dispatch tries them, null behind the last
   // Null: none.
-  const AttentionBackwardKernel *attention_backward = nullptr, *attention_backward_f16 = nullptr;
+  const AttentionBackwardKernel *attention_backward = nullptr, *attention_backward_f16 = nullptr,
+                                *attention_backward_naive = nullptr;
   const AppendKvKernel* append_kv = nullptr;
   const MergeStatesKernel* merge_states = nullptr;
   const DeltaRuleKernel *delta_rule = nullptr, *delta_rule_decode = nullptr, *delta_rule_naive = nullptr;

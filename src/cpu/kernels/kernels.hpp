@@ -19,6 +19,7 @@ extern const AppendKvKernel kAppendKv;
 extern const MergeStatesKernel kMergeStates;
 extern const DeltaRuleKernel kDeltaRule, kDeltaRuleDecode, kDeltaRuleNaive;
 extern const DeltaRuleBackwardKernel kDeltaRuleBackward;
+extern const AttentionBackwardKernel kAttentionBackwardNaive;
 extern const IndexScoresKernel kIndexScores;
 extern const SelectTopkKernel kSelectTopk;
 #endif

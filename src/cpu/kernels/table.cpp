@@ -87,6 +87,7 @@ const IsaKernels kKernels = {.attention = kAttention,
                              .delta_rule = &kDeltaRule,
                              .index_scores = &kIndexScores,
 #elif !defined(RAPT_HAVE_DOTS)
+                             .attention_backward_naive = &kAttentionBackwardNaive,
                              .append_kv = &kAppendKv,
                              .merge_states = &kMergeStates,
                              .delta_rule = &kDeltaRule,
