@@ -313,7 +313,7 @@ def select_topk(
     """rapt.dsa.select_topk of PyTorch's tensors on the CPU, and under torch.compile an operator of its graph.
 
     Arguments and results are those of rapt.dsa.select_topk; `out`, `threads` and `isa` are for eager calls only. A selection has
-    no gradient: scores that require grad are taken as if they did not. Values that are gathered by the indices have one.
+    no gradient: scores that require grad are taken as if they did not. Values that are collected by the indices have one.
     """
     _check("select_topk", {"scores": scores}, out)
     with torch.no_grad():
