@@ -170,14 +170,15 @@ TEST_CASE("backward: rows without keys give and get nothing", "[kernel]") {
     // Rows 0 to 39 see none.
     const AttentionBackwardProblem problem =
         typed_backward("hq=2 sq=70 sk=30 d=24 dv=20 causal align=bottom_right " + std::string(what), dtype);
-    for (const int64_t row : {0, 17, 39})
-      for (const bool in_q : {true, false})
-        check_intruder(
-            problem,
-            [&](BackwardCase& c) {
-              (in_q ? c.inputs.q : c.dout).at({0, 1, row, 3}) = value;
-            },
-            false);
+    for (const int64_t head : {0, 1})  // of which one has a sink, where there are any
+      for (const int64_t row : {0, 17, 39})
+        for (const bool in_q : {true, false})
+          check_intruder(
+              problem,
+              [&](BackwardCase& c) {
+                (in_q ? c.inputs.q : c.dout).at({0, head, row, 3}) = value;
+              },
+              false);
     if (problem.dlse)
       check_intruder(
           problem,

@@ -68,6 +68,18 @@ inline vec deltas(const AttentionBackwardParams& p, const Head& head, const Row*
   return sum[0];
 }
 
+// Whether mask and bias leave the row one of the keys that it could see.
+inline bool sees_a_key(const Head& head, const Row& row) {
+  const ScoreParams& s = head.p.score;
+  for (std::int64_t j = row.first; j < row.last; ++j) {
+    const ScorePlace at = place_of(head, row, j);
+    const bool hidden =
+        is_masked(s, at) || (s.bias && number_at(s.bias, s.bias_type, modifier_index(s.bias_stride, at)) == -kInfinity);
+    if (!hidden) return true;
+  }
+  return false;
+}
+
 // neg_m = -lse, which weights are relative to, and neg_delta of n rows, a multiple of kLanes.
 inline void prepare_rows(const AttentionBackwardParams& p, const Head& head, const Row* row, std::int64_t n,
                          float* neg_m, float* neg_delta) {
@@ -79,6 +91,8 @@ inline void prepare_rows(const AttentionBackwardParams& p, const Head& head, con
                : lse == kInfinity ? __builtin_nanf("")
                                   : static_cast<float>(-(static_cast<double>(lse) * rapt::kLog2e +
                                                          static_cast<double>(alibi_shift_log2(head, row[r]))));
+    // A sink gets nothing but dlse from a row without keys, even if its dout is not finite.
+    if (p.grad_sinks && !(abs_of(neg_delta[r]) < kInfinity) && !sees_a_key(head, row[r])) neg_delta[r] = 0;
     if (p.dlse) neg_delta[r] += p.dlse[row_at(p.dlse_stride, head, row[r])];
   }
 }
