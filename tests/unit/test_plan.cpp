@@ -109,7 +109,7 @@ TEST_CASE("plan: workspace does not grow with the lengths", "[unit]") {
 TEST_CASE("plan: gathered keys take 112 bytes of workspace for each token, and partial results of few", "[unit]") {
   for (const std::string& entry : usable_entries()) {
     if (!tiled(entry)) continue;
-    const Context context = forced(entry, std::make_shared<ThreadExecutor>(4), 4);
+    const Context context = forced(entry, serial_executor(), 1);  // whose items have all rows, split or not
     const auto bytes = [&](const char* tokens) {
       return plan_of("attention hq=128 hk=1 sk=8192 d=64 gathered " + std::string(tokens), context).workspace_bytes();
     };
