@@ -28,9 +28,11 @@ EXAMPLES = [
     ("An operation", r"delta_rule|DeltaRule(Args|Problem|Params|Case)", "delta_rule", [
         "src/api/c/c_api.hpp", "python/rapt/_fla.py", "python/rapt/_info.py", "python/rapt/torch.py"]),
     ("An operation", r"delta_rule_backward|DeltaRuleBackward(Args|Problem|Params|Case)", "delta_rule", []),
-    ("An operation", r"index_scores|IndexScores(Args|Problem|Params|Case)", "index", []),
+    ("An operation", r"index_scores|IndexScores(Args|Problem|Params|Case)", "index", [
+        "python/rapt/_dsa", "python/rapt/dsa.py", "python/rapt/torch.py", "python/src/dsa."]),
     ("An operation", r"select_topk|SelectTopk(Args|Problem|Params|Case)", "topk", [
-        "tests/fuzz/fuzz_validate_index_scores.cpp"]),
+        "tests/fuzz/fuzz_validate_index_scores.cpp", "python/rapt/_dsa", "python/rapt/dsa.py", "python/rapt/torch.py",
+        "python/rapt/_info.py", "python/src/dsa."]),
 ]
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
