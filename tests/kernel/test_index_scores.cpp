@@ -212,6 +212,27 @@ TEST_CASE("index_scores: every number of queries and keys around blocks of them"
       }
 }
 
+// An empty range has its ends somewhere, on a border of keys that a kernel takes together as well as between two.
+TEST_CASE("index_scores: queries that see nothing, between others", "[kernel]") {
+  for (const char* words : {"sq=9 sk=150 h=5 d=20 full ranges topk=150 scores",
+                            "dtype=bf16 sq=9 sk=150 h=5 d=64 full ranges topk=150 scores",
+                            "dtype=bf16 sq=9 sk=150 h=40 d=33 full ranges topk=20",
+                            "q=bf16 k=i8 sq=9 sk=150 h=33 d=32 full ranges scales topk=20 scores"}) {
+    IndexScoresCase c(problem_of(words), 2);
+    Tensor begin(DType::i64, Layout(Dims{1, 9})), end(DType::i32, Layout(Dims{1, 9}));
+    c.key_begin = std::move(begin), c.key_end = std::move(end);
+    for (int64_t place = 0; place <= 150; ++place) {
+      for (int64_t token = 0; token < 9; ++token) {
+        const bool sees = token % 3 == 0;
+        c.key_begin.flat<int64_t>(token) = sees ? 0 : place;
+        c.key_end.flat<std::int32_t>(token) = static_cast<std::int32_t>(sees ? 150 : token % 3 == 1 ? place : 0);
+      }
+      INFO("ranges that end at " << place);
+      check_every_entry(c);
+    }
+  }
+}
+
 TEST_CASE("index_scores: hundreds of equal scores", "[kernel]") {
   for (const char* words : {"sq=5 sk=3000 h=5 d=20 full topk=1 scores", "sq=5 sk=3000 h=5 d=20 full topk=700 scores",
                             "b=2 sq=5 sk=3000 h=1 d=20 align=bottom_right topk=2048 scores",

@@ -113,7 +113,7 @@ class Topk {
   [[gnu::noinline]] void prune() {
     if (count_ <= n_) return;
     for (int i = 0; i < kLanes; ++i) order_[count_ + i] = INT32_MIN;  // is no score's, and ends the last vector
-    std::int64_t low = std::int64_t{least_} + 1, high = INT32_MAX;    // the n-th largest is one of these
+    std::int64_t low = least_, high = INT32_MAX;  // the n-th largest is one of these: some may be equal to the last one
     while (low < high) {
       const std::int64_t middle = low + (high - low + 1) / 2;
       if (count_from(static_cast<std::int32_t>(middle)) >= n_) low = middle;
