@@ -38,7 +38,8 @@ Tensor integers(const Dims& shape, const Dims& values, Spacing spacing, Placemen
 /// What is wrong with the indices of a query of which only these scores are known; empty if nothing.
 std::string violation(const std::vector<std::int32_t>& indices, const IndexScoresRow& known) {
   const auto number = [](std::size_t i) { return std::to_string(i); };
-  const auto& [scores, bounds] = known;
+  const auto& scores = known.scores;  // clang 14 captures no structured bindings
+  const auto& bounds = known.bounds;
   const auto at_most = [&](std::size_t j) { return std::isnan(scores[j]) ? kInfinity : scores[j] + bounds[j]; };
   std::vector<bool> selected(scores.size());
   std::size_t count = 0;
