@@ -74,8 +74,11 @@ class AttentionEntry final : public CpuEntry {
     const auto& p = std::get<AttentionProblem>(problem);
     if (const std::string_view reason = refuse_context(context); !reason.empty()) return reason;
     const std::int64_t rows = rows_of_head(p);
-    if (facts.phase == Phase::decode && rows > kDecodeRows && !context.forces_one(Operation::attention))
-      return "for few query rows (tokens x group) only";
+    if (facts.phase == Phase::decode && !context.forces_one(Operation::attention)) {
+      if (rows > kDecodeRows) return "for few query rows (tokens x group) only";
+      if (is_chosen(context) && !is_faster_than_prefill(p, rows, context))
+        return "for fewer query rows (tokens x group): others are faster here";
+    }
     if (is_chosen(context) && !is_worthwhile(kernel_, rows, p.sk, p.d, p.dv))
       return "for longer sequences: others are faster here";
     constexpr double kMaxScores = 0x1p40;
@@ -131,6 +134,14 @@ class AttentionEntry final : public CpuEntry {
            ((only(p.q_dtype) | only(p.kv_dtype)) & ~facts.dtypes) == 0;
   }
 
+  // The first kernel that dispatch would take for more rows, and these.
+  bool is_faster_than_prefill(const AttentionProblem& p, std::int64_t rows, const Context::Impl& context) const {
+    for (const AttentionEntry* other : all_)
+      if (other->facts.phase == Phase::prefill && other->opt_in.empty() && other->is_usable(p, context))
+        return decode_is_faster(other->kernel_, rows, p.sk, p.d, p.dv);
+    return true;
+  }
+
   AttentionKernels kernels_for(const AttentionProblem& p, const Context::Impl& context) const {
     AttentionKernels kernels{&kernel_, nullptr, nullptr};
     const bool alike = !has_lengths(p);
@@ -140,7 +151,7 @@ class AttentionEntry final : public CpuEntry {
       if (!other->is_usable(p, context)) continue;
       const AttentionKernel& kernel = other->kernel_;
       if (kernel.facts.phase == Phase::decode) {
-        if (!kernels.decode && p.ragged_q >= 0) kernels.decode = &kernel;
+        if (!kernels.decode && (p.ragged_q >= 0 || rows_of_head(p) <= kDecodeRows)) kernels.decode = &kernel;
       } else if (has_limits && !kernels.smaller && other->opt_in.empty() && kernel.min_key_elements == 0) {
         kernels.smaller = &kernel;
       }

@@ -11,6 +11,8 @@ namespace rapt::cpu {
 namespace {
 
 constexpr std::int64_t kSplitsOfSequence = 256;
+// Items of an entry with more than kFewRows rows, and rows of these.
+constexpr std::int64_t kSplitItems = 32, kRowsOfSplitItem = 128;
 constexpr std::int64_t kMinItems = 2;  // of a worker, among several
 constexpr int kFinerIfKept = 2;        // items that find their keys prepared
 
@@ -43,20 +45,21 @@ std::int64_t rows_of_entry(const AttentionProblem& p) {
   return p.hk > 0 ? p.sq * (p.hq / p.hk) : 0;
 }
 
-// The most splits of a head's keys, whatever the rows. work_list() counts keys from a multiple of kSplitAlign on, so
+// The most splits of a head's keys with so many rows. work_list() counts keys from a multiple of kSplitAlign on, so
 // that there may be kSplitAlign - 1 more than sk.
-std::int64_t splits_of(const AttentionProblem& p) {
-  return std::min(max_splits(p.hk), ceil_div(p.sk + kSplitAlign - 1, kSplitKeys));
+std::int64_t splits_of(const AttentionProblem& p, std::int64_t rows) {
+  return std::min(max_splits(p.hk, rows), ceil_div(p.sk + kSplitAlign - 1, min_split_keys(p.gathered ? 1 : rows)));
 }
-// Of a problem with these rows.
-std::int64_t splits_of_rows(const AttentionProblem& p) {
-  const std::int64_t rows = rows_of_entry(p);
-  if (p.gathered) return std::min(splits_of(p), max_gathered_splits(p.hk, rows));
-  return rows <= kSplitRows || p.ragged_q >= 0 ? splits_of(p) : 1;
+// Of an entry and kv head that has at most so many rows, and splits them all as much as it may.
+std::int64_t max_partials(const AttentionProblem& p, std::int64_t rows) {
+  const std::int64_t few = std::min(rows, kFewRows), splits = splits_of(p, few);
+  if (splits <= 1) return 0;
+  const std::int64_t of_more = rows > kFewRows ? kSplitItems * kRowsOfSplitItem / std::max<std::int64_t>(p.hk, 1) : 0;
+  return std::max(few * splits, of_more);
 }
 
-// Sizes everything but what depends on the number of workers. `splits`: the most of a head's keys.
-void size_workspace(AttentionPlan& plan, const AttentionProblem& problem, std::int64_t splits) {
+// Sizes everything but what depends on the number of workers. `partials`: of an entry and kv head.
+void size_workspace(AttentionPlan& plan, const AttentionProblem& problem, std::int64_t partials) {
   const AttentionProblem p = in_sequences(problem);
   const AttentionKernels& k = plan.kernels;
   const std::int64_t rows = rows_of_head(p);
@@ -69,17 +72,14 @@ void size_workspace(AttentionPlan& plan, const AttentionProblem& problem, std::i
         std::min<std::int64_t>(round_up(plan.rows_per_item, k.smaller->facts.block_q), k.smaller->max_rows);
   needs(k.kernel, plan.rows_per_item), needs(k.smaller, plan.smaller_rows_per_item), needs(k.decode, kDecodeRows);
   plan.max_sequences = has_lengths(p) ? p.b : 1;
-  if (takes_whole_heads(*k.kernel) || splits <= 1) return;
-  plan.max_splits = splits;
-  const std::int64_t heads = problem.b * problem.hk;
-  std::int64_t split_rows = heads * std::min(rows_of_entry(problem), p.gathered ? kGatheredSplitRows : kSplitRows);
-  if (p.ragged_q >= 0) split_rows = std::min(split_rows, p.ragged_q * p.hq);
-  std::int64_t partials = split_rows * splits;
-  if (p.gathered) partials = std::min(partials, heads * kSplitRows * kMaxSplits);
+  if (takes_whole_heads(*k.kernel) || partials == 0) return;
+  const std::int64_t heads = problem.b * problem.hk, split_rows = std::min(rows_of_entry(problem), kSplitRows);
+  partials *= heads;
+  if (p.ragged_q >= 0) partials = std::min(partials, p.ragged_q * p.hq * splits_of(p, 1));
   if (__builtin_mul_overflow(static_cast<std::size_t>(partials),
                              static_cast<std::size_t>(partial_floats(p.dv)) * sizeof(float), &plan.partial_bytes))
     too_large(p);
-  plan.counter_bytes = whole_lines(static_cast<std::size_t>(split_rows) * sizeof(std::int32_t));
+  plan.counter_bytes = whole_lines(static_cast<std::size_t>(heads * split_rows) * sizeof(std::int32_t));
 }
 
 void add_workers(AttentionPlan& plan, const AttentionProblem& p, int threads) {
@@ -94,13 +94,17 @@ void add_workers(AttentionPlan& plan, const AttentionProblem& p, int threads) {
 
 }  // namespace
 
-std::int64_t max_splits(std::int64_t hk) {
-  return std::clamp<std::int64_t>(kSplitsOfSequence / std::max<std::int64_t>(hk, 1), 1, kMaxSplits);
+std::int64_t max_splits(std::int64_t hk, std::int64_t rows) {
+  hk = std::max<std::int64_t>(hk, 1);
+  if (rows > kSplitRows) return 1;
+  const std::int64_t splits =
+      rows <= kFewRows ? kSplitsOfSequence / hk : kSplitItems / (hk * ceil_div(rows, kRowsOfSplitItem));
+  return std::clamp<std::int64_t>(splits, 1, kMaxSplits);
 }
 
-std::int64_t max_gathered_splits(std::int64_t hk, std::int64_t rows) {
-  if (rows > kGatheredSplitRows) return 1;
-  return std::min(max_splits(hk), kSplitRows * kMaxSplits / std::max<std::int64_t>(rows, 1));
+std::int64_t min_split_keys(std::int64_t rows) {
+  // What a split of fewer keys leaves takes too long to write and to read, beside its products.
+  return std::max(kSplitKeys, round_up(8 * rows, kSplitKeys));
 }
 
 std::int64_t rows_of_head(const AttentionProblem& problem) {
@@ -112,26 +116,33 @@ bool is_worthwhile(const AttentionKernel& kernel, std::int64_t rows, std::int64_
   return rows >= kernel.min_rows && keys * (d + dv) >= kernel.min_key_elements;
 }
 
+bool decode_is_faster(const AttentionKernel& kernel, std::int64_t rows, std::int64_t keys, std::int64_t d,
+                      std::int64_t dv) {
+  return rows <= (is_worthwhile(kernel, rows, keys, d, dv) ? kernel.decode_rows : kDecodeRows);
+}
+
 AttentionPlan plan_attention(const AttentionProblem& problem, const AttentionKernels& kernels, int concurrency,
                              std::size_t l2_bytes) {
   const AttentionProblem p = in_sequences(problem);
   const AttentionKernel& kernel = *kernels.kernel;
   AttentionPlan plan;
   plan.kernels = kernels;
-  const std::int64_t rows = rows_of_head(p), heads = p.b * p.hk;
+  const std::int64_t rows = rows_of_head(p), heads = p.b * p.hk, rows_of_all = rows_of_entry(problem);
+  const std::int64_t splits = takes_whole_heads(kernel) ? 1 : splits_of(problem, rows_of_all);
+  plan.max_splits = p.ragged_q >= 0 && !takes_whole_heads(kernel) ? splits_of(problem, 1) : splits;
   plan.rows_per_item = std::max<std::int64_t>(rows, 1);
   if (!takes_whole_heads(kernel)) {
     const std::int64_t block = kernel.facts.block_q;
     std::int64_t panels = max_panels(p, kernel, l2_bytes);
-    // Each of several workers gets its share of items. An item prepares its keys for itself where they are gathered:
-    // there the splits of keys make more of them, rather than fewer rows.
-    const std::int64_t splits = problem.gathered ? splits_of_rows(problem) : 1;
+    // Each of several workers gets its share of items. Where keys are split, an item prepares its keys for itself: the
+    // splits, which cost about the same, make enough of them, rather than fewer rows.
     const std::int64_t of_worker = rows * heads * splits / block / concurrency;
     // With a left window the next item sees keys that the one before did not.
     plan.keeps_keys =
         concurrency > 1 && kernel.kept_keys && p.window_left < 0 && !p.gathered && p.sk <= kernel.kept_keys(p.d, p.dv);
     const int finer = plan.keeps_keys ? kFinerIfKept : 1;
-    const std::int64_t fewest = std::min<std::int64_t>(kernel.min_item_rows / finer / block, of_worker / kMinItems);
+    const std::int64_t fewest =
+        std::min<std::int64_t>(kernel.min_item_rows / finer / block, splits > 1 ? of_worker : of_worker / kMinItems);
     if (concurrency > 1) panels = std::min(panels, std::max(of_worker / (kernel.items_per_worker * finer), fewest));
     // The items of a head are about as large.
     const std::int64_t of_head = std::max<std::int64_t>(ceil_div(rows, block), 1);
@@ -139,8 +150,9 @@ AttentionPlan plan_attention(const AttentionProblem& problem, const AttentionKer
     plan.rows_per_item = ceil_div(of_head, items) * block;
   }
   plan.work_items = heads * ceil_div(rows, plan.rows_per_item);
-  size_workspace(plan, problem, splits_of_rows(problem));
-  if (problem.gathered || rows <= kSplitRows) plan.work_items *= plan.max_splits;
+  const std::int64_t partials = splits > 1 ? rows_of_all * splits : 0;
+  size_workspace(plan, problem, p.ragged_q >= 0 ? max_partials(problem, rows_of_all) : partials);
+  plan.work_items *= splits;
 
   const double pairs = static_cast<double>(rows) * static_cast<double>(heads) * static_cast<double>(p.sk);
   const double flops = 2.0 * pairs * static_cast<double>(p.d + p.dv) * (p.causal ? 0.5 : 1.0);
@@ -156,7 +168,7 @@ std::size_t max_workspace_bytes(const AttentionProblem& p, const AttentionKernel
   plan.kernels = kernels;
   plan.rows_per_item =
       takes_whole_heads(kernel) ? rows_of_head(p) : max_panels(p, kernel, l2_bytes) * kernel.facts.block_q;
-  size_workspace(plan, p, splits_of(p));
+  size_workspace(plan, p, max_partials(p, rows_of_entry(p)));
   add_workers(plan, p, concurrency);
   return plan.workspace_bytes;
 }

@@ -34,20 +34,19 @@ struct AttentionPlan final : EntryPlan {
   std::string note() const override;
 };
 
-// Rows of a sequence and kv head up to which attention_decode is the faster kernel: where keys come from memory.
-inline constexpr std::int64_t kDecodeRows = 16;
-// Sequences of at most this many rows are split along their keys. Gathered keys are split where all tokens together
-// have at most so many rows, 4 of 128 heads that share their keys: more tokens are items enough.
-inline constexpr std::int64_t kSplitRows = 64, kGatheredSplitRows = 512;
+// The most rows of a sequence and kv head that attention_decode takes: all that it is faster for beside some kernel.
+inline constexpr std::int64_t kDecodeRows = AttentionKernel{}.decode_rows;
+// Sequences of at most kFewRows rows are split along their keys until they occupy a large machine. Up to kSplitRows
+// (16 tokens of 128 heads that share their keys) they are where their heads and ranges of rows are few: into so many
+// that partial results take no more than those of kFewRows rows.
+inline constexpr std::int64_t kFewRows = 64, kSplitRows = 2048;
 // Splits have a multiple of so many keys, and begin at a multiple of kSplitAlign: a whole number of any kernel's
 // blocks.
 inline constexpr std::int64_t kSplitKeys = 512, kSplitAlign = 128;
-// The most splits of a head's keys: so many that one sequence occupies a large machine, and so few that partial results
-// stay small beside the cache.
-std::int64_t max_splits(std::int64_t hk);
-// The same of one token's keys, which are gathered, where all tokens of a kv head have `rows` rows: fewer for more
-// rows, so that partial results take no more than those of kSplitRows rows.
-std::int64_t max_gathered_splits(std::int64_t hk, std::int64_t rows);
+// The most splits of a head's keys, and the fewest keys of a split. `rows`: of the head. Of gathered keys, which are a
+// few thousand for each token, those of all tokens for the first, and 1 for the second.
+std::int64_t max_splits(std::int64_t hk, std::int64_t rows);
+std::int64_t min_split_keys(std::int64_t rows);
 
 inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
@@ -58,6 +57,10 @@ std::int64_t rows_of_head(const AttentionProblem& problem);
 // Whether sequences of so many rows of a head and keys repay what the kernel prepares.
 bool is_worthwhile(const AttentionKernel& kernel, std::int64_t rows, std::int64_t keys, std::int64_t d,
                    std::int64_t dv);
+// Whether attention_decode is faster for them than the kernel, and any that takes what the kernel is not worthwhile
+// for.
+bool decode_is_faster(const AttentionKernel& kernel, std::int64_t rows, std::int64_t keys, std::int64_t d,
+                      std::int64_t dv);
 
 // `concurrency`: the most workers the executor offers.
 AttentionPlan plan_attention(const AttentionProblem& problem, const AttentionKernels& kernels, int concurrency,

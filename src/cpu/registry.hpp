@@ -48,6 +48,7 @@ struct AttentionKernel {
   // gives such sequences to a kernel without these limits.
   int min_rows = 0;
   int min_key_elements = 0;
+  int decode_rows = 16;  // attention_decode is faster for up to so many rows of a head
   // Up to so many keys stay prepared in the scratch for the next item, if it is of the same head; null: none.
   std::int64_t (*kept_keys)(std::int64_t d, std::int64_t dv) noexcept = nullptr;
   // Scratch of one work item, a multiple of 64.

@@ -9,7 +9,7 @@ namespace {
 // The kernel that a sequence gets, and the rows of its items.
 void choose_kernel(const AttentionPlan& plan, const AttentionParams& p, std::int64_t len_k, SequenceWork& work) {
   const AttentionKernels& k = plan.kernels;
-  if (k.decode && work.rows <= kDecodeRows) {
+  if (k.decode && decode_is_faster(*k.kernel, work.rows, len_k, p.d, p.dv)) {
     work.kernel = k.decode, work.rows_per_item = work.rows;
   } else if (k.smaller && !is_worthwhile(*k.kernel, work.rows, len_k, p.d, p.dv)) {
     work.kernel = k.smaller, work.rows_per_item = plan.smaller_rows_per_item;
@@ -37,12 +37,11 @@ std::span<const SequenceWork> work_list(const AttentionPlan& plan, const Attenti
     // made of K and V, the most costly items of all heads come first, so that workers come to their ends together.
     s.heads_in_turn = plan.threads > 1 && !plan.keeps_keys && p.score.left == kOpen && p.score.right != kOpen;
     s.splits = 1;
-    const std::int64_t most = p.tokens > 0           ? max_gathered_splits(p.hk, p.tokens * p.group)
-                              : s.rows <= kSplitRows ? max_splits(p.hk)
-                                                     : 1;
+    const std::int64_t most = max_splits(p.hk, p.tokens > 0 ? p.tokens * p.group : s.rows);
     if (s.kernel->facts.phase != Phase::naive && most > 1) {
       const std::int64_t count = std::max<std::int64_t>(keys.last - s.first_key, 1);
-      s.split_keys = ceil_div(ceil_div(count, most), kSplitKeys) * kSplitKeys;
+      s.split_keys =
+          std::max(ceil_div(ceil_div(count, most), kSplitKeys) * kSplitKeys, min_split_keys(p.tokens > 0 ? 1 : s.rows));
       s.splits = ceil_div(count, s.split_keys);
     }
     s.cost = static_cast<double>(std::min(s.rows, s.rows_per_item)) *

@@ -116,9 +116,9 @@ TEST_CASE("plan: gathered keys take 112 bytes of workspace for each token, and p
     INFO(entry);
     CHECK(bytes("sq=8192") - bytes("sq=4096") == 4096 * 112);
     CHECK(bytes("b=64 sq=128") == bytes("sq=8192"));
-    // 64 splits of 64 rows, 32 of 128, 8 of 512.
-    CHECK(bytes("sq=4") - bytes("sq=5") >= 64 * 64 * (64 + 2) * sizeof(float) - 1024);
-    CHECK(bytes("sq=4") <= bytes("sq=5") + 64 * 64 * (64 + 17) * sizeof(float) + 4096);
+    // 32 splits of 128 rows, 8 of 512, 2 of 2048.
+    CHECK(bytes("sq=16") - bytes("sq=17") >= 64 * 64 * (64 + 2) * sizeof(float) - 4096);
+    CHECK(bytes("sq=16") <= bytes("sq=17") + 64 * 64 * (64 + 17) * sizeof(float) + 16384);
   }
 }
 

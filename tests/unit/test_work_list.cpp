@@ -81,12 +81,30 @@ TEST_CASE("work list: every row and split is one item's, whatever the order", "[
   }
 }
 
+TEST_CASE("work list: keys are split where rows, or heads and ranges of rows, are few", "[unit]") {
+  for (const auto& [text, splits] :
+       {std::pair("hq=8 hk=8 sq=1 sk=65536", 32), std::pair("hq=16 hk=1 sq=1 sk=65536", 64),
+        std::pair("hq=1 sq=1 sk=1024", 2), std::pair("hq=128 hk=1 sq=1 sk=65536", 32),
+        std::pair("hq=128 hk=1 sq=1 sk=8192", 8), std::pair("hq=128 hk=1 sq=1 sk=1024", 1),
+        std::pair("hq=128 hk=1 sq=16 sk=65536", 2), std::pair("hq=128 hk=1 sq=17 sk=65536", 1),
+        std::pair("hq=128 hk=8 sq=8 sk=65536", 4), std::pair("hq=32 hk=32 sq=100 sk=65536", 1),
+        std::pair("hq=1 sq=1024", 1)}) {
+    for (const char* batch : {"", " b=3"}) {
+      const AttentionProblem p = AttentionProblem::parse("attention d=64 " + std::string(text) + batch);
+      std::int64_t most = 0;
+      for (const Item& item : items(p, kernel(), kThreads)) most = std::max(most, item.place.split + 1);
+      INFO(p.to_string());
+      CHECK(most == splits);
+    }
+  }
+}
+
 TEST_CASE("work list: every token whose keys are gathered is a sequence", "[unit]") {
   // Few tokens are split along their keys, many are not.
   for (const auto& [text, splits] :
        {std::pair("attention b=3 hq=128 hk=1 sq=1 sk=2048", 4), std::pair("attention hq=128 hk=1 sq=4 sk=8192", 8),
-        std::pair("attention hq=128 hk=1 sq=5 sk=8192", 1), std::pair("attention b=2 hq=16 hk=2 sq=3 sk=700", 2),
-        std::pair("attention hq=16 hk=1 sq=500 sk=2048", 1)}) {
+        std::pair("attention hq=128 hk=1 sq=5 sk=8192", 6), std::pair("attention hq=128 hk=1 sq=17 sk=8192", 1),
+        std::pair("attention b=2 hq=16 hk=2 sq=3 sk=700", 2), std::pair("attention hq=16 hk=1 sq=500 sk=2048", 1)}) {
     for (int threads : {1, kThreads}) {
       const AttentionProblem p = AttentionProblem::parse(text + std::string(" d=64 gathered"));
       std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t>, int> taken;  // token, hk, row, split

@@ -6,12 +6,20 @@
 #include "cpu/tile/bf16_mma.hpp"
 #include "cpu/tile/carver.hpp"
 #include "cpu/tile/exponentials.hpp"
+#include "cpu/tile/prefetcher.hpp"
 #include "cpu/tile/softmax.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 namespace {
 
-constexpr std::int64_t kRows = kChunk, kKeys = kBlockKeys, kMaxPanels = 32;
+constexpr std::int64_t kRows = kChunk, kMaxPanels = 32;
+
+// Keys of a block. O of a panel with a large head does not fit L1 and comes from L2 once a block: then blocks are
+// large.
+inline std::int64_t block_keys(std::int64_t d, std::int64_t dv) {
+  constexpr std::int64_t kLargeHead = 512;  // d + dv
+  return d + dv >= kLargeHead ? kMaxBlockKeys : kBlockKeys;
+}
 
 // Products of components (of one operand, of the other): all but those below the last bit.
 constexpr int kProductOf[3][6][2] = {
@@ -28,6 +36,12 @@ std::int64_t range_keys(std::int64_t d, std::int64_t dv) noexcept {
   const std::int64_t fit = (std::int64_t{1} << 20) / (2 * kComponents * (d + dv)) / 256 * 256;
   return clamp(fit, 256, kComponents == 3 ? 256 : 4096);
 }
+
+// fp32 adds up the sums of ranges in vectors, since the matrix unit's own sums would be too long; else the tiles go on
+// with the sum of the range before.
+template <int kComponents>
+constexpr bool kAddsRanges = kComponents == 3;
+constexpr std::int64_t kRunKeys = 4096;
 
 // Where the rows of 32 keys lie, and bytes from one to the next.
 struct KeyTiles {
@@ -47,9 +61,13 @@ const AttentionKernel& vector_kernel() {
   return **row;
 }
 
+// Keys of the range to come that are fetched into L2 while tiles multiply: where rows are few, reading them afterwards
+// would take as long as multiplying.
+constexpr std::int64_t kUpcomingKeys = 512;
+
 template <int kComponents>
 struct Scratch {
-  std::int64_t d, dv, keys;  // padded to tiles; of a range
+  std::int64_t d, dv, keys, block;  // padded to tiles; keys of a range, and of a block
 
   // K and V of a range. They stay for the next item of the same head, so they come before all that depends on the
   // number of rows.
@@ -65,11 +83,12 @@ struct Scratch {
     char* q;                                // [panel][component][d / 32][2] tiles of Q^T
     float *ot, *total, *neg_m, *l, *l_low;  // [panel][dv][32], [panel][32]
   } panels;
-  char* s[2];        // scores of a block, weights over them; a third component of weights behind
-  float* range_ot;   // [dv][32] O^T of a range, for panels that have seen another
-  float* discarded;  // [32][32] written, never read
-  float* block_max;  // [32] 0, or -inf: the row sees none of the block's keys
-  bf16* rows;        // [component][32][d or dv] on their way into tiles
+  char* s[2];                  // scores of a block, weights over them; a third component of weights behind
+  float* range_ot;             // [dv][32] O^T of a range, for panels that have seen another; of three components only
+  float* discarded;            // [32][32] written, never read
+  float* block_max;            // [32] 0, or -inf: the row sees none of the block's keys
+  const std::byte** upcoming;  // [2 kUpcomingKeys] their rows of K and V
+  bf16* rows;                  // [component][32][d or dv] on their way into tiles
   struct {
     std::int32_t *k, *q, *v, *p;
   } offset;             // of each product, as TileOperand has them
@@ -77,7 +96,8 @@ struct Scratch {
 
   Scratch(Carver& carver, const AttentionShape& shape) {
     d = round_up(shape.d, kTileDepth), dv = round_up(shape.dv, kChunk);
-    keys = min(range_keys<kComponents>(d, dv), round_up(max(shape.sk, 1), kKeys));
+    block = block_keys(d, dv);
+    keys = min(range_keys<kComponents>(d, dv), round_up(max(shape.sk, 1), block));
     range.packed = carver.take<PackedKeys>(1);
     range.k = carver.take<bf16>(kComponents * keys * d);
     range.k_tiles = carver.take<KeyTiles>(keys / kTileDepth);
@@ -92,20 +112,22 @@ struct Scratch {
     panels.l = carver.take<float>(count * kRows);
     panels.l_low = carver.take<float>(count * kRows);
     for (char*& scores : s) scores = carver.take<char>(kScoreBytes * (kComponents == 3 ? 2 : 1));
-    range_ot = carver.take<float>(dv * kRows);
+    range_ot = carver.take<float>(kAddsRanges<kComponents> ? dv * kRows : 0);
     discarded = carver.take<float>(kChunk * kChunk);
     block_max = carver.take<float>(kRows);
+    upcoming = carver.take<const std::byte*>(2 * kUpcomingKeys);
     rows = carver.take<bf16>(kComponents * kRows * max(d, dv));
     const std::int64_t depth = d / kTileDepth;
     offset.k = carver.take<std::int32_t>(products(kComponents) * depth);
     offset.q = carver.take<std::int32_t>(products(kComponents) * depth);
-    offset.v = carver.take<std::int32_t>(products(kComponents) * (kKeys / kTileDepth));
-    offset.p = carver.take<std::int32_t>(products(kComponents) * (kKeys / kTileDepth));
+    offset.v = carver.take<std::int32_t>(products(kComponents) * (block / kTileDepth));
+    offset.p = carver.take<std::int32_t>(products(kComponents) * (block / kTileDepth));
     fallback = carver.take<std::byte>(
         static_cast<std::int64_t>(vector_kernel().scratch_bytes({shape.sk, shape.d, shape.dv, kRows})));
   }
-  // Sums of ranges are long enough to cost fp32 its last bits.
-  bool joins(const AttentionShape& shape) const { return kComponents == 3 && shape.sk + keys > kRunBlocks * keys; }
+  // O is summed over a run of ranges, then joined: longer sums would cost it its last bits.
+  std::int64_t run_keys() const { return max(kRunKeys / keys, 1) * keys; }
+  bool joins(const AttentionShape& shape) const { return shape.sk + keys > run_keys(); }
   std::int64_t q_bytes() const { return kComponents * kRows * d * 2; }
   std::int64_t v_component_bytes() const { return keys * dv * 2; }
 
@@ -118,7 +140,7 @@ struct Scratch {
         offset.k[j * n + i] = static_cast<std::int32_t>((x * keys * d + j * kTileDepth) * 2);
         offset.q[j * n + i] = static_cast<std::int32_t>((y * depth + j) * 2 * kTileBytes);
       }
-      for (int j = 0; j < kKeys / kTileDepth; ++j) {
+      for (std::int64_t j = 0; j < block / kTileDepth; ++j) {
         offset.v[j * n + i] = static_cast<std::int32_t>(x * v_component_bytes() + j * kTileDepth * dv * 2);
         offset.p[j * n + i] = static_cast<std::int32_t>(weights_at(y) + j * kTileDepth * kRowBytes);
       }
@@ -180,6 +202,8 @@ struct PrefillItem {
   vec scale = vec(p.score.scale_log2);
   std::int64_t count = 0;  // of panels
   Pending pending{};
+  Prefetcher upcoming;
+  int upcoming_lines = 0;  // of them, behind each product of tiles
   Panel panels[kMaxPanels];
   FallbackRows fallback;
   bool large_m[kMaxPanels] = {};  // some row's m is: see m_is_large()

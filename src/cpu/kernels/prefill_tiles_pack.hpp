@@ -62,25 +62,58 @@ bool are_lines(const PrefillItem<kComponents>& item, const void* row, std::int64
          item.head.is_contiguous(key, kTileDepth);
 }
 
+// Whether rows of V are what rows of K begin with, as in latent attention: then they are split once.
+inline bool v_is_prefix_of_k(const AttentionParams& p, std::int64_t padded_d) {
+  const Strides &k = p.k_stride, &v = p.v_stride;
+  return p.v == p.k && v.b == k.b && v.h == k.h && v.s == k.s && v.d == k.d && p.dv % kChunk == 0 && p.dv <= padded_d;
+}
+
+// Keys [first, last) are the next to be packed.
+template <int kComponents>
+void announce(PrefillItem<kComponents>& item, std::int64_t first, std::int64_t last) {
+  const AttentionParams& p = item.p;
+  const std::byte** row = item.w.upcoming;
+  const std::int64_t n = clamp(last - first, 0, kUpcomingKeys);
+  const auto add = [&](const void* data, const Strides& stride) {
+    for (std::int64_t i = 0; i < n; ++i)
+      *row++ = static_cast<const std::byte*>(data) + bytes_of(p.kv_type, item.head.key_at(stride, first + i));
+  };
+  add(p.k, p.k_stride);
+  if (!v_is_prefix_of_k(p, item.w.d)) add(p.v, p.v_stride);
+  const std::int64_t bytes = bytes_of(p.kv_type, max(p.d, p.dv));
+  item.upcoming = Prefetcher(item.w.upcoming, row - item.w.upcoming, bytes);
+  const std::int64_t products_of_keys =
+      4 * products(kComponents) * (item.w.d + item.w.dv) / kChunk * item.w.keys / kTileDepth;
+  item.upcoming_lines =
+      static_cast<int>(max(1, (row - item.w.upcoming) * ((bytes + 63) / 64) / (products_of_keys * item.count)));
+}
+
 // Splits keys [first, last) of the range at `begin` into components, and values into tiles of components.
 template <int kComponents>
 void pack_range(PrefillItem<kComponents>& item, std::int64_t begin, std::int64_t first, std::int64_t last) {
   const AttentionParams& p = item.p;
   const Head& head = item.head;
   const auto& w = item.w;
-  for (std::int64_t key = first / kKeys * kKeys; key < last; key += kTileDepth) {
-    const std::int64_t rows = min(kTileDepth, last - key), at = key - begin, component = kTileDepth * w.dv;
+  const bool shared = v_is_prefix_of_k(p, w.d);
+  const std::int64_t component = shared ? w.keys * w.d : kTileDepth * w.dv;
+  for (std::int64_t key = first / kTileDepth * kTileDepth; key < last; key += kTileDepth) {
+    const std::int64_t rows = min(kTileDepth, last - key), at = key - begin;
     std::uint32_t& not_representable = w.range.not_representable[at / kTileDepth];
     const ComponentRows values = with_float_type(p.kv_type, [&](auto type) {
       const auto *k = static_cast<const decltype(type)*>(p.k), *v = static_cast<const decltype(type)*>(p.v);
       // Keys before `first` must not be read, since their pages may not exist: key `first` is read in their place.
       const auto k_row = [&](std::int64_t i) { return k + head.key_at(p.k_stride, max(key + i, first)); };
       const auto v_row = [&](std::int64_t i) { return v + head.key_at(p.v_stride, max(key + i, first)); };
-      const ComponentRows keys = split_rows<kComponents, RepresentableFactor<kComponents>>(
-          k_row, p.k_stride.d, rows, p.d, w.d, w.range.k + at * w.d, w.keys * w.d,
-          key >= first && are_lines(item, k_row(0), key));
+      const auto split_keys = [&](auto representable) {
+        return split_rows<kComponents, decltype(representable)>(k_row, p.k_stride.d, rows, p.d, w.d,
+                                                                w.range.k + at * w.d, w.keys * w.d,
+                                                                key >= first && are_lines(item, k_row(0), key));
+      };
+      const ComponentRows keys = shared ? split_keys(RepresentableFactorAndValue<kComponents>())
+                                        : split_keys(RepresentableFactor<kComponents>());
       w.range.k_tiles[at / kTileDepth] = {reinterpret_cast<const char*>(keys.row[0]), 2 * (keys.row[1] - keys.row[0])};
       not_representable = keys.not_representable;
+      if (shared) return keys;
       return split_rows<kComponents, RepresentableValue<kComponents>>(v_row, p.v_stride.d, rows, p.dv, w.dv, w.rows,
                                                                       component, true);
     });

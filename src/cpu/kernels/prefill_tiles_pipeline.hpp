@@ -11,29 +11,31 @@ namespace {
 template <int kComponents>
 [[gnu::always_inline]] inline bool next(const PrefillItem<kComponents>& item, Visit& v, std::int64_t begin) {
   std::int64_t i = v.panel;
-  std::int64_t at = v.at + kKeys;
+  const std::int64_t block = item.w.block;
+  std::int64_t at = v.at / block * block + block;
   for (; i < item.count; ++i, at = 0) {
     if (item.all_fall_back(i)) continue;
     const Panel& panel = item.panels[i];
-    const std::int64_t from = clamp(panel.first(0) - begin, 0, item.w.keys) / kKeys * kKeys;
+    const std::int64_t from = clamp(panel.first(0) - begin, 0, item.w.keys) / kTileDepth * kTileDepth;
     const std::int64_t to = clamp(panel.last(kRows - 1) - begin, 0, item.w.keys);
     at = max(at, from);
     if (at >= to) continue;
     const std::int64_t key = begin + at;
     v.panel = i, v.at = at;
-    v.chunks = min(kKeys, round_up(to - at, kTileDepth)) / kTileDepth;
+    const std::int64_t end = at / block * block + block;
+    v.chunks = (min(end, round_up(to, kTileDepth)) - at) / kTileDepth;
     v.unfinished = item.p.score.mask || panel.first(kRows - 1) > key || panel.last(0) < key + v.chunks * kTileDepth ||
                    item.modified;
-    v.first = at == from, v.last = at + kKeys >= to;
+    v.first = at == from && (kAddsRanges<kComponents> || !panel.started), v.last = end >= to;
     return true;
   }
   return false;
 }
 
-// Where the panel's O of this range is summed: in the panel's own if the range is its first.
+// Where the panel's O of this range is summed.
 template <int kComponents>
 float* range_ot(const PrefillItem<kComponents>& item, const Panel& panel) {
-  return panel.started ? item.w.range_ot : panel.ot;
+  return kAddsRanges<kComponents> && panel.started ? item.w.range_ot : panel.ot;
 }
 
 // One stretch of matrix products: O += V^T P^T of visit `pv`, then S = K Q^T of visit `qk` into `s` (either may be
@@ -53,7 +55,10 @@ template <int kComponents>
   const std::int64_t rate = each ? pairs / each * kOne / products_of_tiles : 0;
   std::int64_t credit = 0;
   Exponentials<kComponents> local = e;
+  Prefetcher upcoming = item.upcoming;
+  const int lines = item.upcoming_lines;
   const auto interleaved = [&]() __attribute__((always_inline)) {
+    upcoming.prefetch(lines);
     if ((credit += rate) < kOne) return;
     credit -= kOne;
     std::int64_t left = each;
@@ -84,6 +89,7 @@ template <int kComponents>
     if (start) start = c;
   }
   item.pending = pending;
+  item.upcoming = upcoming;
   e = local;
 }
 template <int kComponents>
@@ -130,7 +136,7 @@ template <int kComponents>
         continue;
       }
       const vec factor = raise_m(panel, i * kLanes, step);
-      if (panel.started) rescale(panel.ot + i * kLanes, kRows, item.w.dv, factor);
+      if (kAddsRanges<kComponents> && panel.started) rescale(panel.ot + i * kLanes, kRows, item.w.dv, factor);
       if (panel.joined) rescale(panel.total + i * kLanes, kRows, item.w.dv, factor);
       if (!v.first) rescale(range_ot(item, panel) + i * kLanes, kRows, item.w.dv, factor);
       moved |= xsimd::any(moves);
@@ -148,8 +154,8 @@ template <int kComponents>
 void end_range(PrefillItem<kComponents>& item, Tiles& tiles, const Visit& v, bool pending) {
   if (pending) flush(item, tiles);
   Panel& panel = item.panels[v.panel];
-  for (std::int64_t i = 0; panel.started && i < item.w.dv * kRows; i += kLanes)
-    store(panel.ot + i, load(panel.ot + i) + load(item.w.range_ot + i));
+  const std::int64_t sums = kAddsRanges<kComponents> && panel.started ? item.w.dv * kRows : 0;
+  for (std::int64_t i = 0; i < sums; i += kLanes) store(panel.ot + i, load(panel.ot + i) + load(item.w.range_ot + i));
   panel.started = true;
 }
 
@@ -160,7 +166,7 @@ void visit_range(PrefillItem<kComponents>& item, Tiles& tiles, std::int64_t begi
   const FlushDenormals flush_denormals;
   Visit visits[3];  // the last, this and the next one, in turn
   Visit *last = nullptr, *now = visits, *then = visits + 1;
-  now->panel = 0, now->at = -kKeys;
+  now->panel = 0, now->at = -item.w.block;
   if (!next(item, *now, begin)) return;
   char* const* const s = item.w.s;
   E none{};
@@ -169,7 +175,7 @@ void visit_range(PrefillItem<kComponents>& item, Tiles& tiles, std::int64_t begi
   for (int at = 0; now; at ^= 1) {
     *then = *now;
     if (!next(item, *then, begin)) then = nullptr;
-    if (needs_finish(item, *now) || now->chunks * kTileDepth < kKeys || (!last && !then)) flush(item, tiles);
+    if (needs_finish(item, *now) || now->chunks == 1 || (!last && !then)) flush(item, tiles);
     if (needs_finish(item, *now)) finish_visit(item, *now, begin + now->at, reinterpret_cast<float*>(s[at]));
     E e = exponentials(item, *now, s[at]);
     if (last || then) multiply(item, tiles, last, s[at ^ 1], then, s[at ^ 1], e);

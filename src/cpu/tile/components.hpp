@@ -33,6 +33,12 @@ struct RepresentableValue {
   static constexpr float kMin = kComponents == 1 ? 0x1p-80f : 0x1p-88f, kMax = 0x1p127f;
 };
 
+// Of keys whose rows begin with their values.
+template <int kComponents>
+struct RepresentableFactorAndValue {
+  static constexpr float kMin = RepresentableValue<kComponents>::kMin, kMax = RepresentableFactor<kComponents>::kMax;
+};
+
 // Looks for elements that are not representable. Inf and NaN never are.
 template <class Range>
 class Inspector {
@@ -146,23 +152,29 @@ template <int kComponents, class Range, class RowAt>
 }
 
 // 32 rows (keys) of values -> tiles [padded / 16][16 columns][32 keys], likewise. Pairs are of keys kApart apart: 1, in
-// their order, or 16.
+// their order, or 16. (Rows of two columns a lane are transposed as they are: widened first, each would be shuffled
+// once more.)
 template <std::int64_t kApart = 1>
 [[gnu::noinline]] inline void tile_values(const ComponentRows& rows, std::int64_t component, std::int64_t padded,
                                           char* tiles) {
-  for (std::int64_t c = 0; c < padded; c += kTileRows, tiles += kTileBytes)
-    for (std::int64_t c0 = 0; c0 < kTileRows; c0 += kLanes)
-      for (std::int64_t j0 = 0; j0 < kTileRows; j0 += kLanes) {
-        vec t[kLanes];
+  for (std::int64_t c = 0; c < padded; c += 2 * kLanes)
+    for (std::int64_t j0 = 0; j0 < kTileRows; j0 += kLanes) {
+      vec even[kLanes], odd[kLanes];  // keys
 #pragma GCC unroll 16
-        for (int j = 0; j < kLanes; ++j) {
-          const std::int64_t at = component + c + c0, key = (kApart == 1 ? 2 : 1) * (j0 + j);
-          t[j] = truncate_to_bf16_pairs(load_any(rows.row[key] + at), load_any(rows.row[key + kApart] + at));
-        }
-        transpose(t);
-#pragma GCC unroll 16
-        for (int i = 0; i < kLanes; ++i) store(reinterpret_cast<float*>(tiles) + (c0 + i) * kTileRows + j0, t[i]);
+      for (int j = 0; j < kLanes; ++j) {
+        const std::int64_t at = component + c, key = (kApart == 1 ? 2 : 1) * (j0 + j);
+        even[j] = load_any(reinterpret_cast<const float*>(rows.row[key] + at));
+        odd[j] = load_any(reinterpret_cast<const float*>(rows.row[key + kApart] + at));
       }
+      transpose(even), transpose(odd);
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) {
+        float* const to = reinterpret_cast<float*>(tiles) + (c + 2 * i) * kTileRows + j0;
+        const ivec low = cast_to_int(even[i]) & ivec(0xffff);
+        store(to, cast_to_float(low | (cast_to_int(odd[i]) << 16)));
+        store(to + kTileRows, truncate_to_bf16_pairs(even[i], odd[i]));
+      }
+    }
 }
 
 }  // namespace rapt::cpu::RAPT_ISA

@@ -6,8 +6,8 @@
 
 namespace rapt::cpu::RAPT_ISA {
 
-// A block of scores: so many keys, a row of kChunk queries each.
-constexpr std::int64_t kScoreBytes = kBlockKeys * kRowBytes;
+// A block of scores: so many keys at most, a row of kChunk queries each.
+constexpr std::int64_t kMaxBlockKeys = 256, kScoreBytes = kMaxBlockKeys * kRowBytes;
 constexpr int kVecsOfRow = static_cast<int>(kChunk) / kLanes;
 
 // Where a component of weights lies within the scores: in the first or the second row of each pair, or behind them.
@@ -23,7 +23,7 @@ struct Exponentials {
   // below kMinExponent.
   static constexpr float kHeadroom = 0, kMaxSum = 0x1p16f, kMinSum = 0x1p-8f, kMaxExponent = kExponentRange,
                          kMinExponent = -kExponentRange;
-  static_assert(kComponents == 1 || kBlockKeys * 0x1p8f <= kMaxSum);
+  static_assert(kComponents == 1 || kMaxBlockKeys * 0x1p8f <= kMaxSum);
   float *s = nullptr, *end = nullptr;
   vec scale[kVecsOfRow], add[kVecsOfRow], sum[kVecsOfRow];
 
@@ -57,8 +57,8 @@ struct Exponentials {
 // In 7.9 fixed point: nothing is above 2, and what saturates shows in the sum.
 template <>
 struct Exponentials<1> {
-  static constexpr float kHeadroom = 23, kMaxSum = 1.9f, kMinSum = 0x1p-39f, kMaxExponent = -7, kMinExponent = -39;
-  static_assert(kBlockKeys * 0x1p-7f <= kMaxSum);
+  static constexpr float kHeadroom = 23, kMaxSum = 1.9f, kMinSum = 0x1p-39f, kMaxExponent = -8, kMinExponent = -39;
+  static_assert(kMaxBlockKeys * 0x1p-8f <= kMaxSum);
   float *s = nullptr, *end = nullptr;
   vec scale[kVecsOfRow], add[kVecsOfRow], sum[kVecsOfRow];
   FixedExp2 exponential;
