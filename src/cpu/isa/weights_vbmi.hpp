@@ -47,11 +47,11 @@ struct FixedExp2Tables {
 constexpr FixedExp2Tables fixed_exp2_tables() {
   FixedExp2Tables t{};
   // About 512 (f - (2^f - 1)) + 1/2 in each of 64 ranges of f (2 of kOffset less), so that weights are off by 1.8e-3 in
-  // the mean square and by -1e-5 in the mean. (Rounding to bf16 alone: 1.7e-3.)
-  constexpr std::uint8_t kCorrection[64] = {1,  4,  6,  8,  10, 12, 15, 16, 19, 20, 22, 24, 26, 28, 29, 31,
+  // the mean square and by -1e-5 in the mean. (Rounding to bf16 alone: 1.7e-3.) The first is 0, for a weight of 0.
+  constexpr std::uint8_t kCorrection[64] = {0,  4,  6,  8,  10, 12, 15, 16, 19, 20, 22, 24, 26, 28, 29, 31,
                                             32, 33, 35, 36, 37, 38, 39, 40, 40, 41, 42, 43, 43, 44, 44, 44,
                                             44, 44, 45, 44, 44, 44, 44, 43, 43, 42, 41, 41, 40, 39, 38, 37,
-                                            35, 34, 32, 30, 29, 27, 25, 23, 21, 19, 17, 14, 11, 9,  6,  3};
+                                            35, 34, 32, 31, 29, 27, 25, 23, 21, 19, 17, 14, 11, 9,  6,  3};
   for (int j = 0; j < 64; ++j) {
     const int lane = j & 15;
     t.pairs[j] = static_cast<std::uint8_t>((lane >> 2) * 2 + (lane & 1) + (lane & 2 ? 8 : 0));
