@@ -113,8 +113,8 @@ def attention(
         else:
             rows = _in_use(kv, seqlens, block_table, lengths).to(q_nope.dtype)
             q = q_nope if q_rope is None else torch.cat((q_nope, q_rope), -1)
-            tensors = (_heads_first(q), *_expanded(rows, w_uk, w_uv), sinks, seqlens, None, None, None)
-            out, lse = attend(tensors, given)
+            keys, values = _expanded(rows, w_uk, w_uv)
+            out, lse = attend((_heads_first(q), keys, values, sinks, seqlens, None, None, None), given)
             out = out.transpose(1, 2)
     return (out, lse) if return_lse else out
 
@@ -125,7 +125,7 @@ def _heads_first(x: Tensor) -> Tensor:
 
 def _expanded(rows: Tensor, w_uk: Tensor, w_uv: Tensor) -> tuple[Tensor, Tensor]:
     """Keys and values of all heads, [b, h, sk, n + r] and [b, h, sk, v]."""
-    latent, k_rope = rows.split((w_uk.shape[2], rows.shape[2] - w_uk.shape[2]), 2)
+    latent, k_rope = rows[..., : w_uk.shape[2]], rows[..., w_uk.shape[2] :]
     k, v = (torch.einsum("bkc,hnc->bhkn", latent, w) for w in (w_uk, w_uv))
     return torch.cat((k, k_rope[:, None].expand(-1, k.shape[1], -1, -1)), 3), v
 
@@ -202,7 +202,7 @@ def _options(sizes: Sizes, causal: bool, align: Alignment, scale: float | None) 
     elif isinstance(scale, bool) or not isinstance(scale, (int, float)):
         raise TypeError(f"scale: got {scale!r}; wanted a number")
     if align is None or align in ("top_left", "bottom_right"):
-        return Options(sizes.v, float(scale), causal, align)  # type: ignore[arg-type]
+        return Options(sizes.v, float(scale), causal, align)
     if isinstance(align, (str, bool)) or not isinstance(align, int):
         raise ValueError(f'align: got {align!r}; wanted None, "top_left", "bottom_right" or an int')
     return Options(sizes.v, float(scale), causal, "offset", align)
