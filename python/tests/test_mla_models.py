@@ -42,6 +42,7 @@ SIZES = {
 }
 INDEXER = {"index_n_heads": 4, "index_head_dim": 16, "index_topk": 6}
 MODELS = {
+    "deepseek_v2": ("deepseek_v2", {}),
     "deepseek_v3": ("deepseek_v3", {}),
     "deepseek_v3 with YaRN": (
         "deepseek_v3",
