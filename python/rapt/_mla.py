@@ -180,6 +180,13 @@ class Sizes(NamedTuple):
     v: int
 
 
+def seen_keys(sizes: Sizes, given: Options) -> int:
+    """How many keys queries see at most, whatever the lengths."""
+    if not given.causal or given.align not in ("top_left", "offset"):
+        return sizes.sk
+    return max(min(given.offset + sizes.sq, sizes.sk), 0)
+
+
 def cheaper_form(sizes: Sizes, lengths: list[int], given: Options) -> str:
     """The form with fewer multiply-adds for each head. Pairs of a query and a key cost 2 rank + rope in the latent space, and
     nope + rope + v outside. Into the latent space and out of it go queries; out of it, for all of them, go keys.
@@ -187,12 +194,12 @@ def cheaper_form(sizes: Sizes, lengths: list[int], given: Options) -> str:
     In DeepSeek-V3's sizes these are even at 170 queries over many keys. Timed, on one thread, both forms are even at 175 in float32
     and 240 in bfloat16 (AMX).
     """
-    pairs = 0.0
+    pairs, seen = 0.0, seen_keys(sizes, given)
     for length in lengths:
         offset = {"bottom_right": length - sizes.sq, "offset": given.offset}.get(given.align or "", 0)
         first, last = (min(max(offset + i, 0), length) if given.causal else length for i in (1, sizes.sq))
         pairs += sizes.sq * (first + last) / 2
     projected = sizes.rank * (sizes.nope + sizes.v)
     absorbed = (2 * sizes.rank + sizes.rope) * pairs + projected * sizes.b * sizes.sq
-    expanded = (sizes.nope + sizes.rope + sizes.v) * pairs + projected * sum(lengths)
+    expanded = (sizes.nope + sizes.rope + sizes.v) * pairs + projected * sum(min(length, seen) for length in lengths)
     return "absorbed" if absorbed <= expanded else "expanded"

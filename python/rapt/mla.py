@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from rapt import _refusals
-from rapt._mla import Options, Sizes, attend, cheaper_form
+from rapt._mla import Options, Sizes, attend, cheaper_form, seen_keys
 from rapt._flash_mla import flash_mla_sparse_fwd, flash_mla_with_kvcache, get_mla_metadata
 
 __all__ = ["attention", "flash_mla_sparse_fwd", "flash_mla_with_kvcache", "get_mla_metadata"]
@@ -93,6 +93,9 @@ def attention(
     if indices is not None:
         if form == "expanded":
             raise ValueError('form: got "expanded" with indices; wanted "absorbed" or "auto"')
+        for name, x in (("seqlens", seqlens), ("block_table", block_table)):
+            if x is not None:
+                raise ValueError(f"{name}: got one with indices; wanted None: lists say which keys there are")
         form = "absorbed"
     lengths = None
     if seqlens is not None and not torch.compiler.is_compiling():
@@ -111,7 +114,8 @@ def attention(
             latent, lse = attend(tensors, given._replace(dv=sizes.rank))
             out = torch.einsum("bhsc,hvc->bshv", latent, w_uv)
         else:
-            rows = _in_use(kv, seqlens, block_table, lengths).to(q_nope.dtype)
+            rows = _in_use(kv, seqlens, block_table, lengths)[:, : seen_keys(sizes, given)].to(q_nope.dtype)
+            seqlens = seqlens if seqlens is None else seqlens.clamp(max=rows.shape[1])
             q = q_nope if q_rope is None else torch.cat((q_nope, q_rope), -1)
             keys, values = _expanded(rows, w_uk, w_uv)
             out, lse = attend((_heads_first(q), keys, values, sinks, seqlens, None, None, None), given)

@@ -9,7 +9,7 @@ import rapt.mla
 import torch
 from autograd_reference import attention as plain_attention
 from autograd_reference import doubled, relative_error
-from rapt._mla import Options, Sizes, cheaper_form
+from rapt._mla import Options, Sizes, cheaper_form, seen_keys
 
 FORMS = ("absorbed", "expanded")
 NAMES = ("q_nope", "q_rope", "kv", "w_uk", "w_uv")
@@ -143,6 +143,23 @@ def test_gradients(form, lengths):
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("align, offset", (("top_left", 0), (4, 4), (-3, -3), (-7, -7)))
+def test_gradients_where_nobody_sees_the_last_keys(form, align, offset):
+    """They may be what a cache has there: anything."""
+    given = inputs()
+    clean = doubled(given)
+    given["kv"][:, offset + 7 :] = torch.nan
+    leaves = {name: x.clone().requires_grad_() for name, x in given.items()}
+    for options in ({}, {"seqlens": torch.tensor([20, 20])}, {"seqlens": torch.tensor([20, 12])}):
+        out = rapt.mla.attention(**leaves, **options, causal=True, align=align, form=form)
+        got = torch.autograd.grad(out.square().sum(), leaves.values())
+        wanted, _ = reference(**clean, causal=True, offset=offset, scale=18**-0.5)
+        wanted = torch.autograd.grad(wanted.square().sum(), clean.values())
+        for x, y in zip(got, wanted):
+            torch.testing.assert_close(x.double(), y, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_gradients_of_bfloat16_and_of_some_inputs(form):
     given = inputs(dtype=torch.bfloat16)
     exact = doubled(given)
@@ -229,15 +246,23 @@ V3 = Sizes(1, 1, 0, 128, 64, 512, 128)
 
 
 def chosen(sq, lengths, **options):
-    return cheaper_form(V3._replace(b=len(lengths), sq=sq), lengths, Options(128, 1.0, **options))
+    return cheaper_form(V3._replace(b=len(lengths), sq=sq, sk=max(lengths)), lengths, Options(128, 1.0, **options))
 
 
 def test_the_cheaper_form():
     assert chosen(170, [10**7]) == "absorbed" and chosen(171, [10**7]) == "expanded"
     assert chosen(1, [100]) == chosen(4, [100] * 8, causal=True, align="bottom_right") == "absorbed"
     assert chosen(100, [100], causal=True) == chosen(2000, [2000], causal=True) == "expanded"
-    # Of the first keys only, queries see few: what is cheap for each pair costs more for each query.
-    assert chosen(300, [3000]) == "expanded" and chosen(300, [3000], causal=True, align="top_left") == "absorbed"
+    # Half of the pairs are hidden where queries are as many as keys; what is expanded is what is seen.
+    assert chosen(300, [400]) == chosen(300, [400], causal=True, align="bottom_right") == "expanded"
+    assert chosen(150, [10**6]) == "absorbed" and chosen(150, [10**6], causal=True, align="top_left") == "expanded"
+
+
+def test_how_many_keys_are_seen():
+    sizes = V3._replace(sq=7, sk=20)
+    for align, offset, wanted in (("top_left", 0, 7), ("offset", 5, 12), ("offset", -7, 0), ("offset", 30, 20), ("bottom_right", 0, 20)):
+        assert seen_keys(sizes, Options(128, 1.0, True, align, offset)) == wanted
+        assert seen_keys(sizes, Options(128, 1.0, False, align, offset)) == 20
 
 
 @pytest.mark.parametrize("sq", (1, 7, 20))
@@ -305,6 +330,7 @@ def test_token_by_token_over_a_cache():
         ({"seqlens": torch.tensor([20.0, 2.0])}, ValueError, "seqlens: got torch.float32"),
         ({"block_table": torch.zeros(2, 1).int()}, ValueError, "block_table: got pages without seqlens"),
         ({"indices": torch.zeros(2, 7, 2).int(), "form": "expanded"}, ValueError, "form: got \"expanded\" with indices"),
+        ({"indices": torch.zeros(2, 7, 2).int(), "seqlens": torch.tensor([3, 3])}, ValueError, "seqlens: got one with indices"),
         ({"indices": torch.zeros(2, 7, 2).int(), "causal": True}, ValueError, "causal: "),
         ({"indices": torch.full((2, 7, 2), 20)}, ValueError, "indices: got key 20"),
         ({"counts": torch.zeros(2, 7).int()}, ValueError, "counts: "),
