@@ -180,6 +180,7 @@ def test_when_a_mask_is_taken():
         return kernel.masks == [None]
 
     assert by_lists()
+    assert not by_lists(mask=mask.expand(1, 2, 1, 60))  # heads that need not see the same keys
     assert not by_lists(softcap=3.0) and not by_lists(dropout=0.5) and not by_lists(q=q.clone().requires_grad_())
     many = q.expand(1, 2, 60, 16), mask.expand(1, 1, 60, 60), indices.expand(1, 60, 5)
     assert not by_lists(*many) and by_lists(*many[:2], many[2][..., :3])
