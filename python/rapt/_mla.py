@@ -88,8 +88,8 @@ def _gradient(like: Tensor | None, wanted: bool, dtype: torch.dtype | None = Non
     "rapt::latent_attention_backward",
     mutates_args=(),
     device_types="cpu",
-    schema="(Tensor? dout, Tensor? dlse, Tensor q, Tensor k, Tensor? v, Tensor? sinks, Tensor? seqlens, Tensor out, Tensor lse, "
-    f"{_OPTIONS}, bool[] wanted) -> Tensor[]",
+    schema="(Tensor? dout, Tensor? dlse, Tensor q, Tensor k, Tensor? v, Tensor? sinks, Tensor? seqlens, Tensor? indices, "
+    f"Tensor? counts, Tensor out, Tensor lse, {_OPTIONS}, bool[] wanted) -> Tensor[]",
 )
 def _backward_operator(
     dout: Tensor | None,
@@ -99,6 +99,8 @@ def _backward_operator(
     v: Tensor | None,
     sinks: Tensor | None,
     seqlens: Tensor | None,
+    indices: Tensor | None,
+    counts: Tensor | None,
     out: Tensor,
     lse: Tensor,
     *rest: Any,
@@ -120,6 +122,8 @@ def _backward_operator(
                 scale=given.scale,
                 sinks=sinks,
                 cache_seqlens=seqlens,
+                indices=indices,
+                counts=counts,
                 out=out.detach(),
             ),
             (torch.zeros_like(out) if dout is None else dout, lse, dlse, dq, dk, dv, None, dsinks, None),
@@ -144,7 +148,7 @@ _backward_operator.register_autograd(_no_second_derivatives)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs[:5], *output)
+    ctx.save_for_backward(*inputs[:5], *inputs[6:8], *output)  # all but block_table
     ctx.options = inputs[8:]
     ctx.set_materialize_grads(False)
 

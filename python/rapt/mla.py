@@ -15,6 +15,7 @@ their place. rapt.append_kv writes a cache of such rows, and rapt.dsa chooses th
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -106,7 +107,7 @@ def attention(
         form = "absorbed"
         if sizes.b * sizes.sq * sizes.sk > 0:
             form = cheaper_form(sizes, [sizes.sk] * sizes.b if lengths is None else lengths, given)  # type: ignore[assignment]
-    with torch.autocast("cpu", enabled=False):
+    with torch.autocast("cpu", enabled=False) if torch.is_autocast_enabled("cpu") else nullcontext():
         if form == "absorbed":
             q = torch.einsum("bshn,hnc->bshc", q_nope, w_uk)
             q = q if q_rope is None else torch.cat((q, q_rope), -1)
