@@ -1,4 +1,4 @@
-"""Attention for CPUs: `rapt.attention` for arrays, `rapt.torch` for PyTorch.
+"""Attention for CPUs: `rapt.attention` for arrays, `rapt.torch` for PyTorch, `rapt.mla` for latent attention in PyTorch.
 
     out = rapt.attention(q, k, v, causal=True)      # NumPy, PyTorch or anything with __dlpack__, [b, h, s, d]
     print(rapt.explain(q, k, v, causal=True))       # which kernel that is, and why not the others

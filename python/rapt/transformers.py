@@ -36,7 +36,7 @@ from torch.compiler import is_dynamo_compiling
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
 
-from rapt import _core, _model_attention, _model_delta_rule, _refusals, _sdpa
+from rapt import _core, _model_attention, _model_delta_rule, _model_sparse, _refusals, _sdpa
 from rapt import torch as rapt_torch
 
 __all__ = ["register"]
@@ -228,7 +228,12 @@ def _attention_forward(
         _check_others(kwargs, attention_mask)
     s_aux = sinks if s_aux is None else s_aux
     if indices is not None:
-        attention_mask = _chosen(attention_mask, indices, key.shape[2])
+        modified = dropout != 0 or any(x is not None for x in (softcap, position_bias, sliding_window))
+        if not modified and _model_sparse.takes(query, key, value, attention_mask, indices, s_aux):
+            assert attention_mask is not None
+            _calls += 1
+            return _model_sparse.over_lists(query, key, value, attention_mask, indices, s_aux, scaling), None
+        attention_mask = _model_sparse.masked(attention_mask, indices, key.shape[2])
     causal = attention_mask is None and bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     if not is_dynamo_compiling():
         _calls += 1
@@ -309,13 +314,6 @@ def _check_others(kwargs: dict[str, Any], mask: Tensor | None) -> None:
                 continue
             raise ValueError(f"{name}: got sequences that no mask keeps apart; wanted position_ids, and use_cache=False")
         raise TypeError(f'{name}: got a keyword that rapt\'s attention does not know; wanted attn_implementation="eager"')
-
-
-def _chosen(mask: Tensor | None, indices: Tensor, m: int) -> Tensor:
-    if mask is None:
-        raise ValueError("indices: got them without attention_mask; wanted a mask, of causality at least")
-    chosen = indices.new_zeros((*indices.shape[:2], m), dtype=torch.bool).scatter(-1, indices.long(), True)[:, None]
-    return mask & chosen if mask.dtype is torch.bool else mask.masked_fill(~chosen, torch.finfo(mask.dtype).min)
 
 
 def _mask_and_bias(mask: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:

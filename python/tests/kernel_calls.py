@@ -24,7 +24,7 @@ class Calls:
             if result is not NotImplemented:
                 self.eager += function in EAGER
                 self.by_python += function not in EAGER
-                self.masks.append(kwargs["mask"] if function is ATTENTION else args[3])
+                self.masks.append(kwargs.get("mask") if function is ATTENTION else args[3])
             return result
 
         return count

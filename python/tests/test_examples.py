@@ -62,5 +62,20 @@ def test_block_of_kimi_linear_trains():
     assert all(ratio(got[name], wanted[name]) < 1e-5 for name in wanted)
 
 
+def test_block_of_deepseek(capsys):
+    """Its prompt and then token by token are what the formulas give, and other keys would be another result."""
+    import rapt.torch
+
+    example, sizes = load("deepseek_block"), ["--topk", "16", "--prompt", "70", "--steps", "5"]
+    assert example.main(sizes) < 1e-5
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("largest difference: ") and lines[2] == "keys that the last token attends to: 16 of 75" and len(lines) == 5
+    index_topk = rapt.torch.index_topk
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rapt.torch, "index_topk", lambda q, k, w, n, **more: index_topk(q, k, w, n - 1, **more))
+        assert example.main(sizes) > 1e-3
+
+
 def test_every_example_is_tested():
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"finetune_minilm", "kimi_linear_block"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"deepseek_block", "finetune_minilm", "kimi_linear_block"}

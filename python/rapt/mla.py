@@ -1,0 +1,213 @@
+"""Multi-head latent attention (MLA: DeepSeek-V2 to V3.2, GLM-5, Kimi) on the CPU, for PyTorch's tensors.
+
+    out = rapt.mla.attention(q_nope, q_rope, kv, w_uk, w_uv, causal=True, align="bottom_right", seqlens=lengths)
+
+A token's keys and values, of all heads, are one row that is kept: a latent c and a rotary part that all heads share. There are two
+ways to attend to such rows, with the same result but for rounding:
+
+- absorbed: queries are projected into the latent space, q_nope W_UK; there is one key head, whose keys are the rows and whose values
+  are the first columns of them; results leave the latent space by W_UV. Every pair of a query and a key costs more.
+- expanded: keys W_UK c and values W_UV c of all heads are made from the rows, for attention as usual. Every key costs more.
+
+flash_mla_with_kvcache, get_mla_metadata and flash_mla_sparse_fwd are FlashMLA's functions: code for GPUs runs on CPUs with these in
+their place. rapt.append_kv writes a cache of such rows, and rapt.dsa chooses the keys of sparse attention (DeepSeek Sparse Attention).
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from rapt import _refusals
+from rapt._mla import Options, Sizes, attend, cheaper_form, seen_keys
+from rapt._flash_mla import flash_mla_sparse_fwd, flash_mla_with_kvcache, get_mla_metadata
+
+__all__ = ["attention", "flash_mla_sparse_fwd", "flash_mla_with_kvcache", "get_mla_metadata"]
+
+Alignment: TypeAlias = Literal["top_left", "bottom_right"] | int | None
+Form: TypeAlias = Literal["auto", "absorbed", "expanded"]
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_INTEGERS = (torch.int32, torch.int64)
+
+
+def attention(
+    q_nope: Tensor,
+    q_rope: Tensor | None,
+    kv: Tensor,
+    w_uk: Tensor,
+    w_uv: Tensor,
+    *,
+    causal: bool = False,
+    align: Alignment = None,
+    scale: float | None = None,
+    seqlens: Tensor | None = None,
+    block_table: Tensor | None = None,
+    indices: Tensor | None = None,
+    counts: Tensor | None = None,
+    sinks: Tensor | None = None,
+    form: Form = "auto",
+    return_lse: bool = False,
+) -> Any:
+    """Attention of [q_nope; q_rope] to keys [w_uk c; k_rope] with values w_uv c, for rows kv = [c; k_rope].
+
+    Shapes: b batch, sq query tokens, h heads, sk keys; n, r, c and v are the sizes of a head without positions, of its rotary part,
+    of a latent and of a head's values (in DeepSeek-V3 128, 64, 512 and 128).
+
+    q_nope          [b, sq, h, n] of float32, bfloat16 or float16.
+    q_rope          [b, sq, h, r] of the same type, rotated; None where kv has no rotary part.
+    kv              [b, sk, c + r] of one of these types: latents, normalised, and their keys' rotary parts, rotated.
+    w_uk, w_uv      [h, n, c] and [h, v, c] of q's type: what makes keys and values of a latent. kv_b_proj.weight of DeepSeek's models is
+                    both: w_uk, w_uv = weight.view(h, n + v, c).split((n, v), 1).
+    causal          Query i attends keys up to i + offset.
+    align           Where query 0 sits among the keys, if their numbers differ and `causal` is on: "top_left" (at key 0),
+                    "bottom_right" (the last query at the last key, as a cache wants it) or a position.
+    scale           (n + r)**-0.5 if not given, in both forms. Models with YaRN have a factor more.
+    seqlens         int32 or int64 [b]: keys in use of each sequence; rows past them are never read.
+    block_table     int32 or int64 [b, pages of a sequence], with seqlens: kv is pages, [pages, page_size, c + r].
+    indices         int32 or int64 [b, sq, any]: the keys that each query attends to, -1 for none. kv may be [1, rows, c + r] then, one
+                    pool for all sequences, as pages are (flattened), where a key is page * page_size + offset. Absorbed
+                    form; no causal, align, seqlens or block_table; no gradients.
+    counts          int32 or int64 [b, sq], with indices: how many of each list count.
+    sinks           [h]: an extra logit in each head's denominator.
+    form            "absorbed", "expanded", or "auto": the one with less to compute, by the numbers of queries and keys alone.
+    return_lse      Returns (out, lse), lse float32 [b, h, sq]: log of the sum of exp of a query's scores.
+
+    Returns [b, sq, h, v] of q's type; 0 for a query without keys, whose lse is -inf. There are gradients of q_nope, q_rope, kv, w_uk, w_uv
+    and sinks, through lse too, but not with pages or lists of keys; under torch.compile it is matrix products and an operator.
+    Autocast changes nothing here. Raises TypeError or ValueError, naming the argument.
+    """
+    named = {"q_nope": q_nope, "q_rope": q_rope, "kv": kv, "w_uk": w_uk, "w_uv": w_uv, "sinks": sinks}
+    numbers = {"seqlens": seqlens, "block_table": block_table, "indices": indices, "counts": counts}
+    _refusals.check_tensors(named | numbers, "an array by torch.from_dlpack()", "latent attention has no GPU kernels yet")
+    sizes = _sizes(named, block_table, seqlens, indices)
+    given = _options(sizes, causal, align, scale)
+    if form not in ("auto", "absorbed", "expanded"):
+        raise ValueError(f'form: got {form!r}; wanted "auto", "absorbed" or "expanded"')
+    if _refusals.needs_grad(*named.values()):
+        for name, x in (("block_table", block_table), ("indices", indices)):
+            if x is not None:
+                raise ValueError(f"{name}: got one with inputs that require grad; wanted None, or torch.no_grad(): no gradients")
+    if indices is not None:
+        if form == "expanded":
+            raise ValueError('form: got "expanded" with indices; wanted "absorbed" or "auto"')
+        for name, x in (("seqlens", seqlens), ("block_table", block_table)):
+            if x is not None:
+                raise ValueError(f"{name}: got one with indices; wanted None: lists say which keys there are")
+        form = "absorbed"
+    lengths = None
+    if seqlens is not None and not torch.compiler.is_compiling():
+        lengths = seqlens.tolist()
+        if not all(0 <= n <= sizes.sk for n in lengths):
+            raise ValueError(f"seqlens: got {lengths}; wanted 0 to {sizes.sk}, the keys that kv has room for")
+    if form == "auto":
+        form = "absorbed"
+        if sizes.b * sizes.sq * sizes.sk > 0:
+            form = cheaper_form(sizes, [sizes.sk] * sizes.b if lengths is None else lengths, given)  # type: ignore[assignment]
+    with torch.autocast("cpu", enabled=False) if torch.is_autocast_enabled("cpu") else nullcontext():
+        if form == "absorbed":
+            q = torch.einsum("bshn,hnc->bshc", q_nope, w_uk)
+            q = q if q_rope is None else torch.cat((q, q_rope), -1)
+            tensors = (_heads_first(q), kv[:, None], None, sinks, seqlens, block_table, indices, counts)
+            latent, lse = attend(tensors, given._replace(dv=sizes.rank))
+            out = torch.einsum("bhsc,hvc->bshv", latent, w_uv)
+        else:
+            rows = _in_use(kv, seqlens, block_table, lengths)[:, : seen_keys(sizes, given)].to(q_nope.dtype)
+            seqlens = seqlens if seqlens is None else seqlens.clamp(max=rows.shape[1])
+            q = q_nope if q_rope is None else torch.cat((q_nope, q_rope), -1)
+            keys, values = _expanded(rows, w_uk, w_uv)
+            out, lse = attend((_heads_first(q), keys, values, sinks, seqlens, None, None, None), given)
+            out = out.transpose(1, 2)
+    return (out, lse) if return_lse else out
+
+
+def _heads_first(x: Tensor) -> Tensor:
+    return x.transpose(1, 2)
+
+
+def _expanded(rows: Tensor, w_uk: Tensor, w_uv: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values of all heads, [b, h, sk, n + r] and [b, h, sk, v]."""
+    latent, k_rope = rows[..., : w_uk.shape[2]], rows[..., w_uk.shape[2] :]
+    k, v = (torch.einsum("bkc,hnc->bhkn", latent, w) for w in (w_uk, w_uv))
+    return torch.cat((k, k_rope[:, None].expand(-1, k.shape[1], -1, -1)), 3), v
+
+
+def _in_use(kv: Tensor, seqlens: Tensor | None, block_table: Tensor | None, lengths: list[int] | None) -> Tensor:
+    """[b, keys, c + r] without pages, and 0 past a length: what is there may be NaN, which gradients of w_uk would get."""
+    if seqlens is None:
+        return kv
+    if block_table is not None:
+        page = kv.shape[1]
+        used = torch.arange(block_table.shape[1], device="cpu") * page < seqlens[:, None]
+        table = torch.where(used, block_table, 0)
+        if lengths is not None and bool(((table < 0) | (table >= kv.shape[0]))[used].any()):
+            raise ValueError(f"block_table: got entries in use that are no page; wanted 0 to {kv.shape[0] - 1}, one of kv's pages")
+        if lengths is not None:
+            table = table[:, : -(-max(lengths, default=0) // page)]
+        kv = kv[table.long()].flatten(1, 2)
+    if lengths is not None:
+        kv = kv[:, : max(lengths, default=0)]
+    past = torch.arange(kv.shape[1], device="cpu") >= seqlens[:, None]
+    return kv.masked_fill(past[:, :, None], 0)
+
+
+def _sizes(
+    named: dict[str, Tensor | None], block_table: Tensor | None, seqlens: Tensor | None, indices: Tensor | None
+) -> Sizes:
+    """Of arguments whose shapes and types fit; what is left to ask is asked by rapt.attention."""
+    for name, x in named.items():
+        if x is None and name in ("q_rope", "sinks"):
+            continue
+        if x is None:
+            raise TypeError(f"{name}: got None; wanted a tensor")
+        if x.dtype not in _DTYPES:
+            raise TypeError(f"{name}: got {x.dtype}; wanted torch.float32, torch.bfloat16 or torch.float16")
+    q_nope, q_rope, kv, w_uk, w_uv, _ = named.values()
+    assert q_nope is not None and kv is not None and w_uk is not None and w_uv is not None
+    if q_nope.dim() != 4:
+        raise ValueError(f"q_nope: got shape {list(q_nope.shape)}; wanted [b, sq, h, n]")
+    b, sq, h, n = q_nope.shape
+    if w_uk.dim() != 3 or tuple(w_uk.shape[:2]) != (h, n):
+        raise ValueError(f"w_uk: got shape {list(w_uk.shape)}; wanted [{h}, {n}, c], as q_nope has {h} heads of {n}")
+    rank = w_uk.shape[2]
+    if w_uv.dim() != 3 or w_uv.shape[0] != h or w_uv.shape[2] != rank:
+        raise ValueError(f"w_uv: got shape {list(w_uv.shape)}; wanted [{h}, v, {rank}], as of w_uk")
+    if q_rope is not None and (q_rope.dim() != 4 or q_rope.shape[:3] != q_nope.shape[:3]):
+        raise ValueError(f"q_rope: got shape {list(q_rope.shape)}; wanted [{b}, {sq}, {h}, r], as of q_nope")
+    rope = 0 if q_rope is None else q_rope.shape[3]
+    for name, x in (("q_rope", q_rope), ("w_uk", w_uk), ("w_uv", w_uv)):
+        if x is not None and x.dtype != q_nope.dtype:
+            raise TypeError(f"{name}: got {x.dtype}; wanted q_nope's {q_nope.dtype}")
+    if kv.dim() != 3 or kv.shape[2] != rank + rope:
+        kind = "[b, sk" if block_table is None else "[pages, page_size"
+        raise ValueError(f"kv: got shape {list(kv.shape)}; wanted {kind}, {rank + rope}], {rank} latent and {rope} rotary columns")
+    if seqlens is not None and (tuple(seqlens.shape) != (b,) or seqlens.dtype not in _INTEGERS):
+        raise ValueError(f"seqlens: got {seqlens.dtype} {list(seqlens.shape)}; wanted int32 or int64 [{b}]")
+    if block_table is None:
+        if kv.shape[0] != b and (indices is None or kv.shape[0] != 1):
+            raise ValueError(f"kv: got shape {list(kv.shape)}; wanted [{b}, sk, {rank + rope}], as q_nope has {b} sequences")
+        sk = kv.shape[1]
+    else:
+        if block_table.dim() != 2 or block_table.shape[0] != b or block_table.dtype not in _INTEGERS:
+            raise ValueError(f"block_table: got {block_table.dtype} {list(block_table.shape)}; wanted int32 or int64 [{b}, n]")
+        if seqlens is None:
+            raise ValueError("block_table: got pages without seqlens; wanted both")
+        sk = block_table.shape[1] * kv.shape[1]
+    return Sizes(b, sq, sk, n, rope, rank, w_uv.shape[1])
+
+
+def _options(sizes: Sizes, causal: bool, align: Alignment, scale: float | None) -> Options:
+    if not isinstance(causal, bool):
+        raise TypeError(f"causal: got {causal!r}; wanted True or False")
+    if scale is None:
+        scale = (sizes.nope + sizes.rope) ** -0.5  # of either form: that of 576 columns would be another softmax
+    elif isinstance(scale, bool) or not isinstance(scale, (int, float)):
+        raise TypeError(f"scale: got {scale!r}; wanted a number")
+    if align is None or align in ("top_left", "bottom_right"):
+        return Options(sizes.v, float(scale), causal, align)
+    if isinstance(align, (str, bool)) or not isinstance(align, int):
+        raise ValueError(f'align: got {align!r}; wanted None, "top_left", "bottom_right" or an int')
+    return Options(sizes.v, float(scale), causal, "offset", align)

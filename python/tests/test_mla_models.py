@@ -1,0 +1,186 @@
+"""transformers' models with latent attention, dense and sparse, by rapt against their own eager attention."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+
+import rapt  # noqa: E402
+import rapt.transformers  # noqa: E402
+from kernel_calls import backward_calls, kernel_calls  # noqa: E402
+
+rapt.transformers.register()
+forward = rapt.transformers._attention_forward
+
+SIZES = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "moe_intermediate_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "max_position_embeddings": 128,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+    "initializer_range": 0.2,  # scores that differ from key to key
+}
+INDEXER = {"index_n_heads": 4, "index_head_dim": 16, "index_topk": 6}
+MODELS = {
+    "deepseek_v2": ("deepseek_v2", {}),
+    "deepseek_v3": ("deepseek_v3", {}),
+    "deepseek_v3 with YaRN": (
+        "deepseek_v3",
+        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+                             "original_max_position_embeddings": 32}},
+    ),
+    "deepseek_v32": ("deepseek_v32", INDEXER),
+    "glm_moe_dsa": ("glm_moe_dsa", INDEXER | {"indexer_types": ["full", "shared", "full"]}),
+}  # fmt: skip
+SPARSE = ("deepseek_v32", "glm_moe_dsa")
+
+
+@pytest.fixture(autouse=True)
+def seeded_and_without_fallbacks():
+    torch.manual_seed(0)
+    rapt._refusals.warned.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", rapt.torch.FallbackWarning)
+        yield
+
+
+def models(name):
+    """The same model with eager attention and with rapt's."""
+    kind, more = MODELS[name]
+    both = [
+        transformers.AutoModelForCausalLM.from_config(
+            transformers.AutoConfig.for_model(kind, **copy.deepcopy(SIZES | more)), attn_implementation=which
+        ).eval()
+        for which in ("eager", "rapt")
+    ]
+    both[1].load_state_dict(both[0].state_dict())
+    return both
+
+
+def prompt(padding, length=21):
+    ids = torch.randint(2, 96, (2, length), generator=torch.Generator().manual_seed(1))
+    attended = torch.ones_like(ids)
+    if padding:
+        ids[0, :5], attended[0, :5] = 0, 0
+    return {"input_ids": ids, "attention_mask": attended}
+
+
+@pytest.mark.parametrize("padding", (False, True))
+@pytest.mark.parametrize("name", MODELS)
+def test_logits(name, padding):
+    eager, ours = models(name)
+    inputs = prompt(padding)
+    with torch.no_grad(), kernel_calls() as kernel:
+        got, wanted = ours(**inputs).logits, eager(**inputs).logits
+    assert kernel.call_count == SIZES["num_hidden_layers"]
+    real = inputs["attention_mask"].bool()
+    torch.testing.assert_close(got[real], wanted[real], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("padding", (False, True))
+@pytest.mark.parametrize("name", MODELS)
+def test_greedy_tokens(name, padding):
+    """A prompt, then token by token over the cache: the sparse ones attend to the keys on lists then."""
+    eager, ours = models(name)
+    options = {"max_new_tokens": 9, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+    with kernel_calls() as kernel:
+        got = ours.generate(**prompt(padding), **options)
+    wanted = eager.generate(**prompt(padding), **options)
+    assert (got.sequences == wanted.sequences).all() and got.sequences[:, 21:].unique().numel() > 3
+    torch.testing.assert_close(torch.stack(got.logits), torch.stack(wanted.logits), rtol=0, atol=1e-4)
+    layers = SIZES["num_hidden_layers"]
+    lists = 8 * layers if name in SPARSE else 0
+    assert (kernel.eager, kernel.by_python) == (9 * layers - lists, lists)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_prefill_in_two_parts(name):
+    eager, ours = models(name)
+    ids = prompt(False)["input_ids"]
+    with torch.no_grad():
+        wanted = eager(input_ids=ids).logits
+        cache = transformers.DynamicCache(config=ours.config)
+        got = [ours(input_ids=part, past_key_values=cache, use_cache=True).logits for part in ids.split((12, 9), 1)]
+    torch.testing.assert_close(torch.cat(got, 1), wanted, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_step_of_training(name):
+    """All gradients, and the loss after the step."""
+    losses, gradients = [], []
+    ids = prompt(False)["input_ids"]
+    with backward_calls() as calls:
+        for model in models(name):
+            optimiser = torch.optim.SGD(model.train().parameters(), 0.1)
+            losses.append([])
+            for _ in range(2):
+                optimiser.zero_grad()
+                loss = model(input_ids=ids, labels=ids).loss
+                loss.backward()
+                losses[-1].append(loss.item())
+                if len(losses[-1]) == 1:
+                    gradients.append({key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None})
+                optimiser.step()
+    assert calls.count == 2 * SIZES["num_hidden_layers"]
+    assert gradients[0].keys() == gradients[1].keys() and len(gradients[0]) > 30
+    for key, wanted in gradients[0].items():
+        assert (gradients[1][key] - wanted).norm() <= 1e-4 * wanted.norm() + 1e-7, key
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4) and losses[1][1] < losses[1][0]
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+@pytest.mark.parametrize("hk", (4, 2))
+def test_lists_give_what_a_mask_gives(dtype, hk):
+    """Where an indexer saw fewer keys than it was to choose, its list has hidden ones. NaN in a key that nobody chose stays there."""
+    layer = torch.nn.Module()
+    q, k, v = (torch.randn(2, h, n, d).to(dtype) for h, n, d in ((4, 3, 24), (hk, 60, 24), (hk, 60, 12)))
+    mask = torch.rand(2, 1, 3, 60) < 0.8
+    mask[1, 0, 2] = False
+    indices = torch.rand(2, 3, 60).argsort(-1)[..., :8].int()
+    unread = torch.ones(2, 60, dtype=torch.bool).scatter(1, indices.flatten(1).long(), False)
+    sinks = torch.randn(4)
+    dense = mask & torch.zeros(2, 3, 60, dtype=torch.bool).scatter(-1, indices.long(), True)[:, None]
+    wanted, _ = forward(layer, q, k, v, dense, scaling=0.3, sinks=sinks)
+    k.transpose(1, 2)[unread] = torch.nan
+    with kernel_calls() as kernel:
+        got, _ = forward(layer, q, k, v, mask, scaling=0.3, sinks=sinks, indices=indices)
+    assert kernel.by_python == 1 and kernel.masks == [None] and not got[1, 2].any()
+    torch.testing.assert_close(got, wanted, rtol=0, atol=2e-6 if dtype is torch.float32 else 2e-2)
+
+
+def test_when_a_mask_is_taken():
+    layer = torch.nn.Module()
+    q, k = torch.randn(1, 2, 1, 16), torch.randn(1, 2, 60, 16)
+    mask, indices = torch.ones(1, 1, 1, 60, dtype=torch.bool), torch.arange(5)[None, None]
+
+    def by_lists(q=q, mask=mask, indices=indices, **options):
+        with kernel_calls() as kernel:
+            forward(layer, q, k, k, mask, indices=indices, **options)
+        assert kernel.call_count == 1
+        return kernel.masks == [None]
+
+    assert by_lists()
+    assert not by_lists(mask=mask.expand(1, 2, 1, 60))  # heads that need not see the same keys
+    assert not by_lists(softcap=3.0) and not by_lists(dropout=0.5) and not by_lists(q=q.clone().requires_grad_())
+    many = q.expand(1, 2, 60, 16), mask.expand(1, 1, 60, 60), indices.expand(1, 60, 5)
+    assert not by_lists(*many) and by_lists(*many[:2], many[2][..., :3])
