@@ -27,8 +27,8 @@ struct AttentionArgs {
 };
 
 /// out = softmax(score(q k^T)) v in extra memory of O(threads x block), whatever the lengths, and at most 64 (dv + 17)
-/// floats for each row of a sequence of up to 64 rows (tokens x group); one of up to 2048 rows takes no more than one of
-/// 64. With gathered keys each query token takes 112 bytes beside. See docs/contract.md for the semantics of every
+/// floats for each row of a sequence of up to 64 rows (tokens x group); one of up to 2048 rows takes no more than one
+/// of 64. With gathered keys each query token takes 112 bytes beside. See docs/contract.md for the semantics of every
 /// corner. Throws Error (before anything is written) on bad arguments, std::bad_alloc when memory cannot be had.
 /// Reentrant. The bits of a row of `out` depend on that row's own inputs, on the numbers of rows, keys and key heads of
 /// its sequence and of the keys that its rows see (by which the kernel is chosen and long keys are cut), and on the ISA
