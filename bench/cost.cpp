@@ -127,7 +127,7 @@ Cost cost_of(const AttentionArgs& args, const AttentionProblem& p) {
   const Work work(args, p);
   Cost cost;
   cost.flops = 2 * static_cast<double>(work.pairs) * static_cast<double>(p.d + p.dv);
-  cost.bytes = row_bytes(work.rows, p.d, p.q_dtype) + row_bytes(work.keys, p.d + p.dv, p.kv_dtype) +
+  cost.bytes = row_bytes(work.rows, p.d, p.q_dtype) + row_bytes(work.keys, p.latent ? p.d : p.d + p.dv, p.kv_dtype) +
                row_bytes(work.rows, p.dv, p.out_dtype);
   for (const TensorView* t : {&args.kv.k_scale, &args.kv.k_zero, &args.kv.v_scale, &args.kv.v_zero})
     cost.bytes += scale_bytes(*t, work.keys);

@@ -19,7 +19,7 @@ AttentionProblem without_cache(AttentionProblem p) {
   p.kv_dtype = DType::f32;
   p.hk = 1;
   p.k_groups = p.v_groups = p.page_size = 0;
-  p.zeros = p.ring = p.kv_lengths = p.gathered = false;
+  p.zeros = p.ring = p.kv_lengths = p.gathered = p.latent = false;
   return p;
 }
 

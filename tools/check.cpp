@@ -96,10 +96,15 @@ constexpr const char* kDefaultProblems[] = {
     "dtype=bf16 kv=i4x2 groups=4 b=2 hq=8 hk=2 sq=1 sk=1025 d=128",
     "kv=i4x2 groups=2 zeros b=3 hq=4 hk=2 sq=40 sk=240 d=64 dv=32 causal align=bottom_right seqlens page=8 lse",
     "kv=bf16 b=4 hq=4 hk=2 sq=64 sk=320 d=64 causal align=bottom_right ragged_q=75 seqlens page=32 lse",
+    // Values that are what keys begin with.
+    "dtype=bf16 b=1 hq=128 hk=1 sq=2 sk=1500 d=576 dv=512 causal align=bottom_right latent lse",
+    "dtype=bf16 b=2 hq=16 hk=1 sq=1 sk=1152 d=576 dv=512 seqlens page=64 latent sinks lse",
+    "dtype=f16 b=1 hq=4 hk=2 sq=100 sk=300 d=80 dv=64 causal align=bottom_right window=70,0 latent softcap=30",
+    "b=2 hq=4 hk=1 sq=40 sk=333 d=72 dv=64 mask=bhqk latent lse",
     // A list of keys for each token.
     "b=2 hq=4 hk=2 sq=9 sk=70 d=40 dv=24 gathered sinks lse",
     "dtype=bf16 b=1 hq=128 hk=1 sq=3 sk=600 d=576 dv=512 gathered lse",
-    "dtype=bf16 b=2 hq=16 hk=1 sq=1 sk=1500 d=576 dv=512 gathered softcap=30 lse",
+    "dtype=bf16 b=2 hq=16 hk=1 sq=1 sk=1500 d=576 dv=512 gathered latent softcap=30 lse",
     "dtype=f16 b=1 hq=6 hk=2 sq=130 sk=40 d=64 gathered layout=other lse",
     "dtype=bf16 kv=i8 groups=1 b=2 hq=8 hk=2 sq=3 sk=200 d=64 gathered lse",
     // What writes caches: the same layouts and types.

@@ -123,7 +123,8 @@ class Validator {
     zeros("kv.k_zero", args_.kv.k_zero, k, p_.k_groups, f_.k_quant);
     zeros("kv.v_zero", args_.kv.v_zero, v, p_.v_groups, f_.v_quant);
     p_.zeros = args_.kv.k_zero || args_.kv.v_zero;
-    p_.layout = layout(q, k, v, out);
+    p_.latent = k.data && v.data == k.data && v.strides == k.strides && p_.dv <= p_.d;
+    p_.layout = layout(q, k, p_.latent ? k : v, out);
   }
 
   // Scales or zeros of `rows`, which is k or v: its shape with groups for the last dimension, where the first and that

@@ -19,6 +19,9 @@ using std::int64_t;
 // What pages, rings and quantised types ask for beyond the sizes.
 void check_cache(const AttentionProblem& p) {
   if (p.gathered) check_gathered(p);
+  if (p.latent && p.dv > p.d)
+    throw Error("v", "head size " + std::to_string(p.dv),
+                "at most k's, whose rows begin with v's: " + std::to_string(p.d));
   if (p.page_size < 0 || p.page_size > kMaxSize || (p.page_size > 0 && p.sk % p.page_size != 0))
     throw Error("k", "pages of " + std::to_string(p.page_size) + " rows", "a divisor of sk = " + std::to_string(p.sk));
   if (p.page_size > 0 && p.ring) throw Error("kv", "pages and a ring", "one of them");

@@ -132,6 +132,7 @@ constexpr Field<P> kFields[] = {
      }},
     flag_field<P, &P::ring>("ring"),
     flag_field<P, &P::gathered>("gathered"),
+    flag_field<P, &P::latent>("latent"),
     groups_field<P>(),
     own_groups_field<P, &P::k_groups>("k_groups"),
     own_groups_field<P, &P::v_groups>("v_groups"),

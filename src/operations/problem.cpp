@@ -50,7 +50,7 @@ DeviceType device_of(const Problem& problem) {
 Problem planned(Problem problem) {
   const auto simplify = []<class P>(P& p) {
     if constexpr (std::is_base_of_v<AttentionProblem, P>) {
-      p.layout = AttentionProblem::Layout::bhsd;
+      p.layout = AttentionProblem::Layout::bhsd, p.latent = false;
       for (std::uint8_t* dims : {&p.bias, &p.mask})
         if (*dims != AttentionProblem::kNone) *dims = 0;
     }

@@ -297,11 +297,14 @@ void Case::make_keys(std::uint64_t seed, Placement placement) {
 AttentionArgs Case::args() {
   AttentionArgs args;
   args.q = q.view();
-  args.kv = problem.ragged_k >= 0   ? KvSource::ragged(k.view(), v.view(), cu_seqlens_k.view())
-            : problem.page_size > 0 ? KvSource::paged(k.view(), v.view(), block_table.view(), seqlens.view())
-            : problem.gathered      ? KvSource::gathered(k.view(), v.view(), indices.view(), counts.view())
-            : problem.ring          ? KvSource::ring(k.view(), v.view(), seqlens.view())
-                                    : KvSource::strided(k.view(), v.view(), seqlens.view());
+  const TensorView keys = k.view();
+  const std::int64_t inner = problem.kv_dtype == DType::i4x2 ? problem.dv / 2 : problem.dv;
+  const TensorView values = problem.latent ? slice(keys, keys.ndim - 1, 0, inner) : v.view();
+  args.kv = problem.ragged_k >= 0   ? KvSource::ragged(keys, values, cu_seqlens_k.view())
+            : problem.page_size > 0 ? KvSource::paged(keys, values, block_table.view(), seqlens.view())
+            : problem.gathered      ? KvSource::gathered(keys, values, indices.view(), counts.view())
+            : problem.ring          ? KvSource::ring(keys, values, seqlens.view())
+                                    : KvSource::strided(keys, values, seqlens.view());
   args.kv = args.kv.quantized(k_scale.view(), v_scale.view(), k_zero.view(), v_zero.view());
   args.out = out.mutable_view();
   args.lse = lse.mutable_view();

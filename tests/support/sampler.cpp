@@ -198,6 +198,7 @@ AttentionProblem sample(Random& random, const SampleOptions& options) {
   if (options.types) sample_types(random, p);
   if (options.caches) sample_caches(random, p);
   if (options.layouts) p.layout = static_cast<AttentionProblem::Layout>(between(random, 0, 3));
+  p.latent = p.dv <= p.d && one_in(random, 4);
   return p;
 }
 

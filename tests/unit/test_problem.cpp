@@ -69,6 +69,7 @@ TEST_CASE("problem: every field survives and counts", "[unit]") {
                            "page=16",
                            "ring",
                            "gathered",
+                           "latent",
                            "groups=2",
                            "k_groups=2",
                            "v_groups=4",
@@ -197,7 +198,8 @@ TEST_CASE("problem: of() describes what a case was made from", "[unit]") {
 TEST_CASE("problem: of() describes caches", "[unit]") {
   for (const char* words : {"sk=32 seqlens page=16", "sk=34 seqlens page=2 layout=bshd", "sk=40 seqlens ring",
                             "sk=40 gathered", "sk=40 gathered layout=other", "sk=40 seqlens layout=bhds",
-                            "sk=48 seqlens page=16 layout=other", "sk=30 ragged_k=50"}) {
+                            "sk=48 seqlens page=16 layout=other", "sk=30 ragged_k=50", "sk=40 latent",
+                            "sk=40 gathered latent layout=bshd", "sk=32 seqlens page=8 latent layout=bhds"}) {
     for (const char* type : {"", " kv=bf16", " kv=i8 groups=1", " kv=i4x2 k_groups=2 v_groups=4 zeros", " kv=f8e4m3",
                              " kv=f8e5m2 groups=2", " kv=f8e4m3 k_groups=2 zeros"}) {
       for (std::uint64_t seed : {1, 2, 3}) {
