@@ -52,7 +52,7 @@ struct Case {
   void poison_outputs();
 
   AttentionProblem problem;
-  Tensor q, k, v /* not read where the problem is latent */, out, lse, bias, mask, alibi, sinks, seqlens, cu_seqlens_q, cu_seqlens_k;
+  Tensor q, k, v, out, lse, bias, mask, alibi, sinks, seqlens, cu_seqlens_q, cu_seqlens_k;  // latent: v is not read
   Tensor block_table, indices, counts, k_scale, v_scale, k_zero, v_zero;
   Dropout dropout;  // of any seed and offset
 
