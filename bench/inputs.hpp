@@ -15,14 +15,12 @@
 
 namespace rapt::bench {
 
-/// Those of testing::Case, but for caches (paged, ring or quantised keys in the layout bhsd): so that their bytes are
-/// what they seem, all sequences have sk keys, pages have one owner, in random order, and every row has its own scales
-/// and zeros.
+/// Those of testing::Case, but for caches (paged, ring, gathered or quantised keys in the layout bhsd): so that their
+/// bytes are what they seem, all sequences have sk keys, pages have one owner, in random order, and every row has its
+/// own scales and zeros.
 testing::Case timed_inputs(const AttentionProblem& problem, std::uint64_t seed);
 /// out and lse are the library's.
-inline testing::BackwardCase timed_inputs(const AttentionBackwardProblem& problem, std::uint64_t seed) {
-  return testing::BackwardCase(problem, seed, testing::Placement::heap, {}, testing::BackwardCase::Forward::library);
-}
+testing::BackwardCase timed_inputs(const AttentionBackwardProblem& problem, std::uint64_t seed);
 inline testing::AppendCase timed_inputs(const AppendKvProblem& problem, std::uint64_t seed) {
   return testing::AppendCase(problem, seed);
 }
