@@ -65,8 +65,12 @@ testing::Cache filled(const AttentionProblem& p, std::int64_t own_rows, std::int
   return cache;
 }
 
-/// `pool`: rows of k and v that lists of gathered keys choose from.
-testing::Case forward_inputs(const AttentionProblem& p, std::int64_t pool, std::uint64_t seed) {
+}  // namespace
+
+testing::Case timed_inputs(const AttentionProblem& problem, std::uint64_t seed,
+                           std::optional<std::int64_t> given_pool) {
+  const AttentionProblem& p = problem;
+  const std::int64_t pool = given_pool.value_or(8 * p.sk);
   const bool cached = p.page_size > 0 || p.ring || p.gathered || p.k_groups > 0 || p.v_groups > 0;
   if (!cached || p.ragged_k >= 0 || p.layout != AttentionProblem::Layout::bhsd)
     return testing::Case(p, seed, testing::Placement::heap, pool);
@@ -89,18 +93,6 @@ testing::Case forward_inputs(const AttentionProblem& p, std::int64_t pool, std::
   testing::Cache v = filled(p, own_rows, p.dv, p.v_groups, pages, generator);
   inputs.v = std::move(v.rows), inputs.v_scale = std::move(v.scale), inputs.v_zero = std::move(v.zero);
   return inputs;
-}
-
-}  // namespace
-
-testing::Case timed_inputs(const AttentionProblem& problem, std::uint64_t seed) {
-  // So many rows for a list of gathered keys that rows near each other are seldom on it.
-  return forward_inputs(problem, 8 * problem.sk, seed);
-}
-
-testing::BackwardCase timed_inputs(const AttentionBackwardProblem& problem, std::uint64_t seed) {
-  return {problem, forward_inputs(problem, problem.pool, seed), seed, testing::Placement::heap,
-          {},      testing::BackwardCase::Forward::library};
 }
 
 }  // namespace rapt::bench

@@ -63,7 +63,7 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
         (dscores,) = ctx.saved_tensors
         return (None if dscores is None else dscores * dloss, None, None, None, None, None)
 
@@ -106,5 +106,5 @@ def indexer_loss(
             raise ValueError(f"indices: got {indices.dtype} {list(indices.shape)}; wanted int32 or int64 [{b}, {sq}, n]")
         if indices.numel() and int(indices.max()) >= sk:
             raise ValueError(f"indices: got {int(indices.max())}; wanted less than sk = {sk}")
-    loss: Tensor = _Loss.apply(scores, q, k, indices, q.shape[3] ** -0.5 if scale is None else float(scale), sinks)
+    loss: Tensor = _Loss.apply(scores, q, k, indices, q.shape[3] ** -0.5 if scale is None else float(scale), sinks)  # type: ignore[no-untyped-call]
     return loss
