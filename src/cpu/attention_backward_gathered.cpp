@@ -49,7 +49,7 @@ PoolSums pool_sums_of(const P& p) {
   PoolSums pool{};
   pool.dv_at = p.grads & P::kDk ? whole(p.d) : 0;
   pool.stride = pool.dv_at + (p.grads & P::kDv ? whole(p.dv) : 0);
-  if (p.hk > 0 && p.hq / p.hk < kLongGroup) pool.total_at = pool.stride, pool.stride *= 2;
+  if (p.hk > 0 && p.hq / p.hk < kLongGroup) pool.total_at = p.pool * pool.stride;
   return pool;
 }
 
@@ -157,14 +157,13 @@ void size_gathered_workspace(GatheredBackwardPlan& plan, const P& p, const Atten
   plan.chunk_rows = rows_of_chunk(kernel);
   const int64_t blocks = ceil_div(std::max<int64_t>(p.sk, 1), kBackwardKeys);
   plan.keys_per_step = std::min(max_backward_keys(p, l2_bytes), blocks * kBackwardKeys);
-  plan.pool = pool_sums_of(p);
-  const double floats = static_cast<double>(p.pool) * static_cast<double>(plan.pool.stride),
-               entries = static_cast<double>(p.sk) * threads,
-               items = static_cast<double>(p.hk) * (static_cast<double>(p.b) * static_cast<double>(p.sq) + kRanges);
-  constexpr double kMost = 0x1p60;
-  if (floats > kMost || entries > kMost || items > kMost)
-    throw Error("problem", p.to_string(), "one whose workspace has less than 2^64 bytes");
   const int64_t rows = p.hk > 0 ? ceil_div(p.hq / p.hk, plan.chunk_rows) * plan.chunk_rows : 0;
+  const double of_pool = 2 * static_cast<double>(p.pool) * static_cast<double>(p.d + p.dv),
+               of_worker = 2 * static_cast<double>(p.sk) + static_cast<double>(rows) * static_cast<double>(p.d);
+  constexpr double kMostFloats = 0x1p58;
+  if (of_pool > kMostFloats || of_worker * threads > kMostFloats)
+    throw Error("problem", p.to_string(), "one whose workspace has less than 2^64 bytes");
+  plan.pool = pool_sums_of(p);
   const auto bytes = [](int64_t count, std::size_t size) {
     return whole_lines(static_cast<std::size_t>(count) * size);
   };
@@ -176,7 +175,7 @@ void size_gathered_workspace(GatheredBackwardPlan& plan, const P& p, const Atten
   plan.count_bytes = has_pool_sums(p) ? bytes(p.pool, sizeof(int64_t)) : 0;
   plan.workspace_bytes = plan.progress_bytes + plan.row_bytes +
                          static_cast<std::size_t>(threads) * plan.worker_bytes() + plan.count_bytes +
-                         bytes(p.pool * plan.pool.stride, sizeof(float));
+                         bytes(p.pool * plan.pool.stride + plan.pool.total_at, sizeof(float));
 }
 
 GatheredBackwardPlan plan_gathered_backward(const P& p, const AttentionBackwardKernel& kernel, int concurrency,
@@ -188,7 +187,6 @@ GatheredBackwardPlan plan_gathered_backward(const P& p, const AttentionBackwardK
   const double worth =
       std::clamp(flops / kFlopsPerWorker + bytes / kBytesPerWorker, 1.0, static_cast<double>(concurrency));
   GatheredBackwardPlan plan;
-  size_gathered_workspace(plan, p, kernel, 1, l2_bytes);  // refuses sizes that items cannot be counted of
   plan.work_items = items_of(p);
   size_gathered_workspace(plan, p, kernel, workers_for(worth, concurrency, plan.work_items), l2_bytes);
   return plan;

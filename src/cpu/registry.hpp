@@ -69,7 +69,8 @@ struct PoolSums {
   float* rows;           // [rows of the pool][stride]; garbage where ...
   std::int64_t* counts;  // [rows of the pool] ... nothing has been added yet: how often something was
   std::int64_t stride, dv_at;
-  std::int64_t total_at;  // where kPoolRun sums of a row at a time are added up, so that no sum is long; 0: nowhere
+  // So far behind a row kPoolRun of its sums at a time are added up, so that no sum is long; 0: they are not.
+  std::int64_t total_at;
 
   [[gnu::always_inline]] float* row(std::int64_t i) const { return rows + i * stride; }
 };

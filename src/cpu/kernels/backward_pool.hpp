@@ -17,7 +17,7 @@ inline bool begin_pool_sum(const PoolSums& pool, std::int64_t row) {
   const std::int64_t count = pool.counts[row]++;
   if (pool.total_at == 0 || count == 0 || count % kPoolRun != 0) return count == 0;
   float* const run = pool.row(row);
-  add_floats(run, pool.total_at, count == kPoolRun, run + pool.total_at);
+  add_floats(run, pool.stride, count == kPoolRun, run + pool.total_at);
   return true;
 }
 
