@@ -106,7 +106,8 @@ struct Workers {
       if (pool && last > item.key_begin) {
         free = wait_for_ranges(number, head, token, free, ranges.of(list[last - 1]) + 1);
         kernel.end(sorted, item, own);
-        if (last < keys) advance(progress[number], ranges.of(list[last]));
+        // Between this step's last range and the next step's first one tokens before may still be at work.
+        if (last < keys) advance(progress[number], std::min(ranges.of(list[last]), free));
       }
       item.key_begin = item.key_end;
     } while (item.key_begin < keys);

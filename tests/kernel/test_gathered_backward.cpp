@@ -246,3 +246,27 @@ TEST_CASE("gradients of gathered keys: executors and thread counts do not change
     }
   }
 }
+
+TEST_CASE("gradients of gathered keys: tokens do not overtake each other where one skips a part of the pool",
+          "[kernel][threads]") {
+  // Steps of 128 keys end far from where the next ones begin, in the first and the last rows of the pool; other tokens
+  // have the rows between.
+  BackwardCase c(typed_backward("gathered hq=4 hk=1 sq=40 sk=256 d=576 dv=512 pool=4000", DType::f32), 1,
+                 Placement::heap, {}, BackwardCase::Forward::library);
+  fill_lists(c, [](std::int64_t token, std::int64_t j) {
+    if (token % 2 == 0) return j < 128 ? j % 60 : 3900 + j % 60;
+    return 1000 + j % 128 * 15;
+  });
+  for (const std::string& entry : usable_entries(c.problem)) {
+    c.clear();
+    c.run(forced(entry, serial_executor(), 1));
+    const auto serial = bits_of(c);
+    const auto threads = std::make_shared<ThreadExecutor>(5);
+    for (int run = 0; run < 3; ++run) {
+      INFO(entry);
+      c.clear();
+      c.run(forced(entry, threads, 5));
+      CHECK(bits_of(c) == serial);
+    }
+  }
+}
