@@ -29,16 +29,12 @@ testing::Tensor integers(const Layout& layout, const std::vector<std::int64_t>& 
   return tensor;
 }
 
-/// Rows of k and v that lists of n gathered keys choose from: so many more that rows near each other are seldom on one.
-std::int64_t rows_to_gather(std::int64_t n) {
-  return 8 * n;
-}
-
-/// [b, sq, n]: each token's list full of different rows, in random order.
-testing::Tensor full_lists(const AttentionProblem& p, Generator& generator) {
+/// [b, sq, n]: each token's list full of different rows of `pool`, in random order; of fewer rows, of all of them.
+testing::Tensor full_lists(const AttentionProblem& p, std::int64_t pool, Generator& generator) {
   testing::Tensor lists(DType::i32, Layout(std::array{p.b, p.sq, p.sk}));
-  std::vector<std::int32_t> rows(static_cast<std::size_t>(rows_to_gather(p.sk)));
-  std::iota(rows.begin(), rows.end(), 0);
+  std::vector<std::int32_t> rows(static_cast<std::size_t>(std::max(pool, p.sk)));
+  for (std::size_t i = 0; i < rows.size(); ++i)
+    rows[i] = static_cast<std::int64_t>(i) < pool ? static_cast<std::int32_t>(i) : -1;
   for (std::int64_t i = 0; i < lists.size(); ++i) {
     // The first n of a shuffle; the next token goes on with what this one leaves.
     const auto at = static_cast<std::size_t>(i % p.sk);
@@ -48,12 +44,11 @@ testing::Tensor full_lists(const AttentionProblem& p, Generator& generator) {
   return lists;
 }
 
-/// Keys (or values) of d elements in pages, or in entries of rows of their own.
-testing::Cache filled(const AttentionProblem& p, std::int64_t d, std::int64_t groups,
+/// Keys (or values) of d elements in pages, or in entries of `own_rows` rows of their own.
+testing::Cache filled(const AttentionProblem& p, std::int64_t own_rows, std::int64_t d, std::int64_t groups,
                       const std::vector<std::int64_t>& pages, Generator& generator) {
   // Such a seed gives every row its own scales and zeros.
   constexpr std::uint64_t kOwnScales = 3;
-  const std::int64_t own_rows = p.gathered ? rows_to_gather(p.sk) : p.sk;
   const std::int64_t rows = p.page_size > 0 ? p.page_size : own_rows;
   const std::int64_t entries = p.page_size > 0 ? static_cast<std::int64_t>(pages.size()) : p.b;
   const std::int64_t shape[] = {entries, p.hk, rows, p.kv_dtype == DType::i4x2 ? d / 2 : d};
@@ -72,12 +67,16 @@ testing::Cache filled(const AttentionProblem& p, std::int64_t d, std::int64_t gr
 
 }  // namespace
 
-testing::Case timed_inputs(const AttentionProblem& problem, std::uint64_t seed) {
+testing::Case timed_inputs(const AttentionProblem& problem, std::uint64_t seed,
+                           std::optional<std::int64_t> given_pool) {
   const AttentionProblem& p = problem;
+  const std::int64_t pool = given_pool.value_or(8 * p.sk);
   const bool cached = p.page_size > 0 || p.ring || p.gathered || p.k_groups > 0 || p.v_groups > 0;
-  if (!cached || p.ragged_k >= 0 || p.layout != AttentionProblem::Layout::bhsd) return testing::Case(p, seed);
+  if (!cached || p.ragged_k >= 0 || p.layout != AttentionProblem::Layout::bhsd)
+    return testing::Case(p, seed, testing::Placement::heap, pool);
   testing::Case inputs(without_cache(p), seed);
   inputs.problem = p;
+  const std::int64_t own_rows = p.gathered ? pool : p.sk;
   Generator generator(seed);
   std::vector<std::int64_t> pages;
   if (p.kv_lengths)
@@ -88,10 +87,10 @@ testing::Case timed_inputs(const AttentionProblem& problem, std::uint64_t seed) 
     std::shuffle(pages.begin(), pages.end(), generator);
     inputs.block_table = integers(Layout(std::array{p.b, p.sk / p.page_size}), pages);
   }
-  if (p.gathered) inputs.indices = full_lists(p, generator);
-  testing::Cache k = filled(p, p.d, p.k_groups, pages, generator);
+  if (p.gathered) inputs.indices = full_lists(p, pool, generator);
+  testing::Cache k = filled(p, own_rows, p.d, p.k_groups, pages, generator);
   inputs.k = std::move(k.rows), inputs.k_scale = std::move(k.scale), inputs.k_zero = std::move(k.zero);
-  testing::Cache v = filled(p, p.dv, p.v_groups, pages, generator);
+  testing::Cache v = filled(p, own_rows, p.dv, p.v_groups, pages, generator);
   inputs.v = std::move(v.rows), inputs.v_scale = std::move(v.scale), inputs.v_zero = std::move(v.zero);
   return inputs;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "rapt/problem.hpp"
 #include "support/append_case.hpp"
@@ -15,13 +16,15 @@
 
 namespace rapt::bench {
 
-/// Those of testing::Case, but for caches (paged, ring or quantised keys in the layout bhsd): so that their bytes are
-/// what they seem, all sequences have sk keys, pages have one owner, in random order, and every row has its own scales
-/// and zeros.
-testing::Case timed_inputs(const AttentionProblem& problem, std::uint64_t seed);
+/// Those of testing::Case, but for caches (paged, ring, gathered or quantised keys in the layout bhsd): so that their
+/// bytes are what they seem, all sequences have sk keys, pages have one owner, in random order, and every row has its
+/// own scales and zeros. Lists of gathered keys are full, of different rows of a pool: by default of so many rows that
+/// neighbours are seldom on one list.
+testing::Case timed_inputs(const AttentionProblem& problem, std::uint64_t seed, std::optional<std::int64_t> pool = {});
 /// out and lse are the library's.
 inline testing::BackwardCase timed_inputs(const AttentionBackwardProblem& problem, std::uint64_t seed) {
-  return testing::BackwardCase(problem, seed, testing::Placement::heap, {}, testing::BackwardCase::Forward::library);
+  return {problem, timed_inputs(problem, seed, problem.pool), seed, testing::Placement::heap,
+          {},      testing::BackwardCase::Forward::library};
 }
 inline testing::AppendCase timed_inputs(const AppendKvProblem& problem, std::uint64_t seed) {
   return testing::AppendCase(problem, seed);

@@ -128,8 +128,10 @@ double tensor_bytes(const AttentionProblem& p) {
 
 double tensor_bytes(const AttentionBackwardProblem& p) {
   const double queries = real(p.hq) * (p.ragged_q >= 0 ? real(p.ragged_q) : real(p.b) * real(p.sq));
-  const double keys = real(p.hk) * (p.ragged_k >= 0 ? real(p.ragged_k) : real(p.b) * real(p.sk));
-  return tensor_bytes(static_cast<const AttentionProblem&>(p)) + queries * real(p.dv) * bench::bytes_of(p.dout_dtype) +
+  AttentionProblem forward = p;
+  if (p.gathered) forward.sk = p.pool;
+  const double keys = real(p.hk) * (p.ragged_k >= 0 ? real(p.ragged_k) : real(p.b) * real(forward.sk));
+  return tensor_bytes(forward) + queries * real(p.dv) * bench::bytes_of(p.dout_dtype) +
          (p.grads & p.kDq ? queries * real(p.d) * bench::bytes_of(p.q_dtype) : 0) +
          keys * (real(p.grads & p.kDk ? p.d : 0) + real(p.grads & p.kDv ? p.dv : 0)) * bench::bytes_of(p.kv_dtype);
 }

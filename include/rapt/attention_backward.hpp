@@ -16,7 +16,7 @@ namespace rapt {
 /// those left empty are not computed.
 struct AttentionBackwardArgs {
   TensorView q{};             ///< as in AttentionArgs
-  KvSource kv{};              ///< strided or ragged, not quantised
+  KvSource kv{};              ///< strided, ragged or gathered, not quantised
   TensorView out{};           ///< as attention() gave it
   TensorView lse{};           ///< likewise; not optional here
   ScoreSpec score{};          ///< the forward's
@@ -34,6 +34,10 @@ struct AttentionBackwardArgs {
 /// every gradient is rounded once. Rows that see no key give and get nothing (but a sink gets their dlse), and
 /// gradients of keys past a length are 0.
 ///
+/// With gathered keys dk and dv have the pool's shape: a row has the sum over all tokens that list it, as often as they
+/// do, and one that no token lists has 0, nothing of it being read. Extra memory is then O(rows) of one head of a pool,
+/// d + dv floats each (twice that for less than 32 query heads of a key head), never the keys of all lists.
+///
 /// The bits of dq depend on what those of `out` depend on; those of dk and dv on the rows of their sequence and kv
 /// head; none on threads, executor, or the other sequences of a batch. Throws Error before anything is written.
 /// Reentrant. `workspace` as for attention(). docs/contract.md has the bounds.
@@ -44,6 +48,7 @@ RAPT_API void attention_backward(const AttentionBackwardArgs& args, const Contex
 /// the gradients. Text form: "attention_backward", the forward's words, and those of the fields below.
 ///
 ///     attention_backward dtype=bf16 b=2 hq=8 hk=2 sq=512 d=64 causal dsinks
+///     attention_backward dtype=bf16 hq=128 hk=1 sq=512 sk=2048 d=576 dv=512 gathered pool=65536
 struct AttentionBackwardProblem : AttentionProblem {
   static constexpr std::uint8_t kDq = 1, kDk = 2, kDv = 4, kAll = 7;
 
@@ -53,6 +58,7 @@ struct AttentionBackwardProblem : AttentionProblem {
   bool dbias = false;
   bool dsinks = false;
   bool dalibi = false;
+  std::int64_t pool = 0;  ///< gathered: rows of k that the lists of a sequence choose from; text default: sk
 
   friend bool operator==(const AttentionBackwardProblem&, const AttentionBackwardProblem&) = default;
 

@@ -422,8 +422,8 @@ RAPT_API rapt_status rapt_plan_run_merge_states(const rapt_plan* plan, const rap
 typedef struct rapt_attention_backward_args {
   size_t struct_size; /* sizeof(rapt_attention_backward_args) as the caller was compiled */
 
-  /* As the forward call had it, strided or ragged and not quantised. Its out and lse, which is not optional here, are
-   * the forward's results. By pointer, because it may grow; only read. */
+  /* As the forward call had it, strided, ragged or gathered and not quantised. Its out and lse, which is not optional
+   * here, are the forward's results. By pointer, because it may grow; only read. */
   const rapt_attention_args* forward;
 
   rapt_tensor dout;       /* f32, bf16 or f16, shape of out */

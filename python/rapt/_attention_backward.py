@@ -43,6 +43,8 @@ def attention_backward(
     cu_seqlens_q: Array | None = None,
     cu_seqlens_k: Array | None = None,
     cache_seqlens: Array | None = None,
+    indices: Array | None = None,
+    counts: Array | None = None,
     dropout_p: float = 0.0,
     seed: int | None = None,
     offset: int = 0,
@@ -57,7 +59,8 @@ def attention_backward(
 
     dout            float32, bfloat16 or float16, of out's shape.
     q, k, v         As given to attention(); float32, bfloat16 or float16. Caches in pages, rings and quantised ones have no
-                    gradients, nor have gathered keys.
+                    gradients. With indices, a row of k or v has the sum over all tokens that list it, as often as they do, and 0
+                    if none does.
     out, lse        As attention() gave them.
     causal, ...     As given to attention().
     dlse            float32, of lse's shape: for losses that depend on lse, such as those of merged results.
@@ -87,6 +90,8 @@ def attention_backward(
             cu_seqlens_q=cu_seqlens_q,
             cu_seqlens_k=cu_seqlens_k,
             cache_seqlens=cache_seqlens,
+            indices=indices,
+            counts=counts,
             dropout_p=dropout_p,
             seed=seed,
             offset=offset,

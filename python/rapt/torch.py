@@ -37,7 +37,8 @@ could be so.
 delta_rule is linear attention with a state (rapt.delta_rule) for tensors, with gradients and torch.compile, and chunk_kda,
 fused_recurrent_kda, chunk_gated_delta_rule and fused_recurrent_gated_delta_rule are that with flash-linear-attention's
 arguments: its models run on CPUs where they import these instead. index_scores, index_topk and select_topk are the indexer of
-DeepSeek Sparse Attention (rapt.dsa) for tensors, the scores with gradients. None of them has GPU kernels or a fallback.
+DeepSeek Sparse Attention (rapt.dsa) for tensors, the scores with gradients; sparse_attention is rapt.attention over the keys that
+it selects, with gradients, and indexer_loss what it is trained with. None of them has GPU kernels or a fallback.
 """
 
 from __future__ import annotations
@@ -60,9 +61,11 @@ from torch.overrides import TorchFunctionMode, has_torch_function_variadic
 
 from rapt import _aten, _core, _refusals, _sdpa, _sdpa_autograd
 from rapt._delta_rule_torch import delta_rule
+from rapt._dsa_loss import indexer_loss
 from rapt._dsa_torch import index_scores, index_topk, select_topk
 from rapt._fla import chunk_gated_delta_rule, chunk_kda, fused_recurrent_gated_delta_rule, fused_recurrent_kda
 from rapt._refusals import FallbackWarning
+from rapt._sparse_torch import sparse_attention
 
 __all__ = [
     "FallbackWarning",
@@ -76,8 +79,10 @@ __all__ = [
     "fused_recurrent_kda",
     "index_scores",
     "index_topk",
+    "indexer_loss",
     "scaled_dot_product_attention",
     "select_topk",
+    "sparse_attention",
 ]
 
 _functional: Any = functional

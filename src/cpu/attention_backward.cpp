@@ -1,11 +1,12 @@
 // attention_backward on the CPU: how keys are cut into items, and the workers that share them.
+#include "cpu/attention_backward.hpp"
+
 #include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <memory>
 
 #include "core/float_environment.hpp"
-#include "cpu/attention_plan.hpp"
 #include "cpu/entry.hpp"
 #include "operations/attention_check.hpp"
 
@@ -35,10 +36,6 @@ struct BackwardPlan final : EntryPlan {
   }
 };
 
-int64_t rows_of_chunk(const AttentionBackwardKernel& kernel) {
-  return std::max(kernel.facts.block_q, 1);
-}
-
 // Of one sequence: what lies before it, of all heads. Chunks are those with sums.
 struct Before {
   int64_t items, chunks;
@@ -61,12 +58,6 @@ struct HeadCut {
         items(items_of(len_k, keys)),
         sums(rows <= kFewRows ? items : 1) {}
 };
-
-// K, V and their gradients of an item stay in half of L2, beside a chunk.
-int64_t max_keys(const P& p, std::size_t l2_bytes) {
-  const auto bytes_of_key = static_cast<int64_t>(2 * sizeof(float)) * (p.d + p.dv);
-  return std::max<int64_t>(static_cast<int64_t>(l2_bytes) / 2 / bytes_of_key / kBackwardKeys, 1) * kBackwardKeys;
-}
 
 // Problems without tensors may be of any size. Throws Error for one whose items, or pieces of the bias, pass int64.
 void check_items(const P& p) {
@@ -120,7 +111,7 @@ BackwardPlan plan_backward(const P& p, const AttentionBackwardKernel& kernel, in
   const double worth = std::clamp(flops / kFlopsPerWorker, 1.0, static_cast<double>(concurrency));
   // Ranges of about the same length, as many as keep the workers busy.
   const int64_t most = ceil_div(std::max<int64_t>(p.sk, 1), kBackwardKeys);
-  int64_t ranges = ceil_div(most * kBackwardKeys, max_keys(p, l2_bytes));
+  int64_t ranges = ceil_div(most * kBackwardKeys, max_backward_keys(p, l2_bytes));
   if (worth > 1)
     ranges =
         std::clamp(ceil_div(static_cast<int64_t>(worth) * kItemsPerWorker, std::max<int64_t>(heads, 1)), ranges, most);
@@ -244,32 +235,6 @@ struct Workers {
   }
 };
 
-// to[h] or to[b][h] = the sums of what rows add, in their order.
-void add_up(const AttentionBackwardParams& p, const IsaKernels& isa, const float* rows, const Gradient& to) {
-  const FloatEnvironment environment;
-  const auto store = [&](int64_t at, double x) {
-    const auto rounded = static_cast<float>(x);
-    isa.convert(DType::f32, &rounded, to.type,
-                static_cast<std::byte*>(to.data) + at * static_cast<int64_t>(size_of(to.type)), 1);
-  };
-  const auto sum = [&](int64_t b, int64_t h) {
-    const Sequence q = sequence_of(p, p, b);
-    const float* const from = p.total_q < 0 ? rows + (b * p.hq + h) * p.sq : rows + h * p.total_q + q.q_first;
-    double total = 0;
-    for (int64_t i = 0; i < q.len_q; ++i) total += static_cast<double>(from[i]);
-    return total;
-  };
-  for (int64_t h = 0; h < p.hq; ++h) {
-    double total = 0;
-    for (int64_t b = 0; b < p.b; ++b) {
-      const double of_sequence = sum(b, h);
-      total += of_sequence;
-      if (to.stride.b != 0) store(b * to.stride.b + h * to.stride.h, of_sequence);
-    }
-    if (to.stride.b == 0) store(h * to.stride.h, total);
-  }
-}
-
 class AttentionBackwardEntry final : public CpuEntry {
  public:
   AttentionBackwardEntry(const AttentionBackwardKernel& kernel, const BuiltIsa& built)
@@ -277,24 +242,36 @@ class AttentionBackwardEntry final : public CpuEntry {
 
   std::string_view refuse(const Problem&, const Context::Impl& context) const override { return refuse_isa(context); }
   std::unique_ptr<EntryPlan> plan(const Problem& problem, const Context::Impl& context) const override {
-    return std::make_unique<BackwardPlan>(
-        plan_backward(std::get<AttentionBackwardProblem>(problem), kernel_, context.concurrency(), machine().l2_bytes));
+    const auto& p = std::get<P>(problem);
+    const std::size_t l2_bytes = machine().l2_bytes;
+    if (p.gathered)
+      return std::make_unique<GatheredBackwardPlan>(
+          plan_gathered_backward(p, kernel_, context.concurrency(), l2_bytes));
+    return std::make_unique<BackwardPlan>(plan_backward(p, kernel_, context.concurrency(), l2_bytes));
   }
   std::size_t max_workspace_bytes(const Problem& largest, const Context::Impl& context) const override {
     const auto& p = std::get<P>(largest);
+    if (p.gathered) {
+      GatheredBackwardPlan plan;
+      size_gathered_workspace(plan, p, kernel_, context.concurrency(), machine().l2_bytes);
+      return plan.workspace_bytes;
+    }
     check_items(p);
     BackwardPlan plan;
     plan.chunk_rows = rows_of_chunk(kernel_);
     plan.threads = context.concurrency();
     const int64_t blocks = ceil_div(std::max<int64_t>(p.sk, 1), kBackwardKeys);
-    plan.keys_per_item = std::min(blocks * kBackwardKeys, max_keys(p, machine().l2_bytes));
+    plan.keys_per_item = std::min(blocks * kBackwardKeys, max_backward_keys(p, machine().l2_bytes));
     size_workspace(plan, p, kernel_, p.b * p.hk * blocks, blocks > 1, true);
     return plan.workspace_bytes;
   }
   void run(const EntryPlan& entry_plan, const Call& call, const Context::Impl& context,
            std::byte* workspace) const override {
-    const auto& plan = static_cast<const BackwardPlan&>(entry_plan);
     const auto& p = std::get<AttentionBackwardParams>(call.params);
+    if (std::get<P>(call.problem).gathered)
+      return run_gathered_backward(static_cast<const GatheredBackwardPlan&>(entry_plan), kernel_, *built_.kernels, p,
+                                   context, workspace);
+    const auto& plan = static_cast<const BackwardPlan&>(entry_plan);
     auto* const before = reinterpret_cast<Before*>(workspace);
     std::byte* at = workspace + plan.first_bytes;
     auto* const progress = reinterpret_cast<std::int32_t*>(at);
@@ -334,6 +311,31 @@ class AttentionBackwardEntry final : public CpuEntry {
 };
 
 }  // namespace
+
+void add_up(const AttentionBackwardParams& p, const IsaKernels& isa, const float* rows, const Gradient& to) {
+  const FloatEnvironment environment;
+  const auto store = [&](int64_t at, double x) {
+    const auto rounded = static_cast<float>(x);
+    isa.convert(DType::f32, &rounded, to.type,
+                static_cast<std::byte*>(to.data) + at * static_cast<int64_t>(size_of(to.type)), 1);
+  };
+  const auto sum = [&](int64_t b, int64_t h) {
+    const Sequence q = sequence_of(p, p, b);
+    const float* const from = p.total_q < 0 ? rows + (b * p.hq + h) * p.sq : rows + h * p.total_q + q.q_first;
+    double total = 0;
+    for (int64_t i = 0; i < q.len_q; ++i) total += static_cast<double>(from[i]);
+    return total;
+  };
+  for (int64_t h = 0; h < p.hq; ++h) {
+    double total = 0;
+    for (int64_t b = 0; b < p.b; ++b) {
+      const double of_sequence = sum(b, h);
+      total += of_sequence;
+      if (to.stride.b != 0) store(b * to.stride.b + h * to.stride.h, of_sequence);
+    }
+    if (to.stride.b == 0) store(h * to.stride.h, total);
+  }
+}
 
 void add_attention_backward(const Machine& machine, Entries& entries) {
   const auto add = [&](const AttentionBackwardKernel* kernel, const BuiltIsa& built) {

@@ -62,6 +62,21 @@ struct AttentionKernel {
 // Keys [key_begin, key_end) of one kv head of one sequence, whose rows come to it in chunks. key_begin is a multiple of
 // kBackwardKeys, key_end may lie past the sequence's length; both are that length where others have the keys.
 inline constexpr std::int64_t kBackwardKeys = 128;
+
+// Sums of dK and dV over all tokens that list a row of a pool of gathered keys, of one kv head. A row of so many floats
+// has dK, [whole vectors of 32], then dV at `dv_at`; each only if it is wanted. Token by token is added, and an item is
+// not alone with them: its end() is called when the sums are its to add to.
+struct PoolSums {
+  float* rows;           // [rows of the pool][stride]; garbage where ...
+  std::int64_t* counts;  // [rows of the pool] ... nothing has been added yet: how often something was
+  std::int64_t stride, dv_at;
+  // So far behind a row kPoolRun of its sums at a time are added up, so that no sum is long; 0: they are not.
+  std::int64_t total_at;
+
+  [[gnu::always_inline]] float* row(std::int64_t i) const { return rows + i * stride; }
+};
+inline constexpr std::int64_t kPoolRun = 32;
+
 struct BackwardItem {
   std::int64_t b, hk, key_begin, key_end;
   std::int64_t clear_end;  // keys of the tensors past the sequence's, up to here, get gradients of 0
@@ -71,7 +86,12 @@ struct BackwardItem {
   bool split;  // the sums are this item's alone, and all 0: an item without keys finishes the rows
   // What each row adds to the gradients of sinks and slopes: [b, hq, sq], ragged [hq, total_q]. Null: not wanted.
   float *sink_sums, *slope_sums;
-  std::int32_t* head_facts;  // of the head, 0 at first: what begin() wants to find out once for all of its items
+  std::int32_t* head_facts;        // of the head, 0 at first: what begin() wants to find out once for all of its items
+  const PoolSums* pool = nullptr;  // gathered keys: where end() adds dK and dV. Null: it stores them
+};
+// Rows [begin, end) of a head of a pool whose sums are complete.
+struct PoolItem {
+  std::int64_t pool, hk, begin, end;
 };
 // A piece of the gradient of the bias: the kernel's rows from row_begin on, and kBackwardKeys keys. Of dimensions that
 // the bias broadcasts over, index 0.
@@ -212,6 +232,8 @@ struct IsaKernels {
   const DeltaRuleBackwardKernel* delta_rule_backward = nullptr;
   const IndexScoresKernel* index_scores = nullptr;
   const SelectTopkKernel* select_topk = nullptr;
+  // attention_backward of gathered keys: gradients of rows of a pool from their sums, which then are as if never used.
+  void (*store_pool)(const AttentionBackwardParams&, const PoolItem&, const PoolSums&) noexcept;
   // Finishes rows of attention from their partial results: [splits][rows of the item][partial_floats] at item.partial,
   // with every key in its range.
   void (*combine)(const AttentionParams&, const WorkItem&, std::int64_t splits) noexcept;

@@ -45,9 +45,9 @@ class Validator {
     check_apart(workspace, tensors_.all());
     return {p_, f_, args_.q.device, p_.b == 0 || p_.hq == 0 || p_.sq == 0, std::move(storage_)};
   }
-  AttentionProblem give(AttentionParams& params, std::vector<Checked>& all) {
+  AttentionProblem give(AttentionParams& params, std::vector<Checked>& all, std::shared_ptr<const void>& lists) {
     check_all();
-    params = f_;
+    params = f_, lists = std::move(storage_);
     all.assign(tensors_.all().begin(), tensors_.all().end());
     return p_;
   }
@@ -409,8 +409,9 @@ class Validator {
 
 }  // namespace
 
-AttentionProblem check_forward(const AttentionArgs& args, AttentionParams& params, std::vector<Checked>& all) {
-  return Validator(args, false).give(params, all);
+AttentionProblem check_forward(const AttentionArgs& args, AttentionParams& params, std::vector<Checked>& all,
+                               std::shared_ptr<const void>& lists) {
+  return Validator(args, false).give(params, all, lists);
 }
 
 void fill_sizes(const AttentionProblem& problem, AttentionParams& f) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -43,11 +44,12 @@ constexpr Field<P> kFields[] = {
     flag_field<P, &P::dbias>("dbias"),
     flag_field<P, &P::dsinks>("dsinks"),
     flag_field<P, &P::dalibi>("dalibi"),
+    {"pool", false,
+     [](const P& p, std::string_view key, std::string& text) {
+       if (p.pool != (p.gathered ? p.sk : 0)) print_word(text, key, std::to_string(p.pool));
+     },
+     [](P& p, const Word& word) { p.pool = word.integer(); }},
 };
-
-[[noreturn]] void refuse_gathered() {
-  throw Error("kv", "gathered keys", "KvSource::strided or ragged");
-}
 
 class Validator {
  public:
@@ -57,9 +59,10 @@ class Validator {
     const AttentionArgs forward{args_.q,           args_.kv, read_only(args_.out), args_.score, read_only(args_.lse),
                                 args_.cu_seqlens_q};
     if (!args_.lse) throw Error("lse", "no tensor", "the forward's");
-    if (args_.kv.kind == KvSource::Kind::gathered) refuse_gathered();  // before its lists are read
-    check_float("k", args_.kv.k.dtype);                                // else scales would be asked for
-    static_cast<AttentionProblem&>(p_) = check_forward(forward, f_, all_);
+    check_float("k", args_.kv.k.dtype);  // else scales would be asked for
+    std::shared_ptr<const void> lists;
+    static_cast<AttentionProblem&>(p_) = check_forward(forward, f_, all_, lists);
+    if (p_.gathered) f_.pools = args_.kv.k.shape[0], p_.pool = args_.kv.k.shape[2];
     ragged_q_ = p_.ragged_q >= 0, ragged_k_ = p_.ragged_k >= 0;
     f_.dout = input("dout", args_.dout, args_.out, f_.dout_type, f_.dout_stride);
     p_.dout_dtype = args_.dout.dtype;
@@ -83,7 +86,7 @@ class Validator {
     check_overlaps(all_);
     check_apart(workspace, all_);
     // There may be no row, and yet gradients to fill with zeros.
-    return {p_, f_, args_.q.device, writes_nothing(all_), nullptr};
+    return {p_, f_, args_.q.device, writes_nothing(all_), std::move(lists)};
   }
 
  private:
@@ -151,6 +154,7 @@ AttentionBackwardProblem AttentionBackwardProblem::parse(std::string_view text) 
   complete(words, p);
   p.lse = true;
   if (!words.has("dout")) p.dout_dtype = p.out_dtype;
+  if (p.gathered && !words.has("pool")) p.pool = p.sk;
   return p;
 }
 
@@ -159,11 +163,12 @@ AttentionBackwardProblem AttentionBackwardProblem::of(const AttentionBackwardArg
 }
 
 void check(const AttentionBackwardProblem& p) {
-  if (p.page_size > 0 || p.ring) throw Error("kv", "pages or a ring", "KvSource::strided or ragged");
-  if (p.gathered) refuse_gathered();
+  if (p.page_size > 0 || p.ring) throw Error("kv", "pages or a ring", "KvSource::strided, ragged or gathered");
   check_float("k", p.kv_dtype);
   check(static_cast<const AttentionProblem&>(p));
   check_float("dout", p.dout_dtype);
+  if (!p.gathered && p.pool != 0) throw Error("pool", std::to_string(p.pool) + " rows", "none without gathered keys");
+  if (p.pool < 0 || p.pool > kMaxSize) throw Error("pool", std::to_string(p.pool) + " rows", "0 to 2^48");
   if (p.grads > P::kAll) throw Error("problem", "unknown gradients", "dq, dk and dv");
   if (p.grads == 0 && !p.dbias && !p.dsinks && !p.dalibi) throw Error("dq", "no gradient is wanted", "one or more");
   for (const auto& [name, wanted, given] :

@@ -26,6 +26,7 @@ struct AttentionBackwardParams : AttentionParams {
   Gradient grad_bias;                                               // summed over dimensions of size 1
   std::int64_t grad_bias_b, grad_bias_h, grad_bias_q, grad_bias_k;  // its sizes
   Gradient grad_sinks, grad_alibi;  // [hq]; [hq] or [b, hq], summed over b where the stride is 0
+  std::int64_t pools;  // gathered: entries of k, each of page_count rows, which lists of so many sequences choose from
 };
 
 }  // namespace rapt

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <memory_resource>
 #include <span>
 #include <string>
@@ -76,8 +77,9 @@ inline AttentionProblem in_sequences(AttentionProblem p) {
 Strides row_strides(const Layout& t, bool ragged, bool has_elements);
 
 // validate() of a forward whose out and lse are inputs, but for overlaps: fills `params` and adds every tensor to
-// `all`.
-AttentionProblem check_forward(const AttentionArgs& args, AttentionParams& params, std::vector<Checked>& all);
+// `all`. `lists` becomes what `params` has of gathered keys beyond the tensors.
+AttentionProblem check_forward(const AttentionArgs& args, AttentionParams& params, std::vector<Checked>& all,
+                               std::shared_ptr<const void>& lists);
 // Throws Error for what is no share of weights to drop.
 void check_dropout(const char* name, float p);
 

@@ -76,14 +76,17 @@ RAPT_HOST_DEVICE std::int64_t block_of(const KvLayout& kv, std::int64_t i, std::
   return clamp_to(page, 0, kv.page_count - 1);
 }
 
+// The row of k and v that entry j of a list of gathered keys names; `i` is the entry of the batch.
+RAPT_HOST_DEVICE std::int64_t listed_row(const KvLayout& kv, std::int64_t i, std::int64_t k_first, std::int64_t j) {
+  const std::int64_t row = kv.pages.element(i * kv.pages_stride_b + k_first + j * kv.pages.stride);
+  return clamp_to(row, 0, kv.page_count - 1);
+}
+
 // The index of key j's row in k or v, or in their scales, of sequence (entry, if keys are gathered) i and kv head hk.
 RAPT_HOST_DEVICE std::int64_t key_index(const KvLayout& kv, const Strides& s, std::int64_t i, std::int64_t hk,
                                         std::int64_t k_first, std::int64_t j) {
   if (kv.page_size == 0) return i * s.b + hk * s.h + (k_first + j) * s.s;
-  if (kv.tokens > 0) {
-    const std::int64_t row = kv.pages.element(i * kv.pages_stride_b + k_first + j * kv.pages.stride);
-    return i * s.b + hk * s.h + clamp_to(row, 0, kv.page_count - 1) * s.s;
-  }
+  if (kv.tokens > 0) return i * s.b + hk * s.h + listed_row(kv, i, k_first, j) * s.s;
   return block_of(kv, i, j) * s.b + hk * s.h + j % kv.page_size * s.s;
 }
 

@@ -99,6 +99,29 @@ static void test_gradients(void) {
   CHECK(isnan(f.dk[0]) && isnan(f.dbias[0]));
 }
 
+/* Every token has the list of all keys, backwards and with gaps. */
+static void test_gathered_gradients(void) {
+  enum { N = 2 * SK };
+  static backward_fixture f;
+  int32_t indices[B * SQ * N];
+  backward_init(&f);
+  for (int i = 0; i < B * SQ * N; ++i) indices[i] = i % 2 ? -1 : SK - 1 - i % N / 2;
+  rapt_attention_args* const dense = &f.forward.args;
+  memset(&dense->bias, 0, sizeof dense->bias), memset(&dense->alibi, 0, sizeof dense->alibi);
+  memset(&dense->kv_seqlens, 0, sizeof dense->kv_seqlens);
+  dense->causal = 0, dense->align = RAPT_ALIGN_NONE, dense->align_offset = 0;
+  rapt_attention_args gathered = *dense;
+  gathered.kv_kind = RAPT_KV_GATHERED;
+  gathered.indices = contiguous(indices, RAPT_I32, 3, B, SQ, N, 0);
+  CHECK_OK(rapt_attention(&gathered, NULL));
+  f.args.forward = &gathered;
+  memset(&f.args.dbias, 0, sizeof f.args.dbias), memset(&f.args.dalibi, 0, sizeof f.args.dalibi);
+  CHECK_OK(rapt_attention_backward(&f.args, NULL));
+  check_gradients(&f);
+  indices[0] = SK;
+  CHECK_REFUSED(rapt_attention_backward(&f.args, NULL), "kv.indices");
+}
+
 /* Every gradient has a type of its own. */
 static void test_types(void) {
   backward_fixture f;
@@ -246,6 +269,7 @@ static void test_plan(void) {
 
 void test_attention_backward(void) {
   test_gradients();
+  test_gathered_gradients();
   test_types();
   test_refusals();
   test_struct_sizes();

@@ -25,7 +25,8 @@ EXAMPLES = [
     ("An operation", r"merge_states|Merge(States|Case)", "merge", [
         "python/src/cache.", "python/rapt/_cache.py", "tools/main.cpp", "python/rapt/_info.py"]),
     ("An operation", r"attention_backward|\b(Attention)?Backward(Args|Problem|Params|Case)", "backward", [
-        "python/src/call.", "python/rapt/_sdpa", "python/rapt/_model_attention.py", "python/rapt/_mla.py"]),
+        "python/src/call.", "python/rapt/_sdpa", "python/rapt/_sparse_torch.py", "python/rapt/_model_attention.py",
+        "python/rapt/_mla.py"]),
     ("An operation", r"delta_rule|DeltaRule(Args|Problem|Params|Case)", "delta_rule", [
         "src/api/c/c_api.hpp", "python/rapt/_fla.py", "python/rapt/_info.py", "python/rapt/torch.py"]),
     ("An operation", r"delta_rule_backward|DeltaRuleBackward(Args|Problem|Params|Case)", "delta_rule", []),

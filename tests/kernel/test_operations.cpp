@@ -152,6 +152,9 @@ void for_large_problems(const Use& use) {
   use(AttentionBackwardProblem::parse("attention_backward dtype=bf16 hq=2 sq=100 sk=2500 d=64 sinks dsinks"));
   use(AttentionBackwardProblem::parse(
       "attention_backward dtype=bf16 hq=2 sq=300 sk=500 d=40 causal align=bottom_right softcap=8 alibi dalibi"));
+  use(AttentionBackwardProblem::parse("attention_backward b=2 hq=6 hk=2 sq=50 sk=300 d=40 gathered pool=700 dlse"));
+  use(AttentionBackwardProblem::parse(
+      "attention_backward dtype=bf16 hq=100 sq=20 hk=1 sk=500 d=64 dv=40 gathered pool=900 sinks dsinks"));
   use(DeltaRuleProblem::parse("delta_rule hq=1 t=60 d=128 dv=256 decay=channel beta state"));
   use(DeltaRuleProblem::parse(
       "delta_rule dtype=bf16 b=3 hq=6 hk=2 hv=6 t=50 d=100 dv=72 decay=head gate beta ragged=90"));

@@ -45,6 +45,13 @@ struct Sums {
         variance(value),
         squares(value),
         plain(FloatMatrix::Zero(rows, cols)) {}
+
+  /// Row `to` += row r of others.
+  void add_row(Eigen::Index to, const Sums& others, Eigen::Index r) {
+    for (Matrix Sums::*m : {&Sums::value, &Sums::magnitude, &Sums::error, &Sums::variance, &Sums::squares})
+      (this->*m).row(to) += (others.*m).row(r);
+    plain.row(to) += others.plain.row(r);
+  }
 };
 
 /// A gradient as it is collected.

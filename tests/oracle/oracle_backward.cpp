@@ -95,11 +95,8 @@ class Oracle {
   }
 
   BackwardReference run() {
-    const std::int64_t sequences = ragged_q_ ? args_.cu_seqlens_q.shape[0] - 1 : args_.q.shape[0];
-    for (std::int64_t n = 0; n < sequences; ++n)
-      for (std::int64_t h = 0; h < hk_; ++h)
-        if ((subset_.sequence < 0 || subset_.sequence == n) && (subset_.kv_head < 0 || subset_.kv_head == h))
-          run_group(n, h);
+    if (args_.kv.kind == KvSource::Kind::gathered) run_gathered();
+    else run_sequences();
     if (!subset_.whole()) return std::move(result_);
     for (Collected* sums : {&dbias_, &dsinks_, &dalibi_}) sums->finish_all();
     for (Collected* sums : {&dq_, &dk_, &dvalues_}) sums->rest_is_zero();
@@ -107,6 +104,66 @@ class Oracle {
   }
 
  private:
+  void run_sequences() {
+    const std::int64_t sequences = ragged_q_ ? args_.cu_seqlens_q.shape[0] - 1 : args_.q.shape[0];
+    for (std::int64_t n = 0; n < sequences; ++n)
+      for (std::int64_t h = 0; h < hk_; ++h)
+        if ((subset_.sequence < 0 || subset_.sequence == n) && (subset_.kv_head < 0 || subset_.kv_head == h))
+          run_group(n, h);
+  }
+
+  /// Of each pool and head, the sums of all tokens whose lists are of its rows.
+  void run_gathered() {
+    const std::int64_t b = args_.q.shape[0], sq = args_.q.shape[2], pools = args_.kv.k.shape[0],
+                       pool_rows = args_.kv.k.shape[2];
+    const Index some_rows = every(step_, pool_rows);
+    const auto count = static_cast<Eigen::Index>(some_rows.size());
+    for (std::int64_t pool = 0; pool < pools; ++pool) {
+      for (std::int64_t h = 0; h < hk_; ++h) {
+        if ((subset_.kv_head >= 0 && subset_.kv_head != h) ||
+            (subset_.sequence >= 0 && pools > 1 && subset_.sequence != pool))
+          continue;
+        PoolSums sums{Sums(count, d_), Sums(count, dv_), std::vector<double>(some_rows.size())};
+        for (std::int64_t n = pools == 1 ? 0 : pool; n < (pools == 1 ? b : pool + 1); ++n)
+          for (std::int64_t i = 0; i < sq; ++i) run_token(n, i, h, sums);
+        for (std::size_t r = 0; r < some_rows.size(); ++r)
+          put_key(sums.of_k, sums.of_v, static_cast<Eigen::Index>(r), (pool * hk_ + h) * pool_rows + some_rows[r],
+                  sums.terms[r]);
+      }
+    }
+  }
+
+  struct PoolSums {
+    Sums of_k, of_v;  ///< of every step-th row and the last one
+    std::vector<double> terms;
+  };
+  void run_token(std::int64_t n, std::int64_t i, std::int64_t kv_head, PoolSums& pool) {
+    const std::vector<Slot> slots = listed_slots(args_.kv, n, i);
+    const Keys keys(args_.kv, false, kv_head, slots), values(args_.kv, true, kv_head, slots);
+    const std::int64_t last_row = args_.kv.k.shape[2] - 1, group = hq_ / hk_;
+    Index some_keys;
+    for (std::size_t j = 0; j < slots.size(); ++j)
+      if (slots[j].row % step_ == 0 || slots[j].row == last_row) some_keys.push_back(static_cast<std::int64_t>(j));
+    const Index all_keys = every(1, std::ssize(slots)), one{0};
+    Sums of_k(std::ssize(some_keys), d_), of_v(std::ssize(some_keys), dv_);
+    for (std::int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
+      const Head head{forward_, n, h, 0, 0, keys, values};
+      const Matrix q = rows(args_.q, false, n, h, i, 1), dout = rows(args_.dout, false, n, h, i, 1);
+      std::vector<RowFacts> facts;
+      note_rows(head, 0, q, dout, i, facts);
+      add_keys(pairs_of(head, q, dout, one, some_keys, facts), q, dout, one, facts, of_k, of_v);
+      if (i % step_ == 0 || i == args_.q.shape[2] - 1)
+        put_rows(head, pairs_of(head, q, dout, one, all_keys, facts), one, {i, 1}, all_keys, facts);
+    }
+    for (std::size_t j = 0; j < some_keys.size(); ++j) {
+      const std::int64_t row = slots[static_cast<std::size_t>(some_keys[j])].row;
+      const std::int64_t to = row % step_ == 0 ? row / step_ : std::ssize(pool.terms) - 1;
+      pool.of_k.add_row(to, of_k, static_cast<Eigen::Index>(j));
+      pool.of_v.add_row(to, of_v, static_cast<Eigen::Index>(j));
+      pool.terms[static_cast<std::size_t>(to)] += static_cast<double>(group);
+    }
+  }
+
   /// All query heads that share a head of keys.
   void run_group(std::int64_t n, std::int64_t kv_head) {
     const Range own_q = rows_of(args_.cu_seqlens_q, n, ragged_q_ ? 0 : args_.q.shape[2]);
@@ -231,7 +288,8 @@ class Oracle {
   }
 
   double read_dlse(const Head& head, std::int64_t i, std::int64_t row_begin) const {
-    return ragged_q_ ? read_float(args_.dlse, {row_begin + i, head.h}) : read_float(args_.dlse, {head.n, head.h, i});
+    return ragged_q_ ? read_float(args_.dlse, {row_begin + i, head.h})
+                     : read_float(args_.dlse, {head.n, head.h, row_begin + i});
   }
 
   /// Rows `index` of q and dout, which are theirs alone, with keys `key_index`.
@@ -344,8 +402,8 @@ class Oracle {
     sums.variance = size * size * times(pairs.dx_var, k_squares) + of_delta.cwiseAbs2() + of_lse.cwiseAbs2();
     if (plain_) sums.plain = static_cast<float>(scale_) * times_fp32(pairs.plain_dx, finite_only(k).cast<float>());
     for (std::size_t r = 0; r < index.size(); ++r) {
-      const std::int64_t row =
-          ragged_q_ ? (own.begin + index[r]) * hq_ + head.h : (head.n * hq_ + head.h) * args_.q.shape[2] + index[r];
+      const std::int64_t row = ragged_q_ ? (own.begin + index[r]) * hq_ + head.h
+                                         : (head.n * hq_ + head.h) * args_.q.shape[2] + own.begin + index[r];
       dq_.put(static_cast<std::size_t>(row * d_), sums, static_cast<Eigen::Index>(r), static_cast<double>(keys.size()));
     }
   }
@@ -386,10 +444,12 @@ class Oracle {
     for (std::size_t r = 0; r < index.size(); ++r) {
       const std::int64_t j = seen.begin + index[r];
       const std::int64_t row = ragged_k_ ? (own.begin + j) * hk_ + h : (n * hk_ + h) * args_.kv.k.shape[2] + j;
-      const auto at = static_cast<Eigen::Index>(r);
-      if (dk_) dk_.put(static_cast<std::size_t>(row * d_), of_k, at, terms);
-      if (dvalues_) dvalues_.put(static_cast<std::size_t>(row * dv_), of_v, at, terms);
+      put_key(of_k, of_v, static_cast<Eigen::Index>(r), row, terms);
     }
+  }
+  void put_key(const Sums& of_k, const Sums& of_v, Eigen::Index r, std::int64_t row, double terms) {
+    if (dk_) dk_.put(static_cast<std::size_t>(row * d_), of_k, r, terms);
+    if (dvalues_) dvalues_.put(static_cast<std::size_t>(row * dv_), of_v, r, terms);
   }
 
   /// What some rows give to dbias and dalibi.

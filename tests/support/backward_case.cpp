@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <random>
 #include <string>
+#include <utility>
 
 #include "rapt/plan.hpp"
 #include "support/entries.hpp"
@@ -29,7 +30,11 @@ void run_library(const AttentionArgs& args) {
 
 BackwardCase::BackwardCase(const AttentionBackwardProblem& given, std::uint64_t seed, Placement placement,
                            std::optional<DType> gradients, Forward forward)
-    : problem(given), inputs(given, seed, placement), forward_(forward) {
+    : BackwardCase(given, Case(given, seed, placement, given.pool), seed, placement, gradients, forward) {}
+
+BackwardCase::BackwardCase(const AttentionBackwardProblem& given, Case forward_inputs, std::uint64_t seed,
+                           Placement placement, std::optional<DType> gradients, Forward forward)
+    : problem(given), inputs(std::move(forward_inputs)), forward_(forward) {
   const AttentionBackwardProblem& p = problem;
   const auto like = [&](const Tensor& tensor, bool wanted) {
     return wanted ? Tensor(gradients.value_or(tensor.dtype()), tensor.layout(), placement) : Tensor();

@@ -29,6 +29,10 @@ struct BackwardCase {
                         Placement placement = Placement::heap, std::optional<DType> gradients = {},
                         Forward forward = Forward::oracle);
 
+  /// With the forward's tensors as they are given.
+  BackwardCase(const AttentionBackwardProblem& problem, Case inputs, std::uint64_t seed, Placement placement,
+               std::optional<DType> gradients, Forward forward);
+
   /// Views of the tensors, and the scalars of `problem`.
   AttentionBackwardArgs args();
   void run(const Context& context) { attention_backward(args(), context); }

@@ -132,8 +132,11 @@ struct Lists {
   Tensor indices, counts;
   std::vector<bool> is_listed;  // [entries][rows]
 
-  Lists(const AttentionProblem& p, std::uint64_t seed, Generator random, Placement placement)
-      : entries(seed % 3 == 2 ? 1 : p.b), rows(p.sk + 5), is_listed(static_cast<std::size_t>(entries * rows)) {
+  Lists(const AttentionProblem& p, std::optional<std::int64_t> pool, std::uint64_t seed, Generator random,
+        Placement placement)
+      : entries(seed % 3 == 2 ? 1 : p.b),
+        rows(pool.value_or(p.sk + 5)),
+        is_listed(static_cast<std::size_t>(entries * rows)) {
     const auto between = [&](std::int64_t low, std::int64_t high) {
       return std::uniform_int_distribution<std::int64_t>(low, high)(random);
     };
@@ -157,8 +160,8 @@ struct Lists {
       const std::int64_t count = has_counts ? between(length, p.sk) : p.sk;
       if (has_counts) set(counts, token, count);
       for (std::int64_t j = 0; j < p.sk; ++j) {
-        std::int64_t row = between(0, rows - 3);
-        if (j >= length || (choice % 2 == 1 && between(0, 3) == 0)) row = -between(1, 9);
+        std::int64_t row = between(0, std::max<std::int64_t>(rows - 3, 0));
+        if (rows == 0 || j >= length || (choice % 2 == 1 && between(0, 3) == 0)) row = -between(1, 9);
         if (j < count && row >= 0)
           is_listed[static_cast<std::size_t>((entries == 1 ? 0 : token / p.sq) * rows + row)] = true;
         if (j >= count && j % 2 == 0) row = std::numeric_limits<std::int32_t>::max();
@@ -201,7 +204,8 @@ AttentionProblem typed(const std::string& text, DType dtype) {
   return problem;
 }
 
-Case::Case(const AttentionProblem& given, std::uint64_t seed, Placement placement) : problem(given) {
+Case::Case(const AttentionProblem& given, std::uint64_t seed, Placement placement, std::optional<std::int64_t> pool)
+    : problem(given) {
   const AttentionProblem& p = problem;
   const auto generator = [seed](std::uint64_t tensor) { return Generator(seed * 64 + tensor); };
   Generator numbers = generator(11);
@@ -220,7 +224,7 @@ Case::Case(const AttentionProblem& given, std::uint64_t seed, Placement placemen
     const Dims lengths = ragged_lengths(p.b, p.sk, p.ragged_k, seed, "ragged_k");
     cu_seqlens_k = index_tensor(cumulated(lengths), seed / 2, placement);
   }
-  make_keys(seed, placement);
+  make_keys(seed, placement, pool);
 
   if (p.lse) {
     lse = p.ragged_q >= 0 ? Tensor(DType::f32, Layout(Dims{p.ragged_q, p.hq}), placement)
@@ -253,12 +257,12 @@ Case::Case(const AttentionProblem& given, std::uint64_t seed, Placement placemen
   }
 }
 
-void Case::make_keys(std::uint64_t seed, Placement placement) {
+void Case::make_keys(std::uint64_t seed, Placement placement, std::optional<std::int64_t> pool) {
   const AttentionProblem& p = problem;
   const auto generator = [seed](std::uint64_t tensor) { return Generator(seed * 64 + tensor); };
   std::optional<Lists> lists;
   if (p.gathered) {
-    lists.emplace(p, seed, generator(12), placement);
+    lists.emplace(p, pool, seed, generator(12), placement);
     indices = std::move(lists->indices), counts = std::move(lists->counts);
   }
   const std::int64_t entries = lists ? lists->entries : p.b, rows = lists ? lists->rows : p.sk;

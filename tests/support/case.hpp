@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "rapt/attention.hpp"
@@ -32,8 +33,8 @@ AttentionProblem typed(const std::string& text, DType dtype);
 /// with the first.
 ///
 /// Lists of gathered keys are of random rows, some of them twice, without gaps or with, full, shorter or empty; about
-/// every second case has counts, and every third a pool of rows that all sequences share. There are a few more rows
-/// than a list has entries.
+/// every second case has counts, and every third a pool of rows that all sequences share. There are `pool` rows, by
+/// default a few more than a list has entries; the last two are on no list.
 ///
 /// Nothing that may not be read holds a number: gaps, rows past a key length or on no list, pages and scales nobody
 /// uses, and all outputs are poisoned, and table entries past a length and list entries past a count are no pages or
@@ -42,7 +43,8 @@ AttentionProblem typed(const std::string& text, DType dtype);
 struct Case {
   /// Throws Error for types that a call would refuse, for a bias other than f32, and for ragged totals that
   /// b sequences with that longest one cannot have.
-  explicit Case(const AttentionProblem& problem, std::uint64_t seed = 1, Placement placement = Placement::heap);
+  explicit Case(const AttentionProblem& problem, std::uint64_t seed = 1, Placement placement = Placement::heap,
+                std::optional<std::int64_t> pool = {});
 
   /// Views of the tensors below, and the scalars of `problem`.
   AttentionArgs args();
@@ -57,7 +59,7 @@ struct Case {
   Dropout dropout;  // of any seed and offset
 
  private:
-  void make_keys(std::uint64_t seed, Placement placement);
+  void make_keys(std::uint64_t seed, Placement placement, std::optional<std::int64_t> pool);
 };
 
 }  // namespace rapt::testing

@@ -126,6 +126,14 @@ void sample_types(Random& random, AttentionProblem& p) {
   }
 }
 
+/// Gathers the keys, which goes with nothing that has positions.
+void keep_no_positions(AttentionProblem& p) {
+  const AttentionProblem none;
+  p.gathered = true, p.kv_lengths = false, p.ragged_q = p.ragged_k = -1;
+  p.causal = p.alibi = false, p.window_left = p.window_right = -1;
+  p.align = none.align, p.align_offset = 0, p.bias = p.mask = none.kNone, p.bias_dtype = none.bias_dtype, p.dropout = 0;
+}
+
 /// How many scales rows of n elements have: a divisor of n, and of n / 2 if `packed`.
 std::int64_t scales(Random& random, std::int64_t n, bool packed) {
   const std::int64_t most = packed ? n / 2 : n;
@@ -144,12 +152,7 @@ void sample_caches(Random& random, AttentionProblem& p) {
     if (floats8 && one_in(random, 3)) (one_in(random, 2) ? p.k_groups : p.v_groups) = 0;
     p.zeros = (p.k_groups > 0 || p.v_groups > 0) && one_in(random, 2);
   }
-  if (one_in(random, 4)) {  // gathered, which goes with nothing that has positions
-    const AttentionProblem none;
-    p.gathered = true, p.kv_lengths = false, p.ragged_q = p.ragged_k = -1;
-    p.causal = p.alibi = false, p.window_left = p.window_right = -1;
-    p.align = none.align, p.align_offset = 0, p.bias = p.mask = none.kNone, p.dropout = 0;
-  }
+  if (one_in(random, 4)) keep_no_positions(p);
   if (p.ragged_k >= 0 || p.gathered) return;
   const bool positions = p.causal || p.window_left >= 0 || p.window_right >= 0 || p.alibi;
   switch (between(random, 0, 2)) {
@@ -293,6 +296,10 @@ AttentionBackwardProblem sample_backward(Random& random, SampleOptions options) 
   options.products = std::min(options.products, std::int64_t{1} << 21);
   AttentionBackwardProblem p;
   static_cast<AttentionProblem&>(p) = sample(random, options);
+  if (p.gathered || (p.ragged_q < 0 && p.ragged_k < 0 && one_in(random, 4))) {
+    keep_no_positions(p);
+    p.pool = one_in(random, 2) ? p.sk : between(random, 12, 2 * p.sk + 12);
+  }
   p.dout_dtype = p.out_dtype;
   if (options.types && one_in(random, 3)) p.dout_dtype = static_cast<DType>(between(random, 0, 2));
   p.dlse = one_in(random, 2);

@@ -86,6 +86,8 @@ TEST_CASE("oracle of gradients: central differences of every input under every f
                             "b=2 hq=4 hk=2 sq=5 sk=17 d=3 dropout=0.25 dlse",
                             "b=2 hq=2 sq=5 d=3 causal softcap=2 bias=qk alibi sinks dropout=0.5 dbias dalibi dsinks",
                             "sq=4 d=3 layout=bhds",
+                            "b=2 hq=4 hk=2 sq=4 sk=5 d=3 dv=2 gathered dlse",
+                            "b=3 hq=3 hk=1 sq=5 sk=3 d=4 gathered pool=7 softcap=2 sinks dsinks dlse",
                             ("b=2 hq=4 hk=2 sq=6 sk=8 d=4 dv=3 causal window=4,-1 align=bottom_right softcap=3 "
                              "bias=hqk mask=bk alibi sinks "
                              "dlse dbias dsinks dalibi")})

@@ -175,9 +175,37 @@ TEST_CASE("validation of gradients: overlaps", "[unit]") {
   }
 }
 
+TEST_CASE("validation of gradients: gathered keys", "[unit]") {
+  BackwardCase c(problem_of("b=2 hq=2 sq=3 sk=4 d=8 gathered pool=9"), 3);
+  REQUIRE(c.inputs.k.layout().shape[0] == 2);
+  const auto refused = [&](auto spoil) {
+    AttentionBackwardArgs args = c.args();
+    spoil(args);
+    return refused_argument([&] { attention_backward(args); });
+  };
+  using Args = AttentionBackwardArgs;
+  CHECK(refused([](Args& a) { a.dk.shape[2] = 4; }) == "dk");  // the lists' length, not the pool's
+  CHECK(refused([](Args& a) { a.dv.shape[0] = 1; }) == "dv");
+  CHECK(refused([](Args& a) { a.kv.indices = {}; }) == "kv.indices");
+  CHECK(refused([](Args& a) { a.score.causal = true; }) == "score.causal");
+  CHECK(refused([](Args& a) { a.score.dropout = Dropout{0.5f, 1, 2}; }) == "score.dropout");
+  CHECK(refused([](Args& a) { a.kv.k.shape[2] = a.kv.v.shape[2] = a.dk.shape[2] = a.dv.shape[2] = 1; }) ==
+        "kv.indices");  // which names rows past the pool's end
+  CHECK(refused([](Args& a) { a.lse = {}; }) == "lse");
+  for (const Tensor* t : c.outputs()) CHECK(same_bits(*t, Tensor(t->dtype(), t->layout())));
+  CHECK(AttentionBackwardProblem::of(c.args()).pool == 9);
+  CHECK_NOTHROW(Plan(Problem(c.problem)).run(c.args()));
+  CHECK(refused_argument([&] { Plan(Problem(problem_of("b=2 hq=2 sq=3 sk=4 d=8 gathered pool=8"))).run(c.args()); }) ==
+        "args");
+  for (const char* words :
+       {"sq=3 d=8 pool=9", "sq=3 sk=4 d=8 gathered pool=-1", "sq=3 sk=4 d=8 gathered pool=281474976710657"})
+    CHECK(refused_argument([&] { Plan(Problem(problem_of(words))); }) == "pool");
+  CHECK(refused_argument([&] { Plan(Problem(problem_of("sq=3 sk=4 d=8000 gathered pool=281474976710656"))); }) ==
+        "problem");
+}
+
 TEST_CASE("validation of gradients: caches have none", "[unit]") {
-  for (const char* words : {"b=2 hq=2 sq=3 sk=32 d=8 page=16 seqlens", "b=2 hq=2 sq=3 sk=32 d=8 ring seqlens",
-                            "b=2 hq=2 sq=3 sk=32 d=8 gathered"}) {
+  for (const char* words : {"b=2 hq=2 sq=3 sk=32 d=8 page=16 seqlens", "b=2 hq=2 sq=3 sk=32 d=8 ring seqlens"}) {
     CHECK(refused_argument([&] { Plan(Problem(problem_of(words))); }) == "kv");
     BackwardCase fits(problem_of("b=2 hq=2 sq=3 sk=32 d=8"));
     Case cached(AttentionProblem::parse("attention lse " + std::string(words)));

@@ -384,6 +384,7 @@ void end(const AttentionBackwardParams& p, const BackwardItem& item, std::byte* 
       return {sums + key * Strips(n).floats() + c, Strips(n).floats()};
     };
   };
+  if (item.pool) return add_to_pool(p, head, item, rows(w.dk, p.d), rows(w.dv, p.dv));
   if (p.grad_k) store_keys(p.grad_k, head, item, p.d, p.scale, rows(w.dk, p.d));
   if (p.grad_v) store_keys(p.grad_v, head, item, p.dv, 1, rows(w.dv, p.dv));
 }

@@ -9,9 +9,8 @@
 //
 // All but the score is fp64. Only dq is rounded on the way, to the fp32 in which items hand it on: after every
 // kBackwardKeys keys, so that its bits do not depend on where the keys are cut.
-#include "cpu/kernels/kernels.hpp"
+#include "cpu/kernels/backward_pool.hpp"
 #include "cpu/tile/carver.hpp"
-#include "cpu/tile/panel.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 namespace {
@@ -22,6 +21,7 @@ struct Scratch {
   float *q, *dout;  // of a row
   double* dq;       // [d] not yet scaled, and what the row gives to the gradient of its slope
   double* dbias;    // [kBackwardKeys]
+  float* rounded;   // [d or dv, whole vectors]
 
   Scratch(Carver& carver, const BackwardShape& shape) {
     k = carver.take<float>(shape.keys * shape.d), v = carver.take<float>(shape.keys * shape.dv);
@@ -29,6 +29,7 @@ struct Scratch {
     q = carver.take<float>(shape.d), dout = carver.take<float>(shape.dv);
     dq = carver.take<double>(shape.d + 1);
     dbias = carver.take<double>(kBackwardKeys);
+    rounded = carver.take<float>(round_up(max(shape.d, shape.dv), kLanes));
   }
 };
 Scratch scratch_of(const AttentionBackwardParams& p, std::int64_t keys, std::byte* scratch) {
@@ -140,7 +141,7 @@ std::int64_t sums_of_row(std::int64_t d) noexcept {
 void finish_row(const AttentionBackwardParams& p, const BackwardItem& item, const Head& head, const GradRow& row,
                 const Scratch& w) {
   if (p.grad_q) store_row(w.dq, static_cast<double>(p.scale), p.d, p.grad_q, row_at(p.grad_q.stride, head, row));
-  const std::int64_t at = p.total_q < 0 ? (head.b * p.hq + row.q_head) * p.sq + row.token
+  const std::int64_t at = p.total_q < 0 ? (item.b * p.hq + row.q_head) * p.sq + row.token
                                         : row.q_head * p.total_q + head.q_first + row.token;
   if (item.slope_sums) item.slope_sums[at] = static_cast<float>(w.dq[p.d]);
   if (!item.sink_sums) return;
@@ -175,10 +176,25 @@ void add_rows(const AttentionBackwardParams& p, const BackwardItem& item, std::i
   for (std::int64_t c = 0; c <= p.d; ++c) sums[c] = static_cast<float>(w.dq[c]);
 }
 
+// Sums of gathered keys are fp32, as dq is.
+void add_to_pool(const AttentionBackwardParams& p, const BackwardItem& item, const Head& head, const Scratch& w) {
+  for (std::int64_t j = item.key_begin, i = 0; j < min(item.key_end, head.len_k); ++j, ++i) {
+    const std::int64_t row = listed_row(p, head.b, head.k_first, j);
+    const bool first = begin_pool_sum(*item.pool, row);
+    const auto add = [&](const double* sums, std::int64_t n, float* to) {
+      for (std::int64_t c = 0; c < round_up(n, kLanes); ++c) w.rounded[c] = c < n ? static_cast<float>(sums[c]) : 0.f;
+      add_floats(w.rounded, n, first, to);
+    };
+    if (p.grad_k) add(w.dk + i * p.d, p.d, item.pool->row(row));
+    if (p.grad_v) add(w.dv + i * p.dv, p.dv, item.pool->row(row) + item.pool->dv_at);
+  }
+}
+
 void end(const AttentionBackwardParams& p, const BackwardItem& item, std::byte* scratch) noexcept {
   const FloatEnvironment environment;
   const Head head = head_of(p, item.b, item.hk);
   const Scratch w = scratch_of(p, item.key_end - item.key_begin, scratch);
+  if (item.pool) return add_to_pool(p, item, head, w);
   const std::int64_t last = min(item.key_end, head.len_k);
   const auto store = [&](const Gradient& to, const double* sums, double scale, std::int64_t n) {
     for (std::int64_t j = item.key_begin, i = 0; to && j < max(last, item.clear_end); ++j, ++i)

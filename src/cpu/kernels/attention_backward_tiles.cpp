@@ -34,16 +34,17 @@ void begin(const AttentionBackwardParams& p, const BackwardItem& item, std::byte
   for (std::int64_t i = 0; i < kChunk; i += kLanes) store(w.zero + i, vec(0.f));
   const auto [first, end] = keys_of(head, item);
   const auto split = [&](const void* base, const Strides& s, std::int64_t n, std::int64_t j, bf16* to) {
-    return components<kComponents>(s, min(kChunk, head.len_k - j), n, to, [&](std::int64_t i) {
+    const auto key_at = [&](std::int64_t i) {
       return static_cast<const Input<kComponents>*>(base) + head.key_at(s, j + i);
-    });
+    };
+    return components<kComponents>(s, min(kChunk, head.len_k - j), n, to, key_at, may_be_in_place(p));
   };
   for (std::int64_t j = first; j < end; j += kChunk) {
     const std::int64_t at = (j - first) * kComponents;
     const ComponentRows keys = split(p.k, p.k_stride, p.d, j, w.k + at * w.d);
     for (int c = 0; c < kComponents; ++c)
       tile_values<kTileRows>(keys, c * kChunk * w.d, w.d, w.k_t + (at + c * kChunk) * w.d * 2);
-    if (!is_in_place<kComponents>(p.v_stride, p.dv) || j + kChunk > head.len_k)
+    if (!is_in_place<kComponents>(p.v_stride, p.dv) || !may_be_in_place(p) || j + kChunk > head.len_k)
       split(p.v, p.v_stride, p.dv, j, w.v + at * w.dv);
   }
   for (std::int64_t i = 0; i < (end - first + kChunk - 1) / kChunk; ++i) w.started[i] = false;
@@ -266,6 +267,7 @@ void end(const AttentionBackwardParams& p, const BackwardItem& item, std::byte* 
   const auto chunks = [](const float* sums, std::int64_t width) {
     return [=](std::int64_t key, std::int64_t c) -> KeySums { return {sums + key * width + c * kChunk, kChunk}; };
   };
+  if (item.pool) return add_to_pool(p, head, item, chunks(w.dk, w.d), chunks(w.dv_, w.dv));
   if (p.grad_k) store_keys(p.grad_k, head, item, p.d, p.scale, chunks(w.dk, w.d));
   if (p.grad_v) store_keys(p.grad_v, head, item, p.dv, 1, chunks(w.dv_, w.dv));
 }

@@ -1,7 +1,7 @@
 // The part of attention_backward that every gradient needs: P and dS of a chunk of rows and a block of keys.
 #pragma once
 
-#include "cpu/kernels/kernels.hpp"
+#include "cpu/kernels/backward_pool.hpp"
 #include "cpu/tile/cut.hpp"
 #include "cpu/tile/dropout.hpp"
 #include "cpu/tile/key_block.hpp"
@@ -108,12 +108,13 @@ inline void prepare_panel(const AttentionBackwardParams& p, const Head& head, Gr
   prepare_rows(p, head, panel.row, panel.width, panel.neg_m, panel.neg_delta);
 }
 
+// Gathered keys lie anywhere.
 inline bool must_pack_value_rows(const AttentionBackwardParams& p) {
-  return p.kv_type != DType::f32 || p.v_stride.d != 1;
+  return p.kv_type != DType::f32 || p.v_stride.d != 1 || p.tokens > 0;
 }
 inline bool must_pack_keys_twice(const AttentionBackwardParams& p) {  // read as rows and as columns
   const Strides& s = p.k_stride;
-  return must_pack_keys(p) || (s.s >= 512 && s.s != p.d);
+  return must_pack_keys(p) || (s.s >= 512 && s.s != p.d) || p.tokens > 0;
 }
 
 // No weight is above 1, but the exponent of one near it may be off by the roundings of its score and of lse, by
@@ -250,7 +251,7 @@ inline void store_row_sums(const AttentionBackwardParams& p, const Head& head, c
                            const float* neg_delta, const float* dslope, const BackwardItem& item) {
   for (std::int64_t i = 0; i < panel.rows; ++i) {
     const Row& row = panel.row[i];
-    const std::int64_t at = p.total_q < 0 ? (head.b * p.hq + row.q_head) * p.sq + row.token
+    const std::int64_t at = p.total_q < 0 ? (item.b * p.hq + row.q_head) * p.sq + row.token
                                           : row.q_head * p.total_q + head.q_first + row.token;
     if (item.sink_sums) {
       const float lse = p.lse[row_at(p.lse_stride, head, row)];
@@ -304,6 +305,26 @@ void store_keys(const Gradient& to, const Head& head, const BackwardItem& item, 
         }
       }
   });
+}
+
+// Gathered keys: adds dK and dV of the item's keys to the sums of their rows. `of_k` and `of_v` say where they lie, as
+// the `sums_of` of store_keys().
+template <class SumsOfK, class SumsOfV>
+void add_to_pool(const AttentionBackwardParams& p, const Head& head, const BackwardItem& item, SumsOfK of_k,
+                 SumsOfV of_v) {
+  const Keys keys = keys_of(head, item);
+  for (std::int64_t j = 0; j < keys.end - keys.begin; ++j) {
+    const std::int64_t row = listed_row(p, head.b, head.k_first, keys.begin + j);
+    const bool first = begin_pool_sum(*item.pool, row);
+    const auto add = [&](std::int64_t n, float* to, auto sums_of) {
+      for (std::int64_t c = 0; c < n; c += 32) {
+        const KeySums sums = sums_of(j / 32 * 32, c);
+        add_floats(sums.data + j % 32 * sums.stride, min(32, n - c), first, to + c);
+      }
+    };
+    if (p.grad_k) add(p.d, item.pool->row(row), of_k);
+    if (p.grad_v) add(p.dv, item.pool->row(row) + item.pool->dv_at, of_v);
+  }
 }
 
 }  // namespace rapt::cpu::RAPT_ISA

@@ -190,10 +190,15 @@ template <int kComponents>
 bool is_in_place(const Strides& s, std::int64_t n) {
   return kComponents == 1 && s.d == 1 && n % kTileDepth == 0;
 }
+// Whether keys are as far from each other as their stride says, which gathered ones are not.
+bool may_be_in_place(const AttentionBackwardParams& p) {
+  return p.tokens == 0;
+}
 // 32 rows of n elements as components, in `to` or in place. The head has been looked at: all are representable.
 template <int kComponents, class RowAt>
-ComponentRows components(const Strides& s, std::int64_t rows, std::int64_t n, bf16* to, RowAt row_at) {
-  const bool in_place = is_in_place<kComponents>(s, n);
+ComponentRows components(const Strides& s, std::int64_t rows, std::int64_t n, bf16* to, RowAt row_at,
+                         bool may_stay = true) {
+  const bool in_place = may_stay && is_in_place<kComponents>(s, n);
   if constexpr (kComponents == 1)
     if (in_place && rows == kChunk) {
       ComponentRows result;
@@ -207,7 +212,7 @@ ComponentRows components(const Strides& s, std::int64_t rows, std::int64_t n, bf
 template <int kComponents>
 KeyOperand key_operand(const Head& head, const void* base, const Strides& s, std::int64_t n, std::int64_t j,
                        const bf16* packed) {
-  if (is_in_place<kComponents>(s, n) && j + kChunk <= head.len_k)
+  if (is_in_place<kComponents>(s, n) && head.p.tokens == 0 && j + kChunk <= head.len_k)
     return {reinterpret_cast<const char*>(static_cast<const bf16*>(base) + head.key_at(s, j)), 2 * s.s};
   return {reinterpret_cast<const char*>(packed), 2 * padded(n)};
 }

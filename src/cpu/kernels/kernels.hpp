@@ -26,6 +26,7 @@ extern const SelectTopkKernel kSelectTopk;
 extern const AttentionBackwardKernel kAttentionBackward;
 std::size_t bias_scratch_bytes(const BackwardShape&) noexcept;
 void add_bias(const AttentionBackwardParams&, const BiasItem&, std::byte* scratch) noexcept;
+void store_pool(const AttentionBackwardParams&, const PoolItem&, const PoolSums&) noexcept;
 #if defined(RAPT_HAVE_TILES) || defined(RAPT_HAVE_DOTS)
 // Of the vector ISA that these kernels are used with.
 inline const IsaKernels& vector_kernels() {

@@ -97,6 +97,7 @@ const IsaKernels kKernels = {.attention = kAttention,
                              .index_scores = &kIndexScores,
                              .select_topk = &kSelectTopk,
 #endif
+                             .store_pool = store_pool,
                              .combine = attention_combine,
                              .fma_chains = peak_chains,
                              .read_stream = read_stream,

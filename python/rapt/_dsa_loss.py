@@ -1,0 +1,110 @@
+"""rapt.torch.indexer_loss: what the indexer of DeepSeek Sparse Attention is trained with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rapt import _refusals
+
+_CHUNK = 1 << 22  # probabilities of heads that the loss has at a time, at least those of one token
+
+
+def _teacher(q: Tensor, k: Tensor, seen: Tensor, scale: float, sinks: Tensor | None) -> Tensor:
+    """The mean over heads of attention's probabilities, [tokens, keys], where each token's sum to 1; 0 where it sees no key.
+
+    q is [hq, tokens, d], k [hk, keys, d], or [hk, tokens, keys, d] of keys of their own, and seen [tokens, keys].
+    """
+    hq, tokens, d = q.shape
+    if k.ndim == 3:
+        products = q.float().reshape(len(k), -1, d) @ k.float().mT
+    else:
+        products = (q.float().reshape(len(k), -1, tokens, d).transpose(1, 2) @ k.float().mT).transpose(1, 2)
+    x = (scale * products).reshape(hq, tokens, -1).masked_fill(~seen, -torch.inf)
+    lse = x.logsumexp(2) if sinks is None else torch.logaddexp(x.logsumexp(2), sinks.float()[:, None])
+    p = (x - lse[..., None]).exp().masked_fill(~seen, 0.0).sum(0)
+    return p / p.sum(1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+
+
+class _Loss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, q: Tensor, k: Tensor, indices: Tensor | None, scale: float, sinks: Tensor | None) -> Tensor:
+        """The gradient is made along with the loss, from what both have in common."""
+        b, sq, sk = scores.shape
+        dscores = torch.zeros_like(scores) if ctx.needs_input_grad[0] else None
+        step = max(_CHUNK // max(q.shape[1] * (sk if indices is None else indices.shape[2]), 1), 1)
+        loss = torch.zeros((), dtype=torch.float64, device="cpu")
+        for n in range(b):
+            rows = k[n if k.shape[0] > 1 else 0]
+            for first in range(0, sq, step):
+                tokens = slice(first, min(first + step, sq))
+                own = scores[n, tokens].float()
+                if indices is None:
+                    seen, keys = own > -torch.inf, rows
+                else:
+                    listed = indices[n, tokens].long()
+                    seen, listed = listed >= 0, listed.clamp_min(0)
+                    own = own.gather(1, listed).masked_fill(~seen, -torch.inf)
+                    seen, keys = own > -torch.inf, rows[:, listed].masked_fill(~seen[:, :, None], 0.0)
+                p = _teacher(q[n, :, tokens], keys, seen, scale, sinks)
+                log_i = own.log_softmax(1).masked_fill(~seen, 0.0)
+                loss += (torch.special.xlogy(p, p) - p * log_i).sum(dtype=torch.float64)
+                if dscores is None:
+                    continue
+                difference = (log_i.exp() - p).masked_fill(~seen, 0.0).to(scores.dtype)
+                if indices is None:
+                    dscores[n, tokens] = difference
+                else:
+                    dscores[n, tokens].scatter_add_(1, listed, difference)
+        ctx.save_for_backward(dscores)
+        return loss.to(torch.float32)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
+        (dscores,) = ctx.saved_tensors
+        return (None if dscores is None else dscores * dloss, None, None, None, None, None)
+
+
+def indexer_loss(
+    scores: Tensor,
+    q: Tensor,
+    k: Tensor,
+    indices: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """sum over tokens of KL(p || softmax(scores)), which makes the indexer's scores follow attention's probabilities.
+
+    p, the teacher, is the sum over heads of the probabilities that attention gives a token's keys, divided by what it comes to
+    over all of them. It counts as a constant: only `scores` has a gradient, softmax(scores) - p, and what it was made from.
+
+    scores          float32 [b, sq, sk], as index_scores gives them; -inf for keys that a token does not see.
+    q, k            Attention's own, [b, hq, sq, d] and [b or 1, hk, sk, d].
+    indices         int32 or int64 [b, sq, n]: the keys that are selected for each token, -1 for none, each of them once. p and the
+                    softmax are over these. None: over all that the token sees, as while the indexer warms up.
+    scale, sinks    As attention has them; the scale is d**-0.5 if not given.
+
+    A token without keys adds nothing. The loss is a float32 scalar; divide it by the number of tokens for their mean. Probabilities
+    are float32, those of a few tokens at a time. It is made of PyTorch's functions and runs in eager mode.
+    """
+    named = {"scores": scores, "q": q, "k": k, "indices": indices, "sinks": sinks}
+    _refusals.check_tensors(named, "rapt.torch.indexer_loss", "the indexer has no GPU kernels yet")
+    for name, x, ndim in (("scores", scores, 3), ("q", q, 4), ("k", k, 4)):
+        if x.ndim != ndim or not x.dtype.is_floating_point:
+            raise ValueError(f"{name}: got {x.dtype} {list(x.shape)}; wanted {ndim} dimensions of floating-point numbers")
+    b, sq, sk = scores.shape
+    if q.shape[0] != b or q.shape[2] != sq:
+        raise ValueError(f"q: got shape {list(q.shape)}; wanted [{b}, hq, {sq}, d], for the scores' {b} sequences of {sq} tokens")
+    if k.shape[0] not in (1, b) or k.shape[1] == 0 or q.shape[1] % k.shape[1] or k.shape[2] != sk or k.shape[3] != q.shape[3]:
+        raise ValueError(f"k: got shape {list(k.shape)}; wanted [{b} or 1, hk, {sk}, {q.shape[3]}], hk a divisor of {q.shape[1]}")
+    if indices is not None:
+        if indices.dtype not in (torch.int32, torch.int64) or indices.ndim != 3 or indices.shape[:2] != scores.shape[:2]:
+            raise ValueError(f"indices: got {indices.dtype} {list(indices.shape)}; wanted int32 or int64 [{b}, {sq}, n]")
+        if indices.numel() and int(indices.max()) >= sk:
+            raise ValueError(f"indices: got {int(indices.max())}; wanted less than sk = {sk}")
+    loss: Tensor = _Loss.apply(scores, q, k, indices, q.shape[3] ** -0.5 if scale is None else float(scale), sinks)  # type: ignore[no-untyped-call]
+    return loss

@@ -1,0 +1,218 @@
+"""Gradients of gathered keys, and the loss of the indexer that selects them, against float64 and dense keys."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+import rapt
+import rapt.torch
+import torch
+
+B, HQ, HK, SQ, SK, N, D, DV = 2, 6, 2, 9, 40, 14, 32, 24
+
+
+def lists(b=B, sq=SQ, n=N, sk=SK, seed=0):
+    """Rows of k, some of them twice, the last three never, -1 in about every fourth place; one token without keys."""
+    random = np.random.default_rng(seed)
+    indices = random.integers(0, sk - 3, (b, sq, n), np.int32)
+    indices[random.random(indices.shape) < 0.25] = -1
+    indices[-1, 2] = -1
+    return indices
+
+
+def inputs(b=B, pool=B, d=D, dv=DV, seed=1):
+    random = np.random.default_rng(seed)
+    shapes = ((b, HQ, SQ, d), (pool, HK, SK, d), (pool, HK, SK, dv), (b, HQ, SQ, dv))
+    return [random.standard_normal(shape, np.float32) for shape in shapes]
+
+
+def attention(q, k, v, indices, scale=None, softcap=None, sinks=None):
+    """(out, lse) in PyTorch, of any type: every token over a copy of its keys."""
+    seen, rows = indices >= 0, indices.clamp_min(0).long()
+    group = q.shape[1] // k.shape[1]
+    entry = torch.arange(len(q))[:, None, None] if len(k) > 1 else torch.zeros(1, 1, 1, dtype=torch.long)
+    keys, values = (x.transpose(1, 2)[entry, rows].repeat_interleave(group, 3) for x in (k, v))  # [b, sq, n, hq, d]
+    x = torch.einsum("bhtd,btnhd->bhtn", q, keys) * (q.shape[3] ** -0.5 if scale is None else scale)
+    x = x if softcap is None else softcap * torch.tanh(x / softcap)
+    x = x.masked_fill(~seen[:, None], -torch.inf)
+    if sinks is not None:
+        x = torch.cat([x, sinks[None, :, None, None].expand(*x.shape[:3], 1)], 3)
+    lse = x.logsumexp(3)
+    p = (x - lse[..., None]).exp().masked_fill((lse == -torch.inf)[..., None], 0.0)
+    return torch.einsum("bhtn,btnhd->bhtd", p[..., : rows.shape[2]], values), lse
+
+
+def reference(arrays, dout, indices, dlse=None, **options):
+    """Gradients of q, k, v and, with sinks, of these, by float64 autograd."""
+    tensors = [torch.from_numpy(np.asarray(x, np.float64)).requires_grad_() for x in arrays]
+    names = dict(zip(("q", "k", "v", "sinks"), tensors))
+    out, lse = attention(**names, indices=torch.from_numpy(indices), **options)
+    loss = (out * torch.from_numpy(np.asarray(dout, np.float64))).sum()
+    if dlse is not None:
+        loss = loss + (lse * torch.from_numpy(dlse.astype(np.float64))).masked_fill(lse == -torch.inf, 0.0).sum()
+    return [x.numpy() for x in torch.autograd.grad(loss, tensors)]
+
+
+def close(made, wanted, bound):
+    made = made.float().numpy() if isinstance(made, torch.Tensor) else made.astype(np.float64)
+    assert np.abs(made - wanted).max() <= bound * max(np.abs(wanted).max(), 1)
+
+
+@pytest.mark.parametrize("dtype, bound", [(np.float32, 2e-6), (ml_dtypes.bfloat16, 3e-2), (np.float16, 4e-3)])
+@pytest.mark.parametrize("pool", [1, B])
+def test_arrays(dtype, bound, pool):
+    q, k, v, dout = (x.astype(dtype) for x in inputs(pool=pool))
+    indices, sinks = lists(), np.linspace(-1, 1, HQ, dtype=np.float32)
+    k[:, :, SK - 3 :], v[:, :, SK - 3 :] = np.nan, np.nan  # on no list
+    options = {"indices": indices, "softcap": 9.0, "sinks": sinks}
+    out, lse = rapt.attention(q, k, v, return_lse=True, **options)
+    dlse = np.random.default_rng(2).standard_normal(lse.shape, np.float32)
+    made = rapt.attention_backward(dout, q, k, v, out, lse, dlse=dlse, want=("q", "k", "v", "sinks"), **options)
+    k[:, :, SK - 3 :], v[:, :, SK - 3 :] = 0, 0
+    for x, wanted in zip((made.dq, made.dk, made.dv, made.dsinks), reference((q, k, v, sinks), dout, indices, dlse, softcap=9.0)):
+        assert x.shape == wanted.shape
+        close(x, wanted, bound)
+    assert not made.dk[:, :, SK - 3 :].any() and not made.dv[:, :, SK - 3 :].any()
+    assert not made.dq[-1, :, 2].any()  # of the token without keys
+
+
+def test_counts_and_threads_change_nothing():
+    q, k, v, dout = inputs()
+    indices, counts = np.abs(lists()), np.random.default_rng(3).integers(0, N + 1, (B, SQ))
+    listed = np.where(np.arange(N) < counts[..., None], indices, -1)
+    out, lse = rapt.attention(q, k, v, indices=listed, return_lse=True)
+    wanted = rapt.attention_backward(dout, q, k, v, out, lse, indices=listed)
+    indices = np.where(listed < 0, 1000, indices)  # no key
+    for threads in (1, 2, 3, 5):
+        made = rapt.attention_backward(dout, q, k, v, out, lse, indices=indices, counts=counts, threads=threads)
+        assert all(np.array_equal(x, y) for x, y in zip(made[:3], wanted[:3]))
+
+
+def test_lists_of_all_keys_are_dense():
+    q, k, v, dout = inputs()
+    indices = np.argsort(np.random.default_rng(4).random((B, SQ, SK)), axis=2).astype(np.int64)
+    out, lse = rapt.attention(q, k, v, return_lse=True)
+    dense = rapt.attention_backward(dout, q, k, v, out, lse)
+    for x, wanted in zip(rapt.attention_backward(dout, q, k, v, out, lse, indices=indices)[:3], dense[:3]):
+        close(x, wanted, 2e-6)
+
+
+def test_refusals():
+    q, k, v, dout = inputs()
+    out, lse = rapt.attention(q, k, v, indices=lists(), return_lse=True)
+    with pytest.raises(ValueError, match="kv.indices|indices"):
+        rapt.attention_backward(dout, q, k, v, out, lse, indices=lists() + SK)
+    with pytest.raises(ValueError, match="causal"):
+        rapt.attention_backward(dout, q, k, v, out, lse, indices=lists(), causal=True)
+    tensors = [torch.from_numpy(x).requires_grad_() for x in (q, k, v)]
+    with pytest.raises(ValueError, match="rapt.torch"):  # not detached in silence
+        rapt.attention(*tensors, indices=torch.from_numpy(lists()))
+
+
+@pytest.mark.parametrize("dtype, bound", [(torch.float32, 2e-6), (torch.bfloat16, 3e-2), (torch.float16, 4e-3)])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_autograd(dtype, bound, compiled):
+    if compiled and dtype != torch.float32:
+        pytest.skip("one type is enough")
+    arrays, indices = inputs(), torch.from_numpy(lists())
+    q, k, v, dout = (torch.from_numpy(x).to(dtype) for x in arrays)
+    sinks = torch.linspace(-1, 1, HQ)
+    leaves = [x.requires_grad_() for x in (q, k, v, sinks)]
+    run = torch.compile(rapt.torch.sparse_attention, fullgraph=True) if compiled else rapt.torch.sparse_attention
+    out, lse = run(q, k, v, indices, sinks=sinks, scale=0.3, return_lse=True)
+    plain = rapt.attention(*(x.detach() for x in (q, k, v)), indices=indices, sinks=sinks.detach(), scale=0.3)
+    assert torch.equal(out.detach(), plain)
+    dlse = torch.randn(lse.shape)
+    made = torch.autograd.grad((out, lse), leaves, (dout, dlse))
+    wanted = reference([x.detach().double().numpy() for x in leaves], dout.double().numpy(), indices.numpy(), dlse.numpy(), scale=0.3)
+    for x, y, leaf in zip(made, wanted, leaves):
+        assert x.dtype == leaf.dtype
+        close(x, y, bound)
+
+
+def test_autograd_of_what_is_wanted():
+    q, k, v, dout = map(torch.from_numpy, inputs())
+    indices = torch.from_numpy(lists())
+    assert not rapt.torch.sparse_attention(q, k, v, indices).requires_grad
+    out = rapt.torch.sparse_attention(q, k.requires_grad_(), v, indices)
+    (dk,) = torch.autograd.grad(out, k, dout, retain_graph=True)
+    close(dk, reference([x.detach().numpy() for x in (q, k, v)], dout.numpy(), indices.numpy())[1], 2e-6)
+    (again,) = torch.autograd.grad(out, k, dout, create_graph=True)
+    with pytest.raises(RuntimeError, match="second|first derivatives"):
+        torch.autograd.grad(again.sum(), k)
+    lse = rapt.torch.sparse_attention(q, k, v, indices, return_lse=True)[1]
+    assert torch.autograd.grad(lse[:, :, :2].sum(), k)[0].isfinite().all()  # and none of out
+
+
+def test_latent_attention_whose_values_are_columns_of_the_keys():
+    q, k, _, _ = map(torch.from_numpy, inputs(pool=1, d=48))
+    indices = torch.from_numpy(lists())
+    k.requires_grad_()
+    out = rapt.torch.sparse_attention(q, k, k[..., :32], indices)
+    dout = torch.randn(out.shape)
+    (dk,) = torch.autograd.grad(out, k, dout)
+    exact = k.detach().double().requires_grad_()
+    (wanted,) = torch.autograd.grad(attention(q.double(), exact, exact[..., :32], indices)[0], exact, dout.double())
+    close(dk, wanted.numpy(), 2e-6)
+
+
+def teacher(q, k, seen, scale, sinks):
+    """[b, sq, sk] of float64: what the definition says."""
+    x = torch.einsum("bhtd,bhsd->bhts", q, k.repeat_interleave(q.shape[1] // k.shape[1], 1)) * scale
+    x = x.masked_fill(~seen[:, None], -torch.inf)
+    if sinks is not None:
+        x = torch.cat([x, sinks[None, :, None, None].expand(*x.shape[:3], 1)], 3)
+    p = x.softmax(3)[..., : seen.shape[2]].nan_to_num(0.0).sum(1)
+    return p / p.sum(2, keepdim=True).clamp_min(1e-300)
+
+
+@pytest.mark.parametrize("selected", [False, True])
+@pytest.mark.parametrize("with_sinks", [False, True])
+def test_the_loss_of_the_indexer(selected, with_sinks, monkeypatch):
+    monkeypatch.setattr(rapt._dsa_loss, "_CHUNK", 500)  # several pieces
+    q, k, _, _ = map(torch.from_numpy, inputs())
+    sinks = torch.linspace(-1, 1, HQ) if with_sinks else None
+    generator = torch.Generator().manual_seed(5)
+    qi, ki = torch.randn(B, SQ, 4, 16, generator=generator), torch.randn(B, SK, 16, generator=generator)
+    w = torch.randn(B, SQ, 4, generator=generator)
+    leaves = [x.requires_grad_() for x in (qi, ki, w)]
+    scores = rapt.torch.index_scores(*leaves, align="bottom_right")
+    indices = rapt.torch.index_topk(*leaves, N, align="bottom_right") if selected else None
+    if selected:
+        indices[0, 3, 4:] = -1
+        indices[1, 1] = -1  # a token without keys
+    loss = rapt.torch.indexer_loss(scores, q, k, indices, sinks=sinks)
+    made = torch.autograd.grad(loss, leaves)
+
+    exact = [x.detach().double().requires_grad_() for x in leaves]
+    dense = (torch.einsum("bthd,bsd->bths", exact[0], exact[1]).relu() * exact[2][..., None]).sum(2) * 16**-0.5
+    seen = torch.ones(B, SQ, SK, dtype=torch.bool).tril(SK - SQ)
+    if selected:
+        chosen = torch.zeros(B, SQ, SK + 1, dtype=torch.bool).scatter_(2, indices.long() % (SK + 1), True)[..., :SK]
+        seen &= chosen
+    p = teacher(q.double(), k.double(), seen, D**-0.5, None if sinks is None else sinks.double())
+    log_i = dense.masked_fill(~seen, -torch.inf).log_softmax(2).masked_fill(~seen, 0.0)
+    wanted = (torch.special.xlogy(p, p) - p * log_i).sum()
+    assert abs(loss.item() - wanted.item()) < 1e-5 * wanted.item()
+    for x, y in zip(made, torch.autograd.grad(wanted, exact)):
+        close(x, y.numpy(), 1e-5)
+
+
+def test_the_loss_of_the_indexer_is_0_where_it_has_learnt():
+    q, k, _, _ = map(torch.from_numpy, inputs())
+    seen = torch.ones(B, SQ, SK, dtype=torch.bool)
+    scores = teacher(q.double(), k.double(), seen, D**-0.5, None).log().float().requires_grad_()
+    loss = rapt.torch.indexer_loss(scores, q, k)
+    assert abs(loss.item()) < 1e-5 and torch.autograd.grad(loss, scores)[0].abs().max() < 1e-6
+
+
+def test_the_loss_of_the_indexer_refuses():
+    q, k, _, _ = map(torch.from_numpy, inputs())
+    scores, indices = torch.zeros(B, SQ, SK), torch.from_numpy(lists())
+    for name, arguments in {
+        "scores": (scores[0], q, k),
+        "q": (scores, q[:, :, 1:], k),
+        "k": (scores, q, k[:, :, 1:]),
+        "indices": (scores, q, k, indices + SK),
+    }.items():
+        with pytest.raises(ValueError, match=f"^{name}: "):
+            rapt.torch.indexer_loss(*arguments)

@@ -1,0 +1,48 @@
+// What the two ways to cut attention_backward into work items share: attention_backward.cpp cuts heads along their
+// keys, attention_backward_gathered.cpp, for gathered keys, along their tokens.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "cpu/attention_plan.hpp"
+
+namespace rapt::cpu {
+
+inline std::int64_t rows_of_chunk(const AttentionBackwardKernel& kernel) {
+  return std::max(kernel.facts.block_q, 1);
+}
+
+// K, V and their gradients of an item stay in half of L2, beside a chunk.
+inline std::int64_t max_backward_keys(const AttentionBackwardProblem& p, std::size_t l2_bytes) {
+  const auto bytes_of_key = static_cast<std::int64_t>(2 * sizeof(float)) * (p.d + p.dv);
+  return std::max<std::int64_t>(static_cast<std::int64_t>(l2_bytes) / 2 / bytes_of_key / kBackwardKeys, 1) *
+         kBackwardKeys;
+}
+
+// to[h] or to[b][h] = the sums of what rows add, in their order.
+void add_up(const AttentionBackwardParams& p, const IsaKernels& isa, const float* rows, const Gradient& to);
+
+// A call's workspace holds, one after another: how far each item is; for each token's head what begin() finds out about
+// it; what rows add to dsinks; the workers' scratch, each behind it its token's list and dQ; and the pool's sums.
+struct GatheredBackwardPlan final : EntryPlan {
+  std::int64_t keys_per_step = 0;  // of a token's list
+  std::int64_t chunk_rows = 0;
+  PoolSums pool{};  // its sizes
+  std::size_t progress_bytes = 0, row_bytes = 0, kernel_bytes = 0, list_bytes = 0, dq_bytes = 0, count_bytes = 0;
+
+  std::size_t worker_bytes() const { return kernel_bytes + list_bytes + dq_bytes; }
+  std::string note() const override;
+};
+
+GatheredBackwardPlan plan_gathered_backward(const AttentionBackwardProblem& p, const AttentionBackwardKernel& kernel,
+                                            int concurrency, std::size_t l2_bytes);
+// For `threads` workers, if not all of them may be worthwhile.
+void size_gathered_workspace(GatheredBackwardPlan& plan, const AttentionBackwardProblem& p,
+                             const AttentionBackwardKernel& kernel, int threads, std::size_t l2_bytes);
+void run_gathered_backward(const GatheredBackwardPlan& plan, const AttentionBackwardKernel& kernel,
+                           const IsaKernels& isa, const AttentionBackwardParams& p, const Context::Impl& context,
+                           std::byte* workspace);
+
+}  // namespace rapt::cpu
