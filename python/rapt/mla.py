@@ -70,14 +70,14 @@ def attention(
     block_table     int32 or int64 [b, pages of a sequence], with seqlens: kv is pages, [pages, page_size, c + r].
     indices         int32 or int64 [b, sq, any]: the keys that each query attends to, -1 for none. kv may be [1, rows, c + r] then, one
                     pool for all sequences, as pages are (flattened), where a key is page * page_size + offset. Absorbed
-                    form; no causal, align, seqlens or block_table; no gradients.
+                    form; no causal, align, seqlens or block_table.
     counts          int32 or int64 [b, sq], with indices: how many of each list count.
     sinks           [h]: an extra logit in each head's denominator.
     form            "absorbed", "expanded", or "auto": the one with less to compute, by the numbers of queries and keys alone.
     return_lse      Returns (out, lse), lse float32 [b, h, sq]: log of the sum of exp of a query's scores.
 
     Returns [b, sq, h, v] of q's type; 0 for a query without keys, whose lse is -inf. There are gradients of q_nope, q_rope, kv, w_uk, w_uv
-    and sinks, through lse too, but not with pages or lists of keys; under torch.compile it is matrix products and an operator.
+    and sinks, through lse too, but not with pages; under torch.compile it is matrix products and an operator.
     Autocast changes nothing here. Raises TypeError or ValueError, naming the argument.
     """
     named = {"q_nope": q_nope, "q_rope": q_rope, "kv": kv, "w_uk": w_uk, "w_uv": w_uv, "sinks": sinks}
@@ -88,9 +88,8 @@ def attention(
     if form not in ("auto", "absorbed", "expanded"):
         raise ValueError(f'form: got {form!r}; wanted "auto", "absorbed" or "expanded"')
     if _refusals.needs_grad(*named.values()):
-        for name, x in (("block_table", block_table), ("indices", indices)):
-            if x is not None:
-                raise ValueError(f"{name}: got one with inputs that require grad; wanted None, or torch.no_grad(): no gradients")
+        if block_table is not None:
+            raise ValueError("block_table: got one with inputs that require grad; wanted None, or torch.no_grad(): no gradients")
     if indices is not None:
         if form == "expanded":
             raise ValueError('form: got "expanded" with indices; wanted "absorbed" or "auto"')

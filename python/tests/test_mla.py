@@ -341,11 +341,35 @@ def test_bad_input(change, error, message):
         rapt.mla.attention(**inputs() | change)
 
 
+@pytest.mark.parametrize("pool", (False, True))
+def test_gradients_of_listed_keys(pool):
+    """Of a key that is listed twice twice; none of one that is on no list, whatever it holds."""
+    given, lists, sinks = inputs(), lists_of_keys(), torch.randn(3)
+    counts = torch.randint(1, 7, (2, 7))
+    lists[1, 2], counts[1, 2] = 7, 3
+    along, along_lse = torch.randn(2, 7, 3, 10), torch.randn(2, 3, 7)
+    listed = torch.where(torch.arange(6) < counts[..., None], lists, -1).long()
+    times = torch.zeros(2, 7, 21).scatter_add(-1, listed % 21, torch.ones(2, 7, 6))[..., :20]
+    exact = doubled(given | {"sinks": sinks})
+    # A key that counts n times has a score that is log n larger.
+    out, lse = reference(**exact, bias=times.double().log()[:, None], scale=18**-0.5)
+    ((out * along).sum() + (lse * along_lse).masked_fill(lse == -torch.inf, 0).sum()).backward()
+    wanted = {name: x.grad for name, x in exact.items()}
+    unread = times.sum(1) == 0
+    given["kv"][unread] = torch.nan
+    if pool:
+        lists = torch.where(lists < 0, -1, lists + torch.tensor([0, 20])[:, None, None])
+        given["kv"], wanted["kv"] = given["kv"].view(1, 40, 30), wanted["kv"].view(1, 40, 30)
+    leaves = {name: x.clone().requires_grad_() for name, x in (given | {"sinks": sinks}).items()}
+    out, lse = rapt.mla.attention(**leaves, indices=lists, counts=counts, return_lse=True)
+    ((out * along).sum() + (lse * along_lse).masked_fill(lse == -torch.inf, 0).sum()).backward()
+    assert unread.any() and times.max() > 1
+    for name, x in leaves.items():
+        assert relative_error(x.grad, wanted[name]) < 5e-6, name
+
+
 def test_what_has_no_gradients_says_so():
     given = inputs()
     given["w_uk"].requires_grad_()
-    for name, x in (("indices", lists_of_keys()), ("block_table", torch.zeros(2, 1).int())):
-        with pytest.raises(ValueError, match=f"{name}: .*no gradients"):
-            rapt.mla.attention(**given, **{name: x}, seqlens=torch.tensor([1, 1]) if name[0] == "b" else None)
-    with torch.no_grad():
-        rapt.mla.attention(**given, indices=lists_of_keys())
+    with pytest.raises(ValueError, match="block_table: .*no gradients"):
+        rapt.mla.attention(**given, block_table=torch.zeros(2, 1).int(), seqlens=torch.tensor([1, 1]))
