@@ -59,8 +59,7 @@ struct AttentionKernel {
 
 // attention_backward.
 
-// Keys [key_begin, key_end) of one kv head of one sequence, whose rows come to it in chunks. key_begin is a multiple of
-// kBackwardKeys, key_end may lie past the sequence's length; both are that length where others have the keys.
+// Items begin at a multiple of so many keys.
 inline constexpr std::int64_t kBackwardKeys = 128;
 
 // Sums of dK and dV over all tokens that list a row of a pool of gathered keys, of one kv head. A row of so many floats
@@ -77,6 +76,8 @@ struct PoolSums {
 };
 inline constexpr std::int64_t kPoolRun = 32;
 
+// Keys [key_begin, key_end) of one kv head of one sequence, whose rows come to it in chunks. key_end may lie past the
+// sequence's length; both are that length where others have the keys.
 struct BackwardItem {
   std::int64_t b, hk, key_begin, key_end;
   std::int64_t clear_end;  // keys of the tensors past the sequence's, up to here, get gradients of 0

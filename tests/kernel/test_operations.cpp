@@ -152,6 +152,8 @@ void for_large_problems(const Use& use) {
   use(AttentionBackwardProblem::parse("attention_backward dtype=bf16 hq=2 sq=100 sk=2500 d=64 sinks dsinks"));
   use(AttentionBackwardProblem::parse(
       "attention_backward dtype=bf16 hq=2 sq=300 sk=500 d=40 causal align=bottom_right softcap=8 alibi dalibi"));
+  use(AttentionBackwardProblem::parse("attention_backward b=2 hq=2 sq=3 sk=32769 d=8 seqlens"));
+  use(AttentionBackwardProblem::parse("attention_backward b=2 hq=4 hk=2 sq=333 d=40 causal dropout=0.2"));
   use(AttentionBackwardProblem::parse("attention_backward b=2 hq=6 hk=2 sq=50 sk=300 d=40 gathered pool=700 dlse"));
   use(AttentionBackwardProblem::parse(
       "attention_backward dtype=bf16 hq=100 sq=20 hk=1 sk=500 d=64 dv=40 gathered pool=900 sinks dsinks"));
