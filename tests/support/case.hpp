@@ -55,7 +55,7 @@ struct Case {
 
   AttentionProblem problem;
   Tensor q, k, v, out, lse, bias, mask, alibi, sinks, seqlens, cu_seqlens_q, cu_seqlens_k;  // latent: v is not read
-  Tensor block_table, indices, counts, k_scale, v_scale, k_zero, v_zero;
+  Tensor block_table, indices, counts, k_scale, v_scale, k_zero, v_zero, k_tail;
   Dropout dropout;  // of any seed and offset
 
  private:

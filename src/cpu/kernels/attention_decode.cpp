@@ -159,7 +159,8 @@ class Item {
   }
   Prefetcher prefetch_keys(const Block* block) const {
     if (!block) return {nullptr, 0, 0};
-    return {block->k_source + (block->from - block->k0), block->end - block->from, bytes_of(p_.kv_type, p_.d)};
+    return {block->k_source + (block->from - block->k0), block->end - block->from,
+            bytes_of(p_.kv_type, p_.d - p_.k_tail.size)};
   }
   Prefetcher prefetch_values(const Block* block) const {
     if (!block) return {nullptr, 0, 0};
@@ -194,8 +195,8 @@ class Item {
     for (std::int64_t k = k0; k < last; k += keys) {
       const bool more = k + keys < last;
       if (more) find_block(*next, k + keys, k + keys, min(k + 2 * keys, last));
-      load_block(*now, {p_.k, p_.k_stride, p_.k_quant, p_.d}, now->k_source, w_.k, w_.q_stride, now->k, now->k_scale);
-      load_block(*now, {p_.v, p_.v_stride, p_.v_quant, p_.dv}, now->v_source, w_.v, w_.o_stride, now->v, now->v_scale);
+      load_block(*now, keys_of(p_), now->k_source, w_.k, w_.q_stride, now->k, now->k_scale);
+      load_block(*now, values_of(p_), now->v_source, w_.v, w_.o_stride, now->v, now->v_scale);
       const Block* const after = more ? next : nullptr;
       prefetch_with_dots_ = packed_ ? prefetch_keys(after) : prefetch_values(now);
       prefetch_with_values_ = packed_ ? prefetch_values(after) : prefetch_keys(after);
@@ -349,13 +350,13 @@ class Item {
 };
 
 // Elements in place save a pass over them. Packed are rows too short or strided for whole vectors, those whose scale is
-// not one number, and elements that would be widened for too many tiles of rows.
+// not one number or does not hold for all of them, and elements that would be widened for too many tiles of rows.
 bool must_pack(const AttentionParams& p, std::int64_t rows) {
   const bool scaled_apart = (p.k_quant.scale && !one_scale_per_row(p.k_quant, p.d)) ||
                             (p.v_quant.scale && !one_scale_per_row(p.v_quant, p.dv));
   const std::int64_t tiles = p.kv_type == DType::f8e4m3 ? 1 : 4;
   return p.k_stride.d != 1 || p.v_stride.d != 1 || p.d < kLanes || p.dv < kLanes || p.kv_type == DType::i4x2 ||
-         scaled_apart || (p.kv_type != DType::f32 && rows > tiles * kRowsOfTile);
+         scaled_apart || p.k_tail.size > 0 || (p.kv_type != DType::f32 && rows > tiles * kRowsOfTile);
 }
 
 void run(const AttentionParams& p, const WorkItem& item, std::byte* scratch) noexcept {
@@ -370,6 +371,7 @@ const AttentionKernel kAttentionDecode = {.facts = {.operation = Operation::atte
                                                     .arithmetic = "f32",
                                                     .dtypes = kCacheTypes,
                                                     .dropout = true,
+                                                    .key_tail = true,
                                                     .block_q = kLanes,
                                                     .block_k = kBlock},
                                           .max_rows = kMaxRows,

@@ -183,8 +183,8 @@ void sweep(const Head& head, Panel* panels, std::int64_t count, bool isolate_non
   for (std::int64_t k0 = first / kBlockK * kBlockK; k0 < last; k0 += kBlockK) {
     const std::int64_t n = min(kBlockK, last - k0);
     const std::int64_t from = max(k0, first);
-    const Block kb = block(head, {p.k, p.k_stride, p.k_quant, p.d}, k0, from, k0 + n, pack_k, w.k);
-    const Block vb = block(head, {p.v, p.v_stride, p.v_quant, p.dv}, k0, from, k0 + n, pack_v, w.v);
+    const Block kb = block(head, keys_of(p), k0, from, k0 + n, pack_k, w.k);
+    const Block vb = block(head, values_of(p), k0, from, k0 + n, pack_v, w.v);
     const std::int64_t next = k0 + kBlockK, ahead = clamp(last - next, 0, kBlockK);
     for (std::int64_t i = 0; i < count; ++i) {
       Panel& panel = panels[i];
@@ -196,7 +196,7 @@ void sweep(const Head& head, Panel* panels, std::int64_t count, bool isolate_non
           prefetch(p.q, p.q_type, row_at(p.q_stride, head, panels[i + 1].row[r]), p.q_stride, p.d);
       }
       for (std::int64_t j = next + ahead * i / count; j < next + ahead * (i + 1) / count; ++j) {
-        prefetch(p.k, p.kv_type, head.key_at(p.k_stride, j), p.k_stride, p.d);
+        prefetch(p.k, p.kv_type, head.key_at(p.k_stride, j), p.k_stride, p.d - p.k_tail.size);
         prefetch(p.v, p.kv_type, head.key_at(p.v_stride, j), p.v_stride, p.dv);
       }
       for (std::int64_t r = 0; far && ahead == 0 && r < panel.rows; ++r)
@@ -256,6 +256,7 @@ const AttentionKernel kAttentionPrefill = {.facts = {.operation = Operation::att
                                                      .arithmetic = "f32",
                                                      .dtypes = kCacheTypes,
                                                      .dropout = true,
+                                                     .key_tail = true,
                                                      .block_q = kWidth,
                                                      .block_k = kBlockK},
                                            .max_rows = kMaxPanels * kWidth,
