@@ -92,6 +92,7 @@ testing::Case timed_inputs(const AttentionProblem& problem, std::uint64_t seed,
   inputs.k = std::move(k.rows), inputs.k_scale = std::move(k.scale), inputs.k_zero = std::move(k.zero);
   testing::Cache v = filled(p, p.kv_dtype, own_rows, p.dv, p.v_groups, pages, generator);
   inputs.v = std::move(v.rows), inputs.v_scale = std::move(v.scale), inputs.v_zero = std::move(v.zero);
+  inputs.shares_coding = testing::Case::can_share_coding(p);
   if (p.k_tail > 0) inputs.k_tail = filled(p, p.k_tail_dtype, own_rows, p.k_tail, 0, pages, generator).rows;
   return inputs;
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -23,7 +25,7 @@ def check_fp8(name: str, rows: Tensor) -> None:
         raise ValueError(f"{name}: got shape {list(rows.shape)}; wanted rows of {ROW_BYTES} bytes")
 
 
-def keys_and_values(rows: Tensor, dv: int) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+def keys_and_values(rows: Tensor, dv: int) -> tuple[Tensor, Tensor, dict[str, Any]]:
     """k, v and what else rapt.attention and rapt.append_kv take of rows [.., d], or checked ones [.., 656]: views, nothing is copied.
     Values are the first dv columns; of bytes, all latent ones."""
     if not is_fp8(rows):

@@ -50,7 +50,7 @@ def _run(
 ) -> tuple[Tensor, Tensor]:
     given = Options(*options)
     out, _ = _memory(q, given.dv)
-    coding: dict[str, Tensor] = {}
+    coding: dict[str, Any] = {}
     if v is None:
         k, v, coding = keys_and_values(k, given.dv)
     with torch.no_grad():

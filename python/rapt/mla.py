@@ -10,7 +10,8 @@ ways to attend to such rows, with the same result but for rounding:
 - expanded: keys W_UK c and values W_UV c of all heads are made from the rows, for attention as usual. Every key costs more.
 
 flash_mla_with_kvcache, get_mla_metadata and flash_mla_sparse_fwd are FlashMLA's functions: code for GPUs runs on CPUs with these in
-their place. rapt.append_kv writes a cache of such rows, append_fp8_rows one of 8-bit floats (FlashMLA's rows of 656 bytes), and rapt.dsa chooses the keys of sparse attention (DeepSeek Sparse Attention).
+their place. rapt.append_kv writes a cache of such rows, append_fp8_rows one in 8-bit floats (FlashMLA's rows of 656 bytes), and
+rapt.dsa chooses the keys of sparse attention (DeepSeek Sparse Attention).
 """
 
 from __future__ import annotations

@@ -207,6 +207,37 @@ TEST_CASE("caches: columns of keys that are not quantised", "[kernel]") {
   }
 }
 
+TEST_CASE("caches: values that share codes and scales with keys", "[kernel]") {
+  for (const char* words :
+       {"kv=f8e4m3 groups=4 tail=16 tail_dtype=bf16 d=80 dv=64", "kv=i8 k_groups=4 v_groups=3 zeros d=64 dv=48",
+        "kv=i4x2 k_groups=8 v_groups=5 zeros d=67 dv=40 tail=3", "kv=f8e5m2 k_groups=2 v_groups=1 tail=9 d=49 dv=20",
+        "kv=f8e4m3 d=50 dv=33 tail=17 tail_dtype=f16", "kv=f8e4m3 groups=2 d=12 dv=8 tail=4"}) {
+    for (const char* keys : {"sk=200 page=40 seqlens", "sk=70 gathered", "sk=33 ring seqlens", "sk=150 layout=bhds"}) {
+      for (const char* rows : {"hq=4 hk=2 sq=1", "hq=12 hk=1 sq=3"}) {
+        for (std::uint64_t seed : {1, 2, 3, 4, 5, 8}) {  // with scales of their own, too
+          Case c(AttentionProblem::parse("attention b=2 latent lse " + std::string(rows) + " " + keys + " " + words),
+                 seed, Placement::back);
+          c.protect_inputs();
+          check_every_entry(c);
+        }
+      }
+    }
+  }
+  // A value that is not finite leaves keys' columns as they are.
+  for (const char* rows : {"hq=2 hk=1 sq=6", "hq=20 hk=1 sq=6"}) {
+    for (std::int64_t key : {3, 33}) {
+      Case c(AttentionProblem::parse("attention kv=f8e5m2 groups=2 tail=6 latent sk=64 d=38 dv=32 causal window=5,-1 "
+                                     "align=34 lse " +
+                                     std::string(rows)),
+             4);
+      REQUIRE(c.shares_coding);
+      c.k.at<std::uint8_t>({0, 0, key, 7}) = 0x7c;                                        // Inf
+      for (std::int64_t i = 0; i < c.q.size(); ++i) c.q.flat(i) = std::abs(c.q.flat(i));  // infinities of one sign
+      check_every_entry(c);
+    }
+  }
+}
+
 TEST_CASE("caches: infinities and NaN in columns that are not quantised", "[kernel]") {
   for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
     for (const char* layout : {"sk=64", "sk=64 page=16"}) {

@@ -207,6 +207,8 @@ AttentionProblem sample(Random& random, const SampleOptions& options) {
   if (options.caches) sample_caches(random, p);
   if (options.layouts) p.layout = static_cast<AttentionProblem::Layout>(between(random, 0, 3));
   p.latent = p.dv <= p.d - p.k_tail && one_in(random, 4);
+  const std::int64_t group = (p.d - p.k_tail) / std::max<std::int64_t>(p.k_groups, 1);
+  if (p.latent && p.v_groups > 0 && p.k_groups > 0 && p.dv % group == 0) p.v_groups = p.dv / group;  // v may share k's
   return p;
 }
 
