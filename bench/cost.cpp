@@ -130,8 +130,10 @@ Cost cost_of(const AttentionArgs& args, const AttentionProblem& p) {
   cost.bytes = row_bytes(work.rows, p.d, p.q_dtype) +
                row_bytes(work.keys, p.latent ? p.d - p.k_tail : p.d - p.k_tail + p.dv, p.kv_dtype) +
                row_bytes(work.keys, p.k_tail, p.k_tail_dtype) + row_bytes(work.rows, p.dv, p.out_dtype);
-  for (const TensorView* t : {&args.kv.k_scale, &args.kv.k_zero, &args.kv.v_scale, &args.kv.v_zero})
-    cost.bytes += scale_bytes(*t, work.keys);
+  const KvSource& kv = args.kv;
+  for (const TensorView* t : {&kv.k_scale, &kv.k_zero}) cost.bytes += scale_bytes(*t, work.keys);
+  if (kv.k_scale && kv.v_scale.data == kv.k_scale.data) return cost;
+  for (const TensorView* t : {&kv.v_scale, &kv.v_zero}) cost.bytes += scale_bytes(*t, work.keys);
   return cost;
 }
 
