@@ -131,7 +131,7 @@ class AttentionEntry final : public CpuEntry {
   // Whether it takes the types, on this machine and in this context, whatever the sizes.
   bool is_usable(const AttentionProblem& p, const Context::Impl& context) const {
     return unusable.empty() && refuse_context(context).empty() &&
-           ((only(p.q_dtype) | only(p.kv_dtype)) & ~facts.dtypes) == 0;
+           ((only(p.q_dtype) | only(p.kv_dtype)) & ~facts.dtypes) == 0 && (p.k_tail == 0 || facts.key_tail);
   }
 
   // The first kernel that dispatch would take for more rows, and these.
