@@ -237,7 +237,8 @@ struct IsaKernels {
   void (*store_pool)(const AttentionBackwardParams&, const PoolItem&, const PoolSums&) noexcept;
   // Finishes rows of attention from their partial results: [splits][rows of the item][partial_floats] at item.partial,
   // with every key in its range.
-  void (*combine)(const AttentionParams&, const WorkItem&, std::int64_t splits) noexcept;
+  // `split_rows`: of each split's partial results, from one to the next; the item's rows may be fewer.
+  void (*combine)(const AttentionParams&, const WorkItem&, std::int64_t splits, std::int64_t split_rows) noexcept;
   // For the roofline and for tests.
   double (*fma_chains)(std::int64_t iterations) noexcept;            // returns the FLOPs done
   float (*read_stream)(const float* data, std::int64_t n) noexcept;  // returns a value that depends on all
