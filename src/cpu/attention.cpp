@@ -118,6 +118,8 @@ class AttentionEntry final : public CpuEntry {
     }
     if (is_chosen(context) && !is_worthwhile(kernel_, rows, p.sk, p.d, p.dv))
       return "for longer sequences: others are faster here";
+    if (!takes_cache(kernel_, p))
+      return "for quantised caches without zeros, whose groups are whole rows or multiples of 32 columns";
     constexpr double kMaxScores = 0x1p40;
     if (facts.phase == Phase::naive &&
         static_cast<double>(p.sq) * static_cast<double>(p.hq) * static_cast<double>(p.sk) > kMaxScores)
@@ -174,10 +176,20 @@ class AttentionEntry final : public CpuEntry {
     if (context.isa_forced && built_.isa != *context.options.isa) return "RAPT_ISA asks for another ISA";
     return refuse_isa(context);
   }
+  // Whether the kernel takes keys and values that are quantised like these.
+  static bool takes_cache(const AttentionKernel& kernel, const AttentionProblem& p) {
+    const std::int64_t multiple = kernel.group_multiple;
+    if (multiple == 0) return true;
+    const auto takes = [&](std::int64_t groups, std::int64_t n) { return groups <= 1 || n / groups % multiple == 0; };
+    const bool takes_tail = p.k_tail == 0 || (only(p.k_tail_dtype) & kernel.facts.dtypes && p.k_tail % multiple == 0 &&
+                                              p.d % multiple == 0);
+    return !p.zeros && takes_tail && takes(p.k_groups, p.d - p.k_tail) && takes(p.v_groups, p.dv);
+  }
   // Whether it takes the types, on this machine and in this context, whatever the sizes.
   bool is_usable(const AttentionProblem& p, const Context::Impl& context) const {
     return unusable.empty() && refuse_context(context).empty() &&
-           ((only(p.q_dtype) | only(p.kv_dtype)) & ~facts.dtypes) == 0 && (p.k_tail == 0 || facts.key_tail);
+           ((only(p.q_dtype) | only(p.kv_dtype)) & ~facts.dtypes) == 0 && (p.k_tail == 0 || facts.key_tail) &&
+           takes_cache(kernel_, p);
   }
 
   // The first kernel that dispatch would take for more rows, and these.

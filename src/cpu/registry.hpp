@@ -35,8 +35,9 @@ inline constexpr std::int64_t kMaxSplits = 64;  // of a row's keys, each with a 
 
 // What a kernel needs to know to size its scratch.
 struct AttentionShape {
-  std::int64_t sk, d, dv;  // sk of the longest sequence
-  std::int64_t rows;       // most rows of a work item
+  std::int64_t sk, d, dv;     // sk of the longest sequence
+  std::int64_t rows;          // most rows of a work item
+  std::int64_t k_groups = 0;  // of a key that have a scale each, its tail one more; 0: there are none
 };
 
 struct AttentionKernel {
@@ -49,6 +50,9 @@ struct AttentionKernel {
   int min_rows = 0;
   int min_key_elements = 0;
   int decode_rows = 16;  // attention_decode is faster for up to so many rows of a head
+  // Of quantised keys and values each group is the whole row, or has a multiple of so many elements, as the keys' tail
+  // has, and none has a zero; 0: they may be any.
+  int group_multiple = 0;
   // Up to so many keys stay prepared in the scratch for the next item, if it is of the same head; null: none.
   std::int64_t (*kept_keys)(std::int64_t d, std::int64_t dv) noexcept = nullptr;
   // Scratch of one work item, a multiple of 64.

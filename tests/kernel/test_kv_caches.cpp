@@ -267,6 +267,39 @@ TEST_CASE("caches: 16-bit queries and results", "[kernel]") {
   }
 }
 
+// Products of bf16 take codes as they are: scales of keys multiply scores, of each group by itself.
+TEST_CASE("caches: quantised keys of bf16 queries", "[kernel]") {
+  for (const char* words :
+       {"hq=40 hk=1 sq=3 sk=700 d=128", "hq=2 sq=70 sk=300 d=64 causal align=bottom_right scale=3",
+        "hq=16 hk=2 sq=9 sk=4500 d=32", "hq=40 hk=1 sq=3 sk=700 d=160 dv=128 tail=32 tail_dtype=bf16 latent",
+        "b=2 hq=4 hk=2 sq=40 sk=96 page=16 seqlens d=128 dv=32 tail=64 tail_dtype=bf16",
+        "b=3 hq=4 sq=40 sk=96 page=16 seqlens d=96 softcap=9 sinks", "b=2 hq=36 hk=1 sq=2 sk=300 d=64 gathered",
+        "hq=8 sq=90 sk=200 d=160 dv=96 window=40,10 align=bottom_right mask=qk",
+        "b=3 hq=4 hk=2 sq=35 sk=70 ragged_k=150 d=32 bias=qk layout=bshd"}) {
+    const AttentionProblem sizes = AttentionProblem::parse("attention q=bf16 out=bf16 lse " + std::string(words));
+    for (const DType type : {DType::i8, DType::i4x2, DType::f8e4m3, DType::f8e5m2})
+      for (const int turn : {0, 1, 2}) {
+        AttentionProblem problem = sizes;
+        problem.kv_dtype = type;
+        const bool needs_scale = type == DType::i8 || type == DType::i4x2;
+        problem.k_groups = turn == 0 && !needs_scale ? 0 : turn == 1 ? (problem.d - problem.k_tail) / 32 : 1;
+        problem.v_groups = turn == 2 ? problem.dv / 32 : needs_scale ? 1 : 0;
+        check_every_entry(problem, static_cast<std::uint64_t>(turn) + 1);
+      }
+  }
+}
+
+TEST_CASE("caches: a scale that is not finite reaches the rows that see its key, and no others", "[kernel]") {
+  for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()})
+    for (const char* groups : {"groups=1", "k_groups=2 v_groups=1"}) {
+      Case c(AttentionProblem::parse("attention q=bf16 kv=i8 out=bf16 hq=4 hk=2 sq=80 sk=80 d=64 causal lse " +
+                                     std::string(groups)));
+      c.k_scale.at({0, 0, 50, 0}) = bad;
+      c.v_scale.at({0, 1, 60, 0}) = bad;
+      check_every_entry(c);
+    }
+}
+
 TEST_CASE("caches: lengths around those at which keys may be split", "[kernel]") {
   const DType dtype = each_cache_type();
   for (const char* keys :
