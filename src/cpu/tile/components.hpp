@@ -92,22 +92,25 @@ template <int kComponents, class T, class Range, class Scale = NoScale>
                                              bf16* to, std::int64_t component_stride, Inspector<Range>& inspector,
                                              Scale scale = {}) {
   std::int64_t i = 0;
-  if constexpr (kComponents == 1 && std::is_same_v<T, bf16>) {
+  if constexpr (kComponents == 1 && std::is_same_v<T, bf16> && std::is_same_v<Scale, NoScale>) {
     for (; stride == 1 && i + 2 * kLanes <= n; i += 2 * kLanes) {
       const u16vec x = load_u16vec(from + i);
       inspector.check(x);
       store_u16vec(to + i, x);
     }
   }
-  for (; i < n; i += kLanes) {
-    const std::int64_t at = i / kPerUnit<T>, left = min(kLanes / kPerUnit<T>, (n + kPerUnit<T> - 1) / kPerUnit<T> - at);
-    vec x =
-        scale(stride == 1 && i + kLanes <= n ? load_any(from + at) : load_strided(from + at * stride, stride, left), i);
+  const auto split = [&](vec x) __attribute__((always_inline)) {
+    x = scale(x, i);
     inspector.check(x);
     for (int p = 0; p < kComponents; ++p) {
       store_any(to + p * component_stride + i, x);
       if (p + 1 < kComponents) x = x - load_any(to + p * component_stride + i);
     }
+  };
+  for (; stride == 1 && i + kLanes <= n; i += kLanes) split(load_any(from + i / kPerUnit<T>));
+  for (; i < n; i += kLanes) {
+    const std::int64_t at = i / kPerUnit<T>, units = (n + kPerUnit<T> - 1) / kPerUnit<T>;
+    split(load_strided(from + at * stride, stride, min(kLanes / kPerUnit<T>, units - at)));
   }
   for (; i < padded; i += kLanes)
     for (int p = 0; p < kComponents; ++p) store_any(to + p * component_stride + i, vec(0.f));
