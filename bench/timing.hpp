@@ -6,7 +6,6 @@
 #include <optional>
 #include <vector>
 
-#include "cost.hpp"
 #include "rapt/rapt.hpp"
 
 namespace rapt::bench {

@@ -19,12 +19,13 @@
 #include "check.hpp"
 #include "common.hpp"
 #include "progress.hpp"
+#include "trace.hpp"
 
 namespace rapt::tools {
 namespace {
 
-using bench::between, bench::Budget, bench::Cost, bench::Peaks, bench::quantile, bench::Roofline, bench::Sample,
-    bench::SetLine, bench::Summary, bench::take_samples;
+using bench::between, bench::Budget, bench::Peaks, bench::quantile, bench::Roofline, bench::Sample, bench::SetLine,
+    bench::Summary, bench::take_samples;
 
 constexpr std::int64_t kCheckedRows = 8;
 constexpr std::int64_t kNaiveMaxLength = 4096;
@@ -110,6 +111,8 @@ class Bench {
     }
   }
 
+  const Trace& trace() const { return trace_; }
+
   std::vector<Roof> roofs() const {
     std::vector<Roof> roofs;
     for (int threads : options_.threads) {
@@ -185,12 +188,14 @@ class Bench {
     const auto time_seed = [&](const auto& problem, int seed) {
       auto inputs = bench::timed_inputs(problem, static_cast<std::uint64_t>(seed));
       const auto args = inputs.args();
-      row.cost = bench::cost_of(args, problem);
+      row.cost = cost_of(args);
       row.error = verify(inputs, context, kCheckedRows).violation;
       if (!row.error.empty()) return;
       append(samples, samples_of([&] { call(args, context); }, row.cost, roof));
       if constexpr (std::is_same_v<decltype(args), const AttentionArgs>)
         if (seed == 1) naive = naive_samples(problem, planned.isa, args, roof);
+      if (seed == 1 && !options_.trace_path.empty())
+        trace_.add(planned.problem, planned.entry, threads, [&](const Context& watched) { call(args, watched); });
     };
     for (int seed = 1; seed <= options_.seeds && row.error.empty(); ++seed)
       std::visit([&](const auto& problem) { time_seed(problem, seed); }, planned.problem);
@@ -248,12 +253,14 @@ class Bench {
   std::vector<Planned> cases_;
   std::map<std::pair<Isa, int>, Roofline> rooflines_;
   Readings fma_peaks_, amx_peaks_, reads_;
+  Trace trace_;
 };
 
 }  // namespace
 
 int run_bench(const BenchOptions& options) {
-  if (!options.json_path.empty()) require_writable(options.json_path);
+  for (const std::string& path : {options.json_path, options.trace_path})
+    if (!path.empty()) require_writable(path);
   const Machine machine = read_machine();
   Bench bench(options, machine);
   Table table(machine, bench.info(), bench.problems());
@@ -268,6 +275,7 @@ int run_bench(const BenchOptions& options) {
   if (!options.json_path.empty()) {
     write_json(options.json_path, to_json(machine, bench.info(), bench.roofs(), rows));
   }
+  if (!options.trace_path.empty()) write_file(options.trace_path, bench.trace().text(machine));
   if (wrong != 0) fmt::print(stderr, "rapt: {} of {} results are wrong\n", wrong, rows.size());
   return wrong == 0 ? kSuccess : kFailure;
 }

@@ -15,7 +15,6 @@
 #include <sstream>
 #include <thread>
 
-#include "bench/cost.hpp"
 #include "bench/sets.hpp"
 
 namespace rapt::tools {
@@ -121,8 +120,8 @@ double tensor_bytes(const AttentionProblem& p) {
     return size * real(p.sk) * (dims & AttentionProblem::kFullB ? real(p.b) : 1) *
            (dims & AttentionProblem::kFullH ? real(p.hq) : 1) * (dims & AttentionProblem::kFullQ ? real(p.sq) : 1);
   };
-  return queries * (real(p.d) * bench::bytes_of(p.q_dtype) + real(p.dv) * bench::bytes_of(p.out_dtype)) +
-         keys * (real(p.d + p.dv) * bench::bytes_of(p.kv_dtype) + real(p.k_groups + p.v_groups) * (p.zeros ? 8 : 4)) +
+  return queries * (real(p.d) * bytes_of(p.q_dtype) + real(p.dv) * bytes_of(p.out_dtype)) +
+         keys * (real(p.d + p.dv) * bytes_of(p.kv_dtype) + real(p.k_groups + p.v_groups) * (p.zeros ? 8 : 4)) +
          term(p.bias, 4) + term(p.mask, 1) + (p.lse ? 4 * queries : 0);
 }
 
@@ -131,46 +130,45 @@ double tensor_bytes(const AttentionBackwardProblem& p) {
   AttentionProblem forward = p;
   if (p.gathered) forward.sk = p.pool;
   const double keys = real(p.hk) * (p.ragged_k >= 0 ? real(p.ragged_k) : real(p.b) * real(forward.sk));
-  return tensor_bytes(forward) + queries * real(p.dv) * bench::bytes_of(p.dout_dtype) +
-         (p.grads & p.kDq ? queries * real(p.d) * bench::bytes_of(p.q_dtype) : 0) +
-         keys * (real(p.grads & p.kDk ? p.d : 0) + real(p.grads & p.kDv ? p.dv : 0)) * bench::bytes_of(p.kv_dtype);
+  return tensor_bytes(forward) + queries * real(p.dv) * bytes_of(p.dout_dtype) +
+         (p.grads & p.kDq ? queries * real(p.d) * bytes_of(p.q_dtype) : 0) +
+         keys * (real(p.grads & p.kDk ? p.d : 0) + real(p.grads & p.kDv ? p.dv : 0)) * bytes_of(p.kv_dtype);
 }
 
 double tensor_bytes(const AppendKvProblem& p) {
   const double rows = real(p.hk) * (p.ragged >= 0 ? real(p.ragged) : real(p.b) * real(p.n));
   const double keys = real(p.hk) * real(p.b) * real(p.sk), size = real(p.values_are_keys ? p.d : p.d + p.dv);
   const double scales = p.given_scales ? 0 : real(p.k_groups + p.v_groups) * (p.zeros ? 8 : 4);
-  return rows * size * bench::bytes_of(p.new_dtype) + keys * (size * bench::bytes_of(p.kv_dtype) + scales);
+  return rows * size * bytes_of(p.new_dtype) + keys * (size * bytes_of(p.kv_dtype) + scales);
 }
 
 double tensor_bytes(const MergeStatesProblem& p) {
-  return real(p.rows) * (real(p.count) * (real(p.dv) * bench::bytes_of(p.dtype) + 4) +
-                         real(p.dv) * bench::bytes_of(p.out_dtype) + (p.lse ? 4 : 0));
+  return real(p.rows) *
+         (real(p.count) * (real(p.dv) * bytes_of(p.dtype) + 4) + real(p.dv) * bytes_of(p.out_dtype) + (p.lse ? 4 : 0));
 }
 
 double tensor_bytes(const DeltaRuleProblem& p) {
   const double tokens = p.ragged >= 0 ? real(p.ragged) : real(p.b) * real(p.t), h = real(p.state_heads()),
-               state = p.state ? real(p.d) * real(p.dv) * bench::bytes_of(p.state_dtype) * h * real(p.b) *
+               state = p.state ? real(p.d) * real(p.dv) * bytes_of(p.state_dtype) * h * real(p.b) *
                                      real(std::max<std::int64_t>(p.steps, 1))
                                : 0;
   const double g = p.decay == Decay::channel ? real(p.d) : p.decay == Decay::head ? 1 : 0;
-  return tokens *
-             ((real(p.hq + p.hk) * real(p.d) + real(p.hv) * real(p.dv)) * bench::bytes_of(p.dtype) +
-              std::max(real(p.hq), h) * real(p.dv) * bench::bytes_of(p.out_dtype) + h * (g + (p.beta ? 1 : 0)) * 4) +
+  return tokens * ((real(p.hq + p.hk) * real(p.d) + real(p.hv) * real(p.dv)) * bytes_of(p.dtype) +
+                   std::max(real(p.hq), h) * real(p.dv) * bytes_of(p.out_dtype) + h * (g + (p.beta ? 1 : 0)) * 4) +
          state;
 }
 
 double tensor_bytes(const DeltaRuleBackwardProblem& p) {
   // With every input a gradient of its size, and one of out, which is counted already.
   const double outs = (p.ragged >= 0 ? real(p.ragged) : real(p.b) * real(p.t)) *
-                      std::max(real(p.hq), real(p.state_heads())) * real(p.dv) * bench::bytes_of(p.out_dtype);
+                      std::max(real(p.hq), real(p.state_heads())) * real(p.dv) * bytes_of(p.out_dtype);
   return 2 * tensor_bytes(static_cast<const DeltaRuleProblem&>(p)) - outs;
 }
 
 double tensor_bytes(const IndexScoresProblem& p) {
   const double rows = real(p.b) * real(p.sq);
-  return rows * real(p.h) * (real(p.d) * bench::bytes_of(p.q_dtype) + 4) +
-         real(p.b) * real(p.sk) * (real(p.d) * bench::bytes_of(p.k_dtype) + (p.scales ? 4 : 0)) +
+  return rows * real(p.h) * (real(p.d) * bytes_of(p.q_dtype) + 4) +
+         real(p.b) * real(p.sk) * (real(p.d) * bytes_of(p.k_dtype) + (p.scales ? 4 : 0)) +
          rows * (real(p.topk) + (p.scores ? real(p.sk) : 0)) * 4;
 }
 
@@ -350,10 +348,11 @@ void refuse_memory(const Problem& problem, const Context& context) {
                                        human_bytes(static_cast<double>(Plan(problem, context).workspace_bytes()))));
 }
 
-Context make_context(int threads, const std::string& entry) {
+Context make_context(int threads, const std::string& entry, std::function<void(const Task&)> task_observer) {
   ContextOptions options;
   options.threads = threads;
   options.kernel = entry;
+  options.task_observer = std::move(task_observer);
   return Context(std::move(options));
 }
 
@@ -375,10 +374,10 @@ void require_writable(const fs::path& path) {
   if (target.temporary()) fs::remove(target.written);
 }
 
-void write_json(const fs::path& path, const Json& json) {
+void write_file(const fs::path& path, std::string_view text) {
   const Target target(path);
   std::ofstream file(target.written);
-  file << to_text(json) << '\n';
+  file << text;
   file.close();
   if (!file) {
     const int reason = errno;
@@ -386,6 +385,9 @@ void write_json(const fs::path& path, const Json& json) {
     throw std::runtime_error(fmt::format("{}: writing failed: {}", path.string(), std::strerror(reason)));
   }
   if (target.temporary()) fs::rename(target.written, target.file);
+}
+void write_json(const fs::path& path, const Json& json) {
+  write_file(path, to_text(json) + '\n');
 }
 
 }  // namespace rapt::tools

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <new>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
@@ -81,7 +82,7 @@ template <class Call>
 auto with_memory(const Problem& problem, const Context& context, Call&& call);
 
 /// A context for up to `threads` threads (0: all) that uses `entry` only (empty: dispatch's choice).
-Context make_context(int threads, const std::string& entry);
+Context make_context(int threads, const std::string& entry, std::function<void(const Task&)> task_observer = {});
 
 /// What would run. Throws UsageError for a problem that no arguments could give or no entry takes; `where` is what the
 /// message begins with, --problem and the text if it is empty.
@@ -90,6 +91,7 @@ Plan make_plan(const Problem& problem, const Context& context, const std::string
 /// Throws UsageError when `path` cannot be written; leaves nothing behind.
 void require_writable(const std::filesystem::path& path);
 /// Replaces `path` in one step: readers see the old file or the new one, never a part.
+void write_file(const std::filesystem::path& path, std::string_view text);
 void write_json(const std::filesystem::path& path, const Json& json);
 
 /// Whether the tensors of a problem take more than the machine has.

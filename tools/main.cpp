@@ -38,7 +38,8 @@ constexpr const char* kCheckExamples = R"(Examples:
 constexpr const char* kBenchExamples = R"(Examples:
   rapt bench --set quick
   rapt bench --set my_problems.txt --threads 1,2 --json rows.json
-  rapt bench --problem "b=1 hq=8 sq=512 d=64 causal" --entry attention)";
+  rapt bench --problem "b=1 hq=8 sq=512 d=64 causal" --entry attention
+  rapt bench --problem "b=1 hq=8 sq=512 d=64 causal" --threads 2 --trace trace.json)";
 constexpr const char* kDemoExamples = R"(Examples:
   rapt demo
   rapt demo --threads 1)";
@@ -120,6 +121,10 @@ class Arguments {
         ->check(CLI::Range(0.001, 3600.0))
         ->check(refuse_nan);
     bench->add_option("--json", bench_.json_path, "also write the rows to this file, in google-benchmark's layout")
+        ->type_name("FILE");
+    bench
+        ->add_option("--trace", bench_.trace_path,
+                     "also write a few calls of each row as a timeline, to open in Perfetto")
         ->type_name("FILE");
     bench->footer(kBenchExamples);
     bench->callback([this] { command_ = [this] { return run_bench(bench_); }; });

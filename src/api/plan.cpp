@@ -2,12 +2,15 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
 
 #include "core/float_environment.hpp"
+#include "core/tasks.hpp"
 #include "dispatch/dispatch.hpp"
+#include "rapt/cost.hpp"
 
 namespace rapt {
 namespace {
@@ -22,16 +25,27 @@ void check_workspace(std::span<const std::byte> workspace, std::size_t wanted) {
 }
 
 // Runs on the context's own memory, or the device's, unless the caller brought some.
-void run_call(const Entry& entry, const EntryPlan& plan, const Call& call, const Context::Impl& context,
-              std::span<std::byte> workspace) {
-  check_workspace(workspace, plan.workspace_bytes);
-  if (context.options.observer) context.options.observer(to_string(call.problem) + " -> " + entry.name);
+void run_entry(const Entry& entry, const EntryPlan& plan, const Call& call, const Context::Impl& context,
+               std::span<std::byte> workspace) {
   if (call.is_empty) return;
   if (!workspace.empty() || call.device.type != DeviceType::cpu)
     return entry.run(plan, call, context, workspace.empty() ? nullptr : workspace.data());
   Workspace own = context.borrow(plan.workspace_bytes);
   entry.run(plan, call, context, own.data());
   context.give_back(std::move(own));
+}
+
+// `tasks` is null, or the call's.
+template <class Args>
+void run_call(const Entry& entry, const EntryPlan& plan, const Args& args, Call& call, const Context::Impl& context,
+              std::span<std::byte> workspace, CallTasks* tasks) {
+  check_workspace(workspace, plan.workspace_bytes);
+  if (context.options.observer) context.options.observer(to_string(call.problem) + " -> " + entry.name);
+  if (!tasks) return run_entry(entry, plan, call, context, workspace);
+  call.tasks = tasks;
+  tasks->planned(call.problem, entry.name, plan.threads);
+  run_entry(entry, plan, call, context, workspace);
+  tasks->done([&] { return call.device.type == DeviceType::cpu ? cost_of(args) : Cost{}; });
 }
 
 // The entry for a problem, and its plan.
@@ -43,9 +57,12 @@ std::pair<Choice, std::unique_ptr<EntryPlan>> choose(const Problem& problem, con
 
 template <class Args>
 void run_once(const Args& args, const Context& context, std::span<std::byte> workspace) {
-  const Call call = validate(args, workspace);
+  std::optional<CallTasks> tasks;
+  if (CallTasks::wanted(context.impl())) tasks.emplace(context.impl());
+  Call call = validate(args, workspace);
+  if (tasks) tasks->validated();
   const auto [choice, plan] = choose(call.problem, context.impl());
-  run_call(*choice.entry, *plan, call, context.impl(), workspace);
+  run_call(*choice.entry, *plan, args, call, context.impl(), workspace, tasks ? &*tasks : nullptr);
 }
 
 }  // namespace
@@ -64,10 +81,12 @@ struct Plan::Impl {
 
   template <class Args>
   void run(const Args& args, std::span<std::byte> workspace) const {
-    const Call call = validate(args, workspace);
+    std::optional<CallTasks> tasks;
+    if (CallTasks::wanted(context.impl())) tasks.emplace(context.impl());
+    Call call = validate(args, workspace);
     if (planned(call.problem) != planned(problem))
       throw Error("args", to_string(call.problem), "the plan's problem, " + to_string(problem));
-    run_call(*choice.entry, *plan, call, context.impl(), workspace);
+    run_call(*choice.entry, *plan, args, call, context.impl(), workspace, tasks ? &*tasks : nullptr);
   }
 };
 

@@ -21,8 +21,10 @@ struct Workers {
   std::span<const SequenceWork> list;
   std::span<WorkQueue> queues;
   std::byte* scratch;  // of every worker, then partial results, then counters
+  const CallTasks* tasks;
 
   struct Worker {
+    int index;
     std::byte* scratch;
     std::int64_t b = -1, hk = -1;  // of its last item
   };
@@ -31,12 +33,15 @@ struct Workers {
   std::byte* counters() const { return partials() + plan.partial_bytes; }
 
   void work(int index) {
-    Worker worker{scratch + static_cast<std::size_t>(index) * plan.scratch_bytes};
+    Worker worker{index, scratch + static_cast<std::size_t>(index) * plan.scratch_bytes};
     for (std::size_t n = 0; n < queues.size(); ++n) {
       WorkQueue& queue = queues[(static_cast<std::size_t>(index) + n) % queues.size()];
       // Only read, at first: a write would take the cache line from the queue's own worker.
       if (queue.next.load(std::memory_order_relaxed) >= queue.end) continue;
-      for (std::int64_t i; (i = queue.next.fetch_add(1, std::memory_order_relaxed)) < queue.end;) run(i, worker);
+      for (std::int64_t i; (i = queue.next.fetch_add(1, std::memory_order_relaxed)) < queue.end;) {
+        const TaskScope task(tasks, Task::Kind::item, index, i, 1);
+        run(i, worker);
+      }
     }
   }
 
@@ -59,8 +64,9 @@ struct Workers {
     // The worker that finishes the last split has the others' partial results in sight, and finishes the rows.
     const std::int64_t counter = s.first_counter + (b - s.b) * params.hk * s.row_items + range;
     const std::atomic_ref done(reinterpret_cast<std::int32_t*>(counters())[counter]);
-    if (done.fetch_add(1, std::memory_order_acq_rel) + 1 == s.splits)
-      isa.combine(params, {b, hk, begin, end, 0, kAllKeys, of_rows}, s.splits);
+    if (done.fetch_add(1, std::memory_order_acq_rel) + 1 < s.splits) return;
+    const TaskScope task(tasks, Task::Kind::combine, worker.index);
+    isa.combine(params, {b, hk, begin, end, 0, kAllKeys, of_rows}, s.splits);
   }
 };
 
@@ -112,11 +118,10 @@ class AttentionEntry final : public CpuEntry {
                     params,
                     all,
                     cut_into_queues(all, params.hk, {queues, static_cast<std::size_t>(plan.threads)}),
-                    workspace + plan.queue_bytes + plan.list_bytes};
+                    workspace + plan.queue_bytes + plan.list_bytes,
+                    call.tasks};
     std::memset(workers.counters(), 0, plan.counter_bytes);
-    if (plan.threads == 1) return workers.work(0);
-    context.executor().run(
-        plan.threads, [](void* argument, int worker) { static_cast<Workers*>(argument)->work(worker); }, &workers);
+    run_workers(workers, plan.threads, context, call.tasks);
   }
 
  private:

@@ -37,7 +37,7 @@ class DeltaRuleEntry final : public CpuEntry {
     const auto& p = std::get<DeltaRuleParams>(call.params);
     const int64_t ranges = std::max<int64_t>(plan.work_items / std::max<int64_t>(p.b * p.h, 1), 1),
                   columns = columns_of(p.dv, ranges);
-    run_stream(plan, context, workspace, [&](int64_t begin, int64_t end, std::byte* scratch) {
+    run_stream(plan, context, call.tasks, workspace, [&](int64_t begin, int64_t end, std::byte* scratch) {
       for (int64_t i = begin; i < end; ++i) {
         const int64_t head = i / ranges, first = i % ranges * columns;
         kernel_.run(p, {head / p.h, head % p.h, first, std::min(first + columns, p.dv)}, scratch);
