@@ -30,32 +30,6 @@ using bench::between, bench::Budget, bench::Peaks, bench::quantile, bench::Roofl
 constexpr std::int64_t kCheckedRows = 8;
 constexpr std::int64_t kNaiveMaxLength = 4096;
 constexpr std::size_t kNaiveMaxWorkspace = std::size_t{2} << 30;
-constexpr std::int64_t kMinBuffer = std::int64_t{256} << 20;
-
-void call(const AttentionArgs& args, const Context& context) {
-  attention(args, context);
-}
-void call(const AttentionBackwardArgs& args, const Context& context) {
-  attention_backward(args, context);
-}
-void call(const AppendKvArgs& args, const Context& context) {
-  append_kv(args, context);
-}
-void call(const MergeStatesArgs& args, const Context& context) {
-  merge_states(args, context);
-}
-void call(const DeltaRuleArgs& args, const Context& context) {
-  delta_rule(args, context);
-}
-void call(const DeltaRuleBackwardArgs& args, const Context& context) {
-  delta_rule_backward(args, context);
-}
-void call(const IndexScoresArgs& args, const Context& context) {
-  index_scores(args, context);
-}
-void call(const SelectTopkArgs& args, const Context& context) {
-  select_topk(args, context);
-}
 
 class Bench {
  public:
@@ -65,9 +39,7 @@ class Bench {
     budget_.seconds = options.min_time / options.seeds;
     budget_.min_samples = (budget_.min_samples + options.seeds - 1) / options.seeds;
     names_ = options.entry.empty() ? std::vector<std::string>{""} : match_entries(options.entry);
-    // A buffer that is the same for all ISAs and threads, so that the figures can be compared.
-    const std::int64_t bytes = std::max(kMinBuffer, 4 * machine.last_level_bytes());
-    buffer_ = std::make_shared<std::vector<float>>(static_cast<std::size_t>(bytes) / sizeof(float), 0.5f);
+    buffer_ = read_buffer(machine);
     for (const std::string& name : names_) {
       for (const SetLine& line : lines_) {
         if (concerns(name, line.problem) && taken(line.problem, name)) add_case(line, name);
@@ -249,7 +221,7 @@ class Bench {
   std::vector<SetLine> lines_;
   std::vector<std::string> names_;
   Budget budget_;
-  std::shared_ptr<std::vector<float>> buffer_;
+  std::shared_ptr<const std::vector<float>> buffer_;
   std::vector<Planned> cases_;
   std::map<std::pair<Isa, int>, Roofline> rooflines_;
   Readings fma_peaks_, amx_peaks_, reads_;

@@ -336,6 +336,37 @@ std::string types_text(const Problem& problem) {
   return fmt::format("{}", fmt::join(names, "/"));
 }
 
+std::shared_ptr<const std::vector<float>> read_buffer(const Machine& machine) {
+  constexpr std::int64_t kMinBytes = std::int64_t{256} << 20;
+  const std::int64_t bytes = std::max(kMinBytes, 4 * machine.last_level_bytes());
+  return std::make_shared<const std::vector<float>>(static_cast<std::size_t>(bytes) / sizeof(float), 0.5f);
+}
+
+void call(const AttentionArgs& args, const Context& context) {
+  attention(args, context);
+}
+void call(const AttentionBackwardArgs& args, const Context& context) {
+  attention_backward(args, context);
+}
+void call(const AppendKvArgs& args, const Context& context) {
+  append_kv(args, context);
+}
+void call(const MergeStatesArgs& args, const Context& context) {
+  merge_states(args, context);
+}
+void call(const DeltaRuleArgs& args, const Context& context) {
+  delta_rule(args, context);
+}
+void call(const DeltaRuleBackwardArgs& args, const Context& context) {
+  delta_rule_backward(args, context);
+}
+void call(const IndexScoresArgs& args, const Context& context) {
+  index_scores(args, context);
+}
+void call(const SelectTopkArgs& args, const Context& context) {
+  select_topk(args, context);
+}
+
 bool exceeds_memory(const Problem& problem) {
   return std::visit([](const auto& p) { return tensor_bytes(p); }, problem) >
          real(::sysconf(_SC_PHYS_PAGES)) * real(::sysconf(_SC_PAGESIZE));

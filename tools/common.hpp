@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <new>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
@@ -75,6 +76,19 @@ std::string short_text(const Problem& problem);
 /// of gradients, of new rows and the cache, and of what is merged and out. Of delta_rule q, k and v have one between
 /// them; of index_scores q and the keys have one each; select_topk's scores are f32.
 std::string types_text(const Problem& problem);
+
+/// What read bandwidth is taken from: the same for all ISAs and threads, so that the figures can be compared.
+std::shared_ptr<const std::vector<float>> read_buffer(const Machine& machine);
+
+/// Carries out any operation.
+void call(const AttentionArgs& args, const Context& context);
+void call(const AttentionBackwardArgs& args, const Context& context);
+void call(const AppendKvArgs& args, const Context& context);
+void call(const MergeStatesArgs& args, const Context& context);
+void call(const DeltaRuleArgs& args, const Context& context);
+void call(const DeltaRuleBackwardArgs& args, const Context& context);
+void call(const IndexScoresArgs& args, const Context& context);
+void call(const SelectTopkArgs& args, const Context& context);
 
 /// Runs `call`. When memory for it cannot be had, throws std::runtime_error that says what the tensors of `problem` and
 /// the workspace of its plan take.

@@ -17,6 +17,7 @@
 #include "common.hpp"
 #include "demo.hpp"
 #include "info.hpp"
+#include "roofline.hpp"
 
 namespace rapt::tools {
 namespace {
@@ -40,6 +41,9 @@ constexpr const char* kBenchExamples = R"(Examples:
   rapt bench --set my_problems.txt --threads 1,2 --json rows.json
   rapt bench --problem "b=1 hq=8 sq=512 d=64 causal" --entry attention
   rapt bench --problem "b=1 hq=8 sq=512 d=64 causal" --threads 2 --trace trace.json)";
+constexpr const char* kRooflineExamples = R"(Examples:
+  rapt roofline --html roofline.html
+  rapt roofline --problem "b=1 hq=8 sq=512 d=64" --threads 2 --svg roofline.svg --json roofline.json)";
 constexpr const char* kDemoExamples = R"(Examples:
   rapt demo
   rapt demo --threads 1)";
@@ -58,7 +62,7 @@ const CLI::Range& thread_range() {
   return range;
 }
 
-/// Declares the four subcommands; `command` becomes the chosen one.
+/// Declares the subcommands; `command` becomes the chosen one.
 class Arguments {
  public:
   explicit Arguments(CLI::App& app) {
@@ -67,6 +71,7 @@ class Arguments {
     add_info(app);
     add_check(app);
     add_bench(app);
+    add_roofline(app);
     add_demo(app);
   }
 
@@ -130,6 +135,29 @@ class Arguments {
     bench->callback([this] { command_ = [this] { return run_bench(bench_); }; });
   }
 
+  void add_roofline(CLI::App& app) {
+    auto* roofline =
+        app.add_subcommand("roofline", "Where problems stand under the machine's limits, fused and as three steps");
+    const std::string sets = rapt::bench::set_names() + ", or a file with a problem's text a line";
+    auto* set = roofline->add_option("--set", roofline_.set, sets)->capture_default_str();
+    roofline->add_option("--problem", roofline_.problems, std::string(kProblemHelp) + "; may be given again")
+        ->allow_extra_args(false)
+        ->excludes(set);
+    roofline->add_option("--threads", roofline_.threads, "threads of everything that is measured")
+        ->capture_default_str()
+        ->check(thread_range());
+    roofline->add_option("--min-time", roofline_.min_time, "seconds of samples per dot")
+        ->capture_default_str()
+        ->check(CLI::Range(0.001, 3600.0))
+        ->check(refuse_nan);
+    roofline->add_option("--svg", roofline_.svg_path, "write the chart to this file")->type_name("FILE");
+    roofline->add_option("--html", roofline_.html_path, "write a page with chart and table to this file")
+        ->type_name("FILE");
+    roofline->add_option("--json", roofline_.json_path, "write the figures to this file")->type_name("FILE");
+    roofline->footer(kRooflineExamples);
+    roofline->callback([this] { command_ = [this] { return run_roofline(roofline_); }; });
+  }
+
   void add_demo(CLI::App& app) {
     auto* demo = app.add_subcommand("demo", "Attention of a real language model on real text, checked and timed");
     demo_.data_dir = default_data_dir();
@@ -144,6 +172,7 @@ class Arguments {
   InfoOptions info_;
   CheckOptions check_;
   BenchOptions bench_;
+  RooflineOptions roofline_;
   DemoOptions demo_{};
   std::function<int()> command_;
 };
