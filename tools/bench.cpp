@@ -231,8 +231,7 @@ class Bench {
 }  // namespace
 
 int run_bench(const BenchOptions& options) {
-  for (const std::string& path : {options.json_path, options.trace_path})
-    if (!path.empty()) require_writable(path);
+  require_writable({options.json_path, options.trace_path});
   const Machine machine = read_machine();
   Bench bench(options, machine);
   Table table(machine, bench.info(), bench.problems());

@@ -201,6 +201,15 @@ std::vector<DType> types_of(const SelectTopkProblem&) {
   return {DType::f32};
 }
 
+void require_one(const fs::path& path) {
+  if (fs::is_directory(path)) throw UsageError(fmt::format("{}: is a directory", path.string()));
+  const Target target(path);
+  const bool opened = std::ofstream(target.written, std::ios::app).is_open();
+  const int reason = errno;
+  if (!opened) throw UsageError(fmt::format("{}: cannot be written: {}", path.string(), std::strerror(reason)));
+  if (target.temporary()) fs::remove(target.written);
+}
+
 }  // namespace
 
 std::int64_t Machine::last_level_bytes() const {
@@ -396,13 +405,13 @@ Plan make_plan(const Problem& problem, const Context& context, const std::string
   }
 }
 
-void require_writable(const fs::path& path) {
-  if (fs::is_directory(path)) throw UsageError(fmt::format("{}: is a directory", path.string()));
-  const Target target(path);
-  const bool opened = std::ofstream(target.written, std::ios::app).is_open();
-  const int reason = errno;
-  if (!opened) throw UsageError(fmt::format("{}: cannot be written: {}", path.string(), std::strerror(reason)));
-  if (target.temporary()) fs::remove(target.written);
+void require_writable(std::initializer_list<fs::path> paths) {
+  for (const fs::path& path : paths) {
+    if (path.empty()) continue;
+    if (std::count(paths.begin(), paths.end(), path) > 1)
+      throw UsageError(fmt::format("{}: given for two files", path.string()));
+    require_one(path);
+  }
 }
 
 void write_file(const fs::path& path, std::string_view text) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <new>
 #include <nlohmann/json.hpp>
@@ -102,8 +103,9 @@ Context make_context(int threads, const std::string& entry, std::function<void(c
 /// message begins with, --problem and the text if it is empty.
 Plan make_plan(const Problem& problem, const Context& context, const std::string& where = "");
 
-/// Throws UsageError when `path` cannot be written; leaves nothing behind.
-void require_writable(const std::filesystem::path& path);
+/// Throws UsageError when a path cannot be written, or is given twice; leaves nothing behind. Empty ones are passed
+/// over.
+void require_writable(std::initializer_list<std::filesystem::path> paths);
 /// Replaces `path` in one step: readers see the old file or the new one, never a part.
 void write_file(const std::filesystem::path& path, std::string_view text);
 void write_json(const std::filesystem::path& path, const Json& json);

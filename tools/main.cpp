@@ -39,8 +39,7 @@ constexpr const char* kCheckExamples = R"(Examples:
 constexpr const char* kBenchExamples = R"(Examples:
   rapt bench --set quick
   rapt bench --set my_problems.txt --threads 1,2 --json rows.json
-  rapt bench --problem "b=1 hq=8 sq=512 d=64 causal" --entry attention
-  rapt bench --problem "b=1 hq=8 sq=512 d=64 causal" --threads 2 --trace trace.json)";
+  rapt bench --problem "b=1 hq=8 sq=512 d=64 causal" --entry attention --trace trace.json)";
 constexpr const char* kRooflineExamples = R"(Examples:
   rapt roofline --html roofline.html
   rapt roofline --problem "b=1 hq=8 sq=512 d=64" --threads 2 --svg roofline.svg --json roofline.json)";

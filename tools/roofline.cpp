@@ -178,11 +178,11 @@ class Run {
 }  // namespace
 
 int run_roofline(const RooflineOptions& options) {
-  for (const std::string& path : {options.json_path, options.svg_path, options.html_path})
-    if (!path.empty()) require_writable(path);
+  require_writable({options.json_path, options.svg_path, options.html_path});
   const Machine machine = read_machine();
   const RooflineRun run = Run(options, machine).measure();
   fmt::print("{}", roofline_table(machine, run));
+  std::fflush(stdout);
   if (!options.json_path.empty()) write_json(options.json_path, roofline_json(machine, run));
   if (!options.svg_path.empty()) write_file(options.svg_path, roofline_svg(machine, run));
   if (!options.html_path.empty()) write_file(options.html_path, roofline_html(machine, run));

@@ -104,7 +104,7 @@ class AttentionEntry final : public CpuEntry {
     return cpu::max_workspace_bytes(p, kernels_for(p, context), context.concurrency(), machine().l2_bytes);
   }
 
-  void run(const EntryPlan& entry_plan, const Call& call, const Context::Impl& context,
+  void run(const EntryPlan& entry_plan, const Call& call, const Context::Impl& context, const CallTasks* tasks,
            std::byte* workspace) const override {
     const auto& plan = static_cast<const AttentionPlan&>(entry_plan);
     const auto& params = std::get<AttentionParams>(call.params);
@@ -119,9 +119,9 @@ class AttentionEntry final : public CpuEntry {
                     all,
                     cut_into_queues(all, params.hk, {queues, static_cast<std::size_t>(plan.threads)}),
                     workspace + plan.queue_bytes + plan.list_bytes,
-                    call.tasks};
+                    tasks};
     std::memset(workers.counters(), 0, plan.counter_bytes);
-    run_workers(workers, plan.threads, context, call.tasks);
+    run_workers(workers, plan.threads, context, tasks);
   }
 
  private:

@@ -269,12 +269,12 @@ class AttentionBackwardEntry final : public CpuEntry {
     size_workspace(plan, p, kernel_, p.b * p.hk * blocks, blocks > 1, true);
     return plan.workspace_bytes;
   }
-  void run(const EntryPlan& entry_plan, const Call& call, const Context::Impl& context,
+  void run(const EntryPlan& entry_plan, const Call& call, const Context::Impl& context, const CallTasks* tasks,
            std::byte* workspace) const override {
     const auto& p = std::get<AttentionBackwardParams>(call.params);
     if (std::get<P>(call.problem).gathered)
       return run_gathered_backward(static_cast<const GatheredBackwardPlan&>(entry_plan), kernel_, *built_.kernels, p,
-                                   context, call.tasks, workspace);
+                                   context, tasks, workspace);
     const auto& plan = static_cast<const BackwardPlan&>(entry_plan);
     auto* const before = reinterpret_cast<Before*>(workspace);
     std::byte* at = workspace + plan.first_bytes;
@@ -294,7 +294,7 @@ class AttentionBackwardEntry final : public CpuEntry {
     };
     float* const sink_sums = rows_of(p.grad_sinks);
     float* const slope_sums = rows_of(p.grad_alibi);
-    Workers workers{kernel_, plan, p, before, progress, head_facts, scratch, sums, sink_sums, slope_sums, call.tasks};
+    Workers workers{kernel_, plan, p, before, progress, head_facts, scratch, sums, sink_sums, slope_sums, tasks};
     before[0] = {0, 0};
     for (int64_t b = 0; b < p.b; ++b) {
       const Sequence q = sequence_of(p, p, b);
@@ -302,7 +302,7 @@ class AttentionBackwardEntry final : public CpuEntry {
       before[b + 1] = {before[b].items + (plan.work_items == 0 ? 0 : p.hk * cut.items),
                        before[b].chunks + (cut.items > 1 ? p.hk * workers.chunks_of(q) * cut.sums : 0)};
     }
-    run_workers(workers, plan.threads, context, call.tasks);
+    run_workers(workers, plan.threads, context, tasks);
     if (sink_sums) add_up(p, *built_.kernels, sink_sums, p.grad_sinks);
     if (slope_sums) add_up(p, *built_.kernels, slope_sums, p.grad_alibi);
   }

@@ -94,7 +94,7 @@ class DeltaRuleBackwardEntry final : public CpuEntry {
   std::size_t max_workspace_bytes(const Problem& largest, const Context::Impl& context) const override {
     return plan_backward(std::get<P>(largest), kernel_, context.concurrency(), true).workspace_bytes;
   }
-  void run(const EntryPlan& entry_plan, const Call& call, const Context::Impl& context,
+  void run(const EntryPlan& entry_plan, const Call& call, const Context::Impl& context, const CallTasks* tasks,
            std::byte* workspace) const override {
     const auto& plan = static_cast<const DeltaBackwardPlan&>(entry_plan);
     const auto& p = std::get<DeltaRuleBackwardParams>(call.params);
@@ -103,12 +103,12 @@ class DeltaRuleBackwardEntry final : public CpuEntry {
       from = reinterpret_cast<T*>(at);
       at += bytes;
     };
-    Workers workers{kernel_, plan, p, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, call.tasks};
+    Workers workers{kernel_, plan, p, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, tasks};
     take(plan.progress_bytes, workers.progress), take(plan.head_bytes, workers.head_sums);
     take(plan.q_bytes, workers.q_sums), take(plan.k_bytes, workers.k_sums), take(plan.v_bytes, workers.v_sums);
     workers.scratch = at;
     std::fill_n(workers.progress, plan.work_items, 0);
-    run_workers(workers, plan.threads, context, call.tasks);
+    run_workers(workers, plan.threads, context, tasks);
     add_up(p, workers.head_sums, 0, 1, p.grad_a_log);
     add_up(p, workers.head_sums, 1, 1, p.grad_constant_g);
     add_up(p, workers.head_sums, 2, p.decay == Decay::channel ? p.d : 1, p.grad_dt_bias);

@@ -117,10 +117,11 @@ class StreamEntry : public CpuEntry {
   std::size_t max_workspace_bytes(const Problem& largest, const Context::Impl& context) const final {
     return static_cast<std::size_t>(context.concurrency()) * plan_for(largest, 1).scratch_bytes;
   }
-  void run(const EntryPlan& plan, const Call& call, const Context::Impl& context, std::byte* workspace) const final {
+  void run(const EntryPlan& plan, const Call& call, const Context::Impl& context, const CallTasks* tasks,
+           std::byte* workspace) const final {
     const auto& params = std::get<Params>(call.params);
     run_stream(
-        static_cast<const StreamPlan&>(plan), context, call.tasks, workspace,
+        static_cast<const StreamPlan&>(plan), context, tasks, workspace,
         [&](std::int64_t begin, std::int64_t end, std::byte* scratch) { kernel_.run(params, begin, end, scratch); });
   }
 

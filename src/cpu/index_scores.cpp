@@ -113,14 +113,14 @@ class IndexScoresEntry final : public CpuEntry {
                    2 * kItemsPerWorker * plan.threads * kernel_.tokens);
     return plan.workspace_bytes;
   }
-  void run(const EntryPlan& entry_plan, const Call& call, const Context::Impl& context,
+  void run(const EntryPlan& entry_plan, const Call& call, const Context::Impl& context, const CallTasks* tasks,
            std::byte* workspace) const override {
     const auto& plan = static_cast<const IndexPlan&>(entry_plan);
     std::byte* const lists = workspace + static_cast<std::size_t>(plan.threads) * plan.scratch_bytes;
     std::byte* const counters = lists + plan.list_bytes;
     std::memset(counters, 0, plan.counter_bytes);
-    Workers workers{kernel_, plan, std::get<IndexScoresParams>(call.params), workspace, lists, counters, call.tasks};
-    run_workers(workers, plan.threads, context, call.tasks);
+    Workers workers{kernel_, plan, std::get<IndexScoresParams>(call.params), workspace, lists, counters, tasks};
+    run_workers(workers, plan.threads, context, tasks);
   }
 
  private:

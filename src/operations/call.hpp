@@ -21,8 +21,6 @@
 
 namespace rapt {
 
-class CallTasks;
-
 // In the order of Operation.
 using Params = std::variant<AttentionParams, AppendKvParams, MergeStatesParams, AttentionBackwardParams,
                             DeltaRuleParams, DeltaRuleBackwardParams, IndexScoresParams, SelectTopkParams>;
@@ -33,7 +31,6 @@ struct Call {
   Device device{};
   bool is_empty = false;                // there is nothing to write
   std::shared_ptr<const void> storage;  // of what params point to, beside the tensors
-  const CallTasks* tasks = nullptr;     // null: nobody watches
 };
 
 // Check everything that contract.md lists under bad input. Throw Error; write nothing. `workspace` is the caller's, if

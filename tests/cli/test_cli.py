@@ -361,7 +361,7 @@ class Usage(CliTest):
         self.assert_usage_error("check", "--problem", "b=1", mentions="b=1")
         self.assert_usage_error("bench", "--set", "endless", mentions="endless")
         self.assert_usage_error("bench", "--set", "quick", "--problem", PROBLEM, mentions="--set")
-        for command in ("info", "check", "bench", "demo"):
+        for command in ("info", "check", "bench", "roofline", "demo"):
             self.assert_usage_error(command, "--threads", "0", mentions="--threads")
             self.assert_usage_error(command, "--threads", "4000", mentions="--threads")
         self.assert_usage_error("bench", "--threads", "1,x", mentions="--threads")
@@ -391,7 +391,7 @@ class Usage(CliTest):
         self.assertRegex(result.stdout, rf"(?m)^RAPT_KERNEL +{re.escape(shown)} \(environment\)")
 
     def test_help(self):
-        for command in ("info", "check", "bench", "demo"):
+        for command in ("info", "check", "bench", "roofline", "demo"):
             self.assertIn("--", self.run_ok(command, "--help"))
             self.assertIn(command, self.run_ok("--help"))
             text = self.run_ok(command, "--help")

@@ -132,6 +132,8 @@ class Roofline(CliTest):
                 for path, mentions in {f"{folder}/missing/file": "missing/file", folder: "is a directory",
                                        "": f"{option}: an empty value"}.items():
                     self.assert_usage_error("roofline", "--problem", PROBLEM, option, path, mentions=mentions)
+            self.assert_usage_error("roofline", "--problem", PROBLEM, "--svg", f"{folder}/a", "--html", f"{folder}/a",
+                                    mentions="given for two files")
             self.assertEqual(os.listdir(folder), [])
         self.assert_usage_error("roofline", "--set", "quick", "--problem", PROBLEM, mentions="--set")
         self.assert_usage_error("roofline", "--set", "endless", mentions='--set: "endless"; wanted a file')
