@@ -18,7 +18,7 @@ using Generator = std::mt19937_64;
 AttentionProblem without_cache(AttentionProblem p) {
   p.kv_dtype = DType::f32;
   p.hk = 1;
-  p.k_groups = p.v_groups = p.page_size = 0;
+  p.k_groups = p.v_groups = p.page_size = p.k_tail = 0;
   p.zeros = p.ring = p.kv_lengths = p.gathered = p.latent = false;
   return p;
 }
@@ -45,18 +45,18 @@ testing::Tensor full_lists(const AttentionProblem& p, std::int64_t pool, Generat
 }
 
 /// Keys (or values) of d elements in pages, or in entries of `own_rows` rows of their own.
-testing::Cache filled(const AttentionProblem& p, std::int64_t own_rows, std::int64_t d, std::int64_t groups,
-                      const std::vector<std::int64_t>& pages, Generator& generator) {
+testing::Cache filled(const AttentionProblem& p, DType dtype, std::int64_t own_rows, std::int64_t d,
+                      std::int64_t groups, const std::vector<std::int64_t>& pages, Generator& generator) {
   // Such a seed gives every row its own scales and zeros.
   constexpr std::uint64_t kOwnScales = 3;
   const std::int64_t rows = p.page_size > 0 ? p.page_size : own_rows;
   const std::int64_t entries = p.page_size > 0 ? static_cast<std::int64_t>(pages.size()) : p.b;
-  const std::int64_t shape[] = {entries, p.hk, rows, p.kv_dtype == DType::i4x2 ? d / 2 : d};
+  const std::int64_t shape[] = {entries, p.hk, rows, dtype == DType::i4x2 ? d / 2 : d};
   const std::int64_t plain[] = {p.b, p.hk, own_rows, d};
   testing::Tensor values(DType::f32, Layout(plain));
   std::normal_distribution<float> normal;
   for (std::int64_t i = 0; i < values.size(); ++i) values.flat(i) = normal(generator);
-  testing::Cache cache(p.kv_dtype, Layout(shape), groups, p.zeros && groups > 0, kOwnScales, testing::Placement::heap);
+  testing::Cache cache(dtype, Layout(shape), groups, p.zeros && groups > 0, kOwnScales, testing::Placement::heap);
   const auto slot = [&](std::int64_t n, std::int64_t j) -> testing::Slot {
     if (p.page_size == 0) return {n, j};
     return {pages[static_cast<std::size_t>((n * p.sk + j) / p.page_size)], j % p.page_size};
@@ -88,10 +88,12 @@ testing::Case timed_inputs(const AttentionProblem& problem, std::uint64_t seed,
     inputs.block_table = integers(Layout(std::array{p.b, p.sk / p.page_size}), pages);
   }
   if (p.gathered) inputs.indices = full_lists(p, pool, generator);
-  testing::Cache k = filled(p, own_rows, p.d, p.k_groups, pages, generator);
+  testing::Cache k = filled(p, p.kv_dtype, own_rows, p.d - p.k_tail, p.k_groups, pages, generator);
   inputs.k = std::move(k.rows), inputs.k_scale = std::move(k.scale), inputs.k_zero = std::move(k.zero);
-  testing::Cache v = filled(p, own_rows, p.dv, p.v_groups, pages, generator);
+  testing::Cache v = filled(p, p.kv_dtype, own_rows, p.dv, p.v_groups, pages, generator);
   inputs.v = std::move(v.rows), inputs.v_scale = std::move(v.scale), inputs.v_zero = std::move(v.zero);
+  inputs.shares_coding = testing::Case::can_share_coding(p);
+  if (p.k_tail > 0) inputs.k_tail = filled(p, p.k_tail_dtype, own_rows, p.k_tail, 0, pages, generator).rows;
   return inputs;
 }
 

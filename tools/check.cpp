@@ -101,6 +101,10 @@ constexpr const char* kDefaultProblems[] = {
     "dtype=bf16 b=2 hq=16 hk=1 sq=1 sk=1152 d=576 dv=512 seqlens page=64 latent sinks lse",
     "dtype=f16 b=1 hq=4 hk=2 sq=100 sk=300 d=80 dv=64 causal align=bottom_right window=70,0 latent softcap=30",
     "b=2 hq=4 hk=1 sq=40 sk=333 d=72 dv=64 mask=bhqk latent lse",
+    // Rows of codes, and columns of keys that are not quantised.
+    "dtype=bf16 kv=f8e4m3 groups=4 tail=64 tail_dtype=bf16 b=1 hq=128 hk=1 sq=1 sk=1100 d=576 dv=512 latent lse",
+    "kv=f8e4m3 groups=4 tail=64 tail_dtype=bf16 b=2 hq=16 hk=1 sq=2 sk=640 d=576 dv=512 seqlens page=64 latent lse",
+    "dtype=f16 kv=i8 groups=2 zeros tail=9 b=2 hq=4 hk=2 sq=40 sk=90 d=49 dv=24 gathered lse",
     // A list of keys for each token.
     "b=2 hq=4 hk=2 sq=9 sk=70 d=40 dv=24 gathered sinks lse",
     "dtype=bf16 b=1 hq=128 hk=1 sq=3 sk=600 d=576 dv=512 gathered lse",
@@ -117,6 +121,8 @@ constexpr const char* kDefaultProblems[] = {
     "append_kv kv=i4x2 b=3 hk=2 n=7 sk=30 d=128 groups=4 zeros",
     "append_kv new=f16 kv=f8e4m3 b=3 hk=2 n=7 sk=30 d=64",
     "append_kv kv=f8e5m2 b=3 hk=2 n=7 sk=5 d=64 ring groups=2",
+    "append_kv new=bf16 kv=f8e4m3 b=3 hk=1 n=9 sk=128 d=576 dv=512 page=64 groups=4 tail=64 tail_dtype=bf16 "
+    "values_are_keys",
     // Partial results merged.
     "merge_states rows=60 dv=128 count=2 lse",
     "merge_states dtype=bf16 out=f32 rows=77 dv=40 count=9",
@@ -204,7 +210,8 @@ View slice(View t, int dim, std::int64_t index) {
 AttentionArgs one_head(AttentionArgs args, std::int64_t h) {
   const std::int64_t group = args.q.shape[1] / args.kv.k.shape[1];
   KvSource& kv = args.kv;
-  for (TensorView* t : {&kv.k, &kv.v, &kv.k_scale, &kv.v_scale, &kv.k_zero, &kv.v_zero}) *t = slice(*t, 1, h / group);
+  for (TensorView* t : {&kv.k, &kv.v, &kv.k_scale, &kv.v_scale, &kv.k_zero, &kv.v_zero, &kv.k_tail})
+    *t = slice(*t, 1, h / group);
   args.q = slice(args.q, 1, h);
   args.out = slice(args.out, 1, h);
   args.lse = slice(args.lse, 1, h);

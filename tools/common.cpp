@@ -121,7 +121,8 @@ double tensor_bytes(const AttentionProblem& p) {
            (dims & AttentionProblem::kFullH ? real(p.hq) : 1) * (dims & AttentionProblem::kFullQ ? real(p.sq) : 1);
   };
   return queries * (real(p.d) * bytes_of(p.q_dtype) + real(p.dv) * bytes_of(p.out_dtype)) +
-         keys * (real(p.d + p.dv) * bytes_of(p.kv_dtype) + real(p.k_groups + p.v_groups) * (p.zeros ? 8 : 4)) +
+         keys * (real(p.d - p.k_tail + p.dv) * bytes_of(p.kv_dtype) + real(p.k_tail) * bytes_of(p.k_tail_dtype) +
+                 real(p.k_groups + p.v_groups) * (p.zeros ? 8 : 4)) +
          term(p.bias, 4) + term(p.mask, 1) + (p.lse ? 4 * queries : 0);
 }
 
@@ -138,8 +139,10 @@ double tensor_bytes(const AttentionBackwardProblem& p) {
 double tensor_bytes(const AppendKvProblem& p) {
   const double rows = real(p.hk) * (p.ragged >= 0 ? real(p.ragged) : real(p.b) * real(p.n));
   const double keys = real(p.hk) * real(p.b) * real(p.sk), size = real(p.values_are_keys ? p.d : p.d + p.dv);
-  const double scales = p.given_scales ? 0 : real(p.k_groups + p.v_groups) * (p.zeros ? 8 : 4);
-  return rows * size * bytes_of(p.new_dtype) + keys * (size * bytes_of(p.kv_dtype) + scales);
+  const double groups = real(p.values_are_keys ? p.k_groups : p.k_groups + p.v_groups);
+  const double scales = p.given_scales ? 0 : groups * (p.zeros ? 8 : 4);
+  return rows * size * bytes_of(p.new_dtype) +
+         keys * ((size - real(p.k_tail)) * bytes_of(p.kv_dtype) + real(p.k_tail) * bytes_of(p.k_tail_dtype) + scales);
 }
 
 double tensor_bytes(const MergeStatesProblem& p) {

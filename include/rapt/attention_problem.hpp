@@ -21,6 +21,7 @@ struct AttentionArgs;
 ///     attention dtype=bf16 out=f32 b=1 hq=8 sq=512 d=64
 ///     attention kv=i8 b=4 hq=32 hk=8 sq=1 sk=4096 d=128 causal align=bottom_right seqlens page=16 groups=1
 ///     attention dtype=bf16 b=1 hq=128 hk=1 sq=512 sk=2048 d=576 dv=512 gathered
+///     attention kv=f8e4m3 b=1 hq=128 hk=1 sq=1 sk=8192 d=576 dv=512 latent groups=4 tail=64 tail_dtype=bf16
 struct AttentionProblem {
   enum class Align : std::uint8_t { none, top_left, bottom_right, offset };
   /// Order of the dimensions in memory, shared by q, k, v and out: `bhsd` is contiguous, `bshd` as projections give it,
@@ -67,6 +68,8 @@ struct AttentionProblem {
   std::int64_t k_groups = 0;   ///< scales per row of k; text: k_groups=, or groups= for both; 0: none
   std::int64_t v_groups = 0;   ///< of v
   bool zeros = false;          ///< text: zeros; k or v has zero points
+  std::int64_t k_tail = 0;  ///< the last of d, which a quantised k has in a tensor of their own; text: tail=; 0: none
+  DType k_tail_dtype = DType::f32;  ///< text: tail_dtype=
   Layout layout = Layout::bhsd;
 
   friend bool operator==(const AttentionProblem&, const AttentionProblem&) = default;

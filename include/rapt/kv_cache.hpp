@@ -20,24 +20,31 @@ struct KvCache {
   TensorView block_table;                         ///< paged: as in KvSource
   MutableTensorView k_scale, v_scale;             ///< quantised: as in KvSource
   MutableTensorView k_zero, v_zero;               ///< optional, likewise
+  MutableTensorView k_tail;                       ///< optional, beside a quantised k: as in KvSource
 
   static KvCache strided(const MutableTensorView& k, const MutableTensorView& v) {
-    return {KvSource::Kind::strided, k, v, {}, {}, {}, {}, {}};
+    return {KvSource::Kind::strided, k, v, {}, {}, {}, {}, {}, {}};
   }
   static KvCache paged(const MutableTensorView& k, const MutableTensorView& v, const TensorView& block_table) {
-    return {KvSource::Kind::paged, k, v, block_table, {}, {}, {}, {}};
+    return {KvSource::Kind::paged, k, v, block_table, {}, {}, {}, {}, {}};
   }
   static KvCache ring(const MutableTensorView& k, const MutableTensorView& v) {
-    return {KvSource::Kind::ring, k, v, {}, {}, {}, {}, {}};
+    return {KvSource::Kind::ring, k, v, {}, {}, {}, {}, {}, {}};
   }
   /// The same cache, quantised.
   KvCache quantized(const MutableTensorView& scale_of_k, const MutableTensorView& scale_of_v,
                     const MutableTensorView& zero_of_k = {}, const MutableTensorView& zero_of_v = {}) const {
-    return {kind, k, v, block_table, scale_of_k, scale_of_v, zero_of_k, zero_of_v};
+    return {kind, k, v, block_table, scale_of_k, scale_of_v, zero_of_k, zero_of_v, k_tail};
+  }
+  /// The same cache, with these columns behind those of k.
+  KvCache with_tail(const MutableTensorView& tail_of_k) const {
+    KvCache cache = *this;
+    cache.k_tail = tail_of_k;
+    return cache;
   }
   /// What attention() reads: the first `seqlens` (i32 or i64 [b]) keys of each sequence.
   KvSource source(const TensorView& seqlens) const {
-    KvSource kv = KvSource::strided(k, v, seqlens).quantized(k_scale, v_scale, k_zero, v_zero);
+    KvSource kv = KvSource::strided(k, v, seqlens).quantized(k_scale, v_scale, k_zero, v_zero).with_tail(k_tail);
     kv.kind = kind;
     kv.block_table = block_table;
     return kv;
@@ -74,8 +81,10 @@ struct AppendKvArgs {
 /// take no zeros, and k_zero (v_zero) has elements for every row just where k_scale (v_scale) has.
 ///
 /// v may be columns of k (latent attention: k's rows hold v's): a view of its memory with k's strides that begins at
-/// one of its columns. Then v_new is the same columns of k_new, a view likewise, and k alone is written. Not with
-/// scales, nor for i8 and i4x2, whose codes mean nothing without: there k and v have scales of their own.
+/// one of its columns. Then v_new is the same columns of k_new, a view likewise, and k alone is written. Where k has
+/// scales (and zeros), v begins and ends with a group, and v_scale is a view of the scales of these columns.
+///
+/// With k_tail, the last columns of k_new go there, and the others to k.
 ///
 /// Throws Error, before anything is written, for what KvSource does not allow, for rows past the end of a strided cache
 /// or of a block table, for a table entry that is no page, and when two new rows would land on the same row of a page.
@@ -98,15 +107,17 @@ struct AppendKvProblem {
   std::int64_t n = 0;   ///< new rows of each sequence; ragged: the longest
   std::int64_t sk = 0;  ///< keys that a sequence has room for; of rings their rows
   std::int64_t d = 0;
-  std::int64_t dv = 0;           ///< text default: d
-  std::int64_t ragged = -1;      ///< total; -1: n rows of each sequence
-  std::int64_t page_size = 0;    ///< text: page=; 0: the cache is not paged
-  bool ring = false;             ///< text: ring
-  std::int64_t k_groups = 0;     ///< scales per row of k; text: k_groups=, or groups= for both; 0: none
-  std::int64_t v_groups = 0;     ///< of v
-  bool zeros = false;            ///< text: zeros; k or v has zero points
-  bool given_scales = false;     ///< text: given_scales; they are inputs, not computed from the rows
-  bool values_are_keys = false;  ///< text: values_are_keys; v is columns of k, which alone are written
+  std::int64_t dv = 0;              ///< text default: d
+  std::int64_t ragged = -1;         ///< total; -1: n rows of each sequence
+  std::int64_t page_size = 0;       ///< text: page=; 0: the cache is not paged
+  bool ring = false;                ///< text: ring
+  std::int64_t k_groups = 0;        ///< scales per row of k; text: k_groups=, or groups= for both; 0: none
+  std::int64_t v_groups = 0;        ///< of v
+  bool zeros = false;               ///< text: zeros; k or v has zero points
+  std::int64_t k_tail = 0;          ///< the last of d, which are not quantised; text: tail=; 0: none
+  DType k_tail_dtype = DType::f32;  ///< text: tail_dtype=
+  bool given_scales = false;        ///< text: given_scales; they are inputs, not computed from the rows
+  bool values_are_keys = false;     ///< text: values_are_keys; v is columns of k, which alone are written
 
   friend bool operator==(const AppendKvProblem&, const AppendKvProblem&) = default;
 

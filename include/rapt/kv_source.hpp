@@ -12,6 +12,9 @@ namespace rapt {
 /// a row are cut into equal groups, of which scale and zero have one element each. i8 and i4x2 need scales; without
 /// them an 8-bit float counts as it is. With i4x2, k and v have d / 2 and dv / 2 bytes in place of elements; d and dv
 /// are even.
+///
+/// With `k_tail`, keys are longer than the rows of a quantised k: the columns of k_tail, which are not quantised,
+/// follow those of k, and q has as many columns as both. DeepSeek's latent caches keep the rotary part of a key so.
 struct KvSource {
   enum class Kind : std::uint8_t { strided, ragged, paged, ring, gathered };
 
@@ -28,6 +31,7 @@ struct KvSource {
   TensorView k_scale,
       v_scale;  ///< f32, optional: shape of k or v with groups for d; sizes of 1 in b (pages) and s broadcast
   TensorView k_zero, v_zero;  ///< f32, optional, likewise; 0 where none is given
+  TensorView k_tail;          ///< f32, bf16 or f16, optional, beside a quantised k: k's shape with any size for d
 
   KvSource() = default;
   /// One [b, hk, sk, d] tensor each, optionally with a key length per sequence. Rows past a length are never read.
@@ -73,6 +77,12 @@ struct KvSource {
                      const TensorView& zero_of_v = {}) const {
     KvSource kv = *this;
     kv.k_scale = scale_of_k, kv.v_scale = scale_of_v, kv.k_zero = zero_of_k, kv.v_zero = zero_of_v;
+    return kv;
+  }
+  /// The same keys, each with these columns behind its own.
+  KvSource with_tail(const TensorView& tail_of_k) const {
+    KvSource kv = *this;
+    kv.k_tail = tail_of_k;
     return kv;
   }
 

@@ -157,6 +157,10 @@ typedef struct rapt_attention_args {
 
   rapt_tensor indices;   /* RAPT_KV_GATHERED: i32 or i64 [b, sq, n] */
   rapt_tensor kv_counts; /* RAPT_KV_GATHERED, optional: i32 or i64 [b, sq], how many of the n count, 0 <= count <= n */
+
+  /* Optional, beside a quantised k: the last columns of keys, which are not quantised. f32, bf16 or f16, k's shape with
+   * their number for d; q's d is that of k and these. */
+  rapt_tensor k_tail;
 } rapt_attention_args;
 
 /* Arguments with nothing given. Inline, so that struct_size is the caller's. */
@@ -367,6 +371,8 @@ typedef struct rapt_append_kv_args {
   rapt_tensor v_zero;      /* optional: v_scale's shape */
 
   int32_t kv_kind; /* rapt_kv_kind: strided, paged or ring */
+
+  rapt_tensor k_tail; /* optional, beside a quantised k: f32, bf16 or f16, where the last columns of k_new go */
 } rapt_append_kv_args;
 
 static inline rapt_append_kv_args rapt_append_kv_args_init(void) {
@@ -378,8 +384,8 @@ static inline rapt_append_kv_args rapt_append_kv_args_init(void) {
 
 /* Writes the new rows of sequence i at key positions seqlens[i], seqlens[i] + 1, ..., rounded or quantised to the
  * cache's type. Scales and zeros with an element for every row are computed and written, others are read. v may be
- * columns of k's memory if v_new is the same columns of k_new, and there are no scales. Refusals name the
- * cache's tensors "cache.k", "cache.k_scale", ... rapt/kv_cache.hpp has the bounds and corners. */
+ * columns of k's memory, and v_scale their groups of k_scale's, if v_new is the same columns of k_new. Refusals name
+ * the cache's tensors "cache.k", "cache.k_scale", ... rapt/kv_cache.hpp has the bounds and corners. */
 RAPT_API rapt_status rapt_append_kv(const rapt_append_kv_args* args, const rapt_context* context) RAPT_NOEXCEPT;
 RAPT_API rapt_status rapt_append_kv_with_workspace(const rapt_append_kv_args* args, const rapt_context* context,
                                                    void* workspace, size_t workspace_bytes) RAPT_NOEXCEPT;

@@ -37,6 +37,7 @@ def attention(
     v_scale: Array | None = None,
     k_zero: Array | None = None,
     v_zero: Array | None = None,
+    k_tail: Array | None = None,
     kv_dtype: KvDtype | None = None,
     dropout_p: float = 0.0,
     seed: int | None = None,
@@ -81,6 +82,8 @@ def attention(
     k_scale, ...    float32 scales, and zeros, of quantised k and v: k's (v's) shape with groups for d (dv), where batch
                     (pages) and rows may be 1. An element counts as (element - zero) * scale. int8 and "i4x2" need
                     scales; 8-bit floats may do without.
+    k_tail          The last columns of keys beside a quantised k: float32, bfloat16 or float16, k's shape with any size for d. q has
+                    as many columns as k and k_tail.
     kv_dtype        What k and v of uint8 hold: "i4x2" (two signed 4-bit integers to a byte, the first in the lower half:
                     d / 2 bytes to a row), or the bytes of "i8", "f8e4m3" or "f8e5m2".
     dropout_p       The share of weights that is dropped at random after the softmax, 0 to 1; the others are divided by
@@ -103,7 +106,7 @@ def attention(
     """
     return _core.attention(
         *(q, k, v, causal, align, window, scale, mask, bias, softcap, alibi, sinks, cu_seqlens_q, cu_seqlens_k),
-        *(block_table, cache_seqlens, ring, indices, counts, k_scale, v_scale, k_zero, v_zero, kv_dtype),
+        *(block_table, cache_seqlens, ring, indices, counts, k_scale, v_scale, k_zero, v_zero, k_tail, kv_dtype),
         *(dropout_p, seed, offset, out, return_lse, threads, isa),
     )
 

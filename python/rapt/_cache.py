@@ -23,6 +23,7 @@ def append_kv(
     v_scale: Array | None = None,
     k_zero: Array | None = None,
     v_zero: Array | None = None,
+    k_tail: Array | None = None,
     kv_dtype: KvDtype | None = None,
 ) -> None:
     """Writes new keys and values into a cache, behind those that it has; quantises them where the cache is.
@@ -34,13 +35,16 @@ def append_kv(
     k_scale, ...    Computed from each new row and written where they have an element for every row; inputs where they
                     broadcast over sequences (pages) or rows.
 
-    v may be columns of k (k[..., a:b], without scales) if v_new is the same columns of k_new (k_new[..., a:b]).
+    k_tail          Where the last columns of k_new go, beside a quantised k.
+
+    v may be columns of k (k[..., a:b]) if v_new is the same columns of k_new (k_new[..., a:b]). Where k has scales, a and b are where
+    groups begin and end, and v_scale (v_zero) is a view of the scales (zeros) of these.
     All other rows stay as they are. Of more new rows than a ring has, the last stay. Raises TypeError or ValueError,
     naming the argument, before anything is written: for wrong shapes and types, rows past the end of a cache or block
     table, entries that are no page, and two new rows for one place. docs/guide/cpp.md has the bounds of the rounding.
     """
     _core.append_kv(
-        *(k_new, v_new, k, v, cache_seqlens, block_table, ring, cu_seqlens, k_scale, v_scale, k_zero, v_zero, kv_dtype)
+        *(k_new, v_new, k, v, cache_seqlens, block_table, ring, cu_seqlens, k_scale, v_scale, k_zero, v_zero, k_tail, kv_dtype)
     )
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 import rapt
 from rapt import _refusals
+from rapt._fp8_rows import LATENT, check_fp8, keys_and_values
 
 _SHARPNESS = 2.0**24
 
@@ -49,13 +50,15 @@ def flash_mla_with_kvcache(
 
     q               [b, sq, hq, d] of bfloat16, float16 or float32.
     k_cache         [pages, page_size, hk, d] of one of these types; with indices hk is 1. Values are its first head_dim_v columns.
+                    With is_fp8_kvcache uint8 or float8_e4m3fn [pages, page_size, hk, 656], read as it is.
     block_table     int32 [b, pages of a sequence]: not with indices, which say where keys lie.
     cache_seqlens   int32 [b]: likewise.
     tile_scheduler_metadata, num_splits
                     What get_mla_metadata gave, or anything: not used.
     softmax_scale   d**-0.5 if not given. DeepSeek's models mean (128 + 64)**-0.5, times a factor with YaRN.
     causal          The last query of a sequence is at its last key.
-    is_fp8_kvcache  False: caches of FlashMLA's 656 bytes to a token are refused.
+    is_fp8_kvcache  A token has 656 bytes: 512 latent columns of float8_e4m3fn; their scales, float32, one for 128 columns; 64 rotary
+                    columns of bfloat16. head_dim_v is 512. rapt.mla.append_fp8_rows writes such caches.
     indices         int32 [b, sq, topk]: page * page_size + offset of the keys of each query; -1, or a row past the cache, for none.
     attn_sink       float32 [hq], with indices: out is multiplied by exp(lse) / (exp(lse) + exp(attn_sink)).
     topk_length     int32 [b], with indices: how many entries of each list count.
@@ -65,7 +68,10 @@ def flash_mla_with_kvcache(
     """
     tensors = {"q": q, "k_cache": k_cache, "block_table": block_table, "cache_seqlens": cache_seqlens, "indices": indices}
     _check(tensors | {"attn_sink": attn_sink, "topk_length": topk_length})
-    _refuse_fp8(is_fp8_kvcache, k_cache)
+    if is_fp8_kvcache:
+        check_fp8("k_cache", k_cache)
+    else:
+        _check_numbers("k_cache", k_cache)
     for name, x in (
         ("extra_k_cache", extra_k_cache),
         ("extra_indices_in_kvcache", extra_indices_in_kvcache),
@@ -74,7 +80,10 @@ def flash_mla_with_kvcache(
         _want_none(name, x, "a second cache is not supported")
     _check_dims("q", q, "[b, sq, hq, d]")
     _check_dims("k_cache", k_cache, "[pages, page_size, hk, d]")
-    _check_value_columns("head_dim_v", head_dim_v, k_cache)
+    if not is_fp8_kvcache:
+        _check_value_columns("head_dim_v", head_dim_v, k_cache)
+    elif head_dim_v != LATENT:
+        raise ValueError(f"head_dim_v: got {head_dim_v}; wanted {LATENT}, the latent columns of a row of bytes")
     if indices is not None:
         if causal:
             raise ValueError("causal: got True with indices; wanted False: a list says which keys a query sees")
@@ -97,9 +106,10 @@ def flash_mla_with_kvcache(
     if block_table is None or cache_seqlens is None:
         name = "block_table" if block_table is None else "cache_seqlens"
         raise ValueError(f"{name}: got None without indices; wanted a tensor")
-    k, out = k_cache.transpose(1, 2), q.new_empty((*q.shape[:3], head_dim_v))
+    k, v, coding = keys_and_values(k_cache.transpose(1, 2), head_dim_v)
+    out = q.new_empty((*q.shape[:3], head_dim_v))
     _, lse = rapt.attention(
-        *(q.transpose(1, 2), k, k[..., :head_dim_v]),
+        *(q.transpose(1, 2), k, v),
         causal=causal,
         align="bottom_right",
         scale=softmax_scale,
@@ -107,6 +117,7 @@ def flash_mla_with_kvcache(
         cache_seqlens=cache_seqlens,
         out=out.transpose(1, 2),
         return_lse=True,
+        **coding,
     )
     return out, _without_keys_above(lse)
 
@@ -138,7 +149,7 @@ def flash_mla_sparse_fwd(
     the time.
     """
     _check({"q": q, "kv": kv, "indices": indices, "attn_sink": attn_sink, "topk_length": topk_length})
-    _refuse_fp8(False, kv)
+    _check_numbers("kv", kv)
     if indexer_topk != 0:
         raise ValueError(f"indexer_topk: got {indexer_topk}; wanted 0: an lse of a list's beginning is not supported")
     _check_dims("q", q, "[sq, hq, d]")
@@ -165,12 +176,9 @@ def _check(tensors: dict[str, Tensor | None]) -> None:
             raise ValueError(f"{name}: got a tensor that requires grad; wanted torch.no_grad(), or rapt.mla.attention")
 
 
-def _refuse_fp8(is_fp8: bool, cache: Tensor) -> None:
-    """The one place that knows which formats of caches there are."""
-    if is_fp8:
-        raise NotImplementedError("is_fp8_kvcache: got True; wanted False, and a cache of bfloat16, float16 or float32")
-    if cache.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        raise TypeError(f"k_cache (kv): got {cache.dtype}; wanted torch.bfloat16, torch.float16 or torch.float32")
+def _check_numbers(name: str, rows: Tensor) -> None:
+    if rows.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        raise TypeError(f"{name}: got {rows.dtype}; wanted torch.bfloat16, torch.float16 or torch.float32")
 
 
 def _want_none(name: str, x: Tensor | None, why: str) -> None:
@@ -200,10 +208,10 @@ def _listed(
     q: Tensor, rows: Tensor, lists: Tensor, scale: float | None, dv: int, sinks: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """out [b, sq, hq, dv] and lse [b, hq, sq] of lists [b, sq, topk] of rows."""
-    k = rows[None, None]
+    k, v, coding = keys_and_values(rows[None, None], dv)
     out = q.new_empty((*q.shape[:3], dv), dtype=None if sinks is None else torch.float32)
     _, lse = rapt.attention(
-        *(q.transpose(1, 2), k, k[..., :dv]), scale=scale, indices=lists, out=out.transpose(1, 2), return_lse=True
+        *(q.transpose(1, 2), k, v), scale=scale, indices=lists, out=out.transpose(1, 2), return_lse=True, **coding
     )
     if sinks is not None:
         if tuple(sinks.shape) != (q.shape[2],):

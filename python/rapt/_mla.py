@@ -10,6 +10,7 @@ from torch import Tensor
 import rapt
 from rapt import _core, _refusals
 from rapt._attention import forward_arguments
+from rapt._fp8_rows import keys_and_values
 
 _TENSORS = "Tensor q, Tensor k, Tensor? v, Tensor? sinks, Tensor? seqlens, Tensor? block_table, Tensor? indices, Tensor? counts"
 _OPTIONS = "SymInt dv, float scale, bool causal, str? align, SymInt offset"
@@ -49,9 +50,12 @@ def _run(
 ) -> tuple[Tensor, Tensor]:
     given = Options(*options)
     out, _ = _memory(q, given.dv)
+    coding: dict[str, Any] = {}
+    if v is None:
+        k, v, coding = keys_and_values(k, given.dv)
     with torch.no_grad():
         _, lse = rapt.attention(
-            *(q, k, k[..., : given.dv] if v is None else v),
+            *(q, k, v),
             causal=given.causal,
             align=_alignment(given),
             scale=given.scale,
@@ -62,6 +66,7 @@ def _run(
             counts=counts,
             out=out,
             return_lse=True,
+            **coding,
         )
     return out, lse
 

@@ -10,7 +10,8 @@ ways to attend to such rows, with the same result but for rounding:
 - expanded: keys W_UK c and values W_UV c of all heads are made from the rows, for attention as usual. Every key costs more.
 
 flash_mla_with_kvcache, get_mla_metadata and flash_mla_sparse_fwd are FlashMLA's functions: code for GPUs runs on CPUs with these in
-their place. rapt.append_kv writes a cache of such rows, and rapt.dsa chooses the keys of sparse attention (DeepSeek Sparse Attention).
+their place. rapt.append_kv writes a cache of such rows, append_fp8_rows one in 8-bit floats (FlashMLA's rows of 656 bytes), and
+rapt.dsa chooses the keys of sparse attention (DeepSeek Sparse Attention).
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
+import rapt
 from rapt import _refusals
+from rapt._fp8_rows import LATENT, ROTARY, check_fp8, is_fp8, keys_and_values
 from rapt._mla import Options, Sizes, attend, cheaper_form, seen_keys
 from rapt._flash_mla import flash_mla_sparse_fwd, flash_mla_with_kvcache, get_mla_metadata
 
-__all__ = ["attention", "flash_mla_sparse_fwd", "flash_mla_with_kvcache", "get_mla_metadata"]
+__all__ = ["append_fp8_rows", "attention", "flash_mla_sparse_fwd", "flash_mla_with_kvcache", "get_mla_metadata"]
 
 Alignment: TypeAlias = Literal["top_left", "bottom_right"] | int | None
 Form: TypeAlias = Literal["auto", "absorbed", "expanded"]
@@ -59,7 +62,9 @@ def attention(
 
     q_nope          [b, sq, h, n] of float32, bfloat16 or float16.
     q_rope          [b, sq, h, r] of the same type, rotated; None where kv has no rotary part.
-    kv              [b, sk, c + r] of one of these types: latents, normalised, and their keys' rotary parts, rotated.
+    kv              [b, sk, c + r] of one of these types: latents, normalised, and their keys' rotary parts, rotated. Or, for c = 512
+                    and r = 64, uint8 or float8_e4m3fn [b, sk, 656]: FlashMLA's rows, which flash_mla_with_kvcache describes; in
+                    absorbed form, without gradients.
     w_uk, w_uv      [h, n, c] and [h, v, c] of q's type: what makes keys and values of a latent. kv_b_proj.weight of DeepSeek's models is
                     both: w_uk, w_uv = weight.view(h, n + v, c).split((n, v), 1).
     causal          Query i attends keys up to i + offset.
@@ -90,6 +95,12 @@ def attention(
     if _refusals.needs_grad(*named.values()):
         if block_table is not None:
             raise ValueError("block_table: got one with inputs that require grad; wanted None, or torch.no_grad(): no gradients")
+    if is_fp8(kv):
+        if _refusals.needs_grad(*named.values()):
+            raise ValueError(f"kv: got {kv.dtype} with inputs that require grad; wanted torch.no_grad(): no gradients of rows of bytes")
+        if form == "expanded":
+            raise ValueError(f'form: got "expanded" with kv of {kv.dtype}; wanted "absorbed" or "auto"')
+        form = "absorbed"
     if indices is not None:
         if form == "expanded":
             raise ValueError('form: got "expanded" with indices; wanted "absorbed" or "auto"')
@@ -121,6 +132,34 @@ def attention(
             out, lse = attend((_heads_first(q), keys, values, sinks, seqlens, None, None, None), given)
             out = out.transpose(1, 2)
     return (out, lse) if return_lse else out
+
+
+def append_fp8_rows(
+    kv_new: Tensor, kv: Tensor, seqlens: Tensor, *, block_table: Tensor | None = None, cu_seqlens: Tensor | None = None
+) -> None:
+    """Writes tokens into a cache of FlashMLA's rows of 656 bytes, behind those that it has.
+
+    kv_new          [b, n, 576] of float32, bfloat16 or float16, latents and rotary parts; with cu_seqlens [total, 576].
+    kv              The cache, written in place: uint8 or float8_e4m3fn [b, sk, 656], or with block_table pages [pages, page_size, 656].
+                    FlashMLA's k_cache is k_cache[:, :, 0].
+    seqlens         int32 or int64 [b]: tokens of each sequence before the call. Adding to it is up to you.
+    block_table     int32 or int64 [b, pages of a sequence].
+    cu_seqlens      int32 or int64 [b + 1]: sequence i has the new rows cu_seqlens[i] to cu_seqlens[i + 1].
+
+    A scale is the largest magnitude of its 128 columns divided by 448 (1 where they are 0). Rotary columns are rounded to bfloat16. Raises
+    TypeError or ValueError, naming the argument, before anything is written.
+    """
+    named = {"kv_new": kv_new, "kv": kv, "seqlens": seqlens, "block_table": block_table, "cu_seqlens": cu_seqlens}
+    _refusals.check_tensors(named, "an array by torch.from_dlpack()", "caches on GPUs are not written yet")
+    check_fp8("kv", kv)
+    for name, x, dims in (("kv_new", kv_new, 3 if cu_seqlens is None else 2), ("kv", kv, 3)):
+        if x.dim() != dims:
+            raise ValueError(f"{name}: got shape {list(x.shape)}; wanted {dims} dimensions")
+    if kv_new.shape[-1] != LATENT + ROTARY:
+        raise ValueError(f"kv_new: got shape {list(kv_new.shape)}; wanted rows of {LATENT + ROTARY} columns")
+    k, v, coding = keys_and_values(kv[:, None], LATENT)
+    new = kv_new[:, None]
+    rapt.append_kv(new, new[..., :LATENT], k, v, seqlens, block_table=block_table, cu_seqlens=cu_seqlens, **coding)
 
 
 def _heads_first(x: Tensor) -> Tensor:
@@ -162,7 +201,7 @@ def _sizes(
             continue
         if x is None:
             raise TypeError(f"{name}: got None; wanted a tensor")
-        if x.dtype not in _DTYPES:
+        if x.dtype not in _DTYPES and not (name == "kv" and is_fp8(x)):
             raise TypeError(f"{name}: got {x.dtype}; wanted torch.float32, torch.bfloat16 or torch.float16")
     q_nope, q_rope, kv, w_uk, w_uv, _ = named.values()
     assert q_nope is not None and kv is not None and w_uk is not None and w_uv is not None
@@ -180,7 +219,11 @@ def _sizes(
     for name, x in (("q_rope", q_rope), ("w_uk", w_uk), ("w_uv", w_uv)):
         if x is not None and x.dtype != q_nope.dtype:
             raise TypeError(f"{name}: got {x.dtype}; wanted q_nope's {q_nope.dtype}")
-    if kv.dim() != 3 or kv.shape[2] != rank + rope:
+    if is_fp8(kv):
+        if (rank, rope) != (LATENT, ROTARY):
+            raise ValueError(f"kv: got {kv.dtype} for {rank} latent and {rope} rotary columns; wanted {LATENT} and {ROTARY}")
+        check_fp8("kv", kv)
+    if kv.dim() != 3 or (not is_fp8(kv) and kv.shape[2] != rank + rope):
         kind = "[b, sk" if block_table is None else "[pages, page_size"
         raise ValueError(f"kv: got shape {list(kv.shape)}; wanted {kind}, {rank + rope}], {rank} latent and {rope} rotary columns")
     if seqlens is not None and (tuple(seqlens.shape) != (b,) or seqlens.dtype not in _INTEGERS):

@@ -46,6 +46,7 @@ KvCache cache_of(Arrays& arrays, const CacheArguments& arguments, bool writable)
   cache.v_scale = coding("v_scale", arguments.v_scale, cache.v);
   cache.k_zero = coding("k_zero", arguments.k_zero, cache.k);
   cache.v_zero = coding("v_zero", arguments.v_zero, cache.v);
+  cache.k_tail = arrays.take("k_tail", arguments.k_tail, {.writable = writable, .elements = Elements::floats});
   const bool ring = truth("ring", arguments.ring);
   if (ring && cache.block_table) refuse_value("ring", "True with a block_table", "one of them");
   cache.kind = ring ? KvSource::Kind::ring : cache.block_table ? KvSource::Kind::paged : KvSource::Kind::strided;
@@ -56,8 +57,8 @@ void append_kv(const AppendArguments& a) {
   Arrays arrays;
   AppendKvArgs args;
   args.k_new = arrays.take("k_new", a.k_new), args.v_new = arrays.take("v_new", a.v_new);
-  args.cache =
-      cache_of(arrays, {a.k, a.v, a.block_table, a.ring, a.k_scale, a.v_scale, a.k_zero, a.v_zero, a.kv_dtype}, true);
+  args.cache = cache_of(
+      arrays, {a.k, a.v, a.block_table, a.ring, a.k_scale, a.v_scale, a.k_zero, a.v_zero, a.k_tail, a.kv_dtype}, true);
   args.seqlens = arrays.take("cache_seqlens", a.cache_seqlens, {.elements = Elements::integers});
   args.cu_seqlens = arrays.take("cu_seqlens", a.cu_seqlens, {.elements = Elements::integers});
   const Context context = context_of(arrays, nb::none(), nb::none(), {});

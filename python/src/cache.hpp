@@ -8,7 +8,7 @@ namespace rapt::python {
 
 /// Python's arguments that make up a cache.
 struct CacheArguments {
-  nb::handle k, v, block_table, ring, k_scale, v_scale, k_zero, v_zero, kv_dtype;
+  nb::handle k, v, block_table, ring, k_scale, v_scale, k_zero, v_zero, k_tail, kv_dtype;
 };
 
 /// `writable`: it will be appended to.
@@ -16,7 +16,7 @@ KvCache cache_of(Arrays& arrays, const CacheArguments& arguments, bool writable)
 
 /// The arguments of rapt.append_kv, in its order.
 struct AppendArguments {
-  nb::handle k_new, v_new, k, v, cache_seqlens, block_table, ring, cu_seqlens, k_scale, v_scale, k_zero, v_zero,
+  nb::handle k_new, v_new, k, v, cache_seqlens, block_table, ring, cu_seqlens, k_scale, v_scale, k_zero, v_zero, k_tail,
       kv_dtype;
 };
 

@@ -126,8 +126,8 @@ AttentionArgs inputs_of(Arrays& arrays, const AttentionArguments& a) {
   };
   AttentionArgs args;
   args.q = arrays.take("q", a.q, {.shaped = true});
-  const KvCache cache =
-      cache_of(arrays, {a.k, a.v, a.block_table, a.ring, a.k_scale, a.v_scale, a.k_zero, a.v_zero, a.kv_dtype}, false);
+  const KvCache cache = cache_of(
+      arrays, {a.k, a.v, a.block_table, a.ring, a.k_scale, a.v_scale, a.k_zero, a.v_zero, a.k_tail, a.kv_dtype}, false);
   const TensorView cu_seqlens_k = take("cu_seqlens_k", a.cu_seqlens_k, Elements::integers),
                    seqlens = take("cache_seqlens", a.cache_seqlens, Elements::integers);
   if (cu_seqlens_k && (seqlens || cache.kind != KvSource::Kind::strided))

@@ -12,7 +12,7 @@ from reference import assert_close, inputs
 class Cache:
     """Room for `room` keys of each of b sequences, in the layout and type of `kind` and `dtype`."""
 
-    def __init__(self, kind, dtype, b, hk, room, d, dv, page_size=4, zeros=False):
+    def __init__(self, kind, dtype, b, hk, room, d, dv, page_size=4, zeros=False, tail=0):
         self.kind, self.length = kind, np.zeros(b, np.int64)
         lead = (b, hk, room)
         self.options = {"ring": kind == "ring"}
@@ -20,9 +20,11 @@ class Cache:
             n = -(-room // page_size)
             self.options["block_table"] = np.random.default_rng(0).permutation(b * n).astype(np.int32).reshape(b, n)
             lead = (b * n, hk, page_size)
-        sizes = (d, dv)
+        sizes = (d - tail, dv)
+        if tail:
+            self.options["k_tail"] = np.zeros((*lead, tail), ml_dtypes.bfloat16)
         if dtype == "i4x2":
-            self.options["kv_dtype"], dtype, sizes = dtype, np.uint8, (d // 2, dv // 2)
+            self.options["kv_dtype"], dtype, sizes = dtype, np.uint8, ((d - tail) // 2, dv // 2)
         self.k, self.v = (np.zeros((*lead, size), dtype) for size in sizes)
         if np.dtype(dtype) in (np.int8, np.uint8):
             names = ["k_scale", "v_scale", *(["k_zero", "v_zero"] if zeros else [])]
@@ -196,15 +198,42 @@ def saved_by_autograd(tensor):
     return tensor, (tensor * torch.ones_like(tensor, requires_grad=True)).sum()
 
 
-@pytest.mark.parametrize("name", ["k", "v", "k_scale", "v_scale"])
+@pytest.mark.parametrize("kind", ["strided", "paged", "ring"])
+@pytest.mark.parametrize("dtype, bound", [(np.int8, 3e-2), (ml_dtypes.float8_e4m3fn, 0.15), ("i4x2", 0.5)])
+def test_keys_whose_last_columns_are_not_quantised(kind, dtype, bound):
+    b, hq, hk, d, dv, prompt, rows, tail = 2, 4, 2, 32, 16, 6, 9, 12
+    q, k, v = inputs(b, hq, hk, rows, rows, d, dv)
+    k[..., -tail:] = k[..., -tail:].astype(ml_dtypes.bfloat16)
+    cache = Cache(kind, dtype, b, hk, rows, d, dv, tail=tail)
+    for begin, end in [(0, prompt), *((i, i + 1) for i in range(prompt, rows))]:
+        cache.append(k[:, :, begin:end], v[:, :, begin:end])
+    if kind != "paged":
+        assert (cache.options["k_tail"][:, :, :rows].astype(np.float32) == k[..., -tail:]).all()
+    out = cache.attention(q[:, :, -3:], causal=True, align="bottom_right")
+    wanted, _ = reference.attention(q[:, :, -3:], k, v, causal=True, offset=rows - 3)
+    assert_close(out, wanted, bound)
+    only_tail = q[:, :, -3:].copy()
+    only_tail[..., :-tail] = 0  # scores of what is not quantised are exact
+    _, lse = cache.attention(only_tail, causal=True, align="bottom_right", return_lse=True)
+    assert_close(lse, reference.attention(only_tail, k, v, causal=True, offset=rows - 3)[1], 1e-5)
+    with pytest.raises(ValueError, match="k: got shape"):
+        rapt.attention(q[:, :, -3:], cache.k, cache.v, **{**cache.options, "k_tail": None}, cache_seqlens=cache.length)
+    with pytest.raises(ValueError, match="k_tail: got columns beside keys of f32"):
+        rapt.attention(q, k[..., tail:], v, k_tail=k[..., -tail:])
+
+
+@pytest.mark.parametrize("name", ["k", "v", "k_scale", "v_scale", "k_tail"])
 def test_append_marks_tensors_as_written(name):
     row = torch.full((1, 1, 1, 2), 5.0)
-    int8 = name.endswith("_scale")
+    int8 = name.endswith(("_scale", "_tail"))
     cache = {x: torch.ones(1, 1, 2, 2, dtype=torch.int8 if int8 else torch.float32) for x in ("k", "v")}
     if int8:
         cache |= {x: torch.ones(1, 1, 2, 1) for x in ("k_scale", "v_scale")}
+    k_new = row
+    if name == "k_tail":
+        cache["k_tail"], k_new = torch.ones(1, 1, 2, 3), torch.full((1, 1, 1, 5), 5.0)
     _, loss = saved_by_autograd(cache[name])
-    rapt.append_kv(row, row, cache_seqlens=torch.zeros(1, dtype=torch.int64), **cache)
+    rapt.append_kv(k_new, row, cache_seqlens=torch.zeros(1, dtype=torch.int64), **cache)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
 

@@ -53,6 +53,15 @@ def with_sinks(out, lse, sinks):
     return out * torch.sigmoid(lse - sinks).nan_to_num()[..., None]
 
 
+def fp8_rows(rows):
+    """Rows of 656 bytes, as FlashMLA quantises [.., 576], and what they mean, in double."""
+    x = rows[..., :512].float().unflatten(-1, (4, 128))
+    scale = x.abs().amax(-1) / 448
+    codes, rope = (x / scale[..., None]).to(torch.float8_e4m3fn), rows[..., 512:].bfloat16()
+    meant = torch.cat(((codes.double() * scale.double()[..., None]).flatten(-2), rope.double()), -1)
+    return torch.cat([part.view(torch.uint8) for part in (codes.flatten(-2), scale, rope)], -1), meant
+
+
 def paged(lengths, hk, d, page_size=64, spare=3):
     """A cache and its table, shuffled; NaN and numbers of no page where no key is. And the keys of each sequence."""
     used = [-(-length // page_size) for length in lengths]
@@ -206,6 +215,113 @@ def test_sparse_decoding(b, sq, hq, sk, topk, page_size, sinks, shorter, dtype):
         assert_near(lse[i], wanted_lse.T, **LSE[dtype])
 
 
+def fp8_cache(lengths, page_size, hk=1):
+    """paged() in rows of 656 bytes; what no key is in has bytes that are NaN as codes, scales and bfloat16."""
+    cache, table, keys = paged(lengths, hk, 576, page_size)
+    rows, _ = fp8_rows(cache)
+    rows[cache[..., 0].isnan()] = 0xFF
+    return rows, table, [fp8_rows(of_sequence)[1] for of_sequence in keys]
+
+
+@pytest.mark.parametrize("b, sq, hq, hk, page_size", [(3, 1, 16, 1, 64), (2, 2, 128, 1, 1), (3, 3, 6, 2, 69), (1, 40, 2, 1, 7)])
+@pytest.mark.parametrize("as_bytes", (False, True))
+@BOTH
+def test_dense_decoding_of_fp8_rows(b, sq, hq, hk, page_size, as_bytes, dtype):
+    lengths = [300, 0, 45][:b]
+    cache, table, keys = fp8_cache(lengths, page_size, hk)
+    q, seqlens = numbers(b, sq, hq, 576).to(dtype), torch.tensor(lengths, dtype=torch.int32)
+    if not as_bytes:
+        cache = cache.view(torch.float8_e4m3fn)
+    out, lse = flash_mla_with_kvcache(q, cache, table, seqlens, 512, softmax_scale=0.7, causal=True, is_fp8_kvcache=True)
+    assert out.shape == (b, sq, hq, 512) and out.dtype is dtype
+    for i, length in enumerate(lengths):
+        if length == 0:
+            assert not out[i].any() and lse[i].eq(torch.inf).all()
+            continue
+        hidden = torch.arange(length) > torch.arange(length - sq, length)[:, None]
+        for head in range(hk):
+            group = slice(head * (hq // hk), (head + 1) * (hq // hk))
+            wanted, _, wanted_lse = rows_of(q[i, :, group], keys[i][:, head].expand(sq, -1, -1), 0.7, 512, hidden)
+            assert_near(out[i, :, group], wanted, **DECODE)
+            assert_near(lse[i, group], wanted_lse.T, **LSE[torch.float32])
+
+
+@pytest.mark.parametrize("sq, hq, sk, topk, page_size", [(1, 64, 512, 64, 2), (3, 16, 512, 64, 69), (3, 128, 1024, 576, 61)])
+@pytest.mark.parametrize("sinks, shorter", [(False, False), (True, True)])
+@BOTH
+def test_sparse_decoding_of_fp8_rows(sq, hq, sk, topk, page_size, sinks, shorter, dtype):
+    b = 2
+    cache, table, keys = fp8_cache([sk] * b, page_size)
+    q = numbers(b, sq, hq, 576).to(dtype)
+    positions = lists(b * sq, topk, sk, empty=[1]).view(b, sq, topk)
+    positions[positions >= sk] = -1
+    page = table.gather(1, positions.clamp_min(0).flatten(1).long() // page_size).view_as(positions)
+    indices = torch.where(positions < 0, positions, page * page_size + positions % page_size)
+    length = torch.tensor([topk // 2, topk], dtype=torch.int32) if shorter else None
+    sink = torch.randn(hq) * 4 if sinks else None
+    out, lse = flash_mla_with_kvcache(
+        *(q, cache, None, None, 512),
+        softmax_scale=0.7,
+        is_fp8_kvcache=True,
+        indices=indices,
+        attn_sink=sink,
+        topk_length=length,
+    )
+    for i in range(b):
+        none = positions[i] < 0
+        if shorter:
+            none |= torch.arange(topk) >= length[i]
+        wanted, _, wanted_lse = rows_of(q[i], keys[i][positions[i].clamp_min(0).long(), 0], 0.7, 512, none)
+        if sinks:
+            wanted = with_sinks(wanted, wanted_lse, sink)
+        assert_near(out[i], wanted, **SPARSE_DECODE)
+        assert_near(lse[i], wanted_lse.T, **LSE[torch.float32])
+
+
+@pytest.mark.parametrize("ragged", (False, True))
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32, torch.float16))
+def test_appending_fp8_rows(dtype, ragged):
+    before, new, page_size = [5, 0], [3, 3], 4
+    cache = torch.full((9, page_size, 1, 656), 0xB5, dtype=torch.uint8)
+    table = torch.tensor([[3, 1], [7, 2]], dtype=torch.int32)
+    rows = (torch.randn(2, 3, 576) * torch.logspace(-3, 3, 6).view(2, 3, 1)).to(dtype)
+    rows[0, 1, 128:256] = 0
+    given = rows.flatten(0, 1) if ragged else rows
+    starts = torch.tensor([0, 3, 6], dtype=torch.int32) if ragged else None
+    rapt.mla.append_fp8_rows(given, cache[:, :, 0], torch.tensor(before), block_table=table, cu_seqlens=starts)
+    written = torch.zeros(9, page_size, dtype=torch.bool)
+    for i in range(2):
+        for t in range(new[i]):
+            j = before[i] + t
+            at = table[i, j // page_size], j % page_size
+            written[at] = True
+            row = cache[at][0]
+            scale, rope = row[512:528].view(torch.float32), row[528:].view(torch.bfloat16)
+            largest = rows[i, t, :512].float().unflatten(0, (4, 128)).abs().amax(-1)
+            assert torch.allclose(scale, torch.where(largest == 0, 1, largest / 448), rtol=2**-22, atol=0)
+            got = (row[:512].view(torch.float8_e4m3fn).double().unflatten(0, (4, 128)) * scale.double()[:, None]).flatten()
+            off, x = (got - rows[i, t, :512].double()).abs(), rows[i, t, :512].double().abs()
+            assert (off <= torch.maximum(x / 16, scale.repeat_interleave(128).double() / 1024) * 1.00001).all()
+            assert torch.equal(rope, rows[i, t, 512:].bfloat16())
+    assert cache[~written].eq(0xB5).all()
+    q = numbers(2, 1, 4, 576)
+    lengths = torch.tensor([8, 3], dtype=torch.int32)
+    cache[3] = 0  # which the first sequence had
+    out, _ = flash_mla_with_kvcache(q, cache, table, lengths, 512, softmax_scale=0.01, is_fp8_kvcache=True)
+    page = cache[7, :3, 0]
+    codes, scale = page[:, :512].view(torch.float8_e4m3fn).double().unflatten(1, (4, 128)), page[:, 512:528].view(torch.float32).double()
+    keys = torch.cat(((codes * scale[..., None]).flatten(1), page[:, 528:].view(torch.bfloat16).double()), 1)
+    assert_near(out[1], rows_of(q[1], keys, 0.01, 512)[0], absolute=1e-3, relative=2**-7)
+
+
+FP8 = {"k_cache": fp8_rows(numbers(5, 8, 1, 576))[0], "is_fp8_kvcache": True}
+
+
+def append_fp8(**change):
+    given = {"kv_new": numbers(2, 3, 576), "kv": torch.zeros(2, 8, 656, dtype=torch.uint8), "seqlens": torch.tensor([0, 5])}
+    rapt.mla.append_fp8_rows(**given | change)
+
+
 def sparse(**change):
     given = {"q": numbers(3, 2, 576), "kv": numbers(9, 1, 576), "indices": torch.zeros(3, 1, 4).int(), "sm_scale": 1.0}
     return flash_mla_sparse_fwd(**given | change)
@@ -223,9 +339,19 @@ LISTS = {"indices": torch.zeros(2, 1, 4).int(), "block_table": None, "cache_seql
 @pytest.mark.parametrize(
     "call, change, error, message",
     [
-        (decode, {"is_fp8_kvcache": True}, NotImplementedError, "is_fp8_kvcache: got True; wanted False"),
-        (decode, LISTS | {"is_fp8_kvcache": True}, NotImplementedError, "is_fp8_kvcache: got True"),
-        (decode, {"k_cache": torch.zeros(5, 8, 1, 656, dtype=torch.uint8)}, TypeError, "k_cache .*: got torch.uint8"),
+        (decode, {"is_fp8_kvcache": True}, TypeError, "k_cache: got torch.bfloat16; wanted torch.uint8"),
+        (decode, LISTS | {"is_fp8_kvcache": True}, TypeError, "k_cache: got torch.bfloat16; wanted torch.uint8"),
+        (decode, {"k_cache": FP8["k_cache"]}, TypeError, "k_cache: got torch.uint8"),
+        (decode, FP8 | {"k_cache": torch.zeros(5, 8, 1, 640, dtype=torch.uint8)}, ValueError, "k_cache: .*rows of 656 bytes"),
+        (decode, FP8 | {"k_cache": torch.zeros(5, 8, 1, 658, dtype=torch.uint8)[..., :656]}, ValueError, r"\(k_cache\): .*4 bytes"),
+        (decode, FP8 | {"head_dim_v": 384}, ValueError, "head_dim_v: got 384; wanted 512"),
+        (decode, FP8 | {"q": numbers(2, 1, 4, 512)}, ValueError, "k: got shape"),
+        (append_fp8, {"kv": numbers(2, 8, 576)}, TypeError, "kv: got torch.bfloat16"),
+        (append_fp8, {"kv": torch.zeros(2, 8, 1, 656, dtype=torch.uint8)}, ValueError, "kv: got shape"),
+        (append_fp8, {"kv_new": numbers(2, 3, 512)}, ValueError, "kv_new: got shape"),
+        (append_fp8, {"kv_new": numbers(6, 576)}, ValueError, "kv_new: got shape"),
+        (append_fp8, {"seqlens": torch.tensor([0, 6])}, ValueError, "seqlens: got 6 keys and 3 new ones"),
+        (sparse, {"kv": FP8["k_cache"][0]}, TypeError, "kv: got torch.uint8"),
         (decode, {"extra_k_cache": numbers(5, 8, 1, 576)}, ValueError, "extra_k_cache: .*second cache"),
         (decode, {"attn_sink": torch.zeros(4)}, ValueError, "attn_sink: .*belongs to indices"),
         (decode, {"topk_length": torch.zeros(2).int()}, ValueError, "topk_length: .*belongs to indices"),

@@ -373,3 +373,57 @@ def test_what_has_no_gradients_says_so():
     given["w_uk"].requires_grad_()
     with pytest.raises(ValueError, match="block_table: .*no gradients"):
         rapt.mla.attention(**given, block_table=torch.zeros(2, 1).int(), seqlens=torch.tensor([1, 1]))
+
+
+def fp8_inputs(dtype=torch.float32, rows=20):
+    """Of DeepSeek's sizes, kv in rows of 656 bytes and, in float32, what they mean."""
+    given = inputs(sk=rows, n=16, r=64, c=512, dtype=dtype)
+    kv = torch.empty(2, rows, 656, dtype=torch.uint8)
+    rapt.mla.append_fp8_rows(given["kv"], kv, torch.zeros(2, dtype=torch.int64))
+    codes, scale = kv[..., :512].view(torch.float8_e4m3fn).float(), kv[..., 512:528].view(torch.float32)
+    meant = torch.cat((codes * scale.repeat_interleave(128, -1), kv[..., 528:].view(torch.bfloat16).float()), -1)
+    assert relative_error(meant, given["kv"].double()) < 0.04
+    return given | {"kv": kv}, given | {"kv": meant}
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("keys", ("all", "lengths", "pages", "lists"))
+@pytest.mark.parametrize("compiled", (False, True))
+def test_rows_of_8_bit_floats(dtype, keys, compiled):
+    given, meant = fp8_inputs(dtype)
+    options = {"causal": True, "align": "bottom_right"}
+    if keys in ("lengths", "pages"):
+        options["seqlens"] = torch.tensor([20, 13])
+        given["kv"][1, 13:] = 0xFF
+        meant["kv"][1, 13:] = torch.nan
+    if keys == "lists":
+        options = {"indices": torch.randint(-1, 20, (2, 7, 9))}
+    wanted, wanted_lse = rapt.mla.attention(**in_double_as_float(meant), **options, form="absorbed", return_lse=True)
+    if keys == "pages":
+        options["block_table"] = torch.tensor([[5, 0, 1, 7, 2], [3, 8, 4, 6, 9]])
+        given["kv"] = given["kv"].view(10, 4, 656)[options["block_table"].flatten().argsort()]
+    call = torch.compile(rapt.mla.attention, fullgraph=True, backend="aot_eager") if compiled else rapt.mla.attention
+    with torch.no_grad():
+        out, lse = call(**given, **options, return_lse=True)
+    assert out.dtype is dtype and relative_error(out, wanted.double()) < BOUNDS[dtype]
+    assert (lse - wanted_lse).abs().max() < 10 * BOUNDS[dtype]
+
+
+def in_double_as_float(given):
+    return {name: x.float() for name, x in given.items()}
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"form": "expanded"}, 'form: got "expanded" with kv of torch.uint8'),
+        ({"kv": torch.zeros(2, 20, 655, dtype=torch.uint8)}, "kv: .*rows of 656 bytes"),
+        ({"q_rope": None}, "kv: .*512 latent and 0 rotary columns; wanted 512 and 64"),
+        ({"w_uk": torch.zeros(3, 16, 512, requires_grad=True)}, "kv: .*no gradients"),
+    ],
+)
+def test_refusals_of_rows_of_8_bit_floats(change, message):
+    given, _ = fp8_inputs()
+    with pytest.raises(ValueError, match=message):
+        rapt.mla.attention(**given | change)
+    rapt.mla.attention(**given)

@@ -92,6 +92,7 @@ struct KernelFacts {
   const char* arithmetic;        // what it multiplies in: "f32"; "f32x6" is fp32 by six products of bf16 components
   DTypeSet dtypes;               // element types it takes; those of outputs are not restricted
   bool dropout = false;          // takes dropout
+  bool key_tail = false;         // takes keys whose last columns lie in a tensor of their own
   const char* opt_in = nullptr;  // why it runs only where it is forced; null: dispatch may choose it
   int block_q = 0, block_k = 0;  // query rows and keys of its innermost block; 0: it has none
   std::int64_t min_head_size = 1, max_head_size = 1 << 13, max_value_head_size = 1 << 13;  // of d and dv; of dv alone

@@ -13,6 +13,12 @@
 namespace rapt::cpu {
 namespace {
 
+constexpr std::int64_t kAllKeys = std::numeric_limits<std::int64_t>::max();
+// Partial results of so many bytes, of each of fewer ranges of rows than there are workers, would keep the one that is
+// done last busy, and the others waiting.
+constexpr std::size_t kMinBytesToCombineTogether = std::size_t{256} << 10;
+constexpr std::int64_t kRowsOfSlice = 8;
+
 // One call on its way through the executor: workers take items until none is left.
 struct Workers {
   const IsaKernels& isa;
@@ -20,7 +26,8 @@ struct Workers {
   const AttentionParams& params;
   std::span<const SequenceWork> list;
   std::span<WorkQueue> queues;
-  std::byte* scratch;  // of every worker, then partial results, then counters
+  std::byte* scratch;     // of every worker, then partial results, then counters
+  bool combine_together;  // partial results, when all items are done; else who finishes the last split of rows does
   const CallTasks* tasks;
 
   struct Worker {
@@ -43,30 +50,60 @@ struct Workers {
         run(i, worker);
       }
     }
+    if (combine_together) combine_share(index);
+  }
+
+  // Every plan.threads-th slice of rows. All items are taken: those that are not done are with workers that run.
+  void combine_share(int index) {
+    std::int64_t slice = 0;
+    for (const SequenceWork& s : list) {
+      if (s.splits == 1) continue;
+      for (std::int64_t head = 0; head < s.count * params.hk; ++head)
+        for (std::int64_t begin = 0; begin < s.rows; begin += s.rows_per_item) {
+          const std::int64_t end = std::min(begin + s.rows_per_item, s.rows);
+          for (std::int64_t row = begin; row < end; row += kRowsOfSlice)
+            if (slice++ % plan.threads == index) {
+              wait_for(counter(s, head, begin), s.splits);
+              combine(s, head, begin, end, row, std::min(row + kRowsOfSlice, end), index);
+            }
+        }
+    }
   }
 
   void run(std::int64_t i, Worker& worker) {
-    constexpr std::int64_t kAllKeys = std::numeric_limits<std::int64_t>::max();
     const auto after = [](std::int64_t item, const SequenceWork& s) { return item < s.first_item; };
     const SequenceWork& s = *(std::upper_bound(list.begin(), list.end(), i, after) - 1);
-    const auto [b, hk, begin, end, range, split] = place_of(s, params.hk, i - s.first_item);
+    const auto [b, hk, begin, end, split] = place_of(s, params.hk, i - s.first_item);
     WorkItem item{b, hk, begin, end, 0, kAllKeys, nullptr, b == worker.b && hk == worker.hk};
     worker.b = b, worker.hk = hk;
     if (s.splits == 1) return s.kernel->run(params, item, worker.scratch);
 
-    const std::int64_t floats = partial_floats(params.dv);
-    float* const of_rows = reinterpret_cast<float*>(partials()) + s.first_partial +
-                           (((b - s.b) * params.hk + hk) * s.rows + begin) * s.splits * floats;
+    const std::int64_t head = (b - s.b) * params.hk + hk;
     if (split > 0) item.key_begin = s.first_key + split * s.split_keys;
     if (split + 1 < s.splits) item.key_end = s.first_key + (split + 1) * s.split_keys;
-    item.partial = of_rows + split * (end - begin) * floats;
+    item.partial = partials_of(s, head, begin) + split * (end - begin) * partial_floats(params.dv);
     s.kernel->run(params, item, worker.scratch);
-    // The worker that finishes the last split has the others' partial results in sight, and finishes the rows.
-    const std::int64_t counter = s.first_counter + (b - s.b) * params.hk * s.row_items + range;
-    const std::atomic_ref done(reinterpret_cast<std::int32_t*>(counters())[counter]);
+    const std::atomic_ref done(counter(s, head, begin));
     if (done.fetch_add(1, std::memory_order_acq_rel) + 1 < s.splits) return;
-    const TaskScope task(tasks, Task::Kind::combine, worker.index);
-    isa.combine(params, {b, hk, begin, end, 0, kAllKeys, of_rows}, s.splits);
+    if (combine_together) done.notify_all();
+    else combine(s, head, begin, end, begin, end, worker.index);
+  }
+
+  // Of sequences that are alike: `head` counts those of all of them. `begin`: of the range of rows.
+  std::int32_t& counter(const SequenceWork& s, std::int64_t head, std::int64_t begin) const {
+    return reinterpret_cast<std::int32_t*>(counters())[s.first_counter + head * s.row_items + begin / s.rows_per_item];
+  }
+  float* partials_of(const SequenceWork& s, std::int64_t head, std::int64_t row) const {
+    return reinterpret_cast<float*>(partials()) + s.first_partial +
+           (head * s.rows + row) * s.splits * partial_floats(params.dv);
+  }
+  // Rows [first, last) of the range [begin, end).
+  void combine(const SequenceWork& s, std::int64_t head, std::int64_t begin, std::int64_t end, std::int64_t first,
+               std::int64_t last, int worker) const {
+    const TaskScope task(tasks, Task::Kind::combine, worker);
+    float* const partials = partials_of(s, head, begin) + (first - begin) * partial_floats(params.dv);
+    isa.combine(params, {s.b + head / params.hk, head % params.hk, first, last, 0, kAllKeys, partials}, s.splits,
+                end - begin);
   }
 };
 
@@ -87,6 +124,8 @@ class AttentionEntry final : public CpuEntry {
     }
     if (is_chosen(context) && !is_worthwhile(kernel_, rows, p.sk, p.d, p.dv))
       return "for longer sequences: others are faster here";
+    if (!takes_cache(kernel_, p))
+      return "for quantised caches without zeros, whose groups are whole rows or multiples of 32 columns";
     constexpr double kMaxScores = 0x1p40;
     if (facts.phase == Phase::naive &&
         static_cast<double>(p.sq) * static_cast<double>(p.hq) * static_cast<double>(p.sk) > kMaxScores)
@@ -119,12 +158,21 @@ class AttentionEntry final : public CpuEntry {
                     all,
                     cut_into_queues(all, params.hk, {queues, static_cast<std::size_t>(plan.threads)}),
                     workspace + plan.queue_bytes + plan.list_bytes,
+                    combines_together(plan, params, all),
                     tasks};
     std::memset(workers.counters(), 0, plan.counter_bytes);
     run_workers(workers, plan.threads, context, tasks);
   }
 
  private:
+  static bool combines_together(const AttentionPlan& plan, const AttentionParams& p,
+                                std::span<const SequenceWork> list) {
+    std::int64_t ranges = 0;
+    for (const SequenceWork& s : list)
+      if (s.splits > 1) ranges += s.count * p.hk * s.row_items;
+    return ranges > 0 && ranges < plan.threads &&
+           plan.partial_bytes >= static_cast<std::size_t>(ranges) * kMinBytesToCombineTogether;
+  }
   // Whether the best kernel is asked for, rather than a certain one.
   static bool is_chosen(const Context::Impl& context) {
     return !context.forces_one(Operation::attention) && !context.isa_forced;
@@ -133,10 +181,20 @@ class AttentionEntry final : public CpuEntry {
     if (context.isa_forced && built_.isa != *context.options.isa) return "RAPT_ISA asks for another ISA";
     return refuse_isa(context);
   }
+  // Whether the kernel takes keys and values that are quantised like these.
+  static bool takes_cache(const AttentionKernel& kernel, const AttentionProblem& p) {
+    const std::int64_t multiple = kernel.group_multiple;
+    if (multiple == 0) return true;
+    const auto takes = [&](std::int64_t groups, std::int64_t n) { return groups <= 1 || n / groups % multiple == 0; };
+    const bool takes_tail = p.k_tail == 0 || (only(p.k_tail_dtype) & kernel.facts.dtypes && p.k_tail % multiple == 0 &&
+                                              p.d % multiple == 0);
+    return !p.zeros && takes_tail && takes(p.k_groups, p.d - p.k_tail) && takes(p.v_groups, p.dv);
+  }
   // Whether it takes the types, on this machine and in this context, whatever the sizes.
   bool is_usable(const AttentionProblem& p, const Context::Impl& context) const {
     return unusable.empty() && refuse_context(context).empty() &&
-           ((only(p.q_dtype) | only(p.kv_dtype)) & ~facts.dtypes) == 0;
+           ((only(p.q_dtype) | only(p.kv_dtype)) & ~facts.dtypes) == 0 && (p.k_tail == 0 || facts.key_tail) &&
+           takes_cache(kernel_, p);
   }
 
   // The first kernel that dispatch would take for more rows, and these.

@@ -19,7 +19,7 @@ using P = AttentionBackwardProblem;
 constexpr int64_t kItemsPerWorker = 3;  // at least, among several: the last even out
 // Heads of so few rows are cut into splits whose number and length depend on the keys of the sequence alone: chunks
 // passed on from item to item would be too few to occupy workers.
-constexpr int64_t kFewRows = 192, kSplitKeys = 512;
+constexpr int64_t kMaxRowsOfSplits = 192, kMinKeysOfSplit = 512;
 
 // A call's workspace holds, one after another: the items and chunks before each sequence; for each item how many chunks
 // it is done with; for each head what begin() finds out about it; the workers' scratch; sums of dQ of heads whose keys
@@ -46,7 +46,13 @@ int64_t items_of(int64_t len_k, int64_t keys_per_item) {
 }
 
 int64_t keys_of_split(int64_t len_k) {
-  return std::max(ceil_div(ceil_div(len_k, kMaxSplits), kBackwardKeys) * kBackwardKeys, kSplitKeys);
+  return std::max(ceil_div(ceil_div(len_k, kMaxSplits), kBackwardKeys) * kBackwardKeys, kMinKeysOfSplit);
+}
+
+// The most splits of up to so many keys. Fewer keys may be in more splits: 32768 are in 64 of 512 each, 32769 in 57 of
+// 576.
+int64_t max_splits_of(int64_t len_k) {
+  return std::clamp<int64_t>(ceil_div(len_k, kMinKeysOfSplit), 1, kMaxSplits);
 }
 
 // How a head is cut, and how many sums of dQ its rows have: one, or one for each split.
@@ -54,9 +60,9 @@ struct HeadCut {
   int64_t keys, items, sums;
 
   HeadCut(int64_t rows, int64_t len_k, int64_t keys_per_item)
-      : keys(rows <= kFewRows ? keys_of_split(len_k) : keys_per_item),
+      : keys(rows <= kMaxRowsOfSplits ? keys_of_split(len_k) : keys_per_item),
         items(items_of(len_k, keys)),
-        sums(rows <= kFewRows ? items : 1) {}
+        sums(rows <= kMaxRowsOfSplits ? items : 1) {}
 };
 
 // Problems without tensors may be of any size. Throws Error for one whose items, or pieces of the bias, pass int64.
@@ -69,10 +75,11 @@ void check_items(const P& p) {
 
 // At most so many chunks of rows have sums in splits, of heads with up to `rows` rows.
 int64_t chunks_in_splits(const P& p, int64_t rows, int64_t chunk_rows) {
-  int64_t splits = p.b * items_of(p.sk, keys_of_split(p.sk));
-  if (p.sk <= kSplitKeys) return 0;
-  if (p.ragged_k >= 0) splits = std::min(splits, ceil_div(2 * p.ragged_k, kSplitKeys));  // of more than kSplitKeys each
-  return p.hk * splits * ceil_div(std::min(rows, kFewRows), chunk_rows);
+  int64_t splits = p.b * max_splits_of(p.sk);
+  if (p.sk <= kMinKeysOfSplit) return 0;
+  if (p.ragged_k >= 0)
+    splits = std::min(splits, ceil_div(2 * p.ragged_k, kMinKeysOfSplit));  // of more than kMinKeysOfSplit each
+  return p.hk * splits * ceil_div(std::min(rows, kMaxRowsOfSplits), chunk_rows);
 }
 
 // Sizes everything, for `threads` workers; `cut`: heads that are not in splits may have several items; `splits`: heads
@@ -116,9 +123,9 @@ BackwardPlan plan_backward(const P& p, const AttentionBackwardKernel& kernel, in
     ranges =
         std::clamp(ceil_div(static_cast<int64_t>(worth) * kItemsPerWorker, std::max<int64_t>(heads, 1)), ranges, most);
   plan.keys_per_item = ceil_div(most, ranges) * kBackwardKeys;
-  const bool few = rows_of_head(p) <= kFewRows, splits = few || p.ragged_q >= 0;
+  const bool few = rows_of_head(p) <= kMaxRowsOfSplits, splits = few || p.ragged_q >= 0;
   const int64_t in_ranges = few ? 1 : items_of(p.sk, plan.keys_per_item);
-  const int64_t of_head = std::max(in_ranges, splits ? items_of(p.sk, keys_of_split(p.sk)) : 1);
+  const int64_t of_head = std::max(in_ranges, splits ? max_splits_of(p.sk) : 1);
   if (few) plan.keys_per_item = keys_of_split(p.sk);
   const bool only_bias = p.grads == 0 && !p.dsinks && !p.dalibi;
   plan.work_items = only_bias ? 0 : heads * of_head;

@@ -65,7 +65,10 @@ void size_workspace(AttentionPlan& plan, const AttentionProblem& problem, std::i
   const std::int64_t rows = rows_of_head(p);
   const auto needs = [&](const AttentionKernel* kernel, std::int64_t rows_per_item) {
     const std::int64_t of_item = std::min(rows_per_item, std::max<std::int64_t>(rows, 1));
-    if (kernel) plan.scratch_bytes = std::max(plan.scratch_bytes, kernel->scratch_bytes({p.sk, p.d, p.dv, of_item}));
+    if (kernel)
+      plan.scratch_bytes =
+          std::max(plan.scratch_bytes,
+                   kernel->scratch_bytes({p.sk, p.d, p.dv, of_item, p.k_groups + (p.k_groups > 0 && p.k_tail > 0)}));
   };
   if (k.smaller)
     plan.smaller_rows_per_item =

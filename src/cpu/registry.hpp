@@ -35,8 +35,9 @@ inline constexpr std::int64_t kMaxSplits = 64;  // of a row's keys, each with a 
 
 // What a kernel needs to know to size its scratch.
 struct AttentionShape {
-  std::int64_t sk, d, dv;  // sk of the longest sequence
-  std::int64_t rows;       // most rows of a work item
+  std::int64_t sk, d, dv;     // sk of the longest sequence
+  std::int64_t rows;          // most rows of a work item
+  std::int64_t k_groups = 0;  // of a key that have a scale each, its tail one more; 0: there are none
 };
 
 struct AttentionKernel {
@@ -49,6 +50,9 @@ struct AttentionKernel {
   int min_rows = 0;
   int min_key_elements = 0;
   int decode_rows = 16;  // attention_decode is faster for up to so many rows of a head
+  // Of quantised keys and values each group is the whole row, or has a multiple of so many elements, as the keys' tail
+  // has, and none has a zero; 0: they may be any.
+  int group_multiple = 0;
   // Up to so many keys stay prepared in the scratch for the next item, if it is of the same head; null: none.
   std::int64_t (*kept_keys)(std::int64_t d, std::int64_t dv) noexcept = nullptr;
   // Scratch of one work item, a multiple of 64.
@@ -59,8 +63,7 @@ struct AttentionKernel {
 
 // attention_backward.
 
-// Keys [key_begin, key_end) of one kv head of one sequence, whose rows come to it in chunks. key_begin is a multiple of
-// kBackwardKeys, key_end may lie past the sequence's length; both are that length where others have the keys.
+// Items begin at a multiple of so many keys.
 inline constexpr std::int64_t kBackwardKeys = 128;
 
 // Sums of dK and dV over all tokens that list a row of a pool of gathered keys, of one kv head. A row of so many floats
@@ -77,6 +80,8 @@ struct PoolSums {
 };
 inline constexpr std::int64_t kPoolRun = 32;
 
+// Keys [key_begin, key_end) of one kv head of one sequence, whose rows come to it in chunks. key_end may lie past the
+// sequence's length; both are that length where others have the keys.
 struct BackwardItem {
   std::int64_t b, hk, key_begin, key_end;
   std::int64_t clear_end;  // keys of the tensors past the sequence's, up to here, get gradients of 0
@@ -236,7 +241,8 @@ struct IsaKernels {
   void (*store_pool)(const AttentionBackwardParams&, const PoolItem&, const PoolSums&) noexcept;
   // Finishes rows of attention from their partial results: [splits][rows of the item][partial_floats] at item.partial,
   // with every key in its range.
-  void (*combine)(const AttentionParams&, const WorkItem&, std::int64_t splits) noexcept;
+  // `split_rows`: of each split's partial results, from one to the next; the item's rows may be fewer.
+  void (*combine)(const AttentionParams&, const WorkItem&, std::int64_t splits, std::int64_t split_rows) noexcept;
   // For the roofline and for tests.
   double (*fma_chains)(std::int64_t iterations) noexcept;            // returns the FLOPs done
   float (*read_stream)(const float* data, std::int64_t n) noexcept;  // returns a value that depends on all

@@ -68,7 +68,7 @@ ItemPlace place_of(const SequenceWork& s, std::int64_t heads, std::int64_t item)
   const std::int64_t hk = s.heads_in_turn ? range % heads : range / s.row_items;
   const std::int64_t from_last = s.heads_in_turn ? range / heads : range % s.row_items;
   const std::int64_t begin = (s.row_items - 1 - from_last) * s.rows_per_item;
-  return {s.b + item / of_sequence, hk, begin, std::min(begin + s.rows_per_item, s.rows), range, item % s.splits};
+  return {s.b + item / of_sequence, hk, begin, std::min(begin + s.rows_per_item, s.rows), item % s.splits};
 }
 
 std::span<WorkQueue> cut_into_queues(std::span<const SequenceWork> all, std::int64_t hk, std::span<WorkQueue> queues) {

@@ -33,9 +33,9 @@ struct alignas(64) WorkQueue {
 // heads alone: neither threads nor the rest of the batch change bits.
 std::span<const SequenceWork> work_list(const AttentionPlan& plan, const AttentionParams& params, SequenceWork* list);
 
-// Rows [row_begin, row_end) of a kv head, the range of rows of that number in its sequence, and a split of their keys.
+// Rows [row_begin, row_end) of a kv head, and a split of their keys.
 struct ItemPlace {
-  std::int64_t b, hk, row_begin, row_end, range, split;
+  std::int64_t b, hk, row_begin, row_end, split;
 };
 // Of the work item of that number, counted from `work`'s first, with `heads` kv heads.
 ItemPlace place_of(const SequenceWork& work, std::int64_t heads, std::int64_t item);

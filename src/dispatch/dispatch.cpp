@@ -23,7 +23,7 @@ constexpr BackendOf kBackends[] = {
 };
 
 constexpr std::string_view kOtherTypes = "takes other element types", kOtherSizes = "takes other head sizes",
-                           kNoDropout = "takes no dropout";
+                           kNoDropout = "takes no dropout", kNoKeyTail = "takes no k_tail";
 
 // As far as it is known without asking the OS.
 std::string_view unusable(const Entry& entry) {
@@ -63,7 +63,10 @@ std::string_view refusal_by(const KernelFacts& facts, const Problem& problem) {
   if ((types & ~facts.dtypes) != 0) return kOtherTypes;
   if (std::min(d, dv) < facts.min_head_size || std::max(d, dv) > facts.max_head_size || dv > facts.max_value_head_size)
     return kOtherSizes;
-  if (const AttentionProblem* p = attention_of(problem); p && p->dropout != 0 && !facts.dropout) return kNoDropout;
+  if (const AttentionProblem* p = attention_of(problem)) {
+    if (p->dropout != 0 && !facts.dropout) return kNoDropout;
+    if (p->k_tail != 0 && !facts.key_tail) return kNoKeyTail;
+  }
   return {};
 }
 

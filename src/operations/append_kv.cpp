@@ -54,6 +54,8 @@ constexpr Field<P> kFields[] = {
     own_groups_field<P, &P::k_groups>("k_groups"),
     own_groups_field<P, &P::v_groups>("v_groups"),
     flag_field<P, &P::zeros>("zeros"),
+    integer_field<P, &P::k_tail, 0>("tail"),
+    dtype_field<P, &P::k_tail_dtype>("tail_dtype"),
     flag_field<P, &P::given_scales>("given_scales"),
     flag_field<P, &P::values_are_keys>("values_are_keys"),
 };
@@ -83,19 +85,25 @@ class Validator {
   Call run(std::span<const std::byte> workspace) {
     rows_of_cache();
     lengths();
-    f_.side[0] = side("k", args_.k_new, cache_.k), f_.side[1] = side("v", args_.v_new, cache_.v);
+    tail();
+    AppendKvSide &k = f_.side[0], &v = f_.side[1];
+    k = side("k", args_.k_new, cache_.k), v = side("v", args_.v_new, cache_.v);
+    codings("k", k, cache_.k, cache_.k_scale, cache_.k_zero, p_.k_groups);
+    codings("v", v, cache_.v, cache_.v_scale, cache_.v_zero, p_.v_groups);
+    find_shared_columns();
     agree();
-    codings("k", f_.side[0], cache_.k, cache_.k_scale, cache_.k_zero, p_.k_groups);
-    codings("v", f_.side[1], cache_.v, cache_.v_scale, cache_.v_zero, p_.v_groups);
     check_overlaps(all_);
     check_apart(workspace, all_);
     places();
-    p_.d = f_.side[0].size, p_.dv = f_.side[1].size;
+    p_.d = k.size + p_.k_tail, p_.dv = v.size;
     p_.zeros = cache_.k_zero || cache_.v_zero;
     p_.values_are_keys = shared_ >= 0;
+    numbers("k", k);
+    if (!p_.values_are_keys) numbers("v", v);
     f_.sides = p_.values_are_keys ? 1 : 2;
-    numbers("k", f_.side[0]), numbers("v", f_.side[1]);
-    return {p_, f_, {}, total_ == 0 || f_.hk == 0, nullptr};
+    const bool nothing = total_ == 0 || f_.hk == 0;
+    if (p_.k_tail > 0 && !nothing) f_.side[f_.sides++] = tail_side();
+    return {p_, f_, {}, nothing, nullptr};
   }
 
  private:
@@ -123,7 +131,7 @@ class Validator {
     return part.data == element(whole, first * whole.strides[last]);
   }
 
-  // Values may be columns of the keys (latent attention): they are written with them, once.
+  // Values may be columns of the keys (latent attention): they are written with them, once, and so are their scales.
   void find_shared_columns() {
     const TensorView k = cache_.k, v = cache_.v;
     int64_t first = 0;
@@ -132,11 +140,45 @@ class Validator {
       first = static_cast<int64_t>(delta) / (k.strides[3] * static_cast<int64_t>(size_of(k.dtype)));
     }
     if (all_.front().bytes == 0 || !is_columns(v, k, first)) return;
-    if (cache_.k_scale || cache_.v_scale || is_integer(k.dtype))
-      throw Error("cache.v", "columns of cache.k in a cache with scales",
-                  "memory of its own: codes mean what their scales say");
-    shared_ = first;
-    all_.pop_back();  // cache.v overlaps what it is a part of
+    shared_ = first * (k.dtype == DType::i4x2 ? 2 : 1);
+    const int64_t group = f_.side[0].group, size = f_.side[1].size;
+    for (const auto& [name, part, whole] :
+         {std::tuple<const char*, TensorView, TensorView>{"cache.v_scale", cache_.v_scale, cache_.k_scale},
+          {"cache.v_zero", cache_.v_zero, cache_.k_zero}}) {
+      if (!part && !whole) continue;
+      const bool is_part = part && whole && shared_ % group == 0 && part.shape[3] * group == size &&
+                           is_columns(part, whole, shared_ / group);
+      if (!is_part)
+        throw Error(name, "other groups than those of the columns of cache.k that cache.v is",
+                    "a view of these groups, which begin and end where cache.v does");
+    }
+    // They overlap what they are parts of.
+    std::erase_if(all_, [](const Checked& t) {
+      return t.name == "cache.v" || t.name == "cache.v_scale" || t.name == "cache.v_zero";
+    });
+  }
+
+  // The columns of keys that are not quantised.
+  void tail() {
+    const TensorView t = cache_.k_tail, k = cache_.k;
+    if (!t) return;
+    need("cache.k_tail", t, 4, "cache.k's shape but for d", true);
+    for (const std::size_t dim : {0, 1, 2})
+      check_size("cache.k_tail", t, static_cast<int>(dim), k.shape[dim], "cache.k's size there");
+    const int64_t size = row_size(k);
+    if (t.shape[3] < 1 || t.shape[3] > kMaxHeadSize - size)
+      throw Error("cache.k_tail", "shape " + shape_text(t), "1 to 8192 columns with those of cache.k");
+    check_tail("cache.k_tail", k.dtype, size + t.shape[3], t.shape[3], t.dtype);
+    p_.k_tail = t.shape[3], p_.k_tail_dtype = t.dtype;
+  }
+  AppendKvSide tail_side() const {
+    const AppendKvSide& k = f_.side[0];
+    AppendKvSide s{};
+    s.from = element(args_.k_new, k.size * k.from_stride.d), s.to = cache_.k_tail.data;
+    s.from_type = k.from_type, s.to_type = cache_.k_tail.dtype;
+    s.from_stride = k.from_stride, s.to_stride = row_strides(cache_.k_tail, false, true);
+    s.size = s.group = p_.k_tail;
+    return s;
   }
 
   // The cache is there first: what else is given has to fit it.
@@ -158,7 +200,6 @@ class Validator {
     p_.hk = f_.hk = k.shape[1], p_.kv_dtype = k.dtype;
     f_.ring = p_.ring = cache_.kind == Kind::ring;
     f_.page_size = cache_.kind == Kind::strided ? 0 : k.shape[2];
-    find_shared_columns();
     if (cache_.kind == Kind::paged) {
       need("cache.block_table", cache_.block_table, 2, "[b, n] of pages");
       const TensorView& t = cache_.block_table;
@@ -220,8 +261,9 @@ class Validator {
     s.from = fresh.data, s.to = cache.data;
     s.from_type = fresh.dtype, s.to_type = cache.dtype;
     s.size = s.group = row_size(cache);
-    check_size(new_name, fresh, fresh.ndim - 1, s.size,
-               name == "k" ? "the cache's head size d" : "the cache's head size dv");
+    const bool is_k = name == "k";
+    check_size(new_name, fresh, fresh.ndim - 1, s.size + (is_k ? p_.k_tail : 0),
+               is_k ? "the cache's head size d" : "the cache's head size dv");
     s.from_stride = row_strides(fresh, ragged, true), s.to_stride = row_strides(cache, false, true);
     return s;
   }
@@ -376,15 +418,18 @@ void check(const AppendKvProblem& p) {
     throw Error("cache.k", "pages of " + std::to_string(p.page_size) + " rows",
                 "a divisor of sk = " + std::to_string(p.sk));
   if (p.page_size > 0 && p.ring) throw Error("cache.kind", "pages and a ring", "one of them");
-  check_scales("cache.k_scale", p.kv_dtype, p.d, p.k_groups);
+  const int64_t d = p.d - p.k_tail;  // of cache.k's own rows
+  check_tail("cache.k_tail", p.kv_dtype, p.d, p.k_tail, p.k_tail_dtype);
+  check_scales("cache.k_scale", p.kv_dtype, d, p.k_groups);
   check_scales("cache.v_scale", p.kv_dtype, p.dv, p.v_groups);
   const bool scaled = p.k_groups > 0 || p.v_groups > 0;
   if (p.given_scales && !scaled) throw Error("cache.k_scale", "no tensor", "scales that are given");
   if (p.zeros && !is_integer(p.kv_dtype))
     throw Error("cache.k_zero", "zeros for " + std::string(to_string(p.kv_dtype)), "none: i8 and i4x2 have zeros");
-  if (p.values_are_keys && (scaled || p.dv > p.d))
-    throw Error("cache.v", scaled ? "columns of cache.k in a cache with scales" : "more columns than cache.k has",
-                "memory of its own");
+  if (!p.values_are_keys) return;
+  if (p.dv > d) throw Error("cache.v", "more columns than cache.k has", "memory of its own");
+  if (scaled && (p.k_groups == 0 || p.v_groups == 0 || d / p.k_groups != p.dv / p.v_groups))
+    throw Error("cache.v_scale", std::to_string(p.v_groups) + " groups", "those that cache.k has in these columns");
 }
 
 Call validate(const AppendKvArgs& args, std::span<const std::byte> workspace) {

@@ -5,7 +5,7 @@
 
 namespace rapt {
 
-// New rows of k or v, and the cache that they are written to.
+// New rows of k or v, or columns of them, and the part of the cache that they are written to.
 struct AppendKvSide {
   const void* from;  // [b, hk, n, d], or ragged
   void* to;          // the cache, as KvLayout has it
@@ -19,8 +19,8 @@ struct AppendKvSide {
 };
 
 struct AppendKvParams : KvLayout {
-  AppendKvSide side[2];   // k and v
-  int sides;              // 1: values are columns of the keys, and written with them
+  AppendKvSide side[3];  // k; v, unless it is columns of k, and written with them; the tail of keys, if they have one
+  int sides;
   Integers len_before;    // [b] keys of each sequence before the call
   Integers from_begin;    // ragged: [b + 1] first new row of each sequence
   std::int64_t b, hk, n;  // n: new rows of each sequence, unless they are ragged

@@ -92,8 +92,12 @@ class Validator {
     p_.d = q.shape[static_cast<std::size_t>(nq - 1)];
     const int64_t packed = k.dtype == DType::i4x2 ? 2 : 1;  // elements to a byte
     p_.dv = v.shape[static_cast<std::size_t>(nk - 1)] * packed;
-    if (p_.d % packed != 0) throw Error("q", "head size " + std::to_string(p_.d), "an even one for keys of i4x2");
-    check_size("k", k, nk - 1, p_.d / packed, packed == 1 ? "q's head size d" : "half of q's head size d, in bytes,");
+    tail(k);
+    const int64_t d = p_.d - p_.k_tail;
+    if (d % packed != 0) throw Error("q", "head size " + std::to_string(p_.d), "an even one for keys of i4x2");
+    check_size("k", k, nk - 1, d / packed,
+               packed == 1 ? p_.k_tail > 0 ? "q's head size d less k_tail's columns" : "q's head size d"
+                           : "half of q's head size d, less k_tail's columns, in bytes,");
     const bool is_pool = p_.gathered && k.shape[0] == 1;
     if (!ragged_k && !is_paged && !is_pool)
       check_size("k", k, 0, p_.b, p_.gathered ? "1, or q's batch b" : ragged_q ? "the batch b" : "q's batch b");
@@ -123,8 +127,23 @@ class Validator {
     zeros("kv.k_zero", args_.kv.k_zero, k, p_.k_groups, f_.k_quant);
     zeros("kv.v_zero", args_.kv.v_zero, v, p_.v_groups, f_.v_quant);
     p_.zeros = args_.kv.k_zero || args_.kv.v_zero;
-    p_.latent = k.data && v.data == k.data && v.strides == k.strides && p_.dv <= p_.d;
+    p_.latent = k.data && v.data == k.data && v.strides == k.strides && p_.dv <= d;
     p_.layout = layout(q, k, p_.latent ? k : v, out);
+  }
+
+  // The columns of keys that are not quantised.
+  void tail(const TensorView& k) {
+    const TensorView& t = args_.kv.k_tail;
+    if (!t) return;
+    const bool ragged = k.ndim == 3;
+    tensors_.need("kv.k_tail", t, k.ndim,
+                  ragged ? "k's shape but for d, [total_k, hk, columns]" : "k's shape but for d", check_float);
+    for (int dim = 0; dim < k.ndim - 1; ++dim)
+      check_size("kv.k_tail", t, dim, k.shape[static_cast<std::size_t>(dim)], "k's size there");
+    p_.k_tail = t.shape[static_cast<std::size_t>(t.ndim - 1)], p_.k_tail_dtype = t.dtype;
+    if (p_.k_tail < 1) throw Error("kv.k_tail", "shape " + shape_text(t), "1 column or more");
+    check_tail("kv.k_tail", k.dtype, p_.d, p_.k_tail, t.dtype);
+    f_.k_tail = {t.data, t.dtype, strides(t, ragged), p_.k_tail};
   }
 
   // Scales or zeros of `rows`, which is k or v: its shape with groups for the last dimension, where the first and that
@@ -422,7 +441,7 @@ void fill_sizes(const AttentionProblem& problem, AttentionParams& f) {
   f.total_q = p.ragged_q, f.total_k = p.ragged_k;
   f.page_size = p.ring ? p.sk : p.gathered ? 1 : p.page_size, f.ring = p.ring;
   f.tokens = p.gathered ? problem.sq : 0;
-  f.k_quant.group = p.d / std::max<int64_t>(p.k_groups, 1);
+  f.k_quant.group = (p.d - p.k_tail) / std::max<int64_t>(p.k_groups, 1);
   f.v_quant.group = p.dv / std::max<int64_t>(p.v_groups, 1);
 }
 

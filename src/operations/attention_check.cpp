@@ -19,9 +19,11 @@ using std::int64_t;
 // What pages, rings and quantised types ask for beyond the sizes.
 void check_cache(const AttentionProblem& p) {
   if (p.gathered) check_gathered(p);
-  if (p.latent && p.dv > p.d)
+  const int64_t d = p.d - p.k_tail;  // of k's own rows
+  check_tail("kv.k_tail", p.kv_dtype, p.d, p.k_tail, p.k_tail_dtype);
+  if (p.latent && p.dv > d)
     throw Error("v", "head size " + std::to_string(p.dv),
-                "at most k's, whose rows begin with v's: " + std::to_string(p.d));
+                "at most k's, whose rows begin with v's: " + std::to_string(d));
   if (p.page_size < 0 || p.page_size > kMaxSize || (p.page_size > 0 && p.sk % p.page_size != 0))
     throw Error("k", "pages of " + std::to_string(p.page_size) + " rows", "a divisor of sk = " + std::to_string(p.sk));
   if (p.page_size > 0 && p.ring) throw Error("kv", "pages and a ring", "one of them");
@@ -35,7 +37,7 @@ void check_cache(const AttentionProblem& p) {
       if (dims != AttentionProblem::kNone)
         throw Error(name, "a tensor for keys in a ring", "none: positions there have no end");
   }
-  check_scales("kv.k_scale", p.kv_dtype, p.d, p.k_groups);
+  check_scales("kv.k_scale", p.kv_dtype, d, p.k_groups);
   check_scales("kv.v_scale", p.kv_dtype, p.dv, p.v_groups);
   if (p.zeros && p.k_groups == 0 && p.v_groups == 0)
     throw Error("kv.k_zero", "zero points without scales", "scales too");
@@ -118,6 +120,16 @@ void check_scales(std::string_view name, DType dtype, int64_t size, int64_t grou
     throw Error(argument, std::to_string(groups) + " groups", "a divisor of the head size " + std::to_string(size));
   if (dtype == DType::i4x2 && size / groups % 2 != 0)
     throw Error(argument, "groups of " + std::to_string(size / groups) + " elements", "an even number of i4x2");
+}
+
+void check_tail(std::string_view name, DType dtype, int64_t d, int64_t tail, DType tail_dtype) {
+  const std::string argument(name);
+  if (tail < 0 || (tail > 0 && tail >= d))
+    throw Error(argument, std::to_string(tail) + " columns", "fewer than the head size d = " + std::to_string(d));
+  if (tail > 0 && is_float(dtype))
+    throw Error(argument, "columns beside keys of " + std::string(to_string(dtype)),
+                "none, or quantised keys: others have all columns in k");
+  check_float(name, tail_dtype);
 }
 
 void check_dropout(const char* name, float p) {

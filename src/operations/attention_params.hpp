@@ -5,6 +5,14 @@
 
 namespace rapt {
 
+// The last columns of keys, where the others are quantised and they are not. Rows are found like those of k.
+struct KeyTail {
+  const void* data;
+  DType type;
+  Strides stride;
+  std::int64_t size;  // 0: none
+};
+
 // A query row is a (token, head of the group) pair: row r of kv head h is token r / group and query head
 // h * group + r % group, so that GQA and short queries fill vector lanes and tiles, too.
 struct AttentionParams : Lengths, KvLayout {
@@ -16,6 +24,7 @@ struct AttentionParams : Lengths, KvLayout {
   DType q_type, kv_type, out_type;
   Strides q_stride, k_stride, v_stride, out_stride, lse_stride;
   Quantization k_quant, v_quant;
+  KeyTail k_tail;  // what k has of a key's d columns is the others
   std::int64_t hk, group, d, dv;
   ScoreParams score;
 };

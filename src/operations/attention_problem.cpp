@@ -137,6 +137,8 @@ constexpr Field<P> kFields[] = {
     own_groups_field<P, &P::k_groups>("k_groups"),
     own_groups_field<P, &P::v_groups>("v_groups"),
     flag_field<P, &P::zeros>("zeros"),
+    integer_field<P, &P::k_tail, 0>("tail"),
+    dtype_field<P, &P::k_tail_dtype>("tail_dtype"),
     {"layout", false,
      [](const P& p, std::string_view key, std::string& text) {
        if (p.layout != P::Layout::bhsd) print_word(text, key, kLayouts[static_cast<std::size_t>(p.layout)]);

@@ -124,10 +124,13 @@ Cost cost_of(const AttentionArgs& args) {
   const Work work(args, p);
   Cost cost;
   cost.flops = 2 * static_cast<double>(work.pairs) * static_cast<double>(p.d + p.dv);
-  cost.bytes = row_bytes(work.rows, p.d, p.q_dtype) + row_bytes(work.keys, p.latent ? p.d : p.d + p.dv, p.kv_dtype) +
-               row_bytes(work.rows, p.dv, p.out_dtype);
-  for (const TensorView* t : {&args.kv.k_scale, &args.kv.k_zero, &args.kv.v_scale, &args.kv.v_zero})
-    cost.bytes += scale_bytes(*t, work.keys);
+  cost.bytes = row_bytes(work.rows, p.d, p.q_dtype) +
+               row_bytes(work.keys, p.latent ? p.d - p.k_tail : p.d - p.k_tail + p.dv, p.kv_dtype) +
+               row_bytes(work.keys, p.k_tail, p.k_tail_dtype) + row_bytes(work.rows, p.dv, p.out_dtype);
+  const KvSource& kv = args.kv;
+  for (const TensorView* t : {&kv.k_scale, &kv.k_zero}) cost.bytes += scale_bytes(*t, work.keys);
+  if (kv.k_scale && kv.v_scale.data == kv.k_scale.data) return cost;
+  for (const TensorView* t : {&kv.v_scale, &kv.v_zero}) cost.bytes += scale_bytes(*t, work.keys);
   return cost;
 }
 
@@ -159,10 +162,12 @@ Cost cost_of(const AppendKvArgs& args) {
   rows *= p.hk;
   const std::int64_t size = p.values_are_keys ? p.d : p.d + p.dv;
   Cost cost;
-  cost.bytes = row_bytes(rows, size, p.new_dtype) + row_bytes(rows, size, p.kv_dtype);
+  cost.bytes = row_bytes(rows, size, p.new_dtype) + row_bytes(rows, size - p.k_tail, p.kv_dtype) +
+               row_bytes(rows, p.k_tail, p.k_tail_dtype);
   const KvCache& cache = args.cache;
-  for (const MutableTensorView* t : {&cache.k_scale, &cache.k_zero, &cache.v_scale, &cache.v_zero})
-    cost.bytes += scale_bytes(*t, rows);
+  for (const MutableTensorView* t : {&cache.k_scale, &cache.k_zero}) cost.bytes += scale_bytes(*t, rows);
+  if (p.values_are_keys) return cost;
+  for (const MutableTensorView* t : {&cache.v_scale, &cache.v_zero}) cost.bytes += scale_bytes(*t, rows);
   return cost;
 }
 

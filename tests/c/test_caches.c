@@ -113,6 +113,33 @@ static void test_pages(int32_t dtype, int scales, int zeros) {
   CHECK_REFUSED(rapt_attention(&paged, NULL), "kv.block_table");
 }
 
+/* Keys whose last columns are not quantised, against f32 keys that mean the same. */
+static void test_tail(void) {
+  enum { TAIL = 3, OWN = D - TAIL };
+  fixture f;
+  static uint8_t k[B * HK * SK * OWN], v[B * HK * SK * DV];
+  static float tail[B * HK * SK * TAIL], plain_k[B * HK * SK * D], plain_v[B * HK * SK * DV];
+  fixture_init(&f);
+  fill_codes(k, sizeof k, RAPT_F8E4M3, 21);
+  fill_codes(v, sizeof v, RAPT_F8E4M3, 22);
+  fill(tail, B * HK * SK * TAIL, 23);
+  for (int row = 0; row < B * HK * SK; ++row) {
+    for (int i = 0; i < D; ++i)
+      plain_k[row * D + i] = i < OWN ? decode(k + row * OWN, i, RAPT_F8E4M3) : tail[row * TAIL + i - OWN];
+    for (int i = 0; i < DV; ++i) plain_v[row * DV + i] = decode(v + row * DV, i, RAPT_F8E4M3);
+  }
+  rapt_attention_args coded = f.args;
+  coded.k = contiguous(k, RAPT_F8E4M3, 4, B, HK, SK, OWN);
+  coded.v = contiguous(v, RAPT_F8E4M3, 4, B, HK, SK, DV);
+  coded.k_tail = contiguous(tail, RAPT_F32, 4, B, HK, SK, TAIL);
+  CHECK_OK(rapt_attention(&coded, NULL));
+  f.args.k = contiguous(plain_k, RAPT_F32, 4, B, HK, SK, D);
+  f.args.v = contiguous(plain_v, RAPT_F32, 4, B, HK, SK, DV);
+  CHECK(reference_error(&f.args) < 4 * kTolerance);
+  coded.k_tail.shape[2] = SK - 1;
+  CHECK_REFUSED(rapt_attention(&coded, NULL), "kv.k_tail");
+}
+
 /* Every token has the list of all keys, backwards and with gaps; then the first is left with three, one of them twice.
  */
 static void test_gathered(void) {
@@ -203,5 +230,6 @@ void test_caches(void) {
   test_pages(RAPT_F8E5M2, 0, 0);
   test_pages(RAPT_F8E5M2, 1, 0);
   test_ring();
+  test_tail();
   test_gathered();
 }

@@ -68,6 +68,8 @@ class Bench(CliTest):
                  "kv=f8e4m3 sk=40": 4 * rows + 3 * 2 * 40 * 24,
                  "kv=i8 groups=1 sk=40": 4 * rows + 3 * 2 * 40 * (24 + 2 * 4),
                  "kv=i8 k_groups=2 v_groups=4 zeros sk=40 seqlens page=1": 4 * rows + 3 * 2 * 40 * (24 + 2 * 6 * 4),
+                 "kv=i8 groups=2 tail=4 tail_dtype=bf16 sk=40": 4 * rows + 3 * 2 * 40 * (20 + 4 * 2 + 2 * 2 * 4),
+                 "kv=i8 groups=2 tail=8 latent sk=40": 4 * rows + 3 * 2 * 40 * (8 + 8 * 4 + 2 * 4),
                  "kv=i4x2 groups=4 sk=40": 4 * rows + 3 * 2 * 40 * (12 + 2 * 4 * 4)}
         _, document = self.bench(*(word for case in cases for word in ("--problem", f"{shape} {case}")))
         self.assertEqual([row["bytes"] for row in document["benchmarks"]], list(cases.values()))
@@ -84,6 +86,7 @@ class Bench(CliTest):
                  "append_kv b=3 hk=2 n=5 sk=9 d=16 dv=8 ragged=9": 9 * 2 * 24 * 8,
                  "append_kv kv=f8e4m3 b=3 hk=2 n=5 sk=9 d=16 dv=8": rows * 24 * 5,
                  OTHERS["append_kv"]: rows * (24 * 3 + 2 * 2 * 4),
+                 "append_kv kv=i8 b=3 hk=2 n=5 sk=9 d=16 dv=6 groups=1 tail=10 values_are_keys": rows * (16 * 4 + 6 + 10 * 4 + 4),
                  "append_kv kv=i4x2 b=3 hk=2 n=5 sk=9 d=16 dv=8 k_groups=4 v_groups=1 zeros": rows * (24 * 4 + 12 + 2 * 5 * 4),
                  OTHERS["merge_states"]: 20 * 24 * (3 * 2 + 4) + 20 * 4 * 4,
                  "merge_states rows=20 dv=24 count=1": 20 * 24 * 8 + 20 * 4}

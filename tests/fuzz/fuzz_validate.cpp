@@ -69,6 +69,8 @@ std::int64_t choose_keys(Arguments& g, Choices& c, std::int64_t b, std::int64_t 
                          std::int64_t d, std::int64_t dv) {
   KvSource& kv = g.args.kv;
   const DType dtype = some_cache_type(c);
+  const std::int64_t tail = dtype >= DType::i8 && d > 1 && c.one_in(3) ? 1 + c.below(static_cast<int>(d) - 1) : 0;
+  d -= tail;
   std::vector<std::int64_t> lengths(static_cast<std::size_t>(b));
   switch (c.below(6)) {
     case 0: {
@@ -119,6 +121,11 @@ std::int64_t choose_keys(Arguments& g, Choices& c, std::int64_t b, std::int64_t 
       for (auto& length : lengths) length = c.below(static_cast<int>(sk) + 1);
       kv = KvSource::strided(cache(g, c, b, hk, sk, d, dtype), cache(g, c, b, hk, sk, dv, dtype),
                              c.one_in(3) ? integers(g, c, lengths) : TensorView());
+  }
+  if (tail > 0) {
+    const auto& shape = kv.k.shape;
+    kv.k_tail = kv.k.ndim == 3 ? floats(g, c, {shape[0], hk, tail}, some_type(c))
+                               : floats(g, c, {shape[0], hk, shape[2], tail}, some_type(c));
   }
   choose_scales(g, c, kv.k, d, kv.k_scale, kv.k_zero);
   choose_scales(g, c, kv.v, dv, kv.v_scale, kv.v_zero);
@@ -216,7 +223,7 @@ Call call_of(Args& a) {
   Call call;
   call.indices = {&a.kv.seqlens, &a.kv.cu_seqlens, &a.cu_seqlens_q, &a.kv.block_table, &a.kv.indices, &a.kv.counts};
   call.inputs = {&a.q,           &a.kv.k,       &a.kv.v,       &a.score.bias, &a.score.mask, &a.score.alibi,
-                 &a.score.sinks, &a.kv.k_scale, &a.kv.v_scale, &a.kv.k_zero,  &a.kv.v_zero};
+                 &a.score.sinks, &a.kv.k_scale, &a.kv.v_scale, &a.kv.k_zero,  &a.kv.v_zero,  &a.kv.k_tail};
   call.is_small = [&a] { return is_small(a.q, a.kv); };
   call.plan = [&a] { Plan(a, fuzz_context()); };
   return call;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "support/backward_check.hpp"
+#include "support/executors.hpp"
 #include "support/fill.hpp"
 #include "support/sampler.hpp"
 
@@ -99,7 +100,7 @@ AttentionBackwardArgs one_sequence(AttentionBackwardArgs a, int64_t n) {
   return a;
 }
 
-/// Every tensor of rows as if its sequences were ragged: `total` rows of each.
+/// The sequences of a dense tensor end to end, as a ragged call takes them.
 template <class View>
 View as_ragged(View t) {
   View flat = t;
@@ -353,6 +354,32 @@ TEST_CASE("backward: ragged sequences have the bits of dense ones", "[kernel]") 
       attention_backward(args, forced(entry));
       CHECK((bits_of(c) == dense));
     }
+  }
+}
+
+// 32768 keys are cut into more splits than 32769, whose splits are longer.
+TEST_CASE("backward: a workspace is enough for sequences in more splits than the longest", "[kernel]") {
+  for (const char* text : {"attention_backward b=2 hq=2 sq=3 sk=32769 d=8 seqlens",
+                           "attention_backward b=2 hq=2 sq=3 sk=32769 d=8 ragged_q=6 ragged_k=65537"}) {
+    BackwardCase c(AttentionBackwardProblem::parse(text));
+    if (c.inputs.seqlens) {
+      c.inputs.seqlens = index_tensor({32768, 32768}, 1, Placement::heap);
+    } else {
+      c.inputs.cu_seqlens_k = index_tensor({0, 32769, 65537}, 1, Placement::heap);
+      c.inputs.cu_seqlens_q = index_tensor({0, 3, 6}, 1, Placement::heap);
+    }
+    c.run_forward();
+    const BackwardReference reference = oracle_backward(c.args());
+    for (const std::string& entry : usable_entries(c.problem))
+      for (const int threads : {1, 3}) {
+        const Plan plan(c.problem, forced(entry, std::make_shared<ThreadExecutor>(threads), threads));
+        const Buffer workspace(plan.workspace_bytes(), Placement::back);
+        c.clear();
+        plan.run(c.args(), std::span<std::byte>(workspace.data(), workspace.size()));
+        const Verdict verdict = c.verdict(reference);
+        INFO(entry << " on " << threads << ": " << text);
+        CHECK(verdict.violation == "");
+      }
   }
 }
 

@@ -94,7 +94,7 @@ void fill_others(Case& c, std::int64_t first, std::int64_t last, int byte) {
     const auto [entry, row] = slot_of(c, 0, j);
     seen[static_cast<std::size_t>(entry * rows + row)] = true;
   }
-  for (Tensor* t : {&c.k, &c.v, &c.k_scale, &c.v_scale}) {
+  for (Tensor* t : {&c.k, &c.v, &c.k_scale, &c.v_scale, &c.k_tail}) {
     const auto& shape = t->layout().shape;
     if (!*t || shape[0] != entries || shape[2] != rows) continue;  // scales of more than one row
     for (std::int64_t at = 0; at < entries * rows; ++at) {
@@ -181,6 +181,82 @@ TEST_CASE("caches: scales and zeros of any shape", "[kernel]") {
   }
 }
 
+TEST_CASE("caches: columns of keys that are not quantised", "[kernel]") {
+  const DType dtype = each_cache_type();
+  if (dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16) return;
+  for (const char* sizes :
+       {"d=32 tail=8 dv=24", "d=23 tail=1 dv=8", "d=38 tail=36 dv=2", "d=11 tail=9 dv=17 layout=other",
+        "d=80 tail=16 dv=64 latent", "d=54 tail=20 dv=34 latent layout=bhds"}) {
+    for (const char* layout : {"sk=70 seqlens", "sk=48 seqlens page=16", "sk=9 gathered", "sk=33 seqlens ring"}) {
+      for (const char* rows : {"hq=2 sq=1", "hq=6 hk=2 sq=3", "hq=16 hk=1 sq=9"}) {
+        for (const char* tail : {"bf16", "f16", "f32"}) {
+          const auto problem = [&] {
+            AttentionProblem p = AttentionProblem::parse("attention b=2 lse " + std::string(sizes) + " " + layout +
+                                                         " " + rows + " tail_dtype=" + tail + cache(dtype));
+            if (dtype == DType::i4x2) p.d += (p.d - p.k_tail) % 2, p.dv += p.dv % 2;
+            return p;
+          }();
+          for (Placement placement : {Placement::front, Placement::back}) {
+            Case c(problem, 3, placement);
+            c.protect_inputs();
+            check_every_entry(c);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("caches: values that share codes and scales with keys", "[kernel]") {
+  for (const char* words :
+       {"kv=f8e4m3 groups=4 tail=16 tail_dtype=bf16 d=80 dv=64", "kv=i8 k_groups=4 v_groups=3 zeros d=64 dv=48",
+        "kv=i4x2 k_groups=8 v_groups=5 zeros d=67 dv=40 tail=3", "kv=f8e5m2 k_groups=2 v_groups=1 tail=9 d=49 dv=20",
+        "kv=f8e4m3 d=50 dv=33 tail=17 tail_dtype=f16", "kv=f8e4m3 groups=2 d=12 dv=8 tail=4"}) {
+    for (const char* keys : {"sk=200 page=40 seqlens", "sk=70 gathered", "sk=33 ring seqlens", "sk=150 layout=bhds"}) {
+      for (const char* rows : {"hq=4 hk=2 sq=1", "hq=12 hk=1 sq=3"}) {
+        for (std::uint64_t seed : {1, 2, 3, 4, 5, 8}) {  // with scales of their own, too
+          Case c(AttentionProblem::parse("attention b=2 latent lse " + std::string(rows) + " " + keys + " " + words),
+                 seed, Placement::back);
+          c.protect_inputs();
+          check_every_entry(c);
+        }
+      }
+    }
+  }
+  // A value that is not finite leaves keys' columns as they are.
+  for (const char* rows : {"hq=2 hk=1 sq=6", "hq=20 hk=1 sq=6"}) {
+    for (std::int64_t key : {3, 33}) {
+      Case c(AttentionProblem::parse("attention kv=f8e5m2 groups=2 tail=6 latent sk=64 d=38 dv=32 causal window=5,-1 "
+                                     "align=34 lse " +
+                                     std::string(rows)),
+             4);
+      REQUIRE(c.shares_coding);
+      c.k.at<std::uint8_t>({0, 0, key, 7}) = 0x7c;                                        // Inf
+      for (std::int64_t i = 0; i < c.q.size(); ++i) c.q.flat(i) = std::abs(c.q.flat(i));  // infinities of one sign
+      check_every_entry(c);
+    }
+  }
+}
+
+TEST_CASE("caches: infinities and NaN in columns that are not quantised", "[kernel]") {
+  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    for (const char* layout : {"sk=64", "sk=64 page=16"}) {
+      // Key 3 is left of all windows, 33 is some rows'.
+      for (const std::int64_t key : {3, 33}) {
+        const AttentionProblem problem = AttentionProblem::parse(
+            "attention kv=f8e4m3 groups=2 tail=6 tail_dtype=bf16 hq=2 hk=1 sq=6 d=22 dv=16 causal window=5,-1 align=34 "
+            "lse seqlens " +
+            std::string(layout));
+        Case c(problem, 4);  // full
+        const std::int64_t page = problem.page_size > 0 ? index_at(c.block_table, {0, key / 16}) : 0;
+        c.k_tail.at({page, 0, problem.page_size > 0 ? key % 16 : key, 5}) = bad;
+        for (std::int64_t i = 0; i < c.q.size(); ++i) c.q.flat(i) = std::abs(c.q.flat(i));  // infinities of one sign
+        check_every_entry(c);
+      }
+    }
+  }
+}
+
 TEST_CASE("caches: 16-bit queries and results", "[kernel]") {
   const DType dtype = each_cache_type();
   for (const char* types : {"q=bf16 out=bf16", "q=f16 out=f16", "q=bf16", "out=f16"}) {
@@ -189,6 +265,39 @@ TEST_CASE("caches: 16-bit queries and results", "[kernel]") {
                                                 layout + cache(dtype, 2)));
     }
   }
+}
+
+// Products of bf16 take codes as they are: scales of keys multiply scores, of each group by itself.
+TEST_CASE("caches: quantised keys of bf16 queries", "[kernel]") {
+  for (const char* words :
+       {"hq=40 hk=1 sq=3 sk=700 d=128", "hq=2 sq=70 sk=300 d=64 causal align=bottom_right scale=3",
+        "hq=16 hk=2 sq=9 sk=4500 d=32", "hq=40 hk=1 sq=3 sk=700 d=160 dv=128 tail=32 tail_dtype=bf16 latent",
+        "b=2 hq=4 hk=2 sq=40 sk=96 page=16 seqlens d=128 dv=32 tail=64 tail_dtype=bf16",
+        "b=3 hq=4 sq=40 sk=96 page=16 seqlens d=96 softcap=9 sinks", "b=2 hq=36 hk=1 sq=2 sk=300 d=64 gathered",
+        "hq=8 sq=90 sk=200 d=160 dv=96 window=40,10 align=bottom_right mask=qk",
+        "b=3 hq=4 hk=2 sq=35 sk=70 ragged_k=150 d=32 bias=qk layout=bshd"}) {
+    const AttentionProblem sizes = AttentionProblem::parse("attention q=bf16 out=bf16 lse " + std::string(words));
+    for (const DType type : {DType::i8, DType::i4x2, DType::f8e4m3, DType::f8e5m2})
+      for (const int turn : {0, 1, 2}) {
+        AttentionProblem problem = sizes;
+        problem.kv_dtype = type;
+        const bool needs_scale = type == DType::i8 || type == DType::i4x2;
+        problem.k_groups = turn == 0 && !needs_scale ? 0 : turn == 1 ? (problem.d - problem.k_tail) / 32 : 1;
+        problem.v_groups = turn == 2 ? problem.dv / 32 : needs_scale ? 1 : 0;
+        check_every_entry(problem, static_cast<std::uint64_t>(turn) + 1);
+      }
+  }
+}
+
+TEST_CASE("caches: a scale that is not finite reaches the rows that see its key, and no others", "[kernel]") {
+  for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()})
+    for (const char* groups : {"groups=1", "k_groups=2 v_groups=1"}) {
+      Case c(AttentionProblem::parse("attention q=bf16 kv=i8 out=bf16 hq=4 hk=2 sq=80 sk=80 d=64 causal lse " +
+                                     std::string(groups)));
+      c.k_scale.at({0, 0, 50, 0}) = bad;
+      c.v_scale.at({0, 1, 60, 0}) = bad;
+      check_every_entry(c);
+    }
 }
 
 TEST_CASE("caches: lengths around those at which keys may be split", "[kernel]") {

@@ -55,6 +55,11 @@ const std::vector<std::string> kQuantizedAppends = {
     "append_kv kv=f8e5m2 b=2 hk=2 n=5 sk=11 d=37 dv=9 values_are_keys",
     "append_kv kv=f8e5m2 b=2 hk=2 n=9 sk=4 d=36 ring groups=2",
     "append_kv kv=f8e5m2 b=4 hk=2 n=5 sk=10 d=24 page=1 groups=1 given_scales",
+    "append_kv kv=f8e4m3 b=2 hk=1 n=5 sk=16 d=45 dv=24 page=4 k_groups=5 v_groups=3 tail=5 tail_dtype=bf16 "
+    "values_are_keys",
+    "append_kv kv=i4x2 b=3 hk=2 n=5 sk=11 d=33 dv=8 ring k_groups=8 v_groups=2 tail=1 zeros values_are_keys",
+    "append_kv kv=i8 b=3 hk=2 n=5 sk=11 d=29 dv=12 ragged=9 groups=3 tail=17 tail_dtype=f16 zeros given_scales",
+    "append_kv kv=f8e5m2 b=2 hk=2 n=5 sk=11 d=37 dv=9 tail=20 values_are_keys",
 };
 const std::vector<std::string> kMerges = {
     "merge_states rows=30 dv=64 count=2 lse",  "merge_states rows=7 dv=1 count=1 lse",
@@ -152,6 +157,8 @@ void for_large_problems(const Use& use) {
   use(AttentionBackwardProblem::parse("attention_backward dtype=bf16 hq=2 sq=100 sk=2500 d=64 sinks dsinks"));
   use(AttentionBackwardProblem::parse(
       "attention_backward dtype=bf16 hq=2 sq=300 sk=500 d=40 causal align=bottom_right softcap=8 alibi dalibi"));
+  use(AttentionBackwardProblem::parse("attention_backward b=2 hq=2 sq=3 sk=32769 d=8 seqlens"));
+  use(AttentionBackwardProblem::parse("attention_backward b=2 hq=4 hk=2 sq=333 d=40 causal dropout=0.2"));
   use(AttentionBackwardProblem::parse("attention_backward b=2 hq=6 hk=2 sq=50 sk=300 d=40 gathered pool=700 dlse"));
   use(AttentionBackwardProblem::parse(
       "attention_backward dtype=bf16 hq=100 sq=20 hk=1 sk=500 d=64 dv=40 gathered pool=900 sinks dsinks"));
@@ -252,11 +259,13 @@ TEST_CASE("operations: verdicts see what is wrong", "[kernel]") {
   CHECK(violation(merge, [&] { merge.out.flat(17) = NAN; }) != "");
   CHECK(violation(merge, [&] { merge.lse.flat(7) += 1e-3f; }) != "");
   CHECK(violation(merge, [&] { merge.out.buffer().data()[4] = std::byte{0}; }) != "");  // between two elements
-  AppendCase append(AppendKvProblem::parse("append_kv kv=i8 b=2 hk=2 n=3 sk=9 d=8 groups=1 zeros"), 4);
+  AppendCase append(AppendKvProblem::parse("append_kv kv=i8 b=2 hk=2 n=3 sk=9 d=8 groups=1 zeros tail=2 dv=6"), 4);
   CHECK(violation(append, [&] { append.k.cache.at<std::uint8_t>({0, 0, 0, 0}) ^= 2; }) != "");
   CHECK(violation(append, [&] { append.k.scale.at({0, 0, 0, 0}) *= 1.01f; }) != "");
-  CHECK(violation(append, [&] { append.v.cache.at<std::uint8_t>({0, 1, 8, 7}) ^= 1; }) != "");  // no row goes there
+  CHECK(violation(append, [&] { append.v.cache.at<std::uint8_t>({0, 1, 8, 5}) ^= 1; }) != "");  // no row goes there
   CHECK(violation(append, [&] { append.v.zero.at({0, 1, 8, 0}) = 1; }) != "");
+  CHECK(violation(append, [&] { append.tail.at({0, 0, 0, 1}) *= 1.0000002f; }) != "");
+  CHECK(violation(append, [&] { append.tail.at({0, 1, 8, 1}) = 1; }) != "");
   AppendCase copy(AppendKvProblem::parse("append_kv b=2 hk=2 n=3 sk=9 d=8"), 4);
   CHECK(violation(copy, [&] { copy.k.cache.at({0, 0, 0, 0}) *= 1.0000002f; }) != "");
   AppendCase given(AppendKvProblem::parse("append_kv kv=f8e4m3 b=2 hk=2 n=3 sk=9 d=8 groups=1 given_scales"), 4);

@@ -149,7 +149,9 @@ struct Keys {
                      &zero = of_v ? kv.v_zero : kv.k_zero;
     const auto last = static_cast<std::size_t>(t.ndim - 1);
     const std::int64_t width = t.shape[last] * (t.dtype == DType::i4x2 ? 2 : 1);
-    value.resize(count, width), magnitude.resize(count, width);
+    const TensorView tail = of_v ? TensorView() : kv.k_tail;
+    const std::int64_t all = width + (tail ? tail.shape[last] : 0);
+    value.resize(count, all), magnitude.resize(count, all);
     for (std::int64_t j = 0; j < count; ++j) {
       const Slot slot = slots[static_cast<std::size_t>(j)];
       const std::int64_t row = row_offset(t, slot, h);
@@ -165,6 +167,10 @@ struct Keys {
         if (zero) z = of_group(zero);
         value(j, i) = (code - z) * s;
         magnitude(j, i) = (std::abs(code) + std::abs(z)) * std::abs(s);
+      }
+      for (std::int64_t i = width; i < all; ++i) {
+        value(j, i) = read_element(tail.data, tail.dtype, row_offset(tail, slot, h) + (i - width) * tail.strides[last]);
+        magnitude(j, i) = std::abs(value(j, i));
       }
     }
   }

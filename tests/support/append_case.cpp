@@ -91,29 +91,31 @@ AppendCase::AppendCase(const AppendKvProblem& given, std::uint64_t seed, Placeme
   }
   // Zeros of both, or of one of them.
   const bool zeros = p.zeros && is_integer(p.kv_dtype);
-  k = make(p.new_dtype, p.d, p.k_groups, zeros && seed % 3 != 2, 2 * seed, placement, spacing);
+  k = make(p.d, p.k_tail, p.k_groups, zeros && (p.values_are_keys || seed % 3 != 2), 2 * seed, placement, spacing);
+  if (p.k_tail > 0) tail = Tensor(p.k_tail_dtype, spaced({entries_, p.hk, rows_, p.k_tail}, spacing), placement);
   if (p.values_are_keys) {
-    first_column_ = between(0, p.d - p.dv);
+    const int64_t group = p.v_groups > 0 ? p.dv / p.v_groups : 1;
+    first_column_ = between(0, (p.d - p.k_tail - p.dv) / group) * group;
     return;
   }
-  v = make(p.new_dtype, p.dv, p.v_groups, zeros && seed % 3 != 0, 2 * seed + 1, placement, spacing);
+  v = make(p.dv, 0, p.v_groups, zeros && seed % 3 != 0, 2 * seed + 1, placement, spacing);
 }
 
-AppendCase::Side AppendCase::make(DType dtype, int64_t size, int64_t groups, bool zeros, std::uint64_t seed,
+AppendCase::Side AppendCase::make(int64_t size, int64_t tail_size, int64_t groups, bool zeros, std::uint64_t seed,
                                   Placement placement, Spacing spacing) const {
   const AppendKvProblem& p = problem;
   std::mt19937_64 random(seed + 100);
   Side side;
-  side.fresh = Tensor(dtype, spaced(p.ragged >= 0 ? Dims{p.ragged, p.hk, size} : Dims{p.b, p.hk, p.n, size}, spacing),
-                      placement);
+  side.fresh = Tensor(
+      p.new_dtype, spaced(p.ragged >= 0 ? Dims{p.ragged, p.hk, size} : Dims{p.b, p.hk, p.n, size}, spacing), placement);
   std::normal_distribution<float> normal;
   for (int64_t i = 0; i < side.fresh.size(); ++i) {
     const int64_t row = i / size;
     const float x = normal(random) * std::exp2(static_cast<float>(row % 7 - 3) * 4);
     side.fresh.flat(i) = row % 11 == 7 ? 0 : x;
   }
-  side.cache = Tensor(p.kv_dtype, spaced({entries_, p.hk, rows_, p.kv_dtype == DType::i4x2 ? size / 2 : size}, spacing),
-                      placement);
+  const int64_t packed = p.kv_dtype == DType::i4x2 ? 2 : 1;
+  side.cache = Tensor(p.kv_dtype, spaced({entries_, p.hk, rows_, (size - tail_size) / packed}, spacing), placement);
   if (groups == 0) return side;
   // Of scales that are given, rows or entries or both have one in common; one row, or one entry, is all of them.
   const bool own_entries = seed % 3 == 0 && rows_ > 1, own_rows = seed % 3 == 1 && entries_ > 1;
@@ -135,15 +137,23 @@ AppendKvArgs AppendCase::args() {
   AppendKvArgs args;
   args.k_new = k.fresh.view(), args.v_new = v.fresh.view();
   MutableTensorView keys = k.cache.mutable_view(), values = v.cache.mutable_view();
-  if (problem.values_are_keys) {
+  const bool shared = problem.values_are_keys;
+  MutableTensorView v_scale = (shared ? k : v).scale.mutable_view(), v_zero = (shared ? k : v).zero.mutable_view();
+  if (shared) {
     args.v_new = slice(args.k_new, args.k_new.ndim - 1, first_column_, problem.dv);
-    values = slice(keys, 3, first_column_, problem.dv);
+    const int64_t packed = problem.kv_dtype == DType::i4x2 ? 2 : 1;
+    values = slice(keys, 3, first_column_ / packed, problem.dv / packed);
+    if (problem.v_groups > 0) {
+      const int64_t first_group = first_column_ / (problem.dv / problem.v_groups);
+      v_scale = slice(v_scale, 3, first_group, problem.v_groups);
+      if (v_zero) v_zero = slice(v_zero, 3, first_group, problem.v_groups);
+    }
   }
   args.cache = problem.page_size > 0 ? KvCache::paged(keys, values, block_table.view())
                : problem.ring        ? KvCache::ring(keys, values)
                                      : KvCache::strided(keys, values);
-  args.cache = args.cache.quantized(k.scale.mutable_view(), v.scale.mutable_view(), k.zero.mutable_view(),
-                                    v.zero.mutable_view());
+  args.cache = args.cache.quantized(k.scale.mutable_view(), v_scale, k.zero.mutable_view(), v_zero)
+                   .with_tail(tail.mutable_view());
   args.seqlens = seqlens.view(), args.cu_seqlens = cu_seqlens.view();
   return args;
 }
@@ -155,7 +165,7 @@ void AppendCase::protect_inputs() {
 }
 
 std::vector<Tensor*> AppendCase::outputs() {
-  std::vector<Tensor*> tensors{&k.cache, &v.cache};
+  std::vector<Tensor*> tensors{&k.cache, &v.cache, &tail};
   if (!problem.given_scales) tensors.insert(tensors.end(), {&k.scale, &v.scale, &k.zero, &v.zero});
   return tensors;
 }
@@ -177,15 +187,20 @@ Slot AppendCase::slot(int64_t i, int64_t t) const {
   return {i, j};
 }
 
+float AppendCase::fresh_at(const Side& side, int64_t i, int64_t t, int64_t h, int64_t c) const {
+  return first_.empty() ? side.fresh.at({i, h, t, c}) : side.fresh.at({first_[static_cast<std::size_t>(i)] + t, h, c});
+}
+
 void AppendCase::compare_row(const Side& side, int64_t i, int64_t t, int64_t h, Tally& tally) const {
   const DType dtype = side.cache.dtype();
-  const auto last = static_cast<std::size_t>(side.fresh.layout().ndim - 1);
-  const int64_t size = side.fresh.layout().shape[last], group = side.scale ? size / side.scale.layout().shape[3] : size;
+  const int64_t size = side.cache.layout().shape[3] * (dtype == DType::i4x2 ? 2 : 1);
+  const int64_t group = side.scale ? size / side.scale.layout().shape[3] : size;
   const Slot to = slot(i, t);
-  const auto fresh = [&](int64_t c) {
-    return first_.empty() ? side.fresh.at({i, h, t, c})
-                          : side.fresh.at({first_[static_cast<std::size_t>(i)] + t, h, c});
-  };
+  const auto fresh = [&](int64_t c) { return fresh_at(side, i, t, h, c); };
+  if (&side == &k)
+    for (int64_t c = 0; c < problem.k_tail; ++c)
+      tally.add(static_cast<double>(tail.at({to.entry, h, to.row, c})),
+                static_cast<double>(rounded(fresh(size + c), tail.dtype())), 0);
   for (int64_t begin = 0; begin < size; begin += group) {
     double most = 0, low = HUGE_VAL, high = -HUGE_VAL;
     for (int64_t c = begin; c < begin + group; ++c) {
@@ -230,6 +245,7 @@ void AppendCase::compare(const Side& side, int64_t row_step, Tally& tally) const
       for (int64_t h = 0; h < problem.hk; ++h) compare_row(side, i, t, h, tally);
   }
   std::vector<const Tensor*> outputs{&side.cache};
+  if (&side == &k) outputs.push_back(&tail);
   if (!problem.given_scales) outputs.insert(outputs.end(), {&side.scale, &side.zero});
   for (const Tensor* tensor : outputs) {
     if (!*tensor) continue;

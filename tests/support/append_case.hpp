@@ -40,17 +40,20 @@ struct AppendCase {
   Verdict verdict(std::int64_t row_step = 1) const;
 
   AppendKvProblem problem;
-  Side k, v;  ///< v has no tensors where values are columns of the keys
+  Side k, v;    ///< v has no tensors where values are columns of the keys
+  Tensor tail;  ///< where the last columns of keys go, if not to k
   Tensor seqlens, cu_seqlens, block_table;
 
  private:
-  Side make(DType dtype, std::int64_t size, std::int64_t groups, bool zeros, std::uint64_t seed, Placement placement,
-            Spacing spacing) const;
+  /// Of rows of `size` elements, of which the last `tail_size` go elsewhere.
+  Side make(std::int64_t size, std::int64_t tail_size, std::int64_t groups, bool zeros, std::uint64_t seed,
+            Placement placement, Spacing spacing) const;
   std::int64_t count(std::int64_t i) const;
   /// Where new row t of sequence i goes: nowhere if it is not among the last ones that a ring keeps.
   Slot slot(std::int64_t i, std::int64_t t) const;
   void compare(const Side& side, std::int64_t row_step, Tally& tally) const;
   void compare_row(const Side& side, std::int64_t i, std::int64_t t, std::int64_t h, Tally& tally) const;
+  float fresh_at(const Side& side, std::int64_t i, std::int64_t t, std::int64_t h, std::int64_t c) const;
 
   Dims before_, first_;       // keys of each sequence, and its first new row if they are ragged
   std::vector<Dims> pages_;   // of each sequence, -1 where no new key goes

@@ -280,22 +280,29 @@ void Case::make_keys(std::uint64_t seed, Placement placement, std::optional<std:
     if (!paged) return {n, j};
     return {pages.of[static_cast<std::size_t>(n)][static_cast<std::size_t>(j / p.page_size)], j % p.page_size};
   };
-  const auto make = [&](std::int64_t d, std::int64_t groups, bool zeros, std::uint64_t tensor) {
-    const std::int64_t inner = p.kv_dtype == DType::i4x2 ? d / 2 : d;
+  const auto make = [&](DType dtype, std::int64_t d, std::int64_t groups, bool zeros, std::uint64_t tensor) {
+    const std::int64_t inner = dtype == DType::i4x2 ? d / 2 : d;
     const Layout layout = paged ? tensor_layout(p.layout, pages.count, p.hk, p.page_size, inner, -1)
                                 : tensor_layout(p.layout, entries, p.hk, rows, inner, p.ragged_k);
-    Cache cache(p.kv_dtype, layout, groups, zeros, seed + tensor, placement);
+    Cache cache(dtype, layout, groups, zeros, seed + tensor, placement);
     Tensor values(DType::f32, Layout(ragged ? Dims{p.ragged_k, p.hk, 1, d} : Dims{entries, p.hk, rows, d}));
     fill_normal(values, generator(tensor));
     cache.fill(values, slot, generator(8 + tensor));
     return cache;
   };
   // Zeros of both, or of one of them.
-  const bool k_zeros = p.zeros && p.k_groups > 0 && (seed % 3 != 2 || p.v_groups == 0);
+  shares_coding = can_share_coding(p) && seed / 2 % 2 == 0;
+  const bool k_zeros = p.zeros && p.k_groups > 0 && (seed % 3 != 2 || p.v_groups == 0 || shares_coding);
   const bool v_zeros = p.zeros && p.v_groups > 0 && (seed % 3 != 0 || p.k_groups == 0);
-  Cache keys = make(p.d, p.k_groups, k_zeros, 1), values = make(p.dv, p.v_groups, v_zeros, 2);
+  Cache keys = make(p.kv_dtype, p.d - p.k_tail, p.k_groups, k_zeros, 1),
+        values = make(p.kv_dtype, p.dv, p.v_groups, v_zeros, 2);
   k = std::move(keys.rows), k_scale = std::move(keys.scale), k_zero = std::move(keys.zero);
   v = std::move(values.rows), v_scale = std::move(values.scale), v_zero = std::move(values.zero);
+  if (p.k_tail > 0) k_tail = make(p.k_tail_dtype, p.k_tail, 0, false, 13).rows;
+}
+
+bool Case::can_share_coding(const AttentionProblem& p) {
+  return p.latent && p.k_groups > 0 && p.v_groups > 0 && (p.d - p.k_tail) / p.k_groups == p.dv / p.v_groups;
 }
 
 AttentionArgs Case::args() {
@@ -309,7 +316,12 @@ AttentionArgs Case::args() {
             : problem.gathered      ? KvSource::gathered(keys, values, indices.view(), counts.view())
             : problem.ring          ? KvSource::ring(keys, values, seqlens.view())
                                     : KvSource::strided(keys, values, seqlens.view());
-  args.kv = args.kv.quantized(k_scale.view(), v_scale.view(), k_zero.view(), v_zero.view());
+  const auto coding_of_v = [&](const Tensor& of_k, const Tensor& of_v) {
+    const TensorView t = of_k.view();
+    return !shares_coding ? of_v.view() : t ? slice(t, t.ndim - 1, 0, problem.v_groups) : t;
+  };
+  args.kv = args.kv.quantized(k_scale.view(), coding_of_v(k_scale, v_scale), k_zero.view(), coding_of_v(k_zero, v_zero))
+                .with_tail(k_tail.view());
   args.out = out.mutable_view();
   args.lse = lse.mutable_view();
   args.cu_seqlens_q = cu_seqlens_q.view();
@@ -343,7 +355,7 @@ AttentionArgs Case::args() {
 
 void Case::protect_inputs() {
   for (Tensor* tensor : {&q, &k, &v, &bias, &mask, &alibi, &sinks, &seqlens, &cu_seqlens_q, &cu_seqlens_k, &block_table,
-                         &indices, &counts, &k_scale, &v_scale, &k_zero, &v_zero}) {
+                         &indices, &counts, &k_scale, &v_scale, &k_zero, &v_zero, &k_tail}) {
     tensor->buffer().protect();
   }
 }

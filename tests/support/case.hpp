@@ -28,7 +28,8 @@ AttentionProblem typed(const std::string& text, DType dtype);
 /// With layout=other, q, k, v and out have an inner stride of 2 and unused elements between rows and heads, bias and
 /// mask between rows.
 ///
-/// Quantised k and v are standard normal before they are rounded to their codes; support/cache.hpp says how. Pages lie
+/// Quantised k and v are standard normal before they are rounded to their codes; support/cache.hpp says how. Latent
+/// values share the scales of k in every second case in which they can. Pages lie
 /// in random order, three of them are nobody's, and every second sequence shares the full pages that it has in common
 /// with the first.
 ///
@@ -55,8 +56,12 @@ struct Case {
 
   AttentionProblem problem;
   Tensor q, k, v, out, lse, bias, mask, alibi, sinks, seqlens, cu_seqlens_q, cu_seqlens_k;  // latent: v is not read
-  Tensor block_table, indices, counts, k_scale, v_scale, k_zero, v_zero;
-  Dropout dropout;  // of any seed and offset
+  Tensor block_table, indices, counts, k_scale, v_scale, k_zero, v_zero, k_tail;
+  Dropout dropout;             // of any seed and offset
+  bool shares_coding = false;  ///< latent: v's scales and zeros are those of its groups of k
+
+  /// Whether v's groups are groups of k, so that it may.
+  static bool can_share_coding(const AttentionProblem& problem);
 
  private:
   void make_keys(std::uint64_t seed, Placement placement, std::optional<std::int64_t> pool);

@@ -77,8 +77,8 @@ DeviceCall::DeviceCall(const AttentionArgs& host, Lengths lengths) : args_(host)
   KvSource& kv = args_.kv;
   ScoreSpec& score = args_.score;
   for (TensorView* t :
-       {&args_.q, &kv.k, &kv.v, &kv.k_scale, &kv.v_scale, &kv.k_zero, &kv.v_zero, &kv.seqlens, &kv.cu_seqlens,
-        &kv.block_table, &score.bias, &score.mask, &score.alibi, &score.sinks, &args_.cu_seqlens_q})
+       {&args_.q, &kv.k, &kv.v, &kv.k_scale, &kv.v_scale, &kv.k_zero, &kv.v_zero, &kv.k_tail, &kv.seqlens,
+        &kv.cu_seqlens, &kv.block_table, &score.bias, &score.mask, &score.alibi, &score.sinks, &args_.cu_seqlens_q})
     if (*t) move(*t, false);
   for (MutableTensorView* t : {&args_.out, &args_.lse})
     if (*t) move(*t, true);

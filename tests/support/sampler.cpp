@@ -147,8 +147,13 @@ void sample_caches(Random& random, AttentionProblem& p) {
   if (packed || bytes) p.kv_dtype = packed ? DType::i4x2 : DType::i8;
   else if (one_in(random, 2)) p.kv_dtype = one_in(random, 2) ? DType::f8e4m3 : DType::f8e5m2;
   const bool floats8 = p.kv_dtype == DType::f8e4m3 || p.kv_dtype == DType::f8e5m2;
+  if ((packed || bytes || floats8) && p.d > 2 && one_in(random, 3)) {
+    p.k_tail = one_in(random, 3) ? 1 : between(random, 1, p.d - 2);
+    if (packed) p.k_tail = (p.k_tail + 1) / 2 * 2;  // half of one is nothing that k can have
+    p.k_tail_dtype = static_cast<DType>(between(random, 0, 2));
+  }
   if (packed || bytes || (floats8 && one_in(random, 2))) {
-    p.k_groups = scales(random, p.d, packed), p.v_groups = scales(random, p.dv, packed);
+    p.k_groups = scales(random, p.d - p.k_tail, packed), p.v_groups = scales(random, p.dv, packed);
     if (floats8 && one_in(random, 3)) (one_in(random, 2) ? p.k_groups : p.v_groups) = 0;
     p.zeros = (p.k_groups > 0 || p.v_groups > 0) && one_in(random, 2);
   }
@@ -201,7 +206,9 @@ AttentionProblem sample(Random& random, const SampleOptions& options) {
   if (options.types) sample_types(random, p);
   if (options.caches) sample_caches(random, p);
   if (options.layouts) p.layout = static_cast<AttentionProblem::Layout>(between(random, 0, 3));
-  p.latent = p.dv <= p.d && one_in(random, 4);
+  p.latent = p.dv <= p.d - p.k_tail && one_in(random, 4);
+  const std::int64_t group = (p.d - p.k_tail) / std::max<std::int64_t>(p.k_groups, 1);
+  if (p.latent && p.v_groups > 0 && p.k_groups > 0 && p.dv % group == 0) p.v_groups = p.dv / group;  // v may share k's
   return p;
 }
 

@@ -102,8 +102,8 @@ namespace {
 struct Valid {
   Tensor k = make(DType::i8, {4, 2, 4, 8}), v = make(DType::i8, {4, 2, 4, 6});
   Tensor k_scale = make(DType::f32, {4, 2, 4, 2}), v_scale = make(DType::f32, {4, 2, 4, 1});
-  Tensor k_zero = make(DType::f32, {4, 2, 4, 2});
-  Tensor k_new = filled(DType::f32, {2, 2, 3, 8}, [](int64_t i) { return static_cast<float>(i % 5); });
+  Tensor k_zero = make(DType::f32, {4, 2, 4, 2}), k_tail = make(DType::bf16, {4, 2, 4, 2});
+  Tensor k_new = filled(DType::f32, {2, 2, 3, 10}, [](int64_t i) { return static_cast<float>(i % 5); });
   Tensor v_new = filled(DType::f32, {2, 2, 3, 6}, [](int64_t i) { return static_cast<float>(i % 7); });
   Tensor table = make(DType::i32, {2, 2}), seqlens = ints({2, 3}), starts = ints({0, 2, 6});
   AppendKvArgs args;
@@ -112,7 +112,8 @@ struct Valid {
     for (std::int32_t i = 0; i < 4; ++i) table.flat<std::int32_t>(i) = 3 - i;
     args.k_new = k_new.view(), args.v_new = v_new.view(), args.seqlens = seqlens.view();
     args.cache = KvCache::paged(k.mutable_view(), v.mutable_view(), table.view())
-                     .quantized(k_scale.mutable_view(), v_scale.mutable_view(), k_zero.mutable_view());
+                     .quantized(k_scale.mutable_view(), v_scale.mutable_view(), k_zero.mutable_view())
+                     .with_tail(k_tail.mutable_view());
   }
 };
 
@@ -120,7 +121,7 @@ void refuses(const std::string& argument, const std::function<void(Valid&)>& spo
   Valid valid;
   INFO(argument);
   spoil(valid);
-  const Tensor* const outputs[] = {&valid.k, &valid.v, &valid.k_scale, &valid.v_scale, &valid.k_zero};
+  const Tensor* const outputs[] = {&valid.k, &valid.v, &valid.k_scale, &valid.v_scale, &valid.k_zero, &valid.k_tail};
   std::vector<std::vector<std::byte>> before;
   for (const Tensor* t : outputs) before.push_back(bytes_of(*t));
   CHECK(refused_argument([&] { append_kv(valid.args); }) == argument);
@@ -164,7 +165,7 @@ TEST_CASE("append: what is wrong is named, and nothing is written", "[unit]") {
   refuses("seqlens", [](Valid& a) { a.seqlens.flat<std::int32_t>(1) = -1; });
   refuses("seqlens", [](Valid& a) { a.seqlens.flat<std::int32_t>(1) = 6; });
   refuses("cu_seqlens", [](Valid& a) {
-    a.args.k_new = TensorView(a.k_new.buffer().data(), DType::f32, {6, 2, 8});
+    a.args.k_new = TensorView(a.k_new.buffer().data(), DType::f32, {6, 2, 10});
     a.args.v_new = TensorView(a.v_new.buffer().data(), DType::f32, {6, 2, 6});
     a.starts.flat<std::int32_t>(2) = 5;
     a.args.cu_seqlens = a.starts.view();
@@ -176,7 +177,7 @@ TEST_CASE("append: what is wrong is named, and nothing is written", "[unit]") {
   refuses("cache.k", [](Valid& a) { a.args.cache.k.strides[2] = 0; });
   refuses("cache.v", [](Valid& a) { a.args.cache.v.dtype = DType::f8e4m3; });
   refuses("cache.v", [](Valid& a) { a.args.cache.v.shape[2] = 3; });
-  refuses("cache.v", [](Valid& a) { a.args.cache.v = a.args.cache.k, a.args.cache.v.shape[3] = 6; });
+  refuses("cache.v_scale", [](Valid& a) { a.args.cache.v = a.args.cache.k, a.args.cache.v.shape[3] = 6; });
   refuses("cache.v", [](Valid& a) { a.args.cache.v.data = a.v_new.buffer().data(); });
   refuses("cache.block_table", [](Valid& a) { a.args.cache.block_table = {}; });
   refuses("cache.block_table", [](Valid& a) { a.args.cache.block_table.dtype = DType::f32; });
@@ -197,6 +198,14 @@ TEST_CASE("append: what is wrong is named, and nothing is written", "[unit]") {
     a.args.cache.k.shape[3] = 4, a.args.cache.v.shape[3] = 3, a.args.cache.v_scale.shape[3] = 2;
     a.args.cache.v_scale.strides[0] = 16, a.args.cache.v_scale.shape[0] = 1;
   });
+  for (std::size_t dim : {0, 1, 2}) refuses("cache.k_tail", [=](Valid& a) { --a.args.cache.k_tail.shape[dim]; });
+  refuses("cache.k_tail", [](Valid& a) { a.args.cache.k_tail.shape[3] = 0; });
+  refuses("cache.k_tail", [](Valid& a) { a.args.cache.k_tail.shape[3] = 8185, a.args.cache.k_tail.strides[2] = 8185; });
+  refuses("cache.k_tail", [](Valid& a) { a.args.cache.k_tail.strides[2] = 1; });  // rows overlap
+  refuses("cache.k_tail", [](Valid& a) { a.args.cache.k_tail.dtype = DType::i8; });
+  refuses("cache.k_tail", [](Valid& a) { a.args.cache.k_tail.data = a.v_new.buffer().data(); });
+  refuses("k_new", [](Valid& a) { a.args.cache.k_tail = {}; });
+  refuses("k_new", [](Valid& a) { a.args.k_new.shape[3] = 8; });
   refuses("cache.k_zero", [](Valid& a) { a.args.cache.k_zero.shape[2] = 1; });
   refuses("cache.k_zero", [](Valid& a) { a.args.cache.k_zero.shape[3] = 1; });
   refuses("cache.k_zero", [](Valid& a) { a.args.cache.k.dtype = a.args.cache.v.dtype = DType::f8e5m2; });
@@ -251,6 +260,46 @@ TEST_CASE("append: k, v and scales may lie in turn in one buffer", "[unit]") {
   CHECK(refused_argument([&] { append_kv(args); }) == "cache.k_scale");
 }
 
+TEST_CASE("append: rows of a latent cache hold codes, scales and a tail", "[unit]") {
+  // DeepSeek's rows, 656 bytes: 512 codes, 4 scales, 64 bf16. The values are the codes.
+  constexpr int64_t rows = 5, row = 656;
+  Tensor buffer = make(DType::f32, {1, rows, row / 4});
+  auto* const bytes = reinterpret_cast<std::uint8_t*>(buffer.buffer().data());
+  std::memset(bytes, 0xb5, rows * row);
+  const MutableTensorView codes(bytes, DType::f8e4m3, {1, 1, rows, 512}, {0, 0, row, 1}),
+      scale(bytes + 512, DType::f32, {1, 1, rows, 4}, {0, 0, row / 4, 1}),
+      tail(bytes + 528, DType::bf16, {1, 1, rows, 64}, {0, 0, row / 2, 1});
+  const Tensor fresh =
+      filled(DType::f32, {1, 1, 2, 576}, [](int64_t i) { return static_cast<float>(i % 576 / 128 * 2 + 2); });
+  const Tensor before = ints({2});
+  const TensorView v_new = slice(fresh.view(), 3, 0, 512);
+  const KvCache cache = KvCache::strided(codes, codes).quantized(scale, scale).with_tail(tail);
+  AppendKvArgs args = {fresh.view(), v_new, cache, before.view(), {}};
+  append_kv(args);
+  for (int64_t i = 0; i < rows * row; ++i)
+    if (i / row != 2 && i / row != 3) REQUIRE(bytes[i] == 0xb5);
+  for (int64_t j : {2, 3}) {
+    for (int64_t c = 0; c < 512; ++c) {
+      const auto size = static_cast<float>(c / 128 * 2 + 2);
+      REQUIRE(bytes[j * row + c] == 0x7e);  // 448
+      REQUIRE(static_cast<const float*>(scale.data)[j * row / 4 + c / 128] == size / 448);
+    }
+    for (int64_t c = 0; c < 64; ++c) REQUIRE(static_cast<const std::uint16_t*>(tail.data)[j * row / 2 + c] == 0x4120);
+  }
+  const auto refused = [&] { return refused_argument([&] { append_kv(args); }); };
+  args.cache.v_scale.shape[3] = 2;
+  CHECK(refused() == "cache.v_scale");
+  args.cache = cache, args.cache.v_scale = {};
+  CHECK(refused() == "cache.v_scale");
+  args.cache = cache, args.cache.v_scale.data = bytes + 516;  // the next group's
+  args.cache.v_scale.shape[3] = 3, args.cache.v.shape[3] = 384, args.v_new.shape[3] = 384;
+  CHECK(refused() == "cache.v_scale");
+  args.cache.v.data = bytes + 128, args.v_new.data = static_cast<const float*>(v_new.data) + 128;
+  CHECK(refused() == "");
+  args.cache.k_tail.data = bytes + 526;
+  CHECK(refused() == "cache.k_scale");
+}
+
 TEST_CASE("append: errors name what has to change, and where it is", "[unit]") {
   const auto message = [](const std::function<void(Valid&)>& spoil) {
     Valid valid;
@@ -258,10 +307,10 @@ TEST_CASE("append: errors name what has to change, and where it is", "[unit]") {
     return refused_text([&] { append_kv(valid.args); });
   };
   CHECK(message([](Valid& a) { a.args.k_new.shape[3] = 7; }) ==
-        "k_new: shape [2, 2, 3, 7]; wanted the cache's head size d = 8");
+        "k_new: shape [2, 2, 3, 7]; wanted the cache's head size d = 10");
   CHECK(message([](Valid& a) { a.args.seqlens.shape[0] = 1; }) == "seqlens: shape [1]; wanted the cache's batch b = 2");
   CHECK(message([](Valid& a) { a.args.k_new.shape[0] = 1; }) ==
-        "k_new: shape [1, 2, 3, 8]; wanted the cache's batch b = 2");
+        "k_new: shape [1, 2, 3, 10]; wanted the cache's batch b = 2");
   CHECK(message([](Valid& a) { a.seqlens.flat<std::int32_t>(1) = -4; }) ==
         "seqlens: length -4 of sequence 1; wanted 0 to 2^52");
   CHECK(message([](Valid& a) { a.table.flat<std::int32_t>(3) = 9; }) ==
@@ -315,7 +364,7 @@ TEST_CASE("append: values may be columns of the keys", "[unit]") {
       const Tensor scale = filled(DType::f32, {1, 2, 1, 1}, [](int64_t) { return 1.f; });
       const MutableTensorView given(const_cast<void*>(scale.view().data), DType::f32, Layout(scale.view()));
       args.cache = args.cache.quantized(given, given);
-      CHECK(refused() == "cache.v");
+      CHECK(refused() == (dv == 8 ? "" : "cache.v_scale"));  // one group, of which v has a part
     }
   }
 }

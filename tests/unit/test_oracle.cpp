@@ -513,6 +513,23 @@ TEST_CASE("oracle: lists of gathered keys by hand", "[unit]") {
   sees(1, {11 / 2., 1200 / 3., 1e3, 0});
 }
 
+TEST_CASE("oracle: the tail of a key by hand", "[unit]") {
+  // Keys (2, 1, 3) and (2, 1, 0), of which the first column is quantised; the query asks for the last alone.
+  static const std::int8_t codes[] = {1, 1}, values[] = {1, 5};
+  static const float tail[] = {1, 3, 1, 0}, query[] = {0, 0, 1}, scale[] = {2}, one[] = {1};
+  float result = 0;
+  AttentionArgs args;
+  args.q = TensorView(query, {1, 1, 1, 3});
+  args.kv = KvSource::strided(TensorView(codes, {1, 1, 2, 1}), TensorView(values, {1, 1, 2, 1}))
+                .quantized(TensorView(scale, {1, 1, 1, 1}), TensorView(one, {1, 1, 1, 1}))
+                .with_tail(TensorView(tail, {1, 1, 2, 2}));
+  args.out = MutableTensorView(&result, {1, 1, 1, 1});
+  args.score.scale = 1.f;
+  CHECK_NOTHROW(AttentionProblem::of(args));
+  const double weight = std::exp(3);
+  CHECK(oracle(args).out[0] == Approx((weight + 5) / (weight + 1)).epsilon(1e-14));
+}
+
 TEST_CASE("compare refuses keys and values that were dequantised wrongly", "[unit]") {
   for (const char* type : {"kv=i8 groups=2 zeros", "kv=i4x2 groups=2", "kv=f8e4m3 groups=2 zeros"}) {
     for (bool of_v : {false, true}) {
@@ -525,4 +542,13 @@ TEST_CASE("compare refuses keys and values that were dequantised wrongly", "[uni
       CHECK_FALSE(compare(right.args(), oracle(wrong.args())).ok());
     }
   }
+}
+
+TEST_CASE("compare refuses a tail that was read wrongly", "[unit]") {
+  Case right(AttentionProblem::parse("attention kv=i8 groups=2 tail=4 hq=2 sq=5 sk=40 d=20 dv=16 lse"), 3),
+      wrong(right.problem, 3);
+  write_reference(right, oracle(right.args()));
+  CHECK(compare(right.args(), oracle(right.args())).ok());
+  for (std::int64_t i = 0; i < wrong.k_tail.size(); ++i) wrong.k_tail.flat(i) *= 1.0001f;
+  CHECK_FALSE(compare(right.args(), oracle(wrong.args())).ok());
 }

@@ -75,6 +75,8 @@ TEST_CASE("problem: every field survives and counts", "[unit]") {
                            "v_groups=4",
                            "groups=0 v_groups=3",
                            "zeros",
+                           "tail=3",
+                           "tail_dtype=bf16",
                            "layout=bshd",
                            "layout=bhds",
                            "layout=other"}) {
@@ -258,6 +260,8 @@ TEST_CASE("problem: every field of append_kv and merge_states survives and count
                             "v_groups=4",
                             "zeros",
                             "given_scales",
+                            "tail=3",
+                            "tail_dtype=f16",
                             "values_are_keys",
                             "kv=i8 groups=0 v_groups=3"});
   check_words("merge_states", {"", "dtype=bf16", "out=bf16", "dtype=bf16 out=f16", "rows=3", "dv=8", "count=4", "lse"});
@@ -347,8 +351,14 @@ TEST_CASE("problem: plans refuse append_kv problems that no arguments could give
   CHECK(refused_plan("append_kv n=4 sk=9 d=8 given_scales") == "cache.k_scale");
   CHECK(refused_plan("append_kv kv=f8e4m3 n=4 sk=9 d=8 v_groups=1 given_scales") == "");
   CHECK(refused_plan("append_kv n=4 sk=9 d=8 dv=9 values_are_keys") == "cache.v");
-  CHECK(refused_plan("append_kv kv=i8 n=4 sk=9 d=8 groups=1 values_are_keys") == "cache.v");
-  CHECK(refused_plan("append_kv kv=f8e5m2 n=4 sk=9 d=8 v_groups=1 values_are_keys") == "cache.v");
+  CHECK(refused_plan("append_kv kv=i8 n=4 sk=9 d=8 groups=1 values_are_keys") == "");
+  CHECK(refused_plan("append_kv kv=i8 n=4 sk=9 d=8 dv=4 groups=1 values_are_keys") == "cache.v_scale");
+  CHECK(refused_plan("append_kv kv=i8 n=4 sk=9 d=8 dv=4 k_groups=2 v_groups=1 values_are_keys") == "");
+  CHECK(refused_plan("append_kv kv=f8e5m2 n=4 sk=9 d=8 dv=8 tail=2 values_are_keys") == "cache.v");
+  CHECK(refused_plan("append_kv n=4 sk=9 d=8 tail=2") == "cache.k_tail");
+  CHECK(refused_plan("append_kv kv=f8e5m2 n=4 sk=9 d=8 tail=8") == "cache.k_tail");
+  CHECK(refused_plan("append_kv kv=f8e5m2 n=4 sk=9 d=8 tail=2 tail_dtype=f8e5m2") == "cache.k_tail");
+  CHECK(refused_plan("append_kv kv=f8e5m2 n=4 sk=9 d=8 v_groups=1 values_are_keys") == "cache.v_scale");
   CHECK(refused_plan("append_kv kv=f8e5m2 n=4 sk=9 d=8 values_are_keys") == "");
 }
 

@@ -279,6 +279,41 @@ TEST_CASE("validation: two 4-bit integers to a byte", "[unit]") {
   CHECK(refused_argument([] { Plan(AttentionProblem::parse("attention kv=i4x2 sq=1 d=7 groups=1")); }) == "kv.k_scale");
 }
 
+TEST_CASE("validation: columns of keys that are not quantised", "[unit]") {
+  const char* const codes = "kv=i8 groups=1 tail=4 tail_dtype=bf16";
+  for (std::size_t dim : {0, 1, 2})
+    refuses(
+        "kv.k_tail", [=](AttentionArgs& a, Case&) { ++a.kv.k_tail.shape[dim], a.kv.k_tail.strides[dim] = 0; }, codes);
+  refuses(
+      "kv.k_tail", [](AttentionArgs& a, Case&) { a.kv.k_tail.shape[3] = 0; }, codes);
+  refuses(
+      "kv.k_tail", [](AttentionArgs& a, Case&) { a.kv.k_tail.shape[3] = 8, a.kv.k_tail.strides[3] = 0; }, codes);
+  refuses(
+      "kv.k_tail", [](AttentionArgs& a, Case&) { a.kv.k_tail.dtype = DType::i8; }, codes);
+  refuses(
+      "kv.k_tail", [](AttentionArgs& a, Case&) { a.kv.k_tail.ndim = 3; }, codes);
+  refuses(
+      "kv.k_tail", [](AttentionArgs& a, Case&) { a.kv.k_tail.data = nullptr; }, codes);
+  refuses(
+      "kv.k_tail", [](AttentionArgs& a, Case&) { a.kv.k_tail.strides[0] = kHuge; }, codes);
+  refuses(
+      "kv.k_tail", [](AttentionArgs& a, Case&) { a.kv.k_tail.device.index = 1; }, codes);
+  refuses(
+      "out", [](AttentionArgs& a, Case&) { a.out.data = const_cast<void*>(a.kv.k_tail.data); }, codes);
+  refuses(
+      "k", [](AttentionArgs& a, Case&) { a.kv.k_tail = {}; }, codes);  // too few columns then
+  refuses(
+      "k", [](AttentionArgs& a, Case&) { a.kv.k_tail.shape[3] = 3; }, codes);
+  for (const char* type : {"", "dtype=bf16"})  // k has them all
+    refuses(
+        "kv.k_tail",
+        [](AttentionArgs& a, Case&) {
+          a.kv.k_tail = a.kv.k;
+          a.kv.k_tail.shape[3] = 4, a.kv.k.shape[3] -= 4;
+        },
+        type);
+}
+
 TEST_CASE("validation: types of caches are for keys and values", "[unit]") {
   for (DType dtype : kQuantizedTypes) {
     refuses("q", [=](AttentionArgs& a, Case&) { a.q.dtype = dtype; });
@@ -302,6 +337,12 @@ TEST_CASE("validation: problems say what their tensors would be refused for", "[
       {"kv=i8 k_groups=8 v_groups=3", "kv.v_scale"},
       {"kv=i4x2 groups=8", "kv.k_scale"},
       {"groups=1", "kv.k_scale"},
+      {"tail=2", "kv.k_tail"},
+      {"kv=f8e4m3 tail=-1", "kv.k_tail"},
+      {"kv=f8e4m3 tail=8", "kv.k_tail"},
+      {"kv=f8e4m3 tail=2 tail_dtype=i8", "kv.k_tail"},
+      {"kv=f8e4m3 tail=2 groups=8", "kv.k_scale"},
+      {"kv=f8e4m3 tail=2 latent dv=7", "v"},
       {"kv=f8e4m3 zeros", "kv.k_zero"},
       {"page=4", "kv.seqlens"},
       {"page=3 seqlens", "k"},

@@ -63,16 +63,12 @@ TEST_CASE("work list: every row and split is one item's, whatever the order", "[
     for (int threads : {1, kThreads}) {
       const AttentionProblem p = AttentionProblem::parse(text + std::string(" d=64"));
       std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t>, int> taken;  // b, hk, row, split
-      std::map<std::pair<std::int64_t, std::int64_t>, std::pair<std::int64_t, std::int64_t>> ranges;
       std::int64_t splits = 1;
       for (const Item& item : items(p, kernel(), threads)) {
         const ItemPlace& place = item.place;
         for (std::int64_t row = place.row_begin; row < place.row_end; ++row)
           ++taken[{place.b, place.hk, row, place.split}];
         splits = std::max(splits, place.split + 1);
-        // A number of a range is that of the same rows in all splits.
-        const std::pair rows(place.hk, place.row_begin);
-        CHECK(ranges.try_emplace({place.b, place.range}, rows).first->second == rows);
       }
       INFO(p.to_string() << " on " << threads);
       CHECK(std::ssize(taken) == p.b * p.sq * p.hq * splits);

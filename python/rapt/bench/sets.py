@@ -15,7 +15,8 @@ DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 LAYOUTS = ("bhsd", "bshd", "bhds")
 SIZES = ("b", "hq", "hk", "sq", "sk", "d", "dv")
 # Of a problem that scaled_dot_product_attention has no counterpart of, or has by a mask of its own making.
-OTHER_KEYS = "q kv out window align scale softcap bias bias_dtype mask dropout ragged_q ragged_k page groups k_groups v_groups device".split()
+OTHER_KEYS = """q kv out window align scale softcap bias bias_dtype mask dropout ragged_q ragged_k page groups k_groups v_groups tail
+    tail_dtype device""".split()
 OTHER_OPERATIONS = ("append_kv", "merge_states", "attention_backward", "delta_rule", "delta_rule_backward", "index_scores", "select_topk")
 OTHER_FLAGS = "alibi sinks lse seqlens ring gathered latent zeros".split()
 _FOLDER = Path(__file__).parent / "sets"

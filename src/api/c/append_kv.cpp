@@ -21,6 +21,7 @@ rapt::AppendKvArgs to_args(const rapt_append_kv_args* given) {
   cache.v_scale = to_view(a.v_scale, "cache.v_scale");
   cache.k_zero = to_view(a.k_zero, "cache.k_zero");
   cache.v_zero = to_view(a.v_zero, "cache.v_zero");
+  cache.k_tail = to_view(a.k_tail, "cache.k_tail");
   return args;
 }
 

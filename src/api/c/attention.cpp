@@ -38,6 +38,7 @@ rapt::AttentionArgs rapt::c::to_attention_args(const rapt_attention_args* given)
   args.kv.v_scale = to_view(a.v_scale, "kv.v_scale");
   args.kv.k_zero = to_view(a.k_zero, "kv.k_zero");
   args.kv.v_zero = to_view(a.v_zero, "kv.v_zero");
+  args.kv.k_tail = to_view(a.k_tail, "kv.k_tail");
   args.out = to_view(a.out, "out");
   args.score = to_score(a);
   args.lse = to_view(a.lse, "lse");

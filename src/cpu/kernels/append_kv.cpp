@@ -203,7 +203,9 @@ std::int64_t sequence_with(const AppendKvParams& p, std::int64_t r) {
 void run(const AppendKvParams& p, std::int64_t begin, std::int64_t end, std::byte* scratch) noexcept {
   const FloatEnvironment environment;
   Carver carver(scratch);
-  const Scratch w(carver, max(p.side[0].size, p.side[p.sides - 1].size));
+  std::int64_t size = 0;
+  for (int side = 0; side < p.sides; ++side) size = max(size, p.side[side].size);
+  const Scratch w(carver, size);
   for (std::int64_t r = begin, i = sequence_with(p, begin); r < end; ++i) {
     const NewRows rows = new_rows(p, i);
     const std::int64_t before = p.from_begin ? rows.first : i * p.n, last = min(end, before + rows.count);

@@ -236,8 +236,7 @@ void visit(const AttentionBackwardParams& p, const Head& head, GradPanel& panel,
   if (!panel.visible) return clear_around(panel, n);
   const Cut& c = panel.cut;
   if (!finite) {
-    if (!panel.started)
-      for (std::int64_t i = 0; i < p.d * panel.width; i += kLanes) store(panel.ot + i, vec(0.f));
+    if (!panel.started) fill(panel.ot, p.d * panel.width, 0);
     panel.started = true;
     add_non_finite(p, head, panel, k0, n, kb, dk, dv);
   }
@@ -263,9 +262,9 @@ void begin(const AttentionBackwardParams& p, const BackwardItem& item, std::byte
   Carver carver(scratch);
   const Scratch w(carver, shape_of(p, item));
   const std::int64_t padded = round_up(max(keys.end - keys.begin, 1), kBlockK);
-  for (std::int64_t i = 0; i < padded * Strips(p.d).floats(); i += kLanes) store(w.dk + i, vec(0.f));
-  for (std::int64_t i = 0; i < padded * Strips(p.dv).floats(); i += kLanes) store(w.dv + i, vec(0.f));
-  for (std::int64_t i = 0; i < kWidth; i += kLanes) store(w.zero + i, vec(0.f));
+  fill(w.dk, padded * Strips(p.d).floats(), 0);
+  fill(w.dv, padded * Strips(p.dv).floats(), 0);
+  fill(w.zero, kWidth, 0);
   vec poison(0.f);
   for (std::int64_t k0 = keys.begin; k0 < keys.end; k0 += kBlockK) {
     const std::int64_t n = min(kBlockK, keys.end - k0), at = k0 - keys.begin;
@@ -320,8 +319,7 @@ void add_rows(const AttentionBackwardParams& p, const BackwardItem& item, std::i
     GradPanel& panel = panels[i];
     prepare_panel(p, head, panel);
     panel.started = !is_first;
-    if (is_first)
-      for (std::int64_t v = 0; v < panel.width; v += kLanes) store(panel.dslope + v, vec(0.f));
+    if (is_first) fill(panel.dslope, panel.width, 0);
   }
   const auto strips = [&](const void* base, DType type, const Strides& strides, std::int64_t n, float* to) {
     return with_float_type(type, [&](auto e) {
@@ -359,16 +357,10 @@ void add_rows(const AttentionBackwardParams& p, const BackwardItem& item, std::i
     if (p.grad_k) add_products(panels, count, &GradPanel::ds, w.q, Strips(p.d), n, dk);
   }
 
-  if (!is_last) {
-    for (std::int64_t i = 0; i < count; ++i)  // for the next item, which takes them as they are
-      if (!panels[i].started)
-        for (std::int64_t c = 0; c < p.d * panels[i].width; c += kLanes) store(panels[i].ot + c, vec(0.f));
-    return;
-  }
   for (std::int64_t i = 0; i < count; ++i) {
     GradPanel& panel = panels[i];
-    if (!panel.started)
-      for (std::int64_t c = 0; c < p.d * panel.width; c += kLanes) store(panel.ot + c, vec(0.f));
+    if (!panel.started) fill(panel.ot, p.d * panel.width, 0);
+    if (!is_last) continue;  // the next item takes the sums as they are
     if (p.grad_q) store_rows(p.grad_q, head, panel, p.d, p.scale);
     if (item.sink_sums || item.slope_sums) store_row_sums(p, head, panel, panel.neg_delta, panel.dslope, item);
   }

@@ -111,8 +111,8 @@ void add_bias(const AttentionBackwardParams& p, const BiasItem& item, std::byte*
   const FloatEnvironment environment;
   Carver carver(scratch);
   const Scratch w(carver, p.d, p.dv);
-  for (std::int64_t i = 0; i < kChunkRows * kBlockK; i += kLanes) store(w.sum + i, vec(0.f));
-  for (std::int64_t i = 0; i < kWidth; i += kLanes) store(w.zero + i, vec(0.f));
+  fill(w.sum, kChunkRows * kBlockK, 0);
+  fill(w.zero, kWidth, 0);
   const bool one_row = p.grad_bias_q == 1;
   const std::int64_t rows = one_row ? kChunkRows : min(kChunkRows, p.grad_bias_q - item.row_begin);
   for (std::int64_t b = p.grad_bias_b == 1 ? 0 : item.b; b < (p.grad_bias_b == 1 ? p.b : item.b + 1); ++b)

@@ -10,6 +10,7 @@
 // All but the score is fp64. Only dq is rounded on the way, to the fp32 in which items hand it on: after every
 // kBackwardKeys keys, so that its bits do not depend on where the keys are cut.
 #include "cpu/kernels/backward_pool.hpp"
+#include "cpu/kernels/backward_rows.hpp"
 #include "cpu/tile/carver.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
@@ -141,13 +142,10 @@ std::int64_t sums_of_row(std::int64_t d) noexcept {
 void finish_row(const AttentionBackwardParams& p, const BackwardItem& item, const Head& head, const GradRow& row,
                 const Scratch& w) {
   if (p.grad_q) store_row(w.dq, static_cast<double>(p.scale), p.d, p.grad_q, row_at(p.grad_q.stride, head, row));
-  const std::int64_t at = p.total_q < 0 ? (item.b * p.hq + row.q_head) * p.sq + row.token
-                                        : row.q_head * p.total_q + head.q_first + row.token;
+  const std::int64_t at = row_sum_at(p, item.b, head, row);
   if (item.slope_sums) item.slope_sums[at] = static_cast<float>(w.dq[p.d]);
   if (!item.sink_sums) return;
-  const float sink = number_at(p.score.sinks, p.score.sinks_type, row.q_head * p.score.sinks_stride);
-  const double exponent = static_cast<double>(sink) - static_cast<double>(p.lse[row_at(p.lse_stride, head, row)]);
-  const double weight = sink == -kInfinity ? 0 : __builtin_exp(exponent > 0 ? 0 : exponent);
+  const double weight = sink_weight(p, head, row);
   item.sink_sums[at] = weight == 0 ? 0.f : static_cast<float>(-weight * row.delta);
 }
 

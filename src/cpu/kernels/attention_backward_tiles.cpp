@@ -31,7 +31,7 @@ void begin(const AttentionBackwardParams& p, const BackwardItem& item, std::byte
   *w.falls_back = falls_back<kComponents>(p, head, item);
   if (*w.falls_back) return vector_kernel().begin(p, item, w.rest);
   w.fill_steps();
-  for (std::int64_t i = 0; i < kChunk; i += kLanes) store(w.zero + i, vec(0.f));
+  fill(w.zero, kChunk, 0);
   const auto [first, end] = keys_of(head, item);
   const auto split = [&](const void* base, const Strides& s, std::int64_t n, std::int64_t j, bf16* to) {
     const auto key_at = [&](std::int64_t i) {
@@ -87,12 +87,12 @@ struct Visit {
     constexpr std::int64_t kPairs = kTileRows, kOne = 1 << 16;
     const std::int64_t rate =
         kPairs * kOne / (4 * kScoreProducts<kComponents> * (w.d + w.dv) / kTileDepth - kPendingTiles) + 1;
-    ChunkGradients<kComponents> before;
+    ChunkGradients<kComponents> previous;
     std::int64_t credit = 0;
     const auto next = [&]() __attribute__((always_inline)) {
       if ((credit += rate) < kOne) return;
       credit -= kOne;
-      if (!before.is_done()) before.next_pair();
+      if (!previous.is_done()) previous.next_pair();
     };
     store_pending(tiles, pending, w.discarded);
     // Four operands of two by one chunks stay in L1 beside the scores.
@@ -111,22 +111,22 @@ struct Visit {
                            w.d / kTileDepth * kProducts, nullptr, s, next);
         multiply<InHalves>(v.base, v.stride, kTileRows * v.stride, w.dout_t + r * kComponents * kChunk * w.dv * 2,
                            w.of_dp, w.dv / kTileDepth * kProducts, nullptr, dp, next);
-        while (!before.is_done()) before.next_pair();
+        while (!previous.is_done()) previous.next_pair();
         if (!is_finished(rows[r], j, modified))
           finish(head, rows[r], j, modified, s, capped ? w.slopes : nullptr, w.discarded);
         if (capped || p.grad_alibi) store_pending<InHalves>(tiles, pending, w.discarded);
         if (p.grad_alibi) add_exact_slopes(head, rows[r], j, s, w.zero, w.exact);
         if (capped) cap_gradients(rows[r].neg_delta, w.slopes, dp);
-        before.scores = s, before.end = s + kTileRows * InHalves::kRow;
+        previous.scores = s, previous.end = s + kTileRows * InHalves::kRow;
         credit = -kPendingTiles * rate;
-        before.scale = vec(modified ? 1.f : p.score.scale_log2);
+        previous.scale = vec(modified ? 1.f : p.score.scale_log2);
         for (int i = 0; i < kVecsOfChunk; ++i) {
-          before.add[i] = load((modified ? w.zero : rows[r].neg_m) + i * kLanes);
-          before.neg_delta[i] = load((capped ? w.zero : rows[r].neg_delta) + i * kLanes);
+          previous.add[i] = load((modified ? w.zero : rows[r].neg_m) + i * kLanes);
+          previous.neg_delta[i] = load((capped ? w.zero : rows[r].neg_delta) + i * kLanes);
         }
       }
     store_pending<InHalves>(tiles, pending, w.discarded);
-    while (!before.is_done()) before.next_pair();
+    while (!previous.is_done()) previous.next_pair();
   }
 
   // Chunks of rows from the first to the last that sees one of 32 keys.
@@ -223,7 +223,7 @@ void add_rows(const AttentionBackwardParams& p, const BackwardItem& item, std::i
     chunk.low = chunk.first(0), chunk.high = chunk.last(kChunk - 1);
     chunk.started = !item.split && chunk.low < chunk.high && chunk.low < first_key;  // by an item before
     if (chunk.low < chunk.high) low = min(low, chunk.low), high = max(high, chunk.high);
-    for (std::int64_t i = 0; !chunk.started && i < kChunk; i += kLanes) store(chunk.dslope + i, vec(0.f));
+    if (!chunk.started) fill(chunk.dslope, kChunk, 0);
     prepare(p, head, chunk, count, w);
   }
   if (low < high) {
@@ -244,8 +244,7 @@ void add_rows(const AttentionBackwardParams& p, const BackwardItem& item, std::i
   }
   for (std::int64_t i = 0; i < count; ++i) {
     RowChunk& chunk = rows[i];
-    if (!chunk.started)
-      for (std::int64_t c = 0; c < w.d * kChunk; c += kLanes) store(chunk.ot + c, vec(0.f));
+    if (!chunk.started) fill(chunk.ot, w.d * kChunk, 0);
     chunk.started = true;
     const bool is_last = chunk.low >= chunk.high ? item.key_begin == 0 || first_key == end_key : end_key >= chunk.high;
     if (item.split || !is_last) continue;

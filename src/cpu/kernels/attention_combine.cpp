@@ -9,13 +9,14 @@ namespace rapt::cpu::RAPT_ISA {
 // Splits summed before they join the row: the rounding of a sum grows with its length.
 constexpr std::int64_t kShortSum = 8;
 
-void attention_combine(const AttentionParams& p, const WorkItem& item, std::int64_t splits) noexcept {
+void attention_combine(const AttentionParams& p, const WorkItem& item, std::int64_t splits,
+                       std::int64_t split_rows) noexcept {
   const FlushDenormals flush;
   const Head head(p, item);
   const std::int64_t rows = item.row_end - item.row_begin, stride = partial_floats(p.dv);
   for (std::int64_t r = 0; r < rows; ++r) {
     // [dv] of O, then -m, then l.
-    const auto partial = [&](std::int64_t i) { return item.partial + (i * rows + r) * stride; };
+    const auto partial = [&](std::int64_t i) { return item.partial + (i * split_rows + r) * stride; };
     Row row;
     find_rows(head, item.row_begin + r, 1, &row);
     float sink_neg_m, sink_l;

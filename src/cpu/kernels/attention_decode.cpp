@@ -73,6 +73,8 @@ class Item {
         carver_(scratch),
         w_(carver_, {p.sk, p.d, p.dv, item.row_end - item.row_begin}),
         packed_(packed),
+        shared_(packed && p.dv >= kLanes && begin_with_values(p) && !one_scale_per_row(p.k_quant, p.d) &&
+                !one_scale_per_row(p.v_quant, p.dv)),
         products_(products_of(packed ? DType::f32 : p.kv_type)),
         d_(max(p.d, kLanes)),
         dv_(max(p.dv, kLanes)) {}
@@ -97,7 +99,7 @@ class Item {
   // Rows of a block, indexed by key.
   struct Block {
     std::int64_t k0, from, end;  // keys; those before `from` must not be read, since their pages may not exist
-    const std::byte *k_source[kBlock], *v_source[kBlock];
+    const std::byte *k_source[kBlock], *v_source[kBlock], *tail_source[kBlock];
     const std::byte *k[kBlock], *v[kBlock];  // as the products read them
     float k_scale[kBlock], v_scale[kBlock];
   };
@@ -156,13 +158,22 @@ class Item {
       block.k_source[j - k0] = static_cast<const std::byte*>(p_.k) + k_at[j - from] * unit;
       block.v_source[j - k0] = static_cast<const std::byte*>(p_.v) + v_at[j - from] * unit;
     }
+    if (p_.k_tail.size == 0) return;
+    head_.keys_at(p_.k_tail.stride, from, end - from, k_at);
+    for (std::int64_t j = from; j < end; ++j)
+      block.tail_source[j - k0] =
+          static_cast<const std::byte*>(p_.k_tail.data) + k_at[j - from] * unit_bytes(p_.k_tail.type);
   }
   Prefetcher prefetch_keys(const Block* block) const {
     if (!block) return {nullptr, 0, 0};
-    return {block->k_source + (block->from - block->k0), block->end - block->from, bytes_of(p_.kv_type, p_.d)};
+    return {block->k_source + (block->from - block->k0), block->end - block->from,
+            bytes_of(p_.kv_type, p_.d - p_.k_tail.size)};
   }
   Prefetcher prefetch_values(const Block* block) const {
-    if (!block) return {nullptr, 0, 0};
+    if (!block || (shared_ && p_.k_tail.size == 0)) return {nullptr, 0, 0};
+    if (shared_)  // they are there with the keys, but for what these have elsewhere
+      return {block->tail_source + (block->from - block->k0), block->end - block->from,
+              bytes_of(p_.k_tail.type, p_.k_tail.size)};
     return {block->v_source + (block->from - block->k0), block->end - block->from, bytes_of(p_.kv_type, p_.dv)};
   }
 
@@ -183,6 +194,11 @@ class Item {
     for (std::int64_t j = first; j < n; ++j) scale[j] = rows.quant.scale[scale_at[j]];
   }
 
+  // The keys' packed rows are the values' too.
+  static void share_block(Block& block) {
+    for (std::int64_t j = block.from - block.k0; j < block.end - block.k0; ++j) block.v[j] = block.k[j];
+  }
+
   // Panels [begin, end) over all keys that any of them sees.
   void sweep(std::int64_t begin, std::int64_t end, bool isolate_non_finite) {
     const std::int64_t first = panels_[begin].first(0), last = panels_[end - 1].last(kLanes - 1);
@@ -194,8 +210,9 @@ class Item {
     for (std::int64_t k = k0; k < last; k += keys) {
       const bool more = k + keys < last;
       if (more) find_block(*next, k + keys, k + keys, min(k + 2 * keys, last));
-      load_block(*now, {p_.k, p_.k_stride, p_.k_quant, p_.d}, now->k_source, w_.k, w_.q_stride, now->k, now->k_scale);
-      load_block(*now, {p_.v, p_.v_stride, p_.v_quant, p_.dv}, now->v_source, w_.v, w_.o_stride, now->v, now->v_scale);
+      load_block(*now, keys_of(p_), now->k_source, w_.k, w_.q_stride, now->k, now->k_scale);
+      if (shared_) share_block(*now);
+      else load_block(*now, values_of(p_), now->v_source, w_.v, w_.o_stride, now->v, now->v_scale);
       const Block* const after = more ? next : nullptr;
       prefetch_with_dots_ = packed_ ? prefetch_keys(after) : prefetch_values(now);
       prefetch_with_values_ = packed_ ? prefetch_values(after) : prefetch_keys(after);
@@ -340,7 +357,7 @@ class Item {
   Head head_;
   Carver carver_;
   Scratch w_;
-  bool packed_;
+  bool packed_, shared_;
   const Products& products_;
   std::int64_t d_, dv_;  // of rows as the products read them: at least a whole vector
   Panel panels_[kMaxPanels];
@@ -349,13 +366,13 @@ class Item {
 };
 
 // Elements in place save a pass over them. Packed are rows too short or strided for whole vectors, those whose scale is
-// not one number, and elements that would be widened for too many tiles of rows.
+// not one number or does not hold for all of them, and elements that would be widened for too many tiles of rows.
 bool must_pack(const AttentionParams& p, std::int64_t rows) {
   const bool scaled_apart = (p.k_quant.scale && !one_scale_per_row(p.k_quant, p.d)) ||
                             (p.v_quant.scale && !one_scale_per_row(p.v_quant, p.dv));
   const std::int64_t tiles = p.kv_type == DType::f8e4m3 ? 1 : 4;
   return p.k_stride.d != 1 || p.v_stride.d != 1 || p.d < kLanes || p.dv < kLanes || p.kv_type == DType::i4x2 ||
-         scaled_apart || (p.kv_type != DType::f32 && rows > tiles * kRowsOfTile);
+         scaled_apart || p.k_tail.size > 0 || (p.kv_type != DType::f32 && rows > tiles * kRowsOfTile);
 }
 
 void run(const AttentionParams& p, const WorkItem& item, std::byte* scratch) noexcept {
@@ -370,6 +387,7 @@ const AttentionKernel kAttentionDecode = {.facts = {.operation = Operation::atte
                                                     .arithmetic = "f32",
                                                     .dtypes = kCacheTypes,
                                                     .dropout = true,
+                                                    .key_tail = true,
                                                     .block_q = kLanes,
                                                     .block_k = kBlock},
                                           .max_rows = kMaxRows,

@@ -89,13 +89,15 @@ void dequantize_row(const Head& head, const void* x, const Strides& stride, cons
   for (std::int64_t i = n; i < round_up(n, kLanes); ++i) y[i] = 0;
 }
 
-// f(j, row, stride) for keys [first, last): row j of k or v, as it is or dequantised into `scratch`.
+// f(j, row, stride) for keys [first, last): row j of k or v, as it is or dequantised into `scratch`, with its tail.
 template <class F>
 void for_each_key(const Head& head, const Row& row, const void* x, const Strides& stride, const Quantization& quant,
-                  std::int64_t n, float* scratch, F f) {
+                  const KeyTail& tail, std::int64_t n, float* scratch, F f) {
   const auto dequantized = [&](auto dequantize) {
     for (std::int64_t j = row.first; j < row.last; ++j) {
-      dequantize(head, x, stride, quant, j, n, scratch);
+      dequantize(head, x, stride, quant, j, n - tail.size, scratch);
+      for (std::int64_t i = 0; i < tail.size; ++i)
+        scratch[n - tail.size + i] = number_at(tail.data, tail.type, head.key_at(tail.stride, j) + i * tail.stride.d);
       f(j, static_cast<const float*>(scratch), std::int64_t{1});
     }
   };
@@ -139,7 +141,7 @@ void run(const AttentionParams& p, const WorkItem& item, std::byte* scratch) noe
       load_row(static_cast<const decltype(element)*>(p.q) + row_at(p.q_stride, head, row), p.q_stride.d, p.d, w.q);
     });
     float* s = scores(r);
-    for_each_key(head, row, p.k, p.k_stride, p.k_quant, p.d, w.key,
+    for_each_key(head, row, p.k, p.k_stride, p.k_quant, p.k_tail, p.d, w.key,
                  [&](std::int64_t j, const auto* key, std::int64_t stride) {
                    s[j - low] = finish_score(p.score, place_of(head, row, j), row.nearest,
                                              dot(w.q, key, stride, p.d) * p.score.scale_log2, kNumberAt);
@@ -186,7 +188,7 @@ void run(const AttentionParams& p, const WorkItem& item, std::byte* scratch) noe
     const float* s = scores(r);
     const float kept = p.score.dropout.given ? p.score.dropout.scale : 1.f;
     for (std::int64_t c = 0; c < round_up(p.dv, kLanes); ++c) w.out[c] = 0, w.block[c] = 0;
-    for_each_key(head, row, p.v, p.v_stride, p.v_quant, p.dv, w.key,
+    for_each_key(head, row, p.v, p.v_stride, p.v_quant, KeyTail{}, p.dv, w.key,
                  [&](std::int64_t j, const auto* value, std::int64_t stride) {
                    const float weight = s[j - low];
                    const bool dropped = is_dropped(p.score, place_of(head, row, j));
@@ -209,7 +211,8 @@ const AttentionKernel kAttentionNaive = {.facts = {.operation = Operation::atten
                                                    .phase = Phase::naive,
                                                    .arithmetic = "f32",
                                                    .dtypes = kCacheTypes,
-                                                   .dropout = true},
+                                                   .dropout = true,
+                                                   .key_tail = true},
                                          .scratch_bytes = carved_bytes<Scratch>,
                                          .run = run};
 

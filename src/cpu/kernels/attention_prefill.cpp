@@ -180,11 +180,13 @@ void sweep(const Head& head, Panel* panels, std::int64_t count, bool isolate_non
   const bool far = last - first > kBlockK;
   const bool pack_k = must_pack_keys(p),
              pack_v = must_pack_values(p) || isolate_non_finite;  // add_non_finite edits a copy
+  const bool shared = pack_k && !isolate_non_finite && begin_with_values(p);
+  const KeyTail& tail = p.k_tail;
   for (std::int64_t k0 = first / kBlockK * kBlockK; k0 < last; k0 += kBlockK) {
     const std::int64_t n = min(kBlockK, last - k0);
     const std::int64_t from = max(k0, first);
-    const Block kb = block(head, {p.k, p.k_stride, p.k_quant, p.d}, k0, from, k0 + n, pack_k, w.k);
-    const Block vb = block(head, {p.v, p.v_stride, p.v_quant, p.dv}, k0, from, k0 + n, pack_v, w.v);
+    const Block kb = block(head, keys_of(p), k0, from, k0 + n, pack_k, w.k);
+    const Block vb = shared ? kb : block(head, values_of(p), k0, from, k0 + n, pack_v, w.v);
     const std::int64_t next = k0 + kBlockK, ahead = clamp(last - next, 0, kBlockK);
     for (std::int64_t i = 0; i < count; ++i) {
       Panel& panel = panels[i];
@@ -196,8 +198,9 @@ void sweep(const Head& head, Panel* panels, std::int64_t count, bool isolate_non
           prefetch(p.q, p.q_type, row_at(p.q_stride, head, panels[i + 1].row[r]), p.q_stride, p.d);
       }
       for (std::int64_t j = next + ahead * i / count; j < next + ahead * (i + 1) / count; ++j) {
-        prefetch(p.k, p.kv_type, head.key_at(p.k_stride, j), p.k_stride, p.d);
-        prefetch(p.v, p.kv_type, head.key_at(p.v_stride, j), p.v_stride, p.dv);
+        prefetch(p.k, p.kv_type, head.key_at(p.k_stride, j), p.k_stride, p.d - p.k_tail.size);
+        if (!shared) prefetch(p.v, p.kv_type, head.key_at(p.v_stride, j), p.v_stride, p.dv);
+        if (tail.size > 0) prefetch(tail.data, tail.type, head.key_at(tail.stride, j), tail.stride, tail.size);
       }
       for (std::int64_t r = 0; far && ahead == 0 && r < panel.rows; ++r)
         prefetch(p.out, p.out_type, row_at(p.out_stride, head, panel.row[r]), p.out_stride, p.dv);
@@ -256,6 +259,7 @@ const AttentionKernel kAttentionPrefill = {.facts = {.operation = Operation::att
                                                      .arithmetic = "f32",
                                                      .dtypes = kCacheTypes,
                                                      .dropout = true,
+                                                     .key_tail = true,
                                                      .block_q = kWidth,
                                                      .block_k = kBlockK},
                                            .max_rows = kMaxPanels * kWidth,

@@ -15,6 +15,9 @@
 //       P^T = 2^(S^T scale - m)          vectors             while the tiles do the two others
 //       O^T += V^T P^T                   tiles               while the vectors exponentiate the visit after
 //
+// Of quantised keys the codes are components: groups of them are multiplied apart, and scale_scores() adds up these
+// products times the scales of the groups. Quantised values are dequantised, and rounded to bf16 as weights are.
+//
 // P is written over S. O is summed per run of ranges, then joined. Rows with a query that components cannot hold (Inf,
 // NaN, numbers the matrix unit takes for 0), that see such a key or value, or whose output is not finite, fall back to
 // the vector kernel.
@@ -80,6 +83,7 @@ constexpr AttentionKernel kernel(const char* arithmetic, DTypeSet dtypes, const 
                     .phase = Phase::prefill,
                     .arithmetic = arithmetic,
                     .dtypes = dtypes,
+                    .key_tail = kComponents == 1,
                     .opt_in = opt_in,
                     .block_q = kRows,
                     .block_k = kBlockKeys},
@@ -89,6 +93,7 @@ constexpr AttentionKernel kernel(const char* arithmetic, DTypeSet dtypes, const 
           .min_rows = min_rows,
           .min_key_elements = min_key_elements,
           .decode_rows = decode_rows,
+          .group_multiple = kComponents == 1 ? static_cast<int>(kTileDepth) : 0,
           .kept_keys = range_keys<kComponents>,
           .scratch_bytes = carved_bytes<Scratch<kComponents>>,
           .run = run<kComponents>};
@@ -96,6 +101,7 @@ constexpr AttentionKernel kernel(const char* arithmetic, DTypeSet dtypes, const 
 
 }  // namespace
 
+constexpr DTypeSet kBf16AndQuantized = only(DType::bf16) | (kCacheTypes & ~kFloatTypes);
 #if defined(RAPT_HAVE_TILES)
 // Below these AVX-512's kernel took 0.4 to 0.9 of the time, on 1 and on 16 threads of a Xeon; above them 0.9 to 3
 // times.
@@ -103,14 +109,14 @@ constexpr int kMinKeyElements = 8192, kMinRowsOfF16 = 96;
 // With 16 rows attention_decode took 1.2 to 1.7 times as long, with 8 it took 0.7 to 0.9 of the time, on a Xeon.
 constexpr int kDecodeRowsBesideBf16 = 8;
 extern constexpr AttentionKernel kTilesBf16 =
-    kernel<1>("bf16", only(DType::bf16), nullptr, 0, kMinKeyElements, kDecodeRowsBesideBf16);
+    kernel<1>("bf16", kBf16AndQuantized, nullptr, 0, kMinKeyElements, kDecodeRowsBesideBf16);
 constexpr DTypeSet kHalf = only(DType::bf16) | only(DType::f16);
 extern constexpr AttentionKernel kTilesF16x3 = kernel<2>("f16x3", kHalf, nullptr, kMinRowsOfF16, kMinKeyElements);
 // With a busy sibling thread the AVX-512 kernel was faster (docs/internals/cpu_kernels.md).
 extern constexpr AttentionKernel kTilesF32x6 =
     kernel<3>("f32x6", kFloatTypes, "not everywhere faster than the fp32 kernel");
 #else
-extern constexpr AttentionKernel kTilesBf16 = kernel<1>("bf16", only(DType::bf16), nullptr);
+extern constexpr AttentionKernel kTilesBf16 = kernel<1>("bf16", kBf16AndQuantized, nullptr);
 #endif
 
 }  // namespace rapt::cpu::RAPT_ISA

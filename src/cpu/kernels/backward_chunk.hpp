@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cpu/kernels/backward_pool.hpp"
+#include "cpu/kernels/backward_rows.hpp"
 #include "cpu/tile/cut.hpp"
 #include "cpu/tile/dropout.hpp"
 #include "cpu/tile/key_block.hpp"
@@ -176,7 +177,8 @@ bool score(const Head& head, GradPanel& panel, std::int64_t k0, std::int64_t n, 
   return visible;
 }
 
-// The same of one vector of rows, with dropout: both P and dP are what is left of them, but P within dS is whole.
+// P^T and dS^T of one vector of rows over its scores and dP, with dropout: both P and dP are what is left of them, but
+// P within dS is whole.
 [[gnu::noinline]] inline void differentiate_with_dropout(const Head& head, const GradPanel& panel, std::int64_t v,
                                                          std::int64_t k0, ToExponents e) {
   const std::int64_t lane = v * kLanes;
@@ -251,13 +253,9 @@ inline void store_row_sums(const AttentionBackwardParams& p, const Head& head, c
                            const float* neg_delta, const float* dslope, const BackwardItem& item) {
   for (std::int64_t i = 0; i < panel.rows; ++i) {
     const Row& row = panel.row[i];
-    const std::int64_t at = p.total_q < 0 ? (item.b * p.hq + row.q_head) * p.sq + row.token
-                                          : row.q_head * p.total_q + head.q_first + row.token;
+    const std::int64_t at = row_sum_at(p, item.b, head, row);
     if (item.sink_sums) {
-      const float lse = p.lse[row_at(p.lse_stride, head, row)];
-      const float sink = number_at(p.score.sinks, p.score.sinks_type, row.q_head * p.score.sinks_stride);
-      const double exponent = static_cast<double>(sink) - static_cast<double>(lse);
-      const double weight = sink == -kInfinity ? 0 : __builtin_exp(exponent > 0 ? 0 : exponent);
+      const double weight = sink_weight(p, head, row);
       item.sink_sums[at] = weight == 0 ? 0.f : static_cast<float>(weight) * neg_delta[i];
     }
     if (item.slope_sums) item.slope_sums[at] = dslope[i];

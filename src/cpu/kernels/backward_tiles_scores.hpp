@@ -25,7 +25,8 @@ struct ChunkGradients {
         const std::int64_t at = i / kVecsOfHalf * InHalves::kRight + key * kFloats + i % kVecsOfHalf * kLanes;
         weight[key][i] = exp2_18_bits(at_most_0(fma(load(p + at), scale, add[i])));
         d[key][i] = weight[key][i] * (load(ds + at) + neg_delta[i]);
-        if constexpr (kComponents == 1) weight[key][i] = rounded(weight[key][i]), d[key][i] = rounded(d[key][i]);
+        if constexpr (kComponents == 1)
+          weight[key][i] = for_truncation(weight[key][i]), d[key][i] = for_truncation(d[key][i]);
       }
 #pragma GCC unroll 2
     for (int c = 0; c < kComponents; ++c) {
@@ -49,13 +50,13 @@ struct ChunkGradients {
     }
     scores += InHalves::kRow;
   }
-  // So that pairs need no more than to be cut off and merged.
-  [[gnu::always_inline]] static vec rounded(vec x) {
+  // Truncated to bf16, it is x rounded.
+  [[gnu::always_inline]] static vec for_truncation(vec x) {
     return cast_to_float(cast_to_int(x) + ivec(0x8000));
   }
 };
 
-// Whether scores of 32 keys are more than the product: not all rows see all of them, or they have modifiers.
+// Whether the products of 32 keys are their final scores: all rows see all of them, and nothing modifies them.
 bool is_finished(const RowChunk& rows, std::int64_t key, bool modified) {
   return !modified && rows.first(kChunk - 1) <= key && rows.last(0) >= key + kChunk;
 }

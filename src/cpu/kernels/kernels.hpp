@@ -37,6 +37,6 @@ inline const IsaKernels& vector_kernels() {
 #endif
 }
 #endif
-void attention_combine(const AttentionParams&, const WorkItem&, std::int64_t splits) noexcept;
+void attention_combine(const AttentionParams&, const WorkItem&, std::int64_t splits, std::int64_t split_rows) noexcept;
 
 }  // namespace rapt::cpu::RAPT_ISA

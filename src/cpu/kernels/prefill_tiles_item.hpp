@@ -68,6 +68,7 @@ constexpr std::int64_t kUpcomingKeys = 512;
 template <int kComponents>
 struct Scratch {
   std::int64_t d, dv, keys, block;  // padded to tiles; keys of a range, and of a block
+  std::int64_t k_groups;            // of a key that are scaled apart, its tail one of them; 0: it has no scale
 
   // K and V of a range. They stay for the next item of the same head, so they come before all that depends on the
   // number of rows.
@@ -76,6 +77,7 @@ struct Scratch {
     bf16* k;                           // [component][keys][d]
     KeyTiles* k_tiles;                 // [keys / 32]: in `k`, or in place
     char* v;                           // [component][keys / 32][dv / 16] tiles
+    float* k_scale;                    // [keys][k_groups]
     std::uint32_t* not_representable;  // [keys / 32]: a bit for every key with an element that is not, in K or in V
   } range;
   struct {
@@ -85,6 +87,7 @@ struct Scratch {
   } panels;
   char* s[2];                  // scores of a block, weights over them; a third component of weights behind
   float* range_ot;             // [dv][32] O^T of a range, for panels that have seen another; of three components only
+  float* group_s;              // [k_groups][32][32] products of 32 keys, not yet scaled
   float* discarded;            // [32][32] written, never read
   float* block_max;            // [32] 0, or -inf: the row sees none of the block's keys
   const std::byte** upcoming;  // [2 kUpcomingKeys] their rows of K and V
@@ -96,12 +99,14 @@ struct Scratch {
 
   Scratch(Carver& carver, const AttentionShape& shape) {
     d = round_up(shape.d, kTileDepth), dv = round_up(shape.dv, kChunk);
+    k_groups = shape.k_groups;
     block = block_keys(d, dv);
     keys = min(range_keys<kComponents>(d, dv), round_up(max(shape.sk, 1), block));
     range.packed = carver.take<PackedKeys>(1);
     range.k = carver.take<bf16>(kComponents * keys * d);
     range.k_tiles = carver.take<KeyTiles>(keys / kTileDepth);
     range.v = carver.take<char>(kComponents * v_component_bytes());
+    range.k_scale = carver.take<float>(keys * k_groups);
     range.not_representable = carver.take<std::uint32_t>(keys / kTileDepth);
     const std::int64_t count = (shape.rows + kRows - 1) / kRows;
     panels.row = carver.take<Row>(count * kRows);
@@ -113,6 +118,7 @@ struct Scratch {
     panels.l_low = carver.take<float>(count * kRows);
     for (char*& scores : s) scores = carver.take<char>(kScoreBytes * (kComponents == 3 ? 2 : 1));
     range_ot = carver.take<float>(kAddsRanges<kComponents> ? dv * kRows : 0);
+    group_s = carver.take<float>(k_groups * kChunk * kChunk);
     discarded = carver.take<float>(kChunk * kChunk);
     block_max = carver.take<float>(kRows);
     upcoming = carver.take<const std::byte*>(2 * kUpcomingKeys);
@@ -183,6 +189,11 @@ struct Visit {
   bool first, last;     // of the panel in this range
 };
 
+inline std::int64_t scaled_groups(const AttentionParams& p) {
+  if (!p.k_quant.scale) return 0;
+  return (p.d - p.k_tail.size) / p.k_quant.group + (p.k_tail.size > 0 ? 1 : 0);
+}
+
 template <int kComponents>
 struct PrefillItem {
   PrefillItem(const AttentionParams& params, const WorkItem& work_item, std::byte* scratch)
@@ -190,7 +201,7 @@ struct PrefillItem {
         item(work_item),
         head(params, work_item),
         carver(scratch),
-        w(carver, {params.sk, params.d, params.dv, work_item.row_end - work_item.row_begin}) {}
+        w(carver, {params.sk, params.d, params.dv, work_item.row_end - work_item.row_begin, scaled_groups(params)}) {}
 
   const AttentionParams& p;
   const WorkItem& item;
@@ -208,6 +219,11 @@ struct PrefillItem {
   FallbackRows fallback;
   bool large_m[kMaxPanels] = {};  // some row's m is: see m_is_large()
 
+  // Steps of kTileDepth of a key that a group has: the last has the rest.
+  std::int64_t first_step(std::int64_t group) const { return group * p.k_quant.group / kTileDepth; }
+  std::int64_t steps_of(std::int64_t group) const {
+    return group + 1 < w.k_groups ? p.k_quant.group / kTileDepth : w.d / kTileDepth - first_step(group);
+  }
   char* q_tiles(std::int64_t panel) const { return w.panels.q + panel * w.q_bytes(); }
   float* partial_result(std::int64_t row) const {
     return item.partial ? item.partial + (row - item.row_begin) * partial_floats(p.dv) : nullptr;

@@ -65,7 +65,15 @@ bool are_lines(const PrefillItem<kComponents>& item, const void* row, std::int64
 // Whether rows of V are what rows of K begin with, as in latent attention: then they are split once.
 inline bool v_is_prefix_of_k(const AttentionParams& p, std::int64_t padded_d) {
   const Strides &k = p.k_stride, &v = p.v_stride;
-  return p.v == p.k && v.b == k.b && v.h == k.h && v.s == k.s && v.d == k.d && p.dv % kChunk == 0 && p.dv <= padded_d;
+  return p.v == p.k && v.b == k.b && v.h == k.h && v.s == k.s && v.d == k.d && p.dv % kChunk == 0 &&
+         p.dv <= padded_d - p.k_tail.size;
+}
+
+// f(T()) for the types that keys may have here: of one component, quantised ones too.
+template <int kComponents, class F>
+auto with_type_of_keys(DType dtype, F f) {
+  if constexpr (kComponents == 1) return with_cache_type(dtype, f);
+  else return with_float_type(dtype, f);
 }
 
 // Keys [first, last) are the next to be packed.
@@ -80,7 +88,7 @@ void announce(PrefillItem<kComponents>& item, std::int64_t first, std::int64_t l
   };
   add(p.k, p.k_stride);
   if (!v_is_prefix_of_k(p, item.w.d)) add(p.v, p.v_stride);
-  const std::int64_t bytes = bytes_of(p.kv_type, max(p.d, p.dv));
+  const std::int64_t bytes = bytes_of(p.kv_type, max(p.d - p.k_tail.size, p.dv));
   item.upcoming = Prefetcher(item.w.upcoming, row - item.w.upcoming, bytes);
   const std::int64_t products_of_keys =
       4 * products(kComponents) * (item.w.d + item.w.dv) / kChunk * item.w.keys / kTileDepth;
@@ -88,24 +96,67 @@ void announce(PrefillItem<kComponents>& item, std::int64_t first, std::int64_t l
       static_cast<int>(max(1, (row - item.w.upcoming) * ((bytes + 63) / 64) / (products_of_keys * item.count)));
 }
 
-// Splits keys [first, last) of the range at `begin` into components, and values into tiles of components.
+// The scales of 32 keys from `key` on, of which `rows` are there and those before `first` must not be read, into `to`,
+// [32][k_groups]. Returns a bit for each key with one that is not finite.
+template <int kComponents>
+std::uint32_t pack_scales(const PrefillItem<kComponents>& item, std::int64_t key, std::int64_t first, std::int64_t rows,
+                          float* to) {
+  const Quantization& quant = item.p.k_quant;
+  std::uint32_t not_finite = 0;
+  for (std::int64_t i = 0; i < kTileDepth; ++i) {
+    const float* const from = quant.scale + item.head.key_at(quant.scale_stride, max(key + min(i, rows - 1), first));
+    for (std::int64_t g = 0; g < item.w.k_groups; ++g) {
+      const bool is_tail = item.p.k_tail.size > 0 && g + 1 == item.w.k_groups;
+      const float scale = is_tail ? 1 : from[g * quant.scale_stride.d];
+      const bool finite = __builtin_fabsf(scale) < kInfinity;
+      *to++ = finite ? scale : 0;
+      if (!finite) not_finite |= std::uint32_t{1} << i;
+    }
+  }
+  return not_finite;
+}
+
+// The last columns of 32 keys, `rows` of them as with pack_scales(), behind the others in `to`, [32][d]. Returns a bit
+// for each key with an element that is not representable.
+template <int kComponents>
+std::uint32_t pack_tails(const PrefillItem<kComponents>& item, std::int64_t key, std::int64_t first, std::int64_t rows,
+                         bf16* to) {
+  const KeyTail& tail = item.p.k_tail;
+  const std::int64_t codes = item.p.d - tail.size;
+  std::uint32_t not_representable = 0;
+  for (std::int64_t i = 0; i < rows; ++i) {
+    const bf16* const row = static_cast<const bf16*>(tail.data) + item.head.key_at(tail.stride, max(key + i, first));
+    const auto split = [&](std::int64_t n, auto& inspector) {
+      split_row<kComponents>(row, tail.stride.d, n, tail.size, to + i * item.w.d + codes, 0, inspector);
+    };
+    Inspector<RepresentableFactor<kComponents>> inspector;
+    split(tail.size, inspector);
+    if (!inspector.found()) continue;
+    not_representable |= std::uint32_t{1} << i;
+    split(0, inspector);
+  }
+  return not_representable;
+}
+
+// Splits keys [first, last) of the range at `begin` into components, and values into tiles of components. Of quantised
+// keys the codes are components, and their scales multiply scores; values are dequantised.
 template <int kComponents>
 void pack_range(PrefillItem<kComponents>& item, std::int64_t begin, std::int64_t first, std::int64_t last) {
   const AttentionParams& p = item.p;
   const Head& head = item.head;
   const auto& w = item.w;
-  const bool shared = v_is_prefix_of_k(p, w.d);
+  const bool is_prefix = v_is_prefix_of_k(p, w.d), shared = is_prefix && !p.v_quant.scale;
   const std::int64_t component = shared ? w.keys * w.d : kTileDepth * w.dv;
   for (std::int64_t key = first / kTileDepth * kTileDepth; key < last; key += kTileDepth) {
     const std::int64_t rows = min(kTileDepth, last - key), at = key - begin;
     std::uint32_t& not_representable = w.range.not_representable[at / kTileDepth];
-    const ComponentRows values = with_float_type(p.kv_type, [&](auto type) {
+    const ComponentRows values = with_type_of_keys<kComponents>(p.kv_type, [&](auto type) {
       const auto *k = static_cast<const decltype(type)*>(p.k), *v = static_cast<const decltype(type)*>(p.v);
       // Keys before `first` must not be read, since their pages may not exist: key `first` is read in their place.
       const auto k_row = [&](std::int64_t i) { return k + head.key_at(p.k_stride, max(key + i, first)); };
       const auto v_row = [&](std::int64_t i) { return v + head.key_at(p.v_stride, max(key + i, first)); };
       const auto split_keys = [&](auto representable) {
-        return split_rows<kComponents, decltype(representable)>(k_row, p.k_stride.d, rows, p.d, w.d,
+        return split_rows<kComponents, decltype(representable)>(k_row, p.k_stride.d, rows, p.d - p.k_tail.size, w.d,
                                                                 w.range.k + at * w.d, w.keys * w.d,
                                                                 key >= first && are_lines(item, k_row(0), key));
       };
@@ -113,10 +164,23 @@ void pack_range(PrefillItem<kComponents>& item, std::int64_t begin, std::int64_t
                                         : split_keys(RepresentableFactor<kComponents>());
       w.range.k_tiles[at / kTileDepth] = {reinterpret_cast<const char*>(keys.row[0]), 2 * (keys.row[1] - keys.row[0])};
       not_representable = keys.not_representable;
+      if (p.k_tail.size > 0) not_representable |= pack_tails(item, key, first, rows, w.range.k + at * w.d);
       if (shared) return keys;
+      if (kComponents == 1 && p.v_quant.scale) {
+        const auto dequantize = [&](auto code_row, std::int64_t stride) {
+          const Strides& of_scales = p.v_quant.scale_stride;
+          return split_rows<kComponents, RepresentableValue<kComponents>>(
+              code_row, stride, rows, p.dv, w.dv, w.rows, component, false, [&](std::int64_t i) -> GroupScales {
+                return {p.v_quant.scale + head.key_at(of_scales, max(key + i, first)), of_scales.d, p.v_quant.group};
+              });
+        };
+        if (!is_prefix) return dequantize(v_row, p.v_stride.d);
+        return dequantize([&](std::int64_t i) { return keys.row[i]; }, 1);  // codes that are widened already
+      }
       return split_rows<kComponents, RepresentableValue<kComponents>>(v_row, p.v_stride.d, rows, p.dv, w.dv, w.rows,
                                                                       component, true);
     });
+    if (w.k_groups > 0) not_representable |= pack_scales(item, key, first, rows, w.range.k_scale + at * w.k_groups);
     for (int c = 0; c < kComponents; ++c)
       tile_values(values, c * component, w.dv, w.range.v + c * w.v_component_bytes() + at * w.dv * 2);
     not_representable |= values.not_representable;

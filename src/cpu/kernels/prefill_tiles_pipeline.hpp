@@ -46,7 +46,7 @@ template <int kComponents>
   const Scratch<kComponents>& w = item.w;
   constexpr int n = products(kComponents);
   const std::int64_t depth = w.d / kTileDepth, columns = pv ? w.dv / kChunk : 0;
-  const std::int64_t chunks = columns + (qk ? qk->chunks : 0);
+  const std::int64_t groups = max(w.k_groups, 1), chunks = columns + (qk ? qk->chunks * groups : 0);
   const std::int64_t products_of_tiles = 4 * n * (columns * (pv ? pv->chunks : 0) + (qk ? qk->chunks : 0) * depth);
   // Spread evenly: `each` pairs of keys at a time, one time in kOne / rate products.
   constexpr std::int64_t kOne = 1 << 16;
@@ -77,14 +77,20 @@ template <int kComponents>
       a_step = 2 * kTileBytes, steps = n * pv->chunks;
       c = range_ot(item, item.panels[pv->panel]), start = pv->first ? nullptr : c;
     } else if (!values) {
-      const std::int64_t chunk = i - columns;
+      const std::int64_t chunk = (i - columns) / groups, group = (i - columns) % groups;
       const KeyTiles& keys = w.range.k_tiles[qk->at / kTileDepth + chunk];
-      a = {keys.row, w.offset.k, keys.stride, kTileRows * keys.stride};
-      b = {item.q_tiles(qk->panel), w.offset.q, 64, kTileBytes};
-      steps = n * depth;
-      c = reinterpret_cast<float*>(s) + chunk * kChunk * kChunk, start = nullptr;
+      const std::int64_t before = w.k_groups > 0 ? n * item.first_step(group) : 0;
+      steps = w.k_groups > 0 ? n * item.steps_of(group) : n * depth;
+      a = {keys.row, w.offset.k + before, keys.stride, kTileRows * keys.stride};
+      b = {item.q_tiles(qk->panel), w.offset.q + before, 64, kTileBytes};
+      c = w.k_groups > 0 ? w.group_s + group * kChunk * kChunk : reinterpret_cast<float*>(s) + chunk * kChunk * kChunk;
+      start = nullptr;
     }
     multiply_chunk(tiles, a, b, steps, start, c, pending, interleaved);
+    if (w.k_groups > 0 && !values) {
+      const std::int64_t stored = i - columns + (kLeavesPending ? 0 : 1);
+      if (stored > 0 && stored % groups == 0) scale_scores(item, *qk, stored / groups - 1, s);
+    }
     a.base += a_step, c += kChunk * kChunk;
     if (start) start = c;
   }
@@ -95,6 +101,12 @@ template <int kComponents>
 template <int kComponents>
 void flush(PrefillItem<kComponents>& item, Tiles& tiles) {
   store_pending(tiles, item.pending, item.w.discarded);
+}
+// After multiply() of a visit `qk` whose keys have scales: the last scores.
+template <int kComponents>
+void flush_scores(PrefillItem<kComponents>& item, Tiles& tiles, const Visit& qk, char* s) {
+  flush(item, tiles);
+  scale_scores(item, qk, qk.chunks - 1, s);
 }
 
 // Some row's weights are too large or too small: computes the visit's scores again (its weights lie over them), moves m
@@ -113,7 +125,8 @@ template <int kComponents>
   for (int round = 0; moved && round <= kRounds; ++round) {
     flush(item, tiles);
     multiply(item, tiles, nullptr, nullptr, &v, s, none);
-    flush(item, tiles);
+    if (item.w.k_groups > 0) flush_scores(item, tiles, v, s);
+    else flush(item, tiles);
     if (needs_finish(item, v)) finish_visit(item, v, begin + v.at, x);
     moved = false;
     for (int i = 0; i < kVecsOfRow; ++i) {
@@ -172,6 +185,7 @@ void visit_range(PrefillItem<kComponents>& item, Tiles& tiles, std::int64_t begi
   E none{};
   item.pending = {item.w.discarded};
   multiply(item, tiles, nullptr, nullptr, now, s[0], none);
+  if (item.w.k_groups > 0) flush_scores(item, tiles, *now, s[0]);
   for (int at = 0; now; at ^= 1) {
     *then = *now;
     if (!next(item, *then, begin)) then = nullptr;
@@ -179,6 +193,7 @@ void visit_range(PrefillItem<kComponents>& item, Tiles& tiles, std::int64_t begi
     if (needs_finish(item, *now)) finish_visit(item, *now, begin + now->at, reinterpret_cast<float*>(s[at]));
     E e = exponentials(item, *now, s[at]);
     if (last || then) multiply(item, tiles, last, s[at ^ 1], then, s[at ^ 1], e);
+    if (then && item.w.k_groups > 0) flush_scores(item, tiles, *then, s[at ^ 1]);
     while (e.s != e.end) e.template next_pair<false>();
     if (last && last->last) end_range(item, tiles, *last, !then);
     bool any = false;

@@ -37,6 +37,23 @@ bool needs_finish(const PrefillItem<kComponents>& item, const Visit& v) {
   return v.unfinished || item.large_m[v.panel];
 }
 
+// Scores of the visit's chunk of 32 keys = the products of each group of their codes times its scale.
+template <int kComponents>
+void scale_scores(const PrefillItem<kComponents>& item, const Visit& v, std::int64_t chunk, char* s) {
+  const auto& w = item.w;
+  const float* scale = w.range.k_scale + (v.at + chunk * kTileDepth) * w.k_groups;
+  float* to = reinterpret_cast<float*>(s) + chunk * kChunk * kChunk;
+  for (const float* from = w.group_s; from < w.group_s + kChunk * kChunk; from += kChunk, to += kChunk) {
+    vec sum[kVecsOfRow];
+    for (int i = 0; i < kVecsOfRow; ++i) sum[i] = load(from + i * kLanes) * vec(*scale);
+    ++scale;
+    for (std::int64_t g = 1; g < w.k_groups; ++g, ++scale)
+      for (int i = 0; i < kVecsOfRow; ++i)
+        sum[i] = fma(load(from + g * kChunk * kChunk + i * kLanes), vec(*scale), sum[i]);
+    for (int i = 0; i < kVecsOfRow; ++i) store(to + i * kLanes, sum[i]);
+  }
+}
+
 // -inf for what one vector of rows does not see of n keys, of which `end` exist.
 template <int kComponents>
 void mask_scores(const PrefillItem<kComponents>& item, const Row* row, std::int64_t key, std::int64_t n,

@@ -2,6 +2,7 @@
 // unit (bf16_mma_tiles.hpp), or by products of pairs in vectors (bf16_mma_dots.hpp). Both define
 //  - Tiles: what a thread holds while it multiplies.
 //  - kBlockKeys: how many keys a block of scores has.
+//  - kLeavesPending: whether a chunk's sums are stored while the next one is multiplied.
 //  - multiply_chunk: c = start + sum over `steps` of A B for one chunk (start null: 0). It may call `interleaved`, work
 //    that shares no data with it, up to 4 * steps times, and leave the chunk pending. kStreamA: A is read once and
 //    should leave L1 to the rest. Layout: of start and c; all chunks up to store_pending have the same.

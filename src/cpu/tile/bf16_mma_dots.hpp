@@ -10,6 +10,7 @@ namespace rapt::cpu::RAPT_ISA {
 inline constexpr std::int64_t kBlockKeys = 128;
 
 // Chunks are stored at once: nothing is held, and nothing pends.
+inline constexpr bool kLeavesPending = false;
 struct Tiles {};
 template <class = InRows>
 [[gnu::always_inline]] inline void store_pending(Tiles&, Pending&, float*) {}

@@ -6,6 +6,7 @@
 namespace rapt::cpu::RAPT_ISA {
 
 inline constexpr std::int64_t kBlockKeys = 64;
+inline constexpr bool kLeavesPending = true;
 
 // Where a tile of C lies: tiles 0 to 3 are a chunk of 32 x 32. (A passes through tiles 4 and 5, B through 6 and 7.)
 template <int kTile, class Layout>

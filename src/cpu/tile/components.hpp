@@ -3,6 +3,7 @@
 // One component holds a bf16, two an fp16 (8 + 3 bits), three an fp32 (8 + 8 + 8 bits), all of them exactly.
 #pragma once
 
+#include "cpu/tile/dtype.hpp"
 #include "cpu/tile/panel.hpp"
 #include "cpu/tile/vec.hpp"
 
@@ -13,6 +14,7 @@ inline constexpr std::int64_t kTileBytes = 1024;
 
 // 2 * kLanes elements of 16 bits, in one register.
 using u16vec = xsimd::batch<std::uint16_t, arch>;
+using u32vec = xsimd::batch<std::uint32_t, arch>;
 [[gnu::always_inline]] inline u16vec load_u16vec(const bf16* p) {
   return u16vec::load_unaligned(&p->bits);
 }
@@ -44,9 +46,9 @@ template <class Range>
 class Inspector {
  public:
   [[gnu::always_inline]] void check(vec x) {
-    const vec size = xsimd::abs(x);
-    const auto in_range = (size >= vec(Range::kMin)) & (size < vec(Range::kMax));
-    not_representable_ = not_representable_ | !(in_range | (size == vec(0.f)));
+    const u32vec size = u32vec(cast_to_int(x).data) & u32vec(0x7fffffff);
+    max_of_fp32_ = xsimd::max(max_of_fp32_, size);
+    min_of_fp32_ = xsimd::min(min_of_fp32_, size - u32vec(1));  // 0 is large now
   }
   // 2 * kLanes elements of bf16.
   [[gnu::always_inline]] void check(u16vec x) {
@@ -55,21 +57,40 @@ class Inspector {
     min_ = xsimd::min(min_, x - u16vec(1));  // 0 is large now
   }
   bool found() const {
-    return xsimd::any(not_representable_) || xsimd::any(max_ >= u16vec(upper(Range::kMax))) ||
+    return xsimd::any(max_of_fp32_ >= u32vec(bits(Range::kMax))) ||
+           xsimd::any(min_of_fp32_ < u32vec(bits(Range::kMin) - 1)) || xsimd::any(max_ >= u16vec(upper(Range::kMax))) ||
            xsimd::any(min_ < u16vec(static_cast<std::uint16_t>(upper(Range::kMin) - 1)));
   }
 
  private:
-  static std::uint16_t upper(float x) { return static_cast<std::uint16_t>(__builtin_bit_cast(std::uint32_t, x) >> 16); }
-  typename vec::batch_bool_type not_representable_ = vec(0.f) != vec(0.f);
+  static std::uint32_t bits(float x) { return __builtin_bit_cast(std::uint32_t, x); }
+  static std::uint16_t upper(float x) { return static_cast<std::uint16_t>(bits(x) >> 16); }
+  u32vec max_of_fp32_ = u32vec(0), min_of_fp32_ = u32vec(0xffffffff);
   u16vec max_ = u16vec(0), min_ = u16vec(0xffff);
+};
+
+// What a row's elements are multiplied by, asked for one vector after another: nothing, or the scale of their group, of
+// a whole number of vectors. (A product that has more bits than its components is rounded.)
+struct NoScale {
+  vec operator()(vec x, std::int64_t) const { return x; }
+};
+struct GroupScales {
+  const float* scale;
+  std::int64_t stride, group;  // between scales; elements
+  std::int64_t end = group;    // of the group that `scale` is of
+
+  [[gnu::always_inline]] vec operator()(vec x, std::int64_t i) {
+    if (i >= end) scale += stride, end += group;
+    return x * vec(*scale);
+  }
 };
 
 // to[component][i] = components of from[i * stride] for i < n, 0 up to `padded`; `component_stride` elements from one
 // component to the next.
-template <int kComponents, class T, class Range>
+template <int kComponents, class T, class Range, class Scale = NoScale>
 [[gnu::always_inline]] inline void split_row(const T* from, std::int64_t stride, std::int64_t n, std::int64_t padded,
-                                             bf16* to, std::int64_t component_stride, Inspector<Range>& inspector) {
+                                             bf16* to, std::int64_t component_stride, Inspector<Range>& inspector,
+                                             Scale scale = {}) {
   std::int64_t i = 0;
   if constexpr (kComponents == 1 && std::is_same_v<T, bf16>) {
     for (; stride == 1 && i + 2 * kLanes <= n; i += 2 * kLanes) {
@@ -79,7 +100,9 @@ template <int kComponents, class T, class Range>
     }
   }
   for (; i < n; i += kLanes) {
-    vec x = load_strided(from + i * stride, stride, min(kLanes, n - i));
+    const std::int64_t at = i / kPerUnit<T>, left = min(kLanes / kPerUnit<T>, (n + kPerUnit<T> - 1) / kPerUnit<T> - at);
+    vec x =
+        scale(stride == 1 && i + kLanes <= n ? load_any(from + at) : load_strided(from + at * stride, stride, left), i);
     inspector.check(x);
     for (int p = 0; p < kComponents; ++p) {
       store_any(to + p * component_stride + i, x);
@@ -98,19 +121,20 @@ struct ComponentRows {
 };
 
 // Splits rows [0, rows) of n elements into to[component][32][padded], zeros after the last. `row_at(i)` is where row i
-// lies. With `in_place` rows that are components already stay where they are.
-template <int kComponents, class Range, class RowAt>
+// lies, `scale_of(i)` what it is multiplied by. With `in_place` rows that are components already stay where they are.
+template <int kComponents, class Range, class RowAt, class ScaleOf>
 [[gnu::noinline]] ComponentRows split_rows(RowAt row_at, std::int64_t stride, std::int64_t rows, std::int64_t n,
-                                           std::int64_t padded, bf16* to, std::int64_t component_stride,
-                                           bool in_place) {
+                                           std::int64_t padded, bf16* to, std::int64_t component_stride, bool in_place,
+                                           ScaleOf scale_of) {
   using T = std::remove_cvref_t<decltype(*row_at(0))>;
   constexpr bool kIsComponent = kComponents == 1 && std::is_same_v<T, bf16>;
   in_place = in_place && kIsComponent && stride == 1 && n == padded && rows == 32;
   ComponentRows result;
   const auto split = [&](std::int64_t r, std::int64_t size, Inspector<Range>& inspector) {
     result.row[r] = to + r * padded;
-    split_row<kComponents>(row_at(r < rows ? r : 0), stride, size, padded, to + r * padded, component_stride,
-                           inspector);
+    const std::int64_t from = r < rows ? r : 0;
+    split_row<kComponents>(row_at(from), stride, size, padded, to + r * padded, component_stride, inspector,
+                           scale_of(from));
   };
   Inspector<Range> all;
   for (std::int64_t r = 0; r < 32; ++r) {
@@ -129,6 +153,12 @@ template <int kComponents, class Range, class RowAt>
     split(r, 0, one);
   }
   return result;
+}
+template <int kComponents, class Range, class RowAt>
+ComponentRows split_rows(RowAt row_at, std::int64_t stride, std::int64_t rows, std::int64_t n, std::int64_t padded,
+                         bf16* to, std::int64_t component_stride, bool in_place) {
+  return split_rows<kComponents, Range>(row_at, stride, rows, n, padded, to, component_stride, in_place,
+                                        [](std::int64_t) { return NoScale(); });
 }
 
 // 32 rows of queries -> tiles [padded / 32][2][16 pairs of columns][16 rows], rows in the lanes; of the component that

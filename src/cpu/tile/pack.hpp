@@ -58,17 +58,50 @@ struct KeyRows {
   const void* base;
   const Strides& strides;
   const Quantization& quant;
-  std::int64_t n;  // elements
+  std::int64_t n;                 // elements
+  const KeyTail* tail = nullptr;  // the last of them, unless null
 };
+inline KeyRows keys_of(const AttentionParams& p) {
+  return {p.k, p.k_stride, p.k_quant, p.d, p.k_tail.size > 0 ? &p.k_tail : nullptr};
+}
+inline KeyRows values_of(const AttentionParams& p) {
+  return {p.v, p.v_stride, p.v_quant, p.dv};
+}
+// Whether rows of k begin with those of v, as in latent attention: packed, they are values too.
+inline bool begin_with_values(const AttentionParams& p) {
+  const auto same = [](const Strides& a, const Strides& b) {
+    return a.b == b.b && a.h == b.h && a.s == b.s && a.d == b.d;
+  };
+  const Quantization &k = p.k_quant, &v = p.v_quant;
+  const bool same_codes = p.k == p.v && same(p.k_stride, p.v_stride) && p.dv <= p.d - p.k_tail.size;
+  if (!same_codes || k.scale != v.scale || k.zero != v.zero) return false;
+  return (!k.scale || (k.group == v.group && same(k.scale_stride, v.scale_stride))) &&
+         (!k.zero || same(k.zero_stride, v.zero_stride));
+}
+
+// The tail of the row at `at` -> fp32. `dst` need not be aligned, nor have room for whole vectors.
+[[gnu::noinline]] inline void pack_tail(const KeyTail& tail, std::int64_t at, float* dst) {
+  with_float_type(tail.type, [&](auto element) {
+    const auto* src = static_cast<const decltype(element)*>(tail.data) + at;
+    for (std::int64_t i = 0; i < tail.size; i += kLanes) {
+      const std::int64_t n = min(kLanes, tail.size - i);
+      store_strided(dst + i, 1, n, load_strided(src + i * tail.stride.d, tail.stride.d, n));
+    }
+  });
+}
+
 [[gnu::noinline]] inline void pack_keys(const Head& head, const KeyRows& from, std::int64_t j, std::int64_t rows,
                                         float* dst, std::int64_t dst_stride, bool dequantize = true) {
   const Quantization& quant = from.quant;
+  const std::int64_t n = from.tail ? from.n - from.tail->size : from.n;  // columns that are in the cache's type
   with_cache_type(head.p.kv_type, [&](auto unit) {
     const auto* base = static_cast<const decltype(unit)*>(from.base);
     for (std::int64_t r = 0; r < rows; ++r, dst += dst_stride) {
-      pack_row(base + head.key_at(from.strides, j + r), from.strides.d, from.n, dst);
-      if (!quant.scale || !dequantize) continue;
-      dequantize_row(quant, head.key_at(quant.scale_stride, j + r), head.key_at(quant.zero_stride, j + r), from.n, dst);
+      if (from.tail) store(dst + (from.n - 1) / kLanes * kLanes, vec(0.f));  // past the last column
+      pack_row(base + head.key_at(from.strides, j + r), from.strides.d, n, dst);
+      if (quant.scale && dequantize)
+        dequantize_row(quant, head.key_at(quant.scale_stride, j + r), head.key_at(quant.zero_stride, j + r), n, dst);
+      if (from.tail) pack_tail(*from.tail, head.key_at(from.tail->stride, j + r), dst + n);
     }
   });
 }
