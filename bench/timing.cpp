@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdint>
 #include <ctime>
 #include <limits>
 #include <set>
@@ -135,13 +136,24 @@ Peaks Roofline::peaks(bool reading) const {
 }
 
 double Roofline::read_gbs() const {
+  return read_gbs(buffer_->size() / static_cast<std::size_t>(threads_) * sizeof(float) - 64, 1);
+}
+
+double Roofline::cached_read_gbs(std::size_t bytes) const {
+  constexpr std::size_t kBytes = std::size_t{256} << 20;  // a few milliseconds of them, however slow the cache
+  return read_gbs(bytes, static_cast<std::int64_t>(std::max<std::size_t>(kBytes / bytes, 1)));
+}
+
+double Roofline::read_gbs(std::size_t bytes, std::int64_t rounds) const {
   const std::size_t share = buffer_->size() / static_cast<std::size_t>(threads_);
   volatile float sink = 0;
   const auto read = [&](int worker) {
-    const std::size_t bytes = share * sizeof(float);
-    const float value = run_read_stream(fma_.isa, buffer_->data() + share * static_cast<std::size_t>(worker), bytes);
+    // From where a cache line begins: loads that span two count twice in L1.
+    const float* own = buffer_->data() + share * static_cast<std::size_t>(worker);
+    own += (64 - reinterpret_cast<std::uintptr_t>(own) % 64) % 64 / sizeof(float);
+    const float value = run_read_stream(fma_.isa, own, bytes, rounds);
     if (value == 1) sink = value;
-    return static_cast<double>(bytes);
+    return static_cast<double>(bytes) * static_cast<double>(rounds);
   };
   return total_rate(*executor_, threads_, threads_ > 1, read) / 1e9;
 }

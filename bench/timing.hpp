@@ -6,7 +6,6 @@
 #include <optional>
 #include <vector>
 
-#include "cost.hpp"
 #include "rapt/rapt.hpp"
 
 namespace rapt::bench {
@@ -39,6 +38,9 @@ class Roofline {
   /// each on a CPU of its own.
   double read_gbs() const;
 
+  /// GB/s of reading the first `bytes` of its share over and over, on each thread.
+  double cached_read_gbs(std::size_t bytes) const;
+
   int threads() const { return threads_; }
 
  private:
@@ -48,6 +50,7 @@ class Roofline {
   };
   static Chains chains(Isa isa);
   double gflops(const Chains& chains) const;
+  double read_gbs(std::size_t bytes, std::int64_t rounds) const;
 
   Chains fma_;
   std::optional<Chains> amx_;

@@ -19,42 +19,17 @@
 #include "check.hpp"
 #include "common.hpp"
 #include "progress.hpp"
+#include "trace.hpp"
 
 namespace rapt::tools {
 namespace {
 
-using bench::between, bench::Budget, bench::Cost, bench::Peaks, bench::quantile, bench::Roofline, bench::Sample,
-    bench::SetLine, bench::Summary, bench::take_samples;
+using bench::between, bench::Budget, bench::Peaks, bench::quantile, bench::Roofline, bench::Sample, bench::SetLine,
+    bench::Summary, bench::take_samples;
 
 constexpr std::int64_t kCheckedRows = 8;
 constexpr std::int64_t kNaiveMaxLength = 4096;
 constexpr std::size_t kNaiveMaxWorkspace = std::size_t{2} << 30;
-constexpr std::int64_t kMinBuffer = std::int64_t{256} << 20;
-
-void call(const AttentionArgs& args, const Context& context) {
-  attention(args, context);
-}
-void call(const AttentionBackwardArgs& args, const Context& context) {
-  attention_backward(args, context);
-}
-void call(const AppendKvArgs& args, const Context& context) {
-  append_kv(args, context);
-}
-void call(const MergeStatesArgs& args, const Context& context) {
-  merge_states(args, context);
-}
-void call(const DeltaRuleArgs& args, const Context& context) {
-  delta_rule(args, context);
-}
-void call(const DeltaRuleBackwardArgs& args, const Context& context) {
-  delta_rule_backward(args, context);
-}
-void call(const IndexScoresArgs& args, const Context& context) {
-  index_scores(args, context);
-}
-void call(const SelectTopkArgs& args, const Context& context) {
-  select_topk(args, context);
-}
 
 class Bench {
  public:
@@ -64,9 +39,7 @@ class Bench {
     budget_.seconds = options.min_time / options.seeds;
     budget_.min_samples = (budget_.min_samples + options.seeds - 1) / options.seeds;
     names_ = options.entry.empty() ? std::vector<std::string>{""} : match_entries(options.entry);
-    // A buffer that is the same for all ISAs and threads, so that the figures can be compared.
-    const std::int64_t bytes = std::max(kMinBuffer, 4 * machine.last_level_bytes());
-    buffer_ = std::make_shared<std::vector<float>>(static_cast<std::size_t>(bytes) / sizeof(float), 0.5f);
+    buffer_ = read_buffer(machine);
     for (const std::string& name : names_) {
       for (const SetLine& line : lines_) {
         if (concerns(name, line.problem) && taken(line.problem, name)) add_case(line, name);
@@ -109,6 +82,8 @@ class Bench {
       }
     }
   }
+
+  const Trace& trace() const { return trace_; }
 
   std::vector<Roof> roofs() const {
     std::vector<Roof> roofs;
@@ -185,12 +160,14 @@ class Bench {
     const auto time_seed = [&](const auto& problem, int seed) {
       auto inputs = bench::timed_inputs(problem, static_cast<std::uint64_t>(seed));
       const auto args = inputs.args();
-      row.cost = bench::cost_of(args, problem);
+      row.cost = cost_of(args);
       row.error = verify(inputs, context, kCheckedRows).violation;
       if (!row.error.empty()) return;
       append(samples, samples_of([&] { call(args, context); }, row.cost, roof));
       if constexpr (std::is_same_v<decltype(args), const AttentionArgs>)
         if (seed == 1) naive = naive_samples(problem, planned.isa, args, roof);
+      if (seed == 1 && !options_.trace_path.empty())
+        trace_.add(planned.problem, planned.entry, threads, [&](const Context& watched) { call(args, watched); });
     };
     for (int seed = 1; seed <= options_.seeds && row.error.empty(); ++seed)
       std::visit([&](const auto& problem) { time_seed(problem, seed); }, planned.problem);
@@ -244,16 +221,17 @@ class Bench {
   std::vector<SetLine> lines_;
   std::vector<std::string> names_;
   Budget budget_;
-  std::shared_ptr<std::vector<float>> buffer_;
+  std::shared_ptr<const std::vector<float>> buffer_;
   std::vector<Planned> cases_;
   std::map<std::pair<Isa, int>, Roofline> rooflines_;
   Readings fma_peaks_, amx_peaks_, reads_;
+  Trace trace_;
 };
 
 }  // namespace
 
 int run_bench(const BenchOptions& options) {
-  if (!options.json_path.empty()) require_writable(options.json_path);
+  require_writable({options.json_path, options.trace_path});
   const Machine machine = read_machine();
   Bench bench(options, machine);
   Table table(machine, bench.info(), bench.problems());
@@ -268,6 +246,7 @@ int run_bench(const BenchOptions& options) {
   if (!options.json_path.empty()) {
     write_json(options.json_path, to_json(machine, bench.info(), bench.roofs(), rows));
   }
+  if (!options.trace_path.empty()) write_file(options.trace_path, bench.trace().text(machine));
   if (wrong != 0) fmt::print(stderr, "rapt: {} of {} results are wrong\n", wrong, rows.size());
   return wrong == 0 ? kSuccess : kFailure;
 }

@@ -4,7 +4,6 @@
 #include <string>
 #include <vector>
 
-#include "bench/cost.hpp"
 #include "bench/entry.hpp"
 #include "bench/timing.hpp"
 #include "common.hpp"
@@ -16,7 +15,7 @@ struct Row {
   Problem problem;
   std::string entry;
   int threads = 1;
-  bench::Cost cost;
+  Cost cost;
   bench::Summary time;
   double naive_s = 0;  ///< median of the naive entry; NaN when it was not timed
   std::string error;   ///< not empty: the result was wrong, nothing was timed

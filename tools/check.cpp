@@ -489,7 +489,7 @@ testing::Verdict verify(testing::BackwardCase& inputs, const Context& context, s
 }
 
 int run_check(const CheckOptions& options) {
-  if (!options.json_path.empty()) require_writable(options.json_path);
+  require_writable({options.json_path});
   const std::vector<Problem> problems = problems_of(options);
   std::vector<Forcing> contexts;
   if (options.entry.empty()) contexts.push_back({make_context(options.threads, {}), {}});

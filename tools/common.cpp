@@ -15,7 +15,6 @@
 #include <sstream>
 #include <thread>
 
-#include "bench/cost.hpp"
 #include "bench/sets.hpp"
 
 namespace rapt::tools {
@@ -121,9 +120,9 @@ double tensor_bytes(const AttentionProblem& p) {
     return size * real(p.sk) * (dims & AttentionProblem::kFullB ? real(p.b) : 1) *
            (dims & AttentionProblem::kFullH ? real(p.hq) : 1) * (dims & AttentionProblem::kFullQ ? real(p.sq) : 1);
   };
-  return queries * (real(p.d) * bench::bytes_of(p.q_dtype) + real(p.dv) * bench::bytes_of(p.out_dtype)) +
-         keys * (real(p.d - p.k_tail + p.dv) * bench::bytes_of(p.kv_dtype) +
-                 real(p.k_tail) * bench::bytes_of(p.k_tail_dtype) + real(p.k_groups + p.v_groups) * (p.zeros ? 8 : 4)) +
+  return queries * (real(p.d) * bytes_of(p.q_dtype) + real(p.dv) * bytes_of(p.out_dtype)) +
+         keys * (real(p.d - p.k_tail + p.dv) * bytes_of(p.kv_dtype) + real(p.k_tail) * bytes_of(p.k_tail_dtype) +
+                 real(p.k_groups + p.v_groups) * (p.zeros ? 8 : 4)) +
          term(p.bias, 4) + term(p.mask, 1) + (p.lse ? 4 * queries : 0);
 }
 
@@ -132,9 +131,9 @@ double tensor_bytes(const AttentionBackwardProblem& p) {
   AttentionProblem forward = p;
   if (p.gathered) forward.sk = p.pool;
   const double keys = real(p.hk) * (p.ragged_k >= 0 ? real(p.ragged_k) : real(p.b) * real(forward.sk));
-  return tensor_bytes(forward) + queries * real(p.dv) * bench::bytes_of(p.dout_dtype) +
-         (p.grads & p.kDq ? queries * real(p.d) * bench::bytes_of(p.q_dtype) : 0) +
-         keys * (real(p.grads & p.kDk ? p.d : 0) + real(p.grads & p.kDv ? p.dv : 0)) * bench::bytes_of(p.kv_dtype);
+  return tensor_bytes(forward) + queries * real(p.dv) * bytes_of(p.dout_dtype) +
+         (p.grads & p.kDq ? queries * real(p.d) * bytes_of(p.q_dtype) : 0) +
+         keys * (real(p.grads & p.kDk ? p.d : 0) + real(p.grads & p.kDv ? p.dv : 0)) * bytes_of(p.kv_dtype);
 }
 
 double tensor_bytes(const AppendKvProblem& p) {
@@ -142,39 +141,37 @@ double tensor_bytes(const AppendKvProblem& p) {
   const double keys = real(p.hk) * real(p.b) * real(p.sk), size = real(p.values_are_keys ? p.d : p.d + p.dv);
   const double groups = real(p.values_are_keys ? p.k_groups : p.k_groups + p.v_groups);
   const double scales = p.given_scales ? 0 : groups * (p.zeros ? 8 : 4);
-  return rows * size * bench::bytes_of(p.new_dtype) +
-         keys * ((size - real(p.k_tail)) * bench::bytes_of(p.kv_dtype) +
-                 real(p.k_tail) * bench::bytes_of(p.k_tail_dtype) + scales);
+  return rows * size * bytes_of(p.new_dtype) +
+         keys * ((size - real(p.k_tail)) * bytes_of(p.kv_dtype) + real(p.k_tail) * bytes_of(p.k_tail_dtype) + scales);
 }
 
 double tensor_bytes(const MergeStatesProblem& p) {
-  return real(p.rows) * (real(p.count) * (real(p.dv) * bench::bytes_of(p.dtype) + 4) +
-                         real(p.dv) * bench::bytes_of(p.out_dtype) + (p.lse ? 4 : 0));
+  return real(p.rows) *
+         (real(p.count) * (real(p.dv) * bytes_of(p.dtype) + 4) + real(p.dv) * bytes_of(p.out_dtype) + (p.lse ? 4 : 0));
 }
 
 double tensor_bytes(const DeltaRuleProblem& p) {
   const double tokens = p.ragged >= 0 ? real(p.ragged) : real(p.b) * real(p.t), h = real(p.state_heads()),
-               state = p.state ? real(p.d) * real(p.dv) * bench::bytes_of(p.state_dtype) * h * real(p.b) *
+               state = p.state ? real(p.d) * real(p.dv) * bytes_of(p.state_dtype) * h * real(p.b) *
                                      real(std::max<std::int64_t>(p.steps, 1))
                                : 0;
   const double g = p.decay == Decay::channel ? real(p.d) : p.decay == Decay::head ? 1 : 0;
-  return tokens *
-             ((real(p.hq + p.hk) * real(p.d) + real(p.hv) * real(p.dv)) * bench::bytes_of(p.dtype) +
-              std::max(real(p.hq), h) * real(p.dv) * bench::bytes_of(p.out_dtype) + h * (g + (p.beta ? 1 : 0)) * 4) +
+  return tokens * ((real(p.hq + p.hk) * real(p.d) + real(p.hv) * real(p.dv)) * bytes_of(p.dtype) +
+                   std::max(real(p.hq), h) * real(p.dv) * bytes_of(p.out_dtype) + h * (g + (p.beta ? 1 : 0)) * 4) +
          state;
 }
 
 double tensor_bytes(const DeltaRuleBackwardProblem& p) {
   // With every input a gradient of its size, and one of out, which is counted already.
   const double outs = (p.ragged >= 0 ? real(p.ragged) : real(p.b) * real(p.t)) *
-                      std::max(real(p.hq), real(p.state_heads())) * real(p.dv) * bench::bytes_of(p.out_dtype);
+                      std::max(real(p.hq), real(p.state_heads())) * real(p.dv) * bytes_of(p.out_dtype);
   return 2 * tensor_bytes(static_cast<const DeltaRuleProblem&>(p)) - outs;
 }
 
 double tensor_bytes(const IndexScoresProblem& p) {
   const double rows = real(p.b) * real(p.sq);
-  return rows * real(p.h) * (real(p.d) * bench::bytes_of(p.q_dtype) + 4) +
-         real(p.b) * real(p.sk) * (real(p.d) * bench::bytes_of(p.k_dtype) + (p.scales ? 4 : 0)) +
+  return rows * real(p.h) * (real(p.d) * bytes_of(p.q_dtype) + 4) +
+         real(p.b) * real(p.sk) * (real(p.d) * bytes_of(p.k_dtype) + (p.scales ? 4 : 0)) +
          rows * (real(p.topk) + (p.scores ? real(p.sk) : 0)) * 4;
 }
 
@@ -205,6 +202,15 @@ std::vector<DType> types_of(const IndexScoresProblem& p) {
 }
 std::vector<DType> types_of(const SelectTopkProblem&) {
   return {DType::f32};
+}
+
+void require_one(const fs::path& path) {
+  if (fs::is_directory(path)) throw UsageError(fmt::format("{}: is a directory", path.string()));
+  const Target target(path);
+  const bool opened = std::ofstream(target.written, std::ios::app).is_open();
+  const int reason = errno;
+  if (!opened) throw UsageError(fmt::format("{}: cannot be written: {}", path.string(), std::strerror(reason)));
+  if (target.temporary()) fs::remove(target.written);
 }
 
 }  // namespace
@@ -342,6 +348,37 @@ std::string types_text(const Problem& problem) {
   return fmt::format("{}", fmt::join(names, "/"));
 }
 
+std::shared_ptr<const std::vector<float>> read_buffer(const Machine& machine) {
+  constexpr std::int64_t kMinBytes = std::int64_t{256} << 20;
+  const std::int64_t bytes = std::max(kMinBytes, 4 * machine.last_level_bytes());
+  return std::make_shared<const std::vector<float>>(static_cast<std::size_t>(bytes) / sizeof(float), 0.5f);
+}
+
+void call(const AttentionArgs& args, const Context& context) {
+  attention(args, context);
+}
+void call(const AttentionBackwardArgs& args, const Context& context) {
+  attention_backward(args, context);
+}
+void call(const AppendKvArgs& args, const Context& context) {
+  append_kv(args, context);
+}
+void call(const MergeStatesArgs& args, const Context& context) {
+  merge_states(args, context);
+}
+void call(const DeltaRuleArgs& args, const Context& context) {
+  delta_rule(args, context);
+}
+void call(const DeltaRuleBackwardArgs& args, const Context& context) {
+  delta_rule_backward(args, context);
+}
+void call(const IndexScoresArgs& args, const Context& context) {
+  index_scores(args, context);
+}
+void call(const SelectTopkArgs& args, const Context& context) {
+  select_topk(args, context);
+}
+
 bool exceeds_memory(const Problem& problem) {
   return std::visit([](const auto& p) { return tensor_bytes(p); }, problem) >
          real(::sysconf(_SC_PHYS_PAGES)) * real(::sysconf(_SC_PAGESIZE));
@@ -354,10 +391,11 @@ void refuse_memory(const Problem& problem, const Context& context) {
                                        human_bytes(static_cast<double>(Plan(problem, context).workspace_bytes()))));
 }
 
-Context make_context(int threads, const std::string& entry) {
+Context make_context(int threads, const std::string& entry, std::function<void(const Task&)> task_observer) {
   ContextOptions options;
   options.threads = threads;
   options.kernel = entry;
+  options.task_observer = std::move(task_observer);
   return Context(std::move(options));
 }
 
@@ -370,19 +408,19 @@ Plan make_plan(const Problem& problem, const Context& context, const std::string
   }
 }
 
-void require_writable(const fs::path& path) {
-  if (fs::is_directory(path)) throw UsageError(fmt::format("{}: is a directory", path.string()));
-  const Target target(path);
-  const bool opened = std::ofstream(target.written, std::ios::app).is_open();
-  const int reason = errno;
-  if (!opened) throw UsageError(fmt::format("{}: cannot be written: {}", path.string(), std::strerror(reason)));
-  if (target.temporary()) fs::remove(target.written);
+void require_writable(std::initializer_list<fs::path> paths) {
+  for (const fs::path& path : paths) {
+    if (path.empty()) continue;
+    if (std::count(paths.begin(), paths.end(), path) > 1)
+      throw UsageError(fmt::format("{}: given for two files", path.string()));
+    require_one(path);
+  }
 }
 
-void write_json(const fs::path& path, const Json& json) {
+void write_file(const fs::path& path, std::string_view text) {
   const Target target(path);
   std::ofstream file(target.written);
-  file << to_text(json) << '\n';
+  file << text;
   file.close();
   if (!file) {
     const int reason = errno;
@@ -390,6 +428,9 @@ void write_json(const fs::path& path, const Json& json) {
     throw std::runtime_error(fmt::format("{}: writing failed: {}", path.string(), std::strerror(reason)));
   }
   if (target.temporary()) fs::rename(target.written, target.file);
+}
+void write_json(const fs::path& path, const Json& json) {
+  write_file(path, to_text(json) + '\n');
 }
 
 }  // namespace rapt::tools

@@ -3,6 +3,9 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <initializer_list>
+#include <memory>
 #include <new>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
@@ -75,21 +78,36 @@ std::string short_text(const Problem& problem);
 /// them; of index_scores q and the keys have one each; select_topk's scores are f32.
 std::string types_text(const Problem& problem);
 
+/// What read bandwidth is taken from: the same for all ISAs and threads, so that the figures can be compared.
+std::shared_ptr<const std::vector<float>> read_buffer(const Machine& machine);
+
+/// Carries out any operation.
+void call(const AttentionArgs& args, const Context& context);
+void call(const AttentionBackwardArgs& args, const Context& context);
+void call(const AppendKvArgs& args, const Context& context);
+void call(const MergeStatesArgs& args, const Context& context);
+void call(const DeltaRuleArgs& args, const Context& context);
+void call(const DeltaRuleBackwardArgs& args, const Context& context);
+void call(const IndexScoresArgs& args, const Context& context);
+void call(const SelectTopkArgs& args, const Context& context);
+
 /// Runs `call`. When memory for it cannot be had, throws std::runtime_error that says what the tensors of `problem` and
 /// the workspace of its plan take.
 template <class Call>
 auto with_memory(const Problem& problem, const Context& context, Call&& call);
 
 /// A context for up to `threads` threads (0: all) that uses `entry` only (empty: dispatch's choice).
-Context make_context(int threads, const std::string& entry);
+Context make_context(int threads, const std::string& entry, std::function<void(const Task&)> task_observer = {});
 
 /// What would run. Throws UsageError for a problem that no arguments could give or no entry takes; `where` is what the
 /// message begins with, --problem and the text if it is empty.
 Plan make_plan(const Problem& problem, const Context& context, const std::string& where = "");
 
-/// Throws UsageError when `path` cannot be written; leaves nothing behind.
-void require_writable(const std::filesystem::path& path);
+/// Throws UsageError when a path cannot be written, or is given twice; leaves nothing behind. Empty ones are passed
+/// over.
+void require_writable(std::initializer_list<std::filesystem::path> paths);
 /// Replaces `path` in one step: readers see the old file or the new one, never a part.
+void write_file(const std::filesystem::path& path, std::string_view text);
 void write_json(const std::filesystem::path& path, const Json& json);
 
 /// Whether the tensors of a problem take more than the machine has.

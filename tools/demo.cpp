@@ -156,7 +156,7 @@ void time_row(const AttentionProblem& problem, const Context& best, const Contex
               const bench::Roofline& roofline) {
   testing::Case tensors(problem);
   const AttentionArgs args = tensors.args();
-  const double flops = bench::cost_of(args, problem).flops;
+  const double flops = cost_of(args).flops;
   Contender fast = prepare(args, best), slow = prepare(args, naive);
   const auto start = Clock::now();
   while (since(start) < kSecondsPerRow || static_cast<int>(slow.seconds.size()) < kMinRounds) {

@@ -240,7 +240,7 @@ int list_all(const InfoOptions& options) {
 }  // namespace
 
 int run_info(const InfoOptions& options) {
-  if (!options.json_path.empty()) require_writable(options.json_path);
+  require_writable({options.json_path});
   if (options.problem.empty()) return list_all(options);
   const Plan plan = make_plan(parse_problem(options.problem), make_context(options.threads, {}));
   if (print_json(options, describe(plan))) return kSuccess;

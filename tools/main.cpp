@@ -17,6 +17,7 @@
 #include "common.hpp"
 #include "demo.hpp"
 #include "info.hpp"
+#include "roofline.hpp"
 
 namespace rapt::tools {
 namespace {
@@ -38,7 +39,10 @@ constexpr const char* kCheckExamples = R"(Examples:
 constexpr const char* kBenchExamples = R"(Examples:
   rapt bench --set quick
   rapt bench --set my_problems.txt --threads 1,2 --json rows.json
-  rapt bench --problem "b=1 hq=8 sq=512 d=64 causal" --entry attention)";
+  rapt bench --problem "b=1 hq=8 sq=512 d=64 causal" --entry attention --trace trace.json)";
+constexpr const char* kRooflineExamples = R"(Examples:
+  rapt roofline --html roofline.html
+  rapt roofline --problem "b=1 hq=8 sq=512 d=64" --threads 2 --svg roofline.svg --json roofline.json)";
 constexpr const char* kDemoExamples = R"(Examples:
   rapt demo
   rapt demo --threads 1)";
@@ -57,7 +61,7 @@ const CLI::Range& thread_range() {
   return range;
 }
 
-/// Declares the four subcommands; `command` becomes the chosen one.
+/// Declares the subcommands; `command` becomes the chosen one.
 class Arguments {
  public:
   explicit Arguments(CLI::App& app) {
@@ -66,6 +70,7 @@ class Arguments {
     add_info(app);
     add_check(app);
     add_bench(app);
+    add_roofline(app);
     add_demo(app);
   }
 
@@ -121,8 +126,35 @@ class Arguments {
         ->check(refuse_nan);
     bench->add_option("--json", bench_.json_path, "also write the rows to this file, in google-benchmark's layout")
         ->type_name("FILE");
+    bench
+        ->add_option("--trace", bench_.trace_path,
+                     "also write a few calls of each row as a timeline, to open in Perfetto")
+        ->type_name("FILE");
     bench->footer(kBenchExamples);
     bench->callback([this] { command_ = [this] { return run_bench(bench_); }; });
+  }
+
+  void add_roofline(CLI::App& app) {
+    auto* roofline =
+        app.add_subcommand("roofline", "Where problems stand under the machine's limits, fused and as three steps");
+    const std::string sets = rapt::bench::set_names() + ", or a file with a problem's text a line";
+    auto* set = roofline->add_option("--set", roofline_.set, sets)->capture_default_str();
+    roofline->add_option("--problem", roofline_.problems, std::string(kProblemHelp) + "; may be given again")
+        ->allow_extra_args(false)
+        ->excludes(set);
+    roofline->add_option("--threads", roofline_.threads, "threads of everything that is measured")
+        ->capture_default_str()
+        ->check(thread_range());
+    roofline->add_option("--min-time", roofline_.min_time, "seconds of samples per dot")
+        ->capture_default_str()
+        ->check(CLI::Range(0.001, 3600.0))
+        ->check(refuse_nan);
+    roofline->add_option("--svg", roofline_.svg_path, "write the chart to this file")->type_name("FILE");
+    roofline->add_option("--html", roofline_.html_path, "write a page with chart and table to this file")
+        ->type_name("FILE");
+    roofline->add_option("--json", roofline_.json_path, "write the figures to this file")->type_name("FILE");
+    roofline->footer(kRooflineExamples);
+    roofline->callback([this] { command_ = [this] { return run_roofline(roofline_); }; });
   }
 
   void add_demo(CLI::App& app) {
@@ -139,6 +171,7 @@ class Arguments {
   InfoOptions info_;
   CheckOptions check_;
   BenchOptions bench_;
+  RooflineOptions roofline_;
   DemoOptions demo_{};
   std::function<int()> command_;
 };

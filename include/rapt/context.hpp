@@ -35,6 +35,8 @@ RAPT_API std::shared_ptr<Executor> openmp_executor();  ///< throws Error if rapt
 /// else the first that is found. Null if there is none. Its name() has the file's: "openmp (libgomp.so.1)".
 RAPT_API std::shared_ptr<Executor> loaded_openmp_executor();
 
+struct Task;  // rapt/task.hpp
+
 /// Where workspace comes from. `allocate` returns null on failure, which becomes std::bad_alloc, or throws.
 struct Allocator {
   void* (*allocate)(void* user, std::size_t bytes, std::size_t alignment);
@@ -58,6 +60,9 @@ struct ContextOptions {
   std::optional<Allocator> allocator;  ///< of host memory; default: aligned operator new
   /// Called after dispatch of every call with a one-line text: problem and chosen entry. Must be thread-safe.
   std::function<void(std::string_view)> observer;
+  /// Called after every Task of a call, on the thread that did it. Must be thread-safe and must not throw; whatever it
+  /// points to may be gone when it returns, but for the name of the entry.
+  std::function<void(const Task&)> task_observer;
 };
 
 /// A cheap handle; copies share one state and may be used from several threads at once. Keeps the

@@ -13,8 +13,9 @@ namespace rapt {
 /// Throws Error if `isa` is not usable here.
 RAPT_API double run_fma_chains(Isa isa, std::int64_t iterations);
 
-/// Reads `bytes` (a multiple of 4) from `data` once, in order, with full vector loads; returns a value that depends on
-/// all of them. Time it to get the streaming-read bandwidth of one core.
-RAPT_API float run_read_stream(Isa isa, const float* data, std::size_t bytes);
+/// Reads `bytes` (a multiple of 4) from `data` in order, with full vector loads, `rounds` times; returns a value that
+/// depends on all of them. Time it to get the read bandwidth of one core: of memory, or of the cache that they fit.
+/// Throws Error if `isa` is not usable here.
+RAPT_API float run_read_stream(Isa isa, const float* data, std::size_t bytes, std::int64_t rounds = 1);
 
 }  // namespace rapt

@@ -20,6 +20,8 @@ struct Device {
 
 /// Bytes of one element; 1 for `boolean` and `i4x2`.
 RAPT_API std::size_t size_of(DType dtype) noexcept;
+/// The same, but half a byte for `i4x2`.
+RAPT_API double bytes_of(DType dtype) noexcept;
 RAPT_API std::string_view to_string(DType dtype) noexcept;
 RAPT_API std::string_view to_string(DeviceType type) noexcept;
 RAPT_API std::string_view to_string(Isa isa) noexcept;

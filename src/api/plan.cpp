@@ -7,7 +7,9 @@
 #include <utility>
 
 #include "core/float_environment.hpp"
+#include "core/tasks.hpp"
 #include "dispatch/dispatch.hpp"
+#include "rapt/cost.hpp"
 
 namespace rapt {
 namespace {
@@ -22,16 +24,25 @@ void check_workspace(std::span<const std::byte> workspace, std::size_t wanted) {
 }
 
 // Runs on the context's own memory, or the device's, unless the caller brought some.
-void run_call(const Entry& entry, const EntryPlan& plan, const Call& call, const Context::Impl& context,
-              std::span<std::byte> workspace) {
-  check_workspace(workspace, plan.workspace_bytes);
-  if (context.options.observer) context.options.observer(to_string(call.problem) + " -> " + entry.name);
+void run_entry(const Entry& entry, const EntryPlan& plan, const Call& call, const Context::Impl& context,
+               const CallTasks* tasks, std::span<std::byte> workspace) {
   if (call.is_empty) return;
   if (!workspace.empty() || call.device.type != DeviceType::cpu)
-    return entry.run(plan, call, context, workspace.empty() ? nullptr : workspace.data());
+    return entry.run(plan, call, context, tasks, workspace.empty() ? nullptr : workspace.data());
   Workspace own = context.borrow(plan.workspace_bytes);
-  entry.run(plan, call, context, own.data());
+  entry.run(plan, call, context, tasks, own.data());
   context.give_back(std::move(own));
+}
+
+// `tasks` is null, or the call's.
+template <class Args>
+void run_call(const Entry& entry, const EntryPlan& plan, const Args& args, const Call& call,
+              const Context::Impl& context, CallTasks* tasks, std::span<std::byte> workspace) {
+  check_workspace(workspace, plan.workspace_bytes);
+  if (context.options.observer) context.options.observer(to_string(call.problem) + " -> " + entry.name);
+  if (tasks) tasks->planned(call.problem, entry.name, plan.threads);
+  run_entry(entry, plan, call, context, tasks, workspace);
+  if (tasks) tasks->done([&] { return call.device.type == DeviceType::cpu ? cost_of(args) : Cost{}; });
 }
 
 // The entry for a problem, and its plan.
@@ -41,11 +52,22 @@ std::pair<Choice, std::unique_ptr<EntryPlan>> choose(const Problem& problem, con
   return {choice, choice.entry->plan(problem, context)};
 }
 
+// Calls run(tasks) of a call that begins; null where nobody watches it.
+template <class Run>
+void watched(const Context::Impl& context, const Run& run) {
+  if (!CallTasks::wanted(context)) return run(nullptr);
+  CallTasks tasks(context);
+  run(&tasks);
+}
+
 template <class Args>
 void run_once(const Args& args, const Context& context, std::span<std::byte> workspace) {
-  const Call call = validate(args, workspace);
-  const auto [choice, plan] = choose(call.problem, context.impl());
-  run_call(*choice.entry, *plan, call, context.impl(), workspace);
+  watched(context.impl(), [&](CallTasks* tasks) {
+    const Call call = validate(args, workspace);
+    if (tasks) tasks->validated();
+    const auto [choice, plan] = choose(call.problem, context.impl());
+    run_call(*choice.entry, *plan, args, call, context.impl(), tasks, workspace);
+  });
 }
 
 }  // namespace
@@ -64,10 +86,12 @@ struct Plan::Impl {
 
   template <class Args>
   void run(const Args& args, std::span<std::byte> workspace) const {
-    const Call call = validate(args, workspace);
-    if (planned(call.problem) != planned(problem))
-      throw Error("args", to_string(call.problem), "the plan's problem, " + to_string(problem));
-    run_call(*choice.entry, *plan, call, context.impl(), workspace);
+    watched(context.impl(), [&](CallTasks* tasks) {
+      const Call call = validate(args, workspace);
+      if (planned(call.problem) != planned(problem))
+        throw Error("args", to_string(call.problem), "the plan's problem, " + to_string(problem));
+      run_call(*choice.entry, *plan, args, call, context.impl(), tasks, workspace);
+    });
   }
 };
 

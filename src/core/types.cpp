@@ -24,6 +24,9 @@ std::size_t size_of(DType dtype) noexcept {
   return 0;
 }
 
+double bytes_of(DType dtype) noexcept {
+  return dtype == DType::i4x2 ? 0.5 : static_cast<double>(size_of(dtype));
+}
 std::string_view to_string(DType dtype) noexcept {
   switch (dtype) {
     case DType::f32:

@@ -28,8 +28,10 @@ struct Workers {
   std::span<WorkQueue> queues;
   std::byte* scratch;     // of every worker, then partial results, then counters
   bool combine_together;  // partial results, when all items are done; else who finishes the last split of rows does
+  const CallTasks* tasks;
 
   struct Worker {
+    int index;
     std::byte* scratch;
     std::int64_t b = -1, hk = -1;  // of its last item
   };
@@ -38,12 +40,15 @@ struct Workers {
   std::byte* counters() const { return partials() + plan.partial_bytes; }
 
   void work(int index) {
-    Worker worker{scratch + static_cast<std::size_t>(index) * plan.scratch_bytes};
+    Worker worker{index, scratch + static_cast<std::size_t>(index) * plan.scratch_bytes};
     for (std::size_t n = 0; n < queues.size(); ++n) {
       WorkQueue& queue = queues[(static_cast<std::size_t>(index) + n) % queues.size()];
       // Only read, at first: a write would take the cache line from the queue's own worker.
       if (queue.next.load(std::memory_order_relaxed) >= queue.end) continue;
-      for (std::int64_t i; (i = queue.next.fetch_add(1, std::memory_order_relaxed)) < queue.end;) run(i, worker);
+      for (std::int64_t i; (i = queue.next.fetch_add(1, std::memory_order_relaxed)) < queue.end;) {
+        const TaskScope task(tasks, Task::Kind::item, index, i, 1);
+        run(i, worker);
+      }
     }
     if (combine_together) combine_share(index);
   }
@@ -59,7 +64,7 @@ struct Workers {
           for (std::int64_t row = begin; row < end; row += kRowsOfSlice)
             if (slice++ % plan.threads == index) {
               wait_for(counter(s, head, begin), s.splits);
-              combine(s, head, begin, end, row, std::min(row + kRowsOfSlice, end));
+              combine(s, head, begin, end, row, std::min(row + kRowsOfSlice, end), index);
             }
         }
     }
@@ -81,7 +86,7 @@ struct Workers {
     const std::atomic_ref done(counter(s, head, begin));
     if (done.fetch_add(1, std::memory_order_acq_rel) + 1 < s.splits) return;
     if (combine_together) done.notify_all();
-    else combine(s, head, begin, end, begin, end);
+    else combine(s, head, begin, end, begin, end, worker.index);
   }
 
   // Of sequences that are alike: `head` counts those of all of them. `begin`: of the range of rows.
@@ -94,7 +99,8 @@ struct Workers {
   }
   // Rows [first, last) of the range [begin, end).
   void combine(const SequenceWork& s, std::int64_t head, std::int64_t begin, std::int64_t end, std::int64_t first,
-               std::int64_t last) const {
+               std::int64_t last, int worker) const {
+    const TaskScope task(tasks, Task::Kind::combine, worker);
     float* const partials = partials_of(s, head, begin) + (first - begin) * partial_floats(params.dv);
     isa.combine(params, {s.b + head / params.hk, head % params.hk, first, last, 0, kAllKeys, partials}, s.splits,
                 end - begin);
@@ -137,7 +143,7 @@ class AttentionEntry final : public CpuEntry {
     return cpu::max_workspace_bytes(p, kernels_for(p, context), context.concurrency(), machine().l2_bytes);
   }
 
-  void run(const EntryPlan& entry_plan, const Call& call, const Context::Impl& context,
+  void run(const EntryPlan& entry_plan, const Call& call, const Context::Impl& context, const CallTasks* tasks,
            std::byte* workspace) const override {
     const auto& plan = static_cast<const AttentionPlan&>(entry_plan);
     const auto& params = std::get<AttentionParams>(call.params);
@@ -152,11 +158,10 @@ class AttentionEntry final : public CpuEntry {
                     all,
                     cut_into_queues(all, params.hk, {queues, static_cast<std::size_t>(plan.threads)}),
                     workspace + plan.queue_bytes + plan.list_bytes,
-                    combines_together(plan, params, all)};
+                    combines_together(plan, params, all),
+                    tasks};
     std::memset(workers.counters(), 0, plan.counter_bytes);
-    if (plan.threads == 1) return workers.work(0);
-    context.executor().run(
-        plan.threads, [](void* argument, int worker) { static_cast<Workers*>(argument)->work(worker); }, &workers);
+    run_workers(workers, plan.threads, context, tasks);
   }
 
  private:

@@ -146,6 +146,7 @@ struct Workers {
   std::int32_t *progress, *head_facts;  // of each item; [b][hk]
   std::byte* scratch;
   float *sums, *sink_sums, *slope_sums;
+  const CallTasks* tasks;
   std::atomic<int64_t> next{0};
 
   int64_t rows_of(const Sequence& q) const { return q.len_q * p.group; }
@@ -160,8 +161,10 @@ struct Workers {
   void work(int worker) {
     std::byte* const own = scratch + static_cast<std::size_t>(worker) * plan.scratch_bytes;
     const int64_t items = before[p.b].items, end = items + bias_items();
-    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < end;)
-      i < items ? run(i, own) : run_bias(i - items, own);
+    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < end;) {
+      const TaskScope task(tasks, Task::Kind::item, worker, i, 1);
+      i < items ? run(i, worker, own) : run_bias(i - items, own);
+    }
   }
   void run_bias(int64_t i, std::byte* own) const {
     const int64_t head = i / (bias_rows() * bias_keys()), piece = i % (bias_rows() * bias_keys());
@@ -173,7 +176,7 @@ struct Workers {
   // Items are taken in order, so that whoever an item waits for is at work already. Among several workers heads take
   // turns: a head whose chunks are few leaves room for the others. One alone finishes a head while its rows are in
   // cache.
-  void run(int64_t number, std::byte* own) {
+  void run(int64_t number, int worker, std::byte* own) {
     const auto after = [](int64_t i, const Before& x) { return i < x.items; };
     const int64_t b = std::upper_bound(before, before + p.b + 1, number, after) - before - 1;
     const Sequence q = sequence_of(p, p, b);
@@ -213,6 +216,7 @@ struct Workers {
     std::atomic_ref done(progress[number - range * next_range]);  // of the head's first item
     if (done.fetch_add(1, std::memory_order_acq_rel) + 1 < cut.items) return;
     item.dq_sums = head_sums;
+    const TaskScope task(tasks, Task::Kind::combine, worker);
     finish_rows(item, q, chunks, cut.items, own);
   }
 
@@ -272,12 +276,12 @@ class AttentionBackwardEntry final : public CpuEntry {
     size_workspace(plan, p, kernel_, p.b * p.hk * blocks, blocks > 1, true);
     return plan.workspace_bytes;
   }
-  void run(const EntryPlan& entry_plan, const Call& call, const Context::Impl& context,
+  void run(const EntryPlan& entry_plan, const Call& call, const Context::Impl& context, const CallTasks* tasks,
            std::byte* workspace) const override {
     const auto& p = std::get<AttentionBackwardParams>(call.params);
     if (std::get<P>(call.problem).gathered)
       return run_gathered_backward(static_cast<const GatheredBackwardPlan&>(entry_plan), kernel_, *built_.kernels, p,
-                                   context, workspace);
+                                   context, tasks, workspace);
     const auto& plan = static_cast<const BackwardPlan&>(entry_plan);
     auto* const before = reinterpret_cast<Before*>(workspace);
     std::byte* at = workspace + plan.first_bytes;
@@ -297,7 +301,7 @@ class AttentionBackwardEntry final : public CpuEntry {
     };
     float* const sink_sums = rows_of(p.grad_sinks);
     float* const slope_sums = rows_of(p.grad_alibi);
-    Workers workers{kernel_, plan, p, before, progress, head_facts, scratch, sums, sink_sums, slope_sums};
+    Workers workers{kernel_, plan, p, before, progress, head_facts, scratch, sums, sink_sums, slope_sums, tasks};
     before[0] = {0, 0};
     for (int64_t b = 0; b < p.b; ++b) {
       const Sequence q = sequence_of(p, p, b);
@@ -305,10 +309,7 @@ class AttentionBackwardEntry final : public CpuEntry {
       before[b + 1] = {before[b].items + (plan.work_items == 0 ? 0 : p.hk * cut.items),
                        before[b].chunks + (cut.items > 1 ? p.hk * workers.chunks_of(q) * cut.sums : 0)};
     }
-    if (plan.threads == 1) workers.work(0);
-    else
-      context.executor().run(
-          plan.threads, [](void* argument, int worker) { static_cast<Workers*>(argument)->work(worker); }, &workers);
+    run_workers(workers, plan.threads, context, tasks);
     if (sink_sums) add_up(p, *built_.kernels, sink_sums, p.grad_sinks);
     if (slope_sums) add_up(p, *built_.kernels, slope_sums, p.grad_alibi);
   }

@@ -43,6 +43,6 @@ void size_gathered_workspace(GatheredBackwardPlan& plan, const AttentionBackward
                              const AttentionBackwardKernel& kernel, int threads, std::size_t l2_bytes);
 void run_gathered_backward(const GatheredBackwardPlan& plan, const AttentionBackwardKernel& kernel,
                            const IsaKernels& isa, const AttentionBackwardParams& p, const Context::Impl& context,
-                           std::byte* workspace);
+                           const CallTasks* tasks, std::byte* workspace);
 
 }  // namespace rapt::cpu

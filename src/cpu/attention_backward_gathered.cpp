@@ -63,6 +63,7 @@ struct Workers {
   std::int32_t *progress, *head_facts;
   std::byte* scratch;
   float* sink_sums;
+  const CallTasks* tasks;
   const PoolRanges ranges{p.page_count};
   const int64_t tokens = p.group > 0 && p.pools > 0 ? p.b / p.pools : 0;  // of a pool
   const int64_t items_of_head = tokens + (pool ? ranges.count : 0);
@@ -76,6 +77,7 @@ struct Workers {
     sorted.pages = {list, 1, true}, sorted.pages_stride_b = sorted.pages_stride_token = 0;
     const int64_t end = p.pools * p.hk * items_of_head;
     for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < end;) {
+      const TaskScope task(tasks, Task::Kind::item, worker, i, 1);
       const int64_t head = i / items_of_head, at = i % items_of_head;
       if (at < tokens) add_token(i, head, at, sorted, list, own);
       else store_range(i, head, at - tokens);
@@ -195,7 +197,7 @@ GatheredBackwardPlan plan_gathered_backward(const P& p, const AttentionBackwardK
 
 void run_gathered_backward(const GatheredBackwardPlan& plan, const AttentionBackwardKernel& kernel,
                            const IsaKernels& isa, const AttentionBackwardParams& p, const Context::Impl& context,
-                           std::byte* workspace) {
+                           const CallTasks* tasks, std::byte* workspace) {
   const auto take = [&](std::size_t bytes) {
     std::byte* const at = workspace;
     workspace += bytes;
@@ -211,11 +213,8 @@ void run_gathered_backward(const GatheredBackwardPlan& plan, const AttentionBack
   pool.rows = reinterpret_cast<float*>(workspace);
   std::memset(pool.counts, 0, plan.count_bytes);
   const bool has_sums = p.grad_k || p.grad_v;
-  Workers workers{kernel, isa, plan, p, has_sums ? &pool : nullptr, progress, head_facts, scratch, sink_sums};
-  if (plan.threads == 1) workers.work(0);
-  else
-    context.executor().run(
-        plan.threads, [](void* argument, int worker) { static_cast<Workers*>(argument)->work(worker); }, &workers);
+  Workers workers{kernel, isa, plan, p, has_sums ? &pool : nullptr, progress, head_facts, scratch, sink_sums, tasks};
+  run_workers(workers, plan.threads, context, tasks);
   if (sink_sums) add_up(p, isa, sink_sums, p.grad_sinks);
 }
 

@@ -31,13 +31,13 @@ class DeltaRuleEntry final : public CpuEntry {
     return static_cast<std::size_t>(context.concurrency()) *
            plan_for(std::get<DeltaRuleProblem>(largest), 1).scratch_bytes;
   }
-  void run(const EntryPlan& entry_plan, const Call& call, const Context::Impl& context,
+  void run(const EntryPlan& entry_plan, const Call& call, const Context::Impl& context, const CallTasks* tasks,
            std::byte* workspace) const override {
     const auto& plan = static_cast<const StreamPlan&>(entry_plan);
     const auto& p = std::get<DeltaRuleParams>(call.params);
     const int64_t ranges = std::max<int64_t>(plan.work_items / std::max<int64_t>(p.b * p.h, 1), 1),
                   columns = columns_of(p.dv, ranges);
-    run_stream(plan, context, workspace, [&](int64_t begin, int64_t end, std::byte* scratch) {
+    run_stream(plan, context, tasks, workspace, [&](int64_t begin, int64_t end, std::byte* scratch) {
       for (int64_t i = begin; i < end; ++i) {
         const int64_t head = i / ranges, first = i % ranges * columns;
         kernel_.run(p, {head / p.h, head % p.h, first, std::min(first + columns, p.dv)}, scratch);

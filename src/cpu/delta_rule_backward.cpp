@@ -56,12 +56,16 @@ struct Workers {
   double* head_sums;
   float *q_sums, *k_sums, *v_sums;
   std::byte* scratch;
+  const CallTasks* tasks;
   std::atomic<int64_t> next{0};
 
   void work(int worker) {
     std::byte* const own = scratch + static_cast<std::size_t>(worker) * plan.scratch_bytes;
     // Items are taken in their order, so that the one that is waited for is under way.
-    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < plan.work_items;) run(i, own);
+    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < plan.work_items;) {
+      const TaskScope task(tasks, Task::Kind::item, worker, i, 1);
+      run(i, own);
+    }
   }
   void run(int64_t i, std::byte* own) const {
     const DeltaRuleBackwardItem item{i / p.h, i % p.h, q_sums, k_sums, v_sums, head_sums + i * (2 + p.d)};
@@ -90,7 +94,7 @@ class DeltaRuleBackwardEntry final : public CpuEntry {
   std::size_t max_workspace_bytes(const Problem& largest, const Context::Impl& context) const override {
     return plan_backward(std::get<P>(largest), kernel_, context.concurrency(), true).workspace_bytes;
   }
-  void run(const EntryPlan& entry_plan, const Call& call, const Context::Impl& context,
+  void run(const EntryPlan& entry_plan, const Call& call, const Context::Impl& context, const CallTasks* tasks,
            std::byte* workspace) const override {
     const auto& plan = static_cast<const DeltaBackwardPlan&>(entry_plan);
     const auto& p = std::get<DeltaRuleBackwardParams>(call.params);
@@ -99,15 +103,12 @@ class DeltaRuleBackwardEntry final : public CpuEntry {
       from = reinterpret_cast<T*>(at);
       at += bytes;
     };
-    Workers workers{kernel_, plan, p, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
+    Workers workers{kernel_, plan, p, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, tasks};
     take(plan.progress_bytes, workers.progress), take(plan.head_bytes, workers.head_sums);
     take(plan.q_bytes, workers.q_sums), take(plan.k_bytes, workers.k_sums), take(plan.v_bytes, workers.v_sums);
     workers.scratch = at;
     std::fill_n(workers.progress, plan.work_items, 0);
-    if (plan.threads == 1) workers.work(0);
-    else
-      context.executor().run(
-          plan.threads, [](void* argument, int worker) { static_cast<Workers*>(argument)->work(worker); }, &workers);
+    run_workers(workers, plan.threads, context, tasks);
     add_up(p, workers.head_sums, 0, 1, p.grad_a_log);
     add_up(p, workers.head_sums, 1, 1, p.grad_constant_g);
     add_up(p, workers.head_sums, 2, p.decay == Decay::channel ? p.d : 1, p.grad_dt_bias);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "core/tasks.hpp"
 #include "cpu/machine.hpp"
 #include "dispatch/entry.hpp"
 
@@ -29,10 +30,6 @@ int workers_for(double worth, int concurrency, std::int64_t items);
 
 inline std::size_t whole_lines(std::size_t bytes) {
   return (bytes + 63) / 64 * 64;
-}
-// Of one element.
-inline double bytes_of(DType dtype) {
-  return dtype == DType::i4x2 ? 0.5 : static_cast<double>(size_of(dtype));
 }
 
 // How many steps an item of a call is done with, where the next one may not overtake it: 0 at first.
@@ -58,6 +55,22 @@ void add_delta_rule_backward(const Machine& machine, Entries& entries);
 void add_index_scores(const Machine& machine, Entries& entries);
 void add_select_topk(const Machine& machine, Entries& entries);
 
+// Calls workers.work(i) for i in [0, threads) on the context's executor; each is a task of the call.
+template <class Workers>
+void run_workers(Workers& workers, int threads, const Context::Impl& context, const CallTasks* tasks) {
+  struct Shared {
+    Workers& workers;
+    const CallTasks* tasks;
+  } shared{workers, tasks};
+  const auto work = [](void* argument, int worker) {
+    const Shared& s = *static_cast<Shared*>(argument);
+    const TaskScope task(s.tasks, Task::Kind::worker, worker);
+    s.workers.work(worker);
+  };
+  if (threads == 1) return work(&shared, 0);
+  context.executor().run(threads, work, &shared);
+}
+
 // The plan of an operation that moves `bytes` and has `items` alike, which any worker may do in any order.
 struct StreamPlan final : EntryPlan {
   std::int64_t items_per_turn = 1;  // that a worker takes at a time
@@ -69,22 +82,26 @@ struct StreamPlan final : EntryPlan {
 
 // Calls run(begin, end, scratch) for ranges of the plan's items, on its workers.
 template <class Run>
-void run_stream(const StreamPlan& plan, const Context::Impl& context, std::byte* workspace, const Run& run) {
-  if (plan.threads == 1) return run(0, plan.work_items, workspace);
-  struct Shared {
+void run_stream(const StreamPlan& plan, const Context::Impl& context, const CallTasks* tasks, std::byte* workspace,
+                const Run& run) {
+  struct Workers {
     const StreamPlan& plan;
     const Run& run;
     std::byte* workspace;
+    const CallTasks* tasks;
     std::atomic<std::int64_t> next{0};
-  } shared{plan, run, workspace};
-  const auto work = [](void* argument, int worker) {
-    Shared& s = *static_cast<Shared*>(argument);
-    std::byte* const scratch = s.workspace + static_cast<std::size_t>(worker) * s.plan.scratch_bytes;
-    const std::int64_t step = s.plan.items_per_turn, end = s.plan.work_items;
-    for (std::int64_t i; (i = s.next.fetch_add(step, std::memory_order_relaxed)) < end;)
-      s.run(i, std::min(i + step, end), scratch);
-  };
-  context.executor().run(plan.threads, work, &shared);
+
+    void work(int worker) {
+      std::byte* const scratch = workspace + static_cast<std::size_t>(worker) * plan.scratch_bytes;
+      const std::int64_t step = plan.threads == 1 ? plan.work_items : plan.items_per_turn;
+      for (std::int64_t i; (i = next.fetch_add(step, std::memory_order_relaxed)) < plan.work_items;) {
+        const std::int64_t end = std::min(i + step, plan.work_items);
+        const TaskScope task(tasks, Task::Kind::item, worker, i, end - i);
+        run(i, end, scratch);
+      }
+    }
+  } workers{plan, run, workspace, tasks};
+  run_workers(workers, plan.threads, context, tasks);
 }
 
 // An entry of such an operation: what it says itself is the plan for a problem.
@@ -100,10 +117,11 @@ class StreamEntry : public CpuEntry {
   std::size_t max_workspace_bytes(const Problem& largest, const Context::Impl& context) const final {
     return static_cast<std::size_t>(context.concurrency()) * plan_for(largest, 1).scratch_bytes;
   }
-  void run(const EntryPlan& plan, const Call& call, const Context::Impl& context, std::byte* workspace) const final {
+  void run(const EntryPlan& plan, const Call& call, const Context::Impl& context, const CallTasks* tasks,
+           std::byte* workspace) const final {
     const auto& params = std::get<Params>(call.params);
     run_stream(
-        static_cast<const StreamPlan&>(plan), context, workspace,
+        static_cast<const StreamPlan&>(plan), context, tasks, workspace,
         [&](std::int64_t begin, std::int64_t end, std::byte* scratch) { kernel_.run(params, begin, end, scratch); });
   }
 

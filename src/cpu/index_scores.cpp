@@ -63,15 +63,19 @@ struct Workers {
   const IndexPlan& plan;
   const IndexScoresParams& p;
   std::byte *scratch, *lists, *counters;
+  const CallTasks* tasks;
   std::atomic<int64_t> next{0};
 
   void work(int worker) {
     std::byte* const own = scratch + static_cast<std::size_t>(worker) * plan.scratch_bytes;
-    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < plan.work_items;) run(i, own);
+    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < plan.work_items;) {
+      const TaskScope task(tasks, Task::Kind::item, worker, i, 1);
+      run(i, worker, own);
+    }
   }
 
   // The last queries first, which see the most keys where that differs.
-  void run(int64_t i, std::byte* own) const {
+  void run(int64_t i, int worker, std::byte* own) const {
     const int64_t blocks = ceil_div(p.sq, plan.tokens), split = i % plan.splits, of_all = i / plan.splits;
     const int64_t block = blocks - 1 - of_all / p.b;
     IndexItem item{of_all % p.b, block * plan.tokens, std::min((block + 1) * plan.tokens, p.sq), 0, p.sk, nullptr, 0};
@@ -86,6 +90,7 @@ struct Workers {
     const std::atomic_ref done(reinterpret_cast<std::int32_t*>(counters)[of_all]);
     if (done.fetch_add(1, std::memory_order_acq_rel) + 1 < plan.splits) return;
     item.lists = of_block;
+    const TaskScope task(tasks, Task::Kind::combine, worker);
     kernel.merge(p, item, plan.splits, own);
   }
 };
@@ -108,16 +113,14 @@ class IndexScoresEntry final : public CpuEntry {
                    2 * kItemsPerWorker * plan.threads * kernel_.tokens);
     return plan.workspace_bytes;
   }
-  void run(const EntryPlan& entry_plan, const Call& call, const Context::Impl& context,
+  void run(const EntryPlan& entry_plan, const Call& call, const Context::Impl& context, const CallTasks* tasks,
            std::byte* workspace) const override {
     const auto& plan = static_cast<const IndexPlan&>(entry_plan);
     std::byte* const lists = workspace + static_cast<std::size_t>(plan.threads) * plan.scratch_bytes;
     std::byte* const counters = lists + plan.list_bytes;
     std::memset(counters, 0, plan.counter_bytes);
-    Workers workers{kernel_, plan, std::get<IndexScoresParams>(call.params), workspace, lists, counters};
-    if (plan.threads == 1) return workers.work(0);
-    context.executor().run(
-        plan.threads, [](void* argument, int worker) { static_cast<Workers*>(argument)->work(worker); }, &workers);
+    Workers workers{kernel_, plan, std::get<IndexScoresParams>(call.params), workspace, lists, counters, tasks};
+    run_workers(workers, plan.threads, context, tasks);
   }
 
  private:

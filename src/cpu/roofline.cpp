@@ -23,8 +23,12 @@ const cpu::IsaKernels& kernels_of(Isa isa) {
 double run_fma_chains(Isa isa, std::int64_t iterations) {
   return kernels_of(isa).fma_chains(iterations);
 }
-float run_read_stream(Isa isa, const float* data, std::size_t bytes) {
-  return kernels_of(isa).read_stream(data, static_cast<std::int64_t>(bytes / sizeof(float)));
+float run_read_stream(Isa isa, const float* data, std::size_t bytes, std::int64_t rounds) {
+  const cpu::IsaKernels& kernels = kernels_of(isa);
+  float sum = 0;
+  for (std::int64_t i = 0; i < rounds; ++i)
+    sum += kernels.read_stream(data, static_cast<std::int64_t>(bytes / sizeof(float)));
+  return sum;
 }
 
 }  // namespace rapt

@@ -129,7 +129,8 @@ class AttentionEntry final : public Entry {
     return kernel_.workspace(sizes_of(largest));
   }
 
-  void run(const EntryPlan& plan, const Call& call, const Context::Impl& context, std::byte* workspace) const override {
+  void run(const EntryPlan& plan, const Call& call, const Context::Impl& context, const CallTasks*,
+           std::byte* workspace) const override {
     const NvtxRange range([&] { return name + " " + to_string(call.problem); });
     const DeviceGuard guard(call.device.index);
     const auto stream = static_cast<cudaStream_t>(context.options.stream);

@@ -27,6 +27,8 @@ struct EntryPlan {
   virtual std::string note() const = 0;  // how, for explain()
 };
 
+class CallTasks;
+
 class Entry {
  public:
   KernelFacts facts{};
@@ -46,7 +48,9 @@ class Entry {
   virtual std::size_t max_workspace_bytes(const Problem& largest, const Context::Impl&) const = 0;
   // `workspace` has the plan's bytes of the device's memory, 64-byte aligned. On a device other than the host it may be
   // null: the entry then takes its own; and the call returns before the work is done.
-  virtual void run(const EntryPlan&, const Call&, const Context::Impl&, std::byte* workspace) const = 0;
+  // `tasks` are the call's where somebody watches it, else null.
+  virtual void run(const EntryPlan&, const Call&, const Context::Impl&, const CallTasks* tasks,
+                   std::byte* workspace) const = 0;
 };
 
 // "attention_prefill.f32.avx2.q24k128".

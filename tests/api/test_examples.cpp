@@ -1,11 +1,14 @@
 // The examples of docs/guide and README.md that attend, run; those of caches are in test_examples_caches.cpp.
 #include <Eigen/Core>
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <iostream>
 #include <limits>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <numeric>
 #include <sstream>
 #include <string>
@@ -454,6 +457,19 @@ TEST_CASE("guide: plans, contexts and errors", "[examples]") {
     rapt::attention(queries, keys, values, result, {}, context);
   }
   for (std::size_t i = 0; i < out.size(); ++i) REQUIRE(std::abs(out[i] - expected[i]) <= 4e-6f);
+  {
+    std::mutex mutex;
+    std::map<rapt::Task::Kind, double> seconds;
+    rapt::ContextOptions options;
+    options.task_observer = [&](const rapt::Task& task) {  // from several threads at once
+      const std::lock_guard lock(mutex);
+      seconds[task.kind] += std::chrono::duration<double>(task.end - task.begin).count();
+      if (task.kind == rapt::Task::Kind::call)
+        std::clog << task.entry << ", " << task.threads << " threads: " << task.cost.flops << " FLOPs\n";
+    };
+    rapt::attention(queries, keys, values, result, {}, rapt::Context(options));
+    CHECK(seconds.size() == 5);  // all kinds but combine
+  }
 
   std::string culprit;
   rapt::ScoreSpec score;
@@ -467,6 +483,7 @@ TEST_CASE("guide: plans, contexts and errors", "[examples]") {
   std::cout.rdbuf(streams[0]), std::clog.rdbuf(streams[1]), std::cerr.rdbuf(streams[2]);
   CHECK(culprit == "score.scale");
   CHECK(captured.str().find("attention b=2 hq=4 sq=6 d=8") != std::string::npos);  // the observer's line
+  CHECK(captured.str().find(" threads: ") != std::string::npos);                   // the task observer's
   CHECK(captured.str().find("score.scale: ") != std::string::npos);
 }
 

@@ -247,6 +247,67 @@ class BenchFiles(CliTest):
         self.assertFalse(Path("/dev/stdout").is_file())
 
 
+class Trace(CliTest):
+    def trace(self, *problems, threads="1"):
+        """(rows of --json, events of --trace by what they are)."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.run_ok("bench", "--min-time", "0.001", *(word for p in problems for word in ("--problem", p)),
+                        "--threads", threads, "--json", f"{folder}/rows.json", "--trace", f"{folder}/trace.json")
+            self.assertEqual(sorted(os.listdir(folder)), ["rows.json", "trace.json"])
+            rows = json.loads(Path(folder, "rows.json").read_text())["benchmarks"]
+            trace = json.loads(Path(folder, "trace.json").read_text())
+        for key in RUN_KEYS:
+            self.assertIn(key, trace["otherData"])
+        events = trace["traceEvents"]
+        self.assertEqual({event["ph"] for event in events}, {"M", "X"})
+        return rows, [e for e in events if e["ph"] == "M"], [e for e in events if e["ph"] == "X"]
+
+    def test_rows_are_processes(self):
+        rows, names, events = self.trace(PROBLEM, *OTHERS.values())
+        processes = {name["pid"]: name["args"]["name"] for name in names if name["name"] == "process_name"}
+        self.assertEqual(len(processes), len(rows))
+        for (pid, name), row in zip(sorted(processes.items()), rows):
+            self.assertEqual(name, f"{row['problem'].removeprefix('attention ')}, threads 1: {row['entry']}")
+            own = [event for event in events if event["pid"] == pid]
+            calls = [event for event in own if event["name"] == row["entry"]]
+            self.assertEqual(len(calls), 3)
+            for call in calls:
+                self.assertEqual([call["args"][key] for key in ("problem", "entry", "threads", "flops", "bytes")],
+                                 [row[key] for key in ("problem", "entry", "threads", "flops", "bytes")])
+                self.assertTrue(math.isclose(call["args"]["gbs"], row["bytes"] / call["dur"] / 1e3, rel_tol=0.01))
+                inside = [e["name"] for e in own if e is not call and call["ts"] <= e["ts"] < call["ts"] + call["dur"]]
+                self.assertEqual(inside[:2], ["validate", "plan"])
+                self.assertEqual([inside.count(name) for name in ("validate", "plan", "worker")], [1, 1, 1])
+                self.assertIn("item", inside)
+
+    def test_tasks_nest_on_their_threads(self):
+        problem = "b=1 hq=2 sq=1 sk=9000 d=64"
+        threads = min(2, self.run_json("info")["executors"][0]["threads"])
+        items = self.run_json("info", "--problem", problem, "--threads", str(threads))["work_items"]
+        _, names, events = self.trace(problem, threads=str(threads))
+        self.assertTrue({e["tid"] for e in events} <= {name["tid"] for name in names if name["name"] == "thread_name"})
+        for number in {event["args"]["call"] for event in events if "call" in event["args"]}:
+            of_call = [event for event in events if event["args"].get("call") == number]
+            workers = [event for event in of_call if event["name"] == "worker"]
+            self.assertEqual(sorted(worker["args"]["worker"] for worker in workers), list(range(threads)))
+            done = []
+            for item in (event for event in of_call if event["name"] == "item"):
+                (worker,) = [w for w in workers if w["args"]["worker"] == item["args"]["worker"]]
+                self.assertEqual(worker["tid"], item["tid"])
+                self.assertTrue(worker["ts"] <= item["ts"] and
+                                item["ts"] + item["dur"] <= worker["ts"] + worker["dur"] + 0.002)
+                done += range(item["args"]["item"], item["args"]["item"] + item["args"]["items"])
+            self.assertEqual(sorted(done), list(range(items)))
+            self.assertEqual(len([event for event in of_call if event["name"] == "combine"]), 2)
+
+    def test_unwritable_paths_are_refused_first(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for path, mentions in {f"{folder}/missing/trace.json": "missing/trace.json", folder: "is a directory"}.items():
+                self.assert_usage_error("bench", "--problem", PROBLEM, "--trace", path, mentions=mentions)
+            self.assertEqual(os.listdir(folder), [])
+        self.assert_usage_error("bench", "--problem", PROBLEM, "--trace", "", mentions="--trace: an empty value")
+
+
 class Sets(CliTest):
     def bench(self, text):
         """What `rapt bench --set` makes of a file with this text."""

@@ -79,7 +79,7 @@ class Info(CliTest):
 class Guide(CliTest):
     """The commands of docs/guide/cli.md do what they say; those that take long are looked at only."""
 
-    SLOW = (["rapt", "check"], ["rapt", "demo"])
+    SLOW = (["rapt", "check"], ["rapt", "demo"], ["rapt", "roofline", "--html", "roofline.html"])
 
     def commands(self):
         page = Path(__file__).parents[2] / "docs" / "guide" / "cli.md"
@@ -92,6 +92,10 @@ class Guide(CliTest):
 
     def test_commands(self):
         sets = rapt("bench", "--set", "nonsuch").stderr
+        folder = tempfile.TemporaryDirectory()  # of the files that they write
+        self.addCleanup(folder.cleanup)
+        self.addCleanup(os.chdir, os.getcwd())
+        os.chdir(folder.name)
         ran = 0
         for words, environment in self.commands():
             if words in self.SLOW:
@@ -357,7 +361,7 @@ class Usage(CliTest):
         self.assert_usage_error("check", "--problem", "b=1", mentions="b=1")
         self.assert_usage_error("bench", "--set", "endless", mentions="endless")
         self.assert_usage_error("bench", "--set", "quick", "--problem", PROBLEM, mentions="--set")
-        for command in ("info", "check", "bench", "demo"):
+        for command in ("info", "check", "bench", "roofline", "demo"):
             self.assert_usage_error(command, "--threads", "0", mentions="--threads")
             self.assert_usage_error(command, "--threads", "4000", mentions="--threads")
         self.assert_usage_error("bench", "--threads", "1,x", mentions="--threads")
@@ -387,7 +391,7 @@ class Usage(CliTest):
         self.assertRegex(result.stdout, rf"(?m)^RAPT_KERNEL +{re.escape(shown)} \(environment\)")
 
     def test_help(self):
-        for command in ("info", "check", "bench", "demo"):
+        for command in ("info", "check", "bench", "roofline", "demo"):
             self.assertIn("--", self.run_ok(command, "--help"))
             self.assertIn(command, self.run_ok("--help"))
             text = self.run_ok(command, "--help")

@@ -24,7 +24,7 @@ KERNEL = [POD, SEMANTICS, PARAMS, r'"cpu/(isa|tile|kernels)/\w+\.hpp"', r'"cpu/r
 CUDA_KERNEL = [POD, SEMANTICS, PARAMS, r'"cuda/(tile|hopper|kernels)/\w+\.(cuh|hpp)"',
                r"<(algorithm|cmath|numeric|type_traits|cuda\w*|cstddef|cstdint)(\.h)?>"]
 # The rooms of the framework, each with those below it. None sees SIMD, or a backend's kernels.
-STANDARD = r"<(?!xsimd|Eigen|fmt|immintrin|cuda|nvtx)[^>]+>"
+STANDARD = r"<(?!xsimd|Eigen|fmt|immintrin|cuda|nvtx|ittnotify)[^>]+>"
 PUBLIC = r'"rapt/\w+\.(hpp|h)"'
 CORE = [STANDARD, PUBLIC, r'"core/\w+\.hpp"']
 OPERATIONS = CORE + [SEMANTICS, r'"operations/\w+\.hpp"']
@@ -39,6 +39,7 @@ RULES = [  # (pattern of the path's beginning, or of all of it and $; allowed in
     ("include/rapt/", [STD, r'"rapt/\w+\.(hpp|h)"']),
     ("src/core/pod.hpp$", [r"<cstdint>", r'"rapt/enums\.hpp"']),
     ("src/core/float_environment.hpp$", [r"<cstdint>"]),
+    ("src/core/itt.hpp$", CORE + [r"<ittnotify\.h>"]),
     ("src/core/", CORE),
     ("src/semantics/", [POD, SEMANTICS]),
     (r"src/operations/\w+_params.hpp$", [POD, SEMANTICS, PARAMS]),

@@ -1,11 +1,11 @@
-#include "cost.hpp"
+#include "rapt/cost.hpp"
 
 #include <algorithm>
 #include <initializer_list>
 #include <optional>
 #include <vector>
 
-namespace rapt::bench {
+namespace rapt {
 namespace {
 
 /// One value of an i32 or i64 tensor.
@@ -119,11 +119,8 @@ struct Work {
 
 }  // namespace
 
-double bytes_of(DType dtype) {
-  return dtype == DType::i4x2 ? 0.5 : static_cast<double>(size_of(dtype));
-}
-
-Cost cost_of(const AttentionArgs& args, const AttentionProblem& p) {
+Cost cost_of(const AttentionArgs& args) {
+  const auto p = AttentionProblem::of(args);
   const Work work(args, p);
   Cost cost;
   cost.flops = 2 * static_cast<double>(work.pairs) * static_cast<double>(p.d + p.dv);
@@ -137,7 +134,8 @@ Cost cost_of(const AttentionArgs& args, const AttentionProblem& p) {
   return cost;
 }
 
-Cost cost_of(const AttentionBackwardArgs& args, const AttentionBackwardProblem& p) {
+Cost cost_of(const AttentionBackwardArgs& args) {
+  const auto p = AttentionBackwardProblem::of(args);
   const AttentionArgs forward{args.q, args.kv, {}, args.score, {}, args.cu_seqlens_q};
   const Work work(forward, p);
   const bool scores = (p.grads & (p.kDq | p.kDk)) || p.dbias || p.dsinks || p.dalibi;  // else P alone is needed
@@ -154,7 +152,8 @@ Cost cost_of(const AttentionBackwardArgs& args, const AttentionBackwardProblem& 
   return cost;
 }
 
-Cost cost_of(const AppendKvArgs& args, const AppendKvProblem& p) {
+Cost cost_of(const AppendKvArgs& args) {
+  const auto p = AppendKvProblem::of(args);
   std::int64_t rows = 0;
   for (std::int64_t i = 0; i < p.b; ++i) {
     const std::int64_t n = args.cu_seqlens ? element(args.cu_seqlens, i + 1) - element(args.cu_seqlens, i) : p.n;
@@ -172,7 +171,8 @@ Cost cost_of(const AppendKvArgs& args, const AppendKvProblem& p) {
   return cost;
 }
 
-Cost cost_of(const MergeStatesArgs& args, const MergeStatesProblem& p) {
+Cost cost_of(const MergeStatesArgs& args) {
+  const auto p = MergeStatesProblem::of(args);
   Cost cost;
   cost.flops = 2 * static_cast<double>(p.rows) * static_cast<double>(p.dv) * static_cast<double>(p.count);
   cost.bytes = row_bytes(p.rows, p.dv, p.out_dtype) + row_bytes(p.rows, p.count + (p.lse ? 1 : 0), DType::f32);
@@ -180,7 +180,8 @@ Cost cost_of(const MergeStatesArgs& args, const MergeStatesProblem& p) {
   return cost;
 }
 
-Cost cost_of(const DeltaRuleArgs& args, const DeltaRuleProblem& p) {
+Cost cost_of(const DeltaRuleArgs& args) {
+  const auto p = DeltaRuleProblem::of(args);
   const bool has_delta = p.rule == UpdateRule::delta || p.rule == UpdateRule::gated_delta;
   const std::int64_t h = p.state_heads(), tokens = p.ragged >= 0 ? p.ragged : p.b * p.t, outs = std::max(p.hq, h);
   const double state = static_cast<double>(p.d) * static_cast<double>(p.dv);
@@ -199,7 +200,8 @@ Cost cost_of(const DeltaRuleArgs& args, const DeltaRuleProblem& p) {
   return cost;
 }
 
-Cost cost_of(const DeltaRuleBackwardArgs& args, const DeltaRuleBackwardProblem& p) {
+Cost cost_of(const DeltaRuleBackwardArgs& args) {
+  const auto p = DeltaRuleBackwardProblem::of(args);
   const bool has_delta = p.rule == UpdateRule::delta || p.rule == UpdateRule::gated_delta;
   const std::int64_t h = p.state_heads(), tokens = p.ragged >= 0 ? p.ragged : p.b * p.t;
   const DeltaRuleArgs& f = args.forward;
@@ -215,7 +217,8 @@ Cost cost_of(const DeltaRuleBackwardArgs& args, const DeltaRuleBackwardProblem& 
   return cost;
 }
 
-Cost cost_of(const IndexScoresArgs& args, const IndexScoresProblem& p) {
+Cost cost_of(const IndexScoresArgs& args) {
+  const auto p = IndexScoresProblem::of(args);
   std::int64_t pairs = 0, keys = 0;  // keys: from the first that some query of a sequence sees to the last
   for (std::int64_t i = 0; i < p.b; ++i) {
     const std::int64_t len_k = args.seqlens ? element(args.seqlens, i) : p.sk,
@@ -240,10 +243,11 @@ Cost cost_of(const IndexScoresArgs& args, const IndexScoresProblem& p) {
   return cost;
 }
 
-Cost cost_of(const SelectTopkArgs&, const SelectTopkProblem& p) {
+Cost cost_of(const SelectTopkArgs& args) {
+  const auto p = SelectTopkProblem::of(args);
   Cost cost;
   cost.bytes = row_bytes(p.rows, p.sk, DType::f32) + row_bytes(p.rows, p.n, DType::i32);
   return cost;
 }
 
-}  // namespace rapt::bench
+}  // namespace rapt

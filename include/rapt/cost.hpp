@@ -1,14 +1,11 @@
-// The work in a problem.
+// The work in a call, by formula.
 #pragma once
 
-#include "rapt/rapt.hpp"
+#include "rapt/problem.hpp"
 
-namespace rapt::bench {
+namespace rapt {
 
-/// Bytes of one element: half a byte for i4x2.
-double bytes_of(DType dtype);
-
-/// Work that no implementation of the problem can avoid.
+/// Work that no implementation of a call can avoid.
 struct Cost {
   double flops = 0;  ///< multiplications and additions: of attention those of q.k and p.v over the attended (row, key)
                      ///< pairs, without the softmax; of attention_backward
@@ -24,15 +21,15 @@ struct Cost {
 };
 
 /// Counts exactly what causal, window, align, lengths, key ranges and rings leave; masks and biases do not reduce the
-/// count, as a kernel has to read them to know. Pages that sequences share count for each of them. `args` must be
-/// valid.
-Cost cost_of(const AttentionArgs& args, const AttentionProblem& problem);
-Cost cost_of(const AttentionBackwardArgs& args, const AttentionBackwardProblem& problem);
-Cost cost_of(const AppendKvArgs& args, const AppendKvProblem& problem);
-Cost cost_of(const MergeStatesArgs& args, const MergeStatesProblem& problem);
-Cost cost_of(const DeltaRuleArgs& args, const DeltaRuleProblem& problem);
-Cost cost_of(const DeltaRuleBackwardArgs& args, const DeltaRuleBackwardProblem& problem);
-Cost cost_of(const IndexScoresArgs& args, const IndexScoresProblem& problem);
-Cost cost_of(const SelectTopkArgs& args, const SelectTopkProblem& problem);
+/// count, as a kernel has to read them to know. Pages that sequences share count for each of them. Lengths and lists
+/// are read, so they must be in host memory. Throws Error for arguments that the call would refuse.
+RAPT_API Cost cost_of(const AttentionArgs& args);
+RAPT_API Cost cost_of(const AttentionBackwardArgs& args);
+RAPT_API Cost cost_of(const AppendKvArgs& args);
+RAPT_API Cost cost_of(const MergeStatesArgs& args);
+RAPT_API Cost cost_of(const DeltaRuleArgs& args);
+RAPT_API Cost cost_of(const DeltaRuleBackwardArgs& args);
+RAPT_API Cost cost_of(const IndexScoresArgs& args);
+RAPT_API Cost cost_of(const SelectTopkArgs& args);
 
-}  // namespace rapt::bench
+}  // namespace rapt

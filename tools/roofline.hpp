@@ -1,0 +1,20 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace rapt::tools {
+
+struct RooflineOptions {
+  std::string set = "roofline";       ///< one that is built in, or a file; unused when `problems` is given
+  std::vector<std::string> problems;  ///< texts of problems
+  int threads = 1;
+  double min_time = 0.2;                       ///< seconds of samples per dot
+  std::string json_path, svg_path, html_path;  ///< empty: no file
+};
+
+/// Measures what this machine can do at most, times problems, and prints where they stand, fused and as three steps.
+/// Returns kFailure when a result is wrong.
+int run_roofline(const RooflineOptions& options);
+
+}  // namespace rapt::tools
