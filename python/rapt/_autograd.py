@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -37,6 +37,11 @@ def register_gradients(
         ctx.set_materialize_grads(False)
 
     def differentiate(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None = None) -> tuple[Tensor | None, ...]:
+        if _refusals.is_batched(grad_out, grad_lse):
+            raise NotImplementedError(
+                "is_grads_batched: got a batch of gradients of rapt's attention (vmap over its backward); wanted one call for "
+                "each, or PyTorch's own attention: with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH): ..."
+            )
         wanted = list(ctx.needs_input_grad[:count])
         inputs = (grad_out, grad_lse, *ctx.saved_tensors, *ctx.options, wanted)
         made: list[Tensor | None]
@@ -69,6 +74,18 @@ def register_gradients(
 
     _library.impl(plain, run_on_cpu, "AutogradCPU", with_keyset=True)  # type: ignore[no-untyped-call]
     return AttentionOnCpu.apply
+
+
+def check_wanted(wanted: Sequence[bool], *names: str) -> None:
+    """What the schema of an operator's backward lets through."""
+    if len(wanted) != len(names):
+        raise ValueError(f"wanted: got {list(wanted)}; wanted {len(names)} bools, of {', '.join(names)}")
+
+
+def check_dropout(dropout_p: float, x: Tensor) -> None:
+    """For tensors that are not on the CPU: of fake ones no kernel says it."""
+    if dropout_p != 0:
+        raise ValueError(f"dropout_p: got {dropout_p} for tensors on {x.device}; wanted 0, or tensors on the cpu")
 
 
 def _no_second_derivatives(ctx: Any, *_: Any) -> Any:

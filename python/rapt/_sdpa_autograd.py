@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rapt import _refusals, _sdpa
-from rapt._autograd import register_gradients
+from rapt._autograd import check_dropout, check_wanted, register_gradients
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, gqa: bool) -> None:
@@ -89,6 +89,7 @@ def _backward_operator(
     wanted: Sequence[bool],
 ) -> list[Tensor]:
     """Those of the gradients of query, key, value and attn_mask that are wanted."""
+    check_wanted(wanted, "query", "key", "value", "attn_mask")
     tensors = (query, key, value, attn_mask, out, lse, seed)
     made = _sdpa.gradients(grad_out, grad_lse, *tensors, is_causal, scale, enable_gqa, dropout_p, wanted)
     return [t for t in made if t is not None]
@@ -104,7 +105,7 @@ def _(grad_out: Tensor | None, grad_lse: Tensor | None, *inputs: Any) -> list[Te
 
 def _setup_again(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     query, key, value, attn_mask, ctx.is_causal, ctx.scale, ctx.enable_gqa, dropout_p, _ = inputs
-    assert dropout_p == 0
+    check_dropout(dropout_p, query)
     ctx.save_for_backward(query, key, value, attn_mask)
 
 
