@@ -217,7 +217,7 @@ def _(grad_out: Tensor | None, grad_lse: Tensor | None, *inputs: Any) -> list[Te
 
 def forward_with_gradients(*inputs: Any) -> Tensor:
     """forward() of eager calls where a gradient is to be recorded."""
-    out: Tensor = _run_on_cpu(*inputs) if inputs[0].is_cpu else operator(*inputs)
+    out: Tensor = _run_on_cpu(*inputs, None) if inputs[0].is_cpu else operator(*inputs)
     return out
 
 

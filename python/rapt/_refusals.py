@@ -243,12 +243,12 @@ def _is_transformed(x: Tensor) -> bool:
     return forward_ad._current_level >= 0 and unpack(x).tangent is not None
 
 
-def is_batched(*tensors: Tensor | None) -> bool:
-    """Whether one of them is what a vmap, torch.func's or that of is_grads_batched, makes of a batch."""
-    if torch.compiler.is_compiling():
+def is_batched(t: Tensor | None) -> bool:
+    """Whether it is what a vmap, torch.func's or that of is_grads_batched, makes of a batch."""
+    if t is None or torch.compiler.is_compiling():
         return False
-    kinds = torch._C._functorch.is_batchedtensor, torch._C._functorch.is_legacy_batchedtensor
-    return any(t is not None and (kinds[0](t) or kinds[1](t)) for t in tensors)
+    functorch = torch._C._functorch
+    return functorch.is_batchedtensor(t) or functorch.is_legacy_batchedtensor(t)
 
 
 def is_eager(*tensors: Tensor | None) -> bool:

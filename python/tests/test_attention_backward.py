@@ -113,6 +113,20 @@ def test_numpy(of):
         np.testing.assert_allclose(g.astype(np.float32), w.float().numpy(), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ("grads=", "dq: got no gradient at all; wanted one or more of dq, dk, dv, dbias, dsinks and dalibi"),
+        ("dbias", "dbias: got a gradient without bias; wanted bias, too"),
+        ("dsinks", "dsinks: got a gradient without sinks; wanted sinks, too"),
+        ("dalibi", "dalibi: got a gradient without alibi; wanted alibi, too"),
+    ],
+)
+def test_problems_that_no_arguments_could_give(words, message):
+    with pytest.raises(ValueError, match=message):
+        rapt.explain_problem(f"attention_backward hq=2 sq=9 d=16 {words}")
+
+
 def test_lse_of_ragged_batches_the_other_way_round():
     x, borders = torch.randn(50, 4, 16), torch.tensor([0, 20, 50])
     ragged = {"cu_seqlens_q": borders, "cu_seqlens_k": borders}
