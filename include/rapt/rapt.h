@@ -151,7 +151,7 @@ typedef struct rapt_attention_args {
 
   /* After the softmax, weights are dropped at random and the others divided by 1 - dropout; which ones follows from
    * seed, offset and a weight's place alone. lse is that without dropout. */
-  float dropout; /* 0 <= dropout <= 1, the share that is dropped; 0: none */
+  float dropout; /* 0 <= dropout <= 1, the share that is dropped, rounded to a multiple of 2^-16; 0: none */
   uint64_t dropout_seed;
   uint64_t dropout_offset;
 

@@ -29,9 +29,10 @@ struct Window {
 
 /// Weights dropped at random after the softmax: out = sum_j keep_ij / (1 - p) p_ij v_j. Which ones are kept follows
 /// from seed, offset, b, h, i and j alone (docs/contract.md has the mapping), so the same two numbers give the same
-/// mask again, from any kernel. Give every call a (seed, offset) of its own. dropout_mask() writes the mask out.
+/// mask again, from any kernel. Give every call a (seed, offset) of its own; offsets below 2^32 keep all pairs apart.
+/// dropout_mask() writes the mask out.
 struct Dropout {
-  float p = 0;  ///< 0 <= p <= 1, the share that is dropped, to a multiple of 2^-16; 0: none, 1: all
+  float p = 0;  ///< 0 <= p <= 1, the share that is dropped, rounded to a multiple of 2^-16; 0: none, 1: all
   std::uint64_t seed = 0;
   std::uint64_t offset = 0;
 };

@@ -7,7 +7,8 @@
 
 The model learns which sentence follows which: the embedding of a sentence is to be closer to that of the next one than to those
 of the others in its batch. Both runs begin with the same weights, see the same batches and have no dropout, so their losses
-agree to rounding. Without a file the text is Charles Darwin's "On the Origin of Species" (1859), introduction, abridged.
+agree to rounding; they take their steps in turns. Without a file the text is Charles Darwin's "On the Origin of Species" (1859),
+introduction, abridged.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import importlib.util
 import re
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import rapt.torch
@@ -53,15 +55,14 @@ def embeddings(model: torch.nn.Module, tokens: dict[str, Tensor]) -> Tensor:
     return functional.normalize((hidden * kept).sum(1) / kept.sum(1), dim=-1)
 
 
-def train(folder: Path, attention: str, sentences: list[str], steps: int, batch: int) -> tuple[list[float], float]:
-    """The loss before each step, and tokens per second."""
+def train(folder: Path, attention: str, sentences: list[str], steps: int, batch: int) -> Iterator[tuple[float, int, float]]:
+    """Of each step, when it is asked for: the loss before it, the number of tokens, and the seconds it took."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     model = AutoModel.from_pretrained(folder, attn_implementation=attention, **no_dropout).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-5)
     generator = torch.Generator().manual_seed(0)
-    losses, count, seconds = [], 0, 0.0
-    for step in range(steps):
+    for _ in range(steps):
         first = torch.randperm(len(sentences) - 1, generator=generator)[:batch]
         texts = [sentences[i] for i in (*first, *(first + 1))]
         tokens = tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
@@ -73,11 +74,7 @@ def train(folder: Path, attention: str, sentences: list[str], steps: int, batch:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        if step > 0:  # the first one also pays for memory and threads
-            seconds += time.perf_counter() - start
-            count += int(tokens["attention_mask"].sum())
-        losses.append(loss.item())
-    return losses, count / seconds if seconds else float("nan")
+        yield loss.item(), int(tokens["attention_mask"].sum()), time.perf_counter() - start
 
 
 def main(words: list[str] | None = None) -> float:
@@ -95,12 +92,19 @@ def main(words: list[str] | None = None) -> float:
     if len(sentences) < 3:
         sys.exit(f"text: got {len(sentences)} sentences; wanted 3 or more")
     rapt.transformers.register()
-    runs = {name: train(folder, name, sentences, options.steps, options.batch) for name in ("eager", "rapt")}
+    names = "eager", "rapt"
+    runs = (train(folder, name, sentences, options.steps, options.batch) for name in names)
     print("step   eager loss    rapt loss")
-    for step, losses in enumerate(zip(*(losses for losses, _ in runs.values()))):
+    difference, count, seconds = 0.0, 0, [0.0, 0.0]
+    for step, both in enumerate(zip(*runs)):  # in turns, so that what else the machine does slows both down
+        losses = [loss for loss, _, _ in both]
         print(f"{step:4}", *(f"{loss:12.6f}" for loss in losses))
-    print("tokens/s:", *(f"{name} {speed:.0f}" for name, (_, speed) in runs.items()))
-    difference = max(abs(a - b) for a, b in zip(*(losses for losses, _ in runs.values())))
+        difference = max(difference, abs(losses[0] - losses[1]))
+        if step > 0:  # the first one also pays for memory and threads
+            count += both[0][1]
+            seconds = [total + more for total, (_, _, more) in zip(seconds, both)]
+    if count > 0:
+        print("tokens/s:", *(f"{name} {count / total:.0f}" for name, total in zip(names, seconds)))
     print(f"largest difference of the losses: {difference:.1e}")
     return difference
 

@@ -54,5 +54,6 @@ def empty_gradients(want: Any, inputs: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"want: got {want!r}; wanted {wanted}")
     for name in names:
         if inputs[name] is None:
-            raise ValueError(f"want: got {name!r}; wanted no gradient of what is not given")
+            given = ", ".join(repr(n) for n, x in inputs.items() if x is not None)
+            raise ValueError(f"want: got {name!r}, and no {name}; wanted gradients of what is given: {given}")
     return {"d" + name: empty_like(name, inputs[name], shape_of(name, inputs[name])) for name in names}

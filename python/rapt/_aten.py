@@ -70,7 +70,8 @@ def _flash(
         return NotImplemented
     out, lse = torch.empty_like(query), _heads_inside(query, dtype=torch.float32)
     _core.sdpa(query, key, value, attn_mask, is_causal, scale, out, lse, 0.0, None)
-    return out, lse
+    # PyTorch's lse of a row without keys is 0: of -inf its backward, which may run outside the switch, would make NaN.
+    return out, lse.masked_fill_(lse == -torch.inf, 0)
 
 
 def _flash_backward(

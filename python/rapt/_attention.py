@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, ParamSpec, TypeVar
 
@@ -87,11 +88,14 @@ def attention(
     kv_dtype        What k and v of uint8 hold: "i4x2" (two signed 4-bit integers to a byte, the first in the lower half:
                     d / 2 bytes to a row), or the bytes of "i8", "f8e4m3" or "f8e5m2".
     dropout_p       The share of weights that is dropped at random after the softmax, 0 to 1; the others are divided by
-                    1 - dropout_p. lse is that without.
+                    1 - dropout_p. The share is rounded to a multiple of 2**-16, by which the mean over seeds is off by
+                    up to 2**-17 / (1 - dropout_p) of it. lse is that without dropout.
     seed, offset    0 to 2**64 - 1: they and its place alone decide about a weight, the same every time. A seed is needed
-                    where dropout_p is not 0; give every call a pair of its own. See dropout_mask.
+                    where dropout_p is not 0; give every call a pair of its own. Offsets below 2**32 keep all pairs apart;
+                    (0, 2**32) and (2**32, 0) give the same mask. See dropout_mask.
     out             Written and returned instead of a new array; any of the three types. Shares no memory with inputs.
-    return_lse      Returns (out, lse), lse float32 [b, hq, sq]: log of the sum of exp of a row's scores.
+    return_lse      Returns (out, lse), lse float32 [b, hq, sq], with cu_seqlens_q [total_q, hq]: log of the sum of exp of a row's
+                    scores.
     threads         The most to use; all if not given. Where an argument is PyTorch's they are PyTorch's own threads, up
                     to torch.get_num_threads(); else oneTBB's.
     isa             The highest instruction set to use, one of rapt.info()["isas"].
@@ -117,7 +121,13 @@ def dropout_mask(b: int, hq: int, sq: int, sk: int, p: float, seed: int, offset:
     Rows and keys count within their sequence, also in ragged batches. sq and sk may be smaller than the call's, hq is the
     call's. Raises TypeError or ValueError.
     """
-    mask = np.empty((b, hq, sq, sk), bool)
+    sizes = {"b": b, "hq": hq, "sq": sq, "sk": sk}
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not hasattr(size, "__index__"):
+            raise TypeError(f"{name}: got {size!r}; wanted an int")
+        if not 0 <= operator.index(size) <= 2**48:
+            raise ValueError(f"{name}: got {size!r}; wanted 0 to 2**48")
+    mask = np.empty([operator.index(size) for size in sizes.values()], bool)
     _core.dropout_mask(p, seed, offset, mask)
     return mask
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +27,8 @@ def register_gradients(
     run(*inputs, with_lse=True) and gradients() that they call, compute (out, lse) of the same arguments, and the gradients of
     (grad_out, grad_lse, *tensors, out, lse, seed, *options, wanted), of which `backward` returns those that are wanted.
 
-    Returns what eager calls take in place of the operator where a gradient is to be recorded, in a third of its time.
+    Returns what eager calls take in place of the operator where a gradient is to be recorded, in a third of its time: of all
+    its arguments and (out, lse), or None where that is still to be computed.
     """
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor], in_graph: bool = True) -> None:
@@ -37,6 +38,11 @@ def register_gradients(
         ctx.set_materialize_grads(False)
 
     def differentiate(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None = None) -> tuple[Tensor | None, ...]:
+        if _refusals.is_batched(grad_out) or _refusals.is_batched(grad_lse):
+            raise NotImplementedError(
+                "is_grads_batched: got a batch of gradients of rapt's attention (vmap over its backward); wanted one call for "
+                "each, or PyTorch's own attention: with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH): ..."
+            )
         wanted = list(ctx.needs_input_grad[:count])
         inputs = (grad_out, grad_lse, *ctx.saved_tensors, *ctx.options, wanted)
         made: list[Tensor | None]
@@ -49,13 +55,16 @@ def register_gradients(
 
     class AttentionOnCpu(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, *inputs: Any) -> Tensor:
-            output = run(*inputs, with_lse=True)
-            setup_context(ctx, inputs, output, False)
-            out: Tensor = output[0]
-            return out
+        def forward(ctx: Any, *given: Any) -> Tensor:
+            *inputs, made = given
+            out, lse = run(*inputs, with_lse=True) if made is None else made
+            setup_context(ctx, tuple(inputs), (out, lse), False)
+            result: Tensor = out
+            return result
 
-        backward = staticmethod(differentiate)
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+            return (*differentiate(ctx, *grads), None)
 
     with_lse.register_autograd(differentiate, setup_context=setup_context)
     backward.register_autograd(_no_second_derivatives)
@@ -69,6 +78,18 @@ def register_gradients(
 
     _library.impl(plain, run_on_cpu, "AutogradCPU", with_keyset=True)  # type: ignore[no-untyped-call]
     return AttentionOnCpu.apply
+
+
+def check_wanted(wanted: Sequence[bool], *names: str) -> None:
+    """What the schema of an operator's backward lets through."""
+    if len(wanted) != len(names):
+        raise ValueError(f"wanted: got {list(wanted)}; wanted {len(names)} bools, of {', '.join(names)}")
+
+
+def check_dropout(dropout_p: float, x: Tensor) -> None:
+    """For tensors that are not on the CPU: of fake ones no kernel says it."""
+    if dropout_p != 0:
+        raise ValueError(f"dropout_p: got {dropout_p} for tensors on {x.device}; wanted 0, or tensors on the cpu")
 
 
 def _no_second_derivatives(ctx: Any, *_: Any) -> Any:

@@ -95,8 +95,28 @@ def eager_sdpa(
     enable_gqa: Any,
     /,
 ) -> Any:
-    """PyTorch's scaled_dot_product_attention where nobody but the kernel has a part in it: no gradient, mode, transform,
-    tracer, autocast or profiler, and plain tensors that rapt has a kernel for. Else NotImplemented, and nothing done."""
+    """PyTorch's scaled_dot_product_attention where nobody but the kernel has a part in it: no mode, transform, tracer,
+    autocast, profiler or dropout, and plain tensors that rapt has a kernel for. Else NotImplemented, and nothing done."""
+
+def eager_sdpa_gradients(
+    grad_out: Any,
+    grad_lse: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any,
+    out: Any,
+    lse: Any,
+    seed: Any,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    dropout_p: float,
+    wanted: list[bool],
+    /,
+) -> Any:
+    """Its gradients on the CPU of plain tensors of four dimensions, with nothing left to sum: those of query, key, value and
+    attn_mask, None for those that are not wanted. Else NotImplemented, and nothing done."""
 
 def eager_attention(
     query: Any,

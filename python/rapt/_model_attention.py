@@ -11,7 +11,7 @@ from torch import Tensor
 import rapt
 from rapt import _core
 from rapt._attention import forward_arguments
-from rapt._autograd import register_gradients
+from rapt._autograd import check_dropout, check_wanted, register_gradients
 from rapt._sdpa import number_of
 
 
@@ -58,7 +58,7 @@ def _run(
             lse = done[1]
         if row_sinks is not None and lse is not None:  # they join the denominator, which is exp(lse)
             own = row_sinks[..., 0].float().expand(lse.shape)
-            share = torch.sigmoid(lse - own)
+            share = torch.sigmoid(lse - own).masked_fill(lse == -torch.inf, 0)  # of no keys, whatever the sink
             out *= share[..., None].transpose(1, 2).to(out.dtype)
             lse = torch.logaddexp(lse, own)
     return out, lse
@@ -107,7 +107,8 @@ def _gradients(
             if drows is not None:
                 delta = (dout.float() * out.float()).sum(-1).transpose(1, 2)
                 delta = delta if grad_lse is None else delta - grad_lse
-                every = -torch.exp(rows[..., 0].float() - lse) * delta
+                share = torch.exp(rows[..., 0].float() - lse).masked_fill(lse == -torch.inf, 0)  # no sink, and no keys
+                every = -share * delta
                 drows.copy_(every[..., None].sum_to_size(rows.shape))
             memory.append(None)
         if any(t is not None and t.numel() > 0 for t in memory):
@@ -204,6 +205,7 @@ def _backward_operator(
     wanted: Sequence[bool],
 ) -> list[Tensor]:
     """Those of the gradients of query, key, value, mask, bias and sinks that are wanted."""
+    check_wanted(wanted, "query", "key", "value", "mask", "bias", "sinks")
     inputs = (query, key, value, mask, bias, sinks, out, lse, seed, causal, left, softcap, scale, dropout_p, wanted)
     return [t for t in _gradients(grad_out, grad_lse, *inputs) if t is not None]
 
@@ -215,7 +217,7 @@ def _(grad_out: Tensor | None, grad_lse: Tensor | None, *inputs: Any) -> list[Te
 
 def forward_with_gradients(*inputs: Any) -> Tensor:
     """forward() of eager calls where a gradient is to be recorded."""
-    out: Tensor = _run_on_cpu(*inputs) if inputs[0].is_cpu else operator(*inputs)
+    out: Tensor = _run_on_cpu(*inputs, None) if inputs[0].is_cpu else operator(*inputs)
     return out
 
 
@@ -224,7 +226,7 @@ def forward_with_gradients(*inputs: Any) -> Tensor:
 
 def _setup_again(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     *options, dropout_p, _ = inputs[6:]
-    assert dropout_p == 0
+    check_dropout(dropout_p, inputs[0])
     ctx.save_for_backward(*inputs[:6])
     ctx.options = options
 

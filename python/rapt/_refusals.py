@@ -243,6 +243,14 @@ def _is_transformed(x: Tensor) -> bool:
     return forward_ad._current_level >= 0 and unpack(x).tangent is not None
 
 
+def is_batched(t: Tensor | None) -> bool:
+    """Whether it is what a vmap, torch.func's or that of is_grads_batched, makes of a batch."""
+    if t is None or torch.compiler.is_compiling():
+        return False
+    functorch = torch._C._functorch
+    return functorch.is_batchedtensor(t) or functorch.is_legacy_batchedtensor(t)
+
+
 def is_eager(*tensors: Tensor | None) -> bool:
     """True where the kernel may be called without PyTorch's dispatcher: nobody traces, transforms or wraps, and no tensor
     is one that the dispatcher makes memory for (negated when it is read, or all zeros)."""

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rapt import _refusals, _sdpa
-from rapt._autograd import register_gradients
+from rapt import _core, _refusals, _sdpa
+from rapt._autograd import check_dropout, check_wanted, register_gradients
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, gqa: bool) -> None:
@@ -89,6 +89,7 @@ def _backward_operator(
     wanted: Sequence[bool],
 ) -> list[Tensor]:
     """Those of the gradients of query, key, value and attn_mask that are wanted."""
+    check_wanted(wanted, "query", "key", "value", "attn_mask")
     tensors = (query, key, value, attn_mask, out, lse, seed)
     made = _sdpa.gradients(grad_out, grad_lse, *tensors, is_causal, scale, enable_gqa, dropout_p, wanted)
     return [t for t in made if t is not None]
@@ -104,7 +105,7 @@ def _(grad_out: Tensor | None, grad_lse: Tensor | None, *inputs: Any) -> list[Te
 
 def _setup_again(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     query, key, value, attn_mask, ctx.is_causal, ctx.scale, ctx.enable_gqa, dropout_p, _ = inputs
-    assert dropout_p == 0
+    check_dropout(dropout_p, query)
     ctx.save_for_backward(query, key, value, attn_mask)
 
 
@@ -143,9 +144,20 @@ class _FunctionAgain(torch.autograd.Function):
 
 def forward_with_gradients(*inputs: Any) -> Tensor:
     """_sdpa.forward() of eager calls where a gradient is to be recorded."""
-    out: Tensor = _run_on_cpu(*inputs) if inputs[0].is_cpu else _FunctionAgain.apply(*inputs)  # type: ignore[no-untyped-call]
+    out: Tensor = _run_on_cpu(*inputs, None) if inputs[0].is_cpu else _FunctionAgain.apply(*inputs)  # type: ignore[no-untyped-call]
     return out
 
 
+def recorded(made: tuple[Tensor, Tensor], *inputs: Any) -> Tensor:
+    """`out` with its gradients, where the extension has made (out, lse) on the CPU, without dropout."""
+    return _run_on_cpu(*inputs, 0.0, None, made)
+
+
+def _gradients(*inputs: Any) -> list[Tensor | None]:
+    """_sdpa.gradients() of eager calls, most of which are the extension's."""
+    made = _core.eager_sdpa_gradients(*inputs)
+    return _sdpa.gradients(*inputs) if made is NotImplemented else made
+
+
 _plain = torch.ops.rapt.scaled_dot_product_attention.default
-_run_on_cpu = register_gradients(_plain, _operator_with_lse, _backward_operator, 4, _sdpa.run, _sdpa.gradients)
+_run_on_cpu = register_gradients(_plain, _operator_with_lse, _backward_operator, 4, _sdpa.run, _gradients)

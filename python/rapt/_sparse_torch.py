@@ -9,6 +9,7 @@ from torch import Tensor
 
 import rapt
 from rapt import _refusals
+from rapt._autograd import check_wanted
 
 # What the operators are given, in this order: these, scale and softcap.
 _TENSORS = ("q", "k", "v", "sinks", "indices", "counts")
@@ -47,6 +48,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
 def _backward_operator(dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, *given: Any) -> list[Tensor]:
     """Those of the gradients of q, k, v and sinks that are wanted."""
     *inputs, wanted = given
+    check_wanted(wanted, *_LEARNT)
     want: Any = [name for name, is_wanted in zip(_LEARNT, wanted) if is_wanted]
     with torch.no_grad():
         made = rapt.attention_backward(dout, out=out.detach(), lse=lse, dlse=dlse, want=want, **_arguments(inputs))

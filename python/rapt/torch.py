@@ -112,6 +112,8 @@ def scaled_dot_product_attention(
         return result
     eager = _refusals.is_eager(query, key, value, attn_mask)
     reason = _refusals.misuse(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    if type(dropout_p) is bool:  # of `self.training and 0.1`, say
+        dropout_p = float(dropout_p)
     if not reason:
         kind = "cuda" if query.is_cuda else "cpu"
         if torch.is_autocast_enabled(kind):
@@ -152,6 +154,10 @@ def enable(*, aten: bool = False) -> None:
     With `aten`, PyTorch's own operators on the CPU are rapt's too, _scaled_dot_product_flash_attention_for_cpu, its backward and
     _native_multi_head_attention: for callers in C++, for that fused path, which then stays, and for all who have imported the
     function before. Nested tensors, weights and float64 stay PyTorch's.
+
+    PyTorch's function decides before that which calls come to these operators. Called by those who have imported it, and in C++,
+    it computes all others by itself, without a FallbackWarning: those with dropout, with an attn_mask that requires grad or has
+    three dimensions, and with tensors that broadcast or are not of four dimensions.
     """
     with _lock:
         _switch.on, _switch.aten = True, aten or _switch.aten

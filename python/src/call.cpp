@@ -47,16 +47,13 @@ std::string isa_of(nb::handle object) {
   return name;
 }
 
-std::optional<Dropout> dropout_of(nb::handle p, nb::handle seed, nb::handle offset) {
-  const std::optional<float> given = real("dropout_p", p);
-  if (!given || *given == 0) return {};
-  if (seed.is_none()) refuse_value("seed", "None, with a dropout_p of " + shown(p), "an int from 0 to 2**64 - 1");
-  return Dropout{*given, unsigned_integer("seed", seed), unsigned_integer("offset", offset)};
-}
-
 void run_unlocked(const AttentionArgs& args, const Context& context) {
   const nb::gil_scoped_release unlocked;
   rapt::attention(args, context);
+}
+void run_unlocked(const AttentionBackwardArgs& args, const Context& context) {
+  const nb::gil_scoped_release unlocked;
+  rapt::attention_backward(args, context);
 }
 
 // `t` with leading dimensions of size 1 in front, up to [b, h, s, d] or as many as wanted.
@@ -85,10 +82,11 @@ nb::object empty_like(nb::handle like, const TensorView& its, const std::vector<
                       MutableTensorView& view) {
   nb::object made;
   const Torch* torch = loaded_torch();
-  if (torch != nullptr && torch->is_plain(like) && !f32) {
-    const bool alike = std::equal(sizes.begin(), sizes.end(), its.shape.begin(), its.shape.begin() + its.ndim) &&
+  if (torch != nullptr && torch->is_plain(like)) {
+    const bool alike = !f32 &&
+                       std::equal(sizes.begin(), sizes.end(), its.shape.begin(), its.shape.begin() + its.ndim) &&
                        its.strides == Layout(sizes).strides;
-    made = alike ? new_like(like) : new_empty(like, sizes);
+    made = alike ? new_like(like) : new_empty(like, sizes, f32);
     view = new_view(*torch, made);
     return made;
   }
@@ -208,6 +206,13 @@ std::optional<Align> align_of(nb::handle object) {
   refuse_value("align", shown(object), kWanted);
 }
 
+std::optional<Dropout> dropout_of(nb::handle p, nb::handle seed, nb::handle offset) {
+  const std::optional<float> given = real("dropout_p", p);
+  if (!given || *given == 0) return {};
+  if (seed.is_none()) refuse_value("seed", "None, with a dropout_p of " + shown(p), "an int from 0 to 2**64 - 1");
+  return Dropout{*given, unsigned_integer("seed", seed), unsigned_integer("offset", offset)};
+}
+
 Context context_of(const Arrays& arrays, nb::handle threads, nb::handle isa, Device device) {
   const bool torch = arrays.has_tensors();
   const int most = torch && threads.is_none() ? torch_threads(*loaded_torch()) : threads_of(threads);
@@ -243,10 +248,7 @@ void attention_backward(const AttentionArguments& forward, const GradientArgumen
                                         {"dalibi", a.dalibi, &args.dalibi}})
     *to = arrays.take(name, array, {.writable = true});
   const Context context = context_of(arrays, forward.threads, forward.isa, args.q.device);
-  as_given(forward, [&] {
-    const nb::gil_scoped_release unlocked;
-    rapt::attention_backward(args, context);
-  });
+  as_given(forward, [&] { run_unlocked(args, context); });
   arrays.mark_written();
 }
 
@@ -295,6 +297,9 @@ void sdpa(nb::handle query, nb::handle key, nb::handle value, nb::handle attn_ma
 void run_as_torch(const AttentionArgs& args) {
   const Context context = context_for(torch_threads(*loaded_torch()), {}, Pool::torch, torch_stream(args.q.device));
   run_unlocked(args, context);
+}
+void run_as_torch(const AttentionBackwardArgs& args) {
+  run_unlocked(args, context_for(torch_threads(*loaded_torch()), {}, Pool::torch, nullptr));
 }
 
 }  // namespace rapt::python

@@ -19,6 +19,9 @@ Context context_of(const Arrays& arrays, nb::handle threads, nb::handle isa, Dev
 /// The argument `align` of rapt.attention and its relatives; None is not given.
 std::optional<Align> align_of(nb::handle object);
 
+/// The arguments `dropout_p`, `seed` and `offset` of rapt.attention.
+std::optional<Dropout> dropout_of(nb::handle p, nb::handle seed, nb::handle offset);
+
 /// The arguments of rapt.attention, in its order.
 struct AttentionArguments {
   nb::handle q, k, v, causal, align, window, scale, mask, bias, softcap, alibi, sinks, cu_seqlens_q, cu_seqlens_k,
@@ -60,5 +63,6 @@ void sdpa(nb::handle query, nb::handle key, nb::handle value, nb::handle attn_ma
 
 /// Runs a call on PyTorch's threads, or its current stream, without the GIL.
 void run_as_torch(const AttentionArgs& args);
+void run_as_torch(const AttentionBackwardArgs& args);
 
 }  // namespace rapt::python

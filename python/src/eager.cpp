@@ -53,27 +53,29 @@ struct State {
   }
 };
 
-// Plain tensors with memory of their own, and no gradients to record.
+// Plain tensors with memory of their own.
 class Tensors {
  public:
   explicit Tensors(const Torch& torch)
-      : torch_(torch), recorded_(checked(PyObject_CallNoArgs(torch.is_grad_enabled.ptr())).ptr() == Py_True) {}
+      : torch_(torch), enabled_(checked(PyObject_CallNoArgs(torch.is_grad_enabled.ptr())).ptr() == Py_True) {}
 
-  bool read(nb::handle tensor, MutableTensorView& view) const {
+  bool read(nb::handle tensor, MutableTensorView& view) {
     static PyObject* const requires_grad = interned("requires_grad");
     const std::optional<MutableTensorView> found = view_by_table(torch_, tensor);
     if (!found) return false;
     view = *found;
-    return !recorded_ || checked(PyObject_GetAttr(tensor.ptr(), requires_grad)).ptr() == Py_False;
+    if (enabled_ && !recorded_) recorded_ = checked(PyObject_GetAttr(tensor.ptr(), requires_grad)).ptr() != Py_False;
+    return true;
   }
   // None is no tensor.
-  bool read_optional(nb::handle tensor, MutableTensorView& view) const {
-    return tensor.is_none() || read(tensor, view);
-  }
+  bool read_optional(nb::handle tensor, MutableTensorView& view) { return tensor.is_none() || read(tensor, view); }
+
+  // Whether a gradient of one of them is to be recorded.
+  bool recorded() const { return recorded_; }
 
  private:
   const Torch& torch_;
-  bool recorded_;
+  bool enabled_, recorded_ = false;
 };
 
 std::int64_t size(const Layout& t, int from_end) {
@@ -145,13 +147,14 @@ nb::object sdpa_result(nb::handle query, const SdpaViews& t, bool gqa) {
   return new_like(query);
 }
 
-// What the library refuses, the caller's own path refuses or gives to PyTorch.
-nb::object run(const AttentionArgs& args, nb::object out) {
+// Whether it ran. What the library refuses, the caller's own path refuses or gives to PyTorch.
+template <class Args>
+bool runs(const Args& args) {
   try {
     run_as_torch(args);
-    return out;
+    return true;
   } catch (const Error&) {
-    return refusal();
+    return false;
   }
 }
 
@@ -166,7 +169,7 @@ nb::object eager_sdpa(nb::handle query, nb::handle key, nb::handle value, nb::ha
   if (torch == nullptr || !nothing_intercepts() || !is_zero(dropout_p) || !read_bool(is_causal, causal) ||
       !read_bool(enable_gqa, gqa) || !read_number(scale, {}, factor))
     return refusal();
-  const Tensors tensors(*torch);
+  Tensors tensors(*torch);
   if (!tensors.read(query, t.q) || !tensors.read(key, t.k) || !tensors.read(value, t.v) ||
       !tensors.read_optional(attn_mask, t.attn_mask) || !fit(t.q, t.k, t.v, gqa))
     return refusal();
@@ -175,10 +178,55 @@ nb::object eager_sdpa(nb::handle query, nb::handle key, nb::handle value, nb::ha
     if (!fits_scores(t.attn_mask, t.q, t.k) || (type != DType::boolean && type != DType::f32 && type != t.q.dtype))
       return refusal();
   }
-  if (!is_preferred(query, t.q, t.v)) return refusal();
-  nb::object out = sdpa_result(query, t, gqa);
+  if (!is_preferred(query, t.q, t.v) || (tensors.recorded() && t.q.device.type != DeviceType::cpu)) return refusal();
+  nb::object out = sdpa_result(query, t, gqa), lse;
   t.out = new_view(*torch, out);
-  return run(sdpa_args(t, factor, causal), std::move(out));
+  if (tensors.recorded()) {
+    lse = new_empty(query, std::span(t.q.shape).first(static_cast<std::size_t>(t.q.ndim - 1)), true);
+    t.lse = new_view(*torch, lse);
+  }
+  if (!runs(sdpa_args(t, factor, causal))) return refusal();
+  if (!tensors.recorded()) return out;
+  const nb::handle recorded = once([] { return held(nb::module_::import_("rapt._sdpa_autograd").attr("recorded")); });
+  return recorded(nb::make_tuple(out, lse), query, key, value, attn_mask, is_causal, scale, enable_gqa);
+}
+
+nb::object eager_sdpa_gradients(nb::handle grad_out, nb::handle grad_lse, nb::handle query, nb::handle key,
+                                nb::handle value, nb::handle attn_mask, nb::handle out, nb::handle lse, nb::handle seed,
+                                bool is_causal, nb::handle scale, bool /*enable_gqa*/, nb::handle dropout_p,
+                                const nb::list& wanted) {
+  const Torch* torch = loaded_torch();
+  SdpaViews t;
+  AttentionBackwardArgs args;
+  MutableTensorView dout, dlse;
+  std::optional<float> factor;
+  if (torch == nullptr || !read_number(scale, {}, factor)) return refusal();
+  Tensors tensors(*torch);
+  if (!tensors.read(grad_out, dout) || !tensors.read_optional(grad_lse, dlse) || !tensors.read(query, t.q) ||
+      !tensors.read(key, t.k) || !tensors.read(value, t.v) || !tensors.read_optional(attn_mask, t.attn_mask) ||
+      !tensors.read(out, t.out) || !tensors.read(lse, t.lse) || tensors.recorded())
+    return refusal();
+  // What broadcasts is summed by the library but for heads of queries, and batches; a mask's keys it would not take.
+  if (t.q.ndim != 4 || !fit(t.q, t.k, t.v, true) || size(t.out, 3) != size(t.q, 3) || wanted.size() != 4 ||
+      t.q.device.type != DeviceType::cpu || (t.attn_mask && size(t.attn_mask, 1) != size(t.k, 2)))
+    return refusal();
+  const AttentionArgs forward = sdpa_args(t, factor, is_causal);
+  args.q = forward.q, args.kv = forward.kv, args.score = forward.score;
+  if (args.score.bias) args.score.bias = t.attn_mask;  // whose shape its gradient has
+  args.score.dropout = dropout_of(dropout_p, seed, nb::int_(0));
+  args.out = forward.out, args.lse = forward.lse, args.dout = dout, args.dlse = dlse;
+  const nb::object made = checked(PyTuple_New(4));
+  int i = 0;
+  for (const auto& [tensor, gradient] :
+       {std::pair{query, &args.dq}, {key, &args.dk}, {value, &args.dv}, {attn_mask, &args.dbias}}) {
+    nb::object memory = nb::none();
+    if (wanted[static_cast<std::size_t>(i)].is(Py_True) && !tensor.is_none()) {
+      memory = new_like(tensor);
+      *gradient = new_view(*torch, memory);
+    }
+    PyTuple_SetItem(made.ptr(), i++, memory.release().ptr());
+  }
+  return runs(args) ? made : refusal();
 }
 
 nb::object eager_attention(nb::handle query, nb::handle key, nb::handle value, nb::handle attention_mask,
@@ -186,7 +234,7 @@ nb::object eager_attention(nb::handle query, nb::handle key, nb::handle value, n
                            nb::handle softcap, nb::handle scaling, nb::handle dropout) {
   const Torch* torch = loaded_torch();
   if (torch == nullptr || !nothing_intercepts() || !is_zero(dropout)) return refusal();
-  const Tensors tensors(*torch);
+  Tensors tensors(*torch);
   MutableTensorView q, k, v, mask, bias, sink;
   if (!tensors.read(query, q) || !tensors.read(key, k) || !tensors.read(value, v) || q.ndim != 4 || !fit(q, k, v, true))
     return refusal();
@@ -196,7 +244,7 @@ nb::object eager_attention(nb::handle query, nb::handle key, nb::handle value, n
   ScoreSpec& score = args.score;
   if (!read_number(scaling, static_cast<float>(std::pow(static_cast<double>(size(q, 1)), -0.5)), score.scale) ||
       !read_number(softcap, {}, score.softcap) || !tensors.read_optional(attention_mask, mask) ||
-      !tensors.read_optional(position_bias, bias) || !tensors.read_optional(sinks, sink))
+      !tensors.read_optional(position_bias, bias) || !tensors.read_optional(sinks, sink) || tensors.recorded())
     return refusal();
   if (!sliding_window.is_none() && (!PyLong_CheckExact(sliding_window.ptr()) || !nb::try_cast(sliding_window, window)))
     return refusal();
@@ -217,7 +265,7 @@ nb::object eager_attention(nb::handle query, nb::handle key, nb::handle value, n
   if (causal && !sliding_window.is_none() && window >= 1 && window < keys) score.window = Window{window - 1, -1};
   score.align = Align::bottom_right();
   score.mask = mask, score.bias = bias, score.sinks = sink;
-  return run(args, std::move(out));
+  return runs(args) ? out : refusal();
 }
 
 }  // namespace rapt::python

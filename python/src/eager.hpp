@@ -8,14 +8,24 @@ namespace nb = nanobind;
 
 /// rapt.torch.scaled_dot_product_attention where all of this holds: tensors are exactly Tensors or Parameters, with
 /// memory of their own on the CPU or one GPU, of types and shapes that rapt has kernels for and would be chosen for;
-/// no gradient is to be recorded; and no mode, transform, tracer, autocast or profiler is at work. Else NotImplemented,
-/// with nothing done: rapt.torch knows what comes next, and why. Takes fewer shapes than that: equal ranks of 2 to 4,
-/// equal batches, nothing empty.
+/// and no mode, transform, tracer, autocast, profiler or dropout is at work. Else NotImplemented, with nothing done:
+/// rapt.torch knows what comes next, and why. Takes fewer shapes than that: equal ranks of 2 to 4, equal batches,
+/// nothing empty. Where a gradient is to be recorded, which is the CPU's only, rapt._sdpa_autograd.recorded() makes the
+/// result.
 nb::object eager_sdpa(nb::handle query, nb::handle key, nb::handle value, nb::handle attn_mask, nb::handle dropout_p,
                       nb::handle is_causal, nb::handle scale, nb::handle enable_gqa);
 
-/// The same for rapt.transformers: [b, h, n, d] to [b, n, h, dv], rows and keys ending together. attention_mask is
-/// boolean or additive, position_bias additive, sinks [hq], sliding_window (of causal calls) how many keys a row sees.
+/// Its gradients on the CPU, where no gradient of them is to be recorded: a tuple of those of query, key, value and
+/// attn_mask, None for what is not wanted. Takes plain tensors of four dimensions, whose gradients have their shapes
+/// with nothing left to sum. Else NotImplemented, for rapt._sdpa.gradients(), whose arguments these are.
+nb::object eager_sdpa_gradients(nb::handle grad_out, nb::handle grad_lse, nb::handle query, nb::handle key,
+                                nb::handle value, nb::handle attn_mask, nb::handle out, nb::handle lse, nb::handle seed,
+                                bool is_causal, nb::handle scale, bool enable_gqa, nb::handle dropout_p,
+                                const nb::list& wanted);
+
+/// The same for rapt.transformers, where no gradient is to be recorded: [b, h, n, d] to [b, n, h, dv], rows and keys
+/// ending together. attention_mask is boolean or additive, position_bias additive, sinks [hq], sliding_window (of
+/// causal calls) how many keys a row sees.
 nb::object eager_attention(nb::handle query, nb::handle key, nb::handle value, nb::handle attention_mask,
                            nb::handle position_bias, nb::handle sinks, bool causal, nb::handle sliding_window,
                            nb::handle softcap, nb::handle scaling, nb::handle dropout);

@@ -78,6 +78,8 @@ NB_MODULE(_core, m) {
   const auto any = nb::arg().none();
   m.def("sdpa", &sdpa, any, any, any, any, nb::arg(), any, any, any, any, any);
   m.def("eager_sdpa", &eager_sdpa, any, any, any, any, any, any, any, any);
+  m.def("eager_sdpa_gradients", &eager_sdpa_gradients, any, any, any, any, any, any, any, any, any, nb::arg(), any,
+        nb::arg(), any, nb::arg());
   m.def("eager_attention", &eager_attention, any, any, any, any, any, any, nb::arg(), any, any, any, any);
   m.def("attention", [](const nb::args& given) { return attention(arguments_of<AttentionArguments>(given)); });
   m.def("attention_backward", [](const nb::tuple& forward, const nb::tuple& gradients) {

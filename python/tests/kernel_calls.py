@@ -46,7 +46,7 @@ def kernel_calls():
 @contextmanager
 def by_python():
     """Nothing is decided by the extension in here."""
-    refused = dict.fromkeys(("eager_sdpa", "eager_attention"), lambda *_: NotImplemented)
+    refused = dict.fromkeys(("eager_sdpa", "eager_sdpa_gradients", "eager_attention"), lambda *_: NotImplemented)
     with mock.patch.multiple(_core, **refused):
         yield
 
@@ -58,11 +58,16 @@ class BackwardCalls:
 @contextmanager
 def backward_calls():
     """Counts the calls of rapt's own backward."""
-    calls, function = BackwardCalls(), _core.attention_backward
+    calls = BackwardCalls()
 
-    def count(*args):
-        calls.count += 1
-        return function(*args)
+    def counted(function):
+        def count(*args):
+            result = function(*args)
+            calls.count += result is not NotImplemented
+            return result
 
-    with mock.patch.object(_core, "attention_backward", count):
+        return count
+
+    names = ("attention_backward", "eager_sdpa_gradients")
+    with mock.patch.multiple(_core, **{name: counted(getattr(_core, name)) for name in names}):
         yield calls

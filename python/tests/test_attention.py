@@ -252,6 +252,8 @@ def test_dropout_is_that_of_the_mask():
     assert mask.dtype == bool and mask.shape == (2, 4, 33, 50) and abs(mask.mean() - 0.7) < 0.02
     assert (rapt.dropout_mask(2, 4, 20, 50, 0.3, 2**64 - 1, 5) == mask[:, :, :20]).all()
     assert (rapt.dropout_mask(2, 4, 33, 50, 0.3, 2**64 - 1) != mask).any()
+    same = [rapt.dropout_mask(2, 4, 33, 50, 0.3, *pair) for pair in ((0, 2**32), (2**32, 0))]  # as the contract has it
+    assert (same[0] == same[1]).all() and (same[0] != rapt.dropout_mask(2, 4, 33, 50, 0.3, 0)).any()
     # Of values of an identity out is the weights.
     one = np.broadcast_to(np.eye(50, dtype=np.float32), (2, 2, 50, 50))
     weights = rapt.attention(q, k, one)

@@ -113,6 +113,30 @@ def test_numpy(of):
         np.testing.assert_allclose(g.astype(np.float32), w.float().numpy(), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ("grads=", "dq: got no gradient at all; wanted one or more of dq, dk, dv, dbias, dsinks and dalibi"),
+        ("dbias", "dbias: got a gradient without bias; wanted bias, too"),
+        ("dsinks", "dsinks: got a gradient without sinks; wanted sinks, too"),
+        ("dalibi", "dalibi: got a gradient without alibi; wanted alibi, too"),
+    ],
+)
+def test_problems_that_no_arguments_could_give(words, message):
+    with pytest.raises(ValueError, match=message):
+        rapt.explain_problem(f"attention_backward hq=2 sq=9 d=16 {words}")
+
+
+def test_lse_of_ragged_batches_the_other_way_round():
+    x, borders = torch.randn(50, 4, 16), torch.tensor([0, 20, 50])
+    ragged = {"cu_seqlens_q": borders, "cu_seqlens_k": borders}
+    out, lse = rapt.attention(x, x, x, **ragged, return_lse=True)
+    assert lse.shape == (50, 4)
+    for wrong, wanted in ((lse.T, "with q's rows total_q = 50"), (lse[:, :3], "with q's heads hq = 4"), (lse[None], "")):
+        with pytest.raises(ValueError, match=rf"lse: got shape .*; wanted \[total_q, hq\] ?{wanted}$"):
+            rapt.attention_backward(out, x, x, x, out, wrong, **ragged)
+
+
 def test_nothing_to_differentiate():
     for empty in ({"b": 0}, {"sq": 0}, {"sk": 0}):
         tensors = draw(**empty)
@@ -121,13 +145,15 @@ def test_nothing_to_differentiate():
         assert all(t.shape == x.shape and (t == 0).all() for t, x in zip(made, tensors.values()))
 
 
-def test_wanted_gradients_alone():
-    tensors = draw(sinks=(4,))
-    out, lse = rapt.attention(**tensors, return_lse=True)
-    options = dict(tensors, out=out, lse=lse)
-    every = rapt.attention_backward(torch.ones_like(out), **options, want=("q", "k", "v", "sinks"))
-    for name in ("q", "k", "v", "sinks"):
-        alone = rapt.attention_backward(torch.ones_like(out), **options, want=name)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_wanted_gradients_alone(dtype):
+    tensors = draw(sinks=(4,), bias=(4, 1, 53), alibi=(4,), dtype=dtype)
+    out, lse = rapt.attention(**tensors, align="top_left", return_lse=True)
+    options = dict(tensors, out=out, lse=lse, align="top_left")
+    dout = torch.randn(out.shape).to(dtype)
+    every = rapt.attention_backward(dout, **options, want=tuple(tensors))
+    for name in tensors:
+        alone = rapt.attention_backward(dout, **options, want=name)
         assert [n for n, t in alone._asdict().items() if t is not None] == ["d" + name]
         assert torch.equal(getattr(alone, "d" + name), getattr(every, "d" + name))
 
@@ -147,13 +173,14 @@ def test_threads_change_no_bit():
         ({"dout": torch.zeros(2, 4, 37, 15)}, ValueError, r"dout: got shape \[2, 4, 37, 15\]; wanted out's, \[2, 4, 37, 16\]"),
         ({"dout": torch.zeros(2, 4, 37, 16).double()}, TypeError, "dout: got dtype torch.float64; wanted float32"),
         ({"lse": torch.zeros(2, 4, 37).half()}, TypeError, "lse: got dtype torch.float16; wanted float32"),
+        ({"lse": torch.zeros(2, 4, 36)}, ValueError, r"lse: got shape \[2, 4, 36\]; wanted q's rows sq = 37"),
         ({"dlse": torch.zeros(2, 4, 36)}, ValueError, r"dlse: got shape \[2, 4, 36\]; wanted lse's"),
         ({"want": ()}, ValueError, r"want: got \(\); wanted one or more of 'q', 'k'"),
         ({"want": ("q", "out")}, ValueError, r"want: got \('q', 'out'\); wanted one or more of"),
         ({"want": ("q", ["k"])}, ValueError, r"want: got \('q', \['k'\]\); wanted one or more of"),
         ({"want": 5}, TypeError, "want: got 5; wanted one or more of 'q', 'k'"),
         ({"want": None}, TypeError, "want: got None; wanted one or more of 'q', 'k'"),
-        ({"want": "bias"}, ValueError, "want: got 'bias'; wanted no gradient of what is not given"),
+        ({"want": "bias"}, ValueError, "want: got 'bias', and no bias; wanted gradients of what is given: 'q', 'k', 'v'$"),
         ({"scale": float("nan")}, ValueError, "scale: got nan; wanted a finite number"),
         ({"k": torch.zeros(2, 2, 53, 24, dtype=torch.int8)}, TypeError, "[kv]: got dtype"),
         ({"causal": True}, ValueError, "align: got none, with 37 queries and 53 keys"),

@@ -168,7 +168,7 @@ DOUT = np.ones((2, 19, 4, 40), np.float32)
 REFUSED = {
     "want: got (); wanted one or more of 'q', 'k', 'v', 'g', 'beta', 'initial_state', 'a_log', 'dt_bias'": {"want": ()},
     "want: got ('q', 'dq'); wanted": {"want": ("q", "dq")},
-    "want: got 'initial_state'; wanted no gradient of what is not given": {"want": ("q", "initial_state")},
+    "want: got 'initial_state', and no initial_state; wanted gradients of what is given: 'q', 'k', 'v', 'g', 'beta'": {"want": ("q", "initial_state")},
     "k: got shape [2, 18, 2, 24]; wanted [2, 19, 2, 24]": {"k": K[:, 1:]},
     "q: got head size 0; wanted 1 to 256": {"q": Q[..., :0], "k": K[..., :0]},
     "v: got head size 257; wanted 1 to 256": {"v": np.zeros((2, 19, 4, 257), np.float32)},

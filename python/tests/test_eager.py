@@ -12,7 +12,7 @@ import pytest
 import rapt
 import rapt.torch
 import torch
-from kernel_calls import by_python, kernel_calls
+from kernel_calls import backward_calls, by_python, kernel_calls
 from rapt import _core
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -152,7 +152,6 @@ UNUSUAL = {
     "fake": fake,
     "double": lambda t: t.double(),
     "complex": lambda t: torch.complex(t, t).conj(),
-    "requiring grad": lambda t: t.clone().requires_grad_(),
 }
 TENSORS = [(sdpa, "query"), (sdpa, "key"), (sdpa, "value"), (sdpa, "attn_mask")]
 TENSORS += [(attention, name) for name in ("query", "key", "value", "mask", "bias", "sinks")]
@@ -173,13 +172,87 @@ def test_tensors(door, name, unusual):
 @pytest.mark.parametrize("door, name", TENSORS)
 def test_gradients_that_nobody_records(door, name):
     tensor = torch.nn.Parameter(usual(name))
-    assert refused(door(**{name: tensor}))
+    recorded = door(**{name: tensor})
+    assert refused(recorded) if door is attention else recorded.requires_grad
     with torch.no_grad():
         out = door(**{name: tensor})
     assert type(out) is torch.Tensor and not out.requires_grad
     with torch.inference_mode():
         out = door(**{name: tensor})
     assert type(out) is torch.Tensor and out.is_inference()
+
+
+# Gradients: the same bits by either way
+
+GRADIENTS = [
+    ({}, None),
+    ({"is_causal": True, "scale": -0.3}, None),
+    ({}, (2, 4, 9, 12)),
+    ({"is_causal": True}, (9, 12)),
+    ({}, (4, 1, 12)),
+    ({}, (1, 4, 9, 12)),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [4, 2])
+@pytest.mark.parametrize("options, mask", GRADIENTS)
+def test_gradients(options, mask, heads, dtype):
+    shapes = [(2, 4, 9, 16), (2, heads, 12, 16), (2, heads, 12, 24)]
+    tensors = [randn(*shape, dtype=dtype).requires_grad_() for shape in shapes]
+    grad = randn(2, 4, 24, 9, dtype=dtype).transpose(2, 3)
+    masks = [None] if mask is None else [randn(*mask) > 0, randn(*mask, dtype=dtype).requires_grad_(), randn(*mask).requires_grad_()]
+    for each in masks:
+        inputs = [t for t in (*tensors, each) if t is not None and t.requires_grad]
+
+        def run():
+            out = ours(*tensors, each, enable_gqa=heads < 4, **options)
+            with backward_calls() as calls:
+                made = torch.autograd.grad(out, inputs, grad, retain_graph=True)
+                alone = torch.autograd.grad(out, inputs[-1], grad)
+            assert calls.count == 2 and torch.equal(alone[0], made[-1])
+            return [out, *made]
+
+        with kernel_calls() as kernel:
+            got = run()
+        assert kernel.eager == 1
+        with by_python():
+            wanted = run()
+        for g, w in zip(got, wanted):
+            assert (g.dtype, g.shape, g.stride()) == (w.dtype, w.shape, w.stride()) and torch.equal(g, w)
+
+
+@pytest.mark.parametrize(
+    "shapes, mask",
+    [
+        ([(9, 16)] * 3, None),
+        ([(4, 9, 16)] * 3, None),
+        ([(2, 4, 9, 16)] * 3, (9, 1)),
+        ([(2, 1, 9, 16), (2, 4, 9, 16), (2, 4, 9, 16)], None),
+        ([(2, 4, 9, 16), (1, 4, 9, 16), (2, 4, 9, 16)], None),
+    ],
+)
+def test_gradients_that_python_gives(shapes, mask):
+    tensors = [randn(*shape).requires_grad_() for shape in (*shapes, *([] if mask is None else [mask]))]
+    out, answers, ask = ours(*tensors), [], _core.eager_sdpa_gradients
+    with mock.patch.object(_core, "eager_sdpa_gradients", lambda *given: answers.append(ask(*given)) or answers[-1]):
+        with backward_calls() as calls:
+            torch.autograd.grad(out, tensors, torch.ones(out.shape))
+    assert answers == [NotImplemented] and calls.count == 1
+
+
+def test_what_autograd_refuses():
+    """A second backward of what the first has freed, and one after a change of what was saved."""
+    x = Q.clone().requires_grad_()
+    out = ours(x, x, x).sum()
+    out.backward()
+    with pytest.raises(RuntimeError, match="a second time"):
+        out.backward()
+    y = x * 1
+    out = ours(y, y, y).sum()
+    y.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.backward()
 
 
 # Arguments and shapes

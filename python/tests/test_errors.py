@@ -243,7 +243,10 @@ def test_cuda():
         ((1, 2, 3, 4, "1", 1), TypeError, "p: got '1'; wanted a number"),
         ((1, 2, 3, 4, 0.5, None), TypeError, "seed: got None; wanted an int"),
         ((1, 2, 3, 4, 0.5, 1, -1), ValueError, "offset: got -1; wanted an int"),
-        ((1, -2, 3, 4, 0.5, 1), ValueError, "negative dimensions"),
+        ((1, -2, 3, 4, 0.5, 1), ValueError, r"hq: got -2; wanted 0 to 2\*\*48"),
+        ((1, 2, 3, 2**48 + 1, 0.5, 1), ValueError, r"sk: got 281474976710657; wanted 0 to 2\*\*48"),
+        ((1.5, 2, 3, 4, 0.5, 1), TypeError, "b: got 1.5; wanted an int"),
+        ((1, 2, True, 4, 0.5, 1), TypeError, "sq: got True; wanted an int"),
     ],
 )
 def test_dropout_masks_that_are_none(arguments, error, message):

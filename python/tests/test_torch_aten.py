@@ -1,6 +1,7 @@
 """rapt.torch.enable(aten=True): PyTorch's own operators are rapt's."""
 
 import warnings
+from contextlib import nullcontext
 
 import pytest
 import rapt.torch
@@ -49,6 +50,33 @@ def test_the_operator_and_its_lse():
         got = flash(*inputs)
     assert [t.stride() for t in got] == [t.stride() for t in wanted]
     torch.testing.assert_close(got, wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("forward, backward", [(False, True), (True, False), (True, True)])
+def test_rows_without_keys_on_either_side_of_the_switch(forward, backward, dtype):
+    inputs, grad = draw(dtype), torch.randn(2, 4, 9, 16).to(dtype)
+    mask = torch.rand(9, 12) > 0.3
+    mask[3] = False
+    wanted = torch.autograd.grad(theirs(*inputs, mask), inputs, grad)
+    with rapt.torch.enabled(aten=True) if forward else nullcontext():
+        out = theirs(*inputs, mask)
+    with rapt.torch.enabled(aten=True) if backward else nullcontext():
+        got = torch.autograd.grad(out, inputs, grad)
+    assert (out[:, :, 3] == 0).all() and (got[0][:, :, 3] == 0).all()
+    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-5 if dtype is torch.float32 else 5e-2)
+    bias = torch.zeros(9, 12, dtype=dtype).masked_fill(~mask, -torch.inf)
+    with rapt.torch.enabled(aten=True):
+        lse = flash(*(t.detach() for t in inputs), attn_mask=bias)[1]
+    torch.testing.assert_close(lse, flash(*(t.detach() for t in inputs), attn_mask=bias)[1], rtol=0, atol=1e-2)
+
+
+@pytest.mark.parametrize("options", [{"dropout_p": 0.5}, {"attn_mask": torch.zeros(9, 12, requires_grad=True)}])
+def test_what_pytorch_computes_above_its_operators_does_not_come_to_them(options):
+    """And says nothing: the guide does."""
+    with rapt.torch.enabled(aten=True), kernel_calls() as forward, backward_calls() as backward:
+        theirs(*draw(), **options).sum().backward()
+    assert forward.call_count == backward.count == 0
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])

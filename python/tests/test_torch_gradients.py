@@ -9,13 +9,15 @@ import pytest
 import rapt.torch
 import torch
 from autograd_reference import UNITS, attention, doubled, relative_error
-from kernel_calls import backward_calls
+from kernel_calls import backward_calls, by_python
+from rapt import _model_attention, _sdpa_autograd
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 ours = rapt.torch.scaled_dot_product_attention
 theirs = functional.scaled_dot_product_attention
 DTYPES = list(UNITS)
+OPERATORS = torch.ops.rapt
 
 
 @pytest.fixture(autouse=True)
@@ -207,7 +209,8 @@ def test_lse_is_computed_for_gradients_only():
             y = x.clone().requires_grad_()
             torch.ops.rapt.scaled_dot_product_attention(y, y, y, None, False, None, False)
         assert seen == [False] * 3
-        ours(y, y, y)
+        with by_python():
+            ours(y, y, y)
         torch.ops.rapt.scaled_dot_product_attention(y, y, y, None, False, None, False)
         assert seen == [False] * 3 + [True] * 2
 
@@ -233,6 +236,18 @@ def test_second_derivatives_by_the_way_that_the_message_names():
     assert x.grad.isfinite().all() and (x.grad != 0).any()
 
 
+@pytest.mark.parametrize("run", [ours, OPERATORS.scaled_dot_product_attention], ids=["eager", "operator"])
+def test_batches_of_gradients_are_refused_by_name(run):
+    x = draw((2, 4, 9, 16))[0]
+    out = ours(x, x, x) if run is ours else run(x, x, x, None, False, None, False)
+    grads = torch.randn(3, *out.shape)
+    with pytest.raises(NotImplementedError, match="is_grads_batched: got a batch .*; wanted one call for each, or .*SDPBackend.MATH"):
+        torch.autograd.grad(out, x, grads, is_grads_batched=True, retain_graph=True)
+    with pytest.raises(NotImplementedError, match="is_grads_batched: got a batch"):
+        torch.vmap(lambda grad: torch.autograd.grad(out, x, grad, retain_graph=True))(grads)
+    torch.autograd.grad(out, x, grads[0])
+
+
 def test_gradcheck():
     """Numbers' differences of rapt's forward, in float32, and those of the formula in float64."""
     torch.manual_seed(3)
@@ -244,9 +259,6 @@ def test_gradcheck():
         return ours(*(x.float() for x in t)).double()
 
     assert torch.autograd.gradcheck(narrow, (*inputs, bias), eps=1e-2, atol=1e-3, rtol=1e-3, nondet_tol=0.0)
-
-
-OPERATORS = torch.ops.rapt
 
 
 OPCHECK = [
@@ -268,6 +280,20 @@ def test_opcheck(tensors, mask, is_causal):
     torch.library.opcheck(OPERATORS.scaled_dot_product_attention_backward, arguments)
 
 
+@pytest.mark.parametrize(
+    "of, tensors, options, wanted",
+    [
+        (_sdpa_autograd, 4, (False, None, False, 0.0), "4 bools, of query, key, value, attn_mask"),
+        (_model_attention, 6, (False, -1, None, 0.25, 0.0), "6 bools, of query, key, value, mask, bias, sinks"),
+    ],
+)
+def test_too_few_flags_of_what_is_wanted(of, tensors, options, wanted):
+    x, lse = torch.randn(2, 4, 9, 16), torch.randn(2, 4, 9)
+    inputs = (x, x, x, *[None] * (tensors - 3))
+    with pytest.raises(ValueError, match=rf"wanted: got \[True\]; wanted {wanted}"):
+        of._backward_operator(x, None, *inputs, x, lse, None, *options, [True])
+
+
 def test_gradients_of_lse():
     inputs = draw(*[(2, 4, 9, 16)] * 3)
     for uses_out in (False, True):
@@ -277,7 +303,7 @@ def test_gradients_of_lse():
         out, lse = attention(*wide, causal=True)
         wanted = torch.autograd.grad(lse.square().sum() + (out.sum() if uses_out else 0), wide, allow_unused=True)
         for g, w in zip(got, wanted):
-            assert w is None or relative_error(g, w) <= 1e-5
+            assert (g == 0).all() if w is None else relative_error(g, w) <= 1e-5  # lse does not depend on v
 
 
 class Layer(torch.nn.Module):
@@ -397,28 +423,36 @@ def test_dropout_of_everything_and_of_no_probability():
     assert (out == 0).all()
     out.sum().backward()
     assert (q.grad == 0).all()
+    assert (ours(q, q, q, dropout_p=True) == 0).all()
+    assert torch.equal(ours(q, q, q, dropout_p=False), ours(q, q, q))  # what `self.training and 0.1` is in evaluation
     warnings.simplefilter("ignore", rapt.torch.FallbackWarning)
     with pytest.raises(RuntimeError, match="between 0 and 1"):
         ours(q, q, q, dropout_p=1.5)
 
 
+@pytest.mark.parametrize(
+    "of, options", [(_sdpa_autograd, (None, False, None, False)), (_model_attention, (*[None] * 3, False, -1, None, 0.25))]
+)
+def test_dropout_where_no_kernel_has_it(of, options):
+    x = torch.empty(2, 4, 9, 16, device="meta", requires_grad=True)
+    with pytest.raises(ValueError, match="dropout_p: got 0.5 for tensors on meta; wanted 0, or tensors on the cpu"):
+        of.operator(x, x, x, *options, 0.5, torch.tensor(1))
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoints_compute_the_same_mask_again(reentrant):
-    x = draw((2, 4, 45, 32))[0]
-
     def layer(t):
         return ours(ours(t, t, t, dropout_p=0.3), t, t, dropout_p=0.3)
 
-    grads = []
-    for run in (layer, lambda t: checkpoint(layer, t, use_reentrant=reentrant)):
-        torch.manual_seed(7)
-        grads.append(torch.autograd.grad(run(x).square().sum(), x)[0] if not reentrant else None)
-        if reentrant:
-            torch.manual_seed(7)
-            x.grad = None
-            run(x).square().sum().backward()
-            grads[-1] = x.grad
-    assert torch.equal(*grads)
+    def gradient(run):
+        x = draw((2, 4, 45, 32))[0]
+        run(x).square().sum().backward()
+        return x.grad
+
+    torch.manual_seed(7)
+    wanted = gradient(layer)
+    torch.manual_seed(7)
+    assert torch.equal(gradient(lambda t: checkpoint(layer, t, use_reentrant=reentrant)), wanted)
 
 
 def test_dropout_of_five_dimensions_is_one_mask_forward_and_backward():

@@ -177,6 +177,28 @@ def test_gradients_of_the_operator(case, dtype, dropout):
         assert relative_error(g, w) <= (1e-5 if dtype is torch.float32 else (10 if t is sinks else 3) * UNITS[dtype])
 
 
+@pytest.mark.parametrize("of_rows", [False, True])
+def test_sinks_of_rows_without_keys(of_rows):
+    """The sink takes all of such a row: 0, and lse is the sink; -inf is none."""
+    q, k, v = (torch.randn(2, 4, 9, 16, requires_grad=True) for _ in range(3))
+    mask = torch.ones(9, 9, dtype=torch.bool)
+    mask[2:4] = False
+    sinks = torch.tensor([0.5, -torch.inf, -1.0, -torch.inf])
+    sinks = (sinks[:, None, None].repeat(2, 1, 9, 1) if of_rows else sinks).requires_grad_()
+    run = torch.ops.rapt.attention_with_lse
+    out, lse = run(q, k, v, mask, None, sinks, False, -1, None, 0.25)
+    alone, lse_alone = run(q, k, v, mask, None, None, False, -1, None, 0.25)
+    assert (out[:, 2:4] == 0).all()
+    assert torch.equal(out[:, :, 1::2], alone[:, :, 1::2]) and torch.equal(lse[:, 1::2], lse_alone[:, 1::2])
+    torch.testing.assert_close(lse[:, ::2, 2:4], torch.tensor([[0.5] * 2, [-1.0] * 2]).expand(2, 2, 2), rtol=0, atol=1e-6)
+    dlse = torch.randn(lse.shape)
+    got = torch.autograd.grad([out, lse], [q, k, v, sinks], [torch.randn(out.shape), dlse])
+    assert all(g.isfinite().all() for g in got) and (got[0][:, :, 2:4] == 0).all()
+    if of_rows:
+        assert (got[3][:, 1::2] == 0).all()
+        torch.testing.assert_close(got[3][:, ::2, 2:4, 0], dlse[:, ::2, 2:4], rtol=0, atol=1e-6)
+
+
 def test_gradients_of_sinks_of_every_row():
     q, k, v = (torch.randn(2, h, s, 16).requires_grad_() for h, s in ((4, 9), (2, 12), (2, 12)))
     for shape in ((2, 4, 9, 1), (1, 4, 1, 1)):

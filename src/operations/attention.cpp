@@ -112,8 +112,9 @@ class Validator {
     if (args_.lse) {
       const TensorView lse = args_.lse;
       tensors_.need("lse", lse, nq - 1, ragged_q ? "[total_q, hq]" : "[b, hq, sq]", check_f32, writes_);
-      check_size("lse", lse, 0, q.shape[0], ragged_q ? "q's rows total_q" : "q's batch b");
-      check_size("lse", lse, 1, p_.hq, "q's heads hq");
+      // FlashAttention has [hq, total_q]: where the sizes do not fit, the order is what there is to say.
+      check_size("lse", lse, 0, q.shape[0], ragged_q ? "[total_q, hq] with q's rows total_q" : "q's batch b");
+      check_size("lse", lse, 1, p_.hq, ragged_q ? "[total_q, hq] with q's heads hq" : "q's heads hq");
       if (!ragged_q) check_size("lse", lse, 2, q.shape[2], "q's rows sq");
       p_.lse = true;
       f_.lse = static_cast<float*>(args_.lse.data);

@@ -170,10 +170,12 @@ void check(const AttentionBackwardProblem& p) {
   if (!p.gathered && p.pool != 0) throw Error("pool", std::to_string(p.pool) + " rows", "none without gathered keys");
   if (p.pool < 0 || p.pool > kMaxSize) throw Error("pool", std::to_string(p.pool) + " rows", "0 to 2^48");
   if (p.grads > P::kAll) throw Error("problem", "unknown gradients", "dq, dk and dv");
-  if (p.grads == 0 && !p.dbias && !p.dsinks && !p.dalibi) throw Error("dq", "no gradient is wanted", "one or more");
-  for (const auto& [name, wanted, given] :
-       {std::tuple{"dbias", p.dbias, p.bias != P::kNone}, {"dsinks", p.dsinks, p.sinks}, {"dalibi", p.dalibi, p.alibi}})
-    if (wanted && !given) throw Error(name, "a tensor", "none for what the forward has not");
+  if (p.grads == 0 && !p.dbias && !p.dsinks && !p.dalibi)
+    throw Error("dq", "no gradient at all", "one or more of dq, dk, dv, dbias, dsinks and dalibi");
+  for (const auto& [name, wanted, of, given] : {std::tuple{"dbias", p.dbias, "bias", p.bias != P::kNone},
+                                                {"dsinks", p.dsinks, "sinks", p.sinks},
+                                                {"dalibi", p.dalibi, "alibi", p.alibi}})
+    if (wanted && !given) throw Error(name, "a gradient without " + std::string(of), std::string(of) + ", too");
 }
 
 Call validate(const AttentionBackwardArgs& args, std::span<const std::byte> workspace) {

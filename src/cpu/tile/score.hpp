@@ -36,22 +36,23 @@ inline vec scale_bias(vec bias) {
 inline void load_modifiers(const Head& head, const Row* row, std::int64_t key, std::int64_t n,
                            vec (&modifier)[kLanes]) {
   const ScoreParams& s = head.p.score;
-  for (int i = 0; i < kLanes; ++i) {
-    vec x(0.f);
-    if (s.bias) {
-      const std::int64_t at = modifier_index(s.bias_stride, place_of(head, row[i], key));
-      with_float_type(s.bias_type, [&](auto element) {
-        const auto* bias = static_cast<const decltype(element)*>(s.bias);
-        x = scale_bias(load_strided(bias + at, s.bias_stride.d, n));
-      });
-    }
-    if (s.mask) {
+  if (s.bias) {
+    with_float_type(s.bias_type, [&](auto element) {  // once: a call for each row would cost more than its loads
+      const auto* bias = static_cast<const decltype(element)*>(s.bias);
+      for (int i = 0; i < kLanes; ++i)
+        modifier[i] = scale_bias(
+            load_strided(bias + modifier_index(s.bias_stride, place_of(head, row[i], key)), s.bias_stride.d, n));
+    });
+  } else {
+    for (vec& x : modifier) x = vec(0.f);
+  }
+  if (s.mask) {
+    for (int i = 0; i < kLanes; ++i) {
       const std::uint8_t* mask = s.mask + modifier_index(s.mask_stride, place_of(head, row[i], key));
-      alignas(64) float hidden[kLanes] = {};
-      for (std::int64_t j = 0; j < n; ++j) hidden[j] = mask[j * s.mask_stride.d] ? 0.f : 1.f;
-      x = xsimd::select(load(hidden) != vec(0.f), minus_infinity(), x);  // select: a NaN under the mask must not stay
+      const vec attended = load_strided(reinterpret_cast<const std::int8_t*>(mask), s.mask_stride.d, n);
+      // Select: a NaN under the mask must not stay.
+      modifier[i] = xsimd::select(attended == vec(0.f), minus_infinity(), modifier[i]);
     }
-    modifier[i] = x;
   }
   transpose(modifier);
 }
