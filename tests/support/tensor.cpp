@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <iterator>
+#include <stdexcept>
 #include <string>
 
 namespace rapt::testing {
@@ -117,7 +118,10 @@ std::int64_t Tensor::size() const noexcept {
 
 std::int64_t Tensor::offset(std::span<const std::int64_t> index) const {
   std::int64_t result = 0;
-  for (std::size_t i = 0; i < index.size(); ++i) result += index[i] * layout_.strides[i];
+  for (std::size_t i = 0; i < index.size(); ++i) {
+    if (index[i] < 0 || index[i] >= layout_.shape[i]) throw std::out_of_range("a test's index is outside its tensor");
+    result += index[i] * layout_.strides[i];
+  }
   return result;
 }
 

@@ -239,8 +239,11 @@ class Item {
     const auto exists = load(lane) != vec(0.f);
     vec block_max = minus_infinity();
     for (std::int64_t j = begin; j < end; ++j) {
+      const bool endless = scale && scale[j] - scale[j] != 0;
+      if (endless) [[unlikely]]
+        dot_scaled_row(panel, at, block, j);
       const vec dot = xsimd::select(exists, load(w_.s + j * kLanes), vec(0.f));
-      const vec x = scale ? dot * vec(scale[j]) : dot;
+      const vec x = scale && !endless ? dot * vec(scale[j]) : dot;
       store(w_.s + j * kLanes, x);
       block_max = xsimd::max(block_max, x);
     }
@@ -250,6 +253,23 @@ class Item {
     if (modified) return finish_scores<true>(head_, panel, 0, block.k0, begin, end, w_.s, w_.block_max);
     if (masked) finish_scores<false>(head_, panel, 0, block.k0, begin, end, w_.s, w_.block_max);
     return true;
+  }
+
+  // The scores of key j, whose scale is not finite: elements of +inf and -inf, or 0 * inf, add up to NaN.
+  [[gnu::noinline, gnu::cold]] void dot_scaled_row(const Panel& panel, std::int64_t at, const Block& block,
+                                                   std::int64_t j) const {
+    float* const row = w_.k + j * w_.q_stride;  // perhaps block.k[j] itself: twice the scale is what once is
+    for (std::int64_t c = 0; c < d_; c += kLanes) {
+      alignas(64) float codes[kLanes];
+      products_.widen(block.k[j], column_of(c, d_), codes);
+      store_any(row + column_of(c, d_), load(codes) * vec(block.k_scale[j]));
+    }
+    const std::byte* scaled[kBlock];
+    scaled[j] = reinterpret_cast<const std::byte*>(row);
+    alignas(64) float s[(kBlock + 2 * kLanes) * kLanes];
+    Prefetcher none{nullptr, 0, 0};
+    products_of(DType::f32).dots(panel.rows, w_.q + at * w_.q_stride, w_.q_stride, d_, scaled, j, j + 1, s, none);
+    store(w_.s + j * kLanes, load(s + j * kLanes));
   }
 
   void visit(std::int64_t i, const Block& block, bool isolate_non_finite) {
@@ -308,11 +328,12 @@ class Item {
           if (w_.scores_before[j * kLanes + r] == -__builtin_inff()) continue;
           alignas(64) float value[kLanes];
           products_.widen(block.v[j], column_of(c, dv_), value);
-          const vec x = load(value);
-          const auto finite = x - x == vec(0.f);
-          acc = fma(vec(w_.s[j * kLanes + r]), xsimd::select(finite, x, vec(0.f)), acc);
+          const vec x = load(value), factor(scale ? scale[j] : 1.f);
+          const auto finite = (x - x == vec(0.f)) & (factor - factor == vec(0.f));
+          const vec weight = xsimd::select(finite, vec(w_.s[j * kLanes + r]), vec(0.f));  // it has the factor
+          acc = fma(weight, xsimd::select(finite, x, vec(0.f)), acc);
           if (is_dropped(p_.score, place_of(head_, panels_[i].row[r], block.k0 + j))) continue;
-          endless = endless + xsimd::select(finite, vec(0.f), scale ? x * vec(scale[j]) : x);
+          endless = endless + xsimd::select(finite, vec(0.f), x * factor);
         }
         float* const at = o(i) + r * w_.o_stride + c;
         store(at, load(at) + acc + endless);
