@@ -53,12 +53,11 @@ template <class Bits>
 [[gnu::always_inline]] inline GccVector<std::int16_t, 8> to_int16(GccVector<std::int8_t, 8> x) {
   return (GccVector<std::int16_t, 8>)_mm_cvtepi8_epi16(_mm_cvtsi64_si128((long long)x));
 }
-[[gnu::always_inline]] inline GccVector<std::uint8_t, 8> load_nibbles(const std::uint8_t* p) {
-  long long packed = 0;
-  __builtin_memcpy(&packed, p, 4);
-  const __m128i wide = _mm_cvtepu8_epi16(_mm_cvtsi64_si128(packed));
-  const __m128i apart = _mm_and_si128(_mm_or_si128(wide, _mm_slli_epi16(wide, 4)), _mm_set1_epi8(0x0f));
-  return (GccVector<std::uint8_t, 8>)_mm_cvtsi128_si64(apart);
+[[gnu::always_inline]] inline vec widen_nibbles(const std::uint8_t* p) {
+  std::int32_t nibbles;
+  __builtin_memcpy(&nibbles, p, 4);
+  const __m256i to_top = _mm256_setr_epi32(28, 24, 20, 16, 12, 8, 4, 0);
+  return vec(_mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_sllv_epi32(_mm256_set1_epi32(nibbles), to_top), 28)));
 }
 
 // 64-bit products of the lower halves of 64-bit lanes.

@@ -54,12 +54,14 @@ template <class Bits>
 [[gnu::always_inline]] inline GccVector<std::int16_t, 16> to_int16(GccVector<std::int8_t, 16> x) {
   return (GccVector<std::int16_t, 16>)_mm256_cvtepi8_epi16((__m128i)x);
 }
-[[gnu::always_inline]] inline GccVector<std::uint8_t, 16> load_nibbles(const std::uint8_t* p) {
-  long long packed = 0;
-  __builtin_memcpy(&packed, p, 8);
-  const __m128i wide = _mm_cvtepu8_epi16(_mm_cvtsi64_si128(packed));
-  const __m128i apart = _mm_and_si128(_mm_or_si128(wide, _mm_slli_epi16(wide, 4)), _mm_set1_epi8(0x0f));
-  return (GccVector<std::uint8_t, 16>)apart;
+// Each lane of a table of 16 numbers looks at the lowest four bits of its index alone.
+[[gnu::always_inline]] inline vec widen_nibbles(const std::uint8_t* p) {
+  std::int32_t low, high;
+  __builtin_memcpy(&low, p, 4), __builtin_memcpy(&high, p + 4, 4);
+  const __m512i nibbles = _mm512_mask_set1_epi32(_mm512_set1_epi32(low), 0xff00, high);
+  const __m512i first = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
+  const __m512 number = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
+  return vec(_mm512_permutexvar_ps(_mm512_srlv_epi32(nibbles, first), number));
 }
 
 // x less the nearest integer, and p * 2^n.

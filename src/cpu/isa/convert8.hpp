@@ -22,13 +22,14 @@ template <class Bytes>
 [[gnu::always_inline]] inline Lanes<std::int16_t> to_int16(Bytes x) {
   return __builtin_convertvector(x, Lanes<std::int16_t>);
 }
-// vec::size / 2 bytes, each as two: its lower half, then its upper.
+// vec::size / 2 bytes, each as two integers: its lower half, then its upper.
 template <class Byte>
-[[gnu::always_inline]] inline Lanes<std::uint8_t> load_nibbles(const Byte* p) {
+[[gnu::always_inline]] inline vec widen_nibbles(const Byte* p) {
   GccVector<Byte, vec::size / 2> bytes;
   __builtin_memcpy(&bytes, p, sizeof(bytes));
   const auto wide = __builtin_convertvector(bytes, GccVector<std::uint16_t, vec::size / 2>);
-  return (Lanes<std::uint8_t>)((wide | wide << 4) & 0x0f0f);
+  const auto apart = (Lanes<std::int8_t>)((wide | wide << 4) & 0x0f0f);
+  return to_float((apart ^ 8) - 8);
 }
 
 [[gnu::always_inline]] inline Lanes<std::int8_t> load_bytes(const void* p) {
@@ -40,16 +41,15 @@ template <class Byte>
   return to_float(load_bytes(p));
 }
 [[gnu::always_inline]] inline vec load_any(const i4x2* p) {
-  const auto x = (Lanes<std::int8_t>)load_nibbles(&p->bits);
-  return to_float((x ^ 8) - 8);
+  return widen_nibbles(&p->bits);
 }
 [[gnu::always_inline]] inline vec load_any(const e5m2* p) {
   return widen_f16(to_int16(load_bytes(p)) << 8);
 }
 [[gnu::always_inline]] inline vec load_any(const e4m3* p) {
   const auto x = to_int16(load_bytes(p));  // the sign fills the upper half
-  const auto nan = ((x & 0x7f) == 0x7f) & 0x7e00;
-  return widen_f16(((x << 7) & 0x3f80) | (x & -0x8000) | nan) * vec(256.f);
+  const auto nan = x << 9 == -0x200;       // all ones, which are a NaN of f16, too
+  return widen_f16((x << 7 & ~0x4000) | nan) * vec(256.f);
 }
 
 }  // namespace rapt::cpu::RAPT_ISA

@@ -9,6 +9,8 @@
 //
 // During each product the rows needed next are prefetched: this block's values and the next block's keys; where rows
 // are packed, the next block's keys and values. Scales of whole rows multiply scores and weights instead of elements.
+#include <bit>
+
 #include "cpu/kernels/kernels.hpp"
 #include "cpu/tile/carver.hpp"
 #include "cpu/tile/decode_products.hpp"
@@ -19,12 +21,12 @@
 namespace rapt::cpu::RAPT_ISA {
 namespace {
 
-constexpr std::int64_t kBlock = 64, kMaxRows = 64, kMaxPanels = kMaxRows / kLanes;
+constexpr std::int64_t kMaxRows = 64, kMaxPanels = kMaxRows / kLanes;
 
 // Keys of a block: K and V of one stay in L1, and reading ahead has time to get going. By the cache's type alone, since
 // sums are taken by blocks.
 std::int64_t block_keys(DType kv_type) {
-  return kv_type == DType::f32 ? kBlock / 2 : kBlock;
+  return kv_type == DType::f32 ? kKeysOfBlock / 2 : kKeysOfBlock;
 }
 
 struct Scratch {
@@ -37,6 +39,7 @@ struct Scratch {
   // became weights; [kLanes].
   float *s, *scores_before, *block_max, *block_max_exponent, *short_sum, *sum, *zero;
   float *k, *v;  // a block's rows, where they are packed
+  RowScales k_scales, v_scales;
   std::int64_t q_stride, o_stride;
 
   Scratch(Carver& carver, const AttentionShape& shape) {
@@ -50,12 +53,18 @@ struct Scratch {
     neg_m = carver.take<float>(rows);
     l = carver.take<float>(rows);
     l_low = carver.take<float>(rows);
-    s = carver.take<float>((kBlock + 2 * kLanes) * kLanes);
-    scores_before = carver.take<float>(kBlock * kLanes);
+    s = carver.take<float>((kKeysOfBlock + 2 * kLanes) * kLanes);
+    scores_before = carver.take<float>(kKeysOfBlock * kLanes);
     for (float** lanes : {&block_max, &block_max_exponent, &short_sum, &sum, &zero})
       *lanes = carver.take<float>(kLanes);
-    k = carver.take<float>(kBlock * q_stride);
-    v = carver.take<float>(kBlock * o_stride);
+    k = carver.take<float>(kKeysOfBlock * q_stride);
+    v = carver.take<float>(kKeysOfBlock * o_stride);
+    k_scales = take_scales(carver, q_stride), v_scales = take_scales(carver, o_stride);
+  }
+  static RowScales take_scales(Carver& carver, std::int64_t n) {
+    const std::int64_t count = round_up(n, kLeastGroup) / kLeastGroup * kKeysOfBlock + kMostKeysOfTile;
+    float* const scale = carver.take<float>(count);
+    return {scale, carver.take<float>(count), 0};
   }
 };
 
@@ -75,7 +84,8 @@ class Item {
         packed_(packed),
         shared_(packed && p.dv >= kLanes && begin_with_values(p) && !one_scale_per_row(p.k_quant, p.d) &&
                 !one_scale_per_row(p.v_quant, p.dv)),
-        products_(products_of(packed ? DType::f32 : p.kv_type)),
+        k_products_(products_of_rows(keys_of(p))),
+        v_products_(products_of_rows(values_of(p))),
         d_(max(p.d, kLanes)),
         dv_(max(p.dv, kLanes)) {}
 
@@ -99,10 +109,15 @@ class Item {
   // Rows of a block, indexed by key.
   struct Block {
     std::int64_t k0, from, end;  // keys; those before `from` must not be read, since their pages may not exist
-    const std::byte *k_source[kBlock], *v_source[kBlock], *tail_source[kBlock];
-    const std::byte *k[kBlock], *v[kBlock];  // as the products read them
-    float k_scale[kBlock], v_scale[kBlock];
+    const std::byte *k_source[kKeysOfBlock], *v_source[kKeysOfBlock], *tail_source[kKeysOfBlock];
+    const std::byte *k[kKeysOfBlock], *v[kKeysOfBlock];  // as the products read them
   };
+
+  const Products& products_of_rows(const KeyRows& rows) const {
+    if (packed_) return products_of(DType::f32);
+    const bool groups = rows.quant.scale && !one_scale_per_row(rows.quant, rows.n);
+    return groups ? products_of_groups(p_.kv_type, rows.quant.zero) : products_of(p_.kv_type);
+  }
 
   void make_panel(std::int64_t i, std::int64_t r, std::int64_t rows) {
     const std::int64_t at = i * kLanes;
@@ -150,7 +165,7 @@ class Item {
   // Finds the rows of keys [from, end) of the block at k0.
   void find_block(Block& block, std::int64_t k0, std::int64_t from, std::int64_t end) const {
     block.k0 = k0, block.from = from, block.end = end;
-    std::int64_t k_at[kBlock], v_at[kBlock];
+    std::int64_t k_at[kKeysOfBlock], v_at[kKeysOfBlock];
     head_.keys_at(p_.k_stride, from, end - from, k_at);
     head_.keys_at(p_.v_stride, from, end - from, v_at);
     const std::int64_t unit = unit_bytes(p_.kv_type);
@@ -179,19 +194,26 @@ class Item {
 
   // Makes the block's keys or values readable.
   void load_block(const Block& block, const KeyRows& rows, const std::byte* const* source, float* packed,
-                  std::int64_t stride, const std::byte** row, float* scale) const {
+                  std::int64_t stride, const std::byte** row, RowScales& scales) const {
+    const Quantization& quant = rows.quant;
+    const bool one_scale = one_scale_per_row(quant, rows.n);
     const std::int64_t first = block.from - block.k0, n = block.end - block.k0;
     if (packed_) {
-      pack_keys(head_, rows, block.from, block.end - block.from, packed + first * stride, stride,
-                !one_scale_per_row(rows.quant, rows.n));
+      pack_keys(head_, rows, block.from, block.end - block.from, packed + first * stride, stride, !one_scale);
       for (std::int64_t j = first; j < n; ++j) row[j] = reinterpret_cast<const std::byte*>(packed + j * stride);
     } else {
       for (std::int64_t j = first; j < n; ++j) row[j] = source[j];
     }
-    if (!one_scale_per_row(rows.quant, rows.n)) return;
-    std::int64_t scale_at[kBlock];
-    head_.keys_at(rows.quant.scale_stride, block.from, n - first, scale_at + first);
-    for (std::int64_t j = first; j < n; ++j) scale[j] = rows.quant.scale[scale_at[j]];
+    if (!quant.scale || (packed_ && !one_scale)) return;
+    scales.shift = std::countr_zero(static_cast<std::uint64_t>(quant.group));
+    std::int64_t scale_at[kKeysOfBlock], zero_at[kKeysOfBlock];
+    head_.keys_at(quant.scale_stride, block.from, n - first, scale_at + first);
+    if (quant.zero) head_.keys_at(quant.zero_stride, block.from, n - first, zero_at + first);
+    for (std::int64_t group = 0; group < rows.n / quant.group; ++group)
+      for (std::int64_t j = first; j < n; ++j) {
+        scales.scale[group * kKeysOfBlock + j] = quant.scale[scale_at[j] + group * quant.scale_stride.d];
+        if (quant.zero) scales.zero[group * kKeysOfBlock + j] = quant.zero[zero_at[j] + group * quant.zero_stride.d];
+      }
   }
 
   // The keys' packed rows are the values' too.
@@ -210,9 +232,9 @@ class Item {
     for (std::int64_t k = k0; k < last; k += keys) {
       const bool more = k + keys < last;
       if (more) find_block(*next, k + keys, k + keys, min(k + 2 * keys, last));
-      load_block(*now, keys_of(p_), now->k_source, w_.k, w_.q_stride, now->k, now->k_scale);
+      load_block(*now, keys_of(p_), now->k_source, w_.k, w_.q_stride, now->k, w_.k_scales);
       if (shared_) share_block(*now);
-      else load_block(*now, values_of(p_), now->v_source, w_.v, w_.o_stride, now->v, now->v_scale);
+      else load_block(*now, values_of(p_), now->v_source, w_.v, w_.o_stride, now->v, w_.v_scales);
       const Block* const after = more ? next : nullptr;
       prefetch_with_dots_ = packed_ ? prefetch_keys(after) : prefetch_values(now);
       prefetch_with_values_ = packed_ ? prefetch_values(after) : prefetch_keys(after);
@@ -230,10 +252,10 @@ class Item {
   // w_.s = the final scores of keys [begin, end) of the block, as to_exponents() has them, w_.block_max their maxima.
   // Returns false if all are masked.
   bool score(const Panel& panel, std::int64_t at, const Block& block, std::int64_t begin, std::int64_t end) {
-    products_.dots(panel.rows, w_.q + at * w_.q_stride, w_.q_stride, d_, block.k, begin, end, w_.s,
-                   prefetch_with_dots_);
+    k_products_.dots(panel.rows, w_.q + at * w_.q_stride, w_.q_stride, d_, block.k, w_.k_scales, begin, end, w_.s,
+                     prefetch_with_dots_);
     const bool modified = needs_finish(p_.score);
-    const float* const scale = one_scale_per_row(p_.k_quant, p_.d) ? block.k_scale : nullptr;
+    const float* const scale = one_scale_per_row(p_.k_quant, p_.d) ? w_.k_scales.scale : nullptr;
     alignas(64) float lane[kLanes] = {};  // lanes past the last row hold what scratch held
     for (std::int64_t i = 0; i < panel.rows; ++i) lane[i] = 1;
     const auto exists = load(lane) != vec(0.f);
@@ -261,14 +283,15 @@ class Item {
     float* const row = w_.k + j * w_.q_stride;  // perhaps block.k[j] itself: twice the scale is what once is
     for (std::int64_t c = 0; c < d_; c += kLanes) {
       alignas(64) float codes[kLanes];
-      products_.widen(block.k[j], column_of(c, d_), codes);
-      store_any(row + column_of(c, d_), load(codes) * vec(block.k_scale[j]));
+      k_products_.widen(block.k[j], w_.k_scales, j, column_of(c, d_), codes);
+      store_any(row + column_of(c, d_), load(codes) * vec(w_.k_scales.scale[j]));
     }
-    const std::byte* scaled[kBlock];
+    const std::byte* scaled[kKeysOfBlock];
     scaled[j] = reinterpret_cast<const std::byte*>(row);
-    alignas(64) float s[(kBlock + 2 * kLanes) * kLanes];
+    alignas(64) float s[(kKeysOfBlock + 2 * kLanes) * kLanes];
     Prefetcher none{nullptr, 0, 0};
-    products_of(DType::f32).dots(panel.rows, w_.q + at * w_.q_stride, w_.q_stride, d_, scaled, j, j + 1, s, none);
+    products_of(DType::f32)
+        .dots(panel.rows, w_.q + at * w_.q_stride, w_.q_stride, d_, scaled, w_.k_scales, j, j + 1, s, none);
     store(w_.s + j * kLanes, load(s + j * kLanes));
   }
 
@@ -297,10 +320,12 @@ class Item {
     exponentiate<1, 1>(w_.s, begin, end, exponents, w_.short_sum, w_.sum);
     add_to_sum(panel, 0, load(w_.sum) + load(w_.short_sum));
     if (p_.score.dropout.given) drop_weights(head_, panel.row, block.k0, begin, end, kLanes, w_.s);
-    if (const float* const scale = one_scale_per_row(p_.v_quant, p_.dv) ? block.v_scale : nullptr)
+    if (const float* const scale = one_scale_per_row(p_.v_quant, p_.dv) ? w_.v_scales.scale : nullptr)
       for (std::int64_t j = begin; j < end; ++j) store(w_.s + j * kLanes, load(w_.s + j * kLanes) * vec(scale[j]));
     if (isolate_non_finite) add_isolating_non_finite(i, block, begin, end);
-    else products_.add(panel.rows, w_.s, block.v, dv_, begin, end, o(i), w_.o_stride, prefetch_with_values_);
+    else
+      v_products_.add(panel.rows, w_.s, block.v, w_.v_scales, dv_, begin, end, o(i), w_.o_stride,
+                      prefetch_with_values_);
   }
 
   // Moves m of the lanes that must, and with it O, and n scores at `s` unless it is null.
@@ -320,14 +345,14 @@ class Item {
   // multiplied by a weight that may have become 0.
   [[gnu::noinline, gnu::cold]] void add_isolating_non_finite(std::int64_t i, const Block& block, std::int64_t begin,
                                                              std::int64_t end) const {
-    const float* const scale = one_scale_per_row(p_.v_quant, p_.dv) ? block.v_scale : nullptr;
+    const float* const scale = one_scale_per_row(p_.v_quant, p_.dv) ? w_.v_scales.scale : nullptr;
     for (std::int64_t r = 0; r < panels_[i].rows; ++r)
       for (std::int64_t c = 0; c < w_.o_stride; c += kLanes) {
         vec acc(0.f), endless(0.f);
         for (std::int64_t j = begin; j < end; ++j) {
           if (w_.scores_before[j * kLanes + r] == -__builtin_inff()) continue;
           alignas(64) float value[kLanes];
-          products_.widen(block.v[j], column_of(c, dv_), value);
+          v_products_.widen(block.v[j], w_.v_scales, j, column_of(c, dv_), value);
           const vec x = load(value), factor(scale ? scale[j] : 1.f);
           const auto finite = (x - x == vec(0.f)) & (factor - factor == vec(0.f));
           const vec weight = xsimd::select(finite, vec(w_.s[j * kLanes + r]), vec(0.f));  // it has the factor
@@ -379,21 +404,23 @@ class Item {
   Carver carver_;
   Scratch w_;
   bool packed_, shared_;
-  const Products& products_;
+  const Products &k_products_, &v_products_;
   std::int64_t d_, dv_;  // of rows as the products read them: at least a whole vector
   Panel panels_[kMaxPanels];
   Prefetcher prefetch_with_dots_{nullptr, 0, 0},
       prefetch_with_values_{nullptr, 0, 0};  // what to prefetch during each product
 };
 
-// Elements in place save a pass over them. Packed are rows too short or strided for whole vectors, those whose scale is
-// not one number or does not hold for all of them, and elements that would be widened for too many tiles of rows.
+// Elements in place save a pass over them. Packed are rows too short or strided for whole vectors, those in groups that
+// the products do not take, and elements that would be widened for too many tiles of rows.
 bool must_pack(const AttentionParams& p, std::int64_t rows) {
-  const bool scaled_apart = (p.k_quant.scale && !one_scale_per_row(p.k_quant, p.d)) ||
-                            (p.v_quant.scale && !one_scale_per_row(p.v_quant, p.dv));
+  const auto in_place = [&](const Quantization& quant, std::int64_t n) {
+    return !quant.scale || one_scale_per_row(quant, n) || has_products_of_groups(p.kv_type, quant, n);
+  };
+  if (!in_place(p.k_quant, p.d) || !in_place(p.v_quant, p.dv)) return true;
   const std::int64_t tiles = p.kv_type == DType::f8e4m3 ? 1 : 4;
-  return p.k_stride.d != 1 || p.v_stride.d != 1 || p.d < kLanes || p.dv < kLanes || p.kv_type == DType::i4x2 ||
-         scaled_apart || p.k_tail.size > 0 || (p.kv_type != DType::f32 && rows > tiles * kRowsOfTile);
+  return p.k_stride.d != 1 || p.v_stride.d != 1 || p.d < kLanes || p.dv < kLanes || p.k_tail.size > 0 ||
+         (p.kv_type != DType::f32 && rows > tiles * kRowsOfTile);
 }
 
 void run(const AttentionParams& p, const WorkItem& item, std::byte* scratch) noexcept {
@@ -410,7 +437,7 @@ const AttentionKernel kAttentionDecode = {.facts = {.operation = Operation::atte
                                                     .dropout = true,
                                                     .key_tail = true,
                                                     .block_q = kLanes,
-                                                    .block_k = kBlock},
+                                                    .block_k = kKeysOfBlock},
                                           .max_rows = kMaxRows,
                                           .scratch_bytes = carved_bytes<Scratch>,
                                           .run = run};

@@ -2,6 +2,7 @@
 // that a single row fills them, and every key is loaded (and widened) once for up to 4 rows.
 #pragma once
 
+#include "cpu/tile/dtype.hpp"
 #include "cpu/tile/panel.hpp"
 #include "cpu/tile/prefetcher.hpp"
 
@@ -9,12 +10,54 @@ namespace rapt::cpu::RAPT_ISA {
 
 inline constexpr int kRowsOfTile = 4;
 
+// Keys of a block and of a tile, at most.
+inline constexpr std::int64_t kKeysOfBlock = 64, kMostKeysOfTile = 16;
+
 // Lines of memory in n vectors of T, at least one.
 template <class T>
 constexpr int lines_of(int n) {
-  const int bytes = n * kLanes * static_cast<int>(sizeof(T));
+  const int bytes = n * kLanes * static_cast<int>(sizeof(T)) / static_cast<int>(kPerUnit<T>);
   return bytes < 64 ? 1 : bytes / 64;
 }
+
+// Elements of a group that is read in place, at least.
+inline constexpr std::int64_t kLeastGroup = 16;
+
+// Scales and zeros of a block's rows.
+struct RowScales {
+  float *scale, *zero;  // [group][kKeysOfBlock], then kMostKeysOfTile more: a tile reads past the last key
+  int shift;            // log2 of a group's elements
+};
+
+// How the products read elements i to i + kLanes of the rows of keys from j on: as they are,
+template <class T>
+struct AsStored {
+  using Element = T;
+  AsStored(const RowScales&, std::int64_t i, std::int64_t) : first_(i / kPerUnit<T>) {}
+  // Of the row of key j + x.
+  [[gnu::always_inline]] vec load(const T* row, int) const { return load_any(row + first_); }
+
+ private:
+  std::int64_t first_;
+};
+
+// or dequantised, where groups are whole vectors.
+template <class T, bool kHasZero>
+struct Dequantized {
+  using Element = T;
+  Dequantized(const RowScales& scales, std::int64_t i, std::int64_t j)
+      : first_(i / kPerUnit<T>),
+        scale_(scales.scale + (i >> scales.shift) * kKeysOfBlock + j),
+        zero_(scales.zero + (i >> scales.shift) * kKeysOfBlock + j) {}
+  [[gnu::always_inline]] vec load(const T* row, int x) const {
+    const vec code = load_any(row + first_);
+    return (kHasZero ? code - vec(zero_[x]) : code) * vec(scale_[x]);
+  }
+
+ private:
+  std::int64_t first_;
+  const float *scale_, *zero_;
+};
 
 // Calls f(integral_constant<int, n>, row) for tiles of 4, 2 and 1 rows. Three are done as four: there is a row more.
 template <class F>
@@ -43,20 +86,24 @@ template <class T>
 [[gnu::always_inline]] inline vec load_tail(const T* row, std::int64_t n) {
   alignas(64) static constexpr std::int32_t kLane[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   const ivec covered(static_cast<std::int32_t>(kLanes - n % kLanes));
-  const ivec x = cast_to_int(load_any(row + n - kLanes));
+  const ivec x = cast_to_int(load_any(row + (n - kLanes) / kPerUnit<T>));
   return cast_to_float(xsimd::select(covered > ivec::load_aligned(kLane), ivec(0), x));
 }
 
 // s[key][row] = q[row] . k[key] for kR rows and so many keys that their scores fill vectors; a few keys at a time,
 // enough sums to cover the latency of an FMA.
-template <class T, int kR>
+template <class Reader, int kR>
 struct DotsTile {
+  using T = typename Reader::Element;
   static constexpr int kAtOnce = (kLanes == 16 && kR > 1 ? 16 : 8) / kR;
   static constexpr int kKeys = (kLanes < 8 ? 8 : kLanes) / kR;
+  static_assert(kKeys <= kMostKeysOfTile);
   const float* q;  // [ceil(d / kLanes)][kR][kLanes]; the last d % kLanes elements in the upper lanes, as load_tail()
   std::int64_t d;
 
-  [[gnu::always_inline]] void run(const T* const (&k)[kKeys], float* s, Prefetcher& prefetcher) const {
+  // The keys are those from j on of the block.
+  [[gnu::always_inline]] void run(const RowScales& scales, const T* const (&k)[kKeys], std::int64_t j, float* s,
+                                  Prefetcher& prefetcher) const {
     vec total[kKeys * kR];
 #pragma GCC unroll 2
     for (int first = 0; first < kKeys; first += kAtOnce) {
@@ -68,7 +115,7 @@ struct DotsTile {
       const auto step = [&](auto load_key, const float* qv) __attribute__((always_inline)) {
         vec key[kAtOnce];
 #pragma GCC unroll 8
-        for (int x = 0; x < kAtOnce; ++x) key[x] = load_key(k[first + x]);
+        for (int x = 0; x < kAtOnce; ++x) key[x] = load_key(k[first + x], first + x);
 #pragma GCC unroll 4
         for (int r = 0; r < kR; ++r) {
           vec row = load(qv + r * kLanes);
@@ -79,10 +126,13 @@ struct DotsTile {
       };
       const std::int64_t whole = d / kLanes * kLanes;
       for (std::int64_t i = 0; i < whole; i += kLanes) {
-        step([i](const T* x) { return load_any(x + i); }, q + i * kR);
+        const Reader reader(scales, i, j);
+        step([&](const T* row, int x) { return reader.load(row, x); }, q + i * kR);
         prefetcher.prefetch(lines_of<T>(kAtOnce));
       }
-      if (whole < d) step([this](const T* x) { return load_tail(x, d); }, q + whole * kR);
+      if constexpr (std::is_same_v<Reader, AsStored<T>>) {
+        if (whole < d) step([&](const T* row, int) { return load_tail(row, d); }, q + whole * kR);
+      }
 #pragma GCC unroll 8
       for (int x = 0; x < kAtOnce; ++x)
 #pragma GCC unroll 4
@@ -102,11 +152,12 @@ struct DotsTile {
   }
 };
 
-// o[row][0 .. kC vectors) += sum over keys of p[key][row] v[key][...] for kR rows; v[key] is a row of T.
-template <class T, int kR, int kC>
-[[gnu::always_inline]] inline void add_values(const float* p, const std::byte* const* v, std::int64_t column,
-                                              std::int64_t begin, std::int64_t end, float* o, std::int64_t o_stride,
-                                              Prefetcher& prefetcher) {
+// o[row][0 .. kC vectors) += sum over keys of p[key][row] v[key][...] for kR rows.
+template <class Reader, int kR, int kC>
+[[gnu::always_inline]] inline void add_values(const RowScales& scales, const float* p, const std::byte* const* v,
+                                              std::int64_t column, std::int64_t begin, std::int64_t end, float* o,
+                                              std::int64_t o_stride, Prefetcher& prefetcher) {
+  using T = typename Reader::Element;
   vec acc[kR][kC];
 #pragma GCC unroll 4
   for (int r = 0; r < kR; ++r)
@@ -115,7 +166,8 @@ template <class T, int kR, int kC>
   for (std::int64_t j = begin; j < end; ++j) {
     vec x[kC];
 #pragma GCC unroll 8
-    for (int c = 0; c < kC; ++c) x[c] = load_any(reinterpret_cast<const T*>(v[j]) + column + c * kLanes);
+    for (int c = 0; c < kC; ++c)
+      x[c] = Reader(scales, column + c * kLanes, j).load(reinterpret_cast<const T*>(v[j]), 0);
     prefetcher.prefetch(lines_of<T>(kC));
 #pragma GCC unroll 4
     for (int r = 0; r < kR; ++r) {

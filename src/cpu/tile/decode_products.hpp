@@ -11,12 +11,12 @@ namespace rapt::cpu::RAPT_ISA {
 struct Products {
   // s[key][row] = q . k, and what a tile computes past the last key.
   void (*dots)(std::int64_t rows, const float* q, std::int64_t q_stride, std::int64_t d, const std::byte* const* k,
-               std::int64_t begin, std::int64_t end, float* s, Prefetcher& prefetcher);
+               const RowScales& scales, std::int64_t begin, std::int64_t end, float* s, Prefetcher& prefetcher);
   // o[row] += sum of p[key][row] v.
-  void (*add)(std::int64_t rows, const float* p, const std::byte* const* v, std::int64_t dv, std::int64_t begin,
-              std::int64_t end, float* o, std::int64_t o_stride, Prefetcher& prefetcher);
-  // kLanes elements of a row.
-  void (*widen)(const std::byte* row, std::int64_t column, float* to);
+  void (*add)(std::int64_t rows, const float* p, const std::byte* const* v, const RowScales& scales, std::int64_t dv,
+              std::int64_t begin, std::int64_t end, float* o, std::int64_t o_stride, Prefetcher& prefetcher);
+  // kLanes elements of key j's row.
+  void (*widen)(const std::byte* row, const RowScales& scales, std::int64_t j, std::int64_t column, float* to);
 };
 
 // The column at which a vector of O starts in V and out: the last one covers some columns again rather than read past
@@ -25,26 +25,27 @@ inline std::int64_t column_of(std::int64_t c, std::int64_t dv) {
   return min(c, dv - kLanes);
 }
 
-template <class T>
+template <class Reader>
 void dots_of(std::int64_t rows, const float* q, std::int64_t q_stride, std::int64_t d, const std::byte* const* k,
-             std::int64_t begin, std::int64_t end, float* s, Prefetcher& shared) {
+             const RowScales& scales, std::int64_t begin, std::int64_t end, float* s, Prefetcher& shared) {
+  using T = typename Reader::Element;
   Prefetcher prefetcher = shared;  // in registers
   with_row_tiles(
       rows, [&](auto tile_rows, std::int64_t r) __attribute__((always_inline)) {
-        using Tile = DotsTile<T, decltype(tile_rows)::value>;
+        using Tile = DotsTile<Reader, decltype(tile_rows)::value>;
         const Tile tile{q + r * q_stride, d};
         for (std::int64_t j = begin; j < end; j += Tile::kKeys) {
           const T* of_tile[Tile::kKeys];
           for (int x = 0; x < Tile::kKeys; ++x) of_tile[x] = reinterpret_cast<const T*>(k[min(j + x, end - 1)]);
-          tile.run(of_tile, s + j * kLanes + r, prefetcher);
+          tile.run(scales, of_tile, j, s + j * kLanes + r, prefetcher);
         }
       });
   shared = prefetcher;
 }
 
-template <class T>
-void add_of(std::int64_t rows, const float* p, const std::byte* const* v, std::int64_t dv, std::int64_t begin,
-            std::int64_t end, float* o, std::int64_t o_stride, Prefetcher& shared) {
+template <class Reader>
+void add_of(std::int64_t rows, const float* p, const std::byte* const* v, const RowScales& scales, std::int64_t dv,
+            std::int64_t begin, std::int64_t end, float* o, std::int64_t o_stride, Prefetcher& shared) {
   Prefetcher prefetcher = shared;  // in registers
   with_row_tiles(
       rows, [&](auto tile_rows, std::int64_t r) __attribute__((always_inline)) {
@@ -54,7 +55,8 @@ void add_of(std::int64_t rows, const float* p, const std::byte* const* v, std::i
         const std::int64_t whole = dv / kLanes * kLanes;
         std::int64_t c = 0;
         const auto strip = [&](auto vectors, std::int64_t at) __attribute__((always_inline)) {
-          add_values<T, kR, decltype(vectors)::value>(p + r, v, at, begin, end, out + c, o_stride, prefetcher);
+          add_values<Reader, kR, decltype(vectors)::value>(scales, p + r, v, at, begin, end, out + c, o_stride,
+                                                           prefetcher);
         };
         for (; c + kC * kLanes <= whole; c += kC * kLanes) strip(std::integral_constant<int, kC>(), c);
         for (; c < o_stride; c += kLanes) strip(std::integral_constant<int, 1>(), column_of(c, dv));
@@ -62,18 +64,37 @@ void add_of(std::int64_t rows, const float* p, const std::byte* const* v, std::i
   shared = prefetcher;
 }
 
-template <class T>
-void widen_of(const std::byte* row, std::int64_t column, float* to) {
-  store(to, load_any(reinterpret_cast<const T*>(row) + column));
+template <class Reader>
+void widen_of(const std::byte* row, const RowScales& scales, std::int64_t j, std::int64_t column, float* to) {
+  store(to, Reader(scales, column, j).load(reinterpret_cast<const typename Reader::Element*>(row), 0));
 }
 
-template <class T>
-inline constexpr Products kProducts = {dots_of<T>, add_of<T>, widen_of<T>};
-template <>
-inline constexpr Products kProducts<i4x2> = {};  // always packed
+template <class Reader>
+inline constexpr Products kProducts = {dots_of<Reader>, add_of<Reader>, widen_of<Reader>};
 
+// Of rows of elements as they are.
 inline const Products& products_of(DType dtype) {
-  return *with_cache_type(dtype, [](auto element) { return &kProducts<decltype(element)>; });
+  return *with_cache_type(dtype, [](auto element) { return &kProducts<AsStored<decltype(element)>>; });
+}
+
+// Of n elements in groups with scales of their own.
+inline bool has_products_of_groups(DType dtype, const Quantization& quant, std::int64_t n) {
+  const bool whole_vectors = n % kLanes == 0 && quant.group % kLeastGroup == 0;
+  const bool takes_zeros = dtype == DType::i8 || dtype == DType::i4x2;
+  static_assert(kLeastGroup % kLanes == 0);
+  return whole_vectors && (quant.group & (quant.group - 1)) == 0 && (takes_zeros || !quant.zero);
+}
+inline const Products& products_of_groups(DType dtype, bool zeros) {
+  switch (dtype) {
+    case DType::i8:
+      return zeros ? kProducts<Dequantized<std::int8_t, true>> : kProducts<Dequantized<std::int8_t, false>>;
+    case DType::i4x2:
+      return zeros ? kProducts<Dequantized<i4x2, true>> : kProducts<Dequantized<i4x2, false>>;
+    case DType::f8e4m3:
+      return kProducts<Dequantized<e4m3, false>>;
+    default:
+      return kProducts<Dequantized<e5m2, false>>;
+  }
 }
 
 }  // namespace rapt::cpu::RAPT_ISA

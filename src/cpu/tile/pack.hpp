@@ -48,7 +48,10 @@ inline void dequantize_row(const Quantization& quant, std::int64_t scale_at, std
   for (std::int64_t i = 0, group = 0; i < n; ++group) {
     const float scale = quant.scale ? quant.scale[scale_at + group * quant.scale_stride.d] : 1.f;
     const float zero = quant.zero ? quant.zero[zero_at + group * quant.zero_stride.d] : 0.f;
-    for (const std::int64_t end = i + quant.group; i < end; ++i) row[i] = (row[i] - zero) * scale;
+    const std::int64_t end = i + quant.group;
+    if (quant.group % kLanes == 0)
+      for (; i < end; i += kLanes) store(row + i, (load(row + i) - vec(zero)) * vec(scale));
+    for (; i < end; ++i) row[i] = (row[i] - zero) * scale;
   }
 }
 
