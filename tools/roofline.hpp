@@ -14,7 +14,7 @@ struct RooflineOptions {
 };
 
 /// Measures what this machine can do at most, times problems, and prints where they stand, fused and as three steps.
-/// Returns kFailure when a result is wrong.
+/// Throws std::runtime_error when a result is wrong.
 int run_roofline(const RooflineOptions& options);
 
 }  // namespace rapt::tools

@@ -11,7 +11,7 @@ namespace rapt::tools {
 
 /// A limit of the machine, on all threads of the run.
 struct Ceiling {
-  std::string name;  ///< "avx512 FMA", "L2"
+  std::string name;  ///< "avx512 fp32", "amx bf16", "L2"
   double rate = 0;   ///< GFLOP/s, or GB/s of reading; 0 where it could not be had
 };
 

@@ -20,9 +20,9 @@ class RAPT_API Executor {
   /// The most workers worth starting now; at least 1.
   virtual int concurrency() const = 0;
   /// Calls work(argument, i) once for every i in [0, workers) and returns when all have returned. Workers may run at
-  /// the same time, in any order, or one after another: each takes work items until none is left, so that any schedule
-  /// is correct and gives the same bits. `work` does not throw, and waits for nobody but workers that have begun and
-  /// are not done. run() may throw, as concurrency() may, while no worker is running: the call that it serves then
+  /// the same time, in any order, or one after another: any schedule is correct and gives the same bits, but a worker
+  /// that is left out leaves results unwritten. `work` does not throw, and waits for nobody but workers that have begun
+  /// and are not done. run() may throw, as concurrency() may, while no worker is running: the call that it serves then
   /// throws the same.
   virtual void run(int workers, void (*work)(void* argument, int worker), void* argument) = 0;
 };

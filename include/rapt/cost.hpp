@@ -15,9 +15,10 @@ struct Cost {
                      ///< S dout, G^T k, G u, S du and k du^T, with G the gradient of S;
                      ///< of index_scores those of q.k over the visible (query, key) pairs, in all heads; of
                      ///< select_topk none
-  double bytes = 0;  ///< what is read and what is written, each moved once: of keys and values those that some row
-                     ///< sees, or that are new and stay in the cache, with scales and zeros; of states those that
-                     ///< slots name
+  double bytes = 0;  ///< of queries, keys, values, results and their gradients what is read and what is written, each
+                     ///< moved once: of keys and values those that some row sees, or that are new and stay in the
+                     ///< cache, with scales and zeros; of states those that slots name. Biases, masks, slopes, sinks,
+                     ///< lists and tables do not count
 };
 
 /// Counts exactly what causal, window, align, lengths, key ranges and rings leave; masks and biases do not reduce the

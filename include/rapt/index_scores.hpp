@@ -36,7 +36,7 @@ struct IndexScoresArgs {
 
 /// scores[i, j] = scale * k_scale[j] * sum over h of weights[i, h] * relu(q[i, h] . k[j]), for the keys j that query i
 /// sees, and of each query the n keys of the largest scores: at least one of `scores` and `indices` is given. Without
-/// `scores` no more of them is kept than a few times n.
+/// `scores` no more of them is kept than a few times n, or about a thousand.
 ///
 /// The selection is exact, and a total order makes it one: the larger score first, of equal ones the lower position; -0
 /// equals 0, and NaN counts as the largest. Only visible keys are selected, and none of score -inf; with fewer than n

@@ -199,7 +199,8 @@ typedef struct rapt_user_executor {
   const char* name;               /* copied; NULL: "user" */
   int (*concurrency)(void* user); /* the most workers worth starting now, at least 1 */
   /* Calls work(argument, i) once for every i in [0, workers) and returns when all have. Workers may run at the same
-   * time, in any order, or one after another; each takes work until none is left. */
+   * time, in any order, or one after another; a worker that is left out leaves results unwritten. `work` waits for
+   * nobody but workers that have begun and are not done. */
   void (*run)(void* user, int workers, void (*work)(void* argument, int worker), void* argument);
   void* user;
 } rapt_user_executor;

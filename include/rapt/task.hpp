@@ -17,7 +17,8 @@ struct Task {
     plan,      ///< dispatch and planning; none of a call by Plan::run()
     worker,    ///< all that one worker does
     item,      ///< work items, one or several in a row; within a worker's task
-    combine,   ///< merging splits, by the worker that finished the last of them; within that item's task
+    combine,   ///< merging splits of some rows: by the worker that finished the last of them, within that item's task;
+               ///< or, where few rows have many splits, by all workers after their items, some rows each
     call,      ///< the whole call, and the last of its tasks. On a GPU until its work is queued
   };
   using Time = std::chrono::steady_clock::time_point;

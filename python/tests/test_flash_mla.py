@@ -243,7 +243,7 @@ def test_dense_decoding_of_fp8_rows(b, sq, hq, hk, page_size, as_bytes, dtype):
             group = slice(head * (hq // hk), (head + 1) * (hq // hk))
             wanted, _, wanted_lse = rows_of(q[i, :, group], keys[i][:, head].expand(sq, -1, -1), 0.7, 512, hidden)
             assert_near(out[i, :, group], wanted, **DECODE)
-            assert_near(lse[i, group], wanted_lse.T, **LSE[torch.float32])
+            assert_near(lse[i, group], wanted_lse.T, **LSE[dtype])
 
 
 @pytest.mark.parametrize("sq, hq, sk, topk, page_size", [(1, 64, 512, 64, 2), (3, 16, 512, 64, 69), (3, 128, 1024, 576, 61)])
@@ -275,7 +275,7 @@ def test_sparse_decoding_of_fp8_rows(sq, hq, sk, topk, page_size, sinks, shorter
         if sinks:
             wanted = with_sinks(wanted, wanted_lse, sink)
         assert_near(out[i], wanted, **SPARSE_DECODE)
-        assert_near(lse[i], wanted_lse.T, **LSE[torch.float32])
+        assert_near(lse[i], wanted_lse.T, **LSE[dtype])
 
 
 @pytest.mark.parametrize("ragged", (False, True))

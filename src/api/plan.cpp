@@ -9,7 +9,7 @@
 #include "core/float_environment.hpp"
 #include "core/tasks.hpp"
 #include "dispatch/dispatch.hpp"
-#include "rapt/cost.hpp"
+#include "operations/cost.hpp"
 
 namespace rapt {
 namespace {
@@ -42,7 +42,7 @@ void run_call(const Entry& entry, const EntryPlan& plan, const Args& args, const
   if (context.options.observer) context.options.observer(to_string(call.problem) + " -> " + entry.name);
   if (tasks) tasks->planned(call.problem, entry.name, plan.threads);
   run_entry(entry, plan, call, context, tasks, workspace);
-  if (tasks) tasks->done([&] { return call.device.type == DeviceType::cpu ? cost_of(args) : Cost{}; });
+  if (tasks) tasks->done([&] { return call.device.type == DeviceType::cpu ? cost_of(args, call) : Cost{}; });
 }
 
 // The entry for a problem, and its plan.

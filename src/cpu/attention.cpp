@@ -125,7 +125,8 @@ class AttentionEntry final : public CpuEntry {
     if (is_chosen(context) && !is_worthwhile(kernel_, rows, p.sk, p.d, p.dv))
       return "for longer sequences: others are faster here";
     if (!takes_cache(kernel_, p))
-      return "for quantised caches without zeros, whose groups are whole rows or multiples of 32 columns";
+      return "for quantised caches without zeros, whose groups are whole rows or multiples of 32 columns, "
+             "as a bf16 tail is";
     constexpr double kMaxScores = 0x1p40;
     if (facts.phase == Phase::naive &&
         static_cast<double>(p.sq) * static_cast<double>(p.hq) * static_cast<double>(p.sk) > kMaxScores)

@@ -186,7 +186,9 @@ GatheredBackwardPlan plan_gathered_backward(const P& p, const AttentionBackwardK
   const double pairs = static_cast<double>(p.b) * static_cast<double>(p.sq) * static_cast<double>(p.hq) *
                        static_cast<double>(p.sk),
                flops = pairs * static_cast<double>(6 * p.d + 4 * p.dv),
-               bytes = has_pool_sums(p) ? static_cast<double>(p.hk * p.pool) * static_cast<double>(p.d + p.dv) * 4 : 0;
+               bytes = has_pool_sums(p) ? static_cast<double>(p.hk) * static_cast<double>(p.pool) *
+                                              static_cast<double>(p.d + p.dv) * 4
+                                        : 0;
   const double worth =
       std::clamp(flops / kFlopsPerWorker + bytes / kBytesPerWorker, 1.0, static_cast<double>(concurrency));
   GatheredBackwardPlan plan;

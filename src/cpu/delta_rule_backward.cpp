@@ -33,7 +33,7 @@ DeltaBackwardPlan plan_backward(const P& p, const DeltaRuleBackwardKernel& kerne
   plan.work_items = p.b * h;
   plan.threads = all_threads ? concurrency : workers_for(flops / kFlopsPerWorker, concurrency, plan.work_items);
   const auto sums_bytes = [&](int64_t heads, int64_t n) {
-    return heads < h ? static_cast<std::size_t>(tokens * heads * sums_of_row(n)) * sizeof(float) : 0;
+    return heads < h ? static_cast<std::size_t>(tokens * heads * padded_sums(n)) * sizeof(float) : 0;
   };
   plan.progress_bytes = whole_lines(static_cast<std::size_t>(plan.work_items) * sizeof(std::int32_t));
   plan.head_bytes = whole_lines(static_cast<std::size_t>(plan.work_items * (2 + p.d)) * sizeof(double));

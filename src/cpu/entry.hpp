@@ -32,7 +32,8 @@ inline std::size_t whole_lines(std::size_t bytes) {
   return (bytes + 63) / 64 * 64;
 }
 
-// How many steps an item of a call is done with, where the next one may not overtake it: 0 at first.
+// How far some work of a call has come that other workers wait for, in steps: 0 at first. (The exchange is a full
+// fence, which notify_all() needs before it looks whether anyone waits.)
 inline void wait_for(std::int32_t& progress, std::int64_t steps) {
   const std::atomic_ref done(progress);
   for (std::int32_t now; (now = done.load(std::memory_order_acquire)) < steps;)
@@ -40,7 +41,7 @@ inline void wait_for(std::int32_t& progress, std::int64_t steps) {
 }
 inline void advance(std::int32_t& progress, std::int64_t steps) {
   const std::atomic_ref done(progress);
-  done.store(static_cast<std::int32_t>(steps), std::memory_order_release);
+  done.exchange(static_cast<std::int32_t>(steps), std::memory_order_acq_rel);
   done.notify_all();
 }
 

@@ -161,14 +161,14 @@ struct DeltaRuleKernel {
 
 inline constexpr std::int64_t kDeltaBackwardTokens = 24;  // of a block
 // A row of n sums of several state heads, in whole cache lines.
-[[gnu::always_inline]] constexpr std::int64_t sums_of_row(std::int64_t n) {
+[[gnu::always_inline]] constexpr std::int64_t padded_sums(std::int64_t n) {
   return (n + 15) / 16 * 16;
 }
 
 // A state head of a sequence.
 struct DeltaRuleBackwardItem {
   std::int64_t b, h;
-  // [tokens of all sequences][heads][sums_of_row(d or dv)]: gradients of heads of q, k and v that serve several state
+  // [tokens of all sequences][heads][padded_sums(d or dv)]: gradients of heads of q, k and v that serve several state
   // heads, from those before this one. Null: where each serves one.
   float *q_sums, *k_sums, *v_sums;
   double* head_sums;  // [2 + d]: what the item adds to the gradients of a_log, of g as [h], and of dt_bias
@@ -207,7 +207,7 @@ struct IndexItem {
   std::int64_t list_stride;  // bytes from query to query
 };
 struct IndexShape {
-  std::int64_t h, d, topk, keys;  // keys of an item
+  std::int64_t h, d, topk, keys;  // keys of a sequence
 };
 struct IndexScoresKernel {
   KernelFacts facts;

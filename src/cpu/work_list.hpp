@@ -29,8 +29,8 @@ struct alignas(64) WorkQueue {
 };
 
 // The sequences of a call that have rows, those with the most costly items first, in `list`, which has room for the
-// plan's max_sequences. How keys are split depends on the keys that the sequence's own rows see and the number of kv
-// heads alone: neither threads nor the rest of the batch change bits.
+// plan's max_sequences. How keys are split depends on the sequence's own rows, the keys that they see and the number of
+// kv heads alone: neither threads nor the rest of the batch change bits.
 std::span<const SequenceWork> work_list(const AttentionPlan& plan, const AttentionParams& params, SequenceWork* list);
 
 // Rows [row_begin, row_end) of a kv head, and a split of their keys.

@@ -29,4 +29,10 @@ struct AttentionParams : Lengths, KvLayout {
   ScoreParams score;
 };
 
+// Whether rows of v are what rows of k begin with, before their scales and zeros, as in latent attention.
+RAPT_HOST_DEVICE bool values_in_keys(const AttentionParams& p) {
+  const Strides &k = p.k_stride, &v = p.v_stride;
+  return p.v == p.k && v.b == k.b && v.h == k.h && v.s == k.s && v.d == k.d && p.dv <= p.d - p.k_tail.size;
+}
+
 }  // namespace rapt

@@ -1,64 +1,14 @@
-#include "rapt/cost.hpp"
+#include "operations/cost.hpp"
 
 #include <algorithm>
-#include <initializer_list>
-#include <optional>
 #include <vector>
 
 namespace rapt {
 namespace {
 
-/// One value of an i32 or i64 tensor.
-std::int64_t element(const TensorView& view, std::initializer_list<std::int64_t> index) {
-  std::int64_t at = 0;
-  std::size_t dim = 0;
-  for (const std::int64_t i : index) at += i * view.strides[dim++];
-  if (view.dtype == DType::i32) return static_cast<const std::int32_t*>(view.data)[at];
-  return static_cast<const std::int64_t*>(view.data)[at];
-}
-std::int64_t element(const TensorView& view, std::int64_t index) {
-  return element(view, {index});
-}
-
-std::int64_t offset_of(const std::optional<Align>& align, std::int64_t len_q, std::int64_t len_k) {
-  if (!align) return 0;
-  switch (align->kind) {
-    case Align::Kind::top_left:
-      return 0;
-    case Align::Kind::bottom_right:
-      return len_k - len_q;
-    case Align::Kind::offset:
-      return align->value;
-  }
-  return 0;
-}
-
-/// What the rows of a sequence see of its keys [gone, len_k).
-struct Attended {
-  std::int64_t pairs = 0;  ///< (row, key)
-  std::int64_t keys = 0;   ///< that some row sees
-
-  Attended(const ScoreSpec& score, std::int64_t len_q, std::int64_t gone, std::int64_t len_k) {
-    const std::int64_t offset = offset_of(score.align, len_q, len_k);
-    const std::int64_t left = score.window ? score.window->left : -1;
-    const std::int64_t right = score.window ? score.window->right : -1;
-    std::int64_t next = gone;  // rows see ranges that move on: keys before this one are counted
-    for (std::int64_t i = 0; i < len_q; ++i) {
-      const std::int64_t here = i + offset;
-      const std::int64_t first = left < 0 ? gone : std::max(gone, here - left);
-      std::int64_t end = len_k;
-      if (score.causal) end = std::min(end, here + 1);
-      if (right >= 0) end = std::min(end, here + right + 1);
-      pairs += std::max<std::int64_t>(0, end - first);
-      keys += std::max<std::int64_t>(0, end - std::max(first, next));
-      next = std::max(next, end);
-    }
-  }
-};
-
 /// Of `rows` rows of n elements.
-double row_bytes(std::int64_t rows, std::int64_t n, DType dtype) {
-  return static_cast<double>(rows) * static_cast<double>(n) * bytes_of(dtype);
+double row_bytes(double rows, std::int64_t n, DType dtype) {
+  return rows * static_cast<double>(n) * bytes_of(dtype);
 }
 
 double whole_bytes(const TensorView& t) {
@@ -68,60 +18,56 @@ double whole_bytes(const TensorView& t) {
 }
 
 /// Of scales or zeros for `rows` rows. Where they broadcast, there are fewer.
-double scale_bytes(const TensorView& t, std::int64_t rows) {
-  if (!t) return 0;
-  std::int64_t size = 1;
-  for (int dim = 0; dim < t.ndim; ++dim) size *= t.shape[static_cast<std::size_t>(dim)];
-  return static_cast<double>(std::min(size, rows * t.shape[static_cast<std::size_t>(t.ndim - 1)])) * sizeof(float);
+double scale_bytes(const TensorView& t, double rows) {
+  return t ? std::min(whole_bytes(t), row_bytes(rows, t.shape[static_cast<std::size_t>(t.ndim - 1)], t.dtype)) : 0;
 }
 
 /// What causal, window, align, lengths, rings and lists leave of a call, in all its heads.
 struct Work {
-  std::int64_t pairs = 0, rows = 0, keys = 0;
+  double pairs = 0, rows = 0, keys = 0;  ///< pairs of a row and a key that it sees; keys that some row sees
 
-  Work(const AttentionArgs& args, const AttentionProblem& p) {
-    if (p.gathered) count_lists(args.kv, p);
-    else count_sequences(args, p);
-    pairs *= p.hq, rows *= p.hq, keys *= p.hk;
+  explicit Work(const AttentionParams& p) {
+    if (p.tokens > 0) count_lists(p);
+    else
+      for (std::int64_t i = 0; i < p.b; ++i) count_sequence(p, sequence_of(p, p, i));
+    const auto hk = static_cast<double>(p.hk), hq = static_cast<double>(p.hk * p.group);
+    pairs *= hq, rows *= hq, keys *= hk;
   }
 
  private:
-  void count_lists(const KvSource& kv, const AttentionProblem& p) {
-    const std::int64_t of_entry = kv.k.shape[2];
-    std::vector<bool> seen(static_cast<std::size_t>(kv.k.shape[0] * of_entry));
-    for (std::int64_t n = 0; n < p.b; ++n)
-      for (std::int64_t i = 0; i < p.sq; ++i) {
-        const std::int64_t count = kv.counts ? element(kv.counts, {n, i}) : p.sk;
-        for (std::int64_t j = 0; j < count; ++j) {
-          const std::int64_t row = element(kv.indices, {n, i, j});
-          if (row < 0) continue;
-          ++pairs;
-          seen[static_cast<std::size_t>((kv.k.shape[0] == 1 ? 0 : n) * of_entry + row)] = true;
-        }
-      }
-    rows = p.b * p.sq;
-    keys = std::count(seen.begin(), seen.end(), true);
-  }
-  void count_sequences(const AttentionArgs& args, const AttentionProblem& p) {
-    const TensorView &starts_q = args.cu_seqlens_q, &starts_k = args.kv.cu_seqlens;
-    for (std::int64_t n = 0; n < p.b; ++n) {
-      const std::int64_t len_q = starts_q ? element(starts_q, n + 1) - element(starts_q, n) : p.sq;
-      std::int64_t len_k = starts_k ? element(starts_k, n + 1) - element(starts_k, n) : p.sk;
-      if (args.kv.seqlens) len_k = element(args.kv.seqlens, n);
-      const std::int64_t gone = p.ring ? std::max<std::int64_t>(0, len_k - p.sk) : 0;
-      const Attended attended(args.score, len_q, gone, len_k);
-      pairs += attended.pairs;
-      rows += len_q;
-      keys += attended.keys;
+  void count_sequence(const AttentionParams& p, const Sequence& s) {
+    const std::int64_t offset = row_offset(p.score, s);
+    std::int64_t next = s.oldest;  // rows see ranges that move on: keys before this one are counted
+    for (std::int64_t token = 0; token < s.len_q; ++token) {
+      const KeyRange seen = visible_keys(p.score, token, offset + token, s.oldest, s.len_k);
+      pairs += static_cast<double>(std::max<std::int64_t>(0, seen.last - seen.first));
+      keys += static_cast<double>(std::max<std::int64_t>(0, seen.last - std::max(seen.first, next)));
+      next = std::max(next, seen.last);
     }
+    rows += static_cast<double>(s.len_q);
+  }
+  void count_lists(const AttentionParams& p) {
+    std::vector<bool> listed(static_cast<std::size_t>(p.page_count));  // of the pool at hand
+    for (std::int64_t i = 0; i < p.b; ++i) {
+      Sequence s = sequence_of(p, p, i);
+      const std::int64_t entry = entry_of(p, i, s);
+      if (p.k_stride.b != 0 && s.q_first == 0) listed.assign(listed.size(), false);
+      for (std::int64_t j = 0; j < s.len_k; ++j) {
+        auto is_listed = listed[static_cast<std::size_t>(listed_row(p, entry, s.k_first, j))];
+        if (!is_listed) ++keys;
+        is_listed = true;
+      }
+      pairs += static_cast<double>(s.len_k);
+    }
+    rows = static_cast<double>(p.b);
   }
 };
 
 }  // namespace
 
-Cost cost_of(const AttentionArgs& args) {
-  const auto p = AttentionProblem::of(args);
-  const Work work(args, p);
+Cost cost_of(const AttentionArgs& args, const Call& call) {
+  const auto& p = std::get<AttentionProblem>(call.problem);
+  const Work work(std::get<AttentionParams>(call.params));
   Cost cost;
   cost.flops = 2 * static_cast<double>(work.pairs) * static_cast<double>(p.d + p.dv);
   cost.bytes = row_bytes(work.rows, p.d, p.q_dtype) +
@@ -134,10 +80,9 @@ Cost cost_of(const AttentionArgs& args) {
   return cost;
 }
 
-Cost cost_of(const AttentionBackwardArgs& args) {
-  const auto p = AttentionBackwardProblem::of(args);
-  const AttentionArgs forward{args.q, args.kv, {}, args.score, {}, args.cu_seqlens_q};
-  const Work work(forward, p);
+Cost cost_of(const AttentionBackwardArgs& args, const Call& call) {
+  const auto& p = std::get<AttentionBackwardProblem>(call.problem);
+  const Work work(std::get<AttentionBackwardParams>(call.params));
   const bool scores = (p.grads & (p.kDq | p.kDk)) || p.dbias || p.dsinks || p.dalibi;  // else P alone is needed
   const std::int64_t of_d = 1 + (p.grads & p.kDq ? 1 : 0) + (p.grads & p.kDk ? 1 : 0),
                      of_dv = (scores ? 1 : 0) + (p.grads & p.kDv ? 1 : 0);
@@ -152,14 +97,15 @@ Cost cost_of(const AttentionBackwardArgs& args) {
   return cost;
 }
 
-Cost cost_of(const AppendKvArgs& args) {
-  const auto p = AppendKvProblem::of(args);
-  std::int64_t rows = 0;
+Cost cost_of(const AppendKvArgs& args, const Call& call) {
+  const auto& p = std::get<AppendKvProblem>(call.problem);
+  const auto& params = std::get<AppendKvParams>(call.params);
+  double rows = 0;
   for (std::int64_t i = 0; i < p.b; ++i) {
-    const std::int64_t n = args.cu_seqlens ? element(args.cu_seqlens, i + 1) - element(args.cu_seqlens, i) : p.n;
-    rows += p.ring ? std::min(n, p.sk) : n;
+    const std::int64_t n = new_rows(params, i).count;
+    rows += static_cast<double>(p.ring ? std::min(n, p.sk) : n);
   }
-  rows *= p.hk;
+  rows *= static_cast<double>(p.hk);
   const std::int64_t size = p.values_are_keys ? p.d : p.d + p.dv;
   Cost cost;
   cost.bytes = row_bytes(rows, size, p.new_dtype) + row_bytes(rows, size - p.k_tail, p.kv_dtype) +
@@ -171,8 +117,8 @@ Cost cost_of(const AppendKvArgs& args) {
   return cost;
 }
 
-Cost cost_of(const MergeStatesArgs& args) {
-  const auto p = MergeStatesProblem::of(args);
+Cost cost_of(const MergeStatesArgs& args, const Call& call) {
+  const auto& p = std::get<MergeStatesProblem>(call.problem);
   Cost cost;
   cost.flops = 2 * static_cast<double>(p.rows) * static_cast<double>(p.dv) * static_cast<double>(p.count);
   cost.bytes = row_bytes(p.rows, p.dv, p.out_dtype) + row_bytes(p.rows, p.count + (p.lse ? 1 : 0), DType::f32);
@@ -180,8 +126,8 @@ Cost cost_of(const MergeStatesArgs& args) {
   return cost;
 }
 
-Cost cost_of(const DeltaRuleArgs& args) {
-  const auto p = DeltaRuleProblem::of(args);
+Cost cost_of(const DeltaRuleArgs& args, const Call& call) {
+  const auto& p = std::get<DeltaRuleProblem>(call.problem);
   const bool has_delta = p.rule == UpdateRule::delta || p.rule == UpdateRule::gated_delta;
   const std::int64_t h = p.state_heads(), tokens = p.ragged >= 0 ? p.ragged : p.b * p.t, outs = std::max(p.hq, h);
   const double state = static_cast<double>(p.d) * static_cast<double>(p.dv);
@@ -200,8 +146,8 @@ Cost cost_of(const DeltaRuleArgs& args) {
   return cost;
 }
 
-Cost cost_of(const DeltaRuleBackwardArgs& args) {
-  const auto p = DeltaRuleBackwardProblem::of(args);
+Cost cost_of(const DeltaRuleBackwardArgs& args, const Call& call) {
+  const auto& p = std::get<DeltaRuleBackwardProblem>(call.problem);
   const bool has_delta = p.rule == UpdateRule::delta || p.rule == UpdateRule::gated_delta;
   const std::int64_t h = p.state_heads(), tokens = p.ragged >= 0 ? p.ragged : p.b * p.t;
   const DeltaRuleArgs& f = args.forward;
@@ -217,22 +163,20 @@ Cost cost_of(const DeltaRuleBackwardArgs& args) {
   return cost;
 }
 
-Cost cost_of(const IndexScoresArgs& args) {
-  const auto p = IndexScoresProblem::of(args);
-  std::int64_t pairs = 0, keys = 0;  // keys: from the first that some query of a sequence sees to the last
+Cost cost_of(const IndexScoresArgs& args, const Call& call) {
+  const auto& p = std::get<IndexScoresProblem>(call.problem);
+  const auto& params = std::get<IndexScoresParams>(call.params);
+  double pairs = 0, keys = 0;  // keys: from the first that some query of a sequence sees to the last
   for (std::int64_t i = 0; i < p.b; ++i) {
-    const std::int64_t len_k = args.seqlens ? element(args.seqlens, i) : p.sk,
-                       offset = offset_of(args.align, p.sq, len_k);
-    std::int64_t first = len_k, last = 0;
+    const Sequence s = sequence_of(params, params, i);
+    std::int64_t first = s.len_k, last = 0;
     for (std::int64_t token = 0; token < p.sq; ++token) {
-      std::int64_t begin = 0, end = args.causal ? std::min(len_k, token + offset + 1) : len_k;
-      if (args.key_begin) begin = std::max(begin, element(args.key_begin, {i, token}));
-      if (args.key_end) end = std::min(end, element(args.key_end, {i, token}));
-      if (begin >= end) continue;
-      pairs += end - begin;
-      first = std::min(first, begin), last = std::max(last, end);
+      const KeyRange seen = visible_keys(params, i, s, token);
+      if (seen.first >= seen.last) continue;
+      pairs += static_cast<double>(seen.last - seen.first);
+      first = std::min(first, seen.first), last = std::max(last, seen.last);
     }
-    keys += std::max<std::int64_t>(last - first, 0);
+    keys += static_cast<double>(std::max<std::int64_t>(last - first, 0));
   }
   const std::int64_t rows = p.b * p.sq;
   Cost cost;
@@ -243,11 +187,36 @@ Cost cost_of(const IndexScoresArgs& args) {
   return cost;
 }
 
-Cost cost_of(const SelectTopkArgs& args) {
-  const auto p = SelectTopkProblem::of(args);
+Cost cost_of(const SelectTopkArgs& args, const Call& call) {
+  const auto& p = std::get<SelectTopkProblem>(call.problem);
   Cost cost;
   cost.bytes = row_bytes(p.rows, p.sk, DType::f32) + row_bytes(p.rows, p.n, DType::i32);
   return cost;
+}
+
+Cost cost_of(const AttentionArgs& args) {
+  return cost_of(args, validate(args));
+}
+Cost cost_of(const AttentionBackwardArgs& args) {
+  return cost_of(args, validate(args));
+}
+Cost cost_of(const AppendKvArgs& args) {
+  return cost_of(args, validate(args));
+}
+Cost cost_of(const MergeStatesArgs& args) {
+  return cost_of(args, validate(args));
+}
+Cost cost_of(const DeltaRuleArgs& args) {
+  return cost_of(args, validate(args));
+}
+Cost cost_of(const DeltaRuleBackwardArgs& args) {
+  return cost_of(args, validate(args));
+}
+Cost cost_of(const IndexScoresArgs& args) {
+  return cost_of(args, validate(args));
+}
+Cost cost_of(const SelectTopkArgs& args) {
+  return cost_of(args, validate(args));
 }
 
 }  // namespace rapt

@@ -277,6 +277,7 @@ void check(const IndexScoresProblem& p) {
   for (const auto& [name, size] : {std::pair{"b", p.b}, {"sq", p.sq}, {"sk", p.sk}, {"h", p.h}, {"indices", p.topk}})
     if (size < 0 || size > kMaxSize) throw Error(name, std::to_string(size), "0 to 2^48");
   if (p.h < 1) throw Error("q", "no heads", "1 or more");
+  if (p.h > int64_t{1} << 32) throw Error("q", std::to_string(p.h) + " heads", "at most 2^32");
   int64_t rows = 0;
   const auto at_least_1 = [](int64_t size) { return std::max<int64_t>(size, 1); };
   if (__builtin_mul_overflow(at_least_1(p.b), at_least_1(p.sq), &rows) ||

@@ -72,7 +72,10 @@ Call validate(const SelectTopkArgs& args, std::span<const std::byte> workspace) 
   }
   f.sk = scores.shape[last], f.n = indices.shape[last];
   const bool is_empty = writes_nothing(all);
-  const P problem{is_empty && f.n > 0 ? 0 : f.b * f.h * f.s, f.sk, f.n};
+  int64_t rows = 0;
+  if (__builtin_mul_overflow(f.b, f.h, &rows) || __builtin_mul_overflow(rows, f.s, &rows))
+    throw Error("scores", "shape " + shape_text(scores), "less than 2^63 rows");
+  const P problem{is_empty && f.n > 0 ? 0 : rows, f.sk, f.n};
   check(problem);
   check_overlaps(all);
   check_apart(workspace, all);

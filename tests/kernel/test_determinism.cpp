@@ -24,6 +24,7 @@ const char* const kProblems[] = {
     "attention b=5 hq=10 hk=2 sq=1 sk=700 d=64 lse seqlens",
     "attention b=1 hq=3 sq=160 d=33 mask=qk softcap=20 lse",
     "attention b=1 hq=2 sq=70 sk=90 d=256 dv=192 lse",
+    "attention b=1 hq=64 hk=1 sq=1 sk=1100 d=16 dv=512 lse",  // whose splits all workers combine
 };
 
 /// Copies of sequence n of a dense case, alone in a batch of one.

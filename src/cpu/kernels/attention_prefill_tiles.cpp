@@ -36,13 +36,13 @@ namespace {
 template <int kComponents>
 void finish(PrefillItem<kComponents>& item, std::int64_t i) {
   const Panel& panel = item.panels[i];
-  FallbackRows& fallback = item.fallback;
-  if (item.p.score.sinks && item.head.whole)
-    fallback.add(FallbackReason::sink_outweighs_keys, i, rows_whose_sink_outweighs_keys(item, panel));
+  std::uint32_t& fallback = item.fallback[i];
+  // Relative to such a sink weights may be denormals, which the matrix unit takes for 0.
+  if (item.p.score.sinks && item.head.whole) fallback |= rows_whose_sink_outweighs_keys(item, panel);
   if (!item.all_fall_back(i)) {
     const FlushDenormals flush;  // round_to_bf16_pairs() may do that: then it always happens
     if (!store_panel(item.head, panel)) [[unlikely]]
-      fallback.add(FallbackReason::output_not_finite, i, rows_not_finite(item, panel));
+      fallback |= rows_not_finite(item, panel);  // what a row does not see may have leaked into it (0 * inf)
     store_lse(item.head, panel);
   }
   run_fallback_rows(item, i);

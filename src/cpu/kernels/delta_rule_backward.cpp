@@ -394,7 +394,7 @@ class Item {
     if (!to) return;
     if (group > 1) {
       const std::int64_t before = item_.h % group;
-      float* const sum = sums + tokens_.index(token, first_head + r, p_.h / group) * sums_of_row(n);
+      float* const sum = sums + tokens_.index(token, first_head + r, p_.h / group) * padded_sums(n);
       for (std::int64_t c = 0; c < n; c += kLanes) {
         const vec x = before > 0 ? load(sum + c) + load(w_.gradient + c) : load(w_.gradient + c);
         store(before < group - 1 ? sum + c : w_.gradient + c, x);

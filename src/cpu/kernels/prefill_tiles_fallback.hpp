@@ -16,6 +16,7 @@ bool has_infinite_bias(const PrefillItem<kComponents>& item, const Row& row, std
   return number_at(s.bias, s.bias_type, at) == -kInfinity;
 }
 
+// They compute again what a key or its value, which components do not hold, enters.
 template <int kComponents>
 [[gnu::noinline, gnu::cold]] void add_rows_that_see(PrefillItem<kComponents>& item, std::int64_t key) {
   for (std::int64_t i = 0; i < item.count; ++i)
@@ -24,7 +25,7 @@ template <int kComponents>
       if (key < row.first || key >= row.last) continue;
       if (is_masked(item.p.score, place_of(item.head, row, key))) continue;
       if (has_infinite_bias(item, row, key)) continue;
-      item.fallback.add(FallbackReason::key_not_representable, i, std::uint32_t{1} << r);
+      item.fallback[i] |= std::uint32_t{1} << r;
     }
 }
 
@@ -67,7 +68,7 @@ std::uint32_t rows_not_finite(const PrefillItem<kComponents>& item, const Panel&
 template <int kComponents>
 void run_fallback_rows(PrefillItem<kComponents>& item, std::int64_t i) {
   const std::int64_t row = item.item.row_begin + i * kRows, count = item.panels[i].rows;
-  const std::uint32_t rows = item.fallback.of(i);
+  const std::uint32_t rows = item.fallback[i];
   for (std::int64_t r = 0; r < count; ++r) {
     if (!(rows >> r & 1)) continue;
     std::int64_t end = r + 1;

@@ -154,32 +154,6 @@ struct Scratch {
   }
 };
 
-// Why the vector kernel computes a row again.
-enum class FallbackReason {
-  query_not_representable,  // components do not hold its query
-  key_not_representable,    // it sees a key that components do not hold, or whose value they do not
-  scale_too_large,
-  sink_outweighs_keys,  // relative to the sink its weights may be denormals, which the matrix unit takes for 0
-  output_not_finite,    // what it does not see may have leaked into it (0 * inf)
-};
-constexpr int kFallbackReasons = 5;
-
-class FallbackRows {
- public:
-  // `rows` has a bit for each row of the panel.
-  void add(FallbackReason reason, std::int64_t panel, std::uint32_t rows) {
-    rows_[panel][static_cast<int>(reason)] |= rows;
-  }
-  std::uint32_t of(std::int64_t panel) const {
-    std::uint32_t any = 0;
-    for (const std::uint32_t rows : rows_[panel]) any |= rows;
-    return any;
-  }
-
- private:
-  std::uint32_t rows_[kMaxPanels][kFallbackReasons] = {};
-};
-
 // A panel against the block of keys at `at` within the range.
 struct Visit {
   std::int64_t panel;
@@ -216,8 +190,8 @@ struct PrefillItem {
   Prefetcher upcoming;
   int upcoming_lines = 0;  // of them, behind each product of tiles
   Panel panels[kMaxPanels];
-  FallbackRows fallback;
-  bool large_m[kMaxPanels] = {};  // some row's m is: see m_is_large()
+  std::uint32_t fallback[kMaxPanels] = {};  // rows, a bit each, that the vector kernel computes again
+  bool large_m[kMaxPanels] = {};            // some row's m is: see m_is_large()
 
   // Steps of kTileDepth of a key that a group has: the last has the rest.
   std::int64_t first_step(std::int64_t group) const { return group * p.k_quant.group / kTileDepth; }
@@ -229,7 +203,7 @@ struct PrefillItem {
     return item.partial ? item.partial + (row - item.row_begin) * partial_floats(p.dv) : nullptr;
   }
   std::uint32_t all_rows(std::int64_t panel) const { return ~std::uint32_t{0} >> (kRows - panels[panel].rows); }
-  bool all_fall_back(std::int64_t panel) const { return (fallback.of(panel) & all_rows(panel)) == all_rows(panel); }
+  bool all_fall_back(std::int64_t panel) const { return (fallback[panel] & all_rows(panel)) == all_rows(panel); }
 };
 
 }  // namespace

@@ -19,7 +19,7 @@ void pack_queries(PrefillItem<kComponents>& item, std::int64_t i) {
     return split_rows<kComponents, RepresentableFactor<kComponents>>(row_of, p.q_stride.d, panel.rows, p.d, d,
                                                                      item.w.rows, component, true);
   });
-  item.fallback.add(FallbackReason::query_not_representable, i, rows.not_representable);
+  item.fallback[i] |= rows.not_representable;
   for (int c = 0; c < kComponents; ++c) tile_queries(rows, c * component, d, item.q_tiles(i) + c * component * 2);
 }
 
@@ -50,7 +50,7 @@ void make_panels(PrefillItem<kComponents>& item) {
     }
     pack_queries(item, item.count);
     const bool usable_scale = __builtin_fabsf(item.p.score.scale_log2) < 0x1p60f;
-    if (!usable_scale) item.fallback.add(FallbackReason::scale_too_large, item.count, item.all_rows(item.count));
+    if (!usable_scale) item.fallback[item.count] |= item.all_rows(item.count);
   }
 }
 
@@ -62,11 +62,9 @@ bool are_lines(const PrefillItem<kComponents>& item, const void* row, std::int64
          item.head.is_contiguous(key, kTileDepth);
 }
 
-// Whether rows of V are what rows of K begin with, as in latent attention: then they are split once.
-inline bool v_is_prefix_of_k(const AttentionParams& p, std::int64_t padded_d) {
-  const Strides &k = p.k_stride, &v = p.v_stride;
-  return p.v == p.k && v.b == k.b && v.h == k.h && v.s == k.s && v.d == k.d && p.dv % kChunk == 0 &&
-         p.dv <= padded_d - p.k_tail.size;
+// Whether rows are split once for both K and V.
+inline bool are_split_together(const AttentionParams& p) {
+  return values_in_keys(p) && p.dv % kChunk == 0;
 }
 
 // f(T()) for the types that keys may have here: of one component, quantised ones too.
@@ -87,7 +85,7 @@ void announce(PrefillItem<kComponents>& item, std::int64_t first, std::int64_t l
       *row++ = static_cast<const std::byte*>(data) + bytes_of(p.kv_type, item.head.key_at(stride, first + i));
   };
   add(p.k, p.k_stride);
-  if (!v_is_prefix_of_k(p, item.w.d)) add(p.v, p.v_stride);
+  if (!are_split_together(p)) add(p.v, p.v_stride);
   const std::int64_t bytes = bytes_of(p.kv_type, max(p.d - p.k_tail.size, p.dv));
   item.upcoming = Prefetcher(item.w.upcoming, row - item.w.upcoming, bytes);
   const std::int64_t products_of_keys =
@@ -145,7 +143,7 @@ void pack_range(PrefillItem<kComponents>& item, std::int64_t begin, std::int64_t
   const AttentionParams& p = item.p;
   const Head& head = item.head;
   const auto& w = item.w;
-  const bool is_prefix = v_is_prefix_of_k(p, w.d), shared = is_prefix && !p.v_quant.scale;
+  const bool is_prefix = are_split_together(p), shared = is_prefix && !p.v_quant.scale;
   const std::int64_t component = shared ? w.keys * w.d : kTileDepth * w.dv;
   for (std::int64_t key = first / kTileDepth * kTileDepth; key < last; key += kTileDepth) {
     const std::int64_t rows = min(kTileDepth, last - key), at = key - begin;

@@ -46,7 +46,7 @@ template <class Range>
 class Inspector {
  public:
   [[gnu::always_inline]] void check(vec x) {
-    const u32vec size = u32vec(cast_to_int(x).data) & u32vec(0x7fffffff);
+    const u32vec size = u32vec((u32vec::register_type)cast_to_int(x).data) & u32vec(0x7fffffff);
     max_of_fp32_ = xsimd::max(max_of_fp32_, size);
     min_of_fp32_ = xsimd::min(min_of_fp32_, size - u32vec(1));  // 0 is large now
   }

@@ -70,14 +70,13 @@ inline KeyRows keys_of(const AttentionParams& p) {
 inline KeyRows values_of(const AttentionParams& p) {
   return {p.v, p.v_stride, p.v_quant, p.dv};
 }
-// Whether rows of k begin with those of v, as in latent attention: packed, they are values too.
+// Whether packed rows of k are values, too: they are dequantised alike.
 inline bool begin_with_values(const AttentionParams& p) {
   const auto same = [](const Strides& a, const Strides& b) {
     return a.b == b.b && a.h == b.h && a.s == b.s && a.d == b.d;
   };
   const Quantization &k = p.k_quant, &v = p.v_quant;
-  const bool same_codes = p.k == p.v && same(p.k_stride, p.v_stride) && p.dv <= p.d - p.k_tail.size;
-  if (!same_codes || k.scale != v.scale || k.zero != v.zero) return false;
+  if (!values_in_keys(p) || k.scale != v.scale || k.zero != v.zero) return false;
   return (!k.scale || (k.group == v.group && same(k.scale_stride, v.scale_stride))) &&
          (!k.zero || same(k.zero_stride, v.zero_stride));
 }

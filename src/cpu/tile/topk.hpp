@@ -44,7 +44,7 @@ class Topk {
   Topk(Carver& carver, std::int64_t n, std::int64_t keys) : n_(n), capacity_(capacity(n, keys)) {
     order_ = carver.take<std::int32_t>(capacity_ + kLanes);
     position_ = carver.take<std::int32_t>(capacity_ + kLanes);
-    counts_ = carver.take<std::int32_t>(kDigits * kRadix);
+    counts_ = carver.take<std::uint32_t>(kDigits * kRadix);
   }
 
   void start() { count_ = 0, least_ = kLeastOrder, least_score_ = -kInfinity; }
@@ -143,20 +143,20 @@ class Topk {
   }
   // Positions by order, the largest first; those of equal ones rise already.
   const std::int32_t* sort() {
-    __builtin_memset(counts_, 0, sizeof(std::int32_t) * kDigits * kRadix);
+    __builtin_memset(counts_, 0, sizeof(std::uint32_t) * kDigits * kRadix);
     for (std::int64_t i = 0; i < count_; ++i)
       for (int digit = 0; digit < kDigits; ++digit) ++counts_[digit * kRadix + digit_of(order_[i], digit)];
     std::int64_t from = 0, to = count_;
     for (int digit = 0; digit < kDigits && count_ > 1; ++digit) {
-      std::int32_t* const places = counts_ + digit * kRadix;
+      std::uint32_t* const places = counts_ + digit * kRadix;
       if (places[digit_of(order_[from], digit)] == count_) continue;
-      auto place = static_cast<std::int32_t>(to);
+      auto place = static_cast<std::uint32_t>(to);  // of two halves of up to 2^31 elements
       for (int d = 0; d < kRadix; ++d) {
-        const std::int32_t count = places[d];
+        const std::uint32_t count = places[d];
         places[d] = place, place += count;
       }
       for (std::int64_t i = from; i < from + count_; ++i) {
-        const std::int32_t at = places[digit_of(order_[i], digit)]++;
+        const std::uint32_t at = places[digit_of(order_[i], digit)]++;
         order_[at] = order_[i], position_[at] = position_[i];
       }
       const std::int64_t before = from;
@@ -170,7 +170,7 @@ class Topk {
   float least_score_ = -kInfinity;
   std::int32_t* order_;     // of what has been collected, in the order of ...
   std::int32_t* position_;  // ... their positions
-  std::int32_t* counts_;    // [kDigits][kRadix]
+  std::uint32_t* counts_;   // [kDigits][kRadix]
 };
 
 }  // namespace rapt::cpu::RAPT_ISA

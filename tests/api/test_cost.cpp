@@ -1,0 +1,58 @@
+// cost_of() against numbers that were counted by hand.
+#include <limits>
+
+#include "rapt/rapt.hpp"
+#include "support/case.hpp"
+
+using namespace rapt;
+using namespace rapt::testing;
+
+namespace {
+
+/// (row, key) pairs of all heads: d and dv are 8.
+double pairs(Case& c, const AttentionArgs& args) {
+  REQUIRE(c.problem.d == 8);
+  return cost_of(args).flops / (2 * (8 + 8));
+}
+double pairs(const std::string& words) {
+  Case c(AttentionProblem::parse("attention d=8 " + words));
+  return pairs(c, c.args());
+}
+
+}  // namespace
+
+TEST_CASE("cost: pairs that causal, windows and alignment leave", "[api]") {
+  CHECK(pairs("sq=4") == 16);
+  CHECK(pairs("b=2 hq=6 hk=2 sq=4 causal") == 2 * 6 * 10);
+  CHECK(pairs("sq=2 sk=5 causal align=bottom_right") == 4 + 5);
+  CHECK(pairs("sq=2 sk=5 causal align=top_left") == 1 + 2);
+  CHECK(pairs("sq=4 window=1,0") == 1 + 2 + 2 + 2);
+  CHECK(pairs("sq=4 window=-1,9223372036854775807") == 16);
+  CHECK(pairs("sq=3 sk=4 window=0,0 align=-2") == 1);
+}
+
+TEST_CASE("cost: bytes of what some row sees", "[api]") {
+  Case c(AttentionProblem::parse("attention dtype=bf16 hq=4 hk=2 sq=2 sk=10 d=8 window=2,0 align=bottom_right"));
+  // Queries and results; of the keys the last four.
+  CHECK(cost_of(c.args()).bytes == 2 * (2 * 4 * 2 * 8) + 2 * (2 * 2 * 4 * 8));
+}
+
+TEST_CASE("cost: gathered keys count once for each row that lists them, and are read once", "[api]") {
+  Case c(AttentionProblem::parse("attention b=1 hq=2 hk=1 sq=2 sk=3 d=8 gathered"), 1);
+  const std::int64_t rows[] = {4, 4, -1, 0, 4, 2};
+  AttentionArgs args = c.args();
+  args.kv.indices = TensorView(rows, DType::i64, {1, 2, 3});
+  args.kv.counts = {};
+  CHECK(pairs(c, args) == 2 * 5);
+  CHECK(cost_of(args).bytes == 4 * (2 * (2 * 2 * 8) + 2 * (3 * 8)));
+}
+
+TEST_CASE("cost: nothing is read for calls that write nothing", "[api]") {
+  Case c(AttentionProblem::parse("attention b=1 hq=2 hk=1 sq=1 sk=1 d=8 gathered"), 1);
+  const std::int64_t far = std::numeric_limits<std::int32_t>::max();
+  AttentionArgs args = c.args();
+  args.q.shape[1] = args.out.shape[1] = 0;
+  args.kv.indices = TensorView(&far, DType::i64, {1, 1, 1});
+  args.kv.counts = {};
+  CHECK(pairs(c, args) == 0);
+}
