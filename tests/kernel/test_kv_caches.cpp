@@ -290,13 +290,18 @@ TEST_CASE("caches: quantised keys of bf16 queries", "[kernel]") {
 }
 
 TEST_CASE("caches: a scale that is not finite reaches the rows that see its key, and no others", "[kernel]") {
-  for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()})
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (const float bad : {kInfinity, -kInfinity, std::numeric_limits<float>::quiet_NaN()})
     for (const char* words :
          {"d=64 groups=1", "d=64 k_groups=2 v_groups=1", "d=40 groups=1", "d=64 groups=1 dropout=0.4"}) {
       const AttentionProblem problem = AttentionProblem::parse(
           "attention q=bf16 kv=i8 out=bf16 hq=4 hk=2 sq=80 sk=80 causal lse " + std::string(words));
       Case of_keys(problem, 2), of_values(problem, 1);  // the seeds give these scales to each row
       of_keys.k_scale.at({0, 0, 50, 0}) = bad;
+      check_every_entry(of_keys);
+      // Of a row whose codes and queries are positive -inf hides the key.
+      for (std::int64_t i = 0; i < problem.d; ++i) of_keys.k.at<std::int8_t>({0, 0, 50, i}) = 3;
+      for (std::int64_t i = 0; i < of_keys.q.size(); ++i) of_keys.q.flat(i) = std::abs(of_keys.q.flat(i));
       check_every_entry(of_keys);
       of_values.v_scale.at({0, 1, 60, 0}) = bad;
       check_every_entry(of_values);

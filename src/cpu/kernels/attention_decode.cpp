@@ -34,7 +34,7 @@ struct Scratch {
   // Q in tiles, as DotsTile has them; O, [rows][dv], padded to whole vectors: of this run of blocks, and of those
   // before.
   float *q, *o, *total, *neg_m, *l, *l_low;
-  float* q_row;  // one, on its way
+  float *q_row, *scaled_row;  // of q, on its way; of keys
   // [keys][kLanes] scores, with room for those that a tile computes past the last key, and what they were before they
   // became weights; [kLanes].
   float *s, *scores_before, *block_max, *block_max_exponent, *short_sum, *sum, *zero;
@@ -47,7 +47,7 @@ struct Scratch {
     q_stride = round_up(shape.d, kLanes), o_stride = round_up(shape.dv, kLanes);
     row = carver.take<Row>(rows);
     q = carver.take<float>(rows * q_stride);
-    q_row = carver.take<float>(q_stride);
+    q_row = carver.take<float>(q_stride), scaled_row = carver.take<float>(q_stride);
     o = carver.take<float>(rows * o_stride);
     total = carver.take<float>(rows * o_stride);
     neg_m = carver.take<float>(rows);
@@ -280,7 +280,7 @@ class Item {
   // The scores of key j, whose scale is not finite: elements of +inf and -inf, or 0 * inf, add up to NaN.
   [[gnu::noinline, gnu::cold]] void dot_scaled_row(const Panel& panel, std::int64_t at, const Block& block,
                                                    std::int64_t j) const {
-    float* const row = w_.k + j * w_.q_stride;  // perhaps block.k[j] itself: twice the scale is what once is
+    float* const row = w_.scaled_row;
     for (std::int64_t c = 0; c < d_; c += kLanes) {
       alignas(64) float codes[kLanes];
       k_products_.widen(block.k[j], w_.k_scales, j, column_of(c, d_), codes);
