@@ -163,7 +163,7 @@ Cost cost_of(const DeltaRuleBackwardArgs& args, const Call& call) {
   return cost;
 }
 
-Cost cost_of(const IndexScoresArgs& args, const Call& call) {
+Cost cost_of(const IndexScoresArgs&, const Call& call) {
   const auto& p = std::get<IndexScoresProblem>(call.problem);
   const auto& params = std::get<IndexScoresParams>(call.params);
   double pairs = 0, keys = 0;  // keys: from the first that some query of a sequence sees to the last
@@ -187,7 +187,7 @@ Cost cost_of(const IndexScoresArgs& args, const Call& call) {
   return cost;
 }
 
-Cost cost_of(const SelectTopkArgs& args, const Call& call) {
+Cost cost_of(const SelectTopkArgs&, const Call& call) {
   const auto& p = std::get<SelectTopkProblem>(call.problem);
   Cost cost;
   cost.bytes = row_bytes(p.rows, p.sk, DType::f32) + row_bytes(p.rows, p.n, DType::i32);
