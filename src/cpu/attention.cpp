@@ -83,9 +83,9 @@ struct Workers {
     if (split + 1 < s.splits) item.key_end = s.first_key + (split + 1) * s.split_keys;
     item.partial = partials_of(s, head, begin) + split * (end - begin) * partial_floats(params.dv);
     s.kernel->run(params, item, worker.scratch);
-    const std::atomic_ref done(counter(s, head, begin));
-    if (done.fetch_add(1, std::memory_order_acq_rel) + 1 < s.splits) return;
-    if (combine_together) done.notify_all();
+    std::int32_t& done = counter(s, head, begin);
+    if (!completes(done, s.splits)) return;
+    if (combine_together) std::atomic_ref(done).notify_all();
     else combine(s, head, begin, end, begin, end, worker.index);
   }
 

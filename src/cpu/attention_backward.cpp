@@ -213,8 +213,7 @@ struct Workers {
     }
     kernel.end(p, item, own);
     if (!item.split) return;
-    std::atomic_ref done(progress[number - range * next_range]);  // of the head's first item
-    if (done.fetch_add(1, std::memory_order_acq_rel) + 1 < cut.items) return;
+    if (!completes(progress[number - range * next_range], cut.items)) return;  // of the head's first item
     item.dq_sums = head_sums;
     const TaskScope task(tasks, Task::Kind::combine, worker);
     finish_rows(item, q, chunks, cut.items, own);

@@ -45,6 +45,11 @@ inline void advance(std::int32_t& progress, std::int64_t steps) {
   done.notify_all();
 }
 
+// One more of `all` parts is done: whether none is left. The worker that hears so goes on with what they made.
+inline bool completes(std::int32_t& parts_done, std::int64_t all) {
+  return std::atomic_ref(parts_done).fetch_add(1, std::memory_order_acq_rel) + 1 == all;
+}
+
 // Adds the entries of an operation, in the order of preference, to the backend's.
 using Entries = std::vector<std::unique_ptr<const Entry>>;
 void add_attention(const Machine& machine, Entries& entries);

@@ -87,8 +87,7 @@ struct Workers {
     if (p.indices) item.lists = of_block + static_cast<std::size_t>(split) * bytes;
     kernel.run(p, item, own);
     if (!p.indices) return;
-    const std::atomic_ref done(reinterpret_cast<std::int32_t*>(counters)[of_all]);
-    if (done.fetch_add(1, std::memory_order_acq_rel) + 1 < plan.splits) return;
+    if (!completes(reinterpret_cast<std::int32_t*>(counters)[of_all], plan.splits)) return;
     item.lists = of_block;
     const TaskScope task(tasks, Task::Kind::combine, worker);
     kernel.merge(p, item, plan.splits, own);

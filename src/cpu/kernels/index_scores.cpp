@@ -140,12 +140,6 @@ void run(const IndexScoresParams& p, const IndexItem& item, std::byte* scratch) 
   for (std::int64_t i = 0; i < count && p.indices; ++i) finish_row(p, item, rows[i].token, w.topk[i]);
 }
 
-std::size_t scratch_bytes(const IndexShape& shape) noexcept {
-  Carver carver(nullptr);
-  Scratch(carver, shape);
-  return carver.used();
-}
-
 }  // namespace
 
 const IndexScoresKernel kIndexScores = {.facts = {.operation = Operation::index_scores,
@@ -156,7 +150,7 @@ const IndexScoresKernel kIndexScores = {.facts = {.operation = Operation::index_
                                                   .block_k = static_cast<int>(kWidth)},
                                         .tokens = kTokens,
                                         .keys = kWidth,
-                                        .scratch_bytes = scratch_bytes,
+                                        .scratch_bytes = carved_bytes<Scratch>,
                                         .run = run,
                                         .merge = merge_lists};
 

@@ -204,25 +204,13 @@ class Item {
     const IndexRow& row = rows_[query_];
     for (std::int64_t j = 0; j < kKeys; j += kLanes) {
       if (row.keys.first >= key_ + j + kLanes || row.keys.last <= key_ + j) continue;
-      vec sums[kLanes];
-      for (int i = 0; i < kLanes; ++i) sums[i] = load(sums_ + (j + i) * kLanes);
-      vec score = sum_lanes(sums);
+      vec of_key[kLanes];
+      for (int i = 0; i < kLanes; ++i) of_key[i] = load(sums_ + (j + i) * kLanes);
+      vec score = sums(of_key);
       if (p_.k_scale) score = score * scales_of(p_, item_.b, key_ + j, sequence_.len_k);
       take_scores(row, key_ + j, score, p_.indices ? w_.topk + query_ : nullptr);
     }
     query_ = -1;
-  }
-  // Lane i: the sum of the lanes of x[i]. Halves of pairs are added until one vector is left.
-  template <int kHalf = kLanes / 2>
-  [[gnu::always_inline]] static vec sum_lanes(vec (&x)[kLanes]) {
-    using Lanes = std::make_integer_sequence<int, kLanes>;
-#pragma GCC unroll 16
-    for (int i = 0; i < kHalf; ++i) {
-      const auto a = x[i].data, b = x[i + kHalf].data;
-      x[i] = vec(mix<kHalf, false>(a, b, Lanes())) + vec(mix<kHalf, true>(a, b, Lanes()));
-    }
-    if constexpr (kHalf > 1) return sum_lanes<kHalf / 2>(x);
-    else return x[0];
   }
 
   const IndexScoresParams& p_;
@@ -245,12 +233,6 @@ void run(const IndexScoresParams& p, const IndexItem& item, std::byte* scratch) 
   Item(p, item, w).run();
 }
 
-std::size_t scratch_bytes(const IndexShape& shape) noexcept {
-  Carver carver(nullptr);
-  Scratch(carver, shape);
-  return carver.used();
-}
-
 }  // namespace
 
 const IndexScoresKernel kIndexScores = {
@@ -262,7 +244,7 @@ const IndexScoresKernel kIndexScores = {
               .block_k = static_cast<int>(kKeys)},
     .tokens = kTokens,
     .keys = kKeys,
-    .scratch_bytes = scratch_bytes,
+    .scratch_bytes = carved_bytes<Scratch>,
     .run = run,
     .merge = merge_lists};
 

@@ -22,19 +22,13 @@ void run(const SelectTopkParams& p, std::int64_t begin, std::int64_t end, std::b
   }
 }
 
-std::size_t scratch_bytes(std::int64_t n, std::int64_t sk) noexcept {
-  Carver carver(nullptr);
-  Topk(carver, n, sk);
-  return carver.used();
-}
-
 }  // namespace
 
 const SelectTopkKernel kSelectTopk = {.facts = {.operation = Operation::select_topk,
                                                 .phase = Phase::all,
                                                 .arithmetic = "f32",
                                                 .dtypes = only(DType::f32)},
-                                      .scratch_bytes = scratch_bytes,
+                                      .scratch_bytes = carved_bytes<Topk>,
                                       .run = run};
 
 }  // namespace rapt::cpu::RAPT_ISA

@@ -65,4 +65,17 @@ template <int kHalf = kLanes / 2>
   if constexpr (kHalf > 1) transpose<kHalf / 2>(rows);
 }
 
+// Sums of kLanes vectors, as the lanes of one. The order of a sum is the same in every lane.
+template <int kHalf = kLanes / 2>
+[[gnu::always_inline]] inline vec sums(vec (&x)[kLanes]) {
+  using Lanes = std::make_integer_sequence<int, kLanes>;
+#pragma GCC unroll 16
+  for (int i = 0; i < kHalf; ++i) {
+    const auto a = x[i].data, b = x[i + kHalf].data;
+    x[i] = vec(mix<kHalf, false>(a, b, Lanes())) + vec(mix<kHalf, true>(a, b, Lanes()));
+  }
+  if constexpr (kHalf > 1) return sums<kHalf / 2>(x);
+  else return x[0];
+}
+
 }  // namespace rapt::cpu::RAPT_ISA
