@@ -1,4 +1,4 @@
-// Taking times: the roofs of the machine and the samples between them.
+// Taking times: the ceilings of the machine and the samples between them.
 #pragma once
 
 #include <functional>
@@ -23,7 +23,7 @@ struct Peaks {
   double read = 0;
 };
 
-/// The roofs of `threads` threads at once, read again whenever asked: clocks move, so a kernel is held against the
+/// The ceilings of `threads` threads at once, read again whenever asked: clocks move, so a kernel is held against the
 /// readings next to it.
 class Roofline {
  public:

@@ -85,12 +85,12 @@ class Bench {
 
   const Trace& trace() const { return trace_; }
 
-  std::vector<Roof> roofs() const {
-    std::vector<Roof> roofs;
+  std::vector<Ceilings> ceilings() const {
+    std::vector<Ceilings> all;
     for (int threads : options_.threads) {
-      roofs.push_back({threads, median(fma_peaks_, threads), median(amx_peaks_, threads), median(reads_, threads)});
+      all.push_back({threads, median(fma_peaks_, threads), median(amx_peaks_, threads), median(reads_, threads)});
     }
-    return roofs;
+    return all;
   }
 
  private:
@@ -242,9 +242,9 @@ int run_bench(const BenchOptions& options) {
     rows.push_back(row);
     wrong += row.error.empty() ? 0 : 1;
   });
-  table.finish(bench.roofs());
+  table.finish(bench.ceilings());
   if (!options.json_path.empty()) {
-    write_json(options.json_path, to_json(machine, bench.info(), bench.roofs(), rows));
+    write_json(options.json_path, to_json(machine, bench.info(), bench.ceilings(), rows));
   }
   if (!options.trace_path.empty()) write_file(options.trace_path, bench.trace().text(machine));
   if (wrong != 0) fmt::print(stderr, "rapt: {} of {} results are wrong\n", wrong, rows.size());

@@ -124,23 +124,24 @@ void Table::add(const Row& row) {
   std::fflush(stdout);
 }
 
-void Table::finish(const std::vector<Roof>& roofs) {
-  for (const Roof& roof : roofs) {
-    const std::string amx = std::isfinite(roof.amx_gflops) ? fmt::format("AMX peak {:.1f}, ", roof.amx_gflops) : "";
-    const std::string read = std::isfinite(roof.read_gbs) ? fmt::format("{:.1f} GB/s", roof.read_gbs) : "not had";
-    fmt::print("{} thread{}: {}FMA peak {:.1f} GFLOP/s, read bandwidth {}\n", roof.threads,
-               roof.threads == 1 ? "" : "s", amx, roof.fma_gflops, read);
+void Table::finish(const std::vector<Ceilings>& ceilings) {
+  for (const Ceilings& c : ceilings) {
+    const std::string amx = std::isfinite(c.amx_gflops) ? fmt::format("AMX peak {:.1f}, ", c.amx_gflops) : "";
+    const std::string read = std::isfinite(c.read_gbs) ? fmt::format("{:.1f} GB/s", c.read_gbs) : "not had";
+    fmt::print("{} thread{}: {}FMA peak {:.1f} GFLOP/s, read bandwidth {}\n", c.threads, c.threads == 1 ? "" : "s", amx,
+               c.fma_gflops, read);
   }
   std::fflush(stdout);
 }
 
-Json to_json(const Machine& machine, const RunInfo& run, const std::vector<Roof>& roofs, const std::vector<Row>& rows) {
+Json to_json(const Machine& machine, const RunInfo& run, const std::vector<Ceilings>& ceilings,
+             const std::vector<Row>& rows) {
   Json threads = Json::array(), peaks = Json::array(), amx_peaks = Json::array(), bandwidths = Json::array();
-  for (const Roof& roof : roofs) {
-    threads.push_back(roof.threads);
-    peaks.push_back(number(roof.fma_gflops));
-    amx_peaks.push_back(number(roof.amx_gflops));
-    bandwidths.push_back(number(roof.read_gbs));
+  for (const Ceilings& c : ceilings) {
+    threads.push_back(c.threads);
+    peaks.push_back(number(c.fma_gflops));
+    amx_peaks.push_back(number(c.amx_gflops));
+    bandwidths.push_back(number(c.read_gbs));
   }
   Json benchmarks = Json::array();
   for (const Row& row : rows) benchmarks.push_back(row_json(row));

@@ -30,8 +30,8 @@ struct Row {
   }
 };
 
-/// The roofs of one thread count, medians over the run.
-struct Roof {
+/// The ceilings of one thread count, medians over the run.
+struct Ceilings {
   int threads = 1;
   double fma_gflops = 0;
   double amx_gflops = 0;  ///< NaN when no entry used AMX
@@ -49,7 +49,7 @@ class Table {
  public:
   Table(const Machine& machine, const RunInfo& run, const std::vector<Problem>& problems);
   void add(const Row& row);
-  void finish(const std::vector<Roof>& roofs);
+  void finish(const std::vector<Ceilings>& ceilings);
 
  private:
   std::size_t width_ = 7, type_width_ = 4;
@@ -58,6 +58,7 @@ class Table {
 };
 
 /// The layout of google-benchmark's --benchmark_format=json, with more columns.
-Json to_json(const Machine& machine, const RunInfo& run, const std::vector<Roof>& roofs, const std::vector<Row>& rows);
+Json to_json(const Machine& machine, const RunInfo& run, const std::vector<Ceilings>& ceilings,
+             const std::vector<Row>& rows);
 
 }  // namespace rapt::tools

@@ -1,4 +1,4 @@
-// The two roofs a kernel is held against, measured on this machine by code compiled for the ISA in question.
+// The two ceilings a kernel is held against, measured on this machine by code compiled for the ISA in question.
 #pragma once
 
 #include <cstddef>

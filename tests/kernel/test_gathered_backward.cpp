@@ -230,7 +230,7 @@ TEST_CASE("gradients of gathered keys: executors and thread counts do not change
     for (DType dtype : {DType::f32, DType::bf16}) {
       BackwardCase c(typed_backward("gathered " + std::string(words), dtype), seed = 5 - seed, Placement::heap, {},
                      BackwardCase::Forward::library);
-      for (const std::string& entry : usable_entries(c.problem)) {
+      for (const std::string& entry : threaded_entries(c.problem)) {
         const auto bits = [&](const Context& context) {
           c.clear();
           c.run(context);
@@ -257,7 +257,7 @@ TEST_CASE("gradients of gathered keys: tokens do not overtake each other where o
     if (token % 2 == 0) return j < 128 ? j % 60 : 3900 + j % 60;
     return 1000 + j % 128 * 15;
   });
-  for (const std::string& entry : usable_entries(c.problem)) {
+  for (const std::string& entry : threaded_entries(c.problem)) {
     c.clear();
     c.run(forced(entry, serial_executor(), 1));
     const auto serial = bits_of(c);

@@ -1,12 +1,15 @@
 #include "support/backward_case.hpp"
 
 #include <algorithm>
+#include <memory>
 #include <random>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "rapt/plan.hpp"
 #include "support/entries.hpp"
+#include "support/executors.hpp"
 #include "support/fill.hpp"
 
 namespace rapt::testing {
@@ -14,9 +17,10 @@ namespace {
 
 /// The forward by the best entry that multiplies in fp32: others may leave lse a unit of the inputs' type off.
 void run_library(const AttentionArgs& args) {
+  static const auto threads = std::make_shared<ThreadExecutor>(static_cast<int>(std::thread::hardware_concurrency()));
   for (const EntryInfo& entry : entries()) {
     if (entry.operation != Operation::attention || !entry.unusable.empty() || entry.arithmetic != "f32") continue;
-    const Context context = forced(entry.name, tbb_executor(), 0);
+    const Context context = forced(entry.name, threads, 0);
     try {
       return attention(args, context);
     } catch (const Error&) {
