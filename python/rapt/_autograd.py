@@ -20,12 +20,14 @@ def register_gradients(
     count: int,
     run: Callable[..., Any],
     gradients: Callable[..., list[Tensor | None]],
+    by_extension: Callable[..., Any] | None = None,
 ) -> Callable[..., Tensor]:
     """Gives the operator `plain` gradients on the CPU, of its first `count` arguments, which are tensors or None.
 
     Its last argument is a seed or None, those between are options. The operators `with_lse` and `backward`, and the functions
     run(*inputs, with_lse=True) and gradients() that they call, compute (out, lse) of the same arguments, and the gradients of
     (grad_out, grad_lse, *tensors, out, lse, seed, *options, wanted), of which `backward` returns those that are wanted.
+    `by_extension` is gradients() of calls that the extension takes as they are; of others it returns NotImplemented.
 
     Returns what eager calls take in place of the operator where a gradient is to be recorded, in a third of its time: of all
     its arguments and (out, lse), or None where that is still to be computed.
@@ -43,14 +45,18 @@ def register_gradients(
                 "is_grads_batched: got a batch of gradients of rapt's attention (vmap over its backward); wanted one call for "
                 "each, or PyTorch's own attention: with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH): ..."
             )
-        wanted = list(ctx.needs_input_grad[:count])
-        inputs = (grad_out, grad_lse, *ctx.saved_tensors, *ctx.options, wanted)
-        made: list[Tensor | None]
-        if ctx.in_graph or torch.is_grad_enabled():  # create_graph
+        wanted, saved = list(ctx.needs_input_grad[:count]), ctx.saved_tensors
+        inputs = (grad_out, grad_lse, *saved, *ctx.options, wanted)
+        made: Any = NotImplemented
+        if not ctx.in_graph and not torch.is_grad_enabled():  # as it is for create_graph
+            if by_extension is not None:
+                made = by_extension(*inputs)
+            # The forward has looked at its inputs. Gradients come from anywhere, and hooks may save something else.
+            if made is NotImplemented and _refusals.is_eager(grad_out, grad_lse, *saved):
+                made = gradients(*inputs)
+        if made is NotImplemented:
             some = iter(backward(*inputs))
             made = [next(some) if want else None for want in wanted]
-        else:
-            made = gradients(*inputs)
         return (*made, *[None] * (len(ctx.options) + 1))
 
     class AttentionOnCpu(torch.autograd.Function):

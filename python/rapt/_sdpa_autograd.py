@@ -153,11 +153,11 @@ def recorded(made: tuple[Tensor, Tensor], *inputs: Any) -> Tensor:
     return _run_on_cpu(*inputs, 0.0, None, made)
 
 
-def _gradients(*inputs: Any) -> list[Tensor | None]:
-    """_sdpa.gradients() of eager calls, most of which are the extension's."""
-    made = _core.eager_sdpa_gradients(*inputs)
-    return _sdpa.gradients(*inputs) if made is NotImplemented else made
+def _by_extension(*inputs: Any) -> Any:
+    return _core.eager_sdpa_gradients(*inputs)
 
 
 _plain = torch.ops.rapt.scaled_dot_product_attention.default
-_run_on_cpu = register_gradients(_plain, _operator_with_lse, _backward_operator, 4, _sdpa.run, _gradients)
+_run_on_cpu = register_gradients(
+    _plain, _operator_with_lse, _backward_operator, 4, _sdpa.run, _sdpa.gradients, _by_extension
+)

@@ -12,6 +12,7 @@ from autograd_reference import UNITS, attention, doubled, relative_error
 from kernel_calls import backward_calls, by_python
 from rapt import _model_attention, _sdpa_autograd
 from torch.nn import functional
+from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 ours = rapt.torch.scaled_dot_product_attention
@@ -234,6 +235,48 @@ def test_second_derivatives_by_the_way_that_the_message_names():
         (first,) = torch.autograd.grad(ours(x, x, x).square().sum(), x, create_graph=True)
     first.square().sum().backward()
     assert x.grad.isfinite().all() and (x.grad != 0).any()
+
+
+PYTORCHS = [
+    (_sdpa_autograd, lambda q, k, v, bias: (q, k, v, bias, True, 0.25, False, 0.0, None), 1),
+    (_model_attention, lambda q, k, v, bias: (q, k, v, None, bias, None, True, -1, None, 0.25, 0.0, None), 2),
+]
+
+
+class Wrapped(torch.Tensor):
+    """A tensor of a class that the dispatcher asks, without memory of its own."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        return function(*tree_map_only(cls, lambda t: t.inner, args), **(kwargs or {}))
+
+
+GRADIENTS = {
+    "negated": lambda grad: torch._neg_view(-grad),
+    "imaginary part of a conjugate": lambda grad: torch.complex(grad, -grad).conj().imag,
+    "zeros": lambda grad: torch._efficientzerotensor(grad.shape),
+    "wrapped": Wrapped,
+}
+
+
+@pytest.mark.parametrize("heads", [4, 1])  # which the extension differentiates, or Python
+@pytest.mark.parametrize("grad", GRADIENTS.values(), ids=GRADIENTS)
+@pytest.mark.parametrize("of, arguments", [each[:2] for each in PYTORCHS], ids=["sdpa", "transformers"])
+def test_gradients_that_the_dispatcher_resolves(of, arguments, grad, heads):
+    inputs = draw((2, 4, 9, 16), *[(2, heads, 9, 16)] * 2)
+    out = of.forward_with_gradients(*arguments(*inputs, None))
+    plain = torch.randn(out.shape)
+    wanted = torch.autograd.grad(out, inputs, torch.zeros_like(plain) if grad is GRADIENTS["zeros"] else plain, retain_graph=True)
+    with backward_calls() as calls:
+        got = torch.autograd.grad(out, inputs, grad(plain))
+    assert calls.count == 1 and all(map(torch.equal, got, wanted))
 
 
 @pytest.mark.parametrize("run", [ours, OPERATORS.scaled_dot_product_attention], ids=["eager", "operator"])
