@@ -86,6 +86,24 @@ def register_gradients(
     return AttentionOnCpu.apply
 
 
+def differentiate_again(
+    attention: Callable[..., Tensor], tensors: Sequence[Tensor | None], wanted: Sequence[bool], grad: Tensor
+) -> list[Tensor | None]:
+    """Gradients of `tensors`, of those that are wanted, where rapt has no backward (on GPUs): PyTorch's, of attention(*tensors),
+    which computes by PyTorch's operators what rapt's kernel has computed."""
+    again = torch.is_grad_enabled()  # create_graph: PyTorch's backward may have one of its own, or says that it has none
+    with torch.enable_grad():
+        # Aliases of their own: query, key and value may be one tensor.
+        inputs = [
+            t if t is None else t.view_as(t) if again else t.detach().requires_grad_(want) for t, want in zip(tensors, wanted)
+        ]
+        out = attention(*inputs)
+    learnt = [t for t, want in zip(inputs, wanted) if want and t is not None]
+    # Of no keys, PyTorch's result does not depend on the mask.
+    made = iter(torch.autograd.grad(out, learnt, grad, create_graph=again, allow_unused=True))
+    return [next(made) if want else None for want in wanted]
+
+
 def check_wanted(wanted: Sequence[bool], *names: str) -> None:
     """What the schema of an operator's backward lets through."""
     if len(wanted) != len(names):

@@ -237,10 +237,48 @@ def test_second_derivatives_by_the_way_that_the_message_names():
     assert x.grad.isfinite().all() and (x.grad != 0).any()
 
 
+def composed(q, k, v, bias=None):
+    return _model_attention.composed(q, k, v, None, bias, None, True, -1, None, 0.25)
+
+
 PYTORCHS = [
     (_sdpa_autograd, lambda q, k, v, bias: (q, k, v, bias, True, 0.25, False, 0.0, None), 1),
     (_model_attention, lambda q, k, v, bias: (q, k, v, None, bias, None, True, -1, None, 0.25, 0.0, None), 2),
 ]
+
+
+@pytest.mark.parametrize("of, arguments, tokens", PYTORCHS, ids=["sdpa", "transformers"])
+def test_where_the_backward_is_pytorchs(of, arguments, tokens):
+    """Which it is on GPUs. There are second derivatives, and nothing is computed that is not wanted."""
+
+    class Again(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *inputs):
+            out = of.forward(*inputs) if of is _model_attention else rapt._sdpa.forward(*inputs)
+            of._setup_again(ctx, inputs, out)
+            return out
+
+        backward = staticmethod(of._backward_again)
+
+    def again(*tensors):
+        return Again.apply(*arguments(*tensors)).transpose(1, tokens)
+
+    def derivatives(function, inputs):
+        first = torch.autograd.grad(function(*inputs).square().sum(), inputs, create_graph=True)
+        return [*first, *torch.autograd.grad(sum(g.square().sum() for g in first), inputs)]
+
+    inputs = draw(*[(2, 4, 9, 16)] * 3, (9, 9))
+    wanted = derivatives(lambda *t: composed(*t).transpose(1, 2), inputs)
+    for got, each in zip(derivatives(again, inputs), wanted):
+        assert relative_error(got, each) < 1e-5
+    some = [t.detach().requires_grad_(i == 1) for i, t in enumerate(inputs)]
+    out, asked, grad = again(*some).square().sum(), [], torch.autograd.grad
+    with mock.patch.object(torch.autograd, "grad", lambda out, of, *rest, **more: asked.append(len(of)) or grad(out, of, *rest, **more)):
+        out.backward()
+    assert asked == [1] and relative_error(some[1].grad, wanted[1]) < 1e-5
+    x = inputs[0]  # as all three
+    (got,) = grad(again(x, x, x, None).square().sum(), x, create_graph=True)
+    assert relative_error(got, grad(composed(x, x, x).square().sum(), x)[0]) < 1e-5 and got.requires_grad
 
 
 class Wrapped(torch.Tensor):
