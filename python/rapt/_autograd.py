@@ -1,4 +1,4 @@
-"""Gradients of rapt's attention on the CPU, in PyTorch's autograd: what its operators share."""
+"""Gradients in PyTorch's autograd: what rapt's operators share."""
 
 from __future__ import annotations
 
@@ -73,7 +73,9 @@ def register_gradients(
             return (*differentiate(ctx, *grads), None)
 
     with_lse.register_autograd(differentiate, setup_context=setup_context)
-    backward.register_autograd(_no_second_derivatives)
+    by_pytorch = "PyTorch's own attention where second derivatives are taken: "
+    by_pytorch += "with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH): ..."
+    backward.register_autograd(no_second_derivatives("attention", by_pytorch))
 
     # torch.library knows one backward for all devices; this one is the CPU's.
     def run_on_cpu(keyset: Any, *inputs: Any) -> Any:
@@ -116,8 +118,10 @@ def check_dropout(dropout_p: float, x: Tensor) -> None:
         raise ValueError(f"dropout_p: got {dropout_p} for tensors on {x.device}; wanted 0, or tensors on the cpu")
 
 
-def _no_second_derivatives(ctx: Any, *_: Any) -> Any:
-    raise RuntimeError(
-        "create_graph: got a gradient of rapt's attention to differentiate; wanted PyTorch's own attention where second "
-        "derivatives are taken: with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH): ..."
-    )
+def no_second_derivatives(of: str, wanted: str = "first derivatives only") -> Callable[..., Any]:
+    """What an operator that computes gradients of rapt's `of` has as its own backward."""
+
+    def refuse(ctx: Any, *_: Any) -> Any:
+        raise RuntimeError(f"create_graph: got a gradient of rapt's {of} to differentiate; wanted {wanted}")
+
+    return refuse

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import rapt
 from rapt import _refusals
+from rapt._autograd import no_second_derivatives
 from rapt._delta_rule import Rule, result_shapes, results
 
 _TENSORS = ("q", "k", "v", "g", "beta", "initial_state", "a_log", "dt_bias")
@@ -100,11 +101,7 @@ def _(dout: Any, dfinal_state: Any, *given: Any) -> list[Tensor]:
     ]
 
 
-def _no_second_derivatives(ctx: Any, *_: Any) -> Any:
-    raise RuntimeError("create_graph: got a gradient of rapt's delta rule to differentiate; wanted first derivatives only")
-
-
-_backward_operator.register_autograd(_no_second_derivatives)
+_backward_operator.register_autograd(no_second_derivatives("delta rule"))
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

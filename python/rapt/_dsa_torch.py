@@ -12,6 +12,7 @@ from torch import Tensor
 
 import rapt
 from rapt import _refusals
+from rapt._autograd import no_second_derivatives
 from rapt._dsa import Alignment, count_of, queries_shape, scores_shape
 
 # What every operator is given, in this order: these and Options.
@@ -166,11 +167,7 @@ def _add_gradients(given: _Sequence, options: Options, to: list[Tensor | None]) 
                 to[1][some] += dproducts.T @ q.flatten(0, 1)
 
 
-def _no_second_derivatives(ctx: Any, *_: Any) -> Any:
-    raise RuntimeError("create_graph: got a gradient of rapt's index_scores to differentiate; wanted first derivatives only")
-
-
-_backward_operator.register_autograd(_no_second_derivatives)
+_backward_operator.register_autograd(no_second_derivatives("index_scores"))
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 import rapt
 from rapt import _core, _refusals
 from rapt._attention import forward_arguments
+from rapt._autograd import no_second_derivatives
 from rapt._fp8_rows import keys_and_values
 
 _TENSORS = "Tensor q, Tensor k, Tensor? v, Tensor? sinks, Tensor? seqlens, Tensor? block_table, Tensor? indices, Tensor? counts"
@@ -145,11 +146,7 @@ def _(_dout: Any, _dlse: Any, *given: Any) -> list[Tensor]:
     return [x for x in made if x is not None]
 
 
-def _no_second_derivatives(ctx: Any, *_: Any) -> Any:
-    raise RuntimeError("create_graph: got a gradient of rapt.mla to differentiate; wanted first derivatives only")
-
-
-_backward_operator.register_autograd(_no_second_derivatives)
+_backward_operator.register_autograd(no_second_derivatives("latent attention"))
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

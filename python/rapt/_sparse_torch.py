@@ -9,7 +9,7 @@ from torch import Tensor
 
 import rapt
 from rapt import _refusals
-from rapt._autograd import check_wanted
+from rapt._autograd import check_wanted, no_second_derivatives
 
 # What the operators are given, in this order: these, scale and softcap.
 _TENSORS = ("q", "k", "v", "sinks", "indices", "counts")
@@ -60,11 +60,7 @@ def _(_dout: Any, _dlse: Any, _out: Any, _lse: Any, *given: Any) -> list[Tensor]
     return [torch.empty_like(x, memory_format=torch.contiguous_format) for x, want in zip(given, given[-1]) if want]
 
 
-def _no_second_derivatives(ctx: Any, *_: Any) -> Any:
-    raise RuntimeError("create_graph: got a gradient of rapt's sparse attention to differentiate; wanted first derivatives only")
-
-
-_backward_operator.register_autograd(_no_second_derivatives)
+_backward_operator.register_autograd(no_second_derivatives("sparse attention"))
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
