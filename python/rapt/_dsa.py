@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from rapt import _core
 from rapt._arrays import Array, empty_like, shape_of
-
-Alignment: TypeAlias = Literal["top_left", "bottom_right"] | int | None
+from rapt._scalars import Alignment
 
 _INPUTS = "q k w align relu causal scale k_scale seqlens block_table key_begin key_end threads isa".split()
 _MAX_N = 2**31 - 1

@@ -12,6 +12,7 @@ from rapt import _core, _refusals
 from rapt._attention import forward_arguments
 from rapt._autograd import no_second_derivatives
 from rapt._fp8_rows import keys_and_values
+from rapt._scalars import given_alignment
 
 _TENSORS = "Tensor q, Tensor k, Tensor? v, Tensor? sinks, Tensor? seqlens, Tensor? block_table, Tensor? indices, Tensor? counts"
 _OPTIONS = "SymInt dv, float scale, bool causal, str? align, SymInt offset"
@@ -34,10 +35,6 @@ def _memory(q: Tensor, dv: int) -> tuple[Tensor, Tensor]:
     return q.new_empty((b, sq, h, dv)).transpose(1, 2), q.new_empty((b, h, sq), dtype=torch.float32)
 
 
-def _alignment(given: Options) -> Any:
-    return given.offset if given.align == "offset" else given.align
-
-
 def _run(
     q: Tensor,
     k: Tensor,
@@ -58,7 +55,7 @@ def _run(
         _, lse = rapt.attention(
             *(q, k, v),
             causal=given.causal,
-            align=_alignment(given),
+            align=given_alignment(given.align, given.offset),
             scale=given.scale,
             sinks=sinks,
             block_table=block_table,
@@ -124,7 +121,7 @@ def _backward_operator(
             forward_arguments(
                 *(q, k, v),
                 causal=given.causal,
-                align=_alignment(given),
+                align=given_alignment(given.align, given.offset),
                 scale=given.scale,
                 sinks=sinks,
                 cache_seqlens=seqlens,

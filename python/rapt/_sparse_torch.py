@@ -10,6 +10,7 @@ from torch import Tensor
 import rapt
 from rapt import _refusals
 from rapt._autograd import check_wanted, no_second_derivatives
+from rapt._scalars import real
 
 # What the operators are given, in this order: these, scale and softcap.
 _TENSORS = ("q", "k", "v", "sinks", "indices", "counts")
@@ -110,5 +111,5 @@ def sparse_attention(
                 raise ValueError(f"{name}: got a tensor of {x.dtype} with inputs that require grad; wanted one that is not quantised")
     elif _refusals.is_eager(*tensors):
         return rapt.attention(**_arguments((*tensors, scale, softcap)), return_lse=return_lse)
-    out, lse = _operator(*tensors, scale, softcap)
+    out, lse = _operator(*tensors, real("scale", scale), real("softcap", softcap))
     return (out, lse) if return_lse else out

@@ -27,10 +27,10 @@ from rapt import _refusals
 from rapt._fp8_rows import LATENT, ROTARY, check_fp8, is_fp8, keys_and_values
 from rapt._mla import Options, Sizes, attend, cheaper_form, seen_keys
 from rapt._flash_mla import flash_mla_sparse_fwd, flash_mla_with_kvcache, get_mla_metadata
+from rapt._scalars import Alignment, alignment, real, truth
 
 __all__ = ["append_fp8_rows", "attention", "flash_mla_sparse_fwd", "flash_mla_with_kvcache", "get_mla_metadata"]
 
-Alignment: TypeAlias = Literal["top_left", "bottom_right"] | int | None
 Form: TypeAlias = Literal["auto", "absorbed", "expanded"]
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -101,6 +101,8 @@ def attention(
         if form == "expanded":
             raise ValueError(f'form: got "expanded" with kv of {kv.dtype}; wanted "absorbed" or "auto"')
         form = "absorbed"
+    if counts is not None and indices is None:
+        raise ValueError("counts: got a tensor without indices; wanted both: they count the entries of lists")
     if indices is not None:
         if form == "expanded":
             raise ValueError('form: got "expanded" with indices; wanted "absorbed" or "auto"')
@@ -241,15 +243,8 @@ def _sizes(
     return Sizes(b, sq, sk, n, rope, rank, w_uv.shape[1])
 
 
-def _options(sizes: Sizes, causal: bool, align: Alignment, scale: float | None) -> Options:
-    if not isinstance(causal, bool):
-        raise TypeError(f"causal: got {causal!r}; wanted True or False")
-    if scale is None:
-        scale = (sizes.nope + sizes.rope) ** -0.5  # of either form: that of 576 columns would be another softmax
-    elif isinstance(scale, bool) or not isinstance(scale, (int, float)):
-        raise TypeError(f"scale: got {scale!r}; wanted a number")
-    if align is None or align in ("top_left", "bottom_right"):
-        return Options(sizes.v, float(scale), causal, align)
-    if isinstance(align, (str, bool)) or not isinstance(align, int):
-        raise ValueError(f'align: got {align!r}; wanted None, "top_left", "bottom_right" or an int')
-    return Options(sizes.v, float(scale), causal, "offset", align)
+def _options(sizes: Sizes, causal: Any, align: Any, scale: Any) -> Options:
+    factor = real("scale", scale)
+    if factor is None:
+        factor = (sizes.nope + sizes.rope) ** -0.5  # of either form: that of 576 columns would be another softmax
+    return Options(sizes.v, factor, truth("causal", causal), *alignment(align))

@@ -143,6 +143,20 @@ def test_autograd_of_what_is_wanted():
     assert torch.autograd.grad(lse[:, :, :2].sum(), k)[0].isfinite().all()  # and none of out
 
 
+def test_numbers_are_those_that_attention_takes():
+    q, k, v, _ = map(torch.from_numpy, inputs())
+    indices = torch.from_numpy(lists())
+    wanted = rapt.attention(q, k, v, indices=indices, scale=0.25, softcap=20)
+    for number, refused in ((np.float32, str), (torch.tensor, bool)):
+        for grad in (False, True):
+            given = (q.clone().requires_grad_(grad), k, v, indices)
+            out = rapt.torch.sparse_attention(*given, scale=number(0.25), softcap=number(20))
+            assert torch.equal(out.detach(), wanted)
+            for name in ("scale", "softcap"):
+                with pytest.raises(TypeError, match=f"^{name}: got .*; wanted a number"):
+                    rapt.torch.sparse_attention(*given, **{name: refused(0.25)})
+
+
 def test_latent_attention_whose_values_are_columns_of_the_keys():
     q, k, _, _ = map(torch.from_numpy, inputs(pool=1, d=48))
     indices = torch.from_numpy(lists())
