@@ -51,7 +51,7 @@ def _run(
     coding: dict[str, Any] = {}
     if v is None:
         k, v, coding = keys_and_values(k, given.dv)
-    with torch.no_grad():
+    with torch.no_grad(), _refusals.renamed(k="kv", cache_seqlens="seqlens"):
         _, lse = rapt.attention(
             *(q, k, v),
             causal=given.causal,

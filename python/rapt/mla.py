@@ -159,9 +159,15 @@ def append_fp8_rows(
             raise ValueError(f"{name}: got shape {list(x.shape)}; wanted {dims} dimensions")
     if kv_new.shape[-1] != LATENT + ROTARY:
         raise ValueError(f"kv_new: got shape {list(kv_new.shape)}; wanted rows of {LATENT + ROTARY} columns")
+    if seqlens is None or seqlens.dim() != 1:
+        raise ValueError(f"seqlens: got {'None' if seqlens is None else f'shape {list(seqlens.shape)}'}; wanted [b]")
+    for name, x, given in (("kv_new", kv_new, cu_seqlens), ("kv", kv, block_table)):
+        if given is None and x.shape[0] != len(seqlens):  # rapt.append_kv would speak of its own view of them
+            raise ValueError(f"{name}: got shape {list(x.shape)}; wanted {len(seqlens)} sequences, as seqlens has")
     k, v, coding = keys_and_values(kv[:, None], LATENT)
     new = kv_new[:, None]
-    rapt.append_kv(new, new[..., :LATENT], k, v, seqlens, block_table=block_table, cu_seqlens=cu_seqlens, **coding)
+    with _refusals.renamed(k_new="kv_new", k="kv", k_scale="kv", k_tail="kv", cache_seqlens="seqlens"):
+        rapt.append_kv(new, new[..., :LATENT], k, v, seqlens, block_table=block_table, cu_seqlens=cu_seqlens, **coding)
 
 
 def _heads_first(x: Tensor) -> Tensor:

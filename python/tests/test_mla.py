@@ -349,6 +349,13 @@ def test_bad_input(change, error, message, form):
         rapt.mla.attention(**inputs() | {"form": form} | change)
 
 
+def test_refusals_of_the_operator_name_the_arguments_too():
+    """Lengths are looked at where there are some: in graphs, by the operator."""
+    compiled = torch.compile(rapt.mla.attention, fullgraph=True, backend="aot_eager")
+    with pytest.raises(ValueError, match="^seqlens: got length 21"):
+        compiled(**inputs(), seqlens=torch.tensor([20, 21]), form="absorbed")
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_numbers_that_are_not_pythons(form):
     given = inputs()
