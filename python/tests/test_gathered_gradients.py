@@ -219,6 +219,22 @@ def test_the_loss_of_the_indexer_is_0_where_it_has_learnt():
     assert abs(loss.item()) < 1e-5 and torch.autograd.grad(loss, scores)[0].abs().max() < 1e-6
 
 
+@pytest.mark.parametrize("selected", [False, True])
+def test_the_memory_of_the_loss_of_the_indexer(selected, monkeypatch):
+    """Probabilities of six heads, and with lists copies of their keys, which are larger: 2 x 32 columns."""
+    pieces, make = [], rapt._dsa_loss._teacher
+
+    def teacher(q, k, seen, *rest):
+        pieces.append((len(q) * seen.numel(), k.numel() if k.ndim == 4 else 0))
+        return make(q, k, seen, *rest)
+
+    monkeypatch.setattr(rapt._dsa_loss, "_CHUNK", 2000)
+    monkeypatch.setattr(rapt._dsa_loss, "_teacher", teacher)
+    q, k, _, _ = map(torch.from_numpy, inputs())
+    rapt.torch.indexer_loss(torch.randn(B, SQ, SK), q, k, torch.from_numpy(lists()) if selected else None)
+    assert 1 < len(pieces) and 1000 < max(map(max, pieces)) <= 2000
+
+
 def test_the_loss_of_the_indexer_refuses():
     q, k, _, _ = map(torch.from_numpy, inputs())
     scores, indices = torch.zeros(B, SQ, SK), torch.from_numpy(lists())
