@@ -88,8 +88,8 @@ def index_topk(
     threads: int | None = None,
     isa: str | None = None,
 ) -> Any:
-    """select_topk(index_scores(q, k, w, ...), n), the same indices, without the matrix of scores: no more of them is kept than a
-    few times n, for each query that is being worked on.
+    """select_topk(index_scores(q, k, w, ...), n), the same indices, without the matrix of scores: of them a few times n, or
+    about a thousand, are kept for each query that is being worked on.
 
     n               1 or more: keys of each query.
     out             int32 [b, sq, n], written and returned instead of a new array. Shares no memory with inputs.
