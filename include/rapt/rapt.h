@@ -600,7 +600,8 @@ static inline rapt_index_scores_args rapt_index_scores_args_init(void) {
 
 /* scores[i, j] = scale * k_scale[j] * sum over h of weights[i, h] * relu(q[i, h] . k[j]), for the keys j that query i
  * sees, and of each query the n keys of the largest scores: at least one of scores and indices is given. Without scores
- * no more of them is kept than a few times n. The selection is that of rapt_select_topk(), of the keys that are seen.
+ * a few times n of them, or about a thousand, are kept for each query at work. The selection is that of
+ * rapt_select_topk(), of the keys that are seen.
  */
 RAPT_API rapt_status rapt_index_scores(const rapt_index_scores_args* args, const rapt_context* context) RAPT_NOEXCEPT;
 RAPT_API rapt_status rapt_index_scores_with_workspace(const rapt_index_scores_args* args, const rapt_context* context,

@@ -101,8 +101,8 @@ def attention(
     isa             The highest instruction set to use, one of rapt.info()["isas"].
 
     PyTorch's tensors may lie on a GPU, if rapt was built with CUDA: all of a call on one, lengths too. The work is queued
-    on PyTorch's current stream; causal, window and alibi need `align` wherever lengths are given; k and v may not be
-    quantised.
+    on PyTorch's current stream; causal, window and alibi need `align` wherever lengths are given; k and v may be
+    neither quantised nor gathered.
 
     Returns a C-contiguous array of q's type: PyTorch's for its tensors, else NumPy's (bfloat16 by ml_dtypes). A row that
     attends no key is 0. Raises TypeError or ValueError, naming the argument, before anything is written.

@@ -1,4 +1,4 @@
-"""Gradients of rapt's attention on the CPU, in PyTorch's autograd: what its operators share."""
+"""Gradients in PyTorch's autograd: what rapt's operators share."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ def register_gradients(
     count: int,
     run: Callable[..., Any],
     gradients: Callable[..., list[Tensor | None]],
+    by_extension: Callable[..., Any] | None = None,
 ) -> Callable[..., Tensor]:
     """Gives the operator `plain` gradients on the CPU, of its first `count` arguments, which are tensors or None.
 
     Its last argument is a seed or None, those between are options. The operators `with_lse` and `backward`, and the functions
     run(*inputs, with_lse=True) and gradients() that they call, compute (out, lse) of the same arguments, and the gradients of
     (grad_out, grad_lse, *tensors, out, lse, seed, *options, wanted), of which `backward` returns those that are wanted.
+    `by_extension` is gradients() of calls that the extension takes as they are; of others it returns NotImplemented.
 
     Returns what eager calls take in place of the operator where a gradient is to be recorded, in a third of its time: of all
     its arguments and (out, lse), or None where that is still to be computed.
@@ -43,14 +45,18 @@ def register_gradients(
                 "is_grads_batched: got a batch of gradients of rapt's attention (vmap over its backward); wanted one call for "
                 "each, or PyTorch's own attention: with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH): ..."
             )
-        wanted = list(ctx.needs_input_grad[:count])
-        inputs = (grad_out, grad_lse, *ctx.saved_tensors, *ctx.options, wanted)
-        made: list[Tensor | None]
-        if ctx.in_graph or torch.is_grad_enabled():  # create_graph
+        wanted, saved = list(ctx.needs_input_grad[:count]), ctx.saved_tensors
+        inputs = (grad_out, grad_lse, *saved, *ctx.options, wanted)
+        made: Any = NotImplemented
+        if not ctx.in_graph and not torch.is_grad_enabled():  # as it is for create_graph
+            if by_extension is not None:
+                made = by_extension(*inputs)
+            # The forward has looked at its inputs. Gradients come from anywhere, and hooks may save something else.
+            if made is NotImplemented and _refusals.is_eager(grad_out, grad_lse, *saved):
+                made = gradients(*inputs)
+        if made is NotImplemented:
             some = iter(backward(*inputs))
             made = [next(some) if want else None for want in wanted]
-        else:
-            made = gradients(*inputs)
         return (*made, *[None] * (len(ctx.options) + 1))
 
     class AttentionOnCpu(torch.autograd.Function):
@@ -67,7 +73,9 @@ def register_gradients(
             return (*differentiate(ctx, *grads), None)
 
     with_lse.register_autograd(differentiate, setup_context=setup_context)
-    backward.register_autograd(_no_second_derivatives)
+    by_pytorch = "PyTorch's own attention where second derivatives are taken: "
+    by_pytorch += "with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH): ..."
+    backward.register_autograd(no_second_derivatives("attention", by_pytorch))
 
     # torch.library knows one backward for all devices; this one is the CPU's.
     def run_on_cpu(keyset: Any, *inputs: Any) -> Any:
@@ -78,6 +86,24 @@ def register_gradients(
 
     _library.impl(plain, run_on_cpu, "AutogradCPU", with_keyset=True)  # type: ignore[no-untyped-call]
     return AttentionOnCpu.apply
+
+
+def differentiate_again(
+    attention: Callable[..., Tensor], tensors: Sequence[Tensor | None], wanted: Sequence[bool], grad: Tensor
+) -> list[Tensor | None]:
+    """Gradients of `tensors`, of those that are wanted, where rapt has no backward (on GPUs): PyTorch's, of attention(*tensors),
+    which computes by PyTorch's operators what rapt's kernel has computed."""
+    again = torch.is_grad_enabled()  # create_graph: PyTorch's backward may have one of its own, or says that it has none
+    with torch.enable_grad():
+        # Aliases of their own: query, key and value may be one tensor.
+        inputs = [
+            t if t is None else t.view_as(t) if again else t.detach().requires_grad_(want) for t, want in zip(tensors, wanted)
+        ]
+        out = attention(*inputs)
+    learnt = [t for t, want in zip(inputs, wanted) if want and t is not None]
+    # Of no keys, PyTorch's result does not depend on the mask.
+    made = iter(torch.autograd.grad(out, learnt, grad, create_graph=again, allow_unused=True))
+    return [next(made) if want else None for want in wanted]
 
 
 def check_wanted(wanted: Sequence[bool], *names: str) -> None:
@@ -92,8 +118,10 @@ def check_dropout(dropout_p: float, x: Tensor) -> None:
         raise ValueError(f"dropout_p: got {dropout_p} for tensors on {x.device}; wanted 0, or tensors on the cpu")
 
 
-def _no_second_derivatives(ctx: Any, *_: Any) -> Any:
-    raise RuntimeError(
-        "create_graph: got a gradient of rapt's attention to differentiate; wanted PyTorch's own attention where second "
-        "derivatives are taken: with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH): ..."
-    )
+def no_second_derivatives(of: str, wanted: str = "first derivatives only") -> Callable[..., Any]:
+    """What an operator that computes gradients of rapt's `of` has as its own backward."""
+
+    def refuse(ctx: Any, *_: Any) -> Any:
+        raise RuntimeError(f"create_graph: got a gradient of rapt's {of} to differentiate; wanted {wanted}")
+
+    return refuse

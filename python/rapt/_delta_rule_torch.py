@@ -10,7 +10,9 @@ from torch import Tensor
 
 import rapt
 from rapt import _refusals
+from rapt._autograd import no_second_derivatives
 from rapt._delta_rule import Rule, result_shapes, results
+from rapt._scalars import real, truth
 
 _TENSORS = ("q", "k", "v", "g", "beta", "initial_state", "a_log", "dt_bias")
 
@@ -100,11 +102,7 @@ def _(dout: Any, dfinal_state: Any, *given: Any) -> list[Tensor]:
     ]
 
 
-def _no_second_derivatives(ctx: Any, *_: Any) -> Any:
-    raise RuntimeError("create_graph: got a gradient of rapt's delta rule to differentiate; wanted first derivatives only")
-
-
-_backward_operator.register_autograd(_no_second_derivatives)
+_backward_operator.register_autograd(no_second_derivatives("delta rule"))
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -127,18 +125,13 @@ operator.register_autograd(_backward, setup_context=_setup_context)
 
 def _checked(options: Options) -> Options:
     """What the operator's schema would refuse, in rapt.delta_rule's words."""
-    numbers: dict[str, Any] = {}
+    checked: dict[str, Any] = {}
     for name, x in options._asdict().items():
-        if name in ("scale", "gate_lower_bound"):
-            try:
-                numbers[name] = None if x is None else float(x)
-            except (TypeError, ValueError):
-                raise TypeError(f"{name}: got {x!r}; wanted a number") from None
-        elif name != "rule" and not isinstance(x, bool):
-            raise TypeError(f"{name}: got {x!r}; wanted True or False")
+        if name != "rule":
+            checked[name] = (real if name in ("scale", "gate_lower_bound") else truth)(name, x)
     if not isinstance(options.rule, str):
         raise ValueError(f'rule: got {options.rule!r}; wanted "linear", "gated", "delta" or "gated_delta"')
-    return options._replace(**numbers)
+    return options._replace(**checked)
 
 
 def delta_rule(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from rapt import _core
 from rapt._arrays import Array, empty_like, shape_of
-
-Alignment: TypeAlias = Literal["top_left", "bottom_right"] | int | None
+from rapt._scalars import Alignment
 
 _INPUTS = "q k w align relu causal scale k_scale seqlens block_table key_begin key_end threads isa".split()
 _MAX_N = 2**31 - 1
@@ -89,8 +88,8 @@ def index_topk(
     threads: int | None = None,
     isa: str | None = None,
 ) -> Any:
-    """select_topk(index_scores(q, k, w, ...), n), the same indices, without the matrix of scores: no more of them is kept than a
-    few times n, for each query that is being worked on.
+    """select_topk(index_scores(q, k, w, ...), n), the same indices, without the matrix of scores: of them a few times n, or
+    about a thousand, are kept for each query that is being worked on.
 
     n               1 or more: keys of each query.
     out             int32 [b, sq, n], written and returned instead of a new array. Shares no memory with inputs.

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from rapt import _refusals
+from rapt._scalars import real
 
-_CHUNK = 1 << 22  # probabilities of heads that the loss has at a time, at least those of one token
+# Probabilities of heads, or columns of listed keys, that the loss has at a time; at least those of one token.
+_CHUNK = 1 << 22
 
 
 def _teacher(q: Tensor, k: Tensor, seen: Tensor, scale: float, sinks: Tensor | None) -> Tensor:
@@ -34,7 +36,10 @@ class _Loss(torch.autograd.Function):
         """The gradient is made along with the loss, from what both have in common."""
         b, sq, sk = scores.shape
         dscores = torch.zeros_like(scores) if ctx.needs_input_grad[0] else None
-        step = max(_CHUNK // max(q.shape[1] * (sk if indices is None else indices.shape[2]), 1), 1)
+        of_token = q.shape[1] * sk
+        if indices is not None:  # each token has a copy of its keys
+            of_token = indices.shape[2] * max(q.shape[1], k.shape[1] * k.shape[3])
+        step = max(_CHUNK // max(of_token, 1), 1)
         loss = torch.zeros((), dtype=torch.float64, device="cpu")
         for n in range(b):
             rows = k[n if k.shape[0] > 1 else 0]
@@ -106,5 +111,6 @@ def indexer_loss(
             raise ValueError(f"indices: got {indices.dtype} {list(indices.shape)}; wanted int32 or int64 [{b}, {sq}, n]")
         if indices.numel() and int(indices.max()) >= sk:
             raise ValueError(f"indices: got {int(indices.max())}; wanted less than sk = {sk}")
-    loss: Tensor = _Loss.apply(scores, q, k, indices, q.shape[3] ** -0.5 if scale is None else float(scale), sinks)  # type: ignore[no-untyped-call]
+    factor = real("scale", scale)
+    loss: Tensor = _Loss.apply(scores, q, k, indices, q.shape[3] ** -0.5 if factor is None else factor, sinks)  # type: ignore[no-untyped-call]
     return loss

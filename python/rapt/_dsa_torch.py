@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,7 +11,9 @@ from torch import Tensor
 
 import rapt
 from rapt import _refusals
-from rapt._dsa import Alignment, count_of, queries_shape, scores_shape
+from rapt._autograd import no_second_derivatives
+from rapt._dsa import count_of, queries_shape, scores_shape
+from rapt._scalars import Alignment, alignment, given_alignment, real, truth
 
 # What every operator is given, in this order: these and Options.
 _TENSORS = ("q", "k", "w", "k_scale", "seqlens", "block_table", "key_begin", "key_end")
@@ -36,7 +37,7 @@ class Options(NamedTuple):
 def _run(function: Callable[..., Any], tensors: Any, options: Any, **more: Any) -> Tensor:
     """A function of rapt.dsa."""
     given = Options(*options)
-    align: Any = given.offset if given.align == "offset" else given.align
+    align = given_alignment(given.align, given.offset)
     arguments = dict(zip(_TENSORS, tensors)) | {"align": align, "relu": given.relu, "causal": given.causal, "scale": given.scale}
     with torch.no_grad():
         result: Tensor = function(**arguments, **more)
@@ -166,11 +167,7 @@ def _add_gradients(given: _Sequence, options: Options, to: list[Tensor | None]) 
                 to[1][some] += dproducts.T @ q.flatten(0, 1)
 
 
-def _no_second_derivatives(ctx: Any, *_: Any) -> Any:
-    raise RuntimeError("create_graph: got a gradient of rapt's index_scores to differentiate; wanted first derivatives only")
-
-
-_backward_operator.register_autograd(_no_second_derivatives)
+_backward_operator.register_autograd(no_second_derivatives("index_scores"))
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -189,28 +186,7 @@ _scores_operator.register_autograd(_backward, setup_context=_setup_context)
 
 
 def _options(align: Any, relu: Any, causal: Any, scale: Any) -> Options:
-    """What the operators' schemas would refuse is refused in rapt.dsa's words."""
-    for name, x in (("relu", relu), ("causal", causal)):
-        if not isinstance(x, bool):
-            raise TypeError(f"{name}: got {x!r}; wanted True or False")
-    if scale is not None:
-        try:
-            scale = float(scale)
-        except (TypeError, ValueError):
-            raise TypeError(f"scale: got {scale!r}; wanted a number") from None
-    wanted = 'None, "top_left", "bottom_right" or an int offset'
-    if align is None or align in ("top_left", "bottom_right"):
-        return Options(align, 0, relu, causal, scale)
-    if isinstance(align, str):
-        raise ValueError(f"align: got {align!r}; wanted {wanted}")
-    if isinstance(align, bool):
-        raise TypeError(f"align: got {align!r}; wanted {wanted}")
-    if not isinstance(align, int):
-        try:
-            align = operator.index(align)
-        except TypeError:
-            raise TypeError(f"align: got {align!r}; wanted {wanted}") from None
-    return Options("offset", align, relu, causal, scale)
+    return Options(*alignment(align), truth("relu", relu), truth("causal", causal), real("scale", scale))
 
 
 def _check(name: str, tensors: dict[str, Tensor | None], out: Tensor | None) -> None:

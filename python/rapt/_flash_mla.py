@@ -14,7 +14,8 @@ from torch import Tensor
 
 import rapt
 from rapt import _refusals
-from rapt._fp8_rows import LATENT, check_fp8, keys_and_values
+from rapt._fp8_rows import LATENT, check_fp8, columns_of, keys_and_values
+from rapt._scalars import real
 
 _SHARPNESS = 2.0**24
 
@@ -84,6 +85,8 @@ def flash_mla_with_kvcache(
         _check_value_columns("head_dim_v", head_dim_v, k_cache)
     elif head_dim_v != LATENT:
         raise ValueError(f"head_dim_v: got {head_dim_v}; wanted {LATENT}, the latent columns of a row of bytes")
+    _check_columns(q, "k_cache", k_cache)
+    names = {"k": "k_cache", "scale": "softmax_scale"}
     if indices is not None:
         if causal:
             raise ValueError("causal: got True with indices; wanted False: a list says which keys a query sees")
@@ -100,25 +103,26 @@ def flash_mla_with_kvcache(
             rows = k_cache.view(-1, k_cache.shape[3])
         except RuntimeError:
             raise ValueError("k_cache: got pages that do not lie end to end with indices; wanted rows that do") from None
-        return _listed(q, rows, lists, softmax_scale, head_dim_v, attn_sink)
+        return _listed(q, rows, lists, softmax_scale, head_dim_v, attn_sink, names)
     for name, x in (("attn_sink", attn_sink), ("topk_length", topk_length)):
         _want_none(name, x, "it belongs to indices")
     if block_table is None or cache_seqlens is None:
         name = "block_table" if block_table is None else "cache_seqlens"
         raise ValueError(f"{name}: got None without indices; wanted a tensor")
-    k, v, coding = keys_and_values(k_cache.transpose(1, 2), head_dim_v)
+    k, v, coding = keys_and_values(k_cache.transpose(1, 2), head_dim_v, "k_cache")
     out = q.new_empty((*q.shape[:3], head_dim_v))
-    _, lse = rapt.attention(
-        *(q.transpose(1, 2), k, v),
-        causal=causal,
-        align="bottom_right",
-        scale=softmax_scale,
-        block_table=block_table,
-        cache_seqlens=cache_seqlens,
-        out=out.transpose(1, 2),
-        return_lse=True,
-        **coding,
-    )
+    with _refusals.renamed(**names):
+        _, lse = rapt.attention(
+            *(q.transpose(1, 2), k, v),
+            causal=causal,
+            align="bottom_right",
+            scale=softmax_scale,
+            block_table=block_table,
+            cache_seqlens=cache_seqlens,
+            out=out.transpose(1, 2),
+            return_lse=True,
+            **coding,
+        )
     return out, _without_keys_above(lse)
 
 
@@ -161,10 +165,14 @@ def flash_mla_sparse_fwd(
         raise ValueError(f"indices: got shape {list(indices.shape)}; wanted [{q.shape[0]}, 1, topk]")
     if topk_length is not None and tuple(topk_length.shape) != (q.shape[0],):
         raise ValueError(f"topk_length: got shape {list(topk_length.shape)}; wanted [{q.shape[0]}]")
-    lists = _lists(indices[:, 0], topk_length, kv.shape[0])
-    out, lse = _listed(q[None], kv[:, 0], lists[None], sm_scale, d_v, attn_sink)
+    _check_columns(q, "kv", kv)
+    factor = real("sm_scale", sm_scale)
+    if factor is None:
+        raise TypeError("sm_scale: got None; wanted a number")
+    lists, names = _lists(indices[:, 0], topk_length, kv.shape[0]), {"k": "kv", "scale": "sm_scale"}
+    out, lse = _listed(q[None], kv[:, 0], lists[None], factor, d_v, attn_sink, names)
     # Scores times a large number: their lse is the largest, but for log(topk) at most.
-    _, sharp = _listed(q[None], kv[:, 0], lists[None], sm_scale * _SHARPNESS, 1, None)
+    _, sharp = _listed(q[None], kv[:, 0], lists[None], factor * _SHARPNESS, 1, None, names)
     largest = torch.where(sharp == torch.inf, -torch.inf, sharp / _SHARPNESS)
     return out[0], largest[0].T.contiguous(), lse[0].T.contiguous()
 
@@ -196,6 +204,11 @@ def _check_value_columns(name: str, count: int, keys: Tensor) -> None:
         raise ValueError(f"{name}: got {count}; wanted 1 to {keys.shape[-1]}, columns of a key")
 
 
+def _check_columns(q: Tensor, name: str, rows: Tensor) -> None:
+    if q.shape[-1] != columns_of(rows):
+        raise ValueError(f"q: got shape {list(q.shape)}; wanted {columns_of(rows)} columns, as {name} has")
+
+
 def _lists(indices: Tensor, lengths: Tensor | None, keys: int) -> Tensor:
     """With -1 for all that is no key."""
     valid = (indices >= 0) & (indices < keys)
@@ -205,14 +218,15 @@ def _lists(indices: Tensor, lengths: Tensor | None, keys: int) -> Tensor:
 
 
 def _listed(
-    q: Tensor, rows: Tensor, lists: Tensor, scale: float | None, dv: int, sinks: Tensor | None
+    q: Tensor, rows: Tensor, lists: Tensor, scale: float | None, dv: int, sinks: Tensor | None, names: dict[str, str]
 ) -> tuple[Tensor, Tensor]:
-    """out [b, sq, hq, dv] and lse [b, hq, sq] of lists [b, sq, topk] of rows."""
-    k, v, coding = keys_and_values(rows[None, None], dv)
+    """out [b, sq, hq, dv] and lse [b, hq, sq] of lists [b, sq, topk] of rows. `names`: what the caller calls k and scale."""
+    k, v, coding = keys_and_values(rows[None, None], dv, names["k"])
     out = q.new_empty((*q.shape[:3], dv), dtype=None if sinks is None else torch.float32)
-    _, lse = rapt.attention(
-        *(q.transpose(1, 2), k, v), scale=scale, indices=lists, out=out.transpose(1, 2), return_lse=True, **coding
-    )
+    with _refusals.renamed(**names):
+        _, lse = rapt.attention(
+            *(q.transpose(1, 2), k, v), scale=scale, indices=lists, out=out.transpose(1, 2), return_lse=True, **coding
+        )
     if sinks is not None:
         if tuple(sinks.shape) != (q.shape[2],):
             raise ValueError(f"attn_sink: got shape {list(sinks.shape)}; wanted [{q.shape[2]}]")

@@ -25,9 +25,14 @@ def check_fp8(name: str, rows: Tensor) -> None:
         raise ValueError(f"{name}: got shape {list(rows.shape)}; wanted rows of {ROW_BYTES} bytes")
 
 
-def keys_and_values(rows: Tensor, dv: int) -> tuple[Tensor, Tensor, dict[str, Any]]:
+def columns_of(rows: Tensor) -> int:
+    """How many numbers a row has, of numbers or checked bytes."""
+    return LATENT + ROTARY if is_fp8(rows) else rows.shape[-1]
+
+
+def keys_and_values(rows: Tensor, dv: int, name: str = "kv") -> tuple[Tensor, Tensor, dict[str, Any]]:
     """k, v and what else rapt.attention and rapt.append_kv take of rows [.., d], or checked ones [.., 656]: views, nothing is copied.
-    Values are the first dv columns; of bytes, all latent ones."""
+    Values are the first dv columns; of bytes, all latent ones. `name` is what the caller calls the rows."""
     if not is_fp8(rows):
         return rows, rows[..., :dv], {}
     try:
@@ -35,5 +40,5 @@ def keys_and_values(rows: Tensor, dv: int) -> tuple[Tensor, Tensor, dict[str, An
         scale, tail = rows[..., _SCALES:_TAIL].view(torch.float32), rows[..., _TAIL:].view(torch.bfloat16)
     except RuntimeError:
         wanted = "rows without gaps that begin at multiples of 4 bytes, for the float32 scales in them"
-        raise ValueError(f"kv (k_cache): got strides {rows.stride()} from byte {rows.storage_offset()} on; wanted {wanted}") from None
+        raise ValueError(f"{name}: got strides {rows.stride()} from byte {rows.storage_offset()} on; wanted {wanted}") from None
     return codes, codes, {"k_scale": scale, "v_scale": scale, "k_tail": tail}

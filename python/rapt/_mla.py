@@ -10,7 +10,9 @@ from torch import Tensor
 import rapt
 from rapt import _core, _refusals
 from rapt._attention import forward_arguments
+from rapt._autograd import no_second_derivatives
 from rapt._fp8_rows import keys_and_values
+from rapt._scalars import given_alignment
 
 _TENSORS = "Tensor q, Tensor k, Tensor? v, Tensor? sinks, Tensor? seqlens, Tensor? block_table, Tensor? indices, Tensor? counts"
 _OPTIONS = "SymInt dv, float scale, bool causal, str? align, SymInt offset"
@@ -33,10 +35,6 @@ def _memory(q: Tensor, dv: int) -> tuple[Tensor, Tensor]:
     return q.new_empty((b, sq, h, dv)).transpose(1, 2), q.new_empty((b, h, sq), dtype=torch.float32)
 
 
-def _alignment(given: Options) -> Any:
-    return given.offset if given.align == "offset" else given.align
-
-
 def _run(
     q: Tensor,
     k: Tensor,
@@ -53,11 +51,11 @@ def _run(
     coding: dict[str, Any] = {}
     if v is None:
         k, v, coding = keys_and_values(k, given.dv)
-    with torch.no_grad():
+    with torch.no_grad(), _refusals.renamed(k="kv", cache_seqlens="seqlens"):
         _, lse = rapt.attention(
             *(q, k, v),
             causal=given.causal,
-            align=_alignment(given),
+            align=given_alignment(given.align, given.offset),
             scale=given.scale,
             sinks=sinks,
             block_table=block_table,
@@ -123,7 +121,7 @@ def _backward_operator(
             forward_arguments(
                 *(q, k, v),
                 causal=given.causal,
-                align=_alignment(given),
+                align=given_alignment(given.align, given.offset),
                 scale=given.scale,
                 sinks=sinks,
                 cache_seqlens=seqlens,
@@ -145,11 +143,7 @@ def _(_dout: Any, _dlse: Any, *given: Any) -> list[Tensor]:
     return [x for x in made if x is not None]
 
 
-def _no_second_derivatives(ctx: Any, *_: Any) -> Any:
-    raise RuntimeError("create_graph: got a gradient of rapt.mla to differentiate; wanted first derivatives only")
-
-
-_backward_operator.register_autograd(_no_second_derivatives)
+_backward_operator.register_autograd(no_second_derivatives("latent attention"))
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 import rapt
 from rapt import _core
 from rapt._attention import forward_arguments
-from rapt._autograd import check_dropout, check_wanted, register_gradients
+from rapt._autograd import check_dropout, check_wanted, differentiate_again, register_gradients
 from rapt._sdpa import number_of
 
 
@@ -232,15 +232,11 @@ def _setup_again(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward_again(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    saved = ctx.saved_tensors
-    with torch.enable_grad():
-        inputs = [t if t is None or not t.is_floating_point() else t.detach().requires_grad_() for t in saved]
-        out = composed(*inputs, *ctx.options)
-    wanted = [i for i, t in enumerate(inputs) if t is not None and t.requires_grad]
-    grads: list[Tensor | None] = [None] * (len(inputs) + len(ctx.options) + 2)
-    for i, t in zip(wanted, torch.autograd.grad(out, [inputs[i] for i in wanted], grad)):
-        grads[i] = t
-    return tuple(grads)
+    def attention(*tensors: Any) -> Tensor:
+        return composed(*tensors, *ctx.options)
+
+    made = differentiate_again(attention, ctx.saved_tensors, ctx.needs_input_grad[:6], grad)
+    return (*made, *[None] * (len(ctx.options) + 2))
 
 
 operator.register_autograd(_backward_again, setup_context=_setup_again)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -231,6 +233,18 @@ def check_tensors(named: dict[str, Tensor | None], function: str, on_cpu: str) -
             raise NotImplementedError(
                 f"{name}: got a tensor of forward mode or of a torch.func transform; wanted one of torch.autograd's backward"
             )
+
+
+@contextmanager
+def renamed(**names: str) -> Iterator[None]:
+    """Calls of rapt's own functions in here refuse arguments under the names that the caller's function has for them."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        name, colon, rest = str(error).partition(": ")
+        if not colon or name not in names:
+            raise
+        raise type(error)(f"{names[name]}: {rest}") from None
 
 
 def _is_transformed(x: Tensor) -> bool:

@@ -16,7 +16,7 @@ from rapt._attention import forward_arguments
 pytorch: Any = functional.scaled_dot_product_attention
 
 
-def recorded(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def profiled(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def record(*inputs: Any) -> Tensor:
         with torch._C._profiler._RecordFunctionFast("rapt::scaled_dot_product_attention", inputs[:3]):
             return run(*inputs)

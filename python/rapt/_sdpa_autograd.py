@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rapt import _core, _refusals, _sdpa
-from rapt._autograd import check_dropout, check_wanted, register_gradients
+from rapt._autograd import check_dropout, check_wanted, differentiate_again, register_gradients
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, gqa: bool) -> None:
@@ -110,23 +110,16 @@ def _setup_again(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward_again(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    *saved, attn_mask = ctx.saved_tensors
-    if ctx.needs_input_grad[3]:
-        saved.append(attn_mask)
-    is_causal = ctx.is_causal
-    again = torch.is_grad_enabled()  # create_graph: PyTorch's backward may have one of its own, or says that it has none
-    with torch.enable_grad():
-        # Aliases of their own: query, key and value may be one tensor.
-        inputs = [t.view_as(t) if again and t.requires_grad else t.detach().requires_grad_() for t in saved]
-        query, key, value, mask = *inputs[:3], inputs[3] if len(inputs) > 3 else attn_mask
+    def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        is_causal = ctx.is_causal
         if mask is not None:
             mask, is_causal = _sdpa.merged(query, key, mask, is_causal)
             if mask.is_cuda and mask.is_floating_point():
                 mask = mask.to(query.dtype)  # PyTorch's CUDA kernels take no other
-        out = _sdpa.pytorch(query, key, value, mask, 0.0, is_causal, scale=ctx.scale, enable_gqa=ctx.enable_gqa)
-    # Of no keys, PyTorch's result does not depend on the mask.
-    grads = torch.autograd.grad(out, inputs, grad, create_graph=again, allow_unused=True)
-    return (*grads[:3], grads[3] if len(grads) > 3 else None, *[None] * 5)
+        out: Tensor = _sdpa.pytorch(query, key, value, mask, 0.0, is_causal, scale=ctx.scale, enable_gqa=ctx.enable_gqa)
+        return out
+
+    return (*differentiate_again(attention, ctx.saved_tensors, ctx.needs_input_grad[:4], grad), *[None] * 5)
 
 
 operator.register_autograd(_backward_again, setup_context=_setup_again)
@@ -153,11 +146,11 @@ def recorded(made: tuple[Tensor, Tensor], *inputs: Any) -> Tensor:
     return _run_on_cpu(*inputs, 0.0, None, made)
 
 
-def _gradients(*inputs: Any) -> list[Tensor | None]:
-    """_sdpa.gradients() of eager calls, most of which are the extension's."""
-    made = _core.eager_sdpa_gradients(*inputs)
-    return _sdpa.gradients(*inputs) if made is NotImplemented else made
+def _by_extension(*inputs: Any) -> Any:
+    return _core.eager_sdpa_gradients(*inputs)
 
 
 _plain = torch.ops.rapt.scaled_dot_product_attention.default
-_run_on_cpu = register_gradients(_plain, _operator_with_lse, _backward_operator, 4, _sdpa.run, _gradients)
+_run_on_cpu = register_gradients(
+    _plain, _operator_with_lse, _backward_operator, 4, _sdpa.run, _sdpa.gradients, _by_extension
+)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 import rapt
 from rapt import _refusals
-from rapt._autograd import check_wanted
+from rapt._autograd import check_wanted, no_second_derivatives
+from rapt._scalars import real
 
 # What the operators are given, in this order: these, scale and softcap.
 _TENSORS = ("q", "k", "v", "sinks", "indices", "counts")
@@ -60,11 +61,7 @@ def _(_dout: Any, _dlse: Any, _out: Any, _lse: Any, *given: Any) -> list[Tensor]
     return [torch.empty_like(x, memory_format=torch.contiguous_format) for x, want in zip(given, given[-1]) if want]
 
 
-def _no_second_derivatives(ctx: Any, *_: Any) -> Any:
-    raise RuntimeError("create_graph: got a gradient of rapt's sparse attention to differentiate; wanted first derivatives only")
-
-
-_backward_operator.register_autograd(_no_second_derivatives)
+_backward_operator.register_autograd(no_second_derivatives("sparse attention"))
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -114,5 +111,5 @@ def sparse_attention(
                 raise ValueError(f"{name}: got a tensor of {x.dtype} with inputs that require grad; wanted one that is not quantised")
     elif _refusals.is_eager(*tensors):
         return rapt.attention(**_arguments((*tensors, scale, softcap)), return_lse=return_lse)
-    out, lse = _operator(*tensors, scale, softcap)
+    out, lse = _operator(*tensors, real("scale", scale), real("softcap", softcap))
     return (out, lse) if return_lse else out

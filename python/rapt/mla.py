@@ -27,10 +27,10 @@ from rapt import _refusals
 from rapt._fp8_rows import LATENT, ROTARY, check_fp8, is_fp8, keys_and_values
 from rapt._mla import Options, Sizes, attend, cheaper_form, seen_keys
 from rapt._flash_mla import flash_mla_sparse_fwd, flash_mla_with_kvcache, get_mla_metadata
+from rapt._scalars import Alignment, alignment, real, truth
 
 __all__ = ["append_fp8_rows", "attention", "flash_mla_sparse_fwd", "flash_mla_with_kvcache", "get_mla_metadata"]
 
-Alignment: TypeAlias = Literal["top_left", "bottom_right"] | int | None
 Form: TypeAlias = Literal["auto", "absorbed", "expanded"]
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -57,26 +57,27 @@ def attention(
 ) -> Any:
     """Attention of [q_nope; q_rope] to keys [w_uk c; k_rope] with values w_uv c, for rows kv = [c; k_rope].
 
-    Shapes: b batch, sq query tokens, h heads, sk keys; n, r, c and v are the sizes of a head without positions, of its rotary part,
-    of a latent and of a head's values (in DeepSeek-V3 128, 64, 512 and 128).
+    Shapes: b batch, sq query tokens, h heads, sk keys; nope, rope, rank and v are the sizes of a head without positions, of its
+    rotary part, of a latent and of a head's values (in DeepSeek-V3 128, 64, 512 and 128).
 
-    q_nope          [b, sq, h, n] of float32, bfloat16 or float16.
-    q_rope          [b, sq, h, r] of the same type, rotated; None where kv has no rotary part.
-    kv              [b, sk, c + r] of one of these types: latents, normalised, and their keys' rotary parts, rotated. Or, for c = 512
-                    and r = 64, uint8 or float8_e4m3fn [b, sk, 656]: FlashMLA's rows, which flash_mla_with_kvcache describes; in
-                    absorbed form, without gradients.
-    w_uk, w_uv      [h, n, c] and [h, v, c] of q's type: what makes keys and values of a latent. kv_b_proj.weight of DeepSeek's models is
-                    both: w_uk, w_uv = weight.view(h, n + v, c).split((n, v), 1).
+    q_nope          [b, sq, h, nope] of float32, bfloat16 or float16.
+    q_rope          [b, sq, h, rope] of the same type, rotated; None where kv has no rotary part.
+    kv              [b, sk, rank + rope] of one of these types: latents, normalised, and their keys' rotary parts, rotated. Or, for a
+                    rank of 512 and a rope of 64, uint8 or float8_e4m3fn [b, sk, 656]: FlashMLA's rows, which flash_mla_with_kvcache
+                    describes; in absorbed form, without gradients.
+    w_uk, w_uv      [h, nope, rank] and [h, v, rank] of q's type: what makes keys and values of a latent. kv_b_proj.weight of
+                    DeepSeek's models is both: w_uk, w_uv = weight.view(h, nope + v, rank).split((nope, v), 1).
     causal          Query i attends keys up to i + offset.
     align           Where query 0 sits among the keys, if their numbers differ and `causal` is on: "top_left" (at key 0),
                     "bottom_right" (the last query at the last key, as a cache wants it) or a position.
-    scale           (n + r)**-0.5 if not given, in both forms. Models with YaRN have a factor more.
-    seqlens         int32 or int64 [b]: keys in use of each sequence; rows past them are never read.
-    block_table     int32 or int64 [b, pages of a sequence], with seqlens: kv is pages, [pages, page_size, c + r].
-    indices         int32 or int64 [b, sq, any]: the keys that each query attends to, -1 for none. kv may be [1, rows, c + r] then, one
-                    pool for all sequences, as pages are (flattened), where a key is page * page_size + offset. Absorbed
+    scale           (nope + rope)**-0.5 if not given, in both forms. Models with YaRN have a factor more.
+    seqlens         int32 or int64 [b]: keys in use of each sequence. Rows past them never count, whatever they hold; the absorbed form
+                    does not read them.
+    block_table     int32 or int64 [b, pages of a sequence], with seqlens: kv is pages, [pages, page_size, rank + rope].
+    indices         int32 or int64 [b, sq, n]: the keys that each query attends to, -1 for none. kv may be [1, rows, rank + rope] then,
+                    one pool for all sequences, as pages are (flattened), where a key is page * page_size + offset. Absorbed
                     form; no causal, align, seqlens or block_table.
-    counts          int32 or int64 [b, sq], with indices: how many of each list count.
+    counts          int32 or int64 [b, sq], with indices: how many of the n count, from the first on. n if not given.
     sinks           [h]: an extra logit in each head's denominator.
     form            "absorbed", "expanded", or "auto": the one with less to compute, by the numbers of queries and keys alone.
     return_lse      Returns (out, lse), lse float32 [b, h, sq]: log of the sum of exp of a query's scores.
@@ -101,6 +102,8 @@ def attention(
         if form == "expanded":
             raise ValueError(f'form: got "expanded" with kv of {kv.dtype}; wanted "absorbed" or "auto"')
         form = "absorbed"
+    if counts is not None and indices is None:
+        raise ValueError("counts: got a tensor without indices; wanted both: they count the entries of lists")
     if indices is not None:
         if form == "expanded":
             raise ValueError('form: got "expanded" with indices; wanted "absorbed" or "auto"')
@@ -157,9 +160,15 @@ def append_fp8_rows(
             raise ValueError(f"{name}: got shape {list(x.shape)}; wanted {dims} dimensions")
     if kv_new.shape[-1] != LATENT + ROTARY:
         raise ValueError(f"kv_new: got shape {list(kv_new.shape)}; wanted rows of {LATENT + ROTARY} columns")
+    if seqlens is None or seqlens.dim() != 1:
+        raise ValueError(f"seqlens: got {'None' if seqlens is None else f'shape {list(seqlens.shape)}'}; wanted [b]")
+    for name, x, given in (("kv_new", kv_new, cu_seqlens), ("kv", kv, block_table)):
+        if given is None and x.shape[0] != len(seqlens):  # rapt.append_kv would speak of its own view of them
+            raise ValueError(f"{name}: got shape {list(x.shape)}; wanted {len(seqlens)} sequences, as seqlens has")
     k, v, coding = keys_and_values(kv[:, None], LATENT)
     new = kv_new[:, None]
-    rapt.append_kv(new, new[..., :LATENT], k, v, seqlens, block_table=block_table, cu_seqlens=cu_seqlens, **coding)
+    with _refusals.renamed(k_new="kv_new", k="kv", k_scale="kv", k_tail="kv", cache_seqlens="seqlens"):
+        rapt.append_kv(new, new[..., :LATENT], k, v, seqlens, block_table=block_table, cu_seqlens=cu_seqlens, **coding)
 
 
 def _heads_first(x: Tensor) -> Tensor:
@@ -167,14 +176,14 @@ def _heads_first(x: Tensor) -> Tensor:
 
 
 def _expanded(rows: Tensor, w_uk: Tensor, w_uv: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values of all heads, [b, h, sk, n + r] and [b, h, sk, v]."""
+    """Keys and values of all heads, [b, h, sk, nope + rope] and [b, h, sk, v]."""
     latent, k_rope = rows[..., : w_uk.shape[2]], rows[..., w_uk.shape[2] :]
     k, v = (torch.einsum("bkc,hnc->bhkn", latent, w) for w in (w_uk, w_uv))
     return torch.cat((k, k_rope[:, None].expand(-1, k.shape[1], -1, -1)), 3), v
 
 
 def _in_use(kv: Tensor, seqlens: Tensor | None, block_table: Tensor | None, lengths: list[int] | None) -> Tensor:
-    """[b, keys, c + r] without pages, and 0 past a length: what is there may be NaN, which gradients of w_uk would get."""
+    """[b, keys, rank + rope] without pages, and 0 past a length: what is there may be NaN, which gradients of w_uk would get."""
     if seqlens is None:
         return kv
     if block_table is not None:
@@ -206,15 +215,15 @@ def _sizes(
     q_nope, q_rope, kv, w_uk, w_uv, _ = named.values()
     assert q_nope is not None and kv is not None and w_uk is not None and w_uv is not None
     if q_nope.dim() != 4:
-        raise ValueError(f"q_nope: got shape {list(q_nope.shape)}; wanted [b, sq, h, n]")
-    b, sq, h, n = q_nope.shape
-    if w_uk.dim() != 3 or tuple(w_uk.shape[:2]) != (h, n):
-        raise ValueError(f"w_uk: got shape {list(w_uk.shape)}; wanted [{h}, {n}, c], as q_nope has {h} heads of {n}")
+        raise ValueError(f"q_nope: got shape {list(q_nope.shape)}; wanted [b, sq, h, nope]")
+    b, sq, h, nope = q_nope.shape
+    if w_uk.dim() != 3 or tuple(w_uk.shape[:2]) != (h, nope):
+        raise ValueError(f"w_uk: got shape {list(w_uk.shape)}; wanted [{h}, {nope}, rank], as q_nope has {h} heads of {nope}")
     rank = w_uk.shape[2]
     if w_uv.dim() != 3 or w_uv.shape[0] != h or w_uv.shape[2] != rank:
         raise ValueError(f"w_uv: got shape {list(w_uv.shape)}; wanted [{h}, v, {rank}], as of w_uk")
     if q_rope is not None and (q_rope.dim() != 4 or q_rope.shape[:3] != q_nope.shape[:3]):
-        raise ValueError(f"q_rope: got shape {list(q_rope.shape)}; wanted [{b}, {sq}, {h}, r], as of q_nope")
+        raise ValueError(f"q_rope: got shape {list(q_rope.shape)}; wanted [{b}, {sq}, {h}, rope], as of q_nope")
     rope = 0 if q_rope is None else q_rope.shape[3]
     for name, x in (("q_rope", q_rope), ("w_uk", w_uk), ("w_uv", w_uv)):
         if x is not None and x.dtype != q_nope.dtype:
@@ -238,18 +247,11 @@ def _sizes(
         if seqlens is None:
             raise ValueError("block_table: got pages without seqlens; wanted both")
         sk = block_table.shape[1] * kv.shape[1]
-    return Sizes(b, sq, sk, n, rope, rank, w_uv.shape[1])
+    return Sizes(b, sq, sk, nope, rope, rank, w_uv.shape[1])
 
 
-def _options(sizes: Sizes, causal: bool, align: Alignment, scale: float | None) -> Options:
-    if not isinstance(causal, bool):
-        raise TypeError(f"causal: got {causal!r}; wanted True or False")
-    if scale is None:
-        scale = (sizes.nope + sizes.rope) ** -0.5  # of either form: that of 576 columns would be another softmax
-    elif isinstance(scale, bool) or not isinstance(scale, (int, float)):
-        raise TypeError(f"scale: got {scale!r}; wanted a number")
-    if align is None or align in ("top_left", "bottom_right"):
-        return Options(sizes.v, float(scale), causal, align)
-    if isinstance(align, (str, bool)) or not isinstance(align, int):
-        raise ValueError(f'align: got {align!r}; wanted None, "top_left", "bottom_right" or an int')
-    return Options(sizes.v, float(scale), causal, "offset", align)
+def _options(sizes: Sizes, causal: Any, align: Any, scale: Any) -> Options:
+    factor = real("scale", scale)
+    if factor is None:
+        factor = (sizes.nope + sizes.rope) ** -0.5  # of either form: that of 576 columns would be another softmax
+    return Options(sizes.v, factor, truth("causal", causal), *alignment(align))

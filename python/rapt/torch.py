@@ -134,7 +134,7 @@ def scaled_dot_product_attention(
         grad = _refusals.needs_grad(query, key, value, attn_mask)
         run = _sdpa_autograd.forward_with_gradients if grad else _sdpa.forward
         if profiler._is_profiler_enabled:
-            run = _sdpa.recorded(run)
+            run = _sdpa.profiled(run)
     seed = None if dropout_p == 0 else _sdpa.new_seed()
     result = run(query, key, value, attn_mask, is_causal, scale, enable_gqa, dropout_p, seed)
     return result

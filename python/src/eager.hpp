@@ -17,7 +17,8 @@ nb::object eager_sdpa(nb::handle query, nb::handle key, nb::handle value, nb::ha
 
 /// Its gradients on the CPU, where no gradient of them is to be recorded: a tuple of those of query, key, value and
 /// attn_mask, None for what is not wanted. Takes plain tensors of four dimensions, whose gradients have their shapes
-/// with nothing left to sum. Else NotImplemented, for rapt._sdpa.gradients(), whose arguments these are.
+/// with nothing left to sum. Else NotImplemented, for rapt._sdpa.gradients(), whose arguments these are, or the
+/// operator. Modes and profilers are not asked for: those that come after the forward do not see this call.
 nb::object eager_sdpa_gradients(nb::handle grad_out, nb::handle grad_lse, nb::handle query, nb::handle key,
                                 nb::handle value, nb::handle attn_mask, nb::handle out, nb::handle lse, nb::handle seed,
                                 bool is_causal, nb::handle scale, bool enable_gqa, nb::handle dropout_p,

@@ -137,7 +137,10 @@ def test_gradients_with_autocast():
 def test_options_are_refused_in_the_same_words(grad):
     q = torch.zeros(1, 4, 1, 8, requires_grad=grad)
     array = q.detach().numpy()
-    for options in ({"scale": "x"}, {"gate_lower_bound": "x"}, {"l2norm_qk": "yes"}, {"rule": None}, {"rule": "deltas"}):
+    for options in (
+        *({"scale": "x"}, {"scale": "1"}, {"scale": True}, {"gate_lower_bound": "x"}),
+        *({"l2norm_qk": "yes"}, {"rule": None}, {"rule": "deltas"}),
+    ):
         with pytest.raises((TypeError, ValueError)) as wanted:
             rapt.delta_rule(array, array, array, **options)
         with pytest.raises(type(wanted.value)) as raised:

@@ -515,12 +515,17 @@ def test_refusals_of_tensors():
     with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="q: got a tensor of forward mode"):
         rapt.torch.index_scores(**tensors | {"q": forward_ad.make_dual(tensors["q"], tensors["q"])}, align=12)
     for grad in (tensors, training):
-        for options in ({"scale": "x"}, {"align": "left"}, {"align": 1.5}, {"relu": 1}, {"align": None}):
+        for options in (
+            *({"scale": "x"}, {"scale": "1"}, {"scale": True}, {"relu": 1}),
+            *({"align": "left"}, {"align": 1.5}, {"align": True}, {"align": None}),
+        ):
             with pytest.raises((TypeError, ValueError)) as wanted:
                 rapt.dsa.index_scores(**T | {"align": 12} | options)
             with pytest.raises(type(wanted.value)) as raised:
                 rapt.torch.index_scores(**grad | {"align": 12} | options)
             assert str(raised.value) == str(wanted.value)
+        options = {"align": np.int64(12), "scale": np.float32(0.25), "relu": np.bool_(True), "causal": np.bool_(False)}
+        assert np.array_equal(rapt.torch.index_scores(**grad, **options).detach(), rapt.dsa.index_scores(**T, **options))
     for n in (0, 2.5):
         with pytest.raises((TypeError, ValueError), match="n: got"):
             rapt.torch.index_topk(**training, n=n, align=12)

@@ -334,6 +334,8 @@ def decode(**change):
 
 
 LISTS = {"indices": torch.zeros(2, 1, 4).int(), "block_table": None, "cache_seqlens": None}
+FP8_LISTS = FP8 | LISTS
+GAPS = torch.zeros(5, 8, 1, 658, dtype=torch.uint8)[..., :656]
 
 
 @pytest.mark.parametrize(
@@ -343,14 +345,25 @@ LISTS = {"indices": torch.zeros(2, 1, 4).int(), "block_table": None, "cache_seql
         (decode, LISTS | {"is_fp8_kvcache": True}, TypeError, "k_cache: got torch.bfloat16; wanted torch.uint8"),
         (decode, {"k_cache": FP8["k_cache"]}, TypeError, "k_cache: got torch.uint8"),
         (decode, FP8 | {"k_cache": torch.zeros(5, 8, 1, 640, dtype=torch.uint8)}, ValueError, "k_cache: .*rows of 656 bytes"),
-        (decode, FP8 | {"k_cache": torch.zeros(5, 8, 1, 658, dtype=torch.uint8)[..., :656]}, ValueError, r"\(k_cache\): .*4 bytes"),
+        (decode, FP8 | {"k_cache": GAPS}, ValueError, "k_cache: got strides .*4 bytes"),
+        (decode, FP8_LISTS | {"k_cache": GAPS}, ValueError, "k_cache: got strides .*4 bytes"),
         (decode, FP8 | {"head_dim_v": 384}, ValueError, "head_dim_v: got 384; wanted 512"),
-        (decode, FP8 | {"q": numbers(2, 1, 4, 512)}, ValueError, "k: got shape"),
+        (decode, FP8 | {"q": numbers(2, 1, 4, 512)}, ValueError, r"q: got shape .*; wanted 576 columns, as k_cache has"),
+        (decode, FP8_LISTS | {"q": numbers(2, 1, 4, 512)}, ValueError, r"q: got shape .*; wanted 576 columns, as k_cache has"),
         (append_fp8, {"kv": numbers(2, 8, 576)}, TypeError, "kv: got torch.bfloat16"),
         (append_fp8, {"kv": torch.zeros(2, 8, 1, 656, dtype=torch.uint8)}, ValueError, "kv: got shape"),
         (append_fp8, {"kv_new": numbers(2, 3, 512)}, ValueError, "kv_new: got shape"),
         (append_fp8, {"kv_new": numbers(6, 576)}, ValueError, "kv_new: got shape"),
+        (append_fp8, {"kv_new": numbers(2, 3, 576).double()}, TypeError, "kv_new: got dtype torch.float64"),
+        (append_fp8, {"kv_new": numbers(1, 3, 576)}, ValueError, r"kv_new: got shape \[1, 3, 576\]; wanted 2 sequences"),
+        (append_fp8, {"kv_new": numbers(2, 3, 576).requires_grad_()}, ValueError, "kv_new: got a tensor that requires grad"),
+        (append_fp8, {"kv": torch.zeros(1, 8, 656, dtype=torch.uint8)}, ValueError, r"kv: got shape \[1, 8, 656\]; wanted 2 seq"),
+        (append_fp8, {"kv": torch.zeros(1, 8, 656, dtype=torch.uint8).expand(2, -1, -1)}, ValueError, "kv: got strides"),
+        (append_fp8, {"kv": torch.zeros(2, 8, 658, dtype=torch.uint8)[..., :656]}, ValueError, "kv: got strides .*4 bytes"),
         (append_fp8, {"seqlens": torch.tensor([0, 6])}, ValueError, "seqlens: got 6 keys and 3 new ones"),
+        (append_fp8, {"seqlens": torch.tensor([0.0, 6.0])}, TypeError, "seqlens: got dtype torch.float32"),
+        (append_fp8, {"seqlens": torch.tensor([[0, 5]])}, ValueError, r"seqlens: got shape \[1, 2\]; wanted \[b\]"),
+        (append_fp8, {"seqlens": None}, ValueError, r"seqlens: got None; wanted \[b\]"),
         (sparse, {"kv": FP8["k_cache"][0]}, TypeError, "kv: got torch.uint8"),
         (decode, {"extra_k_cache": numbers(5, 8, 1, 576)}, ValueError, "extra_k_cache: .*second cache"),
         (decode, {"attn_sink": torch.zeros(4)}, ValueError, "attn_sink: .*belongs to indices"),
@@ -360,7 +373,13 @@ LISTS = {"indices": torch.zeros(2, 1, 4).int(), "block_table": None, "cache_seql
         (decode, {"cache_seqlens": torch.tensor([9, 17]).int()}, ValueError, "cache_seqlens: "),
         (decode, {"head_dim_v": 577}, ValueError, "head_dim_v: got 577"),
         (decode, {"q": numbers(2, 4, 576)}, ValueError, r"q: got shape \[2, 4, 576\]"),
-        (decode, {"q": numbers(2, 1, 4, 512)}, ValueError, "k"),
+        (decode, {"q": numbers(2, 1, 4, 512)}, ValueError, r"q: got shape .*; wanted 576 columns, as k_cache has"),
+        (decode, {"q": numbers(2, 1, 4, 576).double()}, TypeError, "q: got dtype torch.float64"),
+        (decode, {"k_cache": numbers(5, 8, 3, 576)}, ValueError, "k_cache: got 3 heads for 4 query heads"),
+        (decode, {"softmax_scale": float("nan")}, ValueError, "softmax_scale: got nan"),
+        (decode, {"softmax_scale": "1"}, TypeError, "softmax_scale: got '1'"),
+        (decode, LISTS | {"softmax_scale": float("nan")}, ValueError, "softmax_scale: got nan"),
+        (decode, LISTS | {"q": numbers(2, 1, 4, 512)}, ValueError, r"q: got shape .*; wanted 576 columns, as k_cache has"),
         (decode, LISTS | {"causal": True}, ValueError, "causal: got True with indices"),
         (decode, LISTS | {"k_cache": numbers(5, 8, 2, 576)}, ValueError, "k_cache: .*one key head"),
         (decode, LISTS | {"k_cache": numbers(5, 9, 1, 576)[:, :8]}, ValueError, "k_cache: .*end to end"),
@@ -368,7 +387,10 @@ LISTS = {"indices": torch.zeros(2, 1, 4).int(), "block_table": None, "cache_seql
         (decode, LISTS | {"topk_length": torch.zeros(3).int()}, ValueError, r"topk_length: .*; wanted \[2\]"),
         (decode, LISTS | {"attn_sink": torch.zeros(3)}, ValueError, r"attn_sink: .*; wanted \[4\]"),
         (sparse, {"kv": numbers(9, 2, 576)}, ValueError, "kv: .*one key head"),
-        (sparse, {"kv": numbers(9, 1, 512)}, ValueError, "k"),
+        (sparse, {"kv": numbers(9, 1, 512)}, ValueError, r"q: got shape .*; wanted 512 columns, as kv has"),
+        (sparse, {"sm_scale": float("nan")}, ValueError, "sm_scale: got nan"),
+        (sparse, {"sm_scale": "1"}, TypeError, "sm_scale: got '1'"),
+        (sparse, {"sm_scale": None}, TypeError, "sm_scale: got None"),
         (sparse, {"indices": torch.zeros(3, 4).int()}, ValueError, r"indices: .*; wanted \[3, 1, topk\]"),
         (sparse, {"topk_length": torch.zeros(2).int()}, ValueError, "topk_length: "),
         (sparse, {"d_v": 0}, ValueError, "d_v: got 0"),
@@ -377,7 +399,7 @@ LISTS = {"indices": torch.zeros(2, 1, 4).int(), "block_table": None, "cache_seql
     ],
 )
 def test_bad_input(call, change, error, message):
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=f"^{message}"):
         call(**change)
     call()
 

@@ -66,5 +66,5 @@ def test_tensors_of_pytorch():
     out = rapt.attention(*map(torch.from_numpy, (q, k, v)), indices=torch.from_numpy(indices))
     assert isinstance(out, torch.Tensor)
     assert abs(out.numpy() - rapt.attention(q, k, v, indices=indices)).max() < 1e-6
-    with pytest.raises((TypeError, ValueError), match="q"):
+    with pytest.raises(ValueError, match="^q: got a tensor that requires grad"):
         rapt.attention(torch.from_numpy(q).requires_grad_(), torch.from_numpy(k), torch.from_numpy(v), indices=torch.from_numpy(indices))

@@ -143,6 +143,20 @@ def test_autograd_of_what_is_wanted():
     assert torch.autograd.grad(lse[:, :, :2].sum(), k)[0].isfinite().all()  # and none of out
 
 
+def test_numbers_are_those_that_attention_takes():
+    q, k, v, _ = map(torch.from_numpy, inputs())
+    indices = torch.from_numpy(lists())
+    wanted = rapt.attention(q, k, v, indices=indices, scale=0.25, softcap=20)
+    for number, refused in ((np.float32, str), (torch.tensor, bool)):
+        for grad in (False, True):
+            given = (q.clone().requires_grad_(grad), k, v, indices)
+            out = rapt.torch.sparse_attention(*given, scale=number(0.25), softcap=number(20))
+            assert torch.equal(out.detach(), wanted)
+            for name in ("scale", "softcap"):
+                with pytest.raises(TypeError, match=f"^{name}: got .*; wanted a number"):
+                    rapt.torch.sparse_attention(*given, **{name: refused(0.25)})
+
+
 def test_latent_attention_whose_values_are_columns_of_the_keys():
     q, k, _, _ = map(torch.from_numpy, inputs(pool=1, d=48))
     indices = torch.from_numpy(lists())
@@ -203,6 +217,22 @@ def test_the_loss_of_the_indexer_is_0_where_it_has_learnt():
     scores = teacher(q.double(), k.double(), seen, D**-0.5, None).log().float().requires_grad_()
     loss = rapt.torch.indexer_loss(scores, q, k)
     assert abs(loss.item()) < 1e-5 and torch.autograd.grad(loss, scores)[0].abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("selected", [False, True])
+def test_the_memory_of_the_loss_of_the_indexer(selected, monkeypatch):
+    """Probabilities of six heads, and with lists copies of their keys, which are larger: 2 x 32 columns."""
+    pieces, make = [], rapt._dsa_loss._teacher
+
+    def teacher(q, k, seen, *rest):
+        pieces.append((len(q) * seen.numel(), k.numel() if k.ndim == 4 else 0))
+        return make(q, k, seen, *rest)
+
+    monkeypatch.setattr(rapt._dsa_loss, "_CHUNK", 2000)
+    monkeypatch.setattr(rapt._dsa_loss, "_teacher", teacher)
+    q, k, _, _ = map(torch.from_numpy, inputs())
+    rapt.torch.indexer_loss(torch.randn(B, SQ, SK), q, k, torch.from_numpy(lists()) if selected else None)
+    assert 1 < len(pieces) and 1000 < max(map(max, pieces)) <= 2000
 
 
 def test_the_loss_of_the_indexer_refuses():

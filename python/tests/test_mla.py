@@ -3,6 +3,7 @@
 import itertools
 from unittest import mock
 
+import numpy as np
 import pytest
 import rapt
 import rapt.mla
@@ -306,39 +307,61 @@ def test_token_by_token_over_a_cache():
     assert relative_error(torch.cat(outs, 1), wanted) < 2e-6
 
 
+LISTS = {"indices": torch.zeros(2, 7, 2).int(), "form": "absorbed"}
+
+
+@pytest.mark.parametrize("form", ("auto", *FORMS))
 @pytest.mark.parametrize(
     "change, error, message",
     [
         ({"q_nope": torch.zeros(2, 7, 36)}, ValueError, r"q_nope: got shape \[2, 7, 36\]"),
-        ({"q_rope": torch.zeros(2, 6, 3, 6)}, ValueError, r"q_rope: .*; wanted \[2, 7, 3, r\]"),
+        ({"q_rope": torch.zeros(2, 6, 3, 6)}, ValueError, r"q_rope: .*; wanted \[2, 7, 3, rope\]"),
         ({"q_rope": None}, ValueError, r"kv: got shape \[2, 20, 30\]; wanted \[b, sk, 24\], 24 latent and 0 rotary"),
         ({"q_rope": torch.zeros(2, 7, 3, 6).half()}, TypeError, "q_rope: got torch.float16; wanted q_nope's"),
         ({"kv": torch.zeros(3, 20, 30)}, ValueError, r"kv: .*; wanted \[2, sk, 30\]"),
         ({"kv": torch.zeros(2, 20, 30).double()}, TypeError, "kv: got torch.float64"),
         ({"kv": [1.0]}, TypeError, "kv: got builtins.list"),
-        ({"w_uk": torch.zeros(3, 24, 12)}, ValueError, r"w_uk: .*; wanted \[3, 12, c\]"),
+        ({"w_uk": torch.zeros(3, 24, 12)}, ValueError, r"w_uk: .*; wanted \[3, 12, rank\]"),
         ({"w_uv": torch.zeros(3, 24, 10)}, ValueError, r"w_uv: .*; wanted \[3, v, 24\]"),
         ({"w_uv": None}, TypeError, "w_uv: got None"),
         ({"sinks": torch.zeros(4)}, ValueError, "sinks: "),
-        ({"scale": "1"}, TypeError, "scale: got '1'"),
-        ({"scale": float("nan")}, ValueError, "scale: "),
-        ({"causal": True}, ValueError, "align: "),
+        ({"scale": "1"}, TypeError, "scale: got '1'; wanted a number"),
+        ({"scale": True}, TypeError, "scale: got True; wanted a number"),
+        ({"scale": float("nan")}, ValueError, "scale: got nan"),
+        ({"causal": True}, ValueError, "align: got "),
         ({"causal": 1}, TypeError, "causal: got 1"),
-        ({"align": "middle"}, ValueError, "align: got 'middle'"),
+        ({"align": "middle"}, ValueError, "align: got 'middle'; wanted None"),
+        ({"align": True}, TypeError, "align: got True; wanted None"),
+        ({"align": 1.5}, TypeError, "align: got 1.5; wanted None"),
         ({"form": "absorb"}, ValueError, "form: got 'absorb'"),
         ({"seqlens": torch.tensor([20, 21])}, ValueError, r"seqlens: got \[20, 21\]; wanted 0 to 20"),
         ({"seqlens": torch.tensor([20.0, 2.0])}, ValueError, "seqlens: got torch.float32"),
         ({"block_table": torch.zeros(2, 1).int()}, ValueError, "block_table: got pages without seqlens"),
-        ({"indices": torch.zeros(2, 7, 2).int(), "form": "expanded"}, ValueError, "form: got \"expanded\" with indices"),
-        ({"indices": torch.zeros(2, 7, 2).int(), "seqlens": torch.tensor([3, 3])}, ValueError, "seqlens: got one with indices"),
-        ({"indices": torch.zeros(2, 7, 2).int(), "causal": True}, ValueError, "causal: "),
-        ({"indices": torch.full((2, 7, 2), 20)}, ValueError, "indices: got key 20"),
-        ({"counts": torch.zeros(2, 7).int()}, ValueError, "counts: "),
+        (LISTS | {"form": "expanded"}, ValueError, 'form: got "expanded" with indices'),
+        (LISTS | {"seqlens": torch.tensor([3, 3])}, ValueError, "seqlens: got one with indices"),
+        (LISTS | {"causal": True}, ValueError, "causal: got "),
+        (LISTS | {"indices": torch.full((2, 7, 2), 20)}, ValueError, "indices: got key 20"),
+        ({"counts": torch.zeros(2, 7).int()}, ValueError, "counts: got a tensor without indices; wanted both"),
     ],
 )
-def test_bad_input(change, error, message):
-    with pytest.raises(error, match=message):
-        rapt.mla.attention(**inputs() | change)
+def test_bad_input(change, error, message, form):
+    with pytest.raises(error, match=f"^{message}"):
+        rapt.mla.attention(**inputs() | {"form": form} | change)
+
+
+def test_refusals_of_the_operator_name_the_arguments_too():
+    """Lengths are looked at where there are some: in graphs, by the operator."""
+    compiled = torch.compile(rapt.mla.attention, fullgraph=True, backend="aot_eager")
+    with pytest.raises(ValueError, match="^seqlens: got length 21"):
+        compiled(**inputs(), seqlens=torch.tensor([20, 21]), form="absorbed")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_numbers_that_are_not_pythons(form):
+    given = inputs()
+    wanted = rapt.mla.attention(**given, causal=True, align=5, scale=0.25, form=form)
+    for align, scale in ((np.int64(5), np.float32(0.25)), (torch.tensor(5), torch.tensor(0.25))):
+        assert torch.equal(rapt.mla.attention(**given, causal=np.bool_(True), align=align, scale=scale, form=form), wanted)
 
 
 @pytest.mark.parametrize("pool", (False, True))

@@ -12,6 +12,7 @@ from autograd_reference import UNITS, attention, doubled, relative_error
 from kernel_calls import backward_calls, by_python
 from rapt import _model_attention, _sdpa_autograd
 from torch.nn import functional
+from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 ours = rapt.torch.scaled_dot_product_attention
@@ -234,6 +235,86 @@ def test_second_derivatives_by_the_way_that_the_message_names():
         (first,) = torch.autograd.grad(ours(x, x, x).square().sum(), x, create_graph=True)
     first.square().sum().backward()
     assert x.grad.isfinite().all() and (x.grad != 0).any()
+
+
+def composed(q, k, v, bias=None):
+    return _model_attention.composed(q, k, v, None, bias, None, True, -1, None, 0.25)
+
+
+PYTORCHS = [
+    (_sdpa_autograd, lambda q, k, v, bias: (q, k, v, bias, True, 0.25, False, 0.0, None), 1),
+    (_model_attention, lambda q, k, v, bias: (q, k, v, None, bias, None, True, -1, None, 0.25, 0.0, None), 2),
+]
+
+
+@pytest.mark.parametrize("of, arguments, tokens", PYTORCHS, ids=["sdpa", "transformers"])
+def test_where_the_backward_is_pytorchs(of, arguments, tokens):
+    """Which it is on GPUs. There are second derivatives, and nothing is computed that is not wanted."""
+
+    class Again(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *inputs):
+            out = of.forward(*inputs) if of is _model_attention else rapt._sdpa.forward(*inputs)
+            of._setup_again(ctx, inputs, out)
+            return out
+
+        backward = staticmethod(of._backward_again)
+
+    def again(*tensors):
+        return Again.apply(*arguments(*tensors)).transpose(1, tokens)
+
+    def derivatives(function, inputs):
+        first = torch.autograd.grad(function(*inputs).square().sum(), inputs, create_graph=True)
+        return [*first, *torch.autograd.grad(sum(g.square().sum() for g in first), inputs)]
+
+    inputs = draw(*[(2, 4, 9, 16)] * 3, (9, 9))
+    wanted = derivatives(lambda *t: composed(*t).transpose(1, 2), inputs)
+    for got, each in zip(derivatives(again, inputs), wanted):
+        assert relative_error(got, each) < 1e-5
+    some = [t.detach().requires_grad_(i == 1) for i, t in enumerate(inputs)]
+    out, asked, grad = again(*some).square().sum(), [], torch.autograd.grad
+    with mock.patch.object(torch.autograd, "grad", lambda out, of, *rest, **more: asked.append(len(of)) or grad(out, of, *rest, **more)):
+        out.backward()
+    assert asked == [1] and relative_error(some[1].grad, wanted[1]) < 1e-5
+    x = inputs[0]  # as all three
+    (got,) = grad(again(x, x, x, None).square().sum(), x, create_graph=True)
+    assert relative_error(got, grad(composed(x, x, x).square().sum(), x)[0]) < 1e-5 and got.requires_grad
+
+
+class Wrapped(torch.Tensor):
+    """A tensor of a class that the dispatcher asks, without memory of its own."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        return function(*tree_map_only(cls, lambda t: t.inner, args), **(kwargs or {}))
+
+
+GRADIENTS = {
+    "negated": lambda grad: torch._neg_view(-grad),
+    "imaginary part of a conjugate": lambda grad: torch.complex(grad, -grad).conj().imag,
+    "zeros": lambda grad: torch._efficientzerotensor(grad.shape),
+    "wrapped": Wrapped,
+}
+
+
+@pytest.mark.parametrize("heads", [4, 1])  # which the extension differentiates, or Python
+@pytest.mark.parametrize("grad", GRADIENTS.values(), ids=GRADIENTS)
+@pytest.mark.parametrize("of, arguments", [each[:2] for each in PYTORCHS], ids=["sdpa", "transformers"])
+def test_gradients_that_the_dispatcher_resolves(of, arguments, grad, heads):
+    inputs = draw((2, 4, 9, 16), *[(2, heads, 9, 16)] * 2)
+    out = of.forward_with_gradients(*arguments(*inputs, None))
+    plain = torch.randn(out.shape)
+    wanted = torch.autograd.grad(out, inputs, torch.zeros_like(plain) if grad is GRADIENTS["zeros"] else plain, retain_graph=True)
+    with backward_calls() as calls:
+        got = torch.autograd.grad(out, inputs, grad(plain))
+    assert calls.count == 1 and all(map(torch.equal, got, wanted))
 
 
 @pytest.mark.parametrize("run", [ours, OPERATORS.scaled_dot_product_attention], ids=["eager", "operator"])
