@@ -418,7 +418,9 @@ bool must_pack(const AttentionParams& p, std::int64_t rows) {
     return !quant.scale || one_scale_per_row(quant, n) || has_products_of_groups(p.kv_type, quant, n);
   };
   if (!in_place(p.k_quant, p.d) || !in_place(p.v_quant, p.dv)) return true;
-  const std::int64_t tiles = p.kv_type == DType::f8e4m3 ? 1 : 4;
+  // Widening costs most of e4m3, and of all that is dequantised where vectors are short.
+  const bool dequantized = p.kv_type == DType::i4x2 || p.k_quant.group < p.d || p.v_quant.group < p.dv;
+  const std::int64_t tiles = p.kv_type == DType::f8e4m3 || (kLanes < 8 && dequantized) ? 1 : 4;
   return p.k_stride.d != 1 || p.v_stride.d != 1 || p.d < kLanes || p.dv < kLanes || p.k_tail.size > 0 ||
          (p.kv_type != DType::f32 && rows > tiles * kRowsOfTile);
 }
