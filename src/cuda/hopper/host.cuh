@@ -31,6 +31,11 @@ static_assert(kGroupRows == kSimtRows, "a warpgroup's rows are a tile of attenti
 inline std::size_t fallback_bytes(const AttentionParams& p) {
   return static_cast<std::size_t>(simt_tiles(p)) * sizeof(std::uint64_t);
 }
+// To divide by sizes, which may be 0: a call without rows is planned, too.
+inline std::int64_t at_least_1(std::int64_t size) {
+  return std::max<std::int64_t>(size, 1);
+}
+
 // start() launches what sets grid.fallback_rows.
 template <class Start>
 cudaError_t launch_with_fallback(const Grid& grid, cudaStream_t stream, Start start) {

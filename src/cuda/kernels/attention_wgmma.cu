@@ -399,8 +399,8 @@ cudaError_t launch(WgmmaParams& params, cudaStream_t stream) {
 
 bool wgmma_can_count(const AttentionParams& p) {
   constexpr std::int64_t kLimit = std::int64_t{1} << 30;  // of what is counted in 32 bits
-  return std::max(p.sk, p.total_k) < kLimit && std::max(p.sq, p.total_q) < kLimit / p.group && simt_tiles(p) < kLimit &&
-         p.b < kLimit && p.hk < kLimit;
+  return std::max(p.sk, p.total_k) < kLimit && std::max(p.sq, p.total_q) < kLimit / at_least_1(p.group) &&
+         simt_tiles(p) < kLimit && p.b < kLimit && p.hk < kLimit;
 }
 
 std::size_t wgmma_workspace(const AttentionParams& p) {

@@ -451,8 +451,9 @@ cudaError_t launch(WgmmaF32Params& params, std::byte* workspace, cudaStream_t st
 bool wgmma_f32_can_count(const AttentionParams& p) {
   constexpr std::int64_t kLimit = std::int64_t{1} << 28;  // of what is counted in 32 bits
   using Smallest = Config<256, false>::Blocks;
-  return std::max(p.sk, p.total_k) < kLimit && std::max(p.sq, p.total_q) < kLimit / p.group && p.b < kLimit &&
-         p.hk < kLimit && simt_tiles(p) < kLimit && Smallest::heads(p) < kLimit / Smallest::blocks(p);
+  return std::max(p.sk, p.total_k) < kLimit && std::max(p.sq, p.total_q) < kLimit / at_least_1(p.group) &&
+         p.b < kLimit && p.hk < kLimit && simt_tiles(p) < kLimit &&
+         Smallest::heads(p) < kLimit / at_least_1(Smallest::blocks(p));
 }
 
 std::size_t wgmma_f32_workspace(const AttentionParams& p) {
