@@ -227,6 +227,8 @@ def check_tensors(named: dict[str, Tensor | None], function: str, on_cpu: str) -
             continue
         if not isinstance(x, Tensor):
             raise TypeError(f"{name}: got {type(x).__module__}.{type(x).__qualname__}; wanted a tensor, or {function}")
+        if x.layout is not torch.strided or x.is_nested:
+            raise TypeError(f"{name}: got a {'nested tensor' if x.is_nested else f'tensor of {x.layout}'}; wanted a dense one")
         if x.device.type != "cpu":
             raise ValueError(f"{name}: got a tensor on {x.device}; wanted one on the cpu: {on_cpu}")
         if _is_transformed(x):

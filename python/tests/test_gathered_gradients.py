@@ -246,3 +246,22 @@ def test_the_loss_of_the_indexer_refuses():
     }.items():
         with pytest.raises(ValueError, match=f"^{name}: "):
             rapt.torch.indexer_loss(*arguments)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize(
+    "change, error, message",
+    [
+        ({"indices": None}, TypeError, "indices: got None; wanted a tensor"),
+        ({"v": None}, TypeError, "v: got None; wanted a tensor"),
+        ({"k": torch.zeros(B, HK, SK, D).to(torch.float8_e4m3fn)}, TypeError, "k: got torch.float8_e4m3fn; wanted torch.float32"),
+        ({"v": torch.zeros(B, HK, SK, DV).to(torch.int8)}, TypeError, "v: got torch.int8; wanted torch.float32"),
+        ({"k": torch.zeros(B, HK, SK, D).to_sparse()}, TypeError, "k: got .*sparse"),
+        ({"return_lse": 1}, TypeError, "return_lse: got 1; wanted True or False"),
+    ],
+)
+def test_sparse_attention_refuses(change, error, message, grad):
+    q, k, v, _ = map(torch.from_numpy, inputs())
+    given = {"q": q.requires_grad_(grad), "k": k, "v": v, "indices": torch.from_numpy(lists())}
+    with pytest.raises(error, match=f"^{message}"):
+        rapt.torch.sparse_attention(**given | change)
