@@ -75,8 +75,8 @@ def attention(
                     there. Takes no mask and no bias, and no query rows that see overwritten keys: a window needs
                     window[0] + query rows <= sk.
     indices         int32 or int64 [b, sq, n]: the keys that each query token attends to, the same for all heads. k and v
-                    may be [1, hk, sk, d] then: one pool of rows for all sequences, as a paged cache is, where an index is
-                    page * page_size + offset. Negative indices stand for no key, and nothing is read for them; a key
+                    may be [1, hk, sk, d] then: one pool of rows for all sequences, such as pages of one key head, flattened, where
+                    an index is page * page_size + offset. Negative indices stand for no key, and nothing is read for them; a key
                     counts as often as it is listed; indices of sk or more are refused. Takes no causal, align, window,
                     mask, bias, alibi or dropout_p: which keys a token may see is up to its list.
     counts          int32 or int64 [b, sq], with indices: how many of the n count, from the first on. n if not given.

@@ -33,7 +33,7 @@ def append_kv(
     cache_seqlens   int32 or int64 [b]: keys of each sequence before the call. Adding to it is up to you.
     cu_seqlens      int32 or int64 [b + 1]: sequence i has the new rows cu_seqlens[i] to cu_seqlens[i + 1].
     k_scale, ...    Computed from each new row and written where they have an element for every row; inputs where they
-                    broadcast over sequences (pages) or rows.
+                    broadcast over sequences (pages) or rows: where they have one, and the cache has more.
 
     k_tail          Where the last columns of k_new go, beside a quantised k.
 
