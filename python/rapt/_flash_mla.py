@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensor
 
 import rapt
 from rapt import _refusals
@@ -188,9 +187,8 @@ def flash_mla_sparse_fwd(
 
 def _check(tensors: dict[str, Tensor | None]) -> None:
     _refusals.check_tensors(tensors, "an array by torch.from_dlpack()", "FlashMLA itself runs on GPUs")
+    _refusals.check_memory(tensors)
     for name, x in tensors.items():
-        if isinstance(x, FakeTensor):
-            raise TypeError(f"{name}: got a FakeTensor; wanted one with memory: rapt.mla.attention is made of operators, this is not")
         if x is not None and torch.is_grad_enabled() and x.requires_grad:
             raise ValueError(f"{name}: got a tensor that requires grad; wanted torch.no_grad(), or rapt.mla.attention")
 

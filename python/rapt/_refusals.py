@@ -237,6 +237,13 @@ def check_tensors(named: dict[str, Tensor | None], function: str, on_cpu: str) -
             )
 
 
+def check_memory(named: dict[str, Tensor | None]) -> None:
+    """Raises where a function that is no operator of PyTorch's is called on tensors of a trace."""
+    for name, x in named.items():
+        if isinstance(x, FakeTensor):
+            raise TypeError(f"{name}: got a FakeTensor; wanted one with memory: of rapt.mla, attention alone is made of operators")
+
+
 @contextmanager
 def renamed(**names: str) -> Iterator[None]:
     """Calls of rapt's own functions in here refuse arguments under the names that the caller's function has for them."""

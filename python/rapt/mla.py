@@ -151,6 +151,7 @@ def append_fp8_rows(
     """
     named = {"kv_new": kv_new, "kv": kv, "seqlens": seqlens, "block_table": block_table, "cu_seqlens": cu_seqlens}
     _refusals.check_tensors(named, "an array by torch.from_dlpack()", "caches on GPUs are not written yet")
+    _refusals.check_memory(named)
     check_fp8("kv", kv)
     for name, x, dims in (("kv_new", kv_new, 3 if cu_seqlens is None else 2), ("kv", kv, 3)):
         if x.dim() != dims:

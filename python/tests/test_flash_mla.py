@@ -421,10 +421,10 @@ def test_bad_input(call, change, error, message):
     call()
 
 
-@pytest.mark.parametrize("call", (sparse, decode))
-def test_tensors_without_memory(call):
-    with FakeTensorMode(), pytest.raises(TypeError, match="^q: got a FakeTensor; wanted one with memory"):
-        call(q=torch.empty((3, 2, 576) if call is sparse else (2, 1, 4, 576)))
+@pytest.mark.parametrize("call, name, shape", ((sparse, "q", (3, 2, 576)), (decode, "q", (2, 1, 4, 576)), (append_fp8, "kv_new", (2, 3, 576))))
+def test_tensors_without_memory(call, name, shape):
+    with FakeTensorMode(), pytest.raises(TypeError, match=f"^{name}: got a FakeTensor; wanted one with memory"):
+        call(**{name: torch.empty(shape)})
 
 
 def test_tables_and_lengths_are_not_looked_at_with_lists():
