@@ -290,7 +290,7 @@ def test_auto_is_one_of_them(sq):
 
 
 def test_lengths_do_not_choose_the_form():
-    """A sequence has the same bits beside any other, and as in a graph, where nobody knows its length."""
+    """A sequence has the same bits whatever the length of the other, and in a graph, which knows none."""
     given, lengths = inputs(sq=3), torch.tensor([1, 20])
     options = {"causal": True, "align": "bottom_right"}
     wanted = rapt.mla.attention(**given, **options, seqlens=lengths)
