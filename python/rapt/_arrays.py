@@ -19,11 +19,13 @@ class Array(Protocol):
 
 
 def shape_of(name: str, array: Any) -> tuple[int, ...]:
-    shape = tuple(getattr(array, "shape", ()))
-    if not shape:
+    shape = getattr(array, "shape", None)
+    if shape is None:
         kind = f"{type(array).__module__}.{type(array).__qualname__}"
         raise TypeError(f"{name}: got {kind} without a shape; wanted an array")
-    return shape
+    if not tuple(shape):
+        raise ValueError(f"{name}: got shape []; wanted one dimension or more")
+    return tuple(shape)
 
 
 def empty_like(name: str, like: Any, shape: tuple[int, ...], dtype: str | None = None) -> Any:

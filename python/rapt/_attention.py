@@ -11,6 +11,7 @@ import numpy as np
 
 from rapt import _core
 from rapt._arrays import Array, KvDtype
+from rapt._scalars import truth
 
 
 def attention(
@@ -75,8 +76,8 @@ def attention(
                     there. Takes no mask and no bias, and no query rows that see overwritten keys: a window needs
                     window[0] + query rows <= sk.
     indices         int32 or int64 [b, sq, n]: the keys that each query token attends to, the same for all heads. k and v
-                    may be [1, hk, sk, d] then: one pool of rows for all sequences, as a paged cache is, where an index is
-                    page * page_size + offset. Negative indices stand for no key, and nothing is read for them; a key
+                    may be [1, hk, sk, d] then: one pool of rows for all sequences, such as pages of one key head, flattened, where
+                    an index is page * page_size + offset. Negative indices stand for no key, and nothing is read for them; a key
                     counts as often as it is listed; indices of sk or more are refused. Takes no causal, align, window,
                     mask, bias, alibi or dropout_p: which keys a token may see is up to its list.
     counts          int32 or int64 [b, sq], with indices: how many of the n count, from the first on. n if not given.
@@ -108,11 +109,20 @@ def attention(
     attends no key is 0. Raises TypeError or ValueError, naming the argument, before anything is written.
     Releases the GIL. Has no backward: see rapt.torch.
     """
+    check_lists(indices, counts)
+    if return_lse is not False and return_lse is not True:
+        return_lse = truth("return_lse", return_lse)
     return _core.attention(
         *(q, k, v, causal, align, window, scale, mask, bias, softcap, alibi, sinks, cu_seqlens_q, cu_seqlens_k),
         *(block_table, cache_seqlens, ring, indices, counts, k_scale, v_scale, k_zero, v_zero, k_tail, kv_dtype),
         *(dropout_p, seed, offset, out, return_lse, threads, isa),
     )
+
+
+def check_lists(indices: Any, counts: Any) -> None:
+    """What the extension would refuse in the words of C++."""
+    if counts is not None and indices is None:
+        raise ValueError("counts: got an array without indices; wanted both: they count the entries of lists")
 
 
 def dropout_mask(b: int, hq: int, sq: int, sk: int, p: float, seed: int, offset: int = 0) -> np.ndarray[Any, Any]:
@@ -156,6 +166,8 @@ def explain(*args: Any, **kwargs: Any) -> _core.Explanation:
     """What attention() would do with these arguments: the kernel, and why not the others. Computes nothing."""
     bound = _SIGNATURE.bind(*args, **kwargs)
     bound.apply_defaults()
+    check_lists(bound.arguments["indices"], bound.arguments["counts"])
+    truth("return_lse", bound.arguments["return_lse"])
     return _core.explain(*bound.arguments.values())
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from rapt import _core
 from rapt._arrays import Array, empty_gradients
-from rapt._attention import forward_arguments
+from rapt._attention import check_lists, forward_arguments
 
 Wanted: TypeAlias = Literal["q", "k", "v", "bias", "sinks", "alibi"]
 
@@ -74,6 +74,7 @@ def attention_backward(
     ValueError, naming the argument. Releases the GIL.
     """
     inputs = {"q": q, "k": k, "v": v, "bias": bias, "sinks": sinks, "alibi": alibi}
+    check_lists(indices, counts)
     gradients = Gradients(**empty_gradients(want, inputs))
     _core.attention_backward(
         forward_arguments(

@@ -7,6 +7,7 @@ from typing import Any
 
 from rapt import _core
 from rapt._arrays import Array, KvDtype, empty_like, shape_of
+from rapt._scalars import truth
 
 
 def append_kv(
@@ -33,7 +34,7 @@ def append_kv(
     cache_seqlens   int32 or int64 [b]: keys of each sequence before the call. Adding to it is up to you.
     cu_seqlens      int32 or int64 [b + 1]: sequence i has the new rows cu_seqlens[i] to cu_seqlens[i + 1].
     k_scale, ...    Computed from each new row and written where they have an element for every row; inputs where they
-                    broadcast over sequences (pages) or rows.
+                    broadcast over sequences (pages) or rows: where they have one, and the cache has more.
 
     k_tail          Where the last columns of k_new go, beside a quantised k.
 
@@ -71,6 +72,7 @@ def merge_states(
             raise ValueError(f"lses[{i}]: got shape {list(got)}; wanted {wanted}")
     if out is None:
         out = empty_like("outs[0]", outs[0], shape)
+    return_lse = truth("return_lse", return_lse)
     lse = empty_like("outs[0]", outs[0], shape[:-1], "float32") if return_lse else None
     _core.merge_states(outs, lses, out, lse)
     return (out, lse) if return_lse else out

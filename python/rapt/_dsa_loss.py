@@ -8,14 +8,16 @@ import torch
 from torch import Tensor
 
 from rapt import _refusals
-from rapt._scalars import real
+from rapt._autograd import no_second_derivatives
+from rapt._scalars import finite
 
 # Probabilities of heads, or columns of listed keys, that the loss has at a time; at least those of one token.
 _CHUNK = 1 << 22
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def _teacher(q: Tensor, k: Tensor, seen: Tensor, scale: float, sinks: Tensor | None) -> Tensor:
-    """The mean over heads of attention's probabilities, [tokens, keys], where each token's sum to 1; 0 where it sees no key.
+    """The sum over heads of attention's probabilities, [tokens, keys], divided by what each token's come to; 0 where it sees no key.
 
     q is [hq, tokens, d], k [hk, keys, d], or [hk, tokens, keys, d] of keys of their own, and seen [tokens, keys].
     """
@@ -25,15 +27,40 @@ def _teacher(q: Tensor, k: Tensor, seen: Tensor, scale: float, sinks: Tensor | N
     else:
         products = (q.float().reshape(len(k), -1, tokens, d).transpose(1, 2) @ k.float().mT).transpose(1, 2)
     x = (scale * products).reshape(hq, tokens, -1).masked_fill(~seen, -torch.inf)
-    lse = x.logsumexp(2) if sinks is None else torch.logaddexp(x.logsumexp(2), sinks.float()[:, None])
-    p = (x - lse[..., None]).exp().masked_fill(~seen, 0.0).sum(0)
+    lse = x.logsumexp(2)
+    p = x - lse[..., None]
+    if sinks is not None:
+        # Of each head the share that its sink leaves, relative to the largest: sinks far above all scores would leave nothing.
+        shares = torch.nn.functional.logsigmoid(lse - sinks.float()[:, None])
+        p += (shares - shares.amax(0).masked_fill_((shares == -torch.inf).all(0), 0.0))[..., None]
+    p = p.exp_().masked_fill_(~seen, 0.0).sum(0)
     return p / p.sum(1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+
+
+class _Gradient(torch.autograd.Function):
+    """The gradient of the scores where it is recorded itself (create_graph), as a function of them."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, scores: Tensor) -> Tensor:
+        return gradient.view_as(gradient)
+
+    backward = staticmethod(no_second_derivatives("indexer_loss"))
 
 
 class _Loss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, q: Tensor, k: Tensor, indices: Tensor | None, scale: float, sinks: Tensor | None) -> Tensor:
-        """The gradient is made along with the loss, from what both have in common."""
+    def forward(
+        ctx: Any,
+        scores: Tensor,
+        none_of_scores: Tensor,
+        q: Tensor,
+        k: Tensor,
+        indices: Tensor | None,
+        scale: float,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        """The gradient is made along with the loss, from what both have in common. `none_of_scores` is no element of them, which
+        is enough to say later what the gradient depends on: the scores themselves need not be kept."""
         b, sq, sk = scores.shape
         dscores = torch.zeros_like(scores) if ctx.needs_input_grad[0] else None
         of_token = q.shape[1] * sk
@@ -47,13 +74,14 @@ class _Loss(torch.autograd.Function):
                 tokens = slice(first, min(first + step, sq))
                 own = scores[n, tokens].float()
                 if indices is None:
-                    seen, keys = own > -torch.inf, rows
+                    seen, keys = own != -torch.inf, rows  # NaN is seen
                 else:
                     listed = indices[n, tokens].long()
                     seen, listed = listed >= 0, listed.clamp_min(0)
                     own = own.gather(1, listed).masked_fill(~seen, -torch.inf)
-                    seen, keys = own > -torch.inf, rows[:, listed].masked_fill(~seen[:, :, None], 0.0)
+                    seen, keys = own != -torch.inf, rows[:, listed].masked_fill(~seen[:, :, None], 0.0)
                 p = _teacher(q[n, :, tokens], keys, seen, scale, sinks)
+                seen = seen & (p != 0).any(1, keepdim=True)  # where sinks are inf, attention gives its keys nothing
                 log_i = own.log_softmax(1).masked_fill(~seen, 0.0)
                 loss += (torch.special.xlogy(p, p) - p * log_i).sum(dtype=torch.float64)
                 if dscores is None:
@@ -63,14 +91,17 @@ class _Loss(torch.autograd.Function):
                     dscores[n, tokens] = difference
                 else:
                     dscores[n, tokens].scatter_add_(1, listed, difference)
-        ctx.save_for_backward(dscores)
+        ctx.save_for_backward(dscores, none_of_scores)
         return loss.to(torch.float32)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
-        (dscores,) = ctx.saved_tensors
-        return (None if dscores is None else dscores * dloss, None, None, None, None, None)
+        dscores, none_of_scores = ctx.saved_tensors
+        if dscores is not None:
+            dscores = dscores * dloss
+            if torch.is_grad_enabled():
+                dscores = _Gradient.apply(dscores, none_of_scores)  # type: ignore[no-untyped-call]
+        return (dscores, *[None] * 6)
 
 
 def indexer_loss(
@@ -87,30 +118,44 @@ def indexer_loss(
     p, the teacher, is the sum over heads of the probabilities that attention gives a token's keys, divided by what it comes to
     over all of them. It counts as a constant: only `scores` has a gradient, softmax(scores) - p, and what it was made from.
 
-    scores          float32 [b, sq, sk], as index_scores gives them; -inf for keys that a token does not see.
-    q, k            Attention's own, [b, hq, sq, d] and [b or 1, hk, sk, d].
-    indices         int32 or int64 [b, sq, n]: the keys that are selected for each token, -1 for none, each of them once. p and the
-                    softmax are over these. None: over all that the token sees, as while the indexer warms up.
-    scale, sinks    As attention has them; the scale is d**-0.5 if not given.
+    scores          float32 [b, sq, sk], as index_scores gives them; -inf for keys that a token does not see. bfloat16 or float16
+                    works, too, but the gradient is rounded to it.
+    q, k            Attention's own, [b, hq, sq, d] and [b or 1, hk, sk, d], of these types.
+    indices         int32 or int64 [b, sq, n]: the keys that are selected for each token, -1 for none. p and the softmax are over
+                    these; a key that is listed twice counts twice. None: over all that the token sees, as while the indexer
+                    warms up.
+    scale, sinks    As attention has them, sinks [hq]; the scale is d**-0.5 if not given.
 
-    A token without keys adds nothing. The loss is a float32 scalar; divide it by the number of tokens for their mean. Probabilities
-    are float32, those of a few tokens at a time. It is made of PyTorch's functions and runs in eager mode.
+    A token without keys adds nothing; a NaN among what a token sees is NaN in the loss. The loss is a float32 scalar; divide it by
+    the number of tokens for their mean. Probabilities are float32, those of a few tokens at a time, under autocast, too. It is made
+    of PyTorch's functions and runs in eager mode. There are no second derivatives. Raises TypeError or ValueError, naming the
+    argument.
     """
     named = {"scores": scores, "q": q, "k": k, "indices": indices, "sinks": sinks}
-    _refusals.check_tensors(named, "rapt.torch.indexer_loss", "the indexer has no GPU kernels yet")
-    for name, x, ndim in (("scores", scores, 3), ("q", q, 4), ("k", k, 4)):
-        if x.ndim != ndim or not x.dtype.is_floating_point:
-            raise ValueError(f"{name}: got {x.dtype} {list(x.shape)}; wanted {ndim} dimensions of floating-point numbers")
+    _refusals.check_tensors(named, "an array by torch.from_dlpack()", "the indexer has no GPU kernels yet")
+    for name, x, ndim in (("scores", scores, 3), ("q", q, 4), ("k", k, 4), ("sinks", sinks, 1)):
+        if x is None and name == "sinks":
+            continue
+        if x is None:
+            raise TypeError(f"{name}: got None; wanted a tensor")
+        if x.dtype not in _DTYPES:
+            raise TypeError(f"{name}: got {x.dtype}; wanted torch.float32, torch.bfloat16 or torch.float16")
+        if x.ndim != ndim:
+            raise ValueError(f"{name}: got shape {list(x.shape)}; wanted {ndim} dimensions")
     b, sq, sk = scores.shape
-    if q.shape[0] != b or q.shape[2] != sq:
+    if q.shape[0] != b or q.shape[2] != sq or q.shape[1] == 0 or q.shape[3] == 0:
         raise ValueError(f"q: got shape {list(q.shape)}; wanted [{b}, hq, {sq}, d], for the scores' {b} sequences of {sq} tokens")
     if k.shape[0] not in (1, b) or k.shape[1] == 0 or q.shape[1] % k.shape[1] or k.shape[2] != sk or k.shape[3] != q.shape[3]:
         raise ValueError(f"k: got shape {list(k.shape)}; wanted [{b} or 1, hk, {sk}, {q.shape[3]}], hk a divisor of {q.shape[1]}")
+    if sinks is not None and len(sinks) != q.shape[1]:
+        raise ValueError(f"sinks: got shape {list(sinks.shape)}; wanted q's heads hq = {q.shape[1]}")
     if indices is not None:
         if indices.dtype not in (torch.int32, torch.int64) or indices.ndim != 3 or indices.shape[:2] != scores.shape[:2]:
             raise ValueError(f"indices: got {indices.dtype} {list(indices.shape)}; wanted int32 or int64 [{b}, {sq}, n]")
         if indices.numel() and int(indices.max()) >= sk:
             raise ValueError(f"indices: got {int(indices.max())}; wanted less than sk = {sk}")
-    factor = real("scale", scale)
-    loss: Tensor = _Loss.apply(scores, q, k, indices, q.shape[3] ** -0.5 if factor is None else factor, sinks)  # type: ignore[no-untyped-call]
+    factor = finite("scale", scale)
+    given = (scores, scores[:0].clone(), q, k, indices, q.shape[3] ** -0.5 if factor is None else factor, sinks)
+    with torch.autocast("cpu", enabled=False):
+        loss: Tensor = _Loss.apply(*given)  # type: ignore[no-untyped-call]
     return loss

@@ -15,7 +15,7 @@ from torch import Tensor
 import rapt
 from rapt import _refusals
 from rapt._fp8_rows import LATENT, check_fp8, columns_of, keys_and_values
-from rapt._scalars import real
+from rapt._scalars import finite, integer, truth
 
 _SHARPNESS = 2.0**24
 
@@ -52,7 +52,7 @@ def flash_mla_with_kvcache(
     q               [b, sq, hq, d] of bfloat16, float16 or float32.
     k_cache         [pages, page_size, hk, d] of one of these types; with indices hk is 1. Values are its first head_dim_v columns.
                     With is_fp8_kvcache uint8 or float8_e4m3fn [pages, page_size, hk, 656], read as it is.
-    block_table     int32 [b, pages of a sequence]: not with indices, which say where keys lie.
+    block_table     int32 [b, pages of a sequence]. With indices, which say where keys lie, it is not looked at, as in FlashMLA.
     cache_seqlens   int32 [b]: likewise.
     tile_scheduler_metadata, num_splits
                     What get_mla_metadata gave, or anything: not used.
@@ -69,6 +69,9 @@ def flash_mla_with_kvcache(
     """
     tensors = {"q": q, "k_cache": k_cache, "block_table": block_table, "cache_seqlens": cache_seqlens, "indices": indices}
     _check(tensors | {"attn_sink": attn_sink, "topk_length": topk_length})
+    _check_given(q=q, k_cache=k_cache)
+    causal, is_fp8_kvcache = truth("causal", causal), truth("is_fp8_kvcache", is_fp8_kvcache)
+    head_dim_v, softmax_scale = integer("head_dim_v", head_dim_v), finite("softmax_scale", softmax_scale)
     if is_fp8_kvcache:
         check_fp8("k_cache", k_cache)
     else:
@@ -86,7 +89,7 @@ def flash_mla_with_kvcache(
     elif head_dim_v != LATENT:
         raise ValueError(f"head_dim_v: got {head_dim_v}; wanted {LATENT}, the latent columns of a row of bytes")
     _check_columns(q, "k_cache", k_cache)
-    names = {"k": "k_cache", "scale": "softmax_scale"}
+    names = {"k": "k_cache", "v": "k_cache"}
     if indices is not None:
         if causal:
             raise ValueError("causal: got True with indices; wanted False: a list says which keys a query sees")
@@ -149,10 +152,14 @@ def flash_mla_sparse_fwd(
 
     Returns out [sq, hq, d_v] of q's type; max_logits float32 [sq, hq], the largest score, -inf where there is no key; and lse float32
     [sq, hq], natural, +inf there. rapt's kernels keep no such maximum. It is lse of 2**24 times the scores, divided by that, which is
-    off by 2**-24 log(topk) and its rounding. Where you need none, rapt.attention or rapt.mla.attention with `indices` take about half
+    off by 2**-24 log(topk) and its rounding; of scores past 2e31 it is lse itself, which is as near. Where you need none, rapt.attention or rapt.mla.attention with `indices` take about half
     the time.
     """
     _check({"q": q, "kv": kv, "indices": indices, "attn_sink": attn_sink, "topk_length": topk_length})
+    _check_given(q=q, kv=kv, indices=indices)
+    d_v, factor = integer("d_v", d_v), finite("sm_scale", sm_scale)
+    if factor is None:
+        raise TypeError("sm_scale: got None; wanted a number")
     _check_numbers("kv", kv)
     if indexer_topk != 0:
         raise ValueError(f"indexer_topk: got {indexer_topk}; wanted 0: an lse of a list's beginning is not supported")
@@ -166,22 +173,30 @@ def flash_mla_sparse_fwd(
     if topk_length is not None and tuple(topk_length.shape) != (q.shape[0],):
         raise ValueError(f"topk_length: got shape {list(topk_length.shape)}; wanted [{q.shape[0]}]")
     _check_columns(q, "kv", kv)
-    factor = real("sm_scale", sm_scale)
-    if factor is None:
-        raise TypeError("sm_scale: got None; wanted a number")
-    lists, names = _lists(indices[:, 0], topk_length, kv.shape[0]), {"k": "kv", "scale": "sm_scale"}
+    lists, names = _lists(indices[:, 0], topk_length, kv.shape[0]), {"k": "kv", "v": "kv"}
     out, lse = _listed(q[None], kv[:, 0], lists[None], factor, d_v, attn_sink, names)
     # Scores times a large number: their lse is the largest, but for log(topk) at most.
-    _, sharp = _listed(q[None], kv[:, 0], lists[None], factor * _SHARPNESS, 1, None, names)
-    largest = torch.where(sharp == torch.inf, -torch.inf, sharp / _SHARPNESS)
+    sharper, sharp_factor = q[None], factor * _SHARPNESS
+    if abs(sharp_factor) > torch.finfo(torch.float32).max:
+        sharper, sharp_factor = sharper.float() * _SHARPNESS, factor
+    _, sharp = _listed(sharper, kv[:, 0], lists[None], sharp_factor, 1, None, names)
+    largest = torch.where(sharp.isfinite(), sharp / _SHARPNESS, lse)  # past float32 log(topk) is less than a score's rounding
+    largest = largest.masked_fill_(lse == torch.inf, -torch.inf)
     return out[0], largest[0].T.contiguous(), lse[0].T.contiguous()
 
 
 def _check(tensors: dict[str, Tensor | None]) -> None:
     _refusals.check_tensors(tensors, "an array by torch.from_dlpack()", "FlashMLA itself runs on GPUs")
+    _refusals.check_memory(tensors)
     for name, x in tensors.items():
         if x is not None and torch.is_grad_enabled() and x.requires_grad:
             raise ValueError(f"{name}: got a tensor that requires grad; wanted torch.no_grad(), or rapt.mla.attention")
+
+
+def _check_given(**tensors: Tensor | None) -> None:
+    for name, x in tensors.items():
+        if x is None:
+            raise TypeError(f"{name}: got None; wanted a tensor")
 
 
 def _check_numbers(name: str, rows: Tensor) -> None:
@@ -220,7 +235,7 @@ def _lists(indices: Tensor, lengths: Tensor | None, keys: int) -> Tensor:
 def _listed(
     q: Tensor, rows: Tensor, lists: Tensor, scale: float | None, dv: int, sinks: Tensor | None, names: dict[str, str]
 ) -> tuple[Tensor, Tensor]:
-    """out [b, sq, hq, dv] and lse [b, hq, sq] of lists [b, sq, topk] of rows. `names`: what the caller calls k and scale."""
+    """out [b, sq, hq, dv] and lse [b, hq, sq] of lists [b, sq, topk] of rows. `names`: what the caller calls k and v."""
     k, v, coding = keys_and_values(rows[None, None], dv, names["k"])
     out = q.new_empty((*q.shape[:3], dv), dtype=None if sinks is None else torch.float32)
     with _refusals.renamed(**names):

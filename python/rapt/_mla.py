@@ -1,4 +1,5 @@
-"""rapt.mla: attention over latents or over what they expand to, as an operator of PyTorch's with gradients; and which is cheaper."""
+"""rapt.mla: attention over latents or over what they expand to, as an operator of PyTorch's with gradients; products with the
+matrices between the two; and which is cheaper."""
 
 from __future__ import annotations
 
@@ -190,19 +191,67 @@ def seen_keys(sizes: Sizes, given: Options) -> int:
     return max(min(given.offset + sizes.sq, sizes.sk), 0)
 
 
-def cheaper_form(sizes: Sizes, lengths: list[int], given: Options) -> str:
-    """The form with fewer multiply-adds for each head. Pairs of a query and a key cost 2 rank + rope in the latent space, and
-    nope + rope + v outside. Into the latent space and out of it go queries; out of it, for all of them, go keys.
+def cheaper_form(sizes: Sizes, given: Options) -> str:
+    """The form with fewer multiply-adds for each head, over a cache that is full. Pairs of a query and a key cost 2 rank + rope in the
+    latent space, and nope + rope + v outside. Into the latent space and out of it go queries; out of it, for all of them, go keys.
 
     In DeepSeek-V3's sizes these are even at 170 queries over many keys. Timed, on one thread, both forms are even at 175 in float32
-    and 240 in bfloat16 (AMX).
+    and 240 in bfloat16 (AMX). A prompt of fewer queries in a cache with room for many more would be less work in the expanded form, by
+    1.4 times at most where it is causal. To see that takes lengths, of which the choice would then depend: a graph has none, and a
+    sequence's result would change with its neighbours in the batch. How many sequences there are does not matter, either.
     """
-    pairs, seen = 0.0, seen_keys(sizes, given)
-    for length in lengths:
-        offset = {"bottom_right": length - sizes.sq, "offset": given.offset}.get(given.align or "", 0)
-        first, last = (min(max(offset + i, 0), length) if given.causal else length for i in (1, sizes.sq))
-        pairs += sizes.sq * (first + last) / 2
-    projected = sizes.rank * (sizes.nope + sizes.v)
-    absorbed = (2 * sizes.rank + sizes.rope) * pairs + projected * sizes.b * sizes.sq
-    expanded = (sizes.nope + sizes.rope + sizes.v) * pairs + projected * sum(min(length, seen) for length in lengths)
+    offset = {"bottom_right": sizes.sk - sizes.sq, "offset": given.offset}.get(given.align or "", 0)
+    first, last = (min(max(offset + i, 0), sizes.sk) if given.causal else sizes.sk for i in (1, sizes.sq))
+    pairs, projected = sizes.sq * (first + last) / 2, sizes.rank * (sizes.nope + sizes.v)
+    absorbed = (2 * sizes.rank + sizes.rope) * pairs + projected * sizes.sq
+    expanded = (sizes.nope + sizes.rope + sizes.v) * pairs + projected * seen_keys(sizes, given)
     return "absorbed" if absorbed <= expanded else "expanded"
+
+
+class _Product(torch.autograd.Function):
+    """product() where gradients are recorded. Autocast is off in the backward too: a graph's is traced under its caller's."""
+
+    @staticmethod
+    def forward(ctx: Any, equation: str, x: Tensor, w: Tensor, idle: str) -> Tensor:
+        ctx.save_for_backward(x, w)
+        ctx.equation, ctx.idle = equation, idle
+        return _product(equation, x, w)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, w = ctx.saved_tensors
+        of_x, of_w, of_y = _indices_of(ctx.equation)
+        dx = product(f"{of_y},{of_w}->{of_x}", dy, w) if ctx.needs_input_grad[1] else None
+        if not ctx.needs_input_grad[2]:
+            return None, dx, None, None
+        if ctx.idle == "y":
+            x = x.masked_fill(~dy.any(-1, keepdim=True), 0.0)
+        if ctx.idle == "x":
+            dy = dy.masked_fill(~x.transpose(1, 2).any(-1, keepdim=True), 0.0)
+        return None, dx, product(f"{of_x},{of_y}->{of_w}", x, dy), None
+
+
+def _indices_of(equation: str) -> tuple[str, str, str]:
+    of_x, rest = equation.split(",")
+    of_w, of_y = rest.split("->")
+    return of_x, of_w, of_y
+
+
+def _product(equation: str, x: Tensor, w: Tensor) -> Tensor:
+    if not torch.is_autocast_enabled("cpu"):
+        return torch.einsum(equation, x, w)
+    with torch.autocast("cpu", enabled=False):
+        return torch.einsum(equation, x, w)
+
+
+def product(equation: str, x: Tensor, w: Tensor, idle: str = "") -> Tensor:
+    """torch.einsum of rows with the heads' matrices, whatever autocast says.
+
+    A row without keys gives no gradient, whatever it and its gradient hold: NaN in the padding of a batch must not reach the matrices,
+    by 0 times NaN. With idle="y" it is the one whose result has a gradient of 0 (of queries), with "x" the one that is 0 itself (of what
+    attention gives; heads come second in x and third in the result).
+    """
+    if not _refusals.needs_grad(x, w):
+        return _product(equation, x, w)
+    made: Tensor = _Product.apply(equation, x, w, idle)  # type: ignore[no-untyped-call]
+    return made

@@ -227,12 +227,21 @@ def check_tensors(named: dict[str, Tensor | None], function: str, on_cpu: str) -
             continue
         if not isinstance(x, Tensor):
             raise TypeError(f"{name}: got {type(x).__module__}.{type(x).__qualname__}; wanted a tensor, or {function}")
+        if x.layout is not torch.strided or x.is_nested:
+            raise TypeError(f"{name}: got a {'nested tensor' if x.is_nested else f'tensor of {x.layout}'}; wanted a dense one")
         if x.device.type != "cpu":
             raise ValueError(f"{name}: got a tensor on {x.device}; wanted one on the cpu: {on_cpu}")
         if _is_transformed(x):
             raise NotImplementedError(
                 f"{name}: got a tensor of forward mode or of a torch.func transform; wanted one of torch.autograd's backward"
             )
+
+
+def check_memory(named: dict[str, Tensor | None]) -> None:
+    """Raises where a function that is no operator of PyTorch's is called on tensors of a trace."""
+    for name, x in named.items():
+        if isinstance(x, FakeTensor):
+            raise TypeError(f"{name}: got a FakeTensor; wanted one with memory: of rapt.mla, attention alone is made of operators")
 
 
 @contextmanager

@@ -7,6 +7,8 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+_LARGEST = float(np.finfo(np.float32).max)
+
 Alignment: TypeAlias = Literal["top_left", "bottom_right"] | int | None
 
 
@@ -26,6 +28,23 @@ def real(name: str, x: Any) -> float | None:
     except (TypeError, ValueError, OverflowError):
         pass
     raise TypeError(f"{name}: got {x!r}; wanted a number")
+
+
+def finite(name: str, x: Any) -> float | None:
+    """real(), of what is finite as a float32 too."""
+    number = real(name, x)
+    if number is not None and not abs(number) <= _LARGEST:
+        raise ValueError(f"{name}: got {x}; wanted a finite number")
+    return number
+
+
+def integer(name: str, x: Any) -> int:
+    try:
+        if not isinstance(x, (bool, np.bool_)):
+            return operator.index(x)
+    except TypeError:
+        pass
+    raise TypeError(f"{name}: got {x!r}; wanted an int")
 
 
 def alignment(align: Any) -> tuple[str | None, int]:

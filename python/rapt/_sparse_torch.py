@@ -10,11 +10,12 @@ from torch import Tensor
 import rapt
 from rapt import _refusals
 from rapt._autograd import check_wanted, no_second_derivatives
-from rapt._scalars import real
+from rapt._scalars import real, truth
 
 # What the operators are given, in this order: these, scale and softcap.
 _TENSORS = ("q", "k", "v", "sinks", "indices", "counts")
 _LEARNT = _TENSORS[:4]
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? sinks, Tensor indices, Tensor? counts"
 
 
@@ -105,11 +106,15 @@ def sparse_attention(
     """
     tensors = (q, k, v, sinks, indices, counts)
     _refusals.check_tensors(dict(zip(_TENSORS, tensors)), "rapt.attention", "gathered keys have no GPU kernels yet")
-    if _refusals.needs_grad(*tensors):
-        for name, x in (("k", k), ("v", v)):
-            if x.itemsize == 1:
-                raise ValueError(f"{name}: got a tensor of {x.dtype} with inputs that require grad; wanted one that is not quantised")
-    elif _refusals.is_eager(*tensors):
+    for name, x in (("q", q), ("k", k), ("v", v), ("indices", indices)):
+        if x is None:  # rapt.attention would take it for all keys
+            raise TypeError(f"{name}: got None; wanted a tensor")
+    for name, x in (("k", k), ("v", v)):
+        if x.dtype not in _DTYPES:
+            wanted = "torch.float32, torch.bfloat16 or torch.float16 (rapt.attention takes quantised ones)"
+            raise TypeError(f"{name}: got {x.dtype}; wanted {wanted}")
+    return_lse = truth("return_lse", return_lse)
+    if not _refusals.needs_grad(*tensors) and _refusals.is_eager(*tensors):
         return rapt.attention(**_arguments((*tensors, scale, softcap)), return_lse=return_lse)
     out, lse = _operator(*tensors, real("scale", scale), real("softcap", softcap))
     return (out, lse) if return_lse else out

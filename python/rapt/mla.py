@@ -16,7 +16,6 @@ rapt.dsa chooses the keys of sparse attention (DeepSeek Sparse Attention).
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -25,7 +24,7 @@ from torch import Tensor
 import rapt
 from rapt import _refusals
 from rapt._fp8_rows import LATENT, ROTARY, check_fp8, is_fp8, keys_and_values
-from rapt._mla import Options, Sizes, attend, cheaper_form, seen_keys
+from rapt._mla import Options, Sizes, attend, cheaper_form, product, seen_keys
 from rapt._flash_mla import flash_mla_sparse_fwd, flash_mla_with_kvcache, get_mla_metadata
 from rapt._scalars import Alignment, alignment, real, truth
 
@@ -79,18 +78,25 @@ def attention(
                     form; no causal, align, seqlens or block_table.
     counts          int32 or int64 [b, sq], with indices: how many of the n count, from the first on. n if not given.
     sinks           [h]: an extra logit in each head's denominator.
-    form            "absorbed", "expanded", or "auto": the one with less to compute, by the numbers of queries and keys alone.
+    form            "absorbed", "expanded", or "auto": the one with less to compute if kv is full, by the sizes of tensors alone.
+                    Lengths do not change it, so that a sequence has the same form beside any others, and in graphs.
     return_lse      Returns (out, lse), lse float32 [b, h, sq]: log of the sum of exp of a query's scores.
 
-    Returns [b, sq, h, v] of q's type; 0 for a query without keys, whose lse is -inf. There are gradients of q_nope, q_rope, kv, w_uk, w_uv
-    and sinks, through lse too, but not with pages; under torch.compile it is matrix products and an operator.
-    Autocast changes nothing here. Raises TypeError or ValueError, naming the argument.
+    Returns [b, sq, h, v] of q's type, C-contiguous; 0 for a query without keys, whose lse is -inf. There are gradients of q_nope,
+    q_rope, kv, w_uk, w_uv and sinks, through lse too, but not with pages; under torch.compile it is matrix products and an operator.
+    Autocast changes nothing here, in the backward neither. Raises TypeError or ValueError, naming the argument.
     """
     named = {"q_nope": q_nope, "q_rope": q_rope, "kv": kv, "w_uk": w_uk, "w_uv": w_uv, "sinks": sinks}
     numbers = {"seqlens": seqlens, "block_table": block_table, "indices": indices, "counts": counts}
     _refusals.check_tensors(named | numbers, "an array by torch.from_dlpack()", "latent attention has no GPU kernels yet")
+    if counts is not None and indices is None:
+        raise ValueError("counts: got a tensor without indices; wanted both: they count the entries of lists")
+    if indices is not None:
+        for name, x in (("seqlens", seqlens), ("block_table", block_table)):
+            if x is not None:
+                raise ValueError(f"{name}: got one with indices; wanted None: lists say which keys there are")
     sizes = _sizes(named, block_table, seqlens, indices)
-    given = _options(sizes, causal, align, scale)
+    given, return_lse = _options(sizes, causal, align, scale), truth("return_lse", return_lse)
     if form not in ("auto", "absorbed", "expanded"):
         raise ValueError(f'form: got {form!r}; wanted "auto", "absorbed" or "expanded"')
     if _refusals.needs_grad(*named.values()):
@@ -102,38 +108,29 @@ def attention(
         if form == "expanded":
             raise ValueError(f'form: got "expanded" with kv of {kv.dtype}; wanted "absorbed" or "auto"')
         form = "absorbed"
-    if counts is not None and indices is None:
-        raise ValueError("counts: got a tensor without indices; wanted both: they count the entries of lists")
     if indices is not None:
         if form == "expanded":
             raise ValueError('form: got "expanded" with indices; wanted "absorbed" or "auto"')
-        for name, x in (("seqlens", seqlens), ("block_table", block_table)):
-            if x is not None:
-                raise ValueError(f"{name}: got one with indices; wanted None: lists say which keys there are")
         form = "absorbed"
     lengths = None
     if seqlens is not None and not torch.compiler.is_compiling():
         lengths = seqlens.tolist()
-        if not all(0 <= n <= sizes.sk for n in lengths):
-            raise ValueError(f"seqlens: got {lengths}; wanted 0 to {sizes.sk}, the keys that kv has room for")
-    if form == "auto":
-        form = "absorbed"
-        if sizes.b * sizes.sq * sizes.sk > 0:
-            form = cheaper_form(sizes, [sizes.sk] * sizes.b if lengths is None else lengths, given)  # type: ignore[assignment]
-    with torch.autocast("cpu", enabled=False) if torch.is_autocast_enabled("cpu") else nullcontext():
-        if form == "absorbed":
-            q = torch.einsum("bshn,hnc->bshc", q_nope, w_uk)
-            q = q if q_rope is None else torch.cat((q, q_rope), -1)
-            tensors = (_heads_first(q), kv[:, None], None, sinks, seqlens, block_table, indices, counts)
-            latent, lse = attend(tensors, given._replace(dv=sizes.rank))
-            out = torch.einsum("bhsc,hvc->bshv", latent, w_uv)
-        else:
-            rows = _in_use(kv, seqlens, block_table, lengths)[:, : seen_keys(sizes, given)].to(q_nope.dtype)
-            seqlens = seqlens if seqlens is None else seqlens.clamp(max=rows.shape[1])
-            q = q_nope if q_rope is None else torch.cat((q_nope, q_rope), -1)
-            keys, values = _expanded(rows, w_uk, w_uv)
-            out, lse = attend((_heads_first(q), keys, values, sinks, seqlens, None, None, None), given)
-            out = out.transpose(1, 2)
+        for i, n in enumerate(lengths):
+            if not 0 <= n <= sizes.sk:
+                raise ValueError(f"seqlens: got length {n} of sequence {i}; wanted 0 to {sizes.sk}, the keys that kv has room for")
+    if (cheaper_form(sizes, given) if form == "auto" else form) == "absorbed":
+        q = product("bshn,hnc->bshc", q_nope, w_uk, idle="y")
+        q = q if q_rope is None else torch.cat((q, q_rope), -1)
+        tensors = (_heads_first(q), kv[:, None], None, sinks, seqlens, block_table, indices, counts)
+        latent, lse = attend(tensors, given._replace(dv=sizes.rank))
+        out = product("bhsc,hvc->bshv", latent, w_uv, idle="x").contiguous()
+    else:
+        rows = _in_use(kv, seqlens, block_table, lengths)[:, : seen_keys(sizes, given)].to(q_nope.dtype)
+        seqlens = seqlens if seqlens is None else seqlens.clamp(max=rows.shape[1])
+        q = q_nope if q_rope is None else torch.cat((q_nope, q_rope), -1)
+        keys, values = _expanded(rows, w_uk, w_uv)
+        out, lse = attend((_heads_first(q), keys, values, sinks, seqlens, None, None, None), given)
+        out = out.transpose(1, 2)
     return (out, lse) if return_lse else out
 
 
@@ -154,6 +151,7 @@ def append_fp8_rows(
     """
     named = {"kv_new": kv_new, "kv": kv, "seqlens": seqlens, "block_table": block_table, "cu_seqlens": cu_seqlens}
     _refusals.check_tensors(named, "an array by torch.from_dlpack()", "caches on GPUs are not written yet")
+    _refusals.check_memory(named)
     check_fp8("kv", kv)
     for name, x, dims in (("kv_new", kv_new, 3 if cu_seqlens is None else 2), ("kv", kv, 3)):
         if x.dim() != dims:
@@ -178,7 +176,7 @@ def _heads_first(x: Tensor) -> Tensor:
 def _expanded(rows: Tensor, w_uk: Tensor, w_uv: Tensor) -> tuple[Tensor, Tensor]:
     """Keys and values of all heads, [b, h, sk, nope + rope] and [b, h, sk, v]."""
     latent, k_rope = rows[..., : w_uk.shape[2]], rows[..., w_uk.shape[2] :]
-    k, v = (torch.einsum("bkc,hnc->bhkn", latent, w) for w in (w_uk, w_uv))
+    k, v = (product("bkc,hnc->bhkn", latent, w) for w in (w_uk, w_uv))
     return torch.cat((k, k_rope[:, None].expand(-1, k.shape[1], -1, -1)), 3), v
 
 
@@ -211,7 +209,10 @@ def _sizes(
         if x is None:
             raise TypeError(f"{name}: got None; wanted a tensor")
         if x.dtype not in _DTYPES and not (name == "kv" and is_fp8(x)):
-            raise TypeError(f"{name}: got {x.dtype}; wanted torch.float32, torch.bfloat16 or torch.float16")
+            wanted = "torch.float32, torch.bfloat16 or torch.float16"
+            if name == "kv":
+                wanted = "torch.float32, torch.bfloat16, torch.float16, or rows of bytes of torch.uint8 or torch.float8_e4m3fn"
+            raise TypeError(f"{name}: got {x.dtype}; wanted {wanted}")
     q_nope, q_rope, kv, w_uk, w_uv, _ = named.values()
     assert q_nope is not None and kv is not None and w_uk is not None and w_uv is not None
     if q_nope.dim() != 4:
@@ -220,11 +221,17 @@ def _sizes(
     if w_uk.dim() != 3 or tuple(w_uk.shape[:2]) != (h, nope):
         raise ValueError(f"w_uk: got shape {list(w_uk.shape)}; wanted [{h}, {nope}, rank], as q_nope has {h} heads of {nope}")
     rank = w_uk.shape[2]
+    if rank == 0:
+        raise ValueError(f"w_uk: got shape {list(w_uk.shape)}; wanted a rank of 1 or more")
     if w_uv.dim() != 3 or w_uv.shape[0] != h or w_uv.shape[2] != rank:
         raise ValueError(f"w_uv: got shape {list(w_uv.shape)}; wanted [{h}, v, {rank}], as of w_uk")
+    if w_uv.shape[1] == 0:
+        raise ValueError(f"w_uv: got shape {list(w_uv.shape)}; wanted values of 1 column or more")
     if q_rope is not None and (q_rope.dim() != 4 or q_rope.shape[:3] != q_nope.shape[:3]):
         raise ValueError(f"q_rope: got shape {list(q_rope.shape)}; wanted [{b}, {sq}, {h}, rope], as of q_nope")
     rope = 0 if q_rope is None else q_rope.shape[3]
+    if nope + rope == 0:
+        raise ValueError(f"q_nope: got shape {list(q_nope.shape)} without a rotary part; wanted heads of 1 column or more")
     for name, x in (("q_rope", q_rope), ("w_uk", w_uk), ("w_uv", w_uv)):
         if x is not None and x.dtype != q_nope.dtype:
             raise TypeError(f"{name}: got {x.dtype}; wanted q_nope's {q_nope.dtype}")
@@ -239,7 +246,8 @@ def _sizes(
         raise ValueError(f"seqlens: got {seqlens.dtype} {list(seqlens.shape)}; wanted int32 or int64 [{b}]")
     if block_table is None:
         if kv.shape[0] != b and (indices is None or kv.shape[0] != 1):
-            raise ValueError(f"kv: got shape {list(kv.shape)}; wanted [{b}, sk, {rank + rope}], as q_nope has {b} sequences")
+            wanted = f"[{b}{'' if indices is None else ' or 1'}, sk, {rank + rope}], as q_nope has {b} sequences"
+            raise ValueError(f"kv: got shape {list(kv.shape)}; wanted {wanted}")
         sk = kv.shape[1]
     else:
         if block_table.dim() != 2 or block_table.shape[0] != b or block_table.dtype not in _INTEGERS:

@@ -319,6 +319,8 @@ def test_refused_results():
         (fused, options | {"n": 3, "out": np.zeros((2, 7, 3), np.int64)}, TypeError, "out: got dtype i64; wanted i32"),
         (apart, {"scores": SCORES.astype(np.float64), "n": 2}, TypeError, "scores: got dtype float64; wanted float32"),
         (apart, {"scores": SCORES, "n": -1}, ValueError, "n: got -1; wanted"),
+        (apart, {"scores": np.float32(3).reshape(()), "n": 1}, ValueError, "scores: got shape []; wanted one dimension or more"),
+        (apart, {"scores": torch.tensor(3.0), "n": 1}, ValueError, "scores: got shape []; wanted one dimension or more"),
         (apart, {"scores": SCORES[..., None, None], "n": 1}, ValueError, "scores: got 5 dimensions; wanted 1 to 4"),
         (apart, {"scores": SCORES, "n": 2, "out": SCORES[..., :2]}, TypeError, "out: got dtype float32"),
         (apart, {"scores": SCORES, "n": 2, "out": codes[..., :2]}, ValueError, "out: got memory shared with scores"),

@@ -3,6 +3,7 @@
 import pytest
 import rapt.mla
 import torch
+from torch._subclasses import FakeTensorMode
 from rapt.mla import flash_mla_sparse_fwd, flash_mla_with_kvcache, get_mla_metadata
 
 DECODE = {"absolute": 8e-4, "relative": 2.01 / 128, "cosine": 5e-6}
@@ -341,6 +342,22 @@ GAPS = torch.zeros(5, 8, 1, 658, dtype=torch.uint8)[..., :656]
 @pytest.mark.parametrize(
     "call, change, error, message",
     [
+        (decode, {"q": None}, TypeError, "q: got None; wanted a tensor"),
+        (decode, {"k_cache": None}, TypeError, "k_cache: got None; wanted a tensor"),
+        (decode, {"k_cache": FP8["k_cache"].view(torch.float8_e4m3fn)}, TypeError, "k_cache: got torch.float8_e4m3fn"),
+        (decode, {"is_fp8_kvcache": "no"}, TypeError, "is_fp8_kvcache: got 'no'; wanted True or False"),
+        (decode, {"causal": 1}, TypeError, "causal: got 1; wanted True or False"),
+        (decode, LISTS | {"causal": 0}, TypeError, "causal: got 0; wanted True or False"),
+        (decode, {"head_dim_v": True}, TypeError, "head_dim_v: got True; wanted an int"),
+        (decode, {"head_dim_v": 512.0}, TypeError, "head_dim_v: got 512.0; wanted an int"),
+        (decode, LISTS | {"head_dim_v": None}, TypeError, "head_dim_v: got None; wanted an int"),
+        (decode, FP8 | {"head_dim_v": "512"}, TypeError, "head_dim_v: got '512'; wanted an int"),
+        (decode, {"softmax_scale": 1e39}, ValueError, r"softmax_scale: got 1e\+39; wanted a finite number"),
+        (sparse, {"d_v": 512.0}, TypeError, "d_v: got 512.0; wanted an int"),
+        (sparse, {"d_v": None}, TypeError, "d_v: got None; wanted an int"),
+        (sparse, {"sm_scale": 1e39}, ValueError, r"sm_scale: got 1e\+39; wanted a finite number"),
+        (sparse, {"indices": None}, TypeError, "indices: got None; wanted a tensor"),
+        (sparse, {"kv": torch.zeros(9, 1, 576).to_sparse()}, TypeError, "kv: got a tensor of torch.sparse_coo"),
         (decode, {"is_fp8_kvcache": True}, TypeError, "k_cache: got torch.bfloat16; wanted torch.uint8"),
         (decode, LISTS | {"is_fp8_kvcache": True}, TypeError, "k_cache: got torch.bfloat16; wanted torch.uint8"),
         (decode, {"k_cache": FP8["k_cache"]}, TypeError, "k_cache: got torch.uint8"),
@@ -402,6 +419,34 @@ def test_bad_input(call, change, error, message):
     with pytest.raises(error, match=f"^{message}"):
         call(**change)
     call()
+
+
+@pytest.mark.parametrize("call, name, shape", ((sparse, "q", (3, 2, 576)), (decode, "q", (2, 1, 4, 576)), (append_fp8, "kv_new", (2, 3, 576))))
+def test_tensors_without_memory(call, name, shape):
+    with FakeTensorMode(), pytest.raises(TypeError, match=f"^{name}: got a FakeTensor; wanted one with memory"):
+        call(**{name: torch.empty(shape)})
+
+
+def test_tables_and_lengths_are_not_looked_at_with_lists():
+    """FlashMLA ignores them, too."""
+    given = {"q": numbers(2, 1, 4, 576), "k_cache": numbers(5, 8, 1, 576)}
+    wanted, _ = decode(**given | LISTS)
+    got, _ = decode(**given, indices=LISTS["indices"], block_table=torch.full((7, 1), -5), cache_seqlens=torch.full((3,), -1))
+    assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("scale", (1e25, 1e30, -1e30, 1e34, 2e38, -2e38))
+@pytest.mark.parametrize("size", (1, 1e-5, 1e-36))
+@BOTH
+def test_the_largest_of_large_scores(scale, size, dtype):
+    """Whether they or the scale are large, up to the end of float32."""
+    q, kv, indices = torch.randn(4, 2, 64).to(dtype), (size * torch.randn(300, 1, 64)).to(dtype), lists(4, 100, 300, empty=[2])
+    none = (indices < 0) | (indices >= 300)
+    out, wanted, _ = rows_of(q, kv[indices.masked_fill(none, 0).long(), 0], scale, 64, none)
+    if wanted[wanted.isfinite()].abs().max() > 1e38:
+        return
+    _, largest, _ = flash_mla_sparse_fwd(q, kv, indices[:, None], scale, 64)
+    assert_near(largest, wanted, absolute=1e-6, relative=4e-6)
 
 
 def test_nothing_to_do():

@@ -235,14 +235,116 @@ def test_the_memory_of_the_loss_of_the_indexer(selected, monkeypatch):
     assert 1 < len(pieces) and 1000 < max(map(max, pieces)) <= 2000
 
 
-def test_the_loss_of_the_indexer_refuses():
+def loss_inputs():
     q, k, _, _ = map(torch.from_numpy, inputs())
-    scores, indices = torch.zeros(B, SQ, SK), torch.from_numpy(lists())
-    for name, arguments in {
-        "scores": (scores[0], q, k),
-        "q": (scores, q[:, :, 1:], k),
-        "k": (scores, q, k[:, :, 1:]),
-        "indices": (scores, q, k, indices + SK),
-    }.items():
-        with pytest.raises(ValueError, match=f"^{name}: "):
-            rapt.torch.indexer_loss(*arguments)
+    scores = torch.randn(B, SQ, SK, generator=torch.Generator().manual_seed(6))
+    return scores, q, k, rapt.torch.select_topk(scores, N)
+
+
+@pytest.mark.parametrize("selected", [False, True])
+def test_the_loss_of_the_indexer_does_not_hide_nan(selected):
+    scores, q, k, indices = loss_inputs()
+    scores[1, 4] = torch.nan
+    indices = rapt.torch.select_topk(scores, N) if selected else None
+    scores.requires_grad_()
+    loss = rapt.torch.indexer_loss(scores, q, k, indices)
+    (grad,) = torch.autograd.grad(loss, scores)
+    assert loss.isnan() and grad[1, 4].isnan().any() and grad[0].isfinite().all() and grad[1, :4].isfinite().all()
+
+
+@pytest.mark.parametrize("selected", [False, True])
+def test_the_loss_of_the_indexer_has_no_second_derivatives(selected):
+    scores, q, k, indices = loss_inputs()
+    scores.requires_grad_()
+    loss = rapt.torch.indexer_loss(scores, q, k, indices if selected else None)
+    (wanted,) = torch.autograd.grad(loss, scores, retain_graph=True)
+    (grad,) = torch.autograd.grad(loss, scores, create_graph=True)
+    assert torch.equal(grad, wanted) and not wanted.requires_grad
+    with pytest.raises(RuntimeError, match="create_graph: .*indexer_loss.*first derivatives only"):
+        (loss + grad.square().sum()).backward()
+
+
+@pytest.mark.parametrize("selected", [False, True])
+def test_autocast_changes_nothing_in_the_loss_of_the_indexer(selected):
+    scores, q, k, indices = loss_inputs()
+
+    def run(autocast):
+        leaf = scores.clone().requires_grad_()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            loss = rapt.torch.indexer_loss(leaf, 5 * q, k, indices if selected else None)
+            loss.backward()
+        return loss.detach(), leaf.grad
+
+    assert all(torch.equal(x, y) for x, y in zip(run(True), run(False)))
+
+
+def test_the_loss_of_the_indexer_with_sinks_far_above_all_scores():
+    """Attention leaves its keys next to nothing, and p is what they have of that: not 0, as exp() would make it."""
+    scores, q, k, _ = loss_inputs()
+    scores.requires_grad_()
+    sinks = torch.linspace(999, 1001, HQ)
+    loss = rapt.torch.indexer_loss(scores, q, k, sinks=sinks)
+    seen = torch.ones(B, SQ, SK, dtype=torch.bool)
+    # A sink that is 1000 lower leaves exp(1000) times as much, where it is far above the scores still.
+    p = teacher(q.double(), k.double(), seen, D**-0.5, sinks.double() - 950)
+    exact = scores.detach().double().requires_grad_()
+    wanted = (torch.special.xlogy(p, p) - p * exact.log_softmax(2)).sum()
+    assert abs(loss.item() - wanted.item()) < 1e-4 * wanted.item()
+    close(torch.autograd.grad(loss, scores)[0], torch.autograd.grad(wanted, exact)[0].numpy(), 1e-4)
+    loss = rapt.torch.indexer_loss(scores, q, k, sinks=torch.full((HQ,), torch.inf))
+    assert loss.item() == 0 and not torch.autograd.grad(loss, scores)[0].any()
+
+
+def test_the_loss_of_the_indexer_counts_a_key_as_often_as_it_is_listed():
+    scores, q, k, indices = loss_inputs()
+    twice = torch.cat((indices, indices), 2)
+    losses = [rapt.torch.indexer_loss(scores.requires_grad_(), q, k, lists) for lists in (indices, twice)]
+    grads = [torch.autograd.grad(loss, scores)[0] for loss in losses]
+    assert abs(losses[0] - losses[1]) < 1e-5 * losses[0]  # both distributions are halved, and listed twice
+    torch.testing.assert_close(*grads, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "change, error, message",
+    [
+        ({"scores": torch.zeros(SQ, SK)}, ValueError, r"scores: got shape \[9, 40\]"),
+        ({"scores": torch.zeros(B, SQ, SK).double()}, TypeError, "scores: got torch.float64"),
+        ({"scores": torch.zeros(B, SQ, SK).to_sparse()}, TypeError, "scores: got .*sparse"),
+        ({"q": torch.zeros(B, HQ, SQ - 1, D)}, ValueError, "q: got shape"),
+        ({"q": torch.zeros(B, 0, SQ, D)}, ValueError, "q: got shape"),
+        ({"q": None}, TypeError, "q: got None; wanted a tensor"),
+        ({"k": torch.zeros(B, HK, SK - 1, D)}, ValueError, "k: got shape"),
+        ({"k": torch.zeros(B, HK, SK, D).to(torch.int8)}, TypeError, "k: got torch.int8"),
+        ({"indices": torch.full((B, SQ, N), SK)}, ValueError, "indices: got 40; wanted less than sk = 40"),
+        ({"sinks": torch.zeros(1)}, ValueError, r"sinks: got shape \[1\]; wanted q's heads hq = 6"),
+        ({"sinks": torch.tensor(0.0)}, ValueError, r"sinks: got shape \[\]; wanted 1 dim"),
+        ({"sinks": torch.zeros(HQ).int()}, TypeError, "sinks: got torch.int32"),
+        ({"scale": float("nan")}, ValueError, "scale: got nan; wanted a finite number"),
+        ({"scale": 1e39}, ValueError, r"scale: got 1e\+39; wanted a finite number"),
+        ({"scale": "a"}, TypeError, "scale: got 'a'; wanted a number"),
+        ({"scale": [1]}, TypeError, r"scale: got \[1\]; wanted a number"),
+    ],
+)
+def test_the_loss_of_the_indexer_refuses(change, error, message):
+    given = dict(zip(("scores", "q", "k", "indices"), loss_inputs()))
+    with pytest.raises(error, match=f"^{message}"):
+        rapt.torch.indexer_loss(**given | change)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize(
+    "change, error, message",
+    [
+        ({"indices": None}, TypeError, "indices: got None; wanted a tensor"),
+        ({"v": None}, TypeError, "v: got None; wanted a tensor"),
+        ({"k": torch.zeros(B, HK, SK, D).to(torch.float8_e4m3fn)}, TypeError, "k: got torch.float8_e4m3fn; wanted torch.float32"),
+        ({"v": torch.zeros(B, HK, SK, DV).to(torch.int8)}, TypeError, "v: got torch.int8; wanted torch.float32"),
+        ({"k": torch.zeros(B, HK, SK, D).to_sparse()}, TypeError, "k: got .*sparse"),
+        ({"return_lse": 1}, TypeError, "return_lse: got 1; wanted True or False"),
+    ],
+)
+def test_sparse_attention_refuses(change, error, message, grad):
+    q, k, v, _ = map(torch.from_numpy, inputs())
+    given = {"q": q.requires_grad_(grad), "k": k, "v": v, "indices": torch.from_numpy(lists())}
+    with pytest.raises(error, match=f"^{message}"):
+        rapt.torch.sparse_attention(**given | change)

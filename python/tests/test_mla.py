@@ -11,6 +11,7 @@ import torch
 from autograd_reference import attention as plain_attention
 from autograd_reference import doubled, relative_error
 from rapt._mla import Options, Sizes, cheaper_form, seen_keys
+from torch._dynamo.testing import CompileCounter
 
 FORMS = ("absorbed", "expanded")
 NAMES = ("q_nope", "q_rope", "kv", "w_uk", "w_uv")
@@ -202,11 +203,23 @@ def test_compiled(form):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_autocast_changes_nothing(form):
+@pytest.mark.parametrize("compiled", (False, True))
+@pytest.mark.parametrize("backward_too", (False, True))
+def test_autocast_changes_nothing(form, compiled, backward_too):
     given = inputs()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = rapt.mla.attention(**given, form=form)
-    assert torch.equal(out, rapt.mla.attention(**given, form=form))
+    call = torch.compile(rapt.mla.attention, backend="aot_eager", fullgraph=True) if compiled else rapt.mla.attention
+
+    def run(forward, backward):
+        leaves = {name: x.clone().requires_grad_() for name, x in given.items()}
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=forward):
+            out = call(**leaves, form=form)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=backward):
+            return [out.detach(), *torch.autograd.grad(out, list(leaves.values()), torch.ones_like(out))]
+
+    for got, wanted in zip(run(True, backward_too), run(False, False)):
+        assert torch.equal(got, wanted)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(call(**given, form=form), rapt.mla.attention(**given, form=form))
 
 
 def lists_of_keys(b=2, sq=7, n=6, sk=20):
@@ -246,17 +259,17 @@ def test_a_pool_of_keys():
 V3 = Sizes(1, 1, 0, 128, 64, 512, 128)
 
 
-def chosen(sq, lengths, **options):
-    return cheaper_form(V3._replace(b=len(lengths), sq=sq, sk=max(lengths)), lengths, Options(128, 1.0, **options))
+def chosen(sq, sk, **options):
+    return cheaper_form(V3._replace(sq=sq, sk=sk), Options(128, 1.0, **options))
 
 
 def test_the_cheaper_form():
-    assert chosen(170, [10**7]) == "absorbed" and chosen(171, [10**7]) == "expanded"
-    assert chosen(1, [100]) == chosen(4, [100] * 8, causal=True, align="bottom_right") == "absorbed"
-    assert chosen(100, [100], causal=True) == chosen(2000, [2000], causal=True) == "expanded"
+    assert chosen(170, 10**7) == "absorbed" and chosen(171, 10**7) == "expanded"
+    assert chosen(1, 100) == chosen(4, 100, causal=True, align="bottom_right") == "absorbed"
+    assert chosen(100, 100, causal=True) == chosen(2000, 2000, causal=True) == "expanded"
     # Half of the pairs are hidden where queries are as many as keys; what is expanded is what is seen.
-    assert chosen(300, [400]) == chosen(300, [400], causal=True, align="bottom_right") == "expanded"
-    assert chosen(150, [10**6]) == "absorbed" and chosen(150, [10**6], causal=True, align="top_left") == "expanded"
+    assert chosen(300, 400) == chosen(300, 400, causal=True, align="bottom_right") == "expanded"
+    assert chosen(150, 10**6) == "absorbed" and chosen(150, 10**6, causal=True, align="top_left") == "expanded"
 
 
 def test_how_many_keys_are_seen():
@@ -270,10 +283,77 @@ def test_how_many_keys_are_seen():
 def test_auto_is_one_of_them(sq):
     given = inputs(sq=sq, n=16, r=8, c=64, v=16)
     options = {"causal": True, "align": "bottom_right"}
-    form = cheaper_form(Sizes(2, sq, 20, 16, 8, 64, 16), [20, 20], Options(16, 1.0, **options))
+    form = cheaper_form(Sizes(2, sq, 20, 16, 8, 64, 16), Options(16, 1.0, **options))
     assert form == ("expanded" if sq == 20 else "absorbed")
     outs = {each: rapt.mla.attention(**given, **options, form=each) for each in (*FORMS, "auto")}
     assert torch.equal(outs["auto"], outs[form]) and not torch.equal(outs["absorbed"], outs["expanded"])
+
+
+def test_lengths_do_not_choose_the_form():
+    """A sequence has the same bits whatever the length of the other, and in a graph, which knows none."""
+    given, lengths = inputs(sq=3), torch.tensor([1, 20])
+    options = {"causal": True, "align": "bottom_right"}
+    wanted = rapt.mla.attention(**given, **options, seqlens=lengths)
+    alone = rapt.mla.attention(**given, **options, seqlens=torch.tensor([1, 1]))
+    compiled = torch.compile(rapt.mla.attention, backend="aot_eager", fullgraph=True)(**given, **options, seqlens=lengths)
+    assert torch.equal(alone[0], wanted[0]) and torch.equal(compiled, wanted)
+
+
+@pytest.mark.parametrize("form", ("auto", *FORMS))
+def test_results_are_contiguous(form):
+    for sq in (1, 7, 20):
+        assert rapt.mla.attention(**inputs(sq=sq), form=form).is_contiguous()
+
+
+@pytest.mark.parametrize("form", ("auto", *FORMS))
+@pytest.mark.parametrize("options", ({}, {"seqlens": True}, {"causal": True, "align": "bottom_right"}))
+def test_graphs_of_any_batch(form, options):
+    """One graph is enough, for the largest batch as for the smallest."""
+    counter = CompileCounter()
+    compiled = torch.compile(rapt.mla.attention, backend=counter, dynamic=True, fullgraph=True)
+    for b in range(2, 13):
+        lengths = {"seqlens": torch.full((b,), 5)} if "seqlens" in options else {}
+        compiled(**inputs(b=b), **options | lengths, form=form)
+    assert counter.frame_count == 1
+
+
+def test_exported_for_any_batch():
+    class Layer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            weights = inputs()
+            self.w_uk, self.w_uv = torch.nn.Parameter(weights["w_uk"]), torch.nn.Parameter(weights["w_uv"])
+
+        def forward(self, q_nope, q_rope, kv):
+            return rapt.mla.attention(q_nope, q_rope, kv, self.w_uk, self.w_uv)
+
+    def given(b):
+        return {name: x for name, x in inputs(b=b).items() if name[0] != "w"}
+
+    layer, b = Layer(), torch.export.Dim("b", min=2, max=64)
+    exported = torch.export.export(layer, (), given(2), dynamic_shapes={name: {0: b} for name in given(2)})
+    for batch in (2, 5):
+        some = given(batch)
+        torch.testing.assert_close(exported.module()(**some), layer(**some), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("sinks", (False, True))
+@pytest.mark.parametrize("spoilt", ("q_nope", "q_rope", "dout"))
+def test_gradients_of_queries_without_keys(form, sinks, spoilt):
+    """Such as those of padding: they give nothing, whatever they and their gradients hold."""
+    given, dout = inputs(), torch.randn(2, 7, 3, 10)
+    given |= {"sinks": torch.randn(3)} if sinks else {}
+
+    def gradients():
+        leaves = {name: x.clone().requires_grad_() for name, x in given.items()}
+        out = rapt.mla.attention(**leaves, causal=True, align=-2, form=form)  # the first two see none
+        return torch.autograd.grad(out, list(leaves.values()), dout)
+
+    wanted = gradients()
+    {**given, "dout": dout}[spoilt][:, :2] = torch.nan
+    for name, got, before in zip(given, gradients(), wanted):
+        assert torch.equal(got, before), name
 
 
 @pytest.mark.parametrize("prefix", ((20, 9), (20, 0)))
@@ -308,6 +388,8 @@ def test_token_by_token_over_a_cache():
 
 
 LISTS = {"indices": torch.zeros(2, 7, 2).int(), "form": "absorbed"}
+NO_RANK = {"w_uk": torch.zeros(3, 12, 0), "w_uv": torch.zeros(3, 10, 0)}
+NO_COLUMNS = {"q_nope": torch.zeros(2, 7, 3, 0), "q_rope": None, "kv": torch.zeros(2, 20, 24), "w_uk": torch.zeros(3, 0, 24)}
 
 
 @pytest.mark.parametrize("form", ("auto", *FORMS))
@@ -320,6 +402,12 @@ LISTS = {"indices": torch.zeros(2, 7, 2).int(), "form": "absorbed"}
         ({"q_rope": torch.zeros(2, 7, 3, 6).half()}, TypeError, "q_rope: got torch.float16; wanted q_nope's"),
         ({"kv": torch.zeros(3, 20, 30)}, ValueError, r"kv: .*; wanted \[2, sk, 30\]"),
         ({"kv": torch.zeros(2, 20, 30).double()}, TypeError, "kv: got torch.float64"),
+        ({"kv": torch.zeros(2, 20, 30).int()}, TypeError, "kv: got torch.int32; wanted .*torch.uint8 or torch.float8_e4m3fn"),
+        ({"kv": torch.zeros(2, 20, 30).to_sparse()}, TypeError, "kv: got a tensor of torch.sparse_coo"),
+        ({"return_lse": 1}, TypeError, "return_lse: got 1; wanted True or False"),
+        ({"kv": torch.zeros(2, 20, 6)} | NO_RANK, ValueError, r"w_uk: got shape \[3, 12, 0\]; wanted a rank of 1"),
+        ({"w_uv": torch.zeros(3, 0, 24)}, ValueError, r"w_uv: got shape \[3, 0, 24\]; wanted values of 1 column"),
+        (NO_COLUMNS, ValueError, r"q_nope: got shape \[2, 7, 3, 0\]"),
         ({"kv": [1.0]}, TypeError, "kv: got builtins.list"),
         ({"w_uk": torch.zeros(3, 24, 12)}, ValueError, r"w_uk: .*; wanted \[3, 12, rank\]"),
         ({"w_uv": torch.zeros(3, 24, 10)}, ValueError, r"w_uv: .*; wanted \[3, v, 24\]"),
@@ -334,11 +422,13 @@ LISTS = {"indices": torch.zeros(2, 7, 2).int(), "form": "absorbed"}
         ({"align": True}, TypeError, "align: got True; wanted None"),
         ({"align": 1.5}, TypeError, "align: got 1.5; wanted None"),
         ({"form": "absorb"}, ValueError, "form: got 'absorb'"),
-        ({"seqlens": torch.tensor([20, 21])}, ValueError, r"seqlens: got \[20, 21\]; wanted 0 to 20"),
+        ({"seqlens": torch.tensor([20, 21])}, ValueError, "seqlens: got length 21 of sequence 1; wanted 0 to 20"),
         ({"seqlens": torch.tensor([20.0, 2.0])}, ValueError, "seqlens: got torch.float32"),
         ({"block_table": torch.zeros(2, 1).int()}, ValueError, "block_table: got pages without seqlens"),
         (LISTS | {"form": "expanded"}, ValueError, 'form: got "expanded" with indices'),
         (LISTS | {"seqlens": torch.tensor([3, 3])}, ValueError, "seqlens: got one with indices"),
+        (LISTS | {"block_table": torch.zeros(2, 1).int()}, ValueError, "block_table: got one with indices; wanted None"),
+        (LISTS | {"kv": torch.zeros(3, 20, 30)}, ValueError, r"kv: .*; wanted \[2 or 1, sk, 30\]"),
         (LISTS | {"causal": True}, ValueError, "causal: got "),
         (LISTS | {"indices": torch.full((2, 7, 2), 20)}, ValueError, "indices: got key 20"),
         ({"counts": torch.zeros(2, 7).int()}, ValueError, "counts: got a tensor without indices; wanted both"),
