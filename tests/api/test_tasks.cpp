@@ -192,10 +192,10 @@ TEST_CASE("splits are combined within the item of the last of them", "[api][thre
 
 TEST_CASE("splits of few rows are combined by all workers, some rows each", "[api][threads]") {
   Record record;
-  const Context context = record.context(3);
-  run(inputs_of(AttentionProblem::parse("attention b=1 hq=64 hk=1 sq=1 sk=2200 d=16 dv=512")).args(), context);
+  const Context context = record.context(8);
+  run(inputs_of(AttentionProblem::parse("attention b=1 hq=64 hk=1 sq=1 sk=8800 d=16 dv=512")).args(), context);
   const std::vector<Seen> items = record.of(Kind::item), combines = record.of(Kind::combine);
-  CHECK(combines.size() == 8);  // 8 rows each
+  CHECK(combines.size() >= 8);  // 8 rows each, at most
   for (const Seen& c : combines)
     CHECK(std::none_of(items.begin(), items.end(), [&](const Seen& item) {
       return item.task.worker == c.task.worker && within(c.task, item.task);
