@@ -3,6 +3,7 @@
 
 #include "rapt/rapt.hpp"
 #include "support/case.hpp"
+#include "support/catch.hpp"
 
 using namespace rapt;
 using namespace rapt::testing;
