@@ -264,6 +264,38 @@ TEST_CASE("two bf16 components hold every fp16, one every bf16", "[unit]") {
   }
 }
 
+TEST_CASE("one bf16 component holds every element of 8 and 4 bits", "[unit]") {
+  const auto value_of = [](int code, int mantissa_bits, int bias) {
+    const int exponent = (code & 127) >> mantissa_bits, mantissa = code & ((1 << mantissa_bits) - 1);
+    const double size = exponent == 0 ? std::ldexp(mantissa, 1 - bias - mantissa_bits)
+                                      : std::ldexp(mantissa + (1 << mantissa_bits), exponent - bias - mantissa_bits);
+    return code < 128 ? size : -size;
+  };
+  for (const TileProbe* probe : probes())
+    for (const DType type : {DType::i8, DType::i4x2, DType::f8e4m3, DType::f8e5m2}) {
+      std::vector<std::uint8_t> codes;
+      std::vector<double> values;
+      for (int code = 0; code < 256; ++code) {
+        if (type == DType::f8e4m3 && (code & 127) == 127) continue;  // NaN
+        if (type == DType::f8e5m2 && (code & 127) >= 124) continue;  // NaN and infinity
+        codes.push_back(static_cast<std::uint8_t>(code));
+        if (type == DType::i8) values.push_back(code < 128 ? code : code - 256);
+        if (type == DType::f8e4m3) values.push_back(value_of(code, 3, 7));
+        if (type == DType::f8e5m2) values.push_back(value_of(code, 2, 15));
+        if (type != DType::i4x2) continue;
+        for (const int half : {code & 15, code >> 4}) values.push_back(half < 8 ? half : half - 16);
+      }
+      const std::size_t n = values.size(), padded = (n + 31) / 32 * 32;
+      std::vector<std::uint16_t> to(padded, 0xaaaa);
+      CHECK(probe->split(1, type, codes.data(), 1, static_cast<std::int64_t>(n), static_cast<std::int64_t>(padded),
+                         to.data(), static_cast<std::int64_t>(padded)));
+      int wrong = 0;
+      for (std::size_t i = 0; i < padded; ++i) wrong += sum_of(to.data() + i, 1, padded) != (i < n ? values[i] : 0);
+      INFO(to_string(type));
+      CHECK(wrong == 0);
+    }
+}
+
 TEST_CASE("three bf16 components hold every fp32 from 2^-100 to 2^57, two its first 16 bits", "[unit]") {
   std::mt19937 random(4);
   std::vector<float> x = {0, -0.f, 0x1p-100f, -0x1p-100f, 0x1.fffffep56f, -0x1.fffffep56f, 1, 0x1.fffffep-1f};

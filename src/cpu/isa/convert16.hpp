@@ -7,6 +7,9 @@
 
 namespace rapt::cpu::RAPT_ISA {
 
+// 2 * kLanes elements of 16 bits, in one register.
+using u16vec = xsimd::batch<std::uint16_t, arch>;
+
 [[gnu::always_inline]] inline vec load_any(const bf16* p) {
   return cast_to_float(load_u16(&p->bits) << 16);
 }
@@ -19,6 +22,11 @@ namespace rapt::cpu::RAPT_ISA {
 }
 [[gnu::always_inline]] inline void store_any(bf16* p, vec x) {
   store_u16(&p->bits, bf16_bits(x));
+}
+// The nearest bf16 of both, one after the other. Denormals may become 0. (A default, as the next.)
+template <class Vec>
+[[gnu::always_inline]] inline void store_bf16(bf16* p, Vec first, Vec second) {
+  store_any(p, first), store_any(p + vec::size, second);
 }
 // In each lane the nearest bf16 of even, and above it that of odd. Denormals may become 0. (A default: weights_vbmi.hpp
 // has a plain function of this name, which calls prefer.)

@@ -12,6 +12,7 @@
 
 // Multiplying bf16 takes softmax weights as bf16.
 #if defined(RAPT_HAVE_VBMI)
+#include "cpu/isa/convert8_vbmi.hpp"
 #include "cpu/isa/weights_vbmi.hpp"
 #elif defined(RAPT_HAVE_TILES) || defined(RAPT_HAVE_DOTS)
 #include "cpu/isa/weights.hpp"

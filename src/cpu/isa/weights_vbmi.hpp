@@ -10,6 +10,9 @@
 
 namespace rapt::cpu::RAPT_ISA {
 
+[[gnu::always_inline]] inline void store_bf16(bf16* p, vec first, vec second) {
+  _mm512_storeu_si512(p, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(second.data, first.data)));
+}
 [[gnu::always_inline]] inline vec round_to_bf16_pairs(vec even, vec odd) {
   alignas(64) static constexpr std::uint16_t kOrder[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
                                                            21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,

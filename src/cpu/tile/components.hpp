@@ -12,8 +12,6 @@ namespace rapt::cpu::RAPT_ISA {
 inline constexpr std::int64_t kTileRows = 16, kTileDepth = 32;  // of a tile of 16-bit elements
 inline constexpr std::int64_t kTileBytes = 1024;
 
-// 2 * kLanes elements of 16 bits, in one register.
-using u16vec = xsimd::batch<std::uint16_t, arch>;
 using u32vec = xsimd::batch<std::uint32_t, arch>;
 [[gnu::always_inline]] inline u16vec load_u16vec(const bf16* p) {
   return u16vec::load_unaligned(&p->bits);
@@ -92,11 +90,16 @@ template <int kComponents, class T, class Range, class Scale = NoScale>
                                              bf16* to, std::int64_t component_stride, Inspector<Range>& inspector,
                                              Scale scale = {}) {
   std::int64_t i = 0;
-  if constexpr (kComponents == 1 && std::is_same_v<T, bf16> && std::is_same_v<Scale, NoScale>) {
-    for (; stride == 1 && i + 2 * kLanes <= n; i += 2 * kLanes) {
+  for (; kComponents == 1 && stride == 1 && i + 2 * kLanes <= n; i += 2 * kLanes) {
+    if constexpr (std::is_same_v<Scale, NoScale> && requires { load_u16vec(from); }) {
       const u16vec x = load_u16vec(from + i);
       inspector.check(x);
       store_u16vec(to + i, x);
+    } else {  // (not representable is what may become 0 here)
+      const vec first = scale(load_any(from + i / kPerUnit<T>), i),
+                second = scale(load_any(from + (i + kLanes) / kPerUnit<T>), i + kLanes);
+      inspector.check(first), inspector.check(second);
+      store_bf16(to + i, first, second);
     }
   }
   const auto split = [&](vec x) __attribute__((always_inline)) {
