@@ -30,14 +30,6 @@ Result run(Case& c, const AttentionArgs& args, const Forced& context) {
   return {c.out.values(), c.lse.values()};
 }
 
-std::int64_t index_at(const Tensor& t, std::int64_t i) {
-  return t.dtype() == DType::i64 ? t.flat<std::int64_t>(i) : t.flat<std::int32_t>(i);
-}
-void set_index(Tensor& t, std::int64_t i, std::int64_t value) {
-  if (t.dtype() == DType::i64) t.flat<std::int64_t>(i) = value;
-  else t.flat<std::int32_t>(i) = static_cast<std::int32_t>(value);
-}
-
 /// Without what makes lists shorter: fills all of them with rows that some list has.
 void fill_lists(Case& c) {
   const std::int64_t n = c.problem.sk;

@@ -13,11 +13,6 @@ using namespace rapt::testing;
 
 namespace {
 
-void set_index(Tensor& t, std::int64_t i, std::int64_t value) {
-  if (t.dtype() == DType::i64) t.flat<std::int64_t>(i) = value;
-  else t.flat<std::int32_t>(i) = static_cast<std::int32_t>(value);
-}
-
 /// Lists that name row_of(token, entry).
 template <class RowOf>
 void fill_lists(BackwardCase& c, const RowOf& row_of) {

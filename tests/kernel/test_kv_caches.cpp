@@ -47,14 +47,6 @@ Result run(Case& c, const std::string& entry) {
   return run(c, c.args(), forced(entry));
 }
 
-std::int64_t index_at(const Tensor& t, std::initializer_list<std::int64_t> index) {
-  return t.dtype() == DType::i64 ? t.at<std::int64_t>(index) : t.at<std::int32_t>(index);
-}
-void set_index(Tensor& t, std::initializer_list<std::int64_t> index, std::int64_t value) {
-  if (t.dtype() == DType::i64) t.at<std::int64_t>(index) = value;
-  else t.at<std::int32_t>(index) = static_cast<std::int32_t>(value);
-}
-
 /// Moves entry n of the first dimension to order[n].
 void permute_entries(Tensor& t, const std::vector<std::int64_t>& order) {
   if (!t || t.layout().shape[0] != std::ssize(order)) return;  // scales of all pages

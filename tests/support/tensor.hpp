@@ -127,4 +127,20 @@ View slice(View view, int dim, std::int64_t begin, std::int64_t count) {
 /// Equal bit for bit, NaN included, gaps left out. Strides may differ, types may not.
 bool same_bits(const Tensor& a, const Tensor& b);
 
+/// Elements of i32 or i64 tensors, at an index or a row-major position.
+inline std::int64_t index_at(const Tensor& t, std::initializer_list<std::int64_t> index) {
+  return t.dtype() == DType::i64 ? t.at<std::int64_t>(index) : t.at<std::int32_t>(index);
+}
+inline std::int64_t index_at(const Tensor& t, std::int64_t i) {
+  return t.dtype() == DType::i64 ? t.flat<std::int64_t>(i) : t.flat<std::int32_t>(i);
+}
+inline void set_index(Tensor& t, std::initializer_list<std::int64_t> index, std::int64_t value) {
+  if (t.dtype() == DType::i64) t.at<std::int64_t>(index) = value;
+  else t.at<std::int32_t>(index) = static_cast<std::int32_t>(value);
+}
+inline void set_index(Tensor& t, std::int64_t i, std::int64_t value) {
+  if (t.dtype() == DType::i64) t.flat<std::int64_t>(i) = value;
+  else t.flat<std::int32_t>(i) = static_cast<std::int32_t>(value);
+}
+
 }  // namespace rapt::testing

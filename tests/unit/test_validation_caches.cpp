@@ -17,11 +17,6 @@ const Member kCacheMembers[] = {
 const char* const kPaged = "sk=12 page=4 seqlens";
 const char* const kAllPaged = "sk=12 page=4 seqlens kv=i8 groups=2 zeros";
 
-void set_index(Tensor& t, std::initializer_list<std::int64_t> index, std::int64_t value) {
-  if (t.dtype() == DType::i64) t.at<std::int64_t>(index) = value;
-  else t.at<std::int32_t>(index) = static_cast<std::int32_t>(value);
-}
-
 }  // namespace
 
 TEST_CASE("validation: tensors of caches", "[unit]") {

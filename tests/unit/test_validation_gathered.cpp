@@ -8,11 +8,6 @@ namespace {
 
 const char* const kGathered = "sk=7 gathered";  // with seed 1: i64, entries for both sequences, and gaps
 
-void set_index(Tensor& t, std::int64_t i, std::int64_t value) {
-  if (t.dtype() == DType::i64) t.flat<std::int64_t>(i) = value;
-  else t.flat<std::int32_t>(i) = static_cast<std::int32_t>(value);
-}
-
 AttentionProblem small() {
   return AttentionProblem::parse("attention b=2 hq=4 hk=2 sq=6 d=8 dv=4 lse sk=7 gathered");
 }
