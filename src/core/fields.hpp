@@ -171,4 +171,22 @@ std::string print_fields(std::string_view operation, const P& p, const Table&...
   return text;
 }
 
+// Where query 0 sits among the keys.
+template <class P>
+constexpr Field<P> align_field(std::string_view key) {
+  return {key, false,
+          [](const P& p, std::string_view name, std::string& text) {
+            if (p.align == P::Align::top_left) print_word(text, name, "top_left");
+            if (p.align == P::Align::bottom_right) print_word(text, name, "bottom_right");
+            if (p.align == P::Align::offset) print_word(text, name, std::to_string(p.align_offset));
+          },
+          [](P& p, const Word& word) {
+            p.align_offset = 0;
+            if (word.value == "top_left") p.align = P::Align::top_left;
+            else if (word.value == "bottom_right") p.align = P::Align::bottom_right;
+            else
+              p.align = P::Align::offset, p.align_offset = word.integer("align=top_left, bottom_right or an integer");
+          }};
+}
+
 }  // namespace rapt

@@ -59,18 +59,6 @@ void print_window(const P& p, std::string_view key, std::string& text) {
     print_word(text, key, std::to_string(p.window_left) + "," + std::to_string(p.window_right));
 }
 
-void read_align(P& p, const Word& word) {
-  p.align_offset = 0;
-  if (word.value == "top_left") p.align = P::Align::top_left;
-  else if (word.value == "bottom_right") p.align = P::Align::bottom_right;
-  else p.align = P::Align::offset, p.align_offset = word.integer("align=top_left, bottom_right or an integer");
-}
-void print_align(const P& p, std::string_view key, std::string& text) {
-  if (p.align == P::Align::top_left) print_word(text, key, "top_left");
-  if (p.align == P::Align::bottom_right) print_word(text, key, "bottom_right");
-  if (p.align == P::Align::offset) print_word(text, key, std::to_string(p.align_offset));
-}
-
 void read_layout(P& p, const Word& word) {
   const auto* const found = std::find(kLayouts.begin(), kLayouts.end(), word.value);
   if (found == kLayouts.end()) word.refuse("layout=bhsd, bshd, bhds or other");
@@ -103,7 +91,7 @@ constexpr Field<P> kFields[] = {
     size_field_like<P, &P::dv, &P::d>("dv"),
     flag_field<P, &P::causal>("causal"),
     {"window", false, print_window, read_window},
-    {"align", false, print_align, read_align},
+    align_field<P>("align"),
     {"scale", false,
      [](const P& p, std::string_view key, std::string& text) {
        if (p.has_scale) print_word(text, key, shortest(p.scale));

@@ -18,17 +18,6 @@ namespace {
 using std::int64_t;
 using P = IndexScoresProblem;
 
-void read_align(P& p, const Word& word) {
-  p.align_offset = 0;
-  if (word.value == "top_left") p.align = P::Align::top_left;
-  else if (word.value == "bottom_right") p.align = P::Align::bottom_right;
-  else p.align = P::Align::offset, p.align_offset = word.integer("align=top_left, bottom_right or an integer");
-}
-void print_align(const P& p, std::string_view key, std::string& text) {
-  if (p.align == P::Align::top_left) print_word(text, key, "top_left");
-  if (p.align == P::Align::bottom_right) print_word(text, key, "bottom_right");
-  if (p.align == P::Align::offset) print_word(text, key, std::to_string(p.align_offset));
-}
 // A word for what is usually so and is not.
 template <bool P::*kMember>
 constexpr Field<P> unless_field(std::string_view key) {
@@ -61,7 +50,7 @@ constexpr Field<P> kFields[] = {
     size_field<P, &P::h>("h"),
     size_field<P, &P::d>("d"),
     unless_field<&P::causal>("full"),
-    {"align", false, print_align, read_align},
+    align_field<P>("align"),
     unless_field<&P::relu>("linear"),
     flag_field<P, &P::scales>("scales"),
     flag_field<P, &P::lengths>("seqlens"),
