@@ -66,10 +66,11 @@ struct Work {
 }  // namespace
 
 Cost cost_of(const AttentionArgs& args, const Call& call) {
+  if (call.is_empty) return {};  // its lists have not been checked
   const auto& p = std::get<AttentionProblem>(call.problem);
   const Work work(std::get<AttentionParams>(call.params));
   Cost cost;
-  cost.flops = 2 * static_cast<double>(work.pairs) * static_cast<double>(p.d + p.dv);
+  cost.flops = 2 * work.pairs * static_cast<double>(p.d + p.dv);
   cost.bytes = row_bytes(work.rows, p.d, p.q_dtype) +
                row_bytes(work.keys, p.latent ? p.d - p.k_tail : p.d - p.k_tail + p.dv, p.kv_dtype) +
                row_bytes(work.keys, p.k_tail, p.k_tail_dtype) + row_bytes(work.rows, p.dv, p.out_dtype);
@@ -81,13 +82,14 @@ Cost cost_of(const AttentionArgs& args, const Call& call) {
 }
 
 Cost cost_of(const AttentionBackwardArgs& args, const Call& call) {
+  if (call.is_empty) return {};
   const auto& p = std::get<AttentionBackwardProblem>(call.problem);
   const Work work(std::get<AttentionBackwardParams>(call.params));
   const bool scores = (p.grads & (p.kDq | p.kDk)) || p.dbias || p.dsinks || p.dalibi;  // else P alone is needed
   const std::int64_t of_d = 1 + (p.grads & p.kDq ? 1 : 0) + (p.grads & p.kDk ? 1 : 0),
                      of_dv = (scores ? 1 : 0) + (p.grads & p.kDv ? 1 : 0);
   Cost cost;
-  cost.flops = 2 * static_cast<double>(work.pairs) * static_cast<double>(of_d * p.d + of_dv * p.dv);
+  cost.flops = 2 * work.pairs * static_cast<double>(of_d * p.d + of_dv * p.dv);
   cost.bytes = row_bytes(work.rows, p.d, p.q_dtype) + row_bytes(work.keys, p.d + p.dv, p.kv_dtype) +
                row_bytes(work.rows, p.dv, p.out_dtype) + row_bytes(work.rows, p.dv, p.dout_dtype) +
                row_bytes(work.rows, p.dlse ? 2 : 1, DType::f32);
@@ -164,6 +166,7 @@ Cost cost_of(const DeltaRuleBackwardArgs& args, const Call& call) {
 }
 
 Cost cost_of(const IndexScoresArgs&, const Call& call) {
+  if (call.is_empty) return {};
   const auto& p = std::get<IndexScoresProblem>(call.problem);
   const auto& params = std::get<IndexScoresParams>(call.params);
   double pairs = 0, keys = 0;  // keys: from the first that some query of a sequence sees to the last
@@ -180,7 +183,7 @@ Cost cost_of(const IndexScoresArgs&, const Call& call) {
   }
   const std::int64_t rows = p.b * p.sq;
   Cost cost;
-  cost.flops = 2 * static_cast<double>(pairs) * static_cast<double>(p.h) * static_cast<double>(p.d);
+  cost.flops = 2 * pairs * static_cast<double>(p.h) * static_cast<double>(p.d);
   cost.bytes = row_bytes(rows * p.h, p.d, p.q_dtype) + row_bytes(rows, p.h, DType::f32) +
                row_bytes(keys, p.d, p.k_dtype) + row_bytes(p.scales ? keys : 0, 1, DType::f32) +
                row_bytes(p.scores ? rows : 0, p.sk, DType::f32) + row_bytes(rows, p.topk, DType::i32);

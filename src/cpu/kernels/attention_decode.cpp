@@ -9,8 +9,6 @@
 //
 // During each product the rows needed next are prefetched: this block's values and the next block's keys; where rows
 // are packed, the next block's keys and values. Scales of whole rows multiply scores and weights instead of elements.
-#include <bit>
-
 #include "cpu/kernels/kernels.hpp"
 #include "cpu/tile/carver.hpp"
 #include "cpu/tile/decode_products.hpp"
@@ -205,7 +203,7 @@ class Item {
       for (std::int64_t j = first; j < n; ++j) row[j] = source[j];
     }
     if (!quant.scale || (packed_ && !one_scale)) return;
-    scales.shift = std::countr_zero(static_cast<std::uint64_t>(quant.group));
+    scales.shift = __builtin_ctzll(static_cast<std::uint64_t>(quant.group));
     std::int64_t scale_at[kKeysOfBlock], zero_at[kKeysOfBlock];
     head_.keys_at(quant.scale_stride, block.from, n - first, scale_at + first);
     if (quant.zero) head_.keys_at(quant.zero_stride, block.from, n - first, zero_at + first);
@@ -286,13 +284,12 @@ class Item {
       k_products_.widen(block.k[j], w_.k_scales, j, column_of(c, d_), codes);
       store_any(row + column_of(c, d_), load(codes) * vec(w_.k_scales.scale[j]));
     }
-    const std::byte* scaled[kKeysOfBlock];
-    scaled[j] = reinterpret_cast<const std::byte*>(row);
-    alignas(64) float s[(kKeysOfBlock + 2 * kLanes) * kLanes];
+    const auto* const scaled = reinterpret_cast<const std::byte*>(row);
+    alignas(64) float s[kMostKeysOfTile * kLanes];
     Prefetcher none{nullptr, 0, 0};
     products_of(DType::f32)
-        .dots(panel.rows, w_.q + at * w_.q_stride, w_.q_stride, d_, scaled, w_.k_scales, j, j + 1, s, none);
-    store(w_.s + j * kLanes, load(s + j * kLanes));
+        .dots(panel.rows, w_.q + at * w_.q_stride, w_.q_stride, d_, &scaled, w_.k_scales, 0, 1, s, none);
+    store(w_.s + j * kLanes, load(s));
   }
 
   void visit(std::int64_t i, const Block& block, bool isolate_non_finite) {
