@@ -26,6 +26,24 @@ struct AttentionKernel {
 constexpr std::int64_t kMaxBlocks = std::numeric_limits<std::int32_t>::max();
 
 #ifdef RAPT_HAVE_SM90A
+constexpr AttentionKernel decode(const char* name, const char* arithmetic, DType type) {
+  return {.name = name,
+          .isa = "sm90a",
+          .facts = {.operation = Operation::attention,
+                    .phase = Phase::decode,
+                    .arithmetic = arithmetic,
+                    .dtypes = only(type),
+                    .max_head_size = kWgmmaMaxHeadSize},
+          .refuse = [](const AttentionParams& a) -> std::string_view {
+            if ((a.total_q >= 0 ? a.total_q : a.sq) * a.group > kDecodeMaxRows)
+              return "takes up to 64 rows (query tokens times heads of a group)";
+            return decode_blocks(a) > kMaxBlocks ? "more splits than a grid has blocks" : "";
+          },
+          .workspace = decode_workspace,
+          .work_items = decode_blocks,
+          .run = [](const AttentionParams& a, void* workspace,
+                    cudaStream_t stream) { return attention_decode(a, static_cast<std::byte*>(workspace), stream); }};
+}
 // Its blocks of rows and keys depend on the head size, so the facts have none.
 constexpr AttentionKernel wgmma(const char* name, const char* arithmetic, DType type) {
   return {.name = name,
@@ -47,6 +65,9 @@ constexpr AttentionKernel wgmma(const char* name, const char* arithmetic, DType 
 
 constexpr AttentionKernel kKernels[] = {
 #ifdef RAPT_HAVE_SM90A
+    decode("attention_decode.bf16.cuda.sm90a", "bf16", DType::bf16),
+    decode("attention_decode.f16.cuda.sm90a", "f16", DType::f16),
+    decode("attention_decode.f32.cuda.sm90a", "f32", DType::f32),
     wgmma("attention_wgmma.bf16.cuda.sm90a", "bf16", DType::bf16),
     wgmma("attention_wgmma.f16.cuda.sm90a", "f16", DType::f16),
     {.name = "attention_wgmma.f32.cuda.sm90a",

@@ -156,6 +156,15 @@ std::int64_t simt_tiles(const AttentionParams&) {
 cudaError_t attention_simt(const AttentionParams&, cudaStream_t, const std::uint64_t*) {
   return launched();
 }
+std::int64_t decode_blocks(const AttentionParams&) {
+  return 1;
+}
+std::size_t decode_workspace(const AttentionParams&) {
+  return 64;
+}
+cudaError_t attention_decode(const AttentionParams&, std::byte*, cudaStream_t) {
+  return launched();
+}
 bool wgmma_can_count(const AttentionParams&) {
   return true;
 }

@@ -81,7 +81,7 @@ TEST_CASE("cuda: a thousand calls beside other work give the same bits", "[kerne
     const Bytes once = expected(entry, c);
     const Stream stream, other;
     const Context context = on(stream, entry), load = on(other, entry);
-    Case busy(typed("attention hq=16 sq=512 d=64", c.problem.q_dtype));
+    Case busy(typed("attention hq=16 sq=60 sk=2000 d=64", c.problem.q_dtype));
     const DeviceCall call(c.args()), beside(busy.args());
     for (int i = 0; i < 1000; ++i) {
       if (i % 10 == 0) attention(beside.args(), load);
@@ -227,6 +227,41 @@ TEST_CASE("cuda: several tiles for each thread block", "[kernel]") {
     CHECK(errors.ok());
   };
   each_case(test, kMany);
+}
+
+// Of one kv head, of several, in every way to keep keys, with every score modifier; up to as many rows as decoding takes.
+TEST_CASE("cuda: few rows over keys in many splits", "[kernel]") {
+  constexpr const char* kSplitKeys[] = {
+      "attention b=2 hq=8 hk=2 sq=1 sk=3008 d=128 page=16 seqlens sinks lse",
+      "attention b=2 hq=4 sq=5 sk=2500 d=64 causal align=bottom_right alibi lse",
+      "attention b=1 hq=16 hk=1 sq=4 sk=70000 d=40 dv=72 lse",
+      "attention b=2 hq=12 hk=2 sq=2 sk=1500 d=200 window=900,0 align=bottom_right bias=hqk softcap=20 lse",
+      "attention b=3 hq=3 sq=1 sk=2000 d=96 ring seqlens lse",
+      "attention b=3 hq=4 hk=2 sq=9 sk=1200 d=80 ragged_q=20 ragged_k=2500 lse",
+      "attention b=2 hq=6 hk=2 sq=3 sk=900 d=256 dv=16 mask=bqk layout=bshd scale=-0.1 lse",
+      "attention b=2 hq=2 sq=3 sk=900 d=128 layout=other lse"};
+  const auto test = [](const std::string& entry, Case& c) {
+    const Errors errors = run_and_compare(c, entry, oracle(c.args()));
+    INFO(describe(errors));
+    CHECK(errors.ok());
+  };
+  each_case(test, kSplitKeys);
+}
+
+TEST_CASE("cuda: splits of a sequence's keys do not depend on the batch", "[kernel]") {
+  constexpr const char* kBatches[] = {"attention b=5 hq=8 hk=2 sq=2 sk=3000 d=128 causal align=bottom_right lse"};
+  const auto test = [](const std::string& entry, Case& c) {
+    const Bytes batch = expected(entry, c);
+    c.poison_outputs();
+    for (std::int64_t n = 0; n < c.problem.b; ++n) {
+      AttentionArgs args = c.args();
+      for (TensorView* t : {&args.q, &args.kv.k, &args.kv.v}) *t = slice(*t, 0, n, 1);
+      args.out = slice(args.out, 0, n, 1), args.lse = slice(args.lse, 0, n, 1);
+      run(args, entry);
+    }
+    CHECK(Bytes(c) == batch);
+  };
+  each_case(test, kBatches);
 }
 
 // The host cannot check them; guard bands and compute-sanitizer see what they lead to.

@@ -137,6 +137,9 @@ TEST_CASE("cuda host: entries say what they multiply in, which GPUs they need an
   };
   constexpr DType kF32 = DType::f32, kF16 = DType::f16, kBf16 = DType::bf16;
   const std::vector<Expected> all = {
+      {"attention_decode.bf16.cuda.sm90a", "bf16", "sm90a", Phase::decode, {kBf16}, 1, 256, 256},
+      {"attention_decode.f16.cuda.sm90a", "f16", "sm90a", Phase::decode, {kF16}, 1, 256, 256},
+      {"attention_decode.f32.cuda.sm90a", "f32", "sm90a", Phase::decode, {kF32}, 1, 256, 256},
       {"attention_wgmma.bf16.cuda.sm90a", "bf16", "sm90a", Phase::prefill, {kBf16}, 1, 256, 256},
       {"attention_wgmma.f16.cuda.sm90a", "f16", "sm90a", Phase::prefill, {kF16}, 1, 256, 256},
       {"attention_wgmma.f32.cuda.sm90a", "f16x3", "sm90a", Phase::prefill, {kF32}, 16, 256, 256},

@@ -37,13 +37,14 @@ TEST_CASE("vector entries take every mix of types, matrix entries those of their
   for (DType q : kFloatTypes) {
     for (DType kv : kFloatTypes) {
       for (DType out : kFloatTypes) {
-        AttentionProblem problem = AttentionProblem::parse("attention b=1 hq=4 hk=2 sq=40 sk=70 d=24 dv=17 lse");
+        AttentionProblem problem = AttentionProblem::parse("attention b=1 hq=4 hk=2 sq=32 sk=70 d=24 dv=17 lse");
         problem.q_dtype = q, problem.kv_dtype = kv, problem.out_dtype = out;
         const std::vector<std::string> names = every_entry(problem);
         for (const EntryInfo& entry : entries()) {
           if (entry.operation != Operation::attention || !entry.unusable.empty() || !selected(entry.name)) continue;
           const bool bf16_only = entry.arithmetic == "bf16";
-          const bool f32_only = entry.arithmetic == "f16x3" && entry.isa == "sm90a";  // fp32 by three fp16 products
+          const bool is_sm90a = entry.isa == "sm90a";  // whose entries take one type each, fp32 by three fp16 products, too
+          const bool f32_only = is_sm90a && (entry.arithmetic == "f16x3" || entry.arithmetic == "f32");
           const bool halves_only = entry.arithmetic == "f16x3" && !f32_only;
           const bool f16_only = entry.arithmetic == "f16";
           const bool wanted = bf16_only     ? q == DType::bf16 && kv == DType::bf16

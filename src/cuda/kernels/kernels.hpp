@@ -32,6 +32,13 @@ bool wgmma_f32_can_count(const AttentionParams& params);
 std::size_t wgmma_f32_workspace(const AttentionParams& params);  // bytes, at a multiple of 64
 cudaError_t attention_wgmma_f32(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
 
+// attention_decode: few rows (query tokens times heads of a group) of each sequence and kv head, q, k and v of one type,
+// with the keys split among thread blocks (sm_90a).
+inline constexpr std::int64_t kDecodeMaxRows = 64;
+std::int64_t decode_blocks(const AttentionParams& params);    // thread blocks, some without keys if lengths differ
+std::size_t decode_workspace(const AttentionParams& params);  // bytes, at a multiple of 16
+cudaError_t attention_decode(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
+
 // attention_naive: scores, softmax and values one after another, with the S x S matrix in `workspace`, behind
 // what finishes each row.
 std::int64_t naive_rows(const AttentionParams& params);
