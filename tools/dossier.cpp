@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <iterator>
+#include <map>
+#include <sstream>
 #include <stdexcept>
 #include <vector>
 
@@ -54,6 +56,15 @@ std::vector<Json> pages_of(const std::vector<EntryInfo>& wanted, const DossierOp
     (*page)["listed"].push_back(std::move(entry));
   }
   std::erase_if(pages, [](const Json& page) { return page["listed"].empty(); });
+  for (Json& page : pages) {
+    Json of_entries = Json::array();  // sources are compiled for other ISAs, too, where kernels there share them
+    for (Json& object : page["code"]) {
+      const bool has_entry = std::any_of(page["listed"].begin(), page["listed"].end(),
+                                         [&](const Json& entry) { return entry["isa"] == object["isa"]; });
+      if (has_entry) of_entries.push_back(std::move(object));
+    }
+    page["code"] = std::move(of_entries);
+  }
   return pages;
 }
 
@@ -67,6 +78,11 @@ void list(Text text, const Json& lines) {
   for (const Json& line : lines) fmt::format_to(text, "- {}\n", line.get<std::string>());
 }
 
+std::vector<std::string> words_of(const std::string& text) {
+  std::istringstream words(text);
+  return {std::istream_iterator<std::string>(words), {}};
+}
+
 std::string joined(const Json& strings) {
   return fmt::format("{}", fmt::join(strings.get<std::vector<std::string>>(), " "));
 }
@@ -77,32 +93,74 @@ void print_entries(Text text, const Json& entries) {
   for (const Json& entry : entries) {
     const std::int64_t d = entry["max_head_size"], dv = entry["max_value_head_size"], least = entry["min_head_size"];
     const int rows = entry["block_q"], keys = entry["block_k"];
+    const std::string heads = entry["operation"] == "select_topk"
+                                  ? "-"
+                                  : fmt::format("{} to {}{}", least, d, dv == d ? "" : fmt::format(", dv to {}", dv));
     const std::string reason = entry["reason"], opt_in = entry["opt_in"];
-    fmt::format_to(text, "| `{}` | {} | {} to {}{} | {} | {}{} |\n", entry["name"].get<std::string>(),
-                   joined(entry["dtypes"]), least, d, dv == d ? "" : fmt::format(", dv to {}", dv),
-                   rows == 0 ? "-" : fmt::format("{} x {}", rows, keys), reason.empty() ? "usable" : reason,
+    fmt::format_to(text, "| `{}` | {} | {} | {} | {}{} |\n", entry["name"].get<std::string>(), joined(entry["dtypes"]),
+                   heads, rows == 0 ? "-" : fmt::format("{} x {}", rows, keys), reason.empty() ? "usable" : reason,
                    opt_in.empty() ? "" : "; " + opt_in);
   }
 }
 
 /// What was read of one object, as cells of a row.
 std::string code_cells(const Json& code) {
-  if (code.contains("not_read")) return fmt::format("not read: {} | | |", code["not_read"].get<std::string>());
-  if (code.contains("gpu")) {
-    std::string cells;
-    for (const Json& usage : code["gpu"])
-      fmt::format_to(std::back_inserter(cells),
-                     "{}{}: {} kernels, at most {} registers, {} bytes of stack and {} of shared memory",
-                     cells.empty() ? "" : "; ", usage["architecture"].get<std::string>(), usage["kernels"].get<int>(),
-                     usage["registers"].get<int>(), usage["stack_bytes"].get<int>(), usage["shared_bytes"].get<int>());
-    return cells + " | | |";
-  }
+  if (code.contains("not_read")) return fmt::format("not read: {} | | | |", code["not_read"].get<std::string>());
   const std::string bytes = std::to_string(code["code_bytes"].get<std::int64_t>());
-  if (code["largest"].is_null()) return bytes + " | 0 | |";
+  if (code["largest"].is_null()) return bytes + " | none | | |";
   const Json& tile = code["largest"];
-  return fmt::format("{} | {}, {} | {} sums, {} products a pass, {} vector registers, {} |", bytes,
-                     code["loops"].get<int>(), code["loops_on_stack"].get<int>(), tile["accumulators"].get<int>(),
-                     tile["sums"].get<int>(), tile["registers"].get<int>(), tile["on_stack"].get<int>());
+  return fmt::format("{} | {} | {} | {}, {}, {}, {} |", bytes, code["loops"].get<int>(),
+                     code["loops_on_stack"].get<int>(), tile["accumulators"].get<int>(), tile["sums"].get<int>(),
+                     tile["registers"].get<int>(), tile["on_stack"].get<int>());
+}
+
+void print_cpu_code(Text text, const Json& code) {
+  fmt::format_to(
+      text,
+      "\nProduct loops are innermost loops that add products to registers which they carry; the largest is that "
+      "with most of them. Vector instructions that read or write the stack are spills, or arrays that lie there.\n\n"
+      "| ISA | source | bytes of code | product loops | with such instructions | the largest: registers carried, "
+      "products a pass, vector registers, instructions on the stack |\n|---|---|---|---|---|---|\n");
+  for (const Json& object : code) {
+    const std::string source = object["source"];
+    fmt::format_to(text, "| {} | {} | {}\n", object["isa"].get<std::string>(), source.substr(source.rfind('/') + 1),
+                   code_cells(object));
+  }
+}
+
+void print_gpu_code(Text text, const Json& code) {
+  fmt::format_to(text, "\n");
+  for (const Json& object : code) {
+    if (object.contains("not_read")) {
+      fmt::format_to(text, "- not read: {}\n", object["not_read"].get<std::string>());
+      continue;
+    }
+    for (const Json& usage : object["gpu"])
+      fmt::format_to(text,
+                     "- {}: {} kernels; at most {} registers a thread, {} bytes of stack, {} of static shared memory\n",
+                     usage["architecture"].get<std::string>(), usage["kernels"].get<int>(),
+                     usage["registers"].get<int>(), usage["stack_bytes"].get<int>(), usage["shared_bytes"].get<int>());
+  }
+}
+
+/// Those that all have, and of each ISA the others.
+void print_flags(Text text, const Json& code) {
+  std::map<std::string, std::vector<std::string>> flags;
+  for (const Json& object : code) flags[object["isa"]] = words_of(object["flags"]);
+  std::vector<std::string> common;
+  for (const std::string& word : flags.begin()->second) {
+    const bool everywhere = std::all_of(flags.begin(), flags.end(), [&](const auto& isa) {
+      return std::find(isa.second.begin(), isa.second.end(), word) != isa.second.end();
+    });
+    if (everywhere) common.push_back(word);
+  }
+  if (common.empty()) fmt::format_to(text, "Flags were not recorded.\n");
+  else fmt::format_to(text, "- all: `{}`\n", fmt::join(common, " "));
+  for (auto& [isa, words] : flags) {
+    std::erase_if(words,
+                  [&](const auto& word) { return std::find(common.begin(), common.end(), word) != common.end(); });
+    if (!words.empty()) fmt::format_to(text, "- {}: `{}`\n", isa, fmt::join(words, " "));
+  }
 }
 
 void print_code(Text text, const Json& page) {
@@ -112,23 +170,9 @@ void print_code(Text text, const Json& page) {
     return;
   }
   fmt::format_to(text, "Compiled by {}, and read from the objects:\n\n", page["compiler"].get<std::string>());
-  std::string isa;
-  for (const Json& code : page["code"]) {
-    if (code["isa"] == isa) continue;
-    isa = code["isa"];
-    const std::string flags = code["flags"];
-    fmt::format_to(text, "- {}: {}\n", isa, flags.empty() ? "flags not recorded" : "`" + flags + "`");
-  }
-  fmt::format_to(
-      text,
-      "\nInnermost loops that add products to registers; how many of them touch the stack, as spills do; and the "
-      "one with most sums in registers, with its instructions that touch the stack.\n\n"
-      "| ISA | source | bytes | loops, on the stack | largest: on the stack |\n|---|---|---|---|---|\n");
-  for (const Json& code : page["code"]) {
-    const std::string source = code["source"];
-    fmt::format_to(text, "| {} | {} | {}\n", code["isa"].get<std::string>(), source.substr(source.rfind('/') + 1),
-                   code_cells(code));
-  }
+  print_flags(text, page["code"]);
+  if (page["backend"] == "cuda") print_gpu_code(text, page["code"]);
+  else print_cpu_code(text, page["code"]);
 }
 
 void print_errors(Text text, const Json& entries) {
@@ -193,11 +237,16 @@ void print_figures(Text text, const Json& page) {
 }
 
 void print_tests(Text text, const Json& page) {
-  heading(text, "Tests that every entry must pass");
+  heading(text, "Tests");
+  std::vector<std::string> files;
   for (const Json& file : page["tests"])
-    fmt::format_to(text, "- `{}`: {} cases\n", file["file"].get<std::string>(), file["cases"].get<int>());
-  fmt::format_to(text, "\n`RAPT_TEST_ENTRIES={} ctest --preset release -L kernel` runs them on one entry.\n",
-                 page["listed"][0]["name"].get<std::string>());
+    files.push_back(fmt::format("`{}` ({})", file["file"].get<std::string>(), file["cases"].get<int>()));
+  const Json& entries = page["listed"];
+  const auto usable = std::find_if(entries.begin(), entries.end(), [](const Json& entry) { return entry["usable"]; });
+  fmt::format_to(text,
+                 "Files that run every entry of the operation, with how many cases they have: {}. On one entry:\n\n"
+                 "    RAPT_TEST_ENTRIES={} ctest --preset release -L kernel\n",
+                 fmt::join(files, ", "), (usable == entries.end() ? entries[0] : *usable)["name"].get<std::string>());
 }
 
 std::string to_markdown(const Json& context, const std::vector<Json>& pages) {

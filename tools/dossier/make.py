@@ -15,7 +15,7 @@ def main():
     code = json.loads(Path(objects).read_text(encoding="utf-8"))
     strings = []
     for page in pages.all_pages(Path(__file__).resolve().parents[2]):
-        page["compiler"] = cuda_compiler if page["entries"]["backend"] == ["cuda"] else compiler
+        page["compiler"] = cuda_compiler if page["backend"] == "cuda" else compiler
         page["code"] = [found for found in code if found["source"] in page["sources"]]
         strings.append(f'      R"dossier({json.dumps(page)})dossier",\n')
     Path(output).write_text(f"""// Made by tools/dossier/make.py.

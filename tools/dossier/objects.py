@@ -15,7 +15,7 @@ from pathlib import Path
 
 # Adds packed products to a register, of x86 and of aarch64; SSE2 adds what it has multiplied before.
 ACCUMULATE = re.compile(r"vfn?m(add|sub)231p[sd]$|vdpbf16ps$|tdp\w+$|fml[as]$|addps$")
-VECTOR = re.compile(r"%[xyzt]mm\d+|\b[vq]\d+\b")
+VECTOR = re.compile(r"%[xyz]mm(\d+)|\b[vq](\d+)\b|%tmm\d")
 JUMP = re.compile(r"(?:j\w+|b|b\.\w+|cbn?z|tbn?z)$")
 TARGET = re.compile(r"\b([0-9a-f]+) <")
 
@@ -104,7 +104,7 @@ def read_listing(listing):
             tile, sums = accumulators(body)
             if not tile:
                 continue
-            registers = {match[0][-2:].lstrip("m") for _, _, operands in body for match in VECTOR.finditer(operands) if "t" not in match[0]}
+            registers = {match[1] or match[2] for _, _, operands in body for match in VECTOR.finditer(operands)} - {None}
             loop = {"accumulators": len(tile), "sums": sums, "registers": len(registers),
                     "on_stack": sum(1 for _, _, operands in body if stack.search(operands) and VECTOR.search(operands))}
             loops += 1

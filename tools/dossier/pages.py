@@ -129,6 +129,6 @@ def all_pages(root):
     for name, section in sections(Path(root)).items():
         (operation,) = section["entries"].get("operation", ["attention"])
         (backend,) = section["entries"]["backend"]
-        pages.append({"name": name, **section, "data": [figures(root, words) for words in section["data"]],
+        pages.append({"name": name, "backend": backend, **section, "data": [figures(root, words) for words in section["data"]],
                       "tests": tests_of(root, operation, backend)})
     return pages
