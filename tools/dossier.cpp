@@ -129,7 +129,6 @@ void print_cpu_code(Text text, const Json& code) {
 }
 
 void print_gpu_code(Text text, const Json& code) {
-  fmt::format_to(text, "\n");
   for (const Json& object : code) {
     if (object.contains("not_read")) {
       fmt::format_to(text, "- not read: {}\n", object["not_read"].get<std::string>());

@@ -155,8 +155,8 @@ def flags_of(commands, target):
     """The flags that make code, of a target's first source: no paths, warnings or definitions of others."""
     for command in commands:
         if f"{target}.dir/" in command.get("output", command["command"]):
-            kept = re.compile(r"-(O|m|f(?!diagnostics|file-prefix|macro-prefix)|std=|DRAPT_|DNDEBUG|-generate-code|gencode)")
-            return " ".join(word for word in shlex.split(command["command"]) if kept.match(word))
+            kept = re.compile(r"-(O|m|f(?!diagnostics|file-prefix|macro-prefix|orward)|std=|DRAPT_|DNDEBUG|-generate-code|gencode)")
+            return " ".join(dict.fromkeys(word for word in shlex.split(command["command"]) if kept.match(word)))
     return ""
 
 
