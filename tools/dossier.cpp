@@ -93,9 +93,7 @@ void print_entries(Text text, const Json& entries) {
   for (const Json& entry : entries) {
     const std::int64_t d = entry["max_head_size"], dv = entry["max_value_head_size"], least = entry["min_head_size"];
     const int rows = entry["block_q"], keys = entry["block_k"];
-    const std::string heads = entry["operation"] == "select_topk"
-                                  ? "-"
-                                  : fmt::format("{} to {}{}", least, d, dv == d ? "" : fmt::format(", dv to {}", dv));
+    const std::string heads = fmt::format("{} to {}{}", least, d, dv == d ? "" : fmt::format(", dv to {}", dv));
     const std::string reason = entry["reason"], opt_in = entry["opt_in"];
     fmt::format_to(text, "| `{}` | {} | {} | {} | {}{} |\n", entry["name"].get<std::string>(), joined(entry["dtypes"]),
                    heads, rows == 0 ? "-" : fmt::format("{} x {}", rows, keys), reason.empty() ? "usable" : reason,
