@@ -91,9 +91,9 @@ void print_entries(Text text, const Json& entries) {
   heading(text, "Entries");
   fmt::format_to(text, "| entry | types | d, dv | block: rows x keys | on this machine |\n|---|---|---|---|---|\n");
   for (const Json& entry : entries) {
-    const std::int64_t d = entry["max_head_size"], dv = entry["max_value_head_size"], least = entry["min_head_size"];
+    const std::int64_t d = entry["max_head_size"], dv = entry["max_value_head_size"], min = entry["min_head_size"];
     const int rows = entry["block_q"], keys = entry["block_k"];
-    const std::string heads = fmt::format("{} to {}{}", least, d, dv == d ? "" : fmt::format(", dv to {}", dv));
+    const std::string heads = fmt::format("{} to {}{}", min, d, dv == d ? "" : fmt::format(", dv to {}", dv));
     const std::string reason = entry["reason"], opt_in = entry["opt_in"];
     fmt::format_to(text, "| `{}` | {} | {} | {} | {}{} |\n", entry["name"].get<std::string>(), joined(entry["dtypes"]),
                    heads, rows == 0 ? "-" : fmt::format("{} x {}", rows, keys), reason.empty() ? "usable" : reason,
@@ -202,9 +202,9 @@ void print_errors(Text text, const Json& entries) {
 
 /// "1.1 to 2.8", "64".
 std::string span_text(const Json& span, int digits) {
-  const double least = span["least"], most = span["most"];
-  const std::string end = fmt::format("{:.{}f}", most, digits);
-  return least == most ? end : fmt::format("{:.{}f} to {}", least, digits, end);
+  const double min = span["min"], max = span["max"];
+  const std::string end = fmt::format("{:.{}f}", max, digits);
+  return min == max ? end : fmt::format("{:.{}f} to {}", min, digits, end);
 }
 
 void print_figures(Text text, const Json& page) {
@@ -213,12 +213,14 @@ void print_figures(Text text, const Json& page) {
     fmt::format_to(text, "Not measured: {}\n", page["no_data"].get<std::string>());
     return;
   }
-  fmt::format_to(text, "`bench/results/README.md` has the machine, the commit and the command of each file.\n\n");
+  fmt::format_to(text,
+                 "`bench/results/README.md` has machine, commit and command of each file, and what its columns are. "
+                 "Means are geometric.\n\n");
   for (const Json& data : page["data"]) {
     std::vector<std::string> says;
     if (const Json& ratio = data["times_as_fast_as_torch"]; !ratio.is_null())
-      says.push_back(
-          fmt::format("{:.2f} times as fast as PyTorch ({})", ratio["mean"].get<double>(), span_text(ratio, 2)));
+      says.push_back(fmt::format("{:.2f} times as fast as PyTorch (`{}`: {})", ratio["mean"].get<double>(),
+                                 ratio["column"].get<std::string>(), span_text(ratio, 2)));
     if (const Json& error = data["largest_error"]; !error.is_null())
       says.push_back(fmt::format("largest relative error {:.1e}, PyTorch's {:.1e}", error["rapt"].get<double>(),
                                  error["torch"].get<double>()));

@@ -120,8 +120,9 @@ def read_object(objdump, path):
 
 
 def read_resources(text):
-    """[{"architecture", "registers", "stack"}] of `cuobjdump --dump-resource-usage`, for each architecture the most of all kernels."""
-    most = {}
+    """[{"architecture", "kernels", "registers", "stack_bytes", "shared_bytes"}] of `cuobjdump --dump-resource-usage`: for each architecture
+    the largest of all its kernels."""
+    largest = {}
     architecture = ""
     for line in text.splitlines():
         if line.startswith("arch = "):
@@ -129,11 +130,11 @@ def read_resources(text):
         usage = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+)", line)
         if usage:
             registers, stack, shared = map(int, usage.groups())
-            now = most.setdefault(architecture, {"kernels": 0, "registers": 0, "stack_bytes": 0, "shared_bytes": 0})
+            now = largest.setdefault(architecture, {"kernels": 0, "registers": 0, "stack_bytes": 0, "shared_bytes": 0})
             now["kernels"] += 1
             for key, value in (("registers", registers), ("stack_bytes", stack), ("shared_bytes", shared)):
                 now[key] = max(now[key], value)
-    return [{"architecture": architecture, **usage} for architecture, usage in most.items()]
+    return [{"architecture": architecture, **usage} for architecture, usage in largest.items()]
 
 
 def read(arguments, path):

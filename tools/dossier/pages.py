@@ -96,18 +96,25 @@ def numbers(rows, pattern):
     return found
 
 
-def span(values, factor=1):
-    return {"least": min(values) * factor, "most": max(values) * factor} if values else None
+def span(values):
+    return {"min": min(values), "max": max(values)} if values else None
+
+
+def ratios_of(rows):
+    """(column, [PyTorch's time over rapt's]): of the first column that has them, or by the times of a form of its own in PyTorch."""
+    for column in ("ratio", "ratio_best", "gqa_ratio"):
+        if numbers(rows, column):
+            return column, numbers(rows, column)
+    for column in rows[0] if rows else ():
+        if re.fullmatch(r"torch_\w+_ms", column):
+            return column, [number(row[column]) / number(row["rapt_ms"]) for row in rows if number(row[column])]
+    return None, []
 
 
 def figures(root, words):
     """What the rows of one file say; None of what they do not have."""
     rows = rows_of(root, words)
-    ratios = numbers(rows, "ratio") or numbers(rows, "ratio_best|gqa_ratio")
-    if not ratios:  # times of both, of which a form in PyTorch has a name of its own
-        for row in rows:
-            theirs = numbers([row], r"torch_\w+_ms")
-            ratios += [time / number(row["rapt_ms"]) for time in theirs]
+    column, ratios = ratios_of(rows)
     errors = {"rapt": numbers(rows, "rapt_error"), "torch": numbers(rows, "torch_error")}
     shares = numbers(rows, "percent"), numbers(rows, r"of_peak_(\w+_)?\d+_threads?")
     reads = numbers(rows, "percent_of_read"), numbers(rows, r"of_read_\d+_threads?")
@@ -115,7 +122,7 @@ def figures(root, words):
     return {
         "data": words,
         "rows": len(rows),
-        "times_as_fast_as_torch": {**span(ratios), "mean": math.exp(sum(map(math.log, ratios)) / len(ratios))} if ratios else None,
+        "times_as_fast_as_torch": {"column": column, **span(ratios), "mean": math.exp(sum(map(math.log, ratios)) / len(ratios))} if ratios else None,
         "largest_error": {side: max(values) for side, values in errors.items()} if all(errors.values()) else None,
         "percent_of_peak": span(shares[0] + [100 * share for share in shares[1]]),
         "percent_of_read": span(reads[0] + [100 * share for share in reads[1]]),
