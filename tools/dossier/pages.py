@@ -116,16 +116,16 @@ def figures(root, words):
     rows = rows_of(root, words)
     column, ratios = ratios_of(rows)
     errors = {"rapt": numbers(rows, "rapt_error"), "torch": numbers(rows, "torch_error")}
-    shares = numbers(rows, "percent"), numbers(rows, r"of_peak_(\w+_)?\d+_threads?")
-    reads = numbers(rows, "percent_of_read"), numbers(rows, r"of_read_\d+_threads?")
+    peak = numbers(rows, "percent") + [100 * share for share in numbers(rows, r"of_peak_(\w+_)?\d+_threads?")]
+    read = numbers(rows, "percent_of_read") + [100 * share for share in numbers(rows, r"of_read_\d+_threads?")]
     registers, spills = numbers(rows, "registers"), numbers(rows, "spills")
     return {
         "data": words,
         "rows": len(rows),
         "times_as_fast_as_torch": {"column": column, **span(ratios), "mean": math.exp(sum(map(math.log, ratios)) / len(ratios))} if ratios else None,
         "largest_error": {side: max(values) for side, values in errors.items()} if all(errors.values()) else None,
-        "percent_of_peak": span(shares[0] + [100 * share for share in shares[1]]),
-        "percent_of_read": span(reads[0] + [100 * share for share in reads[1]]),
+        "percent_of_peak": span([share for share in peak if share > 0]),  # 0: was not taken
+        "percent_of_read": span(read),
         "registers": span(registers),
         "spilled_bytes": span(spills),
     }
