@@ -134,9 +134,11 @@ void print_gpu_code(Text text, const Json& code) {
     }
     for (const Json& usage : object["gpu"])
       fmt::format_to(text,
-                     "- {}: {} kernels; at most {} registers a thread, {} bytes of stack, {} of static shared memory\n",
+                     "- {}: {} kernels, {} bytes of code; at most {} registers a thread, {} bytes of stack, {} of "
+                     "static shared memory\n",
                      usage["architecture"].get<std::string>(), usage["kernels"].get<int>(),
-                     usage["registers"].get<int>(), usage["stack_bytes"].get<int>(), usage["shared_bytes"].get<int>());
+                     usage["code_bytes"].get<std::int64_t>(), usage["registers"].get<int>(),
+                     usage["stack_bytes"].get<int>(), usage["shared_bytes"].get<int>());
   }
 }
 

@@ -11,6 +11,7 @@ import re
 import shlex
 import struct
 import subprocess
+import tempfile
 from pathlib import Path
 
 # Adds packed products to a register, of x86 and of aarch64; SSE2 adds what it has multiplied before.
@@ -137,17 +138,25 @@ def read_resources(text):
     return [{"architecture": architecture, **usage} for architecture, usage in largest.items()]
 
 
+def read_gpu_object(cuobjdump, path):
+    text = subprocess.run([cuobjdump, "--dump-resource-usage", path], check=True, capture_output=True, text=True).stdout
+    usage = read_resources(text)
+    if not usage:
+        return {"not_read": "PTX only, which the driver compiles"}
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([cuobjdump, "--extract-elf", "all", Path(path).resolve()], check=True, capture_output=True, cwd=folder)
+        for one in usage:
+            one["code_bytes"] = sum(map(code_bytes, Path(folder).glob(f"*.{one['architecture']}.cubin")))
+    return {"gpu": usage}
+
+
 def read(arguments, path):
     gpu = ".cu." in Path(path).name
     tool = arguments.cuobjdump if gpu else arguments.objdump
     if not tool:
         return {"not_read": f"no {'cuobjdump' if gpu else 'objdump'} when this rapt was built"}
     try:
-        if not gpu:
-            return read_object(tool, path)
-        text = subprocess.run([tool, "--dump-resource-usage", path], check=True, capture_output=True, text=True).stdout
-        usage = read_resources(text)
-        return {"gpu": usage} if usage else {"not_read": "PTX only, which the driver compiles"}
+        return read_gpu_object(tool, path) if gpu else read_object(tool, path)
     except (OSError, subprocess.CalledProcessError, ValueError) as error:
         return {"not_read": str(error)}
 
