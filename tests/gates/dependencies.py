@@ -36,10 +36,13 @@ def names_in_use(root):
     for line in re.findall(r"pip install (.+)", script):
         packages += re.findall(r"(?:^| )([a-zA-Z][\w-]+)(?:==| )", re.sub(r"'[^']*'|(?<!\S)-\S+", "", line))
     found.update((name, "tools/dev") for name in packages)
-    for path in [path for folder in ("python", "bench", "tools", "tests") for path in (root / folder).rglob("*.py")]:
-        beside = {other.stem for other in (*path.parent.glob("*.py"), *(root / "bench").glob("*.py"), *(root / "tools").glob("**/*.py"))}
+    if sys.version_info < (3, 10):  # which does not know its own modules
+        return {**found, "triton": "", "safetensors": ""}
+    modules = [path for folder in ("bench", "docs", "python", "tests", "tools") for path in (root / folder).rglob("*.py")]
+    own = OWN | {path.stem for path in modules if "rapt" not in path.relative_to(root).parts}
+    for path in modules:
         for name in re.findall(r"(?m)^ *(?:import|from) ([A-Za-z_]\w*)", path.read_text(encoding="utf-8")):
-            if name not in getattr(sys, "stdlib_module_names", {name}) and name not in beside | OWN:
+            if name not in sys.stdlib_module_names and name not in own:
                 found[name] = str(path.relative_to(root))
     return found
 
