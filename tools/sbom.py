@@ -21,7 +21,7 @@ IN_CACHE = {
     "fmt": "fmt_DIR", "CLI11": "CLI11_DIR", "nlohmann_json": "nlohmann_json_DIR", "Eigen3": "Eigen3_DIR", "Catch2": "Catch2_DIR",
     "nanobind": "nanobind_DIR", "OpenMP": "OpenMP_CXX_LIB_NAMES", "libomp": "OpenMP_CXX_LIB_NAMES", "g++": "", "Threads": "",
 }
-SWITCHES = {"ittnotify": "RAPT_ITT", "CUDAToolkit": "RAPT_CUDA", "OpenMP": "RAPT_OPENMP"}
+SWITCHES = {"ittnotify": "RAPT_ITT", "CUDAToolkit": "RAPT_CUDA", "OpenMP": "RAPT_OPENMP", "libomp": "RAPT_OPENMP"}
 PARTS = {"library": "", "command": "RAPT_BUILD_TOOLS", "tests": "RAPT_BUILD_TESTS", "Python": "RAPT_PYTHON"}
 
 
@@ -39,6 +39,8 @@ def components():
 
 def read_cache(build):
     """CMake's cache, without what it did not find."""
+    if not (build / "CMakeCache.txt").exists():
+        sys.exit(f"{build}: no folder that CMake has built in")
     text = (build / "CMakeCache.txt").read_text(encoding="utf-8")
     cache = dict(re.findall(r"(?m)^([\w+.-]+):\w+=(.*)$", text))
     return {name: value for name, value in cache.items() if value and not value.endswith("NOTFOUND")}
@@ -81,8 +83,9 @@ def name_in_use(component, cache, libraries):
     shared = {name for name in component["names"] if name.startswith("lib") and not name.endswith("-dev")}
     if shared and libraries and not shared & libraries:
         return None
+    other_openmp = "libomp" if "gomp" in cache.get("OpenMP_CXX_LIB_NAMES", "") else "OpenMP"
     for name in component["names"]:
-        key = IN_CACHE.get(name)
+        key = IN_CACHE.get(name) if name != other_openmp else None
         if key is not None and (not key or key in cache) and cache.get(SWITCHES.get(name), "").upper() not in ("OFF", "FALSE", "NO", "0"):
             return name
     return None
