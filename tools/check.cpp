@@ -505,7 +505,9 @@ EntryErrors errors_of(const std::string& entry, int threads) {
     if (!verdict.violation.empty() && all.violation.empty()) all.violation = name + ": " + verdict.violation;
     if (of_bound >= all.of_bound) all.of_bound = of_bound, all.worst_problem = name;
     const std::string types = types_text(problem);
-    if (hard || types.find('/') != std::string::npos || !std::isfinite(verdict.errors.rel_frobenius)) return;
+    const bool mixed =
+        types.find('/') != std::string::npos || to_string(problem).find("state_dtype=") != std::string::npos;
+    if (hard || mixed || !std::isfinite(verdict.errors.rel_frobenius)) return;
     double& error = all.rel_frobenius[types];
     error = std::max(error, verdict.errors.rel_frobenius);
   };

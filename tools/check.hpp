@@ -35,8 +35,8 @@ struct EntryErrors {
   std::string violation;      ///< the first; empty: there is none
   double of_bound = 0;        ///< the largest share of a bound ...
   std::string worst_problem;  ///< ... and where
-  /// Largest relative Frobenius error of problems whose tensors have one type, by that type; inputs made hard are not
-  /// among them.
+  /// Largest relative Frobenius error of an output, of problems whose tensors have one type, by that type; inputs made
+  /// hard are not among them.
   std::map<std::string, double> rel_frobenius;
 };
 EntryErrors errors_of(const std::string& entry, int threads);

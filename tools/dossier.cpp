@@ -182,7 +182,7 @@ void print_errors(Text text, const Json& entries) {
   }
   fmt::format_to(text,
                  "Over the problems of `rapt check`, on this machine: shares of the contract's bounds, and relative "
-                 "Frobenius errors where all tensors have one type.\n\n"
+                 "Frobenius errors, of whichever output has the largest, where all tensors have one type.\n\n"
                  "| entry | problems | largest share of a bound | relative errors |\n|---|---|---|---|\n");
   for (const Json& entry : entries) {
     const Json& errors = entry["errors"];
