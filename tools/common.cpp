@@ -292,7 +292,7 @@ Json run_context(const Machine& machine) {
           {"compiler", compiler()}};
 }
 
-std::vector<std::string> match_entries(std::string_view text) {
+std::vector<EntryInfo> named_entries(std::string_view text) {
   // 3: the name; 2: its operation, or what stands between two dots of it; 1: part of it; 0: nothing of it.
   const auto rank = [&](const EntryInfo& entry) {
     if (entry.name == text) return 3;
@@ -304,7 +304,6 @@ std::vector<std::string> match_entries(std::string_view text) {
   std::vector<std::string> names;
   int best = 1;
   for (EntryInfo& entry : entries()) {
-    if (entry.backend != "cpu" && entry.unusable.empty()) entry.unusable = "this tool's tensors lie in host memory";
     names.push_back(entry.name);
     if (rank(entry) > best) matches.clear(), best = rank(entry);
     if (rank(entry) == best) matches.push_back(std::move(entry));
@@ -312,8 +311,14 @@ std::vector<std::string> match_entries(std::string_view text) {
   if (matches.empty()) {
     throw UsageError(fmt::format("--entry {}: no such entry; this build has {}", text, fmt::join(names, ", ")));
   }
+  return matches;
+}
+
+std::vector<std::string> match_entries(std::string_view text) {
+  std::vector<EntryInfo> matches = named_entries(text);
   std::vector<std::string> usable;
-  for (const EntryInfo& entry : matches) {
+  for (EntryInfo& entry : matches) {
+    if (entry.backend != "cpu" && entry.unusable.empty()) entry.unusable = "this tool's tensors lie in host memory";
     if (entry.unusable.empty()) usable.push_back(entry.name);
   }
   if (usable.empty()) {

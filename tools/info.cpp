@@ -84,7 +84,7 @@ const char* environment(const char* name) {
 }
 
 /// `refusal`: why no context can be made in this environment; empty if one can.
-Json describe(const std::string& refusal) {
+Json describe_all(const std::string& refusal) {
   Json isas = Json::array();
   for (const IsaState& state : isa_states()) {
     isas.push_back({{"name", to_string(state.isa)}, {"usable", state.unusable.empty()}, {"reason", state.unusable}});
@@ -98,23 +98,7 @@ Json describe(const std::string& refusal) {
     executors.push_back({{"name", state.name}, {"threads", state.threads}, {"reason", state.unusable}});
   }
   Json listed = Json::array();
-  for (const EntryInfo& entry : entries()) {
-    Json dtypes = Json::array();
-    for (const DType dtype : entry.dtypes) dtypes.push_back(to_string(dtype));
-    listed.push_back({{"name", entry.name},
-                      {"backend", entry.backend},
-                      {"operation", to_string(entry.operation)},
-                      {"phase", to_string(entry.phase)},
-                      {"arithmetic", entry.arithmetic},
-                      {"isa", entry.isa},
-                      {"dtypes", dtypes},
-                      {"min_head_size", entry.min_head_size},
-                      {"max_head_size", entry.max_head_size},
-                      {"max_value_head_size", entry.max_value_head_size},
-                      {"usable", entry.unusable.empty()},
-                      {"reason", entry.unusable},
-                      {"opt_in", entry.opt_in}});
-  }
+  for (const EntryInfo& entry : entries()) listed.push_back(describe(entry));
   return {{"context", run_context(read_machine())},
           {"isas", isas},
           {"backends", backends},
@@ -227,7 +211,7 @@ int list_all(const InfoOptions& options) {
   } catch (const Error& error) {
     refusal = error.what();
   }
-  const Json info = describe(refusal);
+  const Json info = describe_all(refusal);
   if (!print_json(options, info)) {
     print_machine(info);
     print_build(info);
@@ -238,6 +222,27 @@ int list_all(const InfoOptions& options) {
 }
 
 }  // namespace
+
+Json describe(const EntryInfo& entry) {
+  Json dtypes = Json::array();
+  for (const DType dtype : entry.dtypes) dtypes.push_back(to_string(dtype));
+  return {{"name", entry.name},
+          {"backend", entry.backend},
+          {"operation", to_string(entry.operation)},
+          {"phase", to_string(entry.phase)},
+          {"arithmetic", entry.arithmetic},
+          {"isa", entry.isa},
+          {"dtypes", dtypes},
+          {"min_head_size", entry.min_head_size},
+          {"max_head_size", entry.max_head_size},
+          {"max_value_head_size", entry.max_value_head_size},
+          {"block_q", entry.block_q},
+          {"block_k", entry.block_k},
+          {"dropout", entry.dropout},
+          {"usable", entry.unusable.empty()},
+          {"reason", entry.unusable},
+          {"opt_in", entry.opt_in}};
+}
 
 int run_info(const InfoOptions& options) {
   require_writable({options.json_path});

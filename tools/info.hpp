@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "common.hpp"
+
 namespace rapt::tools {
 
 struct InfoOptions {
@@ -11,6 +13,8 @@ struct InfoOptions {
   std::string json_path;  ///< with `json`; empty: standard output, in place of text
 };
 
+/// What an entry is, in fields.
+Json describe(const EntryInfo& entry);
 /// Prints what this build can do on this machine, or what would run for one problem and why.
 int run_info(const InfoOptions& options);
 

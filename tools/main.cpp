@@ -16,6 +16,7 @@
 #include "check.hpp"
 #include "common.hpp"
 #include "demo.hpp"
+#include "dossier.hpp"
 #include "info.hpp"
 #include "roofline.hpp"
 
@@ -43,6 +44,9 @@ constexpr const char* kBenchExamples = R"(Examples:
 constexpr const char* kRooflineExamples = R"(Examples:
   rapt roofline --html roofline.html
   rapt roofline --problem "b=1 hq=8 sq=512 d=64" --threads 2 --svg roofline.svg --json roofline.json)";
+constexpr const char* kDossierExamples = R"(Examples:
+  rapt dossier --entry attention_decode > attention_decode.md
+  rapt dossier --no-check --json dossier.json)";
 constexpr const char* kDemoExamples = R"(Examples:
   rapt demo
   rapt demo --threads 1)";
@@ -71,6 +75,7 @@ class Arguments {
     add_check(app);
     add_bench(app);
     add_roofline(app);
+    add_dossier(app);
     add_demo(app);
   }
 
@@ -157,6 +162,22 @@ class Arguments {
     roofline->callback([this] { command_ = [this] { return run_roofline(roofline_); }; });
   }
 
+  void add_dossier(CLI::App& app) {
+    auto* dossier = app.add_subcommand(
+        "dossier", "What is known of each kernel, in Markdown: sizes and why, code, errors, speed, tests, limits");
+    dossier->add_option("--entry", dossier_.entry, "only kernels with such entries, as of rapt check (default: all)");
+    dossier->add_flag("--no-check", dossier_.no_check,
+                      "leave out errors against float64, which take a few minutes for all entries");
+    dossier->add_option("--threads", dossier_.threads, "most threads of that (default: all)")->check(thread_range());
+    auto* json = dossier->add_option("--json", dossier_.json_path, "print JSON instead, or also write it to this file");
+    json->expected(0, 1)->type_name("[FILE]");
+    dossier->footer(kDossierExamples);
+    dossier->callback([this, json] {
+      dossier_.json = json->count() != 0;
+      command_ = [this] { return run_dossier(dossier_); };
+    });
+  }
+
   void add_demo(CLI::App& app) {
     auto* demo = app.add_subcommand("demo", "Attention of a real language model on real text, checked and timed");
     demo_.data_dir = default_data_dir();
@@ -172,6 +193,7 @@ class Arguments {
   CheckOptions check_;
   BenchOptions bench_;
   RooflineOptions roofline_;
+  DossierOptions dossier_;
   DemoOptions demo_{};
   std::function<int()> command_;
 };

@@ -86,6 +86,8 @@ struct EntryInfo {
   std::int64_t min_head_size = 1;  ///< of d and dv
   std::int64_t max_head_size = 0;  ///< of d and dv
   std::int64_t max_value_head_size = 0;  ///< of dv alone
+  int block_q = 0, block_k = 0;          ///< query rows and keys of its innermost block; 0: it has none, or it varies
+  bool dropout = false;                  ///< of attention and its gradients: takes dropout
   std::string unusable;  ///< empty, or why this machine cannot run it, or the OS does not let this process
   std::string opt_in;    ///< empty, or why it runs only where its name, or RAPT_ISA, is forced
 };

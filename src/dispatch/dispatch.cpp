@@ -97,6 +97,7 @@ EntryInfo info_of(const Backend& backend, const Entry& entry) {
     if (only(dtype) & facts.dtypes) info.dtypes.push_back(dtype);
   info.min_head_size = facts.min_head_size, info.max_head_size = facts.max_head_size;
   info.max_value_head_size = std::min(facts.max_value_head_size, facts.max_head_size);
+  info.block_q = facts.block_q, info.block_k = facts.block_k, info.dropout = facts.dropout;
   info.unusable = unusable(entry), info.opt_in = entry.opt_in;
   return info;
 }

@@ -361,7 +361,7 @@ class Usage(CliTest):
         self.assert_usage_error("check", "--problem", "b=1", mentions="b=1")
         self.assert_usage_error("bench", "--set", "endless", mentions="endless")
         self.assert_usage_error("bench", "--set", "quick", "--problem", PROBLEM, mentions="--set")
-        for command in ("info", "check", "bench", "roofline", "demo"):
+        for command in ("info", "check", "bench", "roofline", "dossier", "demo"):
             self.assert_usage_error(command, "--threads", "0", mentions="--threads")
             self.assert_usage_error(command, "--threads", "4000", mentions="--threads")
         self.assert_usage_error("bench", "--threads", "1,x", mentions="--threads")
@@ -374,6 +374,7 @@ class Usage(CliTest):
         for command, options in {"info": ("--problem", "--threads", "--json"),
                                  "check": ("--problem", "--entry", "--seeds", "--threads", "--json"),
                                  "bench": ("--set", "--problem", "--entry", "--seeds", "--threads", "--min-time", "--json"),
+                                 "dossier": ("--entry", "--threads", "--json"),
                                  "demo": ("--data-dir", "--threads")}.items():
             for option in options:
                 for words in ((option, ""), (option + "=", "1")):
@@ -391,7 +392,7 @@ class Usage(CliTest):
         self.assertRegex(result.stdout, rf"(?m)^RAPT_KERNEL +{re.escape(shown)} \(environment\)")
 
     def test_help(self):
-        for command in ("info", "check", "bench", "roofline", "demo"):
+        for command in ("info", "check", "bench", "roofline", "dossier", "demo"):
             self.assertIn("--", self.run_ok(command, "--help"))
             self.assertIn(command, self.run_ok("--help"))
             text = self.run_ok(command, "--help")
