@@ -33,16 +33,18 @@ constexpr AttentionKernel decode(const char* name, const char* arithmetic, DType
                     .phase = Phase::decode,
                     .arithmetic = arithmetic,
                     .dtypes = only(type),
-                    .max_head_size = kWgmmaMaxHeadSize},
+                    .max_head_size = kDecodeMaxHeadSize},
           .refuse = [](const AttentionParams& a) -> std::string_view {
             if ((a.total_q >= 0 ? a.total_q : a.sq) * a.group > kDecodeMaxRows)
               return "takes up to 64 rows (query tokens times heads of a group)";
-            return decode_blocks(a) > kMaxBlocks ? "more splits than a grid has blocks" : "";
+            return wgmma_can_count(a) && decode_items(a) < kMaxBlocks ? "" : "takes fewer than 2^30 keys and splits";
           },
           .workspace = decode_workspace,
-          .work_items = decode_blocks,
-          .run = [](const AttentionParams& a, void* workspace,
-                    cudaStream_t stream) { return attention_decode(a, static_cast<std::byte*>(workspace), stream); }};
+          .work_items = decode_items,
+          .run = [](const AttentionParams& a, void* workspace, cudaStream_t stream) {
+            const auto run = a.q_type == DType::f32 ? attention_decode_f32 : attention_wgmma_split;
+            return run(a, static_cast<std::byte*>(workspace), stream);
+          }};
 }
 // Its blocks of rows and keys depend on the head size, so the facts have none.
 constexpr AttentionKernel wgmma(const char* name, const char* arithmetic, DType type) {

@@ -156,13 +156,16 @@ std::int64_t simt_tiles(const AttentionParams&) {
 cudaError_t attention_simt(const AttentionParams&, cudaStream_t, const std::uint64_t*) {
   return launched();
 }
-std::int64_t decode_blocks(const AttentionParams&) {
+std::int64_t decode_items(const AttentionParams&) {
   return 1;
 }
 std::size_t decode_workspace(const AttentionParams&) {
   return 64;
 }
-cudaError_t attention_decode(const AttentionParams&, std::byte*, cudaStream_t) {
+cudaError_t attention_wgmma_split(const AttentionParams&, std::byte*, cudaStream_t) {
+  return launched();
+}
+cudaError_t attention_decode_f32(const AttentionParams&, std::byte*, cudaStream_t) {
   return launched();
 }
 bool wgmma_can_count(const AttentionParams&) {

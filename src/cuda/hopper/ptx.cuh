@@ -99,14 +99,19 @@ template <int kPending>
 __device__ void copy_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
-__device__ inline void store2(std::uint32_t to, std::uint16_t x) {
-  asm volatile("st.shared.b16 [%0], %1;" ::"r"(to), "h"(x) : "memory");
-}
 __device__ inline void store4(std::uint32_t to, std::uint32_t x) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
 }
 __device__ inline void store16(std::uint32_t to, const uint4& x) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+}
+__device__ inline float4 load16(std::uint32_t from) {
+  float4 x;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "r"(from)
+               : "memory");
+  return x;
 }
 
 // Two fp32 numbers rounded to nearest even, the first in the lower half.
@@ -116,13 +121,6 @@ __device__ std::uint32_t pack(float low, float high) {
   if constexpr (std::is_same_v<T, __half>) asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   else asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
-}
-
-// Back to fp32, the lower half first.
-template <class T>
-__device__ float2 unpack(std::uint32_t pair) {
-  if constexpr (std::is_same_v<T, __half>) return __half22float2(reinterpret_cast<const __half2&>(pair));
-  else return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
 }
 
 // wgmma: D[64 x N] (+)= A[64 x 16] B[16 x N], by 128 threads. Products run behind the program's back: fence() before

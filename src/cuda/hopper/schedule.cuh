@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "cuda/hopper/pipeline.cuh"
+#include "cuda/hopper/splits.cuh"
 #include "cuda/tile/launch.cuh"
 #include "cuda/tile/score.cuh"
 
@@ -15,9 +16,11 @@ constexpr int kQueueTiles = 3;  // in shared memory: the one whose output is com
 using TileQueue = Ring<kQueueTiles>;
 constexpr int kProducerBarrier = 8;  // of those that warpgroups leave
 
-// What both kernels get: a call, its tiles as Tiling numbers them, and which thread blocks do them.
+// What both kernels get: a call, its tiles as Tiling numbers them, and which thread blocks do them. Where C::kSplit, each
+// split of a head's keys counts as a head.
 struct Grid {
   AttentionParams p;
+  Partials partials;  // where C::kSplit
   int heads, tiles;
   int section;                   // heads that are done together, for K and V to stay in L2
   int all, section_tiles;        // heads * tiles, section * tiles
@@ -29,15 +32,9 @@ struct Grid {
 // if they see none.
 struct TileExtent {
   int b, hk, row, rows;  // rows [row, rows), of which the tile has C::kRows
-  int blocks;
+  int split, blocks;
   std::int64_t key, begin, end;  // the first block's first key; the keys that any row sees
 };
-
-// Row r with divisions of 32 bits.
-__device__ inline Row row_of(const Head& head, int r) {
-  const unsigned group = static_cast<unsigned>(head.p.group), token = static_cast<unsigned>(r) / group;
-  return Row(head, token, head.hk * group + (static_cast<unsigned>(r) - token * group));
-}
 
 // The tiles of a thread block in order.
 template <class C>
@@ -58,8 +55,13 @@ struct TileScheduler {
       if (i >= static_cast<unsigned>(grid.all)) continue;
       const unsigned first = i / static_cast<unsigned>(grid.section_tiles) * section, in_section = i - first * tiles;
       const unsigned here = min(section, heads - first), down = in_section / here;
-      const auto found =
-          C::Tiles::find(p, static_cast<int>(first + (in_section - down * here)), static_cast<int>(tiles - 1 - down));
+      unsigned head_number = first + (in_section - down * here);
+      tile.split = 0;
+      if constexpr (C::kSplit) {
+        const auto splits = static_cast<unsigned>(grid.partials.splits);
+        tile.split = static_cast<int>(head_number % splits), head_number /= splits;
+      }
+      const auto found = C::Tiles::find(p, static_cast<int>(head_number), static_cast<int>(tiles - 1 - down));
       const Head head(p, found.b, found.hk);
       tile.b = static_cast<int>(found.b), tile.hk = static_cast<int>(found.hk);
       tile.row = static_cast<int>(found.row), tile.rows = static_cast<int>(head.len_q * p.group);
@@ -68,6 +70,14 @@ struct TileScheduler {
       const Row top = row_of(head, tile.row), bottom = row_of(head, min(tile.row + C::kRows, tile.rows) - 1);
       const std::int64_t token = min(bottom.token + 1, p.score.modifier_rows) - 1;
       tile.begin = top.first, tile.end = token < top.token ? 0 : Row(head, token, 0).last;
+      if constexpr (C::kSplit) {
+        const KeyRange visible = visible_keys(p.score, head);
+        const std::int64_t origin = visible.first / kSplitUnit * kSplitUnit;
+        const Splits splits = splits_of(visible.last - origin, tile.rows, grid.partials.max_splits);
+        if (tile.split >= splits.count) continue;
+        const std::int64_t low = origin + std::int64_t{splits.keys} * tile.split;
+        tile.begin = max(tile.begin, low), tile.end = min(tile.end, low + splits.keys);
+      }
       tile.key = tile.begin / C::kKeys * C::kKeys;
       tile.blocks = tile.end > tile.begin ? (static_cast<int>(tile.end - tile.key) + C::kKeys - 1) / C::kKeys : 1;
       ++round;
@@ -110,9 +120,12 @@ struct Tile : TileExtent {
       row.lse = exists && p.lse ? row_at(p.lse_stride, head, at) : -1;
       row.token = static_cast<int>(at.token), row.q_head = static_cast<int>(at.q_head);
       // Rows that do not exist see what the last one sees: nothing is masked for them alone.
+      // A split's tile without keys for its rows has a block all the same.
+      const std::int64_t last = C::kSplit ? min(at.last, extent.end) : at.last;
       row.first = static_cast<int>(clamp_to(at.first - extent.key, 0, end));
-      row.last = static_cast<int>(clamp_to(at.last - extent.key, 0, end));
-      row.alibi_shift = alibi_shift_log2(head, at), row.sink = sink_of(head, at) + row.alibi_shift;
+      row.last = static_cast<int>(clamp_to(last - extent.key, 0, end));
+      row.alibi_shift = alibi_shift_log2(head, at);
+      row.sink = C::kSplit ? -kInfinity : sink_of(head, at) + row.alibi_shift;  // counted once, by attention_combine
       row.nearest = at.nearest(head);
     }
   }
@@ -142,11 +155,12 @@ struct TileProducer {
 template <class C>
 int plan_grid(Grid& grid, std::int64_t key_bytes) {
   const AttentionParams& p = grid.p;
-  grid.heads = static_cast<int>(C::Tiles::heads(p)), grid.tiles = static_cast<int>(C::Tiles::tiles(p));
+  grid.heads = static_cast<int>(C::Tiles::heads(p)) * (C::kSplit ? grid.partials.splits : 1);
+  grid.tiles = static_cast<int>(C::Tiles::tiles(p));
   // Causal: tiles of one length of many heads one after another, of as many as have their K and V in L2.
   constexpr std::int64_t kCached = 64 << 20;
   const std::int64_t head_bytes = (p.total_k >= 0 ? p.total_k : p.sk) * key_bytes;
-  const bool uneven = p.score.right != kOpen || p.total_q >= 0;
+  const bool uneven = !C::kSplit && (p.score.right != kOpen || p.total_q >= 0);
   const int processors = multiprocessors();
   grid.section = 1;
   if (uneven) {
@@ -156,7 +170,7 @@ int plan_grid(Grid& grid, std::int64_t key_bytes) {
     grid.section = static_cast<int>(std::min<std::int64_t>(std::max(cached / full * full, full), grid.heads));
   }
   grid.all = grid.heads * grid.tiles, grid.section_tiles = grid.section * grid.tiles;
-  return std::min(processors, grid.all);
+  return std::min(C::kBlocks * processors, grid.all);
 }
 
 }  // namespace rapt::cuda

@@ -21,22 +21,27 @@
 namespace rapt::cuda {
 namespace {
 
-constexpr int kStages = 2;             // blocks of K and of V at a time
 constexpr float kHugeScore = 0x1p20f;  // past it a weight would lose digits to the score's size
 
-// The kernel for elements T and head sizes up to kSize.
-template <class T, int kSize_, bool kTma_, bool kModified_>
+// The kernel for elements T and head sizes up to kSize. kSplit: of few rows, over splits of their keys.
+template <class T, int kSize_, bool kTma_, bool kModified_, bool kSplit_ = false>
 struct Config {
   using Element = T;
   static constexpr int kSize = kSize_;
   static constexpr bool kTma = kTma_;            // else K and V are loaded by the threads of the first warpgroup
   static constexpr bool kModified = kModified_;  // scores need more than a scale
+  static constexpr bool kSplit = kSplit_;
   // Small heads have registers for a third warpgroup, if nothing else needs them.
-  static constexpr int kGroups = kSize == 64 && kTma && !kModified ? 3 : 2, kThreads = 128 * (kGroups + 1);
-  static constexpr int kLoadRegisters = kGroups == 3 ? 32 : kTma ? 56 : 72;
-  static constexpr int kMathRegisters = kGroups == 3 ? 160 : kTma ? 224 : 216;
+  static constexpr int kGroups = kSplit ? 1 : kSize == 64 && kTma && !kModified ? 3 : 2;
+  static constexpr int kThreads = 128 * (kGroups + 1);
+  // On a multiprocessor. Tiles of splits are short: one begins while another ends.
+  static constexpr int kBlocks = kSplit && kSize <= 128 ? 2 : 1;
+  static constexpr int kLoadRegisters = kGroups == 1 ? 72 : kGroups == 3 ? 32 : kTma ? 56 : 72;
+  static constexpr int kMathRegisters = kGroups == 1 ? 184 : kGroups == 3 ? 160 : kTma ? 224 : 216;
+  static constexpr bool kTradesRegisters = kGroups > 1 || kBlocks > 1;  // else all have enough
   static constexpr int kProducers = kTma ? 96 : 128;  // threads that put tiles into shared memory
-  static constexpr int kRows = kGroupRows * kGroups, kKeys = kSize > 128 ? 64 : 128;
+  static constexpr int kRows = kGroupRows * kGroups, kKeys = kSize > 128 || kSplit ? 64 : 128;
+  static constexpr int kStages = kSplit && kSize == 64 ? 4 : 2;  // blocks of K and of V at a time
   // A row's maximum moves only when it grows by more: weights are then up to 2^kSlack, and O is rarely rescaled.
   static constexpr float kSlack = 8;
   // Weights are 2^kShift times as large, so that fp16 has more of the small ones.
@@ -46,6 +51,7 @@ struct Config {
   static constexpr int kRowsBytes = kRows * kSize * 2, kBlockBytes = kKeys * kSize * 2;
   static constexpr int kQueryTiles = kSize == 256 ? 1 : 2;  // that there is room for: the one at work, the next
   static constexpr int kSharedBytes = kQueryTiles * kRowsBytes + 2 * kStages * kBlockBytes + 1024;
+  static_assert(kSplitUnit % kKeys == 0);
   using Tiles = Tiling<kRows>;
 };
 
@@ -55,7 +61,8 @@ struct WgmmaParams : Grid {
   bool q_vector, kv_vector;  // 16 bytes at a time
 };
 
-using Blocks = Ring<kStages>;
+template <class C>
+using Blocks = Ring<C::kStages>;
 template <class C>
 using QueryRing = Ring<C::kQueryTiles>;
 
@@ -79,7 +86,7 @@ __device__ void load_q(const WgmmaParams& params, const TileQueue& queue, const 
 
 // Where TMA loads K and V: one thread.
 template <class C>
-__device__ void load_by_tma(const WgmmaParams& params, const Blocks& k, const Blocks& v) {
+__device__ void load_by_tma(const WgmmaParams& params, const Blocks<C>& k, const Blocks<C>& v) {
   TileScheduler<C> scheduler{params};
   TileExtent tile;
   for (unsigned n = 0; scheduler.next(tile);) {
@@ -87,7 +94,7 @@ __device__ void load_by_tma(const WgmmaParams& params, const Blocks& k, const Bl
     int key = static_cast<int>(tile.key) + (tile.blocks - 1) * C::kKeys;
     if (ragged) key += static_cast<int>(Head(params.p, tile.b, tile.hk).k_first);
     for (int block = tile.blocks; block > 0; --block, ++n, key -= C::kKeys) {
-      const auto load = [&](const Blocks& ring, const CUtensorMap& map) {
+      const auto load = [&](const Blocks<C>& ring, const CUtensorMap& map) {
         ring.wait_empty(n);
         barrier_arrive_expecting(ring.full(n), C::kBlockBytes);
 #pragma unroll
@@ -104,7 +111,7 @@ __device__ void load_by_tma(const WgmmaParams& params, const Blocks& k, const Bl
 // Both by all threads of a warpgroup, for any layout of K and V. Only keys that some row sees are read.
 template <class C>
 __device__ void load_by_threads(const WgmmaParams& params, const TileQueue& queue, Tile<C>* tiles,
-                                const QueryRing<C>& q, const Blocks& k, const Blocks& v) {
+                                const QueryRing<C>& q, const Blocks<C>& k, const Blocks<C>& v) {
   constexpr int kWarpRows = C::kKeys / 4;
   const AttentionParams& p = params.p;
   const int first = threadIdx.x / 32 * kWarpRows, lane = threadIdx.x % 32;
@@ -123,7 +130,7 @@ __device__ void load_by_threads(const WgmmaParams& params, const TileQueue& queu
 #pragma unroll 1
       for (int values = 0; values < 2; ++values) {
         const Strides stride = values ? p.v_stride : p.k_stride;
-        const Blocks ring = values ? v : k;
+        const Blocks<C> ring = values ? v : k;
         ring.wait_empty(n);
         load_rows<C::kSize, 2>(kWarpRows, ring.slot(n) + first * 128, C::kKeys * 128, values ? p.v : p.k,
                                exists ? head.key_at(stride, key) : -1, stride.d, static_cast<int>(values ? p.dv : p.d),
@@ -231,8 +238,25 @@ struct Rows : RowState<C> {
     for (int i = 0; i < kOut; ++i) o[i] *= rescale[i / 2 % 2];
   }
 
+  // The split's partial results.
+  __device__ void store_partials(const Tile<C>& tile) {
+    const AttentionParams& p = params.p;
+    const Head head(p, tile.b, tile.hk);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      l[h] = over_row(l[h], Sum());
+      if (tile.of_row[row(h)].out < 0) continue;
+      float* const to = params.partials.at(head, tile.row + row(h), tile.split);
+#pragma unroll
+      for (int i = 2 * h; i < kOut; i += 4)
+        store_pair(to + column + 2 * (i - 2 * h), 1, static_cast<int>(p.dv) - column - 2 * (i - 2 * h), o[i], o[i + 1]);
+      if (lane % 4 == 0) to[Partials::m_at(p)] = m[h] - C::kShift, to[Partials::m_at(p) + 1] = l[h];
+    }
+  }
+
   // Results of the tile.
   __device__ void store(const Tile<C>& tile) {
+    if constexpr (C::kSplit) return store_partials(tile);
     const AttentionParams& p = params.p;
     bool falls_back[2];
 #pragma unroll
@@ -262,7 +286,7 @@ struct Rows : RowState<C> {
 // A math warpgroup.
 template <class C>
 __device__ void attend(const WgmmaParams& params, const TileQueue& queue, const Tile<C>* tiles, const QueryRing<C>& q,
-                       const Blocks& k, const Blocks& v, int group) {
+                       const Blocks<C>& k, const Blocks<C>& v, int group) {
   using T = typename C::Element;
   Rows<C> rows(params);
   unsigned t = 0;  // tiles so far
@@ -341,17 +365,17 @@ __device__ void attend(const WgmmaParams& params, const TileQueue& queue, const 
 }
 
 template <class C>
-__global__ void __launch_bounds__(C::kThreads, 1) wgmma(const __grid_constant__ WgmmaParams params) {
+__global__ void __launch_bounds__(C::kThreads, C::kBlocks) wgmma(const __grid_constant__ WgmmaParams params) {
   extern __shared__ std::uint8_t shared[];
-  __shared__ std::uint64_t barriers[4 * kStages + 2 * kQueueTiles + 2 * C::kQueryTiles];
+  __shared__ std::uint64_t barriers[4 * C::kStages + 2 * kQueueTiles + 2 * C::kQueryTiles];
   __shared__ Tile<C> tiles[kQueueTiles];
   const std::uint32_t first = shared_address(barriers);
   std::uint32_t data = (shared_address(shared) + 1023) / 1024 * 1024;  // the swizzle's unit
   pin(data);
-  const Blocks k{first, data, C::kBlockBytes};
-  const Blocks v{first + 16 * kStages, k.data + kStages * C::kBlockBytes, C::kBlockBytes};
-  const TileQueue queue{first + 32 * kStages};
-  const QueryRing<C> q{queue.barriers + 16 * kQueueTiles, v.data + kStages * C::kBlockBytes, C::kRowsBytes};
+  const Blocks<C> k{first, data, C::kBlockBytes};
+  const Blocks<C> v{first + 16 * C::kStages, k.data + C::kStages * C::kBlockBytes, C::kBlockBytes};
+  const TileQueue queue{first + 32 * C::kStages};
+  const QueryRing<C> q{queue.barriers + 16 * kQueueTiles, v.data + C::kStages * C::kBlockBytes, C::kRowsBytes};
   let_next_start();
   if (threadIdx.x == 0) {
     k.init(C::kTma ? 1 : 128, 4 * C::kGroups);
@@ -362,7 +386,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) wgmma(const __grid_constant__ 
   }
   __syncthreads();
   if (threadIdx.x < 128) {
-    registers_decrease<C::kLoadRegisters>();
+    if (C::kTradesRegisters) registers_decrease<C::kLoadRegisters>();
     if constexpr (!C::kTma) {
       load_by_threads<C>(params, queue, tiles, q, k, v);
     } else if (threadIdx.x == 0) {
@@ -372,7 +396,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) wgmma(const __grid_constant__ 
       for (unsigned i = 0; producer.push(i); ++i) load_q<C>(params, queue, tiles, q, i);
     }
   } else {
-    registers_increase<C::kMathRegisters>();
+    if (C::kTradesRegisters) registers_increase<C::kMathRegisters>();
     attend<C>(params, queue, tiles, q, k, v, uniform(threadIdx.x / 128 - 1));
   }
 }
@@ -383,16 +407,29 @@ cudaError_t launch(WgmmaParams& params, cudaStream_t stream) {
   return launch_kernel(false, wgmma<C>, blocks, C::kThreads, C::kSharedBytes, stream, params);
 }
 
-template <class T, int kSize>
+template <class T, int kSize, bool kSplit>
 cudaError_t launch(WgmmaParams& params, cudaStream_t stream) {
   const AttentionParams& p = params.p;
   // Without a scale, masked scores would be -inf * 0.
-  if (has_modifiers(p.score) || p.score.scale_log2 == 0) return launch<Config<T, kSize, false, true>>(params, stream);
-  using Tma = Config<T, kSize, true, false>;
+  if (has_modifiers(p.score) || p.score.scale_log2 == 0)
+    return launch<Config<T, kSize, false, true, kSplit>>(params, stream);
+  using Tma = Config<T, kSize, true, false, kSplit>;
   if (can_tma(p) && make_map(params.k, p, p.k, p.k_stride, p.d, Tma::kKeys) &&
       make_map(params.v, p, p.v, p.v_stride, p.dv, Tma::kKeys))
     return launch<Tma>(params, stream);
-  return launch<Config<T, kSize, false, false>>(params, stream);
+  return launch<Config<T, kSize, false, false, kSplit>>(params, stream);
+}
+
+WgmmaParams params_of(const AttentionParams& p) {
+  WgmmaParams params{};
+  params.p = p;
+  const float scale = std::fabs(p.score.scale_log2);
+  const bool last = scales_last(p.score);
+  params.inner = last ? 1 : scale, params.outer = last ? scale : 1;
+  params.q_vector = p.score.scale_log2 >= 0 && is_vector(p.q, p.q_stride, 2);
+  params.kv_vector = is_vector(p.k, p.k_stride, 2) && is_vector(p.v, p.v_stride, 2);
+  params.out_vector = is_vector(p.out, p.out_stride, p.out_type == DType::f32 ? 4 : 2);
+  return params;
 }
 
 }  // namespace
@@ -408,21 +445,24 @@ std::size_t wgmma_workspace(const AttentionParams& p) {
 }
 
 cudaError_t attention_wgmma(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
-  WgmmaParams params{};
-  params.p = p;
-  const float scale = std::fabs(p.score.scale_log2);
-  const bool last = scales_last(p.score);
-  params.inner = last ? 1 : scale, params.outer = last ? scale : 1;
-  params.q_vector = p.score.scale_log2 >= 0 && is_vector(p.q, p.q_stride, 2);
-  params.kv_vector = is_vector(p.k, p.k_stride, 2) && is_vector(p.v, p.v_stride, 2);
-  params.out_vector = is_vector(p.out, p.out_stride, p.out_type == DType::f32 ? 4 : 2);
+  WgmmaParams params = params_of(p);
   params.fallback_rows = reinterpret_cast<std::uint16_t*>(workspace);
   return launch_with_fallback(params, stream, [&] {
     return with_head_size(p, [&](auto size) {
-      return p.q_type == DType::f16 ? launch<__half, size>(params, stream)
-                                    : launch<__nv_bfloat16, size>(params, stream);
+      return p.q_type == DType::f16 ? launch<__half, size, false>(params, stream)
+                                    : launch<__nv_bfloat16, size, false>(params, stream);
     });
   });
+}
+
+cudaError_t attention_wgmma_split(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
+  WgmmaParams params = params_of(p);
+  params.partials = partials_of(p, workspace);
+  const cudaError_t status = with_head_size(p, [&](auto size) {
+    return p.q_type == DType::f16 ? launch<__half, size, true>(params, stream)
+                                  : launch<__nv_bfloat16, size, true>(params, stream);
+  });
+  return status == cudaSuccess ? attention_combine(p, params.partials, stream) : status;
 }
 
 }  // namespace rapt::cuda

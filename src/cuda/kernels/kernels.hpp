@@ -32,12 +32,13 @@ bool wgmma_f32_can_count(const AttentionParams& params);
 std::size_t wgmma_f32_workspace(const AttentionParams& params);  // bytes, at a multiple of 64
 cudaError_t attention_wgmma_f32(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
 
-// attention_decode: few rows (query tokens times heads of a group) of each sequence and kv head, q, k and v of one type,
-// with the keys split among thread blocks (sm_90a).
-inline constexpr std::int64_t kDecodeMaxRows = 64;
-std::int64_t decode_blocks(const AttentionParams& params);    // thread blocks, some without keys if lengths differ
+// The same of few rows (query tokens times heads of a group) of each sequence and kv head, with the keys split among
+// thread blocks: of 16-bit types, and in fp32 by the ordinary cores (sm_90a, too).
+inline constexpr std::int64_t kDecodeMaxRows = 64, kDecodeMaxHeadSize = kWgmmaMaxHeadSize;
+std::int64_t decode_items(const AttentionParams& params);     // splits of sequences as long as can be
 std::size_t decode_workspace(const AttentionParams& params);  // bytes, at a multiple of 16
-cudaError_t attention_decode(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
+cudaError_t attention_wgmma_split(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
+cudaError_t attention_decode_f32(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
 
 // attention_naive: scores, softmax and values one after another, with the S x S matrix in `workspace`, behind
 // what finishes each row.

@@ -38,6 +38,12 @@ struct Row {
   __device__ std::int64_t nearest(const Head& head) const { return nearest_key(token + head.offset, head.len_k); }
 };
 
+// Row r with divisions of 32 bits.
+__device__ inline Row row_of(const Head& head, int r) {
+  const unsigned group = static_cast<unsigned>(head.p.group), token = static_cast<unsigned>(r) / group;
+  return Row(head, token, head.hk * group + (static_cast<unsigned>(r) - token * group));
+}
+
 // The row's place in q, out or lse, as an index.
 __device__ inline std::int64_t row_at(const Strides& s, const Head& head, const Row& row) {
   return head.b * s.b + row.q_head * s.h + (head.q_first + row.token) * s.s;

@@ -1,0 +1,66 @@
+// Split-KV: the keys that a sequence's rows see in splits, which thread blocks share, and what each leaves of a row. Splits
+// depend on the number of keys, rows and kv heads of the sequence alone, so that a row's bits do not depend on the batch.
+#pragma once
+
+#include <algorithm>
+
+#include "cuda/tile/head.cuh"
+
+namespace rapt::cuda {
+
+// Splits of all kv heads of a sequence together: a few for each multiprocessor.
+constexpr int kSplitsOfSequence = 512, kMaxSplits = 256;
+constexpr int kSplitUnit = 128;  // keys; kernels' blocks of keys are divisors
+constexpr int kMinSplits = 8;    // of a sequence by itself, which has to occupy the GPU alone
+constexpr int kMinSplitKeys = 256, kEnoughSplitKeys = 512;  // no more than these are never split
+constexpr int kFewRows = 16;  // for more, splits are longer: partial results count beside their keys
+
+struct Splits {
+  int keys, count;  // keys of each but the last; at least one split, without keys if there are none
+};
+// The most that a sequence has.
+inline int max_splits(std::int64_t hk) {
+  return static_cast<int>(clamp_to(kSplitsOfSequence / (hk > 0 ? hk : 1), 1, kMaxSplits));
+}
+// `rows` of the sequence and a kv head.
+__host__ __device__ inline Splits splits_of(std::int64_t all_keys, int rows, int max_splits) {
+  const auto keys = static_cast<unsigned>(all_keys), units = (keys + kSplitUnit - 1) / kSplitUnit;
+  const auto in_splits = [&](unsigned count) { return (units + count - 1) / count * kSplitUnit; };
+  const auto shortest = static_cast<unsigned>(clamp_to(in_splits(kMinSplits), kMinSplitKeys, kEnoughSplitKeys));
+  const unsigned even = in_splits(max_splits), least = rows <= kFewRows ? shortest : 2 * shortest;
+  const unsigned size = keys <= kEnoughSplitKeys ? kEnoughSplitKeys : even > least ? even : least;
+  return {static_cast<int>(size), keys > size ? static_cast<int>((keys + size - 1) / size) : 1};
+}
+
+// What splits leave for attention_combine.
+struct Partials {
+  int splits, max_splits;  // the most that a sequence of this call has, and could have if it were longer
+  float* data;             // [row][splits][floats]
+  std::int64_t floats;     // [dv] of O, then from a multiple of 4 on m and l
+
+  __device__ float* at(const Head& head, std::int64_t row, std::int64_t split) const {
+    const AttentionParams& p = head.p;
+    const std::int64_t first = p.total_q >= 0 ? (head.hk * p.total_q + head.q_first) * p.group
+                                              : (head.b * p.hk + head.hk) * p.sq * p.group;
+    return data + ((first + row) * splits + split) * floats;
+  }
+  __host__ __device__ static std::int64_t m_at(const AttentionParams& p) { return ceil_div(p.dv, 4) * 4; }
+};
+
+// Of a sequence and kv head, at most.
+inline int max_rows(const AttentionParams& p) {
+  return static_cast<int>((p.total_q >= 0 ? p.total_q : p.sq) * p.group);
+}
+// Sequences of fewer keys may have more splits.
+inline Partials partials_of(const AttentionParams& p, std::byte* workspace) {
+  const std::int64_t keys = std::max(p.sk, p.total_k), most = max_splits(p.hk);
+  const std::int64_t short_ones = ceil_div(keys, kMinSplitKeys), long_ones = ceil_div(keys, kEnoughSplitKeys);
+  const std::int64_t splits = std::min(short_ones, std::max<std::int64_t>(long_ones, kMinSplits));
+  return {static_cast<int>(clamp_to(splits, 1, most)), static_cast<int>(most), reinterpret_cast<float*>(workspace),
+          Partials::m_at(p) + 4};
+}
+
+// Queues the kernel that finishes all rows of a call, to begin while the one before ends.
+cudaError_t attention_combine(const AttentionParams& p, const Partials& partials, cudaStream_t stream);
+
+}  // namespace rapt::cuda

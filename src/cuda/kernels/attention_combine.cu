@@ -1,0 +1,180 @@
+// attention_combine: rows from their partial results over splits of their keys,
+//   m = max m_i,  l = sum 2^(m_i - m) l_i,  out = sum 2^(m_i - m) o_i / l.
+//
+// Partial results know hidden keys by weights of 0, but 0 times NaN is NaN, and scores of 2^20 and more have lost digits:
+// rows whose results are not finite, or which had such scores, are computed once more, key by key.
+#include <cuda_runtime.h>
+
+#include <cmath>
+
+#include "cuda/hopper/splits.cuh"
+#include "cuda/kernels/kernels.hpp"
+#include "cuda/tile/launch.cuh"
+#include "cuda/tile/score.cuh"
+
+namespace rapt::cuda {
+namespace {
+
+constexpr float kHugeScore = 0x1p20f;
+constexpr int kMaxSize = kDecodeMaxHeadSize;
+constexpr int kBlockWarps = 8, kThreads = 32 * kBlockWarps;
+static_assert(kMaxSplits <= kThreads, "a thread for each split");
+
+// A row's sums, by kWarps warps of a block (all, or one where splits are no more than that: then the bits are the same): of
+// O those of each warp, which relate to `top`, as `l` does.
+template <int kWarps>
+struct RowSums {
+  float o[kWarps][kMaxSize], of_warp[kWarps], factor[kWarps * 32];
+
+  __device__ static int thread() { return threadIdx.x % (32 * kWarps); }
+  __device__ static void sync() {
+    if constexpr (kWarps == 1) __syncwarp();
+    else __syncthreads();
+  }
+  __device__ static bool any(bool x) {
+    if constexpr (kWarps == 1) return __any_sync(~0u, x);
+    else return __syncthreads_or(x);
+  }
+
+  // Over all of the row's threads, the same for each.
+  template <class Combine>
+  __device__ float over_row(float x, Combine combine) {
+    for (int bit = 16; bit > 0; bit /= 2) x = combine(x, __shfl_xor_sync(~0u, x, bit));
+    sync();
+    if (thread() % 32 == 0) of_warp[thread() / 32] = x;
+    sync();
+    x = of_warp[0];
+    for (int warp = 1; warp < kWarps; ++warp) x = combine(x, of_warp[warp]);
+    return x;
+  }
+
+  // From partial results. Each warp sums so many in their order; one warp alone, too, those that several would.
+  __device__ void add_splits(const AttentionParams& p, const Partials& partials, const float* partial, int count,
+                             float& top, float& l) {
+    const int warp = thread() / 32, each = (count + kBlockWarps - 1) / kBlockWarps;
+    const bool exists = thread() < count;
+    const float* const own = partial + thread() * partials.floats + Partials::m_at(p);
+    const float m = exists ? own[0] : -kInfinity;
+    l = exists ? own[1] : 0;
+    top = over_row(m, Max());
+    factor[thread()] = exp2_approx(m - shift_of(top));
+    l = over_row(l * factor[thread()], Sum());
+    for (int column = 4 * (thread() % 32); column < p.dv; column += 128) {
+      float4 sum = make_float4(0, 0, 0, 0);
+      const auto add = [&](int i, auto combine) {
+        const float4 x = *reinterpret_cast<const float4*>(partial + i * partials.floats + column);
+        const float f = factor[i];
+        sum = make_float4(combine(f, x.x, sum.x), combine(f, x.y, sum.y), combine(f, x.z, sum.z), combine(f, x.w, sum.w));
+      };
+      if constexpr (kWarps == 1) {
+#pragma unroll 8
+        for (int i = 0; i < count; ++i) add(i, [](float f, float x, float sum) { return __fadd_rn(sum, __fmul_rn(f, x)); });
+      } else {
+#pragma unroll 8
+        for (int i = warp * each; i < min(count, (warp + 1) * each); ++i) add(i, fmaf);
+      }
+      *reinterpret_cast<float4*>(&o[warp][column]) = sum;
+    }
+    sync();
+  }
+
+  // From the keys themselves, one after another: those that are hidden count for nothing, whatever their values.
+  __device__ __noinline__ void add_keys(const Head& head, const Row& row, float& top, float& l) {
+    const AttentionParams& p = head.p;
+    const bool modified = has_modifiers(p.score);
+    const int warp = thread() / 32, lane = thread() % 32;
+    const std::int64_t q = row_at(p.q_stride, head, row);
+    double sums[kMaxSize / 32] = {}, weights = 0;
+    float m = -kInfinity;
+    for (std::int64_t j = row.first + warp; j < row.last; j += kWarps) {
+      const std::int64_t k = head.key_at(p.k_stride, j), v = head.key_at(p.v_stride, j);
+      float dot = 0;
+      for (int i = lane; i < p.d; i += 32)
+        dot = fmaf(load(p.q, p.q_type, q + i * p.q_stride.d), load(p.k, p.kv_type, k + i * p.k_stride.d), dot);
+      for (int bit = 16; bit > 0; bit /= 2) dot += __shfl_xor_sync(~0u, dot, bit);
+      float score = dot * p.score.scale_log2;
+      if (modified) score = finish_score(head, row, j, score);
+      if (score == -kInfinity) continue;
+      const float before = m;
+      m = fmaxf(m, score);
+      const double rescale = exp2_approx(before - shift_of(m)), weight = exp2_approx(score - shift_of(m));
+      weights = weights * rescale + weight;
+#pragma unroll
+      for (int i = 0; i < kMaxSize / 32; ++i) {
+        const int column = lane + 32 * i;
+        if (column >= p.dv) continue;
+        const double x = load(p.v, p.kv_type, v + column * p.v_stride.d);
+        sums[i] = (isfinite(sums[i]) ? sums[i] * rescale : sums[i]) + weight * x;  // inf times 0 is no NaN
+      }
+    }
+    top = over_row(lane == 0 ? m : -kInfinity, Max());
+    const float factor = exp2_approx(m - shift_of(top));
+    l = over_row(lane == 0 ? static_cast<float>(weights) * factor : 0.f, Sum());
+#pragma unroll
+    for (int i = 0; i < kMaxSize / 32; ++i) {
+      const auto x = static_cast<float>(sums[i]);
+      o[warp][lane + 32 * i] = is_finite(x) ? x * factor : x;
+    }
+    sync();
+  }
+
+  __device__ float column(int i) const {
+    float sum = 0;
+    for (const auto& of_warp : o) sum += of_warp[i];
+    return sum;
+  }
+};
+
+// Row `r` of a sequence and kv head, by kWarps warps.
+template <int kWarps>
+__global__ void __launch_bounds__(kThreads, 4) combine(const __grid_constant__ AttentionParams p,
+                                                    const Partials partials, const unsigned rows) {
+  using Sums = RowSums<kWarps>;
+  __shared__ Sums all_sums[kBlockWarps / kWarps];
+  Sums& sums = all_sums[threadIdx.x / (32 * kWarps)];
+  const unsigned number = blockIdx.x * (kBlockWarps / kWarps) + threadIdx.x / (32 * kWarps);
+  const unsigned index = number / rows, hk = static_cast<unsigned>(p.hk);
+  if (index >= p.b * hk) return;
+  const Head head(p, index / hk, index % hk);
+  const int r = static_cast<int>(number - index * rows), row_count = static_cast<int>(head.len_q * p.group);
+  if (r >= row_count) return;
+  const Row row = row_of(head, r);
+  const KeyRange visible = visible_keys(p.score, head);
+  const int count = splits_of(visible.last - visible.first, row_count, partials.max_splits).count;
+  const float sink = sink_of(head, row), alibi_shift = alibi_shift_log2(head, row);
+  const std::int64_t out = row_at(p.out_stride, head, row);
+  wait_for_previous();
+
+  float top, l;
+  sums.add_splits(p, partials, partials.at(head, r, 0), count, top, l);
+  const bool is_huge = top != -kInfinity && fabsf(top) >= kHugeScore;
+  bool is_bad = is_huge || !is_finite(l);
+  for (int i = Sums::thread(); i < p.dv; i += 32 * kWarps) is_bad |= !is_finite(sums.column(i));
+  if (Sums::any(is_bad)) sums.add_keys(head, row, top, l);
+  const Finish f = finish_row(top, l, sink, alibi_shift);
+  for (int i = Sums::thread(); i < p.dv; i += 32 * kWarps) {
+    const float x = f.sum == 0 ? 0.f : sums.column(i) * f.half * f.half / f.sum;
+    store(p.out, p.out_type, out + i * p.out_stride.d, x);
+  }
+  if (p.lse && Sums::thread() == 0) p.lse[row_at(p.lse_stride, head, row)] = f.lse;
+}
+
+}  // namespace
+
+std::int64_t decode_items(const AttentionParams& p) {
+  return p.b * p.hk * std::max(partials_of(p, nullptr).splits, max_rows(p));
+}
+std::size_t decode_workspace(const AttentionParams& p) {
+  const std::int64_t rows = p.hk * p.group * (p.total_q >= 0 ? p.total_q : p.b * p.sq);
+  const Partials partials = partials_of(p, nullptr);
+  return static_cast<std::size_t>(rows * partials.splits * partials.floats) * sizeof(float);
+}
+
+cudaError_t attention_combine(const AttentionParams& p, const Partials& partials, cudaStream_t stream) {
+  const auto rows = static_cast<unsigned>(max_rows(p)), all = static_cast<unsigned>(p.b * p.hk) * rows;
+  if (partials.splits > kBlockWarps)
+    return launch_kernel(true, combine<kBlockWarps>, all, kThreads, 0, stream, p, partials, rows);
+  return launch_kernel(true, combine<1>, (all + kBlockWarps - 1) / kBlockWarps, kThreads, 0, stream, p, partials, rows);
+}
+
+}  // namespace rapt::cuda

@@ -1,0 +1,395 @@
+// Attention in fp32 of few rows over many keys, as in decoding, where the time goes into reading K and V once: a thread
+// block goes over one split of the keys (split-KV), and attention_combine merges what they leave of a row.
+//
+// Rows are in tiles of 8, a tile for each warp. The block's warps form teams, with a warp for each tile that there is,
+// which take steps of a few keys in turn. Bulk copies fill a ring in shared memory for each team, row by row: no team waits
+// for another before the split is done, and few instructions go into moving bytes. All m are integers: to change them
+// multiplies by exact powers of two.
+#include <cuda_runtime.h>
+
+#include "cuda/hopper/host.cuh"
+#include "cuda/hopper/splits.cuh"
+#include "cuda/kernels/kernels.hpp"
+#include "cuda/tile/shared_rows.cuh"
+
+namespace rapt::cuda {
+namespace {
+
+constexpr int kRows = 8, kHalf = kRows / 2;
+constexpr int kShortSum = 8;  // steps
+
+struct DecodeParams {
+  AttentionParams p;
+  Partials partials;
+  int tiles;       // blocks for the rows of a sequence and kv head: the most of any sequence
+  bool modified;   // scores need more than a scale
+  bool kv_vector;  // rows of k and v are whole times 16 bytes
+};
+
+// For head sizes up to kSize.
+template <int kSize_>
+struct Config {
+  static constexpr int kSize = kSize_;
+  // In shared memory there are 16 bytes between rows: those of neighbours lie in other banks.
+  static constexpr int kPitch = 4 * kSize + 16;
+  // As many blocks of as many warps as keep enough bytes on their way.
+  static constexpr int kStepKeys = kSize > 128 ? 8 : 16, kWarps = kSize > 64 ? 2 : 4, kThreads = 32 * kWarps;
+  static constexpr int kStages = 2;
+  static constexpr int kTileBytes = kStepKeys * kPitch, kRingBytes = 2 * kStages * kTileBytes;  // K, then V
+  static constexpr int shared_bytes(int team) { return team * kRows * kPitch + kWarps * kRingBytes; }
+  static constexpr int kBlocks = (227 << 10) / (shared_bytes(1) + 2048);  // on a multiprocessor
+  static_assert(kRingBytes >= kRows * kSize * 4, "a warp's O fits where its keys were");
+  static constexpr int kScores = kRows * kStepKeys / 32, kOut = kRows * kSize / 32;  // of a lane
+};
+
+// Warps that share keys, a tile of rows each: a power of two.
+template <class C>
+__host__ __device__ int team_for(std::int64_t rows) {
+  int team = 1;
+  while (team < C::kWarps && team * kRows < rows) team *= 2;
+  return team;
+}
+
+// 16 bytes of a row in shared memory.
+template <class C>
+__device__ __forceinline__ std::uint32_t chunk_at(std::uint32_t matrix, int row, int chunk) {
+  return matrix + row * C::kPitch + chunk * 16;
+}
+
+// What a lane has: of scores and O, two rows, row() of the first half of the tile and of the second. Lanes that share rows
+// differ in the bits kSharing: shared memory serves half a warp's 16 bytes each at once if lanes that differ in bit 0, or
+// those in bit 1, read the same. The former do of rows, the latter of keys and columns.
+template <class C>
+struct Lane {
+  static constexpr int kSharing = 13, kRowScores = C::kScores / 2;
+  const int lane = threadIdx.x % 32;
+
+  __device__ int row(int half) const { return half * kHalf + ((lane >> 1 & 1) | (lane >> 3 & 2)); }
+  __device__ int in_row() const { return (lane & 1) | (lane >> 1 & 6); }
+  __device__ int owner_of_key(int key) const { return (lane & ~kSharing) | (key & 1) | (key & 6) << 1; }
+  // Which of its rows, which key of a step and which column score i, or element i of O, belongs to.
+  __device__ static constexpr int half_of_score(int i) { return i / kRowScores; }
+  __device__ int key_of_score(int i) const { return i % kRowScores * 8 + in_row(); }
+  __device__ static constexpr int half_of_out(int i) { return i / 4 % 2; }
+  __device__ int column_of_out(int i) const { return i / 8 * 32 + 4 * in_row() + i % 4; }
+  template <class Combine>
+  __device__ static float over_row(float x, Combine combine) {
+    for (const int bit : {1, 4, 8}) x = combine(x, __shfl_xor_sync(~0u, x, bit));
+    return x;
+  }
+};
+
+// s = Q K^T.
+template <class C>
+__device__ __forceinline__ void multiply_keys(const AttentionParams& p, std::uint32_t q, std::uint32_t k,
+                                              float (&s)[C::kScores]) {
+  const Lane<C> at;
+  constexpr int kKeys = at.kRowScores;
+  const int chunks = (static_cast<int>(p.d) + 3) / 4;
+#pragma unroll
+  for (float& x : s) x = 0;
+#pragma unroll 4
+  for (int i = 0; i < chunks; ++i) {
+    float4 left[2], right[kKeys];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) left[j] = load16(chunk_at<C>(q, at.row(j), i));
+#pragma unroll
+    for (int j = 0; j < kKeys; ++j) right[j] = load16(chunk_at<C>(k, at.key_of_score(j), i));
+#pragma unroll
+    for (int n = 0; n < 4; ++n)
+#pragma unroll
+      for (int j = 0; j < C::kScores; ++j)
+        s[j] = fmaf(element(left[j / kKeys], n), element(right[j % kKeys], n), s[j]);
+  }
+}
+
+// O = O * rescale + P V, where P are the weights in `s`.
+template <class C>
+__device__ __forceinline__ void add_values(std::uint32_t v, const float (&s)[C::kScores], const float (&rescale)[2],
+                                           float (&o)[C::kOut]) {
+  const Lane<C> at;
+  float weights[2][C::kStepKeys];
+#pragma unroll
+  for (int key = 0; key < C::kStepKeys; ++key)
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      weights[half][key] = __shfl_sync(~0u, s[half * at.kRowScores + key / 8], at.owner_of_key(key));
+#pragma unroll
+  for (int i = 0; i < C::kOut; i += 8) {
+    float sum[8] = {};  // the step's own first: the rounding of a sum grows with its terms
+#pragma unroll
+    for (int key = 0; key < C::kStepKeys; ++key) {
+      const float4 right = load16(chunk_at<C>(v, key, i + at.in_row()));
+#pragma unroll
+      for (int n = 0; n < 8; ++n) sum[n] = fmaf(weights[n / 4][key], element(right, n % 4), sum[n]);
+    }
+#pragma unroll
+    for (int n = 0; n < 8; ++n) o[i + n] = fmaf(o[i + n], rescale[n / 4], sum[n]);
+  }
+}
+
+// A team's ring of K and V tiles.
+template <class C>
+struct KeyRing {
+  std::uint32_t data, barriers;
+
+  __device__ std::uint32_t k(int slot) const { return data + slot * 2 * C::kTileBytes; }
+  __device__ std::uint32_t v(int slot) const { return k(slot) + C::kTileBytes; }
+  __device__ std::uint32_t full(int slot) const { return barriers + slot * 8; }
+
+  // Zeros where heads of fewer columns leave the rows as they are. Of kStages slots, by a warp.
+  __device__ void init(const AttentionParams& p) const {
+    const int lane = threadIdx.x % 32;
+    if (lane < C::kStages) barrier_init(full(lane), 1);
+    if (p.d < C::kSize || p.dv < C::kSize)
+      for (int i = 16 * lane; i < C::kRingBytes; i += 512) store16(data + i, make_uint4(0, 0, 0, 0));
+    fence_barrier_init();
+    fence_async_proxy();
+  }
+  // A step's keys, by a warp: half of it K and half V. The lane's row of either starts at index `at`.
+  __device__ void load(const AttentionParams& p, int slot, std::int64_t at, bool vector) const {
+    const int lane = threadIdx.x % 32, row = lane % 16;
+    const bool values = lane >= 16;
+    const auto* const from = static_cast<const float*>(values ? p.v : p.k) + at;
+    const int size = static_cast<int>(values ? p.dv : p.d);
+    const std::uint32_t to = (values ? v(slot) : k(slot)) + row * C::kPitch;
+    if (vector) {
+      if (lane == 0)
+        barrier_arrive_expecting(full(slot), 4 * static_cast<int>(p.d + p.dv) * C::kStepKeys);
+      __syncwarp();
+      if (row < C::kStepKeys) bulk_load(to, from, 4 * size, full(slot), false);
+      return;
+    }
+    const std::int64_t step = values ? p.v_stride.d : p.k_stride.d;
+    if (row < C::kStepKeys)
+      for (int i = 0; i < size; ++i) store4(to + 4 * i, __float_as_uint(from[i * step]));
+    __syncwarp();
+    if (lane == 0) barrier_arrive(full(slot));
+  }
+};
+
+// What a block's rows see of its split, whose keys are counted from its first.
+template <int kCount>
+struct SplitRows {
+  int token[kCount], q_head[kCount], from[kCount], to[kCount];
+
+  // By one thread of each row. Rows past the last see what it sees: nothing is masked for them alone.
+  __device__ void find(const Head& head, int first, int rows, std::int64_t key, int keys) {
+    const int i = threadIdx.x;
+    if (i >= kCount) return;
+    const Row row = row_of(head, min(first + i, rows - 1));
+    token[i] = static_cast<int>(row.token), q_head[i] = static_cast<int>(row.q_head);
+    from[i] = static_cast<int>(clamp_to(row.first - key, 0, keys));
+    to[i] = static_cast<int>(clamp_to(row.last - key, 0, keys));
+  }
+  __device__ float finish(const Head& head, int i, std::int64_t key, float score) const {
+    Row row;
+    row.token = token[i], row.q_head = q_head[i];
+    return finish_score(head, row, key, score);
+  }
+};
+
+// Rows [first, first + count) of Q, zeros from row `rows` and past the last column.
+template <class C>
+__device__ __forceinline__ void load_q(const Head& head, int first, int count, int rows, std::uint32_t to) {
+  const AttentionParams& p = head.p;
+#pragma unroll 4
+  for (int row = threadIdx.x / 32; row < count; row += C::kWarps) {
+    const bool exists = first + row < rows;
+    const auto* const from =
+        static_cast<const float*>(p.q) + (exists ? row_at(p.q_stride, head, row_of(head, first + row)) : 0);
+#pragma unroll
+    for (int i = threadIdx.x % 32; i < C::kSize; i += 32)
+      store4(to + row * C::kPitch + 4 * i, exists && i < p.d ? __float_as_uint(from[i * p.q_stride.d]) : 0);
+  }
+}
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, C::kBlocks) decode(const __grid_constant__ DecodeParams params) {
+  extern __shared__ __align__(128) std::uint8_t shared[];
+  __shared__ SplitRows<C::kWarps * kRows> rows;
+  __shared__ std::uint64_t barriers[C::kWarps][C::kStages];
+  __shared__ float m_of[C::kWarps][kRows], l_of[C::kWarps][kRows];
+  const AttentionParams& p = params.p;
+  let_next_start();
+  // Blocks of one split side by side: they read the same keys.
+  const auto tiles = static_cast<unsigned>(params.tiles), splits = static_cast<unsigned>(params.partials.splits);
+  const unsigned split = blockIdx.x / tiles % splits;
+  const int index = static_cast<int>(blockIdx.x / tiles / splits), hk = static_cast<int>(p.hk);
+  const Head head(p, index / hk, index % hk);
+  const int row_count = static_cast<int>(head.len_q * p.group), team = team_for<C>(row_count);
+  const int row_begin = static_cast<int>(blockIdx.x % tiles) * team * kRows;
+  if (row_begin >= row_count) return;
+  const KeyRange visible = visible_keys(p.score, head);
+  const Splits all = splits_of(visible.last - visible.first, row_count, params.partials.max_splits);
+  if (split >= static_cast<unsigned>(all.count)) return;
+  const std::int64_t first_key = visible.first + std::int64_t{all.keys} * split;
+  const int keys = static_cast<int>(clamp_to(visible.last - first_key, 0, all.keys));
+  // What any of the rows sees: neither end moves down from row to row, but rows past the mask's see nothing.
+  const Row top = row_of(head, row_begin), bottom = row_of(head, min(row_begin + team * kRows, row_count) - 1);
+  const std::int64_t last_token = min(bottom.token + 1, p.score.modifier_rows) - 1;
+  const int begin = static_cast<int>(clamp_to(top.first - first_key, 0, keys));
+  const int end = last_token < top.token
+                      ? 0
+                      : static_cast<int>(clamp_to(Row(head, last_token, 0).last - first_key, 0, keys));
+
+  const int warp = uniform(threadIdx.x / 32), teams = C::kWarps / team, own_team = warp / team;
+  const int own_rows = warp % team * kRows;  // of the block's
+  const Lane<C> at;
+  const std::uint32_t q = shared_address(shared), rings = q + team * kRows * C::kPitch;
+  const std::uint32_t own_ring = rings + warp * C::kRingBytes;
+  KeyRing<C>{own_ring, shared_address(barriers[warp])}.init(p);
+  const KeyRing<C> ring{rings + own_team * team * C::kRingBytes, shared_address(barriers[own_team * team])};
+  const int slots = team * C::kStages;
+  const auto sync_team = [&] {
+    if (team == 1) __syncwarp();
+    else named_sync(1 + own_team, 32 * team);
+  };
+  sync_team();
+  // The team's n-th step begins with this key.
+  const int first_step = begin / C::kStepKeys;
+  const auto key_at_step = [&](int n) { return (first_step + n * teams + own_team) * C::kStepKeys; };
+  const auto load = [&](int n, int slot) {
+    if (own_rows != 0 || key_at_step(n) >= end) return;
+    // Where there is no key, one that some row sees: finite, unless that row's result is not.
+    const int key = min(max(key_at_step(n) + at.lane % 16, begin), end - 1);
+    ring.load(p, slot, head.key_at(at.lane < 16 ? p.k_stride : p.v_stride, first_key + key), params.kv_vector);
+  };
+  for (int n = 0; n < slots; ++n) load(n, n);
+  rows.find(head, row_begin, row_count, first_key, keys);
+  load_q<C>(head, row_begin, team * kRows, row_count, q);
+  __syncthreads();
+  const int all_from = __reduce_max_sync(~0u, rows.from[own_rows + at.lane % kRows]);
+  const int all_to = __reduce_min_sync(~0u, rows.to[own_rows + at.lane % kRows]);
+
+  // Sums of a few steps, and of these: the rounding of a sum grows with its length.
+  float o[C::kOut] = {}, all_o[C::kOut] = {}, m[2], all_m[2], l[2] = {}, all_l[2] = {};
+#pragma unroll
+  for (int h = 0; h < 2; ++h) m[h] = all_m[h] = -kInfinity;
+  const auto join = [&] {
+    float factor[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      factor[h] = exp2_approx(all_m[h] - shift_of(m[h])), all_m[h] = m[h];
+      all_l[h] = fmaf(all_l[h], factor[h], l[h]), l[h] = 0;
+    }
+#pragma unroll
+    for (int i = 0; i < C::kOut; ++i) all_o[i] = fmaf(all_o[i], factor[at.half_of_out(i)], o[i]), o[i] = 0;
+  };
+#pragma unroll 1
+  for (int n = 0, slot = 0, phase = 0; key_at_step(n) < end; ++n) {
+    const int key = key_at_step(n);
+    barrier_wait(ring.full(slot), phase);
+    float s[C::kScores];
+    multiply_keys<C>(p, q + own_rows * C::kPitch, ring.k(slot), s);
+#pragma unroll
+    for (float& x : s) x *= p.score.scale_log2;
+    if (params.modified || key < all_from || key + C::kStepKeys > all_to) {
+#pragma unroll
+      for (int i = 0; i < C::kScores; ++i) {
+        const int row = own_rows + at.row(at.half_of_score(i)), j = key + at.key_of_score(i);
+        if (j < rows.from[row] || j >= rows.to[row]) s[i] = -kInfinity;
+        else if (params.modified) s[i] = rows.finish(head, row, first_key + j, s[i]);
+      }
+    }
+    float rescale[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float top = -kInfinity;
+#pragma unroll
+      for (int i = 0; i < C::kScores; ++i)
+        if (at.half_of_score(i) == h) top = fmaxf(top, s[i]);
+      top = fmaxf(m[h], ceilf(at.over_row(top, Max())));
+      rescale[h] = exp2_approx(m[h] - shift_of(top));
+      m[h] = top;
+    }
+#pragma unroll
+    for (int i = 0; i < C::kScores; ++i)
+      s[i] = exp2_approx(s[i] - shift_of(m[at.half_of_score(i)]));
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float sum = 0;
+#pragma unroll
+      for (int i = 0; i < C::kScores; ++i)
+        if (at.half_of_score(i) == h) sum += s[i];
+      l[h] = fmaf(l[h], rescale[h], sum);
+    }
+    add_values<C>(ring.v(slot), s, rescale, o);
+    fence_async_proxy();
+    sync_team();
+    load(n + slots, slot);
+    if (++slot == slots) slot = 0, phase ^= 1;
+    if (n % kShortSum == kShortSum - 1) join();
+  }
+  join();
+
+  // The teams' results together.
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const float sum = at.over_row(all_l[h], Sum());
+    if (at.in_row() == 0) m_of[warp][at.row(h)] = m[h], l_of[warp][at.row(h)] = sum;
+  }
+  __syncthreads();
+  const auto top_of = [&](int first, int row) {  // of warps `first`, `first` + team, ...
+    float top = -kInfinity;
+    for (int w = first; w < C::kWarps; w += team) top = fmaxf(top, m_of[w][row]);
+    return top;
+  };
+  float factor[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) factor[h] = exp2_approx(m[h] - shift_of(top_of(warp % team, at.row(h))));
+#pragma unroll
+  for (int i = 0; i < C::kOut; ++i)  // [kRows][kSize], where keys were
+    store4(own_ring + 4 * (at.row(at.half_of_out(i)) * C::kSize + at.column_of_out(i)),
+           __float_as_uint(all_o[i] * factor[at.half_of_out(i)]));
+  __syncthreads();
+  const auto* const out = reinterpret_cast<const float*>(shared + team * kRows * C::kPitch);
+  for (int r = warp; r < team * kRows && row_begin + r < row_count; r += C::kWarps) {
+    const int first = r / kRows, row = r % kRows;
+    float* const partial = params.partials.at(head, row_begin + r, split);
+    for (int column = at.lane; column < p.dv; column += 32) {
+      float sum = 0;
+      for (int w = first; w < C::kWarps; w += team) sum += out[w * (C::kRingBytes / 4) + row * C::kSize + column];
+      partial[column] = sum;
+    }
+    if (at.lane != 0) continue;
+    const float m_all = top_of(first, row);
+    float sum = 0;
+    for (int w = first; w < C::kWarps; w += team)
+      sum = fmaf(l_of[w][row], exp2_approx(m_of[w][row] - shift_of(m_all)), sum);
+    partial[Partials::m_at(p)] = m_all, partial[Partials::m_at(p) + 1] = sum;
+  }
+}
+
+// Calls `then` with the configuration for a call.
+template <class Then>
+auto with_config(const AttentionParams& p, Then then) {
+  const std::int64_t size = std::max(p.d, p.dv);
+  if (size <= 64) return then(Config<64>());
+  if (size <= 128) return then(Config<128>());
+  return then(Config<256>());
+}
+template <class C>
+int tiles_of(const AttentionParams& p) {
+  const int rows = max_rows(p);
+  return static_cast<int>(ceil_div(rows, team_for<C>(rows) * kRows));
+}
+
+}  // namespace
+
+cudaError_t attention_decode_f32(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
+  DecodeParams params{p, partials_of(p, workspace)};
+  params.modified = has_modifiers(p.score);
+  params.kv_vector =
+      is_vector(p.k, p.k_stride, 4) && is_vector(p.v, p.v_stride, 4) && p.d % 4 == 0 && p.dv % 4 == 0;
+  const cudaError_t status = with_config(p, [&](auto config) {
+    using C = decltype(config);
+    params.tiles = tiles_of<C>(p);
+    const auto blocks = static_cast<unsigned>(p.b * p.hk * params.tiles * params.partials.splits);
+    const int shared_bytes = C::shared_bytes(team_for<C>(max_rows(p)));
+    return launch_kernel(false, decode<C>, blocks, C::kThreads, shared_bytes, stream, params);
+  });
+  return status == cudaSuccess ? attention_combine(p, params.partials, stream) : status;
+}
+
+}  // namespace rapt::cuda
