@@ -11,7 +11,8 @@ namespace {
 
 constexpr const char* kMethod =
     "FLOPs and bytes are by formula, each matrix moved once. So data that stay in a cache may stand above memory's "
-    "roof. Counted are 64 bytes for each miss of the last-level cache, by the processor, under the same FLOPs.";
+    "roof. Counted intensity has the same FLOPs over 64 bytes for each miss of the last-level cache that the processor "
+    "counts.";
 constexpr const char* kNoCounters = "no counters here";
 
 /// How dots of a step look.

@@ -70,7 +70,7 @@ def line_chart(title, subtitle, unit, panels, legend, line=None, log=False):
         low, high = math.floor(math.log10(min(y for _, y in points))), math.ceil(math.log10(max(y for _, y in points)))
         marks = [10.0 ** exponent for exponent in range(low, high + 1)]
     else:
-        end = max(y for _, y in points) * 1.08
+        end = max([y for _, y in points] + [line or 0]) * 1.08
         step = next(s for s in (0.25, 0.5, 1, 2, 5, 10, 20, 50) if end / s <= 7)
         marks = [i * step for i in range(int(end / step) + 1)]
     body = []

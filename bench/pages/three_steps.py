@@ -26,12 +26,12 @@ def machines_of(results):
 
 
 def matrix_table(machines):
-    caches = {(machine.name, level): size for machine in machines for level, size in machine.caches.items()}
-    head = ["S", "the matrix of all heads", *(f"fits {name}'s L{level} of {bytes_text(size)}" for (name, level), size in caches.items())]
+    caches = {(machine.name, level): size for machine in machines for level, size in machine.caches.items() if level > 1}
+    head = ["S", "the matrix of all heads", *(f"fits L{level} of {name}, {bytes_text(size)}" for (name, level), size in caches.items())]
     rows = []
     for s in LENGTHS:
         size = 4 * HEADS * s * s
-        rows.append([str(s), bytes_text(size), *("yes" if size <= cache else "no" for cache in caches.values())])
+        rows.append([str(s), bytes_text(size), *("yes" if size < cache else "no" for cache in caches.values())])
     return table(head, rows)
 
 
@@ -81,8 +81,8 @@ def results_table(machine):
             for s in machine.lengths(machine.most, d):
                 row = [str(d), "causal" if causal else "full", str(s)]
                 for threads in machine.runs:
-                    fused, three = (machine.time(threads, (s, d, causal, step)) for step in ("fused", "three steps"))
-                    row += [str(fused), str(three), f"{three.mean / fused.mean:.2f}"]
+                    row += [str(machine.time(threads, (s, d, causal, step))) for step in ("fused", "three steps")]
+                    row.append(str(machine.speedup(threads, (s, d, causal))))
                 rows.append(row)
     return table(head, rows)
 
@@ -145,7 +145,7 @@ def files(results=RESULTS):
             f"fp32, {HEADS} heads, full", "", log=True)
         made[f"{machine.name}-roof.svg"] = by_length(
             machine, lambda m, threads, key: 100 * m.of_roof(threads, key), f"{machine.name}: share of the roof by sequence length",
-            "of the smaller of peak and intensity times memory's bandwidth", " %", line=100)
+            "of the smaller of peak and intensity times memory's bandwidth; full", " %", line=100)
     text = TEXT.read_text(encoding="utf-8").format(
         heads=HEADS, lengths=", ".join(map(str, LENGTHS[:-1])) + f" and {LENGTHS[-1]}", widths=" and ".join(map(str, WIDTHS)),
         matrix_table=matrix_table(machines), intensity_table=intensity_table(),

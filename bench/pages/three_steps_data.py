@@ -21,8 +21,8 @@ def label(key):
     return f"S = {s}, d = {d}{', causal' * causal}"
 
 
-class Time:
-    """Milliseconds: the mean over seeds, and half of its 95 % confidence interval (None of a single seed)."""
+class Mean:
+    """Over seeds, and half of its 95 % confidence interval (None of a single seed)."""
 
     def __init__(self, seeds):
         self.mean = statistics.mean(seeds)
@@ -62,11 +62,13 @@ class Machine:
         return [key for key in self.runs[threads] if key[3] == step]
 
     def time(self, threads, key):
-        return Time(self.runs[threads][key]["seeds_ms"])
+        """Milliseconds."""
+        return Mean(self.runs[threads][key]["seeds_ms"])
 
     def speedup(self, threads, key):
-        """The three steps' time over the fused call's."""
-        return self.time(threads, (*key[:3], "three steps")).mean / self.time(threads, (*key[:3], "fused")).mean
+        """The three steps' time over the fused call's, of the same seeds."""
+        fused, three = (self.runs[threads][(*key[:3], step)]["seeds_ms"] for step in ("fused", "three steps"))
+        return Mean([slow / fast for fast, slow in zip(fused, three)])
 
     def units(self, threads):
         return [(unit["name"], unit["gflops"]) for unit in self.documents[threads]["units"] if unit["gflops"] and "fp32" in unit["name"]]

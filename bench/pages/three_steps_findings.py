@@ -14,20 +14,24 @@ def percent(share):
     return f"{100 * share:.0f} %"
 
 
+def some(keys, all_of):
+    """A list of a few problems, the number of many."""
+    return "; ".join(map(label, keys)) if len(keys) <= 4 else f"{len(keys)} of {len(all_of)} problems"
+
+
 def speed(machine):
     """Of the fused call over three steps, for each number of threads."""
     for threads in machine.runs:
         ratios = {key: machine.speedup(threads, key) for key in machine.keys(threads, "fused")}
-        low, high = min(ratios, key=ratios.get), max(ratios, key=ratios.get)
-        yield (f"**Speed, {on(threads)}**: the three steps take {geomean(ratios.values()):.2f} times as long as the fused call (geometric mean), "
-               f"from {ratios[low]:.2f} ({label(low)}) to {ratios[high]:.2f} ({label(high)}).")
-        slower = []
-        for key in ratios:
-            fused, three = (machine.time(threads, (*key[:3], step)) for step in ("fused", "three steps"))
-            if fused.mean + (fused.half or 0) >= three.mean - (three.half or 0):
-                slower.append(label(key))
+        low, high = min(ratios, key=lambda key: ratios[key].mean), max(ratios, key=lambda key: ratios[key].mean)
+        yield (f"**Speed, {on(threads)}**: the three steps take {geomean(ratio.mean for ratio in ratios.values()):.2f} times as long as the fused "
+               f"call (geometric mean), from {ratios[low].mean:.2f} ({label(low)}) to {ratios[high].mean:.2f} ({label(high)}).")
+        slower = [key for key, ratio in ratios.items() if ratio.mean + (ratio.half or 0) < 1]
+        open_ = [key for key, ratio in ratios.items() if key not in slower and ratio.mean - (ratio.half or 0) <= 1]
         if slower:
-            yield f"**Not shown to be faster, {on(threads)}**: the confidence intervals meet, or fused is slower, in {'; '.join(slower)}."
+            yield f"**Fusing does not pay, {on(threads)}**: the three steps are faster in {some(slower, ratios)}."
+        if open_:
+            yield f"**Not decided, {on(threads)}**: the ratio's confidence interval has 1 in it in {some(open_, ratios)}."
 
 
 def where_the_matrix_lies(machine):
@@ -37,7 +41,7 @@ def where_the_matrix_lies(machine):
         fits, not_fits = [], []
         for key in machine.keys(threads, "three steps"):
             if not key[2]:
-                (fits if 32 * key[0] ** 2 <= size else not_fits).append(key)
+                (fits if 32 * key[0] ** 2 < size else not_fits).append(key)
         if fits and not_fits:
             shares = [statistics.median(machine.of_peak(threads, key) for key in keys) for keys in (fits, not_fits)]
             yield (f"**Where the matrix lies, {on(threads)}**: while the matrix of all heads fits the L{last} of {bytes_text(size)} (S up to "
@@ -47,9 +51,10 @@ def where_the_matrix_lies(machine):
         if memory:
             keys = [key for key in machine.keys(threads, "three steps") if not key[2]]
             above = [key for key in keys if machine.runs[threads][key]["gflops"] > machine.runs[threads][key]["intensity"] * memory]
-            names = f": {'; '.join(label(key) for key in above)}" if 0 < len(above) < len(keys) else ""
+            names = f": {some(above, keys)}" if len(above) < len(keys) else ""
+            why = f"{names}. There a cache has kept the matrix from one step to the next, at least in part" if above else ""
             yield (f"**Above memory's slope, {on(threads)}**: {len(above)} of {len(keys)} full problems in three steps are faster than memory could give "
-                   f"their bytes{names}. There a cache has kept the matrix from one step to the next, at least in part.")
+                   f"their bytes{why}.")
 
 
 def softmax(machine):
@@ -76,15 +81,15 @@ def length(machine):
 
 def causal(machine):
     for threads in machine.runs:
-        texts = []
+        widths, texts = sorted({key[1] for key in machine.keys(threads, "fused")}), []
         for step in ("fused", "three steps"):
             shares = []
-            for d in sorted({key[1] for key in machine.keys(threads, step)}):
+            for d in widths:
                 s = machine.lengths(threads, d)[-1]
-                shares.append(machine.time(threads, (s, d, True, step)).mean / machine.time(threads, (s, d, False, step)).mean)
-            texts.append(f"{' and '.join(map(percent, shares))} of it {'fused' if step == 'fused' else 'in three steps'}")
-        widths = " and ".join(str(d) for d in sorted({key[1] for key in machine.keys(threads, "fused")}))
-        yield f"**Causal, {on(threads)}**: at the largest S, and d = {widths}, half the pairs take {texts[0]}, and {texts[1]}, compared with all pairs."
+                share = machine.time(threads, (s, d, True, step)).mean / machine.time(threads, (s, d, False, step)).mean
+                shares.append(f"{percent(share)} (S = {s}, d = {d})")
+            texts.append(f"{'the fused call takes' if step == 'fused' else 'the three steps take'} {' and '.join(shares)}")
+        yield f"**Causal, {on(threads)}**: with half of the pairs, {texts[0]} of the full problem's time, {texts[1]}."
 
 
 def threads_gain(machine):
