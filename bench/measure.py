@@ -74,6 +74,14 @@ def run(command, **options):
     return subprocess.run([str(word) for word in command], check=False, **options)
 
 
+def fields_of(rapt):
+    """What the rapt command says of the machine and of its own build."""
+    described = run([rapt, "info", "--json"], capture_output=True, text=True)
+    if described.returncode != 0:
+        raise OSError(described.returncode, described.stderr.strip())
+    return json.loads(described.stdout)["context"]
+
+
 def imports(python, module):
     return python is not None and run([python, "-c", f"import {module}"], capture_output=True).returncode == 0
 
@@ -120,14 +128,11 @@ def main():
     parser, options = parse_arguments()
     start = time.monotonic()
     try:
-        described = run([options.rapt, "info", "--json"], capture_output=True, text=True)
+        fields = fields_of(options.rapt)
     except OSError as error:
         parser.error(f"--rapt: {options.rapt}: {error.strerror}; wanted the rapt command")
-    if described.returncode != 0:
-        parser.error(f"--rapt: {options.rapt}: {described.stderr.strip()}")
-    info = json.loads(described.stdout)
-    about = {key: info["context"][key] for key in ("commit", "compiler", "features", "caches")}
-    threads = options.threads or info["executors"][0]["threads"]
+    about = {key: fields[key] for key in ("commit", "compiler", "features", "caches")}
+    threads = options.threads or len(os.sched_getaffinity(0))
     everything = steps(threads, options.quick, bool(BF16_UNITS & set(about["features"])))
     wanted = options.only.split(",") if options.only else None
     names = {step.name for step in everything}
@@ -138,7 +143,7 @@ def main():
               if (step.name in wanted if wanted else step.default and (step.quick or not options.quick))]
     available = {"rapt": True, "torch": imports(options.python, "rapt.bench")}
     available["transformers"] = available["torch"] and imports(options.python, "transformers")
-    name = options.machine or machine_name(info["context"]["cpu"], info["context"]["num_cpus"])
+    name = options.machine or machine_name(fields["cpu"], fields["num_cpus"])
     folder = options.out / datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     folder.mkdir(parents=True, exist_ok=True)
     failed = []

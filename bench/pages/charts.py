@@ -71,7 +71,7 @@ def line_chart(title, subtitle, unit, panels, legend, line=None, log=False):
         marks = [10.0 ** exponent for exponent in range(low, high + 1)]
     else:
         end = max([y for _, y in points] + [line or 0]) * 1.08
-        step = next(s for s in (0.25, 0.5, 1, 2, 5, 10, 20, 50) if end / s <= 7)
+        step = next(s for s in (0.25, 0.5, *(m * 10 ** n for n in range(12) for m in (1, 2, 5))) if end / s <= 7)
         marks = [i * step for i in range(int(end / step) + 1)]
     body = []
 
