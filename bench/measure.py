@@ -37,7 +37,7 @@ def steps(threads, quick, bf16):
     takes minutes for a forward in it."""
     counts = ",".join(str(count) for count in sorted({1, threads}))
     types = "f32,bf16,f16" if bf16 else "f32"
-    seeds, seconds = ("2", "0.05") if quick else ("5", "0.5")
+    seeds, seconds = ("2", "0.05") if quick else ("5", "0.3")
     short = "--no-math --no-memory --seeds 2 --samples 3".split()
     few = ["--seconds", "0.1" if quick else "0.3"]
     model = f"--models --threads {threads} --samples 3 --seconds {0.3 if quick else 0.7}".split()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from . import three_steps_findings as findings
 from .charts import line_chart, roofline_chart
-from .data import RESULTS, newest_of, read_json, table
+from .data import RESULTS, newest, newest_of, read_json, table
 from .three_steps_data import Machine, bytes_text
 
 TEXT = Path(__file__).with_name("three_steps.md.in")
@@ -105,6 +105,34 @@ def counted(machine):
             f"({machine.most} threads, full):\n\n{table(head, rows)}")
 
 
+def simulated(results):
+    """Formula beside counts on a model of two caches; empty without data."""
+    path = newest(["simulated-cache.json"], results)
+    if path is None:
+        return ""
+    run = read_json(path)
+    first, last = (int(run["context"][cache].split(",")[0]) for cache in ("d1", "last_level"))
+    rows = []
+    for row in run["rows"]:
+        flops = row["flops"]
+        rows.append([str(row["d"]), str(row["s"]), bytes_text(4 * row["heads"] * row["s"] ** 2), row["step"],
+                     *(f"{flops / row[moved]:.3g}" for moved in ("formula_bytes", "last_level_bytes", "d1_bytes"))])
+    head = ["d", "S", "the matrix", "", "by formula", f"counted beyond {bytes_text(last)}", f"counted beyond {bytes_text(first)}"]
+    return f"""## Counted on a simulated cache
+
+Do the formulas count what moves? The processors' own counters would say, but virtual machines mostly hide them. So the same calls have
+run on a model of two caches, an L1 of {bytes_text(first)} and one more of {bytes_text(last)} behind it (valgrind's, {path.parent.name}, rapt at commit
+{run["context"]["commit"]}; {run["rows"][0]["heads"]} heads, one thread, {", ".join(dict.fromkeys(row["entry"] for row in run["rows"]))}). Every miss counts as 64 bytes. FLOPs per byte:
+
+{table(head, rows)}
+
+Beyond the larger cache, counts come near the formulas where the matrix is larger than it, and where the matrix fits, the three
+steps move less. Beyond L1 both move more, and that is the traffic which blocks of rows and keys are chosen for. The model does not
+prefetch, and does not count what is written back when a line is replaced.
+
+"""
+
+
 def section(machine):
     about = "\n".join(f"| {threads} | " + " | ".join(machine.ceilings(threads)) + " |" for threads in machine.runs)
     found = "\n".join(f"- {line}" for line in findings.of(machine))
@@ -149,5 +177,5 @@ def files(results=RESULTS):
     text = TEXT.read_text(encoding="utf-8").format(
         heads=HEADS, lengths=", ".join(map(str, LENGTHS[:-1])) + f" and {LENGTHS[-1]}", widths=" and ".join(map(str, WIDTHS)),
         matrix_table=matrix_table(machines), intensity_table=intensity_table(),
-        machines="".join(map(section, machines)) or NOTHING)
+        simulated=simulated(results), machines="".join(map(section, machines)) or NOTHING)
     return {f"{FOLDER}/{name}": content for name, content in {**made, "README.md": text}.items()}
