@@ -14,6 +14,7 @@ import datetime
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -167,7 +168,12 @@ def main():
         sys.exit(f"failed: {', '.join(failed)}")
 
 
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, interrupt)  # as by Ctrl-C: the command that runs ends, too
     try:
         main()
     except KeyboardInterrupt:

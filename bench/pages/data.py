@@ -57,7 +57,7 @@ def timed(row):
     """A row of `rapt bench --set decode`, as the CSV file has it; None for operations other than attention."""
     if row.get("error_occurred") or not row["problem"].startswith("attention "):
         return None
-    q, *others = row["dtype"].split()
+    q, *others = row["dtype"].split("/")
     common = f"b=1 hq=32 hk=8 sq=1 sk=32768 d=128 dtype={q}".split()
     words = [word for word in row["name"].split("/")[-2].split() if word not in common]
     words = [word for word in words if not word.startswith(("q=", "kv=", "out=", "dtype="))]

@@ -85,6 +85,8 @@ class ReportData(Folder):
         row = {"name": "attention_decode.bf16/dtype=bf16 b=8 hq=32 hk=8 sq=1 sk=4096 d=128/threads:16", "dtype": "bf16", "median_ms": 1.2345,
                "problem": "attention dtype=bf16 b=8 hq=32 hk=8 sq=1 sk=4096 d=128", "gbs": 150.2, "of_bandwidth": 0.987}
         self.assertEqual(data.timed(row), {"case": "bf16, b=8 sk=4096", "ms": "1.23", "gbs": "150", "percent_of_read": "99"})
+        quantised = {"name": "e/q=bf16 kv=i8 out=bf16 b=1 hq=32 hk=8 sq=1 sk=32768 d=128 groups=1/threads:16", "dtype": "bf16/i8/bf16"}
+        self.assertEqual(data.timed({**row, **quantised})["case"], "bf16 / i8, groups=1")
         self.assertIsNone(data.timed({**row, "problem": "append_kv b=1"}))
         old = data.rows_of(data.RESULTS / "2026-11-21" / "xeon16-attention-f32.csv", "lengths")[0]
         side = {"median_ms": 2.0, "rel_err": 1e-7, "gbs": 3}
@@ -180,7 +182,7 @@ class Measure(Folder):
                               env=self.environment, start_new_session=True) as run:
             while "hangs" not in (line := run.stdout.readline()):
                 self.assertTrue(line)
-            os.killpg(run.pid, signal.SIGINT)
+            os.kill(run.pid, signal.SIGTERM)  # the command ends with it
             _, errors = run.communicate(timeout=30)
         self.assertIn("interrupted", errors)
         self.assertEqual(self.files(), {})
