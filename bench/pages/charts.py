@@ -109,9 +109,9 @@ def roofline_chart(title, subtitle, roofs, pairs, legend):
     pairs: [(label, color, (FLOPs per byte, GFLOP/s) from, the same to)], joined by an arrow."""
     width, height, top, left = 760, 420, 110, 70
     units, reads = roofs
-    peak, fastest = max(rate for _, rate in units), max(rate for _, rate in reads)
+    peak, rates = max(rate for _, rate in units), [rate for _, rate in reads]
     points = [point for _, _, *ends in pairs for point in ends]
-    xs = [x for x, _ in points] + [1, peak / min(rate for _, rate in reads)]
+    xs = [x for x, _ in points] + [1, *(peak / rate for rate in rates)]
     ys = [y for _, y in points] + [peak]
     x0, x1 = math.floor(math.log2(min(xs))) - 1, math.ceil(math.log2(max(xs))) + 1
     y0, y1 = math.floor(math.log2(min(ys))) - 1, math.ceil(math.log2(max(ys))) + 1
@@ -148,7 +148,8 @@ def roofline_chart(title, subtitle, roofs, pairs, legend):
     for name, rate in units:
         if rate > 2.0 ** y0:
             style = 'stroke-width="1.5"' if rate == peak else 'stroke-dasharray="5 4"'
-            body.append(line(at(max(2.0 ** x0, rate / fastest), rate), at(2.0 ** x1, rate), f'stroke="{INK}" {style}'))
+            begin = max(2.0 ** x0, rate / max(rates)) if rates else 2.0 ** x0
+            body.append(line(at(begin, rate), at(2.0 ** x1, rate), f'stroke="{INK}" {style}'))
             body.append(f'<text x="{left + width - 4}" y="{at(1, rate)[1] - 5:.1f}" font-size="11" text-anchor="end">'
                         f'{escape(name)} {rate:.0f} GFLOP/s</text>')
     for label, color, start, end in pairs:

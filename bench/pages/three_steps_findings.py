@@ -35,8 +35,8 @@ def speed(machine):
 
 
 def where_the_matrix_lies(machine):
-    last = max(machine.caches)
-    size = machine.caches[last]
+    last = max(machine.caches, default=0)  # the OS may say nothing of caches
+    size = machine.caches.get(last, 0)
     for threads in machine.runs:
         fits, not_fits = [], []
         for key in machine.keys(threads, "three steps"):

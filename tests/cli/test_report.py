@@ -132,8 +132,8 @@ class ReportPage(Folder):
     def test_memory_that_could_not_be_read(self):
         document = roofline_document(seeds=1)
         document["reads"][0]["gbs"] = None
-        document["reads"].insert(0, {"name": "L1", "gbs": 50.0})
-        self.put("2030-01-02", "old1-roofline-4-threads.json", document)
+        self.put("2030-01-02", "old1-roofline-1-threads.json", {**document, "context": {**CONTEXT, "caches": []}})
+        self.put("2030-01-02", "old1-roofline-4-threads.json", {**document, "reads": [{"name": "L1", "gbs": 50.0}, *document["reads"]]})
         _, text = self.page()
         self.assertIn("not measured", text)
         self.assertNotIn("±", text.split("## old1")[1].split("## Limits")[0])  # one seed has no interval
