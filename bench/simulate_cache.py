@@ -14,6 +14,7 @@ import datetime
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -83,6 +84,8 @@ def main():
     parser.add_argument("--d1", default="32768,8,64", help="bytes, ways and line of L1 (default: %(default)s)")
     parser.add_argument("--last-level", default="1048576,16,64", help="of the other cache (default: %(default)s)")
     options = parser.parse_args()
+    if not shutil.which("valgrind"):
+        parser.error("valgrind is not installed")
     cache = {"D1": options.d1, "LL": options.last_level}
     rows = []
     with tempfile.TemporaryDirectory() as folder:

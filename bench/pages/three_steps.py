@@ -112,23 +112,34 @@ def simulated(results):
         return ""
     run = read_json(path)
     first, last = (int(run["context"][cache].split(",")[0]) for cache in ("d1", "last_level"))
-    rows = []
+    entries = {row["step"]: row["entry"] for row in run["rows"]}
+    rows, shares, near = [], {True: [], False: []}, {step: [] for step in entries}
     for row in run["rows"]:
-        flops = row["flops"]
-        rows.append([str(row["d"]), str(row["s"]), bytes_text(4 * row["heads"] * row["s"] ** 2), row["step"],
-                     *(f"{flops / row[moved]:.3g}" for moved in ("formula_bytes", "last_level_bytes", "d1_bytes"))])
+        matrix = 4 * row["heads"] * row["s"] ** 2
+        intensities = [row["flops"] / row[moved] for moved in ("formula_bytes", "last_level_bytes", "d1_bytes")]
+        cells = [f"{value:.1f}" if value < 100 else f"{value:,.0f}" for value in intensities]
+        rows.append([str(row["d"]), str(row["s"]), bytes_text(matrix), row["step"], *cells])
+        near[row["step"]].append(intensities[2])
+        if row["step"] == "three steps":
+            shares[matrix > last].append(row["last_level_bytes"] / row["formula_bytes"])
     head = ["d", "S", "the matrix", "", "by formula", f"counted beyond {bytes_text(last)}", f"counted beyond {bytes_text(first)}"]
+
+    def span(values):
+        return f"{min(values):.2g} to {max(values):.2g}"
+
     return f"""## Counted on a simulated cache
 
-Do the formulas count what moves? The processors' own counters would say, but virtual machines mostly hide them. So the same calls have
-run on a model of two caches, an L1 of {bytes_text(first)} and one more of {bytes_text(last)} behind it (valgrind's, {path.parent.name}, rapt at commit
-{run["context"]["commit"]}; {run["rows"][0]["heads"]} heads, one thread, {", ".join(dict.fromkeys(row["entry"] for row in run["rows"]))}). Every miss counts as 64 bytes. FLOPs per byte:
+Do the formulas count what moves? The processors' own counters would say, but virtual machines mostly hide them. So the same calls
+have run on a model of two caches, an L1 of {bytes_text(first)} and one more of {bytes_text(last)} behind it, in which every miss counts as 64 bytes ({path.parent.name},
+{run["context"]["valgrind"]}, rapt at commit {run["context"]["commit"]}; {run["rows"][0]["heads"]} heads, one thread; fused: `{entries["fused"]}`, three steps: {entries["three steps"]}).
+FLOPs per byte:
 
 {table(head, rows)}
 
-Beyond the larger cache, counts come near the formulas where the matrix is larger than it, and where the matrix fits, the three
-steps move less. Beyond L1 both move more, and that is the traffic which blocks of rows and keys are chosen for. The model does not
-prefetch, and does not count what is written back when a line is replaced.
+Beyond the larger cache, the three steps move {span(shares[True])} times the bytes of the formula where the matrix is larger than that cache, and
+{span(shares[False])} times where it is smaller. Beyond L1, where blocks of keys and of rows come by again and again, they do {span(near["three steps"])} FLOPs
+for each byte, and the fused call {span(near["fused"])}. The model does not prefetch, and does not count what is written back when a line is
+replaced.
 
 """
 

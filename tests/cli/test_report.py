@@ -18,6 +18,7 @@ sys.path.insert(0, str(BENCH))
 from measure import machine_name  # noqa: E402
 from pages import data, three_steps  # noqa: E402
 from pages.three_steps_data import Mean  # noqa: E402
+from simulate_cache import misses  # noqa: E402
 
 CONTEXT = {"date": "2030-01-02T03:04:05Z", "host_name": "secret", "cpu": "AMD EPYC", "num_cpus": 2, "features": ["avx2"], "commit": "abc",
            "compiler": "g++ 12", "caches": [{"type": "Unified", "level": 3, "size": 2 ** 25, "num_sharing": 2}], "seeds": 3,
@@ -96,6 +97,23 @@ class ReportData(Folder):
         for column in {"dtype", "threads", "b", "h", "s", "d", "mask"}:
             self.assertEqual(new[column], old[column])
         self.assertTrue({"rapt_ms", "torch_ms", "ratio", "rapt_error"} <= new.keys())
+
+
+    def test_callgrind(self):
+        """Misses of the calls that were timed, of each side; what else is in a profile is not counted."""
+        tree = """1,038,434 (44.79%) 180,631 (43.38%) 170,655 (60.48%)  77,891 (56.46%)  < ???:rapt::bench::run_timed_calls(long) (6x) [/b/rapt]
+  515,100 (22.22%)  90,294 (21.69%)  85,379 (30.26%)  45,819 (33.21%)  < ???:rapt::bench::run_timed_calls(long) [clone .constprop.0] (3x) [/b]
+1,553,534 (67.00%) 270,925 (65.07%) 256,034 (90.74%) 123,710 (89.68%)  *  ???:std::_Function_handler<void (), tools::Run::time_steps(int)>
+
+      700 ( 0.01%)       1 ( 0.01%)       2 ( 0.00%)       3 ( 0.00%)  < ???:somebody::else(std::function<void ()> const&) (5x) [/b/rapt]
+      700 ( 0.01%)       1 ( 0.01%)       2 ( 0.00%)       3 ( 0.00%)  *  ???:std::_Function_handler<void (), tools::Run::time_problem<P>(int)>
+
+  255,324 (11.01%)   .                 12,377 ( 4.39%)   5,987 ( 4.34%)  < ???:rapt::bench::run_timed_calls(long) (1x) [/b/rapt]
+  255,324 (33.00%)   .                 12,377 ( 4.39%)   5,987 ( 4.34%)  *  ???:std::_Function_handler<void (), tools::Run::time_problem<P>(int)>
+"""
+        self.assertEqual(misses(tree), {"three steps": (9, [1553534, 270925, 256034, 123710]), "fused": (1, [255324, 0, 12377, 5987])})
+        with self.assertRaisesRegex(SystemExit, "no calls of fused"):
+            misses(tree[:tree.index("\n\n")])
 
 
 class ReportPage(Folder):
