@@ -109,30 +109,34 @@ Isa vector_isa(Isa isa) {
 }
 
 Roofline::Roofline(Isa isa, int threads, std::shared_ptr<const std::vector<float>> buffer)
-    : fma_(chains(vector_isa(isa))),
+    : fma_(chains(run_fma_chains, vector_isa(isa))),
       threads_(threads),
       buffer_(std::move(buffer)),
       executor_(threads == 1 ? serial_executor() : tbb_executor()) {
-  if (isa == Isa::amx) amx_ = chains(isa);
+  if (isa == Isa::amx) amx_ = chains(run_fma_chains, isa);
 }
 
-Roofline::Chains Roofline::chains(Isa isa) {
-  Chains chains{isa, 1};
+Roofline::Chains Roofline::chains(double (*run)(Isa, std::int64_t), Isa isa) {
+  Chains chains{run, isa, 1};
   for (double seconds = 0; seconds < kReadingSeconds; chains.rounds *= 2) {
     const double start = thread_seconds();
-    run_fma_chains(isa, chains.rounds);
+    run(isa, chains.rounds);
     seconds = (thread_seconds() - start) * 2;  // of the rounds it is doubled to
   }
   return chains;
 }
 
-double Roofline::gflops(const Chains& chains) const {
-  return total_rate(*executor_, threads_, false, [&](int) { return run_fma_chains(chains.isa, chains.rounds); }) / 1e9;
+double Roofline::giga_rate(const Chains& chains) const {
+  return total_rate(*executor_, threads_, false, [&](int) { return chains.run(chains.isa, chains.rounds); }) / 1e9;
+}
+
+double Roofline::int8_gops(Isa isa) const {
+  return giga_rate(chains(run_int8_chains, isa));
 }
 
 Peaks Roofline::peaks(bool reading) const {
   constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
-  return {gflops(fma_), amx_ ? gflops(*amx_) : kNone, reading ? read_gbs() : kNone};
+  return {giga_rate(fma_), amx_ ? giga_rate(*amx_) : kNone, reading ? read_gbs() : kNone};
 }
 
 double Roofline::read_gbs() const {

@@ -41,15 +41,20 @@ class Roofline {
   /// GB/s of reading the first `bytes` of its share over and over, on each thread.
   double cached_read_gbs(std::size_t bytes) const;
 
+  /// Integer operations per second, in units of 1e9, of products of bytes on `isa`, which must have them
+  /// (has_int8_chains()), on all threads at once. 0 when the threads could not be had at once.
+  double int8_gops(Isa isa) const;
+
   int threads() const { return threads_; }
 
  private:
   struct Chains {
+    double (*run)(Isa, std::int64_t rounds);  // returns the operations done
     Isa isa;
     std::int64_t rounds;  // a millisecond of them
   };
-  static Chains chains(Isa isa);
-  double gflops(const Chains& chains) const;
+  static Chains chains(double (*run)(Isa, std::int64_t), Isa isa);
+  double giga_rate(const Chains& chains) const;
   double read_gbs(std::size_t bytes, std::int64_t rounds) const;
 
   Chains fma_;

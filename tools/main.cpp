@@ -150,6 +150,7 @@ class Arguments {
     roofline->add_option("--threads", roofline_.threads, "threads of everything that is measured")
         ->capture_default_str()
         ->check(thread_range());
+    roofline->add_option("--seeds", roofline_.seeds, "random inputs per problem")->check(CLI::Range(1, kMaxSeeds));
     roofline->add_option("--min-time", roofline_.min_time, "seconds of samples per dot")
         ->capture_default_str()
         ->check(CLI::Range(0.001, 3600.0))

@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <type_traits>
 
+#include "bench/counters.hpp"
 #include "bench/entry.hpp"
 #include "bench/inputs.hpp"
 #include "bench/sets.hpp"
@@ -20,7 +21,8 @@
 namespace rapt::tools {
 namespace {
 
-using bench::Budget, bench::Peaks, bench::Roofline, bench::Summary, bench::take_samples, bench::ThreeSteps;
+using bench::Budget, bench::Peaks, bench::Roofline, bench::Sample, bench::Summary, bench::take_samples,
+    bench::ThreeSteps;
 
 constexpr std::int64_t kCheckedRows = 8;
 constexpr int kReadings = 5, kMinSamples = 5;
@@ -31,7 +33,8 @@ class Limits {
  public:
   Limits(const Machine& machine, int threads, const std::shared_ptr<const std::vector<float>>& buffer) {
     for (const Isa isa : usable_isas())
-      if (isa == Isa::amx || bench::vector_isa(isa) == isa) units_.push_back({isa, Roofline(isa, threads, buffer), 0});
+      if (isa == Isa::amx || bench::vector_isa(isa) == isa)
+        units_.push_back({isa, Roofline(isa, threads, buffer), 0, 0});
     const Cache l1 = data_cache(machine, 1), l2 = data_cache(machine, 2), l3 = data_cache(machine, 3);
     if (l1.bytes > 0) levels_.push_back({"L1", l1.bytes / 2, 0});
     if (l2.bytes > 2 * l1.bytes) levels_.push_back({"L2", l2.bytes / 2, 0});
@@ -45,6 +48,7 @@ class Limits {
       for (Unit& unit : units_) {
         const Peaks peaks = unit.roofline.peaks();
         unit.gflops = std::max(unit.gflops, unit.isa == Isa::amx ? peaks.amx : peaks.fma);
+        if (has_int8_chains(unit.isa)) unit.int8_gops = std::max(unit.int8_gops, unit.roofline.int8_gops(unit.isa));
       }
       const Roofline& best = units_.front().roofline;
       for (Level& level : levels_) {
@@ -63,6 +67,12 @@ class Limits {
       all.push_back({std::string(to_string(u.isa)) + (u.isa == Isa::amx ? " bf16" : " fp32"), u.gflops});
     return all;
   }
+  std::vector<Ceiling> int8() const {
+    std::vector<Ceiling> all;
+    for (const Unit& u : units_)
+      if (has_int8_chains(u.isa)) all.push_back({std::string(to_string(u.isa)) + " int8", u.int8_gops});
+    return all;
+  }
   std::vector<Ceiling> reads() const {
     std::vector<Ceiling> all;
     for (const Level& l : levels_) all.push_back({l.name, l.gbs});
@@ -73,7 +83,7 @@ class Limits {
   struct Unit {
     Isa isa;
     Roofline roofline;
-    double gflops;
+    double gflops, int8_gops;
   };
   struct Level {
     const char* name;
@@ -97,8 +107,10 @@ class Limits {
 class Run {
  public:
   Run(const RooflineOptions& options, const Machine& machine)
-      : limits_(machine, options.threads, read_buffer(machine)), run_{{}, options.threads, kMinSamples, {}, {}, {}} {
-    budget_.seconds = options.min_time, budget_.min_samples = kMinSamples;
+      : limits_(machine, options.threads, read_buffer(machine)),
+        run_{{}, options.threads, options.seeds, kMinSamples, {}, {}, {}, {}, bench::why_no_counters()} {
+    budget_.seconds = options.min_time / options.seeds;
+    budget_.min_samples = (kMinSamples + options.seeds - 1) / options.seeds;
     std::vector<bench::SetLine> lines;
     if (options.problems.empty()) lines = bench::read_set(options.set);
     for (const std::string& text : options.problems) lines.push_back({parse_problem(text), ""});
@@ -121,29 +133,42 @@ class Run {
       with_memory(problem, context, [&] { std::visit([&](const auto& p) { time_problem(i, p, context); }, problem); });
     }
     limits_.read();
-    run_.units = limits_.units(), run_.reads = limits_.reads();
+    run_.units = limits_.units(), run_.int8 = limits_.int8(), run_.reads = limits_.reads();
     for (Dot& dot : run_.dots) dot.peak = limits_.peak(dot.unit), dot.read_gbs = limits_.memory();
     return run_;
   }
 
  private:
+  /// A dot as its samples come in, seed by seed.
+  struct Timed {
+    Dot dot;
+    std::vector<Sample> samples;
+  };
+
   template <class P>
   void time_problem(std::size_t i, const P& problem, const Context& context) {
-    auto inputs = bench::timed_inputs(problem, 1);
-    const auto args = inputs.args();
-    const std::string violation = verify(inputs, context, kCheckedRows).violation;
-    if (!violation.empty()) throw std::runtime_error(fmt::format("{}: wrong: {}", short_text(problem), violation));
     const EntryInfo info = bench::info_of(entries_[i]);
     const Isa isa = *bench::cpu_isa(info), vectors = bench::vector_isa(isa);
     // Entries that make one product of several are held against the multiply-adds that they stand in for.
     const Isa unit = isa == Isa::amx && info.arithmetic == "bf16" ? isa : vectors;
-    add(i, "fused", entries_[i], unit, cost_of(args), [&] { call(args, context); });
-    if constexpr (std::is_same_v<P, AttentionProblem>)
-      if (bench::why_no_three_steps(problem).empty()) time_steps(i, args, vectors);
+    std::vector<Timed> timed;
+    for (int seed = 1; seed <= run_.seeds; ++seed) {
+      auto inputs = bench::timed_inputs(problem, static_cast<std::uint64_t>(seed));
+      const auto args = inputs.args();
+      const std::string violation = verify(inputs, context, kCheckedRows).violation;
+      if (!violation.empty()) throw std::runtime_error(fmt::format("{}: wrong: {}", short_text(problem), violation));
+      if (seed == 1) timed.push_back({{i, "fused", entries_[i], unit, cost_of(args)}, {}});
+      take(timed[0], [&] { call(args, context); });
+      if constexpr (std::is_same_v<P, AttentionProblem>)
+        if (bench::why_no_three_steps(problem).empty()) time_steps(timed, args, vectors);
+    }
+    add(timed);
   }
 
-  /// After a call that left its result in args.out.
-  void time_steps(std::size_t i, const AttentionArgs& args, Isa isa) {
+  /// After a call that left its result in args.out. `timed` has the fused call's, and from the first seed on the
+  /// steps'.
+  void time_steps(std::vector<Timed>& timed, const AttentionArgs& args, Isa isa) {
+    const std::size_t i = timed[0].dot.problem;
     ThreeSteps pipeline(args, isa, run_.threads);
     for (int step = 0; step < 3; ++step) pipeline.run(step);
     const auto* const fused = static_cast<const float*>(args.out.data);
@@ -151,22 +176,48 @@ class Run {
       if (!(std::abs(pipeline.out()[n] - fused[n]) <= kTolerance))
         throw std::runtime_error(fmt::format("{}: three steps give {}, fused {}", short_text(run_.problems[i]),
                                              pipeline.out()[n], fused[n]));
-    const std::string entry = fmt::format("Eigen, {}", to_string(isa));
-    const std::size_t all = run_.dots.size();
-    run_.dots.push_back({i, "three steps", entry, isa, {run_.dots.back().cost.flops, 0}, 0, kMinSamples, 0, 0});
     for (int step = 0; step < 3; ++step) {
       const ThreeSteps::Step& s = pipeline.steps()[static_cast<std::size_t>(step)];
-      add(i, s.name, entry, isa, s.cost, [&] { pipeline.run(step); });
-      run_.dots[all].cost.bytes += s.cost.bytes;
-      run_.dots[all].median_s += run_.dots.back().median_s;
-      run_.dots[all].samples = std::min(run_.dots[all].samples, run_.dots.back().samples);
+      const auto place = static_cast<std::size_t>(step) + 1;
+      if (timed.size() == place)
+        timed.push_back({{i, s.name, fmt::format("Eigen, {}", to_string(isa)), isa, s.cost}, {}});
+      take(timed[place], [&] { pipeline.run(step); });
     }
   }
 
-  void add(std::size_t i, const std::string& step, const std::string& entry, Isa unit, const Cost& cost,
-           const std::function<void()>& timed) {
-    const Summary time = summarise(take_samples(timed, limits_.roofline(unit), budget_), cost);
-    run_.dots.push_back({i, step, entry, unit, cost, time.median_s, time.steady, 0, 0});
+  /// Samples of one seed, and of the first one what as many calls again count.
+  void take(Timed& timed, const std::function<void()>& call) {
+    const std::vector<Sample> samples = take_samples(call, limits_.roofline(timed.dot.unit), budget_);
+    timed.dot.seeds_s.push_back(summarise(samples, timed.dot.cost).median_s);
+    timed.samples.insert(timed.samples.end(), samples.begin(), samples.end());
+    if (timed.dot.seeds_s.size() > 1) return;
+    const std::int64_t calls = samples.front().calls;
+    const bench::Counts counts = bench::count([&] {
+      for (std::int64_t n = 0; n < calls; ++n) call();
+    });
+    timed.dot.counts = counts / static_cast<double>(calls);
+  }
+
+  /// The dots of a problem, with that of all three steps behind the fused call's.
+  void add(const std::vector<Timed>& timed) {
+    std::vector<Dot> dots;
+    for (const Timed& t : timed) {
+      const Summary time = summarise(t.samples, t.dot.cost);
+      dots.push_back(t.dot);
+      dots.back().median_s = time.median_s, dots.back().spread = time.spread, dots.back().samples = time.steady;
+    }
+    if (dots.size() > 1) {
+      Dot all = dots[1];
+      all.step = "three steps", all.cost.flops = dots[0].cost.flops;
+      for (std::size_t step = 2; step < dots.size(); ++step) {
+        const Dot& more = dots[step];
+        all.cost.bytes += more.cost.bytes, all.median_s += more.median_s, all.counts += more.counts;
+        for (std::size_t seed = 0; seed < all.seeds_s.size(); ++seed) all.seeds_s[seed] += more.seeds_s[seed];
+        all.samples = std::min(all.samples, more.samples), all.spread = std::max(all.spread, more.spread);
+      }
+      dots.insert(dots.begin() + 1, all);
+    }
+    run_.dots.insert(run_.dots.end(), dots.begin(), dots.end());
   }
 
   Limits limits_;

@@ -9,7 +9,8 @@ struct RooflineOptions {
   std::string set = "roofline";       ///< one that is built in, or a file; unused when `problems` is given
   std::vector<std::string> problems;  ///< texts of problems
   int threads = 1;
-  double min_time = 0.2;                       ///< seconds of samples per dot
+  int seeds = 1;                               ///< random inputs per problem
+  double min_time = 0.2;                       ///< seconds of samples per dot, over all seeds
   std::string json_path, svg_path, html_path;  ///< empty: no file
 };
 

@@ -10,8 +10,10 @@ namespace rapt::tools {
 namespace {
 
 constexpr const char* kMethod =
-    "FLOPs and bytes are by formula, each matrix moved once; no hardware counter is read. So data that stay in a cache "
-    "may stand above memory's roof.";
+    "FLOPs and bytes are by formula, each matrix moved once. So data that stay in a cache may stand above memory's "
+    "roof. Counted intensity has the same FLOPs over 64 bytes for each miss of the last-level cache that the processor "
+    "counts.";
+constexpr const char* kNoCounters = "no counters here";
 
 /// How dots of a step look.
 struct Style {
@@ -54,22 +56,42 @@ std::string ceiling_text(const std::vector<Ceiling>& ceilings, const char* unit)
   return text;
 }
 
+std::string units_text(const RooflineRun& run) {
+  const std::string floats = ceiling_text(run.units, "GFLOP/s");
+  return run.int8.empty() ? floats : floats + ", " + ceiling_text(run.int8, "GOP/s");
+}
+
 std::string figure(double value, int digits) {
   return std::isfinite(value) ? fmt::format("{:.{}f}", value, digits) : "-";
 }
 
 /// Columns of a dot, in every output for people.
-constexpr std::array<const char*, 8> kColumns = {"step",    "runs on", "FLOP/byte", "ms",
-                                                 "GFLOP/s", "GB/s",    "roof",      "% of roof"};
-std::array<std::string, 8> columns(const Dot& dot) {
+constexpr std::array<const char*, 10> kColumns = {"step", "runs on", "FLOP/byte", "counted", "instr/cycle",
+                                                  "ms",   "GFLOP/s", "GB/s",      "roof",    "% of roof"};
+std::array<std::string, 10> columns(const Dot& dot, const RooflineRun& run) {
   return {dot.step,
           dot.entry,
           figure(dot.intensity(), 2),
+          run.no_counters.empty() ? figure(dot.counted_intensity(), 2) : kNoCounters,
+          figure(dot.counts.instructions / dot.counts.cycles, 2),
           figure(dot.median_s * 1e3, 4),
           figure(dot.gflops(), 1),
           figure(dot.gbs(), 1),
           figure(dot.roof(), 1),
           figure(100 * dot.gflops() / dot.roof(), 1)};
+}
+
+/// Below every table.
+std::string method_text(const RooflineRun& run) {
+  return kMethod + (run.no_counters.empty() ? "" : fmt::format(" {}: {}.", kNoCounters, run.no_counters));
+}
+
+Json counted_json(const Dot& dot) {
+  const bench::Counts& counts = dot.counts;
+  return {{"instructions", number(counts.instructions)},  {"cycles", number(counts.cycles)},
+          {"cache_misses", number(counts.cache_misses)},  {"bytes", number(counts.miss_bytes())},
+          {"intensity", number(dot.counted_intensity())}, {"cpu_ms", number(1e3 * counts.cpu_seconds)},
+          {"page_faults", number(counts.page_faults)}};
 }
 
 /// The chart's axes: both logarithmic, in powers of two.
@@ -81,6 +103,7 @@ class Axes {
     for (const Ceiling& c : run.reads)
       if (c.rate > 0) slowest = slowest > 0 ? std::min(slowest, c.rate) : c.rate;
     double low_x = 1, high_x = slowest > 0 ? 2 * peak / slowest : 2, low_y = peak / 16, high_y = peak;
+    for (const Ceiling& c : run.int8) high_y = std::max(high_y, c.rate);
     for (const Dot& dot : run.dots) {
       if (!drawn(dot)) continue;
       low_x = std::min(low_x, dot.intensity()), high_x = std::max(high_x, dot.intensity());
@@ -150,14 +173,16 @@ std::string roofs(const Axes& axes, const RooflineRun& run) {
                    fmt::format("font-size=\"11\" transform=\"rotate({:.1f} {:.1f} {:.1f})\"",
                                std::atan2(y2 - y1, x2 - x1) * 57.29578, x, y));
   }
-  for (const Ceiling& c : run.units) {
-    if (c.rate < axes.low_y()) continue;
+  const auto level = [&](const Ceiling& c, const char* unit) {
+    if (c.rate < axes.low_y()) return;
     const double right = axes.x(axes.high_x());
     svg += line(axes.x(std::max(axes.low_x(), c.rate / fastest)), axes.y(c.rate), right, axes.y(c.rate), kInk,
                 c.rate == peak ? "stroke-width=\"1.5\"" : "stroke-dasharray=\"5 4\"");
-    svg += text_at(right - 4, axes.y(c.rate) - 5, fmt::format("{} {:.0f} GFLOP/s", c.name, c.rate),
+    svg += text_at(right - 4, axes.y(c.rate) - 5, fmt::format("{} {:.0f} {}", c.name, c.rate, unit),
                    "font-size=\"11\" text-anchor=\"end\"");
-  }
+  };
+  for (const Ceiling& c : run.units) level(c, "GFLOP/s");
+  for (const Ceiling& c : run.int8) level(c, "GOP/s");
   return svg;
 }
 
@@ -190,21 +215,21 @@ double Dot::roof() const {
 }
 
 std::string roofline_table(const Machine& machine, const RooflineRun& run) {
-  std::string table = fmt::format("{}\n{}\nread: {}\n", machine_text(machine, run), ceiling_text(run.units, "GFLOP/s"),
-                                  ceiling_text(run.reads, "GB/s"));
+  std::string table =
+      fmt::format("{}\n{}\nread: {}\n", machine_text(machine, run), units_text(run), ceiling_text(run.reads, "GB/s"));
   std::size_t width = 0;
   for (const Dot& dot : run.dots) width = std::max(width, dot.entry.size());
   const auto add_row = [&](const auto& c) {
-    table += fmt::format("  {:<11}  {:<{}}  {:>9}  {:>10}  {:>8}  {:>7}  {:>8}  {:>9}\n", c[0], c[1], width, c[2], c[3],
-                         c[4], c[5], c[6], c[7]);
+    table += fmt::format("  {:<11}  {:<{}}  {:>9}  {:>16}  {:>11}  {:>10}  {:>8}  {:>7}  {:>8}  {:>9}\n", c[0], c[1],
+                         width, c[2], c[3], c[4], c[5], c[6], c[7], c[8], c[9]);
   };
   add_row(kColumns);
   for (const Dot& dot : run.dots) {
     if (dot.step == "fused") table += fmt::format("{}: {}\n", dot.problem + 1, short_text(run.problems[dot.problem]));
-    add_row(columns(dot));
+    add_row(columns(dot, run));
     if (dot.samples < run.min_samples) table.insert(table.size() - 1, fmt::format("  {} steady samples", dot.samples));
   }
-  return table + kMethod + "\n";
+  return table + method_text(run) + "\n";
 }
 
 Json roofline_json(const Machine& machine, const RooflineRun& run) {
@@ -214,7 +239,9 @@ Json roofline_json(const Machine& machine, const RooflineRun& run) {
     return json;
   };
   Json all = Json::array();
-  for (const Dot& dot : run.dots)
+  for (const Dot& dot : run.dots) {
+    std::vector<double> seeds_ms;
+    for (const double seconds : dot.seeds_s) seeds_ms.push_back(1e3 * seconds);
     all.push_back({{"problem", to_string(run.problems[dot.problem])},
                    {"step", dot.step},
                    {"entry", dot.entry},
@@ -222,16 +249,24 @@ Json roofline_json(const Machine& machine, const RooflineRun& run) {
                    {"flops", dot.cost.flops},
                    {"bytes", dot.cost.bytes},
                    {"intensity", number(dot.intensity())},
+                   {"counted", counted_json(dot)},
                    {"median_ms", dot.median_s * 1e3},
+                   {"seeds_ms", seeds_ms},
+                   {"spread", number(dot.spread)},
                    {"samples", dot.samples},
                    {"gflops", number(dot.gflops())},
                    {"gbs", number(dot.gbs())},
                    {"roof_gflops", number(dot.roof())},
                    {"of_roof", number(dot.gflops() / dot.roof())}});
+  }
   Json context = run_context(machine);
-  context.update({{"threads", run.threads}, {"method", kMethod}});
+  context.update({{"threads", run.threads},
+                  {"seeds", run.seeds},
+                  {"method", kMethod},
+                  {"no_counters", run.no_counters.empty() ? Json(nullptr) : Json(run.no_counters)}});
   return {{"context", context},
           {"units", ceilings(run.units, "gflops")},
+          {"int8", ceilings(run.int8, "gops")},
           {"reads", ceilings(run.reads, "gbs")},
           {"dots", all}};
 }
@@ -269,16 +304,16 @@ std::string roofline_html(const Machine& machine, const RooflineRun& run) {
       "td:nth-child(-n+2), th {{ text-align: left; }}\n</style>\n</head>\n<body>\n",
       kInk, kGrid);
   html += roofline_svg(machine, run);
-  html += fmt::format("<p>{}. Read: {}.</p>\n<p>{}</p>\n<table>\n<tr>", escaped(ceiling_text(run.units, "GFLOP/s")),
-                      escaped(ceiling_text(run.reads, "GB/s")), escaped(kMethod));
+  html += fmt::format("<p>{}. Read: {}.</p>\n<p>{}</p>\n<table>\n<tr>", escaped(units_text(run)),
+                      escaped(ceiling_text(run.reads, "GB/s")), escaped(method_text(run)));
   for (const char* name : kColumns) html += fmt::format("<th>{}</th>", name);
   html += "</tr>\n";
   for (const Dot& dot : run.dots) {
     if (dot.step == "fused")
-      html += fmt::format("<tr><th colspan=\"8\">{}: {}</th></tr>\n", dot.problem + 1,
+      html += fmt::format("<tr><th colspan=\"10\">{}: {}</th></tr>\n", dot.problem + 1,
                           escaped(short_text(run.problems[dot.problem])));
     html += "<tr>";
-    for (const std::string& cell : columns(dot)) html += fmt::format("<td>{}</td>", escaped(cell));
+    for (const std::string& cell : columns(dot, run)) html += fmt::format("<td>{}</td>", escaped(cell));
     html += "</tr>\n";
   }
   return html + "</table>\n</body>\n</html>\n";

@@ -1,4 +1,4 @@
-// The two ceilings a kernel is held against, measured on this machine by code compiled for the ISA in question.
+// The ceilings a kernel is held against, measured on this machine by code compiled for the ISA in question.
 #pragma once
 
 #include <cstddef>
@@ -12,6 +12,13 @@ namespace rapt {
 /// `iterations` rounds and returns the floating-point operations done. Time it to get the FMA peak of one core.
 /// Throws Error if `isa` is not usable here.
 RAPT_API double run_fma_chains(Isa isa, std::int64_t iterations);
+
+/// Whether this CPU has products of bytes beside the ISA: AVX512-VNNI, AVX-VNNI, AMX-INT8. Throws Error as above.
+RAPT_API bool has_int8_chains(Isa isa);
+
+/// Likewise of independent sums of such products, unsigned times signed, in 32 bits; returns the integer operations
+/// done, two for each product. Throws Error if `isa` is not usable here or has none.
+RAPT_API double run_int8_chains(Isa isa, std::int64_t iterations);
 
 /// Reads `bytes` (a multiple of 4) from `data` in order, with full vector loads, `rounds` times; returns a value that
 /// depends on all of them. Time it to get the read bandwidth of one core: of memory, or of the cache that they fit.

@@ -19,6 +19,7 @@ struct BuiltIsa {
   std::string unusable;          // the missing CPU or OS feature; empty if usable
   const char* opt_in = nullptr;  // why its kernels run only where they are named; null if dispatch may choose them
   std::string_view (*withheld)(bool ask) = nullptr;
+  bool multiplies_int8 = false;  // int8_chains can run
 };
 
 struct Machine {

@@ -226,6 +226,10 @@ struct SelectTopkKernel {
   void (*run)(const SelectTopkParams&, std::int64_t begin, std::int64_t end, std::byte* scratch) noexcept;
 };
 
+// What bytes 1, 2, 3, 255 and 1, -2, 3, -4 make, the former without a sign.
+inline constexpr std::uint32_t kInt8Left = 0xff030201, kInt8Right = 0xfc03fe01;
+inline constexpr std::int32_t kInt8Products = 1 - 4 + 9 - 4 * 255;
+
 struct IsaKernels {
   const AttentionKernel* const* attention;  // in the order that dispatch tries them, null behind the last
   // Null: none.
@@ -244,7 +248,10 @@ struct IsaKernels {
   // `split_rows`: of each split's partial results, from one to the next; the item's rows may be fewer.
   void (*combine)(const AttentionParams&, const WorkItem&, std::int64_t splits, std::int64_t split_rows) noexcept;
   // For the roofline and for tests.
-  double (*fma_chains)(std::int64_t iterations) noexcept;            // returns the FLOPs done
+  double (*fma_chains)(std::int64_t iterations) noexcept;  // returns the FLOPs done
+  // Null: none. Returns the integer operations done; `sum` is that of all products, modulo 2^32, four of which are
+  // kInt8Products.
+  double (*int8_chains)(std::int64_t iterations, std::uint32_t& sum) noexcept = nullptr;
   float (*read_stream)(const float* data, std::int64_t n) noexcept;  // returns a value that depends on all
   void (*exp2)(const float* x, float* y, std::int64_t n) noexcept;   // y = 2^x for x <= 127
   // y = x as the kernels load, hold as fp32 and store it, while denormal results of arithmetic are flushed.

@@ -9,10 +9,9 @@
 namespace rapt {
 namespace {
 
-const cpu::IsaKernels& kernels_of(Isa isa) {
+const cpu::BuiltIsa& built_of(Isa isa) {
   for (const cpu::BuiltIsa& built : cpu::machine().isas)
-    if (built.isa == isa && built.unusable.empty() && (!built.withheld || built.withheld(true).empty()))
-      return *built.kernels;
+    if (built.isa == isa && built.unusable.empty() && (!built.withheld || built.withheld(true).empty())) return built;
   const std::string reason = why_unusable(to_string(isa));
   throw Error("isa", std::string(to_string(isa)),
               "an ISA of this build and CPU" + (reason.empty() ? "" : " (" + reason + ")"));
@@ -21,10 +20,20 @@ const cpu::IsaKernels& kernels_of(Isa isa) {
 }  // namespace
 
 double run_fma_chains(Isa isa, std::int64_t iterations) {
-  return kernels_of(isa).fma_chains(iterations);
+  return built_of(isa).kernels->fma_chains(iterations);
+}
+bool has_int8_chains(Isa isa) {
+  return built_of(isa).multiplies_int8;
+}
+double run_int8_chains(Isa isa, std::int64_t iterations) {
+  const cpu::BuiltIsa& built = built_of(isa);
+  if (!built.multiplies_int8)
+    throw Error("isa", std::string(to_string(isa)), "an ISA that multiplies bytes on this CPU");
+  std::uint32_t sum = 0;
+  return built.kernels->int8_chains(iterations, sum);
 }
 float run_read_stream(Isa isa, const float* data, std::size_t bytes, std::int64_t rounds) {
-  const cpu::IsaKernels& kernels = kernels_of(isa);
+  const cpu::IsaKernels& kernels = *built_of(isa).kernels;
   float sum = 0;
   for (std::int64_t i = 0; i < rounds; ++i)
     sum += kernels.read_stream(data, static_cast<std::int64_t>(bytes / sizeof(float)));

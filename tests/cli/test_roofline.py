@@ -36,11 +36,11 @@ class Cells(HTMLParser):
 
 
 class Roofline(CliTest):
-    def roofline(self, *problems, threads="1", **environment):
+    def roofline(self, *problems, threads="1", seeds="1", **environment):
         """(what is printed, JSON, SVG, HTML)."""
         with tempfile.TemporaryDirectory() as folder:
             files = [f"{folder}/roofline.{kind}" for kind in ("json", "svg", "html")]
-            text = self.run_ok("roofline", "--min-time", "0.001", "--threads", threads,
+            text = self.run_ok("roofline", "--min-time", "0.001", "--threads", threads, "--seeds", seeds,
                                *(word for p in problems for word in ("--problem", p)),
                                *(word for file in files for word in ("--" + file.rpartition(".")[2], file)), **environment)
             self.assertEqual(len(os.listdir(folder)), 3)
@@ -75,7 +75,6 @@ class Roofline(CliTest):
         text, document, svg, html = self.roofline(*problems)
         for key in RUN_KEYS:
             self.assertTrue(document["context"][key], key)
-        self.assertIn("no hardware counter is read", document["context"]["method"])
         for output in (text, html):
             self.assertIn(document["context"]["method"], output)
         dots = document["dots"]
@@ -94,7 +93,7 @@ class Roofline(CliTest):
             self.assertIn(f"{dot['median_ms']:.4f}", text)
         table = Cells()
         table.feed(html)
-        rows = [row for row in table.rows if len(row) == 8]
+        rows = [row for row in table.rows if len(row) == 10]
         self.assertEqual([row[:2] for row in rows[1:]], [[dot["step"], dot["entry"]] for dot in dots])
         # The selection computes nothing, and has no place in the chart.
         titles = [title.text for title in svg.iter("{http://www.w3.org/2000/svg}title")][1:]
@@ -104,6 +103,57 @@ class Roofline(CliTest):
             self.assertTrue(0 < float(circle.get("cx")) < 1010 and 0 < float(circle.get("cy")) < 620)
         for outside in ("http://", "https://", "<script", "<link", "<img"):
             self.assertNotIn(outside, html.replace('xmlns="http://www.w3.org/2000/svg"', ""))
+
+    def test_counted(self):
+        """Of the processor's events either figures or a reason, never zeros; the kernel's are there on any Linux that lets us."""
+        text, document, _, html = self.roofline(PROBLEM, seeds="3")
+        self.check_seeds(document)
+        self.check_int8(document)
+        reason = document["context"]["no_counters"]
+        fused, three, *steps = document["dots"]
+        if reason:
+            self.assertRegex(reason, r"\Aperf_event_open: \w")
+            for output in (text, html):
+                self.assertEqual(output.count("no counters here"), len(document["dots"]) + 1)
+                self.assertIn(reason, output)
+        for dot in document["dots"]:
+            counted = dot["counted"]
+            if reason:
+                for event in ("instructions", "cycles", "cache_misses", "bytes", "intensity"):
+                    self.assertIsNone(counted[event])
+            else:
+                self.assertGreater(counted["instructions"], dot["flops"] / 64)
+                self.assertEqual(counted["bytes"], 64 * counted["cache_misses"])
+                if counted["bytes"]:
+                    self.assertTrue(math.isclose(counted["intensity"], dot["flops"] / counted["bytes"], rel_tol=1e-9))
+            if counted["cpu_ms"] is not None:
+                self.assertGreater(counted["cpu_ms"], 0)
+                self.assertGreaterEqual(counted["page_faults"], 0)
+        if three["counted"]["cpu_ms"] is not None:
+            self.assertTrue(math.isclose(three["counted"]["cpu_ms"], sum(step["counted"]["cpu_ms"] for step in steps), rel_tol=1e-9))
+            self.assertLess(fused["counted"]["cpu_ms"], 1000)
+
+    def check_seeds(self, document):
+        self.assertEqual(document["context"]["seeds"], 3)
+        _, three, *steps = document["dots"]
+        for dot in document["dots"]:
+            self.assertEqual(len(dot["seeds_ms"]), 3)
+            self.assertTrue(min(dot["seeds_ms"]) > 0)
+        for seed in range(3):
+            self.assertTrue(math.isclose(three["seeds_ms"][seed], sum(step["seeds_ms"][seed] for step in steps), rel_tol=1e-9))
+
+    def check_int8(self, document):
+        """Products of bytes are a ceiling where an ISA has them, and nowhere else."""
+        units = {unit["name"].split()[0] for unit in document["units"]}
+        for ceiling in document["int8"]:
+            isa, what = ceiling["name"].split()
+            self.assertIn(isa, units)
+            self.assertEqual(what, "int8")
+            self.assertGreater(ceiling["gops"], 0)
+        flags = set(document["context"]["features"])
+        for isa, feature in (("amx", "amx_int8"), ("avx512", "avx512_vnni"), ("avx2", "avx_vnni")):
+            if feature in flags and isa in units:
+                self.assertIn(f"{isa} int8", [ceiling["name"] for ceiling in document["int8"]])
 
     def test_three_steps_on_every_isa(self):
         for isa in self.run_json("info")["isas"]:
@@ -139,6 +189,7 @@ class Roofline(CliTest):
         self.assert_usage_error("roofline", "--set", "endless", mentions='--set: "endless"; wanted a file')
         self.assert_usage_error("roofline", "--problem", "b=1 hq=3 hk=2 sq=8 d=8", mentions="hk")
         self.assert_usage_error("roofline", "--problem", PROBLEM, "--threads", "0", mentions="--threads")
+        self.assert_usage_error("roofline", "--problem", PROBLEM, "--seeds", "0", mentions="--seeds")
         result = rapt("roofline", "--problem", "b=1000 hq=1000 sq=100000 d=128")
         self.assertEqual(result.returncode, 1)
         self.assertRegex(result.stderr, r"\Arapt: [^\n]*out of memory[^\n]*\n\Z")

@@ -242,6 +242,43 @@ TEST_CASE("the tile instructions agree with their model bit for bit", "[unit]") 
   }
 }
 
+TEST_CASE("products of bytes: unsigned times signed, four to a sum", "[unit]") {
+  for (const TileProbe* probe : probes()) {
+    std::mt19937 random(4);
+    for (int round = 0; round < 20; ++round) {
+      TileWords a(kTileBytes / 4), b = a, got = a;
+      for (TileWords* words : {&a, &b, &got})
+        for (std::uint32_t& word : *words) word = static_cast<std::uint32_t>(random());
+      TileWords want = got;
+      for (std::size_t m = 0; m < kRows; ++m)
+        for (std::size_t n = 0; n < 16; ++n)
+          for (std::size_t k = 0; k < 64; ++k) {
+            const int left = static_cast<unsigned char>(bytes(a)[64 * m + k]);
+            const int right = static_cast<signed char>(bytes(b)[64 * (k / 4) + 4 * n + k % 4]);
+            want[16 * m + n] += static_cast<std::uint32_t>(left * right);
+          }
+      probe->int8_dot(bytes(a), bytes(b), bytes(got));
+      CHECK(got == want);
+    }
+  }
+}
+
+TEST_CASE("chains of byte products, which measure a peak, sum what their bytes make", "[unit]") {
+  bool any = false;
+  for (const rapt::cpu::BuiltIsa& built : rapt::cpu::machine().isas) {
+    if (!built.multiplies_int8 || (built.withheld && !built.withheld(true).empty())) continue;
+    any = true;
+    INFO(built.name);
+    std::uint32_t sum = 0;
+    const double operations = built.kernels->int8_chains(3, sum);
+    CHECK(operations > 0);
+    // Eight operations for every four products.
+    const auto sums = static_cast<std::uint32_t>(operations / 8);
+    CHECK(sum == sums * static_cast<std::uint32_t>(rapt::cpu::kInt8Products));
+  }
+  if (!any) WARN("skipped: no ISA of this build and CPU has products of bytes");
+}
+
 TEST_CASE("two bf16 components hold every fp16, one every bf16", "[unit]") {
   for (const TileProbe* probe : probes()) {
     for (const auto& [type, components] : {std::pair(DType::f16, 2), std::pair(DType::bf16, 1)}) {

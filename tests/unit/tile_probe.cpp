@@ -50,6 +50,13 @@ void dot(const char* a, const char* b, char* c) noexcept {
   tiles.store<2>(c + 2 * next, kRowBytes), tiles.store<3>(c + 3 * next, kRowBytes);
 }
 
+void int8_dot(const char* a, const char* b, char* c) noexcept {
+  Tiles tiles;
+  tiles.load<0>(c, kRowBytes), tiles.load<1>(a, kRowBytes), tiles.load<2>(b, kRowBytes);
+  tiles.int8_dot<0, 1, 2>();
+  tiles.store<0>(c, kRowBytes);
+}
+
 // Returns whether every element is representable.
 template <int kComponents>
 bool split(DType type, const void* from, std::int64_t stride, std::int64_t n, std::int64_t padded, bf16* to,
@@ -74,6 +81,6 @@ bool split(int components, DType type, const void* from, std::int64_t stride, st
 
 }  // namespace
 
-const TileProbe kTileProbe = {round_trip, zero, dot, split};
+const TileProbe kTileProbe = {round_trip, zero, dot, int8_dot, split};
 
 }  // namespace rapt::cpu::RAPT_ISA

@@ -16,6 +16,8 @@ struct TileProbe {
   void (*zero)(const char* from, char* to) noexcept;
   /// c[2 i + j] += a[i] b[j] for i, j < 2: bf16 tiles a and b, fp32 tiles c.
   void (*dot)(const char* a, const char* b, char* c) noexcept;
+  /// c += a b: one tile each, of unsigned and of signed bytes, and of int32.
+  void (*int8_dot)(const char* a, const char* b, char* c) noexcept;
   /// split_row of components.hpp for 1, 2 or 3 components.
   bool (*split)(int components, DType type, const void* from, std::int64_t stride, std::int64_t n, std::int64_t padded,
                 std::uint16_t* to, std::int64_t component_stride) noexcept;

@@ -28,6 +28,17 @@ class Tiles {
   void dot() {
     for (int m = 0; m < 16; ++m) dot_row(row_[kA][m], row_[kB], row_[kC][m]);
   }
+  template <int kC, int kA, int kB>
+  void int8_dot() {
+    for (int m = 0; m < 16; ++m)
+      for (int n = 0; n < 16; ++n)
+        for (int byte = 0; byte < 64; ++byte) {
+          const int shift = byte % 4 * 8;
+          const auto a = static_cast<std::uint8_t>(row_[kA][m][byte / 4] >> shift);
+          const auto b = static_cast<std::int8_t>(row_[kB][byte / 4][n] >> shift);
+          row_[kC][m][n] += static_cast<std::uint32_t>(a * b);
+        }
+  }
 
  private:
   static float number(std::uint32_t bits) {

@@ -41,6 +41,11 @@ class Tiles {
   [[gnu::always_inline]] void dot() {
     asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kC), "i"(kA), "i"(kB));
   }
+  // c[m][n] += sum over k < 16 and i < 4 of a[m][4k + i] b[k][4n + i]: a of bytes without a sign, b with, c int32.
+  template <int kC, int kA, int kB>
+  [[gnu::always_inline]] void int8_dot() {
+    asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kC), "i"(kA), "i"(kB));
+  }
 };
 
 }  // namespace rapt::cpu::RAPT_ISA

@@ -70,5 +70,10 @@ inline constexpr int kFmaFlops = 2 * 8;
 [[gnu::always_inline]] inline void fma_in_place(__m256& acc, __m256 a, __m256 b) {
   asm volatile("vfmadd213ps %2, %1, %0" : "+x"(acc) : "x"(a), "x"(b));
 }
+// AVX-VNNI, which not every CPU with AVX2 has.
+#define RAPT_HAVE_INT8_DOTS
+[[gnu::always_inline]] inline void int8_dots_in_place(__m256i& acc, __m256i a, __m256i b) {
+  asm volatile("%{vex%} vpdpbusd %2, %1, %0" : "+x"(acc) : "x"(a), "x"(b));
+}
 
 }  // namespace rapt::cpu::RAPT_ISA

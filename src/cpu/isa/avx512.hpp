@@ -96,5 +96,10 @@ inline constexpr int kFmaFlops = 2 * 16;
 [[gnu::always_inline]] inline void fma_in_place(__m512& acc, __m512 a, __m512 b) {
   asm volatile("vfmadd213ps %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
 }
+// AVX512-VNNI, which not every CPU with AVX-512 has.
+#define RAPT_HAVE_INT8_DOTS
+[[gnu::always_inline]] inline void int8_dots_in_place(__m512i& acc, __m512i a, __m512i b) {
+  asm volatile("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
+}
 
 }  // namespace rapt::cpu::RAPT_ISA

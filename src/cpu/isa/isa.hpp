@@ -56,6 +56,10 @@ RAPT_LEAF_HAS_(words, multiply_low(w, w), "multiply_low(64-bit words, 64-bit wor
 RAPT_LEAF_HAS_(void, keep_in_register(x), "keep_in_register(vec&)");
 RAPT_LEAF_HAS_(void, fma_in_place(reg, reg, reg), "fma_in_place(register&, register, register)");
 static_assert(std::is_base_of_v<FloatEnvironment, FlushDenormals>, "FlushDenormals, derived from FloatEnvironment");
+#if defined(RAPT_HAVE_INT8_DOTS)
+extern ivec::register_type ireg;
+RAPT_LEAF_HAS_(void, int8_dots_in_place(ireg, ireg, ireg), "RAPT_HAVE_INT8_DOTS: int8_dots_in_place(register&, ...)");
+#endif
 #if defined(RAPT_HAVE_SCALEF)
 RAPT_LEAF_HAS_(vec, round_off(x), "RAPT_HAVE_SCALEF: round_off(vec)");
 RAPT_LEAF_HAS_(vec, scalef(x, x), "RAPT_HAVE_SCALEF: scalef(vec, vec)");

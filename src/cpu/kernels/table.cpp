@@ -67,6 +67,44 @@ double tile_chains(std::int64_t iterations) noexcept {
     tiles.dot<0, 4, 6>(), tiles.dot<1, 4, 7>(), tiles.dot<2, 5, 6>(), tiles.dot<3, 5, 7>();
   return static_cast<double>(iterations) * 4 * 2 * 16 * 16 * 32;
 }
+
+double int8_chains(std::int64_t iterations, std::uint32_t& sum) noexcept {
+  std::uint32_t words[2][256], sums[4][256];
+  for (std::uint32_t& word : words[0]) word = kInt8Left;
+  for (std::uint32_t& word : words[1]) word = kInt8Right;
+  Tiles tiles;
+  tiles.load<4>(words[0], 64), tiles.load<5>(words[0], 64), tiles.load<6>(words[1], 64), tiles.load<7>(words[1], 64);
+  tiles.zero<0>(), tiles.zero<1>(), tiles.zero<2>(), tiles.zero<3>();
+  for (std::int64_t it = 0; it < iterations; ++it)
+    tiles.int8_dot<0, 4, 6>(), tiles.int8_dot<1, 4, 7>(), tiles.int8_dot<2, 5, 6>(), tiles.int8_dot<3, 5, 7>();
+  tiles.store<0>(sums[0], 64), tiles.store<1>(sums[1], 64), tiles.store<2>(sums[2], 64), tiles.store<3>(sums[3], 64);
+  sum = 0;
+  for (const auto& tile : sums)
+    for (const std::uint32_t x : tile) sum += x;
+  return static_cast<double>(iterations) * 4 * 2 * 16 * 16 * 64;
+}
+#elif defined(RAPT_HAVE_INT8_DOTS)
+double int8_chains(std::int64_t iterations, std::uint32_t& sum) noexcept {
+  constexpr int kChains = kRegisters - 4;
+  typename ivec::register_type acc[kChains];
+  const typename ivec::register_type a = ivec(static_cast<std::int32_t>(kInt8Left)).data,
+                                     b = ivec(static_cast<std::int32_t>(kInt8Right)).data;
+#pragma GCC unroll 32
+  for (int i = 0; i < kChains; ++i) acc[i] = ivec(0).data;
+  for (std::int64_t it = 0; it < iterations; ++it) {
+#pragma GCC unroll 32
+    for (int i = 0; i < kChains; ++i) int8_dots_in_place(acc[i], a, b);
+  }
+  sum = 0;
+#pragma GCC unroll 32
+  for (int i = 0; i < kChains; ++i) {
+    const typename ivec::register_type chain = acc[i];  // whose address is taken, so that those of acc need not be
+    std::uint32_t lane[kLanes];
+    __builtin_memcpy(lane, &chain, sizeof lane);
+    for (const std::uint32_t x : lane) sum += x;
+  }
+  return static_cast<double>(iterations) * kChains * kLanes * 8;
+}
 #endif
 
 }  // namespace
@@ -104,6 +142,9 @@ const IsaKernels kKernels = {.attention = kAttention,
                              .store_pool = store_pool,
                              .combine = attention_combine,
                              .fma_chains = peak_chains,
+#if defined(RAPT_HAVE_TILES) || defined(RAPT_HAVE_INT8_DOTS)
+                             .int8_chains = int8_chains,
+#endif
                              .read_stream = read_stream,
                              .exp2 = exp2_array,
                              .convert = convert_array};

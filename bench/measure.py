@@ -1,0 +1,180 @@
+#!/usr/bin/env python3
+"""Measures what the pages of bench/report.py show, on this machine, into bench/results/<date>/<machine>-*.json.
+
+    bench/measure.py --rapt build/release/rapt --python build/venv/bin/python
+    bench/measure.py --rapt ./rapt --python python3 --out /tmp/results --only roofline,attention
+
+Needs Python 3.8 and nothing else, so it can be carried to another machine with a build of the rapt command. Comparisons with
+PyTorch are made where the Python that is given can import rapt and PyTorch. A file appears when its figures are complete and
+replaces one of that name; an interrupted run leaves the others as they were. Nothing else should run on the machine meanwhile.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+BRANDS = ("xeon", "epyc", "ryzen", "threadripper", "core", "neoverse", "graviton", "altra")
+PRIVATE = ("host_name",)  # what a machine is called by its owner is nobody else's business
+BF16_UNITS = {"amx_bf16", "avx512_bf16", "bf16"}
+
+
+class Step:
+    """One command and the file it fills. `program`: "rapt", "torch" or "transformers" must be there."""
+
+    def __init__(self, name, program, file, words, default=True, quick=True):
+        self.name, self.program, self.file, self.words = name, program, file, words
+        self.default, self.quick = default, quick
+
+
+def steps(threads, quick, bf16):
+    """In the order in which they run: what docs/report needs first. `bf16`: the CPU has products of bf16, without which PyTorch
+    takes minutes for a forward in it."""
+    counts = ",".join(str(count) for count in sorted({1, threads}))
+    types = "f32,bf16,f16" if bf16 else "f32"
+    seeds, seconds = ("2", "0.05") if quick else ("5", "0.3")
+    short = "--no-math --no-memory --seeds 2 --samples 3".split()
+    few = ["--seconds", "0.1" if quick else "0.3"]
+    model = f"--models --threads {threads} --samples 3 --seconds {0.3 if quick else 0.7}".split()
+    made = []
+    for count in sorted({1, threads}, reverse=True):
+        made.append(Step("roofline", "rapt", f"roofline-{count}-threads",
+                         ["roofline", "--set", "fusion", "--threads", str(count), "--seeds", seeds, "--min-time", seconds]))
+    made.append(Step("decode", "rapt", f"decode-{threads}-threads",
+                     ["bench", "--set", "decode", "--threads", str(threads), "--min-time", "0.1" if quick else "0.5"]))
+    made.append(Step("attention", "torch", f"attention-{threads}-threads",
+                     ["--set", "models", "--dtype", types, "--threads", str(threads), *short, *few]))
+    made.append(Step("models", "transformers", f"models-{threads}-threads",
+                     [*model, "--dtype", "f32,bf16" if bf16 else "f32"], quick=False))
+    made.append(Step("lengths", "torch", "lengths", ["--set", "paper", "--dtype", "f32", "--threads", counts, *short, *few], quick=False))
+    if bf16:
+        made.append(Step("halves", "torch", "halves", ["--set", "halves", "--threads", counts, *short, *few], quick=False))
+    made.append(Step("decode-torch", "torch", "decode-torch",
+                     ["--set", "decode", "--dtype", types, "--threads", str(threads), *short, *few], quick=False))
+    for dtype in ["f32", "bf16"] if bf16 else ["f32"]:
+        made.append(Step("training", "transformers", f"training-{dtype}-{threads}-threads", [*model, "--train", "--dtype", dtype],
+                         default=False, quick=False))
+    return made
+
+
+def machine_name(cpu, cpus):
+    """"AMD EPYC" with 2 CPUs is epyc2."""
+    words = re.findall(r"[a-z]+", re.sub(r"\((r|tm)\)", " ", cpu.lower()))
+    known = [word for word in words if word in BRANDS]
+    others = [word for word in words if word not in ("intel", "amd", "arm", "cpu", "processor")]
+    return f"{(known or others or ['cpu'])[0]}{cpus}"
+
+
+def run(command, **options):
+    return subprocess.run([str(word) for word in command], check=False, **options)
+
+
+def fields_of(rapt):
+    """What the rapt command says of the machine and of its own build."""
+    described = run([rapt, "info", "--json"], capture_output=True, text=True)
+    if described.returncode != 0:
+        raise OSError(described.returncode, described.stderr.strip())
+    return json.loads(described.stdout)["context"]
+
+
+def imports(python, module):
+    return python is not None and run([python, "-c", f"import {module}"], capture_output=True).returncode == 0
+
+
+def fill(step, command, path, about):
+    """Runs a command that writes JSON and, if it succeeds, puts that in place."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        code = run([*command, "--json", partial]).returncode
+        if code != 0:
+            return f"exit code {code}"
+        document = json.loads(partial.read_text(encoding="utf-8"))
+        context = {key: value for key, value in {**about, **document["context"]}.items() if key not in PRIVATE}
+        document["context"] = {**context, "command": " ".join([Path(command[0]).name, *command[1:]])}
+        partial.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        os.replace(partial, path)
+        return ""
+    finally:
+        if partial.exists():
+            partial.unlink()
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    root = Path(__file__).resolve().parents[1]
+    parser.add_argument("--rapt", type=Path, default=root / "build/release/rapt", help="the rapt command (default: %(default)s)")
+    parser.add_argument("--python", help="a Python that has rapt, of the same build, and PyTorch (default: no comparisons with PyTorch)")
+    parser.add_argument("--out", type=Path, default=root / "bench/results", help="folder of the days' folders (default: %(default)s)")
+    parser.add_argument("--machine", help="how the files' names begin (default: of CPU and number of CPUs, such as epyc2)")
+    parser.add_argument("--threads", type=int, help="the larger number of threads (default: all)")
+    parser.add_argument("--only", help="some of roofline,decode,attention,models,lengths,halves,decode-torch,training "
+                        "(default: all but training)")
+    parser.add_argument("--minutes", type=float, help="begin nothing new after so long")
+    parser.add_argument("--quick", action="store_true", help="a few minutes: less of it, shorter and with more scatter")
+    options = parser.parse_args()
+    if options.machine is not None and not re.fullmatch(r"[a-z0-9_.]+", options.machine):
+        parser.error(f"--machine: {options.machine!r}; wanted small letters, digits, _ and .")
+    if options.threads is not None and options.threads < 1:
+        parser.error(f"--threads: {options.threads}; wanted 1 or more")
+    return parser, options
+
+
+def main():
+    parser, options = parse_arguments()
+    start = time.monotonic()
+    try:
+        fields = fields_of(options.rapt)
+    except OSError as error:
+        parser.error(f"--rapt: {options.rapt}: {error.strerror}; wanted the rapt command")
+    about = {key: fields[key] for key in ("commit", "compiler", "features", "caches")}
+    threads = options.threads or len(os.sched_getaffinity(0))
+    everything = steps(threads, options.quick, bool(BF16_UNITS & set(about["features"])))
+    wanted = options.only.split(",") if options.only else None
+    names = {step.name for step in everything}
+    for name in wanted or []:
+        if name not in names:  # halves among them, where the CPU has no products of bf16
+            parser.error(f"--only: {name}; wanted some of {','.join(dict.fromkeys(step.name for step in everything))}")
+    chosen = [step for step in everything
+              if (step.name in wanted if wanted else step.default and (step.quick or not options.quick))]
+    available = {"rapt": True, "torch": imports(options.python, "rapt.bench")}
+    available["transformers"] = available["torch"] and imports(options.python, "transformers")
+    name = options.machine or machine_name(fields["cpu"], fields["num_cpus"])
+    folder = options.out / datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+    folder.mkdir(parents=True, exist_ok=True)
+    failed = []
+    for number, step in enumerate(chosen, 1):
+        path = folder / f"{name}-{step.file}.json"
+        title = f"[{number}/{len(chosen)}, {time.monotonic() - start:.0f} s] {path.name}"
+        if not available[step.program]:
+            print(f"{title}: left out, {'no --python with ' + ('rapt and PyTorch' if step.program == 'torch' else 'transformers')}")
+            continue
+        if options.minutes is not None and time.monotonic() - start > 60 * options.minutes:
+            print(f"{title}: left out, the {options.minutes:g} minutes are over")
+            continue
+        print(title, flush=True)
+        command = [str(options.rapt)] if step.program == "rapt" else [options.python, "-m", "rapt.bench"]
+        problem = fill(step, [*command, *step.words], path, about)
+        if problem:
+            print(f"{path.name}: {problem}; not written", file=sys.stderr)
+            failed.append(path.name)
+    print(f"{time.monotonic() - start:.0f} s; {folder}")
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, interrupt)  # as by Ctrl-C: the command that runs ends, too
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("interrupted; what was complete is in place")
