@@ -92,6 +92,19 @@ Summary::Share share_of(const std::vector<Sample>& samples, double amount, doubl
   for (std::int64_t i = 0; i < calls; ++i) call();
 }
 
+/// How many calls, after one that is not timed, take `min_seconds`.
+std::int64_t calls_within(const std::function<void()>& call, double min_seconds) {
+  run_timed_calls(call, 1);
+  for (std::int64_t calls = 1;; calls *= 2) {
+    const auto start = Clock::now();
+    run_timed_calls(call, calls);
+    const double seconds = since(start);
+    if (seconds >= min_seconds) return calls;
+    if (seconds * 4 >= min_seconds)
+      return static_cast<std::int64_t>(std::ceil(static_cast<double>(calls) * min_seconds / seconds));
+  }
+}
+
 }  // namespace
 
 std::string naive_entry(Isa isa) {
@@ -167,18 +180,7 @@ double between(double before, double after) {
 }
 
 std::vector<Sample> take_samples(const std::function<void()>& call, const Roofline& roofline, const Budget& budget) {
-  run_timed_calls(call, 1);
-  std::int64_t calls = 1;
-  for (;; calls *= 2) {
-    const auto start = Clock::now();
-    run_timed_calls(call, calls);
-    const double seconds = since(start);
-    if (seconds >= budget.min_call) break;
-    if (seconds * 4 >= budget.min_call) {
-      calls = static_cast<std::int64_t>(std::ceil(static_cast<double>(calls) * budget.min_call / seconds));
-      break;
-    }
-  }
+  const std::int64_t calls = calls_within(call, budget.min_call);
   std::vector<Sample> samples;
   int steady = 0;
   const auto start = Clock::now();
@@ -203,6 +205,33 @@ std::vector<Sample> take_samples(const std::function<void()>& call, const Roofli
     before = after;
   } while (!enough());
   return samples;
+}
+
+Comparison compare(const std::function<void()>& first, const std::function<void()>& second, double seconds,
+                   double min_call) {
+  constexpr std::size_t kMinRounds = 8;
+  run_timed_calls(second, 1);
+  const std::int64_t calls = calls_within(first, min_call);
+  std::vector<double> of_first, of_second, ratios;
+  const auto time = [&](const std::function<void()>& call, std::vector<double>& times) {
+    const auto start = Clock::now();
+    run_timed_calls(call, calls);
+    times.push_back(since(start) / static_cast<double>(calls));
+  };
+  const auto start = Clock::now();
+  while (ratios.size() < kMinRounds || since(start) < seconds) {
+    if (ratios.size() % 2 == 0) time(first, of_first), time(second, of_second);
+    else time(second, of_second), time(first, of_first);
+    ratios.push_back(of_first.back() / of_second.back());
+  }
+  const double ratio = quantile(ratios, 0.5);
+  std::vector<double> deviations;
+  for (const double x : ratios) deviations.push_back(std::abs(x - ratio));
+  // Of normal numbers: the deviation from their median one, and the error of a median from that of a mean.
+  constexpr double kDeviation = 1.4826, kOfMedian = 1.2533;
+  const double error =
+      kOfMedian * kDeviation * quantile(deviations, 0.5) / std::sqrt(static_cast<double>(ratios.size()));
+  return {quantile(of_first, 0.5), quantile(of_second, 0.5), ratio, error};
 }
 
 Summary summarise(const std::vector<Sample>& samples, const Cost& per_call) {

@@ -102,6 +102,17 @@ struct Summary {
 };
 Summary summarise(const std::vector<Sample>& samples, const Cost& per_call);
 
+/// Two ways to do the same, side by side.
+struct Comparison {
+  double first_s = 0, second_s = 0;  ///< per call, medians
+  double ratio = 0;                  ///< median over rounds of the first's time over the second's
+  double error = 0;                  ///< standard error of that, from how much the rounds scatter
+};
+/// By turns: each round takes both, one right after the other, every other round in the other order, so that what
+/// changes meanwhile befalls both. `seconds` of rounds at least, each of `min_call` seconds of calls of either.
+Comparison compare(const std::function<void()>& first, const std::function<void()>& second, double seconds,
+                   double min_call = Budget{}.min_call);
+
 /// The value below which a share `at` of `values` lies, between neighbours linearly; NaN when there are none.
 double quantile(std::vector<double> values, double at);
 

@@ -359,6 +359,22 @@ std::shared_ptr<const std::vector<float>> read_buffer(const Machine& machine) {
   return std::make_shared<const std::vector<float>>(static_cast<std::size_t>(bytes) / sizeof(float), 0.5f);
 }
 
+std::vector<TunedValue> tuned_values(const EntryTuning& entry) {
+  std::vector<TunedValue> values;
+  for (const EntryInfo& info : entries())
+    for (const TuningKey& key : tuning_keys())
+      if (info.name == entry.entry && entry.values.*key.value != info.tuning.*key.value)
+        values.push_back({key.name, entry.values.*key.value, info.tuning.*key.value});
+  return values;
+}
+
+std::string tuned_text(const EntryTuning& entry) {
+  std::vector<std::string> texts;
+  for (const TunedValue& v : tuned_values(entry))
+    texts.push_back(fmt::format("{} {} (default {})", v.name, v.value, v.by_default));
+  return fmt::format("{}", fmt::join(texts, ", "));
+}
+
 void call(const AttentionArgs& args, const Context& context) {
   attention(args, context);
 }

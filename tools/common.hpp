@@ -83,6 +83,15 @@ std::string types_text(const Problem& problem);
 /// What read bandwidth is taken from: the same for all ISAs and threads, so that the figures can be compared.
 std::shared_ptr<const std::vector<float>> read_buffer(const Machine& machine);
 
+/// What plans of an entry go by, where it is not the default.
+struct TunedValue {
+  std::string_view name;
+  std::int64_t value, by_default;
+};
+std::vector<TunedValue> tuned_values(const EntryTuning& entry);
+/// "items_per_worker 8 (default 4), worker_us 5 (default 10)".
+std::string tuned_text(const EntryTuning& entry);
+
 /// Carries out any operation.
 void call(const AttentionArgs& args, const Context& context);
 void call(const AttentionBackwardArgs& args, const Context& context);

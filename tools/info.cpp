@@ -83,8 +83,16 @@ const char* environment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
+/// Values of entries that are not their defaults.
+Json describe_tuning(const Tuning& tuning) {
+  Json tuned = Json::object();
+  for (const EntryTuning& entry : tuning.entries)
+    for (const TunedValue& value : tuned_values(entry)) tuned[entry.entry][std::string(value.name)] = value.value;
+  return {{"file", tuning.source}, {"entries", tuned}};
+}
+
 /// `refusal`: why no context can be made in this environment; empty if one can.
-Json describe_all(const std::string& refusal) {
+Json describe_all(const std::string& refusal, const Tuning& tuning) {
   Json isas = Json::array();
   for (const IsaState& state : isa_states()) {
     isas.push_back({{"name", to_string(state.isa)}, {"usable", state.unusable.empty()}, {"reason", state.unusable}});
@@ -103,8 +111,12 @@ Json describe_all(const std::string& refusal) {
           {"isas", isas},
           {"backends", backends},
           {"executors", executors},
-          {"environment", {{"RAPT_ISA", environment("RAPT_ISA")}, {"RAPT_KERNEL", environment("RAPT_KERNEL")}}},
+          {"environment",
+           {{"RAPT_ISA", environment("RAPT_ISA")},
+            {"RAPT_KERNEL", environment("RAPT_KERNEL")},
+            {"RAPT_TUNING", environment("RAPT_TUNING")}}},
           {"refusal", refusal},
+          {"tuning", describe_tuning(tuning)},
           {"entries", listed}};
 }
 
@@ -112,7 +124,7 @@ void line(std::string_view label, const std::string& text) {
   fmt::print("{:<11} {}\n", label, text);
 }
 
-void print_machine(const Json& info) {
+void print_machine(const Json& info, const Tuning& tuning) {
   const Json& context = info["context"];
   fmt::print("rapt {}, commit {}, compiled with {}\n", context["library_version"].get<std::string>(), kCommit,
              context["compiler"].get<std::string>());
@@ -139,6 +151,7 @@ void print_machine(const Json& info) {
     const bool none = name == "RAPT_KERNEL" && !named(given);
     line(name, printable(given) + (none ? " (environment): none of the entries below" : " (environment)"));
   }
+  for (const EntryTuning& entry : tuning.entries) line("tuned", entry.entry + ": " + tuned_text(entry));
 }
 
 void print_build(const Json& info) {
@@ -206,14 +219,15 @@ bool print_json(const InfoOptions& options, const Json& json) {
 /// An environment that nothing can run in is an error, but what there is instead is what its user looks for.
 int list_all(const InfoOptions& options) {
   std::string refusal;
+  Tuning tuning;
   try {
-    make_context(options.threads, {});
+    tuning = make_context(options.threads, {}).tuning();
   } catch (const Error& error) {
     refusal = error.what();
   }
-  const Json info = describe_all(refusal);
+  const Json info = describe_all(refusal, tuning);
   if (!print_json(options, info)) {
-    print_machine(info);
+    print_machine(info, tuning);
     print_build(info);
   }
   if (refusal.empty()) return kSuccess;

@@ -19,6 +19,7 @@
 #include "dossier.hpp"
 #include "info.hpp"
 #include "roofline.hpp"
+#include "tune.hpp"
 
 namespace rapt::tools {
 namespace {
@@ -44,6 +45,9 @@ constexpr const char* kBenchExamples = R"(Examples:
 constexpr const char* kRooflineExamples = R"(Examples:
   rapt roofline --html roofline.html
   rapt roofline --problem "b=1 hq=8 sq=512 d=64" --threads 2 --svg roofline.svg --json roofline.json)";
+constexpr const char* kTuneExamples = R"(Examples:
+  rapt tune --output machine.tuning
+  rapt tune --problem "b=1 hq=8 sq=512 d=64 causal" --threads 4,8)";
 constexpr const char* kDossierExamples = R"(Examples:
   rapt dossier --entry attention_decode > attention_decode.md
   rapt dossier --no-check --json dossier.json)";
@@ -75,6 +79,7 @@ class Arguments {
     add_check(app);
     add_bench(app);
     add_roofline(app);
+    add_tune(app);
     add_dossier(app);
     add_demo(app);
   }
@@ -163,6 +168,25 @@ class Arguments {
     roofline->callback([this] { command_ = [this] { return run_roofline(roofline_); }; });
   }
 
+  void add_tune(CLI::App& app) {
+    auto* tune = app.add_subcommand("tune", "Measure what plans should go by on this machine, and keep what wins");
+    const std::string sets = rapt::bench::set_names() + ", or a file with a problem's text a line";
+    auto* set = tune->add_option("--set", tune_.set, sets)->capture_default_str();
+    tune->add_option("--problem", tune_.problems, std::string(kProblemHelp) + "; may be given again")
+        ->allow_extra_args(false)
+        ->excludes(set);
+    tune->add_option("--threads", tune_.threads, "thread counts, for example 4,8 (default: all)")
+        ->delimiter(',')
+        ->check(thread_range());
+    tune->add_option("--min-time", tune_.min_time, "seconds of each comparison of a problem")
+        ->capture_default_str()
+        ->check(CLI::Range(0.001, 3600.0))
+        ->check(refuse_nan);
+    tune->add_option("--output", tune_.output_path, "write what wins to this file, for RAPT_TUNING")->type_name("FILE");
+    tune->footer(kTuneExamples);
+    tune->callback([this] { command_ = [this] { return run_tune(tune_); }; });
+  }
+
   void add_dossier(CLI::App& app) {
     auto* dossier = app.add_subcommand(
         "dossier", "What is known of each kernel, in Markdown: sizes and why, code, errors, speed, tests, limits");
@@ -194,6 +218,7 @@ class Arguments {
   CheckOptions check_;
   BenchOptions bench_;
   RooflineOptions roofline_;
+  TuneOptions tune_;
   DossierOptions dossier_;
   DemoOptions demo_{};
   std::function<int()> command_;

@@ -15,6 +15,7 @@
 #include "rapt/kv_cache.hpp"
 #include "rapt/merge_states.hpp"
 #include "rapt/problem.hpp"
+#include "rapt/tuning.hpp"
 
 namespace rapt {
 
@@ -90,6 +91,7 @@ struct EntryInfo {
   bool dropout = false;                  ///< of attention and its gradients: takes dropout
   std::string unusable;  ///< empty, or why this machine cannot run it, or the OS does not let this process
   std::string opt_in;    ///< empty, or why it runs only where its name, or RAPT_ISA, is forced
+  TuningValues tuning;   ///< what its plans go by, where a context has no other values for it
 };
 
 /// Every entry of this build, in dispatch order.

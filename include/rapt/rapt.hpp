@@ -19,4 +19,5 @@
 #include "rapt/select_topk.hpp"
 #include "rapt/task.hpp"
 #include "rapt/tensor.hpp"
+#include "rapt/tuning.hpp"
 #include "rapt/types.hpp"

@@ -32,7 +32,7 @@ class Workspace {
 };
 
 struct Context::Impl {
-  ContextOptions options;
+  ContextOptions options;  // `tuning` has a value
   Allocator allocator;
   bool isa_forced = false;       // by the environment: a lower ISA will not do either
   Operation kernel_operation{};  // of the entry that `options` force, if they do

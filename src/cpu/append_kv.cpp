@@ -6,15 +6,17 @@ namespace {
 
 class AppendKvEntry final : public StreamEntry<AppendKvKernel, AppendKvParams> {
  public:
-  using StreamEntry::StreamEntry;
+  AppendKvEntry(const AppendKvKernel& kernel, const BuiltIsa& built) : StreamEntry(kernel, built) {
+    tuning.first = 0;  // those of other ISAs give the same bits
+  }
 
  private:
-  StreamPlan plan_for(const Problem& problem, int concurrency) const override {
+  StreamWork work_of(const Problem& problem) const override {
     const auto& p = std::get<AppendKvProblem>(problem);
     const std::int64_t rows = p.ragged >= 0 ? p.ragged : p.b * p.n;
     const double bytes = static_cast<double>(rows) * static_cast<double>(p.hk) * static_cast<double>(p.d + p.dv) *
                          (bytes_of(p.new_dtype) + bytes_of(p.kv_dtype));
-    return {rows, bytes, kernel_.scratch_bytes(std::max(p.d, p.dv)), concurrency};
+    return {rows, bytes, kernel_.scratch_bytes(std::max(p.d, p.dv))};
   }
 };
 

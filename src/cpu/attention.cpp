@@ -111,7 +111,9 @@ class AttentionEntry final : public CpuEntry {
  public:
   // `all` are the entries of the operation, in order, this one included.
   AttentionEntry(const AttentionKernel& kernel, const BuiltIsa& built, const std::vector<const AttentionEntry*>& all)
-      : CpuEntry(kernel.facts, built), kernel_(kernel), all_(all) {}
+      : CpuEntry(kernel.facts, built), kernel_(kernel), all_(all) {
+    tuning = default_tuning(kernel);
+  }
 
   std::string_view refuse(const Problem& problem, const Context::Impl& context) const override {
     const auto& p = std::get<AttentionProblem>(problem);
@@ -137,11 +139,12 @@ class AttentionEntry final : public CpuEntry {
   std::unique_ptr<EntryPlan> plan(const Problem& problem, const Context::Impl& context) const override {
     const auto& p = std::get<AttentionProblem>(problem);
     return std::make_unique<AttentionPlan>(
-        plan_attention(p, kernels_for(p, context), context.concurrency(), machine().l2_bytes));
+        plan_attention(p, kernels_for(p, context), tuning_in(context), context.concurrency(), machine().l2_bytes));
   }
   std::size_t max_workspace_bytes(const Problem& largest, const Context::Impl& context) const override {
     const auto& p = std::get<AttentionProblem>(largest);
-    return cpu::max_workspace_bytes(p, kernels_for(p, context), context.concurrency(), machine().l2_bytes);
+    return cpu::max_workspace_bytes(p, kernels_for(p, context), tuning_in(context), context.concurrency(),
+                                    machine().l2_bytes);
   }
 
   void run(const EntryPlan& entry_plan, const Call& call, const Context::Impl& context, const CallTasks* tasks,

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "cpu/attention_plan.hpp"
+#include "cpu/entry.hpp"
 
 namespace rapt::cpu {
 
@@ -14,10 +15,11 @@ inline std::int64_t rows_of_chunk(const AttentionBackwardKernel& kernel) {
   return std::max(kernel.facts.block_q, 1);
 }
 
-// K, V and their gradients of an item stay in half of L2, beside a chunk.
-inline std::int64_t max_backward_keys(const AttentionBackwardProblem& p, std::size_t l2_bytes) {
+// K, V and their gradients of an item stay in a share of L2, beside a chunk.
+inline std::int64_t max_backward_keys(const AttentionBackwardProblem& p, const TuningValues& tuning) {
   const auto bytes_of_key = static_cast<std::int64_t>(2 * sizeof(float)) * (p.d + p.dv);
-  return std::max<std::int64_t>(static_cast<std::int64_t>(l2_bytes) / 2 / bytes_of_key / kBackwardKeys, 1) *
+  return std::max<std::int64_t>(
+             static_cast<std::int64_t>(item_bytes(tuning, machine().l2_bytes)) / bytes_of_key / kBackwardKeys, 1) *
          kBackwardKeys;
 }
 
@@ -37,10 +39,10 @@ struct GatheredBackwardPlan final : EntryPlan {
 };
 
 GatheredBackwardPlan plan_gathered_backward(const AttentionBackwardProblem& p, const AttentionBackwardKernel& kernel,
-                                            int concurrency, std::size_t l2_bytes);
+                                            const TuningValues& tuning, int concurrency);
 // For `threads` workers, if not all of them may be worthwhile.
 void size_gathered_workspace(GatheredBackwardPlan& plan, const AttentionBackwardProblem& p,
-                             const AttentionBackwardKernel& kernel, int threads, std::size_t l2_bytes);
+                             const AttentionBackwardKernel& kernel, const TuningValues& tuning, int threads);
 void run_gathered_backward(const GatheredBackwardPlan& plan, const AttentionBackwardKernel& kernel,
                            const IsaKernels& isa, const AttentionBackwardParams& p, const Context::Impl& context,
                            const CallTasks* tasks, std::byte* workspace);

@@ -33,11 +33,11 @@ bool takes_whole_heads(const AttentionKernel& kernel) {
   return kernel.max_rows == 0;
 }
 
-// Panels of an item share each block of K and V: the more the better, while their Q^T and O^T stay in half of L2.
-std::int64_t max_panels(const AttentionProblem& p, const AttentionKernel& kernel, std::size_t l2_bytes) {
+// Panels of an item share each block of K and V: the more the better, while their Q^T and O^T stay in `bytes` of L2.
+std::int64_t max_panels(const AttentionProblem& p, const AttentionKernel& kernel, std::size_t bytes) {
   const std::int64_t rows = kernel.facts.block_q;
   const auto panel_bytes = static_cast<std::int64_t>(sizeof(float)) * rows * (p.d + p.dv);
-  return std::clamp<std::int64_t>(static_cast<std::int64_t>(l2_bytes) / 2 / panel_bytes, 1, kernel.max_rows / rows);
+  return std::clamp<std::int64_t>(static_cast<std::int64_t>(bytes) / panel_bytes, 1, kernel.max_rows / rows);
 }
 
 // Rows of a kv head of an entry of the batch: of all tokens, gathered keys or not.
@@ -124,8 +124,17 @@ bool decode_is_faster(const AttentionKernel& kernel, std::int64_t rows, std::int
   return rows <= (is_worthwhile(kernel, rows, keys, d, dv) ? kernel.decode_rows : kDecodeRows);
 }
 
-AttentionPlan plan_attention(const AttentionProblem& problem, const AttentionKernels& kernels, int concurrency,
-                             std::size_t l2_bytes) {
+TuningValues default_tuning(const AttentionKernel& kernel) {
+  TuningValues tuning;
+  tuning.worker_us = kWorkerUs;
+  if (takes_whole_heads(kernel)) return tuning;
+  tuning.items_per_worker = kernel.items_per_worker, tuning.min_item_rows = kernel.min_item_rows;
+  tuning.l2_percent = kL2Percent;
+  return tuning;
+}
+
+AttentionPlan plan_attention(const AttentionProblem& problem, const AttentionKernels& kernels,
+                             const TuningValues& tuning, int concurrency, std::size_t l2_bytes) {
   const AttentionProblem p = in_sequences(problem);
   const AttentionKernel& kernel = *kernels.kernel;
   AttentionPlan plan;
@@ -136,7 +145,7 @@ AttentionPlan plan_attention(const AttentionProblem& problem, const AttentionKer
   plan.rows_per_item = std::max<std::int64_t>(rows, 1);
   if (!takes_whole_heads(kernel)) {
     const std::int64_t block = kernel.facts.block_q;
-    std::int64_t panels = max_panels(p, kernel, l2_bytes);
+    std::int64_t panels = max_panels(p, kernel, item_bytes(tuning, l2_bytes));
     // Each of several workers gets its share of items. Where keys are split, an item prepares its keys for itself: the
     // splits, which cost about the same, make enough of them, rather than fewer rows.
     const std::int64_t of_worker = rows * heads * splits / block / concurrency;
@@ -145,8 +154,8 @@ AttentionPlan plan_attention(const AttentionProblem& problem, const AttentionKer
         concurrency > 1 && kernel.kept_keys && p.window_left < 0 && !p.gathered && p.sk <= kernel.kept_keys(p.d, p.dv);
     const int finer = plan.keeps_keys ? kFinerIfKept : 1;
     const std::int64_t fewest =
-        std::min<std::int64_t>(kernel.min_item_rows / finer / block, splits > 1 ? of_worker : of_worker / kMinItems);
-    if (concurrency > 1) panels = std::min(panels, std::max(of_worker / (kernel.items_per_worker * finer), fewest));
+        std::min<std::int64_t>(tuning.min_item_rows / finer / block, splits > 1 ? of_worker : of_worker / kMinItems);
+    if (concurrency > 1) panels = std::min(panels, std::max(of_worker / (tuning.items_per_worker * finer), fewest));
     // The items of a head are about as large.
     const std::int64_t of_head = std::max<std::int64_t>(ceil_div(rows, block), 1);
     const std::int64_t items = ceil_div(of_head, std::max<std::int64_t>(panels, 1));
@@ -159,18 +168,19 @@ AttentionPlan plan_attention(const AttentionProblem& problem, const AttentionKer
 
   const double pairs = static_cast<double>(rows) * static_cast<double>(heads) * static_cast<double>(p.sk);
   const double flops = 2.0 * pairs * static_cast<double>(p.d + p.dv) * (p.causal ? 0.5 : 1.0);
-  const double worth = std::max(flops / kFlopsPerWorker, bytes_of_keys(p) / kBytesPerWorker);
+  const double worth = std::max(flops / flops_per_worker(tuning), bytes_of_keys(p) / bytes_per_worker(tuning));
   add_workers(plan, p, workers_for(worth, concurrency, plan.work_items));
   return plan;
 }
 
-std::size_t max_workspace_bytes(const AttentionProblem& p, const AttentionKernels& kernels, int concurrency,
-                                std::size_t l2_bytes) {
+std::size_t max_workspace_bytes(const AttentionProblem& p, const AttentionKernels& kernels, const TuningValues& tuning,
+                                int concurrency, std::size_t l2_bytes) {
   const AttentionKernel& kernel = *kernels.kernel;
   AttentionPlan plan;
   plan.kernels = kernels;
-  plan.rows_per_item =
-      takes_whole_heads(kernel) ? rows_of_head(p) : max_panels(p, kernel, l2_bytes) * kernel.facts.block_q;
+  plan.rows_per_item = takes_whole_heads(kernel)
+                           ? rows_of_head(p)
+                           : max_panels(p, kernel, item_bytes(tuning, l2_bytes)) * kernel.facts.block_q;
   size_workspace(plan, p, max_partials(p, rows_of_entry(p)));
   add_workers(plan, p, concurrency);
   return plan.workspace_bytes;

@@ -62,11 +62,13 @@ bool is_worthwhile(const AttentionKernel& kernel, std::int64_t rows, std::int64_
 bool decode_is_faster(const AttentionKernel& kernel, std::int64_t rows, std::int64_t keys, std::int64_t d,
                       std::int64_t dv);
 
+// What plans go by for `kernel` and those beside it.
+TuningValues default_tuning(const AttentionKernel& kernel);
 // `concurrency`: the most workers the executor offers.
-AttentionPlan plan_attention(const AttentionProblem& problem, const AttentionKernels& kernels, int concurrency,
-                             std::size_t l2_bytes);
+AttentionPlan plan_attention(const AttentionProblem& problem, const AttentionKernels& kernels,
+                             const TuningValues& tuning, int concurrency, std::size_t l2_bytes);
 // At least the workspace of every problem for the same kernels that is no larger in b, sq, sk and ragged rows.
-std::size_t max_workspace_bytes(const AttentionProblem& largest, const AttentionKernels& kernels, int concurrency,
-                                std::size_t l2_bytes);
+std::size_t max_workspace_bytes(const AttentionProblem& largest, const AttentionKernels& kernels,
+                                const TuningValues& tuning, int concurrency, std::size_t l2_bytes);
 
 }  // namespace rapt::cpu

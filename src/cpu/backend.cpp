@@ -1,4 +1,6 @@
 // The CPU backend: an entry for each kernel and ISA.
+#include <unistd.h>
+
 #include "cpu/entry.hpp"
 #include "rapt/plan.hpp"
 
@@ -21,6 +23,13 @@ std::string why_unusable(std::string_view isa) {
     if (to_string(built.isa) == isa)
       return built.unusable.empty() && built.withheld ? std::string(built.withheld(false)) : built.unusable;
   return {};
+}
+
+CpuIdentity cpu_identity() {
+  CpuIdentity cpu{cpu::cpu_model(), {}, sysconf(_SC_NPROCESSORS_CONF)};
+  for (const cpu::BuiltIsa& built : cpu::machine().isas)
+    if (built.unusable.empty()) cpu.isas.append(cpu.isas.empty() ? "" : " ").append(built.name);
+  return cpu;
 }
 
 std::vector<Isa> usable_isas() {

@@ -25,13 +25,15 @@ struct DeltaBackwardPlan final : EntryPlan {
   std::string note() const override { return std::to_string(work_items) + " heads of sequences"; }
 };
 
-// With as many threads as are worth it, or, for a bound of the workspace, with all.
-DeltaBackwardPlan plan_backward(const P& p, const DeltaRuleBackwardKernel& kernel, int concurrency, bool all_threads) {
+// With as many threads as are worth it; `flops_of_worker` 0, for a bound of the workspace: with all.
+DeltaBackwardPlan plan_backward(const P& p, const DeltaRuleBackwardKernel& kernel, double flops_of_worker,
+                                int concurrency) {
   DeltaBackwardPlan plan;
   const int64_t h = p.state_heads(), tokens = p.ragged >= 0 ? p.ragged : p.b * p.t;
   const double flops = 16.0 * static_cast<double>(p.d * p.dv) * static_cast<double>(tokens) * static_cast<double>(h);
   plan.work_items = p.b * h;
-  plan.threads = all_threads ? concurrency : workers_for(flops / kFlopsPerWorker, concurrency, plan.work_items);
+  plan.threads =
+      flops_of_worker == 0 ? concurrency : workers_for(flops / flops_of_worker, concurrency, plan.work_items);
   const auto sums_bytes = [&](int64_t heads, int64_t n) {
     return heads < h ? static_cast<std::size_t>(tokens * heads * padded_sums(n)) * sizeof(float) : 0;
   };
@@ -89,10 +91,10 @@ class DeltaRuleBackwardEntry final : public CpuEntry {
   std::string_view refuse(const Problem&, const Context::Impl& context) const override { return refuse_isa(context); }
   std::unique_ptr<EntryPlan> plan(const Problem& problem, const Context::Impl& context) const override {
     return std::make_unique<DeltaBackwardPlan>(
-        plan_backward(std::get<P>(problem), kernel_, context.concurrency(), false));
+        plan_backward(std::get<P>(problem), kernel_, flops_per_worker(tuning_in(context)), context.concurrency()));
   }
   std::size_t max_workspace_bytes(const Problem& largest, const Context::Impl& context) const override {
-    return plan_backward(std::get<P>(largest), kernel_, context.concurrency(), true).workspace_bytes;
+    return plan_backward(std::get<P>(largest), kernel_, 0, context.concurrency()).workspace_bytes;
   }
   void run(const EntryPlan& entry_plan, const Call& call, const Context::Impl& context, const CallTasks* tasks,
            std::byte* workspace) const override {

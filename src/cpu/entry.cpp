@@ -4,11 +4,6 @@
 #include <string>
 
 namespace rapt::cpu {
-namespace {
-
-constexpr std::int64_t kTurns = 4;  // of a worker: the last ones even out
-
-}  // namespace
 
 CpuEntry::CpuEntry(const KernelFacts& kernel_facts, const BuiltIsa& built) : built_(built) {
   facts = kernel_facts;
@@ -16,6 +11,7 @@ CpuEntry::CpuEntry(const KernelFacts& kernel_facts, const BuiltIsa& built) : bui
   isa = to_string(built.isa);
   unusable = built.unusable;
   withheld = built.withheld;
+  tuning.worker_us = kWorkerUs;
   if (const char* why = facts.opt_in ? facts.opt_in : built.opt_in) opt_in = std::string("only if forced: ") + why;
 }
 
@@ -30,11 +26,11 @@ int workers_for(double worth, int concurrency, std::int64_t items) {
       std::clamp<std::int64_t>(static_cast<std::int64_t>(workers), 1, std::max<std::int64_t>(items, 1)));
 }
 
-StreamPlan::StreamPlan(std::int64_t items, double bytes, std::size_t scratch, int concurrency)
-    : scratch_bytes(scratch) {
-  work_items = items;
-  threads = workers_for(bytes / kBytesPerWorker, concurrency, items);
-  items_per_turn = std::max<std::int64_t>(items / (threads * kTurns), 1);
+StreamPlan::StreamPlan(const StreamWork& work, double bytes_of_worker, std::int64_t turns, int concurrency)
+    : scratch_bytes(work.scratch_bytes) {
+  work_items = work.items;
+  threads = workers_for(work.bytes / bytes_of_worker, concurrency, work.items);
+  items_per_turn = std::max<std::int64_t>(work.items / (threads * turns), 1);
   workspace_bytes = static_cast<std::size_t>(threads) * scratch_bytes;
 }
 

@@ -23,8 +23,21 @@ class CpuEntry : public Entry {
   const BuiltIsa& built_;
 };
 
-// What a worker takes about 10 us to move, or to compute: with less its wake-up costs more than it brings.
-inline constexpr double kBytesPerWorker = 128e3, kFlopsPerWorker = 1e6;
+// What a worker moves, or computes, in about a microsecond.
+inline constexpr double kBytesPerUs = 12.8e3, kFlopsPerUs = 1e5;
+// With less work than that a worker's wake-up costs more than it brings.
+inline constexpr std::int64_t kWorkerUs = 10;
+inline double bytes_per_worker(const TuningValues& tuning) {
+  return kBytesPerUs * static_cast<double>(tuning.worker_us);
+}
+inline double flops_per_worker(const TuningValues& tuning) {
+  return kFlopsPerUs * static_cast<double>(tuning.worker_us);
+}
+// What a work item may take of L2 for what it comes to again and again.
+inline constexpr std::int64_t kL2Percent = 50;
+inline std::size_t item_bytes(const TuningValues& tuning, std::size_t l2_bytes) {
+  return l2_bytes * static_cast<std::size_t>(tuning.l2_percent) / 100;
+}
 // As many workers as have so much to do (`worth`, of any size), are there, and have an item each; 1 or more.
 int workers_for(double worth, int concurrency, std::int64_t items);
 
@@ -77,12 +90,22 @@ void run_workers(Workers& workers, int threads, const Context::Impl& context, co
   context.executor().run(threads, work, &shared);
 }
 
-// The plan of an operation that moves `bytes` and has `items` alike, which any worker may do in any order.
+// How often a worker comes for items that are all alike: the last ones even out.
+inline constexpr std::int64_t kTurns = 4;
+
+// What a problem comes to whose items are all alike, so that any worker may do them in any order.
+struct StreamWork {
+  std::int64_t items;
+  double bytes;               // that are moved
+  std::size_t scratch_bytes;  // of one worker
+};
+
+// Its plan. A worker that is worth it moves `bytes_of_worker` or more.
 struct StreamPlan final : EntryPlan {
   std::int64_t items_per_turn = 1;  // that a worker takes at a time
   std::size_t scratch_bytes = 0;    // of one worker
 
-  StreamPlan(std::int64_t items, double bytes, std::size_t scratch, int concurrency);
+  StreamPlan(const StreamWork& work, double bytes_of_worker, std::int64_t turns, int concurrency);
   std::string note() const override;
 };
 
@@ -110,18 +133,22 @@ void run_stream(const StreamPlan& plan, const Context::Impl& context, const Call
   run_workers(workers, plan.threads, context, tasks);
 }
 
-// An entry of such an operation: what it says itself is the plan for a problem.
+// An entry of such an operation: what it says itself is what a problem comes to.
 template <class Kernel, class Params>
 class StreamEntry : public CpuEntry {
  public:
-  StreamEntry(const Kernel& kernel, const BuiltIsa& built) : CpuEntry(kernel.facts, built), kernel_(kernel) {}
+  StreamEntry(const Kernel& kernel, const BuiltIsa& built) : CpuEntry(kernel.facts, built), kernel_(kernel) {
+    tuning.items_per_worker = kTurns;
+  }
 
   std::string_view refuse(const Problem&, const Context::Impl& context) const final { return refuse_isa(context); }
   std::unique_ptr<EntryPlan> plan(const Problem& problem, const Context::Impl& context) const final {
-    return std::make_unique<StreamPlan>(plan_for(problem, context.concurrency()));
+    const TuningValues& values = tuning_in(context);
+    return std::make_unique<StreamPlan>(work_of(problem), bytes_per_worker(values), values.items_per_worker,
+                                        context.concurrency());
   }
   std::size_t max_workspace_bytes(const Problem& largest, const Context::Impl& context) const final {
-    return static_cast<std::size_t>(context.concurrency()) * plan_for(largest, 1).scratch_bytes;
+    return static_cast<std::size_t>(context.concurrency()) * work_of(largest).scratch_bytes;
   }
   void run(const EntryPlan& plan, const Call& call, const Context::Impl& context, const CallTasks* tasks,
            std::byte* workspace) const final {
@@ -132,7 +159,7 @@ class StreamEntry : public CpuEntry {
   }
 
  protected:
-  virtual StreamPlan plan_for(const Problem& problem, int concurrency) const = 0;
+  virtual StreamWork work_of(const Problem& problem) const = 0;
 
   const Kernel& kernel_;
 };

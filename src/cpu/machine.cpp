@@ -4,8 +4,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <fstream>
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -133,6 +135,20 @@ Machine probe() {
 }
 
 }  // namespace
+
+std::string cpu_model() {
+  std::ifstream file("/proc/cpuinfo");
+  std::string model;
+  for (std::string line; std::getline(file, line) && !line.empty();) {  // of the first CPU
+    const std::size_t colon = line.find(':');
+    if (colon == line.npos) continue;
+    const std::string key = line.substr(0, line.find_last_not_of(" \t", colon - 1) + 1),
+                      value = line.substr(std::min(colon + 2, line.size()));
+    if (key == "model name") return value;
+    if (key == "CPU implementer" || key == "CPU part") model += (model.empty() ? "" : " ") + value;  // Arm's
+  }
+  return model;
+}
 
 const Machine& machine() {
   static const Machine m = probe();

@@ -30,4 +30,7 @@ struct Machine {
 
 const Machine& machine();
 
+// What the CPU calls itself; empty where the OS does not say.
+std::string cpu_model();
+
 }  // namespace rapt::cpu

@@ -9,12 +9,12 @@ class MergeStatesEntry final : public StreamEntry<MergeStatesKernel, MergeStates
   using StreamEntry::StreamEntry;
 
  private:
-  StreamPlan plan_for(const Problem& problem, int concurrency) const override {
+  StreamWork work_of(const Problem& problem) const override {
     const auto& p = std::get<MergeStatesProblem>(problem);
     const double numbers = static_cast<double>(p.rows) * static_cast<double>(p.dv);
     const double bytes = numbers * (static_cast<double>(p.count) * static_cast<double>(size_of(p.dtype)) +
                                     static_cast<double>(size_of(p.out_dtype)));
-    return {p.rows, bytes, kernel_.scratch_bytes(p.count, p.dv), concurrency};
+    return {p.rows, bytes, kernel_.scratch_bytes(p.count, p.dv)};
   }
 };
 

@@ -37,8 +37,15 @@ class Entry {
   std::string unusable;         // why this machine cannot run it; empty if it can
   std::string opt_in;           // why dispatch does not choose it unless it is forced; empty if it may
   Withheld withheld = nullptr;  // null: the OS has no say
+  TuningValues tuning;          // what its plans go by, unless the context has other values
 
   virtual ~Entry() = default;
+  // What its plans in the context go by.
+  const TuningValues& tuning_in(const Context::Impl& context) const {
+    for (const EntryTuning& tuned : context.options.tuning->entries)
+      if (tuned.entry == name) return tuned.values;
+    return tuning;
+  }
   // Why the entry will not take a problem of its operation, as lasting text; empty if it will. What `facts` say has
   // been checked.
   virtual std::string_view refuse(const Problem&, const Context::Impl&) const = 0;
@@ -64,6 +71,12 @@ struct Backend {
 const Backend& cpu_backend();
 // Why the instruction set of this name cannot be used in this process; empty if it can or is not in this build.
 std::string why_unusable(std::string_view isa);
+// The CPUs, as a file that holds for them names them. `isas`: those of this build that they have, the best first.
+struct CpuIdentity {
+  std::string model, isas;
+  std::int64_t count;
+};
+CpuIdentity cpu_identity();
 #ifdef RAPT_HAVE_CUDA
 const Backend& cuda_backend();
 #endif

@@ -7,16 +7,10 @@
 #include <vector>
 
 #include "rapt/plan.hpp"
-#include "support/append_case.hpp"
-#include "support/backward_case.hpp"
-#include "support/case.hpp"
 #include "support/catch.hpp"
-#include "support/delta_rule_backward_case.hpp"
 #include "support/entries.hpp"
 #include "support/executors.hpp"
-#include "support/index_case.hpp"
-#include "support/merge_case.hpp"
-#include "support/topk_case.hpp"
+#include "support/inputs.hpp"
 
 using namespace rapt;
 using namespace rapt::testing;
@@ -70,37 +64,6 @@ const std::vector<std::string> kMerges = {
 const std::vector<std::string> kSelections = {
     "select_topk rows=30 sk=300 n=20", "select_topk rows=12 sk=2000 n=900", "select_topk rows=20 sk=33 n=40",
     "select_topk rows=1 sk=100 n=1",   "select_topk rows=0 sk=100 n=10",    "select_topk rows=6 sk=0 n=4",
-};
-
-template <class P>
-struct InputsOf;
-template <>
-struct InputsOf<AppendKvProblem> {
-  using type = AppendCase;
-};
-template <>
-struct InputsOf<MergeStatesProblem> {
-  using type = MergeCase;
-};
-template <>
-struct InputsOf<AttentionBackwardProblem> {
-  using type = BackwardCase;
-};
-template <>
-struct InputsOf<DeltaRuleProblem> {
-  using type = DeltaRuleCase;
-};
-template <>
-struct InputsOf<DeltaRuleBackwardProblem> {
-  using type = DeltaRuleBackwardCase;
-};
-template <>
-struct InputsOf<IndexScoresProblem> {
-  using type = IndexScoresCase;
-};
-template <>
-struct InputsOf<SelectTopkProblem> {
-  using type = SelectTopkCase;
 };
 
 std::vector<AppendKvProblem> appends() {
@@ -182,22 +145,6 @@ typename InputsOf<P>::type inputs_of(const P& problem, std::uint64_t seed = 1, P
                                      Spacing spacing = Spacing::dense) {
   if constexpr (std::is_same_v<P, AttentionBackwardProblem>) return BackwardCase(problem, seed, placement);
   else return typename InputsOf<P>::type(problem, seed, placement, spacing);
-}
-
-/// Every byte of the outputs.
-template <class Inputs>
-std::vector<std::byte> bits_of(Inputs& inputs) {
-  std::vector<std::byte> bits;
-  for (const Tensor* tensor : inputs.outputs())
-    bits.insert(bits.end(), tensor->buffer().data(), tensor->buffer().data() + tensor->buffer().size());
-  return bits;
-}
-
-template <class Inputs>
-std::vector<std::byte> bits_on(Inputs& inputs, const Context& context) {
-  inputs.clear();
-  inputs.run(context);
-  return bits_of(inputs);
 }
 
 std::string chosen(const Problem& problem, const Context& context = Context()) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "rapt/attention.hpp"
 #include "rapt/problem.hpp"
@@ -53,6 +54,10 @@ struct Case {
   void protect_inputs();
   /// Poisons the outputs again.
   void poison_outputs();
+  // As the cases of other operations have them.
+  void run(const Context& context) { attention(args(), context); }
+  void clear() { poison_outputs(); }
+  std::vector<Tensor*> outputs() { return {&out, &lse}; }
 
   AttentionProblem problem;
   Tensor q, k, v, out, lse, bias, mask, alibi, sinks, seqlens, cu_seqlens_q, cu_seqlens_k;  // latent: v is not read

@@ -54,6 +54,7 @@ rapt::ContextOptions to_options(const rapt_context_options* given) {
   options.threads = o.threads;
   if (o.has_isa) options.isa = to_enum(o.isa, rapt::Isa::amx, "isa");
   if (o.kernel) options.kernel = o.kernel;
+  if (o.tuning) options.tuning = *o.tuning ? rapt::read_tuning(o.tuning) : rapt::Tuning();
   options.stream = o.stream;
   if (o.allocator.allocate || o.allocator.deallocate) {
     deref(o.allocator.allocate, "allocator.allocate");
