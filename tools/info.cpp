@@ -103,7 +103,10 @@ Json describe_all(const std::string& refusal) {
           {"isas", isas},
           {"backends", backends},
           {"executors", executors},
-          {"environment", {{"RAPT_ISA", environment("RAPT_ISA")}, {"RAPT_KERNEL", environment("RAPT_KERNEL")}}},
+          {"environment",
+           {{"RAPT_ISA", environment("RAPT_ISA")},
+            {"RAPT_KERNEL", environment("RAPT_KERNEL")},
+            {"RAPT_GUARDS", environment("RAPT_GUARDS")}}},
           {"refusal", refusal},
           {"entries", listed}};
 }

@@ -10,6 +10,7 @@
 #include "core/context.hpp"
 #include "core/text.hpp"
 #include "dispatch/dispatch.hpp"
+#include "guards/guards.hpp"
 #include "rapt/plan.hpp"
 
 namespace rapt {
@@ -73,6 +74,7 @@ Context::Impl::Impl(ContextOptions given)
   }
   if (!options.kernel.empty()) kernel_operation = usable_entry(argument, options.kernel).operation;
   if (!options.executor) options.executor = tbb_executor();
+  guards = ContextGuards::of(*this);
 }
 
 Context::Context(ContextOptions options) : impl_(std::make_shared<const Impl>(std::move(options))) {}
