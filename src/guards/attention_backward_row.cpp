@@ -66,7 +66,7 @@ void AttentionBackwardRow::compute(int64_t token, int64_t q_head) {
   }
   const DType type = b_.grad_q.type;
   for (std::size_t c = 0; c < d; ++c) {
-    dq_bound_[c] += std::max(eps_of(type), kUnit) * std::abs(dq_[c]) + smallest_of(type);
+    dq_bound_[c] += std::max(eps_of(type), kUnit) * std::abs(dq_[c]) + tiny_of(type);
     if (!(std::abs(dq_[c]) + dq_bound_[c] <= largest_of(type))) dq_[c] = std::numeric_limits<double>::quiet_NaN();
   }
 }

@@ -280,7 +280,7 @@ void AttentionRow::sum_values() {
     const Sum& sum = sums[c];
     out_[c] = sum.out;
     out_bound_[c] = std::min(sum.growth, sum.largest + std::abs(sum.out)) + units * kUnit * sum.magnitude +
-                    8 * eps_ * sum.magnitude + sum.lost + smallest_of(p_.out_type);
+                    8 * eps_ * sum.magnitude + sum.lost + tiny_of(p_.out_type);
     if (!(std::abs(sum.out) + out_bound_[c] <= largest_of(p_.out_type))) out_[c] = kNan;  // it may be infinite
   }
 }

@@ -124,9 +124,9 @@ inline constexpr double kMaxFp32 = static_cast<double>(kMaxFloat);
 constexpr double eps_of(DType dtype) {
   return dtype == DType::bf16 ? 0x1p-8 : dtype == DType::f16 ? 0x1p-11 : 0;
 }
-// What numbers close to 0 may be off by.
-constexpr double smallest_of(DType dtype) {
-  return dtype == DType::f16 ? 0x1p-24 : kSmallest;
+// What results close to 0 may be off by: sums that were not yet divided by the weights' may have been below kSmallest.
+constexpr double tiny_of(DType dtype) {
+  return dtype == DType::f16 ? 0x1p-24 : 1e-37;
 }
 // The largest number that does not round to infinity.
 constexpr double largest_of(DType dtype) {

@@ -184,16 +184,21 @@ void ContextGuards::pass_all(Reports& reports, const char* reason) const {
 }
 
 void ContextGuards::deliver(const Reports& reports) const {
-  for (const GuardReport& report : reports.all()) {
-    if (report.kind == GuardReport::Kind::not_watched) {
+  for (const GuardReport& report : reports.findings) deliver(report);
+  for (const auto& [guard, reason] : reports.passed) {
+    {
       const std::lock_guard lock(mutex_);
-      const std::string what = std::string(to_string(report.guard)) + ' ' +
-                               std::string(to_string(operation_of(reports.problem()))) + ' ' + report.reason;
-      if (!passed_.insert(what).second) continue;
+      if (!passed_.emplace(reports.operation(), guard, reason).second) continue;
     }
-    if (guards_.handler) guards_.handler(report);
-    else std::fprintf(stderr, "rapt: %s\n", to_string(report).c_str());
+    GuardReport report = reports.about(guard, GuardReport::Kind::not_watched);
+    report.reason = reason;
+    deliver(report);
   }
+}
+
+void ContextGuards::deliver(const GuardReport& report) const {
+  if (guards_.handler) guards_.handler(report);
+  else std::fprintf(stderr, "rapt: %s\n", to_string(report).c_str());
 }
 
 #define RAPT_WATCH(Args)                                                       \

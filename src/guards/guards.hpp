@@ -7,6 +7,9 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "dispatch/entry.hpp"
@@ -17,32 +20,33 @@ namespace rapt {
 // What guards have to say of a call, until its work is done.
 class Reports {
  public:
+  using Guard = GuardReport::Guard;
+
   Reports(const Problem& problem, const std::string& entry) : problem_(problem), entry_(entry) {}
 
-  void find(GuardReport::Guard guard, GuardReport::Place place, double value, double wanted = 0, double bound = 0,
+  void find(Guard guard, GuardReport::Place place, double value, double wanted = 0, double bound = 0,
             GuardReport::Place seen = {}) {
-    reports_.push_back({guard,
-                        GuardReport::Kind::finding,
-                        to_string(problem_),
-                        entry_,
-                        std::move(place),
-                        value,
-                        wanted,
-                        bound,
-                        std::move(seen),
-                        {}});
+    GuardReport report = about(guard, GuardReport::Kind::finding);
+    report.place = std::move(place), report.seen = std::move(seen);
+    report.value = value, report.wanted = wanted, report.bound = bound;
+    findings.push_back(std::move(report));
   }
-  void pass(GuardReport::Guard guard, std::string reason) {
-    reports_.push_back(
-        {guard, GuardReport::Kind::not_watched, to_string(problem_), entry_, {}, 0, 0, 0, {}, std::move(reason)});
+  // The call, or a part of it, is not watched. It is said once, so that no text is made here.
+  void pass(Guard guard, const char* reason) { passed.emplace_back(guard, reason); }
+  GuardReport about(Guard guard, GuardReport::Kind kind) const {
+    GuardReport report;
+    report.guard = guard, report.kind = kind;
+    report.problem = to_string(problem_), report.entry = entry_;
+    return report;
   }
-  const std::vector<GuardReport>& all() const { return reports_; }
-  const Problem& problem() const { return problem_; }
+  Operation operation() const { return operation_of(problem_); }
+
+  std::vector<GuardReport> findings;
+  std::vector<std::pair<Guard, const char*>> passed;
 
  private:
   const Problem& problem_;
   const std::string& entry_;
-  std::vector<GuardReport> reports_;
 };
 
 // A call of an operation, on the CPU and not empty, as guards see it.
@@ -90,13 +94,15 @@ class ContextGuards {
   void look_after(const Watched<Args>& watched, const StateBefore& before, Reports& reports) const;
   void pass_all(Reports& reports, const char* reason) const;
   void deliver(const Reports& reports) const;
+  void deliver(const GuardReport& report) const;
 
   Guards guards_;
   // For second runs: of one worker, and of several.
   std::unique_ptr<const Context::Impl> serial_, several_;
   mutable std::atomic<std::uint64_t> calls_{0};
   mutable std::mutex mutex_;
-  mutable std::set<std::string> passed_;  // what deliver() has said of calls that are not watched
+  // What deliver() has said of calls that are not watched.
+  mutable std::set<std::tuple<Operation, GuardReport::Guard, std::string_view>> passed_;
 };
 
 // The guards themselves, for each operation.

@@ -155,10 +155,10 @@ std::optional<Bad> cause_of(const Watched<MergeStatesArgs>& w, const Bad& result
         out{"outs[" + std::to_string(i) + "]", w.args.outs[i]};
     for (std::size_t dim = 0; dim < row.size(); ++dim)
       lse = cut(lse, dim, row[dim], 1), out = cut(out, dim, row[dim], 1);
-    if (const auto bad = first_bad(lse)) return bad;
+    if (auto bad = first_bad(lse)) return bad;
     // A part without keys is not looked at.
     if (std::isinf(element_of(lse.view.data, DType::f32, 1, 0))) continue;
-    if (const auto bad = first_bad(out)) return bad;
+    if (auto bad = first_bad(out)) return bad;
   }
   return {};
 }
@@ -196,11 +196,11 @@ std::optional<Bad> bad_row(const Watched<AppendKvArgs>& w, const AppendKvSide& s
       for (int64_t head = 0; head < p.hk; ++head) {
         const Block given = p.from_begin ? cut(cut(from, 0, rows.first + n, 1), 1, head, 1)
                                          : cut(cut(cut(from, 0, i, 1), 1, head, 1), 2, n, 1);
-        if (const auto bad = first_bad(cut(given, static_cast<std::size_t>(from.view.ndim - 1), column, side.size)))
+        if (auto bad = first_bad(cut(given, static_cast<std::size_t>(from.view.ndim - 1), column, side.size)))
           return bad;
         if (!(only(side.to_type) & (kFloatTypes | only(DType::f8e4m3) | only(DType::f8e5m2)))) continue;
         const int64_t key = p.len_before[i] + n, row = p.page_size > 0 ? key % p.page_size : key;
-        if (const auto bad = first_bad(cut(cut(cut(to, 0, block_of(p, i, key), 1), 1, head, 1), 2, row, 1))) return bad;
+        if (auto bad = first_bad(cut(cut(cut(to, 0, block_of(p, i, key), 1), 1, head, 1), 2, row, 1))) return bad;
       }
   }
   return {};
