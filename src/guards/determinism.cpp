@@ -37,6 +37,29 @@ bool compare(const std::string& name, const TensorView& first, const TensorView&
   });
 }
 
+void compare(const Results& first, const Results& second, Reports& reports) {
+  for (std::size_t i = 0; i < first.size(); ++i)
+    if (*first[i].view && compare(first[i].name, *first[i].view, *second[i].view, reports)) return;
+}
+
+// Puts results of the same layout into memory of their own.
+std::vector<Workspace> lay_elsewhere(const Results& results, const Allocator& allocator) {
+  std::vector<Workspace> memory;
+  for (const auto& [name, view] : results) {
+    if (!*view) continue;
+    memory.emplace_back(allocator, static_cast<std::size_t>(span_of(name, *view, true)));
+    if (memory.back().size() > 0) view->data = memory.back().data();
+  }
+  return memory;
+}
+
+void run_on(const Context::Impl& context, const Entry& entry, const Call& call) {
+  const auto plan = entry.plan(call.problem, context);
+  Workspace workspace = context.borrow(plan->workspace_bytes);
+  entry.run(*plan, call, context, nullptr, workspace.data());
+  context.give_back(std::move(workspace));
+}
+
 // Where a state that is updated in place is read from.
 template <class Args>
 void start_from(Args&, const StateBefore&) {}
@@ -56,27 +79,11 @@ void keep_state(const DeltaRuleArgs& args, const Allocator& allocator, StateBefo
 template <class Args>
 void run_again(const Watched<Args>& watched, const Context::Impl& other, const StateBefore& before, Reports& reports) {
   Args first = watched.args, second = watched.args;
-  std::vector<Workspace> memory;
-  for_each_result(second, [&](const char* name, MutableTensorView& t) {
-    if (!t) return;
-    memory.emplace_back(other.allocator, static_cast<std::size_t>(span_of(name, t, true)));
-    if (memory.back().size() > 0) t.data = memory.back().data();
-  });
+  const Results results = results_of(second);
+  const std::vector<Workspace> memory = lay_elsewhere(results, other.allocator);
   start_from(second, before);
-  const Call call = validate(second);
-  const auto plan = watched.entry.plan(call.problem, other);
-  Workspace workspace = other.borrow(plan->workspace_bytes);
-  watched.entry.run(*plan, call, other, nullptr, workspace.data());
-  other.give_back(std::move(workspace));
-
-  std::vector<std::pair<std::string, TensorView>> results;
-  for_each_result(first, [&](const char* name, const TensorView& t) { results.emplace_back(name, t); });
-  std::size_t at = 0;
-  bool differs = false;
-  for_each_result(second, [&](const char*, const TensorView& t) {
-    const auto& [name, result] = results[at++];
-    if (t && !differs) differs = compare(name, result, t, reports);
-  });
+  run_on(other, watched.entry, validate(second));
+  compare(results_of(first), results, reports);
 }
 
 #define RAPT_RUN_AGAIN(Args) \

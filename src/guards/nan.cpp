@@ -211,11 +211,11 @@ template <class Args>
 std::optional<Bad> bad_result(const Watched<Args>& w) {
   FirstBad first;
   Args args = w.args;
-  for_each_result(args, [&](const char* name, const TensorView& t) {
+  for (const auto& [name, view] : results_of(args)) {
     // Of rows without keys, and of hidden keys.
     const bool minus_infinity = std::strcmp(name, "lse") == 0 || std::strcmp(name, "scores") == 0;
-    first(name, t, minus_infinity);
-  });
+    first(name, *view, minus_infinity);
+  }
   return first.bad();
 }
 

@@ -16,41 +16,47 @@ namespace rapt {
 
 using Index = std::array<std::int64_t, kMaxDims>;
 
-// Calls f(name, view) for every result that was asked for; `args` may be a copy whose results are to lie elsewhere.
-template <class F>
-void for_each_result(AttentionArgs& a, F f) {
-  f("out", a.out), f("lse", a.lse);
+// The results of a call; those that were not asked for are empty.
+struct ResultView {
+  const char* name;
+  MutableTensorView* view;
+};
+using Results = std::vector<ResultView>;
+
+inline Results results_of(AttentionArgs& a) {
+  return {{"out", &a.out}, {"lse", &a.lse}};
 }
-template <class F>
-void for_each_result(AttentionBackwardArgs& a, F f) {
-  f("dq", a.dq), f("dk", a.dk), f("dv", a.dv), f("dbias", a.dbias), f("dsinks", a.dsinks), f("dalibi", a.dalibi);
+inline Results results_of(AttentionBackwardArgs& a) {
+  return {{"dq", &a.dq},       {"dk", &a.dk},         {"dv", &a.dv},
+          {"dbias", &a.dbias}, {"dsinks", &a.dsinks}, {"dalibi", &a.dalibi}};
 }
-template <class F>
-void for_each_result(AppendKvArgs& a, F f) {
+inline Results results_of(AppendKvArgs& a) {
   KvCache& c = a.cache;
-  f("cache.k", c.k), f("cache.v", c.v), f("cache.k_tail", c.k_tail), f("cache.k_scale", c.k_scale);
-  f("cache.v_scale", c.v_scale), f("cache.k_zero", c.k_zero), f("cache.v_zero", c.v_zero);
+  return {{"cache.k", &c.k},
+          {"cache.v", &c.v},
+          {"cache.k_tail", &c.k_tail},
+          {"cache.k_scale", &c.k_scale},
+          {"cache.v_scale", &c.v_scale},
+          {"cache.k_zero", &c.k_zero},
+          {"cache.v_zero", &c.v_zero}};
 }
-template <class F>
-void for_each_result(MergeStatesArgs& a, F f) {
-  f("out", a.out), f("lse", a.lse);
+inline Results results_of(MergeStatesArgs& a) {
+  return {{"out", &a.out}, {"lse", &a.lse}};
 }
-template <class F>
-void for_each_result(DeltaRuleArgs& a, F f) {
-  f("out", a.out), f("final_state", a.final_state);
+inline Results results_of(DeltaRuleArgs& a) {
+  return {{"out", &a.out}, {"final_state", &a.final_state}};
 }
-template <class F>
-void for_each_result(DeltaRuleBackwardArgs& a, F f) {
-  f("dq", a.dq), f("dk", a.dk), f("dv", a.dv), f("dg", a.dg), f("dbeta", a.dbeta);
-  f("dinitial_state", a.dinitial_state), f("da_log", a.da_log), f("ddt_bias", a.ddt_bias);
+inline Results results_of(DeltaRuleBackwardArgs& a) {
+  return {{"dq", &a.dq},         {"dk", &a.dk},
+          {"dv", &a.dv},         {"dg", &a.dg},
+          {"dbeta", &a.dbeta},   {"dinitial_state", &a.dinitial_state},
+          {"da_log", &a.da_log}, {"ddt_bias", &a.ddt_bias}};
 }
-template <class F>
-void for_each_result(IndexScoresArgs& a, F f) {
-  f("scores", a.scores), f("indices", a.indices);
+inline Results results_of(IndexScoresArgs& a) {
+  return {{"scores", &a.scores}, {"indices", &a.indices}};
 }
-template <class F>
-void for_each_result(SelectTopkArgs& a, F f) {
-  f("indices", a.indices);
+inline Results results_of(SelectTopkArgs& a) {
+  return {{"indices", &a.indices}};
 }
 
 inline bool is_updated_in_place(const DeltaRuleArgs& a) {

@@ -366,13 +366,13 @@ TEST_CASE("guards: the shadow sees a result past the contract's bounds", "[guard
 
 TEST_CASE("guards: the shadow sees a gradient past the contract's bounds", "[guards]") {
   BackwardCase c(AttentionBackwardProblem::parse(
-      "attention_backward b=1 hq=2 sq=200 sk=220 d=64 causal align=bottom_right softcap=2 bias=hqk dropout=0.2"));
+      "attention_backward b=1 hq=2 sq=150 sk=160 d=64 causal align=bottom_right softcap=2 bias=hqk dropout=0.2"));
   Watch watch;
-  const Context context = watch.context("shadow=400");
+  const Context context = watch.context("shadow=300");
   REQUIRE(Plan(c.args(), context).threads() > 1);
   run(c, context);
   CHECK(watch.reports.empty());
-  watch.executor->target = static_cast<std::uint8_t*>(c.dq.mutable_view().data) + (200 + 30) * 64 * 4 + 5 * 4 + 3;
+  watch.executor->target = static_cast<std::uint8_t*>(c.dq.mutable_view().data) + (150 + 30) * 64 * 4 + 5 * 4 + 3;
   watch.executor->mask = 0x80;  // its sign
   run(c, context);
   const GuardReport report = watch.finding();
@@ -382,18 +382,18 @@ TEST_CASE("guards: the shadow sees a gradient past the contract's bounds", "[gua
 }
 
 TEST_CASE("guards: the shadow looks at other rows in every call, and at all of them in time", "[guards]") {
-  Case c(AttentionProblem::parse("attention b=2 hq=4 hk=2 sq=128 sk=200 d=32 lse"));
+  Case c(AttentionProblem::parse("attention b=2 hq=4 hk=2 sq=64 sk=300 d=32 lse"));
   Watch watch;
   const Context context = watch.context("shadow=16");
   REQUIRE(Plan(c.args(), context).threads() > 1);
-  watch.executor->target = static_cast<std::uint8_t*>(c.lse.mutable_view().data) + (1 * 4 + 2) * 128 * 4 + 77 * 4 + 3;
+  watch.executor->target = static_cast<std::uint8_t*>(c.lse.mutable_view().data) + (1 * 4 + 2) * 64 * 4 + 37 * 4 + 3;
   watch.executor->mask = 0x02;
-  for (int i = 0; i < 64; ++i) run(c, context);  // of 1024 rows
+  for (int i = 0; i < 64; ++i) run(c, context);  // twice as many rows as there are
   REQUIRE(!watch.reports.empty());
   CHECK(std::ssize(watch.reports) <= 4);
   for (const GuardReport& report : watch.reports) {
     CHECK(report.place.tensor == "lse");
-    CHECK(report.place.index == Indices{1, 2, 77});
+    CHECK(report.place.index == Indices{1, 2, 37});
   }
 }
 
