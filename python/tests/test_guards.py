@@ -89,7 +89,7 @@ def test_torch_is_watched(broken):
         out = rapt.torch.scaled_dot_product_attention(*tensors)
     reports = []
     with rapt.guards(nan=True, handler=reports.append):
-        out.sum().backward()  # on another thread
+        out.sum().backward()
     assert [report.place[0] for report in reports] == ["k"]
 
 

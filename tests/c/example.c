@@ -43,8 +43,7 @@ void test_examples(void) {
 
   rapt_context_options guarded = rapt_context_options_init();
   guarded.guards = "nan,shadow=16";
-  guarded.guard_handler =
-      print_report; /* (void* user, const rapt_guard_report* report); NULL: a line on standard error */
+  guarded.guard_handler = print_report; /* gets a rapt_guard_report; NULL: a line on standard error */
 
   CHECK_OK(rapt_context_create(&guarded, &context));
   CHECK_OK(rapt_attention(&args, context));
