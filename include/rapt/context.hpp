@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "rapt/guards.hpp"
 #include "rapt/tuning.hpp"
 #include "rapt/types.hpp"
 
@@ -65,6 +66,9 @@ struct ContextOptions {
   /// Called after every Task of a call, on the thread that did it. Must be thread-safe and must not throw; whatever it
   /// points to may be gone when it returns, but for the name of the entry.
   std::function<void(const Task&)> task_observer;
+  /// Checks of every call's numbers (rapt/guards.hpp); default: the environment's RAPT_GUARDS, else none. A call that
+  /// no guard watches pays for one comparison.
+  std::optional<Guards> guards;
 };
 
 /// A cheap handle; copies share one state and may be used from several threads at once. Keeps the

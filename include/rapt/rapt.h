@@ -191,7 +191,7 @@ typedef enum rapt_executor_kind {
 } rapt_executor_kind;
 
 /* Runs workers side by side on threads of the caller's own. `user` must live as long as every context and plan made
- * with it; so must that of the allocator and of the observer.
+ * with it; so must that of the allocator, of the observer and of the handler of guards.
  *
  * Callbacks must not jump out (longjmp). Those that are written in C++ may throw, deallocate excepted, and run only
  * while no worker is running: the call then gives RAPT_INTERNAL_ERROR, or RAPT_OUT_OF_MEMORY for std::bad_alloc. */
@@ -212,6 +212,34 @@ typedef struct rapt_allocator {
   void* user;
 } rapt_allocator;
 
+/* What a guard has to say of a call; rapt/guards.hpp explains guards. */
+
+typedef enum rapt_guard { RAPT_GUARD_NAN = 0, RAPT_GUARD_SHADOW = 1, RAPT_GUARD_DETERMINISM = 2 } rapt_guard;
+
+/* An element: its tensor by the name that errors have for it, "scores" for one of those ("": no element), and its index
+ * there. */
+typedef struct rapt_guard_place {
+  const char* tensor;
+  int32_t ndim;
+  int64_t index[4];
+} rapt_guard_place;
+
+/* Made by the library: struct_size is its own, and what a caller of an older version does not know lies past its end.
+ */
+typedef struct rapt_guard_report {
+  size_t struct_size;
+  int32_t guard;      /* rapt_guard */
+  int32_t is_finding; /* 0: the guard does not look at calls like this one, which is said once of a context */
+  const char* text;   /* all of it on one line */
+  const char* problem;
+  const char* entry;
+  rapt_guard_place place; /* of value */
+  rapt_guard_place seen;  /* RAPT_GUARD_NAN: the first result that is not finite, if that is not place itself */
+  double value;           /* what is there */
+  double wanted;          /* RAPT_GUARD_SHADOW: of the reference; RAPT_GUARD_DETERMINISM: of the second run; else 0 */
+  double bound;           /* RAPT_GUARD_SHADOW: how far value may be from wanted; else 0 */
+} rapt_guard_report;
+
 /* Start from rapt_context_options_init(). */
 typedef struct rapt_context_options {
   size_t struct_size; /* sizeof(rapt_context_options) as the caller was compiled */
@@ -228,6 +256,13 @@ typedef struct rapt_context_options {
   void* stream; /* of calls on CUDA memory: the cudaStream_t their work is queued on; NULL: the legacy default stream */
   /* File of `rapt tune`; "": the defaults; NULL: the one that the environment's RAPT_TUNING names, if any. Copied */
   const char* tuning;
+  /* Checks of every call's numbers: "nan,shadow=16,tolerance=0.5,determinism", or some of these; "": none; NULL: the
+   * environment's RAPT_GUARDS, else none. Copied. */
+  const char* guards;
+  /* NULL, for a line on standard error, or what gets a guard's reports, on the thread that called, when results are
+   * written. Must be thread-safe. A report, and what it points to, is gone when it returns. */
+  void (*guard_handler)(void* user, const rapt_guard_report* report);
+  void* guard_user;
 } rapt_context_options;
 
 static inline rapt_context_options rapt_context_options_init(void) {

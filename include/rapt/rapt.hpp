@@ -8,6 +8,7 @@
 #include "rapt/delta_rule.hpp"
 #include "rapt/delta_rule_backward.hpp"
 #include "rapt/dropout.hpp"
+#include "rapt/guards.hpp"
 #include "rapt/index_scores.hpp"
 #include "rapt/kv_cache.hpp"
 #include "rapt/kv_source.hpp"

@@ -17,6 +17,7 @@ from rapt._attention_backward import Gradients, attention_backward
 from rapt._cache import append_kv, merge_states
 from rapt._core import Explanation
 from rapt._delta_rule import DeltaRuleGradients, delta_rule, delta_rule_backward
+from rapt._guards import GuardReport, GuardWarning, guards
 from rapt._info import info
 
 __version__: str = info()["version"]
@@ -24,6 +25,8 @@ __all__ = [
     "DeltaRuleGradients",
     "Explanation",
     "Gradients",
+    "GuardReport",
+    "GuardWarning",
     "append_kv",
     "attention",
     "attention_backward",
@@ -33,6 +36,7 @@ __all__ = [
     "dsa",
     "explain",
     "explain_problem",
+    "guards",
     "info",
     "merge_states",
 ]

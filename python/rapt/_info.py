@@ -46,6 +46,8 @@ class Info(TypedDict):
     """Whose threads a call on the CPU runs on: with "torch", if that is imported, one that has a tensor of PyTorch's, and
     with "numpy" any other. "tbb", or the OpenMP runtime that PyTorch computes on, "openmp (libgomp.so.1)"; "serial" in a
     forked child."""
+    guards: str
+    """Those that watch calls now (rapt.guards, or the environment's RAPT_GUARDS): "nan,shadow=16"; "" for none."""
     isas: list[str]
     """Instruction sets that are built in and usable here, best first."""
     entries: list[Entry]
@@ -70,6 +72,7 @@ def info() -> Info:
         "cpu": _cpu_name(),
         "threads": _core.concurrency(),
         "pools": {"numpy": _core.pool(False)} | ({"torch": _core.pool(True)} if "torch" in sys.modules else {}),
+        "guards": _core.guards(),
         "isas": _core.isas(),
         "entries": _core.entries(),
     }

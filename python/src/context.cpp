@@ -1,16 +1,21 @@
 #include "context.hpp"
 
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <list>
 #include <mutex>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "rapt/plan.hpp"
 
 namespace rapt::python {
+namespace nb = nanobind;
 namespace {
 
 const pid_t process = getpid();
@@ -24,12 +29,36 @@ Isa isa_named(const std::string& name) {
   throw Error("isa", "\"" + name + "\"", "an ISA of this build and CPU: " + known);
 }
 
+std::mutex mutex;  // of what follows
+std::optional<std::string> guard_words;
+int guard_generation = 0;  // of contexts with other guards
+
+nb::tuple to_tuple(const std::vector<std::int64_t>& index) {
+  nb::list list;
+  for (const std::int64_t i : index) list.append(i);
+  return nb::tuple(list);
+}
+
+void deliver(const GuardReport& r) {
+  const nb::gil_scoped_acquire locked;
+  nb::module_::import_("rapt._guards")
+      .attr("deliver")(std::string(to_string(r.guard)), r.kind == GuardReport::Kind::finding, to_string(r), r.problem,
+                       r.entry, r.place.tensor, to_tuple(r.place.index), r.seen.tensor, to_tuple(r.seen.index), r.value,
+                       r.wanted, r.bound);
+}
+
+Guards guards_now() {
+  return guard_words ? Guards::parse(*guard_words) : Guards::of_environment();
+}
+
 Context make(int threads, const std::string& isa, Pool pool, void* stream) {
   ContextOptions options;
   options.threads = threads;
   options.stream = stream;
   if (!isa.empty()) options.isa = isa_named(isa);
   options.executor = executor_of(pool);
+  options.guards = guards_now();
+  options.guards->handler = deliver;
   return Context(std::move(options));
 }
 
@@ -48,10 +77,10 @@ Context context_for(int threads, const std::string& isa, Pool pool, void* stream
     Pool pool;
     void* stream;
     std::string isa;
+    int guard_generation;
     Context context;
   };
   constexpr std::size_t kMost = 64;
-  static std::mutex mutex;
   static std::list<Kept> contexts;  // the one used last comes first
   if (threads < 0) throw Error("threads", std::to_string(threads), "1 or more, or None for all");
   // Counts past the machine's are alike. Asked once, as it reads a file.
@@ -59,15 +88,29 @@ Context context_for(int threads, const std::string& isa, Pool pool, void* stream
   threads = std::min(threads, most);
   const std::lock_guard lock(mutex);
   const auto found = std::find_if(contexts.begin(), contexts.end(), [&](const Kept& kept) {
-    return kept.threads == threads && kept.pool == pool && kept.stream == stream && kept.isa == isa;
+    return kept.threads == threads && kept.pool == pool && kept.stream == stream && kept.isa == isa &&
+           kept.guard_generation == guard_generation;
   });
   if (found != contexts.end()) {
     contexts.splice(contexts.begin(), contexts, found);
   } else {
-    contexts.push_front({threads, pool, stream, isa, make(threads, isa, pool, stream)});
+    contexts.push_front({threads, pool, stream, isa, guard_generation, make(threads, isa, pool, stream)});
     if (contexts.size() > kMost) contexts.pop_back();
   }
   return contexts.front().context;
+}
+
+std::optional<std::string> set_guards(const std::optional<std::string>& words) {
+  if (words) Guards::parse(*words);
+  static int last_generation = 0;
+  const std::lock_guard lock(mutex);
+  guard_generation = words ? ++last_generation : 0;  // those of the environment are kept
+  return std::exchange(guard_words, words);
+}
+
+std::string guards() {
+  const std::lock_guard lock(mutex);
+  return to_string(guards_now());
 }
 
 }  // namespace rapt::python

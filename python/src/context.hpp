@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "rapt/context.hpp"
@@ -18,5 +19,11 @@ std::shared_ptr<Executor> executor_of(Pool pool);
 /// `stream`. Made at first use and kept, with its workspace; of many, those used last. Throws Error for an ISA this CPU
 /// or build lacks, or a wrong number.
 Context context_for(int threads, const std::string& isa, Pool pool, void* stream = nullptr);
+
+/// The guards of contexts that are made from now on, in the words of Guards::parse(); nothing: the environment's. What
+/// they say goes to rapt._guards.deliver(). Returns what was set before. Throws Error.
+std::optional<std::string> set_guards(const std::optional<std::string>& words);
+/// The words of the guards that watch now; "" for none. Throws Error for those of the environment.
+std::string guards();
 
 }  // namespace rapt::python

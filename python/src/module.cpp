@@ -1,5 +1,6 @@
 // rapt._core: what python/rapt is made of. Its types and docstrings are in _core.pyi.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
@@ -73,6 +74,8 @@ NB_MODULE(_core, m) {
   m.def("version", &version);
   m.def("isas", &isa_names);
   m.def("entries", &entry_list);
+  m.def("set_guards", &set_guards, nb::arg().none());
+  m.def("guards", &guards);
   m.def("concurrency", [] { return tbb_executor()->concurrency(); });
   m.def("pool", [](bool torch) { return std::string(executor_of(torch ? Pool::torch : Pool::tbb)->name()); });
   const auto any = nb::arg().none();

@@ -13,7 +13,7 @@ PAGES = {
 
 
 def test_pages_have_examples():
-    assert {name for name, code in PAGES.items() if code} == {"README.md", "docs/guide/cuda.md", "docs/guide/python.md"}
+    assert {name for name, code in PAGES.items() if code} == {"README.md", "docs/guide/cuda.md", "docs/guide/guards.md", "docs/guide/python.md"}
 
 
 @pytest.mark.parametrize("name", [name for name, code in PAGES.items() if code])

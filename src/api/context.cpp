@@ -11,6 +11,7 @@
 #include "core/text.hpp"
 #include "dispatch/dispatch.hpp"
 #include "dispatch/tuning.hpp"
+#include "guards/guards.hpp"
 #include "rapt/plan.hpp"
 
 namespace rapt {
@@ -80,6 +81,7 @@ Context::Impl::Impl(ContextOptions given)
     options.tuning = path != nullptr && *path != '\0' ? read_tuning(path, "RAPT_TUNING=") : Tuning();
   }
   if (!options.executor) options.executor = tbb_executor();
+  guards = ContextGuards::of(*this);
 }
 
 Context::Context(ContextOptions options) : impl_(std::make_shared<const Impl>(std::move(options))) {}

@@ -9,6 +9,7 @@
 #include "core/float_environment.hpp"
 #include "core/tasks.hpp"
 #include "dispatch/dispatch.hpp"
+#include "guards/guards.hpp"
 #include "operations/cost.hpp"
 
 namespace rapt {
@@ -41,7 +42,9 @@ void run_call(const Entry& entry, const EntryPlan& plan, const Args& args, const
   check_workspace(workspace, plan.workspace_bytes);
   if (context.options.observer) context.options.observer(to_string(call.problem) + " -> " + entry.name);
   if (tasks) tasks->planned(call.problem, entry.name, plan.threads);
-  run_entry(entry, plan, call, context, tasks, workspace);
+  const auto run = [&] { run_entry(entry, plan, call, context, tasks, workspace); };
+  if (context.guards) context.guards->watch(Watched<Args>{entry, plan, args, call}, run);
+  else run();
   if (tasks) tasks->done([&] { return call.device.type == DeviceType::cpu ? cost_of(args, call) : Cost{}; });
 }
 

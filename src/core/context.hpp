@@ -4,6 +4,7 @@
 #include <sys/types.h>
 
 #include <cstddef>
+#include <memory>
 #include <mutex>
 
 #include "rapt/context.hpp"
@@ -31,12 +32,15 @@ class Workspace {
   std::size_t size_ = 0;
 };
 
+class ContextGuards;  // guards/guards.hpp
+
 struct Context::Impl {
   ContextOptions options;  // `tuning` has a value
   Allocator allocator;
-  bool isa_forced = false;       // by the environment: a lower ISA will not do either
-  Operation kernel_operation{};  // of the entry that `options` force, if they do
-  pid_t made_in;                 // the process: a fork of it has none of its threads
+  bool isa_forced = false;                      // by the environment: a lower ISA will not do either
+  Operation kernel_operation{};                 // of the entry that `options` force, if they do
+  pid_t made_in;                                // the process: a fork of it has none of its threads
+  std::shared_ptr<const ContextGuards> guards;  // null: none
 
   // Whether this entry of an operation may run: an entry is forced for its own operation only.
   bool forces(Operation operation, const std::string& entry) const {

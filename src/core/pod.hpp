@@ -61,6 +61,12 @@ RAPT_HOST_DEVICE float tanh_of(float x) {
 RAPT_HOST_DEVICE float with_sign_of(float x, float sign) {
   return copysignf(x, sign);
 }
+RAPT_HOST_DEVICE double abs_of(double x) {
+  return fabs(x);
+}
+RAPT_HOST_DEVICE double tanh_of(double x) {
+  return tanh(x);
+}
 #else
 RAPT_HOST_DEVICE float abs_of(float x) {
   return __builtin_fabsf(x);
@@ -71,7 +77,14 @@ RAPT_HOST_DEVICE float tanh_of(float x) {
 RAPT_HOST_DEVICE float with_sign_of(float x, float sign) {
   return __builtin_copysignf(x, sign);
 }
+RAPT_HOST_DEVICE double abs_of(double x) {
+  return __builtin_fabs(x);
+}
+RAPT_HOST_DEVICE double tanh_of(double x) {
+  return __builtin_tanh(x);
+}
 #endif
+inline constexpr float kMaxFloat = 3.402823466e38f;
 RAPT_HOST_DEVICE bool is_inf(float x) {
   return abs_of(x) == kInfinity;
 }

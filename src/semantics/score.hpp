@@ -100,22 +100,22 @@ RAPT_HOST_DEVICE float alibi_shift_log2(const ScoreParams& s, std::int64_t b, st
 }
 
 // The final score of a pair, in the log2 domain, from x = q.k * scale_log2; -inf where mask or bias hides the key.
-// `nearest` is the row's nearest_key().
-template <class NumberAt>
-RAPT_HOST_DEVICE float finish_score(const ScoreParams& s, const ScorePlace& at, std::int64_t nearest, float x,
-                                    NumberAt number_at) {
+// `nearest` is the row's nearest_key(). Kernels have floats, a reference doubles.
+template <class Number, class NumberAt>
+RAPT_HOST_DEVICE Number finish_score(const ScoreParams& s, const ScorePlace& at, std::int64_t nearest, Number x,
+                                     NumberAt number_at) {
   if (is_masked(s, at)) return -kInfinity;
   if (s.softcap_log2 != 0) x = s.softcap_log2 * tanh_of(x / s.softcap_log2);
   if (s.bias) {
     const float bias = number_at(s.bias, s.bias_type, modifier_index(s.bias_stride, at));
     if (bias == -kInfinity) return bias;
     // Only -inf masks: the largest finite values, which frameworks use as masks, stay finite. (fmin would drop a NaN.)
-    const float scaled = bias * static_cast<float>(kLog2e);
-    const bool overflows = is_inf(scaled) && !is_inf(bias);
-    x += overflows ? with_sign_of(3.402823466e38f, bias) : scaled;
+    const Number scaled = bias * static_cast<Number>(kLog2e);
+    const bool overflows = abs_of(scaled) > kMaxFloat && !is_inf(bias);
+    x += overflows ? with_sign_of(kMaxFloat, bias) : scaled;
   }
   if (s.alibi) {
-    const auto distance = static_cast<float>(nearest - at.key);
+    const auto distance = static_cast<Number>(nearest - at.key);
     x -= alibi_slope_log2(s, at.b, at.q_head, number_at) * abs_of(distance);
   }
   return x;

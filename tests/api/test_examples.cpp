@@ -470,6 +470,14 @@ TEST_CASE("guide: plans, contexts and errors", "[examples]") {
     rapt::attention(queries, keys, values, result, {}, rapt::Context(options));
     CHECK(seconds.size() == 5);  // all kinds but combine
   }
+  {
+    rapt::ContextOptions options;
+    options.guards = rapt::Guards{.nan = true, .shadow = 16};
+    options.guards->handler = [](const rapt::GuardReport& report) {  // without one, a line on standard error
+      throw std::runtime_error(to_string(report));                   // comes out of the call, whose results are written
+    };
+    rapt::attention(queries, keys, values, result, {}, rapt::Context(options));
+  }
 
   std::string culprit;
   rapt::ScoreSpec score;

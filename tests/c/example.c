@@ -5,6 +5,11 @@
 #include "check.h"
 #include "fixture.h"
 
+static void print_report(void* user, const rapt_guard_report* report) {
+  (void)user;
+  CHECK(!report->text); /* nothing is wrong here */
+}
+
 void test_examples(void) {
   enum { b = 2, h = 3, s = 9, d = 4, COUNT = b * h * s * d };
   float* q = malloc(4 * COUNT * sizeof(float));
@@ -34,6 +39,15 @@ void test_examples(void) {
   rapt_plan_destroy(plan);
   rapt_context_destroy(context);
 
+  CHECK(reference_error(&args) < 2e-6);
+
+  rapt_context_options guarded = rapt_context_options_init();
+  guarded.guards = "nan,shadow=16";
+  guarded.guard_handler = print_report; /* gets a rapt_guard_report; NULL: a line on standard error */
+
+  CHECK_OK(rapt_context_create(&guarded, &context));
+  CHECK_OK(rapt_attention(&args, context));
+  rapt_context_destroy(context);
   CHECK(reference_error(&args) < 2e-6);
 
   enum { ROOM = 16 };

@@ -236,6 +236,47 @@ static void test_observer(void) {
   CHECK(strstr(seen, "attention_") != NULL);
 }
 
+typedef struct seen_report {
+  int reports;
+  char place[32], seen[32];
+  int64_t index[4];
+} seen_report;
+
+static void note_report(void* user, const rapt_guard_report* report) {
+  seen_report* s = user;
+  ++s->reports;
+  CHECK(report->struct_size == sizeof *report);
+  CHECK(report->guard == RAPT_GUARD_NAN && report->is_finding);
+  CHECK(strstr(report->text, report->problem) != NULL && strstr(report->text, report->entry) != NULL);
+  CHECK(report->value != report->value && report->place.ndim == 4 && report->seen.ndim == 4);
+  snprintf(s->place, sizeof s->place, "%s", report->place.tensor);
+  snprintf(s->seen, sizeof s->seen, "%s", report->seen.tensor);
+  memcpy(s->index, report->place.index, sizeof s->index);
+}
+
+static void test_guards(void) {
+  fixture f;
+  seen_report seen = {0};
+  rapt_context* context = NULL;
+  rapt_context_options options = rapt_context_options_init();
+  options.guards = "nan,shadows";
+  CHECK_REFUSED(rapt_context_create(&options, &context), "guards");
+  options.guards = "nan,shadow=4,determinism";
+  options.guard_handler = note_report;
+  options.guard_user = &seen;
+  run_with(&options);
+  CHECK(seen.reports == 0);
+
+  fixture_init(&f);
+  CHECK_OK(rapt_context_create(&options, &context));
+  float* q = f.args.q.data;
+  q[f.args.q.strides[0] + 3 * f.args.q.strides[2]] = (float)strtod("nan", NULL);
+  CHECK_OK(rapt_attention(&f.args, context));
+  CHECK(seen.reports == 1 && strcmp(seen.place, "q") == 0 && strcmp(seen.seen, "out") == 0);
+  CHECK(seen.index[0] == 1 && seen.index[1] == 0 && seen.index[2] == 3 && seen.index[3] == 0);
+  rapt_context_destroy(context);
+}
+
 void test_contexts(void) {
   test_executors();
   test_user_executor();
@@ -243,4 +284,5 @@ void test_contexts(void) {
   test_isa_and_kernel();
   test_tuning();
   test_observer();
+  test_guards();
 }

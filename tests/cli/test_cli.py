@@ -71,6 +71,10 @@ class Info(CliTest):
         self.assert_usage_error("check", mentions=f"(perhaps {name})", RAPT_KERNEL=name + "x")
         self.assertEqual(self.run_json("info")["refusal"], "")
 
+    def test_guards_of_the_environment(self):
+        self.assertRegex(self.run_ok("info", RAPT_GUARDS="nan,shadow=2"), r"(?m)^RAPT_GUARDS nan,shadow=2 \(environment\)$")
+        self.assert_usage_error("check", mentions="RAPT_GUARDS: \"nans\"", RAPT_GUARDS="nans")
+
     def test_environment_is_shown(self):
         name = [isa["name"] for isa in self.run_json("info")["isas"] if isa["usable"]][-1]
         self.assertRegex(self.run_ok("info", RAPT_ISA=name), rf"RAPT_ISA +{name}")

@@ -46,6 +46,33 @@ std::shared_ptr<rapt::Executor> to_executor(const rapt_context_options& o) {
   }
 }
 
+rapt_guard_place to_place(const rapt::GuardReport::Place& given) {
+  rapt_guard_place place{given.tensor.c_str(), static_cast<int32_t>(given.index.size()), {}};
+  std::copy(given.index.begin(), given.index.end(), place.index);
+  return place;
+}
+
+rapt::Guards to_guards(const rapt_context_options& o) {
+  rapt::Guards guards = o.guards ? rapt::Guards::parse(o.guards) : rapt::Guards::of_environment();
+  if (!o.guard_handler) return guards;
+  guards.handler = [handler = o.guard_handler, user = o.guard_user](const rapt::GuardReport& given) {
+    const std::string text = to_string(given);
+    const rapt_guard_report report{sizeof report,
+                                   static_cast<int32_t>(given.guard),
+                                   given.kind == rapt::GuardReport::Kind::finding,
+                                   text.c_str(),
+                                   given.problem.c_str(),
+                                   given.entry.c_str(),
+                                   to_place(given.place),
+                                   to_place(given.seen),
+                                   given.value,
+                                   given.wanted,
+                                   given.bound};
+    handler(user, &report);
+  };
+  return guards;
+}
+
 rapt::ContextOptions to_options(const rapt_context_options* given) {
   if (!given) return {};
   const rapt_context_options o = known_part(*given, "rapt_context_options");
@@ -66,6 +93,7 @@ rapt::ContextOptions to_options(const rapt_context_options* given) {
       observer(user, std::string(text).c_str());
     };
   }
+  options.guards = to_guards(o);
   return options;
 }
 

@@ -34,6 +34,10 @@ static_assert(RAPT_OPERATION_ATTENTION == int(rapt::Operation::attention) &&
 static_assert(RAPT_RULE_LINEAR == int(rapt::UpdateRule::linear) && RAPT_RULE_GATED == int(rapt::UpdateRule::gated) &&
               RAPT_RULE_DELTA == int(rapt::UpdateRule::delta) &&
               RAPT_RULE_GATED_DELTA == int(rapt::UpdateRule::gated_delta));
+static_assert(RAPT_GUARD_NAN == int(rapt::GuardReport::Guard::nan) &&
+              RAPT_GUARD_SHADOW == int(rapt::GuardReport::Guard::shadow) &&
+              RAPT_GUARD_DETERMINISM == int(rapt::GuardReport::Guard::determinism));
+static_assert(std::size(rapt_guard_place{}.index) == rapt::kMaxDims);
 static_assert(RAPT_PHASE_ALL == int(rapt::Phase::all) && RAPT_PHASE_PREFILL == int(rapt::Phase::prefill) &&
               RAPT_PHASE_DECODE == int(rapt::Phase::decode) && RAPT_PHASE_NAIVE == int(rapt::Phase::naive));
 

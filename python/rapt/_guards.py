@@ -1,0 +1,87 @@
+"""Guards: checks of what calls read and compute, for those who ask for them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rapt import _core
+
+Place = tuple[str, tuple[int, ...]]
+"""An element: its argument or result, or "scores", and its index there."""
+
+
+@dataclass(frozen=True)
+class GuardReport:
+    """What a guard has to say of a call."""
+
+    guard: str
+    """ "nan", "shadow" or "determinism"."""
+    finding: bool
+    """False: the guard does not look at calls like this one, which is said once of each operation and reason."""
+    text: str
+    """All of it on one line."""
+    problem: str
+    entry: str
+    place: Place | None
+    """Of `value`."""
+    seen: Place | None
+    """nan: the first result that is not finite, if that is not `place` itself."""
+    value: float
+    """What is there."""
+    wanted: float
+    """shadow: what the reference has; determinism: what the second run gave; nan: 0."""
+    bound: float
+    """shadow: how far `value` may be from `wanted`; else 0."""
+
+
+class GuardWarning(UserWarning):
+    """What a guard has to say, where nobody else handles it. Its only argument is the GuardReport's text."""
+
+
+Handler = Callable[[GuardReport], object]
+
+_handler: Handler | None = None
+
+
+def _place(tensor: str, index: tuple[int, ...]) -> Place | None:
+    return (tensor.removeprefix("kv.").removeprefix("score.").removeprefix("cache."), index) if tensor else None
+
+
+def deliver(guard: str, finding: bool, text: str, problem: str, entry: str, place: str, index: tuple[int, ...], seen: str,
+            seen_index: tuple[int, ...], value: float, wanted: float, bound: float) -> None:
+    """A report of the extension's; what this raises, the call raises."""
+    report = GuardReport(guard, finding, text, problem, entry, _place(place, index), _place(seen, seen_index), value, wanted, bound)
+    if _handler:
+        _handler(report)
+    else:
+        warnings.warn(report.text, GuardWarning, stacklevel=3)
+
+
+@contextmanager
+def guards(*, nan: bool = False, shadow: int = 0, tolerance: float = 1.0, determinism: bool = False,
+           handler: Handler | None = None) -> Iterator[None]:
+    """Has these guards watch every call of the process on the CPU, of all threads, until the block ends:
+
+        with rapt.guards(nan=True, shadow=16):
+            loss = model(batch)
+
+    nan: a result that is not finite, and what of the inputs made it so. shadow: so many rows of every attention are
+    computed again in float64 and compared with what the contract allows, times `tolerance`. determinism: every call runs
+    twice, on other numbers of threads, and all bits have to be the same. docs/guide/guards.md of the source has what each
+    costs. Without arguments none watches, whatever the environment's RAPT_GUARDS says.
+
+    `handler` gets a GuardReport when a call is done; what it raises, the call raises, with its results written. By default
+    reports are GuardWarnings, which `warnings.simplefilter("error", rapt.GuardWarning)` makes exceptions. Raises
+    ValueError for a negative `shadow` or a `tolerance` that is not above 0."""
+    global _handler
+    words = (["nan"] if nan else []) + ([f"shadow={int(shadow)}"] if shadow else []) + (["determinism"] if determinism else [])
+    previous = _handler, _core.set_guards(",".join([*words, f"tolerance={float(tolerance)!r}"]))
+    _handler = handler
+    try:
+        yield
+    finally:
+        _handler = previous[0]
+        _core.set_guards(previous[1])

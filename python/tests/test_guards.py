@@ -1,0 +1,108 @@
+"""rapt.guards: who hears of findings, and when."""
+
+import os
+import subprocess
+import sys
+import threading
+import warnings
+
+import numpy as np
+import pytest
+import rapt
+from reference import inputs
+
+
+@pytest.fixture
+def broken():
+    q, k, v = inputs(1, 2, 2, 4, 6, 8)
+    k[0, 1, 3, 2] = np.nan
+    return q, k, v
+
+
+def test_findings_are_warnings(broken):
+    with rapt.guards(nan=True, determinism=True), pytest.warns(rapt.GuardWarning, match=r"^nan: k\[0, 1, 3, 2\] is nan, first seen in out"):
+        rapt.attention(*broken)
+
+
+def test_nothing_is_watched_outside_the_block(broken):
+    with rapt.guards(nan=True):
+        pass
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rapt.attention(*broken)
+        with rapt.guards():
+            rapt.attention(*broken)
+
+
+def test_handler_gets_reports_of_all_threads(broken):
+    reports = []
+    with rapt.guards(nan=True, handler=reports.append):
+        thread = threading.Thread(target=rapt.attention, args=broken)
+        thread.start()
+        thread.join()
+        rapt.attention(*broken, scale=0.5)
+    assert len(reports) == 2
+    report = reports[0]
+    assert report.guard == "nan" and report.finding
+    assert report.place == ("k", (0, 1, 3, 2)) and report.seen == ("out", (0, 1, 0, 0)) and np.isnan(report.value)
+    assert report.problem in report.text and report.entry in report.text
+
+
+def test_a_handler_may_raise(broken):
+    def refuse(report):
+        raise FloatingPointError(report.text)
+
+    out = np.zeros((1, 2, 4, 8), np.float32)
+    with rapt.guards(nan=True, handler=refuse), pytest.raises(FloatingPointError, match="nan: k"):
+        rapt.attention(*broken, out=out)
+    assert np.isnan(out[0, 1]).all() and np.isfinite(out[0, 0]).all()
+
+
+def test_what_is_not_watched_is_said(broken):
+    reports = []
+    with rapt.guards(shadow=2, handler=reports.append):
+        q, k, v = inputs(1, 2, 2, 4, 6, 8)
+        out, lse = rapt.attention(q, k, v, return_lse=True)
+        rapt.merge_states([out], [lse])
+    assert [(r.finding, r.place) for r in reports] == [(False, None)]
+    assert "not watched" in reports[0].text
+
+
+def test_blocks_nest(broken):
+    assert rapt.info()["guards"] == os.environ.get("RAPT_GUARDS", "")
+    with rapt.guards(nan=True):
+        with rapt.guards(shadow=3, tolerance=0.5):
+            assert rapt.info()["guards"] == "shadow=3,tolerance=0.5"
+        assert rapt.info()["guards"] == "nan"
+    with pytest.raises(ValueError, match="tolerance"), rapt.guards(nan=True, tolerance=0):
+        pass
+    with pytest.raises(ValueError, match="shadow"), rapt.guards(shadow=-1):
+        pass
+
+
+def test_torch_is_watched(broken):
+    torch = pytest.importorskip("torch")
+    import rapt.torch
+
+    tensors = [torch.from_numpy(x).requires_grad_() for x in broken]
+    with rapt.guards(nan=True), pytest.warns(rapt.GuardWarning, match=r"nan: k\[0, 1, 3, 2\]"):
+        out = rapt.torch.scaled_dot_product_attention(*tensors)
+    reports = []
+    with rapt.guards(nan=True, handler=reports.append):
+        out.sum().backward()
+    assert [report.place[0] for report in reports] == ["k"]
+
+
+def test_environment():
+    program = """if True:
+        import numpy as np, rapt
+        x = np.full((1, 1, 1, 4), np.nan, np.float32)
+        rapt.attention(x, x, x)"""
+
+    def errors(words):
+        environment = {**os.environ, "RAPT_GUARDS": words}
+        return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False).stderr
+
+    assert "GuardWarning: nan: q[0, 0, 0, 0] is nan" in errors("nan")
+    assert errors("") == ""
+    assert 'RAPT_GUARDS: got "nans"; wanted nan, shadow=ROWS' in errors("nans")

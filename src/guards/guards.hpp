@@ -1,0 +1,141 @@
+// The guards of a context. A call that none watches pays for one comparison.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "dispatch/entry.hpp"
+#include "rapt/guards.hpp"
+
+namespace rapt {
+
+// What guards have to say of a call, until its work is done.
+class Reports {
+ public:
+  using Guard = GuardReport::Guard;
+
+  Reports(const Problem& problem, const std::string& entry) : problem_(problem), entry_(entry) {}
+
+  void find(Guard guard, GuardReport::Place place, double value, double wanted = 0, double bound = 0,
+            GuardReport::Place seen = {}) {
+    GuardReport report = about(guard, GuardReport::Kind::finding);
+    report.place = std::move(place), report.seen = std::move(seen);
+    report.value = value, report.wanted = wanted, report.bound = bound;
+    findings.push_back(std::move(report));
+  }
+  // The call, or a part of it, is not watched. It is said once, so that no text is made here.
+  void pass(Guard guard, const char* reason) { passed.emplace_back(guard, reason); }
+  GuardReport about(Guard guard, GuardReport::Kind kind) const {
+    GuardReport report;
+    report.guard = guard, report.kind = kind;
+    report.problem = to_string(problem_), report.entry = entry_;
+    return report;
+  }
+  Operation operation() const { return operation_of(problem_); }
+
+  std::vector<GuardReport> findings;
+  std::vector<std::pair<Guard, const char*>> passed;
+
+ private:
+  const Problem& problem_;
+  const std::string& entry_;
+};
+
+// A call of an operation, on the CPU and not empty, as guards see it.
+template <class Args>
+struct Watched {
+  const Entry& entry;
+  const EntryPlan& plan;
+  const Args& args;
+  const Call& call;
+};
+
+// A state that delta_rule updates in place, as it was before the call.
+struct StateBefore {
+  Workspace copy;                        // of its memory; for the second run
+  std::vector<std::int64_t> not_finite;  // index of its first element that is not; empty: none
+  double value = 0;                      // of that one
+};
+
+class ContextGuards {
+ public:
+  // Those of a context that has everything else: its options' or the environment's; null where none is on.
+  static std::shared_ptr<const ContextGuards> of(Context::Impl& context);
+  ContextGuards(const Guards& guards, const Context::Impl& context);
+
+  // Calls run(), which does the call's work, and looks at what it did.
+  template <class Args, class Run>
+  void watch(const Watched<Args>& watched, const Run& run) const {
+    if (watched.call.is_empty) return run();
+    Reports reports(watched.call.problem, watched.entry.name);
+    if (watched.call.device.type != DeviceType::cpu) {
+      run();
+      pass_all(reports, "tensors in a GPU's memory");
+    } else {
+      const StateBefore before = look_before(watched);
+      run();
+      look_after(watched, before, reports);
+    }
+    deliver(reports);
+  }
+
+ private:
+  template <class Args>
+  StateBefore look_before(const Watched<Args>& watched) const;
+  template <class Args>
+  void look_after(const Watched<Args>& watched, const StateBefore& before, Reports& reports) const;
+  void pass_all(Reports& reports, const char* reason) const;
+  void deliver(const Reports& reports) const;
+  void deliver(const GuardReport& report) const;
+
+  Guards guards_;
+  // For second runs: of one worker, and of several.
+  std::unique_ptr<const Context::Impl> serial_, several_;
+  mutable std::atomic<std::uint64_t> calls_{0};
+  mutable std::mutex mutex_;
+  // What deliver() has said of calls that are not watched.
+  mutable std::set<std::tuple<Operation, GuardReport::Guard, std::string_view>> passed_;
+};
+
+// The guards themselves, for each operation.
+
+// Finds the first result that is not finite, and what made it so. The other is called before the work.
+void look_at_state(const DeltaRuleArgs& args, const DeltaRuleParams& params, StateBefore& before);
+template <class Args>
+void find_not_finite(const Watched<Args>& watched, const StateBefore& before, Reports& reports);
+
+// Computes `rows` rows again in float64. `number` is that of the call: it chooses the rows.
+void compare_with_shadow(const Watched<AttentionArgs>& watched, int rows, double tolerance, std::uint64_t number,
+                         Reports& reports);
+void compare_with_shadow(const Watched<AttentionBackwardArgs>& watched, int rows, double tolerance,
+                         std::uint64_t number, Reports& reports);
+template <class Args>
+void compare_with_shadow(const Watched<Args>&, int, double, std::uint64_t, Reports& reports) {
+  reports.pass(GuardReport::Guard::shadow, "the shadow is of attention and its dq alone");
+}
+
+// Runs the call again on `other` and compares. The other is called before the work.
+void keep_state(const DeltaRuleArgs& args, const Allocator& allocator, StateBefore& before);
+template <class Args>
+void run_again(const Watched<Args>& watched, const Context::Impl& other, const StateBefore& before, Reports& reports);
+
+// Does so for the arguments of every operation: what templates are instantiated for.
+#define RAPT_FOR_EACH_ARGS(DO) \
+  DO(AttentionArgs)            \
+  DO(AttentionBackwardArgs)    \
+  DO(AppendKvArgs)             \
+  DO(MergeStatesArgs)          \
+  DO(DeltaRuleArgs)            \
+  DO(DeltaRuleBackwardArgs)    \
+  DO(IndexScoresArgs)          \
+  DO(SelectTopkArgs)
+
+}  // namespace rapt

@@ -1,0 +1,142 @@
+// The tensors of a call, by the names that errors have for them, and their elements.
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/elements.hpp"
+#include "operations/call.hpp"
+
+namespace rapt {
+
+using Index = std::array<std::int64_t, kMaxDims>;
+
+// The results of a call; those that were not asked for are empty.
+struct ResultView {
+  const char* name;
+  MutableTensorView* view;
+};
+using Results = std::vector<ResultView>;
+
+inline Results results_of(AttentionArgs& a) {
+  return {{"out", &a.out}, {"lse", &a.lse}};
+}
+inline Results results_of(AttentionBackwardArgs& a) {
+  return {{"dq", &a.dq},       {"dk", &a.dk},         {"dv", &a.dv},
+          {"dbias", &a.dbias}, {"dsinks", &a.dsinks}, {"dalibi", &a.dalibi}};
+}
+inline Results results_of(AppendKvArgs& a) {
+  KvCache& c = a.cache;
+  return {{"cache.k", &c.k},
+          {"cache.v", &c.v},
+          {"cache.k_tail", &c.k_tail},
+          {"cache.k_scale", &c.k_scale},
+          {"cache.v_scale", &c.v_scale},
+          {"cache.k_zero", &c.k_zero},
+          {"cache.v_zero", &c.v_zero}};
+}
+inline Results results_of(MergeStatesArgs& a) {
+  return {{"out", &a.out}, {"lse", &a.lse}};
+}
+inline Results results_of(DeltaRuleArgs& a) {
+  return {{"out", &a.out}, {"final_state", &a.final_state}};
+}
+inline Results results_of(DeltaRuleBackwardArgs& a) {
+  return {{"dq", &a.dq},         {"dk", &a.dk},
+          {"dv", &a.dv},         {"dg", &a.dg},
+          {"dbeta", &a.dbeta},   {"dinitial_state", &a.dinitial_state},
+          {"da_log", &a.da_log}, {"ddt_bias", &a.ddt_bias}};
+}
+inline Results results_of(IndexScoresArgs& a) {
+  return {{"scores", &a.scores}, {"indices", &a.indices}};
+}
+inline Results results_of(SelectTopkArgs& a) {
+  return {{"indices", &a.indices}};
+}
+
+inline bool is_updated_in_place(const DeltaRuleArgs& a) {
+  return a.initial_state && a.final_state && a.initial_state.data == a.final_state.data;
+}
+
+// A tensor, or a block of one that begins at `first`.
+struct Block {
+  std::string name;
+  TensorView view;
+  bool minus_infinity = false;  // is a number like others there
+  Index first{};
+};
+
+inline std::vector<std::int64_t> to_vector(const Index& index, int ndim) {
+  return {index.begin(), index.begin() + ndim};
+}
+
+// The part of `t` that has n elements of dimension `dim` from `begin` on.
+inline Block cut(Block block, std::size_t dim, std::int64_t begin, std::int64_t n) {
+  TensorView& t = block.view;
+  t.data = static_cast<const std::byte*>(t.data) + begin * t.strides[dim] * static_cast<std::int64_t>(size_of(t.dtype));
+  t.shape[dim] = n;
+  block.first[dim] += begin;
+  return block;
+}
+
+// Element i of the last dimension of a row of `t`, which counts the numbers of i4x2 one by one.
+inline std::int64_t numbers_of_row(const TensorView& t) {
+  return t.shape[static_cast<std::size_t>(t.ndim - 1)] * (t.dtype == DType::i4x2 ? 2 : 1);
+}
+
+// Calls f(row, index, type) for every row of the last dimension, in order, until it gives true: `index` is that of the
+// row's first element.
+template <class F>
+bool any_row(const TensorView& t, F f) {
+  const auto last = static_cast<std::size_t>(t.ndim - 1);
+  for (std::size_t i = 0; i <= last; ++i)
+    if (t.shape[i] == 0) return false;
+  const auto element = static_cast<std::int64_t>(size_of(t.dtype));
+  Index index{};
+  for (;;) {
+    std::int64_t offset = 0;
+    for (std::size_t i = 0; i < last; ++i) offset += index[i] * t.strides[i];
+    if (f(static_cast<const std::byte*>(t.data) + offset * element, index)) return true;
+    std::size_t dim = last;
+    while (dim > 0 && ++index[dim - 1] == t.shape[dim - 1]) index[--dim] = 0;
+    if (dim == 0) return false;
+  }
+}
+
+struct Found {
+  Index index;
+  float value;
+};
+
+inline bool is_bad(float x, bool minus_infinity) {
+  return !std::isfinite(x) && !(minus_infinity && x < 0);
+}
+
+// The first element that is not finite.
+inline std::optional<Found> first_not_finite(const Block& block) {
+  const TensorView& t = block.view;
+  std::optional<Found> found;
+  if (!t) return found;
+  const std::int64_t n = numbers_of_row(t), step = t.strides[static_cast<std::size_t>(t.ndim - 1)];
+  with_constant(t.dtype, [&](auto dtype) {
+    any_row(t, [&](const void* row, const Index& index) {
+      for (std::int64_t i = 0; i < n; ++i) {
+        const float x = element_of(row, dtype, step, i);
+        if (!is_bad(x, block.minus_infinity)) continue;
+        found = {index, x};
+        found->index[static_cast<std::size_t>(t.ndim - 1)] = i;
+        for (std::size_t dim = 0; dim < index.size(); ++dim) found->index[dim] += block.first[dim];
+        return true;
+      }
+      return false;
+    });
+  });
+  return found;
+}
+
+}  // namespace rapt
