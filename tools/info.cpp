@@ -114,7 +114,7 @@ Json describe_all(const std::string& refusal, const Tuning& tuning) {
           {"environment",
            {{"RAPT_ISA", environment("RAPT_ISA")},
             {"RAPT_KERNEL", environment("RAPT_KERNEL")},
-             {"RAPT_TUNING", environment("RAPT_TUNING")},
+            {"RAPT_TUNING", environment("RAPT_TUNING")},
             {"RAPT_GUARDS", environment("RAPT_GUARDS")}}},
           {"refusal", refusal},
           {"tuning", describe_tuning(tuning)},

@@ -41,10 +41,11 @@ constexpr AttentionKernel decode(const char* name, const char* arithmetic, DType
           },
           .workspace = decode_workspace,
           .work_items = decode_items,
-          .run = [](const AttentionParams& a, void* workspace, cudaStream_t stream) {
-            const auto run = a.q_type == DType::f32 ? attention_decode_f32 : attention_wgmma_split;
-            return run(a, static_cast<std::byte*>(workspace), stream);
-          }};
+          .run =
+              [](const AttentionParams& a, void* workspace, cudaStream_t stream) {
+                const auto run = a.q_type == DType::f32 ? attention_decode_f32 : attention_wgmma_split;
+                return run(a, static_cast<std::byte*>(workspace), stream);
+              }};
 }
 // Its blocks of rows and keys depend on the head size, so the facts have none.
 constexpr AttentionKernel wgmma(const char* name, const char* arithmetic, DType type) {

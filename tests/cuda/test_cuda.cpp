@@ -229,7 +229,8 @@ TEST_CASE("cuda: several tiles for each thread block", "[kernel]") {
   each_case(test, kMany);
 }
 
-// Of one kv head, of several, in every way to keep keys, with every score modifier; up to as many rows as decoding takes.
+// Of one kv head, of several, in every way to keep keys, with every score modifier; up to as many rows as decoding
+// takes.
 TEST_CASE("cuda: few rows over keys in many splits", "[kernel]") {
   constexpr const char* kSplitKeys[] = {
       "attention b=2 hq=8 hk=2 sq=1 sk=3008 d=128 page=16 seqlens sinks lse",

@@ -43,7 +43,8 @@ TEST_CASE("vector entries take every mix of types, matrix entries those of their
         for (const EntryInfo& entry : entries()) {
           if (entry.operation != Operation::attention || !entry.unusable.empty() || !selected(entry.name)) continue;
           const bool bf16_only = entry.arithmetic == "bf16";
-          const bool is_sm90a = entry.isa == "sm90a";  // whose entries take one type each, fp32 by three fp16 products, too
+          const bool is_sm90a =
+              entry.isa == "sm90a";  // whose entries take one type each, fp32 by three fp16 products, too
           const bool f32_only = is_sm90a && (entry.arithmetic == "f16x3" || entry.arithmetic == "f32");
           const bool halves_only = entry.arithmetic == "f16x3" && !f32_only;
           const bool f16_only = entry.arithmetic == "f16";

@@ -16,8 +16,8 @@ constexpr int kQueueTiles = 3;  // in shared memory: the one whose output is com
 using TileQueue = Ring<kQueueTiles>;
 constexpr int kProducerBarrier = 8;  // of those that warpgroups leave
 
-// What both kernels get: a call, its tiles as Tiling numbers them, and which thread blocks do them. Where C::kSplit, each
-// split of a head's keys counts as a head.
+// What both kernels get: a call, its tiles as Tiling numbers them, and which thread blocks do them. Where C::kSplit,
+// each split of a head's keys counts as a head.
 struct Grid {
   AttentionParams p;
   Partials partials;  // where C::kSplit

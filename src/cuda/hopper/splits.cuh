@@ -1,5 +1,6 @@
-// Split-KV: the keys that a sequence's rows see in splits, which thread blocks share, and what each leaves of a row. Splits
-// depend on the number of keys, rows and kv heads of the sequence alone, so that a row's bits do not depend on the batch.
+// Split-KV: the keys that a sequence's rows see in splits, which thread blocks share, and what each leaves of a row.
+// Splits depend on the number of keys, rows and kv heads of the sequence alone, so that a row's bits do not depend on
+// the batch.
 #pragma once
 
 #include <algorithm>
@@ -40,8 +41,8 @@ struct Partials {
 
   __device__ float* at(const Head& head, std::int64_t row, std::int64_t split) const {
     const AttentionParams& p = head.p;
-    const std::int64_t first = p.total_q >= 0 ? (head.hk * p.total_q + head.q_first) * p.group
-                                              : (head.b * p.hk + head.hk) * p.sq * p.group;
+    const std::int64_t first =
+        p.total_q >= 0 ? (head.hk * p.total_q + head.q_first) * p.group : (head.b * p.hk + head.hk) * p.sq * p.group;
     return data + ((first + row) * splits + split) * floats;
   }
   __host__ __device__ static std::int64_t m_at(const AttentionParams& p) { return ceil_div(p.dv, 4) * 4; }

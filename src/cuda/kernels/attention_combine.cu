@@ -1,8 +1,8 @@
 // attention_combine: rows from their partial results over splits of their keys,
 //   m = max m_i,  l = sum 2^(m_i - m) l_i,  out = sum 2^(m_i - m) o_i / l.
 //
-// Partial results know hidden keys by weights of 0, but 0 times NaN is NaN, and scores of 2^20 and more have lost digits:
-// rows whose results are not finite, or which had such scores, are computed once more, key by key.
+// Partial results know hidden keys by weights of 0, but 0 times NaN is NaN, and scores of 2^20 and more have lost
+// digits: rows whose results are not finite, or which had such scores, are computed once more, key by key.
 #include <cuda_runtime.h>
 
 #include <cmath>
@@ -20,8 +20,8 @@ constexpr int kMaxSize = kDecodeMaxHeadSize;
 constexpr int kBlockWarps = 8, kThreads = 32 * kBlockWarps;
 static_assert(kMaxSplits <= kThreads, "a thread for each split");
 
-// A row's sums, by kWarps warps of a block (all, or one where splits are no more than that: then the bits are the same): of
-// O those of each warp, which relate to `top`, as `l` does.
+// A row's sums, by kWarps warps of a block (all, or one where splits are no more than that: then the bits are the
+// same): of O those of each warp, which relate to `top`, as `l` does.
 template <int kWarps>
 struct RowSums {
   float o[kWarps][kMaxSize], of_warp[kWarps], factor[kWarps * 32];
@@ -64,11 +64,13 @@ struct RowSums {
       const auto add = [&](int i, auto combine) {
         const float4 x = *reinterpret_cast<const float4*>(partial + i * partials.floats + column);
         const float f = factor[i];
-        sum = make_float4(combine(f, x.x, sum.x), combine(f, x.y, sum.y), combine(f, x.z, sum.z), combine(f, x.w, sum.w));
+        sum =
+            make_float4(combine(f, x.x, sum.x), combine(f, x.y, sum.y), combine(f, x.z, sum.z), combine(f, x.w, sum.w));
       };
       if constexpr (kWarps == 1) {
 #pragma unroll 8
-        for (int i = 0; i < count; ++i) add(i, [](float f, float x, float sum) { return __fadd_rn(sum, __fmul_rn(f, x)); });
+        for (int i = 0; i < count; ++i)
+          add(i, [](float f, float x, float sum) { return __fadd_rn(sum, __fmul_rn(f, x)); });
       } else {
 #pragma unroll 8
         for (int i = warp * each; i < min(count, (warp + 1) * each); ++i) add(i, fmaf);
@@ -127,8 +129,8 @@ struct RowSums {
 
 // Row `r` of a sequence and kv head, by kWarps warps.
 template <int kWarps>
-__global__ void __launch_bounds__(kThreads, 4) combine(const __grid_constant__ AttentionParams p,
-                                                    const Partials partials, const unsigned rows) {
+__global__ void __launch_bounds__(kThreads, 4)
+    combine(const __grid_constant__ AttentionParams p, const Partials partials, const unsigned rows) {
   using Sums = RowSums<kWarps>;
   __shared__ Sums all_sums[kBlockWarps / kWarps];
   Sums& sums = all_sums[threadIdx.x / (32 * kWarps)];

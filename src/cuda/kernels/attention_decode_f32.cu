@@ -2,9 +2,9 @@
 // block goes over one split of the keys (split-KV), and attention_combine merges what they leave of a row.
 //
 // Rows are in tiles of 8, a tile for each warp. The block's warps form teams, with a warp for each tile that there is,
-// which take steps of a few keys in turn. Bulk copies fill a ring in shared memory for each team, row by row: no team waits
-// for another before the split is done, and few instructions go into moving bytes. All m are integers: to change them
-// multiplies by exact powers of two.
+// which take steps of a few keys in turn. Bulk copies fill a ring in shared memory for each team, row by row: no team
+// waits for another before the split is done, and few instructions go into moving bytes. All m are integers: to change
+// them multiplies by exact powers of two.
 #include <cuda_runtime.h>
 
 #include "cuda/hopper/host.cuh"
@@ -56,9 +56,9 @@ __device__ __forceinline__ std::uint32_t chunk_at(std::uint32_t matrix, int row,
   return matrix + row * C::kPitch + chunk * 16;
 }
 
-// What a lane has: of scores and O, two rows, row() of the first half of the tile and of the second. Lanes that share rows
-// differ in the bits kSharing: shared memory serves half a warp's 16 bytes each at once if lanes that differ in bit 0, or
-// those in bit 1, read the same. The former do of rows, the latter of keys and columns.
+// What a lane has: of scores and O, two rows, row() of the first half of the tile and of the second. Lanes that share
+// rows differ in the bits kSharing: shared memory serves half a warp's 16 bytes each at once if lanes that differ in
+// bit 0, or those in bit 1, read the same. The former do of rows, the latter of keys and columns.
 template <class C>
 struct Lane {
   static constexpr int kSharing = 13, kRowScores = C::kScores / 2;
@@ -98,8 +98,7 @@ __device__ __forceinline__ void multiply_keys(const AttentionParams& p, std::uin
 #pragma unroll
     for (int n = 0; n < 4; ++n)
 #pragma unroll
-      for (int j = 0; j < C::kScores; ++j)
-        s[j] = fmaf(element(left[j / kKeys], n), element(right[j % kKeys], n), s[j]);
+      for (int j = 0; j < C::kScores; ++j) s[j] = fmaf(element(left[j / kKeys], n), element(right[j % kKeys], n), s[j]);
   }
 }
 
@@ -154,8 +153,7 @@ struct KeyRing {
     const int size = static_cast<int>(values ? p.dv : p.d);
     const std::uint32_t to = (values ? v(slot) : k(slot)) + row * C::kPitch;
     if (vector) {
-      if (lane == 0)
-        barrier_arrive_expecting(full(slot), 4 * static_cast<int>(p.d + p.dv) * C::kStepKeys);
+      if (lane == 0) barrier_arrive_expecting(full(slot), 4 * static_cast<int>(p.d + p.dv) * C::kStepKeys);
       __syncwarp();
       if (row < C::kStepKeys) bulk_load(to, from, 4 * size, full(slot), false);
       return;
@@ -229,9 +227,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) decode(const __grid_c
   const Row top = row_of(head, row_begin), bottom = row_of(head, min(row_begin + team * kRows, row_count) - 1);
   const std::int64_t last_token = min(bottom.token + 1, p.score.modifier_rows) - 1;
   const int begin = static_cast<int>(clamp_to(top.first - first_key, 0, keys));
-  const int end = last_token < top.token
-                      ? 0
-                      : static_cast<int>(clamp_to(Row(head, last_token, 0).last - first_key, 0, keys));
+  const int end =
+      last_token < top.token ? 0 : static_cast<int>(clamp_to(Row(head, last_token, 0).last - first_key, 0, keys));
 
   const int warp = uniform(threadIdx.x / 32), teams = C::kWarps / team, own_team = warp / team;
   const int own_rows = warp % team * kRows;  // of the block's
@@ -304,8 +301,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) decode(const __grid_c
       m[h] = top;
     }
 #pragma unroll
-    for (int i = 0; i < C::kScores; ++i)
-      s[i] = exp2_approx(s[i] - shift_of(m[at.half_of_score(i)]));
+    for (int i = 0; i < C::kScores; ++i) s[i] = exp2_approx(s[i] - shift_of(m[at.half_of_score(i)]));
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float sum = 0;
@@ -380,8 +376,7 @@ int tiles_of(const AttentionParams& p) {
 cudaError_t attention_decode_f32(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
   DecodeParams params{p, partials_of(p, workspace)};
   params.modified = has_modifiers(p.score);
-  params.kv_vector =
-      is_vector(p.k, p.k_stride, 4) && is_vector(p.v, p.v_stride, 4) && p.d % 4 == 0 && p.dv % 4 == 0;
+  params.kv_vector = is_vector(p.k, p.k_stride, 4) && is_vector(p.v, p.v_stride, 4) && p.d % 4 == 0 && p.dv % 4 == 0;
   const cudaError_t status = with_config(p, [&](auto config) {
     using C = decltype(config);
     params.tiles = tiles_of<C>(p);

@@ -39,7 +39,7 @@ struct Config {
   static constexpr int kLoadRegisters = kGroups == 1 ? 72 : kGroups == 3 ? 32 : kTma ? 56 : 72;
   static constexpr int kMathRegisters = kGroups == 1 ? 184 : kGroups == 3 ? 160 : kTma ? 224 : 216;
   static constexpr bool kTradesRegisters = kGroups > 1 || kBlocks > 1;  // else all have enough
-  static constexpr int kProducers = kTma ? 96 : 128;  // threads that put tiles into shared memory
+  static constexpr int kProducers = kTma ? 96 : 128;                    // threads that put tiles into shared memory
   static constexpr int kRows = kGroupRows * kGroups, kKeys = kSize > 128 || kSplit ? 64 : 128;
   static constexpr int kStages = kSplit && kSize == 64 ? 4 : 2;  // blocks of K and of V at a time
   // A row's maximum moves only when it grows by more: weights are then up to 2^kSlack, and O is rarely rescaled.
