@@ -35,8 +35,9 @@ constexpr AttentionKernel decode(const char* name, const char* arithmetic, DType
                     .dtypes = only(type),
                     .max_head_size = kDecodeMaxHeadSize},
           .refuse = [](const AttentionParams& a) -> std::string_view {
-            if ((a.total_q >= 0 ? a.total_q : a.sq) * a.group > kDecodeMaxRows)
-              return "takes up to 64 rows (query tokens times heads of a group)";
+            // Ragged ones on a device are known by their total, and no row's kernel may depend on other sequences.
+            if (a.total_q >= 0) return "takes no ragged queries";
+            if (a.sq * a.group > kDecodeMaxRows) return "takes up to 64 rows (query tokens times heads of a group)";
             return wgmma_can_count(a) && decode_items(a) < kMaxBlocks ? "" : "takes fewer than 2^30 keys and splits";
           },
           .workspace = decode_workspace,

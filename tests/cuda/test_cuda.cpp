@@ -238,7 +238,10 @@ TEST_CASE("cuda: few rows over keys in many splits", "[kernel]") {
       "attention b=1 hq=16 hk=1 sq=4 sk=70000 d=40 dv=72 lse",
       "attention b=2 hq=12 hk=2 sq=2 sk=1500 d=200 window=900,0 align=bottom_right bias=hqk softcap=20 lse",
       "attention b=3 hq=3 sq=1 sk=2000 d=96 ring seqlens lse",
-      "attention b=3 hq=4 hk=2 sq=9 sk=1200 d=80 ragged_q=20 ragged_k=2500 lse",
+      "attention b=1 hq=4 hk=2 sq=1 sk=4097 d=64 window=4095,-1 align=bottom_right lse",
+      "attention b=1 hq=4 hk=2 sq=1 sk=513 d=80 window=511,0 align=bottom_right lse",
+      "attention b=2 hq=4 hk=2 sq=2 sk=2247 d=128 window=2047,0 align=bottom_right lse",
+      "attention b=5 hq=4 hk=2 sq=1 sk=1500 d=64 ring seqlens window=1111,0 align=bottom_right lse",
       "attention b=2 hq=6 hk=2 sq=3 sk=900 d=256 dv=16 mask=bqk layout=bshd scale=-0.1 lse",
       "attention b=2 hq=2 sq=3 sk=900 d=128 layout=other lse"};
   const auto test = [](const std::string& entry, Case& c) {
@@ -249,14 +252,28 @@ TEST_CASE("cuda: few rows over keys in many splits", "[kernel]") {
   each_case(test, kSplitKeys);
 }
 
+// One of few keys, whose splits one warp merges where it is alone; one with scores that are computed once more.
 TEST_CASE("cuda: splits of a sequence's keys do not depend on the batch", "[kernel]") {
-  constexpr const char* kBatches[] = {"attention b=5 hq=8 hk=2 sq=2 sk=3000 d=128 causal align=bottom_right lse"};
+  constexpr const char* kBatches[] = {
+      "attention b=4 hq=8 hk=2 sq=2 sk=9000 d=128 seqlens causal align=bottom_right lse"};
   const auto test = [](const std::string& entry, Case& c) {
+    constexpr std::int64_t kLengths[] = {9000, 700, 1600, 40};
+    for (std::int64_t n = 0; n < c.problem.b; ++n) {
+      if (c.seqlens.dtype() == DType::i64) c.seqlens.flat<std::int64_t>(n) = kLengths[n];
+      else c.seqlens.flat<std::int32_t>(n) = static_cast<std::int32_t>(kLengths[n]);
+    }
+    AttentionProblem without_lengths = c.problem;
+    without_lengths.kv_lengths = false;
+    Case plain(without_lengths);  // numbers where `c` may have none
+    for (std::int64_t i = 0; i < c.k.size(); ++i) c.k.flat(i) = plain.k.flat(i), c.v.flat(i) = plain.v.flat(i);
+    c.q.at({2, 3, 1, 5}) = 6e4f, c.k.at({2, 0, 77, 5}) = 6e4f;
     const Bytes batch = expected(entry, c);
     c.poison_outputs();
     for (std::int64_t n = 0; n < c.problem.b; ++n) {
       AttentionArgs args = c.args();
       for (TensorView* t : {&args.q, &args.kv.k, &args.kv.v}) *t = slice(*t, 0, n, 1);
+      for (TensorView* t : {&args.kv.k, &args.kv.v}) *t = slice(*t, 2, 0, kLengths[n]);
+      args.kv.seqlens = {};
       args.out = slice(args.out, 0, n, 1), args.lse = slice(args.lse, 0, n, 1);
       run(args, entry);
     }

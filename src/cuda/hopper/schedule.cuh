@@ -71,11 +71,9 @@ struct TileScheduler {
       const std::int64_t token = min(bottom.token + 1, p.score.modifier_rows) - 1;
       tile.begin = top.first, tile.end = token < top.token ? 0 : Row(head, token, 0).last;
       if constexpr (C::kSplit) {
-        const KeyRange visible = visible_keys(p.score, head);
-        const std::int64_t origin = visible.first / kSplitUnit * kSplitUnit;
-        const Splits splits = splits_of(visible.last - origin, tile.rows, grid.partials.max_splits);
+        const SplitKeys splits(head, grid.partials.max_splits);
         if (tile.split >= splits.count) continue;
-        const std::int64_t low = origin + std::int64_t{splits.keys} * tile.split;
+        const std::int64_t low = splits.first + std::int64_t{splits.keys} * tile.split;
         tile.begin = max(tile.begin, low), tile.end = min(tile.end, low + splits.keys);
       }
       tile.key = tile.begin / C::kKeys * C::kKeys;

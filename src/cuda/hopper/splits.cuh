@@ -1,6 +1,6 @@
-// Split-KV: the keys that a sequence's rows see in splits, which thread blocks share, and what each leaves of a row.
-// Splits depend on the number of keys, rows and kv heads of the sequence alone, so that a row's bits do not depend on
-// the batch.
+// Split-KV, of dense queries: the keys that a sequence's rows see in splits, which thread blocks share, and what each
+// leaves of a row. Splits depend on the number of keys, rows and kv heads of the sequence alone, so that a row's bits
+// do not depend on the batch.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,7 @@ struct Splits {
 inline int max_splits(std::int64_t hk) {
   return static_cast<int>(clamp_to(kSplitsOfSequence / (hk > 0 ? hk : 1), 1, kMaxSplits));
 }
-// `rows` of the sequence and a kv head.
+// Of so many keys from `SplitKeys::first` on, and `rows` of the sequence and a kv head.
 __host__ __device__ inline Splits splits_of(std::int64_t all_keys, int rows, int max_splits) {
   const auto keys = static_cast<unsigned>(all_keys), units = (keys + kSplitUnit - 1) / kSplitUnit;
   const auto in_splits = [&](unsigned count) { return (units + count - 1) / count * kSplitUnit; };
@@ -33,6 +33,17 @@ __host__ __device__ inline Splits splits_of(std::int64_t all_keys, int rows, int
   return {static_cast<int>(size), keys > size ? static_cast<int>((keys + size - 1) / size) : 1};
 }
 
+// Those of a sequence and kv head: from a multiple of kSplitUnit on, so that blocks of keys lie in one split.
+struct SplitKeys : Splits {
+  std::int64_t first, last;  // of the first split, and the end of the last
+
+  __device__ SplitKeys(const Head& head, int max_splits) {
+    const KeyRange visible = visible_keys(head.p.score, head);
+    first = visible.first / kSplitUnit * kSplitUnit, last = visible.last;
+    static_cast<Splits&>(*this) = splits_of(last - first, static_cast<int>(head.p.sq * head.p.group), max_splits);
+  }
+};
+
 // What splits leave for attention_combine.
 struct Partials {
   int splits, max_splits;  // the most that a sequence of this call has, and could have if it were longer
@@ -41,20 +52,14 @@ struct Partials {
 
   __device__ float* at(const Head& head, std::int64_t row, std::int64_t split) const {
     const AttentionParams& p = head.p;
-    const std::int64_t first =
-        p.total_q >= 0 ? (head.hk * p.total_q + head.q_first) * p.group : (head.b * p.hk + head.hk) * p.sq * p.group;
-    return data + ((first + row) * splits + split) * floats;
+    return data + (((head.b * p.hk + head.hk) * p.sq * p.group + row) * splits + split) * floats;
   }
   __host__ __device__ static std::int64_t m_at(const AttentionParams& p) { return ceil_div(p.dv, 4) * 4; }
 };
 
-// Of a sequence and kv head, at most.
-inline int max_rows(const AttentionParams& p) {
-  return static_cast<int>((p.total_q >= 0 ? p.total_q : p.sq) * p.group);
-}
 // Sequences of fewer keys may have more splits.
 inline Partials partials_of(const AttentionParams& p, std::byte* workspace) {
-  const std::int64_t keys = std::max(p.sk, p.total_k), most = max_splits(p.hk);
+  const std::int64_t keys = std::max(p.sk, p.total_k) + kSplitUnit - 1, most = max_splits(p.hk);
   const std::int64_t short_ones = ceil_div(keys, kMinSplitKeys), long_ones = ceil_div(keys, kEnoughSplitKeys);
   const std::int64_t splits = std::min(short_ones, std::max<std::int64_t>(long_ones, kMinSplits));
   return {static_cast<int>(clamp_to(splits, 1, most)), static_cast<int>(most), reinterpret_cast<float*>(workspace),

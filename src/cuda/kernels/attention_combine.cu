@@ -125,55 +125,73 @@ struct RowSums {
     for (const auto& of_warp : o) sum += of_warp[i];
     return sum;
   }
+  // Out and lse.
+  __device__ void store_row(const Head& head, const Row& row, float top, float l) const {
+    const AttentionParams& p = head.p;
+    const Finish f = finish_row(top, l, sink_of(head, row), alibi_shift_log2(head, row));
+    const std::int64_t out = row_at(p.out_stride, head, row);
+    for (int i = thread(); i < p.dv; i += 32 * kWarps) {
+      const float x = f.sum == 0 ? 0.f : column(i) * f.half * f.half / f.sum;
+      store(p.out, p.out_type, out + i * p.out_stride.d, x);
+    }
+    if (p.lse && thread() == 0) p.lse[row_at(p.lse_stride, head, row)] = f.lse;
+  }
 };
 
-// Row `r` of a sequence and kv head, by kWarps warps.
+// A block does kBlockWarps rows, with a warp for each, or one. `rows`: of each sequence and kv head.
 template <int kWarps>
 __global__ void __launch_bounds__(kThreads, 4)
     combine(const __grid_constant__ AttentionParams p, const Partials partials, const unsigned rows) {
   using Sums = RowSums<kWarps>;
-  __shared__ Sums all_sums[kBlockWarps / kWarps];
-  Sums& sums = all_sums[threadIdx.x / (32 * kWarps)];
-  const unsigned number = blockIdx.x * (kBlockWarps / kWarps) + threadIdx.x / (32 * kWarps);
-  const unsigned index = number / rows, hk = static_cast<unsigned>(p.hk);
-  if (index >= p.b * hk) return;
-  const Head head(p, index / hk, index % hk);
-  const int r = static_cast<int>(number - index * rows), row_count = static_cast<int>(head.len_q * p.group);
-  if (r >= row_count) return;
-  const Row row = row_of(head, r);
-  const KeyRange visible = visible_keys(p.score, head);
-  const int count = splits_of(visible.last - visible.first, row_count, partials.max_splits).count;
-  const float sink = sink_of(head, row), alibi_shift = alibi_shift_log2(head, row);
-  const std::int64_t out = row_at(p.out_stride, head, row);
+  constexpr int kBlockRows = kBlockWarps / kWarps;
+  __shared__ Sums of_rows[kBlockRows];
+  __shared__ RowSums<kBlockWarps> again;
+  __shared__ bool is_bad[kBlockRows];
+  const auto head_of = [&](unsigned number) {
+    const unsigned index = number / rows, hk = static_cast<unsigned>(p.hk);
+    return Head(p, index / hk, index % hk);
+  };
+  const unsigned first = blockIdx.x * kBlockRows, own = threadIdx.x / (32 * kWarps), number = first + own;
   wait_for_previous();
 
-  float top, l;
-  sums.add_splits(p, partials, partials.at(head, r, 0), count, top, l);
-  const bool is_huge = top != -kInfinity && fabsf(top) >= kHugeScore;
-  bool is_bad = is_huge || !is_finite(l);
-  for (int i = Sums::thread(); i < p.dv; i += 32 * kWarps) is_bad |= !is_finite(sums.column(i));
-  if (Sums::any(is_bad)) sums.add_keys(head, row, top, l);
-  const Finish f = finish_row(top, l, sink, alibi_shift);
-  for (int i = Sums::thread(); i < p.dv; i += 32 * kWarps) {
-    const float x = f.sum == 0 ? 0.f : sums.column(i) * f.half * f.half / f.sum;
-    store(p.out, p.out_type, out + i * p.out_stride.d, x);
+  bool bad = false;
+  if (number < p.b * p.hk * rows) {
+    const Head head = head_of(number);
+    const int row = static_cast<int>(number % rows), count = SplitKeys(head, partials.max_splits).count;
+    Sums& sums = of_rows[own];
+    float top, l;
+    sums.add_splits(p, partials, partials.at(head, row, 0), count, top, l);
+    bad = (top != -kInfinity && fabsf(top) >= kHugeScore) || !is_finite(l);
+    for (int i = Sums::thread(); i < p.dv; i += 32 * kWarps) bad |= !is_finite(sums.column(i));
+    bad = Sums::any(bad);
+    if (!bad) sums.store_row(head, row_of(head, row), top, l);
   }
-  if (p.lse && Sums::thread() == 0) p.lse[row_at(p.lse_stride, head, row)] = f.lse;
+  // The whole block for each, so that bits are those of any call.
+  if (!__syncthreads_or(bad)) return;
+  if (Sums::thread() == 0) is_bad[own] = bad;
+  __syncthreads();
+  for (unsigned i = 0; i < kBlockRows; ++i) {
+    if (!is_bad[i]) continue;
+    const Head head = head_of(first + i);
+    const Row row = row_of(head, static_cast<int>((first + i) % rows));
+    float top, l;
+    again.add_keys(head, row, top, l);
+    again.store_row(head, row, top, l);
+  }
 }
 
 }  // namespace
 
 std::int64_t decode_items(const AttentionParams& p) {
-  return p.b * p.hk * std::max(partials_of(p, nullptr).splits, max_rows(p));
+  return p.b * p.hk * std::max<std::int64_t>(partials_of(p, nullptr).splits, p.sq * p.group);
 }
 std::size_t decode_workspace(const AttentionParams& p) {
-  const std::int64_t rows = p.hk * p.group * (p.total_q >= 0 ? p.total_q : p.b * p.sq);
   const Partials partials = partials_of(p, nullptr);
-  return static_cast<std::size_t>(rows * partials.splits * partials.floats) * sizeof(float);
+  return static_cast<std::size_t>(p.b * p.hk * p.group * p.sq * partials.splits * partials.floats) * sizeof(float);
 }
 
 cudaError_t attention_combine(const AttentionParams& p, const Partials& partials, cudaStream_t stream) {
-  const auto rows = static_cast<unsigned>(max_rows(p)), all = static_cast<unsigned>(p.b * p.hk) * rows;
+  const auto rows = static_cast<unsigned>(p.sq * p.group), all = static_cast<unsigned>(p.b * p.hk) * rows;
   if (partials.splits > kBlockWarps)
     return launch_kernel(true, combine<kBlockWarps>, all, kThreads, 0, stream, p, partials, rows);
   return launch_kernel(true, combine<1>, (all + kBlockWarps - 1) / kBlockWarps, kThreads, 0, stream, p, partials, rows);

@@ -21,7 +21,7 @@ constexpr int kShortSum = 8;  // steps
 struct DecodeParams {
   AttentionParams p;
   Partials partials;
-  int tiles;       // blocks for the rows of a sequence and kv head: the most of any sequence
+  int tiles;       // blocks for the rows of a sequence and kv head
   bool modified;   // scores need more than a scale
   bool kv_vector;  // rows of k and v are whole times 16 bytes
 };
@@ -215,14 +215,13 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) decode(const __grid_c
   const unsigned split = blockIdx.x / tiles % splits;
   const int index = static_cast<int>(blockIdx.x / tiles / splits), hk = static_cast<int>(p.hk);
   const Head head(p, index / hk, index % hk);
-  const int row_count = static_cast<int>(head.len_q * p.group), team = team_for<C>(row_count);
+  const int row_count = static_cast<int>(p.sq * p.group), team = team_for<C>(row_count);
   const int row_begin = static_cast<int>(blockIdx.x % tiles) * team * kRows;
   if (row_begin >= row_count) return;
-  const KeyRange visible = visible_keys(p.score, head);
-  const Splits all = splits_of(visible.last - visible.first, row_count, params.partials.max_splits);
+  const SplitKeys all(head, params.partials.max_splits);
   if (split >= static_cast<unsigned>(all.count)) return;
-  const std::int64_t first_key = visible.first + std::int64_t{all.keys} * split;
-  const int keys = static_cast<int>(clamp_to(visible.last - first_key, 0, all.keys));
+  const std::int64_t first_key = all.first + std::int64_t{all.keys} * split;
+  const int keys = static_cast<int>(clamp_to(all.last - first_key, 0, all.keys));
   // What any of the rows sees: neither end moves down from row to row, but rows past the mask's see nothing.
   const Row top = row_of(head, row_begin), bottom = row_of(head, min(row_begin + team * kRows, row_count) - 1);
   const std::int64_t last_token = min(bottom.token + 1, p.score.modifier_rows) - 1;
@@ -367,7 +366,7 @@ auto with_config(const AttentionParams& p, Then then) {
 }
 template <class C>
 int tiles_of(const AttentionParams& p) {
-  const int rows = max_rows(p);
+  const std::int64_t rows = p.sq * p.group;
   return static_cast<int>(ceil_div(rows, team_for<C>(rows) * kRows));
 }
 
@@ -381,7 +380,7 @@ cudaError_t attention_decode_f32(const AttentionParams& p, std::byte* workspace,
     using C = decltype(config);
     params.tiles = tiles_of<C>(p);
     const auto blocks = static_cast<unsigned>(p.b * p.hk * params.tiles * params.partials.splits);
-    const int shared_bytes = C::shared_bytes(team_for<C>(max_rows(p)));
+    const int shared_bytes = C::shared_bytes(team_for<C>(p.sq * p.group));
     return launch_kernel(false, decode<C>, blocks, C::kThreads, shared_bytes, stream, params);
   });
   return status == cudaSuccess ? attention_combine(p, params.partials, stream) : status;
