@@ -24,7 +24,8 @@ static_assert(kMaxSplits <= kThreads, "a thread for each split");
 // same): of O those of each warp, which relate to `top`, as `l` does.
 template <int kWarps>
 struct RowSums {
-  float o[kWarps][kMaxSize], of_warp[kWarps], factor[kWarps * 32];
+  alignas(16) float o[kWarps][kMaxSize];
+  float of_warp[kWarps], factor[kWarps * 32];
 
   __device__ static int thread() { return threadIdx.x % (32 * kWarps); }
   __device__ static void sync() {
