@@ -1,4 +1,5 @@
 // Attention of a real language model (tests/data): every entry has to give what the model computed.
+#include <algorithm>
 #include <string>
 
 #include "oracle/oracle.hpp"
@@ -54,9 +55,15 @@ TEST_CASE("captured: recordings of unequal lengths and of one text are there", "
 TEST_CASE("captured: every entry agrees with the model and with float64", "[captured]") {
   for (Captured& captured : load_captured(RAPT_TEST_DATA)) {
     for (const std::string& entry : every_entry()) {
+      bool is_taken = true;  // in every way to pad: some take no ragged queries
       for (const Padding padding : kPaddings) {
         CAPTURE(captured.name(), entry, to_string(padding));
         const AttentionArgs args = captured.args(padding);
+        const std::vector<std::string> takers = every_entry(AttentionProblem::of(args));
+        if (std::find(takers.begin(), takers.end(), entry) == takers.end()) {
+          is_taken = false;
+          continue;
+        }
         run(args, entry);
 
         const Difference difference = captured.difference(padding);
@@ -68,7 +75,7 @@ TEST_CASE("captured: every entry agrees with the model and with float64", "[capt
         CHECK(errors.ok());
       }
       CAPTURE(captured.name(), entry);
-      CHECK(captured.same_bits(Padding::key_lengths, Padding::ragged));
+      if (is_taken) CHECK(captured.same_bits(Padding::key_lengths, Padding::ragged));
     }
   }
 }
