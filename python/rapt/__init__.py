@@ -11,7 +11,7 @@
 What every argument means to the last corner is in docs/contract.md of the source.
 """
 
-from rapt import dsa
+from rapt import _core, dsa
 from rapt._attention import attention, dropout_mask, explain, explain_problem
 from rapt._attention_backward import Gradients, attention_backward
 from rapt._cache import append_kv, merge_states
@@ -20,7 +20,7 @@ from rapt._delta_rule import DeltaRuleGradients, delta_rule, delta_rule_backward
 from rapt._guards import GuardReport, GuardWarning, guards
 from rapt._info import info
 
-__version__: str = info()["version"]
+__version__: str = _core.version()
 __all__ = [
     "DeltaRuleGradients",
     "Explanation",

@@ -66,7 +66,8 @@ def _cpu_name() -> str:
 
 
 def info() -> Info:
-    """Version, CPU, threads and whose they are, instruction sets and kernels."""
+    """Version, CPU, threads and whose they are, instruction sets and kernels. Raises ValueError for a wrong RAPT_GUARDS, as every
+    call does, outside of blocks of rapt.guards."""
     return {
         "version": _core.version(),
         "cpu": _cpu_name(),

@@ -96,12 +96,19 @@ def test_torch_is_watched(broken):
 def test_environment():
     program = """if True:
         import numpy as np, rapt
+        print("imported", rapt.__version__)
         x = np.full((1, 1, 1, 4), np.nan, np.float32)
+        with rapt.guards():
+            rapt.attention(x, x, x)
+            assert rapt.info()["guards"] == ""
+        print("called")
         rapt.attention(x, x, x)"""
 
     def errors(words):
         environment = {**os.environ, "RAPT_GUARDS": words}
-        return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False).stderr
+        result = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+        assert result.stdout == f"imported {rapt.__version__}\ncalled\n", result.stderr  # a wrong variable fails in calls alone
+        return result.stderr
 
     assert "GuardWarning: nan: q[0, 0, 0, 0] is nan" in errors("nan")
     assert errors("") == ""
