@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -30,10 +31,12 @@ constexpr double kMaxLoss = 0.03;  // of any problem
 constexpr double kErrors = 3;      // a gain is more than so many standard errors
 constexpr double kConfirming = 3;  // times as long
 
+/// Whatever tuning and guards the environment asks for.
 Context context_with(int threads, const std::vector<EntryTuning>& entries) {
   ContextOptions options;
   options.threads = threads;
   options.tuning = Tuning{entries, {}};
+  options.guards = Guards{};
   return Context(std::move(options));
 }
 
@@ -279,15 +282,17 @@ class Tuner {
 /// Writes the file, and reads it as a context does.
 void write(const std::string& path, const std::vector<EntryTuning>& won) {
   write_file(path, to_string(Tuning{won, {}}));
-  ContextOptions options;
-  options.tuning = read_tuning(path);
-  if (Context(options).tuning().entries != won)
+  if (context_with(0, read_tuning(path).entries).tuning().entries != won)
     throw std::runtime_error(fmt::format("{}: reads back as something else", path));
 }
 
 }  // namespace
 
 int run_tune(const TuneOptions& given) {
+  // A forced ISA is another matter: the entries that it leads to are tuned.
+  if (const char* kernel = std::getenv("RAPT_KERNEL"); kernel != nullptr && *kernel != '\0')
+    throw UsageError(
+        fmt::format("RAPT_KERNEL: \"{}\"; wanted none, as calls are tuned on the entries that they run on", kernel));
   TuneOptions options = given;
   if (options.threads.empty()) options.threads = {tbb_executor()->concurrency()};
   require_writable({options.output_path});

@@ -364,8 +364,8 @@ class Tune(CliTest):
         self.addCleanup(folder.cleanup)
         self.folder, self.file = Path(folder.name), Path(folder.name, "machine.tuning")
 
-    def tune(self, *arguments):
-        result = rapt("tune", "--min-time", "0.001", *arguments)
+    def tune(self, *arguments, **environment):
+        result = rapt("tune", "--min-time", "0.001", *arguments, **environment)
         self.assertEqual((result.returncode, result.stderr), (0, ""), "progress is for terminals only")
         return result.stdout
 
@@ -386,7 +386,8 @@ class Tune(CliTest):
         # As it would be, had something won.
         with self.file.open("a") as file:
             file.write(f"\n[{self.entry(self.PROBLEM)}]\nsplit_keys = 100\nworker_us = 1\n")
-        self.assertIn(" -> ", self.tune("--problem", self.PROBLEM))  # which asks no file
+        # Neither a file nor guards, which would say that they do not watch this.
+        self.assertIn(" -> ", self.tune("--problem", self.PROBLEM, RAPT_TUNING="/no/such/file", RAPT_GUARDS="shadow=1"))
         info = self.run_json("info", RAPT_TUNING=str(self.file))
         self.assertEqual(info["tuning"]["entries"][self.entry(self.PROBLEM)], {"worker_us": 1, "split_keys": 100})
         self.assertRegex(self.run_ok("info", RAPT_TUNING=str(self.file)), r"(?m)^tuned +index_scores\S+: .*split_keys 100 \(default 2048\)$")
@@ -409,6 +410,7 @@ class Tune(CliTest):
         self.assert_usage_error("tune", "--output", "/no/such/folder/file", mentions="/no/such/folder/file")
         self.assert_usage_error("tune", "--problem", "sq=x", mentions="sq=x")
         self.assert_usage_error("tune", "--min-time", "nan", mentions="--min-time")
+        self.assert_usage_error("tune", "--problem", PROBLEM, mentions="RAPT_KERNEL: ", RAPT_KERNEL=self.entry(PROBLEM))
 
 
 class Usage(CliTest):
