@@ -199,21 +199,23 @@ class Tuner {
     for (const Shape& shape : group.shapes) trials_.emplace_back(shape);
     EntryTuning best{group.entry.name, group.entry.tuning};
     const EntryTuning plain = best;
+    double gain = 1;  // of `best` over what it was compared with
+    const auto consider = [&](const EntryTuning& before, const EntryTuning& candidate, const std::string& text) {
+      const auto outcome = attempt(before, candidate, text);
+      if (outcome && outcome->wins() && outcome->ratio() > gain) best = candidate, gain = outcome->ratio();
+    };
     for (const EntryInfo& other : group.others) {
       EntryTuning candidate{other.name, other.tuning};
       candidate.values.first = 1;
-      const std::string text = other.name + " first";
-      if (const auto outcome = attempt(plain, candidate, text); outcome && outcome->wins()) best = candidate;
+      consider(plain, candidate, other.name + " first");
     }
     for (const TuningKey& key : tuning_keys()) {
       const EntryTuning before = best;
-      double gain = 1;
-      for (const std::int64_t value : candidates_of(key, group.entry.tuning.*key.value)) {
+      gain = 1;
+      for (const std::int64_t value : candidates_of(key, before.values.*key.value)) {
         EntryTuning candidate = before;
         candidate.values.*key.value = value;
-        const std::string text = fmt::format("{} {} -> {}", key.name, before.values.*key.value, value);
-        const auto outcome = attempt(before, candidate, text);
-        if (outcome && outcome->wins() && outcome->ratio() > gain) best = candidate, gain = outcome->ratio();
+        consider(before, candidate, fmt::format("{} {} -> {}", key.name, before.values.*key.value, value));
       }
     }
     progress_.begin(group.entry.name + ": the defaults again");
