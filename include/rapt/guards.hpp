@@ -50,7 +50,8 @@ struct Guards {
   /// So many rows of each call, others in every call, are computed again in float64 and compared with what the contract
   /// allows (docs/contract.md, "Numerics"); 0: none. Of attention(), out and lse; of attention_backward(), dq.
   int shadow = 0;
-  /// The bounds' factor. 1 is what every kernel promises; less is an alarm before that.
+  /// The factor of the shadow's bounds. 1 is what every kernel promises; below it the alarm comes before a promise is
+  /// broken. Without a shadow nothing but 1.
   double tolerance = 1;
   /// Every call runs a second time, with one worker if it had several and else with several, into memory of its own;
   /// all bits have to be the same. All operations but append_kv() and delta_rule() in pools of states.

@@ -75,7 +75,7 @@ def guards(*, nan: bool = False, shadow: int = 0, tolerance: float = 1.0, determ
 
     `handler` gets a GuardReport when a call is done; what it raises, the call raises, with its results written. By default
     reports are GuardWarnings, which `warnings.simplefilter("error", rapt.GuardWarning)` makes exceptions. Raises
-    ValueError for a negative `shadow` or a `tolerance` that is not above 0."""
+    ValueError for a negative `shadow` and for a `tolerance` that is not above 0, or without `shadow`."""
     global _handler
     words = (["nan"] if nan else []) + ([f"shadow={int(shadow)}"] if shadow else []) + (["determinism"] if determinism else [])
     previous = _handler, _core.set_guards(",".join([*words, f"tolerance={float(tolerance)!r}"]))

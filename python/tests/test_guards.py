@@ -76,6 +76,8 @@ def test_blocks_nest(broken):
         assert rapt.info()["guards"] == "nan"
     with pytest.raises(ValueError, match="tolerance"), rapt.guards(nan=True, tolerance=0):
         pass
+    with pytest.raises(ValueError, match="without shadow"), rapt.guards(nan=True, tolerance=0.1):
+        pass
     with pytest.raises(ValueError, match="shadow"), rapt.guards(shadow=-1):
         pass
 

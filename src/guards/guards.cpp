@@ -30,6 +30,8 @@ void check(const char* argument, const Guards& guards) {
   if (guards.shadow < 0) throw Error(argument, "shadow=" + std::to_string(guards.shadow), "rows, 0 or more");
   if (!(guards.tolerance > 0) || !std::isfinite(guards.tolerance))
     throw Error(argument, "a tolerance of " + std::to_string(guards.tolerance), "a factor above 0");
+  if (guards.shadow == 0 && guards.tolerance != 1)
+    throw Error(argument, "a tolerance without shadow", "shadow=ROWS, too, whose bounds it is for");
 }
 
 Guards parse(const char* argument, std::string_view words) {

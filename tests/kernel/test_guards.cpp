@@ -492,7 +492,7 @@ TEST_CASE("guards are asked for in words, which are read loudly", "[guards]") {
   CHECK_FALSE(Guards::parse("").any());
   CHECK(to_string(Guards{}).empty());
   for (const char* words : {"nans", "shadow", "shadow=", "shadow=x", "shadow=-1", "shadow=1 ", "tolerance=0",
-                            "tolerance=nan", "nan,,shadow=1"}) {
+                            "tolerance=nan", "nan,,shadow=1", "nan,tolerance=0.1"}) {
     CAPTURE(words);
     CHECK(refused_argument([&] { Guards::parse(words); }) == "guards");
     const ScopedEnvironment environment("RAPT_GUARDS", words);
