@@ -22,6 +22,7 @@ from pathlib import Path
 
 BRANDS = ("xeon", "epyc", "ryzen", "threadripper", "core", "neoverse", "graviton", "altra")
 PRIVATE = ("host_name",)  # what a machine is called by its owner is nobody else's business
+NOT_PLAIN = ("RAPT_TUNING", "RAPT_GUARDS", "RAPT_ISA", "RAPT_KERNEL")  # figures are of what rapt does by itself
 BF16_UNITS = {"amx_bf16", "avx512_bf16", "bf16"}
 
 
@@ -122,6 +123,9 @@ def parse_arguments():
         parser.error(f"--machine: {options.machine!r}; wanted small letters, digits, _ and .")
     if options.threads is not None and options.threads < 1:
         parser.error(f"--threads: {options.threads}; wanted 1 or more")
+    for name in NOT_PLAIN:
+        if os.environ.get(name):
+            parser.error(f"{name}: {os.environ[name]!r}; wanted an environment without it")
     return parser, options
 
 

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <sstream>
@@ -279,6 +280,11 @@ Json run_context(const Machine& machine) {
     caches.push_back(
         {{"type", cache.type}, {"level", cache.level}, {"size", cache.bytes}, {"num_sharing", cache.shared_by}});
   }
+  Json environment = Json::object();
+  for (const char* name : {"RAPT_ISA", "RAPT_KERNEL", "RAPT_TUNING", "RAPT_GUARDS"}) {
+    const char* value = std::getenv(name);
+    environment[name] = value == nullptr ? "" : value;
+  }
   const std::time_t now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
   return {{"date", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(now))},
           {"host_name", machine.host},
@@ -289,7 +295,8 @@ Json run_context(const Machine& machine) {
           {"caches", caches},
           {"library_version", version()},
           {"commit", kCommit},
-          {"compiler", compiler()}};
+          {"compiler", compiler()},
+          {"environment", environment}};
 }
 
 std::vector<EntryInfo> named_entries(std::string_view text) {

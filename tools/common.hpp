@@ -57,7 +57,8 @@ std::string human_bytes(double bytes);
 extern const char* const kCommit;
 /// Indented text. Bytes that are no UTF-8, which names of files may have, become U+FFFD.
 std::string to_text(const Json& json);
-/// When, where and by which build a JSON file was made, in google-benchmark's words where it has them.
+/// When, where, by which build and with which of rapt's variables in the environment a JSON file was made, in
+/// google-benchmark's words where it has them.
 Json run_context(const Machine& machine);
 /// JSON has no NaN: what was not measured is null.
 Json number(double value);

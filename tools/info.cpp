@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <map>
 
 #include "bench/entry.hpp"
@@ -78,11 +77,6 @@ std::vector<ExecutorState> executor_states() {
   return states;
 }
 
-const char* environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
-
 /// Values of entries that are not their defaults.
 Json describe_tuning(const Tuning& tuning) {
   Json tuned = Json::object();
@@ -111,11 +105,6 @@ Json describe_all(const std::string& refusal, const Tuning& tuning) {
           {"isas", isas},
           {"backends", backends},
           {"executors", executors},
-          {"environment",
-           {{"RAPT_ISA", environment("RAPT_ISA")},
-            {"RAPT_KERNEL", environment("RAPT_KERNEL")},
-            {"RAPT_TUNING", environment("RAPT_TUNING")},
-            {"RAPT_GUARDS", environment("RAPT_GUARDS")}}},
           {"refusal", refusal},
           {"tuning", describe_tuning(tuning)},
           {"entries", listed}};
@@ -146,7 +135,7 @@ void print_machine(const Json& info, const Tuning& tuning) {
     return std::any_of(info["entries"].begin(), info["entries"].end(),
                        [&](const Json& listed) { return listed["name"] == entry; });
   };
-  for (const auto& [name, value] : info["environment"].items()) {
+  for (const auto& [name, value] : context["environment"].items()) {
     const std::string given = value;
     if (given.empty()) continue;
     const bool none = name == "RAPT_KERNEL" && !named(given);

@@ -74,6 +74,8 @@ class Info(CliTest):
     def test_guards_of_the_environment(self):
         self.assertRegex(self.run_ok("info", RAPT_GUARDS="nan,shadow=2"), r"(?m)^RAPT_GUARDS nan,shadow=2 \(environment\)$")
         self.assert_usage_error("check", mentions="RAPT_GUARDS: \"nans\"", RAPT_GUARDS="nans")
+        context = self.run_json("info", "--problem", PROBLEM, RAPT_GUARDS="nan")["context"]  # as every JSON file has it
+        self.assertEqual(context["environment"], {"RAPT_ISA": "", "RAPT_KERNEL": "", "RAPT_TUNING": "", "RAPT_GUARDS": "nan"})
 
     def test_environment_is_shown(self):
         name = [isa["name"] for isa in self.run_json("info")["isas"] if isa["usable"]][-1]
@@ -318,7 +320,7 @@ class JsonFiles(CliTest):
 
     def test_bytes_that_are_no_text(self):
         result = rapt("info", "--json", RAPT_KERNEL=os.fsdecode(b"\xffe\xc3\xa9"))
-        self.assertEqual(json.loads(result.stdout)["environment"]["RAPT_KERNEL"], "\ufffde\xe9")
+        self.assertEqual(json.loads(result.stdout)["context"]["environment"]["RAPT_KERNEL"], "\ufffde\xe9")
 
     def test_unwritable_paths_are_refused_first(self):
         for command in ("check", "info"):

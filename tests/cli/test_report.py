@@ -169,7 +169,8 @@ class Measure(Folder):
         self.rapt.write_text(FAKE)
         self.rapt.chmod(0o755)
         self.out = self.folder / "results"
-        self.environment = {**os.environ, "FAKE_DOCUMENT": json.dumps(roofline_document())}
+        plain = {name: value for name, value in os.environ.items() if not name.startswith("RAPT_")}
+        self.environment = {**plain, "FAKE_DOCUMENT": json.dumps(roofline_document())}
         self.command = [sys.executable, str(BENCH / "measure.py"), "--rapt", str(self.rapt), "--out", str(self.out), "--threads", "2"]
 
     def measure(self, *words):
@@ -214,6 +215,10 @@ class Measure(Folder):
         result = self.measure("--only", "models", "--machine", "mine")
         self.assertEqual((result.returncode, self.files()), (0, {}))
         self.assertIn("mine-models-2-threads.json: left out, no --python with transformers", result.stdout)
+        self.environment["RAPT_TUNING"] = "machine.tuning"
+        result = self.measure("--only", "models")
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("RAPT_TUNING: 'machine.tuning'; wanted an environment without it", result.stderr)
 
     def test_machine_names(self):
         for cpu, name in {"AMD EPYC": "epyc2", "Intel(R) Xeon(R) Processor": "xeon2", "AMD Ryzen 9 7950X 16-Core Processor": "ryzen2",
