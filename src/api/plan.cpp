@@ -43,9 +43,11 @@ void run_call(const Entry& entry, const EntryPlan& plan, const Args& args, const
   if (context.options.observer) context.options.observer(to_string(call.problem) + " -> " + entry.name);
   if (tasks) tasks->planned(call.problem, entry.name, plan.threads);
   const auto run = [&] { run_entry(entry, plan, call, context, tasks, workspace); };
-  if (context.guards) context.guards->watch(Watched<Args>{entry, plan, args, call}, run);
-  else run();
-  if (tasks) tasks->done([&] { return call.device.type == DeviceType::cpu ? cost_of(args, call) : Cost{}; });
+  const auto done = [&] {
+    if (tasks) tasks->done([&] { return call.device.type == DeviceType::cpu ? cost_of(args, call) : Cost{}; });
+  };
+  if (context.guards) context.guards->watch(Watched<Args>{entry, plan, args, call}, run, done);
+  else run(), done();
 }
 
 // The entry for a problem, and its plan.

@@ -71,10 +71,10 @@ class ContextGuards {
   static std::shared_ptr<const ContextGuards> of(Context::Impl& context);
   ContextGuards(const Guards& guards, const Context::Impl& context);
 
-  // Calls run(), which does the call's work, and looks at what it did.
-  template <class Args, class Run>
-  void watch(const Watched<Args>& watched, const Run& run) const {
-    if (watched.call.is_empty) return run();
+  // Calls run(), which does the call's work, looks at what it did, and calls done() before handlers, which may throw.
+  template <class Args, class Run, class Done>
+  void watch(const Watched<Args>& watched, const Run& run, const Done& done) const {
+    if (watched.call.is_empty) return run(), done();
     Reports reports(watched.call.problem, watched.entry.name);
     if (watched.call.device.type != DeviceType::cpu) {
       run();
@@ -84,6 +84,7 @@ class ContextGuards {
       run();
       look_after(watched, before, reports);
     }
+    done();
     deliver(reports);
   }
 

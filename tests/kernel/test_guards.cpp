@@ -450,13 +450,16 @@ TEST_CASE("guards say what they do not watch, once of a context", "[guards]") {
   CHECK(watch.reports.size() == 3);
 }
 
-TEST_CASE("guards: what the handler throws, the call throws, with its results written", "[guards]") {
+TEST_CASE("guards: what the handler throws, the call throws, with its results and tasks complete", "[guards]") {
   Case c = attention_case(""), alone = attention_case("");
   for (Case* each : {&c, &alone}) each->v.at({0, 0, 0, 0}) = kNan;
   ContextOptions options;
   options.guards = Guards::parse("nan");
   options.guards->handler = [](const GuardReport& report) { throw std::runtime_error(to_string(report)); };
+  int calls = 0;
+  options.task_observer = [&](const Task& task) { calls += task.kind == Task::Kind::call; };
   CHECK_THROWS_AS(attention(c.args(), Context(options)), std::runtime_error);
+  CHECK(calls == 1);
   attention(alone.args());
   CHECK(same_bits(c.out, alone.out));
 }
