@@ -16,7 +16,7 @@ struct TuningValues {
   /// Microseconds of work, as estimated from FLOPs and bytes, that are worth another worker.
   std::int64_t worker_us = -1;
   /// Work items that each of several workers gets at least, if there are so many. Where all items are alike (append_kv,
-  /// merge_states, select_topk): how often a worker comes for some.
+  /// merge_states, select_topk): into how many parts a worker's share is cut, fetched one by one.
   std::int64_t items_per_worker = -1;
   /// attention: but 2 rather than items of fewer rows.
   std::int64_t min_item_rows = -1;
@@ -37,7 +37,7 @@ struct EntryTuning {
   friend bool operator==(const EntryTuning&, const EntryTuning&) = default;
 };
 
-/// The entries whose values are not the defaults, which entries() has.
+/// The values of some entries; of the others plans go by the defaults, which entries() has.
 struct Tuning {
   std::vector<EntryTuning> entries;
   std::string source;  ///< the file that it was read from; else empty
@@ -54,7 +54,7 @@ RAPT_API std::span<const TuningKey> tuning_keys();
 /// Reads what `rapt tune` wrote. Throws Error, which names file and line, for a file that cannot be read or is not as
 /// it should be, and for one of another machine or version of rapt.
 RAPT_API Tuning read_tuning(const std::string& path);
-/// The text of such a file, for this machine and version. Throws Error as Context does.
+/// The text of such a file, for this machine and version, with all values of its entries. Throws Error as Context does.
 RAPT_API std::string to_string(const Tuning& tuning);
 
 }  // namespace rapt

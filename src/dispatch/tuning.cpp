@@ -6,8 +6,13 @@
 //   isas = avx2 generic
 //   cpus = 48
 //
-//   [attention_prefill.f32.avx2.q24k128]
+//   [append_kv.avx2]
+//   worker_us = 5
 //   items_per_worker = 8
+//   first = 0
+//
+// All values of an entry are written, those too that are the defaults, so that other defaults of another commit do not
+// get among what was measured together. Lines that are not there stand for the defaults.
 #include "dispatch/tuning.hpp"
 
 #include <algorithm>
@@ -168,6 +173,7 @@ std::span<const TuningKey> tuning_keys() {
 }
 
 void check(const Tuning& tuning) {
+  if (tuning.entries.empty()) return;
   const std::vector<EntryInfo> all = entries();
   for (const EntryTuning& entry : tuning.entries) {
     const std::optional<TuningValues> defaults = defaults_of(entry.entry, all);
@@ -198,8 +204,9 @@ Tuning read_tuning(const std::string& path, const std::string& prefix) {
   if (text.size() > kMaxBytes) throw Error(where, "more than " + std::to_string(kMaxBytes) + " bytes", kWanted);
   Reader reader(where);
   for (std::string_view rest = text; !rest.empty();) {
-    const std::size_t end = std::min(rest.find('\n'), rest.size() - 1);
-    reader.read(rest.substr(0, end + 1 - (rest[end] == '\n')));
+    const std::size_t end = rest.find('\n');
+    if (end == rest.npos) throw Error(where, "it ends within a line", kWanted);  // a number may have had more digits
+    reader.read(rest.substr(0, end));
     rest.remove_prefix(end + 1);
   }
   Tuning tuning = reader.finish();
@@ -217,12 +224,10 @@ std::string to_string(const Tuning& tuning) {
     text.append(key).append(" = ").append(value).append("\n");
   };
   for (const Head& line : head()) add(line.key, line.value);
-  const std::vector<EntryInfo> all = entries();
   for (const EntryTuning& entry : tuning.entries) {
-    const TuningValues defaults = *defaults_of(entry.entry, all);
     text.append("\n[").append(entry.entry).append("]\n");
     for (const TuningKey& key : kKeys)
-      if (entry.values.*key.value != defaults.*key.value) add(key.name, std::to_string(entry.values.*key.value));
+      if (entry.values.*key.value != -1) add(key.name, std::to_string(entry.values.*key.value));
   }
   return text;
 }
