@@ -75,8 +75,8 @@ struct ContextOptions {
 /// workspace of one earlier call for the next. After fork() a child that uses a context of its parent runs serially.
 class Context {
  public:
-  /// Throws Error when options or environment ask for an ISA this CPU or build lacks, or for a tuning that is not of
-  /// this machine. The environment, and the file of a tuning, are read here, once.
+  /// Throws Error when options or environment ask for an ISA this CPU or build lacks, or for a tuning that was made for
+  /// another machine. The environment, and the file of a tuning, are read here, once.
   RAPT_API explicit Context(ContextOptions options = {});
   /// What the context's plans go by; without entries: the defaults.
   RAPT_API const Tuning& tuning() const noexcept;
