@@ -11,16 +11,11 @@
 #include <vector>
 
 #include "rapt/rapt.hpp"
-#include "support/append_case.hpp"
-#include "support/backward_case.hpp"
 #include "support/catch.hpp"
-#include "support/delta_rule_backward_case.hpp"
 #include "support/entries.hpp"
 #include "support/executors.hpp"
-#include "support/index_case.hpp"
-#include "support/merge_case.hpp"
+#include "support/inputs.hpp"
 #include "support/sampler.hpp"
-#include "support/topk_case.hpp"
 
 using namespace rapt;
 using namespace rapt::testing;
@@ -76,43 +71,9 @@ struct Watch {
   }
 };
 
-auto inputs_of(const AttentionProblem& p) {
-  return Case(p);
-}
-auto inputs_of(const AttentionBackwardProblem& p) {
-  return BackwardCase(p);
-}
-auto inputs_of(const AppendKvProblem& p) {
-  return AppendCase(p);
-}
-auto inputs_of(const MergeStatesProblem& p) {
-  return MergeCase(p);
-}
-auto inputs_of(const DeltaRuleProblem& p) {
-  return DeltaRuleCase(p);
-}
-auto inputs_of(const DeltaRuleBackwardProblem& p) {
-  return DeltaRuleBackwardCase(p);
-}
-auto inputs_of(const IndexScoresProblem& p) {
-  return IndexScoresCase(p);
-}
-auto inputs_of(const SelectTopkProblem& p) {
-  return SelectTopkCase(p);
-}
-void run(Case& c, const Context& context) {
-  attention(c.args(), context);
-}
-template <class Inputs>
-void run(Inputs& c, const Context& context) {
-  c.run(context);
-}
-std::vector<Tensor*> outputs_of(Case& c) {
-  return {&c.out, &c.lse};
-}
-template <class Inputs>
-std::vector<Tensor*> outputs_of(Inputs& c) {
-  return c.outputs();
+template <class P>
+auto inputs_of(const P& problem) {
+  return typename InputsOf<P>::type(problem);
 }
 
 /// All guards have nothing to say of `problem` on `entry`, and its results are those without them.
@@ -120,14 +81,14 @@ template <class P>
 void check_silence(const P& problem, const std::string& entry = {}, const char* words = "nan,shadow=6,determinism") {
   Watch watch;
   auto watched = inputs_of(problem), alone = inputs_of(problem);
-  run(watched, watch.context(words, entry));
+  watched.run(watch.context(words, entry));
   ContextOptions options;
   options.executor = watch.executor;
   options.kernel = entry;
-  run(alone, Context(options));
+  alone.run(Context(options));
   INFO(problem.to_string() << " on " << entry);
   for (const GuardReport& report : watch.of(Kind::finding)) FAIL_CHECK(to_string(report));
-  const auto a = outputs_of(watched), b = outputs_of(alone);
+  const auto a = watched.outputs(), b = alone.outputs();
   for (std::size_t i = 0; i < a.size(); ++i)
     if (*a[i]) CHECK(same_bits(*a[i], *b[i]));
 }
@@ -136,7 +97,7 @@ void check_silence(const P& problem, const std::string& entry = {}, const char* 
 template <class Inputs>
 GuardReport found_in(Inputs& c, const char* words = "nan,determinism") {
   Watch watch;
-  run(c, watch.context(words));
+  c.run(watch.context(words));
   return watch.finding();
 }
 
@@ -262,7 +223,7 @@ TEST_CASE("guards: what a call hides may hold anything", "[guards]") {
   const Context context = watch.context("nan");
   for (std::int64_t i = 0; i < 9; ++i) c.mask.flat<bool>(i) = i != 3;
   for (std::int64_t d = 0; d < 8; ++d) c.k.at({0, 0, 3, d}) = kNan, c.v.at({0, 0, 3, d}) = kNan;
-  run(c, context);
+  c.run(context);
   CHECK(watch.reports.empty());
 }
 
@@ -352,7 +313,7 @@ TEST_CASE("guards: the shadow sees a result past the contract's bounds", "[guard
     const std::size_t size = size_of(dtype);
     watch.executor->target = static_cast<std::uint8_t*>(c.out.mutable_view().data) + 7 * size + size - 1;
     watch.executor->mask = 0x02;
-    run(c, context);
+    c.run(context);
     const GuardReport report = watch.finding();
     INFO(to_string(report));
     CHECK(report.guard == Guard::shadow);
@@ -370,11 +331,11 @@ TEST_CASE("guards: the shadow sees a gradient past the contract's bounds", "[gua
   Watch watch;
   const Context context = watch.context("shadow=300");
   REQUIRE(Plan(c.args(), context).threads() > 1);
-  run(c, context);
+  c.run(context);
   CHECK(watch.reports.empty());
   watch.executor->target = static_cast<std::uint8_t*>(c.dq.mutable_view().data) + (150 + 30) * 64 * 4 + 5 * 4 + 3;
   watch.executor->mask = 0x80;  // its sign
-  run(c, context);
+  c.run(context);
   const GuardReport report = watch.finding();
   CHECK(report.place.tensor == "dq");
   CHECK(report.place.index == Indices{0, 1, 30, 5});
@@ -388,7 +349,7 @@ TEST_CASE("guards: the shadow looks at other rows in every call, and at all of t
   REQUIRE(Plan(c.args(), context).threads() > 1);
   watch.executor->target = static_cast<std::uint8_t*>(c.lse.mutable_view().data) + (1 * 4 + 2) * 64 * 4 + 37 * 4 + 3;
   watch.executor->mask = 0x02;
-  for (int i = 0; i < 64; ++i) run(c, context);  // twice as many rows as there are
+  for (int i = 0; i < 64; ++i) c.run(context);  // twice as many rows as there are
   REQUIRE(!watch.reports.empty());
   CHECK(std::ssize(watch.reports) <= 4);
   for (const GuardReport& report : watch.reports) {
@@ -400,9 +361,9 @@ TEST_CASE("guards: the shadow looks at other rows in every call, and at all of t
 TEST_CASE("guards: a tolerance below 1 is an alarm before the bound", "[guards]") {
   Case c(AttentionProblem::parse("attention b=1 hq=2 sq=60 d=32 lse"));
   Watch watch;
-  run(c, watch.context("shadow=9"));
+  c.run(watch.context("shadow=9"));
   CHECK(watch.reports.empty());
-  run(c, watch.context("shadow=9,tolerance=1e-6"));
+  c.run(watch.context("shadow=9,tolerance=1e-6"));
   CHECK(watch.finding().guard == Guard::shadow);
 }
 
@@ -419,10 +380,10 @@ TEST_CASE("guards: a bit that differs in a second run is found", "[guards]") {
           Watch watch;
           const Context context = watch.context("determinism");
           REQUIRE(Plan(Problem(p), context).threads() > 1);
-          Tensor& result = *outputs_of(c)[0];
+          Tensor& result = *c.outputs()[0];
           watch.executor->target = reinterpret_cast<std::uint8_t*>(result.buffer().data());
           watch.executor->mask = 1;
-          run(c, context);
+          c.run(context);
           const GuardReport report = watch.finding();
           CHECK(report.guard == Guard::determinism);
           CHECK(report.place.index == Indices(static_cast<std::size_t>(result.layout().ndim), 0));
@@ -433,11 +394,33 @@ TEST_CASE("guards: a bit that differs in a second run is found", "[guards]") {
   }
 }
 
+TEST_CASE("guards: a call on one worker runs again on several", "[guards]") {
+  Case c(AttentionProblem::parse("attention b=1 hq=4 hk=2 sq=150 sk=200 d=64 lse"));
+  Watch watch;
+  CountingAllocator allocator;
+  auto* const last = static_cast<std::uint8_t*>(c.out.mutable_view().data) + (4 * 150 * 64 - 1) * sizeof(float);
+  ContextOptions options;
+  options.executor = watch.executor;
+  const Plan several(c.args(), Context(options));  // as the second run's
+  options.threads = 1;
+  options.task_observer = [&](const Task& task) { *last ^= task.kind == Task::Kind::worker; };
+  options.guards = Guards::parse("determinism");
+  options.guards->handler = [&](const GuardReport& report) { watch.reports.push_back(report); };
+  options.allocator = allocator.get();
+  const Context context(options);
+  const Plan one(c.args(), context);
+  REQUIRE((one.threads() == 1 && several.threads() > 1));
+  one.run(c.args());
+  CHECK(watch.finding().place.index == Indices{0, 3, 149, 63});  // so that all workers' rows before it are there
+  const std::size_t results = (4 * 150 * 64 + 4 * 150) * sizeof(float);
+  CHECK(allocator.peak_bytes == one.workspace_bytes() + results + several.workspace_bytes());
+}
+
 TEST_CASE("guards say what they do not watch, once of a context", "[guards]") {
   Watch watch;
   const Context context = watch.context("shadow=1,determinism");
   AppendCase c(AppendKvProblem::parse("append_kv b=1 hk=1 n=1 sk=20 d=8"));
-  for (int i = 0; i < 3; ++i) run(c, context);
+  for (int i = 0; i < 3; ++i) c.run(context);
   REQUIRE(watch.reports.size() == 2);
   for (const GuardReport& report : watch.reports) {
     CHECK(report.kind == Kind::not_watched);
@@ -446,7 +429,7 @@ TEST_CASE("guards say what they do not watch, once of a context", "[guards]") {
   CHECK(watch.reports[0].guard == Guard::shadow);
   CHECK(watch.reports[1].guard == Guard::determinism);
   MergeCase other(MergeStatesProblem::parse("merge_states rows=2 dv=4 count=2"));
-  run(other, context);
+  other.run(context);
   CHECK(watch.reports.size() == 3);
 }
 
