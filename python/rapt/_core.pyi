@@ -141,9 +141,8 @@ def read_torch_by_table(wanted: bool, /) -> None:
 def version() -> str: ...
 def isas() -> list[str]: ...
 def entries() -> list[Entry]: ...
-def set_guards(words: str | None, /) -> str | None:
-    """The guards of calls from now on, "nan,shadow=16,tolerance=0.5,determinism"; None: the environment's. Returns what was
-    set before. Raises ValueError that names the word."""
+def set_guards(words: str | None, /) -> None:
+    """The guards of calls from now on, "nan,shadow=16,tolerance=0.5,determinism"; None: the environment's."""
 
 def guards() -> str:
     """The words of the guards that watch now; "" for none."""

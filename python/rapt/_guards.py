@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +21,8 @@ class GuardReport:
     guard: str
     """ "nan", "shadow" or "determinism"."""
     finding: bool
-    """False: the guard does not look at calls like this one, which is said once of each operation and reason."""
+    """False: the guard does not look at calls like this one, which is said once of each operation and reason
+    while the same guards watch."""
     text: str
     """All of it on one line."""
     problem: str
@@ -43,7 +45,16 @@ class GuardWarning(UserWarning):
 
 Handler = Callable[[GuardReport], object]
 
-_handler: Handler | None = None
+
+class _Block:
+    """One that is open."""
+
+    def __init__(self, words: str, handler: Handler | None) -> None:
+        self.words, self.handler = words, handler
+
+
+_blocks: list[_Block] = []  # of all threads; the one that began last is in force
+_lock = threading.Lock()
 
 
 def _place(tensor: str, index: tuple[int, ...]) -> Place | None:
@@ -54,8 +65,10 @@ def deliver(guard: str, finding: bool, text: str, problem: str, entry: str, plac
             seen_index: tuple[int, ...], value: float, wanted: float, bound: float) -> None:
     """A report of the extension's; what this raises, the call raises."""
     report = GuardReport(guard, finding, text, problem, entry, _place(place, index), _place(seen, seen_index), value, wanted, bound)
-    if _handler:
-        _handler(report)
+    innermost = _blocks[-1:]  # at once: other threads' blocks come and go
+    handler = innermost[0].handler if innermost else None
+    if handler:
+        handler(report)
     else:
         warnings.warn(report.text, GuardWarning, stacklevel=3)
 
@@ -71,17 +84,20 @@ def guards(*, nan: bool = False, shadow: int = 0, tolerance: float = 1.0, determ
     nan: a result that is not finite, and what of the inputs made it so. shadow: so many rows of every attention are
     computed again in float64 and compared with what the contract allows, times `tolerance`. determinism: every call runs
     twice, on other numbers of threads, and all bits have to be the same. docs/guide/guards.md of the source has what each
-    costs. Without arguments none watches, whatever the environment's RAPT_GUARDS says.
+    costs. Without arguments none watches, whatever the environment's RAPT_GUARDS says. Of blocks that overlap, nested or on several
+    threads, the one that began last holds for all, until it ends.
 
     `handler` gets a GuardReport when a call is done; what it raises, the call raises, with its results written. By default
     reports are GuardWarnings, which `warnings.simplefilter("error", rapt.GuardWarning)` makes exceptions. Raises
     ValueError for a negative `shadow` and for a `tolerance` that is not above 0, or without `shadow`."""
-    global _handler
     words = (["nan"] if nan else []) + ([f"shadow={int(shadow)}"] if shadow else []) + (["determinism"] if determinism else [])
-    previous = _handler, _core.set_guards(",".join([*words, f"tolerance={float(tolerance)!r}"]))
-    _handler = handler
+    block = _Block(",".join([*words, f"tolerance={float(tolerance)!r}"]), handler)
+    with _lock:
+        _core.set_guards(block.words)
+        _blocks.append(block)
     try:
         yield
     finally:
-        _handler = previous[0]
-        _core.set_guards(previous[1])
+        with _lock:
+            _blocks.remove(block)
+            _core.set_guards(_blocks[-1].words if _blocks else None)

@@ -31,7 +31,6 @@ Isa isa_named(const std::string& name) {
 
 std::mutex mutex;  // of what follows
 std::optional<std::string> guard_words;
-int guard_generation = 0;  // of contexts with other guards
 
 nb::tuple to_tuple(const std::vector<std::int64_t>& index) {
   nb::list list;
@@ -77,7 +76,7 @@ Context context_for(int threads, const std::string& isa, Pool pool, void* stream
     Pool pool;
     void* stream;
     std::string isa;
-    int guard_generation;
+    std::optional<std::string> guard_words;
     Context context;
   };
   constexpr std::size_t kMost = 64;
@@ -89,23 +88,21 @@ Context context_for(int threads, const std::string& isa, Pool pool, void* stream
   const std::lock_guard lock(mutex);
   const auto found = std::find_if(contexts.begin(), contexts.end(), [&](const Kept& kept) {
     return kept.threads == threads && kept.pool == pool && kept.stream == stream && kept.isa == isa &&
-           kept.guard_generation == guard_generation;
+           kept.guard_words == guard_words;
   });
   if (found != contexts.end()) {
     contexts.splice(contexts.begin(), contexts, found);
   } else {
-    contexts.push_front({threads, pool, stream, isa, guard_generation, make(threads, isa, pool, stream)});
+    contexts.push_front({threads, pool, stream, isa, guard_words, make(threads, isa, pool, stream)});
     if (contexts.size() > kMost) contexts.pop_back();
   }
   return contexts.front().context;
 }
 
-std::optional<std::string> set_guards(const std::optional<std::string>& words) {
+void set_guards(const std::optional<std::string>& words) {
   if (words) Guards::parse(*words);
-  static int last_generation = 0;
   const std::lock_guard lock(mutex);
-  guard_generation = words ? ++last_generation : 0;  // those of the environment are kept
-  return std::exchange(guard_words, words);
+  guard_words = words;
 }
 
 std::string guards() {

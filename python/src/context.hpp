@@ -1,4 +1,4 @@
-// Contexts, one per thread count, ISA and pool of threads.
+// Contexts, one per thread count, ISA, pool of threads and words of guards.
 #pragma once
 
 #include <memory>
@@ -20,9 +20,9 @@ std::shared_ptr<Executor> executor_of(Pool pool);
 /// or build lacks, or a wrong number.
 Context context_for(int threads, const std::string& isa, Pool pool, void* stream = nullptr);
 
-/// The guards of contexts that are made from now on, in the words of Guards::parse(); nothing: the environment's. What
-/// they say goes to rapt._guards.deliver(). Returns what was set before. Throws Error.
-std::optional<std::string> set_guards(const std::optional<std::string>& words);
+/// The guards of calls from now on, in the words of Guards::parse(); nothing: the environment's. What they say goes to
+/// rapt._guards.deliver(). Throws Error, and leaves those that there were.
+void set_guards(const std::optional<std::string>& words);
 /// The words of the guards that watch now; "" for none. Throws Error for those of the environment.
 std::string guards();
 

@@ -82,6 +82,18 @@ def test_blocks_nest(broken):
         pass
 
 
+def test_blocks_of_two_threads_overlap(broken):
+    before = rapt.info()["guards"]
+    first, second = rapt.guards(nan=True), rapt.guards(determinism=True)
+    first.__enter__()
+    second.__enter__()
+    assert rapt.info()["guards"] == "determinism"
+    first.__exit__(None, None, None)  # not the last that began, so that nothing changes
+    assert rapt.info()["guards"] == "determinism"
+    second.__exit__(None, None, None)
+    assert rapt.info()["guards"] == before
+
+
 def test_torch_is_watched(broken):
     torch = pytest.importorskip("torch")
     import rapt.torch
