@@ -80,13 +80,25 @@ std::vector<int> threads_of_process() {
   return ids;
 }
 
-/// Of every thread; none if one of them refuses.
-std::vector<Counter> counters_of(const Event& event, const std::vector<int>& threads) {
+/// What perf_event_open answers.
+std::string reason(int error) {
+  std::string why = std::string("perf_event_open: ") + std::strerror(error);
+  if (error == EACCES || error == EPERM) why += "; /proc/sys/kernel/perf_event_paranoid says who may";
+  else if (error == ENOENT || error == EOPNOTSUPP) why += "; most virtual machines hide the processor's counters";
+  else if (error == EMFILE) why += "; each thread takes a file for each event, ulimit -n says how many there may be";
+  return why;
+}
+
+/// Of every thread; none if one of them refuses, whose reason goes to `why` if that is empty.
+std::vector<Counter> counters_of(const Event& event, const std::vector<int>& threads, std::string& why) {
   std::vector<Counter> counters;
   for (const int thread : threads) {
     Counter counter(event, thread);
     if (counter.error() == ESRCH) continue;  // it has ended
-    if (counter.error() != 0) return {};
+    if (counter.error() != 0) {
+      if (why.empty()) why = reason(counter.error());
+      return {};
+    }
     counters.push_back(std::move(counter));
   }
   return counters;
@@ -107,10 +119,10 @@ Counts Counts::operator/(double calls) const {
 }
 
 #if defined(__linux__)
-Counts count(const std::function<void()>& work) {
+Counts count(const std::function<void()>& work, std::string& why) {
   const std::vector<int> threads = threads_of_process();
   std::array<std::vector<Counter>, kEvents.size()> counters;
-  for (std::size_t i = 0; i < kEvents.size(); ++i) counters[i] = counters_of(kEvents[i], threads);
+  for (std::size_t i = 0; i < kEvents.size(); ++i) counters[i] = counters_of(kEvents[i], threads, why);
   for (const auto& event : counters)
     for (const Counter& counter : event) counter.start();
   work();
@@ -124,26 +136,11 @@ Counts count(const std::function<void()>& work) {
   }
   return counts;
 }
-
-std::string why_no_counters() {
-  for (const Event& event : kEvents) {
-    const int error = Counter(event, 0).error();
-    if (event.type != PERF_TYPE_HARDWARE || error == 0) continue;
-    std::string why = std::string("perf_event_open: ") + std::strerror(error);
-    if (error == EACCES || error == EPERM) why += "; /proc/sys/kernel/perf_event_paranoid says who may";
-    else if (error == ENOENT || error == EOPNOTSUPP) why += "; most virtual machines hide the processor's counters";
-    return why;
-  }
-  return {};
-}
 #else
-Counts count(const std::function<void()>& work) {
+Counts count(const std::function<void()>& work, std::string& why) {
+  if (why.empty()) why = "perf_event_open: this is not Linux";
   work();
   return {};
-}
-
-std::string why_no_counters() {
-  return "perf_event_open: this is not Linux";
 }
 #endif
 

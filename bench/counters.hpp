@@ -22,10 +22,8 @@ struct Counts {
   Counts operator/(double calls) const;
 };
 
-/// Counts while work() runs. Threads that it starts are counted too.
-Counts count(const std::function<void()>& work);
-
-/// Why the processor's events cannot be counted here: what perf_event_open answers. Empty if they can.
-std::string why_no_counters();
+/// Counts while work() runs. Threads that it starts are counted too. Where an event cannot be counted on all threads,
+/// the first reason goes to `why`, unless there is one already.
+Counts count(const std::function<void()>& work, std::string& why);
 
 }  // namespace rapt::bench

@@ -108,7 +108,7 @@ class Run {
  public:
   Run(const RooflineOptions& options, const Machine& machine)
       : limits_(machine, options.threads, read_buffer(machine)),
-        run_{{}, options.threads, options.seeds, kMinSamples, {}, {}, {}, {}, bench::why_no_counters()} {
+        run_{{}, options.threads, options.seeds, kMinSamples, {}, {}, {}, {}, {}} {
     budget_.seconds = options.min_time / options.seeds;
     budget_.min_samples = (kMinSamples + options.seeds - 1) / options.seeds;
     std::vector<bench::SetLine> lines;
@@ -192,9 +192,10 @@ class Run {
     timed.samples.insert(timed.samples.end(), samples.begin(), samples.end());
     if (timed.dot.seeds_s.size() > 1) return;
     const std::int64_t calls = samples.front().calls;
-    const bench::Counts counts = bench::count([&] {
+    const auto all = [&] {
       for (std::int64_t n = 0; n < calls; ++n) call();
-    });
+    };
+    const bench::Counts counts = bench::count(all, run_.no_counters);
     timed.dot.counts = counts / static_cast<double>(calls);
   }
 

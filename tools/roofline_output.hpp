@@ -45,7 +45,7 @@ struct RooflineRun {
   int threads = 1, seeds = 1, min_samples = 0;
   std::vector<Ceiling> units, int8, reads;  ///< of reads the last is memory's; int8, in GOP/s, holds no dot
   std::vector<Dot> dots;                    ///< those of a problem one after another, "fused" first
-  std::string no_counters;                  ///< why the processor counts nothing here; empty if it does
+  std::string no_counters;                  ///< why something could not be counted here; empty if all could
 };
 
 std::string roofline_table(const Machine& machine, const RooflineRun& run);
