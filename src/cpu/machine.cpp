@@ -142,8 +142,8 @@ std::string cpu_model() {
   for (std::string line; std::getline(file, line) && !line.empty();) {  // of the first CPU
     const std::size_t colon = line.find(':');
     if (colon == line.npos) continue;
-    const std::string key = line.substr(0, line.find_last_not_of(" \t", colon - 1) + 1),
-                      value = line.substr(std::min(colon + 2, line.size()));
+    const std::string key = line.substr(0, line.find_last_not_of(" \t", colon - 1) + 1);
+    std::string value = line.substr(std::min(colon + 2, line.size()));
     if (key == "model name") return value;
     if (key == "CPU implementer" || key == "CPU part") model += (model.empty() ? "" : " ") + value;  // Arm's
   }
