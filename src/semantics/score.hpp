@@ -56,6 +56,41 @@ RAPT_HOST_DEVICE KeyRange visible_keys(const ScoreParams& s, const Sequence& q) 
           visible_keys(s, end, offset + end, q.oldest, q.len_k).last};
 }
 
+// visible_keys() of a sequence's rows in 32 bits, for kernels whose rows and keys are fewer than 2^30: keys are counted
+// from `base` on, which is at most 2^30 below the oldest.
+struct KeyWindow {
+  std::int32_t first, last;  // row `token` sees keys [token + first, token + last)
+  std::int32_t low, high;    // of these
+  std::int32_t rows, limit;  // rows from `rows` on see none, others none from `limit` on
+
+  RAPT_HOST_DEVICE KeyWindow(const ScoreParams& s, const Sequence& q, std::int64_t base) {
+    constexpr std::int32_t kFar = 1 << 30;  // past all keys, from any row
+    const std::int64_t offset = row_offset(s, q) - base;
+    first = s.left == kOpen ? -kFar : near(offset - s.left);
+    last = s.right == kOpen ? kFar : near(offset + s.right + 1);
+    low = near(q.oldest - base), high = near(q.len_k - base);
+    rows = near(s.modifier_rows), limit = near(s.modifier_keys - base);
+  }
+  KeyWindow() = default;
+  // Counts keys from this one on instead.
+  RAPT_HOST_DEVICE void start_at(std::int32_t key) { first -= key, last -= key, low -= key, high -= key, limit -= key; }
+  RAPT_HOST_DEVICE std::int32_t first_of(std::int32_t token) const { return clamp(token + first); }
+  RAPT_HOST_DEVICE std::int32_t last_of(std::int32_t token) const {
+    const std::int32_t end = clamp(token + last);
+    return token >= rows ? low : end < limit ? end : limit;
+  }
+
+ private:
+  RAPT_HOST_DEVICE static std::int32_t near(std::int64_t x) {
+    constexpr std::int64_t kFar = 1 << 30;
+    return static_cast<std::int32_t>(clamp_to(x, -kFar, kFar));
+  }
+  RAPT_HOST_DEVICE std::int32_t clamp(std::int32_t x) const {
+    const std::int32_t raised = x > low ? x : low;
+    return raised < high ? raised : high;
+  }
+};
+
 // Whether a modifier changes scores. (A mask only hides some.)
 RAPT_HOST_DEVICE bool changes_scores(const ScoreParams& s) {
   return s.softcap_log2 != 0 || s.bias || s.alibi;

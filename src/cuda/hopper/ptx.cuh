@@ -66,20 +66,46 @@ __device__ void registers_decrease() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 
-// A box of a tensor map to shared memory; zeros where it leaves the tensor. To be kept in L2 rather than other data.
-__device__ inline void tma_load(std::uint32_t to, const CUtensorMap* map, int c0, int c1, int c2, int c3,
+__device__ inline void prefetch_map(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+// What L2 is to keep rather than other data, or not.
+constexpr std::uint64_t kEvictFirst = 0x12F0000000000000u, kEvictLast = 0x14F0000000000000u;
+
+// A box of a tensor map to shared memory; zeros where it leaves the tensor.
+__device__ inline void tma_load(std::uint32_t to, const CUtensorMap* map, int c0, int c1, int c2, int c3, int c4,
                                 std::uint32_t barrier) {
-  constexpr std::uint64_t kEvictLast = 0x14F0000000000000u;
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], "
+      "[%7];" ::"r"(to),
+      "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(barrier)
+      : "memory");
+}
+__device__ inline void tma_load(std::uint32_t to, const CUtensorMap* map, int c0, int c1, int c2, int c3,
+                                std::uint32_t barrier, bool keep) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
       " [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(to),
-      "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(barrier), "l"(kEvictLast)
+      "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(barrier), "l"(keep ? kEvictLast : kEvictFirst)
       : "memory");
 }
 
-// `bytes`, a multiple of 16, as they lie; kept in L2 rather than other data, or not.
+// A box from shared memory, but what leaves the tensor. Stores of one thread end in groups; wait_read(): shared memory
+// has been read for all of them.
+__device__ inline void tma_store(const CUtensorMap* map, int c0, int c1, int c2, int c3, int c4, std::uint32_t from) {
+  asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4, %5}], [%6];" ::"l"(map),
+               "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(from)
+               : "memory");
+}
+__device__ inline void tma_store_commit() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+__device__ inline void tma_store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+// `bytes`, a multiple of 16, as they lie.
 __device__ inline void bulk_load(std::uint32_t to, const void* from, int bytes, std::uint32_t barrier, bool keep) {
-  constexpr std::uint64_t kEvictFirst = 0x12F0000000000000u, kEvictLast = 0x14F0000000000000u;
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
           "r"(to),
@@ -114,6 +140,15 @@ __device__ inline float4 load16(std::uint32_t from) {
   return x;
 }
 
+// Four matrices of 8 x 8 elements of 16 bits, of each a word in every lane as wgmma leaves them; lane i says where row
+// i % 8 of matrix i / 8 lies.
+__device__ inline void store_matrices(std::uint32_t row, std::uint32_t a, std::uint32_t b, std::uint32_t c,
+                                      std::uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(a), "r"(b), "r"(c),
+               "r"(d)
+               : "memory");
+}
+
 // Two fp32 numbers rounded to nearest even, the first in the lower half.
 template <class T>
 __device__ std::uint32_t pack(float low, float high) {
@@ -121,6 +156,14 @@ __device__ std::uint32_t pack(float low, float high) {
   if constexpr (std::is_same_v<T, __half>) asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   else asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
+}
+
+// NaN where a pair or the sum before has a NaN or Inf, else 0.
+template <class T>
+__device__ std::uint32_t add_nan_or_0(std::uint32_t pair, std::uint32_t sum) {
+  if constexpr (std::is_same_v<T, __half>) asm("fma.rn.f16x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(pair), "r"(0));
+  else asm("fma.rn.bf16x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(pair), "r"(0));
+  return sum;
 }
 
 // wgmma: D[64 x N] (+)= A[64 x 16] B[16 x N], by 128 threads. Products run behind the program's back: fence() before

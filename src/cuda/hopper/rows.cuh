@@ -25,14 +25,6 @@ __device__ float max_of_row(const float (&s)[kCount], int h) {
   return fmaxf(fmaxf(top[0], top[1]), fmaxf(top[2], top[3]));
 }
 
-// Sets a warp's 16 bits of `fallback_rows`, which has a bit for each row. Out of line, or all that does not change from
-// tile to tile is worked out early and takes registers.
-static __device__ __noinline__ void set_fallback_rows(std::uint16_t* fallback_rows, const AttentionParams& p,
-                                                      const TileExtent& tile, int row, unsigned bits) {
-  fallback_rows[4 * Tiling<kGroupRows>::number(p, tile.b, tile.hk, row) + row / 16 % 4] =
-      static_cast<std::uint16_t>(bits);
-}
-
 // Notes the fallback rows: `falls_back` of the lane's two, of the warp that begins with row `warp_row`.
 __device__ inline void mark_fallback_rows(const Grid& grid, const TileExtent& tile, int warp_row,
                                           const bool (&falls_back)[2]) {
@@ -41,7 +33,7 @@ __device__ inline void mark_fallback_rows(const Grid& grid, const TileExtent& ti
   const unsigned low = __ballot_sync(~0u, falls_back[0]), high = __ballot_sync(~0u, falls_back[1]);
   const unsigned rows = __ballot_sync(~0u, lane < 16 && ((lane < 8 ? low : high) >> lane % 8 * 4 & 15) != 0);
   if (lane == 0 && tile.row + warp_row / kGroupRows * kGroupRows < tile.rows)
-    set_fallback_rows(grid.fallback_rows, grid.p, tile, tile.row + warp_row, rows);
+    grid.fallback_rows[tile.sixteens + warp_row / 16] = static_cast<std::uint16_t>(rows);
 }
 
 // Two neighbouring columns of a row to `to`, of which `left` are there.
@@ -97,6 +89,40 @@ __device__ void store_rows(const Grid& grid, const Tile<C>& tile, int warp_row, 
                      static_cast<std::uint16_t>(word(j) >> 16));
       }
     }
+  }
+}
+
+// The same by TMA, in C::Element and by way of the warp's rows of the tile's Q, which nobody reads any more: panels of
+// 64 columns from `first_row` on. Of dense queries, whose rows past the last one a tensor map knows. `nan_or_0` of the
+// lane's two rows: 0 if all is finite.
+template <class C, int kOut>
+__device__ __forceinline__ void store_rows_by_tma(const Grid& grid, const CUtensorMap* map, const Tile<C>& tile,
+                                                  int warp_row, std::uint32_t first_row, const float (&o)[kOut],
+                                                  std::uint32_t (&nan_or_0)[2]) {
+  using T = typename C::Element;
+  const AttentionParams& p = grid.p;
+  const int lane = threadIdx.x % 32;
+  const std::uint32_t row = first_row + lane % 16 * 128;
+#pragma unroll
+  for (int j = 0; j < 2 * kOut; j += 16) {
+    std::uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      words[i] = pack<T>(o[j / 2 + 2 * i], o[j / 2 + 2 * i + 1]);
+      nan_or_0[i % 2] = add_nan_or_0<T>(words[i], nan_or_0[i % 2]);
+    }
+    const int chunk = (j / 8 + lane / 16) % 8;
+    store_matrices(row + j / 64 * (C::kRows * 128) + (chunk ^ lane % 8) * 16, words[0], words[1], words[2], words[3]);
+  }
+  fence_async_proxy();
+  __syncwarp();
+  if (lane == 0 && tile.row + warp_row < tile.rows) {
+    const int token = static_cast<int>(grid.group.quotient(tile.row + warp_row));
+#pragma unroll
+    for (int panel = 0; panel < kOut / 32; ++panel)
+      if (panel * 64 < p.dv)
+        tma_store(map, panel * 64, 0, token, tile.hk, tile.b, first_row + panel * (C::kRows * 128));
+    tma_store_commit();
   }
 }
 

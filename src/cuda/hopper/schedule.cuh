@@ -6,6 +6,7 @@
 
 #include "cuda/hopper/pipeline.cuh"
 #include "cuda/hopper/splits.cuh"
+#include "cuda/tile/divisor.hpp"
 #include "cuda/tile/launch.cuh"
 #include "cuda/tile/score.cuh"
 
@@ -14,17 +15,20 @@ namespace rapt::cuda {
 constexpr int kGroupRows = 64;  // of a warpgroup
 constexpr int kQueueTiles = 3;  // in shared memory: the one whose output is complete, the one at work and the next
 using TileQueue = Ring<kQueueTiles>;
-constexpr int kProducerBarrier = 8;  // of those that warpgroups leave
 
 // What both kernels get: a call, its tiles as Tiling numbers them, and which thread blocks do them. Where C::kSplit,
-// each split of a head's keys counts as a head.
+// each split of a head's keys counts as a head. What tiles are found by is divided by without divisions.
 struct Grid {
   AttentionParams p;
   Partials partials;  // where C::kSplit
   int heads, tiles;
-  int section;                   // heads that are done together, for K and V to stay in L2
-  int all, section_tiles;        // heads * tiles, section * tiles
+  int section;                    // heads that are done together, for K and V to stay in L2
+  int all;                        // heads * tiles
+  Divisor section_tiles;          // section * tiles
+  Divisor of_section, last_ones;  // heads of a section, and of the last one if it has fewer
+  Divisor splits, hk, group;
   bool out_vector;               // rows of the output are contiguous and aligned to 16 bytes
+  bool q_by_tma;                 // the tiles' Q is loaded with K and V
   std::uint16_t* fallback_rows;  // of 16 rows each: a bit for each that attention_simt is to compute
 };
 
@@ -32,6 +36,8 @@ struct Grid {
 // if they see none.
 struct TileExtent {
   int b, hk, row, rows;  // rows [row, rows), of which the tile has C::kRows
+  int q_first, token;    // the sequence's first row of queries, and the tile's first token
+  int sixteens;          // the number of its first 16 rows among grid.fallback_rows
   int split, blocks;
   std::int64_t key, begin, end;  // the first block's first key; the keys that any row sees
 };
@@ -42,42 +48,56 @@ struct TileScheduler {
   const Grid& grid;
   unsigned round = 0;
 
-  // False: no more, and the tile has no blocks.
-  __device__ bool next(TileExtent& tile) {
+  // False: no more, and the tile has no blocks. `keys` are counted from the tile's first.
+  __device__ bool next(TileExtent& tile, KeyWindow& keys) {
     const AttentionParams& p = grid.p;
     for (;; ++round) {
       // The longest first, for causal: tiles from the last of their heads on; every other round backwards, which gives
       // each thread block as much.
       const unsigned i = round % 2 ? (round + 1) * gridDim.x - 1 - blockIdx.x : round * gridDim.x + blockIdx.x;
-      const unsigned heads = grid.heads, tiles = grid.tiles, section = grid.section;
       tile.blocks = 0;
       if (round * gridDim.x >= static_cast<unsigned>(grid.all)) return false;
       if (i >= static_cast<unsigned>(grid.all)) continue;
-      const unsigned first = i / static_cast<unsigned>(grid.section_tiles) * section, in_section = i - first * tiles;
-      const unsigned here = min(section, heads - first), down = in_section / here;
-      unsigned head_number = first + (in_section - down * here);
+      const unsigned heads = grid.heads, tiles = grid.tiles, section = grid.section;
+      const unsigned first = grid.section_tiles.quotient(i) * section, in_section = i - first * tiles;
+      const bool whole = first + section <= heads;
+      const unsigned down = (whole ? grid.of_section : grid.last_ones).quotient(in_section);
+      unsigned head_number = first + (in_section - down * (whole ? section : heads - first));
       tile.split = 0;
       if constexpr (C::kSplit) {
-        const auto splits = static_cast<unsigned>(grid.partials.splits);
-        tile.split = static_cast<int>(head_number % splits), head_number /= splits;
+        const unsigned head = grid.splits.quotient(head_number);
+        tile.split = static_cast<int>(head_number - head * grid.partials.splits), head_number = head;
       }
-      const auto found = C::Tiles::find(p, static_cast<int>(head_number), static_cast<int>(tiles - 1 - down));
-      const Head head(p, found.b, found.hk);
-      tile.b = static_cast<int>(found.b), tile.hk = static_cast<int>(found.hk);
-      tile.row = static_cast<int>(found.row), tile.rows = static_cast<int>(head.len_q * p.group);
+      const int in_head = static_cast<int>(tiles - 1 - down);
+      if (p.total_q < 0) {
+        tile.b = static_cast<int>(grid.hk.quotient(head_number));
+        tile.hk = static_cast<int>(head_number) - tile.b * static_cast<int>(p.hk), tile.row = in_head * C::kRows;
+      } else {
+        const auto found = C::Tiles::find(p, static_cast<int>(head_number), in_head);
+        tile.b = static_cast<int>(found.b), tile.hk = static_cast<int>(found.hk),
+        tile.row = static_cast<int>(found.row);
+      }
+      const Sequence sequence = sequence_of(p, p, tile.b);
+      tile.q_first = static_cast<int>(sequence.q_first);
+      tile.rows = static_cast<int>(sequence.len_q) * static_cast<int>(p.group);
       if (tile.row >= tile.rows) continue;
+      const std::int64_t base = sequence.oldest / C::kKeys * C::kKeys;
+      keys = KeyWindow(p.score, sequence, base);
       // Neither end of what a row sees moves down from row to row, but rows past the mask's see nothing.
-      const Row top = row_of(head, tile.row), bottom = row_of(head, min(tile.row + C::kRows, tile.rows) - 1);
-      const std::int64_t token = min(bottom.token + 1, p.score.modifier_rows) - 1;
-      tile.begin = top.first, tile.end = token < top.token ? 0 : Row(head, token, 0).last;
+      const int last_row = min(tile.row + C::kRows, tile.rows) - 1;
+      tile.token = static_cast<int>(grid.group.quotient(tile.row));
+      const int bottom = min(static_cast<int>(grid.group.quotient(last_row)), keys.rows - 1);
+      int begin = keys.first_of(tile.token), end = bottom < tile.token ? begin : keys.last_of(bottom);
       if constexpr (C::kSplit) {
-        const SplitKeys splits(head, grid.partials.max_splits);
+        const SplitKeys splits(Head(p, tile.b, tile.hk), grid.partials.max_splits);
         if (tile.split >= splits.count) continue;
-        const std::int64_t low = splits.first + std::int64_t{splits.keys} * tile.split;
-        tile.begin = max(tile.begin, low), tile.end = min(tile.end, low + splits.keys);
+        const int low = static_cast<int>(splits.first - base) + splits.keys * tile.split;
+        begin = max(begin, low), end = min(end, low + splits.keys);
       }
-      tile.key = tile.begin / C::kKeys * C::kKeys;
-      tile.blocks = tile.end > tile.begin ? (static_cast<int>(tile.end - tile.key) + C::kKeys - 1) / C::kKeys : 1;
+      const int key = begin / C::kKeys * C::kKeys;
+      tile.key = base + key, tile.begin = base + begin, tile.end = base + end;
+      tile.blocks = end > begin ? (end - key + C::kKeys - 1) / C::kKeys : 1;
+      keys.start_at(key);
       ++round;
       return true;
     }
@@ -96,35 +116,46 @@ struct Tile : TileExtent {
   } of_row[C::kRows];
   int last_keys;  // that its last block has
 
-  // By `threads` threads, which read the extent from shared memory: registers are few.
-  __device__ void fill(const AttentionParams& p, const TileExtent& found, int thread, int threads) {
-    TileExtent& extent = *this;
-    if (thread == 0) extent = found;
-    named_sync(kProducerBarrier, threads);
-    if (extent.blocks == 0) return;
-    const Head head(p, extent.b, extent.hk);
+  // By `threads` threads.
+  __device__ void fill(const Grid& grid, const TileExtent& extent, const KeyWindow& keys, int thread, int threads) {
+    const AttentionParams& p = grid.p;
+    const int all_keys = extent.blocks * C::kKeys;
     if (thread == 0) {
-      const std::int64_t left = head.len_k - extent.key - (extent.blocks - 1) * C::kKeys;
-      last_keys = static_cast<int>(clamp_to(left, 0, C::kKeys));
+      static_cast<TileExtent&>(*this) = extent;
+      last_keys = min(keys.high - all_keys + C::kKeys, C::kKeys);
+      if (extent.blocks > 0)
+        sixteens = 4 * static_cast<int>(Tiling<kGroupRows>::number(p, extent.b, extent.hk, extent.row));
     }
+    if (extent.blocks == 0) return;
+    const int group = static_cast<int>(p.group), first_head = extent.hk * group;
+    const auto base = [&](const Strides& s) { return extent.b * s.b + first_head * s.h + extent.q_first * s.s; };
+    const std::int64_t q = base(p.q_stride), out = base(p.out_stride), lse = base(p.lse_stride);
+    // A split's tile without keys for its rows has a block all the same.
+    const int end = C::kSplit ? static_cast<int>(max(extent.end - extent.key, std::int64_t{0})) : all_keys;
 #pragma unroll 1
     for (int i = thread; i < C::kRows; i += threads) {
-      const int r = extent.row + i, end = extent.blocks * C::kKeys;
-      const bool exists = r < extent.rows;
-      const Row at = row_of(head, min(r, extent.rows - 1));
-      auto& row = of_row[i];
-      row.q = exists ? row_at(p.q_stride, head, at) : -1;
-      row.out = exists ? row_at(p.out_stride, head, at) : -1;
-      row.lse = exists && p.lse ? row_at(p.lse_stride, head, at) : -1;
-      row.token = static_cast<int>(at.token), row.q_head = static_cast<int>(at.q_head);
       // Rows that do not exist see what the last one sees: nothing is masked for them alone.
-      // A split's tile without keys for its rows has a block all the same.
-      const std::int64_t last = C::kSplit ? min(at.last, extent.end) : at.last;
-      row.first = static_cast<int>(clamp_to(at.first - extent.key, 0, end));
-      row.last = static_cast<int>(clamp_to(last - extent.key, 0, end));
-      row.alibi_shift = alibi_shift_log2(head, at);
-      row.sink = C::kSplit ? -kInfinity : sink_of(head, at) + row.alibi_shift;  // counted once, by attention_combine
-      row.nearest = at.nearest(head);
+      const int r = min(extent.row + i, extent.rows - 1), token = static_cast<int>(grid.group.quotient(r));
+      const int in_group = r - token * group;
+      const bool exists = extent.row + i < extent.rows;
+      auto& row = of_row[i];
+      const auto at = [&](std::int64_t base, const Strides& s) {
+        return exists ? base + in_group * s.h + token * s.s : -1;
+      };
+      if (!grid.q_by_tma) row.q = at(q, p.q_stride);
+      row.out = at(out, p.out_stride);
+      row.lse = p.lse ? at(lse, p.lse_stride) : -1;
+      row.first = min(max(keys.first_of(token), 0), all_keys);
+      row.last = min(max(keys.last_of(token), 0), end);
+      row.sink = -kInfinity, row.alibi_shift = 0;
+      if (!C::kModified && (C::kSplit || !p.score.sinks)) continue;
+      const Head head(p, extent.b, extent.hk);
+      const Row found(head, token, first_head + in_group);
+      row.token = token, row.q_head = first_head + in_group;
+      row.nearest = found.nearest(head);
+      if (C::kModified) row.alibi_shift = alibi_shift_log2(head, found);
+      if (!C::kSplit)
+        row.sink = sink_of(head, found) + row.alibi_shift;  // of splits counted once, by attention_combine
     }
   }
 };
@@ -140,9 +171,10 @@ struct TileProducer {
   // Tile i. False: there is none, and an empty one says so.
   __device__ bool push(unsigned i) {
     TileExtent tile;
-    const bool more = scheduler.next(tile);
+    KeyWindow keys;
+    const bool more = scheduler.next(tile, keys);
     queue.wait_empty(i);
-    tiles[i % kQueueTiles].fill(grid.p, tile, threadIdx.x - (128 - C::kProducers), C::kProducers);
+    tiles[i % kQueueTiles].fill(grid, tile, keys, threadIdx.x - (128 - C::kProducers), C::kProducers);
     barrier_arrive(queue.full(i));
     return more;
   }
@@ -156,19 +188,21 @@ int plan_grid(Grid& grid, std::int64_t key_bytes) {
   grid.heads = static_cast<int>(C::Tiles::heads(p)) * (C::kSplit ? grid.partials.splits : 1);
   grid.tiles = static_cast<int>(C::Tiles::tiles(p));
   // Causal: tiles of one length of many heads one after another, of as many as have their K and V in L2.
-  constexpr std::int64_t kCached = 64 << 20;
+  constexpr std::int64_t kCached = 24 << 20;
   const std::int64_t head_bytes = (p.total_k >= 0 ? p.total_k : p.sk) * key_bytes;
   const bool uneven = !C::kSplit && (p.score.right != kOpen || p.total_q >= 0);
-  const int processors = multiprocessors();
+  const int blocks = C::kBlocks * multiprocessors();
   grid.section = 1;
   if (uneven) {
-    // Full rounds, or processors that got the last and shortest of one section get the longest of the next, too.
-    const std::int64_t full = processors / std::gcd(processors, grid.tiles);
+    // Full rounds, or blocks that got the last and shortest of one section get the longest of the next, too.
+    const std::int64_t full = blocks / std::gcd(blocks, grid.tiles);
     const std::int64_t cached = kCached / std::max<std::int64_t>(head_bytes, 1);
     grid.section = static_cast<int>(std::min<std::int64_t>(std::max(cached / full * full, full), grid.heads));
   }
-  grid.all = grid.heads * grid.tiles, grid.section_tiles = grid.section * grid.tiles;
-  return std::min(C::kBlocks * processors, grid.all);
+  grid.all = grid.heads * grid.tiles, grid.section_tiles = Divisor(grid.section * grid.tiles);
+  grid.of_section = Divisor(grid.section), grid.last_ones = Divisor(std::max(grid.heads % grid.section, 1));
+  grid.splits = Divisor(C::kSplit ? grid.partials.splits : 1), grid.hk = Divisor(p.hk), grid.group = Divisor(p.group);
+  return std::min(blocks, grid.all);
 }
 
 }  // namespace rapt::cuda

@@ -59,14 +59,18 @@ struct Partials {
 
 // Sequences of fewer keys may have more splits.
 inline Partials partials_of(const AttentionParams& p, std::byte* workspace) {
-  const std::int64_t keys = std::max(p.sk, p.total_k) + kSplitUnit - 1, most = max_splits(p.hk);
+  const bool from_0 = p.score.left == kOpen && !p.ring;  // else splits begin up to kSplitUnit - 1 keys early
+  const std::int64_t keys = std::max(p.sk, p.total_k) + (from_0 ? 0 : kSplitUnit - 1), most = max_splits(p.hk);
   const std::int64_t short_ones = ceil_div(keys, kMinSplitKeys), long_ones = ceil_div(keys, kEnoughSplitKeys);
-  const std::int64_t splits = std::min(short_ones, std::max<std::int64_t>(long_ones, kMinSplits));
+  const std::int64_t splits =
+      keys <= kEnoughSplitKeys ? 1 : std::min(short_ones, std::max<std::int64_t>(long_ones, kMinSplits));
   return {static_cast<int>(clamp_to(splits, 1, most)), static_cast<int>(most), reinterpret_cast<float*>(workspace),
           Partials::m_at(p) + 4};
 }
 
-// Queues the kernel that finishes all rows of a call, to begin while the one before ends.
+// Queues the kernel that finishes all rows of a call, to begin while the one before ends; or the one that computes rows
+// once more, where the one before has finished them: a word for each sequence and kv head, with a bit for each row.
 cudaError_t attention_combine(const AttentionParams& p, const Partials& partials, cudaStream_t stream);
+cudaError_t attention_recompute(const AttentionParams& p, const std::uint64_t* rows, cudaStream_t stream);
 
 }  // namespace rapt::cuda

@@ -1,29 +1,22 @@
-// Tensor maps, by which TMA loads blocks of K and V.
+// Tensor maps, by which TMA loads boxes of rows. It is only faster: what has none is loaded by threads.
 #pragma once
 
 #include <cuda.h>
+
+#include <initializer_list>
 
 #include "cuda/hopper/host.cuh"
 
 namespace rapt::cuda {
 
-// Whether K and V can be loaded by TMA: not paged, rows contiguous, and all aligned to 16 bytes. It is only faster.
-inline bool can_tma(const AttentionParams& p) {
-  const bool ragged = p.total_k >= 0;
-  // A tensor map has no stride of 0.
-  const auto fits = [&](const void* data, const Strides& s) {
-    const auto good = [](std::int64_t size, std::int64_t stride) {
-      return size == 1 || (stride > 0 && stride < std::int64_t{1} << 39);
-    };
-    return is_vector(data, s, 2) && good(ragged ? p.total_k : p.sk, s.s) && good(p.hk, s.h) &&
-           (ragged || good(p.b, s.b));
-  };
-  return p.page_size == 0 && (ragged ? p.total_k : p.sk) > 0 && fits(p.k, p.k_stride) && fits(p.v, p.v_stride);
-}
+// A dimension of a tensor map, and how much of it a box has. Strides in elements.
+struct MapDimension {
+  std::int64_t size, stride;
+  int box;
+};
 
-// K or V for TMA in boxes of `keys` rows of 64 columns. False: the driver does not take it.
-inline bool make_map(CUtensorMap& map, const AttentionParams& p, const void* data, const Strides& s, std::int64_t size,
-                     int keys) {
+// Dimensions from the innermost on, whose elements are neighbours and 64 to a box. False: there can be no such map.
+inline bool make_map(CUtensorMap& map, DType type, const void* data, std::initializer_list<MapDimension> dimensions) {
   static const auto encode = [] {
     void* found = nullptr;
     cudaDriverEntryPointQueryResult result;
@@ -33,23 +26,54 @@ inline bool make_map(CUtensorMap& map, const AttentionParams& p, const void* dat
 #else
     const cudaError_t status = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found, cudaEnableDefault, &result);
 #endif
-    if (status != cudaSuccess) cudaGetLastError();  // without it K and V are loaded another way
+    if (status != cudaSuccess) cudaGetLastError();
     if (status != cudaSuccess || result != cudaDriverEntryPointSuccess) found = nullptr;
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
   }();
   if (!encode) return false;
-  const bool ragged = p.total_k >= 0;
-  const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(size), static_cast<cuuint64_t>(ragged ? p.total_k : p.sk),
-                               static_cast<cuuint64_t>(p.hk), static_cast<cuuint64_t>(ragged ? 1 : p.b)};
-  const std::int64_t steps[3] = {s.s, s.h, s.b};
-  cuuint64_t bytes[3], dense = (sizes[0] * 2 + 15) / 16 * 16;  // what a dimension of 1 says counts for nothing
-  for (int i = 0; i < 3; dense = bytes[i] * sizes[i + 1], ++i)
-    bytes[i] = sizes[i + 1] == 1 ? dense : static_cast<cuuint64_t>(steps[i]) * 2;
-  const cuuint32_t box[4] = {64, static_cast<cuuint32_t>(keys), 1, 1}, ones[4] = {1, 1, 1, 1};
-  return encode(&map, p.kv_type == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4,
-                const_cast<void*>(data), sizes, bytes, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+  constexpr int kMost = 5;
+  constexpr std::int64_t kStrideLimit = std::int64_t{1} << 39;
+  cuuint64_t sizes[kMost], bytes[kMost] = {};
+  cuuint32_t boxes[kMost], ones[kMost];
+  int n = 0;
+  for (const MapDimension& dimension : dimensions) {
+    sizes[n] = static_cast<cuuint64_t>(dimension.size), boxes[n] = static_cast<cuuint32_t>(dimension.box), ones[n] = 1;
+    // What a dimension of 1 says counts for nothing; a map has no stride of 0.
+    if (n > 0 && dimension.size > 1) {
+      if (dimension.stride <= 0 || dimension.stride >= kStrideLimit) return false;
+      bytes[n - 1] = static_cast<cuuint64_t>(dimension.stride) * 2;
+    } else if (n > 0) {
+      bytes[n - 1] = n == 1 ? (sizes[0] * 2 + 15) / 16 * 16 : bytes[n - 2] * sizes[n - 1];
+    }
+    ++n;
+  }
+  return encode(&map, type == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+                static_cast<cuuint32_t>(n), const_cast<void*>(data), sizes, bytes, boxes, ones,
+                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+// Of K or V, whose rows have `size` columns, in boxes of `keys` rows of 64 columns.
+inline bool make_keys_map(CUtensorMap& map, const AttentionParams& p, const void* data, const Strides& s,
+                          std::int64_t size, int keys) {
+  const bool ragged = p.total_k >= 0;
+  const std::int64_t rows = ragged ? p.total_k : p.sk;
+  return p.page_size == 0 && rows > 0 && is_vector(data, s, 2) &&
+         make_map(map, p.kv_type, data, {{size, 1, 64}, {rows, s.s, keys}, {p.hk, s.h, 1}, {ragged ? 1 : p.b, s.b, 1}});
+}
+// Of Q or the output, whose rows have `size` columns, in boxes of `rows` rows as tiles have them: the heads of a group,
+// token by token.
+inline bool make_rows_map(CUtensorMap& map, const AttentionParams& p, DType type, const void* data, const Strides& s,
+                          std::int64_t size, int rows) {
+  const bool ragged = p.total_q >= 0;
+  const auto group = static_cast<int>(std::min<std::int64_t>(p.group, kGroupRows + 1));
+  return rows % group == 0 && is_vector(data, s, 2) &&
+         make_map(map, type, data,
+                  {{size, 1, 64},
+                   {group, s.h, group},
+                   {ragged ? p.total_q : p.sq, s.s, rows / group},
+                   {p.hk, s.h * group, 1},
+                   {ragged ? 1 : p.b, s.b, 1}});
 }
 
 }  // namespace rapt::cuda

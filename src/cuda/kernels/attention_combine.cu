@@ -5,6 +5,7 @@
 // digits: rows whose results are not finite, or which had such scores, are computed once more, key by key.
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "cuda/hopper/splits.cuh"
@@ -130,11 +131,10 @@ struct RowSums {
   __device__ void store_row(const Head& head, const Row& row, float top, float l) const {
     const AttentionParams& p = head.p;
     const Finish f = finish_row(top, l, sink_of(head, row), alibi_shift_log2(head, row));
+    const float inverse = f.sum == 0 ? 0.f : 1 / f.sum;
     const std::int64_t out = row_at(p.out_stride, head, row);
-    for (int i = thread(); i < p.dv; i += 32 * kWarps) {
-      const float x = f.sum == 0 ? 0.f : column(i) * f.half * f.half / f.sum;
-      store(p.out, p.out_type, out + i * p.out_stride.d, x);
-    }
+    for (int i = thread(); i < p.dv; i += 32 * kWarps)
+      store(p.out, p.out_type, out + i * p.out_stride.d, f.sum == 0 ? 0.f : column(i) * f.half * f.half * inverse);
     if (p.lse && thread() == 0) p.lse[row_at(p.lse_stride, head, row)] = f.lse;
   }
 };
@@ -181,6 +181,30 @@ __global__ void __launch_bounds__(kThreads, 4)
   }
 }
 
+// Mostly there is none: each thread looks at the rows of another sequence and kv head.
+__global__ void __launch_bounds__(kThreads)
+    recompute(const __grid_constant__ AttentionParams p, const std::uint64_t* rows, const unsigned heads) {
+  __shared__ RowSums<kBlockWarps> sums;
+  __shared__ std::uint64_t wanted[kThreads];
+  wait_for_previous();
+  for (unsigned first = blockIdx.x * kThreads; first < heads; first += gridDim.x * kThreads) {
+    const unsigned mine = first + threadIdx.x;
+    wanted[threadIdx.x] = mine < heads ? rows[mine] : 0;
+    if (!__syncthreads_or(wanted[threadIdx.x] != 0)) continue;
+    for (unsigned i = 0; i < kThreads; ++i)
+      for (std::uint64_t left = wanted[i]; left != 0; left &= left - 1) {
+        const unsigned index = first + i, hk = static_cast<unsigned>(p.hk);
+        const Head head(p, index / hk, index % hk);
+        const Row row = row_of(head, __ffsll(static_cast<long long>(left)) - 1);
+        float top, l;
+        sums.add_keys(head, row, top, l);
+        sums.store_row(head, row, top, l);
+        __syncthreads();
+      }
+    __syncthreads();  // all are done with `wanted`
+  }
+}
+
 }  // namespace
 
 std::int64_t decode_items(const AttentionParams& p) {
@@ -196,6 +220,12 @@ cudaError_t attention_combine(const AttentionParams& p, const Partials& partials
   if (partials.splits > kBlockWarps)
     return launch_kernel(true, combine<kBlockWarps>, all, kThreads, 0, stream, p, partials, rows);
   return launch_kernel(true, combine<1>, (all + kBlockWarps - 1) / kBlockWarps, kThreads, 0, stream, p, partials, rows);
+}
+
+cudaError_t attention_recompute(const AttentionParams& p, const std::uint64_t* rows, cudaStream_t stream) {
+  const auto heads = static_cast<unsigned>(p.b * p.hk);
+  const unsigned blocks = std::min((heads + kThreads - 1) / kThreads, static_cast<unsigned>(multiprocessors()));
+  return launch_kernel(true, recompute, blocks, kThreads, 0, stream, p, rows, heads);
 }
 
 }  // namespace rapt::cuda

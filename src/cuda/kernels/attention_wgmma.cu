@@ -1,7 +1,8 @@
-// Attention of 16-bit types on Hopper's tensor cores: FlashAttention-3's schedule. One block per multiprocessor goes
-// through tiles of query rows; its first warpgroup fills rings of K and V blocks in shared memory, and each of the
-// others does 64 rows of the tile. S = Q K^T of one key block runs while the softmax of the block before feeds O += P
-// V. (Warpgroups taking turns, at products or at exponentials, were up to 5 % slower on an H200.)
+// Attention of 16-bit types on Hopper's tensor cores: FlashAttention-3's schedule. A block or two per multiprocessor
+// go through tiles of query rows; a block's first warpgroup fills rings of Q tiles and of K and V blocks in shared
+// memory, and each of the others does 64 rows of the tile. S = Q K^T of one key block runs while the softmax of the
+// block before feeds O += P V. (Warpgroups taking turns, at products or at exponentials, were up to 5 % slower on an
+// H200.) Results leave by way of their Q's place, while the next tile is at work.
 //
 // Keys are cut into blocks at multiples of the block size from key 0 and taken from the last to the first. A block that
 // is masked for a row leaves what the row has unchanged to the bit, so that a row's result is its own.
@@ -23,19 +24,18 @@ namespace {
 
 constexpr float kHugeScore = 0x1p20f;  // past it a weight would lose digits to the score's size
 
-// The kernel for elements T and head sizes up to kSize. kSplit: of few rows, over splits of their keys.
-template <class T, int kSize_, bool kTma_, bool kModified_, bool kSplit_ = false>
+// The kernel for elements T and head sizes up to kSize, in tiles of rows for kGroups warpgroups. kSplit: of few rows,
+// over splits of their keys.
+template <class T, int kSize_, bool kTma_, bool kModified_, bool kSplit_, int kGroups_>
 struct Config {
   using Element = T;
   static constexpr int kSize = kSize_;
   static constexpr bool kTma = kTma_;            // else K and V are loaded by the threads of the first warpgroup
   static constexpr bool kModified = kModified_;  // scores need more than a scale
   static constexpr bool kSplit = kSplit_;
-  // Small heads have registers for a third warpgroup, if nothing else needs them.
-  static constexpr int kGroups = kSplit ? 1 : kSize == 64 && kTma && !kModified ? 3 : 2;
-  static constexpr int kThreads = 128 * (kGroups + 1);
-  // On a multiprocessor. Tiles of splits are short: one begins while another ends.
-  static constexpr int kBlocks = kSplit && kSize <= 128 ? 2 : 1;
+  static constexpr int kGroups = kGroups_, kThreads = 128 * (kGroups + 1);
+  // On a multiprocessor. Short tiles: one begins while another ends.
+  static constexpr int kBlocks = kGroups == 1 && kSize <= (kSplit ? 128 : 64) ? 2 : 1;
   static constexpr int kLoadRegisters = kGroups == 1 ? 72 : kGroups == 3 ? 32 : kTma ? 56 : 72;
   static constexpr int kMathRegisters = kGroups == 1 ? 184 : kGroups == 3 ? 160 : kTma ? 224 : 216;
   static constexpr bool kTradesRegisters = kGroups > 1 || kBlocks > 1;  // else all have enough
@@ -49,14 +49,17 @@ struct Config {
   // Where all keys together weigh less beside a sink, their weights are no longer as exact as T.
   static constexpr float kMinKeyWeight = std::is_same_v<T, __half> ? 0x1p-16f : 0x1p-20f;
   static constexpr int kRowsBytes = kRows * kSize * 2, kBlockBytes = kKeys * kSize * 2;
-  static constexpr int kQueryTiles = kSize == 256 ? 1 : 2;  // that there is room for: the one at work, the next
+  static constexpr int kQueryTiles = kSize == 64 ? 3 : kSize == 256 ? 1 : 2;  // that there is room for
   static constexpr int kSharedBytes = kQueryTiles * kRowsBytes + 2 * kStages * kBlockBytes + 1024;
+  // By way of Q's place, if the next one has another.
+  static constexpr bool kStoresByTma = kTma && kQueryTiles > 1;
   static_assert(kSplitUnit % kKeys == 0);
   using Tiles = Tiling<kRows>;
 };
 
 struct WgmmaParams : Grid {
-  CUtensorMap k, v;          // if TMA loads them
+  CUtensorMap q, k, v, out;  // if TMA loads them, or stores it
+  bool out_by_tma, unsplit;  // unsplit: no sequence's keys are split, and results are stored at once
   float inner, outer;        // scales of scores, before and after the modifiers; Q takes the sign
   bool q_vector, kv_vector;  // 16 bytes at a time
 };
@@ -84,26 +87,42 @@ __device__ void load_q(const WgmmaParams& params, const TileQueue& queue, const 
   barrier_arrive(q.full(i));
 }
 
-// Where TMA loads K and V: one thread.
+// Where TMA loads K and V, and mostly Q: one thread.
 template <class C>
-__device__ void load_by_tma(const WgmmaParams& params, const Blocks<C>& k, const Blocks<C>& v) {
+__device__ void load_by_tma(const WgmmaParams& params, const QueryRing<C>& q, const Blocks<C>& k, const Blocks<C>& v) {
   TileScheduler<C> scheduler{params};
   TileExtent tile;
-  for (unsigned n = 0; scheduler.next(tile);) {
+  KeyWindow keys;
+  const bool keep = params.tiles * C::kGroups > 4;  // else a head's keys are read by tiles that run side by side
+  bool more = scheduler.next(tile, keys);
+  for (unsigned t = 0, n = 0; more; ++t) {
+    if (params.q_by_tma) {
+      const int groups = min((tile.rows - tile.row + kGroupRows - 1) / kGroupRows, C::kGroups);
+      const int tokens = kGroupRows / static_cast<int>(params.p.group);
+      q.wait_empty(t);
+      barrier_arrive_expecting(q.full(t), groups * (kGroupRows * C::kSize * 2));
+#pragma unroll 1
+      for (int group = 0; group < groups; ++group)
+#pragma unroll
+        for (int panel = 0; panel < C::kSize / 64; ++panel)
+          tma_load(q.slot(t) + (panel * C::kRows + group * kGroupRows) * 128, &params.q, panel * 64, 0,
+                   tile.q_first + tile.token + group * tokens, tile.hk, params.p.total_q >= 0 ? 0 : tile.b, q.full(t));
+    }
     const bool ragged = params.p.total_k >= 0;
-    int key = static_cast<int>(tile.key) + (tile.blocks - 1) * C::kKeys;
+    const int hk = tile.hk, b = ragged ? 0 : tile.b, blocks = tile.blocks;
+    int key = static_cast<int>(tile.key) + (blocks - 1) * C::kKeys;
     if (ragged) key += static_cast<int>(Head(params.p, tile.b, tile.hk).k_first);
-    for (int block = tile.blocks; block > 0; --block, ++n, key -= C::kKeys) {
+    for (int block = blocks; block > 0; --block, ++n, key -= C::kKeys) {
       const auto load = [&](const Blocks<C>& ring, const CUtensorMap& map) {
         ring.wait_empty(n);
         barrier_arrive_expecting(ring.full(n), C::kBlockBytes);
 #pragma unroll
         for (int panel = 0; panel < C::kSize / 64; ++panel)
-          tma_load(ring.slot(n) + panel * C::kKeys * 128, &map, panel * 64, key, tile.hk, ragged ? 0 : tile.b,
-                   ring.full(n));
+          tma_load(ring.slot(n) + panel * C::kKeys * 128, &map, panel * 64, key, hk, b, ring.full(n), keep);
       };
       load(k, params.k);
       load(v, params.v);
+      if (block == min(2, blocks)) more = scheduler.next(tile, keys);  // before it is urgent
     }
   }
 }
@@ -254,32 +273,72 @@ struct Rows : RowState<C> {
     }
   }
 
-  // Results of the tile.
-  __device__ void store(const Tile<C>& tile) {
-    if constexpr (C::kSplit) return store_partials(tile);
+  // What attention_combine makes of the partial results of an only split, to the bit.
+  __device__ void store_unsplit(const Tile<C>& tile, std::uint32_t q_row) {
+    bool falls_back[2];
+    float nan_or_0[2] = {};
+#pragma unroll
+    for (int i = 0; i < kOut; ++i) nan_or_0[i / 2 % 2] = fmaf(o[i], 0, nan_or_0[i / 2 % 2]);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const auto& r = tile.of_row[row(h)];
+      l[h] = over_row(l[h], Sum());
+      const float top = m[h] - C::kShift;
+      falls_back[h] =
+          over_row(nan_or_0[h], Sum()) != 0 || !is_finite(l[h]) || (top != -kInfinity && fabsf(top) >= kHugeScore);
+      const Finish f = finish_row(top, l[h], -kInfinity, r.alibi_shift);
+      if (r.lse >= 0 && lane % 4 == 0) params.p.lse[r.lse] = f.lse;
+      const float inverse = f.sum == 0 ? 0.f : 1 / f.sum;
+#pragma unroll
+      for (int i = 2 * h; i < kOut; i += 4)  // sums begin with 0 there: none is -0
+        o[i] = fmaf(o[i], inverse, 0.f), o[i + 1] = fmaf(o[i + 1], inverse, 0.f);
+      falls_back[h] &= r.out >= 0;
+    }
+    mark_fallback_rows(params, tile, warp_row, falls_back);
+    std::uint32_t unused[2] = {};
+    if (C::kStoresByTma && params.out_by_tma) store_rows_by_tma(params, &params.out, tile, warp_row, q_row, o, unused);
+    else store_rows(params, tile, warp_row, o);
+  }
+
+  // Results of the tile. `q_row`: the warp's first row of its Q.
+  __device__ void store(const Tile<C>& tile, std::uint32_t q_row) {
+    if constexpr (C::kSplit) return params.unsplit ? store_unsplit(tile, q_row) : store_partials(tile);
     const AttentionParams& p = params.p;
     bool falls_back[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const auto& r = tile.of_row[row(h)];
       l[h] = over_row(l[h], Sum());
-      float nan_or_0[4] = {l[h] * 0};
-#pragma unroll
-      for (int i = 2 * h; i < kOut; i += 4) {
-        float& part = nan_or_0[i / 4 % 4];
-        part = fmaf(o[i], 0, fmaf(o[i + 1], 0, part));
+      bool sink_dominates = false;
+      if (p.score.sinks) {
+        const float sink = exp2_approx(r.sink - shift_of(m[h]) + C::kShift);
+        sink_dominates = r.first < r.last && sink > 0 && l[h] <= fmaf(sink, C::kMinKeyWeight, sink);
       }
-      const float sink = exp2_approx(r.sink - shift_of(m[h]) + C::kShift);
-      const bool sink_dominates = r.first < r.last && sink > 0 && l[h] <= fmaf(sink, C::kMinKeyWeight, sink);
-      falls_back[h] = r.out >= 0 && !(nan_or_0[0] + nan_or_0[1] + nan_or_0[2] + nan_or_0[3] == 0 && !sink_dominates &&
-                                      (m[h] == -kInfinity || fabsf(m[h]) < kHugeScore));
+      falls_back[h] = sink_dominates || !(l[h] * 0 == 0 && (m[h] == -kInfinity || fabsf(m[h]) < kHugeScore));
       if (r.lse >= 0 && lane % 4 == 0) p.lse[r.lse] = lse_of(m[h] - C::kShift, l[h], r.alibi_shift);
       const float inverse = l[h] == 0 ? 0.f : __fdividef(1, l[h]);
 #pragma unroll
       for (int i = 2 * h; i < kOut; i += 4) o[i] *= inverse, o[i + 1] *= inverse;
     }
+    if (C::kStoresByTma && params.out_by_tma) {
+      std::uint32_t nan_or_0[2] = {};
+      store_rows_by_tma(params, &params.out, tile, warp_row, q_row, o, nan_or_0);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) falls_back[h] |= nan_or_0[h] != 0;
+    } else {
+      float nan_or_0[2][2] = {};
+#pragma unroll
+      for (int i = 0; i < kOut; i += 2) {
+        float& part = nan_or_0[i / 2 % 2][i / 4 % 2];
+        part = fmaf(o[i], 0, fmaf(o[i + 1], 0, part));
+      }
+#pragma unroll
+      for (int h = 0; h < 2; ++h) falls_back[h] |= !(nan_or_0[h][0] + nan_or_0[h][1] == 0);
+      store_rows(params, tile, warp_row, o);
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) falls_back[h] &= tile.of_row[row(h)].out >= 0;
     mark_fallback_rows(params, tile, warp_row, falls_back);
-    store_rows(params, tile, warp_row, o);
   }
 };
 
@@ -289,7 +348,8 @@ __device__ void attend(const WgmmaParams& params, const TileQueue& queue, const 
                        const Blocks<C>& k, const Blocks<C>& v, int group) {
   using T = typename C::Element;
   Rows<C> rows(params);
-  unsigned t = 0;  // tiles so far
+  unsigned t = 0, stored = 0;  // tiles so far, and of these with their results stored
+  bool storing = false;        // those of tile `stored` may be on their way from its Q's place
   const auto has_blocks = [&] {
     queue.wait_full(t);
     return uniform(tiles[t % kQueueTiles].blocks) > 0;
@@ -301,6 +361,11 @@ __device__ void attend(const WgmmaParams& params, const TileQueue& queue, const 
   bool starts = true;  // it is its tile's first, or there is no more; O is complete once the weights are used
   std::uint32_t q_matrix = 0;
   for (unsigned n = 0;; ++n) {  // K and V blocks so far; V's are one behind
+    if (C::kStoresByTma && storing) {
+      if (threadIdx.x % 32 == 0) tma_store_wait_read();
+      q.release(stored++);
+      storing = false;
+    }
     if (starts && more) {
       q.wait_full(t);
       q_matrix = matrix_at(q.slot(t) + group * kGroupRows * 128);
@@ -332,11 +397,16 @@ __device__ void attend(const WgmmaParams& params, const TileQueue& queue, const 
       pin(rows.o);
       if (n > 0) {
         v.release(n - 1);
-        rows.store(tiles[(t - 1) % kQueueTiles]);
+        rows.store(tiles[(t - 1) % kQueueTiles],
+                   q.slot(t - 1) + (group * kGroupRows + threadIdx.x / 32 % 4 * 16) * 128);
+        storing = true;
         __syncwarp();
         queue.release(t - 1);
       }
-      if (!more) break;
+      if (!more) {
+        if (C::kStoresByTma) tma_store_wait_read();  // before shared memory is gone
+        break;
+      }
       const Tile<C>& tile = tiles[t % kQueueTiles];
       rows.begin(tile);
       block = uniform(tile.blocks);
@@ -349,7 +419,8 @@ __device__ void attend(const WgmmaParams& params, const TileQueue& queue, const 
     const Tile<C>& tile = tiles[t % kQueueTiles];
     const bool ends = --block == 0;
     if (ends) {
-      q.release(t++);
+      if (!C::kStoresByTma) q.release(t);
+      ++t;
       more = has_blocks();
     }
     if constexpr (C::kModified && C::kSize == 256) wgmma_wait<0>();  // the weights' registers are wanted
@@ -378,10 +449,16 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) wgmma(const __grid_co
   const QueryRing<C> q{queue.barriers + 16 * kQueueTiles, v.data + C::kStages * C::kBlockBytes, C::kRowsBytes};
   let_next_start();
   if (threadIdx.x == 0) {
+    if (C::kTma) {
+      if (params.q_by_tma) prefetch_map(&params.q);
+      if (C::kStoresByTma && params.out_by_tma) prefetch_map(&params.out);
+      prefetch_map(&params.k);
+      prefetch_map(&params.v);
+    }
     k.init(C::kTma ? 1 : 128, 4 * C::kGroups);
     v.init(C::kTma ? 1 : 128, 4 * C::kGroups);
     queue.init(C::kProducers, 4 * C::kGroups);
-    q.init(C::kProducers, 4 * C::kGroups);
+    q.init(params.q_by_tma ? 1 : C::kProducers, 4 * C::kGroups);
     fence_barrier_init();
   }
   __syncthreads();
@@ -390,10 +467,11 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) wgmma(const __grid_co
     if constexpr (!C::kTma) {
       load_by_threads<C>(params, queue, tiles, q, k, v);
     } else if (threadIdx.x == 0) {
-      load_by_tma<C>(params, k, v);
+      load_by_tma<C>(params, q, k, v);
     } else if (threadIdx.x >= 32) {
       TileProducer<C> producer{params, queue, tiles};
-      for (unsigned i = 0; producer.push(i); ++i) load_q<C>(params, queue, tiles, q, i);
+      for (unsigned i = 0; producer.push(i); ++i)
+        if (!params.q_by_tma) load_q<C>(params, queue, tiles, q, i);
     }
   } else {
     if (C::kTradesRegisters) registers_increase<C::kMathRegisters>();
@@ -407,17 +485,36 @@ cudaError_t launch(WgmmaParams& params, cudaStream_t stream) {
   return launch_kernel(false, wgmma<C>, blocks, C::kThreads, C::kSharedBytes, stream, params);
 }
 
+// Warpgroups for the tiles of small heads, which have registers for three and shared memory for two blocks of one. No
+// bit depends on it.
+int groups_for(const AttentionParams& p) {
+  constexpr std::int64_t kLong = 1280;
+  if (p.total_q >= 0 || p.sk > kLong) return 3;
+  const std::int64_t rows = p.sq * p.group, tiles = p.b * p.hk * ceil_div(rows, 2 * kGroupRows);
+  const bool wide = p.score.right == kOpen && p.d > 48;
+  return wide || rows <= kGroupRows || tiles < multiprocessors() ? 1 : 2;
+}
+
 template <class T, int kSize, bool kSplit>
 cudaError_t launch(WgmmaParams& params, cudaStream_t stream) {
   const AttentionParams& p = params.p;
+  constexpr int kGroups = kSplit ? 1 : 2;
   // Without a scale, masked scores would be -inf * 0.
   if (has_modifiers(p.score) || p.score.scale_log2 == 0)
-    return launch<Config<T, kSize, false, true, kSplit>>(params, stream);
-  using Tma = Config<T, kSize, true, false, kSplit>;
-  if (can_tma(p) && make_map(params.k, p, p.k, p.k_stride, p.d, Tma::kKeys) &&
-      make_map(params.v, p, p.v, p.v_stride, p.dv, Tma::kKeys))
-    return launch<Tma>(params, stream);
-  return launch<Config<T, kSize, false, false, kSplit>>(params, stream);
+    return launch<Config<T, kSize, false, true, kSplit, kGroups>>(params, stream);
+  using Tma = Config<T, kSize, true, false, kSplit, kGroups>;
+  if (!make_keys_map(params.k, p, p.k, p.k_stride, p.d, Tma::kKeys) ||
+      !make_keys_map(params.v, p, p.v, p.v_stride, p.dv, Tma::kKeys))
+    return launch<Config<T, kSize, false, false, kSplit, kGroups>>(params, stream);
+  params.q_by_tma = p.score.scale_log2 >= 0 && make_rows_map(params.q, p, p.q_type, p.q, p.q_stride, p.d, kGroupRows);
+  params.out_by_tma = p.total_q < 0 && p.out_type == p.q_type &&
+                      make_rows_map(params.out, p, p.out_type, p.out, p.out_stride, p.dv, kGroupRows / 4);
+  if constexpr (kSize == 64 && !kSplit) {
+    // Small heads have registers for a third warpgroup.
+    if (groups_for(p) == 3) return launch<Config<T, kSize, true, false, kSplit, 3>>(params, stream);
+    if (groups_for(p) == 1) return launch<Config<T, kSize, true, false, kSplit, 1>>(params, stream);
+  }
+  return launch<Tma>(params, stream);
 }
 
 WgmmaParams params_of(const AttentionParams& p) {
@@ -458,11 +555,15 @@ cudaError_t attention_wgmma(const AttentionParams& p, std::byte* workspace, cuda
 cudaError_t attention_wgmma_split(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
   WgmmaParams params = params_of(p);
   params.partials = partials_of(p, workspace);
+  params.unsplit = params.partials.splits == 1 && !p.score.sinks;
+  if (params.unsplit) params.fallback_rows = reinterpret_cast<std::uint16_t*>(workspace);
   const cudaError_t status = with_head_size(p, [&](auto size) {
     return p.q_type == DType::f16 ? launch<__half, size, true>(params, stream)
                                   : launch<__nv_bfloat16, size, true>(params, stream);
   });
-  return status == cudaSuccess ? attention_combine(p, params.partials, stream) : status;
+  if (status != cudaSuccess) return status;
+  if (params.unsplit) return attention_recompute(p, reinterpret_cast<const std::uint64_t*>(workspace), stream);
+  return attention_combine(p, params.partials, stream);
 }
 
 }  // namespace rapt::cuda
