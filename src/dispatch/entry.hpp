@@ -77,8 +77,6 @@ struct CpuIdentity {
   std::int64_t count;
 };
 CpuIdentity cpu_identity();
-#ifdef RAPT_HAVE_CUDA
-const Backend& cuda_backend();
-#endif
+const Backend& cuda_backend();  // of builds with CUDA
 
 }  // namespace rapt

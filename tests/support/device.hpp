@@ -8,9 +8,8 @@
 
 namespace rapt::testing {
 
-#ifdef RAPT_HAVE_CUDA
 /// A call's tensors in the memory of GPU 0, every one between guard bands and aligned as on the host. What CUDA refuses
-/// throws std::runtime_error.
+/// throws std::runtime_error. Of builds with CUDA.
 class DeviceCall {
  public:
   /// `senseless`: lengths and tables may hold anything; else the call is one that the host would take.
@@ -31,7 +30,6 @@ class DeviceCall {
   AttentionArgs args_;
   std::vector<std::unique_ptr<Copy>> copies_;
 };
-#endif
 
 /// attention(args, context), for an entry that runs on a GPU by way of a DeviceCall.
 void run(const AttentionArgs& args, const Forced& context);
