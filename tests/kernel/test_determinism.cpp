@@ -48,7 +48,7 @@ TEST_CASE("executors and thread counts do not change a bit", "[kernel][threads]"
     for (const std::string& entry : threaded_entries(problem)) {
       run(first.args(), entry);
       for (const auto& executor : all_executors()) {
-        for (int threads : {1, 2, 4}) {
+        for (int threads : {2, 4}) {
           const Forced context = forced(entry, executor, threads);
           for (int repeat = 0; repeat < (threads == 4 ? 2 : 1); ++repeat) {
             second.poison_outputs();

@@ -256,16 +256,17 @@ TEST_CASE("operations: every ISA writes the same bits", "[kernel]") {
 }
 
 TEST_CASE("operations: executors and thread counts write the same bits", "[kernel][threads]") {
-  for_large_problems([](const auto& problem) {
+  int runs = 0;  // executors take turns at one thread
+  for_large_problems([&](const auto& problem) {
     auto inputs = inputs_of(problem);
     for (const std::string& entry : threaded_entries(problem)) {
       const std::vector<std::byte> serial = bits_on(inputs, forced(entry));
       REQUIRE(inputs.verdict().violation == "");
-      for (const auto& executor : all_executors())
-        for (const int threads : {1, 7}) {
-          INFO(entry << " on " << executor->name() << ", " << threads << ": " << problem.to_string());
-          REQUIRE((bits_on(inputs, forced(entry, executor, threads)) == serial));
-        }
+      for (const auto& executor : all_executors()) {
+        const int threads = runs++ % 3 == 0 ? 1 : 7;
+        INFO(entry << " on " << executor->name() << ", " << threads << ": " << problem.to_string());
+        REQUIRE((bits_on(inputs, forced(entry, executor, threads)) == serial));
+      }
     }
     const auto executor = std::make_shared<ThreadExecutor>(3);
     bits_on(inputs, forced(usable_entries(problem).front(), executor, 3));
