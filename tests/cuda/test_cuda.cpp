@@ -215,12 +215,18 @@ TEST_CASE("cuda: fallback rows have the bits of attention_simt", "[kernel]") {
   each_case(test, kWithFallback);
 }
 
-// More than there are multiprocessors, so that each goes from one to the next.
+// More than there are multiprocessors, so that each goes from one to the next: with one, two and three warpgroups, and
+// heads that tensor maps of rows take and do not take.
 TEST_CASE("cuda: several tiles for each thread block", "[kernel]") {
-  constexpr const char* kMany[] = {"attention hq=150 sq=40 sk=70 d=40 causal align=bottom_right lse",
-                                   "attention hq=150 sq=40 sk=70 d=128 lse",
-                                   "attention hq=150 sq=40 sk=70 d=192 causal align=bottom_right lse",
-                                   "attention hq=150 sq=40 sk=70 d=256 causal align=bottom_right lse"};
+  constexpr const char* kMany[] = {
+      "attention hq=150 sq=40 sk=70 d=40 causal align=bottom_right lse",
+      "attention hq=150 sq=40 sk=70 d=128 lse",
+      "attention hq=150 sq=40 sk=70 d=192 causal align=bottom_right lse",
+      "attention hq=150 sq=40 sk=70 d=256 causal align=bottom_right lse",
+      "attention hq=600 hk=150 sq=45 sk=130 d=64 lse",
+      "attention hq=450 hk=150 sq=60 sk=90 d=56 causal align=bottom_right lse",
+      "attention hq=160 hk=20 sq=100 sk=1300 d=24 dv=40 window=90,0 align=bottom_right lse",
+      "attention hq=200 sq=80 sk=70 d=33 dv=41 lse"};
   const auto test = [](const std::string& entry, Case& c) {
     const Errors errors = run_and_compare(c, entry, oracle(c.args()));
     INFO(describe(errors));
@@ -252,7 +258,8 @@ TEST_CASE("cuda: few rows over keys in many splits", "[kernel]") {
   each_case(test, kSplitKeys);
 }
 
-// One of few keys, whose splits one warp merges where it is alone; one with scores that are computed once more.
+// One of few keys, whose splits one warp merges where it is alone; one of fewer, whose results are stored at once
+// there; both with scores that are computed once more.
 TEST_CASE("cuda: splits of a sequence's keys do not depend on the batch", "[kernel]") {
   constexpr const char* kBatches[] = {
       "attention b=4 hq=8 hk=2 sq=2 sk=9000 d=128 seqlens causal align=bottom_right lse"};
@@ -267,6 +274,7 @@ TEST_CASE("cuda: splits of a sequence's keys do not depend on the batch", "[kern
     Case plain(without_lengths);  // numbers where `c` may have none
     for (std::int64_t i = 0; i < c.k.size(); ++i) c.k.flat(i) = plain.k.flat(i), c.v.flat(i) = plain.v.flat(i);
     c.q.at({2, 3, 1, 5}) = 6e4f, c.k.at({2, 0, 77, 5}) = 6e4f;
+    c.q.at({3, 1, 1, 5}) = 6e4f, c.k.at({3, 0, 20, 5}) = 6e4f;
     const Bytes batch = expected(entry, c);
     c.poison_outputs();
     for (std::int64_t n = 0; n < c.problem.b; ++n) {

@@ -3,8 +3,6 @@
 
 #include <cuda.h>
 
-#include <initializer_list>
-
 #include "cuda/hopper/host.cuh"
 
 namespace rapt::cuda {
@@ -16,7 +14,8 @@ struct MapDimension {
 };
 
 // Dimensions from the innermost on, whose elements are neighbours and 64 to a box. False: there can be no such map.
-inline bool make_map(CUtensorMap& map, DType type, const void* data, std::initializer_list<MapDimension> dimensions) {
+template <int kRank>
+bool make_map(CUtensorMap& map, DType type, const void* data, const MapDimension (&dimensions)[kRank]) {
   static const auto encode = [] {
     void* found = nullptr;
     cudaDriverEntryPointQueryResult result;
@@ -31,25 +30,24 @@ inline bool make_map(CUtensorMap& map, DType type, const void* data, std::initia
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
   }();
   if (!encode) return false;
-  constexpr int kMost = 5;
   constexpr std::int64_t kStrideLimit = std::int64_t{1} << 39;
-  cuuint64_t sizes[kMost], bytes[kMost] = {};
-  cuuint32_t boxes[kMost], ones[kMost];
-  int n = 0;
-  for (const MapDimension& dimension : dimensions) {
+  cuuint64_t sizes[kRank], bytes[kRank] = {};
+  cuuint32_t boxes[kRank], ones[kRank];
+  for (int n = 0; n < kRank; ++n) {
+    const MapDimension& dimension = dimensions[n];
     sizes[n] = static_cast<cuuint64_t>(dimension.size), boxes[n] = static_cast<cuuint32_t>(dimension.box), ones[n] = 1;
+    if (n == 0) continue;
     // What a dimension of 1 says counts for nothing; a map has no stride of 0.
-    if (n > 0 && dimension.size > 1) {
+    if (dimension.size > 1) {
       if (dimension.stride <= 0 || dimension.stride >= kStrideLimit) return false;
       bytes[n - 1] = static_cast<cuuint64_t>(dimension.stride) * 2;
-    } else if (n > 0) {
+    } else {
       bytes[n - 1] = n == 1 ? (sizes[0] * 2 + 15) / 16 * 16 : bytes[n - 2] * sizes[n - 1];
     }
-    ++n;
   }
-  return encode(&map, type == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-                static_cast<cuuint32_t>(n), const_cast<void*>(data), sizes, bytes, boxes, ones,
-                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+  return encode(&map, type == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, kRank,
+                const_cast<void*>(data), sizes, bytes, boxes, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 

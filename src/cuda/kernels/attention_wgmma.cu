@@ -507,7 +507,8 @@ cudaError_t launch(WgmmaParams& params, cudaStream_t stream) {
       !make_keys_map(params.v, p, p.v, p.v_stride, p.dv, Tma::kKeys))
     return launch<Config<T, kSize, false, false, kSplit, kGroups>>(params, stream);
   params.q_by_tma = p.score.scale_log2 >= 0 && make_rows_map(params.q, p, p.q_type, p.q, p.q_stride, p.d, kGroupRows);
-  params.out_by_tma = p.total_q < 0 && p.out_type == p.q_type &&
+  // Stores end at whole 16 bytes, also past the last column.
+  params.out_by_tma = p.total_q < 0 && p.out_type == p.q_type && p.dv % 8 == 0 &&
                       make_rows_map(params.out, p, p.out_type, p.out, p.out_stride, p.dv, kGroupRows / 4);
   if constexpr (kSize == 64 && !kSplit) {
     // Small heads have registers for a third warpgroup.
