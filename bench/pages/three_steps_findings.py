@@ -34,6 +34,24 @@ def speed(machine):
             yield f"**Not decided, {on(threads)}**: the ratio's confidence interval has 1 in it in {some(open_, ratios)}."
 
 
+def ridge(machine):
+    """How much of the three steps' time memory accounts for."""
+    for threads in machine.runs:
+        memory, peak = machine.memory(threads), max(rate for _, rate in machine.units(threads))
+        if not memory:
+            continue
+        dots = {key: machine.runs[threads][key] for key in machine.keys(threads, "three steps") if not key[2]}
+        left = [key for key, dot in dots.items() if dot["intensity"] < peak / memory]
+        moving = [dot["gflops"] / dot["intensity"] / memory for dot in dots.values()]
+        products = [machine.of_peak(threads, (*key[:3], step)) for key in dots for step in ("scores", "values")]
+        fused = [machine.of_peak(threads, (*key[:3], "fused")) for key in dots]
+        rest = "" if max(moving) > 0.5 else (
+            f" Most of what fusing gains here is elsewhere: in the softmax's pass over the matrix, and in products that reach {percent(statistics.median(products))} "
+            f"of the peak where the fused call, softmax included, reaches {percent(statistics.median(fused))} (medians).")
+        yield (f"**The ridge, {on(threads)}**: it is at {peak / memory:.1f} FLOPs per byte, and {len(left)} of {len(dots)} full problems in three steps are left "
+               f"of it. Moving the formula's bytes at memory's rate would take {percent(min(moving))} to {percent(max(moving))} of their time.{rest}")
+
+
 def where_the_matrix_lies(machine):
     last = max(machine.caches, default=0)  # the OS may say nothing of caches
     size = machine.caches.get(last, 0)
@@ -44,9 +62,10 @@ def where_the_matrix_lies(machine):
                 (fits if 32 * key[0] ** 2 < size else not_fits).append(key)
         if fits and not_fits:
             shares = [statistics.median(machine.of_peak(threads, key) for key in keys) for keys in (fits, not_fits)]
+            not_memory = " So it is not memory that bounds the shorter ones." if shares[1] > shares[0] else ""
             yield (f"**Where the matrix lies, {on(threads)}**: while the matrix of all heads fits the L{last} of {bytes_text(size)} (S up to "
                    f"{max(key[0] for key in fits)}), the three steps reach {percent(shares[0])} of the peak (median over full problems); "
-                   f"beyond, {percent(shares[1])}.")
+                   f"beyond, {percent(shares[1])}.{not_memory}")
         memory = machine.memory(threads)
         if memory:
             keys = [key for key in machine.keys(threads, "three steps") if not key[2]]
@@ -95,16 +114,18 @@ def causal(machine):
 def threads_gain(machine):
     if 1 not in machine.runs or machine.most == 1:
         return
-    texts = []
+    texts, most = [], 0
     for step in ("fused", "three steps"):
         gains = {key: machine.time(1, key).mean / machine.time(machine.most, key).mean
                  for key in machine.keys(machine.most, step) if key in machine.runs[1]}
         low, high = min(gains, key=gains.get), max(gains, key=gains.get)
+        most = max(most, gains[high])
         texts.append(f"the {'fused call' if step == 'fused' else 'three steps'} {gains[low]:.1f} ({label(low)}) to {gains[high]:.1f} ({label(high)})")
     peaks = [max(rate for _, rate in machine.units(threads)) for threads in (1, machine.most)]
     yield (f"**From one thread to {machine.most}**: {texts[0]} times as fast, {texts[1]} times. The peak of arithmetic grows {peaks[1] / peaks[0]:.1f} times"
            + (f", memory's bandwidth {machine.memory(machine.most) / machine.memory(1):.1f} times." if machine.memory(machine.most) and machine.memory(1)
-              else "."))
+              else ".")
+           + (" (More than the peak: both runs scatter, as below, and more cores have more cache.)" if most > 1.05 * peaks[1] / peaks[0] else ""))
 
 
 def scatter(machine):
@@ -125,4 +146,4 @@ def scatter(machine):
 
 def of(machine):
     """Sentences, for people."""
-    return [line for part in (speed, where_the_matrix_lies, softmax, length, causal, threads_gain, scatter) for line in part(machine)]
+    return [line for part in (speed, ridge, where_the_matrix_lies, softmax, length, causal, threads_gain, scatter) for line in part(machine)]
