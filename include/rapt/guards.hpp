@@ -16,7 +16,8 @@ struct GuardReport {
   enum class Guard : std::uint8_t { nan, shadow, determinism };
   enum class Kind : std::uint8_t {
     finding,      ///< the call read or computed what it should not have
-    not_watched,  ///< the guard does not look at calls like this one. Said once of a context, operation and reason
+    not_watched,  ///< the guard does not look at calls like this one. Said once of a context, operation and reason,
+                  ///< unless Guards::repeat_not_watched
   };
   /// An element: its tensor by the name that errors have for it, "scores" for one of those, and its index there.
   /// Scores are [b, hq, sq, sk], rows and keys counted within their sequence.
@@ -59,16 +60,19 @@ struct Guards {
   /// Gets the reports, on the thread that called, when results are written. What it throws, the call throws. Must be
   /// thread-safe. Empty: each report is a line on standard error.
   std::function<void(const GuardReport&)> handler{};
+  /// Calls that are not watched are reported every time, for a handler that knows better than once of a context what it
+  /// has heard. Each costs the text of its problem.
+  bool repeat_not_watched = false;
 
   bool any() const noexcept { return nan || shadow > 0 || determinism; }
   /// Of words with commas between them, in any order: "nan", "shadow=16", "tolerance=0.5", "determinism". None for an
-  /// empty text. Throws Error that names a word it does not know.
+  /// empty text. Throws Error that names a word it does not know, or that is there twice.
   RAPT_API static Guards parse(std::string_view words);
   /// The same of the environment's RAPT_GUARDS, which contexts read that are given no guards.
   RAPT_API static Guards of_environment();
 };
 
-/// What Guards::parse() reads; "" where no guard is on. The handler is no part of it.
+/// What Guards::parse() reads; "" where no guard is on. Handler and repeat_not_watched are no part of it.
 RAPT_API std::string to_string(const Guards& guards);
 
 }  // namespace rapt

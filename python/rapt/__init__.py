@@ -17,7 +17,7 @@ from rapt._attention_backward import Gradients, attention_backward
 from rapt._cache import append_kv, merge_states
 from rapt._core import Explanation
 from rapt._delta_rule import DeltaRuleGradients, delta_rule, delta_rule_backward
-from rapt._guards import GuardReport, GuardWarning, guards
+from rapt._guards import GuardReport, GuardWarning, NotWatchedWarning, guards
 from rapt._info import info
 
 __version__: str = _core.version()
@@ -27,6 +27,7 @@ __all__ = [
     "Gradients",
     "GuardReport",
     "GuardWarning",
+    "NotWatchedWarning",
     "append_kv",
     "attention",
     "attention_backward",

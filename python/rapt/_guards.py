@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rapt import _core
+from rapt._scalars import integer, real, truth
 
 Place = tuple[str, tuple[int, ...]]
 """An element: its argument or result, or "scores", and its index there."""
@@ -21,8 +22,8 @@ class GuardReport:
     guard: str
     """ "nan", "shadow" or "determinism"."""
     finding: bool
-    """False: the guard does not look at calls like this one, which is said once of each operation and reason
-    while the same guards watch."""
+    """False: the guard does not look at calls like this one, which is said once of each operation and reason in each
+    block; of the environment's guards once in a process."""
     text: str
     """All of it on one line."""
     problem: str
@@ -40,7 +41,12 @@ class GuardReport:
 
 
 class GuardWarning(UserWarning):
-    """What a guard has to say, where nobody else handles it. Its only argument is the GuardReport's text."""
+    """A finding that no handler gets. Its only argument is the GuardReport's text."""
+
+
+class NotWatchedWarning(UserWarning):
+    """A guard does not look at calls like this one, and no handler gets to know. It is no GuardWarning, so that a filter that
+    makes those exceptions lets every right call pass. Its only argument is the GuardReport's text."""
 
 
 Handler = Callable[[GuardReport], object]
@@ -51,10 +57,13 @@ class _Block:
 
     def __init__(self, words: str, handler: Handler | None) -> None:
         self.words, self.handler = words, handler
+        self.not_watched: dict[tuple[str, str, str], GuardReport] = {}
+        """What it was told: by guard, operation and reason."""
 
 
 _blocks: list[_Block] = []  # of all threads; the one that began last is in force
 _lock = threading.Lock()
+_environment = _Block("", None)  # outside of all
 
 
 def _place(tensor: str, index: tuple[int, ...]) -> Place | None:
@@ -62,15 +71,16 @@ def _place(tensor: str, index: tuple[int, ...]) -> Place | None:
 
 
 def deliver(guard: str, finding: bool, text: str, problem: str, entry: str, place: str, index: tuple[int, ...], seen: str,
-            seen_index: tuple[int, ...], value: float, wanted: float, bound: float) -> None:
+            seen_index: tuple[int, ...], value: float, wanted: float, bound: float, reason: str) -> None:
     """A report of the extension's; what this raises, the call raises."""
     report = GuardReport(guard, finding, text, problem, entry, _place(place, index), _place(seen, seen_index), value, wanted, bound)
-    innermost = _blocks[-1:]  # at once: other threads' blocks come and go
-    handler = innermost[0].handler if innermost else None
-    if handler:
-        handler(report)
+    block = [_environment, *_blocks][-1]  # at once: other threads' blocks come and go
+    if not finding and block.not_watched.setdefault((guard, problem.partition(" ")[0], reason), report) is not report:
+        return
+    if block.handler is not None:
+        block.handler(report)
     else:
-        warnings.warn(report.text, GuardWarning, stacklevel=3)
+        warnings.warn(text, GuardWarning if finding else NotWatchedWarning, stacklevel=3)
 
 
 @contextmanager
@@ -88,10 +98,17 @@ def guards(*, nan: bool = False, shadow: int = 0, tolerance: float = 1.0, determ
     threads, the one that began last holds for all, until it ends.
 
     `handler` gets a GuardReport when a call is done; what it raises, the call raises, with its results written. By default
-    reports are GuardWarnings, which `warnings.simplefilter("error", rapt.GuardWarning)` makes exceptions. Raises
+    findings are GuardWarnings, which `warnings.simplefilter("error", rapt.GuardWarning)` makes exceptions, and calls that are
+    not watched are NotWatchedWarnings. Raises, as the block begins, TypeError that names an argument of another type, and
     ValueError for a negative `shadow` and for a `tolerance` that is not above 0, or without `shadow`."""
-    words = (["nan"] if nan else []) + ([f"shadow={int(shadow)}"] if shadow else []) + (["determinism"] if determinism else [])
-    block = _Block(",".join([*words, f"tolerance={float(tolerance)!r}"]), handler)
+    factor = real("tolerance", tolerance)
+    if factor is None:
+        raise TypeError("tolerance: got None; wanted a number")
+    if handler is not None and not callable(handler):
+        raise TypeError(f"handler: got {handler!r}; wanted a function of a GuardReport, or None")
+    words = [f"shadow={integer('shadow', shadow)}", f"tolerance={factor!r}"]
+    words += [name for name, on in (("nan", nan), ("determinism", determinism)) if truth(name, on)]
+    block = _Block(",".join(words), handler)
     with _lock:
         _core.set_guards(block.words)
         _blocks.append(block)

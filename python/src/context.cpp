@@ -43,7 +43,7 @@ void deliver(const GuardReport& r) {
   nb::module_::import_("rapt._guards")
       .attr("deliver")(std::string(to_string(r.guard)), r.kind == GuardReport::Kind::finding, to_string(r), r.problem,
                        r.entry, r.place.tensor, to_tuple(r.place.index), r.seen.tensor, to_tuple(r.seen.index), r.value,
-                       r.wanted, r.bound);
+                       r.wanted, r.bound, r.reason);
 }
 
 Guards guards_now() {
@@ -58,6 +58,7 @@ Context make(int threads, const std::string& isa, Pool pool, void* stream) {
   options.executor = executor_of(pool);
   options.guards = guards_now();
   options.guards->handler = deliver;
+  options.guards->repeat_not_watched = true;  // contexts outlive blocks of guards, each of which is to hear of it
   return Context(std::move(options));
 }
 

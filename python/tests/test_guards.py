@@ -68,6 +68,39 @@ def test_what_is_not_watched_is_said(broken):
     assert "not watched" in reports[0].text
 
 
+def test_only_findings_are_guard_warnings():
+    new = cache = np.ones((1, 1, 2, 4), np.float32)
+    with rapt.guards(nan=True, shadow=4), pytest.warns(rapt.NotWatchedWarning, match="^shadow: not watched") as heard:
+        warnings.simplefilter("error", rapt.GuardWarning)
+        rapt.append_kv(new, new, cache.copy(), cache.copy(), np.zeros(1, np.int32))
+    assert len(heard) == 1
+
+
+def test_each_block_hears_once_what_is_not_watched():
+    def call():  # in two contexts
+        x = np.ones((1, 1, 4, 8), np.float32)
+        for threads in (1, 2):
+            rapt.attention(x, x, x * np.float32(1e31), threads=threads)  # past the shadow's bounds
+
+    outer, inner = [], []
+    with rapt.guards(shadow=2, handler=outer.append):
+        call()
+        for _ in range(2):
+            with rapt.guards(shadow=2, handler=inner.append):
+                call()
+        call()
+    assert len(outer) == 1 and len(inner) == 2
+
+
+@pytest.mark.parametrize("wrong", [{"nan": "no"}, {"determinism": 1}, {"shadow": 2.5}, {"shadow": "3"}, {"shadow": True}, {"tolerance": "1"},
+                                   {"tolerance": None}, {"handler": 3}], ids=str)
+def test_wrong_types_are_refused_on_entry(wrong):
+    before = rapt.info()["guards"]
+    with pytest.raises(TypeError, match=f"^{next(iter(wrong))}: got "), rapt.guards(**wrong):
+        pass
+    assert rapt.info()["guards"] == before
+
+
 def test_blocks_nest(broken):
     assert rapt.info()["guards"] == os.environ.get("RAPT_GUARDS", "")
     with rapt.guards(nan=True):

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <set>
 #include <string_view>
 #include <utility>
 
@@ -15,36 +16,42 @@ namespace {
 using Guard = GuardReport::Guard;
 
 constexpr const char* kWords = "nan, shadow=ROWS, tolerance=FACTOR and determinism, with commas between them";
+constexpr const char* kRows = "rows, from 0 to 2147483647";
+constexpr const char* kFactor = "a finite factor above 0";
 
 template <class Number>
-Number number_of(const char* argument, std::string_view word, std::size_t from) {
+Number number_of(const char* argument, std::string_view word, std::size_t from, const char* wanted) {
   const std::string_view text = word.substr(from);
   Number number{};
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (error != std::errc() || end != text.data() + text.size())
-    throw Error(argument, "\"" + std::string(word) + "\"", kWords);
+    throw Error(argument, "\"" + std::string(word) + "\"", wanted);
   return number;
 }
 
 void check(const char* argument, const Guards& guards) {
-  if (guards.shadow < 0) throw Error(argument, "shadow=" + std::to_string(guards.shadow), "rows, 0 or more");
+  if (guards.shadow < 0) throw Error(argument, "shadow=" + std::to_string(guards.shadow), kRows);
   if (!(guards.tolerance > 0) || !std::isfinite(guards.tolerance))
-    throw Error(argument, "a tolerance of " + std::to_string(guards.tolerance), "a factor above 0");
+    throw Error(argument, "a tolerance of " + std::to_string(guards.tolerance), kFactor);
   if (guards.shadow == 0 && guards.tolerance != 1)
     throw Error(argument, "a tolerance without shadow", "shadow=ROWS, too, whose bounds it is for");
 }
 
 Guards parse(const char* argument, std::string_view words) {
   Guards guards;
-  for (std::size_t at = 0; at < words.size();) {
+  if (words.empty()) return guards;
+  const auto quoted = [](std::string_view text) { return "\"" + std::string(text) + "\""; };
+  std::set<std::string_view> given;
+  for (std::size_t at = 0; at <= words.size();) {
     const std::size_t end = std::min(words.find(',', at), words.size());
     const std::string_view word = words.substr(at, end - at);
     at = end + 1;
     if (word == "nan") guards.nan = true;
     else if (word == "determinism") guards.determinism = true;
-    else if (word.starts_with("shadow=")) guards.shadow = number_of<int>(argument, word, 7);
-    else if (word.starts_with("tolerance=")) guards.tolerance = number_of<double>(argument, word, 10);
-    else throw Error(argument, "\"" + std::string(word) + "\"", kWords);
+    else if (word.starts_with("shadow=")) guards.shadow = number_of<int>(argument, word, 7, kRows);
+    else if (word.starts_with("tolerance=")) guards.tolerance = number_of<double>(argument, word, 10, kFactor);
+    else throw Error(argument, quoted(word.empty() ? words : word), kWords);
+    if (!given.insert(word.substr(0, word.find('='))).second) throw Error(argument, quoted(words), "every word once");
   }
   check(argument, guards);
   return guards;
@@ -188,7 +195,7 @@ void ContextGuards::pass_all(Reports& reports, const char* reason) const {
 void ContextGuards::deliver(const Reports& reports) const {
   for (const GuardReport& report : reports.findings) deliver(report);
   for (const auto& [guard, reason] : reports.passed) {
-    {
+    if (!guards_.repeat_not_watched) {
       const std::lock_guard lock(mutex_);
       if (!passed_.emplace(reports.operation(), guard, reason).second) continue;
     }

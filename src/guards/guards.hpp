@@ -31,8 +31,8 @@ class Reports {
     report.value = value, report.wanted = wanted, report.bound = bound;
     findings.push_back(std::move(report));
   }
-  // The call, or a part of it, is not watched. It is said once, so that no text is made here.
-  void pass(Guard guard, const char* reason) { passed.emplace_back(guard, reason); }
+  // The call, or a part of it, is not watched. Mostly that was said before, so that no text is made here.
+  void pass(Guard guard, const char* reason) { passed.emplace(guard, reason); }
   GuardReport about(Guard guard, GuardReport::Kind kind) const {
     GuardReport report;
     report.guard = guard, report.kind = kind;
@@ -42,7 +42,7 @@ class Reports {
   Operation operation() const { return operation_of(problem_); }
 
   std::vector<GuardReport> findings;
-  std::vector<std::pair<Guard, const char*>> passed;
+  std::set<std::pair<Guard, std::string_view>> passed;
 
  private:
   const Problem& problem_;

@@ -416,7 +416,7 @@ TEST_CASE("guards: a call on one worker runs again on several", "[guards]") {
   CHECK(allocator.peak_bytes == one.workspace_bytes() + results + several.workspace_bytes());
 }
 
-TEST_CASE("guards say what they do not watch, once of a context", "[guards]") {
+TEST_CASE("guards say what they do not watch, once of a context or every time", "[guards]") {
   Watch watch;
   const Context context = watch.context("shadow=1,determinism");
   AppendCase c(AppendKvProblem::parse("append_kv b=1 hk=1 n=1 sk=20 d=8"));
@@ -431,6 +431,18 @@ TEST_CASE("guards say what they do not watch, once of a context", "[guards]") {
   MergeCase other(MergeStatesProblem::parse("merge_states rows=2 dv=4 count=2"));
   other.run(context);
   CHECK(watch.reports.size() == 3);
+
+  Case vast = attention_case("");  // all of its rows are past the shadow's bounds, which one report says of each call
+  for (std::int64_t i = 0; i < vast.v.size(); ++i) vast.v.flat(i) = 1e31f;
+  ContextOptions options;
+  options.guards = Guards::parse("shadow=8");
+  options.guards->handler = [&](const GuardReport& report) { watch.reports.push_back(report); };
+  options.guards->repeat_not_watched = true;
+  const Context repeating(options);
+  for (int i = 0; i < 2; ++i) vast.run(repeating);
+  REQUIRE(watch.reports.size() == 5);
+  CHECK(watch.reports[4].kind == Kind::not_watched);
+  CHECK(to_string(watch.reports[3]) == to_string(watch.reports[4]));
 }
 
 TEST_CASE("guards: what the handler throws, the call throws, with its results and tasks complete", "[guards]") {
@@ -477,8 +489,9 @@ TEST_CASE("guards are asked for in words, which are read loudly", "[guards]") {
   CHECK(to_string(guards) == "nan,shadow=16,tolerance=0.5,determinism");
   CHECK_FALSE(Guards::parse("").any());
   CHECK(to_string(Guards{}).empty());
-  for (const char* words : {"nans", "shadow", "shadow=", "shadow=x", "shadow=-1", "shadow=1 ", "tolerance=0",
-                            "tolerance=nan", "nan,,shadow=1", "nan,tolerance=0.1"}) {
+  for (const char* words :
+       {"nans", "shadow", "shadow=", "shadow=x", "shadow=-1", "shadow=1 ", "tolerance=0", "tolerance=nan",
+        "nan,,shadow=1", "nan,tolerance=0.1", ",nan", "nan,", ",", "nan,nan", "shadow=2,shadow=3"}) {
     CAPTURE(words);
     CHECK(refused_argument([&] { Guards::parse(words); }) == "guards");
     const ScopedEnvironment environment("RAPT_GUARDS", words);
@@ -487,6 +500,11 @@ TEST_CASE("guards are asked for in words, which are read loudly", "[guards]") {
     none.guards = Guards{};  // the environment is not read
     Context{none};
   }
+  const auto refusal = [](const char* words) { return refused_text([&] { Guards::parse(words); }); };
+  CHECK(refusal("shadow=2,shadow=3") == "guards: got \"shadow=2,shadow=3\"; wanted every word once");
+  CHECK(refusal("nan,").starts_with("guards: got \"nan,\"; wanted nan, shadow=ROWS"));
+  CHECK(refusal("shadow=99999999999999999999") ==
+        "guards: got \"shadow=99999999999999999999\"; wanted rows, from 0 to 2147483647");
   ContextOptions options;
   options.guards = Guards{};
   options.guards->shadow = -1;
