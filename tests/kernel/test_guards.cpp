@@ -501,10 +501,10 @@ TEST_CASE("guards are asked for in words, which are read loudly", "[guards]") {
     Context{none};
   }
   const auto refusal = [](const char* words) { return refused_text([&] { Guards::parse(words); }); };
-  CHECK(refusal("shadow=2,shadow=3") == "guards: got \"shadow=2,shadow=3\"; wanted every word once");
-  CHECK(refusal("nan,").starts_with("guards: got \"nan,\"; wanted nan, shadow=ROWS"));
+  CHECK(refusal("shadow=2,shadow=3") == "guards: \"shadow=2,shadow=3\"; wanted every word once");
+  CHECK(refusal("nan,").starts_with("guards: \"nan,\"; wanted nan, shadow=ROWS"));
   CHECK(refusal("shadow=99999999999999999999") ==
-        "guards: got \"shadow=99999999999999999999\"; wanted rows, from 0 to 2147483647");
+        "guards: \"shadow=99999999999999999999\"; wanted rows, from 0 to 2147483647");
   ContextOptions options;
   options.guards = Guards{};
   options.guards->shadow = -1;
