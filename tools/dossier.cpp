@@ -4,11 +4,13 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <iterator>
 #include <map>
 #include <sstream>
 #include <stdexcept>
+#include <variant>
 #include <vector>
 
 #include "check.hpp"
@@ -87,14 +89,25 @@ std::string joined(const Json& strings) {
   return fmt::format("{}", fmt::join(strings.get<std::vector<std::string>>(), " "));
 }
 
-/// The sizes that a kernel has limits of: those of heads that its operation has.
+/// The limits of the head sizes that problems of the entry's operation have; kIndex is where it is looked for.
+template <std::size_t kIndex = 0>
 std::string heads_text(const Json& entry) {
-  const std::string operation = entry["operation"];
-  if (operation == "select_topk") return "-";
-  const std::int64_t d = entry["max_head_size"], dv = entry["max_value_head_size"], min = entry["min_head_size"];
-  if (operation == "index_scores") return fmt::format("d {} to {}", min, d);
-  if (operation == "merge_states") return fmt::format("dv {} to {}", min, dv);
-  return dv == d ? fmt::format("d, dv {} to {}", min, d) : fmt::format("d {} to {}, dv to {}", min, d, dv);
+  if constexpr (kIndex == std::variant_size_v<Problem>) {
+    throw std::logic_error("no such operation");
+  } else {
+    if (entry["operation"] != to_string(static_cast<Operation>(kIndex))) return heads_text<kIndex + 1>(entry);
+    using P = std::variant_alternative_t<kIndex, Problem>;
+    constexpr bool has_d = requires(P p) {
+      p.d;
+    };
+    constexpr bool has_dv = requires(P p) {
+      p.dv;
+    };
+    const std::int64_t min = entry["min_head_size"], d = entry["max_head_size"], dv = entry["max_value_head_size"];
+    if (!has_dv) return has_d ? fmt::format("d {} to {}", min, d) : "-";
+    if (!has_d) return fmt::format("dv {} to {}", min, dv);
+    return dv == d ? fmt::format("d, dv {} to {}", min, d) : fmt::format("d {} to {}, dv to {}", min, d, dv);
+  }
 }
 
 void print_entries(Text text, const Json& entries) {

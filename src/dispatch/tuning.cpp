@@ -131,10 +131,10 @@ class Reader {
     ++known_;
   }
   void begin_entry(std::string_view name) {
-    end_entry();
     const std::optional<TuningValues> defaults = defaults_of(name, all_);
     if (!defaults) refuse(wanted_entry(name, all_));
     if (has(tuning_, name)) refuse("every entry once");
+    end_entry();
     tuning_.entries.push_back({std::string(name), *defaults});
     defaults_ = *defaults, given_.clear();
   }
