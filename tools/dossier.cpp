@@ -4,11 +4,13 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <iterator>
 #include <map>
 #include <sstream>
 #include <stdexcept>
+#include <variant>
 #include <vector>
 
 #include "check.hpp"
@@ -87,18 +89,42 @@ std::string joined(const Json& strings) {
   return fmt::format("{}", fmt::join(strings.get<std::vector<std::string>>(), " "));
 }
 
+/// The limits of the head sizes that problems of the entry's operation have; kIndex is where it is looked for.
+template <std::size_t kIndex = 0>
+std::string heads_text(const Json& entry) {
+  if constexpr (kIndex == std::variant_size_v<Problem>) {
+    throw std::logic_error("no such operation");
+  } else {
+    if (entry["operation"] != to_string(static_cast<Operation>(kIndex))) return heads_text<kIndex + 1>(entry);
+    using P = std::variant_alternative_t<kIndex, Problem>;
+    constexpr bool has_d = requires(P p) {
+      p.d;
+    };
+    constexpr bool has_dv = requires(P p) {
+      p.dv;
+    };
+    const std::int64_t min = entry["min_head_size"], d = entry["max_head_size"], dv = entry["max_value_head_size"];
+    if (!has_dv) return has_d ? fmt::format("d {} to {}", min, d) : "-";
+    if (!has_d) return fmt::format("dv {} to {}", min, dv);
+    return dv == d ? fmt::format("d, dv {} to {}", min, d) : fmt::format("d {} to {}, dv to {}", min, d, dv);
+  }
+}
+
 void print_entries(Text text, const Json& entries) {
   heading(text, "Entries");
-  fmt::format_to(text, "| entry | types | d, dv | block: rows x keys | on this machine |\n|---|---|---|---|---|\n");
+  fmt::format_to(text,
+                 "| entry | types | head sizes | block: rows x keys | on this machine |\n|---|---|---|---|---|\n");
   for (const Json& entry : entries) {
-    const std::int64_t d = entry["max_head_size"], dv = entry["max_value_head_size"], min = entry["min_head_size"];
     const int rows = entry["block_q"], keys = entry["block_k"];
-    const std::string heads = fmt::format("{} to {}{}", min, d, dv == d ? "" : fmt::format(", dv to {}", dv));
     const std::string reason = entry["reason"], opt_in = entry["opt_in"];
     fmt::format_to(text, "| `{}` | {} | {} | {} | {}{} |\n", entry["name"].get<std::string>(), joined(entry["dtypes"]),
-                   heads, rows == 0 ? "-" : fmt::format("{} x {}", rows, keys), reason.empty() ? "usable" : reason,
-                   opt_in.empty() ? "" : "; " + opt_in);
+                   heads_text(entry), rows == 0 ? "-" : fmt::format("{} x {}", rows, keys),
+                   reason.empty() ? "usable" : reason, opt_in.empty() ? "" : "; " + opt_in);
   }
+}
+
+std::string file_name(const std::string& path) {
+  return path.substr(path.rfind('/') + 1);
 }
 
 /// What was read of one object, as cells of a row.
@@ -120,26 +146,29 @@ void print_cpu_code(Text text, const Json& code) {
       "| ISA | source | bytes of code | product loops | with such instructions | the largest: registers carried, "
       "products a pass, vector registers, instructions on the stack |\n|---|---|---|---|---|---|\n");
   for (const Json& object : code) {
-    const std::string source = object["source"];
-    fmt::format_to(text, "| {} | {} | {}\n", object["isa"].get<std::string>(), source.substr(source.rfind('/') + 1),
+    fmt::format_to(text, "| {} | {} | {}\n", object["isa"].get<std::string>(), file_name(object["source"]),
                    code_cells(object));
   }
 }
 
 void print_gpu_code(Text text, const Json& code) {
+  std::map<std::string, std::vector<std::string>> not_read;  // reasons, and of which sources
   for (const Json& object : code) {
+    const std::string source = file_name(object["source"]);
     if (object.contains("not_read")) {
-      fmt::format_to(text, "- not read: {}\n", object["not_read"].get<std::string>());
+      not_read[object["not_read"]].push_back(source);
       continue;
     }
     for (const Json& usage : object["gpu"])
       fmt::format_to(text,
-                     "- {}: {} kernels, {} bytes of code; at most {} registers a thread, {} bytes of stack, {} of "
+                     "- {}, {}: {} kernels, {} bytes of code; at most {} registers a thread, {} bytes of stack, {} of "
                      "static shared memory\n",
-                     usage["architecture"].get<std::string>(), usage["kernels"].get<int>(),
+                     source, usage["architecture"].get<std::string>(), usage["kernels"].get<int>(),
                      usage["code_bytes"].get<std::int64_t>(), usage["registers"].get<int>(),
                      usage["stack_bytes"].get<int>(), usage["shared_bytes"].get<int>());
   }
+  for (const auto& [reason, sources] : not_read)
+    fmt::format_to(text, "- {}: not read, {}\n", fmt::join(sources, ", "), reason);
 }
 
 /// Those that all have, and of each ISA the others.
@@ -202,7 +231,7 @@ void print_errors(Text text, const Json& entries) {
   }
 }
 
-/// "1.1 to 2.8", "64".
+/// "1.1 to 2.8", "64", with so many digits behind the point.
 std::string span_text(const Json& span, int digits) {
   const double min = span["min"], max = span["max"];
   const std::string end = fmt::format("{:.{}f}", max, digits);
@@ -232,8 +261,11 @@ void print_figures(Text text, const Json& page) {
     if (!data["registers"].is_null()) says.push_back(span_text(data["registers"], 0) + " registers a thread");
     if (!data["spilled_bytes"].is_null())
       says.push_back(span_text(data["spilled_bytes"], 0) + " bytes spilled in a call");
-    fmt::format_to(text, "- `{}`: {}{}{}\n", data["data"].get<std::string>(), data["rows"].get<int>(),
-                   says.empty() ? " rows" : " rows; ", fmt::join(says, "; "));
+    for (const auto& [column, ends] : data["columns"].items())
+      says.push_back(
+          fmt::format("`{}` {:.4g} to {:.4g}", column, ends["min"].get<double>(), ends["max"].get<double>()));
+    fmt::format_to(text, "- `{}`: {} rows; {}\n", data["data"].get<std::string>(), data["rows"].get<int>(),
+                   fmt::join(says, "; "));
   }
 }
 

@@ -151,13 +151,14 @@ class Run {
     const Isa isa = *bench::cpu_isa(info), vectors = bench::vector_isa(isa);
     // Entries that make one product of several are held against the multiply-adds that they stand in for.
     const Isa unit = isa == Isa::amx && info.arithmetic == "bf16" ? isa : vectors;
+    const std::string name(std::is_same_v<P, AttentionProblem> ? "fused" : to_string(operation_of(problem)));
     std::vector<Timed> timed;
     for (int seed = 1; seed <= run_.seeds; ++seed) {
       auto inputs = bench::timed_inputs(problem, static_cast<std::uint64_t>(seed));
       const auto args = inputs.args();
       const std::string violation = verify(inputs, context, kCheckedRows).violation;
       if (!violation.empty()) throw std::runtime_error(fmt::format("{}: wrong: {}", short_text(problem), violation));
-      if (seed == 1) timed.push_back({{i, "fused", entries_[i], unit, cost_of(args)}, {}});
+      if (seed == 1) timed.push_back({{i, name, entries_[i], unit, cost_of(args)}, {}});
       take(timed[0], [&] { call(args, context); });
       if constexpr (std::is_same_v<P, AttentionProblem>)
         if (bench::why_no_three_steps(problem).empty()) time_steps(timed, args, vectors);

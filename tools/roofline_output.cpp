@@ -12,15 +12,15 @@ namespace {
 constexpr const char* kMethod =
     "FLOPs and bytes are by formula, each matrix moved once. So data that stay in a cache may stand above memory's "
     "roof. Counted intensity has the same FLOPs over 64 bytes for each miss of the last-level cache that the processor "
-    "counts.";
+    "counts. What has no FLOPs is held against memory's bandwidth.";
 constexpr const char* kNoCounters = "no counters here";
 
-/// How dots of a step look.
+/// How dots of a step look; the first is also for calls of other operations.
 struct Style {
   const char *step, *color, *what;
   double radius;
 };
-constexpr std::array<Style, 5> kStyles = {{{"fused", "#0b6bcb", "fused", 6},
+constexpr std::array<Style, 5> kStyles = {{{"fused", "#0b6bcb", "fused, or a call of another operation", 6},
                                            {"three steps", "#e07b00", "three steps in all", 6},
                                            {"scores", "#2a9d5c", "scores q k^T", 4},
                                            {"softmax", "#c43b3b", "softmax", 4},
@@ -28,7 +28,8 @@ constexpr std::array<Style, 5> kStyles = {{{"fused", "#0b6bcb", "fused", 6},
 constexpr const char *kInk = "#1c2733", *kMuted = "#56636f", *kGrid = "#e3e8ed";
 
 const Style& style_of(const Dot& dot) {
-  return *std::find_if(kStyles.begin(), kStyles.end(), [&](const Style& s) { return s.step == dot.step; });
+  const auto found = std::find_if(kStyles.begin(), kStyles.end(), [&](const Style& s) { return s.step == dot.step; });
+  return found == kStyles.end() ? kStyles.front() : *found;
 }
 
 std::string escaped(const std::string& text) {
@@ -77,8 +78,13 @@ std::array<std::string, 10> columns(const Dot& dot, const RooflineRun& run) {
           figure(dot.median_s * 1e3, 4),
           figure(dot.gflops(), 1),
           figure(dot.gbs(), 1),
-          figure(dot.roof(), 1),
-          figure(100 * dot.gflops() / dot.roof(), 1)};
+          dot.cost.flops > 0 ? figure(dot.roof(), 1) : "no FLOPs",
+          figure(100 * dot.of_roof(), 1)};
+}
+
+/// The first dot of a problem.
+bool is_call(const RooflineRun& run, const Dot& dot) {
+  return &dot == run.dots.data() || (&dot - 1)->problem != dot.problem;
 }
 
 /// Below every table.
@@ -214,18 +220,24 @@ double Dot::roof() const {
   return read_gbs > 0 ? std::min(peak, intensity() * read_gbs) : peak;
 }
 
+double Dot::of_roof() const {
+  const double of_memory = read_gbs > 0 && cost.bytes > 0 ? gbs() / read_gbs : 0;
+  return std::max(gflops() / peak, of_memory);
+}
+
 std::string roofline_table(const Machine& machine, const RooflineRun& run) {
   std::string table =
       fmt::format("{}\n{}\nread: {}\n", machine_text(machine, run), units_text(run), ceiling_text(run.reads, "GB/s"));
-  std::size_t width = 0;
-  for (const Dot& dot : run.dots) width = std::max(width, dot.entry.size());
+  std::size_t width = 0, step_width = 0;
+  for (const Dot& dot : run.dots)
+    width = std::max(width, dot.entry.size()), step_width = std::max(step_width, dot.step.size());
   const auto add_row = [&](const auto& c) {
-    table += fmt::format("  {:<11}  {:<{}}  {:>9}  {:>16}  {:>11}  {:>10}  {:>8}  {:>7}  {:>8}  {:>9}\n", c[0], c[1],
-                         width, c[2], c[3], c[4], c[5], c[6], c[7], c[8], c[9]);
+    table += fmt::format("  {:<{}}  {:<{}}  {:>9}  {:>16}  {:>11}  {:>10}  {:>8}  {:>7}  {:>8}  {:>9}\n", c[0],
+                         step_width, c[1], width, c[2], c[3], c[4], c[5], c[6], c[7], c[8], c[9]);
   };
   add_row(kColumns);
   for (const Dot& dot : run.dots) {
-    if (dot.step == "fused") table += fmt::format("{}: {}\n", dot.problem + 1, short_text(run.problems[dot.problem]));
+    if (is_call(run, dot)) table += fmt::format("{}: {}\n", dot.problem + 1, short_text(run.problems[dot.problem]));
     add_row(columns(dot, run));
     if (dot.samples < run.min_samples) table.insert(table.size() - 1, fmt::format("  {} steady samples", dot.samples));
   }
@@ -257,7 +269,7 @@ Json roofline_json(const Machine& machine, const RooflineRun& run) {
                    {"gflops", number(dot.gflops())},
                    {"gbs", number(dot.gbs())},
                    {"roof_gflops", number(dot.roof())},
-                   {"of_roof", number(dot.gflops() / dot.roof())}});
+                   {"of_roof", number(dot.of_roof())}});
   }
   Json context = run_context(machine);
   context.update({{"threads", run.threads},
@@ -309,7 +321,7 @@ std::string roofline_html(const Machine& machine, const RooflineRun& run) {
   for (const char* name : kColumns) html += fmt::format("<th>{}</th>", name);
   html += "</tr>\n";
   for (const Dot& dot : run.dots) {
-    if (dot.step == "fused")
+    if (is_call(run, dot))
       html += fmt::format("<tr><th colspan=\"10\">{}: {}</th></tr>\n", dot.problem + 1,
                           escaped(short_text(run.problems[dot.problem])));
     html += "<tr>";

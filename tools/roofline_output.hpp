@@ -19,7 +19,8 @@ struct Ceiling {
 /// A call, or one of its three steps.
 struct Dot {
   std::size_t problem = 0;        ///< index into the run's
-  std::string step;               ///< "fused"; "three steps", all of them; "scores", "softmax", "values"
+  std::string step;               ///< a call: "fused", or what other operation it is of; "three steps", all of them;
+                                  ///< "scores", "softmax", "values"
   std::string entry;              ///< or "Eigen, <isa>"
   Isa unit{};                     ///< of the ISA whose unit it is held against
   Cost cost;                      ///< by formula. "three steps": the fused call's FLOPs, all bytes of the steps
@@ -36,15 +37,17 @@ struct Dot {
   double intensity() const { return cost.flops / cost.bytes; }
   /// FLOPs by formula over the bytes of counted cache misses.
   double counted_intensity() const { return cost.flops / counts.miss_bytes(); }
-  /// What memory and unit allow it.
+  /// GFLOP/s that memory and unit allow it.
   double roof() const;
+  /// Of what allows it less. Without FLOPs, of memory's bandwidth.
+  double of_roof() const;
 };
 
 struct RooflineRun {
   std::vector<Problem> problems;
   int threads = 1, seeds = 1, min_samples = 0;
   std::vector<Ceiling> units, int8, reads;  ///< of reads the last is memory's; int8, in GOP/s, holds no dot
-  std::vector<Dot> dots;                    ///< those of a problem one after another, "fused" first
+  std::vector<Dot> dots;                    ///< those of a problem one after another, the call first
   std::string no_counters;                  ///< why something could not be counted here; empty if all could
 };
 

@@ -31,7 +31,7 @@ constexpr double kMaxLoss = 0.03;  // of any problem
 constexpr double kErrors = 3;      // a gain is more than so many standard errors
 constexpr double kConfirming = 3;  // times as long
 
-/// Whatever tuning and guards the environment asks for.
+/// Without the tuning and guards that the environment asks for.
 Context context_with(int threads, const std::vector<EntryTuning>& entries) {
   ContextOptions options;
   options.threads = threads;
@@ -295,6 +295,9 @@ int run_tune(const TuneOptions& given) {
   if (const char* kernel = std::getenv("RAPT_KERNEL"); kernel != nullptr && *kernel != '\0')
     throw UsageError(
         fmt::format("RAPT_KERNEL: \"{}\"; wanted none, as calls are tuned on the entries that they run on", kernel));
+  // Guards take time of their own, and the file that RAPT_TUNING names may be the one to be replaced.
+  const Guards guards = Guards::of_environment();
+  const char* const tuning = std::getenv("RAPT_TUNING");
   TuneOptions options = given;
   if (options.threads.empty()) options.threads = {tbb_executor()->concurrency()};
   require_writable({options.output_path});
@@ -302,6 +305,8 @@ int run_tune(const TuneOptions& given) {
   std::vector<Group> groups = grouped(read_shapes(options));
   fmt::print("rapt {}, {}, {} logical CPUs\n", version(), machine.cpu.empty() ? "unnamed CPU" : machine.cpu,
              machine.cpus);
+  if (guards.any()) fmt::print("Guards are set aside: {}\n", to_string(guards));
+  if (tuning != nullptr && *tuning != '\0') fmt::print("RAPT_TUNING is set aside: {}\n", printable(tuning));
   Tuner tuner(options, std::move(groups));
   const std::vector<EntryTuning> won = tuner.run();
   if (tuner.wrong() != 0) {

@@ -51,8 +51,8 @@ struct TuningKey {
 };
 RAPT_API std::span<const TuningKey> tuning_keys();
 
-/// Reads what `rapt tune` wrote. Throws Error, which names file and line, for a file that cannot be read or is not as
-/// it should be, and for one of another machine or version of rapt.
+/// Reads what `rapt tune` wrote. Throws Error, which names file and line, for what cannot be read, is no regular file
+/// or not as it should be (every entry has all its values), and for a file of another machine or version of rapt.
 RAPT_API Tuning read_tuning(const std::string& path);
 /// The text of such a file, for this machine and version, with all values of its entries. Throws Error as Context does.
 RAPT_API std::string to_string(const Tuning& tuning);

@@ -69,7 +69,7 @@ def read_only():
         ({"ring": True, "block_table": np.zeros((2, 1), np.int32)}, ValueError, r"ring: got True with a block_table"),
         ({"block_table": np.zeros((2, 1), np.int32), "cu_seqlens_k": np.array([0, 8])}, ValueError, r"cu_seqlens_k: got"),
         ({"block_table": np.zeros((2, 1)), "cache_seqlens": np.array([8, 8])}, TypeError, r"block_table: got dtype float64; wanted int32"),
-        ({"indices": np.full((2, 8, 3), 8)}, ValueError, r"indices: got key 8 at \[0, 0, 0\]; wanted -1, or 0 to 7, one of k's rows"),
+        ({"indices": np.full((2, 8, 3), 8)}, ValueError, r"indices: got key 8 at \[0, 0, 0\]; wanted 0 to 7, one of k's rows, or negative, for no key"),
         ({"indices": np.zeros((2, 7, 3), np.int32)}, ValueError, r"indices: got shape \[2, 7, 3\]; wanted q's rows sq = 8"),
         ({"indices": np.zeros((2, 8, 3))}, TypeError, r"indices: got dtype float64; wanted int32 or int64"),
         ({"counts": np.zeros((2, 8), np.int32)}, ValueError, r"counts: got an array without indices; wanted both"),

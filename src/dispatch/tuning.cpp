@@ -12,7 +12,7 @@
 //   first = 0
 //
 // All values of an entry are written, those too that are the defaults, so that other defaults of another commit do not
-// get among what was measured together. Lines that are not there stand for the defaults.
+// get among what was measured together. A file that lacks one is refused.
 #include "dispatch/tuning.hpp"
 
 #include <algorithm>
@@ -108,6 +108,7 @@ class Reader {
   }
   Tuning finish() {
     if (known_ < head_.size()) throw Error(where_, "it ends before " + std::string(head_[known_].key), kWanted);
+    end_entry();
     return std::move(tuning_);
   }
 
@@ -133,8 +134,19 @@ class Reader {
     const std::optional<TuningValues> defaults = defaults_of(name, all_);
     if (!defaults) refuse(wanted_entry(name, all_));
     if (has(tuning_, name)) refuse("every entry once");
+    end_entry();
     tuning_.entries.push_back({std::string(name), *defaults});
     defaults_ = *defaults, given_.clear();
+  }
+  void end_entry() const {
+    if (tuning_.entries.empty()) return;
+    for (const TuningKey& key : kKeys)
+      if (defaults_.*key.value != -1 && !is_given(key))
+        throw Error(where_, "[" + tuning_.entries.back().entry + "] without " + std::string(key.name),
+                    "all values of an entry, as `rapt tune` writes them");
+  }
+  bool is_given(const TuningKey& key) const {
+    return std::find(given_.begin(), given_.end(), key.name) != given_.end();
   }
   void read_value(std::string_view key, std::string_view text) {
     if (tuning_.entries.empty()) refuse("[entry] before its values");
@@ -143,7 +155,7 @@ class Reader {
       if (defaults_.*known.value == -1) continue;
       names.append(names.empty() ? "" : ", ").append(known.name);
       if (known.name != key) continue;
-      if (std::find(given_.begin(), given_.end(), known.name) != given_.end()) refuse("every key once");
+      if (is_given(known)) refuse("every key once");
       std::int64_t value = 0;
       const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
       if (error != std::errc() || end != text.data() + text.size() || !fits(known, value))
@@ -193,11 +205,12 @@ void check(const Tuning& tuning) {
 
 Tuning read_tuning(const std::string& path, const std::string& prefix) {
   const std::string where = prefix + path;
-  std::ifstream file(path, std::ios::binary);
-  const int reason = file ? EISDIR : errno;
   std::error_code error;
-  if (!file || std::filesystem::is_directory(path, error))
-    throw Error(where, std::string("cannot be read (") + std::strerror(reason) + ")", kWanted);
+  const std::filesystem::file_status status = std::filesystem::status(path, error);
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
+    throw Error(where, "not a regular file", kWanted);  // to open a pipe would wait for who writes to it
+  std::ifstream file(path, std::ios::binary);
+  if (!file) throw Error(where, std::string("cannot be read (") + std::strerror(errno) + ")", kWanted);
   std::string text(kMaxBytes + 1, '\0');
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
   text.resize(static_cast<std::size_t>(file.gcount()));

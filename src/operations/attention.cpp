@@ -356,8 +356,9 @@ class Validator {
     throw Error("kv.indices",
                 "key " + std::to_string(largest) + " at [" + std::to_string(i / p_.sq) + ", " +
                     std::to_string(i % p_.sq) + ", " + std::to_string(j) + "]",
-                f_.page_count == 0 ? "-1, as k has no rows"
-                                   : "-1, or 0 to " + std::to_string(f_.page_count - 1) + ", one of k's rows");
+                f_.page_count == 0
+                    ? "negative, for no key, as k has no rows"
+                    : "0 to " + std::to_string(f_.page_count - 1) + ", one of k's rows, or negative, for no key");
   }
   int64_t count_of(int64_t i) const {
     const TensorView& t = args_.kv.counts;

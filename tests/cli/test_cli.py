@@ -387,11 +387,13 @@ class Tune(CliTest):
         self.assertEqual(info["tuning"]["file"], str(self.file))
         # As it would be, had something won.
         with self.file.open("a") as file:
-            file.write(f"\n[{self.entry(self.PROBLEM)}]\nsplit_keys = 100\nworker_us = 1\n")
+            file.write(f"\n[{self.entry(self.PROBLEM)}]\nsplit_keys = 100\nworker_us = 1\nitems_per_worker = 7\n")
         # Neither a file nor guards, which would say that they do not watch this.
-        self.assertIn(" -> ", self.tune("--problem", self.PROBLEM, RAPT_TUNING="/no/such/file", RAPT_GUARDS="shadow=1"))
+        text = self.tune("--problem", self.PROBLEM, RAPT_TUNING="/no/such/file", RAPT_GUARDS="shadow=1")
+        self.assertIn("\nGuards are set aside: shadow=1\nRAPT_TUNING is set aside: /no/such/file\n", text)
+        self.assertIn(" -> ", text)
         info = self.run_json("info", RAPT_TUNING=str(self.file))
-        self.assertEqual(info["tuning"]["entries"][self.entry(self.PROBLEM)], {"worker_us": 1, "split_keys": 100})
+        self.assertEqual(info["tuning"]["entries"][self.entry(self.PROBLEM)], {"worker_us": 1, "items_per_worker": 7, "split_keys": 100})
         self.assertRegex(self.run_ok("info", RAPT_TUNING=str(self.file)), r"(?m)^tuned +index_scores\S+: .*split_keys 100 \(default 2048\)$")
         self.assertEqual(self.run_json("info")["tuning"], {"file": "", "entries": {}})
         plain, tuned = (self.run_json("info", "--problem", self.PROBLEM, "--threads", "1", **environment)
@@ -413,6 +415,7 @@ class Tune(CliTest):
         self.assert_usage_error("tune", "--problem", "sq=x", mentions="sq=x")
         self.assert_usage_error("tune", "--min-time", "nan", mentions="--min-time")
         self.assert_usage_error("tune", "--problem", PROBLEM, mentions="RAPT_KERNEL: ", RAPT_KERNEL=self.entry(PROBLEM))
+        self.assert_usage_error("tune", "--problem", PROBLEM, mentions='RAPT_GUARDS: "foo"', RAPT_GUARDS="foo")
 
 
 class Usage(CliTest):

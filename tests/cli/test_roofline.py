@@ -78,7 +78,7 @@ class Roofline(CliTest):
         for output in (text, html):
             self.assertIn(document["context"]["method"], output)
         dots = document["dots"]
-        self.assertEqual([dot["step"] for dot in dots], ["fused", "three steps", *STEPS] + ["fused"] * 4)
+        self.assertEqual([dot["step"] for dot in dots], ["fused", "three steps", *STEPS, "fused", "fused", "delta_rule", "select_topk"])
         vectors = {isa["name"] for isa in self.run_json("info")["isas"] if isa["usable"]} - {"avx512bf16"}
         self.assertEqual({unit["name"].split()[0] for unit in document["units"]}, vectors)
         self.assertEqual(document["reads"][-1]["name"], "memory")
@@ -90,12 +90,15 @@ class Roofline(CliTest):
             self.assertTrue(math.isclose(dot["intensity"], dot["flops"] / dot["bytes"], rel_tol=1e-9))
             roof = min(peaks[dot["unit"]], dot["intensity"] * memory)
             self.assertTrue(math.isclose(dot["roof_gflops"], roof, rel_tol=1e-9))
+            share = dot["gbs"] / memory if dot["flops"] == 0 else dot["gflops"] / roof
+            self.assertTrue(math.isclose(dot["of_roof"], share, rel_tol=1e-9))
             self.assertIn(f"{dot['median_ms']:.4f}", text)
         table = Cells()
         table.feed(html)
         rows = [row for row in table.rows if len(row) == 10]
         self.assertEqual([row[:2] for row in rows[1:]], [[dot["step"], dot["entry"]] for dot in dots])
-        # The selection computes nothing, and has no place in the chart.
+        # The selection computes nothing: it is held against memory's bandwidth, and has no place in the chart.
+        self.assertEqual(rows[-1][-2:], ["no FLOPs", f"{100 * dots[-1]['gbs'] / memory:.1f}"])
         titles = [title.text for title in svg.iter("{http://www.w3.org/2000/svg}title")][1:]
         self.assertEqual([title.split(", ")[-3].split(":")[0] for title in titles],
                          [dot["step"] for dot in dots if dot["flops"] > 0])

@@ -80,6 +80,11 @@ def violations(root, pages, objects):
         for data in page["data"]:
             if data["rows"] == 0:
                 yield f"{name}: no rows in {data['data']}"
+            elif not any(value for key, value in data.items() if key not in ("data", "rows")):
+                yield f"{name}: no figure of {data['data']}"
+        for text in (page["computes"], page["no_data"], *page["sizes"], *page["limits"]):
+            if "](" in text:  # from where a dossier is read it leads nowhere
+                yield f"{name}: a link in a dossier: {text}"
     kernels = [path for pattern in ("cpu/kernels/*.cpp", "cuda/kernels/*.cu") for path in (root / "src").glob(pattern)]
     listed = {source for page in found for source in page["sources"]}
     for path in sorted(kernels):

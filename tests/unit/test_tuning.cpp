@@ -1,4 +1,6 @@
 // Tuning: its files, what is refused, and that its values reach plans and dispatch.
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -175,27 +177,32 @@ TEST_CASE("tuning: a file that is not for here is refused with what differs", "[
   check_says(refused("[" + entry + "]\n", ""), "; wanted [entry] before its values");
   check_says(refused("format = 1", std::string(5000, 'x')), "xxx...; wanted format = ...");
 
-  // Of a file that was cut off all lines are read, or none.
-  const std::size_t head = good.find("\n\n[") + 1;
+  for (const TuningKey& key : tuning_keys()) {  // all of them, whatever another commit's defaults are
+    const std::size_t at = good.find("\n" + std::string(key.name) + " = ");
+    if (at == good.npos) continue;
+    const std::string without = refused(good.substr(at, good.find('\n', at + 1) - at), "");
+    check_says(without, " [" + entry + "] without " + std::string(key.name) + "; wanted all values of an entry");
+  }
+
+  // A file that was cut off is refused, but for one without entries.
+  const std::size_t head = good.find("\n\n[") + 1, first_of_entry = good.find('[');
   for (std::size_t length = 0; length < good.size(); ++length) {
     const std::string part = good.substr(0, length);
     INFO(part);
     const File file(part);
-    if (length < head || !part.ends_with('\n')) {
+    if (length < head || length > first_of_entry || !part.ends_with('\n'))
       CHECK(refused_text([&] { read_tuning(file.path()); }).starts_with(file.path()));
-      continue;
-    }
-    std::vector<EntryTuning> wanted;
-    if (part.find('[') != part.npos) {
-      const bool given = part.find("items_per_worker = 8\n") != part.npos;
-      wanted.push_back(given ? tuned(entry, &TuningValues::items_per_worker, 8) : by_default(entry));
-    }
-    CHECK(read_tuning(file.path()).entries == wanted);
+    else CHECK(read_tuning(file.path()).entries.empty());
   }
   const auto refused_path = [](const std::string& path) { return refused_text([&] { read_tuning(path); }); };
   check_says(refused_path("/no/such/file"), "/no/such/file: cannot be read (No such file or directory); wanted");
-  check_says(refused_path("/tmp"), "/tmp: cannot be read (Is a directory)");
-  check_says(refused_path("/dev/zero"), "/dev/zero: more than");
+  check_says(refused_path(File(std::string((1 << 20) + 1, '#')).path()), ": more than 1048576 bytes; wanted");
+  const std::string pipe = (fs::temp_directory_path() / ("rapt_pipe_" + std::to_string(getpid()))).string();
+  REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
+  for (const std::string& path :
+       {pipe, std::string("/tmp"), std::string("/dev/zero")})  // a pipe must not be waited for
+    CHECK(refused_path(path) == path + ": not a regular file; wanted a file that `rapt tune` wrote");
+  fs::remove(pipe);
   ScopedEnvironment environment("RAPT_TUNING", "/no/such/file");
   CHECK(refused_argument([] { Context(); }) == "RAPT_TUNING=/no/such/file");
 }

@@ -67,8 +67,8 @@ TEST_CASE("validation: entries of lists are keys, or stand for none", "[unit]") 
         set_index(c.indices, place, row);
         const std::string message = message_of(c.args());
         CHECK(message == "kv.indices: key " + std::to_string(row) + " at [" + std::to_string(place / 42) + ", " +
-                             std::to_string(place / 7 % 6) + ", " + std::to_string(place % 7) +
-                             "]; wanted -1, or 0 to " + std::to_string(rows - 1) + ", one of k's rows");
+                             std::to_string(place / 7 % 6) + ", " + std::to_string(place % 7) + "]; wanted 0 to " +
+                             std::to_string(rows - 1) + ", one of k's rows, or negative, for no key");
         CHECK(refused_argument([&] { attention(c.args()); }) == "kv.indices");
       }
       for (const std::int64_t row : {std::int64_t{-1}, std::int64_t{-1} << 31, rows - 1}) {
@@ -91,7 +91,7 @@ TEST_CASE("validation: entries of lists are keys, or stand for none", "[unit]") 
   Case c(small(), 1);
   AttentionArgs args = c.args();
   args.kv.k.shape[2] = args.kv.v.shape[2] = 0;
-  CHECK(message_of(args).find("wanted -1, as k has no rows") != std::string::npos);
+  CHECK(message_of(args).find("wanted negative, for no key, as k has no rows") != std::string::npos);
 }
 
 TEST_CASE("validation: what gathered keys do not go with is refused by its name", "[unit]") {

@@ -26,21 +26,21 @@ def sections(root):
             "computes": " ".join(computes.split()),
             "sources": code["Sources"],
             "entries": {key: value.split(",") for words in code["Entries"] for key, value in (word.split("=") for word in words.split())},
-            "sizes": from_root(fields.get("Sizes", [])),
+            "sizes": without_links(fields.get("Sizes", [])),
             "data": [text for text in code["Data"] if re.match(r"\d{4}-", text)],
             "no_data": "" if any(re.match(r"\d{4}-", text) for text in code["Data"]) else " ".join(fields.get("Data", [])),
-            "limits": from_root(fields.get("Limits", [])),
+            "limits": without_links(fields.get("Limits", [])),
         }
     return found
 
 
-def from_root(texts):
-    """Links as they lead on from the repository's root."""
-    def moved(link):
-        target = link[1]
-        return f"]({target[3:] if target.startswith('../') else 'docs/' + target})"
+def without_links(texts):
+    """Paths from the repository's root for links, which would lead nowhere where a dossier is read."""
+    def path(link):
+        text, target = link.groups()
+        return f"{text}, `{target[3:] if target.startswith('../') else 'docs/' + target}`"
 
-    return [re.sub(r"\]\(([^)]+)\)", moved, text) for text in texts]
+    return [re.sub(r"\[([^]]+)\]\(([^)]+)\)", path, text) for text in texts]
 
 
 def tests_of(root, operation, backend):
@@ -112,16 +112,14 @@ def ratios_of(rows):
 
 
 def figures(root, words):
-    """What the rows of one file say; None of what they do not have."""
+    """What the rows of one file say; None of what they do not have. Of files with columns of their own only: the columns' ranges."""
     rows = rows_of(root, words)
     column, ratios = ratios_of(rows)
     errors = {"rapt": numbers(rows, "rapt_error"), "torch": numbers(rows, "torch_error")}
     peak = numbers(rows, "percent") + [100 * share for share in numbers(rows, r"of_peak_(\w+_)?\d+_threads?")]
     read = numbers(rows, "percent_of_read") + [100 * share for share in numbers(rows, r"of_read_\d+_threads?")]
     registers, spills = numbers(rows, "registers"), numbers(rows, "spills")
-    return {
-        "data": words,
-        "rows": len(rows),
+    found = {
         "times_as_fast_as_torch": {"column": column, **span(ratios), "mean": math.exp(sum(map(math.log, ratios)) / len(ratios))} if ratios else None,
         "largest_error": {side: max(values) for side, values in errors.items()} if all(errors.values()) else None,
         "percent_of_peak": span([share for share in peak if share > 0]),  # 0: was not taken
@@ -129,6 +127,8 @@ def figures(root, words):
         "registers": span(registers),
         "spilled_bytes": span(spills),
     }
+    spans = {} if any(found.values()) else {column: span(numbers(rows, re.escape(column))) for column in (rows[0] if rows else ())}
+    return {"data": words, "rows": len(rows), **found, "columns": {column: ends for column, ends in spans.items() if ends}}
 
 
 def all_pages(root):
