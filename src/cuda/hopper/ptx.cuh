@@ -69,8 +69,8 @@ __device__ void registers_decrease() {
 __device__ inline void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
-// What L2 is to keep rather than other data, or not.
-constexpr std::uint64_t kEvictFirst = 0x12F0000000000000u, kEvictLast = 0x14F0000000000000u;
+// Hints for L2: other data go before these, or these before other data.
+constexpr std::uint64_t kEvictLast = 0x14F0000000000000u, kEvictFirst = 0x12F0000000000000u;
 
 // A box of a tensor map to shared memory; zeros where it leaves the tensor.
 __device__ inline void tma_load(std::uint32_t to, const CUtensorMap* map, int c0, int c1, int c2, int c3, int c4,
@@ -90,8 +90,8 @@ __device__ inline void tma_load(std::uint32_t to, const CUtensorMap* map, int c0
       : "memory");
 }
 
-// A box from shared memory, but what leaves the tensor. Stores of one thread end in groups; wait_read(): shared memory
-// has been read for all of them.
+// A box from shared memory, but rows that leave the tensor, and columns from the next 16 bytes on. Stores of one thread
+// end in groups; wait_read(): shared memory has been read for all of them.
 __device__ inline void tma_store(const CUtensorMap* map, int c0, int c1, int c2, int c3, int c4, std::uint32_t from) {
   asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4, %5}], [%6];" ::"l"(map),
                "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(from)
@@ -156,14 +156,6 @@ __device__ std::uint32_t pack(float low, float high) {
   if constexpr (std::is_same_v<T, __half>) asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   else asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
-}
-
-// NaN where a pair or the sum before has a NaN or Inf, else 0.
-template <class T>
-__device__ std::uint32_t add_nan_or_0(std::uint32_t pair, std::uint32_t sum) {
-  if constexpr (std::is_same_v<T, __half>) asm("fma.rn.f16x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(pair), "r"(0));
-  else asm("fma.rn.bf16x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(pair), "r"(0));
-  return sum;
 }
 
 // wgmma: D[64 x N] (+)= A[64 x 16] B[16 x N], by 128 threads. Products run behind the program's back: fence() before

@@ -26,8 +26,8 @@ __device__ float max_of_row(const float (&s)[kCount], int h) {
 }
 
 // Notes the fallback rows: `falls_back` of the lane's two, of the warp that begins with row `warp_row`.
-__device__ inline void mark_fallback_rows(const Grid& grid, const TileExtent& tile, int warp_row,
-                                          const bool (&falls_back)[2]) {
+template <class C>
+__device__ void mark_fallback_rows(const Grid& grid, const Tile<C>& tile, int warp_row, const bool (&falls_back)[2]) {
   const int lane = threadIdx.x % 32;
   // Four lanes have a row between them; lane i collects those of row i of the warp's 16.
   const unsigned low = __ballot_sync(~0u, falls_back[0]), high = __ballot_sync(~0u, falls_back[1]);
@@ -93,12 +93,10 @@ __device__ void store_rows(const Grid& grid, const Tile<C>& tile, int warp_row, 
 }
 
 // The same by TMA, in C::Element and by way of the warp's rows of the tile's Q, which nobody reads any more: panels of
-// 64 columns from `first_row` on. Of dense queries, whose rows past the last one a tensor map knows. `nan_or_0` of the
-// lane's two rows: 0 if all is finite.
+// 64 columns from `first_row` on. Of dense queries, whose rows past the last one a tensor map knows.
 template <class C, int kOut>
 __device__ __forceinline__ void store_rows_by_tma(const Grid& grid, const CUtensorMap* map, const Tile<C>& tile,
-                                                  int warp_row, std::uint32_t first_row, const float (&o)[kOut],
-                                                  std::uint32_t (&nan_or_0)[2]) {
+                                                  int warp_row, std::uint32_t first_row, const float (&o)[kOut]) {
   using T = typename C::Element;
   const AttentionParams& p = grid.p;
   const int lane = threadIdx.x % 32;
@@ -107,10 +105,7 @@ __device__ __forceinline__ void store_rows_by_tma(const Grid& grid, const CUtens
   for (int j = 0; j < 2 * kOut; j += 16) {
     std::uint32_t words[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      words[i] = pack<T>(o[j / 2 + 2 * i], o[j / 2 + 2 * i + 1]);
-      nan_or_0[i % 2] = add_nan_or_0<T>(words[i], nan_or_0[i % 2]);
-    }
+    for (int i = 0; i < 4; ++i) words[i] = pack<T>(o[j / 2 + 2 * i], o[j / 2 + 2 * i + 1]);
     const int chunk = (j / 8 + lane / 16) % 8;
     store_matrices(row + j / 64 * (C::kRows * 128) + (chunk ^ lane % 8) * 16, words[0], words[1], words[2], words[3]);
   }

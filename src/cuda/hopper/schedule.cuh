@@ -17,7 +17,7 @@ constexpr int kQueueTiles = 3;  // in shared memory: the one whose output is com
 using TileQueue = Ring<kQueueTiles>;
 
 // What both kernels get: a call, its tiles as Tiling numbers them, and which thread blocks do them. Where C::kSplit,
-// each split of a head's keys counts as a head. What tiles are found by is divided by without divisions.
+// each split of a head's keys counts as a head.
 struct Grid {
   AttentionParams p;
   Partials partials;  // where C::kSplit
@@ -37,7 +37,6 @@ struct Grid {
 struct TileExtent {
   int b, hk, row, rows;  // rows [row, rows), of which the tile has C::kRows
   int q_first, token;    // the sequence's first row of queries, and the tile's first token
-  int sixteens;          // the number of its first 16 rows among grid.fallback_rows
   int split, blocks;
   std::int64_t key, begin, end;  // the first block's first key; the keys that any row sees
 };
@@ -114,7 +113,8 @@ struct Tile : TileExtent {
     float sink, alibi_shift;
     std::int64_t nearest;  // the key nearest to the row, for ALiBi
   } of_row[C::kRows];
-  int last_keys;  // that its last block has
+  int last_keys;      // that its last block has
+  unsigned sixteens;  // the number of its first 16 rows among grid.fallback_rows
 
   // By `threads` threads.
   __device__ void fill(const Grid& grid, const TileExtent& extent, const KeyWindow& keys, int thread, int threads) {
@@ -124,12 +124,13 @@ struct Tile : TileExtent {
       static_cast<TileExtent&>(*this) = extent;
       last_keys = min(keys.high - all_keys + C::kKeys, C::kKeys);
       if (extent.blocks > 0)
-        sixteens = 4 * static_cast<int>(Tiling<kGroupRows>::number(p, extent.b, extent.hk, extent.row));
+        sixteens = 4 * static_cast<unsigned>(Tiling<kGroupRows>::number(p, extent.b, extent.hk, extent.row));
     }
     if (extent.blocks == 0) return;
-    const int group = static_cast<int>(p.group), first_head = extent.hk * group;
-    const auto base = [&](const Strides& s) { return extent.b * s.b + first_head * s.h + extent.q_first * s.s; };
-    const std::int64_t q = base(p.q_stride), out = base(p.out_stride), lse = base(p.lse_stride);
+    const int group = static_cast<int>(p.group);
+    const std::int64_t first_head = extent.hk * p.group;
+    const auto start = [&](const Strides& s) { return extent.b * s.b + first_head * s.h + extent.q_first * s.s; };
+    const std::int64_t q = start(p.q_stride), out = start(p.out_stride), lse = start(p.lse_stride);
     // A split's tile without keys for its rows has a block all the same.
     const int end = C::kSplit ? static_cast<int>(max(extent.end - extent.key, std::int64_t{0})) : all_keys;
 #pragma unroll 1
@@ -139,8 +140,8 @@ struct Tile : TileExtent {
       const int in_group = r - token * group;
       const bool exists = extent.row + i < extent.rows;
       auto& row = of_row[i];
-      const auto at = [&](std::int64_t base, const Strides& s) {
-        return exists ? base + in_group * s.h + token * s.s : -1;
+      const auto at = [&](std::int64_t from, const Strides& s) {
+        return exists ? from + in_group * s.h + token * s.s : -1;
       };
       if (!grid.q_by_tma) row.q = at(q, p.q_stride);
       row.out = at(out, p.out_stride);
@@ -151,7 +152,7 @@ struct Tile : TileExtent {
       if (!C::kModified && (C::kSplit || !p.score.sinks)) continue;
       const Head head(p, extent.b, extent.hk);
       const Row found(head, token, first_head + in_group);
-      row.token = token, row.q_head = first_head + in_group;
+      row.token = token, row.q_head = static_cast<int>(first_head) + in_group;
       row.nearest = found.nearest(head);
       if (C::kModified) row.alibi_shift = alibi_shift_log2(head, found);
       if (!C::kSplit)

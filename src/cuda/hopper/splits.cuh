@@ -40,7 +40,8 @@ struct SplitKeys : Splits {
   __device__ SplitKeys(const Head& head, int max_splits) {
     const KeyRange visible = visible_keys(head.p.score, head);
     first = visible.first / kSplitUnit * kSplitUnit, last = visible.last;
-    static_cast<Splits&>(*this) = splits_of(last - first, static_cast<int>(head.p.sq * head.p.group), max_splits);
+    const std::int64_t keys = max(last - first, std::int64_t{0});  // a mask may end before a window begins
+    static_cast<Splits&>(*this) = splits_of(keys, static_cast<int>(head.p.sq * head.p.group), max_splits);
   }
 };
 
@@ -59,8 +60,8 @@ struct Partials {
 
 // Sequences of fewer keys may have more splits.
 inline Partials partials_of(const AttentionParams& p, std::byte* workspace) {
-  const bool from_0 = p.score.left == kOpen && !p.ring;  // else splits begin up to kSplitUnit - 1 keys early
-  const std::int64_t keys = std::max(p.sk, p.total_k) + (from_0 ? 0 : kSplitUnit - 1), most = max_splits(p.hk);
+  // In a ring, the first split may begin with keys that are no longer there.
+  const std::int64_t keys = std::max(p.sk, p.total_k) + (p.ring ? kSplitUnit - 1 : 0), most = max_splits(p.hk);
   const std::int64_t short_ones = ceil_div(keys, kMinSplitKeys), long_ones = ceil_div(keys, kEnoughSplitKeys);
   const std::int64_t splits =
       keys <= kEnoughSplitKeys ? 1 : std::min(short_ones, std::max<std::int64_t>(long_ones, kMinSplits));

@@ -1,4 +1,4 @@
-// Tensor maps, by which TMA loads boxes of rows. It is only faster: what has none is loaded by threads.
+// Tensor maps, by which TMA loads and stores boxes of rows. It is only faster: threads do it where there is none.
 #pragma once
 
 #include <cuda.h>
@@ -60,12 +60,12 @@ inline bool make_keys_map(CUtensorMap& map, const AttentionParams& p, const void
          make_map(map, p.kv_type, data, {{size, 1, 64}, {rows, s.s, keys}, {p.hk, s.h, 1}, {ragged ? 1 : p.b, s.b, 1}});
 }
 // Of Q or the output, whose rows have `size` columns, in boxes of `rows` rows as tiles have them: the heads of a group,
-// token by token.
+// token by token. Rows end at whole 16 bytes: TMA stores the last ones as a whole.
 inline bool make_rows_map(CUtensorMap& map, const AttentionParams& p, DType type, const void* data, const Strides& s,
                           std::int64_t size, int rows) {
   const bool ragged = p.total_q >= 0;
   const auto group = static_cast<int>(std::min<std::int64_t>(p.group, kGroupRows + 1));
-  return rows % group == 0 && is_vector(data, s, 2) &&
+  return rows % group == 0 && size % 8 == 0 && is_vector(data, s, 2) &&
          make_map(map, type, data,
                   {{size, 1, 64},
                    {group, s.h, group},

@@ -2,7 +2,8 @@
 //   m = max m_i,  l = sum 2^(m_i - m) l_i,  out = sum 2^(m_i - m) o_i / l.
 //
 // Partial results know hidden keys by weights of 0, but 0 times NaN is NaN, and scores of 2^20 and more have lost
-// digits: rows whose results are not finite, or which had such scores, are computed once more, key by key.
+// digits: rows whose results are not finite, or which had such scores, are computed once more, key by key. Where keys
+// are not split, the kernel before stores results itself, and such rows are all that is left to do.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -131,7 +132,7 @@ struct RowSums {
   __device__ void store_row(const Head& head, const Row& row, float top, float l) const {
     const AttentionParams& p = head.p;
     const Finish f = finish_row(top, l, sink_of(head, row), alibi_shift_log2(head, row));
-    const float inverse = f.sum == 0 ? 0.f : 1 / f.sum;
+    const float inverse = 1 / f.sum;
     const std::int64_t out = row_at(p.out_stride, head, row);
     for (int i = thread(); i < p.dv; i += 32 * kWarps)
       store(p.out, p.out_type, out + i * p.out_stride.d, f.sum == 0 ? 0.f : column(i) * f.half * f.half * inverse);

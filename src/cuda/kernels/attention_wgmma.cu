@@ -54,6 +54,9 @@ struct Config {
   // By way of Q's place, if the next one has another.
   static constexpr bool kStoresByTma = kTma && kQueryTiles > 1;
   static_assert(kSplitUnit % kKeys == 0);
+  static_assert(!kTradesRegisters ||
+                    kLoadRegisters + kGroups * kMathRegisters <= 65536 / (kThreads * kBlocks) / 8 * 8 * (kGroups + 1),
+                "or warpgroups wait for registers for ever: there are no more than the launch took");
   using Tiles = Tiling<kRows>;
 };
 
@@ -273,72 +276,56 @@ struct Rows : RowState<C> {
     }
   }
 
-  // What attention_combine makes of the partial results of an only split, to the bit.
-  __device__ void store_unsplit(const Tile<C>& tile, std::uint32_t q_row) {
-    bool falls_back[2];
-    float nan_or_0[2] = {};
+  // Notes the fallback rows among the lane's two, from what it has of them before they are normalised. `suspect`: rows
+  // that are to fall back whatever their numbers.
+  __device__ void check(const Tile<C>& tile, float shift, const bool (&suspect)[2]) {
+    float nan_or_0[2][2] = {};
 #pragma unroll
-    for (int i = 0; i < kOut; ++i) nan_or_0[i / 2 % 2] = fmaf(o[i], 0, nan_or_0[i / 2 % 2]);
+    for (int i = 0; i < kOut; i += 2) {
+      float& part = nan_or_0[i / 2 % 2][i / 4 % 2];
+      part = fmaf(o[i], 0, fmaf(o[i + 1], 0, part));
+    }
+    bool falls_back[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const auto& r = tile.of_row[row(h)];
-      l[h] = over_row(l[h], Sum());
-      const float top = m[h] - C::kShift;
-      falls_back[h] =
-          over_row(nan_or_0[h], Sum()) != 0 || !is_finite(l[h]) || (top != -kInfinity && fabsf(top) >= kHugeScore);
-      const Finish f = finish_row(top, l[h], -kInfinity, r.alibi_shift);
-      if (r.lse >= 0 && lane % 4 == 0) params.p.lse[r.lse] = f.lse;
-      const float inverse = f.sum == 0 ? 0.f : 1 / f.sum;
-#pragma unroll
-      for (int i = 2 * h; i < kOut; i += 4)  // sums begin with 0 there: none is -0
-        o[i] = fmaf(o[i], inverse, 0.f), o[i + 1] = fmaf(o[i + 1], inverse, 0.f);
-      falls_back[h] &= r.out >= 0;
+      const float top = m[h] - shift;
+      const bool trusted =
+          nan_or_0[h][0] + nan_or_0[h][1] == 0 && l[h] * 0 == 0 && (top == -kInfinity || fabsf(top) < kHugeScore);
+      falls_back[h] = tile.of_row[row(h)].out >= 0 && (suspect[h] || !trusted);
     }
     mark_fallback_rows(params, tile, warp_row, falls_back);
-    std::uint32_t unused[2] = {};
-    if (C::kStoresByTma && params.out_by_tma) store_rows_by_tma(params, &params.out, tile, warp_row, q_row, o, unused);
-    else store_rows(params, tile, warp_row, o);
   }
 
   // Results of the tile. `q_row`: the warp's first row of its Q.
   __device__ void store(const Tile<C>& tile, std::uint32_t q_row) {
-    if constexpr (C::kSplit) return params.unsplit ? store_unsplit(tile, q_row) : store_partials(tile);
+    if (C::kSplit && !params.unsplit) return store_partials(tile);
     const AttentionParams& p = params.p;
-    bool falls_back[2];
+    bool suspect[2] = {};
+    float inverse[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const auto& r = tile.of_row[row(h)];
       l[h] = over_row(l[h], Sum());
-      bool sink_dominates = false;
-      if (p.score.sinks) {
-        const float sink = exp2_approx(r.sink - shift_of(m[h]) + C::kShift);
-        sink_dominates = r.first < r.last && sink > 0 && l[h] <= fmaf(sink, C::kMinKeyWeight, sink);
+      float lse;
+      if constexpr (C::kSplit) {  // what attention_combine makes of the partial results of an only split, to the bit
+        const Finish f = finish_row(m[h] - C::kShift, l[h], -kInfinity, r.alibi_shift);
+        lse = f.lse, inverse[h] = f.sum == 0 ? 0.f : f.half / f.sum;  // half: 1 or, of what has no sink, NaN
+      } else {
+        if (p.score.sinks) {
+          const float sink = exp2_approx(r.sink - shift_of(m[h]) + C::kShift);
+          suspect[h] = r.first < r.last && sink > 0 && l[h] <= fmaf(sink, C::kMinKeyWeight, sink);
+        }
+        lse = lse_of(m[h] - C::kShift, l[h], r.alibi_shift);
+        inverse[h] = l[h] == 0 ? 0.f : __fdividef(1, l[h]);
       }
-      falls_back[h] = sink_dominates || !(l[h] * 0 == 0 && (m[h] == -kInfinity || fabsf(m[h]) < kHugeScore));
-      if (r.lse >= 0 && lane % 4 == 0) p.lse[r.lse] = lse_of(m[h] - C::kShift, l[h], r.alibi_shift);
-      const float inverse = l[h] == 0 ? 0.f : __fdividef(1, l[h]);
-#pragma unroll
-      for (int i = 2 * h; i < kOut; i += 4) o[i] *= inverse, o[i + 1] *= inverse;
+      if (r.lse >= 0 && lane % 4 == 0) p.lse[r.lse] = lse;
     }
-    if (C::kStoresByTma && params.out_by_tma) {
-      std::uint32_t nan_or_0[2] = {};
-      store_rows_by_tma(params, &params.out, tile, warp_row, q_row, o, nan_or_0);
+    check(tile, C::kSplit ? C::kShift : 0.f, suspect);
 #pragma unroll
-      for (int h = 0; h < 2; ++h) falls_back[h] |= nan_or_0[h] != 0;
-    } else {
-      float nan_or_0[2][2] = {};
-#pragma unroll
-      for (int i = 0; i < kOut; i += 2) {
-        float& part = nan_or_0[i / 2 % 2][i / 4 % 2];
-        part = fmaf(o[i], 0, fmaf(o[i + 1], 0, part));
-      }
-#pragma unroll
-      for (int h = 0; h < 2; ++h) falls_back[h] |= !(nan_or_0[h][0] + nan_or_0[h][1] == 0);
-      store_rows(params, tile, warp_row, o);
-    }
-#pragma unroll
-    for (int h = 0; h < 2; ++h) falls_back[h] &= tile.of_row[row(h)].out >= 0;
-    mark_fallback_rows(params, tile, warp_row, falls_back);
+    for (int i = 0; i < kOut; ++i)  // sums of partial results begin with 0: none is -0
+      o[i] = C::kSplit ? fmaf(o[i], inverse[i / 2 % 2], 0.f) : o[i] * inverse[i / 2 % 2];
+    if (C::kStoresByTma && params.out_by_tma) store_rows_by_tma(params, &params.out, tile, warp_row, q_row, o);
+    else store_rows(params, tile, warp_row, o);
   }
 };
 
@@ -486,13 +473,13 @@ cudaError_t launch(WgmmaParams& params, cudaStream_t stream) {
 }
 
 // Warpgroups for the tiles of small heads, which have registers for three and shared memory for two blocks of one. No
-// bit depends on it.
+// bit depends on it but through values that are not finite and hidden, which count for a tile: so it may depend on the
+// sequences' sizes alone.
 int groups_for(const AttentionParams& p) {
   constexpr std::int64_t kLong = 1280;
-  if (p.total_q >= 0 || p.sk > kLong) return 3;
-  const std::int64_t rows = p.sq * p.group, tiles = p.b * p.hk * ceil_div(rows, 2 * kGroupRows);
+  if (!are_alike(p) || p.sk > kLong) return 3;
   const bool wide = p.score.right == kOpen && p.d > 48;
-  return wide || rows <= kGroupRows || tiles < multiprocessors() ? 1 : 2;
+  return wide || p.sq * p.group <= kGroupRows ? 1 : 2;
 }
 
 template <class T, int kSize, bool kSplit>
@@ -507,8 +494,7 @@ cudaError_t launch(WgmmaParams& params, cudaStream_t stream) {
       !make_keys_map(params.v, p, p.v, p.v_stride, p.dv, Tma::kKeys))
     return launch<Config<T, kSize, false, false, kSplit, kGroups>>(params, stream);
   params.q_by_tma = p.score.scale_log2 >= 0 && make_rows_map(params.q, p, p.q_type, p.q, p.q_stride, p.d, kGroupRows);
-  // Stores end at whole 16 bytes, also past the last column.
-  params.out_by_tma = p.total_q < 0 && p.out_type == p.q_type && p.dv % 8 == 0 &&
+  params.out_by_tma = p.total_q < 0 && p.out_type == p.q_type &&
                       make_rows_map(params.out, p, p.out_type, p.out, p.out_stride, p.dv, kGroupRows / 4);
   if constexpr (kSize == 64 && !kSplit) {
     // Small heads have registers for a third warpgroup.
