@@ -43,9 +43,10 @@ def ridge(machine):
         dots = {key: machine.runs[threads][key] for key in machine.keys(threads, "three steps") if not key[2]}
         left = [key for key, dot in dots.items() if dot["intensity"] < peak / memory]
         moving = [dot["gflops"] / dot["intensity"] / memory for dot in dots.values()]
-        products = [machine.of_peak(threads, (*key[:3], step)) for key in dots for step in ("scores", "values")]
+        products = [machine.of_peak(threads, (*key[:3], step)) for key in dots for step in ("scores", "values")
+                    if (*key[:3], step) in machine.runs[threads]]
         fused = [machine.of_peak(threads, (*key[:3], "fused")) for key in dots]
-        rest = "" if max(moving) > 0.5 else (
+        rest = "" if max(moving) > 0.5 or not products else (
             f" Most of what fusing gains here is elsewhere: in the softmax's pass over the matrix, and in products that reach {percent(statistics.median(products))} "
             f"of the peak where the fused call, softmax included, reaches {percent(statistics.median(fused))} (medians).")
         yield (f"**The ridge, {on(threads)}**: it is at {peak / memory:.1f} FLOPs per byte, and {len(left)} of {len(dots)} full problems in three steps are left "
