@@ -23,6 +23,9 @@ namespace rapt::cuda {
 namespace {
 
 constexpr float kHugeScore = 0x1p20f;  // past it a weight would lose digits to the score's size
+// Where all keys together weigh less beside a sink, their weights are no longer as exact as T.
+template <class T>
+constexpr float kMinKeyWeight = std::is_same_v<T, __half> ? 0x1p-16f : 0x1p-20f;
 
 // The kernel for elements T and head sizes up to kSize, in tiles of rows for kGroups warpgroups. kSplit: of few rows,
 // over splits of their keys.
@@ -46,8 +49,6 @@ struct Config {
   static constexpr float kSlack = 8;
   // Weights are 2^kShift times as large, so that fp16 has more of the small ones.
   static constexpr float kShift = std::is_same_v<T, __half> ? 7 : 0, kOne = std::is_same_v<T, __half> ? 128 : 1;
-  // Where all keys together weigh less beside a sink, their weights are no longer as exact as T.
-  static constexpr float kMinKeyWeight = std::is_same_v<T, __half> ? 0x1p-16f : 0x1p-20f;
   static constexpr int kRowsBytes = kRows * kSize * 2, kBlockBytes = kKeys * kSize * 2;
   static constexpr int kQueryTiles = kSize == 64 ? 3 : kSize == 256 ? 1 : 2;  // that there is room for
   static constexpr int kSharedBytes = kQueryTiles * kRowsBytes + 2 * kStages * kBlockBytes + 1024;
@@ -313,7 +314,7 @@ struct Rows : RowState<C> {
       } else {
         if (p.score.sinks) {
           const float sink = exp2_approx(r.sink - shift_of(m[h]) + C::kShift);
-          suspect[h] = r.first < r.last && sink > 0 && l[h] <= fmaf(sink, C::kMinKeyWeight, sink);
+          suspect[h] = r.first < r.last && sink > 0 && l[h] <= fmaf(sink, kMinKeyWeight<typename C::Element>, sink);
         }
         lse = lse_of(m[h] - C::kShift, l[h], r.alibi_shift);
         inverse[h] = l[h] == 0 ? 0.f : __fdividef(1, l[h]);
