@@ -10,6 +10,7 @@
 
 #include "exp2_sweep.hpp"
 #include "support/check.hpp"
+#include "support/fill.hpp"
 
 using namespace rapt;
 using namespace rapt::testing;
@@ -233,6 +234,30 @@ TEST_CASE("cuda: several tiles for each thread block", "[kernel]") {
     CHECK(errors.ok());
   };
   each_case(test, kMany);
+}
+
+// Of 16-bit types every row begins where a tensor map of rows may begin one, and ends where none may be written.
+TEST_CASE("cuda: what lies between rows is neither read nor written", "[kernel]") {
+  constexpr const char* kRows[] = {
+      "attention b=2 hq=4 hk=2 sq=150 sk=300 d=33 dv=41 causal align=bottom_right lse",
+      "attention b=2 hq=2 sq=40 sk=70 d=100 dv=97 lse", "attention hq=3 sq=70 sk=1400 d=17 dv=25 lse",
+      "attention b=2 hq=8 hk=2 sq=1 sk=900 d=121 dv=63 lse", "attention hq=2 sq=90 sk=130 d=161 dv=199 lse"};
+  const auto test = [](const std::string& entry, Case& c) {
+    for (Tensor* t : {&c.q, &c.k, &c.v, &c.out}) {
+      const auto& shape = t->layout().shape;
+      const std::int64_t row = shape[3] / 8 * 8 + 8;
+      Tensor apart(t->dtype(), Layout(Dims(shape.begin(), shape.begin() + 4),
+                                      Dims{shape[1] * shape[2] * row, shape[2] * row, row, 1}));
+      if (t != &c.out)
+        for (std::int64_t i = 0; i < t->size(); ++i) apart.flat(i) = t->flat(i);
+      *t = std::move(apart);
+    }
+    const Errors errors = run_and_compare(c, entry, oracle(c.args()));
+    INFO(describe(errors));
+    CHECK(errors.ok());
+    CHECK(c.out.gaps_intact());
+  };
+  each_case(test, kRows);
 }
 
 // Of one kv head, of several, in every way to keep keys, with every score modifier; up to as many rows as decoding

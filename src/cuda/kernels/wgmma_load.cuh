@@ -1,0 +1,111 @@
+// The first warpgroup of attention_wgmma: it fills the rings of Q tiles and of K and V blocks in shared memory, by TMA
+// where tensor maps can describe the rows, else by its threads.
+#pragma once
+
+#include "cuda/hopper/tma.cuh"
+#include "cuda/kernels/wgmma_config.cuh"
+
+namespace rapt::cuda {
+
+// Tile i's rows of Q, by the threads that queued it.
+template <class C>
+__device__ void load_q(const WgmmaParams& params, const TileQueue& queue, const Tile<C>* tiles, const QueryRing<C>& q,
+                       unsigned i) {
+  const AttentionParams& p = params.p;
+  const Tile<C>& tile = tiles[i % kQueueTiles];
+  queue.wait_full(i);
+  q.wait_empty(i);
+#pragma unroll 1
+  for (int row = (threadIdx.x - (128 - C::kProducers)) / 32 * 16; row < C::kRows; row += C::kProducers / 2)
+    load_rows<C::kSize, 2>(16, q.slot(i) + row * 128, C::kRows * 128, p.q, tile.of_row[row + threadIdx.x % 16].q,
+                           p.q_stride.d, static_cast<int>(p.d), params.q_vector, p.score.scale_log2 < 0 ? 0x8000 : 0);
+  copy_commit();
+  copy_wait<0>();
+  fence_async_proxy();
+  barrier_arrive(q.full(i));
+}
+
+// Where TMA loads K and V, and mostly Q: one thread.
+template <class C>
+__device__ void load_by_tma(const WgmmaParams& params, const QueryRing<C>& q, const Blocks<C>& k, const Blocks<C>& v) {
+  TileScheduler<C> scheduler{params};
+  TileExtent tile;
+  KeyWindow keys;
+  const bool keep = params.tiles * C::kGroups > 4;  // else a head's keys are read by tiles that run side by side
+  bool more = scheduler.next(tile, keys);
+  for (unsigned t = 0, n = 0; more; ++t) {
+    if (params.q_by_tma) {
+      const int groups = min((tile.rows - tile.row + kGroupRows - 1) / kGroupRows, C::kGroups);
+      const int tokens = kGroupRows / static_cast<int>(params.p.group);
+      q.wait_empty(t);
+      barrier_arrive_expecting(q.full(t), groups * (kGroupRows * C::kSize * 2));
+#pragma unroll 1
+      for (int group = 0; group < groups; ++group)
+#pragma unroll
+        for (int panel = 0; panel < C::kSize / 64; ++panel)
+          tma_load(q.slot(t) + (panel * C::kRows + group * kGroupRows) * 128, &params.q, panel * 64, 0,
+                   tile.q_first + tile.token + group * tokens, tile.hk, params.p.total_q >= 0 ? 0 : tile.b, q.full(t));
+    }
+    const bool ragged = params.p.total_k >= 0;
+    const int hk = tile.hk, b = ragged ? 0 : tile.b, blocks = tile.blocks;
+    int key = static_cast<int>(tile.key) + (blocks - 1) * C::kKeys;
+    if (ragged) key += static_cast<int>(Head(params.p, tile.b, tile.hk).k_first);
+    for (int block = blocks; block > 0; --block, ++n, key -= C::kKeys) {
+      const auto load = [&](const Blocks<C>& ring, const CUtensorMap& map) {
+        ring.wait_empty(n);
+        barrier_arrive_expecting(ring.full(n), C::kBlockBytes);
+#pragma unroll
+        for (int panel = 0; panel < C::kSize / 64; ++panel)
+          tma_load(ring.slot(n) + panel * C::kKeys * 128, &map, panel * 64, key, hk, b, ring.full(n), keep);
+      };
+      load(k, params.k);
+      load(v, params.v);
+      if (block == min(2, blocks)) more = scheduler.next(tile, keys);  // before it is urgent
+    }
+  }
+}
+
+// Both by all threads of a warpgroup, for any layout of K and V. Only keys that some row sees are read.
+template <class C>
+__device__ void load_by_threads(const WgmmaParams& params, const TileQueue& queue, Tile<C>* tiles,
+                                const QueryRing<C>& q, const Blocks<C>& k, const Blocks<C>& v) {
+  constexpr int kWarpRows = C::kKeys / 4;
+  const AttentionParams& p = params.p;
+  const int first = threadIdx.x / 32 * kWarpRows, lane = threadIdx.x % 32;
+  TileProducer<C> producer{params, queue, tiles};
+  bool more = producer.push(0);
+  if (more) load_q<C>(params, queue, tiles, q, 0);
+  for (unsigned i = 0, n = 0; more; ++i) {
+    const TileExtent& tile = tiles[i % kQueueTiles];
+    more = producer.push(i + 1);  // a tile early, so that its readers do not wait for it
+
+    const Head head(p, tile.b, tile.hk);
+    std::uint32_t filling = 0;  // barrier of the block whose copies are under way
+    for (int block = tile.blocks - 1; block >= 0; --block, ++n) {
+      const std::int64_t key = tile.key + block * C::kKeys + first + lane;
+      const bool exists = key >= tile.begin && key < tile.end;
+#pragma unroll 1
+      for (int values = 0; values < 2; ++values) {
+        const Strides stride = values ? p.v_stride : p.k_stride;
+        const Blocks<C> ring = values ? v : k;
+        ring.wait_empty(n);
+        load_rows<C::kSize, 2>(kWarpRows, ring.slot(n) + first * 128, C::kKeys * 128, values ? p.v : p.k,
+                               exists ? head.key_at(stride, key) : -1, stride.d, static_cast<int>(values ? p.dv : p.d),
+                               params.kv_vector, 0);
+        copy_commit();
+        if (filling) {
+          copy_wait<1>();
+          fence_async_proxy();
+          barrier_arrive(filling);
+        }
+        filling = ring.full(n);
+      }
+    }
+    copy_wait<0>();
+    fence_async_proxy();
+    barrier_arrive(filling);
+    if (more) load_q<C>(params, queue, tiles, q, i + 1);
+  }
+}
+
+}  // namespace rapt::cuda

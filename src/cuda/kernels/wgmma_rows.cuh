@@ -1,0 +1,165 @@
+// The online softmax of attention_wgmma's rows in a warpgroup's registers, and their way out.
+#pragma once
+
+#include "cuda/hopper/rows.cuh"
+#include "cuda/kernels/wgmma_config.cuh"
+
+namespace rapt::cuda {
+
+// A math warpgroup's state.
+template <class C>
+struct Rows : RowState<C> {
+  using RowState<C>::kScores, RowState<C>::kOut, RowState<C>::lane, RowState<C>::warp_row, RowState<C>::column;
+  using RowState<C>::row, RowState<C>::o, RowState<C>::m, RowState<C>::l, RowState<C>::rescale;
+
+  const WgmmaParams& params;
+  std::uint32_t weights[kScores / 2] = {};  // of the block before the one in s, as operand A
+  int all_from, all_to;                     // keys that all rows of the warp see, counted like `first`
+
+  __device__ Rows(const WgmmaParams& params) : params(params) {}
+
+  __device__ void begin(const Tile<C>& tile) {
+    RowState<C>::begin(tile);
+    const auto& both = tile.of_row[warp_row + lane % 16];
+    all_from = __reduce_max_sync(~0u, both.first), all_to = __reduce_min_sync(~0u, both.last);
+  }
+
+  // From scores of keys [key, ...), counted like `first`, to weights. `finish_values` is for the weights before to be
+  // used up; it is called halfway through the exponentials, which leave the processor time for other things.
+  template <class FinishValues>
+  __device__ void softmax(float (&s)[kScores], const Tile<C>& tile, int key, FinishValues finish_values) {
+    if constexpr (C::kModified) {
+      for_each_four(s, [&](int j, float(&four)[4]) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int at = key + j + column + i % 2;
+          const auto& r = tile.of_row[row(i / 2)];
+          four[i] = at < r.first || at >= r.last
+                        ? -kInfinity
+                        : finish_score(params.p.score, {tile.b, r.q_head, r.token, tile.key + at}, r.nearest,
+                                       four[i] * params.inner);
+        }
+      });
+    } else if (key < all_from || key + C::kKeys > all_to) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const auto& r = tile.of_row[row(h)];
+        const int from = r.first - key - column, to = r.last - key - column;
+#pragma unroll
+        for (int i = 0; i < kScores / 2; ++i) {
+          const int at = i / 2 * 8 + i % 2;
+          float& score = s[i / 2 * 4 + 2 * h + i % 2];
+          score = at < from || at >= to ? -kInfinity : score;
+        }
+      }
+    }
+    const float factor = params.outer;
+    float neg_m[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float top = over_row(max_of_row(s, h), Max()) * factor;
+      neg_m[h] = this->move_shift(h, top);
+    }
+    float sum[4] = {};
+    const auto add = [&](int i) {
+#pragma unroll
+      for (int n = 0; n < 4; ++n) sum[n] += s[i + n];
+    };
+    const auto pack_four = [&](int i) {
+#pragma unroll
+      for (int n = i; n < i + 4; n += 2) weights[n / 2] = pack<typename C::Element>(s[n], s[n + 1]);
+    };
+    constexpr int kHalf = kScores / 2;
+#pragma unroll
+    for (int i = 0; i < kScores; i += 4) {
+      if (i == kHalf) finish_values();
+#pragma unroll
+      for (int n = i; n < i + 4; ++n) s[n] = exp2_approx(fmaf(s[n], factor, neg_m[n / 2 % 2]));
+      if (i > 0) add(i - 4);
+      if (i >= kHalf) pack_four(i - kHalf);
+      pin(sum);  // or the compiler does one kind of thing after the other
+    }
+    add(kScores - 4);
+#pragma unroll
+    for (int i = kScores - kHalf; i < kScores; i += 4) pack_four(i);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) l[h] = fmaf(l[h], rescale[h], sum[2 * h] + sum[2 * h + 1]);
+  }
+
+  __device__ void rescale_values() {
+    // Times exactly 1 in most blocks.
+    if (!__any_sync(~0u, rescale[0] != 1 || rescale[1] != 1)) return;
+#pragma unroll
+    for (int i = 0; i < kOut; ++i) o[i] *= rescale[i / 2 % 2];
+  }
+
+  // The split's partial results.
+  __device__ void store_partials(const Tile<C>& tile) {
+    const AttentionParams& p = params.p;
+    const Head head(p, tile.b, tile.hk);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      l[h] = over_row(l[h], Sum());
+      if (tile.of_row[row(h)].out < 0) continue;
+      float* const to = params.partials.at(head, tile.row + row(h), tile.split);
+#pragma unroll
+      for (int i = 2 * h; i < kOut; i += 4)
+        store_pair(to + column + 2 * (i - 2 * h), 1, static_cast<int>(p.dv) - column - 2 * (i - 2 * h), o[i], o[i + 1]);
+      if (lane % 4 == 0) to[Partials::m_at(p)] = m[h] - C::kShift, to[Partials::m_at(p) + 1] = l[h];
+    }
+  }
+
+  // Notes the fallback rows among the lane's two, from what it has of them before they are normalised. `suspect`: rows
+  // that are to fall back whatever their numbers.
+  __device__ void check(const Tile<C>& tile, float shift, const bool (&suspect)[2]) {
+    float nan_or_0[2][2] = {};
+#pragma unroll
+    for (int i = 0; i < kOut; i += 2) {
+      float& part = nan_or_0[i / 2 % 2][i / 4 % 2];
+      part = fmaf(o[i], 0, fmaf(o[i + 1], 0, part));
+    }
+    bool falls_back[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float top = m[h] - shift;
+      const bool trusted =
+          nan_or_0[h][0] + nan_or_0[h][1] == 0 && l[h] * 0 == 0 && (top == -kInfinity || fabsf(top) < kHugeScore);
+      falls_back[h] = tile.of_row[row(h)].out >= 0 && (suspect[h] || !trusted);
+    }
+    mark_fallback_rows(params, tile, warp_row, falls_back);
+  }
+
+  // Results of the tile. `q_row`: the warp's first row of its Q.
+  __device__ void store(const Tile<C>& tile, std::uint32_t q_row) {
+    if (C::kSplit && !params.unsplit) return store_partials(tile);
+    const AttentionParams& p = params.p;
+    bool suspect[2] = {};
+    float inverse[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const auto& r = tile.of_row[row(h)];
+      l[h] = over_row(l[h], Sum());
+      float lse;
+      if constexpr (C::kSplit) {  // what attention_combine makes of the partial results of an only split, to the bit
+        const Finish f = finish_row(m[h] - C::kShift, l[h], -kInfinity, r.alibi_shift);
+        lse = f.lse, inverse[h] = f.sum == 0 ? 0.f : f.half / f.sum;  // half: 1 or, of what has no sink, NaN
+      } else {
+        if (p.score.sinks) {
+          const float sink = exp2_approx(r.sink - shift_of(m[h]) + C::kShift);
+          suspect[h] = r.first < r.last && sink > 0 && l[h] <= fmaf(sink, kMinKeyWeight<typename C::Element>, sink);
+        }
+        lse = lse_of(m[h] - C::kShift, l[h], r.alibi_shift);
+        inverse[h] = l[h] == 0 ? 0.f : __fdividef(1, l[h]);
+      }
+      if (r.lse >= 0 && lane % 4 == 0) p.lse[r.lse] = lse;
+    }
+    check(tile, C::kSplit ? C::kShift : 0.f, suspect);
+#pragma unroll
+    for (int i = 0; i < kOut; ++i)  // sums of partial results begin with 0: none is -0
+      o[i] = C::kSplit ? fmaf(o[i], inverse[i / 2 % 2], 0.f) : o[i] * inverse[i / 2 % 2];
+    if (C::kStoresByTma && params.out_by_tma) store_rows_by_tma(params, &params.out, tile, warp_row, q_row, o);
+    else store_rows(params, tile, warp_row, o);
+  }
+};
+
+}  // namespace rapt::cuda
