@@ -4,7 +4,8 @@
 //   for each block of keys that some row sees             K and V rows in place, or dequantised to fp32 in scratch
 //     for each panel of kLanes rows
 //       S[key][row] = q . k                               lanes along d
-//       finish the scores, move m, P = 2^(scale S - m)    lanes along rows: as in attention_prefill
+//       finish the scores, move m, P = 2^(scale S - m)    lanes along rows, as in attention_prefill, and the keys that
+//                                                         fill a vector with them
 //       O[row] += P V                                     lanes along dv
 //
 // During each product the rows needed next are prefetched: this block's values and the next block's keys; where rows
@@ -12,6 +13,7 @@
 #include "cpu/kernels/kernels.hpp"
 #include "cpu/tile/carver.hpp"
 #include "cpu/tile/decode_products.hpp"
+#include "cpu/tile/decode_scores.hpp"
 #include "cpu/tile/dropout.hpp"
 #include "cpu/tile/epilogue.hpp"
 #include "cpu/tile/pack.hpp"
@@ -33,9 +35,9 @@ struct Scratch {
   // before.
   float *q, *o, *total, *neg_m, *l, *l_low;
   float *q_row, *scaled_row;  // of q, on its way; of keys
-  // [keys][kLanes] scores, with room for those that a tile computes past the last key, and what they were before they
-  // became weights; [kLanes].
-  float *s, *scores_before, *block_max, *block_max_exponent, *short_sum, *sum, *zero;
+  // [keys][stride of the panel's scores], with room for those that a tile computes past the last key; what they were
+  // before they became weights; scales of whole rows, laid out like scores; [kLanes][kLanes]; [kLanes].
+  float *s, *scores_before, *scale_of_score, *sums, *block_max, *block_max_exponent, *zero;
   float *k, *v;  // a block's rows, where they are packed
   RowScales k_scales, v_scales;
   std::int64_t q_stride, o_stride;
@@ -53,8 +55,9 @@ struct Scratch {
     l_low = carver.take<float>(rows);
     s = carver.take<float>((kKeysOfBlock + 2 * kLanes) * kLanes);
     scores_before = carver.take<float>(kKeysOfBlock * kLanes);
-    for (float** lanes : {&block_max, &block_max_exponent, &short_sum, &sum, &zero})
-      *lanes = carver.take<float>(kLanes);
+    scale_of_score = carver.take<float>((kKeysOfBlock + 1) * kLanes);
+    sums = carver.take<float>(kLanes * kLanes);
+    for (float** lanes : {&block_max, &block_max_exponent, &zero}) *lanes = carver.take<float>(kLanes);
     k = carver.take<float>(kKeysOfBlock * q_stride);
     v = carver.take<float>(kKeysOfBlock * o_stride);
     k_scales = take_scales(carver, q_stride), v_scales = take_scales(carver, o_stride);
@@ -85,7 +88,12 @@ class Item {
         k_products_(products_of_rows(keys_of(p))),
         v_products_(products_of_rows(values_of(p))),
         d_(max(p.d, kLanes)),
-        dv_(max(p.dv, kLanes)) {}
+        dv_(max(p.dv, kLanes)) {
+    for (std::int64_t j = 0; packed && j < kKeysOfBlock; ++j) {
+      packed_k_[j] = reinterpret_cast<const std::byte*>(w_.k + j * w_.q_stride);
+      packed_v_[j] = reinterpret_cast<const std::byte*>(w_.v + j * w_.o_stride);
+    }
+  }
 
   void run() {
     const std::int64_t row_end = min(item_.row_end, head_.len_q * p_.group);
@@ -107,8 +115,7 @@ class Item {
   // Rows of a block, indexed by key.
   struct Block {
     std::int64_t k0, from, end;  // keys; those before `from` must not be read, since their pages may not exist
-    const std::byte *k_source[kKeysOfBlock], *v_source[kKeysOfBlock], *tail_source[kKeysOfBlock];
-    const std::byte *k[kKeysOfBlock], *v[kKeysOfBlock];  // as the products read them
+    const std::byte *k[kKeysOfBlock], *v[kKeysOfBlock], *tail[kKeysOfBlock];
   };
 
   const Products& products_of_rows(const KeyRows& rows) const {
@@ -131,6 +138,10 @@ class Item {
     Panel& panel = panels_[i];
     find_rows(head_, r, rows, panel.row);
     for (std::int64_t lane = rows; lane < kLanes; ++lane) panel.row[lane] = panel.row[rows - 1];
+    // Vectors of scores that few rows do not fill have those of several keys; what goes by rows wants them apart.
+    std::int64_t& stride = score_stride_[i] = kLanes;
+    while (stride / 2 >= rows && !needs_finish(p_.score) && !p_.score.dropout.given) stride /= 2;
+    for (std::int64_t lane = stride; lane < kLanes; ++lane) panel.row[lane] = panel.row[lane - stride];
     with_row_tiles(rows, [&](auto tile_rows, std::int64_t r0) {
       for (int lane = 0; lane < tile_rows; ++lane) {
         with_float_type(p_.q_type, [&](auto element) {
@@ -147,14 +158,14 @@ class Item {
   }
   void start(std::int64_t i) {
     reset(head_, panels_[i]);
-    for (std::int64_t c = 0; c < kLanes * w_.o_stride; c += kLanes)
-      for (float* rows : {o(i), total(i)}) store(rows + c, vec(0.f));
+    for (float* rows : {o(i), total(i)}) fill(rows, panels_[i].rows * w_.o_stride, 0);
   }
+  float* q(std::int64_t panel) const { return w_.q + panel * kLanes * w_.q_stride; }
   float* o(std::int64_t panel) const { return w_.o + panel * kLanes * w_.o_stride; }
   float* total(std::int64_t panel) const { return w_.total + panel * kLanes * w_.o_stride; }
   // A run of blocks joins the panel's total, which is the output after the last.
   void join_total(std::int64_t panel) const {
-    for (std::int64_t c = 0; c < kLanes * w_.o_stride; c += kLanes) {
+    for (std::int64_t c = 0; c < panels_[panel].rows * w_.o_stride; c += kLanes) {
       store(total(panel) + c, load(total(panel) + c) + load(o(panel) + c));
       store(o(panel) + c, vec(0.f));
     }
@@ -163,45 +174,37 @@ class Item {
   // Finds the rows of keys [from, end) of the block at k0.
   void find_block(Block& block, std::int64_t k0, std::int64_t from, std::int64_t end) const {
     block.k0 = k0, block.from = from, block.end = end;
-    std::int64_t k_at[kKeysOfBlock], v_at[kKeysOfBlock];
-    head_.keys_at(p_.k_stride, from, end - from, k_at);
-    head_.keys_at(p_.v_stride, from, end - from, v_at);
-    const std::int64_t unit = unit_bytes(p_.kv_type);
-    for (std::int64_t j = from; j < end; ++j) {
-      block.k_source[j - k0] = static_cast<const std::byte*>(p_.k) + k_at[j - from] * unit;
-      block.v_source[j - k0] = static_cast<const std::byte*>(p_.v) + v_at[j - from] * unit;
-    }
-    if (p_.k_tail.size == 0) return;
-    head_.keys_at(p_.k_tail.stride, from, end - from, k_at);
-    for (std::int64_t j = from; j < end; ++j)
-      block.tail_source[j - k0] =
-          static_cast<const std::byte*>(p_.k_tail.data) + k_at[j - from] * unit_bytes(p_.k_tail.type);
+    find_rows_of(p_.k, p_.k_stride, p_.kv_type, block, block.k);
+    find_rows_of(p_.v, p_.v_stride, p_.kv_type, block, block.v);
+    if (p_.k_tail.size > 0) find_rows_of(p_.k_tail.data, p_.k_tail.stride, p_.k_tail.type, block, block.tail);
+  }
+  void find_rows_of(const void* data, Strides stride, DType type, const Block& block, const std::byte** row) const {
+    for (std::int64_t* of_dim : {&stride.b, &stride.h, &stride.s}) *of_dim *= unit_bytes(type);
+    std::int64_t at[kKeysOfBlock];
+    head_.keys_at(stride, block.from, block.end - block.from, at);
+    row += block.from - block.k0;
+    for (std::int64_t n = 0; n < block.end - block.from; ++n) row[n] = static_cast<const std::byte*>(data) + at[n];
   }
   Prefetcher prefetch_keys(const Block* block) const {
     if (!block) return {nullptr, 0, 0};
-    return {block->k_source + (block->from - block->k0), block->end - block->from,
+    return {block->k + (block->from - block->k0), block->end - block->from,
             bytes_of(p_.kv_type, p_.d - p_.k_tail.size)};
   }
   Prefetcher prefetch_values(const Block* block) const {
     if (!block || (shared_ && p_.k_tail.size == 0)) return {nullptr, 0, 0};
     if (shared_)  // they are there with the keys, but for what these have elsewhere
-      return {block->tail_source + (block->from - block->k0), block->end - block->from,
+      return {block->tail + (block->from - block->k0), block->end - block->from,
               bytes_of(p_.k_tail.type, p_.k_tail.size)};
-    return {block->v_source + (block->from - block->k0), block->end - block->from, bytes_of(p_.kv_type, p_.dv)};
+    return {block->v + (block->from - block->k0), block->end - block->from, bytes_of(p_.kv_type, p_.dv)};
   }
 
-  // Makes the block's keys or values readable.
-  void load_block(const Block& block, const KeyRows& rows, const std::byte* const* source, float* packed,
-                  std::int64_t stride, const std::byte** row, RowScales& scales) const {
+  // Packs the block's keys or values, or finds the scales that those in place are read with.
+  void load_block(const Block& block, const KeyRows& rows, float* packed, std::int64_t stride,
+                  RowScales& scales) const {
     const Quantization& quant = rows.quant;
     const bool one_scale = one_scale_per_row(quant, rows.n);
     const std::int64_t first = block.from - block.k0, n = block.end - block.k0;
-    if (packed_) {
-      pack_keys(head_, rows, block.from, block.end - block.from, packed + first * stride, stride, !one_scale);
-      for (std::int64_t j = first; j < n; ++j) row[j] = reinterpret_cast<const std::byte*>(packed + j * stride);
-    } else {
-      for (std::int64_t j = first; j < n; ++j) row[j] = source[j];
-    }
+    if (packed_) pack_keys(head_, rows, block.from, n - first, packed + first * stride, stride, !one_scale);
     if (!quant.scale || (packed_ && !one_scale)) return;
     scales.shift = __builtin_ctzll(static_cast<std::uint64_t>(quant.group));
     std::int64_t scale_at[kKeysOfBlock], zero_at[kKeysOfBlock];
@@ -214,9 +217,10 @@ class Item {
       }
   }
 
-  // The keys' packed rows are the values' too.
-  static void share_block(Block& block) {
-    for (std::int64_t j = block.from - block.k0; j < block.end - block.k0; ++j) block.v[j] = block.k[j];
+  // Rows as the products read them.
+  const std::byte* const* keys(const Block& block) const { return packed_ ? packed_k_ : block.k; }
+  const std::byte* const* values(const Block& block) const {
+    return !packed_ ? block.v : shared_ ? packed_k_ : packed_v_;
   }
 
   // Panels [begin, end) over all keys that any of them sees.
@@ -230,13 +234,12 @@ class Item {
     for (std::int64_t k = k0; k < last; k += keys) {
       const bool more = k + keys < last;
       if (more) find_block(*next, k + keys, k + keys, min(k + 2 * keys, last));
-      load_block(*now, keys_of(p_), now->k_source, w_.k, w_.q_stride, now->k, w_.k_scales);
-      if (shared_) share_block(*now);
-      else load_block(*now, values_of(p_), now->v_source, w_.v, w_.o_stride, now->v, w_.v_scales);
+      load_block(*now, keys_of(p_), w_.k, w_.q_stride, w_.k_scales);
+      if (!shared_) load_block(*now, values_of(p_), w_.v, w_.o_stride, w_.v_scales);
       const Block* const after = more ? next : nullptr;
       prefetch_with_dots_ = packed_ ? prefetch_keys(after) : prefetch_values(now);
       prefetch_with_values_ = packed_ ? prefetch_values(after) : prefetch_keys(after);
-      const bool run_ends = (k - head_.low / keys * keys) % (kRunBlocks * keys) == 0;
+      const bool run_ends = k > k0 && (k - head_.low / keys * keys) % (kRunBlocks * keys) == 0;
       for (std::int64_t i = begin; i < end; ++i) {
         if (run_ends) join_total(i);
         visit(i, *now, isolate_non_finite);
@@ -249,47 +252,42 @@ class Item {
 
   // w_.s = the final scores of keys [begin, end) of the block, as to_exponents() has them, w_.block_max their maxima.
   // Returns false if all are masked.
-  bool score(const Panel& panel, std::int64_t at, const Block& block, std::int64_t begin, std::int64_t end) {
-    k_products_.dots(panel.rows, w_.q + at * w_.q_stride, w_.q_stride, d_, block.k, w_.k_scales, begin, end, w_.s,
+  bool score(std::int64_t i, const Block& block, const DecodeScores& scores) {
+    const Panel& panel = panels_[i];
+    const auto [s, stride, begin, end] = scores;
+    k_products_.dots(panel.rows, q(i), w_.q_stride, d_, keys(block), w_.k_scales, begin, end, s, stride,
                      prefetch_with_dots_);
-    const bool modified = needs_finish(p_.score);
-    const float* const scale = one_scale_per_row(p_.k_quant, p_.d) ? w_.k_scales.scale : nullptr;
-    alignas(64) float lane[kLanes] = {};  // lanes past the last row hold what scratch held
-    for (std::int64_t i = 0; i < panel.rows; ++i) lane[i] = 1;
-    const auto exists = load(lane) != vec(0.f);
-    vec block_max = minus_infinity();
-    for (std::int64_t j = begin; j < end; ++j) {
-      const bool endless = scale && scale[j] - scale[j] != 0;
-      if (endless) [[unlikely]]
-        dot_scaled_row(panel, at, block, j);
-      const vec dot = xsimd::select(exists, load(w_.s + j * kLanes), vec(0.f));
-      const vec x = scale && !endless ? dot * vec(scale[j]) : dot;
-      store(w_.s + j * kLanes, x);
-      block_max = xsimd::max(block_max, x);
+    if (one_scale_per_row(p_.k_quant, p_.d)) {
+      scores.multiply(w_.k_scales.scale, w_.scale_of_score);
+      for (std::int64_t j = begin; j < end; ++j)
+        if (const float scale = w_.k_scales.scale[j]; scale - scale != 0) [[unlikely]]
+          dot_scaled_row(i, block, j, s + j * stride);
     }
-    const bool masked = panel.first(kLanes - 1) > block.k0 + begin || panel.last(0) < block.k0 + end;
-    store(w_.block_max,
-          masked || modified ? minus_infinity() : block_max);  // finish_scores() folds in those that are visible
-    if (modified) return finish_scores<true>(head_, panel, 0, block.k0, begin, end, w_.s, w_.block_max);
-    if (masked) finish_scores<false>(head_, panel, 0, block.k0, begin, end, w_.s, w_.block_max);
+    if (needs_finish(p_.score)) {
+      scores.clear_rest(panel.rows);
+      store(w_.block_max, minus_infinity());
+      return finish_scores<true>(head_, panel, 0, block.k0, begin, end, s, w_.block_max);
+    }
+    if (panel.first(kLanes - 1) > block.k0 + begin || panel.last(0) < block.k0 + end) scores.mask(panel, block.k0);
+    scores.clear_rest(panel.rows);
+    store(w_.block_max, scores.maximum());
     return true;
   }
 
   // The scores of key j, whose scale is not finite: elements of +inf and -inf, or 0 * inf, add up to NaN.
-  [[gnu::noinline, gnu::cold]] void dot_scaled_row(const Panel& panel, std::int64_t at, const Block& block,
-                                                   std::int64_t j) const {
+  [[gnu::noinline, gnu::cold]] void dot_scaled_row(std::int64_t i, const Block& block, std::int64_t j,
+                                                   float* scores) const {
     float* const row = w_.scaled_row;
     for (std::int64_t c = 0; c < d_; c += kLanes) {
       alignas(64) float codes[kLanes];
-      k_products_.widen(block.k[j], w_.k_scales, j, column_of(c, d_), codes);
+      k_products_.widen(keys(block)[j], w_.k_scales, j, column_of(c, d_), codes);
       store_any(row + column_of(c, d_), load(codes) * vec(w_.k_scales.scale[j]));
     }
     const auto* const scaled = reinterpret_cast<const std::byte*>(row);
     alignas(64) float s[kMostKeysOfTile * kLanes];
     Prefetcher none{nullptr, 0, 0};
-    products_of(DType::f32)
-        .dots(panel.rows, w_.q + at * w_.q_stride, w_.q_stride, d_, &scaled, w_.k_scales, 0, 1, s, none);
-    store(w_.s + j * kLanes, load(s));
+    products_of(DType::f32).dots(panels_[i].rows, q(i), w_.q_stride, d_, &scaled, w_.k_scales, 0, 1, s, kLanes, none);
+    for (std::int64_t r = 0; r < panels_[i].rows; ++r) scores[r] = s[r];
   }
 
   void visit(std::int64_t i, const Block& block, bool isolate_non_finite) {
@@ -297,42 +295,39 @@ class Item {
     const Panel& panel = panels_[i];
     const std::int64_t begin = clamp(panel.first(0) - block.k0, block.from - block.k0, block.end - block.k0);
     const std::int64_t end = clamp(panel.last(kLanes - 1) - block.k0, begin, block.end - block.k0);
-    if (begin == end || !score(panel, i * kLanes, block, begin, end)) return;
+    const DecodeScores scores{w_.s, score_stride_[i], begin, end};
+    if (begin == end || !score(i, block, scores)) return;
+    const std::int64_t from = scores.from(), to = scores.to();
     ToExponents exponents = to_exponents(p_.score, panel, w_.zero);
     apply(exponents, kLanes, w_.block_max, w_.block_max_exponent);
     if (any_must_move(panel, w_.block_max_exponent)) [[unlikely]] {  // as in attention_prefill
-      move_m_and_o(i, nullptr, 0);
-      if (needs_finish(p_.score)) score(panel, i * kLanes, block, begin, end);
+      move_m_and_o(i, from, from);
+      if (needs_finish(p_.score)) score(i, block, scores);
       apply(exponents, kLanes, w_.block_max, w_.block_max_exponent);
       if (any_must_move(panel, w_.block_max_exponent)) {
-        float* const s = w_.s + begin * kLanes;
-        for (std::int64_t j = 0; j < end - begin; ++j) apply(exponents, kLanes, s + j * kLanes, s + j * kLanes);
+        for (std::int64_t x = from; x < to; x += kLanes) apply(exponents, kLanes, w_.s + x, w_.s + x);
         exponents = {1, w_.zero};
-        move_m_and_o(i, s, end - begin);
+        move_m_and_o(i, from, to);
       }
     }
-    for (std::int64_t j = begin; isolate_non_finite && j < end; ++j)
-      store(w_.scores_before + j * kLanes, load(w_.s + j * kLanes));
-    for (float* row : {w_.short_sum, w_.sum}) store(row, vec(0.f));
-    exponentiate<1, 1>(w_.s, begin, end, exponents, w_.short_sum, w_.sum);
-    add_to_sum(panel, 0, load(w_.sum) + load(w_.short_sum));
+    for (std::int64_t x = from; isolate_non_finite && x < to; x += kLanes) store(w_.scores_before + x, load(w_.s + x));
+    add_to_sum(panel, 0, scores.to_weights(exponents, w_.sums));
     if (p_.score.dropout.given) drop_weights(head_, panel.row, block.k0, begin, end, kLanes, w_.s);
-    if (const float* const scale = one_scale_per_row(p_.v_quant, p_.dv) ? w_.v_scales.scale : nullptr)
-      for (std::int64_t j = begin; j < end; ++j) store(w_.s + j * kLanes, load(w_.s + j * kLanes) * vec(scale[j]));
+    if (one_scale_per_row(p_.v_quant, p_.dv)) scores.multiply(w_.v_scales.scale, w_.scale_of_score);
     if (isolate_non_finite) add_isolating_non_finite(i, block, begin, end);
     else
-      v_products_.add(panel.rows, w_.s, block.v, w_.v_scales, dv_, begin, end, o(i), w_.o_stride,
+      v_products_.add(panel.rows, w_.s, scores.stride, values(block), w_.v_scales, dv_, begin, end, o(i), w_.o_stride,
                       prefetch_with_values_);
   }
 
-  // Moves m of the lanes that must, and with it O, and n scores at `s` unless it is null.
-  [[gnu::noinline, gnu::cold]] void move_m_and_o(std::int64_t i, float* s, std::int64_t n) const {
+  // Moves m of the lanes that must, and with it O, and the vectors of scores.
+  [[gnu::noinline, gnu::cold]] void move_m_and_o(std::int64_t i, std::int64_t from, std::int64_t to) const {
     const Panel& panel = panels_[i];
     const vec block_max = load(w_.block_max_exponent);
     const vec step = xsimd::select(must_move(block_max, load(panel.l)), xsimd::ceil(block_max), vec(0.f));
     alignas(64) float factor[kLanes];
     store(factor, raise_m(panel, 0, step));
-    for (std::int64_t j = 0; j < n; ++j) store(s + j * kLanes, load(s + j * kLanes) - step);
+    for (std::int64_t x = from; x < to; x += kLanes) store(w_.s + x, load(w_.s + x) - step);
     for (std::int64_t r = 0; r < panel.rows; ++r)
       for (float* rows : {o(i), total(i)})
         rescale(rows + r * w_.o_stride, kLanes, w_.o_stride / kLanes, vec(factor[r]));
@@ -347,18 +342,19 @@ class Item {
       for (std::int64_t c = 0; c < w_.o_stride; c += kLanes) {
         vec acc(0.f), endless(0.f);
         for (std::int64_t j = begin; j < end; ++j) {
-          if (w_.scores_before[j * kLanes + r] == -__builtin_inff()) continue;
+          const std::int64_t at = j * score_stride_[i] + r;
+          if (w_.scores_before[at] == -__builtin_inff()) continue;
           alignas(64) float value[kLanes];
-          v_products_.widen(block.v[j], w_.v_scales, j, column_of(c, dv_), value);
+          v_products_.widen(values(block)[j], w_.v_scales, j, column_of(c, dv_), value);
           const vec x = load(value), factor(scale ? scale[j] : 1.f);
           const auto finite = (x - x == vec(0.f)) & (factor - factor == vec(0.f));
-          const vec weight = xsimd::select(finite, vec(w_.s[j * kLanes + r]), vec(0.f));  // it has the factor
+          const vec weight = xsimd::select(finite, vec(w_.s[at]), vec(0.f));  // it has the factor
           acc = fma(weight, xsimd::select(finite, x, vec(0.f)), acc);
           if (is_dropped(p_.score, place_of(head_, panels_[i].row[r], block.k0 + j))) continue;
           endless = endless + xsimd::select(finite, vec(0.f), x * factor);
         }
-        float* const at = o(i) + r * w_.o_stride + c;
-        store(at, load(at) + acc + endless);
+        float* const sum = o(i) + r * w_.o_stride + c;
+        store(sum, load(sum) + acc + endless);
       }
   }
 
@@ -402,8 +398,10 @@ class Item {
   Scratch w_;
   bool packed_, shared_;
   const Products &k_products_, &v_products_;
+  const std::byte *packed_k_[kKeysOfBlock], *packed_v_[kKeysOfBlock];
   std::int64_t d_, dv_;  // of rows as the products read them: at least a whole vector
   Panel panels_[kMaxPanels];
+  std::int64_t score_stride_[kMaxPanels];  // of the panel's scores, from key to key: a power of two up to kLanes
   Prefetcher prefetch_with_dots_{nullptr, 0, 0},
       prefetch_with_values_{nullptr, 0, 0};  // what to prefetch during each product
 };

@@ -88,13 +88,16 @@ struct DotsTile {
   const float* q;  // [ceil(d / kLanes)][kR][kLanes]; the last d % kLanes elements in the upper lanes, as load_tail()
   std::int64_t d;
 
-  // The keys are those from j on of the block.
-  [[gnu::always_inline]] void run(const RowScales& scales, const T* const (&k)[kKeys], std::int64_t j, float* s,
-                                  Prefetcher& prefetcher) const {
+  // The keys are those from j on of the block. s: of the first one, each `s_stride` further than the one before.
+  [[gnu::always_inline]] void run(const RowScales& scales, const std::byte* const* k, std::int64_t j, float* s,
+                                  std::int64_t s_stride, Prefetcher& prefetcher) const {
     vec total[kKeys * kR];
 #pragma GCC unroll 2
     for (int first = 0; first < kKeys; first += kAtOnce) {
+      const T* row_of_key[kAtOnce];
       vec acc[kAtOnce][kR];
+#pragma GCC unroll 8
+      for (int x = 0; x < kAtOnce; ++x) row_of_key[x] = reinterpret_cast<const T*>(k[first + x]);
 #pragma GCC unroll 8
       for (int x = 0; x < kAtOnce; ++x)
 #pragma GCC unroll 4
@@ -102,7 +105,7 @@ struct DotsTile {
       const auto step = [&](auto load_key, const float* qv) __attribute__((always_inline)) {
         vec key[kAtOnce];
 #pragma GCC unroll 8
-        for (int x = 0; x < kAtOnce; ++x) key[x] = load_key(k[first + x], first + x);
+        for (int x = 0; x < kAtOnce; ++x) key[x] = load_key(row_of_key[x], first + x);
 #pragma GCC unroll 4
         for (int r = 0; r < kR; ++r) {
           vec row = load(qv + r * kLanes);
@@ -130,27 +133,34 @@ struct DotsTile {
       vec part[kLanes];
 #pragma GCC unroll 16
       for (int i = 0; i < kLanes; ++i) part[i] = total[u + i];
+      const vec scores = sums(part);
+      if (s_stride == kR) {
+        store_any(s + u, scores);
+        continue;
+      }
       alignas(64) float result[kLanes];
-      store(result, sums(part));
+      store(result, scores);
 #pragma GCC unroll 16
       for (int x = 0; x < kLanes / kR; ++x)
-        __builtin_memcpy(s + (u / kR + x) * kLanes, result + x * kR, kR * sizeof(float));
+        __builtin_memcpy(s + (u / kR + x) * s_stride, result + x * kR, kR * sizeof(float));
     }
   }
 };
 
 // o[row][0 .. kC vectors) += sum over keys of p[key][row] v[key][...] for kR rows.
 template <class Reader, int kR, int kC>
-[[gnu::always_inline]] inline void add_values(const RowScales& scales, const float* p, const std::byte* const* v,
-                                              std::int64_t column, std::int64_t begin, std::int64_t end, float* o,
-                                              std::int64_t o_stride, Prefetcher& prefetcher) {
+[[gnu::always_inline]] inline void add_values(const RowScales& scales, const float* p, std::int64_t p_stride,
+                                              const std::byte* const* v, std::int64_t column, std::int64_t begin,
+                                              std::int64_t end, float* o, std::int64_t o_stride,
+                                              Prefetcher& prefetcher) {
   using T = typename Reader::Element;
   vec acc[kR][kC];
 #pragma GCC unroll 4
   for (int r = 0; r < kR; ++r)
 #pragma GCC unroll 8
     for (int c = 0; c < kC; ++c) acc[r][c] = vec(0.f);
-  for (std::int64_t j = begin; j < end; ++j) {
+  p += begin * p_stride;
+  for (std::int64_t j = begin; j < end; ++j, p += p_stride) {
     vec x[kC];
 #pragma GCC unroll 8
     for (int c = 0; c < kC; ++c)
@@ -158,7 +168,7 @@ template <class Reader, int kR, int kC>
     prefetcher.prefetch(lines_of<T>(kC));
 #pragma GCC unroll 4
     for (int r = 0; r < kR; ++r) {
-      const vec weight(p[j * kLanes + r]);
+      const vec weight(p[r]);
 #pragma GCC unroll 8
       for (int c = 0; c < kC; ++c) acc[r][c] = fma(weight, x[c], acc[r][c]);
     }

@@ -9,12 +9,14 @@ namespace rapt::cpu::RAPT_ISA {
 
 // The products of one panel with keys [begin, end) of a block.
 struct Products {
-  // s[key][row] = q . k, and what a tile computes past the last key.
+  // s[key][row] = q . k, and what a tile computes past the last key, which is that key's again.
   void (*dots)(std::int64_t rows, const float* q, std::int64_t q_stride, std::int64_t d, const std::byte* const* k,
-               const RowScales& scales, std::int64_t begin, std::int64_t end, float* s, Prefetcher& prefetcher);
+               const RowScales& scales, std::int64_t begin, std::int64_t end, float* s, std::int64_t s_stride,
+               Prefetcher& prefetcher);
   // o[row] += sum of p[key][row] v.
-  void (*add)(std::int64_t rows, const float* p, const std::byte* const* v, const RowScales& scales, std::int64_t dv,
-              std::int64_t begin, std::int64_t end, float* o, std::int64_t o_stride, Prefetcher& prefetcher);
+  void (*add)(std::int64_t rows, const float* p, std::int64_t p_stride, const std::byte* const* v,
+              const RowScales& scales, std::int64_t dv, std::int64_t begin, std::int64_t end, float* o,
+              std::int64_t o_stride, Prefetcher& prefetcher);
   // kLanes elements of key j's row.
   void (*widen)(const std::byte* row, const RowScales& scales, std::int64_t j, std::int64_t column, float* to);
 };
@@ -27,25 +29,27 @@ inline std::int64_t column_of(std::int64_t c, std::int64_t dv) {
 
 template <class Reader>
 void dots_of(std::int64_t rows, const float* q, std::int64_t q_stride, std::int64_t d, const std::byte* const* k,
-             const RowScales& scales, std::int64_t begin, std::int64_t end, float* s, Prefetcher& shared) {
-  using T = typename Reader::Element;
+             const RowScales& scales, std::int64_t begin, std::int64_t end, float* s, std::int64_t s_stride,
+             Prefetcher& shared) {
   Prefetcher prefetcher = shared;  // in registers
   with_row_tiles(
       rows, [&](auto tile_rows, std::int64_t r) __attribute__((always_inline)) {
         using Tile = DotsTile<Reader, decltype(tile_rows)::value>;
         const Tile tile{q + r * q_stride, d};
         for (std::int64_t j = begin; j < end; j += Tile::kKeys) {
-          const T* of_tile[Tile::kKeys];
-          for (int x = 0; x < Tile::kKeys; ++x) of_tile[x] = reinterpret_cast<const T*>(k[min(j + x, end - 1)]);
-          tile.run(scales, of_tile, j, s + j * kLanes + r, prefetcher);
+          const std::byte* rest[Tile::kKeys];
+          const bool whole = end - j >= Tile::kKeys;
+          for (int x = 0; !whole && x < Tile::kKeys; ++x) rest[x] = k[min(j + x, end - 1)];
+          tile.run(scales, whole ? k + j : rest, j, s + j * s_stride + r, s_stride, prefetcher);
         }
       });
   shared = prefetcher;
 }
 
 template <class Reader>
-void add_of(std::int64_t rows, const float* p, const std::byte* const* v, const RowScales& scales, std::int64_t dv,
-            std::int64_t begin, std::int64_t end, float* o, std::int64_t o_stride, Prefetcher& shared) {
+void add_of(std::int64_t rows, const float* p, std::int64_t p_stride, const std::byte* const* v,
+            const RowScales& scales, std::int64_t dv, std::int64_t begin, std::int64_t end, float* o,
+            std::int64_t o_stride, Prefetcher& shared) {
   Prefetcher prefetcher = shared;  // in registers
   with_row_tiles(
       rows, [&](auto tile_rows, std::int64_t r) __attribute__((always_inline)) {
@@ -55,10 +59,15 @@ void add_of(std::int64_t rows, const float* p, const std::byte* const* v, const 
         const std::int64_t whole = dv / kLanes * kLanes;
         std::int64_t c = 0;
         const auto strip = [&](auto vectors, std::int64_t at) __attribute__((always_inline)) {
-          add_values<Reader, kR, decltype(vectors)::value>(scales, p + r, v, at, begin, end, out + c, o_stride,
-                                                           prefetcher);
+          add_values<Reader, kR, decltype(vectors)::value>(scales, p + r, p_stride, v, at, begin, end, out + c,
+                                                           o_stride, prefetcher);
         };
         for (; c + kC * kLanes <= whole; c += kC * kLanes) strip(std::integral_constant<int, kC>(), c);
+        // As many at once as there are: each column is one chain of sums.
+        if constexpr (kC > 4)
+          if (c + 4 * kLanes <= whole) strip(std::integral_constant<int, 4>(), c), c += 4 * kLanes;
+        if constexpr (kC > 2)
+          if (c + 2 * kLanes <= whole) strip(std::integral_constant<int, 2>(), c), c += 2 * kLanes;
         for (; c < o_stride; c += kLanes) strip(std::integral_constant<int, 1>(), column_of(c, dv));
       });
   shared = prefetcher;

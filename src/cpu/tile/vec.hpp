@@ -78,4 +78,19 @@ template <int kHalf = kLanes / 2>
   else return x[0];
 }
 
+template <int kStep, int... kLane>
+[[gnu::always_inline]] inline vec rotated(vec x, std::integer_sequence<int, kLane...>) {
+  return vec(__builtin_shufflevector(x.data, x.data, ((kLane + kStep) % kLanes)...));
+}
+
+// Each lane combined with those a multiple of `period` lanes away: `period` sums or maxima, over and over, the same to
+// the bit wherever they are. A power of two; kLanes: x as it is.
+template <int kStep = kLanes / 2, class Combine>
+[[gnu::always_inline]] inline vec over_period(vec x, std::int64_t period, Combine combine) {
+  if (period > kStep) return x;
+  x = combine(x, rotated<kStep>(x, std::make_integer_sequence<int, kLanes>()));
+  if constexpr (kStep > 1) return over_period<kStep / 2>(x, period, combine);
+  else return x;
+}
+
 }  // namespace rapt::cpu::RAPT_ISA

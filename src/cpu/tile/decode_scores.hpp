@@ -1,0 +1,69 @@
+// What attention_decode does with the scores of a panel of rows, which fill vectors together with several keys: one row
+// has 16 keys in a vector of 16 lanes, where a key to a vector would waste 15 exponentials of 16.
+#pragma once
+
+#include "cpu/tile/softmax.hpp"
+
+namespace rapt::cpu::RAPT_ISA {
+
+// Scores, and then weights, of keys [begin, end) of a block.
+struct DecodeScores {
+  float* s;             // [key][stride], from the block's first key on, with room for a vector past the last one
+  std::int64_t stride;  // at least the panel's rows; a power of two up to kLanes
+  std::int64_t begin, end;
+
+  // The vectors that have them, as floats of s.
+  std::int64_t from() const { return begin * stride / kLanes * kLanes; }
+  std::int64_t to() const { return round_up(end * stride, kLanes); }
+
+  // Each key's by its number of `factor`. `spread`: room for as many as there are scores.
+  void multiply(const float* factor, float* spread) const {
+    for (std::int64_t j = begin; j < end; ++j) store_any(spread + j * stride, vec(factor[j]));
+    for (std::int64_t x = from(); x < to(); x += kLanes) store(s + x, load(s + x) * load(spread + x));
+  }
+  // Hides from each row the keys that it does not see; `k0`: of the block's first key.
+  void mask(const Panel& panel, std::int64_t k0) const {
+    for (std::int64_t r = 0; r < panel.rows; ++r) {
+      const std::int64_t first = clamp(panel.first(r) - k0, begin, end), last = clamp(panel.last(r) - k0, first, end);
+      for (std::int64_t j = begin; j < first; ++j) s[j * stride + r] = -__builtin_inff();
+      for (std::int64_t j = last; j < end; ++j) s[j * stride + r] = -__builtin_inff();
+    }
+  }
+  // What lies in their vectors and is no score: rows from `rows` on, and in front of the first key and past the last.
+  void clear_rest(std::int64_t rows) const {
+    if (rows < stride) {
+      alignas(64) float lane[kLanes];
+      for (std::int64_t l = 0; l < kLanes; ++l) lane[l] = (l & (stride - 1)) < rows ? 1.f : 0.f;
+      const auto exists = load(lane) != vec(0.f);
+      for (std::int64_t x = from(); x < to(); x += kLanes) store(s + x, xsimd::select(exists, load(s + x), vec(0.f)));
+    }
+    for (std::int64_t x = from(); x < begin * stride; ++x) s[x] = -__builtin_inff();
+    if (end * stride < to()) store_any(s + end * stride, minus_infinity());
+  }
+  // Of each row, over and over.
+  vec maximum() const {
+    vec top = minus_infinity();
+    for (std::int64_t x = from(); x < to(); x += kLanes) top = xsimd::max(top, load(s + x));
+    return over_period(
+        top, stride, [](vec a, vec b) __attribute__((always_inline)) { return xsimd::max(a, b); });
+  }
+  // S -> P = 2^S; returns each row's sum, over and over. `sums`: [kLanes][kLanes]. Keys kLanes apart are summed first
+  // and these sums in a tree, however many rows a key has: a row's bits do not depend on those beside it.
+  vec to_weights(ToExponents e, float* sums) const {
+    const auto sum_of = [&](std::int64_t n) { return sums + n * kLanes; };
+    for (std::int64_t n = 0; n < stride; ++n) store(sum_of(n), vec(0.f));
+    const vec scale(e.scale), add = load(e.add);
+    for (std::int64_t x = from(); x < to(); x += kLanes) {
+      const vec p = exp2(fma(load(s + x), scale, add));
+      store(s + x, p);
+      float* const sum = sum_of(x / kLanes & (stride - 1));
+      store(sum, load(sum) + p);
+    }
+    for (std::int64_t half = stride / 2; half > 0; half /= 2)
+      for (std::int64_t n = 0; n < half; ++n) store(sum_of(n), load(sum_of(n)) + load(sum_of(n + half)));
+    return over_period(
+        load(sum_of(0)), stride, [](vec a, vec b) __attribute__((always_inline)) { return a + b; });
+  }
+};
+
+}  // namespace rapt::cpu::RAPT_ISA
