@@ -85,7 +85,9 @@ template <int kComponents>
       b = {item.q_tiles(qk->panel), w.offset.q + before, 64, kTileBytes};
       c = w.k_groups > 0 ? w.group_s + group * kChunk * kChunk : reinterpret_cast<float*>(s) + chunk * kChunk * kChunk;
       start = nullptr;
+      if (group + 1 == groups) a.last_pairs = (item.p.d - (w.d - kTileDepth) + 1) / 2;
     }
+    if (values) a.rows = min(kChunk, item.p.dv - i * kChunk);
     multiply_chunk(tiles, a, b, steps, start, c, pending, interleaved);
     if (w.k_groups > 0 && !values) {
       const std::int64_t stored = i - columns + (kLeavesPending ? 0 : 1);

@@ -18,7 +18,7 @@ template <class = InRows>
 // sum += A B for kR rows of a tile of A and a pair of tiles of B.
 template <int kR>
 [[gnu::always_inline]] inline void add_product(vec (&sum)[kR][2], const char* a, std::int64_t a_stride, const char* b,
-                                               std::int64_t other, std::int64_t b_stride) {
+                                               std::int64_t other, std::int64_t b_stride, std::int64_t pairs) {
   const char* row[kR];
 #pragma GCC unroll 16
   for (int i = 0; i < kR; ++i) {
@@ -26,7 +26,7 @@ template <int kR>
     asm("" : "+r"(row[i]));  // else the addresses of all pairs are computed first, and spilled
   }
 #pragma GCC unroll 16
-  for (std::int64_t k = 0; k < kTileRows; ++k, b += b_stride) {
+  for (std::int64_t k = 0; k < pairs; ++k, b += b_stride) {
     asm("" : "+r"(b));
     const vec left = load(reinterpret_cast<const float*>(b)), right = load(reinterpret_cast<const float*>(b + other));
 #pragma GCC unroll 16
@@ -47,8 +47,12 @@ template <int kR, class Layout>
   for (int i = 0; i < kR; ++i)
 #pragma GCC unroll 2
     for (int v = 0; v < 2; ++v) sum[i][v] = start ? load(start + i * Layout::kRow + v * Layout::kRight) : vec(0.f);
-  for (std::int64_t i = 0; i < steps; ++i)
-    add_product(sum, rows + a.offset[i], a.stride, b.base + b.offset[i], b.other, b.stride);
+  const auto add = [&](std::int64_t i, std::int64_t pairs) __attribute__((always_inline)) {
+    add_product(sum, rows + a.offset[i], a.stride, b.base + b.offset[i], b.other, b.stride, pairs);
+  };
+  const std::int64_t whole = a.last_pairs < kTileRows ? steps - 1 : steps;
+  for (std::int64_t i = 0; i < whole; ++i) add(i, kTileRows);
+  if (whole < steps) add(whole, a.last_pairs);
 #pragma GCC unroll 16
   for (int i = 0; i < kR; ++i)
 #pragma GCC unroll 2
@@ -61,7 +65,7 @@ template <bool kStreamA = true, bool kGoesOn = false, class Layout = InRows, cla
                                                   Interleaved&&) {
   static_assert(2 * kLanes == kChunk && !kGoesOn);
   constexpr int kR = 8;
-  for (std::int64_t r = 0; r < kChunk; r += kR) {
+  for (std::int64_t r = 0; r < a.rows; r += kR) {
     const char* const rows = a.base + r / kTileRows * a.other + r % kTileRows * a.stride;
     const std::int64_t at = r * Layout::kRow;
     multiply_rows<kR, Layout>(rows, a, b, steps, start ? start + at : nullptr, c + at);

@@ -21,6 +21,9 @@ struct TileOperand {
   const std::int32_t* offset;  // [steps]
   std::int64_t stride;         // bytes between the rows of a tile
   std::int64_t other;          // bytes to the chunk's other tile: the one below (A) or to the right (B)
+  // Of A, what vectors need not multiply, where tiles do: rows of the chunk that nobody reads, which keep what they
+  // had, and the pairs that the last product's zeros begin with.
+  std::int64_t rows = kChunk, last_pairs = kTileRows;
 };
 
 // The chunk computed last, whose sums may still be in tiles: where it is to be stored.
