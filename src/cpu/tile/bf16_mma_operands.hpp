@@ -21,6 +21,15 @@ struct TileOperand {
   const std::int32_t* offset;  // [steps]
   std::int64_t stride;         // bytes between the rows of a tile
   std::int64_t other;          // bytes to the chunk's other tile: the one below (A) or to the right (B)
+
+  const char* at(std::int64_t i) const { return base + offset[i]; }
+};
+// One whose tiles lie `step` bytes apart.
+struct SteppedOperand {
+  const char* base;
+  std::int64_t step, stride, other;
+
+  const char* at(std::int64_t i) const { return base + i * step; }
 };
 
 // The chunk computed last, whose sums may still be in tiles: where it is to be stored.
