@@ -72,6 +72,16 @@ template <class Bits>
   return vec(_mm512_scalef_ps(p.data, n.data));
 }
 
+// 16 bytes from each place. (Masked loads take none of the port that shuffles need.)
+#define RAPT_HAVE_LOAD_PARTS
+[[gnu::always_inline]] inline vec load_parts(const void* a, const void* b, const void* c, const void* d) {
+  const auto part = [](const void* p) { return _mm_loadu_ps(static_cast<const float*>(p)); };
+  __m512 x = _mm512_castps128_ps512(part(a));
+  x = _mm512_mask_broadcast_f32x4(x, 0x00f0, part(b));
+  x = _mm512_mask_broadcast_f32x4(x, 0x0f00, part(c));
+  return vec(_mm512_mask_broadcast_f32x4(x, 0xf000, part(d)));
+}
+
 // 1 / x to 2^-14, exact for powers of 2.
 #define RAPT_HAVE_RCP14
 [[gnu::always_inline]] inline vec rcp14(vec x) {

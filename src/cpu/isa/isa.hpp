@@ -60,6 +60,10 @@ static_assert(std::is_base_of_v<FloatEnvironment, FlushDenormals>, "FlushDenorma
 extern ivec::register_type ireg;
 RAPT_LEAF_HAS_(void, int8_dots_in_place(ireg, ireg, ireg), "RAPT_HAVE_INT8_DOTS: int8_dots_in_place(register&, ...)");
 #endif
+#if defined(RAPT_HAVE_LOAD_PARTS)
+extern const void* part;
+RAPT_LEAF_HAS_(vec, load_parts(part, part, part, part), "RAPT_HAVE_LOAD_PARTS: load_parts of four const void*");
+#endif
 #if defined(RAPT_HAVE_SCALEF)
 RAPT_LEAF_HAS_(vec, round_off(x), "RAPT_HAVE_SCALEF: round_off(vec)");
 RAPT_LEAF_HAS_(vec, scalef(x, x), "RAPT_HAVE_SCALEF: scalef(vec, vec)");

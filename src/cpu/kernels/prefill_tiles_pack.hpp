@@ -147,12 +147,19 @@ void pack_range(PrefillItem<kComponents>& item, std::int64_t begin, std::int64_t
   const std::int64_t component = shared ? w.keys * w.d : kTileDepth * w.dv;
   for (std::int64_t key = first / kTileDepth * kTileDepth; key < last; key += kTileDepth) {
     const std::int64_t rows = min(kTileDepth, last - key), at = key - begin;
+    // Keys before `first` must not be read, since their pages may not exist: key `first` is read in their place.
+    std::int64_t k_at[kTileDepth], v_at[kTileDepth];
+    const std::int64_t missing = max(first - key, 0);
+    const auto find_rows_of = [&](const Strides& stride, std::int64_t* to) {
+      head.keys_at(stride, key + missing, rows - missing, to + missing);
+      for (std::int64_t i = 0; i < missing; ++i) to[i] = to[missing];
+    };
+    find_rows_of(p.k_stride, k_at), find_rows_of(p.v_stride, v_at);
     std::uint32_t& not_representable = w.range.not_representable[at / kTileDepth];
     const ComponentRows values = with_type_of_keys<kComponents>(p.kv_type, [&](auto type) {
       const auto *k = static_cast<const decltype(type)*>(p.k), *v = static_cast<const decltype(type)*>(p.v);
-      // Keys before `first` must not be read, since their pages may not exist: key `first` is read in their place.
-      const auto k_row = [&](std::int64_t i) { return k + head.key_at(p.k_stride, max(key + i, first)); };
-      const auto v_row = [&](std::int64_t i) { return v + head.key_at(p.v_stride, max(key + i, first)); };
+      const auto k_row = [&](std::int64_t i) { return k + k_at[i]; };
+      const auto v_row = [&](std::int64_t i) { return v + v_at[i]; };
       const auto split_keys = [&](auto representable) {
         return split_rows<kComponents, decltype(representable)>(k_row, p.k_stride.d, rows, p.d - p.k_tail.size, w.d,
                                                                 w.range.k + at * w.d, w.keys * w.d,

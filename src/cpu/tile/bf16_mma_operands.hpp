@@ -24,6 +24,15 @@ struct TileOperand {
   // Of A, what vectors need not multiply, where tiles do: rows of the chunk that nobody reads, which keep what they
   // had, and the pairs that the last product's zeros begin with.
   std::int64_t rows = kChunk, last_pairs = kTileRows;
+
+  const char* at(std::int64_t i) const { return base + offset[i]; }
+};
+// One whose tiles lie `step` bytes apart.
+struct SteppedOperand {
+  const char* base;
+  std::int64_t step, stride, other;
+
+  const char* at(std::int64_t i) const { return base + i * step; }
 };
 
 // The chunk computed last, whose sums may still be in tiles: where it is to be stored.

@@ -23,17 +23,18 @@ template <class Layout = InRows>
   pending.c = unused;
 }
 
-// Calls `interleaved` after each tile product. Operands that a step shares with the one before are not loaded again.
+// Calls `interleaved` after every kEvery-th tile product, of four in a step. kSteps: so many, known when it is
+// compiled, each with operands of its own; 0: `steps`, and operands that a step shares with the one before are not
+// loaded again.
 //
 // A product takes 52 cycles, and the next may follow after 16: the four sums take turns, so that none waits for itself,
 // and a sum is stored when its turn in the next chunk comes (a store that waits stalls every product behind it).
 // kGoesOn: adds to the pending chunk, whose sums are still in the tiles: `start` is ignored, c is pending.c.
-template <bool kStreamA = true, bool kGoesOn = false, class Layout = InRows, class Interleaved>
-[[gnu::always_inline]] inline void multiply_chunk(Tiles& tiles, const TileOperand& a, const TileOperand& b,
+template <bool kStreamA = true, bool kGoesOn = false, class Layout = InRows, int kSteps = 0, int kEvery = 1,
+          class Operand = TileOperand, class OtherOperand = TileOperand, class Interleaved>
+[[gnu::always_inline]] inline void multiply_chunk(Tiles& tiles, const Operand& a, const OtherOperand& b,
                                                   std::int64_t steps, float* start, float* c, Pending& pending,
                                                   Interleaved&& interleaved) {
-  const char *a0 = a.base, *a1 = a.base + a.other, *b0 = b.base, *b1 = b.base + b.other;
-  const std::int64_t as = a.stride, bs = b.stride;
   float* const last = pending.c;
   const auto next_chunk = [&](auto tile) __attribute__((always_inline)) {
     constexpr int kTile = decltype(tile)::value;
@@ -44,29 +45,37 @@ template <bool kStreamA = true, bool kGoesOn = false, class Layout = InRows, cla
   };
   const auto load_a = [&](auto tile, const char* at) __attribute__((always_inline)) {
     constexpr int kTile = decltype(tile)::value;
-    if constexpr (kStreamA) tiles.load_once<kTile>(at, as);
-    else tiles.load<kTile>(at, as);
+    if constexpr (kStreamA) tiles.load_once<kTile>(at, a.stride);
+    else tiles.load<kTile>(at, a.stride);
   };
-  std::int64_t ka = -1, kb = -1;
-  for (std::int64_t i = 0; i < steps; ++i) {
-    const bool new_a = a.offset[i] != ka, new_b = b.offset[i] != kb;
-    ka = a.offset[i], kb = b.offset[i];
+  const char *a_before = nullptr, *b_before = nullptr;
+  const auto step = [&](std::int64_t i) __attribute__((always_inline)) {
+    const char *const a_at = a.at(i), *const b_at = b.at(i);
+    const bool new_a = kSteps > 0 || a_at != a_before, new_b = kSteps > 0 || b_at != b_before;
+    a_before = a_at, b_before = b_at;
     if (i == 0) next_chunk(std::integral_constant<int, 0>());
-    if (new_a) load_a(std::integral_constant<int, 4>(), a0 + ka);
-    if (new_b) tiles.load<6>(b0 + kb, bs);
+    if (new_a) load_a(std::integral_constant<int, 4>(), a_at);
+    if (new_b) tiles.load<6>(b_at, b.stride);
     tiles.dot<0, 4, 6>();
-    interleaved();
+    if constexpr (kEvery == 1) interleaved();
     if (i == 0) next_chunk(std::integral_constant<int, 1>());
-    if (new_b) tiles.load<7>(b1 + kb, bs);
+    if (new_b) tiles.load<7>(b_at + b.other, b.stride);
     tiles.dot<1, 4, 7>();
     interleaved();
     if (i == 0) next_chunk(std::integral_constant<int, 2>());
-    if (new_a) load_a(std::integral_constant<int, 5>(), a1 + ka);
+    if (new_a) load_a(std::integral_constant<int, 5>(), a_at + a.other);
     tiles.dot<2, 5, 7>();
-    interleaved();
+    if constexpr (kEvery == 1) interleaved();
     if (i == 0) next_chunk(std::integral_constant<int, 3>());
     tiles.dot<3, 5, 6>();
     interleaved();
+  };
+  static_assert(kEvery == 1 || kEvery == 2);
+  if constexpr (kSteps > 0) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kSteps; ++i) step(i);
+  } else {
+    for (std::int64_t i = 0; i < steps; ++i) step(i);
   }
   pending.c = c;
 }

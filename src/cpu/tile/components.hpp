@@ -171,44 +171,60 @@ ComponentRows split_rows(RowAt row_at, std::int64_t stride, std::int64_t rows, s
 // lies `component` elements behind the first.
 [[gnu::noinline]] inline void tile_queries(const ComponentRows& rows, std::int64_t component, std::int64_t padded,
                                            char* tiles) {
+  using Pair = std::uint32_t;
+  using Pairs = std::uint64_t;
+  auto* to = reinterpret_cast<float*>(tiles);
   for (std::int64_t k = 0; k < padded; k += kTileDepth)
-    for (std::int64_t half = 0; half < 2; ++half, tiles += kTileBytes)
-      for (std::int64_t r0 = 0; r0 < kTileRows; r0 += kLanes)
-        for (std::int64_t j0 = 0; j0 < kTileRows; j0 += kLanes) {
-          vec t[kLanes];
-#pragma GCC unroll 16
-          for (int i = 0; i < kLanes; ++i) {
-            const bf16* at = rows.row[half * kTileRows + r0 + i] + component + k + 2 * j0;
-            t[i] = load_any(reinterpret_cast<const float*>(at));
+    for (std::int64_t half = 0; half < 2; ++half)
+      for (std::int64_t column = 0; column < kTileDepth; column += 8, to += 4 * kTileRows)
+        for (std::int64_t r = 0; r < kTileRows; r += kLanes) {
+          vec x[4];
+#pragma GCC unroll 4
+          for (int i = 0; i < 4; ++i)
+            x[i] = load_parts(
+                [&](int part) { return rows.row[half * kTileRows + r + 4 * part + i] + component + k + column; });
+          const vec y[4] = {interleave<Pair, false>(x[0], x[1]), interleave<Pair, false>(x[2], x[3]),
+                            interleave<Pair, true>(x[0], x[1]), interleave<Pair, true>(x[2], x[3])};
+#pragma GCC unroll 2
+          for (int i = 0; i < 4; i += 2) {
+            store(to + i * kTileRows + r, interleave<Pairs, false>(y[i], y[i + 1]));
+            store(to + (i + 1) * kTileRows + r, interleave<Pairs, true>(y[i], y[i + 1]));
           }
-          transpose(t);
-#pragma GCC unroll 16
-          for (int j = 0; j < kLanes; ++j) store(reinterpret_cast<float*>(tiles) + (j0 + j) * kTileRows + r0, t[j]);
         }
 }
 
 // 32 rows (keys) of values -> tiles [padded / 16][16 columns][32 keys], likewise. Pairs are of keys kApart apart: 1, in
-// their order, or 16. (Rows of two columns a lane are transposed as they are: widened first, each would be shuffled
-// once more.)
+// their order, or 16.
 template <std::int64_t kApart = 1>
 [[gnu::noinline]] inline void tile_values(const ComponentRows& rows, std::int64_t component, std::int64_t padded,
                                           char* tiles) {
-  for (std::int64_t c = 0; c < padded; c += 2 * kLanes)
-    for (std::int64_t j0 = 0; j0 < kTileRows; j0 += kLanes) {
-      vec even[kLanes], odd[kLanes];  // keys
-#pragma GCC unroll 16
-      for (int j = 0; j < kLanes; ++j) {
-        const std::int64_t at = component + c, key = (kApart == 1 ? 2 : 1) * (j0 + j);
-        even[j] = load_any(reinterpret_cast<const float*>(rows.row[key] + at));
-        odd[j] = load_any(reinterpret_cast<const float*>(rows.row[key + kApart] + at));
+  using Pair = std::uint32_t;
+  using Pairs = std::uint64_t;
+  auto* to = reinterpret_cast<float*>(tiles);
+  for (std::int64_t column = 0; column < padded; column += 8, to += 8 * kTileRows)
+    for (std::int64_t first = 0; first < kTileRows; first += kLanes) {  // of the pairs
+      vec x[4][2];                                                      // columns 0 to 3, and 4 to 7
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {
+        const auto key = [&](int part, int odd) __attribute__((always_inline)) {
+          const std::int64_t pair = first + 4 * part + i;
+          return rows.row[kApart == 1 ? 2 * pair + odd : pair + kApart * odd] + component + column;
+        };
+        const vec even = load_parts([&](int part) { return key(part, 0); }),
+                  odd = load_parts([&](int part) { return key(part, 1); });
+        x[i][0] = interleave<std::uint16_t, false>(even, odd), x[i][1] = interleave<std::uint16_t, true>(even, odd);
       }
-      transpose(even), transpose(odd);
-#pragma GCC unroll 16
-      for (int i = 0; i < kLanes; ++i) {
-        float* const to = reinterpret_cast<float*>(tiles) + (c + 2 * i) * kTileRows + j0;
-        const ivec low = cast_to_int(even[i]) & ivec(0xffff);
-        store(to, cast_to_float(low | (cast_to_int(odd[i]) << 16)));
-        store(to + kTileRows, truncate_to_bf16_pairs(even[i], odd[i]));
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        float* const at = to + 4 * half * kTileRows + first;
+        const vec y[4] = {
+            interleave<Pair, false>(x[0][half], x[1][half]), interleave<Pair, false>(x[2][half], x[3][half]),
+            interleave<Pair, true>(x[0][half], x[1][half]), interleave<Pair, true>(x[2][half], x[3][half])};
+#pragma GCC unroll 2
+        for (int i = 0; i < 4; i += 2) {
+          store(at + i * kTileRows, interleave<Pairs, false>(y[i], y[i + 1]));
+          store(at + (i + 1) * kTileRows, interleave<Pairs, true>(y[i], y[i + 1]));
+        }
       }
     }
 }

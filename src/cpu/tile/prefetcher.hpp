@@ -19,6 +19,7 @@ class Prefetcher {
       : row_(row), end_(row + rows), bytes_(bytes) {
     start();
   }
+  bool is_done() const { return row_ == end_; }
   // So many lines more.
   [[gnu::always_inline]] void prefetch(int n) {
     for (int i = 0; i < n && row_ != end_; ++i) {

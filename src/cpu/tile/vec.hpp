@@ -65,6 +65,34 @@ template <int kHalf = kLanes / 2>
   if constexpr (kHalf > 1) transpose<kHalf / 2>(rows);
 }
 
+// Vectors of 128-bit parts, to transpose within the parts: fewer shuffles, as loads put the parts in their places.
+inline constexpr int kParts = kLanes / 4;
+template <class Bits, int kShift, int... kElement>
+[[gnu::always_inline]] inline vec interleave_elements(vec a, vec b, std::integer_sequence<int, kElement...>) {
+  using Elements = GccVector<Bits, sizeof...(kElement)>;
+  constexpr int kCount = sizeof...(kElement), kPart = 16 / sizeof(Bits);
+  return vec((vec::register_type)__builtin_shufflevector(
+      (Elements)a.data, (Elements)b.data,
+      (kElement / kPart * kPart + kShift * kPart / 2 + kElement % kPart / 2 + (kElement & 1 ? kCount : 0))...));
+}
+// In turns, the elements of a and of b in the lower (kUpper: the upper) half of each part.
+template <class Bits, bool kUpper>
+[[gnu::always_inline]] inline vec interleave(vec a, vec b) {
+  using Elements = std::make_integer_sequence<int, kLanes * 4 / sizeof(Bits)>;
+  return interleave_elements < Bits, kUpper ? 1 : 0 > (a, b, Elements());
+}
+// 16 bytes from each of the places at(0), at(1), ...
+template <class At>
+[[gnu::always_inline]] inline vec load_parts(At at) {
+#if defined(RAPT_HAVE_LOAD_PARTS)
+  return load_parts(at(0), at(1), at(2), at(3));
+#else
+  alignas(64) float parts[kLanes];
+  for (int i = 0; i < kParts; ++i) __builtin_memcpy(parts + 4 * i, at(i), 16);
+  return load(parts);
+#endif
+}
+
 // Sums of kLanes vectors, as the lanes of one. The order of a sum is the same in every lane.
 template <int kHalf = kLanes / 2>
 [[gnu::always_inline]] inline vec sums(vec (&x)[kLanes]) {
