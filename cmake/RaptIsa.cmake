@@ -19,6 +19,9 @@ set(RAPT_ISAS "" CACHE STRING "Instruction sets to build kernels for, such as \"
 # kernels' logic can be tested on any machine that has it. Slow.
 set(RAPT_AMX_MODEL "" CACHE STRING "Test AMX kernels by a software model, with the vectors of this ISA: avx2, avx512, neon, ...")
 
+set(RAPT_KERNEL_OPTIMISE "" CACHE STRING "For developers: how much to optimise kernels that are only compiled, such as -O1")
+mark_as_advanced(RAPT_KERNEL_OPTIMISE)
+
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$")
   set(rapt_isas generic avx2 avx512 avx512bf16 amx)
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
@@ -75,10 +78,20 @@ function(rapt_add_isa_library name isa)
     target_compile_definitions(${name} PRIVATE RAPT_AMX_MODEL=${RAPT_AMX_MODEL})
   endif()
   set(optimise -O3)
-  if(RAPT_SANITIZE)
+  if(RAPT_KERNEL_OPTIMISE)
+    set(optimise ${RAPT_KERNEL_OPTIMISE})
+  elseif(RAPT_SANITIZE)
     set(optimise -O1)
   endif()
   target_compile_options(${name} PRIVATE -march=${RAPT_MARCH_${isa}} ${optimise} -fno-lto -ffp-contract=off -fno-exceptions)
+  # Three checks of pointers take more than half of the time that kernels compile, and would find accesses that
+  # AddressSanitizer sees. libFuzzer looks for new paths through the framework.
+  if(RAPT_SANITIZE MATCHES "address.*undefined|undefined.*address")
+    target_compile_options(${name} PRIVATE -fno-sanitize=null,object-size,pointer-overflow)
+  endif()
+  if(RAPT_SANITIZE MATCHES "fuzzer")
+    target_compile_options(${name} PRIVATE -fno-sanitize=fuzzer-no-link)
+  endif()
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     # Vector types as template arguments and by value; and GCC's false alarms on its own _mm512_undefined_*().
     target_compile_options(${name} PRIVATE -Wno-psabi -Wno-ignored-attributes -Wno-uninitialized

@@ -1,6 +1,7 @@
 // attention_backward on every entry: against the float64 oracle over sizes, types and features. What it shares with the
 // other operations (executors, plans, workspaces) is in test_operations.cpp, NaN and Inf in
 // test_backward_nonfinite.cpp.
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -81,6 +82,9 @@ constexpr const char* kFeatures[] = {
      "sinks dlse dbias dsinks dalibi"),
 };
 
+/// Of cases that are compared with each other alone.
+constexpr auto kLibrary = BackwardCase::Forward::library;
+
 void check_samples(std::uint64_t seed, int count, const SampleOptions& options) {
   std::mt19937_64 random(seed);
   for (int i = 0; i < count; ++i) {
@@ -112,7 +116,7 @@ View as_ragged(View t) {
 
 }  // namespace
 
-TEST_CASE("backward: head sizes", "[kernel]") {
+TEST_CASE("backward: head sizes", "[kernel][numbers][long]") {
   for (std::size_t i = 0; i < std::size(kHeadSizes); ++i)
     for (const std::size_t turn : {0, 1, 2, 3}) {
       const int64_t d = kHeadSizes[i], dv = kHeadSizes[turn == 0 ? i : (i + 3 * turn + 1) % std::size(kHeadSizes)];
@@ -127,7 +131,7 @@ TEST_CASE("backward: head sizes", "[kernel]") {
     }
 }
 
-TEST_CASE("backward: every pair of lengths", "[kernel]") {
+TEST_CASE("backward: every pair of lengths", "[kernel][numbers][long]") {
   std::size_t turn = 0;
   for (const int64_t sq : kLengths)
     for (const int64_t sk : kLengths) {
@@ -139,19 +143,21 @@ TEST_CASE("backward: every pair of lengths", "[kernel]") {
     }
 }
 
-TEST_CASE("backward: each feature alone, and nothing outside of the tensors is touched", "[kernel]") {
+TEST_CASE("backward: each feature alone, and nothing outside of the tensors is touched", "[kernel][numbers][long]") {
   const DType dtype = GENERATE(DType::f32, DType::bf16, DType::f16);
-  for (const Placement placement : {Placement::front, Placement::back}) {
-    if (dtype == DType::f16 && placement == Placement::front) continue;  // the same loads as of bf16
-    for (const char* words : kFeatures) {
+  for (const char* words : kFeatures) {
+    std::optional<BackwardReference> reference;  // the same wherever tensors lie
+    for (const Placement placement : {Placement::front, Placement::back}) {
+      if (dtype == DType::f16 && placement == Placement::front) continue;  // the same loads as of bf16
       BackwardCase c(typed_backward(words, dtype), 3, placement);
       c.protect_inputs();
-      check_backward(c);
+      if (!reference) reference = oracle_backward(c.args());
+      check_backward(c, *reference);
     }
   }
 }
 
-TEST_CASE("backward: relative error on standard normal inputs", "[kernel]") {
+TEST_CASE("backward: relative error on standard normal inputs", "[kernel][numbers][long]") {
   const DType dtype = GENERATE(DType::f32, DType::bf16, DType::f16);
   const double limit = dtype == DType::f32 ? 1.6e-6 : 1.25 * (dtype == DType::bf16 ? 0x1p-8 : 0x1p-11);
   for (const char* words : {"hq=2 sq=64 d=64", "hq=2 sq=128 d=64 causal", "sq=512 d=64", "sq=640 d=128 causal",
@@ -166,7 +172,7 @@ TEST_CASE("backward: relative error on standard normal inputs", "[kernel]") {
   }
 }
 
-TEST_CASE("backward: every mix of types", "[kernel]") {
+TEST_CASE("backward: every mix of types", "[kernel][numbers][long]") {
   for (const DType q : kFloatTypes)
     for (const DType kv : kFloatTypes)
       for (const DType out : kFloatTypes)
@@ -179,19 +185,23 @@ TEST_CASE("backward: every mix of types", "[kernel]") {
         }
 }
 
-TEST_CASE("backward: gradients of any type are rounded once", "[kernel]") {
+TEST_CASE("backward: gradients of any type are rounded once", "[kernel][numbers][long]") {
   for (const DType dtype : kFloatTypes)
-    for (const DType written : kFloatTypes)
-      for (const char* words :
-           {"b=2 hq=4 hk=2 sq=70 sk=150 d=24 dv=17 bias=hk dbias sinks dsinks alibi align=0 dalibi",
-            "sq=640 d=64 causal", "b=3 hq=2 sq=60 d=24 layout=other ragged_q=130 ragged_k=130 bias=qk dbias"}) {
-        BackwardCase exact(typed_backward(words, dtype), 4, Placement::heap, DType::f32),
-            rounded_once(exact.problem, 4, Placement::heap, written);
-        for (const std::string& entry : usable_entries(exact.problem)) {
-          INFO(entry << ": " << exact.problem.to_string() << " to " << to_string(written));
-          exact.run(forced(entry)), rounded_once.run(forced(entry));
+    for (const char* words :
+         {"b=2 hq=4 hk=2 sq=70 sk=150 d=24 dv=17 bias=hk dbias sinks dsinks alibi align=0 dalibi", "sq=640 d=64 causal",
+          "b=3 hq=2 sq=60 d=24 layout=other ragged_q=130 ragged_k=130 bias=qk dbias"}) {
+      BackwardCase exact(typed_backward(words, dtype), 4, Placement::heap, DType::f32, kLibrary);
+      std::vector<BackwardCase> rounded_once;
+      for (const DType written : kFloatTypes)
+        rounded_once.emplace_back(exact.problem, 4, Placement::heap, written, kLibrary);
+      for (const std::string& entry : usable_entries(exact.problem)) {
+        exact.run(forced(entry));
+        for (BackwardCase& once : rounded_once) {
+          once.run(forced(entry));
           for (std::size_t t = 0; t < exact.outputs().size(); ++t) {
-            const std::vector<float> from = exact.outputs()[t]->values(), to = rounded_once.outputs()[t]->values();
+            const std::vector<float> from = exact.outputs()[t]->values(), to = once.outputs()[t]->values();
+            const DType written = once.outputs()[t]->dtype();
+            INFO(entry << ": " << exact.problem.to_string() << " to " << to_string(written));
             for (std::size_t i = 0; i < from.size(); ++i) {
               if (rounded(from[i], written) == to[i]) continue;
               FAIL("gradient " << t << ", element " << i << ": " << from[i] << " became " << to[i]);
@@ -199,15 +209,16 @@ TEST_CASE("backward: gradients of any type are rounded once", "[kernel]") {
           }
         }
       }
+    }
 }
 
-TEST_CASE("backward: sampled sizes", "[kernel]") {
+TEST_CASE("backward: sampled sizes", "[kernel][numbers][long]") {
   check_samples(201, 40, {});
 }
-TEST_CASE("backward: sampled positions and scores", "[kernel]") {
+TEST_CASE("backward: sampled positions and scores", "[kernel][numbers][long]") {
   check_samples(202, 60, {.positions = true, .scores = true});
 }
-TEST_CASE("backward: sampled problems of every kind", "[kernel]") {
+TEST_CASE("backward: sampled problems of every kind", "[kernel][long]") {
   check_samples(203, 150, kEverything);
 }
 
@@ -275,41 +286,43 @@ TEST_CASE("backward: each input lies as it likes", "[kernel]") {
   }
 }
 
-TEST_CASE("backward: what is not wanted changes no bit of what is", "[kernel]") {
+TEST_CASE("backward: what is not wanted changes no bit of what is", "[kernel][numbers][long]") {
   const DType dtype = GENERATE(DType::f32, DType::bf16);
   for (const char* words : {"b=2 hq=4 hk=2 sq=70 sk=150 d=24 dv=17 softcap=9 bias=hk dbias sinks dsinks alibi align=0 "
                             "dalibi dlse",
                             "hq=2 sq=333 d=64 causal", "b=3 hq=4 hk=2 sq=60 d=40 ragged_q=130 ragged_k=130 causal"}) {
-    BackwardCase all(typed_backward(words, dtype), 6);
-    const std::vector<std::string> entries = usable_entries(all.problem);
+    BackwardCase all(typed_backward(words, dtype), 6, Placement::heap, {}, kLibrary);
+    std::vector<BackwardCase> parts;
     for (std::uint8_t grads = 0; grads < 8; ++grads)
       for (const bool scores : {false, true}) {
         AttentionBackwardProblem p = all.problem;
         p.grads = grads;
         if (!scores) p.dbias = p.dsinks = p.dalibi = false;
-        if (!grads && !p.dbias) continue;
-        BackwardCase some(p, 6);
-        for (const std::string& entry : entries) {
-          INFO(entry << ": " << p.to_string());
-          all.run(forced(entry)), some.run(forced(entry));
-          for (const auto& [part, whole] : {std::pair{&some.dq, &all.dq},
-                                            {&some.dk, &all.dk},
-                                            {&some.dv, &all.dv},
-                                            {&some.dbias, &all.dbias},
-                                            {&some.dsinks, &all.dsinks},
-                                            {&some.dalibi, &all.dalibi}})
-            if (*part) CHECK(same_bits(*part, *whole));
-        }
+        if (grads || p.dbias) parts.emplace_back(p, 6, Placement::heap, std::nullopt, kLibrary);
       }
+    for (const std::string& entry : usable_entries(all.problem)) {
+      all.run(forced(entry));
+      for (BackwardCase& some : parts) {
+        INFO(entry << ": " << some.problem.to_string());
+        some.run(forced(entry));
+        for (const auto& [part, whole] : {std::pair{&some.dq, &all.dq},
+                                          {&some.dk, &all.dk},
+                                          {&some.dv, &all.dv},
+                                          {&some.dbias, &all.dbias},
+                                          {&some.dsinks, &all.dsinks},
+                                          {&some.dalibi, &all.dalibi}})
+          if (*part) CHECK(same_bits(*part, *whole));
+      }
+    }
   }
 }
 
-TEST_CASE("backward: a sequence has the bits that it has alone", "[kernel]") {
+TEST_CASE("backward: a sequence has the bits that it has alone", "[kernel][numbers][long]") {
   const DType dtype = GENERATE(DType::f32, DType::bf16);
   for (const char* words : {"b=5 hq=4 hk=2 sq=70 sk=150 d=24 dv=17 dlse", "b=3 hq=2 sq=200 d=64 causal",
                             "b=6 hq=2 sq=60 sk=333 d=40 seqlens", "b=4 hq=2 sq=1 sk=640 d=64",
                             "b=4 hq=4 hk=2 sq=90 sk=2000 d=40 seqlens causal align=bottom_right"}) {
-    BackwardCase c(typed_backward(words, dtype), 7);
+    BackwardCase c(typed_backward(words, dtype), 7, Placement::heap, {}, kLibrary);
     for (const std::string& entry : usable_entries(c.problem)) {
       INFO(entry << ": " << c.problem.to_string());
       c.run(forced(entry));
@@ -321,7 +334,7 @@ TEST_CASE("backward: a sequence has the bits that it has alone", "[kernel]") {
   }
 }
 
-TEST_CASE("backward: ragged sequences have the bits of dense ones", "[kernel]") {
+TEST_CASE("backward: ragged sequences have the bits of dense ones", "[kernel][numbers][long]") {
   const DType dtype = GENERATE(DType::f32, DType::bf16);
   for (const char* words :
        {"b=3 hq=4 hk=2 sq=70 sk=150 d=24 dv=17 dlse layout=bshd", "b=4 hq=2 sq=200 d=64 causal layout=bshd",
@@ -358,7 +371,7 @@ TEST_CASE("backward: ragged sequences have the bits of dense ones", "[kernel]") 
 }
 
 // 32768 keys are cut into more splits than 32769, whose splits are longer.
-TEST_CASE("backward: a workspace is enough for sequences in more splits than the longest", "[kernel]") {
+TEST_CASE("backward: a workspace is enough for sequences in more splits than the longest", "[kernel][long]") {
   for (const char* text : {"attention_backward b=2 hq=2 sq=3 sk=32769 d=8 seqlens",
                            "attention_backward b=2 hq=2 sq=3 sk=32769 d=8 ragged_q=6 ragged_k=65537"}) {
     BackwardCase c(AttentionBackwardProblem::parse(text));

@@ -39,22 +39,40 @@ bool is_vector(const std::string& entry) {
   return false;
 }
 
+/// The gradients of a problem's usual numbers: the oracle's, and those of every entry.
+struct Before {
+  explicit Before(const AttentionBackwardProblem& given) : problem(given) {
+    BackwardCase c(problem);
+    reference = oracle_backward(c.args());
+    for (const std::string& entry : usable_entries(problem)) {
+      c.clear();
+      c.run(forced(entry));
+      values[entry] = values_of(c);
+    }
+  }
+
+  AttentionBackwardProblem problem;
+  BackwardReference reference;
+  std::map<std::string, Gradients> values;
+};
+
 /// What another value of a tensor, of the last sequence, does on every entry: within the oracle's bounds, and rows of
 /// gradients that it does not reach keep their bits; on matrix units those of other sequences.
-void check_intruder(const AttentionBackwardProblem& problem, const std::function<void(BackwardCase&)>& intrude,
-                    bool harms = true) {
-  BackwardCase before(problem), after(problem);
+void check_intruder(const Before& before, const std::function<void(BackwardCase&)>& intrude, bool harms = true) {
+  BackwardCase after(before.problem, 1, Placement::heap, {}, BackwardCase::Forward::later);
   intrude(after);
   after.run_forward();
-  const BackwardReference was = oracle_backward(before.args()), reference = oracle_backward(after.args());
-  for (const std::string& entry : usable_entries(problem)) {
-    INFO(entry << ": " << problem.to_string());
-    before.clear(), after.clear();
-    before.run(forced(entry)), after.run(forced(entry));
+  const BackwardReference &was = before.reference, reference = oracle_backward(after.args());
+  for (const auto& values : before.values) {
+    const std::string& entry = values.first;
+    const Gradients& x = values.second;
+    INFO(entry << ": " << before.problem.to_string());
+    after.clear();
+    after.run(forced(entry));
     const Verdict verdict = after.verdict(reference);
     INFO(describe(verdict.errors));
     CHECK(verdict.violation == "");
-    const Gradients x = values_of(before), y = values_of(after);
+    const Gradients y = values_of(after);
     CHECK((finite_count(y) < finite_count(x)) == harms);
     std::size_t at = 0;
     for_each_gradient(
@@ -81,15 +99,14 @@ void check_intruder(const AttentionBackwardProblem& problem, const std::function
 
 }  // namespace
 
-TEST_CASE("backward: NaN reaches what sees it and nothing else", "[kernel]") {
+TEST_CASE("backward: NaN reaches what sees it and nothing else", "[kernel][numbers][long]") {
   const DType dtype = GENERATE(DType::f32, DType::bf16, DType::f16);
   int n = static_cast<int>(dtype);  // one place for each feature and type
   for (const char* what :
        {"", "causal", "causal align=-9", "window=6,3", "causal window=20,-1 align=30", "mask=hqk", "bias=hqk dbias",
         "mask=bk", "bias=bk mask=qk dbias", "softcap=20 causal", "alibi causal dalibi", "sinks causal dsinks",
         "causal layout=bshd dlse", "causal layout=bhds", "mask=qk layout=other"}) {
-    const AttentionBackwardProblem problem =
-        typed_backward("b=2 hq=4 hk=2 sq=70 d=24 dv=20 " + std::string(what), dtype);
+    const Before before(typed_backward("b=2 hq=4 hk=2 sq=70 d=24 dv=20 " + std::string(what), dtype));
     INFO(what);
     {
       const int64_t at = std::array{0, 33, 69}[static_cast<std::size_t>(n++ % 3)];
@@ -99,13 +116,13 @@ TEST_CASE("backward: NaN reaches what sees it and nothing else", "[kernel]") {
       const bool seen = (words != "causal align=-9" || at < 60) && !(late && at == 0);
       if (std::string(what).find("mask=bk") == std::string::npos) {
         check_intruder(
-            problem,
+            before,
             [&](BackwardCase& c) {
               c.inputs.k.at({1, 0, at, 5}) = kNaN;
             },
             seen);
         check_intruder(
-            problem,
+            before,
             [&](BackwardCase& c) {
               c.inputs.v.at({1, 0, at, 5}) = kNaN;
             },
@@ -113,13 +130,13 @@ TEST_CASE("backward: NaN reaches what sees it and nothing else", "[kernel]") {
       }
       if (std::string(what).find("align=-9") == std::string::npos && std::string(what).find('q') == std::string::npos) {
         check_intruder(
-            problem,
+            before,
             [&](BackwardCase& c) {
               c.inputs.q.at({1, 2, at, 5}) = kNaN;
             },
             !(late && at == 69));
         check_intruder(
-            problem,
+            before,
             [&](BackwardCase& c) {
               c.dout.at({1, 2, at, 5}) = kNaN;
             },
@@ -129,24 +146,25 @@ TEST_CASE("backward: NaN reaches what sees it and nothing else", "[kernel]") {
   }
 }
 
-TEST_CASE("backward: Inf in a value or in a gradient propagates", "[kernel]") {
+TEST_CASE("backward: Inf in a value or in a gradient propagates", "[kernel][numbers][long]") {
   const DType dtype = GENERATE(DType::f32, DType::bf16, DType::f16);
-  for (const char* what : {"", "causal", "window=6,3", "mask=hqk", "softcap=9"})
+  for (const char* what : {"", "causal", "window=6,3", "mask=hqk", "softcap=9"}) {
+    const Before before(typed_backward("hq=2 sq=70 d=24 " + std::string(what), dtype));
     for (const float value : {kInfinity, -kInfinity}) {
-      const AttentionBackwardProblem problem = typed_backward("hq=2 sq=70 d=24 " + std::string(what), dtype);
       for (const int64_t at : {0, 40, 69}) {
-        check_intruder(problem, [&](BackwardCase& c) { c.inputs.v.at({0, 1, at, 23}) = value; });
+        check_intruder(before, [&](BackwardCase& c) { c.inputs.v.at({0, 1, at, 23}) = value; });
         if (std::string(what) != "mask=hqk")
-          check_intruder(problem, [&](BackwardCase& c) { c.dout.at({0, 1, at, 23}) = value; });
+          check_intruder(before, [&](BackwardCase& c) { c.dout.at({0, 1, at, 23}) = value; });
       }
     }
+  }
 }
 
-TEST_CASE("backward: hidden keys and values may hold anything", "[kernel]") {
+TEST_CASE("backward: hidden keys and values may hold anything", "[kernel][numbers][long]") {
   const DType dtype = GENERATE(DType::f32, DType::bf16, DType::f16);
   const float value = GENERATE(kNaN, kInfinity);
   for (const char* what : {"mask=k", "bias=k dbias", "mask=k softcap=9", "bias=k causal alibi dalibi dbias"}) {
-    const AttentionBackwardProblem problem = typed_backward("hq=2 sq=70 sk=70 d=24 dv=20 " + std::string(what), dtype);
+    const Before before(typed_backward("hq=2 sq=70 sk=70 d=24 dv=20 " + std::string(what), dtype));
     // The masked keys, of which there are some.
     const auto hide = [&](BackwardCase& c, bool in_keys) {
       int64_t hidden = 0;
@@ -159,29 +177,30 @@ TEST_CASE("backward: hidden keys and values may hold anything", "[kernel]") {
     };
     for (const bool in_keys : {true, false})
       check_intruder(
-          problem, [&](BackwardCase& c) { hide(c, in_keys); }, false);
+          before, [&](BackwardCase& c) { hide(c, in_keys); }, false);
   }
 }
 
-TEST_CASE("backward: rows without keys give and get nothing", "[kernel]") {
+TEST_CASE("backward: rows without keys give and get nothing", "[kernel][long]") {
   const DType dtype = GENERATE(DType::f32, DType::bf16, DType::f16);
   const float value = GENERATE(kNaN, kInfinity);
   for (const char* what : {"", "dlse", "softcap=9", "alibi dalibi", "sinks dsinks"}) {
     // Rows 0 to 39 see none.
-    const AttentionBackwardProblem problem =
-        typed_backward("hq=2 sq=70 sk=30 d=24 dv=20 causal align=bottom_right " + std::string(what), dtype);
+    const Before before(
+        typed_backward("hq=2 sq=70 sk=30 d=24 dv=20 causal align=bottom_right " + std::string(what), dtype));
+    const AttentionBackwardProblem& problem = before.problem;
     for (const int64_t head : {0, 1})  // of which one has a sink, where there are any
       for (const int64_t row : {0, 17, 39})
         for (const bool in_q : {true, false})
           check_intruder(
-              problem,
+              before,
               [&](BackwardCase& c) {
                 (in_q ? c.inputs.q : c.dout).at({0, head, row, 3}) = value;
               },
               false);
     if (problem.dlse)
       check_intruder(
-          problem,
+          before,
           [&](BackwardCase& c) {
             c.dlse.at({0, 1, 17}) = value;
           },
@@ -195,7 +214,7 @@ TEST_CASE("backward: rows without keys give and get nothing", "[kernel]") {
   }
 }
 
-TEST_CASE("backward: padding and one sequence's NaN do not reach its neighbours", "[kernel]") {
+TEST_CASE("backward: padding and one sequence's NaN do not reach its neighbours", "[kernel][long]") {
   const DType dtype = GENERATE(DType::f32, DType::bf16, DType::f16);
   for (const char* what : {"", "seqlens", "causal align=bottom_right", "seqlens causal align=bottom_right"})
     for (const std::uint64_t seed : {1, 2, 3}) {
@@ -234,7 +253,7 @@ TEST_CASE("backward: scores whose roundings are past the range of weights give f
       }
 }
 
-TEST_CASE("backward: constant inputs, where the roundings of a long sum all go one way", "[kernel]") {
+TEST_CASE("backward: constant inputs, where the roundings of a long sum all go one way", "[kernel][numbers][long]") {
   for (const DType dtype : kFloatTypes)
     for (const char* words :
          {"sq=64 sk=1024 d=16", "sq=1024 sk=64 d=16", "hq=8 hk=1 sq=300 sk=100 d=16", "sq=640 d=3 causal"})

@@ -72,7 +72,7 @@ const char* const kFeatures[] = {
 
 }  // namespace
 
-TEST_CASE("delta_rule: each feature alone, within the bounds of float64", "[kernel]") {
+TEST_CASE("delta_rule: each feature alone, within the bounds of float64", "[kernel][long]") {
   const Spacing spacing = GENERATE(Spacing::dense, Spacing::gaps);
   for (const char* words : kFeatures)
     for (std::uint64_t seed = 0; seed < 10; ++seed) {
@@ -91,7 +91,7 @@ TEST_CASE("delta_rule: of() describes what a case was made from", "[kernel]") {
     }
 }
 
-TEST_CASE("delta_rule: sampled problems, and nothing outside of the tensors is touched", "[kernel]") {
+TEST_CASE("delta_rule: sampled problems, and nothing outside of the tensors is touched", "[kernel][long]") {
   std::mt19937_64 random(501);
   for (int i = 0; i < 80; ++i) {
     const DeltaRuleProblem problem = sample_delta_rule(random);
@@ -102,7 +102,7 @@ TEST_CASE("delta_rule: sampled problems, and nothing outside of the tensors is t
   }
 }
 
-TEST_CASE("delta_rule: every size of d and dv", "[kernel]") {
+TEST_CASE("delta_rule: every size of d and dv", "[kernel][long]") {
   const std::vector<int64_t> sizes = {1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 64, 65, 100, 128, 200, 256};
   for (const int64_t d : sizes)
     for (const int64_t dv : sizes) {
@@ -133,7 +133,7 @@ TEST_CASE("delta_rule: values of fp32 beside keys of bf16 are read to their end 
   }
 }
 
-TEST_CASE("delta_rule: every number of tokens and strength of decay", "[kernel]") {
+TEST_CASE("delta_rule: every number of tokens and strength of decay", "[kernel][numbers][long]") {
   for (const int64_t t : {0, 1, 2, 3, 16, 17, 33, 63, 64, 65, 80, 81, 97, 127, 130, 1000})
     for (const Decays decays : kAllDecays)
       for (const char* words :
@@ -147,7 +147,8 @@ TEST_CASE("delta_rule: every number of tokens and strength of decay", "[kernel]"
       }
 }
 
-TEST_CASE("delta_rule: errors of long sequences are a few units of fp32, however strong the decay", "[kernel]") {
+TEST_CASE("delta_rule: errors of long sequences are a few units of fp32, however strong the decay",
+          "[kernel][numbers][long]") {
   for (const Decays decays : kAllDecays)
     for (const char* words :
          {"t=600 d=64 decay=channel beta state", "t=600 d=128 dv=32 decay=head beta state",
@@ -168,7 +169,7 @@ TEST_CASE("delta_rule: errors of long sequences are a few units of fp32, however
 
 // flash-linear-attention's tests/ops/test_kda.py and test_gated_delta.py: its sizes, and its 0.005 of the root mean
 // square.
-TEST_CASE("delta_rule: flash-linear-attention's cases, by its tolerance", "[kernel]") {
+TEST_CASE("delta_rule: flash-linear-attention's cases, by its tolerance", "[kernel][numbers][long]") {
   struct Sizes {
     int64_t t, h, hv, d;
   };
@@ -232,7 +233,7 @@ TEST_CASE("delta_rule: flash-linear-attention's cases, by its tolerance", "[kern
   }
 }
 
-TEST_CASE("delta_rule: verdicts see what is wrong", "[kernel]") {
+TEST_CASE("delta_rule: verdicts see what is wrong", "[kernel][long]") {
   const auto violation = [](DeltaRuleCase& c, const std::function<void()>& spoil) {
     c.clear();
     c.run(Context());

@@ -20,7 +20,7 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 }  // namespace
 
-TEST_CASE("delta_rule: later tokens change no bit of earlier ones", "[kernel]") {
+TEST_CASE("delta_rule: later tokens change no bit of earlier ones", "[kernel][numbers][long]") {
   for (const Decays decays : kAllDecays)
     for (const char* words :
          {"b=1 hq=2 t=140 d=20 dv=24 decay=channel beta", "b=1 hq=4 hk=2 t=140 d=20 dv=24 decay=head beta",
@@ -81,7 +81,7 @@ TEST_CASE("delta_rule: a sequence has the bits that it has alone, ragged or in a
     }
 }
 
-TEST_CASE("delta_rule: heads that share q, k or v have the bits of copies", "[kernel]") {
+TEST_CASE("delta_rule: heads that share q, k or v have the bits of copies", "[kernel][long]") {
   struct Shared {
     const char *words, *copies;
     int64_t q, k, v;  // heads that share one
@@ -144,7 +144,7 @@ TEST_CASE("delta_rule: where tensors lie changes no bit", "[kernel]") {
     }
 }
 
-TEST_CASE("delta_rule: 1 to 16 threads write the same bits", "[kernel][threads]") {
+TEST_CASE("delta_rule: 1 to 16 threads write the same bits", "[kernel][threads][long]") {
   const auto executor = std::make_shared<ThreadExecutor>(16);
   for (const char* words : {"hq=2 t=100 d=128 dv=200 decay=channel beta state", "b=3 hq=3 t=40 d=100 decay=head beta",
                             "dtype=bf16 hq=2 t=100 d=128 dv=200 decay=channel beta state",

@@ -9,7 +9,7 @@ using namespace rapt;
 using namespace rapt::testing;
 using std::int64_t;
 
-TEST_CASE("delta_rule: a prompt and then one token at a time", "[kernel]") {
+TEST_CASE("delta_rule: a prompt and then one token at a time", "[kernel][long]") {
   for (const char* words : {"b=2 hq=4 hk=2 t=90 d=20 dv=24 decay=channel beta state",
                             "b=1 hq=2 hv=4 t=90 d=64 decay=head gate beta l2norm state",
                             "dtype=bf16 b=1 hq=2 hv=4 t=90 d=64 decay=head gate beta l2norm state",

@@ -54,7 +54,7 @@ constexpr const char* kSizes[] = {
 
 }  // namespace
 
-TEST_CASE("gathered keys: every kind of list", "[kernel]") {
+TEST_CASE("gathered keys: every kind of list", "[kernel][numbers][long]") {
   for (const char* sizes : kSizes) {
     for (const char* words : {"", "sinks softcap=3", "scale=-0.3 layout=other", "layout=bshd", "layout=bhds sinks"}) {
       for (std::uint64_t seed : {1, 2, 3, 4, 5, 6})  // gaps, counts, pools, types of indices
@@ -64,7 +64,7 @@ TEST_CASE("gathered keys: every kind of list", "[kernel]") {
   }
 }
 
-TEST_CASE("gathered keys: every type", "[kernel]") {
+TEST_CASE("gathered keys: every type", "[kernel][long]") {
   for (const char* sizes : kSizes) {
     for (DType dtype : {DType::bf16, DType::f16})
       for (std::uint64_t seed : {1, 2, 3})
@@ -81,7 +81,7 @@ TEST_CASE("gathered keys: every type", "[kernel]") {
   }
 }
 
-TEST_CASE("gathered keys: latent attention, whose values are columns of the keys", "[kernel]") {
+TEST_CASE("gathered keys: latent attention, whose values are columns of the keys", "[kernel][long]") {
   for (DType dtype : {DType::bf16, DType::f16, DType::f32}) {
     for (const char* sizes : {"hq=16 hk=1 sq=2 sk=70", "b=2 hq=16 hk=1 sq=1 sk=1100", "hq=128 hk=1 sq=3 sk=65",
                               "hq=128 hk=1 sq=1 sk=600"}) {
@@ -91,7 +91,7 @@ TEST_CASE("gathered keys: latent attention, whose values are columns of the keys
   }
 }
 
-TEST_CASE("gathered keys: values that are not finite reach the tokens that list them", "[kernel]") {
+TEST_CASE("gathered keys: values that are not finite reach the tokens that list them", "[kernel][long]") {
   for (const char* sizes : {"b=2 hq=2 sq=9 sk=40 d=16", "hq=40 hk=1 sq=5 sk=150 d=64", "hq=4 hk=1 sq=3 sk=600 d=32"}) {
     for (DType dtype : kFloatTypes) {
       for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
@@ -201,7 +201,7 @@ TEST_CASE("gathered keys: without any key", "[kernel]") {
   }
 }
 
-TEST_CASE("gathered keys: between guard pages", "[kernel]") {
+TEST_CASE("gathered keys: between guard pages", "[kernel][long]") {
   for (const char* sizes : kSizes) {
     for (const char* type : {"", "dtype=bf16", "dtype=bf16 layout=other", "dtype=f16 layout=bhds"}) {
       for (Placement placement : {Placement::front, Placement::back}) {
@@ -238,7 +238,7 @@ TEST_CASE("gathered keys: a sequence alone gives the bits it gives in a batch", 
   }
 }
 
-TEST_CASE("gathered keys: executors and thread counts do not change a bit", "[kernel][threads]") {
+TEST_CASE("gathered keys: executors and thread counts do not change a bit", "[kernel][threads][numbers][long]") {
   for (const char* words :
        {"hq=1 sq=1 sk=2064 d=64", "hq=16 hk=1 sq=1 sk=1600 d=576 dv=512", "hq=128 hk=1 sq=2 sk=1100 d=64",
         "b=2 hq=4 hk=2 sq=90 sk=70 d=32", "b=2 hq=40 hk=1 sq=30 sk=140 d=64"}) {

@@ -43,7 +43,7 @@ constexpr const char* kSizes[] = {"b=2 hq=2 sq=1 sk=9 d=32",
 
 }  // namespace
 
-TEST_CASE("gradients of gathered keys: every kind of list", "[kernel]") {
+TEST_CASE("gradients of gathered keys: every kind of list", "[kernel][numbers][long]") {
   for (const char* sizes : kSizes) {
     for (const char* words : {"dlse", "sinks dsinks softcap=3", "scale=-0.3 layout=other", "layout=bshd",
                               "layout=bhds sinks dsinks dlse", "grads=q", "grads=k", "grads=v", "grads=qk softcap=9"}) {
@@ -55,7 +55,7 @@ TEST_CASE("gradients of gathered keys: every kind of list", "[kernel]") {
   }
 }
 
-TEST_CASE("gradients of gathered keys: every type", "[kernel]") {
+TEST_CASE("gradients of gathered keys: every type", "[kernel][numbers][long]") {
   for (const char* sizes : kSizes) {
     for (DType dtype : {DType::bf16, DType::f16})
       for (std::uint64_t seed : {1, 2, 3}) {
@@ -68,7 +68,8 @@ TEST_CASE("gradients of gathered keys: every type", "[kernel]") {
                                                    std::string(words)));
 }
 
-TEST_CASE("gradients of gathered keys: latent attention, whose values are columns of the keys", "[kernel]") {
+TEST_CASE("gradients of gathered keys: latent attention, whose values are columns of the keys",
+          "[kernel][numbers][long]") {
   for (DType dtype : kFloatTypes) {
     for (const char* sizes :
          {"hq=16 hk=1 sq=3 sk=70", "b=2 hq=16 hk=1 sq=2 sk=300 pool=500", "hq=128 hk=1 sq=3 sk=65"}) {
@@ -97,7 +98,7 @@ TEST_CASE("gradients of gathered keys: latent attention, whose values are column
   }
 }
 
-TEST_CASE("gradients of gathered keys: many tokens list the same row, often", "[kernel]") {
+TEST_CASE("gradients of gathered keys: many tokens list the same row, often", "[kernel][long]") {
   // Equal terms: a sum that were rounded token by token would be off by too much.
   for (const char* sizes : {"hq=1 sq=700 sk=9 d=8 pool=4", "hq=4 hk=2 sq=400 sk=40 d=16 pool=6",
                             "b=3 hq=2 hk=1 sq=150 sk=3 d=24 pool=5 dlse"}) {
@@ -114,7 +115,7 @@ TEST_CASE("gradients of gathered keys: many tokens list the same row, often", "[
   }
 }
 
-TEST_CASE("gradients of gathered keys: values that are not finite reach the tokens that list them", "[kernel]") {
+TEST_CASE("gradients of gathered keys: values that are not finite reach the tokens that list them", "[kernel][long]") {
   for (const char* sizes : {"b=2 hq=2 sq=9 sk=40 d=16", "hq=40 hk=1 sq=5 sk=150 d=64", "hq=4 hk=1 sq=3 sk=600 d=32"}) {
     for (DType dtype : kFloatTypes) {
       for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
@@ -182,7 +183,7 @@ TEST_CASE("gradients of gathered keys: without any key", "[kernel]") {
       check_backward(AttentionBackwardProblem::parse("attention_backward gathered " + std::string(sizes)), seed);
 }
 
-TEST_CASE("gradients of gathered keys: between guard pages", "[kernel]") {
+TEST_CASE("gradients of gathered keys: between guard pages", "[kernel][long]") {
   for (const char* sizes : kSizes) {
     for (const char* type : {"", "dtype=bf16", "dtype=bf16 layout=other", "dtype=f16 layout=bhds sinks dsinks"}) {
       for (Placement placement : {Placement::front, Placement::back}) {
@@ -219,7 +220,8 @@ TEST_CASE("gradients of gathered keys: a sequence alone gives the bits it gives 
   }
 }
 
-TEST_CASE("gradients of gathered keys: executors and thread counts do not change a bit", "[kernel][threads]") {
+TEST_CASE("gradients of gathered keys: executors and thread counts do not change a bit",
+          "[kernel][threads][numbers][long]") {
   std::uint64_t seed = 2;  // a pool of all sequences, or, with 3, pools of their own
   int runs = 0;            // executors take turns at each number of threads
   for (const char* words : {"hq=1 sq=1 sk=2064 d=64", "hq=16 hk=1 sq=9 sk=400 d=576 dv=512 pool=3000",
@@ -245,7 +247,7 @@ TEST_CASE("gradients of gathered keys: executors and thread counts do not change
 }
 
 TEST_CASE("gradients of gathered keys: tokens do not overtake each other where one skips a part of the pool",
-          "[kernel][threads]") {
+          "[kernel][threads][numbers][long]") {
   // Steps of 128 keys end far from where the next ones begin, in the first and the last rows of the pool; other tokens
   // have the rows between.
   BackwardCase c(typed_backward("gathered hq=4 hk=1 sq=40 sk=256 d=576 dv=512 pool=4000", DType::f32), 1,

@@ -109,7 +109,7 @@ Case attention_case(const std::string& words) {
 
 }  // namespace
 
-TEST_CASE("guards: sampled problems have nothing wrong, and keep their bits", "[guards]") {
+TEST_CASE("guards: sampled problems have nothing wrong, and keep their bits", "[guards][long]") {
   std::mt19937_64 random(707);
   SampleOptions options = kEverythingCached;
   options.products = std::int64_t{1} << 18;

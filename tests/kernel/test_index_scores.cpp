@@ -155,7 +155,7 @@ TEST_CASE("index_scores: worked out by hand", "[kernel]") {
     }
 }
 
-TEST_CASE("index_scores: each feature alone, within the bounds of float64", "[kernel]") {
+TEST_CASE("index_scores: each feature alone, within the bounds of float64", "[kernel][long]") {
   const Spacing spacing = GENERATE(Spacing::dense, Spacing::gaps);
   for (const char* words : kFeatures)
     for (std::uint64_t seed = 0; seed < 8; ++seed) {
@@ -174,7 +174,7 @@ TEST_CASE("index_scores: of() describes what a case was made from", "[kernel]") 
     }
 }
 
-TEST_CASE("index_scores: sampled problems, and nothing outside of the tensors is touched", "[kernel]") {
+TEST_CASE("index_scores: sampled problems, and nothing outside of the tensors is touched", "[kernel][long]") {
   std::mt19937_64 random(601);
   for (int i = 0; i < 100; ++i) {
     const IndexScoresProblem problem = sample_index_scores(random);
@@ -452,7 +452,7 @@ TEST_CASE("index_scores: scores of nothing but zeros and of nothing visible", "[
   }
 }
 
-TEST_CASE("index_scores: 25 replays on any threads write the same bits", "[kernel][threads]") {
+TEST_CASE("index_scores: 25 replays on any threads write the same bits", "[kernel][threads][numbers][long]") {
   for (const char* words :
        {"b=2 sq=50 sk=700 h=8 d=64 align=bottom_right topk=200 scores", "sq=1 sk=20000 h=8 d=64 full topk=300",
         "dtype=bf16 b=2 sq=50 sk=1500 h=32 d=128 align=bottom_right topk=200 scores",
@@ -474,7 +474,7 @@ TEST_CASE("index_scores: 25 replays on any threads write the same bits", "[kerne
   }
 }
 
-TEST_CASE("index_scores: 1 to 16 threads write the same bits", "[kernel][threads]") {
+TEST_CASE("index_scores: 1 to 16 threads write the same bits", "[kernel][threads][long]") {
   const auto executor = std::make_shared<ThreadExecutor>(16);
   for (const char* words : {"b=3 sq=3 sk=5000 h=8 d=64 align=bottom_right topk=100 scores",
                             "dtype=bf16 b=3 sq=3 sk=5000 h=64 d=128 align=bottom_right seqlens topk=100"}) {
@@ -489,7 +489,7 @@ TEST_CASE("index_scores: 1 to 16 threads write the same bits", "[kernel][threads
   }
 }
 
-TEST_CASE("index_scores: keys that threads share in splits", "[kernel][threads]") {
+TEST_CASE("index_scores: keys that threads share in splits", "[kernel][threads][numbers][long]") {
   const auto executor = std::make_shared<ThreadExecutor>(16);
   for (const char* words :
        {"b=3 sq=1 sk=20000 h=4 d=40 full topk=2048", "dtype=bf16 b=3 sq=1 sk=20000 h=64 d=128 full topk=2048",

@@ -23,7 +23,7 @@ void check_guarded(const AttentionProblem& problem, std::uint64_t seed) {
 
 }  // namespace
 
-TEST_CASE("sampled problems between guard pages", "[kernel]") {
+TEST_CASE("sampled problems between guard pages", "[kernel][long]") {
   std::mt19937_64 random(201);
   for (int i = 0; i < 25; ++i) {
     const AttentionProblem problem = sample(random, kEverything);
@@ -95,7 +95,7 @@ TEST_CASE("sequences that are empty or one row long between guard pages", "[kern
   }
 }
 
-TEST_CASE("a workspace of exactly the planned size is enough", "[kernel][threads]") {
+TEST_CASE("a workspace of exactly the planned size is enough", "[kernel][threads][long]") {
   std::mt19937_64 random(202);
   for (int i = 0; i < 10; ++i) {
     Case c(sample(random, kEverything), 5);

@@ -62,22 +62,22 @@ TEST_CASE("vector entries take every mix of types, matrix entries those of their
   }
 }
 
-TEST_CASE("sampled sizes and heads", "[kernel]") {
+TEST_CASE("sampled sizes and heads", "[kernel][numbers][long]") {
   check_samples(101, 80, {});
 }
-TEST_CASE("sampled positions", "[kernel]") {
+TEST_CASE("sampled positions", "[kernel][numbers][long]") {
   check_samples(102, 80, {.positions = true});
 }
-TEST_CASE("sampled scores", "[kernel]") {
+TEST_CASE("sampled scores", "[kernel][numbers][long]") {
   check_samples(103, 80, {.scores = true});
 }
-TEST_CASE("sampled lengths", "[kernel]") {
+TEST_CASE("sampled lengths", "[kernel][numbers][long]") {
   check_samples(104, 80, {.lengths = true});
 }
-TEST_CASE("sampled layouts", "[kernel]") {
+TEST_CASE("sampled layouts", "[kernel][numbers][long]") {
   check_samples(105, 60, {.layouts = true});
 }
-TEST_CASE("sampled types", "[kernel]") {
+TEST_CASE("sampled types", "[kernel][numbers][long]") {
   check_samples(107, 120, {.types = true});
 }
 TEST_CASE("sampled problems of every kind", "[kernel][slow]") {
@@ -100,7 +100,7 @@ TEST_CASE("every head size from 1 to 576 in steps", "[kernel]") {
 }
 
 // Sizes for which tensor cores have kernels of their own, of several tiles and blocks of keys.
-TEST_CASE("heads of 129 to 256 columns", "[kernel]") {
+TEST_CASE("heads of 129 to 256 columns", "[kernel][long]") {
   for (const char* sizes :
        {"d=129", "d=160", "d=192", "d=200", "d=256", "d=192 dv=128", "d=64 dv=256", "d=256 dv=33", "d=16 dv=130"})
     check_every_type("attention hq=2 hk=1 sq=70 sk=150 causal align=bottom_right lse " + std::string(sizes));

@@ -65,7 +65,7 @@ TEST_CASE("select_topk: long rows of every kind", "[kernel]") {
     }
 }
 
-TEST_CASE("select_topk: sampled problems, and nothing outside of the tensors is touched", "[kernel]") {
+TEST_CASE("select_topk: sampled problems, and nothing outside of the tensors is touched", "[kernel][long]") {
   std::mt19937_64 random(603);
   for (int i = 0; i < 150; ++i) {
     SelectTopkCase c(sample_select_topk(random), random() % 1000, i % 2 ? Placement::front : Placement::back,
@@ -94,7 +94,7 @@ TEST_CASE("select_topk: floats next to each other, in any order", "[kernel]") {
   }
 }
 
-TEST_CASE("select_topk: 1 to 16 threads write the same indices", "[kernel][threads]") {
+TEST_CASE("select_topk: 1 to 16 threads write the same indices", "[kernel][threads][long]") {
   const auto executor = std::make_shared<ThreadExecutor>(16);
   for (const char* words : {"rows=40 sk=5000 n=300", "rows=3 sk=60000 n=2048"}) {
     SelectTopkCase c(problem_of(words), 5);

@@ -55,7 +55,7 @@ BackwardCase::BackwardCase(const AttentionBackwardProblem& given, Case forward_i
   dbias = like(inputs.bias, p.dbias);
   dsinks = like(inputs.sinks, p.dsinks);
   dalibi = like(inputs.alibi, p.dalibi);
-  run_forward();
+  if (forward != Forward::later) run_forward();
 }
 
 void BackwardCase::run_forward() {

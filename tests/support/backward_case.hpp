@@ -20,9 +20,9 @@ Verdict verdict_of(const AttentionBackwardArgs& args, const BackwardReference& r
 /// dout lies in memory as out does. Gradients lie as what they are of does, have its type unless another one is given,
 /// and are poisoned.
 struct BackwardCase {
-  /// Whose results out and lse are: those of the library, by products of fp32, for problems that would take the oracle
-  /// too long.
-  enum class Forward : std::uint8_t { oracle, library };
+  /// Whose results out and lse are: those of the library, by products of fp32, where the oracle would take too long or
+  /// nothing is compared with it. With `later` they are the oracle's, of run_forward().
+  enum class Forward : std::uint8_t { oracle, library, later };
 
   /// Throws Error as Case does.
   explicit BackwardCase(const AttentionBackwardProblem& problem, std::uint64_t seed = 1,

@@ -20,13 +20,8 @@ inline AttentionBackwardProblem typed_backward(const std::string& words, DType d
   return problem;
 }
 
-/// Runs the case on every usable entry, each into fresh poison, and holds the gradients to the oracle's: if errors are
-/// not `independent`, as of equal terms, to the bounds of elements alone.
-inline void check_backward(BackwardCase& c, bool independent = true) {
-  BackwardReference reference = oracle_backward(c.args());
-  for (GradientReference* gradient :
-       {&reference.dq, &reference.dk, &reference.dv, &reference.dbias, &reference.dsinks, &reference.dalibi})
-    if (!independent) std::fill(gradient->spread.begin(), gradient->spread.end(), HUGE_VAL);
+/// Runs the case on every usable entry, each into fresh poison, and holds the gradients to the reference.
+inline void check_backward(BackwardCase& c, const BackwardReference& reference) {
   for (const std::string& entry : usable_entries(c.problem)) {
     INFO(entry << ": " << c.problem.to_string());
     c.clear();
@@ -35,6 +30,14 @@ inline void check_backward(BackwardCase& c, bool independent = true) {
     INFO(describe(verdict.errors));
     CHECK(verdict.violation == "");
   }
+}
+/// To the oracle's: if errors are not `independent`, as of equal terms, to the bounds of elements alone.
+inline void check_backward(BackwardCase& c, bool independent = true) {
+  BackwardReference reference = oracle_backward(c.args());
+  for (GradientReference* gradient :
+       {&reference.dq, &reference.dk, &reference.dv, &reference.dbias, &reference.dsinks, &reference.dalibi})
+    if (!independent) std::fill(gradient->spread.begin(), gradient->spread.end(), HUGE_VAL);
+  check_backward(c, reference);
 }
 inline void check_backward(const AttentionBackwardProblem& problem, std::uint64_t seed = 1,
                            std::optional<DType> gradients = {}) {

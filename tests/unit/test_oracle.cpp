@@ -39,7 +39,7 @@ Case counting_case(const char* words) {
 
 }  // namespace
 
-TEST_CASE("oracle: softmax of two keys", "[unit]") {
+TEST_CASE("oracle: softmax of two keys", "[unit][numbers]") {
   Case c = counting_case("sq=1 sk=2");
   const Reference r = oracle(c.args());
   const double e = std::exp(1.0);
@@ -49,7 +49,7 @@ TEST_CASE("oracle: softmax of two keys", "[unit]") {
 }
 
 // Random123's known answers (tests/kat_vectors).
-TEST_CASE("oracle: Philox4x32-10", "[unit]") {
+TEST_CASE("oracle: Philox4x32-10", "[unit][numbers]") {
   using Words = std::array<std::uint32_t, 4>;
   CHECK(philox4x32({0, 0, 0, 0}, {0, 0}) == Words{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
   CHECK(philox4x32({~0u, ~0u, ~0u, ~0u}, {~0u, ~0u}) == Words{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd});
@@ -57,7 +57,7 @@ TEST_CASE("oracle: Philox4x32-10", "[unit]") {
         Words{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
 }
 
-TEST_CASE("oracle: dropout", "[unit]") {
+TEST_CASE("oracle: dropout", "[unit][numbers]") {
   // The numbers of seed 0 and row 0 are, of 65536: 0xe8d5, 0x6627, 0xc58d, ...; scores are 0, 1 and 2.
   Case c = counting_case("sq=1 sk=3");
   AttentionArgs args = c.args();
@@ -72,7 +72,7 @@ TEST_CASE("oracle: dropout", "[unit]") {
   CHECK(oracle(args).out[0] == Approx((1 + 10 * e + 100 * e * e) / sum).epsilon(1e-14));
 }
 
-TEST_CASE("oracle: causal, windows and align", "[unit]") {
+TEST_CASE("oracle: causal, windows and align", "[unit][numbers]") {
   // With scale 0 a row is the mean of the values it sees, which names them.
   const auto sees = [](const std::string& words, std::vector<double> expected) {
     Case c = counting_case(words.c_str());
@@ -93,7 +93,7 @@ TEST_CASE("oracle: causal, windows and align", "[unit]") {
   sees("sq=3 window=0,-1 causal", {1, 10, 100});
 }
 
-TEST_CASE("oracle: score terms in their order", "[unit]") {
+TEST_CASE("oracle: score terms in their order", "[unit][numbers]") {
   Case c = counting_case("sq=1 sk=3 softcap=2 bias=k mask=k alibi align=1 sinks");
   c.bias.flat(0) = 0.5f;
   c.bias.flat(1) = -0.25f;
@@ -109,7 +109,7 @@ TEST_CASE("oracle: score terms in their order", "[unit]") {
   CHECK(r.out[0] == Approx((std::exp(first) + 10 * std::exp(second)) / sum).epsilon(1e-14));
 }
 
-TEST_CASE("oracle: rows without keys", "[unit]") {
+TEST_CASE("oracle: rows without keys", "[unit][numbers]") {
   for (const char* words : {"sq=2 sk=0", "sq=2 sk=3 causal align=-5", "b=2 sq=1 sk=0 seqlens"}) {
     const Reference r = oracle(counting_case(words).args());
     CHECK(r.out == std::vector<double>{0, 0});
@@ -117,7 +117,7 @@ TEST_CASE("oracle: rows without keys", "[unit]") {
   }
 }
 
-TEST_CASE("oracle: a NaN reaches the rows that attend it only", "[unit]") {
+TEST_CASE("oracle: a NaN reaches the rows that attend it only", "[unit][numbers]") {
   Case c = counting_case("sq=3 causal");
   c.v.flat(1) = std::numeric_limits<float>::quiet_NaN();
   const Reference in_value = oracle(c.args());
@@ -132,7 +132,7 @@ TEST_CASE("oracle: a NaN reaches the rows that attend it only", "[unit]") {
   CHECK(std::isnan(in_key.lse[2]));
 }
 
-TEST_CASE("oracle: layouts and ragged sequences hold the same numbers", "[unit]") {
+TEST_CASE("oracle: layouts and ragged sequences hold the same numbers", "[unit][numbers]") {
   AttentionProblem problem =
       AttentionProblem::parse("attention b=3 hq=4 hk=2 sq=20 sk=30 d=9 dv=5 lse ragged_q=41 ragged_k=60");
   Case first(problem);
@@ -166,7 +166,7 @@ TEST_CASE("oracle: layouts and ragged sequences hold the same numbers", "[unit]"
   }
 }
 
-TEST_CASE("oracle: a step over rows leaves the others out", "[unit]") {
+TEST_CASE("oracle: a step over rows leaves the others out", "[unit][numbers]") {
   Case c(AttentionProblem::parse("attention hq=2 sq=10 sk=30 d=8 lse"));
   const Reference all = oracle(c.args()), some = oracle(c.args(), 4);
   std::size_t computed = 0;
@@ -253,7 +253,7 @@ TEST_CASE("test tensors round as IEEE does", "[unit]") {
   CHECK(std::isnan(rounded(std::nanf(""), DType::f16)));
 }
 
-TEST_CASE("oracle: inputs of 16 bits count as given", "[unit]") {
+TEST_CASE("oracle: inputs of 16 bits count as given", "[unit][numbers]") {
   Case wide(AttentionProblem::parse("attention b=2 hq=4 hk=2 sq=9 sk=20 d=6 dv=5 causal align=4 lse"));
   for (DType dtype : {DType::bf16, DType::f16}) {
     AttentionProblem problem = wide.problem;
@@ -273,7 +273,7 @@ TEST_CASE("oracle: inputs of 16 bits count as given", "[unit]") {
   }
 }
 
-TEST_CASE("oracle: the plain three steps, by hand", "[unit]") {
+TEST_CASE("oracle: the plain three steps, by hand", "[unit][numbers]") {
   // Scores 0 and 1/512 + 1/8, which bf16 rounds to 1/8; probabilities and the result are rounded as well.
   Case c(typed("attention sq=1 sk=2 d=2 dv=1 scale=1", DType::bf16));
   for (std::int64_t i = 0; i < 4; ++i) c.k.flat(i) = 0;
@@ -419,7 +419,7 @@ TEST_CASE("test tensors know 8-bit numbers", "[unit]") {
   CHECK((std::isnan(value(DType::f8e4m3, code(DType::f8e4m3, NAN)))));
 }
 
-TEST_CASE("oracle: quantised values by hand", "[unit]") {
+TEST_CASE("oracle: quantised values by hand", "[unit][numbers]") {
   // With scale 0 a row is the mean of the values.
   const auto mean = [](const KvSource& kv, std::int64_t dv) {
     const float q[2] = {};
@@ -453,7 +453,7 @@ TEST_CASE("oracle: quantised values by hand", "[unit]") {
   CHECK(mean(e5m2, 2) == std::vector<double>{0x1.8p-15, -0.0});
 }
 
-TEST_CASE("oracle: pages and rings by hand", "[unit]") {
+TEST_CASE("oracle: pages and rings by hand", "[unit][numbers]") {
   // Values are 1, 10, 100, ...; with scale 0 a row is the mean of what it sees.
   const auto sees = [](Case& c, std::vector<double> expected) {
     AttentionArgs args = c.args();
@@ -486,7 +486,7 @@ TEST_CASE("oracle: pages and rings by hand", "[unit]") {
   sees(ring, {1101 / 3., 1011 / 3., 110000 / 2., 1110000 / 3.});
 }
 
-TEST_CASE("oracle: lists of gathered keys by hand", "[unit]") {
+TEST_CASE("oracle: lists of gathered keys by hand", "[unit][numbers]") {
   // Values are 1, 10, 100, ...; with scale 0 a token is the mean of what its list has.
   const auto view = [](const auto& values, std::initializer_list<std::int64_t> shape) {
     return TensorView(values, shape);
@@ -513,7 +513,7 @@ TEST_CASE("oracle: lists of gathered keys by hand", "[unit]") {
   sees(1, {11 / 2., 1200 / 3., 1e3, 0});
 }
 
-TEST_CASE("oracle: the tail of a key by hand", "[unit]") {
+TEST_CASE("oracle: the tail of a key by hand", "[unit][numbers]") {
   // Keys (2, 1, 3) and (2, 1, 0), of which the first column is quantised; the query asks for the last alone.
   static const std::int8_t codes[] = {1, 1}, values[] = {1, 5};
   static const float tail[] = {1, 3, 1, 0}, query[] = {0, 0, 1}, scale[] = {2}, one[] = {1};

@@ -56,7 +56,7 @@ void check_slopes(const std::string& words, std::uint64_t seed = 1) {
 
 }  // namespace
 
-TEST_CASE("oracle of gradients: central differences of every input under every feature", "[unit]") {
+TEST_CASE("oracle of gradients: central differences of every input under every feature", "[unit][numbers]") {
   for (const char* words : {"sq=5 d=4",
                             "sq=3 sk=7 d=5 dv=2 dlse",
                             "sq=1 sk=1 d=2",
@@ -94,7 +94,7 @@ TEST_CASE("oracle of gradients: central differences of every input under every f
     for (const std::uint64_t seed : {1, 2}) check_slopes(words, seed);
 }
 
-TEST_CASE("oracle of gradients: a step computes some rows as all are computed", "[unit]") {
+TEST_CASE("oracle of gradients: a step computes some rows as all are computed", "[unit][numbers]") {
   BackwardCase c(AttentionBackwardProblem::parse(
       "attention_backward b=2 hq=4 hk=2 sq=70 sk=90 d=8 dv=5 causal align=bottom_right dlse sinks dsinks"));
   const BackwardReference all = oracle_backward(c.args()), some = oracle_backward(c.args(), {13, 1, -1});
@@ -112,7 +112,7 @@ TEST_CASE("oracle of gradients: a step computes some rows as all are computed", 
   }
 }
 
-TEST_CASE("oracle of gradients: rows without keys and hidden keys give and get nothing", "[unit]") {
+TEST_CASE("oracle of gradients: rows without keys and hidden keys give and get nothing", "[unit][numbers]") {
   BackwardCase c(AttentionBackwardProblem::parse("attention_backward sq=5 sk=3 d=4 causal align=bottom_right dlse"));
   for (std::int64_t e = 0; e < 4; ++e)
     for (const std::int64_t row : {0, 1}) c.inputs.q.at({0, 0, row, e}) = NAN, c.dout.at({0, 0, row, e}) = INFINITY;
@@ -126,7 +126,7 @@ TEST_CASE("oracle of gradients: rows without keys and hidden keys give and get n
     }
 }
 
-TEST_CASE("oracle of gradients: NaN reaches what sees it", "[unit]") {
+TEST_CASE("oracle of gradients: NaN reaches what sees it", "[unit][numbers]") {
   const auto count = [](const GradientReference& gradient) {
     std::size_t nans = 0;
     for (const double x : gradient.value) nans += !std::isfinite(x);
@@ -146,7 +146,7 @@ TEST_CASE("oracle of gradients: NaN reaches what sees it", "[unit]") {
   CHECK(count(r.dv) == 3);
 }
 
-TEST_CASE("oracle of gradients: verdicts see what is wrong", "[unit]") {
+TEST_CASE("oracle of gradients: verdicts see what is wrong", "[unit][numbers]") {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     AttentionBackwardProblem p = AttentionBackwardProblem::parse(
         "attention_backward b=2 hq=2 hk=1 sq=30 sk=40 d=16 bias=hqk alibi align=0 sinks dlse dbias dsinks dalibi "

@@ -48,7 +48,8 @@ void check_slopes(const std::string& words, std::uint64_t seed) {
 
 }  // namespace
 
-TEST_CASE("oracle of delta_rule's gradients: central differences of every input under every feature", "[unit]") {
+TEST_CASE("oracle of delta_rule's gradients: central differences of every input under every feature",
+          "[unit][numbers]") {
   for (const char* words :
        {"t=5 d=3 dv=4 rule=linear", "t=1 d=1", "t=5 d=3 dv=4 rule=delta", "t=5 d=3 dv=2 rule=delta beta",
         "t=5 d=3 dv=2 rule=gated decay=constant", "t=5 d=3 dv=2 rule=gated decay=head gate",
@@ -64,7 +65,7 @@ TEST_CASE("oracle of delta_rule's gradients: central differences of every input 
     for (std::uint64_t seed = 0; seed < 10; ++seed) check_slopes(words, seed);
 }
 
-TEST_CASE("oracle of delta_rule's gradients: blocks of tokens meet", "[unit]") {
+TEST_CASE("oracle of delta_rule's gradients: blocks of tokens meet", "[unit][numbers]") {
   DeltaRuleBackwardCase c(
       DeltaRuleBackwardProblem::parse("delta_rule_backward t=150 d=2 dv=2 decay=channel beta state"), 3,
       Placement::heap, Spacing::dense, Decays::weak);
@@ -78,7 +79,7 @@ TEST_CASE("oracle of delta_rule's gradients: blocks of tokens meet", "[unit]") {
   }
 }
 
-TEST_CASE("oracle of delta_rule's gradients: a step computes some heads as all are computed", "[unit]") {
+TEST_CASE("oracle of delta_rule's gradients: a step computes some heads as all are computed", "[unit][numbers]") {
   DeltaRuleBackwardCase c(
       DeltaRuleBackwardProblem::parse("delta_rule_backward b=3 hq=4 hk=8 t=5 d=3 dv=2 decay=channel gate beta state"),
       2);
@@ -102,7 +103,7 @@ TEST_CASE("oracle of delta_rule's gradients: a step computes some heads as all a
   check(all.da_log, some.da_log, true), check(all.ddt_bias, some.ddt_bias, true);
 }
 
-TEST_CASE("oracle of delta_rule's gradients: verdicts see what is wrong", "[unit]") {
+TEST_CASE("oracle of delta_rule's gradients: verdicts see what is wrong", "[unit][numbers]") {
   const DeltaRuleBackwardProblem problem = DeltaRuleBackwardProblem::parse(
       "delta_rule_backward b=2 hq=2 t=30 d=16 dv=8 decay=channel gate beta l2norm state");
   for (std::uint64_t seed = 0; seed < 10; ++seed)

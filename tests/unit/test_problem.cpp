@@ -181,7 +181,7 @@ TEST_CASE("problem: words that make no sense are named", "[unit]") {
   }
 }
 
-TEST_CASE("problem: of() describes what a case was made from", "[unit]") {
+TEST_CASE("problem: of() describes what a case was made from", "[unit][numbers]") {
   std::mt19937_64 random(302);
   for (int i = 0; i < 300; ++i) {
     AttentionProblem p = sample(random, kEverything);
@@ -197,7 +197,7 @@ TEST_CASE("problem: of() describes what a case was made from", "[unit]") {
   }
 }
 
-TEST_CASE("problem: of() describes caches", "[unit]") {
+TEST_CASE("problem: of() describes caches", "[unit][numbers]") {
   for (const char* words : {"sk=32 seqlens page=16", "sk=34 seqlens page=2 layout=bshd", "sk=40 seqlens ring",
                             "sk=40 gathered", "sk=40 gathered layout=other", "sk=40 seqlens layout=bhds",
                             "sk=48 seqlens page=16 layout=other", "sk=30 ragged_k=50", "sk=40 latent",
