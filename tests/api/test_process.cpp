@@ -230,7 +230,7 @@ void add_bytes(std::vector<std::byte>& all, const Tensor& t) {
 
 }  // namespace
 
-TEST_CASE("a thread's rounding does not change what append_kv writes", "[api][numbers][long]") {
+TEST_CASE("a thread's rounding does not change what append_kv writes", "[api][numbers]") {
   std::mt19937_64 random(7);
   std::normal_distribution<float> normal;
   const std::array<std::int64_t, 4> shape{1, 1, 40, 32}, bytes{1, 1, 40, 16}, codings{1, 1, 40, 2};
@@ -263,7 +263,7 @@ TEST_CASE("a thread's rounding does not change what append_kv writes", "[api][nu
   }
 }
 
-TEST_CASE("a thread's rounding does not change what merge_states gives", "[api][numbers][long]") {
+TEST_CASE("a thread's rounding does not change what merge_states gives", "[api][numbers]") {
   std::mt19937_64 random(8);
   std::normal_distribution<float> normal;
   const std::array<std::int64_t, 2> shape{30, 16};
@@ -288,7 +288,7 @@ TEST_CASE("a thread's rounding does not change what merge_states gives", "[api][
   }
 }
 
-TEST_CASE("a thread's rounding does not change what delta_rule gives", "[api][numbers][long]") {
+TEST_CASE("a thread's rounding does not change what delta_rule gives", "[api][numbers]") {
   for (const char* words :
        {"hq=2 t=70 d=24 dv=20 decay=channel beta state", "hq=2 t=70 d=7 decay=head gate beta l2norm",
         "dtype=bf16 hq=2 t=70 d=24 decay=constant beta state", "t=70 d=11 out=f16 rule=linear"})
@@ -311,7 +311,7 @@ TEST_CASE("a thread's rounding does not change what delta_rule gives", "[api][nu
     }
 }
 
-TEST_CASE("a thread's rounding does not change what index_scores and select_topk give", "[api][numbers][long]") {
+TEST_CASE("a thread's rounding does not change what index_scores and select_topk give", "[api][numbers]") {
   for (const char* words :
        {"b=2 sq=3 sk=70 h=5 d=11 full topk=20 scores", "dtype=bf16 b=2 sq=9 sk=100 h=40 d=37 align=bottom_right",
         "q=bf16 k=i8 sq=3 sk=90 h=3 d=7 full scales topk=9 scores", "q=f16 k=f8e5m2 sq=2 sk=50 h=3 d=20 full linear"})
@@ -345,7 +345,7 @@ TEST_CASE("a thread's rounding does not change what index_scores and select_topk
   }
 }
 
-TEST_CASE("a thread's rounding does not change what delta_rule_backward gives", "[api][numbers][long]") {
+TEST_CASE("a thread's rounding does not change what delta_rule_backward gives", "[api][numbers]") {
   for (const char* words :
        {"hq=2 t=70 d=24 dv=20 decay=channel gate beta state", "hq=1 hv=2 t=70 d=7 decay=head gate beta l2norm",
         "dtype=bf16 hq=2 t=70 d=24 decay=constant beta state", "t=70 d=11 out=f16 rule=linear"})
@@ -369,7 +369,7 @@ TEST_CASE("a thread's rounding does not change what delta_rule_backward gives", 
     }
 }
 
-TEST_CASE("a thread's rounding does not change what attention_backward gives", "[api][numbers][long]") {
+TEST_CASE("a thread's rounding does not change what attention_backward gives", "[api][numbers]") {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16})
     for (const char* words : {"b=2 hq=4 hk=2 sq=150 d=24 causal softcap=9 bias=k dbias sinks dsinks alibi dalibi dlse",
                               "b=2 sq=40 sk=300 d=7 dropout=0.3", "sq=3 sk=40 d=5 causal align=bottom_right"}) {
@@ -393,7 +393,7 @@ TEST_CASE("a thread's rounding does not change what attention_backward gives", "
     }
 }
 
-TEST_CASE("a thread's rounding does not change the default scale", "[api][numbers][long]") {
+TEST_CASE("a thread's rounding does not change the default scale", "[api][numbers]") {
   for (const char* sizes : {"d=3", "d=7", "d=80", "d=100 softcap=3.3", "d=24 scale=0.3"}) {
     INFO(sizes);
     Case c(AttentionProblem::parse("attention hq=2 sq=20 sk=50 lse " + std::string(sizes)));

@@ -10,7 +10,7 @@ using namespace rapt;
 using namespace rapt::testing;
 
 // The contract's figures as they stand, without the allowance that the oracle makes for large scores.
-TEST_CASE("standard normal inputs are exact to 1e-6", "[kernel][numbers][long]") {
+TEST_CASE("standard normal inputs are exact to 1e-6", "[kernel][numbers]") {
   for (const char* text : {"attention b=1 hq=2 sq=512 d=64 lse", "attention b=1 hq=2 sq=512 d=128 causal lse",
                            "attention b=1 hq=1 sq=16 sk=4096 d=64 lse", "attention b=1 hq=4 hk=2 sq=200 d=96 lse",
                            "attention b=1 hq=1 sq=200 d=192 causal lse", "attention b=1 hq=1 sq=200 d=256 lse",
@@ -56,14 +56,14 @@ TEST_CASE("queries and keys of one sign", "[kernel]") {
 }
 
 // The maximum of the first keys must not cost the later ones their digits: far keys are pushed down by alibi ...
-TEST_CASE("alibi over long distances", "[kernel][numbers][long]") {
+TEST_CASE("alibi over long distances", "[kernel][numbers]") {
   check_every_type("attention hq=8 sq=16 sk=2000 d=64 causal align=bottom_right alibi lse");
   check_every_type("attention hq=8 sq=300 sk=900 d=19 align=0 alibi lse");
   check_every_type("attention hq=8 sq=20 d=64 align=5000000000 alibi lse");
 }
 
 // ... and padding on the left by a large but finite bias.
-TEST_CASE("padding by a finite bias", "[kernel][numbers][long]") {
+TEST_CASE("padding by a finite bias", "[kernel][numbers]") {
   const DType dtype = each_type();
   for (float padding : {-100.f, -1e4f, -1e9f, -3e38f}) {
     for (std::int64_t padded : {1, 64, 192, 300, 500}) {
@@ -140,7 +140,7 @@ bool sums_blocks_one_by_one(const std::string& entry, const AttentionProblem& pr
 }  // namespace
 
 // Equal terms, where the roundings of a long sum all go one way.
-TEST_CASE("constant inputs", "[kernel][numbers][long]") {
+TEST_CASE("constant inputs", "[kernel][numbers]") {
   for (float value : {0.1f, 0.3f, 0.7f, 0.9f, 1.1f}) {
     for (const char* keys : {"64", "200", "1024", "4096", "32768"}) {
       for (const char* rows : {"1", "70"}) {

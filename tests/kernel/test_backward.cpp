@@ -116,7 +116,7 @@ View as_ragged(View t) {
 
 }  // namespace
 
-TEST_CASE("backward: head sizes", "[kernel][numbers][long]") {
+TEST_CASE("backward: head sizes", "[kernel][numbers]") {
   for (std::size_t i = 0; i < std::size(kHeadSizes); ++i)
     for (const std::size_t turn : {0, 1, 2, 3}) {
       const int64_t d = kHeadSizes[i], dv = kHeadSizes[turn == 0 ? i : (i + 3 * turn + 1) % std::size(kHeadSizes)];
@@ -131,7 +131,7 @@ TEST_CASE("backward: head sizes", "[kernel][numbers][long]") {
     }
 }
 
-TEST_CASE("backward: every pair of lengths", "[kernel][numbers][long]") {
+TEST_CASE("backward: every pair of lengths", "[kernel][numbers]") {
   std::size_t turn = 0;
   for (const int64_t sq : kLengths)
     for (const int64_t sk : kLengths) {
@@ -143,7 +143,7 @@ TEST_CASE("backward: every pair of lengths", "[kernel][numbers][long]") {
     }
 }
 
-TEST_CASE("backward: each feature alone, and nothing outside of the tensors is touched", "[kernel][numbers][long]") {
+TEST_CASE("backward: each feature alone, and nothing outside of the tensors is touched", "[kernel][numbers]") {
   const DType dtype = GENERATE(DType::f32, DType::bf16, DType::f16);
   for (const char* words : kFeatures) {
     std::optional<BackwardReference> reference;  // the same wherever tensors lie
@@ -157,7 +157,7 @@ TEST_CASE("backward: each feature alone, and nothing outside of the tensors is t
   }
 }
 
-TEST_CASE("backward: relative error on standard normal inputs", "[kernel][numbers][long]") {
+TEST_CASE("backward: relative error on standard normal inputs", "[kernel][numbers]") {
   const DType dtype = GENERATE(DType::f32, DType::bf16, DType::f16);
   const double limit = dtype == DType::f32 ? 1.6e-6 : 1.25 * (dtype == DType::bf16 ? 0x1p-8 : 0x1p-11);
   for (const char* words : {"hq=2 sq=64 d=64", "hq=2 sq=128 d=64 causal", "sq=512 d=64", "sq=640 d=128 causal",
@@ -172,7 +172,7 @@ TEST_CASE("backward: relative error on standard normal inputs", "[kernel][number
   }
 }
 
-TEST_CASE("backward: every mix of types", "[kernel][numbers][long]") {
+TEST_CASE("backward: every mix of types", "[kernel][numbers]") {
   for (const DType q : kFloatTypes)
     for (const DType kv : kFloatTypes)
       for (const DType out : kFloatTypes)
@@ -185,7 +185,7 @@ TEST_CASE("backward: every mix of types", "[kernel][numbers][long]") {
         }
 }
 
-TEST_CASE("backward: gradients of any type are rounded once", "[kernel][numbers][long]") {
+TEST_CASE("backward: gradients of any type are rounded once", "[kernel][numbers]") {
   for (const DType dtype : kFloatTypes)
     for (const char* words :
          {"b=2 hq=4 hk=2 sq=70 sk=150 d=24 dv=17 bias=hk dbias sinks dsinks alibi align=0 dalibi", "sq=640 d=64 causal",
@@ -212,10 +212,10 @@ TEST_CASE("backward: gradients of any type are rounded once", "[kernel][numbers]
     }
 }
 
-TEST_CASE("backward: sampled sizes", "[kernel][numbers][long]") {
+TEST_CASE("backward: sampled sizes", "[kernel][numbers]") {
   check_samples(201, 40, {});
 }
-TEST_CASE("backward: sampled positions and scores", "[kernel][numbers][long]") {
+TEST_CASE("backward: sampled positions and scores", "[kernel][numbers]") {
   check_samples(202, 60, {.positions = true, .scores = true});
 }
 TEST_CASE("backward: sampled problems of every kind", "[kernel][long]") {
@@ -286,7 +286,7 @@ TEST_CASE("backward: each input lies as it likes", "[kernel]") {
   }
 }
 
-TEST_CASE("backward: what is not wanted changes no bit of what is", "[kernel][numbers][long]") {
+TEST_CASE("backward: what is not wanted changes no bit of what is", "[kernel][numbers]") {
   const DType dtype = GENERATE(DType::f32, DType::bf16);
   for (const char* words : {"b=2 hq=4 hk=2 sq=70 sk=150 d=24 dv=17 softcap=9 bias=hk dbias sinks dsinks alibi align=0 "
                             "dalibi dlse",
@@ -317,7 +317,7 @@ TEST_CASE("backward: what is not wanted changes no bit of what is", "[kernel][nu
   }
 }
 
-TEST_CASE("backward: a sequence has the bits that it has alone", "[kernel][numbers][long]") {
+TEST_CASE("backward: a sequence has the bits that it has alone", "[kernel][numbers]") {
   const DType dtype = GENERATE(DType::f32, DType::bf16);
   for (const char* words : {"b=5 hq=4 hk=2 sq=70 sk=150 d=24 dv=17 dlse", "b=3 hq=2 sq=200 d=64 causal",
                             "b=6 hq=2 sq=60 sk=333 d=40 seqlens", "b=4 hq=2 sq=1 sk=640 d=64",
@@ -334,7 +334,7 @@ TEST_CASE("backward: a sequence has the bits that it has alone", "[kernel][numbe
   }
 }
 
-TEST_CASE("backward: ragged sequences have the bits of dense ones", "[kernel][numbers][long]") {
+TEST_CASE("backward: ragged sequences have the bits of dense ones", "[kernel][numbers]") {
   const DType dtype = GENERATE(DType::f32, DType::bf16);
   for (const char* words :
        {"b=3 hq=4 hk=2 sq=70 sk=150 d=24 dv=17 dlse layout=bshd", "b=4 hq=2 sq=200 d=64 causal layout=bshd",

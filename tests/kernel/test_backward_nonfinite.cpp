@@ -99,7 +99,7 @@ void check_intruder(const Before& before, const std::function<void(BackwardCase&
 
 }  // namespace
 
-TEST_CASE("backward: NaN reaches what sees it and nothing else", "[kernel][numbers][long]") {
+TEST_CASE("backward: NaN reaches what sees it and nothing else", "[kernel][numbers]") {
   const DType dtype = GENERATE(DType::f32, DType::bf16, DType::f16);
   int n = static_cast<int>(dtype);  // one place for each feature and type
   for (const char* what :
@@ -146,7 +146,7 @@ TEST_CASE("backward: NaN reaches what sees it and nothing else", "[kernel][numbe
   }
 }
 
-TEST_CASE("backward: Inf in a value or in a gradient propagates", "[kernel][numbers][long]") {
+TEST_CASE("backward: Inf in a value or in a gradient propagates", "[kernel][numbers]") {
   const DType dtype = GENERATE(DType::f32, DType::bf16, DType::f16);
   for (const char* what : {"", "causal", "window=6,3", "mask=hqk", "softcap=9"}) {
     const Before before(typed_backward("hq=2 sq=70 d=24 " + std::string(what), dtype));
@@ -160,7 +160,7 @@ TEST_CASE("backward: Inf in a value or in a gradient propagates", "[kernel][numb
   }
 }
 
-TEST_CASE("backward: hidden keys and values may hold anything", "[kernel][numbers][long]") {
+TEST_CASE("backward: hidden keys and values may hold anything", "[kernel][numbers]") {
   const DType dtype = GENERATE(DType::f32, DType::bf16, DType::f16);
   const float value = GENERATE(kNaN, kInfinity);
   for (const char* what : {"mask=k", "bias=k dbias", "mask=k softcap=9", "bias=k causal alibi dalibi dbias"}) {
@@ -253,7 +253,7 @@ TEST_CASE("backward: scores whose roundings are past the range of weights give f
       }
 }
 
-TEST_CASE("backward: constant inputs, where the roundings of a long sum all go one way", "[kernel][numbers][long]") {
+TEST_CASE("backward: constant inputs, where the roundings of a long sum all go one way", "[kernel][numbers]") {
   for (const DType dtype : kFloatTypes)
     for (const char* words :
          {"sq=64 sk=1024 d=16", "sq=1024 sk=64 d=16", "hq=8 hk=1 sq=300 sk=100 d=16", "sq=640 d=3 causal"})

@@ -133,7 +133,7 @@ TEST_CASE("delta_rule: values of fp32 beside keys of bf16 are read to their end 
   }
 }
 
-TEST_CASE("delta_rule: every number of tokens and strength of decay", "[kernel][numbers][long]") {
+TEST_CASE("delta_rule: every number of tokens and strength of decay", "[kernel][numbers]") {
   for (const int64_t t : {0, 1, 2, 3, 16, 17, 33, 63, 64, 65, 80, 81, 97, 127, 130, 1000})
     for (const Decays decays : kAllDecays)
       for (const char* words :
@@ -148,7 +148,7 @@ TEST_CASE("delta_rule: every number of tokens and strength of decay", "[kernel][
 }
 
 TEST_CASE("delta_rule: errors of long sequences are a few units of fp32, however strong the decay",
-          "[kernel][numbers][long]") {
+          "[kernel][numbers]") {
   for (const Decays decays : kAllDecays)
     for (const char* words :
          {"t=600 d=64 decay=channel beta state", "t=600 d=128 dv=32 decay=head beta state",
@@ -169,7 +169,7 @@ TEST_CASE("delta_rule: errors of long sequences are a few units of fp32, however
 
 // flash-linear-attention's tests/ops/test_kda.py and test_gated_delta.py: its sizes, and its 0.005 of the root mean
 // square.
-TEST_CASE("delta_rule: flash-linear-attention's cases, by its tolerance", "[kernel][numbers][long]") {
+TEST_CASE("delta_rule: flash-linear-attention's cases, by its tolerance", "[kernel][numbers]") {
   struct Sizes {
     int64_t t, h, hv, d;
   };

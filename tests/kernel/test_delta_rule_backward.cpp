@@ -137,7 +137,7 @@ const char* const kFeatures[] = {
 
 }  // namespace
 
-TEST_CASE("delta_rule_backward: each feature alone, within the bounds of float64", "[kernel][numbers][long]") {
+TEST_CASE("delta_rule_backward: each feature alone, within the bounds of float64", "[kernel][numbers]") {
   const Spacing spacing = GENERATE(Spacing::dense, Spacing::gaps);
   for (const char* words : kFeatures)
     for (std::uint64_t seed = 0; seed < 10; ++seed) {
@@ -180,7 +180,7 @@ TEST_CASE("delta_rule_backward: every size of d and dv", "[kernel]") {
     }
 }
 
-TEST_CASE("delta_rule_backward: every number of tokens and strength of decay", "[kernel][numbers][long]") {
+TEST_CASE("delta_rule_backward: every number of tokens and strength of decay", "[kernel][numbers]") {
   for (const int64_t t : {0, 1, 2, 3, 22, 23, 24, 25, 47, 48, 49, 72, 100, 500})
     for (const Decays decays : kAllDecays)
       for (const char* words : {"t=1 d=20 dv=12 decay=channel beta state", "t=1 d=20 dv=12 decay=head beta state",
@@ -194,7 +194,7 @@ TEST_CASE("delta_rule_backward: every number of tokens and strength of decay", "
 }
 
 TEST_CASE("delta_rule_backward: errors of long sequences are a few units of fp32, however strong the decay",
-          "[kernel][numbers][long]") {
+          "[kernel][numbers]") {
   for (const Decays decays : kAllDecays)
     for (const char* words :
          {"t=600 d=64 decay=channel beta state", "t=600 d=128 dv=32 decay=head beta state",
@@ -266,7 +266,7 @@ TEST_CASE("delta_rule_backward: results without a gradient have one of 0", "[ker
 }
 
 TEST_CASE("delta_rule_backward: a sequence has the bits that it has alone, ragged or in a batch",
-          "[kernel][numbers][long]") {
+          "[kernel][numbers]") {
   for (const char* words : {"b=5 hq=4 hk=2 t=70 d=20 dv=40 ragged=200 decay=channel beta state",
                             "b=3 hq=2 hv=4 t=67 d=24 decay=head gate beta l2norm state",
                             "b=4 hq=2 hk=3 hv=6 t=26 d=24 dv=8 ragged=26 decay=head beta state",
@@ -304,7 +304,7 @@ TEST_CASE("delta_rule_backward: where tensors lie changes no bit", "[kernel]") {
     }
 }
 
-TEST_CASE("delta_rule_backward: 1 to 5 threads write the same bits", "[kernel][threads][numbers][long]") {
+TEST_CASE("delta_rule_backward: 1 to 5 threads write the same bits", "[kernel][threads][numbers]") {
   const auto executor = std::make_shared<ThreadExecutor>(5);
   for (const char* words :
        {"hq=6 t=100 d=64 dv=100 decay=channel beta state", "b=2 hq=2 hk=3 hv=6 t=60 d=50 decay=head gate beta l2norm",
@@ -427,7 +427,7 @@ TEST_CASE("delta_rule_backward: the decay of a reset has a gradient of 0", "[ker
     }
 }
 
-TEST_CASE("delta_rule_backward: gates of any strength", "[kernel][numbers][long]") {
+TEST_CASE("delta_rule_backward: gates of any strength", "[kernel][numbers]") {
   for (const char* words : {"hq=2 t=60 d=20 dv=24 decay=channel gate beta state", "hq=2 t=60 d=20 decay=head gate beta",
                             "hq=2 t=60 d=20 rule=gated decay=channel gate"})
     for (const float size : {0.1f, 1.f, 8.f, 40.f, 200.f})

@@ -20,7 +20,7 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 }  // namespace
 
-TEST_CASE("delta_rule: later tokens change no bit of earlier ones", "[kernel][numbers][long]") {
+TEST_CASE("delta_rule: later tokens change no bit of earlier ones", "[kernel][numbers]") {
   for (const Decays decays : kAllDecays)
     for (const char* words :
          {"b=1 hq=2 t=140 d=20 dv=24 decay=channel beta", "b=1 hq=4 hk=2 t=140 d=20 dv=24 decay=head beta",

@@ -76,7 +76,7 @@ TEST_CASE("delta_rule: decays of 0 and 1, and growth", "[kernel]") {
   }
 }
 
-TEST_CASE("delta_rule: gates of any strength", "[kernel][numbers][long]") {
+TEST_CASE("delta_rule: gates of any strength", "[kernel][numbers]") {
   for (const char* words : {"hq=2 t=60 d=20 dv=24 decay=channel gate beta state", "hq=2 t=60 d=20 decay=head gate beta",
                             "hq=2 t=60 d=20 rule=gated decay=channel gate"})
     for (const float size : {0.1f, 1.f, 8.f, 40.f, 200.f})

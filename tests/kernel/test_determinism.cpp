@@ -40,7 +40,7 @@ AttentionArgs alone(const AttentionArgs& all, std::int64_t n, Case& target) {
 
 }  // namespace
 
-TEST_CASE("executors and thread counts do not change a bit", "[kernel][threads][numbers][long]") {
+TEST_CASE("executors and thread counts do not change a bit", "[kernel][threads][numbers]") {
   const DType dtype = each_type();
   for (const char* text : kProblems) {
     const AttentionProblem problem = typed(text, dtype);
@@ -64,7 +64,7 @@ TEST_CASE("executors and thread counts do not change a bit", "[kernel][threads][
 }
 
 TEST_CASE("what items leave in a worker's scratch for the next ones does not change a bit",
-          "[kernel][threads][numbers][long]") {
+          "[kernel][threads][numbers]") {
   const DType dtype = each_type();
   for (const char* text : {"attention b=2 hq=3 sq=450 d=32 causal lse", "attention hq=2 sq=450 d=40 dv=24 lse",
                            "attention hq=4 hk=2 sq=300 d=32 window=90,20 lse"}) {
@@ -87,7 +87,7 @@ TEST_CASE("what items leave in a worker's scratch for the next ones does not cha
 
 // A sum of products that is flushed to -0 becomes +0 by a product of weight 0 or not, by the sign of a value that the
 // row does not see: which values those are depends on the rows that threads do together.
-TEST_CASE("hidden values do not change the sign of zero", "[kernel][numbers]") {
+TEST_CASE("hidden values do not change the sign of zero", "[kernel]") {
   std::mt19937 random(7);
   const auto below = [&](unsigned n) { return static_cast<int>(random() % n); };
   for (int i = 0; i < 60; ++i) {

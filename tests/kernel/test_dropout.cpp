@@ -33,14 +33,14 @@ AttentionProblem with_dropout(const std::string& text, DType dtype, float p) {
 
 }  // namespace
 
-TEST_CASE("dropout meets its definition with every type and feature", "[kernel][numbers][long]") {
+TEST_CASE("dropout meets its definition with every type and feature", "[kernel][numbers]") {
   const DType dtype = each_type();
   for (const char* text : kProblems)
     for (const float p : {0.1f, 0.5f, 0.97f})
       for (const std::uint64_t seed : {1, 2}) check_every_entry(with_dropout(text, dtype, p), seed);
 }
 
-TEST_CASE("dropout meets its definition over caches", "[kernel][numbers][long]") {
+TEST_CASE("dropout meets its definition over caches", "[kernel][numbers]") {
   for (const char* text :
        {"attention kv=i8 b=3 hq=8 hk=2 sq=1 sk=480 d=64 causal align=bottom_right seqlens page=16 groups=1",
         "attention kv=f8e4m3 b=2 hq=2 sq=40 sk=96 d=32 seqlens",
@@ -73,7 +73,7 @@ TEST_CASE("attention drops what dropout_mask says", "[kernel]") {
   }
 }
 
-TEST_CASE("dropout of 0 is none, of 1 leaves zeros, and lse never changes", "[kernel][numbers][long]") {
+TEST_CASE("dropout of 0 is none, of 1 leaves zeros, and lse never changes", "[kernel][numbers]") {
   const DType dtype = each_type();
   for (const char* text : kProblems) {
     Case without(typed(text, dtype), 3), with(typed(text, dtype), 3);
@@ -106,7 +106,7 @@ TEST_CASE("dropout of 0 is none, of 1 leaves zeros, and lse never changes", "[ke
   }
 }
 
-TEST_CASE("dropout: executors and thread counts do not change a bit", "[kernel][threads][numbers][long]") {
+TEST_CASE("dropout: executors and thread counts do not change a bit", "[kernel][threads][numbers]") {
   const DType dtype = each_type();
   for (const char* text : kProblems) {
     const AttentionProblem problem = with_dropout(text, dtype, 0.2f);
@@ -125,7 +125,7 @@ TEST_CASE("dropout: executors and thread counts do not change a bit", "[kernel][
 }
 
 // Its own number is what a sequence is drawn by, so that the first of a batch is the one that can be asked alone.
-TEST_CASE("dropout: the first sequence gives the bits that it gives alone", "[kernel][numbers][long]") {
+TEST_CASE("dropout: the first sequence gives the bits that it gives alone", "[kernel][numbers]") {
   const DType dtype = each_type();
   for (const char* text : {"attention b=4 hq=6 hk=2 sq=70 sk=111 d=48 causal align=bottom_right lse",
                            "attention b=5 hq=8 hk=2 sq=1 sk=2000 d=64 lse"}) {

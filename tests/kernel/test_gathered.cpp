@@ -54,7 +54,7 @@ constexpr const char* kSizes[] = {
 
 }  // namespace
 
-TEST_CASE("gathered keys: every kind of list", "[kernel][numbers][long]") {
+TEST_CASE("gathered keys: every kind of list", "[kernel][numbers]") {
   for (const char* sizes : kSizes) {
     for (const char* words : {"", "sinks softcap=3", "scale=-0.3 layout=other", "layout=bshd", "layout=bhds sinks"}) {
       for (std::uint64_t seed : {1, 2, 3, 4, 5, 6})  // gaps, counts, pools, types of indices
@@ -238,7 +238,7 @@ TEST_CASE("gathered keys: a sequence alone gives the bits it gives in a batch", 
   }
 }
 
-TEST_CASE("gathered keys: executors and thread counts do not change a bit", "[kernel][threads][numbers][long]") {
+TEST_CASE("gathered keys: executors and thread counts do not change a bit", "[kernel][threads][numbers]") {
   for (const char* words :
        {"hq=1 sq=1 sk=2064 d=64", "hq=16 hk=1 sq=1 sk=1600 d=576 dv=512", "hq=128 hk=1 sq=2 sk=1100 d=64",
         "b=2 hq=4 hk=2 sq=90 sk=70 d=32", "b=2 hq=40 hk=1 sq=30 sk=140 d=64"}) {

@@ -43,7 +43,7 @@ constexpr const char* kSizes[] = {"b=2 hq=2 sq=1 sk=9 d=32",
 
 }  // namespace
 
-TEST_CASE("gradients of gathered keys: every kind of list", "[kernel][numbers][long]") {
+TEST_CASE("gradients of gathered keys: every kind of list", "[kernel][numbers]") {
   for (const char* sizes : kSizes) {
     for (const char* words : {"dlse", "sinks dsinks softcap=3", "scale=-0.3 layout=other", "layout=bshd",
                               "layout=bhds sinks dsinks dlse", "grads=q", "grads=k", "grads=v", "grads=qk softcap=9"}) {
@@ -55,7 +55,7 @@ TEST_CASE("gradients of gathered keys: every kind of list", "[kernel][numbers][l
   }
 }
 
-TEST_CASE("gradients of gathered keys: every type", "[kernel][numbers][long]") {
+TEST_CASE("gradients of gathered keys: every type", "[kernel][numbers]") {
   for (const char* sizes : kSizes) {
     for (DType dtype : {DType::bf16, DType::f16})
       for (std::uint64_t seed : {1, 2, 3}) {
@@ -69,7 +69,7 @@ TEST_CASE("gradients of gathered keys: every type", "[kernel][numbers][long]") {
 }
 
 TEST_CASE("gradients of gathered keys: latent attention, whose values are columns of the keys",
-          "[kernel][numbers][long]") {
+          "[kernel][numbers]") {
   for (DType dtype : kFloatTypes) {
     for (const char* sizes :
          {"hq=16 hk=1 sq=3 sk=70", "b=2 hq=16 hk=1 sq=2 sk=300 pool=500", "hq=128 hk=1 sq=3 sk=65"}) {
@@ -221,7 +221,7 @@ TEST_CASE("gradients of gathered keys: a sequence alone gives the bits it gives 
 }
 
 TEST_CASE("gradients of gathered keys: executors and thread counts do not change a bit",
-          "[kernel][threads][numbers][long]") {
+          "[kernel][threads][numbers]") {
   std::uint64_t seed = 2;  // a pool of all sequences, or, with 3, pools of their own
   int runs = 0;            // executors take turns at each number of threads
   for (const char* words : {"hq=1 sq=1 sk=2064 d=64", "hq=16 hk=1 sq=9 sk=400 d=576 dv=512 pool=3000",
@@ -247,7 +247,7 @@ TEST_CASE("gradients of gathered keys: executors and thread counts do not change
 }
 
 TEST_CASE("gradients of gathered keys: tokens do not overtake each other where one skips a part of the pool",
-          "[kernel][threads][numbers][long]") {
+          "[kernel][threads][numbers]") {
   // Steps of 128 keys end far from where the next ones begin, in the first and the last rows of the pool; other tokens
   // have the rows between.
   BackwardCase c(typed_backward("gathered hq=4 hk=1 sq=40 sk=256 d=576 dv=512 pool=4000", DType::f32), 1,

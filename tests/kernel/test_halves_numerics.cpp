@@ -59,7 +59,7 @@ void check_others_keep_their_bits(const AttentionProblem& problem, const std::fu
 
 }  // namespace
 
-TEST_CASE("halves: lengths on both sides of every edge", "[kernel][numbers][long]") {
+TEST_CASE("halves: lengths on both sides of every edge", "[kernel][numbers]") {
   const DType dtype = each_half();
   const std::int64_t lengths[] = {1, 2, 31, 33, 63, 65, 127, 129, 257};
   const std::int64_t heads[] = {64, 40, 128, 31, 80};
@@ -73,7 +73,7 @@ TEST_CASE("halves: lengths on both sides of every edge", "[kernel][numbers][long
   }
 }
 
-TEST_CASE("halves: key ranges end anywhere", "[kernel][numbers][long]") {
+TEST_CASE("halves: key ranges end anywhere", "[kernel][numbers]") {
   const DType dtype = each_half();
   for (std::int64_t sk : {255, 256, 257, 511, 513, 768, 1023, 1025, 2049}) {
     for (const char* what : {" lse", " causal align=bottom_right lse", " window=300,20 align=bottom_right lse"}) {
@@ -94,7 +94,7 @@ TEST_CASE("halves: head sizes", "[kernel]") {
   check_every_entry(typed("attention hq=3 hk=1 sq=33 sk=129 d=576 dv=512 causal align=bottom_right lse", dtype));
 }
 
-TEST_CASE("halves: groups, lengths, windows and layouts", "[kernel][numbers][long]") {
+TEST_CASE("halves: groups, lengths, windows and layouts", "[kernel][numbers]") {
   const DType dtype = each_half();
   for (const char* text :
        {"attention b=2 hq=8 hk=8 sq=67 sk=130 d=64 lse", "attention b=2 hq=8 hk=1 sq=67 sk=130 d=64 lse",
@@ -192,7 +192,7 @@ TEST_CASE("halves: results beyond the largest f16 are Inf", "[kernel]") {
 
 // Row i asks for column i of the keys, so that every row of a panel has maxima of its own: a step up every `every` keys
 // from a key of its own on, by factors of exp() from 1.3 over 2^10 and 2^100 to exp(1e6).
-TEST_CASE("halves: maxima that move at other keys in every row", "[kernel][numbers][long]") {
+TEST_CASE("halves: maxima that move at other keys in every row", "[kernel][numbers]") {
   const DType dtype = each_type();
   constexpr std::int64_t kRows = 70, kKeys = 600, kSize = 64;
   for (const char* scale : {"0.25", "6.9314718", "69.314718", "1e4", "1e6"}) {
@@ -268,7 +268,7 @@ TEST_CASE("halves: scores of 1e4 pick the largest exactly", "[kernel]") {
   }
 }
 
-TEST_CASE("halves: what is wrong with a query stays in its row", "[kernel][numbers][long]") {
+TEST_CASE("halves: what is wrong with a query stays in its row", "[kernel][numbers]") {
   const DType dtype = each_type();
   const AttentionProblem problem = typed("attention sq=97 sk=257 d=64 lse", dtype);
   const float denormal = dtype == DType::f16 ? 1e-7f : 1e-40f;
@@ -284,7 +284,7 @@ TEST_CASE("halves: what is wrong with a query stays in its row", "[kernel][numbe
   }
 }
 
-TEST_CASE("halves: what is wrong with a key or value stays with the rows that attend it", "[kernel][numbers][long]") {
+TEST_CASE("halves: what is wrong with a key or value stays with the rows that attend it", "[kernel][numbers]") {
   const DType dtype = each_type();
   const AttentionProblem problem = typed("attention sq=300 d=64 causal lse", dtype);
   const float denormal = dtype == DType::f16 ? 1e-7f : 1e-40f;

@@ -452,7 +452,7 @@ TEST_CASE("index_scores: scores of nothing but zeros and of nothing visible", "[
   }
 }
 
-TEST_CASE("index_scores: 25 replays on any threads write the same bits", "[kernel][threads][numbers][long]") {
+TEST_CASE("index_scores: 25 replays on any threads write the same bits", "[kernel][threads][numbers]") {
   for (const char* words :
        {"b=2 sq=50 sk=700 h=8 d=64 align=bottom_right topk=200 scores", "sq=1 sk=20000 h=8 d=64 full topk=300",
         "dtype=bf16 b=2 sq=50 sk=1500 h=32 d=128 align=bottom_right topk=200 scores",
@@ -489,7 +489,7 @@ TEST_CASE("index_scores: 1 to 16 threads write the same bits", "[kernel][threads
   }
 }
 
-TEST_CASE("index_scores: keys that threads share in splits", "[kernel][threads][numbers][long]") {
+TEST_CASE("index_scores: keys that threads share in splits", "[kernel][threads][numbers]") {
   const auto executor = std::make_shared<ThreadExecutor>(16);
   for (const char* words :
        {"b=3 sq=1 sk=20000 h=4 d=40 full topk=2048", "dtype=bf16 b=3 sq=1 sk=20000 h=64 d=128 full topk=2048",

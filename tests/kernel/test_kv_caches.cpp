@@ -119,7 +119,7 @@ void gather(const Case& c, const Tensor& from, const Case& whole, Tensor& to) {
 
 }  // namespace
 
-TEST_CASE("caches: every type in every layout", "[kernel][numbers][long]") {
+TEST_CASE("caches: every type in every layout", "[kernel][numbers]") {
   const DType dtype = each_cache_type();
   for (const char* layout : {"sk=64 seqlens", "sk=64 ragged_k=120", "sk=64 seqlens page=1", "sk=64 seqlens page=16",
                              "sk=68 seqlens page=17", "sk=128 seqlens page=128", "sk=40 seqlens ring"}) {
@@ -133,7 +133,7 @@ TEST_CASE("caches: every type in every layout", "[kernel][numbers][long]") {
   }
 }
 
-TEST_CASE("caches: sampled problems", "[kernel][numbers][long]") {
+TEST_CASE("caches: sampled problems", "[kernel][numbers]") {
   std::mt19937_64 random(501);
   for (int i = 0; i < 60; ++i) check_every_entry(sample(random, kEverythingCached), random() % 1000);
 }
@@ -173,7 +173,7 @@ TEST_CASE("caches: scales and zeros of any shape", "[kernel]") {
   }
 }
 
-TEST_CASE("caches: columns of keys that are not quantised", "[kernel][numbers][long]") {
+TEST_CASE("caches: columns of keys that are not quantised", "[kernel][numbers]") {
   const DType dtype = each_cache_type();
   if (dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16) return;
   for (const char* sizes :
@@ -260,7 +260,7 @@ TEST_CASE("caches: 16-bit queries and results", "[kernel]") {
 }
 
 // Products of bf16 take codes as they are: scales of keys multiply scores, of each group by itself.
-TEST_CASE("caches: quantised keys of bf16 queries", "[kernel][numbers][long]") {
+TEST_CASE("caches: quantised keys of bf16 queries", "[kernel][numbers]") {
   for (const char* words :
        {"hq=40 hk=1 sq=3 sk=700 d=128", "hq=2 sq=70 sk=300 d=64 causal align=bottom_right scale=3",
         "hq=16 hk=2 sq=9 sk=4500 d=32", "hq=40 hk=1 sq=3 sk=700 d=160 dv=128 tail=32 tail_dtype=bf16 latent",
@@ -348,7 +348,7 @@ TEST_CASE("caches: pages may lie in any order", "[kernel][long]") {
   }
 }
 
-TEST_CASE("caches: pages give the bits of the same keys in one piece", "[kernel][numbers][long]") {
+TEST_CASE("caches: pages give the bits of the same keys in one piece", "[kernel][numbers]") {
   const DType dtype = each_cache_type();
   for (const char* words :
        {"hq=6 hk=2 sq=1 sk=1190 page=17", "hq=2 sq=7 sk=600 page=1", "hq=4 hk=1 sq=70 sk=640 page=128"}) {
@@ -492,7 +492,7 @@ TEST_CASE("caches: sampled problems between guard pages", "[kernel][long]") {
   }
 }
 
-TEST_CASE("caches: a sequence alone gives the bits it gives in a batch", "[kernel][numbers][long]") {
+TEST_CASE("caches: a sequence alone gives the bits it gives in a batch", "[kernel][numbers]") {
   const DType dtype = each_cache_type();
   for (const char* rows : {"hq=6 hk=2 sq=1", "hq=5 hk=1 sq=3"}) {
     for (const char* layout : {"sk=1100", "sk=1104 page=16", "sk=600 ring"}) {
@@ -528,7 +528,7 @@ TEST_CASE("caches: a sequence alone gives the bits it gives in a batch", "[kerne
   }
 }
 
-TEST_CASE("caches: executors and thread counts do not change a bit", "[kernel][threads][numbers][long]") {
+TEST_CASE("caches: executors and thread counts do not change a bit", "[kernel][threads][numbers]") {
   for (DType dtype : {DType::f32, DType::f16, DType::i4x2}) {
     for (const char* words :
          {"b=1 hq=1 sq=1 sk=2064 page=16", "b=1 hq=8 hk=1 sq=2 sk=1100", "b=5 hq=4 hk=2 sq=1 sk=900 ring",
@@ -549,7 +549,7 @@ TEST_CASE("caches: executors and thread counts do not change a bit", "[kernel][t
   }
 }
 
-TEST_CASE("caches: batches of which some prefill and some decode", "[kernel][numbers][long]") {
+TEST_CASE("caches: batches of which some prefill and some decode", "[kernel][numbers]") {
   const DType dtype = each_cache_type();
   const std::int64_t starts[] = {0, 1, 2, 72, 75, 75, 275};
   for (const char* words : {"causal align=bottom_right", "align=bottom_right window=40,20 sinks"}) {

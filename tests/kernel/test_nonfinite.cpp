@@ -36,7 +36,7 @@ void check_unharmed(const Case& before, const Case& after, const Reference& refe
 
 }  // namespace
 
-TEST_CASE("NaN in a key or value reaches the rows that attend it and no other", "[kernel][numbers][long]") {
+TEST_CASE("NaN in a key or value reaches the rows that attend it and no other", "[kernel][numbers]") {
   const DType dtype = each_type();
   for (const char* what : {"", "causal", "causal align=-9", "window=6,3", "causal window=20,-1 align=30", "mask=hqk",
                            "bias=hqk", "mask=bk", "bias=bk mask=qk", "softcap=20 causal", "alibi causal",

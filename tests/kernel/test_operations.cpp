@@ -255,7 +255,7 @@ TEST_CASE("operations: every ISA writes the same bits", "[kernel]") {
   });
 }
 
-TEST_CASE("operations: executors and thread counts write the same bits", "[kernel][threads][numbers][long]") {
+TEST_CASE("operations: executors and thread counts write the same bits", "[kernel][threads][numbers]") {
   int runs = 0;  // executors take turns at one thread
   for_large_problems([&](const auto& problem) {
     auto inputs = inputs_of(problem);
@@ -274,7 +274,7 @@ TEST_CASE("operations: executors and thread counts write the same bits", "[kerne
   });
 }
 
-TEST_CASE("operations: plans say what runs, and run it", "[kernel][numbers][long]") {
+TEST_CASE("operations: plans say what runs, and run it", "[kernel][numbers]") {
   std::vector<std::string> lines;
   ContextOptions options;
   options.executor = std::make_shared<ThreadExecutor>(3);
@@ -344,7 +344,7 @@ TEST_CASE("operations: a plan refuses the arguments of another operation", "[ker
   CHECK(refused_argument([&] { Plan(kSelect).run(index.args()); }) == "args");
 }
 
-TEST_CASE("operations: a caller's workspace is all that is used", "[kernel][numbers][long]") {
+TEST_CASE("operations: a caller's workspace is all that is used", "[kernel][numbers]") {
   CountingAllocator allocator;
   ContextOptions options;
   options.executor = std::make_shared<ThreadExecutor>(3);

@@ -73,7 +73,7 @@ void check_bits(const P& problem, std::mt19937_64& random, Tried& tried) {
 
 }  // namespace
 
-TEST_CASE("tuning: no value changes a bit, whatever the problem", "[kernel][numbers][long]") {
+TEST_CASE("tuning: no value changes a bit, whatever the problem", "[kernel][numbers]") {
   std::mt19937_64 random(22);
   Tried tried;
   SampleOptions options = kEverythingCached;
