@@ -19,7 +19,7 @@ set(RAPT_ISAS "" CACHE STRING "Instruction sets to build kernels for, such as \"
 # kernels' logic can be tested on any machine that has it. Slow.
 set(RAPT_AMX_MODEL "" CACHE STRING "Test AMX kernels by a software model, with the vectors of this ISA: avx2, avx512, neon, ...")
 
-set(RAPT_KERNEL_OPTIMISE "" CACHE STRING "For developers: how much to optimise kernels that are only compiled, such as -O1")
+set(RAPT_KERNEL_OPTIMISE "" CACHE STRING "For developers: how much to optimise kernels, such as -O1")
 mark_as_advanced(RAPT_KERNEL_OPTIMISE)
 
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$")
