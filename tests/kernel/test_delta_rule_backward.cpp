@@ -265,8 +265,7 @@ TEST_CASE("delta_rule_backward: results without a gradient have one of 0", "[ker
   }
 }
 
-TEST_CASE("delta_rule_backward: a sequence has the bits that it has alone, ragged or in a batch",
-          "[kernel][numbers]") {
+TEST_CASE("delta_rule_backward: a sequence has the bits that it has alone, ragged or in a batch", "[kernel][numbers]") {
   for (const char* words : {"b=5 hq=4 hk=2 t=70 d=20 dv=40 ragged=200 decay=channel beta state",
                             "b=3 hq=2 hv=4 t=67 d=24 decay=head gate beta l2norm state",
                             "b=4 hq=2 hk=3 hv=6 t=26 d=24 dv=8 ragged=26 decay=head beta state",
