@@ -116,7 +116,7 @@ View as_ragged(View t) {
 
 }  // namespace
 
-TEST_CASE("backward: head sizes", "[kernel][numbers]") {
+TEST_CASE("backward: head sizes", "[kernel][long]") {
   for (std::size_t i = 0; i < std::size(kHeadSizes); ++i)
     for (const std::size_t turn : {0, 1, 2, 3}) {
       const int64_t d = kHeadSizes[i], dv = kHeadSizes[turn == 0 ? i : (i + 3 * turn + 1) % std::size(kHeadSizes)];
@@ -131,7 +131,7 @@ TEST_CASE("backward: head sizes", "[kernel][numbers]") {
     }
 }
 
-TEST_CASE("backward: every pair of lengths", "[kernel][numbers]") {
+TEST_CASE("backward: every pair of lengths", "[kernel][long]") {
   std::size_t turn = 0;
   for (const int64_t sq : kLengths)
     for (const int64_t sk : kLengths) {
@@ -143,7 +143,7 @@ TEST_CASE("backward: every pair of lengths", "[kernel][numbers]") {
     }
 }
 
-TEST_CASE("backward: each feature alone, and nothing outside of the tensors is touched", "[kernel][numbers]") {
+TEST_CASE("backward: each feature alone, and nothing outside of the tensors is touched", "[kernel][long]") {
   const DType dtype = GENERATE(DType::f32, DType::bf16, DType::f16);
   for (const char* words : kFeatures) {
     std::optional<BackwardReference> reference;  // the same wherever tensors lie
@@ -172,7 +172,7 @@ TEST_CASE("backward: relative error on standard normal inputs", "[kernel][number
   }
 }
 
-TEST_CASE("backward: every mix of types", "[kernel][numbers]") {
+TEST_CASE("backward: every mix of types", "[kernel][long]") {
   for (const DType q : kFloatTypes)
     for (const DType kv : kFloatTypes)
       for (const DType out : kFloatTypes)
@@ -212,10 +212,10 @@ TEST_CASE("backward: gradients of any type are rounded once", "[kernel][numbers]
     }
 }
 
-TEST_CASE("backward: sampled sizes", "[kernel][numbers]") {
+TEST_CASE("backward: sampled sizes", "[kernel][long]") {
   check_samples(201, 40, {});
 }
-TEST_CASE("backward: sampled positions and scores", "[kernel][numbers]") {
+TEST_CASE("backward: sampled positions and scores", "[kernel][long]") {
   check_samples(202, 60, {.positions = true, .scores = true});
 }
 TEST_CASE("backward: sampled problems of every kind", "[kernel][long]") {

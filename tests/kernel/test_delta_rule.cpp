@@ -133,7 +133,7 @@ TEST_CASE("delta_rule: values of fp32 beside keys of bf16 are read to their end 
   }
 }
 
-TEST_CASE("delta_rule: every number of tokens and strength of decay", "[kernel][numbers]") {
+TEST_CASE("delta_rule: every number of tokens and strength of decay", "[kernel][long]") {
   for (const int64_t t : {0, 1, 2, 3, 16, 17, 33, 63, 64, 65, 80, 81, 97, 127, 130, 1000})
     for (const Decays decays : kAllDecays)
       for (const char* words :

@@ -137,7 +137,7 @@ const char* const kFeatures[] = {
 
 }  // namespace
 
-TEST_CASE("delta_rule_backward: each feature alone, within the bounds of float64", "[kernel][numbers]") {
+TEST_CASE("delta_rule_backward: each feature alone, within the bounds of float64", "[kernel][long]") {
   const Spacing spacing = GENERATE(Spacing::dense, Spacing::gaps);
   for (const char* words : kFeatures)
     for (std::uint64_t seed = 0; seed < 10; ++seed) {
@@ -180,7 +180,7 @@ TEST_CASE("delta_rule_backward: every size of d and dv", "[kernel]") {
     }
 }
 
-TEST_CASE("delta_rule_backward: every number of tokens and strength of decay", "[kernel][numbers]") {
+TEST_CASE("delta_rule_backward: every number of tokens and strength of decay", "[kernel][long]") {
   for (const int64_t t : {0, 1, 2, 3, 22, 23, 24, 25, 47, 48, 49, 72, 100, 500})
     for (const Decays decays : kAllDecays)
       for (const char* words : {"t=1 d=20 dv=12 decay=channel beta state", "t=1 d=20 dv=12 decay=head beta state",

@@ -54,7 +54,7 @@ constexpr const char* kSizes[] = {
 
 }  // namespace
 
-TEST_CASE("gathered keys: every kind of list", "[kernel][numbers]") {
+TEST_CASE("gathered keys: every kind of list", "[kernel][long]") {
   for (const char* sizes : kSizes) {
     for (const char* words : {"", "sinks softcap=3", "scale=-0.3 layout=other", "layout=bshd", "layout=bhds sinks"}) {
       for (std::uint64_t seed : {1, 2, 3, 4, 5, 6})  // gaps, counts, pools, types of indices

@@ -43,7 +43,7 @@ constexpr const char* kSizes[] = {"b=2 hq=2 sq=1 sk=9 d=32",
 
 }  // namespace
 
-TEST_CASE("gradients of gathered keys: every kind of list", "[kernel][numbers]") {
+TEST_CASE("gradients of gathered keys: every kind of list", "[kernel][long]") {
   for (const char* sizes : kSizes) {
     for (const char* words : {"dlse", "sinks dsinks softcap=3", "scale=-0.3 layout=other", "layout=bshd",
                               "layout=bhds sinks dsinks dlse", "grads=q", "grads=k", "grads=v", "grads=qk softcap=9"}) {
@@ -55,7 +55,7 @@ TEST_CASE("gradients of gathered keys: every kind of list", "[kernel][numbers]")
   }
 }
 
-TEST_CASE("gradients of gathered keys: every type", "[kernel][numbers]") {
+TEST_CASE("gradients of gathered keys: every type", "[kernel][long]") {
   for (const char* sizes : kSizes) {
     for (DType dtype : {DType::bf16, DType::f16})
       for (std::uint64_t seed : {1, 2, 3}) {
@@ -68,7 +68,7 @@ TEST_CASE("gradients of gathered keys: every type", "[kernel][numbers]") {
                                                    std::string(words)));
 }
 
-TEST_CASE("gradients of gathered keys: latent attention, whose values are columns of the keys", "[kernel][numbers]") {
+TEST_CASE("gradients of gathered keys: latent attention, whose values are columns of the keys", "[kernel][long]") {
   for (DType dtype : kFloatTypes) {
     for (const char* sizes :
          {"hq=16 hk=1 sq=3 sk=70", "b=2 hq=16 hk=1 sq=2 sk=300 pool=500", "hq=128 hk=1 sq=3 sk=65"}) {

@@ -59,7 +59,7 @@ void check_others_keep_their_bits(const AttentionProblem& problem, const std::fu
 
 }  // namespace
 
-TEST_CASE("halves: lengths on both sides of every edge", "[kernel][numbers]") {
+TEST_CASE("halves: lengths on both sides of every edge", "[kernel][long]") {
   const DType dtype = each_half();
   const std::int64_t lengths[] = {1, 2, 31, 33, 63, 65, 127, 129, 257};
   const std::int64_t heads[] = {64, 40, 128, 31, 80};
@@ -73,7 +73,7 @@ TEST_CASE("halves: lengths on both sides of every edge", "[kernel][numbers]") {
   }
 }
 
-TEST_CASE("halves: key ranges end anywhere", "[kernel][numbers]") {
+TEST_CASE("halves: key ranges end anywhere", "[kernel][long]") {
   const DType dtype = each_half();
   for (std::int64_t sk : {255, 256, 257, 511, 513, 768, 1023, 1025, 2049}) {
     for (const char* what : {" lse", " causal align=bottom_right lse", " window=300,20 align=bottom_right lse"}) {
@@ -94,7 +94,7 @@ TEST_CASE("halves: head sizes", "[kernel]") {
   check_every_entry(typed("attention hq=3 hk=1 sq=33 sk=129 d=576 dv=512 causal align=bottom_right lse", dtype));
 }
 
-TEST_CASE("halves: groups, lengths, windows and layouts", "[kernel][numbers]") {
+TEST_CASE("halves: groups, lengths, windows and layouts", "[kernel][long]") {
   const DType dtype = each_half();
   for (const char* text :
        {"attention b=2 hq=8 hk=8 sq=67 sk=130 d=64 lse", "attention b=2 hq=8 hk=1 sq=67 sk=130 d=64 lse",

@@ -119,7 +119,7 @@ void gather(const Case& c, const Tensor& from, const Case& whole, Tensor& to) {
 
 }  // namespace
 
-TEST_CASE("caches: every type in every layout", "[kernel][numbers]") {
+TEST_CASE("caches: every type in every layout", "[kernel][long]") {
   const DType dtype = each_cache_type();
   for (const char* layout : {"sk=64 seqlens", "sk=64 ragged_k=120", "sk=64 seqlens page=1", "sk=64 seqlens page=16",
                              "sk=68 seqlens page=17", "sk=128 seqlens page=128", "sk=40 seqlens ring"}) {
@@ -133,7 +133,7 @@ TEST_CASE("caches: every type in every layout", "[kernel][numbers]") {
   }
 }
 
-TEST_CASE("caches: sampled problems", "[kernel][numbers]") {
+TEST_CASE("caches: sampled problems", "[kernel][long]") {
   std::mt19937_64 random(501);
   for (int i = 0; i < 60; ++i) check_every_entry(sample(random, kEverythingCached), random() % 1000);
 }
@@ -173,7 +173,7 @@ TEST_CASE("caches: scales and zeros of any shape", "[kernel]") {
   }
 }
 
-TEST_CASE("caches: columns of keys that are not quantised", "[kernel][numbers]") {
+TEST_CASE("caches: columns of keys that are not quantised", "[kernel][long]") {
   const DType dtype = each_cache_type();
   if (dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16) return;
   for (const char* sizes :
@@ -260,7 +260,7 @@ TEST_CASE("caches: 16-bit queries and results", "[kernel]") {
 }
 
 // Products of bf16 take codes as they are: scales of keys multiply scores, of each group by itself.
-TEST_CASE("caches: quantised keys of bf16 queries", "[kernel][numbers]") {
+TEST_CASE("caches: quantised keys of bf16 queries", "[kernel][long]") {
   for (const char* words :
        {"hq=40 hk=1 sq=3 sk=700 d=128", "hq=2 sq=70 sk=300 d=64 causal align=bottom_right scale=3",
         "hq=16 hk=2 sq=9 sk=4500 d=32", "hq=40 hk=1 sq=3 sk=700 d=160 dv=128 tail=32 tail_dtype=bf16 latent",

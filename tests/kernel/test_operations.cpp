@@ -344,7 +344,7 @@ TEST_CASE("operations: a plan refuses the arguments of another operation", "[ker
   CHECK(refused_argument([&] { Plan(kSelect).run(index.args()); }) == "args");
 }
 
-TEST_CASE("operations: a caller's workspace is all that is used", "[kernel][numbers]") {
+TEST_CASE("operations: a caller's workspace is all that is used", "[kernel][long]") {
   CountingAllocator allocator;
   ContextOptions options;
   options.executor = std::make_shared<ThreadExecutor>(3);

@@ -62,22 +62,22 @@ TEST_CASE("vector entries take every mix of types, matrix entries those of their
   }
 }
 
-TEST_CASE("sampled sizes and heads", "[kernel][numbers]") {
+TEST_CASE("sampled sizes and heads", "[kernel][long]") {
   check_samples(101, 80, {});
 }
-TEST_CASE("sampled positions", "[kernel][numbers]") {
+TEST_CASE("sampled positions", "[kernel][long]") {
   check_samples(102, 80, {.positions = true});
 }
-TEST_CASE("sampled scores", "[kernel][numbers]") {
+TEST_CASE("sampled scores", "[kernel][long]") {
   check_samples(103, 80, {.scores = true});
 }
-TEST_CASE("sampled lengths", "[kernel][numbers]") {
+TEST_CASE("sampled lengths", "[kernel][long]") {
   check_samples(104, 80, {.lengths = true});
 }
-TEST_CASE("sampled layouts", "[kernel][numbers]") {
+TEST_CASE("sampled layouts", "[kernel][long]") {
   check_samples(105, 60, {.layouts = true});
 }
-TEST_CASE("sampled types", "[kernel][numbers]") {
+TEST_CASE("sampled types", "[kernel][long]") {
   check_samples(107, 120, {.types = true});
 }
 TEST_CASE("sampled problems of every kind", "[kernel][slow]") {
