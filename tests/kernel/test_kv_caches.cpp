@@ -260,7 +260,7 @@ TEST_CASE("caches: 16-bit queries and results", "[kernel]") {
 }
 
 // Products of bf16 take codes as they are: scales of keys multiply scores, of each group by itself.
-TEST_CASE("caches: quantised keys of bf16 queries", "[kernel][long]") {
+TEST_CASE("caches: quantised keys of bf16 queries", "[kernel][numbers]") {
   for (const char* words :
        {"hq=40 hk=1 sq=3 sk=700 d=128", "hq=2 sq=70 sk=300 d=64 causal align=bottom_right scale=3",
         "hq=16 hk=2 sq=9 sk=4500 d=32", "hq=40 hk=1 sq=3 sk=700 d=160 dv=128 tail=32 tail_dtype=bf16 latent",
