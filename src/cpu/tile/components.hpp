@@ -20,6 +20,20 @@ using u32vec = xsimd::batch<std::uint32_t, arch>;
   x.store_unaligned(&p->bits);
 }
 
+// B lies in rows of pairs, of which this many are merged where vectors multiply that many rows at a time
+// (bf16_mma_dots.hpp): in the places of rows k and k + 1 each column of the vectors has its pairs from both, one after
+// the other, those of the first half of a vector in the place of row k.
+#if defined(RAPT_HAVE_DOTS)
+inline constexpr int kMergedRows = kDotRows;
+#else
+inline constexpr int kMergedRows = 1;
+#endif
+template <int kRows>
+[[gnu::always_inline]] inline void merge_rows(vec (&x)[kRows]) {
+  static_assert(kRows == kMergedRows);
+  if constexpr (kRows == 2) merge_pairs(x[0], x[1]);
+}
+
 // Which numbers the matrix unit can be given as components: 0, and magnitudes in [kMin, kMax). It takes denormals for
 // 0, in operands, products and sums, so values, whose weights may be as small as 2^-39, must not be small, and no
 // number's last component may be a denormal. Products of factors of scores (queries and keys) must not overflow, or the
@@ -167,8 +181,8 @@ ComponentRows split_rows(RowAt row_at, std::int64_t stride, std::int64_t rows, s
                                         [](std::int64_t) { return NoScale(); });
 }
 
-// 32 rows of queries -> tiles [padded / 32][2][16 pairs of columns][16 rows], rows in the lanes; of the component that
-// lies `component` elements behind the first.
+// 32 rows of queries -> tiles [padded / 32][2][16 pairs of columns][16 rows], rows in the lanes, pairs merged; of the
+// component that lies `component` elements behind the first.
 [[gnu::noinline]] inline void tile_queries(const ComponentRows& rows, std::int64_t component, std::int64_t padded,
                                            char* tiles) {
   for (std::int64_t k = 0; k < padded; k += kTileDepth)
@@ -183,7 +197,13 @@ ComponentRows split_rows(RowAt row_at, std::int64_t stride, std::int64_t rows, s
           }
           transpose(t);
 #pragma GCC unroll 16
-          for (int j = 0; j < kLanes; ++j) store(reinterpret_cast<float*>(tiles) + (j0 + j) * kTileRows + r0, t[j]);
+          for (int j = 0; j < kLanes; j += kMergedRows) {
+            vec rows_of_pairs[kMergedRows];
+            for (int m = 0; m < kMergedRows; ++m) rows_of_pairs[m] = t[j + m];
+            merge_rows(rows_of_pairs);
+            for (int m = 0; m < kMergedRows; ++m)
+              store(reinterpret_cast<float*>(tiles) + (j0 + j + m) * kTileRows + r0, rows_of_pairs[m]);
+          }
         }
 }
 
@@ -207,7 +227,7 @@ template <std::int64_t kApart = 1>
       for (int i = 0; i < kLanes; ++i) {
         float* const to = reinterpret_cast<float*>(tiles) + (c + 2 * i) * kTileRows + j0;
         const ivec low = cast_to_int(even[i]) & ivec(0xffff);
-        store(to, cast_to_float(low | (cast_to_int(odd[i]) << 16)));
+        store(to, cast_to_float(low | shift_left<16>(cast_to_int(odd[i]))));
         store(to + kTileRows, truncate_to_bf16_pairs(even[i], odd[i]));
       }
     }
