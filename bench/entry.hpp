@@ -14,6 +14,7 @@ EntryInfo info_of(std::string_view entry);
 std::optional<Isa> cpu_isa(const EntryInfo& entry);
 
 /// Every ISA that rapt knows, best first.
-inline constexpr Isa kIsas[] = {Isa::amx, Isa::avx512bf16, Isa::avx512, Isa::avx2, Isa::neon, Isa::generic};
+inline constexpr Isa kIsas[] = {Isa::amx,      Isa::avx512bf16, Isa::avx512, Isa::avx2,
+                                Isa::neonbf16, Isa::neon,       Isa::generic};
 
 }  // namespace rapt::bench

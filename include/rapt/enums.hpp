@@ -17,8 +17,9 @@ enum class DeviceType : std::int32_t { cpu = 1, cuda = 2 };
 
 /// Instruction sets the CPU kernels are compiled for, named by feature: `generic` is SSE2 on x86-64, `avx2` is AVX2+FMA
 /// (x86-64-v3), `avx512` is AVX-512 F/BW/DQ/VL (x86-64-v4), `avx512bf16` adds BF16, VBMI and VBMI2, `amx` also
-/// AMX-BF16, `neon` is aarch64. On one architecture a higher value is a superset of a lower one.
-enum class Isa : std::uint8_t { generic, avx2, avx512, neon, avx512bf16, amx };
+/// AMX-BF16, `neon` is aarch64, and `neonbf16` adds BF16 (FEAT_BF16). On one architecture a higher value is a superset
+/// of a lower one.
+enum class Isa : std::uint8_t { generic, avx2, avx512, neon, avx512bf16, amx, neonbf16 };
 
 /// What rapt computes.
 enum class Operation : std::uint8_t {

@@ -57,7 +57,8 @@ typedef enum rapt_isa {
   RAPT_ISA_AVX512 = 2, /* x86-64-v4 */
   RAPT_ISA_NEON = 3,
   RAPT_ISA_AVX512BF16 = 4, /* with VBMI and VBMI2 */
-  RAPT_ISA_AMX = 5
+  RAPT_ISA_AMX = 5,
+  RAPT_ISA_NEONBF16 = 6 /* FEAT_BF16 */
 } rapt_isa;
 
 typedef enum rapt_kv_kind {

@@ -77,6 +77,8 @@ std::string_view to_string(Isa isa) noexcept {
       return "avx512bf16";
     case Isa::amx:
       return "amx";
+    case Isa::neonbf16:
+      return "neonbf16";
   }
   return "unknown isa";
 }

@@ -21,6 +21,14 @@ namespace {
 [[maybe_unused]] std::string missing_for_neon() {
   return {};
 }
+#if defined(__aarch64__)
+// Linux tells what every CPU of the machine has.
+[[maybe_unused]] std::string missing_for_neonbf16() {
+  constexpr unsigned long kBf16 = 1ul << 14;  // of AT_HWCAP2; older headers lack the name
+  if ((getauxval(AT_HWCAP2) & kBf16) == 0) return "this CPU or OS has no BF16 (FEAT_BF16)";
+  return {};
+}
+#endif
 #if defined(__x86_64__)
 // __builtin_cpu_supports asks both the CPU and the OS (XGETBV).
 [[maybe_unused]] std::string missing_for_avx2() {
@@ -104,6 +112,9 @@ bool multiplies_int8([[maybe_unused]] const BuiltIsa& built) {
 
 Machine probe() {
   Machine m;
+#if RAPT_HAVE_NEONBF16
+  m.isas.push_back({Isa::neonbf16, "neonbf16", &neonbf16::kKernels, missing_for_neonbf16()});
+#endif
 #if defined(RAPT_AMX_MODEL)
 #define RAPT_MISSING__(isa) missing_for_##isa
 #define RAPT_MISSING_(isa) RAPT_MISSING__(isa)

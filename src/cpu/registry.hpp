@@ -276,5 +276,8 @@ extern const IsaKernels kKernels;
 namespace neon {
 extern const IsaKernels kKernels;
 }
+namespace neonbf16 {
+extern const IsaKernels kKernels;
+}
 
 }  // namespace rapt::cpu

@@ -17,7 +17,7 @@ LISTS = ("CMakeLists.txt", "python/CMakeLists.txt", "tests/c/CMakeLists.txt")  #
 # (beginning of the recipe, pattern of the example, part of the names of its own files, beginnings of other files that have
 # it: its own, too, or that nobody has to change)
 EXAMPLES = [
-    ("A new ISA", r"\bavx512bf16\b", None, ["CMakeLists.txt"]),  # of tiles, it lists its kernels there
+    ("A new ISA", r"\bneonbf16\b", None, []),
     ("A score modifier", r"softcap", None, []),
     ("A KV layout", r"\bring\b", None, ["src/cpu/kernels/", "src/cuda/", "python/rapt/__init__.py"]),
     ("A KV layout", r"\bgathered\b", None, []),

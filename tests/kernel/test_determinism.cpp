@@ -87,7 +87,7 @@ TEST_CASE("what items leave in a worker's scratch for the next ones does not cha
 
 // A sum of products that is flushed to -0 becomes +0 by a product of weight 0 or not, by the sign of a value that the
 // row does not see: which values those are depends on the rows that threads do together.
-TEST_CASE("hidden values do not change the sign of zero", "[kernel]") {
+TEST_CASE("hidden values do not change the sign of zero", "[kernel][long]") {
   std::mt19937 random(7);
   const auto below = [&](unsigned n) { return static_cast<int>(random() % n); };
   for (int i = 0; i < 60; ++i) {

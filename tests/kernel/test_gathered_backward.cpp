@@ -136,7 +136,7 @@ TEST_CASE("gradients of gathered keys: values that are not finite reach the toke
   }
 }
 
-TEST_CASE("gradients of gathered keys: lists of all keys give what dense keys give", "[kernel]") {
+TEST_CASE("gradients of gathered keys: lists of all keys give what dense keys give", "[kernel][long]") {
   for (DType dtype : kFloatTypes) {
     for (const char* sizes :
          {"b=2 hq=4 hk=2 sq=9 sk=70 d=32", "hq=36 hk=1 sq=3 sk=530 d=64", "hq=2 sq=130 sk=40 d=16"}) {

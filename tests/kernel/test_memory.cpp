@@ -53,7 +53,7 @@ TEST_CASE("odd sizes between guard pages", "[kernel]") {
 }
 
 // Rows of whole cache lines, which a kernel may read in place, up to a last block that is not whole.
-TEST_CASE("bf16 keys of 64 or 128 bytes between guard pages", "[kernel]") {
+TEST_CASE("bf16 keys of 64 or 128 bytes between guard pages", "[kernel][long]") {
   for (const char* keys :
        {"sk=31", "sk=32", "sk=64", "sk=65", "sk=95", "sk=128", "sk=161 causal align=bottom_right",
         "sk=161 causal align=20", "sk=160 window=50,-1 align=40", "sk=160 window=30,30 align=bottom_right",

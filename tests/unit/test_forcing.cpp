@@ -95,7 +95,7 @@ TEST_CASE("what cannot be had fails loudly", "[unit]") {
   for (const EntryInfo& entry : entries()) {
     if (!entry.unusable.empty()) CHECK(refused_argument([&] { forced(entry.name); }) == "kernel");
   }
-  for (Isa isa : {Isa::generic, Isa::avx2, Isa::avx512, Isa::neon, Isa::avx512bf16, Isa::amx}) {
+  for (Isa isa : {Isa::generic, Isa::avx2, Isa::avx512, Isa::neon, Isa::avx512bf16, Isa::amx, Isa::neonbf16}) {
     const std::vector<Isa> usable = usable_isas();
     if (std::find(usable.begin(), usable.end(), isa) != usable.end()) continue;
     WARN("skipped: this machine has no " << to_string(isa) << "; asking for it must fail");

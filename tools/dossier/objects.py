@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 # Adds packed products to a register, of x86 and of aarch64; SSE2 adds what it has multiplied before.
-ACCUMULATE = re.compile(r"vfn?m(add|sub)231p[sd]$|vdpbf16ps$|tdp\w+$|fml[as]$|addps$")
+ACCUMULATE = re.compile(r"vfn?m(add|sub)231p[sd]$|vdpbf16ps$|tdp\w+$|fml[as]$|bfmmla$|addps$")
 VECTOR = re.compile(r"%[xyz]mm(\d+)|\b[vq](\d+)\b|%tmm\d")
 JUMP = re.compile(r"(?:j\w+|b|b\.\w+|cbn?z|tbn?z)$")
 TARGET = re.compile(r"\b([0-9a-f]+) <")

@@ -12,7 +12,8 @@ static_assert(RAPT_F32 == int(rapt::DType::f32) && RAPT_F16 == int(rapt::DType::
 static_assert(RAPT_CPU == int(rapt::DeviceType::cpu) && RAPT_CUDA == int(rapt::DeviceType::cuda));
 static_assert(RAPT_ISA_GENERIC == int(rapt::Isa::generic) && RAPT_ISA_AVX2 == int(rapt::Isa::avx2) &&
               RAPT_ISA_AVX512 == int(rapt::Isa::avx512) && RAPT_ISA_NEON == int(rapt::Isa::neon) &&
-              RAPT_ISA_AVX512BF16 == int(rapt::Isa::avx512bf16) && RAPT_ISA_AMX == int(rapt::Isa::amx));
+              RAPT_ISA_AVX512BF16 == int(rapt::Isa::avx512bf16) && RAPT_ISA_AMX == int(rapt::Isa::amx) &&
+              RAPT_ISA_NEONBF16 == int(rapt::Isa::neonbf16));
 static_assert(RAPT_KV_STRIDED == int(rapt::KvSource::Kind::strided) &&
               RAPT_KV_RAGGED == int(rapt::KvSource::Kind::ragged) &&
               RAPT_KV_PAGED == int(rapt::KvSource::Kind::paged) && RAPT_KV_RING == int(rapt::KvSource::Kind::ring) &&

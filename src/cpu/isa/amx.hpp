@@ -8,9 +8,11 @@
 #define RAPT_HAVE_TILES
 
 #if defined(RAPT_AMX_MODEL)
+#define RAPT_VECTORS RAPT_AMX_MODEL
 #include RAPT_LEAF_(RAPT_AMX_MODEL)
 #include "cpu/isa/amx_model.hpp"
 #else
+#define RAPT_VECTORS avx512
 #include "cpu/isa/amx_tiles.hpp"
 #include "cpu/isa/avx512.hpp"
 #endif

@@ -4,16 +4,19 @@
 
 #define RAPT_HAVE_DOTS
 #define RAPT_HAVE_VBMI
+#define RAPT_VECTORS avx512
 
 #include "cpu/isa/avx512.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 
-// The pair that lies at `p`, in every lane.
-[[gnu::always_inline]] inline vec broadcast_pair(const char* p) {
+inline constexpr int kDotRows = 1;
+
+// The pair of a row that lies at `at`, in every lane.
+[[gnu::always_inline]] inline void load_dots(vec (&a)[kDotRows], const char* const (&row)[kDotRows], std::int64_t at) {
   std::int32_t pair;
-  __builtin_memcpy(&pair, p, sizeof pair);
-  return vec(_mm512_castsi512_ps(_mm512_set1_epi32(pair)));
+  __builtin_memcpy(&pair, row[0] + at, sizeof pair);
+  a[0] = vec(_mm512_castsi512_ps(_mm512_set1_epi32(pair)));
 }
 
 // c[n] += a[2n] b[2n] + a[2n + 1] b[2n + 1]: a and b bf16, c fp32; denormals are 0.

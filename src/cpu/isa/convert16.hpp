@@ -11,12 +11,12 @@ namespace rapt::cpu::RAPT_ISA {
 using u16vec = xsimd::batch<std::uint16_t, arch>;
 
 [[gnu::always_inline]] inline vec load_any(const bf16* p) {
-  return cast_to_float(load_u16(&p->bits) << 16);
+  return cast_to_float(shift_left<16>(load_u16(&p->bits)));
 }
 // The nearest bf16 in the lower half of each lane, its sign in the upper.
 [[gnu::always_inline]] inline ivec bf16_bits(vec x) {
-  const ivec bits = cast_to_int(x), upper = bits >> 16;
-  const ivec rounded = (bits + ivec(0x7fff) + (upper & ivec(1))) >> 16;
+  const ivec bits = cast_to_int(x), upper = shift_right<16>(bits);
+  const ivec rounded = shift_right<16>(bits + ivec(0x7fff) + (upper & ivec(1)));
   const auto is_nan = (bits & ivec(0x7fffffff)) > ivec(0x7f800000);
   return xsimd::select(is_nan, upper | ivec(0x40), rounded);
 }
@@ -32,7 +32,7 @@ template <class Vec>
 // has a plain function of this name, which calls prefer.)
 template <class Vec>
 [[gnu::always_inline]] inline Vec round_to_bf16_pairs(Vec even, Vec odd) {
-  return cast_to_float((bf16_bits(even) & ivec(0xffff)) | (bf16_bits(odd) << 16));
+  return cast_to_float((bf16_bits(even) & ivec(0xffff)) | shift_left<16>(bf16_bits(odd)));
 }
 
 }  // namespace rapt::cpu::RAPT_ISA

@@ -44,7 +44,7 @@ struct Exp2Split {
 [[gnu::always_inline]] inline Exp2Split split_exp2(vec x) {
   const vec magic(12582912.f + 127.f);  // 1.5 * 2^23 + exponent bias: the sum's low bits are n + 127
   const vec t = x + magic;
-  return {cast_to_float(cast_to_int(t) << 23), x - (t - magic)};
+  return {cast_to_float(shift_left<23>(cast_to_int(t))), x - (t - magic)};
 }
 
 [[gnu::always_inline]] inline vec exp2(vec x) {

@@ -14,6 +14,8 @@
 #if defined(RAPT_HAVE_VBMI)
 #include "cpu/isa/convert8_vbmi.hpp"
 #include "cpu/isa/weights_vbmi.hpp"
+#elif defined(RAPT_HAVE_TBL)
+#include "cpu/isa/weights_tbl.hpp"
 #elif defined(RAPT_HAVE_TILES) || defined(RAPT_HAVE_DOTS)
 #include "cpu/isa/weights.hpp"
 #endif
@@ -76,7 +78,10 @@ RAPT_LEAF_HAS_(vec, exp2_result(x, x), "exp2_result(vec, vec)");
 static_assert(std::is_class_v<Tiles>, "RAPT_HAVE_TILES: class Tiles");
 #endif
 #if defined(RAPT_HAVE_DOTS)
-RAPT_LEAF_HAS_(vec, broadcast_pair(std::declval<const char*>()), "RAPT_HAVE_DOTS: broadcast_pair(const char*)");
+static_assert(kDotRows == 1 || (kDotRows == 2 && kLanes == 4), "RAPT_HAVE_DOTS: kDotRows, 1 or, of four lanes, 2");
+extern vec operands[kDotRows];
+extern const char* const row[kDotRows];
+RAPT_LEAF_HAS_(void, load_dots(operands, row, 0), "RAPT_HAVE_DOTS: load_dots(vec (&)[kDotRows], rows, std::int64_t)");
 RAPT_LEAF_HAS_(void, add_dots(x, x, x), "RAPT_HAVE_DOTS: add_dots(vec&, vec, vec)");
 #endif
 

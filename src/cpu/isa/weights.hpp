@@ -17,7 +17,7 @@ namespace rapt::cpu::RAPT_ISA {
   return cast_to_float(cast_to_int(x) & ivec(-0x10000));
 }
 [[gnu::always_inline]] inline vec truncate_to_bf16_pairs(vec even, vec odd) {
-  const ivec low = (cast_to_int(even) >> 16) & ivec(0xffff);
+  const ivec low = shift_right<16>(cast_to_int(even)) & ivec(0xffff);
   return cast_to_float(low | cast_to_int(truncate_to_bf16(odd)));
 }
 [[gnu::always_inline]] inline vec exp2_24_bits(vec x) {
@@ -34,8 +34,8 @@ class FixedExp2 {
   template <bool kSafe>
   vec weights(vec even, vec odd, vec& sum) const {
     const ivec a = integer(even), b = integer(odd), p = weight(a), q = weight(b);
-    sum = sum + (cast_to_float(p << 16) + cast_to_float(q << 16));
-    return cast_to_float(p | (q << 16));
+    sum = sum + (cast_to_float(shift_left<16>(p)) + cast_to_float(shift_left<16>(q)));
+    return cast_to_float(p | shift_left<16>(q));
   }
 
  private:

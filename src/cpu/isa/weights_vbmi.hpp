@@ -6,6 +6,7 @@
 
 #include "cpu/isa/convert16.hpp"
 #include "cpu/isa/exp2.hpp"
+#include "cpu/isa/fixed_exp2.hpp"
 #include "cpu/isa/leaf.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
@@ -49,29 +50,21 @@ struct FixedExp2Tables {
 };
 constexpr FixedExp2Tables fixed_exp2_tables() {
   FixedExp2Tables t{};
-  // About 512 (f - (2^f - 1)) + 1/2 in each of 64 ranges of f (2 of kOffset less), so that weights are off by 1.8e-3 in
-  // the mean square and by -1e-5 in the mean. (Rounding to bf16 alone: 1.7e-3.) The first is 0, for a weight of 0.
-  constexpr std::uint8_t kCorrection[64] = {0,  4,  6,  8,  10, 12, 15, 16, 19, 20, 22, 24, 26, 28, 29, 31,
-                                            32, 33, 35, 36, 37, 38, 39, 40, 40, 41, 42, 43, 43, 44, 44, 44,
-                                            44, 44, 45, 44, 44, 44, 44, 43, 43, 42, 41, 41, 40, 39, 38, 37,
-                                            35, 34, 32, 31, 29, 27, 25, 23, 21, 19, 17, 14, 11, 9,  6,  3};
   for (int j = 0; j < 64; ++j) {
     const int lane = j & 15;
     t.pairs[j] = static_cast<std::uint8_t>((lane >> 2) * 2 + (lane & 1) + (lane & 2 ? 8 : 0));
     t.fraction[j] = static_cast<std::uint8_t>(((j & 7) >> 1) * 16 + 3);
-    t.correction[j] = kCorrection[j];
+    t.correction[j] = kFixedExp2Correction[j];
   }
   return t;
 }
 inline constexpr FixedExp2Tables kFixedExp2 = fixed_exp2_tables();
 
-// 2^x rounded to bf16 on 16-bit integers, two vectors at a time: half the operations of the way through fp32, and few
-// on the port that the matrix unit shares. x + 127 as 7.9 fixed point is the bf16's exponent and, but for a correction
-// of 2^f - 1 - f from a table by f's first 6 bits, its fraction.
+// As fixed_exp2.hpp has it, two vectors at a time: half the operations of the way through fp32, and few on the port
+// that the matrix unit shares.
 class FixedExp2 {
  public:
-  static constexpr float kScale = 512;                          // 9 bits of fraction
-  static constexpr float kOffset = 12582912.f + 127 * 512 + 2;  // 1.5 * 2^23 makes integers, 2 rounds what is cut off
+  static constexpr float kScale = kFixedExp2Scale, kOffset = kFixedExp2Offset;
 
   template <bool kSafe>
   [[gnu::always_inline]] vec weights(vec even, vec odd, vec& sum) const {

@@ -84,7 +84,7 @@ struct Visit {
   // P and dS of the block. The vectors' work on 32 x 32 scores is interleaved with the products of the next.
   [[gnu::noinline]] void scores() {
     const bool modified = needs_finish(p.score), capped = p.score.softcap_log2 != 0;
-    constexpr std::int64_t kPairs = kTileRows, kOne = 1 << 16;
+    constexpr std::int64_t kPairs = kTileRows / kMergedRows, kOne = 1 << 16;
     const std::int64_t rate =
         kPairs * kOne / (4 * kScoreProducts<kComponents> * (w.d + w.dv) / kTileDepth - kPendingTiles) + 1;
     ChunkGradients<kComponents> previous;
@@ -92,7 +92,7 @@ struct Visit {
     const auto next = [&]() __attribute__((always_inline)) {
       if ((credit += rate) < kOne) return;
       credit -= kOne;
-      if (!previous.is_done()) previous.next_pair();
+      if (!previous.is_done()) previous.next_pairs();
     };
     store_pending(tiles, pending, w.discarded);
     // Four operands of two by one chunks stay in L1 beside the scores.
@@ -111,7 +111,7 @@ struct Visit {
                            w.d / kTileDepth * kProducts, nullptr, s, next);
         multiply<InHalves>(v.base, v.stride, kTileRows * v.stride, w.dout_t + r * kComponents * kChunk * w.dv * 2,
                            w.of_dp, w.dv / kTileDepth * kProducts, nullptr, dp, next);
-        while (!previous.is_done()) previous.next_pair();
+        while (!previous.is_done()) previous.next_pairs();
         if (!is_finished(rows[r], j, modified))
           finish(head, rows[r], j, modified, s, capped ? w.slopes : nullptr, w.discarded);
         if (capped || p.grad_alibi) store_pending<InHalves>(tiles, pending, w.discarded);
@@ -126,7 +126,7 @@ struct Visit {
         }
       }
     store_pending<InHalves>(tiles, pending, w.discarded);
-    while (!previous.is_done()) previous.next_pair();
+    while (!previous.is_done()) previous.next_pairs();
   }
 
   // Chunks of rows from the first to the last that sees one of 32 keys.

@@ -116,7 +116,9 @@ extern constexpr AttentionKernel kTilesF16x3 = kernel<2>("f16x3", kHalf, nullptr
 extern constexpr AttentionKernel kTilesF32x6 =
     kernel<3>("f32x6", kFloatTypes, "not everywhere faster than the fp32 kernel");
 #else
-extern constexpr AttentionKernel kTilesBf16 = kernel<1>("bf16", kBf16AndQuantized, nullptr);
+// AVX512-BF16's has no limit; that of NEON is AMX's, until somebody measures it.
+constexpr int kMinKeyElements = kDotRows == 1 ? 0 : 8192;
+extern constexpr AttentionKernel kTilesBf16 = kernel<1>("bf16", kBf16AndQuantized, nullptr, 0, kMinKeyElements);
 #endif
 
 }  // namespace rapt::cpu::RAPT_ISA

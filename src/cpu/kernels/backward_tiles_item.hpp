@@ -217,17 +217,23 @@ KeyOperand key_operand(const Head& head, const void* base, const Strides& s, std
   return {reinterpret_cast<const char*>(packed), 2 * padded(n)};
 }
 
-// 32 rows -> tiles [padded / 16][16 pairs of rows (i, i + 16)][16 columns], of a component as tile_queries() has it;
-// rows from `count` on are 0.
+// 32 rows -> tiles [padded / 16][16 pairs of rows (i, i + 16), merged][16 columns], of a component as tile_queries()
+// has it; rows from `count` on are 0.
 void tile_row_pairs(const ComponentRows& rows, std::int64_t component, std::int64_t count, std::int64_t width,
                     char* tiles) {
   for (std::int64_t c = 0; c < width; c += kTileRows, tiles += kTileBytes)
-    for (std::int64_t i = 0; i < kTileRows; ++i)
+    for (std::int64_t i = 0; i < kTileRows; i += kMergedRows)
       for (std::int64_t j = 0; j < kTileRows; j += kLanes) {
         const std::int64_t at = component + c + j;
-        const vec low = i < count ? load_any(rows.row[i] + at) : vec(0.f);
-        const vec high = i + kTileRows < count ? load_any(rows.row[i + kTileRows] + at) : vec(0.f);
-        store(reinterpret_cast<float*>(tiles) + i * kTileRows + j, truncate_to_bf16_pairs(low, high));
+        vec pairs[kMergedRows];
+        for (int m = 0; m < kMergedRows; ++m) {
+          const vec low = i + m < count ? load_any(rows.row[i + m] + at) : vec(0.f);
+          const vec high = i + m + kTileRows < count ? load_any(rows.row[i + m + kTileRows] + at) : vec(0.f);
+          pairs[m] = truncate_to_bf16_pairs(low, high);
+        }
+        merge_rows(pairs);
+        for (int m = 0; m < kMergedRows; ++m)
+          store(reinterpret_cast<float*>(tiles) + (i + m) * kTileRows + j, pairs[m]);
       }
 }
 

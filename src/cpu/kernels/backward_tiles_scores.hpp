@@ -6,49 +6,65 @@
 namespace rapt::cpu::RAPT_ISA {
 namespace {
 
-// Keys j and j + 16 at a time, for 32 rows.
+// Keys j and j + 16 at a time, for 32 rows; where rows of pairs are merged, those of the next key with them.
 template <int kComponents>
 struct ChunkGradients {
+  static_assert(kComponents == 1 || kMergedRows == 1);
   float *scores = nullptr, *end = nullptr;  // of key j; of key 16
   vec scale, add[kVecsOfChunk], neg_delta[kVecsOfChunk];
 
   [[gnu::always_inline]] bool is_done() const { return scores == end; }
-  [[gnu::always_inline]] void next_pair() {
+  [[gnu::always_inline]] void next_pairs() {
+#pragma GCC unroll 4
+    for (int i = 0; i < kVecsOfHalf; ++i) next_pairs_of(i);
+    scores += kMergedRows * InHalves::kRow;
+  }
+
+ private:
+  // Of rows in vector i of either half. What is stored takes the place of what this has loaded, and of nothing else.
+  [[gnu::always_inline]] void next_pairs_of(int i) {
     using Scratch = Scratch<kComponents>;
     constexpr std::int64_t kFloats = kTileBytes / 4;
-    float *const p = scores, *const ds = p + Scratch::kDsAt / 4, *const ds_pairs = p + Scratch::kDsPairsAt / 4;
-    vec weight[2][kVecsOfChunk], d[2][kVecsOfChunk];
+    vec ds_pairs[2][kMergedRows];
 #pragma GCC unroll 2
-    for (int key = 0; key < 2; ++key)
-#pragma GCC unroll 8
-      for (int i = 0; i < kVecsOfChunk; ++i) {
-        const std::int64_t at = i / kVecsOfHalf * InHalves::kRight + key * kFloats + i % kVecsOfHalf * kLanes;
-        weight[key][i] = exp2_18_bits(at_most_0(fma(load(p + at), scale, add[i])));
-        d[key][i] = weight[key][i] * (load(ds + at) + neg_delta[i]);
-        if constexpr (kComponents == 1)
-          weight[key][i] = for_truncation(weight[key][i]), d[key][i] = for_truncation(d[key][i]);
-      }
-#pragma GCC unroll 2
-    for (int c = 0; c < kComponents; ++c) {
-#pragma GCC unroll 2
-      for (int j = 0; j < 2; ++j)
-#pragma GCC unroll 4
-        for (int i = 0; i < kVecsOfHalf; ++i) {
-          const std::int64_t to = (2 * c + j) * kFloats + i * kLanes;
-          store(p + to, truncate_to_bf16_pairs(weight[j][i], weight[j][kVecsOfHalf + i]));
-          store(ds + to, truncate_to_bf16_pairs(d[j][i], d[j][kVecsOfHalf + i]));
-          store(ds_pairs + to, truncate_to_bf16_pairs(d[0][j * kVecsOfHalf + i], d[1][j * kVecsOfHalf + i]));
-        }
-      if (c + 1 == kComponents) break;
+    for (int m = 0; m < kMergedRows; ++m) {
+      float *const p = scores + m * InHalves::kRow + i * kLanes, *const ds = p + Scratch::kDsAt / 4;
+      vec weight[2][2], d[2][2];  // [key][half]
 #pragma GCC unroll 2
       for (int key = 0; key < 2; ++key)
-#pragma GCC unroll 8
-        for (int i = 0; i < kVecsOfChunk; ++i) {
-          weight[key][i] = weight[key][i] - truncate_to_bf16(weight[key][i]);
-          d[key][i] = d[key][i] - truncate_to_bf16(d[key][i]);
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; ++half) {
+          const std::int64_t at = half * InHalves::kRight + key * kFloats;
+          const int v = half * kVecsOfHalf + i;
+          weight[key][half] = exp2_18_bits(at_most_0(fma(load(p + at), scale, add[v])));
+          d[key][half] = weight[key][half] * (load(ds + at) + neg_delta[v]);
+          if constexpr (kComponents == 1)
+            weight[key][half] = for_truncation(weight[key][half]), d[key][half] = for_truncation(d[key][half]);
         }
+#pragma GCC unroll 2
+      for (int c = 0; c < kComponents; ++c) {
+#pragma GCC unroll 2
+        for (int j = 0; j < 2; ++j) {
+          const std::int64_t to = (2 * c + j) * kFloats;
+          store(p + to, truncate_to_bf16_pairs(weight[j][0], weight[j][1]));
+          store(ds + to, truncate_to_bf16_pairs(d[j][0], d[j][1]));
+          ds_pairs[j][m] = truncate_to_bf16_pairs(d[0][j], d[1][j]);
+          if (m + 1 < kMergedRows) continue;
+          merge_rows(ds_pairs[j]);
+          float* const merged = scores + i * kLanes + Scratch::kDsPairsAt / 4 + to;
+#pragma GCC unroll 2
+          for (int n = 0; n < kMergedRows; ++n) store(merged + n * InHalves::kRow, ds_pairs[j][n]);
+        }
+        if (c + 1 == kComponents) break;
+#pragma GCC unroll 2
+        for (int key = 0; key < 2; ++key)
+#pragma GCC unroll 2
+          for (int half = 0; half < 2; ++half) {
+            weight[key][half] = weight[key][half] - truncate_to_bf16(weight[key][half]);
+            d[key][half] = d[key][half] - truncate_to_bf16(d[key][half]);
+          }
+      }
     }
-    scores += InHalves::kRow;
   }
   // Truncated to bf16, it is x rounded.
   [[gnu::always_inline]] static vec for_truncation(vec x) {

@@ -30,11 +30,7 @@ void store_pool(const AttentionBackwardParams&, const PoolItem&, const PoolSums&
 #if defined(RAPT_HAVE_TILES) || defined(RAPT_HAVE_DOTS)
 // Of the vector ISA that these kernels are used with.
 inline const IsaKernels& vector_kernels() {
-#if defined(RAPT_AMX_MODEL)
-  return RAPT_AMX_MODEL::kKernels;
-#else
-  return avx512::kKernels;
-#endif
+  return RAPT_VECTORS::kKernels;
 }
 #endif
 void attention_combine(const AttentionParams&, const WorkItem&, std::int64_t splits, std::int64_t split_rows) noexcept;

@@ -98,11 +98,11 @@ template <int kComponents>
   const std::int64_t depth = w.d / kTileDepth, columns = pv ? w.dv / kChunk : 0;
   const std::int64_t groups = max(w.k_groups, 1), chunks = columns + (qk ? qk->chunks * groups : 0);
   const std::int64_t products_of_tiles = 4 * n * (columns * (pv ? pv->chunks : 0) + (qk ? qk->chunks : 0) * depth);
-  // Spread evenly: `each` pairs of keys at a time, one time in kOne / rate products.
+  // Spread evenly: `each` steps of the exponentials at a time, one time in kOne / rate products.
   constexpr std::int64_t kOne = 1 << 16;
-  const std::int64_t pairs = (e.end - e.s) / (2 * kChunk);
-  const std::int64_t each = (pairs + products_of_tiles - 1) / products_of_tiles;
-  const std::int64_t rate = each ? pairs / each * kOne / products_of_tiles : 0;
+  const std::int64_t exponential_steps = (e.end - e.s) / (kStepKeys * kChunk);
+  const std::int64_t each = (exponential_steps + products_of_tiles - 1) / products_of_tiles;
+  const std::int64_t rate = each ? exponential_steps / each * kOne / products_of_tiles : 0;
   std::int64_t credit = 0;
   Exponentials<kComponents> local = e;
   Prefetcher upcoming = item.upcoming;
@@ -112,7 +112,7 @@ template <int kComponents>
     if ((credit += rate) < kOne) return;
     credit -= kOne;
     std::int64_t left = each;
-    do local.template next_pair<false>();
+    do local.template next_step<false>();
     while (--left);
   };
   TileOperand a{}, b{};
@@ -209,7 +209,7 @@ template <int kComponents>
     }
   }
   e = exponentials(item, v, s);
-  while (e.s != e.end) e.template next_pair<true>();
+  e.template rest<true>();
   for (int i = 0; i < kVecsOfRow; ++i)
     e.sum[i] = e.sum[i] + not_finite[i];  // the row's output will be NaN: it falls back
 }
@@ -246,7 +246,7 @@ void visit_range(PrefillItem<kComponents>& item, Tiles& tiles, std::int64_t begi
     E e = exponentials(item, *now, s[at]);
     if (last || then) multiply(item, tiles, last, s[at ^ 1], then, s[at ^ 1], e);
     if (then && item.w.k_groups > 0) flush_scores(item, tiles, *then, s[at ^ 1]);
-    while (e.s != e.end) e.template next_pair<false>();
+    e.template rest<false>();
     if (last && last->last) end_range(item, tiles, *last, !then);
     bool any = false;
     for (int i = 0; i < kVecsOfRow; ++i) any |= xsimd::any(must_move(item, *now, e.sum[i], i));

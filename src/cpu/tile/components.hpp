@@ -20,6 +20,19 @@ using u32vec = xsimd::batch<std::uint32_t, arch>;
   x.store_unaligned(&p->bits);
 }
 
+// B lies in rows of pairs, of which this many are merged where vectors multiply that many rows at a time
+// (bf16_mma_dots.hpp): in the places of rows k and k + 1 each column of the vectors has its pairs from both, one after
+// the other, those of the first half of a vector in the place of row k.
+#if defined(RAPT_HAVE_DOTS)
+inline constexpr int kMergedRows = kDotRows;
+#else
+inline constexpr int kMergedRows = 1;
+#endif
+template <int kRows>
+[[gnu::always_inline]] inline void merge_rows(vec (&x)[kRows]) {
+  if constexpr (kRows == 2 && kMergedRows == 2) merge_pairs(x[0], x[1]);
+}
+
 // Which numbers the matrix unit can be given as components: 0, and magnitudes in [kMin, kMax). It takes denormals for
 // 0, in operands, products and sums, so values, whose weights may be as small as 2^-39, must not be small, and no
 // number's last component may be a denormal. Products of factors of scores (queries and keys) must not overflow, or the
@@ -167,8 +180,8 @@ ComponentRows split_rows(RowAt row_at, std::int64_t stride, std::int64_t rows, s
                                         [](std::int64_t) { return NoScale(); });
 }
 
-// 32 rows of queries -> tiles [padded / 32][2][16 pairs of columns][16 rows], rows in the lanes; of the component that
-// lies `component` elements behind the first.
+// 32 rows of queries -> tiles [padded / 32][2][16 pairs of columns][16 rows], rows in the lanes, pairs merged; of the
+// component that lies `component` elements behind the first.
 [[gnu::noinline]] inline void tile_queries(const ComponentRows& rows, std::int64_t component, std::int64_t padded,
                                            char* tiles) {
   using Pair = std::uint32_t;
@@ -187,8 +200,10 @@ ComponentRows split_rows(RowAt row_at, std::int64_t stride, std::int64_t rows, s
                             interleave<Pair, true>(x[0], x[1]), interleave<Pair, true>(x[2], x[3])};
 #pragma GCC unroll 2
           for (int i = 0; i < 4; i += 2) {
-            store(to + i * kTileRows + r, interleave<Pairs, false>(y[i], y[i + 1]));
-            store(to + (i + 1) * kTileRows + r, interleave<Pairs, true>(y[i], y[i + 1]));
+            vec pairs[2] = {interleave<Pairs, false>(y[i], y[i + 1]), interleave<Pairs, true>(y[i], y[i + 1])};
+            merge_rows(pairs);
+            store(to + i * kTileRows + r, pairs[0]);
+            store(to + (i + 1) * kTileRows + r, pairs[1]);
           }
         }
 }

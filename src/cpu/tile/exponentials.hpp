@@ -15,7 +15,10 @@ constexpr std::int64_t weights_at(int component) {
   return component < 2 ? component * kRowBytes : kScoreBytes;
 }
 
-// 2^(scores) -> weights, a pair of keys at a time: bf16 components over the scores, and their sum.
+// Keys of a step: a pair, or the pairs of merged rows.
+constexpr std::int64_t kStepKeys = 2 * kMergedRows;
+
+// 2^(scores) -> weights, kStepKeys at a time: bf16 components over the scores, and their sum.
 template <int kComponents>
 struct Exponentials {
   // m lies kHeadroom above a row's first or largest score, and moves when the weights of a block sum to more than
@@ -24,6 +27,7 @@ struct Exponentials {
   static constexpr float kHeadroom = 0, kMaxSum = 0x1p16f, kMinSum = 0x1p-8f, kMaxExponent = kExponentRange,
                          kMinExponent = -kExponentRange;
   static_assert(kComponents == 1 || kMaxBlockKeys * 0x1p8f <= kMaxSum);
+  static_assert(kComponents > 1 && kMergedRows == 1);
   float *s = nullptr, *end = nullptr;
   vec scale[kVecsOfRow], add[kVecsOfRow], sum[kVecsOfRow];
 
@@ -31,7 +35,7 @@ struct Exponentials {
   void set(vec s_scale, int i, vec s_add) { scale[i] = s_scale, add[i] = s_add, sum[i] = vec(0.f); }
 
   template <bool kSafe>
-  [[gnu::always_inline]] void next_pair() {
+  [[gnu::always_inline]] void next_step() {
 #pragma GCC unroll 8
     for (int i = 0; i < kVecsOfRow; ++i) {
       float* at = s + i * kLanes;
@@ -48,6 +52,10 @@ struct Exponentials {
       }
     }
     s += 2 * kChunk;
+  }
+  template <bool kSafe>
+  void rest() {
+    while (s != end) next_step<kSafe>();
   }
   static vec exponential(vec x) {
     return kComponents == 3 ? exp2_24_bits(x) : exp2_18_bits(x);
@@ -69,14 +77,40 @@ struct Exponentials<1> {
     sum[i] = vec(0.f);
   }
   template <bool kSafe>
-  [[gnu::always_inline]] void next_pair() {
+  [[gnu::always_inline]] void next_step() {
 #pragma GCC unroll 8
-    for (int i = 0; i < kVecsOfRow; ++i) {
-      float* at = s + i * kLanes;
-      const vec even = fma(load(at), scale[i], add[i]), odd = fma(load(at + kChunk), scale[i], add[i]);
-      store(at, exponential.weights<kSafe>(even, odd, sum[i]));
+    for (int i = 0; i < kVecsOfRow; ++i) exponentiate<kSafe>(s + i * kLanes, scale[i], add[i], sum[i], exponential);
+    s += kStepKeys * kChunk;
+  }
+  // All that is left, a vector of rows after the other where those of a row do not fit the registers.
+  template <bool kSafe>
+  void rest() {
+    while (kVecsOfRow <= 4 && s != end) next_step<kSafe>();
+    for (int i = 0; s != end && i < kVecsOfRow; ++i) {
+      const vec factor = scale[i], addend = add[i];
+      const FixedExp2 local = exponential;
+      vec total = sum[i];
+      for (float* at = s + i * kLanes; at < end; at += kStepKeys * kChunk)
+        exponentiate<kSafe>(at, factor, addend, total, local);
+      sum[i] = total;
     }
-    s += 2 * kChunk;
+    s = end;
+  }
+
+ private:
+  template <bool kSafe>
+  [[gnu::always_inline]] static void exponentiate(float* at, vec factor, vec addend, vec& total,
+                                                  const FixedExp2& exponential) {
+    vec pairs[kMergedRows];
+#pragma GCC unroll 2
+    for (int m = 0; m < kMergedRows; ++m) {
+      const float* key = at + 2 * m * kChunk;
+      const vec even = fma(load(key), factor, addend), odd = fma(load(key + kChunk), factor, addend);
+      pairs[m] = exponential.weights<kSafe>(even, odd, total);
+    }
+    merge_rows(pairs);
+#pragma GCC unroll 2
+    for (int m = 0; m < kMergedRows; ++m) store(at + 2 * m * kChunk, pairs[m]);
   }
 };
 

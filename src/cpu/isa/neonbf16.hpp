@@ -1,0 +1,46 @@
+// NEON with BF16 (FEAT_BF16 of Armv8.2 and later): products of matrices of 2 x 4 and 4 x 2 bf16, with the vectors of
+// NEON. Its kernel is the matrix unit's for bf16, over chunks in registers instead of tiles (tile/bf16_mma_dots.hpp).
+#pragma once
+
+#define RAPT_HAVE_DOTS
+#define RAPT_HAVE_TBL
+#define RAPT_VECTORS neon
+
+#include "cpu/isa/neon.hpp"
+
+namespace rapt::cpu::RAPT_ISA {
+
+inline constexpr int kDotRows = 2;
+
+// The 64-bit halves of x and y, lower ones in x, upper ones in y.
+[[gnu::always_inline]] inline void exchange_halves(vec& x, vec& y) {
+  const float64x2_t a = vreinterpretq_f64_f32(x.data), b = vreinterpretq_f64_f32(y.data);
+  x = vec(vreinterpretq_f32_f64(vtrn1q_f64(a, b)));
+  y = vec(vreinterpretq_f32_f64(vtrn2q_f64(a, b)));
+}
+// Lanes 0 and 1 of x, each followed by that of y, in x; lanes 2 and 3 in y.
+[[gnu::always_inline]] inline void merge_pairs(vec& x, vec& y) {
+  const float32x4_t a = x.data, b = y.data;
+  x = vec(vzip1q_f32(a, b));
+  y = vec(vzip2q_f32(a, b));
+}
+
+// Four pairs of each of two rows: a[0] has the first two pairs of both, a[1] the others.
+[[gnu::always_inline]] inline void load_dots(vec (&a)[kDotRows], const char* const (&row)[kDotRows], std::int64_t at) {
+  a[0] = vec(vld1q_f32(reinterpret_cast<const float*>(row[0] + at)));
+  a[1] = vec(vld1q_f32(reinterpret_cast<const float*>(row[1] + at)));
+  exchange_halves(a[0], a[1]);
+}
+
+// c[2 i + j] += sum of a[4 i + n] b[4 j + n] for n < 4: a and b bf16, c fp32.
+// Twice, for n = 0 and 1, then for 2 and 3: the sum of two exact products is rounded to odd, and so is its sum with c.
+// (A sum that is not exact becomes the one of its two neighbours whose last bit is 1.) That errs by up to 2 u, where
+// rounding to nearest errs by u, but once for two products: sums of d products are off by up to (d + 2) u times the sum
+// of their magnitudes, of the d + 6 that the contract has for a score. Denormals are 0, in operands, products and sums.
+// FPCR changes none of this (but for its bit EBF, which FloatEnvironment clears), and FPSR gets no exceptions.
+// (Compilers would load more of b ahead than fits the registers if they may order these.)
+[[gnu::always_inline]] inline void add_dots(vec& c, vec a, vec b) {
+  asm volatile("bfmmla %0.4s, %1.8h, %2.8h" : "+w"(c.data) : "w"(a.data), "w"(b.data));
+}
+
+}  // namespace rapt::cpu::RAPT_ISA
