@@ -43,7 +43,7 @@ constexpr const char* kSizes[] = {"b=2 hq=2 sq=1 sk=9 d=32",
 
 }  // namespace
 
-TEST_CASE("gradients of gathered keys: every kind of list", "[kernel][long]") {
+TEST_CASE("gradients of gathered keys: every kind of list", "[kernel][numbers]") {
   for (const char* sizes : kSizes) {
     for (const char* words : {"dlse", "sinks dsinks softcap=3", "scale=-0.3 layout=other", "layout=bshd",
                               "layout=bhds sinks dsinks dlse", "grads=q", "grads=k", "grads=v", "grads=qk softcap=9"}) {
@@ -55,7 +55,7 @@ TEST_CASE("gradients of gathered keys: every kind of list", "[kernel][long]") {
   }
 }
 
-TEST_CASE("gradients of gathered keys: every type", "[kernel][long]") {
+TEST_CASE("gradients of gathered keys: every type", "[kernel][numbers]") {
   for (const char* sizes : kSizes) {
     for (DType dtype : {DType::bf16, DType::f16})
       for (std::uint64_t seed : {1, 2, 3}) {
