@@ -52,7 +52,7 @@ template <int kHead>
   Exponentials<1> local = e;
   Pending pending = item.pending;
   const auto interleaved = [&]() __attribute__((always_inline)) {
-    local.template next_pair<false>();
+    local.template next_step<false>();
   };
   const SteppedOperand p{weights, kTileDepth * kRowBytes, 2 * kRowBytes, 64};
   SteppedOperand v{w.range.v + pv.at * kHead * 2, kTileDepth * kHead * 2, 64, kTileBytes};
