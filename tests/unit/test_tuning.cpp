@@ -89,7 +89,7 @@ TEST_CASE("tuning: values reach the plans of their entry", "[unit]") {
     CHECK(plan(problem, &V::worker_us, 100'000).threads() == 1);
   }
   for (const char* problem :
-       {kPrefill, "attention_backward hq=2 sq=1024 d=64", "delta_rule hq=2 t=512 d=64 dv=256 beta", kIndex}) {
+       {kPrefill, "attention_backward hq=2 sq=1024 d=64", "delta_rule hq=8 t=512 d=64 dv=256 beta", kIndex}) {
     INFO(problem);
     CHECK(items(problem, &V::items_per_worker, 1) < items(problem, &V::items_per_worker, 8));
   }
