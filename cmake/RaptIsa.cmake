@@ -87,8 +87,8 @@ function(rapt_add_isa_library name isa)
     set(optimise -O1)
   endif()
   target_compile_options(${name} PRIVATE -march=${RAPT_MARCH_${isa}} ${optimise} -fno-lto -ffp-contract=off -fno-exceptions)
-  # Three checks of pointers take more than half of the time that kernels compile, and would find accesses that
-  # AddressSanitizer sees. libFuzzer looks for new paths through the framework.
+  # Three checks of pointers take more than half of the time that kernels compile, and find nothing that
+  # AddressSanitizer does not. libFuzzer looks for new paths through the framework.
   if(RAPT_SANITIZE MATCHES "address.*undefined|undefined.*address")
     target_compile_options(${name} PRIVATE -fno-sanitize=null,object-size,pointer-overflow)
   endif()

@@ -8,7 +8,7 @@ namespace rapt::cpu::RAPT_ISA {
 
 inline constexpr float kFixedExp2Scale = 512;  // 9 bits of fraction
 inline constexpr float kFixedExp2Offset =
-    12582912.f + 127 * 512 + 2;  // 1.5 * 2^23 makes integers, 2 rounds what is cut
+    12582912.f + 127 * 512 + 2;  // 1.5 * 2^23 makes integers, + 2 rounds, as the last two bits are cut off
 
 // About 512 (f - (2^f - 1)) + 1/2 in each of 64 ranges of f (2 of the offset less), so that weights are off by 1.8e-3
 // in the mean square and by -1e-5 in the mean. (Rounding to bf16 alone: 1.7e-3.) The first is 0, for a weight of 0.

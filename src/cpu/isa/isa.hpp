@@ -83,6 +83,10 @@ extern vec operands[kDotRows];
 extern const char* const row[kDotRows];
 RAPT_LEAF_HAS_(void, load_dots(operands, row, 0), "RAPT_HAVE_DOTS: load_dots(vec (&)[kDotRows], rows, std::int64_t)");
 RAPT_LEAF_HAS_(void, add_dots(x, x, x), "RAPT_HAVE_DOTS: add_dots(vec&, vec, vec)");
+#if defined(RAPT_HAVE_TBL)
+RAPT_LEAF_HAS_(void, exchange_halves(x, x), "kDotRows of 2: exchange_halves(vec&, vec&)");
+RAPT_LEAF_HAS_(void, merge_pairs(x, x), "kDotRows of 2: merge_pairs(vec&, vec&)");
+#endif
 #endif
 
 #undef RAPT_LEAF_HAS_

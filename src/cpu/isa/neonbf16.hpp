@@ -38,7 +38,7 @@ inline constexpr int kDotRows = 2;
 // rounding to nearest errs by u, but once for two products: sums of d products are off by up to (d + 2) u times the sum
 // of their magnitudes, of the d + 6 that the contract has for a score. Denormals are 0, in operands, products and sums.
 // FPCR changes none of this (but for its bit EBF, which FloatEnvironment clears), and FPSR gets no exceptions.
-// (Compilers would load more of b ahead than fits the registers if they may order these.)
+// (Compilers would load more of b ahead than fits the registers were they free to reorder these.)
 [[gnu::always_inline]] inline void add_dots(vec& c, vec a, vec b) {
   asm volatile("bfmmla %0.4s, %1.8h, %2.8h" : "+w"(c.data) : "w"(a.data), "w"(b.data));
 }

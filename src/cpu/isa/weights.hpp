@@ -9,6 +9,7 @@
 #pragma once
 
 #include "cpu/isa/exp2.hpp"
+#include "cpu/isa/fixed_exp2.hpp"
 #include "cpu/isa/leaf.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
@@ -29,7 +30,7 @@ namespace rapt::cpu::RAPT_ISA {
 
 class FixedExp2 {
  public:
-  static constexpr float kScale = 512, kOffset = 12582912.f + 127 * 512 + 2;
+  static constexpr float kScale = kFixedExp2Scale, kOffset = kFixedExp2Offset;
 
   template <bool kSafe>
   vec weights(vec even, vec odd, vec& sum) const {
@@ -46,11 +47,7 @@ class FixedExp2 {
   static ivec weight(ivec t) {
     alignas(64) std::int32_t lane[vec::size];
     t.store_aligned(lane);
-    for (std::int32_t& x : lane) {
-      const double f = ((x >> 3 & 63) * 8 + 1.5) / 512;
-      const double correction = 512 * (f - (__builtin_exp2(f) - 1));
-      x = (x - static_cast<std::int32_t>(correction + 0.5)) >> 2;
-    }
+    for (std::int32_t& x : lane) x = (x - kFixedExp2Correction[x >> 3 & 63]) >> 2;
     return ivec::load_aligned(lane);
   }
 };

@@ -4,8 +4,8 @@
 //   for each block of keys that some row sees             K and V rows in place, or dequantised to fp32 in scratch
 //     for each panel of kLanes rows
 //       S[key][row] = q . k                               lanes along d
-//       finish the scores, move m, P = 2^(scale S - m)    lanes along rows, as in attention_prefill, and the keys that
-//                                                         fill a vector with them
+//       finish the scores, move m, P = 2^(scale S - m)    lanes along rows, as in attention_prefill; along several
+//                                                         keys' where rows are few
 //       O[row] += P V                                     lanes along dv
 //
 // During each product the rows needed next are prefetched: this block's values and the next block's keys; where rows
@@ -53,9 +53,9 @@ struct Scratch {
     neg_m = carver.take<float>(rows);
     l = carver.take<float>(rows);
     l_low = carver.take<float>(rows);
-    s = carver.take<float>((kKeysOfBlock + 2 * kLanes) * kLanes);
+    s = carver.take<float>((kKeysOfBlock + kMostKeysOfTile) * kLanes);
     scores_before = carver.take<float>(kKeysOfBlock * kLanes);
-    scale_of_score = carver.take<float>((kKeysOfBlock + 1) * kLanes);
+    scale_of_score = carver.take<float>(kKeysOfBlock * kLanes);
     sums = carver.take<float>(kLanes * kLanes);
     for (float** lanes : {&block_max, &block_max_exponent, &zero}) *lanes = carver.take<float>(kLanes);
     k = carver.take<float>(kKeysOfBlock * q_stride);
@@ -138,7 +138,7 @@ class Item {
     Panel& panel = panels_[i];
     find_rows(head_, r, rows, panel.row);
     for (std::int64_t lane = rows; lane < kLanes; ++lane) panel.row[lane] = panel.row[rows - 1];
-    // Vectors of scores that few rows do not fill have those of several keys; what goes by rows wants them apart.
+    // Few rows share a vector with several keys, unless modifiers or dropout follow, which take one key to a vector.
     std::int64_t& stride = score_stride_[i] = kLanes;
     while (stride / 2 >= rows && !needs_finish(p_.score) && !p_.score.dropout.given) stride /= 2;
     for (std::int64_t lane = stride; lane < kLanes; ++lane) panel.row[lane] = panel.row[lane - stride];
@@ -158,7 +158,8 @@ class Item {
   }
   void start(std::int64_t i) {
     reset(head_, panels_[i]);
-    for (float* rows : {o(i), total(i)}) fill(rows, panels_[i].rows * w_.o_stride, 0);
+    // Three rows are a tile of four, which adds to a row more than there is.
+    for (float* rows : {o(i), total(i)}) fill(rows, round_up(panels_[i].rows, kRowsOfTile) * w_.o_stride, 0);
   }
   float* q(std::int64_t panel) const { return w_.q + panel * kLanes * w_.q_stride; }
   float* o(std::int64_t panel) const { return w_.o + panel * kLanes * w_.o_stride; }
@@ -320,7 +321,7 @@ class Item {
                       prefetch_with_values_);
   }
 
-  // Moves m of the lanes that must, and with it O, and the vectors of scores.
+  // Moves m of the lanes that must, and with it O, and the scores in vectors from `from` to `to` (none if equal).
   [[gnu::noinline, gnu::cold]] void move_m_and_o(std::int64_t i, std::int64_t from, std::int64_t to) const {
     const Panel& panel = panels_[i];
     const vec block_max = load(w_.block_max_exponent);

@@ -21,7 +21,8 @@ struct ChunkGradients {
   }
 
  private:
-  // Of rows in vector i of either half. What is stored takes the place of what this has loaded, and of nothing else.
+  // Of rows in vector i of either half. With one component, what is stored takes the place of what this has loaded, and
+  // of nothing else; with two, dS as pairs lies behind.
   [[gnu::always_inline]] void next_pairs_of(int i) {
     using Scratch = Scratch<kComponents>;
     constexpr std::int64_t kFloats = kTileBytes / 4;

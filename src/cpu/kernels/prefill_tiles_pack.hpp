@@ -150,11 +150,11 @@ void pack_range(PrefillItem<kComponents>& item, std::int64_t begin, std::int64_t
     // Keys before `first` must not be read, since their pages may not exist: key `first` is read in their place.
     std::int64_t k_at[kTileDepth], v_at[kTileDepth];
     const std::int64_t missing = max(first - key, 0);
-    const auto find_rows_of = [&](const Strides& stride, std::int64_t* to) {
+    const auto rows_at = [&](const Strides& stride, std::int64_t* to) {
       head.keys_at(stride, key + missing, rows - missing, to + missing);
       for (std::int64_t i = 0; i < missing; ++i) to[i] = to[missing];
     };
-    find_rows_of(p.k_stride, k_at), find_rows_of(p.v_stride, v_at);
+    rows_at(p.k_stride, k_at), rows_at(p.v_stride, v_at);
     std::uint32_t& not_representable = w.range.not_representable[at / kTileDepth];
     const ComponentRows values = with_type_of_keys<kComponents>(p.kv_type, [&](auto type) {
       const auto *k = static_cast<const decltype(type)*>(p.k), *v = static_cast<const decltype(type)*>(p.v);

@@ -21,8 +21,8 @@ struct TileOperand {
   const std::int32_t* offset;  // [steps]
   std::int64_t stride;         // bytes between the rows of a tile
   std::int64_t other;          // bytes to the chunk's other tile: the one below (A) or to the right (B)
-  // Of A, what vectors need not multiply, where tiles do: rows of the chunk that nobody reads, which keep what they
-  // had, and the pairs that the last product's zeros begin with.
+  // Vectors leave out what only fills up tiles: A has this many rows that are read later (the others of C keep what
+  // they held), and its last product this many pairs before the zeros.
   std::int64_t rows = kChunk, last_pairs = kTileRows;
 
   const char* at(std::int64_t i) const { return base + offset[i]; }

@@ -16,7 +16,7 @@ struct DecodeScores {
   std::int64_t from() const { return begin * stride / kLanes * kLanes; }
   std::int64_t to() const { return round_up(end * stride, kLanes); }
 
-  // Each key's by its number of `factor`. `spread`: room for as many as there are scores.
+  // Key j's by factor[j]. `spread`: [keys of a block][kLanes].
   void multiply(const float* factor, float* spread) const {
     for (std::int64_t j = begin; j < end; ++j) store_any(spread + j * stride, vec(factor[j]));
     for (std::int64_t x = from(); x < to(); x += kLanes) store(s + x, load(s + x) * load(spread + x));
@@ -40,15 +40,16 @@ struct DecodeScores {
     for (std::int64_t x = from(); x < begin * stride; ++x) s[x] = -__builtin_inff();
     if (end * stride < to()) store_any(s + end * stride, minus_infinity());
   }
-  // Of each row, over and over.
+  // Lane i has that of row i % stride.
   vec maximum() const {
     vec top = minus_infinity();
     for (std::int64_t x = from(); x < to(); x += kLanes) top = xsimd::max(top, load(s + x));
     return over_period(
         top, stride, [](vec a, vec b) __attribute__((always_inline)) { return xsimd::max(a, b); });
   }
-  // S -> P = 2^S; returns each row's sum, over and over. `sums`: [kLanes][kLanes]. Keys kLanes apart are summed first
-  // and these sums in a tree, however many rows a key has: a row's bits do not depend on those beside it.
+  // S -> P = 2^S; returns the sums of rows, in lane i that of row i % stride. `sums`: [kLanes][kLanes]. Keys kLanes
+  // apart are summed first and these sums in a tree, however many rows a key has: a row's bits do not depend on those
+  // beside it.
   vec to_weights(ToExponents e, float* sums) const {
     const auto sum_of = [&](std::int64_t n) { return sums + n * kLanes; };
     for (std::int64_t n = 0; n < stride; ++n) store(sum_of(n), vec(0.f));

@@ -95,7 +95,8 @@ inline std::int64_t row_at(const Strides& s, const Head& head, const Row& row) {
 }
 
 // All pointers but `partial` lead into scratch; attention_decode, whose Q and O lie otherwise, has no qt and ot. Lanes
-// past the last row repeat it; their results are never stored.
+// past the last row repeat it (in attention_decode, where vectors have several keys, all rows in turn); their results
+// are never stored.
 struct Panel {
   std::int64_t vecs = 0, width = 0;  // width = vecs * kLanes
   std::int64_t rows = 0;             // rows that exist, <= width

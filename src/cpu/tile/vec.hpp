@@ -67,19 +67,19 @@ template <int kHalf = kLanes / 2>
 
 // Vectors of 128-bit parts, to transpose within the parts: fewer shuffles, as loads put the parts in their places.
 inline constexpr int kParts = kLanes / 4;
-template <class Bits, int kShift, int... kElement>
+template <class Bits, bool kUpper, int... kElement>
 [[gnu::always_inline]] inline vec interleave_elements(vec a, vec b, std::integer_sequence<int, kElement...>) {
   using Elements = GccVector<Bits, sizeof...(kElement)>;
   constexpr int kCount = sizeof...(kElement), kPart = 16 / sizeof(Bits);
   return vec((vec::register_type)__builtin_shufflevector(
       (Elements)a.data, (Elements)b.data,
-      (kElement / kPart * kPart + kShift * kPart / 2 + kElement % kPart / 2 + (kElement & 1 ? kCount : 0))...));
+      (kElement / kPart * kPart + kUpper * kPart / 2 + kElement % kPart / 2 + (kElement & 1 ? kCount : 0))...));
 }
 // In turns, the elements of a and of b in the lower (kUpper: the upper) half of each part.
 template <class Bits, bool kUpper>
 [[gnu::always_inline]] inline vec interleave(vec a, vec b) {
   using Elements = std::make_integer_sequence<int, kLanes * 4 / sizeof(Bits)>;
-  return interleave_elements < Bits, kUpper ? 1 : 0 > (a, b, Elements());
+  return interleave_elements<Bits, kUpper>(a, b, Elements());
 }
 // 16 bytes from each of the places at(0), at(1), ...
 template <class At>
@@ -111,8 +111,8 @@ template <int kStep, int... kLane>
   return vec(__builtin_shufflevector(x.data, x.data, ((kLane + kStep) % kLanes)...));
 }
 
-// Each lane combined with those a multiple of `period` lanes away: `period` sums or maxima, over and over, the same to
-// the bit wherever they are. A power of two; kLanes: x as it is.
+// Each lane combined with those a multiple of `period` lanes away, so that lane i has what lane i % period has: sums to
+// the bit; maxima, too, unless a number is NaN. A power of two; kLanes: x as it is.
 template <int kStep = kLanes / 2, class Combine>
 [[gnu::always_inline]] inline vec over_period(vec x, std::int64_t period, Combine combine) {
   if (period > kStep) return x;
