@@ -15,8 +15,9 @@ namespace rapt::cpu::RAPT_ISA {
   vst1q_u16(&p->bits, vreinterpretq_u16_bf16(x));
 }
 [[gnu::always_inline]] inline vec round_to_bf16_pairs(vec even, vec odd) {
-  const uint16x8_t x = vreinterpretq_u16_bf16(vcvtq_low_bf16_f32(even.data)),
-                   y = vreinterpretq_u16_bf16(vcvtq_low_bf16_f32(odd.data));
+  uint16x8_t x = vreinterpretq_u16_bf16(vcvtq_low_bf16_f32(even.data)),
+             y = vreinterpretq_u16_bf16(vcvtq_low_bf16_f32(odd.data));
+  asm("" : "+w"(x), "+w"(y));  // clang 14 cannot interleave what it knows to be bf16
   return vec(vreinterpretq_f32_u16(vzip1q_u16(x, y)));
 }
 [[gnu::always_inline]] inline vec truncate_to_bf16_pairs(vec even, vec odd) {
@@ -56,7 +57,8 @@ class FixedExp2 {
   }
 
  private:
-  uint8x16x4_t correction_ = vld1q_u8_x4(kFixedExp2Correction);
+  static uint8x16x4_t correction() { return vld1q_u8_x4(kFixedExp2Correction); }  // for clang, no initialiser
+  uint8x16x4_t correction_ = correction();
 };
 
 }  // namespace rapt::cpu::RAPT_ISA

@@ -47,7 +47,7 @@ constexpr std::int64_t kPairsAtOnce = kDotRows * kDotRows;
     row[i / kDotRows][i % kDotRows] = a + i * a_stride;
     asm("" : "+r"(row[i / kDotRows][i % kDotRows]));  // else the addresses of all pairs are computed first, and spilled
   }
-#pragma GCC unroll 16
+#pragma GCC unroll kTileRows / kPairsAtOnce
   for (std::int64_t k = 0; k < pairs; k += kPairsAtOnce) {
     vec left[kBlockGroups][kDotRows];
 #pragma GCC unroll 2
