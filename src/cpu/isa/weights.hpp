@@ -8,24 +8,15 @@
 //    the sign bit, become almost 2. Unless kSafe, so may numbers from -49500 to -24700.
 #pragma once
 
-#include "cpu/isa/exp2.hpp"
 #include "cpu/isa/fixed_exp2.hpp"
 #include "cpu/isa/leaf.hpp"
+#include "cpu/isa/weights_exp2.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 
-[[gnu::always_inline]] inline vec truncate_to_bf16(vec x) {
-  return cast_to_float(cast_to_int(x) & ivec(-0x10000));
-}
 [[gnu::always_inline]] inline vec truncate_to_bf16_pairs(vec even, vec odd) {
   const ivec low = shift_right<16>(cast_to_int(even)) & ivec(0xffff);
   return cast_to_float(low | cast_to_int(truncate_to_bf16(odd)));
-}
-[[gnu::always_inline]] inline vec exp2_24_bits(vec x) {
-  return exp2(xsimd::min(vec(127.f), x));  // in this order NaN stays
-}
-[[gnu::always_inline]] inline vec exp2_18_bits(vec x) {
-  return exp2_24_bits(x);
 }
 
 class FixedExp2 {

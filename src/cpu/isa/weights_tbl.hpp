@@ -4,9 +4,9 @@
 #include <arm_neon.h>
 
 #include "cpu/isa/convert16.hpp"
-#include "cpu/isa/exp2.hpp"
 #include "cpu/isa/fixed_exp2.hpp"
 #include "cpu/isa/leaf.hpp"
+#include "cpu/isa/weights_exp2.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 
@@ -22,16 +22,6 @@ namespace rapt::cpu::RAPT_ISA {
 }
 [[gnu::always_inline]] inline vec truncate_to_bf16_pairs(vec even, vec odd) {
   return vec(vreinterpretq_f32_u16(vtrn2q_u16(vreinterpretq_u16_f32(even.data), vreinterpretq_u16_f32(odd.data))));
-}
-[[gnu::always_inline]] inline vec truncate_to_bf16(vec x) {
-  return cast_to_float(cast_to_int(x) & ivec(-0x10000));
-}
-
-[[gnu::always_inline]] inline vec exp2_24_bits(vec x) {
-  return exp2(xsimd::min(vec(127.f), x));  // in this order NaN stays
-}
-[[gnu::always_inline]] inline vec exp2_18_bits(vec x) {
-  return exp2_24_bits(x);
 }
 
 // As fixed_exp2.hpp has it, in 11 instructions for 8 weights, without loads, stores and the argument.
