@@ -36,8 +36,8 @@ struct Scratch {
   float *q, *o, *total, *neg_m, *l, *l_low;
   float *q_row, *scaled_row;  // of q, on its way; of keys
   // [keys][stride of the panel's scores], with room for those that a tile computes past the last key; what they were
-  // before they became weights; scales of whole rows, laid out like scores; [kLanes][kLanes]; [kLanes].
-  float *s, *scores_before, *scale_of_score, *sums, *block_max, *block_max_exponent, *zero;
+  // before they became weights; [kLanes][kLanes]; [kLanes].
+  float *s, *scores_before, *sums, *block_max, *block_max_exponent, *zero;
   float *k, *v;  // a block's rows, where they are packed
   RowScales k_scales, v_scales;
   std::int64_t q_stride, o_stride;
@@ -55,7 +55,6 @@ struct Scratch {
     l_low = carver.take<float>(rows);
     s = carver.take<float>((kKeysOfBlock + kMostKeysOfTile) * kLanes);
     scores_before = carver.take<float>(kKeysOfBlock * kLanes);
-    scale_of_score = carver.take<float>(kKeysOfBlock * kLanes);
     sums = carver.take<float>(kLanes * kLanes);
     for (float** lanes : {&block_max, &block_max_exponent, &zero}) *lanes = carver.take<float>(kLanes);
     k = carver.take<float>(kKeysOfBlock * q_stride);
@@ -259,7 +258,7 @@ class Item {
     k_products_.dots(panel.rows, q(i), w_.q_stride, d_, keys(block), w_.k_scales, begin, end, s, stride,
                      prefetch_with_dots_);
     if (one_scale_per_row(p_.k_quant, p_.d)) {
-      scores.multiply(w_.k_scales.scale, w_.scale_of_score);
+      scores.multiply(w_.k_scales.scale);
       for (std::int64_t j = begin; j < end; ++j)
         if (const float scale = w_.k_scales.scale[j]; scale - scale != 0) [[unlikely]]
           dot_scaled_row(i, block, j, s + j * stride);
@@ -314,7 +313,7 @@ class Item {
     for (std::int64_t x = from; isolate_non_finite && x < to; x += kLanes) store(w_.scores_before + x, load(w_.s + x));
     add_to_sum(panel, 0, scores.to_weights(exponents, w_.sums));
     if (p_.score.dropout.given) drop_weights(head_, panel.row, block.k0, begin, end, kLanes, w_.s);
-    if (one_scale_per_row(p_.v_quant, p_.dv)) scores.multiply(w_.v_scales.scale, w_.scale_of_score);
+    if (one_scale_per_row(p_.v_quant, p_.dv)) scores.multiply(w_.v_scales.scale);
     if (isolate_non_finite) add_isolating_non_finite(i, block, begin, end);
     else
       v_products_.add(panel.rows, w_.s, scores.stride, values(block), w_.v_scales, dv_, begin, end, o(i), w_.o_stride,
@@ -418,7 +417,7 @@ bool must_pack(const AttentionParams& p, std::int64_t rows) {
   const bool dequantized = p.kv_type == DType::i4x2 || p.k_quant.group < p.d || p.v_quant.group < p.dv;
   const std::int64_t tiles = p.kv_type == DType::f8e4m3 || (kLanes < 8 && dequantized) ? 1 : 4;
   return p.k_stride.d != 1 || p.v_stride.d != 1 || p.d < kLanes || p.dv < kLanes || p.k_tail.size > 0 ||
-         (p.kv_type != DType::f32 && rows > tiles * kRowsOfTile);
+         (p.kv_type != DType::f32 && rows > tiles * kMostRowsOfTile);
 }
 
 void run(const AttentionParams& p, const WorkItem& item, std::byte* scratch) noexcept {

@@ -1,5 +1,5 @@
 // The two matrix products of attention for a few query rows, bound by reading K and V: lanes run along d and dv, so
-// that a single row fills them, and every key is loaded (and widened) once for up to 4 rows.
+// that a single row fills them, and every key is loaded (and widened) once for up to 4 rows, or 8.
 #pragma once
 
 #include "cpu/tile/dtype.hpp"
@@ -8,7 +8,8 @@
 
 namespace rapt::cpu::RAPT_ISA {
 
-inline constexpr int kRowsOfTile = 4;
+// Rows of a tile: 4, and 8 where registers hold so many sums.
+inline constexpr int kRowsOfTile = 4, kMostRowsOfTile = kLanes == 16 ? 8 : kRowsOfTile;
 
 // Keys of a block and of a tile, at most.
 inline constexpr std::int64_t kKeysOfBlock = 64, kMostKeysOfTile = 16;
@@ -59,10 +60,13 @@ struct Dequantized {
   const float *scale_, *zero_;
 };
 
-// Calls f(integral_constant<int, n>, row) for tiles of 4, 2 and 1 rows. Three are done as four: there is a row more.
+// Calls f(integral_constant<int, n>, row) for tiles of 8, 4, 2 and 1 rows. Three are done as four, and seven as eight:
+// there is a row more.
 template <class F>
 [[gnu::always_inline]] inline void with_row_tiles(std::int64_t rows, F f) {
   std::int64_t r = 0;
+  if constexpr (kMostRowsOfTile == 8)
+    for (; rows - r >= 7; r += 8) f(std::integral_constant<int, 8>(), r);
   for (; rows - r >= 3; r += 4) f(std::integral_constant<int, 4>(), r);
   if (rows - r == 2) f(std::integral_constant<int, 2>(), r);
   if (rows - r == 1) f(std::integral_constant<int, 1>(), r);
@@ -100,13 +104,13 @@ struct DotsTile {
       for (int x = 0; x < kAtOnce; ++x) row_of_key[x] = reinterpret_cast<const T*>(k[first + x]);
 #pragma GCC unroll 8
       for (int x = 0; x < kAtOnce; ++x)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int r = 0; r < kR; ++r) acc[x][r] = vec(0.f);
       const auto step = [&](auto load_key, const float* qv) __attribute__((always_inline)) {
         vec key[kAtOnce];
 #pragma GCC unroll 8
         for (int x = 0; x < kAtOnce; ++x) key[x] = load_key(row_of_key[x], first + x);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int r = 0; r < kR; ++r) {
           vec row = load(qv + r * kLanes);
           keep_in_register(row);  // rather than load it again for every key
@@ -125,7 +129,7 @@ struct DotsTile {
       }
 #pragma GCC unroll 8
       for (int x = 0; x < kAtOnce; ++x)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int r = 0; r < kR; ++r) total[(first + x) * kR + r] = acc[x][r];
     }
 #pragma GCC unroll 2
@@ -155,7 +159,7 @@ template <class Reader, int kR, int kC>
                                               Prefetcher& prefetcher) {
   using T = typename Reader::Element;
   vec acc[kR][kC];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int r = 0; r < kR; ++r)
 #pragma GCC unroll 8
     for (int c = 0; c < kC; ++c) acc[r][c] = vec(0.f);
@@ -166,14 +170,14 @@ template <class Reader, int kR, int kC>
     for (int c = 0; c < kC; ++c)
       x[c] = Reader(scales, column + c * kLanes, j).load(reinterpret_cast<const T*>(v[j]), 0);
     prefetcher.prefetch(lines_of<T>(kC));
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int r = 0; r < kR; ++r) {
       const vec weight(p[r]);
 #pragma GCC unroll 8
       for (int c = 0; c < kC; ++c) acc[r][c] = fma(weight, x[c], acc[r][c]);
     }
   }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int r = 0; r < kR; ++r)
 #pragma GCC unroll 8
     for (int c = 0; c < kC; ++c) {

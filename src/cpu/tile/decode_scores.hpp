@@ -6,6 +6,18 @@
 
 namespace rapt::cpu::RAPT_ISA {
 
+template <int kStride, int... kLane>
+[[gnu::always_inline]] inline vec spread_lanes(vec x, std::integer_sequence<int, kLane...>) {
+  return vec(__builtin_shufflevector(x.data, x.data, (kLane / kStride)...));
+}
+// In lane i that of i / stride, a power of two up to kLanes.
+template <int kStride = 1>
+[[gnu::always_inline]] inline vec spread(vec x, std::int64_t stride) {
+  if constexpr (kStride < kLanes)
+    if (stride > kStride) return spread<2 * kStride>(x, stride);
+  return spread_lanes<kStride>(x, std::make_integer_sequence<int, kLanes>());
+}
+
 // Scores, and then weights, of keys [begin, end) of a block.
 struct DecodeScores {
   float* s;             // [key][stride], from the block's first key on, with room for a vector past the last one
@@ -16,10 +28,10 @@ struct DecodeScores {
   std::int64_t from() const { return begin * stride / kLanes * kLanes; }
   std::int64_t to() const { return round_up(end * stride, kLanes); }
 
-  // Key j's by factor[j]. `spread`: [keys of a block][kLanes].
-  void multiply(const float* factor, float* spread) const {
-    for (std::int64_t j = begin; j < end; ++j) store_any(spread + j * stride, vec(factor[j]));
-    for (std::int64_t x = from(); x < to(); x += kLanes) store(s + x, load(s + x) * load(spread + x));
+  // Key j's by factor[j], of which there is a vector past the last one.
+  void multiply(const float* factor) const {
+    for (std::int64_t x = from(); x < to(); x += kLanes)
+      store(s + x, load(s + x) * spread(load_any(factor + x / stride), stride));
   }
   // Hides from each row the keys that it does not see; `k0`: of the block's first key.
   void mask(const Panel& panel, std::int64_t k0) const {
