@@ -23,10 +23,10 @@ namespace {
 
 constexpr std::int64_t kMaxRows = 64, kMaxPanels = kMaxRows / kLanes;
 
-// Keys of a block: K and V of one stay in L1, and reading ahead has time to get going. By the cache's type alone, since
-// sums are taken by blocks.
-std::int64_t block_keys(DType kv_type) {
-  return kv_type == DType::f32 ? kKeysOfBlock / 2 : kKeysOfBlock;
+// Keys of a block: half of them where rows are long, so that K and V of a block stay in L1 or L2. By the problem alone,
+// since sums are taken by blocks.
+std::int64_t block_keys(const AttentionParams& p) {
+  return p.kv_type == DType::f32 && p.d + p.dv > 256 ? kKeysOfBlock / 2 : kKeysOfBlock;
 }
 
 struct Scratch {
@@ -180,10 +180,11 @@ class Item {
   }
   void find_rows_of(const void* data, Strides stride, DType type, const Block& block, const std::byte** row) const {
     for (std::int64_t* of_dim : {&stride.b, &stride.h, &stride.s}) *of_dim *= unit_bytes(type);
-    std::int64_t at[kKeysOfBlock];
-    head_.keys_at(stride, block.from, block.end - block.from, at);
+    const auto* const base = static_cast<const std::byte*>(data);
     row += block.from - block.k0;
-    for (std::int64_t n = 0; n < block.end - block.from; ++n) row[n] = static_cast<const std::byte*>(data) + at[n];
+    head_.for_each_run(stride, block.from, block.end - block.from, [&](auto i, auto end, auto at) {
+      for (; i < end; ++i, at += stride.s) row[i] = base + at;
+    });
   }
   Prefetcher prefetch_keys(const Block* block) const {
     if (!block) return {nullptr, 0, 0};
@@ -203,18 +204,18 @@ class Item {
                   RowScales& scales) const {
     const Quantization& quant = rows.quant;
     const bool one_scale = one_scale_per_row(quant, rows.n);
-    const std::int64_t first = block.from - block.k0, n = block.end - block.k0;
-    if (packed_) pack_keys(head_, rows, block.from, n - first, packed + first * stride, stride, !one_scale);
+    const std::int64_t first = block.from - block.k0, n = block.end - block.from;
+    if (packed_) pack_keys(head_, rows, block.from, n, packed + first * stride, stride, !one_scale);
     if (!quant.scale || (packed_ && !one_scale)) return;
     scales.shift = __builtin_ctzll(static_cast<std::uint64_t>(quant.group));
-    std::int64_t scale_at[kKeysOfBlock], zero_at[kKeysOfBlock];
-    head_.keys_at(quant.scale_stride, block.from, n - first, scale_at + first);
-    if (quant.zero) head_.keys_at(quant.zero_stride, block.from, n - first, zero_at + first);
-    for (std::int64_t group = 0; group < rows.n / quant.group; ++group)
-      for (std::int64_t j = first; j < n; ++j) {
-        scales.scale[group * kKeysOfBlock + j] = quant.scale[scale_at[j] + group * quant.scale_stride.d];
-        if (quant.zero) scales.zero[group * kKeysOfBlock + j] = quant.zero[zero_at[j] + group * quant.zero_stride.d];
-      }
+    const auto copy = [&](const float* from, const Strides& of, float* to) {
+      for (std::int64_t group = 0; group < rows.n / quant.group; ++group, from += of.d, to += kKeysOfBlock)
+        head_.for_each_run(of, block.from, n, [&](auto i, auto end, auto at) {
+          for (; i < end; ++i, at += of.s) to[first + i] = from[at];
+        });
+    };
+    copy(quant.scale, quant.scale_stride, scales.scale);
+    if (quant.zero) copy(quant.zero, quant.zero_stride, scales.zero);
   }
 
   // Rows as the products read them.
@@ -229,7 +230,7 @@ class Item {
     if (first >= last) return;
     Block blocks[2];
     Block *now = &blocks[0], *next = &blocks[1];
-    const std::int64_t keys = block_keys(p_.kv_type), k0 = first / keys * keys;
+    const std::int64_t keys = block_keys(p_), k0 = first / keys * keys;
     find_block(*now, k0, first, min(k0 + keys, last));
     for (std::int64_t k = k0; k < last; k += keys) {
       const bool more = k + keys < last;

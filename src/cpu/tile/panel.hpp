@@ -48,12 +48,20 @@ struct Head : Sequence {
   bool is_contiguous(std::int64_t j, std::int64_t n) const {
     return p.page_size == 0 || j % p.page_size + n <= p.page_size;
   }
-  // key_at() of keys [j, j + n).
-  void keys_at(const Strides& s, std::int64_t j, std::int64_t n, std::int64_t* at) const {
+  // f(i, end, key_at() of key j + i) for the parts [i, end) of n keys from j on that lie s.s apart.
+  template <class F>
+  [[gnu::always_inline]] void for_each_run(const Strides& s, std::int64_t j, std::int64_t n, F f) const {
     for (std::int64_t i = 0; i < n;) {
-      const std::int64_t left = p.page_size == 0 ? n : p.page_size - (j + i) % p.page_size, end = min(n, i + left);
-      for (std::int64_t first = key_at(s, j + i); i < end; ++i, first += s.s) at[i] = first;
+      const std::int64_t end = p.page_size == 0 ? n : min(n, i + p.page_size - (j + i) % p.page_size);
+      f(i, end, key_at(s, j + i));
+      i = end;
     }
+  }
+  // key_at() of keys [j, j + n).
+  void keys_at(const Strides& s, std::int64_t j, std::int64_t n, std::int64_t* to) const {
+    for_each_run(s, j, n, [&](auto i, auto end, auto at) {
+      for (; i < end; ++i, at += s.s) to[i] = at;
+    });
   }
 };
 
