@@ -83,7 +83,7 @@ class Item {
         w_(carver_, {p.sk, p.d, p.dv, item.row_end - item.row_begin}),
         packed_(packed),
         shared_(packed && p.dv >= kLanes && begin_with_values(p) && !one_scale_per_row(p.k_quant, p.d) &&
-                !one_scale_per_row(p.v_quant, p.dv)),
+                !one_scale_per_row(p.v_quant, p.dv) && !deinterleaves_keys()),
         k_products_(products_of_rows(keys_of(p))),
         v_products_(products_of_rows(values_of(p))),
         d_(max(p.d, kLanes)),
@@ -101,10 +101,12 @@ class Item {
     for (std::int64_t r = item_.row_begin; r < row_end; r += kLanes) make_panel(count++, r, min(kLanes, row_end - r));
     sweep(0, count, false);
     for (std::int64_t i = 0; i < count; ++i) {
-      if (!store_rows(i)) [[unlikely]] {
+      // As values in place are, unless they are isolated.
+      const bool deinterleaved = p_.kv_type == DType::bf16 && !packed_;
+      if (!store_rows(i, deinterleaved)) [[unlikely]] {
         start(i);
         sweep(i, i + 1, true);
-        store_rows(i);
+        store_rows(i, false);
       }
       store_lse(head_, panels_[i]);
     }
@@ -116,6 +118,9 @@ class Item {
     std::int64_t k0, from, end;  // keys; those before `from` must not be read, since their pages may not exist
     const std::byte *k[kKeysOfBlock], *v[kKeysOfBlock], *tail[kKeysOfBlock];
   };
+
+  // Keys of bf16, and queries, are deinterleaved where they are packed, too: sums, and bits, are the same.
+  bool deinterleaves_keys() const { return p_.kv_type == DType::bf16; }
 
   const Products& products_of_rows(const KeyRows& rows) const {
     if (packed_) return products_of(DType::f32);
@@ -147,6 +152,7 @@ class Item {
           const auto* q = static_cast<const decltype(element)*>(p_.q);
           pack_row(q + row_at(p_.q_stride, head_, panel.row[r0 + lane]), p_.q_stride.d, p_.d, w_.q_row);
         });
+        if (deinterleaves_keys()) deinterleave(w_.q_row, p_.d);
         float* q = w_.q + (at + r0) * w_.q_stride + lane * kLanes;
         for (std::int64_t c = 0; c < d_; c += kLanes, q += tile_rows * kLanes) {
           store(q, c + kLanes <= d_ ? load(w_.q_row + c) : load_tail(w_.q_row, d_));
@@ -236,6 +242,8 @@ class Item {
       const bool more = k + keys < last;
       if (more) find_block(*next, k + keys, k + keys, min(k + 2 * keys, last));
       load_block(*now, keys_of(p_), w_.k, w_.q_stride, w_.k_scales);
+      for (std::int64_t j = now->from; packed_ && deinterleaves_keys() && j < now->end; ++j)
+        deinterleave(w_.k + (j - now->k0) * w_.q_stride, p_.d);
       if (!shared_) load_block(*now, values_of(p_), w_.v, w_.o_stride, w_.v_scales);
       const Block* const after = more ? next : nullptr;
       prefetch_with_dots_ = packed_ ? prefetch_keys(after) : prefetch_values(now);
@@ -361,12 +369,13 @@ class Item {
 
   // Stores the panel's rows of O / l, or their partial results. Returns false if some number is not finite: then a
   // masked value may have leaked into it (0 * inf).
-  bool store_rows(std::int64_t i) const {
+  bool store_rows(std::int64_t i, bool deinterleaved) const {
     const Panel& panel = panels_[i];
     settle_sum(panel);
     vec poison(0.f);
     for (std::int64_t r = 0; r < panel.rows; ++r) {
-      const float* const from = total(i) + r * w_.o_stride;
+      float* const from = total(i) + r * w_.o_stride;
+      if (deinterleaved) reinterleave(from, p_.dv);
       const float l = panel.l[r];
       if (panel.partial) {
         float* const partial = panel.partial + r * partial_floats(p_.dv);

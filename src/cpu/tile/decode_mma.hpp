@@ -2,6 +2,7 @@
 // that a single row fills them, and every key is loaded (and widened) once for up to 4 rows, or 8.
 #pragma once
 
+#include "cpu/tile/deinterleave.hpp"
 #include "cpu/tile/dtype.hpp"
 #include "cpu/tile/panel.hpp"
 #include "cpu/tile/prefetcher.hpp"
@@ -41,6 +42,9 @@ struct AsStored {
  private:
   std::int64_t first_;
 };
+// (bf16 deinterleaved, as far as that goes)
+template <class Reader>
+inline constexpr bool kDeinterleaves = std::is_same_v<Reader, AsStored<bf16>>;
 
 // or dequantised, where groups are whole vectors.
 template <class T, bool kHasZero>
@@ -119,7 +123,32 @@ struct DotsTile {
         }
       };
       const std::int64_t whole = d / kLanes * kLanes;
-      for (std::int64_t i = 0; i < whole; i += kLanes) {
+      std::int64_t i = 0;
+      if constexpr (kDeinterleaves<Reader>) {
+        for (; i < deinterleaved(d); i += 2 * kLanes) {
+          const float *const even = q + i * kR, *const odd = even + kLanes * kR;
+          if constexpr (kR <= 2) {  // key by key: registers do not hold all of them
+            const auto add = [&](vec key, const float* qv, vec(&sums)[kR]) __attribute__((always_inline)) {
+#pragma GCC unroll 2
+              for (int r = 0; r < kR; ++r) sums[r] = fma(load(qv + r * kLanes), key, sums[r]);
+            };
+#pragma GCC unroll 8
+            for (int x = 0; x < kAtOnce; ++x) {
+              vec pairs = load_pairs(row_of_key[x] + i);
+              keep_in_register(pairs);
+              add(even_elements(pairs), even, acc[x]);
+              add(odd_elements(pairs), odd, acc[x]);
+              if (x % (kAtOnce / 2) == 0) prefetcher.prefetch(lines_of<T>(kAtOnce));
+            }
+          } else {
+            step([&](const T* row, int) { return even_elements(load_pairs(row + i)); }, even);
+            prefetcher.prefetch(lines_of<T>(kAtOnce));
+            step([&](const T* row, int) { return odd_elements(load_pairs(row + i)); }, odd);
+            prefetcher.prefetch(lines_of<T>(kAtOnce));
+          }
+        }
+      }
+      for (; i < whole; i += kLanes) {
         const Reader reader(scales, i, j);
         step([&](const T* row, int x) { return reader.load(row, x); }, q + i * kR);
         prefetcher.prefetch(lines_of<T>(kAtOnce));
@@ -165,10 +194,18 @@ template <class Reader, int kR, int kC>
     for (int c = 0; c < kC; ++c) acc[r][c] = vec(0.f);
   p += begin * p_stride;
   for (std::int64_t j = begin; j < end; ++j, p += p_stride) {
+    const T* const row = reinterpret_cast<const T*>(v[j]);
     vec x[kC];
+    if constexpr (kDeinterleaves<Reader> && kC > 1) {
 #pragma GCC unroll 8
-    for (int c = 0; c < kC; ++c)
-      x[c] = Reader(scales, column + c * kLanes, j).load(reinterpret_cast<const T*>(v[j]), 0);
+      for (int c = 0; c < kC; c += 2) {
+        const vec pairs = load_pairs(row + column + c * kLanes);
+        x[c] = even_elements(pairs), x[c + 1] = odd_elements(pairs);
+      }
+    } else {
+#pragma GCC unroll 8
+      for (int c = 0; c < kC; ++c) x[c] = Reader(scales, column + c * kLanes, j).load(row, 0);
+    }
     prefetcher.prefetch(lines_of<T>(kC));
 #pragma GCC unroll 8
     for (int r = 0; r < kR; ++r) {
