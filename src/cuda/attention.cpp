@@ -113,7 +113,11 @@ constexpr AttentionKernel kKernels[] = {
      .run = [](const AttentionParams& a, void*, cudaStream_t stream) { return attention_simt(a, stream); }},
     {.name = "attention_naive.f32.cuda",
      .isa = "cuda",
-     .facts = {.operation = Operation::attention, .phase = Phase::naive, .arithmetic = "f32", .dtypes = kCacheTypes, .key_tail = true},
+     .facts = {.operation = Operation::attention,
+               .phase = Phase::naive,
+               .arithmetic = "f32",
+               .dtypes = kCacheTypes,
+               .key_tail = true},
      .refuse = [](const AttentionParams& a) -> std::string_view {
        const double scores = static_cast<double>(naive_rows(a)) * static_cast<double>(a.sk);
        return naive_rows(a) > kMaxBlocks || scores > 0x1p34 ? "its S x S matrix would be past 64 GiB" : "";

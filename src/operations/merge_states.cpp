@@ -64,8 +64,9 @@ class Validator {
     f.s = first.shape[dims_ - 1], f.dv = dv;
     const bool is_empty = all_.front().bytes == 0;
     const Device device = args_.outs.front().device;
-    const P problem{args_.outs.front().dtype, args_.out.dtype, device.type, is_empty ? 0 : f.b * f.h * f.s, dv,
-                    f.count,                  static_cast<bool>(args_.lse)};
+    const P problem{
+        args_.outs.front().dtype,    args_.out.dtype, device.type, is_empty ? 0 : f.b * f.h * f.s, dv, f.count,
+        static_cast<bool>(args_.lse)};
     return {problem, f, device, is_empty, states};
   }
 

@@ -1,5 +1,5 @@
-// Codes of quantised caches: how append_kv makes them, on every backend to the bit. In float64, so that x / scale + zero
-// is rounded once.
+// Codes of quantised caches: how append_kv makes them, on every backend to the bit. In float64, so that x / scale +
+// zero is rounded once.
 #pragma once
 
 #include "core/pod.hpp"

@@ -25,7 +25,8 @@ const char* const kProblems[] = {
     "attention b=1 hq=4 hk=2 sq=90 sk=200 d=256 dv=192 window=80,-1 align=bottom_right lse",
     "attention b=2 hq=6 hk=2 sq=3 sk=720 d=64 page=16 seqlens kv=i8 groups=2 zeros causal align=bottom_right lse"};
 
-// Calls test(entry, case) for every entry that runs on a GPU, every problem and type; of quantised caches queries have it.
+// Calls test(entry, case) for every entry that runs on a GPU, every problem and type; of quantised caches queries have
+// it.
 void each_case(const std::function<void(const std::string&, Case&)>& test,
                std::span<const char* const> problems = kProblems) {
   bool any = false;
@@ -374,7 +375,8 @@ const char* const kAppends[] = {
     "append_kv new=bf16 kv=f8e4m3 b=2 hk=2 n=5 sk=11 d=37 dv=5",
     "append_kv kv=f8e5m2 b=2 hk=2 n=9 sk=40 d=36 page=4 groups=2 tail=12 dv=24 values_are_keys",
     "append_kv new=f16 kv=f8e4m3 b=2 hk=2 n=5 sk=11 d=24 groups=3 given_scales",
-    "append_kv kv=i8 b=3 hk=2 n=5 sk=11 d=24 groups=4 zeros given_scales", "append_kv kv=bf16 b=3 hk=2 n=9 sk=64 d=40"};
+    "append_kv kv=i8 b=3 hk=2 n=5 sk=11 d=24 groups=4 zeros given_scales",
+    "append_kv kv=bf16 b=3 hk=2 n=9 sk=64 d=40"};
 
 // Calls test(entry) for the operation's entries on a GPU.
 template <class Test>
@@ -447,8 +449,9 @@ TEST_CASE("cuda: append_kv leaves out rows without a place", "[kernel]") {
 }
 
 TEST_CASE("cuda: merge_states merges any number of states, also by a graph", "[kernel]") {
-  for (const char* text : {"merge_states rows=30 dv=64 count=2 lse", "merge_states dtype=bf16 rows=60 dv=576 count=32",
-                           "merge_states dtype=f16 rows=5 dv=37 count=33 lse", "merge_states rows=3 dv=130 count=100 lse"}) {
+  for (const char* text :
+       {"merge_states rows=30 dv=64 count=2 lse", "merge_states dtype=bf16 rows=60 dv=576 count=32",
+        "merge_states dtype=f16 rows=5 dv=37 count=33 lse", "merge_states rows=3 dv=130 count=100 lse"}) {
     const MergeStatesProblem problem = MergeStatesProblem::parse(text);
     each_entry(problem, [&](const std::string& entry) {
       MergeCase c(problem, 2, Placement::heap, Spacing::gaps);
@@ -470,9 +473,9 @@ TEST_CASE("cuda: a device that is not there is an error", "[kernel]") {
   each_case([](const std::string& entry, Case& c) {
     const DeviceCall call(c.args());
     AttentionArgs args = call.args();
-    for (TensorView* t : {&args.q, &args.kv.k, &args.kv.v, &args.kv.k_scale, &args.kv.v_scale, &args.kv.k_zero,
-                          &args.kv.v_zero, &args.kv.seqlens, &args.kv.cu_seqlens, &args.kv.block_table,
-                          &args.cu_seqlens_q})
+    for (TensorView* t :
+         {&args.q, &args.kv.k, &args.kv.v, &args.kv.k_scale, &args.kv.v_scale, &args.kv.k_zero, &args.kv.v_zero,
+          &args.kv.seqlens, &args.kv.cu_seqlens, &args.kv.block_table, &args.cu_seqlens_q})
       t->device.index = 99;
     args.out.device.index = args.lse.device.index = 99;
     CHECK_THROWS_AS(attention(args, forced(entry)), std::runtime_error);

@@ -126,8 +126,8 @@ DeviceCallOf<AppendKvArgs>::DeviceCallOf(const AppendKvArgs& host, Lengths) : ar
   KvCache& cache = args_.cache;
   for (TensorView* t : {&args_.k_new, &args_.v_new, &args_.seqlens, &args_.cu_seqlens, &cache.block_table})
     tensors_.move(*t);
-  for (MutableTensorView* t : {&cache.k, &cache.v, &cache.k_tail, &cache.k_scale, &cache.v_scale, &cache.k_zero,
-                               &cache.v_zero})
+  for (MutableTensorView* t :
+       {&cache.k, &cache.v, &cache.k_tail, &cache.k_scale, &cache.v_scale, &cache.k_zero, &cache.v_zero})
     tensors_.move(*t);
 }
 
@@ -143,7 +143,8 @@ DeviceCallOf<MergeStatesArgs>::DeviceCallOf(const MergeStatesArgs& host, Lengths
 namespace {
 
 template <class Args>
-void run_there(const Args& args, const Forced& context, void (*call)(const Args&, const Context&, std::span<std::byte>)) {
+void run_there(const Args& args, const Forced& context,
+               void (*call)(const Args&, const Context&, std::span<std::byte>)) {
   if (device_of(context.entry) == DeviceType::cpu) return call(args, context, {});
   const DeviceCallOf<Args> there(args);
   call(there.args(), context, {});

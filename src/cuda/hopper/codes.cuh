@@ -2,8 +2,8 @@
 // (mma.sync). Of the 16 bytes of a row that a warp reads as matrices of 8 x 8 halfwords, each lane gets 4.
 #pragma once
 
+#include "core/pod.hpp"
 #include "cuda/hopper/ptx.cuh"
-#include "rapt/enums.hpp"
 
 namespace rapt::cuda {
 
@@ -28,8 +28,9 @@ __device__ __forceinline__ std::uint32_t transpose(std::uint32_t x) {
   return y;
 }
 
-// d += a b, 16 x 8 by a depth of 16. Lane i has, of d, rows i / 4 and i / 4 + 8 and columns 2 (i % 4) and the next; of a,
-// the same rows, and of either operand 2 (i % 4) and the next of the depth, and those 8 further on; of b, column i / 4.
+// d += a b, 16 x 8 by a depth of 16. Lane i has, of d, rows i / 4 and i / 4 + 8 and columns 2 (i % 4) and the next; of
+// a, the same rows, and of either operand 2 (i % 4) and the next of the depth, and those 8 further on; of b, column i
+// / 4.
 __device__ __forceinline__ void multiply(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                                          std::uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "

@@ -12,7 +12,8 @@ struct SplitBlock {
   Head head;
   int split, row_begin, row_count;  // the block's first row, and how many the sequence and kv head have
   std::int64_t first_key = 0;       // of the split
-  int keys = 0, begin = 0, end = 0;  // that it has, and of these, counted from the first, what any of the block's rows sees
+  int keys = 0, begin = 0,
+      end = 0;  // that it has, and of these, counted from the first, what any of the block's rows sees
   bool exists = false;
 
   // Of `tiles` blocks for the rows, each has `rows`.
@@ -36,8 +37,7 @@ struct SplitBlock {
     const Row top = row_of(head, row_begin), bottom = row_of(head, min(row_begin + rows, row_count) - 1);
     const std::int64_t last_token = min(bottom.token + 1, p.score.modifier_rows) - 1;
     begin = static_cast<int>(clamp_to(top.first - first_key, 0, keys));
-    if (last_token >= top.token)
-      end = static_cast<int>(clamp_to(Row(head, last_token, 0).last - first_key, 0, keys));
+    if (last_token >= top.token) end = static_cast<int>(clamp_to(Row(head, last_token, 0).last - first_key, 0, keys));
   }
 };
 

@@ -1,5 +1,5 @@
-// append_kv: new rows of k and v -> rows of the cache, copied, rounded or quantised, to the bits that CPUs write. A warp
-// does one head of a row of k, of v or of the tail of keys. Rows without a place in the cache are left out.
+// append_kv: new rows of k and v -> rows of the cache, copied, rounded or quantised, to the bits that CPUs write. A
+// warp does one head of a row of k, of v or of the tail of keys. Rows without a place in the cache are left out.
 #include <algorithm>
 
 #include "cuda/kernels/kernels.hpp"

@@ -94,8 +94,7 @@ struct RowSums {
     for (std::int64_t j = row.first + warp; j < row.last; j += kWarps) {
       const KvRow k = KvRow::of_key(head, j), v = KvRow::of_value(head, j);
       float dot = 0;
-      for (int i = lane; i < p.d; i += 32)
-        dot = fmaf(load(p.q, p.q_type, q + i * p.q_stride.d), k[i], dot);
+      for (int i = lane; i < p.d; i += 32) dot = fmaf(load(p.q, p.q_type, q + i * p.q_stride.d), k[i], dot);
       for (int bit = 16; bit > 0; bit /= 2) dot += __shfl_xor_sync(~0u, dot, bit);
       float score = dot * p.score.scale_log2;
       if (modified) score = finish_score(head, row, j, score);

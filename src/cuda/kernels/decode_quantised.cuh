@@ -1,11 +1,11 @@
-// Attention of few rows over quantised keys and values: split-KV like attention_decode_f32, on tensor cores. K and V come
-// to shared memory as they are. Every code is a number of bf16, exactly, and so is every query as one part, two or
-// three; products are fp32, and what scales multiply is fp32, too: sums over a group's columns of K, and weights, before
-// they are rounded to as many parts.
+// Attention of few rows over quantised keys and values: split-KV like attention_decode_f32, on tensor cores. K and V
+// come to shared memory as they are. Every code is a number of bf16, exactly, and so is every query as one part, two or
+// three; products are fp32, and what scales multiply is fp32, too: sums over a group's columns of K, and weights,
+// before they are rounded to as many parts.
 //
 // A warp takes a step of the split's keys at a time through a ring of its own, so that no warp waits for another before
-// the split is done. It computes S^T = K Q^T and O^T += V^T P^T, for up to 8 or 16 rows: what has 16 rows in a product is
-// what is read. All m are integers: to change them multiplies by exact powers of two.
+// the split is done. It computes S^T = K Q^T and O^T += V^T P^T, for up to 8 or 16 rows: what has 16 rows in a product
+// is what is read. All m are integers: to change them multiplies by exact powers of two.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -130,8 +130,9 @@ struct QuantisedRows {
         for (int tile = 0; tile < kTiles; ++tile)
 #pragma unroll
           for (int part = 0; part < kParts; ++part)
-            load_matrices(q + (part * C::kRows + 8 * tile + lane % 8) * C::kQueryPitch + 32 * first_step + lane / 8 * 16,
-                          queries[tile][part]);
+            load_matrices(
+                q + (part * C::kRows + 8 * tile + lane % 8) * C::kQueryPitch + 32 * first_step + lane / 8 * 16,
+                queries[tile][part]);
 #pragma unroll
         for (int step = 0; step < 2; ++step)
 #pragma unroll
@@ -199,8 +200,7 @@ struct QuantisedRows {
       for (int b = 0; b < 2; ++b) {
         float top = -kInfinity;
 #pragma unroll
-        for (int i = 0; i < kSixteens; ++i)
-          top = fmaxf(top, fmaxf(s[score(i, tile, b)], s[score(i, tile, 2 + b)]));
+        for (int i = 0; i < kSixteens; ++i) top = fmaxf(top, fmaxf(s[score(i, tile, b)], s[score(i, tile, 2 + b)]));
         top = fmaxf(m[tile][b], ceilf(over_keys(top, Max())));
         rescale[tile][b] = exp2_approx(m[tile][b] - shift_of(top));
         m[tile][b] = top;

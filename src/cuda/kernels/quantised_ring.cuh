@@ -77,8 +77,8 @@ struct CodeRing {
   __device__ CodeRing(const QuantisedParams& params, const SplitBlock& block, std::uint32_t data)
       : params(params), block(block), data(data) {
     const AttentionParams& p = params.p;
-    first_row = static_cast<std::uint32_t>(p.ring ? block.first_key % p.page_size
-                                                  : block.head.k_first + block.first_key);
+    first_row =
+        static_cast<std::uint32_t>(p.ring ? block.first_key % p.page_size : block.head.k_first + block.first_key);
     // Zeros where heads of fewer columns leave rows as they are.
     if (params.k.bytes == C::kRowBytes && params.v.bytes == C::kRowBytes) return;
     for (int i = 16 * lane; i < C::kStages * params.slot_bytes; i += 512) store16(data + i, make_uint4(0, 0, 0, 0));
@@ -88,8 +88,8 @@ struct CodeRing {
   __device__ std::uint32_t slot(int i) const { return data + i * params.slot_bytes; }
   __device__ static int turn(int row) { return C::kChunks < 8 ? row * C::kChunks / 8 % C::kChunks : row % 8; }
 
-  // key_place() of semantics/sequence.hpp in 32 bits, of the lane's key of a step. Where there is none, of one that some
-  // row sees: finite, unless that row's result is not.
+  // key_place() of semantics/sequence.hpp in 32 bits, of the lane's key of a step. Where there is none, of one that
+  // some row sees: finite, unless that row's result is not.
   __device__ RowPlace place(int step) const {
     const AttentionParams& p = params.p;
     if (step >= block.end) return {};
@@ -128,7 +128,8 @@ struct CodeRing {
       if (wanted) copy16(tile + (to ^ turned) + first * C::kRowBytes, from + std::uint64_t{of_row} * 16);
     }
   }
-  __device__ __forceinline__ void load_numbers(std::uint32_t slot, const QuantisedSide& side, const RowPlace& at) const {
+  __device__ __forceinline__ void load_numbers(std::uint32_t slot, const QuantisedSide& side,
+                                               const RowPlace& at) const {
     if (lane >= C::kStepKeys) return;
     const auto load = [&](std::uint32_t to, const float* from, const ShortStrides& s) {
       std::uint32_t number = index(s, at);

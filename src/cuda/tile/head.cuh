@@ -36,7 +36,8 @@ class KvRow {
     return {head.p.v, head.p.kv_type, head.p.v_stride, head.p.v_quant, head, j};
   }
   __device__ float operator[](std::int64_t i) const {
-    if (type_ == DType::f32 || type_ == DType::bf16 || type_ == DType::f16) return load(data_, type_, at_ + i * stride_);
+    if (type_ == DType::f32 || type_ == DType::bf16 || type_ == DType::f16)
+      return load(data_, type_, at_ + i * stride_);
     if (i >= codes_) return load(tail_.data, tail_.type, tail_at_ + (i - codes_) * tail_.stride.d);
     float x = load_code(data_, type_, at_, stride_, i);
     if (quant_.zero) x -= quant_.zero[zero_at_ + i / quant_.group * quant_.zero_stride.d];
