@@ -29,8 +29,8 @@ __device__ __forceinline__ std::uint32_t transpose(std::uint32_t x) {
 }
 
 // d += a b, 16 x 8 by a depth of 16. Lane i has, of d, rows i / 4 and i / 4 + 8 and columns 2 (i % 4) and the next; of
-// a, the same rows, and of either operand 2 (i % 4) and the next of the depth, and those 8 further on; of b, column i
-// / 4.
+// a, the same rows, and of either operand 2 (i % 4) and the next of the depth, and those 8 further on; of b, column
+// i / 4.
 __device__ __forceinline__ void multiply(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                                          std::uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
@@ -43,11 +43,6 @@ __device__ __forceinline__ std::uint32_t subtract_bf16(std::uint32_t a, std::uin
   std::uint32_t c;
   asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
   return c;
-}
-// A number that stays in a register: an instruction has room for one that it says itself.
-__device__ __forceinline__ std::uint32_t in_register(std::uint32_t x) {
-  asm("" : "+r"(x));
-  return x;
 }
 // Two pairs of fp16 as bf16: those of the low halves, and of the high ones.
 __device__ __forceinline__ void regroup(std::uint32_t a, std::uint32_t b, std::uint32_t& low, std::uint32_t& high) {
@@ -65,18 +60,18 @@ struct Codes {
   static constexpr int kPairs = 16 / kBits;   // registers that a lane's 4 bytes become
   static constexpr int kSteps = kPairs / 2;   // depths of 16 that 16 bytes are
 
-  const std::uint32_t offset = in_register(kType == DType::i8 ? 0x43004300 : 0x43084308);  // pairs of 128, of 136
+  static constexpr std::uint32_t kOffset = kType == DType::i8 ? 0x43004300 : 0x43084308;  // pairs of 128, of 136
 
-  __device__ __forceinline__ void widen(std::uint32_t x, std::uint32_t (&pairs)[kPairs]) const {
+  __device__ __forceinline__ static void widen(std::uint32_t x, std::uint32_t (&pairs)[kPairs]) {
     if constexpr (kType == DType::i8) {
       // 128 + the lower 7 bits, less 128 or, of negative numbers, 256.
 #pragma unroll
       for (int i = 0; i < 2; ++i, x >>= 8)
-        pairs[i] = subtract_bf16((x & 0x007f007f) | offset, (x & 0x00800080) | offset);
+        pairs[i] = subtract_bf16((x & 0x007f007f) | kOffset, (x & 0x00800080) | kOffset);
     } else if constexpr (kType == DType::i4x2) {
       // 136 + the number: with its sign bit turned over it is 8 more.
 #pragma unroll
-      for (int i = 0; i < 4; ++i, x >>= 4) pairs[i] = subtract_bf16((x & 0x000f000f) ^ offset, offset);
+      for (int i = 0; i < 4; ++i, x >>= 4) pairs[i] = subtract_bf16((x & 0x000f000f) ^ kOffset, kOffset);
     } else if constexpr (kType == DType::f8e5m2) {
       // The upper bytes of fp16.
       const std::uint32_t even = x << 8 & 0xff00ff00, odd = x & 0xff00ff00;

@@ -71,7 +71,6 @@ struct QuantisedRows {
   const QuantisedParams& params;
   const std::uint32_t q;      // the block's Q
   const float* const q_sums;  // of its groups
-  const Coding coding{};
   const int lane = threadIdx.x % 32;
   float o[C::kSize / 16][kTiles][4] = {};
   float m[kTiles][2], l[kTiles][2] = {}, rescale[kTiles][2];
@@ -139,7 +138,7 @@ struct QuantisedRows {
           for (int i = 0; i < kSixteens; ++i) {
             const int chunk = Coding::kSteps == 1 ? step : unit, first = Coding::kSteps == 1 ? 0 : 2 * step;
             std::uint32_t low[Coding::kPairs], high[Coding::kPairs];
-            coding.widen(codes[i][2 * chunk], low), coding.widen(codes[i][2 * chunk + 1], high);
+            Coding::widen(codes[i][2 * chunk], low), Coding::widen(codes[i][2 * chunk + 1], high);
             const std::uint32_t a[4] = {low[first], high[first], low[first + 1], high[first + 1]};
 #pragma unroll
             for (int tile = 0; tile < kTiles; ++tile)
@@ -274,7 +273,7 @@ struct QuantisedRows {
         std::uint32_t low[kSixteens][Coding::kPairs], high[kSixteens][Coding::kPairs];
 #pragma unroll
         for (int i = 0; i < kSixteens; ++i)
-          coding.widen(codes[i][2 * chunk], low[i]), coding.widen(codes[i][2 * chunk + 1], high[i]);
+          Coding::widen(codes[i][2 * chunk], low[i]), Coding::widen(codes[i][2 * chunk + 1], high[i]);
 #pragma unroll
         for (int step = 0; step < Coding::kSteps; ++step)
 #pragma unroll
