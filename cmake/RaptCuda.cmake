@@ -65,7 +65,8 @@ function(rapt_set_cuda_properties target)
   target_compile_options(${target} PRIVATE $<$<BOOL:${RAPT_WERROR}>:-Werror=all-warnings>)
 endfunction()
 
-add_library(rapt_cuda OBJECT src/cuda/kernels/attention_naive.cu src/cuda/kernels/attention_simt.cu)
+add_library(rapt_cuda OBJECT src/cuda/kernels/append_kv.cu src/cuda/kernels/attention_naive.cu
+            src/cuda/kernels/attention_simt.cu src/cuda/kernels/merge_states.cu)
 rapt_set_cuda_properties(rapt_cuda)
 set(rapt_cuda_objects $<TARGET_OBJECTS:rapt_cuda>)
 
@@ -74,7 +75,8 @@ set(rapt_have_sm90a OFF)
 if("${rapt_cuda_architectures}" MATCHES "90a")
   set(rapt_have_sm90a ON)
   add_library(rapt_cuda_sm90a OBJECT src/cuda/kernels/attention_combine.cu src/cuda/kernels/attention_decode_f32.cu
-              src/cuda/kernels/attention_wgmma.cu src/cuda/kernels/attention_wgmma_f32.cu)
+              src/cuda/kernels/attention_decode_quantised.cu src/cuda/kernels/attention_wgmma.cu
+              src/cuda/kernels/attention_wgmma_f32.cu)
   rapt_set_cuda_properties(rapt_cuda_sm90a)
   set_target_properties(rapt_cuda_sm90a PROPERTIES CUDA_ARCHITECTURES 90a-real)
   list(APPEND rapt_cuda_objects $<TARGET_OBJECTS:rapt_cuda_sm90a>)

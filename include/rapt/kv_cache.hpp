@@ -89,8 +89,12 @@ struct AppendKvArgs {
 /// Throws Error, before anything is written, for what KvSource does not allow, for rows past the end of a strided cache
 /// or of a block table, for a table entry that is no page, and when two new rows would land on the same row of a page.
 /// Pages may be shared, but a row that another sequence reads is overwritten for both: copy the last, partly filled
-/// page of a sequence that forks. All tensors are on the cpu. Reentrant. Bits do
-/// not depend on the ISA or on threads. `workspace` as for attention().
+/// page of a sequence that forks. Reentrant. Bits do not depend on the ISA, the device or on threads. `workspace` as
+/// for attention().
+///
+/// All tensors are on one device. On a GPU nobody looks at their values: rows that have no place in the cache, by
+/// lengths or a table that would be refused, are not written; of two rows with one place either is; given scales and
+/// zeros are taken as they are, and NaN becomes the smallest number that integers have.
 RAPT_API void append_kv(const AppendKvArgs& args, const Context& context = default_context(),
                         std::span<std::byte> workspace = {});
 
@@ -102,6 +106,7 @@ RAPT_API void append_kv(const AppendKvArgs& args, const Context& context = defau
 struct AppendKvProblem {
   DType new_dtype = DType::f32;  ///< of k_new; text: new=, or dtype= for both
   DType kv_dtype = DType::f32;   ///< of the cache; text: kv=
+  DeviceType device = DeviceType::cpu;
   std::int64_t b = 1;
   std::int64_t hk = 1;
   std::int64_t n = 0;   ///< new rows of each sequence; ragged: the longest

@@ -30,8 +30,8 @@ struct MergeStatesArgs {
 /// out and lse NaN, and +inf makes out NaN and lse +inf. A sink counts once: give it to one part only.
 ///
 /// Sums are fp32, in the order of the parts, and out is rounded once. As lse is fp32, the weights, and so out, are off
-/// by up to about |lse| * 6e-8 of themselves. Throws Error before anything is written. Reentrant. Bits do not depend on
-/// threads. `workspace` as for attention().
+/// by up to about |lse| * 6e-8 of themselves. All tensors are on one device. Throws Error before anything is written.
+/// Reentrant. Bits do not depend on threads. `workspace` as for attention().
 RAPT_API void merge_states(const MergeStatesArgs& args, const Context& context = default_context(),
                            std::span<std::byte> workspace = {});
 inline void merge_states(std::span<const TensorView> outs, std::span<const TensorView> lses,
@@ -45,6 +45,7 @@ inline void merge_states(std::span<const TensorView> outs, std::span<const Tenso
 struct MergeStatesProblem {
   DType dtype = DType::f32;      ///< of outs[0]; text: dtype= for both this and the next
   DType out_dtype = DType::f32;  ///< text: out=
+  DeviceType device = DeviceType::cpu;
   std::int64_t rows = 1;
   std::int64_t dv = 0;
   std::int64_t count = 1;  ///< of states

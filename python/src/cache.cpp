@@ -61,7 +61,7 @@ void append_kv(const AppendArguments& a) {
       arrays, {a.k, a.v, a.block_table, a.ring, a.k_scale, a.v_scale, a.k_zero, a.v_zero, a.k_tail, a.kv_dtype}, true);
   args.seqlens = arrays.take("cache_seqlens", a.cache_seqlens, {.elements = Elements::integers});
   args.cu_seqlens = arrays.take("cu_seqlens", a.cu_seqlens, {.elements = Elements::integers});
-  const Context context = context_of(arrays, nb::none(), nb::none(), {});
+  const Context context = context_of(arrays, nb::none(), nb::none(), args.cache.k.device);
   {
     const nb::gil_scoped_release unlocked;
     rapt::append_kv(args, context);
@@ -82,7 +82,7 @@ void merge_states(const nb::sequence& outs, const nb::sequence& lses, nb::handle
   const std::vector<TensorView> from = views("outs", outs, Elements::any), with = views("lses", lses, Elements::f32);
   const MutableTensorView to = arrays.take("out", out, {.writable = true});
   const MutableTensorView total = arrays.take("lse", lse, {.writable = true});
-  const Context context = context_of(arrays, nb::none(), nb::none(), {});
+  const Context context = context_of(arrays, nb::none(), nb::none(), to.device);
   {
     const nb::gil_scoped_release unlocked;
     rapt::merge_states(from, with, to, total, context);

@@ -93,6 +93,25 @@ def test_ragged_and_pages():
     assert relative(got, wanted) < 1e-6
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_quantised_pages_and_merged_parts(dtype):
+    q, k, v = (torch.randn(2, h, s, 64) for h, s in ((4, 1), (2, 90), (2, 90)))
+
+    def parts(device):
+        pages = [torch.zeros(12, 2, 16, 64, dtype=dtype, device=device) for _ in range(2)]
+        scales = {name: torch.zeros(12, 2, 16, 1, device=device) for name in ("k_scale", "v_scale")}
+        cache = {"block_table": torch.arange(12, device=device).view(2, 6), **scales}
+        none, all_keys = (torch.full((2,), n, device=device) for n in (0, 90))
+        rapt.append_kv(k.to(device), v.to(device), *pages, none, **cache)
+        return rapt.attention(q.to(device), *pages, cache_seqlens=all_keys, return_lse=True, **cache)
+
+    out, lse = parts("cuda")
+    wanted, _ = parts("cpu")
+    assert out.device == torch.device("cuda:0")
+    assert relative(out, wanted) < 1e-6
+    assert relative(rapt.merge_states([out, out], [lse, lse]), wanted) < 1e-6
+
+
 def grouped(q, k, v, **options):
     return ours(q, k, v, enable_gqa=True, **options)
 

@@ -88,6 +88,17 @@ constexpr Field<P> dtype_field_like(std::string_view key) {
           [](P& p, const Word& word) { p.*kMember = word.dtype(); }};
 }
 // A number, where 0 stands for none and is not written.
+template <class P>
+constexpr Field<P> device_field() {
+  return {"device", false,
+          [](const P& p, std::string_view key, std::string& text) {
+            if (p.device != DeviceType::cpu) print_word(text, key, to_string(p.device));
+          },
+          [](P& p, const Word& word) {
+            if (word.value != "cpu" && word.value != "cuda") word.refuse("device=cpu or device=cuda");
+            p.device = word.value == "cpu" ? DeviceType::cpu : DeviceType::cuda;
+          }};
+}
 template <class P, auto kMember>
 constexpr Field<P> number_field(std::string_view key) {
   return {key, false,

@@ -148,9 +148,12 @@ bool may_overlap(const TensorView& a, int64_t a_bytes, const TensorView& b, int6
   return !told_apart(false) && !told_apart(true);
 }
 
-void take(std::vector<Checked>& all, const std::string& name, const TensorView& t, bool written) {
+void take(std::vector<Checked>& all, const std::string& name, const TensorView& t, bool written, const Device& device) {
   const int64_t bytes = span_of(name, t, written);
-  if (t.device.type != DeviceType::cpu) throw Error(name, "a tensor that is not on the cpu", "host memory");
+  if (device.type == DeviceType::cpu && t.device.type != DeviceType::cpu)
+    throw Error(name, "a tensor that is not on the cpu", "host memory");
+  if (device.type != DeviceType::cpu && t.device != device)
+    throw Error(name, "a tensor on another device than the others", "all tensors on one device");
   all.push_back({name, t, bytes, written});
 }
 

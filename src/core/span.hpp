@@ -37,8 +37,9 @@ struct Checked {
   std::int64_t bytes;
   bool written;
 };
-// Checks a tensor in host memory and adds it to `all`.
-void take(std::vector<Checked>& all, const std::string& name, const TensorView& view, bool written);
+// Checks a tensor, which has to be on `device`, and adds it to `all`.
+void take(std::vector<Checked>& all, const std::string& name, const TensorView& view, bool written,
+          const Device& device = {});
 // Throws Error naming a tensor that is written and shares memory with another of `all`.
 void check_overlaps(std::span<const Checked> all);
 

@@ -1,13 +1,10 @@
-// Attention on a GPU: the kernels that dispatch chooses among, and their launches in the context's stream.
+// Attention on a GPU: the kernels that dispatch chooses among.
 #include <cuda_runtime_api.h>
 
 #include <limits>
-#include <optional>
 
-#include "cuda/device.hpp"
 #include "cuda/entry.hpp"
 #include "cuda/kernels/kernels.hpp"
-#include "cuda/nvtx.hpp"
 
 namespace rapt::cuda {
 namespace {
@@ -26,25 +23,34 @@ struct AttentionKernel {
 constexpr std::int64_t kMaxBlocks = std::numeric_limits<std::int32_t>::max();
 
 #ifdef RAPT_HAVE_SM90A
+constexpr DTypeSet kQuantisedTypes = kCacheTypes & ~kFloatTypes;
+bool is_quantised(const AttentionParams& a) {
+  return (only(a.kv_type) & kQuantisedTypes) != 0;
+}
+
 constexpr AttentionKernel decode(const char* name, const char* arithmetic, DType type) {
   return {.name = name,
           .isa = "sm90a",
           .facts = {.operation = Operation::attention,
                     .phase = Phase::decode,
                     .arithmetic = arithmetic,
-                    .dtypes = only(type),
+                    .dtypes = only(type) | kQuantisedTypes,
                     .max_head_size = kDecodeMaxHeadSize},
           .refuse = [](const AttentionParams& a) -> std::string_view {
             // Ragged ones on a device are known by their total, and no row's kernel may depend on other sequences.
             if (a.total_q >= 0) return "takes no ragged queries";
             if (a.sq * a.group > kDecodeMaxRows) return "takes up to 64 rows (query tokens times heads of a group)";
+            if (is_quantised(a) && !quantised_groups_fit(a))
+              return "takes scales of whole rows, or of multiples of 32 columns";
             return wgmma_can_count(a) && decode_items(a) < kMaxBlocks ? "" : "takes fewer than 2^30 keys and splits";
           },
           .workspace = decode_workspace,
           .work_items = decode_items,
           .run =
               [](const AttentionParams& a, void* workspace, cudaStream_t stream) {
-                const auto run = a.q_type == DType::f32 ? attention_decode_f32 : attention_wgmma_split;
+                const auto run = is_quantised(a)          ? attention_decode_quantised
+                                 : a.q_type == DType::f32 ? attention_decode_f32
+                                                          : attention_wgmma_split;
                 return run(a, static_cast<std::byte*>(workspace), stream);
               }};
 }
@@ -107,7 +113,11 @@ constexpr AttentionKernel kKernels[] = {
      .run = [](const AttentionParams& a, void*, cudaStream_t stream) { return attention_simt(a, stream); }},
     {.name = "attention_naive.f32.cuda",
      .isa = "cuda",
-     .facts = {.operation = Operation::attention, .phase = Phase::naive, .arithmetic = "f32", .dtypes = kFloatTypes},
+     .facts = {.operation = Operation::attention,
+               .phase = Phase::naive,
+               .arithmetic = "f32",
+               .dtypes = kCacheTypes,
+               .key_tail = true},
      .refuse = [](const AttentionParams& a) -> std::string_view {
        const double scores = static_cast<double>(naive_rows(a)) * static_cast<double>(a.sk);
        return naive_rows(a) > kMaxBlocks || scores > 0x1p34 ? "its S x S matrix would be past 64 GiB" : "";
@@ -125,47 +135,23 @@ AttentionParams sizes_of(const Problem& problem) {
   return params;
 }
 
-struct CudaPlan final : EntryPlan {
-  std::string note() const override { return std::to_string(work_items) + " tiles or rows of work"; }
-};
-
-class AttentionEntry final : public Entry {
+class AttentionEntry final : public DeviceEntry {
  public:
-  AttentionEntry(const AttentionKernel& kernel, const Machine& machine) : kernel_(kernel) {
-    facts = kernel.facts;
-    name = kernel.name;
-    isa = kernel.isa;
-    unusable = machine.unusable.empty() && isa == "sm90a" ? machine.not_sm90a : machine.unusable;
-  }
+  AttentionEntry(const AttentionKernel& kernel, const Machine& machine)
+      : DeviceEntry(kernel.name, kernel.isa, kernel.facts, machine), kernel_(kernel) {}
 
   std::string_view refuse(const Problem& problem, const Context::Impl&) const override {
     if (std::get<AttentionProblem>(problem).gathered) return "takes no gathered keys";
     return kernel_.refuse(sizes_of(problem));
   }
 
-  std::unique_ptr<EntryPlan> plan(const Problem& problem, const Context::Impl&) const override {
-    const AttentionParams sizes = sizes_of(problem);
-    auto plan = std::make_unique<CudaPlan>();
-    plan->workspace_bytes = kernel_.workspace(sizes);
-    plan->work_items = kernel_.work_items(sizes);
-    return plan;
-  }
-  std::size_t max_workspace_bytes(const Problem& largest, const Context::Impl&) const override {
-    return kernel_.workspace(sizes_of(largest));
-  }
-
-  void run(const EntryPlan& plan, const Call& call, const Context::Impl& context, const CallTasks*,
-           std::byte* workspace) const override {
-    const NvtxRange range([&] { return name + " " + to_string(call.problem); });
-    const DeviceGuard guard(call.device.index);
-    const auto stream = static_cast<cudaStream_t>(context.options.stream);
-    std::optional<StreamMemory> own;
-    if (workspace == nullptr && plan.workspace_bytes > 0) own.emplace(plan.workspace_bytes, call.device.index, stream);
-    check_cuda(kernel_.run(std::get<AttentionParams>(call.params), own ? own->data() : workspace, stream),
-               "starting a kernel");
-  }
-
  private:
+  std::size_t workspace_bytes(const Problem& problem) const override { return kernel_.workspace(sizes_of(problem)); }
+  std::int64_t work_items(const Problem& problem) const override { return kernel_.work_items(sizes_of(problem)); }
+  cudaError_t launch(const Params& params, std::byte* workspace, cudaStream_t stream) const override {
+    return kernel_.run(std::get<AttentionParams>(params), workspace, stream);
+  }
+
   const AttentionKernel& kernel_;
 };
 

@@ -44,7 +44,10 @@ Machine probe() {
 const Backend& cuda_backend() {
   static const Backend backend = [] {
     Backend made{"cuda", {}};
-    cuda::add_attention(cuda::probe(), made.entries);
+    const cuda::Machine machine = cuda::probe();
+    cuda::add_attention(machine, made.entries);
+    cuda::add_append_kv(machine, made.entries);
+    cuda::add_merge_states(machine, made.entries);
     return made;
   }();
   return backend;

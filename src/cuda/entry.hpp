@@ -1,5 +1,7 @@
-// What the CUDA backend's entries have in common: the GPUs of this machine.
+// What the CUDA backend's entries have in common: the GPUs of this machine, and how calls come to their streams.
 #pragma once
+
+#include <cuda_runtime_api.h>
 
 #include <memory>
 #include <string>
@@ -14,8 +16,29 @@ struct Machine {
   std::string not_sm90a;  // why kernels of Hopper's own instructions cannot run; empty if every GPU has them
 };
 
+// An entry whose work is a few launches, which depend on the problem's sizes and the parameters alone.
+class DeviceEntry : public Entry {
+ public:
+  DeviceEntry(std::string name, std::string isa, const KernelFacts& facts, const Machine& machine);
+
+  std::string_view refuse(const Problem&, const Context::Impl&) const override { return {}; }
+  std::unique_ptr<EntryPlan> plan(const Problem& problem, const Context::Impl&) const final;
+  std::size_t max_workspace_bytes(const Problem& largest, const Context::Impl&) const final {
+    return workspace_bytes(largest);
+  }
+  void run(const EntryPlan& plan, const Call& call, const Context::Impl& context, const CallTasks*,
+           std::byte* workspace) const final;
+
+ private:
+  virtual std::size_t workspace_bytes(const Problem&) const = 0;
+  virtual std::int64_t work_items(const Problem&) const = 0;  // tiles or rows
+  virtual cudaError_t launch(const Params& params, std::byte* workspace, cudaStream_t stream) const = 0;
+};
+
 // Adds the entries of an operation, in the order of preference, to the backend's.
 using Entries = std::vector<std::unique_ptr<const Entry>>;
 void add_attention(const Machine& machine, Entries& entries);
+void add_append_kv(const Machine& machine, Entries& entries);
+void add_merge_states(const Machine& machine, Entries& entries);
 
 }  // namespace rapt::cuda

@@ -1,6 +1,6 @@
 // append_kv: arguments -> Call, or an Error that names the argument; and its problem's text. Nothing is written, and
 // nothing is read but lengths, block tables, and, where codes are made with given scales, those scales and the new
-// rows.
+// rows; on a device nothing at all.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -41,6 +41,7 @@ constexpr Field<P> kFields[] = {
        if (p.new_dtype != p.kv_dtype && p.kv_dtype != DType::f32) print_word(text, key, to_string(p.kv_dtype));
      },
      [](P& p, const Word& word) { p.kv_dtype = word.dtype(); }},
+    device_field<P>(),
     size_field<P, &P::b>("b"),
     size_field<P, &P::hk>("hk"),
     size_field<P, &P::n>("n"),
@@ -80,7 +81,8 @@ const void* element(const TensorView& t, int64_t index) {
 
 class Validator {
  public:
-  explicit Validator(const AppendKvArgs& args) : args_(args), cache_(args.cache) {}
+  explicit Validator(const AppendKvArgs& args)
+      : args_(args), cache_(args.cache), device_(args.cache.k.device), host_(device_.type == DeviceType::cpu) {}
 
   Call run(std::span<const std::byte> workspace) {
     rows_of_cache();
@@ -94,22 +96,23 @@ class Validator {
     agree();
     check_overlaps(all_);
     check_apart(workspace, all_);
-    places();
+    if (host_) places();
+    p_.device = device_.type;
     p_.d = k.size + p_.k_tail, p_.dv = v.size;
     p_.zeros = cache_.k_zero || cache_.v_zero;
     p_.values_are_keys = shared_ >= 0;
-    numbers("k", k);
-    if (!p_.values_are_keys) numbers("v", v);
+    if (host_) numbers("k", k);
+    if (host_ && !p_.values_are_keys) numbers("v", v);
     f_.sides = p_.values_are_keys ? 1 : 2;
     const bool nothing = total_ == 0 || f_.hk == 0;
     if (p_.k_tail > 0 && !nothing) f_.side[f_.sides++] = tail_side();
-    return {p_, f_, {}, nothing, nullptr};
+    return {p_, f_, device_, nothing, nullptr};
   }
 
  private:
   void need(const std::string& name, const TensorView& t, int ndim, const char* shape, bool written = false) {
     if (t.ndim == 0) throw Error(name, "no tensor", shape);
-    take(all_, name, t, written);
+    take(all_, name, t, written, device_);
     if (t.ndim != ndim) throw Error(name, "shape " + shape_text(t), shape);
   }
   // Elements of a row: of i4x2 there are two to a byte.
@@ -222,7 +225,8 @@ class Validator {
     if (ragged) {
       p_.ragged = total_ = given;
       f_.from_begin = integers("cu_seqlens", args_.cu_seqlens, "[b + 1] starts");
-      p_.n = check_starts("cu_seqlens", f_.from_begin, args_.cu_seqlens.shape[0], total_);
+      // On a device of any lengths, but none has more rows than there is room for.
+      p_.n = host_ ? check_starts("cu_seqlens", f_.from_begin, args_.cu_seqlens.shape[0], total_) : total_;
       given = args_.cu_seqlens.shape[0] - 1;
     }
     // Of three batches that should be one, the one that is alone is named.
@@ -238,8 +242,10 @@ class Validator {
     }
     if (!ragged && (__builtin_mul_overflow(b, p_.n, &total_) || total_ > kMaxSize))
       throw Error("k_new", "shape " + shape_text(args_.k_new), "at most 2^48 new rows");
-    p_.sk = room_for_keys();
-    for (int64_t i = 0; i < b; ++i)
+    f_.room = p_.sk = room_for_keys();
+    f_.total = total_;
+    if (!host_ && ragged && !p_.ring) p_.n = std::min(p_.n, p_.sk);
+    for (int64_t i = 0; host_ && i < b; ++i)
       if (const int64_t n = f_.len_before[i]; n < 0 || n > kMaxOffset)
         throw Error("seqlens", "length " + std::to_string(n) + " of sequence " + std::to_string(i), "0 to 2^52");
   }
@@ -374,6 +380,8 @@ class Validator {
 
   const AppendKvArgs& args_;
   const KvCache& cache_;
+  const Device device_;
+  const bool host_;  // lengths, tables and scales can be read here
   P p_{};
   AppendKvParams f_{};
   std::vector<Checked> all_;

@@ -24,6 +24,8 @@ struct AppendKvParams : KvLayout {
   Integers len_before;    // [b] keys of each sequence before the call
   Integers from_begin;    // ragged: [b + 1] first new row of each sequence
   std::int64_t b, hk, n;  // n: new rows of each sequence, unless they are ragged
+  std::int64_t total;     // new rows of all sequences
+  std::int64_t room;      // keys of a sequence; of rings their rows
 };
 
 // New rows of sequence i, and the first of them in the packed tensors.

@@ -74,14 +74,7 @@ constexpr Field<P> kFields[] = {
     own_dtype<&P::q_dtype>("q"),
     own_dtype<&P::kv_dtype>("kv"),
     own_dtype<&P::out_dtype>("out"),
-    {"device", false,
-     [](const P& p, std::string_view key, std::string& text) {
-       if (p.device != DeviceType::cpu) print_word(text, key, to_string(p.device));
-     },
-     [](P& p, const Word& word) {
-       if (word.value != "cpu" && word.value != "cuda") word.refuse("device=cpu or device=cuda");
-       p.device = word.value == "cpu" ? DeviceType::cpu : DeviceType::cuda;
-     }},
+    device_field<P>(),
     size_field<P, &P::b>("b"),
     size_field<P, &P::hq>("hq"),
     size_field_like<P, &P::hk, &P::hq>("hk"),

@@ -21,6 +21,7 @@ constexpr Field<P> kFields[] = {
      },
      [](P& p, const Word& word) { p.dtype = p.out_dtype = word.dtype(); }},
     dtype_field_like<P, &P::out_dtype, &P::dtype>("out"),
+    device_field<P>(),
     size_field<P, &P::rows>("rows"),
     size_field<P, &P::dv>("dv"),
     size_field<P, &P::count>("count"),
@@ -62,20 +63,22 @@ class Validator {
     f.b = dims_ > 2 ? first.shape[dims_ - 3] : 1, f.h = dims_ > 1 ? first.shape[dims_ - 2] : 1;
     f.s = first.shape[dims_ - 1], f.dv = dv;
     const bool is_empty = all_.front().bytes == 0;
-    const P problem{args_.outs.front().dtype,    args_.out.dtype, is_empty ? 0 : f.b * f.h * f.s, dv, f.count,
-                    static_cast<bool>(args_.lse)};
-    return {problem, f, {}, is_empty, states};
+    const Device device = args_.outs.front().device;
+    const P problem{
+        args_.outs.front().dtype,    args_.out.dtype, device.type, is_empty ? 0 : f.b * f.h * f.s, dv, f.count,
+        static_cast<bool>(args_.lse)};
+    return {problem, f, device, is_empty, states};
   }
 
  private:
   void take_out(const std::string& name, const TensorView& t, bool written = false) {
-    take(all_, name, t, written);
+    take(all_, name, t, written, args_.outs.front().device);
     check_float(name, t.dtype);
     const Layout& first = args_.outs.front();
     if (!same_shape(t, first)) throw Error(name, "shape " + shape_text(t), "that of outs[0], " + shape_text(first));
   }
   void take_lse(const std::string& name, const TensorView& t, bool written = false) {
-    take(all_, name, t, written);
+    take(all_, name, t, written, args_.outs.front().device);
     check_f32(name, t.dtype);
     Layout wanted = args_.outs.front();
     --wanted.ndim;

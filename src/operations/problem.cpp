@@ -43,8 +43,12 @@ const AttentionProblem* attention_of(const Problem& problem) {
 }
 
 DeviceType device_of(const Problem& problem) {
-  const AttentionProblem* attention = attention_of(problem);
-  return attention ? attention->device : DeviceType::cpu;
+  return std::visit(
+      [](const auto& p) {
+        if constexpr (requires { p.device; }) return p.device;
+        else return DeviceType::cpu;
+      },
+      problem);
 }
 
 Problem planned(Problem problem) {

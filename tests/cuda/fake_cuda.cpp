@@ -168,6 +168,12 @@ cudaError_t attention_wgmma_split(const AttentionParams&, std::byte*, cudaStream
 cudaError_t attention_decode_f32(const AttentionParams&, std::byte*, cudaStream_t) {
   return launched();
 }
+bool quantised_groups_fit(const AttentionParams&) {
+  return true;
+}
+cudaError_t attention_decode_quantised(const AttentionParams&, std::byte*, cudaStream_t) {
+  return launched();
+}
 bool wgmma_can_count(const AttentionParams&) {
   return true;
 }
@@ -194,6 +200,15 @@ std::size_t naive_workspace(const AttentionParams&) {
 }
 cudaError_t attention_naive(const AttentionParams&, float* workspace, cudaStream_t) {
   fake.workspace = workspace;
+  return launched();
+}
+cudaError_t append_kv(const AppendKvParams&, cudaStream_t) {
+  return launched();
+}
+std::size_t merge_states_workspace(std::int64_t) {
+  return 0;
+}
+cudaError_t merge_states(const MergeStatesParams&, std::byte*, cudaStream_t) {
   return launched();
 }
 

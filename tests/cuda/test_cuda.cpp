@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "exp2_sweep.hpp"
+#include "streams.hpp"
 #include "support/check.hpp"
 #include "support/fill.hpp"
 
@@ -21,15 +22,18 @@ const char* const kProblems[] = {
     "attention b=2 hq=4 hk=2 sq=150 sk=300 d=64 causal align=bottom_right lse",
     "attention b=3 hq=4 hk=1 sq=90 sk=120 d=40 ragged_q=200 ragged_k=250 lse",
     "attention b=2 hq=6 hk=2 sq=3 sk=320 d=128 page=16 seqlens causal align=bottom_right lse",
-    "attention b=1 hq=4 hk=2 sq=90 sk=200 d=256 dv=192 window=80,-1 align=bottom_right lse"};
+    "attention b=1 hq=4 hk=2 sq=90 sk=200 d=256 dv=192 window=80,-1 align=bottom_right lse",
+    "attention b=2 hq=6 hk=2 sq=3 sk=720 d=64 page=16 seqlens kv=i8 groups=2 zeros causal align=bottom_right lse"};
 
-// Calls test(entry, case) for every entry that runs on a GPU, every problem and type.
+// Calls test(entry, case) for every entry that runs on a GPU, every problem and type; of quantised caches queries have
+// it.
 void each_case(const std::function<void(const std::string&, Case&)>& test,
                std::span<const char* const> problems = kProblems) {
   bool any = false;
   for (const char* text : problems)
     for (DType dtype : kFloatTypes) {
-      const AttentionProblem problem = typed(text, dtype);
+      AttentionProblem problem = typed(text, dtype);
+      if (const DType kv = AttentionProblem::parse(text).kv_dtype; kv != DType::f32) problem.kv_dtype = kv;
       for (const std::string& entry : every_entry(problem)) {
         if (device_of(entry) != DeviceType::cuda) continue;
         any = true;
@@ -40,24 +44,6 @@ void each_case(const std::function<void(const std::string&, Case&)>& test,
     }
   for (const EntryInfo& entry : entries())
     if (!any && entry.backend == "cuda") WARN("skipped: " << entry.name << ": " << entry.unusable);
-}
-
-void check(cudaError_t status) {
-  INFO(cudaGetErrorString(status));
-  REQUIRE(status == cudaSuccess);
-}
-
-struct Stream {
-  cudaStream_t handle = nullptr;
-  Stream() { check(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking)); }
-  ~Stream() { cudaStreamDestroy(handle); }
-};
-
-Context on(const Stream& stream, const std::string& entry) {
-  ContextOptions options;
-  options.stream = stream.handle;
-  options.kernel = entry;
-  return Context(std::move(options));
 }
 
 struct Bytes {
@@ -320,7 +306,9 @@ TEST_CASE("cuda: senseless lengths and tables in a GPU's memory lead nowhere", "
   constexpr const char* kLists[] = {
       "attention b=3 hq=4 hk=1 sq=90 sk=120 d=40 ragged_q=200 ragged_k=250 lse alibi sinks causal align=bottom_right",
       "attention b=2 hq=6 hk=2 sq=3 sk=320 d=40 page=16 seqlens alibi sinks causal align=bottom_right",
-      "attention b=2 hq=6 hk=2 sq=3 sk=32 d=40 ring seqlens alibi sinks causal align=bottom_right"};
+      "attention b=2 hq=6 hk=2 sq=3 sk=32 d=40 ring seqlens alibi sinks causal align=bottom_right",
+      "attention b=2 hq=6 hk=2 sq=3 sk=320 d=64 page=16 seqlens kv=f8e4m3 causal align=bottom_right",
+      "attention b=2 hq=6 hk=2 sq=3 sk=32 d=64 ring seqlens kv=i4x2 groups=1 causal align=bottom_right"};
   const auto test = [](const std::string& entry, Case& c) {
     // Numbers of every size and sign, also in front.
     std::mt19937_64 random(1);
@@ -345,8 +333,13 @@ TEST_CASE("cuda: tables without entries and caches without pages have no keys", 
     for (const bool pages : {false, true}) {
       DeviceCall call(c.args());
       AttentionArgs args = call.args();
-      if (pages) args.kv.k.shape[0] = args.kv.v.shape[0] = 0;
-      else args.kv.block_table.shape[1] = 0, args.kv.block_table.data = nullptr;
+      if (pages) {
+        KvSource& kv = args.kv;
+        const std::int64_t all = kv.k.shape[0];
+        for (TensorView* t : {&kv.k, &kv.v, &kv.k_scale, &kv.v_scale, &kv.k_zero, &kv.v_zero})
+          if (t->shape[0] == all) t->shape[0] = 0;
+      }
+      if (!pages) args.kv.block_table.shape[1] = 0, args.kv.block_table.data = nullptr;
       attention(args, forced(entry));
       call.finish();
       for (const float x : c.out.values()) REQUIRE(x == 0);
@@ -358,8 +351,9 @@ TEST_CASE("cuda: a device that is not there is an error", "[kernel]") {
   each_case([](const std::string& entry, Case& c) {
     const DeviceCall call(c.args());
     AttentionArgs args = call.args();
-    for (TensorView* t : {&args.q, &args.kv.k, &args.kv.v, &args.kv.seqlens, &args.kv.cu_seqlens, &args.kv.block_table,
-                          &args.cu_seqlens_q})
+    for (TensorView* t :
+         {&args.q, &args.kv.k, &args.kv.v, &args.kv.k_scale, &args.kv.v_scale, &args.kv.k_zero, &args.kv.v_zero,
+          &args.kv.seqlens, &args.kv.cu_seqlens, &args.kv.block_table, &args.cu_seqlens_q})
       t->device.index = 99;
     args.out.device.index = args.lse.device.index = 99;
     CHECK_THROWS_AS(attention(args, forced(entry)), std::runtime_error);

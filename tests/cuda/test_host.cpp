@@ -133,18 +133,34 @@ TEST_CASE("cuda host: entries say what they multiply in, which GPUs they need an
     std::string name, arithmetic, isa;
     Phase phase;
     std::vector<DType> dtypes;
-    std::int64_t min_head_size, max_head_size, max_value_head_size;
+    std::int64_t min_head_size = 1, max_head_size = 8192, max_value_head_size = 8192;
+    Operation operation = Operation::attention;
   };
   constexpr DType kF32 = DType::f32, kF16 = DType::f16, kBf16 = DType::bf16;
+  const auto and_quantised = [](std::vector<DType> types) {
+    types.insert(types.end(), {DType::i8, DType::f8e4m3, DType::f8e5m2, DType::i4x2});
+    return types;
+  };
+  const std::vector<DType> caches = and_quantised({kF32, kBf16, kF16});
   const std::vector<Expected> all = {
-      {"attention_decode.bf16.cuda.sm90a", "bf16", "sm90a", Phase::decode, {kBf16}, 1, 256, 256},
-      {"attention_decode.f16.cuda.sm90a", "f16", "sm90a", Phase::decode, {kF16}, 1, 256, 256},
-      {"attention_decode.f32.cuda.sm90a", "f32", "sm90a", Phase::decode, {kF32}, 1, 256, 256},
+      {"attention_decode.bf16.cuda.sm90a", "bf16", "sm90a", Phase::decode, and_quantised({kBf16}), 1, 256, 256},
+      {"attention_decode.f16.cuda.sm90a", "f16", "sm90a", Phase::decode, and_quantised({kF16}), 1, 256, 256},
+      {"attention_decode.f32.cuda.sm90a", "f32", "sm90a", Phase::decode, and_quantised({kF32}), 1, 256, 256},
       {"attention_wgmma.bf16.cuda.sm90a", "bf16", "sm90a", Phase::prefill, {kBf16}, 1, 256, 256},
       {"attention_wgmma.f16.cuda.sm90a", "f16", "sm90a", Phase::prefill, {kF16}, 1, 256, 256},
       {"attention_wgmma.f32.cuda.sm90a", "f16x3", "sm90a", Phase::prefill, {kF32}, 16, 256, 256},
       {"attention_simt.f32.cuda.q64k64", "f32", "cuda", Phase::prefill, {kF32, kBf16, kF16}, 1, 8192, 576},
-      {"attention_naive.f32.cuda", "f32", "cuda", Phase::naive, {kF32, kBf16, kF16}, 1, 8192, 8192}};
+      {"attention_naive.f32.cuda", "f32", "cuda", Phase::naive, caches},
+      {"append_kv.f64.cuda", "f64", "cuda", Phase::all, caches, 1, 8192, 8192, Operation::append_kv},
+      {"merge_states.f32.cuda",
+       "f32",
+       "cuda",
+       Phase::all,
+       {kF32, kBf16, kF16},
+       1,
+       8192,
+       8192,
+       Operation::merge_states}};
   std::size_t found = 0;
   for (const EntryInfo& info : entries()) {
     if (info.backend != "cuda") continue;
@@ -152,7 +168,7 @@ TEST_CASE("cuda host: entries say what they multiply in, which GPUs they need an
     INFO(info.name);
     REQUIRE(expected != all.end());
     ++found;
-    CHECK(info.operation == Operation::attention);
+    CHECK(info.operation == expected->operation);
     CHECK(info.phase == expected->phase);
     CHECK(info.arithmetic == expected->arithmetic);
     CHECK(info.isa == expected->isa);
@@ -161,6 +177,7 @@ TEST_CASE("cuda host: entries say what they multiply in, which GPUs they need an
     CHECK(info.max_head_size == expected->max_head_size);
     CHECK(info.max_value_head_size == expected->max_value_head_size);
     CHECK(info.unusable.empty());
+    if (info.operation != Operation::attention) continue;
 
     ContextOptions options;
     options.kernel = info.name;
@@ -183,5 +200,5 @@ TEST_CASE("cuda host: entries say what they multiply in, which GPUs they need an
           else CHECK_THROWS_AS(Plan(problem, context), Error);
         }
   }
-  CHECK((found == all.size() || found == 2));  // without 90a among the architectures there are two
+  CHECK((found == all.size() || found == 4));  // without 90a among the architectures there are four
 }

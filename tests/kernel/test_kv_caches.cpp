@@ -253,7 +253,7 @@ TEST_CASE("caches: 16-bit queries and results", "[kernel]") {
   const DType dtype = each_cache_type();
   for (const char* types : {"q=bf16 out=bf16", "q=f16 out=f16", "q=bf16", "out=f16"}) {
     for (const char* layout : {"sk=96 seqlens page=16", "sk=600 seqlens", "sk=33 seqlens ring"}) {
-      check_every_entry(AttentionProblem::parse("attention b=2 hq=4 hk=2 sq=3 d=32 lse " + std::string(types) + " " +
+      check_every_entry(AttentionProblem::parse("attention b=2 hq=4 hk=2 sq=3 d=64 lse " + std::string(types) + " " +
                                                 layout + cache(dtype, 2)));
     }
   }
@@ -279,6 +279,27 @@ TEST_CASE("caches: quantised keys of bf16 queries", "[kernel][numbers]") {
         check_every_entry(problem, static_cast<std::uint64_t>(turn) + 1);
       }
   }
+}
+
+// Of whole rows and of groups of 32 columns or more, as a GPU's tensor cores take them, by up to 64 rows.
+TEST_CASE("caches: few rows over quantised keys in many splits", "[kernel][numbers]") {
+  const DType dtype = GENERATE(from_range(kQuantizedTypes));
+  std::uint64_t n = 0;
+  for (const char* words :
+       {"b=2 hq=8 hk=2 sq=1 sk=1504 d=128 page=16 seqlens sinks groups=4 zeros",
+        "b=2 hq=4 hk=2 sq=5 sk=1100 d=64 causal align=bottom_right alibi k_groups=2 v_groups=1",
+        "hq=16 hk=1 sq=4 sk=700 d=96 dv=160 k_groups=3 v_groups=5 zeros",
+        "hq=6 hk=1 sq=2 sk=900 d=192 window=700,0 align=bottom_right bias=hqk softcap=20 k_groups=2 v_groups=6",
+        "b=3 hq=3 sq=1 sk=1300 d=96 ring seqlens groups=1 zeros",
+        "hq=6 hk=2 sq=3 sk=900 d=256 dv=64 mask=bqk layout=bshd scale=-0.1 k_groups=8 v_groups=2",
+        "hq=2 sq=3 sk=900 d=128 layout=other groups=4", "hq=9 hk=1 sq=1 sk=700 d=42 dv=50 groups=1 zeros",
+        "b=3 hq=6 hk=2 sq=3 sk=400 ragged_k=900 d=64 groups=2", "hq=8 hk=1 sq=8 sk=600 d=256 groups=1"})
+    for (const char* types : {"", "q=bf16 out=bf16 ", "q=f16 out=f16 "}) {
+      AttentionProblem problem = AttentionProblem::parse("attention lse " + std::string(types) + words);
+      problem.kv_dtype = dtype;
+      check_every_entry(problem, n + n / 3);  // scales of every row, of pages, of all in turn
+      ++n;
+    }
 }
 
 TEST_CASE("caches: a scale that is not finite reaches the rows that see its key, and no others", "[kernel]") {
@@ -323,7 +344,7 @@ TEST_CASE("caches: pages may lie in any order", "[kernel][long]") {
   for (const char* rows : {"hq=6 hk=2 sq=1", "hq=2 sq=7"}) {
     for (const char* page : {"sk=520 page=1", "sk=608 page=16", "sk=1190 page=17", "sk=640 page=128"}) {
       const AttentionProblem problem =
-          AttentionProblem::parse("attention b=3 d=32 lse causal align=bottom_right seqlens " + std::string(rows) +
+          AttentionProblem::parse("attention b=3 d=64 lse causal align=bottom_right seqlens " + std::string(rows) +
                                   " " + page + cache(dtype, 2));
       Case c(problem, 2);
       const std::vector<std::string> names = every_entry(problem);
@@ -391,7 +412,7 @@ TEST_CASE("caches: what no row sees may hold anything", "[kernel]") {
   for (const char* words : {"sk=320 page=16", "sk=323 page=17", "sk=300 page=1", "sk=200", "sk=40 ring"}) {
     for (const char* rows : {"hq=3 hk=1 sq=1", "hq=2 sq=5"}) {
       const AttentionProblem problem =
-          AttentionProblem::parse("attention b=1 d=16 lse causal window=20,-1 align=bottom_right seqlens " +
+          AttentionProblem::parse("attention b=1 d=64 lse causal window=20,-1 align=bottom_right seqlens " +
                                   std::string(rows) + " " + words + cache(dtype, 2));
       for (const std::string& entry : every_entry(problem)) {
         INFO(entry << ": " << problem.to_string());
@@ -452,7 +473,7 @@ TEST_CASE("caches: scales that are no numbers", "[kernel]") {
   for (const char* type : {" kv=i8 groups=2", " kv=i4x2 groups=2 zeros", " kv=f8e4m3 groups=2"}) {
     for (bool of_v : {false, true}) {
       for (std::int64_t key : {3, 33}) {
-        Case c(AttentionProblem::parse("attention hq=2 hk=1 sq=6 sk=60 d=16 causal window=5,-1 align=34 lse" +
+        Case c(AttentionProblem::parse("attention hq=2 hk=1 sq=6 sk=60 d=64 causal window=5,-1 align=34 lse" +
                                        std::string(type)),
                of_v ? 1 : 2);  // scales of every row
         Tensor& scale = of_v ? c.v_scale : c.k_scale;
@@ -497,7 +518,7 @@ TEST_CASE("caches: a sequence alone gives the bits it gives in a batch", "[kerne
   for (const char* rows : {"hq=6 hk=2 sq=1", "hq=5 hk=1 sq=3"}) {
     for (const char* layout : {"sk=1100", "sk=1104 page=16", "sk=600 ring"}) {
       const AttentionProblem problem =
-          AttentionProblem::parse("attention b=5 d=32 lse causal align=bottom_right seqlens " + std::string(rows) +
+          AttentionProblem::parse("attention b=5 d=64 lse causal align=bottom_right seqlens " + std::string(rows) +
                                   " " + layout + cache(dtype, 2));
       Case batch(problem, 2), single(problem, 2);
       for (const std::string& entry : every_entry(problem)) {

@@ -7,6 +7,7 @@
 
 #include "rapt/kv_cache.hpp"
 #include "support/cache.hpp"
+#include "support/device.hpp"
 #include "support/fill.hpp"
 #include "support/verdict.hpp"
 
@@ -30,6 +31,7 @@ struct AppendCase {
 
   AppendKvArgs args();
   void run(const Context& context) { append_kv(args(), context); }
+  void run(const Forced& context) { testing::run(args(), context); }
   /// Makes inputs read-only where the placement allows it.
   void protect_inputs();
   /// Poisons the cache, and the scales and zeros that are outputs, again.

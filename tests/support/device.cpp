@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <span>
 #include <stdexcept>
 #include <vector>
 
@@ -28,20 +29,14 @@ std::byte poison(std::size_t i) {
 }  // namespace
 
 // The bytes from the first to the last element of a tensor.
-class DeviceCall::Copy {
+class DeviceTensors::Copy {
  public:
-  Copy(const TensorView& view, std::byte* output) : input_(static_cast<const std::byte*>(view.data)), output_(output) {
-    std::size_t last = 0;
-    bool empty = false;
-    for (std::size_t i = 0; i < static_cast<std::size_t>(view.ndim); ++i) {
-      empty |= view.shape[i] == 0;
-      last += static_cast<std::size_t>(std::max<std::int64_t>(view.shape[i] - 1, 0) * view.strides[i]);
-    }
-    bytes_ = empty ? 0 : (last + 1) * size_of(view.dtype);
+  Copy(const TensorView& view, bool output) : host_(static_cast<const std::byte*>(view.data)), output_(output) {
+    bytes_ = bytes_of(view);
     offset_ = kGuard + reinterpret_cast<std::uintptr_t>(view.data) % 256;
     std::vector<std::byte> image(offset_ + bytes_ + kGuard);
     for (std::size_t i = 0; i < image.size(); ++i) image[i] = poison(i);
-    if (bytes_ > 0) std::memcpy(image.data() + offset_, input_, bytes_);
+    if (bytes_ > 0) std::memcpy(image.data() + offset_, host_, bytes_);
     check_cuda(cudaMalloc(reinterpret_cast<void**>(&memory_), image.size()));
     check_cuda(cudaMemcpy(memory_, image.data(), image.size(), cudaMemcpyHostToDevice));
   }
@@ -50,6 +45,13 @@ class DeviceCall::Copy {
   ~Copy() { cudaFree(memory_); }
 
   std::byte* data() const { return memory_ + offset_; }
+  // Where a view that lies within the copied memory has its first element here; else null.
+  std::byte* find(const TensorView& view) const {
+    const auto* const first = static_cast<const std::byte*>(view.data);
+    const std::size_t bytes = bytes_of(view);
+    if (bytes == 0 || first < host_ || first + bytes > host_ + bytes_) return nullptr;
+    return data() + (first - host_);
+  }
 
   void finish() const {
     std::vector<std::byte> image(offset_ + bytes_ + kGuard);
@@ -58,19 +60,54 @@ class DeviceCall::Copy {
       if ((i < offset_ || i >= offset_ + bytes_) && image[i] != poison(i))
         throw std::logic_error("a kernel wrote beside a tensor");
     if (bytes_ == 0) return;
-    if (output_) std::memcpy(output_, image.data() + offset_, bytes_);
-    else if (std::memcmp(image.data() + offset_, input_, bytes_) != 0)
-      throw std::logic_error("a kernel wrote to an input");
+    if (std::memcmp(image.data() + offset_, host_, bytes_) == 0) return;  // the host's may be protected
+    if (!output_) throw std::logic_error("a kernel wrote to an input");
+    std::memcpy(const_cast<std::byte*>(host_), image.data() + offset_, bytes_);
   }
 
  private:
-  const std::byte* input_;
-  std::byte* output_;
+  static std::size_t bytes_of(const TensorView& view) {
+    std::size_t last = 0;
+    for (std::size_t i = 0; i < static_cast<std::size_t>(view.ndim); ++i) {
+      if (view.shape[i] == 0) return 0;
+      last += static_cast<std::size_t>(view.shape[i] - 1) * static_cast<std::size_t>(view.strides[i]);
+    }
+    return (last + 1) * size_of(view.dtype);
+  }
+
+  const std::byte* host_;
+  bool output_;
   std::byte* memory_ = nullptr;
   std::size_t bytes_ = 0, offset_ = 0;
 };
 
-DeviceCall::DeviceCall(const AttentionArgs& host, Lengths lengths) : args_(host) {
+DeviceTensors::DeviceTensors() = default;
+DeviceTensors::~DeviceTensors() = default;
+DeviceTensors::DeviceTensors(DeviceTensors&&) noexcept = default;
+
+std::byte* DeviceTensors::place(const TensorView& view, bool output) {
+  for (const auto& copy : copies_)
+    if (std::byte* const found = copy->find(view)) return found;
+  copies_.push_back(std::make_unique<Copy>(view, output));
+  return copies_.back()->data();
+}
+void DeviceTensors::move(TensorView& view) {
+  if (!view) return;
+  view.data = place(view, false);
+  view.device = {DeviceType::cuda, 0};
+}
+void DeviceTensors::move(MutableTensorView& view) {
+  if (!view) return;
+  view.data = place(view, true);
+  view.device = {DeviceType::cuda, 0};
+}
+void DeviceTensors::finish() const {
+  check_cuda(cudaDeviceSynchronize());
+  for (const auto& copy : copies_) copy->finish();
+}
+
+template <>
+DeviceCallOf<AttentionArgs>::DeviceCallOf(const AttentionArgs& host, Lengths lengths) : args_(host) {
   // Nobody can see there that lengths are equal; here they are, or this throws.
   if (lengths == Lengths::checked && AttentionProblem::of(host).align == AttentionProblem::Align::none)
     args_.score.align = Align::top_left();
@@ -79,35 +116,61 @@ DeviceCall::DeviceCall(const AttentionArgs& host, Lengths lengths) : args_(host)
   for (TensorView* t :
        {&args_.q, &kv.k, &kv.v, &kv.k_scale, &kv.v_scale, &kv.k_zero, &kv.v_zero, &kv.k_tail, &kv.seqlens,
         &kv.cu_seqlens, &kv.block_table, &score.bias, &score.mask, &score.alibi, &score.sinks, &args_.cu_seqlens_q})
-    if (*t) move(*t, false);
-  for (MutableTensorView* t : {&args_.out, &args_.lse})
-    if (*t) move(*t, true);
+    tensors_.move(*t);
+  for (MutableTensorView* t : {&args_.out, &args_.lse}) tensors_.move(*t);
 }
 
-DeviceCall::~DeviceCall() = default;
-
-template <class View>
-void DeviceCall::move(View& view, bool output) {
-  auto* host = const_cast<std::byte*>(static_cast<const std::byte*>(view.data));
-  copies_.push_back(std::make_unique<Copy>(view, output ? host : nullptr));
-  view.data = copies_.back()->data();
-  view.device = {DeviceType::cuda, 0};
+// Scales and zeros that broadcast are inputs.
+template <>
+DeviceCallOf<AppendKvArgs>::DeviceCallOf(const AppendKvArgs& host, Lengths) : args_(host) {
+  KvCache& cache = args_.cache;
+  for (TensorView* t : {&args_.k_new, &args_.v_new, &args_.seqlens, &args_.cu_seqlens, &cache.block_table})
+    tensors_.move(*t);
+  for (MutableTensorView* t :
+       {&cache.k, &cache.v, &cache.k_tail, &cache.k_scale, &cache.v_scale, &cache.k_zero, &cache.v_zero})
+    tensors_.move(*t);
 }
 
-void DeviceCall::finish() const {
-  check_cuda(cudaDeviceSynchronize());
-  for (const auto& copy : copies_) copy->finish();
+template <>
+DeviceCallOf<MergeStatesArgs>::DeviceCallOf(const MergeStatesArgs& host, Lengths)
+    : args_(host), outs_(host.outs.begin(), host.outs.end()), lses_(host.lses.begin(), host.lses.end()) {
+  for (auto* tensors : {&outs_, &lses_})
+    for (TensorView& t : *tensors) tensors_.move(t);
+  args_.outs = outs_, args_.lses = lses_;
+  tensors_.move(args_.out), tensors_.move(args_.lse);
 }
+
+namespace {
+
+template <class Args>
+void run_there(const Args& args, const Forced& context,
+               void (*call)(const Args&, const Context&, std::span<std::byte>)) {
+  if (device_of(context.entry) == DeviceType::cpu) return call(args, context, {});
+  const DeviceCallOf<Args> there(args);
+  call(there.args(), context, {});
+  there.finish();
+}
+
+}  // namespace
 
 void run(const AttentionArgs& args, const Forced& context) {
-  if (device_of(context.entry) == DeviceType::cpu) return attention(args, context);
-  const DeviceCall call(args);
-  attention(call.args(), context);
-  call.finish();
+  run_there(args, context, attention);
+}
+void run(const AppendKvArgs& args, const Forced& context) {
+  run_there(args, context, append_kv);
+}
+void run(const MergeStatesArgs& args, const Forced& context) {
+  run_there<MergeStatesArgs>(args, context, merge_states);
 }
 #else
 void run(const AttentionArgs& args, const Forced& context) {
   attention(args, context);
+}
+void run(const AppendKvArgs& args, const Forced& context) {
+  append_kv(args, context);
+}
+void run(const MergeStatesArgs& args, const Forced& context) {
+  merge_states(args, context);
 }
 #endif
 

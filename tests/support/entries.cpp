@@ -29,7 +29,11 @@ std::vector<std::string> taking(const Problem& problem, const std::function<bool
     if (entry.operation != operation_of(problem) || !entry.unusable.empty() || !wanted(entry.name)) continue;
     try {
       Problem there = problem;
-      if (auto* attention = std::get_if<AttentionProblem>(&there)) attention->device = device_of(entry.name);
+      std::visit(
+          [&](auto& p) {
+            if constexpr (requires { p.device; }) p.device = device_of(entry.name);
+          },
+          there);
       names.emplace_back(Plan(there, forced(entry.name)).entry());
     } catch (const Error&) {
       // Takes other types, or would need too much memory.
@@ -60,8 +64,12 @@ std::vector<std::string> every_entry() {
 }
 
 std::vector<std::string> usable_entries(const Problem& problem) {
-  const auto* attention = std::get_if<AttentionProblem>(&problem);
-  const DeviceType device = attention ? attention->device : DeviceType::cpu;
+  const DeviceType device = std::visit(
+      [](const auto& p) {
+        if constexpr (requires { p.device; }) return p.device;
+        else return DeviceType::cpu;
+      },
+      problem);
   std::vector<std::string> names = taking(problem, [&](std::string_view entry) { return device_of(entry) == device; });
   if (names.empty()) refuse_all(problem);
   return names;

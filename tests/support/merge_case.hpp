@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "rapt/merge_states.hpp"
+#include "support/device.hpp"
 #include "support/fill.hpp"
 #include "support/verdict.hpp"
 
@@ -20,6 +21,7 @@ struct MergeCase {
   /// Views of the tensors below, valid until it is called again.
   MergeStatesArgs args();
   void run(const Context& context) { merge_states(args(), context); }
+  void run(const Forced& context) { testing::run(args(), context); }
   /// Makes inputs read-only where the placement allows it.
   void protect_inputs();
   /// Poisons the outputs again.

@@ -1,6 +1,8 @@
 // Calls on a GPU's memory, as far as the host has a say in them: none of this needs a GPU, and nothing is dereferenced.
 #include <limits>
 
+#include "rapt/kv_cache.hpp"
+#include "rapt/merge_states.hpp"
 #include "rapt/plan.hpp"
 #include "support/catch.hpp"
 #include "support/entries.hpp"
@@ -101,6 +103,35 @@ TEST_CASE("devices: what can be checked on a GPU's tensors is", "[unit]") {
   CHECK(refused(args) == "score.align");
   args.score.align = Align::bottom_right();
   CHECK(refused(args).empty());
+}
+
+TEST_CASE("devices: appending and merging on a GPU are described without a look at its memory", "[unit]") {
+  const auto append = [] {
+    AppendKvArgs args;
+    args.k_new = on_gpu({somewhere(1), {9, 2, 16}});
+    args.v_new = on_gpu({somewhere(2), {9, 2, 16}});
+    args.cu_seqlens = on_gpu({somewhere<std::int32_t>(3), {4}});
+    args.seqlens = on_gpu({somewhere<std::int32_t>(4), {3}});
+    args.cache = KvCache::strided(on_gpu({somewhere(5), {3, 2, 7, 16}}), on_gpu({somewhere(6), {3, 2, 7, 16}}));
+    return args;
+  };
+  const AppendKvProblem problem = AppendKvProblem::of(append());
+  CHECK(problem.device == DeviceType::cuda);
+  CHECK(problem.n == 7);  // as many as there is room for
+  CHECK(AppendKvProblem::parse(problem.to_string()) == problem);
+  AppendKvArgs elsewhere = append();
+  elsewhere.seqlens.device = {};
+  CHECK(refused_argument([&] { AppendKvProblem::of(elsewhere); }) == "seqlens");
+  elsewhere = append();
+  elsewhere.cache.v.device.index = 1;
+  CHECK(refused_argument([&] { AppendKvProblem::of(elsewhere); }) == "cache.v");
+
+  TensorView outs[] = {on_gpu({somewhere(1), {6, 8}}), on_gpu({somewhere(2), {6, 8}})};
+  TensorView lses[] = {on_gpu({somewhere(3), {6}}), on_gpu({somewhere(4), {6}})};
+  MergeStatesArgs merge{outs, lses, on_gpu({somewhere(5), {6, 8}}), {}};
+  CHECK(MergeStatesProblem::of(merge).device == DeviceType::cuda);
+  lses[1].device = {};
+  CHECK(refused_argument([&] { MergeStatesProblem::of(merge); }) == "lses[1]");
 }
 
 TEST_CASE("devices: where no GPU can be used a call says why", "[unit]") {

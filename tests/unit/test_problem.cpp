@@ -239,6 +239,7 @@ std::string refused_plan(const std::string& text) {
 
 TEST_CASE("problem: every field of append_kv and merge_states survives and counts", "[unit]") {
   check_words("append_kv", {"",
+                            "device=cuda",
                             "dtype=bf16",
                             "new=f16",
                             "kv=f16",
@@ -264,7 +265,8 @@ TEST_CASE("problem: every field of append_kv and merge_states survives and count
                             "tail_dtype=f16",
                             "values_are_keys",
                             "kv=i8 groups=0 v_groups=3"});
-  check_words("merge_states", {"", "dtype=bf16", "out=bf16", "dtype=bf16 out=f16", "rows=3", "dv=8", "count=4", "lse"});
+  check_words("merge_states",
+              {"", "dtype=bf16", "out=bf16", "dtype=bf16 out=f16", "device=cuda", "rows=3", "dv=8", "count=4", "lse"});
   CHECK(to_string(parse_problem(" append_kv groups=1 page=16 kv=i8 new=bf16 d=128 sk=4096 n=64 hk=8 b=8")) ==
         "append_kv new=bf16 kv=i8 b=8 hk=8 n=64 sk=4096 d=128 page=16 groups=1");
   CHECK(to_string(parse_problem("append_kv dtype=f16 sk=1 n=1 d=4 dv=4")) ==

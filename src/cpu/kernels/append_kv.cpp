@@ -1,52 +1,12 @@
-// append_kv: new rows of k and v -> rows of the cache, copied, rounded or quantised. Codes are computed in float64, so
-// that x / scale + zero is rounded once.
+// append_kv: new rows of k and v -> rows of the cache, copied, rounded or quantised.
 #include "cpu/kernels/kernels.hpp"
 #include "cpu/tile/carver.hpp"
 #include "cpu/tile/pack.hpp"
+#include "semantics/coding.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 namespace {
 
-// x is stored as the number nearest to x / scale + zero.
-struct Coding {
-  float scale = 1, zero = 0;
-};
-
-// The integers from -half_range to half_range - 1.
-double half_range(DType integers) {
-  return integers == DType::i8 ? 128 : 8;
-}
-
-// An 8-bit float of kFraction bits after the leading one; codes without the sign.
-template <int kFraction_, int kBias_, std::uint32_t kMaxFinite_, std::uint32_t kInf_, std::uint32_t kNan_>
-struct Float8 {
-  static constexpr int kFraction = kFraction_, kBias = kBias_;
-  static constexpr std::uint32_t kMaxFinite = kMaxFinite_, kInf = kInf_, kNan = kNan_;
-  static constexpr float kLargest = kFraction == 3 ? 448.f : 57344.f;
-
-  // The code nearest to x, ties to the even one, at most kMaxFinite. Without branches, so that compilers make vectors
-  // of it.
-  [[gnu::always_inline]] static std::uint8_t nearest(float x) {
-    constexpr std::uint32_t kShift = 23 - kFraction, kMinExponent = 128 - kBias;  // of f32's field, of normal numbers
-    const auto bits = __builtin_bit_cast(std::uint32_t, x);
-    const std::uint32_t size = bits & 0x7fffffff, exponent = size >> 23;
-    const bool denormal = exponent < kMinExponent;
-    const std::uint32_t below = kShift + kMinExponent - exponent;
-    const std::uint32_t shift = !denormal ? kShift : below < 25 ? below : 25;  // past that nothing is left of 24 bits
-    const std::uint32_t value = denormal ? (size & 0x7fffff) | 0x800000 : size - ((127u - kBias) << 23);
-    const std::uint32_t code = (value + (1u << (shift - 1)) - 1 + (value >> shift & 1)) >> shift;
-    const std::uint32_t finite = code < kMaxFinite ? code : kMaxFinite;
-    const std::uint32_t any = size > 0x7f800000 ? kNan : size == 0x7f800000 ? kInf : finite;
-    return static_cast<std::uint8_t>((bits >> 24 & 0x80) | any);
-  }
-};
-using E4m3 = Float8<3, 7, 0x7e, 0x7f, 0x7f>;
-using E5m2 = Float8<2, 15, 0x7b, 0x7c, 0x7e>;
-
-struct Extent {
-  float low, high;
-  bool finite;  // all of them are; else low and high are of those that are
-};
 Extent extent_of(const float* x, std::int64_t n) {
   vec low(kInfinity), high(-kInfinity), finite(0.f);
   const auto see = [&](vec y) __attribute__((always_inline)) {
@@ -73,50 +33,15 @@ Extent extent_of(const float* x, std::int64_t n) {
   return all;
 }
 
-// Maps `range` onto so many steps.
-float scale_for(double range, double steps) {
-  const auto scale = static_cast<float>(range / steps);
-  return range == 0 ? 1 : scale > __FLT_MIN__ ? scale : __FLT_MIN__;
-}
-
-Coding coding_of(DType dtype, const float* x, std::int64_t n, bool with_zero) {
-  const Extent extent = extent_of(x, n);
-  const auto low = static_cast<double>(extent.low), high = static_cast<double>(extent.high);
-  const double largest = -low > high ? -low : high;  // -inf: no number is finite
-  if (dtype == DType::f8e4m3 || dtype == DType::f8e5m2) {
-    const float end = dtype == DType::f8e4m3 ? E4m3::kLargest : E5m2::kLargest;
-    return {scale_for(largest > 0 ? largest : 0, static_cast<double>(end)), 0};
-  }
-  if (!extent.finite) return {__builtin_nanf(""), 0};
-  const double half = half_range(dtype);
-  if (!with_zero || largest == 0) return {scale_for(largest, half - 1), 0};
-  // Of a group whose numbers differ little, zero would grow until (code - zero) loses its digits.
-  const double step = (high - low) / (2 * half - 1), min_step = largest * 0x1p-20;
-  const float scale = scale_for(step > min_step ? step : min_step, 1);
-  return {scale, static_cast<float>(-half - low / static_cast<double>(scale))};
-}
-
-template <class F8>
-void encode_floats(const float* x, std::int64_t n, double factor, std::uint8_t* codes) {
-  constexpr auto kLargest = static_cast<double>(F8::kLargest);
-  for (std::int64_t i = 0; i < n; ++i) {
-    const double y = static_cast<double>(x[i]) * factor, above = y > -kLargest ? y : -kLargest;
-    const double inside = above < kLargest ? above : kLargest;
-    codes[i] = F8::nearest(abs_of(x[i]) < kInfinity ? static_cast<float>(inside) : x[i]);
-  }
-}
-
 void encode(DType dtype, const float* x, std::int64_t n, Coding coding, std::uint8_t* codes) {
   const double factor = 1 / static_cast<double>(coding.scale), zero = static_cast<double>(coding.zero);
-  if (dtype == DType::f8e4m3) return encode_floats<E4m3>(x, n, factor, codes);
-  if (dtype == DType::f8e5m2) return encode_floats<E5m2>(x, n, factor, codes);
-  const double half = half_range(dtype);  // where the scale is NaN any code will do
-  constexpr double kRounder = 0x1.8p52;   // numbers of this size are whole
-  for (std::int64_t i = 0; i < n; ++i) {
-    const double y = static_cast<double>(x[i]) * factor + zero, above = y > -half ? y : -half;
-    const double inside = above < half - 1 ? above : half - 1;
-    codes[i] = static_cast<std::uint8_t>(static_cast<int>(inside + kRounder - kRounder));
-  }
+  const double half = half_range(dtype);
+  if (dtype == DType::f8e4m3)
+    for (std::int64_t i = 0; i < n; ++i) codes[i] = float_code<E4m3>(x[i], factor);
+  else if (dtype == DType::f8e5m2)
+    for (std::int64_t i = 0; i < n; ++i) codes[i] = float_code<E5m2>(x[i], factor);
+  else
+    for (std::int64_t i = 0; i < n; ++i) codes[i] = integer_code(x[i], factor, zero, half);
 }
 
 struct Scratch {
@@ -177,7 +102,7 @@ void write_row(const AppendKvSide& s, const RowPlace& at, const Scratch& w) {
     float* const zero = s.zero ? s.zero + at.zero + group * s.zero_stride.d : nullptr;
     Coding coding;
     if (s.computes_scale) {
-      coding = coding_of(s.to_type, w.row + first, s.group, zero != nullptr);
+      coding = coding_of(s.to_type, extent_of(w.row + first, s.group), zero != nullptr);
       *scale = coding.scale;
       if (zero) *zero = coding.zero;
     } else {

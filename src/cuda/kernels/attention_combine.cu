@@ -92,10 +92,9 @@ struct RowSums {
     double sums[kMaxSize / 32] = {}, weights = 0;
     float m = -kInfinity;
     for (std::int64_t j = row.first + warp; j < row.last; j += kWarps) {
-      const std::int64_t k = head.key_at(p.k_stride, j), v = head.key_at(p.v_stride, j);
+      const KvRow k = KvRow::of_key(head, j), v = KvRow::of_value(head, j);
       float dot = 0;
-      for (int i = lane; i < p.d; i += 32)
-        dot = fmaf(load(p.q, p.q_type, q + i * p.q_stride.d), load(p.k, p.kv_type, k + i * p.k_stride.d), dot);
+      for (int i = lane; i < p.d; i += 32) dot = fmaf(load(p.q, p.q_type, q + i * p.q_stride.d), k[i], dot);
       for (int bit = 16; bit > 0; bit /= 2) dot += __shfl_xor_sync(~0u, dot, bit);
       float score = dot * p.score.scale_log2;
       if (modified) score = finish_score(head, row, j, score);
@@ -108,7 +107,7 @@ struct RowSums {
       for (int i = 0; i < kMaxSize / 32; ++i) {
         const int column = lane + 32 * i;
         if (column >= p.dv) continue;
-        const double x = load(p.v, p.kv_type, v + column * p.v_stride.d);
+        const double x = v[column];
         sums[i] = (isfinite(sums[i]) ? sums[i] * rescale : sums[i]) + weight * x;  // inf times 0 is no NaN
       }
     }

@@ -8,7 +8,7 @@
 #include <cuda_runtime.h>
 
 #include "cuda/hopper/host.cuh"
-#include "cuda/hopper/splits.cuh"
+#include "cuda/hopper/split_block.cuh"
 #include "cuda/kernels/kernels.hpp"
 #include "cuda/tile/shared_rows.cuh"
 
@@ -166,27 +166,6 @@ struct KeyRing {
   }
 };
 
-// What a block's rows see of its split, whose keys are counted from its first.
-template <int kCount>
-struct SplitRows {
-  int token[kCount], q_head[kCount], from[kCount], to[kCount];
-
-  // By one thread of each row. Rows past the last see what it sees: nothing is masked for them alone.
-  __device__ void find(const Head& head, int first, int rows, std::int64_t key, int keys) {
-    const int i = threadIdx.x;
-    if (i >= kCount) return;
-    const Row row = row_of(head, min(first + i, rows - 1));
-    token[i] = static_cast<int>(row.token), q_head[i] = static_cast<int>(row.q_head);
-    from[i] = static_cast<int>(clamp_to(row.first - key, 0, keys));
-    to[i] = static_cast<int>(clamp_to(row.last - key, 0, keys));
-  }
-  __device__ float finish(const Head& head, int i, std::int64_t key, float score) const {
-    Row row;
-    row.token = token[i], row.q_head = q_head[i];
-    return finish_score(head, row, key, score);
-  }
-};
-
 // Rows [first, first + count) of Q, zeros from row `rows` and past the last column.
 template <class C>
 __device__ __forceinline__ void load_q(const Head& head, int first, int count, int rows, std::uint32_t to) {
@@ -207,27 +186,15 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) decode(const __grid_c
   extern __shared__ __align__(128) std::uint8_t shared[];
   __shared__ SplitRows<C::kWarps * kRows> rows;
   __shared__ std::uint64_t barriers[C::kWarps][C::kStages];
-  __shared__ float m_of[C::kWarps][kRows], l_of[C::kWarps][kRows];
+  __shared__ WarpResults<C::kWarps, kRows> results;
   const AttentionParams& p = params.p;
   let_next_start();
-  // Blocks of one split side by side: they read the same keys.
-  const auto tiles = static_cast<unsigned>(params.tiles), splits = static_cast<unsigned>(params.partials.splits);
-  const unsigned split = blockIdx.x / tiles % splits;
-  const int index = static_cast<int>(blockIdx.x / tiles / splits), hk = static_cast<int>(p.hk);
-  const Head head(p, index / hk, index % hk);
-  const int row_count = static_cast<int>(p.sq * p.group), team = team_for<C>(row_count);
-  const int row_begin = static_cast<int>(blockIdx.x % tiles) * team * kRows;
-  if (row_begin >= row_count) return;
-  const SplitKeys all(head, params.partials.max_splits);
-  if (split >= static_cast<unsigned>(all.count)) return;
-  const std::int64_t first_key = all.first + std::int64_t{all.keys} * split;
-  const int keys = static_cast<int>(clamp_to(all.last - first_key, 0, all.keys));
-  // What any of the rows sees: neither end moves down from row to row, but rows past the mask's see nothing.
-  const Row top = row_of(head, row_begin), bottom = row_of(head, min(row_begin + team * kRows, row_count) - 1);
-  const std::int64_t last_token = min(bottom.token + 1, p.score.modifier_rows) - 1;
-  const int begin = static_cast<int>(clamp_to(top.first - first_key, 0, keys));
-  const int end =
-      last_token < top.token ? 0 : static_cast<int>(clamp_to(Row(head, last_token, 0).last - first_key, 0, keys));
+  const int team = team_for<C>(p.sq * p.group);
+  const SplitBlock block(p, params.partials, params.tiles, team * kRows);
+  if (!block.exists) return;
+  const Head& head = block.head;
+  const std::int64_t first_key = block.first_key;
+  const int begin = block.begin, end = block.end;
 
   const int warp = uniform(threadIdx.x / 32), teams = C::kWarps / team, own_team = warp / team;
   const int own_rows = warp % team * kRows;  // of the block's
@@ -252,8 +219,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) decode(const __grid_c
     ring.load(p, slot, head.key_at(at.lane < 16 ? p.k_stride : p.v_stride, first_key + key), params.kv_vector);
   };
   for (int n = 0; n < slots; ++n) load(n, n);
-  rows.find(head, row_begin, row_count, first_key, keys);
-  load_q<C>(head, row_begin, team * kRows, row_count, q);
+  rows.find(block);
+  load_q<C>(head, block.row_begin, team * kRows, block.row_count, q);
   __syncthreads();
   const int all_from = __reduce_max_sync(~0u, rows.from[own_rows + at.lane % kRows]);
   const int all_to = __reduce_min_sync(~0u, rows.to[own_rows + at.lane % kRows]);
@@ -322,38 +289,19 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) decode(const __grid_c
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const float sum = at.over_row(all_l[h], Sum());
-    if (at.in_row() == 0) m_of[warp][at.row(h)] = m[h], l_of[warp][at.row(h)] = sum;
+    if (at.in_row() == 0) results.m[warp][at.row(h)] = m[h], results.l[warp][at.row(h)] = sum;
   }
   __syncthreads();
-  const auto top_of = [&](int first, int row) {  // of warps `first`, `first` + team, ...
-    float top = -kInfinity;
-    for (int w = first; w < C::kWarps; w += team) top = fmaxf(top, m_of[w][row]);
-    return top;
-  };
   float factor[2];
 #pragma unroll
-  for (int h = 0; h < 2; ++h) factor[h] = exp2_approx(m[h] - shift_of(top_of(warp % team, at.row(h))));
+  for (int h = 0; h < 2; ++h) factor[h] = exp2_approx(m[h] - shift_of(results.top(warp % team, team, at.row(h))));
 #pragma unroll
   for (int i = 0; i < C::kOut; ++i)  // [kRows][kSize], where keys were
     store4(own_ring + 4 * (at.row(at.half_of_out(i)) * C::kSize + at.column_of_out(i)),
            __float_as_uint(all_o[i] * factor[at.half_of_out(i)]));
   __syncthreads();
-  const auto* const out = reinterpret_cast<const float*>(shared + team * kRows * C::kPitch);
-  for (int r = warp; r < team * kRows && row_begin + r < row_count; r += C::kWarps) {
-    const int first = r / kRows, row = r % kRows;
-    float* const partial = params.partials.at(head, row_begin + r, split);
-    for (int column = at.lane; column < p.dv; column += 32) {
-      float sum = 0;
-      for (int w = first; w < C::kWarps; w += team) sum += out[w * (C::kRingBytes / 4) + row * C::kSize + column];
-      partial[column] = sum;
-    }
-    if (at.lane != 0) continue;
-    const float m_all = top_of(first, row);
-    float sum = 0;
-    for (int w = first; w < C::kWarps; w += team)
-      sum = fmaf(l_of[w][row], exp2_approx(m_of[w][row] - shift_of(m_all)), sum);
-    partial[Partials::m_at(p)] = m_all, partial[Partials::m_at(p) + 1] = sum;
-  }
+  results.store(block, params.partials, team, reinterpret_cast<const float*>(shared + team * kRows * C::kPitch),
+                C::kSize, C::kRingBytes / 4);
 }
 
 // Calls `then` with the configuration for a call.

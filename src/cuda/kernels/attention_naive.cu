@@ -51,10 +51,9 @@ __global__ void naive_scores(const __grid_constant__ AttentionParams p, float* a
   for (std::int64_t j = r.head.oldest + threadIdx.x; j < r.head.len_k; j += kThreads) {
     float x = -kInfinity;
     if (j >= r.row.first && j < r.row.last) {
-      const std::int64_t k = r.head.key_at(p.k_stride, j);
+      const KvRow k = KvRow::of_key(r.head, j);
       float dot = 0;
-      for (std::int64_t i = 0; i < p.d; ++i)
-        dot = fmaf(load(p.q, p.q_type, q + i * p.q_stride.d), load(p.k, p.kv_type, k + i * p.k_stride.d), dot);
+      for (std::int64_t i = 0; i < p.d; ++i) dot = fmaf(load(p.q, p.q_type, q + i * p.q_stride.d), k[i], dot);
       x = finish_score(r.head, r.row, j, dot * p.score.scale_log2);
     }
     r.scores[j - r.head.oldest] = x;
@@ -106,7 +105,7 @@ __global__ void naive_values(const __grid_constant__ AttentionParams p, float* a
       for (std::int64_t j = block; j < min(block + kSumKeys, r.head.len_k); ++j) {
         const float weight = r.scores[j - r.head.oldest];
         if (is_hidden(weight)) continue;
-        sum = fmaf(weight, load(p.v, p.kv_type, r.head.key_at(p.v_stride, j) + i * p.v_stride.d), sum);
+        sum = fmaf(weight, KvRow::of_value(r.head, j)[i], sum);
       }
       out += static_cast<double>(sum);
     }

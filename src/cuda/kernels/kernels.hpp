@@ -5,7 +5,9 @@
 
 #include <cstddef>
 
+#include "operations/append_kv_params.hpp"
 #include "operations/attention_params.hpp"
+#include "operations/merge_states_params.hpp"
 
 namespace rapt::cuda {
 
@@ -39,11 +41,24 @@ std::int64_t decode_items(const AttentionParams& params);     // splits of seque
 std::size_t decode_workspace(const AttentionParams& params);  // bytes, at a multiple of 16
 cudaError_t attention_wgmma_split(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
 cudaError_t attention_decode_f32(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
+// Of quantised keys and values and queries of any type; groups that have a scale are whole rows or multiples of 32.
+bool quantised_groups_fit(const AttentionParams& params);
+cudaError_t attention_decode_quantised(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
 
 // attention_naive: scores, softmax and values one after another, with the S x S matrix in `workspace`, behind
 // what finishes each row.
 std::int64_t naive_rows(const AttentionParams& params);
 std::size_t naive_workspace(const AttentionParams& params);
 cudaError_t attention_naive(const AttentionParams& params, float* workspace, cudaStream_t stream);
+
+inline constexpr KernelFacts kAppendKvFacts = {
+    .operation = Operation::append_kv, .phase = Phase::all, .arithmetic = "f64", .dtypes = kCacheTypes};
+cudaError_t append_kv(const AppendKvParams& params, cudaStream_t stream);
+
+// A few states are parameters of the kernel, more are written to the workspace by launches before it.
+inline constexpr KernelFacts kMergeStatesFacts = {
+    .operation = Operation::merge_states, .phase = Phase::all, .arithmetic = "f32", .dtypes = kFloatTypes};
+std::size_t merge_states_workspace(std::int64_t count);  // bytes, at a multiple of 8
+cudaError_t merge_states(const MergeStatesParams& params, std::byte* workspace, cudaStream_t stream);
 
 }  // namespace rapt::cuda

@@ -3,6 +3,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 
 #include "operations/attention_params.hpp"
 
@@ -17,6 +18,19 @@ __host__ __device__ inline float load(const void* base, DType type, std::int64_t
     default:
       return static_cast<const float*>(base)[at];
   }
+}
+
+// Code i of a row of a quantised cache that begins at index `at`; of i4x2 two lie in a byte.
+__device__ inline float load_code(const void* base, DType type, std::int64_t at, std::int64_t stride, std::int64_t i) {
+  const auto* const codes = static_cast<const std::uint8_t*>(base);
+  if (type == DType::i4x2) {
+    const int half = codes[at + i / 2 * stride] >> (i % 2 * 4) & 15;
+    return static_cast<float>(half < 8 ? half : half - 16);
+  }
+  const std::uint8_t code = codes[at + i * stride];
+  if (type == DType::i8) return static_cast<float>(static_cast<std::int8_t>(code));
+  const __nv_fp8_interpretation_t kind = type == DType::f8e4m3 ? __NV_E4M3 : __NV_E5M2;
+  return __half2float(__half(__nv_cvt_fp8_to_halfraw(code, kind)));
 }
 
 // How semantics/score.hpp reads a bias or a slope.

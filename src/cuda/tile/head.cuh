@@ -22,6 +22,45 @@ struct Head : Sequence {
   __device__ std::int64_t key_at(const Strides& s, std::int64_t j) const { return key_index(p, s, b, hk, k_first, j); }
 };
 
+// A key's row of k or v whatever it is kept in: elements as they count.
+class KvRow {
+ public:
+  __device__ static KvRow of_key(const Head& head, std::int64_t j) {
+    const AttentionParams& p = head.p;
+    KvRow row(p.k, p.kv_type, p.k_stride, p.k_quant, head, j);
+    row.codes_ = p.d - p.k_tail.size;
+    if (p.k_tail.size > 0) row.tail_ = p.k_tail, row.tail_at_ = head.key_at(p.k_tail.stride, j);
+    return row;
+  }
+  __device__ static KvRow of_value(const Head& head, std::int64_t j) {
+    return {head.p.v, head.p.kv_type, head.p.v_stride, head.p.v_quant, head, j};
+  }
+  __device__ float operator[](std::int64_t i) const {
+    if (type_ == DType::f32 || type_ == DType::bf16 || type_ == DType::f16)
+      return load(data_, type_, at_ + i * stride_);
+    if (i >= codes_) return load(tail_.data, tail_.type, tail_at_ + (i - codes_) * tail_.stride.d);
+    float x = load_code(data_, type_, at_, stride_, i);
+    if (quant_.zero) x -= quant_.zero[zero_at_ + i / quant_.group * quant_.zero_stride.d];
+    return quant_.scale ? x * quant_.scale[scale_at_ + i / quant_.group * quant_.scale_stride.d] : x;
+  }
+
+ private:
+  __device__ KvRow(const void* data, DType type, const Strides& stride, const Quantization& quant, const Head& head,
+                   std::int64_t j)
+      : data_(data), type_(type), stride_(stride.d), quant_(quant), at_(head.key_at(stride, j)) {
+    if (quant.scale) scale_at_ = head.key_at(quant.scale_stride, j);
+    if (quant.zero) zero_at_ = head.key_at(quant.zero_stride, j);
+  }
+
+  const void* data_;
+  DType type_;
+  std::int64_t stride_;
+  const Quantization& quant_;
+  std::int64_t at_, scale_at_ = 0, zero_at_ = 0;
+  std::int64_t codes_ = INT64_MAX, tail_at_ = 0;  // of the tail, if keys have one
+  KeyTail tail_{};
+};
+
 // Where a row lies, and the keys [first, last) that it sees.
 struct Row {
   std::int64_t token, q_head, first, last;

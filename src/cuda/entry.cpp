@@ -1,0 +1,40 @@
+#include "cuda/entry.hpp"
+
+#include <optional>
+
+#include "cuda/device.hpp"
+#include "cuda/nvtx.hpp"
+
+namespace rapt::cuda {
+namespace {
+
+struct DevicePlan final : EntryPlan {
+  std::string note() const override { return std::to_string(work_items) + " tiles or rows of work"; }
+};
+
+}  // namespace
+
+DeviceEntry::DeviceEntry(std::string named, std::string of_isa, const KernelFacts& of_kernel, const Machine& machine) {
+  facts = of_kernel;
+  name = std::move(named), isa = std::move(of_isa);
+  unusable = machine.unusable.empty() && isa == "sm90a" ? machine.not_sm90a : machine.unusable;
+}
+
+std::unique_ptr<EntryPlan> DeviceEntry::plan(const Problem& problem, const Context::Impl&) const {
+  auto plan = std::make_unique<DevicePlan>();
+  plan->workspace_bytes = workspace_bytes(problem);
+  plan->work_items = work_items(problem);
+  return plan;
+}
+
+void DeviceEntry::run(const EntryPlan& plan, const Call& call, const Context::Impl& context, const CallTasks*,
+                      std::byte* workspace) const {
+  const NvtxRange range([&] { return name + " " + to_string(call.problem); });
+  const DeviceGuard guard(call.device.index);
+  const auto stream = static_cast<cudaStream_t>(context.options.stream);
+  std::optional<StreamMemory> own;
+  if (workspace == nullptr && plan.workspace_bytes > 0) own.emplace(plan.workspace_bytes, call.device.index, stream);
+  check_cuda(launch(call.params, own ? static_cast<std::byte*>(own->data()) : workspace, stream), "starting a kernel");
+}
+
+}  // namespace rapt::cuda

@@ -1,0 +1,129 @@
+// merge_states: rows of attention over disjoint sets of keys -> rows over all of them,
+//   lse = log(sum e^lse_i),  out = sum e^(lse_i - lse) out_i.
+// A warp to a row. Weights are float64, since lse_i - lse cancels; sums are fp32, in the order of the states.
+#include <algorithm>
+
+#include "cuda/kernels/kernels.hpp"
+#include "cuda/tile/head.cuh"
+#include "cuda/tile/launch.cuh"
+
+namespace rapt::cuda {
+namespace {
+
+constexpr int kThreads = 128, kWarps = kThreads / 32;
+constexpr int kBatch = 32;     // states that parameters have room for
+constexpr int kColumns = 128;  // of a row at a time
+
+struct StateBatch {
+  AttentionState states[kBatch];
+};
+
+// `to`: [count]
+__global__ void write_states(const __grid_constant__ StateBatch batch, AttentionState* to, int count) {
+  if (threadIdx.x < count) to[threadIdx.x] = batch.states[threadIdx.x];
+}
+
+__device__ float not_a_number() {
+  return __int_as_float(0x7fc00000);
+}
+template <class T, class Combine>
+__device__ T over_warp(T x, Combine combine) {
+  for (int bit = 16; bit > 0; bit /= 2) x = combine(x, __shfl_xor_sync(~0u, x, bit));
+  return x;
+}
+
+// Over all of `states`, at a row; the same for each lane.
+struct Weighing {
+  float largest;  // lse, or NaN
+  bool finite;
+  double total;  // the merged lse, if that is finite
+
+  template <class LseOf>
+  __device__ Weighing(std::int64_t count, LseOf lse_of) {
+    const int lane = threadIdx.x % 32;
+    bool has_nan = false;
+    largest = -kInfinity;
+    for (std::int64_t i = lane; i < count; i += 32) {
+      const float x = lse_of(i);
+      largest = fmaxf(largest, x), has_nan |= x != x;
+    }
+    largest = over_warp(largest, [](float a, float b) { return fmaxf(a, b); });
+    if (__any_sync(~0u, has_nan)) largest = not_a_number();
+    finite = abs_of(largest) < kInfinity;
+    const auto top = static_cast<double>(largest);
+    double sum = 0;
+    for (std::int64_t i = lane; finite && i < count; i += 32) sum += exp(static_cast<double>(lse_of(i)) - top);
+    total = top + log(over_warp(sum, [](double a, double b) { return a + b; }));
+  }
+};
+
+// Columns [first, first + kColumns) of a row.
+template <class LseOf>
+__device__ void merge_columns(const MergeStatesParams& p, const AttentionState* states, const RowPosition& at,
+                              const Weighing& w, std::int64_t first, LseOf lse_of) {
+  const int lane = threadIdx.x % 32;
+  float sum[kColumns / 32];
+  for (float& x : sum) x = w.largest < kInfinity ? 0 : not_a_number();
+  for (std::int64_t base = 0; w.finite && base < p.count; base += 32) {
+    const auto count = static_cast<int>(min(p.count - base, std::int64_t{32}));
+    const float own_lse = lane < count ? lse_of(base + lane) : -kInfinity;
+    const auto own_weight = static_cast<float>(exp(static_cast<double>(own_lse) - w.total));
+    for (int i = 0; i < count; ++i) {
+      const float weight = __shfl_sync(~0u, own_weight, i);
+      if (__shfl_sync(~0u, own_lse, i) == -kInfinity) continue;  // whatever its output holds
+      const AttentionState& state = states[base + i];
+      const std::int64_t from = row_index(state.out_stride, at);
+#pragma unroll
+      for (int n = 0; n < kColumns / 32; ++n) {
+        const std::int64_t column = first + 32 * n + lane;
+        if (column >= p.dv) continue;
+        const float x = load(state.out, state.out_type, from + column * state.out_stride.d);
+        sum[n] += is_inf(x) ? x : weight * x;  // no weight is 0, but it may be too small for a float
+      }
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < kColumns / 32; ++n)
+    if (const std::int64_t column = first + 32 * n + lane; column < p.dv)
+      store(p.out, p.out_type, row_index(p.out_stride, at) + column * p.out_stride.d, sum[n]);
+}
+
+// The states are p's, in device memory, or a batch's.
+__global__ void __launch_bounds__(kThreads)
+    merge(const __grid_constant__ MergeStatesParams p, const __grid_constant__ StateBatch batch) {
+  const AttentionState* const states = p.states ? p.states : batch.states;
+  const std::int64_t rows = p.b * p.h * p.s, step = std::int64_t{gridDim.x} * kWarps;
+  for (std::int64_t row = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / 32; row < rows; row += step) {
+    const RowPosition at = position_of(p, row);
+    const auto lse_of = [&](std::int64_t i) { return states[i].lse[row_index(states[i].lse_stride, at)]; };
+    const Weighing w(p.count, lse_of);
+    if (p.lse && threadIdx.x % 32 == 0)
+      p.lse[row_index(p.lse_stride, at)] = w.finite ? static_cast<float>(w.total) : w.largest;
+    for (std::int64_t first = 0; first < p.dv; first += kColumns) merge_columns(p, states, at, w, first, lse_of);
+  }
+}
+
+}  // namespace
+
+std::size_t merge_states_workspace(std::int64_t count) {
+  return count <= kBatch ? 0 : static_cast<std::size_t>(count) * sizeof(AttentionState);
+}
+
+cudaError_t merge_states(const MergeStatesParams& params, std::byte* workspace, cudaStream_t stream) {
+  MergeStatesParams p = params;
+  p.states = params.count <= kBatch ? nullptr : reinterpret_cast<const AttentionState*>(workspace);
+  StateBatch batch{};
+  for (std::int64_t first = 0; first < p.count; first += kBatch) {
+    const auto count = static_cast<int>(std::min<std::int64_t>(p.count - first, kBatch));
+    std::copy_n(params.states + first, count, batch.states);
+    if (!p.states) break;
+    auto* const to = reinterpret_cast<AttentionState*>(workspace) + first;
+    const cudaError_t status = launch_kernel(false, write_states, 1, kBatch, 0, stream, batch, to, count);
+    if (status != cudaSuccess) return status;
+  }
+  constexpr std::int64_t kMostBlocks = 1 << 20;
+  const std::int64_t blocks = std::min(ceil_div(p.b * p.h * p.s, kWarps), kMostBlocks);
+  return launch_kernel(false, merge, static_cast<unsigned>(blocks), kThreads, 0, stream, p, batch);
+}
+
+}  // namespace rapt::cuda

@@ -1,0 +1,94 @@
+// Codes of quantised caches: how append_kv makes them, on every backend to the bit. In float64, so that x / scale +
+// zero is rounded once.
+#pragma once
+
+#include "core/pod.hpp"
+
+namespace rapt {
+
+// x is stored as the number nearest to x / scale + zero.
+struct Coding {
+  float scale = 1, zero = 0;
+};
+
+// Of the numbers of a group that are finite.
+struct Extent {
+  float low, high;
+  bool finite;  // all of them are
+};
+
+// The integers from -half_range to half_range - 1.
+RAPT_HOST_DEVICE double half_range(DType integers) {
+  return integers == DType::i8 ? 128 : 8;
+}
+
+// An 8-bit float of kFraction bits after the leading one; codes without the sign.
+template <int kFraction_, int kBias_, std::uint32_t kMaxFinite_, std::uint32_t kInf_, std::uint32_t kNan_>
+struct Float8 {
+  static constexpr int kFraction = kFraction_, kBias = kBias_;
+  static constexpr std::uint32_t kMaxFinite = kMaxFinite_, kInf = kInf_, kNan = kNan_;
+  static constexpr float kLargest = kFraction == 3 ? 448.f : 57344.f;
+
+  // The code nearest to x, ties to the even one, at most kMaxFinite. Without branches, so that compilers make vectors
+  // of it.
+  RAPT_HOST_DEVICE static std::uint8_t nearest(float x) {
+    constexpr std::uint32_t kShift = 23 - kFraction, kMinExponent = 128 - kBias;  // of f32's field, of normal numbers
+    const auto bits = __builtin_bit_cast(std::uint32_t, x);
+    const std::uint32_t size = bits & 0x7fffffff, exponent = size >> 23;
+    const bool denormal = exponent < kMinExponent;
+    const std::uint32_t below = kShift + kMinExponent - exponent;
+    const std::uint32_t shift = !denormal ? kShift : below < 25 ? below : 25;  // past that nothing is left of 24 bits
+    const std::uint32_t value = denormal ? (size & 0x7fffff) | 0x800000 : size - ((127u - kBias) << 23);
+    const std::uint32_t code = (value + (1u << (shift - 1)) - 1 + (value >> shift & 1)) >> shift;
+    const std::uint32_t finite = code < kMaxFinite ? code : kMaxFinite;
+    const std::uint32_t any = size > 0x7f800000 ? kNan : size == 0x7f800000 ? kInf : finite;
+    return static_cast<std::uint8_t>((bits >> 24 & 0x80) | any);
+  }
+};
+using E4m3 = Float8<3, 7, 0x7e, 0x7f, 0x7f>;
+using E5m2 = Float8<2, 15, 0x7b, 0x7c, 0x7e>;
+
+// Maps `range` onto so many steps.
+RAPT_HOST_DEVICE float scale_for(double range, double steps) {
+  constexpr float kSmallest = 0x1p-126f;
+  const auto scale = static_cast<float>(range / steps);
+  return range == 0 ? 1 : scale > kSmallest ? scale : kSmallest;
+}
+
+RAPT_HOST_DEVICE Coding coding_of(DType dtype, const Extent& extent, bool with_zero) {
+  const auto low = static_cast<double>(extent.low), high = static_cast<double>(extent.high);
+  const double largest = -low > high ? -low : high;  // -inf: no number is finite
+  if (dtype == DType::f8e4m3 || dtype == DType::f8e5m2) {
+    const float end = dtype == DType::f8e4m3 ? E4m3::kLargest : E5m2::kLargest;
+    return {scale_for(largest > 0 ? largest : 0, static_cast<double>(end)), 0};
+  }
+  if (!extent.finite) return {__builtin_bit_cast(float, 0x7fc00000u), 0};
+  const double half = half_range(dtype);
+  if (!with_zero || largest == 0) return {scale_for(largest, half - 1), 0};
+  // Of a group whose numbers differ little, zero would grow until (code - zero) loses its digits.
+  const double step = (high - low) / (2 * half - 1), min_step = largest * 0x1p-20;
+  const float scale = scale_for(step > min_step ? step : min_step, 1);
+  return {scale, static_cast<float>(-half - low / static_cast<double>(scale))};
+}
+
+// `factor` is 1 / scale.
+template <class F8>
+RAPT_HOST_DEVICE std::uint8_t float_code(float x, double factor) {
+  constexpr auto kLargest = static_cast<double>(F8::kLargest);
+  const double y = static_cast<double>(x) * factor, above = y > -kLargest ? y : -kLargest;
+  const double inside = above < kLargest ? above : kLargest;
+  return F8::nearest(abs_of(x) < kInfinity ? static_cast<float>(inside) : x);
+}
+// Where the scale is NaN any code will do.
+RAPT_HOST_DEVICE std::uint8_t integer_code(float x, double factor, double zero, double half) {
+  constexpr double kRounder = 0x1.8p52;  // numbers of this size are whole
+#ifdef __CUDA_ARCH__
+  const double y = __dadd_rn(__dmul_rn(static_cast<double>(x), factor), zero);
+#else
+  const double y = static_cast<double>(x) * factor + zero;
+#endif
+  const double above = y > -half ? y : -half, inside = above < half - 1 ? above : half - 1;
+  return static_cast<std::uint8_t>(static_cast<int>(inside + kRounder - kRounder));
+}
+
+}  // namespace rapt
