@@ -101,7 +101,7 @@ class Item {
     for (std::int64_t r = item_.row_begin; r < row_end; r += kLanes) make_panel(count++, r, min(kLanes, row_end - r));
     sweep(0, count, false);
     for (std::int64_t i = 0; i < count; ++i) {
-      // As values in place are, unless they are isolated.
+      // O has the order of the values that it sums: those in place are deinterleaved, isolated ones are not.
       const bool deinterleaved = p_.kv_type == DType::bf16 && !packed_;
       if (!store_rows(i, deinterleaved)) [[unlikely]] {
         start(i);

@@ -42,7 +42,7 @@ struct AsStored {
  private:
   std::int64_t first_;
 };
-// (bf16 deinterleaved, as far as that goes)
+// Whether rows of whole 2 kLanes are read deinterleaved (deinterleave.hpp).
 template <class Reader>
 inline constexpr bool kDeinterleaves = std::is_same_v<Reader, AsStored<bf16>>;
 

@@ -12,8 +12,8 @@ struct SplitBlock {
   Head head;
   int split, row_begin, row_count;  // the block's first row, and how many the sequence and kv head have
   std::int64_t first_key = 0;       // of the split
-  int keys = 0, begin = 0,
-      end = 0;  // that it has, and of these, counted from the first, what any of the block's rows sees
+  int keys = 0;                     // of the split
+  int begin = 0, end = 0;           // those that any of the block's rows sees, counted from the split's first
   bool exists = false;
 
   // Of `tiles` blocks for the rows, each has `rows`.
