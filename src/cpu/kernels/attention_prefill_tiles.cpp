@@ -32,20 +32,25 @@
 namespace rapt::cpu::RAPT_ISA {
 namespace {
 
-// Output and lse of a panel.
+// Outputs and lse of all panels.
 template <int kComponents>
-void finish(PrefillItem<kComponents>& item, std::int64_t i) {
-  const Panel& panel = item.panels[i];
-  std::uint32_t& fallback = item.fallback[i];
-  // Relative to such a sink weights may be denormals, which the matrix unit takes for 0.
-  if (item.p.score.sinks && item.head.whole) fallback |= rows_whose_sink_outweighs_keys(item, panel);
-  if (!item.all_fall_back(i)) {
-    const FlushDenormals flush;  // round_to_bf16_pairs() may do that: then it always happens
-    if (!store_panel(item.head, panel)) [[unlikely]]
-      fallback |= rows_not_finite(item, panel);  // what a row does not see may have leaked into it (0 * inf)
-    store_lse(item.head, panel);
+void finish(PrefillItem<kComponents>& item) {
+  for (std::int64_t i = 0; i < item.count; ++i) {
+    finish_joining(item.panels[i], item.w.dv);
+    // Relative to such a sink weights may be denormals, which the matrix unit takes for 0.
+    if (item.p.score.sinks && item.head.whole) item.fallback[i] |= rows_whose_sink_outweighs_keys(item, item.panels[i]);
   }
-  run_fallback_rows(item, i);
+  {
+    const FlushDenormals flush;  // round_to_bf16_pairs() may do that: then it always happens
+    for (std::int64_t i = 0; i < item.count; ++i) {
+      if (item.all_fall_back(i)) continue;
+      const Panel& panel = item.panels[i];
+      if (!store_panel(item.head, panel)) [[unlikely]]
+        item.fallback[i] |= rows_not_finite(item, panel);  // what a row does not see may have leaked in (0 * inf)
+      store_lse(item.head, panel);
+    }
+  }
+  for (std::int64_t i = 0; i < item.count; ++i) run_fallback_rows(item, i);
 }
 
 template <int kComponents>
@@ -70,10 +75,7 @@ void run(const AttentionParams& p, const WorkItem& work_item, std::byte* scratch
       for (std::int64_t i = 0; i < item.count; ++i) join(item.panels[i], w.dv);
     visit_range(item, tiles, begin);
   }
-  for (std::int64_t i = 0; i < item.count; ++i) {
-    finish_joining(item.panels[i], w.dv);
-    finish(item, i);
-  }
+  finish(item);
 }
 
 template <int kComponents>

@@ -15,7 +15,9 @@ void pack_queries(PrefillItem<kComponents>& item, std::int64_t i) {
   const std::int64_t d = item.w.d, component = kRows * d;
   const ComponentRows rows = with_float_type(p.q_type, [&](auto type) {
     const auto* q = static_cast<const decltype(type)*>(p.q);
-    const auto row_of = [&](std::int64_t r) { return q + row_at(p.q_stride, item.head, panel.row[r]); };
+    const auto row_of = [q, at = places_of_rows(p.q_stride, item.head), row = panel.row](std::int64_t r) {
+      return q + at(row[r]);
+    };
     return split_rows<kComponents, RepresentableFactor<kComponents>>(row_of, p.q_stride.d, panel.rows, p.d, d,
                                                                      item.w.rows, component, true);
   });
@@ -30,20 +32,14 @@ void make_panels(PrefillItem<kComponents>& item) {
   const std::int64_t dv = item.w.dv, row_end = min(item.item.row_end, item.head.len_q * item.p.group);
   for (std::int64_t r = item.item.row_begin; r < row_end; r += kRows, ++item.count) {
     const std::int64_t at = item.count * kRows;
-    const Panel panel{.vecs = kVecsOfRow,
-                      .width = kRows,
-                      .rows = min(kRows, row_end - r),
-                      .row = w.row + at,
-                      .ot = w.ot + at * dv,
-                      .total = w.total + at * dv,
-                      .neg_m = w.neg_m + at,
-                      .l = w.l + at,
-                      .l_low = w.l_low + at,
-                      .partial = item.partial_result(r)};
+    Panel& panel = item.panels[item.count];
+    panel.vecs = kVecsOfRow, panel.width = kRows, panel.rows = min(kRows, row_end - r);
+    panel.row = w.row + at, panel.ot = w.ot + at * dv, panel.total = w.total + at * dv;
+    panel.neg_m = w.neg_m + at, panel.l = w.l + at, panel.l_low = w.l_low + at;
+    panel.partial = item.partial_result(r);
     find_rows(item.head, r, panel.rows, panel.row);
     for (std::int64_t i = panel.rows; i < kRows; ++i) panel.row[i] = panel.row[panel.rows - 1];
-    item.panels[item.count] = panel;
-    reset(item.head, item.panels[item.count]);
+    reset(item.head, panel);
     for (int i = 0; i < kVecsOfRow; ++i) {
       raise_m(panel, i * kLanes, vec(Exponentials<kComponents>::kHeadroom));
       item.large_m[item.count] |= xsimd::any(m_is_large(panel, i));  // a sink may be
@@ -145,7 +141,9 @@ void pack_range(PrefillItem<kComponents>& item, std::int64_t begin, std::int64_t
   const auto& w = item.w;
   const bool is_prefix = are_split_together(p), shared = is_prefix && !p.v_quant.scale;
   const std::int64_t component = shared ? w.keys * w.d : kTileDepth * w.dv;
-  for (std::int64_t key = first / kTileDepth * kTileDepth; key < last; key += kTileDepth) {
+  // From the last to the first, so that L1 has those that are multiplied first.
+  const std::int64_t low = first / kTileDepth * kTileDepth;
+  for (std::int64_t key = (last - 1) / kTileDepth * kTileDepth; key >= low; key -= kTileDepth) {
     const std::int64_t rows = min(kTileDepth, last - key), at = key - begin;
     // Keys before `first` must not be read, since their pages may not exist: key `first` is read in their place.
     std::int64_t k_at[kTileDepth], v_at[kTileDepth];

@@ -12,7 +12,7 @@ template <int kComponents>
 [[gnu::always_inline]] inline bool next(const PrefillItem<kComponents>& item, Visit& v, std::int64_t begin) {
   std::int64_t i = v.panel;
   const std::int64_t block = item.w.block;
-  std::int64_t at = v.at / block * block + block;
+  std::int64_t at = round_down(v.at, block) + block;
   for (; i < item.count; ++i, at = 0) {
     if (item.all_fall_back(i)) continue;
     const Panel& panel = item.panels[i];
@@ -22,7 +22,7 @@ template <int kComponents>
     if (at >= to) continue;
     const std::int64_t key = begin + at;
     v.panel = i, v.at = at;
-    const std::int64_t end = at / block * block + block;
+    const std::int64_t end = round_down(at, block) + block;
     v.chunks = (min(end, round_up(to, kTileDepth)) - at) / kTileDepth;
     v.unfinished = item.p.score.mask || panel.first(kRows - 1) > key || panel.last(0) < key + v.chunks * kTileDepth ||
                    item.modified;
@@ -49,7 +49,7 @@ template <int kHead>
   // A pair of keys behind every product, or every second one.
   constexpr int kEvery = 4 * 2 * kDepth * kBlockChunks / (kBlockKeys / 2);
   const Scratch<1>& w = item.w;
-  Exponentials<1> local = e;
+  Exponentials<1> local = in_registers(e);
   Pending pending = item.pending;
   const auto interleaved = [&]() __attribute__((always_inline)) {
     local.template next_step<false>();
@@ -68,7 +68,7 @@ template <int kHead>
     multiply_chunk<true, false, InRows, kDepth, kEvery>(tiles, k, q, kDepth, nullptr, scores, pending, interleaved);
   }
   item.pending = pending;
-  e = local;
+  put_back(local, e);
 }
 
 // Whether multiply_blocks<>() can take the place of multiply(), and has.
@@ -104,7 +104,7 @@ template <int kComponents>
   const std::int64_t each = (exponential_steps + products_of_tiles - 1) / products_of_tiles;
   const std::int64_t rate = each ? exponential_steps / each * kOne / products_of_tiles : 0;
   std::int64_t credit = 0;
-  Exponentials<kComponents> local = e;
+  Exponentials<kComponents> local = in_registers(e);
   Prefetcher upcoming = item.upcoming;
   const int lines = item.upcoming_lines;
   const auto interleaved = [&]() __attribute__((always_inline)) {
@@ -148,7 +148,7 @@ template <int kComponents>
   }
   item.pending = pending;
   item.upcoming = upcoming;
-  e = local;
+  put_back(local, e);
 }
 template <int kComponents>
 void flush(PrefillItem<kComponents>& item, Tiles& tiles) {

@@ -67,7 +67,7 @@ class Inspector {
     max_ = xsimd::max(max_, x);
     min_ = xsimd::min(min_, x - u16vec(1));  // 0 is large now
   }
-  bool found() const {
+  [[gnu::always_inline]] bool found() const {  // or it would live in memory
     return xsimd::any(max_of_fp32_ >= u32vec(bits(Range::kMax))) ||
            xsimd::any(min_of_fp32_ < u32vec(bits(Range::kMin) - 1)) || xsimd::any(max_ >= u16vec(upper(Range::kMax))) ||
            xsimd::any(min_ < u16vec(static_cast<std::uint16_t>(upper(Range::kMin) - 1)));
@@ -139,10 +139,19 @@ struct ComponentRows {
   std::uint32_t not_representable = 0;
 };
 
+// All of the first n elements, whole vectors, of 32 rows.
+template <class Range>
+bool are_representable(const bf16* const (&row)[32], std::int64_t n) {
+  Inspector<Range> inspector;
+  for (const bf16* const from : row)
+    for (std::int64_t i = 0; i < n; i += 2 * kLanes) inspector.check(load_u16vec(from + i));
+  return !inspector.found();
+}
+
 // Splits rows [0, rows) of n elements into to[component][32][padded], zeros after the last. `row_at(i)` is where row i
 // lies, `scale_of(i)` what it is multiplied by. With `in_place` rows that are components already stay where they are.
 template <int kComponents, class Range, class RowAt, class ScaleOf>
-[[gnu::noinline]] ComponentRows split_rows(RowAt row_at, std::int64_t stride, std::int64_t rows, std::int64_t n,
+[[gnu::noinline]] ComponentRows split_rows(const RowAt& row_at, std::int64_t stride, std::int64_t rows, std::int64_t n,
                                            std::int64_t padded, bf16* to, std::int64_t component_stride, bool in_place,
                                            ScaleOf scale_of) {
   using T = std::remove_cvref_t<decltype(*row_at(0))>;
@@ -156,15 +165,14 @@ template <int kComponents, class Range, class RowAt, class ScaleOf>
                            scale_of(from));
   };
   Inspector<Range> all;
-  for (std::int64_t r = 0; r < 32; ++r) {
-    if (!in_place) {
-      split(r, r < rows ? n : 0, all);
-    } else if constexpr (kIsComponent) {
-      result.row[r] = row_at(r);
-      for (std::int64_t i = 0; i < n; i += 2 * kLanes) all.check(load_u16vec(result.row[r] + i));
-    }
+  if (!in_place) {
+    for (std::int64_t r = 0; r < 32; ++r) split(r, r < rows ? n : 0, all);
+    if (!all.found()) return result;
+  } else if constexpr (kIsComponent) {
+    for (std::int64_t r = 0; r < 32; ++r) result.row[r] = row_at(r);
+    if (are_representable<Range>(result.row, n)) return result;
   }
-  for (std::int64_t r = 0; all.found() && r < rows; ++r) {  // which rows?
+  for (std::int64_t r = 0; r < rows; ++r) {  // which rows are not representable?
     Inspector<Range> one;
     split(r, n, one);
     if (!one.found()) continue;
@@ -174,7 +182,7 @@ template <int kComponents, class Range, class RowAt, class ScaleOf>
   return result;
 }
 template <int kComponents, class Range, class RowAt>
-ComponentRows split_rows(RowAt row_at, std::int64_t stride, std::int64_t rows, std::int64_t n, std::int64_t padded,
+ComponentRows split_rows(const RowAt& row_at, std::int64_t stride, std::int64_t rows, std::int64_t n, std::int64_t padded,
                          bf16* to, std::int64_t component_stride, bool in_place) {
   return split_rows<kComponents, Range>(row_at, stride, rows, n, padded, to, component_stride, in_place,
                                         [](std::int64_t) { return NoScale(); });

@@ -22,8 +22,9 @@ template <class T, class RowOf>
     const vec l = load(panel.l + lane);
     const vec inverse = xsimd::select(l == vec(0.f), vec(0.f), vec(1.f) / l);  // a row without keys is 0
     const vec scale = normalise ? inverse : vec(1.f);
+    const float* const o = panel.ot + lane;
     const auto column = [&](std::int64_t c, int chain) __attribute__((always_inline)) {
-      const vec x = fma(load(panel.ot + c * panel.width + lane), scale, vec(0.f));  // -0, too, becomes 0
+      const vec x = fma(load(o + c * panel.width), scale, vec(0.f));  // -0, too, becomes 0
       poison[chain % 4] = fma(x, vec(0.f), poison[chain % 4]);
       return x;
     };
@@ -71,9 +72,8 @@ inline bool store_panel(const Head& head, const Panel& panel) {
   }
   return with_float_type(head.p.out_type, [&](auto element) {
     using T = decltype(element);
-    const auto row_of = [&](std::int64_t i) {
-      return static_cast<T*>(head.p.out) + row_at(head.p.out_stride, head, panel.row[i]);
-    };
+    const auto row_of = [out = static_cast<T*>(head.p.out), at = places_of_rows(head.p.out_stride, head),
+                         row = panel.row](std::int64_t i) { return out + at(row[i]); };
     return store_output<T>(row_of, head.p.out_stride.d, dv, panel, true);
   });
 }

@@ -114,4 +114,21 @@ struct Exponentials<1> {
   }
 };
 
+// A copy of e that stays in registers, and back to e what changes. (A copy of the whole is made of vectors, and loading
+// those waits until the pointers within have left the store buffer, behind all stores of tiles.)
+template <int kComponents>
+[[gnu::always_inline]] inline Exponentials<kComponents> in_registers(const Exponentials<kComponents>& e) {
+  Exponentials<kComponents> local;
+  local.s = e.s, local.end = e.end;
+#pragma GCC unroll 8
+  for (int i = 0; i < kVecsOfRow; ++i) local.scale[i] = e.scale[i], local.add[i] = e.add[i], local.sum[i] = e.sum[i];
+  return local;
+}
+template <int kComponents>
+[[gnu::always_inline]] inline void put_back(const Exponentials<kComponents>& local, Exponentials<kComponents>& e) {
+  e.s = local.s;
+#pragma GCC unroll 8
+  for (int i = 0; i < kVecsOfRow; ++i) e.sum[i] = local.sum[i];
+}
+
 }  // namespace rapt::cpu::RAPT_ISA

@@ -10,9 +10,10 @@ template <class T>
 [[gnu::noinline]] void pack_rows(const T* base, const Strides& strides, std::int64_t n, const Head& head,
                                  const Panel& panel, float* dst) {
   const std::int64_t inner = strides.d;
+  const auto at = places_of_rows(strides, head);
   for (std::int64_t lane = 0; lane < panel.width; lane += kLanes) {
     const T* src[kLanes];
-    for (int i = 0; i < kLanes; ++i) src[i] = base + row_at(strides, head, panel.row[lane + i]);
+    for (int i = 0; i < kLanes; ++i) src[i] = base + at(panel.row[lane + i]);
     for (std::int64_t c0 = 0; c0 < n; c0 += kLanes) {
       const std::int64_t count = min(kLanes, n - c0);
       vec r[kLanes];

@@ -20,6 +20,10 @@ inline std::int64_t clamp(std::int64_t x, std::int64_t low, std::int64_t high) {
 inline std::int64_t round_up(std::int64_t x, std::int64_t step) {
   return (x + step - 1) / step * step;
 }
+// Without a division, of steps that are powers of two.
+inline std::int64_t round_down(std::int64_t x, std::int64_t power_of_2) {
+  return x & -power_of_2;
+}
 
 // A sum of n terms of one sign is off by up to n / 2 roundings of itself, so long sums are sums of short ones: of
 // kSumKeys keys, which start at multiples of it within the block, then of the block's, then of blocks. Each halving
@@ -97,9 +101,15 @@ inline float alibi_slope_log2(const Head& head, const Row& row) {
 inline float alibi_shift_log2(const Head& head, const Row& row) {
   return alibi_shift_log2(head.p.score, head.b, row.q_head, row.token + head.offset, row.nearest, kNumberAt);
 }
-// The row's place in q, out or lse, as an index. Ragged sequences start at q_first.
+// Row -> its place in q, out or lse, as an index; of many rows, by numbers that stay in registers. Ragged sequences
+// start at q_first.
+inline auto places_of_rows(const Strides& s, const Head& head) {
+  return [start = head.b * s.b + head.q_first * s.s, h = s.h, s = s.s](const Row& row) {
+    return start + row.q_head * h + row.token * s;
+  };
+}
 inline std::int64_t row_at(const Strides& s, const Head& head, const Row& row) {
-  return head.b * s.b + row.q_head * s.h + (head.q_first + row.token) * s.s;
+  return places_of_rows(s, head)(row);
 }
 
 // All pointers but `partial` lead into scratch; attention_decode, whose Q and O lie otherwise, has no qt and ot. Lanes
