@@ -186,7 +186,7 @@ void prepare(const AttentionBackwardParams& p, const Head& head, RowChunk& rows,
     });
     for (int c = 0; c < kComponents; ++c) {
       const std::int64_t at = (i * kComponents + c) * component * 2;
-      tile_queries(split, c * component, width, transposed + at);
+      tile_queries(split, c * component, width, width, transposed + at);
       tile_row_pairs(split, c * component, rows.rows, width, pairs + at);
     }
   };

@@ -198,15 +198,14 @@ bool may_be_in_place(const AttentionBackwardParams& p) {
 template <int kComponents, class RowAt>
 ComponentRows components(const Strides& s, std::int64_t rows, std::int64_t n, bf16* to, RowAt row_at,
                          bool may_stay = true) {
-  const bool in_place = may_stay && is_in_place<kComponents>(s, n);
   if constexpr (kComponents == 1)
-    if (in_place && rows == kChunk) {
+    if (may_stay && is_in_place<kComponents>(s, n) && rows == kChunk) {
       ComponentRows result;
       for (std::int64_t i = 0; i < kChunk; ++i) result.row[i] = row_at(i);
       return result;
     }
   return split_rows<kComponents, RepresentableFactor<kComponents>>(row_at, s.d, rows, n, padded(n), to,
-                                                                   kChunk * padded(n), in_place);
+                                                                   kChunk * padded(n), InPlace::no);
 }
 // 32 keys from j on: in place where they are all there.
 template <int kComponents>

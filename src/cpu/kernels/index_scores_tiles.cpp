@@ -90,7 +90,7 @@ void pack_heads(const IndexScoresParams& p, std::int64_t b, std::int64_t token, 
       rows.row[r] = row;
       widen_row(q + min(h0 + r, p.h - 1) * p.q_stride.h, p.q_stride.d, h0 + r < p.h ? p.d : 0, w.d, row);
     }
-    tile_queries(rows, 0, w.d, w.q_t + (i * w.h + h0) * w.d * 2);
+    tile_queries(rows, 0, w.d, w.d, w.q_t + (i * w.h + h0) * w.d * 2);
   }
 }
 

@@ -19,10 +19,10 @@ void pack_queries(PrefillItem<kComponents>& item, std::int64_t i) {
       return q + at(row[r]);
     };
     return split_rows<kComponents, RepresentableFactor<kComponents>>(row_of, p.q_stride.d, panel.rows, p.d, d,
-                                                                     item.w.rows, component, true);
+                                                                     item.w.rows, component, InPlace::in_parts);
   });
   item.fallback[i] |= rows.not_representable;
-  for (int c = 0; c < kComponents; ++c) tile_queries(rows, c * component, d, item.q_tiles(i) + c * component * 2);
+  for (int c = 0; c < kComponents; ++c) tile_queries(rows, c * component, p.d, d, item.q_tiles(i) + c * component * 2);
 }
 
 // Panels of 32 rows, with nothing seen yet.
@@ -159,9 +159,9 @@ void pack_range(PrefillItem<kComponents>& item, std::int64_t begin, std::int64_t
       const auto k_row = [&](std::int64_t i) { return k + k_at[i]; };
       const auto v_row = [&](std::int64_t i) { return v + v_at[i]; };
       const auto split_keys = [&](auto representable) {
-        return split_rows<kComponents, decltype(representable)>(k_row, p.k_stride.d, rows, p.d - p.k_tail.size, w.d,
-                                                                w.range.k + at * w.d, w.keys * w.d,
-                                                                key >= first && are_lines(item, k_row(0), key));
+        return split_rows<kComponents, decltype(representable)>(
+            k_row, p.k_stride.d, rows, p.d - p.k_tail.size, w.d, w.range.k + at * w.d, w.keys * w.d,
+            key >= first && are_lines(item, k_row(0), key) ? InPlace::whole : InPlace::no);
       };
       const ComponentRows keys = shared ? split_keys(RepresentableFactorAndValue<kComponents>())
                                         : split_keys(RepresentableFactor<kComponents>());
@@ -173,7 +173,7 @@ void pack_range(PrefillItem<kComponents>& item, std::int64_t begin, std::int64_t
         const auto dequantize = [&](auto code_row, std::int64_t stride) {
           const Strides& of_scales = p.v_quant.scale_stride;
           return split_rows<kComponents, RepresentableValue<kComponents>>(
-              code_row, stride, rows, p.dv, w.dv, w.rows, component, false, [&](std::int64_t i) -> GroupScales {
+              code_row, stride, rows, p.dv, w.dv, w.rows, component, InPlace::no, [&](std::int64_t i) -> GroupScales {
                 return {p.v_quant.scale + head.key_at(of_scales, max(key + i, first)), of_scales.d, p.v_quant.group};
               });
         };
@@ -181,11 +181,11 @@ void pack_range(PrefillItem<kComponents>& item, std::int64_t begin, std::int64_t
         return dequantize([&](std::int64_t i) { return keys.row[i]; }, 1);  // codes that are widened already
       }
       return split_rows<kComponents, RepresentableValue<kComponents>>(v_row, p.v_stride.d, rows, p.dv, w.dv, w.rows,
-                                                                      component, true);
+                                                                      component, InPlace::in_parts);
     });
     if (w.k_groups > 0) not_representable |= pack_scales(item, key, first, rows, w.range.k_scale + at * w.k_groups);
     for (int c = 0; c < kComponents; ++c)
-      tile_values(values, c * component, w.dv, w.range.v + c * w.v_component_bytes() + at * w.dv * 2);
+      tile_values(values, c * component, p.dv, w.range.v + c * w.v_component_bytes() + at * w.dv * 2);
     not_representable |= values.not_representable;
   }
   *w.range.packed = {begin, first, last};

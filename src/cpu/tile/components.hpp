@@ -16,6 +16,9 @@ using u32vec = xsimd::batch<std::uint32_t, arch>;
 [[gnu::always_inline]] inline u16vec load_u16vec(const bf16* p) {
   return u16vec::load_unaligned(&p->bits);
 }
+[[gnu::always_inline]] inline u16vec as_u16vec(vec x) {
+  return u16vec((u16vec::register_type)cast_to_int(x).data);
+}
 [[gnu::always_inline]] inline void store_u16vec(bf16* p, u16vec x) {
   x.store_unaligned(&p->bits);
 }
@@ -139,24 +142,42 @@ struct ComponentRows {
   std::uint32_t not_representable = 0;
 };
 
-// All of the first n elements, whole vectors, of 32 rows.
+// Rows that are components already may stay where they are: if they are whole rows of tiles, or if nothing but
+// tile_queries() and tile_values() will read them, which do so in parts.
+enum class InPlace { no, whole, in_parts };
+inline constexpr std::int64_t kPart = 8;  // elements, 16 bytes
+
+// Of 32 rows of n elements, a multiple of kPart.
 template <class Range>
 bool are_representable(const bf16* const (&row)[32], std::int64_t n) {
   Inspector<Range> inspector;
+  const std::int64_t whole = n / (2 * kLanes) * (2 * kLanes);
   for (const bf16* const from : row)
-    for (std::int64_t i = 0; i < n; i += 2 * kLanes) inspector.check(load_u16vec(from + i));
+    for (std::int64_t i = 0; i < whole; i += 2 * kLanes) inspector.check(load_u16vec(from + i));
+  for (std::int64_t i = whole; i < n; i += kPart)
+    for (int r = 0; r < 32; r += kParts)
+      inspector.check(as_u16vec(load_parts([&](int part) { return row[r + part] + i; })));
   return !inspector.found();
 }
 
-// Splits rows [0, rows) of n elements into to[component][32][padded], zeros after the last. `row_at(i)` is where row i
-// lies, `scale_of(i)` what it is multiplied by. With `in_place` rows that are components already stay where they are.
+// A row of n elements, with zeros up to `padded`.
+inline void copy_row(const bf16* from, std::int64_t n, std::int64_t padded, bf16* to) {
+  std::int64_t i = 0;
+  for (; i + 2 * kLanes <= n; i += 2 * kLanes) store_u16vec(to + i, load_u16vec(from + i));
+  for (std::int64_t j = i; j < padded; j += 2 * kLanes) store_u16vec(to + j, u16vec(0));
+  for (; i + kPart <= n; i += kPart) __builtin_memcpy(to + i, from + i, kPart * sizeof(bf16));
+  for (; i < n; ++i) to[i] = from[i];
+}
+
+// Splits rows [0, rows) of n elements into to[component][32][padded], with zeros up to `padded` and in the rows after
+// the last; those of rows that stay in place repeat the last. `row_at(i)` is where row i lies, `scale_of(i)` what it is
+// multiplied by.
 template <int kComponents, class Range, class RowAt, class ScaleOf>
 [[gnu::noinline]] ComponentRows split_rows(const RowAt& row_at, std::int64_t stride, std::int64_t rows, std::int64_t n,
-                                           std::int64_t padded, bf16* to, std::int64_t component_stride, bool in_place,
-                                           ScaleOf scale_of) {
+                                           std::int64_t padded, bf16* to, std::int64_t component_stride,
+                                           InPlace in_place, ScaleOf scale_of) {
   using T = std::remove_cvref_t<decltype(*row_at(0))>;
-  constexpr bool kIsComponent = kComponents == 1 && std::is_same_v<T, bf16>;
-  in_place = in_place && kIsComponent && stride == 1 && n == padded && rows == 32;
+  using Scale = decltype(scale_of(0));
   ComponentRows result;
   const auto split = [&](std::int64_t r, std::int64_t size, Inspector<Range>& inspector) {
     result.row[r] = to + r * padded;
@@ -164,15 +185,21 @@ template <int kComponents, class Range, class RowAt, class ScaleOf>
     split_row<kComponents>(row_at(from), stride, size, padded, to + r * padded, component_stride, inspector,
                            scale_of(from));
   };
-  Inspector<Range> all;
-  if (!in_place) {
-    for (std::int64_t r = 0; r < 32; ++r) split(r, r < rows ? n : 0, all);
-    if (!all.found()) return result;
-  } else if constexpr (kIsComponent) {
-    for (std::int64_t r = 0; r < 32; ++r) result.row[r] = row_at(r);
-    if (are_representable<Range>(result.row, n)) return result;
+  if constexpr (kComponents == 1 && std::is_same_v<T, bf16> && std::is_same_v<Scale, NoScale>) {
+    if (stride == 1) {
+      const bool stays =
+          in_place == InPlace::whole ? n == padded && rows == 32 : in_place == InPlace::in_parts && n % kPart == 0;
+      for (std::int64_t r = 0; r < 32; ++r) {
+        const bf16* const row = row_at(min(r, rows - 1));
+        result.row[r] = stays ? row : to + r * padded;
+        if (!stays) copy_row(row, r < rows ? n : 0, padded, to + r * padded);
+      }
+      if (are_representable<Range>(result.row, stays ? n : padded)) return result;
+    }
   }
-  for (std::int64_t r = 0; r < rows; ++r) {  // which rows are not representable?
+  Inspector<Range> all;
+  for (std::int64_t r = 0; r < 32; ++r) split(r, r < rows ? n : 0, all);
+  for (std::int64_t r = 0; all.found() && r < rows; ++r) {  // which rows?
     Inspector<Range> one;
     split(r, n, one);
     if (!one.found()) continue;
@@ -182,28 +209,33 @@ template <int kComponents, class Range, class RowAt, class ScaleOf>
   return result;
 }
 template <int kComponents, class Range, class RowAt>
-ComponentRows split_rows(const RowAt& row_at, std::int64_t stride, std::int64_t rows, std::int64_t n, std::int64_t padded,
-                         bf16* to, std::int64_t component_stride, bool in_place) {
+ComponentRows split_rows(const RowAt& row_at, std::int64_t stride, std::int64_t rows, std::int64_t n,
+                         std::int64_t padded, bf16* to, std::int64_t component_stride, InPlace in_place) {
   return split_rows<kComponents, Range>(row_at, stride, rows, n, padded, to, component_stride, in_place,
                                         [](std::int64_t) { return NoScale(); });
 }
 
-// 32 rows of queries -> tiles [padded / 32][2][16 pairs of columns][16 rows], rows in the lanes, pairs merged; of the
-// component that lies `component` elements behind the first.
-[[gnu::noinline]] inline void tile_queries(const ComponentRows& rows, std::int64_t component, std::int64_t padded,
-                                           char* tiles) {
+// 32 rows of queries of n elements -> tiles [padded / 32][2][16 pairs of columns][16 rows], rows in the lanes, pairs
+// merged, and 0 in columns past the parts that have elements; of the component that lies `component` elements behind
+// the first.
+[[gnu::noinline]] inline void tile_queries(const ComponentRows& rows, std::int64_t component, std::int64_t n,
+                                           std::int64_t padded, char* tiles) {
   using Pair = std::uint32_t;
   using Pairs = std::uint64_t;
   auto* to = reinterpret_cast<float*>(tiles);
   for (std::int64_t k = 0; k < padded; k += kTileDepth)
     for (std::int64_t half = 0; half < 2; ++half)
-      for (std::int64_t column = 0; column < kTileDepth; column += 8, to += 4 * kTileRows)
+      for (std::int64_t column = k; column < k + kTileDepth; column += kPart, to += kPart / 2 * kTileRows) {
+        if (column >= n) {
+          for (std::int64_t i = 0; i < kPart / 2 * kTileRows; i += kLanes) store(to + i, vec(0.f));
+          continue;
+        }
         for (std::int64_t r = 0; r < kTileRows; r += kLanes) {
           vec x[4];
 #pragma GCC unroll 4
           for (int i = 0; i < 4; ++i)
             x[i] = load_parts(
-                [&](int part) { return rows.row[half * kTileRows + r + 4 * part + i] + component + k + column; });
+                [&](int part) { return rows.row[half * kTileRows + r + 4 * part + i] + component + column; });
           const vec y[4] = {interleave<Pair, false>(x[0], x[1]), interleave<Pair, false>(x[2], x[3]),
                             interleave<Pair, true>(x[0], x[1]), interleave<Pair, true>(x[2], x[3])};
 #pragma GCC unroll 2
@@ -214,17 +246,18 @@ ComponentRows split_rows(const RowAt& row_at, std::int64_t stride, std::int64_t 
             store(to + (i + 1) * kTileRows + r, pairs[1]);
           }
         }
+      }
 }
 
-// 32 rows (keys) of values -> tiles [padded / 16][16 columns][32 keys], likewise. Pairs are of keys kApart apart: 1, in
-// their order, or 16.
+// 32 rows (keys) of n values -> tiles [n / 16, rounded up][16 columns][32 keys], likewise. Columns past the parts that
+// have elements are left as they are. Pairs are of keys kApart apart: 1, in their order, or 16.
 template <std::int64_t kApart = 1>
-[[gnu::noinline]] inline void tile_values(const ComponentRows& rows, std::int64_t component, std::int64_t padded,
+[[gnu::noinline]] inline void tile_values(const ComponentRows& rows, std::int64_t component, std::int64_t n,
                                           char* tiles) {
   using Pair = std::uint32_t;
   using Pairs = std::uint64_t;
   auto* to = reinterpret_cast<float*>(tiles);
-  for (std::int64_t column = 0; column < padded; column += 8, to += 8 * kTileRows)
+  for (std::int64_t column = 0; column < n; column += kPart, to += kPart * kTileRows)
     for (std::int64_t first = 0; first < kTileRows; first += kLanes) {  // of the pairs
       vec x[4][2];                                                      // columns 0 to 3, and 4 to 7
 #pragma GCC unroll 4
