@@ -189,10 +189,11 @@ template <int kComponents, class Range, class RowAt, class ScaleOf>
     if (stride == 1) {
       const bool stays =
           in_place == InPlace::whole ? n == padded && rows == 32 : in_place == InPlace::in_parts && n % kPart == 0;
-      for (std::int64_t r = 0; r < 32; ++r) {
-        const bf16* const row = row_at(min(r, rows - 1));
-        result.row[r] = stays ? row : to + r * padded;
-        if (!stays) copy_row(row, r < rows ? n : 0, padded, to + r * padded);
+      for (std::int64_t r = 0; r < rows; ++r) result.row[r] = row_at(r);
+      for (std::int64_t r = rows; r < 32; ++r) result.row[r] = result.row[rows - 1];
+      for (std::int64_t r = 0; !stays && r < 32; ++r) {
+        copy_row(result.row[r], r < rows ? n : 0, padded, to + r * padded);
+        result.row[r] = to + r * padded;
       }
       if (are_representable<Range>(result.row, stays ? n : padded)) return result;
     }
