@@ -41,7 +41,7 @@ TEST_CASE("visible keys: 32 bits say what 64 do") {
   }
 }
 
-TEST_CASE("divisors: quotients of numbers below 2^31") {
+TEST_CASE("divisors: quotients and remainders of numbers below 2^31") {
   std::mt19937 random(7);
   constexpr std::uint32_t kEnd = std::uint32_t{1} << 31;
   for (std::uint32_t by : {1u, 2u, 3u, 5u, 7u, 12u, 64u, 127u, 65537u, kEnd / 2, kEnd / 2 + 1, kEnd - 1}) {
@@ -54,6 +54,7 @@ TEST_CASE("divisors: quotients of numbers below 2^31") {
       if (n >= kEnd) continue;
       CAPTURE(n);
       CHECK(divisor.quotient(n) == n / by);
+      CHECK(divisor.remainder(n) == n % by);
     }
   }
 }

@@ -60,18 +60,21 @@ struct Codes {
   static constexpr int kPairs = 16 / kBits;   // registers that a lane's 4 bytes become
   static constexpr int kSteps = kPairs / 2;   // depths of 16 that 16 bytes are
 
-  static constexpr std::uint32_t kOffset = kType == DType::i8 ? 0x43004300 : 0x43084308;  // pairs of 128, of 136
+  // Pairs of 128, or of 136. The launch's parameters bring it: an instruction has room for one constant, the mask, and
+  // the compiler would make two of what could be one, did it know this number, too.
+  static constexpr std::uint32_t kOffset = kType == DType::i8 ? 0x43004300 : 0x43084308;
+  std::uint32_t offset;
 
-  __device__ __forceinline__ static void widen(std::uint32_t x, std::uint32_t (&pairs)[kPairs]) {
+  __device__ __forceinline__ void widen(std::uint32_t x, std::uint32_t (&pairs)[kPairs]) const {
     if constexpr (kType == DType::i8) {
       // 128 + the lower 7 bits, less 128 or, of negative numbers, 256.
 #pragma unroll
       for (int i = 0; i < 2; ++i, x >>= 8)
-        pairs[i] = subtract_bf16((x & 0x007f007f) | kOffset, (x & 0x00800080) | kOffset);
+        pairs[i] = subtract_bf16((x & 0x007f007f) | offset, (x & 0x00800080) | offset);
     } else if constexpr (kType == DType::i4x2) {
       // 136 + the number: with its sign bit turned over it is 8 more.
 #pragma unroll
-      for (int i = 0; i < 4; ++i, x >>= 4) pairs[i] = subtract_bf16((x & 0x000f000f) ^ kOffset, kOffset);
+      for (int i = 0; i < 4; ++i, x >>= 4) pairs[i] = subtract_bf16((x & 0x000f000f) ^ offset, offset);
     } else if constexpr (kType == DType::f8e5m2) {
       // The upper bytes of fp16.
       const std::uint32_t even = x << 8 & 0xff00ff00, odd = x & 0xff00ff00;
@@ -88,8 +91,8 @@ struct Codes {
     }
   }
   // Which code of a row's 16 bytes element k of a step's depth is.
-  __device__ static constexpr int column_at(int step, int k) {
-    const int lane = k / 2 % 4, half = k % 2, pair = 2 * step + k / 8;
+  __device__ static constexpr unsigned column_at(unsigned step, unsigned k) {
+    const unsigned lane = k / 2 % 4, half = k % 2, pair = 2 * step + k / 8;
     return lane * (kChunk / 4) + pair + half * kPairs;
   }
   // Read by columns, rows i / 4 and i / 4 + 8 of a product have this code and the next.

@@ -3,12 +3,29 @@
 
 #include "cuda/hopper/ptx.cuh"
 #include "cuda/hopper/splits.cuh"
+#include "cuda/tile/divisor.hpp"
 #include "cuda/tile/score.cuh"
 
 namespace rapt::cuda {
 
-// Which split and which rows: blocks of one split side by side, as they read the same keys.
+// How a launch's blocks are numbered: those of one split side by side, as they read the same keys; then the splits of a
+// kv head, the heads, the sequences.
+struct SplitGrid {
+  Divisor tiles, splits, heads, group;  // blocks for the rows of a sequence and kv head, and so on
+  unsigned blocks = 0;
+
+  SplitGrid() = default;
+  SplitGrid(const AttentionParams& p, const Partials& partials, std::int64_t tiles)
+      : tiles(tiles),
+        splits(partials.splits),
+        heads(p.hk),
+        group(p.group),
+        blocks(static_cast<unsigned>(p.b * p.hk * partials.splits * tiles)) {}
+};
+
+// Which split and which rows.
 struct SplitBlock {
+  const SplitGrid& grid;
   Head head;
   int split, row_begin, row_count;  // the block's first row, and how many the sequence and kv head have
   std::int64_t first_key = 0;       // of the split
@@ -16,25 +33,32 @@ struct SplitBlock {
   int begin = 0, end = 0;           // those that any of the block's rows sees, counted from the split's first
   bool exists = false;
 
-  // Of `tiles` blocks for the rows, each has `rows`.
-  __device__ SplitBlock(const AttentionParams& p, const Partials& partials, int tiles, int rows)
-      : SplitBlock(p, partials, blockIdx.x / static_cast<unsigned>(tiles), blockIdx.x % static_cast<unsigned>(tiles),
-                   rows) {}
+  // Each block has `rows`.
+  __device__ SplitBlock(const AttentionParams& p, const Partials& partials, const SplitGrid& grid, int rows)
+      : SplitBlock(p, partials, grid, rows, grid.tiles.quotient(blockIdx.x)) {}
+
+  // Row r of the sequence's and kv head's, which are (token, head of the group) pairs.
+  __device__ Row row(int r) const {
+    const unsigned number = static_cast<unsigned>(r), first = static_cast<unsigned>(head.hk) * grid.group.by;
+    return Row(head, grid.group.quotient(number), first + grid.group.remainder(number));
+  }
 
  private:
-  __device__ SplitBlock(const AttentionParams& p, const Partials& partials, unsigned number, unsigned tile, int rows)
-      : head(p, number / partials.splits / static_cast<unsigned>(p.hk),
-             number / partials.splits % static_cast<unsigned>(p.hk)),
-        split(static_cast<int>(number % partials.splits)),
-        row_begin(static_cast<int>(tile) * rows),
+  __device__ SplitBlock(const AttentionParams& p, const Partials& partials, const SplitGrid& grid, int rows,
+                        unsigned split_number)
+      : grid(grid),
+        head(p, grid.heads.quotient(grid.splits.quotient(split_number)),
+             grid.heads.remainder(grid.splits.quotient(split_number))),
+        split(static_cast<int>(grid.splits.remainder(split_number))),
+        row_begin(static_cast<int>(grid.tiles.remainder(blockIdx.x)) * rows),
         row_count(static_cast<int>(p.sq * p.group)) {
     const SplitKeys all(head, partials.max_splits);
-    exists = row_begin < row_count && split < all.count;
-    if (!exists) return;
     first_key = all.first + std::int64_t{all.keys} * split;
+    exists = row_begin < row_count && (split == 0 || first_key < all.last);
+    if (!exists) return;
     keys = static_cast<int>(clamp_to(all.last - first_key, 0, all.keys));
     // Neither end moves down from row to row, but rows past the mask's see nothing.
-    const Row top = row_of(head, row_begin), bottom = row_of(head, min(row_begin + rows, row_count) - 1);
+    const Row top = row(row_begin), bottom = row(min(row_begin + rows, row_count) - 1);
     const std::int64_t last_token = min(bottom.token + 1, p.score.modifier_rows) - 1;
     begin = static_cast<int>(clamp_to(top.first - first_key, 0, keys));
     if (last_token >= top.token) end = static_cast<int>(clamp_to(Row(head, last_token, 0).last - first_key, 0, keys));
@@ -50,7 +74,7 @@ struct SplitRows {
   __device__ void find(const SplitBlock& block) {
     const int i = threadIdx.x;
     if (i >= kCount) return;
-    const Row row = row_of(block.head, min(block.row_begin + i, block.row_count - 1));
+    const Row row = block.row(min(block.row_begin + i, block.row_count - 1));
     token[i] = static_cast<int>(row.token), q_head[i] = static_cast<int>(row.q_head);
     from[i] = static_cast<int>(clamp_to(row.first - block.first_key, 0, block.keys));
     to[i] = static_cast<int>(clamp_to(row.last - block.first_key, 0, block.keys));
@@ -73,24 +97,31 @@ struct WarpResults {
     for (int w = first; w < kWarps; w += step) top = fmaxf(top, m[w][row]);
     return top;
   }
-  // The split's partial results. Warps `step` apart share rows; of warp w, `out` has rows of `width` from w * apart on.
+  // The split's partial results. Warps `step` apart share rows; of warp w, `out` has rows of `width` from w * apart on,
+  // which are multiples of 4.
   __device__ void store(const SplitBlock& block, const Partials& partials, int step, const float* out, int width,
                         int apart) const {
     const AttentionParams& p = block.head.p;
-    const int lane = threadIdx.x % 32;
-    for (int r = threadIdx.x / 32; r < step * kRows && block.row_begin + r < block.row_count; r += kWarps) {
+    const int rows = min(step * kRows, block.row_count - block.row_begin), m_at = static_cast<int>(Partials::m_at(p));
+    float* const partial = partials.at(block.head, block.row_begin, block.split);
+    const std::int64_t next_row = partials.splits * partials.floats;
+    for (int r = threadIdx.x; r < rows; r += 32 * kWarps) {
       const int first = r / kRows, row = r % kRows;
-      float* const partial = partials.at(block.head, block.row_begin + r, block.split);
-      for (int column = lane; column < p.dv; column += 32) {
-        float sum = 0;
-        for (int w = first; w < kWarps; w += step) sum += out[w * apart + row * width + column];
-        partial[column] = sum;
-      }
-      if (lane != 0) continue;
       const float all = top(first, step, row);
       float sum = 0;
       for (int w = first; w < kWarps; w += step) sum = fmaf(l[w][row], exp2_approx(m[w][row] - shift_of(all)), sum);
-      partial[Partials::m_at(p)] = all, partial[Partials::m_at(p) + 1] = sum;
+      *reinterpret_cast<float2*>(partial + r * next_row + m_at) = make_float2(all, sum);
+    }
+    for (int r = threadIdx.x / 32; r < rows; r += kWarps) {
+      const int first = r / kRows, row = r % kRows;
+      for (int column = threadIdx.x % 32 * 4; column < m_at; column += 128) {
+        float4 sum = make_float4(0, 0, 0, 0);
+        for (int w = first; w < kWarps; w += step) {
+          const float4 x = *reinterpret_cast<const float4*>(out + w * apart + row * width + column);
+          sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
+        }
+        *reinterpret_cast<float4*>(partial + r * next_row + column) = sum;
+      }
     }
   }
 };

@@ -21,7 +21,7 @@ constexpr int kShortSum = 8;  // steps
 struct DecodeParams {
   AttentionParams p;
   Partials partials;
-  int tiles;       // blocks for the rows of a sequence and kv head
+  SplitGrid grid;
   bool modified;   // scores need more than a scale
   bool kv_vector;  // rows of k and v are whole times 16 bytes
 };
@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) decode(const __grid_c
   const AttentionParams& p = params.p;
   let_next_start();
   const int team = team_for<C>(p.sq * p.group);
-  const SplitBlock block(p, params.partials, params.tiles, team * kRows);
+  const SplitBlock block(p, params.partials, params.grid, team * kRows);
   if (!block.exists) return;
   const Head& head = block.head;
   const std::int64_t first_key = block.first_key;
@@ -313,25 +313,23 @@ auto with_config(const AttentionParams& p, Then then) {
   return then(Config<256>());
 }
 template <class C>
-int tiles_of(const AttentionParams& p) {
+std::int64_t tiles_of(const AttentionParams& p) {
   const std::int64_t rows = p.sq * p.group;
-  return static_cast<int>(ceil_div(rows, team_for<C>(rows) * kRows));
+  return ceil_div(rows, team_for<C>(rows) * kRows);
 }
 
 }  // namespace
 
 cudaError_t attention_decode_f32(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
-  DecodeParams params{p, partials_of(p, workspace)};
-  params.modified = has_modifiers(p.score);
-  params.kv_vector = is_vector(p.k, p.k_stride, 4) && is_vector(p.v, p.v_stride, 4) && p.d % 4 == 0 && p.dv % 4 == 0;
+  const Partials partials = partials_of(p, workspace);
+  const bool vector = is_vector(p.k, p.k_stride, 4) && is_vector(p.v, p.v_stride, 4) && p.d % 4 == 0 && p.dv % 4 == 0;
   const cudaError_t status = with_config(p, [&](auto config) {
     using C = decltype(config);
-    params.tiles = tiles_of<C>(p);
-    const auto blocks = static_cast<unsigned>(p.b * p.hk * params.tiles * params.partials.splits);
+    const DecodeParams params{p, partials, SplitGrid(p, partials, tiles_of<C>(p)), has_modifiers(p.score), vector};
     const int shared_bytes = C::shared_bytes(team_for<C>(p.sq * p.group));
-    return launch_kernel(false, decode<C>, blocks, C::kThreads, shared_bytes, stream, params);
+    return launch_kernel(false, decode<C>, params.grid.blocks, C::kThreads, shared_bytes, stream, params);
   });
-  return status == cudaSuccess ? attention_combine(p, params.partials, stream) : status;
+  return status == cudaSuccess ? attention_combine(p, partials, stream) : status;
 }
 
 }  // namespace rapt::cuda

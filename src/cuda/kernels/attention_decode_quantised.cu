@@ -4,24 +4,25 @@
 namespace rapt::cuda {
 namespace {
 
-// Rows of `size` codes of k or v, with scales and zeros from `at` bytes behind the step's K on, which is where they end
-// then.
+// Rows of `size` codes of k or v, whose tiles have so many bytes. Raises `slot_bytes` to what they take with scales.
 QuantisedSide side_of(const void* data, DType type, const Strides& stride, std::int64_t size, const Quantization& quant,
-                      int step_keys, int& at) {
+                      int step_keys, int tile_bytes, int& slot_bytes) {
   QuantisedSide side{static_cast<const std::uint8_t*>(data), stride, quant};
   const auto in = [](std::int64_t unit, const Strides& s) {
     const auto count = [&](std::int64_t stride) { return static_cast<std::uint32_t>(stride / unit); };
     return ShortStrides{count(s.b), count(s.h), count(s.s), count(s.d)};
   };
   side.of_rows = in(16, stride), side.of_scales = in(1, quant.scale_stride), side.of_zeros = in(1, quant.zero_stride);
-  const bool whole = quant.group >= size;
   side.bytes = static_cast<int>(type == DType::i4x2 ? size / 2 : size);
-  side.columns = static_cast<int>(ceil_div(size, kGroupUnit) * kGroupUnit);
-  side.group = whole ? side.columns : static_cast<int>(quant.group);
-  side.groups = !quant.scale ? 0 : whole ? 1 : static_cast<int>(size / quant.group);
+  side.groups = quant.scale ? static_cast<int>(size / quant.group) : 0;
+  side.grouped = side.groups > 1 || quant.zero;
+  for (int unit = 0; unit < kMaxUnits; ++unit)
+    side.group_of_unit[unit] = static_cast<int>(std::min<std::int64_t>(unit * kGroupUnit, size - 1) / quant.group);
   const int bytes = side.groups * step_keys * 4;
-  side.scale_at = at, side.zero_at = at + bytes;
-  at += quant.zero ? 2 * bytes : bytes;
+  side.scale_at = tile_bytes, side.zero_at = tile_bytes + bytes;
+  constexpr std::int64_t kAligned = 256;  // as long as the longest row
+  const std::int64_t end = tile_bytes + (quant.zero ? 2 * bytes : bytes);
+  slot_bytes = std::max(slot_bytes, static_cast<int>(ceil_div(end, kAligned) * kAligned));
   return side;
 }
 
@@ -38,38 +39,48 @@ bool is_simple(const AttentionParams& p, const QuantisedSide& side) {
 }
 
 template <class C>
-cudaError_t launch(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
-  QuantisedParams params{p, partials_of(p, workspace)};
-  params.modified = has_modifiers(p.score);
-  params.tiles = static_cast<int>(ceil_div(p.sq * p.group, C::kRows));
-  params.page_size = Divisor(p.page_size);
-  int at = 2 * C::kTileBytes;
-  params.k = side_of(p.k, p.kv_type, p.k_stride, p.d, p.k_quant, C::kStepKeys, at);
-  params.v = side_of(p.v, p.kv_type, p.v_stride, p.dv, p.v_quant, C::kStepKeys, at);
+cudaError_t launch(QuantisedParams params, cudaStream_t stream) {
+  const AttentionParams& p = params.p;
+  params.code_offset = C::Coding::kOffset;
+  params.grid = SplitGrid(p, params.partials, ceil_div(p.sq * p.group, C::kRows));
+  const auto side = [&](const void* data, const Strides& stride, std::int64_t size, const Quantization& quant) {
+    return side_of(data, p.kv_type, stride, size, quant, C::kStepKeys, C::kTileBytes, params.slot_bytes);
+  };
+  params.k = side(p.k, p.k_stride, p.d, p.k_quant), params.v = side(p.v, p.v_stride, p.dv, p.v_quant);
   params.vector = is_simple(p, params.k) && is_simple(p, params.v);
-  params.slot_bytes = static_cast<int>(ceil_div(at, 128) * 128);
-  const auto blocks = static_cast<unsigned>(p.b * p.hk * params.tiles * params.partials.splits);
-  const int shared_bytes = kQuantisedWarps * C::kStages * params.slot_bytes + C::kQueryBytes;
-  const cudaError_t status =
-      launch_kernel(false, decode_quantised<C>, blocks, kQuantisedThreads, shared_bytes, stream, params);
-  return status == cudaSuccess ? attention_combine(p, params.partials, stream) : status;
+  const int shared_bytes = kQuantisedWarps * C::kSlots * params.slot_bytes + C::kQueryBytes;
+  return launch_kernel(false, decode_quantised<C>, params.grid.blocks, kQuantisedThreads, shared_bytes, stream, params);
 }
 
 template <DType kType, int kTiles, int kParts>
-cudaError_t launch(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
-  const std::int64_t size = std::max(p.d, p.dv);
-  if (size <= 64) return launch<QuantisedConfig<kType, 64, kTiles, kParts>>(p, workspace, stream);
-  if (size <= 128) return launch<QuantisedConfig<kType, 128, kTiles, kParts>>(p, workspace, stream);
-  return launch<QuantisedConfig<kType, 256, kTiles, kParts>>(p, workspace, stream);
+cudaError_t launch(const QuantisedParams& params, cudaStream_t stream) {
+  const std::int64_t size = std::max(params.p.d, params.p.dv);
+  if (size <= 64) return launch<QuantisedConfig<kType, 64, kTiles, kParts>>(params, stream);
+  if (size <= 128) return launch<QuantisedConfig<kType, 128, kTiles, kParts>>(params, stream);
+  return launch<QuantisedConfig<kType, 256, std::min(kTiles, 2), kParts>>(params, stream);
 }
 
-// As many parts as make queries exact. Where they are several, registers are for 8 rows.
+// As many parts as make queries exact, of 16 bits or of 32. Where they are several, registers are for 8 rows.
 template <DType kType>
-cudaError_t launch(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
-  if (p.q_type == DType::f32) return launch<kType, 1, 3>(p, workspace, stream);
-  if (p.q_type == DType::f16) return launch<kType, 1, 2>(p, workspace, stream);
-  if (p.sq * p.group > 8) return launch<kType, 2, 1>(p, workspace, stream);
-  return launch<kType, 1, 1>(p, workspace, stream);
+cudaError_t launch(const QuantisedParams& params, cudaStream_t stream) {
+  const AttentionParams& p = params.p;
+  if (p.q_type != DType::bf16) return launch<kType, 1, 3>(params, stream);
+  const std::int64_t rows = p.sq * p.group;
+  if (rows > 16) return launch<kType, 4, 1>(params, stream);
+  return rows > 8 ? launch<kType, 2, 1>(params, stream) : launch<kType, 1, 1>(params, stream);
+}
+
+cudaError_t launch(const QuantisedParams& params, cudaStream_t stream) {
+  switch (params.p.kv_type) {
+    case DType::i8:
+      return launch<DType::i8>(params, stream);
+    case DType::i4x2:
+      return launch<DType::i4x2>(params, stream);
+    case DType::f8e4m3:
+      return launch<DType::f8e4m3>(params, stream);
+    default:
+      return launch<DType::f8e5m2>(params, stream);
+  }
 }
 
 }  // namespace
@@ -80,16 +91,11 @@ bool quantised_groups_fit(const AttentionParams& p) {
 }
 
 cudaError_t attention_decode_quantised(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
-  switch (p.kv_type) {
-    case DType::i8:
-      return launch<DType::i8>(p, workspace, stream);
-    case DType::i4x2:
-      return launch<DType::i4x2>(p, workspace, stream);
-    case DType::f8e4m3:
-      return launch<DType::f8e4m3>(p, workspace, stream);
-    default:
-      return launch<DType::f8e5m2>(p, workspace, stream);
-  }
+  QuantisedParams params{p, partials_of(p, workspace)};
+  params.modified = has_modifiers(p.score);
+  params.page_size = Divisor(p.page_size);
+  const cudaError_t status = launch(params, stream);
+  return status == cudaSuccess ? attention_combine(p, params.partials, stream) : status;
 }
 
 }  // namespace rapt::cuda

@@ -7,11 +7,12 @@ namespace rapt::cuda {
 
 // Of numbers below 2^31 by one of [1, 2^31).
 struct Divisor {
-  std::uint32_t multiplier = 1, shift = 0;
+  std::uint32_t by = 1, multiplier = 1, shift = 0;
 
   Divisor() = default;
   explicit Divisor(std::int64_t by) {
     if (by < 1) return;  // a launch without work is planned, too
+    this->by = static_cast<std::uint32_t>(by);
     // ceil(2^shift / by), where 2^(shift - 31) is `by` or more: what rounding up adds to a quotient is below 1 / by.
     for (shift = 31; std::int64_t{1} << (shift - 31) < by;) ++shift;
     const auto divisor = static_cast<std::uint64_t>(by);
@@ -20,6 +21,7 @@ struct Divisor {
   RAPT_HOST_DEVICE std::uint32_t quotient(std::uint32_t n) const {
     return static_cast<std::uint32_t>(std::uint64_t{n} * multiplier >> shift);
   }
+  RAPT_HOST_DEVICE std::uint32_t remainder(std::uint32_t n) const { return n - quotient(n) * by; }
 };
 
 }  // namespace rapt::cuda

@@ -1,0 +1,296 @@
+// What a warp does with a step of quantised keys and values: S^T = K Q^T, the weights, and O^T += V^T P^T, for up to 8,
+// 16 or 32 rows. Codes come from shared memory as they are and are widened in registers; what has 16 rows in a product
+// is what is read, so that a code is widened once for all rows.
+//
+// Every code is a number of bf16, exactly, and so is every query as one part or three; products are fp32, and what
+// scales multiply is fp32, too: sums over columns of K, and weights, before they are rounded to as many parts. Where a
+// row has several scales, or zeros, these are of one unit of 32 columns after the other.
+//
+// It is all about few instructions: a step has some 900, of which half widen codes.
+#pragma once
+
+#include "cuda/hopper/rows.cuh"
+#include "cuda/kernels/quantised_ring.cuh"
+
+namespace rapt::cuda {
+
+// x in parts, the largest first; leaves what they lack.
+template <int kParts>
+__device__ __forceinline__ void split(float& low, float& high, std::uint32_t (&parts)[kParts]) {
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    parts[part] = pack<__nv_bfloat16>(low, high);
+    low -= __uint_as_float(parts[part] << 16), high -= __uint_as_float(parts[part] & 0xffff0000u);
+  }
+}
+
+// Lane i has keys i / 4 and i / 4 + 8 of each 16, and rows 2 (i % 4) and the next of each tile: element 2 h + b of a
+// product is the h-th of these keys (or, of O^T, columns) and the b-th of the rows.
+template <class C>
+struct QuantisedRows {
+  static constexpr int kTiles = C::kTiles, kSixteens = C::kSixteens, kParts = C::kParts;
+  static constexpr int kScores = kSixteens * kTiles * 4;
+  static constexpr float kSlack = 4;  // powers of two that weights may be above 1
+  using Coding = typename C::Coding;
+  using Sums = float[kSixteens][kTiles][kParts][4];
+  using Weights = std::uint32_t[kSixteens][kTiles][kParts][2];
+
+  const QuantisedParams& params;
+  const Coding coding;
+  const float* const q_sums;  // of Q's units of columns: [units][kRows]
+  const int lane = threadIdx.x % 32;
+  std::uint32_t own_query, own_codes;  // where the lane reads Q; and, from a tile on, K and V
+  float o[C::kSize / 16][kTiles][4] = {};
+  float m[kTiles][2], l[kTiles][2] = {};
+  float s[kScores];  // scores of a step, then weights: 4 for each 16 keys and tile
+
+  __device__ QuantisedRows(const QuantisedParams& params, std::uint32_t q, const float* q_sums)
+      : params(params), coding{params.code_offset}, q_sums(q_sums) {
+    const int row = lane % 16;
+    own_query = q + lane % 8 * C::kQueryPitch + lane / 8 * 16;
+    own_codes = row * C::kRowBytes + (lane / 16 ^ CodeRing<C>::turn(row)) * 16;
+    for (auto& tile : m) tile[0] = tile[1] = -kInfinity;
+  }
+  __device__ int row(int tile, int b) const { return 8 * tile + lane % 4 * 2 + b; }
+  __device__ int key(int sixteen, int h) const { return 16 * sixteen + lane / 4 + 8 * h; }
+  __device__ int column(int i, int h) const {
+    return i / Coding::kSteps * Coding::kChunk + Coding::column_of_product(i % Coding::kSteps) + h;
+  }
+  __device__ static constexpr int score(int sixteen, int tile, int n) { return (sixteen * kTiles + tile) * 4 + n; }
+  template <class Combine>
+  __device__ static float over_keys(float x, Combine combine) {
+    for (const int bit : {4, 8, 16}) x = combine(x, __shfl_xor_sync(~0u, x, bit));
+    return x;
+  }
+  // A number for each of the lane's keys. What is not finite becomes NaN: no key hides behind a score of -inf.
+  __device__ void load_numbers(std::uint32_t from, int group, float (&x)[kSixteens][2]) const {
+#pragma unroll
+    for (int i = 0; i < kSixteens; ++i)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float y = load4(from + (group * C::kStepKeys + key(i, h)) * 4);
+        x[i][h] = fmaf(y, 0, y);
+      }
+  }
+  __device__ void load_scales(const QuantisedSide& side, std::uint32_t slot, int group,
+                              float (&x)[kSixteens][2]) const {
+#pragma unroll
+    for (auto& of_keys : x) of_keys[0] = of_keys[1] = 1;
+    if (side.groups > 0) load_numbers(slot + side.scale_at, group, x);
+  }
+
+  // s = K Q^T of a step.
+  __device__ __forceinline__ void multiply_keys(std::uint32_t slot) {
+    Sums sums = {};
+#pragma unroll
+    for (float& x : s) x = 0;
+    const bool grouped = params.k.grouped;
+#pragma unroll 1  // a quarter of the code, and no slower
+    for (int pair = 0; pair < C::kChunks / 2; ++pair) {
+      std::uint32_t codes[kSixteens][4];
+#pragma unroll
+      for (int i = 0; i < kSixteens; ++i)
+        load_matrices((slot + own_codes ^ 32 * pair) + 16 * i * C::kRowBytes, codes[i]);
+#pragma unroll
+      for (int unit = 0; unit < Coding::kSteps; ++unit) {  // of 32 columns
+        const int number = pair * Coding::kSteps + unit;
+        std::uint32_t queries[kTiles][kParts][4];
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile)
+#pragma unroll
+          for (int part = 0; part < kParts; ++part)
+            load_matrices(own_query + (part * C::kRows + 8 * tile) * C::kQueryPitch + 64 * number, queries[tile][part]);
+#pragma unroll
+        for (int step = 0; step < 2; ++step)
+#pragma unroll
+          for (int i = 0; i < kSixteens; ++i) {
+            const int chunk = Coding::kSteps == 1 ? step : unit, first = Coding::kSteps == 1 ? 0 : 2 * step;
+            std::uint32_t low[Coding::kPairs], high[Coding::kPairs];
+            coding.widen(codes[i][2 * chunk], low), coding.widen(codes[i][2 * chunk + 1], high);
+            const std::uint32_t a[4] = {low[first], high[first], low[first + 1], high[first + 1]};
+#pragma unroll
+            for (int tile = 0; tile < kTiles; ++tile)
+#pragma unroll
+              for (int part = 0; part < kParts; ++part)
+                multiply(sums[i][tile][part], a, queries[tile][part][2 * step], queries[tile][part][2 * step + 1]);
+          }
+        if (grouped) add_unit(slot, number, sums);
+      }
+    }
+    if (!grouped) add_unit(slot, 0, sums);
+  }
+  // s += (sums, less what zeros take from them) * scale, of a unit's columns, or of all where they have one scale.
+  __device__ __forceinline__ void add_unit(std::uint32_t slot, int unit, Sums& sums) {
+    const QuantisedSide& k = params.k;
+    const int group = k.group_of_unit[unit];
+    float scale[kSixteens][2];
+    load_scales(k, slot, group, scale);
+#pragma unroll
+    for (auto& of_keys : sums)
+#pragma unroll
+      for (auto& of_tile : of_keys)
+#pragma unroll
+        for (int n = 0; n < 4; ++n)
+#pragma unroll
+          for (int part = kParts - 1; part > 0; --part) of_tile[part - 1][n] += of_tile[part][n], of_tile[part][n] = 0;
+    if (k.quant.zero) {
+      float zero[kSixteens][2];
+      load_numbers(slot + k.zero_at, group, zero);
+#pragma unroll
+      for (int i = 0; i < kSixteens; ++i)
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile)
+#pragma unroll
+          for (int n = 0; n < 4; ++n) {
+            float& sum = sums[i][tile][0][n];
+            sum = fmaf(-zero[i][n / 2], q_sums[unit * C::kRows + row(tile, n % 2)], sum);
+          }
+    }
+#pragma unroll
+    for (int i = 0; i < kSixteens; ++i)
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile)
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+          float &x = s[score(i, tile, n)], &sum = sums[i][tile][0][n];
+          x = fmaf(sum, scale[i][n / 2], x), sum = 0;
+        }
+  }
+
+  // From scores to weights. All m are integers, so that moving one multiplies by exact powers of two, and it moves only
+  // where weights would be above 2^kSlack: seldom, after a row's first step.
+  __device__ __forceinline__ void softmax() {
+    float top[kTiles][2];
+    bool above = false;
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile)
+#pragma unroll
+      for (int b = 0; b < 2; ++b) {
+        top[tile][b] = -kInfinity;
+#pragma unroll
+        for (int i = 0; i < kSixteens; ++i)
+          top[tile][b] = fmaxf(top[tile][b], fmaxf(s[score(i, tile, b)], s[score(i, tile, 2 + b)]));
+        above |= top[tile][b] > m[tile][b] + kSlack;
+      }
+    if (__any_sync(~0u, above)) move_shifts(top);
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile)
+#pragma unroll
+      for (int b = 0; b < 2; ++b) {
+        const float shift = shift_of(m[tile][b]);
+        float sum = 0;
+#pragma unroll
+        for (int i = 0; i < kSixteens; ++i)
+#pragma unroll
+          for (int n = b; n < 4; n += 2) {
+            float& x = s[score(i, tile, n)];
+            x = exp2_approx(x - shift);
+            sum += x;
+          }
+        l[tile][b] += sum;
+      }
+  }
+  __device__ __forceinline__ void move_shifts(const float (&top)[kTiles][2]) {
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      float rescale[2];
+#pragma unroll
+      for (int b = 0; b < 2; ++b) {
+        const float from = m[tile][b], all = over_keys(top[tile][b], Max());
+        if (all > from + kSlack) m[tile][b] = ceilf(all);
+        rescale[b] = exp2_approx(from - shift_of(m[tile][b]));
+        l[tile][b] *= rescale[b];
+      }
+#pragma unroll
+      for (auto& of_columns : o)
+#pragma unroll
+        for (int n = 0; n < 4; ++n) of_columns[tile][n] *= rescale[n % 2];
+    }
+  }
+
+  // The weights of a unit of V's columns, or of all where they have one scale, as operands. What zeros take goes to O:
+  // from the weights as they are rounded, so that what a weight is off by multiplies (code - zero) alone.
+  __device__ __forceinline__ void weigh(std::uint32_t slot, int unit, Weights& weights) {
+    const QuantisedSide& v = params.v;
+    const int group = v.group_of_unit[unit];
+    float scale[kSixteens][2];
+    load_scales(v, slot, group, scale);
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile)
+#pragma unroll
+      for (int i = 0; i < kSixteens; ++i)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          float low = s[score(i, tile, 2 * h)] * scale[i][h], high = s[score(i, tile, 2 * h + 1)] * scale[i][h];
+          std::uint32_t parts[kParts];
+          split(low, high, parts);
+#pragma unroll
+          for (int part = 0; part < kParts; ++part) weights[i][tile][part][h] = transpose(parts[part]);
+        }
+    if (!v.quant.zero) return;
+    float zero[kSixteens][2];
+    load_numbers(slot + v.zero_at, group, zero);
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      float of_zeros[2] = {};
+#pragma unroll
+      for (int i = 0; i < kSixteens; ++i)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const float low = s[score(i, tile, 2 * h)] * scale[i][h], high = s[score(i, tile, 2 * h + 1)] * scale[i][h];
+          float low_left = low, high_left = high;
+          std::uint32_t parts[kParts];
+          split(low_left, high_left, parts);
+          of_zeros[0] = fmaf(low_left - low, zero[i][h], of_zeros[0]);
+          of_zeros[1] = fmaf(high_left - high, zero[i][h], of_zeros[1]);
+        }
+      for (float& x : of_zeros) x = over_keys(x, Sum());
+#pragma unroll
+      for (int i = 2 * unit; i < 2 * unit + 2; ++i)
+#pragma unroll
+        for (int n = 0; n < 4; ++n) o[i][tile][n] += of_zeros[n % 2];
+    }
+  }
+  // O^T += V^T P^T.
+  __device__ __forceinline__ void add_values(std::uint32_t slot) {
+    const bool grouped = params.v.grouped;
+    Weights weights;
+    weigh(slot, 0, weights);
+#pragma unroll
+    for (int pair = 0; pair < C::kChunks / 2; ++pair) {
+      std::uint32_t codes[kSixteens][4];
+#pragma unroll
+      for (int i = 0; i < kSixteens; ++i)
+        load_columns((slot + own_codes ^ 32 * pair) + 16 * i * C::kRowBytes, codes[i]);
+#pragma unroll
+      for (int chunk = 0; chunk < 2; ++chunk) {
+        const int first = (2 * pair + chunk) * Coding::kChunk;
+        if (first > 0 && first % kGroupUnit == 0 && grouped) weigh(slot, first / kGroupUnit, weights);
+        std::uint32_t low[kSixteens][Coding::kPairs], high[kSixteens][Coding::kPairs];
+#pragma unroll
+        for (int i = 0; i < kSixteens; ++i)
+          coding.widen(codes[i][2 * chunk], low[i]), coding.widen(codes[i][2 * chunk + 1], high[i]);
+#pragma unroll
+        for (int step = 0; step < Coding::kSteps; ++step)
+#pragma unroll
+          for (int tile = 0; tile < kTiles; ++tile) {
+            float(&to)[4] = o[(2 * pair + chunk) * Coding::kSteps + step][tile];
+            // Of exact queries the step's own first: the rounding of a sum grows with its terms.
+            float sum[4] = {};
+#pragma unroll
+            for (int part = kParts - 1; part >= 0; --part)
+#pragma unroll
+              for (int i = 0; i < kSixteens; ++i) {
+                const std::uint32_t a[4] = {low[i][2 * step], low[i][2 * step + 1], high[i][2 * step],
+                                            high[i][2 * step + 1]};
+                multiply(kParts > 1 ? sum : to, a, weights[i][tile][part][0], weights[i][tile][part][1]);
+              }
+#pragma unroll
+            for (int n = 0; n < 4 && kParts > 1; ++n) to[n] += sum[n];
+          }
+      }
+    }
+  }
+};
+
+}  // namespace rapt::cuda
