@@ -4,6 +4,8 @@
 // transposed.
 #pragma once
 
+#include <bit>
+
 #include "cpu/tile/vec.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
@@ -98,13 +100,13 @@ struct OutputTile {
   }
 };
 
-// Any number of rows (keys or columns): tiles of kR, then of kR / 2, ...
+// Any number of rows (keys or columns): tiles of kR, then of the next lower power of two, ...
 // No pointer is __restrict: the compiler would hoist loads across rows and spill.
 template <int kV, class Tile, int kR = rows_of_tile(kV)>
 [[gnu::noinline]] void tiles(Tile tile, std::int64_t rows) {
   for (; rows >= kR; rows -= kR, tile.advance(kR)) tile.template run<kR, kV>();
   if constexpr (kR > 1) {
-    if (rows > 0) tiles<kV, Tile, kR / 2>(tile, rows);
+    if (rows > 0) tiles<kV, Tile, static_cast<int>(std::bit_floor(kR - 1U))>(tile, rows);
   }
 }
 
