@@ -216,13 +216,24 @@ ComponentRows split_rows(const RowAt& row_at, std::int64_t stride, std::int64_t 
                                         [](std::int64_t) { return NoScale(); });
 }
 
+// Four vectors of 32-bit columns, each with a row in every 128-bit part -> four vectors with a column in every part.
+[[gnu::always_inline]] inline void transpose_parts(vec (&x)[4]) {
+  using Column = std::uint32_t;
+  using Columns = std::uint64_t;
+  const vec y[4] = {interleave<Column, false>(x[0], x[1]), interleave<Column, false>(x[2], x[3]),
+                    interleave<Column, true>(x[0], x[1]), interleave<Column, true>(x[2], x[3])};
+#pragma GCC unroll 2
+  for (int i = 0; i < 4; i += 2) {
+    x[i] = interleave<Columns, false>(y[i], y[i + 1]);
+    x[i + 1] = interleave<Columns, true>(y[i], y[i + 1]);
+  }
+}
+
 // 32 rows of queries of n elements -> tiles [padded / 32][2][16 pairs of columns][16 rows], rows in the lanes, pairs
 // merged, and 0 in columns past the parts that have elements; of the component that lies `component` elements behind
 // the first.
 [[gnu::noinline]] inline void tile_queries(const ComponentRows& rows, std::int64_t component, std::int64_t n,
                                            std::int64_t padded, char* tiles) {
-  using Pair = std::uint32_t;
-  using Pairs = std::uint64_t;
   auto* to = reinterpret_cast<float*>(tiles);
   for (std::int64_t k = 0; k < padded; k += kTileDepth)
     for (std::int64_t half = 0; half < 2; ++half)
@@ -237,11 +248,10 @@ ComponentRows split_rows(const RowAt& row_at, std::int64_t stride, std::int64_t 
           for (int i = 0; i < 4; ++i)
             x[i] = load_parts(
                 [&](int part) { return rows.row[half * kTileRows + r + 4 * part + i] + component + column; });
-          const vec y[4] = {interleave<Pair, false>(x[0], x[1]), interleave<Pair, false>(x[2], x[3]),
-                            interleave<Pair, true>(x[0], x[1]), interleave<Pair, true>(x[2], x[3])};
+          transpose_parts(x);
 #pragma GCC unroll 2
           for (int i = 0; i < 4; i += 2) {
-            vec pairs[2] = {interleave<Pairs, false>(y[i], y[i + 1]), interleave<Pairs, true>(y[i], y[i + 1])};
+            vec pairs[2] = {x[i], x[i + 1]};
             merge_rows(pairs);
             store(to + i * kTileRows + r, pairs[0]);
             store(to + (i + 1) * kTileRows + r, pairs[1]);
@@ -255,12 +265,10 @@ ComponentRows split_rows(const RowAt& row_at, std::int64_t stride, std::int64_t 
 template <std::int64_t kApart = 1>
 [[gnu::noinline]] inline void tile_values(const ComponentRows& rows, std::int64_t component, std::int64_t n,
                                           char* tiles) {
-  using Pair = std::uint32_t;
-  using Pairs = std::uint64_t;
   auto* to = reinterpret_cast<float*>(tiles);
   for (std::int64_t column = 0; column < n; column += kPart, to += kPart * kTileRows)
     for (std::int64_t first = 0; first < kTileRows; first += kLanes) {  // of the pairs
-      vec x[4][2];                                                      // columns 0 to 3, and 4 to 7
+      vec low[4], high[4];                                              // columns 0 to 3, and 4 to 7
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) {
         const auto key = [&](int part, int odd) __attribute__((always_inline)) {
@@ -269,19 +277,13 @@ template <std::int64_t kApart = 1>
         };
         const vec even = load_parts([&](int part) { return key(part, 0); }),
                   odd = load_parts([&](int part) { return key(part, 1); });
-        x[i][0] = interleave<std::uint16_t, false>(even, odd), x[i][1] = interleave<std::uint16_t, true>(even, odd);
+        low[i] = interleave<std::uint16_t, false>(even, odd), high[i] = interleave<std::uint16_t, true>(even, odd);
       }
-#pragma GCC unroll 2
-      for (int half = 0; half < 2; ++half) {
-        float* const at = to + 4 * half * kTileRows + first;
-        const vec y[4] = {
-            interleave<Pair, false>(x[0][half], x[1][half]), interleave<Pair, false>(x[2][half], x[3][half]),
-            interleave<Pair, true>(x[0][half], x[1][half]), interleave<Pair, true>(x[2][half], x[3][half])};
-#pragma GCC unroll 2
-        for (int i = 0; i < 4; i += 2) {
-          store(at + i * kTileRows, interleave<Pairs, false>(y[i], y[i + 1]));
-          store(at + (i + 1) * kTileRows, interleave<Pairs, true>(y[i], y[i + 1]));
-        }
+      transpose_parts(low), transpose_parts(high);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {
+        store(to + i * kTileRows + first, low[i]);
+        store(to + (4 + i) * kTileRows + first, high[i]);
       }
     }
 }
