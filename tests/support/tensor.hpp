@@ -104,13 +104,24 @@ class Tensor {
   friend bool same_bits(const Tensor& a, const Tensor& b);
 
   Element element(std::int64_t offset) { return {buffer_.data(), dtype_, offset}; }
-  std::int64_t offset(std::span<const std::int64_t> index) const;
-  std::int64_t flat_offset(std::int64_t position) const;
+  // Most of the time of tests with large tensors goes by here.
+  std::int64_t offset(std::span<const std::int64_t> index) const {
+    std::int64_t result = 0;
+    for (std::size_t i = 0; i < index.size(); ++i) {
+      if (index[i] < 0 || index[i] >= layout_.shape[i]) throw_out_of_range();
+      result += index[i] * layout_.strides[i];
+    }
+    return result;
+  }
+  std::int64_t flat_offset(std::int64_t position) const { return contiguous_ ? position : strided_offset(position); }
+  std::int64_t strided_offset(std::int64_t position) const;
+  [[noreturn]] static void throw_out_of_range();
   /// Whether elements of the buffer, counted from its start, are the tensor's.
   std::vector<bool> used() const;
 
   DType dtype_ = DType::f32;
   Layout layout_;
+  bool contiguous_ = false;
   Buffer buffer_;
 };
 
