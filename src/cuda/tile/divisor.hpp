@@ -10,13 +10,12 @@ struct Divisor {
   std::uint32_t by = 1, multiplier = 1, shift = 0;
 
   Divisor() = default;
-  explicit Divisor(std::int64_t by) {
-    if (by < 1) return;  // a launch without work is planned, too
-    this->by = static_cast<std::uint32_t>(by);
+  explicit Divisor(std::int64_t divisor) {
+    if (divisor < 1) return;  // a launch without work is planned, too
+    by = static_cast<std::uint32_t>(divisor);
     // ceil(2^shift / by), where 2^(shift - 31) is `by` or more: what rounding up adds to a quotient is below 1 / by.
-    for (shift = 31; std::int64_t{1} << (shift - 31) < by;) ++shift;
-    const auto divisor = static_cast<std::uint64_t>(by);
-    multiplier = static_cast<std::uint32_t>(((std::uint64_t{1} << shift) + divisor - 1) / divisor);
+    for (shift = 31; std::int64_t{1} << (shift - 31) < divisor;) ++shift;
+    multiplier = static_cast<std::uint32_t>(((std::uint64_t{1} << shift) + by - 1) / by);
   }
   RAPT_HOST_DEVICE std::uint32_t quotient(std::uint32_t n) const {
     return static_cast<std::uint32_t>(std::uint64_t{n} * multiplier >> shift);
