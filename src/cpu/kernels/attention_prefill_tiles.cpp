@@ -107,7 +107,7 @@ constexpr DTypeSet kBf16AndQuantized = only(DType::bf16) | (kCacheTypes & ~kFloa
 #if defined(RAPT_HAVE_TILES)
 // Below these AVX-512's kernel took 0.4 to 0.9 of the time, on 1 and on 16 threads of a Xeon; above them 0.9 to 3
 // times.
-constexpr int kMinKeyElements = 2560, kMinKeyElementsOfF16 = 8192, kMinRowsOfF16 = 96;
+constexpr int kMinKeyElements = 2560, kMinKeyElementsOfF16 = 8192, kMinRowsOfF16 = 144;
 // With 16 rows attention_decode took 1.2 to 1.7 times as long, with 8 it took 0.7 to 0.9 of the time, on a Xeon.
 constexpr int kDecodeRowsBesideBf16 = 8;
 extern constexpr AttentionKernel kTilesBf16 =
