@@ -295,7 +295,10 @@ TEST_CASE("caches: few rows over quantised keys in many splits", "[kernel][numbe
         "hq=2 sq=3 sk=900 d=128 layout=other groups=4", "hq=9 hk=1 sq=1 sk=700 d=42 dv=50 groups=1 zeros",
         "b=3 hq=6 hk=2 sq=3 sk=400 ragged_k=900 d=64 groups=2", "hq=8 hk=1 sq=8 sk=600 d=256 groups=1",
         "hq=20 hk=1 sq=2 sk=1100 d=128 dv=96 k_groups=4 v_groups=3 zeros",
-        "b=2 hq=24 hk=2 sq=2 sk=704 d=64 dv=50 page=16 seqlens softcap=20 groups=1"})
+        "b=2 hq=24 hk=2 sq=2 sk=704 d=64 dv=50 page=16 seqlens softcap=20 groups=1",
+        // Of its own tiles of rows on a GPU the last see no key at all.
+        "hq=1 sq=40 sk=20 d=128 window=0,0 align=top_left groups=1",
+        "hq=1 sq=40 sk=20 d=128 window=0,0 align=top_left page=4 groups=1"})
     for (const char* types : {"", "q=bf16 out=bf16 ", "q=f16 out=f16 "}) {
       AttentionProblem problem = AttentionProblem::parse("attention lse " + std::string(types) + words);
       problem.kv_dtype = dtype;

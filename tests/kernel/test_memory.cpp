@@ -61,7 +61,8 @@ TEST_CASE("bf16 keys of 64 or 128 bytes between guard pages", "[kernel][long]") 
         "b=4 sk=160 page=32 seqlens", "b=4 sk=192 page=48 seqlens causal align=bottom_right",
         "b=4 sk=192 page=64 seqlens window=40,-1 align=bottom_right", "b=4 sk=64 ring seqlens",
         "b=4 sk=100 ring seqlens"}) {
-    for (const char* sizes : {" hq=1 sq=70 d=64 lse", " hq=6 hk=3 sq=40 d=32 lse"})
+    // ... or in parts of 16 bytes.
+    for (const char* sizes : {" hq=1 sq=70 d=64 lse", " hq=6 hk=3 sq=40 d=32 lse", " hq=2 sq=41 d=40 dv=72 lse"})
       check_guarded(typed("attention " + std::string(keys) + sizes, DType::bf16), 4);
   }
 }

@@ -94,6 +94,22 @@ TEST_CASE("NaN or Inf in any column of a large head", "[kernel]") {
   }
 }
 
+TEST_CASE("NaN or Inf or a denormal in any column of a head that is no whole vector", "[kernel]") {
+  const DType dtype = each_type();
+  for (std::int64_t column : {0, 31, 32, 39}) {
+    for (float value : {kNaN, kInfinity, 0x1p-130f}) {
+      const AttentionProblem problem = typed("attention b=1 hq=2 sq=41 sk=50 d=40 dv=72 lse", dtype);
+      Case in_value(problem), in_key(problem), in_query(problem);
+      in_value.v.at({0, 1, 49, column}) = value;
+      check_every_entry(in_value);
+      in_key.k.at({0, 0, 49, column}) = value;
+      check_every_entry(in_key);
+      in_query.q.at({0, 0, 40, column}) = value;
+      check_every_entry(in_query);
+    }
+  }
+}
+
 TEST_CASE("NaN or Inf in a query stays in its row", "[kernel]") {
   const AttentionProblem problem = typed("attention b=2 hq=6 hk=2 sq=41 sk=50 d=24 lse", each_type());
   const float value = GENERATE(kNaN, kInfinity);

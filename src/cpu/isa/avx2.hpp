@@ -16,7 +16,7 @@ inline constexpr int kRegisters = 16;
 inline constexpr int kVecs = 3;
 constexpr int rows_of_tile(int vecs) {
   return vecs == 1 ? 8 : vecs == 2 ? 6 : 4;
-}  // 4 x 3 accumulators + 3 of x + 1 broadcast = 16: nothing to spare; 4 x 2 would wait for each other
+}  // 4 x 3 accumulators + 3 of x + 1 broadcast = 16: nothing to spare; the sums of 4 x 2 would wait for each other
 
 [[gnu::always_inline]] inline vec fma(vec x, vec y, vec z) {
   return vec(_mm256_fmadd_ps(x.data, y.data, z.data));

@@ -42,8 +42,8 @@ template <int kWidth>
 inline constexpr bool kFits = rows_of_tile(kWidth) * kWidth + kWidth + 1 <= kRegisters;
 static_assert(kFits<1> && kFits<kVecs> && kFits<(kVecs + 1) / 2>,
               "rows_of_tile: accumulators, x and one broadcast must fit the registers");
-static_assert((rows_of_tile(1) & (rows_of_tile(1) - 1)) == 0 && (rows_of_tile(kVecs) & (rows_of_tile(kVecs) - 1)) == 0,
-              "rows_of_tile: a power of two, since the last rows of a matrix are done by halves of it");
+static_assert((rows_of_tile(kVecs) & (rows_of_tile(kVecs) - 1)) == 0,
+              "rows_of_tile(kVecs): a power of two, since blocks of keys are cut at multiples of it");
 static_assert(kFmaFlops == 2 * kLanes, "fma_in_place is one multiply-add of a whole vector");
 
 RAPT_LEAF_HAS_(vec, fma(x, x, x), "fma(vec, vec, vec)");

@@ -105,8 +105,7 @@ constexpr AttentionKernel kernel(const char* arithmetic, DTypeSet dtypes, const 
 
 constexpr DTypeSet kBf16AndQuantized = only(DType::bf16) | (kCacheTypes & ~kFloatTypes);
 #if defined(RAPT_HAVE_TILES)
-// Below these AVX-512's kernel took 0.4 to 0.9 of the time, on 1 and on 16 threads of a Xeon; above them 0.9 to 3
-// times.
+// Below these AVX-512's kernel is faster (docs/internals/cpu_kernels.md).
 constexpr int kMinKeyElements = 2560, kMinKeyElementsOfF16 = 8192, kMinRowsOfF16 = 144;
 // With 16 rows attention_decode took 1.2 to 1.7 times as long, with 8 it took 0.7 to 0.9 of the time, on a Xeon.
 constexpr int kDecodeRowsBesideBf16 = 8;
@@ -118,7 +117,7 @@ extern constexpr AttentionKernel kTilesF16x3 = kernel<2>("f16x3", kHalf, nullptr
 extern constexpr AttentionKernel kTilesF32x6 =
     kernel<3>("f32x6", kFloatTypes, "not everywhere faster than the fp32 kernel");
 #else
-// AVX512-BF16's has no limit; that of NEON is AMX's, until somebody measures it.
+// AVX512-BF16's has no limit; that of NEON was not measured.
 constexpr int kMinKeyElements = kDotRows == 1 ? 0 : 8192;
 extern constexpr AttentionKernel kTilesBf16 = kernel<1>("bf16", kBf16AndQuantized, nullptr, 0, kMinKeyElements);
 #endif

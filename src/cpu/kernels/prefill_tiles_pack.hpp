@@ -141,9 +141,7 @@ void pack_range(PrefillItem<kComponents>& item, std::int64_t begin, std::int64_t
   const auto& w = item.w;
   const bool is_prefix = are_split_together(p), shared = is_prefix && !p.v_quant.scale;
   const std::int64_t component = shared ? w.keys * w.d : kTileDepth * w.dv;
-  // From the last to the first, so that L1 has those that are multiplied first.
-  const std::int64_t low = first / kTileDepth * kTileDepth;
-  for (std::int64_t key = (last - 1) / kTileDepth * kTileDepth; key >= low; key -= kTileDepth) {
+  for (std::int64_t key = first / kTileDepth * kTileDepth; key < last; key += kTileDepth) {
     const std::int64_t rows = min(kTileDepth, last - key), at = key - begin;
     // Keys before `first` must not be read, since their pages may not exist: key `first` is read in their place.
     std::int64_t k_at[kTileDepth], v_at[kTileDepth];

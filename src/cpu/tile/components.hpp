@@ -70,7 +70,7 @@ class Inspector {
     max_ = xsimd::max(max_, x);
     min_ = xsimd::min(min_, x - u16vec(1));  // 0 is large now
   }
-  [[gnu::always_inline]] bool found() const {  // or it would live in memory
+  [[gnu::always_inline]] bool found() const {  // else the minima and maxima would live in memory
     return xsimd::any(max_of_fp32_ >= u32vec(bits(Range::kMax))) ||
            xsimd::any(min_of_fp32_ < u32vec(bits(Range::kMin) - 1)) || xsimd::any(max_ >= u16vec(upper(Range::kMax))) ||
            xsimd::any(min_ < u16vec(static_cast<std::uint16_t>(upper(Range::kMin) - 1)));
@@ -149,7 +149,7 @@ inline constexpr std::int64_t kPart = 8;  // elements, 16 bytes
 
 // Of 32 rows of n elements, a multiple of kPart.
 template <class Range>
-bool are_representable(const bf16* const (&row)[32], std::int64_t n) {
+bool rows_are_representable(const bf16* const (&row)[32], std::int64_t n) {
   Inspector<Range> inspector;
   const std::int64_t whole = n / (2 * kLanes) * (2 * kLanes);
   for (const bf16* const from : row)
@@ -195,7 +195,7 @@ template <int kComponents, class Range, class RowAt, class ScaleOf>
         copy_row(result.row[r], r < rows ? n : 0, padded, to + r * padded);
         result.row[r] = to + r * padded;
       }
-      if (are_representable<Range>(result.row, stays ? n : padded)) return result;
+      if (rows_are_representable<Range>(result.row, stays ? n : padded)) return result;
     }
   }
   Inspector<Range> all;

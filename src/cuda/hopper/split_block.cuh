@@ -62,6 +62,7 @@ struct SplitBlock {
     const std::int64_t last_token = min(bottom.token + 1, p.score.modifier_rows) - 1;
     begin = static_cast<int>(clamp_to(top.first - first_key, 0, keys));
     if (last_token >= top.token) end = static_cast<int>(clamp_to(Row(head, last_token, 0).last - first_key, 0, keys));
+    if (end <= begin) begin = end = 0;  // and no key is read, which may be past the last
   }
 };
 

@@ -101,7 +101,8 @@ struct CodeRing {
     v_from = reinterpret_cast<std::uint64_t>(params.v.data) + 16 * chunk;
     asm volatile("" : "+r"(own_place), "+l"(k_from), "+l"(v_from));  // once, not before every copy
     // Where heads of fewer columns leave rows as they are, zeros: what is in new memory might be no number. What K and
-    // V leave there for each other meets Q's zeros, or is a column of O that is not there.
+    // V leave there for each other meets Q's zeros, or is a column of O that is not there. (Codes that are no numbers have
+    // the row computed once more.)
     if (params.k.bytes == C::kRowBytes && params.v.bytes == C::kRowBytes) return;
     for (std::uint32_t i = 16 * lane; i < bytes; i += 512) store16(data + i, make_uint4(0, 0, 0, 0));
     __syncwarp();
@@ -155,7 +156,7 @@ struct CodeRing {
 #pragma unroll
     for (int first = 0; first < C::kStepKeys; first += kAtOnce) {
       const std::uint32_t of_row = __shfl_sync(~0u, start, first + row);
-      // So many rows further on the turn is the same, but for the bit of 4.
+      // So many rows further on the turn is the same, but for bits that `row` has not.
       static_assert(C::kChunks < 8 || kAtOnce % 4 == 0 || kAtOnce == 2);
       const int turn_bits = C::kChunks < 8 ? 0 : first % 8;
       const std::uint32_t place = turn_bits == 0 ? to : turn_bits == 4 ? turned : tile + (own_place ^ turn_bits * 16);
