@@ -298,7 +298,7 @@ TEST_CASE("caches: few rows over quantised keys in many splits", "[kernel][numbe
         "b=2 hq=24 hk=2 sq=2 sk=704 d=64 dv=50 page=16 seqlens softcap=20 groups=1",
         // Of its own tiles of rows on a GPU the last see no key at all.
         "hq=1 sq=40 sk=20 d=128 window=0,0 align=top_left groups=1",
-        "hq=1 sq=40 sk=20 d=128 window=0,0 align=top_left page=4 groups=1"})
+        "hq=1 sq=40 sk=20 d=128 window=0,0 align=top_left page=4 seqlens groups=1"})
     for (const char* types : {"", "q=bf16 out=bf16 ", "q=f16 out=f16 "}) {
       AttentionProblem problem = AttentionProblem::parse("attention lse " + std::string(types) + words);
       problem.kv_dtype = dtype;

@@ -101,8 +101,8 @@ struct CodeRing {
     v_from = reinterpret_cast<std::uint64_t>(params.v.data) + 16 * chunk;
     asm volatile("" : "+r"(own_place), "+l"(k_from), "+l"(v_from));  // once, not before every copy
     // Where heads of fewer columns leave rows as they are, zeros: what is in new memory might be no number. What K and
-    // V leave there for each other meets Q's zeros, or is a column of O that is not there. (Codes that are no numbers have
-    // the row computed once more.)
+    // V leave there for each other meets Q's zeros, or is a column of O that is not there. (Codes that are no numbers
+    // have the row computed once more.)
     if (params.k.bytes == C::kRowBytes && params.v.bytes == C::kRowBytes) return;
     for (std::uint32_t i = 16 * lane; i < bytes; i += 512) store16(data + i, make_uint4(0, 0, 0, 0));
     __syncwarp();
