@@ -113,7 +113,7 @@ struct Tile : TileExtent {
     float sink, alibi_shift;
     std::int64_t nearest;  // the key nearest to the row, for ALiBi
   } of_row[C::kRows];
-  int last_keys;      // that its last block has
+  int last_keys;      // of its last block: past these there may be anything. All, if TMA leaves zeros there
   unsigned sixteens;  // the number of its first 16 rows among grid.fallback_rows
 
   // By `threads` threads.
@@ -122,7 +122,8 @@ struct Tile : TileExtent {
     const int all_keys = extent.blocks * C::kKeys;
     if (thread == 0) {
       static_cast<TileExtent&>(*this) = extent;
-      last_keys = min(keys.high - all_keys + C::kKeys, C::kKeys);
+      const bool ends_all = p.total_k < 0 && extent.key + keys.high == p.sk;  // and so does what a tensor map knows
+      last_keys = ends_all ? C::kKeys : min(keys.high - all_keys + C::kKeys, C::kKeys);
       if (extent.blocks > 0)
         sixteens = 4 * static_cast<unsigned>(Tiling<kGroupRows>::number(p, extent.b, extent.hk, extent.row));
     }

@@ -169,9 +169,11 @@ cudaError_t launch(WgmmaParams& params, cudaStream_t stream) {
 // sequences' sizes alone.
 int groups_for(const AttentionParams& p) {
   constexpr std::int64_t kLong = 1280;
+  const std::int64_t rows = p.sq * p.group;
   if (!are_alike(p) || p.sk > kLong) return 3;
-  const bool wide = p.score.right == kOpen && p.d > 48;
-  return wide || p.sq * p.group <= kGroupRows ? 1 : 2;
+  if (rows <= kGroupRows) return 1;
+  if (p.score.right != kOpen) return 2;
+  return p.d > 48 ? 1 : rows > kLong ? 3 : 2;  // narrow heads of many rows: the more share K and V, the better
 }
 
 template <class T, int kSize, bool kSplit>
