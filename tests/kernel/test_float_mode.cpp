@@ -127,6 +127,22 @@ void add_bytes(std::vector<std::byte>& all, const Tensor& t) {
   all.insert(all.end(), data, data + t.size() * static_cast<std::int64_t>(size_of(t.dtype())));
 }
 
+/// The same of what every usable entry makes of a case.
+template <class AnyCase>
+void check_every_mode_of(AnyCase& c, std::uint64_t seed) {
+  for (const std::string& entry : usable_entries(c.problem)) {
+    const Context context = forced(entry);
+    INFO(entry << ": " << c.problem.to_string() << ", seed " << seed);
+    check_every_mode([&] {
+      c.clear();
+      c.run(context);
+      std::vector<std::byte> all;
+      for (const Tensor* t : c.outputs()) add_bytes(all, *t);
+      return all;
+    });
+  }
+}
+
 }  // namespace
 
 TEST_CASE("a thread's rounding does not change what append_kv writes", "[kernel][numbers]") {
@@ -196,17 +212,7 @@ TEST_CASE("a thread's rounding does not change what delta_rule gives", "[kernel]
       c.scale.reset();                                  // the default is computed, too
       for (std::int64_t i = 0; i < c.v.size(); i += 3)  // denormals of every type
         c.v.flat(i) = std::ldexp(c.v.flat(i), -static_cast<int>(i % 140));
-      for (const std::string& entry : usable_entries(c.problem)) {
-        const Context context = forced(entry);
-        INFO(entry << ": " << c.problem.to_string() << ", seed " << seed);
-        check_every_mode([&] {
-          c.clear();
-          c.run(context);
-          std::vector<std::byte> all;
-          for (const Tensor* t : c.outputs()) add_bytes(all, *t);
-          return all;
-        });
-      }
+      check_every_mode_of(c, seed);
     }
 }
 
@@ -219,17 +225,7 @@ TEST_CASE("a thread's rounding does not change what index_scores and select_topk
       c.scale.reset();                                  // the default is computed, too
       for (std::int64_t i = 0; i < c.q.size(); i += 3)  // denormals of every type
         c.q.flat(i) = std::ldexp(c.q.flat(i), -static_cast<int>(i % 140));
-      for (const std::string& entry : usable_entries(c.problem)) {
-        const Context context = forced(entry);
-        INFO(entry << ": " << c.problem.to_string() << ", seed " << seed);
-        check_every_mode([&] {
-          c.clear();
-          c.run(context);
-          std::vector<std::byte> all;
-          for (const Tensor* t : c.outputs()) add_bytes(all, *t);
-          return all;
-        });
-      }
+      check_every_mode_of(c, seed);
     }
   SelectTopkCase c(SelectTopkProblem::parse("select_topk rows=20 sk=300 n=100"));
   for (const std::string& entry : usable_entries(c.problem)) {
@@ -254,17 +250,7 @@ TEST_CASE("a thread's rounding does not change what delta_rule_backward gives", 
       c.inputs.scale.reset();                              // the default is computed, too
       for (std::int64_t i = 0; i < c.dout.size(); i += 3)  // denormals of every type
         c.dout.flat(i) = std::ldexp(c.dout.flat(i), -static_cast<int>(i % 140));
-      for (const std::string& entry : usable_entries(c.problem)) {
-        const Context context = forced(entry);
-        INFO(entry << ": " << c.problem.to_string() << ", seed " << seed);
-        check_every_mode([&] {
-          c.clear();
-          c.run(context);
-          std::vector<std::byte> all;
-          for (const Tensor* t : c.outputs()) add_bytes(all, *t);
-          return all;
-        });
-      }
+      check_every_mode_of(c, seed);
     }
 }
 
