@@ -52,15 +52,15 @@ cudaError_t launch(QuantisedParams params, cudaStream_t stream) {
   return launch_kernel(false, decode_quantised<C>, params.grid.blocks, kQuantisedThreads, shared_bytes, stream, params);
 }
 
-template <DType kType, int kTiles, int kParts>
+template <DType kType, int kTiles, int kComponents>
 cudaError_t launch(const QuantisedParams& params, cudaStream_t stream) {
   const std::int64_t size = std::max(params.p.d, params.p.dv);
-  if (size <= 64) return launch<QuantisedConfig<kType, 64, kTiles, kParts>>(params, stream);
-  if (size <= 128) return launch<QuantisedConfig<kType, 128, kTiles, kParts>>(params, stream);
-  return launch<QuantisedConfig<kType, 256, std::min(kTiles, 2), kParts>>(params, stream);
+  if (size <= 64) return launch<QuantisedConfig<kType, 64, kTiles, kComponents>>(params, stream);
+  if (size <= 128) return launch<QuantisedConfig<kType, 128, kTiles, kComponents>>(params, stream);
+  return launch<QuantisedConfig<kType, 256, std::min(kTiles, 2), kComponents>>(params, stream);
 }
 
-// As many parts as make queries exact, of 16 bits or of 32. Where they are several, registers are for 8 rows.
+// As many components as make queries exact, of 16 bits or of 32. Where they are several, registers are for 8 rows.
 template <DType kType>
 cudaError_t launch(const QuantisedParams& params, cudaStream_t stream) {
   const AttentionParams& p = params.p;

@@ -11,7 +11,7 @@
 namespace rapt::cuda {
 
 // A warp's share of the block's rows of Q, zeros past the last column: first read, all at once, and later put into
-// shared memory in parts, their columns in the order that codes come in. Past the last row it is there once more:
+// shared memory in components, their columns in the order that codes come in. Past the last row it is there once more:
 // nobody takes its results.
 template <class C>
 struct QueryLoader {
@@ -23,7 +23,7 @@ struct QueryLoader {
   __device__ static unsigned place(unsigned n) { return threadIdx.x % 32 * 2 + 64 * n; }
 
   __device__ explicit QueryLoader(const SplitBlock& block) : type(block.head.p.q_type) {
-    if (C::kParts > 1 && type == DType::f32) read<std::uint32_t>(block);
+    if (C::kComponents > 1 && type == DType::f32) read<std::uint32_t>(block);
     else read<std::uint16_t>(block);
   }
   __device__ void store(std::uint32_t q) const {
@@ -32,16 +32,16 @@ struct QueryLoader {
 #pragma unroll
       for (int n = 0; n < kPairs; ++n) {
         const auto& [even, odd] = bits[i][n];
-        std::uint32_t parts[C::kParts];
-        if constexpr (C::kParts == 1) {
-          parts[0] = __byte_perm(even, odd, 0x5410);
+        std::uint32_t components[C::kComponents];
+        if constexpr (C::kComponents == 1) {
+          components[0] = __byte_perm(even, odd, 0x5410);
         } else {
           float low = number(even), high = number(odd);
-          split(low, high, parts);
+          split(low, high, components);
         }
 #pragma unroll
-        for (int part = 0; part < C::kParts; ++part)
-          store4(q + (part * C::kRows + row(i)) * C::kQueryPitch + 2 * place(n), parts[part]);
+        for (int component = 0; component < C::kComponents; ++component)
+          store4(q + (component * C::kRows + row(i)) * C::kQueryPitch + 2 * place(n), components[component]);
       }
   }
 
@@ -78,10 +78,10 @@ __device__ void sum_queries(std::uint32_t q, float* sums) {
   for (int i = threadIdx.x; i < C::kSize / kGroupUnit * C::kRows; i += kQuantisedThreads) {
     float sum = 0;
 #pragma unroll
-    for (int part = C::kParts - 1; part >= 0; --part)
+    for (int component = C::kComponents - 1; component >= 0; --component)
 #pragma unroll 4
       for (int pair = 0; pair < kGroupUnit / 2; ++pair) {
-        const int unit = i / C::kRows, row = part * C::kRows + i % C::kRows;
+        const int unit = i / C::kRows, row = component * C::kRows + i % C::kRows;
         const auto two = __float_as_uint(load4(q + row * C::kQueryPitch + unit * 2 * kGroupUnit + 4 * pair));
         sum += __uint_as_float(two << 16), sum += __uint_as_float(two & 0xffff0000u);
       }

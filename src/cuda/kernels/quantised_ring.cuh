@@ -13,12 +13,12 @@ constexpr int kQuantisedWarps = 4, kQuantisedThreads = 32 * kQuantisedWarps;
 constexpr int kGroupUnit = 32;  // columns: groups are multiples, or whole rows
 constexpr int kMaxUnits = kDecodeMaxHeadSize / kGroupUnit;
 
-// For codes of one type, head sizes up to kSize, rows in kTiles tiles of 8, and numbers in kParts parts.
-template <DType kType_, int kSize_, int kTiles_, int kParts_>
+// For codes of one type, head sizes up to kSize, rows in kTiles tiles of 8, and numbers in kComponents components.
+template <DType kType_, int kSize_, int kTiles_, int kComponents_>
 struct QuantisedConfig {
   static constexpr DType kType = kType_;
   using Coding = Codes<kType>;
-  static constexpr int kSize = kSize_, kTiles = kTiles_, kParts = kParts_;
+  static constexpr int kSize = kSize_, kTiles = kTiles_, kComponents = kComponents_;
   static constexpr int kRows = 8 * kTiles;
   static constexpr int kRowBytes = kSize / Coding::kChunk * 16, kChunks = kRowBytes / 16;
   static constexpr int kStepKeys = kRowBytes > 128 ? 16 : 32, kSixteens = kStepKeys / 16;
@@ -27,10 +27,10 @@ struct QuantisedConfig {
   // Tiles in a warp's ring, of K and of V: as many of 4 KiB as let four blocks fit.
   static constexpr int kSlots = std::max(kTileBytes > 2048 ? 3 : 4, 4 * kOut / kTileBytes);
   static constexpr int kQueryPitch = 2 * kSize + 16;  // so that neighbouring rows lie in other banks
-  static constexpr int kQueryBytes = kParts * kRows * kQueryPitch;
+  static constexpr int kQueryBytes = kComponents * kRows * kQueryPitch;
   // On a multiprocessor, that registers are for.
   static constexpr int kFewBlocks = kOut > 2048 || kTiles > 2 ? 2 : 3, kManyBlocks = kTileBytes > 2048 ? 4 : 5;
-  static constexpr int kBlocks = kOut > 1024 || kParts > 1 ? kFewBlocks : kManyBlocks;
+  static constexpr int kBlocks = kOut > 1024 || kComponents > 1 ? kFewBlocks : kManyBlocks;
   static_assert(kSplitUnit % kStepKeys == 0);
 };
 

@@ -2,9 +2,9 @@
 // 16 or 32 rows. Codes come from shared memory as they are and are widened in registers; what has 16 rows in a product
 // is what is read, so that a code is widened once for all rows.
 //
-// Every code is a number of bf16, exactly, and so is every query as one part or three; products are fp32, and what
-// scales multiply is fp32, too: sums over columns of K, and weights, before they are rounded to as many parts. Where a
-// row has several scales, or zeros, these are of one unit of 32 columns after the other.
+// Every code is a number of bf16, exactly, and so is every query as one component or three; products are fp32, and what
+// scales multiply is fp32, too: sums over columns of K, and weights, before they are rounded to as many components.
+// Where a row has several scales, or zeros, these are of one unit of 32 columns after the other.
 //
 // It is all about few instructions: a step has some 900, of which half widen codes.
 #pragma once
@@ -14,13 +14,13 @@
 
 namespace rapt::cuda {
 
-// x in parts, the largest first; leaves what they lack.
-template <int kParts>
-__device__ __forceinline__ void split(float& low, float& high, std::uint32_t (&parts)[kParts]) {
+// x in components, the largest first; leaves what they lack.
+template <int kComponents>
+__device__ __forceinline__ void split(float& low, float& high, std::uint32_t (&components)[kComponents]) {
 #pragma unroll
-  for (int part = 0; part < kParts; ++part) {
-    parts[part] = pack<__nv_bfloat16>(low, high);
-    low -= __uint_as_float(parts[part] << 16), high -= __uint_as_float(parts[part] & 0xffff0000u);
+  for (int component = 0; component < kComponents; ++component) {
+    components[component] = pack<__nv_bfloat16>(low, high);
+    low -= __uint_as_float(components[component] << 16), high -= __uint_as_float(components[component] & 0xffff0000u);
   }
 }
 
@@ -28,12 +28,12 @@ __device__ __forceinline__ void split(float& low, float& high, std::uint32_t (&p
 // product is the h-th of these keys (or, of O^T, columns) and the b-th of the rows.
 template <class C>
 struct QuantisedRows {
-  static constexpr int kTiles = C::kTiles, kSixteens = C::kSixteens, kParts = C::kParts;
+  static constexpr int kTiles = C::kTiles, kSixteens = C::kSixteens, kComponents = C::kComponents;
   static constexpr int kScores = kSixteens * kTiles * 4;
   static constexpr float kSlack = 4;  // powers of two that weights may be above 1
   using Coding = typename C::Coding;
-  using Sums = float[kSixteens][kTiles][kParts][4];
-  using Weights = std::uint32_t[kSixteens][kTiles][kParts][2];
+  using Sums = float[kSixteens][kTiles][kComponents][4];
+  using Weights = std::uint32_t[kSixteens][kTiles][kComponents][2];
 
   const QuantisedParams& params;
   const Coding coding;
@@ -94,12 +94,13 @@ struct QuantisedRows {
 #pragma unroll
       for (int unit = 0; unit < Coding::kSteps; ++unit) {  // of 32 columns
         const int number = pair * Coding::kSteps + unit;
-        std::uint32_t queries[kTiles][kParts][4];
+        std::uint32_t queries[kTiles][kComponents][4];
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile)
 #pragma unroll
-          for (int part = 0; part < kParts; ++part)
-            load_matrices(own_query + (part * C::kRows + 8 * tile) * C::kQueryPitch + 64 * number, queries[tile][part]);
+          for (int component = 0; component < kComponents; ++component)
+            load_matrices(own_query + (component * C::kRows + 8 * tile) * C::kQueryPitch + 64 * number,
+                          queries[tile][component]);
 #pragma unroll
         for (int step = 0; step < 2; ++step)
 #pragma unroll
@@ -111,8 +112,9 @@ struct QuantisedRows {
 #pragma unroll
             for (int tile = 0; tile < kTiles; ++tile)
 #pragma unroll
-              for (int part = 0; part < kParts; ++part)
-                multiply(sums[i][tile][part], a, queries[tile][part][2 * step], queries[tile][part][2 * step + 1]);
+              for (int component = 0; component < kComponents; ++component)
+                multiply(sums[i][tile][component], a, queries[tile][component][2 * step],
+                         queries[tile][component][2 * step + 1]);
           }
         if (grouped) add_unit(slot, number, sums);
       }
@@ -132,7 +134,8 @@ struct QuantisedRows {
 #pragma unroll
         for (int n = 0; n < 4; ++n)
 #pragma unroll
-          for (int part = kParts - 1; part > 0; --part) of_tile[part - 1][n] += of_tile[part][n], of_tile[part][n] = 0;
+          for (int component = kComponents - 1; component > 0; --component)
+            of_tile[component - 1][n] += of_tile[component][n], of_tile[component][n] = 0;
     if (k.quant.zero) {
       float zero[kSixteens][2];
       load_numbers(slot + k.zero_at, group, zero);
@@ -222,10 +225,11 @@ struct QuantisedRows {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           float low = s[score(i, tile, 2 * h)] * scale[i][h], high = s[score(i, tile, 2 * h + 1)] * scale[i][h];
-          std::uint32_t parts[kParts];
-          split(low, high, parts);
+          std::uint32_t components[kComponents];
+          split(low, high, components);
 #pragma unroll
-          for (int part = 0; part < kParts; ++part) weights[i][tile][part][h] = transpose(parts[part]);
+          for (int component = 0; component < kComponents; ++component)
+            weights[i][tile][component][h] = transpose(components[component]);
         }
     if (!v.quant.zero) return;
     float zero[kSixteens][2];
@@ -239,8 +243,8 @@ struct QuantisedRows {
         for (int h = 0; h < 2; ++h) {
           const float low = s[score(i, tile, 2 * h)] * scale[i][h], high = s[score(i, tile, 2 * h + 1)] * scale[i][h];
           float low_left = low, high_left = high;
-          std::uint32_t parts[kParts];
-          split(low_left, high_left, parts);
+          std::uint32_t components[kComponents];
+          split(low_left, high_left, components);
           of_zeros[0] = fmaf(low_left - low, zero[i][h], of_zeros[0]);
           of_zeros[1] = fmaf(high_left - high, zero[i][h], of_zeros[1]);
         }
@@ -278,15 +282,15 @@ struct QuantisedRows {
             // Of exact queries the step's own first: the rounding of a sum grows with its terms.
             float sum[4] = {};
 #pragma unroll
-            for (int part = kParts - 1; part >= 0; --part)
+            for (int component = kComponents - 1; component >= 0; --component)
 #pragma unroll
               for (int i = 0; i < kSixteens; ++i) {
                 const std::uint32_t a[4] = {low[i][2 * step], low[i][2 * step + 1], high[i][2 * step],
                                             high[i][2 * step + 1]};
-                multiply(kParts > 1 ? sum : to, a, weights[i][tile][part][0], weights[i][tile][part][1]);
+                multiply(kComponents > 1 ? sum : to, a, weights[i][tile][component][0], weights[i][tile][component][1]);
               }
 #pragma unroll
-            for (int n = 0; n < 4 && kParts > 1; ++n) to[n] += sum[n];
+            for (int n = 0; n < 4 && kComponents > 1; ++n) to[n] += sum[n];
           }
       }
     }
