@@ -194,6 +194,22 @@ TEST_CASE("plan: candidates name every entry of the backend for the operation an
   }
 }
 
+TEST_CASE("plan: the matrix unit takes bf16 from 2560 elements of keys and values on", "[unit]") {
+  const auto runs_on_amx = [](std::string_view entry) { return entry.find(".bf16.amx") != entry.npos; };
+  const auto usable = usable_entries(AttentionProblem::parse("attention dtype=bf16 hq=8 sq=64 d=32"));
+  if (std::none_of(usable.begin(), usable.end(), runs_on_amx)) {
+    WARN("skipped: neither AMX here nor its model");
+    return;
+  }
+  const auto chosen = [&](const std::string& text) {
+    return runs_on_amx(plan_of("attention dtype=bf16 hq=8 " + text, Context()).entry());
+  };
+  CHECK(chosen("sq=64 sk=40 d=32"));
+  CHECK_FALSE(chosen("sq=64 sk=39 d=32"));
+  CHECK(chosen("sq=64 sk=20 d=32 dv=96"));
+  CHECK_FALSE(chosen("sq=64 sk=20 d=32 dv=80"));
+}
+
 TEST_CASE("plan: problems that no arguments could give are refused", "[unit]") {
   for (const char* text :
        {"attention hq=3 hk=2 sq=4 d=8", "attention hq=2 hk=0 sq=4 d=8", "attention sq=4 d=0", "attention sq=4 d=8 dv=0",
