@@ -13,6 +13,8 @@ LONG_NAME = {"f32": "fp32", "f16": "fp16", "bf16": "bf16"}
 # so a new run shows up by itself, and figures that only an older day has stay. JSON is what bench/measure.py writes.
 KINDS = {
     "models": ["xeon16-models-16-threads.json"],
+    "models_1": ["xeon16-models-1-threads.json"],
+    "models_2": ["xeon16-models-2-threads.json"],
     "training_bf16": ["xeon16-training-bf16-16-threads.json"],
     "training_f32": ["xeon16-training-f32-16-threads.json"],
     "shapes": ["xeon16-attention-16-threads.json"],

@@ -23,6 +23,17 @@ def training(data):
     return [row for name in ("training_bf16", "training_f32") for row in data[name]["rows"]]
 
 
+def models_table(runs):
+    """Of one run for each number of threads."""
+    ratio, threads = {}, [str(run["rows"][0]["threads"]) for run in runs]
+    for run in runs:
+        for row in run["rows"]:
+            scatters = " (samples scatter)" if "vs_sdpa" in row["noisy"] else ""
+            ratio.setdefault((row["name"], row["dtype"]), {})[str(row["threads"])] = f"{row['vs_sdpa']:.2f}{scatters}"
+    return table(["model", "type", *(f"{n} thread{'s' * (n != '1')}" for n in threads)],
+                 [[*case, *(of.get(n, "") for n in threads)] for case, of in ratio.items()])
+
+
 def training_table(rows):
     lines = []
     for row in rows:
@@ -114,8 +125,12 @@ they take turns in one process. Attention is a small part of a small model, so t
 Qwen3-Next-like model the layers of linear attention differ too: PyTorch loops over chunks, rapt runs its delta rule. Measured {data.day['models']}
 with PyTorch {release(models)} and transformers {context['transformers']}.
 
+PyTorch's time over rapt's, of the whole model:
+
+{models_table([data["models_1"], data["models_2"], models])}
+
 ```sh
-python -m rapt.bench --models
+python -m rapt.bench --models --threads 1
 ```
 
 ### Training
