@@ -147,7 +147,7 @@ def test_distributed_tensors():
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
         x = distribute_tensor(X, init_device_mesh("cpu", (1,)), [Shard(1)])
-        with falls_back("tensors of DTensor"):
+        with falls_back("tensors of DTensor"), sdpa_kernel(SDPBackend.MATH):  # planning PyTorch's others takes 20 s
             got = ours(x, x, x)
         assert type(got) is DTensor
         close(got.full_tensor(), theirs(X, X, X))
