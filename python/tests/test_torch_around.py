@@ -142,15 +142,14 @@ def test_nested_tensors():
 def test_distributed_tensors():
     if not torch.distributed.is_available():
         pytest.skip("PyTorch without torch.distributed")
-    from torch.distributed.tensor import DTensor, Shard, distribute_tensor, init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
         x = distribute_tensor(X, init_device_mesh("cpu", (1,)), [Shard(1)])
-        with falls_back("tensors of DTensor"), sdpa_kernel(SDPBackend.MATH):  # planning PyTorch's others takes 20 s
+        with falls_back("tensors of DTensor"), mock.patch("rapt.torch._pytorch") as pytorch:  # which plans for 20 s
             got = ours(x, x, x)
-        assert type(got) is DTensor
-        close(got.full_tensor(), theirs(X, X, X))
+        assert got is pytorch.return_value and all(tensor is x for tensor in pytorch.call_args.args[:3])
     finally:
         torch.distributed.destroy_process_group()
 
