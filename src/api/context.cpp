@@ -1,13 +1,12 @@
 #include "rapt/context.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <new>
 #include <utility>
 
 #include "core/context.hpp"
+#include "core/process.hpp"
 #include "core/text.hpp"
 #include "dispatch/dispatch.hpp"
 #include "dispatch/tuning.hpp"
@@ -58,7 +57,7 @@ EntryInfo usable_entry(const char* argument, const std::string& name) {
 Context::Impl::Impl(ContextOptions given)
     : options(std::move(given)),
       allocator(options.allocator.value_or(Allocator{new_aligned, delete_aligned, nullptr})),
-      made_in(getpid()) {
+      forks_before(forks()) {
   if (options.threads < 0) throw Error("threads", std::to_string(options.threads), "0 (all) or more");
   if (allocator.allocate == nullptr || allocator.deallocate == nullptr)
     throw Error("allocator", "a null function", "both functions");

@@ -1,10 +1,10 @@
 #include "core/context.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <new>
 #include <utility>
+
+#include "core/process.hpp"
 
 namespace rapt {
 
@@ -40,7 +40,7 @@ void Context::Impl::give_back(Workspace workspace) const noexcept {
 
 Executor& Context::Impl::executor() const {
   static const std::shared_ptr<Executor> serial = serial_executor();
-  return getpid() == made_in ? *options.executor : *serial;
+  return forks() == forks_before ? *options.executor : *serial;
 }
 int Context::Impl::concurrency() const {
   const int offered = std::max(executor().concurrency(), 1);

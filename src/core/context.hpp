@@ -1,8 +1,6 @@
 // What a Context owns: executor, ISA cap, forced entry, allocator and one spare workspace.
 #pragma once
 
-#include <sys/types.h>
-
 #include <cstddef>
 #include <memory>
 #include <mutex>
@@ -39,7 +37,7 @@ struct Context::Impl {
   Allocator allocator;
   bool isa_forced = false;                      // by the environment: a lower ISA will not do either
   Operation kernel_operation{};                 // of the entry that `options` force, if they do
-  pid_t made_in;                                // the process: a fork of it has none of its threads
+  int forks_before;                             // a later fork of the process has none of its threads
   std::shared_ptr<const ContextGuards> guards;  // null: none
 
   // Whether this entry of an operation may run: an entry is forced for its own operation only.

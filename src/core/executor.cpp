@@ -3,7 +3,6 @@
 #include <oneapi/tbb/parallel_for.h>
 #include <oneapi/tbb/partitioner.h>
 #include <oneapi/tbb/task_arena.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -14,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/process.hpp"
 #include "rapt/context.hpp"
 
 #if RAPT_HAVE_OPENMP
@@ -59,16 +59,14 @@ struct OpenMpRuntime {
   int (*num_threads)();
 };
 
-// OpenMP's threads do not survive a fork, and a runtime that had some hangs in the child. Whether others had made it
-// start some cannot be asked, so that what counts is the process that loaded rapt.
-const pid_t process = getpid();
-
 class OpenMp final : public Executor {
  public:
   OpenMp(const OpenMpRuntime& runtime, std::string name) : runtime_(runtime), name_(std::move(name)) {}
   std::string_view name() const noexcept override { return name_; }
+  // OpenMP's threads do not survive a fork, and a runtime that had some hangs in the child. Whether others had made it
+  // start some cannot be asked, so that what counts is the process that loaded rapt.
   int concurrency() const override {
-    return getpid() != process || runtime_.in_parallel() ? 1 : std::max(runtime_.max_threads(), 1);
+    return forks() > 0 || runtime_.in_parallel() ? 1 : std::max(runtime_.max_threads(), 1);
   }
   // Always on a team of full size: GCC's runtime ends the threads that a smaller one leaves out. Every thread that
   // calls has a team of its own, so that callers at the same time share the CPUs out by leaving threads of theirs idle.

@@ -5,6 +5,7 @@
 #include <limits>
 #include <optional>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -267,6 +268,7 @@ void Case::make_keys(std::uint64_t seed, Placement placement, std::optional<std:
   }
   const std::int64_t entries = lists ? lists->entries : p.b, rows = lists ? lists->rows : p.sk;
   const bool ragged = p.ragged_k >= 0, paged = p.page_size > 0;
+  if (paged && !p.kv_lengths) throw std::logic_error("a case in pages has lengths: " + p.to_string());
   Dims lengths;
   if (p.kv_lengths) {
     lengths = key_lengths(p, seed, generator(3));
