@@ -105,7 +105,7 @@ constexpr AttentionKernel kernel(const char* arithmetic, DTypeSet dtypes, const 
 
 constexpr DTypeSet kBf16AndQuantized = only(DType::bf16) | (kCacheTypes & ~kFloatTypes);
 #if defined(RAPT_HAVE_TILES)
-// Below these AVX-512's kernel is faster (docs/internals/cpu_kernels.md).
+// Below these AVX-512's kernel is faster (docs/internals/amx.md).
 constexpr int kMinKeyElements = 2560, kMinKeyElementsOfF16 = 8192, kMinRowsOfF16 = 144;
 // With 16 rows attention_decode took 1.2 to 1.7 times as long, with 8 it took 0.7 to 0.9 of the time, on a Xeon.
 constexpr int kDecodeRowsBesideBf16 = 8;
@@ -113,7 +113,7 @@ extern constexpr AttentionKernel kTilesBf16 =
     kernel<1>("bf16", kBf16AndQuantized, nullptr, 0, kMinKeyElements, kDecodeRowsBesideBf16);
 constexpr DTypeSet kHalf = only(DType::bf16) | only(DType::f16);
 extern constexpr AttentionKernel kTilesF16x3 = kernel<2>("f16x3", kHalf, nullptr, kMinRowsOfF16, kMinKeyElementsOfF16);
-// With a busy sibling thread the AVX-512 kernel was faster (docs/internals/cpu_kernels.md).
+// With a busy sibling thread the AVX-512 kernel was faster (docs/internals/amx.md).
 extern constexpr AttentionKernel kTilesF32x6 =
     kernel<3>("f32x6", kFloatTypes, "not everywhere faster than the fp32 kernel");
 #else
