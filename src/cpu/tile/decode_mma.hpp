@@ -10,10 +10,10 @@
 namespace rapt::cpu::RAPT_ISA {
 
 // Rows of a tile: 4, and 8 where registers hold so many sums.
-inline constexpr int kRowsOfTile = 4, kMostRowsOfTile = kLanes == 16 ? 8 : kRowsOfTile;
+inline constexpr int kRowsOfTile = 4, kMaxRowsOfTile = kLanes == 16 ? 8 : kRowsOfTile;
 
 // Keys of a block and of a tile, at most.
-inline constexpr std::int64_t kKeysOfBlock = 64, kMostKeysOfTile = 16;
+inline constexpr std::int64_t kKeysOfBlock = 64, kMaxKeysOfTile = 16;
 
 // Lines of memory in n vectors of T, at least one.
 template <class T>
@@ -23,15 +23,15 @@ constexpr int lines_of(int n) {
 }
 
 // Elements of a group that is read in place, at least.
-inline constexpr std::int64_t kLeastGroup = 16;
+inline constexpr std::int64_t kMinGroup = 16;
 
 // Scales and zeros of a block's rows.
 struct RowScales {
-  float *scale, *zero;  // [group][kKeysOfBlock], then kMostKeysOfTile more: a tile reads past the last key
-  int shift;            // log2 of a group's elements
+  float *scale, *zero;  // [group][kKeysOfBlock], then kMaxKeysOfTile more: a tile reads past the last key
+  int group_log2;       // of a group's elements
 };
 
-// How the products read elements i to i + kLanes of the rows of keys from j on: as they are,
+// Reads kLanes elements from column i on, of the rows of keys j, j + 1, ...: as the cache has them.
 template <class T>
 struct AsStored {
   using Element = T;
@@ -42,18 +42,14 @@ struct AsStored {
  private:
   std::int64_t first_;
 };
-// Whether rows of whole 2 kLanes are read deinterleaved (deinterleave.hpp).
-template <class Reader>
-inline constexpr bool kDeinterleaves = std::is_same_v<Reader, AsStored<bf16>>;
-
-// or dequantised, where groups are whole vectors.
+// The same as (code - zero) * scale, where groups are whole vectors.
 template <class T, bool kHasZero>
 struct Dequantized {
   using Element = T;
   Dequantized(const RowScales& scales, std::int64_t i, std::int64_t j)
       : first_(i / kPerUnit<T>),
-        scale_(scales.scale + (i >> scales.shift) * kKeysOfBlock + j),
-        zero_(scales.zero + (i >> scales.shift) * kKeysOfBlock + j) {}
+        scale_(scales.scale + (i >> scales.group_log2) * kKeysOfBlock + j),
+        zero_(scales.zero + (i >> scales.group_log2) * kKeysOfBlock + j) {}
   [[gnu::always_inline]] vec load(const T* row, int x) const {
     const vec code = load_any(row + first_);
     return (kHasZero ? code - vec(zero_[x]) : code) * vec(scale_[x]);
@@ -64,12 +60,16 @@ struct Dequantized {
   const float *scale_, *zero_;
 };
 
+// Whether this reader's rows are read deinterleaved, as far as they are whole pairs of vectors (deinterleave.hpp).
+template <class Reader>
+inline constexpr bool kDeinterleaves = std::is_same_v<Reader, AsStored<bf16>>;
+
 // Calls f(integral_constant<int, n>, row) for tiles of 8, 4, 2 and 1 rows. Three are done as four, and seven as eight:
-// there is a row more.
+// scratch has room for the extra row.
 template <class F>
 [[gnu::always_inline]] inline void with_row_tiles(std::int64_t rows, F f) {
   std::int64_t r = 0;
-  if constexpr (kMostRowsOfTile == 8)
+  if constexpr (kMaxRowsOfTile == 8)
     for (; rows - r >= 7; r += 8) f(std::integral_constant<int, 8>(), r);
   for (; rows - r >= 3; r += 4) f(std::integral_constant<int, 4>(), r);
   if (rows - r == 2) f(std::integral_constant<int, 2>(), r);
@@ -92,7 +92,7 @@ struct DotsTile {
   using T = typename Reader::Element;
   static constexpr int kAtOnce = (kLanes == 16 && kR > 1 ? 16 : 8) / kR;
   static constexpr int kKeys = (kLanes < 8 ? 8 : kLanes) / kR;
-  static_assert(kKeys <= kMostKeysOfTile);
+  static_assert(kKeys <= kMaxKeysOfTile);
   const float* q;  // [ceil(d / kLanes)][kR][kLanes]; the last d % kLanes elements in the upper lanes, as load_tail()
   std::int64_t d;
 

@@ -88,9 +88,9 @@ inline const Products& products_of(DType dtype) {
 
 // Of n elements in groups with scales of their own.
 inline bool has_products_of_groups(DType dtype, const Quantization& quant, std::int64_t n) {
-  const bool whole_vectors = n % kLanes == 0 && quant.group % kLeastGroup == 0;
+  const bool whole_vectors = n % kLanes == 0 && quant.group % kMinGroup == 0;
   const bool takes_zeros = dtype == DType::i8 || dtype == DType::i4x2;
-  static_assert(kLeastGroup % kLanes == 0);
+  static_assert(kMinGroup % kLanes == 0);
   return whole_vectors && (quant.group & (quant.group - 1)) == 0 && (takes_zeros || !quant.zero);
 }
 inline const Products& products_of_groups(DType dtype, bool zeros) {
