@@ -57,14 +57,16 @@ def headline(models, shapes, trained):
         ratios = [row["vs_sdpa"] for row in steady(trained, "vs_sdpa") if row["dtype"] == dtype]
         steps.append(f"{min(ratios):.2f} to {max(ratios):.2f} in {dtype}")
     count = len({row["name"] for row in shapes["rows"]})
-    slower = [row for row in shapes["rows"] if row["vs_torch_back_to_back"] < 1]
-    names = " and ".join(f'"{name}"' for name in dict.fromkeys(row["name"] for row in slower))
-    figures = ", ".join(f"{row['vs_torch_back_to_back']:.2f} in {row['dtype']}" for row in slower)
+    slower = {}
+    for row in steady(shapes["rows"], "vs_torch_back_to_back"):
+        if row["vs_torch_back_to_back"] < 1:
+            slower.setdefault(row["name"], []).append(f"{row['vs_torch_back_to_back']:.2f} in {row['dtype']}")
+    slower_in = ", ".join(f'"{name}" ({", ".join(figures)})' for name, figures in slower.items())
     return f"""Times as fast as PyTorch {release(models)}, on a {XEON}, 16 threads:
 
 - **Whole transformers models**: {" and ".join(whole)}.
 - **Training them**, a whole step: {" and ".join(steps)}.
-- **Attention alone**: {alone[0]}, {alone[1]} and {alone[2]}, geometric means over {count} shapes of real models.{f" Slower in {names}: {figures}." * bool(slower)}"""
+- **Attention alone**: {alone[0]}, {alone[1]} and {alone[2]}, geometric means over {count} shapes of real models.{f" Slower in {slower_in}." * bool(slower)}"""
 
 
 def release(results):
@@ -81,8 +83,9 @@ def halves_table(data):
             for threads in dict.fromkeys(row["threads"] for row in rows):
                 cells = []
                 for d in ("64", "128"):
-                    of = [float(r["ratio"]) for r in rows if (r["dtype"], r["threads"], r["d"]) == (dtype, threads, d) and not r.get("noisy")]
-                    cells.append(f"{geomean(of):.2f} ({min(of):.2f} to {max(of):.2f})" if of else "samples scatter")
+                    measured = [r for r in rows if (r["dtype"], r["threads"], r["d"]) == (dtype, threads, d)]
+                    of = [float(r["ratio"]) for r in measured if not r.get("noisy")]
+                    cells.append(f"{geomean(of):.2f} ({min(of):.2f} to {max(of):.2f})" if of else "samples scatter" * bool(measured))
                 lines.append([machine, LONG_NAME[dtype], threads, *cells])
     return table(["CPU", "type", "threads", "d = 64", "d = 128"], lines)
 

@@ -10,15 +10,16 @@
 namespace rapt::cpu {
 namespace {
 
-constexpr std::int64_t kSplitsOfSequence = 256;
-// Items of an entry with more than kFewRows rows, and rows of these.
-constexpr std::int64_t kSplitItems = 32, kRowsOfSplitItem = 128;
-constexpr std::int64_t kMinItems = 2;  // of a worker, among several
-constexpr int kFinerIfKept = 2;        // items that find their keys prepared
-
-std::int64_t round_up(std::int64_t a, std::int64_t step) {
-  return ceil_div(a, step) * step;
-}
+// A sequence of at most kFewRows rows has at most this many splits, counted over all of its kv heads.
+constexpr std::int64_t kMaxSplitsOfSequence = 256;
+// A sequence of more rows has its keys split only as far as it then has at most this many work items, counted over all
+// of its kv heads, and as if each item had kRowsOfSplitItem rows.
+constexpr std::int64_t kMaxSplitItems = 32, kRowsOfSplitItem = 128;
+// Where there are several workers, each should get at least this many items, even if an item then has fewer rows than
+// min_item_rows.
+constexpr std::int64_t kMinItems = 2;
+// Items that find their keys prepared are half as large, since it costs little to have more of them.
+constexpr int kFinerIfKept = 2;
 
 double bytes_of_keys(const AttentionProblem& p) {
   return static_cast<double>(p.b * p.hk) * static_cast<double>(p.sk) * static_cast<double>(p.d + p.dv) *
@@ -33,32 +34,36 @@ bool takes_whole_heads(const AttentionKernel& kernel) {
   return kernel.max_rows == 0;
 }
 
-// Panels of an item share each block of K and V: the more the better, while their Q^T and O^T stay in `bytes` of L2.
+// The panels of an item share each block of K and V, so the more panels the better, as long as their Q^T and O^T stay
+// in `bytes` of L2.
 std::int64_t max_panels(const AttentionProblem& p, const AttentionKernel& kernel, std::size_t bytes) {
   const std::int64_t rows = kernel.facts.block_q;
   const auto panel_bytes = static_cast<std::int64_t>(sizeof(float)) * rows * (p.d + p.dv);
   return std::clamp<std::int64_t>(static_cast<std::int64_t>(bytes) / panel_bytes, 1, kernel.max_rows / rows);
 }
 
-// Rows of a kv head of an entry of the batch: of all tokens, gathered keys or not.
-std::int64_t rows_of_entry(const AttentionProblem& p) {
+// Rows of a kv head of one element of the batch. All tokens count, even where keys are gathered and each token is a
+// sequence of its own.
+std::int64_t rows_of_batch_element(const AttentionProblem& p) {
   return p.hk > 0 ? p.sq * (p.hq / p.hk) : 0;
 }
 
-// The most splits of a head's keys with so many rows. work_list() counts keys from a multiple of kSplitAlign on, so
-// that there may be kSplitAlign - 1 more than sk.
-std::int64_t splits_of(const AttentionProblem& p, std::int64_t rows) {
+// The largest number of splits of a head's keys if the head has this many rows. Since work_list() counts keys from a
+// multiple of kSplitAlign on, it may count kSplitAlign - 1 more than sk.
+std::int64_t max_splits_of(const AttentionProblem& p, std::int64_t rows) {
   return std::min(max_splits(p.hk, rows), ceil_div(p.sk + kSplitAlign - 1, min_split_keys(p.gathered ? 1 : rows)));
 }
-// Of an entry and kv head that has at most so many rows, and splits them all as much as it may.
+// The largest number of partial results that a kv head of one batch element can leave, whatever number of rows it has,
+// up to `rows`.
 std::int64_t max_partials(const AttentionProblem& p, std::int64_t rows) {
-  const std::int64_t few = std::min(rows, kFewRows), splits = splits_of(p, few);
+  const std::int64_t few = std::min(rows, kFewRows), splits = max_splits_of(p, few);
   if (splits <= 1) return 0;
-  const std::int64_t of_more = rows > kFewRows ? kSplitItems * kRowsOfSplitItem / std::max<std::int64_t>(p.hk, 1) : 0;
+  const std::int64_t of_more =
+      rows > kFewRows ? kMaxSplitItems * kRowsOfSplitItem / std::max<std::int64_t>(p.hk, 1) : 0;
   return std::max(few * splits, of_more);
 }
 
-// Sizes everything but what depends on the number of workers. `partials`: of an entry and kv head.
+// Sizes everything but what depends on the number of workers. `partials` are those of a kv head of one batch element.
 void size_workspace(AttentionPlan& plan, const AttentionProblem& problem, std::int64_t partials) {
   const AttentionProblem p = in_sequences(problem);
   const AttentionKernels& k = plan.kernels;
@@ -76,9 +81,9 @@ void size_workspace(AttentionPlan& plan, const AttentionProblem& problem, std::i
   needs(k.kernel, plan.rows_per_item), needs(k.smaller, plan.smaller_rows_per_item), needs(k.decode, kDecodeRows);
   plan.max_sequences = has_lengths(p) ? p.b : 1;
   if (takes_whole_heads(*k.kernel) || partials == 0) return;
-  const std::int64_t heads = problem.b * problem.hk, split_rows = std::min(rows_of_entry(problem), kSplitRows);
+  const std::int64_t heads = problem.b * problem.hk, split_rows = std::min(rows_of_batch_element(problem), kSplitRows);
   partials *= heads;
-  if (p.ragged_q >= 0) partials = std::min(partials, p.ragged_q * p.hq * splits_of(p, 1));
+  if (p.ragged_q >= 0) partials = std::min(partials, p.ragged_q * p.hq * max_splits_of(p, 1));
   if (__builtin_mul_overflow(static_cast<std::size_t>(partials),
                              static_cast<std::size_t>(partial_floats(p.dv)) * sizeof(float), &plan.partial_bytes))
     too_large(p);
@@ -101,17 +106,17 @@ std::int64_t max_splits(std::int64_t hk, std::int64_t rows) {
   hk = std::max<std::int64_t>(hk, 1);
   if (rows > kSplitRows) return 1;
   const std::int64_t splits =
-      rows <= kFewRows ? kSplitsOfSequence / hk : kSplitItems / (hk * ceil_div(rows, kRowsOfSplitItem));
+      rows <= kFewRows ? kMaxSplitsOfSequence / hk : kMaxSplitItems / (hk * ceil_div(rows, kRowsOfSplitItem));
   return std::clamp<std::int64_t>(splits, 1, kMaxSplits);
 }
 
 std::int64_t min_split_keys(std::int64_t rows) {
-  // What a split of fewer keys leaves takes too long to write and to read, beside its products.
+  // With fewer keys, writing and reading a split's partial results would take too long beside its products.
   return std::max(kSplitKeys, round_up(8 * rows, kSplitKeys));
 }
 
 std::int64_t rows_of_head(const AttentionProblem& problem) {
-  return rows_of_entry(in_sequences(problem));
+  return rows_of_batch_element(in_sequences(problem));
 }
 
 bool is_worthwhile(const AttentionKernel& kernel, std::int64_t rows, std::int64_t keys, std::int64_t d,
@@ -139,24 +144,24 @@ AttentionPlan plan_attention(const AttentionProblem& problem, const AttentionKer
   const AttentionKernel& kernel = *kernels.kernel;
   AttentionPlan plan;
   plan.kernels = kernels;
-  const std::int64_t rows = rows_of_head(p), heads = p.b * p.hk, rows_of_all = rows_of_entry(problem);
-  const std::int64_t splits = takes_whole_heads(kernel) ? 1 : splits_of(problem, rows_of_all);
-  plan.max_splits = p.ragged_q >= 0 && !takes_whole_heads(kernel) ? splits_of(problem, 1) : splits;
+  const std::int64_t rows = rows_of_head(p), heads = p.b * p.hk, rows_of_all = rows_of_batch_element(problem);
+  const std::int64_t splits = takes_whole_heads(kernel) ? 1 : max_splits_of(problem, rows_of_all);
+  plan.max_splits = p.ragged_q >= 0 && !takes_whole_heads(kernel) ? max_splits_of(problem, 1) : splits;
   plan.rows_per_item = std::max<std::int64_t>(rows, 1);
   if (!takes_whole_heads(kernel)) {
     const std::int64_t block = kernel.facts.block_q;
     std::int64_t panels = max_panels(p, kernel, item_bytes(tuning, l2_bytes));
-    // Each of several workers gets its share of items. Where keys are split, an item prepares its keys for itself: the
-    // splits, which cost about the same, make enough of them, rather than fewer rows.
+    // Each of several workers gets its share of the items. Where keys are split, an item prepares its keys for itself
+    // alone, so the number of items is left to the splits, which cost about the same, and items keep their rows.
     const std::int64_t of_worker = rows * heads * splits / block / concurrency;
-    // With a left window the next item sees keys that the one before did not.
+    // With a left window, an item sees keys that the item before it did not.
     plan.keeps_keys =
         concurrency > 1 && kernel.kept_keys && p.window_left < 0 && !p.gathered && p.sk <= kernel.kept_keys(p.d, p.dv);
     const int finer = plan.keeps_keys ? kFinerIfKept : 1;
-    const std::int64_t fewest =
+    const std::int64_t min_panels =
         std::min<std::int64_t>(tuning.min_item_rows / finer / block, splits > 1 ? of_worker : of_worker / kMinItems);
-    if (concurrency > 1) panels = std::min(panels, std::max(of_worker / (tuning.items_per_worker * finer), fewest));
-    // The items of a head are about as large.
+    if (concurrency > 1) panels = std::min(panels, std::max(of_worker / (tuning.items_per_worker * finer), min_panels));
+    // All items of a head are about equally large.
     const std::int64_t of_head = std::max<std::int64_t>(ceil_div(rows, block), 1);
     const std::int64_t items = ceil_div(of_head, std::max<std::int64_t>(panels, 1));
     plan.rows_per_item = ceil_div(of_head, items) * block;
@@ -181,7 +186,7 @@ std::size_t max_workspace_bytes(const AttentionProblem& p, const AttentionKernel
   plan.rows_per_item = takes_whole_heads(kernel)
                            ? rows_of_head(p)
                            : max_panels(p, kernel, item_bytes(tuning, l2_bytes)) * kernel.facts.block_q;
-  size_workspace(plan, p, max_partials(p, rows_of_entry(p)));
+  size_workspace(plan, p, max_partials(p, rows_of_batch_element(p)));
   add_workers(plan, p, concurrency);
   return plan.workspace_bytes;
 }

@@ -34,40 +34,47 @@ struct AttentionPlan final : EntryPlan {
   std::string note() const override;
 };
 
-// The most rows of a sequence and kv head that attention_decode takes: all that it is faster for beside some kernel.
-inline constexpr std::int64_t kDecodeRows = AttentionKernel{}.decode_rows;
-// Sequences of at most kFewRows rows are split along their keys until they occupy a large machine. Up to kSplitRows
-// (16 tokens of 128 heads that share their keys) they are where their heads and ranges of rows are few: into so many
-// that partial results take no more than those of kFewRows rows.
+// If each kv head of a sequence has at most kFewRows rows, its keys are split until the sequence can occupy a large
+// machine. With more rows, up to kSplitRows (16 tokens of 128 heads that share their keys), keys are split only where
+// heads and ranges of rows are few, and only so far that the partial results take no more memory than those of
+// kFewRows rows may.
 inline constexpr std::int64_t kFewRows = 64, kSplitRows = 2048;
-// Splits have a multiple of so many keys, and begin at a multiple of kSplitAlign: a whole number of any kernel's
-// blocks.
+// The number of keys in a split is a multiple of kSplitKeys (the last may have fewer), and the first split begins at a
+// multiple of kSplitAlign. Most kernels' blocks divide both, so that no split begins inside a block. The exception is
+// attention_prefill_tiles, whose blocks have 256 keys where d + dv >= 512: if no row sees the first keys, because of a
+// window or a ring, every split may begin in the middle of a block, which it then shares with the split before it.
 inline constexpr std::int64_t kSplitKeys = 512, kSplitAlign = 128;
-// The most splits of a head's keys, and the fewest keys of a split. `rows`: of the head. Of gathered keys, which are a
-// few thousand for each token, those of all tokens for the first, and 1 for the second.
+// The largest number of splits of a head's keys, and the smallest number of keys in a split. `rows` are those of the
+// head. Gathered keys are a few thousand for each token: for these, max_splits() wants the rows of all tokens together,
+// and min_split_keys() wants 1.
 std::int64_t max_splits(std::int64_t hk, std::int64_t rows);
 std::int64_t min_split_keys(std::int64_t rows);
 
 inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
 }
+// The smallest multiple of `step` that is not less than `a`.
+inline std::int64_t round_up(std::int64_t a, std::int64_t step) {
+  return ceil_div(a, step) * step;
+}
 
-// Query rows of a kv head of a sequence: tokens x group, with gathered keys those of one token.
+// Query rows of a kv head of a sequence: tokens x group. Where keys are gathered, a sequence is a single token.
 std::int64_t rows_of_head(const AttentionProblem& problem);
-// Whether sequences of so many rows of a head and keys repay what the kernel prepares.
+// Whether a sequence with so many keys, and rows in each kv head, repays what the kernel prepares for it.
 bool is_worthwhile(const AttentionKernel& kernel, std::int64_t rows, std::int64_t keys, std::int64_t d,
                    std::int64_t dv);
-// Whether attention_decode is faster for them than the kernel, and any that takes what the kernel is not worthwhile
-// for.
+// Whether attention_decode is faster for such a sequence than `kernel` is, or, where `kernel` is not worthwhile, than
+// any kernel that would take the sequence instead.
 bool decode_is_faster(const AttentionKernel& kernel, std::int64_t rows, std::int64_t keys, std::int64_t d,
                       std::int64_t dv);
 
-// What plans go by for `kernel` and those beside it.
+// What plans go by, for `kernel` and for those beside it, unless they have been tuned.
 TuningValues default_tuning(const AttentionKernel& kernel);
 // `concurrency`: the most workers the executor offers.
 AttentionPlan plan_attention(const AttentionProblem& problem, const AttentionKernels& kernels,
                              const TuningValues& tuning, int concurrency, std::size_t l2_bytes);
-// At least the workspace of every problem for the same kernels that is no larger in b, sq, sk and ragged rows.
+// An upper bound on the workspace of all problems that have the same kernels, and are no larger than `largest` in b,
+// sq, sk and ragged rows.
 std::size_t max_workspace_bytes(const AttentionProblem& largest, const AttentionKernels& kernels,
                                 const TuningValues& tuning, int concurrency, std::size_t l2_bytes);
 

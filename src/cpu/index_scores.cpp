@@ -48,9 +48,9 @@ IndexPlan plan_index(const P& p, const IndexScoresKernel& kernel, const TuningVa
   // Queries of an item share what it makes of the keys: as many as leave every worker its items, then splits of keys.
   plan.tokens = std::clamp<int64_t>(p.b * p.sq / wanted, 1, std::min(kernel.tokens, std::max<int64_t>(p.sq, 1)));
   const int64_t blocks = p.b * ceil_div(p.sq, plan.tokens);
-  const int64_t most = std::max<int64_t>(ceil_div(p.sk, std::max(tuning.split_keys, 2 * p.topk)), 1);
-  const int64_t splits = std::clamp(ceil_div(wanted, std::max<int64_t>(blocks, 1)), int64_t{1}, most);
-  plan.split_keys = ceil_div(ceil_div(std::max<int64_t>(p.sk, 1), splits), kernel.keys) * kernel.keys;
+  const int64_t max_splits = std::max<int64_t>(ceil_div(p.sk, std::max(tuning.split_keys, 2 * p.topk)), 1);
+  const int64_t splits = std::clamp(ceil_div(wanted, std::max<int64_t>(blocks, 1)), int64_t{1}, max_splits);
+  plan.split_keys = round_up(ceil_div(std::max<int64_t>(p.sk, 1), splits), kernel.keys);
   plan.splits = std::max<int64_t>(ceil_div(p.sk, plan.split_keys), 1);
   plan.work_items = blocks * plan.splits;
   plan.threads = workers_for(worth, concurrency, plan.work_items);

@@ -40,6 +40,10 @@ struct AttentionShape {
   std::int64_t k_groups = 0;  // of a key that have a scale each, its tail one more; 0: there are none
 };
 
+// The most rows of a sequence and kv head that attention_decode takes. It is faster for all of these than the kernels
+// that do not have a smaller number of their own.
+inline constexpr int kDecodeRows = 16;
+
 struct AttentionKernel {
   KernelFacts facts;
   int max_rows = 0;          // of a work item; 0: an item takes all rows of its kv head
@@ -49,7 +53,7 @@ struct AttentionKernel {
   // gives such sequences to a kernel without these limits.
   int min_rows = 0;
   int min_key_elements = 0;
-  int decode_rows = 16;  // attention_decode is faster for up to so many rows of a head
+  int decode_rows = kDecodeRows;  // attention_decode is faster for up to so many rows of a head
   // Of quantised keys and values each group is the whole row, or has a multiple of so many elements, as the keys' tail
   // has, and none has a zero; 0: they may be any.
   int group_multiple = 0;

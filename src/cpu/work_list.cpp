@@ -37,12 +37,12 @@ std::span<const SequenceWork> work_list(const AttentionPlan& plan, const Attenti
     // made of K and V, the most costly items of all heads come first, so that workers come to their ends together.
     s.heads_in_turn = plan.threads > 1 && !plan.keeps_keys && p.score.left == kOpen && p.score.right != kOpen;
     s.splits = 1;
-    const std::int64_t most = max_splits(p.hk, p.tokens > 0 ? p.tokens * p.group : s.rows);
-    if (s.kernel->facts.phase != Phase::naive && most > 1) {
-      const std::int64_t count = std::max<std::int64_t>(keys.last - s.first_key, 1);
+    const std::int64_t max_count = max_splits(p.hk, p.tokens > 0 ? p.tokens * p.group : s.rows);
+    if (s.kernel->facts.phase != Phase::naive && max_count > 1) {
+      const std::int64_t key_count = std::max<std::int64_t>(keys.last - s.first_key, 1);
       s.split_keys =
-          std::max(ceil_div(ceil_div(count, most), kSplitKeys) * kSplitKeys, min_split_keys(p.tokens > 0 ? 1 : s.rows));
-      s.splits = ceil_div(count, s.split_keys);
+          std::max(round_up(ceil_div(key_count, max_count), kSplitKeys), min_split_keys(p.tokens > 0 ? 1 : s.rows));
+      s.splits = ceil_div(key_count, s.split_keys);
     }
     s.cost = static_cast<double>(std::min(s.rows, s.rows_per_item)) *
              static_cast<double>(s.splits == 1 ? keys.last - keys.first : s.split_keys);

@@ -1,18 +1,19 @@
 // attention: arguments -> Call, or an Error that names the argument. Nothing is written, and nothing is read but
-// lengths, block tables and lists of keys in host memory.
+// lengths, block tables and lists of keys in host memory. Here are the shapes of q, k, v and out, scales and layout;
+// attention_keys.cpp has the rest of the keys, attention_lists.cpp the lists of gathered ones, attention_score.cpp the
+// scores.
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <limits>
 #include <memory>
-#include <new>
-#include <optional>
 #include <string>
 #include <utility>
 
 #include "core/float_environment.hpp"
 #include "core/span.hpp"
 #include "operations/attention_check.hpp"
+#include "operations/attention_keys.hpp"
+#include "operations/attention_lists.hpp"
 #include "operations/call.hpp"
 
 namespace rapt {
@@ -23,36 +24,36 @@ using std::int64_t;
 class Validator {
  public:
   explicit Validator(const AttentionArgs& args, bool writes = true)
-      : args_(args), host_(args.q.device.type == DeviceType::cpu), writes_(writes), tensors_(args.q.device) {}
+      : args_(args), writes_(writes), tensors_(args.q.device) {}
 
   void check_all() {
     shapes();
-    lengths();
+    check_keys(args_, tensors_, p_, f_);
     fill_sizes(p_, f_);
     check_score(args_.score, tensors_, p_, f_);
     check(p_);
-    if (!host_ && p_.page_size > 0 && f_.page_count == 0) f_.sk = 0;  // no key can be there, whatever the lengths say
-    ring();
-    pages();
-    const bool is_empty = p_.b == 0 || p_.hq == 0 || p_.sq == 0;
-    if (!p_.gathered || !host_ || is_empty) return;
-    if (f_.pages.is_int64) read_lists<int64_t>();
-    else read_lists<std::int32_t>();
+    const bool on_host = p_.device == DeviceType::cpu;
+    if (!on_host && p_.page_size > 0 && f_.page_count == 0) f_.sk = 0;  // no key can be there, whatever lengths say
+    check_visible_keys(p_, f_);
+    if (p_.gathered && on_host && !is_empty()) lists_ = read_lists(args_.kv.counts, f_);
   }
   Call run(std::span<const std::byte> workspace) {
     check_all();
     check_overlaps(tensors_.all());
     check_apart(workspace, tensors_.all());
-    return {p_, f_, args_.q.device, p_.b == 0 || p_.hq == 0 || p_.sq == 0, std::move(storage_)};
+    return {p_, f_, args_.q.device, is_empty(), std::move(lists_)};
   }
-  AttentionProblem give(AttentionParams& params, std::vector<Checked>& all, std::shared_ptr<const void>& lists) {
+  // Of a forward whose results are inputs of the call.
+  AttentionProblem as_inputs(AttentionParams& params, std::vector<Checked>& all, std::shared_ptr<const void>& lists) {
     check_all();
-    params = f_, lists = std::move(storage_);
+    params = f_, lists = std::move(lists_);
     all.assign(tensors_.all().begin(), tensors_.all().end());
     return p_;
   }
 
  private:
+  bool is_empty() const { return p_.b == 0 || p_.hq == 0 || p_.sq == 0; }
+
   static Strides strides(const TensorView& t, bool ragged) { return row_strides(t, ragged, true); }
 
   void shapes() {
@@ -90,14 +91,14 @@ class Validator {
     p_.hq = q.shape[1];
     p_.hk = k.shape[1];
     p_.d = q.shape[static_cast<std::size_t>(nq - 1)];
-    const int64_t packed = k.dtype == DType::i4x2 ? 2 : 1;  // elements to a byte
-    p_.dv = v.shape[static_cast<std::size_t>(nk - 1)] * packed;
+    const int64_t per_byte = k.dtype == DType::i4x2 ? 2 : 1;  // elements
+    p_.dv = v.shape[static_cast<std::size_t>(nk - 1)] * per_byte;
     tail(k);
     const int64_t d = p_.d - p_.k_tail;
-    if (d % packed != 0) throw Error("q", "head size " + std::to_string(p_.d), "an even one for keys of i4x2");
-    check_size("k", k, nk - 1, d / packed,
-               packed == 1 ? p_.k_tail > 0 ? "q's head size d less k_tail's columns" : "q's head size d"
-                           : "half of q's head size d, less k_tail's columns, in bytes,");
+    if (d % per_byte != 0) throw Error("q", "head size " + std::to_string(p_.d), "an even one for keys of i4x2");
+    check_size("k", k, nk - 1, d / per_byte,
+               per_byte == 1 ? p_.k_tail > 0 ? "q's head size d less k_tail's columns" : "q's head size d"
+                             : "half of q's head size d, less k_tail's columns, in bytes,");
     const bool is_pool = p_.gathered && k.shape[0] == 1;
     if (!ragged_k && !is_paged && !is_pool)
       check_size("k", k, 0, p_.b, p_.gathered ? "1, or q's batch b" : ragged_q ? "the batch b" : "q's batch b");
@@ -195,244 +196,19 @@ class Validator {
     return other;
   }
 
-  // A list of integers, whose values only kernels see if it lies on a device.
-  Integers list(const char* name, const TensorView& t, std::optional<int64_t> count = {}) {
-    tensors_.take(name, t);
-    check_list(name, t, count);
-    return integers_of(t);
-  }
-  // [b + 1] starts; `longest` becomes the longest sequence's length, or the most it can be.
-  Integers starts(const char* name, const TensorView& t, int64_t total, int64_t& longest,
-                  std::optional<int64_t> count = {}) {
-    const Integers starts = list(name, t, count);
-    longest = host_ ? check_starts(name, starts, t.shape[0], total) : total;
-    return starts;
-  }
-
-  void lengths() {
-    const KvSource& kv = args_.kv;
-    const int64_t b = p_.b;
-    if (args_.cu_seqlens_q) {
-      p_.ragged_q = args_.q.shape[0];
-      f_.q_begin = starts("cu_seqlens_q", args_.cu_seqlens_q, p_.ragged_q, p_.sq);
-    } else {
-      p_.sq = args_.q.shape[2];
-    }
-    if (kv.block_table && kv.kind != KvSource::Kind::paged)
-      throw Error("kv.block_table", "pages for another kind of keys", "KvSource::paged");
-    for (const auto& [name, given] : {std::pair{"kv.indices", &kv.indices}, {"kv.counts", &kv.counts}})
-      if (*given && !p_.gathered) throw Error(name, "lists for another kind of keys", "KvSource::gathered");
-    if (kv.kind == KvSource::Kind::ragged) {
-      if (!kv.cu_seqlens) throw Error("kv.cu_seqlens", "no tensor", "[b + 1] starts");
-      p_.ragged_k = kv.k.shape[0];
-      f_.k_begin = starts("kv.cu_seqlens", kv.cu_seqlens, p_.ragged_k, p_.sk, b + 1);
-      if (kv.seqlens) throw Error("kv.seqlens", "lengths for ragged keys", "cu_seqlens alone");
-      return;
-    }
-    if (kv.cu_seqlens) throw Error("kv.cu_seqlens", "starts for keys that are not ragged", "KvSource::ragged");
-    if (p_.gathered) {
-      if (kv.seqlens) throw Error("kv.seqlens", "lengths for gathered keys", "none, or kv.counts");
-      return indices();
-    }
-    if (kv.kind == KvSource::Kind::paged) {
-      table();
-    } else {
-      p_.sk = kv.k.shape[2];
-      p_.ring = kv.kind == KvSource::Kind::ring;
-    }
-    if (!kv.seqlens) {
-      if (p_.ring || p_.page_size > 0) throw Error("kv.seqlens", "no tensor", "[b] lengths for pages and rings");
-      return;
-    }
-    p_.kv_lengths = true;
-    f_.k_len = list("kv.seqlens", kv.seqlens, b);
-    const int64_t most = p_.ring ? kMaxSize : p_.sk;
-    for (int64_t i = 0; host_ && i < b; ++i)
-      if (const int64_t n = f_.k_len[i]; n < 0 || n > most)
-        throw Error("kv.seqlens", "length " + std::to_string(n) + " of sequence " + std::to_string(i),
-                    p_.ring ? "0 to 2^48" : "0 to sk = " + std::to_string(most));
-  }
-
-  // The shapes of pages and their table; its entries are read once it is known which pages rows see.
-  void table() {
-    const TensorView &t = args_.kv.block_table, &k = args_.kv.k;
-    if (!t) throw Error("kv.block_table", "no tensor", "[b, n] pages");
-    tensors_.take("kv.block_table", t);
-    if (t.ndim != 2) throw Error("kv.block_table", "shape " + shape_text(t), "[b, n]");
-    check_size("kv.block_table", t, 0, p_.b, "the batch b");
-    check_integers("kv.block_table", t);
-    if (k.shape[0] > std::numeric_limits<std::int32_t>::max())
-      throw Error("k", std::to_string(k.shape[0]) + " pages", "less than 2^31");
-    f_.pages = integers_of(t, 1);
-    f_.pages_stride_b = t.strides[0], f_.page_count = k.shape[0];
-    p_.page_size = k.shape[2];
-    if (p_.page_size < 1) throw Error("k", "shape " + shape_text(k), "pages of 1 row or more");
-    if (__builtin_mul_overflow(t.shape[1], p_.page_size, &p_.sk) || p_.sk > kMaxSize)
-      throw Error("kv.block_table", "shape " + shape_text(t), "room for at most 2^48 keys");
-  }
-
-  // The shapes of lists of keys; their entries are read last.
-  void indices() {
-    const TensorView &t = args_.kv.indices, &counts = args_.kv.counts, &k = args_.kv.k;
-    if (p_.ragged_q >= 0) check_gathered(p_);
-    check_rows(p_);  // before tokens are counted
-    if (!t) throw Error("kv.indices", "no tensor", "[b, sq, n] keys");
-    tensors_.take("kv.indices", t);
-    if (t.ndim != 3) throw Error("kv.indices", "shape " + shape_text(t), "[b, sq, n]");
-    check_size("kv.indices", t, 0, p_.b, "q's batch b");
-    check_size("kv.indices", t, 1, p_.sq, "q's rows sq");
-    check_integers("kv.indices", t);
-    f_.pages = integers_of(t, 2);
-    f_.pages_stride_b = t.strides[0], f_.pages_stride_token = t.strides[1], f_.page_count = k.shape[2];
-    p_.sk = t.shape[2];
-    if (!counts) return;
-    tensors_.take("kv.counts", counts);
-    if (counts.ndim != 2) throw Error("kv.counts", "shape " + shape_text(counts), "[b, sq]");
-    check_size("kv.counts", counts, 0, p_.b, "q's batch b");
-    check_size("kv.counts", counts, 1, p_.sq, "q's rows sq");
-    check_integers("kv.counts", counts);
-  }
-
-  // Reads the lists. Kernels see them without gaps: the length of each becomes the number of its valid entries, and if
-  // some valid entry stands behind one that is not, all lists are copied.
-  template <class T>
-  void read_lists() {
-    struct Lists {
-      std::unique_ptr<int64_t[]> length;
-      std::unique_ptr<T[]> rows;
-    };
-    const int64_t tokens = p_.b * p_.sq;
-    std::shared_ptr<Lists> own;  // from the first list on that is not full
-    int64_t longest = 0;
-    bool has_gaps = false;
-    for (int64_t i = 0; i < tokens; ++i) {
-      const int64_t count = count_of(i), valid = valid_entries<T>(i, count);
-      if (valid < p_.sk && !own) {
-        own = std::make_shared<Lists>();
-        own->length = std::make_unique_for_overwrite<int64_t[]>(static_cast<std::size_t>(tokens));
-        std::fill_n(own->length.get(), i, p_.sk);
-      }
-      if (own) own->length[static_cast<std::size_t>(i)] = valid;
-      has_gaps = has_gaps || (valid < count && valid_entries<T>(i, valid) < valid);
-      longest = std::max(longest, valid);
-    }
-    if (!own) return;
-    if (has_gaps) {
-      int64_t size = 0;
-      if (__builtin_mul_overflow(tokens, longest, &size)) throw std::bad_alloc();
-      own->rows = std::make_unique_for_overwrite<T[]>(static_cast<std::size_t>(size));
-      for (int64_t i = 0; i < tokens; ++i) {
-        const T* const list = list_of<T>(i);
-        T* const rows = own->rows.get() + i * longest;
-        const int64_t length = own->length[static_cast<std::size_t>(i)];
-        for (int64_t j = 0, at = 0; at < length && j < p_.sk; ++j)
-          if (const T row = list[j * f_.pages.stride]; row >= 0) rows[at++] = row;
-      }
-      f_.pages = {own->rows.get(), 1, f_.pages.is_int64};
-      f_.pages_stride_b = p_.sq * longest, f_.pages_stride_token = longest;
-    }
-    f_.k_len = {own->length.get(), 1, true};
-    storage_ = own;
-  }
-  // Of token i, counted over the batch.
-  template <class T>
-  const T* list_of(int64_t i) const {
-    return static_cast<const T*>(f_.pages.data) + i / p_.sq * f_.pages_stride_b + i % p_.sq * f_.pages_stride_token;
-  }
-  // Among the first `count` of its list. All of them are checked.
-  template <class T>
-  int64_t valid_entries(int64_t i, int64_t count) const {
-    const T* const list = list_of<T>(i);
-    const int64_t step = f_.pages.stride;
-    int64_t valid = 0;
-    T largest = -1;
-    for (int64_t j = 0; j < count; ++j) {
-      const T row = list[j * step];
-      valid += row >= 0, largest = std::max(largest, row);
-    }
-    if (largest < f_.page_count) return valid;
-    int64_t j = 0;
-    while (list[j * step] != largest) ++j;
-    throw Error("kv.indices",
-                "key " + std::to_string(largest) + " at [" + std::to_string(i / p_.sq) + ", " +
-                    std::to_string(i % p_.sq) + ", " + std::to_string(j) + "]",
-                f_.page_count == 0
-                    ? "negative, for no key, as k has no rows"
-                    : "0 to " + std::to_string(f_.page_count - 1) + ", one of k's rows, or negative, for no key");
-  }
-  int64_t count_of(int64_t i) const {
-    const TensorView& t = args_.kv.counts;
-    if (!t) return p_.sk;
-    const int64_t count = integers_of(t).element(i / p_.sq * t.strides[0] + i % p_.sq * t.strides[1]);
-    if (count < 0 || count > p_.sk)
-      throw Error("kv.counts",
-                  std::to_string(count) + " keys of token " + std::to_string(i % p_.sq) + " of sequence " +
-                      std::to_string(i / p_.sq),
-                  "0 to n = " + std::to_string(p_.sk));
-    return count;
-  }
-
-  // Checks every entry that leads to a key that some row may see; the others may be anything.
-  void pages() const {
-    if (p_.page_size == 0) return;
-    for (int64_t i = 0; host_ && i < p_.b; ++i) {
-      const KeyRange keys = visible_keys(f_.score, sequence_of(f_, f_, i));
-      if (keys.first >= keys.last) continue;
-      for (int64_t n = keys.first / p_.page_size; n <= (keys.last - 1) / p_.page_size; ++n) {
-        const int64_t page = f_.pages.element(i * f_.pages_stride_b + n * f_.pages.stride);
-        if (page < 0 || page >= f_.page_count)
-          throw Error("kv.block_table",
-                      "page " + std::to_string(page) + " at [" + std::to_string(i) + ", " + std::to_string(n) + "]",
-                      "0 to " + std::to_string(f_.page_count - 1) + ", one of k's pages");
-      }
-    }
-  }
-
-  // Every key that rows see is still in the ring: with fewer than they ask for the result would be wrong, silently.
-  void ring() const {
-    if (!p_.ring) return;
-    if (!host_) {  // lengths may be anything, and have to be taken for long ones
-      const bool known = p_.ragged_q < 0 && p_.window_left >= 0 && p_.align == AttentionProblem::Align::bottom_right;
-      if (known && p_.sq > 0 && p_.window_left > p_.sk - p_.sq)
-        throw Error(
-            "k", "a ring of " + std::to_string(p_.sk) + " rows",
-            "window_left + query rows or more, " + std::to_string(p_.window_left) + " + " + std::to_string(p_.sq));
-      return;
-    }
-    const bool open_left = p_.window_left < 0, open_right = f_.score.right == kOpen;
-    for (int64_t i = 0; i < p_.b; ++i) {
-      const Sequence q = sequence_of(f_, f_, i);
-      // The first row that sees a key, if all were there; it sees the oldest keys.
-      const int64_t offset = row_offset(f_.score, q);
-      const int64_t token = open_right ? 0 : std::max<int64_t>(0, -f_.score.right - offset);
-      if (token >= q.len_q) continue;
-      KeyRange keys = visible_keys(f_.score, token, offset + token, 0, q.len_k);
-      // Without a left end the first row that sees keys sees as many as the ring has, like the last.
-      if (open_left) keys.first = std::max<int64_t>(keys.last - p_.sk, 0);
-      if (keys.first >= keys.last || keys.first >= q.oldest) continue;
-      throw Error("k",
-                  "a ring of " + std::to_string(p_.sk) + " rows, where key " + std::to_string(keys.first) +
-                      " of sequence " + std::to_string(i) + ", which a query row sees, is overwritten",
-                  open_left ? "one query row a call, or a window, once a sequence is longer than the ring"
-                            : std::to_string(q.len_k - keys.first) +
-                                  " rows or more (window_left + query rows), or fewer query rows a call");
-    }
-  }
-
   const AttentionArgs& args_;
-  const bool host_;    // lengths and tables can be read here
   const bool writes_;  // out and lse; else they are read
   AttentionProblem p_{};
   AttentionParams f_{};
   AttentionTensors tensors_;
-  std::shared_ptr<const void> storage_;  // of lists
+  std::shared_ptr<const void> lists_;  // what f_ has of gathered keys, beside the tensors
 };
 
 }  // namespace
 
 AttentionProblem check_forward(const AttentionArgs& args, AttentionParams& params, std::vector<Checked>& all,
                                std::shared_ptr<const void>& lists) {
-  return Validator(args, false).give(params, all, lists);
+  return Validator(args, false).as_inputs(params, all, lists);
 }
 
 void fill_sizes(const AttentionProblem& problem, AttentionParams& f) {

@@ -16,7 +16,7 @@ BENCH = Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 
 from measure import machine_name  # noqa: E402
-from pages import data, three_steps  # noqa: E402
+from pages import data, performance, three_steps  # noqa: E402
 from pages.three_steps_data import Mean  # noqa: E402
 from simulate_cache import misses  # noqa: E402
 
@@ -146,6 +146,26 @@ class ReportPage(Folder):
         machine = three_steps.machines_of(self.folder)[0]
         share = 8 * 4 * 4096 ** 2 * 128 / 3.003e-3 / 1e11
         self.assertAlmostEqual(machine.of_peak(1, (4096, 128, False, "three steps")), share, places=6)
+
+    def test_what_is_slower(self):
+        def row(name, dtype, ratio, noisy=()):
+            return {"name": name, "dtype": dtype, "vs_torch_back_to_back": ratio, "vs_sdpa": ratio, "noisy": noisy}
+        rows = [row("long", dtype, 2.0) for dtype in ("fp32", "bf16", "fp16")]
+        rows += [row("short", "bf16", 0.5), row("short", "fp32", 0.75), row("scattered", "fp16", 0.25, ["vs_torch_back_to_back"])]
+        models = {"context": {"torch": "2.11.0"}, "rows": rows}
+        self.assertIn('Slower in "short" (0.50 in bf16, 0.75 in fp32).', performance.headline(models, models, rows))
+        models["rows"] += [row("tiny", "fp16", 0.9)]
+        self.assertIn('Slower in "short" (0.50 in bf16, 0.75 in fp32), "tiny" (0.90 in fp16).', performance.headline(models, models, rows))
+        models["rows"] = [row for row in rows if row["vs_sdpa"] > 1]
+        self.assertNotIn("Slower", performance.headline(models, models, rows))
+
+    def test_halves_that_scatter_or_are_missing(self):
+        rows = [{"dtype": "bf16", "threads": "1", "d": "64", "ratio": "2", "noisy": ["ratio"]}]
+        class Halves(dict):
+            other_halves = {"old1": [{"dtype": "f16", "threads": "2", "d": "128", "ratio": "2"}]}
+        table = performance.halves_table(Halves(halves=rows, zen4=[]))
+        self.assertIn("| Xeon, AMX | bf16 | 1 | samples scatter |  |", table)
+        self.assertIn("| old1 | fp16 | 2 |  | 2.00 (2.00 to 2.00) |", table)
 
     def test_memory_that_could_not_be_read(self):
         document = roofline_document(seeds=1)

@@ -78,9 +78,16 @@ void run(const AttentionParams& p, const WorkItem& work_item, std::byte* scratch
   finish(item);
 }
 
+// From where on a kernel is faster than those beside it: members of AttentionKernel.
+struct Limits {
+  int min_rows = 0;
+  int min_key_elements = 0;
+  int decode_rows = kDecodeRows;
+};
+
 template <int kComponents>
-constexpr AttentionKernel kernel(const char* arithmetic, DTypeSet dtypes, const char* opt_in, int min_rows = 0,
-                                 int min_key_elements = 0, int decode_rows = AttentionKernel{}.decode_rows) {
+constexpr AttentionKernel kernel(const char* arithmetic, DTypeSet dtypes, const Limits& limits,
+                                 const char* opt_in = nullptr) {
   return {.facts = {.operation = Operation::attention,
                     .phase = Phase::prefill,
                     .arithmetic = arithmetic,
@@ -92,9 +99,9 @@ constexpr AttentionKernel kernel(const char* arithmetic, DTypeSet dtypes, const 
           .max_rows = kMaxPanels * kRows,
           .items_per_worker = 4,
           .min_item_rows = 128,
-          .min_rows = min_rows,
-          .min_key_elements = min_key_elements,
-          .decode_rows = decode_rows,
+          .min_rows = limits.min_rows,
+          .min_key_elements = limits.min_key_elements,
+          .decode_rows = limits.decode_rows,
           .group_multiple = kComponents == 1 ? static_cast<int>(kTileDepth) : 0,
           .kept_keys = range_keys<kComponents>,
           .scratch_bytes = carved_bytes<Scratch<kComponents>>,
@@ -110,16 +117,18 @@ constexpr int kMinKeyElements = 2560, kMinKeyElementsOfF16 = 8192, kMinRowsOfF16
 // With 16 rows attention_decode took 1.2 to 1.7 times as long, with 8 it took 0.7 to 0.9 of the time, on a Xeon.
 constexpr int kDecodeRowsBesideBf16 = 8;
 extern constexpr AttentionKernel kTilesBf16 =
-    kernel<1>("bf16", kBf16AndQuantized, nullptr, 0, kMinKeyElements, kDecodeRowsBesideBf16);
+    kernel<1>("bf16", kBf16AndQuantized, {.min_key_elements = kMinKeyElements, .decode_rows = kDecodeRowsBesideBf16});
 constexpr DTypeSet kHalf = only(DType::bf16) | only(DType::f16);
-extern constexpr AttentionKernel kTilesF16x3 = kernel<2>("f16x3", kHalf, nullptr, kMinRowsOfF16, kMinKeyElementsOfF16);
+extern constexpr AttentionKernel kTilesF16x3 =
+    kernel<2>("f16x3", kHalf, {.min_rows = kMinRowsOfF16, .min_key_elements = kMinKeyElementsOfF16});
 // With a busy sibling thread the AVX-512 kernel was faster (docs/internals/amx.md).
 extern constexpr AttentionKernel kTilesF32x6 =
-    kernel<3>("f32x6", kFloatTypes, "not everywhere faster than the fp32 kernel");
+    kernel<3>("f32x6", kFloatTypes, {}, "not everywhere faster than the fp32 kernel");
 #else
 // AVX512-BF16's has no limit; that of NEON was not measured.
 constexpr int kMinKeyElements = kDotRows == 1 ? 0 : 8192;
-extern constexpr AttentionKernel kTilesBf16 = kernel<1>("bf16", kBf16AndQuantized, nullptr, 0, kMinKeyElements);
+extern constexpr AttentionKernel kTilesBf16 =
+    kernel<1>("bf16", kBf16AndQuantized, {.min_key_elements = kMinKeyElements});
 #endif
 
 }  // namespace rapt::cpu::RAPT_ISA
