@@ -201,12 +201,17 @@ class AttentionEntry final : public CpuEntry {
            takes_cache(kernel_, p);
   }
 
-  // The first kernel that dispatch would take for more rows, and these.
+  // Than the first kernel that dispatch would take instead, over all keys, and over the few that a sequence may have of
+  // them: else kernels_for() that kernel has both, and each sequence gets what it would get alone.
   bool is_faster_than_prefill(const AttentionProblem& p, std::int64_t rows, const Context::Impl& context) const {
-    for (const AttentionEntry* other : all_)
-      if (other->facts.phase == Phase::prefill && other->opt_in.empty() && other->is_usable(p, context))
-        return decode_is_faster(other->kernel_, rows, p.sk, p.d, p.dv);
-    return true;
+    const auto is_faster_over = [&](std::int64_t keys) {
+      for (const AttentionEntry* other : all_)
+        if (other->facts.phase == Phase::prefill && other->opt_in.empty() && other->is_usable(p, context) &&
+            is_worthwhile(other->kernel_, rows, keys, p.d, p.dv))
+          return decode_is_faster(other->kernel_, p.kv_dtype, rows, keys, p.d, p.dv);
+      return true;
+    };
+    return is_faster_over(p.sk) && (!has_lengths(p) || is_faster_over(1));
   }
 
   AttentionKernels kernels_for(const AttentionProblem& p, const Context::Impl& context) const {

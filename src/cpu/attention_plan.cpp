@@ -20,6 +20,9 @@ constexpr std::int64_t kMaxSplitItems = 32, kRowsOfSplitItem = 128;
 constexpr std::int64_t kMinItems = 2;
 // Items that find their keys prepared are half as large, since it costs little to have more of them.
 constexpr int kFinerIfKept = 2;
+// Rows that fill the vectors of a kernel take 0.6 to 1.0 of attention_decode's time there, on AVX2 and on AVX-512, up
+// to this many elements of keys and values for each row (docs/internals/decode.md).
+constexpr std::int64_t kFewKeyElements = 1024;
 
 double bytes_of_keys(const AttentionProblem& p) {
   return static_cast<double>(p.b * p.hk) * static_cast<double>(p.sk) * static_cast<double>(p.d + p.dv) *
@@ -124,9 +127,11 @@ bool is_worthwhile(const AttentionKernel& kernel, std::int64_t rows, std::int64_
   return rows >= kernel.min_rows && keys * (d + dv) >= kernel.min_key_elements;
 }
 
-bool decode_is_faster(const AttentionKernel& kernel, std::int64_t rows, std::int64_t keys, std::int64_t d,
-                      std::int64_t dv) {
-  return rows <= (is_worthwhile(kernel, rows, keys, d, dv) ? kernel.decode_rows : kDecodeRows);
+bool decode_is_faster(const AttentionKernel& kernel, DType kv_type, std::int64_t rows, std::int64_t keys,
+                      std::int64_t d, std::int64_t dv) {
+  if (rows > kernel.decode_rows) return false;
+  const bool fills_vectors = kernel.full_rows > 0 && rows >= kernel.full_rows && (only(kv_type) & kFloatTypes);
+  return !fills_vectors || keys * (d + dv) > kFewKeyElements * rows;
 }
 
 TuningValues default_tuning(const AttentionKernel& kernel) {

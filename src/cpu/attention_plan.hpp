@@ -63,10 +63,10 @@ std::int64_t rows_of_head(const AttentionProblem& problem);
 // Whether a sequence with so many keys, and rows in each kv head, repays what the kernel prepares for it.
 bool is_worthwhile(const AttentionKernel& kernel, std::int64_t rows, std::int64_t keys, std::int64_t d,
                    std::int64_t dv);
-// Whether attention_decode is faster for such a sequence than `kernel` is, or, where `kernel` is not worthwhile, than
-// any kernel that would take the sequence instead.
-bool decode_is_faster(const AttentionKernel& kernel, std::int64_t rows, std::int64_t keys, std::int64_t d,
-                      std::int64_t dv);
+// Whether attention_decode is faster for such a sequence than `kernel`, which is worthwhile for it. It reads keys fast,
+// but rows that fill the kernel's vectors are faster there over keys that stay in the nearest caches.
+bool decode_is_faster(const AttentionKernel& kernel, DType kv_type, std::int64_t rows, std::int64_t keys,
+                      std::int64_t d, std::int64_t dv);
 
 // What plans go by, for `kernel` and for those beside it, unless they have been tuned.
 TuningValues default_tuning(const AttentionKernel& kernel);

@@ -53,7 +53,8 @@ struct AttentionKernel {
   // gives such sequences to a kernel without these limits.
   int min_rows = 0;
   int min_key_elements = 0;
-  int decode_rows = kDecodeRows;  // attention_decode is faster for up to so many rows of a head
+  int decode_rows = kDecodeRows;  // attention_decode is faster for up to so many rows of a head ...
+  int full_rows = 0;              // ... but of so many or more only over long keys: see decode_is_faster(). 0: over all
   // Of quantised keys and values each group is the whole row, or has a multiple of so many elements, as the keys' tail
   // has, and none has a zero; 0: they may be any.
   int group_multiple = 0;

@@ -9,9 +9,11 @@ namespace {
 // The kernel that a sequence gets, and the rows of its items.
 void choose_kernel(const AttentionPlan& plan, const AttentionParams& p, std::int64_t len_k, SequenceWork& work) {
   const AttentionKernels& k = plan.kernels;
-  if (k.decode && decode_is_faster(*k.kernel, work.rows, len_k, p.d, p.dv)) {
+  const bool is_small = k.smaller && !is_worthwhile(*k.kernel, work.rows, len_k, p.d, p.dv);
+  const AttentionKernel& prefill = is_small ? *k.smaller : *k.kernel;
+  if (k.decode && decode_is_faster(prefill, p.kv_type, work.rows, len_k, p.d, p.dv)) {
     work.kernel = k.decode, work.rows_per_item = work.rows;
-  } else if (k.smaller && !is_worthwhile(*k.kernel, work.rows, len_k, p.d, p.dv)) {
+  } else if (is_small) {
     work.kernel = k.smaller, work.rows_per_item = plan.smaller_rows_per_item;
   } else {
     work.kernel = k.kernel, work.rows_per_item = plan.rows_per_item;

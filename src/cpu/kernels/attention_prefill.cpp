@@ -264,6 +264,7 @@ const AttentionKernel kAttentionPrefill = {.facts = {.operation = Operation::att
                                                      .block_k = kBlockK},
                                            .max_rows = kMaxPanels * kWidth,
                                            .items_per_worker = 4,
+                                           .full_rows = kLanes < 8 ? 8 : kLanes,
                                            .scratch_bytes = carved_bytes<Scratch>,
                                            .run = run};
 
