@@ -1,11 +1,11 @@
 // Gathered keys: a list of keys for each query token, on every entry that takes them.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <numeric>
 #include <random>
 
+#include "support/bits.hpp"
 #include "support/check.hpp"
 #include "support/executors.hpp"
 
@@ -13,22 +13,6 @@ using namespace rapt;
 using namespace rapt::testing;
 
 namespace {
-
-struct Result {
-  std::vector<float> out, lse;
-  friend bool operator==(const Result& a, const Result& b) {
-    const auto same = [](const std::vector<float>& x, const std::vector<float>& y) {
-      return x.size() == y.size() && (x.empty() || std::memcmp(x.data(), y.data(), x.size() * sizeof(float)) == 0);
-    };
-    return same(a.out, b.out) && same(a.lse, b.lse);
-  }
-};
-
-Result run(Case& c, const AttentionArgs& args, const Forced& context) {
-  c.poison_outputs();
-  testing::run(args, context);
-  return {c.out.values(), c.lse.values()};
-}
 
 /// Without what makes lists shorter: fills all of them with rows that some list has.
 void fill_lists(Case& c) {
@@ -222,14 +206,14 @@ TEST_CASE("gathered keys: a sequence alone gives the bits it gives in a batch", 
     for (const std::string& entry : every_entry(problem)) {
       const Forced context = forced(entry);
       batch.poison_outputs(), single.poison_outputs();
-      testing::run(batch.args(), context);
+      run(batch.args(), context);
       for (std::int64_t n = 0; n < problem.b; ++n) {
         AttentionArgs args = batch.args();
         for (TensorView* view : {&args.q, &args.kv.k, &args.kv.v, &args.kv.indices, &args.kv.counts})
           if (*view) *view = slice(*view, 0, n, 1);
         args.out = slice(single.out.mutable_view(), 0, n, 1);
         args.lse = slice(single.lse.mutable_view(), 0, n, 1);
-        testing::run(args, context);
+        run(args, context);
       }
       INFO(entry << ": " << problem.to_string());
       CHECK(same_bits(batch.out, single.out));

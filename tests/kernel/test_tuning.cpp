@@ -29,12 +29,6 @@ TuningValues drawn(const EntryInfo& entry, Draw draw, std::mt19937_64& random) {
   return values;
 }
 
-EntryInfo info_of(const std::string& name) {
-  for (const EntryInfo& entry : entries())
-    if (entry.name == name) return entry;
-  throw std::logic_error(name);
-}
-
 template <class P>
 typename InputsOf<P>::type inputs_of(const P& problem) {
   if constexpr (std::is_same_v<P, AttentionBackwardProblem>)

@@ -35,6 +35,19 @@ Layout broadcast(const Layout& rows, std::int64_t groups, bool over_rows, bool o
 
 }  // namespace
 
+std::string cache_words(DType dtype, int groups) {
+  const bool scales = is_integer(dtype) || (groups > 1 && is_quantized(dtype));
+  return " kv=" + std::string(to_string(dtype)) + (scales ? " groups=" + std::to_string(groups) : "");
+}
+
+std::size_t byte_of(const Tensor& t, Slot slot, std::int64_t h, std::int64_t i) {
+  const auto& shape = t.layout().shape;
+  const auto& strides = t.layout().strides;
+  const std::int64_t at = (shape[0] == 1 ? 0 : slot.entry) * strides[0] + h * strides[1] +
+                          (shape[2] == 1 ? 0 : slot.row) * strides[2] + i * strides[3];
+  return static_cast<std::size_t>(at) * size_of(t.dtype());
+}
+
 Cache::Cache(DType dtype, const Layout& layout, std::int64_t groups, bool zeros, std::uint64_t seed,
              Placement placement)
     : rows(dtype, layout, placement) {

@@ -4,22 +4,34 @@
 #include <cstdint>
 #include <functional>
 #include <random>
+#include <string>
 
 #include "rapt/problem.hpp"
 #include "support/tensor.hpp"
 
 namespace rapt::testing {
 
+/// Whether elements are codes, which may have scales.
+inline bool is_quantized(DType dtype) {
+  return dtype >= DType::i8;
+}
 /// Whether elements are codes that mean nothing without scales.
 inline bool is_integer(DType dtype) {
   return dtype == DType::i8 || dtype == DType::i4x2;
 }
+
+/// A problem's words for a cache of this type: with `groups` scales a row if codes need them, or if more than one is
+/// asked for and the type may have them.
+std::string cache_words(DType dtype, int groups = 1);
 
 /// Where a row lies: in an entry of the tensor's first dimension (batch, page, ragged row), at a row of that.
 struct Slot {
   std::int64_t entry = -1;  ///< -1: nowhere
   std::int64_t row = 0;
 };
+
+/// The byte at which element i of head h of that row begins, in [entries, h, rows, n] whose sizes of 1 broadcast.
+std::size_t byte_of(const Tensor& t, Slot slot, std::int64_t h, std::int64_t i);
 
 /// k or v, and what it is quantised with.
 struct Cache {

@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "support/cache.hpp"
 #include "support/fill.hpp"
 
 namespace rapt::testing {
@@ -365,6 +364,11 @@ void Case::protect_inputs() {
 void Case::poison_outputs() {
   out.poison();
   lse.poison();
+}
+
+Slot Case::slot(std::int64_t n, std::int64_t j) const {
+  if (problem.page_size > 0) return {index_at(block_table, {n, j / problem.page_size}), j % problem.page_size};
+  return {n, problem.ring ? j % problem.sk : j};
 }
 
 }  // namespace rapt::testing

@@ -9,13 +9,16 @@
 
 #include "rapt/attention.hpp"
 #include "rapt/problem.hpp"
+#include "support/cache.hpp"
 #include "support/tensor.hpp"
 
 namespace rapt::testing {
 
-/// The types q, k, v and out may have, and those that k and v may have beside them.
+/// The types q, k, v and out may have, those that k and v may have beside them, and all of k and v.
 inline constexpr std::array kFloatTypes = {DType::f32, DType::bf16, DType::f16};
 inline constexpr std::array kQuantizedTypes = {DType::i8, DType::f8e4m3, DType::f8e5m2, DType::i4x2};
+inline constexpr std::array kCacheTypes = {DType::f32,    DType::bf16,   DType::f16, DType::i8,
+                                           DType::f8e4m3, DType::f8e5m2, DType::i4x2};
 
 /// The problem of `text` with q, k, v and out of `dtype`.
 AttentionProblem typed(const std::string& text, DType dtype);
@@ -54,6 +57,8 @@ struct Case {
   void protect_inputs();
   /// Poisons the outputs again.
   void poison_outputs();
+  /// Where key j of sequence n lies, which has it. Of keys that are neither ragged nor gathered.
+  Slot slot(std::int64_t n, std::int64_t j) const;
   // As the cases of other operations have them.
   void run(const Context& context) { attention(args(), context); }
   void clear() { poison_outputs(); }

@@ -36,6 +36,11 @@ inline DType each_type() {
   return GENERATE(DType::f32, DType::bf16, DType::f16);
 }
 
+/// The same for each type of a cache.
+inline DType each_cache_type() {
+  return GENERATE(from_range(kCacheTypes));
+}
+
 /// With q, k, v and out of each type in turn.
 inline void check_every_type(const std::string& problem, std::uint64_t seed = 1) {
   for (DType dtype : kFloatTypes) check_every_entry(typed(problem, dtype), seed);

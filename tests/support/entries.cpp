@@ -15,13 +15,6 @@ AttentionProblem small() {
   return AttentionProblem::parse("attention sq=1 d=16");
 }
 
-// Of the name of an entry, which there is.
-EntryInfo info_of(std::string_view name) {
-  for (const EntryInfo& entry : entries())
-    if (entry.name == name) return entry;
-  throw std::logic_error("no entry " + std::string(name));
-}
-
 // Those that `wanted` picks and that take the problem on their device.
 std::vector<std::string> taking(const Problem& problem, const std::function<bool(std::string_view)>& wanted) {
   std::vector<std::string> names;
@@ -82,6 +75,12 @@ std::vector<std::string> usable_entries() {
 bool selected(std::string_view entry) {
   const char* wanted = std::getenv("RAPT_TEST_ENTRIES");
   return wanted == nullptr || entry.find(wanted) != std::string_view::npos;
+}
+
+EntryInfo info_of(std::string_view entry) {
+  for (const EntryInfo& info : entries())
+    if (info.name == entry) return info;
+  throw std::logic_error("no entry " + std::string(entry));
 }
 
 DType operands_of(std::string_view entry) {

@@ -23,6 +23,9 @@ std::vector<std::string> every_entry();
 /// False when the environment's RAPT_TEST_ENTRIES is set and the name does not contain it.
 bool selected(std::string_view entry);
 
+/// What the registry says of an entry; throws std::logic_error if there is none of that name.
+EntryInfo info_of(std::string_view entry);
+
 /// False where values that a row does not see may change the row's last bits (docs/guide/cuda.md, "Entries").
 bool ignores_hidden_values(std::string_view entry);
 

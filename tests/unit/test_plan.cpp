@@ -17,7 +17,21 @@ Plan plan_of(const std::string& text, const Context& context) {
 }
 
 bool tiled(const std::string& entry) {
-  return entry.find("naive") == std::string::npos;
+  return info_of(entry).phase != Phase::naive;
+}
+
+/// Whether this machine has AMX, or the build a model of it; says so where it has not.
+bool has_amx() {
+  for (const std::string& entry : usable_entries(AttentionProblem::parse("attention dtype=bf16 sq=64 d=32")))
+    if (info_of(entry).isa == "amx") return true;
+  WARN("skipped: neither AMX here nor its model");
+  return false;
+}
+
+/// Whether the problem goes to attention on AMX with this arithmetic.
+bool runs_on_amx(const std::string& text, std::string_view arithmetic) {
+  const EntryInfo entry = info_of(plan_of(text, Context()).entry());
+  return entry.isa == "amx" && entry.arithmetic == arithmetic;
 }
 
 /// What every entry of those types takes.
@@ -116,7 +130,7 @@ TEST_CASE("plan: gathered keys take 112 bytes of workspace for each token, and p
     INFO(entry);
     CHECK(bytes("sq=8192") - bytes("sq=4096") == 4096 * 112);
     CHECK(bytes("b=64 sq=128") == bytes("sq=8192"));
-    // 32 splits of 128 rows, 8 of 512, 2 of 2048.
+    // 2048 rows have 2 splits, more have one.
     CHECK(bytes("sq=16") - bytes("sq=17") >= 64 * 64 * (64 + 2) * sizeof(float) - 4096);
     CHECK(bytes("sq=16") <= bytes("sq=17") + 64 * 64 * (64 + 17) * sizeof(float) + 16384);
   }
@@ -194,20 +208,29 @@ TEST_CASE("plan: candidates name every entry of the backend for the operation an
   }
 }
 
-TEST_CASE("plan: the matrix unit takes bf16 from 2560 elements of keys and values on", "[unit]") {
-  const auto runs_on_amx = [](std::string_view entry) { return entry.find(".bf16.amx") != entry.npos; };
-  const auto usable = usable_entries(AttentionProblem::parse("attention dtype=bf16 hq=8 sq=64 d=32"));
-  if (std::none_of(usable.begin(), usable.end(), runs_on_amx)) {
-    WARN("skipped: neither AMX here nor its model");
-    return;
-  }
-  const auto chosen = [&](const std::string& text) {
-    return runs_on_amx(plan_of("attention dtype=bf16 hq=8 " + text, Context()).entry());
+TEST_CASE("plan: AMX takes bf16 from 2560 elements of keys and values on", "[unit]") {
+  if (!has_amx()) return;
+  const auto chosen = [](const std::string& sizes) {
+    return runs_on_amx("attention dtype=bf16 hq=8 sq=64 d=32 " + sizes, "bf16");
   };
-  CHECK(chosen("sq=64 sk=40 d=32"));
-  CHECK_FALSE(chosen("sq=64 sk=39 d=32"));
-  CHECK(chosen("sq=64 sk=20 d=32 dv=96"));
-  CHECK_FALSE(chosen("sq=64 sk=20 d=32 dv=80"));
+  CHECK(chosen("sk=40"));
+  CHECK_FALSE(chosen("sk=39"));
+  CHECK(chosen("sk=20 dv=96"));
+  CHECK_FALSE(chosen("sk=20 dv=80"));
+}
+
+TEST_CASE("plan: AMX takes f16 from 144 rows of a key head and 8192 elements of keys and values on", "[unit]") {
+  if (!has_amx()) return;
+  const auto chosen = [](const std::string& sizes) {
+    return runs_on_amx("attention dtype=f16 hq=8 d=32 " + sizes, "f16x3");
+  };
+  CHECK(chosen("sq=144 sk=128"));
+  CHECK_FALSE(chosen("sq=143 sk=128"));
+  CHECK(chosen("hk=4 sq=72 sk=128"));
+  CHECK_FALSE(chosen("hk=4 sq=71 sk=128"));
+  CHECK_FALSE(chosen("sq=144 sk=127"));
+  CHECK(chosen("sq=144 sk=64 dv=96"));
+  CHECK_FALSE(chosen("sq=144 sk=64 dv=95"));
 }
 
 TEST_CASE("plan: problems that no arguments could give are refused", "[unit]") {
