@@ -23,6 +23,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MAX_HEAD_SIZE = 8192
 _MAX_CUDA_VALUE_SIZE = 576  # attention_simt's; past it is the entry with the S x S matrix
 _MAX_TENSOR_CORE_SIZE = 256  # attention_wgmma's, of 16-bit types
+_MAX_LATENT_SIZE, _MAX_LATENT_VALUE_SIZE = 576, 512  # attention_latent's, of these types, too
 _MAX_SCALE = torch.finfo(torch.float32).max
 _NUMBERS: Any = (float, int, np.floating, np.integer)
 
@@ -156,9 +157,13 @@ def _cuda_preference_of(dtype: torch.dtype, d: int, dv: int) -> str:
         return f"values of more than {_MAX_CUDA_VALUE_SIZE} columns on a GPU"
     if dtype is torch.float32:
         return ""
-    if d > _MAX_TENSOR_CORE_SIZE or dv > _MAX_TENSOR_CORE_SIZE:
-        return _cuda_preference(dtype, True)
-    return _cuda_preference(dtype, False)
+    if max(d, dv) <= _MAX_TENSOR_CORE_SIZE:
+        return _cuda_preference(dtype, "attention", "")
+    if d <= _MAX_LATENT_SIZE and dv <= _MAX_LATENT_VALUE_SIZE:
+        return _cuda_preference(dtype, "attention_latent", f"heads of more than {_MAX_TENSOR_CORE_SIZE} columns")
+    return _cuda_preference(
+        dtype, None, f"heads of more than {_MAX_LATENT_SIZE} columns or values of more than {_MAX_LATENT_VALUE_SIZE}"
+    )
 
 
 @cache
@@ -182,13 +187,14 @@ def _cuda_refusal() -> str:
     return ""
 
 
-def _cuda_preference(dtype: torch.dtype, wide: bool) -> str:
+def _cuda_preference(dtype: torch.dtype, kernel: str | None, heads: str) -> str:
     own = "bf16" if dtype is torch.bfloat16 else "f16"
     chosen = [entry for entry in _cuda_entries() if not entry["unusable"] and not entry["opt_in"]]
-    if os.environ.get("RAPT_KERNEL") or (not wide and any(entry["arithmetic"] == own for entry in chosen)):
+    takes = kernel is not None and any(e["arithmetic"] == own and e["name"].startswith(kernel) for e in chosen)
+    if os.environ.get("RAPT_KERNEL") or takes:
         return ""
-    heads = f" and heads of more than {_MAX_TENSOR_CORE_SIZE} columns" if wide else ""
-    return f"tensors of {dtype}{heads} on a GPU, for which dispatch has no tensor-core kernel"
+    and_heads = f" and {heads}" if heads else ""
+    return f"tensors of {dtype}{and_heads} on a GPU, for which dispatch has no tensor-core kernel"
 
 
 _cuda_refusal._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -33,6 +33,7 @@ def cuda_entries(*entries):
 
 
 SIMT, WGMMA = ("attention_simt.f32.cuda", "f32", "", ""), ("attention_wgmma.bf16.cuda", "bf16", "", "")
+LATENT = ("attention_latent.bf16.cuda", "bf16", "", "")
 GPU_CASES = [
     ([], torch.float32, 16, "rapt was built without CUDA"),
     ([("attention_simt.f32.cuda", "f32", "no CUDA device", "")], torch.float32, 16, "rapt cannot run: no CUDA device"),
@@ -42,6 +43,9 @@ GPU_CASES = [
     ([(*WGMMA[:3], "only if forced"), SIMT], torch.bfloat16, 16, "no tensor-core kernel"),
     ([WGMMA, SIMT], torch.bfloat16, 16, ""),
     ([WGMMA, SIMT], torch.bfloat16, 264, "no tensor-core kernel"),
+    ([WGMMA, LATENT, SIMT], torch.bfloat16, 264, ""),
+    ([WGMMA, LATENT, SIMT], torch.bfloat16, 520, "values of more than 512"),
+    ([WGMMA, LATENT, SIMT], torch.float16, 264, "no tensor-core kernel"),
     ([WGMMA, SIMT], torch.float16, 16, "no tensor-core kernel"),
 ]
 

@@ -71,6 +71,26 @@ constexpr AttentionKernel wgmma(const char* name, const char* arithmetic, DType 
           .run = [](const AttentionParams& a, void* workspace,
                     cudaStream_t stream) { return attention_wgmma(a, static_cast<std::byte*>(workspace), stream); }};
 }
+constexpr AttentionKernel latent(const char* name, const char* arithmetic, DType type) {
+  return {.name = name,
+          .isa = "sm90a",
+          .facts = {.operation = Operation::attention,
+                    .phase = Phase::all,
+                    .arithmetic = arithmetic,
+                    .dtypes = only(type),
+                    .block_q = kLatentRows,
+                    .block_k = kLatentKeys,
+                    .max_head_size = kLatentMaxHeadSize,
+                    .max_value_head_size = kLatentMaxValueHeadSize},
+          .refuse = [](const AttentionParams& a) -> std::string_view {
+            if (a.total_q >= 0) return "takes no ragged queries";
+            return wgmma_can_count(a) && latent_items(a) < kMaxBlocks ? "" : "takes fewer than 2^30 keys and splits";
+          },
+          .workspace = latent_workspace,
+          .work_items = latent_items,
+          .run = [](const AttentionParams& a, void* workspace,
+                    cudaStream_t stream) { return attention_latent(a, static_cast<std::byte*>(workspace), stream); }};
+}
 #endif
 
 constexpr AttentionKernel kKernels[] = {
@@ -80,6 +100,8 @@ constexpr AttentionKernel kKernels[] = {
     decode("attention_decode.f32.cuda.sm90a", "f32", DType::f32),
     wgmma("attention_wgmma.bf16.cuda.sm90a", "bf16", DType::bf16),
     wgmma("attention_wgmma.f16.cuda.sm90a", "f16", DType::f16),
+    latent("attention_latent.bf16.cuda.sm90a", "bf16", DType::bf16),
+    latent("attention_latent.f16.cuda.sm90a", "f16", DType::f16),
     {.name = "attention_wgmma.f32.cuda.sm90a",
      .isa = "sm90a",
      .facts = {.operation = Operation::attention,

@@ -174,6 +174,15 @@ bool quantised_groups_fit(const AttentionParams&) {
 cudaError_t attention_decode_quantised(const AttentionParams&, std::byte*, cudaStream_t) {
   return launched();
 }
+std::int64_t latent_items(const AttentionParams&) {
+  return 1;
+}
+std::size_t latent_workspace(const AttentionParams&) {
+  return 64;
+}
+cudaError_t attention_latent(const AttentionParams&, std::byte*, cudaStream_t) {
+  return launched();
+}
 bool wgmma_can_count(const AttentionParams&) {
   return true;
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <functional>
+#include <limits>
 #include <random>
 #include <span>
 #include <thread>
@@ -23,7 +24,8 @@ const char* const kProblems[] = {
     "attention b=3 hq=4 hk=1 sq=90 sk=120 d=40 ragged_q=200 ragged_k=250 lse",
     "attention b=2 hq=6 hk=2 sq=3 sk=320 d=128 page=16 seqlens causal align=bottom_right lse",
     "attention b=1 hq=4 hk=2 sq=90 sk=200 d=256 dv=192 window=80,-1 align=bottom_right lse",
-    "attention b=2 hq=6 hk=2 sq=3 sk=720 d=64 page=16 seqlens kv=i8 groups=2 zeros causal align=bottom_right lse"};
+    "attention b=2 hq=6 hk=2 sq=3 sk=720 d=64 page=16 seqlens kv=i8 groups=2 zeros causal align=bottom_right lse",
+    "attention b=2 hq=16 hk=1 sq=1 sk=4500 d=576 dv=512 latent page=64 seqlens lse"};
 
 // Calls test(entry, case) for every entry that runs on a GPU, every problem and type; of quantised caches queries have
 // it.
@@ -178,7 +180,7 @@ TEST_CASE("cuda: fallback rows have the bits of attention_simt", "[kernel]") {
   const auto test = [](const std::string& entry, Case& c) {
     const std::vector<EntryInfo> all = entries();
     const auto info = std::find_if(all.begin(), all.end(), [&](const EntryInfo& e) { return e.name == entry; });
-    if (info->isa != "sm90a") return;
+    if (info->isa != "sm90a" || entry.find("latent") != entry.npos) return;
     // Scores too large for tensor cores: of one row of a tile, of 5, of 8 (the most that go the short way), of 9, of
     // all.
     const auto is_large = [](std::int64_t row) {
@@ -269,11 +271,59 @@ TEST_CASE("cuda: few rows over keys in many splits", "[kernel]") {
   each_case(test, kSplitKeys);
 }
 
+// Of one token of many heads to many tokens, with keys of a thread block, a cluster or several, wherever they lie; and
+// values that have memory of their own.
+TEST_CASE("cuda: latent attention, and other heads of up to 576 columns", "[kernel]") {
+  constexpr const char* kLatent[] = {
+      "attention b=2 hq=16 hk=1 sq=1 sk=3008 d=576 dv=512 latent page=64 seqlens lse",
+      "attention b=2 hq=128 hk=1 sq=1 sk=700 d=576 dv=512 latent page=20 seqlens sinks lse",
+      "attention b=1 hq=32 hk=1 sq=4 sk=640 d=576 dv=512 latent page=16 seqlens causal align=bottom_right lse",
+      "attention b=2 hq=6 hk=2 sq=3 sk=9000 d=576 dv=512 latent causal align=bottom_right scale=-0.1 lse",
+      "attention b=3 hq=16 hk=1 sq=1 sk=1000 d=512 dv=512 latent ring seqlens window=770,0 align=bottom_right lse",
+      "attention b=2 hq=40 hk=2 sq=2 sk=600 d=320 dv=256 page=24 seqlens sinks lse",
+      "attention b=20 hq=16 hk=1 sq=2 sk=192 d=576 dv=512 latent page=32 seqlens causal align=bottom_right lse",
+      "attention b=20 hq=16 hk=1 sq=1 sk=210 d=576 dv=512 latent page=1 seqlens lse",
+      "attention b=1 hq=20 hk=1 sq=5 sk=2100 d=570 dv=500 latent bias=hqk softcap=20 mask=bqk layout=bshd lse",
+      "attention b=2 hq=3 hk=1 sq=3 sk=1100 d=290 dv=300 alibi causal align=bottom_right layout=other lse",
+      "attention b=1 hq=16 hk=1 sq=70 sk=130 d=576 dv=512 latent causal align=bottom_right lse"};
+  const auto test = [](const std::string& entry, Case& c) {
+    const Errors errors = run_and_compare(c, entry, oracle(c.args()));
+    INFO(describe(errors));
+    CHECK(errors.ok());
+  };
+  each_case(test, kLatent);
+}
+
+// Around a block of keys, a thread block's and a cluster's; with NaN past each length.
+TEST_CASE("cuda: latent attention over any number of keys", "[kernel]") {
+  constexpr const char* kCounted[] = {
+      "attention b=16 hq=16 hk=1 sq=1 sk=2100 d=576 dv=512 latent seqlens lse",
+      "attention b=16 hq=24 hk=1 sq=3 sk=2100 d=576 dv=512 latent seqlens causal align=bottom_right lse"};
+  const auto test = [](const std::string& entry, Case& c) {
+    constexpr std::int64_t kLengths[] = {0, 1, 2, 31, 63, 64, 65, 127, 128, 129, 255, 256, 257, 512, 1025, 2100};
+    AttentionProblem without_lengths = c.problem;
+    without_lengths.kv_lengths = false;
+    const Case plain(without_lengths);
+    const std::int64_t size = c.k.size() / c.problem.b;
+    for (std::int64_t n = 0; n < c.problem.b; ++n) {
+      set_index(c.seqlens, n, kLengths[n]);
+      for (std::int64_t i = 0; i < size; ++i)
+        c.k.flat(n * size + i) =
+            i < kLengths[n] * c.problem.d ? plain.k.flat(n * size + i) : std::numeric_limits<float>::quiet_NaN();
+    }
+    const Errors errors = run_and_compare(c, entry, oracle(c.args()));
+    INFO(describe(errors));
+    CHECK(errors.ok());
+  };
+  each_case(test, kCounted);
+}
+
 // One of few keys, whose splits one warp merges where it is alone; one of fewer, whose results are stored at once
 // there; both with scores that are computed once more.
 TEST_CASE("cuda: splits of a sequence's keys do not depend on the batch", "[kernel]") {
   constexpr const char* kBatches[] = {
-      "attention b=4 hq=8 hk=2 sq=2 sk=9000 d=128 seqlens causal align=bottom_right lse"};
+      "attention b=4 hq=8 hk=2 sq=2 sk=9000 d=128 seqlens causal align=bottom_right lse",
+      "attention b=4 hq=72 hk=1 sq=2 sk=9000 d=576 dv=512 latent seqlens causal align=bottom_right lse"};
   const auto test = [](const std::string& entry, Case& c) {
     constexpr std::int64_t kLengths[] = {9000, 700, 1600, 40};
     for (std::int64_t n = 0; n < c.problem.b; ++n) {
@@ -283,7 +333,8 @@ TEST_CASE("cuda: splits of a sequence's keys do not depend on the batch", "[kern
     AttentionProblem without_lengths = c.problem;
     without_lengths.kv_lengths = false;
     Case plain(without_lengths);  // numbers where `c` may have none
-    for (std::int64_t i = 0; i < c.k.size(); ++i) c.k.flat(i) = plain.k.flat(i), c.v.flat(i) = plain.v.flat(i);
+    for (std::int64_t i = 0; i < c.k.size(); ++i) c.k.flat(i) = plain.k.flat(i);
+    for (std::int64_t i = 0; i < c.v.size(); ++i) c.v.flat(i) = plain.v.flat(i);
     c.q.at({2, 3, 1, 5}) = 6e4f, c.k.at({2, 0, 77, 5}) = 6e4f;
     c.q.at({3, 1, 1, 5}) = 6e4f, c.k.at({3, 0, 20, 5}) = 6e4f;
     const Bytes batch = expected(entry, c);

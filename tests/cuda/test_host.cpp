@@ -149,6 +149,8 @@ TEST_CASE("cuda host: entries say what they multiply in, which GPUs they need an
       {"attention_wgmma.bf16.cuda.sm90a", "bf16", "sm90a", Phase::prefill, {kBf16}, 1, 256, 256},
       {"attention_wgmma.f16.cuda.sm90a", "f16", "sm90a", Phase::prefill, {kF16}, 1, 256, 256},
       {"attention_wgmma.f32.cuda.sm90a", "f16x3", "sm90a", Phase::prefill, {kF32}, 16, 256, 256},
+      {"attention_latent.bf16.cuda.sm90a", "bf16", "sm90a", Phase::all, {kBf16}, 1, 576, 512},
+      {"attention_latent.f16.cuda.sm90a", "f16", "sm90a", Phase::all, {kF16}, 1, 576, 512},
       {"attention_simt.f32.cuda.q64k64", "f32", "cuda", Phase::prefill, {kF32, kBf16, kF16}, 1, 8192, 576},
       {"attention_naive.f32.cuda", "f32", "cuda", Phase::naive, caches},
       {"append_kv.f64.cuda", "f64", "cuda", Phase::all, caches, 1, 8192, 8192, Operation::append_kv},

@@ -42,12 +42,58 @@ __device__ inline void barrier_wait(std::uint32_t barrier, int parity) {
       : "memory");
 }
 
+// Whether wait would return at once.
+__device__ inline bool barrier_is_done(std::uint32_t barrier, int parity) {
+  std::uint32_t done;
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, done;\n}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
 // The hardware's numbered barriers, of some of the block's warps: `threads` sync or arrive in all.
 __device__ inline void named_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 __device__ inline void named_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// Clusters: thread blocks that run side by side and reach each other's shared memory. sync(): of all threads that have
+// not ended yet, and what they wrote is there.
+__device__ inline unsigned cluster_rank() {
+  unsigned rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+__device__ inline void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+// The same place in the shared memory of the cluster's block `rank`; what is loaded from there or stored to it.
+__device__ inline std::uint32_t in_cluster(std::uint32_t address, unsigned rank) {
+  std::uint32_t there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  return there;
+}
+__device__ inline float cluster_load4(std::uint32_t from) {
+  float x;
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(from) : "memory");
+  return x;
+}
+__device__ inline float4 cluster_load16(std::uint32_t from) {
+  float4 x;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "r"(from)
+               : "memory");
+  return x;
+}
+__device__ inline void cluster_store4(std::uint32_t to, std::uint32_t x) {
+  asm volatile("st.shared::cluster.b32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
 }
 
 // Makes the thread's ordinary accesses to shared memory so far come before later ones of TMA and wgmma, once these are
@@ -71,6 +117,11 @@ __device__ inline void prefetch_map(const CUtensorMap* map) {
 }
 // Hints for L2: other data go before these, or these before other data.
 constexpr std::uint64_t kEvictLast = 0x14F0000000000000u, kEvictFirst = 0x12F0000000000000u;
+
+// 128 bytes to L2.
+__device__ inline void prefetch_l2(const void* from) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from) : "memory");
+}
 
 // A box of a tensor map to shared memory; zeros where it leaves the tensor.
 __device__ inline void tma_load(std::uint32_t to, const CUtensorMap* map, int c0, int c1, int c2, int c3, int c4,
@@ -137,6 +188,9 @@ __device__ inline void store1(std::uint32_t to, std::uint8_t x) {
 }
 __device__ inline void store4(std::uint32_t to, std::uint32_t x) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
+}
+__device__ inline void store8(std::uint32_t to, float x, float y) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(x), "f"(y) : "memory");
 }
 __device__ inline void store16(std::uint32_t to, const uint4& x) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
@@ -280,6 +334,12 @@ template <class T>
 __device__ __forceinline__ void wgmma_ab(float (&d)[128], const std::uint32_t* a, std::uint32_t b, int add) {
   RAPT_WGMMA_TYPED(256, "{%128, %129, %130, %131}, %132, add, 1, 1, 1", 133, "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]),
                    "l"(descriptor(b)));
+}
+
+// Both in shared memory.
+template <class T>
+__device__ __forceinline__ void wgmma_ab(float (&d)[128], std::uint32_t a, std::uint32_t b, int add) {
+  RAPT_WGMMA_TYPED(256, "%128, %129, add, 1, 1, 0, 1", 130, "l"(descriptor(a)), "l"(descriptor(b)));
 }
 
 #undef RAPT_TEN

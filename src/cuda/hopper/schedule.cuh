@@ -88,7 +88,7 @@ struct TileScheduler {
       const int bottom = min(static_cast<int>(grid.group.quotient(last_row)), keys.rows - 1);
       int begin = keys.first_of(tile.token), end = bottom < tile.token ? begin : keys.last_of(bottom);
       if constexpr (C::kSplit) {
-        const SplitKeys splits(Head(p, tile.b, tile.hk), grid.partials.max_splits);
+        const SplitKeys splits(Head(p, tile.b, tile.hk), grid.partials.rule);
         if (tile.split >= splits.count) continue;
         const int low = static_cast<int>(splits.first - base) + splits.keys * tile.split;
         begin = max(begin, low), end = min(end, low + splits.keys);

@@ -33,9 +33,10 @@ struct SplitBlock {
   int begin = 0, end = 0;           // those that any of the block's rows sees, counted from the split's first
   bool exists = false;
 
-  // Each block has `rows`.
-  __device__ SplitBlock(const AttentionParams& p, const Partials& partials, const SplitGrid& grid, int rows)
-      : SplitBlock(p, partials, grid, rows, grid.tiles.quotient(blockIdx.x)) {}
+  // Each block has `rows`; or each cluster, whose number this is.
+  __device__ SplitBlock(const AttentionParams& p, const Partials& partials, const SplitGrid& grid, int rows,
+                        unsigned number = blockIdx.x)
+      : SplitBlock(p, partials, grid, rows, grid.tiles.remainder(number), grid.tiles.quotient(number)) {}
 
   // Row r of the sequence's and kv head's, which are (token, head of the group) pairs.
   __device__ Row row(int r) const {
@@ -45,14 +46,14 @@ struct SplitBlock {
 
  private:
   __device__ SplitBlock(const AttentionParams& p, const Partials& partials, const SplitGrid& grid, int rows,
-                        unsigned split_number)
+                        unsigned tile, unsigned split_number)
       : grid(grid),
         head(p, grid.heads.quotient(grid.splits.quotient(split_number)),
              grid.heads.remainder(grid.splits.quotient(split_number))),
         split(static_cast<int>(grid.splits.remainder(split_number))),
-        row_begin(static_cast<int>(grid.tiles.remainder(blockIdx.x)) * rows),
+        row_begin(static_cast<int>(tile) * rows),
         row_count(static_cast<int>(p.sq * p.group)) {
-    const SplitKeys all(head, partials.max_splits);
+    const SplitKeys all(head, partials.rule);
     first_key = all.first + std::int64_t{all.keys} * split;
     exists = row_begin < row_count && (split == 0 || first_key < all.last);
     if (!exists) return;
@@ -72,13 +73,17 @@ struct SplitRows {
   int token[kCount], q_head[kCount], from[kCount], to[kCount];
 
   // By one thread of each row. Rows past the last see what it sees: nothing is masked for them alone.
-  __device__ void find(const SplitBlock& block) {
-    const int i = threadIdx.x;
+  __device__ void find(const SplitBlock& block, unsigned thread = threadIdx.x) {
+    const int i = static_cast<int>(thread);
     if (i >= kCount) return;
     const Row row = block.row(min(block.row_begin + i, block.row_count - 1));
     token[i] = static_cast<int>(row.token), q_head[i] = static_cast<int>(row.q_head);
     from[i] = static_cast<int>(clamp_to(row.first - block.first_key, 0, block.keys));
     to[i] = static_cast<int>(clamp_to(row.last - block.first_key, 0, block.keys));
+  }
+  // Where row i lies, as an index.
+  __device__ std::int64_t row_at(const Head& head, int i, const Strides& s) const {
+    return head.b * s.b + q_head[i] * s.h + (head.q_first + token[i]) * s.s;
   }
   __device__ float finish(const Head& head, int i, std::int64_t key, float score) const {
     Row row;

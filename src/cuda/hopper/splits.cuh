@@ -23,10 +23,21 @@ struct Splits {
 inline int max_splits(std::int64_t hk) {
   return static_cast<int>(clamp_to(kSplitsOfSequence / (hk > 0 ? hk : 1), 1, kMaxSplits));
 }
+// How a call's sequences are split: into at most so many, and, unless it is 0, into as few as keep to so many keys.
+struct SplitRule {
+  int max_splits, most_keys;
+};
 // Of so many keys from `SplitKeys::first` on, and `rows` of the sequence and a kv head.
-__host__ __device__ inline Splits splits_of(std::int64_t all_keys, int rows, int max_splits) {
+__host__ __device__ inline Splits splits_of(std::int64_t all_keys, int rows, const SplitRule& rule) {
   const auto keys = static_cast<unsigned>(all_keys), units = (keys + kSplitUnit - 1) / kSplitUnit;
+  const auto max_splits = static_cast<unsigned>(rule.max_splits), most_keys = static_cast<unsigned>(rule.most_keys);
   const auto in_splits = [&](unsigned count) { return (units + count - 1) / count * kSplitUnit; };
+  if (most_keys > 0) {
+    if (keys <= most_keys) return {rule.most_keys, 1};
+    const unsigned count = (keys + most_keys - 1) / most_keys;
+    const unsigned even = in_splits(count < max_splits ? count : max_splits);
+    return {static_cast<int>(even), static_cast<int>((keys + even - 1) / even)};
+  }
   const auto shortest = static_cast<unsigned>(clamp_to(in_splits(kMinSplits), kMinSplitKeys, kEnoughSplitKeys));
   const unsigned even = in_splits(max_splits), least = rows <= kFewRows ? shortest : 2 * shortest;
   const unsigned size = keys <= kEnoughSplitKeys ? kEnoughSplitKeys : even > least ? even : least;
@@ -37,19 +48,20 @@ __host__ __device__ inline Splits splits_of(std::int64_t all_keys, int rows, int
 struct SplitKeys : Splits {
   std::int64_t first, last;  // of the first split, and the end of the last
 
-  __device__ SplitKeys(const Head& head, int max_splits) {
+  __device__ SplitKeys(const Head& head, const SplitRule& rule) {
     const KeyRange visible = visible_keys(head.p.score, head);
     first = visible.first / kSplitUnit * kSplitUnit, last = visible.last;
     const std::int64_t keys = max(last - first, std::int64_t{0});  // a mask may end before a window begins
-    static_cast<Splits&>(*this) = splits_of(keys, static_cast<int>(head.p.sq * head.p.group), max_splits);
+    static_cast<Splits&>(*this) = splits_of(keys, static_cast<int>(head.p.sq * head.p.group), rule);
   }
 };
 
 // What splits leave for attention_combine.
 struct Partials {
-  int splits, max_splits;  // the most that a sequence of this call has, and could have if it were longer
-  float* data;             // [row][splits][floats]
-  std::int64_t floats;     // [dv] of O, then from a multiple of 4 on m and l
+  int splits;  // the most that a sequence of this call has
+  SplitRule rule;
+  float* data;          // [row][splits][floats]
+  std::int64_t floats;  // [dv] of O, then from a multiple of 4 on m and l
 
   __device__ float* at(const Head& head, std::int64_t row, std::int64_t split) const {
     const AttentionParams& p = head.p;
@@ -65,12 +77,25 @@ inline Partials partials_of(const AttentionParams& p, std::byte* workspace) {
   const std::int64_t short_ones = ceil_div(keys, kMinSplitKeys), long_ones = ceil_div(keys, kEnoughSplitKeys);
   const std::int64_t splits =
       keys <= kEnoughSplitKeys ? 1 : std::min(short_ones, std::max<std::int64_t>(long_ones, kMinSplits));
-  return {static_cast<int>(clamp_to(splits, 1, most)), static_cast<int>(most), reinterpret_cast<float*>(workspace),
+  return {static_cast<int>(clamp_to(splits, 1, most)),
+          {static_cast<int>(most), 0},
+          reinterpret_cast<float*>(workspace),
           Partials::m_at(p) + 4};
+}
+// In splits of up to `most_keys`, a multiple of kSplitUnit.
+inline Partials partials_of(const AttentionParams& p, std::byte* workspace, int most_keys) {
+  const std::int64_t keys = std::max(p.sk, p.total_k) + (p.ring ? kSplitUnit - 1 : 0), most = max_splits(p.hk);
+  return {static_cast<int>(clamp_to(ceil_div(keys, most_keys), 1, most)),
+          {static_cast<int>(most), most_keys},
+          reinterpret_cast<float*>(workspace),
+          Partials::m_at(p) + 4};
+}
+inline std::size_t bytes_of(const AttentionParams& p, const Partials& partials) {
+  return static_cast<std::size_t>(p.b * p.hk * p.group * p.sq * partials.splits * partials.floats) * sizeof(float);
 }
 
 // Queues the kernel that finishes all rows of a call, to begin while the one before ends; or the one that computes rows
-// once more, where the one before has finished them: a word for each sequence and kv head, with a bit for each row.
+// once more, where the one before has finished them: words for each sequence and kv head, with a bit for each row.
 cudaError_t attention_combine(const AttentionParams& p, const Partials& partials, cudaStream_t stream);
 cudaError_t attention_recompute(const AttentionParams& p, const std::uint64_t* rows, cudaStream_t stream);
 

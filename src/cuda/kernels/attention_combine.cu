@@ -11,6 +11,7 @@
 
 #include "cuda/hopper/splits.cuh"
 #include "cuda/kernels/kernels.hpp"
+#include "cuda/tile/divisor.hpp"
 #include "cuda/tile/launch.cuh"
 #include "cuda/tile/score.cuh"
 
@@ -18,13 +19,12 @@ namespace rapt::cuda {
 namespace {
 
 constexpr float kHugeScore = 0x1p20f;
-constexpr int kMaxSize = kDecodeMaxHeadSize;
 constexpr int kBlockWarps = 8, kThreads = 32 * kBlockWarps;
 static_assert(kMaxSplits <= kThreads, "a thread for each split");
 
-// A row's sums, by kWarps warps of a block (all, or one where splits are no more than that: then the bits are the
-// same): of O those of each warp, which relate to `top`, as `l` does.
-template <int kWarps>
+// The sums of a row of up to kMaxSize columns, by kWarps warps of a block (all, or one where splits are no more than
+// that: then the bits are the same): of O those of each warp, which relate to `top`, as `l` does.
+template <int kMaxSize, int kWarps>
 struct RowSums {
   alignas(16) float o[kWarps][kMaxSize];
   float of_warp[kWarps], factor[kWarps * 32];
@@ -139,14 +139,18 @@ struct RowSums {
   }
 };
 
+// On a multiprocessor.
+template <int kMaxSize>
+constexpr int kBlocks = kMaxSize > kDecodeMaxHeadSize ? 2 : 4;
+
 // A block does kBlockWarps rows, with a warp for each, or one. `rows`: of each sequence and kv head.
-template <int kWarps>
-__global__ void __launch_bounds__(kThreads, 4)
+template <int kMaxSize, int kWarps>
+__global__ void __launch_bounds__(kThreads, kBlocks<kMaxSize>)
     combine(const __grid_constant__ AttentionParams p, const Partials partials, const unsigned rows) {
-  using Sums = RowSums<kWarps>;
+  using Sums = RowSums<kMaxSize, kWarps>;
   constexpr int kBlockRows = kBlockWarps / kWarps;
   __shared__ Sums of_rows[kBlockRows];
-  __shared__ RowSums<kBlockWarps> again;
+  __shared__ RowSums<kMaxSize, kBlockWarps> again;
   __shared__ bool is_bad[kBlockRows];
   const auto head_of = [&](unsigned number) {
     const unsigned index = number / rows, hk = static_cast<unsigned>(p.hk);
@@ -158,7 +162,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   bool bad = false;
   if (number < p.b * p.hk * rows) {
     const Head head = head_of(number);
-    const int row = static_cast<int>(number % rows), count = SplitKeys(head, partials.max_splits).count;
+    const int row = static_cast<int>(number % rows), count = SplitKeys(head, partials.rule).count;
     Sums& sums = of_rows[own];
     float top, l;
     sums.add_splits(p, partials, partials.at(head, row, 0), count, top, l);
@@ -181,21 +185,24 @@ __global__ void __launch_bounds__(kThreads, 4)
   }
 }
 
-// Mostly there is none: each thread looks at the rows of another sequence and kv head.
+// Mostly there is none: each thread looks at another 64 rows, of which a sequence and kv head has `words`.
+template <int kMaxSize>
 __global__ void __launch_bounds__(kThreads)
-    recompute(const __grid_constant__ AttentionParams p, const std::uint64_t* rows, const unsigned heads) {
-  __shared__ RowSums<kBlockWarps> sums;
+    recompute(const __grid_constant__ AttentionParams p, const std::uint64_t* rows, const Divisor words,
+              const unsigned all) {
+  __shared__ RowSums<kMaxSize, kBlockWarps> sums;
   __shared__ std::uint64_t wanted[kThreads];
   wait_for_previous();
-  for (unsigned first = blockIdx.x * kThreads; first < heads; first += gridDim.x * kThreads) {
+  for (unsigned first = blockIdx.x * kThreads; first < all; first += gridDim.x * kThreads) {
     const unsigned mine = first + threadIdx.x;
-    wanted[threadIdx.x] = mine < heads ? rows[mine] : 0;
+    wanted[threadIdx.x] = mine < all ? rows[mine] : 0;
     if (!__syncthreads_or(wanted[threadIdx.x] != 0)) continue;
     for (unsigned i = 0; i < kThreads; ++i)
       for (std::uint64_t left = wanted[i]; left != 0; left &= left - 1) {
-        const unsigned index = first + i, hk = static_cast<unsigned>(p.hk);
+        const unsigned index = words.quotient(first + i), hk = static_cast<unsigned>(p.hk);
         const Head head(p, index / hk, index % hk);
-        const Row row = row_of(head, __ffsll(static_cast<long long>(left)) - 1);
+        const int word = static_cast<int>(words.remainder(first + i));
+        const Row row = row_of(head, 64 * word + __ffsll(static_cast<long long>(left)) - 1);
         float top, l;
         sums.add_keys(head, row, top, l);
         sums.store_row(head, row, top, l);
@@ -205,27 +212,35 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+template <int kMaxSize>
+cudaError_t combine_rows(const AttentionParams& p, const Partials& partials, cudaStream_t stream) {
+  const auto rows = static_cast<unsigned>(p.sq * p.group), all = static_cast<unsigned>(p.b * p.hk) * rows;
+  if (partials.splits > kBlockWarps)
+    return launch_kernel(true, combine<kMaxSize, kBlockWarps>, all, kThreads, 0, stream, p, partials, rows);
+  return launch_kernel(true, combine<kMaxSize, 1>, (all + kBlockWarps - 1) / kBlockWarps, kThreads, 0, stream, p,
+                       partials, rows);
+}
+
 }  // namespace
 
 std::int64_t decode_items(const AttentionParams& p) {
   return p.b * p.hk * std::max<std::int64_t>(partials_of(p, nullptr).splits, p.sq * p.group);
 }
 std::size_t decode_workspace(const AttentionParams& p) {
-  const Partials partials = partials_of(p, nullptr);
-  return static_cast<std::size_t>(p.b * p.hk * p.group * p.sq * partials.splits * partials.floats) * sizeof(float);
+  return bytes_of(p, partials_of(p, nullptr));
 }
 
 cudaError_t attention_combine(const AttentionParams& p, const Partials& partials, cudaStream_t stream) {
-  const auto rows = static_cast<unsigned>(p.sq * p.group), all = static_cast<unsigned>(p.b * p.hk) * rows;
-  if (partials.splits > kBlockWarps)
-    return launch_kernel(true, combine<kBlockWarps>, all, kThreads, 0, stream, p, partials, rows);
-  return launch_kernel(true, combine<1>, (all + kBlockWarps - 1) / kBlockWarps, kThreads, 0, stream, p, partials, rows);
+  return p.dv <= kDecodeMaxHeadSize ? combine_rows<kDecodeMaxHeadSize>(p, partials, stream)
+                                    : combine_rows<kLatentMaxValueHeadSize>(p, partials, stream);
 }
 
 cudaError_t attention_recompute(const AttentionParams& p, const std::uint64_t* rows, cudaStream_t stream) {
-  const auto heads = static_cast<unsigned>(p.b * p.hk);
-  const unsigned blocks = std::min((heads + kThreads - 1) / kThreads, static_cast<unsigned>(multiprocessors()));
-  return launch_kernel(true, recompute, blocks, kThreads, 0, stream, p, rows, heads);
+  const std::int64_t words = ceil_div(p.sq * p.group, 64);
+  const auto all = static_cast<unsigned>(p.b * p.hk * words);
+  const unsigned blocks = std::min((all + kThreads - 1) / kThreads, static_cast<unsigned>(multiprocessors()));
+  const auto kernel = p.dv <= kDecodeMaxHeadSize ? recompute<kDecodeMaxHeadSize> : recompute<kLatentMaxValueHeadSize>;
+  return launch_kernel(true, kernel, blocks, kThreads, 0, stream, p, rows, Divisor(words), all);
 }
 
 }  // namespace rapt::cuda

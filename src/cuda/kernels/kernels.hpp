@@ -45,6 +45,14 @@ cudaError_t attention_decode_f32(const AttentionParams& params, std::byte* works
 bool quantised_groups_fit(const AttentionParams& params);
 cudaError_t attention_decode_quantised(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
 
+// attention_latent: heads of up to 576 columns whose values may be columns of their keys, as in latent attention, in
+// 16-bit types; rows as many as there are.
+inline constexpr std::int64_t kLatentRows = 64, kLatentKeys = 64;
+inline constexpr std::int64_t kLatentMaxHeadSize = 576, kLatentMaxValueHeadSize = 512;
+std::int64_t latent_items(const AttentionParams& params);     // thread blocks
+std::size_t latent_workspace(const AttentionParams& params);  // bytes, at a multiple of 16
+cudaError_t attention_latent(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
+
 // attention_naive: scores, softmax and values one after another, with the S x S matrix in `workspace`, behind
 // what finishes each row.
 std::int64_t naive_rows(const AttentionParams& params);

@@ -28,23 +28,39 @@ inline int multiprocessors() {
 }
 
 // kernel<<<blocks, threads, shared_bytes, stream>>>(arguments...), and what became of that launch: the last error,
-// which is all that the <<<>>> leave, may be of a call before. `early`: while the kernel before ends.
+// which is all that the <<<>>> leave, may be of a call before. `early`: while the kernel before ends. `cluster`: blocks
+// that run side by side.
 template <class... Parameters, class... Arguments>
-cudaError_t launch_kernel(bool early, void (*kernel)(Parameters...), unsigned blocks, unsigned threads,
-                          std::size_t shared_bytes, cudaStream_t stream, const Arguments&... arguments) {
+cudaError_t launch_clusters(unsigned cluster, bool early, void (*kernel)(Parameters...), unsigned blocks,
+                            unsigned threads, std::size_t shared_bytes, cudaStream_t stream,
+                            const Arguments&... arguments) {
   constexpr std::size_t kUnasked = 48 << 10;  // of shared memory
   if (shared_bytes > kUnasked) {
     const cudaError_t status =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
     if (status != cudaSuccess) return status;
   }
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2]{};
+  unsigned count = 0;
+  if (early) {
+    cudaLaunchAttribute& overlap = attributes[count++];
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (cluster > 1) {
+    cudaLaunchAttribute& size = attributes[count++];
+    size.id = cudaLaunchAttributeClusterDimension;
+    size.val.clusterDim.x = cluster, size.val.clusterDim.y = 1, size.val.clusterDim.z = 1;
+  }
   cudaLaunchConfig_t config{};
   config.gridDim = blocks, config.blockDim = threads, config.dynamicSmemBytes = shared_bytes, config.stream = stream;
-  config.attrs = &overlap, config.numAttrs = early ? 1 : 0;
+  config.attrs = attributes, config.numAttrs = count;
   return cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
+}
+template <class... Parameters, class... Arguments>
+cudaError_t launch_kernel(bool early, void (*kernel)(Parameters...), unsigned blocks, unsigned threads,
+                          std::size_t shared_bytes, cudaStream_t stream, const Arguments&... arguments) {
+  return launch_clusters(1, early, kernel, blocks, threads, shared_bytes, stream, arguments...);
 }
 
 }  // namespace rapt::cuda
