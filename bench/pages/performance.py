@@ -233,7 +233,7 @@ has every row, its version of rapt, and more (AVX2, shares of the FMA peak, cost
 - Both CPUs are virtual machines on shared hosts. Ratios move by 5 to 10 % from run to run.
 - A pale bar of "Attention alone" has samples of one side whose quartiles are more than 20 % of the median apart. No mean includes it.
 - The data are of several versions and days{"; whole models were timed while the machine still settled from other work" * busy}. Measure on your own machine before you decide.
-- NEON, AVX2-only CPUs beside PyTorch, Zen 5 and GPUs other than the H200 have not been measured.
+- Not measured: Arm; Zen 5; whole models on CPUs that have only AVX2; GPUs other than H100 and H200.
 """
 
 

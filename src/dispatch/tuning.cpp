@@ -208,9 +208,9 @@ Tuning read_tuning(const std::string& path, const std::string& prefix) {
   std::error_code error;
   const std::filesystem::file_status status = std::filesystem::status(path, error);
   if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
-    throw Error(where, "not a regular file", kWanted);  // to open a pipe would wait for who writes to it
+    throw Error(where, "no regular file", kWanted);  // to open a pipe would wait for who writes to it
   std::ifstream file(path, std::ios::binary);
-  if (!file) throw Error(where, std::string("cannot be read (") + std::strerror(errno) + ")", kWanted);
+  if (!file) throw Error(where, std::string("a file that cannot be read (") + std::strerror(errno) + ")", kWanted);
   std::string text(kMaxBytes + 1, '\0');
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
   text.resize(static_cast<std::size_t>(file.gcount()));

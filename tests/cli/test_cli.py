@@ -408,7 +408,7 @@ class Tune(CliTest):
             self.file.write_text(text.replace(line, other))
             self.assert_usage_error("check", mentions=f"RAPT_TUNING={self.file}:", RAPT_TUNING=str(self.file))
             self.assertIn(f": {other}", rapt("info", RAPT_TUNING=str(self.file)).stderr)
-        self.assert_usage_error("check", mentions="/no/such/file: cannot be read", RAPT_TUNING="/no/such/file")
+        self.assert_usage_error("check", mentions="/no/such/file: a file that cannot be read", RAPT_TUNING="/no/such/file")
 
     def test_usage(self):
         self.assert_usage_error("tune", "--output", "/no/such/folder/file", mentions="/no/such/folder/file")

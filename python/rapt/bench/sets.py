@@ -124,7 +124,8 @@ def read(name: str) -> tuple[list[Case], list[str]]:
     ValueError: "file:line: got; wanted"."""
     file = _FOLDER / f"{name}.txt" if name in NAMES else Path(name)
     if not file.is_file():
-        raise ValueError(f'--set: "{name}"; wanted a file, or one of {", ".join(NAMES)}')
+        names = ", ".join(NAMES) or f"the sets in {_FOLDER}, which is not there"
+        raise ValueError(f'--set: "{name}"; wanted a file, or one of {names}')
     shown = os.path.join("bench", "sets", file.name) if name in NAMES else name
     cases: list[Case] = []
     others: list[str] = []
