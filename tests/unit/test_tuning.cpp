@@ -195,7 +195,8 @@ TEST_CASE("tuning: a file that is not for here is refused with what differs", "[
     else CHECK(read_tuning(file.path()).entries.empty());
   }
   const auto refused_path = [](const std::string& path) { return refused_text([&] { read_tuning(path); }); };
-  check_says(refused_path("/no/such/file"), "/no/such/file: a file that cannot be read (No such file or directory); wanted");
+  check_says(refused_path("/no/such/file"),
+             "/no/such/file: a file that cannot be read (No such file or directory); wanted");
   check_says(refused_path(File(std::string((1 << 20) + 1, '#')).path()), ": more than 1048576 bytes; wanted");
   const std::string pipe = (fs::temp_directory_path() / ("rapt_pipe_" + std::to_string(getpid()))).string();
   REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
