@@ -33,11 +33,11 @@ __global__ void __launch_bounds__(kThreads, 1) latent(const __grid_constant__ La
   extern __shared__ std::uint8_t dynamic[];
   __shared__ LatentShared shared;
   let_next_start();
-  // From the last rows on: of causal ones they see the most keys.
-  const unsigned rank = cluster_rank(), cluster = params.grid.blocks - 1 - params.of_cluster.quotient(blockIdx.x);
+  // The last rows begin: of causal ones they see the most keys.
+  const unsigned rank = cluster_rank(), cluster = params.grid.blocks - 1 - params.cluster_size.quotient(blockIdx.x);
   const SplitBlock block(params.p, params.partials, params.grid, kRows, cluster);
   if (!block.exists) return;
-  const LatentShare share(block, static_cast<int>(params.of_cluster.by), static_cast<int>(rank));
+  const LatentShare share(block, static_cast<int>(params.cluster_size.by), static_cast<int>(rank));
   if (static_cast<int>(rank) >= share.sharers) return;
 
   const std::uint32_t q = (shared_address(dynamic) + 1023) / 1024 * 1024;  // the swizzle's unit
@@ -46,6 +46,7 @@ __global__ void __launch_bounds__(kThreads, 1) latent(const __grid_constant__ La
     const int loaders = params.box > 0 ? 1 : 128;
     for (int n = 0; n < 2; ++n) {
       for (int part = 0; part < LatentPlaces::kParts; ++part) barrier_init(places.full(n, part), loaders);
+      // A warpgroup frees its half of the values. Keys that are none have a place of their own, which both free.
       for (int half = 0; half < 2; ++half) barrier_init(places.empty(n, half), params.apart && n == 0 ? 8 : 4);
     }
     barrier_init(places.q_full(), params.q_by_tma ? 1 : kMathThreads);
@@ -75,7 +76,7 @@ __global__ void __launch_bounds__(kThreads, 1) latent(const __grid_constant__ La
     const float sum = over_row(math.l[h], Sum());
     if (math.lane % 4 == 0) shared.l[half][math.row(h)] = sum;
   }
-  named_sync(kMathBarrier, kMathThreads);  // and nobody reads Q and keys any more
+  named_sync(kMathBarrier, kMathThreads);  // nobody reads Q and keys any more
   auto* const results = reinterpret_cast<LatentResults*>(dynamic + (q - shared_address(dynamic)));
   math.leave(places.data, *results);
   cluster_sync();
@@ -84,18 +85,18 @@ __global__ void __launch_bounds__(kThreads, 1) latent(const __grid_constant__ La
   cluster_sync();
   if (params.fallback_rows && rank == 0 && threadIdx.x / 32 == 4) {
     const int rows = block.row_count - block.row_begin, lane = math.lane;
-    const unsigned low = __ballot_sync(~0u, lane < rows && results->bad[lane] != 0);
-    const unsigned high = __ballot_sync(~0u, lane + 32 < rows && results->bad[lane + 32] != 0);
+    const unsigned low = __ballot_sync(~0u, lane < rows && results->falls_back[lane] != 0);
+    const unsigned high = __ballot_sync(~0u, lane + 32 < rows && results->falls_back[lane + 32] != 0);
     const std::int64_t head = block.head.b * params.p.hk + block.head.hk;
     if (lane == 0)
       params.fallback_rows[head * params.grid.tiles.by + block.row_begin / kRows] = low | std::uint64_t{high} << 32;
   }
 }
 
-// How the keys of a sequence are split: the fewer for a thread block, the faster is a sequence alone and the slower are
+// How the keys of a sequence are split: the fewer a thread block has, the faster is a sequence alone and the slower are
 // many. Many rows have work for many thread blocks without that.
 struct Sharing {
-  int cluster, most_keys;  // thread blocks of a cluster, and keys of each
+  int cluster, max_keys;  // thread blocks of a cluster, and keys of each
 };
 Sharing sharing_of(std::int64_t rows) {
   if (rows <= kFewRows) return {2, 1024};
@@ -109,10 +110,10 @@ Partials latent_partials(const AttentionParams& p, std::byte* workspace) {
   const Sharing sharing = sharing_of(p.sq * p.group);
   return partials_of(
       p, workspace,
-      static_cast<int>(std::min<std::int64_t>(std::int64_t{sharing.cluster} * sharing.most_keys, 1 << 30)));
+      static_cast<int>(std::min<std::int64_t>(std::int64_t{sharing.cluster} * sharing.max_keys, 1 << 30)));
 }
 
-// Of rows of `size` columns of keys or values. False: threads load them.
+// The map of keys or values, of `size` columns. False: there can be none, and threads load them.
 bool make_map_of(CUtensorMap& map, const AttentionParams& p, const void* data, const Strides& s, std::int64_t size,
                  int box) {
   if (p.page_size == 0) return make_keys_map(map, p, data, s, size, box);
@@ -121,7 +122,7 @@ bool make_map_of(CUtensorMap& map, const AttentionParams& p, const void* data, c
          make_map(map, p.kv_type, data, {{size, 1, 64}, {p.page_size, s.s, box}, {p.hk, s.h, 1}, {entries, s.b, 1}});
 }
 
-// Of Q, in boxes of a tile's rows.
+// The map of Q, in boxes of a tile's rows. False: threads load it.
 bool make_queries_map(CUtensorMap& map, const AttentionParams& p) {
   const std::int64_t heads = std::min<std::int64_t>(p.group, kRows);
   return heads > 0 && p.group % heads == 0 && kRows % heads == 0 && is_vector(p.q, p.q_stride, 2) &&
@@ -135,7 +136,7 @@ bool make_queries_map(CUtensorMap& map, const AttentionParams& p) {
 
 template <class T>
 cudaError_t launch(const LatentParams& params, cudaStream_t stream) {
-  const unsigned cluster = params.of_cluster.by;
+  const unsigned cluster = params.cluster_size.by;
   return launch_clusters(cluster, false, latent<T>, params.grid.blocks * cluster, kThreads, kSharedBytes, stream,
                          params);
 }
@@ -154,7 +155,7 @@ std::size_t latent_workspace(const AttentionParams& p) {
 cudaError_t attention_latent(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
   LatentParams params{p, latent_partials(p, workspace)};
   params.grid = SplitGrid(p, params.partials, row_tiles(p));
-  params.of_cluster = Divisor(sharing_of(p.sq * p.group).cluster);
+  params.cluster_size = Divisor(sharing_of(p.sq * p.group).cluster);
   params.page_size = Divisor(p.page_size);
   params.apart = !values_in_keys(p);
   params.modified = has_modifiers(p.score);

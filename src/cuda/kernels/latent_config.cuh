@@ -1,5 +1,6 @@
-// What attention_latent is compiled for, what a launch gets, and what a thread block has: its keys, its places for them
-// and what its warps share.
+// What attention_latent is compiled for, what a launch gets, and what a thread block has: its keys, and in shared
+// memory the places for them (latent_load.cuh fills these, latent_rows.cuh empties them) and what its warps tell each
+// other.
 #pragma once
 
 #include "cuda/hopper/split_block.cuh"
@@ -8,38 +9,41 @@
 namespace rapt::cuda {
 
 constexpr int kRows = kLatentRows, kKeys = kLatentKeys;
-constexpr int kPanels = 9, kLeftPanels = 4;  // of 64 columns; those of a place's left half, the others are the right's
+constexpr int kPanels = 9, kLeftPanels = 4;  // of 64 columns; those of the left half, the others are the right one's
 constexpr int kPanelBytes = kKeys * 128;
 constexpr int kThreads = 384, kMathWarps = 8, kMathThreads = 32 * kMathWarps;
 constexpr int kLoadRegisters = 72, kMathRegisters = 216;
 constexpr int kBlockBytes = kPanels * kPanelBytes;
 constexpr int kSharedBytes = 3 * kBlockBytes + kPanelBytes + 1024;  // Q, two places for keys, P
-constexpr float kSlack = 8;  // a row's maximum moves only when it grows by more, as in attention_wgmma
-constexpr float kHugeScore = 0x1p20f;
+constexpr float kSlack = 8;            // a row's maximum moves only when it grows by more, as in attention_wgmma
+constexpr float kHugeScore = 0x1p20f;  // past it a weight would lose digits to the score's size
 constexpr int kOutPitch = (kLatentMaxValueHeadSize + 8) * 4;  // bytes; rows next to each other meet different banks
-static_assert(kRows * kOutPitch <= 2 * kBlockBytes);
-static_assert(kLoadRegisters + 2 * kMathRegisters <= 3 * (65536 / kThreads / 8 * 8));
+static_assert(kRows * kOutPitch <= 2 * kBlockBytes, "O is left where keys were");
+static_assert(kLoadRegisters + 2 * kMathRegisters <= 3 * (65536 / kThreads / 8 * 8),
+              "or warpgroups wait for registers for ever: there are no more than the launch took");
 
-constexpr int kMaxCluster = 2;
-// Named barriers: of each math warpgroup, of weights for each, of all math threads.
+constexpr int kMaxCluster = 2;  // thread blocks
+constexpr int kMinKeys = 256;   // of a thread block, unless its cluster has fewer
+// Numbered barriers: of each math warpgroup, of weights for each, of all math threads.
 constexpr int kGroupBarrier = 1, kWeightsBarrier = 3, kMathBarrier = 5;
-constexpr int kLeastKeys = 256;  // of a thread block, unless its cluster's are fewer
 
 struct LatentParams {
   AttentionParams p;
   Partials partials;
   SplitGrid grid;
   CUtensorMap q, k, v;
-  Divisor of_cluster, page_size;  // thread blocks; keys
-  int box;                        // keys of a tensor map's box; 0: keys are loaded by threads
-  bool apart;                     // values are not columns of keys
+  Divisor cluster_size, page_size;  // thread blocks; keys
+  int box;                          // keys of a tensor map's box; 0: keys are loaded by threads
+  bool apart;                       // values are not columns of keys
   bool q_by_tma;
   bool modified, keep;                   // keep: keys are read by several tiles of rows
   bool q_vector, kv_vector, out_vector;  // 16 bytes at a time
   std::uint64_t* fallback_rows;          // a bit for each of 64 rows; null: attention_combine finishes rows
 };
 
-// What a thread block of a cluster has of its split: keys are counted from the split's first.
+// What a thread block of a cluster has of its split, whose keys are counted from the split's first. Where it is cut
+// depends on how many these are, not on which of them rows see: or a row's bits would depend on what else is in its
+// tile.
 struct LatentShare {
   int sharers;                // thread blocks that have keys, or one
   int first = 0, blocks = 0;  // the first key of its blocks, and how many these are
@@ -47,7 +51,7 @@ struct LatentShare {
 
   __device__ LatentShare(const SplitBlock& block, int cluster, int rank) {
     const int even = (block.keys + cluster - 1) / cluster;
-    const int size = max((even + kKeys - 1) / kKeys * kKeys, kLeastKeys);
+    const int size = max((even + kKeys - 1) / kKeys * kKeys, kMinKeys);
     sharers = max((block.keys + size - 1) / size, 1);
     const int begin = max(block.begin, size * rank);
     end = min(block.end, size * (rank + 1));
@@ -61,8 +65,9 @@ struct LatentShare {
   __device__ int owner_of(int i) const { return key_of(i) / kKeys % 2; }
 };
 
-// Places for keys or values: position n of what comes is in place n % 2. It comes in four parts of its columns, each
-// with a barrier, and goes in halves.
+// The two places for blocks of keys or values, of which the n-th to come is in place n % 2. It comes in four parts of
+// its columns, each with a barrier, so that products begin with the first; and it goes in halves, since of values each
+// math warpgroup multiplies one.
 struct LatentPlaces {
   std::uint32_t barriers, data;
 
@@ -78,23 +83,24 @@ struct LatentPlaces {
   __device__ void wait_empty(int n, int half) const { barrier_wait(empty(n, half), n / 2 % 2 ^ 1); }
   __device__ bool is_empty(int n, int half) const { return barrier_is_done(empty(n, half), n / 2 % 2 ^ 1); }
   __device__ void wait_full_half(int n, int half) const { wait_full(n, 2 * half), wait_full(n, 2 * half + 1); }
-  // By a warpgroup.
+  // By each warp that has read it.
   __device__ void release(int n, int half) const {
     if (threadIdx.x % 32 == 0) barrier_arrive(empty(n, half));
   }
 };
 
+// What the math warps tell each other.
 struct LatentShared {
   std::uint64_t barriers[LatentPlaces::kBarriers];
   SplitRows<kRows> rows;
   float m[kRows];     // of the last block whose weights are there
   float l[2][kRows];  // of either warpgroup, at the end
 };
-// Where Q was, at the end. Of the rows that the thread block merges: what each thread block's sums are multiplied by,
-// and what makes results of them.
+// What a thread block leaves for its cluster where Q was, beside O where keys were: first m and l of its own. Then, of
+// the rows that it merges, what each thread block's O is multiplied by, and what makes results of the sum.
 struct LatentResults {
   float m[kRows], l[kRows];
-  std::uint32_t bad[kRows];  // of the cluster's first block: rows that are not trusted
+  std::uint32_t falls_back[kRows];  // of the cluster's first thread block: nonzero for fallback rows
   float factor[kRows][kMaxCluster], top[kRows], sum[kRows], half[kRows], inverse[kRows];
   std::int64_t out[kRows];
 };

@@ -1,5 +1,5 @@
-// How keys, values and Q come to shared memory in attention_latent: by TMA where tensor maps can describe the rows,
-// else by the first warpgroup's threads, and Q by the math warps'.
+// How keys, values and Q come to shared memory in attention_latent: by TMA where tensor maps can describe their rows,
+// else keys and values by the threads of the first warpgroup, and Q by those of the others.
 #pragma once
 
 #include "cuda/hopper/pipeline.cuh"
@@ -7,7 +7,8 @@
 
 namespace rapt::cuda {
 
-// By one warp, where tensor maps describe the keys; and Q, where one describes it.
+// By one warp, where tensor maps describe keys and values; and Q, where one describes it. A box has keys of one page:
+// lanes have one of a block's each.
 __device__ inline void load_by_tma(const LatentParams& params, const SplitBlock& block, const LatentShare& share,
                                    const LatentPlaces& places, std::uint32_t q) {
   const AttentionParams& p = params.p;
@@ -16,7 +17,8 @@ __device__ inline void load_by_tma(const LatentParams& params, const SplitBlock&
   const int b = static_cast<int>(block.head.b), hk = static_cast<int>(block.head.hk);
   const auto first =
       static_cast<unsigned>(p.ring ? block.first_key % p.page_size : block.head.k_first + block.first_key);
-  // The lane's box of a block, and where it lies.
+  // Where the lane's box of a block lies. Boxes past the last key that a row sees are not loaded: they may have no
+  // page.
   struct Box {
     int row = 0, entry = 0;
     bool exists = false;
@@ -45,7 +47,7 @@ __device__ inline void load_by_tma(const LatentParams& params, const SplitBlock&
 #pragma unroll 1
   for (int i = 0; i < share.blocks; ++i) {
     const Box own = next;
-    next = find(i + 1);  // before it is wanted: it may be in a table
+    next = find(i + 1);  // a block early: it may be in a table, in device memory
     const int bytes = __popc(__ballot_sync(~0u, own.exists)) * params.box * 128;
 #pragma unroll 1
     for (int values = 0; values < (params.apart ? 2 : 1); ++values) {
@@ -68,7 +70,7 @@ __device__ inline void load_by_tma(const LatentParams& params, const SplitBlock&
   }
 }
 
-// Panels [begin, end) of `rows` rows, by one warp: see load_rows().
+// Panels [begin, end) of `rows` rows, as load_rows() puts them there, by one warp.
 __device__ __forceinline__ void load_panels(int rows, std::uint32_t to, const void* x, std::int64_t at,
                                             std::int64_t stride, int size, bool vector, int begin, int end) {
 #pragma unroll 1
@@ -101,7 +103,7 @@ __device__ inline void load_by_threads(const LatentParams& params, const SplitBl
 #pragma unroll 1
       for (int half = 0; half < 2; ++half) {
         if (!places.is_empty(n, half)) {
-          if (filling) {  // or its readers, and those of this place, wait for ever
+          if (filling) {  // or those who wait for it never free this place
             copy_wait<0>();
             filled();
           }
@@ -123,7 +125,7 @@ __device__ inline void load_by_threads(const LatentParams& params, const SplitBl
   if (filling) filled();
 }
 
-// Q, by the math warps.
+// The tile's rows of Q, by the math warps.
 __device__ inline void load_q(const LatentParams& params, const SplitBlock& block, const LatentShared& shared,
                               std::uint32_t q) {
   constexpr int kWarpRows = kRows / kMathWarps;

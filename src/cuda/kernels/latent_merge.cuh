@@ -1,4 +1,5 @@
-// How the thread blocks of a cluster merge their results in attention_latent, and store what becomes of them.
+// How the thread blocks of a cluster merge their results in attention_latent, each some of the rows, and where these
+// go: to the output if no sequence has more than one split, else to attention_combine as partial results.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +8,38 @@
 
 namespace rapt::cuda {
 
-// The cluster's results together, by the math warps: each of the sharers merges some rows of all.
+// A row's m and l from those of all sharers, by one thread; and, if there is nothing to combine, its lse and what makes
+// results of O.
+__device__ __forceinline__ void merge_sums(const LatentParams& params, const Head& head,
+                                           const SplitRows<kRows>& of_rows, int row, int sharers,
+                                           std::uint32_t results_at, LatentResults& results) {
+  const AttentionParams& p = params.p;
+  float m[kMaxCluster], l[kMaxCluster], top = -kInfinity, sum = 0;
+#pragma unroll
+  for (int i = 0; i < kMaxCluster; ++i) {
+    const std::uint32_t there = in_cluster(results_at + row * 4, min(i, sharers - 1));
+    m[i] = i < sharers ? cluster_load4(there) : -kInfinity, l[i] = cluster_load4(there + kRows * 4);
+    top = fmaxf(top, m[i]);
+  }
+#pragma unroll
+  for (int i = 0; i < kMaxCluster; ++i) {
+    const float factor = exp2_approx(m[i] - shift_of(top));
+    if (i < sharers) sum = fmaf(l[i], factor, sum);
+    results.factor[row][i] = factor;
+  }
+  results.top[row] = top, results.sum[row] = sum;
+  if (params.fallback_rows) {  // what attention_combine makes of an only split, to the bit
+    Row found;
+    found.token = of_rows.token[row], found.q_head = of_rows.q_head[row];
+    const Finish f = finish_row(top, sum, sink_of(head, found), alibi_shift_log2(head, found));
+    results.half[row] = f.half, results.inverse[row] = f.sum == 0 ? 0.f : 1 / f.sum;
+    results.out[row] = of_rows.row_at(head, row, p.out_stride);
+    if (p.lse) p.lse[of_rows.row_at(head, row, p.lse_stride)] = f.lse;
+  }
+}
+
+// By the math warps of the cluster's thread block `rank` of `sharers`. `out` and `results_at` say where each of these
+// has left its O and LatentResults; this one's own are `own_out` and `results`.
 __device__ inline void merge(const LatentParams& params, const SplitBlock& block, LatentShared& shared, int sharers,
                              int rank, std::uint32_t out, const std::uint8_t* own_out, std::uint32_t results_at,
                              LatentResults& results) {
@@ -16,30 +48,8 @@ __device__ inline void merge(const LatentParams& params, const SplitBlock& block
   const Head& head = block.head;
   const SplitRows<kRows>& of_rows = shared.rows;
   const int rows = min(kRows, block.row_count - block.row_begin), thread = threadIdx.x - 128;
-  if (const int row = rank + thread * sharers; row < rows) {
-    float m[kMaxCluster], l[kMaxCluster], top = -kInfinity, sum = 0;
-#pragma unroll
-    for (int i = 0; i < kMaxCluster; ++i) {
-      const std::uint32_t there = in_cluster(results_at + row * 4, min(i, sharers - 1));
-      m[i] = i < sharers ? cluster_load4(there) : -kInfinity, l[i] = cluster_load4(there + kRows * 4);
-      top = fmaxf(top, m[i]);
-    }
-#pragma unroll
-    for (int i = 0; i < kMaxCluster; ++i) {
-      const float factor = exp2_approx(m[i] - shift_of(top));
-      if (i < sharers) sum = fmaf(l[i], factor, sum);
-      results.factor[row][i] = factor;
-    }
-    results.top[row] = top, results.sum[row] = sum;
-    if (params.fallback_rows) {  // what attention_combine makes of an only split, to the bit
-      Row found;
-      found.token = of_rows.token[row], found.q_head = of_rows.q_head[row];
-      const Finish f = finish_row(top, sum, sink_of(head, found), alibi_shift_log2(head, found));
-      results.half[row] = f.half, results.inverse[row] = f.sum == 0 ? 0.f : 1 / f.sum;
-      results.out[row] = of_rows.row_at(head, row, p.out_stride);
-      if (p.lse) p.lse[of_rows.row_at(head, row, p.lse_stride)] = f.lse;
-    }
-  }
+  if (const int row = rank + thread * sharers; row < rows)
+    merge_sums(params, head, of_rows, row, sharers, results_at, results);
   named_sync(kMathBarrier, kMathThreads);
 
   const int lane = threadIdx.x % 32, column = 4 * lane, size = static_cast<int>(p.dv);
@@ -49,19 +59,19 @@ __device__ inline void merge(const LatentParams& params, const SplitBlock& block
 #pragma unroll 1
     for (int i = 0; i < sharers; ++i) {
       const float factor = results.factor[row][i];
-      float4 part[kFours];
+      float4 o[kFours];
       if (i == rank) {
 #pragma unroll
         for (int n = 0; n < kFours; ++n)
-          part[n] = *reinterpret_cast<const float4*>(own_out + row * kOutPitch + lane * 16 + n * 512);
+          o[n] = *reinterpret_cast<const float4*>(own_out + row * kOutPitch + lane * 16 + n * 512);
       } else {
         const std::uint32_t there = in_cluster(out + row * kOutPitch + lane * 16, i);
 #pragma unroll
-        for (int n = 0; n < kFours; ++n) part[n] = cluster_load16(there + n * 512);
+        for (int n = 0; n < kFours; ++n) o[n] = cluster_load16(there + n * 512);
       }
 #pragma unroll
       for (int n = 0; n < kFours; ++n) {
-        const float4& x = part[n];
+        const float4& x = o[n];
         sum[n].x = fmaf(factor, x.x, sum[n].x), sum[n].y = fmaf(factor, x.y, sum[n].y);
         sum[n].z = fmaf(factor, x.z, sum[n].z), sum[n].w = fmaf(factor, x.w, sum[n].w);
       }
@@ -101,7 +111,8 @@ __device__ inline void merge(const LatentParams& params, const SplitBlock& block
         }
       }
     } else {
-      // By way of the row in the thread block's own shared memory, which nobody reads any more.
+      // By way of the row's place in this thread block's own O, so that lanes store columns side by side. The others
+      // read only those of the rows that they merge.
       const std::uint32_t own = out + row * kOutPitch;
 #pragma unroll
       for (int n = 0; n < kFours; ++n) {
@@ -117,8 +128,9 @@ __device__ inline void merge(const LatentParams& params, const SplitBlock& block
       }
     }
     const float any_nan = nan_or_0[0] + nan_or_0[1] + (nan_or_0[2] + nan_or_0[3]);
-    const bool bad = __any_sync(~0u, any_nan != 0) || (top != -kInfinity && fabsf(top) >= kHugeScore);
-    if (lane == 0) cluster_store4(in_cluster(results_at + offsetof(LatentResults, bad) + row * 4, 0), bad);
+    const bool falls_back = __any_sync(~0u, any_nan != 0) || (top != -kInfinity && fabsf(top) >= kHugeScore);
+    if (lane == 0)
+      cluster_store4(in_cluster(results_at + offsetof(LatentResults, falls_back) + row * 4, 0), falls_back);
   }
 }
 

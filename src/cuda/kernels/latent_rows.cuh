@@ -1,4 +1,5 @@
-// What attention_latent's math warpgroups do with blocks of keys: scores, the online softmax, and O in registers.
+// What the two math warpgroups of attention_latent do with blocks of keys: scores and the online softmax of every other
+// block, and the products of all weights with their half of the values' columns.
 #pragma once
 
 #include <type_traits>
@@ -8,7 +9,7 @@
 
 namespace rapt::cuda {
 
-// A math warpgroup: `half` of O's columns, and the blocks of keys that are its own.
+// A math warpgroup: `half` of O's columns, in registers, and the blocks of keys that are its own.
 template <class T>
 struct LatentRows {
   static constexpr int kScores = kKeys / 2, kOut = kLatentMaxValueHeadSize / 4;
@@ -22,7 +23,7 @@ struct LatentRows {
   LatentShared& shared;
   const std::uint32_t q, p;  // matrices in shared memory
   const int half, lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % 4 * 16, column = lane % 4 * 2;
-  const int valid;       // keys of the first block that exist
+  const int valid;       // keys of the first block, which are the last ones, up to where no row sees any
   int all_from, all_to;  // keys that all rows of the warp see
   float o[kOut] = {};
   float m[2] = {-kInfinity, -kInfinity}, l[2] = {};  // l: of the lane's columns of the warpgroup's own blocks
@@ -49,7 +50,9 @@ struct LatentRows {
   __device__ __forceinline__ void multiply_keys(int i, float (&s)[kScores]) {
     const int n = keys_at(i);
     const std::uint32_t q_matrix = matrix_at(q), k_matrix = matrix_at(places.slot(n));
-    if (params.apart && i > 0) {  // the other's keys were here meanwhile: they, too, come and go for both
+    if (params.apart && i > 0) {
+      // The other's keys come to this place in between, and both warpgroups free it. This one has to wait for them, or
+      // it would free the place of the keys before them.
       places.wait_full_half(n - 2, 0), places.wait_full_half(n - 2, 1);
       release_keys(i - 1);
     }
@@ -65,7 +68,8 @@ struct LatentRows {
     }
     wgmma_commit();
   }
-  // The warpgroup's half of the values of block i, as a matrix. There may be anything past the last key.
+  // The warpgroup's half of the values of block i, as a matrix. TMA may have loaded anything past the last key, or
+  // nothing: weights are 0 there, but 0 times NaN is NaN.
   __device__ __forceinline__ std::uint32_t values_of(int i) {
     const int n = values_at(i);
     const std::uint32_t values = places.slot(n) + half * (kLeftPanels * kPanelBytes);
@@ -76,13 +80,14 @@ struct LatentRows {
     }
     return matrix_at(values, kPanelBytes);
   }
+  // Moves the rows' m, and with it what O and l relate to. Mostly no row of the warp moves.
   __device__ __forceinline__ void rescale(const float (&moved)[2]) {
     const float factor[2] = {exp2_approx(m[0] - shift_of(moved[0])), exp2_approx(m[1] - shift_of(moved[1]))};
     const bool moves = moved[0] != m[0] || moved[1] != m[1];
 #pragma unroll
     for (int h = 0; h < 2; ++h) l[h] *= moved[h] != m[h] ? factor[h] : 1, m[h] = moved[h];
     if (!__any_sync(~0u, moves)) return;
-    wgmma_wait<0>();  // of scores, perhaps
+    wgmma_wait<0>();  // scores may be under way
 #pragma unroll
     for (int n = 0; n < kOut; ++n) o[n] *= factor[n / 2 % 2];
   }
@@ -98,7 +103,7 @@ struct LatentRows {
     for (int step = 0; step < kKeys / 16; ++step) wgmma_ab<T>(o, weights + 2 * step, values + step * 128, 1);
     wgmma_commit();
   }
-  // Of the warpgroup's own block: scores become weights, here and in shared memory for the other.
+  // Scores of the warpgroup's own block become weights, relative to `moved`, to which rescale() is yet to move O and l.
   __device__ __forceinline__ void softmax(int i, float (&s)[kScores], float (&moved)[2]) {
     const AttentionParams& a = params.p;
     const int key = share.key_of(i);
@@ -124,7 +129,7 @@ struct LatentRows {
         s[n] = exp2_approx(s[n] + neg_m), s[n + 1] = exp2_approx(s[n + 1] + neg_m);
     }
   }
-  // Hands weights over and queues O += P V of them.
+  // Hands weights and m to the other warpgroup, by way of shared memory, and queues O += P V of them.
   __device__ __forceinline__ void give(int i, const float (&s)[kScores], const float (&moved)[2]) {
     std::uint32_t weights[kScores / 2];
 #pragma unroll
@@ -153,20 +158,22 @@ struct LatentRows {
     for (int step = 0; step < kKeys / 16; ++step) wgmma_ab<T>(o, weights + 4 * step, values + step * 128, 1);
     wgmma_commit();
   }
+  // Waits for O += P V of block i.
   __device__ __forceinline__ void finish_values(int i) {
     wgmma_wait<0>();
     pin(o);
     places.release(values_at(i), half);
   }
+  // Keys that are values, too, go as these.
   __device__ __forceinline__ void release_keys(int i) {
     if (!params.apart) return;
     places.release(keys_at(i), 0);
     places.release(keys_at(i), 1);
   }
 
-  // Who has the first block adds the other's weights before it goes on to keys that are still to come, and who has the
-  // second multiplies keys before the other's weights are there: so the tensor cores have work while weights are made,
-  // and places for keys are soon free again.
+  // The warpgroup that has the first block takes the other's weights before it waits for the keys of its next, which
+  // are still to come; the one that has the second multiplies keys before it waits for the other's weights. So the
+  // tensor cores have work while weights are made, and places for keys are soon free again.
   __device__ void run() {
     if (share.blocks == 0) return;
     float s[kScores], moved[2];
@@ -206,7 +213,7 @@ struct LatentRows {
     }
   }
 
-  // O to shared memory, for the cluster; m and l, too.
+  // Leaves O, m and l in shared memory, for the cluster.
   __device__ void leave(std::uint32_t out, LatentResults& results) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
