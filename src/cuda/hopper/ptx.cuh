@@ -118,11 +118,6 @@ __device__ inline void prefetch_map(const CUtensorMap* map) {
 // Hints for L2: other data go before these, or these before other data.
 constexpr std::uint64_t kEvictLast = 0x14F0000000000000u, kEvictFirst = 0x12F0000000000000u;
 
-// 128 bytes to L2.
-__device__ inline void prefetch_l2(const void* from) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(from) : "memory");
-}
-
 // A box of a tensor map to shared memory; zeros where it leaves the tensor.
 __device__ inline void tma_load(std::uint32_t to, const CUtensorMap* map, int c0, int c1, int c2, int c3, int c4,
                                 std::uint32_t barrier) {

@@ -25,16 +25,16 @@ inline int max_splits(std::int64_t hk) {
 }
 // How a call's sequences are split: into at most so many, and, unless it is 0, into as few as keep to so many keys.
 struct SplitRule {
-  int max_splits, most_keys;
+  int max_splits, max_keys;
 };
 // Of so many keys from `SplitKeys::first` on, and `rows` of the sequence and a kv head.
 __host__ __device__ inline Splits splits_of(std::int64_t all_keys, int rows, const SplitRule& rule) {
   const auto keys = static_cast<unsigned>(all_keys), units = (keys + kSplitUnit - 1) / kSplitUnit;
-  const auto max_splits = static_cast<unsigned>(rule.max_splits), most_keys = static_cast<unsigned>(rule.most_keys);
+  const auto max_splits = static_cast<unsigned>(rule.max_splits), max_keys = static_cast<unsigned>(rule.max_keys);
   const auto in_splits = [&](unsigned count) { return (units + count - 1) / count * kSplitUnit; };
-  if (most_keys > 0) {
-    if (keys <= most_keys) return {rule.most_keys, 1};
-    const unsigned count = (keys + most_keys - 1) / most_keys;
+  if (max_keys > 0) {
+    if (keys <= max_keys) return {rule.max_keys, 1};
+    const unsigned count = (keys + max_keys - 1) / max_keys;
     const unsigned even = in_splits(count < max_splits ? count : max_splits);
     return {static_cast<int>(even), static_cast<int>((keys + even - 1) / even)};
   }
@@ -82,11 +82,11 @@ inline Partials partials_of(const AttentionParams& p, std::byte* workspace) {
           reinterpret_cast<float*>(workspace),
           Partials::m_at(p) + 4};
 }
-// In splits of up to `most_keys`, a multiple of kSplitUnit.
-inline Partials partials_of(const AttentionParams& p, std::byte* workspace, int most_keys) {
+// In splits of up to `max_keys`, a multiple of kSplitUnit.
+inline Partials partials_of(const AttentionParams& p, std::byte* workspace, int max_keys) {
   const std::int64_t keys = std::max(p.sk, p.total_k) + (p.ring ? kSplitUnit - 1 : 0), most = max_splits(p.hk);
-  return {static_cast<int>(clamp_to(ceil_div(keys, most_keys), 1, most)),
-          {static_cast<int>(most), most_keys},
+  return {static_cast<int>(clamp_to(ceil_div(keys, max_keys), 1, most)),
+          {static_cast<int>(most), max_keys},
           reinterpret_cast<float*>(workspace),
           Partials::m_at(p) + 4};
 }

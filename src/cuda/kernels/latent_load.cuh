@@ -1,0 +1,142 @@
+// How keys, values and Q come to shared memory in attention_latent: by TMA where tensor maps can describe their rows,
+// else keys and values by the threads of the first warpgroup, and Q by those of the others.
+#pragma once
+
+#include "cuda/hopper/pipeline.cuh"
+#include "cuda/kernels/latent_config.cuh"
+
+namespace rapt::cuda {
+
+// By one warp, where tensor maps describe keys and values; and Q, where one describes it. A box has keys of one page:
+// lanes have one of a block's each.
+__device__ inline void load_by_tma(const LatentParams& params, const SplitBlock& block, const LatentShare& share,
+                                   const LatentPlaces& places, std::uint32_t q) {
+  const AttentionParams& p = params.p;
+  const int lane = threadIdx.x % 32, boxes = kKeys / params.box;
+  const bool paged = p.page_size > 0, in_table = paged && !p.ring;
+  const int b = static_cast<int>(block.head.b), hk = static_cast<int>(block.head.hk);
+  const auto first =
+      static_cast<unsigned>(p.ring ? block.first_key % p.page_size : block.head.k_first + block.first_key);
+  // Where the lane's box of a block lies. Boxes past the last key that a row sees are not loaded: they may have no
+  // page.
+  struct Box {
+    int row = 0, entry = 0;
+    bool exists = false;
+  };
+  const auto find = [&](int i) {
+    const int key = i < share.blocks ? share.key_of(i) + lane * params.box : share.end;
+    Box box{0, p.total_k >= 0 ? 0 : b, lane < boxes && key < share.end};
+    if (!box.exists) return box;
+    const unsigned place = first + key;
+    box.row = static_cast<int>(paged ? params.page_size.remainder(place) : place);
+    if (!in_table) return box;
+    const std::int64_t page =
+        p.pages.element(b * p.pages_stride_b + std::int64_t{params.page_size.quotient(place)} * p.pages.stride);
+    box.entry = static_cast<int>(clamp_to(page, 0, p.page_count - 1));
+    return box;
+  };
+  if (params.q_by_tma && lane == 0) {
+    const unsigned row = block.row_begin, token = block.grid.group.quotient(row);
+    barrier_arrive_expecting(places.q_full(), kBlockBytes);
+#pragma unroll 1
+    for (int panel = 0; panel < kPanels; ++panel)
+      tma_load(q + panel * kPanelBytes, &params.q, panel * 64, static_cast<int>(row - token * block.grid.group.by),
+               static_cast<int>(token), hk, b, places.q_full());
+  }
+  Box next = find(0);
+#pragma unroll 1
+  for (int i = 0; i < share.blocks; ++i) {
+    const Box own = next;
+    next = find(i + 1);  // a block early: it may be in a table, in device memory
+    const int bytes = __popc(__ballot_sync(~0u, own.exists)) * params.box * 128;
+#pragma unroll 1
+    for (int values = 0; values < (params.apart ? 2 : 1); ++values) {
+      const int n = params.apart ? 2 * i + values : i;
+      const CUtensorMap* const map = values ? &params.v : &params.k;
+#pragma unroll 1
+      for (int part = 0; part < LatentPlaces::kParts; ++part) {
+        const int panel = LatentPlaces::begin(part), end = LatentPlaces::end(part);
+        if (part % 2 == 0) places.wait_empty(n, part / 2);
+        if (lane == 0) barrier_arrive_expecting(places.full(n, part), bytes * (end - panel));
+        __syncwarp();
+        if (own.exists)
+#pragma unroll 1
+          for (int at = panel; at < end; ++at)
+            tma_load(places.slot(n) + at * kPanelBytes + lane * params.box * 128, map, at * 64, own.row, hk, own.entry,
+                     places.full(n, part), params.keep);
+        __syncwarp();
+      }
+    }
+  }
+}
+
+// Panels [begin, end) of `rows` rows, as load_rows() puts them there, by one warp.
+__device__ __forceinline__ void load_panels(int rows, std::uint32_t to, const void* x, std::int64_t at,
+                                            std::int64_t stride, int size, bool vector, int begin, int end) {
+#pragma unroll 1
+  for (int panel = begin; panel < end; ++panel)
+    load_rows<64, 1>(rows, to + panel * kPanelBytes, 0, static_cast<const std::uint16_t*>(x) + panel * 64 * stride, at,
+                     stride, size - panel * 64, vector, 0);
+}
+
+// By a warpgroup, whatever the keys' layout. Only keys that some row sees are read.
+__device__ inline void load_by_threads(const LatentParams& params, const SplitBlock& block, const LatentShare& share,
+                                       const LatentPlaces& places) {
+  constexpr int kWarpRows = kKeys / 4;
+  const AttentionParams& p = params.p;
+  const int first = threadIdx.x / 32 * kWarpRows, lane = threadIdx.x % 32;
+  std::uint32_t filling = 0;  // the first barrier of the half whose copies are under way
+  const auto filled = [&] {
+    fence_async_proxy();
+    barrier_arrive(filling), barrier_arrive(filling + 8);
+    filling = 0;
+  };
+#pragma unroll 1
+  for (int i = 0; i < share.blocks; ++i) {
+    const int key = share.key_of(i) + first + lane;
+    const bool exists = key >= block.begin && key < share.end && lane < kWarpRows;
+#pragma unroll 1
+    for (int values = 0; values < (params.apart ? 2 : 1); ++values) {
+      const int n = params.apart ? 2 * i + values : i;
+      const Strides stride = values ? p.v_stride : p.k_stride;
+      const std::int64_t at = exists ? block.head.key_at(stride, block.first_key + key) : -1;
+#pragma unroll 1
+      for (int half = 0; half < 2; ++half) {
+        if (!places.is_empty(n, half)) {
+          if (filling) {  // or those who wait for it never free this place
+            copy_wait<0>();
+            filled();
+          }
+          places.wait_empty(n, half);
+        }
+        load_panels(kWarpRows, places.slot(n) + first * 128, values ? p.v : p.k, at, stride.d,
+                    static_cast<int>(values ? p.dv : p.d), params.kv_vector, half ? kLeftPanels : 0,
+                    half ? kPanels : kLeftPanels);
+        copy_commit();
+        if (filling) {
+          copy_wait<1>();
+          filled();
+        }
+        filling = places.full(n, 2 * half);
+      }
+    }
+  }
+  copy_wait<0>();
+  if (filling) filled();
+}
+
+// The tile's rows of Q, by the math warps.
+__device__ inline void load_q(const LatentParams& params, const SplitBlock& block, const LatentShared& shared,
+                              std::uint32_t q) {
+  constexpr int kWarpRows = kRows / kMathWarps;
+  const AttentionParams& p = params.p;
+  const int first = (threadIdx.x / 32 - 4) * kWarpRows, lane = threadIdx.x % 32;
+  const bool exists = lane < kWarpRows && block.row_begin + first + lane < block.row_count;
+  const std::int64_t at = exists ? shared.rows.row_at(block.head, first + lane, p.q_stride) : -1;
+  load_panels(kWarpRows, q + first * 128, p.q, at, p.q_stride.d, static_cast<int>(p.d), params.q_vector, 0, kPanels);
+  copy_commit();
+  copy_wait<0>();
+  fence_async_proxy();
+}
+
+}  // namespace rapt::cuda

@@ -1,0 +1,137 @@
+// How the thread blocks of a cluster merge their results in attention_latent, each some of the rows, and where these
+// go: to the output if no sequence has more than one split, else to attention_combine as partial results.
+#pragma once
+
+#include <cstddef>
+
+#include "cuda/kernels/latent_config.cuh"
+
+namespace rapt::cuda {
+
+// A row's m and l from those of all sharers, by one thread; and, if there is nothing to combine, its lse and what makes
+// results of O.
+__device__ __forceinline__ void merge_sums(const LatentParams& params, const Head& head,
+                                           const SplitRows<kRows>& of_rows, int row, int sharers,
+                                           std::uint32_t results_at, LatentResults& results) {
+  const AttentionParams& p = params.p;
+  float m[kMaxCluster], l[kMaxCluster], top = -kInfinity, sum = 0;
+#pragma unroll
+  for (int i = 0; i < kMaxCluster; ++i) {
+    const std::uint32_t there = in_cluster(results_at + row * 4, min(i, sharers - 1));
+    m[i] = i < sharers ? cluster_load4(there) : -kInfinity, l[i] = cluster_load4(there + kRows * 4);
+    top = fmaxf(top, m[i]);
+  }
+#pragma unroll
+  for (int i = 0; i < kMaxCluster; ++i) {
+    const float factor = exp2_approx(m[i] - shift_of(top));
+    if (i < sharers) sum = fmaf(l[i], factor, sum);
+    results.factor[row][i] = factor;
+  }
+  results.top[row] = top, results.sum[row] = sum;
+  if (params.fallback_rows) {  // what attention_combine makes of an only split, to the bit
+    Row found;
+    found.token = of_rows.token[row], found.q_head = of_rows.q_head[row];
+    const Finish f = finish_row(top, sum, sink_of(head, found), alibi_shift_log2(head, found));
+    results.half[row] = f.half, results.inverse[row] = f.sum == 0 ? 0.f : 1 / f.sum;
+    results.out[row] = of_rows.row_at(head, row, p.out_stride);
+    if (p.lse) p.lse[of_rows.row_at(head, row, p.lse_stride)] = f.lse;
+  }
+}
+
+// By the math warps of the cluster's thread block `rank` of `sharers`. `out` and `results_at` say where each of these
+// has left its O and LatentResults; this one's own are `own_out` and `results`.
+__device__ inline void merge(const LatentParams& params, const SplitBlock& block, LatentShared& shared, int sharers,
+                             int rank, std::uint32_t out, const std::uint8_t* own_out, std::uint32_t results_at,
+                             LatentResults& results) {
+  constexpr int kFours = kLatentMaxValueHeadSize / 128;
+  const AttentionParams& p = params.p;
+  const Head& head = block.head;
+  const SplitRows<kRows>& of_rows = shared.rows;
+  const int rows = min(kRows, block.row_count - block.row_begin), thread = threadIdx.x - 128;
+  if (const int row = rank + thread * sharers; row < rows)
+    merge_sums(params, head, of_rows, row, sharers, results_at, results);
+  named_sync(kMathBarrier, kMathThreads);
+
+  const int lane = threadIdx.x % 32, column = 4 * lane, size = static_cast<int>(p.dv);
+#pragma unroll 2
+  for (int row = rank + thread / 32 * sharers; row < rows; row += kMathWarps * sharers) {
+    float4 sum[kFours] = {};
+#pragma unroll 1
+    for (int i = 0; i < sharers; ++i) {
+      const float factor = results.factor[row][i];
+      float4 o[kFours];
+      if (i == rank) {
+#pragma unroll
+        for (int n = 0; n < kFours; ++n)
+          o[n] = *reinterpret_cast<const float4*>(own_out + row * kOutPitch + lane * 16 + n * 512);
+      } else {
+        const std::uint32_t there = in_cluster(out + row * kOutPitch + lane * 16, i);
+#pragma unroll
+        for (int n = 0; n < kFours; ++n) o[n] = cluster_load16(there + n * 512);
+      }
+#pragma unroll
+      for (int n = 0; n < kFours; ++n) {
+        const float4& x = o[n];
+        sum[n].x = fmaf(factor, x.x, sum[n].x), sum[n].y = fmaf(factor, x.y, sum[n].y);
+        sum[n].z = fmaf(factor, x.z, sum[n].z), sum[n].w = fmaf(factor, x.w, sum[n].w);
+      }
+    }
+    const float top = results.top[row], l = results.sum[row];
+    if (!params.fallback_rows) {
+      float* const to = params.partials.at(head, block.row_begin + row, block.split);
+      const int m_at = static_cast<int>(Partials::m_at(p));
+#pragma unroll
+      for (int n = 0; n < kFours; ++n)
+        if (column + 128 * n < m_at) *reinterpret_cast<float4*>(to + column + 128 * n) = sum[n];
+      if (lane == 0) *reinterpret_cast<float2*>(to + m_at) = make_float2(top, l);
+      continue;
+    }
+    const float half = results.half[row], inverse = results.inverse[row];
+    const std::int64_t to = results.out[row];
+    float nan_or_0[4] = {l * 0};
+    if (half != 1) {
+#pragma unroll
+      for (float4& x : sum) x = make_float4(x.x * half * half, x.y * half * half, x.z * half * half, x.w * half * half);
+    }
+    const auto add = [&](int i, float x) { nan_or_0[i] = fmaf(x, 0, nan_or_0[i]); };
+    if (params.out_vector) {
+      const bool is_half = p.out_type == DType::f16;
+#pragma unroll
+      for (int n = 0; n < kFours; ++n) {
+        if (column + 128 * n >= size) break;
+        float4& x = sum[n];
+        add(0, x.x), add(1, x.y), add(2, x.z), add(3, x.w);
+        x.x *= inverse, x.y *= inverse, x.z *= inverse, x.w *= inverse;
+        if (p.out_type == DType::f32) {
+          *reinterpret_cast<float4*>(static_cast<float*>(p.out) + to + column + 128 * n) = x;
+        } else {
+          *reinterpret_cast<uint2*>(static_cast<std::uint16_t*>(p.out) + to + column + 128 * n) =
+              is_half ? make_uint2(pack<__half>(x.x, x.y), pack<__half>(x.z, x.w))
+                      : make_uint2(pack<__nv_bfloat16>(x.x, x.y), pack<__nv_bfloat16>(x.z, x.w));
+        }
+      }
+    } else {
+      // By way of the row's place in this thread block's own O, so that lanes store columns side by side. The others
+      // read only those of the rows that they merge.
+      const std::uint32_t own = out + row * kOutPitch;
+#pragma unroll
+      for (int n = 0; n < kFours; ++n) {
+        store8(own + lane * 16 + n * 512, sum[n].x, sum[n].y);
+        store8(own + lane * 16 + n * 512 + 8, sum[n].z, sum[n].w);
+      }
+      __syncwarp();
+#pragma unroll 1
+      for (int i = lane; i < size; i += 32) {
+        const float x = load4(own + i * 4);
+        add(0, x);
+        store(p.out, p.out_type, to + i * p.out_stride.d, x * inverse);
+      }
+    }
+    const float any_nan = nan_or_0[0] + nan_or_0[1] + (nan_or_0[2] + nan_or_0[3]);
+    const bool falls_back = __any_sync(~0u, any_nan != 0) || (top != -kInfinity && fabsf(top) >= kHugeScore);
+    if (lane == 0)
+      cluster_store4(in_cluster(results_at + offsetof(LatentResults, falls_back) + row * 4, 0), falls_back);
+  }
+}
+
+}  // namespace rapt::cuda
