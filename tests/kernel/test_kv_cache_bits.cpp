@@ -141,6 +141,32 @@ TEST_CASE("caches: a sequence alone gives the bits it gives in a batch", "[kerne
   }
 }
 
+// Of 8 to 16 rows, which are attention_decode's over many keys only.
+TEST_CASE("caches: a sequence of a batch gets the kernel that it gets alone", "[kernel]") {
+  constexpr std::int64_t kLengths[] = {3, 64, 128, 129, 1100};
+  const Context context;
+  for (const char* dtype : {"f32", "bf16"})
+    for (const char* rows : {"hq=4 hk=2 sq=4", "hq=3 hk=1 sq=4", "hq=8 hk=1 sq=2"}) {
+      Case batch(
+          AttentionProblem::parse("attention b=5 sk=1100 d=64 seqlens lse dtype=" + std::string(dtype) + " " + rows),
+          3);
+      Case single(batch.problem, 3);
+      for (std::int64_t n = 0; n < 5; ++n) set_index(batch.seqlens, n, kLengths[n]);
+      attention(batch.args(), context);
+      for (std::int64_t n = 0; n < 5; ++n) {
+        AttentionArgs args = batch.args();
+        const auto own = [n](const TensorView& view) { return slice(view, 0, n, 1); };
+        args.q = own(args.q);
+        args.kv = KvSource::strided(slice(own(args.kv.k), 2, 0, kLengths[n]), slice(own(args.kv.v), 2, 0, kLengths[n]));
+        args.out = slice(single.out.mutable_view(), 0, n, 1), args.lse = slice(single.lse.mutable_view(), 0, n, 1);
+        attention(args, context);
+      }
+      INFO(batch.problem.to_string());
+      CHECK(same_bits(batch.out, single.out));
+      CHECK(same_bits(batch.lse, single.lse));
+    }
+}
+
 TEST_CASE("caches: executors and thread counts do not change a bit", "[kernel][threads][numbers]") {
   for (DType dtype : {DType::f32, DType::f16, DType::i4x2}) {
     for (const char* words :

@@ -233,6 +233,17 @@ TEST_CASE("plan: AMX takes f16 from 144 rows of a key head and 8192 elements of 
   CHECK_FALSE(chosen("sq=144 sk=64 dv=95"));
 }
 
+TEST_CASE("plan: rows that fill a vector are decoding's over many keys only", "[unit]") {
+  const auto phase = [](const std::string& text) {
+    return info_of(plan_of("attention b=8 hq=12 d=64 " + text, Context()).entry()).phase;
+  };
+  CHECK(phase("sq=16 sk=128") == Phase::prefill);
+  CHECK(phase("sq=16 sk=129") == Phase::decode);
+  CHECK(phase("sq=1 sk=16") == Phase::decode);
+  CHECK(phase("sq=16 sk=128 kv=i8 groups=1") == Phase::decode);
+  CHECK(phase("sq=16 sk=4096 seqlens") == Phase::prefill);  // and decoding beside it, for sequences that have many
+}
+
 TEST_CASE("plan: problems that no arguments could give are refused", "[unit]") {
   for (const char* text :
        {"attention hq=3 hk=2 sq=4 d=8", "attention hq=2 hk=0 sq=4 d=8", "attention sq=4 d=0", "attention sq=4 d=8 dv=0",
