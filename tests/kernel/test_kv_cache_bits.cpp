@@ -81,7 +81,7 @@ TEST_CASE("caches: pages may lie in any order", "[kernel][long]") {
   }
 }
 
-TEST_CASE("caches: pages give the bits of the same keys in one piece", "[kernel]") {
+TEST_CASE("caches: pages give the bits of the same keys in one piece", "[kernel][long]") {
   const DType dtype = each_cache_type();
   for (const char* words :
        {"hq=6 hk=2 sq=1 sk=1190 d=32 page=17", "hq=2 sq=7 sk=600 d=32 page=1", "hq=4 hk=1 sq=70 sk=640 d=32 page=128",
