@@ -201,8 +201,9 @@ class AttentionEntry final : public CpuEntry {
            takes_cache(kernel_, p);
   }
 
-  // Than the first kernel that dispatch would take instead, over all keys, and over the few that a sequence may have of
-  // them: else kernels_for() that kernel has both, and each sequence gets what it would get alone.
+  // Whether it is faster than the first kernel that dispatch would take instead. Where sequences have lengths, it must
+  // be so over few keys, too; else the other kernel takes the call, and kernels_for() gives each sequence the faster
+  // one.
   bool is_faster_than_prefill(const AttentionProblem& p, std::int64_t rows, const Context::Impl& context) const {
     const auto is_faster_over = [&](std::int64_t keys) {
       for (const AttentionEntry* other : all_)
