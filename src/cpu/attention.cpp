@@ -18,6 +18,8 @@ constexpr std::int64_t kAllKeys = std::numeric_limits<std::int64_t>::max();
 // done last busy, and the others waiting.
 constexpr std::size_t kMinBytesToCombineTogether = std::size_t{256} << 10;
 constexpr std::int64_t kRowsOfSlice = 8;
+// Below this an item is done before what the next one reads could arrive.
+constexpr double kMinFlopsToLookAhead = 5e5;
 
 // One call on its way through the executor: workers take items until none is left.
 struct Workers {
@@ -47,7 +49,7 @@ struct Workers {
       if (queue.next.load(std::memory_order_relaxed) >= queue.end) continue;
       for (std::int64_t i; (i = queue.next.fetch_add(1, std::memory_order_relaxed)) < queue.end;) {
         const TaskScope task(tasks, Task::Kind::item, index, i, 1);
-        run(i, worker);
+        run(i, worker, plan.looks_ahead && n == 0 && i + 1 < queue.end);
       }
     }
     if (combine_together) combine_share(index);
@@ -70,13 +72,23 @@ struct Workers {
     }
   }
 
-  void run(std::int64_t i, Worker& worker) {
+  // `goes_on`: item i + 1 will probably be the worker's next.
+  void run(std::int64_t i, Worker& worker, bool goes_on) {
     const auto after = [](std::int64_t item, const SequenceWork& s) { return item < s.first_item; };
     const SequenceWork& s = *(std::upper_bound(list.begin(), list.end(), i, after) - 1);
     const auto [b, hk, begin, end, split] = place_of(s, params.hk, i - s.first_item);
     WorkItem item{b, hk, begin, end, 0, kAllKeys, nullptr, b == worker.b && hk == worker.hk};
     worker.b = b, worker.hk = hk;
-    if (s.splits == 1) return s.kernel->run(params, item, worker.scratch);
+    if (s.splits == 1) {
+      WorkItem next{};
+      if (goes_on && s.cost * static_cast<double>(params.d + params.dv) >= kMinFlopsToLookAhead &&
+          i + 1 - s.first_item < s.count * params.hk * s.items_of_head()) {
+        const auto [next_b, next_hk, next_begin, next_end, _] = place_of(s, params.hk, i + 1 - s.first_item);
+        next = {next_b, next_hk, next_begin, next_end, 0, kAllKeys, nullptr};
+        item.next = &next;
+      }
+      return s.kernel->run(params, item, worker.scratch);
+    }
 
     const std::int64_t head = (b - s.b) * params.hk + hk;
     if (split > 0) item.key_begin = s.first_key + split * s.split_keys;

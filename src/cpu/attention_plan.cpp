@@ -31,6 +31,12 @@ double bytes_of_keys(const AttentionProblem& p) {
          bytes_of(p.kv_dtype);
 }
 
+double bytes_of_tensors(const AttentionProblem& p) {
+  const auto tokens = static_cast<double>(p.b * p.hq) * static_cast<double>(p.sq);
+  return bytes_of_keys(p) + tokens * static_cast<double>(p.d) * bytes_of(p.q_dtype) +
+         tokens * static_cast<double>(p.dv) * bytes_of(p.out_dtype);
+}
+
 [[noreturn]] void too_large(const AttentionProblem& p) {
   throw Error("problem", p.to_string(), "one whose workspace has less than 2^64 bytes");
 }
@@ -173,6 +179,8 @@ AttentionPlan plan_attention(const AttentionProblem& problem, const AttentionKer
     const std::int64_t items = ceil_div(of_head, std::max<std::int64_t>(panels, 1));
     plan.rows_per_item = ceil_div(of_head, items) * block;
   }
+  // What fits the workers' L2 is probably there, and fetching it again costs small items 2 to 10 %.
+  plan.looks_ahead = bytes_of_tensors(p) > static_cast<double>(l2_bytes) * concurrency;
   plan.work_items = heads * ceil_div(rows, plan.rows_per_item);
   const std::int64_t partials = splits > 1 ? rows_of_all * splits : 0;
   size_workspace(plan, problem, p.ragged_q >= 0 ? max_partials(problem, rows_of_all) : partials);

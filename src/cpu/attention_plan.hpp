@@ -24,6 +24,7 @@ struct AttentionPlan final : EntryPlan {
   std::int64_t rows_per_item = 0;          // of (token, head of the group) pairs, for kernels.kernel
   std::int64_t smaller_rows_per_item = 0;  // for kernels.smaller
   bool keeps_keys = false;                 // the kernel prepares keys once for items of one head in a row
+  bool looks_ahead = false;                // what the next item begins with is fetched during an item
   std::int64_t max_sequences = 0;          // in the list
   std::int64_t max_splits = 1;             // of a head's keys
   std::size_t queue_bytes = 0, list_bytes = 0;

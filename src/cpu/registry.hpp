@@ -21,7 +21,8 @@ struct WorkItem {
   // Null: the item has all keys of its rows, and finishes them. Else it leaves partial results for attention_combine,
   // [row][partial_floats].
   float* partial;
-  bool same_keys = false;  // the item before it in this scratch was of the same call, sequence and kv head
+  bool same_keys = false;          // the item before it in this scratch was of the same call, sequence and kv head
+  const WorkItem* next = nullptr;  // the item that the worker will probably do next: may be fetched
 };
 
 inline constexpr std::int64_t kMaxSplits = 64;  // of a row's keys, each with a partial result of its own

@@ -26,6 +26,7 @@ namespace {
 // with AVX2 (on Sapphire Rapids 0.5 with AVX-512, -0.5 with AVX2) and broke the contract's bound on rising values.
 constexpr std::int64_t kBlockK = 128;
 constexpr std::int64_t kWidth = kVecs * kLanes;
+constexpr std::int64_t kTileKeys = rows_of_tile(kVecs);
 constexpr std::int64_t kMaxPanels = 16;  // of an item
 constexpr std::int64_t kRunKeys = kRunBlocks * kBlockK;
 
@@ -35,6 +36,8 @@ struct Scratch {
   float *s, *block_max, *block_max_exponent, *short_sum, *sum;  // one panel and block: scores, their maxima and sums
   float *k, *v;                                                 // one block, packed
   float *zero, *discarded;                                      // a row of zeros, a row that is written, never read
+  const std::byte** upcoming;  // rows to be fetched: keys, values and tails of two blocks, Q, out
+  Row* next_row;               // of the next item
 
   Scratch(Carver& carver, const AttentionShape& shape) {
     const std::int64_t lanes = round_up(shape.rows, kLanes);
@@ -54,6 +57,8 @@ struct Scratch {
     v = carver.take<float>(kBlockK * packed_stride(shape.dv));
     zero = carver.take<float>(kWidth);
     discarded = carver.take<float>(kWidth);
+    upcoming = carver.take<const std::byte*>(6 * kBlockK + (kMaxPanels + 2) * kWidth);
+    next_row = carver.take<Row>(kMaxPanels * kWidth);
   }
 };
 
@@ -81,7 +86,8 @@ struct Scratch {
 // w.s = the final scores of a block for a panel of kW vectors, as to_exponents() has them, w.block_max = their maxima.
 // Returns false if all are masked.
 template <int kW>
-bool score(const Head& head, const Panel& panel, std::int64_t k0, const Cut& c, Block kb, const Scratch& w) {
+bool score(const Head& head, const Panel& panel, std::int64_t k0, const Cut& c, Block kb, const Scratch& w,
+           Upcoming* upcoming) {
   const bool modified = needs_finish(head.p.score);
   bool visible = !modified;
   for (int v = 0; v < kW; ++v) store(w.block_max + v * kLanes, minus_infinity());
@@ -93,7 +99,8 @@ bool score(const Head& head, const Panel& panel, std::int64_t k0, const Cut& c, 
                               head.p.d,
                               panel.qt + lane,
                               w.s + g.begin * panel.width + lane,
-                              g.masked ? w.discarded : w.block_max + lane};  // masked scores must not raise the maximum
+                              g.masked ? w.discarded : w.block_max + lane,  // masked scores must not raise the maximum
+                              upcoming};
     with_vecs<kW>(kW - g.vec, [&](auto vecs) { tiles<vecs>(tile, g.end - g.begin); });
     if (!g.masked) continue;
     for (std::int64_t v = g.vec; v < kW; ++v)
@@ -106,11 +113,11 @@ bool score(const Head& head, const Panel& panel, std::int64_t k0, const Cut& c, 
 // A panel of kW vectors against the block of n keys at k0.
 template <int kW>
 void visit(const Head& head, Panel& panel, std::int64_t k0, std::int64_t n, Block kb, Block vb, bool isolate_non_finite,
-           const Scratch& w) {
+           const Scratch& w, Upcoming* upcoming) {
   const FlushDenormals flush;
   const std::int64_t dv = head.p.dv, width = panel.width;
   const Cut c = cut(panel, k0, n, needs_finish(head.p.score));
-  if (c.count == 0 || !score<kW>(head, panel, k0, c, kb, w)) return;
+  if (c.count == 0 || !score<kW>(head, panel, k0, c, kb, w, upcoming)) return;
 
   ToExponents exponents = to_exponents(head.p.score, panel, w.zero);
   apply(exponents, width, w.block_max, w.block_max_exponent);
@@ -118,7 +125,7 @@ void visit(const Head& head, Panel& panel, std::int64_t k0, std::int64_t n, Bloc
     move_m(panel, dv, w.block_max_exponent, nullptr, 0);
     // Modified scores are counted again relative to the new m: equal keys of different blocks get equal weights, and
     // small scores keep their low bits.
-    if (needs_finish(head.p.score)) score<kW>(head, panel, k0, c, kb, w);
+    if (needs_finish(head.p.score)) score<kW>(head, panel, k0, c, kb, w, upcoming);
     apply(exponents, width, w.block_max, w.block_max_exponent);
     if (any_must_move(panel, w.block_max_exponent)) {
       // Scores so large that m cannot take the step: they take it in place. (The lanes of vectors that have dropped out
@@ -157,23 +164,72 @@ void visit(const Head& head, Panel& panel, std::int64_t k0, std::int64_t n, Bloc
     std::int64_t keys[kW];
     for (int v = 0; v < kW; ++v) keys[v] = clamp(c.end[v], begin, stop) - begin;
     tiles<kW>(OutputTile<kW>{vb.data + begin * vb.stride, vb.stride, w.s + begin * width, keys,
-                             panel.started ? panel.ot : w.zero, panel.started ? width : 0, panel.ot},
+                             panel.started ? panel.ot : w.zero, panel.started ? width : 0, panel.ot, upcoming},
               dv);
     panel.started = true;
     begin = stop;
   }
 }
 
-// Towards L2, during the arithmetic: rows of a head's tensors missed in a bunch would stall it (8 heads of S = 512 read
-// 4 to 7 points less than one head in cache). Heads of a single block of keys are small enough to be there already.
-void prefetch(const void* base, DType element, std::int64_t at, const Strides& s, std::int64_t n) {
+// Rows to be fetched towards L2 during the arithmetic: those of a head's tensors that are missed in a bunch stall it.
+void add_keys(Upcoming& upcoming, const Head& head, const void* data, DType type, const Strides& s, std::int64_t n,
+              std::int64_t first, std::int64_t last) {
+  if (s.d != 1 || first >= last) return;
+  const auto* base = static_cast<const std::byte*>(data);
+  upcoming.add(last - first, bytes_of(type, n),
+               [&](std::int64_t i) { return base + head.key_at(s, first + i) * unit_bytes(type); });
+}
+void add_keys(Upcoming& upcoming, const Head& head, bool shared, std::int64_t first, std::int64_t last) {
+  const AttentionParams& p = head.p;
+  const KeyTail& tail = p.k_tail;
+  add_keys(upcoming, head, p.k, p.kv_type, p.k_stride, p.d - tail.size, first, last);
+  if (!shared) add_keys(upcoming, head, p.v, p.kv_type, p.v_stride, p.dv, first, last);
+  if (tail.size > 0) add_keys(upcoming, head, tail.data, tail.type, tail.stride, tail.size, first, last);
+}
+void add_rows(Upcoming& upcoming, const Head& head, const void* data, DType type, const Strides& s, std::int64_t n,
+              const Row* row, std::int64_t rows) {
   if (s.d != 1) return;
-  const auto* row = static_cast<const std::byte*>(base) + at * unit_bytes(element);
-  for (std::int64_t i = 0; i < bytes_of(element, n); i += 64) __builtin_prefetch(row + i, 0, 2);
+  const auto* base = static_cast<const std::byte*>(data);
+  upcoming.add(rows, bytes_of(type, n),
+               [&](std::int64_t i) { return base + row_at(s, head, row[i]) * unit_bytes(type); });
 }
 
+bool sees(const Panel& panel, std::int64_t k0) {
+  return panel.first(0) < k0 + kBlockK && panel.last(panel.width - 1) > k0;
+}
+// Register tiles of a visit.
+std::int64_t tiles_of(std::int64_t keys, std::int64_t dv) {
+  const auto parts = [](std::int64_t n, std::int64_t of) { return (n + of - 1) / of; };
+  return parts(keys, kTileKeys) + parts(keys, kSumKeys) * parts(dv, kTileKeys);
+}
+
+// What the next item begins with: its first block of keys, and the queries that meet it soon.
+struct NextItem {
+  Head head;
+  std::int64_t key_begin, key_end, rows;
+  const Row* row;
+
+  NextItem(const AttentionParams& p, const WorkItem& item, Row* row_of) : head(p, item), row(row_of) {
+    rows = min(min(item.row_end, head.len_q * p.group) - item.row_begin, kMaxPanels * kWidth);
+    find_rows(head, item.row_begin, rows, row_of);
+    const std::int64_t last = row[rows - 1].last;
+    key_begin = row[0].first / kBlockK * kBlockK;
+    key_end = min(last, key_begin + kBlockK);
+    if (key_end < last) rows = min(rows, kWidth);
+  }
+  // Part i of n of that.
+  void add_to(Upcoming& upcoming, bool shared, std::int64_t i, std::int64_t n) const {
+    const AttentionParams& p = head.p;
+    const auto at = [&](std::int64_t count, std::int64_t part) { return max(count, 0) * part / n; };
+    const std::int64_t keys = key_end - key_begin, r = at(rows, i);
+    add_keys(upcoming, head, shared, key_begin + at(keys, i), key_begin + at(keys, i + 1));
+    add_rows(upcoming, head, p.q, p.q_type, p.q_stride, p.d, row + r, at(rows, i + 1) - r);
+  }
+};
+
 // All panels share one sweep over the keys that any of them sees.
-void sweep(const Head& head, Panel* panels, std::int64_t count, bool isolate_non_finite, const Scratch& w) {
+void sweep(const Head& head, Panel* panels, std::int64_t count, bool isolate_non_finite, const Scratch& w,
+           const NextItem* next_item) {
   const AttentionParams& p = head.p;
   const std::int64_t first = panels[0].first(0), last = panels[count - 1].last(panels[count - 1].width - 1);
   if (first >= last) return;
@@ -181,31 +237,51 @@ void sweep(const Head& head, Panel* panels, std::int64_t count, bool isolate_non
   const bool pack_k = must_pack_keys(p),
              pack_v = must_pack_values(p) || isolate_non_finite;  // add_non_finite edits a copy
   const bool shared = pack_k && !isolate_non_finite && begin_with_values(p);
-  const KeyTail& tail = p.k_tail;
+  const auto visits = [&](std::int64_t k0) {
+    std::int64_t n = 0;
+    for (std::int64_t i = 0; i < count; ++i) n += sees(panels[i], k0);
+    return n;
+  };
+  Upcoming upcoming(w.upcoming);
+  const std::int64_t last_block = (last - 1) / kBlockK * kBlockK;
+  const std::int64_t last_visits = next_item ? visits(last_block) + visits(last_block - kBlockK) : 0;
+  std::int64_t last_visit = 0;
   for (std::int64_t k0 = first / kBlockK * kBlockK; k0 < last; k0 += kBlockK) {
     const std::int64_t n = min(kBlockK, last - k0);
     const std::int64_t from = max(k0, first);
     const Block kb = block(head, keys_of(p), k0, from, k0 + n, pack_k, w.k);
     const Block vb = shared ? kb : block(head, values_of(p), k0, from, k0 + n, pack_v, w.v);
-    const std::int64_t next = k0 + kBlockK, ahead = clamp(last - next, 0, kBlockK);
+    const std::int64_t next = k0 + kBlockK, ahead = clamp(last - next, 0, kBlockK), of_block = visits(k0);
+    std::int64_t visit_of_block = 0;
     for (std::int64_t i = 0; i < count; ++i) {
       Panel& panel = panels[i];
-      if (k0 <= first) {
+      if (k0 <= first)
         with_float_type(p.q_type, [&](auto element) {
           pack_rows(static_cast<const decltype(element)*>(p.q), p.q_stride, p.d, head, panel, panel.qt);
         });
-        for (std::int64_t r = 0; far && i + 1 < count && r < panels[i + 1].rows; ++r)
-          prefetch(p.q, p.q_type, row_at(p.q_stride, head, panels[i + 1].row[r]), p.q_stride, p.d);
-      }
-      for (std::int64_t j = next + ahead * i / count; j < next + ahead * (i + 1) / count; ++j) {
-        prefetch(p.k, p.kv_type, head.key_at(p.k_stride, j), p.k_stride, p.d - p.k_tail.size);
-        if (!shared) prefetch(p.v, p.kv_type, head.key_at(p.v_stride, j), p.v_stride, p.dv);
-        if (tail.size > 0) prefetch(tail.data, tail.type, head.key_at(tail.stride, j), tail.stride, tail.size);
-      }
-      for (std::int64_t r = 0; far && ahead == 0 && r < panel.rows; ++r)
-        prefetch(p.out, p.out_type, row_at(p.out_stride, head, panel.row[r]), p.out_stride, p.dv);
       if ((k0 - head.low / kBlockK * kBlockK) % kRunKeys == 0) join(panel, p.dv);
-      with_vecs(panel.vecs, [&](auto vecs) { visit<vecs>(head, panel, k0, n, kb, vb, isolate_non_finite, w); });
+      if (!sees(panel, k0)) continue;
+      const auto visit_panel = [&](Upcoming* fetched) {
+        with_vecs(panel.vecs,
+                  [&](auto vecs) { visit<vecs>(head, panel, k0, n, kb, vb, isolate_non_finite, w, fetched); });
+      };
+      if (!far && !next_item) {
+        visit_panel(nullptr);
+        continue;
+      }
+      upcoming.clear();
+      if (k0 <= first && far && i + 1 < count)
+        add_rows(upcoming, head, p.q, p.q_type, p.q_stride, p.d, panels[i + 1].row, panels[i + 1].rows);
+      add_keys(upcoming, head, shared, next + ahead * visit_of_block / of_block,
+               next + ahead * (visit_of_block + 1) / of_block);
+      ++visit_of_block;
+      if (panel.last(panel.width - 1) <= next)
+        add_rows(upcoming, head, p.out, p.out_type, p.out_stride, p.dv, panel.row, panel.rows);
+      if (next_item && k0 >= last_block - kBlockK)
+        next_item->add_to(upcoming, shared, last_visit, last_visits), ++last_visit;
+      upcoming.spread_over(tiles_of(min(panel.last(panel.width - 1) - k0, n), p.dv));
+      visit_panel(&upcoming);
+      upcoming.fetch_rest();
     }
   }
   for (std::int64_t i = 0; i < count; ++i) finish_joining(panels[i], p.dv);
@@ -241,11 +317,16 @@ void run(const AttentionParams& p, const WorkItem& item, std::byte* scratch) noe
     r += panel.rows;
     lanes += panel.width;
   }
-  sweep(head, panels, count, false, w);
+  if (item.next) {
+    const NextItem next(p, *item.next, w.next_row);
+    sweep(head, panels, count, false, w, &next);
+  } else {
+    sweep(head, panels, count, false, w, nullptr);
+  }
   for (std::int64_t i = 0; i < count; ++i) {
     if (!store_panel(head, panels[i])) [[unlikely]] {
       reset(head, panels[i]);
-      sweep(head, &panels[i], 1, true, w);
+      sweep(head, &panels[i], 1, true, w, nullptr);
       store_panel(head, panels[i]);
     }
     store_lse(head, panels[i]);
