@@ -23,8 +23,10 @@ constexpr int kFinerIfKept = 2;
 // Rows that fill the vectors of a kernel take 0.6 to 1.0 of attention_decode's time there, on AVX2 and on AVX-512, up
 // to this many elements of keys and values for each row (docs/internals/decode.md).
 constexpr std::int64_t kFewKeyElements = 1024;
-// What an item takes beside arithmetic and reading: of 96 heads with one key each it is all of 46 us on Zen 2.
-constexpr double kItemUs = 0.3;
+// What an item takes beside arithmetic and reading, 0.4 us on Zen 2 and on the Xeon, and what is worth a worker of a
+// pool whose threads are awake (docs/internals/cpu_kernels.md). Other operations ask for more.
+constexpr double kItemUs = 0.6;
+constexpr std::int64_t kAttentionWorkerUs = 3;
 
 double bytes_of_keys(const AttentionProblem& p) {
   return static_cast<double>(p.b * p.hk) * static_cast<double>(p.sk) * static_cast<double>(p.d + p.dv) *
@@ -144,7 +146,7 @@ bool decode_is_faster(const AttentionKernel& kernel, DType kv_type, std::int64_t
 
 TuningValues default_tuning(const AttentionKernel& kernel) {
   TuningValues tuning;
-  tuning.worker_us = kWorkerUs;
+  tuning.worker_us = kAttentionWorkerUs;
   if (takes_whole_heads(kernel)) return tuning;
   tuning.items_per_worker = kernel.items_per_worker, tuning.min_item_rows = kernel.min_item_rows;
   tuning.l2_percent = kL2Percent;
