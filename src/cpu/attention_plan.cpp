@@ -23,8 +23,8 @@ constexpr int kFinerIfKept = 2;
 // Rows that fill the vectors of a kernel take 0.6 to 1.0 of attention_decode's time there, on AVX2 and on AVX-512, up
 // to this many elements of keys and values for each row (docs/internals/decode.md).
 constexpr std::int64_t kFewKeyElements = 1024;
-// What an item takes beside arithmetic and reading, 0.4 us on Zen 2 and on the Xeon, and what is worth a worker of a
-// pool whose threads are awake (docs/internals/cpu_kernels.md). Other operations ask for more.
+// What an item takes beside arithmetic and reading, 0.4 us on Zen 2 and 0.6 on a Xeon, and microseconds of work that
+// are worth a worker (docs/internals/cpu_kernels.md). Other operations ask for more.
 constexpr double kItemUs = 0.6;
 constexpr std::int64_t kAttentionWorkerUs = 3;
 
