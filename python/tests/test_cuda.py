@@ -143,10 +143,15 @@ def test_refusals():
         rapt.attention(q.cuda(), k, v)
     with pytest.raises(ValueError, match="align: got none, with lengths on a device"):
         rapt.attention(q.cuda(), k.cuda(), v.cuda(), cache_seqlens=torch.tensor([90, 90]).cuda(), causal=True)
-    with pytest.raises(ValueError, match="takes other element types"):
-        codes = k.to(torch.int8).cuda()
-        scale = torch.ones(1, 2, 1, 1).cuda()
-        rapt.attention(q.cuda(), codes, codes, k_scale=scale, v_scale=scale)
+
+
+def test_quantised_keys():
+    q, k, v = tensors()
+    codes = [(20 * t).to(torch.int8) for t in (k, v)]
+    scales = {name: torch.full((1, 2, 1, 1), 0.05) for name in ("k_scale", "v_scale")}
+    wanted = rapt.attention(q, *codes, **scales)
+    got = rapt.attention(q.cuda(), *(t.cuda() for t in codes), **{name: t.cuda() for name, t in scales.items()})
+    assert relative(got, wanted) < 1e-6
 
 
 SDPA_OPTIONS = {
@@ -259,7 +264,11 @@ def test_transformers_operator():
             assert relative(function(*on_gpu), wanted) < 2e-6
 
 
-ENTRIES = [e["name"] for e in rapt.info()["entries"] if e["backend"] == "cuda" and not e["unusable"]]
+ENTRIES = [
+    e["name"]
+    for e in rapt.info()["entries"]
+    if e["backend"] == "cuda" and e["operation"] == "attention" and not e["unusable"]
+]
 
 
 @pytest.mark.parametrize("entry", ENTRIES)

@@ -42,7 +42,7 @@ def run_side(side: str, case: Case, tensors: list[Tensor]) -> Tensor:
     if side == "math":  # what SDPBackend.MATH chooses, without the switch, which would be timed
         return torch.ops.aten._scaled_dot_product_attention_math(q, k, v, **options)[0]  # type: ignore[no-any-return]
     if side == "folded":  # query heads that share keys, as rows of one
-        return _pytorch(q.reshape(case.b, case.hk, -1, case.d), k, v).view(case.b, case.hq, 1, case.dv)  # type: ignore[no-any-return]
+        return _pytorch(q.reshape(case.b, case.hk, -1, case.d), k, v).reshape(case.b, case.hq, 1, case.dv)  # type: ignore[no-any-return]
     if side in BACKENDS:
         with sdpa_kernel(BACKENDS[side]):
             return _pytorch(q, k, v, **options)  # type: ignore[no-any-return]
