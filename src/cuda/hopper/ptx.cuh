@@ -92,9 +92,6 @@ __device__ inline float4 cluster_load16(std::uint32_t from) {
                : "memory");
   return x;
 }
-__device__ inline void cluster_store4(std::uint32_t to, std::uint32_t x) {
-  asm volatile("st.shared::cluster.b32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
-}
 
 // Makes the thread's ordinary accesses to shared memory so far come before later ones of TMA and wgmma, once these are
 // ordered after it by a barrier.
@@ -148,6 +145,9 @@ __device__ inline void tma_store_commit() {
 }
 __device__ inline void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+__device__ inline void tma_store_wait() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
 // `bytes`, a multiple of 16, as they lie.

@@ -25,15 +25,12 @@ __device__ float max_of_row(const float (&s)[kCount], int h) {
   return fmaxf(fmaxf(top[0], top[1]), fmaxf(top[2], top[3]));
 }
 
-// Notes the fallback rows: `falls_back` of the lane's two, of the warp that begins with row `warp_row`.
-template <class C>
-__device__ void mark_fallback_rows(const Grid& grid, const Tile<C>& tile, int warp_row, const bool (&falls_back)[2]) {
+// The warp's rows for which `is` holds, of the lane's two: bit i for row i of its 16.
+__device__ inline unsigned rows_of_warp(const bool (&is)[2]) {
   const int lane = threadIdx.x % 32;
-  // Four lanes have a row between them; lane i collects those of row i of the warp's 16.
-  const unsigned low = __ballot_sync(~0u, falls_back[0]), high = __ballot_sync(~0u, falls_back[1]);
-  const unsigned rows = __ballot_sync(~0u, lane < 16 && ((lane < 8 ? low : high) >> lane % 8 * 4 & 15) != 0);
-  if (lane == 0 && tile.row + warp_row / kGroupRows * kGroupRows < tile.rows)
-    grid.fallback_rows[tile.sixteens + warp_row / 16] = static_cast<std::uint16_t>(rows);
+  // Four lanes have a row between them; lane i collects those of row i.
+  const unsigned low = __ballot_sync(~0u, is[0]), high = __ballot_sync(~0u, is[1]);
+  return __ballot_sync(~0u, lane < 16 && ((lane < 8 ? low : high) >> lane % 8 * 4 & 15) != 0);
 }
 
 // Two neighbouring columns of a row to `to`, of which `left` are there.

@@ -27,9 +27,8 @@ struct Grid {
   Divisor section_tiles;          // section * tiles
   Divisor of_section, last_ones;  // heads of a section, and of the last one if it has fewer
   Divisor splits, hk, group;
-  bool out_vector;               // rows of the output are contiguous and aligned to 16 bytes
-  bool q_by_tma;                 // the tiles' Q is loaded with K and V
-  std::uint16_t* fallback_rows;  // of 16 rows each: a bit for each that attention_simt is to compute
+  bool out_vector;  // rows of the output are contiguous and aligned to 16 bytes
+  bool q_by_tma;    // the tiles' Q is loaded with K and V
 };
 
 // Where a tile begins and ends: rows of one kv head, and the blocks of keys that any of them sees: at least one, even
@@ -113,8 +112,7 @@ struct Tile : TileExtent {
     float sink, alibi_shift;
     std::int64_t nearest;  // the key nearest to the row, for ALiBi
   } of_row[C::kRows];
-  int last_keys;      // of its last block: past these there may be anything. All, if TMA leaves zeros there
-  unsigned sixteens;  // the number of its first 16 rows among grid.fallback_rows
+  int last_keys;  // of its last block: past these there may be anything. All, if TMA leaves zeros there
 
   // By `threads` threads.
   __device__ void fill(const Grid& grid, const TileExtent& extent, const KeyWindow& keys, int thread, int threads) {
@@ -124,8 +122,6 @@ struct Tile : TileExtent {
       static_cast<TileExtent&>(*this) = extent;
       const bool ends_all = p.total_k < 0 && extent.key + keys.high == p.sk;  // and so does what a tensor map knows
       last_keys = ends_all ? C::kKeys : min(keys.high - all_keys + C::kKeys, C::kKeys);
-      if (extent.blocks > 0)
-        sixteens = 4 * static_cast<unsigned>(Tiling<kGroupRows>::number(p, extent.b, extent.hk, extent.row));
     }
     if (extent.blocks == 0) return;
     const int group = static_cast<int>(p.group);

@@ -94,9 +94,7 @@ inline std::size_t bytes_of(const AttentionParams& p, const Partials& partials) 
   return static_cast<std::size_t>(p.b * p.hk * p.group * p.sq * partials.splits * partials.floats) * sizeof(float);
 }
 
-// Queues the kernel that finishes all rows of a call, to begin while the one before ends; or the one that computes rows
-// once more, where the one before has finished them: words for each sequence and kv head, with a bit for each row.
+// Queues the kernel that finishes all rows of a call, to begin while the one before ends.
 cudaError_t attention_combine(const AttentionParams& p, const Partials& partials, cudaStream_t stream);
-cudaError_t attention_recompute(const AttentionParams& p, const std::uint64_t* rows, cudaStream_t stream);
 
 }  // namespace rapt::cuda

@@ -80,17 +80,9 @@ __global__ void __launch_bounds__(kThreads, 1) latent(const __grid_constant__ La
   auto* const results = reinterpret_cast<LatentResults*>(dynamic + (q - shared_address(dynamic)));
   math.leave(places.data, *results);
   cluster_sync();
-  merge(params, block, shared, share.sharers, static_cast<int>(rank), places.data,
-        dynamic + (places.data - shared_address(dynamic)), q, *results);
+  merge<T>(params, block, shared, share.sharers, static_cast<int>(rank), places.data,
+           dynamic + (places.data - shared_address(dynamic)), q, *results);
   cluster_sync();
-  if (params.fallback_rows && rank == 0 && threadIdx.x / 32 == 4) {
-    const int rows = block.row_count - block.row_begin, lane = math.lane;
-    const unsigned low = __ballot_sync(~0u, lane < rows && results->falls_back[lane] != 0);
-    const unsigned high = __ballot_sync(~0u, lane + 32 < rows && results->falls_back[lane + 32] != 0);
-    const std::int64_t head = block.head.b * params.p.hk + block.head.hk;
-    if (lane == 0)
-      params.fallback_rows[head * params.grid.tiles.by + block.row_begin / kRows] = low | std::uint64_t{high} << 32;
-  }
 }
 
 // How the keys of a sequence are split: the fewer a thread block has, the faster is a sequence alone and the slower are
@@ -148,8 +140,7 @@ std::int64_t latent_items(const AttentionParams& p) {
 }
 std::size_t latent_workspace(const AttentionParams& p) {
   const Partials partials = latent_partials(p, nullptr);
-  if (partials.splits > 1) return bytes_of(p, partials);
-  return static_cast<std::size_t>(ceil_div(p.b * p.hk * row_tiles(p), 2)) * 16;
+  return partials.splits > 1 ? bytes_of(p, partials) : 0;
 }
 
 cudaError_t attention_latent(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
@@ -167,12 +158,10 @@ cudaError_t attention_latent(const AttentionParams& p, std::byte* workspace, cud
   if (make_map_of(params.k, p, p.k, p.k_stride, p.d, box) &&
       (!params.apart || make_map_of(params.v, p, p.v, p.v_stride, p.dv, box)))
     params.box = box, params.q_by_tma = make_queries_map(params.q, p);
-  const bool unsplit = params.partials.splits == 1;
-  if (unsplit) params.fallback_rows = reinterpret_cast<std::uint64_t*>(workspace);
+  params.unsplit = params.partials.splits == 1;
   const cudaError_t status =
       p.q_type == DType::f16 ? launch<__half>(params, stream) : launch<__nv_bfloat16>(params, stream);
-  if (status != cudaSuccess) return status;
-  if (unsplit) return attention_recompute(p, params.fallback_rows, stream);
+  if (status != cudaSuccess || params.unsplit) return status;
   return attention_combine(p, params.partials, stream);
 }
 

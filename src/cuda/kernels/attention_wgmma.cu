@@ -7,12 +7,13 @@
 // Keys are cut into blocks at multiples of the block size from key 0 and taken from the last to the first. A block that
 // is masked for a row leaves what the row has unchanged to the bit, so that a row's result is its own.
 //
-// Masked weights are 0, but 0 times NaN is NaN: results that are not finite are not trusted. Such rows are
-// noted: attention_simt computes these fallback rows.
+// Masked weights are 0, but 0 times NaN is NaN: results that are not finite are not trusted. Such rows are fallback
+// rows, which their warp computes once more.
 #include <cuda_runtime.h>
 
 #include <cmath>
 
+#include "cuda/hopper/combine_row.cuh"
 #include "cuda/hopper/host.cuh"
 #include "cuda/kernels/wgmma_load.cuh"
 #include "cuda/kernels/wgmma_rows.cuh"
@@ -114,6 +115,21 @@ __device__ void attend(const WgmmaParams& params, const TileQueue& queue, const 
   }
 }
 
+// What attention_combine does, to the bit, for the rows of a sequence and kv head whose splits the cluster has: a row
+// to a math warp. In memory where Q and keys were.
+template <class C>
+__device__ void combine_in_cluster(const WgmmaParams& params, std::uint8_t* shared) {
+  using Sums = RowSums<C::kSize, 1>;
+  const AttentionParams& p = params.p;
+  const int splits = params.partials.splits, warp = threadIdx.x / 32 - 4;
+  const unsigned number = params.splits.quotient(blockIdx.x), b = params.hk.quotient(number);
+  const Head head(p, b, number - b * static_cast<unsigned>(p.hk));
+  const int rows = static_cast<int>(p.sq * p.group);
+#pragma unroll 1
+  for (int row = static_cast<int>(cluster_rank()) * 4 + warp; row < rows; row += 4 * splits)
+    combine_row<C::kSize, 1, typename C::Element>(p, params.partials, head, row, reinterpret_cast<Sums*>(shared)[warp]);
+}
+
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kBlocks) wgmma(const __grid_constant__ WgmmaParams params) {
   extern __shared__ std::uint8_t shared[];
@@ -126,7 +142,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) wgmma(const __grid_co
   const Blocks<C> v{first + 16 * C::kStages, k.data + C::kStages * C::kBlockBytes, C::kBlockBytes};
   const TileQueue queue{first + 32 * C::kStages};
   const QueryRing<C> q{queue.barriers + 16 * kQueueTiles, v.data + C::kStages * C::kBlockBytes, C::kRowsBytes};
-  let_next_start();
+  if constexpr (C::kSplit) let_next_start();
   if (threadIdx.x == 0) {
     if (C::kTma) {
       if (params.q_by_tma) prefetch_map(&params.q);
@@ -156,12 +172,24 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) wgmma(const __grid_co
     if (C::kTradesRegisters) registers_increase<C::kMathRegisters>();
     attend<C>(params, queue, tiles, q, k, v, uniform(threadIdx.x / 128 - 1));
   }
+  if constexpr (C::kSplit) {
+    if (!params.combines) return;
+    __syncwarp();
+    cluster_sync();
+    if (threadIdx.x >= 128) combine_in_cluster<C>(params, shared + (data - shared_address(shared)));
+  }
 }
 
 template <class C>
 cudaError_t launch(WgmmaParams& params, cudaStream_t stream) {
   const int blocks = plan_grid<C>(params, 2 * (params.p.d + params.p.dv));
-  return launch_kernel(false, wgmma<C>, blocks, C::kThreads, C::kSharedBytes, stream, params);
+  const int splits = C::kSplit ? params.partials.splits : 1;
+  // Not where scores have modifiers, whose code leaves no registers for that of fallback rows.
+  params.unsplit = splits == 1 && !C::kModified && !params.p.score.sinks;
+  // Only where clusters have room beside each other: others wait until all of their thread blocks do.
+  params.combines = C::kSplit && !params.unsplit && splits <= kCombineWarps && 2 * params.all <= multiprocessors();
+  return launch_clusters(params.combines ? splits : 1, false, wgmma<C>, blocks, C::kThreads, C::kSharedBytes, stream,
+                         params);
 }
 
 // Warpgroups for the tiles of small heads, which have registers for three and shared memory for two blocks of one. No
@@ -218,32 +246,22 @@ bool wgmma_can_count(const AttentionParams& p) {
          simt_tiles(p) < kLimit && p.b < kLimit && p.hk < kLimit;
 }
 
-std::size_t wgmma_workspace(const AttentionParams& p) {
-  return fallback_bytes(p);
-}
-
-cudaError_t attention_wgmma(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
+cudaError_t attention_wgmma(const AttentionParams& p, cudaStream_t stream) {
   WgmmaParams params = params_of(p);
-  params.fallback_rows = reinterpret_cast<std::uint16_t*>(workspace);
-  return launch_with_fallback(params, stream, [&] {
-    return with_head_size(p, [&](auto size) {
-      return p.q_type == DType::f16 ? launch<__half, size, false>(params, stream)
-                                    : launch<__nv_bfloat16, size, false>(params, stream);
-    });
+  return with_head_size(p, [&](auto size) {
+    return p.q_type == DType::f16 ? launch<__half, size, false>(params, stream)
+                                  : launch<__nv_bfloat16, size, false>(params, stream);
   });
 }
 
 cudaError_t attention_wgmma_split(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
   WgmmaParams params = params_of(p);
   params.partials = partials_of(p, workspace);
-  params.unsplit = params.partials.splits == 1 && !p.score.sinks;
-  if (params.unsplit) params.fallback_rows = reinterpret_cast<std::uint16_t*>(workspace);
   const cudaError_t status = with_head_size(p, [&](auto size) {
     return p.q_type == DType::f16 ? launch<__half, size, true>(params, stream)
                                   : launch<__nv_bfloat16, size, true>(params, stream);
   });
-  if (status != cudaSuccess) return status;
-  if (params.unsplit) return attention_recompute(p, reinterpret_cast<const std::uint64_t*>(workspace), stream);
+  if (status != cudaSuccess || params.unsplit || params.combines) return status;
   return attention_combine(p, params.partials, stream);
 }
 

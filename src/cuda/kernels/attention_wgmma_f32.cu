@@ -58,9 +58,15 @@ struct Config {
 };
 
 struct WgmmaF32Params : ComponentParams {
-  float scale;  // of scores; Q takes the sign
-  bool late;    // it counts after the modifiers
+  float scale;                   // of scores; Q takes the sign
+  bool late;                     // it counts after the modifiers
+  std::uint16_t* fallback_rows;  // of 16 rows each: a bit for each that attention_simt is to compute
 };
+static_assert(kGroupRows == kSimtRows, "a warpgroup's rows are a tile of attention_simt");
+// A bit for each row of such tiles.
+std::size_t fallback_bytes(const AttentionParams& p) {
+  return static_cast<std::size_t>(simt_tiles(p)) * sizeof(std::uint64_t);
+}
 
 template <class C>
 using Stages = Ring<C::kStages>;
@@ -257,7 +263,10 @@ struct Rows : RowState<C> {
       const bool carried = fabsf(m[h]) < kHugeScore && raw[h] < kHugeScore && key_scale[h] * factor[h] <= kCoarseScore;
       falls_back[h] = r.out >= 0 && !(nan_or_0 == 0 && !small && (m[h] == -kInfinity || carried));
     }
-    mark_fallback_rows(params, tile, warp_row, falls_back);
+    const unsigned rows = rows_of_warp(falls_back);
+    if (lane == 0 && tile.row + warp_row / kGroupRows * kGroupRows < tile.rows)
+      params.fallback_rows[4 * Tiling<kGroupRows>::number(p, tile.b, tile.hk, tile.row) + warp_row / 16] =
+          static_cast<std::uint16_t>(rows);
     store_rows(params, tile, warp_row, o);
   }
 };
@@ -437,15 +446,19 @@ template <class C>
 cudaError_t launch(WgmmaF32Params& params, std::byte* workspace, cudaStream_t stream) {
   const AttentionParams& p = params.p;
   lay_out<C>(params, workspace);
-  return launch_with_fallback(params, stream, [&] {
-    const int processors = plan_grid<C>(params, 2 * 4 * C::kSize);
-    const std::int64_t units = std::int64_t{params.heads} * params.tiles * (C::kRows / C::kKeys) +
-                               2 * C::Blocks::heads(p) * C::Blocks::blocks(p);
-    const cudaError_t status = launch_kernel(false, prepare<Config<C::kSize, false>>, static_cast<unsigned>(units),
-                                             kPrepareThreads, 0, stream, params);
-    if (status != cudaSuccess) return status;
-    return launch_kernel(true, wgmma_f32<C>, processors, C::kThreads, C::kSharedBytes, stream, params);
-  });
+  cudaError_t status = cudaSuccess;
+  // Tiles of ragged sequences may be empty, and then no warp sets their bits.
+  if (p.total_q >= 0) status = cudaMemsetAsync(params.fallback_rows, 0, fallback_bytes(p), stream);
+  if (status != cudaSuccess) return status;
+  const int processors = plan_grid<C>(params, 2 * 4 * C::kSize);
+  const std::int64_t units = std::int64_t{params.heads} * params.tiles * (C::kRows / C::kKeys) +
+                             2 * C::Blocks::heads(p) * C::Blocks::blocks(p);
+  status = launch_kernel(false, prepare<Config<C::kSize, false>>, static_cast<unsigned>(units), kPrepareThreads, 0,
+                         stream, params);
+  if (status != cudaSuccess) return status;
+  status = launch_kernel(true, wgmma_f32<C>, processors, C::kThreads, C::kSharedBytes, stream, params);
+  if (status != cudaSuccess) return status;
+  return attention_simt(p, stream, reinterpret_cast<const std::uint64_t*>(params.fallback_rows));
 }
 
 }  // namespace

@@ -19,16 +19,15 @@ std::int64_t simt_tiles(const AttentionParams& params);
 cudaError_t attention_simt(const AttentionParams& params, cudaStream_t stream,
                            const std::uint64_t* fallback_rows = nullptr);
 
-// attention_wgmma: q, k and v of one 16-bit type on Hopper's tensor cores (sm_90a). Its fallback rows, which
-// attention_simt computes, are those with NaN, Inf or huge scores.
+// attention_wgmma: q, k and v of one 16-bit type on Hopper's tensor cores (sm_90a). Its fallback rows are those with
+// NaN, Inf or huge scores.
 inline constexpr std::int64_t kWgmmaMaxHeadSize = 256;
-bool wgmma_can_count(const AttentionParams& params);         // whether 32 bits are enough for rows and keys
-std::size_t wgmma_workspace(const AttentionParams& params);  // bytes, at a multiple of 8
-cudaError_t attention_wgmma(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
+bool wgmma_can_count(const AttentionParams& params);  // whether 32 bits are enough for rows and keys
+cudaError_t attention_wgmma(const AttentionParams& params, cudaStream_t stream);
 
-// attention_wgmma_f32: q, k and v in fp32 on the same: three products of fp16 components. Its fallback rows are those
-// that these do not carry as exactly as fp32. Of heads of a column or two, mostly padding here, relative errors of
-// 1.3e-6 were seen.
+// attention_wgmma_f32: q, k and v in fp32 on the same: three products of fp16 components. Its fallback rows, which
+// attention_simt computes, are those that these do not carry as exactly as fp32. Of heads of a column or two, mostly
+// padding here, relative errors of 1.3e-6 were seen.
 inline constexpr std::int64_t kWgmmaF32MinHeadSize = 16;
 bool wgmma_f32_can_count(const AttentionParams& params);
 std::size_t wgmma_f32_workspace(const AttentionParams& params);  // bytes, at a multiple of 64

@@ -38,7 +38,7 @@ struct LatentParams {
   bool q_by_tma;
   bool modified, keep;                   // keep: keys are read by several tiles of rows
   bool q_vector, kv_vector, out_vector;  // 16 bytes at a time
-  std::uint64_t* fallback_rows;          // a bit for each of 64 rows; null: attention_combine finishes rows
+  bool unsplit;                          // no sequence's keys are split, and results are stored at once
 };
 
 // What a thread block of a cluster has of its split, whose keys are counted from the split's first. Where it is cut
@@ -100,7 +100,6 @@ struct LatentShared {
 // the rows that it merges, what each thread block's O is multiplied by, and what makes results of the sum.
 struct LatentResults {
   float m[kRows], l[kRows];
-  std::uint32_t falls_back[kRows];  // of the cluster's first thread block: nonzero for fallback rows
   float factor[kRows][kMaxCluster], top[kRows], sum[kRows], half[kRows], inverse[kRows];
   std::int64_t out[kRows];
 };

@@ -2,9 +2,8 @@
 // go: to the output if no sequence has more than one split, else to attention_combine as partial results.
 #pragma once
 
-#include <cstddef>
-
 #include "cuda/kernels/latent_config.cuh"
+#include "cuda/tile/fallback_row.cuh"
 
 namespace rapt::cuda {
 
@@ -28,7 +27,7 @@ __device__ __forceinline__ void merge_sums(const LatentParams& params, const Hea
     results.factor[row][i] = factor;
   }
   results.top[row] = top, results.sum[row] = sum;
-  if (params.fallback_rows) {  // what attention_combine makes of an only split, to the bit
+  if (params.unsplit) {  // what attention_combine makes of an only split, to the bit
     Row found;
     found.token = of_rows.token[row], found.q_head = of_rows.q_head[row];
     const Finish f = finish_row(top, sum, sink_of(head, found), alibi_shift_log2(head, found));
@@ -40,9 +39,10 @@ __device__ __forceinline__ void merge_sums(const LatentParams& params, const Hea
 
 // By the math warps of the cluster's thread block `rank` of `sharers`. `out` and `results_at` say where each of these
 // has left its O and LatentResults; this one's own are `own_out` and `results`.
-__device__ inline void merge(const LatentParams& params, const SplitBlock& block, LatentShared& shared, int sharers,
-                             int rank, std::uint32_t out, const std::uint8_t* own_out, std::uint32_t results_at,
-                             LatentResults& results) {
+template <class T>
+__device__ void merge(const LatentParams& params, const SplitBlock& block, LatentShared& shared, int sharers, int rank,
+                      std::uint32_t out, const std::uint8_t* own_out, std::uint32_t results_at,
+                      LatentResults& results) {
   constexpr int kFours = kLatentMaxValueHeadSize / 128;
   const AttentionParams& p = params.p;
   const Head& head = block.head;
@@ -77,7 +77,7 @@ __device__ inline void merge(const LatentParams& params, const SplitBlock& block
       }
     }
     const float top = results.top[row], l = results.sum[row];
-    if (!params.fallback_rows) {
+    if (!params.unsplit) {
       float* const to = params.partials.at(head, block.row_begin + row, block.split);
       const int m_at = static_cast<int>(Partials::m_at(p));
 #pragma unroll
@@ -129,8 +129,9 @@ __device__ inline void merge(const LatentParams& params, const SplitBlock& block
     }
     const float any_nan = nan_or_0[0] + nan_or_0[1] + (nan_or_0[2] + nan_or_0[3]);
     const bool falls_back = __any_sync(~0u, any_nan != 0) || (top != -kInfinity && fabsf(top) >= kHugeScore);
-    if (lane == 0)
-      cluster_store4(in_cluster(results_at + offsetof(LatentResults, falls_back) + row * 4, 0), falls_back);
+    if (!falls_back) continue;
+    __syncwarp();  // before the same row is stored once more
+    attend_row<T, kLatentMaxValueHeadSize, true>(p, head.b, head.hk, block.row_begin + row);
   }
 }
 

@@ -49,8 +49,10 @@ struct Config {
 
 struct WgmmaParams : Grid {
   CUtensorMap q, k, v, out;  // if TMA loads them, or stores it
-  bool out_by_tma, unsplit;  // unsplit: no sequence's keys are split, and results are stored at once
-  float inner, outer;        // scales of scores, before and after the modifiers; Q takes the sign
+  bool out_by_tma;
+  bool unsplit;        // no sequence's keys are split, and results are stored at once
+  bool combines;       // the thread blocks of a sequence and kv head are a cluster, and combine their partial results
+  float inner, outer;  // scales of scores, before and after the modifiers; Q takes the sign
   bool q_vector, kv_vector;  // 16 bytes at a time
 };
 

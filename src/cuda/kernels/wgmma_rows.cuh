@@ -3,6 +3,7 @@
 
 #include "cuda/hopper/rows.cuh"
 #include "cuda/kernels/wgmma_config.cuh"
+#include "cuda/tile/fallback_row.cuh"
 
 namespace rapt::cuda {
 
@@ -109,9 +110,9 @@ struct Rows : RowState<C> {
     }
   }
 
-  // Notes the fallback rows among the lane's two, from what it has of them before they are normalised. `suspect`: rows
-  // that are to fall back whatever their numbers.
-  __device__ void check(const Tile<C>& tile, float shift, const bool (&suspect)[2]) {
+  // The warp's fallback rows, as rows_of_warp() has them, from what lanes have of their two before they are normalised.
+  // `suspect`: rows that are to fall back whatever their numbers.
+  __device__ unsigned fallback_rows(const Tile<C>& tile, float shift, const bool (&suspect)[2]) {
     float nan_or_0[2][2] = {};
 #pragma unroll
     for (int i = 0; i < kOut; i += 2) {
@@ -126,12 +127,12 @@ struct Rows : RowState<C> {
           nan_or_0[h][0] + nan_or_0[h][1] == 0 && l[h] * 0 == 0 && (top == -kInfinity || fabsf(top) < kHugeScore);
       falls_back[h] = tile.of_row[row(h)].out >= 0 && (suspect[h] || !trusted);
     }
-    mark_fallback_rows(params, tile, warp_row, falls_back);
+    return rows_of_warp(falls_back);
   }
 
   // Results of the tile. `q_row`: the warp's first row of its Q.
   __device__ void store(const Tile<C>& tile, std::uint32_t q_row) {
-    if (C::kSplit && !params.unsplit) return store_partials(tile);
+    if (C::kSplit && (C::kModified || !params.unsplit)) return store_partials(tile);
     const AttentionParams& p = params.p;
     bool suspect[2] = {};
     float inverse[2];
@@ -153,12 +154,19 @@ struct Rows : RowState<C> {
       }
       if (r.lse >= 0 && lane % 4 == 0) p.lse[r.lse] = lse;
     }
-    check(tile, C::kSplit ? C::kShift : 0.f, suspect);
+    unsigned bad = fallback_rows(tile, C::kSplit ? C::kShift : 0.f, suspect);
 #pragma unroll
     for (int i = 0; i < kOut; ++i)  // sums of partial results begin with 0: none is -0
       o[i] = C::kSplit ? fmaf(o[i], inverse[i / 2 % 2], 0.f) : o[i] * inverse[i / 2 % 2];
     if (C::kStoresByTma && params.out_by_tma) store_rows_by_tma(params, &params.out, tile, warp_row, q_row, o);
     else store_rows(params, tile, warp_row, o);
+    if (bad == 0) return;
+    if (C::kStoresByTma && params.out_by_tma) tma_store_wait();  // before the same rows are stored once more
+    __syncwarp();
+#pragma unroll 1
+    for (; bad != 0; bad &= bad - 1)
+      attend_row<typename C::Element, C::kSize, C::kModified>(p, tile.b, tile.hk,
+                                                              tile.row + warp_row + __ffs(static_cast<int>(bad)) - 1);
   }
 };
 
