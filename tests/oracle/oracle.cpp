@@ -115,17 +115,44 @@ void note_plain(Reference& result, const Types& types, double out, float plain, 
   result.rounding_error = std::max(result.rounding_error, chance);
 }
 
+/// What rows are multiplied by, made once for all rows and heads that share keys and values.
+struct Operands {
+  Matrix k, k_magnitude, k_squares;  ///< [d, seen]
+  /// [seen, dv]. A value that is not finite must reach the rows that attend it and no other, so it stays out of the
+  /// products.
+  Matrix v, v_abs, v_squares, v_magnitude;
+  FloatMatrix v_fp32;
+  Matrix largest;                        ///< [1, dv]: of v_abs
+  std::vector<std::int64_t> not_finite;  ///< keys of values with something that is not
+
+  Operands(const Keys& keys, const Keys& values)
+      : k(keys.value.transpose()),
+        k_magnitude(keys.magnitude.transpose()),
+        k_squares(keys.magnitude.cwiseAbs2().transpose()),
+        v(values.value.unaryExpr(&finite)),
+        v_abs(v.cwiseAbs()),
+        v_squares(v.cwiseAbs2()),
+        v_magnitude(values.magnitude.unaryExpr(&finite)),
+        v_fp32(v.cast<float>()),
+        largest(v.rows() ? Matrix(v_abs.colwise().maxCoeff()) : Matrix(Matrix::Zero(1, v.cols()))) {
+    for (Eigen::Index j = 0; j < v.rows(); ++j) {
+      if (!values.value.row(j).allFinite()) not_finite.push_back(j);
+    }
+  }
+
+ private:
+  static double finite(double x) { return std::isfinite(x) ? x : 0.0; }
+};
+
 /// The results of rows [first, first + count) of a head, written to `flat(row)`.
 template <class Flat>
-void run_block(const Head& head, const Matrix& q, std::int64_t first, Reference& result, Flat flat) {
-  const Matrix &k = head.keys.value, &v = head.values.value;
-  const std::int64_t count = q.rows(), len_k = k.rows(), dv = v.cols();
-  const Matrix dot = times(q, k.transpose());
-  const Matrix dot_abs = times(q.cwiseAbs(), head.keys.magnitude.transpose());
-  const Matrix dot_squares = times(q.cwiseAbs2(), head.keys.magnitude.cwiseAbs2().transpose());
-  // A value that is not finite must reach the rows that attend it and no other, so it stays out of the products.
-  const auto finite = [](double x) { return std::isfinite(x) ? x : 0.0; };
-  const Matrix finite_v = v.unaryExpr(finite), rounded_v = head.values.magnitude.unaryExpr(finite);
+void run_block(const Head& head, const Operands& operands, const Matrix& q, std::int64_t first, Reference& result,
+               Flat flat) {
+  const Matrix& v = head.values.value;
+  const std::int64_t count = q.rows(), len_k = v.rows(), dv = v.cols();
+  const Matrix dot = times(q, operands.k);
+  const Matrix dot_abs = times(q.cwiseAbs(), operands.k_magnitude);
+  const Matrix dot_squares = times(q.cwiseAbs2(), operands.k_squares);
   const TensorView& sinks = head.args.score.sinks;
   const double sink = sinks ? read_float(sinks, {head.h}) : -kInfinity;
 
@@ -147,14 +174,13 @@ void run_block(const Head& head, const Matrix& q, std::int64_t first, Reference&
       p(r, j) *= factor(r, j), growth(r, j) *= factor(r, j), expected(r, j) *= factor(r, j) * factor(r, j);
     }
   }
-  Matrix out = times(p.matrix(), finite_v);
-  const Matrix magnitude = times(p.matrix(), finite_v.cwiseAbs());
+  Matrix out = times(p.matrix(), operands.v);
+  const Matrix magnitude = times(p.matrix(), operands.v_abs);
   const bool quantized = unit_of(head.args.kv.v.dtype) == 0 && head.args.kv.v.dtype != DType::f32;
-  const Matrix summed = quantized ? Matrix(times(p.matrix(), rounded_v) * 1.25) : magnitude;
-  const Matrix grown = times(growth.matrix(), finite_v.cwiseAbs());
-  const Matrix spread = times(expected.matrix(), finite_v.cwiseAbs2()).cwiseSqrt();
-  for (std::int64_t j = 0; j < len_k; ++j) {
-    if (v.row(j).allFinite()) continue;
+  const Matrix summed = quantized ? Matrix(times(p.matrix(), operands.v_magnitude) * 1.25) : magnitude;
+  const Matrix grown = times(growth.matrix(), operands.v_abs);
+  const Matrix spread = times(expected.matrix(), operands.v_squares).cwiseSqrt();
+  for (const std::int64_t j : operands.not_finite) {
     for (std::int64_t r = 0; r < count; ++r) {
       if (scores[static_cast<std::size_t>(r)][static_cast<std::size_t>(j)].x == -kInfinity || factor(r, j) == 0)
         continue;
@@ -166,11 +192,10 @@ void run_block(const Head& head, const Matrix& q, std::int64_t first, Reference&
   const Types types(head.args);
   const bool halves = types.eps() > 0;
   const FloatMatrix plain =
-      halves ? plain_three_steps(scores, sink, factor.cast<float>(), finite_v.cast<float>(), types) : FloatMatrix();
+      halves ? plain_three_steps(scores, sink, factor.cast<float>(), operands.v_fp32, types) : FloatMatrix();
   const Matrix root_of_squares =
-      halves ? Matrix(times(p.matrix().cwiseAbs2(), finite_v.cwiseAbs2()).cwiseSqrt()) : Matrix();
+      halves ? Matrix(times(p.matrix().cwiseAbs2(), operands.v_squares).cwiseSqrt()) : Matrix();
   const double most = len_k ? factor.maxCoeff() : 1;
-  const Matrix largest = len_k ? Matrix(most * finite_v.cwiseAbs().colwise().maxCoeff()) : Matrix(Matrix::Zero(1, dv));
   for (std::int64_t r = 0; r < count; ++r) {
     const RowWeights& w = weights[static_cast<std::size_t>(r)];
     const auto row = static_cast<std::size_t>(flat(first + r));
@@ -180,7 +205,7 @@ void run_block(const Head& head, const Matrix& q, std::int64_t first, Reference&
     for (std::int64_t c = 0; c < dv; ++c) {
       const std::size_t at = row * static_cast<std::size_t>(dv) + static_cast<std::size_t>(c);
       result.out[at] = w.broken ? kNaN : out(r, c);
-      const double cap = largest(0, c) + std::abs(out(r, c));
+      const double cap = most * operands.largest(0, c) + std::abs(out(r, c));
       result.magnitude[at] = magnitude(r, c);
       result.bound[at] = std::min(grown(r, c), cap) + (dropout ? 18 : 16) * kUnit * summed(r, c) + 1e-37;
       result.spread[at] = std::min(spread(r, c), cap);
@@ -198,12 +223,14 @@ void run_gathered(const AttentionArgs& args, std::int64_t row_step, Reference& r
       if (i % row_step != 0 && i != sq - 1) continue;
       const std::vector<Slot> slots = listed_slots(args.kv, n, i);
       std::optional<Keys> keys, values;
+      std::optional<Operands> operands;
       for (std::int64_t h = 0; h < hq; ++h) {
         if (h % (hq / hk) == 0) {
           keys.emplace(args.kv, false, h / (hq / hk), slots);
           values.emplace(args.kv, true, h / (hq / hk), slots);
+          operands.emplace(*keys, *values);
         }
-        run_block({args, n, h, 0, 0, *keys, *values}, rows(args.q, false, n, h, i, 1), i, result,
+        run_block({args, n, h, 0, 0, *keys, *values}, *operands, rows(args.q, false, n, h, i, 1), i, result,
                   [&](std::int64_t row) { return (n * hq + h) * sq + row; });
       }
     }
@@ -260,10 +287,12 @@ Reference oracle(const AttentionArgs& args, std::int64_t row_step) {
     const std::int64_t offset = key_offset(args, own_q.length, len_k);
     const Range seen = seen_keys(args, own_q.length, len_k, offset);
     std::optional<Keys> keys, values;
+    std::optional<Operands> operands;
     for (std::int64_t h = 0; h < hq; ++h) {
       if (h % (hq / hk) == 0) {
         keys.emplace(args.kv, false, n, h / (hq / hk), seen.begin, seen.length);
         values.emplace(args.kv, true, n, h / (hq / hk), seen.begin, seen.length);
+        operands.emplace(*keys, *values);
       }
       const Head head{args, n, h, offset, seen.begin, *keys, *values};
       const auto flat = [&](std::int64_t i) { return ragged_q ? (own_q.begin + i) * hq + h : (n * hq + h) * sq + i; };
@@ -271,11 +300,11 @@ Reference oracle(const AttentionArgs& args, std::int64_t row_step) {
       const std::int64_t step = row_step > 1 ? row_step : kRowBlock;
       for (std::int64_t i = 0; i < own_q.length; i += step) {
         const std::int64_t count = std::min(block, own_q.length - i);
-        run_block(head, rows(args.q, ragged_q, n, h, own_q.begin + i, count), i, result, flat);
+        run_block(head, *operands, rows(args.q, ragged_q, n, h, own_q.begin + i, count), i, result, flat);
       }
       if (row_step > 1 && own_q.length > 0) {
         const std::int64_t last = own_q.length - 1;
-        run_block(head, rows(args.q, ragged_q, n, h, own_q.begin + last, 1), last, result, flat);
+        run_block(head, *operands, rows(args.q, ragged_q, n, h, own_q.begin + last, 1), last, result, flat);
       }
     }
   }
