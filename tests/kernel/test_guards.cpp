@@ -342,7 +342,7 @@ TEST_CASE("guards: the shadow sees a gradient past the contract's bounds", "[gua
   CHECK(std::abs(report.value + report.wanted) < 1e-5);
 }
 
-TEST_CASE("guards: the shadow looks at other rows in every call, and at all of them in time", "[guards]") {
+TEST_CASE("guards: the shadow looks at other rows in every call, and at all of them in time", "[guards][long]") {
   Case c(AttentionProblem::parse("attention b=2 hq=4 hk=2 sq=64 sk=300 d=32 lse"));
   Watch watch;
   const Context context = watch.context("shadow=16");

@@ -115,7 +115,7 @@ TEST_CASE("caches: tails of keys", "[kernel][long]") {
   }
 }
 
-TEST_CASE("caches: latent values share codes and scales with keys", "[kernel]") {
+TEST_CASE("caches: latent values share codes and scales with keys", "[kernel][long]") {
   for (const char* words :
        {"kv=f8e4m3 groups=4 tail=16 tail_dtype=bf16 d=80 dv=64", "kv=i8 k_groups=4 v_groups=3 zeros d=64 dv=48",
         "kv=i4x2 k_groups=8 v_groups=5 zeros d=67 dv=40 tail=3", "kv=f8e5m2 k_groups=2 v_groups=1 tail=9 d=49 dv=20",
