@@ -1,5 +1,5 @@
-# rapt_precompile_headers(<target> <header>...): parses these once for all of the target's C++ files; what a small file
-# includes is half of the time that it takes to compile, or more. A header of the standard library in <>. Files include what
+# rapt_precompile_headers(<target> <header>...): parses these once for all of the target's C++ files; up to half of the
+# time that a small file takes to compile is for what it includes. A header of the standard library in <>. Files include what
 # they use all the same: with CMAKE_DISABLE_PRECOMPILE_HEADERS they compile without.
 function(rapt_precompile_headers target)
   list(TRANSFORM ARGN REPLACE "^<(.*)>$" "<\\1$<ANGLE-R>")
