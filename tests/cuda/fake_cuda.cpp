@@ -186,10 +186,7 @@ cudaError_t attention_latent(const AttentionParams&, std::byte*, cudaStream_t) {
 bool wgmma_can_count(const AttentionParams&) {
   return true;
 }
-std::size_t wgmma_workspace(const AttentionParams&) {
-  return 8;
-}
-cudaError_t attention_wgmma(const AttentionParams&, std::byte*, cudaStream_t) {
+cudaError_t attention_wgmma(const AttentionParams&, cudaStream_t) {
   return launched();
 }
 bool wgmma_f32_can_count(const AttentionParams&) {
