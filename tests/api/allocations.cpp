@@ -29,6 +29,13 @@ class InTurn final : public Executor {
   }
 };
 
+/// On the caller's thread alone: what oneTBB needs for others is its own.
+Context serial() {
+  ContextOptions options;
+  options.executor = serial_executor();
+  return Context(options);
+}
+
 template <class Work>
 long allocations_of(const Work& work) {
   const long before = allocations;
@@ -67,7 +74,7 @@ TEST_CASE("allocations: full lists of gathered keys need none", "[api]") {
   Case c(AttentionProblem::parse("attention b=2 hq=4 hk=2 sq=3 sk=7 d=8 gathered"), 1);
   for (std::int64_t i = 0; i < c.indices.size(); ++i) c.indices.flat<std::int64_t>(i) = i % 7;
   const AttentionArgs args = c.args();
-  const Plan plan(args);
+  const Plan plan(args, serial());
   const Buffer memory(plan.workspace_bytes());
   CHECK(allocations_of([&] { plan.run(args, std::span(memory.data(), plan.workspace_bytes())); }) == 0);
 }
@@ -79,7 +86,7 @@ TEST_CASE("allocations: q, k, v and out of one buffer are told apart without any
     return MutableTensorView(buffer.data() + which * h * d, {b, h, s, d}, {s * 4 * h * d, d, 4 * h * d, 1});
   };
   const AttentionArgs args{view(0), KvSource::strided(view(1), view(2)), view(3)};
-  const Plan plan(args);
+  const Plan plan(args, serial());
   const Buffer memory(plan.workspace_bytes());
   CHECK(allocations_of([&] { plan.run(args, std::span(memory.data(), plan.workspace_bytes())); }) == 0);
 }
