@@ -133,7 +133,7 @@ class AttentionEntry final : public CpuEntry {
     const std::int64_t rows = rows_of_head(p);
     if (facts.phase == Phase::decode && !context.forces_one(Operation::attention)) {
       if (rows > kDecodeRows) return "for few query rows (tokens x group) only";
-      if (is_chosen(context) && !is_faster_than_prefill(p, rows, context))
+      if (!is_faster_than_prefill(p, rows, context))
         return "for fewer query rows (tokens x group): others are faster here";
     }
     if (is_chosen(context) && !is_worthwhile(kernel_, rows, p.sk, p.d, p.dv))
@@ -220,7 +220,7 @@ class AttentionEntry final : public CpuEntry {
     const auto is_faster_over = [&](std::int64_t keys) {
       for (const AttentionEntry* other : all_)
         if (other->facts.phase == Phase::prefill && other->opt_in.empty() && other->is_usable(p, context) &&
-            is_worthwhile(other->kernel_, rows, keys, p.d, p.dv))
+            (!is_chosen(context) || is_worthwhile(other->kernel_, rows, keys, p.d, p.dv)))
           return decode_is_faster(other->kernel_, p.kv_dtype, rows, keys, p.d, p.dv);
       return true;
     };

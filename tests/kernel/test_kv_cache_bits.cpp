@@ -1,6 +1,7 @@
 // KV caches: what leaves every bit alone: the order of pages, pages or one piece, the rest of a batch, executors.
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <numeric>
 #include <random>
@@ -165,6 +166,47 @@ TEST_CASE("caches: a sequence of a batch gets the kernel that it gets alone", "[
       CHECK(same_bits(batch.out, single.out));
       CHECK(same_bits(batch.lse, single.lse));
     }
+}
+
+// The first of two ragged sequences, of which the second is no call of attention_decode's; by any instruction set that
+// the environment may ask for.
+TEST_CASE("caches: a ragged sequence gets the kernel that it gets alone", "[kernel]") {
+  constexpr std::int64_t kHeads = 2, kSize = 16, kOtherRows = 17, kOtherKeys = 68;
+  ScopedEnvironment no_kernel("RAPT_KERNEL", nullptr);
+  std::vector<std::string> isas = {""};
+  for (const Isa isa : usable_isas())
+    if (isa != Isa::avx512bf16 && isa != Isa::neonbf16) isas.emplace_back(to_string(isa));  // these have none of fp32
+  for (const std::string& isa : isas) {
+    ScopedEnvironment environment("RAPT_ISA", isa.empty() ? nullptr : isa.c_str());
+    const Context context;
+    for (std::int64_t rows : {1, 3, 4, 8, 12, 16})
+      for (std::int64_t keys : {1, 5, 64, 130}) {
+        const auto numbers = [](std::int64_t n, std::int64_t width) {
+          std::vector<float> x(static_cast<std::size_t>(n * width));
+          for (std::size_t i = 0; i < x.size(); ++i) x[i] = std::sin(static_cast<float>(i));
+          return x;
+        };
+        const std::vector<float> q = numbers(rows + kOtherRows, kHeads * kSize),
+                                 k = numbers(keys + kOtherKeys, kHeads * kSize);
+        const auto result_of = [&](std::int64_t sequences) {
+          const std::int64_t all_rows = sequences == 1 ? rows : rows + kOtherRows,
+                             all_keys = sequences == 1 ? keys : keys + kOtherKeys;
+          const std::int64_t row_ends[] = {0, rows, all_rows}, key_ends[] = {0, keys, all_keys};
+          std::vector<float> out(static_cast<std::size_t>(all_rows * kHeads * kSize));
+          AttentionArgs args;
+          args.q = TensorView(q.data(), {all_rows, kHeads, kSize});
+          const TensorView of_keys(k.data(), {all_keys, kHeads, kSize});
+          args.kv = KvSource::ragged(of_keys, of_keys, TensorView(key_ends, {sequences + 1}));
+          args.cu_seqlens_q = TensorView(row_ends, {sequences + 1});
+          args.out = MutableTensorView(out.data(), {all_rows, kHeads, kSize});
+          attention(args, context);
+          out.resize(static_cast<std::size_t>(rows * kHeads * kSize));
+          return out;
+        };
+        INFO(isa << ": " << rows << " rows, " << keys << " keys");
+        CHECK(result_of(2) == result_of(1));
+      }
+  }
 }
 
 TEST_CASE("caches: executors and thread counts do not change a bit", "[kernel][threads][numbers]") {
