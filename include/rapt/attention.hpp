@@ -31,12 +31,12 @@ struct AttentionArgs {
 /// of 64. With gathered keys each query token takes 112 bytes beside. See docs/contract.md for the semantics of every
 /// corner. Throws Error (before anything is written) on bad arguments, std::bad_alloc when memory cannot be had.
 /// Reentrant. The bits of a row of `out` depend on that row's own inputs, on the numbers of rows (of each key head:
-/// tokens x heads of a group), keys and key heads of its sequence and of the keys that its rows see (by which the kernel
-/// is chosen and long keys are cut), and on the ISA only.
-/// A `workspace` that is not empty is used instead of the context's memory. It lies on the tensors' device, starts at a
-/// multiple of 64 bytes, overlaps no tensor and has what Plan::workspace_bytes() says of the call (else Error);
-/// max_workspace_bytes() is enough for many calls. Only lists of gathered keys that are not full take memory beside it:
-/// 8 bytes for each query token, and where some list has gaps, a copy of all of them without the gaps.
+/// tokens x heads of a group), keys and key heads of its sequence and of the keys that its rows see (by which the
+/// kernel is chosen and long keys are cut), and on the ISA only. A `workspace` that is not empty is used instead of the
+/// context's memory. It lies on the tensors' device, starts at a multiple of 64 bytes, overlaps no tensor and has what
+/// Plan::workspace_bytes() says of the call (else Error); max_workspace_bytes() is enough for many calls. Only lists of
+/// gathered keys that are not full take memory beside it: 8 bytes for each query token, and where some list has gaps, a
+/// copy of all of them without the gaps.
 RAPT_API void attention(const AttentionArgs& args, const Context& context = default_context(),
                         std::span<std::byte> workspace = {});
 
