@@ -1,5 +1,7 @@
 // KV caches against the oracle: every layout and every type, on every entry that takes them.
+#include <algorithm>
 #include <random>
+#include <span>
 #include <string>
 
 #include "support/check.hpp"
@@ -205,6 +207,29 @@ TEST_CASE("caches: lengths around those at which keys may be split", "[kernel][l
       AttentionProblem::parse("attention b=2 hq=4 hk=1 sq=2 sk=4096 d=32 page=128 seqlens window=600,-1 causal "
                               "align=bottom_right sinks lse" +
                               cache_words(dtype)));
+}
+
+// Tensors that no L2 holds: what the next item begins with is fetched ahead.
+TEST_CASE("caches: table entries that no row sees are not read", "[kernel]") {
+  constexpr std::int64_t kUnseen = 275;  // row 0 sees keys from 1200 - 100 on, which begin a page
+  const AttentionProblem problem =
+      AttentionProblem::parse("attention hq=16 sq=400 sk=1600 d=64 page=4 seqlens window=100,0 align=bottom_right lse");
+  Case c(problem, 4), other(problem, 4);  // full
+  const std::size_t bytes = size_of(c.block_table.dtype()), unseen = kUnseen * bytes;
+  const std::span<const std::byte> table(c.block_table.buffer().data(), c.block_table.buffer().size());
+  Buffer seen(table.size() - unseen, Placement::front);
+  std::copy(table.begin() + static_cast<std::ptrdiff_t>(unseen), table.end(), seen.data());
+  AttentionArgs args = other.args();
+  args.kv.block_table.data = seen.data() - unseen;
+  for (const std::string& entry : usable_entries(problem)) {
+    if (device_of(entry) != DeviceType::cpu || !selected(entry)) continue;
+    INFO(entry);
+    run(c.args(), entry);
+    other.poison_outputs();
+    run(args, entry);
+    CHECK(same_bits(c.out, other.out));
+    CHECK(same_bits(c.lse, other.lse));
+  }
 }
 
 TEST_CASE("caches: batches of which some prefill and some decode", "[kernel][numbers]") {

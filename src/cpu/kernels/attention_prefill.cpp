@@ -213,8 +213,9 @@ struct NextItem {
     rows = min(min(item.row_end, head.len_q * p.group) - item.row_begin, kMaxPanels * kWidth);
     find_rows(head, item.row_begin, rows, row_of);
     const std::int64_t last = row[rows - 1].last;
-    key_begin = row[0].first / kBlockK * kBlockK;
-    key_end = min(last, key_begin + kBlockK);
+    // Not from the block's begin: what no row sees may not be there.
+    key_begin = row[0].first;
+    key_end = min(last, (key_begin / kBlockK + 1) * kBlockK);
     if (key_end < last) rows = min(rows, kWidth);
   }
   // Part i of n of that.
@@ -275,7 +276,7 @@ void sweep(const Head& head, Panel* panels, std::int64_t count, bool isolate_non
       add_keys(upcoming, head, shared, next + ahead * visit_of_block / of_block,
                next + ahead * (visit_of_block + 1) / of_block);
       ++visit_of_block;
-      if (panel.last(panel.width - 1) <= next)
+      if (head.whole && panel.last(panel.width - 1) <= next)
         add_rows(upcoming, head, p.out, p.out_type, p.out_stride, p.dv, panel.row, panel.rows);
       if (next_item && k0 >= last_block - kBlockK)
         next_item->add_to(upcoming, shared, last_visit, last_visits), ++last_visit;
