@@ -66,7 +66,7 @@ class Upcoming {
     start();
   }
   [[gnu::always_inline]] void fetch() {
-    if (left_ > 0) fetch(at_once_);
+    if (left_ > 0) fetch(left_ < at_once_ ? left_ : at_once_);  // past a group's rows there is nothing to be read
   }
   [[gnu::always_inline]] void fetch_rest() {
     while (left_ > 0) fetch(left_);
