@@ -43,13 +43,15 @@ struct Workers {
 
   void work(int index) {
     Worker worker{index, scratch + static_cast<std::size_t>(index) * plan.scratch_bytes};
+    // Of a queue that all share, the next item is another worker's.
+    const bool owns_queue = queues.size() == static_cast<std::size_t>(plan.threads);
     for (std::size_t n = 0; n < queues.size(); ++n) {
       WorkQueue& queue = queues[(static_cast<std::size_t>(index) + n) % queues.size()];
       // Only read, at first: a write would take the cache line from the queue's own worker.
       if (queue.next.load(std::memory_order_relaxed) >= queue.end) continue;
       for (std::int64_t i; (i = queue.next.fetch_add(1, std::memory_order_relaxed)) < queue.end;) {
         const TaskScope task(tasks, Task::Kind::item, index, i, 1);
-        run(i, worker, plan.looks_ahead && n == 0 && i + 1 < queue.end);
+        run(i, worker, plan.looks_ahead && owns_queue && n == 0 && i + 1 < queue.end);
       }
     }
     if (combine_together) combine_share(index);
