@@ -100,12 +100,14 @@ TEST_CASE("threads and children from before and after the first call give the sa
     }
     return all;
   };
-  std::promise<void> called;
+  std::promise<void> started, called;
   std::vector<float> from_early_thread, from_late_thread;
-  std::thread early([&] {
-    called.get_future().wait();
+  std::thread early([&, may_call = called.get_future()] {
+    started.set_value();
+    may_call.wait();
     from_early_thread = compute();
   });
+  started.get_future().wait();  // a child of a thread that is allocating has its heap's lock for ever
   const std::vector<float> from_early_child = in_child(compute);
   const std::vector<float> want = compute();
   called.set_value();
