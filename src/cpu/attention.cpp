@@ -18,8 +18,9 @@ constexpr std::int64_t kAllKeys = std::numeric_limits<std::int64_t>::max();
 // done last busy, and the others waiting.
 constexpr std::size_t kMinBytesToCombineTogether = std::size_t{256} << 10;
 constexpr std::int64_t kRowsOfSlice = 8;
-// Below this an item is done before what the next one reads could arrive.
-constexpr double kMinFlopsToLookAhead = 5e5;
+// Multiply-adds of an item (some 10 us): smaller ones do not pay for fetching what the next one begins with. The limit
+// itself was not measured.
+constexpr double kMinProductsToLookAhead = 5e5;
 
 // One call on its way through the executor: workers take items until none is left.
 struct Workers {
@@ -83,7 +84,7 @@ struct Workers {
     worker.b = b, worker.hk = hk;
     if (s.splits == 1) {
       WorkItem next{};
-      if (goes_on && s.cost * static_cast<double>(params.d + params.dv) >= kMinFlopsToLookAhead &&
+      if (goes_on && s.cost * static_cast<double>(params.d + params.dv) >= kMinProductsToLookAhead &&
           i + 1 - s.first_item < s.count * params.hk * s.items_of_head()) {
         const auto [next_b, next_hk, next_begin, next_end, _] = place_of(s, params.hk, i + 1 - s.first_item);
         next = {next_b, next_hk, next_begin, next_end, 0, kAllKeys, nullptr};
