@@ -36,6 +36,7 @@ struct Scratch {
   float *s, *block_max, *block_max_exponent, *short_sum, *sum;  // one panel and block: scores, their maxima and sums
   float *k, *v;                                                 // one block, packed
   float *zero, *discarded;                                      // a row of zeros, a row that is written, never read
+  Panel* panels;               // of the item: as a local array, the few of a small one would have all 16 set to zero
   const std::byte** upcoming;  // rows to be fetched: keys, values and tails of two blocks, Q, out
   Row* next_row;               // of the next item
 
@@ -57,6 +58,7 @@ struct Scratch {
     v = carver.take<float>(kBlockK * packed_stride(shape.dv));
     zero = carver.take<float>(kWidth);
     discarded = carver.take<float>(kWidth);
+    panels = carver.take<Panel>(kMaxPanels);
     upcoming = carver.take<const std::byte*>(6 * kBlockK + (kMaxPanels + 2) * kWidth);
     next_row = carver.take<Row>(kMaxPanels * kWidth);
   }
@@ -238,6 +240,7 @@ void sweep(const Head& head, Panel* panels, std::int64_t count, bool isolate_non
   const bool pack_k = must_pack_keys(p),
              pack_v = must_pack_values(p) || isolate_non_finite;  // add_non_finite edits a copy
   const bool shared = pack_k && !isolate_non_finite && begin_with_values(p);
+  const bool fetches = far || next_item;
   const auto visits = [&](std::int64_t k0) {
     std::int64_t n = 0;
     for (std::int64_t i = 0; i < count; ++i) n += sees(panels[i], k0);
@@ -252,7 +255,8 @@ void sweep(const Head& head, Panel* panels, std::int64_t count, bool isolate_non
     const std::int64_t from = max(k0, first);
     const Block kb = block(head, keys_of(p), k0, from, k0 + n, pack_k, w.k);
     const Block vb = shared ? kb : block(head, values_of(p), k0, from, k0 + n, pack_v, w.v);
-    const std::int64_t next = k0 + kBlockK, ahead = clamp(last - next, 0, kBlockK), of_block = visits(k0);
+    const std::int64_t next = k0 + kBlockK, ahead = clamp(last - next, 0, kBlockK);
+    const std::int64_t of_block = fetches ? visits(k0) : 0;
     std::int64_t visit_of_block = 0;
     for (std::int64_t i = 0; i < count; ++i) {
       Panel& panel = panels[i];
@@ -266,7 +270,7 @@ void sweep(const Head& head, Panel* panels, std::int64_t count, bool isolate_non
         with_vecs(panel.vecs,
                   [&](auto vecs) { visit<vecs>(head, panel, k0, n, kb, vb, isolate_non_finite, w, fetched); });
       };
-      if (!far && !next_item) {
+      if (!fetches) {
         visit_panel(nullptr);
         continue;
       }
@@ -296,10 +300,10 @@ void run(const AttentionParams& p, const WorkItem& item, std::byte* scratch) noe
   const Scratch w(carver, {p.sk, p.d, p.dv, item.row_end - item.row_begin});
   for (std::int64_t i = 0; i < kWidth; i += kLanes) store(w.zero + i, vec(0.f));
 
-  Panel panels[kMaxPanels];
+  Panel* const panels = w.panels;
   std::int64_t count = 0;
   for (std::int64_t r = item.row_begin, lanes = 0; r < row_end; ++count) {
-    Panel& panel = panels[count];
+    Panel& panel = panels[count] = {};
     const std::int64_t vecs_left = (row_end - r + kLanes - 1) / kLanes;
     panel.vecs = vecs_left == kVecs + 1 && kVecs > 2 ? 2 : min(vecs_left, kVecs);  // 2 + 2, not 3 + 1
     panel.width = panel.vecs * kLanes;
