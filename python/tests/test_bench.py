@@ -117,7 +117,9 @@ def test_cuda(small, tmp_path, capsys):
     bench.main(["--models", "--quick", *ONCE, "--device", "cuda", "--json", str(file)])
     for row in json.loads(file.read_text())["rows"]:
         assert row["rapt"]["best_ms"] > 0 and row["rapt"]["attention"] is None
-        assert 0 < row["difference"] / row["largest"] < (1e-5 if row["dtype"] == "f32" else 0.05)
+        difference = row["difference"] / row["largest"]
+        # In fp32 two kernels never agree to the bit in all of a model; in bf16 small ones may.
+        assert 0 < difference < 1e-5 if row["dtype"] == "f32" else 0 <= difference < 0.05
 
 
 def nodes(node):
