@@ -6,7 +6,7 @@
 #pragma once
 
 #include "cuda/hopper/splits.cuh"
-#include "cuda/tile/fallback_row.cuh"
+#include "cuda/tile/fallback_rows.cuh"
 
 namespace rapt::cuda {
 
@@ -102,7 +102,7 @@ __device__ void combine_row(const AttentionParams& p, const Partials& partials, 
   bool bad = (top != -kInfinity && fabsf(top) >= kHugeScore) || !is_finite(l);
   for (int i = sums.thread(); i < p.dv; i += 32 * kWarps) bad |= !is_finite(sums.column(i));
   if (!sums.any(bad)) sums.store_row(head, row_of(head, row), top, l);
-  else if (sums.thread() < 32) attend_row<T, kMaxSize, true>(p, head.b, head.hk, row);
+  else if (sums.thread() < 32) attend_rows<T, kMaxSize, true>(p, head.b, head.hk, row, 1);
 }
 
 }  // namespace rapt::cuda

@@ -9,13 +9,6 @@
 
 namespace rapt::cuda {
 
-// Whether rows are contiguous and aligned to 16 bytes, of elements of `size` bytes.
-inline bool is_vector(const void* data, const Strides& s, std::int64_t size) {
-  const std::int64_t count = 16 / size;
-  return s.d == 1 && reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && s.b % count == 0 && s.h % count == 0 &&
-         s.s % count == 0;
-}
-
 // Calls `then` with the head size that kernels are compiled for and a call needs, as a type.
 template <class Then>
 auto with_head_size(const AttentionParams& p, Then then) {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "cuda/kernels/latent_config.cuh"
-#include "cuda/tile/fallback_row.cuh"
+#include "cuda/tile/fallback_rows.cuh"
 
 namespace rapt::cuda {
 
@@ -131,7 +131,7 @@ __device__ void merge(const LatentParams& params, const SplitBlock& block, Laten
     const bool falls_back = __any_sync(~0u, any_nan != 0) || (top != -kInfinity && fabsf(top) >= kHugeScore);
     if (!falls_back) continue;
     __syncwarp();  // before the same row is stored once more
-    attend_row<T, kLatentMaxValueHeadSize, true>(p, head.b, head.hk, block.row_begin + row);
+    attend_rows<T, kLatentMaxValueHeadSize, true>(p, head.b, head.hk, block.row_begin + row, 1);
   }
 }
 

@@ -3,7 +3,7 @@
 
 #include "cuda/hopper/rows.cuh"
 #include "cuda/kernels/wgmma_config.cuh"
-#include "cuda/tile/fallback_row.cuh"
+#include "cuda/tile/fallback_rows.cuh"
 
 namespace rapt::cuda {
 
@@ -154,7 +154,7 @@ struct Rows : RowState<C> {
       }
       if (r.lse >= 0 && lane % 4 == 0) p.lse[r.lse] = lse;
     }
-    unsigned bad = fallback_rows(tile, C::kSplit ? C::kShift : 0.f, suspect);
+    const unsigned bad = fallback_rows(tile, C::kSplit ? C::kShift : 0.f, suspect);
 #pragma unroll
     for (int i = 0; i < kOut; ++i)  // sums of partial results begin with 0: none is -0
       o[i] = C::kSplit ? fmaf(o[i], inverse[i / 2 % 2], 0.f) : o[i] * inverse[i / 2 % 2];
@@ -163,10 +163,7 @@ struct Rows : RowState<C> {
     if (bad == 0) return;
     if (C::kStoresByTma && params.out_by_tma) tma_store_wait();  // before the same rows are stored once more
     __syncwarp();
-#pragma unroll 1
-    for (; bad != 0; bad &= bad - 1)
-      attend_row<typename C::Element, C::kSize, C::kModified>(p, tile.b, tile.hk,
-                                                              tile.row + warp_row + __ffs(static_cast<int>(bad)) - 1);
+    attend_rows<typename C::Element, C::kSize, C::kModified>(p, tile.b, tile.hk, tile.row + warp_row, bad);
   }
 };
 

@@ -20,6 +20,13 @@ __host__ __device__ inline float load(const void* base, DType type, std::int64_t
   }
 }
 
+// Whether rows are contiguous and aligned to 16 bytes, of elements of `size` bytes.
+__host__ __device__ inline bool is_vector(const void* data, const Strides& s, std::int64_t size) {
+  const std::int64_t count = 16 / size;
+  return s.d == 1 && reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && s.b % count == 0 && s.h % count == 0 &&
+         s.s % count == 0;
+}
+
 // Code i of a row of a quantised cache that begins at index `at`; of i4x2 two lie in a byte.
 __device__ inline float load_code(const void* base, DType type, std::int64_t at, std::int64_t stride, std::int64_t i) {
   const auto* const codes = static_cast<const std::uint8_t*>(base);
