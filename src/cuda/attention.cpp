@@ -28,6 +28,11 @@ bool is_quantised(const AttentionParams& a) {
   return (only(a.kv_type) & kQuantisedTypes) != 0;
 }
 
+// Of ragged sequences those with few rows are split, whatever the entry is for.
+bool splits_can_be_counted(const AttentionParams& a) {
+  return a.total_q < 0 || decode_items(a) < kMaxBlocks;
+}
+
 constexpr AttentionKernel decode(const char* name, const char* arithmetic, DType type) {
   return {.name = name,
           .isa = "sm90a",
@@ -64,11 +69,12 @@ constexpr AttentionKernel wgmma(const char* name, const char* arithmetic, DType 
                     .dtypes = only(type),
                     .max_head_size = kWgmmaMaxHeadSize},
           .refuse = [](const AttentionParams& a) -> std::string_view {
-            return wgmma_can_count(a) ? "" : "takes fewer than 2^30 rows and keys";
+            return wgmma_can_count(a) && splits_can_be_counted(a) ? "" : "takes fewer than 2^30 rows and keys";
           },
-          .workspace = [](const AttentionParams&) -> std::size_t { return 0; },
+          .workspace = wgmma_workspace,
           .work_items = simt_tiles,
-          .run = [](const AttentionParams& a, void*, cudaStream_t stream) { return attention_wgmma(a, stream); }};
+          .run = [](const AttentionParams& a, void* workspace,
+                    cudaStream_t stream) { return attention_wgmma(a, static_cast<std::byte*>(workspace), stream); }};
 }
 constexpr AttentionKernel latent(const char* name, const char* arithmetic, DType type) {
   return {.name = name,
@@ -110,7 +116,7 @@ constexpr AttentionKernel kKernels[] = {
                .min_head_size = kWgmmaF32MinHeadSize,
                .max_head_size = kWgmmaMaxHeadSize},
      .refuse = [](const AttentionParams& a) -> std::string_view {
-       return wgmma_f32_can_count(a) ? "" : "takes fewer than 2^28 rows and keys";
+       return wgmma_f32_can_count(a) && splits_can_be_counted(a) ? "" : "takes fewer than 2^28 rows and keys";
      },
      .workspace = wgmma_f32_workspace,
      .work_items = simt_tiles,

@@ -83,11 +83,12 @@ __global__ void __launch_bounds__(kPrepareThreads, C::kSize == 192 ? 3 : 4)
     const auto found = C::Tiles::find(p, static_cast<int>(tile / tiles), static_cast<int>(tile % tiles));
     const Head head(p, found.b, found.hk);
     const std::int64_t rows = head.len_q * p.group, r = found.row + unit % kParts * C::kKeys + thread;
-    if (found.row >= rows) return;
+    if (found.row >= rows || is_split_apart(head)) return;
     if (thread < C::kKeys) places[thread] = r < rows ? row_at(p.q_stride, head, row_of(head, static_cast<int>(r))) : -1;
   } else {
     const auto found = C::Blocks::find(p, unit);
     const Head head(p, found.b, found.hk);
+    if (is_split_apart(head)) return;
     // Only keys that some row sees. Tiles that see none multiply zeros with the first block.
     const std::int64_t last = min(head.len_q, p.score.modifier_rows) - 1;
     const std::int64_t begin = Row(head, 0, 0).first, end = last < 0 ? 0 : Row(head, last, 0).last;

@@ -67,9 +67,10 @@ struct TileScheduler {
         tile.split = static_cast<int>(head_number - head * grid.partials.splits), head_number = head;
       }
       const int in_head = static_cast<int>(tiles - 1 - down);
-      if (p.total_q < 0) {
+      if (C::kSplit || p.total_q < 0) {
         tile.b = static_cast<int>(grid.hk.quotient(head_number));
         tile.hk = static_cast<int>(head_number) - tile.b * static_cast<int>(p.hk), tile.row = in_head * C::kRows;
+        if (C::kSplit) tile.b += static_cast<int>(grid.partials.first);
       } else {
         const auto found = C::Tiles::find(p, static_cast<int>(head_number), in_head);
         tile.b = static_cast<int>(found.b), tile.hk = static_cast<int>(found.hk),
@@ -79,6 +80,7 @@ struct TileScheduler {
       tile.q_first = static_cast<int>(sequence.q_first);
       tile.rows = static_cast<int>(sequence.len_q) * static_cast<int>(p.group);
       if (tile.row >= tile.rows) continue;
+      if (p.total_q >= 0 && is_split_apart(p, tile.rows) != C::kSplit) continue;  // the other launch's
       const std::int64_t base = sequence.oldest / C::kKeys * C::kKeys;
       keys = KeyWindow(p.score, sequence, base);
       // Neither end of what a row sees moves down from row to row, but rows past the mask's see nothing.
@@ -183,8 +185,8 @@ struct TileProducer {
 template <class C>
 int plan_grid(Grid& grid, std::int64_t key_bytes) {
   const AttentionParams& p = grid.p;
-  grid.heads = static_cast<int>(C::Tiles::heads(p)) * (C::kSplit ? grid.partials.splits : 1);
-  grid.tiles = static_cast<int>(C::Tiles::tiles(p));
+  grid.heads = static_cast<int>(C::kSplit ? grid.partials.sequences * p.hk * grid.partials.splits : C::Tiles::heads(p));
+  grid.tiles = C::kSplit ? 1 : static_cast<int>(C::Tiles::tiles(p));
   // Causal: tiles of one length of many heads one after another, of as many as have their K and V in L2.
   constexpr std::int64_t kCached = 24 << 20;
   const std::int64_t head_bytes = (p.total_k >= 0 ? p.total_k : p.sk) * key_bytes;

@@ -20,23 +20,33 @@ struct SplitGrid {
         splits(partials.splits),
         heads(p.hk),
         group(p.group),
-        blocks(static_cast<unsigned>(p.b * p.hk * partials.splits * tiles)) {}
+        blocks(static_cast<unsigned>(partials.sequences * p.hk * partials.splits * tiles)) {}
 };
 
 // Which split and which rows.
 struct SplitBlock {
   const SplitGrid& grid;
   Head head;
-  int split, row_begin, row_count;  // the block's first row, and how many the sequence and kv head have
-  std::int64_t first_key = 0;       // of the split
-  int keys = 0;                     // of the split
-  int begin = 0, end = 0;           // those that any of the block's rows sees, counted from the split's first
+  int split, row_begin = 0, row_count;  // the block's first row, and how many the sequence and kv head have
+  std::int64_t first_key = 0;           // of the split
+  int keys = 0;                         // of the split
+  int begin = 0, end = 0;               // those that any of the block's rows sees, counted from the split's first
   bool exists = false;
 
-  // Each block has `rows`; or each cluster, whose number this is.
+  // Each block has `rows`, or as many as it says of how many there are; or each cluster, whose number this is.
+  template <class RowsOf>
+  __device__ SplitBlock(const AttentionParams& p, const Partials& partials, const SplitGrid& grid, RowsOf rows_of,
+                        unsigned number = blockIdx.x)
+      : SplitBlock(grid, head_of(p, partials, grid, grid.tiles.quotient(number)),
+                   grid.splits.remainder(grid.tiles.quotient(number))) {
+    const int rows = rows_of(row_count);
+    row_begin = static_cast<int>(grid.tiles.remainder(number)) * rows;
+    if (row_begin < row_count) find_keys(partials, rows);
+  }
   __device__ SplitBlock(const AttentionParams& p, const Partials& partials, const SplitGrid& grid, int rows,
                         unsigned number = blockIdx.x)
-      : SplitBlock(p, partials, grid, rows, grid.tiles.remainder(number), grid.tiles.quotient(number)) {}
+      : SplitBlock(
+            p, partials, grid, [rows](int) { return rows; }, number) {}
 
   // Row r of the sequence's and kv head's, which are (token, head of the group) pairs.
   __device__ Row row(int r) const {
@@ -45,22 +55,23 @@ struct SplitBlock {
   }
 
  private:
-  __device__ SplitBlock(const AttentionParams& p, const Partials& partials, const SplitGrid& grid, int rows,
-                        unsigned tile, unsigned split_number)
-      : grid(grid),
-        head(p, grid.heads.quotient(grid.splits.quotient(split_number)),
-             grid.heads.remainder(grid.splits.quotient(split_number))),
-        split(static_cast<int>(grid.splits.remainder(split_number))),
-        row_begin(static_cast<int>(tile) * rows),
-        row_count(static_cast<int>(p.sq * p.group)) {
+  __device__ SplitBlock(const SplitGrid& grid, const Head& head, unsigned split)
+      : grid(grid), head(head), split(static_cast<int>(split)), row_count(split_rows(head)) {}
+  __device__ static Head head_of(const AttentionParams& p, const Partials& partials, const SplitGrid& grid,
+                                 unsigned split_number) {
+    const unsigned number = grid.splits.quotient(split_number);
+    return Head(p, partials.first + grid.heads.quotient(number), grid.heads.remainder(number));
+  }
+
+  __device__ void find_keys(const Partials& partials, int rows) {
     const SplitKeys all(head, partials.rule);
     first_key = all.first + std::int64_t{all.keys} * split;
-    exists = row_begin < row_count && (split == 0 || first_key < all.last);
+    exists = split == 0 || first_key < all.last;
     if (!exists) return;
     keys = static_cast<int>(clamp_to(all.last - first_key, 0, all.keys));
     // Neither end moves down from row to row, but rows past the mask's see nothing.
     const Row top = row(row_begin), bottom = row(min(row_begin + rows, row_count) - 1);
-    const std::int64_t last_token = min(bottom.token + 1, p.score.modifier_rows) - 1;
+    const std::int64_t last_token = min(bottom.token + 1, head.p.score.modifier_rows) - 1;
     begin = static_cast<int>(clamp_to(top.first - first_key, 0, keys));
     if (last_token >= top.token) end = static_cast<int>(clamp_to(Row(head, last_token, 0).last - first_key, 0, keys));
     if (end <= begin) begin = end = 0;  // and no key is read, which may be past the last

@@ -1,6 +1,6 @@
-// Split-KV, of dense queries: the keys that a sequence's rows see in splits, which thread blocks share, and what each
-// leaves of a row. Splits depend on the number of keys, rows and kv heads of the sequence alone, so that a row's bits
-// do not depend on the batch.
+// Split-KV: the keys that a sequence's rows see in splits, which thread blocks share, and what each leaves of a row.
+// Splits depend on the number of keys, rows and kv heads of the sequence alone, so that a row's bits do not depend on
+// the batch.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,8 @@ constexpr int kSplitsOfSequence = 512, kMaxSplits = 256;
 constexpr int kSplitUnit = 128;  // keys; kernels' blocks of keys are divisors
 constexpr int kMinSplits = 8;    // of a sequence by itself, which has to occupy the GPU alone
 constexpr int kMinSplitKeys = 256, kEnoughSplitKeys = 512;  // no more than these are never split
-constexpr int kFewRows = 16;  // for more, splits are longer: partial results count beside their keys
+constexpr int kFewRows = 16;   // for more, splits are longer: partial results count beside their keys
+constexpr int kMostRows = 64;  // of a ragged sequence and kv head: with more it is not split
 
 struct Splits {
   int keys, count;  // keys of each but the last; at least one split, without keys if there are none
@@ -52,49 +53,98 @@ struct SplitKeys : Splits {
     const KeyRange visible = visible_keys(head.p.score, head);
     first = visible.first / kSplitUnit * kSplitUnit, last = visible.last;
     const std::int64_t keys = max(last - first, std::int64_t{0});  // a mask may end before a window begins
-    static_cast<Splits&>(*this) = splits_of(keys, static_cast<int>(head.p.sq * head.p.group), rule);
+    static_cast<Splits&>(*this) = splits_of(keys, static_cast<int>(head.len_q * head.p.group), rule);
   }
 };
 
-// What splits leave for attention_combine.
+// Whether a sequence is one of a ragged call's that have few rows: a launch of their own splits their keys, and the one
+// for tiles of rows leaves them out.
+__device__ inline bool is_split_apart(const AttentionParams& p, std::int64_t rows) {
+  return p.total_q >= 0 && rows <= kMostRows;
+}
+__device__ inline bool is_split_apart(const Head& head) {
+  return is_split_apart(head.p, head.len_q * head.p.group);
+}
+// Rows of a sequence and kv head that launches which split keys do.
+__device__ inline int split_rows(const Head& head) {
+  return head.p.total_q < 0 || is_split_apart(head) ? static_cast<int>(head.len_q * head.p.group) : 0;
+}
+
+// What splits of some of a call's sequences leave for attention_combine.
 struct Partials {
   int splits;  // the most that a sequence of this call has
   SplitRule rule;
-  float* data;          // [row][splits][floats]
-  std::int64_t floats;  // [dv] of O, then from a multiple of 4 on m and l
+  float* data;                        // [kv head][row][splits][floats]
+  std::int64_t floats;                // [dv] of O, then from a multiple of 4 on m and l
+  std::int64_t rows;                  // of each kv head, that there is room for
+  std::int64_t sequence_rows;         // and of each sequence; 0: rows lie end to end, as in q
+  std::int64_t first = 0, sequences;  // which ones
 
   __device__ float* at(const Head& head, std::int64_t row, std::int64_t split) const {
-    const AttentionParams& p = head.p;
-    return data + (((head.b * p.hk + head.hk) * p.sq * p.group + row) * splits + split) * floats;
+    const std::int64_t before = sequence_rows > 0 ? (head.b - first) * sequence_rows : head.q_first * head.p.group;
+    return data + ((head.hk * rows + before + row) * splits + split) * floats;
   }
   __host__ __device__ static std::int64_t m_at(const AttentionParams& p) { return ceil_div(p.dv, 4) * 4; }
 };
+constexpr std::int64_t kMostPartials = std::int64_t{1} << 30;  // bytes, of ragged sequences
 
+inline std::int64_t bytes_of(const AttentionParams& p, const Partials& partials, std::int64_t rows) {
+  return p.hk * rows * partials.splits * partials.floats * std::int64_t{sizeof(float)};
+}
+// At least those of all calls that are no larger.
+inline std::size_t bytes_of(const AttentionParams& p, const Partials& partials) {
+  const std::int64_t rows = p.total_q < 0 ? partials.rows : std::min(p.total_q * p.group, p.b * kMostRows);
+  const std::int64_t bytes = bytes_of(p, partials, rows);
+  return static_cast<std::size_t>(p.total_q < 0 ? bytes : std::min(bytes, kMostPartials));
+}
+
+// Of a call whose sequences have up to so many splits.
+inline Partials partials_in(const AttentionParams& p, std::byte* workspace, std::int64_t splits, SplitRule rule) {
+  const std::int64_t dense = p.sq * p.group;
+  Partials all{.splits = static_cast<int>(clamp_to(splits, 1, rule.max_splits)),
+               .rule = rule,
+               .data = reinterpret_cast<float*>(workspace),
+               .floats = Partials::m_at(p) + 4,
+               .rows = p.b * dense,
+               .sequence_rows = dense,
+               .sequences = p.b};
+  if (p.total_q < 0) return all;
+  all.rows = p.total_q * p.group, all.sequence_rows = 0;
+  if (all.rows <= p.b * kMostRows && bytes_of(p, all, all.rows) <= kMostPartials) return all;
+  // The host does not know which sequences have few rows: there is room for kMostRows of each of a part of them.
+  const std::int64_t of_sequence = std::max<std::int64_t>(bytes_of(p, all, kMostRows), 1);
+  const std::int64_t parts = ceil_div(p.b, std::max<std::int64_t>(kMostPartials / of_sequence, 1));
+  all.sequences = ceil_div(p.b, std::max<std::int64_t>(parts, 1));
+  all.rows = all.sequences * kMostRows, all.sequence_rows = kMostRows;
+  return all;
+}
+// Calls `launch` with the partial results of each part of a call's sequences in turn, until one fails.
+template <class Launch>
+cudaError_t for_each_part(const AttentionParams& p, Partials partials, Launch launch) {
+  const std::int64_t most = partials.sequences;
+  cudaError_t status = cudaSuccess;
+  for (; partials.first < p.b && status == cudaSuccess; partials.first += most) {
+    partials.sequences = std::min(most, p.b - partials.first);
+    status = launch(partials);
+  }
+  return status;
+}
 // Sequences of fewer keys may have more splits.
 inline Partials partials_of(const AttentionParams& p, std::byte* workspace) {
   // In a ring, the first split may begin with keys that are no longer there.
-  const std::int64_t keys = std::max(p.sk, p.total_k) + (p.ring ? kSplitUnit - 1 : 0), most = max_splits(p.hk);
+  const std::int64_t keys = std::max(p.sk, p.total_k) + (p.ring ? kSplitUnit - 1 : 0);
   const std::int64_t short_ones = ceil_div(keys, kMinSplitKeys), long_ones = ceil_div(keys, kEnoughSplitKeys);
   const std::int64_t splits =
       keys <= kEnoughSplitKeys ? 1 : std::min(short_ones, std::max<std::int64_t>(long_ones, kMinSplits));
-  return {static_cast<int>(clamp_to(splits, 1, most)),
-          {static_cast<int>(most), 0},
-          reinterpret_cast<float*>(workspace),
-          Partials::m_at(p) + 4};
+  return partials_in(p, workspace, splits, {max_splits(p.hk), 0});
 }
 // In splits of up to `max_keys`, a multiple of kSplitUnit.
 inline Partials partials_of(const AttentionParams& p, std::byte* workspace, int max_keys) {
-  const std::int64_t keys = std::max(p.sk, p.total_k) + (p.ring ? kSplitUnit - 1 : 0), most = max_splits(p.hk);
-  return {static_cast<int>(clamp_to(ceil_div(keys, max_keys), 1, most)),
-          {static_cast<int>(most), max_keys},
-          reinterpret_cast<float*>(workspace),
-          Partials::m_at(p) + 4};
-}
-inline std::size_t bytes_of(const AttentionParams& p, const Partials& partials) {
-  return static_cast<std::size_t>(p.b * p.hk * p.group * p.sq * partials.splits * partials.floats) * sizeof(float);
+  const std::int64_t keys = std::max(p.sk, p.total_k) + (p.ring ? kSplitUnit - 1 : 0);
+  return partials_in(p, workspace, ceil_div(keys, max_keys), {max_splits(p.hk), max_keys});
 }
 
-// Queues the kernel that finishes all rows of a call, to begin while the one before ends.
+// Queues the kernel that finishes the rows of these sequences, to begin while the one before ends.
 cudaError_t attention_combine(const AttentionParams& p, const Partials& partials, cudaStream_t stream);
 
 }  // namespace rapt::cuda

@@ -16,37 +16,48 @@ constexpr int kThreads = 32 * kCombineWarps;
 template <int kMaxSize>
 constexpr int kBlocks = kMaxSize > kDecodeMaxHeadSize ? 2 : 4;
 
-// A block does kCombineWarps rows, with a warp for each, or one. `rows`: of each sequence and kv head.
+// The sequence that has a row of those that lie end to end.
+__device__ std::int64_t sequence_of_row(const AttentionParams& p, std::int64_t row) {
+  std::int64_t low = 0, high = p.b;
+  while (high - low > 1) {
+    const std::int64_t middle = (low + high) / 2;
+    (clamp_to(p.q_begin[middle], 0, p.total_q) * p.group <= row ? low : high) = middle;
+  }
+  return low;
+}
+
+// A block does kCombineWarps rows, with a warp for each, or one.
 template <int kMaxSize, int kWarps>
 __global__ void __launch_bounds__(kThreads, kBlocks<kMaxSize>)
-    combine(const __grid_constant__ AttentionParams p, const Partials partials, const unsigned rows) {
+    combine(const __grid_constant__ AttentionParams p, const Partials partials) {
   using Sums = RowSums<kMaxSize, kWarps>;
   constexpr int kBlockRows = kCombineWarps / kWarps;
   __shared__ Sums of_rows[kBlockRows];
-  const auto head_of = [&](unsigned number) {
-    const unsigned index = number / rows, hk = static_cast<unsigned>(p.hk);
-    return Head(p, index / hk, index % hk);
-  };
-  const unsigned first = blockIdx.x * kBlockRows, own = threadIdx.x / (32 * kWarps), number = first + own;
+  const unsigned own = threadIdx.x / (32 * kWarps), number = blockIdx.x * kBlockRows + own;
+  const auto rows = static_cast<unsigned>(partials.rows), hk = number / rows, in_head = number % rows;
   wait_for_previous();
+  if (hk >= p.hk) return;
 
-  if (number < p.b * p.hk * rows)
-    combine_row(p, partials, head_of(number), static_cast<int>(number % rows), of_rows[own]);
+  const auto each = static_cast<unsigned>(partials.sequence_rows);
+  const Head head(p, each > 0 ? partials.first + in_head / each : sequence_of_row(p, in_head), hk);
+  const std::int64_t row = each > 0 ? in_head % each : in_head - head.q_first * p.group;
+  if (row >= 0 && row < split_rows(head)) combine_row(p, partials, head, static_cast<int>(row), of_rows[own]);
 }
 
 template <int kMaxSize>
 cudaError_t combine_rows(const AttentionParams& p, const Partials& partials, cudaStream_t stream) {
-  const auto rows = static_cast<unsigned>(p.sq * p.group), all = static_cast<unsigned>(p.b * p.hk) * rows;
+  const auto all = static_cast<unsigned>(p.hk * partials.rows);
   if (partials.splits > kCombineWarps)
-    return launch_kernel(true, combine<kMaxSize, kCombineWarps>, all, kThreads, 0, stream, p, partials, rows);
+    return launch_kernel(true, combine<kMaxSize, kCombineWarps>, all, kThreads, 0, stream, p, partials);
   return launch_kernel(true, combine<kMaxSize, 1>, (all + kCombineWarps - 1) / kCombineWarps, kThreads, 0, stream, p,
-                       partials, rows);
+                       partials);
 }
 
 }  // namespace
 
 std::int64_t decode_items(const AttentionParams& p) {
-  return p.b * p.hk * std::max<std::int64_t>(partials_of(p, nullptr).splits, p.sq * p.group);
+  const Partials partials = partials_of(p, nullptr);
+  return p.hk * std::max(partials.sequences * partials.splits, partials.rows);
 }
 std::size_t decode_workspace(const AttentionParams& p) {
   return bytes_of(p, partials_of(p, nullptr));

@@ -189,9 +189,9 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) decode(const __grid_c
   __shared__ WarpResults<C::kWarps, kRows> results;
   const AttentionParams& p = params.p;
   let_next_start();
-  const int team = team_for<C>(p.sq * p.group);
-  const SplitBlock block(p, params.partials, params.grid, team * kRows);
+  const SplitBlock block(p, params.partials, params.grid, [](int rows) { return team_for<C>(rows) * kRows; });
   if (!block.exists) return;
+  const int team = team_for<C>(block.row_count);
   const Head& head = block.head;
   const std::int64_t first_key = block.first_key;
   const int begin = block.begin, end = block.end;
@@ -312,24 +312,25 @@ auto with_config(const AttentionParams& p, Then then) {
   if (size <= 128) return then(Config<128>());
   return then(Config<256>());
 }
-template <class C>
-std::int64_t tiles_of(const AttentionParams& p) {
-  const std::int64_t rows = p.sq * p.group;
-  return ceil_div(rows, team_for<C>(rows) * kRows);
+// That a sequence and kv head may have.
+std::int64_t most_rows(const AttentionParams& p) {
+  return p.total_q < 0 ? p.sq * p.group : std::min<std::int64_t>(p.total_q * p.group, kMostRows);
 }
 
 }  // namespace
 
 cudaError_t attention_decode_f32(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
-  const Partials partials = partials_of(p, workspace);
   const bool vector = is_vector(p.k, p.k_stride, 4) && is_vector(p.v, p.v_stride, 4) && p.d % 4 == 0 && p.dv % 4 == 0;
-  const cudaError_t status = with_config(p, [&](auto config) {
-    using C = decltype(config);
-    const DecodeParams params{p, partials, SplitGrid(p, partials, tiles_of<C>(p)), has_modifiers(p.score), vector};
-    const int shared_bytes = C::shared_bytes(team_for<C>(p.sq * p.group));
-    return launch_kernel(false, decode<C>, params.grid.blocks, C::kThreads, shared_bytes, stream, params);
+  return for_each_part(p, partials_of(p, workspace), [&](const Partials& partials) {
+    const cudaError_t status = with_config(p, [&](auto config) {
+      using C = decltype(config);
+      const int team = team_for<C>(most_rows(p));
+      const SplitGrid grid(p, partials, ceil_div(most_rows(p), team * kRows));
+      const DecodeParams params{p, partials, grid, has_modifiers(p.score), vector};
+      return launch_kernel(false, decode<C>, grid.blocks, C::kThreads, C::shared_bytes(team), stream, params);
+    });
+    return status == cudaSuccess ? attention_combine(p, partials, stream) : status;
   });
-  return status == cudaSuccess ? attention_combine(p, partials, stream) : status;
 }
 
 }  // namespace rapt::cuda

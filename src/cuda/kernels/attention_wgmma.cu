@@ -123,8 +123,8 @@ __device__ void combine_in_cluster(const WgmmaParams& params, std::uint8_t* shar
   const AttentionParams& p = params.p;
   const int splits = params.partials.splits, warp = threadIdx.x / 32 - 4;
   const unsigned number = params.splits.quotient(blockIdx.x), b = params.hk.quotient(number);
-  const Head head(p, b, number - b * static_cast<unsigned>(p.hk));
-  const int rows = static_cast<int>(p.sq * p.group);
+  const Head head(p, params.partials.first + b, number - b * static_cast<unsigned>(p.hk));
+  const int rows = split_rows(head);
 #pragma unroll 1
   for (int row = static_cast<int>(cluster_rank()) * 4 + warp; row < rows; row += 4 * splits)
     combine_row<C::kSize, 1, typename C::Element>(p, params.partials, head, row, reinterpret_cast<Sums*>(shared)[warp]);
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) wgmma(const __grid_co
   const Blocks<C> v{first + 16 * C::kStages, k.data + C::kStages * C::kBlockBytes, C::kBlockBytes};
   const TileQueue queue{first + 32 * C::kStages};
   const QueryRing<C> q{queue.barriers + 16 * kQueueTiles, v.data + C::kStages * C::kBlockBytes, C::kRowsBytes};
-  if constexpr (C::kSplit) let_next_start();
+  if (C::kSplit || params.p.total_q >= 0) let_next_start();
   if (threadIdx.x == 0) {
     if (C::kTma) {
       if (params.q_by_tma) prefetch_map(&params.q);
@@ -173,10 +173,12 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) wgmma(const __grid_co
     attend<C>(params, queue, tiles, q, k, v, uniform(threadIdx.x / 128 - 1));
   }
   if constexpr (C::kSplit) {
-    if (!params.combines) return;
-    __syncwarp();
-    cluster_sync();
-    if (threadIdx.x >= 128) combine_in_cluster<C>(params, shared + (data - shared_address(shared)));
+    if (params.combines) {
+      __syncwarp();
+      cluster_sync();
+      if (threadIdx.x >= 128) combine_in_cluster<C>(params, shared + (data - shared_address(shared)));
+    }
+    if (params.early) wait_for_previous();  // whoever waits for this one, waits for that as well
   }
 }
 
@@ -188,8 +190,8 @@ cudaError_t launch(WgmmaParams& params, cudaStream_t stream) {
   params.unsplit = splits == 1 && !C::kModified && !params.p.score.sinks;
   // Only where clusters have room beside each other: others wait until all of their thread blocks do.
   params.combines = C::kSplit && !params.unsplit && splits <= kCombineWarps && 2 * params.all <= multiprocessors();
-  return launch_clusters(params.combines ? splits : 1, false, wgmma<C>, blocks, C::kThreads, C::kSharedBytes, stream,
-                         params);
+  return launch_clusters(params.combines ? splits : 1, params.early, wgmma<C>, blocks, C::kThreads, C::kSharedBytes,
+                         stream, params);
 }
 
 // Warpgroups for the tiles of small heads, which have registers for three and shared memory for two blocks of one. No
@@ -246,23 +248,33 @@ bool wgmma_can_count(const AttentionParams& p) {
          simt_tiles(p) < kLimit && p.b < kLimit && p.hk < kLimit;
 }
 
-cudaError_t attention_wgmma(const AttentionParams& p, cudaStream_t stream) {
+std::size_t wgmma_workspace(const AttentionParams& p) {
+  return p.total_q < 0 ? 0 : decode_workspace(p);
+}
+
+// Of ragged sequences, those that have few rows get their keys split, as they do where they are dense; two launches,
+// each of which leaves out what the other does, side by side.
+cudaError_t attention_wgmma(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
   WgmmaParams params = params_of(p);
-  return with_head_size(p, [&](auto size) {
+  const cudaError_t status = with_head_size(p, [&](auto size) {
     return p.q_type == DType::f16 ? launch<__half, size, false>(params, stream)
                                   : launch<__nv_bfloat16, size, false>(params, stream);
   });
+  return status != cudaSuccess || p.total_q < 0 ? status : attention_wgmma_split(p, workspace, stream);
 }
 
 cudaError_t attention_wgmma_split(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
   WgmmaParams params = params_of(p);
-  params.partials = partials_of(p, workspace);
-  const cudaError_t status = with_head_size(p, [&](auto size) {
-    return p.q_type == DType::f16 ? launch<__half, size, true>(params, stream)
-                                  : launch<__nv_bfloat16, size, true>(params, stream);
+  return for_each_part(p, partials_of(p, workspace), [&](const Partials& partials) {
+    params.partials = partials;
+    params.early = p.total_q >= 0 && partials.first == 0;  // the other parts use the same workspace
+    const cudaError_t status = with_head_size(p, [&](auto size) {
+      return p.q_type == DType::f16 ? launch<__half, size, true>(params, stream)
+                                    : launch<__nv_bfloat16, size, true>(params, stream);
+    });
+    if (status != cudaSuccess || params.unsplit || params.combines) return status;
+    return attention_combine(p, partials, stream);
   });
-  if (status != cudaSuccess || params.unsplit || params.combines) return status;
-  return attention_combine(p, params.partials, stream);
 }
 
 }  // namespace rapt::cuda

@@ -474,7 +474,8 @@ bool wgmma_f32_can_count(const AttentionParams& p) {
 std::size_t wgmma_f32_workspace(const AttentionParams& p) {
   WgmmaF32Params params{};
   params.p = p;
-  return with_head_size(p, [&](auto size) { return lay_out<Config<size, false>>(params, nullptr); });
+  const std::size_t own = with_head_size(p, [&](auto size) { return lay_out<Config<size, false>>(params, nullptr); });
+  return p.total_q < 0 ? own : std::max(own, decode_workspace(p));
 }
 
 cudaError_t attention_wgmma_f32(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
@@ -485,11 +486,12 @@ cudaError_t attention_wgmma_f32(const AttentionParams& p, std::byte* workspace, 
   params.q_vector = is_vector(p.q, p.q_stride, 4), params.k_vector = is_vector(p.k, p.k_stride, 4);
   params.v_vector = is_vector(p.v, p.v_stride, 4);
   params.out_vector = is_vector(p.out, p.out_stride, p.out_type == DType::f32 ? 4 : 2);
-  return with_head_size(p, [&](auto size) {
+  const cudaError_t status = with_head_size(p, [&](auto size) {
     // Without a scale, masked scores would be -inf * 0.
     if (has_modifiers(p.score) || params.scale == 0) return launch<Config<size, true>>(params, workspace, stream);
     return launch<Config<size, false>>(params, workspace, stream);
   });
+  return status != cudaSuccess || p.total_q < 0 ? status : attention_decode_f32(p, workspace, stream);
 }
 
 }  // namespace rapt::cuda

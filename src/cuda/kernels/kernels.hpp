@@ -23,7 +23,8 @@ cudaError_t attention_simt(const AttentionParams& params, cudaStream_t stream,
 // NaN, Inf or huge scores.
 inline constexpr std::int64_t kWgmmaMaxHeadSize = 256;
 bool wgmma_can_count(const AttentionParams& params);  // whether 32 bits are enough for rows and keys
-cudaError_t attention_wgmma(const AttentionParams& params, cudaStream_t stream);
+std::size_t wgmma_workspace(const AttentionParams& params);  // bytes, at a multiple of 16
+cudaError_t attention_wgmma(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
 
 // attention_wgmma_f32: q, k and v in fp32 on the same: three products of fp16 components. Its fallback rows, which
 // attention_simt computes, are those that these do not carry as exactly as fp32. Of heads of a column or two, mostly

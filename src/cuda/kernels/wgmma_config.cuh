@@ -51,6 +51,7 @@ struct WgmmaParams : Grid {
   CUtensorMap q, k, v, out;  // if TMA loads them, or stores it
   bool out_by_tma;
   bool unsplit;        // no sequence's keys are split, and results are stored at once
+  bool early;          // to begin while the launch before, of this call, is at work
   bool combines;       // the thread blocks of a sequence and kv head are a cluster, and combine their partial results
   float inner, outer;  // scales of scores, before and after the modifiers; Q takes the sign
   bool q_vector, kv_vector;  // 16 bytes at a time
