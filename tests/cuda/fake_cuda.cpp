@@ -186,7 +186,10 @@ cudaError_t attention_latent(const AttentionParams&, std::byte*, cudaStream_t) {
 bool wgmma_can_count(const AttentionParams&) {
   return true;
 }
-cudaError_t attention_wgmma(const AttentionParams&, cudaStream_t) {
+std::size_t wgmma_workspace(const AttentionParams&) {
+  return 0;
+}
+cudaError_t attention_wgmma(const AttentionParams&, std::byte*, cudaStream_t) {
   return launched();
 }
 bool wgmma_f32_can_count(const AttentionParams&) {

@@ -2,6 +2,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <functional>
 #include <limits>
@@ -22,6 +23,7 @@ namespace {
 const char* const kProblems[] = {
     "attention b=2 hq=4 hk=2 sq=150 sk=300 d=64 causal align=bottom_right lse",
     "attention b=3 hq=4 hk=1 sq=90 sk=120 d=40 ragged_q=200 ragged_k=250 lse",
+    "attention b=6 hq=8 hk=2 sq=70 sk=900 d=64 ragged_q=90 page=16 seqlens causal align=bottom_right lse",
     "attention b=2 hq=6 hk=2 sq=3 sk=320 d=128 page=16 seqlens causal align=bottom_right lse",
     "attention b=1 hq=4 hk=2 sq=90 sk=200 d=256 dv=192 window=80,-1 align=bottom_right lse",
     "attention b=2 hq=6 hk=2 sq=3 sk=720 d=64 page=16 seqlens kv=i8 groups=2 zeros causal align=bottom_right lse",
@@ -355,6 +357,64 @@ TEST_CASE("cuda: splits of a sequence's keys do not depend on the batch", "[kern
     CHECK(Bytes(c) == batch);
   };
   each_case(test, kBatches);
+}
+
+// By the kernels that dispatch chooses for dense ones: some have few rows, and get their keys split. Partial results
+// lie end to end in the second batch; in the others there is room for as many rows of each sequence as may be split.
+TEST_CASE("cuda: a ragged sequence has the bits that it has dense", "[kernel]") {
+  struct Batch {
+    const char* text;
+    std::vector<std::int64_t> tokens;
+  };
+  const Batch batches[] = {
+      {"attention b=7 hq=8 hk=2 sq=220 sk=9000 d=128 ragged_q=257 page=64 seqlens causal align=bottom_right lse",
+       {1, 3, 0, 16, 220, 16, 1}},
+      {"attention b=6 hq=8 hk=2 sq=3 sk=5000 d=64 ragged_q=9 seqlens alibi sinks align=bottom_right lse",
+       {1, 2, 0, 3, 1, 2}},
+      {"attention b=5 hq=4 sq=100 sk=700 d=40 ragged_q=230 page=16 seqlens window=100,0 align=bottom_right lse",
+       {64, 65, 1, 100, 0}},
+      {"attention b=4 hq=8 hk=4 sq=300 sk=400 d=192 dv=128 ragged_q=340 seqlens causal align=bottom_right lse",
+       {1, 300, 32, 7}}};
+  for (const Batch& batch : batches) {
+    const auto test = [&](const std::string& entry, Case& c) {
+      if (!entry.starts_with("attention_wgmma")) return;
+      std::int64_t first = 0;
+      for (std::size_t n = 0; n <= batch.tokens.size(); ++n) {
+        if (c.cu_seqlens_q.dtype() == DType::i64)
+          c.cu_seqlens_q.flat<std::int64_t>(static_cast<std::int64_t>(n)) = first;
+        else c.cu_seqlens_q.flat<std::int32_t>(static_cast<std::int64_t>(n)) = static_cast<std::int32_t>(first);
+        if (n < batch.tokens.size()) first += batch.tokens[n];
+      }
+      REQUIRE(first == c.problem.ragged_q);
+      const Bytes ragged = expected(entry, c);
+      c.poison_outputs();
+      first = 0;
+      for (std::size_t n = 0; n < batch.tokens.size(); first += batch.tokens[n++]) {
+        if (batch.tokens[n] == 0) continue;
+        const auto number = static_cast<std::int64_t>(n);
+        const auto dense = [&](auto view) {  // [total, heads, ...] to [1, heads, tokens, ...]
+          auto part = slice(view, 0, first, batch.tokens[n]);
+          part.ndim = view.ndim + 1;
+          for (auto dim = static_cast<std::size_t>(part.ndim) - 1; dim > 0; --dim)
+            part.shape[dim] = part.shape[dim - 1], part.strides[dim] = part.strides[dim - 1];
+          part.shape[0] = 1, part.strides[0] = 0;
+          std::swap(part.shape[1], part.shape[2]), std::swap(part.strides[1], part.strides[2]);
+          return part;
+        };
+        AttentionArgs args = c.args();
+        args.cu_seqlens_q = {};
+        args.q = dense(args.q), args.out = dense(args.out), args.lse = dense(args.lse);
+        args.kv.seqlens = slice(args.kv.seqlens, 0, number, 1);
+        if (args.kv.block_table) args.kv.block_table = slice(args.kv.block_table, 0, number, 1);
+        else args.kv.k = slice(args.kv.k, 0, number, 1), args.kv.v = slice(args.kv.v, 0, number, 1);
+        const DeviceCall call(args);
+        attention(call.args());
+        call.finish();
+      }
+      CHECK(Bytes(c) == ragged);
+    };
+    each_case(test, std::array{batch.text});
+  }
 }
 
 // The host cannot check them; guard bands and compute-sanitizer see what they lead to.
