@@ -360,12 +360,15 @@ TEST_CASE("cuda: splits of a sequence's keys do not depend on the batch", "[kern
 }
 
 // By the kernels that dispatch chooses for dense ones: some have few rows, and get their keys split. Partial results
-// lie end to end in the second batch; in the others there is room for as many rows of each sequence as may be split.
+// lie end to end in some batches; in others there is room for as many rows of each sequence as may be split. The last
+// but two has many splits that do not exist, and the next more sequences than thread blocks keep a list of.
 TEST_CASE("cuda: a ragged sequence has the bits that it has dense", "[kernel]") {
   struct Batch {
     const char* text;
     std::vector<std::int64_t> tokens;
   };
+  std::vector<std::int64_t> many(1100);
+  for (std::size_t n = 0; n < many.size(); ++n) many[n] = static_cast<std::int64_t>(n % 4);
   const Batch batches[] = {
       {"attention b=7 hq=8 hk=2 sq=220 sk=9000 d=128 ragged_q=257 page=64 seqlens causal align=bottom_right lse",
        {1, 3, 0, 16, 220, 16, 1}},
@@ -373,6 +376,8 @@ TEST_CASE("cuda: a ragged sequence has the bits that it has dense", "[kernel]") 
        {1, 2, 0, 3, 1, 2}},
       {"attention b=5 hq=4 sq=100 sk=700 d=40 ragged_q=230 page=16 seqlens window=100,0 align=bottom_right lse",
        {64, 65, 1, 100, 0}},
+      {"attention b=40 hq=4 hk=2 sq=1 sk=9000 d=16 ragged_q=40 page=64 seqlens lse", std::vector<std::int64_t>(40, 1)},
+      {"attention b=1100 hq=2 hk=1 sq=3 sk=30 d=16 ragged_q=1650 seqlens lse", many},
       {"attention b=4 hq=8 hk=4 sq=300 sk=400 d=192 dv=128 ragged_q=340 seqlens causal align=bottom_right lse",
        {1, 300, 32, 7}}};
   for (const Batch& batch : batches) {

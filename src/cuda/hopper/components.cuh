@@ -34,9 +34,6 @@ struct Scale {
 __device__ inline float power(int exponent) {
   return __int_as_float((exponent + 127) << 23);
 }
-__device__ inline float not_a_number() {
-  return __int_as_float(0x7fffffff);
-}
 // Of a row of Q or K. NaN and Inf make all its scores NaN, as do numbers out of range.
 __device__ inline Scale scale_of_row(unsigned largest, float of_zeros) {
   const int exponent = static_cast<int>(largest >> 23) - 127;

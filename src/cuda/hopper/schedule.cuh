@@ -29,6 +29,7 @@ struct Grid {
   Divisor splits, hk, group;
   bool out_vector;  // rows of the output are contiguous and aligned to 16 bytes
   bool q_by_tma;    // the tiles' Q is loaded with K and V
+  bool listed;      // thread blocks have a SequenceList
 };
 
 // Where a tile begins and ends: rows of one kv head, and the blocks of keys that any of them sees: at least one, even
@@ -40,22 +41,90 @@ struct TileExtent {
   std::int64_t key, begin, end;  // the first block's first key; the keys that any row sees
 };
 
+// What a thread block looks up of a call's sequences, in shared memory, where lengths lie in the GPU's: a search there
+// waits for each of its steps. Where keys are split, the numbers of splits of the sequences before, so that those that
+// do not exist are not gone through; else the first rows of ragged sequences.
+struct SequenceList {
+  static constexpr int kMost = 1024;
+  int before[kMost + 1];
+
+  // By all threads; those of a warp at least, in whole warps. Synchronises them.
+  template <class C>
+  __device__ void fill(const Grid& grid) {
+    const AttentionParams& p = grid.p;
+    const int sequences = static_cast<int>(C::kSplit ? grid.partials.sequences : p.b);
+    for (int i = threadIdx.x; i <= sequences; i += blockDim.x) {
+      if constexpr (C::kSplit) {
+        if (i == sequences) break;
+        const Head head(p, grid.partials.first + i, 0);
+        before[i + 1] = split_rows(head) > 0 ? SplitKeys(head, grid.partials.rule).count : 0;
+      } else {
+        before[i] = i == 0 ? 0 : static_cast<int>(clamp_to(p.q_begin[i], 0, p.total_q));
+      }
+    }
+    __syncthreads();
+    if constexpr (C::kSplit) {
+      if (threadIdx.x < 32) add_up(sequences);
+      __syncthreads();
+    }
+  }
+  // The last of `count` sequences for which first(i) is no more than `number`.
+  template <class First>
+  __device__ static int find(int count, int number, First first) {
+    int low = 0, high = count;
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      (first(middle) <= number ? low : high) = middle;
+    }
+    return low;
+  }
+
+ private:
+  // From numbers to sums of those before, by one warp.
+  __device__ void add_up(int count) {
+    const int lane = threadIdx.x, each = (count + 31) / 32, begin = min(lane * each, count);
+    const int end = min(begin + each, count);
+    int sum = 0;
+    for (int i = begin; i < end; ++i) sum += before[i + 1];
+    int all = sum;
+    for (int lanes = 1; lanes < 32; lanes *= 2) {
+      const int other = __shfl_up_sync(~0u, all, lanes);
+      if (lane >= lanes) all += other;
+    }
+    sum = all - sum;
+    if (lane == 0) before[0] = 0;
+    for (int i = begin; i < end; ++i) before[i + 1] = sum += before[i + 1];
+  }
+};
+
 // The tiles of a thread block in order.
 template <class C>
 struct TileScheduler {
   const Grid& grid;
+  const SequenceList& list;  // where grid.listed
   unsigned round = 0;
 
   // False: no more, and the tile has no blocks. `keys` are counted from the tile's first.
   __device__ bool next(TileExtent& tile, KeyWindow& keys) {
     const AttentionParams& p = grid.p;
+    const auto all = static_cast<unsigned>(
+        C::kSplit && grid.listed ? list.before[grid.partials.sequences] * static_cast<int>(p.hk) : grid.all);
     for (;; ++round) {
       // The longest first, for causal: tiles from the last of their heads on; every other round backwards, which gives
       // each thread block as much.
       const unsigned i = round % 2 ? (round + 1) * gridDim.x - 1 - blockIdx.x : round * gridDim.x + blockIdx.x;
       tile.blocks = 0;
-      if (round * gridDim.x >= static_cast<unsigned>(grid.all)) return false;
-      if (i >= static_cast<unsigned>(grid.all)) continue;
+      if (round * gridDim.x >= all) return false;
+      if (i >= all) continue;
+      if (C::kSplit && grid.listed) {
+        const int count = static_cast<int>(grid.partials.sequences), splits = list.before[count];
+        tile.hk = static_cast<int>(i) / splits, tile.row = 0;
+        const int number = static_cast<int>(i) - tile.hk * splits;
+        const int b = list.find(count, number, [&](int n) { return list.before[n]; });
+        tile.b = static_cast<int>(grid.partials.first) + b, tile.split = number - list.before[b];
+        if (locate(tile, keys)) return true;
+        continue;
+      }
       const unsigned heads = grid.heads, tiles = grid.tiles, section = grid.section;
       const unsigned first = grid.section_tiles.quotient(i) * section, in_section = i - first * tiles;
       const bool whole = first + section <= heads;
@@ -71,36 +140,48 @@ struct TileScheduler {
         tile.b = static_cast<int>(grid.hk.quotient(head_number));
         tile.hk = static_cast<int>(head_number) - tile.b * static_cast<int>(p.hk), tile.row = in_head * C::kRows;
         if (C::kSplit) tile.b += static_cast<int>(grid.partials.first);
+      } else if (grid.listed) {
+        const int group = static_cast<int>(p.group);
+        const auto first = [&](int n) { return list.before[n] * group / C::kRows + n; };
+        tile.b = list.find(static_cast<int>(p.b), in_head, first), tile.hk = static_cast<int>(head_number);
+        tile.row = (in_head - first(tile.b)) * C::kRows;
       } else {
         const auto found = C::Tiles::find(p, static_cast<int>(head_number), in_head);
         tile.b = static_cast<int>(found.b), tile.hk = static_cast<int>(found.hk),
         tile.row = static_cast<int>(found.row);
       }
-      const Sequence sequence = sequence_of(p, p, tile.b);
-      tile.q_first = static_cast<int>(sequence.q_first);
-      tile.rows = static_cast<int>(sequence.len_q) * static_cast<int>(p.group);
-      if (tile.row >= tile.rows) continue;
-      if (p.total_q >= 0 && is_split_apart(p, tile.rows) != C::kSplit) continue;  // the other launch's
-      const std::int64_t base = sequence.oldest / C::kKeys * C::kKeys;
-      keys = KeyWindow(p.score, sequence, base);
-      // Neither end of what a row sees moves down from row to row, but rows past the mask's see nothing.
-      const int last_row = min(tile.row + C::kRows, tile.rows) - 1;
-      tile.token = static_cast<int>(grid.group.quotient(tile.row));
-      const int bottom = min(static_cast<int>(grid.group.quotient(last_row)), keys.rows - 1);
-      int begin = keys.first_of(tile.token), end = bottom < tile.token ? begin : keys.last_of(bottom);
-      if constexpr (C::kSplit) {
-        const SplitKeys splits(Head(p, tile.b, tile.hk), grid.partials.rule);
-        if (tile.split >= splits.count) continue;
-        const int low = static_cast<int>(splits.first - base) + splits.keys * tile.split;
-        begin = max(begin, low), end = min(end, low + splits.keys);
-      }
-      const int key = begin / C::kKeys * C::kKeys;
-      tile.key = base + key, tile.begin = base + begin, tile.end = base + end;
-      tile.blocks = end > begin ? (end - key + C::kKeys - 1) / C::kKeys : 1;
-      keys.start_at(key);
-      ++round;
-      return true;
+      if (locate(tile, keys)) return true;
     }
+  }
+
+ private:
+  // The rest of it. False: it has no rows, or no keys of the split.
+  __device__ bool locate(TileExtent& tile, KeyWindow& keys) {
+    const AttentionParams& p = grid.p;
+    const Sequence sequence = sequence_of(p, p, tile.b);
+    tile.q_first = static_cast<int>(sequence.q_first);
+    tile.rows = static_cast<int>(sequence.len_q) * static_cast<int>(p.group);
+    if (tile.row >= tile.rows) return false;
+    if (p.total_q >= 0 && is_split_apart(p, tile.rows) != C::kSplit) return false;  // the other launch's
+    const std::int64_t base = sequence.oldest / C::kKeys * C::kKeys;
+    keys = KeyWindow(p.score, sequence, base);
+    // Neither end of what a row sees moves down from row to row, but rows past the mask's see nothing.
+    const int last_row = min(tile.row + C::kRows, tile.rows) - 1;
+    tile.token = static_cast<int>(grid.group.quotient(tile.row));
+    const int bottom = min(static_cast<int>(grid.group.quotient(last_row)), keys.rows - 1);
+    int begin = keys.first_of(tile.token), end = bottom < tile.token ? begin : keys.last_of(bottom);
+    if constexpr (C::kSplit) {
+      const SplitKeys splits(Head(p, tile.b, tile.hk), grid.partials.rule);
+      if (tile.split >= splits.count) return false;
+      const int low = static_cast<int>(splits.first - base) + splits.keys * tile.split;
+      begin = max(begin, low), end = min(end, low + splits.keys);
+    }
+    const int key = begin / C::kKeys * C::kKeys;
+    tile.key = base + key, tile.begin = base + begin, tile.end = base + end;
+    tile.blocks = end > begin ? (end - key + C::kKeys - 1) / C::kKeys : 1;
+    keys.start_at(key);
+    ++round;
+    return true;
   }
 };
 
@@ -166,7 +247,7 @@ struct TileProducer {
   const Grid& grid;
   const TileQueue& queue;
   Tile<C>* tiles;
-  TileScheduler<C> scheduler{grid};
+  TileScheduler<C> scheduler;
 
   // Tile i. False: there is none, and an empty one says so.
   __device__ bool push(unsigned i) {
@@ -202,6 +283,9 @@ int plan_grid(Grid& grid, std::int64_t key_bytes) {
   grid.all = grid.heads * grid.tiles, grid.section_tiles = Divisor(grid.section * grid.tiles);
   grid.of_section = Divisor(grid.section), grid.last_ones = Divisor(std::max(grid.heads % grid.section, 1));
   grid.splits = Divisor(C::kSplit ? grid.partials.splits : 1), grid.hk = Divisor(p.hk), grid.group = Divisor(p.group);
+  const bool found_by_search = p.total_q >= 0 && !C::kSplit, may_be_empty = C::kSplit && !are_alike(p);
+  grid.listed = (found_by_search || (may_be_empty && grid.all > 2 * blocks)) &&
+                (C::kSplit ? grid.partials.sequences : p.b) <= SequenceList::kMost;
   return std::min(blocks, grid.all);
 }
 

@@ -26,31 +26,53 @@ __device__ std::int64_t sequence_of_row(const AttentionParams& p, std::int64_t r
   return low;
 }
 
-// A block does kCombineWarps rows, with a warp for each, or one.
-template <int kMaxSize, int kWarps>
+// A block has `block_rows` of the rows, at most one to a warp. Those of few splits are done by their warps, and then
+// those of more by all of them, one after another.
+template <int kMaxSize>
 __global__ void __launch_bounds__(kThreads, kBlocks<kMaxSize>)
-    combine(const __grid_constant__ AttentionParams p, const Partials partials) {
-  using Sums = RowSums<kMaxSize, kWarps>;
-  constexpr int kBlockRows = kCombineWarps / kWarps;
-  __shared__ Sums of_rows[kBlockRows];
-  const unsigned own = threadIdx.x / (32 * kWarps), number = blockIdx.x * kBlockRows + own;
-  const auto rows = static_cast<unsigned>(partials.rows), hk = number / rows, in_head = number % rows;
+    combine(const __grid_constant__ AttentionParams p, const Partials partials, const unsigned block_rows) {
+  __shared__ union {
+    RowSums<kMaxSize, 1> of_rows[kCombineWarps];
+    RowSums<kMaxSize, kCombineWarps> of_row;
+  } sums;
+  __shared__ bool waits[kCombineWarps];
+  const unsigned warp = threadIdx.x / 32, first = blockIdx.x * block_rows;
+  const auto rows = static_cast<unsigned>(partials.rows), each = static_cast<unsigned>(partials.sequence_rows);
   wait_for_previous();
-  if (hk >= p.hk) return;
 
-  const auto each = static_cast<unsigned>(partials.sequence_rows);
-  const Head head(p, each > 0 ? partials.first + in_head / each : sequence_of_row(p, in_head), hk);
-  const std::int64_t row = each > 0 ? in_head % each : in_head - head.q_first * p.group;
-  if (row >= 0 && row < split_rows(head)) combine_row(p, partials, head, static_cast<int>(row), of_rows[own]);
+  // Calls then(head, row) if there is a row of that number.
+  const auto with_row = [&](unsigned number, auto then) {
+    const unsigned hk = number / rows, in_head = number - hk * rows;
+    if (hk >= p.hk) return;
+    const Head head(p, each > 0 ? partials.first + in_head / each : sequence_of_row(p, in_head), hk);
+    const std::int64_t row = each > 0 ? in_head % each : in_head - head.q_first * p.group;
+    if (row >= 0 && row < split_rows(head)) then(head, static_cast<int>(row));
+  };
+  bool done = true;
+  if (warp < block_rows)
+    with_row(first + warp, [&](const Head& head, int row) {
+      done = SplitKeys(head, partials.rule).count <= kCombineWarps;
+      if (done) combine_row(p, partials, head, row, sums.of_rows[warp]);
+    });
+  if (partials.splits <= kCombineWarps) return;
+  if (threadIdx.x % 32 == 0) waits[warp] = !done;
+  __syncthreads();
+#pragma unroll 1
+  for (unsigned i = 0; i < block_rows; ++i) {
+    if (!waits[i]) continue;
+    with_row(first + i, [&](const Head& head, int row) { combine_row(p, partials, head, row, sums.of_row); });
+    __syncthreads();
+  }
 }
 
 template <int kMaxSize>
 cudaError_t combine_rows(const AttentionParams& p, const Partials& partials, cudaStream_t stream) {
-  const auto all = static_cast<unsigned>(p.hk * partials.rows);
-  if (partials.splits > kCombineWarps)
-    return launch_kernel(true, combine<kMaxSize, kCombineWarps>, all, kThreads, 0, stream, p, partials);
-  return launch_kernel(true, combine<kMaxSize, 1>, (all + kCombineWarps - 1) / kCombineWarps, kThreads, 0, stream, p,
-                       partials);
+  const std::int64_t all = p.hk * partials.rows;
+  // Several to a block where there is no room for one in each, or where warps have enough to do.
+  const bool alone = partials.splits > kCombineWarps && all <= 2 * kBlocks<kMaxSize> * multiprocessors();
+  const unsigned block_rows = alone ? 1 : kCombineWarps;
+  return launch_kernel(true, combine<kMaxSize>, static_cast<unsigned>(ceil_div(all, block_rows)), kThreads, 0, stream,
+                       p, partials, block_rows);
 }
 
 }  // namespace

@@ -8,7 +8,7 @@
 // is masked for a row leaves what the row has unchanged to the bit, so that a row's result is its own.
 //
 // Masked weights are 0, but 0 times NaN is NaN: results that are not finite are not trusted. Such rows are fallback
-// rows, which their warp computes once more.
+// rows, which their warp computes once more in the end.
 #include <cuda_runtime.h>
 
 #include <cmath>
@@ -24,11 +24,12 @@ namespace {
 
 // A math warpgroup.
 template <class C>
-__device__ void attend(const WgmmaParams& params, const TileQueue& queue, const Tile<C>* tiles, const QueryRing<C>& q,
-                       const Blocks<C>& k, const Blocks<C>& v, int group) {
+__device__ void attend(const WgmmaParams& params, const TileScheduler<C>& scheduler, const TileQueue& queue,
+                       const Tile<C>* tiles, const QueryRing<C>& q, const Blocks<C>& k, const Blocks<C>& v, int group) {
   using T = typename C::Element;
   Rows<C> rows(params);
   unsigned t = 0, stored = 0;  // tiles so far, and of these with their results stored
+  unsigned bad_tiles = 0;      // with fallback rows
   bool storing = false;        // those of tile `stored` may be on their way from its Q's place
   const auto has_blocks = [&] {
     queue.wait_full(t);
@@ -77,8 +78,9 @@ __device__ void attend(const WgmmaParams& params, const TileQueue& queue, const 
       pin(rows.o);
       if (n > 0) {
         v.release(n - 1);
-        rows.store(tiles[(t - 1) % kQueueTiles],
-                   q.slot(t - 1) + (group * kGroupRows + threadIdx.x / 32 % 4 * 16) * 128);
+        if (rows.store(tiles[(t - 1) % kQueueTiles],
+                       q.slot(t - 1) + (group * kGroupRows + threadIdx.x / 32 % 4 * 16) * 128))
+          bad_tiles |= 1u << (t - 1) % 32;
         storing = true;
         __syncwarp();
         queue.release(t - 1);
@@ -113,6 +115,10 @@ __device__ void attend(const WgmmaParams& params, const TileQueue& queue, const 
     });
     starts = ends;
   }
+  if (bad_tiles == 0) return;
+  if (C::kStoresByTma) tma_store_wait();
+  __syncwarp();
+  redo_fallback_rows<C>(params, scheduler, bad_tiles);
 }
 
 // What attention_combine does, to the bit, for the rows of a sequence and kv head whose splits the cluster has: a row
@@ -135,6 +141,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) wgmma(const __grid_co
   extern __shared__ std::uint8_t shared[];
   __shared__ std::uint64_t barriers[4 * C::kStages + 2 * kQueueTiles + 2 * C::kQueryTiles];
   __shared__ Tile<C> tiles[kQueueTiles];
+  __shared__ SequenceList list;
   const std::uint32_t first = shared_address(barriers);
   std::uint32_t data = (shared_address(shared) + 1023) / 1024 * 1024;  // the swizzle's unit
   pin(data);
@@ -156,21 +163,23 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) wgmma(const __grid_co
     q.init(params.q_by_tma ? 1 : C::kProducers, 4 * C::kGroups);
     fence_barrier_init();
   }
-  __syncthreads();
+  if (params.listed) list.fill<C>(params);
+  else __syncthreads();
+  const TileScheduler<C> scheduler{params, list};
   if (threadIdx.x < 128) {
     if (C::kTradesRegisters) registers_decrease<C::kLoadRegisters>();
     if constexpr (!C::kTma) {
-      load_by_threads<C>(params, queue, tiles, q, k, v);
+      load_by_threads<C>(params, {params, queue, tiles, scheduler}, queue, tiles, q, k, v);
     } else if (threadIdx.x == 0) {
-      load_by_tma<C>(params, q, k, v);
+      load_by_tma<C>(params, scheduler, q, k, v);
     } else if (threadIdx.x >= 32) {
-      TileProducer<C> producer{params, queue, tiles};
+      TileProducer<C> producer{params, queue, tiles, scheduler};
       for (unsigned i = 0; producer.push(i); ++i)
         if (!params.q_by_tma) load_q<C>(params, queue, tiles, q, i);
     }
   } else {
     if (C::kTradesRegisters) registers_increase<C::kMathRegisters>();
-    attend<C>(params, queue, tiles, q, k, v, uniform(threadIdx.x / 128 - 1));
+    attend<C>(params, scheduler, queue, tiles, q, k, v, uniform(threadIdx.x / 128 - 1));
   }
   if constexpr (C::kSplit) {
     if (params.combines) {

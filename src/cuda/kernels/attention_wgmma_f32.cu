@@ -390,6 +390,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) wgmma_f32(const __grid_constan
   extern __shared__ std::uint8_t shared[];
   __shared__ std::uint64_t barriers[4 * C::kStages + 2 * C::kGroups + 2 * kQueueTiles];
   __shared__ Tile<C> tiles[kQueueTiles];
+  __shared__ SequenceList list;
   const std::uint32_t first = shared_address(barriers), start = shared_address(shared);
   const std::uint32_t data = (start + 1023) / 1024 * 1024;  // the swizzle's unit
   const Stages<C> k{first, data + C::kGroups * C::kGroupBytes, C::kBlockBytes};
@@ -405,13 +406,14 @@ __global__ void __launch_bounds__(C::kThreads, 1) wgmma_f32(const __grid_constan
     for (const QueryRing& ring : q) ring.init(1, 4);
     fence_barrier_init();
   }
-  __syncthreads();
+  if (params.listed) list.fill<C>(params);
+  else __syncthreads();
   wait_for_previous();
   if (threadIdx.x < 128) {
     registers_decrease<C::kLoadRegisters>();
     if (threadIdx.x == 0) load<C>(params, queue, tiles, q, k, v, scales);
     if (threadIdx.x >= 32) {
-      TileProducer<C> producer{params, queue, tiles};
+      TileProducer<C> producer{params, queue, tiles, {params, list}};
       for (unsigned i = 0; producer.push(i);) ++i;
     }
   } else {

@@ -27,8 +27,8 @@ __device__ void load_q(const WgmmaParams& params, const TileQueue& queue, const 
 
 // Where TMA loads K and V, and mostly Q: one thread.
 template <class C>
-__device__ void load_by_tma(const WgmmaParams& params, const QueryRing<C>& q, const Blocks<C>& k, const Blocks<C>& v) {
-  TileScheduler<C> scheduler{params};
+__device__ void load_by_tma(const WgmmaParams& params, TileScheduler<C> scheduler, const QueryRing<C>& q,
+                            const Blocks<C>& k, const Blocks<C>& v) {
   TileExtent tile;
   KeyWindow keys;
   const bool keep = params.tiles * C::kGroups > 4;  // else a head's keys are read by tiles that run side by side
@@ -67,12 +67,11 @@ __device__ void load_by_tma(const WgmmaParams& params, const QueryRing<C>& q, co
 
 // Both by all threads of a warpgroup, for any layout of K and V. Only keys that some row sees are read.
 template <class C>
-__device__ void load_by_threads(const WgmmaParams& params, const TileQueue& queue, Tile<C>* tiles,
-                                const QueryRing<C>& q, const Blocks<C>& k, const Blocks<C>& v) {
+__device__ void load_by_threads(const WgmmaParams& params, TileProducer<C> producer, const TileQueue& queue,
+                                Tile<C>* tiles, const QueryRing<C>& q, const Blocks<C>& k, const Blocks<C>& v) {
   constexpr int kWarpRows = C::kKeys / 4;
   const AttentionParams& p = params.p;
   const int first = threadIdx.x / 32 * kWarpRows, lane = threadIdx.x % 32;
-  TileProducer<C> producer{params, queue, tiles};
   bool more = producer.push(0);
   if (more) load_q<C>(params, queue, tiles, q, 0);
   for (unsigned i = 0, n = 0; more; ++i) {

@@ -130,9 +130,13 @@ struct Rows : RowState<C> {
     return rows_of_warp(falls_back);
   }
 
-  // Results of the tile. `q_row`: the warp's first row of its Q.
-  __device__ void store(const Tile<C>& tile, std::uint32_t q_row) {
-    if (C::kSplit && (C::kModified || !params.unsplit)) return store_partials(tile);
+  // Results of the tile; of fallback rows NaN, which no other row has. `q_row`: the warp's first row of its Q. Returns
+  // whether there are fallback rows.
+  __device__ bool store(const Tile<C>& tile, std::uint32_t q_row) {
+    if (C::kSplit && (C::kModified || !params.unsplit)) {
+      store_partials(tile);
+      return false;
+    }
     const AttentionParams& p = params.p;
     bool suspect[2] = {};
     float inverse[2];
@@ -155,16 +159,41 @@ struct Rows : RowState<C> {
       if (r.lse >= 0 && lane % 4 == 0) p.lse[r.lse] = lse;
     }
     const unsigned bad = fallback_rows(tile, C::kSplit ? C::kShift : 0.f, suspect);
+    if (bad != 0) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+        if (bad >> (lane / 4 + 8 * h) & 1) inverse[h] = not_a_number();
+    }
 #pragma unroll
     for (int i = 0; i < kOut; ++i)  // sums of partial results begin with 0: none is -0
       o[i] = C::kSplit ? fmaf(o[i], inverse[i / 2 % 2], 0.f) : o[i] * inverse[i / 2 % 2];
     if (C::kStoresByTma && params.out_by_tma) store_rows_by_tma(params, &params.out, tile, warp_row, q_row, o);
     else store_rows(params, tile, warp_row, o);
-    if (bad == 0) return;
-    if (C::kStoresByTma && params.out_by_tma) tma_store_wait();  // before the same rows are stored once more
-    __syncwarp();
-    attend_rows<typename C::Element, C::kSize, C::kModified>(p, tile.b, tile.hk, tile.row + warp_row, bad);
+    return bad != 0;
   }
 };
+
+// Computes the warp's fallback rows once more: in those of the thread block's tiles, counted from 0 on, whose bits of
+// `tiles` are set, 32 apart. They are done at the end, when nothing else needs registers: a call from within the loop
+// over tiles cost each tile some.
+template <class C>
+__device__ void redo_fallback_rows(const WgmmaParams& params, TileScheduler<C> scheduler, unsigned tiles) {
+  const AttentionParams& p = params.p;
+  const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16 - kGroupRows;
+  TileExtent tile;
+  KeyWindow keys;
+#pragma unroll 1
+  for (unsigned t = 0; scheduler.next(tile, keys); ++t) {
+    if ((tiles >> t % 32 & 1) == 0) continue;
+    const int row = tile.row + warp_row + lane % 16;
+    bool falls_back = row < tile.rows;
+    if (falls_back) {
+      const Head head(p, tile.b, tile.hk);
+      falls_back = isnan(load(p.out, p.out_type, row_at(p.out_stride, head, row_of(head, row))));
+    }
+    if (const unsigned rows = __ballot_sync(~0u, falls_back) & 0xffff; rows != 0)
+      attend_rows<typename C::Element, C::kSize, C::kModified>(p, tile.b, tile.hk, tile.row + warp_row, rows);
+  }
+}
 
 }  // namespace rapt::cuda

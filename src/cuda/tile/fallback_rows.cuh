@@ -8,87 +8,130 @@
 
 namespace rapt::cuda {
 
-// Elements of q, k and v in 16-bit type T for a warp that goes over keys, several columns of a row at a time.
-template <class T>
-class RowReader {
- public:
-  static constexpr int kUnroll = 4;  // of loads, which take hundreds of cycles
+// Elements of q, k and v for a warp that goes over keys: chunks of eight columns, and pairs. A few loads are queued
+// before the first is waited for, so there must be no branch between them.
+template <class T>  // of 16 bits
+struct RowReader {
+  using Chunk = uint4;
+  using Pair = std::uint32_t;
+  static constexpr int kChunks = 4, kPairs = 8;  // at a time
+
+  const AttentionParams& p;
+  const bool vector;                // all rows are contiguous and aligned, in whole chunks
+  std::int64_t k_at = 0, v_at = 0;  // the rows of the lane's key
 
   __device__ explicit RowReader(const Head& head)
-      : head_(head),
-        q_(head.p.q, head.p.q_stride, head.p.d),
-        k_(head.p.k, head.p.k_stride, head.p.d),
-        v_(head.p.v, head.p.v_stride, head.p.dv) {}
-  // Each lane has a key, and will be asked for its columns and for all lanes' values.
-  __device__ void take_key(std::int64_t key) {
-    k_at_ = head_.key_at(head_.p.k_stride, key), v_at_ = head_.key_at(head_.p.v_stride, key);
+      : p(head.p),
+        vector(is_vector(p.q, p.q_stride, 2) && is_vector(p.k, p.k_stride, 2) && is_vector(p.v, p.v_stride, 2) &&
+               p.d % 8 == 0 && p.dv % 8 == 0) {}
+  // The lane's; its columns and all lanes' values are then asked for.
+  __device__ void take_key(const Head& head, std::int64_t key) {
+    k_at = head.key_at(p.k_stride, key), v_at = head.key_at(p.v_stride, key);
+    if (!vector) return;
+    for (int line = 0; line < p.d; line += 64) prefetch(static_cast<const T*>(p.k) + k_at + line);
+    for (int line = 0; line < p.dv; line += 64) prefetch(static_cast<const T*>(p.v) + v_at + line);
   }
-  __device__ void query(std::int64_t at, int column, float (&x)[8]) const { q_.read(at, column, x); }
-  __device__ void key(int column, float (&x)[8]) const { k_.read(k_at_, column, x); }
-  __device__ void value(int lane, int column, float (&x)[2]) const {
-    v_.read(__shfl_sync(~0u, v_at_, lane), column, x);
+  // From `column` on. Past the last column there may be anything.
+  __device__ Chunk query(std::int64_t at, int column) const {
+    Chunk chunk[1];
+    chunks(p.q, at, p.q_stride.d, column, chunk);
+    return chunk[0];
+  }
+  __device__ void key(int column, Chunk (&chunk)[kChunks]) const { chunks(p.k, k_at, p.k_stride.d, column, chunk); }
+  // Of kKeys lanes from `lane` on, and 64 columns apart.
+  template <int kKeys, int kColumns>
+  __device__ void values(int lane, int column, Pair (&pair)[kKeys][kColumns]) const {
+    const auto* const data = static_cast<const T*>(p.v);
+    const int last = static_cast<int>(p.dv) - 2;
+#pragma unroll
+    for (int n = 0; n < kKeys; ++n) {
+      const T* const from = data + __shfl_sync(~0u, v_at, lane + n);
+      if (vector) {
+#pragma unroll
+        for (int i = 0; i < kColumns; ++i)
+          pair[n][i] = *reinterpret_cast<const Pair*>(from + min(column + 64 * i, last));
+      } else {
+#pragma unroll
+        for (int i = 0; i < kColumns; ++i) pair[n][i] = scalars<Pair, 2>(from, p.v_stride.d, column + 64 * i, last + 2);
+      }
+    }
+  }
+  __device__ static float element(const Chunk& chunk, int i) {
+    return of(&chunk.x + i / 2, i % 2);
+  }
+  __device__ static float element(const Pair& pair, int i) {
+    return of(&pair, i);
   }
 
  private:
-  struct Rows {
-    const T* data;
-    std::int64_t stride;
-    int size;
-    bool vector;
-
-    __device__ Rows(const void* data, const Strides& s, std::int64_t size)
-        : data(static_cast<const T*>(data)),
-          stride(s.d),
-          size(static_cast<int>(size)),
-          vector(is_vector(data, s, sizeof(T)) && size % 8 == 0) {}
-    template <int kCount>
-    __device__ void read(std::int64_t at, int column, float (&x)[kCount]) const {
-      using Chunk = std::conditional_t<kCount == 8, uint4, std::uint32_t>;
-      static_assert(sizeof(Chunk) == sizeof(T) * kCount);
-      const T* const from = data + at + column * stride;
-      T elements[kCount];
-      if (vector) {
-        Chunk chunk{};
-        if (column < size) chunk = *reinterpret_cast<const Chunk*>(from);
-        std::memcpy(elements, &chunk, sizeof chunk);
-      } else {
+  __device__ static void prefetch(const T* at) {
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(at));
+  }
+  __device__ static float of(const std::uint32_t* two, int i) {
+    T elements[2];
+    std::memcpy(elements, two, sizeof elements);
+    return static_cast<float>(elements[i]);
+  }
+  template <class Word, int kCount>
+  __device__ static Word scalars(const T* from, std::int64_t stride, int column, int size) {
+    T elements[kCount];
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) elements[i] = column + i < size ? from[i * stride] : T(0.f);
-      }
+    for (int i = 0; i < kCount; ++i) elements[i] = from[min(column + i, size - 1) * stride];
+    Word word;
+    std::memcpy(&word, elements, sizeof word);
+    return word;
+  }
+  template <int kCount>
+  __device__ void chunks(const void* data, std::int64_t at, std::int64_t stride, int column,
+                         Chunk (&chunk)[kCount]) const {
+    const T* const from = static_cast<const T*>(data) + at;
+    const int size = static_cast<int>(p.d);
+    if (vector) {
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) x[i] = static_cast<float>(elements[i]);
+      for (int i = 0; i < kCount; ++i) chunk[i] = *reinterpret_cast<const Chunk*>(from + min(column + 8 * i, size - 8));
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) chunk[i] = scalars<Chunk, 8>(from, stride, column + 8 * i, size);
     }
-  };
-
-  const Head& head_;
-  const Rows q_, k_, v_;
-  std::int64_t k_at_ = 0, v_at_ = 0;
+  }
 };
 
 // The same of elements of any kind.
 template <>
-class RowReader<void> {
- public:
-  static constexpr int kUnroll = 1;
+struct RowReader<void> {
+  struct Chunk {
+    float x[8];
+  };
+  using Pair = float2;
+  static constexpr int kChunks = 1, kPairs = 1;
 
-  __device__ explicit RowReader(const Head& head) : head_(head) {}
-  __device__ void take_key(std::int64_t key) { key_ = key; }
-  __device__ void query(std::int64_t at, int column, float (&x)[8]) const {
-    const AttentionParams& p = head_.p;
-    for (int i = 0; i < 8; ++i) x[i] = column + i < p.d ? load(p.q, p.q_type, at + (column + i) * p.q_stride.d) : 0.f;
-  }
-  __device__ void key(int column, float (&x)[8]) const {
-    const KvRow row = KvRow::of_key(head_, key_);
-    for (int i = 0; i < 8; ++i) x[i] = column + i < head_.p.d ? row[column + i] : 0.f;
-  }
-  __device__ void value(int lane, int column, float (&x)[2]) const {
-    const KvRow row = KvRow::of_value(head_, __shfl_sync(~0u, key_, lane));
-    for (int i = 0; i < 2; ++i) x[i] = column + i < head_.p.dv ? row[column + i] : 0.f;
-  }
-
- private:
-  const Head& head_;
+  const AttentionParams& p;
+  const Head* head = nullptr;
   std::int64_t key_ = 0;
+
+  __device__ explicit RowReader(const Head& of) : p(of.p), head(&of) {}
+  __device__ void take_key(const Head&, std::int64_t key) { key_ = key; }
+  __device__ Chunk query(std::int64_t at, int column) const {
+    Chunk chunk{};
+    for (int i = 0; i < 8 && column + i < p.d; ++i) chunk.x[i] = load(p.q, p.q_type, at + (column + i) * p.q_stride.d);
+    return chunk;
+  }
+  __device__ void key(int column, Chunk (&chunk)[1]) const {
+    const KvRow row = KvRow::of_key(*head, key_);
+    for (int i = 0; i < 8; ++i) chunk[0].x[i] = column + i < p.d ? row[column + i] : 0.f;
+  }
+  template <int kKeys, int kColumns>
+  __device__ void values(int lane, int column, Pair (&pair)[kKeys][kColumns]) const {
+    for (int n = 0; n < kKeys; ++n) {
+      const KvRow row = KvRow::of_value(*head, __shfl_sync(~0u, key_, lane + n));
+      for (int i = 0; i < kColumns; ++i) {
+        const int at = column + 64 * i;
+        pair[n][i] = make_float2(at < p.dv ? row[at] : 0.f, at + 1 < p.dv ? row[at + 1] : 0.f);
+      }
+    }
+  }
+  __device__ static float element(const Chunk& chunk, int i) { return chunk.x[i]; }
+  __device__ static float element(const Pair& pair, int i) { return i == 0 ? pair.x : pair.y; }
 };
 
 // Over all lanes.
@@ -100,18 +143,19 @@ __device__ X over_lanes(X x, Combine combine) {
 }
 
 // Out and lse of rows of a sequence and kv head, those from `first_row` on whose bits are set, by a warp. It takes a
-// few rows at a time, which share the latency of loads, over blocks of 32 keys, a key to a lane. Hidden keys count for
+// few at a time, which share the latency of loads, over blocks of 32 keys, a key to a lane. Hidden keys count for
 // nothing, whatever their values, and a row's bits do not depend on the others. For values of up to kMaxSize columns.
-// Out of line: kernels that call it need their registers.
+// Out of line.
 template <class T, int kMaxSize, bool kModified>
 __device__ __noinline__ void attend_rows(const AttentionParams& p, int b, int hk, int first_row, unsigned rows) {
+  using Reader = RowReader<T>;
   using Sum = std::conditional_t<std::is_void_v<T>, double, float>;  // of what is not in 16 bits
-  constexpr int kRows = std::is_void_v<T> || kModified ? 1 : 4;      // at a time: for modifiers there are no registers
-  constexpr int kPairs = kMaxSize / 64;                              // of a lane's columns, 64 apart
-  constexpr int kUnroll = RowReader<T>::kUnroll, kValueUnroll = kUnroll == 1 ? 1 : kPairs > 4 ? 4 : 16 / kPairs;
+  constexpr int kRows = std::is_void_v<T> || kModified ? 1 : 4;      // for modifiers there are no registers
+  constexpr int kColumns = kMaxSize / 64;                            // pairs of a lane's columns, 64 apart
+  constexpr int kKeys = kColumns < Reader::kPairs ? Reader::kPairs / kColumns : 1;  // whose values come at a time
   const int lane = threadIdx.x % 32, d = static_cast<int>(p.d), dv = static_cast<int>(p.dv);
   const Head head(p, b, hk);
-  RowReader<T> reader(head);
+  Reader reader(head);
 #pragma unroll 1
   while (rows != 0) {
     // Those left may be fewer: the last is there several times, with the same result.
@@ -134,25 +178,32 @@ __device__ __noinline__ void attend_rows(const AttentionParams& p, int b, int hk
       end[i] = static_cast<int>(clamp_to(row.last - base, 0, to));
     }
 
-    Sum o[kRows][kPairs][2] = {}, l[kRows] = {};
+    Sum o[kRows][kColumns][2] = {}, l[kRows] = {};
     float m[kRows];
 #pragma unroll
     for (float& x : m) x = -kInfinity;
 #pragma unroll 1
     for (int block = 0; block < to; block += 32) {
       const int own = block + lane;
-      reader.take_key(base + min(max(own, from), to - 1));
+      reader.take_key(head, base + min(max(own, from), to - 1));
       float dot[kRows][2] = {};
-#pragma unroll kUnroll
-      for (int column = 0; column < d; column += 8) {
-        float k[8];
+#pragma unroll 1
+      for (int column = 0; column < d; column += 8 * Reader::kChunks) {
+        typename Reader::Chunk k[Reader::kChunks];
         reader.key(column, k);
 #pragma unroll
-        for (int i = 0; i < kRows; ++i) {
-          float q[8];
-          reader.query(q_at[i], column, q);
+        for (int chunk = 0; chunk < Reader::kChunks; ++chunk) {
+          const int at = column + 8 * chunk;
+          if (at >= d) break;
 #pragma unroll
-          for (int n = 0; n < 8; ++n) dot[i][n % 2] = fmaf(q[n], k[n], dot[i][n % 2]);
+          for (int i = 0; i < kRows; ++i) {
+            const auto q = reader.query(q_at[i], at);
+#pragma unroll
+            for (int n = 0; n < 8; ++n) {
+              const float product = Reader::element(q, n), with = Reader::element(k[chunk], n);
+              if (at + n < d) dot[i][n % 2] = fmaf(product, with, dot[i][n % 2]);
+            }
+          }
         }
       }
       float weight[kRows];
@@ -167,32 +218,30 @@ __device__ __noinline__ void attend_rows(const AttentionParams& p, int b, int hk
         m[i] = fmaxf(m[i], over_lanes(score, Max()));
         const Sum rescale = exp2_approx(before - shift_of(m[i]));
         weight[i] = weight_of(score, shift_of(m[i]));
+        l[i] = fma(l[i], rescale, Sum(weight[i]));
         if (rescale == 1) continue;
-        l[i] *= rescale;
 #pragma unroll
         for (auto& pair : o[i])
 #pragma unroll
           for (Sum& x : pair) x = isfinite(x) ? x * rescale : x;  // inf times 0 is no NaN
       }
-      const int last = min(to - block, 32);
-#pragma unroll kValueUnroll
-      for (int n = max(from - block, 0); n < last; ++n) {
-        float of_key[kRows];
+#pragma unroll 1
+      for (int n = 0; n < 32; n += kKeys) {  // keys that are not there have the row of one that is, and no weight
+        typename Reader::Pair values[kKeys][kColumns];
+        reader.values(n, 2 * lane, values);
 #pragma unroll
-        for (int i = 0; i < kRows; ++i) of_key[i] = __shfl_sync(~0u, weight[i], n);
+        for (int key = 0; key < kKeys; ++key)
 #pragma unroll
-        for (int pair = 0; pair < kPairs; ++pair) {
-          float x[2];
-          reader.value(n, 64 * pair + 2 * lane, x);
+          for (int i = 0; i < kRows; ++i) {
+            const float of_key = __shfl_sync(~0u, weight[i], n + key);
+            if (is_hidden(of_key)) continue;
 #pragma unroll
-          for (int i = 0; i < kRows; ++i)
+            for (int pair = 0; pair < kColumns; ++pair)
 #pragma unroll
-            for (int e = 0; e < 2; ++e)
-              if (!is_hidden(of_key[i])) o[i][pair][e] = fma(Sum(of_key[i]), Sum(x[e]), o[i][pair][e]);
-        }
+              for (int e = 0; e < 2; ++e)
+                o[i][pair][e] = fma(Sum(of_key), Sum(Reader::element(values[key][pair], e)), o[i][pair][e]);
+          }
       }
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) l[i] += weight[i];
     }
 
 #pragma unroll
@@ -203,7 +252,7 @@ __device__ __noinline__ void attend_rows(const AttentionParams& p, int b, int hk
       const float inverse = 1 / f.sum;
       const std::int64_t out = row_at(p.out_stride, head, row);
 #pragma unroll
-      for (int pair = 0; pair < kPairs; ++pair)
+      for (int pair = 0; pair < kColumns; ++pair)
 #pragma unroll
         for (int e = 0; e < 2; ++e)
           if (const int column = 64 * pair + 2 * lane + e; column < dv)

@@ -22,6 +22,9 @@ struct Sum {
   __device__ float operator()(float a, float b) const { return a + b; }
 };
 
+__device__ inline float not_a_number() {
+  return __int_as_float(0x7fffffff);
+}
 __device__ inline bool is_finite(float x) {
   return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u;
 }
