@@ -92,17 +92,19 @@ struct RowSums {
   }
 };
 
-// Out and lse of row `row` of the sequence and kv head, from what splits have left of it.
-template <int kMaxSize, int kWarps, class T = void>
-__device__ void combine_row(const AttentionParams& p, const Partials& partials, const Head& head, int row,
+// Out and lse of row `row` of the sequence and kv head, from what splits have left of it. False: it is a fallback row,
+// for attend_rows() in the end: a call from here would take registers even where there are none.
+template <int kMaxSize, int kWarps>
+__device__ bool combine_row(const AttentionParams& p, const Partials& partials, const Head& head, int row,
                             RowSums<kMaxSize, kWarps>& sums) {
   constexpr float kHugeScore = 0x1p20f;
   float top, l;
   sums.add_splits(p, partials, partials.at(head, row, 0), SplitKeys(head, partials.rule).count, top, l);
   bool bad = (top != -kInfinity && fabsf(top) >= kHugeScore) || !is_finite(l);
   for (int i = sums.thread(); i < p.dv; i += 32 * kWarps) bad |= !is_finite(sums.column(i));
-  if (!sums.any(bad)) sums.store_row(head, row_of(head, row), top, l);
-  else if (sums.thread() < 32) attend_rows<T, kMaxSize, true>(p, head.b, head.hk, row, 1);
+  bad = sums.any(bad);
+  if (!bad) sums.store_row(head, row_of(head, row), top, l);
+  return !bad;
 }
 
 }  // namespace rapt::cuda

@@ -26,53 +26,82 @@ __device__ std::int64_t sequence_of_row(const AttentionParams& p, std::int64_t r
   return low;
 }
 
-// A block has `block_rows` of the rows, at most one to a warp. Those of few splits are done by their warps, and then
-// those of more by all of them, one after another.
+// Calls then(head, row) if there is a row of that number.
+template <class Then>
+__device__ void with_row(const AttentionParams& p, const Partials& partials, unsigned number, Then then) {
+  const auto rows = static_cast<unsigned>(partials.rows), each = static_cast<unsigned>(partials.sequence_rows);
+  const unsigned hk = number / rows, in_head = number - hk * rows;
+  if (hk >= p.hk) return;
+  const Head head(p, each > 0 ? partials.first + in_head / each : sequence_of_row(p, in_head), hk);
+  const std::int64_t row = each > 0 ? in_head % each : in_head - head.q_first * p.group;
+  if (row >= 0 && row < split_rows(head)) then(head, static_cast<int>(row));
+}
+
+// A block does one row.
 template <int kMaxSize>
 __global__ void __launch_bounds__(kThreads, kBlocks<kMaxSize>)
-    combine(const __grid_constant__ AttentionParams p, const Partials partials, const unsigned block_rows) {
+    combine_one(const __grid_constant__ AttentionParams p, const Partials partials) {
+  __shared__ RowSums<kMaxSize, kCombineWarps> sums;
+  wait_for_previous();
+  with_row(p, partials, blockIdx.x, [&](const Head& head, int row) {
+    if (!combine_row(p, partials, head, row, sums) && threadIdx.x < 32)
+      attend_rows<void, kMaxSize, true>(p, static_cast<int>(head.b), static_cast<int>(head.hk), row, 1);
+  });
+}
+
+// A block does so many rows, up to kMostRows. Those of few splits are done by a warp each, and then those of more by
+// all of them.
+template <int kMaxSize>
+__global__ void __launch_bounds__(kThreads, kBlocks<kMaxSize>)
+    combine_several(const __grid_constant__ AttentionParams p, const Partials partials, const unsigned block_rows) {
   __shared__ union {
     RowSums<kMaxSize, 1> of_rows[kCombineWarps];
     RowSums<kMaxSize, kCombineWarps> of_row;
   } sums;
-  __shared__ bool waits[kCombineWarps];
+  __shared__ std::uint8_t wait[kMostRows], bad[kMostRows];
   const unsigned warp = threadIdx.x / 32, first = blockIdx.x * block_rows;
-  const auto rows = static_cast<unsigned>(partials.rows), each = static_cast<unsigned>(partials.sequence_rows);
+  const bool leads = threadIdx.x % 32 == 0;
   wait_for_previous();
-
-  // Calls then(head, row) if there is a row of that number.
-  const auto with_row = [&](unsigned number, auto then) {
-    const unsigned hk = number / rows, in_head = number - hk * rows;
-    if (hk >= p.hk) return;
-    const Head head(p, each > 0 ? partials.first + in_head / each : sequence_of_row(p, in_head), hk);
-    const std::int64_t row = each > 0 ? in_head % each : in_head - head.q_first * p.group;
-    if (row >= 0 && row < split_rows(head)) then(head, static_cast<int>(row));
-  };
-  bool done = true;
-  if (warp < block_rows)
-    with_row(first + warp, [&](const Head& head, int row) {
-      done = SplitKeys(head, partials.rule).count <= kCombineWarps;
-      if (done) combine_row(p, partials, head, row, sums.of_rows[warp]);
-    });
-  if (partials.splits <= kCombineWarps) return;
-  if (threadIdx.x % 32 == 0) waits[warp] = !done;
-  __syncthreads();
 #pragma unroll 1
-  for (unsigned i = 0; i < block_rows; ++i) {
-    if (!waits[i]) continue;
-    with_row(first + i, [&](const Head& head, int row) { combine_row(p, partials, head, row, sums.of_row); });
+  for (unsigned i = warp; i < block_rows; i += kCombineWarps) {
+    bool waits = false, done = true;
+    with_row(p, partials, first + i, [&](const Head& head, int row) {
+      waits = partials.splits > kCombineWarps && SplitKeys(head, partials.rule).count > kCombineWarps;
+      if (!waits) done = combine_row(p, partials, head, row, sums.of_rows[warp]);
+    });
+    if (leads) wait[i] = waits, bad[i] = !done;
+  }
+  if (partials.splits > kCombineWarps) {
     __syncthreads();
+#pragma unroll 1
+    for (unsigned i = 0; i < block_rows; ++i) {
+      if (!wait[i]) continue;
+      with_row(p, partials, first + i, [&](const Head& head, int row) {
+        const bool done = combine_row(p, partials, head, row, sums.of_row);
+        if (leads && warp == i % kCombineWarps) bad[i] = !done;
+      });
+      __syncthreads();
+    }
+  }
+  __syncwarp();
+#pragma unroll 1
+  for (unsigned i = warp; i < block_rows; i += kCombineWarps) {
+    if (!bad[i]) continue;
+    with_row(p, partials, first + i, [&](const Head& head, int row) {
+      attend_rows<void, kMaxSize, true>(p, static_cast<int>(head.b), static_cast<int>(head.hk), row, 1);
+    });
   }
 }
 
 template <int kMaxSize>
 cudaError_t combine_rows(const AttentionParams& p, const Partials& partials, cudaStream_t stream) {
   const std::int64_t all = p.hk * partials.rows;
-  // Several to a block where there is no room for one in each, or where warps have enough to do.
-  const bool alone = partials.splits > kCombineWarps && all <= 2 * kBlocks<kMaxSize> * multiprocessors();
-  const unsigned block_rows = alone ? 1 : kCombineWarps;
-  return launch_kernel(true, combine<kMaxSize>, static_cast<unsigned>(ceil_div(all, block_rows)), kThreads, 0, stream,
-                       p, partials, block_rows);
+  if (partials.splits > kCombineWarps && all <= 2 * kBlocks<kMaxSize> * multiprocessors())
+    return launch_kernel(true, combine_one<kMaxSize>, static_cast<unsigned>(all), kThreads, 0, stream, p, partials);
+  // Where there is room for kMostRows of each ragged sequence, most of them are none.
+  const unsigned block_rows = p.total_q >= 0 && partials.sequence_rows > 0 ? kMostRows : kCombineWarps;
+  return launch_kernel(true, combine_several<kMaxSize>, static_cast<unsigned>(ceil_div(all, block_rows)), kThreads, 0,
+                       stream, p, partials, block_rows);
 }
 
 }  // namespace

@@ -131,9 +131,16 @@ __device__ void combine_in_cluster(const WgmmaParams& params, std::uint8_t* shar
   const unsigned number = params.splits.quotient(blockIdx.x), b = params.hk.quotient(number);
   const Head head(p, params.partials.first + b, number - b * static_cast<unsigned>(p.hk));
   const int rows = split_rows(head);
+  unsigned bad = 0;  // of the warp's rows
+  int first = static_cast<int>(cluster_rank()) * 4 + warp;
 #pragma unroll 1
-  for (int row = static_cast<int>(cluster_rank()) * 4 + warp; row < rows; row += 4 * splits)
-    combine_row<C::kSize, 1, typename C::Element>(p, params.partials, head, row, reinterpret_cast<Sums*>(shared)[warp]);
+  for (int i = 0, row = first; row < rows; ++i, row += 4 * splits)
+    if (!combine_row(p, params.partials, head, row, reinterpret_cast<Sums*>(shared)[warp])) bad |= 1u << i;
+#pragma unroll 1
+  for (; bad != 0; bad >>= 1, first += 4 * splits)
+    if (bad & 1)
+      attend_rows<typename C::Element, C::kSize, true>(p, static_cast<int>(head.b), static_cast<int>(head.hk), first,
+                                                       1);
 }
 
 template <class C>

@@ -53,8 +53,12 @@ __device__ void merge(const LatentParams& params, const SplitBlock& block, Laten
   named_sync(kMathBarrier, kMathThreads);
 
   const int lane = threadIdx.x % 32, column = 4 * lane, size = static_cast<int>(p.dv);
+  const int first = rank + thread / 32 * sharers, step = kMathWarps * sharers;
+  unsigned bad = 0;  // of the warp's rows: fallback rows, for the end
+  int number = -1;
 #pragma unroll 2
-  for (int row = rank + thread / 32 * sharers; row < rows; row += kMathWarps * sharers) {
+  for (int row = first; row < rows; row += step) {
+    ++number;
     float4 sum[kFours] = {};
 #pragma unroll 1
     for (int i = 0; i < sharers; ++i) {
@@ -129,10 +133,13 @@ __device__ void merge(const LatentParams& params, const SplitBlock& block, Laten
     }
     const float any_nan = nan_or_0[0] + nan_or_0[1] + (nan_or_0[2] + nan_or_0[3]);
     const bool falls_back = __any_sync(~0u, any_nan != 0) || (top != -kInfinity && fabsf(top) >= kHugeScore);
-    if (!falls_back) continue;
-    __syncwarp();  // before the same row is stored once more
-    attend_rows<T, kLatentMaxValueHeadSize, true>(p, head.b, head.hk, block.row_begin + row, 1);
+    if (falls_back) bad |= 1u << number;
   }
+  __syncwarp();  // before the same rows are stored once more
+#pragma unroll 1
+  for (int row = block.row_begin + first; bad != 0; bad >>= 1, row += step)
+    if (bad & 1)
+      attend_rows<T, kLatentMaxValueHeadSize, true>(p, static_cast<int>(head.b), static_cast<int>(head.hk), row, 1);
 }
 
 }  // namespace rapt::cuda

@@ -149,9 +149,8 @@ __device__ X over_lanes(X x, Combine combine) {
 template <class T, int kMaxSize, bool kModified>
 __device__ __noinline__ void attend_rows(const AttentionParams& p, int b, int hk, int first_row, unsigned rows) {
   using Reader = RowReader<T>;
-  using Sum = std::conditional_t<std::is_void_v<T>, double, float>;  // of what is not in 16 bits
-  constexpr int kRows = std::is_void_v<T> || kModified ? 1 : 4;      // for modifiers there are no registers
-  constexpr int kColumns = kMaxSize / 64;                            // pairs of a lane's columns, 64 apart
+  constexpr int kRows = std::is_void_v<T> || kModified ? 1 : 4;  // for modifiers there are no registers
+  constexpr int kColumns = kMaxSize / 64;                        // pairs of a lane's columns, 64 apart
   constexpr int kKeys = kColumns < Reader::kPairs ? Reader::kPairs / kColumns : 1;  // whose values come at a time
   const int lane = threadIdx.x % 32, d = static_cast<int>(p.d), dv = static_cast<int>(p.dv);
   const Head head(p, b, hk);
@@ -178,7 +177,7 @@ __device__ __noinline__ void attend_rows(const AttentionParams& p, int b, int hk
       end[i] = static_cast<int>(clamp_to(row.last - base, 0, to));
     }
 
-    Sum o[kRows][kColumns][2] = {}, l[kRows] = {};
+    double o[kRows][kColumns][2] = {}, l[kRows] = {};
     float m[kRows];
 #pragma unroll
     for (float& x : m) x = -kInfinity;
@@ -207,6 +206,7 @@ __device__ __noinline__ void attend_rows(const AttentionParams& p, int b, int hk
         }
       }
       float weight[kRows];
+      double rescale[kRows];
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
         float score = -kInfinity;
@@ -216,15 +216,10 @@ __device__ __noinline__ void attend_rows(const AttentionParams& p, int b, int hk
         }
         const float before = m[i];
         m[i] = fmaxf(m[i], over_lanes(score, Max()));
-        const Sum rescale = exp2_approx(before - shift_of(m[i]));
+        rescale[i] = exp2_approx(before - shift_of(m[i]));
         weight[i] = weight_of(score, shift_of(m[i]));
-        l[i] = fma(l[i], rescale, Sum(weight[i]));
-        if (rescale == 1) continue;
-#pragma unroll
-        for (auto& pair : o[i])
-#pragma unroll
-          for (Sum& x : pair) x = isfinite(x) ? x * rescale : x;  // inf times 0 is no NaN
       }
+      float sum[kRows][kColumns][2] = {};
 #pragma unroll 1
       for (int n = 0; n < 32; n += kKeys) {  // keys that are not there have the row of one that is, and no weight
         typename Reader::Pair values[kKeys][kColumns];
@@ -239,7 +234,20 @@ __device__ __noinline__ void attend_rows(const AttentionParams& p, int b, int hk
             for (int pair = 0; pair < kColumns; ++pair)
 #pragma unroll
               for (int e = 0; e < 2; ++e)
-                o[i][pair][e] = fma(Sum(of_key), Sum(Reader::element(values[key][pair], e)), o[i][pair][e]);
+                sum[i][pair][e] = fmaf(of_key, Reader::element(values[key][pair], e), sum[i][pair][e]);
+          }
+      }
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        if (block >= end[i] || block + 32 <= begin[i]) continue;
+        l[i] = fma(l[i], rescale[i], static_cast<double>(weight[i]));
+#pragma unroll
+        for (int pair = 0; pair < kColumns; ++pair)
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            double& x = o[i][pair][e];
+            const double add = sum[i][pair][e];
+            x = isfinite(x) ? fma(x, rescale[i], add) : x + add;  // inf times 0 is no NaN
           }
       }
     }
@@ -247,7 +255,7 @@ __device__ __noinline__ void attend_rows(const AttentionParams& p, int b, int hk
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const Row row = row_of(head, number[i]);
-      const auto all = static_cast<float>(over_lanes(l[i], [](Sum x, Sum y) { return x + y; }));
+      const auto all = static_cast<float>(over_lanes(l[i], [](double x, double y) { return x + y; }));
       const Finish f = finish_row(m[i], all, sink_of(head, row), alibi_shift_log2(head, row));
       const float inverse = 1 / f.sum;
       const std::int64_t out = row_at(p.out_stride, head, row);
