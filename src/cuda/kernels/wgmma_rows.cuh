@@ -165,8 +165,8 @@ struct Rows : RowState<C> {
     __syncwarp();
 #pragma unroll 1
     for (; bad != 0; bad &= bad - 1)
-      attend_row<typename C::Element, C::kSize, C::kModified>(p, tile.b, tile.hk,
-                                                              tile.row + warp_row + __ffs(static_cast<int>(bad)) - 1);
+      attend_row<typename C::Element, (C::kSize + 63) / 64 * 64, C::kModified>(
+          p, tile.b, tile.hk, tile.row + warp_row + __ffs(static_cast<int>(bad)) - 1);
   }
 };
 
