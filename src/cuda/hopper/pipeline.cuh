@@ -25,19 +25,20 @@ struct Ring {
   }
 };
 
-// A multiple of 8 rows of `size` elements into panels of 64 columns, zeros beyond, by one warp. Lane i knows where
+// A multiple of 8 rows of `size` elements into panels of kPanel columns, zeros beyond, by one warp. Lane i knows where
 // row i starts; negative: nowhere, and the row is 0. What is not 16-byte aligned goes element by element, its sign
 // changed by `sign`.
-template <int kSize, int kUnroll>
+template <int kSize, int kUnroll, int kPanel = 64>
 __device__ void load_rows(int rows, std::uint32_t to, int panel_bytes, const void* x, std::int64_t at,
                           std::int64_t stride, int size, bool vector, std::uint16_t sign) {
-  constexpr int kChunks = kSize / 8;  // of 16 bytes
+  constexpr int kChunks = kSize / 8, kPanelChunks = kPanel / 8;  // of 16 bytes
 #pragma unroll kUnroll
   for (int i = threadIdx.x % 32; i < rows * kChunks; i += 32) {
     const int row = i / kChunks, chunk = i % kChunks;
     const std::int64_t start = __shfl_sync(~0u, at, row);
     const int n = start < 0 ? 0 : min(max(size - 8 * chunk, 0), 8);
-    const std::uint32_t at_chunk = to + chunk / 8 * panel_bytes + row * 128 + (chunk % 8 ^ row % 8) * 16;
+    const std::uint32_t at_chunk = to + chunk / kPanelChunks * panel_bytes + row * (2 * kPanel) +
+                                   chunk_place<2 * kPanel>(row, chunk % kPanelChunks) * 16;
     const auto* from = static_cast<const std::uint16_t*>(x);
     if (n > 0) from += start + 8 * chunk * stride;
     if (vector) {
@@ -54,12 +55,13 @@ __device__ void load_rows(int rows, std::uint32_t to, int panel_bytes, const voi
 
 // Rows [from, kKeys) of such a matrix, by a warpgroup: keys that do not exist, whose memory may hold anything. Others
 // may do the same at the same time, or read their zeros.
-template <int kSize, int kKeys>
+template <int kSize, int kKeys, int kPanel = 64>
 __device__ void zero_rows(std::uint32_t block, int from) {
-  constexpr int kChunks = kSize / 8;
+  constexpr int kChunks = kSize / 8, kPanelChunks = kPanel / 8;
   for (int i = threadIdx.x % 128; i < (kKeys - from) * kChunks; i += 128) {
     const int row = from + i / kChunks, chunk = i % kChunks;
-    store16(block + chunk / 8 * kKeys * 128 + row * 128 + chunk % 8 * 16, make_uint4(0, 0, 0, 0));
+    store16(block + (chunk / kPanelChunks * kKeys + row) * (2 * kPanel) + chunk % kPanelChunks * 16,
+            make_uint4(0, 0, 0, 0));
   }
   fence_async_proxy();
 }

@@ -249,17 +249,24 @@ __device__ __forceinline__ void pin(std::uint32_t (&d)[kCount]) {
   for (int i = 0; i < kCount; ++i) pin(d[i]);
 }
 
-// The half of a descriptor in which matrices in shared memory differ; these are in panels of rows of 128 bytes with the
-// 128-byte swizzle: the 16-byte chunk c of row r lies in place c ^ (r % 8). Groups of 8 rows follow each other;
-// `panel_stride` leads to the next 64 elements of a row where a product takes more (B read by columns). Adding n to it
-// moves the start by 16 n bytes.
+// Matrices in shared memory are in panels of rows of 128 bytes with the 128-byte swizzle: the 16-byte chunk c of row r
+// lies in place c ^ (r % 8). Or of 64 bytes with that of 64: in place c ^ (r / 2 % 4).
+template <int kRowBytes>
+__device__ inline int chunk_place(int row, int chunk) {
+  static_assert(kRowBytes == 128 || kRowBytes == 64);
+  return kRowBytes == 128 ? chunk ^ row % 8 : chunk ^ row / 2 % 4;
+}
+
+// The half of a descriptor in which such matrices differ. Groups of 8 rows follow each other; `panel_stride` leads to
+// the next panel where a product takes more columns (B read by columns). Adding n to it moves the start by 16 n bytes.
 __device__ inline std::uint32_t matrix_at(std::uint32_t address, int panel_stride = 16) {
   return (address & 0x3ffff) >> 4 | static_cast<std::uint32_t>(panel_stride >> 4) << 16;
 }
 // Both halves.
+template <int kRowBytes>
 __device__ inline std::uint64_t descriptor(std::uint32_t matrix) {
-  constexpr std::uint64_t kSwizzle128 = 1, kEightRows = 1024;
-  return (kEightRows >> 4 << 32 | kSwizzle128 << 62) + matrix;
+  constexpr std::uint64_t kSwizzle = kRowBytes == 128 ? 1 : 2, kEightRows = 8 * kRowBytes;
+  return (kEightRows >> 4 << 32 | kSwizzle << 62) + matrix;
 }
 
 // Operands of a product: accumulators first, as %0 to %(N / 2 - 1).
@@ -267,7 +274,10 @@ __device__ inline std::uint64_t descriptor(std::uint32_t matrix) {
   "%" #tens "0,%" #tens "1,%" #tens "2,%" #tens "3,%" #tens "4,%" #tens "5,%" #tens "6,%" #tens "7,%" #tens \
   "8,%" #tens "9,"
 #define RAPT_NAMES_32 RAPT_TEN() "%10,%11,%12,%13,%14,%15"
+#define RAPT_NAMES_48 RAPT_TEN() RAPT_TEN(1) "%20,%21,%22,%23"
 #define RAPT_NAMES_64 RAPT_TEN() RAPT_TEN(1) RAPT_TEN(2) "%30,%31"
+#define RAPT_NAMES_80 RAPT_TEN() RAPT_TEN(1) RAPT_TEN(2) "%30,%31,%32,%33,%34,%35,%36,%37,%38,%39"
+#define RAPT_NAMES_96 RAPT_TEN() RAPT_TEN(1) RAPT_TEN(2) RAPT_TEN(3) "%40,%41,%42,%43,%44,%45,%46,%47"
 #define RAPT_NAMES_128 RAPT_TEN() RAPT_TEN(1) RAPT_TEN(2) RAPT_TEN(3) RAPT_TEN(4) RAPT_TEN(5) "%60,%61,%62,%63"
 // clang-format off
 #define RAPT_NAMES_192                                                                                      \
@@ -280,7 +290,11 @@ __device__ inline std::uint64_t descriptor(std::uint32_t matrix) {
 #define RAPT_FOUR(i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
 #define RAPT_SIXTEEN(i) RAPT_FOUR(i), RAPT_FOUR((i) + 4), RAPT_FOUR((i) + 8), RAPT_FOUR((i) + 12)
 #define RAPT_SUMS_32 RAPT_SIXTEEN(0)
+#define RAPT_EIGHT(i) RAPT_FOUR(i), RAPT_FOUR((i) + 4)
+#define RAPT_SUMS_48 RAPT_SUMS_32, RAPT_EIGHT(16)
 #define RAPT_SUMS_64 RAPT_SUMS_32, RAPT_SIXTEEN(16)
+#define RAPT_SUMS_80 RAPT_SUMS_64, RAPT_EIGHT(32)
+#define RAPT_SUMS_96 RAPT_SUMS_64, RAPT_SIXTEEN(32)
 #define RAPT_SUMS_128 RAPT_SUMS_64, RAPT_SIXTEEN(32), RAPT_SIXTEEN(48)
 #define RAPT_SUMS_192 RAPT_SUMS_128, RAPT_SIXTEEN(64), RAPT_SIXTEEN(80)
 #define RAPT_SUMS_256 RAPT_SUMS_192, RAPT_SIXTEEN(96), RAPT_SIXTEEN(112)
@@ -297,56 +311,87 @@ __device__ inline std::uint64_t descriptor(std::uint32_t matrix) {
   else RAPT_WGMMA(n, "bf16", operands, flag, __VA_ARGS__)
 
 // A and B in shared memory, both with rows of k: d (+)= a b^T.
-template <class T>
+template <class T, int kRowBytes = 128>
 __device__ __forceinline__ void wgmma_abt(float (&d)[16], std::uint32_t a, std::uint32_t b, int add) {
-  RAPT_WGMMA_TYPED(32, "%16, %17, add, 1, 1, 0, 0", 18, "l"(descriptor(a)), "l"(descriptor(b)));
+  RAPT_WGMMA_TYPED(32, "%16, %17, add, 1, 1, 0, 0", 18, "l"(descriptor<kRowBytes>(a)), "l"(descriptor<kRowBytes>(b)));
 }
-template <class T>
+template <class T, int kRowBytes = 128>
 __device__ __forceinline__ void wgmma_abt(float (&d)[32], std::uint32_t a, std::uint32_t b, int add) {
-  RAPT_WGMMA_TYPED(64, "%32, %33, add, 1, 1, 0, 0", 34, "l"(descriptor(a)), "l"(descriptor(b)));
+  RAPT_WGMMA_TYPED(64, "%32, %33, add, 1, 1, 0, 0", 34, "l"(descriptor<kRowBytes>(a)), "l"(descriptor<kRowBytes>(b)));
 }
-template <class T>
+template <class T, int kRowBytes = 128>
+__device__ __forceinline__ void wgmma_abt(float (&d)[40], std::uint32_t a, std::uint32_t b, int add) {
+  RAPT_WGMMA_TYPED(80, "%40, %41, add, 1, 1, 0, 0", 42, "l"(descriptor<kRowBytes>(a)), "l"(descriptor<kRowBytes>(b)));
+}
+template <class T, int kRowBytes = 128>
+__device__ __forceinline__ void wgmma_abt(float (&d)[48], std::uint32_t a, std::uint32_t b, int add) {
+  RAPT_WGMMA_TYPED(96, "%48, %49, add, 1, 1, 0, 0", 50, "l"(descriptor<kRowBytes>(a)), "l"(descriptor<kRowBytes>(b)));
+}
+template <class T, int kRowBytes = 128>
 __device__ __forceinline__ void wgmma_abt(float (&d)[64], std::uint32_t a, std::uint32_t b, int add) {
-  RAPT_WGMMA_TYPED(128, "%64, %65, add, 1, 1, 0, 0", 66, "l"(descriptor(a)), "l"(descriptor(b)));
+  RAPT_WGMMA_TYPED(128, "%64, %65, add, 1, 1, 0, 0", 66, "l"(descriptor<kRowBytes>(a)), "l"(descriptor<kRowBytes>(b)));
 }
 // A in registers, B in shared memory with columns of k: d (+)= a b.
-template <class T>
+template <class T, int kRowBytes = 128>
+__device__ __forceinline__ void wgmma_ab(float (&d)[24], const std::uint32_t* a, std::uint32_t b, int add) {
+  RAPT_WGMMA_TYPED(48, "{%24, %25, %26, %27}, %28, add, 1, 1, 1", 29, "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]),
+                   "l"(descriptor<kRowBytes>(b)));
+}
+template <class T, int kRowBytes = 128>
 __device__ __forceinline__ void wgmma_ab(float (&d)[32], const std::uint32_t* a, std::uint32_t b, int add) {
   RAPT_WGMMA_TYPED(64, "{%32, %33, %34, %35}, %36, add, 1, 1, 1", 37, "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]),
-                   "l"(descriptor(b)));
+                   "l"(descriptor<kRowBytes>(b)));
 }
-template <class T>
+template <class T, int kRowBytes = 128>
+__device__ __forceinline__ void wgmma_ab(float (&d)[40], const std::uint32_t* a, std::uint32_t b, int add) {
+  RAPT_WGMMA_TYPED(80, "{%40, %41, %42, %43}, %44, add, 1, 1, 1", 45, "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]),
+                   "l"(descriptor<kRowBytes>(b)));
+}
+template <class T, int kRowBytes = 128>
+__device__ __forceinline__ void wgmma_ab(float (&d)[48], const std::uint32_t* a, std::uint32_t b, int add) {
+  RAPT_WGMMA_TYPED(96, "{%48, %49, %50, %51}, %52, add, 1, 1, 1", 53, "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]),
+                   "l"(descriptor<kRowBytes>(b)));
+}
+template <class T, int kRowBytes = 128>
 __device__ __forceinline__ void wgmma_ab(float (&d)[64], const std::uint32_t* a, std::uint32_t b, int add) {
   RAPT_WGMMA_TYPED(128, "{%64, %65, %66, %67}, %68, add, 1, 1, 1", 69, "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]),
-                   "l"(descriptor(b)));
+                   "l"(descriptor<kRowBytes>(b)));
 }
-template <class T>
+template <class T, int kRowBytes = 128>
 __device__ __forceinline__ void wgmma_ab(float (&d)[96], const std::uint32_t* a, std::uint32_t b, int add) {
   RAPT_WGMMA_TYPED(192, "{%96, %97, %98, %99}, %100, add, 1, 1, 1", 101, "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]),
-                   "l"(descriptor(b)));
+                   "l"(descriptor<kRowBytes>(b)));
 }
-template <class T>
+template <class T, int kRowBytes = 128>
 __device__ __forceinline__ void wgmma_ab(float (&d)[128], const std::uint32_t* a, std::uint32_t b, int add) {
   RAPT_WGMMA_TYPED(256, "{%128, %129, %130, %131}, %132, add, 1, 1, 1", 133, "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]),
-                   "l"(descriptor(b)));
+                   "l"(descriptor<kRowBytes>(b)));
 }
 
 // Both in shared memory.
-template <class T>
+template <class T, int kRowBytes = 128>
 __device__ __forceinline__ void wgmma_ab(float (&d)[128], std::uint32_t a, std::uint32_t b, int add) {
-  RAPT_WGMMA_TYPED(256, "%128, %129, add, 1, 1, 0, 1", 130, "l"(descriptor(a)), "l"(descriptor(b)));
+  RAPT_WGMMA_TYPED(256, "%128, %129, add, 1, 1, 0, 1", 130, "l"(descriptor<kRowBytes>(a)),
+                   "l"(descriptor<kRowBytes>(b)));
 }
 
 #undef RAPT_TEN
 #undef RAPT_NAMES_32
+#undef RAPT_NAMES_48
 #undef RAPT_NAMES_64
+#undef RAPT_NAMES_80
+#undef RAPT_NAMES_96
 #undef RAPT_NAMES_128
 #undef RAPT_NAMES_192
 #undef RAPT_NAMES_256
 #undef RAPT_FOUR
+#undef RAPT_EIGHT
 #undef RAPT_SIXTEEN
 #undef RAPT_SUMS_32
+#undef RAPT_SUMS_48
 #undef RAPT_SUMS_64
+#undef RAPT_SUMS_80
+#undef RAPT_SUMS_96
 #undef RAPT_SUMS_128
 #undef RAPT_SUMS_192
 #undef RAPT_SUMS_256

@@ -90,30 +90,32 @@ __device__ void store_rows(const Grid& grid, const Tile<C>& tile, int warp_row, 
 }
 
 // The same by TMA, in C::Element and by way of the warp's rows of the tile's Q, which nobody reads any more: panels of
-// 64 columns from `first_row` on. Of dense queries, whose rows past the last one a tensor map knows.
+// columns from `first_row` on. Of dense queries, whose rows past the last one a tensor map knows.
 template <class C, int kOut>
 __device__ __forceinline__ void store_rows_by_tma(const Grid& grid, const CUtensorMap* map, const Tile<C>& tile,
                                                   int warp_row, std::uint32_t first_row, const float (&o)[kOut]) {
   using T = typename C::Element;
   const AttentionParams& p = grid.p;
   const int lane = threadIdx.x % 32;
-  const std::uint32_t row = first_row + lane % 16 * 128;
+  constexpr int kChunks = C::kPanel / 8, kPanels = (2 * kOut + C::kPanel - 1) / C::kPanel;
+  const std::uint32_t row = first_row + lane % 16 * C::kRowBytes;
 #pragma unroll
   for (int j = 0; j < 2 * kOut; j += 16) {
     std::uint32_t words[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) words[i] = pack<T>(o[j / 2 + 2 * i], o[j / 2 + 2 * i + 1]);
-    const int chunk = (j / 8 + lane / 16) % 8;
-    store_matrices(row + j / 64 * (C::kRows * 128) + (chunk ^ lane % 8) * 16, words[0], words[1], words[2], words[3]);
+    const int place = chunk_place<C::kRowBytes>(lane % 8, (j / 8 + lane / 16) % kChunks);
+    store_matrices(row + j / C::kPanel * (C::kRows * C::kRowBytes) + place * 16, words[0], words[1], words[2],
+                   words[3]);
   }
   fence_async_proxy();
   __syncwarp();
   if (lane == 0 && tile.row + warp_row < tile.rows) {
     const int token = static_cast<int>(grid.group.quotient(tile.row + warp_row));
 #pragma unroll
-    for (int panel = 0; panel < kOut / 32; ++panel)
-      if (panel * 64 < p.dv)
-        tma_store(map, panel * 64, 0, token, tile.hk, tile.b, first_row + panel * (C::kRows * 128));
+    for (int panel = 0; panel < kPanels; ++panel)
+      if (const int column = panel * C::kPanel; column < p.dv)
+        tma_store(map, column, 0, token, tile.hk, tile.b, first_row + panel * (C::kRows * C::kRowBytes));
     tma_store_commit();
   }
 }
@@ -134,7 +136,7 @@ __device__ __forceinline__ void for_each_four(float (&s)[kScores], Finish finish
 // What a lane has of its two rows while its warpgroup goes through their keys.
 template <class C>
 struct RowState {
-  static constexpr int kScores = C::kKeys / 2, kOut = C::kSize / 2;
+  static constexpr int kScores = C::kKeys / 2, kOut = C::kColumns / 2;
 
   const int lane, warp_row, column;  // warp_row: first row of the warp; column: the lane's first of each eight
   float o[kOut];

@@ -13,7 +13,8 @@ struct MapDimension {
   int box;
 };
 
-// Dimensions from the innermost on, whose elements are neighbours and 64 to a box. False: there can be no such map.
+// Dimensions from the innermost on, whose elements are neighbours and a panel to a box. False: there can be no such
+// map.
 template <int kRank>
 bool make_map(CUtensorMap& map, DType type, const void* data, const MapDimension (&dimensions)[kRank]) {
   static const auto encode = [] {
@@ -47,27 +48,28 @@ bool make_map(CUtensorMap& map, DType type, const void* data, const MapDimension
   }
   return encode(&map, type == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, kRank,
                 const_cast<void*>(data), sizes, bytes, boxes, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+                boxes[0] == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+                CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-// Of K or V, whose rows have `size` columns, in boxes of `keys` rows of 64 columns.
+// Of K or V, whose rows have `size` columns, in boxes of `keys` rows of `panel` columns.
 inline bool make_keys_map(CUtensorMap& map, const AttentionParams& p, const void* data, const Strides& s,
-                          std::int64_t size, int keys) {
+                          std::int64_t size, int keys, int panel = 64) {
   const bool ragged = p.total_k >= 0;
   const std::int64_t rows = ragged ? p.total_k : p.sk;
   return p.page_size == 0 && rows > 0 && is_vector(data, s, 2) &&
-         make_map(map, p.kv_type, data, {{size, 1, 64}, {rows, s.s, keys}, {p.hk, s.h, 1}, {ragged ? 1 : p.b, s.b, 1}});
+         make_map(map, p.kv_type, data,
+                  {{size, 1, panel}, {rows, s.s, keys}, {p.hk, s.h, 1}, {ragged ? 1 : p.b, s.b, 1}});
 }
 // Of Q or the output, whose rows have `size` columns, in boxes of `rows` rows as tiles have them: the heads of a group,
 // token by token. Rows end at whole 16 bytes: TMA stores the last ones as a whole.
 inline bool make_rows_map(CUtensorMap& map, const AttentionParams& p, DType type, const void* data, const Strides& s,
-                          std::int64_t size, int rows) {
+                          std::int64_t size, int rows, int panel = 64) {
   const bool ragged = p.total_q >= 0;
   const auto group = static_cast<int>(std::min<std::int64_t>(p.group, kGroupRows + 1));
   return rows % group == 0 && size % 8 == 0 && is_vector(data, s, 2) &&
          make_map(map, type, data,
-                  {{size, 1, 64},
+                  {{size, 1, panel},
                    {group, s.h, group},
                    {ragged ? p.total_q : p.sq, s.s, rows / group},
                    {p.hk, s.h * group, 1},

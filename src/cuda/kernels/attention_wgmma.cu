@@ -27,6 +27,7 @@ template <class C>
 __device__ void attend(const WgmmaParams& params, const TileScheduler<C>& scheduler, const TileQueue& queue,
                        const Tile<C>* tiles, const QueryRing<C>& q, const Blocks<C>& k, const Blocks<C>& v, int group) {
   using T = typename C::Element;
+  constexpr int kSteps = C::kPanel / 16;  // of products, in a panel of Q and K
   Rows<C> rows(params);
   unsigned t = 0, stored = 0;  // tiles so far, and of these with their results stored
   unsigned bad_tiles = 0;      // with fallback rows
@@ -49,25 +50,27 @@ __device__ void attend(const WgmmaParams& params, const TileScheduler<C>& schedu
     }
     if (starts && more) {
       q.wait_full(t);
-      q_matrix = matrix_at(q.slot(t) + group * kGroupRows * 128);
+      q_matrix = matrix_at(q.slot(t) + group * kGroupRows * C::kRowBytes);
     }
     if (more) k.wait_full(n);
     if (n > 0) v.wait_full(n - 1);
 
     // S = Q K^T of the next block, then O += P V of this one. The first and the last time one of them is for nothing.
     const std::uint32_t k_matrix = matrix_at(k.slot(n));
-    const std::uint32_t v_matrix = matrix_at(v.slot(n - 1), C::kKeys * 128);
+    const std::uint32_t v_matrix = matrix_at(v.slot(n - 1), C::kKeys * C::kRowBytes);
     float s[Rows<C>::kScores] = {};
     pin(s);
     pin(rows.o);
     wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < C::kSize / 16; ++i)
-      wgmma_abt<T>(s, q_matrix + i / 4 * (C::kRows * 8) + i % 4 * 2, k_matrix + i / 4 * (C::kKeys * 8) + i % 4 * 2,
-                   i > 0);
+    for (int i = 0; i < C::kColumns / 16; ++i) {
+      const int panel = i / kSteps * (C::kRowBytes / 16), step = i % kSteps * 2;
+      wgmma_abt<T, C::kRowBytes>(s, q_matrix + panel * C::kRows + step, k_matrix + panel * C::kKeys + step, i > 0);
+    }
     wgmma_commit();
 #pragma unroll
-    for (int i = 0; i < C::kKeys / 16; ++i) wgmma_ab<T>(rows.o, rows.weights + 4 * i, v_matrix + i * 128, 1);
+    for (int i = 0; i < C::kKeys / 16; ++i)
+      wgmma_ab<T, C::kRowBytes>(rows.o, rows.weights + 4 * i, v_matrix + i * C::kRowBytes, 1);
     wgmma_commit();
     wgmma_wait<1>();
     pin(s);
@@ -79,7 +82,7 @@ __device__ void attend(const WgmmaParams& params, const TileScheduler<C>& schedu
       if (n > 0) {
         v.release(n - 1);
         if (rows.store(tiles[(t - 1) % kQueueTiles],
-                       q.slot(t - 1) + (group * kGroupRows + threadIdx.x / 32 % 4 * 16) * 128))
+                       q.slot(t - 1) + (group * kGroupRows + threadIdx.x / 32 % 4 * 16) * C::kRowBytes))
           bad_tiles |= 1u << (t - 1) % 32;
         storing = true;
         __syncwarp();
@@ -94,7 +97,7 @@ __device__ void attend(const WgmmaParams& params, const TileScheduler<C>& schedu
       block = uniform(tile.blocks);
       if (const int keys = uniform(tile.last_keys); C::kTma && keys < C::kKeys) {
         v.wait_full(n);
-        zero_rows<C::kSize, C::kKeys>(v.slot(n), keys);
+        zero_rows<C::kSize, C::kKeys, C::kPanel>(v.slot(n), keys);
         named_sync(1 + group, 128);
       }
     }
@@ -210,11 +213,30 @@ cudaError_t launch(WgmmaParams& params, cudaStream_t stream) {
                          stream, params);
 }
 
-// Warpgroups for the tiles of small heads, which have registers for three and shared memory for two blocks of one. No
-// bit depends on it but through values that are not finite and hidden, which count for a tile: so it may depend on the
-// sequences' sizes alone.
+// Of scores that need no more than a scale: by TMA if it can load K and V, else in the form `Other`.
+template <class C, class Other>
+cudaError_t launch_plain(WgmmaParams& params, cudaStream_t stream) {
+  const AttentionParams& p = params.p;
+  if (!make_keys_map(params.k, p, p.k, p.k_stride, p.d, C::kKeys, C::kPanel) ||
+      !make_keys_map(params.v, p, p.v, p.v_stride, p.dv, C::kKeys, C::kPanel))
+    return launch<Other>(params, stream);
+  params.q_by_tma =
+      p.score.scale_log2 >= 0 && make_rows_map(params.q, p, p.q_type, p.q, p.q_stride, p.d, kGroupRows, C::kPanel);
+  params.out_by_tma = p.total_q < 0 && p.out_type == p.q_type &&
+                      make_rows_map(params.out, p, p.out_type, p.out, p.out_stride, p.dv, kGroupRows / 4, C::kPanel);
+  return launch<C>(params, stream);
+}
+
+// What follows chooses tiles and blocks of keys. No bit depends on the number of warpgroups but through values that are
+// not finite and hidden, which count for a tile: so it may depend on the sequences' sizes alone. Bits do depend on the
+// blocks of keys, but for sequences of one block: these depend on the head size and on the mask's right end alone, for
+// rows to have the same bits in every layout.
+
+constexpr std::int64_t kLong = 1280;
+
+// Warpgroups for the tiles of heads of up to 64 columns, which have registers for three and shared memory for two
+// blocks of one.
 int groups_for(const AttentionParams& p) {
-  constexpr std::int64_t kLong = 1280;
   const std::int64_t rows = p.sq * p.group;
   if (!are_alike(p) || p.sk > kLong) return 3;
   if (rows <= kGroupRows) return 1;
@@ -222,26 +244,54 @@ int groups_for(const AttentionParams& p) {
   return p.d > 48 ? 1 : rows > kLong ? 3 : 2;  // narrow heads of many rows: the more share K and V, the better
 }
 
+// The same for those of 65 to 80: one where the last of three would have little to do, or tiles share no keys.
+bool has_short_tiles(const AttentionParams& p, int keys_of_block) {
+  return are_alike(p) && (p.sq * p.group <= 5 * kGroupRows || p.sk <= keys_of_block);
+}
+
+template <class T, class Other>
+cudaError_t launch_up_to_64(WgmmaParams& params, cudaStream_t stream) {
+  constexpr int kFewKeys = 80;  // as many as a caption has in image models, and some
+  const AttentionParams& p = params.p;
+  const int groups = groups_for(p);
+  const bool few_keys = are_alike(p) && p.sk <= kFewKeys;
+  if (std::max(p.d, p.dv) <= 48 && groups > 1) {
+    if (groups == 2) return launch_plain<Config<T, 64, true, false, false, 2, 48>, Other>(params, stream);
+    return few_keys ? launch_plain<Config<T, 64, true, false, false, 4, 48, kFewKeys>, Other>(params, stream)
+                    : launch_plain<Config<T, 64, true, false, false, 3, 48>, Other>(params, stream);
+  }
+  if (groups == 3) return launch_plain<Config<T, 64, true, false, false, 3>, Other>(params, stream);
+  if (groups == 2) return launch_plain<Config<T, 64, true, false, false, 2>, Other>(params, stream);
+  return few_keys ? launch_plain<Config<T, 64, true, false, false, 1, 64, kFewKeys>, Other>(params, stream)
+                  : launch_plain<Config<T, 64, true, false, false, 1>, Other>(params, stream);
+}
+
+template <class T, class Other>
+cudaError_t launch_up_to_128(WgmmaParams& params, cudaStream_t stream) {
+  const AttentionParams& p = params.p;
+  const std::int64_t columns = std::max(p.d, p.dv);
+  if (columns <= 80 && p.score.right == kOpen) {
+    using Threads = Config<T, 128, false, false, false, 2, 128, 96>;
+    return has_short_tiles(p, 96) ? launch_plain<Config<T, 96, true, false, false, 1, 80, 96>, Threads>(params, stream)
+                                  : launch_plain<Config<T, 96, true, false, false, 3, 80, 96>, Threads>(params, stream);
+  }
+  // Half a panel's row at a time is only faster where rows are whole sectors of L2.
+  if (columns <= 96 && p.d % 16 == 0 && p.dv % 16 == 0)
+    return columns <= 80 ? launch_plain<Config<T, 96, true, false, false, 2, 80>, Other>(params, stream)
+                         : launch_plain<Config<T, 96, true, false, false, 2, 96>, Other>(params, stream);
+  return launch_plain<Config<T, 128, true, false, false, 2>, Other>(params, stream);
+}
+
 template <class T, int kSize, bool kSplit>
 cudaError_t launch(WgmmaParams& params, cudaStream_t stream) {
-  const AttentionParams& p = params.p;
   constexpr int kGroups = kSplit ? 1 : 2;
   // Without a scale, masked scores would be -inf * 0.
-  if (has_modifiers(p.score) || p.score.scale_log2 == 0)
+  if (has_modifiers(params.p.score) || params.p.score.scale_log2 == 0)
     return launch<Config<T, kSize, false, true, kSplit, kGroups>>(params, stream);
-  using Tma = Config<T, kSize, true, false, kSplit, kGroups>;
-  if (!make_keys_map(params.k, p, p.k, p.k_stride, p.d, Tma::kKeys) ||
-      !make_keys_map(params.v, p, p.v, p.v_stride, p.dv, Tma::kKeys))
-    return launch<Config<T, kSize, false, false, kSplit, kGroups>>(params, stream);
-  params.q_by_tma = p.score.scale_log2 >= 0 && make_rows_map(params.q, p, p.q_type, p.q, p.q_stride, p.d, kGroupRows);
-  params.out_by_tma = p.total_q < 0 && p.out_type == p.q_type &&
-                      make_rows_map(params.out, p, p.out_type, p.out, p.out_stride, p.dv, kGroupRows / 4);
-  if constexpr (kSize == 64 && !kSplit) {
-    // Small heads have registers for a third warpgroup.
-    if (groups_for(p) == 3) return launch<Config<T, kSize, true, false, kSplit, 3>>(params, stream);
-    if (groups_for(p) == 1) return launch<Config<T, kSize, true, false, kSplit, 1>>(params, stream);
-  }
-  return launch<Tma>(params, stream);
+  using Other = Config<T, kSize, false, false, kSplit, kGroups>;
+  if constexpr (kSize == 64 && !kSplit) return launch_up_to_64<T, Other>(params, stream);
+  else if constexpr (kSize == 128 && !kSplit) return launch_up_to_128<T, Other>(params, stream);
+  else return launch_plain<Config<T, kSize, true, false, kSplit, kGroups>, Other>(params, stream);
 }
 
 WgmmaParams params_of(const AttentionParams& p) {

@@ -34,9 +34,9 @@ constexpr float kCoarseScore = 0x1p-15f;  // scales of a row of Q and of K have 
 template <int kSize_, bool kModified_>
 struct Config {
   static constexpr bool kSplit = false;
-  static constexpr int kBlocks = 1;  // on a multiprocessor
-  static constexpr int kSize = kSize_;
-  static constexpr bool kModified = kModified_;  // scores need more than a scale
+  static constexpr int kBlocks = 1;                       // on a multiprocessor
+  static constexpr int kSize = kSize_, kColumns = kSize;  // of shared memory, and of products
+  static constexpr bool kModified = kModified_;           // scores need more than a scale
   static constexpr int kGroups = 2, kThreads = 128 * (kGroups + 1);
   static constexpr bool kLarge = kSize > 128;
   static constexpr int kLoadRegisters = kLarge ? 40 : 56, kMathRegisters = kLarge ? 232 : 224;

@@ -13,34 +13,37 @@ constexpr float kHugeScore = 0x1p20f;  // past it a weight would lose digits to 
 template <class T>
 constexpr float kMinKeyWeight = std::is_same_v<T, __half> ? 0x1p-16f : 0x1p-20f;
 
-// The kernel for elements T and head sizes up to kSize, in tiles of rows for kGroups warpgroups. kSplit: of few rows,
-// over splits of their keys.
-template <class T, int kSize_, bool kTma_, bool kModified_, bool kSplit_, int kGroups_>
+// The kernel for elements T and head sizes up to kColumns, in tiles of rows for kGroups warpgroups against blocks of
+// kKeys keys. Products have kColumns columns, and shared memory kSize. kSplit: of few rows, over splits of their keys.
+template <class T, int kSize_, bool kTma_, bool kModified_, bool kSplit_, int kGroups_, int kColumns_ = kSize_,
+          int kKeys_ = (kSize_ > 128 || kSplit_) ? 64 : 128>
 struct Config {
   using Element = T;
-  static constexpr int kSize = kSize_;
+  static constexpr int kSize = kSize_, kColumns = kColumns_;
+  // Shared memory has panels of so many columns, in rows of so many bytes.
+  static constexpr int kPanel = kSize % 64 == 0 ? 64 : 32, kPanels = kSize / kPanel, kRowBytes = 2 * kPanel;
   static constexpr bool kTma = kTma_;            // else K and V are loaded by the threads of the first warpgroup
   static constexpr bool kModified = kModified_;  // scores need more than a scale
   static constexpr bool kSplit = kSplit_;
   static constexpr int kGroups = kGroups_, kThreads = 128 * (kGroups + 1);
+  static constexpr int kRows = kGroupRows * kGroups, kKeys = kKeys_;
   // On a multiprocessor. Short tiles: one begins while another ends.
-  static constexpr int kBlocks = kGroups == 1 && kSize <= (kSplit ? 128 : 64) ? 2 : 1;
-  static constexpr int kLoadRegisters = kGroups == 1 ? 72 : kGroups == 3 ? 32 : kTma ? 56 : 72;
-  static constexpr int kMathRegisters = kGroups == 1 ? 184 : kGroups == 3 ? 160 : kTma ? 224 : 216;
+  static constexpr int kBlocks = kGroups == 1 && kSize <= (kSplit ? 128 : 96) ? 2 : 1;
+  static constexpr int kLoadRegisters = kGroups > 2 ? 32 : kGroups == 1 || !kTma ? 72 : 56;
+  static constexpr int kMathRegisters = kGroups == 4 ? 112 : kGroups == 3 ? 160 : kGroups == 1 ? 184 : kTma ? 224 : 216;
   static constexpr bool kTradesRegisters = kGroups > 1 || kBlocks > 1;  // else all have enough
   static constexpr int kProducers = kTma ? 96 : 128;                    // threads that put tiles into shared memory
-  static constexpr int kRows = kGroupRows * kGroups, kKeys = kSize > 128 || kSplit ? 64 : 128;
-  static constexpr int kStages = kSplit && kSize == 64 ? 4 : 2;  // blocks of K and of V at a time
+  static constexpr int kStages = kSplit && kSize == 64 ? 4 : 2;         // blocks of K and of V at a time
   // A row's maximum moves only when it grows by more: weights are then up to 2^kSlack, and O is rarely rescaled.
   static constexpr float kSlack = 8;
   // Weights are 2^kShift times as large, so that fp16 has more of the small ones.
   static constexpr float kShift = std::is_same_v<T, __half> ? 7 : 0, kOne = std::is_same_v<T, __half> ? 128 : 1;
   static constexpr int kRowsBytes = kRows * kSize * 2, kBlockBytes = kKeys * kSize * 2;
-  static constexpr int kQueryTiles = kSize == 64 ? 3 : kSize == 256 ? 1 : 2;  // that there is room for
+  static constexpr int kQueryTiles = kSize == 64 && kGroups < 4 ? 3 : kSize == 256 ? 1 : 2;  // that there is room for
   static constexpr int kSharedBytes = kQueryTiles * kRowsBytes + 2 * kStages * kBlockBytes + 1024;
   // By way of Q's place, if the next one has another.
   static constexpr bool kStoresByTma = kTma && kQueryTiles > 1;
-  static_assert(kSplitUnit % kKeys == 0);
+  static_assert(!kSplit || kSplitUnit % kKeys == 0);
   static_assert(!kTradesRegisters ||
                     kLoadRegisters + kGroups * kMathRegisters <= 65536 / (kThreads * kBlocks) / 8 * 8 * (kGroups + 1),
                 "or warpgroups wait for registers for ever: there are no more than the launch took");

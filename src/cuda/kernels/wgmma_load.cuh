@@ -17,8 +17,9 @@ __device__ void load_q(const WgmmaParams& params, const TileQueue& queue, const 
   q.wait_empty(i);
 #pragma unroll 1
   for (int row = (threadIdx.x - (128 - C::kProducers)) / 32 * 16; row < C::kRows; row += C::kProducers / 2)
-    load_rows<C::kSize, 2>(16, q.slot(i) + row * 128, C::kRows * 128, p.q, tile.of_row[row + threadIdx.x % 16].q,
-                           p.q_stride.d, static_cast<int>(p.d), params.q_vector, p.score.scale_log2 < 0 ? 0x8000 : 0);
+    load_rows<C::kSize, 2, C::kPanel>(16, q.slot(i) + row * C::kRowBytes, C::kRows * C::kRowBytes, p.q,
+                                      tile.of_row[row + threadIdx.x % 16].q, p.q_stride.d, static_cast<int>(p.d),
+                                      params.q_vector, p.score.scale_log2 < 0 ? 0x8000 : 0);
   copy_commit();
   copy_wait<0>();
   fence_async_proxy();
@@ -42,8 +43,8 @@ __device__ void load_by_tma(const WgmmaParams& params, TileScheduler<C> schedule
 #pragma unroll 1
       for (int group = 0; group < groups; ++group)
 #pragma unroll
-        for (int panel = 0; panel < C::kSize / 64; ++panel)
-          tma_load(q.slot(t) + (panel * C::kRows + group * kGroupRows) * 128, &params.q, panel * 64, 0,
+        for (int panel = 0; panel < C::kPanels; ++panel)
+          tma_load(q.slot(t) + (panel * C::kRows + group * kGroupRows) * C::kRowBytes, &params.q, panel * C::kPanel, 0,
                    tile.q_first + tile.token + group * tokens, tile.hk, params.p.total_q >= 0 ? 0 : tile.b, q.full(t));
     }
     const bool ragged = params.p.total_k >= 0;
@@ -55,8 +56,9 @@ __device__ void load_by_tma(const WgmmaParams& params, TileScheduler<C> schedule
         ring.wait_empty(n);
         barrier_arrive_expecting(ring.full(n), C::kBlockBytes);
 #pragma unroll
-        for (int panel = 0; panel < C::kSize / 64; ++panel)
-          tma_load(ring.slot(n) + panel * C::kKeys * 128, &map, panel * 64, key, hk, b, ring.full(n), keep);
+        for (int panel = 0; panel < C::kPanels; ++panel)
+          tma_load(ring.slot(n) + panel * C::kKeys * C::kRowBytes, &map, panel * C::kPanel, key, hk, b, ring.full(n),
+                   keep);
       };
       load(k, params.k);
       load(v, params.v);
@@ -70,6 +72,7 @@ template <class C>
 __device__ void load_by_threads(const WgmmaParams& params, TileProducer<C> producer, const TileQueue& queue,
                                 Tile<C>* tiles, const QueryRing<C>& q, const Blocks<C>& k, const Blocks<C>& v) {
   constexpr int kWarpRows = C::kKeys / 4;
+  static_assert(kWarpRows % 8 == 0);
   const AttentionParams& p = params.p;
   const int first = threadIdx.x / 32 * kWarpRows, lane = threadIdx.x % 32;
   bool more = producer.push(0);

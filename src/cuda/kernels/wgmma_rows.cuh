@@ -192,7 +192,8 @@ __device__ void redo_fallback_rows(const WgmmaParams& params, TileScheduler<C> s
       falls_back = isnan(load(p.out, p.out_type, row_at(p.out_stride, head, row_of(head, row))));
     }
     if (const unsigned rows = __ballot_sync(~0u, falls_back) & 0xffff; rows != 0)
-      attend_rows<typename C::Element, C::kSize, C::kModified>(p, tile.b, tile.hk, tile.row + warp_row, rows);
+      attend_rows<typename C::Element, (C::kSize + 63) / 64 * 64, C::kModified>(p, tile.b, tile.hk, tile.row + warp_row,
+                                                                                rows);
   }
 }
 
