@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from rapt import _refusals
-
-_library = torch.library.Library("rapt", "FRAGMENT")  # type: ignore[no-untyped-call]
+from rapt._operators import Operator
 
 
 def register_gradients(
-    plain: Any,
-    with_lse: Any,
-    backward: Any,
+    plain: Operator,
+    with_lse: Operator,
+    backward: Operator,
     count: int,
     run: Callable[..., Any],
     gradients: Callable[..., list[Tensor | None]],
@@ -82,9 +81,9 @@ def register_gradients(
         if _refusals.needs_grad(*inputs[:count]):
             return with_lse(*inputs)[0]
         with torch._C._AutoDispatchBelowAutograd():
-            return plain.redispatch(keyset & torch._C._after_autograd_keyset, *inputs)
+            return plain.overload.redispatch(keyset & torch._C._after_autograd_keyset, *inputs)
 
-    _library.impl(plain, run_on_cpu, "AutogradCPU", with_keyset=True)  # type: ignore[no-untyped-call]
+    plain.set_autograd("CPU", run_on_cpu)
     return AttentionOnCpu.apply
 
 

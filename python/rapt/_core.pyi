@@ -1,6 +1,6 @@
 """The extension module. Use what `rapt` and `rapt.torch` make of it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rapt._info import Entry
@@ -117,6 +117,59 @@ def eager_sdpa_gradients(
 ) -> Any:
     """Its gradients on the CPU of plain tensors of four dimensions, with nothing left to sum: those of query, key, value and
     attn_mask, None for those that are not wanted. Else NotImplemented, and nothing done."""
+
+def dispatched_sdpa(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    dropout_p: float = ...,
+    seed: Any = ...,
+) -> Any:
+    """The operator rapt::scaled_dot_product_attention below autograd, of plain tensors without dropout. Else NotImplemented, and
+    nothing done."""
+
+def dispatched_sdpa_with_lse(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    dropout_p: float = ...,
+    seed: Any = ...,
+) -> Any:
+    """The same of rapt::scaled_dot_product_attention_with_lse."""
+
+def dispatched_sdpa_gradients(
+    grad_out: Any,
+    grad_lse: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any,
+    out: Any,
+    lse: Any,
+    seed: Any,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    dropout_p: float,
+    wanted: list[bool],
+    /,
+) -> Any:
+    """The same of rapt::scaled_dot_product_attention_backward."""
+
+def dispatched(function: str, otherwise: Callable[..., Any], /) -> Callable[..., Any]:
+    """A kernel for PyTorch's dispatcher: what this module's `function` returns, or otherwise(*inputs) if that is NotImplemented."""
+
+def dispatched_above_autograd(function: str, otherwise: Callable[..., Any], plain: int, /) -> Callable[..., Any]:
+    """The same for a key of autograd, called with keyset: otherwise(keyset, *inputs) also where the raw keyset is not `plain`, and
+    where a gradient is to be recorded."""
 
 def eager_attention(
     query: Any,

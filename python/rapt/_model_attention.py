@@ -12,6 +12,7 @@ import rapt
 from rapt import _core
 from rapt._attention import forward_arguments
 from rapt._autograd import check_dropout, check_wanted, differentiate_again, register_gradients
+from rapt._operators import Operator
 from rapt._sdpa import number_of
 
 
@@ -135,8 +136,7 @@ def _gradients(
     return memory
 
 
-@torch.library.custom_op("rapt::attention", mutates_args=(), device_types=("cpu", "cuda"))
-def operator(
+def _forward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -153,13 +153,11 @@ def operator(
     return forward(query, key, value, mask, bias, sinks, causal, left, softcap, scale, dropout_p, seed)
 
 
-@operator.register_fake
-def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Tensor:
+def _fake(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Tensor:
     return _result(query, value)
 
 
-@torch.library.custom_op("rapt::attention_with_lse", mutates_args=(), device_types="cpu")
-def _operator_with_lse(
+def _forward_with_lse(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -179,13 +177,11 @@ def _operator_with_lse(
     return out, lse
 
 
-@_operator_with_lse.register_fake
-def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+def _fake_with_lse(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return _result(query, value), query.new_empty(query.shape[:-1], dtype=torch.float32)
 
 
-@torch.library.custom_op("rapt::attention_backward", mutates_args=(), device_types="cpu")
-def _backward_operator(
+def _backward(
     grad_out: Tensor | None,
     grad_lse: Tensor | None,
     query: Tensor,
@@ -210,9 +206,14 @@ def _backward_operator(
     return [t for t in _gradients(grad_out, grad_lse, *inputs) if t is not None]
 
 
-@_backward_operator.register_fake
-def _(grad_out: Tensor | None, grad_lse: Tensor | None, *inputs: Any) -> list[Tensor]:
+def _fake_backward(grad_out: Tensor | None, grad_lse: Tensor | None, *inputs: Any) -> list[Tensor]:
     return [t for t in _gradients(grad_out, grad_lse, *inputs, compute=False) if t is not None]
+
+
+_operator = Operator("attention", _forward, _fake, ("CPU", "CUDA"))
+_operator_with_lse = Operator("attention_with_lse", _forward_with_lse, _fake_with_lse)
+_backward_operator = Operator("attention_backward", _backward, _fake_backward)
+operator = _operator.overload
 
 
 def forward_with_gradients(*inputs: Any) -> Tensor:
@@ -239,9 +240,8 @@ def _backward_again(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return (*made, *[None] * (len(ctx.options) + 2))
 
 
-operator.register_autograd(_backward_again, setup_context=_setup_again)
-_plain = torch.ops.rapt.attention.default
-_run_on_cpu = register_gradients(_plain, _operator_with_lse, _backward_operator, 6, _run, _gradients)
+_operator.register_autograd(_backward_again, _setup_again, "CUDA")
+_run_on_cpu = register_gradients(_operator, _operator_with_lse, _backward_operator, 6, _run, _gradients)
 
 
 def composed(

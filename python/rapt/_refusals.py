@@ -166,9 +166,8 @@ def _cuda_preference_of(dtype: torch.dtype, d: int, dv: int) -> str:
     )
 
 
-@cache
 def cuda_takes(dtype: torch.dtype, d: int, dv: int) -> bool:
-    """Whether the extension may run such a call on a GPU without asking here again. RAPT_KERNEL is read once."""
+    """Whether the extension may run such a call on a GPU. It asks once: RAPT_KERNEL is not read again."""
     return not (_cuda_refusal() or _cuda_preference_of(dtype, d, dv))
 
 

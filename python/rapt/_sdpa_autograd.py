@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rapt import _core, _refusals, _sdpa
 from rapt._autograd import check_dropout, check_wanted, differentiate_again, register_gradients
+from rapt._operators import Operator
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, gqa: bool) -> None:
@@ -21,8 +22,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, gqa: bool) -> N
         )
 
 
-@torch.library.custom_op("rapt::scaled_dot_product_attention", mutates_args=(), device_types=("cpu", "cuda"))
-def operator(
+def _forward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -37,16 +37,14 @@ def operator(
     return _sdpa.forward(query, key, value, attn_mask, is_causal, scale, enable_gqa, dropout_p, seed)
 
 
-@operator.register_fake
-def _(
+def _fake(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool, scale: Any, enable_gqa: bool, *_: Any
 ) -> Tensor:  # fmt: skip
     _check(query, key, value, attn_mask, enable_gqa)
     return _sdpa.result_like(query, key, value, attn_mask, _sdpa.batch_of(query, key, value, enable_gqa), enable_gqa)
 
 
-@torch.library.custom_op("rapt::scaled_dot_product_attention_with_lse", mutates_args=(), device_types="cpu")
-def _operator_with_lse(
+def _forward_with_lse(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -62,8 +60,7 @@ def _operator_with_lse(
     return out, lse
 
 
-@_operator_with_lse.register_fake
-def _(
+def _fake_with_lse(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool, scale: Any, enable_gqa: bool, *_: Any
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     _check(query, key, value, attn_mask, enable_gqa)
@@ -71,8 +68,7 @@ def _(
     return _sdpa.result_like(query, key, value, attn_mask, batch, enable_gqa), _sdpa.lse_like(query, batch)
 
 
-@torch.library.custom_op("rapt::scaled_dot_product_attention_backward", mutates_args=(), device_types="cpu")
-def _backward_operator(
+def _backward(
     grad_out: Tensor | None,
     grad_lse: Tensor | None,
     query: Tensor,
@@ -95,9 +91,19 @@ def _backward_operator(
     return [t for t in made if t is not None]
 
 
-@_backward_operator.register_fake
-def _(grad_out: Tensor | None, grad_lse: Tensor | None, *inputs: Any) -> list[Tensor]:
+def _fake_backward(grad_out: Tensor | None, grad_lse: Tensor | None, *inputs: Any) -> list[Tensor]:
     return [t for t in _sdpa.gradients(grad_out, grad_lse, *inputs, compute=False) if t is not None]
+
+
+_NAME = "scaled_dot_product_attention"
+_operator = Operator(_NAME, _forward, _fake, ("CPU", "CUDA"), by_extension="dispatched_sdpa")
+_operator_with_lse = Operator(
+    _NAME + "_with_lse", _forward_with_lse, _fake_with_lse, by_extension="dispatched_sdpa_with_lse"
+)
+_backward_operator = Operator(
+    _NAME + "_backward", _backward, _fake_backward, by_extension="dispatched_sdpa_gradients"
+)
+operator = _operator.overload
 
 
 # Where rapt has no backward (on GPUs) it is PyTorch's, of the attention computed again.
@@ -122,7 +128,7 @@ def _backward_again(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return (*differentiate_again(attention, ctx.saved_tensors, ctx.needs_input_grad[:4], grad), *[None] * 5)
 
 
-operator.register_autograd(_backward_again, setup_context=_setup_again)
+_operator.register_autograd(_backward_again, _setup_again, "CUDA")
 
 
 class _FunctionAgain(torch.autograd.Function):
@@ -150,7 +156,6 @@ def _by_extension(*inputs: Any) -> Any:
     return _core.eager_sdpa_gradients(*inputs)
 
 
-_plain = torch.ops.rapt.scaled_dot_product_attention.default
 _run_on_cpu = register_gradients(
-    _plain, _operator_with_lse, _backward_operator, 4, _sdpa.run, _sdpa.gradients, _by_extension
+    _operator, _operator_with_lse, _backward_operator, 4, _sdpa.run, _sdpa.gradients, _by_extension
 )

@@ -135,9 +135,9 @@ struct Memory {
 };
 
 // A tensor that is_plain(), through PyTorch's table. Nothing where a closer look is due: it has no memory of its own
-// (sparse, nested, batched by vmap, all zeros), is not for rapt or, unless it is a `fresh` one, negated when it is
-// read.
-std::optional<Memory> tensor_by_table(const Torch& torch, nb::handle tensor, bool fresh = false) {
+// (sparse, nested, batched by vmap, all zeros), is not for rapt or, unless it is known not to be (`resolved`), negated
+// when it is read.
+std::optional<Memory> tensor_by_table(const Torch& torch, nb::handle tensor, bool resolved = false) {
   if (torch.read == nullptr) return {};
   nb::dlpack::dltensor read;
   if (torch.read(tensor.ptr(), &read) != 0) {
@@ -150,7 +150,7 @@ std::optional<Memory> tensor_by_table(const Torch& torch, nb::handle tensor, boo
       !(cuda ? kHaveCuda : read.device.device_type == nb::device::cpu::value))
     return {};
   PyObject* self = tensor.ptr();
-  if (!fresh && checked(PyObject_Vectorcall(torch.is_neg.ptr(), &self, 1, nullptr)).ptr() == Py_True) return {};
+  if (!resolved && checked(PyObject_Vectorcall(torch.is_neg.ptr(), &self, 1, nullptr)).ptr() == Py_True) return {};
   Memory memory{{}, *element};
   memory.view.data = static_cast<std::byte*>(read.data) + read.byte_offset;
   if (cuda) memory.view.device = {DeviceType::cuda, read.device.device_id};
@@ -321,9 +321,9 @@ bool is_ndarray(nb::handle object) {
   return object.type().ptr() == numpy().array;
 }
 
-std::optional<MutableTensorView> view_by_table(const Torch& torch, nb::handle tensor) {
+std::optional<MutableTensorView> view_by_table(const Torch& torch, nb::handle tensor, bool resolved) {
   if (!torch.is_plain(tensor)) return {};
-  std::optional<Memory> memory = tensor_by_table(torch, tensor);
+  std::optional<Memory> memory = tensor_by_table(torch, tensor, resolved);
   if (!memory || !memory->element.dtype) return {};
   memory->view.dtype = *memory->element.dtype;
   return memory->view;

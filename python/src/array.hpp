@@ -46,8 +46,9 @@ Array array(const char* argument, nb::handle object, const Reading& reading = {}
 /// Whether it is a numpy.ndarray, and of no class derived from that.
 bool is_ndarray(nb::handle object);
 
-/// The memory of a tensor of rapt's types; nothing where array() would have to look closer.
-std::optional<MutableTensorView> view_by_table(const Torch& torch, nb::handle tensor);
+/// The memory of a tensor of rapt's types; nothing where array() would have to look closer. `resolved`: it is known not
+/// to be negated when it is read.
+std::optional<MutableTensorView> view_by_table(const Torch& torch, nb::handle tensor, bool resolved = false);
 /// That of one that PyTorch has just made.
 MutableTensorView new_view(const Torch& torch, nb::handle tensor);
 

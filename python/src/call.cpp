@@ -60,6 +60,7 @@ void run_unlocked(const AttentionBackwardArgs& args, const Context& context) {
 template <class View>
 View padded(View t, int wanted = kMaxDims) {
   const int missing = wanted - t.ndim;
+  if (missing == 0) return t;
   std::array<std::int64_t, kMaxDims> shape{}, strides{};
   for (int i = 0; i < wanted; ++i) {
     const auto to = static_cast<std::size_t>(i), from = static_cast<std::size_t>(std::max(i - missing, 0));

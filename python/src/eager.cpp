@@ -1,8 +1,12 @@
 #include "eager.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
+#include <map>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 #include "call.hpp"
@@ -53,18 +57,29 @@ struct State {
   }
 };
 
+bool is_grad_enabled(const Torch& torch) {
+  return checked(PyObject_CallNoArgs(torch.is_grad_enabled.ptr())).ptr() == Py_True;
+}
+bool requires_grad(nb::handle tensor) {
+  static PyObject* const name = interned("requires_grad");
+  return checked(PyObject_GetAttr(tensor.ptr(), name)).ptr() != Py_False;
+}
+
+// Who calls. PyTorch's dispatcher has recorded gradients before it comes to a kernel, and has made memory of what is
+// negated when it is read.
+enum class Caller { python, dispatcher };
+
 // Plain tensors with memory of their own.
 class Tensors {
  public:
-  explicit Tensors(const Torch& torch)
-      : torch_(torch), enabled_(checked(PyObject_CallNoArgs(torch.is_grad_enabled.ptr())).ptr() == Py_True) {}
+  Tensors(const Torch& torch, Caller caller)
+      : torch_(torch), caller_(caller), enabled_(caller == Caller::python && is_grad_enabled(torch)) {}
 
   bool read(nb::handle tensor, MutableTensorView& view) {
-    static PyObject* const requires_grad = interned("requires_grad");
-    const std::optional<MutableTensorView> found = view_by_table(torch_, tensor);
+    const std::optional<MutableTensorView> found = view_by_table(torch_, tensor, caller_ == Caller::dispatcher);
     if (!found) return false;
     view = *found;
-    if (enabled_ && !recorded_) recorded_ = checked(PyObject_GetAttr(tensor.ptr(), requires_grad)).ptr() != Py_False;
+    if (enabled_ && !recorded_) recorded_ = requires_grad(tensor);
     return true;
   }
   // None is no tensor.
@@ -75,6 +90,7 @@ class Tensors {
 
  private:
   const Torch& torch_;
+  Caller caller_;
   bool enabled_, recorded_ = false;
 };
 
@@ -129,11 +145,17 @@ bool nothing_intercepts() {
   return once([] { return State(); }).is_plain();
 }
 
-// Whether rapt's kernels are those to choose.
+// Whether rapt's kernels are those to choose. What Python has answered once stays.
 bool is_preferred(nb::handle query, const MutableTensorView& q, const MutableTensorView& v) {
   if (q.device.type == DeviceType::cpu) return true;
+  using Heads = std::tuple<DType, std::int64_t, std::int64_t>;
+  static std::map<Heads, bool> answers;  // the GIL guards it
+  const Heads heads{q.dtype, size(q, 1), size(v, 1)};
+  if (const auto known = answers.find(heads); known != answers.end()) return known->second;
   const nb::handle takes = once([] { return held(nb::module_::import_("rapt._refusals").attr("cuda_takes")); });
-  return takes(query.attr("dtype"), size(q, 1), size(v, 1)).is(Py_True);
+  const bool answer = takes(query.attr("dtype"), size(q, 1), size(v, 1)).is(Py_True);
+  answers.emplace(heads, answer);
+  return answer;
 }
 
 // Laid out as rapt._sdpa.result_like() does it: like the query where PyTorch's fused kernel would run.
@@ -158,35 +180,125 @@ bool runs(const Args& args) {
   }
 }
 
+// A call of scaled_dot_product_attention.
+class SdpaCall {
+ public:
+  SdpaCall(const Torch& torch, Caller caller) : torch_(torch), tensors_(torch, caller) {}
+
+  // Whether the extension takes such arguments.
+  bool read(nb::handle query, nb::handle key, nb::handle value, nb::handle attn_mask, nb::handle is_causal,
+            nb::handle scale, nb::handle enable_gqa) {
+    if (!read_bool(is_causal, causal_) || !read_bool(enable_gqa, gqa_) || !read_number(scale, {}, factor_) ||
+        !tensors_.read(query, views_.q) || !tensors_.read(key, views_.k) || !tensors_.read(value, views_.v) ||
+        !tensors_.read_optional(attn_mask, views_.attn_mask) || !fit(views_.q, views_.k, views_.v, gqa_))
+      return false;
+    const MutableTensorView& mask = views_.attn_mask;
+    return !mask || (fits_scores(mask, views_.q, views_.k) &&
+                     (mask.dtype == DType::boolean || mask.dtype == DType::f32 || mask.dtype == views_.q.dtype));
+  }
+
+  const SdpaViews& views() const { return views_; }
+  bool recorded() const { return tensors_.recorded(); }
+
+  // Whether it ran: (out, lse), or `out` and nothing.
+  bool run(nb::handle query, bool with_lse, nb::object& out, nb::object& lse) {
+    out = sdpa_result(query, views_, gqa_);
+    views_.out = new_view(torch_, out);
+    if (with_lse) {
+      const auto rank = static_cast<std::size_t>(views_.q.ndim);
+      lse = new_empty(query, std::span(views_.q.shape).first(rank - 1), true);
+      views_.lse = new_view(torch_, lse);
+    }
+    return runs(sdpa_args(views_, factor_, causal_));
+  }
+
+ private:
+  const Torch& torch_;
+  Tensors tensors_;
+  SdpaViews views_;
+  bool causal_ = false, gqa_ = false;
+  std::optional<float> factor_;
+};
+
+// Gradients on the CPU of query, key, value and attn_mask, null for what is not wanted. Whether they were computed.
+using Gradients = std::array<nb::object, 4>;
+bool sdpa_gradients(Caller caller, nb::handle grad_out, nb::handle grad_lse, nb::handle query, nb::handle key,
+                    nb::handle value, nb::handle attn_mask, nb::handle out, nb::handle lse, nb::handle seed,
+                    bool is_causal, nb::handle scale, nb::handle dropout_p, const nb::list& wanted, Gradients& made) {
+  const Torch* torch = loaded_torch();
+  SdpaViews t;
+  AttentionBackwardArgs args;
+  MutableTensorView dout, dlse;
+  std::optional<float> factor;
+  if (torch == nullptr || !read_number(scale, {}, factor)) return false;
+  Tensors tensors(*torch, caller);
+  if (!tensors.read(grad_out, dout) || !tensors.read_optional(grad_lse, dlse) || !tensors.read(query, t.q) ||
+      !tensors.read(key, t.k) || !tensors.read(value, t.v) || !tensors.read_optional(attn_mask, t.attn_mask) ||
+      !tensors.read(out, t.out) || !tensors.read(lse, t.lse) || tensors.recorded())
+    return false;
+  // What broadcasts is summed by the library but for heads of queries, and batches; a mask's keys it would not take.
+  if (t.q.ndim != 4 || !fit(t.q, t.k, t.v, true) || size(t.out, 3) != size(t.q, 3) || wanted.size() != made.size() ||
+      t.q.device.type != DeviceType::cpu || (t.attn_mask && size(t.attn_mask, 1) != size(t.k, 2)))
+    return false;
+  const AttentionArgs forward = sdpa_args(t, factor, is_causal);
+  args.q = forward.q, args.kv = forward.kv, args.score = forward.score;
+  if (args.score.bias) args.score.bias = t.attn_mask;  // whose shape its gradient has
+  args.score.dropout = dropout_of(dropout_p, seed, nb::int_(0));
+  args.out = forward.out, args.lse = forward.lse, args.dout = dout, args.dlse = dlse;
+  std::size_t i = 0;
+  for (const auto& [tensor, gradient] :
+       {std::pair{query, &args.dq}, {key, &args.dk}, {value, &args.dv}, {attn_mask, &args.dbias}}) {
+    nb::object& memory = made[i];
+    if (wanted[i++].is(Py_True) && !tensor.is_none()) {
+      memory = new_like(tensor);
+      *gradient = new_view(*torch, memory);
+    }
+  }
+  return runs(args);
+}
+
+// Whether the dispatcher has these keys on its way, and no others, such as those of modes, transforms and traces.
+bool is_plain(nb::handle keyset, std::uint64_t plain) {
+  static PyObject* const raw_repr = interned("raw_repr");
+  return PyLong_AsUnsignedLongLong(call_method(keyset, raw_repr).ptr()) == plain;
+}
+
+// Whether a gradient of one of them is to be recorded.
+bool is_recorded(const nb::args& given) {
+  const Torch& torch = *loaded_torch();
+  if (!is_grad_enabled(torch)) return false;
+  return std::any_of(given.begin(), given.end(), [&](nb::handle object) {
+    return PyObject_IsInstance(object.ptr(), torch.tensor.ptr()) == 1 && requires_grad(object);
+  });
+}
+
+// A function of this module, of all that is given but for the first `skipped`. It is looked up at every call, as in
+// Python: somebody may have replaced it.
+nb::object call_function(const nb::str& name, const nb::args& given, std::size_t skipped) {
+  constexpr std::size_t kMost = 16;
+  std::array<PyObject*, kMost> inputs;
+  const std::size_t count = given.size() - skipped;
+  if (given.size() < skipped || count > kMost) return refusal();
+  for (std::size_t i = 0; i < count; ++i)
+    inputs[i] = PyTuple_GetItem(given.ptr(), static_cast<Py_ssize_t>(i + skipped));
+  const nb::handle module = once([] { return held(nb::module_::import_("rapt._core")); });
+  const nb::object function = checked(PyObject_GetAttr(module.ptr(), name.ptr()));
+  return checked(PyObject_Vectorcall(function.ptr(), inputs.data(), count, nullptr));
+}
+
 }  // namespace
 
 nb::object eager_sdpa(nb::handle query, nb::handle key, nb::handle value, nb::handle attn_mask, nb::handle dropout_p,
                       nb::handle is_causal, nb::handle scale, nb::handle enable_gqa) {
   const Torch* torch = loaded_torch();
-  SdpaViews t;
-  bool causal = false, gqa = false;
-  std::optional<float> factor;
-  if (torch == nullptr || !nothing_intercepts() || !is_zero(dropout_p) || !read_bool(is_causal, causal) ||
-      !read_bool(enable_gqa, gqa) || !read_number(scale, {}, factor))
-    return refusal();
-  Tensors tensors(*torch);
-  if (!tensors.read(query, t.q) || !tensors.read(key, t.k) || !tensors.read(value, t.v) ||
-      !tensors.read_optional(attn_mask, t.attn_mask) || !fit(t.q, t.k, t.v, gqa))
-    return refusal();
-  if (t.attn_mask) {
-    const DType type = t.attn_mask.dtype;
-    if (!fits_scores(t.attn_mask, t.q, t.k) || (type != DType::boolean && type != DType::f32 && type != t.q.dtype))
-      return refusal();
-  }
-  if (!is_preferred(query, t.q, t.v) || (tensors.recorded() && t.q.device.type != DeviceType::cpu)) return refusal();
-  nb::object out = sdpa_result(query, t, gqa), lse;
-  t.out = new_view(*torch, out);
-  if (tensors.recorded()) {
-    lse = new_empty(query, std::span(t.q.shape).first(static_cast<std::size_t>(t.q.ndim - 1)), true);
-    t.lse = new_view(*torch, lse);
-  }
-  if (!runs(sdpa_args(t, factor, causal))) return refusal();
-  if (!tensors.recorded()) return out;
+  if (torch == nullptr || !nothing_intercepts() || !is_zero(dropout_p)) return refusal();
+  SdpaCall call(*torch, Caller::python);
+  if (!call.read(query, key, value, attn_mask, is_causal, scale, enable_gqa)) return refusal();
+  const SdpaViews& t = call.views();
+  if (!is_preferred(query, t.q, t.v) || (call.recorded() && t.q.device.type != DeviceType::cpu)) return refusal();
+  nb::object out, lse;
+  if (!call.run(query, call.recorded(), out, lse)) return refusal();
+  if (!call.recorded()) return out;
   const nb::handle recorded = once([] { return held(nb::module_::import_("rapt._sdpa_autograd").attr("recorded")); });
   return recorded(nb::make_tuple(out, lse), query, key, value, attn_mask, is_causal, scale, enable_gqa);
 }
@@ -195,38 +307,12 @@ nb::object eager_sdpa_gradients(nb::handle grad_out, nb::handle grad_lse, nb::ha
                                 nb::handle value, nb::handle attn_mask, nb::handle out, nb::handle lse, nb::handle seed,
                                 bool is_causal, nb::handle scale, bool /*enable_gqa*/, nb::handle dropout_p,
                                 const nb::list& wanted) {
-  const Torch* torch = loaded_torch();
-  SdpaViews t;
-  AttentionBackwardArgs args;
-  MutableTensorView dout, dlse;
-  std::optional<float> factor;
-  if (torch == nullptr || !read_number(scale, {}, factor)) return refusal();
-  Tensors tensors(*torch);
-  if (!tensors.read(grad_out, dout) || !tensors.read_optional(grad_lse, dlse) || !tensors.read(query, t.q) ||
-      !tensors.read(key, t.k) || !tensors.read(value, t.v) || !tensors.read_optional(attn_mask, t.attn_mask) ||
-      !tensors.read(out, t.out) || !tensors.read(lse, t.lse) || tensors.recorded())
+  Gradients made;
+  if (!sdpa_gradients(Caller::python, grad_out, grad_lse, query, key, value, attn_mask, out, lse, seed, is_causal,
+                      scale, dropout_p, wanted, made))
     return refusal();
-  // What broadcasts is summed by the library but for heads of queries, and batches; a mask's keys it would not take.
-  if (t.q.ndim != 4 || !fit(t.q, t.k, t.v, true) || size(t.out, 3) != size(t.q, 3) || wanted.size() != 4 ||
-      t.q.device.type != DeviceType::cpu || (t.attn_mask && size(t.attn_mask, 1) != size(t.k, 2)))
-    return refusal();
-  const AttentionArgs forward = sdpa_args(t, factor, is_causal);
-  args.q = forward.q, args.kv = forward.kv, args.score = forward.score;
-  if (args.score.bias) args.score.bias = t.attn_mask;  // whose shape its gradient has
-  args.score.dropout = dropout_of(dropout_p, seed, nb::int_(0));
-  args.out = forward.out, args.lse = forward.lse, args.dout = dout, args.dlse = dlse;
-  const nb::object made = checked(PyTuple_New(4));
-  int i = 0;
-  for (const auto& [tensor, gradient] :
-       {std::pair{query, &args.dq}, {key, &args.dk}, {value, &args.dv}, {attn_mask, &args.dbias}}) {
-    nb::object memory = nb::none();
-    if (wanted[static_cast<std::size_t>(i)].is(Py_True) && !tensor.is_none()) {
-      memory = new_like(tensor);
-      *gradient = new_view(*torch, memory);
-    }
-    PyTuple_SetItem(made.ptr(), i++, memory.release().ptr());
-  }
-  return runs(args) ? made : refusal();
+  const auto given = [](nb::object& gradient) { return gradient.is_valid() ? std::move(gradient) : nb::none(); };
+  return nb::make_tuple(given(made[0]), given(made[1]), given(made[2]), given(made[3]));
 }
 
 nb::object eager_attention(nb::handle query, nb::handle key, nb::handle value, nb::handle attention_mask,
@@ -234,7 +320,7 @@ nb::object eager_attention(nb::handle query, nb::handle key, nb::handle value, n
                            nb::handle softcap, nb::handle scaling, nb::handle dropout) {
   const Torch* torch = loaded_torch();
   if (torch == nullptr || !nothing_intercepts() || !is_zero(dropout)) return refusal();
-  Tensors tensors(*torch);
+  Tensors tensors(*torch, Caller::python);
   MutableTensorView q, k, v, mask, bias, sink;
   if (!tensors.read(query, q) || !tensors.read(key, k) || !tensors.read(value, v) || q.ndim != 4 || !fit(q, k, v, true))
     return refusal();
@@ -266,6 +352,47 @@ nb::object eager_attention(nb::handle query, nb::handle key, nb::handle value, n
   score.align = Align::bottom_right();
   score.mask = mask, score.bias = bias, score.sinks = sink;
   return runs(args) ? out : refusal();
+}
+
+nb::object dispatched_sdpa(nb::handle query, nb::handle key, nb::handle value, nb::handle attn_mask,
+                           nb::handle is_causal, nb::handle scale, nb::handle enable_gqa, nb::handle dropout_p,
+                           nb::handle /*seed*/, bool with_lse) {
+  const Torch* torch = loaded_torch();
+  if (torch == nullptr || !is_zero(dropout_p)) return refusal();
+  SdpaCall call(*torch, Caller::dispatcher);
+  nb::object out, lse;
+  if (!call.read(query, key, value, attn_mask, is_causal, scale, enable_gqa) || !call.run(query, with_lse, out, lse))
+    return refusal();
+  return with_lse ? nb::object(nb::make_tuple(out, lse)) : out;
+}
+
+nb::object dispatched_sdpa_gradients(nb::handle grad_out, nb::handle grad_lse, nb::handle query, nb::handle key,
+                                     nb::handle value, nb::handle attn_mask, nb::handle out, nb::handle lse,
+                                     nb::handle seed, bool is_causal, nb::handle scale, bool /*enable_gqa*/,
+                                     nb::handle dropout_p, const nb::list& wanted) {
+  Gradients made;
+  if (!sdpa_gradients(Caller::dispatcher, grad_out, grad_lse, query, key, value, attn_mask, out, lse, seed, is_causal,
+                      scale, dropout_p, wanted, made))
+    return refusal();
+  nb::list those;
+  for (const nb::object& gradient : made)
+    if (gradient.is_valid()) those.append(gradient);
+  return those;
+}
+
+nb::object dispatched(const nb::str& function, const nb::object& otherwise) {
+  return nb::cpp_function([function, otherwise](const nb::args& inputs) {
+    const nb::object result = call_function(function, inputs, 0);
+    return result.is(Py_NotImplemented) ? nb::object(otherwise(*inputs)) : result;
+  });
+}
+
+nb::object dispatched_above_autograd(const nb::str& function, const nb::object& otherwise, std::uint64_t plain) {
+  return nb::cpp_function([function, otherwise, plain](const nb::args& given) {
+    const bool takes = is_plain(given[0], plain) && !is_recorded(given);
+    const nb::object result = takes ? call_function(function, given, 1) : refusal();
+    return result.is(Py_NotImplemented) ? nb::object(otherwise(*given)) : result;
+  });
 }
 
 }  // namespace rapt::python

@@ -3,6 +3,8 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstdint>
+
 namespace rapt::python {
 namespace nb = nanobind;
 
@@ -30,5 +32,24 @@ nb::object eager_sdpa_gradients(nb::handle grad_out, nb::handle grad_lse, nb::ha
 nb::object eager_attention(nb::handle query, nb::handle key, nb::handle value, nb::handle attention_mask,
                            nb::handle position_bias, nb::handle sinks, bool causal, nb::handle sliding_window,
                            nb::handle softcap, nb::handle scaling, nb::handle dropout);
+
+/// The same as kernels of PyTorch's dispatcher, of the arguments of rapt._sdpa_autograd's operators: `out`, (out, lse),
+/// or the gradients that are wanted. What comes from there has no modes, transforms and gradients left to be asked for,
+/// and goes to no other kernel because that would be faster.
+nb::object dispatched_sdpa(nb::handle query, nb::handle key, nb::handle value, nb::handle attn_mask,
+                           nb::handle is_causal, nb::handle scale, nb::handle enable_gqa, nb::handle dropout_p,
+                           nb::handle seed, bool with_lse);
+nb::object dispatched_sdpa_gradients(nb::handle grad_out, nb::handle grad_lse, nb::handle query, nb::handle key,
+                                     nb::handle value, nb::handle attn_mask, nb::handle out, nb::handle lse,
+                                     nb::handle seed, bool is_causal, nb::handle scale, bool enable_gqa,
+                                     nb::handle dropout_p, const nb::list& wanted);
+
+/// A kernel for a device: `function` of this module, one of those above, and otherwise(*inputs) where it returns
+/// NotImplemented.
+nb::object dispatched(const nb::str& function, const nb::object& otherwise);
+/// A kernel for a device's key of autograd, registered with keyset: where the dispatcher would go from there to the
+/// device's kernel at once (`plain`: the raw keyset of such calls), and no gradient is to be recorded, it is
+/// `function`; else, and where that returns NotImplemented, otherwise(keyset, *inputs).
+nb::object dispatched_above_autograd(const nb::str& function, const nb::object& otherwise, std::uint64_t plain);
 
 }  // namespace rapt::python

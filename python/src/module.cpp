@@ -83,6 +83,21 @@ NB_MODULE(_core, m) {
   m.def("eager_sdpa", &eager_sdpa, any, any, any, any, any, any, any, any);
   m.def("eager_sdpa_gradients", &eager_sdpa_gradients, any, any, any, any, any, any, any, any, any, nb::arg(), any,
         nb::arg(), any, nb::arg());
+  const auto no_dropout = nb::arg("dropout_p") = 0.0;
+  const auto no_seed = nb::arg("seed").none() = nb::none();
+  for (const bool with_lse : {false, true})
+    m.def(
+        with_lse ? "dispatched_sdpa_with_lse" : "dispatched_sdpa",
+        [with_lse](nb::handle query, nb::handle key, nb::handle value, nb::handle attn_mask, nb::handle is_causal,
+                   nb::handle scale, nb::handle enable_gqa, nb::handle dropout_p, nb::handle seed) {
+          return dispatched_sdpa(query, key, value, attn_mask, is_causal, scale, enable_gqa, dropout_p, seed, with_lse);
+        },
+        nb::arg("query"), nb::arg("key"), nb::arg("value"), nb::arg("attn_mask").none(), nb::arg("is_causal"),
+        nb::arg("scale").none(), nb::arg("enable_gqa"), no_dropout, no_seed);
+  m.def("dispatched_sdpa_gradients", &dispatched_sdpa_gradients, any, any, any, any, any, any, any, any, any, nb::arg(),
+        any, nb::arg(), any, nb::arg());
+  m.def("dispatched", &dispatched);
+  m.def("dispatched_above_autograd", &dispatched_above_autograd);
   m.def("eager_attention", &eager_attention, any, any, any, any, any, any, nb::arg(), any, any, any, any);
   m.def("attention", [](const nb::args& given) { return attention(arguments_of<AttentionArguments>(given)); });
   m.def("attention_backward", [](const nb::tuple& forward, const nb::tuple& gradients) {

@@ -14,6 +14,7 @@ struct ExchangeTable {
   ExchangeTable* previous;
   void *allocate, *to_managed, *from_managed;
   int (*to_dltensor)(void* tensor, nb::dlpack::dltensor* to);
+  int (*current_stream)(std::int32_t device_type, std::int32_t device, void** stream);
 };
 
 const ExchangeTable* exchange_table(nb::handle tensor_type) {
@@ -54,6 +55,7 @@ void read_torch_by_table(bool wanted) {
   if (known_torch == nullptr) return;
   const ExchangeTable* table = wanted ? exchange_table(known_torch->tensor) : nullptr;
   known_torch->read = table == nullptr ? nullptr : table->to_dltensor;
+  known_torch->current_stream = table == nullptr ? nullptr : table->current_stream;
 }
 
 int torch_threads(const Torch& torch) {
@@ -62,6 +64,11 @@ int torch_threads(const Torch& torch) {
 
 void* torch_stream(Device device) {
   if (device.type != DeviceType::cuda) return nullptr;
+  if (const auto by_table = loaded_torch()->current_stream) {
+    void* stream = nullptr;
+    if (by_table(nb::device::cuda::value, device.index, &stream) != 0) throw nb::python_error();
+    return stream;
+  }
   const nb::handle current =
       once([] { return held(nb::module_::import_("torch").attr("_C").attr("_cuda_getCurrentRawStream")); });
   return reinterpret_cast<void*>(nb::cast<std::uintptr_t>(current(device.index)));

@@ -21,6 +21,8 @@ struct Torch {
   nb::handle empty_like, is_grad_enabled, get_num_threads, increment_version, float32;
   /// Fills a description of a tensor's memory without allocating any; null before PyTorch 2.10.
   int (*read)(void* tensor, nb::dlpack::dltensor* to) = nullptr;
+  /// The stream of a DLPack device that work is queued on; likewise.
+  int (*current_stream)(std::int32_t device_type, std::int32_t device, void** stream) = nullptr;
 
   /// Whether `object` is of one of the types whose tensors are what their memory says, and of no class derived from
   /// them.

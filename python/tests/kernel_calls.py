@@ -8,7 +8,8 @@ from rapt import _core
 
 
 class Calls:
-    """How many came from the extension's own decision, how many by way of Python, and their masks."""
+    """How many came from the extension's own decision, eager or as an operator's kernel, how many by way of Python, and their
+    masks."""
 
     def __init__(self):
         self.eager = self.by_python = 0
@@ -22,8 +23,8 @@ class Calls:
         def count(*args, **kwargs):
             result = function(*args, **kwargs)
             if result is not NotImplemented:
-                self.eager += function in EAGER
-                self.by_python += function not in EAGER
+                self.eager += function in EXTENSION
+                self.by_python += function not in EXTENSION
                 self.masks.append(kwargs.get("mask") if function is ATTENTION else args[3])
             return result
 
@@ -31,14 +32,14 @@ class Calls:
 
 
 ATTENTION = rapt.attention
-EAGER = (_core.eager_sdpa, _core.eager_attention)
+NAMES = ("sdpa", "eager_sdpa", "eager_attention", "dispatched_sdpa", "dispatched_sdpa_with_lse")
+EXTENSION = [getattr(_core, name) for name in NAMES[1:]]
 
 
 @contextmanager
 def kernel_calls():
     calls = Calls()
-    functions = [(_core, "sdpa"), (_core, "eager_sdpa"), (_core, "eager_attention"), (rapt, "attention")]
-    with mock.patch.multiple(_core, **{name: calls.counted(getattr(of, name)) for of, name in functions[:3]}):
+    with mock.patch.multiple(_core, **{name: calls.counted(getattr(_core, name)) for name in NAMES}):
         with mock.patch.object(rapt, "attention", calls.counted(ATTENTION)):
             yield calls
 
@@ -46,7 +47,8 @@ def kernel_calls():
 @contextmanager
 def by_python():
     """Nothing is decided by the extension in here."""
-    refused = dict.fromkeys(("eager_sdpa", "eager_sdpa_gradients", "eager_attention"), lambda *_: NotImplemented)
+    names = (*NAMES[1:], "eager_sdpa_gradients", "dispatched_sdpa_gradients")
+    refused = dict.fromkeys(names, lambda *_: NotImplemented)
     with mock.patch.multiple(_core, **refused):
         yield
 
@@ -68,6 +70,6 @@ def backward_calls():
 
         return count
 
-    names = ("attention_backward", "eager_sdpa_gradients")
+    names = ("attention_backward", "eager_sdpa_gradients", "dispatched_sdpa_gradients")
     with mock.patch.multiple(_core, **{name: counted(getattr(_core, name)) for name in names}):
         yield calls

@@ -232,6 +232,27 @@ def test_graph():
         assert torch.equal(got, grouped(q, k, v, is_causal=True))
 
 
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("dtype", BOUNDS)
+def test_the_extension_is_the_operators_kernel(dtype, mode):
+    q, k, v = (t.cuda() for t in tensors(dtype))
+    with kernel_calls() as kernel, mode():
+        got = operator(q, k, v, None, True, None, True)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            again = operator(q, k, v, None, True, None, True)
+        torch.cuda.current_stream().wait_stream(stream)
+    assert (kernel.eager, kernel.by_python) == (2, 0)
+    assert torch.equal(got, again) and relative(got, exact(q, k, v, is_causal=True)) < BOUNDS[dtype]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = operator(q, k, v, None, True, None, True)
+    got.fill_(torch.nan)
+    graph.replay()
+    assert torch.equal(got, again)
+
+
 def test_autocast():
     q, k, v = (t.cuda() for t in tensors())
     with torch.autocast("cuda", dtype=torch.float16), mock.patch.object(rapt._refusals, "_cuda_preference", return_value=""):

@@ -196,14 +196,21 @@ def test_autocast(dtype):
 
 def test_lse_is_computed_for_gradients_only():
     seen = []
-    sdpa = rapt._core.sdpa
 
-    def record(*arguments):
-        seen.append(arguments[7] is not None)
-        return sdpa(*arguments)
+    def recorded(name):
+        function = getattr(rapt._core, name)
+
+        def record(*arguments):
+            result = function(*arguments)
+            if result is not NotImplemented:
+                seen.append(name.endswith("with_lse") or (name == "sdpa" and arguments[7] is not None))
+            return result
+
+        return record
 
     x = torch.randn(2, 4, 9, 16)
-    with mock.patch.object(rapt._core, "sdpa", record):
+    names = ("sdpa", "dispatched_sdpa", "dispatched_sdpa_with_lse")
+    with mock.patch.multiple(rapt._core, **{name: recorded(name) for name in names}):
         torch.compile(ours, backend="aot_eager")(x, x, x)
         torch.ops.rapt.scaled_dot_product_attention(x, x, x, None, False, None, False)
         with torch.no_grad():

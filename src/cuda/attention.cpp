@@ -18,6 +18,8 @@ struct AttentionKernel {
   std::size_t (*workspace)(const AttentionParams&);
   std::int64_t (*work_items)(const AttentionParams&);
   cudaError_t (*run)(const AttentionParams&, void* workspace, cudaStream_t);
+  // Which calls do without the workspace that plans ask for; null: none.
+  bool (*needs_no_workspace)(const AttentionParams&) = nullptr;
 };
 
 constexpr std::int64_t kMaxBlocks = std::numeric_limits<std::int32_t>::max();
@@ -57,6 +59,10 @@ constexpr AttentionKernel decode(const char* name, const char* arithmetic, DType
                                  : a.q_type == DType::f32 ? attention_decode_f32
                                                           : attention_wgmma_split;
                 return run(a, static_cast<std::byte*>(workspace), stream);
+              },
+          .needs_no_workspace =
+              [](const AttentionParams& a) {
+                return !is_quantised(a) && a.q_type != DType::f32 && decode_finishes_at_once(a);
               }};
 }
 // Its blocks of rows and keys depend on the head size, so the facts have none.
@@ -175,6 +181,9 @@ class AttentionEntry final : public DeviceEntry {
  private:
   std::size_t workspace_bytes(const Problem& problem) const override { return kernel_.workspace(sizes_of(problem)); }
   std::int64_t work_items(const Problem& problem) const override { return kernel_.work_items(sizes_of(problem)); }
+  bool needs_workspace(const Params& params) const override {
+    return kernel_.needs_no_workspace == nullptr || !kernel_.needs_no_workspace(std::get<AttentionParams>(params));
+  }
   cudaError_t launch(const Params& params, std::byte* workspace, cudaStream_t stream) const override {
     return kernel_.run(std::get<AttentionParams>(params), workspace, stream);
   }

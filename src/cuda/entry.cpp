@@ -33,7 +33,8 @@ void DeviceEntry::run(const EntryPlan& plan, const Call& call, const Context::Im
   const DeviceGuard guard(call.device.index);
   const auto stream = static_cast<cudaStream_t>(context.options.stream);
   std::optional<StreamMemory> own;
-  if (workspace == nullptr && plan.workspace_bytes > 0) own.emplace(plan.workspace_bytes, call.device.index, stream);
+  if (workspace == nullptr && plan.workspace_bytes > 0 && needs_workspace(call.params))
+    own.emplace(plan.workspace_bytes, call.device.index, stream);
   check_cuda(launch(call.params, own ? static_cast<std::byte*>(own->data()) : workspace, stream), "starting a kernel");
 }
 

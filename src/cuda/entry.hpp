@@ -31,6 +31,8 @@ class DeviceEntry : public Entry {
 
  private:
   virtual std::size_t workspace_bytes(const Problem&) const = 0;
+  // Of a call whose plan has some: taking it costs as much as a launch.
+  virtual bool needs_workspace(const Params&) const { return true; }
   virtual std::int64_t work_items(const Problem&) const = 0;  // tiles or rows
   virtual cudaError_t launch(const Params& params, std::byte* workspace, cudaStream_t stream) const = 0;
 };

@@ -160,6 +160,42 @@ TEST_CASE("cuda: a plan runs in the caller's workspace", "[kernel]") {
   });
 }
 
+TEST_CASE("cuda: decoding of up to 512 keys without modifiers is one launch, and takes no memory", "[kernel]") {
+  constexpr std::pair<const char*, bool> kCalls[] = {
+      {"attention hq=4 hk=2 sq=3 sk=512 d=64", true},
+      {"attention hq=4 hk=2 sq=3 sk=77 d=128 causal align=bottom_right", true},
+      {"attention hq=4 hk=2 sq=3 sk=1024 d=64", false},
+      {"attention hq=4 hk=2 sq=3 sk=512 d=64 softcap=2", false},
+      {"attention hq=4 hk=2 sq=3 sk=512 d=64 sinks", false}};
+  for (const DType type : {DType::bf16, DType::f16}) {
+    const std::string entry = "attention_decode." + std::string(to_string(type)) + ".cuda.sm90a";
+    for (const auto& [text, at_once] : kCalls) {
+      Case c(typed(text, type));
+      const std::vector<std::string> names = every_entry(c.problem);
+      if (std::find(names.begin(), names.end(), entry) == names.end() || !selected(entry)) continue;
+      const Bytes once = expected(entry, c);
+      c.poison_outputs();
+      const Stream stream;
+      const DeviceCall call(c.args());
+      cudaGraph_t graph = nullptr;
+      cudaGraphExec_t program = nullptr;
+      std::size_t nodes = 0;
+      check(cudaStreamBeginCapture(stream.handle, cudaStreamCaptureModeThreadLocal));
+      attention(call.args(), on(stream, entry));
+      check(cudaStreamEndCapture(stream.handle, &graph));
+      check(cudaGraphGetNodes(graph, nullptr, &nodes));
+      INFO(c.problem.to_string());
+      CHECK((nodes == 1) == at_once);
+      check(cudaGraphInstantiate(&program, graph, 0));
+      check(cudaGraphLaunch(program, stream.handle));
+      call.finish();
+      CHECK(Bytes(c) == once);
+      check(cudaGraphExecDestroy(program));
+      check(cudaGraphDestroy(graph));
+    }
+  }
+}
+
 TEST_CASE("cuda: exact fp32 on tensor cores takes heads of 16 to 256 columns", "[kernel]") {
   const std::string entry = "attention_wgmma.f32.cuda.sm90a";
   for (const EntryInfo& info : entries()) {

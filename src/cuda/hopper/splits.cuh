@@ -144,6 +144,13 @@ inline Partials partials_of(const AttentionParams& p, std::byte* workspace, int 
   return partials_in(p, workspace, ceil_div(keys, max_keys), {max_splits(p.hk), max_keys});
 }
 
+// Whether attention_wgmma finishes rows where it computes them, without workspace: where keys are not split, and scores
+// have no modifiers, whose code leaves no registers for that of fallback rows. (Without a scale, it takes the one with
+// modifiers.)
+inline bool finishes_at_once(const AttentionParams& p, const Partials& partials) {
+  return partials.splits == 1 && !has_modifiers(p.score) && p.score.scale_log2 != 0 && !p.score.sinks;
+}
+
 // Queues the kernel that finishes the rows of these sequences, to begin while the one before ends.
 cudaError_t attention_combine(const AttentionParams& p, const Partials& partials, cudaStream_t stream);
 

@@ -114,6 +114,10 @@ std::size_t decode_workspace(const AttentionParams& p) {
   return bytes_of(p, partials_of(p, nullptr));
 }
 
+bool decode_finishes_at_once(const AttentionParams& p) {
+  return finishes_at_once(p, partials_of(p, nullptr));
+}
+
 cudaError_t attention_combine(const AttentionParams& p, const Partials& partials, cudaStream_t stream) {
   return p.dv <= kDecodeMaxHeadSize ? combine_rows<kDecodeMaxHeadSize>(p, partials, stream)
                                     : combine_rows<kLatentMaxValueHeadSize>(p, partials, stream);

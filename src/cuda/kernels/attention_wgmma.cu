@@ -205,8 +205,7 @@ template <class C>
 cudaError_t launch(WgmmaParams& params, cudaStream_t stream) {
   const int blocks = plan_grid<C>(params, 2 * (params.p.d + params.p.dv));
   const int splits = C::kSplit ? params.partials.splits : 1;
-  // Not where scores have modifiers, whose code leaves no registers for that of fallback rows.
-  params.unsplit = splits == 1 && !C::kModified && !params.p.score.sinks;
+  params.unsplit = C::kSplit && finishes_at_once(params.p, params.partials);
   // Only where clusters have room beside each other: others wait until all of their thread blocks do.
   params.combines = C::kSplit && !params.unsplit && splits <= kCombineWarps && 2 * params.all <= multiprocessors();
   return launch_clusters(params.combines ? splits : 1, params.early, wgmma<C>, blocks, C::kThreads, C::kSharedBytes,
