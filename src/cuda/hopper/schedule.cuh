@@ -116,45 +116,49 @@ struct TileScheduler {
       tile.blocks = 0;
       if (round * gridDim.x >= all) return false;
       if (i >= all) continue;
-      if (C::kSplit && grid.listed) {
-        const int count = static_cast<int>(grid.partials.sequences), splits = list.before[count];
-        tile.hk = static_cast<int>(i) / splits, tile.row = 0;
-        const int number = static_cast<int>(i) - tile.hk * splits;
-        const int b = list.find(count, number, [&](int n) { return list.before[n]; });
-        tile.b = static_cast<int>(grid.partials.first) + b, tile.split = number - list.before[b];
-        if (locate(tile, keys)) return true;
-        continue;
-      }
-      const unsigned heads = grid.heads, tiles = grid.tiles, section = grid.section;
-      const unsigned first = grid.section_tiles.quotient(i) * section, in_section = i - first * tiles;
-      const bool whole = first + section <= heads;
-      const unsigned down = (whole ? grid.of_section : grid.last_ones).quotient(in_section);
-      unsigned head_number = first + (in_section - down * (whole ? section : heads - first));
-      tile.split = 0;
-      if constexpr (C::kSplit) {
-        const unsigned head = grid.splits.quotient(head_number);
-        tile.split = static_cast<int>(head_number - head * grid.partials.splits), head_number = head;
-      }
-      const int in_head = static_cast<int>(tiles - 1 - down);
-      if (C::kSplit || p.total_q < 0) {
-        tile.b = static_cast<int>(grid.hk.quotient(head_number));
-        tile.hk = static_cast<int>(head_number) - tile.b * static_cast<int>(p.hk), tile.row = in_head * C::kRows;
-        if (C::kSplit) tile.b += static_cast<int>(grid.partials.first);
-      } else if (grid.listed) {
-        const int group = static_cast<int>(p.group);
-        const auto first = [&](int n) { return list.before[n] * group / C::kRows + n; };
-        tile.b = list.find(static_cast<int>(p.b), in_head, first), tile.hk = static_cast<int>(head_number);
-        tile.row = (in_head - first(tile.b)) * C::kRows;
-      } else {
-        const auto found = C::Tiles::find(p, static_cast<int>(head_number), in_head);
-        tile.b = static_cast<int>(found.b), tile.hk = static_cast<int>(found.hk),
-        tile.row = static_cast<int>(found.row);
-      }
+      if (C::kSplit && grid.listed) [[unlikely]]
+        find_split(tile, static_cast<int>(i));
+      else find(tile, i);
       if (locate(tile, keys)) return true;
     }
   }
 
  private:
+  // Which split has number i of those that exist.
+  __device__ void find_split(TileExtent& tile, int i) const {
+    const int count = static_cast<int>(grid.partials.sequences), splits = list.before[count];
+    tile.hk = i / splits, tile.row = 0;
+    const int number = i - tile.hk * splits, b = list.find(count, number, [&](int n) { return list.before[n]; });
+    tile.b = static_cast<int>(grid.partials.first) + b, tile.split = number - list.before[b];
+  }
+  // Which tile has number i.
+  __device__ void find(TileExtent& tile, unsigned i) const {
+    const AttentionParams& p = grid.p;
+    const unsigned heads = grid.heads, tiles = grid.tiles, section = grid.section;
+    const unsigned first = grid.section_tiles.quotient(i) * section, in_section = i - first * tiles;
+    const bool whole = first + section <= heads;
+    const unsigned down = (whole ? grid.of_section : grid.last_ones).quotient(in_section);
+    unsigned head_number = first + (in_section - down * (whole ? section : heads - first));
+    tile.split = 0;
+    if constexpr (C::kSplit) {
+      const unsigned head = grid.splits.quotient(head_number);
+      tile.split = static_cast<int>(head_number - head * grid.partials.splits), head_number = head;
+    }
+    const int in_head = static_cast<int>(tiles - 1 - down);
+    if (C::kSplit || p.total_q < 0) {
+      tile.b = static_cast<int>(grid.hk.quotient(head_number));
+      tile.hk = static_cast<int>(head_number) - tile.b * static_cast<int>(p.hk), tile.row = in_head * C::kRows;
+      if (C::kSplit) tile.b += static_cast<int>(grid.partials.first);
+    } else if (grid.listed) {
+      const int group = static_cast<int>(p.group);
+      const auto first = [&](int n) { return list.before[n] * group / C::kRows + n; };
+      tile.b = list.find(static_cast<int>(p.b), in_head, first), tile.hk = static_cast<int>(head_number);
+      tile.row = (in_head - first(tile.b)) * C::kRows;
+    } else {
+      const auto found = C::Tiles::find(p, static_cast<int>(head_number), in_head);
+      tile.b = static_cast<int>(found.b), tile.hk = static_cast<int>(found.hk), tile.row = static_cast<int>(found.row);
+    }
+  }
   // The rest of it. False: it has no rows, or no keys of the split.
   __device__ bool locate(TileExtent& tile, KeyWindow& keys) {
     const AttentionParams& p = grid.p;

@@ -49,59 +49,58 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kMaxSize>)
   });
 }
 
-// A block does so many rows, up to kMostRows. Those of few splits are done by a warp each, and then those of more by
-// all of them.
-template <int kMaxSize>
+// A block does so many rows, up to kMostRows: with a warp to each; or where kMore, those of more than kCombineWarps
+// splits after these, with all warps to each.
+template <int kMaxSize, bool kMore>
 __global__ void __launch_bounds__(kThreads, kBlocks<kMaxSize>)
     combine_several(const __grid_constant__ AttentionParams p, const Partials partials, const unsigned block_rows) {
   __shared__ union {
     RowSums<kMaxSize, 1> of_rows[kCombineWarps];
-    RowSums<kMaxSize, kCombineWarps> of_row;
+    RowSums<kMaxSize, kMore ? kCombineWarps : 1> of_row;
   } sums;
-  __shared__ std::uint8_t wait[kMostRows], bad[kMostRows];
+  __shared__ bool more[kMore ? kMostRows : 1];
   const unsigned warp = threadIdx.x / 32, first = blockIdx.x * block_rows;
-  const bool leads = threadIdx.x % 32 == 0;
+  unsigned bad = 0;  // of rows warp, warp + kCombineWarps and so on: fallback rows, for the end
   wait_for_previous();
 #pragma unroll 1
   for (unsigned i = warp; i < block_rows; i += kCombineWarps) {
-    bool waits = false, done = true;
+    bool waits = false;
     with_row(p, partials, first + i, [&](const Head& head, int row) {
-      waits = partials.splits > kCombineWarps && SplitKeys(head, partials.rule).count > kCombineWarps;
-      if (!waits) done = combine_row(p, partials, head, row, sums.of_rows[warp]);
+      waits = kMore && SplitKeys(head, partials.rule).count > kCombineWarps;
+      if (!waits && !combine_row(p, partials, head, row, sums.of_rows[warp])) bad |= 1u << i / kCombineWarps;
     });
-    if (leads) wait[i] = waits, bad[i] = !done;
+    if (kMore && threadIdx.x % 32 == 0) more[i] = waits;
   }
-  if (partials.splits > kCombineWarps) {
+  if constexpr (kMore) {
     __syncthreads();
 #pragma unroll 1
     for (unsigned i = 0; i < block_rows; ++i) {
-      if (!wait[i]) continue;
+      if (!more[i]) continue;
       with_row(p, partials, first + i, [&](const Head& head, int row) {
-        const bool done = combine_row(p, partials, head, row, sums.of_row);
-        if (leads && warp == i % kCombineWarps) bad[i] = !done;
+        if (!combine_row(p, partials, head, row, sums.of_row) && i % kCombineWarps == warp)
+          bad |= 1u << i / kCombineWarps;
       });
       __syncthreads();
     }
   }
-  __syncwarp();
 #pragma unroll 1
-  for (unsigned i = warp; i < block_rows; i += kCombineWarps) {
-    if (!bad[i]) continue;
-    with_row(p, partials, first + i, [&](const Head& head, int row) {
-      attend_rows<void, kMaxSize, true>(p, static_cast<int>(head.b), static_cast<int>(head.hk), row, 1);
-    });
-  }
+  for (unsigned number = first + warp; bad != 0; bad >>= 1, number += kCombineWarps)
+    if (bad & 1)
+      with_row(p, partials, number, [&](const Head& head, int row) {
+        attend_rows<void, kMaxSize, true>(p, static_cast<int>(head.b), static_cast<int>(head.hk), row, 1);
+      });
 }
 
 template <int kMaxSize>
 cudaError_t combine_rows(const AttentionParams& p, const Partials& partials, cudaStream_t stream) {
   const std::int64_t all = p.hk * partials.rows;
-  if (partials.splits > kCombineWarps && all <= 2 * kBlocks<kMaxSize> * multiprocessors())
+  const bool more = partials.splits > kCombineWarps;
+  if (more && all <= 2 * kBlocks<kMaxSize> * multiprocessors())
     return launch_kernel(true, combine_one<kMaxSize>, static_cast<unsigned>(all), kThreads, 0, stream, p, partials);
   // Where there is room for kMostRows of each ragged sequence, most of them are none.
   const unsigned block_rows = p.total_q >= 0 && partials.sequence_rows > 0 ? kMostRows : kCombineWarps;
-  return launch_kernel(true, combine_several<kMaxSize>, static_cast<unsigned>(ceil_div(all, block_rows)), kThreads, 0,
-                       stream, p, partials, block_rows);
+  return launch_kernel(true, more ? combine_several<kMaxSize, true> : combine_several<kMaxSize, false>,
+                       static_cast<unsigned>(ceil_div(all, block_rows)), kThreads, 0, stream, p, partials, block_rows);
 }
 
 }  // namespace

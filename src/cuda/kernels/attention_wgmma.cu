@@ -24,7 +24,7 @@ namespace {
 
 // A math warpgroup.
 template <class C>
-__device__ void attend(const WgmmaParams& params, const TileScheduler<C>& scheduler, const TileQueue& queue,
+__device__ void attend(const WgmmaParams& params, const SequenceList& list, const TileQueue& queue,
                        const Tile<C>* tiles, const QueryRing<C>& q, const Blocks<C>& k, const Blocks<C>& v, int group) {
   using T = typename C::Element;
   constexpr int kSteps = C::kPanel / 16;  // of products, in a panel of Q and K
@@ -121,7 +121,7 @@ __device__ void attend(const WgmmaParams& params, const TileScheduler<C>& schedu
   if (bad_tiles == 0) return;
   if (C::kStoresByTma) tma_store_wait();
   __syncwarp();
-  redo_fallback_rows<C>(params, scheduler, bad_tiles);
+  redo_fallback_rows<C>(params, list, bad_tiles);
 }
 
 // What attention_combine does, to the bit, for the rows of a sequence and kv head whose splits the cluster has: a row
@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) wgmma(const __grid_co
     }
   } else {
     if (C::kTradesRegisters) registers_increase<C::kMathRegisters>();
-    attend<C>(params, scheduler, queue, tiles, q, k, v, uniform(threadIdx.x / 128 - 1));
+    attend<C>(params, list, queue, tiles, q, k, v, uniform(threadIdx.x / 128 - 1));
   }
   if constexpr (C::kSplit) {
     if (params.combines) {

@@ -29,8 +29,8 @@ struct Config {
   static constexpr int kRows = kGroupRows * kGroups, kKeys = kKeys_;
   // On a multiprocessor. Short tiles: one begins while another ends.
   static constexpr int kBlocks = kGroups == 1 && kSize <= (kSplit ? 128 : 96) ? 2 : 1;
-  static constexpr int kLoadRegisters = kGroups > 2 ? 32 : kGroups == 1 || !kTma ? 72 : 56;
-  static constexpr int kMathRegisters = kGroups == 4 ? 112 : kGroups == 3 ? 160 : kGroups == 1 ? 184 : kTma ? 224 : 216;
+  static constexpr int kLoadRegisters = kGroups > 2 ? 32 : kGroups == 1 ? 88 : kTma ? 56 : 72;
+  static constexpr int kMathRegisters = kGroups == 4 ? 112 : kGroups == 3 ? 160 : kGroups == 1 ? 168 : kTma ? 224 : 216;
   static constexpr bool kTradesRegisters = kGroups > 1 || kBlocks > 1;  // else all have enough
   static constexpr int kProducers = kTma ? 96 : 128;                    // threads that put tiles into shared memory
   static constexpr int kStages = kSplit && kSize == 64 ? 4 : 2;         // blocks of K and of V at a time

@@ -177,9 +177,10 @@ struct Rows : RowState<C> {
 // `tiles` are set, 32 apart. They are done at the end, when nothing else needs registers: a call from within the loop
 // over tiles cost each tile some.
 template <class C>
-__device__ void redo_fallback_rows(const WgmmaParams& params, TileScheduler<C> scheduler, unsigned tiles) {
+__device__ __noinline__ void redo_fallback_rows(const WgmmaParams& params, const SequenceList& list, unsigned tiles) {
   const AttentionParams& p = params.p;
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16 - kGroupRows;
+  TileScheduler<C> scheduler{params, list};
   TileExtent tile;
   KeyWindow keys;
 #pragma unroll 1
