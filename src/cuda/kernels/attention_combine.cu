@@ -37,14 +37,16 @@ __device__ void with_row(const AttentionParams& p, const Partials& partials, uns
   if (row >= 0 && row < split_rows(head)) then(head, static_cast<int>(row));
 }
 
-// A block does one row.
-template <int kMaxSize>
+// A block does kCombineWarps rows, with a warp for each, or one.
+template <int kMaxSize, int kWarps>
 __global__ void __launch_bounds__(kThreads, kBlocks<kMaxSize>)
-    combine_one(const __grid_constant__ AttentionParams p, const Partials partials) {
-  __shared__ RowSums<kMaxSize, kCombineWarps> sums;
+    combine(const __grid_constant__ AttentionParams p, const Partials partials) {
+  constexpr int kBlockRows = kCombineWarps / kWarps;
+  __shared__ RowSums<kMaxSize, kWarps> of_rows[kBlockRows];
+  const unsigned own = threadIdx.x / (32 * kWarps);
   wait_for_previous();
-  with_row(p, partials, blockIdx.x, [&](const Head& head, int row) {
-    if (!combine_row(p, partials, head, row, sums) && threadIdx.x < 32)
+  with_row(p, partials, blockIdx.x * kBlockRows + own, [&](const Head& head, int row) {
+    if (!combine_row(p, partials, head, row, of_rows[own]) && threadIdx.x % (32 * kWarps) < 32)
       attend_rows<void, kMaxSize, true>(p, static_cast<int>(head.b), static_cast<int>(head.hk), row, 1);
   });
 }
@@ -94,13 +96,17 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kMaxSize>)
 template <int kMaxSize>
 cudaError_t combine_rows(const AttentionParams& p, const Partials& partials, cudaStream_t stream) {
   const std::int64_t all = p.hk * partials.rows;
+  const auto blocks = [&](std::int64_t rows) { return static_cast<unsigned>(ceil_div(all, rows)); };
   const bool more = partials.splits > kCombineWarps;
-  if (more && all <= 2 * kBlocks<kMaxSize> * multiprocessors())
-    return launch_kernel(true, combine_one<kMaxSize>, static_cast<unsigned>(all), kThreads, 0, stream, p, partials);
   // Where there is room for kMostRows of each ragged sequence, most of them are none.
-  const unsigned block_rows = p.total_q >= 0 && partials.sequence_rows > 0 ? kMostRows : kCombineWarps;
-  return launch_kernel(true, more ? combine_several<kMaxSize, true> : combine_several<kMaxSize, false>,
-                       static_cast<unsigned>(ceil_div(all, block_rows)), kThreads, 0, stream, p, partials, block_rows);
+  const bool mostly_none = p.total_q >= 0 && partials.sequence_rows > 0;
+  if (!mostly_none && !more)
+    return launch_kernel(true, combine<kMaxSize, 1>, blocks(kCombineWarps), kThreads, 0, stream, p, partials);
+  if (!mostly_none && all <= 2 * kBlocks<kMaxSize> * multiprocessors())
+    return launch_kernel(true, combine<kMaxSize, kCombineWarps>, blocks(1), kThreads, 0, stream, p, partials);
+  const unsigned rows = mostly_none ? kMostRows : kCombineWarps;
+  return launch_kernel(true, more ? combine_several<kMaxSize, true> : combine_several<kMaxSize, false>, blocks(rows),
+                       kThreads, 0, stream, p, partials, rows);
 }
 
 }  // namespace
