@@ -195,6 +195,11 @@ __device__ inline float load4(std::uint32_t from) {
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(from) : "memory");
   return x;
 }
+__device__ inline float2 load8(std::uint32_t from) {
+  float2 x;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(from) : "memory");
+  return x;
+}
 __device__ inline float4 load16(std::uint32_t from) {
   float4 x;
   asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
