@@ -11,9 +11,11 @@
 
 namespace rapt::cuda {
 
-// The entry or page that a key lies in, and its row there.
+// The entry or page that a key lies in, and its row there. What is read of a table is looked at later, when it has
+// come.
 struct BlockRow {
-  std::uint32_t block, row;
+  std::int64_t block;
+  std::uint32_t row;
   bool exists;
 };
 
@@ -42,23 +44,29 @@ struct CodeKeys {
     if (p.page_size == 0) return {b, row, exists};
     const std::uint32_t page = params.page_size.quotient(row), in_page = row - page * params.page_size.by;
     if (p.ring || !exists) return {b, in_page, exists};  // there may be no table
-    const std::int64_t entry = p.pages.element(b * p.pages_stride_b + page * p.pages.stride);
-    return {static_cast<std::uint32_t>(clamp_to(entry, 0, p.page_count - 1)), in_page, true};
+    const std::int64_t entry = b * p.pages_stride_b + page * p.pages.stride;
+    return {p.pages.is_int64 ? static_cast<const std::int64_t*>(p.pages.data)[entry]
+                             : static_cast<const std::uint32_t*>(p.pages.data)[entry],
+            in_page, true};
+  }
+  __device__ BlockRow found(const BlockRow& at) const {
+    const AttentionParams& p = params.p;
+    if (p.page_size == 0 || p.ring) return at;
+    const std::int64_t page = p.pages.is_int64 ? at.block : static_cast<std::int32_t>(at.block);
+    return {clamp_to(page, 0, p.page_count - 1), at.row, at.exists};
   }
   __device__ std::int64_t index(const Strides& s, const BlockRow& at) const {
     return at.block * s.b + tile.hk * s.h + at.row * s.s;
   }
-  // The scale of a key; not a number where it is not finite: no key hides behind a score of -inf.
+  // The scale of the lane's key.
   __device__ float scale_of(const Quantization& quant, const BlockRow& at) const {
-    if (!quant.scale || !at.exists) return 1;
-    const float x = quant.scale[index(quant.scale_stride, at)];
-    return fmaf(x, 0, x);
+    return quant.scale && at.exists ? quant.scale[index(quant.scale_stride, at)] : 1.f;
   }
-  // Those of the lane's key and of its value, to a block's place.
+  // Those of K and V, to a block's place. What is not finite becomes NaN: no key hides behind a score of -inf.
   __device__ void store_scales(std::uint32_t to, float of_key, float of_value) const {
     if (lane >= kWarpKeys) return;
-    store4(to + 4 * (first + lane), __float_as_uint(of_key));
-    store4(to + 4 * (C::kKeys + first + lane), __float_as_uint(of_value));
+    store4(to + 4 * (first + lane), __float_as_uint(fmaf(of_key, 0, of_key)));
+    store4(to + 4 * (C::kKeys + first + lane), __float_as_uint(fmaf(of_value, 0, of_value)));
   }
 };
 
@@ -67,19 +75,22 @@ struct CodeKeys {
 template <class C, DType kType>
 struct CodeLoader : CodeKeys<C> {
   using Keys = CodeKeys<C>;
-  using Keys::kWarpKeys, Keys::params, Keys::tile, Keys::lane, Keys::first, Keys::find, Keys::scale_of;
+  using Keys::kWarpKeys, Keys::params, Keys::tile, Keys::lane, Keys::first, Keys::find, Keys::found, Keys::scale_of;
   using Coding = Codes<kType>;
   static constexpr int kPanels = C::kSize / 64;
   static constexpr int kPlaces = Coding::kChunk / 8, kInPanel = 8 / kPlaces;  // of 16 bytes: what 16 become; a row's
   static constexpr int kKeyStep = 4 * kPlaces;  // keys that a warp reads at once, which lie alike in their panels
   static constexpr int kTimes = kPanels * kWarpKeys / kKeyStep;
-  static_assert(C::kSize % 64 == 0 && kWarpKeys % kKeyStep == 0 && kKeyStep % 8 == 0);
+  static constexpr int kBatches = C::kSize == 256 ? kTimes / kPanels : 1,
+                       kBatch = kTimes / kBatches;  // that registers hold
+  static_assert(C::kSize % 64 == 0 && kWarpKeys % kKeyStep == 0 && kKeyStep % 8 == 0 && kBatch % kPanels == 0);
   static constexpr std::uint32_t kNowhere = ~std::uint32_t{0};
 
   const Coding coding;
   const int key = lane / 8 * kPlaces + lane / kInPanel % kPlaces, chunk = lane % kInPanel;  // the lane's first 16 bytes
   const std::uint32_t own = (first + key) * 128 + (chunk * kPlaces ^ key % 8) * 16;         // where these go to
-  uint4 codes[kTimes];  // on their way: of all panels of a key, then of the key kKeyStep further on
+  // Of all panels of a key, then of the key kKeyStep further on: those that are here, and those that are on their way.
+  uint4 codes[kBatch], coming[kBatch];
 
   __device__ CodeLoader(const WgmmaParams& params, const TileExtent& tile)
       : Keys(params, tile), coding{params.code_offset} {}
@@ -95,17 +106,30 @@ struct CodeLoader : CodeKeys<C> {
     const int size = static_cast<int>(values ? p.dv : p.d), bytes = kType == DType::i4x2 ? size / 2 : size;
     const Strides& stride = values ? p.v_stride : p.k_stride;
     const auto units = [](std::int64_t stride) { return static_cast<std::uint32_t>(stride >> 4); };
-    const std::uint32_t row = at.block * units(stride.b) + tile.hk * units(stride.h) + at.row * units(stride.s);
+    const std::uint32_t row =
+        static_cast<std::uint32_t>(at.block) * units(stride.b) + tile.hk * units(stride.h) + at.row * units(stride.s);
     return {static_cast<const std::uint8_t*>(values ? p.v : p.k) + 16 * chunk, bytes - 16 * chunk,
             at.exists ? row : kNowhere};
   }
-  // Asks for the n-th 16 bytes.
-  __device__ __forceinline__ void fetch(int n, const Rows& rows) {
-    const std::uint32_t row = __shfl_sync(~0u, rows.at, key + n / kPanels * kKeyStep);
-    const int column = n % kPanels * kInPanel * 16;
-    const auto* const from = reinterpret_cast<const uint4*>(rows.data + std::uint64_t{row} * 16 + column);
-    codes[n] = make_uint4(0, 0, 0, 0);
-    if (row != kNowhere && column < rows.bytes) codes[n] = __ldg(from);
+  // Asks for a batch of them.
+  __device__ __forceinline__ void fetch(const Rows& rows, int batch) {
+#pragma unroll
+    for (int n = 0; n < kBatch; ++n) {
+      const int from_key = key + (batch * kBatch + n) / kPanels * kKeyStep, column = n % kPanels * kInPanel * 16;
+      const std::uint32_t row = __shfl_sync(~0u, rows.at, from_key);
+      const auto* const from = reinterpret_cast<const uint4*>(rows.data + std::uint64_t{row} * 16 + column);
+      coming[n] = make_uint4(0, 0, 0, 0);
+      if (row != kNowhere && column < rows.bytes) coming[n] = __ldg(from);
+    }
+  }
+  // Waits for all that were asked for. Later ones would be waited for, too: the processor counts loads, of which it
+  // tells a few kinds apart.
+  __device__ __forceinline__ void receive() {
+#pragma unroll
+    for (int n = 0; n < kBatch; ++n) {
+      codes[n] = coming[n];
+      pin(codes[n].x), pin(codes[n].y), pin(codes[n].z), pin(codes[n].w);
+    }
   }
   // Widens what has come to a block's place; `to`: the lane's there.
   __device__ __forceinline__ void store(int n, std::uint32_t to) const {
@@ -125,30 +149,35 @@ struct CodeLoader : CodeKeys<C> {
 
   // All blocks of the tile; `n` came before.
   __device__ __forceinline__ void load(const Blocks<C>& k, const Blocks<C>& v, std::uint32_t scales, unsigned& n) {
-    BlockRow at = find(tile.blocks - 1), next{};
+    BlockRow at = found(find(tile.blocks - 1)), next{};
     float k_scale = scale_of(params.p.k_quant, at), v_scale = scale_of(params.p.v_quant, at);
-    const Rows keys = rows(false, at);
-#pragma unroll
-    for (int i = 0; i < kTimes; ++i) fetch(i, keys);
+    Rows from = rows(false, at);
+    fetch(from, 0);
 #pragma unroll 1
     for (int block = tile.blocks - 1; block >= 0; --block, ++n) {
 #pragma unroll 1
       for (int values = 0; values < 2; ++values) {
         const Blocks<C> ring = values ? v : k;
-        ring.wait_empty(n);
-        if (values) {  // K of the next block comes next
-          at = next;
-          k_scale = scale_of(params.p.k_quant, at), v_scale = scale_of(params.p.v_quant, at);
-        } else {
-          this->store_scales(scales + n % C::kScaleBlocks * C::kScaleBytes, k_scale, v_scale);
-          next = block > 0 ? find(block - 1) : BlockRow{};
-        }
-        const Rows then = rows(values == 0, at);
-        const std::uint32_t to = ring.slot(n) + own;
+#pragma unroll 1
+        for (int batch = 0; batch < kBatches; ++batch) {
+          receive();
+          const bool last = batch == kBatches - 1;
+          if (last) {
+            if (values) at = found(next);  // K of the next block comes next
+            from = rows(values == 0, at);
+          }
+          fetch(from, last ? 0 : batch + 1);
+          if (batch == 0) {
+            ring.wait_empty(n);
+            if (!values) {
+              this->store_scales(scales + n % C::kScaleBlocks * C::kScaleBytes, k_scale, v_scale);
+              next = block > 0 ? find(block - 1) : BlockRow{};
+            }
+          }
+          if (last && values) k_scale = scale_of(params.p.k_quant, at), v_scale = scale_of(params.p.v_quant, at);
+          const std::uint32_t to = ring.slot(n) + own + batch * (kBatch / kPanels * kKeyStep * 128);
 #pragma unroll
-        for (int i = 0; i < kTimes; ++i) {
-          store(i, to);
-          fetch(i, then);
+          for (int i = 0; i < kBatch; ++i) store(i, to);
         }
         fence_async_proxy();
         barrier_arrive(ring.full(n));
@@ -166,7 +195,7 @@ __device__ __noinline__ void load_codes_by_twos(const WgmmaParams& params, const
   const AttentionParams& p = params.p;
 #pragma unroll 1
   for (int block = tile.blocks - 1; block >= 0; --block, ++n) {
-    const BlockRow at = keys.find(block);
+    const BlockRow at = keys.found(keys.find(block));
 #pragma unroll 1
     for (int values = 0; values < 2; ++values) {
       const Blocks<C> ring = values ? v : k;

@@ -31,7 +31,7 @@ struct Config {
   static constexpr int kRows = kGroupRows * kGroups, kKeys = kKeys_;
   // On a multiprocessor. Short tiles: one begins while another ends.
   static constexpr int kBlocks = kGroups == 1 && kSize <= (kSplit ? 128 : 96) ? 2 : 1;
-  static constexpr int kCodeRegisters = kSize == 256 ? 88 : 104;  // as many as O leaves
+  static constexpr int kCodeRegisters = kSize == 256 ? 88 : 120;  // as many as O leaves
   static constexpr int kLoadRegisters = kQuantised              ? kCodeRegisters
                                         : kGroups > 2           ? 32
                                         : kGroups == 1 || !kTma ? 72
