@@ -350,7 +350,9 @@ cudaError_t attention_wgmma(const AttentionParams& p, std::byte* workspace, cuda
     return p.q_type == DType::f16 ? launch<__half, size, false>(params, stream)
                                   : launch<__nv_bfloat16, size, false>(params, stream);
   });
-  return status != cudaSuccess || p.total_q < 0 ? status : attention_wgmma_split(p, workspace, stream);
+  if (status != cudaSuccess || p.total_q < 0) return status;
+  const bool quantised = (only(p.kv_type) & kFloatTypes) == 0;
+  return (quantised ? attention_decode_quantised : attention_wgmma_split)(p, workspace, stream);
 }
 
 cudaError_t attention_wgmma_split(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {

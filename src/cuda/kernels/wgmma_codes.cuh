@@ -11,11 +11,15 @@
 
 namespace rapt::cuda {
 
-// The entry or page that a key lies in, and its row there. What is read of a table is looked at later, when it has
-// come.
+// The entry or page that a key lies in, and its row there.
 struct BlockRow {
   std::int64_t block;
   std::uint32_t row;
+  bool exists;
+};
+// The same as it was read of a table, to be looked at when it has come.
+struct TableRow {
+  std::uint32_t low, high, row;
   bool exists;
 };
 
@@ -35,24 +39,29 @@ struct CodeKeys {
     else origin = static_cast<std::uint32_t>(tile.key + (p.page_size > 0 ? 0 : Head(p, tile.b, tile.hk).k_first));
   }
 
-  // key_place() of semantics/sequence.hpp in 32 bits, of the lane's key of a block.
-  __device__ BlockRow find(int block) const {
+  // key_place() of semantics/sequence.hpp in 32 bits, of the lane's key of a block. Where there is none, of one that
+  // some row sees: its codes are finite, unless that row's result is not, and so add nothing to rows that do not see
+  // them.
+  __device__ TableRow find(int block) const {
     const AttentionParams& p = params.p;
-    const int key = block * C::kKeys + first + lane % kWarpKeys;
-    const bool exists = key >= tile.begin - tile.key && key < tile.end - tile.key;
+    const int own = block * C::kKeys + first + lane % kWarpKeys;
+    const int begin = static_cast<int>(tile.begin - tile.key), end = static_cast<int>(tile.end - tile.key);
+    const int key = max(min(own, end - 1), begin);
+    const bool exists = key == own && begin < end;
     const std::uint32_t row = origin + key, b = static_cast<std::uint32_t>(tile.b);
-    if (p.page_size == 0) return {b, row, exists};
+    if (p.page_size == 0) return {b, 0, row, exists};
     const std::uint32_t page = params.page_size.quotient(row), in_page = row - page * params.page_size.by;
-    if (p.ring || !exists) return {b, in_page, exists};  // there may be no table
+    if (p.ring || begin >= end) return {b, 0, in_page, exists};  // there may be no table
     const std::int64_t entry = b * p.pages_stride_b + page * p.pages.stride;
-    return {p.pages.is_int64 ? static_cast<const std::int64_t*>(p.pages.data)[entry]
-                             : static_cast<const std::uint32_t*>(p.pages.data)[entry],
-            in_page, true};
+    const int words = p.pages.is_int64 ? 2 : 1;
+    const auto* const from = static_cast<const std::uint32_t*>(p.pages.data) + entry * words;
+    return {from[0], from[words - 1], in_page, exists};
   }
-  __device__ BlockRow found(const BlockRow& at) const {
+  __device__ BlockRow found(const TableRow& at) const {
     const AttentionParams& p = params.p;
-    if (p.page_size == 0 || p.ring) return at;
-    const std::int64_t page = p.pages.is_int64 ? at.block : static_cast<std::int32_t>(at.block);
+    if (p.page_size == 0 || p.ring) return {at.low, at.row, at.exists};
+    const std::uint64_t whole = std::uint64_t{at.high} << 32 | at.low;
+    const auto page = p.pages.is_int64 ? static_cast<std::int64_t>(whole) : static_cast<std::int32_t>(at.low);
     return {clamp_to(page, 0, p.page_count - 1), at.row, at.exists};
   }
   __device__ std::int64_t index(const Strides& s, const BlockRow& at) const {
@@ -84,7 +93,6 @@ struct CodeLoader : CodeKeys<C> {
   static constexpr int kBatches = C::kSize == 256 ? kTimes / kPanels : 1,
                        kBatch = kTimes / kBatches;  // that registers hold
   static_assert(C::kSize % 64 == 0 && kWarpKeys % kKeyStep == 0 && kKeyStep % 8 == 0 && kBatch % kPanels == 0);
-  static constexpr std::uint32_t kNowhere = ~std::uint32_t{0};
 
   const Coding coding;
   const int key = lane / 8 * kPlaces + lane / kInPanel % kPlaces, chunk = lane % kInPanel;  // the lane's first 16 bytes
@@ -97,9 +105,9 @@ struct CodeLoader : CodeKeys<C> {
 
   // K's or V's rows of a block, in 16 bytes.
   struct Rows {
-    const std::uint8_t* data;  // of the lane's chunk
-    int bytes;                 // from there to the end of a row
-    std::uint32_t at;          // where the lane's key's begin
+    const std::uint8_t* data;
+    int bytes;         // of a row
+    std::uint32_t at;  // where the lane's key's begin
   };
   __device__ Rows rows(bool values, const BlockRow& at) const {
     const AttentionParams& p = params.p;
@@ -108,19 +116,23 @@ struct CodeLoader : CodeKeys<C> {
     const auto units = [](std::int64_t stride) { return static_cast<std::uint32_t>(stride >> 4); };
     const std::uint32_t row =
         static_cast<std::uint32_t>(at.block) * units(stride.b) + tile.hk * units(stride.h) + at.row * units(stride.s);
-    return {static_cast<const std::uint8_t*>(values ? p.v : p.k) + 16 * chunk, bytes - 16 * chunk,
-            at.exists ? row : kNowhere};
+    return {static_cast<const std::uint8_t*>(values ? p.v : p.k), bytes, row};
   }
-  // Asks for a batch of them.
+  // Asks for a batch of them. Past the end of a row there is its beginning once more: there K meets Q's zeros, and V is
+  // columns of O that are not there.
   __device__ __forceinline__ void fetch(const Rows& rows, int batch) {
+    const std::uint8_t* from[kBatch];
 #pragma unroll
-    for (int n = 0; n < kBatch; ++n) {
-      const int from_key = key + (batch * kBatch + n) / kPanels * kKeyStep, column = n % kPanels * kInPanel * 16;
-      const std::uint32_t row = __shfl_sync(~0u, rows.at, from_key);
-      const auto* const from = reinterpret_cast<const uint4*>(rows.data + std::uint64_t{row} * 16 + column);
-      coming[n] = make_uint4(0, 0, 0, 0);
-      if (row != kNowhere && column < rows.bytes) coming[n] = __ldg(from);
+    for (int n = 0; n < kBatch; n += kPanels) {
+      const std::uint32_t row = __shfl_sync(~0u, rows.at, key + (batch * kBatch + n) / kPanels * kKeyStep);
+#pragma unroll
+      for (int panel = 0; panel < kPanels; ++panel) {
+        const int column = (panel * kInPanel + chunk) * 16;
+        from[n + panel] = rows.data + std::uint64_t{row} * 16 + (column < rows.bytes ? column : 0);
+      }
     }
+#pragma unroll
+    for (int n = 0; n < kBatch; ++n) coming[n] = load16_ahead(from[n]);
   }
   // Waits for all that were asked for. Later ones would be waited for, too: the processor counts loads, of which it
   // tells a few kinds apart.
@@ -149,7 +161,8 @@ struct CodeLoader : CodeKeys<C> {
 
   // All blocks of the tile; `n` came before.
   __device__ __forceinline__ void load(const Blocks<C>& k, const Blocks<C>& v, std::uint32_t scales, unsigned& n) {
-    BlockRow at = found(find(tile.blocks - 1)), next{};
+    BlockRow at = found(find(tile.blocks - 1));
+    TableRow next{};
     float k_scale = scale_of(params.p.k_quant, at), v_scale = scale_of(params.p.v_quant, at);
     Rows from = rows(false, at);
     fetch(from, 0);
@@ -171,7 +184,7 @@ struct CodeLoader : CodeKeys<C> {
             ring.wait_empty(n);
             if (!values) {
               this->store_scales(scales + n % C::kScaleBlocks * C::kScaleBytes, k_scale, v_scale);
-              next = block > 0 ? find(block - 1) : BlockRow{};
+              next = find(max(block - 1, 0));
             }
           }
           if (last && values) k_scale = scale_of(params.p.k_quant, at), v_scale = scale_of(params.p.v_quant, at);
@@ -235,7 +248,7 @@ __device__ void load_codes(const WgmmaParams& params, const TileQueue& queue, Ti
     more = producer.push(i + 1);  // a tile early, so that its readers do not wait for it
     const TileExtent& tile = tiles[i % kQueueTiles];
     const auto load = [&](auto type) { CodeLoader<C, decltype(type)::value>(params, tile).load(k, v, scales, n); };
-    if (!params.kv_vector) {
+    if (!params.kv_vector || tile.begin >= tile.end) {
       load_codes_by_twos<C>(params, tile, k, v, scales, n);
       n += tile.blocks;
       continue;
