@@ -23,7 +23,7 @@ cudaError_t attention_simt(const AttentionParams& params, cudaStream_t stream,
 // whose rows have one scale at most (of fp16 queries none in v). Its fallback rows are those with NaN, Inf or huge
 // scores.
 inline constexpr std::int64_t kWgmmaMaxHeadSize = 256;
-bool wgmma_can_count(const AttentionParams& params);  // whether 32 bits are enough for rows and keys
+bool wgmma_can_count(const AttentionParams& params);         // whether 32 bits are enough for rows and keys
 std::size_t wgmma_workspace(const AttentionParams& params);  // bytes, at a multiple of 16
 cudaError_t attention_wgmma(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
 

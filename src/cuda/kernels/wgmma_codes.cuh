@@ -2,8 +2,8 @@
 // them, 16 bytes at a time, widen them and put them into shared memory, where the products want elements of 16 bits.
 //
 // A block's products take 2048 cycles at least, in which each of these threads has 256 codes. They take four
-// instructions for two codes, and beside these little: each time 16 bytes have been widened, those that come next into
-// their registers are asked for, so that the memory has as long to answer as it takes to widen all of K or all of V.
+// instructions for two codes. As soon as a thread's codes of K have come, those of V are asked for, and so on, so that
+// the memory has as long to answer as it takes to widen either.
 #pragma once
 
 #include "cuda/hopper/codes.cuh"
