@@ -239,9 +239,8 @@ __device__ __noinline__ void load_codes_by_twos(const WgmmaParams& params, const
 
 // Tiles in their order.
 template <class C>
-__device__ void load_codes(const WgmmaParams& params, const TileQueue& queue, Tile<C>* tiles, const QueryRing<C>& q,
-                           const Blocks<C>& k, const Blocks<C>& v, std::uint32_t scales) {
-  TileProducer<C> producer{params, queue, tiles};
+__device__ void load_codes(const WgmmaParams& params, TileProducer<C> producer, const TileQueue& queue, Tile<C>* tiles,
+                           const QueryRing<C>& q, const Blocks<C>& k, const Blocks<C>& v, std::uint32_t scales) {
   bool more = producer.push(0);
   for (unsigned i = 0, n = 0; more; ++i) {
     load_q<C>(params, queue, tiles, q, i);
