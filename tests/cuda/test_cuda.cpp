@@ -476,7 +476,7 @@ TEST_CASE("cuda: a ragged sequence has the bits that it has dense", "[kernel]") 
   std::vector<std::int64_t> many(1100);
   for (std::size_t n = 0; n < many.size(); ++n) many[n] = static_cast<std::int64_t>(n % 4);
   const Batch batches[] = {
-      {"attention b=7 hq=8 hk=2 sq=220 sk=9000 d=128 ragged_q=257 page=64 seqlens causal align=bottom_right lse",
+      {"attention b=7 hq=8 hk=2 sq=220 sk=9024 d=128 ragged_q=257 page=64 seqlens causal align=bottom_right lse",
        {1, 3, 0, 16, 220, 16, 1}},
       {"attention b=6 hq=8 hk=2 sq=3 sk=5000 d=64 ragged_q=9 seqlens alibi sinks align=bottom_right lse",
        {1, 2, 0, 3, 1, 2}},
