@@ -15,6 +15,8 @@ struct AttentionKernel {
   KernelFacts facts;
   // Of a problem whose types and head sizes are the facts': why the kernel will not take it; empty if it will.
   std::string_view (*refuse)(const AttentionParams&);
+  // The same of what it has to say of quantised keys and values; null: it takes them as its facts have it.
+  std::string_view (*refuse_cache)(const AttentionProblem&) = nullptr;
   std::size_t (*workspace)(const AttentionParams&);
   std::int64_t (*work_items)(const AttentionParams&);
   cudaError_t (*run)(const AttentionParams&, void* workspace, cudaStream_t);
@@ -65,18 +67,28 @@ constexpr AttentionKernel decode(const char* name, const char* arithmetic, DType
                 return !is_quantised(a) && a.q_type != DType::f32 && decode_finishes_at_once(a);
               }};
 }
+// Codes become elements of the queries' type. A key's scale multiplies its scores, and a value's its weights, which
+// fp16 has no range for.
+template <DType kType>
+std::string_view refuse_wgmma_cache(const AttentionProblem& p) {
+  if ((only(p.kv_dtype) & kQuantisedTypes) == 0) return "";
+  if (p.zeros || p.k_groups > 1 || p.v_groups > 1) return "takes scales of whole rows, without zeros";
+  return kType == DType::f16 && p.v_groups > 0 ? "takes no scales of values, which fp16 may lack the range for" : "";
+}
 // Its blocks of rows and keys depend on the head size, so the facts have none.
-constexpr AttentionKernel wgmma(const char* name, const char* arithmetic, DType type) {
+template <DType kType>
+constexpr AttentionKernel wgmma(const char* name, const char* arithmetic) {
   return {.name = name,
           .isa = "sm90a",
           .facts = {.operation = Operation::attention,
                     .phase = Phase::prefill,
                     .arithmetic = arithmetic,
-                    .dtypes = only(type),
+                    .dtypes = only(kType) | kQuantisedTypes,
                     .max_head_size = kWgmmaMaxHeadSize},
           .refuse = [](const AttentionParams& a) -> std::string_view {
             return wgmma_can_count(a) && splits_can_be_counted(a) ? "" : "takes fewer than 2^30 rows and keys";
           },
+          .refuse_cache = refuse_wgmma_cache<kType>,
           .workspace = wgmma_workspace,
           .work_items = simt_tiles,
           .run = [](const AttentionParams& a, void* workspace,
@@ -109,8 +121,8 @@ constexpr AttentionKernel kKernels[] = {
     decode("attention_decode.bf16.cuda.sm90a", "bf16", DType::bf16),
     decode("attention_decode.f16.cuda.sm90a", "f16", DType::f16),
     decode("attention_decode.f32.cuda.sm90a", "f32", DType::f32),
-    wgmma("attention_wgmma.bf16.cuda.sm90a", "bf16", DType::bf16),
-    wgmma("attention_wgmma.f16.cuda.sm90a", "f16", DType::f16),
+    wgmma<DType::bf16>("attention_wgmma.bf16.cuda.sm90a", "bf16"),
+    wgmma<DType::f16>("attention_wgmma.f16.cuda.sm90a", "f16"),
     latent("attention_latent.bf16.cuda.sm90a", "bf16", DType::bf16),
     latent("attention_latent.f16.cuda.sm90a", "f16", DType::f16),
     {.name = "attention_wgmma.f32.cuda.sm90a",
@@ -134,7 +146,8 @@ constexpr AttentionKernel kKernels[] = {
      .facts = {.operation = Operation::attention,
                .phase = Phase::prefill,
                .arithmetic = "f32",
-               .dtypes = kFloatTypes,
+               .dtypes = kCacheTypes,
+               .key_tail = true,
                .block_q = kSimtRows,
                .block_k = kSimtKeys,
                .max_value_head_size = kSimtMaxValueHeadSize},
@@ -174,7 +187,10 @@ class AttentionEntry final : public DeviceEntry {
       : DeviceEntry(kernel.name, kernel.isa, kernel.facts, machine), kernel_(kernel) {}
 
   std::string_view refuse(const Problem& problem, const Context::Impl&) const override {
-    if (std::get<AttentionProblem>(problem).gathered) return "takes no gathered keys";
+    const auto& attention = std::get<AttentionProblem>(problem);
+    if (attention.gathered) return "takes no gathered keys";
+    if (kernel_.refuse_cache)
+      if (const std::string_view reason = kernel_.refuse_cache(attention); !reason.empty()) return reason;
     return kernel_.refuse(sizes_of(problem));
   }
 

@@ -476,7 +476,7 @@ TEST_CASE("cuda: a ragged sequence has the bits that it has dense", "[kernel]") 
   std::vector<std::int64_t> many(1100);
   for (std::size_t n = 0; n < many.size(); ++n) many[n] = static_cast<std::int64_t>(n % 4);
   const Batch batches[] = {
-      {"attention b=7 hq=8 hk=2 sq=220 sk=9000 d=128 ragged_q=257 page=64 seqlens causal align=bottom_right lse",
+      {"attention b=7 hq=8 hk=2 sq=220 sk=9024 d=128 ragged_q=257 page=64 seqlens causal align=bottom_right lse",
        {1, 3, 0, 16, 220, 16, 1}},
       {"attention b=6 hq=8 hk=2 sq=3 sk=5000 d=64 ragged_q=9 seqlens alibi sinks align=bottom_right lse",
        {1, 2, 0, 3, 1, 2}},
@@ -485,7 +485,13 @@ TEST_CASE("cuda: a ragged sequence has the bits that it has dense", "[kernel]") 
       {"attention b=40 hq=4 hk=2 sq=1 sk=9000 d=16 ragged_q=40 page=64 seqlens lse", std::vector<std::int64_t>(40, 1)},
       {"attention b=1100 hq=2 hk=1 sq=3 sk=30 d=16 ragged_q=1650 seqlens lse", many},
       {"attention b=4 hq=8 hk=4 sq=300 sk=400 d=192 dv=128 ragged_q=340 seqlens causal align=bottom_right lse",
-       {1, 300, 32, 7}}};
+       {1, 300, 32, 7}},
+      {"attention b=7 hq=8 hk=2 sq=130 sk=3008 d=128 ragged_q=167 page=16 seqlens kv=i8 groups=1 causal "
+       "align=bottom_right lse",
+       {1, 3, 0, 16, 130, 16, 1}},
+      {"attention b=5 hq=4 sq=100 sk=704 d=256 dv=96 ragged_q=230 page=16 seqlens kv=f8e4m3 window=100,0 "
+       "align=bottom_right lse",
+       {64, 65, 1, 100, 0}}};
   for (const Batch& batch : batches) {
     const auto test = [&](const std::string& entry, Case& c) {
       if (!entry.starts_with("attention_wgmma")) return;

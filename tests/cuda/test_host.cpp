@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fake_cuda.hpp"
@@ -146,12 +147,12 @@ TEST_CASE("cuda host: entries say what they multiply in, which GPUs they need an
       {"attention_decode.bf16.cuda.sm90a", "bf16", "sm90a", Phase::decode, and_quantised({kBf16}), 1, 256, 256},
       {"attention_decode.f16.cuda.sm90a", "f16", "sm90a", Phase::decode, and_quantised({kF16}), 1, 256, 256},
       {"attention_decode.f32.cuda.sm90a", "f32", "sm90a", Phase::decode, and_quantised({kF32}), 1, 256, 256},
-      {"attention_wgmma.bf16.cuda.sm90a", "bf16", "sm90a", Phase::prefill, {kBf16}, 1, 256, 256},
-      {"attention_wgmma.f16.cuda.sm90a", "f16", "sm90a", Phase::prefill, {kF16}, 1, 256, 256},
+      {"attention_wgmma.bf16.cuda.sm90a", "bf16", "sm90a", Phase::prefill, and_quantised({kBf16}), 1, 256, 256},
+      {"attention_wgmma.f16.cuda.sm90a", "f16", "sm90a", Phase::prefill, and_quantised({kF16}), 1, 256, 256},
       {"attention_wgmma.f32.cuda.sm90a", "f16x3", "sm90a", Phase::prefill, {kF32}, 16, 256, 256},
       {"attention_latent.bf16.cuda.sm90a", "bf16", "sm90a", Phase::all, {kBf16}, 1, 576, 512},
       {"attention_latent.f16.cuda.sm90a", "f16", "sm90a", Phase::all, {kF16}, 1, 576, 512},
-      {"attention_simt.f32.cuda.q64k64", "f32", "cuda", Phase::prefill, {kF32, kBf16, kF16}, 1, 8192, 576},
+      {"attention_simt.f32.cuda.q64k64", "f32", "cuda", Phase::prefill, caches, 1, 8192, 576},
       {"attention_naive.f32.cuda", "f32", "cuda", Phase::naive, caches},
       {"append_kv.f64.cuda", "f64", "cuda", Phase::all, caches, 1, 8192, 8192, Operation::append_kv},
       {"merge_states.f32.cuda",
@@ -203,4 +204,39 @@ TEST_CASE("cuda host: entries say what they multiply in, which GPUs they need an
         }
   }
   CHECK((found == all.size() || found == 4));  // without 90a among the architectures there are four
+}
+
+TEST_CASE("cuda host: quantised caches go to the kernels that are made for them", "[unit]") {
+  const std::vector<EntryInfo> all = entries();
+  const auto is_here = [&](const std::string& name) {
+    return std::any_of(all.begin(), all.end(), [&](const EntryInfo& entry) { return entry.name == name; });
+  };
+  const std::string decode = "attention_decode.", wgmma = "attention_wgmma.", sm90a = ".cuda.sm90a",
+                    simt = "attention_simt.f32.cuda.q64k64", naive = "attention_naive.f32.cuda";
+  const std::vector<std::pair<std::string, std::string>> wanted = {
+      {"sq=1 q=bf16 kv=i8 groups=4 zeros", decode + "bf16" + sm90a},
+      {"sq=64 q=f16 kv=i4x2 groups=1", decode + "f16" + sm90a},
+      {"sq=65 q=bf16 kv=i8 groups=1", wgmma + "bf16" + sm90a},
+      {"sq=65 q=bf16 kv=i4x2 groups=1 page=16 seqlens", wgmma + "bf16" + sm90a},
+      {"sq=5 ragged_q=9 b=2 q=bf16 kv=f8e4m3", wgmma + "bf16" + sm90a},
+      {"sq=65 q=f16 kv=f8e5m2", wgmma + "f16" + sm90a},
+      {"sq=65 q=f16 kv=f8e4m3 k_groups=1", wgmma + "f16" + sm90a},
+      {"sq=65 q=f16 kv=f8e4m3 v_groups=1", simt},
+      {"sq=65 q=f16 kv=i8 groups=1", simt},
+      {"sq=65 q=bf16 kv=i8 groups=1 zeros", simt},
+      {"sq=65 q=bf16 kv=i8 groups=4", simt},
+      {"sq=65 q=bf16 kv=i8 k_groups=1 v_groups=4", simt},
+      {"sq=65 kv=i8 groups=1", simt},
+      {"sq=5 ragged_q=9 b=2 kv=f8e4m3", simt},
+      {"sq=5 q=bf16 kv=i8 groups=1 tail=8", simt},
+      {"sq=5 q=bf16 kv=f8e4m3 d=320 dv=576", simt},
+      {"sq=5 q=bf16 kv=f8e4m3 d=320 dv=580", naive}};
+  for (const auto& [words, entry] : wanted) {
+    AttentionProblem problem = AttentionProblem::parse("attention hq=2 sk=256 " + words);
+    if (words.find("d=320") == std::string::npos) problem.d = problem.dv = 128;
+    problem.device = DeviceType::cuda;
+    INFO(problem.to_string());
+    const std::string without = entry == naive ? naive : simt;  // where 90a is not among the architectures
+    CHECK(Plan(problem, Context()).entry() == (is_here(entry) ? entry : without));
+  }
 }

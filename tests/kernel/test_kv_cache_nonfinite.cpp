@@ -73,6 +73,33 @@ TEST_CASE("caches: NaN and Inf codes of 8-bit floats", "[kernel]") {
   }
 }
 
+TEST_CASE("caches: NaN and Inf codes beside prompts", "[kernel]") {
+  const bool e5m2 = GENERATE(false, true);
+  const std::vector<std::uint8_t> codes =
+      e5m2 ? std::vector<std::uint8_t>{0x7c, 0xfd} : std::vector<std::uint8_t>{0x7f};
+  for (const char* words : {"sk=200 page=8 d=64 groups=1", "sk=200 d=40", "sk=180 ring d=128 groups=1"}) {
+    for (const char* types : {"q=bf16 out=bf16 ", "q=f16 out=f16 ", ""}) {
+      for (const std::uint8_t code : codes) {
+        for (const bool in_v : {false, true}) {
+          // Key 3 is no row's, 100 is some rows', 169 the last row's, and 172 is past the length.
+          for (const std::int64_t key : {3, 100, 169, 172}) {
+            Case c(AttentionProblem::parse("attention hq=4 hk=2 sq=80 causal window=60,-1 align=90 lse seqlens kv=f8e" +
+                                           std::string(e5m2 ? "5m2 " : "4m3 ") + types + words),
+                   4);  // full
+            const Slot slot = c.slot(0, key);
+            (in_v ? c.v : c.k).at<std::uint8_t>({slot.entry, 1, slot.row, 5}) = code;
+            set_index(c.seqlens, {0}, 170);
+            check_every_entry(c);
+            if (in_v) continue;
+            make_queries_positive(c);
+            check_every_entry(c);
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("caches: scales that are not finite reach only the rows that see their keys", "[kernel]") {
   const float bad = GENERATE(kInfinity, -kInfinity, kNaN);
   const auto check = [bad](const std::string& words, std::initializer_list<std::int64_t> keys) {

@@ -166,6 +166,35 @@ TEST_CASE("caches: quantised keys of bf16 queries", "[kernel][numbers]") {
   }
 }
 
+// Of more rows than a decoding kernel takes, or of ragged queries. On a GPU scales of whole rows are tensor cores'.
+TEST_CASE("caches: prompts over quantised keys", "[kernel][long]") {
+  const DType dtype = GENERATE(from_range(kQuantizedTypes));
+  std::size_t n = 0;
+  for (const char* words :
+       {"hq=4 hk=2 sq=40 sk=300 d=128 causal align=bottom_right", "hq=2 sq=150 sk=400 d=128",
+        "b=2 hq=8 hk=2 sq=70 sk=320 page=16 seqlens d=64 causal align=bottom_right window=100,-1",
+        "b=3 hq=4 hk=1 sq=100 ragged_q=130 sk=272 page=16 seqlens d=128 dv=64 causal align=bottom_right",
+        "b=3 hq=2 sq=90 ragged_q=120 sk=170 ragged_k=300 d=96 causal align=bottom_right sinks",
+        "b=2 hq=3 hk=1 sq=150 sk=160 ring seqlens d=64 window=9,0 align=bottom_right",
+        "hq=2 sq=70 sk=200 d=192 dv=160 softcap=20 alibi align=bottom_right", "hq=2 sq=70 sk=200 d=256 dv=128 bias=hqk",
+        "b=2 hq=4 hk=2 sq=80 sk=204 page=17 seqlens d=64 mask=bqk sinks",
+        "hq=4 hk=1 sq=33 sk=150 d=72 dv=40 layout=bshd", "hq=2 sq=70 sk=140 d=64 layout=other",
+        "b=2 hq=2 sq=80 sk=96 page=1 seqlens d=80 scale=-0.2",
+        "b=2 hq=2 sq=70 sk=128 page=8 seqlens d=256 layout=other", "hq=2 sq=100 sk=90 d=64 causal align=-40",
+        "hq=2 sq=70 sk=64 d=32 scale=0", "hq=1 sq=140 sk=20 d=128 window=0,0 align=top_left page=4 seqlens"})
+    for (const char* coding : {"", " groups=1", " k_groups=1", " groups=2 zeros"})
+      for (const char* types : {" q=bf16 out=bf16", " q=f16 out=f16", " q=bf16", " out=f16", ""}) {
+        // bf16 with every coding, and of the others one.
+        if (++n % 5 != 0 && std::string(types) != " q=bf16 out=bf16") continue;
+        AttentionProblem problem =
+            AttentionProblem::parse("attention lse " + std::string(words) + types + " kv=f8e5m2" + coding);
+        problem.kv_dtype = dtype;
+        const bool needs_scales = dtype == DType::i8 || dtype == DType::i4x2;
+        if (needs_scales && (problem.k_groups == 0 || problem.v_groups == 0)) continue;
+        check_every_entry(problem, n);  // scales of every row, of pages, of all in turn
+      }
+}
+
 TEST_CASE("caches: few rows over quantised keys in many splits", "[kernel][numbers]") {
   const DType dtype = GENERATE(from_range(kQuantizedTypes));
   std::uint64_t n = 0;
@@ -238,11 +267,13 @@ TEST_CASE("caches: batches of which some prefill and some decode", "[kernel][num
   for (const char* words : {"causal align=bottom_right", "align=bottom_right window=40,20 sinks"}) {
     for (const char* layout : {"sk=320 page=16 seqlens", "sk=306 page=17 seqlens", "sk=300 seqlens",
                                "sk=150 ring seqlens", "sk=300 ragged_k=900"}) {
-      Case c(AttentionProblem::parse("attention b=6 hq=4 hk=2 sq=200 ragged_q=275 d=16 lse " + std::string(words) +
-                                     " " + layout + cache_words(dtype, 2)),
-             4);
-      for (std::int64_t n = 0; n < 7; ++n) set_index(c.cu_seqlens_q, {n}, starts[n]);
-      check_every_entry(c);
+      for (const char* types : {"", " q=bf16 out=bf16"}) {
+        Case c(AttentionProblem::parse("attention b=6 hq=4 hk=2 sq=200 ragged_q=275 d=16 lse " + std::string(words) +
+                                       " " + layout + types + cache_words(dtype, *types ? 1 : 2)),
+               4);
+        for (std::int64_t n = 0; n < 7; ++n) set_index(c.cu_seqlens_q, {n}, starts[n]);
+        check_every_entry(c);
+      }
     }
   }
 }

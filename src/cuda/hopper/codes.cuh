@@ -1,5 +1,5 @@
-// Codes of quantised caches in registers as bf16, which has all of them exactly, and products of bf16 by a warp
-// (mma.sync). Of the 16 bytes of a row that a warp reads as matrices of 8 x 8 halfwords, each lane gets 4.
+// Codes of quantised caches in registers as numbers of 16 bits, which have all of them exactly, and products of bf16 by
+// a warp (mma.sync). Of the 16 bytes of a row that a warp reads as matrices of 8 x 8 halfwords, each lane gets 4.
 #pragma once
 
 #include "core/pod.hpp"
@@ -88,6 +88,37 @@ struct Codes {
           : "=r"(low), "=r"(high)
           : "r"(x));
       regroup(low, high, pairs[0], pairs[1]);
+    }
+  }
+  // The same, but neighbours share a register, in the order of the row: for products that take their operands from
+  // memory. T has all codes; fp16 is for 8-bit floats.
+  template <class T>
+  __device__ __forceinline__ void widen_in_order(std::uint32_t x, std::uint32_t (&pairs)[kPairs]) const {
+    static_assert(std::is_same_v<T, __nv_bfloat16> || kType == DType::f8e4m3 || kType == DType::f8e5m2);
+    [[maybe_unused]] const std::uint32_t odd = x >> 4;  // of i4x2
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      if constexpr (kType == DType::i8) {
+        const std::uint32_t two = __byte_perm(x, 0, i == 0 ? 0x4140 : 0x4342);
+        pairs[i] = subtract_bf16((two & 0x007f007f) | offset, (two & 0x00800080) | offset);
+      } else if constexpr (kType == DType::i4x2) {
+        const std::uint32_t two = __byte_perm(x, odd, 0x0101 * i + 0x0400);
+        pairs[i] = subtract_bf16((two & 0x000f000f) ^ offset, offset);
+      } else {
+        std::uint32_t two;  // of fp16
+        if constexpr (kType == DType::f8e5m2) {
+          two = __byte_perm(x, 0, i == 0 ? 0x1404 : 0x3424);
+        } else {
+          const auto bytes = static_cast<std::uint16_t>(i == 0 ? x : x >> 16);
+          asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(two) : "h"(bytes));
+        }
+        if constexpr (std::is_same_v<T, __half>) {
+          pairs[i] = two;
+        } else {
+          const float2 numbers = __half22float2(reinterpret_cast<const __half2&>(two));
+          pairs[i] = pack<__nv_bfloat16>(numbers.x, numbers.y);
+        }
+      }
     }
   }
   // Which code of a row's 16 bytes element k of a step's depth is.

@@ -178,6 +178,12 @@ template <int kPending>
 __device__ void copy_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
+// 16 bytes that nobody writes, to registers. The compiler leaves it where it is: what comes later need not wait for it.
+__device__ inline uint4 load16_ahead(const void* from) {
+  uint4 x;
+  asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(from));
+  return x;
+}
 __device__ inline void store1(std::uint32_t to, std::uint8_t x) {
   asm volatile("st.shared.u8 [%0], %1;" ::"r"(to), "r"(static_cast<std::uint32_t>(x)) : "memory");
 }
@@ -193,6 +199,11 @@ __device__ inline void store16(std::uint32_t to, const uint4& x) {
 __device__ inline float load4(std::uint32_t from) {
   float x;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(from) : "memory");
+  return x;
+}
+__device__ inline float2 load8(std::uint32_t from) {
+  float2 x;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(from) : "memory");
   return x;
 }
 __device__ inline float4 load16(std::uint32_t from) {

@@ -70,6 +70,11 @@ __device__ inline int split_rows(const Head& head) {
   return head.p.total_q < 0 || is_split_apart(head) ? static_cast<int>(head.len_q * head.p.group) : 0;
 }
 
+// The most that any may have.
+inline std::int64_t most_rows(const AttentionParams& p) {
+  return p.total_q < 0 ? p.sq * p.group : std::min<std::int64_t>(p.total_q * p.group, kMostRows);
+}
+
 // What splits of some of a call's sequences leave for attention_combine.
 struct Partials {
   int splits;  // the most that a sequence of this call has

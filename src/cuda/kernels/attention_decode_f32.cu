@@ -312,10 +312,6 @@ auto with_config(const AttentionParams& p, Then then) {
   if (size <= 128) return then(Config<128>());
   return then(Config<256>());
 }
-// That a sequence and kv head may have.
-std::int64_t most_rows(const AttentionParams& p) {
-  return p.total_q < 0 ? p.sq * p.group : std::min<std::int64_t>(p.total_q * p.group, kMostRows);
-}
 
 }  // namespace
 

@@ -42,7 +42,7 @@ template <class C>
 cudaError_t launch(QuantisedParams params, cudaStream_t stream) {
   const AttentionParams& p = params.p;
   params.code_offset = C::Coding::kOffset;
-  params.grid = SplitGrid(p, params.partials, ceil_div(p.sq * p.group, C::kRows));
+  params.grid = SplitGrid(p, params.partials, ceil_div(most_rows(p), C::kRows));
   const auto side = [&](const void* data, const Strides& stride, std::int64_t size, const Quantization& quant) {
     return side_of(data, p.kv_type, stride, size, quant, C::kStepKeys, C::kTileBytes, params.slot_bytes);
   };
@@ -60,12 +60,13 @@ cudaError_t launch(const QuantisedParams& params, cudaStream_t stream) {
   return launch<QuantisedConfig<kType, 256, std::min(kTiles, 2), kComponents>>(params, stream);
 }
 
-// As many components as make queries exact, of 16 bits or of 32. Where they are several, registers are for 8 rows.
+// As many components as make queries exact, of 16 bits or of 32. Where they are several, registers are for 8 rows. No
+// bit depends on how many rows a block has: of ragged sequences, whose rows the host does not know, it has 16.
 template <DType kType>
 cudaError_t launch(const QuantisedParams& params, cudaStream_t stream) {
   const AttentionParams& p = params.p;
   if (p.q_type != DType::bf16) return launch<kType, 1, 3>(params, stream);
-  const std::int64_t rows = p.sq * p.group;
+  const std::int64_t rows = p.total_q < 0 ? p.sq * p.group : 16;
   if (rows > 16) return launch<kType, 4, 1>(params, stream);
   return rows > 8 ? launch<kType, 2, 1>(params, stream) : launch<kType, 1, 1>(params, stream);
 }
@@ -91,11 +92,13 @@ bool quantised_groups_fit(const AttentionParams& p) {
 }
 
 cudaError_t attention_decode_quantised(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
-  QuantisedParams params{p, partials_of(p, workspace)};
-  params.modified = has_modifiers(p.score);
-  params.page_size = Divisor(p.page_size);
-  const cudaError_t status = launch(params, stream);
-  return status == cudaSuccess ? attention_combine(p, params.partials, stream) : status;
+  return for_each_part(p, partials_of(p, workspace), [&](const Partials& partials) {
+    QuantisedParams params{p, partials};
+    params.modified = has_modifiers(p.score);
+    params.page_size = Divisor(p.page_size);
+    const cudaError_t status = launch(params, stream);
+    return status == cudaSuccess ? attention_combine(p, partials, stream) : status;
+  });
 }
 
 }  // namespace rapt::cuda

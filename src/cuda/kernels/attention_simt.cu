@@ -2,6 +2,7 @@
 // schedule in shared memory. A thread block does a tile of 64 rows, and its threads, 16 side by side, each 8 x 4 of
 // everything (4 x 4 where V is wide): of the 64 x 64 scores, and of each 64 columns of the output.
 #include <algorithm>
+#include <type_traits>
 
 #include "cuda/kernels/kernels.hpp"
 #include "cuda/tile/launch.cuh"
@@ -44,12 +45,15 @@ using SmallTile = Shape<kChunks, kBlockThreads<kChunks>, 1, 64>;
 template <int kChunks>
 constexpr int kOperandsOfBoth = std::max(FullTile<kChunks>::kOperands, SmallTile<kChunks>::kOperands);
 
-template <int kOperands>
+// kQuantised: keys and values, which have scales, zeros and a tail to find then.
+template <int kOperands, bool kQuantised>
 struct Shared {
+  using Place = std::conditional_t<kQuantised, KvPlace, std::int64_t>;
   alignas(16) float operands[kOperands];  // of q and k; or kColumns columns of v
   alignas(16) float weights[kRows * Matrix<kKeys>::kPitch];
   Row rows[kRows];
-  std::int64_t q_at[kRows], out_at[kRows], lse_at[kRows], k_at[kKeys], v_at[kKeys];
+  std::int64_t q_at[kRows], out_at[kRows], lse_at[kRows];
+  Place k_at[kKeys], v_at[kKeys];
   float row_max[kRows], rescale[kRows];  // of scores so far; and what its last move makes of earlier weights
   int2 seen[kRows];                      // of the block's keys, the first and the end of those that a row sees
 };
@@ -67,6 +71,14 @@ struct ThreadPlace {
   }
   __device__ int row(int i) const { return row_0 + i * S::kRowStep; }
 };
+
+// Which of Q, K and V are fetched in fours of neighbours.
+struct Vector {
+  bool q, k, v;
+};
+template <class From, int kWidth, int kThreads, int kFetched>
+using FetchOf = std::conditional_t<std::is_same_v<From, KvSide>, FetchCodes<kWidth, kThreads, kFetched>,
+                                   Fetch<kWidth, kThreads, kFetched>>;
 
 // Over the threads that share rows: their lanes differ in these bits.
 template <class Combine>
@@ -116,25 +128,31 @@ __device__ __noinline__ void find_keys(const Head& head, const TileKeys& keys, s
   if (threadIdx.x >= kKeys) return;
   const std::int64_t j = block + threadIdx.x;
   const bool exists = j >= keys.begin && j < keys.end;
-  shared.k_at[threadIdx.x] = exists ? head.key_at(head.p.k_stride, j) : -1;
-  shared.v_at[threadIdx.x] = exists ? head.key_at(head.p.v_stride, j) : -1;
+  if constexpr (std::is_same_v<typename Shared::Place, KvPlace>) {
+    constexpr KvPlace kNowhere = {-1, 0, 0, 0};
+    shared.k_at[threadIdx.x] = exists ? KvSide::of_keys(head.p).place(head, j) : kNowhere;
+    shared.v_at[threadIdx.x] = exists ? KvSide::of_values(head.p).place(head, j) : kNowhere;
+  } else {
+    shared.k_at[threadIdx.x] = exists ? head.key_at(head.p.k_stride, j) : -1;
+    shared.v_at[threadIdx.x] = exists ? head.key_at(head.p.v_stride, j) : -1;
+  }
   const Row& row = shared.rows[threadIdx.x % S::kTileRows];
   shared.seen[threadIdx.x] = make_int2(static_cast<int>(clamp_to(row.first - block, 0, kKeys)),
                                        static_cast<int>(clamp_to(row.last - block, 0, kKeys)));
 }
 
 // s = Q K^T of a block of keys.
-template <class S, class Shared>
-__device__ __forceinline__ void multiply_keys(const ThreadPlace<S>& place, const Source& from_q, const Source& from_k,
-                                              bool vector, Shared& shared, float (&s)[S::kRowsPerThread][4]) {
+template <class S, class Keys, class Shared>
+__device__ __forceinline__ void multiply_keys(const ThreadPlace<S>& place, const Source& from_q, const Keys& from_k,
+                                              const Vector& vector, Shared& shared, float (&s)[S::kRowsPerThread][4]) {
   const Matrix<S::kDepth> q = {shared.operands}, k = {shared.operands + S::kTileRows * Matrix<S::kDepth>::kPitch};
   for (std::int64_t depth = 0; depth < from_q.size; depth += S::kDepth) {
     __syncthreads();
     Fetch<S::kDepth, S::kThreads, S::kTileRows>(from_q, shared.q_at, depth)(
-        vector, [&](int row, int column, float4 e) { q.four(row, column) = e; });
+        vector.q, [&](int row, int column, float4 e) { q.four(row, column) = e; });
     // Key 4 i + j is in row i + 16 j: a thread's four are neighbours, but what it reads beside others' is too.
-    Fetch<S::kDepth, S::kThreads, kKeys>(from_k, shared.k_at, depth)(
-        vector, [&](int row, int column, float4 e) { k.four(row % 4 * kSide + row / 4, column) = e; });
+    FetchOf<Keys, S::kDepth, S::kThreads, kKeys>(from_k, shared.k_at, depth)(
+        vector.k, [&](int row, int column, float4 e) { k.four(row % 4 * kSide + row / 4, column) = e; });
     __syncthreads();
 #pragma unroll S::kUnroll
     for (int at = 0; at < S::kDepth; at += 4) {
@@ -216,17 +234,18 @@ __device__ __forceinline__ void softmax(const ThreadPlace<S>& place, Shared& sha
 }
 
 // O = O * rescale + P V of a block of keys, for 64 columns of V from `column` on.
-template <class S, class Shared>
-__device__ __forceinline__ void add_values(const ThreadPlace<S>& place, const Source& from_v, bool vector,
+template <class S, class Values, class Shared>
+__device__ __forceinline__ void add_values(const ThreadPlace<S>& place, const Values& from_v, bool vector,
                                            std::int64_t column, Shared& shared, float (&o)[S::kRowsPerThread][4]) {
   const Matrix<kColumns - 4> v = {shared.operands};  // a row at a time is read: it needs nothing between them
   const Matrix<kKeys> weights = {shared.weights};
   __syncthreads();
   bool bad = false;
-  Fetch<kColumns, S::kThreads, kKeys>(from_v, shared.v_at, column)(vector, [&](int row, int column, float4 e) {
-    bad |= !is_finite(e.x) || !is_finite(e.y) || !is_finite(e.z) || !is_finite(e.w);
-    v.four(row, column) = e;
-  });
+  FetchOf<Values, kColumns, S::kThreads, kKeys>(from_v, shared.v_at, column)(
+      vector, [&](int row, int column, float4 e) {
+        bad |= !is_finite(e.x) || !is_finite(e.y) || !is_finite(e.z) || !is_finite(e.w);
+        v.four(row, column) = e;
+      });
   // The block's own sum first: the rounding of a sum grows with its terms.
   float sum[S::kRowsPerThread][4] = {};
   const auto add = [&](int key, auto skip) {
@@ -288,10 +307,36 @@ __device__ __forceinline__ void store_rows(const ThreadPlace<S>& place, const He
   }
 }
 
+// Where keys and values come from, and which of the fetches are of four neighbours.
+template <bool kQuantised>
+struct Sources {
+  Source q, k, v;
+  Vector vector;
+
+  __device__ explicit Sources(const AttentionParams& p)
+      : q{p.q, p.q_type, p.q_stride.d, p.d},
+        k{p.k, p.kv_type, p.k_stride.d, p.d},
+        v{p.v, p.kv_type, p.v_stride.d, p.dv} {
+    const bool all = q.is_vector(p.q_stride) && k.is_vector(p.k_stride) && v.is_vector(p.v_stride);
+    vector = {all, all, all};
+  }
+};
+template <>
+struct Sources<true> {
+  Source q;
+  KvSide k, v;
+  Vector vector;
+
+  __device__ explicit Sources(const AttentionParams& p)
+      : q{p.q, p.q_type, p.q_stride.d, p.d}, k(KvSide::of_keys(p)), v(KvSide::of_values(p)) {
+    vector = {q.is_vector(p.q_stride), has_fours(k), has_fours(v)};
+  }
+};
+
 // The rows of tile `number` whose bits are set in `wanted`. A row's bits are the same whatever the shape.
-template <class S, int kOperands>
+template <class S, int kOperands, bool kQuantised>
 __device__ __forceinline__ void attend(const AttentionParams& p, unsigned number, std::uint64_t wanted,
-                                       Shared<kOperands>& shared) {
+                                       Shared<kOperands, kQuantised>& shared) {
   static_assert(kOperands >= S::kOperands);
   const auto tiles = static_cast<unsigned>(Tiles::tiles(p));
   const Tiles::Tile tile = Tiles::find(p, static_cast<int>(number / tiles), static_cast<int>(number % tiles));
@@ -299,9 +344,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p, unsigned number
   const std::int64_t rows = head.len_q * p.group;
   if (tile.row >= rows) return;
   const bool modified = has_modifiers(p.score);
-  const Source from_q = {p.q, p.q_type, p.q_stride.d, p.d}, from_k = {p.k, p.kv_type, p.k_stride.d, p.d},
-               from_v = {p.v, p.kv_type, p.v_stride.d, p.dv};
-  const bool vector = from_q.is_vector(p.q_stride) && from_k.is_vector(p.k_stride) && from_v.is_vector(p.v_stride);
+  const Sources<kQuantised> from(p);
   const ThreadPlace<S> place;
 
   find_rows<S>(head, tile.row, rows, wanted, shared);
@@ -317,7 +360,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p, unsigned number
   for (std::int64_t block = keys.begin / kKeys * kKeys; block < keys.end; block += kKeys) {
     find_keys<S>(head, keys, block, shared);
     float s[S::kRowsPerThread][4] = {};
-    multiply_keys(place, from_q, from_k, vector, shared, s);
+    multiply_keys(place, from.q, from.k, from.vector, shared, s);
 #pragma unroll
     for (int i = 0; i < S::kRowsPerThread; ++i)
 #pragma unroll
@@ -328,16 +371,16 @@ __device__ __forceinline__ void attend(const AttentionParams& p, unsigned number
 #pragma unroll
     for (int chunk = 0; chunk < S::kChunks; ++chunk) {
       if (chunk * kColumns >= p.dv) break;
-      add_values(place, from_v, vector, chunk * kColumns, shared, o[chunk]);
+      add_values(place, from.v, from.vector.v, chunk * kColumns, shared, o[chunk]);
     }
   }
   store_rows(place, head, shared, o, l);
 }
 
-template <int kChunks>
+template <int kChunks, bool kQuantised>
 __global__ void __launch_bounds__(kBlockThreads<kChunks>, kBlocksPerProcessor<kChunks>)
     simt(const __grid_constant__ AttentionParams p) {
-  __shared__ Shared<FullTile<kChunks>::kOperands> shared;
+  __shared__ Shared<FullTile<kChunks>::kOperands, kQuantised> shared;
   // Heads one after another, so that K and V stay cached; the last rows first, since causal makes them the longest.
   const auto tiles = static_cast<unsigned>(Tiles::tiles(p)), in_head = blockIdx.x % tiles;
   attend<FullTile<kChunks>>(p, blockIdx.x - in_head + tiles - 1 - in_head, ~std::uint64_t{0}, shared);
@@ -352,7 +395,7 @@ __global__ void __launch_bounds__(kBlockThreads<kChunks>, kFallbackBlocksPerProc
   constexpr int kThreads = kBlockThreads<kChunks>;
   using Small = SmallTile<kChunks>;
   using Full = FullTile<kChunks>;
-  __shared__ Shared<kOperandsOfBoth<kChunks>> shared;
+  __shared__ Shared<kOperandsOfBoth<kChunks>, false> shared;
   __shared__ std::uint64_t wanted[kThreads];
   __shared__ unsigned of_warp[kThreads / 32];  // a bit for each thread whose tile has such rows
   wait_for_previous();
@@ -380,7 +423,10 @@ template <int kChunks>
 cudaError_t launch(const AttentionParams& p, cudaStream_t stream, const std::uint64_t* fallback_rows) {
   constexpr int kThreads = kBlockThreads<kChunks>;
   const auto tiles = static_cast<unsigned>(simt_tiles(p));
-  if (!fallback_rows) return launch_kernel(false, simt<kChunks>, tiles, kThreads, 0, stream, p);
+  if (!fallback_rows) {
+    const auto kernel = (only(p.kv_type) & kFloatTypes) != 0 ? simt<kChunks, false> : simt<kChunks, true>;
+    return launch_kernel(false, kernel, tiles, kThreads, 0, stream, p);
+  }
   if constexpr (kChunks > 4) {
     return cudaErrorInvalidValue;  // the kernels that have fallback rows take values of at most 256
   } else {

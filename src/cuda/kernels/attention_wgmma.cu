@@ -15,6 +15,7 @@
 
 #include "cuda/hopper/combine_row.cuh"
 #include "cuda/hopper/host.cuh"
+#include "cuda/kernels/wgmma_codes.cuh"
 #include "cuda/kernels/wgmma_load.cuh"
 #include "cuda/kernels/wgmma_rows.cuh"
 #include "cuda/tile/launch.cuh"
@@ -25,7 +26,8 @@ namespace {
 // A math warpgroup.
 template <class C>
 __device__ void attend(const WgmmaParams& params, const SequenceList& list, const TileQueue& queue,
-                       const Tile<C>* tiles, const QueryRing<C>& q, const Blocks<C>& k, const Blocks<C>& v, int group) {
+                       const Tile<C>* tiles, const QueryRing<C>& q, const Blocks<C>& k, const Blocks<C>& v,
+                       std::uint32_t scales, int group) {
   using T = typename C::Element;
   constexpr int kSteps = C::kPanel / 16;  // of products, in a panel of Q and K
   Rows<C> rows(params);
@@ -109,7 +111,7 @@ __device__ void attend(const WgmmaParams& params, const SequenceList& list, cons
       more = has_blocks();
     }
     if constexpr (C::kModified && C::kSize == 256) wgmma_wait<0>();  // the weights' registers are wanted
-    rows.softmax(s, tile, block * C::kKeys, [&] {
+    rows.softmax(s, tile, block * C::kKeys, scales + n % C::kScaleBlocks * C::kScaleBytes, [&] {
       if (starts) return;
       wgmma_wait<0>();
       pin(rows.o);
@@ -178,7 +180,9 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) wgmma(const __grid_co
   const TileScheduler<C> scheduler{params, list};
   if (threadIdx.x < 128) {
     if (C::kTradesRegisters) registers_decrease<C::kLoadRegisters>();
-    if constexpr (!C::kTma) {
+    if constexpr (C::kQuantised) {
+      load_codes<C>(params, {params, queue, tiles, scheduler}, queue, tiles, q, k, v, data + C::kScalesAt);
+    } else if constexpr (!C::kTma) {
       load_by_threads<C>(params, {params, queue, tiles, scheduler}, queue, tiles, q, k, v);
     } else if (threadIdx.x == 0) {
       load_by_tma<C>(params, scheduler, q, k, v);
@@ -189,7 +193,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) wgmma(const __grid_co
     }
   } else {
     if (C::kTradesRegisters) registers_increase<C::kMathRegisters>();
-    attend<C>(params, list, queue, tiles, q, k, v, uniform(threadIdx.x / 128 - 1));
+    attend<C>(params, list, queue, tiles, q, k, v, data + C::kScalesAt, uniform(threadIdx.x / 128 - 1));
   }
   if constexpr (C::kSplit) {
     if (params.combines) {
@@ -285,12 +289,26 @@ template <class T, int kSize, bool kSplit>
 cudaError_t launch(WgmmaParams& params, cudaStream_t stream) {
   constexpr int kGroups = kSplit ? 1 : 2;
   // Without a scale, masked scores would be -inf * 0.
-  if (has_modifiers(params.p.score) || params.p.score.scale_log2 == 0)
-    return launch<Config<T, kSize, false, true, kSplit, kGroups>>(params, stream);
+  const bool modified = has_modifiers(params.p.score) || params.p.score.scale_log2 == 0;
+  if constexpr (!kSplit) {
+    constexpr int kKeys = kSize > 128 ? 64 : 128;
+    if ((only(params.p.kv_type) & kFloatTypes) == 0)
+      return modified ? launch<Config<T, kSize, false, true, false, kGroups, kSize, kKeys, true>>(params, stream)
+                      : launch<Config<T, kSize, false, false, false, kGroups, kSize, kKeys, true>>(params, stream);
+  }
+  if (modified) return launch<Config<T, kSize, false, true, kSplit, kGroups>>(params, stream);
   using Other = Config<T, kSize, false, false, kSplit, kGroups>;
   if constexpr (kSize == 64 && !kSplit) return launch_up_to_64<T, Other>(params, stream);
   else if constexpr (kSize == 128 && !kSplit) return launch_up_to_128<T, Other>(params, stream);
   else return launch_plain<Config<T, kSize, true, false, kSplit, kGroups>, Other>(params, stream);
+}
+
+// Whether rows of codes are whole times 16 bytes, and 32 bits count these.
+bool codes_come_in_sixteens(const AttentionParams& p, const void* data, const Strides& s, std::int64_t size) {
+  const std::int64_t entries = p.page_size > 0 && !p.ring ? p.page_count : p.b;
+  const std::int64_t rows = p.page_size > 0 ? p.page_size : std::max(p.sk, p.total_k);
+  return is_vector(data, s, 1) && (p.kv_type == DType::i4x2 ? size / 2 : size) % 16 == 0 &&
+         entries * s.b + p.hk * s.h + rows * s.s < std::int64_t{15} << 32;
 }
 
 WgmmaParams params_of(const AttentionParams& p) {
@@ -300,7 +318,14 @@ WgmmaParams params_of(const AttentionParams& p) {
   const bool last = scales_last(p.score);
   params.inner = last ? 1 : scale, params.outer = last ? scale : 1;
   params.q_vector = p.score.scale_log2 >= 0 && is_vector(p.q, p.q_stride, 2);
-  params.kv_vector = is_vector(p.k, p.k_stride, 2) && is_vector(p.v, p.v_stride, 2);
+  if ((only(p.kv_type) & kFloatTypes) != 0) {
+    params.kv_vector = is_vector(p.k, p.k_stride, 2) && is_vector(p.v, p.v_stride, 2);
+  } else {
+    params.kv_vector =
+        codes_come_in_sixteens(p, p.k, p.k_stride, p.d) && codes_come_in_sixteens(p, p.v, p.v_stride, p.dv);
+    params.page_size = Divisor(p.page_size);
+    params.code_offset = p.kv_type == DType::i8 ? Codes<DType::i8>::kOffset : Codes<DType::i4x2>::kOffset;
+  }
   params.out_vector = is_vector(p.out, p.out_stride, p.out_type == DType::f32 ? 4 : 2);
   return params;
 }
@@ -325,7 +350,9 @@ cudaError_t attention_wgmma(const AttentionParams& p, std::byte* workspace, cuda
     return p.q_type == DType::f16 ? launch<__half, size, false>(params, stream)
                                   : launch<__nv_bfloat16, size, false>(params, stream);
   });
-  return status != cudaSuccess || p.total_q < 0 ? status : attention_wgmma_split(p, workspace, stream);
+  if (status != cudaSuccess || p.total_q < 0) return status;
+  const bool quantised = (only(p.kv_type) & kFloatTypes) == 0;
+  return (quantised ? attention_decode_quantised : attention_wgmma_split)(p, workspace, stream);
 }
 
 cudaError_t attention_wgmma_split(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {

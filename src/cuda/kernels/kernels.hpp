@@ -11,7 +11,7 @@
 
 namespace rapt::cuda {
 
-// attention_simt: fp32 arithmetic on ordinary cores, online softmax in tiles of 64 rows by 64 keys.
+// attention_simt: fp32 arithmetic on ordinary cores, online softmax in tiles of 64 rows by 64 keys, of any types.
 inline constexpr std::int64_t kSimtRows = 64, kSimtKeys = 64, kSimtMaxValueHeadSize = 576;
 // Tiles of a call, some of them empty if it is ragged: what a grid must hold.
 std::int64_t simt_tiles(const AttentionParams& params);
@@ -19,10 +19,11 @@ std::int64_t simt_tiles(const AttentionParams& params);
 cudaError_t attention_simt(const AttentionParams& params, cudaStream_t stream,
                            const std::uint64_t* fallback_rows = nullptr);
 
-// attention_wgmma: q, k and v of one 16-bit type on Hopper's tensor cores (sm_90a). Its fallback rows are those with
-// NaN, Inf or huge scores.
+// attention_wgmma: q, k and v of one 16-bit type on Hopper's tensor cores (sm_90a), or quantised k and v without zeros
+// whose rows have one scale at most (of fp16 queries none in v). Its fallback rows are those with NaN, Inf or huge
+// scores.
 inline constexpr std::int64_t kWgmmaMaxHeadSize = 256;
-bool wgmma_can_count(const AttentionParams& params);  // whether 32 bits are enough for rows and keys
+bool wgmma_can_count(const AttentionParams& params);         // whether 32 bits are enough for rows and keys
 std::size_t wgmma_workspace(const AttentionParams& params);  // bytes, at a multiple of 16
 cudaError_t attention_wgmma(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
 

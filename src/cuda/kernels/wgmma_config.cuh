@@ -15,8 +15,9 @@ constexpr float kMinKeyWeight = std::is_same_v<T, __half> ? 0x1p-16f : 0x1p-20f;
 
 // The kernel for elements T and head sizes up to kColumns, in tiles of rows for kGroups warpgroups against blocks of
 // kKeys keys. Products have kColumns columns, and shared memory kSize. kSplit: of few rows, over splits of their keys.
+// kQuantised: K and V are codes, which become elements T on their way to shared memory.
 template <class T, int kSize_, bool kTma_, bool kModified_, bool kSplit_, int kGroups_, int kColumns_ = kSize_,
-          int kKeys_ = (kSize_ > 128 || kSplit_) ? 64 : 128>
+          int kKeys_ = (kSize_ > 128 || kSplit_) ? 64 : 128, bool kQuantised_ = false>
 struct Config {
   using Element = T;
   static constexpr int kSize = kSize_, kColumns = kColumns_;
@@ -25,12 +26,23 @@ struct Config {
   static constexpr bool kTma = kTma_;            // else K and V are loaded by the threads of the first warpgroup
   static constexpr bool kModified = kModified_;  // scores need more than a scale
   static constexpr bool kSplit = kSplit_;
+  static constexpr bool kQuantised = kQuantised_;
   static constexpr int kGroups = kGroups_, kThreads = 128 * (kGroups + 1);
   static constexpr int kRows = kGroupRows * kGroups, kKeys = kKeys_;
   // On a multiprocessor. Short tiles: one begins while another ends.
   static constexpr int kBlocks = kGroups == 1 && kSize <= (kSplit ? 128 : 96) ? 2 : 1;
-  static constexpr int kLoadRegisters = kGroups > 2 ? 32 : kGroups == 1 ? 88 : kTma ? 56 : 72;
-  static constexpr int kMathRegisters = kGroups == 4 ? 112 : kGroups == 3 ? 160 : kGroups == 1 ? 168 : kTma ? 224 : 216;
+  static constexpr int kCodeRegisters = kSize == 256 ? 88 : 120;  // as many as O leaves
+  static constexpr int kLoadRegisters = kQuantised     ? kCodeRegisters
+                                        : kGroups > 2  ? 32
+                                        : kGroups == 1 ? 88
+                                        : kTma         ? 56
+                                                       : 72;
+  static constexpr int kMathRegisters = kQuantised     ? 252 - kCodeRegisters / 2
+                                        : kGroups == 4 ? 112
+                                        : kGroups == 3 ? 160
+                                        : kGroups == 1 ? 168
+                                        : kTma         ? 224
+                                                       : 216;
   static constexpr bool kTradesRegisters = kGroups > 1 || kBlocks > 1;  // else all have enough
   static constexpr int kProducers = kTma ? 96 : 128;                    // threads that put tiles into shared memory
   static constexpr int kStages = kSplit && kSize == 64 ? 4 : 2;         // blocks of K and of V at a time
@@ -40,7 +52,11 @@ struct Config {
   static constexpr float kShift = std::is_same_v<T, __half> ? 7 : 0, kOne = std::is_same_v<T, __half> ? 128 : 1;
   static constexpr int kRowsBytes = kRows * kSize * 2, kBlockBytes = kKeys * kSize * 2;
   static constexpr int kQueryTiles = kSize == 64 && kGroups < 4 ? 3 : kSize == 256 ? 1 : 2;  // that there is room for
-  static constexpr int kSharedBytes = kQueryTiles * kRowsBytes + 2 * kStages * kBlockBytes + 1024;
+  // The scales of a block's keys and of its values, of more blocks than there are stages: they are read when the keys
+  // have been multiplied and their place may have others.
+  static constexpr int kScaleBytes = kQuantised ? 2 * kKeys * 4 : 0, kScaleBlocks = 2 * kStages;
+  static constexpr int kScalesAt = kQueryTiles * kRowsBytes + 2 * kStages * kBlockBytes;
+  static constexpr int kSharedBytes = kScalesAt + kScaleBlocks * kScaleBytes + 1024;
   // By way of Q's place, if the next one has another.
   static constexpr bool kStoresByTma = kTma && kQueryTiles > 1;
   static_assert(!kSplit || kSplitUnit % kKeys == 0);
@@ -58,6 +74,9 @@ struct WgmmaParams : Grid {
   bool combines;       // the thread blocks of a sequence and kv head are a cluster, and combine their partial results
   float inner, outer;  // scales of scores, before and after the modifiers; Q takes the sign
   bool q_vector, kv_vector;  // 16 bytes at a time
+  // Of codes:
+  Divisor page_size;
+  std::uint32_t code_offset;  // Codes::offset
 };
 
 template <class C>

@@ -27,8 +27,17 @@ struct Rows : RowState<C> {
 
   // From scores of keys [key, ...), counted like `first`, to weights. `finish_values` is for the weights before to be
   // used up; it is called halfway through the exponentials, which leave the processor time for other things.
+  // `scales`: of codes, those of the keys and behind them of the values. A value's scale multiplies its weight.
   template <class FinishValues>
-  __device__ void softmax(float (&s)[kScores], const Tile<C>& tile, int key, FinishValues finish_values) {
+  __device__ void softmax(float (&s)[kScores], const Tile<C>& tile, int key, [[maybe_unused]] std::uint32_t scales,
+                          FinishValues finish_values) {
+    if constexpr (C::kQuantised) {
+#pragma unroll
+      for (int i = 0; i < kScores; i += 4) {
+        const float2 two = load8(scales + 4 * (2 * i + column));
+        s[i] *= two.x, s[i + 1] *= two.y, s[i + 2] *= two.x, s[i + 3] *= two.y;
+      }
+    }
     if constexpr (C::kModified) {
       for_each_four(s, [&](int j, float(&four)[4]) {
 #pragma unroll
@@ -67,6 +76,10 @@ struct Rows : RowState<C> {
       for (int n = 0; n < 4; ++n) sum[n] += s[i + n];
     };
     const auto pack_four = [&](int i) {
+      if constexpr (C::kQuantised) {
+        const float2 two = load8(scales + 4 * (C::kKeys + 2 * i + column));
+        s[i] *= two.x, s[i + 1] *= two.y, s[i + 2] *= two.x, s[i + 3] *= two.y;
+      }
 #pragma unroll
       for (int n = i; n < i + 4; n += 2) weights[n / 2] = pack<typename C::Element>(s[n], s[n + 1]);
     };
@@ -193,8 +206,8 @@ __device__ __noinline__ void redo_fallback_rows(const WgmmaParams& params, const
       falls_back = isnan(load(p.out, p.out_type, row_at(p.out_stride, head, row_of(head, row))));
     }
     if (const unsigned rows = __ballot_sync(~0u, falls_back) & 0xffff; rows != 0)
-      attend_rows<typename C::Element, (C::kSize + 63) / 64 * 64, C::kModified>(p, tile.b, tile.hk, tile.row + warp_row,
-                                                                                rows);
+      attend_rows<std::conditional_t<C::kQuantised, void, typename C::Element>, (C::kSize + 63) / 64 * 64,
+                  C::kModified>(p, tile.b, tile.hk, tile.row + warp_row, rows);
   }
 }
 

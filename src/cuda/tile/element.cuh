@@ -27,17 +27,28 @@ __host__ __device__ inline bool is_vector(const void* data, const Strides& s, st
          s.s % count == 0;
 }
 
-// Code i of a row of a quantised cache that begins at index `at`; of i4x2 two lie in a byte.
-__device__ inline float load_code(const void* base, DType type, std::int64_t at, std::int64_t stride, std::int64_t i) {
-  const auto* const codes = static_cast<const std::uint8_t*>(base);
-  if (type == DType::i4x2) {
-    const int half = codes[at + i / 2 * stride] >> (i % 2 * 4) & 15;
-    return static_cast<float>(half < 8 ? half : half - 16);
-  }
-  const std::uint8_t code = codes[at + i * stride];
+// A code of 8 bits.
+__device__ inline float code_of_byte(std::uint8_t code, DType type) {
   if (type == DType::i8) return static_cast<float>(static_cast<std::int8_t>(code));
   const __nv_fp8_interpretation_t kind = type == DType::f8e4m3 ? __NV_E4M3 : __NV_E5M2;
   return __half2float(__half(__nv_cvt_fp8_to_halfraw(code, kind)));
+}
+// A code of i4x2, from a byte with it in the lower half; the upper one may hold anything.
+__device__ inline float code_of_half(std::uint32_t bits) {
+  return static_cast<float>(static_cast<int>((bits & 15) ^ 8) - 8);
+}
+// Code i of a row of a quantised cache that begins at index `at`; of i4x2 two lie in a byte.
+__device__ inline float load_code(const void* base, DType type, std::int64_t at, std::int64_t stride, std::int64_t i) {
+  const auto* const codes = static_cast<const std::uint8_t*>(base);
+  if (type == DType::i4x2) return code_of_half(codes[at + i / 2 * stride] >> (i % 2 * 4));
+  return code_of_byte(codes[at + i * stride], type);
+}
+// Four neighbouring codes, the first in the lowest bits.
+__device__ inline float4 four_codes(std::uint32_t bits, DType type) {
+  if (type == DType::i4x2)
+    return make_float4(code_of_half(bits), code_of_half(bits >> 4), code_of_half(bits >> 8), code_of_half(bits >> 12));
+  const auto byte = [&](int i) { return code_of_byte(static_cast<std::uint8_t>(bits >> 8 * i), type); };
+  return make_float4(byte(0), byte(1), byte(2), byte(3));
 }
 
 // How semantics/score.hpp reads a bias or a slope.

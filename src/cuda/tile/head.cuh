@@ -22,43 +22,62 @@ struct Head : Sequence {
   __device__ std::int64_t key_at(const Strides& s, std::int64_t j) const { return key_index(p, s, b, hk, k_first, j); }
 };
 
-// A key's row of k or v whatever it is kept in: elements as they count.
-class KvRow {
- public:
-  __device__ static KvRow of_key(const Head& head, std::int64_t j) {
-    const AttentionParams& p = head.p;
-    KvRow row(p.k, p.kv_type, p.k_stride, p.k_quant, head, j);
-    row.codes_ = p.d - p.k_tail.size;
-    if (p.k_tail.size > 0) row.tail_ = p.k_tail, row.tail_at_ = head.key_at(p.k_tail.stride, j);
+// Where a key's row of k or v begins: indices of its elements, its scales, its zeros and its tail.
+struct KvPlace {
+  std::int64_t at, scale_at, zero_at, tail_at;
+};
+
+// k or v of a call, whatever it is kept in: elements as they count.
+struct KvSide {
+  const void* data;
+  DType type;
+  const Strides& stride;
+  const Quantization& quant;
+  std::int64_t size, codes;  // columns; and those before the tail
+  const KeyTail& tail;       // where there is one
+
+  __device__ static KvSide of_keys(const AttentionParams& p) {
+    return {p.k, p.kv_type, p.k_stride, p.k_quant, p.d, p.d - p.k_tail.size, p.k_tail};
+  }
+  __device__ static KvSide of_values(const AttentionParams& p) {
+    return {p.v, p.kv_type, p.v_stride, p.v_quant, p.dv, p.dv, p.k_tail};
+  }
+
+  __device__ KvPlace place(const Head& head, std::int64_t j) const {
+    KvPlace row{head.key_at(stride, j), 0, 0, 0};
+    if (quant.scale) row.scale_at = head.key_at(quant.scale_stride, j);
+    if (quant.zero) row.zero_at = head.key_at(quant.zero_stride, j);
+    if (codes < size) row.tail_at = head.key_at(tail.stride, j);
     return row;
   }
-  __device__ static KvRow of_value(const Head& head, std::int64_t j) {
-    return {head.p.v, head.p.kv_type, head.p.v_stride, head.p.v_quant, head, j};
+  // A code of a row's n-th group as it counts.
+  __device__ float number(const KvPlace& row, std::int64_t n, float code) const {
+    if (quant.zero) code -= quant.zero[row.zero_at + n * quant.zero_stride.d];
+    return quant.scale ? code * quant.scale[row.scale_at + n * quant.scale_stride.d] : code;
   }
-  __device__ float operator[](std::int64_t i) const {
-    if (type_ == DType::f32 || type_ == DType::bf16 || type_ == DType::f16)
-      return load(data_, type_, at_ + i * stride_);
-    if (i >= codes_) return load(tail_.data, tail_.type, tail_at_ + (i - codes_) * tail_.stride.d);
-    float x = load_code(data_, type_, at_, stride_, i);
-    if (quant_.zero) x -= quant_.zero[zero_at_ + i / quant_.group * quant_.zero_stride.d];
-    return quant_.scale ? x * quant_.scale[scale_at_ + i / quant_.group * quant_.scale_stride.d] : x;
+  // Column i of the tail.
+  __device__ float of_tail(const KvPlace& row, std::int64_t i) const {
+    return load(tail.data, tail.type, row.tail_at + i * tail.stride.d);
   }
+  __device__ float element(const KvPlace& row, std::int64_t i) const {
+    if (type == DType::f32 || type == DType::bf16 || type == DType::f16) return load(data, type, row.at + i * stride.d);
+    if (i >= codes) return of_tail(row, i - codes);
+    return number(row, i / quant.group, load_code(data, type, row.at, stride.d, i));
+  }
+};
+
+// A key's row of it.
+class KvRow {
+ public:
+  __device__ static KvRow of_key(const Head& head, std::int64_t j) { return {KvSide::of_keys(head.p), head, j}; }
+  __device__ static KvRow of_value(const Head& head, std::int64_t j) { return {KvSide::of_values(head.p), head, j}; }
+  __device__ float operator[](std::int64_t i) const { return side_.element(place_, i); }
 
  private:
-  __device__ KvRow(const void* data, DType type, const Strides& stride, const Quantization& quant, const Head& head,
-                   std::int64_t j)
-      : data_(data), type_(type), stride_(stride.d), quant_(quant), at_(head.key_at(stride, j)) {
-    if (quant.scale) scale_at_ = head.key_at(quant.scale_stride, j);
-    if (quant.zero) zero_at_ = head.key_at(quant.zero_stride, j);
-  }
+  __device__ KvRow(const KvSide& side, const Head& head, std::int64_t j) : side_(side), place_(side.place(head, j)) {}
 
-  const void* data_;
-  DType type_;
-  std::int64_t stride_;
-  const Quantization& quant_;
-  std::int64_t at_, scale_at_ = 0, zero_at_ = 0;
-  std::int64_t codes_ = INT64_MAX, tail_at_ = 0;  // of the tail, if keys have one
-  KeyTail tail_{};
+  KvSide side_;
+  KvPlace place_;
 };
 
 // Where a row lies, and the keys [first, last) that it sees.

@@ -1,7 +1,7 @@
 // Rows of Q, K and V from global memory into matrices in shared memory, as fp32, whatever their type and strides.
 #pragma once
 
-#include "cuda/tile/element.cuh"
+#include "cuda/tile/head.cuh"
 
 namespace rapt::cuda {
 
@@ -91,6 +91,69 @@ struct Fetch {
     for (int i = row; i < kRows; i += kStep) {
       const std::int64_t n = row_at[i] < 0 ? 0 : x.size - column - own;
       put(i, own, load4(x.data, x.type, row_at[i] + (column + own) * x.stride, x.stride, n));
+    }
+  }
+};
+
+// Whether codes can be read four at a time, and four are of one group.
+__device__ inline bool has_fours(const KvSide& x) {
+  const std::int64_t bytes = x.type == DType::i4x2 ? 2 : 4;
+  return x.stride.d == 1 && (x.stride.b | x.stride.h | x.stride.s) % bytes == 0 && (x.codes | x.quant.group) % 4 == 0 &&
+         reinterpret_cast<std::uintptr_t>(x.data) % bytes == 0;
+}
+
+// The same of quantised keys or values. Row i is all zeros if place[i].at is negative.
+template <int kWidth, int kThreads, int kRows>
+struct FetchCodes {
+  static constexpr int kFours = kWidth / 4, kStep = kThreads / kFours, kTimes = kRows / kStep;
+  const KvSide& x;
+  const KvPlace* place;
+  std::int64_t column;  // the thread's first
+  int row, own;
+
+  __device__ FetchCodes(const KvSide& x, const KvPlace* place, std::int64_t first) : x(x), place(place) {
+    int thread = threadIdx.x;
+    asm volatile("" : "+r"(thread));
+    row = thread / kFours, own = thread % kFours * 4, column = first + own;
+  }
+
+  template <class Put>
+  __device__ void operator()(bool vector, Put put) const {
+    if (vector && column < x.codes) at_once(put);
+    else one_by_one(put);
+  }
+  __device__ std::uint32_t four_bits(std::int64_t at) const {
+    const auto* const codes = static_cast<const std::uint8_t*>(x.data) + at;
+    if (x.type == DType::i4x2) return *reinterpret_cast<const std::uint16_t*>(codes + column / 2);
+    return *reinterpret_cast<const std::uint32_t*>(codes + column);
+  }
+  template <class Put>
+  __device__ void at_once(Put put) const {
+    const std::int64_t group = column / x.quant.group;
+    std::uint32_t bits[kTimes];
+#pragma unroll
+    for (int i = 0; i < kTimes; ++i) {
+      const KvPlace& at = place[row + i * kStep];
+      bits[i] = at.at < 0 ? 0 : four_bits(at.at);
+    }
+#pragma unroll
+    for (int i = 0; i < kTimes; ++i) {
+      const KvPlace& at = place[row + i * kStep];
+      float4 e = make_float4(0, 0, 0, 0);
+      if (at.at >= 0) {
+        e = four_codes(bits[i], x.type);
+        for (float* const one : {&e.x, &e.y, &e.z, &e.w}) *one = x.number(at, group, *one);
+      }
+      put(row + i * kStep, own, e);
+    }
+  }
+  template <class Put>
+  __device__ void one_by_one(Put put) const {
+#pragma unroll 1
+    for (int i = row; i < kRows; i += kStep) {
+      const KvPlace& at = place[i];
+      const auto element = [&](int n) { return at.at >= 0 && column + n < x.size ? x.element(at, column + n) : 0.f; };
+      put(i, own, make_float4(element(0), element(1), element(2), element(3)));
     }
   }
 };
