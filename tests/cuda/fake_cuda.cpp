@@ -162,6 +162,9 @@ std::int64_t decode_items(const AttentionParams&) {
 std::size_t decode_workspace(const AttentionParams&) {
   return 64;
 }
+bool decode_finishes_at_once(const AttentionParams&) {
+  return false;
+}
 cudaError_t attention_wgmma_split(const AttentionParams&, std::byte*, cudaStream_t) {
   return launched();
 }

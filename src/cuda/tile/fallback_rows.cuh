@@ -1,7 +1,6 @@
 // Fallback rows: what the arithmetic of tensor cores does not carry is computed once more, from the keys themselves.
 #pragma once
 
-#include <cstring>
 #include <type_traits>
 
 #include "cuda/tile/score.cuh"
@@ -69,7 +68,7 @@ struct RowReader {
   }
   __device__ static float of(const std::uint32_t* two, int i) {
     T elements[2];
-    std::memcpy(elements, two, sizeof elements);
+    memcpy(elements, two, sizeof elements);
     return static_cast<float>(elements[i]);
   }
   template <class Word, int kCount>
@@ -78,7 +77,7 @@ struct RowReader {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) elements[i] = from[min(column + i, size - 1) * stride];
     Word word;
-    std::memcpy(&word, elements, sizeof word);
+    memcpy(&word, elements, sizeof word);
     return word;
   }
   template <int kCount>
