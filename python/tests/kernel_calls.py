@@ -54,7 +54,12 @@ def by_python():
 
 
 class BackwardCalls:
-    count = 0
+    def __init__(self):
+        self.names = []
+
+    @property
+    def count(self):
+        return len(self.names)
 
 
 @contextmanager
@@ -62,14 +67,17 @@ def backward_calls():
     """Counts the calls of rapt's own backward."""
     calls = BackwardCalls()
 
-    def counted(function):
+    def counted(name):
+        function = getattr(_core, name)
+
         def count(*args):
             result = function(*args)
-            calls.count += result is not NotImplemented
+            if result is not NotImplemented:
+                calls.names.append(name)
             return result
 
         return count
 
     names = ("attention_backward", "eager_sdpa_gradients", "dispatched_sdpa_gradients")
-    with mock.patch.multiple(_core, **{name: counted(getattr(_core, name)) for name in names}):
+    with mock.patch.multiple(_core, **{name: counted(name) for name in names}):
         yield calls

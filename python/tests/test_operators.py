@@ -8,7 +8,7 @@ import pytest
 import rapt
 import rapt.torch
 import torch
-from kernel_calls import by_python, kernel_calls
+from kernel_calls import backward_calls, by_python, kernel_calls
 from torch._dynamo.testing import CompileCounter
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -37,8 +37,6 @@ def call(q, k=None, v=None, mask=None, is_causal=False, scale=None, gqa=False, *
 @pytest.fixture
 def x():
     return torch.randn(2, 4, 9, 16)
-
-
 
 
 SURROUNDINGS = [
@@ -209,6 +207,7 @@ def test_kernels_are_not_compiled(x):
 def test_compiled_training_calls_the_extension(x):
     x.requires_grad_()
     compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
-    with kernel_calls() as kernel:
+    with kernel_calls() as kernel, backward_calls() as backward:
         compiled(x, x, x).sum().backward()
     assert (kernel.eager, kernel.by_python) == (1, 0)
+    assert backward.names == ["dispatched_sdpa_gradients"]

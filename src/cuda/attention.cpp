@@ -34,7 +34,7 @@ bool is_quantised(const AttentionParams& a) {
 
 // Of ragged sequences those with few rows are split, whatever the entry is for.
 bool splits_can_be_counted(const AttentionParams& a) {
-  return a.total_q < 0 || decode_items(a) < kMaxBlocks;
+  return a.total_q < 0 || decode_items(a) < kMaxBlocks / 8;  // thread blocks of a split
 }
 
 constexpr AttentionKernel decode(const char* name, const char* arithmetic, DType type) {
@@ -78,21 +78,25 @@ std::string_view refuse_wgmma_cache(const AttentionProblem& p) {
 // Its blocks of rows and keys depend on the head size, so the facts have none.
 template <DType kType>
 constexpr AttentionKernel wgmma(const char* name, const char* arithmetic) {
-  return {.name = name,
-          .isa = "sm90a",
-          .facts = {.operation = Operation::attention,
-                    .phase = Phase::prefill,
-                    .arithmetic = arithmetic,
-                    .dtypes = only(kType) | kQuantisedTypes,
-                    .max_head_size = kWgmmaMaxHeadSize},
-          .refuse = [](const AttentionParams& a) -> std::string_view {
-            return wgmma_can_count(a) && splits_can_be_counted(a) ? "" : "takes fewer than 2^30 rows and keys";
-          },
-          .refuse_cache = refuse_wgmma_cache<kType>,
-          .workspace = wgmma_workspace,
-          .work_items = simt_tiles,
-          .run = [](const AttentionParams& a, void* workspace,
-                    cudaStream_t stream) { return attention_wgmma(a, static_cast<std::byte*>(workspace), stream); }};
+  return {
+      .name = name,
+      .isa = "sm90a",
+      .facts = {.operation = Operation::attention,
+                .phase = Phase::prefill,
+                .arithmetic = arithmetic,
+                .dtypes = only(kType) | kQuantisedTypes,
+                .max_head_size = kWgmmaMaxHeadSize},
+      .refuse = [](const AttentionParams& a) -> std::string_view {
+        return wgmma_can_count(a) && splits_can_be_counted(a)
+                   ? ""
+                   : "takes fewer than 2^30 rows and keys, and splits of few rows";
+      },
+      .refuse_cache = refuse_wgmma_cache<kType>,
+      .workspace = wgmma_workspace,
+      .work_items = simt_tiles,
+      .run = [](const AttentionParams& a, void* workspace,
+                cudaStream_t stream) { return attention_wgmma(a, static_cast<std::byte*>(workspace), stream); },
+      .needs_no_workspace = [](const AttentionParams& a) { return !is_quantised(a) && decode_finishes_at_once(a); }};
 }
 constexpr AttentionKernel latent(const char* name, const char* arithmetic, DType type) {
   return {.name = name,
@@ -134,7 +138,9 @@ constexpr AttentionKernel kKernels[] = {
                .min_head_size = kWgmmaF32MinHeadSize,
                .max_head_size = kWgmmaMaxHeadSize},
      .refuse = [](const AttentionParams& a) -> std::string_view {
-       return wgmma_f32_can_count(a) && splits_can_be_counted(a) ? "" : "takes fewer than 2^28 rows and keys";
+       return wgmma_f32_can_count(a) && splits_can_be_counted(a)
+                  ? ""
+                  : "takes fewer than 2^28 rows and keys, and splits of few rows";
      },
      .workspace = wgmma_f32_workspace,
      .work_items = simt_tiles,

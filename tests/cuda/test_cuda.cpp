@@ -258,8 +258,16 @@ TEST_CASE("cuda: several tiles for each thread block", "[kernel]") {
       "attention hq=600 hk=150 sq=45 sk=130 d=64 lse",
       "attention hq=450 hk=150 sq=60 sk=90 d=56 causal align=bottom_right lse",
       "attention hq=160 hk=20 sq=100 sk=1300 d=24 dv=40 window=90,0 align=bottom_right lse",
-      "attention hq=200 sq=80 sk=70 d=33 dv=41 lse"};
+      "attention hq=200 sq=80 sk=70 d=33 dv=41 lse",
+      "attention hq=9000 sq=5 sk=20 d=64 lse",
+      "attention b=90 hq=4 sq=200 sk=150 d=64 ragged_q=7000 ragged_k=5000 lse"};
   const auto test = [](const std::string& entry, Case& c) {
+    // Fallback rows in some tiles, and none in those between.
+    const float huge = c.problem.q_dtype == DType::f16 ? 6e4f : 1e9f;
+    for (std::int64_t head = 0; c.problem.ragged_q < 0 && head < c.problem.hq; head += 7)
+      for (const std::int64_t row : {3, 39})
+        if (row < c.problem.sq) c.q.at({0, head, row, 5}) = huge;
+    for (std::int64_t row = 0; row < c.problem.ragged_q; row += 301) c.q.at({row, 1, 5}) = huge;
     const Errors errors = run_and_compare(c, entry, oracle(c.args()));
     INFO(describe(errors));
     CHECK(errors.ok());
@@ -466,14 +474,17 @@ TEST_CASE("cuda: splits of a sequence's keys do not depend on the batch", "[kern
 }
 
 // By the kernels that dispatch chooses for dense ones: some have few rows, and get their keys split. Partial results
-// lie end to end in some batches; in others there is room for as many rows of each sequence as may be split. The last
-// but two has many splits that do not exist, and the next more sequences than thread blocks keep a list of.
+// lie end to end in some batches; in others there is room for as many rows of each sequence as may be split, and in the
+// last for those of half of the sequences at a time. One has many splits that do not exist, and one more sequences than
+// thread blocks keep a list of.
 TEST_CASE("cuda: a ragged sequence has the bits that it has dense", "[kernel]") {
   struct Batch {
     const char* text;
     std::vector<std::int64_t> tokens;
+    std::int64_t pages = 0;  // of a sequence, in a table wider than the case's; 0: its own
   };
-  std::vector<std::int64_t> many(1100);
+  std::vector<std::int64_t> in_parts(70, 1), many(1100);
+  in_parts[40] = 1100;
   for (std::size_t n = 0; n < many.size(); ++n) many[n] = static_cast<std::int64_t>(n % 4);
   const Batch batches[] = {
       {"attention b=7 hq=8 hk=2 sq=220 sk=9024 d=128 ragged_q=257 page=64 seqlens causal align=bottom_right lse",
@@ -482,7 +493,7 @@ TEST_CASE("cuda: a ragged sequence has the bits that it has dense", "[kernel]") 
        {1, 2, 0, 3, 1, 2}},
       {"attention b=5 hq=4 sq=100 sk=700 d=40 ragged_q=230 page=16 seqlens window=100,0 align=bottom_right lse",
        {64, 65, 1, 100, 0}},
-      {"attention b=40 hq=4 hk=2 sq=1 sk=9000 d=16 ragged_q=40 page=64 seqlens lse", std::vector<std::int64_t>(40, 1)},
+      {"attention b=40 hq=4 hk=2 sq=1 sk=9024 d=16 ragged_q=40 page=64 seqlens lse", std::vector<std::int64_t>(40, 1)},
       {"attention b=1100 hq=2 hk=1 sq=3 sk=30 d=16 ragged_q=1650 seqlens lse", many},
       {"attention b=4 hq=8 hk=4 sq=300 sk=400 d=192 dv=128 ragged_q=340 seqlens causal align=bottom_right lse",
        {1, 300, 32, 7}},
@@ -491,8 +502,11 @@ TEST_CASE("cuda: a ragged sequence has the bits that it has dense", "[kernel]") 
        {1, 3, 0, 16, 130, 16, 1}},
       {"attention b=5 hq=4 sq=100 sk=704 d=256 dv=96 ragged_q=230 page=16 seqlens kv=f8e4m3 window=100,0 "
        "align=bottom_right lse",
-       {64, 65, 1, 100, 0}}};
+       {64, 65, 1, 100, 0}},
+      {"attention b=70 hq=32 hk=8 sq=1100 sk=64 d=128 ragged_q=1169 page=64 seqlens lse", in_parts, 2048}};
+  std::vector<int> runs;
   for (const Batch& batch : batches) {
+    runs.push_back(0);
     const auto test = [&](const std::string& entry, Case& c) {
       if (!entry.starts_with("attention_wgmma")) return;
       std::int64_t first = 0;
@@ -503,7 +517,19 @@ TEST_CASE("cuda: a ragged sequence has the bits that it has dense", "[kernel]") 
         if (n < batch.tokens.size()) first += batch.tokens[n];
       }
       REQUIRE(first == c.problem.ragged_q);
-      const Bytes ragged = expected(entry, c);
+      ++runs.back();
+      std::vector<std::int32_t> table(static_cast<std::size_t>(c.problem.b * batch.pages));
+      const auto in_wide_table = [&](AttentionArgs args) {
+        if (batch.pages == 0) return args;
+        for (std::int64_t n = 0; n < c.problem.b; ++n)
+          table[static_cast<std::size_t>(n * batch.pages)] = static_cast<std::int32_t>(index_at(c.block_table, {n, 0}));
+        args.kv.block_table = TensorView(table.data(), {c.problem.b, batch.pages});
+        return args;
+      };
+      const AttentionArgs all = in_wide_table(c.args());
+      c.poison_outputs();
+      run(all, entry);
+      const Bytes ragged(c);
       c.poison_outputs();
       first = 0;
       for (std::size_t n = 0; n < batch.tokens.size(); first += batch.tokens[n++]) {
@@ -518,7 +544,7 @@ TEST_CASE("cuda: a ragged sequence has the bits that it has dense", "[kernel]") 
           std::swap(part.shape[1], part.shape[2]), std::swap(part.strides[1], part.strides[2]);
           return part;
         };
-        AttentionArgs args = c.args();
+        AttentionArgs args = all;
         args.cu_seqlens_q = {};
         args.q = dense(args.q), args.out = dense(args.out), args.lse = dense(args.lse);
         args.kv.seqlens = slice(args.kv.seqlens, 0, number, 1);
@@ -532,6 +558,11 @@ TEST_CASE("cuda: a ragged sequence has the bits that it has dense", "[kernel]") 
     };
     each_case(test, std::array{batch.text});
   }
+  const bool any = *std::max_element(runs.begin(), runs.end()) > 0;
+  for (std::size_t n = 0; any && n < runs.size(); ++n) {
+    INFO(batches[n].text);
+    CHECK(runs[n] > 0);
+  }
 }
 
 // The host cannot check them; guard bands and compute-sanitizer see what they lead to.
@@ -541,6 +572,8 @@ TEST_CASE("cuda: senseless lengths and tables in a GPU's memory lead nowhere", "
       "attention b=2 hq=6 hk=2 sq=3 sk=320 d=40 page=16 seqlens alibi sinks causal align=bottom_right",
       "attention b=2 hq=6 hk=2 sq=3 sk=32 d=40 ring seqlens alibi sinks causal align=bottom_right",
       "attention b=2 hq=6 hk=2 sq=3 sk=320 d=64 page=16 seqlens kv=f8e4m3 causal align=bottom_right",
+      "attention b=6 hq=4 hk=1 sq=3 sk=720 d=64 ragged_q=9 page=16 seqlens causal align=bottom_right",
+      "attention b=6 hq=4 hk=1 sq=3 sk=720 d=64 ragged_q=9 page=16 seqlens kv=i8 groups=1 causal align=bottom_right",
       "attention b=2 hq=6 hk=2 sq=3 sk=32 d=64 ring seqlens kv=i4x2 groups=1 causal align=bottom_right"};
   const auto test = [](const std::string& entry, Case& c) {
     // Numbers of every size and sign, also in front.

@@ -48,6 +48,9 @@ struct SequenceList {
   static constexpr int kMost = 1024;
   int before[kMost + 1];
 
+  // In shared memory: none where there is no list, or the kernel that combines would not find room beside this one.
+  static std::size_t bytes(const Grid& grid) { return grid.listed ? sizeof(SequenceList) : 0; }
+
   // By all threads; those of a warp at least, in whole warps. Synchronises them.
   template <class C>
   __device__ void fill(const Grid& grid) {

@@ -91,7 +91,7 @@ struct Partials {
   }
   __host__ __device__ static std::int64_t m_at(const AttentionParams& p) { return ceil_div(p.dv, 4) * 4; }
 };
-constexpr std::int64_t kMostPartials = std::int64_t{1} << 30;  // bytes, of ragged sequences
+constexpr std::int64_t kMostPartials = std::int64_t{1} << 30;  // bytes, of ragged sequences, unless one takes more
 
 inline std::int64_t bytes_of(const AttentionParams& p, const Partials& partials, std::int64_t rows) {
   return p.hk * rows * partials.splits * partials.floats * std::int64_t{sizeof(float)};
@@ -100,7 +100,8 @@ inline std::int64_t bytes_of(const AttentionParams& p, const Partials& partials,
 inline std::size_t bytes_of(const AttentionParams& p, const Partials& partials) {
   const std::int64_t rows = p.total_q < 0 ? partials.rows : std::min(p.total_q * p.group, p.b * kMostRows);
   const std::int64_t bytes = bytes_of(p, partials, rows);
-  return static_cast<std::size_t>(p.total_q < 0 ? bytes : std::min(bytes, kMostPartials));
+  const std::int64_t most = std::max(kMostPartials, bytes_of(p, partials, kMostRows));
+  return static_cast<std::size_t>(p.total_q < 0 ? bytes : std::min(bytes, most));
 }
 
 // Of a call whose sequences have up to so many splits.

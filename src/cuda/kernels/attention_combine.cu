@@ -11,6 +11,7 @@ namespace rapt::cuda {
 namespace {
 
 constexpr int kThreads = 32 * kCombineWarps;
+static_assert(kMostRows == kDecodeMaxRows, "ragged sequences are split where dense ones are");
 
 // On a multiprocessor.
 template <int kMaxSize>

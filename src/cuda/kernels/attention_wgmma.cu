@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) wgmma(const __grid_co
   extern __shared__ std::uint8_t shared[];
   __shared__ std::uint64_t barriers[4 * C::kStages + 2 * kQueueTiles + 2 * C::kQueryTiles];
   __shared__ Tile<C> tiles[kQueueTiles];
-  __shared__ SequenceList list;
+  auto& list = *reinterpret_cast<SequenceList*>(shared + C::kSharedBytes);
   const std::uint32_t first = shared_address(barriers);
   std::uint32_t data = (shared_address(shared) + 1023) / 1024 * 1024;  // the swizzle's unit
   pin(data);
@@ -212,8 +212,8 @@ cudaError_t launch(WgmmaParams& params, cudaStream_t stream) {
   params.unsplit = C::kSplit && finishes_at_once(params.p, params.partials);
   // Only where clusters have room beside each other: others wait until all of their thread blocks do.
   params.combines = C::kSplit && !params.unsplit && splits <= kCombineWarps && 2 * params.all <= multiprocessors();
-  return launch_clusters(params.combines ? splits : 1, params.early, wgmma<C>, blocks, C::kThreads, C::kSharedBytes,
-                         stream, params);
+  return launch_clusters(params.combines ? splits : 1, params.early, wgmma<C>, blocks, C::kThreads,
+                         C::kSharedBytes + SequenceList::bytes(params), stream, params);
 }
 
 // Of scores that need no more than a scale: by TMA if it can load K and V, else in the form `Other`.
@@ -232,8 +232,8 @@ cudaError_t launch_plain(WgmmaParams& params, cudaStream_t stream) {
 
 // What follows chooses tiles and blocks of keys. No bit depends on the number of warpgroups but through values that are
 // not finite and hidden, which count for a tile: so it may depend on the sequences' sizes alone. Bits do depend on the
-// blocks of keys, but for sequences of one block: these depend on the head size and on the mask's right end alone, for
-// rows to have the same bits in every layout.
+// blocks of keys, but for sequences of one block: these depend on the head size, the mask's right end and whether
+// scores have modifiers alone, for rows to have the same bits in every layout.
 
 constexpr std::int64_t kLong = 1280;
 
@@ -244,7 +244,9 @@ int groups_for(const AttentionParams& p) {
   if (!are_alike(p) || p.sk > kLong) return 3;
   if (rows <= kGroupRows) return 1;
   if (p.score.right != kOpen) return 2;
-  return p.d > 48 ? 1 : rows > kLong ? 3 : 2;  // narrow heads of many rows: the more share K and V, the better
+  return std::max(p.d, p.dv) > 48 ? 1
+         : rows > kLong           ? 3
+                                  : 2;  // narrow heads of many rows: the more share K and V, the better
 }
 
 // The same for those of 65 to 80: one where the last of three would have little to do, or tiles share no keys.

@@ -390,7 +390,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) wgmma_f32(const __grid_constan
   extern __shared__ std::uint8_t shared[];
   __shared__ std::uint64_t barriers[4 * C::kStages + 2 * C::kGroups + 2 * kQueueTiles];
   __shared__ Tile<C> tiles[kQueueTiles];
-  __shared__ SequenceList list;
+  auto& list = *reinterpret_cast<SequenceList*>(shared + C::kSharedBytes);
   const std::uint32_t first = shared_address(barriers), start = shared_address(shared);
   const std::uint32_t data = (start + 1023) / 1024 * 1024;  // the swizzle's unit
   const Stages<C> k{first, data + C::kGroups * C::kGroupBytes, C::kBlockBytes};
@@ -458,7 +458,8 @@ cudaError_t launch(WgmmaF32Params& params, std::byte* workspace, cudaStream_t st
   status = launch_kernel(false, prepare<Config<C::kSize, false>>, static_cast<unsigned>(units), kPrepareThreads, 0,
                          stream, params);
   if (status != cudaSuccess) return status;
-  status = launch_kernel(true, wgmma_f32<C>, processors, C::kThreads, C::kSharedBytes, stream, params);
+  status = launch_kernel(true, wgmma_f32<C>, processors, C::kThreads, C::kSharedBytes + SequenceList::bytes(params),
+                         stream, params);
   if (status != cudaSuccess) return status;
   return attention_simt(p, stream, reinterpret_cast<const std::uint64_t*>(params.fallback_rows));
 }

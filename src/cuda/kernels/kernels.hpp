@@ -21,7 +21,8 @@ cudaError_t attention_simt(const AttentionParams& params, cudaStream_t stream,
 
 // attention_wgmma: q, k and v of one 16-bit type on Hopper's tensor cores (sm_90a), or quantised k and v without zeros
 // whose rows have one scale at most (of fp16 queries none in v). Its fallback rows are those with NaN, Inf or huge
-// scores.
+// scores. Of ragged sequences, those of up to kDecodeMaxRows rows are done as the kernels below do them, in
+// `workspace`.
 inline constexpr std::int64_t kWgmmaMaxHeadSize = 256;
 bool wgmma_can_count(const AttentionParams& params);         // whether 32 bits are enough for rows and keys
 std::size_t wgmma_workspace(const AttentionParams& params);  // bytes, at a multiple of 16

@@ -29,8 +29,8 @@ __device__ inline bool is_finite(float x) {
   return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u;
 }
 
-// Whether scores may be scaled after their modifiers: they are a mask at most, and -inf stays -inf. Then no bit depends
-// on there being one.
+// Whether scores may be scaled after their modifiers: they are a mask at most, and -inf stays -inf. Where blocks of
+// keys are the same, no bit then depends on there being one.
 inline bool scales_last(const ScoreParams& s) {
   return s.scale_log2 != 0 && !changes_scores(s);
 }
