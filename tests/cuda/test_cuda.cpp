@@ -491,7 +491,7 @@ TEST_CASE("cuda: a ragged sequence has the bits that it has dense", "[kernel]") 
        {1, 3, 0, 16, 220, 16, 1}},
       {"attention b=6 hq=8 hk=2 sq=3 sk=5000 d=64 ragged_q=9 seqlens alibi sinks align=bottom_right lse",
        {1, 2, 0, 3, 1, 2}},
-      {"attention b=5 hq=4 sq=100 sk=700 d=40 ragged_q=230 page=16 seqlens window=100,0 align=bottom_right lse",
+      {"attention b=5 hq=4 sq=100 sk=704 d=40 ragged_q=230 page=16 seqlens window=100,0 align=bottom_right lse",
        {64, 65, 1, 100, 0}},
       {"attention b=40 hq=4 hk=2 sq=1 sk=9024 d=16 ragged_q=40 page=64 seqlens lse", std::vector<std::int64_t>(40, 1)},
       {"attention b=1100 hq=2 hk=1 sq=3 sk=30 d=16 ragged_q=1650 seqlens lse", many},
