@@ -23,7 +23,7 @@ namespace {
 const char* const kProblems[] = {
     "attention b=2 hq=4 hk=2 sq=150 sk=300 d=64 causal align=bottom_right lse",
     "attention b=3 hq=4 hk=1 sq=90 sk=120 d=40 ragged_q=200 ragged_k=250 lse",
-    "attention b=6 hq=8 hk=2 sq=70 sk=900 d=64 ragged_q=90 page=16 seqlens causal align=bottom_right lse",
+    "attention b=6 hq=8 hk=2 sq=70 sk=912 d=64 ragged_q=90 page=16 seqlens causal align=bottom_right lse",
     "attention b=2 hq=6 hk=2 sq=3 sk=320 d=128 page=16 seqlens causal align=bottom_right lse",
     "attention b=1 hq=4 hk=2 sq=90 sk=200 d=256 dv=192 window=80,-1 align=bottom_right lse",
     "attention b=2 hq=6 hk=2 sq=3 sk=720 d=64 page=16 seqlens kv=i8 groups=2 zeros causal align=bottom_right lse",
