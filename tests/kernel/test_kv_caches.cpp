@@ -166,7 +166,8 @@ TEST_CASE("caches: quantised keys of bf16 queries", "[kernel][numbers]") {
   }
 }
 
-// Of more rows than a decoding kernel takes, or of ragged queries. On a GPU scales of whole rows are tensor cores'.
+// Of more rows than a decoding kernel takes, or of ragged queries. On a GPU scales of whole rows are tensor cores'; a
+// CPU, which has one kernel for all, gets some of them.
 TEST_CASE("caches: prompts over quantised keys", "[kernel][long]") {
   const DType dtype = GENERATE(from_range(kQuantizedTypes));
   std::size_t n = 0;
@@ -191,6 +192,7 @@ TEST_CASE("caches: prompts over quantised keys", "[kernel][long]") {
         problem.kv_dtype = dtype;
         const bool needs_scales = dtype == DType::i8 || dtype == DType::i4x2;
         if (needs_scales && (problem.k_groups == 0 || problem.v_groups == 0)) continue;
+        if (!has_gpu() && n % 12 != 0) continue;
         check_every_entry(problem, n);  // scales of every row, of pages, of all in turn
       }
 }

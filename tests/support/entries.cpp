@@ -95,6 +95,12 @@ DeviceType device_of(std::string_view entry) {
   return info_of(entry).backend == "cpu" ? DeviceType::cpu : DeviceType::cuda;
 }
 
+bool has_gpu() {
+  const std::vector<EntryInfo> all = entries();
+  return std::any_of(all.begin(), all.end(),
+                     [](const EntryInfo& e) { return e.backend == "cuda" && e.unusable.empty(); });
+}
+
 Forced forced(const std::string& entry) {
   return forced(entry, serial_executor(), 1);
 }

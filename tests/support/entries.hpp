@@ -34,6 +34,8 @@ DType operands_of(std::string_view entry);
 
 /// The device whose memory `entry` works on.
 DeviceType device_of(std::string_view entry);
+/// Whether an entry of this build has a GPU here.
+bool has_gpu();
 
 /// A context that uses `entry` and no other.
 struct Forced : Context {
