@@ -151,8 +151,7 @@ inline Partials partials_of(const AttentionParams& p, std::byte* workspace, int 
 }
 
 // Whether attention_wgmma finishes rows where it computes them, without workspace: where keys are not split, and scores
-// have no modifiers, whose code leaves no registers for that of fallback rows. (Without a scale, it takes the one with
-// modifiers.)
+// have no modifiers: kernels with these leave partial results always. (Without a scale, it takes one of these.)
 inline bool finishes_at_once(const AttentionParams& p, const Partials& partials) {
   return partials.splits == 1 && !has_modifiers(p.score) && p.score.scale_log2 != 0 && !p.score.sinks;
 }
