@@ -97,7 +97,6 @@ struct RowSums {
 template <int kMaxSize, int kWarps>
 __device__ bool combine_row(const AttentionParams& p, const Partials& partials, const Head& head, int row,
                             RowSums<kMaxSize, kWarps>& sums) {
-  constexpr float kHugeScore = 0x1p20f;
   float top, l;
   sums.add_splits(p, partials, partials.at(head, row, 0), SplitKeys(head, partials.rule).count, top, l);
   bool bad = (top != -kInfinity && fabsf(top) >= kHugeScore) || !is_finite(l);

@@ -71,16 +71,6 @@ struct SequenceList {
       __syncthreads();
     }
   }
-  // The last of `count` sequences for which first(i) is no more than `number`.
-  template <class First>
-  __device__ static int find(int count, int number, First first) {
-    int low = 0, high = count;
-    while (high - low > 1) {
-      const int middle = (low + high) / 2;
-      (first(middle) <= number ? low : high) = middle;
-    }
-    return low;
-  }
 
  private:
   // From numbers to sums of those before, by one warp.
@@ -131,7 +121,7 @@ struct TileScheduler {
   __device__ void find_split(TileExtent& tile, int i) const {
     const int count = static_cast<int>(grid.partials.sequences), splits = list.before[count];
     tile.hk = i / splits, tile.row = 0;
-    const int number = i - tile.hk * splits, b = list.find(count, number, [&](int n) { return list.before[n]; });
+    const int number = i - tile.hk * splits, b = sequence_at(number, count, [&](int n) { return list.before[n]; });
     tile.b = static_cast<int>(grid.partials.first) + b, tile.split = number - list.before[b];
   }
   // Which tile has number i.
@@ -155,7 +145,7 @@ struct TileScheduler {
     } else if (grid.listed) {
       const int group = static_cast<int>(p.group);
       const auto first = [&](int n) { return list.before[n] * group / C::kRows + n; };
-      tile.b = list.find(static_cast<int>(p.b), in_head, first), tile.hk = static_cast<int>(head_number);
+      tile.b = sequence_at(in_head, static_cast<int>(p.b), first), tile.hk = static_cast<int>(head_number);
       tile.row = (in_head - first(tile.b)) * C::kRows;
     } else {
       const auto found = C::Tiles::find(p, static_cast<int>(head_number), in_head);

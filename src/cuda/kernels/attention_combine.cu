@@ -19,12 +19,7 @@ constexpr int kBlocks = kMaxSize > kDecodeMaxHeadSize ? 2 : 4;
 
 // The sequence that has a row of those that lie end to end.
 __device__ std::int64_t sequence_of_row(const AttentionParams& p, std::int64_t row) {
-  std::int64_t low = 0, high = p.b;
-  while (high - low > 1) {
-    const std::int64_t middle = (low + high) / 2;
-    (clamp_to(p.q_begin[middle], 0, p.total_q) * p.group <= row ? low : high) = middle;
-  }
-  return low;
+  return sequence_at(row, p.b, [&](std::int64_t i) { return clamp_to(p.q_begin[i], 0, p.total_q) * p.group; });
 }
 
 // Calls then(head, row) if there is a row of that number.

@@ -20,14 +20,7 @@ struct NaiveRow {
 
   __device__ static std::int64_t sequence(const AttentionParams& p, std::int64_t row) {
     if (p.total_q < 0) return row / (p.sq * p.hk * p.group);
-    // The last sequence that starts at or before the token: empty ones share their start with the next.
-    const std::int64_t token = row % p.total_q;
-    std::int64_t low = 0, high = p.b;
-    while (high - low > 1) {
-      const std::int64_t middle = (low + high) / 2;
-      (p.q_begin[middle] <= token ? low : high) = middle;
-    }
-    return low;
+    return sequence_at(row % p.total_q, p.b, [&](std::int64_t i) { return p.q_begin[i]; });
   }
   __device__ static std::int64_t q_head(const AttentionParams& p, std::int64_t row) {
     return p.total_q >= 0 ? row / p.total_q : row / p.sq % (p.hk * p.group);

@@ -8,7 +8,6 @@
 
 namespace rapt::cuda {
 
-constexpr float kHugeScore = 0x1p20f;  // past it a weight would lose digits to the score's size
 // Where all keys together weigh less beside a sink, their weights are no longer as exact as T.
 template <class T>
 constexpr float kMinKeyWeight = std::is_same_v<T, __half> ? 0x1p-16f : 0x1p-20f;

@@ -7,6 +7,8 @@
 
 namespace rapt::cuda {
 
+constexpr float kHugeScore = 0x1p20f;  // past it a weight would lose digits to the score's size
+
 // Elements of q, k and v for a warp that goes over keys: chunks of eight columns, and pairs. A few loads are queued
 // before the first is waited for, so there must be no branch between them.
 template <class T>  // of 16 bits

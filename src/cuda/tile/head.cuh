@@ -107,6 +107,18 @@ __device__ inline std::int64_t row_at(const Strides& s, const Head& head, const 
   return head.b * s.b + row.q_head * s.h + (head.q_first + row.token) * s.s;
 }
 
+// Of `count` sequences that lie one after another, the one that has what is numbered `number`: the last for which
+// first(i), where it begins, is no more than that. Empty ones begin where the next does.
+template <class Number, class First>
+__device__ Number sequence_at(Number number, Number count, First first) {
+  Number low = 0, high = count;
+  while (high - low > 1) {
+    const Number middle = (low + high) / 2;
+    (first(middle) <= number ? low : high) = middle;
+  }
+  return low;
+}
+
 // Pieces of kSize rows of ragged sequences that lie one after another, numbered so that each begins with its sequence's
 // row 0. No sequence knows the lengths of all others: there are more numbers than pieces, total / kSize + b of them.
 template <int kSize>
@@ -121,12 +133,7 @@ struct Pieces {
   }
   // The sequence that has a number.
   __device__ std::int64_t sequence(std::int64_t number) const {
-    std::int64_t low = 0, high = b;
-    while (high - low > 1) {
-      const std::int64_t middle = (low + high) / 2;
-      (first(middle) <= number ? low : high) = middle;
-    }
-    return low;
+    return sequence_at(number, b, [&](std::int64_t i) { return first(i); });
   }
 };
 
