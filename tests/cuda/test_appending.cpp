@@ -32,16 +32,9 @@ void each_entry(const Problem& problem, const Test& test) {
 
 // Captures `call`, which is on the stream, in a graph, and runs that twice.
 void replay(const Stream& stream, const std::function<void()>& call) {
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t program = nullptr;
-  check(cudaStreamBeginCapture(stream.handle, cudaStreamCaptureModeThreadLocal));
-  call();
-  check(cudaStreamEndCapture(stream.handle, &graph));
-  check(cudaGraphInstantiate(&program, graph, 0));
-  for (int i = 0; i < 2; ++i) check(cudaGraphLaunch(program, stream.handle));
+  const Graph graph(stream, call);
+  for (int i = 0; i < 2; ++i) graph.replay();
   check(cudaStreamSynchronize(stream.handle));
-  check(cudaGraphExecDestroy(program));
-  check(cudaGraphDestroy(graph));
 }
 
 }  // namespace

@@ -51,7 +51,7 @@ def tests_of(root, operation, backend):
     gradients = re.compile(rf'\b{name}Backward(Problem|Case|Args)\b')
     files = sorted((root / "tests/kernel").glob("test_*.cpp"))
     if backend == "cuda":
-        files.append(root / "tests/cuda/test_cuda.cpp")
+        files += [path for path in sorted((root / "tests/cuda").glob("test_*.cpp")) if path.stem != "test_host"]
     found = []
     for path in files:
         text = path.read_text(encoding="utf-8")

@@ -1,0 +1,66 @@
+// Attention on every entry that a GPU has. Skipped, by name, where there is no GPU.
+#pragma once
+
+#include <functional>
+#include <span>
+
+#include "streams.hpp"
+#include "support/check.hpp"
+
+namespace rapt::testing {
+
+/// Calls test(entry, case) for every entry that runs on a GPU, every problem and type; of quantised caches queries have
+/// it.
+inline void each_case(std::span<const char* const> problems,
+                      const std::function<void(const std::string&, Case&)>& test) {
+  bool any = false;
+  for (const char* text : problems)
+    for (DType dtype : kFloatTypes) {
+      AttentionProblem problem = typed(text, dtype);
+      if (const DType kv = AttentionProblem::parse(text).kv_dtype; kv != DType::f32) problem.kv_dtype = kv;
+      for (const std::string& entry : every_entry(problem)) {
+        if (device_of(entry) != DeviceType::cuda) continue;
+        any = true;
+        INFO(entry << ": " << problem.to_string());
+        Case c(problem);
+        test(entry, c);
+      }
+    }
+  for (const EntryInfo& entry : entries())
+    if (!any && entry.backend == "cuda") WARN("skipped: " << entry.name << ": " << entry.unusable);
+}
+
+/// Every way to keep queries and keys, and every kernel.
+inline constexpr const char* kEveryWay[] = {
+    "attention b=2 hq=4 hk=2 sq=150 sk=300 d=64 causal align=bottom_right lse",
+    "attention b=3 hq=4 hk=1 sq=90 sk=120 d=40 ragged_q=200 ragged_k=250 lse",
+    "attention b=6 hq=8 hk=2 sq=70 sk=912 d=64 ragged_q=90 page=16 seqlens causal align=bottom_right lse",
+    "attention b=2 hq=6 hk=2 sq=3 sk=320 d=128 page=16 seqlens causal align=bottom_right lse",
+    "attention b=1 hq=4 hk=2 sq=90 sk=200 d=256 dv=192 window=80,-1 align=bottom_right lse",
+    "attention b=2 hq=6 hk=2 sq=3 sk=720 d=64 page=16 seqlens kv=i8 groups=2 zeros causal align=bottom_right lse",
+    "attention b=2 hq=16 hk=1 sq=1 sk=4480 d=576 dv=512 latent page=64 seqlens lse"};
+
+/// Holds the entry's result to the oracle.
+inline void check_on(const std::string& entry, Case& c) {
+  const Errors errors = run_and_compare(c, entry, oracle(c.args()));
+  INFO(describe(errors));
+  CHECK(errors.ok());
+}
+
+/// What a case's outputs are, to the bit.
+struct Bytes {
+  explicit Bytes(const Case& c) : out(copy(c.out)), lse(copy(c.lse)) {}
+  static std::vector<std::byte> copy(const Tensor& t) {
+    return {t.buffer().data(), t.buffer().data() + t.buffer().size()};
+  }
+  friend bool operator==(const Bytes&, const Bytes&) = default;
+  std::vector<std::byte> out, lse;
+};
+
+inline Bytes expected(const std::string& entry, Case& c) {
+  c.poison_outputs();
+  run(c.args(), entry);
+  return Bytes(c);
+}
+
+}  // namespace rapt::testing

@@ -1,0 +1,153 @@
+// How calls are queued on a GPU: on streams, in graphs, beside other work.
+#include <atomic>
+#include <thread>
+
+#include "cases.hpp"
+
+using namespace rapt;
+using namespace rapt::testing;
+
+TEST_CASE("cuda: a thousand calls beside other work give the same bits", "[kernel]") {
+  each_case(kEveryWay, [](const std::string& entry, Case& c) {
+    const Bytes once = expected(entry, c);
+    const Stream stream, other;
+    const Context context = on(stream, entry), load = on(other, entry);
+    Case busy(typed("attention hq=16 sq=60 sk=2000 d=64", c.problem.q_dtype));
+    const DeviceCall call(c.args()), beside(busy.args());
+    for (int i = 0; i < 1000; ++i) {
+      if (i % 10 == 0) attention(beside.args(), load);
+      attention(call.args(), context);
+      if (i % 100 != 99) continue;
+      c.poison_outputs();
+      call.finish();
+      REQUIRE(Bytes(c) == once);
+    }
+  });
+}
+
+TEST_CASE("cuda: a call can be captured in a graph and replayed", "[kernel]") {
+  each_case(kEveryWay, [](const std::string& entry, Case& c) {
+    const Bytes once = expected(entry, c);
+    c.poison_outputs();
+    const Stream stream;
+    const DeviceCall call(c.args());
+    const Graph graph(stream, [&] { attention(call.args(), on(stream, entry)); });
+    call.finish();
+    CHECK_FALSE(Bytes(c) == once);  // captured, not run
+    for (int i = 0; i < 3; ++i) graph.replay();
+    call.finish();
+    CHECK(Bytes(c) == once);
+  });
+}
+
+TEST_CASE("cuda: calls on two streams at once do not meet", "[kernel]") {
+  each_case(kEveryWay, [](const std::string& entry, Case& c) {
+    Case second(c.problem, 2);
+    const Bytes first_once = expected(entry, c), second_once = expected(entry, second);
+    const Stream streams[2];
+    const DeviceCall calls[] = {DeviceCall(c.args()), DeviceCall(second.args())};
+    const Context contexts[] = {on(streams[0], entry), on(streams[1], entry)};
+    for (int i = 0; i < 50; ++i)
+      for (const int n : {0, 1}) attention(calls[n].args(), contexts[n]);
+    c.poison_outputs(), second.poison_outputs();
+    calls[0].finish(), calls[1].finish();
+    CHECK(Bytes(c) == first_once);
+    CHECK(Bytes(second) == second_once);
+  });
+}
+
+TEST_CASE("cuda: a call returns while its stream is still busy", "[kernel]") {
+  each_case(kEveryWay, [](const std::string& entry, Case& c) {
+    const Bytes once = expected(entry, c);
+    c.poison_outputs();
+    const Stream stream;
+    const DeviceCall call(c.args());
+    std::atomic<bool> go = false;
+    check(cudaLaunchHostFunc(
+        stream.handle,
+        [](void* flag) {
+          while (!*static_cast<std::atomic<bool>*>(flag)) std::this_thread::yield();
+        },
+        &go));
+    attention(call.args(), on(stream, entry));
+    CHECK(cudaStreamQuery(stream.handle) == cudaErrorNotReady);
+    go = true;
+    call.finish();
+    CHECK(Bytes(c) == once);
+  });
+}
+
+TEST_CASE("cuda: a plan runs in the caller's workspace", "[kernel]") {
+  each_case(kEveryWay, [](const std::string& entry, Case& c) {
+    const Bytes once = expected(entry, c);
+    c.poison_outputs();
+    const Stream stream;
+    const DeviceCall call(c.args());
+    const Plan plan(call.args(), on(stream, entry));
+    void* workspace = nullptr;
+    check(cudaMalloc(&workspace, plan.workspace_bytes() + 64));
+    plan.run(call.args(), {static_cast<std::byte*>(workspace), plan.workspace_bytes() + 64});
+    call.finish();
+    CHECK(Bytes(c) == once);
+    check(cudaFree(workspace));
+  });
+}
+
+TEST_CASE("cuda: decoding of up to 512 keys without modifiers is one launch, and takes no memory", "[kernel]") {
+  constexpr std::pair<const char*, bool> kCalls[] = {
+      {"attention hq=4 hk=2 sq=3 sk=512 d=64", true},
+      {"attention hq=4 hk=2 sq=3 sk=77 d=128 causal align=bottom_right", true},
+      {"attention hq=4 hk=2 sq=3 sk=1024 d=64", false},
+      {"attention hq=4 hk=2 sq=3 sk=512 d=64 softcap=2", false},
+      {"attention hq=4 hk=2 sq=3 sk=512 d=64 sinks", false}};
+  for (const DType type : {DType::bf16, DType::f16}) {
+    const std::string entry = "attention_decode." + std::string(to_string(type)) + ".cuda.sm90a";
+    for (const EntryInfo& info : entries()) {
+      if (info.name != entry || !info.unusable.empty() || !selected(entry)) continue;
+      for (const auto& [text, at_once] : kCalls) {
+        Case c(typed(text, type));
+        INFO(entry << ": " << c.problem.to_string());
+        const Bytes once = expected(entry, c);
+        c.poison_outputs();
+        const Stream stream;
+        const DeviceCall call(c.args());
+        const Graph graph(stream, [&] { attention(call.args(), on(stream, entry)); });
+        CHECK((graph.nodes() == 1) == at_once);
+        graph.replay();
+        call.finish();
+        CHECK(Bytes(c) == once);
+      }
+    }
+  }
+}
+
+TEST_CASE("cuda: a device that is not there is an error", "[kernel]") {
+  each_case(kEveryWay, [](const std::string& entry, Case& c) {
+    const DeviceCall call(c.args());
+    AttentionArgs args = call.args();
+    for (TensorView* t :
+         {&args.q, &args.kv.k, &args.kv.v, &args.kv.k_scale, &args.kv.v_scale, &args.kv.k_zero, &args.kv.v_zero,
+          &args.kv.seqlens, &args.kv.cu_seqlens, &args.kv.block_table, &args.cu_seqlens_q})
+      t->device.index = 99;
+    args.out.device.index = args.lse.device.index = 99;
+    CHECK_THROWS_AS(attention(args, forced(entry)), std::runtime_error);
+    attention(call.args(), forced(entry));
+    call.finish();
+  });
+}
+
+// The last one: everything on the GPU is lost.
+TEST_CASE("cuda: after cudaDeviceReset() a first call can be captured, in the strictest mode", "[kernel]") {
+  each_case(kEveryWay, [](const std::string& entry, Case& c) {
+    const Bytes once = expected(entry, c);
+    c.poison_outputs();
+    check(cudaDeviceReset());
+    const Stream stream;
+    const DeviceCall call(c.args());
+    const Graph graph(
+        stream, [&] { attention(call.args(), on(stream, entry)); }, cudaStreamCaptureModeGlobal);
+    graph.replay();
+    call.finish();
+    CHECK(Bytes(c) == once);
+  });
+}
