@@ -340,7 +340,8 @@ class Validator {
           throw Error(
               "cache.block_table",
               "page " + std::to_string(page) + " for key " + std::to_string(at) + " of sequence " + std::to_string(i),
-              "0 to " + std::to_string(pages - 1));
+              pages == 0 ? "no new rows, as cache.k has no pages"
+                         : "0 to " + std::to_string(pages - 1) + ", one of cache.k's pages");
         runs.push_back({page, row, stop});
         at += stop - row;
       }

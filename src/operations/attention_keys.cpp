@@ -169,7 +169,8 @@ void check_pages(const AttentionProblem& p, const AttentionParams& f) {
       if (page < 0 || page >= f.page_count)
         throw Error("kv.block_table",
                     "page " + std::to_string(page) + " at [" + std::to_string(i) + ", " + std::to_string(n) + "]",
-                    "0 to " + std::to_string(f.page_count - 1) + ", one of k's pages");
+                    f.page_count == 0 ? "sequences without keys, as k has no pages"
+                                      : "0 to " + std::to_string(f.page_count - 1) + ", one of k's pages");
     }
   }
 }

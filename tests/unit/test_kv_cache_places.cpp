@@ -314,7 +314,11 @@ TEST_CASE("append: errors name what has to change, and where it is", "[unit]") {
   CHECK(message([](Valid& a) { a.seqlens.flat<std::int32_t>(1) = -4; }) ==
         "seqlens: length -4 of sequence 1; wanted 0 to 2^52");
   CHECK(message([](Valid& a) { a.table.flat<std::int32_t>(3) = 9; }) ==
-        "cache.block_table: page 9 for key 4 of sequence 1; wanted 0 to 3");
+        "cache.block_table: page 9 for key 4 of sequence 1; wanted 0 to 3, one of cache.k's pages");
+  CHECK(message([](Valid& a) {
+          KvCache& c = a.args.cache;
+          for (MutableTensorView* t : {&c.k, &c.v, &c.k_scale, &c.v_scale, &c.k_zero, &c.k_tail}) t->shape[0] = 0;
+        }) == "cache.block_table: page 3 for key 2 of sequence 0; wanted no new rows, as cache.k has no pages");
   CHECK(message([](Valid& a) {
           a.args.cache.k_scale.shape[2] = a.args.cache.k_zero.shape[2] = 1;
           for (int64_t i = 0; i < a.k_scale.size(); ++i) a.k_scale.flat(i) = -1e-30f;

@@ -93,6 +93,11 @@ TEST_CASE("validation: entries of a block table that rows see are pages", "[unit
       }
     }
   }
+  {
+    AttentionArgs args = c.args();
+    args.kv.k.shape[0] = args.kv.v.shape[0] = 0;
+    CHECK(message_of(args).find("; wanted sequences without keys, as k has no pages") != std::string::npos);
+  }
   // Every row sees all keys: so do all of their pages count.
   AttentionArgs args = c.args();
   args.score.window.reset();
