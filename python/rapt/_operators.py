@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch._compile import _disable_dynamo
 
-from rapt import _core
+from rapt import _core, _refusals
 
 _library = torch.library.Library("rapt", "FRAGMENT")  # type: ignore[no-untyped-call]
 
@@ -33,7 +33,7 @@ class Operator:
         devices: tuple[str, ...] = ("CPU",),
         by_extension: str = "",
     ) -> None:
-        self.by_extension = by_extension
+        self.name, self.by_extension = name, by_extension
         schema = torch.library.infer_schema(function, mutates_args=())
         _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
         self.overload: Any = getattr(torch.ops.rapt, name).default
@@ -59,8 +59,15 @@ class Operator:
 
     def set_autograd(self, device: str, function: Callable[..., Any]) -> None:
         """Calls on a device's tensors are function(keyset, *inputs) from here on, but not those that go to the extension: no
-        gradient is to be recorded then, and no mode, transform or trace has a part in them."""
-        kernel = _not_compiled(function)
+        gradient is to be recorded then, and no mode, transform or trace has a part in them. Tangents are refused, which would
+        be lost."""
+
+        def without_tangents(keyset: Any, *inputs: Any) -> Any:
+            if any(isinstance(x, torch.Tensor) and _refusals.has_tangent(x) for x in inputs):
+                raise NotImplementedError(f"rapt::{self.name}: got a tensor of forward mode; wanted gradients by backward")
+            return function(keyset, *inputs)
+
+        kernel = _not_compiled(without_tangents)
         if self.by_extension:
             keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, device))
             keys = keys | torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autograd{device}"))

@@ -267,6 +267,11 @@ def _is_transformed(x: Tensor) -> bool:
     functorch = torch._C._functorch
     if functorch.is_gradtrackingtensor(x) or functorch.is_batchedtensor(x):
         return True
+    return has_tangent(x)
+
+
+def has_tangent(x: Tensor) -> bool:
+    """Whether a gradient of forward mode goes through it."""
     unpack: Any = forward_ad.unpack_dual
     return forward_ad._current_level >= 0 and unpack(x).tangent is not None
 

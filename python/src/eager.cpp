@@ -30,12 +30,18 @@ class ModuleVariable {
   PyObject *variables_, *name_;
 };
 
+// Whether tensors may have tangents, for gradients of forward mode.
+bool is_forward_mode() {
+  const auto variable = [] { return ModuleVariable("torch.autograd.forward_ad", "_current_level"); };
+  const nb::handle level = once(variable).get();
+  return !level.is_valid() || PyLong_AsLong(level.ptr()) >= 0;
+}
+
 // What of PyTorch's state says that a call is part of something bigger.
 struct State {
   std::array<std::pair<nb::handle, PyObject*>, 6> wanted;  // functions, and the very object they return if it is not
   ModuleVariable is_compiling{"torch.compiler", "_is_compiling_flag"};
   ModuleVariable is_profiled{"torch.autograd.profiler", "_is_profiler_enabled"};
-  ModuleVariable forward_level{"torch.autograd.forward_ad", "_current_level"};
 
   State() {
     const nb::module_ c = nb::module_::import_("torch._C");
@@ -51,9 +57,7 @@ struct State {
   bool is_plain() const {
     for (const auto& [function, value] : wanted)
       if (checked(PyObject_CallNoArgs(function.ptr())).ptr() != value) return false;
-    const nb::handle level = forward_level.get();
-    return is_compiling.get().is(Py_False) && is_profiled.get().is(Py_False) && level.is_valid() &&
-           PyLong_AsLong(level.ptr()) < 0;
+    return is_compiling.get().is(Py_False) && is_profiled.get().is(Py_False) && !is_forward_mode();
   }
 };
 
@@ -389,7 +393,7 @@ nb::object dispatched(const nb::str& function, const nb::object& otherwise) {
 
 nb::object dispatched_above_autograd(const nb::str& function, const nb::object& otherwise, std::uint64_t plain) {
   return nb::cpp_function([function, otherwise, plain](const nb::args& given) {
-    const bool takes = is_plain(given[0], plain) && !is_recorded(given);
+    const bool takes = is_plain(given[0], plain) && !is_forward_mode() && !is_recorded(given);
     const nb::object result = takes ? call_function(function, given, 1) : refusal();
     return result.is(Py_NotImplemented) ? nb::object(otherwise(*given)) : result;
   });

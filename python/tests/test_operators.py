@@ -11,6 +11,7 @@ import torch
 from kernel_calls import backward_calls, by_python, kernel_calls
 from torch._dynamo.testing import CompileCounter
 from torch._subclasses import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 ours = rapt.torch.scaled_dot_product_attention
@@ -47,6 +48,22 @@ SURROUNDINGS = [
     lambda: torch.autocast("cpu", dtype=torch.bfloat16),
     torch._C._AutoDispatchBelowAutograd,
 ]
+
+
+@pytest.mark.parametrize("op", [operator, with_lse])
+def test_tangents_are_refused(x, op):
+    def attention(t):
+        return op(t, t, t, None, False, None, False)
+
+    wanted = attention(x)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, x)
+        for surroundings in (torch.enable_grad, torch.no_grad):
+            with surroundings(), pytest.raises(NotImplementedError, match="rapt::scaled_dot_product_attention"):
+                attention(dual)
+        torch.testing.assert_close(attention(x), wanted, rtol=0, atol=0)
+    with pytest.raises(NotImplementedError, match="rapt::scaled_dot_product_attention"):
+        torch.func.jvp(attention, (x,), (x,))
 
 
 @pytest.mark.parametrize("surroundings", SURROUNDINGS)
