@@ -73,7 +73,7 @@ TEST_CASE("caches: NaN and Inf codes of 8-bit floats", "[kernel]") {
   }
 }
 
-TEST_CASE("caches: NaN and Inf codes beside prompts", "[kernel]") {
+TEST_CASE("caches: NaN and Inf codes beside prompts", "[kernel][long]") {
   const bool e5m2 = GENERATE(false, true);
   const std::vector<std::uint8_t> codes =
       e5m2 ? std::vector<std::uint8_t>{0x7c, 0xfd} : std::vector<std::uint8_t>{0x7f};
