@@ -25,7 +25,6 @@ BOUNDS = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 @pytest.fixture(autouse=True)
 def without_fallbacks():
     rapt._refusals.warned.clear()
-    torch.compiler.reset()  # or all tests' compilations of one function count as its recompilations
     with warnings.catch_warnings():
         warnings.simplefilter("error", rapt.torch.FallbackWarning)
         yield

@@ -24,7 +24,6 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 @pytest.fixture(autouse=True)
 def seeded():
     torch.manual_seed(0)
-    torch.compiler.reset()
     with warnings.catch_warnings():
         warnings.simplefilter("error", rapt.torch.FallbackWarning)
         yield

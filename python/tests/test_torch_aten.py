@@ -16,7 +16,6 @@ flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 @pytest.fixture(autouse=True)
 def seeded_and_without_fallbacks():
     torch.manual_seed(0)
-    torch._dynamo.reset()
     rapt._refusals.warned.clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error", rapt.torch.FallbackWarning)

@@ -25,7 +25,6 @@ OPERATORS = torch.ops.rapt
 def seeded_and_without_fallbacks():
     torch.manual_seed(0)
     rapt._refusals.warned.clear()
-    torch._dynamo.reset()
     with warnings.catch_warnings():
         warnings.simplefilter("error", rapt.torch.FallbackWarning)
         yield

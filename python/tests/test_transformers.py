@@ -23,7 +23,6 @@ forward = rapt.transformers._attention_forward
 def seeded_and_without_fallbacks():
     torch.manual_seed(0)
     rapt._refusals.warned.clear()
-    torch._dynamo.reset()
     with warnings.catch_warnings():
         warnings.simplefilter("error", rapt.torch.FallbackWarning)
         yield
