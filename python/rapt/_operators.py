@@ -50,12 +50,10 @@ class Operator:
     def register_autograd(
         self, backward: Callable[..., Any], setup_context: Callable[..., Any] | None = None, device: str = "CPU"
     ) -> None:
-        """torch.library.register_autograd, which knows one backward for all devices; on `device`, calls that have none go to the
-        extension."""
+        """torch.library.register_autograd, which knows one backward for all devices, as set_autograd() has it on `device`."""
         torch.library.register_autograd(self.overload, backward, setup_context=setup_context, lib=_library)
-        if self.by_extension:
-            generated = torch.library.get_kernel(self.overload, f"Autograd{device}")
-            self.set_autograd(device, lambda keyset, *inputs: generated.call_boxed(keyset, *inputs))
+        generated = torch.library.get_kernel(self.overload, f"Autograd{device}")
+        self.set_autograd(device, lambda keyset, *inputs: generated.call_boxed(keyset, *inputs))
 
     def set_autograd(self, device: str, function: Callable[..., Any]) -> None:
         """Calls on a device's tensors are function(keyset, *inputs) from here on, but not those that go to the extension: no

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import rapt
+import rapt._model_attention  # operators of models
 import rapt.torch
 import torch
 from kernel_calls import backward_calls, by_python, kernel_calls
@@ -49,19 +50,27 @@ SURROUNDINGS = [
 ]
 
 
-@pytest.mark.parametrize("op", [operator, with_lse])
-def test_tangents_are_refused(x, op):
+SDPA = (None, False, None, False)
+MODELS = (None, None, None, True, -1, None, 0.25, 0.0, None)
+
+
+@pytest.mark.parametrize(
+    "name, options",
+    [("scaled_dot_product_attention", SDPA), ("scaled_dot_product_attention_with_lse", SDPA),
+     ("attention", MODELS), ("attention_with_lse", MODELS)],
+)  # fmt: skip
+def test_tangents_are_refused(x, name, options):
     def attention(t):
-        return op(t, t, t, None, False, None, False)
+        return getattr(torch.ops.rapt, name)(t, t, t, *options)
 
     wanted = attention(x)
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(x, x)
         for surroundings in (torch.enable_grad, torch.no_grad):
-            with surroundings(), pytest.raises(NotImplementedError, match="rapt::scaled_dot_product_attention"):
+            with surroundings(), pytest.raises(NotImplementedError, match=f"rapt::{name}: "):
                 attention(dual)
         torch.testing.assert_close(attention(x), wanted, rtol=0, atol=0)
-    with pytest.raises(NotImplementedError, match="rapt::scaled_dot_product_attention"):
+    with pytest.raises(NotImplementedError, match=f"rapt::{name}: "):
         torch.func.jvp(attention, (x,), (x,))
 
 

@@ -30,6 +30,16 @@ inline void each_case(std::span<const char* const> problems,
     if (!any && entry.backend == "cuda") WARN("skipped: " << entry.name << ": " << entry.unusable);
 }
 
+/// Whether the entry is there, selected and usable; says its name where it is only not usable.
+inline bool is_usable(const std::string& entry) {
+  for (const EntryInfo& info : entries()) {
+    if (info.name != entry || !selected(entry)) continue;
+    if (info.unusable.empty()) return true;
+    WARN("skipped: " << entry << ": " << info.unusable);
+  }
+  return false;
+}
+
 /// Every way to keep queries and keys, and every kernel.
 inline constexpr const char* kEveryWay[] = {
     "attention b=2 hq=4 hk=2 sq=150 sk=300 d=64 causal align=bottom_right lse",
