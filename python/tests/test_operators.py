@@ -56,9 +56,8 @@ MODELS = (None, None, None, True, -1, None, 0.25, 0.0, None)
 
 @pytest.mark.parametrize(
     "name, options",
-    [("scaled_dot_product_attention", SDPA), ("scaled_dot_product_attention_with_lse", SDPA),
-     ("attention", MODELS), ("attention_with_lse", MODELS)],
-)  # fmt: skip
+    [("scaled_dot_product_attention", SDPA), ("scaled_dot_product_attention_with_lse", SDPA), ("attention", MODELS)],
+)
 def test_tangents_are_refused(x, name, options):
     def attention(t):
         return getattr(torch.ops.rapt, name)(t, t, t, *options)
