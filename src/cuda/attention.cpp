@@ -59,7 +59,7 @@ constexpr AttentionKernel decode(const char* name, const char* arithmetic, DType
               [](const AttentionParams& a, void* workspace, cudaStream_t stream) {
                 const auto run = is_quantised(a)          ? attention_decode_quantised
                                  : a.q_type == DType::f32 ? attention_decode_f32
-                                                          : attention_wgmma_split;
+                                                          : attention_decode;
                 return run(a, static_cast<std::byte*>(workspace), stream);
               },
           .needs_no_workspace =

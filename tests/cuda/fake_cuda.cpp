@@ -165,7 +165,7 @@ std::size_t decode_workspace(const AttentionParams&) {
 bool decode_finishes_at_once(const AttentionParams&) {
   return false;
 }
-cudaError_t attention_wgmma_split(const AttentionParams&, std::byte*, cudaStream_t) {
+cudaError_t attention_decode(const AttentionParams&, std::byte*, cudaStream_t) {
   return launched();
 }
 cudaError_t attention_decode_f32(const AttentionParams&, std::byte*, cudaStream_t) {

@@ -200,7 +200,8 @@ struct Tile : TileExtent {
     const int all_keys = extent.blocks * C::kKeys;
     if (thread == 0) {
       static_cast<TileExtent&>(*this) = extent;
-      const bool ends_all = p.total_k < 0 && extent.key + keys.high == p.sk;  // and so does what a tensor map knows
+      const bool ends_all =
+          p.total_k < 0 && p.page_size == 0 && extent.key + keys.high == p.sk;  // and so does what a tensor map knows
       last_keys = ends_all ? C::kKeys : min(keys.high - all_keys + C::kKeys, C::kKeys);
     }
     if (extent.blocks == 0) return;

@@ -3,6 +3,8 @@
 
 #include <cuda.h>
 
+#include <numeric>
+
 #include "cuda/hopper/host.cuh"
 
 namespace rapt::cuda {
@@ -52,15 +54,47 @@ bool make_map(CUtensorMap& map, DType type, const void* data, const MapDimension
                 CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-// Of K or V, whose rows have `size` columns, in boxes of `keys` rows of `panel` columns.
+// Keys of a box, where a block has `keys`: all of it, or as many as lie in one page.
+inline int box_keys(const AttentionParams& p, int keys) {
+  return p.page_size == 0 ? keys : static_cast<int>(std::gcd(p.page_size, std::int64_t{keys}));
+}
+// Of K or V, whose rows have `size` columns, in boxes of `keys` rows of `panel` columns: whole rows of the swizzle's
+// unit.
 inline bool make_keys_map(CUtensorMap& map, const AttentionParams& p, const void* data, const Strides& s,
                           std::int64_t size, int keys, int panel = 64) {
   const bool ragged = p.total_k >= 0;
-  const std::int64_t rows = ragged ? p.total_k : p.sk;
-  return p.page_size == 0 && rows > 0 && is_vector(data, s, 2) &&
-         make_map(map, p.kv_type, data,
-                  {{size, 1, panel}, {rows, s.s, keys}, {p.hk, s.h, 1}, {ragged ? 1 : p.b, s.b, 1}});
+  const std::int64_t rows = p.page_size > 0 ? p.page_size : ragged ? p.total_k : p.sk;
+  const std::int64_t entries = p.page_size > 0 && !p.ring ? p.page_count : ragged ? 1 : p.b;
+  return keys % 8 == 0 && rows > 0 && entries > 0 && is_vector(data, s, 2) &&
+         make_map(map, p.kv_type, data, {{size, 1, panel}, {rows, s.s, keys}, {p.hk, s.h, 1}, {entries, s.b, 1}});
 }
+
+// The boxes of a tile's blocks of keys, one to each lane of a warp. A box that no row sees is past the last row of its
+// page: TMA writes zeros, and its page may be none.
+struct KeyBoxes {
+  int box;         // keys
+  int b;           // the tensor's entry, where there are no pages
+  int begin, end;  // the keys that any row sees
+  unsigned first;  // where key 0 lies, from which on all are counted: in the tensor, the ring or the sequence's pages
+
+  struct Place {
+    int row, entry;
+  };
+
+  // The lane's place in the block that begins with `key`.
+  __device__ Place place(const AttentionParams& p, const Divisor& page_size, int key) const {
+    key += static_cast<int>(threadIdx.x) % 32 * box;
+    const unsigned at = first + key;
+    if (p.page_size == 0) return {static_cast<int>(at), b};
+    if (key >= end || key + box <= begin) return {static_cast<int>(page_size.by), 0};
+    const unsigned page = page_size.quotient(at);
+    const int row = static_cast<int>(at - page * page_size.by);
+    if (p.ring) return {row, b};
+    const std::int64_t entry = p.pages.element(b * p.pages_stride_b + std::int64_t{page} * p.pages.stride);
+    return {row, static_cast<int>(clamp_to(entry, 0, p.page_count - 1))};
+  }
+};
+
 // Of Q or the output, whose rows have `size` columns, in boxes of `rows` rows as tiles have them: the heads of a group,
 // token by token. Rows end at whole 16 bytes: TMA stores the last ones as a whole.
 inline bool make_rows_map(CUtensorMap& map, const AttentionParams& p, DType type, const void* data, const Strides& s,

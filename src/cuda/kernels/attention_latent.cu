@@ -17,7 +17,6 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <numeric>
 
 #include "cuda/hopper/tma.cuh"
 #include "cuda/kernels/latent_load.cuh"
@@ -105,15 +104,6 @@ Partials latent_partials(const AttentionParams& p, std::byte* workspace) {
       static_cast<int>(std::min<std::int64_t>(std::int64_t{sharing.cluster} * sharing.max_keys, 1 << 30)));
 }
 
-// The map of keys or values, of `size` columns. False: there can be none, and threads load them.
-bool make_map_of(CUtensorMap& map, const AttentionParams& p, const void* data, const Strides& s, std::int64_t size,
-                 int box) {
-  if (p.page_size == 0) return make_keys_map(map, p, data, s, size, box);
-  const std::int64_t entries = p.ring ? p.b : p.page_count;
-  return box >= 8 && entries > 0 && is_vector(data, s, 2) &&
-         make_map(map, p.kv_type, data, {{size, 1, 64}, {p.page_size, s.s, box}, {p.hk, s.h, 1}, {entries, s.b, 1}});
-}
-
 // The map of Q, in boxes of a tile's rows. False: threads load it.
 bool make_queries_map(CUtensorMap& map, const AttentionParams& p) {
   const std::int64_t heads = std::min<std::int64_t>(p.group, kRows);
@@ -154,9 +144,9 @@ cudaError_t attention_latent(const AttentionParams& p, std::byte* workspace, cud
   params.q_vector = is_vector(p.q, p.q_stride, 2);
   params.kv_vector = is_vector(p.k, p.k_stride, 2) && is_vector(p.v, p.v_stride, 2);
   params.out_vector = p.dv % 4 == 0 && is_vector(p.out, p.out_stride, p.out_type == DType::f32 ? 4 : 2);
-  const int box = static_cast<int>(p.page_size > 0 ? std::gcd(p.page_size, std::int64_t{kKeys}) : kKeys);
-  if (make_map_of(params.k, p, p.k, p.k_stride, p.d, box) &&
-      (!params.apart || make_map_of(params.v, p, p.v, p.v_stride, p.dv, box)))
+  const int box = box_keys(p, kKeys);
+  if (make_keys_map(params.k, p, p.k, p.k_stride, p.d, box) &&
+      (!params.apart || make_keys_map(params.v, p, p.v, p.v_stride, p.dv, box)))
     params.box = box, params.q_by_tma = make_queries_map(params.q, p);
   params.unsplit = params.partials.splits == 1;
   const cudaError_t status =

@@ -41,8 +41,8 @@ cudaError_t attention_wgmma_f32(const AttentionParams& params, std::byte* worksp
 inline constexpr std::int64_t kDecodeMaxRows = 64, kDecodeMaxHeadSize = kWgmmaMaxHeadSize;
 std::int64_t decode_items(const AttentionParams& params);     // splits of sequences as long as can be
 std::size_t decode_workspace(const AttentionParams& params);  // bytes, at a multiple of 16
-bool decode_finishes_at_once(const AttentionParams& params);  // whether attention_wgmma_split needs no workspace
-cudaError_t attention_wgmma_split(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
+bool decode_finishes_at_once(const AttentionParams& params);  // whether attention_decode needs no workspace
+cudaError_t attention_decode(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
 cudaError_t attention_decode_f32(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
 // Of quantised keys and values and queries of any type; groups that have a scale are whole rows or multiples of 32.
 bool quantised_groups_fit(const AttentionParams& params);

@@ -3,38 +3,19 @@
 #pragma once
 
 #include "cuda/hopper/pipeline.cuh"
+#include "cuda/hopper/tma.cuh"
 #include "cuda/kernels/latent_config.cuh"
 
 namespace rapt::cuda {
 
-// By one warp, where tensor maps describe keys and values; and Q, where one describes it. A box has keys of one page:
-// lanes have one of a block's each.
+// By one warp, whose lanes have one box of a block's keys each, where tensor maps describe keys and values; and Q,
+// where one describes it.
 __device__ inline void load_by_tma(const LatentParams& params, const SplitBlock& block, const LatentShare& share,
                                    const LatentPlaces& places, std::uint32_t q) {
   const AttentionParams& p = params.p;
-  const int lane = threadIdx.x % 32, boxes = kKeys / params.box;
-  const bool paged = p.page_size > 0, in_table = paged && !p.ring;
-  const int b = static_cast<int>(block.head.b), hk = static_cast<int>(block.head.hk);
-  const auto first =
-      static_cast<unsigned>(p.ring ? block.first_key % p.page_size : block.head.k_first + block.first_key);
-  // Where the lane's box of a block lies. Boxes past the last key that a row sees are not loaded: they may have no
-  // page.
-  struct Box {
-    int row = 0, entry = 0;
-    bool exists = false;
-  };
-  const auto find = [&](int i) {
-    const int key = i < share.blocks ? share.key_of(i) + lane * params.box : share.end;
-    Box box{0, p.total_k >= 0 ? 0 : b, lane < boxes && key < share.end};
-    if (!box.exists) return box;
-    const unsigned place = first + key;
-    box.row = static_cast<int>(paged ? params.page_size.remainder(place) : place);
-    if (!in_table) return box;
-    const std::int64_t page =
-        p.pages.element(b * p.pages_stride_b + std::int64_t{params.page_size.quotient(place)} * p.pages.stride);
-    box.entry = static_cast<int>(clamp_to(page, 0, p.page_count - 1));
-    return box;
-  };
+  const int lane = threadIdx.x % 32, b = static_cast<int>(block.head.b), hk = static_cast<int>(block.head.hk);
+  const std::int64_t first = p.ring ? block.first_key % p.page_size : block.head.k_first + block.first_key;
+  const KeyBoxes boxes{params.box, p.total_k >= 0 ? 0 : b, block.begin, share.end, static_cast<unsigned>(first)};
   if (params.q_by_tma && lane == 0) {
     const unsigned row = block.row_begin, token = block.grid.group.quotient(row);
     barrier_arrive_expecting(places.q_full(), kBlockBytes);
@@ -43,12 +24,12 @@ __device__ inline void load_by_tma(const LatentParams& params, const SplitBlock&
       tma_load(q + panel * kPanelBytes, &params.q, panel * 64, static_cast<int>(row - token * block.grid.group.by),
                static_cast<int>(token), hk, b, places.q_full());
   }
-  Box next = find(0);
+  KeyBoxes::Place next = boxes.place(p, params.page_size, share.key_of(0));
 #pragma unroll 1
   for (int i = 0; i < share.blocks; ++i) {
-    const Box own = next;
-    next = find(i + 1);  // a block early: it may be in a table, in device memory
-    const int bytes = __popc(__ballot_sync(~0u, own.exists)) * params.box * 128;
+    const KeyBoxes::Place own = next;
+    if (i + 1 < share.blocks)
+      next = boxes.place(p, params.page_size, share.key_of(i + 1));  // early: it may be in a table, in device memory
 #pragma unroll 1
     for (int values = 0; values < (params.apart ? 2 : 1); ++values) {
       const int n = params.apart ? 2 * i + values : i;
@@ -57,9 +38,9 @@ __device__ inline void load_by_tma(const LatentParams& params, const SplitBlock&
       for (int part = 0; part < LatentPlaces::kParts; ++part) {
         const int panel = LatentPlaces::begin(part), end = LatentPlaces::end(part);
         if (part % 2 == 0) places.wait_empty(n, part / 2);
-        if (lane == 0) barrier_arrive_expecting(places.full(n, part), bytes * (end - panel));
+        if (lane == 0) barrier_arrive_expecting(places.full(n, part), kPanelBytes * (end - panel));
         __syncwarp();
-        if (own.exists)
+        if (lane * params.box < kKeys)
 #pragma unroll 1
           for (int at = panel; at < end; ++at)
             tma_load(places.slot(n) + at * kPanelBytes + lane * params.box * 128, map, at * 64, own.row, hk, own.entry,

@@ -73,9 +73,9 @@ struct WgmmaParams : Grid {
   bool combines;       // the thread blocks of a sequence and kv head are a cluster, and combine their partial results
   float inner, outer;  // scales of scores, before and after the modifiers; Q takes the sign
   bool q_vector, kv_vector;  // 16 bytes at a time
-  // Of codes:
   Divisor page_size;
-  std::uint32_t code_offset;  // Codes::offset
+  int box;                    // keys of a tensor map's box
+  std::uint32_t code_offset;  // of codes: Codes::offset
 };
 
 template <class C>

@@ -26,18 +26,21 @@ __device__ void load_q(const WgmmaParams& params, const TileQueue& queue, const 
   barrier_arrive(q.full(i));
 }
 
-// Where TMA loads K and V, and mostly Q: one thread.
-template <class C>
+// Where TMA loads K and V, and mostly Q: by one thread, or where keys lie in pages by one warp, whose lanes have one box
+// of a block's keys each.
+template <class C, bool kPaged>
 __device__ void load_by_tma(const WgmmaParams& params, TileScheduler<C> scheduler, const QueryRing<C>& q,
                             const Blocks<C>& k, const Blocks<C>& v) {
+  const AttentionParams& p = params.p;
+  const int lane = kPaged ? threadIdx.x % 32 : 0;
   TileExtent tile;
   KeyWindow keys;
   const bool keep = params.tiles * C::kGroups > 4;  // else a head's keys are read by tiles that run side by side
   bool more = scheduler.next(tile, keys);
   for (unsigned t = 0, n = 0; more; ++t) {
-    if (params.q_by_tma) {
+    if (params.q_by_tma && lane == 0) {
       const int groups = min((tile.rows - tile.row + kGroupRows - 1) / kGroupRows, C::kGroups);
-      const int tokens = kGroupRows / static_cast<int>(params.p.group);
+      const int tokens = kGroupRows / static_cast<int>(p.group);
       q.wait_empty(t);
       barrier_arrive_expecting(q.full(t), groups * (kGroupRows * C::kSize * 2));
 #pragma unroll 1
@@ -45,24 +48,36 @@ __device__ void load_by_tma(const WgmmaParams& params, TileScheduler<C> schedule
 #pragma unroll
         for (int panel = 0; panel < C::kPanels; ++panel)
           tma_load(q.slot(t) + (panel * C::kRows + group * kGroupRows) * C::kRowBytes, &params.q, panel * C::kPanel, 0,
-                   tile.q_first + tile.token + group * tokens, tile.hk, params.p.total_q >= 0 ? 0 : tile.b, q.full(t));
+                   tile.q_first + tile.token + group * tokens, tile.hk, p.total_q >= 0 ? 0 : tile.b, q.full(t));
     }
-    const bool ragged = params.p.total_k >= 0;
-    const int hk = tile.hk, b = ragged ? 0 : tile.b, blocks = tile.blocks;
-    int key = static_cast<int>(tile.key) + (blocks - 1) * C::kKeys;
-    if (ragged) key += static_cast<int>(Head(params.p, tile.b, tile.hk).k_first);
-    for (int block = blocks; block > 0; --block, ++n, key -= C::kKeys) {
+    std::int64_t first = tile.key;
+    if (p.total_k >= 0) first += Head(p, tile.b, tile.hk).k_first;
+    if (kPaged && p.ring) first %= p.page_size;
+    const KeyBoxes boxes{params.box, p.total_k >= 0 ? 0 : tile.b, static_cast<int>(tile.begin - tile.key),
+                         static_cast<int>(tile.end - tile.key), static_cast<unsigned>(first)};
+    const auto place = [&](int block) {
+      if constexpr (kPaged) return boxes.place(p, params.page_size, block * C::kKeys);
+      else return KeyBoxes::Place{static_cast<int>(boxes.first) + block * C::kKeys, boxes.b};
+    };
+    const int hk = tile.hk, blocks = tile.blocks;
+    KeyBoxes::Place next = place(blocks - 1);
+    for (int block = blocks - 1; block >= 0; --block, ++n) {
+      const KeyBoxes::Place own = next;
+      if (block > 0) next = place(block - 1);  // early: it may be in a table, in the GPU's memory
       const auto load = [&](const Blocks<C>& ring, const CUtensorMap& map) {
         ring.wait_empty(n);
-        barrier_arrive_expecting(ring.full(n), C::kBlockBytes);
+        if (lane == 0) barrier_arrive_expecting(ring.full(n), C::kBlockBytes);
+        if (kPaged) __syncwarp();
+        if (lane * params.box < C::kKeys)
 #pragma unroll
-        for (int panel = 0; panel < C::kPanels; ++panel)
-          tma_load(ring.slot(n) + panel * C::kKeys * C::kRowBytes, &map, panel * C::kPanel, key, hk, b, ring.full(n),
-                   keep);
+          for (int panel = 0; panel < C::kPanels; ++panel)
+            tma_load(ring.slot(n) + (panel * C::kKeys + lane * params.box) * C::kRowBytes, &map, panel * C::kPanel,
+                     own.row, hk, own.entry, ring.full(n), keep);
+        if (kPaged) __syncwarp();
       };
       load(k, params.k);
       load(v, params.v);
-      if (block == min(2, blocks)) more = scheduler.next(tile, keys);  // before it is urgent
+      if (block == min(1, blocks - 1)) more = scheduler.next(tile, keys);  // before it is urgent
     }
   }
 }

@@ -1,0 +1,31 @@
+// attention_decode: attention_wgmma's kernel over splits of the keys, of few rows in 16-bit types.
+#include <cuda_runtime.h>
+
+#include "cuda/kernels/wgmma_kernel.cuh"
+
+namespace rapt::cuda {
+namespace {
+
+template <class T, int kSize>
+cudaError_t launch_size(WgmmaParams& params, cudaStream_t stream) {
+  if (is_modified(params.p)) return launch<Config<T, kSize, false, true, true, 1>>(params, stream);
+  return launch_plain<Config<T, kSize, true, false, true, 1>, Config<T, kSize, false, false, true, 1>>(params, stream);
+}
+
+}  // namespace
+
+cudaError_t attention_decode(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
+  WgmmaParams params = params_of(p);
+  return for_each_part(p, partials_of(p, workspace), [&](const Partials& partials) {
+    params.partials = partials;
+    params.early = p.total_q >= 0 && partials.first == 0;  // the other parts use the same workspace
+    const cudaError_t status = with_head_size(p, [&](auto size) {
+      return p.q_type == DType::f16 ? launch_size<__half, size>(params, stream)
+                                    : launch_size<__nv_bfloat16, size>(params, stream);
+    });
+    if (status != cudaSuccess || params.unsplit || params.combines) return status;
+    return attention_combine(p, partials, stream);
+  });
+}
+
+}  // namespace rapt::cuda

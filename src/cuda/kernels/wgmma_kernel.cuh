@@ -1,0 +1,253 @@
+// Attention of 16-bit types on Hopper's tensor cores: FlashAttention-3's schedule. A block or two per multiprocessor
+// go through tiles of query rows; a block's first warpgroup fills rings of Q tiles and of K and V blocks in shared
+// memory, and each of the others does 64 rows of the tile. S = Q K^T of one key block runs while the softmax of the
+// block before feeds O += P V. (Warpgroups taking turns, at products or at exponentials, were up to 5 % slower on an
+// H200.) Results leave by way of their Q's place, while the next tile is at work.
+//
+// Keys are cut into blocks at multiples of the block size from key 0 and taken from the last to the first. A block that
+// is masked for a row leaves what the row has unchanged to the bit, so that a row's result is its own.
+//
+// Masked weights are 0, but 0 times NaN is NaN: results that are not finite are not trusted. Such rows are fallback
+// rows, which their warp computes once more in the end.
+#pragma once
+
+#include <cmath>
+
+#include "cuda/hopper/combine_row.cuh"
+#include "cuda/hopper/host.cuh"
+#include "cuda/kernels/wgmma_codes.cuh"
+#include "cuda/kernels/wgmma_load.cuh"
+#include "cuda/kernels/wgmma_rows.cuh"
+#include "cuda/tile/launch.cuh"
+
+namespace rapt::cuda {
+
+// A math warpgroup.
+template <class C>
+__device__ void attend(const WgmmaParams& params, const SequenceList& list, const TileQueue& queue,
+                       const Tile<C>* tiles, const QueryRing<C>& q, const Blocks<C>& k, const Blocks<C>& v,
+                       std::uint32_t scales, int group) {
+  using T = typename C::Element;
+  constexpr int kSteps = C::kPanel / 16;  // of products, in a panel of Q and K
+  Rows<C> rows(params);
+  unsigned t = 0, stored = 0;  // tiles so far, and of these with their results stored
+  unsigned bad_tiles = 0;      // with fallback rows
+  bool storing = false;        // those of tile `stored` may be on their way from its Q's place
+  const auto has_blocks = [&] {
+    queue.wait_full(t);
+    return uniform(tiles[t % kQueueTiles].blocks) > 0;
+  };
+  bool more = has_blocks();
+  if (!more) return;
+
+  int block = 0;       // of the tile, whose scores these are
+  bool starts = true;  // it is its tile's first, or there is no more; O is complete once the weights are used
+  std::uint32_t q_matrix = 0;
+  for (unsigned n = 0;; ++n) {  // K and V blocks so far; V's are one behind
+    if (C::kStoresByTma && storing) {
+      if (threadIdx.x % 32 == 0) tma_store_wait_read();
+      q.release(stored++);
+      storing = false;
+    }
+    if (starts && more) {
+      q.wait_full(t);
+      q_matrix = matrix_at(q.slot(t) + group * kGroupRows * C::kRowBytes);
+    }
+    if (more) k.wait_full(n);
+    if (n > 0) v.wait_full(n - 1);
+
+    // S = Q K^T of the next block, then O += P V of this one. The first and the last time one of them is for nothing.
+    const std::uint32_t k_matrix = matrix_at(k.slot(n));
+    const std::uint32_t v_matrix = matrix_at(v.slot(n - 1), C::kKeys * C::kRowBytes);
+    float s[Rows<C>::kScores] = {};
+    pin(s);
+    pin(rows.o);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < C::kColumns / 16; ++i) {
+      const int panel = i / kSteps * (C::kRowBytes / 16), step = i % kSteps * 2;
+      wgmma_abt<T, C::kRowBytes>(s, q_matrix + panel * C::kRows + step, k_matrix + panel * C::kKeys + step, i > 0);
+    }
+    wgmma_commit();
+#pragma unroll
+    for (int i = 0; i < C::kKeys / 16; ++i)
+      wgmma_ab<T, C::kRowBytes>(rows.o, rows.weights + 4 * i, v_matrix + i * C::kRowBytes, 1);
+    wgmma_commit();
+    wgmma_wait<1>();
+    pin(s);
+    if (more) k.release(n);
+
+    if (starts) {
+      wgmma_wait<0>();
+      pin(rows.o);
+      if (n > 0) {
+        v.release(n - 1);
+        if (rows.store(tiles[(t - 1) % kQueueTiles],
+                       q.slot(t - 1) + (group * kGroupRows + threadIdx.x / 32 % 4 * 16) * C::kRowBytes))
+          bad_tiles |= 1u << (t - 1) % 32;
+        storing = true;
+        __syncwarp();
+        queue.release(t - 1);
+      }
+      if (!more) {
+        if (C::kStoresByTma) tma_store_wait_read();  // before shared memory is gone
+        break;
+      }
+      const Tile<C>& tile = tiles[t % kQueueTiles];
+      rows.begin(tile);
+      block = uniform(tile.blocks);
+      if (const int keys = uniform(tile.last_keys); C::kTma && keys < C::kKeys) {
+        v.wait_full(n);
+        zero_rows<C::kSize, C::kKeys, C::kPanel>(v.slot(n), keys);
+        named_sync(1 + group, 128);
+      }
+    }
+    const Tile<C>& tile = tiles[t % kQueueTiles];
+    const bool ends = --block == 0;
+    if (ends) {
+      if (!C::kStoresByTma) q.release(t);
+      ++t;
+      more = has_blocks();
+    }
+    if constexpr (C::kModified && C::kSize == 256) wgmma_wait<0>();  // the weights' registers are wanted
+    rows.softmax(s, tile, block * C::kKeys, scales + n % C::kScaleBlocks * C::kScaleBytes, [&] {
+      if (starts) return;
+      wgmma_wait<0>();
+      pin(rows.o);
+      v.release(n - 1);
+      rows.rescale_values();
+    });
+    starts = ends;
+  }
+  if (bad_tiles == 0) return;
+  if (C::kStoresByTma) tma_store_wait();
+  __syncwarp();
+  redo_fallback_rows<C>(params, list, bad_tiles);
+}
+
+// What attention_combine does, to the bit, for the rows of a sequence and kv head whose splits the cluster has: a row
+// to a math warp. In memory where Q and keys were.
+template <class C>
+__device__ void combine_in_cluster(const WgmmaParams& params, std::uint8_t* shared) {
+  using Sums = RowSums<C::kSize, 1>;
+  const AttentionParams& p = params.p;
+  const int splits = params.partials.splits, warp = threadIdx.x / 32 - 4;
+  const unsigned number = params.splits.quotient(blockIdx.x), b = params.hk.quotient(number);
+  const Head head(p, params.partials.first + b, number - b * static_cast<unsigned>(p.hk));
+  const int rows = split_rows(head);
+  unsigned bad = 0;  // of the warp's rows
+  int first = static_cast<int>(cluster_rank()) * 4 + warp;
+#pragma unroll 1
+  for (int i = 0, row = first; row < rows; ++i, row += 4 * splits)
+    if (!combine_row(p, params.partials, head, row, reinterpret_cast<Sums*>(shared)[warp])) bad |= 1u << i;
+#pragma unroll 1
+  for (; bad != 0; bad >>= 1, first += 4 * splits)
+    if (bad & 1)
+      attend_rows<typename C::Element, C::kSize, true>(p, static_cast<int>(head.b), static_cast<int>(head.hk), first,
+                                                       1);
+}
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, C::kBlocks) wgmma(const __grid_constant__ WgmmaParams params) {
+  extern __shared__ std::uint8_t shared[];
+  __shared__ std::uint64_t barriers[4 * C::kStages + 2 * kQueueTiles + 2 * C::kQueryTiles];
+  __shared__ Tile<C> tiles[kQueueTiles];
+  auto& list = *reinterpret_cast<SequenceList*>(shared + C::kSharedBytes);
+  const std::uint32_t first = shared_address(barriers);
+  std::uint32_t data = (shared_address(shared) + 1023) / 1024 * 1024;  // the swizzle's unit
+  pin(data);
+  const Blocks<C> k{first, data, C::kBlockBytes};
+  const Blocks<C> v{first + 16 * C::kStages, k.data + C::kStages * C::kBlockBytes, C::kBlockBytes};
+  const TileQueue queue{first + 32 * C::kStages};
+  const QueryRing<C> q{queue.barriers + 16 * kQueueTiles, v.data + C::kStages * C::kBlockBytes, C::kRowsBytes};
+  if (C::kSplit || params.p.total_q >= 0) let_next_start();
+  if (threadIdx.x == 0) {
+    if (C::kTma) {
+      if (params.q_by_tma) prefetch_map(&params.q);
+      if (C::kStoresByTma && params.out_by_tma) prefetch_map(&params.out);
+      prefetch_map(&params.k);
+      prefetch_map(&params.v);
+    }
+    k.init(C::kTma ? 1 : 128, 4 * C::kGroups);
+    v.init(C::kTma ? 1 : 128, 4 * C::kGroups);
+    queue.init(C::kProducers, 4 * C::kGroups);
+    q.init(params.q_by_tma ? 1 : C::kProducers, 4 * C::kGroups);
+    fence_barrier_init();
+  }
+  if (params.listed) list.fill<C>(params);
+  else __syncthreads();
+  const TileScheduler<C> scheduler{params, list};
+  if (threadIdx.x < 128) {
+    if (C::kTradesRegisters) registers_decrease<C::kLoadRegisters>();
+    if constexpr (C::kQuantised) {
+      load_codes<C>(params, {params, queue, tiles, scheduler}, queue, tiles, q, k, v, data + C::kScalesAt);
+    } else if constexpr (!C::kTma) {
+      load_by_threads<C>(params, {params, queue, tiles, scheduler}, queue, tiles, q, k, v);
+    } else if (threadIdx.x < 32) {
+      if (params.p.page_size > 0) load_by_tma<C, true>(params, scheduler, q, k, v);
+      else if (threadIdx.x == 0) load_by_tma<C, false>(params, scheduler, q, k, v);
+    } else {
+      TileProducer<C> producer{params, queue, tiles, scheduler};
+      for (unsigned i = 0; producer.push(i); ++i)
+        if (!params.q_by_tma) load_q<C>(params, queue, tiles, q, i);
+    }
+  } else {
+    if (C::kTradesRegisters) registers_increase<C::kMathRegisters>();
+    attend<C>(params, list, queue, tiles, q, k, v, data + C::kScalesAt, uniform(threadIdx.x / 128 - 1));
+  }
+  if constexpr (C::kSplit) {
+    if (params.combines) {
+      __syncwarp();
+      cluster_sync();
+      if (threadIdx.x >= 128) combine_in_cluster<C>(params, shared + (data - shared_address(shared)));
+    }
+    if (params.early) wait_for_previous();  // whoever waits for this one, waits for that as well
+  }
+}
+
+// But for what tensor maps and quantised keys need.
+inline WgmmaParams params_of(const AttentionParams& p) {
+  WgmmaParams params{};
+  params.p = p;
+  const float scale = std::fabs(p.score.scale_log2);
+  const bool last = scales_last(p.score);
+  params.inner = last ? 1 : scale, params.outer = last ? scale : 1;
+  params.q_vector = p.score.scale_log2 >= 0 && is_vector(p.q, p.q_stride, 2);
+  params.kv_vector = is_vector(p.k, p.k_stride, 2) && is_vector(p.v, p.v_stride, 2);
+  params.out_vector = is_vector(p.out, p.out_stride, p.out_type == DType::f32 ? 4 : 2);
+  params.page_size = Divisor(p.page_size);
+  return params;
+}
+
+// Whether scores need more than a scale. Without one, masked scores would be -inf * 0.
+inline bool is_modified(const AttentionParams& p) {
+  return has_modifiers(p.score) || p.score.scale_log2 == 0;
+}
+
+template <class C>
+cudaError_t launch(WgmmaParams& params, cudaStream_t stream) {
+  const int blocks = plan_grid<C>(params, 2 * (params.p.d + params.p.dv));
+  const int splits = C::kSplit ? params.partials.splits : 1;
+  params.unsplit = C::kSplit && finishes_at_once(params.p, params.partials);
+  // Only where clusters have room beside each other: others wait until all of their thread blocks do.
+  params.combines = C::kSplit && !params.unsplit && splits <= kCombineWarps && 2 * params.all <= multiprocessors();
+  return launch_clusters(params.combines ? splits : 1, params.early, wgmma<C>, blocks, C::kThreads,
+                         C::kSharedBytes + SequenceList::bytes(params), stream, params);
+}
+
+// Of scores that need no more than a scale: by TMA if it can load K and V, else in the form `Other`.
+template <class C, class Other>
+cudaError_t launch_plain(WgmmaParams& params, cudaStream_t stream) {
+  const AttentionParams& p = params.p;
+  params.box = box_keys(p, C::kKeys);
+  if (!make_keys_map(params.k, p, p.k, p.k_stride, p.d, params.box, C::kPanel) ||
+      !make_keys_map(params.v, p, p.v, p.v_stride, p.dv, params.box, C::kPanel))
+    return launch<Other>(params, stream);
+  params.q_by_tma =
+      p.score.scale_log2 >= 0 && make_rows_map(params.q, p, p.q_type, p.q, p.q_stride, p.d, kGroupRows, C::kPanel);
+  params.out_by_tma = p.total_q < 0 && p.out_type == p.q_type &&
+                      make_rows_map(params.out, p, p.out_type, p.out, p.out_stride, p.dv, kGroupRows / 4, C::kPanel);
+  return launch<C>(params, stream);
+}
+
+}  // namespace rapt::cuda
