@@ -96,6 +96,29 @@ TEST_CASE("cuda: several tiles for each thread block", "[kernel]") {
   each_case(kMany, test);
 }
 
+// Kernels go from the last block of keys to the first, and a row's shift may follow the blocks before: scores that rise,
+// fall and stay from one to the next, by what weights can carry and by more.
+TEST_CASE("cuda: scores may rise by any amount from a block of keys to the next", "[kernel]") {
+  constexpr const char* kRising[] = {"attention sq=70 sk=600 d=64 scale=1 lse",
+                                     "attention sq=300 sk=700 d=40 scale=1 causal align=bottom_right lse",
+                                     "attention hq=2 sq=1400 sk=1400 d=64 scale=1 window=300,0 lse",
+                                     "attention sq=100 sk=500 d=128 scale=1 lse"};
+  const auto test = [](const std::string& entry, Case& c) {
+    const AttentionProblem& p = c.problem;
+    for (const float step : {0.5f, 5.f, 9.f, 40.f, 80.f, 200.f}) {
+      for (std::int64_t head = 0; head < p.hq; ++head)
+        for (std::int64_t row = 0; row < p.sq; ++row)
+          c.q.at({0, head, row, 0}) = static_cast<float>(row % 5 - 1);  // -1 to 3
+      for (std::int64_t key = 0; key < p.sk; ++key)
+        c.k.at({0, 0, key, 0}) = step * static_cast<float>(p.sk / 128 - key / 128);
+      c.poison_outputs();
+      INFO("step " << step);
+      check_on(entry, c);
+    }
+  };
+  each_case(kRising, test);
+}
+
 // Of these products cover the columns that there are, in tiles for one to four warpgroups and blocks of keys of several
 // sizes; tensor maps take all of them but the last two, whose rows are not whole 16 bytes.
 TEST_CASE("cuda: heads of 33 to 48 and of 65 to 96 columns", "[kernel]") {

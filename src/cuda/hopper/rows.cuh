@@ -13,9 +13,9 @@ __device__ float over_row(float x, Combine combine) {
   return combine(x, __shfl_xor_sync(~0u, x, 2));
 }
 
-// Of the h-th row's numbers in a lane.
-template <int kCount>
-__device__ float max_of_row(const float (&s)[kCount], int h) {
+// Of the h-th row's numbers in a lane, among the first kCount.
+template <int kCount, int kAll>
+__device__ float max_of_row(const float (&s)[kAll], int h) {
   float top[4];  // four at a time, or each waits for the one before
 #pragma unroll
   for (int i = 0; i < kCount / 4; ++i) {

@@ -22,8 +22,9 @@ constexpr std::int64_t kLong = 1280;
 int groups_for(const AttentionParams& p) {
   const std::int64_t rows = p.sq * p.group;
   if (!are_alike(p) || p.sk > kLong) return 3;
-  if (rows <= kGroupRows) return 1;
-  if (p.score.right != kOpen) return 2;
+  const bool ends = p.score.right != kOpen;
+  if (rows <= (ends ? 2 : 1) * kGroupRows) return 1;
+  if (ends) return 2;
   return std::max(p.d, p.dv) > 48 ? 1
          : rows > kLong           ? 3
                                   : 2;  // narrow heads of many rows: the more share K and V, the better

@@ -121,7 +121,7 @@ struct LatentRows {
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float top = over_row(max_of_row(s, h), Max());
+      const float top = over_row(max_of_row<kScores>(s, h), Max());
       moved[h] = top > m[h] + kSlack ? top : m[h];
       const float neg_m = kShift - shift_of(moved[h]);
 #pragma unroll

@@ -26,8 +26,8 @@ __device__ void load_q(const WgmmaParams& params, const TileQueue& queue, const 
   barrier_arrive(q.full(i));
 }
 
-// Where TMA loads K and V, and mostly Q: by one thread, or where keys lie in pages by one warp, whose lanes have one box
-// of a block's keys each.
+// Where TMA loads K and V, and mostly Q: by one thread, or where keys lie in pages by one warp, whose lanes have one
+// box of a block's keys each.
 template <class C, bool kPaged>
 __device__ void load_by_tma(const WgmmaParams& params, TileScheduler<C> scheduler, const QueryRing<C>& q,
                             const Blocks<C>& k, const Blocks<C>& v) {

@@ -21,6 +21,7 @@ struct Rows : RowState<C> {
 
   __device__ void begin(const Tile<C>& tile) {
     RowState<C>::begin(tile);
+    if constexpr (kFollows) follow[0] = follow[1] = -kInfinity;
     const auto& both = tile.of_row[warp_row + lane % 16];
     all_from = __reduce_max_sync(~0u, both.first), all_to = __reduce_min_sync(~0u, both.last);
   }
@@ -51,53 +52,15 @@ struct Rows : RowState<C> {
         }
       });
     } else if (key < all_from || key + C::kKeys > all_to) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const auto& r = tile.of_row[row(h)];
-        const int from = r.first - key - column, to = r.last - key - column;
-#pragma unroll
-        for (int i = 0; i < kScores / 2; ++i) {
-          const int at = i / 2 * 8 + i % 2;
-          float& score = s[i / 2 * 4 + 2 * h + i % 2];
-          score = at < from || at >= to ? -kInfinity : score;
+      if constexpr (kHalves) {
+        if (__reduce_max_sync(~0u, tile.of_row[warp_row + lane % 16].last) <= key + C::kKeys / 2) {
+          hide<kScores / 2>(s, tile, key);
+          return weigh<kScores / 2>(s, key, scales, finish_values);
         }
       }
+      hide<kScores>(s, tile, key);
     }
-    const float factor = params.outer;
-    float neg_m[2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const float top = over_row(max_of_row(s, h), Max()) * factor;
-      neg_m[h] = this->move_shift(h, top);
-    }
-    float sum[4] = {};
-    const auto add = [&](int i) {
-#pragma unroll
-      for (int n = 0; n < 4; ++n) sum[n] += s[i + n];
-    };
-    const auto pack_four = [&](int i) {
-      if constexpr (C::kQuantised) {
-        const float2 two = load8(scales + 4 * (C::kKeys + 2 * i + column));
-        s[i] *= two.x, s[i + 1] *= two.y, s[i + 2] *= two.x, s[i + 3] *= two.y;
-      }
-#pragma unroll
-      for (int n = i; n < i + 4; n += 2) weights[n / 2] = pack<typename C::Element>(s[n], s[n + 1]);
-    };
-    constexpr int kHalf = kScores / 2;
-#pragma unroll
-    for (int i = 0; i < kScores; i += 4) {
-      if (i == kHalf) finish_values();
-#pragma unroll
-      for (int n = i; n < i + 4; ++n) s[n] = exp2_approx(fmaf(s[n], factor, neg_m[n / 2 % 2]));
-      if (i > 0) add(i - 4);
-      if (i >= kHalf) pack_four(i - kHalf);
-      pin(sum);  // or the compiler does one kind of thing after the other
-    }
-    add(kScores - 4);
-#pragma unroll
-    for (int i = kScores - kHalf; i < kScores; i += 4) pack_four(i);
-#pragma unroll
-    for (int h = 0; h < 2; ++h) l[h] = fmaf(l[h], rescale[h], sum[2 * h] + sum[2 * h + 1]);
+    weigh<kScores>(s, key, scales, finish_values);
   }
 
   __device__ void rescale_values() {
@@ -157,19 +120,20 @@ struct Rows : RowState<C> {
     for (int h = 0; h < 2; ++h) {
       const auto& r = tile.of_row[row(h)];
       l[h] = over_row(l[h], Sum());
-      float lse;
+      const bool stores_lse = p.lse && r.lse >= 0 && lane % 4 == 0;
       if constexpr (C::kSplit) {  // what attention_combine makes of the partial results of an only split, to the bit
         const Finish f = finish_row(m[h] - C::kShift, l[h], -kInfinity, r.alibi_shift);
-        lse = f.lse, inverse[h] = f.sum == 0 ? 0.f : f.half / f.sum;  // half: 1 or, of what has no sink, NaN
+        if (stores_lse) p.lse[r.lse] = f.lse;
+        inverse[h] = f.sum == 0 ? 0.f : f.half / f.sum;  // half: 1 or, of what has no sink, NaN
       } else {
         if (p.score.sinks) {
           const float sink = exp2_approx(r.sink - shift_of(m[h]) + C::kShift);
           suspect[h] = r.first < r.last && sink > 0 && l[h] <= fmaf(sink, kMinKeyWeight<typename C::Element>, sink);
         }
-        lse = lse_of(m[h] - C::kShift, l[h], r.alibi_shift);
+        if (stores_lse) [[unlikely]]
+          p.lse[r.lse] = lse_of(m[h] - C::kShift, l[h], r.alibi_shift);
         inverse[h] = l[h] == 0 ? 0.f : __fdividef(1, l[h]);
       }
-      if (r.lse >= 0 && lane % 4 == 0) p.lse[r.lse] = lse;
     }
     const unsigned bad = fallback_rows(tile, C::kSplit ? C::kShift : 0.f, suspect);
     if (bad != 0) {
@@ -183,6 +147,94 @@ struct Rows : RowState<C> {
     if (C::kStoresByTma && params.out_by_tma) store_rows_by_tma(params, &params.out, tile, warp_row, q_row, o);
     else store_rows(params, tile, warp_row, o);
     return bad != 0;
+  }
+
+ private:
+  // Where exponentials take as long as products, what they need less counts. Of a block whose second half no row of the
+  // warp sees, only the first is gone through; all bits are those of the whole.
+  static constexpr bool kHalves = C::kSize == 64 && C::kKeys == 128 && !C::kSplit && !C::kModified && !C::kQuantised;
+  // And a row's shift follows the block before, by the sum of its weights, in place of the block's own largest score:
+  // nothing is compared, and no exponential waits for it. So weights can be larger than 2^kSlack, by what scores rise
+  // from a block to the next: bf16 has the range for it, and what is past 2^127 falls back. The first keys that a row
+  // sees give its first shift.
+  static constexpr bool kFollows = kHalves && std::is_same_v<typename C::Element, __nv_bfloat16>;
+  static constexpr int kSumSlack = 15;  // the shift moves if a block's weights add up to more than 2^kSumSlack
+  float follow[2];                      // what it is to be for the next block, if that is larger by kSlack
+
+  // Of the first kCount scores, those that rows do not see.
+  template <int kCount>
+  __device__ void hide(float (&s)[kScores], const Tile<C>& tile, int key) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const auto& r = tile.of_row[row(h)];
+      const int from = r.first - key - column, to = r.last - key - column;
+#pragma unroll
+      for (int i = 0; i < kCount / 2; ++i) {
+        const int at = i / 2 * 8 + i % 2;
+        float& score = s[i / 2 * 4 + 2 * h + i % 2];
+        score = at < from || at >= to ? -kInfinity : score;
+      }
+    }
+  }
+
+  // The first kCount scores to weights; those of the others are 0.
+  template <int kCount, class FinishValues>
+  __device__ void weigh(float (&s)[kScores], [[maybe_unused]] int key, [[maybe_unused]] std::uint32_t scales,
+                        FinishValues finish_values) {
+    const float factor = params.outer;
+    const auto top = [&](int h) { return over_row(max_of_row<kCount>(s, h), Max()) * factor; };
+    float to[2], neg_m[2];
+    if constexpr (kFollows) {
+      to[0] = follow[0], to[1] = follow[1];
+      if (__any_sync(~0u, m[0] == -kInfinity || m[1] == -kInfinity)) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+          if (const float first = top(h); m[h] == -kInfinity) to[h] = first;
+      }
+    } else {
+      to[0] = top(0), to[1] = top(1);
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) neg_m[h] = this->move_shift(h, to[h]);
+    float sum[4] = {};
+    const auto add = [&](int i) {
+#pragma unroll
+      for (int n = 0; n < 4; ++n) sum[n] += s[i + n];
+    };
+    const auto pack_four = [&](int i) {
+      if constexpr (C::kQuantised) {
+        const float2 two = load8(scales + 4 * (C::kKeys + 2 * i + column));
+        s[i] *= two.x, s[i + 1] *= two.y, s[i + 2] *= two.x, s[i + 3] *= two.y;
+      }
+#pragma unroll
+      for (int n = i; n < i + 4; n += 2) weights[n / 2] = pack<typename C::Element>(s[n], s[n + 1]);
+    };
+    constexpr int kHalf = kCount / 2;
+#pragma unroll
+    for (int i = 0; i < kCount; i += 4) {
+      if (i == kHalf) finish_values();
+#pragma unroll
+      for (int n = i; n < i + 4; ++n) s[n] = exp2_approx(fmaf(s[n], factor, neg_m[n / 2 % 2]));
+      if (i > 0) add(i - 4);
+      if (i >= kHalf) pack_four(i - kHalf);
+      pin(sum);  // or the compiler does one kind of thing after the other
+    }
+    add(kCount - 4);
+#pragma unroll
+    for (int i = kCount - kHalf; i < kCount; i += 4) pack_four(i);
+#pragma unroll
+    for (int i = kCount; i < kScores; i += 2) weights[i / 2] = 0;
+    const float of_block[2] = {sum[0] + sum[1], sum[2] + sum[3]};
+#pragma unroll
+    for (int h = 0; h < 2; ++h) l[h] = fmaf(l[h], rescale[h], of_block[h]);
+    if constexpr (kFollows) {
+      if (key == 0) return;  // the tile's last block
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int exponent = (__float_as_int(over_row(of_block[h], Sum())) >> 23) - 127;
+        follow[h] = exponent > kSumSlack ? m[h] + static_cast<float>(exponent) : -kInfinity;
+      }
+    }
   }
 };
 
