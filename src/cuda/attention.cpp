@@ -62,10 +62,7 @@ constexpr AttentionKernel decode(const char* name, const char* arithmetic, DType
                                                           : attention_decode;
                 return run(a, static_cast<std::byte*>(workspace), stream);
               },
-          .needs_no_workspace =
-              [](const AttentionParams& a) {
-                return !is_quantised(a) && a.q_type != DType::f32 && decode_finishes_at_once(a);
-              }};
+          .needs_no_workspace = decode_finishes_at_once};
 }
 // Codes become elements of the queries' type. A key's scale multiplies its scores, and a value's its weights, which
 // fp16 has no range for.
@@ -78,25 +75,24 @@ std::string_view refuse_wgmma_cache(const AttentionProblem& p) {
 // Its blocks of rows and keys depend on the head size, so the facts have none.
 template <DType kType>
 constexpr AttentionKernel wgmma(const char* name, const char* arithmetic) {
-  return {
-      .name = name,
-      .isa = "sm90a",
-      .facts = {.operation = Operation::attention,
-                .phase = Phase::prefill,
-                .arithmetic = arithmetic,
-                .dtypes = only(kType) | kQuantisedTypes,
-                .max_head_size = kWgmmaMaxHeadSize},
-      .refuse = [](const AttentionParams& a) -> std::string_view {
-        return wgmma_can_count(a) && splits_can_be_counted(a)
-                   ? ""
-                   : "takes fewer than 2^30 rows and keys, and splits of few rows";
-      },
-      .refuse_cache = refuse_wgmma_cache<kType>,
-      .workspace = wgmma_workspace,
-      .work_items = simt_tiles,
-      .run = [](const AttentionParams& a, void* workspace,
-                cudaStream_t stream) { return attention_wgmma(a, static_cast<std::byte*>(workspace), stream); },
-      .needs_no_workspace = [](const AttentionParams& a) { return !is_quantised(a) && decode_finishes_at_once(a); }};
+  return {.name = name,
+          .isa = "sm90a",
+          .facts = {.operation = Operation::attention,
+                    .phase = Phase::prefill,
+                    .arithmetic = arithmetic,
+                    .dtypes = only(kType) | kQuantisedTypes,
+                    .max_head_size = kWgmmaMaxHeadSize},
+          .refuse = [](const AttentionParams& a) -> std::string_view {
+            return wgmma_can_count(a) && splits_can_be_counted(a)
+                       ? ""
+                       : "takes fewer than 2^30 rows and keys, and splits of few rows";
+          },
+          .refuse_cache = refuse_wgmma_cache<kType>,
+          .workspace = wgmma_workspace,
+          .work_items = simt_tiles,
+          .run = [](const AttentionParams& a, void* workspace,
+                    cudaStream_t stream) { return attention_wgmma(a, static_cast<std::byte*>(workspace), stream); },
+          .needs_no_workspace = decode_finishes_at_once};
 }
 constexpr AttentionKernel latent(const char* name, const char* arithmetic, DType type) {
   return {.name = name,

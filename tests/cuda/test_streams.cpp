@@ -93,19 +93,31 @@ TEST_CASE("cuda: a plan runs in the caller's workspace", "[kernel]") {
   });
 }
 
-TEST_CASE("cuda: decoding of up to 512 keys without modifiers is one launch, and takes no memory", "[kernel]") {
-  constexpr std::pair<const char*, bool> kCalls[] = {
-      {"attention hq=4 hk=2 sq=3 sk=512 d=64", true},
-      {"attention hq=4 hk=2 sq=3 sk=77 d=128 causal align=bottom_right", true},
-      {"attention hq=4 hk=2 sq=3 sk=1024 d=64", false},
-      {"attention hq=4 hk=2 sq=3 sk=512 d=64 softcap=2", false},
-      {"attention hq=4 hk=2 sq=3 sk=512 d=64 sinks", false}};
-  for (const DType type : {DType::bf16, DType::f16}) {
-    const std::string entry = "attention_decode." + std::string(to_string(type)) + ".cuda.sm90a";
+TEST_CASE("cuda: decoding of up to 512 keys is one launch, and takes no memory", "[kernel]") {
+  struct Call {
+    const char* text;
+    bool few_keys, modified;
+  };
+  constexpr Call kCalls[] = {{"hq=4 hk=2 sq=3 sk=512 d=64", true, false},
+                             {"hq=4 hk=2 sq=3 sk=77 d=128 causal align=bottom_right", true, false},
+                             {"hq=4 hk=1 sq=16 sk=40 d=256 dv=72 lse", true, false},
+                             {"hq=4 hk=2 sq=3 sk=1024 d=64", false, false},
+                             {"hq=4 hk=2 sq=3 sk=512 d=64 softcap=2 lse", true, true},
+                             {"hq=4 hk=2 sq=3 sk=512 d=64 sinks alibi align=bottom_right", true, true}};
+  constexpr std::pair<const char*, const char*> kTypes[] = {{"bf16", "dtype=bf16"},
+                                                            {"f16", "dtype=f16"},
+                                                            {"f32", "dtype=f32"},
+                                                            {"bf16", "q=bf16 kv=i8 groups=1"},
+                                                            {"f32", "q=f32 kv=f8e4m3 groups=1"}};
+  for (const auto& [type, types] : kTypes) {
+    const std::string entry = "attention_decode." + std::string(type) + ".cuda.sm90a";
     if (!is_usable(entry)) continue;
-    for (const auto& [text, at_once] : kCalls) {
-      Case c(typed(text, type));
+    for (const auto& [text, few_keys, modified] : kCalls) {
+      Case c(AttentionProblem::parse("attention " + std::string(types) + " " + text));
       INFO(entry << ": " << c.problem.to_string());
+      // Over keys of 16 bits, what has modifiers is left to attention_combine.
+      const bool at_once =
+          few_keys && !(modified && c.problem.kv_dtype == c.problem.q_dtype && c.problem.q_dtype != DType::f32);
       const Bytes once = expected(entry, c);
       c.poison_outputs();
       const Stream stream;

@@ -4,6 +4,7 @@
 #include "cuda/hopper/ptx.cuh"
 #include "cuda/hopper/splits.cuh"
 #include "cuda/tile/divisor.hpp"
+#include "cuda/tile/fallback_rows.cuh"
 #include "cuda/tile/score.cuh"
 
 namespace rapt::cuda {
@@ -107,6 +108,10 @@ struct SplitRows {
 template <int kWarps, int kRows>
 struct WarpResults {
   float m[kWarps][kRows], l[kWarps][kRows];
+  struct {
+    float half, inverse;
+    bool trusted;
+  } finish[kWarps * kRows];  // of a row whose split is its only one
 
   // Of warps `first`, `first` + step, ...
   __device__ float top(int first, int step, int row) const {
@@ -114,32 +119,91 @@ struct WarpResults {
     for (int w = first; w < kWarps; w += step) top = fmaxf(top, m[w][row]);
     return top;
   }
-  // The split's partial results. Warps `step` apart share rows; of warp w, `out` has rows of `width` from w * apart on,
-  // which are multiples of 4.
+  // The block's results: of its split, or of its rows where no sequence's keys are split. Warps `step` apart share
+  // rows; of warp w, `out` has rows of `width` from w * apart on, which are multiples of 4.
+  template <int kMaxSize>
   __device__ void store(const SplitBlock& block, const Partials& partials, int step, const float* out, int width,
-                        int apart) const {
-    const AttentionParams& p = block.head.p;
-    const int rows = min(step * kRows, block.row_count - block.row_begin), m_at = static_cast<int>(Partials::m_at(p));
+                        int apart) {
+    const Sums sums{*this, step, out, width, apart};
+    const int rows = min(step * kRows, block.row_count - block.row_begin);
+    if (partials.splits > 1) store_partials(block, partials, sums, rows);
+    else finish_rows<kMaxSize>(block, sums, rows);
+  }
+
+ private:
+  struct Sums {
+    const WarpResults& of_warps;
+    const int step;
+    const float* const out;
+    const int width, apart;
+
+    __device__ float l(int r, float top) const {
+      const int row = r % kRows;
+      float sum = 0;
+      for (int w = r / kRows; w < kWarps; w += step)
+        sum = fmaf(of_warps.l[w][row], exp2_approx(of_warps.m[w][row] - shift_of(top)), sum);
+      return sum;
+    }
+    __device__ float4 columns(int r, int column) const {
+      float4 sum = make_float4(0, 0, 0, 0);
+      for (int w = r / kRows; w < kWarps; w += step) {
+        const float4 x = *reinterpret_cast<const float4*>(out + w * apart + r % kRows * width + column);
+        sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
+      }
+      return sum;
+    }
+  };
+
+  __device__ void store_partials(const SplitBlock& block, const Partials& partials, const Sums& sums, int rows) const {
+    const int m_at = static_cast<int>(Partials::m_at(block.head.p));
     float* const partial = partials.at(block.head, block.row_begin, block.split);
     const std::int64_t next_row = partials.splits * partials.floats;
     for (int r = threadIdx.x; r < rows; r += 32 * kWarps) {
-      const int first = r / kRows, row = r % kRows;
-      const float all = top(first, step, row);
-      float sum = 0;
-      for (int w = first; w < kWarps; w += step) sum = fmaf(l[w][row], exp2_approx(m[w][row] - shift_of(all)), sum);
-      *reinterpret_cast<float2*>(partial + r * next_row + m_at) = make_float2(all, sum);
+      const float all = top(r / kRows, sums.step, r % kRows);
+      *reinterpret_cast<float2*>(partial + r * next_row + m_at) = make_float2(all, sums.l(r, all));
     }
-    for (int r = threadIdx.x / 32; r < rows; r += kWarps) {
-      const int first = r / kRows, row = r % kRows;
-      for (int column = threadIdx.x % 32 * 4; column < m_at; column += 128) {
-        float4 sum = make_float4(0, 0, 0, 0);
-        for (int w = first; w < kWarps; w += step) {
-          const float4 x = *reinterpret_cast<const float4*>(out + w * apart + row * width + column);
-          sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
+    for (int r = threadIdx.x / 32; r < rows; r += kWarps)
+      for (int column = threadIdx.x % 32 * 4; column < m_at; column += 128)
+        *reinterpret_cast<float4*>(partial + r * next_row + column) = sums.columns(r, column);
+  }
+
+  // What attention_combine makes of an only split, to the bit.
+  template <int kMaxSize>
+  __device__ void finish_rows(const SplitBlock& block, const Sums& sums, int rows) {
+    const Head& head = block.head;
+    const AttentionParams& p = head.p;
+    const int lane = threadIdx.x % 32;
+    for (int r = threadIdx.x; r < rows; r += 32 * kWarps) {
+      const Row row = block.row(block.row_begin + r);
+      const float all = top(r / kRows, sums.step, r % kRows), all_l = sums.l(r, all);
+      const Finish f = finish_row(all, all_l, sink_of(head, row), alibi_shift_log2(head, row));
+      const bool trusted = (all == -kInfinity || fabsf(all) < kHugeScore) && is_finite(all_l);
+      finish[r] = {f.half, f.sum == 0 ? 0.f : 1 / f.sum, trusted};
+      if (p.lse) p.lse[row_at(p.lse_stride, head, row)] = f.lse;
+    }
+    __syncthreads();
+    unsigned bad = 0;  // fallback rows, for the end: a call from the loop would take registers
+    for (int r = threadIdx.x / 32, i = 0; r < rows; r += kWarps, ++i) {
+      const std::int64_t out = row_at(p.out_stride, head, block.row(block.row_begin + r));
+      const auto [half, inverse, trusted] = finish[r];
+      bool is_bad = !trusted;
+      for (int column = 4 * lane; column < p.dv; column += 128) {
+        const float4 four = sums.columns(r, column);
+        for (int n = 0; n < 4 && column + n < p.dv; ++n) {
+          const float x = n == 0 ? four.x : n == 1 ? four.y : n == 2 ? four.z : four.w;
+          is_bad |= !is_finite(x);
+          cuda::store(p.out, p.out_type, out + (column + n) * p.out_stride.d,
+                      inverse == 0 ? 0.f : x * half * half * inverse);
         }
-        *reinterpret_cast<float4*>(partial + r * next_row + column) = sum;
       }
+      if (__any_sync(~0u, is_bad)) bad |= 1u << i;
     }
+    __syncwarp();
+#pragma unroll 1
+    for (int r = threadIdx.x / 32; bad != 0; r += kWarps, bad >>= 1)
+      if (bad & 1)
+        attend_rows<void, kMaxSize, true>(p, static_cast<int>(head.b), static_cast<int>(head.hk), block.row_begin + r,
+                                          1);
   }
 };
 

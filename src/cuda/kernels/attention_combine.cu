@@ -116,7 +116,9 @@ std::size_t decode_workspace(const AttentionParams& p) {
 }
 
 bool decode_finishes_at_once(const AttentionParams& p) {
-  return finishes_at_once(p, partials_of(p, nullptr));
+  const Partials partials = partials_of(p, nullptr);
+  const bool by_wgmma = p.q_type != DType::f32 && (only(p.kv_type) & kFloatTypes) != 0;
+  return by_wgmma ? finishes_at_once(p, partials) : partials.splits == 1;
 }
 
 cudaError_t attention_combine(const AttentionParams& p, const Partials& partials, cudaStream_t stream) {

@@ -300,8 +300,9 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) decode(const __grid_c
     store4(own_ring + 4 * (at.row(at.half_of_out(i)) * C::kSize + at.column_of_out(i)),
            __float_as_uint(all_o[i] * factor[at.half_of_out(i)]));
   __syncthreads();
-  results.store(block, params.partials, team, reinterpret_cast<const float*>(shared + team * kRows * C::kPitch),
-                C::kSize, C::kRingBytes / 4);
+  results.store<kDecodeMaxHeadSize>(block, params.partials, team,
+                                    reinterpret_cast<const float*>(shared + team * kRows * C::kPitch), C::kSize,
+                                    C::kRingBytes / 4);
 }
 
 // Calls `then` with the configuration for a call.
@@ -325,7 +326,7 @@ cudaError_t attention_decode_f32(const AttentionParams& p, std::byte* workspace,
       const DecodeParams params{p, partials, grid, has_modifiers(p.score), vector};
       return launch_kernel(false, decode<C>, grid.blocks, C::kThreads, C::shared_bytes(team), stream, params);
     });
-    return status == cudaSuccess ? attention_combine(p, partials, stream) : status;
+    return status == cudaSuccess && partials.splits > 1 ? attention_combine(p, partials, stream) : status;
   });
 }
 

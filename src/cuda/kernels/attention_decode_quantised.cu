@@ -97,7 +97,7 @@ cudaError_t attention_decode_quantised(const AttentionParams& p, std::byte* work
     params.modified = has_modifiers(p.score);
     params.page_size = Divisor(p.page_size);
     const cudaError_t status = launch(params, stream);
-    return status == cudaSuccess ? attention_combine(p, partials, stream) : status;
+    return status == cudaSuccess && partials.splits > 1 ? attention_combine(p, partials, stream) : status;
   });
 }
 
