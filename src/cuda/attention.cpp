@@ -28,9 +28,6 @@ constexpr std::int64_t kMaxBlocks = std::numeric_limits<std::int32_t>::max();
 
 #ifdef RAPT_HAVE_SM90A
 constexpr DTypeSet kQuantisedTypes = kCacheTypes & ~kFloatTypes;
-bool is_quantised(const AttentionParams& a) {
-  return (only(a.kv_type) & kQuantisedTypes) != 0;
-}
 
 // Of ragged sequences those with few rows are split, whatever the entry is for.
 bool splits_can_be_counted(const AttentionParams& a) {

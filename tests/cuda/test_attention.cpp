@@ -96,13 +96,12 @@ TEST_CASE("cuda: several tiles for each thread block", "[kernel]") {
   each_case(kMany, test);
 }
 
-// Kernels go from the last block of keys to the first, and a row's shift may follow the blocks before: scores that rise,
-// fall and stay from one to the next, by what weights can carry and by more.
+// Kernels go from the last block of keys to the first, and a row's shift may follow the blocks before: scores that
+// rise, fall and stay from one to the next, by what weights can carry and by more.
 TEST_CASE("cuda: scores may rise by any amount from a block of keys to the next", "[kernel]") {
-  constexpr const char* kRising[] = {"attention sq=70 sk=600 d=64 scale=1 lse",
-                                     "attention sq=300 sk=700 d=40 scale=1 causal align=bottom_right lse",
-                                     "attention hq=2 sq=1400 sk=1400 d=64 scale=1 window=300,0 lse",
-                                     "attention sq=100 sk=500 d=128 scale=1 lse"};
+  constexpr const char* kRising[] = {
+      "attention sq=70 sk=600 d=64 scale=1 lse", "attention sq=300 sk=700 d=40 scale=1 causal align=bottom_right lse",
+      "attention hq=2 sq=1400 sk=1400 d=64 scale=1 window=300,0 lse", "attention sq=100 sk=500 d=128 scale=1 lse"};
   const auto test = [](const std::string& entry, Case& c) {
     const AttentionProblem& p = c.problem;
     for (const float step : {0.5f, 5.f, 9.f, 40.f, 80.f, 200.f}) {
@@ -117,6 +116,37 @@ TEST_CASE("cuda: scores may rise by any amount from a block of keys to the next"
     }
   };
   each_case(kRising, test);
+}
+
+// Weights that add up to nearly all that fp32 has, beside a sink or the keys before: none is lost.
+TEST_CASE("cuda: weights near the largest float are not lost", "[kernel]") {
+  const auto fill = [](Tensor& tensor, float value) {
+    for (std::int64_t i = 0; i < tensor.size(); ++i) tensor.flat(i) = value;
+  };
+  const auto sinks = [&](const std::string& entry, Case& c) {
+    fill(c.q, 0), fill(c.v, 0.5f);
+    for (const float sink : {-80.f, -83.f, -86.f, -90.f, -1e4f, -1e30f}) {
+      fill(c.sinks, sink);
+      c.poison_outputs();
+      INFO("sink " << sink);
+      check_on(entry, c);
+    }
+  };
+  constexpr const char* kSinks[] = {"attention sq=100 sk=100 d=64 sinks lse", "attention sq=70 sk=300 d=40 sinks lse"};
+  each_case(kSinks, sinks);
+  const auto peak = [&](const std::string& entry, Case& c) {
+    fill(c.q, 0), fill(c.k, 0), fill(c.v, 0.5f);
+    for (std::int64_t row = 0; row < c.problem.sq; ++row) c.q.at({0, 0, row, 0}) = 1;
+    for (const float score : {80.f, 83.f, 86.f, 87.5f, 88.5f, 90.f, 200.f}) {
+      c.k.at({0, 0, 200, 0}) = score;
+      c.poison_outputs();
+      INFO("score " << score);
+      check_on(entry, c);
+    }
+  };
+  constexpr const char* kPeaks[] = {"attention sq=100 sk=384 d=64 scale=1 lse",
+                                    "attention sq=100 sk=256 d=64 scale=1 lse"};
+  each_case(kPeaks, peak);
 }
 
 // Of these products cover the columns that there are, in tiles for one to four warpgroups and blocks of keys of several

@@ -39,6 +39,35 @@ TEST_CASE("cuda: splits of a sequence's keys do not depend on the batch", "[kern
   each_case(kBatches, test);
 }
 
+// Lengths that only the GPU knows get other tiles, and blocks of keys beside those that a row sees.
+TEST_CASE("cuda: a sequence has the bits that it has where its length is not given", "[kernel]") {
+  constexpr const char* kSequences[] = {
+      "attention hq=2 sq=70 sk=70 d=64 sinks seqlens lse",
+      "attention hq=2 sq=200 sk=257 d=40 sinks seqlens causal align=bottom_right lse",
+      "attention hq=2 sq=1000 sk=1000 d=64 seqlens window=300,0 align=bottom_right lse",
+      "attention hq=2 sq=1000 sk=1000 d=64 sinks seqlens window=300,0 align=bottom_right lse",
+      "attention hq=2 sq=500 sk=700 d=128 seqlens window=130,0 align=bottom_right lse"};
+  const auto test = [](const std::string& entry, Case& c) {
+    AttentionProblem without_lengths = c.problem;
+    without_lengths.kv_lengths = false;
+    Case plain(without_lengths);  // numbers where `c` may have none
+    for (std::int64_t i = 0; i < c.k.size(); ++i) c.k.flat(i) = plain.k.flat(i);
+    for (std::int64_t i = 0; i < c.v.size(); ++i) c.v.flat(i) = plain.v.flat(i);
+    set_index(c.seqlens, 0, c.problem.sk);
+    // Keys far above the others, the last that some rows of a tile see; sinks below all.
+    for (std::int64_t row = 0; row < c.problem.sq; ++row) c.q.at({0, 0, row, 0}) = 1;
+    for (std::int64_t key = 220; key < std::min<std::int64_t>(c.problem.sk, 256); ++key) c.k.at({0, 0, key, 0}) = 100;
+    for (std::int64_t i = 0; i < c.sinks.size(); ++i) c.sinks.flat(i) = -10;
+    const Bytes with_length = expected(entry, c);
+    c.poison_outputs();
+    AttentionArgs args = c.args();
+    args.kv.seqlens = {};
+    run(args, entry);
+    CHECK(Bytes(c) == with_length);
+  };
+  each_case(kSequences, test);
+}
+
 // By the kernels that dispatch chooses for dense ones: some have few rows, and get their keys split. Partial results
 // lie end to end in some batches; in others there is room for as many rows of each sequence as may be split, and in the
 // last for those of half of the sequences at a time. One has many splits that do not exist, and one more sequences than

@@ -156,8 +156,8 @@ struct RowState {
       l[h] = lane % 4 == 0 && m[h] != -kInfinity ? C::kOne : 0.f;
     }
   }
-  // Moves row h's shift to the largest score of a block if that is larger by more than kSlack; returns what scores are
-  // to be added to before 2^x.
+  // Moves row h's shift to `top`, mostly the largest score of a block, if that is larger by more than kSlack; returns
+  // what scores are to be added to before 2^x.
   __device__ float move_shift(int h, float top) {
     const float before = m[h];
     if (top > (C::kSlack == 0 ? before : before + C::kSlack)) m[h] = top;

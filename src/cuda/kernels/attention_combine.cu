@@ -89,6 +89,12 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kMaxSize>)
       });
 }
 
+// By the kernel of attention_wgmma, which leaves the rows of an only split to attention_combine where scores have
+// modifiers.
+bool is_by_wgmma(const AttentionParams& p) {
+  return p.q_type != DType::f32 && !is_quantised(p);
+}
+
 template <int kMaxSize>
 cudaError_t combine_rows(const AttentionParams& p, const Partials& partials, cudaStream_t stream) {
   const std::int64_t all = p.hk * partials.rows;
@@ -112,13 +118,13 @@ std::int64_t decode_items(const AttentionParams& p) {
   return p.hk * std::max(partials.sequences * partials.splits, partials.rows);
 }
 std::size_t decode_workspace(const AttentionParams& p) {
-  return bytes_of(p, partials_of(p, nullptr));
+  const Partials partials = partials_of(p, nullptr);
+  return partials.splits == 1 && !is_by_wgmma(p) ? 0 : bytes_of(p, partials);
 }
 
 bool decode_finishes_at_once(const AttentionParams& p) {
   const Partials partials = partials_of(p, nullptr);
-  const bool by_wgmma = p.q_type != DType::f32 && (only(p.kv_type) & kFloatTypes) != 0;
-  return by_wgmma ? finishes_at_once(p, partials) : partials.splits == 1;
+  return is_by_wgmma(p) ? finishes_at_once(p, partials) : partials.splits == 1;
 }
 
 cudaError_t attention_combine(const AttentionParams& p, const Partials& partials, cudaStream_t stream) {

@@ -1,5 +1,6 @@
 // Attention in fp32 of few rows over many keys, as in decoding, where the time goes into reading K and V once: a thread
-// block goes over one split of the keys (split-KV), and attention_combine merges what they leave of a row.
+// block goes over one split of the keys (split-KV), and attention_combine merges what they leave of a row. It finishes
+// the rows of an only split itself.
 //
 // Rows are in tiles of 8, a tile for each warp. The block's warps form teams, with a warp for each tile that there is,
 // which take steps of a few keys in turn. Bulk copies fill a ring in shared memory for each team, row by row: no team

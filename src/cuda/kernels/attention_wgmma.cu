@@ -6,10 +6,6 @@
 namespace rapt::cuda {
 namespace {
 
-bool is_quantised(const AttentionParams& p) {
-  return (only(p.kv_type) & kFloatTypes) == 0;
-}
-
 // What follows chooses tiles and blocks of keys. No bit depends on the number of warpgroups but through values that are
 // not finite and hidden, which count for a tile: so it may depend on the sequences' sizes alone. Bits do depend on the
 // blocks of keys, but for sequences of one block: these depend on the head size, the mask's right end and whether

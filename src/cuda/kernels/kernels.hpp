@@ -11,6 +11,11 @@
 
 namespace rapt::cuda {
 
+// Whether keys and values are codes.
+inline bool is_quantised(const AttentionParams& params) {
+  return (only(params.kv_type) & kFloatTypes) == 0;
+}
+
 // attention_simt: fp32 arithmetic on ordinary cores, online softmax in tiles of 64 rows by 64 keys, of any types.
 inline constexpr std::int64_t kSimtRows = 64, kSimtKeys = 64, kSimtMaxValueHeadSize = 576;
 // Tiles of a call, some of them empty if it is ragged: what a grid must hold.
@@ -41,7 +46,7 @@ cudaError_t attention_wgmma_f32(const AttentionParams& params, std::byte* worksp
 inline constexpr std::int64_t kDecodeMaxRows = 64, kDecodeMaxHeadSize = kWgmmaMaxHeadSize;
 std::int64_t decode_items(const AttentionParams& params);     // splits of sequences as long as can be
 std::size_t decode_workspace(const AttentionParams& params);  // bytes, at a multiple of 16
-bool decode_finishes_at_once(const AttentionParams& params);  // whether attention_decode needs no workspace
+bool decode_finishes_at_once(const AttentionParams& params);  // whether the kernels need no workspace
 cudaError_t attention_decode(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
 cudaError_t attention_decode_f32(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
 // Of quantised keys and values and queries of any type; groups that have a scale are whole rows or multiples of 32.

@@ -45,7 +45,8 @@ struct Config {
   static constexpr bool kTradesRegisters = kGroups > 1 || kBlocks > 1;  // else all have enough
   static constexpr int kProducers = kTma ? 96 : 128;                    // threads that put tiles into shared memory
   static constexpr int kStages = kSplit && kSize == 64 ? 4 : 2;         // blocks of K and of V at a time
-  // A row's maximum moves only when it grows by more: weights are then up to 2^kSlack, and O is rarely rescaled.
+  // A row's shift moves only when it grows by more, and O is rarely rescaled. Where it is the maximum so far, weights
+  // are then up to 2^kSlack.
   static constexpr float kSlack = 8;
   // Weights are 2^kShift times as large, so that fp16 has more of the small ones.
   static constexpr float kShift = std::is_same_v<T, __half> ? 7 : 0, kOne = std::is_same_v<T, __half> ? 128 : 1;

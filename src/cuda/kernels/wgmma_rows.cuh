@@ -7,6 +7,11 @@
 
 namespace rapt::cuda {
 
+// A shift moves by so much at most at once, so that what it makes of O and l is no denormal number; and of rows whose
+// weights add up to as much, one over the sum is none.
+constexpr int kMostMove = 120;
+constexpr float kMostWeights = 0x1p120f;
+
 // A math warpgroup's state.
 template <class C>
 struct Rows : RowState<C> {
@@ -21,7 +26,7 @@ struct Rows : RowState<C> {
 
   __device__ void begin(const Tile<C>& tile) {
     RowState<C>::begin(tile);
-    if constexpr (kFollows) follow[0] = follow[1] = -kInfinity;
+    if constexpr (kFollows) follow[0] = follow[1] = kUnknown;
     const auto& both = tile.of_row[warp_row + lane % 16];
     all_from = __reduce_max_sync(~0u, both.first), all_to = __reduce_min_sync(~0u, both.last);
   }
@@ -55,12 +60,12 @@ struct Rows : RowState<C> {
       if constexpr (kHalves) {
         if (__reduce_max_sync(~0u, tile.of_row[warp_row + lane % 16].last) <= key + C::kKeys / 2) {
           hide<kScores / 2>(s, tile, key);
-          return weigh<kScores / 2>(s, key, scales, finish_values);
+          return weigh<kScores / 2>(s, tile, key, scales, finish_values);
         }
       }
       hide<kScores>(s, tile, key);
     }
-    weigh<kScores>(s, key, scales, finish_values);
+    weigh<kScores>(s, tile, key, scales, finish_values);
   }
 
   __device__ void rescale_values() {
@@ -100,7 +105,7 @@ struct Rows : RowState<C> {
     for (int h = 0; h < 2; ++h) {
       const float top = m[h] - shift;
       const bool trusted =
-          nan_or_0[h][0] + nan_or_0[h][1] == 0 && l[h] * 0 == 0 && (top == -kInfinity || fabsf(top) < kHugeScore);
+          nan_or_0[h][0] + nan_or_0[h][1] == 0 && l[h] < kMostWeights && (top == -kInfinity || fabsf(top) < kHugeScore);
       falls_back[h] = tile.of_row[row(h)].out >= 0 && (suspect[h] || !trusted);
     }
     return rows_of_warp(falls_back);
@@ -150,16 +155,18 @@ struct Rows : RowState<C> {
   }
 
  private:
-  // Where exponentials take as long as products, what they need less counts. Of a block whose second half no row of the
-  // warp sees, only the first is gone through; all bits are those of the whole.
+  // Exponentials take as long as products here, so what is done around them counts. Where no row of the warp sees a
+  // block's second half, only the first is computed, with the same bits.
   static constexpr bool kHalves = C::kSize == 64 && C::kKeys == 128 && !C::kSplit && !C::kModified && !C::kQuantised;
-  // And a row's shift follows the block before, by the sum of its weights, in place of the block's own largest score:
-  // nothing is compared, and no exponential waits for it. So weights can be larger than 2^kSlack, by what scores rise
-  // from a block to the next: bf16 has the range for it, and what is past 2^127 falls back. The first keys that a row
-  // sees give its first shift.
+  // And in bf16 a row's shift comes from the sum of weights of the block before, not from the block's own maximum, so
+  // that exponentials wait for no reduction. Weights may then pass 2^kSlack by what scores rise from one block to the
+  // next; rows whose weights add up to 2^kMostMove fall back. Not where scores have modifiers: a finite bias for a mask
+  // makes them rise by any amount.
   static constexpr bool kFollows = kHalves && std::is_same_v<typename C::Element, __nv_bfloat16>;
-  static constexpr int kSumSlack = 15;  // the shift moves if a block's weights add up to more than 2^kSumSlack
-  float follow[2];                      // what it is to be for the next block, if that is larger by kSlack
+  static constexpr int kSumSlack = 15;  // the shift moves where a block's weights add up to 2^(kSumSlack + 1)
+  static constexpr float kUnknown = kInfinity;
+  // The next block's shift; -inf: the same; kUnknown: the block's maximum decides, as no block has had weights yet.
+  float follow[2];
 
   // Of the first kCount scores, those that rows do not see.
   template <int kCount>
@@ -179,17 +186,17 @@ struct Rows : RowState<C> {
 
   // The first kCount scores to weights; those of the others are 0.
   template <int kCount, class FinishValues>
-  __device__ void weigh(float (&s)[kScores], [[maybe_unused]] int key, [[maybe_unused]] std::uint32_t scales,
+  __device__ void weigh(float (&s)[kScores], const Tile<C>& tile, int key, [[maybe_unused]] std::uint32_t scales,
                         FinishValues finish_values) {
     const float factor = params.outer;
     const auto top = [&](int h) { return over_row(max_of_row<kCount>(s, h), Max()) * factor; };
     float to[2], neg_m[2];
     if constexpr (kFollows) {
       to[0] = follow[0], to[1] = follow[1];
-      if (__any_sync(~0u, m[0] == -kInfinity || m[1] == -kInfinity)) {
+      if (__any_sync(~0u, to[0] == kUnknown || to[1] == kUnknown)) {
 #pragma unroll
         for (int h = 0; h < 2; ++h)
-          if (const float first = top(h); m[h] == -kInfinity) to[h] = first;
+          if (const float first = top(h); to[h] == kUnknown) to[h] = first;
       }
     } else {
       to[0] = top(0), to[1] = top(1);
@@ -231,8 +238,11 @@ struct Rows : RowState<C> {
       if (key == 0) return;  // the tile's last block
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const int exponent = (__float_as_int(over_row(of_block[h], Sum())) >> 23) - 127;
-        follow[h] = exponent > kSumSlack ? m[h] + static_cast<float>(exponent) : -kInfinity;
+        const float sum = over_row(of_block[h], Sum());
+        const int exponent = min((__float_as_int(sum) >> 23) - 127, kMostMove);
+        // A block that the row does not see, which other tiles may not have, must not move its shift.
+        const bool moves = exponent > kSumSlack && (key > all_from || key > tile.of_row[row(h)].first);
+        if (follow[h] != kUnknown || sum > 0) follow[h] = moves ? m[h] + static_cast<float>(exponent) : -kInfinity;
       }
     }
   }

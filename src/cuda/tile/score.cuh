@@ -30,7 +30,7 @@ __device__ inline bool is_finite(float x) {
 }
 
 // Whether scores may be scaled after their modifiers: they are a mask at most, and -inf stays -inf. Where blocks of
-// keys are the same, no bit then depends on there being one.
+// keys are the same, and shifts do not follow the blocks before, no bit then depends on there being one.
 inline bool scales_last(const ScoreParams& s) {
   return s.scale_log2 != 0 && !changes_scores(s);
 }
