@@ -60,12 +60,19 @@ struct Rows : RowState<C> {
       if constexpr (kHalves) {
         if (__reduce_max_sync(~0u, tile.of_row[warp_row + lane % 16].last) <= key + C::kKeys / 2) {
           hide<kScores / 2>(s, tile, key);
-          return weigh<kScores / 2>(s, tile, key, scales, finish_values);
+          return weigh<kScores / 2>(s, key, scales, finish_values);
         }
       }
       hide<kScores>(s, tile, key);
+      // A block before all that a row sees, which other tiles may not have, must not move its shift. (From within
+      // hide(), ptxas has the additions wait for the values.)
+      if constexpr (kFollows) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+          if (key + C::kKeys <= tile.of_row[row(h)].first) follow[h] = -kInfinity;
+      }
     }
-    weigh<kScores>(s, tile, key, scales, finish_values);
+    weigh<kScores>(s, key, scales, finish_values);
   }
 
   __device__ void rescale_values() {
@@ -186,7 +193,7 @@ struct Rows : RowState<C> {
 
   // The first kCount scores to weights; those of the others are 0.
   template <int kCount, class FinishValues>
-  __device__ void weigh(float (&s)[kScores], const Tile<C>& tile, int key, [[maybe_unused]] std::uint32_t scales,
+  __device__ void weigh(float (&s)[kScores], [[maybe_unused]] int key, [[maybe_unused]] std::uint32_t scales,
                         FinishValues finish_values) {
     const float factor = params.outer;
     const auto top = [&](int h) { return over_row(max_of_row<kCount>(s, h), Max()) * factor; };
@@ -240,9 +247,7 @@ struct Rows : RowState<C> {
       for (int h = 0; h < 2; ++h) {
         const float sum = over_row(of_block[h], Sum());
         const int exponent = min((__float_as_int(sum) >> 23) - 127, kMostMove);
-        // A block that the row does not see, which other tiles may not have, must not move its shift.
-        const bool moves = exponent > kSumSlack && (key > all_from || key > tile.of_row[row(h)].first);
-        if (follow[h] != kUnknown || sum > 0) follow[h] = moves ? m[h] + static_cast<float>(exponent) : -kInfinity;
+        if (sum > 0) follow[h] = exponent > kSumSlack ? m[h] + static_cast<float>(exponent) : -kInfinity;
       }
     }
   }
