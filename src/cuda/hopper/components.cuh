@@ -57,41 +57,58 @@ __device__ __forceinline__ void split(float a, float b, std::uint32_t& hi, std::
   lo = pack<__half>(a - back.x, b - back.y);
 }
 
-// The components of kKeys rows of Q or of a block of K or V by a thread block: first Q's, then K's, then V's. With as
-// many thread blocks on a multiprocessor as registers allow without spilling what is loaded.
+// kKeys rows of Q, or a block of K or V: first all of Q's, then K's, then V's.
 template <class C>
-__global__ void __launch_bounds__(kPrepareThreads, C::kSize == 192 ? 3 : 4)
-    prepare(const __grid_constant__ ComponentParams params) {
+struct ComponentUnit {
+  bool is_q, is_v;
+  unsigned number;                      // among those of its kind
+  std::int64_t b, hk, first, from, to;  // its first row or key, and which ones count: rows that there are, or keys that
+                                        // some row sees
+
+  // Unit i. False: nobody reads it.
+  __device__ bool find(const ComponentParams& params, unsigned i) {
+    constexpr unsigned kParts = C::kRows / C::kKeys;
+    const AttentionParams& p = params.p;
+    const unsigned q_units = static_cast<unsigned>(params.heads) * params.tiles * kParts;
+    const auto blocks = static_cast<unsigned>(C::Blocks::heads(p) * C::Blocks::blocks(p));
+    is_q = i < q_units, is_v = !is_q && i - q_units >= blocks;
+    number = i - (is_q ? 0 : is_v ? q_units + blocks : q_units);
+    if (is_q) {
+      const unsigned tile = number / kParts, tiles = params.tiles;
+      const auto found = C::Tiles::find(p, static_cast<int>(tile / tiles), static_cast<int>(tile % tiles));
+      const Head head(p, found.b, found.hk);
+      b = found.b, hk = found.hk, first = found.row + number % kParts * C::kKeys;
+      from = 0, to = head.len_q * p.group;
+      return found.row < to && !is_split_apart(head);
+    }
+    const auto found = C::Blocks::find(p, number);
+    const Head head(p, found.b, found.hk);
+    const std::int64_t last = min(head.len_q, p.score.modifier_rows) - 1;
+    b = found.b, hk = found.hk, first = found.key;
+    from = Row(head, 0, 0).first, to = last < 0 ? 0 : Row(head, last, 0).last;
+    // Tiles that see no key multiply zeros with the first block.
+    return !is_split_apart(head) && (first == C::Blocks::origin(head) || (first < to && first + C::kKeys > from));
+  }
+};
+
+// The components of a unit by a thread block, where somebody reads them.
+template <class C>
+__device__ __forceinline__ void write_components(const ComponentParams& params, unsigned i) {
   // Of a row a lane has kFours times four columns, kColumnStep from one four to the next.
   constexpr int kLanes = C::kSize % 128 == 0 ? 32 : 16, kColumnStep = 4 * kLanes, kFours = C::kSize / kColumnStep;
-  constexpr int kStep = kPrepareThreads / kLanes, kRowsPerThread = C::kKeys / kStep, kParts = C::kRows / C::kKeys;
-  let_next_start();
+  constexpr int kStep = kPrepareThreads / kLanes, kRowsPerThread = C::kKeys / kStep;
   __shared__ std::int64_t places[C::kKeys];  // where rows begin; negative: they are 0
   __shared__ unsigned columns[C::kSize], max_bits, min_bits;
   const AttentionParams& p = params.p;
-  const unsigned q_units = static_cast<unsigned>(params.heads) * params.tiles * kParts;
-  const auto blocks = static_cast<unsigned>(C::Blocks::heads(p) * C::Blocks::blocks(p));
-  const bool is_q = blockIdx.x < q_units, is_v = !is_q && blockIdx.x - q_units >= blocks;
-  const unsigned unit = blockIdx.x - (is_q ? 0 : is_v ? q_units + blocks : q_units);
+  ComponentUnit<C> found;
+  if (!found.find(params, i)) return;
+  const auto [is_q, is_v, unit, b, hk, first, from_row, to_row] = found;
   const int thread = threadIdx.x;
-
-  if (is_q) {
-    const unsigned tile = unit / kParts, tiles = params.tiles;
-    const auto found = C::Tiles::find(p, static_cast<int>(tile / tiles), static_cast<int>(tile % tiles));
-    const Head head(p, found.b, found.hk);
-    const std::int64_t rows = head.len_q * p.group, r = found.row + unit % kParts * C::kKeys + thread;
-    if (found.row >= rows || is_split_apart(head)) return;
-    if (thread < C::kKeys) places[thread] = r < rows ? row_at(p.q_stride, head, row_of(head, static_cast<int>(r))) : -1;
-  } else {
-    const auto found = C::Blocks::find(p, unit);
-    const Head head(p, found.b, found.hk);
-    if (is_split_apart(head)) return;
-    // Only keys that some row sees. Tiles that see none multiply zeros with the first block.
-    const std::int64_t last = min(head.len_q, p.score.modifier_rows) - 1;
-    const std::int64_t begin = Row(head, 0, 0).first, end = last < 0 ? 0 : Row(head, last, 0).last;
-    if (found.key != C::Blocks::origin(head) && (found.key >= end || found.key + C::kKeys <= begin)) return;
-    const std::int64_t j = found.key + thread;
-    if (thread < C::kKeys) places[thread] = j >= begin && j < end ? head.key_at(is_v ? p.v_stride : p.k_stride, j) : -1;
+  if (const std::int64_t r = first + thread; thread < C::kKeys) {
+    const Head head(p, b, hk);
+    places[thread] = r < from_row || r >= to_row ? -1
+                     : is_q                      ? row_at(p.q_stride, head, row_of(head, static_cast<int>(r)))
+                                                 : head.key_at(is_v ? p.v_stride : p.k_stride, r);
   }
   if (thread < C::kSize) columns[thread] = 0;
   if (thread == 0) max_bits = 0, min_bits = ~0u;
@@ -189,6 +206,36 @@ __global__ void __launch_bounds__(kPrepareThreads, C::kSize == 192 ? 3 : 4)
     if (thread == 0)
       *reinterpret_cast<float4*>(params.scales + std::int64_t{unit} * C::kScales + C::kKeys) =
           make_float4(inverse, 0, 0, 0);
+  }
+}
+
+// A thread block to each unit. With as many on a multiprocessor as registers allow without spilling what is loaded.
+template <class C>
+__global__ void __launch_bounds__(kPrepareThreads, C::kSize == 192 ? 3 : 4)
+    prepare(const __grid_constant__ ComponentParams params) {
+  let_next_start();
+  write_components<C>(params, blockIdx.x);
+}
+
+// Where nobody may read most units, because sequences have room for far more rows or keys than there are: several to a
+// thread block, each of whose threads looks at another.
+template <class C>
+__global__ void __launch_bounds__(kPrepareThreads, C::kSize == 192 ? 2 : 3)
+    prepare_some(const __grid_constant__ ComponentParams params, const unsigned units) {
+  let_next_start();
+  __shared__ unsigned wanted[kPrepareThreads / 32];
+  for (unsigned begin = blockIdx.x; begin < units; begin += kPrepareThreads * gridDim.x) {
+    const unsigned own = begin + threadIdx.x * gridDim.x;
+    ComponentUnit<C> unit;
+    const unsigned any = __ballot_sync(~0u, own < units && unit.find(params, own));
+    if (threadIdx.x % 32 == 0) wanted[threadIdx.x / 32] = any;
+    __syncthreads();
+    for (unsigned warp = 0; warp < kPrepareThreads / 32; ++warp)
+      for (unsigned left = wanted[warp]; left != 0; left &= left - 1) {
+        write_components<C>(params, begin + (32 * warp + __ffs(static_cast<int>(left)) - 1) * gridDim.x);
+        __syncthreads();
+      }
+    __syncthreads();
   }
 }
 

@@ -444,6 +444,8 @@ std::size_t lay_out(WgmmaF32Params& params, std::byte* workspace) {
   return bytes;
 }
 
+constexpr std::int64_t kFewBlocks = 16;  // to a multiprocessor, of `prepare`
+
 template <class C>
 cudaError_t launch(WgmmaF32Params& params, std::byte* workspace, cudaStream_t stream) {
   const AttentionParams& p = params.p;
@@ -455,8 +457,13 @@ cudaError_t launch(WgmmaF32Params& params, std::byte* workspace, cudaStream_t st
   const int processors = plan_grid<C>(params, 2 * 4 * C::kSize);
   const std::int64_t units = std::int64_t{params.heads} * params.tiles * (C::kRows / C::kKeys) +
                              2 * C::Blocks::heads(p) * C::Blocks::blocks(p);
-  status = launch_kernel(false, prepare<Config<C::kSize, false>>, static_cast<unsigned>(units), kPrepareThreads, 0,
-                         stream, params);
+  using Components = Config<C::kSize, false>;
+  const std::int64_t few = kFewBlocks * multiprocessors();
+  const bool some = p.total_q >= 0 && units > few;
+  status = some ? launch_kernel(false, prepare_some<Components>, static_cast<unsigned>(few), kPrepareThreads, 0, stream,
+                                params, static_cast<unsigned>(units))
+                : launch_kernel(false, prepare<Components>, static_cast<unsigned>(units), kPrepareThreads, 0, stream,
+                                params);
   if (status != cudaSuccess) return status;
   status = launch_kernel(true, wgmma_f32<C>, processors, C::kThreads, C::kSharedBytes + SequenceList::bytes(params),
                          stream, params);
