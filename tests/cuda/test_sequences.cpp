@@ -8,6 +8,19 @@
 using namespace rapt;
 using namespace rapt::testing;
 
+namespace {
+
+/// Puts numbers where a case has none, for a test that chooses the lengths itself.
+void fill_past_lengths(Case& c) {
+  AttentionProblem without_lengths = c.problem;
+  without_lengths.kv_lengths = false;
+  Case plain(without_lengths);
+  for (std::int64_t i = 0; i < c.k.size(); ++i) c.k.flat(i) = plain.k.flat(i);
+  for (std::int64_t i = 0; i < c.v.size(); ++i) c.v.flat(i) = plain.v.flat(i);
+}
+
+}  // namespace
+
 // One of few keys, whose splits one warp merges where it is alone; one of fewer, whose results are stored at once
 // there; both with scores that are computed once more.
 TEST_CASE("cuda: splits of a sequence's keys do not depend on the batch", "[kernel]") {
@@ -17,11 +30,7 @@ TEST_CASE("cuda: splits of a sequence's keys do not depend on the batch", "[kern
   const auto test = [](const std::string& entry, Case& c) {
     constexpr std::int64_t kLengths[] = {9000, 700, 1600, 40};
     for (std::int64_t n = 0; n < c.problem.b; ++n) set_index(c.seqlens, n, kLengths[n]);
-    AttentionProblem without_lengths = c.problem;
-    without_lengths.kv_lengths = false;
-    Case plain(without_lengths);  // numbers where `c` may have none
-    for (std::int64_t i = 0; i < c.k.size(); ++i) c.k.flat(i) = plain.k.flat(i);
-    for (std::int64_t i = 0; i < c.v.size(); ++i) c.v.flat(i) = plain.v.flat(i);
+    fill_past_lengths(c);
     c.q.at({2, 3, 1, 5}) = 6e4f, c.k.at({2, 0, 77, 5}) = 6e4f;
     c.q.at({3, 1, 1, 5}) = 6e4f, c.k.at({3, 0, 20, 5}) = 6e4f;
     const Bytes batch = expected(entry, c);
@@ -48,11 +57,7 @@ TEST_CASE("cuda: a sequence has the bits that it has where its length is not giv
       "attention hq=2 sq=1000 sk=1000 d=64 sinks seqlens window=300,0 align=bottom_right lse",
       "attention hq=2 sq=500 sk=700 d=128 seqlens window=130,0 align=bottom_right lse"};
   const auto test = [](const std::string& entry, Case& c) {
-    AttentionProblem without_lengths = c.problem;
-    without_lengths.kv_lengths = false;
-    Case plain(without_lengths);  // numbers where `c` may have none
-    for (std::int64_t i = 0; i < c.k.size(); ++i) c.k.flat(i) = plain.k.flat(i);
-    for (std::int64_t i = 0; i < c.v.size(); ++i) c.v.flat(i) = plain.v.flat(i);
+    fill_past_lengths(c);
     set_index(c.seqlens, 0, c.problem.sk);
     // Keys far above the others, the last that some rows of a tile see; sinks below all.
     for (std::int64_t row = 0; row < c.problem.sq; ++row) c.q.at({0, 0, row, 0}) = 1;

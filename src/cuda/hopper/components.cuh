@@ -57,13 +57,13 @@ __device__ __forceinline__ void split(float a, float b, std::uint32_t& hi, std::
   lo = pack<__half>(a - back.x, b - back.y);
 }
 
-// kKeys rows of Q, or a block of K or V: first all of Q's, then K's, then V's.
+// kKeys rows of Q, or a block of K or V. Units are numbered: first Q's, then K's, then V's.
 template <class C>
 struct ComponentUnit {
   bool is_q, is_v;
   unsigned number;                      // among those of its kind
-  std::int64_t b, hk, first, from, to;  // its first row or key, and which ones count: rows that there are, or keys that
-                                        // some row sees
+  std::int64_t b, hk, first, from, to;  // its first row or key; those outside of [from, to) are 0: rows that do not
+                                        // exist, or keys that no row sees
 
   // Unit i. False: nobody reads it.
   __device__ bool find(const ComponentParams& params, unsigned i) {
@@ -217,8 +217,8 @@ __global__ void __launch_bounds__(kPrepareThreads, C::kSize == 192 ? 3 : 4)
   write_components<C>(params, blockIdx.x);
 }
 
-// Where nobody may read most units, because sequences have room for far more rows or keys than there are: several to a
-// thread block, each of whose threads looks at another.
+// Where it may be that most units are read by nobody, because sequences have room for far more rows or keys than there
+// are: each thread finds out about another unit, and its thread block then writes those that are read.
 template <class C>
 __global__ void __launch_bounds__(kPrepareThreads, C::kSize == 192 ? 2 : 3)
     prepare_some(const __grid_constant__ ComponentParams params, const unsigned units) {

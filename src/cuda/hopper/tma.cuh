@@ -69,8 +69,8 @@ inline bool make_keys_map(CUtensorMap& map, const AttentionParams& p, const void
          make_map(map, p.kv_type, data, {{size, 1, panel}, {rows, s.s, keys}, {p.hk, s.h, 1}, {entries, s.b, 1}});
 }
 
-// The boxes of a tile's blocks of keys, one to each lane of a warp. A box that no row sees is past the last row of its
-// page: TMA writes zeros, and its page may be none.
+// The boxes of a tile's blocks of keys, one to each lane of a warp. A box that no row sees is put past the last row of
+// a page: TMA writes zeros for it, and the page that it would be in need not exist.
 struct KeyBoxes {
   int box;         // keys
   int b;           // the tensor's entry, where there are no pages
