@@ -3,6 +3,7 @@
 
 #include "cuda/hopper/ptx.cuh"
 #include "cuda/hopper/splits.cuh"
+#include "cuda/kernels/kernels.hpp"
 #include "cuda/tile/divisor.hpp"
 #include "cuda/tile/fallback_rows.cuh"
 #include "cuda/tile/score.cuh"
@@ -121,13 +122,12 @@ struct WarpResults {
   }
   // The block's results: of its split, or of its rows where no sequence's keys are split. Warps `step` apart share
   // rows; of warp w, `out` has rows of `width` from w * apart on, which are multiples of 4.
-  template <int kMaxSize>
   __device__ void store(const SplitBlock& block, const Partials& partials, int step, const float* out, int width,
                         int apart) {
     const Sums sums{*this, step, out, width, apart};
     const int rows = min(step * kRows, block.row_count - block.row_begin);
     if (partials.splits > 1) store_partials(block, partials, sums, rows);
-    else finish_rows<kMaxSize>(block, sums, rows);
+    else finish_rows(block, sums, rows);
   }
 
  private:
@@ -168,7 +168,6 @@ struct WarpResults {
   }
 
   // What attention_combine makes of an only split, to the bit.
-  template <int kMaxSize>
   __device__ void finish_rows(const SplitBlock& block, const Sums& sums, int rows) {
     const Head& head = block.head;
     const AttentionParams& p = head.p;
@@ -202,8 +201,8 @@ struct WarpResults {
 #pragma unroll 1
     for (int r = threadIdx.x / 32; bad != 0; r += kWarps, bad >>= 1)
       if (bad & 1)
-        attend_rows<void, kMaxSize, true>(p, static_cast<int>(head.b), static_cast<int>(head.hk), block.row_begin + r,
-                                          1);
+        attend_rows<void, kDecodeMaxHeadSize, true>(p, static_cast<int>(head.b), static_cast<int>(head.hk),
+                                                    block.row_begin + r, 1);
   }
 };
 

@@ -301,9 +301,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) decode(const __grid_c
     store4(own_ring + 4 * (at.row(at.half_of_out(i)) * C::kSize + at.column_of_out(i)),
            __float_as_uint(all_o[i] * factor[at.half_of_out(i)]));
   __syncthreads();
-  results.store<kDecodeMaxHeadSize>(block, params.partials, team,
-                                    reinterpret_cast<const float*>(shared + team * kRows * C::kPitch), C::kSize,
-                                    C::kRingBytes / 4);
+  results.store(block, params.partials, team, reinterpret_cast<const float*>(shared + team * kRows * C::kPitch),
+                C::kSize, C::kRingBytes / 4);
 }
 
 // Calls `then` with the configuration for a call.

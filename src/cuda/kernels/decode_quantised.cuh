@@ -189,8 +189,7 @@ __global__ void __launch_bounds__(kQuantisedThreads, C::kBlocks)
                  __float_as_uint(own.o[i][tile][2 * h + b] * factor));
     }
   __syncthreads();
-  results.store<kDecodeMaxHeadSize>(block, params.partials, 1, reinterpret_cast<const float*>(shared), C::kSize,
-                                    ring.bytes / 4);
+  results.store(block, params.partials, 1, reinterpret_cast<const float*>(shared), C::kSize, ring.bytes / 4);
 }
 
 }  // namespace rapt::cuda
