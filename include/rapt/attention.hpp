@@ -14,9 +14,11 @@ namespace rapt {
 
 /// Shapes: b batch, hq query heads, hk key/value heads (hq % hk == 0; query head h reads head floor(h / (hq / hk))),
 /// sq query rows, sk key rows, d query/key head size, dv value head size. Any non-negative strides.
-/// q, k, v and out are f32, bf16 or f16, k and v also quantised (kv_source.hpp); k and v agree, q and out may differ
-/// from them and from each other. Whatever the types, sums and the softmax are fp32, inputs count as given, and out is
-/// rounded once, to nearest even. bias, alibi and sinks are f32, bf16 or f16, each by itself; lse is f32.
+/// q, k, v and out are f32, bf16 or f16, q also f8e4m3, k and v also quantised (kv_source.hpp); k and v agree, q and
+/// out may differ from them and from each other. Whatever the types, sums and the softmax are fp32, inputs count as
+/// given, and out is rounded once, to nearest even. An element x of f8e4m3 queries counts as x * q_scale, with the
+/// scale of its row, or without scales as it is. bias, alibi and sinks are f32, bf16 or f16, each by itself; lse is
+/// f32.
 struct AttentionArgs {
   TensorView q{};           ///< [b, hq, sq, d]; with cu_seqlens_q [total_q, hq, d]
   KvSource kv{};            ///< keys and values, of one type
@@ -24,6 +26,8 @@ struct AttentionArgs {
   ScoreSpec score{};        ///< scale, masks, bias, ...
   MutableTensorView lse{};  ///< optional f32 [b, hq, sq] ([total_q, hq]): log of the sum of exp of the final scores
   TensorView cu_seqlens_q{};  ///< optional i32 or i64 [b + 1]: q and out are ragged; ragged keys then have the same b
+  TensorView q_scale{};       ///< optional f32, of f8e4m3 queries: [b, hq, sq, 1] ([total_q, hq, 1]); sizes of 1 in b
+                              ///< (total_q) and sq broadcast
 };
 
 /// out = softmax(score(q k^T)) v in extra memory of O(threads x block), whatever the lengths, and at most 64 (dv + 17)

@@ -22,6 +22,7 @@ struct AttentionArgs;
 ///     attention kv=i8 b=4 hq=32 hk=8 sq=1 sk=4096 d=128 causal align=bottom_right seqlens page=16 groups=1
 ///     attention dtype=bf16 b=1 hq=128 hk=1 sq=512 sk=2048 d=576 dv=512 gathered
 ///     attention kv=f8e4m3 b=1 hq=128 hk=1 sq=1 sk=8192 d=576 dv=512 latent groups=4 tail=64 tail_dtype=bf16
+///     attention q=f8e4m3 kv=f8e4m3 out=bf16 b=1 hq=8 sq=4096 d=128 causal groups=1 head_scales q_scale
 struct AttentionProblem {
   enum class Align : std::uint8_t { none, top_left, bottom_right, offset };
   /// Order of the dimensions in memory, shared by q, k, v and out: `bhsd` is contiguous, `bshd` as projections give it,
@@ -31,7 +32,7 @@ struct AttentionProblem {
   /// dimension is always full. Text: the letters of the full dimensions, for example "bk" or "hqk".
   static constexpr std::uint8_t kNone = 0xff, kFullB = 1, kFullH = 2, kFullQ = 4;
 
-  DType q_dtype = DType::f32;    ///< text: q=, or dtype= for all that have no word of their own
+  DType q_dtype = DType::f32;    ///< f8e4m3 included; text: q=, or dtype= for all that have no word of their own
   DType kv_dtype = DType::f32;   ///< of k and v, quantised types included; text: kv=
   DType out_dtype = DType::f32;  ///< text: out=
   DeviceType device = DeviceType::cpu;
@@ -68,8 +69,11 @@ struct AttentionProblem {
   std::int64_t k_groups = 0;   ///< scales per row of k; text: k_groups=, or groups= for both; 0: none
   std::int64_t v_groups = 0;   ///< of v
   bool zeros = false;          ///< text: zeros; k or v has zero points
+  bool head_scales = false;    ///< text: head_scales; all scales given of k and v have one element (of each group) for
+                               ///< all rows of a head: of a sequence, of paged keys of all pages
   std::int64_t k_tail = 0;  ///< the last of d, which a quantised k has in a tensor of their own; text: tail=; 0: none
   DType k_tail_dtype = DType::f32;  ///< text: tail_dtype=
+  bool q_scale = false;             ///< text: q_scale; f8e4m3 queries have scales
   Layout layout = Layout::bhsd;
 
   friend bool operator==(const AttentionProblem&, const AttentionProblem&) = default;

@@ -93,7 +93,7 @@ struct Plan::Impl {
   void run(const Args& args, std::span<std::byte> workspace) const {
     watched(context.impl(), [&](CallTasks* tasks) {
       const Call call = validate(args, workspace);
-      if (planned(call.problem) != planned(problem))
+      if (!is_planned(call.problem, problem))
         throw Error("args", to_string(call.problem), "the plan's problem, " + to_string(problem));
       run_call(*choice.entry, *plan, args, call, context.impl(), tasks, workspace);
     });

@@ -14,6 +14,10 @@ inline constexpr std::array kDTypes = {DType::f32,    DType::bf16, DType::f16,  
 constexpr bool is_float(DType dtype) {
   return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16;
 }
+// Queries of attention.
+constexpr bool is_query(DType dtype) {
+  return is_float(dtype) || dtype == DType::f8e4m3;
+}
 constexpr bool is_byte_float(DType dtype) {
   return dtype == DType::f8e4m3 || dtype == DType::f8e5m2;
 }
@@ -26,6 +30,7 @@ constexpr bool is_cache(DType dtype) {
 }
 
 inline constexpr const char* kFloats = "f32, bf16 or f16";
+inline constexpr const char* kQueries = "f32, bf16, f16 or f8e4m3";
 inline constexpr const char* kCaches = "f32, bf16, f16, i8, f8e4m3, f8e5m2 or i4x2";
 
 }  // namespace rapt

@@ -190,6 +190,9 @@ void check_f32(std::string_view name, DType dtype) {
 void check_float(std::string_view name, DType dtype) {
   check_type(name, dtype, is_float(dtype), kFloats);
 }
+void check_query_type(std::string_view name, DType dtype) {
+  check_type(name, dtype, is_query(dtype), kQueries);
+}
 void check_cache_type(std::string_view name, DType dtype) {
   check_type(name, dtype, is_cache(dtype), kCaches);
 }

@@ -52,6 +52,7 @@ void check_apart(std::span<const std::byte> workspace, std::span<const Checked> 
 // Throw Error for a type that is not taken: for others than f32; than f32, bf16 and f16; than those that caches have.
 void check_f32(std::string_view name, DType dtype);
 void check_float(std::string_view name, DType dtype);
+void check_query_type(std::string_view name, DType dtype);
 void check_cache_type(std::string_view name, DType dtype);
 // Throws Error unless the dimension has this size, which is `what`.
 void check_size(std::string_view name, const Layout& layout, int dim, std::int64_t wanted, std::string_view what);

@@ -65,7 +65,7 @@ class Validator {
     const TensorView &q = args_.q, &k = args_.kv.k, &v = args_.kv.v;
     const TensorView out = args_.out;
     const int nq = ragged_q ? 3 : 4, nk = ragged_k ? 3 : 4;
-    tensors_.need("q", q, nq, ragged_q ? "[total_q, hq, d]" : "[b, hq, sq, d]", check_float);
+    tensors_.need("q", q, nq, ragged_q ? "[total_q, hq, d]" : "[b, hq, sq, d]", check_query_type);
     tensors_.need("k", k, nk,
                   ragged_k      ? "[total_k, hk, d]"
                   : is_paged    ? "[pages, hk, page_size, d]"
@@ -124,11 +124,13 @@ class Validator {
     f_.q = q.data, f_.k = k.data, f_.v = v.data, f_.out = args_.out.data;
     f_.q_stride = strides(q, ragged_q), f_.out_stride = strides(out, ragged_q);
     f_.k_stride = strides(k, ragged_k), f_.v_stride = strides(v, ragged_k);
+    scales_of_queries();
     p_.k_groups = groups("kv.k_scale", args_.kv.k_scale, k, f_.k_quant.scale, f_.k_quant.scale_stride);
     p_.v_groups = groups("kv.v_scale", args_.kv.v_scale, v, f_.v_quant.scale, f_.v_quant.scale_stride);
     zeros("kv.k_zero", args_.kv.k_zero, k, p_.k_groups, f_.k_quant);
     zeros("kv.v_zero", args_.kv.v_zero, v, p_.v_groups, f_.v_quant);
     p_.zeros = args_.kv.k_zero || args_.kv.v_zero;
+    p_.head_scales = has_head_scales();
     p_.latent = k.data && v.data == k.data && v.strides == k.strides && p_.dv <= d;
     p_.layout = layout(q, k, p_.latent ? k : v, out);
   }
@@ -148,6 +150,24 @@ class Validator {
     f_.k_tail = {t.data, t.dtype, strides(t, ragged), p_.k_tail};
   }
 
+  void scales_of_queries() {
+    const TensorView& t = args_.q_scale;
+    if (!t) return;
+    const bool ragged = args_.q.ndim == 3;
+    tensors_.need("q_scale", t, args_.q.ndim, ragged ? "[total_q or 1, hq, 1]" : "[b or 1, hq, sq or 1, 1]", check_f32);
+    check_rows_of("q_scale", t, args_.q, "q's heads hq");
+    check_size("q_scale", t, t.ndim - 1, 1, "the scales of a row");
+    p_.q_scale = true;
+    f_.q_scale = static_cast<const float*>(t.data), f_.q_scale_stride = strides(t, ragged);
+  }
+
+  // What has an element for each of `rows`, or for several of them: the first size and that of rows may be 1.
+  static void check_rows_of(const char* name, const TensorView& t, const TensorView& rows, const char* heads) {
+    for (int dim = 0; dim < rows.ndim - 1; ++dim)
+      if (dim == 1 || t.shape[static_cast<std::size_t>(dim)] != 1)
+        check_size(name, t, dim, rows.shape[static_cast<std::size_t>(dim)], dim == 1 ? heads : "1 or the rows'");
+  }
+
   // Scales or zeros of `rows`, which is k or v: its shape with groups for the last dimension, where the first and that
   // of rows may be 1. Returns the groups of a row; 0 when not given.
   int64_t groups(const char* name, const TensorView& t, const TensorView& rows, const float*& data, Strides& stride) {
@@ -156,13 +176,7 @@ class Validator {
     tensors_.need(name, t, rows.ndim, ragged ? "[total_k or 1, hk, groups]" : "[b (pages) or 1, hk, rows or 1, groups]",
                   check_f32);
     data = static_cast<const float*>(t.data), stride = strides(t, ragged);
-    for (int dim = 0; dim < rows.ndim - 1; ++dim) {
-      const bool broadcasts = dim != 1 && t.shape[static_cast<std::size_t>(dim)] == 1;
-      if (broadcasts) (ragged || dim == 2 ? stride.s : stride.b) = 0;
-      else
-        check_size(name, t, dim, rows.shape[static_cast<std::size_t>(dim)],
-                   dim == 1 ? "k's heads hk" : "1 or the rows'");
-    }
+    check_rows_of(name, t, rows, "k's heads hk");
     const int64_t n = t.shape[static_cast<std::size_t>(t.ndim - 1)];
     if (n < 1) throw Error(name, "shape " + shape_text(t), "1 group of a row or more");
     return n;
@@ -175,6 +189,16 @@ class Validator {
     }
     groups(name, t, rows, quant.zero, quant.zero_stride);
     check_size(name, t, t.ndim - 1, wanted, "the scales' groups");
+  }
+
+  // Whether no scale of k or v depends on a key's row, nor on its page.
+  bool has_head_scales() const {
+    const bool paged = args_.kv.kind == KvSource::Kind::paged;
+    const auto of_heads = [&](int64_t groups, const Strides& s) {
+      return groups == 0 || (s.s == 0 && (!paged || s.b == 0));
+    };
+    return p_.k_groups + p_.v_groups > 0 && of_heads(p_.k_groups, f_.k_quant.scale_stride) &&
+           of_heads(p_.v_groups, f_.v_quant.scale_stride);
   }
 
   static AttentionProblem::Layout layout(const TensorView& q, const TensorView& k, const TensorView& v,

@@ -59,6 +59,7 @@ class Validator {
     const AttentionArgs forward{args_.q,           args_.kv, read_only(args_.out), args_.score, read_only(args_.lse),
                                 args_.cu_seqlens_q};
     if (!args_.lse) throw Error("lse", "no tensor", "the forward's");
+    check_float("q", args_.q.dtype);
     check_float("k", args_.kv.k.dtype);  // else scales would be asked for
     std::shared_ptr<const void> lists;
     static_cast<AttentionProblem&>(p_) = check_forward(forward, f_, all_, lists);
@@ -164,7 +165,7 @@ AttentionBackwardProblem AttentionBackwardProblem::of(const AttentionBackwardArg
 
 void check(const AttentionBackwardProblem& p) {
   if (p.page_size > 0 || p.ring) throw Error("kv", "pages or a ring", "KvSource::strided, ragged or gathered");
-  check_float("k", p.kv_dtype);
+  check_float("q", p.q_dtype), check_float("k", p.kv_dtype);
   check(static_cast<const AttentionProblem&>(p));
   check_float("dout", p.dout_dtype);
   if (!p.gathered && p.pool != 0) throw Error("pool", std::to_string(p.pool) + " rows", "none without gathered keys");

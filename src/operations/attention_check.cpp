@@ -41,6 +41,8 @@ void check_cache(const AttentionProblem& p) {
   check_scales("kv.v_scale", p.kv_dtype, p.dv, p.v_groups);
   if (p.zeros && p.k_groups == 0 && p.v_groups == 0)
     throw Error("kv.k_zero", "zero points without scales", "scales too");
+  if (p.head_scales && p.k_groups == 0 && p.v_groups == 0)
+    throw Error("kv.k_scale", "scales of heads without groups", "groups too");
 }
 
 }  // namespace
@@ -140,7 +142,9 @@ void check(const AttentionProblem& p) {
   for (const auto& [name, size] : {std::pair{"b", p.b}, {"hq", p.hq}, {"hk", p.hk}, {"sq", p.sq}, {"sk", p.sk}})
     if (size < 0 || size > kMaxSize) throw Error(name, std::to_string(size), "0 to 2^48");
   check_rows(p);
-  check_float("q", p.q_dtype), check_float("out", p.out_dtype);
+  check_query_type("q", p.q_dtype), check_float("out", p.out_dtype);
+  if (p.q_scale && p.q_dtype != DType::f8e4m3)
+    throw Error("q_scale", "scales for " + std::string(to_string(p.q_dtype)), "none, or queries of f8e4m3");
   check_cache_type("k", p.kv_dtype);
   check_float("score.bias", p.bias_dtype);
   if (p.d < 1 || p.d > kMaxHeadSize) throw Error("q", "head size " + std::to_string(p.d), "1 to 8192");

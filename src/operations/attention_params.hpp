@@ -16,13 +16,14 @@ struct KeyTail {
 // A query row is a (token, head of the group) pair: row r of kv head h is token r / group and query head
 // h * group + r % group, so that GQA and short queries fill vector lanes and tiles, too.
 struct AttentionParams : Lengths, KvLayout {
-  const void* q;  // [b, hq, sq, d]
-  const void* k;  // [b, hk, sk, d]
-  const void* v;  // [b, hk, sk, dv]
-  void* out;      // [b, hq, sq, dv]
-  float* lse;     // [b, hq, sq]; null: not wanted
+  const void* q;         // [b, hq, sq, d]
+  const float* q_scale;  // [b, hq, sq], one for a row of f8e4m3 queries; null: 1
+  const void* k;         // [b, hk, sk, d]
+  const void* v;         // [b, hk, sk, dv]
+  void* out;             // [b, hq, sq, dv]
+  float* lse;            // [b, hq, sq]; null: not wanted
   DType q_type, kv_type, out_type;
-  Strides q_stride, k_stride, v_stride, out_stride, lse_stride;
+  Strides q_stride, q_scale_stride, k_stride, v_stride, out_stride, lse_stride;
   Quantization k_quant, v_quant;
   KeyTail k_tail;  // what k has of a key's d columns is the others
   std::int64_t hk, group, d, dv;

@@ -118,8 +118,10 @@ constexpr Field<P> kFields[] = {
     own_groups_field<P, &P::k_groups>("k_groups"),
     own_groups_field<P, &P::v_groups>("v_groups"),
     flag_field<P, &P::zeros>("zeros"),
+    flag_field<P, &P::head_scales>("head_scales"),
     integer_field<P, &P::k_tail, 0>("tail"),
     dtype_field<P, &P::k_tail_dtype>("tail_dtype"),
+    flag_field<P, &P::q_scale>("q_scale"),
     {"layout", false,
      [](const P& p, std::string_view key, std::string& text) {
        if (p.layout != P::Layout::bhsd) print_word(text, key, kLayouts[static_cast<std::size_t>(p.layout)]);

@@ -62,8 +62,9 @@ const AttentionProblem* attention_of(const Problem& problem);
 
 DeviceType device_of(const Problem& problem);
 
-// The problem but for what no plan depends on, and a problem written by hand may spell in several ways.
-Problem planned(Problem problem);
+// Whether a plan of the one runs calls of the other: whatever no plan depends on may differ, as a problem written by
+// hand may spell it in several ways. Plans for scales of any rows run calls with scales of whole heads.
+bool is_planned(const Problem& call, const Problem& plan);
 
 // Problems no larger than `largest` that entries may be chosen for; of each entry one is among them.
 std::vector<Problem> corner_problems(const Problem& largest);

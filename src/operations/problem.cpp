@@ -51,16 +51,19 @@ DeviceType device_of(const Problem& problem) {
       problem);
 }
 
-Problem planned(Problem problem) {
-  const auto simplify = []<class P>(P& p) {
+bool is_planned(const Problem& call, const Problem& plan) {
+  const AttentionProblem* const attention = attention_of(plan);
+  const bool head_scales = attention && attention->head_scales;
+  const auto simplify = [&]<class P>(P& p) {
     if constexpr (std::is_base_of_v<AttentionProblem, P>) {
-      p.layout = AttentionProblem::Layout::bhsd, p.latent = false;
+      p.layout = AttentionProblem::Layout::bhsd, p.latent = false, p.head_scales = p.head_scales && head_scales;
       for (std::uint8_t* dims : {&p.bias, &p.mask})
         if (*dims != AttentionProblem::kNone) *dims = 0;
     }
   };
-  std::visit(simplify, problem);
-  return problem;
+  Problem a = call, b = plan;
+  std::visit(simplify, a), std::visit(simplify, b);
+  return a == b;
 }
 
 std::vector<Problem> corner_problems(const Problem& largest) {
@@ -75,7 +78,11 @@ std::vector<Problem> corner_problems(const Problem& largest) {
   AttentionProblem p = *attention;
   for (const std::int64_t sk : {attention->sk, std::min<std::int64_t>(attention->sk, 1)})
     for (const std::int64_t sq : {attention->sq, std::min<std::int64_t>(attention->sq, 1)}) {
-      p.sq = sq, p.sk = sk;
+      p.sq = sq, p.sk = sk, p.head_scales = attention->head_scales;
+      corners.emplace_back(p);
+      // Scales of rows are those of heads where there is one row, or one page.
+      if (p.head_scales || p.k_groups + p.v_groups == 0) continue;
+      p.head_scales = true;
       corners.emplace_back(p);
     }
   return corners;
