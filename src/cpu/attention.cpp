@@ -141,6 +141,7 @@ class AttentionEntry final : public CpuEntry {
     }
     if (is_chosen(context) && !is_worthwhile(kernel_, rows, p.sk, p.d, p.dv))
       return "for longer sequences: others are faster here";
+    if (!takes_queries(facts, p)) return "takes no f8e4m3 queries";
     if (!takes_cache(kernel_, p))
       return "for quantised caches without zeros, whose groups are whole rows or multiples of 32 columns, "
              "as a bf16 tail is";
@@ -200,6 +201,10 @@ class AttentionEntry final : public CpuEntry {
     if (context.isa_forced && built_.isa != *context.options.isa) return "RAPT_ISA asks for another ISA";
     return refuse_isa(context);
   }
+  // f8e4m3 ones become fp32, which not every kernel takes.
+  static bool takes_queries(const KernelFacts& facts, const AttentionProblem& p) {
+    return p.q_dtype != DType::f8e4m3 || (only(DType::f32) & facts.dtypes) != 0;
+  }
   // Whether the kernel takes keys and values that are quantised like these.
   static bool takes_cache(const AttentionKernel& kernel, const AttentionProblem& p) {
     const std::int64_t multiple = kernel.group_multiple;
@@ -213,7 +218,7 @@ class AttentionEntry final : public CpuEntry {
   bool is_usable(const AttentionProblem& p, const Context::Impl& context) const {
     return unusable.empty() && refuse_context(context).empty() &&
            ((only(p.q_dtype) | only(p.kv_dtype)) & ~facts.dtypes) == 0 && (p.k_tail == 0 || facts.key_tail) &&
-           takes_cache(kernel_, p);
+           takes_queries(facts, p) && takes_cache(kernel_, p);
   }
 
   // Whether it is faster than the first kernel that dispatch would take instead. Where sequences have lengths, it must

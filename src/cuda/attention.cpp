@@ -188,6 +188,7 @@ class AttentionEntry final : public DeviceEntry {
   std::string_view refuse(const Problem& problem, const Context::Impl&) const override {
     const auto& attention = std::get<AttentionProblem>(problem);
     if (attention.gathered) return "takes no gathered keys";
+    if (attention.q_dtype == DType::f8e4m3) return "takes no f8e4m3 queries";
     if (kernel_.refuse_cache)
       if (const std::string_view reason = kernel_.refuse_cache(attention); !reason.empty()) return reason;
     return kernel_.refuse(sizes_of(problem));

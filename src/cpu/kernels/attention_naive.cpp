@@ -75,13 +75,13 @@ float code_at(const std::uint8_t* row, std::int64_t stride, std::int64_t i) {
   return static_cast<float>(half < 8 ? half : half - 16);
 }
 
-// Row j of k or v as fp32, filled up with zeros like those of load_row.
-template <DType kType>
-void dequantize_row(const Head& head, const void* x, const Strides& stride, const Quantization& quant, std::int64_t j,
-                    std::int64_t n, float* y) {
-  const auto* row = static_cast<const std::uint8_t*>(x) + head.key_at(stride, j);
-  const float* scale = quant.scale ? quant.scale + head.key_at(quant.scale_stride, j) : nullptr;
-  const float* zero = quant.zero ? quant.zero + head.key_at(quant.zero_stride, j) : nullptr;
+// A row of n elements, whose scales and zeros lie where `at` says of their strides, as fp32, filled up with zeros like
+// those of load_row.
+template <DType kType, class At>
+void dequantize_row(const void* x, const Strides& stride, const Quantization& quant, std::int64_t n, float* y, At at) {
+  const auto* row = static_cast<const std::uint8_t*>(x) + at(stride);
+  const float* scale = quant.scale ? quant.scale + at(quant.scale_stride) : nullptr;
+  const float* zero = quant.zero ? quant.zero + at(quant.zero_stride) : nullptr;
   for (std::int64_t begin = 0, group = 0; begin < n; begin += quant.group, ++group) {
     const float s = scale ? scale[group * quant.scale_stride.d] : 1, z = zero ? zero[group * quant.zero_stride.d] : 0;
     for (std::int64_t i = begin; i < begin + quant.group; ++i) y[i] = (code_at<kType>(row, stride.d, i) - z) * s;
@@ -93,21 +93,34 @@ void dequantize_row(const Head& head, const void* x, const Strides& stride, cons
 template <class F>
 void for_each_key(const Head& head, const Row& row, const void* x, const Strides& stride, const Quantization& quant,
                   const KeyTail& tail, std::int64_t n, float* scratch, F f) {
-  const auto dequantized = [&](auto dequantize) {
+  const auto dequantized = [&]<DType kType>(std::integral_constant<DType, kType>) {
     for (std::int64_t j = row.first; j < row.last; ++j) {
-      dequantize(head, x, stride, quant, j, n - tail.size, scratch);
+      dequantize_row<kType>(x, stride, quant, n - tail.size, scratch,
+                            [&](const Strides& s) { return head.key_at(s, j); });
       for (std::int64_t i = 0; i < tail.size; ++i)
         scratch[n - tail.size + i] = number_at(tail.data, tail.type, head.key_at(tail.stride, j) + i * tail.stride.d);
       f(j, static_cast<const float*>(scratch), std::int64_t{1});
     }
   };
-  if (head.p.kv_type == DType::i8) return dequantized(dequantize_row<DType::i8>);
-  if (head.p.kv_type == DType::f8e4m3) return dequantized(dequantize_row<DType::f8e4m3>);
-  if (head.p.kv_type == DType::f8e5m2) return dequantized(dequantize_row<DType::f8e5m2>);
-  if (head.p.kv_type == DType::i4x2) return dequantized(dequantize_row<DType::i4x2>);
+  if (head.p.kv_type == DType::i8) return dequantized(std::integral_constant<DType, DType::i8>());
+  if (head.p.kv_type == DType::f8e4m3) return dequantized(std::integral_constant<DType, DType::f8e4m3>());
+  if (head.p.kv_type == DType::f8e5m2) return dequantized(std::integral_constant<DType, DType::f8e5m2>());
+  if (head.p.kv_type == DType::i4x2) return dequantized(std::integral_constant<DType, DType::i4x2>());
   with_float_type(head.p.kv_type, [&](auto element) {
     const auto* base = static_cast<const decltype(element)*>(x);
     for (std::int64_t j = row.first; j < row.last; ++j) f(j, base + head.key_at(stride, j), stride.d);
+  });
+}
+
+void load_query(const Head& head, const Row& row, float* y) {
+  const AttentionParams& p = head.p;
+  const auto at = [&](const Strides& s) { return row_at(s, head, row); };
+  if (p.q_type == DType::f8e4m3) {
+    const Quantization quant{p.q_scale, nullptr, p.q_scale_stride, {}, p.d};
+    return dequantize_row<DType::f8e4m3>(p.q, p.q_stride, quant, p.d, y, at);
+  }
+  with_float_type(p.q_type, [&](auto element) {
+    load_row(static_cast<const decltype(element)*>(p.q) + at(p.q_stride), p.q_stride.d, p.d, y);
   });
 }
 
@@ -137,9 +150,7 @@ void run(const AttentionParams& p, const WorkItem& item, std::byte* scratch) noe
   for (std::int64_t r = item.row_begin; r < row_end; ++r) {  // S = q k^T, keys [first, last) only
     Row row;
     find_rows(head, r, 1, &row);
-    with_float_type(p.q_type, [&](auto element) {
-      load_row(static_cast<const decltype(element)*>(p.q) + row_at(p.q_stride, head, row), p.q_stride.d, p.d, w.q);
-    });
+    load_query(head, row, w.q);
     float* s = scores(r);
     for_each_key(head, row, p.k, p.k_stride, p.k_quant, p.k_tail, p.d, w.key,
                  [&](std::int64_t j, const auto* key, std::int64_t stride) {
