@@ -19,7 +19,7 @@ AttentionProblem without_cache(AttentionProblem p) {
   p.kv_dtype = DType::f32;
   p.hk = 1;
   p.k_groups = p.v_groups = p.page_size = p.k_tail = 0;
-  p.zeros = p.ring = p.kv_lengths = p.gathered = p.latent = false;
+  p.zeros = p.head_scales = p.ring = p.kv_lengths = p.gathered = p.latent = false;
   return p;
 }
 
@@ -47,8 +47,8 @@ testing::Tensor full_lists(const AttentionProblem& p, std::int64_t pool, Generat
 /// Keys (or values) of d elements in pages, or in entries of `own_rows` rows of their own.
 testing::Cache filled(const AttentionProblem& p, DType dtype, std::int64_t own_rows, std::int64_t d,
                       std::int64_t groups, const std::vector<std::int64_t>& pages, Generator& generator) {
-  // Such a seed gives every row its own scales and zeros.
-  constexpr std::uint64_t kOwnScales = 3;
+  constexpr std::uint64_t kOwnZeros = 3;  // such a seed gives every row that has scales of its own zeros, too
+  const testing::Cache::Shared shared{p.head_scales, p.head_scales && p.page_size > 0};
   const std::int64_t rows = p.page_size > 0 ? p.page_size : own_rows;
   const std::int64_t entries = p.page_size > 0 ? static_cast<std::int64_t>(pages.size()) : p.b;
   const std::int64_t shape[] = {entries, p.hk, rows, dtype == DType::i4x2 ? d / 2 : d};
@@ -56,7 +56,8 @@ testing::Cache filled(const AttentionProblem& p, DType dtype, std::int64_t own_r
   testing::Tensor values(DType::f32, Layout(plain));
   std::normal_distribution<float> normal;
   for (std::int64_t i = 0; i < values.size(); ++i) values.flat(i) = normal(generator);
-  testing::Cache cache(dtype, Layout(shape), groups, p.zeros && groups > 0, kOwnScales, testing::Placement::heap);
+  testing::Cache cache(dtype, Layout(shape), groups, shared, p.zeros && groups > 0, kOwnZeros,
+                       testing::Placement::heap);
   const auto slot = [&](std::int64_t n, std::int64_t j) -> testing::Slot {
     if (p.page_size == 0) return {n, j};
     return {pages[static_cast<std::size_t>((n * p.sk + j) / p.page_size)], j % p.page_size};

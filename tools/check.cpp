@@ -105,6 +105,10 @@ constexpr const char* kDefaultProblems[] = {
     "dtype=bf16 kv=f8e4m3 groups=4 tail=64 tail_dtype=bf16 b=1 hq=128 hk=1 sq=1 sk=1100 d=576 dv=512 latent lse",
     "kv=f8e4m3 groups=4 tail=64 tail_dtype=bf16 b=2 hq=16 hk=1 sq=2 sk=640 d=576 dv=512 seqlens page=64 latent lse",
     "dtype=f16 kv=i8 groups=2 zeros tail=9 b=2 hq=4 hk=2 sq=40 sk=90 d=49 dv=24 gathered lse",
+    "q=f8e4m3 kv=f8e4m3 out=bf16 groups=1 head_scales q_scale b=2 hq=8 hk=2 sq=70 sk=300 d=128 causal "
+    "align=bottom_right lse",
+    "q=f8e4m3 kv=f8e4m3 out=bf16 groups=1 head_scales q_scale b=3 hq=8 hk=2 sq=2 sk=320 d=64 seqlens page=16 lse",
+    "q=f8e4m3 kv=bf16 out=f32 b=2 hq=4 sq=65 d=40 lse",
     // A list of keys for each token.
     "b=2 hq=4 hk=2 sq=9 sk=70 d=40 dv=24 gathered sinks lse",
     "dtype=bf16 b=1 hq=128 hk=1 sq=3 sk=600 d=576 dv=512 gathered lse",
@@ -212,7 +216,7 @@ AttentionArgs one_head(AttentionArgs args, std::int64_t h) {
   KvSource& kv = args.kv;
   for (TensorView* t : {&kv.k, &kv.v, &kv.k_scale, &kv.v_scale, &kv.k_zero, &kv.v_zero, &kv.k_tail})
     *t = slice(*t, 1, h / group);
-  args.q = slice(args.q, 1, h);
+  args.q = slice(args.q, 1, h), args.q_scale = slice(args.q_scale, 1, h);
   args.out = slice(args.out, 1, h);
   args.lse = slice(args.lse, 1, h);
   for (TensorView* t : {&args.score.bias, &args.score.mask}) {

@@ -121,9 +121,11 @@ double tensor_bytes(const AttentionProblem& p) {
     return size * real(p.sk) * (dims & AttentionProblem::kFullB ? real(p.b) : 1) *
            (dims & AttentionProblem::kFullH ? real(p.hq) : 1) * (dims & AttentionProblem::kFullQ ? real(p.sq) : 1);
   };
-  return queries * (real(p.d) * bytes_of(p.q_dtype) + real(p.dv) * bytes_of(p.out_dtype)) +
+  const double scales = p.head_scales ? 0 : real(p.k_groups + p.v_groups);
+  return queries * (real(p.d) * bytes_of(p.q_dtype) + real(p.dv) * bytes_of(p.out_dtype) +
+                    (p.q_scale ? bytes_of(DType::f32) : 0)) +
          keys * (real(p.d - p.k_tail + p.dv) * bytes_of(p.kv_dtype) + real(p.k_tail) * bytes_of(p.k_tail_dtype) +
-                 real(p.k_groups + p.v_groups) * (p.zeros ? 8 : 4)) +
+                 scales * (p.zeros ? 8 : 4)) +
          term(p.bias, 4) + term(p.mask, 1) + (p.lse ? 4 * queries : 0);
 }
 

@@ -12,7 +12,7 @@ using std::int64_t;
 constexpr double kInf = std::numeric_limits<double>::infinity(), kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kMaxValue = 0x1p100;    // of v
 constexpr double kMaxNumber = 2.3e38;    // of scale and sinks
-constexpr double kMaxCode = 0x1p60;      // of quantised elements and their scales; 1 / kMaxCode is the least
+constexpr double kMaxCode = 0x1p60;      // of codes times scales, and of these; 1 / kMaxCode is the least
 constexpr double kSmallValue = 0x1p-80;  // below it values of small weight may count as 0
 
 // Where `index`, of a tensor's full shape, lies in one whose dimensions may be missing, in front, or of size 1.
@@ -21,6 +21,9 @@ std::vector<int64_t> broadcast_index(const TensorView& t, std::vector<int64_t> i
   for (std::size_t i = 0; i < index.size(); ++i)
     if (t.shape[i] == 1) index[i] = 0;
   return index;
+}
+bool is_in_range_of_codes(double magnitude) {
+  return magnitude == 0 || (magnitude >= 1 / kMaxCode && magnitude <= kMaxCode);
 }
 constexpr auto kNumberAt = [](const void* data, DType dtype, int64_t index) {
   return element_of(data, dtype, 1, index);
@@ -118,8 +121,19 @@ void AttentionRow::read_query() {
     q_[static_cast<std::size_t>(i)] = static_cast<double>(element_of(row, p_.q_type, p_.q_stride.d, i));
   for (std::size_t i = 0; i < q_.size(); ++i) {
     if (std::isfinite(q_[i])) continue;
-    return note(Stage::q, q_[i], index(static_cast<int64_t>(i)));
+    note(Stage::q, q_[i], index(static_cast<int64_t>(i)));
+    break;
   }
+  if (!p_.q_scale) return;
+  const auto scale = static_cast<double>(*static_cast<const float*>(row_of(p_.q_scale, DType::f32, p_.q_scale_stride)));
+  if (!std::isfinite(scale)) {
+    const Strides& s = p_.q_scale_stride;  // 0 where it broadcasts
+    std::vector<int64_t> at = index(0);
+    if (s.b == 0) at.front() = 0;
+    note(Stage::q_scale, scale, at);
+  }
+  is_bounded = is_bounded && is_in_range_of_codes(std::abs(scale));
+  for (double& x : q_) x *= scale, is_bounded = is_bounded && is_in_range_of_codes(std::abs(x));
 }
 
 // Row j of k or v: its numbers, and what their roundings are relative to.
@@ -141,7 +155,6 @@ void AttentionRow::read_row(const Side& side, int64_t j) {
   });
   if (side.quant.scale) {
     const auto next = [&](int by) { return static_cast<Stage>(static_cast<int>(side.stage) + by); };
-    const auto is_in_range = [](double x) { return x == 0 || (x >= 1 / kMaxCode && x <= kMaxCode); };
     const void* const scales = start(side.quant.scale, DType::f32, side.quant.scale_stride);
     const void* const zeros = side.quant.zero ? start(side.quant.zero, DType::f32, side.quant.zero_stride) : nullptr;
     double scale = 1, zero = 0;
@@ -152,11 +165,11 @@ void AttentionRow::read_row(const Side& side, int64_t j) {
         if (zeros) zero = static_cast<double>(element_of(zeros, DType::f32, side.quant.zero_stride.d, group));
         if (!std::isfinite(scale)) note(next(1), scale, broadcast_index(side.scale, kv_index(j, group)));
         if (!std::isfinite(zero)) note(next(2), zero, broadcast_index(side.zero, kv_index(j, group)));
-        is_bounded = is_bounded && is_in_range(std::abs(scale));
+        is_bounded = is_bounded && is_in_range_of_codes(std::abs(scale));
       }
       row_[at] = (row_[at] - zero) * scale;
       magnitude_[at] = (magnitude_[at] + std::abs(zero)) * std::abs(scale);
-      is_bounded = is_bounded && is_in_range(magnitude_[at]);
+      is_bounded = is_bounded && is_in_range_of_codes(magnitude_[at]);
     }
   }
   const KeyTail& tail = side.tail;
@@ -172,7 +185,8 @@ void AttentionRow::read_row(const Side& side, int64_t j) {
 // Scores, in the order that docs/contract.md has, and what each may be off by.
 void AttentionRow::score_keys() {
   const Side side = keys();
-  const double terms = static_cast<double>(is_f32x6_ ? 3 * p_.d : p_.d) + (p_.k_quant.scale ? 8 : 6);
+  const double terms =
+      static_cast<double>(is_f32x6_ ? 3 * p_.d : p_.d) + (p_.k_quant.scale ? 8 : 6) + (p_.q_scale ? 1 : 0);
   const double cap = static_cast<double>(problem_.softcap);
   const auto capped = [&](double x) { return cap > 0 ? cap * std::tanh(x / cap) : x; };
   const double slope =

@@ -35,6 +35,7 @@ class AttentionRow {
   // The first number that is not finite, in this order.
   enum class Stage : std::uint8_t {
     q,
+    q_scale,
     k,
     k_scale,
     k_zero,

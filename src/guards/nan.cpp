@@ -52,8 +52,9 @@ void report(Reports& reports, const Bad& result, const std::optional<Bad>& cause
 // Attention.
 
 const char* name_of(AttentionRow::Stage stage) {
-  constexpr const char* kNames[] = {"q",          "k",         "kv.k_scale", "kv.k_zero",   "kv.k_tail",   "v",
-                                    "kv.v_scale", "kv.v_zero", "score.bias", "score.alibi", "score.sinks", "scores"};
+  constexpr const char* kNames[] = {"q",           "q_scale",     "k",          "kv.k_scale", "kv.k_zero",
+                                    "kv.k_tail",   "v",           "kv.v_scale", "kv.v_zero",  "score.bias",
+                                    "score.alibi", "score.sinks", "scores"};
   return kNames[static_cast<std::size_t>(stage)];
 }
 

@@ -74,6 +74,7 @@ Cost cost_of(const AttentionArgs& args, const Call& call) {
   cost.bytes = row_bytes(work.rows, p.d, p.q_dtype) +
                row_bytes(work.keys, p.latent ? p.d - p.k_tail : p.d - p.k_tail + p.dv, p.kv_dtype) +
                row_bytes(work.keys, p.k_tail, p.k_tail_dtype) + row_bytes(work.rows, p.dv, p.out_dtype);
+  cost.bytes += scale_bytes(args.q_scale, work.rows);
   const KvSource& kv = args.kv;
   for (const TensorView* t : {&kv.k_scale, &kv.k_zero}) cost.bytes += scale_bytes(*t, work.keys);
   if (kv.k_scale && kv.v_scale.data == kv.k_scale.data) return cost;

@@ -196,6 +196,18 @@ inline Matrix rows(const TensorView& t, bool ragged, std::int64_t n, std::int64_
   return m;
 }
 
+/// Queries, likewise, as they count.
+inline Matrix queries(const AttentionArgs& args, std::int64_t n, std::int64_t h, std::int64_t first,
+                      std::int64_t count) {
+  const bool ragged = args.q.ndim == 3;
+  Matrix m = rows(args.q, ragged, n, h, first, count);
+  for (std::int64_t i = 0; args.q_scale && i < count; ++i) {
+    const Slot slot = ragged ? Slot{first + i, 0} : Slot{n, first + i};
+    m.row(i) *= static_cast<double>(static_cast<const float*>(args.q_scale.data)[row_offset(args.q_scale, slot, h)]);
+  }
+  return m;
+}
+
 /// One head of one sequence.
 struct Head {
   const AttentionArgs& args;
@@ -241,7 +253,8 @@ inline Score final_score(const Head& head, std::int64_t i, std::int64_t j, doubl
   const double scale = spec.scale ? *spec.scale : 1 / std::sqrt(d);
   double x = scale * dot;
   const double dequantised = unit_of(head.args.kv.k.dtype) == 0 && head.args.kv.k.dtype != DType::f32 ? 2 : 0;
-  double delta = (std::sqrt(d) + 6 + dequantised) * kUnit * std::abs(scale) * dot_abs;
+  const double rounded = head.args.q_scale ? 1 : 0;
+  double delta = (std::sqrt(d) + 6 + dequantised + rounded) * kUnit * std::abs(scale) * dot_abs;
   double sigma = std::sqrt(d / 3) * kUnit * std::abs(scale) * (std::sqrt(dot_squares) + 2 * std::abs(dot));
   double slope = 1, slope_error = 0;
   if (spec.softcap) {

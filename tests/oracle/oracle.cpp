@@ -230,7 +230,7 @@ void run_gathered(const AttentionArgs& args, std::int64_t row_step, Reference& r
           values.emplace(args.kv, true, h / (hq / hk), slots);
           operands.emplace(*keys, *values);
         }
-        run_block({args, n, h, 0, 0, *keys, *values}, *operands, rows(args.q, false, n, h, i, 1), i, result,
+        run_block({args, n, h, 0, 0, *keys, *values}, *operands, queries(args, n, h, i, 1), i, result,
                   [&](std::int64_t row) { return (n * hq + h) * sq + row; });
       }
     }
@@ -300,11 +300,11 @@ Reference oracle(const AttentionArgs& args, std::int64_t row_step) {
       const std::int64_t step = row_step > 1 ? row_step : kRowBlock;
       for (std::int64_t i = 0; i < own_q.length; i += step) {
         const std::int64_t count = std::min(block, own_q.length - i);
-        run_block(head, *operands, rows(args.q, ragged_q, n, h, own_q.begin + i, count), i, result, flat);
+        run_block(head, *operands, queries(args, n, h, own_q.begin + i, count), i, result, flat);
       }
       if (row_step > 1 && own_q.length > 0) {
         const std::int64_t last = own_q.length - 1;
-        run_block(head, *operands, rows(args.q, ragged_q, n, h, own_q.begin + last, 1), last, result, flat);
+        run_block(head, *operands, queries(args, n, h, own_q.begin + last, 1), last, result, flat);
       }
     }
   }

@@ -37,6 +37,8 @@ namespace rapt::testing {
 /// and for |v_j| in the second term, with sqrt(d) + 8 in place of sqrt(d) + 6 in front of the dot product, and 20 in
 /// place of 16 in front of u. Then the bounds are those of fp32.
 ///
+/// f8e4m3 queries count as x * q_scale, exactly. A kernel rounds that once: sqrt(d) + 7 in front of the dot product.
+///
 /// With dropout every p_j is multiplied by 0 or 1 / (1 - p), rounded twice: 18 in place of 16 in front of u. What is
 /// not finite in a dropped value stays out.
 ///

@@ -24,11 +24,11 @@ void write_half(Tensor& rows, Slot slot, std::int64_t h, std::int64_t i, float v
   byte = static_cast<std::uint8_t>(i % 2 ? (byte & 0x0fu) | code << 4 : (byte & 0xf0u) | code);
 }
 
-Layout broadcast(const Layout& rows, std::int64_t groups, bool over_rows, bool over_entries) {
+Layout broadcast(const Layout& rows, std::int64_t groups, Cache::Shared shared) {
   const auto last = static_cast<std::size_t>(rows.ndim - 1);
   Dims shape(rows.shape.begin(), rows.shape.begin() + rows.ndim);
-  if (rows.ndim == 4 && over_rows) shape[2] = 1;
-  if (over_entries) shape[0] = 1;
+  if (rows.ndim == 4 && shared.rows) shape[2] = 1;
+  if (shared.entries) shape[0] = 1;
   shape[last] = groups;
   return Layout(shape);
 }
@@ -48,13 +48,13 @@ std::size_t byte_of(const Tensor& t, Slot slot, std::int64_t h, std::int64_t i) 
   return static_cast<std::size_t>(at) * size_of(t.dtype());
 }
 
-Cache::Cache(DType dtype, const Layout& layout, std::int64_t groups, bool zeros, std::uint64_t seed,
+Cache::Cache(DType dtype, const Layout& layout, std::int64_t groups, Shared shared, bool zeros, std::uint64_t seed,
              Placement placement)
     : rows(dtype, layout, placement) {
-  if (groups > 0) scale = Tensor(DType::f32, broadcast(layout, groups, seed % 3 > 0, seed % 3 == 2), placement);
+  if (groups > 0) scale = Tensor(DType::f32, broadcast(layout, groups, shared), placement);
   if (zeros)
     zero = seed % 2 ? Tensor(DType::f32, scale.layout(), placement)
-                    : Tensor(DType::f32, broadcast(layout, groups, true, true), placement);
+                    : Tensor(DType::f32, broadcast(layout, groups, {true, true}), placement);
 }
 
 void Cache::choose_scales(const Tensor& low, const Tensor& high, std::mt19937_64& generator) {

@@ -37,10 +37,18 @@ std::size_t byte_of(const Tensor& t, Slot slot, std::int64_t h, std::int64_t i);
 struct Cache {
   Tensor rows, scale, zero;
 
+  /// Which dimensions of rows scales broadcast over.
+  struct Shared {
+    bool rows, entries;
+    /// One or another, or none, depending on the seed.
+    static Shared some(std::uint64_t seed) { return {seed % 3 > 0, seed % 3 == 2}; }
+  };
+
   /// Rows of `layout`, [entries, hk, rows, d] or ragged [entries, hk, d], whose last dimension counts elements: i4x2
-  /// has half as many bytes. With groups, scales of the same shape or broadcast over rows, or over entries too, and
-  /// with `zeros` zeros of the same shape or broadcast over both, depending on the seed. All of it is poisoned.
-  Cache(DType dtype, const Layout& layout, std::int64_t groups, bool zeros, std::uint64_t seed, Placement placement);
+  /// has half as many bytes. With groups, scales that broadcast as `shared` says, and with `zeros` zeros of the same
+  /// shape or broadcast over both, depending on the seed. All of it is poisoned.
+  Cache(DType dtype, const Layout& layout, std::int64_t groups, Shared shared, bool zeros, std::uint64_t seed,
+        Placement placement);
   Cache() = default;
 
   /// Writes `values`, f32 [n, hk, j, d], to where `slot(n, j)` says, quantised to what spans the values of each scale:

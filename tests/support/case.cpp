@@ -216,6 +216,7 @@ Case::Case(const AttentionProblem& given, std::uint64_t seed, Placement placemen
   q = make(p.q_dtype, p.hq, p.sq, p.d, p.ragged_q);
   out = make(p.out_dtype, p.hq, p.sq, p.dv, p.ragged_q);
   fill_normal(q, generator(0));
+  if (p.q_scale) scale_queries(seed, placement);
 
   if (p.ragged_q >= 0) {
     cu_seqlens_q = index_tensor(cumulated(ragged_lengths(p.b, p.sq, p.ragged_q, seed, "ragged_q")), seed, placement);
@@ -257,6 +258,20 @@ Case::Case(const AttentionProblem& given, std::uint64_t seed, Placement placemen
   }
 }
 
+void Case::scale_queries(std::uint64_t seed, Placement placement) {
+  const Layout& rows = q.layout();
+  const auto last = static_cast<std::size_t>(rows.ndim - 1);
+  Dims shape(rows.shape.begin(), rows.shape.begin() + rows.ndim);
+  shape[last] = 1;
+  if (seed % 2 == 0) shape[0] = 1;
+  if (rows.ndim == 4 && seed / 2 % 2 == 0) shape[2] = 1;
+  q_scale = Tensor(DType::f32, Layout(shape), placement);
+  Generator random(seed * 64 + 14);
+  std::uniform_real_distribution<float> power(-1, 1);
+  for (std::int64_t i = 0; i < q_scale.size(); ++i)
+    q_scale.flat(i) = std::exp2(power(random)) * (random() % 4 == 0 ? -1.f : 1.f);
+}
+
 void Case::make_keys(std::uint64_t seed, Placement placement, std::optional<std::int64_t> pool) {
   const AttentionProblem& p = problem;
   const auto generator = [seed](std::uint64_t tensor) { return Generator(seed * 64 + tensor); };
@@ -285,7 +300,9 @@ void Case::make_keys(std::uint64_t seed, Placement placement, std::optional<std:
     const std::int64_t inner = dtype == DType::i4x2 ? d / 2 : d;
     const Layout layout = paged ? tensor_layout(p.layout, pages.count, p.hk, p.page_size, inner, -1)
                                 : tensor_layout(p.layout, entries, p.hk, rows, inner, p.ragged_k);
-    Cache cache(dtype, layout, groups, zeros, seed + tensor, placement);
+    const bool by_entries = paged || ragged || (seed + tensor) % 2 == 0;
+    const Cache::Shared shared = p.head_scales ? Cache::Shared{true, by_entries} : Cache::Shared::some(seed + tensor);
+    Cache cache(dtype, layout, groups, shared, zeros, seed + tensor, placement);
     Tensor values(DType::f32, Layout(ragged ? Dims{p.ragged_k, p.hk, 1, d} : Dims{entries, p.hk, rows, d}));
     fill_normal(values, generator(tensor));
     cache.fill(values, slot, generator(8 + tensor));
@@ -300,6 +317,11 @@ void Case::make_keys(std::uint64_t seed, Placement placement, std::optional<std:
   k = std::move(keys.rows), k_scale = std::move(keys.scale), k_zero = std::move(keys.zero);
   v = std::move(values.rows), v_scale = std::move(values.scale), v_zero = std::move(values.zero);
   if (p.k_tail > 0) k_tail = make(p.k_tail_dtype, p.k_tail, 0, false, 13).rows;
+  const auto is_of_heads = [&](const Tensor& scale) {
+    const auto& shape = scale.layout().shape;
+    return !scale || (ragged ? shape[0] == 1 : shape[2] == 1 && (!paged || shape[0] == 1));
+  };
+  problem.head_scales = (k_scale || v_scale) && is_of_heads(k_scale) && is_of_heads(shares_coding ? k_scale : v_scale);
 }
 
 bool Case::can_share_coding(const AttentionProblem& p) {
@@ -308,7 +330,7 @@ bool Case::can_share_coding(const AttentionProblem& p) {
 
 AttentionArgs Case::args() {
   AttentionArgs args;
-  args.q = q.view();
+  args.q = q.view(), args.q_scale = q_scale.view();
   const TensorView keys = k.view();
   const std::int64_t inner = problem.kv_dtype == DType::i4x2 ? problem.dv / 2 : problem.dv;
   const TensorView values = problem.latent ? slice(keys, keys.ndim - 1, 0, inner) : v.view();
@@ -355,8 +377,8 @@ AttentionArgs Case::args() {
 }
 
 void Case::protect_inputs() {
-  for (Tensor* tensor : {&q, &k, &v, &bias, &mask, &alibi, &sinks, &seqlens, &cu_seqlens_q, &cu_seqlens_k, &block_table,
-                         &indices, &counts, &k_scale, &v_scale, &k_zero, &v_zero, &k_tail}) {
+  for (Tensor* tensor : {&q, &q_scale, &k, &v, &bias, &mask, &alibi, &sinks, &seqlens, &cu_seqlens_q, &cu_seqlens_k,
+                         &block_table, &indices, &counts, &k_scale, &v_scale, &k_zero, &v_zero, &k_tail}) {
     tensor->buffer().protect();
   }
 }

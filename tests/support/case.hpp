@@ -14,7 +14,7 @@
 
 namespace rapt::testing {
 
-/// The types q, k, v and out may have, those that k and v may have beside them, and all of k and v.
+/// The types q, k, v and out may have, those that k and v may have beside them (q: f8e4m3), and all of k and v.
 inline constexpr std::array kFloatTypes = {DType::f32, DType::bf16, DType::f16};
 inline constexpr std::array kQuantizedTypes = {DType::i8, DType::f8e4m3, DType::f8e5m2, DType::i4x2};
 inline constexpr std::array kCacheTypes = {DType::f32,    DType::bf16,   DType::f16, DType::i8,
@@ -32,10 +32,13 @@ AttentionProblem typed(const std::string& text, DType dtype);
 /// With layout=other, q, k, v and out have an inner stride of 2 and unused elements between rows and heads, bias and
 /// mask between rows.
 ///
+/// f8e4m3 queries are standard normal but for their scales, whose magnitudes are from 1/2 to 2, some of them negative;
+/// they broadcast over the batch, over rows, over both or neither.
+///
 /// Quantised k and v are standard normal before they are rounded to their codes; support/cache.hpp says how. Latent
-/// values share the scales of k in every second case in which they can. Pages lie
-/// in random order, three of them are nobody's, and every second sequence shares the full pages that it has in common
-/// with the first.
+/// values share the scales of k in every second case in which they can. Their scales may be those of whole heads
+/// where the given problem does not ask for it; `problem` says whether they are. Pages lie in random order, three of
+/// them are nobody's, and every second sequence shares the full pages that it has in common with the first.
 ///
 /// Lists of gathered keys are of random rows, some of them twice, without gaps or with, full, shorter or empty; about
 /// every second case has counts, and every third a pool of rows that all sequences share. There are `pool` rows, by
@@ -66,7 +69,7 @@ struct Case {
 
   AttentionProblem problem;
   Tensor q, k, v, out, lse, bias, mask, alibi, sinks, seqlens, cu_seqlens_q, cu_seqlens_k;  // latent: v is not read
-  Tensor block_table, indices, counts, k_scale, v_scale, k_zero, v_zero, k_tail;
+  Tensor q_scale, block_table, indices, counts, k_scale, v_scale, k_zero, v_zero, k_tail;
   Dropout dropout;             // of any seed and offset
   bool shares_coding = false;  ///< latent: v's scales and zeros are those of its groups of k
 
@@ -74,6 +77,7 @@ struct Case {
   static bool can_share_coding(const AttentionProblem& problem);
 
  private:
+  void scale_queries(std::uint64_t seed, Placement placement);
   void make_keys(std::uint64_t seed, Placement placement, std::optional<std::int64_t> pool);
 };
 

@@ -113,9 +113,9 @@ DeviceCallOf<AttentionArgs>::DeviceCallOf(const AttentionArgs& host, Lengths len
     args_.score.align = Align::top_left();
   KvSource& kv = args_.kv;
   ScoreSpec& score = args_.score;
-  for (TensorView* t :
-       {&args_.q, &kv.k, &kv.v, &kv.k_scale, &kv.v_scale, &kv.k_zero, &kv.v_zero, &kv.k_tail, &kv.seqlens,
-        &kv.cu_seqlens, &kv.block_table, &score.bias, &score.mask, &score.alibi, &score.sinks, &args_.cu_seqlens_q})
+  for (TensorView* t : {&args_.q, &args_.q_scale, &kv.k, &kv.v, &kv.k_scale, &kv.v_scale, &kv.k_zero, &kv.v_zero,
+                        &kv.k_tail, &kv.seqlens, &kv.cu_seqlens, &kv.block_table, &score.bias, &score.mask,
+                        &score.alibi, &score.sinks, &args_.cu_seqlens_q})
     tensors_.move(*t);
   for (MutableTensorView* t : {&args_.out, &args_.lse}) tensors_.move(*t);
 }

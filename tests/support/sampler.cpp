@@ -209,6 +209,10 @@ AttentionProblem sample(Random& random, const SampleOptions& options) {
   p.latent = p.dv <= p.d - p.k_tail && one_in(random, 4);
   const std::int64_t group = (p.d - p.k_tail) / std::max<std::int64_t>(p.k_groups, 1);
   if (p.latent && p.v_groups > 0 && p.k_groups > 0 && p.dv % group == 0) p.v_groups = p.dv / group;  // v may share k's
+  if (options.caches) {
+    p.head_scales = p.k_groups + p.v_groups > 0 && one_in(random, 3);
+    if (one_in(random, 4)) p.q_dtype = DType::f8e4m3, p.q_scale = !one_in(random, 3);
+  }
   return p;
 }
 

@@ -15,7 +15,7 @@ struct SampleOptions {
   bool lengths = false;    ///< ragged queries and keys, key lengths
   bool layouts = false;
   bool types = false;   ///< q, kv and out of f32, bf16 and f16: a third each all f32, all of one 16-bit type, mixed
-  bool caches = false;  ///< keys and values of quantised types too, in pages, in rings, gathered
+  bool caches = false;  ///< keys and values of quantised types too, in pages, in rings, gathered; f8e4m3 queries
   std::int64_t products = std::int64_t{1} << 24;  ///< about as many as the products of q.k and p.v may come to
 };
 
