@@ -1,5 +1,7 @@
 // Problem: text form, hash, and the description of arguments.
 #include <algorithm>
+#include <array>
+#include <functional>
 #include <random>
 #include <vector>
 
@@ -75,8 +77,11 @@ TEST_CASE("problem: every field survives and counts", "[unit]") {
                            "v_groups=4",
                            "groups=0 v_groups=3",
                            "zeros",
+                           "head_scales",
                            "tail=3",
                            "tail_dtype=bf16",
+                           "q=f8e4m3",
+                           "q_scale",
                            "layout=bshd",
                            "layout=bhds",
                            "layout=other"}) {
@@ -212,6 +217,66 @@ TEST_CASE("problem: of() describes caches", "[unit][numbers]") {
       }
     }
   }
+}
+
+TEST_CASE("problem: of() says whether queries have scales, and whether those of keys and values are of heads",
+          "[unit]") {
+  const auto text_of = [](const std::string& words, const std::function<void(AttentionArgs&)>& change = {}) {
+    Case c(AttentionProblem::parse("attention b=2 hq=4 hk=2 sq=3 sk=32 d=16 dv=8 " + words));
+    AttentionArgs args = c.args();
+    if (change) change(args);
+    const std::string text = AttentionProblem::of(args).to_string();
+    return text.substr(text.find("d=16 dv=8") + 9);
+  };
+  const auto k_scale_of = [](std::int64_t entries, std::int64_t rows) {
+    return [=](AttentionArgs& a) {
+      a.kv.k_scale = TensorView(a.kv.k_scale.data, DType::f32,
+                                Layout(std::array{entries, std::int64_t{2}, rows, std::int64_t{1}}));
+    };
+  };
+  const std::string types = "q=f8e4m3 kv=f8e4m3 out=bf16";
+  CHECK(text_of(types) == "");
+  CHECK(text_of(types + " q_scale") == " q_scale");
+  CHECK(text_of(types + " groups=1 head_scales") == " groups=1 head_scales");
+  CHECK(text_of(types + " k_groups=1 head_scales") == " k_groups=1 head_scales");
+  CHECK(text_of(types + " k_groups=4 v_groups=2 head_scales") == " k_groups=4 v_groups=2 head_scales");
+  // One for a sequence, or for all; but not one for a row.
+  CHECK(text_of(types + " groups=1 head_scales", k_scale_of(2, 1)) == " groups=1 head_scales");
+  CHECK(text_of(types + " groups=1 head_scales", k_scale_of(1, 1)) == " groups=1 head_scales");
+  Tensor scales(DType::f32, Layout(std::array<std::int64_t, 4>{2, 2, 32, 1}));
+  const auto of_rows = [&](TensorView& t) { t = scales.view(); };
+  CHECK(text_of(types + " groups=1 head_scales", [&](AttentionArgs& a) { of_rows(a.kv.k_scale); }) == " groups=1");
+  CHECK(text_of(types + " groups=1 head_scales", [&](AttentionArgs& a) { of_rows(a.kv.v_scale); }) == " groups=1");
+  // The same row again and again is one.
+  CHECK(text_of(types + " groups=1 head_scales", [&](AttentionArgs& a) {
+          of_rows(a.kv.k_scale), a.kv.k_scale.strides[2] = 0;
+        }) == " groups=1 head_scales");
+  // Of pages, one for all of them.
+  const std::string pages = types + " seqlens page=16 groups=1 head_scales";
+  CHECK(text_of(pages) == " seqlens page=16 groups=1 head_scales");
+  CHECK(text_of(pages, [&](AttentionArgs& a) {
+          const std::int64_t count = a.kv.k.shape[0];
+          REQUIRE(count <= 64);
+          k_scale_of(count, 1)(a), a.kv.k_scale.data = scales.view().data;
+        }) == " seqlens page=16 groups=1");
+  CHECK(text_of(types + " ragged_k=40 groups=1 head_scales") == " ragged_k=40 groups=1 head_scales");
+  CHECK(text_of(types + " ragged_k=40 groups=1 head_scales", [&](AttentionArgs& a) {
+          a.kv.v_scale = TensorView(scales.view().data, DType::f32, Layout(std::array<std::int64_t, 3>{40, 2, 1}));
+        }) == " ragged_k=40 groups=1");
+}
+
+TEST_CASE("problem: plans for scales of rows run calls with those of heads, and not the other way round", "[unit]") {
+  const AttentionProblem of_heads =
+      AttentionProblem::parse("attention kv=i8 groups=1 head_scales b=2 hq=2 sq=3 sk=9 d=8");
+  AttentionProblem of_rows = of_heads;
+  of_rows.head_scales = false;
+  Case heads(of_heads, 3), rows(of_rows, 5);
+  REQUIRE(heads.problem == of_heads);
+  REQUIRE(rows.problem == of_rows);
+  CHECK(refused_argument([&] { Plan(of_rows).run(heads.args()); }) == "");
+  CHECK(refused_argument([&] { Plan(of_heads).run(heads.args()); }) == "");
+  CHECK(refused_argument([&] { Plan(of_rows).run(rows.args()); }) == "");
+  CHECK(refused_argument([&] { Plan(of_heads).run(rows.args()); }) == "args");
 }
 
 namespace {

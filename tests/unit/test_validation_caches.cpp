@@ -316,7 +316,7 @@ TEST_CASE("validation: columns of keys that are not quantised", "[unit]") {
 
 TEST_CASE("validation: types of caches are for keys and values", "[unit]") {
   for (DType dtype : kQuantizedTypes) {
-    refuses("q", [=](AttentionArgs& a, Case&) { a.q.dtype = dtype; });
+    if (dtype != DType::f8e4m3) refuses("q", [=](AttentionArgs& a, Case&) { a.q.dtype = dtype; });
     refuses("out", [=](AttentionArgs& a, Case&) { a.out.dtype = dtype; });
     refuses("v", [=](AttentionArgs& a, Case&) { a.kv.v.dtype = dtype; });
     refuses("lse", [=](AttentionArgs& a, Case&) { a.lse.dtype = dtype; });
@@ -325,10 +325,58 @@ TEST_CASE("validation: types of caches are for keys and values", "[unit]") {
       "v", [](AttentionArgs& a, Case&) { a.kv.v.dtype = DType::f8e5m2; }, "kv=f8e4m3");
 }
 
+TEST_CASE("validation: scales of queries", "[unit]") {
+  const auto of_rows = [](AttentionArgs& a, Case& c) {
+    c.alibi = Tensor(DType::f32, Layout(std::array<std::int64_t, 4>{2, 4, 6, 1}));
+    a.q_scale = c.alibi.view();
+  };
+  for (const char* type : {"", "dtype=bf16", "q=f16 kv=f8e4m3"}) refuses("q_scale", of_rows, type);
+  const char* const given = "q=f8e4m3 q_scale";
+  Case c(AttentionProblem::parse("attention b=2 hq=4 hk=2 sq=6 d=8 dv=4 lse " + std::string(given)));
+  AttentionArgs args = c.args();
+  of_rows(args, c);
+  CHECK(message_of(args).empty());
+  for (std::size_t dim : {0, 2}) {
+    args.q_scale.shape[dim] = 1;
+    CHECK(message_of(args).empty());
+  }
+  args.q_scale = {};
+  CHECK(message_of(args).empty());
+  for (std::size_t dim : {0, 1, 2, 3}) {
+    refuses(
+        "q_scale", [=](AttentionArgs& a, Case& own) { of_rows(a, own), a.q_scale.shape[dim] = 3; }, given);
+    refuses(
+        "q_scale", [=](AttentionArgs& a, Case& own) { of_rows(a, own), a.q_scale.shape[dim] = 0; }, given);
+  }
+  // Heads have scales of their own.
+  refuses(
+      "q_scale", [=](AttentionArgs& a, Case&) { a.q_scale.shape[1] = 1; }, given);
+  refuses(
+      "q_scale", [](AttentionArgs& a, Case&) { a.q_scale.dtype = DType::i32; }, given);
+  refuses(
+      "q_scale", [](AttentionArgs& a, Case&) { a.q_scale.ndim = 3; }, given);
+  refuses(
+      "q_scale", [](AttentionArgs& a, Case&) { a.q_scale.data = nullptr; }, given);
+  refuses(
+      "out", [=](AttentionArgs& a, Case& own) { of_rows(a, own), a.q_scale.data = a.out.data; }, given);
+  const char* const ragged = "q=f8e4m3 q_scale ragged_q=9";
+  for (std::size_t dim : {0, 1, 2})
+    refuses(
+        "q_scale", [=](AttentionArgs& a, Case&) { a.q_scale.shape[dim] = 5; }, ragged);
+  // Not of tensors that gradients are of.
+  CHECK(refused_argument([] { Plan(AttentionBackwardProblem::parse("attention_backward q=f8e4m3 sq=1 d=8")); }) == "q");
+}
+
 TEST_CASE("validation: problems say what their tensors would be refused for", "[unit]") {
   const char* const wrong[][2] = {
       {"q=i8", "q"},
       {"out=f8e4m3", "out"},
+      {"dtype=f8e4m3", "out"},
+      {"q=f8e5m2", "q"},
+      {"q_scale", "q_scale"},
+      {"dtype=bf16 q_scale", "q_scale"},
+      {"head_scales", "kv.k_scale"},
+      {"kv=f8e4m3 head_scales", "kv.k_scale"},
       {"kv=bool", "k"},
       {"kv=i8", "kv.k_scale"},
       {"kv=i8 k_groups=1", "kv.v_scale"},
