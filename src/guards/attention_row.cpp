@@ -129,7 +129,8 @@ void AttentionRow::read_query() {
   if (!std::isfinite(scale)) {
     const Strides& s = p_.q_scale_stride;  // 0 where it broadcasts
     std::vector<int64_t> at = index(0);
-    if (s.b == 0) at.front() = 0;
+    if ((p_.q_begin ? s.s : s.b) == 0) at[0] = 0;
+    if (!p_.q_begin && s.s == 0) at[2] = 0;
     note(Stage::q_scale, scale, at);
   }
   is_bounded = is_bounded && is_in_range_of_codes(std::abs(scale));

@@ -154,6 +154,24 @@ TEST_CASE("guards: numbers that are not finite are followed to where they first 
     check(place(c), "q", {1, 2, 3, 4});
   }
   {
+    Case c = attention_case("q=f8e4m3 q_scale");
+    c.q.at<std::uint8_t>({1, 2, 3, 4}) = 0x7f;
+    check(place(c), "q", {1, 2, 3, 4});
+  }
+  for (const std::uint64_t seed : {2, 3, 4, 5}) {
+    // The first two rows see no key.
+    Case c(AttentionProblem::parse("attention q=f8e4m3 q_scale b=2 hq=4 hk=2 sq=5 sk=9 d=8 causal align=-2"), seed);
+    const auto& shape = c.q_scale.layout().shape;
+    const Indices at{shape[0] == 1 ? 0 : 1, 2, shape[2] == 1 ? 0 : 3, 0};
+    c.q_scale.at({at[0], 2, at[2], 0}) = kInf;
+    check(place(c), "q_scale", at);
+  }
+  {
+    Case c(AttentionProblem::parse("attention q=f8e4m3 q_scale b=2 hq=4 hk=2 sq=5 sk=9 d=8 ragged_q=7"), 3);
+    c.q_scale.at({6, 2, 0}) = kNan;
+    check(place(c), "q_scale", {6, 2, 0});
+  }
+  {
     Case c = attention_case("");
     c.k.at({1, 0, 6, 7}) = kNan;
     c.v.at({1, 0, 3, 2}) = kNan;
