@@ -137,7 +137,7 @@ void choose_args(Arguments& g, Choices& c) {
   const std::int64_t b = c.below(4), hk = c.below(3) + (c.one_in(16) ? 0 : 1), hq = hk * (1 + c.below(3));
   const std::int64_t d = c.one_in(4) ? c.below(40) : 1 + c.below(8), dv = c.below(2) ? d : 1 + c.below(9);
   std::int64_t sq = c.below(7), sk = c.one_in(3) ? sq : c.below(9);
-  const DType q_type = some_type(c), out_type = some_type(c);
+  const DType q_type = c.one_in(6) ? DType::f8e4m3 : some_type(c), out_type = some_type(c);
   AttentionArgs& args = g.args;
   if (c.one_in(3)) {  // ragged queries
     const auto rows = borders(c, b);
@@ -150,6 +150,10 @@ void choose_args(Arguments& g, Choices& c) {
     args.q = floats(g, c, {b, hq, sq, d}, q_type);
     args.out = output(g, {b, hq, sq, dv}, out_type);
     if (c.one_in(3)) args.lse = output(g, {b, hq, sq});
+  }
+  if (q_type == DType::f8e4m3 && c.below(2)) {
+    const auto maybe = [&](int dim) { return c.below(2) ? args.q.shape[static_cast<std::size_t>(dim)] : 1; };
+    args.q_scale = args.q.ndim == 3 ? floats(g, c, {maybe(0), hq, 1}) : floats(g, c, {maybe(0), hq, maybe(2), 1});
   }
   sk = choose_keys(g, c, b, hk, sq, sk, d, dv);
   if (args.kv.kind == KvSource::Kind::gathered && !c.one_in(8)) {  // else something is refused most of the time
@@ -243,6 +247,7 @@ void check(Arguments& g, Choices c) {
     call.outputs = {&b.dq, &b.dk, &b.dv, &b.dbias, &b.dsinks, &b.dalibi};
     call.run = [&b] { attention_backward(b, fuzz_context()); };
   } else {
+    call.inputs.push_back(&g.args.q_scale);
     call.outputs = {&g.args.out, &g.args.lse};
     call.run = [&g] { attention(g.args, fuzz_context()); };
   }
