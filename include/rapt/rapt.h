@@ -112,8 +112,8 @@ RAPT_API rapt_status rapt_tensor_contiguous(rapt_tensor* tensor, void* data, int
 typedef struct rapt_attention_args {
   size_t struct_size; /* sizeof(rapt_attention_args) as the caller was compiled */
 
-  /* q, k, v and out are f32, bf16 or f16; k and v agree, q and out may differ from them and from each other. k and v
-   * may also be quantised: i8, f8e4m3, f8e5m2 or i4x2 (d / 2 and dv / 2 bytes in place of elements). */
+  /* q, k, v and out are f32, bf16 or f16; k and v agree, q and out may differ from them and from each other. q may also
+   * be f8e4m3, k and v quantised: i8, f8e4m3, f8e5m2 or i4x2 (d / 2 and dv / 2 bytes in place of elements). */
   rapt_tensor q;   /* [b, hq, sq, d]; with cu_seqlens_q [total_q, hq, d] */
   rapt_tensor k;   /* shape by kv_kind */
   rapt_tensor v;   /* shape by kv_kind */
@@ -162,6 +162,10 @@ typedef struct rapt_attention_args {
   /* Optional, beside a quantised k: the last columns of keys, which are not quantised. f32, bf16 or f16, k's shape with
    * their number for d; q's d is that of k and these. */
   rapt_tensor k_tail;
+
+  /* Optional, of f8e4m3 queries: an element x counts as x * q_scale. f32 [b, hq, sq, 1] ([total_q, hq, 1]); sizes of 1
+   * in b (total_q) and sq broadcast. */
+  rapt_tensor q_scale;
 } rapt_attention_args;
 
 /* Arguments with nothing given. Inline, so that struct_size is the caller's. */

@@ -186,6 +186,8 @@ static void test_refusals(void) {
   CHECK_BAD(f.args.dalibi.ndim = 5, "dalibi");
   CHECK_BAD(memset(&f.forward.args.alibi, 0, sizeof f.forward.args.alibi), "dalibi");
   CHECK_BAD(f.args.dq.data = f.forward.q, "dq");
+  CHECK_BAD(f.forward.args.q.dtype = RAPT_F8E4M3, "q");
+  CHECK_BAD(f.forward.args.q_scale = contiguous(f.forward.k, RAPT_F32, 4, 1, HQ, 1, 1), "q_scale");
 }
 
 /* Structures of other versions: an older caller's lacks gradients, a newer one's may have zeros more. */

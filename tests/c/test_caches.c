@@ -1,5 +1,6 @@
 /* Caches: pages, rings and quantised keys and values give what the same numbers give as plain f32 tensors. */
 #include <math.h>
+#include <stddef.h>
 #include <stdlib.h>
 
 #include "check.h"
@@ -140,6 +141,41 @@ static void test_tail(void) {
   CHECK_REFUSED(rapt_attention(&coded, NULL), "kv.k_tail");
 }
 
+/* Queries of f8e4m3, as they are and with scales of rows or of heads, against f32 queries that mean the same. */
+static void test_queries(int scales_of_rows, int scales_of_heads) {
+  fixture f;
+  static uint8_t q[B * HQ * SQ * D];
+  float scale[B * HQ * SQ];
+  fixture_init(&f);
+  fill_codes(q, sizeof q, RAPT_F8E4M3, 24);
+  fill(scale, B * HQ * SQ, 25);
+  rapt_attention_args coded = f.args;
+  coded.q = contiguous(q, RAPT_F8E4M3, 4, B, HQ, SQ, D);
+  if (scales_of_rows) coded.q_scale = contiguous(scale, RAPT_F32, 4, B, HQ, SQ, 1);
+  if (scales_of_heads) coded.q_scale = contiguous(scale, RAPT_F32, 4, 1, HQ, 1, 1);
+  for (int row = 0; row < B * HQ * SQ; ++row) {
+    const float own = scales_of_rows ? scale[row] : scales_of_heads ? scale[row / SQ % HQ] : 1;
+    for (int i = 0; i < D; ++i) f.q[row * D + i] = decode(q + row * D, i, RAPT_F8E4M3) * own;
+  }
+  CHECK_OK(rapt_attention(&coded, NULL));
+  CHECK(reference_error(&f.args) < 4 * kTolerance);
+  char text[256];
+  CHECK_OK(rapt_problem_text(&coded, text, sizeof text, NULL));
+  CHECK(strstr(text, " q=f8e4m3") != NULL);
+  CHECK((strstr(text, " q_scale") != NULL) == (scales_of_rows || scales_of_heads));
+
+  /* A caller of a version without scales of queries. */
+  rapt_plan* plan = NULL;
+  coded.struct_size = offsetof(rapt_attention_args, q_scale);
+  CHECK_OK(rapt_problem_text(&coded, text, sizeof text, NULL));
+  CHECK(strstr(text, " q_scale") == NULL);
+  coded.struct_size = sizeof coded;
+  CHECK_OK(rapt_plan_create(&coded, NULL, &plan));
+  CHECK_OK(rapt_plan_run(plan, &coded, NULL, 0));
+  CHECK(reference_error(&f.args) < 4 * kTolerance);
+  rapt_plan_destroy(plan);
+}
+
 /* Every token has the list of all keys, backwards and with gaps; then the first is left with three, one of them twice.
  */
 static void test_gathered(void) {
@@ -231,5 +267,8 @@ void test_caches(void) {
   test_pages(RAPT_F8E5M2, 1, 0);
   test_ring();
   test_tail();
+  test_queries(0, 0);
+  test_queries(1, 0);
+  test_queries(0, 1);
   test_gathered();
 }

@@ -29,6 +29,9 @@ static void test_bad_fields(void) {
   CHECK_BAD((f.args.k.dtype = RAPT_I8, f.args.v.dtype = RAPT_I8), "kv.k_scale");
   CHECK_BAD(f.args.k_scale = contiguous(f.q, RAPT_F32, 4, 1, HK, 1, 1), "kv.k_scale"); /* f32 has none */
   CHECK_BAD(f.args.v_zero = contiguous(f.q, RAPT_F32, 4, 1, HK, 1, 1), "kv.v_zero");
+  CHECK_BAD(f.args.q_scale = contiguous(f.k, RAPT_F32, 4, 1, HQ, 1, 1), "q_scale"); /* nor have queries of f32 */
+  CHECK_BAD(f.args.q_scale.dtype = (f.args.q_scale.ndim = 1, -1), "q_scale.dtype");
+  CHECK_BAD(f.args.q.dtype = RAPT_F8E5M2, "q");
   CHECK_BAD(f.args.k_zero.dtype = (f.args.k_zero.ndim = 1, -1), "kv.k_zero.dtype");
   CHECK_BAD(f.args.align = 4, "score.align");
   CHECK_BAD(f.args.q.ndim = 5, "q");

@@ -43,6 +43,7 @@ rapt::AttentionArgs rapt::c::to_attention_args(const rapt_attention_args* given)
   args.score = to_score(a);
   args.lse = to_view(a.lse, "lse");
   args.cu_seqlens_q = to_view(a.cu_seqlens_q, "cu_seqlens_q");
+  args.q_scale = to_view(a.q_scale, "q_scale");
   return args;
 }
 

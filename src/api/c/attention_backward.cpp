@@ -8,6 +8,8 @@ using namespace rapt::c;
 rapt::AttentionBackwardArgs to_args(const rapt_attention_backward_args* given) {
   const rapt_attention_backward_args a = known_part(deref(given, "args"), "rapt_attention_backward_args");
   const rapt::AttentionArgs forward = to_attention_args(&deref(a.forward, "forward"));
+  if (forward.q_scale)
+    throw rapt::Error("q_scale", "scales of queries", "queries of f32, bf16 or f16, which have none");
   rapt::AttentionBackwardArgs args;
   args.q = forward.q;
   args.kv = forward.kv;
