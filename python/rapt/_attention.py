@@ -35,6 +35,7 @@ def attention(
     ring: bool = False,
     indices: Array | None = None,
     counts: Array | None = None,
+    q_scale: Array | None = None,
     k_scale: Array | None = None,
     v_scale: Array | None = None,
     k_zero: Array | None = None,
@@ -53,8 +54,9 @@ def attention(
 
     Shapes: b batch, hq query heads, hk key heads (a divisor of hq), sq and sk rows, d and dv head sizes.
 
-    q, k, v         [b, hq, sq, d], [b, hk, sk, d], [b, hk, sk, dv] of float32, bfloat16 or float16. k and v are of one
-                    type, which may also be int8, float8_e4m3fn, float8_e5m2 or, with kv_dtype, uint8.
+    q, k, v         [b, hq, sq, d], [b, hk, sk, d], [b, hk, sk, dv] of float32, bfloat16 or float16. q may also be
+                    float8_e4m3fn. k and v are of one type, which may also be int8, float8_e4m3fn, float8_e5m2 or, with kv_dtype,
+                    uint8.
     causal          Row i attends keys up to i + offset.
     align           Where query row 0 sits among the keys, if lengths differ and it matters: "top_left" (offset 0, as
                     PyTorch's is_causal), "bottom_right" (sk - sq, as a cache of keys wants it) or the offset.
@@ -81,6 +83,8 @@ def attention(
                     counts as often as it is listed; indices of sk or more are refused. Takes no causal, align, window,
                     mask, bias, alibi or dropout_p: which keys a token may see is up to its list.
     counts          int32 or int64 [b, sq], with indices: how many of the n count, from the first on. n if not given.
+    q_scale         float32, of float8_e4m3fn queries: [b, hq, sq, 1], with cu_seqlens_q [total_q, hq, 1], where batch (total_q) and
+                    rows may be 1. An element of q counts as element * q_scale; without scales as it is.
     k_scale, ...    float32 scales, and zeros, of quantised k and v: k's (v's) shape with groups for d (dv), where batch
                     (pages) and rows may be 1. An element counts as (element - zero) * scale. int8 and "i4x2" need
                     scales; 8-bit floats may do without.
@@ -105,8 +109,8 @@ def attention(
     on PyTorch's current stream; causal, window and alibi need `align` wherever lengths are given; k and v may be
     neither quantised nor gathered.
 
-    Returns a C-contiguous array of q's type: PyTorch's for its tensors, else NumPy's (bfloat16 by ml_dtypes). A row that
-    attends no key is 0. Raises TypeError or ValueError, naming the argument, before anything is written.
+    Returns a C-contiguous array of q's type, bfloat16 for float8_e4m3fn: PyTorch's for its tensors, else NumPy's (bfloat16 by
+    ml_dtypes). A row that attends no key is 0. Raises TypeError or ValueError, naming the argument, before anything is written.
     Releases the GIL. Has no backward: see rapt.torch.
     """
     check_lists(indices, counts)
@@ -114,7 +118,7 @@ def attention(
         return_lse = truth("return_lse", return_lse)
     return _core.attention(
         *(q, k, v, causal, align, window, scale, mask, bias, softcap, alibi, sinks, cu_seqlens_q, cu_seqlens_k),
-        *(block_table, cache_seqlens, ring, indices, counts, k_scale, v_scale, k_zero, v_zero, k_tail, kv_dtype),
+        *(block_table, cache_seqlens, ring, indices, counts, q_scale, k_scale, v_scale, k_zero, v_zero, k_tail, kv_dtype),
         *(dropout_p, seed, offset, out, return_lse, threads, isa),
     )
 

@@ -70,6 +70,7 @@ def flash_mla_with_kvcache(
     tensors = {"q": q, "k_cache": k_cache, "block_table": block_table, "cache_seqlens": cache_seqlens, "indices": indices}
     _check(tensors | {"attn_sink": attn_sink, "topk_length": topk_length})
     _check_given(q=q, k_cache=k_cache)
+    _check_numbers("q", q)
     causal, is_fp8_kvcache = truth("causal", causal), truth("is_fp8_kvcache", is_fp8_kvcache)
     head_dim_v, softmax_scale = integer("head_dim_v", head_dim_v), finite("softmax_scale", softmax_scale)
     if is_fp8_kvcache:
@@ -160,7 +161,7 @@ def flash_mla_sparse_fwd(
     d_v, factor = integer("d_v", d_v), finite("sm_scale", sm_scale)
     if factor is None:
         raise TypeError("sm_scale: got None; wanted a number")
-    _check_numbers("kv", kv)
+    _check_numbers("q", q), _check_numbers("kv", kv)
     if indexer_topk != 0:
         raise ValueError(f"indexer_topk: got {indexer_topk}; wanted 0: an lse of a list's beginning is not supported")
     _check_dims("q", q, "[sq, hq, d]")

@@ -109,7 +109,7 @@ def sparse_attention(
     for name, x in (("q", q), ("k", k), ("v", v), ("indices", indices)):
         if x is None:  # rapt.attention would take it for all keys
             raise TypeError(f"{name}: got None; wanted a tensor")
-    for name, x in (("k", k), ("v", v)):
+    for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dtype not in _DTYPES:
             wanted = "torch.float32, torch.bfloat16 or torch.float16 (rapt.attention takes quantised ones)"
             raise TypeError(f"{name}: got {x.dtype}; wanted {wanted}")

@@ -15,8 +15,8 @@ namespace {
 
 constexpr const char* kArray = "a NumPy array, a PyTorch tensor or an array with __dlpack__";
 constexpr const char* kTypes =
-    "float32, bfloat16, float16 (caches: int8, float8_e4m3fn, float8_e5m2, or uint8 with kv_dtype; masks: bool; "
-    "lengths: int32, int64)";
+    "float32, bfloat16, float16 (queries: float8_e4m3fn; caches: int8, float8_e4m3fn, float8_e5m2, or uint8 with "
+    "kv_dtype; masks: bool; lengths: int32, int64)";
 
 #ifdef RAPT_HAVE_CUDA
 constexpr bool kHaveCuda = true;

@@ -78,25 +78,33 @@ void repeat(TensorView& t, std::size_t dim, std::int64_t size) {
   t.strides[dim] = 0;
 }
 
-// A new array of `like`'s library, and its view: PyTorch's for its tensors, else NumPy's. Of its type, or of float32.
-nb::object empty_like(nb::handle like, const TensorView& its, const std::vector<std::int64_t>& sizes, bool f32,
+// What results have whose type is not that of the queries.
+enum class Own { none, float32, bfloat16 };
+
+// A new array of `like`'s library, and its view: PyTorch's for its tensors, else NumPy's. Of its type, or of `own`.
+nb::object empty_like(nb::handle like, const TensorView& its, const std::vector<std::int64_t>& sizes, Own own,
                       MutableTensorView& view) {
   nb::object made;
   const Torch* torch = loaded_torch();
   if (torch != nullptr && torch->is_plain(like)) {
-    const bool alike = !f32 &&
+    const bool alike = own == Own::none &&
                        std::equal(sizes.begin(), sizes.end(), its.shape.begin(), its.shape.begin() + its.ndim) &&
                        its.strides == Layout(sizes).strides;
-    made = alike ? new_like(like) : new_empty(like, sizes, f32);
+    made = alike ? new_like(like)
+                 : new_empty(like, sizes,
+                             own == Own::float32    ? torch->float32
+                             : own == Own::bfloat16 ? torch->bfloat16
+                                                    : nb::handle());
     view = new_view(*torch, made);
     return made;
   }
-  if (is_ndarray(like)) {
+  if (is_ndarray(like) && own != Own::bfloat16) {
     const nb::handle empty = once([] { return held(nb::module_::import_("numpy").attr("empty")); });
-    made = f32 ? empty(tuple_of(sizes), "float32") : empty(tuple_of(sizes), like.attr("dtype"));
+    made = own == Own::float32 ? empty(tuple_of(sizes), "float32") : empty(tuple_of(sizes), like.attr("dtype"));
   } else {
     const nb::object other = nb::module_::import_("rapt._arrays").attr("empty_like");
-    made = f32 ? other("q", like, tuple_of(sizes), "float32") : other("q", like, tuple_of(sizes));
+    made = own == Own::none ? other("q", like, tuple_of(sizes))
+                            : other("q", like, tuple_of(sizes), own == Own::float32 ? "float32" : "bfloat16");
   }
   view = array("out", made, {.writable = true}).view;
   return made;
@@ -125,6 +133,7 @@ AttentionArgs inputs_of(Arrays& arrays, const AttentionArguments& a) {
   };
   AttentionArgs args;
   args.q = arrays.take("q", a.q, {.shaped = true});
+  args.q_scale = take("q_scale", a.q_scale, Elements::f32);
   const KvCache cache = cache_of(
       arrays, {a.k, a.v, a.block_table, a.ring, a.k_scale, a.v_scale, a.k_zero, a.v_zero, a.k_tail, a.kv_dtype}, false);
   const TensorView cu_seqlens_k = take("cu_seqlens_k", a.cu_seqlens_k, Elements::integers),
@@ -164,13 +173,13 @@ class Call {
     const int with_lse = PyObject_IsTrue(a.return_lse.ptr());
     if (with_lse < 0) throw nb::python_error();
     if (with_lse == 1) {
-      lse_ = empty_like(a.q, args_.q, shape, true, args_.lse);
+      lse_ = empty_like(a.q, args_.q, shape, Own::float32, args_.lse);
     }
     if (a.out.is_none()) {
       const TensorView& v = args_.kv.v;
       const std::int64_t size = v.shape[static_cast<std::size_t>(v.ndim - 1)];
       shape.push_back(v.dtype == DType::i4x2 ? 2 * size : size);
-      out_ = empty_like(a.q, args_.q, shape, false, args_.out);
+      out_ = empty_like(a.q, args_.q, shape, args_.q.dtype == DType::f8e4m3 ? Own::bfloat16 : Own::none, args_.out);
     } else {
       out_ = nb::borrow(a.out);
       args_.out = arrays_.take("out", a.out, {.writable = true});

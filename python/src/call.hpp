@@ -25,8 +25,8 @@ std::optional<Dropout> dropout_of(nb::handle p, nb::handle seed, nb::handle offs
 /// The arguments of rapt.attention, in its order.
 struct AttentionArguments {
   nb::handle q, k, v, causal, align, window, scale, mask, bias, softcap, alibi, sinks, cu_seqlens_q, cu_seqlens_k,
-      block_table, cache_seqlens, ring, indices, counts, k_scale, v_scale, k_zero, v_zero, k_tail, kv_dtype, dropout_p,
-      seed, offset, out, return_lse, threads, isa;
+      block_table, cache_seqlens, ring, indices, counts, q_scale, k_scale, v_scale, k_zero, v_zero, k_tail, kv_dtype,
+      dropout_p, seed, offset, out, return_lse, threads, isa;
 };
 
 /// rapt.attention: `out`, or (out, lse). Refuses what cannot be read (TypeError, ValueError); the library checks the

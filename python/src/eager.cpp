@@ -210,7 +210,7 @@ class SdpaCall {
     views_.out = new_view(torch_, out);
     if (with_lse) {
       const auto rank = static_cast<std::size_t>(views_.q.ndim);
-      lse = new_empty(query, std::span(views_.q.shape).first(rank - 1), true);
+      lse = new_empty(query, std::span(views_.q.shape).first(rank - 1), torch_.float32);
       views_.lse = new_view(torch_, lse);
     }
     return runs(sdpa_args(views_, factor_, causal_));

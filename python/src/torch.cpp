@@ -44,6 +44,7 @@ const Torch* loaded_torch() {
   found->is_grad_enabled = held(torch.attr("is_grad_enabled"));
   found->get_num_threads = held(torch.attr("get_num_threads"));
   found->float32 = held(torch.attr("float32"));
+  found->bfloat16 = held(torch.attr("bfloat16"));
   found->increment_version = held(torch.attr("autograd").attr("graph").attr("increment_version"));
   known_torch = found;
   read_torch_by_table(by_table);
@@ -74,11 +75,11 @@ void* torch_stream(Device device) {
   return reinterpret_cast<void*>(nb::cast<std::uintptr_t>(current(device.index)));
 }
 
-nb::object new_empty(nb::handle tensor, std::span<const std::int64_t> sizes, bool f32) {
-  static PyObject *const name = interned("new_empty"), *const dtype = PyTuple_Pack(1, interned("dtype"));
+nb::object new_empty(nb::handle tensor, std::span<const std::int64_t> sizes, nb::handle dtype) {
+  static PyObject *const name = interned("new_empty"), *const names = PyTuple_Pack(1, interned("dtype"));
   const nb::object shape = tuple_of(sizes);
-  const std::array<PyObject*, 3> arguments{tensor.ptr(), shape.ptr(), loaded_torch()->float32.ptr()};
-  return checked(PyObject_VectorcallMethod(name, arguments.data(), 2, f32 ? dtype : nullptr));
+  const std::array<PyObject*, 3> arguments{tensor.ptr(), shape.ptr(), dtype.ptr()};
+  return checked(PyObject_VectorcallMethod(name, arguments.data(), 2, dtype.is_valid() ? names : nullptr));
 }
 
 nb::object new_like(nb::handle tensor) {

@@ -18,7 +18,7 @@ namespace nb = nanobind;
 struct Torch {
   nb::handle tensor, parameter;  ///< types
   nb::handle is_neg;             ///< Tensor.is_neg
-  nb::handle empty_like, is_grad_enabled, get_num_threads, increment_version, float32;
+  nb::handle empty_like, is_grad_enabled, get_num_threads, increment_version, float32, bfloat16;
   /// Fills a description of a tensor's memory without allocating any; null before PyTorch 2.10.
   int (*read)(void* tensor, nb::dlpack::dltensor* to) = nullptr;
   /// The stream of a DLPack device that work is queued on; likewise.
@@ -42,8 +42,8 @@ int torch_threads(const Torch& torch);  ///< torch.get_num_threads()
 /// The cudaStream_t that PyTorch queues work on `device` on; null for the CPU.
 void* torch_stream(Device device);
 
-/// tensor.new_empty(sizes), or tensor.new_empty(sizes, dtype=torch.float32)
-nb::object new_empty(nb::handle tensor, std::span<const std::int64_t> sizes, bool f32 = false);
+/// tensor.new_empty(sizes), or tensor.new_empty(sizes, dtype=dtype)
+nb::object new_empty(nb::handle tensor, std::span<const std::int64_t> sizes, nb::handle dtype = {});
 /// torch.empty_like(tensor), in half the time of new_empty.
 nb::object new_like(nb::handle tensor);
 

@@ -38,6 +38,16 @@ TEST_CASE("cost: bytes of what some row sees", "[api]") {
   CHECK(cost_of(c.args()).bytes == 2 * (2 * 4 * 2 * 8) + 2 * (2 * 2 * 4 * 8));
 }
 
+TEST_CASE("cost: scales of queries are read where they are, once for a row or fewer times", "[api]") {
+  const std::string words = "attention q=f8e4m3 b=2 hq=4 hk=2 sq=3 sk=10 d=8";
+  Case none(AttentionProblem::parse(words)), of_rows(AttentionProblem::parse(words + " q_scale"), 3),
+      of_heads(AttentionProblem::parse(words + " q_scale"), 4);
+  const double bytes = cost_of(none.args()).bytes;
+  CHECK(bytes == 1 * (2 * 4 * 3 * 8) + 4 * (2 * 2 * 10 * 16) + 4 * (2 * 4 * 3 * 8));
+  CHECK(cost_of(of_rows.args()).bytes == bytes + 4 * (2 * 4 * 3));
+  CHECK(cost_of(of_heads.args()).bytes == bytes + 4 * 4);
+}
+
 TEST_CASE("cost: gathered keys count once for each row that lists them, and are read once", "[api]") {
   Case c(AttentionProblem::parse("attention b=1 hq=2 hk=1 sq=2 sk=3 d=8 gathered"), 1);
   const std::int64_t rows[] = {4, 4, -1, 0, 4, 2};

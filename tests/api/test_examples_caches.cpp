@@ -112,6 +112,47 @@ TEST_CASE("guide: generating over a cache", "[examples]") {
   }
 }
 
+TEST_CASE("guide: queries of 8 bits", "[examples]") {
+  constexpr std::int64_t sq = 5, sk = 20;
+  const auto codes = [](std::int64_t count, int seed) {
+    std::vector<std::uint8_t> made;
+    for (const float x : random_floats(count, seed))
+      made.push_back(static_cast<std::uint8_t>((x < 0 ? 0x80 : 0) | static_cast<int>(std::abs(x) * 0x37)));  // below 1
+    return made;
+  };
+  const auto numbers = [](const std::vector<std::uint8_t>& from, const std::vector<float>& scales) {
+    std::vector<float> made;
+    for (std::size_t i = 0; i < from.size(); ++i) {
+      const int code = from[i], exponent = code >> 3 & 15, fraction = code & 7;
+      const float x = exponent ? std::ldexp(8.f + static_cast<float>(fraction), exponent - 10)
+                               : std::ldexp(static_cast<float>(fraction), -9);
+      made.push_back((code & 0x80 ? -x : x) * scales[i / (from.size() / scales.size())]);
+    }
+    return made;
+  };
+  const auto q_codes = codes(hq * sq * d, 91), k_codes = codes(hk * sk * d, 92), v_codes = codes(hk * sk * d, 93);
+  const std::vector<float> q_scales{0.5f, 1.5f, 2.f, 0.7f}, k_scales{1.25f, 0.6f}, v_scales{0.9f, 1.1f};
+  REQUIRE(q_scales.size() == hq);
+  REQUIRE(k_scales.size() == hk);
+  std::vector<float> out(hq * sq * d, NAN);
+  {
+    rapt::AttentionArgs args;
+    args.q = {q_codes.data(), rapt::DType::f8e4m3, {1, hq, sq, d}};
+    args.q_scale = {q_scales.data(), {1, hq, 1, 1}};
+    args.kv = rapt::KvSource::strided({k_codes.data(), rapt::DType::f8e4m3, {1, hk, sk, d}},
+                                      {v_codes.data(), rapt::DType::f8e4m3, {1, hk, sk, d}})
+                  .quantized({k_scales.data(), {1, hk, 1, 1}}, {v_scales.data(), {1, hk, 1, 1}});
+    args.out = {out.data(), {1, hq, sq, d}};
+    rapt::attention(args);
+  }
+  const auto q = numbers(q_codes, q_scales), k = numbers(k_codes, k_scales), v = numbers(v_codes, v_scales);
+  for (std::int64_t i = 0; i < hq * sq; ++i) {
+    const std::int64_t head = i / sq / (hq / hk) * sk * d;
+    check_row(out.data() + i * d,
+              one_row(q.data() + i * d, k.data() + head, v.data() + head, sk, d, [](auto) { return true; }));
+  }
+}
+
 TEST_CASE("guide: prefill and decode in one call", "[examples]") {
   constexpr std::int64_t room = 32;
   // The second sequence has 20 keys in the cache, the first has none; the new rows lie end to end.

@@ -18,7 +18,7 @@ SIZES = ("b", "hq", "hk", "sq", "sk", "d", "dv")
 OTHER_KEYS = """q kv out window align scale softcap bias bias_dtype mask dropout ragged_q ragged_k page groups k_groups v_groups tail
     tail_dtype device""".split()
 OTHER_OPERATIONS = ("append_kv", "merge_states", "attention_backward", "delta_rule", "delta_rule_backward", "index_scores", "select_topk")
-OTHER_FLAGS = "alibi sinks lse seqlens ring gathered latent zeros".split()
+OTHER_FLAGS = "alibi sinks lse seqlens ring gathered latent zeros head_scales q_scale".split()
 _FOLDER = Path(__file__).parent / "sets"
 NAMES = sorted(file.stem for file in _FOLDER.glob("*.txt"))
 
