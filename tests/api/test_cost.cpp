@@ -1,5 +1,6 @@
 // cost_of() against numbers that were counted by hand.
 #include <limits>
+#include <string>
 
 #include "rapt/rapt.hpp"
 #include "support/case.hpp"

@@ -70,7 +70,9 @@ class Bench(CliTest):
                  "kv=i8 k_groups=2 v_groups=4 zeros sk=40 seqlens page=1": 4 * rows + 3 * 2 * 40 * (24 + 2 * 6 * 4),
                  "kv=i8 groups=2 tail=4 tail_dtype=bf16 sk=40": 4 * rows + 3 * 2 * 40 * (20 + 4 * 2 + 2 * 2 * 4),
                  "kv=i8 groups=2 tail=8 latent sk=40": 4 * rows + 3 * 2 * 40 * (8 + 8 * 4 + 2 * 4),
-                 "kv=i4x2 groups=4 sk=40": 4 * rows + 3 * 2 * 40 * (12 + 2 * 4 * 4)}
+                 "kv=i4x2 groups=4 sk=40": 4 * rows + 3 * 2 * 40 * (12 + 2 * 4 * 4),
+                 "kv=f8e4m3 groups=1 head_scales sk=40": 4 * rows + 3 * 2 * (40 * 24 + 2 * 4),
+                 "q=f8e4m3 q_scale kv=f8e4m3 out=bf16 sk=40": 3 * 4 * (16 + 4 + 8 * 2) + 3 * 2 * 40 * 24}
         _, document = self.bench(*(word for case in cases for word in ("--problem", f"{shape} {case}")))
         self.assertEqual([row["bytes"] for row in document["benchmarks"]], list(cases.values()))
         # Rows of a sequence that see keys in common read them once.

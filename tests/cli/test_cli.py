@@ -166,8 +166,8 @@ class Check(CliTest):
     def test_default_list(self):
         text = self.run_ok("check")
         self.assertIn(" 0 wrong, 0 skipped", text)
-        for word in ("page=1 ", "page=16 ", "ring ", "kv=i8 ", "kv=f8e4m3 ", "kv=f8e5m2 ", "kv=i4x2 ", "zeros ", "sinks of -10", "scale of 1e38",
-                     "given_scales ", "values_are_keys ", "append_kv new=", "merge_states rows=", "attention_backward b=",
+        for word in ("page=1 ", "page=16 ", "ring ", "kv=i8 ", "kv=f8e4m3 ", "kv=f8e5m2 ", "kv=i4x2 ", "zeros ", "q=f8e4m3 ", " head_scales q_scale ",
+                     "sinks of -10", "scale of 1e38", "given_scales ", "values_are_keys ", "append_kv new=", "merge_states rows=", "attention_backward b=",
                      "attention_backward dtype=bf16", " dbias", " dsinks", " dalibi", " dlse", "grads=kv", "delta_rule rule=", "decay=channel ", " gate ",
                      " slots", "steps=4", "index_scores dtype=bf16", "index_scores q=bf16 k=f8e4m3", " linear ", " ranges ", " topk=", "select_topk rows="):
             self.assertIn(word, text)
