@@ -391,7 +391,7 @@ GAPS = torch.zeros(5, 8, 1, 658, dtype=torch.uint8)[..., :656]
         (decode, {"head_dim_v": 577}, ValueError, "head_dim_v: got 577"),
         (decode, {"q": numbers(2, 4, 576)}, ValueError, r"q: got shape \[2, 4, 576\]"),
         (decode, {"q": numbers(2, 1, 4, 512)}, ValueError, r"q: got shape .*; wanted 576 columns, as k_cache has"),
-        (decode, {"q": numbers(2, 1, 4, 576).double()}, TypeError, "q: got dtype torch.float64"),
+        (decode, {"q": numbers(2, 1, 4, 576).double()}, TypeError, "q: got torch.float64; wanted torch.bfloat16, torch.float16 or torch.float32"),
         (decode, {"k_cache": numbers(5, 8, 3, 576)}, ValueError, "k_cache: got 3 heads for 4 query heads"),
         (decode, {"softmax_scale": float("nan")}, ValueError, "softmax_scale: got nan"),
         (decode, {"softmax_scale": "1"}, TypeError, "softmax_scale: got '1'"),
