@@ -386,7 +386,8 @@ TEST_CASE("validation: extreme sizes and strides that nothing steps by", "[unit]
   // Strides of dimensions of one element may be anything, in every kernel and every tensor.
   for (const char* words :
        {"sk=1 hq=6 hk=2 sq=3", "sk=1 hq=3 sq=1", "sk=1 page=1 seqlens hq=6 hk=2 sq=2",
-        "sk=1 ring seqlens hq=4 hk=2 sq=1", "sk=9 hq=1 sq=1 dv=1", "sk=1 kv=i8 groups=1 hq=3 sq=2 tail=1"}) {
+        "sk=1 ring seqlens hq=4 hk=2 sq=1", "sk=9 hq=1 sq=1 dv=1", "sk=1 kv=i8 groups=1 hq=3 sq=2 tail=1",
+        "q=f8e4m3 q_scale sk=9 hq=1 sq=5", "q=f8e4m3 q_scale sk=9 hq=2 sq=1"}) {
     Case c(AttentionProblem::parse("attention b=2 d=16 lse " + std::string(words)), 4);
     for (const std::string& entry : every_entry(c.problem)) {
       INFO(entry << ": " << words);
@@ -396,7 +397,7 @@ TEST_CASE("validation: extreme sizes and strides that nothing steps by", "[unit]
           for (std::size_t i = 0; i < static_cast<std::size_t>(view.ndim); ++i)
             if (view.shape[i] == 1 && stride != 0) view.strides[i] = stride;
         };
-        spoil(args.q), spoil(args.kv.k), spoil(args.kv.v), spoil(args.out), spoil(args.lse);
+        spoil(args.q), spoil(args.q_scale), spoil(args.kv.k), spoil(args.kv.v), spoil(args.out), spoil(args.lse);
         spoil(args.kv.k_scale), spoil(args.kv.v_scale), spoil(args.kv.k_tail), spoil(args.kv.seqlens),
             spoil(args.kv.block_table);
         c.poison_outputs();

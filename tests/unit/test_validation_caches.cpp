@@ -7,6 +7,7 @@ using namespace rapt::testing;
 namespace {
 
 const Member kCacheMembers[] = {
+    {"q_scale", [](AttentionArgs& a) -> Layout& { return a.q_scale; }},
     {"kv.seqlens", [](AttentionArgs& a) -> Layout& { return a.kv.seqlens; }},
     {"kv.block_table", [](AttentionArgs& a) -> Layout& { return a.kv.block_table; }},
     {"kv.k_scale", [](AttentionArgs& a) -> Layout& { return a.kv.k_scale; }},
@@ -15,7 +16,7 @@ const Member kCacheMembers[] = {
     {"kv.v_zero", [](AttentionArgs& a) -> Layout& { return a.kv.v_zero; }},
 };
 const char* const kPaged = "sk=12 page=4 seqlens";
-const char* const kAllPaged = "sk=12 page=4 seqlens kv=i8 groups=2 zeros";
+const char* const kAllPaged = "sk=12 page=4 seqlens q=f8e4m3 q_scale kv=i8 groups=2 zeros";
 
 }  // namespace
 
