@@ -161,7 +161,8 @@ def flash_mla_sparse_fwd(
     d_v, factor = integer("d_v", d_v), finite("sm_scale", sm_scale)
     if factor is None:
         raise TypeError("sm_scale: got None; wanted a number")
-    _check_numbers("q", q), _check_numbers("kv", kv)
+    _check_numbers("q", q)
+    _check_numbers("kv", kv)
     if indexer_topk != 0:
         raise ValueError(f"indexer_topk: got {indexer_topk}; wanted 0: an lse of a list's beginning is not supported")
     _check_dims("q", q, "[sq, hq, d]")
