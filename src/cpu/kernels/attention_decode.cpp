@@ -50,7 +50,13 @@ void make_panel(DecodeItem& item, std::int64_t i, std::int64_t r, std::int64_t r
   for (std::int64_t lane = stride; lane < kLanes; ++lane) panel.row[lane] = panel.row[lane - stride];
   with_row_tiles(rows, [&](auto tile_rows, std::int64_t r0) {
     for (int lane = 0; lane < tile_rows; ++lane) {
-      pack_query(item.head, panel.row[r0 + lane], w.q_row);
+      const Row& row = panel.row[r0 + lane];
+      if (p.q_type == DType::f8e4m3) pack_coded_query(item.head, row, w.q_row);
+      else
+        with_float_type(p.q_type, [&](auto element) {
+          const auto* q = static_cast<const decltype(element)*>(p.q);
+          pack_row(q + row_at(p.q_stride, item.head, row), p.q_stride.d, p.d, w.q_row);
+        });
       if (item.deinterleaves_keys()) deinterleave(w.q_row, p.d);
       float* q = w.q + (at + r0) * w.q_stride + lane * kLanes;
       for (std::int64_t c = 0; c < item.d; c += kLanes, q += tile_rows * kLanes) {

@@ -260,7 +260,11 @@ void sweep(const Head& head, Panel* panels, std::int64_t count, bool isolate_non
     std::int64_t visit_of_block = 0;
     for (std::int64_t i = 0; i < count; ++i) {
       Panel& panel = panels[i];
-      if (k0 <= first) pack_queries(head, panel);
+      if (k0 <= first && p.q_type == DType::f8e4m3) pack_coded_queries(head, panel);
+      else if (k0 <= first)
+        with_float_type(p.q_type, [&](auto element) {
+          pack_rows(static_cast<const decltype(element)*>(p.q), p.q_stride, p.d, head, panel, panel.qt);
+        });
       if ((k0 - head.low / kBlockK * kBlockK) % kRunKeys == 0) join(panel, p.dv);
       if (!sees(panel, k0)) continue;
       const auto visit_panel = [&](Upcoming* fetched) {

@@ -6,18 +6,12 @@
 
 namespace rapt::cpu::RAPT_ISA {
 
-// f(T()) for f32, bf16 and f16: what elements of out and caches that are not quantised can be.
+// f(T()) for f32, bf16 and f16: what elements of q (but f8e4m3), out and caches that are not quantised can be.
 template <class F>
 auto with_float_type(DType dtype, F f) {
   if (dtype == DType::bf16) return f(bf16());
   if (dtype == DType::f16) return f(f16());
   return f(float());
-}
-// Likewise, for all that elements of attention's q can be.
-template <class F>
-auto with_query_type(DType dtype, F f) {
-  if (dtype == DType::f8e4m3) return f(e4m3());
-  return with_float_type(dtype, f);
 }
 // Likewise, for all that elements of k and v can be.
 template <class F>

@@ -56,28 +56,23 @@ inline void dequantize_row(const Quantization& quant, std::int64_t scale_at, std
   }
 }
 
-// A query row as it counts -> fp32, filled up with zeros to whole vectors.
-[[gnu::noinline]] inline void pack_query(const Head& head, const Row& row, float* dst) {
+// A row of f8e4m3 queries as it counts -> fp32, filled up with zeros to whole vectors.
+[[gnu::noinline]] inline void pack_coded_query(const Head& head, const Row& row, float* dst) {
   const AttentionParams& p = head.p;
-  with_query_type(p.q_type, [&](auto element) {
-    pack_row(static_cast<const decltype(element)*>(p.q) + row_at(p.q_stride, head, row), p.q_stride.d, p.d, dst);
-  });
+  pack_row(static_cast<const e4m3*>(p.q) + row_at(p.q_stride, head, row), p.q_stride.d, p.d, dst);
   if (p.q_scale)
     dequantize_row({p.q_scale, nullptr, p.q_scale_stride, {}, p.d}, row_at(p.q_scale_stride, head, row), 0, p.d, dst);
 }
-// The panel's query rows as they count -> its Q^T.
-inline void pack_queries(const Head& head, const Panel& panel) {
+// A panel's rows of them -> its Q^T.
+[[gnu::noinline]] inline void pack_coded_queries(const Head& head, const Panel& panel) {
   const AttentionParams& p = head.p;
-  with_query_type(p.q_type, [&](auto element) {
-    pack_rows(static_cast<const decltype(element)*>(p.q), p.q_stride, p.d, head, panel, panel.qt);
-  });
+  pack_rows(static_cast<const e4m3*>(p.q), p.q_stride, p.d, head, panel, panel.qt);
   for (std::int64_t lane = 0; p.q_scale && lane < panel.width; lane += kLanes) {
-    alignas(64) float scale[kLanes];
-    for (int i = 0; i < kLanes; ++i) scale[i] = p.q_scale[row_at(p.q_scale_stride, head, panel.row[lane + i])];
-    for (std::int64_t c = 0; c < p.d; ++c) {
-      float* const q = panel.qt + c * panel.width + lane;
-      store(q, load(q) * load(scale));
-    }
+    alignas(64) float scales[kLanes];
+    for (int i = 0; i < kLanes; ++i) scales[i] = p.q_scale[row_at(p.q_scale_stride, head, panel.row[lane + i])];
+    const vec scale = load(scales);
+    for (float *q = panel.qt + lane, *const end = q + p.d * panel.width; q != end; q += panel.width)
+      store(q, load(q) * scale);
   }
 }
 
