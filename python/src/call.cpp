@@ -78,33 +78,31 @@ void repeat(TensorView& t, std::size_t dim, std::int64_t size) {
   t.strides[dim] = 0;
 }
 
-// What results have whose type is not that of the queries.
-enum class Own { none, float32, bfloat16 };
-
-// A new array of `like`'s library, and its view: PyTorch's for its tensors, else NumPy's. Of its type, or of `own`.
-nb::object empty_like(nb::handle like, const TensorView& its, const std::vector<std::int64_t>& sizes, Own own,
+// A new array of `like`'s library, and its view: PyTorch's for its tensors, else NumPy's. Of its type, f32 or bf16.
+nb::object empty_like(nb::handle like, const TensorView& its, const std::vector<std::int64_t>& sizes, DType dtype,
                       MutableTensorView& view) {
+  const bool is_its = dtype == its.dtype, is_f32 = dtype == DType::f32;
+  const char* const name = is_f32 ? "float32" : "bfloat16";
   nb::object made;
   const Torch* torch = loaded_torch();
   if (torch != nullptr && torch->is_plain(like)) {
-    const bool alike = own == Own::none &&
+    const bool alike = is_its &&
                        std::equal(sizes.begin(), sizes.end(), its.shape.begin(), its.shape.begin() + its.ndim) &&
                        its.strides == Layout(sizes).strides;
     made = alike ? new_like(like)
                  : new_empty(like, sizes,
-                             own == Own::float32    ? torch->float32
-                             : own == Own::bfloat16 ? torch->bfloat16
-                                                    : nb::handle());
+                             is_its   ? nb::handle()
+                             : is_f32 ? torch->float32
+                                      : torch->bfloat16);
     view = new_view(*torch, made);
     return made;
   }
-  if (is_ndarray(like) && own != Own::bfloat16) {
+  if (is_ndarray(like) && (is_its || is_f32)) {
     const nb::handle empty = once([] { return held(nb::module_::import_("numpy").attr("empty")); });
-    made = own == Own::float32 ? empty(tuple_of(sizes), "float32") : empty(tuple_of(sizes), like.attr("dtype"));
+    made = is_its ? empty(tuple_of(sizes), like.attr("dtype")) : empty(tuple_of(sizes), name);
   } else {
     const nb::object other = nb::module_::import_("rapt._arrays").attr("empty_like");
-    made = own == Own::none ? other("q", like, tuple_of(sizes))
-                            : other("q", like, tuple_of(sizes), own == Own::float32 ? "float32" : "bfloat16");
+    made = is_its ? other("q", like, tuple_of(sizes)) : other("q", like, tuple_of(sizes), name);
   }
   view = array("out", made, {.writable = true}).view;
   return made;
@@ -173,13 +171,13 @@ class Call {
     const int with_lse = PyObject_IsTrue(a.return_lse.ptr());
     if (with_lse < 0) throw nb::python_error();
     if (with_lse == 1) {
-      lse_ = empty_like(a.q, args_.q, shape, Own::float32, args_.lse);
+      lse_ = empty_like(a.q, args_.q, shape, DType::f32, args_.lse);
     }
     if (a.out.is_none()) {
       const TensorView& v = args_.kv.v;
       const std::int64_t size = v.shape[static_cast<std::size_t>(v.ndim - 1)];
       shape.push_back(v.dtype == DType::i4x2 ? 2 * size : size);
-      out_ = empty_like(a.q, args_.q, shape, args_.q.dtype == DType::f8e4m3 ? Own::bfloat16 : Own::none, args_.out);
+      out_ = empty_like(a.q, args_.q, shape, args_.q.dtype == DType::f8e4m3 ? DType::bf16 : args_.q.dtype, args_.out);
     } else {
       out_ = nb::borrow(a.out);
       args_.out = arrays_.take("out", a.out, {.writable = true});
