@@ -92,13 +92,13 @@ struct RowSums {
   }
 };
 
-// Out and lse of row `row` of the sequence and kv head, from what splits have left of it. False: it is a fallback row,
-// for attend_rows() in the end: a call from here would take registers even where there are none.
+// Out and lse of row `row` of the sequence and kv head, from what its splits have left of it. False: it is a fallback
+// row, for attend_rows() in the end: a call from here would take registers even where there are none.
 template <int kMaxSize, int kWarps>
-__device__ bool combine_row(const AttentionParams& p, const Partials& partials, const Head& head, int row,
+__device__ bool combine_row(const AttentionParams& p, const Partials& partials, const Head& head, int row, int splits,
                             RowSums<kMaxSize, kWarps>& sums) {
   float top, l;
-  sums.add_splits(p, partials, partials.at(head, row, 0), SplitKeys(head, partials.rule).count, top, l);
+  sums.add_splits(p, partials, partials.at(head, row, 0), splits, top, l);
   bool bad = (top != -kInfinity && fabsf(top) >= kHugeScore) || !is_finite(l);
   for (int i = sums.thread(); i < p.dv; i += 32 * kWarps) bad |= !is_finite(sums.column(i));
   bad = sums.any(bad);

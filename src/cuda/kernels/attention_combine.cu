@@ -40,9 +40,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kMaxSize>)
   constexpr int kBlockRows = kCombineWarps / kWarps;
   __shared__ RowSums<kMaxSize, kWarps> of_rows[kBlockRows];
   const unsigned own = threadIdx.x / (32 * kWarps);
-  wait_for_previous();
   with_row(p, partials, blockIdx.x * kBlockRows + own, [&](const Head& head, int row) {
-    if (!combine_row(p, partials, head, row, of_rows[own]) && threadIdx.x % (32 * kWarps) < 32)
+    const int splits = SplitKeys(head, partials.rule).count;
+    wait_for_previous();  // with all done that can be done before
+    if (!combine_row(p, partials, head, row, splits, of_rows[own]) && threadIdx.x % (32 * kWarps) < 32)
       attend_rows<void, kMaxSize, true>(p, static_cast<int>(head.b), static_cast<int>(head.hk), row, 1);
   });
 }
@@ -64,8 +65,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kMaxSize>)
   for (unsigned i = warp; i < block_rows; i += kCombineWarps) {
     bool waits = false;
     with_row(p, partials, first + i, [&](const Head& head, int row) {
-      waits = kMore && SplitKeys(head, partials.rule).count > kCombineWarps;
-      if (!waits && !combine_row(p, partials, head, row, sums.of_rows[warp])) bad |= 1u << i / kCombineWarps;
+      const int splits = SplitKeys(head, partials.rule).count;
+      waits = kMore && splits > kCombineWarps;
+      if (!waits && !combine_row(p, partials, head, row, splits, sums.of_rows[warp])) bad |= 1u << i / kCombineWarps;
     });
     if (kMore && threadIdx.x % 32 == 0) more[i] = waits;
   }
@@ -75,7 +77,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kMaxSize>)
     for (unsigned i = 0; i < block_rows; ++i) {
       if (!more[i]) continue;
       with_row(p, partials, first + i, [&](const Head& head, int row) {
-        if (!combine_row(p, partials, head, row, sums.of_row) && i % kCombineWarps == warp)
+        const int splits = SplitKeys(head, partials.rule).count;
+        if (!combine_row(p, partials, head, row, splits, sums.of_row) && i % kCombineWarps == warp)
           bad |= 1u << i / kCombineWarps;
       });
       __syncthreads();

@@ -134,12 +134,12 @@ __device__ void combine_in_cluster(const WgmmaParams& params, std::uint8_t* shar
   const int splits = params.partials.splits, warp = threadIdx.x / 32 - 4;
   const unsigned number = params.splits.quotient(blockIdx.x), b = params.hk.quotient(number);
   const Head head(p, params.partials.first + b, number - b * static_cast<unsigned>(p.hk));
-  const int rows = split_rows(head);
+  const int rows = split_rows(head), own_splits = SplitKeys(head, params.partials.rule).count;
   unsigned bad = 0;  // of the warp's rows
   int first = static_cast<int>(cluster_rank()) * 4 + warp;
 #pragma unroll 1
   for (int i = 0, row = first; row < rows; ++i, row += 4 * splits)
-    if (!combine_row(p, params.partials, head, row, reinterpret_cast<Sums*>(shared)[warp])) bad |= 1u << i;
+    if (!combine_row(p, params.partials, head, row, own_splits, reinterpret_cast<Sums*>(shared)[warp])) bad |= 1u << i;
 #pragma unroll 1
   for (; bad != 0; bad >>= 1, first += 4 * splits)
     if (bad & 1)
