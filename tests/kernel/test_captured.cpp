@@ -6,6 +6,7 @@
 #include "support/captured.hpp"
 #include "support/catch.hpp"
 #include "support/device.hpp"
+#include "support/entries.hpp"
 
 namespace rapt::testing {
 namespace {
@@ -75,7 +76,9 @@ TEST_CASE("captured: every entry agrees with the model and with float64", "[capt
         CHECK(errors.ok());
       }
       CAPTURE(captured.name(), entry);
-      if (is_taken) CHECK(captured.same_bits(Padding::key_lengths, Padding::ragged));
+      // On GPUs ragged sequences of few rows get the kernel of decoding.
+      if (is_taken && device_of(entry) == DeviceType::cpu)
+        CHECK(captured.same_bits(Padding::key_lengths, Padding::ragged));
     }
   }
 }

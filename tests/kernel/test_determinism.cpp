@@ -140,7 +140,7 @@ TEST_CASE("ragged sequences give the bits of dense ones", "[kernel]") {
   args.q.data = ragged.q.view().data;
   args.kv.k.data = ragged.k.view().data;
   args.kv.v.data = ragged.v.view().data;
-  for (const std::string& entry : every_entry(dense.problem)) {
+  for (const std::string& entry : every_entry(ragged.problem)) {
     run(ragged.args(), entry);
     run(args, entry);
     INFO(entry);
