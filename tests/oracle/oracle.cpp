@@ -63,21 +63,32 @@ RowWeights softmax(std::vector<Score>& scores, double sink, Eigen::Ref<RowArray>
     s.sigma += kUnit * exponent / std::sqrt(3.0);
   }
   double sum = std::exp(sink - top);
-  double grown = sink == -kInfinity ? 0 : std::exp(std::min(sink - top + 8 * kUnit * std::abs(sink), 600.0));
+  const double grown_sink = sink == -kInfinity ? sink : sink - top + 8 * kUnit * std::abs(sink);
+  double most = grown_sink;  // deltas of large scores are past what exp() has
+  for (const Score& s : scores)
+    if (s.x != -kInfinity) most = std::max(most, s.x - top + s.delta);
+  double grown = std::exp(grown_sink - most);
   for (std::size_t j = 0; j < scores.size(); ++j) {
-    const double weight = p[static_cast<Eigen::Index>(j)] = std::exp(scores[j].x - top);
-    sum += weight;
-    grown += weight * std::exp(std::min(scores[j].delta, 600.0));
+    if (scores[j].x == -kInfinity) continue;
+    sum += p[static_cast<Eigen::Index>(j)] = std::exp(scores[j].x - top);
+    grown += std::exp(scores[j].x - top + scores[j].delta - most);
   }
-  const double denominator = std::log(grown / sum);
+  const double denominator = most + std::log(grown / sum);
   // A sink is rounded, too, and all weights with it.
   const double of_sink = sink == -kInfinity ? 0 : 6 * kUnit * std::abs(sink) * std::exp(sink - top) / sum;
   for (std::size_t j = 0; j < scores.size(); ++j) {
     const auto at = static_cast<Eigen::Index>(j);
     p[at] /= sum;
-    if (p[at] == 0) continue;
-    growth[at] = p[at] * std::expm1(std::min(scores[j].delta + denominator, 600.0));
-    expected[at] = std::pow(p[at] * std::expm1(std::min(scores[j].sigma + of_sink, 300.0)), 2);
+    if (scores[j].x == -kInfinity) continue;
+    const double off = scores[j].delta + denominator, likely = scores[j].sigma + of_sink;
+    if (p[at] > 0) {
+      growth[at] = p[at] * std::expm1(std::min(off, 600.0));
+      expected[at] = std::pow(p[at] * std::expm1(std::min(likely, 300.0)), 2);
+    } else {  // a weight that float64 does not have may still become one
+      const double log = scores[j].x - top - std::log(sum);
+      growth[at] = std::exp(std::min(log + off, 600.0));
+      expected[at] = std::exp(2 * std::min(log + likely, 300.0));
+    }
   }
   const double lse = top + std::log(sum);
   return {lse, denominator + 40 * kUnit * (std::abs(lse) + 1), false};

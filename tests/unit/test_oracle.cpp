@@ -552,3 +552,23 @@ TEST_CASE("compare refuses a tail that was read wrongly", "[unit]") {
   for (std::int64_t i = 0; i < wrong.k_tail.size(); ++i) wrong.k_tail.flat(i) *= 1.0001f;
   CHECK_FALSE(compare(right.args(), oracle(wrong.args())).ok());
 }
+
+TEST_CASE("oracle: bounds of scores that are further off than float64 has weights for", "[unit][numbers]") {
+  // The second key weighs nothing beside the first, whose score is 2^40, and then 0; but its own may be off by more
+  // than the difference of 2^16, and then 2^17, so that it may be the only one that counts.
+  static const float ones[] = {1, 1}, values[] = {1, 3};
+  static const float near[] = {0x1p40f, 0, 0x1.fffffep39f, 0}, cancelled[] = {0, 0, 0x1p40f, -0x1.000002p40f};
+  for (const auto& keys : {near, cancelled}) {
+    float results[2];
+    AttentionArgs args;
+    args.q = TensorView(ones, {1, 1, 1, 2});
+    args.kv = KvSource::strided(TensorView(keys, {1, 1, 2, 2}), TensorView(values, {1, 1, 2, 1}));
+    args.out = MutableTensorView(results, {1, 1, 1, 1});
+    args.lse = MutableTensorView(results + 1, {1, 1, 1});
+    args.score.scale = 1.f;
+    const Reference reference = oracle(args);
+    CHECK(reference.out[0] == 1);
+    CHECK((reference.bound[0] >= 2 && reference.bound[0] <= 5));
+    CHECK((reference.lse_bound[0] >= 0x7p16 && reference.lse_bound[0] < 0x1p24));
+  }
+}
