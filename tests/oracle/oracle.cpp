@@ -27,7 +27,10 @@ struct Types {
 
   double eps() const { return std::max(input_eps, out_eps); }
   /// Of an element, beyond fp32's: the contract's term, and the last place of tiny numbers.
-  double rounding(double magnitude) const { return 8 * eps() * magnitude + (out == DType::f16 ? 0x1p-24 : 0); }
+  double rounding(double magnitude) const { return 8 * eps() * magnitude + denormal(); }
+  /// The same where out is all that is rounded to its type.
+  double rounding_once(double x) const { return out_eps * x + denormal(); }
+  double denormal() const { return out == DType::f16 ? 0x1p-24 : 0; }
   /// The smallest number that rounds to Inf.
   double overflow() const {
     return out == DType::f16 ? 65520 : std::ldexp(1 - (out == DType::bf16 ? 0x1p-9 : 0x1p-25), 128);
@@ -155,6 +158,28 @@ struct Operands {
   static double finite(double x) { return std::isfinite(x) ? x : 0.0; }
 };
 
+/// Whether kernels may multiply in bf16 what is no number of bf16 by its type: codes all through.
+bool may_be_widened(const AttentionArgs& args) {
+  return args.q.dtype == DType::f8e4m3 && args.kv.k.dtype != DType::f32 && unit_of(args.kv.k.dtype) == 0;
+}
+
+/// The squares of what roundings of one row's weights to bf16 are likely to change: [1, dv].
+RowArray rounded_weights(const Eigen::Ref<const RowArray>& p, const Matrix& v) {
+  RowArray squares = RowArray::Zero(v.cols()), alike = squares;
+  std::vector<std::pair<float, Eigen::Index>> keys;
+  const double largest = p.size() ? p.maxCoeff() : 0;
+  for (Eigen::Index j = 0; j < p.size(); ++j)
+    if (p[j] > 0) keys.emplace_back(rounded(static_cast<float>(p[j] / largest), DType::bf16), j);
+  std::sort(keys.begin(), keys.end());
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    alike += 0x1p-8 * p[keys[i].second] * v.row(keys[i].second).array();
+    if (i + 1 < keys.size() && keys[i + 1].first == keys[i].first) continue;
+    squares += alike.square();
+    alike.setZero();
+  }
+  return squares;
+}
+
 /// The results of rows [first, first + count) of a head, written to `flat(row)`.
 template <class Flat>
 void run_block(const Head& head, const Operands& operands, const Matrix& q, std::int64_t first, Reference& result,
@@ -213,6 +238,7 @@ void run_block(const Head& head, const Operands& operands, const Matrix& q, std:
     result.lse[row] = w.lse;
     result.lse_bound[row] = w.lse_bound;
     result.computed[row] = 1;
+    const RowArray of_bf16 = result.bf16_spread.empty() ? RowArray() : rounded_weights(p.row(r), operands.v);
     for (std::int64_t c = 0; c < dv; ++c) {
       const std::size_t at = row * static_cast<std::size_t>(dv) + static_cast<std::size_t>(c);
       result.out[at] = w.broken ? kNaN : out(r, c);
@@ -220,6 +246,7 @@ void run_block(const Head& head, const Operands& operands, const Matrix& q, std:
       result.magnitude[at] = magnitude(r, c);
       result.bound[at] = std::min(grown(r, c), cap) + (dropout ? 18 : 16) * kUnit * summed(r, c) + 1e-37;
       result.spread[at] = std::min(spread(r, c), cap);
+      if (of_bf16.size()) result.bf16_spread[at] = std::sqrt(of_bf16[c]);
       if (halves && std::isfinite(result.out[at]))
         note_plain(result, types, out(r, c), plain(r, c), root_of_squares(r, c), result.bound[at], magnitude(r, c));
     }
@@ -286,6 +313,7 @@ Reference oracle(const AttentionArgs& args, std::int64_t row_step) {
   for (auto* values : {&result.out, &result.magnitude, &result.bound, &result.spread}) values->assign(elements, kNaN);
   for (auto* values : {&result.lse, &result.lse_bound}) values->assign(static_cast<std::size_t>(all_rows), kNaN);
   result.computed.assign(static_cast<std::size_t>(all_rows), 0);
+  if (may_be_widened(args)) result.bf16_spread.assign(elements, kNaN);
 
   if (args.kv.kind == KvSource::Kind::gathered) {
     run_gathered(args, row_step, result);
@@ -322,13 +350,15 @@ Reference oracle(const AttentionArgs& args, std::int64_t row_step) {
   return result;
 }
 
-Errors compare(const AttentionArgs& args, const Reference& reference) {
+Errors compare(const AttentionArgs& args, const Reference& reference, Weights weights) {
   const bool ragged = args.out.ndim == 3;
   const TensorView out = args.out, lse = args.lse;
   const std::int64_t hq = out.shape[1], sq = ragged ? 0 : out.shape[2], dv = reference.dv;
-  const Types types(args);
+  Types types(args);
+  const bool widened = weights == Weights::bf16 && !reference.bf16_spread.empty();
+  if (widened) types.input_eps = unit_of(DType::bf16);
   Errors errors;
-  double error_squares = 0, squares = 0, spread_squares = 0, elements = 0;
+  double error_squares = 0, squares = 0, spread_squares = 0, rounding_squares = 0, elements = 0;
   for (std::size_t row = 0; row < reference.computed.size(); ++row) {
     if (!reference.computed[row]) continue;
     const auto flat = static_cast<std::int64_t>(row);
@@ -351,6 +381,8 @@ Errors compare(const AttentionArgs& args, const Reference& reference) {
       error_squares += error * error;
       squares += want * want;
       spread_squares += reference.spread[at] * reference.spread[at];
+      if (widened)
+        rounding_squares += std::pow(reference.bf16_spread[at], 2) + std::pow(types.rounding_once(std::abs(want)), 2);
     }
     if (!lse) continue;
     const double got = ragged ? read_float(lse, {flat / hq, flat % hq})
@@ -368,12 +400,16 @@ Errors compare(const AttentionArgs& args, const Reference& reference) {
   }
   const bool halves = types.eps() > 0;
   errors.frobenius_limit = halves ? kInfinity : 0;
-  errors.max_abs_limit = halves ? std::max(2 * reference.plain_error, reference.rounding_error) + 1e-5 : kInfinity;
+  errors.max_abs_limit =
+      halves && !widened ? std::max(2 * reference.plain_error, reference.rounding_error) + 1e-5 : kInfinity;
   // The bounds' 1e-37 is what tiny results may be off by; of results that are all zero a ratio says nothing.
   if (squares > 0) {
     errors.rel_frobenius = std::sqrt(error_squares / squares);
-    const double likely = (std::sqrt(spread_squares) / 8 + 1e-37 * std::sqrt(elements)) / std::sqrt(squares);
-    if (!halves) errors.frobenius_limit = 1e-6 + likely;
+    double likely = std::sqrt(spread_squares) / 8;
+    if (widened) {  // of few elements a norm may well be twice what is likely
+      likely = std::sqrt(spread_squares / 64 + rounding_squares) * (1 + 3 / std::sqrt(elements));
+    }
+    if (widened || !halves) errors.frobenius_limit = 1e-6 + (likely + 1e-37 * std::sqrt(elements)) / std::sqrt(squares);
   }
   return errors;
 }

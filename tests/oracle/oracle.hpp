@@ -45,12 +45,25 @@ namespace rapt::testing {
 /// `spread` is what errors of the usual size, independent from key to key, add up to: the roundings of partial sums
 /// that grow from 0 to the score, sqrt(d / 3) u |scale| (sqrt(sum (q_i k_i)^2) + 2 |q k|), those of modifiers and
 /// exponents, and the sink's.
+///
+/// Where queries are f8e4m3 and keys quantised, all codes, kernels may multiply in bf16, which has each code exactly:
+/// EntryInfo::arithmetic says so. Their bounds are those of bf16 queries, which are loose for many keys, as the
+/// roundings of weights cancel: hence a limit on the norm of all errors. `bf16_spread` is what these are likely to
+/// change, the root of
+///
+///     sum_c (sum_{j of number c} 2^-8 p_j v_j)^2
+///
+/// Weights that become the same bf16 number round alike, and their errors add up; those of different numbers are as
+/// good as independent. 2^-8 is the most that a rounding changes, 2^-9 nearly what it usually does: where all weights
+/// of all rows are equal, all have the same one.
 struct Reference {
   std::vector<double> out;
   std::vector<double> lse;
   std::vector<double> magnitude;  ///< sum_j p_j |v_j| of every element of out
   std::vector<double> bound;      ///< largest permitted |error| of every element of out
   std::vector<double> spread;     ///< error that rounded scores alone are likely to cause
+  std::vector<double>
+      bf16_spread;  ///< error that rounding weights to bf16 is likely to cause; empty: not all are codes
   std::vector<double> lse_bound;
   std::vector<char> computed;  ///< 0 for rows left out by `row_step`
   std::int64_t dv = 0;
@@ -72,11 +85,18 @@ double dropout_factor(const Dropout& dropout, std::int64_t hq, std::int64_t n, s
 /// every n-th row of each head and the last one are computed, for lengths that would take too long otherwise.
 Reference oracle(const AttentionArgs& args, std::int64_t row_step = 1);
 
+/// What an entry rounds weights to for their products with values, if it does. `bf16`: where q, k and v are codes,
+/// bounds are those of bf16 queries, and the norm of all errors has a limit.
+enum class Weights : std::uint8_t { of_inputs, bf16 };
+
 struct Errors {
-  double rel_frobenius = 0;     ///< |out - reference| / |reference| in the Frobenius norm, finite elements
-  double frobenius_limit = 0;   ///< f32 throughout: 1e-6 and an eighth of `spread` in the same norm; else infinite
-  double max_abs = 0;           ///< largest |error|
-  double max_abs_limit = 0;     ///< a 16-bit type: max(2 plain_error, rounding_error) + 1e-5; else infinite
+  double rel_frobenius = 0;    ///< |out - reference| / |reference| in the Frobenius norm, finite elements
+  double frobenius_limit = 0;  ///< f32 throughout: 1e-6 and an eighth of `spread` in the same norm; weights of
+                               ///< bf16 over codes: `bf16_spread`, an eighth of `spread` and a rounding of out; else
+                               ///< infinite
+  double max_abs = 0;          ///< largest |error|
+  double max_abs_limit =
+      0;  ///< a 16-bit type, but weights of bf16 over codes: max(2 plain_error, rounding_error) + 1e-5; else infinite
   double max_bound = 0;         ///< largest share of what one element may be off by
   double lse_max = 0;           ///< largest |error| of lse; 0 when lse was not asked for
   double lse_max_bound = 0;     ///< largest share of what one lse may be off by
@@ -88,6 +108,6 @@ struct Errors {
 };
 
 /// Reads args.out and args.lse back, whatever their strides and types. A result past the end of out's type must be Inf.
-Errors compare(const AttentionArgs& args, const Reference& reference);
+Errors compare(const AttentionArgs& args, const Reference& reference, Weights weights = Weights::of_inputs);
 
 }  // namespace rapt::testing

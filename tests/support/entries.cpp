@@ -87,6 +87,10 @@ DType operands_of(std::string_view entry) {
   return info_of(entry).arithmetic == "bf16" ? DType::bf16 : DType::f32;
 }
 
+Weights weights_of(std::string_view entry) {
+  return info_of(entry).arithmetic == "bf16" ? Weights::bf16 : Weights::of_inputs;
+}
+
 bool ignores_hidden_values(std::string_view entry) {
   return info_of(entry).isa != "sm90a";
 }
@@ -124,7 +128,7 @@ Errors run_and_compare(Case& c, const std::string& entry, const Reference& refer
   c.poison_outputs();
   const AttentionArgs args = c.args();
   run(args, entry);
-  return compare(args, reference);
+  return compare(args, reference, weights_of(entry));
 }
 
 std::string describe(const Errors& e) {

@@ -32,6 +32,9 @@ bool ignores_hidden_values(std::string_view entry);
 /// What an entry of delta_rule rounds the operands of products to: f32 or bf16.
 DType operands_of(std::string_view entry);
 
+/// What an entry of attention rounds weights to, and so which bounds hold for it.
+Weights weights_of(std::string_view entry);
+
 /// The device whose memory `entry` works on.
 DeviceType device_of(std::string_view entry);
 /// Whether an entry of this build has a GPU here.

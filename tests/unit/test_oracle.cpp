@@ -1,8 +1,11 @@
 // The oracle against results worked out by hand, and compare() against wrong results: a judge that lets everything pass
 // would make every other test worthless.
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
+#include <utility>
+#include <vector>
 
 #include "oracle/oracle.hpp"
 #include "support/case.hpp"
@@ -36,6 +39,56 @@ Case counting_case(const char* words) {
   }
   return c;
 }
+
+/// Attention of a dense case of codes, whose scales are those of heads, with weights that are rounded for their
+/// products with values and not for their sum. The largest is 2^shift.
+struct RoundedWeights {
+  DType type = DType::bf16;
+  double shift = 0;
+  std::int64_t keys = std::numeric_limits<std::int64_t>::max();  ///< as many as it sees
+
+  /// Writes the results of `from` to the outputs of `to`.
+  void run(const Case& from, Case& to) const {
+    const AttentionProblem& p = from.problem;
+    for (std::int64_t row = 0; row < p.b * p.hq * p.sq; ++row) run_row(from, row, to);
+  }
+
+ private:
+  static double scale_of(const Tensor& scale, std::int64_t n, std::int64_t h, std::int64_t i) {
+    if (!scale) return 1;
+    const auto& shape = scale.layout().shape;
+    return scale.at({shape[0] == 1 ? 0 : n, h, shape[2] == 1 ? 0 : i, 0});
+  }
+
+  void run_row(const Case& c, std::int64_t row, Case& to) const {
+    const AttentionProblem& p = c.problem;
+    const std::int64_t n = row / (p.hq * p.sq), h = row / p.sq % p.hq, i = row % p.sq, of_keys = h / (p.hq / p.hk);
+    const std::int64_t first = (n * p.hk + of_keys) * p.sk;
+    const double scale = (p.has_scale ? static_cast<double>(p.scale) : 1 / std::sqrt(static_cast<double>(p.d))) *
+                         scale_of(c.q_scale, n, h, i) * scale_of(c.k_scale, n, of_keys, 0);
+    std::vector<double> weights(static_cast<std::size_t>(std::min(p.causal ? i + p.sk - p.sq + 1 : p.sk, keys)));
+    for (std::size_t j = 0; j < weights.size(); ++j) {
+      double dot = 0;
+      for (std::int64_t e = 0; e < p.d; ++e)
+        dot += static_cast<double>(c.q.flat(row * p.d + e)) *
+               static_cast<double>(c.k.flat((first + static_cast<std::int64_t>(j)) * p.d + e));
+      weights[j] = scale * dot;
+    }
+    const double at = *std::max_element(weights.begin(), weights.end()) - shift * std::log(2);
+    double sum = 0;
+    for (double& w : weights) {
+      w = std::exp(w - at), sum += w;
+      w = rounded(static_cast<float>(w), type);
+    }
+    for (std::int64_t e = 0; e < p.dv; ++e) {
+      double total = 0;
+      for (std::size_t j = 0; j < weights.size(); ++j)
+        total += weights[j] * static_cast<double>(c.v.flat((first + static_cast<std::int64_t>(j)) * p.dv + e));
+      to.out.flat(row * p.dv + e) = static_cast<float>(total / sum * scale_of(c.v_scale, n, of_keys, 0));
+    }
+    to.lse.flat(row) = static_cast<float>(std::log(sum) + at);
+  }
+};
 
 }  // namespace
 
@@ -571,4 +624,66 @@ TEST_CASE("oracle: bounds of scores that are further off than float64 has weight
     CHECK((reference.bound[0] >= 2 && reference.bound[0] <= 5));
     CHECK((reference.lse_bound[0] >= 0x7p16 && reference.lse_bound[0] < 0x1p24));
   }
+}
+
+TEST_CASE("compare accepts weights of bf16 over codes, from entries that say so", "[unit]") {
+  for (const char* words :
+       {"kv=f8e4m3 b=2 hq=4 hk=2 sq=40 sk=300 d=64 groups=1 head_scales q_scale",
+        "kv=f8e4m3 hq=2 sq=64 sk=256 d=128 dv=40 out=bf16", "kv=i8 hq=2 sq=64 sk=3 d=16 groups=1 head_scales",
+        "kv=f8e4m3 hq=2 sq=70 sk=90 d=34 causal align=bottom_right q_scale out=f16",
+        "kv=f8e5m2 hq=2 sq=30 sk=1200 d=256 dv=32", "kv=f8e4m3 hq=2 sq=40 sk=200 d=64 scale=0",
+        "kv=f8e4m3 hq=2 sq=40 sk=200 d=64 scale=1.5", "kv=f8e4m3 hq=2 sq=40 sk=200 d=64 scale=-0.002",
+        "kv=f8e4m3 hq=2 sq=40 sk=200 d=64 scale=1e4 q_scale", "kv=f8e4m3 sq=1 sk=1 d=64",
+        "kv=f8e4m3 b=3 hq=8 hk=1 sq=1 sk=700 d=96"}) {
+    for (const bool positive : {false, true}) {
+      Case c(AttentionProblem::parse("attention q=f8e4m3 lse " + std::string(words)));
+      for (std::int64_t i = 0; positive && i < c.v.size(); ++i) c.v.flat(i) = std::abs(c.v.flat(i));
+      const Reference reference = oracle(c.args());
+      for (const double shift : {0.0, 0.0056, 0.1, 0.4, 7.7}) {
+        RoundedWeights{.shift = shift}.run(c, c);
+        const Errors errors = compare(c.args(), reference, Weights::bf16);
+        INFO(c.problem.to_string() << " shift " << shift << (positive ? " positive: " : ": ") << describe(errors));
+        CHECK(errors.ok());
+        if (shift != 0.1 || c.problem.scale == 1e4f) continue;  // of so large scores fp32 leaves no more
+        CHECK(errors.rel_frobenius > 0.05 * errors.frobenius_limit);
+        if (c.problem.out_dtype == DType::f32) CHECK_FALSE(compare(c.args(), reference).ok());
+      }
+    }
+  }
+}
+
+TEST_CASE("compare refuses wrong results of bf16 weights over codes", "[unit]") {
+  const AttentionProblem problem = AttentionProblem::parse(
+      "attention q=f8e4m3 kv=f8e4m3 b=2 hq=4 hk=2 sq=40 sk=256 d=64 groups=1 head_scales q_scale lse");
+  Case c(problem);
+  const Reference reference = oracle(c.args());
+  const auto is_far_off = [&](auto spoil, const RoundedWeights& weights = {}) {
+    Case wrong(problem);
+    spoil(wrong);
+    weights.run(wrong, c);
+    const Errors e = compare(c.args(), reference, Weights::bf16);
+    return e.rel_frobenius > e.frobenius_limit;
+  };
+  const auto nothing = [](Case&) {};
+  CHECK_FALSE(is_far_off(nothing));
+  CHECK(is_far_off(nothing, {.type = DType::f8e4m3}));
+  CHECK(is_far_off(nothing, {.keys = 255}));
+  for (Tensor Case::*t : {&Case::k, &Case::v})  // two keys of one head in another's place
+    CHECK(is_far_off([&](Case& wrong) {
+      for (std::int64_t e = 0; e < 64; ++e)
+        std::swap((wrong.*t).at<std::uint8_t>({1, 1, 17, e}), (wrong.*t).at<std::uint8_t>({1, 1, 201, e}));
+    }));
+  for (Tensor Case::*scale : {&Case::q_scale, &Case::k_scale, &Case::v_scale})
+    for (const float factor : {0.98f, 1.02f})
+      CHECK(is_far_off([&](Case& wrong) {
+        for (std::int64_t i = 0; i < (wrong.*scale).size(); ++i) (wrong.*scale).flat(i) *= factor;
+      }));
+  const auto refuses = [&](auto spoil) {
+    RoundedWeights().run(c, c);
+    spoil();
+    CHECK_FALSE(compare(c.args(), reference, Weights::bf16).ok());
+  };
+  refuses([&] { c.lse.flat(17) += 0.05f; });
+  refuses([&] { c.out.flat(17) += 0.1f; });
+  refuses([&] { c.poison_outputs(); });
 }
