@@ -9,6 +9,9 @@
 namespace rapt::cuda {
 namespace {
 
+// Whether a kernel takes queries of f8e4m3, over what keys.
+enum class F8Queries { none, quantised_keys, any };
+
 struct AttentionKernel {
   const char* name;
   const char* isa;
@@ -17,6 +20,7 @@ struct AttentionKernel {
   std::string_view (*refuse)(const AttentionParams&);
   // The same of what it has to say of quantised keys and values; null: it takes them as its facts have it.
   std::string_view (*refuse_cache)(const AttentionProblem&) = nullptr;
+  F8Queries f8_queries = F8Queries::none;
   std::size_t (*workspace)(const AttentionParams&);
   std::int64_t (*work_items)(const AttentionParams&);
   cudaError_t (*run)(const AttentionParams&, void* workspace, cudaStream_t);
@@ -28,6 +32,11 @@ constexpr std::int64_t kMaxBlocks = std::numeric_limits<std::int32_t>::max();
 
 #ifdef RAPT_HAVE_SM90A
 constexpr DTypeSet kQuantisedTypes = kCacheTypes & ~kFloatTypes;
+
+// They are numbers of bf16.
+constexpr F8Queries f8_queries_of(DType arithmetic) {
+  return arithmetic == DType::bf16 ? F8Queries::quantised_keys : F8Queries::none;
+}
 
 // Of ragged sequences those with few rows are split, whatever the entry is for.
 bool splits_can_be_counted(const AttentionParams& a) {
@@ -50,6 +59,7 @@ constexpr AttentionKernel decode(const char* name, const char* arithmetic, DType
               return "takes scales of whole rows, or of multiples of 32 columns";
             return wgmma_can_count(a) && decode_items(a) < kMaxBlocks ? "" : "takes fewer than 2^30 keys and splits";
           },
+          .f8_queries = f8_queries_of(type),
           .workspace = decode_workspace,
           .work_items = decode_items,
           .run =
@@ -85,6 +95,7 @@ constexpr AttentionKernel wgmma(const char* name, const char* arithmetic) {
                        : "takes fewer than 2^30 rows and keys, and splits of few rows";
           },
           .refuse_cache = refuse_wgmma_cache<kType>,
+          .f8_queries = f8_queries_of(kType),
           .workspace = wgmma_workspace,
           .work_items = simt_tiles,
           .run = [](const AttentionParams& a, void* workspace,
@@ -153,6 +164,7 @@ constexpr AttentionKernel kKernels[] = {
      .refuse = [](const AttentionParams& a) -> std::string_view {
        return simt_tiles(a) > kMaxBlocks ? "more tiles than a grid has blocks" : "";
      },
+     .f8_queries = F8Queries::any,
      .workspace = [](const AttentionParams&) -> std::size_t { return 0; },
      .work_items = simt_tiles,
      .run = [](const AttentionParams& a, void*, cudaStream_t stream) { return attention_simt(a, stream); }},
@@ -167,6 +179,7 @@ constexpr AttentionKernel kKernels[] = {
        const double scores = static_cast<double>(naive_rows(a)) * static_cast<double>(a.sk);
        return naive_rows(a) > kMaxBlocks || scores > 0x1p34 ? "its S x S matrix would be past 64 GiB" : "";
      },
+     .f8_queries = F8Queries::any,
      .workspace = naive_workspace,
      .work_items = naive_rows,
      .run = [](const AttentionParams& a, void* workspace,
@@ -188,7 +201,10 @@ class AttentionEntry final : public DeviceEntry {
   std::string_view refuse(const Problem& problem, const Context::Impl&) const override {
     const auto& attention = std::get<AttentionProblem>(problem);
     if (attention.gathered) return "takes no gathered keys";
-    if (attention.q_dtype == DType::f8e4m3) return "takes no f8e4m3 queries";
+    if (attention.q_dtype == DType::f8e4m3 && kernel_.f8_queries != F8Queries::any) {
+      if (kernel_.f8_queries == F8Queries::none) return "takes no f8e4m3 queries";
+      if (only(attention.kv_dtype) & kFloatTypes) return "takes f8e4m3 queries over quantised keys only";
+    }
     if (kernel_.refuse_cache)
       if (const std::string_view reason = kernel_.refuse_cache(attention); !reason.empty()) return reason;
     return kernel_.refuse(sizes_of(problem));

@@ -182,10 +182,18 @@ struct TileScheduler {
   }
 };
 
+// What a row has where keys are quantised: the scale of its query.
+template <bool kQuantised>
+struct RowScale {
+  float scale;
+};
+template <>
+struct RowScale<false> {};
+
 // A tile of the queue with what its rows need, worked out once and in shared memory: registers are for what is hot.
 template <class C>
 struct Tile : TileExtent {
-  struct {
+  struct OfRow : RowScale<C::kQuantised> {
     std::int64_t q, out, lse;  // where it begins; negative: it does not exist
     int token, q_head;
     int first, last;  // the keys it sees, from `key` on
@@ -193,6 +201,14 @@ struct Tile : TileExtent {
     std::int64_t nearest;  // the key nearest to the row, for ALiBi
   } of_row[C::kRows];
   int last_keys;  // of its last block: past these there may be anything. All, if TMA leaves zeros there
+
+  // What a row's largest product times it is its largest score: of 0 a number so small that scores are 0; of others
+  // NaN, which makes the row a fallback row.
+  __device__ static float factor_of(float scale) {
+    constexpr float kSmall = 0x1p-90f;
+    if (scale == 0) return kSmall;
+    return scale > 0 && is_finite(scale) ? scale : not_a_number();
+  }
 
   // By `threads` threads.
   __device__ void fill(const Grid& grid, const TileExtent& extent, const KeyWindow& keys, int thread, int threads) {
@@ -227,6 +243,11 @@ struct Tile : TileExtent {
       row.first = min(max(keys.first_of(token), 0), all_keys);
       row.last = min(max(keys.last_of(token), 0), end);
       row.sink = -kInfinity, row.alibi_shift = 0;
+      if constexpr (C::kQuantised) {
+        const Strides& s = p.q_scale_stride;
+        const float scale = p.q_scale ? p.q_scale[start(s) + in_group * s.h + token * s.s] : 1.f;
+        row.scale = C::kModified ? fmaf(scale, 0, scale) : factor_of(scale);
+      }
       if (!C::kModified && (C::kSplit || !p.score.sinks)) continue;
       const Head head(p, extent.b, extent.hk);
       const Row found(head, token, first_head + in_group);

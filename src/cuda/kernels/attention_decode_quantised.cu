@@ -65,7 +65,7 @@ cudaError_t launch(const QuantisedParams& params, cudaStream_t stream) {
 template <DType kType>
 cudaError_t launch(const QuantisedParams& params, cudaStream_t stream) {
   const AttentionParams& p = params.p;
-  if (p.q_type != DType::bf16) return launch<kType, 1, 3>(params, stream);
+  if (p.q_type != DType::bf16 && p.q_type != DType::f8e4m3) return launch<kType, 1, 3>(params, stream);
   const std::int64_t rows = p.total_q < 0 ? p.sq * p.group : 16;
   if (rows > 16) return launch<kType, 4, 1>(params, stream);
   return rows > 8 ? launch<kType, 2, 1>(params, stream) : launch<kType, 1, 1>(params, stream);

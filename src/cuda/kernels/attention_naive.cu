@@ -46,8 +46,8 @@ __global__ void naive_scores(const __grid_constant__ AttentionParams p, float* a
     if (j >= r.row.first && j < r.row.last) {
       const KvRow k = KvRow::of_key(r.head, j);
       float dot = 0;
-      for (std::int64_t i = 0; i < p.d; ++i) dot = fmaf(load(p.q, p.q_type, q + i * p.q_stride.d), k[i], dot);
-      x = finish_score(r.head, r.row, j, dot * p.score.scale_log2);
+      for (std::int64_t i = 0; i < p.d; ++i) dot = fmaf(load_query(p.q, p.q_type, q + i * p.q_stride.d), k[i], dot);
+      x = finish_score(r.head, r.row, j, dot * score_scale(r.head, r.row));
     }
     r.scores[j - r.head.oldest] = x;
   }

@@ -362,9 +362,11 @@ __device__ __forceinline__ void attend(const AttentionParams& p, unsigned number
     float s[S::kRowsPerThread][4] = {};
     multiply_keys(place, from.q, from.k, from.vector, shared, s);
 #pragma unroll
-    for (int i = 0; i < S::kRowsPerThread; ++i)
+    for (int i = 0; i < S::kRowsPerThread; ++i) {
+      const float scale = score_scale(head, shared.rows[place.row(i)]);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) s[i][j] *= p.score.scale_log2;
+      for (int j = 0; j < 4; ++j) s[i][j] *= scale;
+    }
     if (modified) modify_scores(place, head, block, shared, s);
     if (block < keys.all_begin || block + kKeys > keys.all_end) hide_scores(place, shared, s);
     softmax(place, shared, s, l);

@@ -33,7 +33,7 @@ constexpr float kCoarseScore = 0x1p-15f;  // scales of a row of Q and of K have 
 // The kernels for head sizes up to kSize.
 template <int kSize_, bool kModified_>
 struct Config {
-  static constexpr bool kSplit = false;
+  static constexpr bool kSplit = false, kQuantised = false;
   static constexpr int kBlocks = 1;                       // on a multiprocessor
   static constexpr int kSize = kSize_, kColumns = kSize;  // of shared memory, and of products
   static constexpr bool kModified = kModified_;           // scores need more than a scale

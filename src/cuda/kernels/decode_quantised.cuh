@@ -25,6 +25,7 @@ struct QueryLoader {
 
   __device__ explicit QueryLoader(const SplitBlock& block) : type(block.head.p.q_type) {
     if (C::kComponents > 1 && type == DType::f32) read<std::uint32_t>(block);
+    else if (C::kComponents == 1 && type == DType::f8e4m3) read<std::uint8_t>(block);
     else read<std::uint16_t>(block);
   }
   __device__ void store(std::uint32_t q) const {
@@ -47,6 +48,14 @@ struct QueryLoader {
   }
 
  private:
+  // Queries of f8e4m3 are numbers of bf16 exactly.
+  __device__ static std::uint32_t in_bf16(std::uint8_t code) {
+    return __float_as_uint(code_of_byte(code, DType::f8e4m3)) >> 16;
+  }
+  template <class Bits>
+  __device__ static Bits in_bf16(Bits x) {
+    return x;
+  }
   __device__ float number(std::uint32_t x) const {
     return type == DType::f32 ? __uint_as_float(x) : __half2float(__ushort_as_half(static_cast<std::uint16_t>(x)));
   }
@@ -66,7 +75,7 @@ struct QueryLoader {
           constexpr unsigned kChunk = C::Coding::kChunk;
           const unsigned at = place(n) + b;
           const unsigned column = at / kChunk * kChunk + C::Coding::column_at(at % kChunk / 16, at % 16);
-          const Bits x = from[min(column, last_column) * p.q_stride.d];
+          const std::uint32_t x = in_bf16(from[min(column, last_column) * p.q_stride.d]);
           bits[i][n][b] = column <= last_column ? x : 0;
         }
     }
@@ -96,7 +105,7 @@ __global__ void __launch_bounds__(kQuantisedThreads, C::kBlocks)
   extern __shared__ __align__(256) std::uint8_t shared[];
   __shared__ SplitRows<C::kRows> rows;
   __shared__ WarpResults<kQuantisedWarps, C::kRows> results;
-  __shared__ float q_sums[C::kSize / kGroupUnit * C::kRows];
+  __shared__ float q_sums[C::kSize / kGroupUnit * C::kRows], q_scales[C::kRows];
   const AttentionParams& p = params.p;
   let_next_start();
   const SplitBlock block(p, params.partials, params.grid, C::kRows);
@@ -121,6 +130,9 @@ __global__ void __launch_bounds__(kQuantisedThreads, C::kBlocks)
   }
   RowPlace later = ring.place(key + kAhead);
   rows.find(block);
+  if (C::kComponents == 1 && p.q_scale && threadIdx.x < C::kRows)
+    q_scales[threadIdx.x] =
+        query_scale(block.head, block.row(min(block.row_begin + static_cast<int>(threadIdx.x), block.row_count - 1)));
   queries.store(q);
   __syncthreads();
   if (params.k.quant.zero) {
@@ -147,6 +159,7 @@ __global__ void __launch_bounds__(kQuantisedThreads, C::kBlocks)
     wait();
     own.multiply_keys(slot);
     replace(std::bool_constant<kOdd>(), key + kAhead, soon);
+    if (C::kComponents == 1 && p.q_scale) own.scale_rows(q_scales);
 #pragma unroll
     for (float& x : own.s) x *= p.score.scale_log2;
     if (params.modified || key < all_from || key + C::kStepKeys > all_to) {

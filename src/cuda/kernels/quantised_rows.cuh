@@ -160,6 +160,17 @@ struct QuantisedRows {
         }
   }
 
+  // Times the scales of queries.
+  __device__ __forceinline__ void scale_rows(const float* scale) {
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile)
+#pragma unroll
+      for (int b = 0; b < 2; ++b)
+#pragma unroll
+        for (int i = 0; i < kSixteens; ++i)
+          s[score(i, tile, b)] *= scale[row(tile, b)], s[score(i, tile, 2 + b)] *= scale[row(tile, b)];
+  }
+
   // From scores to weights. All m are integers, so that moving one multiplies by exact powers of two, and it moves only
   // where weights would be above 2^kSlack: seldom, after a row's first step.
   __device__ __forceinline__ void softmax() {

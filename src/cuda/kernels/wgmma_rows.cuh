@@ -20,6 +20,7 @@ struct Rows : RowState<C> {
 
   const WgmmaParams& params;
   std::uint32_t weights[kScores / 2] = {};  // of the block before the one in s, as operand A
+  [[maybe_unused]] float row_factor[2];     // of scores, where kScalesRows
   int all_from, all_to;                     // keys that all rows of the warp see, counted like `first`
 
   __device__ Rows(const WgmmaParams& params) : params(params) {}
@@ -27,6 +28,8 @@ struct Rows : RowState<C> {
   __device__ void begin(const Tile<C>& tile) {
     RowState<C>::begin(tile);
     if constexpr (kFollows) follow[0] = follow[1] = kUnknown;
+    if constexpr (kScalesRows)
+      for (int h = 0; h < 2; ++h) row_factor[h] = params.outer * tile.of_row[row(h)].scale;
     const auto& both = tile.of_row[warp_row + lane % 16];
     all_from = __reduce_max_sync(~0u, both.first), all_to = __reduce_min_sync(~0u, both.last);
   }
@@ -53,7 +56,7 @@ struct Rows : RowState<C> {
           four[i] = at < r.first || at >= r.last
                         ? -kInfinity
                         : finish_score(params.p.score, {tile.b, r.q_head, r.token, tile.key + at}, r.nearest,
-                                       four[i] * params.inner);
+                                       four[i] * inner_of(r));
         }
       });
     } else if (key < all_from || key + C::kKeys > all_to) {
@@ -162,6 +165,14 @@ struct Rows : RowState<C> {
   }
 
  private:
+  // Queries may have scales: a factor to a row's scores, before modifiers if there are any.
+  static constexpr bool kScalesRows = C::kQuantised && !C::kModified;
+  template <class OfRow>
+  __device__ float inner_of(const OfRow& r) const {
+    if constexpr (C::kQuantised) return params.inner * r.scale;
+    else return params.inner;
+  }
+
   // Exponentials take as long as products here, so what is done around them counts. Where no row of the warp sees a
   // block's second half, only the first is computed, with the same bits.
   static constexpr bool kHalves = C::kSize == 64 && C::kKeys == 128 && !C::kSplit && !C::kModified && !C::kQuantised;
@@ -195,8 +206,9 @@ struct Rows : RowState<C> {
   template <int kCount, class FinishValues>
   __device__ void weigh(float (&s)[kScores], [[maybe_unused]] int key, [[maybe_unused]] std::uint32_t scales,
                         FinishValues finish_values) {
-    const float factor = params.outer;
-    const auto top = [&](int h) { return over_row(max_of_row<kCount>(s, h), Max()) * factor; };
+    const float outer = params.outer;
+    const auto factor = [&](int h) { return kScalesRows ? row_factor[h] : outer; };
+    const auto top = [&](int h) { return over_row(max_of_row<kCount>(s, h), Max()) * factor(h); };
     float to[2], neg_m[2];
     if constexpr (kFollows) {
       to[0] = follow[0], to[1] = follow[1];
@@ -228,7 +240,7 @@ struct Rows : RowState<C> {
     for (int i = 0; i < kCount; i += 4) {
       if (i == kHalf) finish_values();
 #pragma unroll
-      for (int n = i; n < i + 4; ++n) s[n] = exp2_approx(fmaf(s[n], factor, neg_m[n / 2 % 2]));
+      for (int n = i; n < i + 4; ++n) s[n] = exp2_approx(fmaf(s[n], factor(n / 2 % 2), neg_m[n / 2 % 2]));
       if (i > 0) add(i - 4);
       if (i >= kHalf) pack_four(i - kHalf);
       pin(sum);  // or the compiler does one kind of thing after the other

@@ -33,6 +33,11 @@ __device__ inline float code_of_byte(std::uint8_t code, DType type) {
   const __nv_fp8_interpretation_t kind = type == DType::f8e4m3 ? __NV_E4M3 : __NV_E5M2;
   return __half2float(__half(__nv_cvt_fp8_to_halfraw(code, kind)));
 }
+// load() of queries of any type, of f8e4m3 before their scales.
+__device__ inline float load_query(const void* base, DType type, std::int64_t at) {
+  if (type == DType::f8e4m3) return code_of_byte(static_cast<const std::uint8_t*>(base)[at], type);
+  return load(base, type, at);
+}
 // A code of i4x2, from a byte with it in the lower half; the upper one may hold anything.
 __device__ inline float code_of_half(std::uint32_t bits) {
   return static_cast<float>(static_cast<int>((bits & 15) ^ 8) - 8);
@@ -79,10 +84,10 @@ __device__ inline float4 load4(const void* base, DType type, std::int64_t at, st
     if (reinterpret_cast<std::uintptr_t>(x) % sizeof(float4) == 0) return *reinterpret_cast<const float4*>(x);
   }
   float4 x = make_float4(0, 0, 0, 0);
-  if (n > 0) x.x = load(base, type, at);
-  if (n > 1) x.y = load(base, type, at + stride);
-  if (n > 2) x.z = load(base, type, at + 2 * stride);
-  if (n > 3) x.w = load(base, type, at + 3 * stride);
+  if (n > 0) x.x = load_query(base, type, at);
+  if (n > 1) x.y = load_query(base, type, at + stride);
+  if (n > 2) x.z = load_query(base, type, at + 2 * stride);
+  if (n > 3) x.w = load_query(base, type, at + 3 * stride);
   return x;
 }
 

@@ -114,7 +114,8 @@ struct RowReader<void> {
   __device__ void take_key(const Head&, std::int64_t key) { key_ = key; }
   __device__ Chunk query(std::int64_t at, int column) const {
     Chunk chunk{};
-    for (int i = 0; i < 8 && column + i < p.d; ++i) chunk.x[i] = load(p.q, p.q_type, at + (column + i) * p.q_stride.d);
+    for (int i = 0; i < 8 && column + i < p.d; ++i)
+      chunk.x[i] = load_query(p.q, p.q_type, at + (column + i) * p.q_stride.d);
     return chunk;
   }
   __device__ void key(int column, Chunk (&chunk)[1]) const {
@@ -161,12 +162,14 @@ __device__ __noinline__ void attend_rows(const AttentionParams& p, int b, int hk
     // Those left may be fewer: the last is there several times, with the same result.
     int number[kRows], begin[kRows], end[kRows];  // the keys that it sees, counted from `base`
     std::int64_t q_at[kRows], low = INT64_MAX, high = INT64_MIN;
+    [[maybe_unused]] float scale[kRows];  // of their scores, where queries may have scales
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       number[i] = rows == 0 ? number[max(i - 1, 0)] : first_row + __ffs(static_cast<int>(rows)) - 1;
       rows &= rows - 1;
       const Row row = row_of(head, number[i]);
       q_at[i] = row_at(p.q_stride, head, row);
+      if constexpr (std::is_void_v<T>) scale[i] = score_scale(head, row);
       if (row.first < row.last) low = min(low, row.first), high = max(high, row.last);
     }
     const std::int64_t base = low < high ? low / 32 * 32 : 0;
@@ -212,7 +215,7 @@ __device__ __noinline__ void attend_rows(const AttentionParams& p, int b, int hk
       for (int i = 0; i < kRows; ++i) {
         float score = -kInfinity;
         if (own >= begin[i] && own < end[i]) {
-          score = (dot[i][0] + dot[i][1]) * p.score.scale_log2;
+          score = (dot[i][0] + dot[i][1]) * (std::is_void_v<T> ? scale[i] : p.score.scale_log2);
           if (kModified) score = finish_score(head, row_of(head, number[i]), base + own, score);
         }
         const float before = m[i];

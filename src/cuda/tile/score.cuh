@@ -55,6 +55,17 @@ __device__ inline float sink_of(const Head& head, const Row& row) {
   return load(s.sinks, s.sinks_type, row.q_head * s.sinks_stride) * kLog2e;
 }
 
+// The scale of a row's query; 1: it has none. What is not finite becomes NaN: no key hides behind a score of -inf.
+__device__ inline float query_scale(const Head& head, const Row& row) {
+  if (!head.p.q_scale) return 1;
+  const float x = head.p.q_scale[row_at(head.p.q_scale_stride, head, row)];
+  return fmaf(x, 0, x);
+}
+// What its q.k counts times, in the log2 domain.
+__device__ inline float score_scale(const Head& head, const Row& row) {
+  return head.p.score.scale_log2 * query_scale(head, row);
+}
+
 // What scores are taken relative to before 2^x: their maximum, but 0 where there is none.
 __device__ inline float shift_of(float max) {
   return max == -kInfinity ? 0.f : max;

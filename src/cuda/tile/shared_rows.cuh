@@ -35,6 +35,9 @@ __device__ inline float4 widen(const uint2& x, DType type) {
   }
   return make_float4(pair[0].x, pair[0].y, pair[1].x, pair[1].y);
 }
+__device__ inline float4 widen(std::uint32_t x, DType type) {
+  return four_codes(x, type);
+}
 
 // Rows of q, k or v in global memory.
 struct Source {
@@ -44,8 +47,8 @@ struct Source {
 
   // Whether fours of a row are whole, and neighbours aligned to their size.
   __device__ bool is_vector(const Strides& s) const {
-    return s.d == 1 && (size | s.b | s.h | s.s) % 4 == 0 &&
-           reinterpret_cast<std::uintptr_t>(data) % (type == DType::f32 ? 16 : 8) == 0;
+    const int bytes = type == DType::f32 ? 16 : type == DType::f8e4m3 ? 4 : 8;  // of four
+    return s.d == 1 && (size | s.b | s.h | s.s) % 4 == 0 && reinterpret_cast<std::uintptr_t>(data) % bytes == 0;
   }
 };
 
@@ -70,6 +73,7 @@ struct Fetch {
   __device__ void operator()(bool vector, Put put) const {
     if (!vector) one_by_one(put);
     else if (x.type == DType::f32) at_once<float4>(put);
+    else if (x.type == DType::f8e4m3) at_once<std::uint32_t>(put);
     else at_once<uint2>(put);
   }
   template <class Four, class Put>
