@@ -10,19 +10,6 @@
 using namespace rapt;
 using namespace rapt::testing;
 
-namespace {
-
-// The same numbers, each row so many elements behind the one before.
-Tensor with_rows_apart(const Tensor& t, std::int64_t row) {
-  const auto& shape = t.layout().shape;
-  Tensor apart(t.dtype(),
-               Layout(Dims(shape.begin(), shape.begin() + 4), Dims{shape[1] * shape[2] * row, shape[2] * row, row, 1}));
-  for (std::int64_t i = 0; i < t.size(); ++i) apart.flat(i) = t.flat(i);
-  return apart;
-}
-
-}  // namespace
-
 TEST_CASE("cuda: exact fp32 on tensor cores takes heads of 16 to 256 columns", "[kernel]") {
   const std::string entry = "attention_wgmma.f32.cuda.sm90a";
   if (!is_usable(entry)) return;

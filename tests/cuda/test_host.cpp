@@ -206,7 +206,7 @@ TEST_CASE("cuda host: entries say what they multiply in, which GPUs they need an
   CHECK((found == all.size() || found == 4));  // without 90a among the architectures there are four
 }
 
-TEST_CASE("cuda host: quantised caches go to the kernels that are made for them", "[unit]") {
+TEST_CASE("cuda host: quantised caches and queries of 8 bits go to the kernels that are made for them", "[unit]") {
   const std::vector<EntryInfo> all = entries();
   const auto is_here = [&](const std::string& name) {
     return std::any_of(all.begin(), all.end(), [&](const EntryInfo& entry) { return entry.name == name; });
@@ -230,7 +230,14 @@ TEST_CASE("cuda host: quantised caches go to the kernels that are made for them"
       {"sq=5 ragged_q=9 b=2 kv=f8e4m3", simt},
       {"sq=5 q=bf16 kv=i8 groups=1 tail=8", simt},
       {"sq=5 q=bf16 kv=f8e4m3 d=320 dv=576", simt},
-      {"sq=5 q=bf16 kv=f8e4m3 d=320 dv=580", naive}};
+      {"sq=5 q=bf16 kv=f8e4m3 d=320 dv=580", naive},
+      {"sq=1 q=f8e4m3 q_scale kv=i8 groups=4 zeros", decode + "bf16" + sm90a},
+      {"sq=65 q=f8e4m3 q_scale kv=f8e4m3 groups=1 head_scales", wgmma + "bf16" + sm90a},
+      {"sq=5 ragged_q=9 b=2 q=f8e4m3 kv=f8e4m3", wgmma + "bf16" + sm90a},
+      {"sq=65 q=f8e4m3 kv=i8 groups=4", simt},
+      {"sq=5 q=f8e4m3 q_scale", simt},
+      {"sq=65 q=f8e4m3 kv=bf16", simt},
+      {"sq=5 q=f8e4m3 kv=f8e4m3 d=320 dv=580", naive}};
   for (const auto& [words, entry] : wanted) {
     AttentionProblem problem = AttentionProblem::parse("attention hq=2 sk=256 " + words);
     if (words.find("d=320") == std::string::npos) problem.d = problem.dv = 128;

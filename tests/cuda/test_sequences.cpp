@@ -8,19 +8,6 @@
 using namespace rapt;
 using namespace rapt::testing;
 
-namespace {
-
-/// Puts numbers where a case has none, for a test that chooses the lengths itself.
-void fill_past_lengths(Case& c) {
-  AttentionProblem without_lengths = c.problem;
-  without_lengths.kv_lengths = false;
-  Case plain(without_lengths);
-  for (std::int64_t i = 0; i < c.k.size(); ++i) c.k.flat(i) = plain.k.flat(i);
-  for (std::int64_t i = 0; i < c.v.size(); ++i) c.v.flat(i) = plain.v.flat(i);
-}
-
-}  // namespace
-
 // One of few keys, whose splits one warp merges where it is alone; one of fewer, whose results are stored at once
 // there; both with scores that are computed once more.
 TEST_CASE("cuda: splits of a sequence's keys do not depend on the batch", "[kernel]") {
@@ -103,6 +90,9 @@ TEST_CASE("cuda: a ragged sequence has the bits that it has dense", "[kernel]") 
       {"attention b=5 hq=4 sq=100 sk=704 d=256 dv=96 ragged_q=230 page=16 seqlens kv=f8e4m3 window=100,0 "
        "align=bottom_right lse",
        {64, 65, 1, 100, 0}},
+      {"attention b=7 hq=8 hk=2 sq=130 sk=3008 d=128 ragged_q=167 page=16 seqlens q=f8e4m3 kv=f8e4m3 groups=1 "
+       "head_scales q_scale causal align=bottom_right lse",
+       {1, 3, 0, 16, 130, 16, 1}},
       {"attention b=70 hq=32 hk=8 sq=1100 sk=64 d=128 ragged_q=1169 page=64 seqlens lse", in_parts, 2048}};
   std::vector<int> runs;
   for (const Batch& batch : batches) {
@@ -144,6 +134,7 @@ TEST_CASE("cuda: a ragged sequence has the bits that it has dense", "[kernel]") 
         };
         AttentionArgs args = all;
         args.cu_seqlens_q = {};
+        if (args.q_scale) args.q_scale = dense(args.q_scale);
         args.q = dense(args.q), args.out = dense(args.out), args.lse = dense(args.lse);
         args.kv.seqlens = slice(args.kv.seqlens, 0, number, 1);
         if (args.kv.block_table) args.kv.block_table = slice(args.kv.block_table, 0, number, 1);
@@ -172,7 +163,10 @@ TEST_CASE("cuda: senseless lengths and tables in a GPU's memory lead nowhere", "
       "attention b=2 hq=6 hk=2 sq=3 sk=320 d=64 page=16 seqlens kv=f8e4m3 causal align=bottom_right",
       "attention b=6 hq=4 hk=1 sq=3 sk=720 d=64 ragged_q=9 page=16 seqlens causal align=bottom_right",
       "attention b=6 hq=4 hk=1 sq=3 sk=720 d=64 ragged_q=9 page=16 seqlens kv=i8 groups=1 causal align=bottom_right",
-      "attention b=2 hq=6 hk=2 sq=3 sk=32 d=64 ring seqlens kv=i4x2 groups=1 causal align=bottom_right"};
+      "attention b=2 hq=6 hk=2 sq=3 sk=32 d=64 ring seqlens kv=i4x2 groups=1 causal align=bottom_right",
+      "attention b=6 hq=4 hk=1 sq=70 sk=720 d=64 ragged_q=90 page=16 seqlens q=f8e4m3 kv=f8e4m3 q_scale causal "
+      "align=bottom_right",
+      "attention b=2 hq=6 hk=2 sq=3 sk=320 d=64 page=16 seqlens q=f8e4m3 kv=f8e4m3 causal align=bottom_right"};
   const auto test = [](const std::string& entry, Case& c) {
     // Numbers of every size and sign, also in front.
     std::mt19937_64 random(1);

@@ -136,8 +136,8 @@ TEST_CASE("cuda: a device that is not there is an error", "[kernel]") {
     const DeviceCall call(c.args());
     AttentionArgs args = call.args();
     for (TensorView* t :
-         {&args.q, &args.kv.k, &args.kv.v, &args.kv.k_scale, &args.kv.v_scale, &args.kv.k_zero, &args.kv.v_zero,
-          &args.kv.seqlens, &args.kv.cu_seqlens, &args.kv.block_table, &args.cu_seqlens_q})
+         {&args.q, &args.q_scale, &args.kv.k, &args.kv.v, &args.kv.k_scale, &args.kv.v_scale, &args.kv.k_zero,
+          &args.kv.v_zero, &args.kv.seqlens, &args.kv.cu_seqlens, &args.kv.block_table, &args.cu_seqlens_q})
       t->device.index = 99;
     args.out.device.index = args.lse.device.index = 99;
     CHECK_THROWS_AS(attention(args, forced(entry)), std::runtime_error);
