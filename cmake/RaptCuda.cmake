@@ -75,7 +75,7 @@ set(rapt_have_sm90a OFF)
 if("${rapt_cuda_architectures}" MATCHES "90a")
   set(rapt_have_sm90a ON)
   add_library(rapt_cuda_sm90a OBJECT src/cuda/kernels/attention_combine.cu src/cuda/kernels/attention_decode.cu
-              src/cuda/kernels/attention_decode_f32.cu src/cuda/kernels/attention_decode_quantised.cu
+              src/cuda/kernels/attention_decode_f32.cu src/cuda/kernels/attention_split_kv.cu
               src/cuda/kernels/attention_latent.cu src/cuda/kernels/attention_wgmma.cu
               src/cuda/kernels/attention_wgmma_f32.cu)
   rapt_set_cuda_properties(rapt_cuda_sm90a)

@@ -64,7 +64,7 @@ constexpr AttentionKernel decode(const char* name, const char* arithmetic, DType
           .work_items = decode_items,
           .run =
               [](const AttentionParams& a, void* workspace, cudaStream_t stream) {
-                const auto run = is_quantised(a)          ? attention_decode_quantised
+                const auto run = is_quantised(a)          ? attention_split_kv
                                  : a.q_type == DType::f32 ? attention_decode_f32
                                                           : attention_decode;
                 return run(a, static_cast<std::byte*>(workspace), stream);

@@ -174,7 +174,7 @@ cudaError_t attention_decode_f32(const AttentionParams&, std::byte*, cudaStream_
 bool quantised_groups_fit(const AttentionParams&) {
   return true;
 }
-cudaError_t attention_decode_quantised(const AttentionParams&, std::byte*, cudaStream_t) {
+cudaError_t attention_split_kv(const AttentionParams&, std::byte*, cudaStream_t) {
   return launched();
 }
 std::int64_t latent_items(const AttentionParams&) {

@@ -31,12 +31,18 @@ __device__ __forceinline__ std::uint32_t transpose(std::uint32_t x) {
 // d += a b, 16 x 8 by a depth of 16. Lane i has, of d, rows i / 4 and i / 4 + 8 and columns 2 (i % 4) and the next; of
 // a, the same rows, and of either operand 2 (i % 4) and the next of the depth, and those 8 further on; of b, column
 // i / 4.
+template <class T = __nv_bfloat16>
 __device__ __forceinline__ void multiply(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                                          std::uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#define RAPT_MULTIPLY(type)                                  \
+  asm("mma.sync.aligned.m16n8k16.row.col.f32." type "." type \
+      ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "  \
+      "{%0, %1, %2, %3};"                                    \
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])       \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
+  if constexpr (std::is_same_v<T, __half>) RAPT_MULTIPLY("f16");
+  else RAPT_MULTIPLY("bf16");
+#undef RAPT_MULTIPLY
 }
 
 __device__ __forceinline__ std::uint32_t subtract_bf16(std::uint32_t a, std::uint32_t b) {
@@ -55,7 +61,8 @@ __device__ __forceinline__ void regroup(std::uint32_t a, std::uint32_t b, std::u
 // row these come in another order then, which Q has, too; read by columns they are those of two rows.
 template <DType kType>
 struct Codes {
-  static constexpr int kBits = kType == DType::i4x2 ? 4 : 8;
+  static constexpr bool kPlain = kType == DType::bf16 || kType == DType::f16;  // they are elements of 16 bits
+  static constexpr int kBits = kPlain ? 16 : kType == DType::i4x2 ? 4 : 8;
   static constexpr int kChunk = 128 / kBits;  // codes in 16 bytes
   static constexpr int kPairs = 16 / kBits;   // registers that a lane's 4 bytes become
   static constexpr int kSteps = kPairs / 2;   // depths of 16 that 16 bytes are

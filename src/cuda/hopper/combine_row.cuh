@@ -5,6 +5,7 @@
 // digits: rows whose results are not finite, or which had such scores, are fallback rows.
 #pragma once
 
+#include "cuda/hopper/ptx.cuh"
 #include "cuda/hopper/splits.cuh"
 #include "cuda/tile/fallback_rows.cuh"
 
@@ -104,6 +105,23 @@ __device__ bool combine_row(const AttentionParams& p, const Partials& partials, 
   bad = sums.any(bad);
   if (!bad) sums.store_row(head, row_of(head, row), top, l);
   return !bad;
+}
+
+// What attention_combine does, to the bit, for the rows of a sequence and kv head whose splits the cluster has: a row
+// to each warp of those that four of every thread block call this with, whose number in the block is `warp`.
+template <class T, int kMaxSize>
+__device__ void combine_in_cluster(const AttentionParams& p, const Partials& partials, const Head& head, int warp,
+                                   RowSums<kMaxSize, 1>& sums) {
+  const int rows = split_rows(head), splits = SplitKeys(head, partials.rule).count;
+  const int step = 4 * static_cast<int>(cluster_size());
+  unsigned bad = 0;  // of the warp's rows
+  int first = 4 * static_cast<int>(cluster_rank()) + warp;
+#pragma unroll 1
+  for (int i = 0, row = first; row < rows; ++i, row += step)
+    if (!combine_row(p, partials, head, row, splits, sums)) bad |= 1u << i;
+#pragma unroll 1
+  for (; bad != 0; bad >>= 1, first += step)
+    if (bad & 1) attend_rows<T, kMaxSize, true>(p, static_cast<int>(head.b), static_cast<int>(head.hk), first, 1);
 }
 
 }  // namespace rapt::cuda

@@ -60,7 +60,7 @@ struct SequenceList {
       if constexpr (C::kSplit) {
         if (i == sequences) break;
         const Head head(p, grid.partials.first + i, 0);
-        before[i + 1] = split_rows(head) > 0 ? SplitKeys(head, grid.partials.rule).count : 0;
+        before[i + 1] = split_rows(head) > kFewRows ? SplitKeys(head, grid.partials.rule).count : 0;
       } else {
         before[i] = i == 0 ? 0 : static_cast<int>(clamp_to(p.q_begin[i], 0, p.total_q));
       }
@@ -160,6 +160,7 @@ struct TileScheduler {
     tile.rows = static_cast<int>(sequence.len_q) * static_cast<int>(p.group);
     if (tile.row >= tile.rows) return false;
     if (p.total_q >= 0 && is_split_apart(p, tile.rows) != C::kSplit) return false;  // the other launch's
+    if (C::kSplit && tile.rows <= kFewRows) return false;                           // and that of decode_few_rows()
     const std::int64_t base = sequence.oldest / C::kKeys * C::kKeys;
     keys = KeyWindow(p.score, sequence, base);
     // Neither end of what a row sees moves down from row to row, but rows past the mask's see nothing.

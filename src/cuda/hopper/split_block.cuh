@@ -15,6 +15,11 @@ namespace rapt::cuda {
 struct SplitGrid {
   Divisor tiles, splits, heads, group;  // blocks for the rows of a sequence and kv head, and so on
   unsigned blocks = 0;
+  // Whether all rows of all sequences see the same keys, so that no block has to find out what its own see. From where
+  // the first split starts they are `all_keys`, of which the first `hidden` are not seen; `keys` are in each split.
+  bool same_keys = false;
+  int keys = 0, all_keys = 0, hidden = 0;
+  std::int64_t start = 0;
 
   SplitGrid() = default;
   SplitGrid(const AttentionParams& p, const Partials& partials, std::int64_t tiles)
@@ -22,7 +27,19 @@ struct SplitGrid {
         splits(partials.splits),
         heads(p.hk),
         group(p.group),
-        blocks(static_cast<unsigned>(partials.sequences * p.hk * partials.splits * tiles)) {}
+        blocks(static_cast<unsigned>(partials.sequences * p.hk * partials.splits * tiles)) {
+    if (!are_alike(p) || p.sq == 0 || p.sq > p.score.modifier_rows) return;
+    const Sequence s = sequence_of(p, p, 0);
+    const auto seen = [&](std::int64_t token) {
+      return visible_keys(p.score, token, token + row_offset(p.score, s), s.oldest, s.len_k);
+    };
+    const KeyRange of_first = seen(0), of_last = seen(s.len_q - 1);  // and neither end moves down in between
+    if (of_first.first != of_last.first || of_first.last != of_last.last) return;
+    const SplitKeys all(p, s, partials.rule);
+    same_keys = true, keys = all.keys, start = all.first;
+    all_keys = static_cast<int>(std::max<std::int64_t>(all.last - start, 0));
+    hidden = static_cast<int>(of_first.first - start);
+  }
 };
 
 // Which split and which rows.
@@ -66,7 +83,18 @@ struct SplitBlock {
   }
 
   __device__ void find_keys(const Partials& partials, int rows) {
-    const SplitKeys all(head, partials.rule);
+    if (grid.same_keys) {
+      const int before = grid.keys * split;
+      first_key = grid.start + before;
+      exists = split == 0 || before < grid.all_keys;
+      keys = end = min(grid.all_keys - before, grid.keys);
+      begin = max(grid.hidden - before, 0);
+    } else {
+      find_keys_of_rows(SplitKeys(head, partials.rule), rows);
+    }
+    if (end <= begin) begin = end = 0;  // and no key is read, which may be past the last
+  }
+  __device__ void find_keys_of_rows(const SplitKeys& all, int rows) {
     first_key = all.first + std::int64_t{all.keys} * split;
     exists = split == 0 || first_key < all.last;
     if (!exists) return;
@@ -76,7 +104,6 @@ struct SplitBlock {
     const std::int64_t last_token = min(bottom.token + 1, head.p.score.modifier_rows) - 1;
     begin = static_cast<int>(clamp_to(top.first - first_key, 0, keys));
     if (last_token >= top.token) end = static_cast<int>(clamp_to(Row(head, last_token, 0).last - first_key, 0, keys));
-    if (end <= begin) begin = end = 0;  // and no key is read, which may be past the last
   }
 };
 
@@ -91,43 +118,44 @@ struct SplitRows {
     if (i >= kCount) return;
     const Row row = block.row(min(block.row_begin + i, block.row_count - 1));
     token[i] = static_cast<int>(row.token), q_head[i] = static_cast<int>(row.q_head);
-    from[i] = static_cast<int>(clamp_to(row.first - block.first_key, 0, block.keys));
-    to[i] = static_cast<int>(clamp_to(row.last - block.first_key, 0, block.keys));
+    if (block.grid.same_keys) {
+      from[i] = block.begin, to[i] = block.end;
+    } else {
+      from[i] = static_cast<int>(clamp_to(row.first - block.first_key, 0, block.keys));
+      to[i] = static_cast<int>(clamp_to(row.last - block.first_key, 0, block.keys));
+    }
   }
   // Where row i lies, as an index.
   __device__ std::int64_t row_at(const Head& head, int i, const Strides& s) const {
     return head.b * s.b + q_head[i] * s.h + (head.q_first + token[i]) * s.s;
   }
   __device__ float finish(const Head& head, int i, std::int64_t key, float score) const {
+    // Copies: what is passed by reference would be in memory from the start on, for all calls to come or none.
+    const Head own = head;
     Row row;
     row.token = token[i], row.q_head = q_head[i];
-    return finish_score(head, row, key, score);
+    return finish_score(own, row, key, score);
   }
 };
 
-// What each warp leaves of its kRows rows: m and l; and O, relative to the largest m of those that share rows.
+// What each warp leaves of its kRows rows: m, l and O.
 template <int kWarps, int kRows>
 struct WarpResults {
-  float m[kWarps][kRows], l[kWarps][kRows];
+  alignas(16) float m[kRows][kWarps];
+  alignas(16) float l[kRows][kWarps];
   struct {
     float half, inverse;
     bool trusted;
   } finish[kWarps * kRows];  // of a row whose split is its only one
 
-  // Of warps `first`, `first` + step, ...
-  __device__ float top(int first, int step, int row) const {
-    float top = -kInfinity;
-    for (int w = first; w < kWarps; w += step) top = fmaxf(top, m[w][row]);
-    return top;
-  }
   // The block's results: of its split, or of its rows where no sequence's keys are split. Warps `step` apart share
   // rows; of warp w, `out` has rows of `width` from w * apart on, which are multiples of 4.
-  __device__ void store(const SplitBlock& block, const Partials& partials, int step, const float* out, int width,
-                        int apart) {
+  __device__ __forceinline__ void store(const SplitBlock& block, const Partials& partials, bool finishes, int step,
+                                        const float* out, int width, int apart) {
     const Sums sums{*this, step, out, width, apart};
     const int rows = min(step * kRows, block.row_count - block.row_begin);
-    if (partials.splits > 1) store_partials(block, partials, sums, rows);
-    else finish_rows(block, sums, rows);
+    if (finishes) finish_rows(block, sums, rows);
+    else store_partials(block, partials, sums, rows);
   }
 
  private:
@@ -137,44 +165,59 @@ struct WarpResults {
     const float* const out;
     const int width, apart;
 
+    // The first of the warps that have row r of the block's, and its number there.
+    __device__ int first(int r) const { return step == 1 ? 0 : r / kRows; }
+    __device__ int row(int r) const { return step == 1 ? r : r % kRows; }
+    // The largest m; each warp's l and O count times `factor`.
+    __device__ float top(int r) const {
+      float top = -kInfinity;
+      for (int w = first(r); w < kWarps; w += step) top = fmaxf(top, of_warps.m[row(r)][w]);
+      return top;
+    }
+    __device__ float factor(int r, int w, float top) const {
+      return exp2_approx(of_warps.m[row(r)][w] - shift_of(top));
+    }
     __device__ float l(int r, float top) const {
-      const int row = r % kRows;
       float sum = 0;
-      for (int w = r / kRows; w < kWarps; w += step)
-        sum = fmaf(of_warps.l[w][row], exp2_approx(of_warps.m[w][row] - shift_of(top)), sum);
+      for (int w = first(r); w < kWarps; w += step) sum = fmaf(of_warps.l[row(r)][w], factor(r, w, top), sum);
       return sum;
     }
-    __device__ float4 columns(int r, int column) const {
+    __device__ float4 columns(int r, float top, int column) const {
       float4 sum = make_float4(0, 0, 0, 0);
-      for (int w = r / kRows; w < kWarps; w += step) {
-        const float4 x = *reinterpret_cast<const float4*>(out + w * apart + r % kRows * width + column);
-        sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
+      for (int w = first(r); w < kWarps; w += step) {
+        const float4 x = *reinterpret_cast<const float4*>(out + w * apart + row(r) * width + column);
+        const float f = factor(r, w, top);
+        const auto add = [&](float sum, float x) { return __fadd_rn(sum, __fmul_rn(x, f)); };
+        sum = make_float4(add(sum.x, x.x), add(sum.y, x.y), add(sum.z, x.z), add(sum.w, x.w));
       }
       return sum;
     }
   };
 
-  __device__ void store_partials(const SplitBlock& block, const Partials& partials, const Sums& sums, int rows) const {
+  __device__ __forceinline__ void store_partials(const SplitBlock& block, const Partials& partials, const Sums& sums,
+                                                 int rows) const {
     const int m_at = static_cast<int>(Partials::m_at(block.head.p));
     float* const partial = partials.at(block.head, block.row_begin, block.split);
-    const std::int64_t next_row = partials.splits * partials.floats;
+    const unsigned next_row = partials.row_floats();
     for (int r = threadIdx.x; r < rows; r += 32 * kWarps) {
-      const float all = top(r / kRows, sums.step, r % kRows);
-      *reinterpret_cast<float2*>(partial + r * next_row + m_at) = make_float2(all, sums.l(r, all));
+      const float top = sums.top(r);
+      *reinterpret_cast<float2*>(partial + r * next_row + m_at) = make_float2(top, sums.l(r, top));
     }
+#pragma unroll 1
     for (int r = threadIdx.x / 32; r < rows; r += kWarps)
+#pragma unroll 1
       for (int column = threadIdx.x % 32 * 4; column < m_at; column += 128)
-        *reinterpret_cast<float4*>(partial + r * next_row + column) = sums.columns(r, column);
+        *reinterpret_cast<float4*>(partial + r * next_row + column) = sums.columns(r, sums.top(r), column);
   }
 
   // What attention_combine makes of an only split, to the bit.
-  __device__ void finish_rows(const SplitBlock& block, const Sums& sums, int rows) {
+  __device__ __forceinline__ void finish_rows(const SplitBlock& block, const Sums& sums, int rows) {
     const Head& head = block.head;
     const AttentionParams& p = head.p;
     const int lane = threadIdx.x % 32;
     for (int r = threadIdx.x; r < rows; r += 32 * kWarps) {
       const Row row = block.row(block.row_begin + r);
-      const float all = top(r / kRows, sums.step, r % kRows), all_l = sums.l(r, all);
+      const float all = sums.top(r), all_l = sums.l(r, all);
       const Finish f = finish_row(all, all_l, sink_of(head, row), alibi_shift_log2(head, row));
       const bool trusted = (all == -kInfinity || fabsf(all) < kHugeScore) && is_finite(all_l);
       finish[r] = {f.half, f.sum == 0 ? 0.f : 1 / f.sum, trusted};
@@ -187,7 +230,7 @@ struct WarpResults {
       const auto [half, inverse, trusted] = finish[r];
       bool is_bad = !trusted;
       for (int column = 4 * lane; column < p.dv; column += 128) {
-        const float4 four = sums.columns(r, column);
+        const float4 four = sums.columns(r, sums.top(r), column);
         for (int n = 0; n < 4 && column + n < p.dv; ++n) {
           const float x = n == 0 ? four.x : n == 1 ? four.y : n == 2 ? four.z : four.w;
           is_bad |= !is_finite(x);

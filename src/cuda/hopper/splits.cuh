@@ -49,12 +49,13 @@ __host__ __device__ inline Splits splits_of(std::int64_t all_keys, int rows, con
 struct SplitKeys : Splits {
   std::int64_t first, last;  // of the first split, and the end of the last
 
-  __device__ SplitKeys(const Head& head, const SplitRule& rule) {
-    const KeyRange visible = visible_keys(head.p.score, head);
+  __host__ __device__ SplitKeys(const AttentionParams& p, const Sequence& s, const SplitRule& rule) {
+    const KeyRange visible = visible_keys(p.score, s);
     first = visible.first / kSplitUnit * kSplitUnit, last = visible.last;
-    const std::int64_t keys = max(last - first, std::int64_t{0});  // a mask may end before a window begins
-    static_cast<Splits&>(*this) = splits_of(keys, static_cast<int>(head.len_q * head.p.group), rule);
+    const std::int64_t keys = last > first ? last - first : 0;  // a mask may end before a window begins
+    static_cast<Splits&>(*this) = splits_of(keys, static_cast<int>(s.len_q * p.group), rule);
   }
+  __device__ SplitKeys(const Head& head, const SplitRule& rule) : SplitKeys(head.p, head, rule) {}
 };
 
 // Whether a sequence is one of a ragged call's that have few rows: a launch of their own splits their keys, and the one
@@ -68,6 +69,11 @@ __device__ inline bool is_split_apart(const Head& head) {
 // Rows of a sequence and kv head that launches which split keys do.
 __device__ inline int split_rows(const Head& head) {
   return head.p.total_q < 0 || is_split_apart(head) ? static_cast<int>(head.len_q * head.p.group) : 0;
+}
+
+// Whether rows are so few that 16-bit types are multiplied by warps, each with keys of its own.
+inline bool has_few_rows(const AttentionParams& p) {
+  return p.total_q < 0 && p.sq * p.group <= kFewRows;
 }
 
 // The most that any may have.
@@ -85,11 +91,17 @@ struct Partials {
   std::int64_t sequence_rows;         // and of each sequence; 0: rows lie end to end, as in q
   std::int64_t first = 0, sequences;  // which ones
 
+  // Rows are fewer than 2^32: there is no memory for more of their results.
   __device__ float* at(const Head& head, std::int64_t row, std::int64_t split) const {
     const std::int64_t before = sequence_rows > 0 ? (head.b - first) * sequence_rows : head.q_first * head.p.group;
-    return data + ((head.hk * rows + before + row) * splits + split) * floats;
+    const auto number = static_cast<std::uint32_t>(head.hk * rows + before + row);
+    return data + std::uint64_t{number} * row_floats() + static_cast<std::uint32_t>(split * floats);
   }
-  __host__ __device__ static std::int64_t m_at(const AttentionParams& p) { return ceil_div(p.dv, 4) * 4; }
+  // From one row's results to the next's.
+  __device__ std::uint32_t row_floats() const { return splits * static_cast<std::uint32_t>(floats); }
+  __host__ __device__ static std::int64_t m_at(const AttentionParams& p) {
+    return (static_cast<std::uint32_t>(p.dv) + 3) / 4 * 4;
+  }
 };
 constexpr std::int64_t kMostPartials = std::int64_t{1} << 30;  // bytes, of ragged sequences, unless one takes more
 
@@ -155,6 +167,11 @@ inline Partials partials_of(const AttentionParams& p, std::byte* workspace, int 
 inline bool finishes_at_once(const AttentionParams& p, const Partials& partials) {
   return partials.splits == 1 && !has_modifiers(p.score) && p.score.scale_log2 != 0 && !p.score.sinks;
 }
+
+// Queues what the decoding of quantised caches does for these sequences, which takes elements of 16 bits, too, for up
+// to kFewRows rows, and where it does not finish them, the kernel below.
+cudaError_t split_kv(const AttentionParams& p, const Partials& partials, bool finishes, bool early,
+                     cudaStream_t stream);
 
 // Queues the kernel that finishes the rows of these sequences, to begin while the one before ends.
 cudaError_t attention_combine(const AttentionParams& p, const Partials& partials, cudaStream_t stream);

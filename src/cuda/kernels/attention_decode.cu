@@ -1,4 +1,5 @@
-// attention_decode: attention_wgmma's kernel over splits of the keys, of few rows in 16-bit types.
+// attention_decode of 16-bit types: attention_wgmma's kernel over splits of the keys, or for up to 16 rows, most of
+// whose tiles would be empty, split_kv.
 #include <cuda_runtime.h>
 
 #include "cuda/kernels/wgmma_kernel.cuh"
@@ -15,6 +16,7 @@ cudaError_t launch_size(WgmmaParams& params, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t attention_decode(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
+  if (has_few_rows(p)) return attention_split_kv(p, workspace, stream);
   WgmmaParams params = params_of(p);
   return for_each_part(p, partials_of(p, workspace), [&](const Partials& partials) {
     params.partials = partials;
@@ -23,8 +25,10 @@ cudaError_t attention_decode(const AttentionParams& p, std::byte* workspace, cud
       return p.q_type == DType::f16 ? launch_size<__half, size>(params, stream)
                                     : launch_size<__nv_bfloat16, size>(params, stream);
     });
-    if (status != cudaSuccess || params.unsplit || params.combines) return status;
-    return attention_combine(p, partials, stream);
+    if (status != cudaSuccess) return status;
+    // Ragged sequences may have few rows, or more; both leave their results for one kernel that combines them.
+    if (p.total_q >= 0) return split_kv(p, partials, params.unsplit, true, stream);
+    return params.unsplit || params.combines ? status : attention_combine(p, partials, stream);
   });
 }
 

@@ -290,19 +290,14 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) decode(const __grid_c
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const float sum = at.over_row(all_l[h], Sum());
-    if (at.in_row() == 0) results.m[warp][at.row(h)] = m[h], results.l[warp][at.row(h)] = sum;
+    if (at.in_row() == 0) results.m[at.row(h)][warp] = m[h], results.l[at.row(h)][warp] = sum;
   }
-  __syncthreads();
-  float factor[2];
-#pragma unroll
-  for (int h = 0; h < 2; ++h) factor[h] = exp2_approx(m[h] - shift_of(results.top(warp % team, team, at.row(h))));
 #pragma unroll
   for (int i = 0; i < C::kOut; ++i)  // [kRows][kSize], where keys were
-    store4(own_ring + 4 * (at.row(at.half_of_out(i)) * C::kSize + at.column_of_out(i)),
-           __float_as_uint(all_o[i] * factor[at.half_of_out(i)]));
+    store4(own_ring + 4 * (at.row(at.half_of_out(i)) * C::kSize + at.column_of_out(i)), __float_as_uint(all_o[i]));
   __syncthreads();
-  results.store(block, params.partials, team, reinterpret_cast<const float*>(shared + team * kRows * C::kPitch),
-                C::kSize, C::kRingBytes / 4);
+  results.store(block, params.partials, params.partials.splits == 1, team,
+                reinterpret_cast<const float*>(shared + team * kRows * C::kPitch), C::kSize, C::kRingBytes / 4);
 }
 
 // Calls `then` with the configuration for a call.

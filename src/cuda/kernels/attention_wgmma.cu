@@ -115,7 +115,7 @@ cudaError_t attention_wgmma(const AttentionParams& p, std::byte* workspace, cuda
                                   : launch_size<__nv_bfloat16, size>(params, stream);
   });
   if (status != cudaSuccess || p.total_q < 0) return status;
-  return (is_quantised(p) ? attention_decode_quantised : attention_decode)(p, workspace, stream);
+  return (is_quantised(p) ? attention_split_kv : attention_decode)(p, workspace, stream);
 }
 
 }  // namespace rapt::cuda

@@ -49,9 +49,10 @@ std::size_t decode_workspace(const AttentionParams& params);  // bytes, at a mul
 bool decode_finishes_at_once(const AttentionParams& params);  // whether the kernels need no workspace
 cudaError_t attention_decode(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
 cudaError_t attention_decode_f32(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
-// Of quantised keys and values and queries of any type; groups that have a scale are whole rows or multiples of 32.
+// Of quantised keys and values and queries of any type, where groups that have a scale are whole rows or multiples of
+// 32; and what attention_decode does for up to 16 rows.
 bool quantised_groups_fit(const AttentionParams& params);
-cudaError_t attention_decode_quantised(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
+cudaError_t attention_split_kv(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
 
 // attention_latent: heads of up to 576 columns whose values may be columns of their keys, as in latent attention, in
 // 16-bit types; rows as many as there are.

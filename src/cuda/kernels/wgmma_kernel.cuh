@@ -125,28 +125,6 @@ __device__ void attend(const WgmmaParams& params, const SequenceList& list, cons
   redo_fallback_rows<C>(params, list, bad_tiles);
 }
 
-// What attention_combine does, to the bit, for the rows of a sequence and kv head whose splits the cluster has: a row
-// to a math warp. In memory where Q and keys were.
-template <class C>
-__device__ void combine_in_cluster(const WgmmaParams& params, std::uint8_t* shared) {
-  using Sums = RowSums<C::kSize, 1>;
-  const AttentionParams& p = params.p;
-  const int splits = params.partials.splits, warp = threadIdx.x / 32 - 4;
-  const unsigned number = params.splits.quotient(blockIdx.x), b = params.hk.quotient(number);
-  const Head head(p, params.partials.first + b, number - b * static_cast<unsigned>(p.hk));
-  const int rows = split_rows(head), own_splits = SplitKeys(head, params.partials.rule).count;
-  unsigned bad = 0;  // of the warp's rows
-  int first = static_cast<int>(cluster_rank()) * 4 + warp;
-#pragma unroll 1
-  for (int i = 0, row = first; row < rows; ++i, row += 4 * splits)
-    if (!combine_row(p, params.partials, head, row, own_splits, reinterpret_cast<Sums*>(shared)[warp])) bad |= 1u << i;
-#pragma unroll 1
-  for (; bad != 0; bad >>= 1, first += 4 * splits)
-    if (bad & 1)
-      attend_rows<typename C::Element, C::kSize, true>(p, static_cast<int>(head.b), static_cast<int>(head.hk), first,
-                                                       1);
-}
-
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kBlocks) wgmma(const __grid_constant__ WgmmaParams params) {
   extern __shared__ std::uint8_t shared[];
@@ -199,7 +177,13 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) wgmma(const __grid_co
     if (params.combines) {
       __syncwarp();
       cluster_sync();
-      if (threadIdx.x >= 128) combine_in_cluster<C>(params, shared + (data - shared_address(shared)));
+      if (threadIdx.x >= 128) {  // in memory where Q and keys were
+        const unsigned number = params.splits.quotient(blockIdx.x), b = params.hk.quotient(number);
+        const Head head(params.p, params.partials.first + b, number - b * static_cast<unsigned>(params.p.hk));
+        const int warp = threadIdx.x / 32 - 4;
+        auto* const sums = reinterpret_cast<RowSums<C::kSize, 1>*>(shared + (data - shared_address(shared)));
+        combine_in_cluster<typename C::Element>(params.p, params.partials, head, warp, sums[warp]);
+      }
     }
     if (params.early) wait_for_previous();  // whoever waits for this one, waits for that as well
   }
@@ -230,7 +214,8 @@ cudaError_t launch(WgmmaParams& params, cudaStream_t stream) {
   const int splits = C::kSplit ? params.partials.splits : 1;
   params.unsplit = C::kSplit && finishes_at_once(params.p, params.partials);
   // Only where clusters have room beside each other: others wait until all of their thread blocks do.
-  params.combines = C::kSplit && !params.unsplit && splits <= kCombineWarps && 2 * params.all <= multiprocessors();
+  params.combines = C::kSplit && params.p.total_q < 0 && !params.unsplit && splits <= kCombineWarps &&
+                    2 * params.all <= multiprocessors();
   return launch_clusters(params.combines ? splits : 1, params.early, wgmma<C>, blocks, C::kThreads,
                          C::kSharedBytes + SequenceList::bytes(params), stream, params);
 }

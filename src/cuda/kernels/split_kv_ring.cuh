@@ -1,4 +1,5 @@
-// What the decoding of quantised caches is compiled for, what a launch gets, and how K and V come to shared memory.
+// What the decoding of few rows on tensor cores is compiled for, what a launch gets, and how K and V come to shared
+// memory.
 #pragma once
 
 #include "cuda/hopper/codes.cuh"
@@ -9,15 +10,20 @@
 
 namespace rapt::cuda {
 
-constexpr int kQuantisedWarps = 4, kQuantisedThreads = 32 * kQuantisedWarps;
+constexpr int kSplitKvWarps = 4, kSplitKvThreads = 32 * kSplitKvWarps;
 constexpr int kGroupUnit = 32;  // columns: groups are multiples, or whole rows
 constexpr int kMaxUnits = kDecodeMaxHeadSize / kGroupUnit;
 
-// For codes of one type, head sizes up to kSize, rows in kTiles tiles of 8, and numbers in kComponents components.
+// For codes, or elements, of one type, head sizes up to kSize, rows in kTiles tiles of 8, and numbers in kComponents
+// components.
 template <DType kType_, int kSize_, int kTiles_, int kComponents_>
-struct QuantisedConfig {
+struct SplitKvConfig {
   static constexpr DType kType = kType_;
   using Coding = Codes<kType>;
+  using Element = std::conditional_t<kType == DType::f16, __half, __nv_bfloat16>;  // of products
+  static constexpr bool kPlain = Coding::kPlain;
+  // Weights are 2^kShift times as large, so that fp16 has more of the small ones.
+  static constexpr float kShift = kType == DType::f16 ? 7 : 0;
   static constexpr int kSize = kSize_, kTiles = kTiles_, kComponents = kComponents_;
   static constexpr int kRows = 8 * kTiles;
   static constexpr int kRowBytes = kSize / Coding::kChunk * 16, kChunks = kRowBytes / 16;
@@ -40,27 +46,34 @@ struct ShortStrides {
 };
 
 // What a launch knows of k or v: its rows, and where a step's scales and zeros lie in a slot of the ring.
-struct QuantisedSide {
+struct SplitKvSide {
   const std::uint8_t* data;
   Strides stride;
   Quantization quant;
   ShortStrides of_rows, of_scales, of_zeros;
   int bytes;              // of a row
   int groups;             // that have a scale each; 0: no scales
-  bool grouped;           // scales multiply sums of units of columns: they are several, or there are zeros
+  bool grouped, zeros;    // grouped: scales multiply sums of units of columns: they are several, or there are zeros
   int scale_at, zero_at;  // bytes from the tile on; [groups][keys]
   int group_of_unit[kMaxUnits];
 };
-struct QuantisedParams {
+struct SplitKvParams {
   AttentionParams p;
   Partials partials;
-  QuantisedSide k, v;
+  SplitKvSide k, v;
+  ShortStrides of_queries;  // where `vector_queries`
   Divisor page_size;
   SplitGrid grid;
   std::uint32_t code_offset;  // Codes::offset
   int slot_bytes;             // of the ring: a tile, its scales and zeros
+  bool finishes;              // no sequence's keys are split, and results are stored at once
+  bool combines;              // the thread blocks of a sequence and kv head are a cluster, and combine their results
+  bool early;                 // to begin while the launch before, of this call, is at work
   bool modified;              // scores need more than a scale
+  bool scaled_queries;        // by q_scale
+  bool in_blocks;             // keys are in pages or a ring
   bool vector;  // rows of k and v are whole times 16 bytes, and what leads to them and their scales fits 32 bits
+  bool vector_queries;  // rows of q likewise
 };
 
 // The entry or page that a key lies in, and its row there.
@@ -73,21 +86,26 @@ struct RowPlace {
 template <class C>
 struct CodeRing {
   static constexpr int kAtOnce = 32 / C::kChunks;  // rows that a warp copies with one instruction
+  static constexpr int kCopies = C::kStepKeys / kAtOnce;
 
-  const QuantisedParams& params;
-  const std::uint32_t data, bytes;
+  const SplitKvParams& params;
+  std::uint32_t data, last;  // the ring's first slot and its last
   const int lane = threadIdx.x % 32;
   const std::uint32_t b, hk;
   const int begin, end;     // keys of the split that some row of the block sees
   std::uint32_t first_row;  // of dense keys and rings: where the split's first key lies
-  // The lane's 16 bytes of the rows that the warp copies at once: their place in a tile, and in K's and V's first row.
+  // The lane's 16 bytes of the rows that the warp copies at once: their column, their place in a tile, and where the kv
+  // head's first row of K and V has them.
+  int own_column;
   std::uint32_t own_place;
   std::uint64_t k_from, v_from;
+  // Which key of a step the lane knows the place of: of those that its kChunks lanes copy, the i-th for the i-th lane.
+  int own_key;
 
-  __device__ CodeRing(const QuantisedParams& params, const SplitBlock& block, std::uint32_t rings)
+  __device__ CodeRing(const SplitKvParams& params, const SplitBlock& block, std::uint32_t rings)
       : params(params),
-        data(rings + threadIdx.x / 32 * C::kSlots * params.slot_bytes),
-        bytes(C::kSlots * params.slot_bytes),
+        data(rings + threadIdx.x / 32 * bytes()),
+        last(data + bytes() - params.slot_bytes),
         b(static_cast<std::uint32_t>(block.head.b)),
         hk(static_cast<std::uint32_t>(block.head.hk)),
         begin(block.begin),
@@ -96,31 +114,39 @@ struct CodeRing {
     first_row =
         static_cast<std::uint32_t>(p.ring ? block.first_key % p.page_size : block.head.k_first + block.first_key);
     const int row = lane / C::kChunks, chunk = lane % C::kChunks;
+    own_column = 16 * chunk;
     own_place = row * C::kRowBytes + (chunk ^ turn(row)) * 16;
-    k_from = reinterpret_cast<std::uint64_t>(params.k.data) + 16 * chunk;
-    v_from = reinterpret_cast<std::uint64_t>(params.v.data) + 16 * chunk;
-    asm volatile("" : "+r"(own_place), "+l"(k_from), "+l"(v_from));  // once, not before every copy
+    own_key = key_of(lane);
+    const auto from = [&](const SplitKvSide& side) {
+      return reinterpret_cast<std::uint64_t>(side.data) + std::uint64_t{hk * side.of_rows.h} * 16 + own_column;
+    };
+    k_from = from(params.k), v_from = from(params.v);
+    // Once, not before every copy; and what costs few instructions, where there are registers.
+    asm volatile("" : "+r"(own_place), "+l"(k_from), "+l"(v_from));
+    if (C::kTiles == 1) asm volatile("" : "+r"(own_column), "+r"(own_key), "+r"(data), "+r"(last));
     // Where heads of fewer columns leave rows as they are, zeros: what is in new memory might be no number. What K and
     // V leave there for each other meets Q's zeros, or is a column of O that is not there. (Codes that are no numbers
     // have the row computed once more.)
     if (params.k.bytes == C::kRowBytes && params.v.bytes == C::kRowBytes) return;
-    for (std::uint32_t i = 16 * lane; i < bytes; i += 512) store16(data + i, make_uint4(0, 0, 0, 0));
+    for (std::uint32_t i = 16 * lane; i < bytes(); i += 512) store16(data + i, make_uint4(0, 0, 0, 0));
     __syncwarp();
   }
 
   __device__ static int turn(int row) { return C::kChunks < 8 ? row * C::kChunks / 8 % C::kChunks : row % 8; }
+  // Of a step; lanes with none have another's.
+  __device__ static int key_of(int lane) { return (lane % C::kChunks * kAtOnce + lane / C::kChunks) % C::kStepKeys; }
+  __device__ bool has_key() const { return kCopies == C::kChunks || lane % C::kChunks < kCopies; }
+  __device__ std::uint32_t bytes() const { return C::kSlots * params.slot_bytes; }
   // The slot after another.
-  __device__ std::uint32_t after(std::uint32_t slot) const {
-    return slot + params.slot_bytes == data + bytes ? data : slot + params.slot_bytes;
-  }
+  __device__ std::uint32_t after(std::uint32_t slot) const { return slot == last ? data : slot + params.slot_bytes; }
 
   // key_place() of semantics/sequence.hpp in 32 bits, of the lane's key of a step. Where there is none, of one that
   // some row sees: finite, unless that row's result is not.
   __device__ RowPlace place(int step) const {
     const AttentionParams& p = params.p;
-    const auto key = static_cast<std::uint32_t>(max(min(step + lane % C::kStepKeys, end - 1), begin));
+    const auto key = static_cast<std::uint32_t>(max(min(step + own_key, end - 1), begin));
     const std::uint32_t row = first_row + key;
-    if (p.page_size == 0) return {b, row};
+    if (!params.in_blocks) return {b, row};
     const std::uint32_t page = params.page_size.quotient(row), in_page = params.page_size.remainder(row);
     if (p.ring) return {b, in_page};
     if (step >= end) return {};  // there may be no table
@@ -128,65 +154,68 @@ struct CodeRing {
     return {static_cast<std::uint32_t>(clamp_to(entry, 0, p.page_count - 1)), in_page};
   }
 
-  // Fills a slot with the step's keys or values, if it has any: lane i knows where key i lies.
+  // Fills a slot with the step's keys or values, if it has any: each lane says where its key lies.
   template <bool kValues>
   __device__ __forceinline__ void load(std::uint32_t slot, int step, const RowPlace& at) const {
-    const QuantisedSide& side = kValues ? params.v : params.k;
-    const bool exists = step < end;
-    if (params.vector) {
-      load_rows(slot, side, kValues ? v_from : k_from, at, exists);
-      if (exists && (C::kStepKeys == 32 || lane < C::kStepKeys)) load_numbers(slot + 4 * lane, side, at);
-    } else if (exists && lane < C::kStepKeys) {
-      load_one_by_one(slot, side, hk, at);
+    const SplitKvSide& side = kValues ? params.v : params.k;
+    if (step < end) {
+      if (params.vector) {
+        load_rows(slot, side, kValues ? v_from : k_from, at);
+        if (!C::kPlain && has_key()) load_numbers(slot + 4 * own_key, side, at);
+      } else if (has_key()) {
+        load_one_by_one(slot, side, hk, at);
+      }
     }
     copy_commit();
   }
 
  private:
-  __device__ std::uint32_t index(const ShortStrides& s, const RowPlace& at) const {
-    return at.block * s.b + hk * s.h + at.row * s.s;
-  }
-  __device__ __forceinline__ void load_rows(std::uint32_t tile, const QuantisedSide& side, std::uint64_t from,
-                                            const RowPlace& at, bool exists) const {
-    const std::uint32_t start = index(side.of_rows, at);
+  __device__ __forceinline__ void load_rows(std::uint32_t tile, const SplitKvSide& side, std::uint64_t from,
+                                            const RowPlace& at) const {
+    const std::uint32_t start = at.block * side.of_rows.b + at.row * side.of_rows.s;
     std::uint32_t to = tile + own_place, turned = tile + (own_place ^ 64);
     asm volatile("" : "+r"(to), "+r"(turned));
-    const int row = lane / C::kChunks;
-    const bool wanted = exists && 16 * (lane % C::kChunks) < side.bytes;
+    const bool wanted = own_column < side.bytes;
 #pragma unroll
-    for (int first = 0; first < C::kStepKeys; first += kAtOnce) {
-      const std::uint32_t of_row = __shfl_sync(~0u, start, first + row);
-      // So many rows further on the turn is the same, but for bits that `row` has not.
-      static_assert(C::kChunks < 8 || kAtOnce % 4 == 0 || kAtOnce == 2);
-      const int turn_bits = C::kChunks < 8 ? 0 : first % 8;
+    for (int copy = 0; copy < kCopies; ++copy) {
+      const std::uint32_t of_row = __shfl_sync(~0u, start, copy, C::kChunks);
+      // So many rows further on the turn is the same, but for bits that the lane's row of the first has not.
+      static_assert(C::kChunks < 8 || kAtOnce % 4 == 0 || kAtOnce <= 2);
+      const int first = copy * kAtOnce, turn_bits = C::kChunks < 8 ? 0 : first % 8;
       const std::uint32_t place = turn_bits == 0 ? to : turn_bits == 4 ? turned : tile + (own_place ^ turn_bits * 16);
       const std::uint64_t source = from + std::uint64_t{of_row} * 16;
       if (wanted) copy16(place + first * C::kRowBytes, reinterpret_cast<const void*>(source));
     }
   }
-  // The lane's key's.
-  __device__ __forceinline__ void load_numbers(std::uint32_t to, const QuantisedSide& side, const RowPlace& at) const {
+  // The lane's key's; a scale of 1 where there are none.
+  __device__ __forceinline__ void load_numbers(std::uint32_t to, const SplitKvSide& side, const RowPlace& at) const {
     const auto load = [&](std::uint32_t to, const float* from, const ShortStrides& s) {
-      std::uint32_t number = index(s, at);
+      std::uint32_t number = at.block * s.b + hk * s.h + at.row * s.s;
+      if (!side.grouped) return copy4(to, from + number);
 #pragma unroll 1
       for (int g = 0; g < side.groups; ++g, number += s.d, to += 4 * C::kStepKeys) copy4(to, from + number);
     };
+    if (side.groups == 0) return store4(to + side.scale_at, __float_as_uint(1));
     load(to + side.scale_at, side.quant.scale, side.of_scales);
-    if (side.quant.zero) load(to + side.zero_at, side.quant.zero, side.of_zeros);
+    if (side.grouped && side.zeros) load(to + side.zero_at, side.quant.zero, side.of_zeros);
   }
 
   // The lane's key, of any strides and sizes.
-  __device__ __noinline__ static void load_one_by_one(std::uint32_t slot, const QuantisedSide& side, std::uint32_t hk,
+  __device__ __noinline__ static void load_one_by_one(std::uint32_t slot, const SplitKvSide& side, std::uint32_t hk,
                                                       RowPlace at) {
-    const int lane = threadIdx.x % 32;
+    const int key = key_of(threadIdx.x % 32);
     const auto index = [&](const Strides& s) { return at.block * s.b + hk * s.h + at.row * s.s; };
-    const std::uint32_t to = slot + lane * C::kRowBytes;
-    const std::uint8_t* const from = side.data + index(side.stride);
+    const std::uint32_t to = slot + key * C::kRowBytes;
+    const std::uint8_t* const from = side.data + index(side.stride) * (C::kPlain ? 2 : 1);
+    constexpr int kElement = C::kPlain ? 2 : 1;  // bytes
     for (int byte = 0; byte < side.bytes; ++byte)
-      store1(to + (byte / 16 ^ turn(lane)) * 16 + byte % 16, from[byte * side.stride.d]);
+      store1(to + (byte / 16 ^ turn(key)) * 16 + byte % 16,
+             from[byte / kElement * side.stride.d * kElement + byte % kElement]);
+    if (C::kPlain) return;
     const Quantization& q = side.quant;
+    if (side.groups == 0) store4(slot + 4 * key + side.scale_at, __float_as_uint(1));
     for (int g = 0; g < side.groups; ++g) {
-      const std::uint32_t number = slot + (g * C::kStepKeys + lane) * 4;
+      const std::uint32_t number = slot + (g * C::kStepKeys + key) * 4;
       store4(number + side.scale_at, __float_as_uint(q.scale[index(q.scale_stride) + g * q.scale_stride.d]));
       if (q.zero) store4(number + side.zero_at, __float_as_uint(q.zero[index(q.zero_stride) + g * q.zero_stride.d]));
     }

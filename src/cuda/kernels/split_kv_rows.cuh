@@ -1,16 +1,17 @@
-// What a warp does with a step of quantised keys and values: S^T = K Q^T, the weights, and O^T += V^T P^T, for up to 8,
-// 16 or 32 rows. Codes come from shared memory as they are and are widened in registers; what has 16 rows in a product
-// is what is read, so that a code is widened once for all rows.
+// What a warp does with a step of keys and values: S^T = K Q^T, the weights, and O^T += V^T P^T, for up to 8, 16 or 32
+// rows. What has 16 rows in a product is what is read, so that few rows leave no lane without work. Elements of 16 bits
+// are multiplied as they are. Codes come from shared memory as they are, too, and are widened in registers, each once
+// for all rows.
 //
 // Every code is a number of bf16, exactly, and so is every query as one component or three; products are fp32, and what
 // scales multiply is fp32, too: sums over columns of K, and weights, before they are rounded to as many components.
 // Where a row has several scales, or zeros, these are of one unit of 32 columns after the other.
 //
-// It is all about few instructions: a step has some 900, of which half widen codes.
+// It is all about few instructions: a step has some 830, of which 512 widen codes if these are floats of 8 bits.
 #pragma once
 
 #include "cuda/hopper/rows.cuh"
-#include "cuda/kernels/quantised_ring.cuh"
+#include "cuda/kernels/split_kv_ring.cuh"
 
 namespace rapt::cuda {
 
@@ -27,7 +28,7 @@ __device__ __forceinline__ void split(float& low, float& high, std::uint32_t (&c
 // Lane i has keys i / 4 and i / 4 + 8 of each 16, and rows 2 (i % 4) and the next of each tile: element 2 h + b of a
 // product is the h-th of these keys (or, of O^T, columns) and the b-th of the rows.
 template <class C>
-struct QuantisedRows {
+struct SplitKvRows {
   static constexpr int kTiles = C::kTiles, kSixteens = C::kSixteens, kComponents = C::kComponents;
   static constexpr int kScores = kSixteens * kTiles * 4;
   static constexpr float kSlack = 4;  // powers of two that weights may be above 1
@@ -35,28 +36,65 @@ struct QuantisedRows {
   using Sums = float[kSixteens][kTiles][kComponents][4];
   using Weights = std::uint32_t[kSixteens][kTiles][kComponents][2];
 
-  const QuantisedParams& params;
+  const SplitKvParams& params;
   const Coding coding;
   const float* const q_sums;  // of Q's units of columns: [units][kRows]
   const int lane = threadIdx.x % 32;
-  std::uint32_t own_query, own_codes;  // where the lane reads Q; and, from a tile on, K and V
+  // Where the lane reads Q; and, from a tile on, K and V; and, from a step's scales on, those of its keys.
+  std::uint32_t own_query, own_codes, own_number;
   float o[C::kSize / 16][kTiles][4] = {};
-  float m[kTiles][2], l[kTiles][2] = {};
-  float s[kScores];  // scores of a step, then weights: 4 for each 16 keys and tile
+  float shift[kTiles][2], l[kTiles][2] = {};  // what weights are relative to; and their sum, of the lane's keys
+  float s[kScores];                           // scores of a step, then weights: 4 for each 16 keys and tile
 
-  __device__ QuantisedRows(const QuantisedParams& params, std::uint32_t q, const float* q_sums)
+  __device__ SplitKvRows(const SplitKvParams& params, std::uint32_t q, const float* q_sums)
       : params(params), coding{params.code_offset}, q_sums(q_sums) {
     const int row = lane % 16;
     own_query = q + lane % 8 * C::kQueryPitch + lane / 8 * 16;
     own_codes = row * C::kRowBytes + (lane / 16 ^ CodeRing<C>::turn(row)) * 16;
-    for (auto& tile : m) tile[0] = tile[1] = -kInfinity;
+    own_number = lane / 4 * 4;
+    // Once, not in every step, where there are registers.
+    if (kTiles == 1) asm volatile("" : "+r"(own_query), "+r"(own_codes), "+r"(own_number));
+    for (auto& tile : shift) tile[0] = tile[1] = -kMaxFloat;
   }
-  __device__ int row(int tile, int b) const { return 8 * tile + lane % 4 * 2 + b; }
-  __device__ int key(int sixteen, int h) const { return 16 * sixteen + lane / 4 + 8 * h; }
+  // The shift of a row whose weights have this sum; -inf: it has seen no key.
+  __device__ float m(int tile, int b, float sum) const {
+    return shift[tile][b] == -kMaxFloat && !(sum > 0) ? -kInfinity : shift[tile][b] - C::kShift;
+  }
+  __device__ void add_plain_values(std::uint32_t slot) {
+    std::uint32_t weights[kSixteens][kTiles][2];
+#pragma unroll
+    for (int i = 0; i < kSixteens; ++i)
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile)
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+          weights[i][tile][h] =
+              transpose(pack<typename C::Element>(s[score(i, tile, 2 * h)], s[score(i, tile, 2 * h + 1)]));
+#pragma unroll
+    for (int column = 0; column < C::kSize / 16; ++column)
+#pragma unroll
+      for (int i = 0; i < kSixteens; ++i) {
+        std::uint32_t x[4];
+        load_columns((slot + own_codes ^ 32 * column) + 16 * i * C::kRowBytes, x);
+        const std::uint32_t a[4] = {x[0], x[2], x[1], x[3]};
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile)
+          multiply<typename C::Element>(o[column][tile], a, weights[i][tile][0], weights[i][tile][1]);
+      }
+  }
+  __device__ int row(int tile, int b) const {
+    return 8 * tile + lane % 4 * 2 + b;
+  }
+  __device__ int key(int sixteen, int h) const {
+    return 16 * sixteen + lane / 4 + 8 * h;
+  }
   __device__ int column(int i, int h) const {
-    return i / Coding::kSteps * Coding::kChunk + Coding::column_of_product(i % Coding::kSteps) + h;
+    if constexpr (C::kPlain) return 16 * i + lane / 4 + 8 * h;
+    else return i / Coding::kSteps * Coding::kChunk + Coding::column_of_product(i % Coding::kSteps) + h;
   }
-  __device__ static constexpr int score(int sixteen, int tile, int n) { return (sixteen * kTiles + tile) * 4 + n; }
+  __device__ static constexpr int score(int sixteen, int tile, int n) {
+    return (sixteen * kTiles + tile) * 4 + n;
+  }
   template <class Combine>
   __device__ static float over_keys(float x, Combine combine) {
     for (const int bit : {4, 8, 16}) x = combine(x, __shfl_xor_sync(~0u, x, bit));
@@ -68,24 +106,20 @@ struct QuantisedRows {
     for (int i = 0; i < kSixteens; ++i)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const float y = load4(from + (group * C::kStepKeys + key(i, h)) * 4);
+        const float y = load4(from + group * (C::kStepKeys * 4) + own_number + (16 * i + 8 * h) * 4);
         x[i][h] = fmaf(y, 0, y);
       }
-  }
-  __device__ void load_scales(const QuantisedSide& side, std::uint32_t slot, int group,
-                              float (&x)[kSixteens][2]) const {
-#pragma unroll
-    for (auto& of_keys : x) of_keys[0] = of_keys[1] = 1;
-    if (side.groups > 0) load_numbers(slot + side.scale_at, group, x);
   }
 
   // s = K Q^T of a step.
   __device__ __forceinline__ void multiply_keys(std::uint32_t slot) {
     Sums sums = {};
+    const SplitKvSide& k = params.k;
+    const bool grouped = k.grouped;
 #pragma unroll
     for (float& x : s) x = 0;
-    const bool grouped = params.k.grouped;
-#pragma unroll 1  // a quarter of the code, and no slower
+    constexpr int kPairsAtOnce = kTiles == 1 ? C::kChunks / 2 : 1;  // of more rows one is less code, and no slower
+#pragma unroll kPairsAtOnce
     for (int pair = 0; pair < C::kChunks / 2; ++pair) {
       std::uint32_t codes[kSixteens][4];
 #pragma unroll
@@ -116,17 +150,43 @@ struct QuantisedRows {
                 multiply(sums[i][tile][component], a, queries[tile][component][2 * step],
                          queries[tile][component][2 * step + 1]);
           }
-        if (grouped) add_unit(slot, number, sums);
+        if (grouped) add_unit(slot, number, sums, k.group_of_unit[number], k.zeros);
       }
     }
-    if (!grouped) add_unit(slot, 0, sums);
+    if (!grouped) add_unit(slot, 0, sums, 0, false);
+  }
+  // The same of elements of 16 bits.
+  __device__ __forceinline__ void multiply_plain_keys(std::uint32_t slot) {
+    float sums[kSixteens][kTiles][4] = {};
+#pragma unroll
+    for (int unit = 0; unit < C::kSize / kGroupUnit; ++unit) {
+      std::uint32_t queries[kTiles][4];
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile)
+        load_matrices(own_query + 8 * tile * C::kQueryPitch + 64 * unit, queries[tile]);
+#pragma unroll
+      for (int step = 0; step < 2; ++step)
+#pragma unroll
+        for (int i = 0; i < kSixteens; ++i) {
+          std::uint32_t a[4];
+          load_matrices((slot + own_codes ^ 32 * (2 * unit + step)) + 16 * i * C::kRowBytes, a);
+#pragma unroll
+          for (int tile = 0; tile < kTiles; ++tile)
+            multiply<typename C::Element>(sums[i][tile], a, queries[tile][2 * step], queries[tile][2 * step + 1]);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < kSixteens; ++i)
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile)
+#pragma unroll
+        for (int n = 0; n < 4; ++n) s[score(i, tile, n)] = sums[i][tile][n];
   }
   // s += (sums, less what zeros take from them) * scale, of a unit's columns, or of all where they have one scale.
-  __device__ __forceinline__ void add_unit(std::uint32_t slot, int unit, Sums& sums) {
-    const QuantisedSide& k = params.k;
-    const int group = k.group_of_unit[unit];
+  __device__ __forceinline__ void add_unit(std::uint32_t slot, int unit, Sums& sums, int group, bool zeros) {
+    const SplitKvSide& k = params.k;
     float scale[kSixteens][2];
-    load_scales(k, slot, group, scale);
+    load_numbers(slot + k.scale_at, group, scale);
 #pragma unroll
     for (auto& of_keys : sums)
 #pragma unroll
@@ -136,7 +196,7 @@ struct QuantisedRows {
 #pragma unroll
           for (int component = kComponents - 1; component > 0; --component)
             of_tile[component - 1][n] += of_tile[component][n], of_tile[component][n] = 0;
-    if (k.quant.zero) {
+    if (zeros) {
       float zero[kSixteens][2];
       load_numbers(slot + k.zero_at, group, zero);
 #pragma unroll
@@ -171,8 +231,9 @@ struct QuantisedRows {
           s[score(i, tile, b)] *= scale[row(tile, b)], s[score(i, tile, 2 + b)] *= scale[row(tile, b)];
   }
 
-  // From scores to weights. All m are integers, so that moving one multiplies by exact powers of two, and it moves only
-  // where weights would be above 2^kSlack: seldom, after a row's first step.
+  // From scores to weights. A shift moves only where weights would be above 2^kSlack: seldom, after a row's first step.
+  // Those of codes are integers, so that a move multiplies by exact powers of two. Elsewhere it is the largest score
+  // itself, whose weight is then 1: a key that outweighs all others gives its value exactly, in 16 bits, too.
   __device__ __forceinline__ void softmax() {
     float top[kTiles][2];
     bool above = false;
@@ -180,26 +241,26 @@ struct QuantisedRows {
     for (int tile = 0; tile < kTiles; ++tile)
 #pragma unroll
       for (int b = 0; b < 2; ++b) {
-        top[tile][b] = -kInfinity;
 #pragma unroll
-        for (int i = 0; i < kSixteens; ++i)
-          top[tile][b] = fmaxf(top[tile][b], fmaxf(s[score(i, tile, b)], s[score(i, tile, 2 + b)]));
-        above |= top[tile][b] > m[tile][b] + kSlack;
+        for (int i = 0; i < kSixteens; ++i) {
+          const float pair = fmaxf(s[score(i, tile, b)], s[score(i, tile, 2 + b)]);
+          top[tile][b] = i == 0 ? pair : fmaxf(top[tile][b], pair);
+        }
+        above |= top[tile][b] > shift[tile][b] + kSlack;
       }
     if (__any_sync(~0u, above)) move_shifts(top);
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile)
 #pragma unroll
       for (int b = 0; b < 2; ++b) {
-        const float shift = shift_of(m[tile][b]);
-        float sum = 0;
+        float sum;
 #pragma unroll
         for (int i = 0; i < kSixteens; ++i)
 #pragma unroll
           for (int n = b; n < 4; n += 2) {
             float& x = s[score(i, tile, n)];
-            x = exp2_approx(x - shift);
-            sum += x;
+            x = exp2_approx(x - (shift[tile][b] - C::kShift));
+            sum = i + n == b ? x : sum + x;
           }
         l[tile][b] += sum;
       }
@@ -210,9 +271,9 @@ struct QuantisedRows {
       float rescale[2];
 #pragma unroll
       for (int b = 0; b < 2; ++b) {
-        const float from = m[tile][b], all = over_keys(top[tile][b], Max());
-        if (all > from + kSlack) m[tile][b] = ceilf(all);
-        rescale[b] = exp2_approx(from - shift_of(m[tile][b]));
+        const float from = shift[tile][b], all = over_keys(top[tile][b], Max());
+        if (all > from + kSlack) shift[tile][b] = C::kPlain ? all : ceilf(all);
+        rescale[b] = exp2_approx(from - shift[tile][b]);
         l[tile][b] *= rescale[b];
       }
 #pragma unroll
@@ -225,10 +286,10 @@ struct QuantisedRows {
   // The weights of a unit of V's columns, or of all where they have one scale, as operands. What zeros take goes to O:
   // from the weights as they are rounded, so that what a weight is off by multiplies (code - zero) alone.
   __device__ __forceinline__ void weigh(std::uint32_t slot, int unit, Weights& weights) {
-    const QuantisedSide& v = params.v;
-    const int group = v.group_of_unit[unit];
+    const SplitKvSide& v = params.v;
+    const int group = unit == 0 ? 0 : v.group_of_unit[unit];
     float scale[kSixteens][2];
-    load_scales(v, slot, group, scale);
+    load_numbers(slot + v.scale_at, group, scale);
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile)
 #pragma unroll
@@ -242,7 +303,7 @@ struct QuantisedRows {
           for (int component = 0; component < kComponents; ++component)
             weights[i][tile][component][h] = transpose(components[component]);
         }
-    if (!v.quant.zero) return;
+    if (!v.grouped || !v.zeros) return;
     float zero[kSixteens][2];
     load_numbers(slot + v.zero_at, group, zero);
 #pragma unroll

@@ -1,0 +1,147 @@
+// What the decoding of quantised caches, and that of few rows in 16 bits, is compiled for, and its launch.
+#include "cuda/kernels/split_kv.cuh"
+
+namespace rapt::cuda {
+namespace {
+
+// In units of so many elements.
+ShortStrides short_strides(const Strides& s, std::int64_t unit) {
+  const auto count = [&](std::int64_t stride) { return static_cast<std::uint32_t>(stride / unit); };
+  return {count(s.b), count(s.h), count(s.s), count(s.d)};
+}
+
+// Rows of `size` codes of k or v, whose tiles have so many bytes. Raises `slot_bytes` to what they take with scales.
+SplitKvSide side_of(const void* data, DType type, const Strides& stride, std::int64_t size, const Quantization& quant,
+                    int step_keys, int tile_bytes, int& slot_bytes) {
+  SplitKvSide side{static_cast<const std::uint8_t*>(data), stride, quant};
+  const int element = static_cast<int>(only(type) & kFloatTypes ? 2 : 1);  // bytes
+  side.of_rows = short_strides(stride, 16 / element);
+  side.of_scales = short_strides(quant.scale_stride, 1), side.of_zeros = short_strides(quant.zero_stride, 1);
+  side.bytes = static_cast<int>(type == DType::i4x2 ? size / 2 : size * element);
+  side.groups = quant.scale ? static_cast<int>(size / quant.group) : 0;
+  side.grouped = side.groups > 1 || quant.zero, side.zeros = quant.zero;
+  for (int unit = 0; unit < kMaxUnits; ++unit)
+    side.group_of_unit[unit] =
+        side.grouped ? static_cast<int>(std::min<std::int64_t>(unit * kGroupUnit, size - 1) / quant.group) : 0;
+  const int bytes = element == 1 ? std::max(side.groups, 1) * step_keys * 4 : 0;
+  side.scale_at = tile_bytes, side.zero_at = tile_bytes + bytes;
+  const std::int64_t kAligned = element == 1 ? 256 : 512;  // as long as the longest row
+  const std::int64_t end = tile_bytes + (quant.zero ? 2 * bytes : bytes);
+  slot_bytes = std::max(slot_bytes, static_cast<int>(ceil_div(end, kAligned) * kAligned));
+  return side;
+}
+
+// Whether rows are whole times 16 bytes, and 32 bits count these and their scales.
+bool is_simple(const AttentionParams& p, const SplitKvSide& side) {
+  const std::int64_t entries = p.page_size > 0 && !p.ring ? p.page_count : p.b;
+  const std::int64_t rows = p.page_size > 0 ? p.page_size : std::max(p.sk, p.total_k);
+  const auto fits = [&](const Strides& s, std::int64_t columns, std::int64_t unit) {
+    return entries * s.b + p.hk * s.h + rows * s.s + columns * s.d < unit << 32;
+  };
+  const Quantization& q = side.quant;
+  const int element = only(p.kv_type) & kFloatTypes ? 2 : 1;
+  return is_vector(side.data, side.stride, element) && side.bytes % 16 == 0 &&
+         fits(side.stride, side.bytes, 16 / element) && fits(q.scale_stride, side.groups, 1) &&
+         fits(q.zero_stride, side.groups, 1);
+}
+
+// The same of queries, whose numbers lie side by side in eights.
+void set_queries(const AttentionParams& p, SplitKvParams& params) {
+  const std::int64_t bytes = p.q_type == DType::f32 ? 4 : p.q_type == DType::f8e4m3 ? 1 : 2, unit = 16 / bytes;
+  const Strides& s = p.q_stride;
+  const std::int64_t end = p.b * s.b + p.hk * p.group * s.h + std::max(p.sq, p.total_q) * s.s;
+  params.of_queries = short_strides(s, unit);
+  params.vector_queries = is_vector(p.q, s, bytes) && p.d % 8 == 0 && end < unit << 32;
+}
+
+template <class C>
+cudaError_t launch(SplitKvParams params, cudaStream_t stream) {
+  const AttentionParams& p = params.p;
+  params.code_offset = C::Coding::kOffset;
+  const std::int64_t rows = C::kPlain ? std::min<std::int64_t>(most_rows(p), kFewRows) : most_rows(p);
+  const std::int64_t tiles = ceil_div(rows, C::kRows), cluster = tiles * params.partials.splits;
+  params.grid = SplitGrid(p, params.partials, tiles);
+  const auto side = [&](const void* data, const Strides& stride, std::int64_t size, const Quantization& quant) {
+    return side_of(data, p.kv_type, stride, size, quant, C::kStepKeys, C::kTileBytes, params.slot_bytes);
+  };
+  params.k = side(p.k, p.k_stride, p.d, p.k_quant), params.v = side(p.v, p.v_stride, p.dv, p.v_quant);
+  params.vector = is_simple(p, params.k) && is_simple(p, params.v);
+  const int shared_bytes = kSplitKvWarps * C::kSlots * params.slot_bytes + C::kQueryBytes;
+  // Only where clusters have room beside each other: others wait until all of their thread blocks do.
+  params.combines = !params.finishes && !params.early && params.partials.splits <= kCombineWarps &&
+                    cluster <= kCombineWarps && 2 * params.grid.blocks <= static_cast<unsigned>(multiprocessors());
+  const cudaError_t status =
+      launch_clusters(params.combines ? static_cast<unsigned>(cluster) : 1, params.early, split_kv<C>,
+                      params.grid.blocks, kSplitKvThreads, shared_bytes, stream, params);
+  if (status != cudaSuccess || params.finishes || params.combines) return status;
+  return attention_combine(p, params.partials, stream);
+}
+
+template <DType kType, int kTiles, int kComponents>
+cudaError_t launch(const SplitKvParams& params, cudaStream_t stream) {
+  const std::int64_t size = std::max(params.p.d, params.p.dv);
+  if (size <= 64) return launch<SplitKvConfig<kType, 64, kTiles, kComponents>>(params, stream);
+  if (size <= 128) return launch<SplitKvConfig<kType, 128, kTiles, kComponents>>(params, stream);
+  return launch<SplitKvConfig<kType, 256, std::min(kTiles, 2), kComponents>>(params, stream);
+}
+
+// As many components as make queries exact, of 16 bits or of 32. Where they are several, registers are for 8 rows. No
+// bit depends on how many rows a block has: of ragged sequences, whose rows the host does not know, it has 16.
+template <DType kType>
+cudaError_t launch(const SplitKvParams& params, cudaStream_t stream) {
+  const AttentionParams& p = params.p;
+  if (p.q_type != DType::bf16 && p.q_type != DType::f8e4m3) return launch<kType, 1, 3>(params, stream);
+  const std::int64_t rows = p.total_q < 0 ? p.sq * p.group : 16;
+  if (rows > 16) return launch<kType, 4, 1>(params, stream);
+  return rows > 8 ? launch<kType, 2, 1>(params, stream) : launch<kType, 1, 1>(params, stream);
+}
+
+// Keys and values that are elements of 16 bits, for few rows.
+template <DType kType>
+cudaError_t launch_plain(const SplitKvParams& params, cudaStream_t stream) {
+  const AttentionParams& p = params.p;
+  const std::int64_t rows = p.total_q < 0 ? p.sq * p.group : kFewRows;
+  return rows > 8 ? launch<kType, 2, 1>(params, stream) : launch<kType, 1, 1>(params, stream);
+}
+
+cudaError_t launch(const SplitKvParams& params, cudaStream_t stream) {
+  switch (params.p.kv_type) {
+    case DType::bf16:
+      return launch_plain<DType::bf16>(params, stream);
+    case DType::f16:
+      return launch_plain<DType::f16>(params, stream);
+    case DType::i8:
+      return launch<DType::i8>(params, stream);
+    case DType::i4x2:
+      return launch<DType::i4x2>(params, stream);
+    case DType::f8e4m3:
+      return launch<DType::f8e4m3>(params, stream);
+    default:
+      return launch<DType::f8e5m2>(params, stream);
+  }
+}
+
+}  // namespace
+
+bool quantised_groups_fit(const AttentionParams& p) {
+  const auto fit = [](std::int64_t group, std::int64_t size) { return group == size || group % kGroupUnit == 0; };
+  return fit(p.k_quant.group, p.d) && fit(p.v_quant.group, p.dv);
+}
+
+cudaError_t split_kv(const AttentionParams& p, const Partials& partials, bool finishes, bool early,
+                     cudaStream_t stream) {
+  SplitKvParams params{p, partials};
+  params.finishes = finishes, params.early = early;
+  params.modified = has_modifiers(p.score), params.scaled_queries = p.q_scale;
+  params.in_blocks = p.page_size > 0, params.page_size = Divisor(p.page_size);
+  set_queries(p, params);
+  return launch(params, stream);
+}
+
+cudaError_t attention_split_kv(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
+  return for_each_part(p, partials_of(p, workspace), [&](const Partials& partials) {
+    return split_kv(p, partials, partials.splits == 1, false, stream);
+  });
+}
+
+}  // namespace rapt::cuda

@@ -1,0 +1,253 @@
+// Attention of few rows over keys and values of 16 bits, or codes: split-KV like attention_decode_f32, on tensor cores.
+// A warp takes a step of the split's keys at a time through a ring of its own, so that no warp waits for another before
+// the split is done.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "cuda/hopper/combine_row.cuh"
+#include "cuda/kernels/kernels.hpp"
+#include "cuda/kernels/split_kv_rows.cuh"
+#include "cuda/tile/launch.cuh"
+
+namespace rapt::cuda {
+
+// A thread's share of the block's rows of Q, zeros past the last column: first read, all at once, and later put into
+// shared memory in components, their columns in the order that codes come in. Past the last row it is there once more:
+// nobody takes its results.
+template <class C>
+struct QueryLoader {
+  // What a thread reads at once are the columns of a lane's 4 bytes of codes: pair i of these are number i and the one
+  // kPairs further on, and goes to kPairs products.
+  static constexpr int kPairs = C::Coding::kPairs, kWidth = 2 * kPairs, kUnits = C::kSize / kWidth;
+  static constexpr int kAll = C::kRows * kUnits, kOwn = (kAll + kSplitKvThreads - 1) / kSplitKvThreads;
+  static constexpr int kWords = kWidth / (C::kComponents > 1 ? 1 : 2);
+  const DType type;
+  std::uint32_t bits[kOwn][kWords];  // as they lie in memory
+
+  __device__ static unsigned unit(unsigned i) { return threadIdx.x + i * kSplitKvThreads; }
+  __device__ static bool exists(int i) { return kAll % kSplitKvThreads == 0 || unit(i) < kAll; }
+
+  __device__ QueryLoader(const SplitKvParams& params, const SplitBlock& block) : type(params.p.q_type) {
+    if (C::kComponents > 1 && type == DType::f32) read<std::uint32_t>(params, block);
+    else if (C::kComponents == 1 && type == DType::f8e4m3) read<std::uint8_t>(params, block);
+    else read<std::uint16_t>(params, block);
+  }
+  __device__ void store(std::uint32_t q) const {
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      if (!exists(i)) break;
+      const unsigned row = unit(i) / kUnits, unit_of_row = unit(i) % kUnits;
+      const unsigned place = unit_of_row / 4 * C::Coding::kChunk + unit_of_row % 4 * 2;
+#pragma unroll
+      for (int pair = 0; pair < kPairs; ++pair) {
+        std::uint32_t components[C::kComponents];
+        if constexpr (C::kComponents == 1) {
+          components[0] = type == DType::f8e4m3 ? two_in_bf16(i, pair) : two(i, pair);
+        } else {
+          float low = exact(i, pair), high = exact(i, pair + kPairs);
+          split(low, high, components);
+        }
+#pragma unroll
+        for (int component = 0; component < C::kComponents; ++component)
+          store4(q + (component * C::kRows + row) * C::kQueryPitch + 2 * (place + 8 * pair), components[component]);
+      }
+    }
+  }
+
+ private:
+  // Element n of those of so many bits.
+  __device__ std::uint32_t number(int i, int n, int size) const {
+    return bits[i][n * size / 32] >> n * size % 32 & (size == 8 ? 0xff : 0xffff);
+  }
+  // A pair of 16 bits each.
+  __device__ std::uint32_t two(int i, int pair) const {
+    if constexpr (kPairs == 1) return bits[i][0];
+    else return __byte_perm(bits[i][pair / 2], bits[i][(pair + kPairs) / 2], pair % 2 == 0 ? 0x5410 : 0x7632);
+  }
+  // Queries of f8e4m3 are numbers of bf16 exactly.
+  __device__ std::uint32_t two_in_bf16(int i, int pair) const {
+    const auto in_bf16 = [](std::uint32_t code) {
+      return __float_as_uint(code_of_byte(static_cast<std::uint8_t>(code), DType::f8e4m3)) >> 16;
+    };
+    return in_bf16(number(i, pair, 8)) | in_bf16(number(i, pair + kPairs, 8)) << 16;
+  }
+  __device__ float exact(int i, int n) const {
+    if (type == DType::f32) return __uint_as_float(bits[i][n]);
+    return __half2float(__ushort_as_half(static_cast<std::uint16_t>(number(i, n, 16))));
+  }
+
+  template <class Bits>
+  __device__ __forceinline__ void read(const SplitKvParams& params, const SplitBlock& block) {
+    struct alignas(kWidth * sizeof(Bits) < 16 ? kWidth * sizeof(Bits) : 16) Unit {
+      Bits numbers[kWidth];
+    };
+    const AttentionParams& p = params.p;
+    const auto* const data = static_cast<const Bits*>(p.q);
+    const auto last_column = static_cast<unsigned>(p.d - 1);
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      if (!exists(i)) break;
+      const Row row = block.row(min(block.row_begin + static_cast<int>(unit(i) / kUnits), block.row_count - 1));
+      const unsigned first = unit(i) % kUnits * kWidth;
+      Unit unit{};
+      if (params.vector_queries) {
+        const ShortStrides& s = params.of_queries;
+        const std::uint32_t at = static_cast<std::uint32_t>(block.head.b) * s.b +
+                                 static_cast<std::uint32_t>(row.q_head) * s.h +
+                                 static_cast<std::uint32_t>(block.head.q_first + row.token) * s.s;
+        constexpr int kSixteen = 16 / sizeof(Bits);  // bytes
+        if (first <= last_column) unit = *reinterpret_cast<const Unit*>(data + first + std::uint64_t{at} * kSixteen);
+      } else {
+        const Bits* const from = data + row_at(p.q_stride, block.head, row);
+#pragma unroll
+        for (int n = 0; n < kWidth; ++n) {
+          const Bits x = from[min(first + n, last_column) * p.q_stride.d];
+          unit.numbers[n] = first + n <= last_column ? x : Bits{0};
+        }
+      }
+      memcpy(bits[i], &unit, sizeof unit);
+    }
+  }
+};
+
+// Sums of each unit's columns of the rows of Q, for keys with zeros: [units][kRows].
+template <class C>
+__device__ void sum_queries(std::uint32_t q, float* sums) {
+  for (int i = threadIdx.x; i < C::kSize / kGroupUnit * C::kRows; i += kSplitKvThreads) {
+    float sum = 0;
+#pragma unroll
+    for (int component = C::kComponents - 1; component >= 0; --component)
+#pragma unroll 4
+      for (int pair = 0; pair < kGroupUnit / 2; ++pair) {
+        const int unit = i / C::kRows, row = component * C::kRows + i % C::kRows;
+        const auto two = __float_as_uint(load4(q + row * C::kQueryPitch + unit * 2 * kGroupUnit + 4 * pair));
+        sum += __uint_as_float(two << 16), sum += __uint_as_float(two & 0xffff0000u);
+      }
+    sums[i] = sum;
+  }
+}
+
+// A block's share of a split.
+template <class C>
+__device__ __forceinline__ void decode_split(const SplitKvParams& params, const SplitBlock& block,
+                                             std::uint8_t* shared) {
+  __shared__ SplitRows<C::kRows> rows;
+  __shared__ WarpResults<kSplitKvWarps, C::kRows> results;
+  __shared__ float q_sums[C::kSize / kGroupUnit * C::kRows], q_scales[C::kRows];
+  const AttentionParams& p = params.p;
+  const int warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
+  const std::uint32_t rings = shared_address(shared), q = rings + kSplitKvWarps * C::kSlots * params.slot_bytes;
+  const QueryLoader<C> queries(params, block);  // before keys, or they come behind these
+  const CodeRing<C> ring(params, block, rings);
+
+  // The ring has K and V of the warp's steps in turn. As soon as one is read, the next that is not there yet comes to
+  // its place: of an odd number of slots, V to K's and K to V's.
+  constexpr int kAhead = C::kSlots / 2 * kSplitKvWarps * C::kStepKeys, kStride = kSplitKvWarps * C::kStepKeys;
+  constexpr bool kOdd = C::kSlots % 2 != 0;
+  const int end = ring.end;
+  int key = (ring.begin / unsigned{C::kStepKeys} + warp) * C::kStepKeys;  // the first of a step
+  std::uint32_t slot = ring.data;
+#pragma unroll 1
+  for (int i = 0, step = key; i < C::kSlots; i += 2, step += kStride) {
+    const RowPlace at = ring.place(step);
+    ring.template load<false>(slot, step, at), slot = ring.after(slot);
+    if (i + 1 < C::kSlots) ring.template load<true>(slot, step, at), slot = ring.after(slot);
+  }
+  RowPlace later = ring.place(key + kAhead);
+  rows.find(block);
+  if (C::kComponents == 1 && params.scaled_queries && threadIdx.x < C::kRows)
+    q_scales[threadIdx.x] =
+        query_scale(block.head, block.row(min(block.row_begin + static_cast<int>(threadIdx.x), block.row_count - 1)));
+  queries.store(q);
+  __syncthreads();
+  if (params.k.zeros) {
+    sum_queries<C>(q, q_sums);
+    __syncthreads();
+  }
+  // What all rows see as it is: neither end moves down from row to row, but the last ones may see nothing.
+  const int all_from = params.modified ? end : rows.from[C::kRows - 1], all_to = min(rows.to[0], rows.to[C::kRows - 1]);
+
+  SplitKvRows<C> own(params, q, q_sums);
+  const auto wait = [] {  // for the tile in `slot`
+    copy_wait<C::kSlots - 1>();
+    __syncwarp();
+  };
+  const auto replace = [&](auto values, int step, const RowPlace& at) {
+    __syncwarp();
+    ring.template load<values>(slot, step, at);
+    slot = ring.after(slot);
+  };
+#pragma unroll 1
+  for (; key < end; key += kStride) {
+    const RowPlace soon = later;
+    later = ring.place(key + kAhead + kStride);  // before it is wanted: it may be in a table
+    wait();
+    if constexpr (C::kPlain) own.multiply_plain_keys(slot);
+    else own.multiply_keys(slot);
+    replace(std::bool_constant<kOdd>(), key + kAhead, soon);
+    if (C::kComponents == 1 && params.scaled_queries) own.scale_rows(q_scales);
+#pragma unroll
+    for (float& x : own.s) x *= p.score.scale_log2;
+    if (key < all_from || key + C::kStepKeys > all_to) {
+      for_each_four(own.s, [&](int place, float(&four)[4]) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int row = own.row(place / 8 % C::kTiles, e % 2), j = key + own.key(place / 8 / C::kTiles, e / 2);
+          if (j < rows.from[row] || j >= rows.to[row]) four[e] = -kInfinity;
+          else if (params.modified) four[e] = rows.finish(block.head, row, block.first_key + j, four[e]);
+        }
+      });
+    }
+    own.softmax();
+    wait();
+    if constexpr (C::kPlain) own.add_plain_values(slot);
+    else own.add_values(slot);
+    replace(std::bool_constant<!kOdd>(), kOdd ? key + kAhead + kStride : key + kAhead, kOdd ? later : soon);
+  }
+  copy_wait<0>();
+
+  // The warps' results together.
+#pragma unroll
+  for (int tile = 0; tile < C::kTiles; ++tile)
+#pragma unroll
+    for (int b = 0; b < 2; ++b) {
+      const float sum = own.over_keys(own.l[tile][b], Sum());
+      if (lane < 4) results.m[own.row(tile, b)][warp] = own.m(tile, b, sum), results.l[own.row(tile, b)][warp] = sum;
+#pragma unroll
+      for (int i = 0; i < C::kSize / 16; ++i) {  // [kRows][kSize], where keys were
+        const std::uint32_t row = ring.data + 4 * own.row(tile, b) * C::kSize;
+        const float first = own.o[i][tile][b], second = own.o[i][tile][2 + b];
+        if constexpr (C::kPlain) {
+          store4(row + 4 * own.column(i, 0), __float_as_uint(first));
+          store4(row + 4 * own.column(i, 1), __float_as_uint(second));
+        } else {
+          store8(row + 4 * own.column(i, 0), first, second);
+        }
+      }
+    }
+  __syncthreads();
+  results.store(block, params.partials, params.finishes, 1, reinterpret_cast<const float*>(shared), C::kSize,
+                ring.bytes() / 4);
+}
+
+template <class C>
+__global__ void __launch_bounds__(kSplitKvThreads, C::kBlocks) split_kv(const __grid_constant__ SplitKvParams params) {
+  extern __shared__ __align__(512) std::uint8_t shared[];  // as long as the longest row
+  let_next_start();
+  const SplitBlock block(params.p, params.partials, params.grid, C::kRows);
+  // Of ragged sequences of 16-bit types, those of more rows are attention_wgmma's kernel's.
+  if (block.exists && (!C::kPlain || block.row_count <= kFewRows)) decode_split<C>(params, block, shared);
+  if (params.combines) {
+    cluster_sync();
+    unsigned number = blockIdx.x;
+    asm volatile("" : "+r"(number));  // once more, rather than what was worked out before, in registers
+    const SplitBlock own(params.p, params.partials, params.grid, C::kRows, number);
+    const int warp = threadIdx.x / 32;
+    combine_in_cluster<void>(params.p, params.partials, own.head, warp,
+                             reinterpret_cast<RowSums<kDecodeMaxHeadSize, 1>*>(shared)[warp]);
+  }
+  if (params.early) wait_for_previous();  // whoever waits for this one, waits for that as well
+}
+
+}  // namespace rapt::cuda
