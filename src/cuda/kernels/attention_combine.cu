@@ -46,6 +46,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kMaxSize>)
     if (!combine_row(p, partials, head, row, splits, of_rows[own]) && threadIdx.x % (32 * kWarps) < 32)
       attend_rows<void, kMaxSize, true>(p, static_cast<int>(head.b), static_cast<int>(head.hk), row, 1);
   });
+  wait_for_previous();  // where there is no row, too: whoever waits for this one, waits for that as well
 }
 
 // A block does so many rows, up to kMostRows: with a warp to each; or where kMore, those of more than kCombineWarps
