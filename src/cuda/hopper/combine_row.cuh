@@ -107,8 +107,8 @@ __device__ bool combine_row(const AttentionParams& p, const Partials& partials, 
   return !bad;
 }
 
-// What attention_combine does, to the bit, for the rows of a sequence and kv head whose splits the cluster has: a row
-// to each warp of those that four of every thread block call this with, whose number in the block is `warp`.
+// What attention_combine does, to the bit, for the rows of a sequence and kv head whose splits are the cluster's. Four
+// warps of each of its thread blocks call this, numbered by `warp`, and each does a row at a time.
 template <class T, int kMaxSize>
 __device__ void combine_in_cluster(const AttentionParams& p, const Partials& partials, const Head& head, int warp,
                                    RowSums<kMaxSize, 1>& sums) {

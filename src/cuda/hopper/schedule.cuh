@@ -160,7 +160,7 @@ struct TileScheduler {
     tile.rows = static_cast<int>(sequence.len_q) * static_cast<int>(p.group);
     if (tile.row >= tile.rows) return false;
     if (p.total_q >= 0 && is_split_apart(p, tile.rows) != C::kSplit) return false;  // the other launch's
-    if (C::kSplit && tile.rows <= kFewRows) return false;                           // and that of decode_few_rows()
+    if (C::kSplit && tile.rows <= kFewRows) return false;                           // and split_kv's
     const std::int64_t base = sequence.oldest / C::kKeys * C::kKeys;
     keys = KeyWindow(p.score, sequence, base);
     // Neither end of what a row sees moves down from row to row, but rows past the mask's see nothing.

@@ -168,8 +168,8 @@ inline bool finishes_at_once(const AttentionParams& p, const Partials& partials)
   return partials.splits == 1 && !has_modifiers(p.score) && p.score.scale_log2 != 0 && !p.score.sinks;
 }
 
-// Queues what the decoding of quantised caches does for these sequences, which takes elements of 16 bits, too, for up
-// to kFewRows rows, and where it does not finish them, the kernel below.
+// Queues split_kv's kernel for these sequences: over quantised keys, or over 16-bit ones for up to kFewRows rows; then,
+// unless it `finishes` or combines rows itself, the kernel below.
 cudaError_t split_kv(const AttentionParams& p, const Partials& partials, bool finishes, bool early,
                      cudaStream_t stream);
 

@@ -106,7 +106,7 @@ std::size_t wgmma_workspace(const AttentionParams& p) {
 }
 
 // Of ragged sequences, those that have few rows get their keys split, as they do where they are dense; two launches,
-// each of which leaves out what the other does, side by side.
+// each of which leaves out what the other does, side by side (quantised: one after the other).
 cudaError_t attention_wgmma(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
   WgmmaParams params = params_of(p);
   if (is_quantised(p)) describe_codes(params);

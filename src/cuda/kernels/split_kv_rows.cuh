@@ -233,7 +233,7 @@ struct SplitKvRows {
 
   // From scores to weights. A shift moves only where weights would be above 2^kSlack: seldom, after a row's first step.
   // Those of codes are integers, so that a move multiplies by exact powers of two. Elsewhere it is the largest score
-  // itself, whose weight is then 1: a key that outweighs all others gives its value exactly, in 16 bits, too.
+  // itself, whose weight is then 2^kShift: a key that outweighs all others gives its value exactly, in 16 bits, too.
   __device__ __forceinline__ void softmax() {
     float top[kTiles][2];
     bool above = false;
