@@ -1,5 +1,5 @@
 // attention_decode of 16-bit types: attention_wgmma's kernel over splits of the keys, or for up to 16 rows, most of
-// whose tiles would be empty, split_kv.
+// whose tiles would be empty, split_kv. A ragged call has both, each for its sequences.
 #include <cuda_runtime.h>
 
 #include "cuda/kernels/wgmma_kernel.cuh"
