@@ -57,8 +57,8 @@ TEST_CASE("cuda: fallback rows have bits of their own", "[kernel]") {
   each_case(kWithFallback, test);
 }
 
-// More than there are multiprocessors, so that each goes from one to the next: with one, two and three warpgroups, and
-// heads that tensor maps of rows take and do not take.
+// More than there are multiprocessors, so that each goes from one to the next: with two and three warpgroups, heads
+// that tensor maps of rows take and do not take, and fewer and more blocks of keys from tile to tile.
 TEST_CASE("cuda: several tiles for each thread block", "[kernel]") {
   constexpr const char* kMany[] = {
       "attention hq=150 sq=40 sk=70 d=40 causal align=bottom_right lse",
@@ -70,12 +70,13 @@ TEST_CASE("cuda: several tiles for each thread block", "[kernel]") {
       "attention hq=160 hk=20 sq=100 sk=1300 d=24 dv=40 window=90,0 align=bottom_right lse",
       "attention hq=200 sq=80 sk=70 d=33 dv=41 lse",
       "attention hq=9000 sq=5 sk=20 d=64 lse",
+      "attention hq=100 sq=300 sk=300 d=64 causal align=top_left lse",
       "attention b=90 hq=4 sq=200 sk=150 d=64 ragged_q=7000 ragged_k=5000 lse"};
   const auto test = [](const std::string& entry, Case& c) {
     // Fallback rows in some tiles, and none in those between.
     const float huge = c.problem.q_dtype == DType::f16 ? 6e4f : 1e9f;
     for (std::int64_t head = 0; c.problem.ragged_q < 0 && head < c.problem.hq; head += 7)
-      for (const std::int64_t row : {3, 39})
+      for (const std::int64_t row : {3, 39, 70})
         if (row < c.problem.sq) c.q.at({0, head, row, 5}) = huge;
     for (std::int64_t row = 0; row < c.problem.ragged_q; row += 301) c.q.at({row, 1, 5}) = huge;
     check_on(entry, c);
@@ -174,15 +175,18 @@ TEST_CASE("cuda: heads of 33 to 48 and of 65 to 96 columns", "[kernel]") {
   each_case(kMany, test);
 }
 
-// Keys whose rows are not whole 16 bytes are loaded by threads: in the same blocks, whatever the head size.
-TEST_CASE("cuda: keys that no tensor map takes give the bits of those that one takes", "[kernel]") {
+// Rows that are not whole 16 bytes are loaded by threads: in the same blocks of keys, whatever the head size.
+TEST_CASE("cuda: rows that no tensor map takes give the bits of those that one takes", "[kernel]") {
   constexpr const char* kSizes[] = {"d=40", "d=64", "d=72", "d=80", "d=80 dv=64", "d=96", "d=128", "d=192"};
   constexpr const char* kShapes[] = {"hq=2 sq=100 sk=250 lse", "hq=2 sq=100 sk=77 lse", "hq=1 sq=1300 sk=70 lse",
                                      "hq=4 hk=2 sq=330 causal lse", "hq=2 sq=90 sk=400 window=120,-1 align=200 lse"};
   const auto test = [](const std::string& entry, Case& c) {
     if (entry.rfind("attention_wgmma", 0) != 0 || c.problem.q_dtype == DType::f32) return;
     const Bytes by_map = expected(entry, c);
-    for (Tensor* t : {&c.k, &c.v}) *t = with_rows_apart(*t, t->layout().shape[3] + 1);
+    const auto apart = [](Tensor& t) { t = with_rows_apart(t, t.layout().shape[3] + 1); };
+    apart(c.q);
+    CHECK(expected(entry, c) == by_map);
+    apart(c.k), apart(c.v);
     CHECK(expected(entry, c) == by_map);
   };
   for (const char* sizes : kSizes)

@@ -35,17 +35,34 @@ TEST_CASE("cuda: splits of a sequence's keys do not depend on the batch", "[kern
   each_case(kBatches, test);
 }
 
-// Lengths that only the GPU knows get other tiles, and blocks of keys beside those that a row sees.
+// Lengths that only the GPU knows get other tiles, blocks of keys beside those that a row sees, and mostly another
+// kernel. Some have tiles with more and with fewer blocks of keys, and more than one to a thread block.
 TEST_CASE("cuda: a sequence has the bits that it has where its length is not given", "[kernel]") {
   constexpr const char* kSequences[] = {
       "attention hq=2 sq=70 sk=70 d=64 sinks seqlens lse",
       "attention hq=2 sq=200 sk=257 d=40 sinks seqlens causal align=bottom_right lse",
       "attention hq=2 sq=1000 sk=1000 d=64 seqlens window=300,0 align=bottom_right lse",
       "attention hq=2 sq=1000 sk=1000 d=64 sinks seqlens window=300,0 align=bottom_right lse",
-      "attention hq=2 sq=500 sk=700 d=128 seqlens window=130,0 align=bottom_right lse"};
+      "attention hq=2 sq=500 sk=700 d=128 seqlens window=130,0 align=bottom_right lse",
+      "attention b=2 hq=160 hk=40 sq=130 sk=77 d=64 seqlens lse",
+      "attention b=3 hq=100 sq=197 sk=197 d=56 seqlens lse",
+      "attention b=2 hq=300 sq=20 sk=128 d=64 sinks seqlens lse",
+      "attention hq=16 hk=2 sq=600 sk=500 d=48 dv=40 seqlens causal align=bottom_right lse",
+      "attention hq=6 sq=300 sk=2000 d=64 seqlens causal align=top_left lse",
+      "attention hq=2 sq=1300 sk=3000 d=64 seqlens window=500,200 align=bottom_right lse",
+      "attention hq=8 hk=1 sq=1 sk=600 d=64 dv=24 seqlens lse",
+      "attention hq=100 sq=400 sk=400 d=64 seqlens causal align=top_left lse",
+      "attention hq=100 sq=400 sk=400 d=40 seqlens window=100,0 align=bottom_right lse",
+      "attention hq=200 hk=100 sq=300 sk=300 d=64 sinks seqlens causal align=top_left lse",
+      "attention b=2 hq=150 sq=70 sk=100 d=128 seqlens lse",
+      "attention hq=64 hk=2 sq=70 sk=300 d=64 seqlens lse",
+      "attention hq=48 hk=3 sq=70 sk=81 d=64 seqlens lse",
+      "attention hq=3 sq=100 sk=80 d=64 seqlens window=20,20 align=bottom_right lse",
+      "attention hq=2 sq=150 sk=2100 d=64 seqlens lse",
+      "attention hq=1 sq=1100 sk=2100 d=64 seqlens lse"};
   const auto test = [](const std::string& entry, Case& c) {
+    for (std::int64_t n = 0; n < c.problem.b; ++n) set_index(c.seqlens, n, c.problem.sk);
     fill_past_lengths(c);
-    set_index(c.seqlens, 0, c.problem.sk);
     // Keys far above the others, the last that some rows of a tile see; sinks below all.
     for (std::int64_t row = 0; row < c.problem.sq; ++row) c.q.at({0, 0, row, 0}) = 1;
     for (std::int64_t key = 220; key < std::min<std::int64_t>(c.problem.sk, 256); ++key) c.k.at({0, 0, key, 0}) = 100;

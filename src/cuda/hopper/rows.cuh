@@ -92,7 +92,7 @@ __device__ void store_rows(const Grid& grid, const Tile<C>& tile, int warp_row, 
 // The same by TMA, in C::Element and by way of the warp's rows of the tile's Q, which nobody reads any more: panels of
 // columns from `first_row` on. Of dense queries, whose rows past the last one a tensor map knows.
 template <class C, int kOut>
-__device__ __forceinline__ void store_rows_by_tma(const Grid& grid, const CUtensorMap* map, const Tile<C>& tile,
+__device__ __forceinline__ void store_rows_by_tma(const Grid& grid, const CUtensorMap* map, const TileExtent& tile,
                                                   int warp_row, std::uint32_t first_row, const float (&o)[kOut]) {
   using T = typename C::Element;
   const AttentionParams& p = grid.p;
@@ -133,6 +133,12 @@ __device__ __forceinline__ void for_each_four(float (&s)[kScores], Finish finish
   }
 }
 
+// The warp's first row in its tile, of which 128 threads have 64.
+template <class C>
+__device__ int first_row_of_warp() {
+  return static_cast<int>(threadIdx.x / 32 * 16) - C::kLoadThreads / 2;
+}
+
 // What a lane has of its two rows while its warpgroup goes through their keys.
 template <class C>
 struct RowState {
@@ -143,16 +149,16 @@ struct RowState {
   float m[2], l[2], rescale[2];  // shift and sum of weights, the latter of the lane's columns; what the shift's last
                                  // move makes of O and l
 
-  __device__ RowState() : lane(threadIdx.x % 32), warp_row(threadIdx.x / 32 * 16 - kGroupRows), column(lane % 4 * 2) {}
+  __device__ RowState() : lane(threadIdx.x % 32), warp_row(first_row_of_warp<C>()), column(lane % 4 * 2) {}
   __device__ int row(int h) const { return warp_row + lane / 4 + 8 * h; }
 
   // Of a tile, before its first block: a row's sink counts like a key.
-  __device__ void begin(const Tile<C>& tile) {
+  __device__ void begin(const Grid& grid, const TileOf<C>& tile) {
 #pragma unroll
     for (int i = 0; i < kOut; ++i) o[i] = 0;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      m[h] = tile.of_row[row(h)].sink;
+      m[h] = tile.sink(grid, row(h));
       l[h] = lane % 4 == 0 && m[h] != -kInfinity ? C::kOne : 0.f;
     }
   }

@@ -30,6 +30,31 @@ struct Grid {
   bool out_vector;  // rows of the output are contiguous and aligned to 16 bytes
   bool q_by_tma;    // the tiles' Q is loaded with K and V
   bool listed;      // thread blocks have a SequenceList
+  // Where all sequences have the same lengths, what their rows see of keys counted from key 0.
+  KeyWindow window;
+
+  // The tile that the thread block does in a round; past `all`: none. The longest come first, for causal: tiles from
+  // the last of their heads on; every other round goes backwards, which gives each thread block as much.
+  __device__ unsigned tile_of(unsigned round) const {
+    return round % 2 ? (round + 1) * gridDim.x - 1 - blockIdx.x : round * gridDim.x + blockIdx.x;
+  }
+  // The number of tile i's head, and the tile's in it.
+  struct Place {
+    int head, tile;
+  };
+  __device__ Place place(unsigned i) const {
+    const unsigned all_heads = heads, in_one = tiles, together = section;
+    const unsigned first = section_tiles.quotient(i) * together, in_section = i - first * in_one;
+    const bool whole = first + together <= all_heads;
+    const unsigned down = (whole ? of_section : last_ones).quotient(in_section);
+    return {static_cast<int>(first + (in_section - down * (whole ? together : all_heads - first))),
+            static_cast<int>(in_one - 1 - down)};
+  }
+};
+
+// Keys [first, last), counted from some key.
+struct KeyRange32 {
+  int first, last;
 };
 
 // Where a tile begins and ends: rows of one kv head, and the blocks of keys that any of them sees: at least one, even
@@ -39,6 +64,22 @@ struct TileExtent {
   int q_first, token;    // the sequence's first row of queries, and the tile's first token
   int split, blocks;
   std::int64_t key, begin, end;  // the first block's first key; the keys that any row sees
+
+  // From where the tile begins and what its sequence's rows see of keys from `base` on, a multiple of kKeys: the rest.
+  // `part_of(begin, end)` may leave out keys at either end. `keys` are then counted from the tile's first.
+  template <int kRows, int kKeys, class PartOf>
+  __device__ void cut(const Divisor& group, KeyWindow& keys, std::int64_t base, PartOf part_of) {
+    // Neither end of what a row sees moves down from row to row, but rows past the mask's see nothing.
+    const int last_row = min(row + kRows, rows) - 1;
+    token = static_cast<int>(group.quotient(row));
+    const int bottom = min(static_cast<int>(group.quotient(last_row)), keys.rows - 1);
+    int from = keys.first_of(token), to = bottom < token ? from : keys.last_of(bottom);
+    part_of(from, to);
+    const int first = from / kKeys * kKeys;
+    key = base + first, begin = base + from, end = base + to;
+    blocks = to > from ? (to - first + kKeys - 1) / kKeys : 1;
+    keys.start_at(first);
+  }
 };
 
 // What a thread block looks up of a call's sequences, in shared memory, where lengths lie in the GPU's: a search there
@@ -103,9 +144,7 @@ struct TileScheduler {
     const auto all = static_cast<unsigned>(
         C::kSplit && grid.listed ? list.before[grid.partials.sequences] * static_cast<int>(p.hk) : grid.all);
     for (;; ++round) {
-      // The longest first, for causal: tiles from the last of their heads on; every other round backwards, which gives
-      // each thread block as much.
-      const unsigned i = round % 2 ? (round + 1) * gridDim.x - 1 - blockIdx.x : round * gridDim.x + blockIdx.x;
+      const unsigned i = grid.tile_of(round);
       tile.blocks = 0;
       if (round * gridDim.x >= all) return false;
       if (i >= all) continue;
@@ -127,28 +166,23 @@ struct TileScheduler {
   // Which tile has number i.
   __device__ void find(TileExtent& tile, unsigned i) const {
     const AttentionParams& p = grid.p;
-    const unsigned heads = grid.heads, tiles = grid.tiles, section = grid.section;
-    const unsigned first = grid.section_tiles.quotient(i) * section, in_section = i - first * tiles;
-    const bool whole = first + section <= heads;
-    const unsigned down = (whole ? grid.of_section : grid.last_ones).quotient(in_section);
-    unsigned head_number = first + (in_section - down * (whole ? section : heads - first));
+    auto [head_number, in_head] = grid.place(i);
     tile.split = 0;
     if constexpr (C::kSplit) {
-      const unsigned head = grid.splits.quotient(head_number);
-      tile.split = static_cast<int>(head_number - head * grid.partials.splits), head_number = head;
+      const int head = static_cast<int>(grid.splits.quotient(head_number));
+      tile.split = head_number - head * grid.partials.splits, head_number = head;
     }
-    const int in_head = static_cast<int>(tiles - 1 - down);
     if (C::kSplit || p.total_q < 0) {
       tile.b = static_cast<int>(grid.hk.quotient(head_number));
-      tile.hk = static_cast<int>(head_number) - tile.b * static_cast<int>(p.hk), tile.row = in_head * C::kRows;
+      tile.hk = head_number - tile.b * static_cast<int>(p.hk), tile.row = in_head * C::kRows;
       if (C::kSplit) tile.b += static_cast<int>(grid.partials.first);
     } else if (grid.listed) {
       const int group = static_cast<int>(p.group);
       const auto first = [&](int n) { return list.before[n] * group / C::kRows + n; };
-      tile.b = sequence_at(in_head, static_cast<int>(p.b), first), tile.hk = static_cast<int>(head_number);
+      tile.b = sequence_at(in_head, static_cast<int>(p.b), first), tile.hk = head_number;
       tile.row = (in_head - first(tile.b)) * C::kRows;
     } else {
-      const auto found = C::Tiles::find(p, static_cast<int>(head_number), in_head);
+      const auto found = C::Tiles::find(p, head_number, in_head);
       tile.b = static_cast<int>(found.b), tile.hk = static_cast<int>(found.hk), tile.row = static_cast<int>(found.row);
     }
   }
@@ -163,21 +197,15 @@ struct TileScheduler {
     if (C::kSplit && tile.rows <= kFewRows) return false;                           // and split_kv's
     const std::int64_t base = sequence.oldest / C::kKeys * C::kKeys;
     keys = KeyWindow(p.score, sequence, base);
-    // Neither end of what a row sees moves down from row to row, but rows past the mask's see nothing.
-    const int last_row = min(tile.row + C::kRows, tile.rows) - 1;
-    tile.token = static_cast<int>(grid.group.quotient(tile.row));
-    const int bottom = min(static_cast<int>(grid.group.quotient(last_row)), keys.rows - 1);
-    int begin = keys.first_of(tile.token), end = bottom < tile.token ? begin : keys.last_of(bottom);
     if constexpr (C::kSplit) {
       const SplitKeys splits(Head(p, tile.b, tile.hk), grid.partials.rule);
       if (tile.split >= splits.count) return false;
       const int low = static_cast<int>(splits.first - base) + splits.keys * tile.split;
-      begin = max(begin, low), end = min(end, low + splits.keys);
+      tile.cut<C::kRows, C::kKeys>(grid.group, keys, base,
+                                   [&](int& from, int& to) { from = max(from, low), to = min(to, low + splits.keys); });
+    } else {
+      tile.cut<C::kRows, C::kKeys>(grid.group, keys, base, [](int&, int&) {});
     }
-    const int key = begin / C::kKeys * C::kKeys;
-    tile.key = base + key, tile.begin = base + begin, tile.end = base + end;
-    tile.blocks = end > begin ? (end - key + C::kKeys - 1) / C::kKeys : 1;
-    keys.start_at(key);
     ++round;
     return true;
   }
@@ -201,6 +229,13 @@ struct Tile : TileExtent {
     float sink, alibi_shift;
     std::int64_t nearest;  // the key nearest to the row, for ALiBi
   } of_row[C::kRows];
+  __device__ const OfRow& of(const Grid&, int row) const { return of_row[row]; }
+  __device__ float sink(const Grid&, int row) const { return of_row[row].sink; }
+  // Keys that all of a warp's rows see, by the warp.
+  __device__ KeyRange32 seen_by_all(int warp_row) const {
+    const OfRow& row = of_row[warp_row + threadIdx.x % 16];
+    return {__reduce_max_sync(~0u, row.first), __reduce_min_sync(~0u, row.last)};
+  }
   int last_keys;  // of its last block: past these there may be anything. All, if TMA leaves zeros there
 
   // What a row's largest product times it is its largest score: of 0 a number so small that scores are 0; of others
@@ -261,6 +296,57 @@ struct Tile : TileExtent {
   }
 };
 
+// A tile of dense sequences that are all alike: what its rows need is worked out where they do.
+template <class C>
+struct DenseTile : TileExtent {
+  KeyWindow keys;     // counted from the tile's first
+  KeyRange32 of_all;  // those that all rows see, likewise
+
+  struct OfRow {
+    int first, last;
+    std::int64_t out, lse;  // `out`: negative where the row does not exist
+    float alibi_shift;
+  };
+
+  // The thread block's tile of round t. Without blocks: there is none.
+  __device__ void find(const Grid& grid, unsigned t) {
+    const unsigned i = grid.tile_of(t);
+    blocks = 0;
+    if (i >= static_cast<unsigned>(grid.all)) return;
+    const auto [head, tile] = grid.place(i);
+    b = static_cast<int>(grid.hk.quotient(head)), hk = head - b * static_cast<int>(grid.p.hk), row = tile * C::kRows;
+    rows = static_cast<int>(grid.p.sq) * static_cast<int>(grid.p.group), q_first = 0;
+    keys = grid.window;
+    cut<C::kRows, C::kKeys>(grid.group, keys, 0, [](int&, int&) {});
+    const int bottom = token_of(grid, C::kRows - 1);
+    of_all = {keys.first_of(bottom), min(keys.last_of(token), keys.last_of(bottom))};
+  }
+  __device__ OfRow of(const Grid& grid, int i) const {
+    const AttentionParams& p = grid.p;
+    const int token = token_of(grid, i);
+    const auto within = [&](int key) { return min(max(key, 0), blocks * C::kKeys); };
+    const bool exists = row + i < rows;
+    return {within(keys.first_of(token)), within(keys.last_of(token)), exists ? 0 : -1,
+            exists && p.lse ? b * p.lse_stride.b + q_head(grid, i) * p.lse_stride.h + token * p.lse_stride.s : -1, 0};
+  }
+  __device__ float sink(const Grid& grid, int i) const {
+    const ScoreParams& s = grid.p.score;
+    return s.sinks ? load(s.sinks, s.sinks_type, q_head(grid, i) * s.sinks_stride) * kLog2e : -kInfinity;
+  }
+  // Keys that all of a warp's rows see, or fewer: then some are compared for nothing.
+  __device__ KeyRange32 seen_by_all(int) const { return of_all; }
+
+ private:
+  // Rows that do not exist see what the last one sees.
+  __device__ int row_of(int i) const { return min(row + i, rows - 1); }
+  __device__ int token_of(const Grid& grid, int i) const { return static_cast<int>(grid.group.quotient(row_of(i))); }
+  __device__ std::int64_t q_head(const Grid& grid, int i) const {
+    return hk * grid.p.group + static_cast<int>(grid.group.remainder(row_of(i)));
+  }
+};
+template <class C>
+using TileOf = std::conditional_t<C::kSerial, DenseTile<C>, Tile<C>>;
+
 // Puts the scheduler's tiles into the queue: the last C::kProducers threads of the first warpgroup.
 template <class C>
 struct TileProducer {
@@ -303,6 +389,7 @@ int plan_grid(Grid& grid, std::int64_t key_bytes) {
   grid.all = grid.heads * grid.tiles, grid.section_tiles = Divisor(grid.section * grid.tiles);
   grid.of_section = Divisor(grid.section), grid.last_ones = Divisor(std::max(grid.heads % grid.section, 1));
   grid.splits = Divisor(C::kSplit ? grid.partials.splits : 1), grid.hk = Divisor(p.hk), grid.group = Divisor(p.group);
+  if (are_alike(p)) grid.window = KeyWindow(p.score, sequence_of(p, p, 0), 0);
   const bool found_by_search = p.total_q >= 0 && !C::kSplit, may_be_empty = C::kSplit && !are_alike(p);
   grid.listed = (found_by_search || (may_be_empty && grid.all > 2 * blocks)) &&
                 (C::kSplit ? grid.partials.sequences : p.b) <= SequenceList::kMost;

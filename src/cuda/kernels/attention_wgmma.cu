@@ -11,41 +11,28 @@ namespace {
 // blocks of keys, but for sequences of one block: these depend on the head size, the mask's right end and whether
 // scores have modifiers alone, for rows to have the same bits in every layout.
 
-constexpr std::int64_t kLong = 1280;
-
-// Warpgroups for the tiles of heads of up to 64 columns, which have registers for three and shared memory for two
-// blocks of one.
-int groups_for(const AttentionParams& p) {
-  const std::int64_t rows = p.sq * p.group;
-  if (!are_alike(p) || p.sk > kLong) return 3;
-  const bool ends = p.score.right != kOpen;
-  if (rows <= (ends ? 2 : 1) * kGroupRows) return 1;
-  if (ends) return 2;
-  return std::max(p.d, p.dv) > 48 ? 1
-         : rows > kLong           ? 3
-                                  : 2;  // narrow heads of many rows: the more share K and V, the better
-}
-
-// The same for those of 65 to 80: one where the last of three would have little to do, or tiles share no keys.
+// Whether tiles of 64 rows are better than of 192, in heads of 65 to 80 columns: where the last of three warpgroups
+// would have little to do, or tiles share no keys.
 bool has_short_tiles(const AttentionParams& p, int keys_of_block) {
   return are_alike(p) && (p.sq * p.group <= 5 * kGroupRows || p.sk <= keys_of_block);
 }
 
-template <class T, class Other>
+// Heads of up to 64 columns: by wgmma_serial, until keys are so many that exponentials beside products count for more
+// than what comes before and after them, and than tiles of 128 rows where those of 192 leave much of the last one
+// empty. (Where the mask ends before the last key, half of the keys are not seen.)
+template <class T, int kColumns, class Other>
 cudaError_t launch_up_to_64(WgmmaParams& params, cudaStream_t stream) {
+  constexpr std::int64_t kLong = 2048, kLongCausal = 8192, kFewTileRows = 1024;
   constexpr int kFewKeys = 80;  // as many as a caption has in image models, and some
   const AttentionParams& p = params.p;
-  const int groups = groups_for(p);
-  const bool few_keys = are_alike(p) && p.sk <= kFewKeys;
-  if (std::max(p.d, p.dv) <= 48 && groups > 1) {
-    if (groups == 2) return launch_plain<Config<T, 64, true, false, false, 2, 48>, Other>(params, stream);
-    return few_keys ? launch_plain<Config<T, 64, true, false, false, 4, 48, kFewKeys>, Other>(params, stream)
-                    : launch_plain<Config<T, 64, true, false, false, 3, 48>, Other>(params, stream);
-  }
-  if (groups == 3) return launch_plain<Config<T, 64, true, false, false, 3>, Other>(params, stream);
-  if (groups == 2) return launch_plain<Config<T, 64, true, false, false, 2>, Other>(params, stream);
-  return few_keys ? launch_plain<Config<T, 64, true, false, false, 1, 64, kFewKeys>, Other>(params, stream)
-                  : launch_plain<Config<T, 64, true, false, false, 1>, Other>(params, stream);
+  const std::int64_t keys = p.score.right == kOpen ? kLong : kLongCausal;
+  if (!are_alike(p) || (p.sk > keys && p.sq * p.group > kFewTileRows))
+    return launch_plain<Config<T, 64, true, false, false, 3, kColumns>, Other>(params, stream);
+  cudaError_t status;
+  if (p.sk > 64 && p.sk <= kFewKeys ? launch_serial<SerialConfig<T, kColumns, kFewKeys>>(params, stream, status)
+                                    : launch_serial<SerialConfig<T, kColumns, 128>>(params, stream, status))
+    return status;
+  return launch_plain<Config<T, 64, true, false, false, 2, kColumns>, Other>(params, stream);
 }
 
 template <class T, class Other>
@@ -73,7 +60,9 @@ cudaError_t launch_size(WgmmaParams& params, cudaStream_t stream) {
                     : launch<Config<T, kSize, false, false, false, 2, kSize, kKeys, true>>(params, stream);
   if (modified) return launch<Config<T, kSize, false, true, false, 2>>(params, stream);
   using Other = Config<T, kSize, false, false, false, 2>;
-  if constexpr (kSize == 64) return launch_up_to_64<T, Other>(params, stream);
+  if constexpr (kSize == 64)
+    return std::max(params.p.d, params.p.dv) <= 48 ? launch_up_to_64<T, 48, Other>(params, stream)
+                                                   : launch_up_to_64<T, 64, Other>(params, stream);
   else if constexpr (kSize == 128) return launch_up_to_128<T, Other>(params, stream);
   else return launch_plain<Config<T, kSize, true, false, false, 2>, Other>(params, stream);
 }

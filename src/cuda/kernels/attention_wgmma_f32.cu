@@ -37,7 +37,8 @@ struct Config {
   static constexpr int kBlocks = 1;                       // on a multiprocessor
   static constexpr int kSize = kSize_, kColumns = kSize;  // of shared memory, and of products
   static constexpr bool kModified = kModified_;           // scores need more than a scale
-  static constexpr int kGroups = 2, kThreads = 128 * (kGroups + 1);
+  static constexpr bool kSerial = false;
+  static constexpr int kGroups = 2, kLoadThreads = 128, kThreads = kLoadThreads + 128 * kGroups;
   static constexpr bool kLarge = kSize > 128;
   static constexpr int kLoadRegisters = kLarge ? 40 : 56, kMathRegisters = kLarge ? 232 : 224;
   static_assert(kLoadRegisters + kGroups * kMathRegisters <= 65536 / kThreads / 8 * 8 * (kGroups + 1),
@@ -136,7 +137,7 @@ struct Rows : RowState<C> {
   __device__ Rows(const WgmmaF32Params& params) : params(params) {}
 
   __device__ void begin(const Tile<C>& tile, const float* scales) {
-    RowState<C>::begin(tile);
+    RowState<C>::begin(params, tile);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       factor[h] = scales[row(h)] * params.scale;

@@ -26,7 +26,8 @@ struct Config {
   static constexpr bool kModified = kModified_;  // scores need more than a scale
   static constexpr bool kSplit = kSplit_;
   static constexpr bool kQuantised = kQuantised_;
-  static constexpr int kGroups = kGroups_, kThreads = 128 * (kGroups + 1);
+  static constexpr bool kSerial = false;  // wgmma_serial's
+  static constexpr int kGroups = kGroups_, kLoadThreads = 128, kThreads = kLoadThreads + 128 * kGroups;
   static constexpr int kRows = kGroupRows * kGroups, kKeys = kKeys_;
   // On a multiprocessor. Short tiles: one begins while another ends.
   static constexpr int kBlocks = kGroups == 1 && kSize <= (kSplit ? 128 : 96) ? 2 : 1;
@@ -37,7 +38,6 @@ struct Config {
                                         : kTma         ? 56
                                                        : 72;
   static constexpr int kMathRegisters = kQuantised     ? 252 - kCodeRegisters / 2
-                                        : kGroups == 4 ? 112
                                         : kGroups == 3 ? 160
                                         : kGroups == 1 ? 168
                                         : kTma         ? 224
@@ -51,7 +51,7 @@ struct Config {
   // Weights are 2^kShift times as large, so that fp16 has more of the small ones.
   static constexpr float kShift = std::is_same_v<T, __half> ? 7 : 0, kOne = std::is_same_v<T, __half> ? 128 : 1;
   static constexpr int kRowsBytes = kRows * kSize * 2, kBlockBytes = kKeys * kSize * 2;
-  static constexpr int kQueryTiles = kSize == 64 && kGroups < 4 ? 3 : kSize == 256 ? 1 : 2;  // that there is room for
+  static constexpr int kQueryTiles = kSize == 64 ? 3 : kSize == 256 ? 1 : 2;  // that there is room for
   // The scales of a block's keys and of its values, of more blocks than there are stages: they are read when the keys
   // have been multiplied and their place may have others.
   static constexpr int kScaleBytes = kQuantised ? 2 * kKeys * 4 : 0, kScaleBlocks = 2 * kStages;
@@ -64,6 +64,13 @@ struct Config {
                     kLoadRegisters + kGroups * kMathRegisters <= 65536 / (kThreads * kBlocks) / 8 * 8 * (kGroups + 1),
                 "or warpgroups wait for registers for ever: there are no more than the launch took");
   using Tiles = Tiling<kRows>;
+};
+
+// The same for wgmma_serial, which has no loading warpgroup: heads of up to 64 columns.
+template <class T, int kColumns, int kKeys>
+struct SerialConfig : Config<T, 64, true, false, false, 2, kColumns, kKeys> {
+  static constexpr bool kSerial = true;
+  static constexpr int kLoadThreads = 0, kThreads = 256, kBlocks = 2;
 };
 
 struct WgmmaParams : Grid {

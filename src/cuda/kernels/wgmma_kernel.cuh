@@ -18,6 +18,7 @@
 #include "cuda/kernels/wgmma_codes.cuh"
 #include "cuda/kernels/wgmma_load.cuh"
 #include "cuda/kernels/wgmma_rows.cuh"
+#include "cuda/kernels/wgmma_serial.cuh"
 #include "cuda/tile/launch.cuh"
 
 namespace rapt::cuda {
@@ -39,6 +40,8 @@ __device__ void attend(const WgmmaParams& params, const SequenceList& list, cons
   };
   bool more = has_blocks();
   if (!more) return;
+  // One of two warpgroups begins later, or both multiply at the same time, and both exponentiate.
+  if (C::kGroups == 2 && group == 1 && tiles[0].blocks > 1) __nanosleep(1000);
 
   int block = 0;       // of the tile, whose scores these are
   bool starts = true;  // it is its tile's first, or there is no more; O is complete once the weights are used
@@ -220,19 +223,37 @@ cudaError_t launch(WgmmaParams& params, cudaStream_t stream) {
                          C::kSharedBytes + SequenceList::bytes(params), stream, params);
 }
 
-// Of scores that need no more than a scale: by TMA if it can load K and V, else in the form `Other`.
-template <class C, class Other>
-cudaError_t launch_plain(WgmmaParams& params, cudaStream_t stream) {
+// Describes a call's rows to TMA. False: it cannot load K and V.
+template <class C>
+bool make_maps(WgmmaParams& params) {
   const AttentionParams& p = params.p;
+  params.q_by_tma = params.out_by_tma = false;
   params.box = box_keys(p, C::kKeys);
   if (!make_keys_map(params.k, p, p.k, p.k_stride, p.d, params.box, C::kPanel) ||
       !make_keys_map(params.v, p, p.v, p.v_stride, p.dv, params.box, C::kPanel))
-    return launch<Other>(params, stream);
+    return false;
   params.q_by_tma =
       p.score.scale_log2 >= 0 && make_rows_map(params.q, p, p.q_type, p.q, p.q_stride, p.d, kGroupRows, C::kPanel);
   params.out_by_tma = p.total_q < 0 && p.out_type == p.q_type &&
                       make_rows_map(params.out, p, p.out_type, p.out, p.out_stride, p.dv, kGroupRows / 4, C::kPanel);
-  return launch<C>(params, stream);
+  return true;
+}
+
+// Of scores that need no more than a scale: by TMA if it can load K and V, else in the form `Other`.
+template <class C, class Other>
+cudaError_t launch_plain(WgmmaParams& params, cudaStream_t stream) {
+  return make_maps<C>(params) ? launch<C>(params, stream) : launch<Other>(params, stream);
+}
+
+// Of dense sequences that are all alike: launches wgmma_serial if TMA can load and store all. False: it cannot.
+template <class C>
+bool launch_serial(WgmmaParams& params, cudaStream_t stream, cudaError_t& status) {
+  const AttentionParams& p = params.p;
+  if (!are_alike(p) || p.page_size > 0 || p.out_type != p.q_type) return false;
+  if (!make_maps<C>(params) || !params.q_by_tma || !params.out_by_tma) return false;
+  const int blocks = plan_grid<C>(params, 2 * (p.d + p.dv));
+  status = launch_kernel(false, wgmma_serial<C>, blocks, C::kThreads, sizeof(SerialShared<C>), stream, params);
+  return true;
 }
 
 }  // namespace rapt::cuda

@@ -51,6 +51,27 @@ __device__ void load_q(const WgmmaParams& params, const TileQueue& queue, const 
   barrier_arrive(q.full(i));
 }
 
+// Whether a head's keys shall stay in L2 for tiles to come: few tiles read them side by side.
+template <class C>
+__device__ bool keeps_keys(const WgmmaParams& params) {
+  return params.tiles * C::kGroups > 4;
+}
+
+// A tile's rows of Q by TMA, by one thread.
+template <class C>
+__device__ void load_q_by_tma(const WgmmaParams& params, const TileExtent& tile, std::uint32_t to,
+                              std::uint32_t barrier) {
+  const int groups = min((tile.rows - tile.row + kGroupRows - 1) / kGroupRows, C::kGroups);
+  const int tokens = kGroupRows / static_cast<int>(params.p.group);
+  barrier_arrive_expecting(barrier, groups * (kGroupRows * C::kSize * 2));
+#pragma unroll 1
+  for (int group = 0; group < groups; ++group)
+#pragma unroll
+    for (int panel = 0; panel < C::kPanels; ++panel)
+      tma_load(to + (panel * C::kRows + group * kGroupRows) * C::kRowBytes, &params.q, panel * C::kPanel, 0,
+               tile.q_first + tile.token + group * tokens, tile.hk, params.p.total_q >= 0 ? 0 : tile.b, barrier);
+}
+
 // Where TMA loads K and V, and mostly Q: by one thread, or where keys lie in pages by one warp, whose lanes have one
 // box of a block's keys each.
 template <class C, bool kPaged>
@@ -60,20 +81,12 @@ __device__ void load_by_tma(const WgmmaParams& params, TileScheduler<C> schedule
   const int lane = kPaged ? threadIdx.x % 32 : 0;
   TileExtent tile;
   KeyWindow keys;
-  const bool keep = params.tiles * C::kGroups > 4;  // else a head's keys are read by tiles that run side by side
+  const bool keep = keeps_keys<C>(params);
   bool more = scheduler.next(tile, keys);
   for (unsigned t = 0, n = 0; more; ++t) {
     if (params.q_by_tma && lane == 0) {
-      const int groups = min((tile.rows - tile.row + kGroupRows - 1) / kGroupRows, C::kGroups);
-      const int tokens = kGroupRows / static_cast<int>(p.group);
       q.wait_empty(t);
-      barrier_arrive_expecting(q.full(t), groups * (kGroupRows * C::kSize * 2));
-#pragma unroll 1
-      for (int group = 0; group < groups; ++group)
-#pragma unroll
-        for (int panel = 0; panel < C::kPanels; ++panel)
-          tma_load(q.slot(t) + (panel * C::kRows + group * kGroupRows) * C::kRowBytes, &params.q, panel * C::kPanel, 0,
-                   tile.q_first + tile.token + group * tokens, tile.hk, p.total_q >= 0 ? 0 : tile.b, q.full(t));
+      load_q_by_tma<C>(params, tile, q.slot(t), q.full(t));
     }
     std::int64_t first = tile.key;
     if (p.total_k >= 0) first += Head(p, tile.b, tile.hk).k_first;

@@ -21,24 +21,24 @@ struct Rows : RowState<C> {
   const WgmmaParams& params;
   std::uint32_t weights[kScores / 2] = {};  // of the block before the one in s, as operand A
   [[maybe_unused]] float row_factor[2];     // of scores, where kScalesRows
-  int all_from, all_to;                     // keys that all rows of the warp see, counted like `first`
+  int all_from, all_to;                     // keys that all of the warp's rows see, counted like `first`
 
   __device__ Rows(const WgmmaParams& params) : params(params) {}
 
-  __device__ void begin(const Tile<C>& tile) {
-    RowState<C>::begin(tile);
+  __device__ void begin(const TileOf<C>& tile) {
+    RowState<C>::begin(params, tile);
     if constexpr (kFollows) follow[0] = follow[1] = kUnknown;
     if constexpr (kScalesRows)
-      for (int h = 0; h < 2; ++h) row_factor[h] = params.outer * tile.of_row[row(h)].scale;
-    const auto& both = tile.of_row[warp_row + lane % 16];
-    all_from = __reduce_max_sync(~0u, both.first), all_to = __reduce_min_sync(~0u, both.last);
+      for (int h = 0; h < 2; ++h) row_factor[h] = params.outer * tile.of(params, row(h)).scale;
+    const KeyRange32 all = tile.seen_by_all(warp_row);
+    all_from = all.first, all_to = all.last;
   }
 
   // From scores of keys [key, ...), counted like `first`, to weights. `finish_values` is for the weights before to be
   // used up; it is called halfway through the exponentials, which leave the processor time for other things.
   // `scales`: of codes, those of the keys and behind them of the values. A value's scale multiplies its weight.
   template <class FinishValues>
-  __device__ void softmax(float (&s)[kScores], const Tile<C>& tile, int key, [[maybe_unused]] std::uint32_t scales,
+  __device__ void softmax(float (&s)[kScores], const TileOf<C>& tile, int key, [[maybe_unused]] std::uint32_t scales,
                           FinishValues finish_values) {
     if constexpr (C::kQuantised) {
 #pragma unroll
@@ -52,7 +52,7 @@ struct Rows : RowState<C> {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int at = key + j + column + i % 2;
-          const auto& r = tile.of_row[row(i / 2)];
+          const auto& r = tile.of(params, row(i / 2));
           four[i] = at < r.first || at >= r.last
                         ? -kInfinity
                         : finish_score(params.p.score, {tile.b, r.q_head, r.token, tile.key + at}, r.nearest,
@@ -61,7 +61,7 @@ struct Rows : RowState<C> {
       });
     } else if (key < all_from || key + C::kKeys > all_to) {
       if constexpr (kHalves) {
-        if (__reduce_max_sync(~0u, tile.of_row[warp_row + lane % 16].last) <= key + C::kKeys / 2) {
+        if (__reduce_max_sync(~0u, tile.of(params, warp_row + lane % 16).last) <= key + C::kKeys / 2) {
           hide<kScores / 2>(s, tile, key);
           return weigh<kScores / 2>(s, key, scales, finish_values);
         }
@@ -72,7 +72,7 @@ struct Rows : RowState<C> {
       if constexpr (kFollows) {
 #pragma unroll
         for (int h = 0; h < 2; ++h)
-          if (key + C::kKeys <= tile.of_row[row(h)].first) follow[h] = -kInfinity;
+          if (key + C::kKeys <= tile.of(params, row(h)).first) follow[h] = -kInfinity;
       }
     }
     weigh<kScores>(s, key, scales, finish_values);
@@ -86,13 +86,13 @@ struct Rows : RowState<C> {
   }
 
   // The split's partial results.
-  __device__ void store_partials(const Tile<C>& tile) {
+  __device__ void store_partials(const TileOf<C>& tile) {
     const AttentionParams& p = params.p;
     const Head head(p, tile.b, tile.hk);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       l[h] = over_row(l[h], Sum());
-      if (tile.of_row[row(h)].out < 0) continue;
+      if (tile.of(params, row(h)).out < 0) continue;
       float* const to = params.partials.at(head, tile.row + row(h), tile.split);
 #pragma unroll
       for (int i = 2 * h; i < kOut; i += 4)
@@ -103,7 +103,7 @@ struct Rows : RowState<C> {
 
   // The warp's fallback rows, as rows_of_warp() has them, from what lanes have of their two before they are normalised.
   // `suspect`: rows that are to fall back whatever their numbers.
-  __device__ unsigned fallback_rows(const Tile<C>& tile, float shift, const bool (&suspect)[2]) {
+  __device__ unsigned fallback_rows(const TileOf<C>& tile, float shift, const bool (&suspect)[2]) {
     float nan_or_0[2][2] = {};
 #pragma unroll
     for (int i = 0; i < kOut; i += 2) {
@@ -116,14 +116,17 @@ struct Rows : RowState<C> {
       const float top = m[h] - shift;
       const bool trusted =
           nan_or_0[h][0] + nan_or_0[h][1] == 0 && l[h] < kMostWeights && (top == -kInfinity || fabsf(top) < kHugeScore);
-      falls_back[h] = tile.of_row[row(h)].out >= 0 && (suspect[h] || !trusted);
+      falls_back[h] = suspect[h] || !trusted;
     }
+    if (!__any_sync(~0u, falls_back[0] || falls_back[1])) return 0;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) falls_back[h] = falls_back[h] && tile.of(params, row(h)).out >= 0;
     return rows_of_warp(falls_back);
   }
 
   // Results of the tile; of fallback rows NaN, which no other row has. `q_row`: the warp's first row of its Q. Returns
   // whether there are fallback rows.
-  __device__ bool store(const Tile<C>& tile, std::uint32_t q_row) {
+  __device__ bool store(const TileOf<C>& tile, std::uint32_t q_row) {
     if (C::kSplit && (C::kModified || !params.unsplit)) {
       store_partials(tile);
       return false;
@@ -133,20 +136,22 @@ struct Rows : RowState<C> {
     float inverse[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const auto& r = tile.of_row[row(h)];
       l[h] = over_row(l[h], Sum());
-      const bool stores_lse = p.lse && r.lse >= 0 && lane % 4 == 0;
       if constexpr (C::kSplit) {  // what attention_combine makes of the partial results of an only split, to the bit
+        const auto& r = tile.of(params, row(h));
         const Finish f = finish_row(m[h] - C::kShift, l[h], -kInfinity, r.alibi_shift);
-        if (stores_lse) p.lse[r.lse] = f.lse;
+        if (p.lse && r.lse >= 0 && lane % 4 == 0) p.lse[r.lse] = f.lse;
         inverse[h] = f.sum == 0 ? 0.f : f.half / f.sum;  // half: 1 or, of what has no sink, NaN
       } else {
         if (p.score.sinks) {
-          const float sink = exp2_approx(r.sink - shift_of(m[h]) + C::kShift);
+          const auto& r = tile.of(params, row(h));
+          const float sink = exp2_approx(tile.sink(params, row(h)) - shift_of(m[h]) + C::kShift);
           suspect[h] = r.first < r.last && sink > 0 && l[h] <= fmaf(sink, kMinKeyWeight<typename C::Element>, sink);
         }
-        if (stores_lse) [[unlikely]]
-          p.lse[r.lse] = lse_of(m[h] - C::kShift, l[h], r.alibi_shift);
+        if (p.lse) [[unlikely]] {
+          const auto& r = tile.of(params, row(h));
+          if (r.lse >= 0 && lane % 4 == 0) p.lse[r.lse] = lse_of(m[h] - C::kShift, l[h], r.alibi_shift);
+        }
         inverse[h] = l[h] == 0 ? 0.f : __fdividef(1, l[h]);
       }
     }
@@ -159,8 +164,9 @@ struct Rows : RowState<C> {
 #pragma unroll
     for (int i = 0; i < kOut; ++i)  // sums of partial results begin with 0: none is -0
       o[i] = C::kSplit ? fmaf(o[i], inverse[i / 2 % 2], 0.f) : o[i] * inverse[i / 2 % 2];
-    if (C::kStoresByTma && params.out_by_tma) store_rows_by_tma(params, &params.out, tile, warp_row, q_row, o);
-    else store_rows(params, tile, warp_row, o);
+    if (C::kSerial || (C::kStoresByTma && params.out_by_tma))
+      store_rows_by_tma<C>(params, &params.out, tile, warp_row, q_row, o);
+    else if constexpr (!C::kSerial) store_rows(params, tile, warp_row, o);
     return bad != 0;
   }
 
@@ -186,18 +192,27 @@ struct Rows : RowState<C> {
   // The next block's shift; -inf: the same; kUnknown: the block's maximum decides, as no block has had weights yet.
   float follow[2];
 
-  // Of the first kCount scores, those that rows do not see.
+  // Of the first kCount scores, hides those that rows do not see. A branch here makes ptxas move exponentials that run
+  // beside products behind the wait for values.
   template <int kCount>
-  __device__ void hide(float (&s)[kScores], const Tile<C>& tile, int key) const {
+  __device__ void hide(float (&s)[kScores], const TileOf<C>& tile, int key) const {
+    if constexpr (!C::kSerial) {
+      hide_if<kCount>(s, tile, key, [](int at, const auto& r) { return at < r.first || at >= r.last; });
+    } else {  // mostly at one end
+      if (key + 2 * kCount > all_to) hide_if<kCount>(s, tile, key, [](int at, const auto& r) { return at >= r.last; });
+      if (key < all_from) hide_if<kCount>(s, tile, key, [](int at, const auto& r) { return at < r.first; });
+    }
+  }
+  template <int kCount, class IsHidden>
+  __device__ void hide_if(float (&s)[kScores], const TileOf<C>& tile, int key, IsHidden is_hidden) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const auto& r = tile.of_row[row(h)];
-      const int from = r.first - key - column, to = r.last - key - column;
+      auto r = tile.of(params, row(h));
+      r.first -= key + column, r.last -= key + column;
 #pragma unroll
       for (int i = 0; i < kCount / 2; ++i) {
-        const int at = i / 2 * 8 + i % 2;
         float& score = s[i / 2 * 4 + 2 * h + i % 2];
-        score = at < from || at >= to ? -kInfinity : score;
+        if (is_hidden(i / 2 * 8 + i % 2, r)) score = -kInfinity;
       }
     }
   }
@@ -235,19 +250,20 @@ struct Rows : RowState<C> {
 #pragma unroll
       for (int n = i; n < i + 4; n += 2) weights[n / 2] = pack<typename C::Element>(s[n], s[n + 1]);
     };
-    constexpr int kHalf = kCount / 2;
+    // Packed so much later: when the weights before are used up, where they are not yet.
+    constexpr int kHalf = kCount / 2, kLater = C::kSerial ? 4 : kHalf;
 #pragma unroll
     for (int i = 0; i < kCount; i += 4) {
       if (i == kHalf) finish_values();
 #pragma unroll
       for (int n = i; n < i + 4; ++n) s[n] = exp2_approx(fmaf(s[n], factor(n / 2 % 2), neg_m[n / 2 % 2]));
       if (i > 0) add(i - 4);
-      if (i >= kHalf) pack_four(i - kHalf);
+      if (i >= kLater) pack_four(i - kLater);
       pin(sum);  // or the compiler does one kind of thing after the other
     }
     add(kCount - 4);
 #pragma unroll
-    for (int i = kCount - kHalf; i < kCount; i += 4) pack_four(i);
+    for (int i = kCount - kLater; i < kCount; i += 4) pack_four(i);
 #pragma unroll
     for (int i = kCount; i < kScores; i += 2) weights[i / 2] = 0;
     const float of_block[2] = {sum[0] + sum[1], sum[2] + sum[3]};
@@ -271,7 +287,7 @@ struct Rows : RowState<C> {
 template <class C>
 __device__ __noinline__ void redo_fallback_rows(const WgmmaParams& params, const SequenceList& list, unsigned tiles) {
   const AttentionParams& p = params.p;
-  const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16 - kGroupRows;
+  const int lane = threadIdx.x % 32, warp_row = first_row_of_warp<C>();
   TileScheduler<C> scheduler{params, list};
   TileExtent tile;
   KeyWindow keys;

@@ -1,0 +1,175 @@
+// The same attention, to the bit, of dense sequences in heads of up to 64 columns, by thread blocks without loading
+// warps: two warpgroups to a thread block and two thread blocks to a multiprocessor. Within a warpgroup nothing
+// overlaps, but four of them, each at a stage of its own, hide each other's latencies better than two or three whose
+// products run beside their exponentials do. One thread asks for the keys to come, and for the next tile's Q, while
+// products run.
+#pragma once
+
+#include "cuda/kernels/wgmma_load.cuh"
+#include "cuda/kernels/wgmma_rows.cuh"
+
+namespace rapt::cuda {
+
+template <class C>
+struct SerialShared {
+  static_assert(C::kQueryTiles > C::kStages,
+                "or the loading thread waits for its own tile, where others have one block");
+
+  std::uint8_t q[C::kQueryTiles][C::kRowsBytes], k[C::kStages][C::kBlockBytes], v[C::kStages][C::kBlockBytes];
+  std::uint64_t barriers[4 * C::kStages + 2 * C::kQueryTiles];
+  DenseTile<C> tiles[C::kQueryTiles];  // those whose Q is there, or asked for
+};
+// Bytes of shared memory: of a multiprocessor, and what each thread block takes beside its own.
+constexpr int kSharedOfMultiprocessor = 228 << 10, kReserved = 1 << 10;
+
+// The one thread that loads. Blocks of keys are asked for kStages (V's: one) ahead of the products; when that is to be
+// the first of a tile, the tile is found.
+template <class C>
+struct SerialLoader {
+  const WgmmaParams& params;
+  SerialShared<C>& shared;
+  const QueryRing<C>& q;
+  const Blocks<C>&k, &v;
+
+  // What a tile of one block before the first would have asked for.
+  __device__ void begin() {
+#pragma unroll 1
+    for (int ahead = 1; ahead <= C::kStages; ++ahead) {
+      load_keys(ahead - 1, ~0u, -ahead);
+      if (ahead == 1) load_values(0, ~0u, 0);
+    }
+  }
+  // The n-th block of K: `block` of tile t or, below 0, of the tiles after it; and Q, if a tile begins with that.
+  __device__ void load_keys(unsigned n, unsigned t, int block) {
+    while (block < 0) {
+      DenseTile<C>& next = tile(++t);
+      if (block == -1) {
+        q.wait_empty(t);
+        next.find(params, t);
+        if (next.blocks == 0) barrier_arrive(q.full(t));  // which says that there are no more
+        else load_q_by_tma<C>(params, next, q.slot(t), q.full(t));
+      }
+      if (next.blocks == 0) return;
+      block += next.blocks;
+    }
+    load(k, params.k, n, tile(t), block);
+  }
+  // The n-th of V: the one behind `block` of tile t, of which K's has been asked for.
+  __device__ void load_values(unsigned n, unsigned t, int block) {
+    if (block == 0) block = tile(++t).blocks;
+    if (block > 0) load(v, params.v, n, tile(t), block - 1);
+  }
+
+ private:
+  __device__ DenseTile<C>& tile(unsigned t) const {
+    return shared.tiles[t % C::kQueryTiles];
+  }
+  __device__ void load(const Blocks<C>& ring, const CUtensorMap& map, unsigned n, const DenseTile<C>& tile, int block) {
+    ring.wait_empty(n);
+    barrier_arrive_expecting(ring.full(n), C::kBlockBytes);
+#pragma unroll
+    for (int panel = 0; panel < C::kPanels; ++panel)
+      tma_load(ring.slot(n) + panel * C::kKeys * C::kRowBytes, &map, panel * C::kPanel,
+               static_cast<int>(tile.key) + block * C::kKeys, tile.hk, tile.b, ring.full(n), keeps_keys<C>(params));
+  }
+};
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, C::kBlocks) wgmma_serial(const __grid_constant__ WgmmaParams params) {
+  using T = typename C::Element;
+  static_assert(C::kBlocks * (sizeof(SerialShared<C>) + kReserved) <= kSharedOfMultiprocessor);
+  constexpr int kSteps = C::kPanel / 16;                    // of products, in a panel of Q and K
+  extern __shared__ __align__(1024) std::uint8_t memory[];  // the swizzle's unit
+  auto& shared = *reinterpret_cast<SerialShared<C>*>(memory);
+  const std::uint32_t barriers = shared_address(shared.barriers);
+  const Blocks<C> k{barriers, shared_address(shared.k), C::kBlockBytes};
+  const Blocks<C> v{barriers + 16 * C::kStages, shared_address(shared.v), C::kBlockBytes};
+  const QueryRing<C> q{barriers + 32 * C::kStages, shared_address(shared.q), C::kRowsBytes};
+  const bool loads = threadIdx.x == 0;
+  SerialLoader<C> loader{params, shared, q, k, v};
+  if (loads) {
+    prefetch_map(&params.q);
+    prefetch_map(&params.k);
+    prefetch_map(&params.v);
+    prefetch_map(&params.out);
+    k.init(1, 4 * C::kGroups);
+    v.init(1, 4 * C::kGroups);
+    q.init(1, 4 * C::kGroups);
+    fence_barrier_init();
+    loader.begin();
+  }
+  __syncthreads();
+
+  const int group = uniform(threadIdx.x / 128);
+  const std::uint32_t own_rows = group * kGroupRows * C::kRowBytes;
+  Rows<C> rows(params);
+  unsigned t = 0, n = 0;             // tiles and blocks of keys so far
+  unsigned bad_tiles = 0;            // with fallback rows
+  const auto release_before = [&] {  // the tile before, once its results have left its Q's place
+    if (t == 0) return;
+    if (threadIdx.x % 32 == 0) tma_store_wait_read();
+    __syncwarp();
+    q.release(t - 1);
+  };
+  for (;; ++t) {
+    q.wait_full(t);
+    const DenseTile<C>& tile = shared.tiles[t % C::kQueryTiles];
+    const int blocks = uniform(tile.blocks);
+    if (blocks == 0) break;
+    const bool idle = tile.row + group * kGroupRows >= tile.rows;
+    rows.begin(tile);
+    const std::uint32_t q_matrix = matrix_at(q.slot(t) + own_rows);
+#pragma unroll 1
+    for (int block = blocks - 1; block >= 0; --block, ++n) {
+      const bool starts = block == blocks - 1;
+      if (idle) {
+        if (starts) release_before();
+        k.wait_full(n);
+        k.release(n);
+        v.wait_full(n);
+        v.release(n);
+        continue;
+      }
+      const std::uint32_t k_matrix = matrix_at(k.slot(n)), v_matrix = matrix_at(v.slot(n), C::kKeys * C::kRowBytes);
+      float s[Rows<C>::kScores] = {};
+      k.wait_full(n);
+      pin(s);
+      wgmma_fence();
+#pragma unroll
+      for (int i = 0; i < C::kColumns / 16; ++i) {
+        const int panel = i / kSteps * (C::kRowBytes / 16), step = i % kSteps * 2;
+        wgmma_abt<T, C::kRowBytes>(s, q_matrix + panel * C::kRows + step, k_matrix + panel * C::kKeys + step, i > 0);
+      }
+      wgmma_commit();
+      if (loads) loader.load_values(n + 1, t, block);
+      if (starts) release_before();
+      wgmma_wait<0>();
+      pin(s);
+      k.release(n);
+      rows.softmax(s, tile, block * C::kKeys, 0, [] {});
+      if (!starts) rows.rescale_values();
+      v.wait_full(n);
+      pin(rows.o);
+      wgmma_fence();
+#pragma unroll
+      for (int i = 0; i < C::kKeys / 16; ++i)
+        wgmma_ab<T, C::kRowBytes>(rows.o, rows.weights + 4 * i, v_matrix + i * C::kRowBytes, 1);
+      wgmma_commit();
+      if (loads) loader.load_keys(n + C::kStages, t, block - C::kStages);
+      wgmma_wait<0>();
+      pin(rows.o);
+      v.release(n);
+    }
+    if (!idle && rows.store(tile, q.slot(t) + own_rows + threadIdx.x / 32 % 4 * 16 * C::kRowBytes))
+      bad_tiles |= 1u << t % 32;
+  }
+  if (bad_tiles == 0) {
+    tma_store_wait_read();  // before shared memory is gone
+    return;
+  }
+  tma_store_wait();
+  __syncwarp();
+  redo_fallback_rows<C>(params, reinterpret_cast<const SequenceList&>(shared), bad_tiles);  // which looks up no list
+}
+
+}  // namespace rapt::cuda
