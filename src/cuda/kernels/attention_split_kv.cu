@@ -4,6 +4,11 @@
 namespace rapt::cuda {
 namespace {
 
+// Of an element of k or v; i4x2 has two codes in one.
+int bytes_of(DType kv_type) {
+  return only(kv_type) & kFloatTypes ? 2 : 1;
+}
+
 // In units of so many elements.
 ShortStrides short_strides(const Strides& s, std::int64_t unit) {
   const auto count = [&](std::int64_t stride) { return static_cast<std::uint32_t>(stride / unit); };
@@ -14,7 +19,7 @@ ShortStrides short_strides(const Strides& s, std::int64_t unit) {
 SplitKvSide side_of(const void* data, DType type, const Strides& stride, std::int64_t size, const Quantization& quant,
                     int step_keys, int tile_bytes, int& slot_bytes) {
   SplitKvSide side{static_cast<const std::uint8_t*>(data), stride, quant};
-  const int element = static_cast<int>(only(type) & kFloatTypes ? 2 : 1);  // bytes
+  const int element = bytes_of(type);
   side.of_rows = short_strides(stride, 16 / element);
   side.of_scales = short_strides(quant.scale_stride, 1), side.of_zeros = short_strides(quant.zero_stride, 1);
   side.bytes = static_cast<int>(type == DType::i4x2 ? size / 2 : size * element);
@@ -39,7 +44,7 @@ bool is_simple(const AttentionParams& p, const SplitKvSide& side) {
     return entries * s.b + p.hk * s.h + rows * s.s + columns * s.d < unit << 32;
   };
   const Quantization& q = side.quant;
-  const int element = only(p.kv_type) & kFloatTypes ? 2 : 1;
+  const int element = bytes_of(p.kv_type);
   return is_vector(side.data, side.stride, element) && side.bytes % 16 == 0 &&
          fits(side.stride, side.bytes, 16 / element) && fits(q.scale_stride, side.groups, 1) &&
          fits(q.zero_stride, side.groups, 1);

@@ -46,7 +46,7 @@ struct QueryLoader {
           components[0] = type == DType::f8e4m3 ? two_in_bf16(i, pair) : two(i, pair);
         } else {
           float low = exact(i, pair), high = exact(i, pair + kPairs);
-          split(low, high, components);
+          split_into_components(low, high, components);
         }
 #pragma unroll
         for (int component = 0; component < C::kComponents; ++component)
@@ -139,7 +139,7 @@ __device__ __forceinline__ void decode_split(const SplitKvParams& params, const 
   const int warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
   const std::uint32_t rings = shared_address(shared), q = rings + kSplitKvWarps * C::kSlots * params.slot_bytes;
   const QueryLoader<C> queries(params, block);  // before keys, or they come behind these
-  const CodeRing<C> ring(params, block, rings);
+  const KvRing<C> ring(params, block, rings);
 
   // The ring has K and V of the warp's steps in turn. As soon as one is read, the next that is not there yet comes to
   // its place: of an odd number of slots, V to K's and K to V's.

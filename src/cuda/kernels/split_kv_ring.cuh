@@ -84,7 +84,7 @@ struct RowPlace {
 // A warp's ring of tiles of K or V, with their scales. Rows have no gaps: chunk c of row r lies in place c ^ turn(r),
 // so that the same chunk of 8 rows lies in different banks.
 template <class C>
-struct CodeRing {
+struct KvRing {
   static constexpr int kAtOnce = 32 / C::kChunks;  // rows that a warp copies with one instruction
   static constexpr int kCopies = C::kStepKeys / kAtOnce;
 
@@ -102,7 +102,7 @@ struct CodeRing {
   // Which key of a step the lane knows the place of: of those that its kChunks lanes copy, the i-th for the i-th lane.
   int own_key;
 
-  __device__ CodeRing(const SplitKvParams& params, const SplitBlock& block, std::uint32_t rings)
+  __device__ KvRing(const SplitKvParams& params, const SplitBlock& block, std::uint32_t rings)
       : params(params),
         data(rings + threadIdx.x / 32 * bytes()),
         last(data + bytes() - params.slot_bytes),

@@ -17,7 +17,8 @@ namespace rapt::cuda {
 
 // x in components, the largest first; leaves what they lack.
 template <int kComponents>
-__device__ __forceinline__ void split(float& low, float& high, std::uint32_t (&components)[kComponents]) {
+__device__ __forceinline__ void split_into_components(float& low, float& high,
+                                                      std::uint32_t (&components)[kComponents]) {
 #pragma unroll
   for (int component = 0; component < kComponents; ++component) {
     components[component] = pack<__nv_bfloat16>(low, high);
@@ -41,7 +42,7 @@ struct SplitKvRows {
   const float* const q_sums;  // of Q's units of columns: [units][kRows]
   const int lane = threadIdx.x % 32;
   // Where the lane reads Q; and, from a tile on, K and V; and, from a step's scales on, those of its keys.
-  std::uint32_t own_query, own_codes, own_number;
+  std::uint32_t own_query, own_chunk, own_number;
   float o[C::kSize / 16][kTiles][4] = {};
   float shift[kTiles][2], l[kTiles][2] = {};  // what weights are relative to; and their sum, of the lane's keys
   float s[kScores];                           // scores of a step, then weights: 4 for each 16 keys and tile
@@ -50,10 +51,10 @@ struct SplitKvRows {
       : params(params), coding{params.code_offset}, q_sums(q_sums) {
     const int row = lane % 16;
     own_query = q + lane % 8 * C::kQueryPitch + lane / 8 * 16;
-    own_codes = row * C::kRowBytes + (lane / 16 ^ CodeRing<C>::turn(row)) * 16;
+    own_chunk = row * C::kRowBytes + (lane / 16 ^ KvRing<C>::turn(row)) * 16;
     own_number = lane / 4 * 4;
     // Once, not in every step, where there are registers.
-    if (kTiles == 1) asm volatile("" : "+r"(own_query), "+r"(own_codes), "+r"(own_number));
+    if (kTiles == 1) asm volatile("" : "+r"(own_query), "+r"(own_chunk), "+r"(own_number));
     for (auto& tile : shift) tile[0] = tile[1] = -kMaxFloat;
   }
   // The shift of a row whose weights have this sum; -inf: it has seen no key.
@@ -75,7 +76,7 @@ struct SplitKvRows {
 #pragma unroll
       for (int i = 0; i < kSixteens; ++i) {
         std::uint32_t x[4];
-        load_columns((slot + own_codes ^ 32 * column) + 16 * i * C::kRowBytes, x);
+        load_columns((slot + own_chunk ^ 32 * column) + 16 * i * C::kRowBytes, x);
         const std::uint32_t a[4] = {x[0], x[2], x[1], x[3]};
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile)
@@ -124,7 +125,7 @@ struct SplitKvRows {
       std::uint32_t codes[kSixteens][4];
 #pragma unroll
       for (int i = 0; i < kSixteens; ++i)
-        load_matrices((slot + own_codes ^ 32 * pair) + 16 * i * C::kRowBytes, codes[i]);
+        load_matrices((slot + own_chunk ^ 32 * pair) + 16 * i * C::kRowBytes, codes[i]);
 #pragma unroll
       for (int unit = 0; unit < Coding::kSteps; ++unit) {  // of 32 columns
         const int number = pair * Coding::kSteps + unit;
@@ -169,7 +170,7 @@ struct SplitKvRows {
 #pragma unroll
         for (int i = 0; i < kSixteens; ++i) {
           std::uint32_t a[4];
-          load_matrices((slot + own_codes ^ 32 * (2 * unit + step)) + 16 * i * C::kRowBytes, a);
+          load_matrices((slot + own_chunk ^ 32 * (2 * unit + step)) + 16 * i * C::kRowBytes, a);
 #pragma unroll
           for (int tile = 0; tile < kTiles; ++tile)
             multiply<typename C::Element>(sums[i][tile], a, queries[tile][2 * step], queries[tile][2 * step + 1]);
@@ -298,7 +299,7 @@ struct SplitKvRows {
         for (int h = 0; h < 2; ++h) {
           float low = s[score(i, tile, 2 * h)] * scale[i][h], high = s[score(i, tile, 2 * h + 1)] * scale[i][h];
           std::uint32_t components[kComponents];
-          split(low, high, components);
+          split_into_components(low, high, components);
 #pragma unroll
           for (int component = 0; component < kComponents; ++component)
             weights[i][tile][component][h] = transpose(components[component]);
@@ -316,7 +317,7 @@ struct SplitKvRows {
           const float low = s[score(i, tile, 2 * h)] * scale[i][h], high = s[score(i, tile, 2 * h + 1)] * scale[i][h];
           float low_left = low, high_left = high;
           std::uint32_t components[kComponents];
-          split(low_left, high_left, components);
+          split_into_components(low_left, high_left, components);
           of_zeros[0] = fmaf(low_left - low, zero[i][h], of_zeros[0]);
           of_zeros[1] = fmaf(high_left - high, zero[i][h], of_zeros[1]);
         }
@@ -337,7 +338,7 @@ struct SplitKvRows {
       std::uint32_t codes[kSixteens][4];
 #pragma unroll
       for (int i = 0; i < kSixteens; ++i)
-        load_columns((slot + own_codes ^ 32 * pair) + 16 * i * C::kRowBytes, codes[i]);
+        load_columns((slot + own_chunk ^ 32 * pair) + 16 * i * C::kRowBytes, codes[i]);
 #pragma unroll
       for (int chunk = 0; chunk < 2; ++chunk) {
         const int first = (2 * pair + chunk) * Coding::kChunk;
