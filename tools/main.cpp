@@ -239,7 +239,7 @@ void refuse_empty_values(std::span<char* const> arguments) {
 
 int run(int argc, char** argv) {
   refuse_empty_values({argv, static_cast<std::size_t>(argc)});
-  CLI::App app{"rapt: attention kernels for CPUs", "rapt"};
+  CLI::App app{"rapt: attention kernels for CPUs, and for NVIDIA GPUs where they are built", "rapt"};
   Arguments arguments(app);
   try {
     app.parse(argc, argv);
