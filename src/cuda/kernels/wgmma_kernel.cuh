@@ -28,8 +28,6 @@ template <class C>
 __device__ void attend(const WgmmaParams& params, const SequenceList& list, const TileQueue& queue,
                        const Tile<C>* tiles, const QueryRing<C>& q, const Blocks<C>& k, const Blocks<C>& v,
                        std::uint32_t scales, int group) {
-  using T = typename C::Element;
-  constexpr int kSteps = C::kPanel / 16;  // of products, in a panel of Q and K
   Rows<C> rows(params);
   unsigned t = 0, stored = 0;  // tiles so far, and of these with their results stored
   unsigned bad_tiles = 0;      // with fallback rows
@@ -66,16 +64,8 @@ __device__ void attend(const WgmmaParams& params, const SequenceList& list, cons
     pin(s);
     pin(rows.o);
     wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < C::kColumns / 16; ++i) {
-      const int panel = i / kSteps * (C::kRowBytes / 16), step = i % kSteps * 2;
-      wgmma_abt<T, C::kRowBytes>(s, q_matrix + panel * C::kRows + step, k_matrix + panel * C::kKeys + step, i > 0);
-    }
-    wgmma_commit();
-#pragma unroll
-    for (int i = 0; i < C::kKeys / 16; ++i)
-      wgmma_ab<T, C::kRowBytes>(rows.o, rows.weights + 4 * i, v_matrix + i * C::kRowBytes, 1);
-    wgmma_commit();
+    multiply_keys<C>(s, q_matrix, k_matrix);
+    multiply_values<C>(rows.o, rows.weights, v_matrix);
     wgmma_wait<1>();
     pin(s);
     if (more) k.release(n);

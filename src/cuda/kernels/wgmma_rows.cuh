@@ -12,6 +12,28 @@ namespace rapt::cuda {
 constexpr int kMostMove = 120;
 constexpr float kMostWeights = 0x1p120f;
 
+// S = Q K^T of a warpgroup's rows and a block of keys, and O += P V; both run behind the program's back.
+template <class C>
+__device__ __forceinline__ void multiply_keys(float (&s)[C::kKeys / 2], std::uint32_t q_matrix,
+                                              std::uint32_t k_matrix) {
+  constexpr int kSteps = C::kPanel / 16;  // in a panel
+#pragma unroll
+  for (int i = 0; i < C::kColumns / 16; ++i) {
+    const int panel = i / kSteps * (C::kRowBytes / 16), step = i % kSteps * 2;
+    wgmma_abt<typename C::Element, C::kRowBytes>(s, q_matrix + panel * C::kRows + step,
+                                                 k_matrix + panel * C::kKeys + step, i > 0);
+  }
+  wgmma_commit();
+}
+template <class C>
+__device__ __forceinline__ void multiply_values(float (&o)[C::kColumns / 2], const std::uint32_t* weights,
+                                                std::uint32_t v_matrix) {
+#pragma unroll
+  for (int i = 0; i < C::kKeys / 16; ++i)
+    wgmma_ab<typename C::Element, C::kRowBytes>(o, weights + 4 * i, v_matrix + i * C::kRowBytes, 1);
+  wgmma_commit();
+}
+
 // A math warpgroup's state.
 template <class C>
 struct Rows : RowState<C> {

@@ -76,9 +76,7 @@ struct SerialLoader {
 
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kBlocks) wgmma_serial(const __grid_constant__ WgmmaParams params) {
-  using T = typename C::Element;
   static_assert(C::kBlocks * (sizeof(SerialShared<C>) + kReserved) <= kSharedOfMultiprocessor);
-  constexpr int kSteps = C::kPanel / 16;                    // of products, in a panel of Q and K
   extern __shared__ __align__(1024) std::uint8_t memory[];  // the swizzle's unit
   auto& shared = *reinterpret_cast<SerialShared<C>*>(memory);
   const std::uint32_t barriers = shared_address(shared.barriers);
@@ -135,12 +133,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) wgmma_serial(const __
       k.wait_full(n);
       pin(s);
       wgmma_fence();
-#pragma unroll
-      for (int i = 0; i < C::kColumns / 16; ++i) {
-        const int panel = i / kSteps * (C::kRowBytes / 16), step = i % kSteps * 2;
-        wgmma_abt<T, C::kRowBytes>(s, q_matrix + panel * C::kRows + step, k_matrix + panel * C::kKeys + step, i > 0);
-      }
-      wgmma_commit();
+      multiply_keys<C>(s, q_matrix, k_matrix);
       if (loads) loader.load_values(n + 1, t, block);
       if (starts) release_before();
       wgmma_wait<0>();
@@ -151,10 +144,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) wgmma_serial(const __
       v.wait_full(n);
       pin(rows.o);
       wgmma_fence();
-#pragma unroll
-      for (int i = 0; i < C::kKeys / 16; ++i)
-        wgmma_ab<T, C::kRowBytes>(rows.o, rows.weights + 4 * i, v_matrix + i * C::kRowBytes, 1);
-      wgmma_commit();
+      multiply_values<C>(rows.o, rows.weights, v_matrix);
       if (loads) loader.load_keys(n + C::kStages, t, block - C::kStages);
       wgmma_wait<0>();
       pin(rows.o);
