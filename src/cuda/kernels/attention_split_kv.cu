@@ -74,7 +74,8 @@ cudaError_t launch(SplitKvParams params, cudaStream_t stream) {
   const int shared_bytes = kSplitKvWarps * C::kSlots * params.slot_bytes + C::kQueryBytes;
   // Only where clusters have room beside each other: others wait until all of their thread blocks do.
   params.combines = !params.finishes && !params.early && params.partials.splits <= kCombineWarps &&
-                    cluster <= kCombineWarps && 2 * params.grid.blocks <= static_cast<unsigned>(multiprocessors());
+                    cluster <= kCombineWarps &&
+                    2 * params.grid.blocks <= static_cast<unsigned>(C::kBlocks * multiprocessors());
   const cudaError_t status =
       launch_clusters(params.combines ? static_cast<unsigned>(cluster) : 1, params.early, split_kv<C>,
                       params.grid.blocks, kSplitKvThreads, shared_bytes, stream, params);
