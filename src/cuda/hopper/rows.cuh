@@ -89,15 +89,13 @@ __device__ void store_rows(const Grid& grid, const Tile<C>& tile, int warp_row, 
   }
 }
 
-// The same by TMA, in C::Element and by way of the warp's rows of the tile's Q, which nobody reads any more: panels of
-// columns from `first_row` on. Of dense queries, whose rows past the last one a tensor map knows.
+// The same rows, in C::Element, to where the warp's rows of the tile's Q were, which nobody reads any more: in panels
+// of columns from `first_row` on, for TMA to store.
 template <class C, int kOut>
-__device__ __forceinline__ void store_rows_by_tma(const Grid& grid, const CUtensorMap* map, const TileExtent& tile,
-                                                  int warp_row, std::uint32_t first_row, const float (&o)[kOut]) {
+__device__ __forceinline__ void leave_rows(std::uint32_t first_row, const float (&o)[kOut]) {
   using T = typename C::Element;
-  const AttentionParams& p = grid.p;
   const int lane = threadIdx.x % 32;
-  constexpr int kChunks = C::kPanel / 8, kPanels = (2 * kOut + C::kPanel - 1) / C::kPanel;
+  constexpr int kChunks = C::kPanel / 8;
   const std::uint32_t row = first_row + lane % 16 * C::kRowBytes;
 #pragma unroll
   for (int j = 0; j < 2 * kOut; j += 16) {
@@ -110,14 +108,6 @@ __device__ __forceinline__ void store_rows_by_tma(const Grid& grid, const CUtens
   }
   fence_async_proxy();
   __syncwarp();
-  if (lane == 0 && tile.row + warp_row < tile.rows) {
-    const int token = static_cast<int>(grid.group.quotient(tile.row + warp_row));
-#pragma unroll
-    for (int panel = 0; panel < kPanels; ++panel)
-      if (const int column = panel * C::kPanel; column < p.dv)
-        tma_store(map, column, 0, token, tile.hk, tile.b, first_row + panel * (C::kRows * C::kRowBytes));
-    tma_store_commit();
-  }
 }
 
 // finish(j, four) of all scores, where `four` are a lane's of columns [j, j + 8). Registers have no index: each time

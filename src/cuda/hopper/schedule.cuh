@@ -16,7 +16,7 @@ constexpr int kGroupRows = 64;  // of a warpgroup
 constexpr int kQueueTiles = 3;  // in shared memory: the one whose output is complete, the one at work and the next
 using TileQueue = Ring<kQueueTiles>;
 
-// What both kernels get: a call, its tiles as Tiling numbers them, and which thread blocks do them. Where C::kSplit,
+// What the kernels get: a call, its tiles as Tiling numbers them, and which thread blocks do them. Where C::kSplit,
 // each split of a head's keys counts as a head.
 struct Grid {
   AttentionParams p;
@@ -38,6 +38,7 @@ struct Grid {
   __device__ unsigned tile_of(unsigned round) const {
     return round % 2 ? (round + 1) * gridDim.x - 1 - blockIdx.x : round * gridDim.x + blockIdx.x;
   }
+  __device__ bool has_tile(unsigned round) const { return tile_of(round) < static_cast<unsigned>(all); }
   // The number of tile i's head, and the tile's in it.
   struct Place {
     int head, tile;
@@ -310,10 +311,9 @@ struct DenseTile : TileExtent {
 
   // The thread block's tile of round t. Without blocks: there is none.
   __device__ void find(const Grid& grid, unsigned t) {
-    const unsigned i = grid.tile_of(t);
     blocks = 0;
-    if (i >= static_cast<unsigned>(grid.all)) return;
-    const auto [head, tile] = grid.place(i);
+    if (!grid.has_tile(t)) return;
+    const auto [head, tile] = grid.place(grid.tile_of(t));
     b = static_cast<int>(grid.hk.quotient(head)), hk = head - b * static_cast<int>(grid.p.hk), row = tile * C::kRows;
     rows = static_cast<int>(grid.p.sq) * static_cast<int>(grid.p.group), q_first = 0;
     keys = grid.window;
@@ -345,7 +345,7 @@ struct DenseTile : TileExtent {
   }
 };
 template <class C>
-using TileOf = std::conditional_t<C::kSerial, DenseTile<C>, Tile<C>>;
+using TileOf = std::conditional_t<C::kDense, DenseTile<C>, Tile<C>>;
 
 // Puts the scheduler's tiles into the queue: the last C::kProducers threads of the first warpgroup.
 template <class C>
@@ -384,7 +384,11 @@ int plan_grid(Grid& grid, std::int64_t key_bytes) {
     // Full rounds, or blocks that got the last and shortest of one section get the longest of the next, too.
     const std::int64_t full = blocks / std::gcd(blocks, grid.tiles);
     const std::int64_t cached = kCached / std::max<std::int64_t>(head_bytes, 1);
-    grid.section = static_cast<int>(std::min<std::int64_t>(std::max(cached / full * full, full), grid.heads));
+    // Many short sequences are done head after head, so that some blocks ask memory for keys while others find theirs
+    // in L2.
+    const bool short_and_many = C::kDense && p.sk <= 4 * C::kKeys && grid.heads * grid.tiles >= 3 * blocks;
+    if (!short_and_many)
+      grid.section = static_cast<int>(std::min<std::int64_t>(std::max(cached / full * full, full), grid.heads));
   }
   grid.all = grid.heads * grid.tiles, grid.section_tiles = Divisor(grid.section * grid.tiles);
   grid.of_section = Divisor(grid.section), grid.last_ones = Divisor(std::max(grid.heads % grid.section, 1));

@@ -10,7 +10,7 @@ namespace {
 template <class T, int kSize>
 cudaError_t launch_size(WgmmaParams& params, cudaStream_t stream) {
   if (is_modified(params.p)) return launch<Config<T, kSize, false, true, true, 1>>(params, stream);
-  return launch_plain<Config<T, kSize, true, false, true, 1>, Config<T, kSize, false, false, true, 1>>(params, stream);
+  return launch_queued<Config<T, kSize, true, false, true, 1>, Config<T, kSize, false, false, true, 1>>(params, stream);
 }
 
 }  // namespace

@@ -17,22 +17,38 @@ bool has_short_tiles(const AttentionParams& p, int keys_of_block) {
   return are_alike(p) && (p.sq * p.group <= 5 * kGroupRows || p.sk <= keys_of_block);
 }
 
-// Heads of up to 64 columns: by wgmma_serial, until keys are so many that exponentials beside products count for more
-// than what comes before and after them, and than tiles of 128 rows where those of 192 leave much of the last one
-// empty. (Where the mask ends before the last key, half of the keys are not seen.)
+// Rows that the busiest multiprocessor does of dense sequences.
+template <class C>
+std::int64_t busiest_rows(const AttentionParams& p) {
+  return ceil_div(C::Tiles::heads(p) * C::Tiles::tiles(p), std::int64_t{multiprocessors()}) * C::kRows;
+}
+
+// Whether heads of up to 64 columns are better by `Serial`, wgmma_serial, than by `Overlapped`. The longer keys are,
+// the more exponentials beside products count for, and the less what comes before and after them; but tiles of 128 rows
+// are better where those of 192 leave much of the last one empty, or multiprocessors without one. (Where the mask ends
+// before the last key, half of the keys are not seen.)
+template <class Serial, class Overlapped>
+bool is_better_serial(const AttentionParams& p) {
+  constexpr std::int64_t kMiddling = 512, kLong = 2048, kLongCausal = 8192, kFewTileRows = 1024;
+  if (p.score.right != kOpen) return p.sk <= kLongCausal || p.sq * p.group <= kFewTileRows;
+  if (p.sk > kLong) return p.sq * p.group <= kFewTileRows;
+  // By the batch only where no row has a hidden key.
+  if (p.sk <= kMiddling || p.score.left != kOpen) return true;
+  return 8 * busiest_rows<Overlapped>(p) >= 9 * busiest_rows<Serial>(p);
+}
+
 template <class T, int kColumns, class Other>
 cudaError_t launch_up_to_64(WgmmaParams& params, cudaStream_t stream) {
-  constexpr std::int64_t kLong = 2048, kLongCausal = 8192, kFewTileRows = 1024;
   constexpr int kFewKeys = 80;  // as many as a caption has in image models, and some
+  using Overlapped = Config<T, 64, true, false, false, 3, kColumns>;
   const AttentionParams& p = params.p;
-  const std::int64_t keys = p.score.right == kOpen ? kLong : kLongCausal;
-  if (!are_alike(p) || (p.sk > keys && p.sq * p.group > kFewTileRows))
-    return launch_plain<Config<T, 64, true, false, false, 3, kColumns>, Other>(params, stream);
+  if (!are_alike(p) || !is_better_serial<SerialConfig<T, kColumns, 128>, Overlapped>(p))
+    return launch_plain<Overlapped, Other>(params, stream);
   cudaError_t status;
-  if (p.sk > 64 && p.sk <= kFewKeys ? launch_serial<SerialConfig<T, kColumns, kFewKeys>>(params, stream, status)
-                                    : launch_serial<SerialConfig<T, kColumns, 128>>(params, stream, status))
+  if (p.sk > 64 && p.sk <= kFewKeys ? launch_dense<SerialConfig<T, kColumns, kFewKeys>>(params, stream, status)
+                                    : launch_dense<SerialConfig<T, kColumns, 128>>(params, stream, status))
     return status;
-  return launch_plain<Config<T, 64, true, false, false, 2, kColumns>, Other>(params, stream);
+  return launch_queued<Config<T, 64, true, false, false, 2, kColumns>, Other>(params, stream);
 }
 
 template <class T, class Other>
@@ -64,7 +80,7 @@ cudaError_t launch_size(WgmmaParams& params, cudaStream_t stream) {
     return std::max(params.p.d, params.p.dv) <= 48 ? launch_up_to_64<T, 48, Other>(params, stream)
                                                    : launch_up_to_64<T, 64, Other>(params, stream);
   else if constexpr (kSize == 128) return launch_up_to_128<T, Other>(params, stream);
-  else return launch_plain<Config<T, kSize, true, false, false, 2>, Other>(params, stream);
+  else return launch_queued<Config<T, kSize, true, false, false, 2>, Other>(params, stream);
 }
 
 // Whether rows of codes are whole times 16 bytes, and 32 bits count these.

@@ -37,7 +37,7 @@ struct Config {
   static constexpr int kBlocks = 1;                       // on a multiprocessor
   static constexpr int kSize = kSize_, kColumns = kSize;  // of shared memory, and of products
   static constexpr bool kModified = kModified_;           // scores need more than a scale
-  static constexpr bool kSerial = false;
+  static constexpr bool kDense = false;
   static constexpr int kGroups = 2, kLoadThreads = 128, kThreads = kLoadThreads + 128 * kGroups;
   static constexpr bool kLarge = kSize > 128;
   static constexpr int kLoadRegisters = kLarge ? 40 : 56, kMathRegisters = kLarge ? 232 : 224;

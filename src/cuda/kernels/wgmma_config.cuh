@@ -26,6 +26,7 @@ struct Config {
   static constexpr bool kModified = kModified_;  // scores need more than a scale
   static constexpr bool kSplit = kSplit_;
   static constexpr bool kQuantised = kQuantised_;
+  static constexpr bool kDense = false;   // tiles are DenseTile: wgmma_dense's and wgmma_serial's
   static constexpr bool kSerial = false;  // wgmma_serial's
   static constexpr int kGroups = kGroups_, kLoadThreads = 128, kThreads = kLoadThreads + 128 * kGroups;
   static constexpr int kRows = kGroupRows * kGroups, kKeys = kKeys_;
@@ -57,8 +58,9 @@ struct Config {
   static constexpr int kScaleBytes = kQuantised ? 2 * kKeys * 4 : 0, kScaleBlocks = 2 * kStages;
   static constexpr int kScalesAt = kQueryTiles * kRowsBytes + 2 * kStages * kBlockBytes;
   static constexpr int kSharedBytes = kScalesAt + kScaleBlocks * kScaleBytes + 1024;
-  // By way of Q's place, if the next one has another.
-  static constexpr bool kStoresByTma = kTma && kQueryTiles > 1;
+  // Results leave by way of Q's place, if the next one has another: math warps store them, or a thread that does
+  // nothing else.
+  static constexpr bool kStoresByTma = kTma && kQueryTiles > 1, kStoresApart = false;
   static_assert(!kSplit || kSplitUnit % kKeys == 0);
   static_assert(!kTradesRegisters ||
                     kLoadRegisters + kGroups * kMathRegisters <= 65536 / (kThreads * kBlocks) / 8 * 8 * (kGroups + 1),
@@ -66,10 +68,17 @@ struct Config {
   using Tiles = Tiling<kRows>;
 };
 
-// The same for wgmma_serial, which has no loading warpgroup: heads of up to 64 columns.
+// The same for wgmma_dense: dense sequences that are all alike, whose tiles take little room.
+template <class Base>
+struct Dense : Base {
+  static constexpr bool kDense = true, kStoresByTma = false, kStoresApart = true;
+  static constexpr int kQueryTiles = 3;
+};
+
+// The same for wgmma_serial, which has no loading warpgroup: such sequences in heads of up to 64 columns.
 template <class T, int kColumns, int kKeys>
 struct SerialConfig : Config<T, 64, true, false, false, 2, kColumns, kKeys> {
-  static constexpr bool kSerial = true;
+  static constexpr bool kDense = true, kSerial = true;
   static constexpr int kLoadThreads = 0, kThreads = 256, kBlocks = 2;
 };
 

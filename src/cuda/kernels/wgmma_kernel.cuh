@@ -16,6 +16,7 @@
 #include "cuda/hopper/combine_row.cuh"
 #include "cuda/hopper/host.cuh"
 #include "cuda/kernels/wgmma_codes.cuh"
+#include "cuda/kernels/wgmma_dense.cuh"
 #include "cuda/kernels/wgmma_load.cuh"
 #include "cuda/kernels/wgmma_rows.cuh"
 #include "cuda/kernels/wgmma_serial.cuh"
@@ -23,23 +24,40 @@
 
 namespace rapt::cuda {
 
-// A math warpgroup.
+// The tiles to come, as a math warpgroup sees them: of those in a queue.
 template <class C>
-__device__ void attend(const WgmmaParams& params, const SequenceList& list, const TileQueue& queue,
-                       const Tile<C>* tiles, const QueryRing<C>& q, const Blocks<C>& k, const Blocks<C>& v,
-                       std::uint32_t scales, int group) {
+struct QueuedTiles {
+  const WgmmaParams& params;
+  const SequenceList& list;
+  const TileQueue& queue;
+  const Tile<C>* tiles;
+
+  __device__ const Tile<C>& operator[](unsigned t) const { return tiles[t % kQueueTiles]; }
+  __device__ bool exists(unsigned t) const {
+    queue.wait_full(t);
+    return uniform((*this)[t].blocks) > 0;
+  }
+  __device__ void done(unsigned t) const { queue.release(t); }
+  __device__ void wait_stored() const {
+    if (C::kStoresByTma) tma_store_wait();
+  }
+  __device__ int last_keys(unsigned t) const { return uniform((*this)[t].last_keys); }
+  __device__ void redo_fallback_rows(unsigned bad_tiles) const { cuda::redo_fallback_rows<C>(params, list, bad_tiles); }
+};
+
+// A math warpgroup.
+template <class C, class Tiles>
+__device__ void attend(const WgmmaParams& params, const Tiles& tiles, const QueryRing<C>& q, const Blocks<C>& k,
+                       const Blocks<C>& v, std::uint32_t scales, int group) {
   Rows<C> rows(params);
   unsigned t = 0, stored = 0;  // tiles so far, and of these with their results stored
   unsigned bad_tiles = 0;      // with fallback rows
   bool storing = false;        // those of tile `stored` may be on their way from its Q's place
-  const auto has_blocks = [&] {
-    queue.wait_full(t);
-    return uniform(tiles[t % kQueueTiles].blocks) > 0;
-  };
-  bool more = has_blocks();
+  bool more = tiles.exists(t);
   if (!more) return;
+  q.wait_full(t);
   // One of two warpgroups begins later, or both multiply at the same time, and both exponentiate.
-  if (C::kGroups == 2 && group == 1 && tiles[0].blocks > 1) __nanosleep(1000);
+  if (C::kGroups == 2 && group == 1 && tiles[t].blocks > 1) __nanosleep(1000);
 
   int block = 0;       // of the tile, whose scores these are
   bool starts = true;  // it is its tile's first, or there is no more; O is complete once the weights are used
@@ -55,7 +73,6 @@ __device__ void attend(const WgmmaParams& params, const SequenceList& list, cons
       q_matrix = matrix_at(q.slot(t) + group * kGroupRows * C::kRowBytes);
     }
     if (more) k.wait_full(n);
-    if (n > 0) v.wait_full(n - 1);
 
     // S = Q K^T of the next block, then O += P V of this one. The first and the last time one of them is for nothing.
     const std::uint32_t k_matrix = matrix_at(k.slot(n));
@@ -65,42 +82,45 @@ __device__ void attend(const WgmmaParams& params, const SequenceList& list, cons
     pin(rows.o);
     wgmma_fence();
     multiply_keys<C>(s, q_matrix, k_matrix);
+    if (n > 0) v.wait_full(n - 1);
+    wgmma_fence();  // or ptxas adds one, and says so
     multiply_values<C>(rows.o, rows.weights, v_matrix);
     wgmma_wait<1>();
     pin(s);
     if (more) k.release(n);
 
     if (starts) {
+      // Beside the last products. (Not where tiles are queued: ptxas then has sums of weights wait for products, too.)
+      if (C::kDense && n > 0) rows.finish(tiles[t - 1]);
       wgmma_wait<0>();
       pin(rows.o);
       if (n > 0) {
         v.release(n - 1);
-        if (rows.store(tiles[(t - 1) % kQueueTiles],
-                       q.slot(t - 1) + (group * kGroupRows + threadIdx.x / 32 % 4 * 16) * C::kRowBytes))
+        if (!C::kDense) rows.finish(tiles[t - 1]);
+        if (rows.store(tiles[t - 1], q.slot(t - 1) + (group * kGroupRows + threadIdx.x / 32 % 4 * 16) * C::kRowBytes))
           bad_tiles |= 1u << (t - 1) % 32;
         storing = true;
         __syncwarp();
-        queue.release(t - 1);
+        tiles.done(t - 1);
       }
       if (!more) {
         if (C::kStoresByTma) tma_store_wait_read();  // before shared memory is gone
         break;
       }
-      const Tile<C>& tile = tiles[t % kQueueTiles];
-      rows.begin(tile);
-      block = uniform(tile.blocks);
-      if (const int keys = uniform(tile.last_keys); C::kTma && keys < C::kKeys) {
+      rows.begin(tiles[t]);
+      block = uniform(tiles[t].blocks);
+      if (const int keys = tiles.last_keys(t); C::kTma && keys < C::kKeys) {
         v.wait_full(n);
         zero_rows<C::kSize, C::kKeys, C::kPanel>(v.slot(n), keys);
         named_sync(1 + group, 128);
       }
     }
-    const Tile<C>& tile = tiles[t % kQueueTiles];
+    const auto& tile = tiles[t];
     const bool ends = --block == 0;
     if (ends) {
-      if (!C::kStoresByTma) q.release(t);
+      if (!C::kStoresByTma && !C::kStoresApart) q.release(t);
       ++t;
-      more = has_blocks();
+      more = tiles.exists(t);
     }
     if constexpr (C::kModified && C::kSize == 256) wgmma_wait<0>();  // the weights' registers are wanted
     rows.softmax(s, tile, block * C::kKeys, scales + n % C::kScaleBlocks * C::kScaleBytes, [&] {
@@ -113,9 +133,9 @@ __device__ void attend(const WgmmaParams& params, const SequenceList& list, cons
     starts = ends;
   }
   if (bad_tiles == 0) return;
-  if (C::kStoresByTma) tma_store_wait();
+  tiles.wait_stored();
   __syncwarp();
-  redo_fallback_rows<C>(params, list, bad_tiles);
+  tiles.redo_fallback_rows(bad_tiles);
 }
 
 template <class C>
@@ -164,7 +184,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) wgmma(const __grid_co
     }
   } else {
     if (C::kTradesRegisters) registers_increase<C::kMathRegisters>();
-    attend<C>(params, list, queue, tiles, q, k, v, data + C::kScalesAt, uniform(threadIdx.x / 128 - 1));
+    attend<C>(params, QueuedTiles<C>{params, list, queue, tiles}, q, k, v, data + C::kScalesAt,
+              uniform(threadIdx.x / 128 - 1));
   }
   if constexpr (C::kSplit) {
     if (params.combines) {
@@ -179,6 +200,25 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) wgmma(const __grid_co
       }
     }
     if (params.early) wait_for_previous();  // whoever waits for this one, waits for that as well
+  }
+}
+
+// The same of dense sequences that are all alike.
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, C::kBlocks) wgmma_dense(const __grid_constant__ WgmmaParams params) {
+  extern __shared__ __align__(1024) std::uint8_t memory[];  // the swizzle's unit
+  auto& shared = *reinterpret_cast<DenseShared<C>*>(memory);
+  const DenseRings<C> rings(shared);
+  if (threadIdx.x == 0) rings.init(params);
+  __syncthreads();
+  if (threadIdx.x < 128) {
+    if (C::kTradesRegisters) registers_decrease<C::kLoadRegisters>();
+    if (threadIdx.x == 0) load_dense<C>(params, shared.tiles, rings);
+    if (threadIdx.x == 32) store_dense<C>(params, shared.tiles, rings);
+  } else {
+    if (C::kTradesRegisters) registers_increase<C::kMathRegisters>();
+    attend<C>(params, DenseTiles<C>{params, shared.tiles, rings}, rings.q, rings.k, rings.v, 0,
+              uniform(threadIdx.x / 128 - 1));
   }
 }
 
@@ -225,25 +265,37 @@ bool make_maps(WgmmaParams& params) {
   params.q_by_tma =
       p.score.scale_log2 >= 0 && make_rows_map(params.q, p, p.q_type, p.q, p.q_stride, p.d, kGroupRows, C::kPanel);
   params.out_by_tma = p.total_q < 0 && p.out_type == p.q_type &&
-                      make_rows_map(params.out, p, p.out_type, p.out, p.out_stride, p.dv, kGroupRows / 4, C::kPanel);
+                      make_rows_map(params.out, p, p.out_type, p.out, p.out_stride, p.dv,
+                                    C::kStoresApart ? kGroupRows : kGroupRows / 4, C::kPanel);
+  return true;
+}
+
+// Of dense sequences that are all alike: launches wgmma_dense or wgmma_serial if TMA can load and store all. False: it
+// cannot.
+template <class C>
+bool launch_dense(WgmmaParams& params, cudaStream_t stream, cudaError_t& status) {
+  const AttentionParams& p = params.p;
+  if (!are_alike(p) || p.page_size > 0 || p.out_type != p.q_type) return false;
+  if (!make_maps<C>(params) || !params.q_by_tma || !params.out_by_tma) return false;
+  const int blocks = plan_grid<C>(params, 2 * (p.d + p.dv));
+  const auto kernel = [] {
+    if constexpr (C::kSerial) return wgmma_serial<C>;
+    else return wgmma_dense<C>;
+  }();
+  status = launch_kernel(false, kernel, blocks, C::kThreads, sizeof(DenseShared<C>), stream, params);
   return true;
 }
 
 // Of scores that need no more than a scale: by TMA if it can load K and V, else in the form `Other`.
 template <class C, class Other>
-cudaError_t launch_plain(WgmmaParams& params, cudaStream_t stream) {
+cudaError_t launch_queued(WgmmaParams& params, cudaStream_t stream) {
   return make_maps<C>(params) ? launch<C>(params, stream) : launch<Other>(params, stream);
 }
-
-// Of dense sequences that are all alike: launches wgmma_serial if TMA can load and store all. False: it cannot.
-template <class C>
-bool launch_serial(WgmmaParams& params, cudaStream_t stream, cudaError_t& status) {
-  const AttentionParams& p = params.p;
-  if (!are_alike(p) || p.page_size > 0 || p.out_type != p.q_type) return false;
-  if (!make_maps<C>(params) || !params.q_by_tma || !params.out_by_tma) return false;
-  const int blocks = plan_grid<C>(params, 2 * (p.d + p.dv));
-  status = launch_kernel(false, wgmma_serial<C>, blocks, C::kThreads, sizeof(SerialShared<C>), stream, params);
-  return true;
+// And of sequences that launch_dense() takes, by that.
+template <class C, class Other>
+cudaError_t launch_plain(WgmmaParams& params, cudaStream_t stream) {
+  if (cudaError_t status; launch_dense<Dense<C>>(params, stream, status)) return status;
+  return launch_queued<C, Other>(params, stream);
 }
 
 }  // namespace rapt::cuda

@@ -72,6 +72,20 @@ __device__ void load_q_by_tma(const WgmmaParams& params, const TileExtent& tile,
                tile.q_first + tile.token + group * tokens, tile.hk, params.p.total_q >= 0 ? 0 : tile.b, barrier);
 }
 
+// A tile's results by TMA from where leave_rows() put them, by one thread: those from `row` on, as many as the map's
+// boxes have. Of dense queries, whose rows past the last one the map knows.
+template <class C>
+__device__ __forceinline__ void store_by_tma(const WgmmaParams& params, const TileExtent& tile, int row,
+                                             std::uint32_t from) {
+  if (tile.row + row >= tile.rows) return;
+  const int token = static_cast<int>(params.group.quotient(tile.row + row));
+#pragma unroll
+  for (int panel = 0; panel < (C::kColumns + C::kPanel - 1) / C::kPanel; ++panel)
+    if (const int column = panel * C::kPanel; column < params.p.dv)
+      tma_store(&params.out, column, 0, token, tile.hk, tile.b, from + panel * (C::kRows * C::kRowBytes));
+  tma_store_commit();
+}
+
 // Where TMA loads K and V, and mostly Q: by one thread, or where keys lie in pages by one warp, whose lanes have one
 // box of a block's keys each.
 template <class C, bool kPaged>

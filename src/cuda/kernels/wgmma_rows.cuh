@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/hopper/rows.cuh"
-#include "cuda/kernels/wgmma_config.cuh"
+#include "cuda/kernels/wgmma_load.cuh"
 #include "cuda/tile/fallback_rows.cuh"
 
 namespace rapt::cuda {
@@ -113,7 +113,6 @@ struct Rows : RowState<C> {
     const Head head(p, tile.b, tile.hk);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      l[h] = over_row(l[h], Sum());
       if (tile.of(params, row(h)).out < 0) continue;
       float* const to = params.partials.at(head, tile.row + row(h), tile.split);
 #pragma unroll
@@ -124,8 +123,7 @@ struct Rows : RowState<C> {
   }
 
   // The warp's fallback rows, as rows_of_warp() has them, from what lanes have of their two before they are normalised.
-  // `suspect`: rows that are to fall back whatever their numbers.
-  __device__ unsigned fallback_rows(const TileOf<C>& tile, float shift, const bool (&suspect)[2]) {
+  __device__ unsigned fallback_rows(const TileOf<C>& tile, float shift) {
     float nan_or_0[2][2] = {};
 #pragma unroll
     for (int i = 0; i < kOut; i += 2) {
@@ -146,20 +144,16 @@ struct Rows : RowState<C> {
     return rows_of_warp(falls_back);
   }
 
-  // Results of the tile; of fallback rows NaN, which no other row has. `q_row`: the warp's first row of its Q. Returns
-  // whether there are fallback rows.
-  __device__ bool store(const TileOf<C>& tile, std::uint32_t q_row) {
-    if (C::kSplit && (C::kModified || !params.unsplit)) {
-      store_partials(tile);
-      return false;
-    }
+  // What becomes of the tile's rows, before O is complete: over their lanes' sums.
+  __device__ void finish(const TileOf<C>& tile) {
     const AttentionParams& p = params.p;
-    bool suspect[2] = {};
-    float inverse[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       l[h] = over_row(l[h], Sum());
-      if constexpr (C::kSplit) {  // what attention_combine makes of the partial results of an only split, to the bit
+      suspect[h] = false;
+      if constexpr (C::kSplit) {
+        if (C::kModified || !params.unsplit) continue;
+        // What attention_combine makes of the partial results of an only split, to the bit.
         const auto& r = tile.of(params, row(h));
         const Finish f = finish_row(m[h] - C::kShift, l[h], -kInfinity, r.alibi_shift);
         if (p.lse && r.lse >= 0 && lane % 4 == 0) p.lse[r.lse] = f.lse;
@@ -177,7 +171,15 @@ struct Rows : RowState<C> {
         inverse[h] = l[h] == 0 ? 0.f : __fdividef(1, l[h]);
       }
     }
-    const unsigned bad = fallback_rows(tile, C::kSplit ? C::kShift : 0.f, suspect);
+  }
+  // Then its results; of fallback rows NaN, which no other row has. `q_row`: the warp's first row of its Q. Returns
+  // whether there are fallback rows.
+  __device__ bool store(const TileOf<C>& tile, std::uint32_t q_row) {
+    if (C::kSplit && (C::kModified || !params.unsplit)) {
+      store_partials(tile);
+      return false;
+    }
+    const unsigned bad = fallback_rows(tile, C::kSplit ? C::kShift : 0.f);
     if (bad != 0) {
 #pragma unroll
       for (int h = 0; h < 2; ++h)
@@ -186,9 +188,12 @@ struct Rows : RowState<C> {
 #pragma unroll
     for (int i = 0; i < kOut; ++i)  // sums of partial results begin with 0: none is -0
       o[i] = C::kSplit ? fmaf(o[i], inverse[i / 2 % 2], 0.f) : o[i] * inverse[i / 2 % 2];
-    if (C::kSerial || (C::kStoresByTma && params.out_by_tma))
-      store_rows_by_tma<C>(params, &params.out, tile, warp_row, q_row, o);
-    else if constexpr (!C::kSerial) store_rows(params, tile, warp_row, o);
+    if (C::kDense || (C::kStoresByTma && params.out_by_tma)) {
+      leave_rows<C>(q_row, o);
+      if (!C::kStoresApart && lane == 0) store_by_tma<C>(params, tile, warp_row, q_row);
+    } else if constexpr (!C::kDense) {
+      store_rows(params, tile, warp_row, o);
+    }
     return bad != 0;
   }
 
@@ -213,29 +218,26 @@ struct Rows : RowState<C> {
   static constexpr float kUnknown = kInfinity;
   // The next block's shift; -inf: the same; kUnknown: the block's maximum decides, as no block has had weights yet.
   float follow[2];
+  float inverse[2];  // of the sums of weights, or what O is multiplied by in its place
+  bool suspect[2];   // rows that are to fall back whatever their numbers
 
   // Of the first kCount scores, hides those that rows do not see. A branch here makes ptxas move exponentials that run
   // beside products behind the wait for values.
   template <int kCount>
   __device__ void hide(float (&s)[kScores], const TileOf<C>& tile, int key) const {
-    if constexpr (!C::kSerial) {
-      hide_if<kCount>(s, tile, key, [](int at, const auto& r) { return at < r.first || at >= r.last; });
-    } else {  // mostly at one end
-      if (key + 2 * kCount > all_to) hide_if<kCount>(s, tile, key, [](int at, const auto& r) { return at >= r.last; });
-      if (key < all_from) hide_if<kCount>(s, tile, key, [](int at, const auto& r) { return at < r.first; });
-    }
-  }
-  template <int kCount, class IsHidden>
-  __device__ void hide_if(float (&s)[kScores], const TileOf<C>& tile, int key, IsHidden is_hidden) const {
+    static_assert(kCount <= 64, "a bit to each score of a row");
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      auto r = tile.of(params, row(h));
-      r.first -= key + column, r.last -= key + column;
+      const auto& r = tile.of(params, row(h));
+      // Bit i for the lane's i-th score of the row, which is of key `key` + `column` + i / 2 * 8 + i % 2.
+      const auto bits_below = [&](int end) {
+        const int keys = min(max(end - key - column, 0), 2 * kScores), count = keys / 8 * 2 + min(keys % 8, 2);
+        return count < 32 ? (1u << count) - 1 : ~0u;
+      };
+      const std::uint32_t seen = bits_below(r.last) & ~bits_below(r.first);
 #pragma unroll
-      for (int i = 0; i < kCount / 2; ++i) {
-        float& score = s[i / 2 * 4 + 2 * h + i % 2];
-        if (is_hidden(i / 2 * 8 + i % 2, r)) score = -kInfinity;
-      }
+      for (int i = 0; i < kCount / 2; ++i)
+        if ((seen >> i & 1) == 0) s[i / 2 * 4 + 2 * h + i % 2] = -kInfinity;
     }
   }
 

@@ -5,31 +5,18 @@
 // products run.
 #pragma once
 
-#include "cuda/kernels/wgmma_load.cuh"
+#include "cuda/kernels/wgmma_dense.cuh"
 #include "cuda/kernels/wgmma_rows.cuh"
 
 namespace rapt::cuda {
-
-template <class C>
-struct SerialShared {
-  static_assert(C::kQueryTiles > C::kStages,
-                "or the loading thread waits for its own tile, where others have one block");
-
-  std::uint8_t q[C::kQueryTiles][C::kRowsBytes], k[C::kStages][C::kBlockBytes], v[C::kStages][C::kBlockBytes];
-  std::uint64_t barriers[4 * C::kStages + 2 * C::kQueryTiles];
-  DenseTile<C> tiles[C::kQueryTiles];  // those whose Q is there, or asked for
-};
-// Bytes of shared memory: of a multiprocessor, and what each thread block takes beside its own.
-constexpr int kSharedOfMultiprocessor = 228 << 10, kReserved = 1 << 10;
 
 // The one thread that loads. Blocks of keys are asked for kStages (V's: one) ahead of the products; when that is to be
 // the first of a tile, the tile is found.
 template <class C>
 struct SerialLoader {
   const WgmmaParams& params;
-  SerialShared<C>& shared;
-  const QueryRing<C>& q;
-  const Blocks<C>&k, &v;
+  DenseShared<C>& shared;
+  const DenseRings<C>& rings;
 
   // What a tile of one block before the first would have asked for.
   __device__ void begin() {
@@ -44,56 +31,41 @@ struct SerialLoader {
     while (block < 0) {
       DenseTile<C>& next = tile(++t);
       if (block == -1) {
-        q.wait_empty(t);
+        rings.q.wait_empty(t);
         next.find(params, t);
-        if (next.blocks == 0) barrier_arrive(q.full(t));  // which says that there are no more
-        else load_q_by_tma<C>(params, next, q.slot(t), q.full(t));
+        if (next.blocks == 0) barrier_arrive(rings.q.full(t));  // which says that there are no more
+        else load_q_by_tma<C>(params, next, rings.q.slot(t), rings.q.full(t));
       }
       if (next.blocks == 0) return;
       block += next.blocks;
     }
-    load(k, params.k, n, tile(t), block);
+    load_keys_by_tma<C>(params, rings.k, params.k, n, tile(t), block);
   }
   // The n-th of V: the one behind `block` of tile t, of which K's has been asked for.
   __device__ void load_values(unsigned n, unsigned t, int block) {
     if (block == 0) block = tile(++t).blocks;
-    if (block > 0) load(v, params.v, n, tile(t), block - 1);
+    if (block > 0) load_keys_by_tma<C>(params, rings.v, params.v, n, tile(t), block - 1);
   }
 
  private:
   __device__ DenseTile<C>& tile(unsigned t) const {
     return shared.tiles[t % C::kQueryTiles];
   }
-  __device__ void load(const Blocks<C>& ring, const CUtensorMap& map, unsigned n, const DenseTile<C>& tile, int block) {
-    ring.wait_empty(n);
-    barrier_arrive_expecting(ring.full(n), C::kBlockBytes);
-#pragma unroll
-    for (int panel = 0; panel < C::kPanels; ++panel)
-      tma_load(ring.slot(n) + panel * C::kKeys * C::kRowBytes, &map, panel * C::kPanel,
-               static_cast<int>(tile.key) + block * C::kKeys, tile.hk, tile.b, ring.full(n), keeps_keys<C>(params));
-  }
 };
 
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kBlocks) wgmma_serial(const __grid_constant__ WgmmaParams params) {
-  static_assert(C::kBlocks * (sizeof(SerialShared<C>) + kReserved) <= kSharedOfMultiprocessor);
+  static_assert(C::kQueryTiles > C::kStages,
+                "or the loading thread waits for its own tile, where others have one block");
   extern __shared__ __align__(1024) std::uint8_t memory[];  // the swizzle's unit
-  auto& shared = *reinterpret_cast<SerialShared<C>*>(memory);
-  const std::uint32_t barriers = shared_address(shared.barriers);
-  const Blocks<C> k{barriers, shared_address(shared.k), C::kBlockBytes};
-  const Blocks<C> v{barriers + 16 * C::kStages, shared_address(shared.v), C::kBlockBytes};
-  const QueryRing<C> q{barriers + 32 * C::kStages, shared_address(shared.q), C::kRowsBytes};
+  auto& shared = *reinterpret_cast<DenseShared<C>*>(memory);
+  const DenseRings<C> rings(shared);
+  const auto& q = rings.q;
+  const auto &k = rings.k, &v = rings.v;
   const bool loads = threadIdx.x == 0;
-  SerialLoader<C> loader{params, shared, q, k, v};
+  SerialLoader<C> loader{params, shared, rings};
   if (loads) {
-    prefetch_map(&params.q);
-    prefetch_map(&params.k);
-    prefetch_map(&params.v);
-    prefetch_map(&params.out);
-    k.init(1, 4 * C::kGroups);
-    v.init(1, 4 * C::kGroups);
-    q.init(1, 4 * C::kGroups);
-    fence_barrier_init();
+    rings.init(params);
     loader.begin();
   }
   __syncthreads();
@@ -150,6 +122,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) wgmma_serial(const __
       pin(rows.o);
       v.release(n);
     }
+    if (!idle) rows.finish(tile);
     if (!idle && rows.store(tile, q.slot(t) + own_rows + threadIdx.x / 32 % 4 * 16 * C::kRowBytes))
       bad_tiles |= 1u << t % 32;
   }
