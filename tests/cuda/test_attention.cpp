@@ -71,6 +71,10 @@ TEST_CASE("cuda: several tiles for each thread block", "[kernel]") {
       "attention hq=200 sq=80 sk=70 d=33 dv=41 lse",
       "attention hq=9000 sq=5 sk=20 d=64 lse",
       "attention hq=100 sq=300 sk=300 d=64 causal align=top_left lse",
+      "attention hq=60 sq=300 sk=300 d=128 causal align=top_left lse",
+      "attention hq=150 sq=192 sk=520 d=64 lse",
+      "attention hq=100 sq=257 sk=257 d=72 lse",
+      "attention hq=50 sq=400 sk=200 d=80 lse",
       "attention b=90 hq=4 sq=200 sk=150 d=64 ragged_q=7000 ragged_k=5000 lse"};
   const auto test = [](const std::string& entry, Case& c) {
     // Fallback rows in some tiles, and none in those between.

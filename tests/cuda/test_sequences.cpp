@@ -59,7 +59,12 @@ TEST_CASE("cuda: a sequence has the bits that it has where its length is not giv
       "attention hq=48 hk=3 sq=70 sk=81 d=64 seqlens lse",
       "attention hq=3 sq=100 sk=80 d=64 seqlens window=20,20 align=bottom_right lse",
       "attention hq=2 sq=150 sk=2100 d=64 seqlens lse",
-      "attention hq=1 sq=1100 sk=2100 d=64 seqlens lse"};
+      "attention hq=1 sq=1100 sk=2100 d=64 seqlens lse",
+      "attention hq=150 sq=192 sk=520 d=64 seqlens lse",
+      "attention hq=60 sq=300 sk=300 d=128 seqlens causal align=top_left lse",
+      "attention b=2 hq=90 hk=30 sq=70 sk=300 d=96 sinks seqlens causal align=bottom_right lse",
+      "attention hq=100 sq=257 sk=257 d=72 seqlens lse",
+      "attention hq=50 sq=400 sk=200 d=80 sinks seqlens lse"};
   const auto test = [](const std::string& entry, Case& c) {
     for (std::int64_t n = 0; n < c.problem.b; ++n) set_index(c.seqlens, n, c.problem.sk);
     fill_past_lengths(c);
