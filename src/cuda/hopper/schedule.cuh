@@ -33,8 +33,9 @@ struct Grid {
   // Where all sequences have the same lengths, what their rows see of keys counted from key 0.
   KeyWindow window;
 
-  // The tile that the thread block does in a round; past `all`: none. The longest come first, for causal: tiles from
-  // the last of their heads on; every other round goes backwards, which gives each thread block as much.
+  // The tile that the thread block does in a round; past `all`: none. Of the heads that are done together the longest
+  // come first, for causal: tiles from the last of their heads on; every other round goes backwards, which gives each
+  // thread block as much.
   __device__ unsigned tile_of(unsigned round) const {
     return round % 2 ? (round + 1) * gridDim.x - 1 - blockIdx.x : round * gridDim.x + blockIdx.x;
   }
@@ -333,7 +334,7 @@ struct DenseTile : TileExtent {
     const ScoreParams& s = grid.p.score;
     return s.sinks ? load(s.sinks, s.sinks_type, q_head(grid, i) * s.sinks_stride) * kLog2e : -kInfinity;
   }
-  // Keys that all of a warp's rows see, or fewer: then some are compared for nothing.
+  // Keys that all of a warp's rows see, or fewer: then some scores are compared for nothing.
   __device__ KeyRange32 seen_by_all(int) const { return of_all; }
 
  private:
@@ -385,8 +386,9 @@ int plan_grid(Grid& grid, std::int64_t key_bytes) {
     const std::int64_t full = blocks / std::gcd(blocks, grid.tiles);
     const std::int64_t cached = kCached / std::max<std::int64_t>(head_bytes, 1);
     // Many short sequences are done head after head, so that some blocks ask memory for keys while others find theirs
-    // in L2.
-    const bool short_and_many = C::kDense && p.sk <= 4 * C::kKeys && grid.heads * grid.tiles >= 3 * blocks;
+    // in L2. (Not heads of many tiles, which share keys as it is, and would not be shared out evenly.)
+    const bool short_and_many =
+        C::kDense && p.sk <= 4 * C::kKeys && 8 * grid.tiles <= blocks && grid.heads * grid.tiles >= 3 * blocks;
     if (!short_and_many)
       grid.section = static_cast<int>(std::min<std::int64_t>(std::max(cached / full * full, full), grid.heads));
   }

@@ -7,9 +7,9 @@ namespace rapt::cuda {
 namespace {
 
 // What follows chooses tiles and blocks of keys. No bit depends on the number of warpgroups but through values that are
-// not finite and hidden, which count for a tile: so it may depend on the sequences' sizes alone. Bits do depend on the
-// blocks of keys, but for sequences of one block: these depend on the head size, the mask's right end and whether
-// scores have modifiers alone, for rows to have the same bits in every layout.
+// not finite and hidden, which count for a tile: so it may depend on the sequences' sizes alone, or where no key is
+// hidden on the batch. Bits do depend on the blocks of keys, but for sequences of one block: these depend on the head
+// size, the mask's right end and whether scores have modifiers alone, for rows to have the same bits in every layout.
 
 // Whether tiles of 64 rows are better than of 192, in heads of 65 to 80 columns: where the last of three warpgroups
 // would have little to do, or tiles share no keys.

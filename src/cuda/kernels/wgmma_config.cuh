@@ -58,8 +58,8 @@ struct Config {
   static constexpr int kScaleBytes = kQuantised ? 2 * kKeys * 4 : 0, kScaleBlocks = 2 * kStages;
   static constexpr int kScalesAt = kQueryTiles * kRowsBytes + 2 * kStages * kBlockBytes;
   static constexpr int kSharedBytes = kScalesAt + kScaleBlocks * kScaleBytes + 1024;
-  // Results leave by way of Q's place, if the next one has another: math warps store them, or a thread that does
-  // nothing else.
+  // Math warps have TMA store results by way of Q's place, if the next one has another; kStoresApart: a thread does
+  // that does nothing else.
   static constexpr bool kStoresByTma = kTma && kQueryTiles > 1, kStoresApart = false;
   static_assert(!kSplit || kSplitUnit % kKeys == 0);
   static_assert(!kTradesRegisters ||

@@ -2,7 +2,8 @@
 // go through tiles of query rows; a block's first warpgroup fills rings of Q tiles and of K and V blocks in shared
 // memory, and each of the others does 64 rows of the tile. S = Q K^T of one key block runs while the softmax of the
 // block before feeds O += P V. (Warpgroups taking turns, at products or at exponentials, were up to 5 % slower on an
-// H200.) Results leave by way of their Q's place, while the next tile is at work.
+// H200.) Results leave by way of their Q's place, while the next tile is at work: wgmma_dense has a thread of the first
+// warpgroup store them.
 //
 // Keys are cut into blocks at multiples of the block size from key 0 and taken from the last to the first. A block that
 // is masked for a row leaves what the row has unchanged to the bit, so that a row's result is its own.

@@ -1,5 +1,5 @@
-// The first warpgroup of attention_wgmma: it fills the rings of Q tiles and of K and V blocks in shared memory, by TMA
-// where tensor maps can describe the rows, else by its threads.
+// How attention_wgmma's rings of Q tiles and of K and V blocks in shared memory are filled, by TMA where tensor maps
+// can describe the rows, else by the threads of the first warpgroup; and how TMA stores results.
 #pragma once
 
 #include "cuda/hopper/tma.cuh"
