@@ -2,7 +2,7 @@
 // i / 4 and i / 4 + 8: element 4 j + 2 h + b of a product is in the h-th of them and column 8 j + 2 (i % 4) + b.
 #pragma once
 
-#include "cuda/hopper/schedule.cuh"
+#include "cuda/hopper/tiles.cuh"
 
 namespace rapt::cuda {
 
