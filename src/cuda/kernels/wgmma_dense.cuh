@@ -1,6 +1,6 @@
 // Dense sequences that are all alike, which TMA loads and stores: what rows need to know is worked out where it is
-// needed, so that tiles take little shared memory, one thread loads, and another stores. (While math
-// warps stored, sequences of up to 512 keys took up to 1.18 times as long; the order of loads is in that, too.)
+// needed, so that tiles take little shared memory, one thread loads, and another stores. (While math warps
+// stored, sequences of up to 512 keys took up to 1.18 times as long; the order of loads is in that, too.)
 #pragma once
 
 #include "cuda/kernels/wgmma_load.cuh"
