@@ -92,7 +92,7 @@ __device__ void store_rows(const Grid& grid, const Tile<C>& tile, int warp_row, 
 // The same rows, in C::Element, to where the warp's rows of the tile's Q were, which nobody reads any more: in panels
 // of columns from `first_row` on, for TMA to store.
 template <class C, int kOut>
-__device__ __forceinline__ void leave_rows(std::uint32_t first_row, const float (&o)[kOut]) {
+__device__ __forceinline__ void store_rows_to_shared(std::uint32_t first_row, const float (&o)[kOut]) {
   using T = typename C::Element;
   const int lane = threadIdx.x % 32;
   constexpr int kChunks = C::kPanel / 8;

@@ -28,12 +28,13 @@ std::int64_t busiest_rows(const AttentionParams& p) {
 // are better where those of 192 leave much of the last one empty, or multiprocessors without one. (Where the mask ends
 // before the last key, half of the keys are not seen.)
 template <class Serial, class Overlapped>
-bool is_better_serial(const AttentionParams& p) {
+bool prefers_serial(const AttentionParams& p) {
   constexpr std::int64_t kMiddling = 512, kLong = 2048, kLongCausal = 8192, kFewTileRows = 1024;
   if (p.score.right != kOpen) return p.sk <= kLongCausal || p.sq * p.group <= kFewTileRows;
   if (p.sk > kLong) return p.sq * p.group <= kFewTileRows;
   // By the batch only where no row has a hidden key.
   if (p.sk <= kMiddling || p.score.left != kOpen) return true;
+  // A row takes `Serial` about a tenth longer.
   return 8 * busiest_rows<Overlapped>(p) >= 9 * busiest_rows<Serial>(p);
 }
 
@@ -42,7 +43,7 @@ cudaError_t launch_up_to_64(WgmmaParams& params, cudaStream_t stream) {
   constexpr int kFewKeys = 80;  // as many as a caption has in image models, and some
   using Overlapped = Config<T, 64, true, false, false, 3, kColumns>;
   const AttentionParams& p = params.p;
-  if (!are_alike(p) || !is_better_serial<SerialConfig<T, kColumns, 128>, Overlapped>(p))
+  if (!are_alike(p) || !prefers_serial<SerialConfig<T, kColumns, 128>, Overlapped>(p))
     return launch_plain<Overlapped, Other>(params, stream);
   cudaError_t status;
   if (p.sk > 64 && p.sk <= kFewKeys ? launch_dense<SerialConfig<T, kColumns, kFewKeys>>(params, stream, status)

@@ -65,10 +65,10 @@ struct DenseTiles {
     if (threadIdx.x % 32 == 0) barrier_arrive(rings.results_of(t));
   }
   __device__ void wait_stored() const { barrier_wait(rings.stored, 0); }
-  // Past the last block's there may be anything. All: TMA leaves zeros.
+  // The last block's keys that are there, or zeros: all, since TMA leaves zeros past the last one.
   __device__ int last_keys(unsigned) const { return C::kKeys; }
   __device__ void redo_fallback_rows(unsigned bad_tiles) const {
-    // Which looks up no list.
+    // Dense tiles are found without a list: this one is never read.
     cuda::redo_fallback_rows<C>(params, *reinterpret_cast<const SequenceList*>(tiles), bad_tiles);
   }
 };
@@ -85,7 +85,7 @@ __device__ void load_keys_by_tma(const WgmmaParams& params, const Blocks<C>& rin
              static_cast<int>(tile.key) + block * C::kKeys, tile.hk, tile.b, ring.full(n), keeps_keys<C>(params));
 }
 
-// All of such sequences, by one thread.
+// Loads all tiles of the thread block, by one thread.
 template <class C>
 __device__ void load_dense(const WgmmaParams& params, DenseTile<C>* tiles, const DenseRings<C>& rings) {
   static_assert(C::kQueryTiles > 1,
@@ -114,7 +114,7 @@ __device__ void load_dense(const WgmmaParams& params, DenseTile<C>* tiles, const
   load_keys_by_tma<C>(params, rings.v, params.v, n - 1, *of_values, values);
 }
 
-// Stores such tiles' results, by another thread.
+// Stores their results, by another thread.
 template <class C>
 __device__ void store_dense(const WgmmaParams& params, const DenseTile<C>* tiles, const DenseRings<C>& rings) {
   for (unsigned t = 0; params.has_tile(t); ++t) {

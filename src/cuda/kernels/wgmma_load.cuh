@@ -72,8 +72,8 @@ __device__ void load_q_by_tma(const WgmmaParams& params, const TileExtent& tile,
                tile.q_first + tile.token + group * tokens, tile.hk, params.p.total_q >= 0 ? 0 : tile.b, barrier);
 }
 
-// A tile's results by TMA from where leave_rows() put them, by one thread: those from `row` on, as many as the map's
-// boxes have. Of dense queries, whose rows past the last one the map knows.
+// A tile's results by TMA from where store_rows_to_shared() put them, by one thread: those from `row` on, as many as
+// the map's boxes have. Of dense queries, whose rows past the last one the map knows.
 template <class C>
 __device__ __forceinline__ void store_by_tma(const WgmmaParams& params, const TileExtent& tile, int row,
                                              std::uint32_t from) {

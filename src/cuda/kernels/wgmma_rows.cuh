@@ -189,7 +189,7 @@ struct Rows : RowState<C> {
     for (int i = 0; i < kOut; ++i)  // sums of partial results begin with 0: none is -0
       o[i] = C::kSplit ? fmaf(o[i], inverse[i / 2 % 2], 0.f) : o[i] * inverse[i / 2 % 2];
     if (C::kDense || (C::kStoresByTma && params.out_by_tma)) {
-      leave_rows<C>(q_row, o);
+      store_rows_to_shared<C>(q_row, o);
       if (!C::kStoresApart && lane == 0) store_by_tma<C>(params, tile, warp_row, q_row);
     } else if constexpr (!C::kDense) {
       store_rows(params, tile, warp_row, o);
