@@ -233,7 +233,8 @@ TEST_CASE("cuda: few rows over keys in many splits", "[kernel]") {
       "attention b=2 hq=4 hk=2 sq=2 sk=2247 d=128 window=2047,0 align=bottom_right lse",
       "attention b=5 hq=4 hk=2 sq=1 sk=1500 d=64 ring seqlens window=1111,0 align=bottom_right lse",
       "attention b=2 hq=6 hk=2 sq=3 sk=900 d=256 dv=16 mask=bqk layout=bshd scale=-0.1 lse",
-      "attention b=2 hq=2 sq=3 sk=900 d=128 layout=other lse"};
+      "attention b=2 hq=2 sq=3 sk=900 d=128 layout=other lse",
+      "attention b=2 hq=32 hk=1 sq=1 sk=2000 d=64 dv=37 lse"};
   each_case(kSplitKeys, check_on);
 }
 

@@ -35,6 +35,47 @@ TEST_CASE("cuda: splits of a sequence's keys do not depend on the batch", "[kern
   each_case(kBatches, test);
 }
 
+// So many heads that a thread block gets several splits, one after another, and a head one thread block, two or more.
+TEST_CASE("cuda: few rows in a batch that fills a GPU have the bits that they have alone", "[kernel]") {
+  constexpr const char* kBatches[] = {
+      "attention b=64 hq=8 hk=4 sq=1 sk=600 d=64 sinks seqlens lse",
+      "attention b=64 hq=16 hk=4 sq=3 sk=600 d=128 dv=40 seqlens lse",
+      "attention b=33 hq=8 sq=1 sk=800 d=128 seqlens window=699,0 align=bottom_right lse",
+      "attention b=64 hq=4 sq=1 sk=600 d=256 seqlens lse",
+      "attention b=32 hq=4 sq=1 sk=1500 d=64 seqlens lse",
+      "attention b=16 hq=4 sq=1 sk=2048 d=64 seqlens lse",
+      "attention b=33 hq=8 sq=1 sk=800 d=80 seqlens lse",
+      "attention b=58 hq=2 hk=1 sq=1 sk=16900 d=64 seqlens lse",
+      "attention b=64 hq=16 hk=8 sq=1 sk=600 d=64 kv=i8 groups=1 lse",
+      "attention b=64 hq=8 sq=5 sk=600 d=128 kv=i4x2 groups=1 sinks lse",
+      "attention b=64 hq=8 sq=1 sk=800 d=128 kv=f8e5m2 window=699,0 align=bottom_right lse"};
+  const auto test = [](const std::string& entry, Case& c) {
+    if (entry.find("attention_decode") == std::string::npos) return;
+    if (c.problem.kv_lengths) {
+      for (std::int64_t n = 0; n < c.problem.b; ++n) set_index(c.seqlens, n, c.problem.sk);
+      fill_past_lengths(c);
+    }
+    AttentionArgs args = c.args();
+    run(args, entry);
+    const Bytes given_lengths(c);
+    args.kv.seqlens = {};
+    c.poison_outputs();
+    run(args, entry);
+    const Bytes batch(c);
+    CHECK(batch == given_lengths);
+    c.poison_outputs();
+    for (std::int64_t n = 0; n < c.problem.b; ++n) {
+      AttentionArgs alone = args;
+      for (TensorView* t : {&alone.q, &alone.kv.k, &alone.kv.v, &alone.kv.k_scale, &alone.kv.v_scale})
+        if (*t && t->shape[0] == c.problem.b) *t = slice(*t, 0, n, 1);
+      alone.out = slice(alone.out, 0, n, 1), alone.lse = slice(alone.lse, 0, n, 1);
+      run(alone, entry);
+    }
+    CHECK(Bytes(c) == batch);
+  };
+  each_case(kBatches, test);
+}
+
 // Lengths that only the GPU knows get other tiles, blocks of keys beside those that a row sees, and mostly another
 // kernel. Some have tiles with more and with fewer blocks of keys, and more than one to a thread block.
 TEST_CASE("cuda: a sequence has the bits that it has where its length is not given", "[kernel]") {

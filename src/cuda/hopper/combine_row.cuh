@@ -1,6 +1,9 @@
 // Rows from their partial results over splits of their keys,
 //   m = max m_i,  l = sum 2^(m_i - m) l_i,  out = sum 2^(m_i - m) o_i / l.
 //
+// Each thread has four columns of a row at a time. Rows are combined when all else is done, and what takes time then is
+// memory, and instructions that are not cached yet. So loads come first, all at once, and code is short.
+//
 // Partial results know hidden keys by weights of 0, but 0 times NaN is NaN, and scores of 2^20 and more have lost
 // digits: rows whose results are not finite, or which had such scores, are fallback rows.
 #pragma once
@@ -11,114 +14,124 @@
 
 namespace rapt::cuda {
 
-constexpr int kCombineWarps = 8;  // that a row with more splits has
-static_assert(kMaxSplits <= 32 * kCombineWarps, "a thread for each split");
+constexpr int kCombineWarps = 8;   // that do a row of many splits together, a group of these each
+constexpr int kMostCombined = 32;  // splits of a row, or of one of these warps' part of it: a lane for each
+static_assert(kMaxSplits <= kMostCombined * kCombineWarps);
+constexpr int kMostOfCluster = 8;  // thread blocks that combine together
 
-// The sums of a row of up to kMaxSize columns, by a thread block's kWarps warps, kCombineWarps of them; or by one,
-// where splits are no more than that: then the bits are the same. Of O those of each warp, which relate to `top`, as
-// `l` does.
-template <int kMaxSize, int kWarps>
+// Of a row: the largest score, the sum of the weights relative to it, and four columns of O.
 struct RowSums {
-  alignas(16) float o[kWarps][kMaxSize];
-  float of_warp[kWarps], factor[kWarps * 32];
+  float m, l;
+  float4 o;
+};
 
-  __device__ static int thread() { return threadIdx.x % (32 * kWarps); }
-  __device__ static void sync() {
-    if constexpr (kWarps == 1) __syncwarp();
-    else __syncthreads();
-  }
-  __device__ static bool any(bool x) {
-    if constexpr (kWarps == 1) return __any_sync(~0u, x);
-    else return __syncthreads_or(x);
-  }
+// A row's sums, by a warp: m and l of all its splits; O, from `column` on if that `exists`, of splits [first, end), up
+// to kMostCombined, each group of `each` by itself first. So bits do not depend on how many warps do the row. kAtOnce
+// splits are loaded at once.
+template <int kAtOnce>
+__device__ __forceinline__ RowSums sum_row(const AttentionParams& p, const Partials& partials, const float* row,
+                                           int splits, int first, int end, int each, int column, bool exists) {
+  const int lane = threadIdx.x % 32, floats = static_cast<int>(partials.floats);
+  const float* const numbers = row + Partials::m_at(p);  // m and l of the first split
+  const auto m_and_l = [&](int i) { return *reinterpret_cast<const float2*>(numbers + i * floats); };
+  const float2 of_lane = lane < splits ? m_and_l(lane) : make_float2(-kInfinity, 0);
+  const float m_of_lane = first + lane < end ? numbers[(first + lane) * floats] : -kInfinity;
+  float4 o[kAtOnce];
+  const auto load = [&](int from) {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+      o[i] = exists && from + i < end ? *reinterpret_cast<const float4*>(row + (from + i) * floats + column)
+                                      : make_float4(0, 0, 0, 0);
+  };
+  load(first);
+  RowSums all = {of_lane.x, 0, {0, 0, 0, 0}};
+#pragma unroll 1
+  for (int i = lane + 32; i < splits; i += 32) all.m = fmaxf(all.m, m_and_l(i).x);
+  for (int bit = 16; bit > 0; bit /= 2) all.m = fmaxf(all.m, __shfl_xor_sync(~0u, all.m, bit));
+  const auto factor = [shift = shift_of(all.m)](float m) { return exp2_approx(m - shift); };
+  all.l = of_lane.y * factor(of_lane.x);
+#pragma unroll 1
+  for (int i = lane + 32; i < splits; i += 32) all.l = fmaf(m_and_l(i).y, factor(m_and_l(i).x), all.l);
+  for (int bit = 16; bit > 0; bit /= 2) all.l += __shfl_xor_sync(~0u, all.l, bit);
 
-  // Over all of the row's threads, the same for each.
-  template <class Combine>
-  __device__ float over_row(float x, Combine combine) {
-    for (int bit = 16; bit > 0; bit /= 2) x = combine(x, __shfl_xor_sync(~0u, x, bit));
-    sync();
-    if (thread() % 32 == 0) of_warp[thread() / 32] = x;
-    sync();
-    x = of_warp[0];
-    for (int warp = 1; warp < kWarps; ++warp) x = combine(x, of_warp[warp]);
-    return x;
-  }
-
-  // From partial results. Each warp sums so many in their order; one warp alone, too, those that several would.
-  __device__ void add_splits(const AttentionParams& p, const Partials& partials, const float* partial, int count,
-                             float& top, float& l) {
-    const int warp = thread() / 32, each = (count + kCombineWarps - 1) / kCombineWarps;
-    const bool exists = thread() < count;
-    const float* const own = partial + thread() * partials.floats + Partials::m_at(p);
-    const float m = exists ? own[0] : -kInfinity;
-    l = exists ? own[1] : 0;
-    top = over_row(m, Max());
-    factor[thread()] = exp2_approx(m - shift_of(top));
-    l = over_row(l * factor[thread()], Sum());
-    for (int column = 4 * (thread() % 32); column < p.dv; column += 128) {
-      float4 sum = make_float4(0, 0, 0, 0);
-      const auto add = [&](int i, auto combine) {
-        const float4 x = *reinterpret_cast<const float4*>(partial + i * partials.floats + column);
-        const float f = factor[i];
-        sum =
-            make_float4(combine(f, x.x, sum.x), combine(f, x.y, sum.y), combine(f, x.z, sum.z), combine(f, x.w, sum.w));
-      };
-      if constexpr (kWarps == 1) {
-#pragma unroll 8
-        for (int i = 0; i < count; ++i)
-          add(i, [](float f, float x, float sum) { return __fadd_rn(sum, __fmul_rn(f, x)); });
-      } else {
-#pragma unroll 8
-        for (int i = warp * each; i < min(count, (warp + 1) * each); ++i) add(i, fmaf);
-      }
-      *reinterpret_cast<float4*>(&o[warp][column]) = sum;
+  const float factor_of_lane = factor(m_of_lane);
+  float4 group = make_float4(0, 0, 0, 0);
+  int left = each;
+#pragma unroll 1
+  for (int from = first; from < end;) {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const float f = __shfl_sync(~0u, factor_of_lane, from + i - first);
+      const auto add = [f](float& sum, float x) { sum = fmaf(f, x, sum); };
+      add(group.x, o[i].x), add(group.y, o[i].y), add(group.z, o[i].z), add(group.w, o[i].w);
+      if (--left > 0) continue;
+      all.o.x += group.x, all.o.y += group.y, all.o.z += group.z, all.o.w += group.w;
+      group = make_float4(0, 0, 0, 0), left = each;
     }
-    sync();
+    if ((from += kAtOnce) < end) load(from);
   }
+  all.o.x += group.x, all.o.y += group.y, all.o.z += group.z, all.o.w += group.w;
+  return all;
+}
 
-  __device__ float column(int i) const {
-    float sum = 0;
-    for (const auto& of_warp : o) sum += of_warp[i];
-    return sum;
-  }
-  // Out and lse.
-  __device__ void store_row(const Head& head, const Row& row, float top, float l) const {
+// What a row's results need, but for its sums; and where they go, as indices.
+struct RowEnd {
+  float sink, alibi_shift;
+  std::int64_t out, lse;
+
+  __device__ static RowEnd of(const Head& head, int number) {
+    const Row row = row_of(head, number);
     const AttentionParams& p = head.p;
-    const Finish f = finish_row(top, l, sink_of(head, row), alibi_shift_log2(head, row));
+    return {sink_of(head, row), alibi_shift_log2(head, row), row_at(p.out_stride, head, row),
+            p.lse ? row_at(p.lse_stride, head, row) : 0};
+  }
+  // Stores out, from `column` on if that `exists`, and lse. False: it is a fallback row.
+  __device__ __forceinline__ bool store(const AttentionParams& p, const RowSums& sums, int column, bool exists) const {
+    const Finish f = finish_row(sums.m, sums.l, sink, alibi_shift);
     const float inverse = 1 / f.sum;
-    const std::int64_t out = row_at(p.out_stride, head, row);
-    for (int i = thread(); i < p.dv; i += 32 * kWarps)
-      store(p.out, p.out_type, out + i * p.out_stride.d, f.sum == 0 ? 0.f : column(i) * f.half * f.half * inverse);
-    if (p.lse && thread() == 0) p.lse[row_at(p.lse_stride, head, row)] = f.lse;
+    bool good = (sums.m == -kInfinity || fabsf(sums.m) < kHugeScore) && is_finite(sums.l);
+    const auto finish = [&](float x, int i) {
+      good &= is_finite(x) || column + i >= p.dv;
+      return f.sum == 0 ? 0.f : x * f.half * f.half * inverse;
+    };
+    const float4 x = make_float4(finish(sums.o.x, 0), finish(sums.o.y, 1), finish(sums.o.z, 2), finish(sums.o.w, 3));
+    if (exists) store_columns(p.out, p.out_type, out + column * p.out_stride.d, p.out_stride.d, x, p.dv - column);
+    if (p.lse && column == 0) p.lse[lse] = f.lse;
+    return good;
   }
 };
 
-// Out and lse of row `row` of the sequence and kv head, from what its splits have left of it. False: it is a fallback
-// row, for attend_rows() in the end: a call from here would take registers even where there are none.
-template <int kMaxSize, int kWarps>
-__device__ bool combine_row(const AttentionParams& p, const Partials& partials, const Head& head, int row, int splits,
-                            RowSums<kMaxSize, kWarps>& sums) {
-  float top, l;
-  sums.add_splits(p, partials, partials.at(head, row, 0), splits, top, l);
-  bool bad = (top != -kInfinity && fabsf(top) >= kHugeScore) || !is_finite(l);
-  for (int i = sums.thread(); i < p.dv; i += 32 * kWarps) bad |= !is_finite(sums.column(i));
-  bad = sums.any(bad);
-  if (!bad) sums.store_row(head, row_of(head, row), top, l);
-  return !bad;
+// Row `row` of a sequence and kv head, of up to kMostCombined splits, by a warp. False: it is a fallback row, for
+// attend_rows() in the end: a call from here would take registers even where there are none.
+template <int kAtOnce>
+__device__ __forceinline__ bool combine_row(const AttentionParams& p, const Partials& partials, const Head& head,
+                                            int row, int splits) {
+  const RowEnd end = RowEnd::of(head, row);
+  bool good = true;
+  const int each = (splits + kCombineWarps - 1) / kCombineWarps;
+  const float* const partial = partials.at(head, row, 0);
+#pragma unroll 1
+  for (int first = 0; first < p.dv; first += 128) {
+    const int column = first + static_cast<int>(threadIdx.x % 32) * 4;
+    const RowSums all = sum_row<kAtOnce>(p, partials, partial, splits, 0, splits, each, column, column < p.dv);
+    good &= end.store(p, all, column, column < p.dv);
+  }
+  return __all_sync(~0u, good);
 }
 
-// What attention_combine does, to the bit, for the rows of a sequence and kv head whose splits are the cluster's. Four
-// warps of each of its thread blocks call this, numbered by `warp`, and each does a row at a time.
+// What attention_combine does, to the bit, for the rows of a sequence and kv head whose splits are the cluster's, up to
+// kMostCombined. Four warps of each of its thread blocks call this, numbered by `warp`, and each does a row at a time.
 template <class T, int kMaxSize>
-__device__ void combine_in_cluster(const AttentionParams& p, const Partials& partials, const Head& head, int warp,
-                                   RowSums<kMaxSize, 1>& sums) {
-  const int rows = split_rows(head), splits = SplitKeys(head, partials.rule).count;
+__device__ void combine_in_cluster(const AttentionParams& p, const Partials& partials, const Head& head, int splits,
+                                   int warp) {
+  const int rows = split_rows(head);
   const int step = 4 * static_cast<int>(cluster_size());
   unsigned bad = 0;  // of the warp's rows
   int first = 4 * static_cast<int>(cluster_rank()) + warp;
 #pragma unroll 1
   for (int i = 0, row = first; row < rows; ++i, row += step)
-    if (!combine_row(p, partials, head, row, splits, sums)) bad |= 1u << i;
+    if (!combine_row<8>(p, partials, head, row, splits)) bad |= 1u << i;
+  __syncwarp();  // before the same rows are stored once more
 #pragma unroll 1
   for (; bad != 0; bad >>= 1, first += step)
     if (bad & 1) attend_rows<T, kMaxSize, true>(p, static_cast<int>(head.b), static_cast<int>(head.hk), first, 1);

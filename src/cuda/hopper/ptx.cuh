@@ -195,6 +195,14 @@ __device__ inline void store1(std::uint32_t to, std::uint8_t x) {
 __device__ inline void store4(std::uint32_t to, std::uint32_t x) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
 }
+// Stores what is soon read again: in L2, whatever streams through it until then.
+__device__ inline void keep16(float* to, const float4& x) {
+  std::uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile("st.global.L2::cache_hint.v4.f32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(to), "f"(x.x), "f"(x.y), "f"(x.z),
+               "f"(x.w), "l"(policy)
+               : "memory");
+}
 __device__ inline void store8(std::uint32_t to, float x, float y) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(x), "f"(y) : "memory");
 }

@@ -207,7 +207,7 @@ struct WarpResults {
     for (int r = threadIdx.x / 32; r < rows; r += kWarps)
 #pragma unroll 1
       for (int column = threadIdx.x % 32 * 4; column < m_at; column += 128)
-        *reinterpret_cast<float4*>(partial + r * next_row + column) = sums.columns(r, sums.top(r), column);
+        keep16(partial + r * next_row + column, sums.columns(r, sums.top(r), column));
   }
 
   // What attention_combine makes of an only split, to the bit.

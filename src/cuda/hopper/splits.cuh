@@ -86,7 +86,7 @@ struct Partials {
   int splits;  // the most that a sequence of this call has
   SplitRule rule;
   float* data;                        // [kv head][row][splits][floats]
-  std::int64_t floats;                // [dv] of O, then from a multiple of 4 on m and l
+  std::int64_t floats;                // [dv] of O, then from a multiple of 8 on m and l: sectors of 32 bytes
   std::int64_t rows;                  // of each kv head, that there is room for
   std::int64_t sequence_rows;         // and of each sequence; 0: rows lie end to end, as in q
   std::int64_t first = 0, sequences;  // which ones
@@ -100,7 +100,7 @@ struct Partials {
   // From one row's results to the next's.
   __device__ std::uint32_t row_floats() const { return splits * static_cast<std::uint32_t>(floats); }
   __host__ __device__ static std::int64_t m_at(const AttentionParams& p) {
-    return (static_cast<std::uint32_t>(p.dv) + 3) / 4 * 4;
+    return (static_cast<std::uint32_t>(p.dv) + 7) / 8 * 8;
   }
 };
 constexpr std::int64_t kMostPartials = std::int64_t{1} << 30;  // bytes, of ragged sequences, unless one takes more
@@ -122,7 +122,7 @@ inline Partials partials_in(const AttentionParams& p, std::byte* workspace, std:
   Partials all{.splits = static_cast<int>(clamp_to(splits, 1, rule.max_splits)),
                .rule = rule,
                .data = reinterpret_cast<float*>(workspace),
-               .floats = Partials::m_at(p) + 4,
+               .floats = Partials::m_at(p) + 8,
                .rows = p.b * dense,
                .sequence_rows = dense,
                .sequences = p.b};
@@ -168,8 +168,8 @@ inline bool finishes_at_once(const AttentionParams& p, const Partials& partials)
   return partials.splits == 1 && !has_modifiers(p.score) && p.score.scale_log2 != 0 && !p.score.sinks;
 }
 
-// Queues split_kv's kernel for these sequences: over quantised keys, or over 16-bit ones for up to kFewRows rows; then,
-// unless it `finishes` or combines rows itself, the kernel below.
+// Queues split_kv's kernels for these sequences: over quantised keys, or over 16-bit ones for up to kFewRows rows;
+// then, unless it `finishes` or combines rows itself, the kernel below.
 cudaError_t split_kv(const AttentionParams& p, const Partials& partials, bool finishes, bool early,
                      cudaStream_t stream);
 

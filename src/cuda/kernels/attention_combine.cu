@@ -33,17 +33,59 @@ __device__ void with_row(const AttentionParams& p, const Partials& partials, uns
   if (row >= 0 && row < split_rows(head)) then(head, static_cast<int>(row));
 }
 
-// A block does kCombineWarps rows, with a warp for each, or one.
-template <int kMaxSize, int kWarps>
+// O of a row by a block's warps: each sums a group of its splits.
+template <int kMaxSize>
+struct GroupSums {
+  alignas(16) float o[kCombineWarps][kMaxSize];
+};
+
+// False: it is a fallback row.
+template <int kMaxSize>
+__device__ bool combine_row_by_block(const AttentionParams& p, const Partials& partials, const Head& head, int row,
+                                     int splits, const RowEnd& end, GroupSums<kMaxSize>& groups) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int each = (splits + kCombineWarps - 1) / kCombineWarps, first = warp * each;
+  const float* const partial = partials.at(head, row, 0);
+  RowSums all;
+#pragma unroll 1
+  for (int column = 4 * lane; column - 4 * lane < p.dv; column += 128) {
+    all = sum_row<4>(p, partials, partial, splits, first, min(first + each, splits), each, column, column < p.dv);
+    *reinterpret_cast<float4*>(&groups.o[warp][column]) = all.o;
+  }
+  __syncthreads();
+  bool good = true;
+  if (const int column = 4 * static_cast<int>(threadIdx.x); column < p.dv) {
+    all.o = make_float4(0, 0, 0, 0);
+#pragma unroll
+    for (const auto& group : groups.o) {
+      const float4 x = *reinterpret_cast<const float4*>(&group[column]);
+      all.o.x += x.x, all.o.y += x.y, all.o.z += x.z, all.o.w += x.w;
+    }
+    good = end.store(p, all, column, true);
+  }
+  return __syncthreads_and(good);
+}
+
+// A block does kCombineWarps rows, with a warp for each, or one row of more splits.
+template <int kMaxSize, bool kByBlock>
 __global__ void __launch_bounds__(kThreads, kBlocks<kMaxSize>)
     combine(const __grid_constant__ AttentionParams p, const Partials partials) {
-  constexpr int kBlockRows = kCombineWarps / kWarps;
-  __shared__ RowSums<kMaxSize, kWarps> of_rows[kBlockRows];
-  const unsigned own = threadIdx.x / (32 * kWarps);
+  constexpr int kBlockRows = kByBlock ? 1 : kCombineWarps;
+  __shared__ GroupSums<kByBlock ? kMaxSize : 1> groups;
+  const unsigned own = kByBlock ? 0 : threadIdx.x / 32;
   with_row(p, partials, blockIdx.x * kBlockRows + own, [&](const Head& head, int row) {
     const int splits = SplitKeys(head, partials.rule).count;
-    wait_for_previous();  // with all done that can be done before
-    if (!combine_row(p, partials, head, row, splits, of_rows[own]) && threadIdx.x % (32 * kWarps) < 32)
+    bool good;
+    if constexpr (kByBlock) {
+      const RowEnd end = RowEnd::of(head, row);
+      wait_for_previous();  // with all done that can be done before
+      good = combine_row_by_block(p, partials, head, row, splits, end, groups);
+    } else {
+      wait_for_previous();
+      good = combine_row<4>(p, partials, head, row, splits);
+    }
+    __syncwarp();  // before the same row is stored once more
+    if (!good && threadIdx.x % (32 * kCombineWarps / kBlockRows) < 32)
       attend_rows<void, kMaxSize, true>(p, static_cast<int>(head.b), static_cast<int>(head.hk), row, 1);
   });
   wait_for_previous();  // where there is no row, too: whoever waits for this one, waits for that as well
@@ -54,10 +96,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kMaxSize>)
 template <int kMaxSize, bool kMore>
 __global__ void __launch_bounds__(kThreads, kBlocks<kMaxSize>)
     combine_several(const __grid_constant__ AttentionParams p, const Partials partials, const unsigned block_rows) {
-  __shared__ union {
-    RowSums<kMaxSize, 1> of_rows[kCombineWarps];
-    RowSums<kMaxSize, kMore ? kCombineWarps : 1> of_row;
-  } sums;
+  __shared__ GroupSums<kMore ? kMaxSize : 1> groups;
   __shared__ bool more[kMore ? kMostRows : 1];
   const unsigned warp = threadIdx.x / 32, first = blockIdx.x * block_rows;
   unsigned bad = 0;  // of rows warp, warp + kCombineWarps and so on: fallback rows, for the end
@@ -68,7 +107,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kMaxSize>)
     with_row(p, partials, first + i, [&](const Head& head, int row) {
       const int splits = SplitKeys(head, partials.rule).count;
       waits = kMore && splits > kCombineWarps;
-      if (!waits && !combine_row(p, partials, head, row, splits, sums.of_rows[warp])) bad |= 1u << i / kCombineWarps;
+      if (!waits && !combine_row<4>(p, partials, head, row, splits)) bad |= 1u << i / kCombineWarps;
     });
     if (kMore && threadIdx.x % 32 == 0) more[i] = waits;
   }
@@ -79,12 +118,13 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kMaxSize>)
       if (!more[i]) continue;
       with_row(p, partials, first + i, [&](const Head& head, int row) {
         const int splits = SplitKeys(head, partials.rule).count;
-        if (!combine_row(p, partials, head, row, splits, sums.of_row) && i % kCombineWarps == warp)
+        if (!combine_row_by_block(p, partials, head, row, splits, RowEnd::of(head, row), groups) &&
+            i % kCombineWarps == warp)
           bad |= 1u << i / kCombineWarps;
       });
-      __syncthreads();
     }
   }
+  __syncwarp();  // before the same rows are stored once more
 #pragma unroll 1
   for (unsigned number = first + warp; bad != 0; bad >>= 1, number += kCombineWarps)
     if (bad & 1)
@@ -107,9 +147,9 @@ cudaError_t combine_rows(const AttentionParams& p, const Partials& partials, cud
   // Where there is room for kMostRows of each ragged sequence, most of them are none.
   const bool mostly_none = p.total_q >= 0 && partials.sequence_rows > 0;
   if (!mostly_none && !more)
-    return launch_kernel(true, combine<kMaxSize, 1>, blocks(kCombineWarps), kThreads, 0, stream, p, partials);
+    return launch_kernel(true, combine<kMaxSize, false>, blocks(kCombineWarps), kThreads, 0, stream, p, partials);
   if (!mostly_none && all <= 2 * kBlocks<kMaxSize> * multiprocessors())
-    return launch_kernel(true, combine<kMaxSize, kCombineWarps>, blocks(1), kThreads, 0, stream, p, partials);
+    return launch_kernel(true, combine<kMaxSize, true>, blocks(1), kThreads, 0, stream, p, partials);
   const unsigned rows = mostly_none ? kMostRows : kCombineWarps;
   return launch_kernel(true, more ? combine_several<kMaxSize, true> : combine_several<kMaxSize, false>, blocks(rows),
                        kThreads, 0, stream, p, partials, rows);

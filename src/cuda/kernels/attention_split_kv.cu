@@ -1,5 +1,5 @@
 // What the decoding of quantised caches, and that of few rows in 16 bits, is compiled for, and its launch.
-#include "cuda/kernels/split_kv.cuh"
+#include "cuda/kernels/split_kv_dense.cuh"
 
 namespace rapt::cuda {
 namespace {
@@ -18,7 +18,7 @@ ShortStrides short_strides(const Strides& s, std::int64_t unit) {
 // Rows of `size` codes of k or v, whose tiles have so many bytes. Raises `slot_bytes` to what they take with scales.
 SplitKvSide side_of(const void* data, DType type, const Strides& stride, std::int64_t size, const Quantization& quant,
                     int step_keys, int tile_bytes, int& slot_bytes) {
-  SplitKvSide side{static_cast<const std::uint8_t*>(data), stride, quant};
+  SplitKvSide side{.data = static_cast<const std::uint8_t*>(data), .stride = stride, .quant = quant};
   const int element = bytes_of(type);
   side.of_rows = short_strides(stride, 16 / element);
   side.of_scales = short_strides(quant.scale_stride, 1), side.of_zeros = short_strides(quant.zero_stride, 1);
@@ -59,6 +59,59 @@ void set_queries(const AttentionParams& p, SplitKvParams& params) {
   params.vector_queries = is_vector(p.q, s, bytes) && p.d % 8 == 0 && end < unit << 32;
 }
 
+// Whether split_kv_dense does it.
+bool is_dense(const SplitKvParams& params) {
+  const AttentionParams& p = params.p;
+  constexpr std::int64_t kMost = 65535;  // of a coordinate of the grid
+  return params.grid.same_keys && params.vector && params.vector_queries && !params.modified &&
+         !params.scaled_queries && !params.in_blocks && !params.early && p.hk <= kMost && p.b <= kMost;
+}
+
+// Whether `count` clusters of `cluster` thread blocks fill no more than half of the room that there is: a cluster
+// starts only where all of its thread blocks have room.
+template <class C>
+bool have_room(std::int64_t cluster, std::int64_t count) {
+  return cluster <= kMostOfCluster && 2 * cluster * count <= C::kBlocks * multiprocessors();
+}
+
+// Over how many thread blocks a kv head's splits go; with several tiles of rows, each tile counts as a head. As few as
+// read memory at its full rate, about `least` on each multiprocessor, which has room for `most`, if then the busiest
+// multiprocessor has at most a ninth more to read than their mean. Else each split has its own. Where even one to a
+// head is more than there is room for, it is one: the rest follows when these are done.
+int blocks_of_head(std::int64_t heads, int splits, int least, int most) {
+  const std::int64_t processors = multiprocessors();
+  if (heads > most * processors) return 1;
+  for (int n = 1; n < splits && heads * n <= most * processors; ++n) {
+    const std::int64_t busiest = ceil_div(heads * n, processors) * ceil_div(splits, n);
+    if (8 * heads * n >= 7 * least * processors && 10 * heads * splits >= 9 * busiest * processors) return n;
+  }
+  return splits;
+}
+
+template <class C>
+cudaError_t launch_dense(SplitKvParams& params, std::int64_t tiles, int shared_bytes, cudaStream_t stream) {
+  const AttentionParams& p = params.p;
+  const std::int64_t heads = p.b * p.hk;
+  params.rows = static_cast<int>(p.sq * p.group);
+  params.scale_log2 = p.score.scale_log2;
+  params.splits = static_cast<int>(std::max<std::int64_t>(ceil_div(params.grid.all_keys, params.grid.keys), 1));
+  // Where arithmetic takes the time, one split to a thread block is faster: warps wait for each other at the end of
+  // each. And where keys have fewer columns than the kernel, the zeros beside them in the ring would be overwritten by
+  // O.
+  const bool shares = C::kComponents == 1 && !params.k.grouped && !params.v.grouped && params.k.bytes == C::kRowBytes;
+  const int blocks_of_tile =
+      shares ? blocks_of_head(heads * tiles, params.splits, C::kPlain ? 2 : 4, C::kBlocks) : params.splits;
+  params.each = static_cast<int>(ceil_div(params.splits, blocks_of_tile));
+  const std::int64_t blocks = ceil_div(params.splits, params.each) * tiles;
+  const bool may_cluster = blocks <= 2 || (params.each == 1 && have_room<C>(blocks, heads));
+  params.combines = !params.finishes && params.splits <= kMostCombined && may_cluster;
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(p.hk), static_cast<unsigned>(p.b));
+  const cudaError_t status = launch_clusters(params.combines ? static_cast<unsigned>(blocks) : 1, false,
+                                             split_kv_dense<C>, grid, kSplitKvThreads, shared_bytes, stream, params);
+  if (status != cudaSuccess || params.finishes || params.combines) return status;
+  return attention_combine(p, params.partials, stream);
+}
+
 template <class C>
 cudaError_t launch(SplitKvParams params, cudaStream_t stream) {
   const AttentionParams& p = params.p;
@@ -72,10 +125,11 @@ cudaError_t launch(SplitKvParams params, cudaStream_t stream) {
   params.k = side(p.k, p.k_stride, p.d, p.k_quant), params.v = side(p.v, p.v_stride, p.dv, p.v_quant);
   params.vector = is_simple(p, params.k) && is_simple(p, params.v);
   const int shared_bytes = kSplitKvWarps * C::kSlots * params.slot_bytes + C::kQueryBytes;
-  // Only where clusters have room beside each other: others wait until all of their thread blocks do.
-  params.combines = !params.finishes && !params.early && params.partials.splits <= kCombineWarps &&
-                    cluster <= kCombineWarps &&
-                    2 * params.grid.blocks <= static_cast<unsigned>(C::kBlocks * multiprocessors());
+  if (is_dense(params))
+    return launch_dense<SplitKvConfig<C::kType, C::kSize, C::kTiles, C::kComponents, true>>(params, tiles, shared_bytes,
+                                                                                            stream);
+  params.combines =
+      !params.finishes && !params.early && have_room<C>(cluster, params.grid.blocks / at_least_1(cluster));
   const cudaError_t status =
       launch_clusters(params.combines ? static_cast<unsigned>(cluster) : 1, params.early, split_kv<C>,
                       params.grid.blocks, kSplitKvThreads, shared_bytes, stream, params);
@@ -136,7 +190,7 @@ bool quantised_groups_fit(const AttentionParams& p) {
 
 cudaError_t split_kv(const AttentionParams& p, const Partials& partials, bool finishes, bool early,
                      cudaStream_t stream) {
-  SplitKvParams params{p, partials};
+  SplitKvParams params{.p = p, .partials = partials};
   params.finishes = finishes, params.early = early;
   params.modified = has_modifiers(p.score), params.scaled_queries = p.q_scale;
   params.in_blocks = p.page_size > 0, params.page_size = Divisor(p.page_size);

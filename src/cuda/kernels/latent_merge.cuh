@@ -86,7 +86,7 @@ __device__ void merge(const LatentParams& params, const SplitBlock& block, Laten
       const int m_at = static_cast<int>(Partials::m_at(p));
 #pragma unroll
       for (int n = 0; n < kFours; ++n)
-        if (column + 128 * n < m_at) *reinterpret_cast<float4*>(to + column + 128 * n) = sum[n];
+        if (column + 128 * n < m_at) keep16(to + column + 128 * n, sum[n]);
       if (lane == 0) *reinterpret_cast<float2*>(to + m_at) = make_float2(top, l);
       continue;
     }

@@ -23,17 +23,20 @@ struct QueryLoader {
   static constexpr int kAll = C::kRows * kUnits, kOwn = (kAll + kSplitKvThreads - 1) / kSplitKvThreads;
   static constexpr int kWords = kWidth / (C::kComponents > 1 ? 1 : 2);
   const DType type;
+  const std::uint32_t q;             // where they go
   std::uint32_t bits[kOwn][kWords];  // as they lie in memory
 
   __device__ static unsigned unit(unsigned i) { return threadIdx.x + i * kSplitKvThreads; }
   __device__ static bool exists(int i) { return kAll % kSplitKvThreads == 0 || unit(i) < kAll; }
 
-  __device__ QueryLoader(const SplitKvParams& params, const SplitBlock& block) : type(params.p.q_type) {
+  template <class Block>
+  __device__ QueryLoader(const SplitKvParams& params, const Block& block, std::uint32_t q)
+      : type(params.p.q_type), q(q) {
     if (C::kComponents > 1 && type == DType::f32) read<std::uint32_t>(params, block);
     else if (C::kComponents == 1 && type == DType::f8e4m3) read<std::uint8_t>(params, block);
     else read<std::uint16_t>(params, block);
   }
-  __device__ void store(std::uint32_t q) const {
+  __device__ void store() const {
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
       if (!exists(i)) break;
@@ -77,8 +80,8 @@ struct QueryLoader {
     return __half2float(__ushort_as_half(static_cast<std::uint16_t>(number(i, n, 16))));
   }
 
-  template <class Bits>
-  __device__ __forceinline__ void read(const SplitKvParams& params, const SplitBlock& block) {
+  template <class Bits, class Block>
+  __device__ __forceinline__ void read(const SplitKvParams& params, const Block& block) {
     struct alignas(kWidth * sizeof(Bits) < 16 ? kWidth * sizeof(Bits) : 16) Unit {
       Bits numbers[kWidth];
     };
@@ -88,17 +91,17 @@ struct QueryLoader {
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
       if (!exists(i)) break;
-      const Row row = block.row(min(block.row_begin + static_cast<int>(unit(i) / kUnits), block.row_count - 1));
+      const auto row = block.row(min(block.row_begin + static_cast<int>(unit(i) / kUnits), block.row_count - 1));
       const unsigned first = unit(i) % kUnits * kWidth;
       Unit unit{};
-      if (params.vector_queries) {
+      if (C::kDense || params.vector_queries) {
         const ShortStrides& s = params.of_queries;
         const std::uint32_t at = static_cast<std::uint32_t>(block.head.b) * s.b +
                                  static_cast<std::uint32_t>(row.q_head) * s.h +
                                  static_cast<std::uint32_t>(block.head.q_first + row.token) * s.s;
         constexpr int kSixteen = 16 / sizeof(Bits);  // bytes
         if (first <= last_column) unit = *reinterpret_cast<const Unit*>(data + first + std::uint64_t{at} * kSixteen);
-      } else {
+      } else if constexpr (!C::kDense) {
         const Bits* const from = data + row_at(p.q_stride, block.head, row);
 #pragma unroll
         for (int n = 0; n < kWidth; ++n) {
@@ -128,6 +131,67 @@ __device__ void sum_queries(std::uint32_t q, float* sums) {
   }
 }
 
+// A warp's steps. The ring has K and V of them in turn. The slot that was read last is filled before the next is read,
+// so that it may be used for something else in between.
+template <class C>
+struct SplitKvSteps {
+  static constexpr int kStride = kSplitKvWarps * C::kStepKeys, kAhead = C::kSlots / 2 * kStride;
+  static constexpr bool kOdd = C::kSlots % 2 != 0;
+
+  const KvRing<C>& ring;
+  int key;             // the first of the next step
+  std::uint32_t slot;  // the one to read next
+
+  __device__ __forceinline__ explicit SplitKvSteps(const KvRing<C>& ring) : ring(ring), slot(ring.data) {
+    // A key's warp does not depend on which ones are hidden.
+    key = ring.begin / kStride * kStride + uniform(threadIdx.x / 32) * C::kStepKeys;
+#pragma unroll 1
+    for (int i = 0, step = key; i < C::kSlots; i += 2, step += kStride) {
+      const RowPlace at = ring.place(step);
+      ring.template load<false>(slot, step, at), slot = ring.after(slot);
+      if (i + 1 < C::kSlots) ring.template load<true>(slot, step, at), slot = ring.after(slot);
+    }
+    soon_ = ring.place(key + kAhead);
+  }
+  template <class FinishScores>
+  __device__ __forceinline__ void take(SplitKvRows<C>& own, FinishScores finish_scores) {
+    if (read_ != 0) {
+      if constexpr (kOdd) ring.template load<false>(read_, key + kAhead, soon_);
+      else ring.template load<true>(read_, key + kAhead - kStride, before_);
+    }
+    const RowPlace later = ring.place(key + kAhead + kStride);  // before it is wanted: it may be in a table
+    wait();
+    if constexpr (C::kPlain) own.multiply_plain_keys(slot);
+    else own.multiply_keys(slot);
+    __syncwarp();
+    ring.template load<kOdd>(slot, key + kAhead, soon_);
+    slot = ring.after(slot);
+    finish_scores(key);
+    own.softmax();
+    wait();
+    if constexpr (C::kPlain) own.add_plain_values(slot);
+    else own.add_values(slot);
+    __syncwarp();
+    read_ = slot, slot = ring.after(slot);
+    before_ = soon_, soon_ = later;
+    key += kStride;
+  }
+
+  // One that has nothing that is still to be read, until the next step.
+  __device__ std::uint32_t free_slot() const {
+    return read_ != 0 ? read_ : slot;
+  }
+
+ private:
+  RowPlace before_, soon_;
+  std::uint32_t read_ = 0;  // the slot read last; 0: none yet, as static shared memory comes first
+
+  __device__ static void wait() {  // for the tile in `slot`
+    copy_wait<C::kSlots - 1>();
+    __syncwarp();
+  }
+};
+
 // A block's share of a split.
 template <class C>
 __device__ __forceinline__ void decode_split(const SplitKvParams& params, const SplitBlock& block,
@@ -136,75 +200,40 @@ __device__ __forceinline__ void decode_split(const SplitKvParams& params, const 
   __shared__ WarpResults<kSplitKvWarps, C::kRows> results;
   __shared__ float q_sums[C::kSize / kGroupUnit * C::kRows], q_scales[C::kRows];
   const AttentionParams& p = params.p;
-  const int warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const std::uint32_t rings = shared_address(shared), q = rings + kSplitKvWarps * C::kSlots * params.slot_bytes;
-  const QueryLoader<C> queries(params, block);  // before keys, or they come behind these
+  const QueryLoader<C> queries(params, block, q);  // before keys, or they come behind these
   const KvRing<C> ring(params, block, rings);
-
-  // The ring has K and V of the warp's steps in turn. As soon as one is read, the next that is not there yet comes to
-  // its place: of an odd number of slots, V to K's and K to V's.
-  constexpr int kAhead = C::kSlots / 2 * kSplitKvWarps * C::kStepKeys, kStride = kSplitKvWarps * C::kStepKeys;
-  constexpr bool kOdd = C::kSlots % 2 != 0;
-  const int end = ring.end;
-  int key = (ring.begin / unsigned{C::kStepKeys} + warp) * C::kStepKeys;  // the first of a step
-  std::uint32_t slot = ring.data;
-#pragma unroll 1
-  for (int i = 0, step = key; i < C::kSlots; i += 2, step += kStride) {
-    const RowPlace at = ring.place(step);
-    ring.template load<false>(slot, step, at), slot = ring.after(slot);
-    if (i + 1 < C::kSlots) ring.template load<true>(slot, step, at), slot = ring.after(slot);
-  }
-  RowPlace later = ring.place(key + kAhead);
+  SplitKvSteps<C> steps(ring);
   rows.find(block);
   if (C::kComponents == 1 && params.scaled_queries && threadIdx.x < C::kRows)
     q_scales[threadIdx.x] =
         query_scale(block.head, block.row(min(block.row_begin + static_cast<int>(threadIdx.x), block.row_count - 1)));
-  queries.store(q);
+  queries.store();
   __syncthreads();
   if (params.k.zeros) {
     sum_queries<C>(q, q_sums);
     __syncthreads();
   }
   // What all rows see as it is: neither end moves down from row to row, but the last ones may see nothing.
-  const int all_from = params.modified ? end : rows.from[C::kRows - 1], all_to = min(rows.to[0], rows.to[C::kRows - 1]);
+  const int all_from = params.modified ? ring.end : rows.from[C::kRows - 1],
+            all_to = min(rows.to[0], rows.to[C::kRows - 1]);
 
   SplitKvRows<C> own(params, q, q_sums);
-  const auto wait = [] {  // for the tile in `slot`
-    copy_wait<C::kSlots - 1>();
-    __syncwarp();
-  };
-  const auto replace = [&](auto values, int step, const RowPlace& at) {
-    __syncwarp();
-    ring.template load<values>(slot, step, at);
-    slot = ring.after(slot);
-  };
-#pragma unroll 1
-  for (; key < end; key += kStride) {
-    const RowPlace soon = later;
-    later = ring.place(key + kAhead + kStride);  // before it is wanted: it may be in a table
-    wait();
-    if constexpr (C::kPlain) own.multiply_plain_keys(slot);
-    else own.multiply_keys(slot);
-    replace(std::bool_constant<kOdd>(), key + kAhead, soon);
+  const auto finish_scores = [&](int key) {
     if (C::kComponents == 1 && params.scaled_queries) own.scale_rows(q_scales);
+    own.scale(p.score.scale_log2);
+    if (key >= all_from && key + C::kStepKeys <= all_to) return;
+    for_each_four(own.s, [&](int place, float(&four)[4]) {
 #pragma unroll
-    for (float& x : own.s) x *= p.score.scale_log2;
-    if (key < all_from || key + C::kStepKeys > all_to) {
-      for_each_four(own.s, [&](int place, float(&four)[4]) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const int row = own.row(place / 8 % C::kTiles, e % 2), j = key + own.key(place / 8 / C::kTiles, e / 2);
-          if (j < rows.from[row] || j >= rows.to[row]) four[e] = -kInfinity;
-          else if (params.modified) four[e] = rows.finish(block.head, row, block.first_key + j, four[e]);
-        }
-      });
-    }
-    own.softmax();
-    wait();
-    if constexpr (C::kPlain) own.add_plain_values(slot);
-    else own.add_values(slot);
-    replace(std::bool_constant<!kOdd>(), kOdd ? key + kAhead + kStride : key + kAhead, kOdd ? later : soon);
-  }
+      for (int e = 0; e < 4; ++e) {
+        const int row = own.row(place / 8 % C::kTiles, e % 2), j = key + own.key(place / 8 / C::kTiles, e / 2);
+        if (j < rows.from[row] || j >= rows.to[row]) four[e] = -kInfinity;
+        else if (params.modified) four[e] = rows.finish(block.head, row, block.first_key + j, four[e]);
+      }
+    });
+  };
+  while (steps.key < ring.end) steps.take(own, finish_scores);
   copy_wait<0>();
 
   // The warps' results together.
@@ -244,8 +273,8 @@ __global__ void __launch_bounds__(kSplitKvThreads, C::kBlocks) split_kv(const __
     asm volatile("" : "+r"(number));  // once more, rather than what was worked out before, in registers
     const SplitBlock own(params.p, params.partials, params.grid, C::kRows, number);
     const int warp = threadIdx.x / 32;
-    combine_in_cluster<void>(params.p, params.partials, own.head, warp,
-                             reinterpret_cast<RowSums<kDecodeMaxHeadSize, 1>*>(shared)[warp]);
+    combine_in_cluster<void, kDecodeMaxHeadSize>(params.p, params.partials, own.head,
+                                                 SplitKeys(own.head, params.partials.rule).count, warp);
   }
   if (params.early) wait_for_previous();  // whoever waits for this one, waits for that as well
 }

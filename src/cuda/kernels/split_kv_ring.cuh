@@ -15,10 +15,11 @@ constexpr int kGroupUnit = 32;  // columns: groups are multiples, or whole rows
 constexpr int kMaxUnits = kDecodeMaxHeadSize / kGroupUnit;
 
 // For codes, or elements, of one type, head sizes up to kSize, rows in kTiles tiles of 8, and numbers in kComponents
-// components.
-template <DType kType_, int kSize_, int kTiles_, int kComponents_>
+// components. kDense: for calls of which is_dense() holds, which have less to find out before the first key is read.
+template <DType kType_, int kSize_, int kTiles_, int kComponents_, bool kDense_ = false>
 struct SplitKvConfig {
   static constexpr DType kType = kType_;
+  static constexpr bool kDense = kDense_;
   using Coding = Codes<kType>;
   using Element = std::conditional_t<kType == DType::f16, __half, __nv_bfloat16>;  // of products
   static constexpr bool kPlain = Coding::kPlain;
@@ -48,30 +49,35 @@ struct ShortStrides {
 // What a launch knows of k or v: its rows, and where a step's scales and zeros lie in a slot of the ring.
 struct SplitKvSide {
   const std::uint8_t* data;
+  ShortStrides of_rows;
+  int bytes;  // of a row
   Strides stride;
   Quantization quant;
-  ShortStrides of_rows, of_scales, of_zeros;
-  int bytes;              // of a row
+  ShortStrides of_scales, of_zeros;
   int groups;             // that have a scale each; 0: no scales
   bool grouped, zeros;    // grouped: scales multiply sums of units of columns: they are several, or there are zeros
   int scale_at, zero_at;  // bytes from the tile on; [groups][keys]
   int group_of_unit[kMaxUnits];
 };
+// What thread blocks want first comes first, side by side: each line of parameters comes from memory.
 struct SplitKvParams {
+  SplitGrid grid;
+  // Of split_kv_dense: rows and splits of a kv head, and splits of a thread block.
+  int rows, splits, each;
+  float scale_log2;
+  ShortStrides of_queries;  // where `vector_queries`
+  SplitKvSide k, v;
   AttentionParams p;
   Partials partials;
-  SplitKvSide k, v;
-  ShortStrides of_queries;  // where `vector_queries`
   Divisor page_size;
-  SplitGrid grid;
   std::uint32_t code_offset;  // Codes::offset
   int slot_bytes;             // of the ring: a tile, its scales and zeros
   bool finishes;              // no sequence's keys are split, and results are stored at once
-  bool combines;              // the thread blocks of a sequence and kv head are a cluster, and combine their results
-  bool early;                 // to begin while the launch before, of this call, is at work
-  bool modified;              // scores need more than a scale
-  bool scaled_queries;        // by q_scale
-  bool in_blocks;             // keys are in pages or a ring
+  bool combines;        // the thread blocks of a sequence and kv head are a cluster (or one), and combine their results
+  bool early;           // to begin while the launch before, of this call, is at work
+  bool modified;        // scores need more than a scale
+  bool scaled_queries;  // by q_scale
+  bool in_blocks;       // keys are in pages or a ring
   bool vector;  // rows of k and v are whole times 16 bytes, and what leads to them and their scales fits 32 bits
   bool vector_queries;  // rows of q likewise
 };
@@ -98,11 +104,12 @@ struct KvRing {
   // head's first row of K and V has them.
   int own_column;
   std::uint32_t own_place;
-  std::uint64_t k_from, v_from;
+  std::uint64_t k_from, v_from;  // dense: that of the first key
   // Which key of a step the lane knows the place of: of those that its kChunks lanes copy, the i-th for the i-th lane.
   int own_key;
 
-  __device__ KvRing(const SplitKvParams& params, const SplitBlock& block, std::uint32_t rings)
+  template <class Block>
+  __device__ KvRing(const SplitKvParams& params, const Block& block, std::uint32_t rings)
       : params(params),
         data(rings + threadIdx.x / 32 * bytes()),
         last(data + bytes() - params.slot_bytes),
@@ -111,14 +118,17 @@ struct KvRing {
         begin(block.begin),
         end(block.end) {
     const AttentionParams& p = params.p;
-    first_row =
-        static_cast<std::uint32_t>(p.ring ? block.first_key % p.page_size : block.head.k_first + block.first_key);
+    if constexpr (C::kDense) first_row = block.first_row;
+    else
+      first_row =
+          static_cast<std::uint32_t>(p.ring ? block.first_key % p.page_size : block.head.k_first + block.first_key);
     const int row = lane / C::kChunks, chunk = lane % C::kChunks;
     own_column = 16 * chunk;
     own_place = row * C::kRowBytes + (chunk ^ turn(row)) * 16;
     own_key = key_of(lane);
     const auto from = [&](const SplitKvSide& side) {
-      return reinterpret_cast<std::uint64_t>(side.data) + std::uint64_t{hk * side.of_rows.h} * 16 + own_column;
+      const std::uint32_t dense = C::kDense ? b * side.of_rows.b + first_row * side.of_rows.s : 0;
+      return reinterpret_cast<std::uint64_t>(side.data) + std::uint64_t{hk * side.of_rows.h + dense} * 16 + own_column;
     };
     k_from = from(params.k), v_from = from(params.v);
     // Once, not before every copy; and what costs few instructions, where there are registers.
@@ -140,13 +150,15 @@ struct KvRing {
   // The slot after another.
   __device__ std::uint32_t after(std::uint32_t slot) const { return slot == last ? data : slot + params.slot_bytes; }
 
-  // key_place() of semantics/sequence.hpp in 32 bits, of the lane's key of a step. Where there is none, of one that
-  // some row sees: finite, unless that row's result is not.
+  // A key, or where there is none, one that some row sees: finite, unless that row's result is not.
+  __device__ std::uint32_t key_in_place(int key) const {
+    return static_cast<std::uint32_t>(max(min(key, end - 1), begin));
+  }
+  // key_place() of semantics/sequence.hpp in 32 bits, of the lane's key of a step.
   __device__ RowPlace place(int step) const {
     const AttentionParams& p = params.p;
-    const auto key = static_cast<std::uint32_t>(max(min(step + own_key, end - 1), begin));
-    const std::uint32_t row = first_row + key;
-    if (!params.in_blocks) return {b, row};
+    const std::uint32_t row = first_row + key_in_place(step + own_key);
+    if (C::kDense || !params.in_blocks) return {b, row};
     const std::uint32_t page = params.page_size.quotient(row), in_page = params.page_size.remainder(row);
     if (p.ring) return {b, in_page};
     if (step >= end) return {};  // there may be no table
@@ -159,8 +171,8 @@ struct KvRing {
   __device__ __forceinline__ void load(std::uint32_t slot, int step, const RowPlace& at) const {
     const SplitKvSide& side = kValues ? params.v : params.k;
     if (step < end) {
-      if (params.vector) {
-        load_rows(slot, side, kValues ? v_from : k_from, at);
+      if (C::kDense || params.vector) {
+        load_rows(slot, side, kValues ? v_from : k_from, step, at);
         if (!C::kPlain && has_key()) load_numbers(slot + 4 * own_key, side, at);
       } else if (has_key()) {
         load_one_by_one(slot, side, hk, at);
@@ -170,7 +182,7 @@ struct KvRing {
   }
 
  private:
-  __device__ __forceinline__ void load_rows(std::uint32_t tile, const SplitKvSide& side, std::uint64_t from,
+  __device__ __forceinline__ void load_rows(std::uint32_t tile, const SplitKvSide& side, std::uint64_t from, int step,
                                             const RowPlace& at) const {
     const std::uint32_t start = at.block * side.of_rows.b + at.row * side.of_rows.s;
     std::uint32_t to = tile + own_place, turned = tile + (own_place ^ 64);
@@ -178,7 +190,9 @@ struct KvRing {
     const bool wanted = own_column < side.bytes;
 #pragma unroll
     for (int copy = 0; copy < kCopies; ++copy) {
-      const std::uint32_t of_row = __shfl_sync(~0u, start, copy, C::kChunks);
+      std::uint32_t of_row;
+      if constexpr (C::kDense) of_row = key_in_place(step + lane / C::kChunks + copy * kAtOnce) * side.of_rows.s;
+      else of_row = __shfl_sync(~0u, start, copy, C::kChunks);
       // So many rows further on the turn is the same, but for bits that the lane's row of the first has not.
       static_assert(C::kChunks < 8 || kAtOnce % 4 == 0 || kAtOnce <= 2);
       const int first = copy * kAtOnce, turn_bits = C::kChunks < 8 ? 0 : first % 8;

@@ -221,6 +221,10 @@ struct SplitKvRows {
         }
   }
 
+  __device__ __forceinline__ void scale(float factor) {
+#pragma unroll
+    for (float& x : s) x *= factor;
+  }
   // Times the scales of queries.
   __device__ __forceinline__ void scale_rows(const float* scale) {
 #pragma unroll

@@ -192,12 +192,12 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) wgmma(const __grid_co
     if (params.combines) {
       __syncwarp();
       cluster_sync();
-      if (threadIdx.x >= 128) {  // in memory where Q and keys were
+      if (threadIdx.x >= 128) {
         const unsigned number = params.splits.quotient(blockIdx.x), b = params.hk.quotient(number);
         const Head head(params.p, params.partials.first + b, number - b * static_cast<unsigned>(params.p.hk));
         const int warp = threadIdx.x / 32 - 4;
-        auto* const sums = reinterpret_cast<RowSums<C::kSize, 1>*>(shared + (data - shared_address(shared)));
-        combine_in_cluster<typename C::Element>(params.p, params.partials, head, warp, sums[warp]);
+        combine_in_cluster<typename C::Element, C::kSize>(params.p, params.partials, head,
+                                                          SplitKeys(head, params.partials.rule).count, warp);
       }
     }
     if (params.early) wait_for_previous();  // whoever waits for this one, waits for that as well
@@ -248,7 +248,7 @@ cudaError_t launch(WgmmaParams& params, cudaStream_t stream) {
   const int splits = C::kSplit ? params.partials.splits : 1;
   params.unsplit = C::kSplit && finishes_at_once(params.p, params.partials);
   // Only where clusters have room beside each other: others wait until all of their thread blocks do.
-  params.combines = C::kSplit && params.p.total_q < 0 && !params.unsplit && splits <= kCombineWarps &&
+  params.combines = C::kSplit && params.p.total_q < 0 && !params.unsplit && splits <= kMostOfCluster &&
                     2 * params.all <= multiprocessors();
   return launch_clusters(params.combines ? splits : 1, params.early, wgmma<C>, blocks, C::kThreads,
                          C::kSharedBytes + SequenceList::bytes(params), stream, params);

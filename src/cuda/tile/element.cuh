@@ -77,6 +77,32 @@ __device__ inline void store(void* base, DType type, std::int64_t at, float x) {
   }
 }
 
+// Four neighbours, whose place is aligned as they are together, of 16 bits.
+__device__ inline void store_four(void* to, DType type, float4 x) {
+  const auto pair = [type](float a, float b) {
+    std::uint32_t two;
+    if (type == DType::f16) asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(b), "f"(a));
+    else asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(b), "f"(a));
+    return two;
+  };
+  *static_cast<uint2*>(to) = make_uint2(pair(x.x, x.y), pair(x.z, x.w));
+}
+// The first n of four, a stride apart.
+__device__ inline void store_columns(void* base, DType type, std::int64_t at, std::int64_t stride, float4 x,
+                                     std::int64_t n) {
+  const std::int64_t size = type == DType::f32 ? 4 : 2;
+  const std::uintptr_t to = reinterpret_cast<std::uintptr_t>(base) + at * size;
+  if (n >= 4 && stride == 1 && to % (4 * size) == 0) {
+    if (type == DType::f32) *reinterpret_cast<float4*>(to) = x;
+    else store_four(reinterpret_cast<void*>(to), type, x);
+    return;
+  }
+  const float four[] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    if (i < n) store(base, type, at + i * stride, four[i]);
+}
+
 // Elements [0, n) of the four from `at` on, a stride apart; 0 for the others, which are not read.
 __device__ inline float4 load4(const void* base, DType type, std::int64_t at, std::int64_t stride, std::int64_t n) {
   if (type == DType::f32 && stride == 1 && n >= 4) {

@@ -16,7 +16,9 @@ struct Head : Sequence {
   std::int64_t b, hk, offset;  // row 0 sits at key position `offset`
 
   __device__ Head(const AttentionParams& params, std::int64_t b, std::int64_t hk)
-      : Sequence(sequence_of(params, params, b)), p(params), b(b), hk(hk), offset(row_offset(params.score, *this)) {}
+      : Head(params, b, hk, sequence_of(params, params, b)) {}
+  __device__ Head(const AttentionParams& params, std::int64_t b, std::int64_t hk, const Sequence& sequence)
+      : Sequence(sequence), p(params), b(b), hk(hk), offset(row_offset(params.score, sequence)) {}
 
   // Key j's row in k or v, as an index.
   __device__ std::int64_t key_at(const Strides& s, std::int64_t j) const { return key_index(p, s, b, hk, k_first, j); }

@@ -31,9 +31,8 @@ inline int multiprocessors() {
 // which is all that the <<<>>> leave, may be of a call before. `early`: while the kernel before ends. `cluster`: blocks
 // that run side by side.
 template <class... Parameters, class... Arguments>
-cudaError_t launch_clusters(unsigned cluster, bool early, void (*kernel)(Parameters...), unsigned blocks,
-                            unsigned threads, std::size_t shared_bytes, cudaStream_t stream,
-                            const Arguments&... arguments) {
+cudaError_t launch_clusters(unsigned cluster, bool early, void (*kernel)(Parameters...), dim3 blocks, unsigned threads,
+                            std::size_t shared_bytes, cudaStream_t stream, const Arguments&... arguments) {
   constexpr std::size_t kUnasked = 48 << 10;  // of shared memory
   if (shared_bytes > kUnasked) {
     const cudaError_t status =

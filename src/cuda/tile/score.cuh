@@ -48,11 +48,12 @@ static __device__ __noinline__ float finish_score(const Head& head, const Row& r
   return finish_score(head.p.score, {head.b, row.q_head, row.token, j}, row.nearest(head), x);
 }
 
-// The row's sink in the log2 domain; -inf: none.
+// A query head's sink in the log2 domain; -inf: none.
+__device__ inline float sink_of(const ScoreParams& s, std::int64_t q_head) {
+  return s.sinks ? load(s.sinks, s.sinks_type, q_head * s.sinks_stride) * kLog2e : -kInfinity;
+}
 __device__ inline float sink_of(const Head& head, const Row& row) {
-  const ScoreParams& s = head.p.score;
-  if (!s.sinks) return -kInfinity;
-  return load(s.sinks, s.sinks_type, row.q_head * s.sinks_stride) * kLog2e;
+  return sink_of(head.p.score, row.q_head);
 }
 
 // The scale of a row's query; 1: it has none. What is not finite becomes NaN: no key hides behind a score of -inf.
