@@ -110,7 +110,7 @@ def page(data):
 # Performance
 
 {lead}
-- **One H200**: {min(gpu16):.2f} to {max(gpu16):.2f} times cuDNN in bf16, {min(gpu32):.1f} to {max(gpu32):.1f} times PyTorch's fastest in fp32, as exact.
+- **One H200**, prompts of 1024 tokens and more: {min(gpu16):.2f} to {max(gpu16):.2f} times cuDNN in bf16, {min(gpu32):.1f} to {max(gpu32):.1f} times PyTorch's fastest in fp32, as exact.
 
 A ratio is PyTorch's time over rapt's. Above 1, rapt is faster. Samples that scatter by more than 20 % are in no mean and no range
 here. This compares the two on your machine, in a minute:
@@ -211,7 +211,7 @@ that the single thread had a busy neighbour on its core. Data and command are th
 ![TFLOP/s on an H200](images/gpu.svg)
 
 The factor beside a bar is rapt's speed over PyTorch's. fp32 runs on tensor cores, too: three products of fp16 components stand for
-one of fp32, as exactly. Measured {data.day['gpu']}; other head sizes are in [the data](../bench/results/{data.day['gpu']}/{data.path['gpu'].name}).
+one of fp32, as exactly. Measured {data.day['gpu']}: [data](../bench/results/{data.day['gpu']}/{data.path['gpu'].name}).
 
 ```sh
 python -m rapt.bench --set cuda --dtype f32,bf16,f16 --device cuda
