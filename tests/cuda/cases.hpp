@@ -3,16 +3,17 @@
 
 #include <functional>
 #include <span>
+#include <string_view>
 
 #include "streams.hpp"
 #include "support/check.hpp"
 
 namespace rapt::testing {
 
-/// Calls test(entry, case) for every entry that runs on a GPU, every problem and type; of quantised caches queries have
-/// it, of f8e4m3 queries results.
-inline void each_case(std::span<const char* const> problems,
-                      const std::function<void(const std::string&, Case&)>& test) {
+/// Calls test(entry, case) for every entry that runs on a GPU and whose name begins with `named`, every problem and
+/// type; of quantised caches queries have it, of f8e4m3 queries results.
+inline void each_case(std::span<const char* const> problems, const std::function<void(const std::string&, Case&)>& test,
+                      std::string_view named = "") {
   bool any = false;
   for (const char* text : problems)
     for (DType dtype : kFloatTypes) {
@@ -21,7 +22,7 @@ inline void each_case(std::span<const char* const> problems,
       if (given.kv_dtype != DType::f32) problem.kv_dtype = given.kv_dtype;
       if (given.q_dtype == DType::f8e4m3) problem.q_dtype = given.q_dtype;
       for (const std::string& entry : every_entry(problem)) {
-        if (device_of(entry) != DeviceType::cuda) continue;
+        if (device_of(entry) != DeviceType::cuda || !entry.starts_with(named)) continue;
         any = true;
         INFO(entry << ": " << problem.to_string());
         Case c(problem);
@@ -29,7 +30,8 @@ inline void each_case(std::span<const char* const> problems,
       }
     }
   for (const EntryInfo& entry : entries())
-    if (!any && entry.backend == "cuda") WARN("skipped: " << entry.name << ": " << entry.unusable);
+    if (!any && entry.backend == "cuda" && entry.name.starts_with(named))
+      WARN("skipped: " << entry.name << ": " << entry.unusable);
 }
 
 /// Whether the entry is there, selected and usable; says its name where it is only not usable.
