@@ -72,7 +72,7 @@ __device__ inline unsigned cluster_rank() {
 }
 __device__ inline unsigned cluster_size() {
   unsigned size;
-  asm volatile("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(size));
+  asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
   return size;
 }
 __device__ inline void cluster_sync() {

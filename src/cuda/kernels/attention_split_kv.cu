@@ -1,5 +1,5 @@
 // What the decoding of quantised caches, and that of few rows in 16 bits, is compiled for, and its launch.
-#include "cuda/kernels/split_kv_dense.cuh"
+#include "cuda/kernels/split_kv_uniform.cuh"
 
 namespace rapt::cuda {
 namespace {
@@ -59,12 +59,20 @@ void set_queries(const AttentionParams& p, SplitKvParams& params) {
   params.vector_queries = is_vector(p.q, s, bytes) && p.d % 8 == 0 && end < unit << 32;
 }
 
-// Whether split_kv_dense does it.
-bool is_dense(const SplitKvParams& params) {
+// Whether all rows of each sequence see the same keys, whatever its length.
+bool rows_see_the_same(const AttentionParams& p) {
+  const bool open = p.score.left == kOpen && p.score.right == kOpen;
+  return p.total_q < 0 && p.total_k < 0 && p.sq > 0 && p.sq <= p.score.modifier_rows && (p.sq == 1 || open);
+}
+
+// Whether split_kv_uniform does it: all rows of a sequence see the same keys, which lie in rows of whole times 16
+// bytes, as queries do, in pages of whole times 16 keys; and scores need no more than a scale.
+bool is_uniform(const SplitKvParams& params) {
   const AttentionParams& p = params.p;
-  constexpr std::int64_t kMost = 65535;  // of a coordinate of the grid
-  return params.grid.same_keys && params.vector && params.vector_queries && !params.modified &&
-         !params.scaled_queries && !params.in_blocks && !params.early && p.hk <= kMost && p.b <= kMost;
+  constexpr std::int64_t kMost = 65535;  // of some coordinates of a grid
+  const bool finds_keys = !params.in_blocks || (!p.ring && p.page_size % 16 == 0);
+  return (params.grid.same_keys || rows_see_the_same(p)) && finds_keys && params.vector && params.vector_queries &&
+         !params.modified && !params.scaled_queries && !params.early && std::max(p.hk, p.b) <= kMost;
 }
 
 // Whether `count` clusters of `cluster` thread blocks fill no more than half of the room that there is: a cluster
@@ -88,26 +96,44 @@ int blocks_of_head(std::int64_t heads, int splits, int least, int most) {
   return splits;
 }
 
+// The same where only the GPU knows how long sequences are. They may be far shorter than there is room for, so all that
+// there is room for begin at once; and some may be far longer than others, so none has too much for itself. But thread
+// blocks without keys take time, too.
 template <class C>
-cudaError_t launch_dense(SplitKvParams& params, std::int64_t tiles, int shared_bytes, cudaStream_t stream) {
+std::int64_t blocks_of_any(const AttentionParams& p, std::int64_t heads, std::int64_t splits, std::int64_t blocks) {
+  constexpr std::int64_t kEnoughKeys = 2048, kMostBlocks = 2048, kFewest = 4;
+  const std::int64_t at_once = C::kBlocks * multiprocessors() / heads;
+  const std::int64_t of_long = std::min(ceil_div(p.sk, kEnoughKeys), std::max(kMostBlocks / heads, kFewest));
+  return clamp_to(std::max({blocks, at_once, of_long}), 1, splits);
+}
+
+// C: of a use other than `any`.
+template <class C>
+cudaError_t launch_uniform(SplitKvParams& params, std::int64_t tiles, int shared_bytes, cudaStream_t stream) {
   const AttentionParams& p = params.p;
+  const bool alike = params.grid.same_keys;
   const std::int64_t heads = p.b * p.hk;
   params.rows = static_cast<int>(p.sq * p.group);
   params.scale_log2 = p.score.scale_log2;
-  params.splits = static_cast<int>(std::max<std::int64_t>(ceil_div(params.grid.all_keys, params.grid.keys), 1));
+  params.splits = alike ? static_cast<int>(std::max<std::int64_t>(ceil_div(params.grid.all_keys, params.grid.keys), 1))
+                        : params.partials.splits;
   // Where arithmetic takes the time, one split to a thread block is faster: warps wait for each other at the end of
   // each. And where keys have fewer columns than the kernel, the zeros beside them in the ring would be overwritten by
   // O.
   const bool shares = C::kComponents == 1 && !params.k.grouped && !params.v.grouped && params.k.bytes == C::kRowBytes;
-  const int blocks_of_tile =
-      shares ? blocks_of_head(heads * tiles, params.splits, C::kPlain ? 2 : 4, C::kBlocks) : params.splits;
-  params.each = static_cast<int>(ceil_div(params.splits, blocks_of_tile));
-  const std::int64_t blocks = ceil_div(params.splits, params.each) * tiles;
-  const bool may_cluster = blocks <= 2 || (params.each == 1 && have_room<C>(blocks, heads));
+  std::int64_t blocks = params.splits;
+  if (shares) blocks = blocks_of_head(heads * tiles, params.splits, C::kPlain ? 2 : 4, C::kBlocks);
+  if (shares && !alike) blocks = blocks_of_any<C>(p, heads * tiles, params.splits, blocks);
+  params.blocks = Divisor(blocks);
+  const std::int64_t cluster = tiles * blocks;
+  const bool may_cluster = cluster <= 2 || (blocks == params.splits && have_room<C>(cluster, heads));
   params.combines = !params.finishes && params.splits <= kMostCombined && may_cluster;
-  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(p.hk), static_cast<unsigned>(p.b));
-  const cudaError_t status = launch_clusters(params.combines ? static_cast<unsigned>(blocks) : 1, false,
-                                             split_kv_dense<C>, grid, kSplitKvThreads, shared_bytes, stream, params);
+  const auto of_tile = static_cast<unsigned>(blocks), of_head = static_cast<unsigned>(tiles);
+  const dim3 grid =
+      UniformSplitBlock<C>::grid(of_tile, of_head, static_cast<unsigned>(p.hk), static_cast<unsigned>(p.b));
+  const cudaError_t status =
+      launch_clusters(params.combines ? UniformSplitBlock<C>::cluster(of_tile, of_head) : dim3(1), false,
+                      split_kv_uniform<C>, grid, kSplitKvThreads, shared_bytes, stream, params);
   if (status != cudaSuccess || params.finishes || params.combines) return status;
   return attention_combine(p, params.partials, stream);
 }
@@ -125,9 +151,15 @@ cudaError_t launch(SplitKvParams params, cudaStream_t stream) {
   params.k = side(p.k, p.k_stride, p.d, p.k_quant), params.v = side(p.v, p.v_stride, p.dv, p.v_quant);
   params.vector = is_simple(p, params.k) && is_simple(p, params.v);
   const int shared_bytes = kSplitKvWarps * C::kSlots * params.slot_bytes + C::kQueryBytes;
-  if (is_dense(params))
-    return launch_dense<SplitKvConfig<C::kType, C::kSize, C::kTiles, C::kComponents, true>>(params, tiles, shared_bytes,
-                                                                                            stream);
+  if (is_uniform(params)) {
+    using Uniform = SplitKvConfig<C::kType, C::kSize, C::kTiles, C::kComponents, SplitKvUse::uniform>;
+    using Dense = SplitKvConfig<C::kType, C::kSize, C::kTiles, C::kComponents, SplitKvUse::dense>;
+    // Where they are faster, and calls are not too few for more kernels.
+    constexpr bool kHasDense = C::kSize < 256 && (C::kPlain || (C::kTiles == 1 && C::kComponents == 1));
+    if constexpr (kHasDense)
+      if (params.grid.same_keys && !params.in_blocks) return launch_uniform<Dense>(params, tiles, shared_bytes, stream);
+    return launch_uniform<Uniform>(params, tiles, shared_bytes, stream);
+  }
   params.combines =
       !params.finishes && !params.early && have_room<C>(cluster, params.grid.blocks / at_least_1(cluster));
   const cudaError_t status =

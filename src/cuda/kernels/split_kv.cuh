@@ -5,9 +5,8 @@
 
 #include <cuda_runtime.h>
 
-#include "cuda/hopper/combine_row.cuh"
 #include "cuda/kernels/kernels.hpp"
-#include "cuda/kernels/split_kv_rows.cuh"
+#include "cuda/kernels/split_kv_results.cuh"
 #include "cuda/tile/launch.cuh"
 
 namespace rapt::cuda {
@@ -94,14 +93,14 @@ struct QueryLoader {
       const auto row = block.row(min(block.row_begin + static_cast<int>(unit(i) / kUnits), block.row_count - 1));
       const unsigned first = unit(i) % kUnits * kWidth;
       Unit unit{};
-      if (C::kDense || params.vector_queries) {
+      if (C::kUniform || params.vector_queries) {
         const ShortStrides& s = params.of_queries;
         const std::uint32_t at = static_cast<std::uint32_t>(block.head.b) * s.b +
                                  static_cast<std::uint32_t>(row.q_head) * s.h +
                                  static_cast<std::uint32_t>(block.head.q_first + row.token) * s.s;
         constexpr int kSixteen = 16 / sizeof(Bits);  // bytes
         if (first <= last_column) unit = *reinterpret_cast<const Unit*>(data + first + std::uint64_t{at} * kSixteen);
-      } else if constexpr (!C::kDense) {
+      } else if constexpr (!C::kUniform) {
         const Bits* const from = data + row_at(p.q_stride, block.head, row);
 #pragma unroll
         for (int n = 0; n < kWidth; ++n) {
@@ -147,7 +146,7 @@ struct SplitKvSteps {
     key = ring.begin / kStride * kStride + uniform(threadIdx.x / 32) * C::kStepKeys;
 #pragma unroll 1
     for (int i = 0, step = key; i < C::kSlots; i += 2, step += kStride) {
-      const RowPlace at = ring.place(step);
+      const auto at = ring.place(step);
       ring.template load<false>(slot, step, at), slot = ring.after(slot);
       if (i + 1 < C::kSlots) ring.template load<true>(slot, step, at), slot = ring.after(slot);
     }
@@ -159,7 +158,7 @@ struct SplitKvSteps {
       if constexpr (kOdd) ring.template load<false>(read_, key + kAhead, soon_);
       else ring.template load<true>(read_, key + kAhead - kStride, before_);
     }
-    const RowPlace later = ring.place(key + kAhead + kStride);  // before it is wanted: it may be in a table
+    const auto later = ring.place(key + kAhead + kStride);
     wait();
     if constexpr (C::kPlain) own.multiply_plain_keys(slot);
     else own.multiply_keys(slot);
@@ -183,7 +182,7 @@ struct SplitKvSteps {
   }
 
  private:
-  RowPlace before_, soon_;
+  typename KvRing<C>::Place before_, soon_;
   std::uint32_t read_ = 0;  // the slot read last; 0: none yet, as static shared memory comes first
 
   __device__ static void wait() {  // for the tile in `slot`
@@ -192,15 +191,25 @@ struct SplitKvSteps {
   }
 };
 
+// A block as SplitKvResults asks for where its rows go.
+struct StoredSplit {
+  const SplitKvParams& params;
+  const SplitBlock& block;
+  const int row_begin = block.row_begin, row_count = block.row_count;
+
+  __device__ float* partial(int r, int split) const { return params.partials.at(block.head, r, split); }
+  __device__ RowEnd row_end(int r) const { return RowEnd::of(block.head, r); }
+};
+
 // A block's share of a split.
 template <class C>
 __device__ __forceinline__ void decode_split(const SplitKvParams& params, const SplitBlock& block,
                                              std::uint8_t* shared) {
   __shared__ SplitRows<C::kRows> rows;
-  __shared__ WarpResults<kSplitKvWarps, C::kRows> results;
+  __shared__ SplitKvResults<C> results;
   __shared__ float q_sums[C::kSize / kGroupUnit * C::kRows], q_scales[C::kRows];
   const AttentionParams& p = params.p;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
   const std::uint32_t rings = shared_address(shared), q = rings + kSplitKvWarps * C::kSlots * params.slot_bytes;
   const QueryLoader<C> queries(params, block, q);  // before keys, or they come behind these
   const KvRing<C> ring(params, block, rings);
@@ -235,29 +244,9 @@ __device__ __forceinline__ void decode_split(const SplitKvParams& params, const 
   };
   while (steps.key < ring.end) steps.take(own, finish_scores);
   copy_wait<0>();
-
-  // The warps' results together.
-#pragma unroll
-  for (int tile = 0; tile < C::kTiles; ++tile)
-#pragma unroll
-    for (int b = 0; b < 2; ++b) {
-      const float sum = own.over_keys(own.l[tile][b], Sum());
-      if (lane < 4) results.m[own.row(tile, b)][warp] = own.m(tile, b, sum), results.l[own.row(tile, b)][warp] = sum;
-#pragma unroll
-      for (int i = 0; i < C::kSize / 16; ++i) {  // [kRows][kSize], where keys were
-        const std::uint32_t row = ring.data + 4 * own.row(tile, b) * C::kSize;
-        const float first = own.o[i][tile][b], second = own.o[i][tile][2 + b];
-        if constexpr (C::kPlain) {
-          store4(row + 4 * own.column(i, 0), __float_as_uint(first));
-          store4(row + 4 * own.column(i, 1), __float_as_uint(second));
-        } else {
-          store8(row + 4 * own.column(i, 0), first, second);
-        }
-      }
-    }
-  __syncthreads();
-  results.store(block, params.partials, params.finishes, 1, reinterpret_cast<const float*>(shared), C::kSize,
-                ring.bytes() / 4);
+  unsigned bad = 0;
+  results.store(own, StoredSplit{params, block}, block.split, steps.free_slot(), bad);
+  attend_fallback_rows(p, static_cast<int>(block.head.b), static_cast<int>(block.head.hk), block.row_begin + warp, bad);
 }
 
 template <class C>

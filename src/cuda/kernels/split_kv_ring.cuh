@@ -14,12 +14,16 @@ constexpr int kSplitKvWarps = 4, kSplitKvThreads = 32 * kSplitKvWarps;
 constexpr int kGroupUnit = 32;  // columns: groups are multiples, or whole rows
 constexpr int kMaxUnits = kDecodeMaxHeadSize / kGroupUnit;
 
+// Which calls a kernel is for: any; those of which is_uniform() holds, where less is to be found out before the first
+// key is read; and of these, those whose sequences are all alike and not in pages, where next to nothing is.
+enum class SplitKvUse { any, uniform, dense };
+
 // For codes, or elements, of one type, head sizes up to kSize, rows in kTiles tiles of 8, and numbers in kComponents
-// components. kDense: for calls of which is_dense() holds, which have less to find out before the first key is read.
-template <DType kType_, int kSize_, int kTiles_, int kComponents_, bool kDense_ = false>
+// components.
+template <DType kType_, int kSize_, int kTiles_, int kComponents_, SplitKvUse kUse = SplitKvUse::any>
 struct SplitKvConfig {
   static constexpr DType kType = kType_;
-  static constexpr bool kDense = kDense_;
+  static constexpr bool kUniform = kUse != SplitKvUse::any, kDense = kUse == SplitKvUse::dense;
   using Coding = Codes<kType>;
   using Element = std::conditional_t<kType == DType::f16, __half, __nv_bfloat16>;  // of products
   static constexpr bool kPlain = Coding::kPlain;
@@ -62,14 +66,18 @@ struct SplitKvSide {
 // What thread blocks want first comes first, side by side: each line of parameters comes from memory.
 struct SplitKvParams {
   SplitGrid grid;
-  // Of split_kv_dense: rows and splits of a kv head, and splits of a thread block.
-  int rows, splits, each;
+  bool in_blocks;     // keys are in pages or a ring
+  Divisor page_size;  // of these
+  // Of split_kv_uniform: rows of a kv head, thread blocks for each tile of these, and where all sequences are alike,
+  // splits of a kv head.
+  int rows;
+  Divisor blocks;
+  int splits;
   float scale_log2;
   ShortStrides of_queries;  // where `vector_queries`
   SplitKvSide k, v;
   AttentionParams p;
   Partials partials;
-  Divisor page_size;
   std::uint32_t code_offset;  // Codes::offset
   int slot_bytes;             // of the ring: a tile, its scales and zeros
   bool finishes;              // no sequence's keys are split, and results are stored at once
@@ -77,7 +85,6 @@ struct SplitKvParams {
   bool early;           // to begin while the launch before, of this call, is at work
   bool modified;        // scores need more than a scale
   bool scaled_queries;  // by q_scale
-  bool in_blocks;       // keys are in pages or a ring
   bool vector;  // rows of k and v are whole times 16 bytes, and what leads to them and their scales fits 32 bits
   bool vector_queries;  // rows of q likewise
 };
@@ -85,6 +92,11 @@ struct SplitKvParams {
 // The entry or page that a key lies in, and its row there.
 struct RowPlace {
   std::uint32_t block, row;
+};
+// A number for each sixteen keys of a step: split_kv_uniform's pages are multiples of these.
+template <int kSixteens>
+struct PerSixteen {
+  std::uint32_t of[kSixteens];
 };
 
 // A warp's ring of tiles of K or V, with their scales. Rows have no gaps: chunk c of row r lies in place c ^ turn(r),
@@ -94,17 +106,20 @@ struct KvRing {
   static constexpr int kAtOnce = 32 / C::kChunks;  // rows that a warp copies with one instruction
   static constexpr int kCopies = C::kStepKeys / kAtOnce;
 
+  // What is found out about where a step's keys lie before they are asked for: their pages, or the lane's key's place.
+  using Place = std::conditional_t<C::kUniform, PerSixteen<C::kSixteens>, RowPlace>;
+
   const SplitKvParams& params;
   std::uint32_t data, last;  // the ring's first slot and its last
   const int lane = threadIdx.x % 32;
   const std::uint32_t b, hk;
   const int begin, end;     // keys of the split that some row of the block sees
-  std::uint32_t first_row;  // of dense keys and rings: where the split's first key lies
+  std::uint32_t first_row;  // where the split's first key lies, in pages counted as if they lay in order
   // The lane's 16 bytes of the rows that the warp copies at once: their column, their place in a tile, and where the kv
   // head's first row of K and V has them.
   int own_column;
   std::uint32_t own_place;
-  std::uint64_t k_from, v_from;  // dense: that of the first key
+  std::uint64_t k_from, v_from;  // split_kv_uniform: that of the first key, but in pages
   // Which key of a step the lane knows the place of: of those that its kChunks lanes copy, the i-th for the i-th lane.
   int own_key;
 
@@ -118,7 +133,7 @@ struct KvRing {
         begin(block.begin),
         end(block.end) {
     const AttentionParams& p = params.p;
-    if constexpr (C::kDense) first_row = block.first_row;
+    if constexpr (C::kUniform) first_row = block.first_row;
     else
       first_row =
           static_cast<std::uint32_t>(p.ring ? block.first_key % p.page_size : block.head.k_first + block.first_key);
@@ -127,8 +142,9 @@ struct KvRing {
     own_place = row * C::kRowBytes + (chunk ^ turn(row)) * 16;
     own_key = key_of(lane);
     const auto from = [&](const SplitKvSide& side) {
-      const std::uint32_t dense = C::kDense ? b * side.of_rows.b + first_row * side.of_rows.s : 0;
-      return reinterpret_cast<std::uint64_t>(side.data) + std::uint64_t{hk * side.of_rows.h + dense} * 16 + own_column;
+      std::uint32_t row = hk * side.of_rows.h;
+      if (C::kUniform && !in_blocks()) row += b * side.of_rows.b + first_row * side.of_rows.s;
+      return reinterpret_cast<std::uint64_t>(side.data) + std::uint64_t{row} * 16 + own_column;
     };
     k_from = from(params.k), v_from = from(params.v);
     // Once, not before every copy; and what costs few instructions, where there are registers.
@@ -150,48 +166,90 @@ struct KvRing {
   // The slot after another.
   __device__ std::uint32_t after(std::uint32_t slot) const { return slot == last ? data : slot + params.slot_bytes; }
 
+  __device__ bool in_blocks() const { return !C::kDense && params.in_blocks; }
+
   // A key, or where there is none, one that some row sees: finite, unless that row's result is not.
   __device__ std::uint32_t key_in_place(int key) const {
     return static_cast<std::uint32_t>(max(min(key, end - 1), begin));
   }
-  // key_place() of semantics/sequence.hpp in 32 bits, of the lane's key of a step.
-  __device__ RowPlace place(int step) const {
-    const AttentionParams& p = params.p;
-    const std::uint32_t row = first_row + key_in_place(step + own_key);
-    if (C::kDense || !params.in_blocks) return {b, row};
-    const std::uint32_t page = params.page_size.quotient(row), in_page = params.page_size.remainder(row);
-    if (p.ring) return {b, in_page};
-    if (step >= end) return {};  // there may be no table
-    const std::int64_t entry = p.pages.element(b * p.pages_stride_b + page * p.pages.stride);
-    return {static_cast<std::uint32_t>(clamp_to(entry, 0, p.page_count - 1)), in_page};
+  // Of a step, asked for a step before it is wanted: it may be in a table.
+  __device__ Place place(int step) const {
+    if constexpr (C::kUniform) {
+      Place at{};
+      if (!in_blocks() || step >= end) return at;
+#pragma unroll
+      for (int i = 0; i < C::kSixteens; ++i)
+        at.of[i] = page_of(params.page_size.quotient(first_row + key_in_place(step + 16 * i)));
+      return at;
+    } else {
+      // key_place() of semantics/sequence.hpp in 32 bits, of the lane's key.
+      const std::uint32_t row = first_row + key_in_place(step + own_key);
+      if (!params.in_blocks) return {b, row};
+      const std::uint32_t in_page = params.page_size.remainder(row);
+      if (params.p.ring) return {b, in_page};
+      if (step >= end) return {};  // there may be no table
+      return {page_of(params.page_size.quotient(row)), in_page};
+    }
   }
 
   // Fills a slot with the step's keys or values, if it has any: each lane says where its key lies.
   template <bool kValues>
-  __device__ __forceinline__ void load(std::uint32_t slot, int step, const RowPlace& at) const {
+  __device__ __forceinline__ void load(std::uint32_t slot, int step, const Place& at) const {
     const SplitKvSide& side = kValues ? params.v : params.k;
     if (step < end) {
-      if (C::kDense || params.vector) {
+      if (C::kUniform || params.vector) {
         load_rows(slot, side, kValues ? v_from : k_from, step, at);
-        if (!C::kPlain && has_key()) load_numbers(slot + 4 * own_key, side, at);
-      } else if (has_key()) {
-        load_one_by_one(slot, side, hk, at);
+        if (!C::kPlain && has_key()) load_numbers(slot + 4 * own_key, side, row_of_lane(step, at));
+      } else if constexpr (!C::kUniform) {
+        if (has_key()) load_one_by_one(slot, side, hk, at);
       }
     }
     copy_commit();
   }
 
  private:
+  // The n-th page of the sequence.
+  __device__ std::uint32_t page_of(std::uint32_t n) const {
+    const AttentionParams& p = params.p;
+    const std::int64_t entry = p.pages.element(b * p.pages_stride_b + n * p.pages.stride);
+    return static_cast<std::uint32_t>(clamp_to(entry, 0, p.page_count - 1));
+  }
+  __device__ RowPlace row_of_lane(int step, const Place& at) const {
+    if constexpr (C::kUniform) {
+      const std::uint32_t row = first_row + key_in_place(step + own_key);
+      if (!in_blocks()) return {b, row};
+      return {C::kSixteens > 1 && own_key >= 16 ? at.of[C::kSixteens - 1] : at.of[0], params.page_size.remainder(row)};
+    } else {
+      return at;
+    }
+  }
+  // What is added to a key times the stride, of each sixteen; or where the lane's key's row lies.
+  __device__ auto starts(const SplitKvSide& side, int step, const Place& at) const {
+    if constexpr (C::kUniform) {
+      PerSixteen<C::kSixteens> starts{};
+      if (!in_blocks()) return starts;
+#pragma unroll
+      for (int i = 0; i < C::kSixteens; ++i) {
+        const std::uint32_t page = params.page_size.quotient(first_row + key_in_place(step + 16 * i));
+        starts.of[i] = at.of[i] * side.of_rows.b + (first_row - page * params.page_size.by) * side.of_rows.s;
+      }
+      return starts;
+    } else {
+      return at.block * side.of_rows.b + at.row * side.of_rows.s;
+    }
+  }
   __device__ __forceinline__ void load_rows(std::uint32_t tile, const SplitKvSide& side, std::uint64_t from, int step,
-                                            const RowPlace& at) const {
-    const std::uint32_t start = at.block * side.of_rows.b + at.row * side.of_rows.s;
+                                            const Place& at) const {
+    const auto start = starts(side, step, at);
     std::uint32_t to = tile + own_place, turned = tile + (own_place ^ 64);
     asm volatile("" : "+r"(to), "+r"(turned));
     const bool wanted = own_column < side.bytes;
 #pragma unroll
     for (int copy = 0; copy < kCopies; ++copy) {
       std::uint32_t of_row;
-      if constexpr (C::kDense) of_row = key_in_place(step + lane / C::kChunks + copy * kAtOnce) * side.of_rows.s;
+      if constexpr (C::kUniform)
+        of_row =
+            start.of[copy * kAtOnce / 16] + key_in_place(step + lane / C::kChunks + copy * kAtOnce) * side.of_rows.s;
       else of_row = __shfl_sync(~0u, start, copy, C::kChunks);
       // So many rows further on the turn is the same, but for bits that the lane's row of the first has not.
       static_assert(C::kChunks < 8 || kAtOnce % 4 == 0 || kAtOnce <= 2);

@@ -31,7 +31,7 @@ inline int multiprocessors() {
 // which is all that the <<<>>> leave, may be of a call before. `early`: while the kernel before ends. `cluster`: blocks
 // that run side by side.
 template <class... Parameters, class... Arguments>
-cudaError_t launch_clusters(unsigned cluster, bool early, void (*kernel)(Parameters...), dim3 blocks, unsigned threads,
+cudaError_t launch_clusters(dim3 cluster, bool early, void (*kernel)(Parameters...), dim3 blocks, unsigned threads,
                             std::size_t shared_bytes, cudaStream_t stream, const Arguments&... arguments) {
   constexpr std::size_t kUnasked = 48 << 10;  // of shared memory
   if (shared_bytes > kUnasked) {
@@ -46,10 +46,10 @@ cudaError_t launch_clusters(unsigned cluster, bool early, void (*kernel)(Paramet
     overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     overlap.val.programmaticStreamSerializationAllowed = 1;
   }
-  if (cluster > 1) {
+  if (cluster.x * cluster.y * cluster.z > 1) {
     cudaLaunchAttribute& size = attributes[count++];
     size.id = cudaLaunchAttributeClusterDimension;
-    size.val.clusterDim.x = cluster, size.val.clusterDim.y = 1, size.val.clusterDim.z = 1;
+    size.val.clusterDim.x = cluster.x, size.val.clusterDim.y = cluster.y, size.val.clusterDim.z = cluster.z;
   }
   cudaLaunchConfig_t config{};
   config.gridDim = blocks, config.blockDim = threads, config.dynamicSmemBytes = shared_bytes, config.stream = stream;

@@ -1,0 +1,117 @@
+// What a thread block's warps leave of their split, or of their rows where it is the only one.
+#pragma once
+
+#include "cuda/hopper/combine_row.cuh"
+#include "cuda/kernels/split_kv_rows.cuh"
+
+namespace rapt::cuda {
+
+// What a thread block's warps have of a split, together.
+template <class C>
+struct SplitKvResults {
+  // O is staged in the slots of the warps' rings that are free, 8 rows and so many columns at a time.
+  static constexpr int kWidth = std::min(C::kSize, C::kTileBytes / (8 * 4)), kPasses = C::kSize / kWidth;
+  static_assert(kWidth % 32 == 0);
+
+  alignas(16) float m[C::kRows][kSplitKvWarps];
+  alignas(16) float l[C::kRows][kSplitKvWarps];
+  std::uint32_t slot[kSplitKvWarps];
+
+  // Partial results; or where a split is the only one, results: then `bad` gets a bit for each of the warp's rows that
+  // is a fallback row.
+  template <class Block>
+  __device__ __forceinline__ void store(const SplitKvRows<C>& own, const Block& block, int split,
+                                        std::uint32_t free_slot, unsigned& bad) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+    for (int tile = 0; tile < C::kTiles; ++tile)
+#pragma unroll
+      for (int b = 0; b < 2; ++b) {
+        const float sum = own.over_keys(own.l[tile][b], Sum());
+        if (lane < 4) m[own.row(tile, b)][warp] = own.m(tile, b, sum), l[own.row(tile, b)][warp] = sum;
+      }
+    if (lane == 0) slot[warp] = free_slot;
+#pragma unroll
+    for (int tile = 0; tile < C::kTiles; ++tile)
+#pragma unroll
+      for (int pass = 0; pass < kPasses; ++pass) {
+        constexpr int kProducts = kWidth / 16;
+#pragma unroll
+        for (int i = 0; i < kProducts; ++i)
+#pragma unroll
+          for (int n = 0; n < 4; ++n) {
+            const int product = pass * kProducts + i;
+            store4(place(free_slot, own.row(0, n % 2), own.column(product, n / 2) - pass * kWidth),
+                   __float_as_uint(own.o[product][tile][n]));
+          }
+        __syncthreads();
+#pragma unroll 1
+        for (int r = warp; r < 8; r += kSplitKvWarps)
+          if (block.row_begin + 8 * tile + r < block.row_count)
+            store_row(block, split, 8 * tile + r, pass * kWidth, bad);
+        __syncthreads();
+      }
+  }
+
+ private:
+  // Where a row's column lies in a slot. A lane's two rows lie in other banks than its neighbours'.
+  __device__ static std::uint32_t place(std::uint32_t slot, int row, int column) {
+    return slot + 4 * (row * kWidth + (column ^ row / 2 * 8));
+  }
+  // kWidth columns from `first` on of the block's row r, by a warp.
+  template <class Block>
+  __device__ __forceinline__ void store_row(const Block& block, int split, int r, int first, unsigned& bad) const {
+    const SplitKvParams& params = block.params;
+    const AttentionParams& p = params.p;
+    const int lane = threadIdx.x % 32, row = block.row_begin + r, dv = static_cast<int>(p.dv);
+    RowSums sums = {-kInfinity, 0};
+    float factor[kSplitKvWarps];
+#pragma unroll
+    for (int w = 0; w < kSplitKvWarps; ++w) sums.m = fmaxf(sums.m, m[r][w]);
+#pragma unroll
+    for (int w = 0; w < kSplitKvWarps; ++w) {
+      factor[w] = exp2_approx(m[r][w] - shift_of(sums.m));
+      sums.l = fmaf(l[r][w], factor[w], sums.l);
+    }
+    const auto sum_columns = [&](int column) {
+      sums.o = make_float4(0, 0, 0, 0);
+#pragma unroll
+      for (int w = 0; w < kSplitKvWarps; ++w) {
+        const float4 x = load16(place(slot[w], r % 8, column - first));
+        const auto add = [&](float& sum, float x) { sum = __fadd_rn(sum, __fmul_rn(x, factor[w])); };
+        add(sums.o.x, x.x), add(sums.o.y, x.y), add(sums.o.z, x.z), add(sums.o.w, x.w);
+      }
+    };
+    const int end = min(first + kWidth, dv);
+    if (params.finishes) {
+      const RowEnd row_end = block.row_end(row);
+      bool good = true;
+#pragma unroll 1
+      for (int column = first + 4 * lane; column < end; column += 128) {
+        sum_columns(column);
+        good &= row_end.store(p, sums, column, true);
+      }
+      if (!__all_sync(~0u, good)) bad |= 1u << r / kSplitKvWarps;
+      return;
+    }
+    float* const to = block.partial(row, split);
+#pragma unroll 1
+    for (int column = first + 4 * lane; column < end; column += 128) {
+      sum_columns(column);
+      keep16(to + column, sums.o);
+    }
+    if (first == 0 && lane < 2)  // their whole sector, so that L2 need not read the rest
+      keep16(to + Partials::m_at(p) + 4 * lane,
+             lane == 0 ? make_float4(sums.m, sums.l, 0, 0) : make_float4(0, 0, 0, 0));
+  }
+};
+
+// Computes the warp's fallback rows once more: those of rows first, first + kSplitKvWarps and so on whose bit is set.
+__device__ __forceinline__ void attend_fallback_rows(const AttentionParams& p, int b, int hk, int first, unsigned bad) {
+  __syncwarp();  // before the same rows are stored once more
+#pragma unroll 1
+  for (int r = first; bad != 0; r += kSplitKvWarps, bad >>= 1)
+    if (bad & 1) attend_rows<void, kDecodeMaxHeadSize, true>(p, b, hk, r, 1);
+}
+
+}  // namespace rapt::cuda
