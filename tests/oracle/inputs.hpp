@@ -224,8 +224,13 @@ struct Score {
   double slope = 1, slope_error = 0;
 };
 
+/// What the sum of a score's products is off by beyond fp32's roundings, at most and usually.
+struct Lost {
+  double bound = 0, sigma = 0;
+};
+
 inline Score final_score(const Head& head, std::int64_t i, std::int64_t j, double dot, double dot_abs,
-                         double dot_squares) {
+                         double dot_squares, Lost lost = {}) {
   const ScoreSpec& spec = head.args.score;
   const Score masked{-kInfinity, 0, 0, 0, 0};
   // Offsets and windows may be any int64; as doubles their sums do not overflow.
@@ -254,8 +259,9 @@ inline Score final_score(const Head& head, std::int64_t i, std::int64_t j, doubl
   double x = scale * dot;
   const double dequantised = unit_of(head.args.kv.k.dtype) == 0 && head.args.kv.k.dtype != DType::f32 ? 2 : 0;
   const double rounded = head.args.q_scale ? 1 : 0;
-  double delta = (std::sqrt(d) + 6 + dequantised + rounded) * kUnit * std::abs(scale) * dot_abs;
-  double sigma = std::sqrt(d / 3) * kUnit * std::abs(scale) * (std::sqrt(dot_squares) + 2 * std::abs(dot));
+  double delta = std::abs(scale) * ((std::sqrt(d) + 6 + dequantised + rounded) * kUnit * dot_abs + lost.bound);
+  double sigma =
+      std::abs(scale) * (std::sqrt(d / 3) * kUnit * (std::sqrt(dot_squares) + 2 * std::abs(dot)) + lost.sigma);
   double slope = 1, slope_error = 0;
   if (spec.softcap) {
     const double c = *spec.softcap;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <stdexcept>
 #include <utility>
 
 #include "oracle/inputs.hpp"
@@ -13,6 +14,13 @@ namespace {
 using namespace inputs;
 
 constexpr std::int64_t kRowBlock = 64;
+
+/// Arithmetic of f8e4m3: products that the tensor cores add to a sum at a time, and what they cut of each of these
+/// addends, as a share of the largest; what fp16 does to exponents and weights; what f8e4m3 does to weights.
+constexpr std::int64_t kStep = 32;
+constexpr double kCut = 0x1p-13;
+constexpr double kHalfExponent = 0x1p-11, kHalfWeight = 0x1.2p-10, kMostOfWeight = 9;  // log2
+constexpr double kCodeRounding = 0x1p-4, kHalfDenormalCode = 0x1p-10;
 
 /// The types of a call, as far as they bound errors.
 struct Types {
@@ -44,8 +52,8 @@ struct RowWeights {
   bool broken = false;  ///< an attended score is NaN or +inf
 };
 
-RowWeights softmax(std::vector<Score>& scores, double sink, Eigen::Ref<RowArray> p, Eigen::Ref<RowArray> growth,
-                   Eigen::Ref<RowArray> expected) {
+RowWeights softmax(std::vector<Score>& scores, double sink, bool in_halves, Eigen::Ref<RowArray> p,
+                   Eigen::Ref<RowArray> growth, Eigen::Ref<RowArray> expected) {
   p.setZero();
   growth.setZero();
   expected.setZero();
@@ -64,6 +72,9 @@ RowWeights softmax(std::vector<Score>& scores, double sink, Eigen::Ref<RowArray>
     const double exponent = top - s.x + 8 * std::log(2.0);
     s.delta += 2 * kUnit * exponent;
     s.sigma += kUnit * exponent / std::sqrt(3.0);
+    if (!in_halves) continue;
+    const double of_half = kHalfExponent * (top - s.x + kMostOfWeight * std::log(2.0));
+    s.delta += of_half + kHalfWeight, s.sigma += of_half / std::sqrt(3.0) + kHalfWeight / 2;
   }
   double sum = std::exp(sink - top);
   const double grown_sink = sink == -kInfinity ? sink : sink - top + 8 * kUnit * std::abs(sink);
@@ -129,6 +140,10 @@ void note_plain(Reference& result, const Types& types, double out, float plain, 
   result.rounding_error = std::max(result.rounding_error, chance);
 }
 
+double finite_or_0(double x) {
+  return std::isfinite(x) ? x : 0;
+}
+
 /// What rows are multiplied by, made once for all rows and heads that share keys and values.
 struct Operands {
   Matrix k, k_magnitude, k_squares;  ///< [d, seen]
@@ -143,19 +158,16 @@ struct Operands {
       : k(keys.value.transpose()),
         k_magnitude(keys.magnitude.transpose()),
         k_squares(keys.magnitude.cwiseAbs2().transpose()),
-        v(values.value.unaryExpr(&finite)),
+        v(values.value.unaryExpr(&finite_or_0)),
         v_abs(v.cwiseAbs()),
         v_squares(v.cwiseAbs2()),
-        v_magnitude(values.magnitude.unaryExpr(&finite)),
+        v_magnitude(values.magnitude.unaryExpr(&finite_or_0)),
         v_fp32(v.cast<float>()),
         largest(v.rows() ? Matrix(v_abs.colwise().maxCoeff()) : Matrix(Matrix::Zero(1, v.cols()))) {
     for (Eigen::Index j = 0; j < v.rows(); ++j) {
       if (!values.value.row(j).allFinite()) not_finite.push_back(j);
     }
   }
-
- private:
-  static double finite(double x) { return std::isfinite(x) ? x : 0.0; }
 };
 
 /// Whether kernels may multiply in bf16 what is no number of bf16 by its type: codes all through.
@@ -180,32 +192,175 @@ RowArray rounded_weights(const Eigen::Ref<const RowArray>& p, const Matrix& v) {
   return squares;
 }
 
+using Array = Eigen::Array<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+
+/// What rows [first, first + q.rows()) of a head make of the keys: [rows, seen].
+struct Rows {
+  Matrix dot, dot_abs, dot_squares;
+  std::vector<std::vector<Score>> scores;
+  std::vector<RowWeights> weights;
+  Array p, growth, expected;
+
+  Rows(const Head& head, const Operands& operands, const Matrix& q, std::int64_t first)
+      : dot(times(q, operands.k)),
+        dot_abs(times(q.cwiseAbs(), operands.k_magnitude)),
+        dot_squares(times(q.cwiseAbs2(), operands.k_squares)) {
+    attend(head, first, false, [](std::int64_t, std::int64_t) { return Lost(); });
+  }
+
+  /// With what each score has lost.
+  template <class LostOf>
+  void attend(const Head& head, std::int64_t first, bool in_halves, LostOf lost_of) {
+    const TensorView& sinks = head.args.score.sinks;
+    const double sink = sinks ? read_float(sinks, {head.h}) : -kInfinity;
+    scores.assign(static_cast<std::size_t>(dot.rows()), std::vector<Score>(static_cast<std::size_t>(dot.cols())));
+    weights.resize(scores.size());
+    for (Array* a : {&p, &growth, &expected}) a->resize(dot.rows(), dot.cols());
+    for (std::int64_t r = 0; r < dot.rows(); ++r) {
+      std::vector<Score>& row = scores[static_cast<std::size_t>(r)];
+      for (std::int64_t j = 0; j < dot.cols(); ++j)
+        row[static_cast<std::size_t>(j)] =
+            final_score(head, first + r, head.first + j, dot(r, j), dot_abs(r, j), dot_squares(r, j), lost_of(r, j));
+      weights[static_cast<std::size_t>(r)] = softmax(row, sink, in_halves, p.row(r), growth.row(r), expected.row(r));
+    }
+  }
+  bool sees(std::int64_t r, std::int64_t j) const {
+    return scores[static_cast<std::size_t>(r)][static_cast<std::size_t>(j)].x != -kInfinity;
+  }
+};
+
+/// Whether an entry may multiply codes of f8e4m3.
+bool multiplies_codes(const AttentionArgs& args) {
+  const ScoreSpec& s = args.score;
+  return args.q.dtype == DType::f8e4m3 && args.kv.k.dtype == DType::f8e4m3 && args.kv.v.dtype == DType::f8e4m3 &&
+         !s.softcap && !s.bias && !s.mask && !s.alibi && !s.sinks && !s.dropout;
+}
+
+/// What tensor cores lose of a sum of n products of codes.
+Lost lost_of_score(const double* a, const double* b, std::int64_t n) {
+  double sum = 0, sum_of_largest = 0, sum_of_squares = 0;
+  for (std::int64_t i = 0; i < n; i += kStep) {
+    double largest = std::abs(sum);
+    for (std::int64_t c = i; c < std::min(i + kStep, n); ++c) {
+      const double product = a[c] * b[c];
+      largest = std::max(largest, std::abs(product));
+      sum += product;
+    }
+    largest = std::max(largest, std::abs(sum));
+    sum_of_largest += largest, sum_of_squares += largest * largest;
+  }
+  constexpr double kAddends = kStep + 1;
+  return {kAddends * kCut * sum_of_largest, kCut * std::sqrt(kAddends / 3 * sum_of_squares)};
+}
+
+/// What the rounding of weights to f8e4m3 may change, of weights up to `largest`.
+RowArray code_roundings(const RowArray& weights, double largest, const CodeProducts& products) {
+  const double lost = std::exp2(-products.least_top) * kHalfDenormalCode * largest;
+  return (kCodeRounding * weights).max(weights.min(lost));
+}
+
+/// The squares of what these roundings are likely to change: [1, dv]. `center` is what values count relative to.
+RowArray rounded_to_codes(const RowArray& p, const Matrix& v, const RowArray& center, const CodeProducts& products) {
+  const double largest = p.size() ? p.maxCoeff() : 0;
+  const RowArray off = code_roundings(p, largest, products);
+  Array changes = Array::Zero(128, v.cols());
+  for (Eigen::Index j = 0; j < v.rows(); ++j) {
+    if (!(p[j] > 0)) continue;
+    std::uint8_t code = 0;
+    write_element(&code, DType::f8e4m3, 0, static_cast<float>(std::exp2(products.least_top) * p[j] / largest));
+    changes.row(code) += off[j] * (v.row(j).array() - center);
+  }
+  return changes.square().colwise().sum();
+}
+
+/// What p . v is likely to lose on tensor cores: [1, dv]. Each product has `bits` bits.
+RowArray lost_of_values(const RowArray& p, const Matrix& v, int bits, const CodeProducts& products) {
+  RowArray lost = RowArray::Zero(v.cols());
+  for (Eigen::Index first = 0; first < v.rows(); first += products.part) {
+    const Eigen::Index end = std::min<Eigen::Index>(first + products.part, v.rows());
+    RowArray sum = RowArray::Zero(v.cols()), squares = sum;
+    for (Eigen::Index j = first; j < end; ++j) {
+      if (p[j] > 0) sum += p[j] * v.row(j).array(), squares += (p[j] * v.row(j).array()).square();
+    }
+    const RowArray unit = kCut * (sum.abs() + squares.sqrt()), exact = std::ldexp(1, bits) * unit;
+    for (Eigen::Index j = first; j < end; ++j) {
+      if (!(p[j] > 0)) continue;
+      const RowArray product = p[j] * v.row(j).array(), magnitude = product.abs();
+      lost += (magnitude <= unit).select(product, (magnitude < exact).select(0.5 * unit * product.sign(), 0));
+    }
+  }
+  return lost.abs();
+}
+
+/// The bounds of entries that multiply codes of f8e4m3, beside those of fp32, which `result` has. Takes `rows` apart.
+template <class Flat>
+void bound_codes(const Head& head, const Operands& operands, const Matrix& q, std::int64_t first,
+                 const CodeProducts& products, Rows& rows, Reference& result, Flat flat) {
+  const Matrix& v = operands.v;
+  const std::int64_t len_k = v.rows(), dv = v.cols();
+  Array seen(q.rows(), len_k);
+  for (std::int64_t r = 0; r < q.rows(); ++r)
+    for (std::int64_t j = 0; j < len_k; ++j) seen(r, j) = rows.sees(r, j);
+  rows.attend(head, first, true, [&](std::int64_t r, std::int64_t j) {
+    return seen(r, j) > 0 ? lost_of_score(q.row(r).data(), head.keys.value.row(j).data(), q.cols()) : Lost();
+  });
+  const RowArray largest = operands.largest.row(0).array();
+  for (std::int64_t r = 0; r < q.rows(); ++r) {
+    const auto row = static_cast<std::size_t>(flat(first + r));
+    const RowArray p = rows.p.row(r), grown_weights = (p + rows.growth.row(r)).min(1.0);
+    const double top = len_k ? grown_weights.maxCoeff() : 0;
+    const RowArray off = code_roundings(grown_weights, top, products);
+    const double steps = std::min(seen.row(r).sum() / kStep + 1, static_cast<double>(products.part) / kStep);
+    const double rho = off.sum(), lambda = (kStep + 1) * kCut * steps;
+    const Eigen::Index at = static_cast<Eigen::Index>(row) * dv;
+    const RowArray out = Eigen::Map<const RowArray>(result.out.data() + at, dv).unaryExpr(&finite_or_0);
+    const auto of_keys = [&](const RowArray& weights, const Matrix& values) {
+      return RowArray(times(weights.matrix(), values).row(0).array());
+    };
+    const RowArray cap = largest + out.abs();
+    const RowArray grown = of_keys(rows.growth.row(r), operands.v_abs).min(cap);
+    const RowArray all = of_keys(grown_weights, operands.v_abs).min(largest);
+    const RowArray rounded = of_keys(off, operands.v_abs).min(all);
+    const RowArray cut = lambda * (all + rounded);
+    RowArray bound = (grown + rounded + cut).min(cap * (1 + lambda));
+    RowArray center = RowArray::Zero(dv);
+    double lse = 0;
+    if (products.rounded_sums) {
+      center = out;
+      const RowArray turned = of_keys(off, (v.rowwise() - out.matrix()).cwiseAbs());
+      const double left = std::max(1 - rho, 0.0) * (1 - lambda);
+      const RowArray most = cap / (1 - lambda);
+      bound = left > 0 ? (grown + (turned + rho * grown + cut + lambda * (out.abs() + grown)) / left).min(most) : most;
+      // The largest weight of all is left at least.
+      lse = len_k ? std::min(-std::log1p(-std::min(rho, 1.0)), 2 * kCodeRounding - std::log(std::max(top, 1e-300))) -
+                        std::log1p(-lambda)
+                  : 0;
+    }
+    const RowArray ones_lost = lost_of_values(p, Matrix::Ones(len_k, 1), 4, products);
+    const RowArray lost = lost_of_values(p, v, 8, products) + (products.rounded_sums ? ones_lost[0] : 0) * out.abs();
+    const RowArray likely = rounded_to_codes(p, v, center, products) +
+                            of_keys(rows.expected.row(r), operands.v_squares).min(cap.square()) + lost.square();
+    result.f8e4m3.lse_bound[row] = rows.weights[static_cast<std::size_t>(r)].lse_bound + lse;
+    Eigen::Map<RowArray>(result.f8e4m3.bound.data() + at, dv) =
+        bound + Eigen::Map<const RowArray>(result.bound.data() + at, dv);
+    Eigen::Map<RowArray>(result.f8e4m3.spread.data() + at, dv) = likely.sqrt();
+  }
+}
+
 /// The results of rows [first, first + count) of a head, written to `flat(row)`.
 template <class Flat>
 void run_block(const Head& head, const Operands& operands, const Matrix& q, std::int64_t first, Reference& result,
-               Flat flat) {
+               const CodeProducts& products, Flat flat) {
   const Matrix& v = head.values.value;
   const std::int64_t count = q.rows(), len_k = v.rows(), dv = v.cols();
-  const Matrix dot = times(q, operands.k);
-  const Matrix dot_abs = times(q.cwiseAbs(), operands.k_magnitude);
-  const Matrix dot_squares = times(q.cwiseAbs2(), operands.k_squares);
+  Rows rows(head, operands, q, first);
+  Array &p = rows.p, &growth = rows.growth, &expected = rows.expected;
   const TensorView& sinks = head.args.score.sinks;
   const double sink = sinks ? read_float(sinks, {head.h}) : -kInfinity;
-
-  Eigen::Array<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor> p(count, len_k), growth(count, len_k),
-      expected(count, len_k);
   const std::optional<Dropout>& dropout = head.args.score.dropout;
   Matrix factor = Matrix::Ones(count, len_k);
-  std::vector<RowWeights> weights(static_cast<std::size_t>(count));
-  std::vector<std::vector<Score>> scores(weights.size(), std::vector<Score>(static_cast<std::size_t>(len_k)));
-  for (std::int64_t r = 0; r < count; ++r) {
-    const auto at = static_cast<std::size_t>(r);
+  for (std::int64_t r = 0; dropout && r < count; ++r) {
     for (std::int64_t j = 0; j < len_k; ++j) {
-      scores[at][static_cast<std::size_t>(j)] =
-          final_score(head, first + r, head.first + j, dot(r, j), dot_abs(r, j), dot_squares(r, j));
-    }
-    weights[at] = softmax(scores[at], sink, p.row(r), growth.row(r), expected.row(r));
-    for (std::int64_t j = 0; dropout && j < len_k; ++j) {
       factor(r, j) = dropout_factor(*dropout, head.args.q.shape[1], head.n, head.h, first + r, head.first + j);
       p(r, j) *= factor(r, j), growth(r, j) *= factor(r, j), expected(r, j) *= factor(r, j) * factor(r, j);
     }
@@ -218,8 +373,7 @@ void run_block(const Head& head, const Operands& operands, const Matrix& q, std:
   const Matrix spread = times(expected.matrix(), operands.v_squares).cwiseSqrt();
   for (const std::int64_t j : operands.not_finite) {
     for (std::int64_t r = 0; r < count; ++r) {
-      if (scores[static_cast<std::size_t>(r)][static_cast<std::size_t>(j)].x == -kInfinity || factor(r, j) == 0)
-        continue;
+      if (!rows.sees(r, j) || factor(r, j) == 0) continue;
       for (std::int64_t c = 0; c < dv; ++c) {
         if (!std::isfinite(v(j, c))) out(r, c) += p(r, j) * v(j, c);
       }
@@ -228,12 +382,12 @@ void run_block(const Head& head, const Operands& operands, const Matrix& q, std:
   const Types types(head.args);
   const bool halves = types.eps() > 0;
   const FloatMatrix plain =
-      halves ? plain_three_steps(scores, sink, factor.cast<float>(), operands.v_fp32, types) : FloatMatrix();
+      halves ? plain_three_steps(rows.scores, sink, factor.cast<float>(), operands.v_fp32, types) : FloatMatrix();
   const Matrix root_of_squares =
       halves ? Matrix(times(p.matrix().cwiseAbs2(), operands.v_squares).cwiseSqrt()) : Matrix();
   const double most = len_k ? factor.maxCoeff() : 1;
   for (std::int64_t r = 0; r < count; ++r) {
-    const RowWeights& w = weights[static_cast<std::size_t>(r)];
+    const RowWeights& w = rows.weights[static_cast<std::size_t>(r)];
     const auto row = static_cast<std::size_t>(flat(first + r));
     result.lse[row] = w.lse;
     result.lse_bound[row] = w.lse_bound;
@@ -251,10 +405,11 @@ void run_block(const Head& head, const Operands& operands, const Matrix& q, std:
         note_plain(result, types, out(r, c), plain(r, c), root_of_squares(r, c), result.bound[at], magnitude(r, c));
     }
   }
+  if (!result.f8e4m3.bound.empty()) bound_codes(head, operands, q, first, products, rows, result, flat);
 }
 
 /// Every token by itself, over the keys of its list.
-void run_gathered(const AttentionArgs& args, std::int64_t row_step, Reference& result) {
+void run_gathered(const AttentionArgs& args, std::int64_t row_step, const CodeProducts& products, Reference& result) {
   const std::int64_t b = args.q.shape[0], hq = args.q.shape[1], sq = args.q.shape[2], hk = args.kv.k.shape[1];
   for (std::int64_t n = 0; n < b; ++n) {
     for (std::int64_t i = 0; i < sq; ++i) {
@@ -268,7 +423,7 @@ void run_gathered(const AttentionArgs& args, std::int64_t row_step, Reference& r
           values.emplace(args.kv, true, h / (hq / hk), slots);
           operands.emplace(*keys, *values);
         }
-        run_block({args, n, h, 0, 0, *keys, *values}, *operands, queries(args, n, h, i, 1), i, result,
+        run_block({args, n, h, 0, 0, *keys, *values}, *operands, queries(args, n, h, i, 1), i, result, products,
                   [&](std::int64_t row) { return (n * hq + h) * sq + row; });
       }
     }
@@ -301,7 +456,7 @@ double dropout_factor(const Dropout& dropout, std::int64_t hq, std::int64_t n, s
   return number < std::round(p * 65536) ? 0 : 1 / (1 - p);
 }
 
-Reference oracle(const AttentionArgs& args, std::int64_t row_step) {
+Reference oracle(const AttentionArgs& args, std::int64_t row_step, const CodeProducts& products) {
   const bool ragged_q = static_cast<bool>(args.cu_seqlens_q);
   const std::int64_t sequences = ragged_q ? args.cu_seqlens_q.shape[0] - 1 : args.q.shape[0];
   const std::int64_t hq = args.q.shape[1], hk = args.kv.k.shape[1];
@@ -314,9 +469,13 @@ Reference oracle(const AttentionArgs& args, std::int64_t row_step) {
   for (auto* values : {&result.lse, &result.lse_bound}) values->assign(static_cast<std::size_t>(all_rows), kNaN);
   result.computed.assign(static_cast<std::size_t>(all_rows), 0);
   if (may_be_widened(args)) result.bf16_spread.assign(elements, kNaN);
+  if (multiplies_codes(args)) {
+    for (auto* values : {&result.f8e4m3.bound, &result.f8e4m3.spread}) values->assign(elements, kNaN);
+    result.f8e4m3.lse_bound.assign(static_cast<std::size_t>(all_rows), kNaN);
+  }
 
   if (args.kv.kind == KvSource::Kind::gathered) {
-    run_gathered(args, row_step, result);
+    run_gathered(args, row_step, products, result);
     return result;
   }
   for (std::int64_t n = 0; n < sequences; ++n) {
@@ -339,11 +498,11 @@ Reference oracle(const AttentionArgs& args, std::int64_t row_step) {
       const std::int64_t step = row_step > 1 ? row_step : kRowBlock;
       for (std::int64_t i = 0; i < own_q.length; i += step) {
         const std::int64_t count = std::min(block, own_q.length - i);
-        run_block(head, *operands, queries(args, n, h, own_q.begin + i, count), i, result, flat);
+        run_block(head, *operands, queries(args, n, h, own_q.begin + i, count), i, result, products, flat);
       }
       if (row_step > 1 && own_q.length > 0) {
         const std::int64_t last = own_q.length - 1;
-        run_block(head, *operands, queries(args, n, h, own_q.begin + last, 1), last, result, flat);
+        run_block(head, *operands, queries(args, n, h, own_q.begin + last, 1), last, result, products, flat);
       }
     }
   }
@@ -356,7 +515,11 @@ Errors compare(const AttentionArgs& args, const Reference& reference, Weights we
   const std::int64_t hq = out.shape[1], sq = ragged ? 0 : out.shape[2], dv = reference.dv;
   Types types(args);
   const bool widened = weights == Weights::bf16 && !reference.bf16_spread.empty();
+  const bool codes = weights == Weights::f8e4m3;
+  if (codes && reference.f8e4m3.bound.empty()) throw std::logic_error("an entry of f8e4m3 took another problem");
   if (widened) types.input_eps = unit_of(DType::bf16);
+  const std::vector<double>& bound = codes ? reference.f8e4m3.bound : reference.bound;
+  const std::vector<double>& spread = codes ? reference.f8e4m3.spread : reference.spread;
   Errors errors;
   double error_squares = 0, squares = 0, spread_squares = 0, rounding_squares = 0, elements = 0;
   for (std::size_t row = 0; row < reference.computed.size(); ++row) {
@@ -367,7 +530,8 @@ Errors compare(const AttentionArgs& args, const Reference& reference, Weights we
       const double got = ragged ? read_float(out, {flat / hq, flat % hq, c})
                                 : read_float(out, {flat / (hq * sq), flat / sq % hq, flat % sq, c});
       const double want = reference.out[at];
-      const double allowed = reference.bound[at] + types.rounding(reference.magnitude[at]);
+      const double allowed = bound[at] + (codes ? types.rounding_once(std::abs(want) + bound[at])
+                                                : types.rounding(reference.magnitude[at]));
       if (!std::isfinite(got) || !std::isfinite(want)) {
         const bool overflows = std::abs(want) + allowed >= types.overflow() && got == std::copysign(kInfinity, want);
         if (std::isfinite(want) ? !overflows : std::isfinite(got)) errors.nonfinite_agree = false;
@@ -380,9 +544,9 @@ Errors compare(const AttentionArgs& args, const Reference& reference, Weights we
       elements += 1;
       error_squares += error * error;
       squares += want * want;
-      spread_squares += reference.spread[at] * reference.spread[at];
-      if (widened)
-        rounding_squares += std::pow(reference.bf16_spread[at], 2) + std::pow(types.rounding_once(std::abs(want)), 2);
+      spread_squares += spread[at] * spread[at];
+      if (widened) rounding_squares += std::pow(reference.bf16_spread[at], 2);
+      if (widened || codes) rounding_squares += std::pow(types.rounding_once(std::abs(want)), 2);
     }
     if (!lse) continue;
     const double got = ragged ? read_float(lse, {flat / hq, flat % hq})
@@ -395,21 +559,24 @@ Errors compare(const AttentionArgs& args, const Reference& reference, Weights we
     }
     const double error = std::abs(got - want);
     errors.lse_max = std::max(errors.lse_max, error);
-    const double scores = (types.input_eps > 0 ? 4 : 1) * reference.lse_bound[row];
-    errors.lse_max_bound = std::max(errors.lse_max_bound, share_of(error, scores + 2 * types.input_eps));
+    const double scores =
+        codes ? reference.f8e4m3.lse_bound[row] : (types.input_eps > 0 ? 4 : 1) * reference.lse_bound[row];
+    const double sum = 2 * (codes ? unit_of(DType::bf16) : types.input_eps);
+    errors.lse_max_bound = std::max(errors.lse_max_bound, share_of(error, scores + sum));
   }
   const bool halves = types.eps() > 0;
-  errors.frobenius_limit = halves ? kInfinity : 0;
+  errors.frobenius_limit = halves && !codes ? kInfinity : 0;
   errors.max_abs_limit =
-      halves && !widened ? std::max(2 * reference.plain_error, reference.rounding_error) + 1e-5 : kInfinity;
+      halves && !widened && !codes ? std::max(2 * reference.plain_error, reference.rounding_error) + 1e-5 : kInfinity;
   // The bounds' 1e-37 is what tiny results may be off by; of results that are all zero a ratio says nothing.
   if (squares > 0) {
     errors.rel_frobenius = std::sqrt(error_squares / squares);
     double likely = std::sqrt(spread_squares) / 8;
-    if (widened) {  // of few elements a norm may well be twice what is likely
-      likely = std::sqrt(spread_squares / 64 + rounding_squares) * (1 + 3 / std::sqrt(elements));
+    if (widened || codes) {  // of few elements a norm may well be twice what is likely
+      likely = std::sqrt(spread_squares / (codes ? 1 : 64) + rounding_squares) * (1 + 3 / std::sqrt(elements));
     }
-    if (widened || !halves) errors.frobenius_limit = 1e-6 + (likely + 1e-37 * std::sqrt(elements)) / std::sqrt(squares);
+    if (widened || codes || !halves)
+      errors.frobenius_limit = 1e-6 + (likely + 1e-37 * std::sqrt(elements)) / std::sqrt(squares);
   }
   return errors;
 }

@@ -56,6 +56,49 @@ namespace rapt::testing {
 /// Weights that become the same bf16 number round alike, and their errors add up; those of different numbers are as
 /// good as independent. 2^-8 is the most that a rounding changes, 2^-9 nearly what it usually does: where all weights
 /// of all rows are equal, all have the same one.
+///
+/// Where q, k and v all are f8e4m3, entries may multiply them as they are: EntryInfo::arithmetic says f8e4m3, and
+/// `f8e4m3` has their bounds, with what CodeProducts says of them. Hopper's tensor cores add 32 products to a sum at a
+/// time. They align the 33 to the largest one's exponent and cut what is behind 13 more bits, so that none loses more
+/// than 2^-13 of the largest. With M_s for the largest magnitude of step s, the sums before and behind it included,
+/// scores lose
+///
+///     lost_j = 2^-13 |scale| sum_s 33 M_s      usually  2^-13 |scale| sqrt(sum_s 11 M_s^2)
+///
+/// Exponents and weights are fp16, so that delta_j has lost_j and
+///
+///     2^-11 (max_j x_j - x_j + 9 ln 2)  +  2^-9.8
+///
+/// more. D follows. With g_j for the most that p_j may so become, and g for the largest of a row, the rounding to
+/// f8e4m3 changes a weight by up to
+///
+///     r_j = max(2^-4 g_j, min(g_j, 2^-(10 + least_top) g))      rho = sum_j r_j
+///
+/// The second is for what f8e4m3 has only denormals for, or nothing. Products with values lose as those of scores do:
+/// a step's M_s is at most all that the step's part has added up, so that a share of
+/// lambda = 33 * 2^-13 min(n / 32 + 1, part / 32) is lost where a row sees n keys. Then, beside what fp32 may be off by
+/// and one rounding of out,
+///
+///     |error| <= G + R + lambda (A + R)      G = sum_j p_j (exp(delta_j + D) - 1) |v_j|,  R = sum_j r_j |v_j|,
+///                                            A = sum_j g_j |v_j|
+///
+/// where row sums are of weights in fp32. Sums of rounded weights, by tensor cores, turn with the weights:
+///
+///     |error| <= G + (sum_j r_j |v_j - out| + rho G + lambda (A + R + |out| + G)) / ((1 - rho) (1 - lambda))
+///
+/// Neither is ever more than the largest |v_j| may be off from out. lse is off by D, and by -log((1 - rho) (1 -
+/// lambda)) where sums are of rounded weights.
+///
+/// That is loose for many keys, whose roundings cancel: hence a limit on the norm of all errors. What is likely is the
+/// root of
+///
+///     sum_c (sum_{j of code c} e_j u_j)^2  +  the scores'  +  (L + L_1 |out|)^2
+///
+/// where e_j is r_j with p_j for g_j, and u_j is v_j, or v_j - out where the sums turn with the weights. Weights that
+/// become the same code round alike, and their errors add up; those of different codes are as good as independent. L is
+/// what p . v is likely to lose, product by product: all of one below 2^-13 of the sum M of its part, 2^-14 M of one
+/// below 2^-5 M, else nothing, as products of two codes have eight bits. L_1 is the same of the sum of weights, of
+/// tensor cores.
 struct Reference {
   std::vector<double> out;
   std::vector<double> lse;
@@ -67,6 +110,11 @@ struct Reference {
   std::vector<double> lse_bound;
   std::vector<char> computed;  ///< 0 for rows left out by `row_step`
   std::int64_t dv = 0;
+  /// bound, spread and lse_bound of entries that multiply codes of f8e4m3; empty where q, k and v are not all of that
+  /// type, and where scores have modifiers, sinks or dropout, which no such entry takes.
+  struct Bounds {
+    std::vector<double> bound, spread, lse_bound;
+  } f8e4m3;
   /// Largest error of the plain three steps in the precision of the inputs: scores rounded to the coarser type of q and
   /// kv, softmax in fp32, probabilities rounded to that type, p.v accumulated in fp32, out rounded to out's type.
   double plain_error = 0;
@@ -80,23 +128,31 @@ std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> counter, st
 double dropout_factor(const Dropout& dropout, std::int64_t hq, std::int64_t n, std::int64_t h, std::int64_t i,
                       std::int64_t j);
 
+/// How an entry multiplies codes of f8e4m3, as far as its bounds depend on it.
+struct CodeProducts {
+  std::int64_t part = 1024;  ///< keys whose products with values are one sum of the tensor cores; fp32 adds these up
+  double least_top = 4;      ///< log2 of the least that a row's largest weight becomes; the most is 448
+  bool rounded_sums = true;  ///< rows are divided by sums of rounded weights, of the tensor cores; else by fp32's
+};
+
 /// Independent of the library: uses the argument types only and trusts them to be valid, those of every KvSource among
 /// them; inputs count as given. Keys that no row sees are not read, nor are their table entries. With row_step n only
 /// every n-th row of each head and the last one are computed, for lengths that would take too long otherwise.
-Reference oracle(const AttentionArgs& args, std::int64_t row_step = 1);
+Reference oracle(const AttentionArgs& args, std::int64_t row_step = 1, const CodeProducts& products = {});
 
 /// What an entry rounds weights to for their products with values, if it does. `bf16`: where q, k and v are codes,
-/// bounds are those of bf16 queries, and the norm of all errors has a limit.
-enum class Weights : std::uint8_t { of_inputs, bf16 };
+/// bounds are those of bf16 queries, and the norm of all errors has a limit. `f8e4m3`: bounds are Reference::f8e4m3's;
+/// lse may also be off as sums of weights of bf16 are.
+enum class Weights : std::uint8_t { of_inputs, bf16, f8e4m3 };
 
 struct Errors {
-  double rel_frobenius = 0;    ///< |out - reference| / |reference| in the Frobenius norm, finite elements
-  double frobenius_limit = 0;  ///< f32 throughout: 1e-6 and an eighth of `spread` in the same norm; weights of
-                               ///< bf16 over codes: `bf16_spread`, an eighth of `spread` and a rounding of out; else
-                               ///< infinite
-  double max_abs = 0;          ///< largest |error|
-  double max_abs_limit =
-      0;  ///< a 16-bit type, but weights of bf16 over codes: max(2 plain_error, rounding_error) + 1e-5; else infinite
+  double rel_frobenius = 0;     ///< |out - reference| / |reference| in the Frobenius norm, finite elements
+  double frobenius_limit = 0;   ///< f32 throughout: 1e-6 and an eighth of `spread` in the same norm; weights of
+                                ///< bf16 over codes: `bf16_spread`, an eighth of `spread` and a rounding of out; of
+                                ///< f8e4m3: its own `spread` and a rounding of out; else infinite
+  double max_abs = 0;           ///< largest |error|
+  double max_abs_limit = 0;     ///< a 16-bit type, but weights of bf16 or f8e4m3 over codes:
+                                ///< max(2 plain_error, rounding_error) + 1e-5; else infinite
   double max_bound = 0;         ///< largest share of what one element may be off by
   double lse_max = 0;           ///< largest |error| of lse; 0 when lse was not asked for
   double lse_max_bound = 0;     ///< largest share of what one lse may be off by

@@ -88,7 +88,8 @@ DType operands_of(std::string_view entry) {
 }
 
 Weights weights_of(std::string_view entry) {
-  return info_of(entry).arithmetic == "bf16" ? Weights::bf16 : Weights::of_inputs;
+  const std::string arithmetic = info_of(entry).arithmetic;
+  return arithmetic == "f8e4m3" ? Weights::f8e4m3 : arithmetic == "bf16" ? Weights::bf16 : Weights::of_inputs;
 }
 
 bool ignores_hidden_values(std::string_view entry) {
