@@ -286,7 +286,7 @@ RowArray lost_of_values(const RowArray& p, const Matrix& v, int bits, const Code
     for (Eigen::Index j = first; j < end; ++j) {
       if (!(p[j] > 0)) continue;
       const RowArray product = p[j] * v.row(j).array(), magnitude = product.abs();
-      lost += (magnitude <= unit).select(product, (magnitude < exact).select(0.5 * unit * product.sign(), 0));
+      lost += (magnitude <= unit).select(product, (magnitude < exact).select(0.375 * unit * product.sign(), 0));
     }
   }
   return lost.abs();
@@ -336,8 +336,8 @@ void bound_codes(const Head& head, const Operands& operands, const Matrix& q, st
                         std::log1p(-lambda)
                   : 0;
     }
-    const RowArray ones_lost = lost_of_values(p, Matrix::Ones(len_k, 1), 4, products);
-    const RowArray lost = lost_of_values(p, v, 8, products) + (products.rounded_sums ? ones_lost[0] : 0) * out.abs();
+    RowArray lost = lost_of_values(p, v, 8, products);
+    if (products.rounded_sums) lost = lost.max(lost_of_values(p, Matrix::Ones(len_k, 1), 4, products)[0] * out.abs());
     const RowArray likely = rounded_to_codes(p, v, center, products) +
                             of_keys(rows.expected.row(r), operands.v_squares).min(cap.square()) + lost.square();
     result.f8e4m3.lse_bound[row] = rows.weights[static_cast<std::size_t>(r)].lse_bound + lse;

@@ -28,7 +28,7 @@ void make_positive(Tensor& tensor) {
 double check_emulation(Case& c, const CodeProducts& products) {
   const Reference reference = oracle(c.args(), 1, products);
   double share = 0;
-  for (const double top : {products.least_top, 5.6, 6.5, 7.3, 8.7}) {
+  for (const double top : {products.least_top, 6.5, 8.7}) {
     INFO(c.problem.to_string() << " top " << top << " part " << products.part << " rounded_sums "
                                << products.rounded_sums);
     OnTensorCores{products, top}.run(c);
@@ -78,16 +78,17 @@ TEST_CASE("compare accepts f8e4m3 arithmetic on inputs that are hard for it", "[
     check_emulation(c, products);
     // One key far above the others, whose weights are denormals of f8e4m3, or are cut, or nothing.
     for (const bool positive : {false, true})
-      for (const float score : {4.f, 6.f, 7.f, 8.f, 9.f, 10.f, 11.f, 14.f, 30.f}) {
-        Case peak = case_of("sq=2 sk=2500 d=64 scale=1");
-        for (Tensor* t : {&peak.q, &peak.k})
-          for (std::int64_t i = 0; i < t->size(); ++i) t->flat(i) = 0;
-        for (std::int64_t i = 0; i < peak.q.size(); i += 64) peak.q.flat(i) = 1;
-        peak.k.flat(77 * 64) = score;
-        if (positive) make_positive(peak.v);
-        INFO("score " << score << (positive ? " positive" : ""));
-        check_emulation(peak, products);
-      }
+      for (const std::int64_t key : {0, 1300})
+        for (const float score : {4.f, 5.f, 6.f, 7.f, 8.f, 9.f, 10.f, 11.f, 14.f, 30.f}) {
+          Case peak = case_of("sq=2 sk=1500 d=64 scale=1");
+          for (Tensor* t : {&peak.q, &peak.k})
+            for (std::int64_t i = 0; i < t->size(); ++i) t->flat(i) = 0;
+          for (std::int64_t i = 0; i < peak.q.size(); i += 64) peak.q.flat(i) = 1;
+          peak.k.flat(key * 64) = score;
+          if (positive) make_positive(peak.v);
+          INFO("key " << key << " score " << score << (positive ? " positive" : ""));
+          check_emulation(peak, products);
+        }
   }
 }
 
