@@ -18,8 +18,8 @@ struct AttentionKernel {
   KernelFacts facts;
   // Of a problem whose types and head sizes are the facts': why the kernel will not take it; empty if it will.
   std::string_view (*refuse)(const AttentionParams&);
-  // The same of what it has to say of quantised keys and values; null: it takes them as its facts have it.
-  std::string_view (*refuse_cache)(const AttentionProblem&) = nullptr;
+  // The same of what sizes do not say, scales of keys and values mostly; null: nothing.
+  std::string_view (*refuse_problem)(const AttentionProblem&) = nullptr;
   F8Queries f8_queries = F8Queries::none;
   std::size_t (*workspace)(const AttentionParams&);
   std::int64_t (*work_items)(const AttentionParams&);
@@ -94,7 +94,7 @@ constexpr AttentionKernel wgmma(const char* name, const char* arithmetic) {
                        ? ""
                        : "takes fewer than 2^30 rows and keys, and splits of few rows";
           },
-          .refuse_cache = refuse_wgmma_cache<kType>,
+          .refuse_problem = refuse_wgmma_cache<kType>,
           .f8_queries = f8_queries_of(kType),
           .workspace = wgmma_workspace,
           .work_items = simt_tiles,
@@ -102,6 +102,38 @@ constexpr AttentionKernel wgmma(const char* name, const char* arithmetic) {
                     cudaStream_t stream) { return attention_wgmma(a, static_cast<std::byte*>(workspace), stream); },
           .needs_no_workspace = decode_finishes_at_once};
 }
+std::string_view refuse_wgmma_f8(const AttentionProblem& p) {
+  constexpr auto kNone = AttentionProblem::kNone;
+  if (p.d != p.dv || (p.d != kWgmmaF8MinHeadSize && p.d != kWgmmaF8MaxHeadSize))
+    return "takes heads of 64 or 128 columns, of values as of keys";
+  if (p.ragged_q >= 0 || p.ragged_k >= 0 || p.kv_lengths || p.page_size > 0 || p.ring)
+    return "takes dense sequences of one length, which the host knows";
+  if (p.softcap != 0 || p.bias != kNone || p.mask != kNone || p.alibi || p.sinks)
+    return "takes scores without modifiers and sinks";
+  if (p.has_scale && p.scale == 0) return "takes a scale that is not 0";
+  if (p.window_left >= 0) return "takes no window to the left";
+  const bool of_heads = p.k_groups + p.v_groups == 0 || p.head_scales;
+  return p.zeros || p.k_groups > 1 || p.v_groups > 1 || !of_heads ? "takes scales of heads, without zeros" : "";
+}
+constexpr AttentionKernel kWgmmaF8 = {
+    .name = "attention_wgmma.f8e4m3.cuda.sm90a",
+    .isa = "sm90a",
+    .facts = {.operation = Operation::attention,
+              .phase = Phase::prefill,
+              .arithmetic = "f8e4m3",
+              .dtypes = only(DType::f8e4m3),
+              .opt_in = "its weights are rounded to f8e4m3, which has bounds of its own",
+              .min_head_size = kWgmmaF8MinHeadSize,
+              .max_head_size = kWgmmaF8MaxHeadSize},
+    .refuse = [](const AttentionParams& a) -> std::string_view {
+      return wgmma_can_count(a) ? "" : "takes fewer than 2^30 rows and keys";
+    },
+    .refuse_problem = refuse_wgmma_f8,
+    .f8_queries = F8Queries::any,
+    .workspace = wgmma_f8_workspace,
+    .work_items = simt_tiles,
+    .run = [](const AttentionParams& a, void* workspace,
+              cudaStream_t stream) { return attention_wgmma_f8(a, static_cast<std::byte*>(workspace), stream); }};
 constexpr AttentionKernel latent(const char* name, const char* arithmetic, DType type) {
   return {.name = name,
           .isa = "sm90a",
@@ -131,6 +163,7 @@ constexpr AttentionKernel kKernels[] = {
     decode("attention_decode.f32.cuda.sm90a", "f32", DType::f32),
     wgmma<DType::bf16>("attention_wgmma.bf16.cuda.sm90a", "bf16"),
     wgmma<DType::f16>("attention_wgmma.f16.cuda.sm90a", "f16"),
+    kWgmmaF8,
     latent("attention_latent.bf16.cuda.sm90a", "bf16", DType::bf16),
     latent("attention_latent.f16.cuda.sm90a", "f16", DType::f16),
     {.name = "attention_wgmma.f32.cuda.sm90a",
@@ -205,8 +238,8 @@ class AttentionEntry final : public DeviceEntry {
       if (kernel_.f8_queries == F8Queries::none) return "takes no f8e4m3 queries";
       if (only(attention.kv_dtype) & kFloatTypes) return "takes f8e4m3 queries over quantised keys only";
     }
-    if (kernel_.refuse_cache)
-      if (const std::string_view reason = kernel_.refuse_cache(attention); !reason.empty()) return reason;
+    if (kernel_.refuse_problem)
+      if (const std::string_view reason = kernel_.refuse_problem(attention); !reason.empty()) return reason;
     return kernel_.refuse(sizes_of(problem));
   }
 

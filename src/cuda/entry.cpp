@@ -17,6 +17,7 @@ struct DevicePlan final : EntryPlan {
 DeviceEntry::DeviceEntry(std::string named, std::string of_isa, const KernelFacts& of_kernel, const Machine& machine) {
   facts = of_kernel;
   name = std::move(named), isa = std::move(of_isa);
+  if (facts.opt_in) opt_in = std::string("only if forced: ") + facts.opt_in;
   unusable = machine.unusable.empty() && isa == "sm90a" ? machine.not_sm90a : machine.unusable;
 }
 

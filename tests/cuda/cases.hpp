@@ -55,6 +55,7 @@ inline constexpr const char* kEveryWay[] = {
     "attention b=2 hq=16 hk=1 sq=1 sk=4480 d=576 dv=512 latent page=64 seqlens lse",
     "attention q=f8e4m3 kv=f8e4m3 b=2 hq=4 hk=2 sq=150 sk=300 d=64 groups=1 head_scales q_scale causal "
     "align=bottom_right lse",
+    "attention q=f8e4m3 kv=f8e4m3 b=2 hq=4 hk=2 sq=300 sk=700 d=128 groups=1 head_scales causal align=bottom_right lse",
     "attention q=f8e4m3 kv=f8e4m3 b=6 hq=8 hk=2 sq=70 sk=912 d=128 ragged_q=90 page=16 seqlens causal "
     "align=bottom_right lse",
     "attention q=f8e4m3 kv=f8e4m3 b=2 hq=6 hk=2 sq=3 sk=1200 d=128 page=16 seqlens groups=1 head_scales q_scale lse"};

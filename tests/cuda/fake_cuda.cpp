@@ -195,6 +195,12 @@ std::size_t wgmma_workspace(const AttentionParams&) {
 cudaError_t attention_wgmma(const AttentionParams&, std::byte*, cudaStream_t) {
   return launched();
 }
+std::size_t wgmma_f8_workspace(const AttentionParams&) {
+  return 64;
+}
+cudaError_t attention_wgmma_f8(const AttentionParams&, std::byte*, cudaStream_t) {
+  return launched();
+}
 bool wgmma_f32_can_count(const AttentionParams&) {
   return true;
 }

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "cases.hpp"
+#include "float8.hpp"
 #include "support/fill.hpp"
 
 using namespace rapt;
@@ -18,65 +18,10 @@ using namespace rapt::testing;
 
 namespace {
 
-constexpr const char* kWgmma = "attention_wgmma.bf16.cuda.sm90a";
-constexpr const char* kDecode = "attention_decode.bf16.cuda.sm90a";
-constexpr const char* kSimt = "attention_simt.f32.cuda.q64k64";
-constexpr const char* kScales[] = {"", " q_scale", " groups=1 head_scales", " groups=1 head_scales q_scale"};
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 using Test = std::function<void(Case&)>;
-
-std::vector<std::string> on_gpu(const AttentionProblem& problem) {
-  std::vector<std::string> names = every_entry(problem);
-  std::erase_if(names, [](const std::string& entry) { return device_of(entry) != DeviceType::cuda; });
-  return names;
-}
-
-/// Holds every entry's result to the oracle.
-void check_on_gpu(Case& c) {
-  const Reference reference = oracle(c.args());
-  for (const std::string& entry : on_gpu(c.problem)) {
-    const Errors errors = run_and_compare(c, entry, reference);
-    INFO(entry << ": " << c.problem.to_string() << ": " << describe(errors));
-    CHECK(errors.ok());
-    CHECK(c.out.gaps_intact());
-  }
-}
-
-/// Whether an entry has to take a problem whose q, k and v are f8e4m3, with scales of heads or none.
-bool should_take(const std::string& entry, const AttentionProblem& p) {
-  const std::int64_t size = std::max(p.d, p.dv);
-  if (entry == kDecode) return size <= 256 && p.ragged_q < 0 && p.sq * (p.hq / p.hk) <= 64;
-  return entry == kSimt || size <= 256;
-}
-
-/// Calls test(case) for these words with each of `scales`, and results of each type in turn.
-void each(std::span<const char* const> problems, std::span<const char* const> scales, const Test& test) {
-  for (const EntryInfo& entry : entries())
-    if (!has_gpu() && entry.backend == "cuda") WARN("skipped: " << entry.name << ": " << entry.unusable);
-  std::size_t type = 0;
-  for (const char* words : problems)
-    for (const char* of : scales) {
-      AttentionProblem problem = AttentionProblem::parse("attention q=f8e4m3 kv=f8e4m3 lse " + std::string(words) + of);
-      problem.out_dtype = kFloatTypes[type++ % kFloatTypes.size()];
-      if (!has_gpu()) continue;
-      INFO(problem.to_string());
-      const std::vector<std::string> names = on_gpu(problem);
-      // One that refused too much would be left out in silence.
-      for (const char* entry : {kWgmma, kDecode, kSimt}) {
-        INFO(entry);
-        if (is_usable(entry))
-          CHECK((std::find(names.begin(), names.end(), entry) != names.end()) == should_take(entry, problem));
-      }
-      if (names.empty()) continue;
-      Case c(problem);
-      test(c);
-    }
-}
-void each(std::span<const char* const> problems, const Test& test) {
-  each(problems, std::array{kScales[0], kScales[3]}, test);
-}
 
 /// Scales where a case has none, for one that chooses the lengths itself.
 void fill_scales(Case& c) {
@@ -84,37 +29,17 @@ void fill_scales(Case& c) {
     for (std::int64_t i = 0; i < scale->size(); ++i)
       if (std::isnan(scale->flat(i))) scale->flat(i) = 1.5f;
 }
-void fill(Tensor& tensor, float value) {
-  for (std::int64_t i = 0; i < tensor.size(); ++i) tensor.flat(i) = value;
-}
-void make_positive(Tensor& tensor) {
-  for (std::int64_t i = 0; i < tensor.size(); ++i) tensor.flat(i) = std::abs(tensor.flat(i));
-}
-
-/// Sequence n of dense arguments, and of its keys the first `keys`.
-AttentionArgs sequence(AttentionArgs args, std::int64_t n, std::int64_t keys) {
-  for (TensorView* t : {&args.q, &args.q_scale, &args.kv.k, &args.kv.v, &args.kv.k_scale, &args.kv.v_scale})
-    if (*t && t->shape[0] > 1) *t = slice(*t, 0, n, 1);
-  for (TensorView* t : {&args.kv.k, &args.kv.v}) *t = slice(*t, 2, 0, keys);
-  args.kv.seqlens = {};
-  args.out = slice(args.out, 0, n, 1), args.lse = slice(args.lse, 0, n, 1);
-  return args;
-}
-
-std::string refusal(AttentionProblem problem, const std::string& entry) {
-  problem.device = DeviceType::cuda;
-  return refused_text([&] { Plan(problem, forced(entry)); });
-}
 
 }  // namespace
 
 TEST_CASE("cuda: which entries take f8e4m3 queries, and what the others say", "[kernel]") {
   struct Call {
     const char* words;
-    bool wgmma, decode;  // whether the entries of bf16 take it
+    bool wgmma, decode;     // whether the entries of bf16 take it
+    bool products = false;  // and that of f8e4m3
   };
-  constexpr Call kCalls[] = {{"kv=f8e4m3", true, true},
-                             {"kv=f8e4m3 groups=1 head_scales q_scale out=bf16", true, true},
+  constexpr Call kCalls[] = {{"kv=f8e4m3", true, true, true},
+                             {"kv=f8e4m3 groups=1 head_scales q_scale out=bf16", true, true, true},
                              {"kv=f8e4m3 q_scale sinks causal align=bottom_right", true, true},
                              {"kv=f8e4m3 groups=1 q_scale", true, true},
                              {"kv=f8e4m3 groups=1 head_scales zeros", false, true},
@@ -138,7 +63,10 @@ TEST_CASE("cuda: which entries take f8e4m3 queries, and what the others say", "[
       const std::string refused = refusal(
           AttentionProblem::parse("attention q=f8e4m3 hq=4 hk=2 sq=3 sk=200 d=64 " + std::string(call.words)), name);
       INFO(call.words << ": " << refused);
-      const bool takes = name == kWgmma ? call.wgmma : name == kDecode ? call.decode : ordinary;
+      const bool takes = name == kWgmma      ? call.wgmma
+                         : name == kDecode   ? call.decode
+                         : name == kProducts ? call.products
+                                             : ordinary;
       CHECK((refused == "") == takes);
     }
     for (const char* words : {"d=64 gathered", "d=64 dropout=0.5"})
@@ -449,7 +377,8 @@ TEST_CASE("cuda: f8e4m3 keys that are read one by one give the bits of those tha
                                    "b=2 hq=8 hk=2 sq=2 sk=900 d=128",
                                    "b=2 hq=8 hk=2 sq=1 sk=300 d=256"};
   each(kRows, [](Case& c) {
-    const std::vector<std::string> names = on_gpu(c.problem);
+    std::vector<std::string> names = on_gpu(c.problem);
+    std::erase(names, kProducts);  // leaves such keys to products of bf16
     std::vector<Bytes> in_sixteens;
     for (const std::string& entry : names) in_sixteens.push_back(expected(entry, c));
     for (Tensor* t : {&c.k, &c.v}) *t = with_rows_apart(*t, t->layout().shape[3] + 1);

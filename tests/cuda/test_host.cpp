@@ -149,6 +149,7 @@ TEST_CASE("cuda host: entries say what they multiply in, which GPUs they need an
       {"attention_decode.f32.cuda.sm90a", "f32", "sm90a", Phase::decode, and_quantised({kF32}), 1, 256, 256},
       {"attention_wgmma.bf16.cuda.sm90a", "bf16", "sm90a", Phase::prefill, and_quantised({kBf16}), 1, 256, 256},
       {"attention_wgmma.f16.cuda.sm90a", "f16", "sm90a", Phase::prefill, and_quantised({kF16}), 1, 256, 256},
+      {"attention_wgmma.f8e4m3.cuda.sm90a", "f8e4m3", "sm90a", Phase::prefill, {DType::f8e4m3}, 64, 128, 128},
       {"attention_wgmma.f32.cuda.sm90a", "f16x3", "sm90a", Phase::prefill, {kF32}, 16, 256, 256},
       {"attention_latent.bf16.cuda.sm90a", "bf16", "sm90a", Phase::all, {kBf16}, 1, 576, 512},
       {"attention_latent.f16.cuda.sm90a", "f16", "sm90a", Phase::all, {kF16}, 1, 576, 512},
@@ -245,5 +246,65 @@ TEST_CASE("cuda host: quantised caches and queries of 8 bits go to the kernels t
     INFO(problem.to_string());
     const std::string without = entry == naive ? naive : simt;  // where 90a is not among the architectures
     CHECK(Plan(problem, Context()).entry() == (is_here(entry) ? entry : without));
+  }
+}
+
+TEST_CASE("cuda host: f8e4m3 products are opt-in, and say what they do not take", "[unit]") {
+  const std::string products = "attention_wgmma.f8e4m3.cuda.sm90a";
+  const std::vector<EntryInfo> all = entries();
+  if (std::none_of(all.begin(), all.end(), [&](const EntryInfo& entry) { return entry.name == products; })) return;
+  const auto of = [](const std::string& words) {
+    const std::string kv = words.find("kv=") == std::string::npos ? "kv=f8e4m3 " : "";
+    AttentionProblem problem = AttentionProblem::parse("attention q=f8e4m3 hq=4 hk=2 sk=300 " + kv + words);
+    problem.device = DeviceType::cuda;
+    return problem;
+  };
+  const auto refusal = [&](const std::string& words) -> std::string {
+    ContextOptions options;
+    options.kernel = products;
+    try {
+      return Plan(of(words), Context(options)).entry() == products ? "" : "another entry runs";
+    } catch (const Error& error) {
+      return error.what();
+    }
+  };
+  const Plan unforced(of("sq=300 d=128"), Context());
+  CHECK(unforced.entry() != products);
+  CHECK(unforced.explain().find(products +
+                                ": only if forced: its weights are rounded to f8e4m3, which has bounds of its own") !=
+        std::string::npos);
+  for (const char* words :
+       {"sq=300 d=64", "sq=1 d=128", "sq=70 d=128 causal align=bottom_right out=bf16", "sq=70 d=64 causal align=-30",
+        "sq=70 d=64 window=-1,20 align=bottom_right", "b=3 sq=70 d=128 groups=1 head_scales q_scale lse",
+        "sq=70 d=64 k_groups=1 head_scales", "sq=70 d=64 scale=-0.1", "sq=70 d=64 layout=bshd", "sq=70 d=64 latent"}) {
+    INFO(words);
+    CHECK(refusal(words).empty());
+  }
+  const std::vector<std::pair<std::string, std::string>> refused = {
+      {"sq=70 d=72", "takes heads of 64 or 128 columns, of values as of keys"},
+      {"sq=70 d=64 dv=128", "takes heads of 64 or 128 columns, of values as of keys"},
+      {"sq=70 d=256", "takes other head sizes"},
+      {"sq=70 d=32", "takes other head sizes"},
+      {"sq=70 d=64 kv=bf16", "takes other element types"},
+      {"sq=70 d=64 kv=f8e5m2", "takes other element types"},
+      {"b=2 sq=70 d=64 ragged_q=90", "takes dense sequences of one length, which the host knows"},
+      {"b=2 sq=70 d=64 ragged_k=400", "takes dense sequences of one length, which the host knows"},
+      {"sq=70 d=64 seqlens", "takes dense sequences of one length, which the host knows"},
+      {"sq=70 d=64 seqlens page=100", "takes dense sequences of one length, which the host knows"},
+      {"sq=70 d=64 seqlens ring", "takes dense sequences of one length, which the host knows"},
+      {"sq=70 d=64 gathered", "takes no gathered keys"},
+      {"sq=70 d=64 softcap=20", "takes scores without modifiers and sinks"},
+      {"sq=70 d=64 bias=hqk", "takes scores without modifiers and sinks"},
+      {"sq=70 d=64 mask=qk", "takes scores without modifiers and sinks"},
+      {"sq=70 d=64 alibi align=bottom_right", "takes scores without modifiers and sinks"},
+      {"sq=70 d=64 sinks", "takes scores without modifiers and sinks"},
+      {"sq=70 d=64 scale=0", "takes a scale that is not 0"},
+      {"sq=70 d=64 window=100,0 align=bottom_right", "takes no window to the left"},
+      {"sq=70 d=64 groups=1", "takes scales of heads, without zeros"},
+      {"sq=70 d=64 groups=2 head_scales", "takes scales of heads, without zeros"},
+      {"sq=70 d=64 groups=1 head_scales zeros", "takes scales of heads, without zeros"}};
+  for (const auto& [words, reason] : refused) {
+    INFO(words << ": " << refusal(words));
+    CHECK(refusal(words).find(reason) != std::string::npos);
   }
 }

@@ -12,8 +12,12 @@ TEST_CASE("cuda: a thousand calls beside other work give the same bits", "[kerne
     const Bytes once = expected(entry, c);
     const Stream stream, other;
     const Context context = on(stream, entry), load = on(other, entry);
-    const DType type = c.problem.q_dtype == DType::f8e4m3 ? operands_of(entry) : c.problem.q_dtype;
-    Case busy(typed("attention hq=16 sq=60 sk=2000 d=64", type));
+    const DType given = c.problem.q_dtype;
+    const bool of_codes = weights_of(entry) == Weights::f8e4m3;
+    AttentionProblem work =
+        typed("attention hq=16 sq=60 sk=2000 d=64", given != DType::f8e4m3 || of_codes ? given : operands_of(entry));
+    if (of_codes) work.out_dtype = DType::bf16;
+    Case busy(work);
     const DeviceCall call(c.args()), beside(busy.args());
     for (int i = 0; i < 1000; ++i) {
       if (i % 10 == 0) attention(beside.args(), load);
