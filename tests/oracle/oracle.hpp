@@ -96,11 +96,11 @@ namespace rapt::testing {
 ///
 /// where e_j is r_j with p_j for g_j, and u_j is v_j, or v_j - out where the sums turn with the weights. Weights that
 /// become the same code round alike, and their errors add up; those of different codes are as good as independent. L is
-/// what p . v is likely to lose, product by product: all of one below 2^-13 of the sum M of its part, 3 * 2^-16 M of one
-/// below 2^-5 M (half of a unit of a sum that grows on its way to M), else nothing, as products of two codes have eight
-/// bits. L_1 is the same of the sum of weights, of tensor cores; the two cancel in part. An emulation of all this stays
-/// at 0.1 to 0.5 of the limit on random inputs of 1 to 8000 keys, with values of either sign or of one, and below 0.85
-/// where weights are equal, or one key is far above the others.
+/// what p . v is likely to lose, product by product: all of one below 2^-13 of the sum M of its part, 3 * 2^-16 M of
+/// one below 2^-5 M (half of a unit of a sum that grows on its way to M), else nothing, as products of two codes have
+/// eight bits. L_1 is the same of the sum of weights, of tensor cores; the two cancel in part. An emulation of all this
+/// stays at 0.1 to 0.5 of the limit on random inputs of 1 to 8000 keys, with values of either sign or of one, and below
+/// 0.85 where weights are equal, or one key is far above the others.
 struct Reference {
   std::vector<double> out;
   std::vector<double> lse;
