@@ -332,7 +332,8 @@ void bound_codes(const Head& head, const Operands& operands, const Matrix& q, st
       const RowArray most = cap / (1 - lambda);
       bound = left > 0 ? (grown + (turned + rho * grown + cut + lambda * (out.abs() + grown)) / left).min(most) : most;
       // The largest weight of all is left at least.
-      lse = len_k ? std::min(-std::log1p(-std::min(rho, 1.0)), 2 * kCodeRounding - std::log(std::max(top, 1e-300))) -
+      lse = len_k ? std::min(-std::log1p(-std::min(rho, 1.0)),
+                             2 * kCodeRounding - std::log(std::max(p.maxCoeff(), 1e-300))) -
                         std::log1p(-lambda)
                   : 0;
     }
