@@ -15,8 +15,8 @@ struct MapDimension {
   int box;
 };
 
-// Dimensions from the innermost on, whose elements are neighbours and a panel to a box. False: there can be no such
-// map.
+// Dimensions from the innermost on, whose elements, of 16 bits or codes of 8, are neighbours and a panel to a box.
+// False: there can be no such map.
 template <int kRank>
 bool make_map(CUtensorMap& map, DType type, const void* data, const MapDimension (&dimensions)[kRank]) {
   static const auto encode = [] {
@@ -34,6 +34,7 @@ bool make_map(CUtensorMap& map, DType type, const void* data, const MapDimension
   }();
   if (!encode) return false;
   constexpr std::int64_t kStrideLimit = std::int64_t{1} << 39;
+  const int element = type == DType::bf16 || type == DType::f16 ? 2 : 1;  // bytes
   cuuint64_t sizes[kRank], bytes[kRank] = {};
   cuuint32_t boxes[kRank], ones[kRank];
   for (int n = 0; n < kRank; ++n) {
@@ -43,14 +44,16 @@ bool make_map(CUtensorMap& map, DType type, const void* data, const MapDimension
     // What a dimension of 1 says counts for nothing; a map has no stride of 0.
     if (dimension.size > 1) {
       if (dimension.stride <= 0 || dimension.stride >= kStrideLimit) return false;
-      bytes[n - 1] = static_cast<cuuint64_t>(dimension.stride) * 2;
+      bytes[n - 1] = static_cast<cuuint64_t>(dimension.stride) * element;
     } else {
-      bytes[n - 1] = n == 1 ? (sizes[0] * 2 + 15) / 16 * 16 : bytes[n - 2] * sizes[n - 1];
+      bytes[n - 1] = n == 1 ? (sizes[0] * element + 15) / 16 * 16 : bytes[n - 2] * sizes[n - 1];
     }
   }
-  return encode(&map, type == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, kRank,
-                const_cast<void*>(data), sizes, bytes, boxes, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                boxes[0] == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+  const CUtensorMapDataType kind = element == 1          ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+                                   : type == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                                         : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  return encode(&map, kind, kRank, const_cast<void*>(data), sizes, bytes, boxes, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                boxes[0] * element == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
                 CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 

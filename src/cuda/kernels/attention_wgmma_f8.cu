@@ -1,81 +1,116 @@
-// attention_wgmma_f8: which calls it takes, and for now a slow kernel of its arithmetic, a warp to a row.
+// attention_wgmma_f8: which calls it takes, V transposed, and the launches.
 #include <cuda_runtime.h>
 
-#include "cuda/hopper/host.cuh"
-#include "cuda/kernels/kernels.hpp"
-#include "cuda/tile/fallback_rows.cuh"
-#include "cuda/tile/launch.cuh"
+#include "cuda/hopper/tma.cuh"
+#include "cuda/kernels/wgmma_f8.cuh"
 
 namespace rapt::cuda {
 namespace {
 
-constexpr int kThreads = 128;
-constexpr std::int64_t kBlockOfKeys = 256;  // transposed values have room for whole ones
+constexpr int kBlockKeys = 128, kTransposeThreads = 256;
 
-__device__ float rounded_to_code(float x) {
-  return __half2float(__half(__nv_cvt_fp8_to_halfraw(__nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3), __NV_E4M3)));
+std::int64_t padded_keys(const AttentionParams& p) {
+  return ceil_div(p.sk, kBlockKeys) * kBlockKeys;
 }
 
-// Weights are 2^(x - shift) with a shift below the row's maximum by kTop, so that they are up to 2^kTop.
-constexpr float kTop = 6;
-
-__global__ void attend(const __grid_constant__ AttentionParams p) {
-  const std::int64_t rows = p.sq * p.group, index = std::int64_t{blockIdx.x} * (kThreads / 32) + threadIdx.x / 32;
-  if (index >= p.b * p.hk * rows) return;
-  const int lane = threadIdx.x % 32;
-  const Head head(p, index / rows / p.hk, index / rows % p.hk);
-  const Row row(head, index % rows);
-  const auto* const q = static_cast<const std::uint8_t*>(p.q) + row_at(p.q_stride, head, row);
-  const float scale = score_scale(head, row);
-  float max = -kInfinity;
-  const auto score_of = [&](std::int64_t key) {
-    const KvRow k = KvRow::of_key(head, key);
-    float dot = 0;
-    for (int i = 0; i < p.d; ++i) dot = fmaf(code_of_byte(q[i], DType::f8e4m3), k[i], dot);
-    return dot * scale;
-  };
-  for (std::int64_t key = row.first + lane; key < row.last; key += 32) max = fmaxf(max, score_of(key));
-  const float shift = shift_of(over_lanes(max, Max())) - kTop;
-  float sum = 0, o[kWgmmaF8MaxHeadSize / 32] = {};
-  for (std::int64_t block = row.first; block < row.last; block += 32) {
-    const bool exists = block + lane < row.last;
-    const float weight = exists ? rounded_to_code(exp2_approx(score_of(block + lane) - shift)) : 0;
-    sum += over_lanes(weight, Sum());
-    for (int n = 0; n < 32 && block + n < row.last; ++n) {
-      const float of_key = __shfl_sync(~0u, weight, n);
-      const KvRow v = KvRow::of_value(head, block + n);
-      for (int i = 0; lane + 32 * i < p.dv; ++i) o[i] = fmaf(of_key, v[lane + 32 * i], o[i]);
+// V as [b][hk][column][key], a block of keys at a time, zeros behind the last one. Keys of each 16 are in the order of
+// the weights that a lane has in a register: in place 4 t + n is key 2 t + n % 2 + n / 2 * 8.
+template <int kSize>
+__global__ void __launch_bounds__(kTransposeThreads)
+    transpose(const __grid_constant__ AttentionParams p, std::uint8_t* to, std::int64_t row_keys) {
+  constexpr int kWords = kSize / 4, kSixteens = kBlockKeys / 16;  // of a key; of the block
+  __shared__ uint4 columns[kSize][kSixteens];
+  let_next_start();
+  const auto first = static_cast<std::int64_t>(blockIdx.x) * kBlockKeys;
+  const auto hk = static_cast<std::int64_t>(blockIdx.y), b = static_cast<std::int64_t>(blockIdx.z);
+  const auto* const from = static_cast<const std::uint8_t*>(p.v) + b * p.v_stride.b + hk * p.v_stride.h;
+  for (int i = static_cast<int>(threadIdx.x); i < kWords * kSixteens; i += kTransposeThreads) {
+    const int word = i % kWords, sixteen = i / kWords;
+    std::uint32_t x[16];
+#pragma unroll
+    for (int n = 0; n < 16; ++n) {
+      const std::int64_t key = first + sixteen * 16 + n;
+      x[n] = key < p.sk ? *reinterpret_cast<const std::uint32_t*>(from + key * p.v_stride.s + 4 * word) : 0;
     }
+    std::uint32_t y[4][4];  // [column][four keys]
+#pragma unroll
+    for (int t = 0; t < 4; ++t) {
+      const std::uint32_t low_a = __byte_perm(x[2 * t], x[2 * t + 1], 0x5140),
+                          high_a = __byte_perm(x[2 * t], x[2 * t + 1], 0x7362),
+                          low_b = __byte_perm(x[2 * t + 8], x[2 * t + 9], 0x5140),
+                          high_b = __byte_perm(x[2 * t + 8], x[2 * t + 9], 0x7362);
+      y[0][t] = __byte_perm(low_a, low_b, 0x5410), y[1][t] = __byte_perm(low_a, low_b, 0x7632);
+      y[2][t] = __byte_perm(high_a, high_b, 0x5410), y[3][t] = __byte_perm(high_a, high_b, 0x7632);
+    }
+#pragma unroll
+    for (int n = 0; n < 4; ++n)
+      columns[4 * word + n][sixteen ^ word % kSixteens] = make_uint4(y[n][0], y[n][1], y[n][2], y[n][3]);
   }
-  const std::int64_t out = row_at(p.out_stride, head, row);
-  bool bad = !is_finite(sum) || !is_finite(shift);
-  for (int i = 0; lane + 32 * i < p.dv; ++i) {
-    const float x = sum == 0 ? 0 : o[i] / sum;
-    bad = bad || !is_finite(x);
-    store(p.out, p.out_type, out + (lane + 32 * i) * p.out_stride.d, x);
+  __syncthreads();
+  std::uint8_t* const rows = to + (b * p.hk + hk) * kSize * row_keys + first;
+  for (int i = static_cast<int>(threadIdx.x); i < kSize * kSixteens; i += kTransposeThreads) {
+    const int column = i / kSixteens, sixteen = i % kSixteens;
+    *reinterpret_cast<uint4*>(rows + column * row_keys + 16 * sixteen) =
+        columns[column][sixteen ^ column / 4 % kSixteens];
   }
-  if (p.lse && lane == 0) p.lse[row_at(p.lse_stride, head, row)] = lse_of(shift, sum, 0);
-  if (__any_sync(~0u, bad))
-    attend_rows<void, kWgmmaF8MaxHeadSize, false>(p, static_cast<int>(head.b), static_cast<int>(head.hk),
-                                                  static_cast<int>(index % rows), 1);
 }
 
-// Whether TMA can load all rows, and a head's queries have one scale.
+template <class C>
+bool make_maps(F8Params& params, const std::byte* transposed) {
+  const AttentionParams& p = params.p;
+  constexpr DType kType = DType::f8e4m3;
+  const std::int64_t keys = padded_keys(p), heads = p.hk * p.group;
+  return make_map(
+             params.q, kType, p.q,
+             {{p.d, 1, C::kSize}, {p.sq, p.q_stride.s, C::kRows}, {heads, p.q_stride.h, 1}, {p.b, p.q_stride.b, 1}}) &&
+         make_map(
+             params.k, kType, p.k,
+             {{p.d, 1, C::kSize}, {p.sk, p.k_stride.s, C::kKeys}, {p.hk, p.k_stride.h, 1}, {p.b, p.k_stride.b, 1}}) &&
+         make_map(params.v, kType, transposed,
+                  {{keys, 1, C::kKeys}, {p.dv, keys, C::kSize}, {p.hk, p.dv * keys, 1}, {p.b, p.hk * p.dv * keys, 1}});
+}
+
+template <int kSize>
+cudaError_t launch(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
+  using C = F8Config<kSize>;
+  F8Params params{.p = p};
+  if (!make_maps<C>(params, workspace)) return attention_wgmma(p, workspace, stream);
+  const std::int64_t tiles = ceil_div(p.sq, C::kRows), all = tiles * p.b * p.hk * p.group;
+  params.tiles = static_cast<int>(tiles), params.all_tiles = static_cast<int>(all);
+  const Sequence sequence{0, 0, p.sq, p.sk, 0};
+  const std::int64_t limit = p.sk + p.sq;  // past all keys from any row
+  params.window = static_cast<int>(
+      p.score.right == kOpen ? limit : clamp_to(row_offset(p.score, sequence) + p.score.right + 1, -limit, limit));
+  // Long causal tiles first, or the last ones to begin would be the last to end; and heads whose keys fit L2 together.
+  params.heads_first = params.window < p.sk || p.b * p.hk * p.sk * p.d < 18'000'000;
+  const Strides& s = p.out_stride;
+  params.pairs = p.out_type == DType::bf16 && s.d == 1 && reinterpret_cast<std::uintptr_t>(p.out) % 4 == 0 &&
+                 (s.b | s.h | s.s) % 2 == 0;
+  const dim3 blocks(static_cast<unsigned>(padded_keys(p) / kBlockKeys), static_cast<unsigned>(p.hk),
+                    static_cast<unsigned>(p.b));
+  cudaError_t status = launch_clusters(1, false, transpose<kSize>, blocks, kTransposeThreads, 0, stream, p,
+                                       reinterpret_cast<std::uint8_t*>(workspace), padded_keys(p));
+  if (status != cudaSuccess) return status;
+  const auto at_once = static_cast<unsigned>(std::min<std::int64_t>(multiprocessors(), all));
+  return launch_kernel(true, wgmma_f8<C>, at_once, C::kThreads, C::kSharedBytes, stream, params);
+}
+
+// Whether vectors reach all rows, a grid all heads, and a head's queries have one scale.
 bool takes(const AttentionParams& p) {
-  return p.sk > 0 && is_vector(p.q, p.q_stride, 1) && is_vector(p.k, p.k_stride, 1) && is_vector(p.v, p.v_stride, 1) &&
-         (!p.q_scale || p.q_scale_stride.s == 0);
+  constexpr std::int64_t kMost = 65535;  // of some coordinates of a grid
+  return p.sk > 0 && std::max(p.hk, p.b) <= kMost && is_vector(p.q, p.q_stride, 1) && is_vector(p.k, p.k_stride, 1) &&
+         is_vector(p.v, p.v_stride, 1) && (!p.q_scale || p.q_scale_stride.s == 0);
 }
 
 }  // namespace
 
 std::size_t wgmma_f8_workspace(const AttentionParams& p) {
-  return static_cast<std::size_t>(p.b * p.hk * p.dv * ceil_div(p.sk, kBlockOfKeys) * kBlockOfKeys);
+  return static_cast<std::size_t>(p.b * p.hk * p.dv * padded_keys(p));
 }
 
 cudaError_t attention_wgmma_f8(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
   if (!takes(p)) return attention_wgmma(p, workspace, stream);
-  const std::int64_t rows = p.b * p.hk * p.group * p.sq;
-  return launch_kernel(false, attend, static_cast<unsigned>(ceil_div(rows, kThreads / 32)), kThreads, 0, stream, p);
+  return p.d == 64 ? launch<64>(p, workspace, stream) : launch<128>(p, workspace, stream);
 }
 
 }  // namespace rapt::cuda

@@ -1,0 +1,510 @@
+// Attention whose q, k and v are f8e4m3, multiplied as they are by Hopper's tensor cores, with weights of f8e4m3.
+//
+// Scores come from the tensor cores as fp16, two to a register. No exponential is computed, and no number converted:
+// the code of an f8e4m3 number w is 8 (log2 w + 7), but for its three last bits, which are linear in w. A score times a
+// constant plus 1024, in fp16, has the weight's code in its lowest byte, rounded. So a weight is off by up to 2^-4 of
+// itself for its rounding, and by up to 6.2 % more as 1 + f stands for 2^f.
+//
+// Values are transposed beforehand, since 8-bit products take both operands by rows of what is summed over; eight rows
+// of ones follow, whose products are the sums of weights as they are rounded. The tensor cores' own sums have some 13
+// bits: they are added to fp32 ones every kPart blocks.
+//
+// A row of queries is divided by a power of two where its scores might leave fp16, whatever the keys.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "cuda/hopper/products_f8.cuh"
+#include "cuda/hopper/ptx.cuh"
+#include "cuda/kernels/kernels.hpp"
+#include "cuda/tile/fallback_rows.cuh"
+#include "cuda/tile/launch.cuh"
+
+namespace rapt::cuda {
+
+template <int kSize_>
+struct F8Config {
+  static constexpr int kSize = kSize_;                // columns
+  static constexpr int kGroups = 2, kGroupRows = 64;  // warpgroups that multiply; one thread of another loads
+  static constexpr int kRows = kGroups * kGroupRows, kKeys = 128, kStages = 4;
+  static constexpr int kThreads = 128 * (kGroups + 1);
+  static constexpr int kPart = 2;
+  static constexpr int kScores = kKeys / 4, kWeights = kKeys / 8;  // registers
+  static constexpr int kSums = (kSize + 8) / 2;                    // of O, and of weights
+  static constexpr int kQueryBytes = kRows * kSize, kKeyBytes = kKeys * kSize;
+  static constexpr int kValueBytes = ((kSize + 8) * kKeys + 1023) / 1024 * 1024;  // the swizzle's unit
+  static constexpr int kStageBytes = kKeyBytes + kValueBytes;
+  static constexpr int kBarriers = 2 + 4 * kStages;
+  static constexpr int kSharedBytes = kQueryBytes + kStages * kStageBytes + 8 * kBarriers + 1024;
+};
+
+struct F8Params {
+  AttentionParams p;
+  CUtensorMap q, k, v;   // v: [b hk][columns][keys]
+  int tiles, all_tiles;  // of a query head; of the call
+  int window;            // row `token` sees the keys before token + window, up to p.sk
+  bool heads_first;      // tiles of all heads in turn, longest first; or all tiles of a head
+  bool pairs;            // results are stored two bf16 numbers at a time
+};
+
+// A tile: kRows rows of a query head.
+struct F8Tile {
+  int b, q_head, row, blocks;
+
+  template <class C>
+  __device__ static F8Tile at(const F8Params& params, int number) {
+    const AttentionParams& p = params.p;
+    const int heads = static_cast<int>(p.b * p.hk * p.group);
+    const int head = params.heads_first ? number % heads : number / params.tiles;
+    const int tile = params.tiles - 1 - (params.heads_first ? number / heads : number % params.tiles);
+    const int of_batch = static_cast<int>(p.hk * p.group), row = tile * C::kRows;
+    const int keys = seen(params, min(row + C::kRows, static_cast<int>(p.sq)) - 1);
+    return {head / of_batch, head % of_batch, row, max((keys + C::kKeys - 1) / C::kKeys, 1)};
+  }
+  // How many keys a row sees.
+  __device__ static int seen(const F8Params& params, int row) {
+    return max(min(row + params.window, static_cast<int>(params.p.sk)), 0);
+  }
+};
+
+// A thread block's n-th tile. Waves go to and fro, as later tiles may be shorter.
+__device__ inline int f8_tile_number(int n, int tiles) {
+  const int blocks = static_cast<int>(gridDim.x), own = static_cast<int>(blockIdx.x);
+  return n * blocks + (n % 2 == 0 || (n + 1) * blocks > tiles ? own : blocks - 1 - own);
+}
+
+// Where tiles and barriers lie in shared memory.
+template <class C>
+struct F8Shared {
+  std::uint32_t q;
+
+  __device__ std::uint32_t k(int stage) const { return q + C::kQueryBytes + stage * C::kStageBytes; }
+  __device__ std::uint32_t v(int stage) const { return k(stage) + C::kKeyBytes; }
+  __device__ std::uint32_t q_full() const { return k(C::kStages); }
+  __device__ std::uint32_t q_empty() const { return q_full() + 8; }
+  __device__ std::uint32_t k_full(int stage) const { return q_full() + 8 * (2 + stage); }
+  __device__ std::uint32_t k_empty(int stage) const { return k_full(stage) + 8 * C::kStages; }
+  __device__ std::uint32_t v_full(int stage) const { return k_empty(stage) + 8 * C::kStages; }
+  __device__ std::uint32_t v_empty(int stage) const { return v_full(stage) + 8 * C::kStages; }
+
+  // By one thread.
+  __device__ void init_barriers() const {
+    barrier_init(q_full(), 1), barrier_init(q_empty(), C::kGroups);
+    for (int stage = 0; stage < C::kStages; ++stage) {
+      barrier_init(k_full(stage), 1), barrier_init(v_full(stage), 1);
+      barrier_init(k_empty(stage), C::kGroups), barrier_init(v_empty(stage), C::kGroups);
+    }
+    fence_barrier_init();
+  }
+  // The rows of ones behind each stage's values, by all threads.
+  __device__ void write_ones() const {
+    constexpr std::uint32_t kOnes = 0x38383838;
+    for (int i = static_cast<int>(threadIdx.x); i < C::kStages * 8 * C::kKeys / 4; i += C::kThreads)
+      store4(v(i / (2 * C::kKeys)) + C::kSize * C::kKeys + i % (2 * C::kKeys) * 4, kOnes);
+    fence_async_proxy();
+  }
+};
+
+// The thread that loads.
+template <class C>
+__device__ void load_f8_tiles(const F8Params& params, const F8Shared<C>& shared) {
+  const AttentionParams& p = params.p;
+  const int group = static_cast<int>(p.group);
+  for (int n = 0, block = 0, number; (number = f8_tile_number(n, params.all_tiles)) < params.all_tiles; ++n) {
+    const F8Tile tile = F8Tile::at<C>(params, number);
+    const int hk = tile.q_head / group;
+    barrier_wait(shared.q_empty(), n % 2 ^ 1);
+    barrier_arrive_expecting(shared.q_full(), C::kQueryBytes);
+    tma_load(shared.q, &params.q, 0, tile.row, tile.q_head, tile.b, shared.q_full(), false);
+    for (int i = 0; i < tile.blocks; ++i, ++block) {
+      const int stage = block % C::kStages, parity = block / C::kStages % 2;
+      barrier_wait(shared.k_empty(stage), parity ^ 1);
+      barrier_arrive_expecting(shared.k_full(stage), C::kKeyBytes);
+      tma_load(shared.k(stage), &params.k, 0, i * C::kKeys, hk, tile.b, shared.k_full(stage), true);
+      barrier_wait(shared.v_empty(stage), parity ^ 1);
+      if (block == 0) wait_for_previous();  // it transposes V
+      barrier_arrive_expecting(shared.v_full(stage), C::kSize * C::kKeys);
+      tma_load(shared.v(stage), &params.v, i * C::kKeys, 0, hk, tile.b, shared.v_full(stage), true);
+    }
+  }
+}
+
+// What a thread has of its two rows, 8 apart, of which the lanes of a quad have a part of the keys each.
+//
+// A score s becomes 1024 + c s + b in fp16: a code as an integer, its weight 2^(code / 8 - 7) at every eighth. A shift
+// is set anew only when a code would pass the largest number's: the largest score's code is then kTop.
+template <class C>
+struct F8Rows {
+  static constexpr float kOne = 1024, kMostCode = 125, kTop = 104;     // the greatest f8e4m3 number has code 126
+  static constexpr float kTopOctaves = kTop / 8, kMostOctaves = 8000;  // of a shift that fp16 has
+  // Of the row sum of many keys, by which 1 + f is larger than 2^f on average, half is taken off lse, so that it is off
+  // by no more for few.
+  static constexpr float kMeanExcess = 0.02f;
+
+  std::uint32_t c2[2], b2[2];  // c, and 1024 + b: twice in fp16
+  float c[2];                  // c / 8: octaves to a score
+  float exact[2];              // c before it was rounded, over c
+  float m[2], rescale[2];      // the shift in octaves: of the score whose code is kTop; what O counts by
+  bool bad[2];                 // a score is no number, or its shift none that fp16 has
+
+  __device__ void begin(const float (&octaves)[2]) {
+#pragma unroll
+    for (int b = 0; b < 2; ++b) {
+      c2[b] = two(8 * octaves[b]), b2[b] = two(kInfinity);
+      c[b] = first_of(c2[b]) / 8;
+      exact[b] = c[b] == 0 ? 1 : octaves[b] / c[b];
+      bad[b] = !is_finite(c[b]);
+      m[b] = 0, rescale[b] = 1;
+    }
+  }
+
+  // Scores to codes. Returns whether O has to be rescaled before weights with these codes are added.
+  __device__ __forceinline__ bool softmax(std::uint32_t (&s)[C::kScores]) {
+    std::uint32_t top[2][2];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) top[i % 2][i / 2] = s[i];
+#pragma unroll
+    for (int i = 4; i < C::kScores; ++i) top[i % 2][i / 2 % 2] = max_or_nan(top[i % 2][i / 2 % 2], s[i]);
+    std::uint32_t code[2];
+#pragma unroll
+    for (int b = 0; b < 2; ++b) {
+      top[b][0] = max_or_nan(top[b][0], top[b][1]);
+      code[b] = fma2(top[b][0], c2[b], b2[b]);
+    }
+    const std::uint32_t both = max_or_nan(code[0], code[1]);
+    constexpr float kMost = kOne + kMostCode;
+    const bool over = __any_sync(~0u, !(first_of(both) <= kMost) || !(second_of(both) <= kMost));  // or NaN
+    rescale[0] = rescale[1] = 1;
+    if (over) {
+#pragma unroll
+      for (int b = 0; b < 2; ++b) move_shift(b, top[b][0]);
+    }
+#pragma unroll
+    for (int i = 0; i < C::kScores; ++i) s[i] = max2(fma2(s[i], c2[i % 2], b2[i % 2]), kOne2);
+    return over;
+  }
+  // Four weights to a register, in the order that V's keys are in.
+  __device__ static void pack_weights(const std::uint32_t (&s)[C::kScores], std::uint32_t (&weights)[C::kWeights]) {
+#pragma unroll
+    for (int i = 0; i < C::kWeights; ++i) {
+      const int at = i / 4 * 8 + i / 2 % 2 * 4 + i % 2;
+      weights[i] = __byte_perm(s[at], s[at + 2], 0x6420);
+    }
+  }
+  // lse of a row whose weights have this sum.
+  __device__ float lse(int b, float sum) const {
+    return sum == 0 ? -kInfinity : (m[b] * exact[b] - kTopOctaves + 7 + log2f(sum)) * kLn2 - kMeanExcess;
+  }
+
+  // Of rows that see the first `seen` keys, from `key` on, what is behind them.
+  __device__ __forceinline__ static void mask(std::uint32_t (&s)[C::kScores], const int (&seen)[2], int key) {
+    std::uint32_t
+        ahead[2];  // how many keys on the last seen one is, and a half: times infinity, what a score is held to
+#pragma unroll
+    for (int b = 0; b < 2; ++b) {
+      const float keys = static_cast<float>(max(min(seen[b] - 1 - key, 1000), -1000)) + 0.5f;
+      ahead[b] = two_of(keys, keys - 1);
+    }
+#pragma unroll
+    for (int i = 0; i < C::kScores; ++i) {
+      const std::uint32_t keys = fma2(ahead[i % 2], kOnes2, negative_in_f16(i / 2 * 8));
+      s[i] = min2(s[i], fma2(keys, kInfinity2, kNegativeZero2));  // a number, or of NaN that is seen Inf
+    }
+  }
+
+ private:
+  // -n, a multiple of 8 below 128, twice.
+  __device__ static constexpr std::uint32_t negative_in_f16(int n) {
+    if (n == 0) return 0x80008000;
+    int exponent = 3;
+    while (n >> exponent > 1) ++exponent;
+    const auto half =
+        static_cast<std::uint32_t>(0x8000 | (exponent + 15) << 10 | (n - (1 << exponent)) << (10 - exponent));
+    return half | half << 16;
+  }
+
+  static constexpr std::uint32_t kOne2 = 0x64006400, kOnes2 = 0x3c003c00, kInfinity2 = 0x7c007c00,
+                                 kNegativeZero2 = 0x80008000;
+
+  __device__ __forceinline__ void move_shift(int b, std::uint32_t top) {
+    const float first = first_of(top), second = second_of(top);
+    bad[b] |= !(first < kInfinity) || !(second < kInfinity);
+    float largest = fmaxf(first, second);
+    for (const int bit : {1, 2}) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, bit));
+    const float before = first_of(b2[b]) - kOne;
+    if (!(fmaf(8 * largest, c[b], before) > kMostCode - 0.25f)) return;  // another row's, or it sees no key yet
+    const float octaves = rintf(largest * c[b] * 64) / 64;
+    bad[b] |= !(fabsf(octaves) < kMostOctaves);
+    b2[b] = two(kOne + 8 * (kTopOctaves - octaves));
+    const float now = kTopOctaves - (first_of(b2[b]) - kOne) / 8;  // as fp16 has it
+    rescale[b] = exp2_approx(m[b] - now);
+    m[b] = now;
+  }
+
+ public:
+  __device__ static std::uint32_t two_of(float low, float high) {
+    return pack<__half>(low, high);
+  }
+  __device__ static std::uint32_t two(float x) {
+    return two_of(x, x);
+  }
+  __device__ static float first_of(std::uint32_t two) {
+    return __half2float(__ushort_as_half(static_cast<unsigned short>(two & 0xffff)));
+  }
+  __device__ static float second_of(std::uint32_t two) {
+    return __half2float(__ushort_as_half(static_cast<unsigned short>(two >> 16)));
+  }
+};
+
+// The scales of a head: of its scores in octaves, and of its values. What is not finite becomes NaN.
+struct HeadScales {
+  float of_scores, of_values;
+
+  __device__ HeadScales(const AttentionParams& p, int b, int q_head, int hk) {
+    const auto scale = [b](const float* data, const Strides& s, int head) {
+      const float x = data ? data[b * s.b + head * s.h] : 1.f;
+      return fmaf(x, 0, x);
+    };
+    of_scores = p.score.scale_log2 * scale(p.q_scale, p.q_scale_stride, q_head) *
+                scale(p.k_quant.scale, p.k_quant.scale_stride, hk);
+    of_values = scale(p.v_quant.scale, p.v_quant.scale_stride, hk);
+  }
+};
+
+// Makes a warpgroup's queries such that no score leaves fp16, and scores rise with what they count as: rows are divided
+// by powers of two, and negated where `negative`. Returns what the thread's two rows were divided by. A row of queries
+// is at most |q|, and one of keys 448 times the root of its columns.
+template <class C>
+__device__ __forceinline__ void fit_queries(std::uint32_t q, bool negative, float (&divided)[2]) {
+  constexpr int kChunks = C::kSize / 32;  // of 16 bytes, that a thread has of the row that it shares with its neighbour
+  constexpr float kMostScore = 65000, kMostCode = 448;
+  constexpr float kMost = kMostScore * kMostScore / (kMostCode * kMostCode * C::kSize);
+  const int thread = static_cast<int>(threadIdx.x) % 128, lane = thread % 32;
+  const int row = thread / 2, first = thread % 2 * kChunks;
+  const auto place = [&](int chunk) {
+    return q + row * C::kSize + ((first + chunk) ^ (C::kSize == 128 ? row % 8 : row / 2 % 4)) * 16;
+  };
+  std::uint32_t codes[kChunks][4];
+  float squares = 0;
+#pragma unroll
+  for (int chunk = 0; chunk < kChunks; ++chunk) {
+    const float4 x = load16(place(chunk));
+    memcpy(codes[chunk], &x, sizeof x);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const std::uint32_t two = f16_of_codes(codes[chunk][i / 2] >> i % 2 * 16);
+      const float low = F8Rows<C>::first_of(two), high = F8Rows<C>::second_of(two);
+      squares = fmaf(low, low, fmaf(high, high, squares));
+    }
+  }
+  squares += __shfl_xor_sync(~0u, squares, 1);
+  const float by = squares > kMost ? exp2_approx(ceilf(0.5f * log2f(squares / kMost))) : 1.f;
+  if (__any_sync(~0u, by > 1 || negative)) {
+    const std::uint32_t factor = F8Rows<C>::two(negative ? -1 / by : 1 / by);
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      uint4 x;
+      std::uint32_t* const words = &x.x;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const auto times = [&](std::uint32_t two) { return codes_of_f16(fma2(f16_of_codes(two), factor, 0x80008000)); };
+        words[i] = times(codes[chunk][i]) | times(codes[chunk][i] >> 16) << 16;
+      }
+      store16(place(chunk), x);
+    }
+    fence_async_proxy();
+  }
+  divided[0] = __shfl_sync(~0u, by, lane / 4 * 2), divided[1] = __shfl_sync(~0u, by, lane / 4 * 2 + 16);
+}
+
+// Stores the thread's part of a row, whose number among its two is b; NaN if it is a fallback row, which no other has.
+// Returns whether it is. All lanes of a quad call this together.
+template <class C>
+__device__ __forceinline__ bool store_f8_row(const F8Params& params, const F8Tile& tile, int row, int b,
+                                             const float (&sums)[C::kSums], const F8Rows<C>& rows, float of_values) {
+  const AttentionParams& p = params.p;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const float sum = sums[C::kSums - 4 + 2 * b];
+  const bool exists = row < p.sq, empty = F8Tile::seen(params, row) == 0;
+  const float factor = empty ? 0 : of_values / sum;
+  bool good = !rows.bad[b] && is_finite(factor);
+  float x[C::kSize / 4];
+#pragma unroll
+  for (int i = 0; i < C::kSize / 4; ++i) {
+    x[i] = sums[i / 2 * 4 + 2 * b + i % 2] * factor;
+    good &= is_finite(x[i]);
+  }
+  for (const int bit : {1, 2}) good &= __shfl_xor_sync(~0u, static_cast<int>(good), bit) != 0;
+  good |= empty;
+  if (!exists) return false;
+  const std::int64_t out = tile.b * p.out_stride.b + tile.q_head * p.out_stride.h + row * p.out_stride.s;
+#pragma unroll
+  for (int i = 0; i < C::kSize / 4; i += 2) {
+    const float first = !good ? nanf("") : empty ? 0 : x[i], second = !good ? nanf("") : empty ? 0 : x[i + 1];
+    const std::int64_t at = out + (i * 4 + lane % 4 * 2) * p.out_stride.d;
+    if (params.pairs) {
+      static_cast<std::uint32_t*>(p.out)[at / 2] = pack<__nv_bfloat16>(first, second);
+    } else {
+      store(p.out, p.out_type, at, first), store(p.out, p.out_type, at + p.out_stride.d, second);
+    }
+  }
+  if (p.lse && lane % 4 == 0)
+    p.lse[tile.b * p.lse_stride.b + tile.q_head * p.lse_stride.h + row * p.lse_stride.s] =
+        empty ? -kInfinity : rows.lse(b, sum);
+  return !good;
+}
+
+// Computes the fallback rows of a warp once more, whose first row in each tile is `first`: in those of the thread
+// block's tiles whose bits are set.
+template <class C>
+__device__ __noinline__ void redo_f8_rows(const F8Params& params, int first, unsigned bad_tiles) {
+  const AttentionParams& p = params.p;
+  const int lane = static_cast<int>(threadIdx.x) % 32, group = static_cast<int>(p.group);
+  for (int n = 0, number; (number = f8_tile_number(n, params.all_tiles)) < params.all_tiles; ++n) {
+    if ((bad_tiles >> n % 32 & 1) == 0) continue;
+    const F8Tile tile = F8Tile::at<C>(params, number);
+    const int row = tile.row + first + lane;
+    bool bad = false;
+    if (lane < 16 && row < p.sq) {
+      const float x =
+          load(p.out, p.out_type, tile.b * p.out_stride.b + tile.q_head * p.out_stride.h + row * p.out_stride.s);
+      bad = x != x;
+    }
+#pragma unroll 1
+    for (unsigned rows = __ballot_sync(~0u, bad); rows != 0; rows &= rows - 1) {
+      const int number = (tile.row + first + __ffs(static_cast<int>(rows)) - 1) * group + tile.q_head % group;
+      attend_rows<void, kWgmmaF8MaxHeadSize, false>(p, tile.b, tile.q_head / group, number, 1);
+    }
+  }
+}
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, 1) wgmma_f8(const __grid_constant__ F8Params params) {
+  extern __shared__ __align__(1024) std::uint8_t memory[];
+  const F8Shared<C> shared{shared_address(memory)};
+  const AttentionParams& p = params.p;
+  const int group = uniform(threadIdx.x / 128);
+  if (threadIdx.x == 0) shared.init_barriers();
+  shared.write_ones();
+  __syncthreads();
+  if (group == C::kGroups) {
+    registers_decrease<24>();
+    if (threadIdx.x == C::kGroups * 128) load_f8_tiles(params, shared);
+    return;
+  }
+  registers_increase<240>();
+
+  const int thread = static_cast<int>(threadIdx.x) % 128, lane = thread % 32;
+  const int own_row = group * C::kGroupRows + thread / 32 * 16 + lane / 4;  // and the one 8 further on
+  const bool leads = thread == 0;
+  const std::uint32_t own_queries = shared.q + group * C::kGroupRows * C::kSize;
+  F8Rows<C> rows;
+  std::uint32_t s[C::kScores], weights[C::kWeights];
+  float part[C::kSums], all[C::kSums];  // of the tensor cores; of fp32
+  const auto multiply_keys = [&](int stage) {
+    wgmma_fence();
+    pin(s), pin(weights);
+#pragma unroll
+    for (int i = 0; i < C::kSize / 32; ++i)
+      wgmma_f8_abt<C::kSize>(s, matrix_at(own_queries) + 2 * i, matrix_at(shared.k(stage)) + 2 * i, i > 0);
+    wgmma_commit();
+  };
+  const auto multiply_values = [&](int stage, bool adds) {
+    wgmma_fence();
+    pin(part), pin(weights);
+#pragma unroll
+    for (int i = 0; i < C::kKeys / 32; ++i)
+      wgmma_f8_abt(part, weights + 4 * i, matrix_at(shared.v(stage)) + 2 * i, i > 0 || adds);
+    wgmma_commit();
+  };
+
+  int block = 0;           // of keys, so far
+  unsigned bad_tiles = 0;  // with fallback rows, modulo 32
+  int n = 0;
+#pragma unroll 1
+  for (int number; (number = f8_tile_number(n, params.all_tiles)) < params.all_tiles; ++n) {
+    const F8Tile tile = F8Tile::at<C>(params, number);
+    const int row = tile.row + own_row;
+    const int seen[2] = {F8Tile::seen(params, row), F8Tile::seen(params, row + 8)};
+    const int all_see = F8Tile::seen(params, tile.row + group * C::kGroupRows);  // all rows of the warpgroup do
+    const HeadScales scales(p, tile.b, tile.q_head, tile.q_head / static_cast<int>(p.group));
+    barrier_wait(shared.q_full(), n % 2);
+    float octaves[2];
+    fit_queries<C>(own_queries, scales.of_scores < 0, octaves);
+#pragma unroll
+    for (float& x : octaves) x *= fabsf(scales.of_scores);
+    rows.begin(octaves);
+    named_sync(1 + group, 128);  // before the queries are read
+
+    int stage = block % C::kStages;
+    barrier_wait(shared.k_full(stage), block / C::kStages % 2);
+    multiply_keys(stage);
+    wgmma_wait<0>();
+    pin(s);
+    if (leads) barrier_arrive(shared.k_empty(stage));
+    if (C::kKeys > all_see) rows.mask(s, seen, lane % 4 * 2);
+    rows.softmax(s);
+    rows.pack_weights(s, weights);
+#pragma unroll
+    for (float& x : all) x = 0;
+    int blocks_of_part = 0;  // that have been added to `part`
+    bool rescales = false;
+    // Before more is added: a part to all, and both to a new shift.
+    const auto settle = [&] {
+      if (blocks_of_part == C::kPart) {
+#pragma unroll
+        for (int i = 0; i < C::kSums; ++i) all[i] += part[i];
+        blocks_of_part = 0;
+      }
+      if (!rescales) return;
+#pragma unroll
+      for (int i = 0; i < C::kSums; ++i) all[i] *= rows.rescale[i / 2 % 2];
+      if (blocks_of_part > 0) {
+#pragma unroll
+        for (int i = 0; i < C::kSums; ++i) part[i] *= rows.rescale[i / 2 % 2];
+      }
+    };
+#pragma unroll 1
+    for (int i = 1; i < tile.blocks; ++i, ++block) {
+      const int before = block % C::kStages, now = (block + 1) % C::kStages;
+      barrier_wait(shared.k_full(now), (block + 1) / C::kStages % 2);
+      multiply_keys(now);
+      settle();
+      barrier_wait(shared.v_full(before), block / C::kStages % 2);
+      multiply_values(before, blocks_of_part > 0);
+      wgmma_wait<1>();
+      pin(s);
+      if (leads) barrier_arrive(shared.k_empty(now));
+      if ((i + 1) * C::kKeys > all_see) rows.mask(s, seen, i * C::kKeys + lane % 4 * 2);
+      rescales = rows.softmax(s);
+      pin(s);
+      // The compiler would wait for the products first, but for a branch between them and the softmax.
+      if (params.tiles < 0) asm volatile("nanosleep.u32 20;");
+      wgmma_wait<0>();
+      pin(part), pin(weights);
+      if (leads) barrier_arrive(shared.v_empty(before));
+      rows.pack_weights(s, weights);
+      ++blocks_of_part;
+    }
+    if (leads) barrier_arrive(shared.q_empty());
+    stage = block % C::kStages;
+    settle();
+    barrier_wait(shared.v_full(stage), block / C::kStages % 2);
+    multiply_values(stage, blocks_of_part > 0);
+    wgmma_wait<0>();
+    pin(part);
+    if (leads) barrier_arrive(shared.v_empty(stage));
+    ++block;
+#pragma unroll
+    for (int i = 0; i < C::kSums; ++i) all[i] += part[i];
+
+    bool bad = false;
+#pragma unroll
+    for (int b = 0; b < 2; ++b) bad |= store_f8_row<C>(params, tile, row + 8 * b, b, all, rows, scales.of_values);
+    if (__any_sync(~0u, bad)) bad_tiles |= 1u << n % 32;
+  }
+  __syncwarp();  // before results are read and stored once more
+  if (bad_tiles != 0) redo_f8_rows<C>(params, group * C::kGroupRows + thread / 32 * 16, bad_tiles);
+}
+
+}  // namespace rapt::cuda
