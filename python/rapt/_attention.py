@@ -49,6 +49,7 @@ def attention(
     return_lse: bool = False,
     threads: int | None = None,
     isa: str | None = None,
+    kernel: str | None = None,
 ) -> Any:
     """softmax(scale * q k^T, masked) v, without the S x S matrix and without copying an argument.
 
@@ -104,6 +105,8 @@ def attention(
     threads         The most to use; all if not given. Where an argument is PyTorch's they are PyTorch's own threads, up
                     to torch.get_num_threads(); else oneTBB's.
     isa             The highest instruction set to use, one of rapt.info()["isas"].
+    kernel          The entry that computes the call, one of rapt.info()["entries"] by name, or it is refused: for those that
+                    rapt does not choose by itself, and to compare. Otherwise the environment's RAPT_KERNEL, or the best.
 
     PyTorch's tensors may lie on a GPU, if rapt was built with CUDA: all of a call on one, lengths too. The work is queued
     on PyTorch's current stream; causal, window and alibi need `align` wherever lengths are given; k and v may be
@@ -119,7 +122,7 @@ def attention(
     return _core.attention(
         *(q, k, v, causal, align, window, scale, mask, bias, softcap, alibi, sinks, cu_seqlens_q, cu_seqlens_k),
         *(block_table, cache_seqlens, ring, indices, counts, q_scale, k_scale, v_scale, k_zero, v_zero, k_tail, kv_dtype),
-        *(dropout_p, seed, offset, out, return_lse, threads, isa),
+        *(dropout_p, seed, offset, out, return_lse, threads, isa, kernel),
     )
 
 

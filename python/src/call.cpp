@@ -39,12 +39,16 @@ int threads_of(nb::handle object) {
   return static_cast<int>(std::min<std::int64_t>(threads, std::numeric_limits<int>::max()));
 }
 
-std::string isa_of(nb::handle object) {
+// A name, or "" for None.
+std::string name_of(const char* argument, nb::handle object, const std::string& wanted) {
   if (object.is_none()) return {};
-  if (!PyUnicode_Check(object.ptr())) refuse_type("isa", shown(object), "None or the name of an instruction set");
+  if (!PyUnicode_Check(object.ptr())) refuse_type(argument, shown(object), ("None or " + wanted).c_str());
   std::string name = nb::cast<std::string>(object);
-  if (name.empty()) refuse_value("isa", "\"\"", "the name of an instruction set");
+  if (name.empty()) refuse_value(argument, "\"\"", wanted.c_str());
   return name;
+}
+std::string isa_of(nb::handle object) {
+  return name_of("isa", object, "the name of an instruction set");
 }
 
 void run_unlocked(const AttentionArgs& args, const Context& context) {
@@ -182,7 +186,7 @@ class Call {
       out_ = nb::borrow(a.out);
       args_.out = arrays_.take("out", a.out, {.writable = true});
     }
-    context_ = context_of(arrays_, a.threads, a.isa, args_.q.device);
+    context_ = context_of(arrays_, a.threads, a.isa, args_.q.device, a.kernel);
   }
 
   nb::object run() const {
@@ -221,10 +225,11 @@ std::optional<Dropout> dropout_of(nb::handle p, nb::handle seed, nb::handle offs
   return Dropout{*given, unsigned_integer("seed", seed), unsigned_integer("offset", offset)};
 }
 
-Context context_of(const Arrays& arrays, nb::handle threads, nb::handle isa, Device device) {
+Context context_of(const Arrays& arrays, nb::handle threads, nb::handle isa, Device device, nb::handle kernel) {
   const bool torch = arrays.has_tensors();
   const int most = torch && threads.is_none() ? torch_threads(*loaded_torch()) : threads_of(threads);
-  return context_for(most, isa_of(isa), torch ? Pool::torch : Pool::tbb, torch_stream(device));
+  return context_for(most, isa_of(isa), torch ? Pool::torch : Pool::tbb, torch_stream(device),
+                     name_of("kernel", kernel, "the name of an entry"));
 }
 
 nb::object attention(const AttentionArguments& arguments) {

@@ -12,9 +12,10 @@
 
 namespace rapt::python {
 
-/// The context of a call with these arrays; `threads` and `isa` as in rapt.attention. PyTorch's own threads where one
-/// is its tensor: two pools that take turns slow each other down.
-Context context_of(const Arrays& arrays, nb::handle threads, nb::handle isa, Device device);
+/// The context of a call with these arrays; `threads`, `isa` and `kernel` as in rapt.attention. PyTorch's own threads
+/// where one is its tensor: two pools that take turns slow each other down.
+Context context_of(const Arrays& arrays, nb::handle threads, nb::handle isa, Device device,
+                   nb::handle kernel = nb::none());
 
 /// The argument `align` of rapt.attention and its relatives; None is not given.
 std::optional<Align> align_of(nb::handle object);
@@ -26,7 +27,7 @@ std::optional<Dropout> dropout_of(nb::handle p, nb::handle seed, nb::handle offs
 struct AttentionArguments {
   nb::handle q, k, v, causal, align, window, scale, mask, bias, softcap, alibi, sinks, cu_seqlens_q, cu_seqlens_k,
       block_table, cache_seqlens, ring, indices, counts, q_scale, k_scale, v_scale, k_zero, v_zero, k_tail, kv_dtype,
-      dropout_p, seed, offset, out, return_lse, threads, isa;
+      dropout_p, seed, offset, out, return_lse, threads, isa, kernel;
 };
 
 /// rapt.attention: `out`, or (out, lse). Refuses what cannot be read (TypeError, ValueError); the library checks the

@@ -50,8 +50,9 @@ Guards guards_now() {
   return guard_words ? Guards::parse(*guard_words) : Guards::of_environment();
 }
 
-Context make(int threads, const std::string& isa, Pool pool, void* stream) {
+Context make(int threads, const std::string& isa, Pool pool, void* stream, const std::string& kernel) {
   ContextOptions options;
+  options.kernel = kernel;
   options.threads = threads;
   options.stream = stream;
   if (!isa.empty()) options.isa = isa_named(isa);
@@ -71,12 +72,12 @@ std::shared_ptr<Executor> executor_of(Pool pool) {
   return executor ? executor : tbb_executor();
 }
 
-Context context_for(int threads, const std::string& isa, Pool pool, void* stream) {
+Context context_for(int threads, const std::string& isa, Pool pool, void* stream, const std::string& kernel) {
   struct Kept {
     int threads;
     Pool pool;
     void* stream;
-    std::string isa;
+    std::string isa, kernel;
     std::optional<std::string> guard_words;
     Context context;
   };
@@ -89,12 +90,12 @@ Context context_for(int threads, const std::string& isa, Pool pool, void* stream
   const std::lock_guard lock(mutex);
   const auto found = std::find_if(contexts.begin(), contexts.end(), [&](const Kept& kept) {
     return kept.threads == threads && kept.pool == pool && kept.stream == stream && kept.isa == isa &&
-           kept.guard_words == guard_words;
+           kept.kernel == kernel && kept.guard_words == guard_words;
   });
   if (found != contexts.end()) {
     contexts.splice(contexts.begin(), contexts, found);
   } else {
-    contexts.push_front({threads, pool, stream, isa, guard_words, make(threads, isa, pool, stream)});
+    contexts.push_front({threads, pool, stream, isa, kernel, guard_words, make(threads, isa, pool, stream, kernel)});
     if (contexts.size() > kMost) contexts.pop_back();
   }
   return contexts.front().context;

@@ -174,6 +174,20 @@ def test_threads_and_isas_agree():
         assert f".{isa}" in rapt.explain(q, k, v, isa=isa).entry or isa in ("avx512bf16", "neonbf16", "amx")  # fp32 runs on vectors
 
 
+def test_a_named_kernel_computes_the_call():
+    q, k, v = inputs(1, 2, 2, 9, 9, 16)
+    attention = [e for e in rapt.info()["entries"] if e["operation"] == "attention" and "f32" in e["dtypes"]]
+    usable = [e["name"] for e in attention if not e["unusable"] and e["backend"] == "cpu"]
+    assert len(usable) > 1
+    for name in usable:
+        told = rapt.explain(q, k, v, kernel=name) if not dict(rapt.explain(q, k, v).candidates)[name] else None
+        if told is None:
+            continue
+        assert told.entry == name
+        assert_close(rapt.attention(q, k, v, kernel=name), reference.attention(q, k, v)[0])
+    assert rapt.explain(q, k, v).entry == rapt.explain(q, k, v, kernel=None).entry
+
+
 def test_python_runs_while_it_computes():
     q, k, v = inputs(1, 1, 1, 3000, 3000, 64)
     ticks = 0
