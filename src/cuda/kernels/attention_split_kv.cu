@@ -96,15 +96,15 @@ int blocks_of_head(std::int64_t heads, int splits, int least, int most) {
   return splits;
 }
 
-// The same where only the GPU knows how long sequences are. They may be far shorter than there is room for, so all that
-// there is room for begin at once; and some may be far longer than others, so none has too much for itself. But thread
-// blocks without keys take time, too.
+// The same where only the GPU knows how long sequences are. They may be far shorter than there is room for: so there
+// are as many as run at once. And some may be far longer than others: so none has much more than kEnoughKeys. But
+// thread blocks without keys take time, too.
 template <class C>
-std::int64_t blocks_of_any(const AttentionParams& p, std::int64_t heads, std::int64_t splits, std::int64_t blocks) {
+std::int64_t blocks_of_any(const AttentionParams& p, std::int64_t heads, std::int64_t splits) {
   constexpr std::int64_t kEnoughKeys = 2048, kMostBlocks = 2048, kFewest = 4;
   const std::int64_t at_once = C::kBlocks * multiprocessors() / heads;
   const std::int64_t of_long = std::min(ceil_div(p.sk, kEnoughKeys), std::max(kMostBlocks / heads, kFewest));
-  return clamp_to(std::max({blocks, at_once, of_long}), 1, splits);
+  return clamp_to(std::max(at_once, of_long), 1, splits);
 }
 
 // C: of a use other than `any`.
@@ -122,8 +122,9 @@ cudaError_t launch_uniform(SplitKvParams& params, std::int64_t tiles, int shared
   // O.
   const bool shares = C::kComponents == 1 && !params.k.grouped && !params.v.grouped && params.k.bytes == C::kRowBytes;
   std::int64_t blocks = params.splits;
-  if (shares) blocks = blocks_of_head(heads * tiles, params.splits, C::kPlain ? 2 : 4, C::kBlocks);
-  if (shares && !alike) blocks = blocks_of_any<C>(p, heads * tiles, params.splits, blocks);
+  if (shares)
+    blocks = alike ? blocks_of_head(heads * tiles, params.splits, C::kPlain ? 2 : 4, C::kBlocks)
+                   : blocks_of_any<C>(p, heads * tiles, params.splits);
   params.blocks = Divisor(blocks);
   const std::int64_t cluster = tiles * blocks;
   const bool may_cluster = cluster <= 2 || (blocks == params.splits && have_room<C>(cluster, heads));
