@@ -177,7 +177,7 @@ struct F8Rows {
     rescale[0] = rescale[1] = 1;
     if (over) {
 #pragma unroll
-      for (int b = 0; b < 2; ++b) move_shift(b, top[b][0]);
+      for (int b = 0; b < 2; ++b) move_shift(b, top[b][0], code[b]);
     }
 #pragma unroll
     for (int i = 0; i < C::kScores; ++i) s[i] = max2(fma2(s[i], c2[i % 2], b2[i % 2]), kOne2);
@@ -226,13 +226,16 @@ struct F8Rows {
   static constexpr std::uint32_t kOne2 = 0x64006400, kOnes2 = 0x3c003c00, kInfinity2 = 0x7c007c00,
                                  kNegativeZero2 = 0x80008000;
 
-  __device__ __forceinline__ void move_shift(int b, std::uint32_t top) {
+  __device__ static float over_quad(float x) {
+    for (const int bit : {1, 2}) x = fmaxf(x, __shfl_xor_sync(~0u, x, bit));
+    return x;
+  }
+  // If the row's own largest code asks for it: its shift may not depend on its neighbours.
+  __device__ __forceinline__ void move_shift(int b, std::uint32_t top, std::uint32_t code) {
     const float first = first_of(top), second = second_of(top);
     bad[b] |= !(first < kInfinity) || !(second < kInfinity);
-    float largest = fmaxf(first, second);
-    for (const int bit : {1, 2}) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, bit));
-    const float before = first_of(b2[b]) - kOne;
-    if (!(fmaf(8 * largest, c[b], before) > kMostCode - 0.25f)) return;  // another row's, or it sees no key yet
+    const float largest = over_quad(fmaxf(first, second));
+    if (!(over_quad(fmaxf(first_of(code), second_of(code))) > kOne + kMostCode)) return;
     const float octaves = rintf(largest * c[b] * 64) / 64;
     bad[b] |= !(fabsf(octaves) < kMostOctaves);
     b2[b] = two(kOne + 8 * (kTopOctaves - octaves));
