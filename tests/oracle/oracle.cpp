@@ -15,12 +15,22 @@ using namespace inputs;
 
 constexpr std::int64_t kRowBlock = 64;
 
-/// Arithmetic of f8e4m3: products that the tensor cores add to a sum at a time, and what they cut of each of these
-/// addends, as a share of the largest; what fp16 does to exponents and weights; what f8e4m3 does to weights.
-constexpr std::int64_t kStep = 32;
+/// Arithmetic of f8e4m3, as Reference has it. Products that the tensor cores add to a sum at a time, and what they cut
+/// of each of these addends, as a share of the largest; keys whose products with values are one such sum.
+constexpr std::int64_t kStep = 32, kPart = 256;
 constexpr double kCut = 0x1p-13;
-constexpr double kHalfExponent = 0x1p-11, kHalfWeight = 0x1.2p-10, kMostOfWeight = 9;  // log2
-constexpr double kCodeRounding = 0x1p-4, kHalfDenormalCode = 0x1p-10;
+/// Sums of scores are fp16 after each step. No score is past the largest one: queries are divided for that, and have
+/// denormals.
+constexpr double kHalf = 0x1p-11, kLargestScore = 65000, kLargestCode = 448, kLeastNormalCode = 0x1p-6,
+                 kHalfDenormalCode = 0x1p-10;
+/// What a score is multiplied by is fp16, relative to a reference this many powers of two off the largest, at most; one
+/// of them stands for what has only denormals.
+constexpr double kOctavesOffTop = 4;
+/// Codes are linear in scores and rounded: weights are 0.9576 to 1.1085 of what they should be, 1.033 but for 7.4 %.
+/// What is below the least code becomes 0: up to 2^-6.9, where a row's largest weight is at least 2^4.
+constexpr double kCodeRounding = 0.074, kLeastWeight = 0x1.13p-11;
+/// log(1.0331) - 0.02: of the sum of such weights, with what lse is corrected by.
+constexpr double kSumExcess = 0.0126;
 
 /// The types of a call, as far as they bound errors.
 struct Types {
@@ -73,8 +83,8 @@ RowWeights softmax(std::vector<Score>& scores, double sink, bool in_halves, Eige
     s.delta += 2 * kUnit * exponent;
     s.sigma += kUnit * exponent / std::sqrt(3.0);
     if (!in_halves) continue;
-    const double of_half = kHalfExponent * (top - s.x + kMostOfWeight * std::log(2.0));
-    s.delta += of_half + kHalfWeight, s.sigma += of_half / std::sqrt(3.0) + kHalfWeight / 2;
+    const double of_half = kHalf * (top - s.x + kOctavesOffTop * std::log(2.0));
+    s.delta += of_half, s.sigma += of_half / std::sqrt(3.0);
   }
   double sum = std::exp(sink - top);
   const double grown_sink = sink == -kInfinity ? sink : sink - top + 8 * kUnit * std::abs(sink);
@@ -232,52 +242,74 @@ struct Rows {
 /// Whether an entry may multiply codes of f8e4m3.
 bool multiplies_codes(const AttentionArgs& args) {
   const ScoreSpec& s = args.score;
-  return args.q.dtype == DType::f8e4m3 && args.kv.k.dtype == DType::f8e4m3 && args.kv.v.dtype == DType::f8e4m3 &&
-         !s.softcap && !s.bias && !s.mask && !s.alibi && !s.sinks && !s.dropout;
+  return args.q.ndim == 4 && args.q.dtype == DType::f8e4m3 && args.kv.k.dtype == DType::f8e4m3 &&
+         args.kv.v.dtype == DType::f8e4m3 && !s.softcap && !s.bias && !s.mask && !s.alibi && !s.sinks && !s.dropout;
 }
 
-/// What tensor cores lose of a sum of n products of codes.
-Lost lost_of_score(const double* a, const double* b, std::int64_t n) {
-  double sum = 0, sum_of_largest = 0, sum_of_squares = 0;
+/// What the division of a row of queries by a power of two may change of each, `scale` being that of the row's codes.
+RowArray lost_of_queries(const RowArray& q, double scale) {
+  const auto size = static_cast<double>(q.size());
+  const double limit = kLargestScore / (kLargestCode * std::sqrt(size)) * std::abs(scale);
+  const double length = std::sqrt(q.square().sum());
+  if (!(length > limit) || !(limit > 0) || std::isinf(length)) return RowArray::Zero(q.size());
+  const double unit = std::exp2(std::ceil(std::log2(length / limit) + 1e-6)) * std::abs(scale);
+  return (q.abs() < kLeastNormalCode * unit).select(q.abs().min(kHalfDenormalCode * unit), 0);
+}
+
+/// What tensor cores lose of a sum of products of n codes, of which a have been changed by up to `off`.
+Lost lost_of_score(const double* a, const double* off, const double* b, std::int64_t n) {
+  double sum = 0, sum_of_largest = 0, sum_of_squares = 0, changed = 0, changed_squares = 0;
   for (std::int64_t i = 0; i < n; i += kStep) {
     double largest = std::abs(sum);
     for (std::int64_t c = i; c < std::min(i + kStep, n); ++c) {
-      const double product = a[c] * b[c];
+      const double product = a[c] * b[c], change = off[c] * std::abs(b[c]);
       largest = std::max(largest, std::abs(product));
-      sum += product;
+      sum += product, changed += change, changed_squares += change * change;
     }
     largest = std::max(largest, std::abs(sum));
     sum_of_largest += largest, sum_of_squares += largest * largest;
   }
-  constexpr double kAddends = kStep + 1;
-  return {kAddends * kCut * sum_of_largest, kCut * std::sqrt(kAddends / 3 * sum_of_squares)};
+  constexpr double kAddends = kStep + 1, kSquares = kAddends * kCut * kCut + kHalf * kHalf;
+  return {(kAddends * kCut + kHalf) * sum_of_largest + changed,
+          std::sqrt((kSquares * sum_of_squares + changed_squares) / 3)};
 }
 
-/// What the rounding of weights to f8e4m3 may change, of weights up to `largest`.
-RowArray code_roundings(const RowArray& weights, double largest, const CodeProducts& products) {
-  const double lost = std::exp2(-products.least_top) * kHalfDenormalCode * largest;
-  return (kCodeRounding * weights).max(weights.min(lost));
+/// What becoming codes of f8e4m3 may change of weights up to `largest`, all of them times 1.033.
+RowArray code_roundings(const RowArray& weights, double largest) {
+  return (kCodeRounding * weights).max(weights.min(kLeastWeight * largest));
 }
 
-/// The squares of what these roundings are likely to change: [1, dv]. `center` is what values count relative to.
-RowArray rounded_to_codes(const RowArray& p, const Matrix& v, const RowArray& center, const CodeProducts& products) {
+/// The squares of what that is likely to change: [1, dv]. `center` is what values count relative to. Codes are relative
+/// to the largest weight of a block of keys, until a later block has one that codes have no room for.
+RowArray rounded_to_codes(const RowArray& p, const Matrix& v, const RowArray& center) {
+  constexpr Eigen::Index kBlock = 128;
+  constexpr double kTop = 104, kMostCode = 125;
   const double largest = p.size() ? p.maxCoeff() : 0;
-  const RowArray off = code_roundings(p, largest, products);
+  const RowArray off = code_roundings(p, largest);
+  RowArray squares = RowArray::Zero(v.cols());
   Array changes = Array::Zero(128, v.cols());
-  for (Eigen::Index j = 0; j < v.rows(); ++j) {
-    if (!(p[j] > 0)) continue;
-    std::uint8_t code = 0;
-    write_element(&code, DType::f8e4m3, 0, static_cast<float>(std::exp2(products.least_top) * p[j] / largest));
-    changes.row(code) += off[j] * (v.row(j).array() - center);
+  double reference = 0;
+  for (Eigen::Index first = 0; first < v.rows(); first += kBlock) {
+    const Eigen::Index count = std::min(kBlock, v.rows() - first);
+    const double top = p.segment(first, count).maxCoeff();
+    if (top > reference * std::exp2((kMostCode - kTop) / 8)) {
+      squares += changes.square().colwise().sum();
+      changes.setZero(), reference = top;
+    }
+    for (Eigen::Index j = first; j < first + count; ++j) {
+      if (!(p[j] > 0)) continue;
+      const double code = std::clamp(std::round(kTop + 8 * std::log2(p[j] / reference)), 0.0, kMostCode);
+      changes.row(static_cast<Eigen::Index>(code)) += off[j] * (v.row(j).array() - center);
+    }
   }
-  return changes.square().colwise().sum();
+  return squares + changes.square().colwise().sum();
 }
 
 /// What p . v is likely to lose on tensor cores: [1, dv]. Each product has `bits` bits.
-RowArray lost_of_values(const RowArray& p, const Matrix& v, int bits, const CodeProducts& products) {
+RowArray lost_of_values(const RowArray& p, const Matrix& v, int bits) {
   RowArray lost = RowArray::Zero(v.cols());
-  for (Eigen::Index first = 0; first < v.rows(); first += products.part) {
-    const Eigen::Index end = std::min<Eigen::Index>(first + products.part, v.rows());
+  for (Eigen::Index first = 0; first < v.rows(); first += kPart) {
+    const Eigen::Index end = std::min<Eigen::Index>(first + kPart, v.rows());
     RowArray sum = RowArray::Zero(v.cols()), squares = sum;
     for (Eigen::Index j = first; j < end; ++j) {
       if (p[j] > 0) sum += p[j] * v.row(j).array(), squares += (p[j] * v.row(j).array()).square();
@@ -294,23 +326,30 @@ RowArray lost_of_values(const RowArray& p, const Matrix& v, int bits, const Code
 
 /// The bounds of entries that multiply codes of f8e4m3, beside those of fp32, which `result` has. Takes `rows` apart.
 template <class Flat>
-void bound_codes(const Head& head, const Operands& operands, const Matrix& q, std::int64_t first,
-                 const CodeProducts& products, Rows& rows, Reference& result, Flat flat) {
+void bound_codes(const Head& head, const Operands& operands, const Matrix& q, std::int64_t first, Rows& rows,
+                 Reference& result, Flat flat) {
   const Matrix& v = operands.v;
   const std::int64_t len_k = v.rows(), dv = v.cols();
   Array seen(q.rows(), len_k);
   for (std::int64_t r = 0; r < q.rows(); ++r)
     for (std::int64_t j = 0; j < len_k; ++j) seen(r, j) = rows.sees(r, j);
+  Array changed(q.rows(), q.cols());
+  const TensorView& scale = head.args.q_scale;
+  for (std::int64_t r = 0; r < q.rows(); ++r)
+    changed.row(r) = lost_of_queries(
+        q.row(r).array(),
+        scale ? read_element(scale.data, scale.dtype, row_offset(scale, {head.n, first + r}, head.h)) : 1);
   rows.attend(head, first, true, [&](std::int64_t r, std::int64_t j) {
-    return seen(r, j) > 0 ? lost_of_score(q.row(r).data(), head.keys.value.row(j).data(), q.cols()) : Lost();
+    if (seen(r, j) == 0) return Lost();
+    return lost_of_score(q.row(r).data(), changed.row(r).data(), head.keys.value.row(j).data(), q.cols());
   });
   const RowArray largest = operands.largest.row(0).array();
   for (std::int64_t r = 0; r < q.rows(); ++r) {
     const auto row = static_cast<std::size_t>(flat(first + r));
     const RowArray p = rows.p.row(r), grown_weights = (p + rows.growth.row(r)).min(1.0);
     const double top = len_k ? grown_weights.maxCoeff() : 0;
-    const RowArray off = code_roundings(grown_weights, top, products);
-    const double steps = std::min(seen.row(r).sum() / kStep + 1, static_cast<double>(products.part) / kStep);
+    const RowArray off = code_roundings(grown_weights, top);
+    const double steps = std::min(seen.row(r).sum() / kStep + 1, static_cast<double>(kPart) / kStep);
     const double rho = off.sum(), lambda = (kStep + 1) * kCut * steps;
     const Eigen::Index at = static_cast<Eigen::Index>(row) * dv;
     const RowArray out = Eigen::Map<const RowArray>(result.out.data() + at, dv).unaryExpr(&finite_or_0);
@@ -322,24 +361,21 @@ void bound_codes(const Head& head, const Operands& operands, const Matrix& q, st
     const RowArray all = of_keys(grown_weights, operands.v_abs).min(largest);
     const RowArray rounded = of_keys(off, operands.v_abs).min(all);
     const RowArray cut = lambda * (all + rounded);
-    RowArray bound = (grown + rounded + cut).min(cap * (1 + lambda));
-    RowArray center = RowArray::Zero(dv);
-    double lse = 0;
-    if (products.rounded_sums) {
-      center = out;
-      const RowArray turned = of_keys(off, (v.rowwise() - out.matrix()).cwiseAbs());
-      const double left = std::max(1 - rho, 0.0) * (1 - lambda);
-      const RowArray most = cap / (1 - lambda);
-      bound = left > 0 ? (grown + (turned + rho * grown + cut + lambda * (out.abs() + grown)) / left).min(most) : most;
-      // The largest weight of all is left at least.
-      lse = len_k ? std::min(-std::log1p(-std::min(rho, 1.0)),
-                             2 * kCodeRounding - std::log(std::max(p.maxCoeff(), 1e-300))) -
-                        std::log1p(-lambda)
-                  : 0;
-    }
-    RowArray lost = lost_of_values(p, v, 8, products);
-    if (products.rounded_sums) lost = lost.max(lost_of_values(p, Matrix::Ones(len_k, 1), 4, products)[0] * out.abs());
-    const RowArray likely = rounded_to_codes(p, v, center, products) +
+    const double p_max = len_k ? p.maxCoeff() : 1;
+    const RowArray turned = of_keys(off, (v.rowwise() - out.matrix()).cwiseAbs());
+    const double left = std::max(1 - rho, 0.0) * (1 - lambda);
+    const RowArray most = cap / (1 - lambda);
+    const RowArray bound =
+        left > 0 ? (grown + (turned + rho * grown + cut + lambda * (out.abs() + grown)) / left).min(most) : most;
+    // The largest weight of all is left at least.
+    const double lse =
+        len_k ? kSumExcess - std::log1p(-lambda) +
+                    std::min(-std::log1p(-std::min(rho, 1.0)), 2 * kCodeRounding - std::log(std::max(p_max, 1e-300)))
+              : 0;
+    const RowArray lost = lost_of_values(p, v, 8).max(lost_of_values(p, Matrix::Ones(len_k, 1), 4)[0] * out.abs());
+    const double lost_weight = (code_roundings(p, p_max) - kCodeRounding * p).sum();
+    const double kept = std::max(1 - lost_weight, p_max);
+    const RowArray likely = rounded_to_codes(p, v, out) / (kept * kept) +
                             of_keys(rows.expected.row(r), operands.v_squares).min(cap.square()) + lost.square();
     result.f8e4m3.lse_bound[row] = rows.weights[static_cast<std::size_t>(r)].lse_bound + lse;
     Eigen::Map<RowArray>(result.f8e4m3.bound.data() + at, dv) =
@@ -351,7 +387,7 @@ void bound_codes(const Head& head, const Operands& operands, const Matrix& q, st
 /// The results of rows [first, first + count) of a head, written to `flat(row)`.
 template <class Flat>
 void run_block(const Head& head, const Operands& operands, const Matrix& q, std::int64_t first, Reference& result,
-               const CodeProducts& products, Flat flat) {
+               Flat flat) {
   const Matrix& v = head.values.value;
   const std::int64_t count = q.rows(), len_k = v.rows(), dv = v.cols();
   Rows rows(head, operands, q, first);
@@ -406,11 +442,11 @@ void run_block(const Head& head, const Operands& operands, const Matrix& q, std:
         note_plain(result, types, out(r, c), plain(r, c), root_of_squares(r, c), result.bound[at], magnitude(r, c));
     }
   }
-  if (!result.f8e4m3.bound.empty()) bound_codes(head, operands, q, first, products, rows, result, flat);
+  if (!result.f8e4m3.bound.empty()) bound_codes(head, operands, q, first, rows, result, flat);
 }
 
 /// Every token by itself, over the keys of its list.
-void run_gathered(const AttentionArgs& args, std::int64_t row_step, const CodeProducts& products, Reference& result) {
+void run_gathered(const AttentionArgs& args, std::int64_t row_step, Reference& result) {
   const std::int64_t b = args.q.shape[0], hq = args.q.shape[1], sq = args.q.shape[2], hk = args.kv.k.shape[1];
   for (std::int64_t n = 0; n < b; ++n) {
     for (std::int64_t i = 0; i < sq; ++i) {
@@ -424,7 +460,7 @@ void run_gathered(const AttentionArgs& args, std::int64_t row_step, const CodePr
           values.emplace(args.kv, true, h / (hq / hk), slots);
           operands.emplace(*keys, *values);
         }
-        run_block({args, n, h, 0, 0, *keys, *values}, *operands, queries(args, n, h, i, 1), i, result, products,
+        run_block({args, n, h, 0, 0, *keys, *values}, *operands, queries(args, n, h, i, 1), i, result,
                   [&](std::int64_t row) { return (n * hq + h) * sq + row; });
       }
     }
@@ -457,7 +493,7 @@ double dropout_factor(const Dropout& dropout, std::int64_t hq, std::int64_t n, s
   return number < std::round(p * 65536) ? 0 : 1 / (1 - p);
 }
 
-Reference oracle(const AttentionArgs& args, std::int64_t row_step, const CodeProducts& products) {
+Reference oracle(const AttentionArgs& args, std::int64_t row_step) {
   const bool ragged_q = static_cast<bool>(args.cu_seqlens_q);
   const std::int64_t sequences = ragged_q ? args.cu_seqlens_q.shape[0] - 1 : args.q.shape[0];
   const std::int64_t hq = args.q.shape[1], hk = args.kv.k.shape[1];
@@ -476,7 +512,7 @@ Reference oracle(const AttentionArgs& args, std::int64_t row_step, const CodePro
   }
 
   if (args.kv.kind == KvSource::Kind::gathered) {
-    run_gathered(args, row_step, products, result);
+    run_gathered(args, row_step, result);
     return result;
   }
   for (std::int64_t n = 0; n < sequences; ++n) {
@@ -499,11 +535,11 @@ Reference oracle(const AttentionArgs& args, std::int64_t row_step, const CodePro
       const std::int64_t step = row_step > 1 ? row_step : kRowBlock;
       for (std::int64_t i = 0; i < own_q.length; i += step) {
         const std::int64_t count = std::min(block, own_q.length - i);
-        run_block(head, *operands, queries(args, n, h, own_q.begin + i, count), i, result, products, flat);
+        run_block(head, *operands, queries(args, n, h, own_q.begin + i, count), i, result, flat);
       }
       if (row_step > 1 && own_q.length > 0) {
         const std::int64_t last = own_q.length - 1;
-        run_block(head, *operands, queries(args, n, h, own_q.begin + last, 1), last, result, products, flat);
+        run_block(head, *operands, queries(args, n, h, own_q.begin + last, 1), last, result, flat);
       }
     }
   }

@@ -58,49 +58,55 @@ namespace rapt::testing {
 /// of all rows are equal, all have the same one.
 ///
 /// Where q, k and v all are f8e4m3, entries may multiply them as they are: EntryInfo::arithmetic says f8e4m3, and
-/// `f8e4m3` has their bounds, with what CodeProducts says of them. Hopper's tensor cores add 32 products to a sum at a
-/// time. They align the 33 to the largest one's exponent and cut what is behind 13 more bits, so that none loses more
-/// than 2^-13 of the largest. With M_s for the largest magnitude of step s, the sums before and behind it included,
-/// scores lose
+/// `f8e4m3` has their bounds. Hopper's tensor cores add 32 products to a sum at a time. They align the 33 to the
+/// largest one's exponent and cut what is behind 13 more bits, so that none loses more than 2^-13 of the largest. Sums
+/// of scores are fp16 after each step. With M_s for the largest magnitude of step s, the sums before and behind it
+/// included, scores lose
 ///
-///     lost_j = 2^-13 |scale| sum_s 33 M_s      usually  2^-13 |scale| sqrt(sum_s 11 M_s^2)
+///     lost_j = |scale| sum_s (33 * 2^-13 + 2^-11) M_s      usually  |scale| sqrt(sum_s (33 * 2^-26 + 2^-22) M_s^2 / 3)
 ///
-/// Exponents and weights are fp16, so that delta_j has lost_j and
+/// A row of codes is divided by the least power of two 2^k, 1 or more, that keeps all scores in fp16, by its length:
+/// |q| 448 sqrt(d) / 2^k <= 65000. That changes nothing but numbers that become denormals of f8e4m3, below 2^(k - 6),
+/// by up to 2^(k - 10): lost_j has the sum of these changes times |k_ji| more. What scores are multiplied by is one
+/// number of fp16 for a row, so that delta_j has lost_j and
 ///
-///     2^-11 (max_j x_j - x_j + 9 ln 2)  +  2^-9.8
+///     2^-11 (max_j x_j - x_j + 4 ln 2)
 ///
-/// more. D follows. With g_j for the most that p_j may so become, and g for the largest of a row, the rounding to
-/// f8e4m3 changes a weight by up to
+/// more. D follows. Let g_j be the most that p_j may so become, and g the largest of a row.
 ///
-///     r_j = max(2^-4 g_j, min(g_j, 2^-(10 + least_top) g))      rho = sum_j r_j
+/// Weights are not computed: their codes are scores, scaled, shifted and rounded to integers. The number with the code
+/// c, which is (1 + c % 8 / 8) 2^(floor(c / 8) - 7), stands for 2^(c / 8 - 7), which is up to 6.15 % less and never
+/// more; the rounding is one by up to 2^(1 / 16). So weights are 0.9576 to 1.1085 of what they should be. A common
+/// factor does not matter to out, so that this counts as 7.4 % about 1.033. What is below the least code becomes 0, and
+/// codes below 8 are denormals: both are off by up to 2^-6.9, while the largest weight of a row is 2^4 at least, and
+/// about 2^6 where its score counts up to a hundred octaves. Hence a weight may be off by up to
 ///
-/// The second is for what f8e4m3 has only denormals for, or nothing. Products with values lose as those of scores do:
-/// a step's M_s is at most all that the step's part has added up, so that a share of
-/// lambda = 33 * 2^-13 min(n / 32 + 1, part / 32) is lost where a row sees n keys. Then, beside what fp32 may be off by
-/// and one rounding of out,
+///     r_j = max(0.074 g_j, min(g_j, 2^-10.9 g))      rho = sum_j r_j
 ///
-///     |error| <= G + R + lambda (A + R)      G = sum_j p_j (exp(delta_j + D) - 1) |v_j|,  R = sum_j r_j |v_j|,
-///                                            A = sum_j g_j |v_j|
-///
-/// where row sums are of weights in fp32. Sums of rounded weights, by tensor cores, turn with the weights:
+/// Products with values lose as those of scores do, but for the fp16; 256 keys are one sum, and fp32 adds these up. A
+/// step's M_s is at most all that the step's part has added up, so that a share of
+/// lambda = 33 * 2^-13 min(n / 32 + 1, 8) is lost where a row sees n keys. Sums are of the same weights, by tensor
+/// cores as well, and turn with them. So, beside what fp32 may be off by and one rounding of out,
 ///
 ///     |error| <= G + (sum_j r_j |v_j - out| + rho G + lambda (A + R + |out| + G)) / ((1 - rho) (1 - lambda))
 ///
-/// Neither is ever more than the largest |v_j| may be off from out. lse is off by D, and by -log((1 - rho) (1 -
-/// lambda)) where sums are of rounded weights.
+/// with G = sum_j p_j (exp(delta_j + D) - 1) |v_j|, A = sum_j g_j |v_j|, R = sum_j r_j |v_j|, and never more than the
+/// largest |v_j| may be off from out. lse is off by D, by -log((1 - rho) (1 - lambda)), and by what is left of
+/// log 1.033 when 0.02 is taken off.
 ///
 /// That is loose for many keys, whose roundings cancel: hence a limit on the norm of all errors. What is likely is the
 /// root of
 ///
-///     sum_c (sum_{j of code c} e_j u_j)^2  +  the scores'  +  max(L, L_1 |out|)^2
+///     sum_c (sum_{j of code c} e_j (v_j - out))^2 / (1 - e)^2  +  the scores'  +  max(L, L_1 |out|)^2
 ///
-/// where e_j is r_j with p_j for g_j, and u_j is v_j, or v_j - out where the sums turn with the weights. Weights that
-/// become the same code round alike, and their errors add up; those of different codes are as good as independent. L is
-/// what p . v is likely to lose, product by product: all of one below 2^-13 of the sum M of its part, 3 * 2^-16 M of
-/// one below 2^-5 M (half of a unit of a sum that grows on its way to M), else nothing, as products of two codes have
-/// eight bits. L_1 is the same of the sum of weights, of tensor cores; the two cancel in part. An emulation of all this
-/// stays at 0.1 to 0.5 of the limit on random inputs of 1 to 8000 keys, with values of either sign or of one, and below
-/// 0.85 where weights are equal, or one key is far above the others.
+/// where e_j is r_j with p_j for g_j, and e the sum of what exceeds 0.074 p_j. Weights that become the same code round
+/// alike, and their errors add up; those of different codes are as good as independent. Codes are relative to the
+/// largest score of a block of 128 keys, until a later block has one that they have no room for. L is what p . v is
+/// likely to lose, product by product: all of one below 2^-13 of the sum M of its part, 3 * 2^-16 M of one below 2^-5 M
+/// (half of a unit of a sum that grows on its way to M), else nothing, as products of two codes have eight bits. L_1 is
+/// the same of the sum of weights; the two cancel in part. An emulation of all this stays at 0.1 to 0.6 of the limit on
+/// random inputs of 3 to 3000 keys, with values of either sign or of one, and below 0.9 where all scores are one of two
+/// numbers.
 struct Reference {
   std::vector<double> out;
   std::vector<double> lse;
@@ -113,7 +119,7 @@ struct Reference {
   std::vector<char> computed;  ///< 0 for rows left out by `row_step`
   std::int64_t dv = 0;
   /// bound, spread and lse_bound of entries that multiply codes of f8e4m3; empty where q, k and v are not all of that
-  /// type, and where scores have modifiers, sinks or dropout, which no such entry takes.
+  /// type or are ragged, and where scores have modifiers, sinks or dropout, which no such entry takes.
   struct Bounds {
     std::vector<double> bound, spread, lse_bound;
   } f8e4m3;
@@ -130,17 +136,10 @@ std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> counter, st
 double dropout_factor(const Dropout& dropout, std::int64_t hq, std::int64_t n, std::int64_t h, std::int64_t i,
                       std::int64_t j);
 
-/// How an entry multiplies codes of f8e4m3, as far as its bounds depend on it.
-struct CodeProducts {
-  std::int64_t part = 1024;  ///< keys whose products with values are one sum of the tensor cores; fp32 adds these up
-  double least_top = 4;      ///< log2 of the least that a row's largest weight becomes; the most is 448
-  bool rounded_sums = true;  ///< rows are divided by sums of rounded weights, of the tensor cores; else by fp32's
-};
-
 /// Independent of the library: uses the argument types only and trusts them to be valid, those of every KvSource among
 /// them; inputs count as given. Keys that no row sees are not read, nor are their table entries. With row_step n only
 /// every n-th row of each head and the last one are computed, for lengths that would take too long otherwise.
-Reference oracle(const AttentionArgs& args, std::int64_t row_step = 1, const CodeProducts& products = {});
+Reference oracle(const AttentionArgs& args, std::int64_t row_step = 1);
 
 /// What an entry rounds weights to for their products with values, if it does. `bf16`: where q, k and v are codes,
 /// bounds are those of bf16 queries, and the norm of all errors has a limit. `f8e4m3`: bounds are Reference::f8e4m3's;
