@@ -43,9 +43,11 @@ int threads_of(nb::handle object) {
 std::string name_of(const char* argument, nb::handle object, const std::string& wanted) {
   if (object.is_none()) return {};
   if (!PyUnicode_Check(object.ptr())) refuse_type(argument, shown(object), ("None or " + wanted).c_str());
-  std::string name = nb::cast<std::string>(object);
-  if (name.empty()) refuse_value(argument, "\"\"", wanted.c_str());
-  return name;
+  Py_ssize_t size = 0;
+  const char* const name = PyUnicode_AsUTF8AndSize(object.ptr(), &size);
+  if (name == nullptr) PyErr_Clear();  // a surrogate, which no name has
+  if (name == nullptr || size == 0) refuse_value(argument, size == 0 && name ? "\"\"" : shown(object), wanted.c_str());
+  return {name, static_cast<std::size_t>(size)};
 }
 std::string isa_of(nb::handle object) {
   return name_of("isa", object, "the name of an instruction set");

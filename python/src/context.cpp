@@ -51,6 +51,9 @@ Guards guards_now() {
 }
 
 Context make(int threads, const std::string& isa, Pool pool, void* stream, const std::string& kernel) {
+  for (const EntryInfo& entry : entries())
+    if (entry.name == kernel && entry.operation != Operation::attention)
+      throw Error("kernel", "\"" + kernel + "\"", "an entry of attention");
   ContextOptions options;
   options.kernel = kernel;
   options.threads = threads;

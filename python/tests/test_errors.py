@@ -90,6 +90,8 @@ def read_only():
         ({"kernel": ""}, ValueError, r"kernel: got \"\"; wanted the name of an entry"),
         ({"kernel": 1}, TypeError, r"kernel: got 1; wanted None or the name of an entry"),
         ({"kernel": "attention_fast"}, ValueError, r"kernel: got \"attention_fast\""),
+        ({"kernel": "append_kv.f64.generic"}, ValueError, r"kernel: got \"append_kv.f64.generic\"; wanted an entry of attention"),
+        ({"kernel": "\ud800"}, ValueError, r"kernel: got .*; wanted the name of an entry"),
         ({"out": np.empty((2, 4, 8, 15), np.float32)}, ValueError, r"out: got shape \[2, 4, 8, 15\]; wanted v's head size"),
         ({"out": Q}, ValueError, r"out: got memory shared with q"),
         ({"out": read_only()}, ValueError, r"out: got a read-only array; wanted one that can be written"),
