@@ -106,11 +106,12 @@ def attention(
                     to torch.get_num_threads(); else oneTBB's.
     isa             The highest instruction set to use, one of rapt.info()["isas"].
     kernel          The entry that computes the call, one of rapt.info()["entries"] by name, or it is refused: for those that
-                    rapt does not choose by itself, and to compare. Otherwise the environment's RAPT_KERNEL, or the best.
+                    rapt does not choose by itself, and to compare. Entries of other operations are refused. If not given, the
+                    environment's RAPT_KERNEL, or the best.
 
     PyTorch's tensors may lie on a GPU, if rapt was built with CUDA: all of a call on one, lengths too. The work is queued
-    on PyTorch's current stream; causal, window and alibi need `align` wherever lengths are given; k and v may be
-    neither quantised nor gathered.
+    on PyTorch's current stream; causal, window and alibi need `align` wherever lengths are given; k and v may not be
+    gathered, and there is no dropout.
 
     Returns a C-contiguous array of q's type, bfloat16 for float8_e4m3fn: PyTorch's for its tensors, else NumPy's (bfloat16 by
     ml_dtypes). A row that attends no key is 0. Raises TypeError or ValueError, naming the argument, before anything is written.

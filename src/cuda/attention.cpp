@@ -126,7 +126,10 @@ constexpr AttentionKernel kWgmmaF8 = {
               .min_head_size = kWgmmaF8MinHeadSize,
               .max_head_size = kWgmmaF8MaxHeadSize},
     .refuse = [](const AttentionParams& a) -> std::string_view {
-      return wgmma_can_count(a) ? "" : "takes fewer than 2^30 rows and keys";
+      constexpr std::int64_t kLimit = std::int64_t{1} << 30;
+      const bool can_count = wgmma_can_count(a) && simt_tiles(a) < kLimit / std::max<std::int64_t>(a.group, 1) &&
+                             a.b * a.hk * (a.sk + 127) / 128 < kLimit;
+      return can_count ? "" : "takes fewer than 2^30 rows, keys, and blocks of these in all heads";
     },
     .refuse_problem = refuse_wgmma_f8,
     .f8_queries = F8Queries::any,

@@ -553,6 +553,32 @@ TEST_CASE("guide: CUDA", "[examples]") {
   CHECK_THROWS_AS(call(), rapt::Error);
 }
 
+TEST_CASE("guide: 8-bit products on CUDA", "[examples]") {
+  constexpr std::int64_t s = 8;
+  void *stream = nullptr, *q = nullptr, *k = nullptr, *v = nullptr, *out = nullptr;
+  float *q_scale = nullptr, *k_scale = nullptr, *v_scale = nullptr;
+  const auto call = [&] {
+    using enum rapt::DType;
+    rapt::AttentionArgs args;
+    rapt::TensorView keys(k, f8e4m3, {b, hk, s, d}), values(v, f8e4m3, {b, hk, s, d});
+    rapt::TensorView k_scales(k_scale, f32, {b, hk, 1, 1}), v_scales(v_scale, f32, {b, hk, 1, 1});
+    args.q = rapt::TensorView(q, f8e4m3, {b, hq, s, d});
+    args.q_scale = rapt::TensorView(q_scale, f32, {b, hq, 1, 1});
+    args.out = rapt::MutableTensorView(out, bf16, {b, hq, s, d});
+    args.q.device = args.q_scale.device = args.out.device = {rapt::DeviceType::cuda, 0};
+    keys.device = values.device = k_scales.device = v_scales.device = {rapt::DeviceType::cuda, 0};
+    args.kv = rapt::KvSource::strided(keys, values).quantized(k_scales, v_scales);
+
+    rapt::ContextOptions options;
+    options.kernel = "attention_wgmma.f8e4m3.cuda.sm90a";
+    options.stream = stream;
+    const rapt::Context context(options);  // which refuses other calls of attention
+    rapt::attention(args, context);
+  };
+  // Refused by the context where there is no such GPU, else for null pointers: tests/cuda runs such calls.
+  CHECK_THROWS_AS(call(), rapt::Error);
+}
+
 TEST_CASE("guide: Eigen", "[examples]") {
   const Eigen::Index s = 7;
   Eigen::MatrixXf q(s, d), k(s, d), v(s, d), out(s, d);

@@ -17,12 +17,14 @@ std::int64_t padded_keys(const AttentionParams& p) {
 // the weights that a lane has in a register: in place 4 t + n is key 2 t + n % 2 + n / 2 * 8.
 template <int kSize>
 __global__ void __launch_bounds__(kTransposeThreads)
-    transpose(const __grid_constant__ AttentionParams p, std::uint8_t* to, std::int64_t row_keys) {
+    transpose(const __grid_constant__ AttentionParams p, std::uint8_t* to, std::int64_t row_keys,
+              unsigned head_blocks) {
   constexpr int kWords = kSize / 4, kSixteens = kBlockKeys / 16;  // of a key; of the block
   __shared__ uint4 columns[kSize][kSixteens];
   let_next_start();
-  const auto first = static_cast<std::int64_t>(blockIdx.x) * kBlockKeys;
-  const auto hk = static_cast<std::int64_t>(blockIdx.y), b = static_cast<std::int64_t>(blockIdx.z);
+  const unsigned head = blockIdx.x / head_blocks;
+  const std::int64_t first = std::int64_t{blockIdx.x - head * head_blocks} * kBlockKeys, b = head / p.hk,
+                     hk = head - b * p.hk;
   const auto* const from = static_cast<const std::uint8_t*>(p.v) + b * p.v_stride.b + hk * p.v_stride.h;
   for (int i = static_cast<int>(threadIdx.x); i < kWords * kSixteens; i += kTransposeThreads) {
     const int word = i % kWords, sixteen = i / kWords;
@@ -47,7 +49,7 @@ __global__ void __launch_bounds__(kTransposeThreads)
       columns[4 * word + n][sixteen ^ word % kSixteens] = make_uint4(y[n][0], y[n][1], y[n][2], y[n][3]);
   }
   __syncthreads();
-  std::uint8_t* const rows = to + (b * p.hk + hk) * kSize * row_keys + first;
+  std::uint8_t* const rows = to + std::int64_t{head} * kSize * row_keys + first;
   for (int i = static_cast<int>(threadIdx.x); i < kSize * kSixteens; i += kTransposeThreads) {
     const int column = i / kSixteens, sixteen = i % kSixteens;
     *reinterpret_cast<uint4*>(rows + column * row_keys + 16 * sixteen) =
@@ -78,7 +80,8 @@ cudaError_t launch(const AttentionParams& p, std::byte* workspace, cudaStream_t 
   const std::int64_t tiles = ceil_div(p.sq, C::kRows), all = tiles * p.b * p.hk * p.group;
   params.tiles = static_cast<int>(tiles), params.all_tiles = static_cast<int>(all);
   const Sequence sequence{0, 0, p.sq, p.sk, 0};
-  const std::int64_t limit = p.sk + p.sq;  // past all keys from any row
+  constexpr std::int64_t kFar = 1 << 30;
+  const std::int64_t limit = std::min(p.sk + p.sq, kFar);  // past all keys from any row
   params.window = static_cast<int>(
       p.score.right == kOpen ? limit : clamp_to(row_offset(p.score, sequence) + p.score.right + 1, -limit, limit));
   // Long causal tiles first, or the last ones to begin would be the last to end; and heads whose keys fit L2 together.
@@ -86,20 +89,19 @@ cudaError_t launch(const AttentionParams& p, std::byte* workspace, cudaStream_t 
   const Strides& s = p.out_stride;
   params.pairs = p.out_type == DType::bf16 && s.d == 1 && reinterpret_cast<std::uintptr_t>(p.out) % 4 == 0 &&
                  (s.b | s.h | s.s) % 2 == 0;
-  const dim3 blocks(static_cast<unsigned>(padded_keys(p) / kBlockKeys), static_cast<unsigned>(p.hk),
-                    static_cast<unsigned>(p.b));
-  cudaError_t status = launch_clusters(1, false, transpose<kSize>, blocks, kTransposeThreads, 0, stream, p,
-                                       reinterpret_cast<std::uint8_t*>(workspace), padded_keys(p));
+  const auto head_blocks = static_cast<unsigned>(padded_keys(p) / kBlockKeys);
+  const cudaError_t status =
+      launch_kernel(false, transpose<kSize>, static_cast<unsigned>(p.b * p.hk) * head_blocks, kTransposeThreads, 0,
+                    stream, p, reinterpret_cast<std::uint8_t*>(workspace), padded_keys(p), head_blocks);
   if (status != cudaSuccess) return status;
   const auto at_once = static_cast<unsigned>(std::min<std::int64_t>(multiprocessors(), all));
   return launch_kernel(true, wgmma_f8<C>, at_once, C::kThreads, C::kSharedBytes, stream, params);
 }
 
-// Whether vectors reach all rows, a grid all heads, and a head's queries have one scale.
+// Whether vectors reach all rows, and a head's queries have one scale.
 bool takes(const AttentionParams& p) {
-  constexpr std::int64_t kMost = 65535;  // of some coordinates of a grid
-  return p.sk > 0 && std::max(p.hk, p.b) <= kMost && is_vector(p.q, p.q_stride, 1) && is_vector(p.k, p.k_stride, 1) &&
-         is_vector(p.v, p.v_stride, 1) && (!p.q_scale || p.q_scale_stride.s == 0);
+  return p.sk > 0 && is_vector(p.q, p.q_stride, 1) && is_vector(p.k, p.k_stride, 1) && is_vector(p.v, p.v_stride, 1) &&
+         (!p.q_scale || p.q_scale_stride.s == 0);
 }
 
 }  // namespace

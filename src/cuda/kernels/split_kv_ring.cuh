@@ -68,8 +68,8 @@ struct SplitKvParams {
   SplitGrid grid;
   bool in_blocks;     // keys are in pages or a ring
   Divisor page_size;  // of these
-  // Of split_kv_uniform: rows of a kv head, thread blocks for each tile of these, and where all sequences are alike,
-  // splits of a kv head.
+  // Of split_kv_uniform: rows of a kv head, thread blocks for each tile of these, and the most splits that a kv head
+  // has.
   int rows;
   Divisor blocks;
   int splits;

@@ -118,6 +118,7 @@ __global__ void __launch_bounds__(kSplitKvThreads, C::kBlocks)
   __shared__ float q_sums[C::kPlain ? 1 : C::kSize / kGroupUnit * C::kRows];
   let_next_start();
   const UniformSplitBlock<C> block(params);
+  if (!block.exists && !params.combines) return;
   const std::uint32_t rings = shared_address(shared), q = rings + kSplitKvWarps * C::kSlots * params.slot_bytes;
   const KvRing<C> ring(params, block, rings);
   // Before keys, or they come behind these.

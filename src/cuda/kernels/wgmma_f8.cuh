@@ -2,8 +2,8 @@
 //
 // Scores come from the tensor cores as fp16, two to a register. No exponential is computed, and no number converted:
 // the code of an f8e4m3 number w is 8 (log2 w + 7), but for its three last bits, which are linear in w. A score times a
-// constant plus 1024, in fp16, has the weight's code in its lowest byte, rounded. So a weight is off by up to 2^-4 of
-// itself for its rounding, and by up to 6.2 % more as 1 + f stands for 2^f.
+// constant plus 1024, in fp16, has the weight's code in its lowest byte, rounded. So a weight is off by up to 2^(1/16)
+// of itself, 4.4 %, for its rounding, and is up to 6.2 % larger, as 1 + f stands for 2^f.
 //
 // Values are transposed beforehand, since 8-bit products take both operands by rows of what is summed over; eight rows
 // of ones follow, whose products are the sums of weights as they are rounded. The tensor cores' own sums have some 13
@@ -35,7 +35,7 @@ struct F8Config {
   static constexpr int kValueBytes = ((kSize + 8) * kKeys + 1023) / 1024 * 1024;  // the swizzle's unit
   static constexpr int kStageBytes = kKeyBytes + kValueBytes;
   static constexpr int kBarriers = 2 + 4 * kStages;
-  static constexpr int kSharedBytes = kQueryBytes + kStages * kStageBytes + 8 * kBarriers + 1024;
+  static constexpr int kSharedBytes = kQueryBytes + kStages * kStageBytes + 8 * kBarriers;
 };
 
 struct F8Params {
@@ -198,8 +198,8 @@ struct F8Rows {
 
   // Of rows that see the first `seen` keys, from `key` on, what is behind them.
   __device__ __forceinline__ static void mask(std::uint32_t (&s)[C::kScores], const int (&seen)[2], int key) {
-    std::uint32_t
-        ahead[2];  // how many keys on the last seen one is, and a half: times infinity, what a score is held to
+    // How many keys further on the last seen one is, and a half: times infinity, what scores are held to.
+    std::uint32_t ahead[2];
 #pragma unroll
     for (int b = 0; b < 2; ++b) {
       const float keys = static_cast<float>(max(min(seen[b] - 1 - key, 1000), -1000)) + 0.5f;
@@ -275,8 +275,8 @@ struct HeadScales {
 };
 
 // Makes a warpgroup's queries such that no score leaves fp16, and scores rise with what they count as: rows are divided
-// by powers of two, and negated where `negative`. Returns what the thread's two rows were divided by. A row of queries
-// is at most |q|, and one of keys 448 times the root of its columns.
+// by powers of two, and negated where `negative`. Returns what the thread's two rows were divided by. No score is
+// larger than the length of its query times that of the longest key there is, 448 times the root of its columns.
 template <class C>
 __device__ __forceinline__ void fit_queries(std::uint32_t q, bool negative, float (&divided)[2]) {
   constexpr int kChunks = C::kSize / 32;  // of 16 bytes, that a thread has of the row that it shares with its neighbour
