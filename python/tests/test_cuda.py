@@ -287,31 +287,47 @@ def test_transformers_operator():
 ENTRIES = [
     e["name"]
     for e in rapt.info()["entries"]
-    if e["backend"] == "cuda" and e["operation"] == "attention" and not e["unusable"]
+    if e["backend"] == "cuda" and e["operation"] == "attention" and not e["unusable"] and {"f32", "bf16", "f16"} & set(e["dtypes"])
 ]
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_like_triton(entry, monkeypatch):
+def test_like_triton(entry):
     pytest.importorskip("triton")
     import triton_attention
 
-    monkeypatch.setenv("RAPT_KERNEL", entry)
     taken = set()
-    with torch.cuda.stream(torch.cuda.Stream()):  # whose contexts are new and look at RAPT_KERNEL
-        for dtype, bound in BOUNDS.items():
-            for sq, sk, d in ((70, 90, 40), (1, 65, 128), (300, 300, 64)):
-                q, k, v = (t.cuda() for t in tensors(dtype, sq, sk, d))
-                try:
-                    assert rapt.explain(q, k, v).entry == entry
-                except ValueError as error:
-                    refusals = ["takes other element types"] + ["takes up to 64 rows"] * (sq > 1)
-                    assert any(reason in str(error) for reason in refusals)
-                    continue
-                taken.add(dtype)
-                for options in ({"causal": False}, {"causal": True, "scale": 0.3}):
-                    wanted, wanted_lse = triton_attention.attention(q, k, v, **options)
-                    got, lse = rapt.attention(q, k, v, align="bottom_right", return_lse=True, **options)
-                    assert relative(got, wanted) < 2 * bound
-                    assert relative(lse, wanted_lse) < 2e-6
+    for dtype, bound in BOUNDS.items():
+        for sq, sk, d in ((70, 90, 40), (1, 65, 128), (300, 300, 64)):
+            q, k, v = (t.cuda() for t in tensors(dtype, sq, sk, d))
+            try:
+                assert rapt.explain(q, k, v, kernel=entry).entry == entry
+            except ValueError as error:
+                refusals = ["takes other element types"] + ["takes up to 64 rows"] * (sq > 1)
+                assert any(reason in str(error) for reason in refusals)
+                continue
+            taken.add(dtype)
+            for options in ({"causal": False}, {"causal": True, "scale": 0.3}):
+                wanted, wanted_lse = triton_attention.attention(q, k, v, **options)
+                got, lse = rapt.attention(q, k, v, align="bottom_right", return_lse=True, kernel=entry, **options)
+                assert relative(got, wanted) < 2 * bound
+                assert relative(lse, wanted_lse) < 2e-6
     assert taken
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("d", [64, 128])
+def test_8_bit_products(d, causal):
+    name = "attention_wgmma.f8e4m3.cuda.sm90a"
+    unusable = {e["name"]: e["unusable"] for e in rapt.info()["entries"]}.get(name, "not in this build")
+    if unusable:
+        pytest.skip(unusable)
+    q, k, v = (t.cuda().to(torch.float8_e4m3fn) for t in tensors(torch.float32, 300, 500, d))
+    scales = [torch.rand(t.shape[0], t.shape[1], 1, 1, device="cuda") + 0.5 for t in (q, k, v)]
+    given = dict(zip(("q_scale", "k_scale", "v_scale"), scales), causal=causal, align="bottom_right", return_lse=True)
+    assert rapt.explain(q, k, v, **given).entry != name
+    out, lse = rapt.attention(q, k, v, kernel=name, **given)
+    numbers = [t.float() * scale for t, scale in zip((q, k, v), scales)]
+    wanted, wanted_lse = rapt.attention(*numbers, causal=causal, align="bottom_right", return_lse=True)
+    assert out.dtype == torch.bfloat16 and 1e-3 < relative(out, wanted) < 0.06
+    assert (lse - wanted_lse).abs().max() < 0.15
