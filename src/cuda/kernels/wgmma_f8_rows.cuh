@@ -1,0 +1,323 @@
+// What a thread does of attention by products of f8e4m3, beside these products: which rows are whose, scores to
+// weights, and results.
+//
+// Scores come from the tensor cores as fp16, two to a register. No exponential is computed, and no number converted:
+// the code of an f8e4m3 number w is 8 (log2 w + 7), but for its three last bits, which are linear in w. A score times a
+// constant plus 1024, in fp16, has the weight's code in its lowest byte, rounded. So a weight is off by up to 2^(1/16)
+// of itself, 4.4 %, for its rounding, and is up to 6.2 % larger, as 1 + f stands for 2^f.
+//
+// A row of queries is divided by a power of two where its scores might leave fp16, whatever the keys.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "cuda/hopper/products_f8.cuh"
+#include "cuda/hopper/ptx.cuh"
+#include "cuda/kernels/kernels.hpp"
+#include "cuda/tile/fallback_rows.cuh"
+
+namespace rapt::cuda {
+
+template <int kSize_>
+struct F8Config {
+  static constexpr int kSize = kSize_;                // columns
+  static constexpr int kGroups = 2, kGroupRows = 64;  // warpgroups that multiply; one thread of another loads
+  static constexpr int kRows = kGroups * kGroupRows, kKeys = 128, kStages = 4;
+  static constexpr int kThreads = 128 * (kGroups + 1);
+  static constexpr int kPart = 2;
+  static constexpr int kScores = kKeys / 4, kWeights = kKeys / 8;  // registers
+  static constexpr int kSums = (kSize + 8) / 2;                    // of O, and of weights
+  static constexpr int kQueryBytes = kRows * kSize, kKeyBytes = kKeys * kSize;
+  static constexpr int kValueBytes = ((kSize + 8) * kKeys + 1023) / 1024 * 1024;  // the swizzle's unit
+  static constexpr int kStageBytes = kKeyBytes + kValueBytes;
+  static constexpr int kBarriers = 2 + 4 * kStages;
+  static constexpr int kSharedBytes = kQueryBytes + kStages * kStageBytes + 8 * kBarriers;
+};
+
+struct F8Params {
+  AttentionParams p;
+  CUtensorMap q, k, v;   // v: [b hk][columns][keys]
+  int tiles, all_tiles;  // of a query head; of the call
+  int window;            // row `token` sees the keys before token + window, up to p.sk
+  bool heads_first;      // tiles of all heads in turn, longest first; or all tiles of a head
+  bool pairs;            // results are stored two bf16 numbers at a time
+};
+
+// A tile: kRows rows of a query head.
+struct F8Tile {
+  int b, q_head, row, blocks;
+
+  template <class C>
+  __device__ static F8Tile at(const F8Params& params, int number) {
+    const AttentionParams& p = params.p;
+    const int heads = static_cast<int>(p.b * p.hk * p.group);
+    const int head = params.heads_first ? number % heads : number / params.tiles;
+    const int tile = params.tiles - 1 - (params.heads_first ? number / heads : number % params.tiles);
+    const int of_batch = static_cast<int>(p.hk * p.group), row = tile * C::kRows;
+    const int keys = seen(params, min(row + C::kRows, static_cast<int>(p.sq)) - 1);
+    return {head / of_batch, head % of_batch, row, max((keys + C::kKeys - 1) / C::kKeys, 1)};
+  }
+  // How many keys a row sees.
+  __device__ static int seen(const F8Params& params, int row) {
+    return max(min(row + params.window, static_cast<int>(params.p.sk)), 0);
+  }
+};
+
+// A thread block's n-th tile. Waves go to and fro, as later tiles may be shorter.
+__device__ inline int f8_tile_number(int n, int tiles) {
+  const int blocks = static_cast<int>(gridDim.x), own = static_cast<int>(blockIdx.x);
+  return n * blocks + (n % 2 == 0 || (n + 1) * blocks > tiles ? own : blocks - 1 - own);
+}
+// What a thread has of its two rows, 8 apart, of which the lanes of a quad have a part of the keys each.
+//
+// A score s becomes 1024 + c s + b in fp16: a code as an integer, its weight 2^(code / 8 - 7) at every eighth. A shift
+// is set anew only when a code would pass the largest number's: the largest score's code is then kTop.
+template <class C>
+struct F8Rows {
+  static constexpr float kOne = 1024, kMostCode = 125, kTop = 104;     // the greatest f8e4m3 number has code 126
+  static constexpr float kTopOctaves = kTop / 8, kMostOctaves = 8000;  // of a shift that fp16 has
+  // Of the row sum of many keys, by which 1 + f is larger than 2^f on average, half is taken off lse, so that it is off
+  // by no more for few.
+  static constexpr float kMeanExcess = 0.02f;
+
+  std::uint32_t c2[2], b2[2];  // c, and 1024 + b: twice in fp16
+  float c[2];                  // c / 8: octaves to a score
+  float exact[2];              // c before it was rounded, over c
+  float m[2], rescale[2];      // the shift in octaves: of the score whose code is kTop; what O counts by
+  bool bad[2];                 // a score is no number, or its shift none that fp16 has
+
+  __device__ void begin(const float (&octaves)[2]) {
+#pragma unroll
+    for (int b = 0; b < 2; ++b) {
+      c2[b] = two(8 * octaves[b]), b2[b] = two(kInfinity);
+      c[b] = first_of(c2[b]) / 8;
+      exact[b] = c[b] == 0 ? 1 : octaves[b] / c[b];
+      bad[b] = !is_finite(c[b]);
+      m[b] = 0, rescale[b] = 1;
+    }
+  }
+
+  // Scores to codes. Returns whether O has to be rescaled before weights with these codes are added.
+  __device__ __forceinline__ bool softmax(std::uint32_t (&s)[C::kScores]) {
+    std::uint32_t top[2][2];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) top[i % 2][i / 2] = s[i];
+#pragma unroll
+    for (int i = 4; i < C::kScores; ++i) top[i % 2][i / 2 % 2] = max_or_nan(top[i % 2][i / 2 % 2], s[i]);
+    std::uint32_t code[2];
+#pragma unroll
+    for (int b = 0; b < 2; ++b) {
+      top[b][0] = max_or_nan(top[b][0], top[b][1]);
+      code[b] = fma2(top[b][0], c2[b], b2[b]);
+    }
+    const std::uint32_t both = max_or_nan(code[0], code[1]);
+    constexpr float kMost = kOne + kMostCode;
+    const bool over = __any_sync(~0u, !(first_of(both) <= kMost) || !(second_of(both) <= kMost));  // or NaN
+    rescale[0] = rescale[1] = 1;
+    if (over) {
+#pragma unroll
+      for (int b = 0; b < 2; ++b) move_shift(b, top[b][0], code[b]);
+    }
+#pragma unroll
+    for (int i = 0; i < C::kScores; ++i) s[i] = max2(fma2(s[i], c2[i % 2], b2[i % 2]), kOne2);
+    return over;
+  }
+  // Four weights to a register, in the order that V's keys are in.
+  __device__ static void pack_weights(const std::uint32_t (&s)[C::kScores], std::uint32_t (&weights)[C::kWeights]) {
+#pragma unroll
+    for (int i = 0; i < C::kWeights; ++i) {
+      const int at = i / 4 * 8 + i / 2 % 2 * 4 + i % 2;
+      weights[i] = __byte_perm(s[at], s[at + 2], 0x6420);
+    }
+  }
+  // lse of a row whose weights have this sum.
+  __device__ float lse(int b, float sum) const {
+    return sum == 0 ? -kInfinity : (m[b] * exact[b] - kTopOctaves + 7 + log2f(sum)) * kLn2 - kMeanExcess;
+  }
+
+  // Of rows that see the first `seen` keys, from `key` on, what is behind them.
+  __device__ __forceinline__ static void mask(std::uint32_t (&s)[C::kScores], const int (&seen)[2], int key) {
+    // How many keys further on the last seen one is, and a half: times infinity, what scores are held to.
+    std::uint32_t ahead[2];
+#pragma unroll
+    for (int b = 0; b < 2; ++b) {
+      const float keys = static_cast<float>(max(min(seen[b] - 1 - key, 1000), -1000)) + 0.5f;
+      ahead[b] = two_of(keys, keys - 1);
+    }
+#pragma unroll
+    for (int i = 0; i < C::kScores; ++i) {
+      const std::uint32_t keys = fma2(ahead[i % 2], kOnes2, negative_in_f16(i / 2 * 8));
+      s[i] = min2(s[i], fma2(keys, kInfinity2, kNegativeZero2));  // a number, or of NaN that is seen Inf
+    }
+  }
+
+ private:
+  // -n, a multiple of 8 below 128, twice.
+  __device__ static constexpr std::uint32_t negative_in_f16(int n) {
+    if (n == 0) return 0x80008000;
+    int exponent = 3;
+    while (n >> exponent > 1) ++exponent;
+    const auto half =
+        static_cast<std::uint32_t>(0x8000 | (exponent + 15) << 10 | (n - (1 << exponent)) << (10 - exponent));
+    return half | half << 16;
+  }
+
+  static constexpr std::uint32_t kOne2 = 0x64006400, kOnes2 = 0x3c003c00, kInfinity2 = 0x7c007c00,
+                                 kNegativeZero2 = 0x80008000;
+
+  __device__ static float over_quad(float x) {
+    for (const int bit : {1, 2}) x = fmaxf(x, __shfl_xor_sync(~0u, x, bit));
+    return x;
+  }
+  // If the row's own largest code asks for it: its shift may not depend on its neighbours.
+  __device__ __forceinline__ void move_shift(int b, std::uint32_t top, std::uint32_t code) {
+    const float first = first_of(top), second = second_of(top);
+    bad[b] |= !(first < kInfinity) || !(second < kInfinity);
+    const float largest = over_quad(fmaxf(first, second));
+    if (!(over_quad(fmaxf(first_of(code), second_of(code))) > kOne + kMostCode)) return;
+    const float octaves = rintf(largest * c[b] * 64) / 64;
+    bad[b] |= !(fabsf(octaves) < kMostOctaves);
+    b2[b] = two(kOne + 8 * (kTopOctaves - octaves));
+    const float now = kTopOctaves - (first_of(b2[b]) - kOne) / 8;  // as fp16 has it
+    rescale[b] = exp2_approx(m[b] - now);
+    m[b] = now;
+  }
+
+ public:
+  __device__ static std::uint32_t two_of(float low, float high) {
+    return pack<__half>(low, high);
+  }
+  __device__ static std::uint32_t two(float x) {
+    return two_of(x, x);
+  }
+  __device__ static float first_of(std::uint32_t two) {
+    return __half2float(__ushort_as_half(static_cast<unsigned short>(two & 0xffff)));
+  }
+  __device__ static float second_of(std::uint32_t two) {
+    return __half2float(__ushort_as_half(static_cast<unsigned short>(two >> 16)));
+  }
+};
+
+// The scales of a head: of its scores in octaves, and of its values. What is not finite becomes NaN.
+struct HeadScales {
+  float of_scores, of_values;
+
+  __device__ HeadScales(const AttentionParams& p, int b, int q_head, int hk) {
+    const auto scale = [b](const float* data, const Strides& s, int head) {
+      const float x = data ? data[b * s.b + head * s.h] : 1.f;
+      return fmaf(x, 0, x);
+    };
+    of_scores = p.score.scale_log2 * scale(p.q_scale, p.q_scale_stride, q_head) *
+                scale(p.k_quant.scale, p.k_quant.scale_stride, hk);
+    of_values = scale(p.v_quant.scale, p.v_quant.scale_stride, hk);
+  }
+};
+
+// Makes a warpgroup's queries such that no score leaves fp16, and scores rise with what they count as: rows are divided
+// by powers of two, and negated where `negative`. Returns what the thread's two rows were divided by. No score is
+// larger than the length of its query times that of the longest key there is, 448 times the root of its columns.
+template <class C>
+__device__ __forceinline__ void fit_queries(std::uint32_t q, bool negative, float (&divided)[2]) {
+  constexpr int kChunks = C::kSize / 32;  // of 16 bytes, that a thread has of the row that it shares with its neighbour
+  constexpr float kMostScore = 65000, kMostCode = 448;
+  constexpr float kMost = kMostScore * kMostScore / (kMostCode * kMostCode * C::kSize);
+  const int thread = static_cast<int>(threadIdx.x) % 128, lane = thread % 32;
+  const int row = thread / 2, first = thread % 2 * kChunks;
+  const auto place = [&](int chunk) {
+    return q + row * C::kSize + ((first + chunk) ^ (C::kSize == 128 ? row % 8 : row / 2 % 4)) * 16;
+  };
+  std::uint32_t codes[kChunks][4];
+  float squares = 0;
+#pragma unroll
+  for (int chunk = 0; chunk < kChunks; ++chunk) {
+    const float4 x = load16(place(chunk));
+    memcpy(codes[chunk], &x, sizeof x);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const std::uint32_t two = f16_of_codes(codes[chunk][i / 2] >> i % 2 * 16);
+      const float low = F8Rows<C>::first_of(two), high = F8Rows<C>::second_of(two);
+      squares = fmaf(low, low, fmaf(high, high, squares));
+    }
+  }
+  squares += __shfl_xor_sync(~0u, squares, 1);
+  const float by = squares > kMost ? exp2_approx(ceilf(0.5f * log2f(squares / kMost))) : 1.f;
+  if (__any_sync(~0u, by > 1 || negative)) {
+    const std::uint32_t factor = F8Rows<C>::two(negative ? -1 / by : 1 / by);
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      uint4 x;
+      std::uint32_t* const words = &x.x;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const auto times = [&](std::uint32_t two) { return codes_of_f16(fma2(f16_of_codes(two), factor, 0x80008000)); };
+        words[i] = times(codes[chunk][i]) | times(codes[chunk][i] >> 16) << 16;
+      }
+      store16(place(chunk), x);
+    }
+    fence_async_proxy();
+  }
+  divided[0] = __shfl_sync(~0u, by, lane / 4 * 2), divided[1] = __shfl_sync(~0u, by, lane / 4 * 2 + 16);
+}
+
+// Stores the thread's part of a row, whose number among its two is b; NaN if it is a fallback row, which no other has.
+// Returns whether it is. All lanes of a quad call this together.
+template <class C>
+__device__ __forceinline__ bool store_f8_row(const F8Params& params, const F8Tile& tile, int row, int b,
+                                             const float (&sums)[C::kSums], const F8Rows<C>& rows, float of_values) {
+  const AttentionParams& p = params.p;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const float sum = sums[C::kSums - 4 + 2 * b];
+  const bool exists = row < p.sq, empty = F8Tile::seen(params, row) == 0;
+  const float factor = empty ? 0 : of_values / sum;
+  bool good = !rows.bad[b] && is_finite(factor);
+  float x[C::kSize / 4];
+#pragma unroll
+  for (int i = 0; i < C::kSize / 4; ++i) {
+    x[i] = sums[i / 2 * 4 + 2 * b + i % 2] * factor;
+    good &= is_finite(x[i]);
+  }
+  for (const int bit : {1, 2}) good &= __shfl_xor_sync(~0u, static_cast<int>(good), bit) != 0;
+  good |= empty;
+  if (!exists) return false;
+  const std::int64_t out = tile.b * p.out_stride.b + tile.q_head * p.out_stride.h + row * p.out_stride.s;
+#pragma unroll
+  for (int i = 0; i < C::kSize / 4; i += 2) {
+    const float first = !good ? nanf("") : empty ? 0 : x[i], second = !good ? nanf("") : empty ? 0 : x[i + 1];
+    const std::int64_t at = out + (i * 4 + lane % 4 * 2) * p.out_stride.d;
+    if (params.pairs) {
+      static_cast<std::uint32_t*>(p.out)[at / 2] = pack<__nv_bfloat16>(first, second);
+    } else {
+      store(p.out, p.out_type, at, first), store(p.out, p.out_type, at + p.out_stride.d, second);
+    }
+  }
+  if (p.lse && lane % 4 == 0)
+    p.lse[tile.b * p.lse_stride.b + tile.q_head * p.lse_stride.h + row * p.lse_stride.s] =
+        empty ? -kInfinity : rows.lse(b, sum);
+  return !good;
+}
+
+// Computes the fallback rows of a warp once more, whose first row in each tile is `first`: in those of the thread
+// block's tiles whose bits are set.
+template <class C>
+__device__ __noinline__ void redo_f8_rows(const F8Params& params, int first, unsigned bad_tiles) {
+  const AttentionParams& p = params.p;
+  const int lane = static_cast<int>(threadIdx.x) % 32, group = static_cast<int>(p.group);
+  for (int n = 0, number; (number = f8_tile_number(n, params.all_tiles)) < params.all_tiles; ++n) {
+    if ((bad_tiles >> n % 32 & 1) == 0) continue;
+    const F8Tile tile = F8Tile::at<C>(params, number);
+    const int row = tile.row + first + lane;
+    bool bad = false;
+    if (lane < 16 && row < p.sq) {
+      const float x =
+          load(p.out, p.out_type, tile.b * p.out_stride.b + tile.q_head * p.out_stride.h + row * p.out_stride.s);
+      bad = x != x;
+    }
+#pragma unroll 1
+    for (unsigned rows = __ballot_sync(~0u, bad); rows != 0; rows &= rows - 1) {
+      const int number = (tile.row + first + __ffs(static_cast<int>(rows)) - 1) * group + tile.q_head % group;
+      attend_rows<void, kWgmmaF8MaxHeadSize, false>(p, tile.b, tile.q_head / group, number, 1);
+    }
+  }
+}
+
+}  // namespace rapt::cuda
