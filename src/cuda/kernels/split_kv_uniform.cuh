@@ -76,10 +76,12 @@ struct UniformSplitBlock {
  private:
   // Of `all` keys from the sequence's key `first` on rows see those after the first `hidden`.
   __device__ void find_keys(int block, std::int64_t first, int all, int hidden) {
-    const int each = static_cast<int>(params.blocks.quotient(splits));
-    const int more = splits - each * static_cast<int>(params.blocks.by);  // blocks that have one more
-    split = block * each + min(block, more);
-    const int count = each + (block < more ? 1 : 0), before = keys * split;
+    const int blocks = static_cast<int>(params.blocks.by), each = static_cast<int>(params.blocks.quotient(splits));
+    // Some have one more: the last ones, as the last split may be short; or where there is none for each, the first
+    // ones.
+    const int more = splits - each * blocks, first_of_more = each > 0 ? blocks - more : 0;
+    split = block * each + max(min(block - first_of_more, more), 0);
+    const int count = each + (block >= first_of_more && block < first_of_more + more ? 1 : 0), before = keys * split;
     exists = count > 0;
     begin = max(hidden - before, 0), end = min(all - before, keys * count);
     if (end <= begin) begin = end = 0;
