@@ -34,7 +34,7 @@ struct SplitKvConfig {
   static constexpr int kRowBytes = kSize / Coding::kChunk * 16, kChunks = kRowBytes / 16;
   static constexpr int kStepKeys = kRowBytes > 128 ? 16 : 32, kSixteens = kStepKeys / 16;
   static constexpr int kTileBytes = kStepKeys * kRowBytes;
-  static constexpr int kOut = kRows * kSize;  // numbers of O that a warp leaves where its keys were
+  static constexpr int kOut = kRows * kSize;  // numbers of a warp's O
   // Tiles in a warp's ring, of K and of V: as many of 4 KiB as let four blocks fit.
   static constexpr int kSlots = std::max(kTileBytes > 2048 ? 3 : 4, 4 * kOut / kTileBytes);
   static constexpr int kQueryPitch = 2 * kSize + 16;  // so that neighbouring rows lie in other banks

@@ -67,6 +67,7 @@ __device__ void load_f8_tiles(const F8Params& params, const F8Shared<C>& shared)
     }
   }
 }
+
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1) wgmma_f8(const __grid_constant__ F8Params params) {
   extern __shared__ __align__(1024) std::uint8_t memory[];
