@@ -110,7 +110,6 @@ std::string_view refuse_wgmma_f8(const AttentionProblem& p) {
     return "takes dense sequences of one length, which the host knows";
   if (p.softcap != 0 || p.bias != kNone || p.mask != kNone || p.alibi || p.sinks)
     return "takes scores without modifiers and sinks";
-  if (p.has_scale && p.scale == 0) return "takes a scale that is not 0";
   if (p.window_left >= 0) return "takes no window to the left";
   const bool of_heads = p.k_groups + p.v_groups == 0 || p.head_scales;
   return p.zeros || p.k_groups > 1 || p.v_groups > 1 || !of_heads ? "takes scales of heads, without zeros" : "";

@@ -44,7 +44,7 @@ inline bool should_take(const std::string& entry, const AttentionProblem& p) {
   if (entry != kProducts) return entry == kSimt || size <= 256;
   const bool is_modified = p.softcap != 0 || p.bias != p.kNone || p.mask != p.kNone || p.alibi || p.sinks;
   return (p.d == 64 || p.d == 128) && p.dv == p.d && p.ragged_q < 0 && p.ragged_k < 0 && !p.kv_lengths &&
-         !is_modified && p.window_left < 0 && !(p.has_scale && p.scale == 0);
+         !is_modified && p.window_left < 0;
 }
 
 /// Calls test(case) for these words with each of `scales`, and results of each type in turn.

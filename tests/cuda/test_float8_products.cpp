@@ -77,6 +77,7 @@ TEST_CASE("cuda: f8e4m3 products with every mask, group, layout and scale", "[ke
                                        "hq=2 sq=100 sk=300 d=64 scale=-0.2",
                                        "hq=2 sq=100 sk=300 d=128 scale=1",
                                        "hq=2 sq=100 sk=300 d=128 scale=1e-9",
+                                       "hq=2 sq=100 sk=300 d=64 scale=0",
                                        "hq=2 sq=100 sk=300 d=64 scale=1e4 causal align=bottom_right"};
   each_forced(kProblems, kScales, [](Case& c) {
     for (const std::uint64_t seed : {2, 3, 4, 5}) {  // each way to broadcast; some scales are negative
