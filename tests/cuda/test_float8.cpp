@@ -47,7 +47,7 @@ TEST_CASE("cuda: which entries take f8e4m3 queries, and what the others say", "[
                              {"kv=f8e4m3 tail=16 tail_dtype=bf16 dv=48", false, false},
                              {"kv=f8e4m3 softcap=20", true, true},
                              {"kv=f8e4m3 mask=qk", true, true},
-                             {"kv=f8e4m3 scale=0", true, true},
+                             {"kv=f8e4m3 scale=0", true, true, true},
                              {"kv=f8e5m2 q_scale", true, true},
                              {"kv=i8 groups=1 head_scales q_scale", true, true},
                              {"kv=i4x2 groups=1", true, true},

@@ -1,5 +1,6 @@
 // Numbers in fp32 as sums of two fp16 components, hi + lo with 22 bits, scaled by powers of two so that the range of
-// fp16 is none; and the kernel that writes the components of Q, K and V as shared memory is to hold them.
+// fp16 is none; the kernel that writes the components of K and V as shared memory is to hold them; and those of Q,
+// which warps write for themselves.
 #pragma once
 
 #include "cuda/hopper/schedule.cuh"
@@ -20,10 +21,10 @@ constexpr int kSpan = 16;          // rows or columns of a block of V are this m
 constexpr int kPrepareThreads = 256;
 
 struct ComponentParams : Grid {
-  // For 64 rows of Q and for each block both components one after the other, in panels of 64 columns as matrix_at() has
-  // them; the rows of Q in the order of tiles, blocks in that of Blocking.
-  std::uint8_t *q, *k, *v;
-  float *q_scale, *scales;            // to multiply products by: of rows of Q, and of blocks as C::kScales has them
+  // For each block both components one after the other, in panels of 64 columns as matrix_at() has them; blocks in the
+  // order of Blocking.
+  std::uint8_t *k, *v;
+  float* scales;                      // to multiply products by: of blocks, as C::kScales has them
   bool q_vector, k_vector, v_vector;  // 16 bytes at a time
 };
 
@@ -57,30 +58,134 @@ __device__ __forceinline__ void split(float a, float b, std::uint32_t& hi, std::
   lo = pack<__half>(a - back.x, b - back.y);
 }
 
-// kKeys rows of Q, or a block of K or V. Units are numbered: first Q's, then K's, then V's.
+// Where a row's column lies in a component of so many rows, in bytes.
+__device__ inline int component_place(int rows, int row, int column) {
+  return column / 64 * (rows * 128) + row * 128 + (column / 8 % 8 ^ row % 8) * 16 + column % 8 * 2;
+}
+// Numbers are compared by their bits without the sign; those of NaN are the largest.
+__device__ inline unsigned magnitude_bits(float x) {
+  return __float_as_uint(x) & 0x7fffffffu;
+}
+__device__ __forceinline__ void split(const float4& x, float by, uint2& hi, uint2& lo) {
+  split(x.x * by, x.y * by, hi.x, lo.x);
+  split(x.z * by, x.w * by, hi.y, lo.y);
+}
+
+// Where a row's numbers are among lanes: a lane has kFours times four columns, kStep from one four to the next.
+template <int kSize>
+struct RowFours {
+  static constexpr int kLanes = kSize % 128 == 0 ? 32 : 16, kStep = 4 * kLanes, kFours = kSize / kStep;
+};
+// The largest of some numbers by their bits.
+template <int kFours>
+__device__ __forceinline__ unsigned largest_of(const float4 (&x)[kFours]) {
+  unsigned largest = 0;
+#pragma unroll
+  for (const float4& four : x)
+    largest = max(largest, max(max(magnitude_bits(four.x), magnitude_bits(four.y)),
+                               max(magnitude_bits(four.z), magnitude_bits(four.w))));
+  return largest;
+}
+// Over kLanes lanes side by side, of x[lane % kCount]: halves are traded with a neighbour until one number is left.
+template <int kLanes, int kCount>
+__device__ __forceinline__ unsigned largest_over_lanes(unsigned (&x)[kCount], int lane) {
+#pragma unroll
+  for (int half = kCount / 2; half > 0; half /= 2)
+#pragma unroll
+    for (int i = 0; i < half; ++i) {
+      const bool upper = (lane & half) != 0;
+      const unsigned kept = upper ? x[i + half] : x[i], given = upper ? x[i] : x[i + half];
+      x[i] = max(kept, __shfl_xor_sync(~0u, given, half));
+    }
+#pragma unroll
+  for (int bit = kCount; bit < kLanes; bit *= 2) x[0] = max(x[0], __shfl_xor_sync(~0u, x[0], bit));
+  return x[0];
+}
+
+// Has a tile's rows of Q come to L2: C::kProducers threads.
+template <class C>
+__device__ void prefetch_queries(const ComponentParams& params, const Tile<C>& tile) {
+  if (!params.q_vector) return;
+  constexpr int kLines = C::kSize / 32;
+  for (int i = static_cast<int>(threadIdx.x) - (128 - C::kProducers); i < C::kRows * kLines; i += C::kProducers) {
+    const std::int64_t at = tile.of_row[i / kLines].q;
+    const int column = i % kLines * 32;
+    if (at >= 0 && column < params.p.d)
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const float*>(params.p.q) + at + column));
+  }
+}
+// The components of a warp's 16 rows of a tile's Q, from `warp_row` on, to shared memory, where those of its warpgroup
+// are; and what the rows' products are to be multiplied by. A few rows at a time: code that runs once in a tile has to
+// be fetched each time, so that a short loop is faster than all loads at once.
+template <class C>
+__device__ __forceinline__ void write_queries(const ComponentParams& params, const Tile<C>& tile, int warp_row,
+                                              std::uint32_t to, float* scales) {
+  using Fours = RowFours<C::kSize>;
+  constexpr int kAtOnce = 32 / Fours::kLanes, kNumbers = 4 / (kAtOnce * Fours::kFours),
+                kLoads = kNumbers > 0 ? kNumbers : 1;
+  const AttentionParams& p = params.p;
+  const auto* const q = static_cast<const float*>(p.q);
+  const std::int64_t step = p.q_stride.d;
+  const int size = static_cast<int>(p.d);
+  const bool vector = params.q_vector && size % 4 == 0;
+  const float sign = p.score.scale_log2 < 0 ? -1 : 1;
+  int lane = static_cast<int>(threadIdx.x) % 32;
+  asm volatile("" : "+r"(lane));  // or addresses are worked out long before, and wait in spilled registers
+  const int own_column = lane % Fours::kLanes * 4, own = lane % kLoads;
+#pragma unroll 1
+  for (int row = warp_row + lane / Fours::kLanes; row < warp_row + 16; row += kLoads * kAtOnce) {
+    float4 x[kLoads][Fours::kFours];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const std::int64_t at = tile.of_row[row + i * kAtOnce].q;
+#pragma unroll
+      for (int four = 0; four < Fours::kFours; ++four) {
+        const int column = own_column + four * Fours::kStep, left = at < 0 ? 0 : size - column;
+        float4& numbers = x[i][four];
+        numbers = make_float4(0, 0, 0, 0);
+        if (vector) {
+          if (left > 0) numbers = __ldcs(reinterpret_cast<const float4*>(q + at + column));
+        } else {
+          const float* const from = q + at + column * step;
+          if (left > 0) numbers.x = from[0];
+          if (left > 1) numbers.y = from[step];
+          if (left > 2) numbers.z = from[2 * step];
+          if (left > 3) numbers.w = from[3 * step];
+        }
+      }
+    }
+    unsigned largest[kLoads];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) largest[i] = largest_of(x[i]);
+    const Scale scale = scale_of_row(largest_over_lanes<Fours::kLanes>(largest, lane), 0x1p-100f);  // of load `own`
+    if (lane % Fours::kLanes < kLoads) scales[row + own * kAtOnce] = scale.inverse;
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const float factor = __shfl_sync(~0u, scale.factor * sign, lane / Fours::kLanes * Fours::kLanes + i);
+#pragma unroll
+      for (int four = 0; four < Fours::kFours; ++four) {
+        uint2 hi, lo;
+        split(x[i][four], factor, hi, lo);
+        const std::uint32_t place =
+            to + component_place(kGroupRows, row % kGroupRows + i * kAtOnce, own_column + four * Fours::kStep);
+        store8(place, hi), store8(place + kGroupRows * C::kSize * 2, lo);
+      }
+    }
+  }
+}
+
+// A block of K or V. Units are numbered: first K's, then V's.
 template <class C>
 struct ComponentUnit {
-  bool is_q, is_v;
+  bool is_v;
   unsigned number;                      // among those of its kind
-  std::int64_t b, hk, first, from, to;  // its first row or key; those outside of [from, to) are 0: rows that do not
-                                        // exist, or keys that no row sees
+  std::int64_t b, hk, first, from, to;  // its first key; those outside of [from, to) are 0, as no row sees them
 
   // Unit i. False: nobody reads it.
   __device__ bool find(const ComponentParams& params, unsigned i) {
-    constexpr unsigned kParts = C::kRows / C::kKeys;
     const AttentionParams& p = params.p;
-    const unsigned q_units = static_cast<unsigned>(params.heads) * params.tiles * kParts;
     const auto blocks = static_cast<unsigned>(C::Blocks::heads(p) * C::Blocks::blocks(p));
-    is_q = i < q_units, is_v = !is_q && i - q_units >= blocks;
-    number = i - (is_q ? 0 : is_v ? q_units + blocks : q_units);
-    if (is_q) {
-      const unsigned tile = number / kParts, tiles = params.tiles;
-      const auto found = C::Tiles::find(p, static_cast<int>(tile / tiles), static_cast<int>(tile % tiles));
-      const Head head(p, found.b, found.hk);
-      b = found.b, hk = found.hk, first = found.row + number % kParts * C::kKeys;
-      from = 0, to = head.len_q * p.group;
-      return found.row < to && !is_split_apart(head);
-    }
+    is_v = i >= blocks, number = is_v ? i - blocks : i;
     const auto found = C::Blocks::find(p, number);
     const Head head(p, found.b, found.hk);
     const std::int64_t last = min(head.len_q, p.score.modifier_rows) - 1;
@@ -94,32 +199,25 @@ struct ComponentUnit {
 // The components of a unit by a thread block, where somebody reads them.
 template <class C>
 __device__ __forceinline__ void write_components(const ComponentParams& params, unsigned i) {
-  // Of a row a lane has kFours times four columns, kColumnStep from one four to the next.
-  constexpr int kLanes = C::kSize % 128 == 0 ? 32 : 16, kColumnStep = 4 * kLanes, kFours = C::kSize / kColumnStep;
+  using Fours = RowFours<C::kSize>;
+  constexpr int kLanes = Fours::kLanes, kColumnStep = Fours::kStep, kFours = Fours::kFours;
   constexpr int kStep = kPrepareThreads / kLanes, kRowsPerThread = C::kKeys / kStep;
   __shared__ std::int64_t places[C::kKeys];  // where rows begin; negative: they are 0
   __shared__ unsigned columns[C::kSize], max_bits, min_bits;
   const AttentionParams& p = params.p;
   ComponentUnit<C> found;
   if (!found.find(params, i)) return;
-  const auto [is_q, is_v, unit, b, hk, first, from_row, to_row] = found;
+  const auto [is_v, unit, b, hk, first, from_key, to_key] = found;
   const int thread = threadIdx.x;
-  if (const std::int64_t r = first + thread; thread < C::kKeys) {
-    const Head head(p, b, hk);
-    places[thread] = r < from_row || r >= to_row ? -1
-                     : is_q                      ? row_at(p.q_stride, head, row_of(head, static_cast<int>(r)))
-                                                 : head.key_at(is_v ? p.v_stride : p.k_stride, r);
-  }
+  if (const std::int64_t key = first + thread; thread < C::kKeys)
+    places[thread] = key < from_key || key >= to_key ? -1 : Head(p, b, hk).key_at(is_v ? p.v_stride : p.k_stride, key);
   if (thread < C::kSize) columns[thread] = 0;
   if (thread == 0) max_bits = 0, min_bits = ~0u;
   __syncthreads();
 
-  // Numbers are compared by their bits without the sign; those of NaN are the largest.
-  const auto bits = [](float x) { return __float_as_uint(x) & 0x7fffffffu; };
-  const void* from = is_q ? p.q : is_v ? p.v : p.k;
-  const std::int64_t step = is_q ? p.q_stride.d : is_v ? p.v_stride.d : p.k_stride.d;
-  const bool vector = is_q ? params.q_vector : is_v ? params.v_vector : params.k_vector;
-  const float sign = is_q && p.score.scale_log2 < 0 ? -1 : 1;
+  const void* from = is_v ? p.v : p.k;
+  const std::int64_t step = is_v ? p.v_stride.d : p.k_stride.d;
+  const bool vector = is_v ? params.v_vector : params.k_vector;
   const int row = thread / kLanes, column = thread % kLanes * 4;
   const int size = static_cast<int>(is_v ? p.dv : p.d);
   float4 x[kRowsPerThread][kFours];
@@ -134,14 +232,11 @@ __device__ __forceinline__ void write_components(const ComponentParams& params, 
       else x[i][four] = load4(from, DType::f32, at + c * step, step, at < 0 ? 0 : left);
     }
   }
-  unsigned largest[kRowsPerThread] = {};  // of a row
+  unsigned largest[kRowsPerThread];  // of a row
 #pragma unroll
   for (int i = 0; i < kRowsPerThread; ++i) {
-#pragma unroll
-    for (const float4& four : x[i])
-      largest[i] = max(largest[i], max(max(bits(four.x), bits(four.y)), max(bits(four.z), bits(four.w))));
-#pragma unroll
-    for (int lane = 1; lane < kLanes; lane *= 2) largest[i] = max(largest[i], __shfl_xor_sync(~0u, largest[i], lane));
+    unsigned of_lane[] = {largest_of(x[i])};
+    largest[i] = largest_over_lanes<kLanes>(of_lane, 0);
   }
   if (is_v) {  // one scale, if it does for all rows and columns
 #pragma unroll
@@ -157,7 +252,7 @@ __device__ __forceinline__ void write_components(const ComponentParams& params, 
       for (int i = 0; i < kRowsPerThread; ++i) {
         const float numbers[4] = {x[i][four].x, x[i][four].y, x[i][four].z, x[i][four].w};
 #pragma unroll
-        for (int n = 0; n < 4; ++n) of_column[n] = max(of_column[n], bits(numbers[n]));
+        for (int n = 0; n < 4; ++n) of_column[n] = max(of_column[n], magnitude_bits(numbers[n]));
       }
 #pragma unroll
       for (int n = 0; n < 4; ++n) atomicMax(&columns[column + four * kColumnStep + n], of_column[n]);
@@ -168,44 +263,35 @@ __device__ __forceinline__ void write_components(const ComponentParams& params, 
     for (int i = 0; i < kRowsPerThread; ++i) largest[i] = max_bits;
   }
 
-  const int rows = is_q ? kGroupRows : C::kKeys, component = rows * C::kSize * 2;  // bytes
+  std::uint8_t* const block = (is_v ? params.v : params.k) + std::int64_t{unit} * C::kBlockBytes;
+  float* const scales = params.scales + std::int64_t{unit} * C::kScales;
   bool lost = false;
 #pragma unroll
   for (int i = 0; i < kRowsPerThread; ++i) {
     const int r = row + i * kStep;
-    const Scale scale = is_v ? scale_of_values(largest[i]) : scale_of_row(largest[i], is_q ? 0x1p-100f : 0.f);
-    const float by = scale.factor * sign;
-    // Images of Q may be of several units, or a unit of several images.
-    const std::int64_t number = std::int64_t{unit} * C::kKeys + r;
-    const int in_image = static_cast<int>(number & (rows - 1));
-    std::uint8_t* const image = (is_q ? params.q : is_v ? params.v : params.k) + (number - in_image) * (4 * C::kSize);
+    const Scale scale = is_v ? scale_of_values(largest[i]) : scale_of_row(largest[i], 0);
 #pragma unroll
     for (int four = 0; four < kFours; ++four) {
       const float4& numbers = x[i][four];
       uint2 hi, lo;
-      split(numbers.x * by, numbers.y * by, hi.x, lo.x);
-      split(numbers.z * by, numbers.w * by, hi.y, lo.y);
+      split(numbers, scale.factor, hi, lo);
       const auto gone = [](float number, std::uint32_t components) {
         return number != 0 && components == 0;
       };  // but for signs
       const uint2 both = make_uint2(hi.x | lo.x, hi.y | lo.y);
       lost |= gone(numbers.x, both.x & 0x7fff) || gone(numbers.y, both.x & 0x7fff0000) ||
               gone(numbers.z, both.y & 0x7fff) || gone(numbers.w, both.y & 0x7fff0000);
-      const int c = column + four * kColumnStep, chunk = c / 8 % 8;
-      std::uint8_t* const to = image + c / 64 * (rows * 128) + in_image * 128 + (chunk ^ in_image % 8) * 16 + c % 8 * 2;
+      std::uint8_t* const to = block + component_place(C::kKeys, r, column + four * kColumnStep);
       *reinterpret_cast<uint2*>(to) = hi;
-      *reinterpret_cast<uint2*>(to + component) = lo;
+      *reinterpret_cast<uint2*>(to + C::kBlockBytes / 2) = lo;
     }
-    if (column == 0 && is_q) params.q_scale[number] = scale.inverse;
-    if (column == 0 && !is_q && !is_v) params.scales[std::int64_t{unit} * C::kScales + r] = scale.inverse;
+    if (column == 0 && !is_v) scales[r] = scale.inverse;
   }
   if (is_v) {
     lost = __syncthreads_or(lost);
     const bool too_wide = max_bits > 0 && (max_bits >> 23) - (min_bits >> 23) >= kSpan;
     const float inverse = lost || too_wide ? not_a_number() : scale_of_values(max_bits).inverse;
-    if (thread == 0)
-      *reinterpret_cast<float4*>(params.scales + std::int64_t{unit} * C::kScales + C::kKeys) =
-          make_float4(inverse, 0, 0, 0);
+    if (thread == 0) *reinterpret_cast<float4*>(scales + C::kKeys) = make_float4(inverse, 0, 0, 0);
   }
 }
 

@@ -3,10 +3,10 @@
 // powers of two beforehand, so that the range of fp16 is none, and every block's P V starts from zero and is added to O
 // in fp32: tensor cores round sums towards zero, which adds up over long ones.
 //
-// A first kernel writes the components of Q, K and V as shared memory is to hold them; in the second, which has the
-// schedule of attention_wgmma, one thread loads them by bulk copies. A step issues P V of the block before and Q K^T
-// of this one; up to 128 columns the two other warpgroups take turns at that, so that one's softmax runs beside the
-// other's products.
+// A first kernel writes the components of K and V as shared memory is to hold them; in the second, which has the
+// schedule of attention_wgmma, one thread loads them by bulk copies, and warps write those of their own rows of Q. A
+// step issues P V of the block before and Q K^T of this one; up to 128 columns the two other warpgroups take turns at
+// that, so that one's softmax runs beside the other's products.
 //
 // Past 128 columns (kLarge) P V is done a part of the columns at a time, since registers hold little beside O, and
 // shared memory has room for one block of K and of V: the next K comes while P V is at work, the next V during Q K^T.
@@ -71,47 +71,26 @@ std::size_t fallback_bytes(const AttentionParams& p) {
 
 template <class C>
 using Stages = Ring<C::kStages>;
-using QueryRing = Ring<1>;  // a warpgroup's Q
 
-// Where a tile's Q, and K and V of its first block, lie among the components.
-struct Numbers {
-  int tile, block;
-};
+// K and V to shared memory: one thread.
 template <class C>
-__device__ Numbers numbers_of(const AttentionParams& p, const TileExtent& tile) {
-  const Head head(p, tile.b, tile.hk);
-  // Rows that see no key have a block all the same.
-  const std::int64_t key = tile.end > tile.begin ? tile.key : C::Blocks::origin(head);
-  return {static_cast<int>(C::Tiles::number(p, tile.b, tile.hk, tile.row)),
-          static_cast<int>(C::Blocks::number(head, key))};
-}
-
-// Q, K and V to shared memory: one thread.
-template <class C>
-__device__ void load(const WgmmaF32Params& params, const TileQueue& queue, const Tile<C>* tiles,
-                     const QueryRing (&q)[C::kGroups], const Stages<C>& k, const Stages<C>& v, std::uint32_t scales) {
+__device__ void load(const WgmmaF32Params& params, const TileQueue& queue, const Tile<C>* tiles, const Stages<C>& k,
+                     const Stages<C>& v, std::uint32_t scales) {
   for (int t = 0, n = 0;; ++t) {
     queue.wait_full(t);
     const Tile<C>& tile = tiles[t % kQueueTiles];  // not released by its readers before all of it is loaded
     if (tile.blocks == 0) break;
-    const Numbers numbers = numbers_of<C>(params.p, tile);
+    const Head head(params.p, tile.b, tile.hk);
+    // Rows that see no key have a block all the same.
+    const std::int64_t first = C::Blocks::number(head, tile.end > tile.begin ? tile.key : C::Blocks::origin(head));
 #pragma unroll 1
     for (int i = tile.blocks - 1; i >= 0; --i, ++n) {
-      const std::int64_t block = std::int64_t{numbers.block} + i;
+      const std::int64_t block = first + i;
       k.wait_empty(n);
       barrier_arrive_expecting(k.full(n), C::kBlockBytes + C::kScales * 4);
       bulk_load(scales + n % C::kStages * (C::kScales * 4), params.scales + block * C::kScales, C::kScales * 4,
                 k.full(n), true);
       bulk_load(k.slot(n), params.k + block * C::kBlockBytes, C::kBlockBytes, k.full(n), true);
-      for (int group = 0; group < C::kGroups && i == tile.blocks - 1; ++group) {
-        const QueryRing& ring = q[group];
-        ring.wait_empty(t);
-        barrier_arrive_expecting(ring.full(t), C::kGroupBytes + kGroupRows * 4);
-        const std::int64_t from = std::int64_t{numbers.tile} * C::kGroups + group;
-        bulk_load(scales + (C::kStages * C::kScales + group * kGroupRows) * 4, params.q_scale + from * kGroupRows,
-                  kGroupRows * 4, ring.full(t), false);
-        bulk_load(ring.slot(t), params.q + from * C::kGroupBytes, C::kGroupBytes, ring.full(t), false);
-      }
       v.wait_empty(n);
       barrier_arrive_expecting(v.full(n), C::kBlockBytes);
       bulk_load(v.slot(n), params.v + block * C::kBlockBytes, C::kBlockBytes, v.full(n), true);
@@ -274,26 +253,34 @@ struct Rows : RowState<C> {
 
 // A math warpgroup.
 template <class C>
-__device__ void attend(const WgmmaF32Params& params, const TileQueue& queue, const Tile<C>* tiles, const QueryRing& q,
-                       const Stages<C>& k, const Stages<C>& v, const float* scales, int group) {
+__device__ void attend(const WgmmaF32Params& params, const TileQueue& queue, const Tile<C>* tiles, std::uint32_t q,
+                       const Stages<C>& k, const Stages<C>& v, float* scales, int group) {
   constexpr int kParts = C::kSize / C::kPart, kSteps = C::kSize / 16 / (C::kLarge ? 2 : 1);
   constexpr int kLow = kGroupRows * C::kSize / 8;  // of descriptors, from hi of Q to lo
   constexpr int kBlockLow = C::kKeys * C::kSize / 8;
   Rows<C> rows(params);
+  float* const query_scales = scales + C::kStages * C::kScales;
+  const auto bring_queries = [&](const Tile<C>& tile) {
+    const auto sync = [&] { named_sync(1 + C::kGroups + group, 128); };
+    sync();  // nobody reads the last tile's any more
+    write_queries(params, tile, rows.warp_row, q, query_scales);
+    fence_async_proxy();
+    sync();
+  };
   float s[Rows<C>::kScores] = {}, pv[Rows<C>::kPart] = {};
   queue.wait_full(0);
   bool more = tiles[0].blocks > 0;
   if (!more) return;
+  bring_queries(tiles[0]);
 
   // Turns at issuing products: barrier 1 + group opens a warpgroup's. With one slot for a block they would keep it in
   // use for half a step longer.
   if (!C::kLarge && group == C::kGroups - 1) named_arrive(1, 256);
-  const std::uint32_t q_matrix = matrix_at(q.slot(0));
+  const std::uint32_t q_matrix = matrix_at(q);
   int t = 0;               // tiles so far
   int block = 0;           // of the tile, whose scores these are
   bool starts = true;      // it is its tile's first, or there is no more; O is complete once the weights are used
   for (int n = 0;; ++n) {  // K and V blocks so far; V's are one behind
-    if (more && starts) q.wait_full(t);
     if (more && !C::kLarge) k.wait_full(n);
     if (n > 0) v.wait_full(n - 1);
 
@@ -367,7 +354,7 @@ __device__ void attend(const WgmmaF32Params& params, const TileQueue& queue, con
         queue.release(t - 1);
       }
       if (!more) break;
-      rows.begin(tiles[t % kQueueTiles], scales + C::kStages * C::kScales);
+      rows.begin(tiles[t % kQueueTiles], query_scales);
       block = tiles[t % kQueueTiles].blocks;
     }
     const Tile<C>& tile = tiles[t % kQueueTiles];
@@ -376,12 +363,12 @@ __device__ void attend(const WgmmaF32Params& params, const TileQueue& queue, con
     fence_async_proxy();  // scales were read by ordinary loads, and bulk copies follow
     __syncwarp();
     k.release(n);
-    if (starts) q.release(t);
-    rows.softmax(s);
     if (starts) {
       queue.wait_full(++t);
       more = tiles[t % kQueueTiles].blocks > 0;
     }
+    rows.softmax(s);
+    if (starts && more) bring_queries(tiles[t % kQueueTiles]);
   }
   if (!C::kLarge && group == 0) named_sync(1, 256);  // takes the last turn, which no warpgroup wants
 }
@@ -389,7 +376,7 @@ __device__ void attend(const WgmmaF32Params& params, const TileQueue& queue, con
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1) wgmma_f32(const __grid_constant__ WgmmaF32Params params) {
   extern __shared__ std::uint8_t shared[];
-  __shared__ std::uint64_t barriers[4 * C::kStages + 2 * C::kGroups + 2 * kQueueTiles];
+  __shared__ std::uint64_t barriers[4 * C::kStages + 2 * kQueueTiles];
   __shared__ Tile<C> tiles[kQueueTiles];
   auto& list = *reinterpret_cast<SequenceList*>(shared + C::kSharedBytes);
   const std::uint32_t first = shared_address(barriers), start = shared_address(shared);
@@ -397,31 +384,34 @@ __global__ void __launch_bounds__(C::kThreads, 1) wgmma_f32(const __grid_constan
   const Stages<C> k{first, data + C::kGroups * C::kGroupBytes, C::kBlockBytes};
   const Stages<C> v{first + 16 * C::kStages, k.data + C::kStages * C::kBlockBytes, C::kBlockBytes};
   const TileQueue queue{first + 32 * C::kStages};
-  const std::uint32_t q_barriers = queue.barriers + 16 * kQueueTiles, scales = v.data + C::kStages * C::kBlockBytes;
-  const QueryRing q[C::kGroups] = {{q_barriers, data}, {q_barriers + 16, data + C::kGroupBytes}};
+  const std::uint32_t scales = v.data + C::kStages * C::kBlockBytes;
   let_next_start();
   if (threadIdx.x == 0) {
     k.init(1, 4 * C::kGroups);
     v.init(1, 4 * C::kGroups);
     queue.init(C::kProducers, 4 * C::kGroups);
-    for (const QueryRing& ring : q) ring.init(1, 4);
     fence_barrier_init();
   }
   if (params.listed) list.fill<C>(params);
   else __syncthreads();
-  wait_for_previous();
   if (threadIdx.x < 128) {
     registers_decrease<C::kLoadRegisters>();
-    if (threadIdx.x == 0) load<C>(params, queue, tiles, q, k, v, scales);
+    if (threadIdx.x == 0) {
+      wait_for_previous();  // it writes what is loaded here
+      load<C>(params, queue, tiles, k, v, scales);
+    }
     if (threadIdx.x >= 32) {
       TileProducer<C> producer{params, queue, tiles, {params, list}};
-      for (unsigned i = 0; producer.push(i);) ++i;
+      for (unsigned i = 0; producer.push(i); ++i) {
+        queue.wait_full(i);
+        prefetch_queries(params, tiles[i % kQueueTiles]);
+      }
     }
   } else {
     registers_increase<C::kMathRegisters>();
     const int group = threadIdx.x / 128 - 1;
-    const QueryRing mine{q_barriers + group * 16, data + group * C::kGroupBytes};
-    attend<C>(params, queue, tiles, mine, k, v, reinterpret_cast<const float*>(shared + (scales - start)), group);
+    attend<C>(params, queue, tiles, data + group * C::kGroupBytes, k, v,
+              reinterpret_cast<float*>(shared + (scales - start)), group);
   }
 }
 
@@ -429,17 +419,14 @@ __global__ void __launch_bounds__(C::kThreads, 1) wgmma_f32(const __grid_constan
 template <class C>
 std::size_t lay_out(WgmmaF32Params& params, std::byte* workspace) {
   const AttentionParams& p = params.p;
-  const std::int64_t rows = C::Tiles::heads(p) * C::Tiles::tiles(p) * C::kRows;
   const std::int64_t blocks = C::Blocks::heads(p) * C::Blocks::blocks(p);
   std::size_t bytes = 0;
   const auto reserve = [&](auto*& to, std::int64_t size) {
     if (workspace) to = reinterpret_cast<std::remove_reference_t<decltype(to)>>(workspace + bytes);
     bytes += static_cast<std::size_t>(size + 127) / 128 * 128;
   };
-  reserve(params.q, rows * C::kSize * 4);
   reserve(params.k, blocks * C::kBlockBytes);
   reserve(params.v, blocks * C::kBlockBytes);
-  reserve(params.q_scale, rows * 4);
   reserve(params.scales, blocks * C::kScales * 4);
   reserve(params.fallback_rows, static_cast<std::int64_t>(fallback_bytes(p)));
   return bytes;
@@ -456,8 +443,7 @@ cudaError_t launch(WgmmaF32Params& params, std::byte* workspace, cudaStream_t st
   if (p.total_q >= 0) status = cudaMemsetAsync(params.fallback_rows, 0, fallback_bytes(p), stream);
   if (status != cudaSuccess) return status;
   const int processors = plan_grid<C>(params, 2 * 4 * C::kSize);
-  const std::int64_t units = std::int64_t{params.heads} * params.tiles * (C::kRows / C::kKeys) +
-                             2 * C::Blocks::heads(p) * C::Blocks::blocks(p);
+  const std::int64_t units = 2 * C::Blocks::heads(p) * C::Blocks::blocks(p);
   using Components = Config<C::kSize, false>;
   const std::int64_t few = kFewBlocks * multiprocessors();
   const bool some = p.total_q >= 0 && units > few;

@@ -35,7 +35,7 @@ cudaError_t attention_wgmma(const AttentionParams& params, std::byte* workspace,
 
 // attention_wgmma_f8: q, k and v of f8e4m3 on the same, multiplied as they are, with weights of f8e4m3. Dense
 // sequences, heads of 64 or 128 columns, scales of heads or none without zeros, no window to the left, no modifiers, no
-// sinks, a scale that is not 0. Its fallback rows, by arithmetic of fp32, are those that see NaN, whose results are not
+// sinks. Its fallback rows, by arithmetic of fp32, are those that see NaN, whose results are not
 // finite, or whose scores' scale or shift fp16 has no number for. Calls whose rows TMA cannot load, or whose queries
 // have scales of their own, attention_wgmma takes.
 inline constexpr std::int64_t kWgmmaF8MinHeadSize = 64, kWgmmaF8MaxHeadSize = 128;
