@@ -42,19 +42,17 @@ TEST_CASE("vector entries take every mix of types, matrix entries those of their
         const std::vector<std::string> names = every_entry(problem);
         for (const EntryInfo& entry : entries()) {
           if (entry.operation != Operation::attention || !entry.unusable.empty() || !selected(entry.name)) continue;
-          const std::string& arithmetic = entry.arithmetic;
-          const bool is_sm90a =
-              entry.isa == "sm90a";  // whose entries take one type each, fp32 by three fp16 products, too
           const auto both_are = [&](DType type) { return q == type && kv == type; };
-          const bool wanted = arithmetic == "f8e4m3" ? false
-                              : arithmetic == "bf16" ? both_are(DType::bf16)
-                              : arithmetic == "f16"  ? both_are(DType::f16)
-                              : arithmetic == "f16x3"
-                                  ? (is_sm90a ? both_are(DType::f32) : q != DType::f32 && kv != DType::f32)
-                              : is_sm90a ? both_are(DType::f32)
-                                         : true;
+          const auto takes = [&](const std::string& arithmetic) {
+            if (arithmetic == "f8e4m3") return false;  // codes only
+            if (arithmetic == "bf16") return both_are(DType::bf16);
+            if (arithmetic == "f16") return both_are(DType::f16);
+            if (entry.isa == "sm90a") return both_are(DType::f32);  // by f16x3, too
+            if (arithmetic == "f16x3") return q != DType::f32 && kv != DType::f32;
+            return true;
+          };
           INFO(entry.name << ": " << problem.to_string());
-          CHECK((std::find(names.begin(), names.end(), entry.name) != names.end()) == wanted);
+          CHECK((std::find(names.begin(), names.end(), entry.name) != names.end()) == takes(entry.arithmetic));
         }
         check_every_entry(problem);
       }

@@ -106,8 +106,8 @@ namespace rapt::testing {
 /// (half of a unit of a sum that grows on its way to M), else nothing, as products of two codes have eight bits. L_1 is
 /// the same of the sum of weights; the two cancel in part. An emulation of all this stays at 0.1 to 0.6 of the limit on
 /// random inputs of 3 to 3000 keys, with values of either sign or of one, and below 0.9 where all scores are one of two
-/// numbers. Entries may multiply some problems in bf16 instead, so that `bf16_spread` counts, too: it is small beside
-/// the rest, but where weights are equal.
+/// numbers. Entries may multiply some problems in bf16 instead, so `bf16_spread` counts as well; it is small beside the
+/// rest, except where weights are equal.
 struct Reference {
   std::vector<double> out;
   std::vector<double> lse;

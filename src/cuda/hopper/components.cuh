@@ -1,6 +1,6 @@
-// Numbers in fp32 as sums of two fp16 components, hi + lo with 22 bits, scaled by powers of two so that the range of
-// fp16 is none; the kernel that writes the components of K and V as shared memory is to hold them; and those of Q,
-// which warps write for themselves.
+// Numbers in fp32 as sums of two fp16 components, hi + lo with 22 bits, scaled by powers of two so that fp16's range is
+// no limit. A kernel writes the components of K and V as shared memory is to hold them; warps write those of Q
+// themselves.
 #pragma once
 
 #include "cuda/hopper/schedule.cuh"
@@ -57,18 +57,14 @@ __device__ __forceinline__ void split(float a, float b, std::uint32_t& hi, std::
   const float2 back = __half22float2(reinterpret_cast<const __half2&>(hi));
   lo = pack<__half>(a - back.x, b - back.y);
 }
+__device__ __forceinline__ void split(const float4& x, float by, uint2& hi, uint2& lo) {
+  split(x.x * by, x.y * by, hi.x, lo.x);
+  split(x.z * by, x.w * by, hi.y, lo.y);
+}
 
 // Where a row's column lies in a component of so many rows, in bytes.
 __device__ inline int component_place(int rows, int row, int column) {
   return column / 64 * (rows * 128) + row * 128 + (column / 8 % 8 ^ row % 8) * 16 + column % 8 * 2;
-}
-// Numbers are compared by their bits without the sign; those of NaN are the largest.
-__device__ inline unsigned magnitude_bits(float x) {
-  return __float_as_uint(x) & 0x7fffffffu;
-}
-__device__ __forceinline__ void split(const float4& x, float by, uint2& hi, uint2& lo) {
-  split(x.x * by, x.y * by, hi.x, lo.x);
-  split(x.z * by, x.w * by, hi.y, lo.y);
 }
 
 // Where a row's numbers are among lanes: a lane has kFours times four columns, kStep from one four to the next.
@@ -76,7 +72,10 @@ template <int kSize>
 struct RowFours {
   static constexpr int kLanes = kSize % 128 == 0 ? 32 : 16, kStep = 4 * kLanes, kFours = kSize / kStep;
 };
-// The largest of some numbers by their bits.
+// Numbers are compared by their bits without the sign; those of NaN are the largest.
+__device__ inline unsigned magnitude_bits(float x) {
+  return __float_as_uint(x) & 0x7fffffffu;
+}
 template <int kFours>
 __device__ __forceinline__ unsigned largest_of(const float4 (&x)[kFours]) {
   unsigned largest = 0;
@@ -88,7 +87,7 @@ __device__ __forceinline__ unsigned largest_of(const float4 (&x)[kFours]) {
 }
 // Over kLanes lanes side by side, of x[lane % kCount]: halves are traded with a neighbour until one number is left.
 template <int kLanes, int kCount>
-__device__ __forceinline__ unsigned largest_over_lanes(unsigned (&x)[kCount], int lane) {
+__device__ __forceinline__ unsigned largest_over_lanes(unsigned (&x)[kCount], int lane = 0) {
 #pragma unroll
   for (int half = kCount / 2; half > 0; half /= 2)
 #pragma unroll
@@ -102,7 +101,7 @@ __device__ __forceinline__ unsigned largest_over_lanes(unsigned (&x)[kCount], in
   return x[0];
 }
 
-// Has a tile's rows of Q come to L2: C::kProducers threads.
+// Prefetches a tile's rows of Q into L2, by C::kProducers threads.
 template <class C>
 __device__ void prefetch_queries(const ComponentParams& params, const Tile<C>& tile) {
   if (!params.q_vector) return;
@@ -116,13 +115,12 @@ __device__ void prefetch_queries(const ComponentParams& params, const Tile<C>& t
 }
 // The components of a warp's 16 rows of a tile's Q, from `warp_row` on, to shared memory, where those of its warpgroup
 // are; and what the rows' products are to be multiplied by. A few rows at a time: code that runs once in a tile has to
-// be fetched each time, so that a short loop is faster than all loads at once.
+// be fetched each time, so a short loop is faster than issuing all loads at once.
 template <class C>
 __device__ __forceinline__ void write_queries(const ComponentParams& params, const Tile<C>& tile, int warp_row,
                                               std::uint32_t to, float* scales) {
   using Fours = RowFours<C::kSize>;
-  constexpr int kAtOnce = 32 / Fours::kLanes, kNumbers = 4 / (kAtOnce * Fours::kFours),
-                kLoads = kNumbers > 0 ? kNumbers : 1;
+  constexpr int kAtOnce = 32 / Fours::kLanes, kLoads = C::kSize == 192 ? 1 : 4 / (kAtOnce * Fours::kFours);
   const AttentionParams& p = params.p;
   const auto* const q = static_cast<const float*>(p.q);
   const std::int64_t step = p.q_stride.d;
@@ -145,7 +143,7 @@ __device__ __forceinline__ void write_queries(const ComponentParams& params, con
         numbers = make_float4(0, 0, 0, 0);
         if (vector) {
           if (left > 0) numbers = __ldcs(reinterpret_cast<const float4*>(q + at + column));
-        } else {
+        } else {  // as load4(), without its attempt at a vector
           const float* const from = q + at + column * step;
           if (left > 0) numbers.x = from[0];
           if (left > 1) numbers.y = from[step];
@@ -200,8 +198,8 @@ struct ComponentUnit {
 template <class C>
 __device__ __forceinline__ void write_components(const ComponentParams& params, unsigned i) {
   using Fours = RowFours<C::kSize>;
-  constexpr int kLanes = Fours::kLanes, kColumnStep = Fours::kStep, kFours = Fours::kFours;
-  constexpr int kStep = kPrepareThreads / kLanes, kRowsPerThread = C::kKeys / kStep;
+  constexpr int kLanes = Fours::kLanes, kFours = Fours::kFours;
+  constexpr int kRowStep = kPrepareThreads / kLanes, kRowsPerThread = C::kKeys / kRowStep;
   __shared__ std::int64_t places[C::kKeys];  // where rows begin; negative: they are 0
   __shared__ unsigned columns[C::kSize], max_bits, min_bits;
   const AttentionParams& p = params.p;
@@ -223,10 +221,10 @@ __device__ __forceinline__ void write_components(const ComponentParams& params, 
   float4 x[kRowsPerThread][kFours];
 #pragma unroll
   for (int i = 0; i < kRowsPerThread; ++i) {
-    const std::int64_t at = places[row + i * kStep];
+    const std::int64_t at = places[row + i * kRowStep];
 #pragma unroll
     for (int four = 0; four < kFours; ++four) {
-      const int c = column + four * kColumnStep, left = size - c;
+      const int c = column + four * Fours::kStep, left = size - c;
       if (vector && left >= 4 && at >= 0)
         x[i][four] = __ldcs(reinterpret_cast<const float4*>(static_cast<const float*>(from) + at + c));
       else x[i][four] = load4(from, DType::f32, at + c * step, step, at < 0 ? 0 : left);
@@ -236,7 +234,7 @@ __device__ __forceinline__ void write_components(const ComponentParams& params, 
 #pragma unroll
   for (int i = 0; i < kRowsPerThread; ++i) {
     unsigned of_lane[] = {largest_of(x[i])};
-    largest[i] = largest_over_lanes<kLanes>(of_lane, 0);
+    largest[i] = largest_over_lanes<kLanes>(of_lane);
   }
   if (is_v) {  // one scale, if it does for all rows and columns
 #pragma unroll
@@ -255,7 +253,7 @@ __device__ __forceinline__ void write_components(const ComponentParams& params, 
         for (int n = 0; n < 4; ++n) of_column[n] = max(of_column[n], magnitude_bits(numbers[n]));
       }
 #pragma unroll
-      for (int n = 0; n < 4; ++n) atomicMax(&columns[column + four * kColumnStep + n], of_column[n]);
+      for (int n = 0; n < 4; ++n) atomicMax(&columns[column + four * Fours::kStep + n], of_column[n]);
     }
     __syncthreads();
     if (thread < C::kSize && columns[thread] > 0) atomicMin(&min_bits, columns[thread]);
@@ -268,7 +266,7 @@ __device__ __forceinline__ void write_components(const ComponentParams& params, 
   bool lost = false;
 #pragma unroll
   for (int i = 0; i < kRowsPerThread; ++i) {
-    const int r = row + i * kStep;
+    const int r = row + i * kRowStep;
     const Scale scale = is_v ? scale_of_values(largest[i]) : scale_of_row(largest[i], 0);
 #pragma unroll
     for (int four = 0; four < kFours; ++four) {
@@ -281,7 +279,7 @@ __device__ __forceinline__ void write_components(const ComponentParams& params, 
       const uint2 both = make_uint2(hi.x | lo.x, hi.y | lo.y);
       lost |= gone(numbers.x, both.x & 0x7fff) || gone(numbers.y, both.x & 0x7fff0000) ||
               gone(numbers.z, both.y & 0x7fff) || gone(numbers.w, both.y & 0x7fff0000);
-      std::uint8_t* const to = block + component_place(C::kKeys, r, column + four * kColumnStep);
+      std::uint8_t* const to = block + component_place(C::kKeys, r, column + four * Fours::kStep);
       *reinterpret_cast<uint2*>(to) = hi;
       *reinterpret_cast<uint2*>(to + C::kBlockBytes / 2) = lo;
     }
@@ -303,8 +301,8 @@ __global__ void __launch_bounds__(kPrepareThreads, C::kSize == 192 ? 3 : 4)
   write_components<C>(params, blockIdx.x);
 }
 
-// Where it may be that most units are read by nobody, because sequences have room for far more rows or keys than there
-// are: each thread finds out about another unit, and its thread block then writes those that are read.
+// Where it may be that most units are read by nobody, because sequences have room for far more keys than there are:
+// each thread finds out about another unit, and its thread block then writes those that are read.
 template <class C>
 __global__ void __launch_bounds__(kPrepareThreads, C::kSize == 192 ? 2 : 3)
     prepare_some(const __grid_constant__ ComponentParams params, const unsigned units) {

@@ -1,6 +1,6 @@
 // Attention of fp32 on Hopper's 16-bit tensor cores, as exact as fp32: every operand is the sum of two fp16 components,
 // hi + lo with 22 bits, and of the four products of components the three that count are done. Numbers are scaled by
-// powers of two beforehand, so that the range of fp16 is none, and every block's P V starts from zero and is added to O
+// powers of two beforehand, so that fp16's range is no limit, and every block's P V starts from zero and is added to O
 // in fp32: tensor cores round sums towards zero, which adds up over long ones.
 //
 // A first kernel writes the components of K and V as shared memory is to hold them; in the second, which has the
@@ -260,8 +260,10 @@ __device__ void attend(const WgmmaF32Params& params, const TileQueue& queue, con
   constexpr int kBlockLow = C::kKeys * C::kSize / 8;
   Rows<C> rows(params);
   float* const query_scales = scales + C::kStages * C::kScales;
+  // Named barriers: kTurn + group opens a warpgroup's turn at issuing products, kOwn + group is its own.
+  constexpr int kTurn = 1, kOwn = kTurn + C::kGroups;
   const auto bring_queries = [&](const Tile<C>& tile) {
-    const auto sync = [&] { named_sync(1 + C::kGroups + group, 128); };
+    const auto sync = [&] { named_sync(kOwn + group, 128); };
     sync();  // nobody reads the last tile's any more
     write_queries(params, tile, rows.warp_row, q, query_scales);
     fence_async_proxy();
@@ -273,9 +275,8 @@ __device__ void attend(const WgmmaF32Params& params, const TileQueue& queue, con
   if (!more) return;
   bring_queries(tiles[0]);
 
-  // Turns at issuing products: barrier 1 + group opens a warpgroup's. With one slot for a block they would keep it in
-  // use for half a step longer.
-  if (!C::kLarge && group == C::kGroups - 1) named_arrive(1, 256);
+  // The first turn. With one slot for a block turns would keep it in use for half a step longer.
+  if (!C::kLarge && group == C::kGroups - 1) named_arrive(kTurn, 256);
   const std::uint32_t q_matrix = matrix_at(q);
   int t = 0;               // tiles so far
   int block = 0;           // of the tile, whose scores these are
@@ -285,7 +286,7 @@ __device__ void attend(const WgmmaF32Params& params, const TileQueue& queue, con
     if (n > 0) v.wait_full(n - 1);
 
     // P V of the block before, then S = Q K^T of this one. The first and the last time one of them is for nothing.
-    if constexpr (!C::kLarge) named_sync(1 + group, 256);
+    if constexpr (!C::kLarge) named_sync(kTurn + group, 256);
     const std::uint32_t k_matrix = matrix_at(k.slot(n));
     const std::uint32_t v_matrix = matrix_at(v.slot(n + C::kStages - 1), C::kKeys * 128);
     const auto multiply_values = [&](int part) {
@@ -327,7 +328,7 @@ __device__ void attend(const WgmmaF32Params& params, const TileQueue& queue, con
     multiply_keys(s, 0);
     wgmma_wait<1>();
     pin(pv);
-    if constexpr (!C::kLarge) named_arrive(1 + (group + 1) % C::kGroups, 256);
+    if constexpr (!C::kLarge) named_arrive(kTurn + (group + 1) % C::kGroups, 256);
     if (n > 0) {
       v.release(n - 1);
       rows.add(pv, kParts - 1);
@@ -363,14 +364,14 @@ __device__ void attend(const WgmmaF32Params& params, const TileQueue& queue, con
     fence_async_proxy();  // scales were read by ordinary loads, and bulk copies follow
     __syncwarp();
     k.release(n);
+    rows.softmax(s);
     if (starts) {
       queue.wait_full(++t);
       more = tiles[t % kQueueTiles].blocks > 0;
+      if (more) bring_queries(tiles[t % kQueueTiles]);
     }
-    rows.softmax(s);
-    if (starts && more) bring_queries(tiles[t % kQueueTiles]);
   }
-  if (!C::kLarge && group == 0) named_sync(1, 256);  // takes the last turn, which no warpgroup wants
+  if (!C::kLarge && group == 0) named_sync(kTurn, 256);  // takes the last turn, which no warpgroup wants
 }
 
 template <class C>

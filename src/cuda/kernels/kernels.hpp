@@ -34,10 +34,10 @@ std::size_t wgmma_workspace(const AttentionParams& params);  // bytes, at a mult
 cudaError_t attention_wgmma(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
 
 // attention_wgmma_f8: q, k and v of f8e4m3 on the same, multiplied as they are, with weights of f8e4m3. Dense
-// sequences, heads of 64 or 128 columns, scales of heads or none without zeros, no window to the left, no modifiers, no
-// sinks. Its fallback rows, by arithmetic of fp32, are those that see NaN, whose results are not
-// finite, or whose scores' scale or shift fp16 has no number for. Calls whose rows TMA cannot load, or whose queries
-// have scales of their own, attention_wgmma takes.
+// sequences, heads of 64 or 128 columns, scales of heads or none without zeros, no window to the left, no modifiers,
+// no sinks. Its fallback rows, by arithmetic of fp32, are those that see NaN, whose results are not finite, or whose
+// scores' scale or shift fp16 has no number for. Calls whose rows TMA cannot load, or whose queries have scales of
+// their own, attention_wgmma takes.
 inline constexpr std::int64_t kWgmmaF8MinHeadSize = 64, kWgmmaF8MaxHeadSize = 128;
 std::size_t wgmma_f8_workspace(const AttentionParams& params);  // bytes, at a multiple of 16: v transposed
 cudaError_t attention_wgmma_f8(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
