@@ -138,6 +138,31 @@ int64_t span_of(const std::string& name, const TensorView& t, bool writable) {
   return bytes;
 }
 
+int64_t plain_span_of(const TensorView& t, bool writable) {
+  if (t.ndim < 0 || t.ndim > kMaxDims) return -1;
+  int64_t last = 0;
+  bool empty = false;
+  for (std::size_t i = 0; i < static_cast<std::size_t>(t.ndim); ++i) {
+    const int64_t size = t.shape[i], stride = t.strides[i];
+    if (size < 0 || size > kMaxSize || stride < 0) return -1;
+    int64_t step = 0;
+    if (size == 0) empty = true;
+    else if (__builtin_mul_overflow(size - 1, stride, &step) || __builtin_add_overflow(last, step, &last)) return -1;
+  }
+  if (empty) return 0;
+  const std::size_t size = size_of(t.dtype);
+  const auto address = reinterpret_cast<std::uintptr_t>(t.data);
+  if (size == 0 || t.data == nullptr || address % size != 0 || address >> 62 != 0 || last > (int64_t{1} << 52))
+    return -1;
+  int64_t reach = 0;  // of an output's inner dimensions, which each outer stride has to step over
+  for (std::size_t i = static_cast<std::size_t>(t.ndim); writable && i-- > 0;) {
+    if (t.shape[i] <= 1) continue;
+    if (t.strides[i] <= reach) return -1;
+    reach += t.strides[i] * (t.shape[i] - 1);
+  }
+  return (last + 1) * static_cast<int64_t>(size);
+}
+
 bool may_overlap(const TensorView& a, int64_t a_bytes, const TensorView& b, int64_t b_bytes) {
   if (a_bytes == 0 || b_bytes == 0) return false;
   const auto at = reinterpret_cast<std::uintptr_t>(a.data), bt = reinterpret_cast<std::uintptr_t>(b.data);

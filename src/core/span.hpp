@@ -25,6 +25,8 @@ bool same_shape(const Layout& a, const Layout& b);
 // that is none: negative sizes or strides, overflow, null or misaligned memory, and with `writable` elements that
 // overlap.
 std::int64_t span_of(const std::string& name, const TensorView& view, bool writable);
+// The same at less cost where nothing is wrong; -1 where span_of() has to look closer.
+std::int64_t plain_span_of(const TensorView& view, bool writable);
 
 // Whether views with these spans may have a byte in common. Interleaved ones (columns of one matrix; rows of k and v,
 // or of codes and scales, in turn) are told apart where they step alike.

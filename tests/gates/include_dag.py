@@ -27,7 +27,7 @@ CUDA_KERNEL = [POD, SEMANTICS, PARAMS, r'"cuda/(tile|hopper|kernels)/\w+\.(cuh|h
 STANDARD = r"<(?!xsimd|Eigen|fmt|immintrin|cuda|nvtx|ittnotify)[^>]+>"
 PUBLIC = r'"rapt/\w+\.(hpp|h)"'
 CORE = [STANDARD, PUBLIC, r'"core/\w+\.hpp"']
-OPERATIONS = CORE + [SEMANTICS, r'"operations/\w+\.hpp"']
+OPERATIONS = CORE + [SEMANTICS, r'"operations/(\w+/)?\w+\.hpp"']
 DISPATCH = OPERATIONS + [r'"dispatch/\w+\.hpp"']
 # Programs see the public interface, the oracle, how problems are timed and the files beside them, never src.
 PROGRAM = [r'"(rapt|support|oracle|bench)/[\w/]+\.hp?p?"', r"<(?!rapt/)[^>]+>", "beside"]

@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "operations/c_values.hpp"
 #include "rapt/rapt.h"
 #include "rapt/rapt.hpp"
 
@@ -58,15 +59,6 @@ template <class T>
 T& deref(T* pointer, const char* name) {
   if (!pointer) throw Error(name, "NULL", "a pointer");
   return *pointer;
-}
-
-/// `value` as the C++ enumeration E, whose last enumerator is `last`.
-template <class E>
-E to_enum(std::int32_t value, E last, const std::string& name) {
-  if (value < 0 || value > static_cast<std::int32_t>(last)) {
-    throw Error(name, std::to_string(value), "0 to " + std::to_string(static_cast<int>(last)));
-  }
-  return static_cast<E>(value);
 }
 
 /// `given`, of the caller's size, as the Struct of this version: what an older caller does not have is zero, and what a
@@ -122,22 +114,6 @@ inline MutableTensorView to_view(const rapt_tensor& t, const std::string& name) 
           to_enum(t.dtype, DType::i4x2, name + ".dtype"),
           Layout({t.shape, ndim}, {t.strides, ndim}),
           {device, t.device_index}};
-}
-
-/// Nothing for RAPT_ALIGN_NONE.
-inline std::optional<Align> to_align(std::int32_t kind, std::int64_t offset, const std::string& name) {
-  using Kind = AttentionProblem::Align;
-  switch (to_enum(kind, Kind::offset, name)) {
-    case Kind::none:
-      break;
-    case Kind::top_left:
-      return Align::top_left();
-    case Kind::bottom_right:
-      return Align::bottom_right();
-    case Kind::offset:
-      return Align::offset(offset);
-  }
-  return {};
 }
 
 /// Of attention calls, and of the forward of attention_backward.

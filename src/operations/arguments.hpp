@@ -1,0 +1,222 @@
+// The argument table of an operation: the one place that says what its tensors are. Validation, the C interface,
+// guards, costs and tests' inputs read it.
+//
+// Rows are constexpr data behind function pointers that are made of members, so that what goes over a table is compiled
+// once for all operations.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+
+#include "core/dtypes.hpp"
+#include "core/pod.hpp"
+#include "operations/shape.hpp"
+#include "rapt/rapt.h"
+#include "rapt/tensor.hpp"
+
+namespace rapt {
+
+struct Bound;
+
+inline constexpr DTypeSet kF32 = only(DType::f32), kI32 = only(DType::i32), kBoolean = only(DType::boolean),
+                          kIntegers = only(DType::i32) | only(DType::i64),
+                          kQueryTypes = kFloatTypes | only(DType::f8e4m3),
+                          kStateTypes = only(DType::f32) | only(DType::bf16);
+
+inline constexpr unsigned kAlways = ~0u;  // in every mode
+
+// A tensor or list of tensors of a call, or a step between them.
+struct Argument {
+  const char* name = "";       // in errors, "kv.k_scale"
+  std::string_view keyword{};  // in Python and C, "k_scale"
+  bool is_written = false;
+  DTypeSet types = 0;
+  const char* wanted_types = nullptr;  // where the types' own text says too little
+  Shapes shapes = "";
+  unsigned needed_in = kAlways, only_in = kAlways;  // modes
+  const char* like_name = nullptr;                  // the argument whose type it has
+  std::int8_t like = -1;
+  bool is_packed = false;           // i4x2 has two elements of the last dimension in a byte
+  bool minus_infinity = false;      // is a number there, for guards
+  const char* may_alias = nullptr;  // the argument whose memory it may be
+  bool is_of_forward = false;       // in C, of the forward's arguments
+
+  // Of the arguments of a call, given as void*. A list has a count.
+  const TensorView* (*get)(const void* args, std::size_t i) = nullptr;
+  std::size_t (*count)(const void* args) = nullptr;
+  void (*set)(void* args, std::span<const TensorView> tensors) = nullptr;
+  std::span<const rapt_tensor> (*of_c)(const void* c_args) = nullptr;
+  // No tensor: sizes that follow from others, and what a row cannot say.
+  void (*step)(const void* args, Bound& bound) = nullptr;
+
+  consteval Argument optional() const { return needed(0); }
+  consteval Argument needed(unsigned modes) const {
+    Argument a = *this;
+    a.needed_in = modes;
+    return a;
+  }
+  // Given only in these modes; `is_needed`: always then.
+  consteval Argument in(unsigned modes, bool is_needed = false) const {
+    Argument a = *this;
+    a.only_in = modes, a.needed_in = is_needed ? modes : 0;
+    return a;
+  }
+  consteval Argument type_of(const char* other) const {
+    Argument a = *this;
+    a.like_name = other;
+    return a;
+  }
+  consteval Argument with_types(const char* text) const {
+    Argument a = *this;
+    a.wanted_types = text;
+    return a;
+  }
+  consteval Argument packed() const {
+    Argument a = *this;
+    a.is_packed = true;
+    return a;
+  }
+  consteval Argument minus_infinity_allowed() const {
+    Argument a = *this;
+    a.minus_infinity = true;
+    return a;
+  }
+  consteval Argument key(std::string_view word) const {
+    Argument a = *this;
+    a.keyword = word;
+    return a;
+  }
+  consteval Argument of_forward() const {
+    Argument a = *this;
+    a.is_of_forward = true;
+    return a;
+  }
+
+  constexpr bool is_needed(unsigned mode) const { return needed_in == kAlways || (needed_in & mode) != 0; }
+};
+
+namespace detail {
+
+template <auto kFirst, auto... kRest>
+constexpr auto& member(auto& args) {
+  if constexpr (sizeof...(kRest) == 0) return args.*kFirst;
+  else return member<kRest...>(args.*kFirst);
+}
+template <class M>
+struct OwnerOf;
+template <class T, class A>
+struct OwnerOf<T A::*> {
+  using type = A;
+};
+template <auto kMember>
+using Owner = typename OwnerOf<decltype(kMember)>::type;
+
+template <auto kC, auto kFirst, auto... kRest>
+consteval Argument argument(const char* name, bool is_written, DTypeSet types, const Shapes& shapes) {
+  using A = Owner<kFirst>;
+  using C = Owner<kC>;
+  using T = std::remove_reference_t<decltype(member<kFirst, kRest...>(std::declval<A&>()))>;
+  Argument a;
+  a.name = name, a.is_written = is_written, a.types = types, a.shapes = shapes;
+  const std::string_view whole(name);
+  a.keyword = whole.substr(whole.rfind('.') + 1);
+  if constexpr (std::is_same_v<T, TensorView> || std::is_same_v<T, MutableTensorView>) {
+    // Alike but for the pointer's constness, so that both are read as one.
+    static_assert(sizeof(TensorView) == sizeof(MutableTensorView));
+    if (is_written != std::is_same_v<T, MutableTensorView>) throw "what is written is a MutableTensorView";
+    a.get = [](const void* args, std::size_t) {
+      return reinterpret_cast<const TensorView*>(&member<kFirst, kRest...>(*static_cast<const A*>(args)));
+    };
+    a.set = [](void* args, std::span<const TensorView> tensors) {
+      const TensorView& from = tensors[0];
+      if constexpr (std::is_same_v<T, TensorView>) member<kFirst, kRest...>(*static_cast<A*>(args)) = from;
+      else
+        member<kFirst, kRest...>(*static_cast<A*>(args)) = {const_cast<void*>(from.data), from.dtype, from,
+                                                            from.device};
+    };
+    a.of_c = [](const void* c_args) { return std::span(&(static_cast<const C*>(c_args)->*kC), 1); };
+  } else {
+    a.get = [](const void* args, std::size_t i) { return &member<kFirst, kRest...>(*static_cast<const A*>(args))[i]; };
+    a.count = [](const void* args) { return member<kFirst, kRest...>(*static_cast<const A*>(args)).size(); };
+    a.set = [](void* args, std::span<const TensorView> tensors) {
+      member<kFirst, kRest...>(*static_cast<A*>(args)) = tensors;
+    };
+    a.of_c = [](const void* c_args) {
+      const C& c = *static_cast<const C*>(c_args);
+      return std::span<const rapt_tensor>(c.*kC, c.*kC ? c.count : 0);
+    };
+  }
+  return a;
+}
+
+}  // namespace detail
+
+// kC: the member of the C structure; kPath: that of the arguments, from the outside.
+template <auto kC, auto... kPath>
+consteval Argument read(const char* name, DTypeSet types, const Shapes& shapes) {
+  return detail::argument<kC, kPath...>(name, false, types, shapes);
+}
+template <auto kC, auto... kPath>
+consteval Argument written(const char* name, DTypeSet types, const Shapes& shapes) {
+  return detail::argument<kC, kPath...>(name, true, types, shapes);
+}
+consteval Argument step(void (*function)(const void* args, Bound& bound)) {
+  Argument a;
+  a.step = function;
+  return a;
+}
+
+inline constexpr std::size_t kMaxDimensions = 24;  // that a table may name
+
+// Any table, as what goes over it sees it.
+struct ArgumentList {
+  std::span<const Argument> arguments;
+  std::span<const std::string_view> dimensions;
+  std::span<const char* const> modes;  // their names, from the lowest bit on
+};
+
+template <std::size_t kArguments>
+struct ArgumentTable {
+  std::array<Argument, kArguments> arguments;
+  std::array<std::string_view, kMaxDimensions> dimensions{};
+  std::size_t count = 0;  // of dimensions
+
+  template <class... A>
+  consteval explicit ArgumentTable(A... all) : ArgumentTable(std::array<Argument, sizeof...(A)>{all...}) {}
+  consteval explicit ArgumentTable(const std::array<Argument, kArguments>& all) : arguments(all) {
+    for (Argument& a : arguments) {
+      for (Shape& shape : a.shapes.all)
+        for (Dimension& dim : shape.dims)
+          if (!dim.name.empty()) dim.id = static_cast<std::int8_t>(number(dim.name));
+      if (!a.like_name) continue;
+      for (std::size_t i = 0; i < kArguments; ++i)
+        if (std::string_view(arguments[i].name) == a.like_name) a.like = static_cast<std::int8_t>(i);
+      if (a.like < 0) throw "type_of() names no argument";
+    }
+  }
+
+  consteval int id(std::string_view name) const {
+    for (std::size_t i = 0; i < count; ++i)
+      if (dimensions[i] == name) return static_cast<int>(i);
+    throw "no such dimension";
+  }
+
+ private:
+  consteval std::size_t number(std::string_view name) {
+    std::size_t i = 0;
+    while (i < count && dimensions[i] != name) ++i;
+    if (i == count) dimensions[count++] = name;  // past kMaxDimensions: does not compile
+    return i;
+  }
+};
+template <class... A>
+ArgumentTable(A...) -> ArgumentTable<sizeof...(A)>;
+template <std::size_t n>
+ArgumentTable(std::array<Argument, n>) -> ArgumentTable<n>;
+
+}  // namespace rapt

@@ -1,0 +1,257 @@
+#include "operations/bound.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+#include "core/span.hpp"
+
+namespace rapt {
+namespace {
+
+using std::int64_t;
+
+// What a dimension counts, beside its name.
+constexpr std::pair<std::string_view, std::string_view> kNouns[] = {
+    {"b", "batch"},         {"sq", "rows"},         {"sk", "rows"},         {"h", "heads"},      {"hq", "heads"},
+    {"hk", "heads"},        {"hv", "heads"},        {"d", "head size"},     {"dv", "head size"}, {"total_q", "rows"},
+    {"total_k", "rows"},    {"total", "rows"},      {"pages", ""},          {"t", "tokens"},     {"page_size", "rows"},
+    {"k_groups", "groups"}, {"v_groups", "groups"}, {"cache_rows", "rows"},
+};
+
+// "[1, 2, sk]", of the sizes that are known.
+std::string sizes_text(const Bound& bound, const Shape& shape) {
+  std::string text;
+  for (const Dimension& dim : shape.dimensions()) {
+    const int64_t size = dim.name.empty() ? 0 : bound[dim.id];
+    text += (text.empty() ? "[" : ", ") + (size < 0 ? std::string(dim.name) : std::to_string(size + dim.plus));
+  }
+  return text + "]";
+}
+
+}  // namespace
+
+std::string shape_text(const Shape& shape) {
+  std::string text = shape.has_rows ? ".." : "";
+  for (const Dimension& dim : shape.dimensions()) {
+    text.append(text.empty() ? "" : ", ").append(dim.name);
+    if (dim.name.empty()) text += std::to_string(dim.plus);
+    else if (dim.plus) text += " + 1";
+    else if (dim.or_one) text += " or 1";
+  }
+  return "[" + text + "]";
+}
+
+std::string types_text(DTypeSet types) {
+  std::string text;
+  int left = std::popcount(types);
+  for (const DType dtype : kDTypes)
+    if (types & only(dtype))
+      text.append(text.empty() ? "" : left == 1 ? " or " : ", ").append(to_string(dtype)), --left;
+  return text;
+}
+
+Strides aligned_strides(const Layout& t, bool has_elements) {
+  const int rows = has_elements ? t.ndim - 1 : t.ndim;
+  return strides_along(t, rows - 3, rows - 2, rows - 1, has_elements ? rows : -1);
+}
+
+Strides strides_along(const Layout& t, int b, int h, int s, int d) {
+  const auto step = [&](int dim, int64_t of_one) {
+    if (dim < 0) return int64_t{0};
+    const auto i = static_cast<std::size_t>(dim);
+    return t.shape[i] <= 1 ? of_one : t.strides[i];
+  };
+  return {step(b, 0), step(h, 0), step(s, 0), step(d, 1)};
+}
+
+std::string BoundTensor::name() const {
+  return argument->count ? argument->name + ("[" + std::to_string(index) + "]") : argument->name;
+}
+
+Bound::Bound(const ArgumentList& list, const void* arguments, unsigned modes, Device place)
+    : table(list), args(arguments), mode(modes), device(place) {
+  sizes.fill(-1), owner_.fill(-1);
+  tensors_.reserve(kTensors);
+}
+
+void Bound::derive(int dimension, int64_t size) {
+  const auto i = static_cast<std::size_t>(dimension);
+  sizes[i] = size, owner_[i] = -1;
+}
+
+std::array<int64_t, 3> Bound::last_rows() const {
+  std::array<int64_t, 3> last{1, 1, 1};
+  for (int i = 0; i < row_dims && i < 3; ++i)
+    last[static_cast<std::size_t>(2 - i)] = rows[static_cast<std::size_t>(row_dims - 1 - i)];
+  return last;
+}
+
+bool Bound::writes_nothing() const {
+  return std::none_of(tensors_.begin(), tensors_.end(),
+                      [](const BoundTensor& t) { return t.argument->is_written && t.bytes > 0; });
+}
+
+void Bound::set_part(std::string_view name) {
+  for (BoundTensor& t : tensors_)
+    if (t.argument->name == name) t.is_part = true;
+}
+
+// "q's batch b", "the rows sk".
+std::string Bound::owner_text(const Dimension& dim) const {
+  const std::int8_t owner = owner_[static_cast<std::size_t>(dim.id)];
+  std::string text = owner < 0 ? "the " : tensors_[static_cast<std::size_t>(owner)].name() + "'s ";
+  for (const auto& [name, noun] : kNouns)
+    if (name == dim.name && !noun.empty()) text.append(noun).append(" ");
+  return text.append(dim.name);
+}
+
+std::string Bound::mode_text(unsigned modes) const {
+  std::string text;
+  for (std::size_t i = 0; i < table.modes.size(); ++i)
+    if (modes >> i & 1) text.append(text.empty() ? "" : " or ").append(table.modes[i]);
+  return text;
+}
+
+void Bound::refuse_shape(const BoundTensor& t, const Dimension& dim) const {
+  const Shape& shape = t.argument->shapes.in(mode);
+  const std::string given = "shape " + rapt::shape_text(static_cast<const Layout&>(*t.view));
+  if (shape.may_miss > 1) {
+    std::string names;
+    for (const Dimension& d : shape.dimensions())
+      if (d.may_miss) names.append(names.empty() ? "" : ", ").append(d.name);
+    throw Error(t.name(), given, "a shape that broadcasts over " + names + " to " + sizes_text(*this, shape));
+  }
+  if (dim.name.empty()) throw Error(t.name(), given, shape_text(shape));
+  int64_t size = (*this)[dim.id] + dim.plus;
+  const bool halved = t.argument->is_packed && t.view->dtype == DType::i4x2 && &dim == &shape.dimensions().back();
+  if (halved) size /= 2;
+  throw Error(t.name(), given,
+              (dim.or_one     ? "1 or "
+               : dim.at_least ? "at least "
+                              : "") +
+                  owner_text(dim) + (dim.plus ? " + 1" : "") + (halved ? ", in bytes," : "") + " = " +
+                  std::to_string(size));
+}
+
+void Bound::bind_rows(const BoundTensor& t, int count) {
+  const Layout& layout = *t.view;
+  if (row_dims < 0) {
+    row_dims = count;
+    std::copy_n(layout.shape.begin(), count, rows.begin());
+  }
+  const Shape& shape = t.argument->shapes.in(mode);
+  if (count != row_dims)
+    throw Error(t.name(), "shape " + rapt::shape_text(layout),
+                tensors_.front().name() + "'s dimensions before the last, " + shape_text(shape));
+  for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i)
+    if (layout.shape[i] != rows[i])
+      throw Error(t.name(), "shape " + rapt::shape_text(layout),
+                  tensors_.front().name() + "'s size there = " + std::to_string(rows[i]));
+}
+
+void Bound::bind_shape(const BoundTensor& t) {
+  const Shape& shape = t.argument->shapes.in(mode);
+  const Layout& layout = *t.view;
+  const int missing = shape.has_rows ? 0 : shape.count - layout.ndim;
+  const int in_front = shape.has_rows ? layout.ndim - shape.count : 0;
+  if (missing < 0 || missing > shape.may_miss || in_front < 0)
+    throw Error(t.name(), "shape " + rapt::shape_text(layout), shape_text(shape));
+  if (shape.has_rows) bind_rows(t, in_front);
+  for (int i = missing; i < shape.count; ++i) {
+    const Dimension& dim = shape.dims[static_cast<std::size_t>(i)];
+    int64_t size = layout.shape[static_cast<std::size_t>(i - missing + in_front)];
+    if (dim.or_one && size == 1) continue;
+    if (dim.name.empty()) {
+      if (size != dim.plus) refuse_shape(t, dim);
+      continue;
+    }
+    if (t.argument->is_packed && i == shape.count - 1 &&
+        layout.shape[static_cast<std::size_t>(layout.ndim - 1)] == size && t.view->dtype == DType::i4x2)
+      size *= 2;
+    int64_t& known = sizes[static_cast<std::size_t>(dim.id)];
+    if (known < 0) {
+      if (size < dim.plus) throw Error(t.name(), "no elements", shape_text(shape));
+      known = size - dim.plus;
+      owner_[static_cast<std::size_t>(dim.id)] = static_cast<std::int8_t>(&t - tensors_.data());
+    } else if (dim.at_least) {
+      // On a device the longest sequence is not known: what is there has to do.
+      if (size < known && device.type == DeviceType::cpu) refuse_shape(t, dim);
+    } else if (size - dim.plus != known) {
+      refuse_shape(t, dim);
+    }
+  }
+}
+
+void Bound::check_type(const BoundTensor& t) const {
+  const Argument& a = *t.argument;
+  const DType dtype = t.view->dtype;
+  if (!(a.types & only(dtype)))
+    throw Error(t.name(), "dtype " + std::string(to_string(dtype)),
+                a.wanted_types ? a.wanted_types : types_text(a.types));
+  if (a.like < 0) return;
+  const TensorView& other = *table.arguments[static_cast<std::size_t>(a.like)].get(args, 0);
+  if (other.dtype != dtype)
+    throw Error(t.name(), "dtype " + std::string(to_string(dtype)),
+                a.like_name + ("'s, " + std::string(to_string(other.dtype))));
+}
+
+void Bound::take(const Argument& argument, const TensorView& view, std::size_t index) {
+  BoundTensor t{&argument, &view, 0, static_cast<std::uint32_t>(index)};
+  t.bytes = plain_span_of(view, argument.is_written);
+  if (t.bytes < 0) t.bytes = span_of(t.name(), view, argument.is_written);
+  if (view.device != device) {
+    if (device.type == DeviceType::cpu && tensors_.empty())
+      throw Error(t.name(), "a tensor that is not on the cpu", "host memory");
+    throw Error(t.name(), "a tensor on another device than " + (tensors_.empty() ? "others" : tensors_.front().name()),
+                "all tensors on one device");
+  }
+  tensors_.push_back(t);
+  check_type(t);
+  bind_shape(tensors_.back());
+}
+
+void Bound::check() {
+  for (const Argument& a : table.arguments) {
+    if (a.step) {
+      a.step(args, *this);
+      continue;
+    }
+    const bool is_needed = a.is_needed(mode);
+    const std::size_t n = a.count ? a.count(args) : 1;
+    if (n == 0 && is_needed) throw Error(a.name, "no tensors", "one or more");
+    for (std::size_t i = 0; i < n; ++i) {
+      const TensorView& view = *a.get(args, i);
+      if (view.ndim == 0) {
+        if (is_needed)
+          throw Error(BoundTensor{&a, &view, 0, static_cast<std::uint32_t>(i)}.name(), "no tensor",
+                      shape_text(a.shapes.in(mode)));
+        continue;
+      }
+      if (!(a.only_in & mode))
+        throw Error(a.name, "a tensor with " + mode_text(mode), "none, or " + mode_text(a.only_in));
+      take(a, view, i);
+    }
+  }
+}
+
+void Bound::check_overlaps() const {
+  for (const BoundTensor& output : tensors_) {
+    if (!output.argument->is_written || output.is_part) continue;
+    for (const BoundTensor& other : tensors_) {
+      // Of two outputs the later is named.
+      if (&other == &output || other.is_part || (other.argument->is_written && &output < &other)) continue;
+      if (may_overlap(*output.view, output.bytes, *other.view, other.bytes))
+        throw Error(output.name(), "memory shared with " + other.name(), "outputs that overlap nothing");
+    }
+  }
+}
+
+void Bound::check_apart(std::span<const std::byte> workspace) const {
+  if (workspace.empty()) return;
+  std::vector<Checked> all;
+  for (const BoundTensor& t : tensors_) all.push_back({t.name(), *t.view, t.bytes, t.argument->is_written});
+  rapt::check_apart(workspace, all);
+}
+
+}  // namespace rapt

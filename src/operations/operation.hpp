@@ -1,0 +1,61 @@
+// What an operation says of itself, and what follows for all of them from its argument table.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "operations/bound.hpp"
+#include "operations/call.hpp"
+
+namespace rapt {
+
+// Specialised in operations/<name>/operation.hpp, by the arguments' type:
+//
+//     using C                           the C structure
+//     static constexpr ArgumentTable arguments
+//     static Call bind(args, bound)     the problem and the parameters; throws Error for what the table cannot say
+//     static void set_scalars(c, args)  if there are arguments that are no tensors: from C
+//     static unsigned mode(args)        if shapes or presence depend on it: one bit or more; else 1
+//     static constexpr const char* modes[]  then: their names, from the lowest bit on
+//     static Device device(args)        if it runs on GPUs: where its tensors are to be; else the CPU
+template <class Args>
+struct OperationOf;
+
+template <class Args>
+constexpr ArgumentList arguments_of() {
+  using Op = OperationOf<Args>;
+  ArgumentList list{Op::arguments.arguments, {Op::arguments.dimensions.data(), Op::arguments.count}, {}};
+  if constexpr (requires { Op::modes; }) list.modes = Op::modes;
+  return list;
+}
+template <class Args>
+inline constexpr ArgumentList kArgumentsOf = arguments_of<Args>();
+
+// The number of a dimension of the table, for Bound.
+template <class Args>
+consteval int dimension_of(std::string_view name) {
+  return OperationOf<Args>::arguments.id(name);
+}
+
+template <class Args>
+Bound bound_of(const Args& args) {
+  using Op = OperationOf<Args>;
+  unsigned mode = 1;
+  Device device{};
+  if constexpr (requires { Op::mode(args); }) mode = Op::mode(args);
+  if constexpr (requires { Op::device(args); }) device = Op::device(args);
+  return Bound(kArgumentsOf<Args>, &args, mode, device);
+}
+
+// validate() of call.hpp.
+template <class Args>
+Call validate_by_table(const Args& args, std::span<const std::byte> workspace) {
+  Bound bound = bound_of(args);
+  bound.check();
+  Call call = OperationOf<Args>::bind(args, bound);
+  bound.check_overlaps();
+  bound.check_apart(workspace);
+  return call;
+}
+
+}  // namespace rapt

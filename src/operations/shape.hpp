@@ -1,0 +1,109 @@
+// The shapes that an operation's arguments may have, as text that the compiler reads: "b hq sq d".
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "rapt/tensor.hpp"
+
+namespace rapt {
+
+// One dimension. Arguments whose shapes name the same dimension have the same size there.
+//
+//     sk     the size of the dimension sk
+//     sk|1   that size, or 1: it broadcasts
+//     b?     that size, or 1, or missing: only in front
+//     b~     that size, or missing: only in front
+//     sq>    that size or more; sq?> also 1 or missing
+//     b+1    the size of b plus 1
+//     1      the size 1
+struct Dimension {
+  std::string_view name;  // empty: a size that is always `plus`
+  std::int8_t id = -1;    // among the dimensions of the operation's table
+  std::int8_t plus = 0;
+  bool or_one = false, may_miss = false, at_least = false;
+};
+
+// The dimensions of an argument, outermost first. "..." in front stands for any number of dimensions, which are the
+// same in all arguments that have it.
+struct Shape {
+  unsigned mode = 0;  // holds for calls that have all of these modes
+  bool has_rows = false;
+  std::int8_t count = 0, may_miss = 0;
+  std::array<Dimension, kMaxDims> dims{};
+
+  consteval Shape(std::string_view text = "", unsigned when = 0) : mode(when) {
+    while (!text.empty()) {
+      const std::size_t end = std::min(text.find(' '), text.size());
+      add(text.substr(0, end));
+      text.remove_prefix(std::min(end + 1, text.size()));
+    }
+  }
+  consteval void append(const Shape& more) {
+    for (std::int8_t i = 0; i < more.count; ++i) push(more.dims[static_cast<std::size_t>(i)]);
+  }
+  constexpr std::span<const Dimension> dimensions() const { return {dims.data(), static_cast<std::size_t>(count)}; }
+
+ private:
+  consteval void push(const Dimension& dim) {
+    if (count == kMaxDims) throw "more than four dimensions";
+    if (dim.may_miss && may_miss++ != count) throw "only dimensions in front may be missing";
+    dims[static_cast<std::size_t>(count++)] = dim;
+  }
+  consteval void add(std::string_view word) {
+    if (word == "...") {
+      if (count > 0 || has_rows) throw "... comes first";
+      has_rows = true;
+      return;
+    }
+    Dimension dim;
+    std::size_t n = 0;
+    while (n < word.size() && (word[n] == '_' || (word[n] >= 'a' && word[n] <= 'z'))) ++n;
+    dim.name = word.substr(0, n), word.remove_prefix(n);
+    if (dim.name.empty() && word == "1") dim.plus = 1;
+    else if (dim.name.empty()) throw "a dimension without a name";
+    else if (word == "+1") dim.plus = 1;
+    else if (word == "|1") dim.or_one = true;
+    else if (word == "?" || word == "?>") dim.or_one = dim.may_miss = true, dim.at_least = word.size() == 2;
+    else if (word == ">") dim.at_least = true;
+    else if (word == "~") dim.may_miss = true;
+    else if (!word.empty()) throw "what follows a dimension's name is |1, ?, ~, >, ?> or +1";
+    push(dim);
+  }
+};
+
+// An argument's shape in each mode. The first one holds where no other does; of others the first that fits.
+struct Shapes {
+  std::array<Shape, 5> all{};
+  std::uint8_t count = 1;
+
+  consteval Shapes(const char* text) { all[0] = Shape(text); }
+  consteval Shapes when(unsigned mode, const char* text) const {
+    Shapes result = *this;
+    result.all[result.count++] = Shape(text, mode);
+    return result;
+  }
+  consteval Shapes operator+(const char* more) const {
+    Shapes result = *this;
+    for (std::uint8_t i = 0; i < count; ++i) result.all[i].append(Shape(more));
+    return result;
+  }
+  // Every dimension may be 1, but for this one.
+  consteval Shapes or_one_but(std::string_view kept) const {
+    Shapes result = *this;
+    for (Shape& shape : result.all)
+      for (Dimension& dim : shape.dims) dim.or_one = dim.name != kept;
+    return result;
+  }
+  constexpr const Shape& in(unsigned mode) const {
+    for (std::uint8_t i = 1; i < count; ++i)
+      if ((all[i].mode & mode) == all[i].mode) return all[i];
+    return all[0];
+  }
+};
+
+}  // namespace rapt
