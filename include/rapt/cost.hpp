@@ -24,13 +24,7 @@ struct Cost {
 /// Counts exactly what causal, window, align, lengths, key ranges and rings leave; masks and biases do not reduce the
 /// count, as a kernel has to read them to know. Pages that sequences share count for each of them. Lengths and lists
 /// are read, so they must be in host memory. Throws Error for arguments that the call would refuse.
-RAPT_API Cost cost_of(const AttentionArgs& args);
-RAPT_API Cost cost_of(const AttentionBackwardArgs& args);
-RAPT_API Cost cost_of(const AppendKvArgs& args);
-RAPT_API Cost cost_of(const MergeStatesArgs& args);
-RAPT_API Cost cost_of(const DeltaRuleArgs& args);
-RAPT_API Cost cost_of(const DeltaRuleBackwardArgs& args);
-RAPT_API Cost cost_of(const IndexScoresArgs& args);
-RAPT_API Cost cost_of(const SelectTopkArgs& args);
+#define RAPT_OPERATION(name, Name, NAME) RAPT_API Cost cost_of(const Name##Args& args);
+#include "rapt/operations.def"
 
 }  // namespace rapt

@@ -23,14 +23,8 @@ enum class Isa : std::uint8_t { generic, avx2, avx512, neon, avx512bf16, amx, ne
 
 /// What rapt computes.
 enum class Operation : std::uint8_t {
-  attention,
-  append_kv,
-  merge_states,
-  attention_backward,
-  delta_rule,
-  delta_rule_backward,
-  index_scores,
-  select_topk
+#define RAPT_OPERATION(name, Name, NAME) name,
+#include "rapt/operations.def"
 };
 
 /// How delta_rule() writes: with a prediction taken off first (`delta`), after a decay (`gated`), or both. The names

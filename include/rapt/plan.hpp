@@ -8,12 +8,6 @@
 #include <string_view>
 #include <vector>
 
-#include "rapt/attention.hpp"
-#include "rapt/attention_backward.hpp"
-#include "rapt/delta_rule.hpp"
-#include "rapt/delta_rule_backward.hpp"
-#include "rapt/kv_cache.hpp"
-#include "rapt/merge_states.hpp"
 #include "rapt/problem.hpp"
 #include "rapt/tuning.hpp"
 
@@ -30,14 +24,9 @@ struct Candidate {
 /// and thread-safe.
 class Plan {
  public:
-  RAPT_API explicit Plan(const AttentionArgs& args, const Context& context = default_context());
-  RAPT_API explicit Plan(const AttentionBackwardArgs& args, const Context& context = default_context());
-  RAPT_API explicit Plan(const AppendKvArgs& args, const Context& context = default_context());
-  RAPT_API explicit Plan(const MergeStatesArgs& args, const Context& context = default_context());
-  RAPT_API explicit Plan(const DeltaRuleArgs& args, const Context& context = default_context());
-  RAPT_API explicit Plan(const DeltaRuleBackwardArgs& args, const Context& context = default_context());
-  RAPT_API explicit Plan(const IndexScoresArgs& args, const Context& context = default_context());
-  RAPT_API explicit Plan(const SelectTopkArgs& args, const Context& context = default_context());
+#define RAPT_OPERATION(name, Name, NAME) \
+  RAPT_API explicit Plan(const Name##Args& args, const Context& context = default_context());
+#include "rapt/operations.def"
   /// The same from the problem alone, without any tensor: what would run? Throws Error for problems that no arguments
   /// could give (hq % hk != 0, d = 0, ...) and when no entry takes it.
   RAPT_API explicit Plan(const Problem& problem, const Context& context = default_context());
@@ -54,14 +43,9 @@ class Plan {
 
   /// Runs on `args`, which must give this plan's problem (else Error), in `workspace` as attention() does. With one,
   /// attention allocates nothing, but for what the executor does and for lists of gathered keys that are not full.
-  RAPT_API void run(const AttentionArgs& args, std::span<std::byte> workspace = {}) const;
-  RAPT_API void run(const AttentionBackwardArgs& args, std::span<std::byte> workspace = {}) const;
-  RAPT_API void run(const AppendKvArgs& args, std::span<std::byte> workspace = {}) const;
-  RAPT_API void run(const MergeStatesArgs& args, std::span<std::byte> workspace = {}) const;
-  RAPT_API void run(const DeltaRuleArgs& args, std::span<std::byte> workspace = {}) const;
-  RAPT_API void run(const DeltaRuleBackwardArgs& args, std::span<std::byte> workspace = {}) const;
-  RAPT_API void run(const IndexScoresArgs& args, std::span<std::byte> workspace = {}) const;
-  RAPT_API void run(const SelectTopkArgs& args, std::span<std::byte> workspace = {}) const;
+#define RAPT_OPERATION(name, Name, NAME) \
+  RAPT_API void run(const Name##Args& args, std::span<std::byte> workspace = {}) const;
+#include "rapt/operations.def"
 
  private:
   struct Impl;

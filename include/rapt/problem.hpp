@@ -6,20 +6,22 @@
 #include <string_view>
 #include <variant>
 
-#include "rapt/attention_backward.hpp"
-#include "rapt/attention_problem.hpp"
-#include "rapt/delta_rule.hpp"
-#include "rapt/delta_rule_backward.hpp"
-#include "rapt/index_scores.hpp"
-#include "rapt/kv_cache.hpp"
-#include "rapt/merge_states.hpp"
-#include "rapt/select_topk.hpp"
+#include "rapt/operations.hpp"
 
 namespace rapt {
 
+namespace detail {
+template <class First, class... Rest>
+struct WithoutFirst {
+  using Variant = std::variant<Rest...>;
+};
+}  // namespace detail
+
 /// In the order of Operation.
-using Problem = std::variant<AttentionProblem, AppendKvProblem, MergeStatesProblem, AttentionBackwardProblem,
-                             DeltaRuleProblem, DeltaRuleBackwardProblem, IndexScoresProblem, SelectTopkProblem>;
+using Problem = detail::WithoutFirst<void
+#define RAPT_OPERATION(name, Name, NAME) , Name##Problem
+#include "rapt/operations.def"
+                                     >::Variant;
 
 inline Operation operation_of(const Problem& problem) noexcept {
   return static_cast<Operation>(problem.index());

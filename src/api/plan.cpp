@@ -100,23 +100,6 @@ struct Plan::Impl {
   }
 };
 
-Plan::Plan(const AttentionArgs& args, const Context& context)
-    : impl_(std::make_shared<const Impl>(validate(args).problem, context)) {}
-Plan::Plan(const AttentionBackwardArgs& args, const Context& context)
-    : impl_(std::make_shared<const Impl>(validate(args).problem, context)) {}
-Plan::Plan(const AppendKvArgs& args, const Context& context)
-    : impl_(std::make_shared<const Impl>(validate(args).problem, context)) {}
-Plan::Plan(const MergeStatesArgs& args, const Context& context)
-    : impl_(std::make_shared<const Impl>(validate(args).problem, context)) {}
-Plan::Plan(const DeltaRuleArgs& args, const Context& context)
-    : impl_(std::make_shared<const Impl>(validate(args).problem, context)) {}
-Plan::Plan(const DeltaRuleBackwardArgs& args, const Context& context)
-    : impl_(std::make_shared<const Impl>(validate(args).problem, context)) {}
-Plan::Plan(const IndexScoresArgs& args, const Context& context)
-    : impl_(std::make_shared<const Impl>(validate(args).problem, context)) {}
-Plan::Plan(const SelectTopkArgs& args, const Context& context)
-    : impl_(std::make_shared<const Impl>(validate(args).problem, context)) {}
-
 Plan::Plan(const Problem& problem, const Context& context) {
   std::visit([](const auto& p) { check(p); }, problem);
   impl_ = std::make_shared<const Impl>(problem, context);
@@ -150,55 +133,16 @@ std::string Plan::explain() const {
   return rapt::explain(impl_->choice, *impl_->plan, impl_->problem, impl_->candidates, impl_->context.impl());
 }
 
-void Plan::run(const AttentionArgs& args, std::span<std::byte> workspace) const {
-  impl_->run(args, workspace);
-}
-void Plan::run(const AttentionBackwardArgs& args, std::span<std::byte> workspace) const {
-  impl_->run(args, workspace);
-}
-void Plan::run(const AppendKvArgs& args, std::span<std::byte> workspace) const {
-  impl_->run(args, workspace);
-}
-void Plan::run(const MergeStatesArgs& args, std::span<std::byte> workspace) const {
-  impl_->run(args, workspace);
-}
-void Plan::run(const DeltaRuleArgs& args, std::span<std::byte> workspace) const {
-  impl_->run(args, workspace);
-}
-void Plan::run(const DeltaRuleBackwardArgs& args, std::span<std::byte> workspace) const {
-  impl_->run(args, workspace);
-}
-void Plan::run(const IndexScoresArgs& args, std::span<std::byte> workspace) const {
-  impl_->run(args, workspace);
-}
-void Plan::run(const SelectTopkArgs& args, std::span<std::byte> workspace) const {
-  impl_->run(args, workspace);
-}
-
-void attention(const AttentionArgs& args, const Context& context, std::span<std::byte> workspace) {
-  run_once(args, context, workspace);
-}
-void attention_backward(const AttentionBackwardArgs& args, const Context& context, std::span<std::byte> workspace) {
-  run_once(args, context, workspace);
-}
-void append_kv(const AppendKvArgs& args, const Context& context, std::span<std::byte> workspace) {
-  run_once(args, context, workspace);
-}
-void merge_states(const MergeStatesArgs& args, const Context& context, std::span<std::byte> workspace) {
-  run_once(args, context, workspace);
-}
-void delta_rule(const DeltaRuleArgs& args, const Context& context, std::span<std::byte> workspace) {
-  run_once(args, context, workspace);
-}
-void delta_rule_backward(const DeltaRuleBackwardArgs& args, const Context& context, std::span<std::byte> workspace) {
-  run_once(args, context, workspace);
-}
-void index_scores(const IndexScoresArgs& args, const Context& context, std::span<std::byte> workspace) {
-  run_once(args, context, workspace);
-}
-void select_topk(const SelectTopkArgs& args, const Context& context, std::span<std::byte> workspace) {
-  run_once(args, context, workspace);
-}
+#define RAPT_OPERATION(name, Name, NAME)                                                      \
+  Plan::Plan(const Name##Args& args, const Context& context)                                  \
+      : impl_(std::make_shared<const Impl>(validate(args).problem, context)) {}               \
+  void Plan::run(const Name##Args& args, std::span<std::byte> workspace) const {              \
+    impl_->run(args, workspace);                                                              \
+  }                                                                                           \
+  void name(const Name##Args& args, const Context& context, std::span<std::byte> workspace) { \
+    run_once(args, context, workspace);                                                       \
+  }
+#include "rapt/operations.def"
 
 std::size_t max_workspace_bytes(const Problem& largest, const Context& context) {
   std::visit([](const auto& p) { check(p); }, largest);

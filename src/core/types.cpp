@@ -85,22 +85,10 @@ std::string_view to_string(Isa isa) noexcept {
 
 std::string_view to_string(Operation operation) noexcept {
   switch (operation) {
-    case Operation::attention:
-      return "attention";
-    case Operation::attention_backward:
-      return "attention_backward";
-    case Operation::append_kv:
-      return "append_kv";
-    case Operation::merge_states:
-      return "merge_states";
-    case Operation::delta_rule:
-      return "delta_rule";
-    case Operation::delta_rule_backward:
-      return "delta_rule_backward";
-    case Operation::index_scores:
-      return "index_scores";
-    case Operation::select_topk:
-      return "select_topk";
+#define RAPT_OPERATION(name, Name, NAME) \
+  case Operation::name:                  \
+    return #name;
+#include "rapt/operations.def"
   }
   return "unknown operation";
 }

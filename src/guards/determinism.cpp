@@ -86,8 +86,8 @@ void run_again(const Watched<Args>& watched, const Context::Impl& other, const S
   compare(results_of(first), results, reports);
 }
 
-#define RAPT_RUN_AGAIN(Args) \
-  template void run_again(const Watched<Args>&, const Context::Impl&, const StateBefore&, Reports&);
-RAPT_FOR_EACH_ARGS(RAPT_RUN_AGAIN)
+#define RAPT_OPERATION(name, Name, NAME) \
+  template void run_again(const Watched<Name##Args>&, const Context::Impl&, const StateBefore&, Reports&);
+#include "rapt/operations.def"
 
 }  // namespace rapt

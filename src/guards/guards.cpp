@@ -210,9 +210,9 @@ void ContextGuards::deliver(const GuardReport& report) const {
   else std::fprintf(stderr, "rapt: %s\n", to_string(report).c_str());
 }
 
-#define RAPT_WATCH(Args)                                                       \
-  template StateBefore ContextGuards::look_before(const Watched<Args>&) const; \
-  template void ContextGuards::look_after(const Watched<Args>&, const StateBefore&, Reports&) const;
-RAPT_FOR_EACH_ARGS(RAPT_WATCH)
+#define RAPT_OPERATION(name, Name, NAME)                                             \
+  template StateBefore ContextGuards::look_before(const Watched<Name##Args>&) const; \
+  template void ContextGuards::look_after(const Watched<Name##Args>&, const StateBefore&, Reports&) const;
+#include "rapt/operations.def"
 
 }  // namespace rapt

@@ -128,15 +128,4 @@ void keep_state(const DeltaRuleArgs& args, const Allocator& allocator, StateBefo
 template <class Args>
 void run_again(const Watched<Args>& watched, const Context::Impl& other, const StateBefore& before, Reports& reports);
 
-// Does so for the arguments of every operation: what templates are instantiated for.
-#define RAPT_FOR_EACH_ARGS(DO) \
-  DO(AttentionArgs)            \
-  DO(AttentionBackwardArgs)    \
-  DO(AppendKvArgs)             \
-  DO(MergeStatesArgs)          \
-  DO(DeltaRuleArgs)            \
-  DO(DeltaRuleBackwardArgs)    \
-  DO(IndexScoresArgs)          \
-  DO(SelectTopkArgs)
-
 }  // namespace rapt

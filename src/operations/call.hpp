@@ -22,8 +22,10 @@
 namespace rapt {
 
 // In the order of Operation.
-using Params = std::variant<AttentionParams, AppendKvParams, MergeStatesParams, AttentionBackwardParams,
-                            DeltaRuleParams, DeltaRuleBackwardParams, IndexScoresParams, SelectTopkParams>;
+using Params = detail::WithoutFirst<void
+#define RAPT_OPERATION(name, Name, NAME) , Name##Params
+#include "rapt/operations.def"
+                                    >::Variant;
 
 struct Call {
   Problem problem;
@@ -35,24 +37,13 @@ struct Call {
 
 // Check everything that contract.md lists under bad input. Throw Error; write nothing. `workspace` is the caller's, if
 // any: it may share no memory with a tensor.
-Call validate(const AttentionArgs& args, std::span<const std::byte> workspace = {});
-Call validate(const AttentionBackwardArgs& args, std::span<const std::byte> workspace = {});
-Call validate(const AppendKvArgs& args, std::span<const std::byte> workspace = {});
-Call validate(const MergeStatesArgs& args, std::span<const std::byte> workspace = {});
-Call validate(const DeltaRuleArgs& args, std::span<const std::byte> workspace = {});
-Call validate(const DeltaRuleBackwardArgs& args, std::span<const std::byte> workspace = {});
-Call validate(const IndexScoresArgs& args, std::span<const std::byte> workspace = {});
-Call validate(const SelectTopkArgs& args, std::span<const std::byte> workspace = {});
+#define RAPT_OPERATION(name, Name, NAME) \
+  Call validate(const Name##Args& args, std::span<const std::byte> workspace = {});
+#include "rapt/operations.def"
 
 // The checks that need no tensors: sizes, head counts, windows, scale, alignment.
-void check(const AttentionProblem& problem);
-void check(const AttentionBackwardProblem& problem);
-void check(const AppendKvProblem& problem);
-void check(const MergeStatesProblem& problem);
-void check(const DeltaRuleProblem& problem);
-void check(const DeltaRuleBackwardProblem& problem);
-void check(const IndexScoresProblem& problem);
-void check(const SelectTopkProblem& problem);
+#define RAPT_OPERATION(name, Name, NAME) void check(const Name##Problem& problem);
+#include "rapt/operations.def"
 
 // Of attention's parameters, what the problem says.
 void fill_sizes(const AttentionProblem& problem, AttentionParams& params);

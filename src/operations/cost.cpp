@@ -198,29 +198,10 @@ Cost cost_of(const SelectTopkArgs&, const Call& call) {
   return cost;
 }
 
-Cost cost_of(const AttentionArgs& args) {
-  return cost_of(args, validate(args));
-}
-Cost cost_of(const AttentionBackwardArgs& args) {
-  return cost_of(args, validate(args));
-}
-Cost cost_of(const AppendKvArgs& args) {
-  return cost_of(args, validate(args));
-}
-Cost cost_of(const MergeStatesArgs& args) {
-  return cost_of(args, validate(args));
-}
-Cost cost_of(const DeltaRuleArgs& args) {
-  return cost_of(args, validate(args));
-}
-Cost cost_of(const DeltaRuleBackwardArgs& args) {
-  return cost_of(args, validate(args));
-}
-Cost cost_of(const IndexScoresArgs& args) {
-  return cost_of(args, validate(args));
-}
-Cost cost_of(const SelectTopkArgs& args) {
-  return cost_of(args, validate(args));
-}
+#define RAPT_OPERATION(name, Name, NAME)  \
+  Cost cost_of(const Name##Args& args) {  \
+    return cost_of(args, validate(args)); \
+  }
+#include "rapt/operations.def"
 
 }  // namespace rapt

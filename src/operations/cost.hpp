@@ -6,13 +6,7 @@
 
 namespace rapt {
 
-Cost cost_of(const AttentionArgs& args, const Call& call);
-Cost cost_of(const AttentionBackwardArgs& args, const Call& call);
-Cost cost_of(const AppendKvArgs& args, const Call& call);
-Cost cost_of(const MergeStatesArgs& args, const Call& call);
-Cost cost_of(const DeltaRuleArgs& args, const Call& call);
-Cost cost_of(const DeltaRuleBackwardArgs& args, const Call& call);
-Cost cost_of(const IndexScoresArgs& args, const Call& call);
-Cost cost_of(const SelectTopkArgs& args, const Call& call);
+#define RAPT_OPERATION(name, Name, NAME) Cost cost_of(const Name##Args& args, const Call& call);
+#include "rapt/operations.def"
 
 }  // namespace rapt

@@ -103,12 +103,12 @@ rapt_status use_everything(Problem& p, bool threads) {
   step([&] { return rapt_entries(&entries, &count); });
   step([&] { return rapt_context_create(&options, &context); });
   step([&] { return rapt_attention(&p.args, context); });
-  step([&] { return rapt_plan_create(&p.args, context, &plan); });
-  step([&] { return rapt_plan_run(plan, &p.args, nullptr, 0); });
+  step([&] { return rapt_plan_create_attention(&p.args, context, &plan); });
+  step([&] { return rapt_plan_run_attention(plan, &p.args, nullptr, 0); });
   step([&] { return rapt_plan_candidates(plan, &candidates, &count); });
   step([&] { return rapt_plan_explain(plan, text, sizeof text, nullptr); });
   step([&] { return rapt_plan_problem_text(plan, text, sizeof text, nullptr); });
-  step([&] { return rapt_problem_text(&p.args, text, sizeof text, nullptr); });
+  step([&] { return rapt_problem_text(RAPT_OPERATION_ATTENTION, &p.args, text, sizeof text, nullptr); });
   step([&] { return rapt_plan_create_from_text(text, context, &same); });
   step([&] { return rapt_append_kv(&p.append, nullptr); });
   step([&] { return rapt_merge_states(&p.merge, nullptr); });

@@ -254,7 +254,7 @@ static void test_plan(void) {
   rapt_plan_destroy(same);
 
   /* A plan runs its own operation and problem only. */
-  CHECK(rapt_plan_run(plan, &f.forward.args, NULL, 0) == RAPT_INVALID_ARGUMENT);
+  CHECK(rapt_plan_run_attention(plan, &f.forward.args, NULL, 0) == RAPT_INVALID_ARGUMENT);
   memset(&f.args.dlse, 0, sizeof f.args.dlse);
   CHECK(rapt_plan_run_attention_backward(plan, &f.args, NULL, 0) == RAPT_INVALID_ARGUMENT);
   rapt_plan_destroy(plan);

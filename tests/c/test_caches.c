@@ -105,7 +105,7 @@ static void test_pages(int32_t dtype, int scales, int zeros) {
   CHECK(reference_error(&f.args) < 4 * kTolerance);
 
   char text[256];
-  CHECK_OK(rapt_problem_text(&paged, text, sizeof text, NULL));
+  CHECK_OK(rapt_problem_text(RAPT_OPERATION_ATTENTION, &paged, text, sizeof text, NULL));
   CHECK(strstr(text, " page=2") != NULL && strstr(text, " kv=") != NULL);
   CHECK((strstr(text, " groups=2") != NULL) == scales && (strstr(text, " zeros") != NULL) == zeros);
 
@@ -160,18 +160,18 @@ static void test_queries(int scales_of_rows, int scales_of_heads) {
   CHECK_OK(rapt_attention(&coded, NULL));
   CHECK(reference_error(&f.args) < 4 * kTolerance);
   char text[256];
-  CHECK_OK(rapt_problem_text(&coded, text, sizeof text, NULL));
+  CHECK_OK(rapt_problem_text(RAPT_OPERATION_ATTENTION, &coded, text, sizeof text, NULL));
   CHECK(strstr(text, " q=f8e4m3") != NULL);
   CHECK((strstr(text, " q_scale") != NULL) == (scales_of_rows || scales_of_heads));
 
   /* A caller of a version without scales of queries. */
   rapt_plan* plan = NULL;
   coded.struct_size = offsetof(rapt_attention_args, q_scale);
-  CHECK_OK(rapt_problem_text(&coded, text, sizeof text, NULL));
+  CHECK_OK(rapt_problem_text(RAPT_OPERATION_ATTENTION, &coded, text, sizeof text, NULL));
   CHECK(strstr(text, " q_scale") == NULL);
   coded.struct_size = sizeof coded;
-  CHECK_OK(rapt_plan_create(&coded, NULL, &plan));
-  CHECK_OK(rapt_plan_run(plan, &coded, NULL, 0));
+  CHECK_OK(rapt_plan_create_attention(&coded, NULL, &plan));
+  CHECK_OK(rapt_plan_run_attention(plan, &coded, NULL, 0));
   CHECK(reference_error(&f.args) < 4 * kTolerance);
   rapt_plan_destroy(plan);
 }
@@ -194,7 +194,7 @@ static void test_gathered(void) {
   CHECK_OK(rapt_attention(&gathered, NULL));
   CHECK(reference_error(&f.args) < kTolerance);
   char text[256];
-  CHECK_OK(rapt_problem_text(&gathered, text, sizeof text, NULL));
+  CHECK_OK(rapt_problem_text(RAPT_OPERATION_ATTENTION, &gathered, text, sizeof text, NULL));
   CHECK(strstr(text, " sk=14 ") != NULL && strstr(text, " gathered") != NULL);
 
   gathered.kv_counts = contiguous(counts, RAPT_I64, 2, B, SQ, 0, 0);

@@ -102,7 +102,7 @@ static void test_user_executor(void) {
   CHECK_REFUSED(rapt_context_create(&options, &context), "user_executor.run");
   options.user_executor.run = pool_run;
   CHECK_OK(rapt_context_create(&options, &context));
-  CHECK_OK(rapt_plan_create(&args, context, &plan));
+  CHECK_OK(rapt_plan_create_attention(&args, context, &plan));
   CHECK(rapt_plan_threads(plan) > 1 && rapt_plan_threads(plan) <= 3);
   CHECK_OK(rapt_attention(&args, context));
   CHECK(user.runs > 0 && user.workers >= 2);
@@ -164,9 +164,9 @@ static void test_allocator(void) {
   CHECK_OK(rapt_attention(&f.args, context)); /* the context survives */
   CHECK(reference_error(&f.args) < 2e-6);
 
-  CHECK_OK(rapt_plan_create(&f.args, context, &plan)); /* a plan keeps what it needs of its context */
+  CHECK_OK(rapt_plan_create_attention(&f.args, context, &plan)); /* a plan keeps what it needs of its context */
   rapt_context_destroy(context);
-  CHECK_OK(rapt_plan_run(plan, &f.args, NULL, 0));
+  CHECK_OK(rapt_plan_run_attention(plan, &f.args, NULL, 0));
   rapt_plan_destroy(plan);
   CHECK(user.live_bytes == 0);
 }

@@ -84,16 +84,16 @@ static void test_null_pointers(void) {
   CHECK_REFUSED(rapt_tensor_contiguous(NULL, f.q, RAPT_F32, 1, shape), "tensor");
   CHECK_REFUSED(rapt_tensor_contiguous(&tensor, f.q, RAPT_F32, 1, NULL), "shape");
   CHECK_REFUSED(rapt_context_create(NULL, NULL), "context");
-  CHECK_REFUSED(rapt_plan_create(NULL, NULL, &plan), "args");
-  CHECK_REFUSED(rapt_plan_create(&f.args, NULL, NULL), "plan");
+  CHECK_REFUSED(rapt_plan_create_attention(NULL, NULL, &plan), "args");
+  CHECK_REFUSED(rapt_plan_create_attention(&f.args, NULL, NULL), "plan");
   CHECK_REFUSED(rapt_plan_create_from_text(NULL, NULL, &plan), "text");
   CHECK_REFUSED(rapt_plan_create_from_text("attention sq=1 d=1", NULL, NULL), "plan");
-  CHECK_REFUSED(rapt_plan_run(NULL, &f.args, NULL, 0), "plan");
+  CHECK_REFUSED(rapt_plan_run_attention(NULL, &f.args, NULL, 0), "plan");
   CHECK_REFUSED(rapt_plan_candidates(NULL, &candidates, &size), "plan");
   CHECK(candidates == NULL && size == 0);
   CHECK_REFUSED(rapt_plan_explain(NULL, NULL, 0, &size), "plan");
   CHECK_REFUSED(rapt_plan_problem_text(NULL, NULL, 0, &size), "plan");
-  CHECK_REFUSED(rapt_problem_text(NULL, NULL, 0, &size), "args");
+  CHECK_REFUSED(rapt_problem_text(RAPT_OPERATION_ATTENTION, NULL, NULL, 0, &size), "args");
   CHECK_REFUSED(rapt_entries(NULL, &size), "entries");
   CHECK_REFUSED(rapt_entries(&entries, NULL), "count");
   CHECK_REFUSED(rapt_usable_isas(NULL, &size), "isas");
@@ -133,7 +133,7 @@ static void* first_error_of_thread(void* unused) {
 
 static void test_messages_are_per_thread(void) {
   pthread_t thread;
-  CHECK_REFUSED(rapt_plan_run(NULL, NULL, NULL, 0), "plan");
+  CHECK_REFUSED(rapt_plan_run_attention(NULL, NULL, NULL, 0), "plan");
   CHECK(pthread_create(&thread, NULL, first_error_of_thread, NULL) == 0);
   CHECK(pthread_join(thread, NULL) == 0);
   CHECK(strcmp(rapt_last_error_argument(), "plan") == 0);

@@ -8,25 +8,25 @@ static void test_run(void) {
   fixture f;
   rapt_plan* plan = NULL;
   fixture_init(&f);
-  CHECK_OK(rapt_plan_create(&f.args, NULL, &plan));
-  CHECK_OK(rapt_plan_run(plan, &f.args, NULL, 0));
+  CHECK_OK(rapt_plan_create_attention(&f.args, NULL, &plan));
+  CHECK_OK(rapt_plan_run_attention(plan, &f.args, NULL, 0));
   CHECK(reference_error(&f.args) < 2e-6);
 
   const size_t bytes = rapt_plan_workspace_bytes(plan);
   CHECK(bytes > 0);
   char* workspace = aligned_alloc(64, (bytes + 127) / 64 * 64);
   fixture_init(&f);
-  CHECK_OK(rapt_plan_run(plan, &f.args, workspace, bytes));
+  CHECK_OK(rapt_plan_run_attention(plan, &f.args, workspace, bytes));
   CHECK(reference_error(&f.args) < 2e-6);
-  CHECK_REFUSED(rapt_plan_run(plan, &f.args, workspace, bytes - 1), "workspace");
-  CHECK_REFUSED(rapt_plan_run(plan, &f.args, workspace + 4, bytes), "workspace");
-  CHECK_REFUSED(rapt_plan_run(plan, &f.args, NULL, bytes), "workspace");
-  CHECK_REFUSED(rapt_plan_run(plan, NULL, NULL, 0), "args");
+  CHECK_REFUSED(rapt_plan_run_attention(plan, &f.args, workspace, bytes - 1), "workspace");
+  CHECK_REFUSED(rapt_plan_run_attention(plan, &f.args, workspace + 4, bytes), "workspace");
+  CHECK_REFUSED(rapt_plan_run_attention(plan, &f.args, NULL, bytes), "workspace");
+  CHECK_REFUSED(rapt_plan_run_attention(plan, NULL, NULL, 0), "args");
   free(workspace);
 
   f.args.causal = 1; /* not the problem the plan was made for */
   f.args.align = RAPT_ALIGN_TOP_LEFT;
-  CHECK(rapt_plan_run(plan, &f.args, NULL, 0) == RAPT_INVALID_ARGUMENT);
+  CHECK(rapt_plan_run_attention(plan, &f.args, NULL, 0) == RAPT_INVALID_ARGUMENT);
   rapt_plan_destroy(plan);
 }
 
@@ -37,7 +37,7 @@ static void test_facts(void) {
   size_t count = 0, size = 0, chosen = 0;
   char text[256], text_of_plan[256];
   fixture_init(&f);
-  CHECK_OK(rapt_plan_create(&f.args, NULL, &plan));
+  CHECK_OK(rapt_plan_create_attention(&f.args, NULL, &plan));
   CHECK(strncmp(rapt_plan_entry(plan), "attention_", 10) == 0);
   CHECK(strcmp(rapt_plan_backend(plan), "cpu") == 0);
   CHECK(rapt_plan_threads(plan) >= 1 && rapt_plan_work_items(plan) >= 1);
@@ -47,7 +47,7 @@ static void test_facts(void) {
   }
   CHECK(chosen == 1);
 
-  CHECK_OK(rapt_problem_text(&f.args, text, sizeof text, &size));
+  CHECK_OK(rapt_problem_text(RAPT_OPERATION_ATTENTION, &f.args, text, sizeof text, &size));
   CHECK(strcmp(text, "attention b=2 hq=4 hk=2 sq=5 sk=7 d=8 dv=3 lse") == 0);
   CHECK(size == strlen(text) + 1);
   CHECK_OK(rapt_plan_problem_text(plan, text_of_plan, sizeof text_of_plan, NULL));
@@ -56,7 +56,7 @@ static void test_facts(void) {
   CHECK_OK(rapt_plan_create_from_text(text, NULL, &same));
   CHECK(strcmp(rapt_plan_entry(same), rapt_plan_entry(plan)) == 0);
   CHECK(rapt_plan_workspace_bytes(same) == rapt_plan_workspace_bytes(plan));
-  CHECK_OK(rapt_plan_run(same, &f.args, NULL, 0));
+  CHECK_OK(rapt_plan_run_attention(same, &f.args, NULL, 0));
   CHECK(reference_error(&f.args) < 2e-6);
   rapt_plan_destroy(same);
 

@@ -12,7 +12,7 @@
 #include <xmmintrin.h>
 #endif
 
-#include "rapt/kv_cache.hpp"
+#include "rapt/append_kv.hpp"
 #include "rapt/merge_states.hpp"
 #include "support/backward_case.hpp"
 #include "support/check.hpp"

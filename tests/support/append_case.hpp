@@ -5,7 +5,7 @@
 #include <functional>
 #include <vector>
 
-#include "rapt/kv_cache.hpp"
+#include "rapt/append_kv.hpp"
 #include "support/cache.hpp"
 #include "support/device.hpp"
 #include "support/fill.hpp"
@@ -38,7 +38,7 @@ struct AppendCase {
   void clear();
   std::vector<Tensor*> outputs();
   /// Reads back every row_step-th new row of each sequence, and the last, in float64 and compares it with what went in,
-  /// by the bounds that include/rapt/kv_cache.hpp states; and every other row with what was there before.
+  /// by the bounds that include/rapt/append_kv.hpp states; and every other row with what was there before.
   Verdict verdict(std::int64_t row_step = 1) const;
 
   AppendKvProblem problem;

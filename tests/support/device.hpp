@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "rapt/attention.hpp"
-#include "rapt/kv_cache.hpp"
+#include "rapt/append_kv.hpp"
 #include "rapt/merge_states.hpp"
 #include "support/entries.hpp"
 

@@ -1,7 +1,7 @@
 // Calls on a GPU's memory, as far as the host has a say in them: none of this needs a GPU, and nothing is dereferenced.
 #include <limits>
 
-#include "rapt/kv_cache.hpp"
+#include "rapt/append_kv.hpp"
 #include "rapt/merge_states.hpp"
 #include "rapt/plan.hpp"
 #include "support/catch.hpp"

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "rapt/kv_cache.hpp"
+#include "rapt/append_kv.hpp"
 #include "small_tensors.hpp"
 #include "support/catch.hpp"
 #include "support/entries.hpp"

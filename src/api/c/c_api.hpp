@@ -64,11 +64,11 @@ T& deref(T* pointer, const char* name) {
 /// `given`, of the caller's size, as the Struct of this version: what an older caller does not have is zero, and what a
 /// newer one has beyond must be, for it could not be heeded. An Error otherwise, and for what is no size.
 template <class Struct>
-Struct known_part(const Struct& given, const char* name) {
+Struct known_part(const Struct& given, const std::string& name) {
   constexpr std::size_t kMaxBytes = 4096;  // so that little is read where the size was never set
   const std::size_t size = given.struct_size;
   if (size < sizeof size || size > kMaxBytes || size % alignof(Struct) != 0)
-    throw Error("struct_size", std::to_string(size), std::string("what ") + name + "_init() sets");
+    throw Error("struct_size", std::to_string(size), "what " + name + "_init() sets");
   const auto* bytes = reinterpret_cast<const unsigned char*>(&given);
   for (std::size_t i = sizeof(Struct); i < size; ++i)
     if (bytes[i] != 0)
@@ -91,20 +91,6 @@ inline std::span<std::byte> to_workspace(void* workspace, std::size_t bytes) {
 /// The text functions of rapt.h.
 void copy_text(std::string_view text, char* buffer, std::size_t capacity, std::size_t* size);
 
-/// Makes and runs plans. `to_args` makes of `given` what Plan takes.
-template <class ToArgs, class Given>
-rapt_status create_plan(ToArgs to_args, const Given* given, const rapt_context* context, rapt_plan** plan) noexcept {
-  return guard([&] {
-    deref(plan, "plan") = nullptr;
-    *plan = new rapt_plan(Plan(to_args(given), to_context(context)));
-  });
-}
-template <class ToArgs, class Given>
-rapt_status run_plan(const rapt_plan* plan, ToArgs to_args, const Given* given, void* workspace,
-                     std::size_t bytes) noexcept {
-  return guard([&] { deref(plan, "plan").value.run(to_args(given), to_workspace(workspace, bytes)); });
-}
-
 inline MutableTensorView to_view(const rapt_tensor& t, const std::string& name) {
   if (t.ndim == 0 && !t.data) return {};
   if (t.ndim < 1 || t.ndim > kMaxDims) throw Error(name, std::to_string(t.ndim) + " dimensions", "1 to 4");
@@ -115,10 +101,5 @@ inline MutableTensorView to_view(const rapt_tensor& t, const std::string& name) 
           Layout({t.shape, ndim}, {t.strides, ndim}),
           {device, t.device_index}};
 }
-
-/// Of attention calls, and of the forward of attention_backward.
-AttentionArgs to_attention_args(const rapt_attention_args* given);
-/// Of delta_rule calls, and of the forward of delta_rule_backward.
-DeltaRuleArgs to_delta_rule_args(const rapt_delta_rule_args* given);
 
 }  // namespace rapt::c

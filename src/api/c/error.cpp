@@ -24,14 +24,6 @@ static_assert(RAPT_ALIGN_NONE == int(rapt::AttentionProblem::Align::none) &&
               RAPT_ALIGN_OFFSET == int(rapt::AttentionProblem::Align::offset));
 static_assert(std::size(rapt_tensor{}.shape) == rapt::kMaxDims);
 
-static_assert(RAPT_OPERATION_ATTENTION == int(rapt::Operation::attention) &&
-              RAPT_OPERATION_APPEND_KV == int(rapt::Operation::append_kv) &&
-              RAPT_OPERATION_MERGE_STATES == int(rapt::Operation::merge_states) &&
-              RAPT_OPERATION_ATTENTION_BACKWARD == int(rapt::Operation::attention_backward) &&
-              RAPT_OPERATION_DELTA_RULE == int(rapt::Operation::delta_rule) &&
-              RAPT_OPERATION_DELTA_RULE_BACKWARD == int(rapt::Operation::delta_rule_backward) &&
-              RAPT_OPERATION_INDEX_SCORES == int(rapt::Operation::index_scores) &&
-              RAPT_OPERATION_SELECT_TOPK == int(rapt::Operation::select_topk));
 static_assert(RAPT_RULE_LINEAR == int(rapt::UpdateRule::linear) && RAPT_RULE_GATED == int(rapt::UpdateRule::gated) &&
               RAPT_RULE_DELTA == int(rapt::UpdateRule::delta) &&
               RAPT_RULE_GATED_DELTA == int(rapt::UpdateRule::gated_delta));
