@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <utility>
 #include <variant>
 
 namespace rapt::bench {
@@ -61,6 +62,19 @@ std::vector<SetLine> read_set(const std::string& set) {
     throw Error("--set", "\"" + set + "\"", "a file, or one of " + set_names());
   }
   return parse(stream, set);
+}
+
+const std::vector<SetLine>& check_problems() {
+  static const std::vector<SetLine> all = [] {
+    std::vector<SetLine> lines;
+    for (const auto& [operation, text] : built_in_checks()) {
+      std::istringstream stream{std::string(text)};
+      for (SetLine& line : parse(stream, "tests/operations/" + std::string(operation) + "/problems.txt"))
+        lines.push_back(std::move(line));
+    }
+    return lines;
+  }();
+  return all;
 }
 
 }  // namespace rapt::bench

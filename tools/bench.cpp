@@ -12,13 +12,13 @@
 #include <variant>
 
 #include "bench/entry.hpp"
-#include "bench/inputs.hpp"
 #include "bench/sets.hpp"
 #include "bench/timing.hpp"
 #include "bench_output.hpp"
 #include "check.hpp"
 #include "common.hpp"
 #include "progress.hpp"
+#include "support/cases.hpp"
 #include "trace.hpp"
 
 namespace rapt::tools {
@@ -158,16 +158,18 @@ class Bench {
     row.threads = threads;
     std::vector<Sample> samples, naive;
     const auto time_seed = [&](const auto& problem, int seed) {
-      auto inputs = bench::timed_inputs(problem, static_cast<std::uint64_t>(seed));
+      using Of = testing::CaseOf<std::remove_cvref_t<decltype(problem)>>;
+      auto inputs = Of::timed(problem, static_cast<std::uint64_t>(seed));
       const auto args = inputs.args();
       row.cost = cost_of(args);
-      row.error = verify(inputs, context, kCheckedRows).violation;
+      row.error = Of::verify(inputs, context, kCheckedRows).violation;
       if (!row.error.empty()) return;
-      append(samples, samples_of([&] { call(args, context); }, row.cost, roof));
+      append(samples, samples_of([&] { testing::call(args, context); }, row.cost, roof));
       if constexpr (std::is_same_v<decltype(args), const AttentionArgs>)
         if (seed == 1) naive = naive_samples(problem, planned.isa, args, roof);
       if (seed == 1 && !options_.trace_path.empty())
-        trace_.add(planned.problem, planned.entry, threads, [&](const Context& watched) { call(args, watched); });
+        trace_.add(planned.problem, planned.entry, threads,
+                   [&](const Context& watched) { testing::call(args, watched); });
     };
     for (int seed = 1; seed <= options_.seeds && row.error.empty(); ++seed)
       std::visit([&](const auto& problem) { time_seed(problem, seed); }, planned.problem);

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "support/cases.hpp"
+
 namespace rapt::tools {
 namespace {
 
@@ -19,45 +21,13 @@ std::vector<std::string> names(const std::vector<Isa>& isas) {
   return result;
 }
 
-void add_sizes(Json& json, const AttentionProblem& p) {
-  json.update({{"b", p.b},
-               {"hq", p.hq},
-               {"hk", p.hk},
-               {"sq", p.sq},
-               {"sk", p.sk},
-               {"d", p.d},
-               {"dv", p.dv},
-               {"causal", p.causal}});
-}
-void add_sizes(Json& json, const AttentionBackwardProblem& p) {
-  add_sizes(json, static_cast<const AttentionProblem&>(p));
-}
-void add_sizes(Json& json, const AppendKvProblem& p) {
-  json.update({{"b", p.b}, {"hk", p.hk}, {"n", p.n}, {"sk", p.sk}, {"d", p.d}, {"dv", p.dv}});
-}
-void add_sizes(Json& json, const MergeStatesProblem& p) {
-  json.update({{"rows", p.rows}, {"dv", p.dv}, {"count", p.count}});
-}
-void add_sizes(Json& json, const DeltaRuleProblem& p) {
-  json.update({{"b", p.b}, {"hq", p.hq}, {"hk", p.hk}, {"hv", p.hv}, {"t", p.t}, {"d", p.d}, {"dv", p.dv}});
-}
-void add_sizes(Json& json, const DeltaRuleBackwardProblem& p) {
-  add_sizes(json, static_cast<const DeltaRuleProblem&>(p));
-}
-void add_sizes(Json& json, const IndexScoresProblem& p) {
-  json.update({{"b", p.b}, {"h", p.h}, {"sq", p.sq}, {"sk", p.sk}, {"d", p.d}, {"topk", p.topk}, {"causal", p.causal}});
-}
-void add_sizes(Json& json, const SelectTopkProblem& p) {
-  json.update({{"rows", p.rows}, {"sk", p.sk}, {"n", p.n}});
-}
-
 Json row_json(const Row& row) {
   const bench::Summary& time = row.time;
   const std::string name = fmt::format("{}/{}/threads:{}", row.entry, short_text(row.problem), row.threads);
   Json json = {
       {"name", name},       {"run_name", name},      {"run_type", "iteration"}, {"problem", to_string(row.problem)},
       {"entry", row.entry}, {"threads", row.threads}};
-  std::visit([&](const auto& p) { add_sizes(json, p); }, row.problem);
+  std::visit([&]<class P>(const P& p) { json.update(testing::CaseOf<P>::sizes(p)); }, row.problem);
   json["dtype"] = types_text(row.problem);
   if (!row.error.empty()) {
     json["error_occurred"] = true;

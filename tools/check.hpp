@@ -6,15 +6,6 @@
 #include <vector>
 
 #include "rapt/rapt.hpp"
-#include "support/append_case.hpp"
-#include "support/backward_case.hpp"
-#include "support/case.hpp"
-#include "support/delta_rule_backward_case.hpp"
-#include "support/delta_rule_case.hpp"
-#include "support/index_case.hpp"
-#include "support/merge_case.hpp"
-#include "support/topk_case.hpp"
-#include "support/verdict.hpp"
 
 namespace rapt::tools {
 
@@ -40,19 +31,5 @@ struct EntryErrors {
   std::map<std::string, double> rel_frobenius;
 };
 EntryErrors errors_of(const std::string& entry, int threads);
-
-/// Runs the operation on poisoned outputs and compares with the oracle about `rows` rows of each head, of each sequence
-/// (append_kv), or of all there are (merge_states, index_scores, select_topk), spread over them; 0: all.
-testing::Verdict verify(testing::Case& inputs, const Context& context, std::int64_t rows);
-testing::Verdict verify(testing::AppendCase& inputs, const Context& context, std::int64_t rows);
-testing::Verdict verify(testing::MergeCase& inputs, const Context& context, std::int64_t rows);
-testing::Verdict verify(testing::IndexScoresCase& inputs, const Context& context, std::int64_t rows);
-testing::Verdict verify(testing::SelectTopkCase& inputs, const Context& context, std::int64_t rows);
-/// About `rows` columns of the first and last states.
-testing::Verdict verify(testing::DeltaRuleCase& inputs, const Context& context, std::int64_t rows);
-/// All of the first and last states, and of those that share heads with them, if rows are sampled.
-testing::Verdict verify(testing::DeltaRuleBackwardCase& inputs, const Context& context, std::int64_t rows);
-/// Of some heads only, and of dq, dk and dv, if rows are sampled.
-testing::Verdict verify(testing::BackwardCase& inputs, const Context& context, std::int64_t rows);
 
 }  // namespace rapt::tools

@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "bench/sets.hpp"
+#include "support/cases.hpp"
 
 namespace rapt::tools {
 namespace {
@@ -108,103 +109,8 @@ std::string compiler() {
 #endif
 }
 
-// Of sizes as doubles: what does not fit memory may not fit int64 either.
-double real(std::int64_t size) {
-  return static_cast<double>(size);
-}
-
-double tensor_bytes(const AttentionProblem& p) {
-  const double queries = real(p.hq) * (p.ragged_q >= 0 ? real(p.ragged_q) : real(p.b) * real(p.sq));
-  const double keys = real(p.hk) * (p.ragged_k >= 0 ? real(p.ragged_k) : real(p.b) * real(p.sk));
-  const auto term = [&](std::uint8_t dims, double size) {
-    if (dims == AttentionProblem::kNone) return 0.0;
-    return size * real(p.sk) * (dims & AttentionProblem::kFullB ? real(p.b) : 1) *
-           (dims & AttentionProblem::kFullH ? real(p.hq) : 1) * (dims & AttentionProblem::kFullQ ? real(p.sq) : 1);
-  };
-  const double scales = p.head_scales ? 0 : real(p.k_groups + p.v_groups);
-  return queries * (real(p.d) * bytes_of(p.q_dtype) + real(p.dv) * bytes_of(p.out_dtype) +
-                    (p.q_scale ? bytes_of(DType::f32) : 0)) +
-         keys * (real(p.d - p.k_tail + p.dv) * bytes_of(p.kv_dtype) + real(p.k_tail) * bytes_of(p.k_tail_dtype) +
-                 scales * (p.zeros ? 8 : 4)) +
-         term(p.bias, 4) + term(p.mask, 1) + (p.lse ? 4 * queries : 0);
-}
-
-double tensor_bytes(const AttentionBackwardProblem& p) {
-  const double queries = real(p.hq) * (p.ragged_q >= 0 ? real(p.ragged_q) : real(p.b) * real(p.sq));
-  AttentionProblem forward = p;
-  if (p.gathered) forward.sk = p.pool;
-  const double keys = real(p.hk) * (p.ragged_k >= 0 ? real(p.ragged_k) : real(p.b) * real(forward.sk));
-  return tensor_bytes(forward) + queries * real(p.dv) * bytes_of(p.dout_dtype) +
-         (p.grads & p.kDq ? queries * real(p.d) * bytes_of(p.q_dtype) : 0) +
-         keys * (real(p.grads & p.kDk ? p.d : 0) + real(p.grads & p.kDv ? p.dv : 0)) * bytes_of(p.kv_dtype);
-}
-
-double tensor_bytes(const AppendKvProblem& p) {
-  const double rows = real(p.hk) * (p.ragged >= 0 ? real(p.ragged) : real(p.b) * real(p.n));
-  const double keys = real(p.hk) * real(p.b) * real(p.sk), size = real(p.values_are_keys ? p.d : p.d + p.dv);
-  const double groups = real(p.values_are_keys ? p.k_groups : p.k_groups + p.v_groups);
-  const double scales = p.given_scales ? 0 : groups * (p.zeros ? 8 : 4);
-  return rows * size * bytes_of(p.new_dtype) +
-         keys * ((size - real(p.k_tail)) * bytes_of(p.kv_dtype) + real(p.k_tail) * bytes_of(p.k_tail_dtype) + scales);
-}
-
-double tensor_bytes(const MergeStatesProblem& p) {
-  return real(p.rows) *
-         (real(p.count) * (real(p.dv) * bytes_of(p.dtype) + 4) + real(p.dv) * bytes_of(p.out_dtype) + (p.lse ? 4 : 0));
-}
-
-double tensor_bytes(const DeltaRuleProblem& p) {
-  const double tokens = p.ragged >= 0 ? real(p.ragged) : real(p.b) * real(p.t), h = real(p.state_heads()),
-               state = p.state ? real(p.d) * real(p.dv) * bytes_of(p.state_dtype) * h * real(p.b) *
-                                     real(std::max<std::int64_t>(p.steps, 1))
-                               : 0;
-  const double g = p.decay == Decay::channel ? real(p.d) : p.decay == Decay::head ? 1 : 0;
-  return tokens * ((real(p.hq + p.hk) * real(p.d) + real(p.hv) * real(p.dv)) * bytes_of(p.dtype) +
-                   std::max(real(p.hq), h) * real(p.dv) * bytes_of(p.out_dtype) + h * (g + (p.beta ? 1 : 0)) * 4) +
-         state;
-}
-
-double tensor_bytes(const DeltaRuleBackwardProblem& p) {
-  // With every input a gradient of its size, and one of out, which is counted already.
-  const double outs = (p.ragged >= 0 ? real(p.ragged) : real(p.b) * real(p.t)) *
-                      std::max(real(p.hq), real(p.state_heads())) * real(p.dv) * bytes_of(p.out_dtype);
-  return 2 * tensor_bytes(static_cast<const DeltaRuleProblem&>(p)) - outs;
-}
-
-double tensor_bytes(const IndexScoresProblem& p) {
-  const double rows = real(p.b) * real(p.sq);
-  return rows * real(p.h) * (real(p.d) * bytes_of(p.q_dtype) + 4) +
-         real(p.b) * real(p.sk) * (real(p.d) * bytes_of(p.k_dtype) + (p.scales ? 4 : 0)) +
-         rows * (real(p.topk) + (p.scores ? real(p.sk) : 0)) * 4;
-}
-
-double tensor_bytes(const SelectTopkProblem& p) {
-  return real(p.rows) * (real(p.sk) + real(p.n)) * 4;
-}
-
-std::vector<DType> types_of(const AttentionProblem& p) {
-  return {p.q_dtype, p.kv_dtype, p.out_dtype};
-}
-std::vector<DType> types_of(const AttentionBackwardProblem& p) {
-  return {p.q_dtype, p.kv_dtype, p.out_dtype, p.dout_dtype};
-}
-std::vector<DType> types_of(const AppendKvProblem& p) {
-  return {p.new_dtype, p.kv_dtype};
-}
-std::vector<DType> types_of(const MergeStatesProblem& p) {
-  return {p.dtype, p.out_dtype};
-}
-std::vector<DType> types_of(const DeltaRuleProblem& p) {
-  return {p.dtype, p.out_dtype};
-}
-std::vector<DType> types_of(const DeltaRuleBackwardProblem& p) {
-  return {p.dtype, p.out_dtype};
-}
-std::vector<DType> types_of(const IndexScoresProblem& p) {
-  return {p.q_dtype, p.k_dtype};
-}
-std::vector<DType> types_of(const SelectTopkProblem&) {
-  return {DType::f32};
+double tensor_bytes(const Problem& problem) {
+  return std::visit([]<class P>(const P& p) { return testing::CaseOf<P>::tensor_bytes(p); }, problem);
 }
 
 void require_one(const fs::path& path) {
@@ -355,7 +261,7 @@ std::string short_text(const Problem& problem) {
 }
 
 std::string types_text(const Problem& problem) {
-  std::vector<DType> types = std::visit([](const auto& p) { return types_of(p); }, problem);
+  std::vector<DType> types = std::visit([]<class P>(const P& p) { return testing::CaseOf<P>::types(p); }, problem);
   if (std::count(types.begin(), types.end(), types.front()) == std::ssize(types)) types.resize(1);
   std::vector<std::string_view> names;
   for (const DType type : types) names.push_back(to_string(type));
@@ -384,38 +290,13 @@ std::string tuned_text(const EntryTuning& entry) {
   return fmt::format("{}", fmt::join(texts, ", "));
 }
 
-void call(const AttentionArgs& args, const Context& context) {
-  attention(args, context);
-}
-void call(const AttentionBackwardArgs& args, const Context& context) {
-  attention_backward(args, context);
-}
-void call(const AppendKvArgs& args, const Context& context) {
-  append_kv(args, context);
-}
-void call(const MergeStatesArgs& args, const Context& context) {
-  merge_states(args, context);
-}
-void call(const DeltaRuleArgs& args, const Context& context) {
-  delta_rule(args, context);
-}
-void call(const DeltaRuleBackwardArgs& args, const Context& context) {
-  delta_rule_backward(args, context);
-}
-void call(const IndexScoresArgs& args, const Context& context) {
-  index_scores(args, context);
-}
-void call(const SelectTopkArgs& args, const Context& context) {
-  select_topk(args, context);
-}
-
 bool exceeds_memory(const Problem& problem) {
-  return std::visit([](const auto& p) { return tensor_bytes(p); }, problem) >
-         real(::sysconf(_SC_PHYS_PAGES)) * real(::sysconf(_SC_PAGESIZE));
+  return tensor_bytes(problem) >
+         static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
 }
 
 void refuse_memory(const Problem& problem, const Context& context) {
-  const double tensors = std::visit([](const auto& p) { return tensor_bytes(p); }, problem);
+  const double tensors = tensor_bytes(problem);
   throw std::runtime_error(fmt::format("{}: out of memory; its tensors take {}, its workspace {}", short_text(problem),
                                        human_bytes(tensors),
                                        human_bytes(static_cast<double>(Plan(problem, context).workspace_bytes()))));

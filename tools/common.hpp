@@ -76,9 +76,7 @@ Problem parse_problem(const std::string& text);
 /// The text of a problem, in which the word "attention" is left out.
 std::string short_text(const Problem& problem);
 
-/// The types of q, keys and values, and out: "f32", "bf16", or "f32/bf16/f16" when they differ; likewise with dout
-/// of gradients, of new rows and the cache, and of what is merged and out. Of delta_rule q, k and v have one between
-/// them; of index_scores q and the keys have one each; select_topk's scores are f32.
+/// The types of its tensors, inputs first (CaseOf::types): "f32", or "f32/bf16/f16" when they differ.
 std::string types_text(const Problem& problem);
 
 /// What read bandwidth is taken from: the same for all ISAs and threads, so that the figures can be compared.
@@ -92,16 +90,6 @@ struct TunedValue {
 std::vector<TunedValue> tuned_values(const EntryTuning& entry);
 /// "items_per_worker 8 (default 4), worker_us 5 (default 10)".
 std::string tuned_text(const EntryTuning& entry);
-
-/// Carries out any operation.
-void call(const AttentionArgs& args, const Context& context);
-void call(const AttentionBackwardArgs& args, const Context& context);
-void call(const AppendKvArgs& args, const Context& context);
-void call(const MergeStatesArgs& args, const Context& context);
-void call(const DeltaRuleArgs& args, const Context& context);
-void call(const DeltaRuleBackwardArgs& args, const Context& context);
-void call(const IndexScoresArgs& args, const Context& context);
-void call(const SelectTopkArgs& args, const Context& context);
 
 /// Runs `call`. When memory for it cannot be had, throws std::runtime_error that says what the tensors of `problem` and
 /// the workspace of its plan take.

@@ -14,8 +14,8 @@
 #include "bench/entry.hpp"
 #include "bench/timing.hpp"
 #include "common.hpp"
-#include "support/captured.hpp"
-#include "support/case.hpp"
+#include "operations/attention/captured.hpp"
+#include "operations/attention/case.hpp"
 
 namespace rapt::tools {
 namespace {

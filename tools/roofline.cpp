@@ -11,12 +11,12 @@
 
 #include "bench/counters.hpp"
 #include "bench/entry.hpp"
-#include "bench/inputs.hpp"
 #include "bench/sets.hpp"
 #include "bench/three_steps.hpp"
 #include "check.hpp"
 #include "progress.hpp"
 #include "roofline_output.hpp"
+#include "support/cases.hpp"
 
 namespace rapt::tools {
 namespace {
@@ -154,12 +154,12 @@ class Run {
     const std::string name(std::is_same_v<P, AttentionProblem> ? "fused" : to_string(operation_of(problem)));
     std::vector<Timed> timed;
     for (int seed = 1; seed <= run_.seeds; ++seed) {
-      auto inputs = bench::timed_inputs(problem, static_cast<std::uint64_t>(seed));
+      auto inputs = testing::CaseOf<P>::timed(problem, static_cast<std::uint64_t>(seed));
       const auto args = inputs.args();
-      const std::string violation = verify(inputs, context, kCheckedRows).violation;
+      const std::string violation = testing::CaseOf<P>::verify(inputs, context, kCheckedRows).violation;
       if (!violation.empty()) throw std::runtime_error(fmt::format("{}: wrong: {}", short_text(problem), violation));
       if (seed == 1) timed.push_back({{i, name, entries_[i], unit, cost_of(args)}, {}});
-      take(timed[0], [&] { call(args, context); });
+      take(timed[0], [&] { testing::call(args, context); });
       if constexpr (std::is_same_v<P, AttentionProblem>)
         if (bench::why_no_three_steps(problem).empty()) time_steps(timed, args, vectors);
     }

@@ -14,12 +14,11 @@
 #include <optional>
 #include <variant>
 
-#include "bench/inputs.hpp"
 #include "bench/sets.hpp"
 #include "bench/timing.hpp"
 #include "common.hpp"
 #include "progress.hpp"
-#include "support/inputs.hpp"
+#include "support/cases.hpp"
 
 namespace rapt::tools {
 namespace {
@@ -72,9 +71,9 @@ class Trial {
  private:
   template <class P>
   void fill(const P& problem) {
-    const auto inputs = std::make_shared<typename testing::InputsOf<P>::type>(bench::timed_inputs(problem, 1));
+    const auto inputs = std::make_shared<typename testing::CaseOf<P>::type>(testing::CaseOf<P>::timed(problem, 1));
     bits_ = [inputs](const Context& context) { return testing::bits_on(*inputs, context); };
-    call_ = [inputs, args = inputs->args()](const Context& context) { call(args, context); };
+    call_ = [inputs, args = inputs->args()](const Context& context) { testing::call(args, context); };
   }
 
   Shape shape_;

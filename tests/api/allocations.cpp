@@ -1,11 +1,11 @@
 // Calls in a workspace of the caller's take nothing from the heap. A program of its own, as it replaces operator new.
 #include <random>
 
+#include "operations/attention/sampler.hpp"
 #include "support/catch.hpp"
 #include "support/entries.hpp"
 #include "support/executors.hpp"
 #include "support/operator_new.hpp"
-#include "support/sampler.hpp"
 
 using namespace rapt;
 using namespace rapt::testing;

@@ -2,8 +2,8 @@
 #include <limits>
 #include <string>
 
+#include "operations/attention/case.hpp"
 #include "rapt/rapt.hpp"
-#include "support/case.hpp"
 #include "support/catch.hpp"
 
 using namespace rapt;

@@ -7,16 +7,16 @@
 #include <variant>
 #include <vector>
 
+#include "operations/append_kv/case.hpp"
+#include "operations/attention/case.hpp"
+#include "operations/attention_backward/case.hpp"
+#include "operations/delta_rule_backward/case.hpp"
+#include "operations/index_scores/case.hpp"
+#include "operations/merge_states/case.hpp"
+#include "operations/select_topk/case.hpp"
 #include "rapt/rapt.hpp"
-#include "support/append_case.hpp"
-#include "support/backward_case.hpp"
-#include "support/case.hpp"
 #include "support/catch.hpp"
-#include "support/delta_rule_backward_case.hpp"
 #include "support/executors.hpp"
-#include "support/index_case.hpp"
-#include "support/merge_case.hpp"
-#include "support/topk_case.hpp"
 
 using namespace rapt;
 using namespace rapt::testing;

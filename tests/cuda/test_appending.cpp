@@ -3,7 +3,7 @@
 #include <functional>
 
 #include "streams.hpp"
-#include "support/inputs.hpp"
+#include "support/cases.hpp"
 
 using namespace rapt;
 using namespace rapt::testing;

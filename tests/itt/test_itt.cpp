@@ -6,8 +6,8 @@
 #include <map>
 
 #include "collector.hpp"
+#include "operations/attention/case.hpp"
 #include "rapt/rapt.hpp"
-#include "support/case.hpp"
 #include "support/catch.hpp"
 #include "support/executors.hpp"
 

@@ -12,14 +12,14 @@
 #include <xmmintrin.h>
 #endif
 
+#include "operations/attention_backward/case.hpp"
+#include "operations/delta_rule_backward/case.hpp"
+#include "operations/index_scores/case.hpp"
+#include "operations/select_topk/case.hpp"
 #include "rapt/append_kv.hpp"
 #include "rapt/merge_states.hpp"
-#include "support/backward_case.hpp"
 #include "support/check.hpp"
-#include "support/delta_rule_backward_case.hpp"
 #include "support/executors.hpp"
-#include "support/index_case.hpp"
-#include "support/topk_case.hpp"
 
 using namespace rapt;
 using namespace rapt::testing;

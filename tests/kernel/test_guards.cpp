@@ -10,12 +10,12 @@
 #include <variant>
 #include <vector>
 
+#include "operations/attention/sampler.hpp"
 #include "rapt/rapt.hpp"
+#include "support/cases.hpp"
 #include "support/catch.hpp"
 #include "support/entries.hpp"
 #include "support/executors.hpp"
-#include "support/inputs.hpp"
-#include "support/sampler.hpp"
 
 using namespace rapt;
 using namespace rapt::testing;
@@ -73,7 +73,7 @@ struct Watch {
 
 template <class P>
 auto inputs_of(const P& problem) {
-  return typename InputsOf<P>::type(problem);
+  return typename CaseOf<P>::type(problem);
 }
 
 /// All guards have nothing to say of `problem` on `entry`, and its results are those without them.

@@ -4,9 +4,9 @@
 #include <span>
 #include <vector>
 
+#include "operations/attention/sampler.hpp"
 #include "support/check.hpp"
 #include "support/executors.hpp"
-#include "support/sampler.hpp"
 
 using namespace rapt;
 using namespace rapt::testing;

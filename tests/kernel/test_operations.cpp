@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "rapt/plan.hpp"
+#include "support/cases.hpp"
 #include "support/catch.hpp"
 #include "support/entries.hpp"
 #include "support/executors.hpp"
-#include "support/inputs.hpp"
 
 using namespace rapt;
 using namespace rapt::testing;
@@ -141,10 +141,10 @@ void for_large_problems(const Use& use) {
 }
 
 template <class P>
-typename InputsOf<P>::type inputs_of(const P& problem, std::uint64_t seed = 1, Placement placement = Placement::heap,
-                                     Spacing spacing = Spacing::dense) {
+typename CaseOf<P>::type inputs_of(const P& problem, std::uint64_t seed = 1, Placement placement = Placement::heap,
+                                   Spacing spacing = Spacing::dense) {
   if constexpr (std::is_same_v<P, AttentionBackwardProblem>) return BackwardCase(problem, seed, placement);
-  else return typename InputsOf<P>::type(problem, seed, placement, spacing);
+  else return typename CaseOf<P>::type(problem, seed, placement, spacing);
 }
 
 std::string chosen(const Problem& problem, const Context& context = Context()) {

@@ -2,10 +2,10 @@
 #include <cmath>
 #include <random>
 
+#include "operations/attention/sampler.hpp"
+#include "support/cases.hpp"
 #include "support/catch.hpp"
 #include "support/executors.hpp"
-#include "support/inputs.hpp"
-#include "support/sampler.hpp"
 
 using namespace rapt;
 using namespace rapt::testing;
@@ -30,10 +30,10 @@ TuningValues drawn(const EntryInfo& entry, Draw draw, std::mt19937_64& random) {
 }
 
 template <class P>
-typename InputsOf<P>::type inputs_of(const P& problem) {
+typename CaseOf<P>::type inputs_of(const P& problem) {
   if constexpr (std::is_same_v<P, AttentionBackwardProblem>)
     return BackwardCase(problem, 1, Placement::heap, {}, BackwardCase::Forward::library);
-  else return typename InputsOf<P>::type(problem);
+  else return typename CaseOf<P>::type(problem);
 }
 
 /// How many plans of all that were tried were not the default's.

@@ -5,9 +5,9 @@
 #include <string_view>
 #include <vector>
 
-#include "oracle/oracle.hpp"
+#include "operations/attention/case.hpp"
+#include "operations/attention/oracle.hpp"
 #include "rapt/plan.hpp"
-#include "support/case.hpp"
 
 namespace rapt::testing {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "oracle/oracle.hpp"
+#include "operations/attention/oracle.hpp"
 
 namespace rapt::testing {
 

@@ -1,11 +1,11 @@
 // Plans: pure, small, and chosen as asked.
 #include <random>
 
+#include "operations/attention/sampler.hpp"
 #include "rapt/plan.hpp"
 #include "support/catch.hpp"
 #include "support/entries.hpp"
 #include "support/executors.hpp"
-#include "support/sampler.hpp"
 
 using namespace rapt;
 using namespace rapt::testing;

@@ -5,11 +5,11 @@
 #include <random>
 #include <vector>
 
+#include "operations/attention/sampler.hpp"
 #include "rapt/plan.hpp"
 #include "rapt/problem.hpp"
 #include "support/catch.hpp"
 #include "support/entries.hpp"
-#include "support/sampler.hpp"
 
 using namespace rapt;
 using namespace rapt::testing;

@@ -1,0 +1,325 @@
+#include "operations/attention/sampler.hpp"
+
+#include <algorithm>
+#include <initializer_list>
+#include <iterator>
+
+namespace rapt::testing {
+namespace {
+
+using Random = std::mt19937_64;
+
+std::int64_t between(Random& random, std::int64_t low, std::int64_t high) {
+  return low + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(high - low + 1));
+}
+
+bool one_in(Random& random, std::int64_t n) {
+  return between(random, 1, n) == 1;
+}
+
+std::int64_t pick(Random& random, std::initializer_list<std::int64_t> values) {
+  return *std::next(values.begin(), between(random, 0, static_cast<std::int64_t>(values.size()) - 1));
+}
+
+std::int64_t head_size(Random& random) {
+  switch (between(random, 0, 5)) {
+    case 0:
+      return pick(random, {32, 40, 64, 80, 96, 128});
+    case 1:
+      return between(random, 1, 17);
+    case 2:
+      return between(random, 129, 576);
+    default:
+      return between(random, 1, 144);
+  }
+}
+
+std::int64_t length(Random& random) {
+  switch (between(random, 0, 4)) {
+    case 0:
+      return between(random, 1, 9);
+    case 1:
+      return pick(random, {16, 64, 128, 192, 256});
+    default:
+      return between(random, 1, 300);
+  }
+}
+
+/// A total that b sequences of which the longest is `longest` can have.
+std::int64_t total(Random& random, std::int64_t b, std::int64_t longest) {
+  return between(random, longest, b * longest);
+}
+
+void sample_positions(Random& random, AttentionProblem& p) {
+  p.causal = !one_in(random, 3);
+  if (one_in(random, 2)) {
+    p.window_left = one_in(random, 3) ? -1 : between(random, 0, 70);
+    p.window_right = one_in(random, 3) ? -1 : between(random, 0, 70);
+  }
+  p.alibi = one_in(random, 4);
+  switch (between(random, 0, 3)) {
+    case 0:
+      p.align = AttentionProblem::Align::top_left;
+      break;
+    case 1:
+      p.align = AttentionProblem::Align::bottom_right;
+      break;
+    case 2:
+      p.align = AttentionProblem::Align::offset;
+      p.align_offset = between(random, -p.sq - 3, p.sk + 3);
+      break;
+    default:  // none: legal for equal lengths only
+      p.sk = p.sq;
+      break;
+  }
+}
+
+void sample_scores(Random& random, AttentionProblem& p) {
+  const auto broadcast = [&] { return static_cast<std::uint8_t>(between(random, 0, 7)); };
+  if (one_in(random, 3)) {
+    p.has_scale = true;
+    p.scale = static_cast<float>(between(random, -20, 60)) / 64;
+  }
+  if (one_in(random, 4)) p.softcap = static_cast<float>(between(random, 1, 50));
+  if (one_in(random, 2)) p.bias = broadcast();
+  if (one_in(random, 2)) p.mask = broadcast();
+  p.sinks = one_in(random, 3);
+  if (one_in(random, 6)) p.dropout = static_cast<float>(between(random, 1, 16)) / 16;
+}
+
+void sample_lengths(Random& random, AttentionProblem& p, bool equal) {
+  switch (between(random, 0, 3)) {
+    case 0:
+      p.kv_lengths = true;
+      break;
+    case 1:
+      p.ragged_k = total(random, p.b, p.sk);
+      break;
+    case 2:
+      p.ragged_q = total(random, p.b, p.sq);
+      break;
+    default:
+      p.ragged_q = total(random, p.b, p.sq);
+      p.ragged_k = total(random, p.b, p.sk);
+      break;
+  }
+  // Equal lengths in every sequence: ragged on both sides with one total, or on neither.
+  if (equal && (p.ragged_q >= 0 || p.ragged_k >= 0)) p.ragged_q = p.ragged_k = total(random, p.b, p.sq);
+}
+
+void sample_types(Random& random, AttentionProblem& p) {
+  const auto type = [&] { return static_cast<DType>(pick(random, {0, 1, 2})); };
+  static_assert(static_cast<int>(DType::f32) == 0 && static_cast<int>(DType::f16) == 1 &&
+                static_cast<int>(DType::bf16) == 2);
+  if (p.bias != AttentionProblem::kNone) p.bias_dtype = type();
+  switch (between(random, 0, 2)) {
+    case 0:
+      break;
+    case 1:
+      p.q_dtype = p.kv_dtype = p.out_dtype = one_in(random, 2) ? DType::bf16 : DType::f16;
+      break;
+    default:
+      p.q_dtype = type();
+      p.kv_dtype = type();
+      p.out_dtype = type();
+      break;
+  }
+}
+
+/// Gathers the keys, which goes with nothing that has positions.
+void keep_no_positions(AttentionProblem& p) {
+  const AttentionProblem none;
+  p.gathered = true, p.kv_lengths = false, p.ragged_q = p.ragged_k = -1;
+  p.causal = p.alibi = false, p.window_left = p.window_right = -1;
+  p.align = none.align, p.align_offset = 0, p.bias = p.mask = none.kNone, p.bias_dtype = none.bias_dtype, p.dropout = 0;
+}
+
+/// How many scales rows of n elements have: a divisor of n, and of n / 2 if `packed`.
+std::int64_t scales(Random& random, std::int64_t n, bool packed) {
+  const std::int64_t most = packed ? n / 2 : n;
+  const std::int64_t groups = one_in(random, 6) ? most : pick(random, {1, 1, 2, 3, 4, 8});
+  return most % groups == 0 ? groups : 1;
+}
+
+void sample_caches(Random& random, AttentionProblem& p) {
+  const bool packed = one_in(random, 5), bytes = !packed && one_in(random, 3);
+  if (packed) p.d += p.d % 2, p.dv += p.dv % 2;
+  if (packed || bytes) p.kv_dtype = packed ? DType::i4x2 : DType::i8;
+  else if (one_in(random, 2)) p.kv_dtype = one_in(random, 2) ? DType::f8e4m3 : DType::f8e5m2;
+  const bool floats8 = p.kv_dtype == DType::f8e4m3 || p.kv_dtype == DType::f8e5m2;
+  if ((packed || bytes || floats8) && p.d > 2 && one_in(random, 3)) {
+    p.k_tail = one_in(random, 3) ? 1 : between(random, 1, p.d - 2);
+    if (packed) p.k_tail = (p.k_tail + 1) / 2 * 2;  // half of one is nothing that k can have
+    p.k_tail_dtype = static_cast<DType>(between(random, 0, 2));
+  }
+  if (packed || bytes || (floats8 && one_in(random, 2))) {
+    p.k_groups = scales(random, p.d - p.k_tail, packed), p.v_groups = scales(random, p.dv, packed);
+    if (floats8 && one_in(random, 3)) (one_in(random, 2) ? p.k_groups : p.v_groups) = 0;
+    p.zeros = (p.k_groups > 0 || p.v_groups > 0) && one_in(random, 2);
+  }
+  if (one_in(random, 4)) keep_no_positions(p);
+  if (p.ragged_k >= 0 || p.gathered) return;
+  const bool positions = p.causal || p.window_left >= 0 || p.window_right >= 0 || p.alibi;
+  switch (between(random, 0, 2)) {
+    case 0:
+      p.page_size = pick(random, {1, 2, 5, 16, 17, 64, 128});
+      p.sk = (p.sk + p.page_size - 1) / p.page_size * p.page_size;
+      if (positions && p.align == AttentionProblem::Align::none) p.sq = p.sk;
+      p.kv_lengths = true;
+      break;
+    case 1:
+      p.ring = p.kv_lengths = true;
+      p.bias = p.mask = AttentionProblem::kNone;
+      // Windows that leave room for a chunk: without one, causal rows of a ring that has gone round are refused.
+      if (p.causal && p.align == AttentionProblem::Align::bottom_right && p.sq <= p.sk && one_in(random, 2))
+        p.window_left = between(random, 0, p.sk - p.sq);
+      break;
+    default:
+      break;
+  }
+}
+
+}  // namespace
+
+AttentionProblem sample(Random& random, const SampleOptions& options) {
+  AttentionProblem p;
+  p.b = between(random, 1, 3);
+  p.hk = between(random, 1, 3);
+  p.hq = p.hk * pick(random, {1, 1, 2, 3, 5, 7});
+  p.sq = length(random);
+  p.sk = length(random);
+  p.d = head_size(random);
+  p.dv = one_in(random, 2) ? p.d : head_size(random);
+  // Keep float64 affordable.
+  const auto products = [&p] { return p.b * p.hq * std::max(p.sq, p.sk) * p.sk * (p.d + p.dv); };
+  while (products() > options.products) {
+    if (p.hq > p.hk) p.hq -= p.hk;
+    else if (p.b > 1) --p.b;
+    else if (p.hk > 1) p.hk = p.hq = 1;
+    else p.sk = (p.sk + 1) / 2, p.sq = (p.sq + 1) / 2;
+  }
+  p.lse = true;
+  if (options.positions) sample_positions(random, p);
+  if (options.scores) sample_scores(random, p);
+  const bool positions = p.causal || p.window_left >= 0 || p.window_right >= 0 || p.alibi;
+  if (options.lengths) sample_lengths(random, p, positions && p.align == AttentionProblem::Align::none);
+  if (options.types) sample_types(random, p);
+  if (options.caches) sample_caches(random, p);
+  if (options.layouts) p.layout = static_cast<AttentionProblem::Layout>(between(random, 0, 3));
+  p.latent = p.dv <= p.d - p.k_tail && one_in(random, 4);
+  const std::int64_t group = (p.d - p.k_tail) / std::max<std::int64_t>(p.k_groups, 1);
+  if (p.latent && p.v_groups > 0 && p.k_groups > 0 && p.dv % group == 0) p.v_groups = p.dv / group;  // v may share k's
+  if (options.caches) {
+    p.head_scales = p.k_groups + p.v_groups > 0 && one_in(random, 3);
+    if (one_in(random, 4)) p.q_dtype = DType::f8e4m3, p.q_scale = !one_in(random, 3);
+  }
+  return p;
+}
+
+DeltaRuleProblem sample_delta_rule(Random& random) {
+  DeltaRuleProblem p;
+  p.rule = static_cast<UpdateRule>(between(random, 0, 3));
+  const bool has_decay = p.rule == UpdateRule::gated || p.rule == UpdateRule::gated_delta;
+  if (has_decay) p.decay = static_cast<Decay>(between(random, 0, 3));
+  p.gate = p.decay != Decay::none && one_in(random, 3);
+  p.beta = (p.rule == UpdateRule::delta || p.rule == UpdateRule::gated_delta) && !one_in(random, 4);
+  p.l2norm = one_in(random, 3);
+  p.b = between(random, 1, 3);
+  p.hk = between(random, 1, 3);
+  p.hv = p.hk * between(random, 1, 2);
+  if (one_in(random, 4)) std::swap(p.hk, p.hv);
+  const std::int64_t h = p.state_heads();
+  p.hq = one_in(random, 3) ? h * between(random, 2, 3) : one_in(random, 2) ? p.hk : h;
+  p.t = one_in(random, 4) ? 1 : one_in(random, 4) ? between(random, 2, 9) : between(random, 1, 200);  // 1: decode
+  const auto size = [&] {
+    return one_in(random, 3) ? between(random, 1, 256) : pick(random, {1, 3, 8, 15, 16, 17, 32, 33, 64, 100, 128});
+  };
+  p.d = size(), p.dv = one_in(random, 2) ? p.d : size();
+  while (p.b * h * p.t * p.d * p.dv > std::int64_t{1} << 20 && p.t > 1) p.t = (p.t + 1) / 2;
+  p.state = !one_in(random, 3);
+  p.slots = p.state && one_in(random, 2);
+  if (p.state && one_in(random, 3)) p.state_dtype = DType::bf16;
+  if (p.slots && p.t < 8 && one_in(random, 2)) p.steps = p.t + between(random, 0, 2);
+  if (one_in(random, 3)) p.ragged = total(random, p.b, p.t);
+  if (one_in(random, 2)) {
+    p.dtype = static_cast<DType>(pick(random, {0, 1, 2}));
+    p.out_dtype = one_in(random, 3) ? static_cast<DType>(pick(random, {0, 1, 2})) : p.dtype;
+  }
+  return p;
+}
+
+DeltaRuleBackwardProblem sample_delta_rule_backward(Random& random) {
+  DeltaRuleBackwardProblem p;
+  static_cast<DeltaRuleProblem&>(p) = sample_delta_rule(random);
+  p.slots = false, p.steps = 0;
+  if (one_in(random, 4)) p.hq = 2, p.hk = 3, p.hv = 6;  // neither sharing is a part of the other
+  p.t = one_in(random, 2) ? pick(random, {0, 1, 2, 23, 24, 25, 47, 48, 49, 72}) : between(random, 1, 100);
+  while (p.b * p.state_heads() * p.t * p.d * p.dv > std::int64_t{1} << 19 && p.t > 1) p.t = (p.t + 1) / 2;
+  if (p.ragged >= 0) p.ragged = total(random, p.b, p.t);
+  return p;
+}
+
+IndexScoresProblem sample_index_scores(Random& random) {
+  IndexScoresProblem p;
+  const bool bf16 = one_in(random, 2);  // which most kernels take
+  p.q_dtype = bf16 ? DType::bf16 : static_cast<DType>(between(random, 0, 2));
+  const DType keys[] = {DType::f32, DType::bf16, DType::f16, DType::i8, DType::f8e4m3, DType::f8e5m2};
+  p.k_dtype = one_in(random, 3) ? p.q_dtype : keys[between(random, bf16 ? 3 : 0, 5)];
+  p.scales = p.k_dtype == DType::i8 || (between(random, 0, 1) == 1 && !std::count(keys, keys + 3, p.k_dtype));
+  p.b = between(random, 1, 3);
+  p.sq = one_in(random, 3) ? 1 : between(random, 1, 40);
+  p.sk = one_in(random, 4) ? between(random, 1000, 3000) : between(random, 1, 400);
+  p.h = one_in(random, 3) ? pick(random, {1, 16, 32, 64}) : between(random, 1, 70);
+  p.d = one_in(random, 2) ? pick(random, {32, 64, 96, 128}) : between(random, 1, 200);
+  while (p.b * p.sq * p.sk * p.h * p.d > std::int64_t{1} << 24 && (p.b > 1 || p.sq > 1 || p.h > 1)) {
+    if (p.b > 1) --p.b;
+    else if (p.sq > 1) p.sq = (p.sq + 1) / 2;
+    else p.h = (p.h + 1) / 2;
+  }
+  p.lengths = one_in(random, 2);
+  if (p.lengths && one_in(random, 2)) {
+    p.page_size = pick(random, {1, 7, 16, 32, 48, 64});
+    p.sk = (p.sk + p.page_size - 1) / p.page_size * p.page_size;
+  }
+  p.causal = !one_in(random, 3);
+  if (p.causal || one_in(random, 4)) p.align = static_cast<IndexScoresProblem::Align>(between(random, 1, 3));
+  if (p.align == IndexScoresProblem::Align::offset) p.align_offset = between(random, -p.sq, p.sk);
+  if (p.causal && one_in(random, 5) && (p.sk == p.sq || (p.lengths && p.sk >= p.sq)))
+    p.align = IndexScoresProblem::Align::none, p.align_offset = 0;
+  p.relu = !one_in(random, 3);
+  p.key_ranges = one_in(random, 3);
+  if (!one_in(random, 4)) p.topk = one_in(random, 4) ? between(random, 1000, 2100) : between(random, 1, 300);
+  p.scores = p.topk == 0 || one_in(random, 2);
+  return p;
+}
+
+SelectTopkProblem sample_select_topk(Random& random) {
+  SelectTopkProblem p;
+  p.rows = between(random, 1, 20);
+  p.sk = one_in(random, 3) ? between(random, 1000, 20000) : between(random, 1, 300);
+  p.n = one_in(random, 4)   ? pick(random, {1, 2, 16, 17, 48, 49, p.sk, p.sk + 1, 2 * p.sk})
+        : one_in(random, 3) ? between(random, 1, 2100)
+                            : between(random, 1, p.sk);
+  return p;
+}
+
+AttentionBackwardProblem sample_backward(Random& random, SampleOptions options) {
+  options.products = std::min(options.products, std::int64_t{1} << 21);
+  AttentionBackwardProblem p;
+  static_cast<AttentionProblem&>(p) = sample(random, options);
+  if (p.gathered || (p.ragged_q < 0 && p.ragged_k < 0 && one_in(random, 4))) {
+    keep_no_positions(p);
+    p.pool = one_in(random, 2) ? p.sk : between(random, 12, 2 * p.sk + 12);
+  }
+  p.dout_dtype = p.out_dtype;
+  if (options.types && one_in(random, 3)) p.dout_dtype = static_cast<DType>(between(random, 0, 2));
+  p.dlse = one_in(random, 2);
+  p.dbias = p.bias != AttentionProblem::kNone && !one_in(random, 4);
+  p.dsinks = p.sinks && !one_in(random, 4);
+  p.dalibi = p.alibi && !one_in(random, 4);
+  if (one_in(random, 4))
+    p.grads = static_cast<std::uint8_t>(between(random, p.dbias || p.dsinks || p.dalibi ? 0 : 1, 7));
+  return p;
+}
+
+}  // namespace rapt::testing
