@@ -9,10 +9,8 @@ namespace rapt {
 const Backend& cpu_backend() {
   static const Backend backend = [] {
     Backend made{"cpu", {}};
-    for (const auto add :
-         {cpu::add_attention, cpu::add_append_kv, cpu::add_merge_states, cpu::add_attention_backward,
-          cpu::add_delta_rule, cpu::add_delta_rule_backward, cpu::add_index_scores, cpu::add_select_topk})
-      add(cpu::machine(), made.entries);
+#define RAPT_OPERATION(name, Name, NAME) cpu::add_##name(cpu::machine(), made.entries);
+#include "rapt/operations.def"
     return made;
   }();
   return backend;

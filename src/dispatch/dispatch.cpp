@@ -30,33 +30,6 @@ std::string_view unusable(const Entry& entry) {
   return entry.unusable.empty() && entry.withheld ? entry.withheld(false) : std::string_view(entry.unusable);
 }
 
-// What the facts of an entry must cover. An operation whose rows have one size says it twice.
-struct Needs {
-  DTypeSet types;
-  std::int64_t d, dv;
-};
-Needs needs_of(const AttentionProblem& p) {
-  return {only(p.q_dtype) | only(p.kv_dtype), p.d, p.dv};
-}
-Needs needs_of(const AttentionBackwardProblem& p) {
-  return {only(p.q_dtype) | only(p.kv_dtype) | only(p.dout_dtype), p.d, p.dv};
-}
-Needs needs_of(const AppendKvProblem& p) {
-  return {only(p.kv_dtype), p.d, p.dv};
-}
-Needs needs_of(const MergeStatesProblem& p) {
-  return {only(p.dtype), p.dv, p.dv};
-}
-Needs needs_of(const DeltaRuleProblem& p) {  // and of its gradients
-  return {only(p.dtype), p.d, p.dv};
-}
-Needs needs_of(const IndexScoresProblem& p) {
-  return {only(p.q_dtype) | only(p.k_dtype), p.d, p.d};
-}
-Needs needs_of(const SelectTopkProblem&) {
-  return {only(DType::f32), 1, 1};
-}
-
 // What the entry's facts say of the problem.
 std::string_view refusal_by(const KernelFacts& facts, const Problem& problem) {
   const auto [types, d, dv] = std::visit([](const auto& p) { return needs_of(p); }, problem);

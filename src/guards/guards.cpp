@@ -90,20 +90,6 @@ class InTurn final : public Executor {
   }
 };
 
-// Whether a second run would find what the first one did, and may write where it did not.
-template <class Args>
-const char* why_not_again(const Args&) {
-  return nullptr;
-}
-template <>
-const char* why_not_again(const AppendKvArgs&) {
-  return "a cache is written in place";
-}
-template <>
-const char* why_not_again(const DeltaRuleArgs& args) {
-  return args.state_slots ? "pools of states are updated in place" : nullptr;
-}
-
 }  // namespace
 
 std::string_view to_string(Guard guard) noexcept {

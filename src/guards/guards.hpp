@@ -110,8 +110,9 @@ class ContextGuards {
 
 // Finds the first result that is not finite, and what made it so. The other is called before the work.
 void look_at_state(const DeltaRuleArgs& args, const DeltaRuleParams& params, StateBefore& before);
-template <class Args>
-void find_not_finite(const Watched<Args>& watched, const StateBefore& before, Reports& reports);
+#define RAPT_OPERATION(name, Name, NAME) \
+  void find_not_finite(const Watched<Name##Args>& watched, const StateBefore& before, Reports& reports);
+#include "rapt/operations.def"
 
 // Computes `rows` rows again in float64. `number` is that of the call: it chooses the rows.
 void compare_with_shadow(const Watched<AttentionArgs>& watched, int rows, double tolerance, std::uint64_t number,
@@ -123,6 +124,9 @@ void compare_with_shadow(const Watched<Args>&, int, double, std::uint64_t, Repor
   reports.pass(GuardReport::Guard::shadow, "the shadow is of attention and its dq alone");
 }
 
+// Why a second run would not find what the first one did, or may not write where it did; null if it may run again.
+#define RAPT_OPERATION(name, Name, NAME) const char* why_not_again(const Name##Args& args);
+#include "rapt/operations.def"
 // Runs the call again on `other` and compares. The other is called before the work.
 void keep_state(const DeltaRuleArgs& args, const Allocator& allocator, StateBefore& before);
 template <class Args>

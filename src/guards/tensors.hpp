@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/elements.hpp"
-#include "operations/call.hpp"
+#include "operations/all.hpp"
 
 namespace rapt {
 
@@ -23,40 +23,18 @@ struct ResultView {
 };
 using Results = std::vector<ResultView>;
 
-inline Results results_of(AttentionArgs& a) {
-  return {{"out", &a.out}, {"lse", &a.lse}};
+// Whether an argument of the table is one.
+inline bool is_result(const Argument& argument) {
+  return argument.is_written && !argument.step;
 }
-inline Results results_of(AttentionBackwardArgs& a) {
-  return {{"dq", &a.dq},       {"dk", &a.dk},         {"dv", &a.dv},
-          {"dbias", &a.dbias}, {"dsinks", &a.dsinks}, {"dalibi", &a.dalibi}};
-}
-inline Results results_of(AppendKvArgs& a) {
-  KvCache& c = a.cache;
-  return {{"cache.k", &c.k},
-          {"cache.v", &c.v},
-          {"cache.k_tail", &c.k_tail},
-          {"cache.k_scale", &c.k_scale},
-          {"cache.v_scale", &c.v_scale},
-          {"cache.k_zero", &c.k_zero},
-          {"cache.v_zero", &c.v_zero}};
-}
-inline Results results_of(MergeStatesArgs& a) {
-  return {{"out", &a.out}, {"lse", &a.lse}};
-}
-inline Results results_of(DeltaRuleArgs& a) {
-  return {{"out", &a.out}, {"final_state", &a.final_state}};
-}
-inline Results results_of(DeltaRuleBackwardArgs& a) {
-  return {{"dq", &a.dq},         {"dk", &a.dk},
-          {"dv", &a.dv},         {"dg", &a.dg},
-          {"dbeta", &a.dbeta},   {"dinitial_state", &a.dinitial_state},
-          {"da_log", &a.da_log}, {"ddt_bias", &a.ddt_bias}};
-}
-inline Results results_of(IndexScoresArgs& a) {
-  return {{"scores", &a.scores}, {"indices", &a.indices}};
-}
-inline Results results_of(SelectTopkArgs& a) {
-  return {{"indices", &a.indices}};
+template <class Args>
+Results results_of(Args& args) {
+  Results results;
+  for (const Argument& a : OperationOf<Args>::arguments.arguments)
+    if (is_result(a))
+      results.push_back(
+          {a.name, const_cast<MutableTensorView*>(reinterpret_cast<const MutableTensorView*>(a.get(&args, 0)))});
+  return results;
 }
 
 inline bool is_updated_in_place(const DeltaRuleArgs& a) {

@@ -45,6 +45,14 @@ struct Call {
 #define RAPT_OPERATION(name, Name, NAME) void check(const Name##Problem& problem);
 #include "rapt/operations.def"
 
+// What a kernel's facts must cover, for dispatch. An operation whose rows have one size says it twice.
+struct Needs {
+  DTypeSet types;
+  std::int64_t d, dv;
+};
+#define RAPT_OPERATION(name, Name, NAME) Needs needs_of(const Name##Problem& problem);
+#include "rapt/operations.def"
+
 // Of attention's parameters, what the problem says.
 void fill_sizes(const AttentionProblem& problem, AttentionParams& params);
 

@@ -1,0 +1,66 @@
+// What guards of operations look for: the first result that is not finite, and what of the inputs made it so.
+//
+// What a call hides from its results (masked keys, padding, rows past a length) may hold anything, so that results are
+// looked at first.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "guards/guards.hpp"
+#include "guards/tensors.hpp"
+
+namespace rapt {
+
+struct Bad {
+  GuardReport::Place place;
+  double value;
+};
+
+inline std::optional<Bad> first_bad(const Block& block) {
+  const std::optional<Found> found = first_not_finite(block);
+  if (!found) return {};
+  return Bad{{block.name, to_vector(found->index, block.view.ndim)}, static_cast<double>(found->value)};
+}
+
+// The first of several blocks, as they come to it.
+class FirstBad {
+ public:
+  void operator()(const Block& block) {
+    if (!bad_) bad_ = first_bad(block);
+  }
+  void operator()(std::string name, const TensorView& view, bool minus_infinity = false) {
+    (*this)(Block{std::move(name), view, minus_infinity, {}});
+  }
+  const std::optional<Bad>& bad() const { return bad_; }
+
+ private:
+  std::optional<Bad> bad_;
+};
+
+inline void report(Reports& reports, const Bad& result, const std::optional<Bad>& cause) {
+  if (cause) reports.find(GuardReport::Guard::nan, cause->place, cause->value, 0, 0, result.place);
+  else reports.find(GuardReport::Guard::nan, result.place, result.value);
+}
+
+// Of operations whose results show what went wrong, whatever it was.
+template <class Args>
+std::optional<Bad> bad_result(const Args& args) {
+  FirstBad first;
+  for (const Argument& a : OperationOf<Args>::arguments.arguments)
+    if (is_result(a)) first(a.name, *a.get(&args, 0), a.minus_infinity);
+  return first.bad();
+}
+
+// Of operations that read all of their inputs: the first of them, in the order of the table.
+template <class Args>
+std::optional<Bad> bad_input(const Args& args) {
+  constexpr DTypeSet kMayBeNan = kFloatTypes | only(DType::f8e4m3) | only(DType::f8e5m2);
+  FirstBad first;
+  for (const Argument& a : OperationOf<Args>::arguments.arguments)
+    if (!a.step && !a.is_written && (a.types & kMayBeNan)) first(a.name, *a.get(&args, 0), a.minus_infinity);
+  return first.bad();
+}
+
+}  // namespace rapt

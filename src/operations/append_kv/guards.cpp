@@ -1,0 +1,53 @@
+// Guards of append_kv.
+#include "guards/not_finite.hpp"
+#include "operations/append_kv/operation.hpp"
+
+namespace rapt {
+namespace {
+
+using std::int64_t;
+
+// New rows of k or v, and the rows of a cache that they became. `column` is that of k_new where these begin.
+std::optional<Bad> bad_row(const Watched<AppendKvArgs>& w, const AppendKvSide& side, const Block& from, const Block& to,
+                           int64_t column) {
+  const auto& p = std::get<AppendKvParams>(w.call.params);
+  for (int64_t i = 0; i < p.b; ++i) {
+    const NewRows rows = new_rows(p, i);
+    // Of more rows than a ring has, the last ones stay.
+    const int64_t begin = p.ring ? std::max<int64_t>(rows.count - p.page_size, 0) : 0;
+    for (int64_t n = begin; n < rows.count; ++n)
+      for (int64_t head = 0; head < p.hk; ++head) {
+        const Block given = p.from_begin ? cut(cut(from, 0, rows.first + n, 1), 1, head, 1)
+                                         : cut(cut(cut(from, 0, i, 1), 1, head, 1), 2, n, 1);
+        if (auto bad = first_bad(cut(given, static_cast<std::size_t>(from.view.ndim - 1), column, side.size)))
+          return bad;
+        if (!(only(side.to_type) & (kFloatTypes | only(DType::f8e4m3) | only(DType::f8e5m2)))) continue;
+        const int64_t key = p.len_before[i] + n, row = p.page_size > 0 ? key % p.page_size : key;
+        if (auto bad = first_bad(cut(cut(cut(to, 0, block_of(p, i, key), 1), 1, head, 1), 2, row, 1))) return bad;
+      }
+  }
+  return {};
+}
+
+}  // namespace
+
+void find_not_finite(const Watched<AppendKvArgs>& w, const StateBefore&, Reports& reports) {
+  const auto& p = std::get<AppendKvParams>(w.call.params);
+  const AppendKvArgs& a = w.args;
+  for (int i = 0; i < p.sides; ++i) {
+    const AppendKvSide& side = p.side[i];
+    const bool is_k = side.to == a.cache.k.data, is_tail = a.cache.k_tail && side.to == a.cache.k_tail.data;
+    const TensorView& from = is_k || is_tail ? a.k_new : a.v_new;
+    const Block to = is_tail ? Block{"cache.k_tail", a.cache.k_tail}
+                     : is_k  ? Block{"cache.k", a.cache.k}
+                             : Block{"cache.v", a.cache.v};
+    const auto bad = bad_row(w, side, {is_k || is_tail ? "k_new" : "v_new", from}, to, is_tail ? p.side[0].size : 0);
+    if (bad) return reports.find(GuardReport::Guard::nan, bad->place, bad->value);
+  }
+}
+
+const char* why_not_again(const AppendKvArgs&) {
+  return "a cache is written in place";
+}
+
+}  // namespace rapt

@@ -1,0 +1,15 @@
+// Guards of delta_rule_backward.
+#include "guards/not_finite.hpp"
+#include "operations/delta_rule_backward/operation.hpp"
+
+namespace rapt {
+
+void find_not_finite(const Watched<DeltaRuleBackwardArgs>& w, const StateBefore&, Reports& reports) {
+  if (const auto result = bad_result(w.args)) report(reports, *result, bad_input(w.args));
+}
+
+const char* why_not_again(const DeltaRuleBackwardArgs&) {
+  return nullptr;
+}
+
+}  // namespace rapt

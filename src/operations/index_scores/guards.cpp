@@ -1,0 +1,46 @@
+// Guards of index_scores.
+#include "guards/not_finite.hpp"
+#include "operations/index_scores/operation.hpp"
+
+namespace rapt {
+namespace {
+
+using std::int64_t;
+
+std::optional<Bad> cause_of(const Watched<IndexScoresArgs>& w) {
+  const IndexScoresArgs& a = w.args;
+  const auto& p = std::get<IndexScoresParams>(w.call.params);
+  FirstBad first;
+  first("q", a.q), first("weights", a.weights);
+  for (int64_t i = 0; i < p.b; ++i) {
+    const Sequence s = sequence_of(p, p, i);
+    KeyRange seen{s.len_k, 0};  // by some query
+    for (int64_t token = 0; token < p.sq; ++token) {
+      const KeyRange keys = visible_keys(p, i, s, token);
+      if (keys.first < keys.last) seen = {std::min(seen.first, keys.first), std::max(seen.last, keys.last)};
+    }
+    for (const auto& [name, t] : {std::pair{"k", a.k}, {"k_scale", a.k_scale}})
+      for (int64_t j = seen.first; t && j < seen.last && !first.bad(); ++j)
+        first(cut(cut({name, t}, 0, block_of(p, i, j), 1), 1, p.page_size > 0 ? j % p.page_size : j, 1));
+  }
+  return first.bad();
+}
+
+}  // namespace
+
+// Indices show nothing, so that without scores the inputs are gone through in every call.
+void find_not_finite(const Watched<IndexScoresArgs>& w, const StateBefore&, Reports& reports) {
+  if (!w.args.scores) {
+    if (const auto bad = cause_of(w)) reports.find(GuardReport::Guard::nan, bad->place, bad->value);
+    return;
+  }
+  FirstBad first;
+  first("scores", w.args.scores, true);
+  if (first.bad()) report(reports, *first.bad(), cause_of(w));
+}
+
+const char* why_not_again(const IndexScoresArgs&) {
+  return nullptr;
+}
+
+}  // namespace rapt
