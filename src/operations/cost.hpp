@@ -6,6 +6,9 @@
 
 namespace rapt {
 
+// Of all elements of a tensor, wherever they lie; 0 for none.
+double whole_bytes(const TensorView& t);
+
 Cost cost_of(const AttentionArgs& args, const Call& call);
 Cost cost_of(const AttentionBackwardArgs& args, const Call& call);
 Cost cost_of(const AppendKvArgs& args, const Call& call);

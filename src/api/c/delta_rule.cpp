@@ -1,5 +1,6 @@
 // delta_rule in the C interface.
 #include "api/c/c_api.hpp"
+#include "operations/delta_rule/operation.hpp"
 
 using namespace rapt::c;
 
@@ -19,13 +20,7 @@ rapt::DeltaRuleArgs rapt::c::to_delta_rule_args(const rapt_delta_rule_args* give
   args.accepted = to_view(a.accepted, "accepted");
   args.a_log = to_view(a.a_log, "a_log");
   args.dt_bias = to_view(a.dt_bias, "dt_bias");
-  args.rule = to_enum(a.rule, rapt::UpdateRule::gated_delta, "rule");
-  if (a.has_scale) args.scale = a.scale;
-  args.l2norm_qk = a.l2norm_qk != 0;
-  args.beta_sigmoid = a.beta_sigmoid != 0;
-  args.beta_double = a.beta_double != 0;
-  args.gate = a.gate != 0;
-  if (a.has_gate_lower_bound) args.gate_lower_bound = a.gate_lower_bound;
+  rapt::OperationOf<rapt::DeltaRuleArgs>::set_scalars(a, args);
   return args;
 }
 
