@@ -110,10 +110,11 @@ struct Argument {
 
 namespace detail {
 
-template <auto kFirst, auto... kRest>
+template <auto... kPath>
 constexpr auto& member(auto& args) {
-  if constexpr (sizeof...(kRest) == 0) return args.*kFirst;
-  else return member<kRest...>(args.*kFirst);
+  // clang-format off
+  return (args .* ... .* kPath);
+  // clang-format on
 }
 template <class M>
 struct OwnerOf;

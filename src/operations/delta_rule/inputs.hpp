@@ -50,9 +50,7 @@ consteval std::array<Argument, 9> delta_rule_inputs() {
       read<&C::v, kPath..., &F::v>("v", kFloatTypes, kTokens + "hv dv"),
       read<&C::cu_seqlens, kPath..., &F::cu_seqlens>("cu_seqlens", kIntegers, "b+1").optional(),
       step([](const void* args, Bound& bound) {
-        const Args& of = *static_cast<const Args*>(args);
-        if constexpr (sizeof...(kPath) == 0) derive_delta_rule_sizes(of, bound);
-        else derive_delta_rule_sizes(detail::member<kPath...>(of), bound);
+        derive_delta_rule_sizes(detail::member<kPath...>(*static_cast<const Args*>(args)), bound);
       }),
       read<&C::g, kPath..., &F::g>("g", kFloatTypes,
                                    Shapes("b t h")
