@@ -13,10 +13,25 @@ using std::int64_t;
 
 // What a dimension counts, beside its name.
 constexpr std::pair<std::string_view, std::string_view> kNouns[] = {
-    {"b", "batch"},         {"sq", "rows"},         {"sk", "rows"},         {"h", "heads"},      {"hq", "heads"},
-    {"hk", "heads"},        {"hv", "heads"},        {"d", "head size"},     {"dv", "head size"}, {"total_q", "rows"},
-    {"total_k", "rows"},    {"total", "rows"},      {"pages", ""},          {"t", "tokens"},     {"page_size", "rows"},
-    {"k_groups", "groups"}, {"v_groups", "groups"}, {"cache_rows", "rows"},
+    {"b", "batch"},
+    {"sq", "rows"},
+    {"sk", "rows"},
+    {"h", "heads"},
+    {"hq", "heads"},
+    {"hk", "heads"},
+    {"hv", "heads"},
+    {"d", "head size"},
+    {"dv", "head size"},
+    {"total_q", "rows"},
+    {"total_k", "rows"},
+    {"total", "rows"},
+    {"pages", ""},
+    {"t", "tokens"},
+    {"page_size", "rows"},
+    {"k_groups", "groups"},
+    {"v_groups", "groups"},
+    {"cache_rows", "rows"},
+    {"h_out", "max(hq, hk, hv) heads"},
 };
 
 // "[1, 2, sk]", of the sizes that are known.
@@ -200,15 +215,21 @@ void Bound::take(const Argument& argument, const TensorView& view, std::size_t i
   BoundTensor t{&argument, &view, 0, static_cast<std::uint32_t>(index)};
   t.bytes = plain_span_of(view, argument.is_written);
   if (t.bytes < 0) t.bytes = span_of(t.name(), view, argument.is_written);
-  if (view.device != device) {
-    if (device.type == DeviceType::cpu && tensors_.empty())
-      throw Error(t.name(), "a tensor that is not on the cpu", "host memory");
+  // There is one CPU, whatever its index.
+  if (device.type == DeviceType::cpu ? view.device.type != device.type : view.device != device) {
+    if (device.type == DeviceType::cpu)
+      throw Error(t.name(), "a tensor that is not on the cpu",
+                  "host memory" + (tensors_.empty() ? "" : ", as of " + tensors_.front().name()));
     throw Error(t.name(), "a tensor on another device than " + (tensors_.empty() ? "others" : tensors_.front().name()),
                 "all tensors on one device");
   }
   tensors_.push_back(t);
   check_type(t);
-  bind_shape(tensors_.back());
+  if (argument.of < 0) return bind_shape(tensors_.back());
+  if (const TensorView& of = *table.arguments[static_cast<std::size_t>(argument.of)].get(args, 0);
+      !same_shape(view, of))
+    throw Error(t.name(), "shape " + rapt::shape_text(static_cast<const Layout&>(view)),
+                argument.of_name + ("'s, " + rapt::shape_text(static_cast<const Layout&>(of))));
 }
 
 void Bound::check() {
@@ -217,19 +238,21 @@ void Bound::check() {
       a.step(args, *this);
       continue;
     }
+    if (a.is_unchecked) continue;
     const bool is_needed = a.is_needed(mode);
     const std::size_t n = a.count ? a.count(args) : 1;
     if (n == 0 && is_needed) throw Error(a.name, "no tensors", "one or more");
     for (std::size_t i = 0; i < n; ++i) {
       const TensorView& view = *a.get(args, i);
       if (view.ndim == 0) {
-        if (is_needed)
-          throw Error(BoundTensor{&a, &view, 0, static_cast<std::uint32_t>(i)}.name(), "no tensor",
-                      shape_text(a.shapes.in(mode)));
-        continue;
+        if (!is_needed) continue;
+        const std::string why = a.needed_in == kAlways ? "" : mode_text(a.needed_in);
+        throw Error(BoundTensor{&a, &view, 0, static_cast<std::uint32_t>(i)}.name(), "no tensor",
+                    shape_text(a.shapes.in(mode)) + (why.empty() ? "" : " with ") + why);
       }
-      if (!(a.only_in & mode))
-        throw Error(a.name, "a tensor with " + mode_text(mode), "none, or " + mode_text(a.only_in));
+      if (!(a.only_in & mode)) throw Error(a.name, "a tensor", "none without " + mode_text(a.only_in));
+      if (a.of >= 0 && !*table.arguments[static_cast<std::size_t>(a.of)].get(args, 0))
+        throw Error(a.name, "a tensor", std::string("none without ") + a.of_name);
       take(a, view, i);
     }
   }

@@ -11,12 +11,6 @@ double row_bytes(double rows, std::int64_t n, DType dtype) {
   return rows * static_cast<double>(n) * bytes_of(dtype);
 }
 
-double whole_bytes(const TensorView& t) {
-  double bytes = t ? bytes_of(t.dtype) : 0;
-  for (int dim = 0; dim < t.ndim; ++dim) bytes *= static_cast<double>(t.shape[static_cast<std::size_t>(dim)]);
-  return bytes;
-}
-
 /// Of scales or zeros for `rows` rows. Where they broadcast, there are fewer.
 double scale_bytes(const TensorView& t, double rows) {
   return t ? std::min(whole_bytes(t), row_bytes(rows, t.shape[static_cast<std::size_t>(t.ndim - 1)], t.dtype)) : 0;
@@ -64,6 +58,12 @@ struct Work {
 };
 
 }  // namespace
+
+double whole_bytes(const TensorView& t) {
+  double bytes = t ? bytes_of(t.dtype) : 0;
+  for (int dim = 0; dim < t.ndim; ++dim) bytes *= static_cast<double>(t.shape[static_cast<std::size_t>(dim)]);
+  return bytes;
+}
 
 Cost cost_of(const AttentionArgs& args, const Call& call) {
   if (call.is_empty) return {};  // its lists have not been checked
@@ -126,43 +126,6 @@ Cost cost_of(const MergeStatesArgs& args, const Call& call) {
   cost.flops = 2 * static_cast<double>(p.rows) * static_cast<double>(p.dv) * static_cast<double>(p.count);
   cost.bytes = row_bytes(p.rows, p.dv, p.out_dtype) + row_bytes(p.rows, p.count + (p.lse ? 1 : 0), DType::f32);
   for (const TensorView& out : args.outs) cost.bytes += row_bytes(p.rows, p.dv, out.dtype);
-  return cost;
-}
-
-Cost cost_of(const DeltaRuleArgs& args, const Call& call) {
-  const auto& p = std::get<DeltaRuleProblem>(call.problem);
-  const bool has_delta = p.rule == UpdateRule::delta || p.rule == UpdateRule::gated_delta;
-  const std::int64_t h = p.state_heads(), tokens = p.ragged >= 0 ? p.ragged : p.b * p.t, outs = std::max(p.hq, h);
-  const double state = static_cast<double>(p.d) * static_cast<double>(p.dv);
-  Cost cost;
-  cost.flops = static_cast<double>(tokens) * state *
-               (static_cast<double>(h) * (has_delta ? 4 : 2) + static_cast<double>(outs) * 2);
-  cost.bytes = row_bytes(tokens * p.hq, p.d, args.q.dtype) + row_bytes(tokens * p.hk, p.d, args.k.dtype) +
-               row_bytes(tokens * p.hv, p.dv, args.v.dtype) + row_bytes(tokens * outs, p.dv, args.out.dtype);
-  if (args.beta) cost.bytes += row_bytes(tokens, h, args.beta.dtype);
-  if (p.decay == Decay::constant) cost.bytes += row_bytes(1, h, args.g.dtype);
-  else if (args.g) cost.bytes += row_bytes(tokens * h, p.decay == Decay::channel ? p.d : 1, args.g.dtype);
-  const double elements = state * static_cast<double>(p.b * h);
-  if (args.initial_state) cost.bytes += elements * bytes_of(args.initial_state.dtype);
-  if (args.final_state)
-    cost.bytes += elements * bytes_of(args.final_state.dtype) * static_cast<double>(p.steps > 0 ? p.t : 1);
-  return cost;
-}
-
-Cost cost_of(const DeltaRuleBackwardArgs& args, const Call& call) {
-  const auto& p = std::get<DeltaRuleBackwardProblem>(call.problem);
-  const bool has_delta = p.rule == UpdateRule::delta || p.rule == UpdateRule::gated_delta;
-  const std::int64_t h = p.state_heads(), tokens = p.ragged >= 0 ? p.ragged : p.b * p.t;
-  const DeltaRuleArgs& f = args.forward;
-  Cost cost;
-  cost.flops = static_cast<double>(tokens * p.d * p.dv) *
-               static_cast<double>(h * (has_delta ? 16 : 10) + 4 * std::max<std::int64_t>(p.hq - h, 0));
-  for (const TensorView* t :
-       {&f.q, &f.k, &f.v, &f.g, &f.beta, &f.initial_state, &f.a_log, &f.dt_bias, &args.dout, &args.dfinal_state})
-    cost.bytes += whole_bytes(*t);
-  for (const MutableTensorView* t :
-       {&args.dq, &args.dk, &args.dv, &args.dg, &args.dbeta, &args.dinitial_state, &args.da_log, &args.ddt_bias})
-    cost.bytes += whole_bytes(*t);
   return cost;
 }
 

@@ -6,6 +6,9 @@
 
 namespace rapt {
 
+// Of all elements of a tensor, wherever they lie; 0 for none.
+double whole_bytes(const TensorView& t);
+
 #define RAPT_OPERATION(name, Name, NAME) Cost cost_of(const Name##Args& args, const Call& call);
 #include "rapt/operations.def"
 
