@@ -41,6 +41,8 @@ struct Argument {
   unsigned needed_in = kAlways, only_in = kAlways;  // modes
   const char* like_name = nullptr;                  // the argument whose type it has
   std::int8_t like = -1;
+  const char* primal_name = nullptr;  // the argument that it is the gradient of
+  std::int8_t primal = -1;
   bool is_packed = false;           // i4x2 has two elements of the last dimension in a byte
   bool minus_infinity = false;      // is a number there, for guards
   const char* may_alias = nullptr;  // the argument whose memory it may be
@@ -69,6 +71,12 @@ struct Argument {
   consteval Argument type_of(const char* other) const {
     Argument a = *this;
     a.like_name = other;
+    return a;
+  }
+  // It has that argument's very shape, and is given only with it.
+  consteval Argument gradient_of(const char* other) const {
+    Argument a = *this;
+    a.primal_name = other;
     return a;
   }
   consteval Argument with_types(const char* text) const {
@@ -171,6 +179,24 @@ consteval Argument step(void (*function)(const void* args, Bound& bound)) {
   return a;
 }
 
+// The elements of several arrays in one.
+template <class T, std::size_t... kSizes>
+consteval std::array<T, (kSizes + ... + 0)> join(const std::array<T, kSizes>&... parts) {
+  std::array<T, (kSizes + ... + 0)> all{};
+  std::size_t n = 0;
+  const auto add = [&](const auto& part) {
+    for (const T& element : part) all[n++] = element;
+  };
+  (add(parts), ...);
+  return all;
+}
+
+template <std::size_t n>
+consteval std::array<Argument, n> of_forward(std::array<Argument, n> all) {
+  for (Argument& argument : all) argument.is_of_forward = true;
+  return all;
+}
+
 inline constexpr std::size_t kMaxDimensions = 24;  // that a table may name
 
 // Any table, as what goes over it sees it.
@@ -193,10 +219,8 @@ struct ArgumentTable {
       for (Shape& shape : a.shapes.all)
         for (Dimension& dim : shape.dims)
           if (!dim.name.empty()) dim.id = static_cast<std::int8_t>(number(dim.name));
-      if (!a.like_name) continue;
-      for (std::size_t i = 0; i < kArguments; ++i)
-        if (std::string_view(arguments[i].name) == a.like_name) a.like = static_cast<std::int8_t>(i);
-      if (a.like < 0) throw "type_of() names no argument";
+      if (a.like_name) a.like = position_of(a.like_name);
+      if (a.primal_name) a.primal = position_of(a.primal_name);
     }
   }
 
@@ -207,6 +231,11 @@ struct ArgumentTable {
   }
 
  private:
+  consteval std::int8_t position_of(std::string_view name) const {
+    for (std::size_t i = 0; i < kArguments; ++i)
+      if (arguments[i].name == name) return static_cast<std::int8_t>(i);
+    throw "no such argument";
+  }
   consteval std::size_t number(std::string_view name) {
     std::size_t i = 0;
     while (i < count && dimensions[i] != name) ++i;

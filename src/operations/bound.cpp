@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 #include <utility>
 
 #include "core/span.hpp"
@@ -106,10 +107,10 @@ std::string Bound::owner_text(const Dimension& dim) const {
   return text.append(dim.name);
 }
 
-std::string Bound::mode_text(unsigned modes) const {
+std::string Bound::mode_text(unsigned modes, const char* between) const {
   std::string text;
   for (std::size_t i = 0; i < table.modes.size(); ++i)
-    if (modes >> i & 1) text.append(text.empty() ? "" : " or ").append(table.modes[i]);
+    if (modes >> i & 1) text.append(text.empty() ? "" : between).append(table.modes[i]);
   return text;
 }
 
@@ -157,6 +158,8 @@ void Bound::bind_shape(const BoundTensor& t) {
   const int in_front = shape.has_rows ? layout.ndim - shape.count : 0;
   if (missing < 0 || missing > shape.may_miss || in_front < 0)
     throw Error(t.name(), "shape " + rapt::shape_text(layout), shape_text(shape));
+  if (t.argument->types == kIntegers && shape.count == 1 && layout.shape[0] > std::numeric_limits<std::int32_t>::max())
+    throw Error(t.name(), "shape " + rapt::shape_text(layout), "less than 2^31 elements");
   if (shape.has_rows) bind_rows(t, in_front);
   for (int i = missing; i < shape.count; ++i) {
     const Dimension& dim = shape.dims[static_cast<std::size_t>(i)];
@@ -186,7 +189,7 @@ void Bound::bind_shape(const BoundTensor& t) {
 void Bound::check_type(const BoundTensor& t) const {
   const Argument& a = *t.argument;
   const DType dtype = t.view->dtype;
-  if (!(a.types & only(dtype)))
+  if (size_of(dtype) == 0 || !(a.types & only(dtype)))
     throw Error(t.name(), "dtype " + std::string(to_string(dtype)),
                 a.wanted_types ? a.wanted_types : types_text(a.types));
   if (a.like < 0) return;
@@ -194,6 +197,15 @@ void Bound::check_type(const BoundTensor& t) const {
   if (other.dtype != dtype)
     throw Error(t.name(), "dtype " + std::string(to_string(dtype)),
                 a.like_name + ("'s, " + std::string(to_string(other.dtype))));
+}
+
+void Bound::check_gradient(const BoundTensor& t) const {
+  const char* const name = t.argument->primal_name;
+  const TensorView& primal = *table.arguments[static_cast<std::size_t>(t.argument->primal)].get(args, 0);
+  if (!primal) throw Error(t.name(), "a tensor", "none without " + std::string(name));
+  if (!same_shape(*t.view, primal))
+    throw Error(t.name(), "shape " + rapt::shape_text(static_cast<const Layout&>(*t.view)),
+                name + ("'s, " + rapt::shape_text(static_cast<const Layout&>(primal))));
 }
 
 void Bound::take(const Argument& argument, const TensorView& view, std::size_t index) {
@@ -208,6 +220,7 @@ void Bound::take(const Argument& argument, const TensorView& view, std::size_t i
   }
   tensors_.push_back(t);
   check_type(t);
+  if (argument.primal >= 0) check_gradient(t);
   bind_shape(tensors_.back());
 }
 
@@ -229,7 +242,7 @@ void Bound::check() {
         continue;
       }
       if (!(a.only_in & mode))
-        throw Error(a.name, "a tensor with " + mode_text(mode), "none, or " + mode_text(a.only_in));
+        throw Error(a.name, "a tensor with " + mode_text(mode, " and "), "none, or " + mode_text(a.only_in, " or "));
       take(a, view, i);
     }
   }
