@@ -3,7 +3,7 @@
 #include <string>
 
 #include "core/span.hpp"
-#include "operations/attention_check.hpp"
+#include "operations/attention/check.hpp"
 #include "semantics/dropout.hpp"
 
 namespace rapt {

@@ -8,7 +8,7 @@
 
 #include "cpu/entry.hpp"
 #include "cpu/work_list.hpp"
-#include "operations/attention_check.hpp"
+#include "operations/attention/check.hpp"
 
 namespace rapt::cpu {
 namespace {

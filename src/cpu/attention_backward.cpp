@@ -8,7 +8,7 @@
 
 #include "core/float_environment.hpp"
 #include "cpu/entry.hpp"
-#include "operations/attention_check.hpp"
+#include "operations/attention/check.hpp"
 
 namespace rapt::cpu {
 namespace {

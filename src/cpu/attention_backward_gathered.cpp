@@ -18,7 +18,7 @@
 
 #include "cpu/attention_backward.hpp"
 #include "cpu/entry.hpp"
-#include "operations/attention_check.hpp"
+#include "operations/attention/check.hpp"
 
 namespace rapt::cpu {
 namespace {

@@ -15,7 +15,7 @@
 #include "core/float_environment.hpp"
 #include "core/span.hpp"
 #include "core/text.hpp"
-#include "operations/attention_check.hpp"
+#include "operations/attention/check.hpp"
 #include "operations/call.hpp"
 
 namespace rapt {

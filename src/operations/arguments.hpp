@@ -41,11 +41,11 @@ struct Argument {
   unsigned needed_in = kAlways, only_in = kAlways;  // modes
   const char* like_name = nullptr;                  // the argument whose type it has
   std::int8_t like = -1;
+  const char* primal_name = nullptr;  // the argument that it is the gradient of
+  std::int8_t primal = -1;
   bool is_packed = false;           // i4x2 has two elements of the last dimension in a byte
   bool minus_infinity = false;      // is a number there, for guards
   const char* may_alias = nullptr;  // the argument whose memory it may be
-  const char* of_name = nullptr;    // the argument that it is the gradient of: of its shape, and none without it
-  std::int8_t of = -1;
   bool is_of_forward = false;  // in C, of the forward's arguments
   bool is_unchecked = false;   // callers may give it, and the call neither reads nor writes it
 
@@ -72,6 +72,12 @@ struct Argument {
   consteval Argument type_of(const char* other) const {
     Argument a = *this;
     a.like_name = other;
+    return a;
+  }
+  // It has that argument's very shape, and is given only with it.
+  consteval Argument gradient_of(const char* other) const {
+    Argument a = *this;
+    a.primal_name = other;
     return a;
   }
   consteval Argument with_types(const char* text) const {
@@ -177,9 +183,7 @@ consteval Argument written(const char* name, DTypeSet types, const Shapes& shape
 // The gradient of the argument `of`, optional.
 template <auto kC, auto... kPath>
 consteval Argument gradient(const char* name, DTypeSet types, const char* of) {
-  Argument a = written<kC, kPath...>(name, types, "").optional();
-  a.of_name = of;
-  return a;
+  return written<kC, kPath...>(name, types, "").optional().gradient_of(of);
 }
 consteval Argument step(void (*function)(const void* args, Bound& bound)) {
   Argument a;
@@ -190,6 +194,18 @@ template <std::size_t n>
 consteval std::array<Argument, n> of_forward(std::array<Argument, n> rows) {
   for (Argument& row : rows) row.is_of_forward = true;
   return rows;
+}
+
+// The elements of several arrays in one.
+template <class T, std::size_t... kSizes>
+consteval std::array<T, (kSizes + ... + 0)> join(const std::array<T, kSizes>&... parts) {
+  std::array<T, (kSizes + ... + 0)> all{};
+  std::size_t n = 0;
+  const auto add = [&](const auto& part) {
+    for (const T& element : part) all[n++] = element;
+  };
+  (add(parts), ...);
+  return all;
 }
 
 inline constexpr std::size_t kMaxDimensions = 24;  // that a table may name
@@ -214,7 +230,7 @@ struct ArgumentTable {
     (add(rows, n), ...);
     for (Argument& a : arguments) {
       if (a.like_name) a.like = find(a.like_name);
-      if (a.of_name) a.of = find(a.of_name), a.shapes = arguments[static_cast<std::size_t>(a.of)].shapes;
+      if (a.primal_name) a.primal = find(a.primal_name), a.shapes = arguments[static_cast<std::size_t>(a.primal)].shapes;
       for (Shape& shape : a.shapes.all)
         for (Dimension& dim : shape.dims)
           if (!dim.name.empty()) dim.id = static_cast<std::int8_t>(number(dim.name));

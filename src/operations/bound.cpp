@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 #include <utility>
 
 #include "core/span.hpp"
@@ -172,6 +173,8 @@ void Bound::bind_shape(const BoundTensor& t) {
   const int in_front = shape.has_rows ? layout.ndim - shape.count : 0;
   if (missing < 0 || missing > shape.may_miss || in_front < 0)
     throw Error(t.name(), "shape " + rapt::shape_text(layout), shape_text(shape));
+  if (t.argument->types == kIntegers && shape.count == 1 && layout.shape[0] > std::numeric_limits<std::int32_t>::max())
+    throw Error(t.name(), "shape " + rapt::shape_text(layout), "less than 2^31 elements");
   if (shape.has_rows) bind_rows(t, in_front);
   for (int i = missing; i < shape.count; ++i) {
     const Dimension& dim = shape.dims[static_cast<std::size_t>(i)];
@@ -201,7 +204,7 @@ void Bound::bind_shape(const BoundTensor& t) {
 void Bound::check_type(const BoundTensor& t) const {
   const Argument& a = *t.argument;
   const DType dtype = t.view->dtype;
-  if (!(a.types & only(dtype)))
+  if (size_of(dtype) == 0 || !(a.types & only(dtype)))
     throw Error(t.name(), "dtype " + std::string(to_string(dtype)),
                 a.wanted_types ? a.wanted_types : types_text(a.types));
   if (a.like < 0) return;
@@ -209,6 +212,15 @@ void Bound::check_type(const BoundTensor& t) const {
   if (other.dtype != dtype)
     throw Error(t.name(), "dtype " + std::string(to_string(dtype)),
                 a.like_name + ("'s, " + std::string(to_string(other.dtype))));
+}
+
+void Bound::check_gradient(const BoundTensor& t) const {
+  const char* const name = t.argument->primal_name;
+  const TensorView& primal = *table.arguments[static_cast<std::size_t>(t.argument->primal)].get(args, 0);
+  if (!primal) throw Error(t.name(), "a tensor", "none without " + std::string(name));
+  if (!same_shape(*t.view, primal))
+    throw Error(t.name(), "shape " + rapt::shape_text(static_cast<const Layout&>(*t.view)),
+                name + ("'s, " + rapt::shape_text(static_cast<const Layout&>(primal))));
 }
 
 void Bound::take(const Argument& argument, const TensorView& view, std::size_t index) {
@@ -225,11 +237,8 @@ void Bound::take(const Argument& argument, const TensorView& view, std::size_t i
   }
   tensors_.push_back(t);
   check_type(t);
-  if (argument.of < 0) return bind_shape(tensors_.back());
-  if (const TensorView& of = *table.arguments[static_cast<std::size_t>(argument.of)].get(args, 0);
-      !same_shape(view, of))
-    throw Error(t.name(), "shape " + rapt::shape_text(static_cast<const Layout&>(view)),
-                argument.of_name + ("'s, " + rapt::shape_text(static_cast<const Layout&>(of))));
+  if (argument.primal >= 0) check_gradient(t);
+  else bind_shape(tensors_.back());
 }
 
 void Bound::check() {
@@ -251,8 +260,6 @@ void Bound::check() {
                     shape_text(a.shapes.in(mode)) + (why.empty() ? "" : " with ") + why);
       }
       if (!(a.only_in & mode)) throw Error(a.name, "a tensor", "none without " + mode_text(a.only_in));
-      if (a.of >= 0 && !*table.arguments[static_cast<std::size_t>(a.of)].get(args, 0))
-        throw Error(a.name, "a tensor", std::string("none without ") + a.of_name);
       take(a, view, i);
     }
   }

@@ -57,6 +57,7 @@ struct Bound {
  private:
   void take(const Argument& argument, const TensorView& view, std::size_t index);
   void check_type(const BoundTensor& tensor) const;
+  void check_gradient(const BoundTensor& tensor) const;
   void bind_shape(const BoundTensor& tensor);
   void bind_rows(const BoundTensor& tensor, int count);
   [[noreturn]] void refuse_shape(const BoundTensor& tensor, const Dimension& dim) const;

@@ -10,6 +10,8 @@ template <>
 struct OperationOf<DeltaRuleBackwardArgs> {
   using Args = DeltaRuleBackwardArgs;
   using C = rapt_delta_rule_backward_args;
+  using Forward = DeltaRuleArgs;
+  static constexpr Operation kForward = Operation::delta_rule;
   static constexpr auto& modes = DeltaRuleModes::names;
 
   static void refuse_states(const void* args, Bound& bound);

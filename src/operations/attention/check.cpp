@@ -1,7 +1,6 @@
-#include "operations/attention_check.hpp"
+#include "operations/attention/check.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <tuple>
 #include <utility>
@@ -9,6 +8,8 @@
 #include "core/dtypes.hpp"
 #include "core/span.hpp"
 #include "core/text.hpp"
+#include "operations/attention/modifiers.hpp"
+#include "operations/bound.hpp"
 #include "operations/call.hpp"
 
 namespace rapt {
@@ -33,9 +34,10 @@ void check_cache(const AttentionProblem& p) {
   }
   if (p.ring) {
     if (p.sk < 1) throw Error("k", "a ring of no rows", "1 or more");
-    for (const auto& [name, dims] : {std::pair{"score.bias", p.bias}, {"score.mask", p.mask}})
-      if (dims != AttentionProblem::kNone)
-        throw Error(name, "a tensor for keys in a ring", "none: positions there have no end");
+    Modifiers::for_each([&]<class M>(M) {
+      if (!(M::keys & AttentionModes::ring) && M::is_given(p))
+        throw Error(M::name, "a tensor for keys in a ring", "none: positions there have no end");
+    });
   }
   check_scales("kv.k_scale", p.kv_dtype, d, p.k_groups);
   check_scales("kv.v_scale", p.kv_dtype, p.dv, p.v_groups);
@@ -47,32 +49,8 @@ void check_cache(const AttentionProblem& p) {
 
 }  // namespace
 
-// Along a dimension of one element no kernel steps, and its stride may be any number, by which those that look one step
-// ahead would overflow.
 Strides row_strides(const Layout& t, bool ragged, bool has_elements) {
-  std::array<int64_t, kMaxDims> step = t.strides;
-  const std::size_t rank = static_cast<std::size_t>(t.ndim), rows = has_elements ? rank - 1 : rank;
-  for (std::size_t i = 0; i < rows; ++i)
-    if (t.shape[i] <= 1) step[i] = 0;
-  const int64_t inner = !has_elements ? 0 : t.shape[rank - 1] <= 1 ? 1 : step[rank - 1];
-  if (ragged) return {0, step[1], step[0], inner};
-  return {step[0], step[1], step[2], inner};
-}
-
-AttentionTensors::AttentionTensors(const Device& device) : device_(device) {
-  all_.reserve(memory_.size() / sizeof(Checked));
-}
-void AttentionTensors::take(const char* name, const TensorView& t, bool written) {
-  const int64_t bytes = span_of(name, t, written);
-  if (t.device != device_) throw Error(name, "a tensor on another device than q", "all tensors on one device");
-  all_.push_back({name, t, bytes, written});
-}
-void AttentionTensors::need(const char* name, const TensorView& t, int ndim, const char* shape, CheckType check_type,
-                            bool written) {
-  if (t.ndim == 0) throw Error(name, "no tensor", shape);
-  take(name, t, written);
-  if (t.ndim != ndim) throw Error(name, "shape " + shape_text(t), shape);
-  check_type(name, t.dtype);
+  return ragged ? strides_along(t, -1, 1, 0, has_elements ? 2 : -1) : strides_along(t, 0, 1, 2, has_elements ? 3 : -1);
 }
 
 void check_rows(const AttentionProblem& p) {
@@ -90,15 +68,16 @@ void check_gathered(const AttentionProblem& p) {
   if (p.ragged_q >= 0) throw Error("cu_seqlens_q", "ragged queries with gathered keys", "[b, hq, sq, d] queries");
   if (p.ragged_k >= 0 || p.kv_lengths || p.page_size > 0 || p.ring)
     throw Error("kv", "gathered keys that are ragged, in pages, in a ring or have lengths", "one kind of keys");
-  constexpr std::uint8_t none = AttentionProblem::kNone;
+  const auto refuse = [](const char* name) {
+    throw Error(name, "one for gathered keys", "none: a token attends to the keys of its list, all alike");
+  };
   for (const auto& [name, given] : {std::pair{"score.causal", p.causal},
                                     {"score.window", p.window_left >= 0 || p.window_right >= 0},
-                                    {"score.align", p.align != AttentionProblem::Align::none},
-                                    {"score.bias", p.bias != none},
-                                    {"score.mask", p.mask != none},
-                                    {"score.alibi", p.alibi},
-                                    {"score.dropout", p.dropout != 0}})
-    if (given) throw Error(name, "one for gathered keys", "none: a token attends to the keys of its list, all alike");
+                                    {"score.align", p.align != AttentionProblem::Align::none}})
+    if (given) refuse(name);
+  Modifiers::for_each([&]<class M>(M) {
+    if (!(M::keys & AttentionModes::gathered) && M::is_given(p)) refuse(M::name);
+  });
 }
 
 void check_heads(int64_t hq, int64_t hk) {
@@ -146,14 +125,11 @@ void check(const AttentionProblem& p) {
   if (p.q_scale && p.q_dtype != DType::f8e4m3)
     throw Error("q_scale", "scales for " + std::string(to_string(p.q_dtype)), "none, or queries of f8e4m3");
   check_cache_type("k", p.kv_dtype);
-  check_float("score.bias", p.bias_dtype);
   if (p.d < 1 || p.d > kMaxHeadSize) throw Error("q", "head size " + std::to_string(p.d), "1 to 8192");
   if (p.dv < 1 || p.dv > kMaxHeadSize) throw Error("v", "head size " + std::to_string(p.dv), "1 to 8192");
   check_heads(p.hq, p.hk);
   if (!std::isfinite(p.scale)) throw Error("score.scale", shortest(p.scale), "a finite number");
-  if (!(p.softcap == 0 || (p.softcap >= 1e-30f && p.softcap <= 1e30f)))
-    throw Error("score.softcap", shortest(p.softcap), "a number from 1e-30 to 1e30");
-  check_dropout("score.dropout", p.dropout);
+  Modifiers::for_each([&]<class M>(M) { M::check(p); });
   if (p.layout > AttentionProblem::Layout::other)
     throw Error("problem", "an unknown layout", "one of AttentionProblem::Layout");
   for (const int64_t side : {p.window_left, p.window_right})

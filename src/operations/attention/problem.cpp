@@ -1,12 +1,12 @@
-#include "rapt/attention_problem.hpp"
-
 #include <algorithm>
 #include <array>
 #include <functional>
 
 #include "core/fields.hpp"
 #include "core/text.hpp"
-#include "operations/attention_check.hpp"
+#include "operations/attention/check.hpp"
+#include "operations/attention/modifiers.hpp"
+#include "rapt/attention_problem.hpp"
 
 namespace rapt {
 namespace {
@@ -14,25 +14,6 @@ namespace {
 using P = AttentionProblem;
 
 constexpr std::array<std::string_view, 4> kLayouts = {"bhsd", "bshd", "bhds", "other"};
-
-// "bk", "hqk", ...: letters of b, h, q in this order, then k.
-std::uint8_t read_broadcast(const Word& word) {
-  std::uint8_t dims = 0;
-  std::size_t at = 0;
-  for (const auto& [letter, bit] : {std::pair{'b', P::kFullB}, {'h', P::kFullH}, {'q', P::kFullQ}})
-    if (at < word.value.size() && word.value[at] == letter) dims |= bit, ++at;
-  if (word.value.substr(at) != "k")
-    word.refuse("the letters of the full dimensions, in order, out of b, h, q, and k last");
-  return dims;
-}
-void print_broadcast(std::uint8_t dims, std::string_view key, std::string& text) {
-  if (dims == P::kNone) return;
-  std::string letters;
-  if (dims & P::kFullB) letters += 'b';
-  if (dims & P::kFullH) letters += 'h';
-  if (dims & P::kFullQ) letters += 'q';
-  print_word(text, key, letters + 'k');
-}
 
 bool has_one_dtype(const P& p) {
   return p.q_dtype == p.kv_dtype && p.q_dtype == p.out_dtype;
@@ -65,12 +46,12 @@ void read_layout(P& p, const Word& word) {
   p.layout = static_cast<P::Layout>(found - kLayouts.begin());
 }
 
-constexpr Field<P> kFields[] = {
-    {"dtype", false,
-     [](const P& p, std::string_view key, std::string& text) {
-       if (has_one_dtype(p) && p.q_dtype != DType::f32) print_word(text, key, to_string(p.q_dtype));
-     },
-     [](P& p, const Word& word) { p.q_dtype = p.kv_dtype = p.out_dtype = word.dtype(); }},
+constexpr std::array kFirstFields = {
+    Field<P>{"dtype", false,
+             [](const P& p, std::string_view key, std::string& text) {
+               if (has_one_dtype(p) && p.q_dtype != DType::f32) print_word(text, key, to_string(p.q_dtype));
+             },
+             [](P& p, const Word& word) { p.q_dtype = p.kv_dtype = p.out_dtype = word.dtype(); }},
     own_dtype<&P::q_dtype>("q"),
     own_dtype<&P::kv_dtype>("kv"),
     own_dtype<&P::out_dtype>("out"),
@@ -83,34 +64,27 @@ constexpr Field<P> kFields[] = {
     size_field<P, &P::d>("d"),
     size_field_like<P, &P::dv, &P::d>("dv"),
     flag_field<P, &P::causal>("causal"),
-    {"window", false, print_window, read_window},
+    Field<P>{"window", false, print_window, read_window},
     align_field<P>("align"),
-    {"scale", false,
-     [](const P& p, std::string_view key, std::string& text) {
-       if (p.has_scale) print_word(text, key, shortest(p.scale));
-     },
-     [](P& p, const Word& word) { p.has_scale = true, p.scale = word.number(); }},
-    number_field<P, &P::softcap>("softcap"),
-    {"bias", false, [](const P& p, std::string_view key, std::string& text) { print_broadcast(p.bias, key, text); },
-     [](P& p, const Word& word) { p.bias = read_broadcast(word); }},
-    dtype_field<P, &P::bias_dtype>("bias_dtype"),
-    {"mask", false, [](const P& p, std::string_view key, std::string& text) { print_broadcast(p.mask, key, text); },
-     [](P& p, const Word& word) { p.mask = read_broadcast(word); }},
-    flag_field<P, &P::alibi>("alibi"),
-    flag_field<P, &P::sinks>("sinks"),
-    number_field<P, &P::dropout>("dropout"),
+    Field<P>{"scale", false,
+             [](const P& p, std::string_view key, std::string& text) {
+               if (p.has_scale) print_word(text, key, shortest(p.scale));
+             },
+             [](P& p, const Word& word) { p.has_scale = true, p.scale = word.number(); }},
+};
+constexpr std::array kLastFields = {
     flag_field<P, &P::lse>("lse"),
     flag_field<P, &P::kv_lengths>("seqlens"),
     integer_field<P, &P::ragged_q, -1>("ragged_q"),
     integer_field<P, &P::ragged_k, -1>("ragged_k"),
-    {"page", false,
-     [](const P& p, std::string_view key, std::string& text) {
-       if (p.page_size != 0) print_word(text, key, std::to_string(p.page_size));
-     },
-     [](P& p, const Word& word) {
-       p.page_size = word.integer();
-       if (p.page_size == 0) word.refuse("pages of 1 row or more");
-     }},
+    Field<P>{"page", false,
+             [](const P& p, std::string_view key, std::string& text) {
+               if (p.page_size != 0) print_word(text, key, std::to_string(p.page_size));
+             },
+             [](P& p, const Word& word) {
+               p.page_size = word.integer();
+               if (p.page_size == 0) word.refuse("pages of 1 row or more");
+             }},
     flag_field<P, &P::ring>("ring"),
     flag_field<P, &P::gathered>("gathered"),
     flag_field<P, &P::latent>("latent"),
@@ -122,12 +96,13 @@ constexpr Field<P> kFields[] = {
     integer_field<P, &P::k_tail, 0>("tail"),
     dtype_field<P, &P::k_tail_dtype>("tail_dtype"),
     flag_field<P, &P::q_scale>("q_scale"),
-    {"layout", false,
-     [](const P& p, std::string_view key, std::string& text) {
-       if (p.layout != P::Layout::bhsd) print_word(text, key, kLayouts[static_cast<std::size_t>(p.layout)]);
-     },
-     read_layout},
+    Field<P>{"layout", false,
+             [](const P& p, std::string_view key, std::string& text) {
+               if (p.layout != P::Layout::bhsd) print_word(text, key, kLayouts[static_cast<std::size_t>(p.layout)]);
+             },
+             read_layout},
 };
+constexpr auto kFields = join(kFirstFields, Modifiers::fields, kLastFields);
 
 }  // namespace
 

@@ -2,18 +2,12 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
-#include <cstddef>
 #include <cstdint>
-#include <memory>
-#include <memory_resource>
 #include <span>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "core/fields.hpp"
-#include "core/span.hpp"
 #include "operations/attention_params.hpp"
 #include "rapt/attention.hpp"
 
@@ -23,31 +17,8 @@ namespace rapt {
 std::span<const Field<AttentionProblem>> attention_fields();
 void complete(const Words& words, AttentionProblem& problem);
 
-// The tensors of a call, each checked as it is taken.
-class AttentionTensors {
- public:
-  using CheckType = void (*)(std::string_view name, DType dtype);
-
-  explicit AttentionTensors(const Device& device);  // all are to be there
-  AttentionTensors(const AttentionTensors&) = delete;
-  AttentionTensors& operator=(const AttentionTensors&) = delete;
-
-  void take(const char* name, const TensorView& view, bool written = false);
-  // take() of one that has to be given, with that rank; `shape` says what it should be.
-  void need(const char* name, const TensorView& view, int ndim, const char* shape, CheckType check_type,
-            bool written = false);
-  std::span<const Checked> all() const { return all_; }
-
- private:
-  Device device_;
-  // On the stack, as every call comes here: more tensors than a call has.
-  alignas(Checked) std::array<std::byte, 20 * sizeof(Checked)> memory_;
-  std::pmr::monotonic_buffer_resource resource_{memory_.data(), memory_.size()};
-  std::pmr::vector<Checked> all_{&resource_};
-};
-
-// Checks what scores become, and fills it into `p` and `params`, which have the sizes and lengths already.
-void check_score(const ScoreSpec& score, AttentionTensors& tensors, AttentionProblem& p, AttentionParams& params);
+// Fills what `score` asks for into `p` and `params`, which have the sizes and lengths already. Throws Error.
+void fill_score(const ScoreSpec& score, AttentionProblem& p, AttentionParams& params);
 
 // Throws Error for more rows than offsets can reach.
 void check_rows(const AttentionProblem& problem);
@@ -76,10 +47,6 @@ inline AttentionProblem in_sequences(AttentionProblem p) {
 // that have no d.
 Strides row_strides(const Layout& t, bool ragged, bool has_elements);
 
-// validate() of a forward whose out and lse are inputs, but for overlaps: fills `params` and adds every tensor to
-// `all`. `lists` becomes what `params` has of gathered keys beyond the tensors.
-AttentionProblem check_forward(const AttentionArgs& args, AttentionParams& params, std::vector<Checked>& all,
-                               std::shared_ptr<const void>& lists);
 // Throws Error for what is no share of weights to drop.
 void check_dropout(const char* name, float p);
 

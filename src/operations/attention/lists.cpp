@@ -1,4 +1,4 @@
-#include "operations/attention_lists.hpp"
+#include "operations/attention/lists.hpp"
 
 #include <algorithm>
 #include <cstddef>

@@ -1,0 +1,23 @@
+// Which keys the sequences of an attention call have, and whether those that rows see are there.
+#pragma once
+
+#include "operations/attention_params.hpp"
+#include "operations/bound.hpp"
+#include "rapt/attention.hpp"
+
+namespace rapt {
+
+// Steps of the table. Each throws Error for what shapes of the arguments before it cannot say: of k beside q, of scales
+// beside k and v, and of lists of lengths and keys, from which `bound` gets sq and sk where no tensor has them.
+void check_key_shapes(const KvSource& kv, const Bound& bound);
+void check_scale_shapes(const KvSource& kv, const Bound& bound);
+void check_lengths(const TensorView& cu_seqlens_q, const KvSource& kv, Bound& bound);
+
+// Fills lengths, the block table and lists of keys into `params`. Their values are not read.
+void fill_keys(const AttentionArgs& args, const AttentionProblem& p, AttentionParams& params);
+
+// Throws Error where a row sees a key that a ring no longer has, or that lies in a page that is none. `params` has what
+// scores become already. On a device, whose lengths and block tables are not read, only what shapes tell is checked.
+void check_visible_keys(const AttentionProblem& p, const AttentionParams& params);
+
+}  // namespace rapt

@@ -1,0 +1,109 @@
+#include "operations/attention/modifiers.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
+#include "core/dtypes.hpp"
+#include "core/span.hpp"
+#include "core/text.hpp"
+#include "operations/attention/check.hpp"
+
+namespace rapt::modifiers {
+namespace {
+
+using std::int64_t;
+using P = AttentionProblem;
+
+// Of a tensor for pairs, which is right-aligned [b, hq, sq, sk] where missing dimensions and those of size 1 broadcast.
+// Returns which of the first three do not.
+std::uint8_t fill_pairs(const TensorView& t, ScoreParams& params, Strides& stride) {
+  stride = {};
+  std::uint8_t dims = 0;
+  for (int i = 4 - t.ndim; i < 4; ++i) {
+    const auto at = static_cast<std::size_t>(t.ndim - 4 + i);
+    const int64_t size = t.shape[at];
+    if (i == 3) params.modifier_keys = std::min(params.modifier_keys, size);
+    if (size == 1) continue;
+    if (i == 2) params.modifier_rows = std::min(params.modifier_rows, size);
+    (i == 0 ? stride.b : i == 1 ? stride.h : i == 2 ? stride.s : stride.d) = t.strides[at];
+    if (i < 3) dims |= static_cast<std::uint8_t>(1 << i);
+  }
+  return dims;
+}
+
+}  // namespace
+
+std::uint8_t read_broadcast(const Word& word) {
+  std::uint8_t dims = 0;
+  std::size_t at = 0;
+  for (const auto& [letter, bit] : {std::pair{'b', P::kFullB}, {'h', P::kFullH}, {'q', P::kFullQ}})
+    if (at < word.value.size() && word.value[at] == letter) dims |= bit, ++at;
+  if (word.value.substr(at) != "k")
+    word.refuse("the letters of the full dimensions, in order, out of b, h, q, and k last");
+  return dims;
+}
+void print_broadcast(std::uint8_t dims, std::string_view key, std::string& text) {
+  if (dims == P::kNone) return;
+  std::string letters;
+  if (dims & P::kFullB) letters += 'b';
+  if (dims & P::kFullH) letters += 'h';
+  if (dims & P::kFullQ) letters += 'q';
+  print_word(text, key, letters + 'k');
+}
+
+void Softcap::fill(const ScoreSpec& score, P& p, ScoreParams& params) {
+  if (score.softcap) {
+    p.softcap = *score.softcap;
+    if (!(p.softcap > 0)) throw Error(name, shortest(p.softcap), "a number from 1e-30 to 1e30");
+  }
+  params.softcap_log2 = static_cast<float>(p.softcap * kLog2e);
+}
+void Softcap::check(const P& p) {
+  if (!(p.softcap == 0 || (p.softcap >= 1e-30f && p.softcap <= 1e30f)))
+    throw Error(name, shortest(p.softcap), "a number from 1e-30 to 1e30");
+}
+
+void Bias::fill(const ScoreSpec& score, P& p, ScoreParams& params) {
+  const TensorView& t = score.bias;
+  if (!t) return;
+  p.bias = fill_pairs(t, params, params.bias_stride);
+  p.bias_dtype = params.bias_type = t.dtype, params.bias = t.data;
+}
+void Bias::check(const P& p) {
+  check_float(name, p.bias_dtype);
+}
+
+void Mask::fill(const ScoreSpec& score, P& p, ScoreParams& params) {
+  const TensorView& t = score.mask;
+  if (!t) return;
+  p.mask = fill_pairs(t, params, params.mask_stride);
+  params.mask = static_cast<const std::uint8_t*>(t.data);
+}
+
+void Alibi::fill(const ScoreSpec& score, P& p, ScoreParams& params) {
+  const TensorView& t = score.alibi;
+  if (!t) return;
+  p.alibi = true;
+  params.alibi = t.data, params.alibi_type = t.dtype;
+  params.alibi_stride_b = t.ndim == 2 ? t.strides[0] : 0;
+  params.alibi_stride_h = t.strides[t.ndim == 2 ? 1 : 0];
+}
+
+void Sinks::fill(const ScoreSpec& score, P& p, ScoreParams& params) {
+  const TensorView& t = score.sinks;
+  if (!t) return;
+  p.sinks = true;
+  params.sinks = t.data, params.sinks_type = t.dtype, params.sinks_stride = t.strides[0];
+}
+
+void Dropout::fill(const ScoreSpec& score, P& p, ScoreParams& params) {
+  p.dropout = score.dropout ? score.dropout->p : 0;
+  if (p.dropout > 0 && p.dropout <= 1)  // else there is none, or check() refuses it
+    params.dropout = dropout_params(p.dropout, score.dropout->seed, score.dropout->offset, p.hq);
+}
+void Dropout::check(const P& p) {
+  check_dropout(name, p.dropout);
+}
+
+}  // namespace rapt::modifiers

@@ -1,0 +1,64 @@
+// What a ScoreSpec asks for beside its modifiers: which keys rows see, and the scale.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "core/text.hpp"
+#include "operations/attention/check.hpp"
+#include "operations/attention/modifiers.hpp"
+
+namespace rapt {
+namespace {
+
+using std::int64_t;
+using P = AttentionProblem;
+
+void fill_positions(const ScoreSpec& score, P& p, ScoreParams& params) {
+  p.causal = score.causal;
+  if (score.window) p.window_left = score.window->left, p.window_right = score.window->right;
+  if (score.align) {
+    if (score.align->kind > Align::Kind::offset) throw Error("score.align", "an unknown kind", "one of rapt::Align");
+    p.align = score.align->kind == Align::Kind::top_left       ? P::Align::top_left
+              : score.align->kind == Align::Kind::bottom_right ? P::Align::bottom_right
+                                                               : P::Align::offset;
+    if (p.align == P::Align::offset) p.align_offset = score.align->value;
+  }
+  const auto side = [](int64_t width) { return width < 0 ? kOpen : std::min(width, kOpen); };
+  params.left = side(p.window_left);
+  params.right = p.causal ? 0 : side(p.window_right);
+  params.offset = p.align_offset;
+  params.bottom_right = p.align == P::Align::bottom_right;
+}
+
+// check() has the case of equal lengths for all. On a device they may differ for all we know.
+void check_align(const P& p, const AttentionParams& f) {
+  if (!has_lengths(p) || !needs_align(p)) return;
+  if (p.device != DeviceType::cpu)
+    throw Error("score.align", "none, with lengths on a device",
+                "top_left, bottom_right or an offset for causal, window and alibi");
+  for (int64_t i = 0; i < p.b; ++i)
+    if (const Sequence q = sequence_of(f, f, i); q.len_q != q.len_k)
+      refuse_align(q.len_q, q.len_k, " in sequence " + std::to_string(i));
+}
+
+void fill_scale(const ScoreSpec& score, P& p, ScoreParams& params) {
+  p.has_scale = score.scale.has_value();
+  p.scale = score.scale.value_or(0.f);
+  const float scale = score.scale.value_or(p.d > 0 ? 1.f / std::sqrt(static_cast<float>(p.d)) : 0.f);
+  constexpr double kMaxScale = std::numeric_limits<float>::max();
+  params.scale_log2 = static_cast<float>(std::clamp(scale * kLog2e, -kMaxScale, kMaxScale));
+}
+
+}  // namespace
+
+void fill_score(const ScoreSpec& score, P& p, AttentionParams& f) {
+  f.score.modifier_rows = f.score.modifier_keys = kNoLimit;
+  Modifiers::for_each([&]<class M>(M) { M::fill(score, p, f.score); });
+  fill_positions(score, p, f.score);
+  if (p.gathered) check_gathered(p);  // before lengths are asked for, which gathered keys have none of
+  check_align(p, f);
+  fill_scale(score, p, f.score);
+}
+
+}  // namespace rapt

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <array>
+
+#include "operations/attention/operation.hpp"
+#include "operations/operation.hpp"
+#include "rapt/attention_backward.hpp"
+
+namespace rapt {
+
+template <>
+struct OperationOf<AttentionBackwardArgs> {
+  using Args = AttentionBackwardArgs;
+  using C = rapt_attention_backward_args;
+
+  using ForwardC = rapt_attention_args;
+  using Forward = AttentionArgs;
+  static constexpr Operation kForward = Operation::attention;
+  static constexpr Shapes queries = AttentionShapes::queries;
+  static constexpr std::array results = {
+      read<&ForwardC::out, &Args::out>("out", kFloatTypes, queries + "dv"),
+      read<&ForwardC::lse, &Args::lse>("lse", kF32, queries).minus_infinity_allowed(),
+  };
+  static constexpr std::array gradients = {
+      read<&C::dout, &Args::dout>("dout", kFloatTypes, "").gradient_of("out"),
+      read<&C::dlse, &Args::dlse>("dlse", kF32, "").optional().gradient_of("lse"),
+      gradient<&C::dq, &Args::dq>("dq", kFloatTypes, "q"),
+      gradient<&C::dk, &Args::dk>("dk", kFloatTypes, "k"),
+      gradient<&C::dv, &Args::dv>("dv", kFloatTypes, "v"),
+      gradient<&C::dbias, &Args::dbias>("dbias", kFloatTypes, "score.bias"),
+      gradient<&C::dsinks, &Args::dsinks>("dsinks", kFloatTypes, "score.sinks"),
+      gradient<&C::dalibi, &Args::dalibi>("dalibi", kFloatTypes, "score.alibi"),
+  };
+  // In C, what attention had is in a structure of its own.
+  static constexpr ArgumentTable arguments{
+      of_forward(AttentionInputs<Args, kFloatTypes, kFloatTypes>::with(results)), gradients};
+  static constexpr auto& modes = AttentionModes::names;
+  static unsigned mode(const Args& args) { return AttentionModes::of(args.kv, args.cu_seqlens_q); }
+  // c.forward is what this version knows of the caller's.
+  static void set_scalars(const C& c, Args& args);
+  static Call bind(const Args& args, Bound& bound);
+};
+
+}  // namespace rapt
