@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstddef>
+#include <limits>
 #include <utility>
 
 #include "core/span.hpp"
@@ -89,7 +91,7 @@ std::array<int64_t, 3> Bound::last_rows() const {
 
 bool Bound::writes_nothing() const {
   return std::none_of(tensors_.begin(), tensors_.end(),
-                      [](const BoundTensor& t) { return t.argument->is_written && t.bytes > 0; });
+                      [&](const BoundTensor& t) { return t.argument->is_output(mode) && t.bytes > 0; });
 }
 
 void Bound::set_part(std::string_view name) {
@@ -106,10 +108,10 @@ std::string Bound::owner_text(const Dimension& dim) const {
   return text.append(dim.name);
 }
 
-std::string Bound::mode_text(unsigned modes) const {
+std::string Bound::mode_text(unsigned modes, const char* between) const {
   std::string text;
   for (std::size_t i = 0; i < table.modes.size(); ++i)
-    if (modes >> i & 1) text.append(text.empty() ? "" : " or ").append(table.modes[i]);
+    if (modes >> i & 1) text.append(text.empty() ? "" : between).append(table.modes[i]);
   return text;
 }
 
@@ -157,6 +159,8 @@ void Bound::bind_shape(const BoundTensor& t) {
   const int in_front = shape.has_rows ? layout.ndim - shape.count : 0;
   if (missing < 0 || missing > shape.may_miss || in_front < 0)
     throw Error(t.name(), "shape " + rapt::shape_text(layout), shape_text(shape));
+  if (t.argument->types == kIntegers && shape.count == 1 && layout.shape[0] > std::numeric_limits<std::int32_t>::max())
+    throw Error(t.name(), "shape " + rapt::shape_text(layout), "less than 2^31 elements");
   if (shape.has_rows) bind_rows(t, in_front);
   for (int i = missing; i < shape.count; ++i) {
     const Dimension& dim = shape.dims[static_cast<std::size_t>(i)];
@@ -186,7 +190,7 @@ void Bound::bind_shape(const BoundTensor& t) {
 void Bound::check_type(const BoundTensor& t) const {
   const Argument& a = *t.argument;
   const DType dtype = t.view->dtype;
-  if (!(a.types & only(dtype)))
+  if (static_cast<std::size_t>(dtype) >= kDTypes.size() || !(a.types & only(dtype)))
     throw Error(t.name(), "dtype " + std::string(to_string(dtype)),
                 a.wanted_types ? a.wanted_types : types_text(a.types));
   if (a.like < 0) return;
@@ -198,9 +202,11 @@ void Bound::check_type(const BoundTensor& t) const {
 
 void Bound::take(const Argument& argument, const TensorView& view, std::size_t index) {
   BoundTensor t{&argument, &view, 0, static_cast<std::uint32_t>(index)};
-  t.bytes = plain_span_of(view, argument.is_written);
-  if (t.bytes < 0) t.bytes = span_of(t.name(), view, argument.is_written);
-  if (view.device != device) {
+  const bool is_output = argument.is_output(mode);
+  t.bytes = plain_span_of(view, is_output);
+  if (t.bytes < 0) t.bytes = span_of(t.name(), view, is_output);
+  // Host memory is one, whatever index it has.
+  if (device.type == DeviceType::cpu ? view.device.type != DeviceType::cpu : view.device != device) {
     if (device.type == DeviceType::cpu && tensors_.empty())
       throw Error(t.name(), "a tensor that is not on the cpu", "host memory");
     throw Error(t.name(), "a tensor on another device than " + (tensors_.empty() ? "others" : tensors_.front().name()),
@@ -229,7 +235,7 @@ void Bound::check() {
         continue;
       }
       if (!(a.only_in & mode))
-        throw Error(a.name, "a tensor with " + mode_text(mode), "none, or " + mode_text(a.only_in));
+        throw Error(a.name, "a tensor with " + mode_text(mode, " and "), "none, or " + mode_text(a.only_in, " or "));
       take(a, view, i);
     }
   }
@@ -237,10 +243,10 @@ void Bound::check() {
 
 void Bound::check_overlaps() const {
   for (const BoundTensor& output : tensors_) {
-    if (!output.argument->is_written || output.is_part) continue;
+    if (!output.argument->is_output(mode) || output.is_part) continue;
     for (const BoundTensor& other : tensors_) {
       // Of two outputs the later is named.
-      if (&other == &output || other.is_part || (other.argument->is_written && &output < &other)) continue;
+      if (&other == &output || other.is_part || (other.argument->is_output(mode) && &output < &other)) continue;
       if (may_overlap(*output.view, output.bytes, *other.view, other.bytes))
         throw Error(output.name(), "memory shared with " + other.name(), "outputs that overlap nothing");
     }
@@ -250,7 +256,7 @@ void Bound::check_overlaps() const {
 void Bound::check_apart(std::span<const std::byte> workspace) const {
   if (workspace.empty()) return;
   std::vector<Checked> all;
-  for (const BoundTensor& t : tensors_) all.push_back({t.name(), *t.view, t.bytes, t.argument->is_written});
+  for (const BoundTensor& t : tensors_) all.push_back({t.name(), *t.view, t.bytes, t.argument->is_output(mode)});
   rapt::check_apart(workspace, all);
 }
 

@@ -61,7 +61,7 @@ struct Bound {
   void bind_rows(const BoundTensor& tensor, int count);
   [[noreturn]] void refuse_shape(const BoundTensor& tensor, const Dimension& dim) const;
   std::string owner_text(const Dimension& dim) const;
-  std::string mode_text(unsigned modes) const;
+  std::string mode_text(unsigned modes, const char* between) const;
 
   static constexpr std::size_t kTensors = 26;      // more than a call has, lists apart
   std::array<std::int8_t, kMaxDimensions> owner_;  // of a size, in tensors_; -1: it follows from others
