@@ -38,8 +38,8 @@ struct Argument {
   DTypeSet types = 0;
   const char* wanted_types = nullptr;  // where the types' own text says too little
   Shapes shapes = "";
-  unsigned needed_in = kAlways, only_in = kAlways;  // modes
-  const char* like_name = nullptr;                  // the argument whose type it has
+  unsigned needed_in = kAlways, only_in = kAlways, written_in = kAlways;  // modes
+  const char* like_name = nullptr;                                        // the argument whose type it has
   std::int8_t like = -1;
   const char* primal_name = nullptr;  // the argument that it is the gradient of
   std::int8_t primal = -1;
@@ -67,6 +67,12 @@ struct Argument {
   consteval Argument in(unsigned modes, bool is_needed = false) const {
     Argument a = *this;
     a.only_in = modes, a.needed_in = is_needed ? modes : 0;
+    return a;
+  }
+  // Of what is written: read in other modes.
+  consteval Argument written_only_in(unsigned modes) const {
+    Argument a = *this;
+    a.written_in = modes;
     return a;
   }
   consteval Argument type_of(const char* other) const {
@@ -111,6 +117,7 @@ struct Argument {
     return a;
   }
 
+  constexpr bool is_output(unsigned mode) const { return is_written && (written_in & mode) != 0; }
   constexpr bool is_needed(unsigned mode) const { return needed_in == kAlways || (needed_in & mode) != 0; }
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstddef>
 #include <limits>
 #include <utility>
 
@@ -105,7 +106,7 @@ std::array<int64_t, 3> Bound::last_rows() const {
 
 bool Bound::writes_nothing() const {
   return std::none_of(tensors_.begin(), tensors_.end(),
-                      [](const BoundTensor& t) { return t.argument->is_written && t.bytes > 0; });
+                      [&](const BoundTensor& t) { return t.argument->is_output(mode) && t.bytes > 0; });
 }
 
 void Bound::set_part(std::string_view name) {
@@ -122,10 +123,10 @@ std::string Bound::owner_text(const Dimension& dim) const {
   return text.append(dim.name);
 }
 
-std::string Bound::mode_text(unsigned modes) const {
+std::string Bound::mode_text(unsigned modes, const char* between) const {
   std::string text;
   for (std::size_t i = 0; i < table.modes.size(); ++i)
-    if (modes >> i & 1) text.append(text.empty() ? "" : " or ").append(table.modes[i]);
+    if (modes >> i & 1) text.append(text.empty() ? "" : between).append(table.modes[i]);
   return text;
 }
 
@@ -204,7 +205,7 @@ void Bound::bind_shape(const BoundTensor& t) {
 void Bound::check_type(const BoundTensor& t) const {
   const Argument& a = *t.argument;
   const DType dtype = t.view->dtype;
-  if (size_of(dtype) == 0 || !(a.types & only(dtype)))
+  if (static_cast<std::size_t>(dtype) >= kDTypes.size() || !(a.types & only(dtype)))
     throw Error(t.name(), "dtype " + std::string(to_string(dtype)),
                 a.wanted_types ? a.wanted_types : types_text(a.types));
   if (a.like < 0) return;
@@ -225,8 +226,9 @@ void Bound::check_gradient(const BoundTensor& t) const {
 
 void Bound::take(const Argument& argument, const TensorView& view, std::size_t index) {
   BoundTensor t{&argument, &view, 0, static_cast<std::uint32_t>(index)};
-  t.bytes = plain_span_of(view, argument.is_written);
-  if (t.bytes < 0) t.bytes = span_of(t.name(), view, argument.is_written);
+  const bool is_output = argument.is_output(mode);
+  t.bytes = plain_span_of(view, is_output);
+  if (t.bytes < 0) t.bytes = span_of(t.name(), view, is_output);
   // There is one CPU, whatever its index.
   if (device.type == DeviceType::cpu ? view.device.type != device.type : view.device != device) {
     if (device.type == DeviceType::cpu)
@@ -267,10 +269,10 @@ void Bound::check() {
 
 void Bound::check_overlaps() const {
   for (const BoundTensor& output : tensors_) {
-    if (!output.argument->is_written || output.is_part) continue;
+    if (!output.argument->is_output(mode) || output.is_part) continue;
     for (const BoundTensor& other : tensors_) {
       // Of two outputs the later is named.
-      if (&other == &output || other.is_part || (other.argument->is_written && &output < &other)) continue;
+      if (&other == &output || other.is_part || (other.argument->is_output(mode) && &output < &other)) continue;
       if (may_overlap(*output.view, output.bytes, *other.view, other.bytes))
         throw Error(output.name(), "memory shared with " + other.name(), "outputs that overlap nothing");
     }
@@ -280,7 +282,7 @@ void Bound::check_overlaps() const {
 void Bound::check_apart(std::span<const std::byte> workspace) const {
   if (workspace.empty()) return;
   std::vector<Checked> all;
-  for (const BoundTensor& t : tensors_) all.push_back({t.name(), *t.view, t.bytes, t.argument->is_written});
+  for (const BoundTensor& t : tensors_) all.push_back({t.name(), *t.view, t.bytes, t.argument->is_output(mode)});
   rapt::check_apart(workspace, all);
 }
 

@@ -14,9 +14,10 @@ namespace rapt {
 //     using C                           the C structure
 //     static constexpr ArgumentTable arguments
 //     static Call bind(args, bound)     the problem and the parameters; throws Error for what the table cannot say
+//     static void check_values(args, call)  if what tensors hold may be wrong, once they are known not to overlap
 //     static void set_scalars(c, args)  if there are arguments that are no tensors: from C
 //     static unsigned mode(args)        if shapes or presence depend on it: one bit or more; else 1
-//     static constexpr const char* modes[]  then: their names, from the lowest bit on
+//     static constexpr const char* modes[]  then: names of those that errors speak of, from the lowest bit on
 //     static Device device(args)        if it runs on GPUs: where its tensors are to be; else the CPU
 template <class Args>
 struct OperationOf;
@@ -50,11 +51,13 @@ Bound bound_of(const Args& args) {
 // validate() of call.hpp.
 template <class Args>
 Call validate_by_table(const Args& args, std::span<const std::byte> workspace) {
+  using Op = OperationOf<Args>;
   Bound bound = bound_of(args);
   bound.check();
-  Call call = OperationOf<Args>::bind(args, bound);
+  Call call = Op::bind(args, bound);
   bound.check_overlaps();
   bound.check_apart(workspace);
+  if constexpr (requires { Op::check_values(args, call); }) Op::check_values(args, call);
   return call;
 }
 

@@ -307,10 +307,11 @@ TEST_CASE("append: errors name what has to change, and where it is", "[unit]") {
     return refused_text([&] { append_kv(valid.args); });
   };
   CHECK(message([](Valid& a) { a.args.k_new.shape[3] = 7; }) ==
-        "k_new: shape [2, 2, 3, 7]; wanted the cache's head size d = 10");
-  CHECK(message([](Valid& a) { a.args.seqlens.shape[0] = 1; }) == "seqlens: shape [1]; wanted the cache's batch b = 2");
+        "k_new: shape [2, 2, 3, 7]; wanted the head size d = 10");
+  CHECK(message([](Valid& a) { a.args.seqlens.shape[0] = 1; }) ==
+        "seqlens: shape [1]; wanted cache.block_table's batch b = 2");
   CHECK(message([](Valid& a) { a.args.k_new.shape[0] = 1; }) ==
-        "k_new: shape [1, 2, 3, 10]; wanted the cache's batch b = 2");
+        "k_new: shape [1, 2, 3, 10]; wanted cache.block_table's batch b = 2");
   CHECK(message([](Valid& a) { a.seqlens.flat<std::int32_t>(1) = -4; }) ==
         "seqlens: length -4 of sequence 1; wanted 0 to 2^52");
   CHECK(message([](Valid& a) { a.table.flat<std::int32_t>(3) = 9; }) ==
