@@ -4,13 +4,13 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "operations/append_kv_params.hpp"
-#include "operations/attention_backward_params.hpp"
-#include "operations/attention_params.hpp"
-#include "operations/delta_rule_backward_params.hpp"
-#include "operations/index_scores_params.hpp"
-#include "operations/merge_states_params.hpp"
-#include "operations/select_topk_params.hpp"
+#include "operations/append_kv/params.hpp"
+#include "operations/attention_backward/params.hpp"
+#include "operations/attention/params.hpp"
+#include "operations/delta_rule_backward/params.hpp"
+#include "operations/index_scores/params.hpp"
+#include "operations/merge_states/params.hpp"
+#include "operations/select_topk/params.hpp"
 
 namespace rapt::cpu {
 

@@ -123,10 +123,10 @@ std::string Bound::owner_text(const Dimension& dim) const {
   return text.append(dim.name);
 }
 
-std::string Bound::mode_text(unsigned modes, const char* between) const {
+std::string Bound::mode_text(unsigned modes) const {
   std::string text;
   for (std::size_t i = 0; i < table.modes.size(); ++i)
-    if (modes >> i & 1) text.append(text.empty() ? "" : between).append(table.modes[i]);
+    if (modes >> i & 1) text.append(text.empty() ? "" : " or ").append(table.modes[i]);
   return text;
 }
 

@@ -11,11 +11,12 @@ from pathlib import Path
 
 INCLUDE = re.compile(r"^\s*#\s*include\s+(.+?)\s*(//.*|/\*.*)?$")
 STD = r"<[a-z_]+>"
+LIST = r'"rapt/operations\.def"'
 C_STD = r"<(std[a-z]+|string)\.h>"
 # Plain data and functions that are always inlined, which the kernels of every backend may know.
 POD = r'"core/pod\.hpp"'
 SEMANTICS = r'"semantics/\w+\.hpp"'
-PARAMS = r'"operations/\w+_params\.hpp"'
+PARAMS = r'"operations/\w+/params\.hpp"'
 STDINT = r"<cstd(def|int)>"
 # What a CPU kernel may know besides: the rows it is listed in, its own primitives, xsimd, intrinsics, and freestanding
 # headers that leave no code behind.
@@ -25,24 +26,29 @@ CUDA_KERNEL = [POD, SEMANTICS, PARAMS, r'"cuda/(tile|hopper|kernels)/\w+\.(cuh|h
                r"<(algorithm|cmath|numeric|type_traits|cuda\w*|cstddef|cstdint)(\.h)?>"]
 # The rooms of the framework, each with those below it. None sees SIMD, or a backend's kernels.
 STANDARD = r"<(?!xsimd|Eigen|fmt|immintrin|cuda|nvtx|ittnotify)[^>]+>"
-PUBLIC = r'"rapt/\w+\.(hpp|h)"'
+PUBLIC = r'"rapt/\w+\.(hpp|h|def)"'
 CORE = [STANDARD, PUBLIC, r'"core/\w+\.hpp"']
 OPERATIONS = CORE + [SEMANTICS, r'"operations/(\w+/)?\w+\.hpp"']
 DISPATCH = OPERATIONS + [r'"dispatch/\w+\.hpp"']
 # Programs see the public interface, the oracle, how problems are timed and the files beside them, never src.
-PROGRAM = [r'"(rapt|support|oracle|bench)/[\w/]+\.hp?p?"', r"<(?!rapt/)[^>]+>", "beside"]
+PROGRAM = [r'"(rapt|support|bench)/[\w/]+\.(hpp|h|def)"', r'"operations/\w+/(case|oracle\w*|sums|\w+_inputs|sampler|captured)\.hpp"',
+           r"<(?!rapt/)[^>]+>", "beside"]
 
 RULES = [  # (pattern of the path's beginning, or of all of it and $; allowed includes)
     ("include/rapt/interop/", [STD, r'"rapt/\w+\.hpp"', r"<(Eigen/Core|dlpack/dlpack\.h)>"]),
-    ("include/rapt/rapt.h$", [C_STD, r'"rapt/export\.h"']),
-    ("include/rapt/enums.hpp$", [r"<cstdint>"]),
-    ("include/rapt/", [STD, r'"rapt/\w+\.(hpp|h)"']),
+    (r"include/rapt/\w+.h$", [C_STD, r'"rapt/\w+\.(h|def)"']),
+    ("include/rapt/enums.hpp$", [r"<cstdint>", LIST]),
+    ("include/rapt/", [STD, r'"rapt/\w+\.(hpp|h|def)"']),
     ("src/core/pod.hpp$", [r"<cstdint>", r'"rapt/enums\.hpp"']),
     ("src/core/float_environment.hpp$", [r"<cstdint>"]),
     ("src/core/itt.hpp$", CORE + [r"<ittnotify\.h>"]),
     ("src/core/", CORE),
     ("src/semantics/", [POD, SEMANTICS]),
-    (r"src/operations/\w+_params.hpp$", [POD, SEMANTICS, PARAMS]),
+    (r"src/operations/\w+/params.hpp$", [POD, SEMANTICS, PARAMS]),
+    # What an operation has for backends and guards stands above dispatch.
+    (r"src/operations/\w+/cpu\w*.[ch]pp$", DISPATCH + [r'"cpu/\w+\.hpp"']),
+    (r"src/operations/\w+/cuda.cpp$", DISPATCH + [r"<cuda[^>]*>", r'"cuda/\w+\.hpp"', r'"cuda/kernels/\w+\.hpp"']),
+    (r"src/operations/\w+/guards\w*.[ch]pp$", DISPATCH + [r'"guards/\w+\.hpp"']),
     ("src/operations/", OPERATIONS),
     ("src/dispatch/", DISPATCH),
     ("src/guards/", DISPATCH + [r'"guards/\w+\.hpp"']),
@@ -60,12 +66,13 @@ RULES = [  # (pattern of the path's beginning, or of all of it and $; allowed in
     ("bench/", PROGRAM),
     ("python/", PROGRAM),
     ("tests/support/", PROGRAM),
-    ("tests/oracle/", PROGRAM),
+    (r"tests/operations/\w+/(unit|kernel)_", [".+"]),
+    ("tests/operations/", PROGRAM),
 ]
 
 
 def violations(root):
-    for folder in ("include", "src", "tools", "bench", "tests/support", "tests/oracle"):
+    for folder in ("include", "src", "tools", "bench", "tests/support", "tests/operations"):
         for path in sorted((root / folder).rglob("*")):
             if path.suffix not in (".hpp", ".cpp", ".h", ".c", ".cu", ".cuh"):
                 continue

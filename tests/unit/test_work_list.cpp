@@ -5,7 +5,7 @@
 #include <tuple>
 #include <vector>
 
-#include "cpu/work_list.hpp"
+#include "operations/attention/cpu_work_list.hpp"
 #include "operations/call.hpp"
 #include "support/catch.hpp"
 

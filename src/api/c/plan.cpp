@@ -59,8 +59,10 @@ rapt_status rapt_max_workspace_bytes(const char* largest_problem, const rapt_con
 }
 
 rapt_status rapt_plan_create_from_text(const char* text, const rapt_context* context, rapt_plan** plan) noexcept {
-  const auto to_problem = [](const char* given) { return rapt::parse_problem(&deref(given, "text")); };
-  return create_plan(to_problem, text, context, plan);
+  return guard([&] {
+    deref(plan, "plan") = nullptr;
+    *plan = new rapt_plan(rapt::Plan(rapt::parse_problem(&deref(text, "text")), to_context(context)));
+  });
 }
 
 void rapt_plan_destroy(rapt_plan* plan) noexcept {

@@ -5,9 +5,9 @@
 
 #include <cstddef>
 
-#include "operations/append_kv_params.hpp"
-#include "operations/attention_params.hpp"
-#include "operations/merge_states_params.hpp"
+#include "operations/append_kv/params.hpp"
+#include "operations/attention/params.hpp"
+#include "operations/merge_states/params.hpp"
 
 namespace rapt::cuda {
 

@@ -5,7 +5,7 @@
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 
-#include "operations/attention_params.hpp"
+#include "operations/attention/params.hpp"
 
 namespace rapt::cuda {
 

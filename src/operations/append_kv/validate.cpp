@@ -418,4 +418,8 @@ Call validate(const AppendKvArgs& args, std::span<const std::byte> workspace) {
   return validate_by_table(args, workspace);
 }
 
+Needs needs_of(const AppendKvProblem& p) {
+  return {only(p.kv_dtype), p.d, p.dv};
+}
+
 }  // namespace rapt

@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "core/fields.hpp"
-#include "operations/attention_params.hpp"
+#include "operations/attention/params.hpp"
 #include "rapt/attention.hpp"
 
 namespace rapt {

@@ -1,5 +1,5 @@
 // Guards of attention: the row of the first bad result is followed from its query to its output.
-#include "guards/attention_row.hpp"
+#include "operations/attention/guards_row.hpp"
 #include "guards/not_finite.hpp"
 #include "operations/attention/operation.hpp"
 

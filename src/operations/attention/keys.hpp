@@ -1,7 +1,7 @@
 // Which keys the sequences of an attention call have, and whether those that rows see are there.
 #pragma once
 
-#include "operations/attention_params.hpp"
+#include "operations/attention/params.hpp"
 #include "operations/bound.hpp"
 #include "rapt/attention.hpp"
 

@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "operations/attention_params.hpp"
+#include "operations/attention/params.hpp"
 #include "rapt/tensor.hpp"
 
 namespace rapt {

@@ -152,4 +152,8 @@ AttentionProblem AttentionProblem::of(const AttentionArgs& args) {
   return std::get<AttentionProblem>(validate(args).problem);
 }
 
+Needs needs_of(const AttentionProblem& p) {
+  return {only(p.q_dtype) | only(p.kv_dtype), p.d, p.dv};
+}
+
 }  // namespace rapt

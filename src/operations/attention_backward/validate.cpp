@@ -158,4 +158,8 @@ Call validate(const AttentionBackwardArgs& args, std::span<const std::byte> work
   return validate_by_table(args, workspace);
 }
 
+Needs needs_of(const AttentionBackwardProblem& p) {
+  return {only(p.q_dtype) | only(p.kv_dtype) | only(p.dout_dtype), p.d, p.dv};
+}
+
 }  // namespace rapt

@@ -7,7 +7,7 @@
 #include "core/fields.hpp"
 #include "operations/arguments.hpp"
 #include "operations/bound.hpp"
-#include "operations/delta_rule_params.hpp"
+#include "operations/delta_rule/params.hpp"
 #include "rapt/delta_rule.hpp"
 
 namespace rapt {

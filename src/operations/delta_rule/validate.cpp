@@ -311,4 +311,8 @@ Call validate(const DeltaRuleArgs& args, std::span<const std::byte> workspace) {
   return validate_by_table(args, workspace);
 }
 
+Needs needs_of(const DeltaRuleProblem& p) {
+  return {only(p.dtype), p.d, p.dv};
+}
+
 }  // namespace rapt

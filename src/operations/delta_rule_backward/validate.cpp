@@ -73,4 +73,8 @@ Call validate(const DeltaRuleBackwardArgs& args, std::span<const std::byte> work
   return validate_by_table(args, workspace);
 }
 
+Needs needs_of(const DeltaRuleBackwardProblem& p) {
+  return {only(p.dtype), p.d, p.dv};
+}
+
 }  // namespace rapt

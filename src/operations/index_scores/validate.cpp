@@ -221,4 +221,8 @@ Call validate(const IndexScoresArgs& args, std::span<const std::byte> workspace)
   return validate_by_table(args, workspace);
 }
 
+Needs needs_of(const IndexScoresProblem& p) {
+  return {only(p.q_dtype) | only(p.k_dtype), p.d, p.d};
+}
+
 }  // namespace rapt

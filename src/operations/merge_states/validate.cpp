@@ -80,4 +80,8 @@ Call validate(const MergeStatesArgs& args, std::span<const std::byte> workspace)
   return validate_by_table(args, workspace);
 }
 
+Needs needs_of(const MergeStatesProblem& p) {
+  return {only(p.dtype), p.dv, p.dv};
+}
+
 }  // namespace rapt

@@ -61,4 +61,8 @@ Call validate(const SelectTopkArgs& args, std::span<const std::byte> workspace) 
   return validate_by_table(args, workspace);
 }
 
+Needs needs_of(const SelectTopkProblem&) {
+  return {kF32, 1, 1};
+}
+
 }  // namespace rapt

@@ -1,4 +1,4 @@
-#include "guards/attention_row.hpp"
+#include "operations/attention/guards_row.hpp"
 
 #include <algorithm>
 #include <cmath>

@@ -1,5 +1,5 @@
 // attention_backward on the CPU: how keys are cut into items, and the workers that share them.
-#include "cpu/attention_backward.hpp"
+#include "operations/attention_backward/cpu.hpp"
 
 #include <algorithm>
 #include <atomic>

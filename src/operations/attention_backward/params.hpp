@@ -1,7 +1,7 @@
 // What attention_backward's kernels get: plain data, filled once, by validate().
 #pragma once
 
-#include "operations/attention_params.hpp"
+#include "operations/attention/params.hpp"
 
 namespace rapt {
 

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <memory>
 
-#include "cpu/attention_plan.hpp"
+#include "operations/attention/cpu_plan.hpp"
 #include "cpu/entry.hpp"
 
 namespace rapt::cpu {

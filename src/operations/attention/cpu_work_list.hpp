@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <span>
 
-#include "cpu/attention_plan.hpp"
+#include "operations/attention/cpu_plan.hpp"
 
 namespace rapt::cpu {
 

@@ -1,7 +1,7 @@
 // What delta_rule_backward's kernels get: plain data, filled once, by validate().
 #pragma once
 
-#include "operations/delta_rule_params.hpp"
+#include "operations/delta_rule/params.hpp"
 
 namespace rapt {
 

@@ -7,7 +7,7 @@
 #include <span>
 
 #include "cpu/entry.hpp"
-#include "cpu/work_list.hpp"
+#include "operations/attention/cpu_work_list.hpp"
 #include "operations/attention/check.hpp"
 
 namespace rapt::cpu {

@@ -16,7 +16,7 @@
 #include <atomic>
 #include <cstring>
 
-#include "cpu/attention_backward.hpp"
+#include "operations/attention_backward/cpu.hpp"
 #include "cpu/entry.hpp"
 #include "operations/attention/check.hpp"
 

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <limits>
 
-#include "guards/attention_row.hpp"
+#include "operations/attention/guards_row.hpp"
 #include "guards/guards.hpp"
 
 namespace rapt {

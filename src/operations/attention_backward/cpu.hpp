@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-#include "cpu/attention_plan.hpp"
+#include "operations/attention/cpu_plan.hpp"
 #include "cpu/entry.hpp"
 
 namespace rapt::cpu {

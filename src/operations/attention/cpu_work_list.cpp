@@ -1,4 +1,4 @@
-#include "cpu/work_list.hpp"
+#include "operations/attention/cpu_work_list.hpp"
 
 #include <algorithm>
 #include <memory>

@@ -1,10 +1,10 @@
-#include "cpu/attention_plan.hpp"
+#include "operations/attention/cpu_plan.hpp"
 
 #include <algorithm>
 #include <string>
 
 #include "cpu/entry.hpp"
-#include "cpu/work_list.hpp"
+#include "operations/attention/cpu_work_list.hpp"
 #include "operations/attention/check.hpp"
 
 namespace rapt::cpu {
