@@ -177,6 +177,7 @@ void Bound::bind_shape(const BoundTensor& t) {
   if (t.argument->types == kIntegers && shape.count == 1 && layout.shape[0] > std::numeric_limits<std::int32_t>::max())
     throw Error(t.name(), "shape " + rapt::shape_text(layout), "less than 2^31 elements");
   if (shape.has_rows) bind_rows(t, in_front);
+  const bool halves_last = t.argument->is_packed && t.view->dtype == DType::i4x2;
   for (int i = missing; i < shape.count; ++i) {
     const Dimension& dim = shape.dims[static_cast<std::size_t>(i)];
     int64_t size = layout.shape[static_cast<std::size_t>(i - missing + in_front)];
@@ -185,9 +186,7 @@ void Bound::bind_shape(const BoundTensor& t) {
       if (size != dim.plus) refuse_shape(t, dim);
       continue;
     }
-    if (t.argument->is_packed && i == shape.count - 1 &&
-        layout.shape[static_cast<std::size_t>(layout.ndim - 1)] == size && t.view->dtype == DType::i4x2)
-      size *= 2;
+    if (halves_last && i == shape.count - 1) size *= 2;
     int64_t& known = sizes[static_cast<std::size_t>(dim.id)];
     if (known < 0) {
       if (size < dim.plus) throw Error(t.name(), "no elements", shape_text(shape));
@@ -250,13 +249,12 @@ void Bound::check() {
       continue;
     }
     if (a.is_unchecked) continue;
-    const bool is_needed = a.is_needed(mode);
     const std::size_t n = a.count ? a.count(args) : 1;
-    if (n == 0 && is_needed) throw Error(a.name, "no tensors", "one or more");
+    if (n == 0 && a.is_needed(mode)) throw Error(a.name, "no tensors", "one or more");
     for (std::size_t i = 0; i < n; ++i) {
       const TensorView& view = *a.get(args, i);
       if (view.ndim == 0) {
-        if (!is_needed) continue;
+        if (!a.is_needed(mode)) continue;
         const std::string why = a.needed_in == kAlways ? "" : mode_text(a.needed_in);
         throw Error(BoundTensor{&a, &view, 0, static_cast<std::uint32_t>(i)}.name(), "no tensor",
                     shape_text(a.shapes.in(mode)) + (why.empty() ? "" : " with ") + why);

@@ -94,21 +94,24 @@ void refuse_align(int64_t q, int64_t k, const std::string& where) {
 }
 
 void check_scales(std::string_view name, DType dtype, int64_t size, int64_t groups) {
-  const std::string argument(name), type(to_string(dtype));
-  if (groups == 0 && is_integer(dtype)) throw Error(argument, "no tensor", "scales for " + type);
-  if (groups != 0 && is_float(dtype)) throw Error(argument, "scales for " + type, "none, or quantised keys and values");
+  const auto refuse = [&](const std::string& given, const std::string& wanted) {
+    throw Error(std::string(name), given, wanted);
+  };
+  const auto type = [&] { return std::string(to_string(dtype)); };
+  if (groups == 0 && is_integer(dtype)) refuse("no tensor", "scales for " + type());
+  if (groups != 0 && is_float(dtype)) refuse("scales for " + type(), "none, or quantised keys and values");
   if (groups < 0 || (groups > 0 && size % groups != 0))
-    throw Error(argument, std::to_string(groups) + " groups", "a divisor of the head size " + std::to_string(size));
+    refuse(std::to_string(groups) + " groups", "a divisor of the head size " + std::to_string(size));
   if (dtype == DType::i4x2 && size / groups % 2 != 0)
-    throw Error(argument, "groups of " + std::to_string(size / groups) + " elements", "an even number of i4x2");
+    refuse("groups of " + std::to_string(size / groups) + " elements", "an even number of i4x2");
 }
 
 void check_tail(std::string_view name, DType dtype, int64_t d, int64_t tail, DType tail_dtype) {
-  const std::string argument(name);
   if (tail < 0 || (tail > 0 && tail >= d))
-    throw Error(argument, std::to_string(tail) + " columns", "fewer than the head size d = " + std::to_string(d));
+    throw Error(std::string(name), std::to_string(tail) + " columns",
+                "fewer than the head size d = " + std::to_string(d));
   if (tail > 0 && is_float(dtype))
-    throw Error(argument, "columns beside keys of " + std::string(to_string(dtype)),
+    throw Error(std::string(name), "columns beside keys of " + std::string(to_string(dtype)),
                 "none, or quantised keys: others have all columns in k");
   check_float(name, tail_dtype);
 }

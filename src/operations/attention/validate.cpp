@@ -116,10 +116,10 @@ AttentionProblem bind_forward(const AttentionArgs& args, const Bound& bound, Att
 }
 
 Call OperationOf<AttentionArgs>::bind(const Args& args, Bound& bound) {
-  AttentionParams params{};
-  std::shared_ptr<const void> lists;
-  const P p = bind_forward(args, bound, params, lists);
-  return {p, params, bound.device, is_empty(p), std::move(lists)};
+  Call call{P{}, AttentionParams{}, bound.device, false, nullptr};
+  const P& p = call.problem.emplace<P>(bind_forward(args, bound, std::get<AttentionParams>(call.params), call.storage));
+  call.is_empty = is_empty(p);
+  return call;
 }
 
 void set_attention_scalars(const rapt_attention_args& c, KvSource& kv, ScoreSpec& score) {

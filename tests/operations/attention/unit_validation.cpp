@@ -219,7 +219,8 @@ TEST_CASE("validation: errors name what has to change, where it is, and limits a
   };
   const std::int64_t long_one[] = {8, 8, 9}, falling[] = {0, 5, 4, 24}, lengths[] = {6, 6, 5};
   CHECK(message([](auto& a) { a.kv.k.shape[0] = 2; }) == "k: shape [2, 2, 8, 8]; wanted q's batch b = 3");
-  CHECK(message([](auto& a) { a.kv.k.shape[0] = 2; }, "ragged_q=9") == "k: shape [2, 2, 8, 8]; wanted cu_seqlens_q's batch b = 3");
+  CHECK(message([](auto& a) { a.kv.k.shape[0] = 2; }, "ragged_q=9") ==
+        "k: shape [2, 2, 8, 8]; wanted cu_seqlens_q's batch b = 3");
   CHECK(message([](auto& a) { a.kv.k.shape[0] = 2; }, "kv=i8 groups=1").starts_with("k: "));
   CHECK(message([](auto& a) { a.kv.k.shape[1] = 3; }) == "k: 3 heads for 4 query heads; wanted a divisor of them");
   CHECK(message([](auto& a) {
