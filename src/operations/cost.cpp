@@ -4,9 +4,7 @@
 #include <vector>
 
 namespace rapt {
-namespace {
 
-/// Of `rows` rows of n elements.
 double row_bytes(double rows, std::int64_t n, DType dtype) {
   return rows * static_cast<double>(n) * bytes_of(dtype);
 }
@@ -17,10 +15,21 @@ double whole_bytes(const TensorView& t) {
   return bytes;
 }
 
-/// Of scales or zeros for `rows` rows. Where they broadcast, there are fewer.
 double scale_bytes(const TensorView& t, double rows) {
   return t ? std::min(whole_bytes(t), row_bytes(rows, t.shape[static_cast<std::size_t>(t.ndim - 1)], t.dtype)) : 0;
 }
+
+double whole_bytes(const ArgumentList& table, const void* args, std::initializer_list<std::string_view> but) {
+  double bytes = 0;
+  for (const Argument& a : table.arguments) {
+    if (a.step || a.types == kIntegers || std::find(but.begin(), but.end(), a.name) != but.end()) continue;
+    const std::size_t n = a.count ? a.count(args) : 1;
+    for (std::size_t i = 0; i < n; ++i) bytes += whole_bytes(*a.get(args, i));
+  }
+  return bytes;
+}
+
+namespace {
 
 /// What causal, window, align, lengths, rings and lists leave of a call, in all its heads.
 struct Work {
@@ -100,35 +109,6 @@ Cost cost_of(const AttentionBackwardArgs& args, const Call& call) {
   return cost;
 }
 
-Cost cost_of(const AppendKvArgs& args, const Call& call) {
-  const auto& p = std::get<AppendKvProblem>(call.problem);
-  const auto& params = std::get<AppendKvParams>(call.params);
-  double rows = 0;
-  for (std::int64_t i = 0; i < p.b; ++i) {
-    const std::int64_t n = new_rows(params, i).count;
-    rows += static_cast<double>(p.ring ? std::min(n, p.sk) : n);
-  }
-  rows *= static_cast<double>(p.hk);
-  const std::int64_t size = p.values_are_keys ? p.d : p.d + p.dv;
-  Cost cost;
-  cost.bytes = row_bytes(rows, size, p.new_dtype) + row_bytes(rows, size - p.k_tail, p.kv_dtype) +
-               row_bytes(rows, p.k_tail, p.k_tail_dtype);
-  const KvCache& cache = args.cache;
-  for (const MutableTensorView* t : {&cache.k_scale, &cache.k_zero}) cost.bytes += scale_bytes(*t, rows);
-  if (p.values_are_keys) return cost;
-  for (const MutableTensorView* t : {&cache.v_scale, &cache.v_zero}) cost.bytes += scale_bytes(*t, rows);
-  return cost;
-}
-
-Cost cost_of(const MergeStatesArgs& args, const Call& call) {
-  const auto& p = std::get<MergeStatesProblem>(call.problem);
-  Cost cost;
-  cost.flops = 2 * static_cast<double>(p.rows) * static_cast<double>(p.dv) * static_cast<double>(p.count);
-  cost.bytes = row_bytes(p.rows, p.dv, p.out_dtype) + row_bytes(p.rows, p.count + (p.lse ? 1 : 0), DType::f32);
-  for (const TensorView& out : args.outs) cost.bytes += row_bytes(p.rows, p.dv, out.dtype);
-  return cost;
-}
-
 Cost cost_of(const DeltaRuleArgs& args, const Call& call) {
   const auto& p = std::get<DeltaRuleProblem>(call.problem);
   const bool has_delta = p.rule == UpdateRule::delta || p.rule == UpdateRule::gated_delta;
@@ -163,38 +143,6 @@ Cost cost_of(const DeltaRuleBackwardArgs& args, const Call& call) {
   for (const MutableTensorView* t :
        {&args.dq, &args.dk, &args.dv, &args.dg, &args.dbeta, &args.dinitial_state, &args.da_log, &args.ddt_bias})
     cost.bytes += whole_bytes(*t);
-  return cost;
-}
-
-Cost cost_of(const IndexScoresArgs&, const Call& call) {
-  if (call.is_empty) return {};
-  const auto& p = std::get<IndexScoresProblem>(call.problem);
-  const auto& params = std::get<IndexScoresParams>(call.params);
-  double pairs = 0, keys = 0;  // keys: from the first that some query of a sequence sees to the last
-  for (std::int64_t i = 0; i < p.b; ++i) {
-    const Sequence s = sequence_of(params, params, i);
-    std::int64_t first = s.len_k, last = 0;
-    for (std::int64_t token = 0; token < p.sq; ++token) {
-      const KeyRange seen = visible_keys(params, i, s, token);
-      if (seen.first >= seen.last) continue;
-      pairs += static_cast<double>(seen.last - seen.first);
-      first = std::min(first, seen.first), last = std::max(last, seen.last);
-    }
-    keys += static_cast<double>(std::max<std::int64_t>(last - first, 0));
-  }
-  const std::int64_t rows = p.b * p.sq;
-  Cost cost;
-  cost.flops = 2 * pairs * static_cast<double>(p.h) * static_cast<double>(p.d);
-  cost.bytes = row_bytes(rows * p.h, p.d, p.q_dtype) + row_bytes(rows, p.h, DType::f32) +
-               row_bytes(keys, p.d, p.k_dtype) + row_bytes(p.scales ? keys : 0, 1, DType::f32) +
-               row_bytes(p.scores ? rows : 0, p.sk, DType::f32) + row_bytes(rows, p.topk, DType::i32);
-  return cost;
-}
-
-Cost cost_of(const SelectTopkArgs&, const Call& call) {
-  const auto& p = std::get<SelectTopkProblem>(call.problem);
-  Cost cost;
-  cost.bytes = row_bytes(p.rows, p.sk, DType::f32) + row_bytes(p.rows, p.n, DType::i32);
   return cost;
 }
 

@@ -1,6 +1,11 @@
 // The work in a call that validate() has seen: rapt/cost.hpp without checking again.
 #pragma once
 
+#include <cstdint>
+#include <initializer_list>
+#include <string_view>
+
+#include "operations/arguments.hpp"
 #include "operations/call.hpp"
 #include "rapt/cost.hpp"
 
@@ -14,5 +19,13 @@ Cost cost_of(const DeltaRuleArgs& args, const Call& call);
 Cost cost_of(const DeltaRuleBackwardArgs& args, const Call& call);
 Cost cost_of(const IndexScoresArgs& args, const Call& call);
 Cost cost_of(const SelectTopkArgs& args, const Call& call);
+
+// Bytes, of `rows` rows of n elements; of all elements.
+double row_bytes(double rows, std::int64_t n, DType dtype);
+double whole_bytes(const TensorView& t);
+// Of scales or zeros for `rows` rows. Where they broadcast, there are fewer.
+double scale_bytes(const TensorView& t, double rows);
+// Of all elements of the tensors of a call `but` these; lists and tables of integers do not count.
+double whole_bytes(const ArgumentList& table, const void* args, std::initializer_list<std::string_view> but = {});
 
 }  // namespace rapt
