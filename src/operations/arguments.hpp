@@ -46,8 +46,8 @@ struct Argument {
   bool is_packed = false;           // i4x2 has two elements of the last dimension in a byte
   bool minus_infinity = false;      // is a number there, for guards
   const char* may_alias = nullptr;  // the argument whose memory it may be
-  bool is_of_forward = false;  // in C, of the forward's arguments
-  bool is_unchecked = false;   // callers may give it, and the call neither reads nor writes it
+  bool is_of_forward = false;       // in C, of the forward's arguments
+  bool is_unchecked = false;        // callers may give it, and the call neither reads nor writes it
 
   // Of the arguments of a call, given as void*. A list has a count.
   const TensorView* (*get)(const void* args, std::size_t i) = nullptr;
@@ -237,7 +237,8 @@ struct ArgumentTable {
     (add(rows, n), ...);
     for (Argument& a : arguments) {
       if (a.like_name) a.like = find(a.like_name);
-      if (a.primal_name) a.primal = find(a.primal_name), a.shapes = arguments[static_cast<std::size_t>(a.primal)].shapes;
+      if (a.primal_name)
+        a.primal = find(a.primal_name), a.shapes = arguments[static_cast<std::size_t>(a.primal)].shapes;
       for (Shape& shape : a.shapes.all)
         for (Dimension& dim : shape.dims)
           if (!dim.name.empty()) dim.id = static_cast<std::int8_t>(number(dim.name));

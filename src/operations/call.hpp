@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "operations/append_kv/params.hpp"
-#include "operations/attention_backward/params.hpp"
 #include "operations/attention/params.hpp"
-#include "operations/delta_rule_backward/params.hpp"
+#include "operations/attention_backward/params.hpp"
 #include "operations/delta_rule/params.hpp"
+#include "operations/delta_rule_backward/params.hpp"
 #include "operations/index_scores/params.hpp"
 #include "operations/merge_states/params.hpp"
 #include "operations/select_topk/params.hpp"

@@ -14,8 +14,8 @@ FOLDERS = ("src", "include", "bench", "tools", "python/src", "python/rapt", "tes
 SUFFIXES = (".hpp", ".cpp", ".h", ".cu", ".cuh", ".py", ".pyi")
 LISTS = ("CMakeLists.txt", "python/CMakeLists.txt", "tests/c/CMakeLists.txt")  # of files
 
-# (beginning of the recipe, pattern of the example, part of the names of its own files, beginnings of other files that have
-# it: its own, too, or that nobody has to change)
+# (beginning of the recipe, pattern of the example, part of the paths of its own files, beginnings of other files that
+# have it: its own, too, or that nobody has to change)
 EXAMPLES = [
     ("A new ISA", r"\bneonbf16\b", None, []),
     ("A score modifier", r"softcap", None, []),

@@ -2,7 +2,6 @@
 // nothing is read but lengths, block tables, and, where codes are made with given scales, those scales and the new
 // rows; on a device nothing at all.
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
 #include <span>

@@ -53,6 +53,13 @@ Strides row_strides(const Layout& t, bool ragged, bool has_elements) {
   return ragged ? strides_along(t, -1, 1, 0, has_elements ? 2 : -1) : strides_along(t, 0, 1, 2, has_elements ? 3 : -1);
 }
 
+void check_device(const Bound& bound) {
+  const Device& device = bound.tensors().front().view->device;
+  for (const BoundTensor& t : bound.tensors())
+    if (t.view->device != device)
+      throw Error(t.name(), "a tensor on another device than q", "all tensors on one device");
+}
+
 void check_rows(const AttentionProblem& p) {
   int64_t rows = 0;
   const auto at_least_1 = [](int64_t size) {

@@ -9,6 +9,7 @@
 
 #include "core/fields.hpp"
 #include "operations/attention/params.hpp"
+#include "operations/bound.hpp"
 #include "rapt/attention.hpp"
 
 namespace rapt {
@@ -20,6 +21,8 @@ void complete(const Words& words, AttentionProblem& problem);
 // Fills what `score` asks for into `p` and `params`, which have the sizes and lengths already. Throws Error.
 void fill_score(const ScoreSpec& score, AttentionProblem& p, AttentionParams& params);
 
+// Throws Error for a tensor on another device than q, a CPU of another index among them.
+void check_device(const Bound& bound);
 // Throws Error for more rows than offsets can reach.
 void check_rows(const AttentionProblem& problem);
 // Throws Error for what gathered keys do not go with.

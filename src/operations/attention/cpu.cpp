@@ -7,8 +7,8 @@
 #include <span>
 
 #include "cpu/entry.hpp"
-#include "operations/attention/cpu_work_list.hpp"
 #include "operations/attention/check.hpp"
+#include "operations/attention/cpu_work_list.hpp"
 
 namespace rapt::cpu {
 namespace {

@@ -1,6 +1,6 @@
 // Guards of attention: the row of the first bad result is followed from its query to its output.
-#include "operations/attention/guards_row.hpp"
 #include "guards/not_finite.hpp"
+#include "operations/attention/guards_row.hpp"
 #include "operations/attention/operation.hpp"
 
 namespace rapt {

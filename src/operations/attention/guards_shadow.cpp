@@ -3,8 +3,8 @@
 #include <cmath>
 #include <limits>
 
-#include "operations/attention/guards_row.hpp"
 #include "guards/guards.hpp"
+#include "operations/attention/guards_row.hpp"
 
 namespace rapt {
 namespace {

@@ -97,6 +97,7 @@ bool is_empty(const P& p) {
 
 AttentionProblem bind_forward(const AttentionArgs& args, const Bound& bound, AttentionParams& f,
                               std::shared_ptr<const void>& lists) {
+  check_device(bound);
   const bool on_host = bound.device.type == DeviceType::cpu;
   const TensorView &k = args.kv.k, &v = args.kv.v;
   P p = problem_of(args, bound);

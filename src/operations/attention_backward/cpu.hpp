@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <string>
 
-#include "operations/attention/cpu_plan.hpp"
 #include "cpu/entry.hpp"
+#include "operations/attention/cpu_plan.hpp"
 
 namespace rapt::cpu {
 

@@ -16,9 +16,9 @@
 #include <atomic>
 #include <cstring>
 
-#include "operations/attention_backward/cpu.hpp"
 #include "cpu/entry.hpp"
 #include "operations/attention/check.hpp"
+#include "operations/attention_backward/cpu.hpp"
 
 namespace rapt::cpu {
 namespace {

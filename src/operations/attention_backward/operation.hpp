@@ -32,8 +32,8 @@ struct OperationOf<AttentionBackwardArgs> {
       gradient<&C::dalibi, &Args::dalibi>("dalibi", kFloatTypes, "score.alibi"),
   };
   // In C, what attention had is in a structure of its own.
-  static constexpr ArgumentTable arguments{
-      of_forward(AttentionInputs<Args, kFloatTypes, kFloatTypes>::with(results)), gradients};
+  static constexpr ArgumentTable arguments{of_forward(AttentionInputs<Args, kFloatTypes, kFloatTypes>::with(results)),
+                                           gradients};
   static constexpr auto& modes = AttentionModes::names;
   static unsigned mode(const Args& args) { return AttentionModes::of(args.kv, args.cu_seqlens_q); }
   // c.forward is what this version knows of the caller's.

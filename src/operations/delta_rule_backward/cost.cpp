@@ -15,8 +15,7 @@ Cost cost_of(const DeltaRuleBackwardArgs& args, const Call& call) {
   Cost cost;
   cost.flops = static_cast<double>(tokens * p.d * p.dv) *
                static_cast<double>(h * (has_delta ? 16 : 10) + 4 * std::max<std::int64_t>(p.hq - h, 0));
-  for (const Argument& a : kArgumentsOf<DeltaRuleBackwardArgs>.arguments)
-    if (!a.step && !a.is_unchecked && a.types != kIntegers) cost.bytes += whole_bytes(*a.get(&args, 0));
+  cost.bytes = whole_bytes(kArgumentsOf<DeltaRuleBackwardArgs>, &args);
   return cost;
 }
 

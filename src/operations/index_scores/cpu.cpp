@@ -4,8 +4,8 @@
 #include <cstring>
 #include <memory>
 
-#include "operations/attention/cpu_plan.hpp"
 #include "cpu/entry.hpp"
+#include "operations/attention/cpu_plan.hpp"
 
 namespace rapt::cpu {
 namespace {

@@ -1,9 +1,10 @@
-// merge_states: arguments -> Call, or an Error that names the argument; and its problem's text.
+// merge_states: arguments -> Call, or an Error that names the argument; its problem's text, and its cost.
 #include <memory>
 #include <string>
 
 #include "core/fields.hpp"
 #include "core/span.hpp"
+#include "operations/cost.hpp"
 #include "operations/merge_states/operation.hpp"
 #include "rapt/merge_states.hpp"
 
@@ -82,6 +83,12 @@ Call validate(const MergeStatesArgs& args, std::span<const std::byte> workspace)
 
 Needs needs_of(const MergeStatesProblem& p) {
   return {only(p.dtype), p.dv, p.dv};
+}
+
+Cost cost_of(const MergeStatesArgs& args, const Call& call) {
+  const auto& p = std::get<P>(call.problem);
+  return {2 * static_cast<double>(p.rows) * static_cast<double>(p.dv) * static_cast<double>(p.count),
+          whole_bytes(kArgumentsOf<MergeStatesArgs>, &args)};
 }
 
 }  // namespace rapt

@@ -1,8 +1,9 @@
-// select_topk: arguments -> Call, or an Error that names the argument; and its problem's text.
+// select_topk: arguments -> Call, or an Error that names the argument; its problem's text, and its cost.
 #include <string>
 
 #include "core/fields.hpp"
 #include "core/span.hpp"
+#include "operations/cost.hpp"
 #include "operations/select_topk/operation.hpp"
 #include "rapt/select_topk.hpp"
 
@@ -63,6 +64,10 @@ Call validate(const SelectTopkArgs& args, std::span<const std::byte> workspace) 
 
 Needs needs_of(const SelectTopkProblem&) {
   return {kF32, 1, 1};
+}
+
+Cost cost_of(const SelectTopkArgs& args, const Call&) {
+  return {0, whole_bytes(kArgumentsOf<SelectTopkArgs>, &args)};
 }
 
 }  // namespace rapt
