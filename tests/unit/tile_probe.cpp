@@ -75,7 +75,7 @@ bool split(DType type, const void* from, std::int64_t stride, std::int64_t n, st
 
 bool split(int components, DType type, const void* from, std::int64_t stride, std::int64_t n, std::int64_t padded,
            std::uint16_t* to, std::int64_t component_stride) noexcept {
-  const auto function = components == 1 ? split<1> : components == 2 ? split<2> : split<3>;
+  const auto function = components == 1 ? split<1> : split<2>;
   return function(type, from, stride, n, padded, reinterpret_cast<bf16*>(to), component_stride);
 }
 

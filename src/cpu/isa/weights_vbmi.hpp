@@ -31,10 +31,6 @@ namespace rapt::cpu::RAPT_ISA {
   return vec(_mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x.data), high)));
 }
 
-[[gnu::always_inline]] inline vec exp2_24_bits(vec x) {
-  return exp2(x);  // vscalefps overflows to infinity
-}
-
 // 2^x to 18 bits (minimax on the fraction, error 2.6e-6). vscalefps takes the floor of x itself. 0 for what is below
 // the normal numbers with FlushDenormals, and for -inf.
 [[gnu::always_inline]] inline vec exp2_18_bits(vec x) {

@@ -3,7 +3,6 @@
 //
 //   bf16   one component, one product: P is rounded to bf16
 //   f16x3  two components, three products: exact for fp16 inputs, P to 16 bits
-//   f32x6  three components, six products: fp32; opt-in
 //
 // As in attention_prefill.cpp lanes and tile columns are queries: S^T = K Q^T, P^T = 2^(S^T scale - m), O^T += V^T P^T.
 //
@@ -86,14 +85,12 @@ struct Limits {
 };
 
 template <int kComponents>
-constexpr AttentionKernel kernel(const char* arithmetic, DTypeSet dtypes, const Limits& limits,
-                                 const char* opt_in = nullptr) {
+constexpr AttentionKernel kernel(const char* arithmetic, DTypeSet dtypes, const Limits& limits) {
   return {.facts = {.operation = Operation::attention,
                     .phase = Phase::prefill,
                     .arithmetic = arithmetic,
                     .dtypes = dtypes,
                     .key_tail = kComponents == 1,
-                    .opt_in = opt_in,
                     .block_q = kRows,
                     .block_k = kBlockKeys},
           .max_rows = kMaxPanels * kRows,
@@ -121,9 +118,6 @@ extern constexpr AttentionKernel kTilesBf16 =
 constexpr DTypeSet kHalf = only(DType::bf16) | only(DType::f16);
 extern constexpr AttentionKernel kTilesF16x3 =
     kernel<2>("f16x3", kHalf, {.min_rows = kMinRowsOfF16, .min_key_elements = kMinKeyElementsOfF16});
-// With a busy sibling thread the AVX-512 kernel was faster (docs/internals/amx.md).
-extern constexpr AttentionKernel kTilesF32x6 =
-    kernel<3>("f32x6", kFloatTypes, {}, "not everywhere faster than the fp32 kernel");
 #else
 // AVX512-BF16's has no limit; that of NEON was not measured.
 constexpr int kMinKeyElements = kDotRows == 1 ? 0 : 8192;

@@ -7,7 +7,7 @@
 namespace rapt::cpu::RAPT_ISA {
 
 #if defined(RAPT_HAVE_TILES)
-extern const AttentionKernel kTilesBf16, kTilesF16x3, kTilesF32x6;
+extern const AttentionKernel kTilesBf16, kTilesF16x3;
 extern const AttentionBackwardKernel kAttentionBackwardF16x3;
 extern const DeltaRuleKernel kDeltaRule;
 extern const IndexScoresKernel kIndexScores;

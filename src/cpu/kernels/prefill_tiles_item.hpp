@@ -22,25 +22,20 @@ inline std::int64_t block_keys(std::int64_t d, std::int64_t dv) {
 }
 
 // Products of components (of one operand, of the other): all but those below the last bit.
-constexpr int kProductOf[3][6][2] = {
-    {{0, 0}}, {{0, 0}, {0, 1}, {1, 0}}, {{0, 0}, {0, 1}, {0, 2}, {1, 0}, {1, 1}, {2, 0}}};
+constexpr int kProductOf[2][3][2] = {{{0, 0}}, {{0, 0}, {0, 1}, {1, 0}}};
 constexpr int products(int components) {
-  return components == 1 ? 1 : components == 2 ? 3 : 6;
+  return components == 1 ? 1 : 3;
 }
 
 // Keys whose components of K and V take 1 MiB: half of the L2 of Xeons with AMX, all of Zen 4's, where fewer were no
-// faster. Of fp32 fewer: rounding grows with the sums within a range.
+// faster.
 template <int kComponents>
 std::int64_t range_keys(std::int64_t d, std::int64_t dv) noexcept {
   d = round_up(d, kTileDepth), dv = round_up(dv, kChunk);
   const std::int64_t fit = (std::int64_t{1} << 20) / (2 * kComponents * (d + dv)) / 256 * 256;
-  return clamp(fit, 256, kComponents == 3 ? 256 : 4096);
+  return clamp(fit, 256, 4096);
 }
 
-// fp32 adds up the sums of ranges in vectors, since the matrix unit's own sums would be too long; else the tiles go on
-// with the sum of the range before.
-template <int kComponents>
-constexpr bool kAddsRanges = kComponents == 3;
 constexpr std::int64_t kRunKeys = 4096;
 
 // Where the rows of 32 keys lie, and bytes from one to the next.
@@ -85,8 +80,7 @@ struct Scratch {
     char* q;                                // [panel][component][d / 32][2] tiles of Q^T
     float *ot, *total, *neg_m, *l, *l_low;  // [panel][dv][32], [panel][32]
   } panels;
-  char* s[2];                  // scores of a block, weights over them; a third component of weights behind
-  float* range_ot;             // [dv][32] O^T of a range, for panels that have seen another; of three components only
+  char* s[2];                  // scores of a block, weights over them
   float* group_s;              // [k_groups][32][32] products of 32 keys, not yet scaled
   float* discarded;            // [32][32] written, never read
   float* block_max;            // [32] 0, or -inf: the row sees none of the block's keys
@@ -116,8 +110,7 @@ struct Scratch {
     panels.neg_m = carver.take<float>(count * kRows);
     panels.l = carver.take<float>(count * kRows);
     panels.l_low = carver.take<float>(count * kRows);
-    for (char*& scores : s) scores = carver.take<char>(kScoreBytes * (kComponents == 3 ? 2 : 1));
-    range_ot = carver.take<float>(kAddsRanges<kComponents> ? dv * kRows : 0);
+    for (char*& scores : s) scores = carver.take<char>(kScoreBytes);
     group_s = carver.take<float>(k_groups * kChunk * kChunk);
     discarded = carver.take<float>(kChunk * kChunk);
     block_max = carver.take<float>(kRows);

@@ -26,16 +26,10 @@ template <int kComponents>
     v.chunks = (min(end, round_up(to, kTileDepth)) - at) / kTileDepth;
     v.unfinished = item.p.score.mask || panel.first(kRows - 1) > key || panel.last(0) < key + v.chunks * kTileDepth ||
                    item.modified;
-    v.first = at == from && (kAddsRanges<kComponents> || !panel.started), v.last = end >= to;
+    v.first = at == from && !panel.started, v.last = end >= to;
     return true;
   }
   return false;
-}
-
-// Where the panel's O of this range is summed.
-template <int kComponents>
-float* range_ot(const PrefillItem<kComponents>& item, const Panel& panel) {
-  return kAddsRanges<kComponents> && panel.started ? item.w.range_ot : panel.ot;
 }
 
 #if defined(RAPT_HAVE_TILES)
@@ -56,7 +50,7 @@ template <int kHead>
   };
   const SteppedOperand p{weights, kTileDepth * kRowBytes, 2 * kRowBytes, 64};
   SteppedOperand v{w.range.v + pv.at * kHead * 2, kTileDepth * kHead * 2, 64, kTileBytes};
-  float* o = range_ot(item, item.panels[pv.panel]);
+  float* o = item.panels[pv.panel].ot;
   for (int i = 0; i < kHead / kChunk; ++i, v.base += 2 * kTileBytes, o += kChunk * kChunk)
     multiply_chunk<true, false, InRows, kBlockChunks, kEvery>(tiles, v, p, kBlockChunks, pv.first ? nullptr : o, o,
                                                               pending, interleaved);
@@ -125,7 +119,7 @@ template <int kComponents>
       a = {w.range.v + pv->at * w.dv * 2, w.offset.v, 64, kTileBytes};
       b = {weights, w.offset.p, 2 * kRowBytes, 64};
       a_step = 2 * kTileBytes, steps = n * pv->chunks;
-      c = range_ot(item, item.panels[pv->panel]), start = pv->first ? nullptr : c;
+      c = item.panels[pv->panel].ot, start = pv->first ? nullptr : c;
     } else if (!values) {
       const std::int64_t chunk = (i - columns) / groups, group = (i - columns) % groups;
       const KeyTiles& keys = w.range.k_tiles[qk->at / kTileDepth + chunk];
@@ -201,9 +195,8 @@ template <int kComponents>
         continue;
       }
       const vec factor = raise_m(panel, i * kLanes, step);
-      if (kAddsRanges<kComponents> && panel.started) rescale(panel.ot + i * kLanes, kRows, item.w.dv, factor);
       if (panel.joined) rescale(panel.total + i * kLanes, kRows, item.w.dv, factor);
-      if (!v.first) rescale(range_ot(item, panel) + i * kLanes, kRows, item.w.dv, factor);
+      if (!v.first) rescale(panel.ot + i * kLanes, kRows, item.w.dv, factor);
       moved |= xsimd::any(moves);
       item.large_m[v.panel] |= xsimd::any(m_is_large(panel, i));
     }
@@ -218,10 +211,7 @@ template <int kComponents>
 template <int kComponents>
 void end_range(PrefillItem<kComponents>& item, Tiles& tiles, const Visit& v, bool pending) {
   if (pending) flush(item, tiles);
-  Panel& panel = item.panels[v.panel];
-  const std::int64_t sums = kAddsRanges<kComponents> && panel.started ? item.w.dv * kRows : 0;
-  for (std::int64_t i = 0; i < sums; i += kLanes) store(panel.ot + i, load(panel.ot + i) + load(item.w.range_ot + i));
-  panel.started = true;
+  item.panels[v.panel].started = true;
 }
 
 // All visits of the range at `begin`, which is packed.

@@ -111,7 +111,7 @@ double int8_chains(std::int64_t iterations, std::uint32_t& sum) noexcept {
 
 namespace {
 #if defined(RAPT_HAVE_TILES)
-const AttentionKernel* const kAttention[] = {&kTilesBf16, &kTilesF16x3, &kTilesF32x6, nullptr};
+const AttentionKernel* const kAttention[] = {&kTilesBf16, &kTilesF16x3, nullptr};
 constexpr auto peak_chains = tile_chains;
 #elif defined(RAPT_HAVE_DOTS)
 const AttentionKernel* const kAttention[] = {&kTilesBf16, nullptr};

@@ -1,6 +1,6 @@
 // Numbers as sums of bf16 components, and the tiles that the matrix unit multiplies: 16 rows of 32 components.
 //
-// One component holds a bf16, two an fp16 (8 + 3 bits), three an fp32 (8 + 8 + 8 bits), all of them exactly.
+// One component holds a bf16 exactly, two an fp16 (8 + 3 bits).
 #pragma once
 
 #include "cpu/tile/dtype.hpp"

@@ -10,9 +10,9 @@ namespace rapt::cpu::RAPT_ISA {
 constexpr std::int64_t kMaxBlockKeys = 256, kScoreBytes = kMaxBlockKeys * kRowBytes;
 constexpr int kVecsOfRow = static_cast<int>(kChunk) / kLanes;
 
-// Where a component of weights lies within the scores: in the first or the second row of each pair, or behind them.
+// Where a component of weights lies within the scores: in the first or the second row of each pair.
 constexpr std::int64_t weights_at(int component) {
-  return component < 2 ? component * kRowBytes : kScoreBytes;
+  return component * kRowBytes;
 }
 
 // Keys of a step: a pair, or the pairs of merged rows.
@@ -26,8 +26,8 @@ struct Exponentials {
   // below kMinExponent.
   static constexpr float kHeadroom = 0, kMaxSum = 0x1p16f, kMinSum = 0x1p-8f, kMaxExponent = kExponentRange,
                          kMinExponent = -kExponentRange;
-  static_assert(kComponents == 1 || kMaxBlockKeys * 0x1p8f <= kMaxSum);
-  static_assert(kComponents > 1 && kMergedRows == 1);
+  static_assert(kMaxBlockKeys * 0x1p8f <= kMaxSum);
+  static_assert(kComponents == 2 && kMergedRows == 1);
   float *s = nullptr, *end = nullptr;
   vec scale[kVecsOfRow], add[kVecsOfRow], sum[kVecsOfRow];
 
@@ -39,15 +39,13 @@ struct Exponentials {
 #pragma GCC unroll 8
     for (int i = 0; i < kVecsOfRow; ++i) {
       float* at = s + i * kLanes;
-      vec even = exponential(fma(load(at), scale[i], add[i]));
-      vec odd = exponential(fma(load(at + kChunk), scale[i], add[i]));
-      if constexpr (kComponents == 3) sum[i] = sum[i] + (even + odd);
-#pragma GCC unroll 3
+      vec even = exp2_18_bits(fma(load(at), scale[i], add[i]));
+      vec odd = exp2_18_bits(fma(load(at + kChunk), scale[i], add[i]));
+#pragma GCC unroll 2
       for (int p = 0; p < kComponents; ++p) {
         store(at + weights_at(p) / 4, truncate_to_bf16_pairs(even, odd));
         const vec high_even = truncate_to_bf16(even), high_odd = truncate_to_bf16(odd);
-        if constexpr (kComponents < 3)
-          sum[i] = sum[i] + (high_even + high_odd);  // what is cut off is missing there too
+        sum[i] = sum[i] + (high_even + high_odd);  // what is cut off is missing there too
         even = even - high_even, odd = odd - high_odd;
       }
     }
@@ -56,9 +54,6 @@ struct Exponentials {
   template <bool kSafe>
   void rest() {
     while (s != end) next_step<kSafe>();
-  }
-  static vec exponential(vec x) {
-    return kComponents == 3 ? exp2_24_bits(x) : exp2_18_bits(x);
   }
 };
 
