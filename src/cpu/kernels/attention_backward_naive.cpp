@@ -1,5 +1,5 @@
 // attention_backward_naive: the gradients as docs/contract.md writes them, one row and one key after another. The
-// cross-check of attention_backward, with which it shares the workers, the geometry of rows and keys, and what
+// reference for attention_backward, compiled for one ISA. It shares with that kernel the workers, the geometry of rows and keys, and what
 // semantics/score.hpp says of a score.
 //
 //   for each row that sees some of the item's keys         delta = dout . out - dlse

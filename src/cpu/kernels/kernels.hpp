@@ -17,12 +17,14 @@ extern const AttentionKernel kTilesBf16;
 extern const AttentionKernel kAttentionPrefill, kAttentionDecode, kAttentionNaive;
 extern const AppendKvKernel kAppendKv;
 extern const MergeStatesKernel kMergeStates;
-extern const DeltaRuleKernel kDeltaRule, kDeltaRuleDecode, kDeltaRuleNaive;
+extern const DeltaRuleKernel kDeltaRule, kDeltaRuleDecode;
 extern const DeltaRuleBackwardKernel kDeltaRuleBackward;
-extern const AttentionBackwardKernel kAttentionBackwardNaive;
 extern const IndexScoresKernel kIndexScores;
 extern const SelectTopkKernel kSelectTopk;
 #endif
+// Of the plainest ISA of the build alone, which defines RAPT_HAVE_REFERENCES.
+extern const AttentionBackwardKernel kAttentionBackwardNaive;
+extern const DeltaRuleKernel kDeltaRuleNaive;
 extern const AttentionBackwardKernel kAttentionBackward;
 std::size_t bias_scratch_bytes(const BackwardShape&) noexcept;
 void add_bias(const AttentionBackwardParams&, const BiasItem&, std::byte* scratch) noexcept;

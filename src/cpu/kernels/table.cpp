@@ -129,12 +129,16 @@ const IsaKernels kKernels = {.attention = kAttention,
                              .delta_rule = &kDeltaRule,
                              .index_scores = &kIndexScores,
 #elif !defined(RAPT_HAVE_DOTS)
+#if defined(RAPT_HAVE_REFERENCES)
                              .attention_backward_naive = &kAttentionBackwardNaive,
+#endif
                              .append_kv = &kAppendKv,
                              .merge_states = &kMergeStates,
                              .delta_rule = &kDeltaRule,
                              .delta_rule_decode = &kDeltaRuleDecode,
+#if defined(RAPT_HAVE_REFERENCES)
                              .delta_rule_naive = &kDeltaRuleNaive,
+#endif
                              .delta_rule_backward = &kDeltaRuleBackward,
                              .index_scores = &kIndexScores,
                              .select_topk = &kSelectTopk,
