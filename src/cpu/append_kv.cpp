@@ -22,7 +22,7 @@ class AppendKvEntry final : public StreamEntry<AppendKvKernel, AppendKvParams> {
 
 }  // namespace
 
-void add_append_kv(const Machine& machine, Entries& entries) {
+void add_append_kv(const CpuMachine& machine, Entries& entries) {
   for (const BuiltIsa& built : machine.isas)
     if (const AppendKvKernel* kernel = built.kernels->append_kv)
       entries.push_back(std::make_unique<AppendKvEntry>(*kernel, built));

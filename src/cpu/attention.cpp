@@ -23,7 +23,7 @@ constexpr std::int64_t kRowsOfSlice = 8;
 constexpr double kMinProductsToLookAhead = 5e5;
 
 // One call on its way through the executor: workers take items until none is left.
-struct Workers {
+struct AttentionWorkers {
   const IsaKernels& isa;
   const AttentionPlan& plan;
   const AttentionParams& params;
@@ -172,14 +172,14 @@ class AttentionEntry final : public CpuEntry {
     const std::span<const SequenceWork> all = work_list(plan, params, list);
     if (all.empty()) return;
     std::uninitialized_value_construct_n(queues, plan.threads);
-    Workers workers{*built_.kernels,
-                    plan,
-                    params,
-                    all,
-                    cut_into_queues(all, params.hk, {queues, static_cast<std::size_t>(plan.threads)}),
-                    workspace + plan.queue_bytes + plan.list_bytes,
-                    combines_together(plan, params, all),
-                    tasks};
+    AttentionWorkers workers{*built_.kernels,
+                             plan,
+                             params,
+                             all,
+                             partition_into_queues(all, params.hk, {queues, static_cast<std::size_t>(plan.threads)}),
+                             workspace + plan.queue_bytes + plan.list_bytes,
+                             combines_together(plan, params, all),
+                             tasks};
     std::memset(workers.counters(), 0, plan.counter_bytes);
     run_workers(workers, plan.threads, context, tasks);
   }
@@ -258,7 +258,7 @@ class AttentionEntry final : public CpuEntry {
 
 }  // namespace
 
-void add_attention(const Machine& machine, Entries& entries) {
+void add_attention(const CpuMachine& machine, Entries& entries) {
   static std::vector<const AttentionEntry*> all;
   for (const Phase phase : {Phase::decode, Phase::prefill, Phase::naive})
     for (const BuiltIsa& built : machine.isas)

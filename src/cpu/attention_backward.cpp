@@ -37,7 +37,7 @@ struct BackwardPlan final : EntryPlan {
 };
 
 // Of one sequence: what lies before it, of all heads. Chunks are those with sums.
-struct Before {
+struct WorkBefore {
   int64_t items, chunks;
 };
 
@@ -56,10 +56,10 @@ int64_t max_splits_of(int64_t len_k) {
 }
 
 // How a head is cut, and how many sums of dQ its rows have: one, or one for each split.
-struct HeadCut {
+struct HeadItems {
   int64_t keys, items, sums;
 
-  HeadCut(int64_t rows, int64_t len_k, int64_t keys_per_item)
+  HeadItems(int64_t rows, int64_t len_k, int64_t keys_per_item)
       : keys(rows <= kMaxRowsOfSplits ? keys_of_split(len_k) : keys_per_item),
         items(items_of(len_k, keys)),
         sums(rows <= kMaxRowsOfSplits ? items : 1) {}
@@ -84,10 +84,10 @@ int64_t chunks_in_splits(const P& p, int64_t rows, int64_t chunk_rows) {
 
 // Sizes everything, for `threads` workers; `cut`: heads that are not in splits may have several items; `splits`: heads
 // may be in splits.
-void size_workspace(BackwardPlan& plan, const P& p, const AttentionBackwardKernel& kernel, int64_t items, bool cut,
-                    bool splits) {
+void size_workspace(BackwardPlan& plan, const P& p, const AttentionBackwardKernel& kernel, int64_t items,
+                    bool in_ranges, bool splits) {
   const int64_t heads = p.b * p.hk, rows = rows_of_head(p);
-  int64_t chunks = cut ? heads * ceil_div(rows, plan.chunk_rows) : 0;
+  int64_t chunks = in_ranges ? heads * ceil_div(rows, plan.chunk_rows) : 0;
   if (p.ragged_q >= 0) chunks = std::min(chunks, p.ragged_q * p.hq / plan.chunk_rows + heads);
   if (splits) chunks += chunks_in_splits(p, rows, plan.chunk_rows);
   plan.max_keys = std::max(plan.keys_per_item, splits ? keys_of_split(p.sk) : 0);
@@ -97,7 +97,7 @@ void size_workspace(BackwardPlan& plan, const P& p, const AttentionBackwardKerne
   if (static_cast<double>(chunks) * static_cast<double>(sums_of_chunk) > kMaxFloats)
     throw Error("problem", p.to_string(), "one whose workspace has less than 2^64 bytes");
   const BackwardShape shape{p.d, p.dv, p.softcap != 0, plan.max_keys};
-  plan.first_bytes = whole_lines(static_cast<std::size_t>(p.b + 1) * sizeof(Before));
+  plan.first_bytes = whole_lines(static_cast<std::size_t>(p.b + 1) * sizeof(WorkBefore));
   plan.progress_bytes = whole_lines(static_cast<std::size_t>(items + heads) * sizeof(std::int32_t));
   plan.scratch_bytes = kernel.scratch_bytes(shape);
   if (p.dbias) plan.scratch_bytes = std::max(plan.scratch_bytes, kernel.bias_scratch_bytes(shape));
@@ -139,11 +139,11 @@ BackwardPlan plan_backward(const P& p, const AttentionBackwardKernel& kernel, co
   return plan;
 }
 
-struct Workers {
+struct AttentionBackwardWorkers {
   const AttentionBackwardKernel& kernel;
   const BackwardPlan& plan;
   const AttentionBackwardParams& p;
-  const Before* before;                 // [b + 1]
+  const WorkBefore* before;             // [b + 1]
   std::int32_t *progress, *head_facts;  // of each item; [b][hk]
   std::byte* scratch;
   float *sums, *sink_sums, *slope_sums;
@@ -152,7 +152,7 @@ struct Workers {
 
   int64_t rows_of(const Sequence& q) const { return q.len_q * p.group; }
   int64_t chunks_of(const Sequence& q) const { return ceil_div(rows_of(q), plan.chunk_rows); }
-  HeadCut cut_of(const Sequence& q) const { return {rows_of(q), q.len_k, plan.keys_per_item}; }
+  HeadItems items_of_head(const Sequence& q) const { return {rows_of(q), q.len_k, plan.keys_per_item}; }
 
   // Pieces of the bias, along rows and along keys; what is behind the other items.
   int64_t bias_rows() const { return ceil_div(p.grad_bias_q, kernel.bias_rows); }
@@ -178,27 +178,27 @@ struct Workers {
   // turns: a head whose chunks are few leaves room for the others. One alone finishes a head while its rows are in
   // cache.
   void run(int64_t number, int worker, std::byte* own) {
-    const auto after = [](int64_t i, const Before& x) { return i < x.items; };
+    const auto after = [](int64_t i, const WorkBefore& x) { return i < x.items; };
     const int64_t b = std::upper_bound(before, before + p.b + 1, number, after) - before - 1;
     const Sequence q = sequence_of(p, p, b);
-    const HeadCut cut = cut_of(q);
+    const HeadItems head = items_of_head(q);
     const int64_t in_sequence = number - before[b].items, next_range = plan.threads > 1 ? p.hk : 1;
-    const int64_t range = plan.threads > 1 ? in_sequence / p.hk : in_sequence % cut.items;
-    const int64_t hk = plan.threads > 1 ? in_sequence % p.hk : in_sequence / cut.items;
+    const int64_t range = plan.threads > 1 ? in_sequence / p.hk : in_sequence % head.items;
+    const int64_t hk = plan.threads > 1 ? in_sequence % p.hk : in_sequence / head.items;
     const int64_t chunks = chunks_of(q), sums_of_chunk = plan.chunk_rows * kernel.sums_of_row(p.d);
-    const bool is_last = range + 1 == cut.items;
+    const bool is_last = range + 1 == head.items;
     BackwardItem item{b,
                       hk,
-                      range * cut.keys,
-                      (range + 1) * cut.keys,
+                      range * head.keys,
+                      (range + 1) * head.keys,
                       is_last && p.total_k < 0 ? p.sk : 0,
                       nullptr,
-                      cut.sums > 1,
+                      head.sums > 1,
                       sink_sums,
                       slope_sums,
                       head_facts + b * p.hk + hk};
-    float* const head_sums = sums + (before[b].chunks + hk * chunks * cut.sums) * sums_of_chunk;
-    if (cut.items > 1) item.dq_sums = head_sums;
+    float* const head_sums = sums + (before[b].chunks + hk * chunks * head.sums) * sums_of_chunk;
+    if (head.items > 1) item.dq_sums = head_sums;
     if (item.split) {
       item.dq_sums += range * chunks * sums_of_chunk;
       std::fill_n(item.dq_sums, chunks * sums_of_chunk, 0.f);
@@ -206,18 +206,18 @@ struct Workers {
     // The last rows first: with causal they are what all items see, so that none waits long for the one before.
     kernel.begin(p, item, own);
     for (int64_t chunk = chunks - 1; chunk >= 0; --chunk) {
-      if (!sees(q, item.key_begin, cut.keys, chunk)) continue;
-      if (range > 0 && !item.split && sees(q, item.key_begin - cut.keys, cut.keys, chunk))
+      if (!sees(q, item.key_begin, head.keys, chunk)) continue;
+      if (range > 0 && !item.split && sees(q, item.key_begin - head.keys, head.keys, chunk))
         wait_for(progress[number - next_range], chunks - chunk);
       kernel.add_rows(p, item, chunk * plan.chunk_rows, own);
       if (!is_last && !item.split) advance(progress[number], chunks - chunk);
     }
     kernel.end(p, item, own);
     if (!item.split) return;
-    if (!completes(progress[number - range * next_range], cut.items)) return;  // of the head's first item
+    if (!completes(progress[number - range * next_range], head.items)) return;  // of the head's first item
     item.dq_sums = head_sums;
     const TaskScope task(tasks, Task::Kind::combine, worker);
-    finish_rows(item, q, chunks, cut.items, own);
+    finish_rows(item, q, chunks, head.items, own);
   }
 
   // The worker that is done with a head's last split adds up dQ of them all, in their order. An item without keys,
@@ -284,7 +284,7 @@ class AttentionBackwardEntry final : public CpuEntry {
       return run_gathered_backward(static_cast<const GatheredBackwardPlan&>(entry_plan), kernel_, *built_.kernels, p,
                                    context, tasks, workspace);
     const auto& plan = static_cast<const BackwardPlan&>(entry_plan);
-    auto* const before = reinterpret_cast<Before*>(workspace);
+    auto* const before = reinterpret_cast<WorkBefore*>(workspace);
     std::byte* at = workspace + plan.first_bytes;
     auto* const progress = reinterpret_cast<std::int32_t*>(at);
     std::memset(progress, 0, plan.progress_bytes);
@@ -302,13 +302,14 @@ class AttentionBackwardEntry final : public CpuEntry {
     };
     float* const sink_sums = rows_of(p.grad_sinks);
     float* const slope_sums = rows_of(p.grad_alibi);
-    Workers workers{kernel_, plan, p, before, progress, head_facts, scratch, sums, sink_sums, slope_sums, tasks};
+    AttentionBackwardWorkers workers{kernel_, plan, p,         before,     progress, head_facts,
+                                     scratch, sums, sink_sums, slope_sums, tasks};
     before[0] = {0, 0};
     for (int64_t b = 0; b < p.b; ++b) {
       const Sequence q = sequence_of(p, p, b);
-      const HeadCut cut = workers.cut_of(q);
-      before[b + 1] = {before[b].items + (plan.work_items == 0 ? 0 : p.hk * cut.items),
-                       before[b].chunks + (cut.items > 1 ? p.hk * workers.chunks_of(q) * cut.sums : 0)};
+      const HeadItems head = workers.items_of_head(q);
+      before[b + 1] = {before[b].items + (plan.work_items == 0 ? 0 : p.hk * head.items),
+                       before[b].chunks + (head.items > 1 ? p.hk * workers.chunks_of(q) * head.sums : 0)};
     }
     run_workers(workers, plan.threads, context, tasks);
     if (sink_sums) add_up(p, *built_.kernels, sink_sums, p.grad_sinks);
@@ -346,7 +347,7 @@ void add_up(const AttentionBackwardParams& p, const IsaKernels& isa, const float
   }
 }
 
-void add_attention_backward(const Machine& machine, Entries& entries) {
+void add_attention_backward(const CpuMachine& machine, Entries& entries) {
   const auto add = [&](const AttentionBackwardKernel* kernel, const BuiltIsa& built) {
     if (kernel) entries.push_back(std::make_unique<AttentionBackwardEntry>(*kernel, built));
   };

@@ -49,12 +49,12 @@ PoolSums pool_sums_of(const P& p) {
   PoolSums pool{};
   pool.dv_at = p.grads & P::kDk ? whole(p.d) : 0;
   pool.stride = pool.dv_at + (p.grads & P::kDv ? whole(p.dv) : 0);
-  if (p.hk > 0 && p.hq / p.hk < kLongGroup) pool.total_at = p.pool * pool.stride;
+  if (p.hk > 0 && p.hq / p.hk < kLongGroup) pool.accum_at = p.pool * pool.stride;
   return pool;
 }
 
 // A call's items, and the workers that take them one by one.
-struct Workers {
+struct GatheredBackwardWorkers {
   const AttentionBackwardKernel& kernel;
   const IsaKernels& isa;
   const GatheredBackwardPlan& plan;
@@ -178,7 +178,7 @@ void size_gathered_workspace(GatheredBackwardPlan& plan, const P& p, const Atten
   plan.count_bytes = has_pool_sums(p) ? bytes(p.pool, sizeof(int64_t)) : 0;
   plan.workspace_bytes = plan.progress_bytes + plan.row_bytes +
                          static_cast<std::size_t>(threads) * plan.worker_bytes() + plan.count_bytes +
-                         bytes(p.pool * plan.pool.stride + plan.pool.total_at, sizeof(float));
+                         bytes(p.pool * plan.pool.stride + plan.pool.accum_at, sizeof(float));
 }
 
 GatheredBackwardPlan plan_gathered_backward(const P& p, const AttentionBackwardKernel& kernel,
@@ -215,7 +215,8 @@ void run_gathered_backward(const GatheredBackwardPlan& plan, const AttentionBack
   pool.rows = reinterpret_cast<float*>(workspace);
   std::memset(pool.counts, 0, plan.count_bytes);
   const bool has_sums = p.grad_k || p.grad_v;
-  Workers workers{kernel, isa, plan, p, has_sums ? &pool : nullptr, progress, head_facts, scratch, sink_sums, tasks};
+  GatheredBackwardWorkers workers{kernel,   isa,        plan,    p,         has_sums ? &pool : nullptr,
+                                  progress, head_facts, scratch, sink_sums, tasks};
   run_workers(workers, plan.threads, context, tasks);
   if (sink_sums) add_up(p, isa, sink_sums, p.grad_sinks);
 }

@@ -75,7 +75,7 @@ class DeltaRuleEntry final : public CpuEntry {
 
 }  // namespace
 
-void add_delta_rule(const Machine& machine, Entries& entries) {
+void add_delta_rule(const CpuMachine& machine, Entries& entries) {
   for (const auto kernel : {&IsaKernels::delta_rule_decode, &IsaKernels::delta_rule, &IsaKernels::delta_rule_naive})
     for (const BuiltIsa& built : machine.isas)
       if (const DeltaRuleKernel* const k = built.kernels->*kernel)

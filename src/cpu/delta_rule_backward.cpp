@@ -50,7 +50,7 @@ DeltaBackwardPlan plan_backward(const P& p, const DeltaRuleBackwardKernel& kerne
   return plan;
 }
 
-struct Workers {
+struct DeltaRuleBackwardWorkers {
   const DeltaRuleBackwardKernel& kernel;
   const DeltaBackwardPlan& plan;
   const DeltaRuleBackwardParams& p;
@@ -105,7 +105,7 @@ class DeltaRuleBackwardEntry final : public CpuEntry {
       from = reinterpret_cast<T*>(at);
       at += bytes;
     };
-    Workers workers{kernel_, plan, p, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, tasks};
+    DeltaRuleBackwardWorkers workers{kernel_, plan, p, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, tasks};
     take(plan.progress_bytes, workers.progress), take(plan.head_bytes, workers.head_sums);
     take(plan.q_bytes, workers.q_sums), take(plan.k_bytes, workers.k_sums), take(plan.v_bytes, workers.v_sums);
     workers.scratch = at;
@@ -139,7 +139,7 @@ class DeltaRuleBackwardEntry final : public CpuEntry {
 
 }  // namespace
 
-void add_delta_rule_backward(const Machine& machine, Entries& entries) {
+void add_delta_rule_backward(const CpuMachine& machine, Entries& entries) {
   for (const BuiltIsa& built : machine.isas)
     if (const DeltaRuleBackwardKernel* const kernel = built.kernels->delta_rule_backward)
       entries.push_back(std::make_unique<DeltaRuleBackwardEntry>(*kernel, built));

@@ -65,14 +65,14 @@ inline bool completes(std::int32_t& parts_done, std::int64_t all) {
 
 // Adds the entries of an operation, in the order of preference, to the backend's.
 using Entries = std::vector<std::unique_ptr<const Entry>>;
-void add_attention(const Machine& machine, Entries& entries);
-void add_attention_backward(const Machine& machine, Entries& entries);
-void add_append_kv(const Machine& machine, Entries& entries);
-void add_merge_states(const Machine& machine, Entries& entries);
-void add_delta_rule(const Machine& machine, Entries& entries);
-void add_delta_rule_backward(const Machine& machine, Entries& entries);
-void add_index_scores(const Machine& machine, Entries& entries);
-void add_select_topk(const Machine& machine, Entries& entries);
+void add_attention(const CpuMachine& machine, Entries& entries);
+void add_attention_backward(const CpuMachine& machine, Entries& entries);
+void add_append_kv(const CpuMachine& machine, Entries& entries);
+void add_merge_states(const CpuMachine& machine, Entries& entries);
+void add_delta_rule(const CpuMachine& machine, Entries& entries);
+void add_delta_rule_backward(const CpuMachine& machine, Entries& entries);
+void add_index_scores(const CpuMachine& machine, Entries& entries);
+void add_select_topk(const CpuMachine& machine, Entries& entries);
 
 // Calls workers.work(i) for i in [0, threads) on the context's executor; each is a task of the call.
 template <class Workers>

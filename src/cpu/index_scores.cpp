@@ -58,7 +58,7 @@ IndexPlan plan_index(const P& p, const IndexScoresKernel& kernel, const TuningVa
   return plan;
 }
 
-struct Workers {
+struct IndexScoresWorkers {
   const IndexScoresKernel& kernel;
   const IndexPlan& plan;
   const IndexScoresParams& p;
@@ -120,7 +120,8 @@ class IndexScoresEntry final : public CpuEntry {
     std::byte* const lists = workspace + static_cast<std::size_t>(plan.threads) * plan.scratch_bytes;
     std::byte* const counters = lists + plan.list_bytes;
     std::memset(counters, 0, plan.counter_bytes);
-    Workers workers{kernel_, plan, std::get<IndexScoresParams>(call.params), workspace, lists, counters, tasks};
+    IndexScoresWorkers workers{kernel_,  plan, std::get<IndexScoresParams>(call.params), workspace, lists,
+                               counters, tasks};
     run_workers(workers, plan.threads, context, tasks);
   }
 
@@ -130,7 +131,7 @@ class IndexScoresEntry final : public CpuEntry {
 
 }  // namespace
 
-void add_index_scores(const Machine& machine, Entries& entries) {
+void add_index_scores(const CpuMachine& machine, Entries& entries) {
   for (const BuiltIsa& built : machine.isas)
     if (const IndexScoresKernel* kernel = built.kernels->index_scores)
       entries.push_back(std::make_unique<IndexScoresEntry>(*kernel, built));

@@ -110,8 +110,8 @@ bool multiplies_int8([[maybe_unused]] const BuiltIsa& built) {
 #endif
 }
 
-Machine probe() {
-  Machine m;
+CpuMachine probe() {
+  CpuMachine m;
 #if RAPT_HAVE_NEONBF16
   m.isas.push_back({Isa::neonbf16, "neonbf16", &neonbf16::kKernels, missing_for_neonbf16()});
 #endif
@@ -161,8 +161,8 @@ std::string cpu_model() {
   return model;
 }
 
-const Machine& machine() {
-  static const Machine m = probe();
+const CpuMachine& machine() {
+  static const CpuMachine m = probe();
   return m;
 }
 

@@ -80,11 +80,11 @@ struct PoolSums {
   std::int64_t* counts;  // [rows of the pool] ... nothing has been added yet: how often something was
   std::int64_t stride, dv_at;
   // So far behind a row kPoolRun of its sums at a time are added up, so that no sum is long; 0: they are not.
-  std::int64_t total_at;
+  std::int64_t accum_at;
 
   [[gnu::always_inline]] float* row(std::int64_t i) const { return rows + i * stride; }
 };
-inline constexpr std::int64_t kPoolRun = 32;
+inline constexpr std::int64_t kPoolInterval = 32;
 
 // Keys [key_begin, key_end) of one kv head of one sequence, whose rows come to it in chunks. key_end may lie past the
 // sequence's length; both are that length where others have the keys.

@@ -22,7 +22,7 @@ class SelectTopkEntry final : public StreamEntry<SelectTopkKernel, SelectTopkPar
 
 }  // namespace
 
-void add_select_topk(const Machine& machine, Entries& entries) {
+void add_select_topk(const CpuMachine& machine, Entries& entries) {
   for (const BuiltIsa& built : machine.isas)
     if (const SelectTopkKernel* kernel = built.kernels->select_topk)
       entries.push_back(std::make_unique<SelectTopkEntry>(*kernel, built));

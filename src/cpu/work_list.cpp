@@ -73,7 +73,8 @@ ItemPlace place_of(const SequenceWork& s, std::int64_t heads, std::int64_t item)
   return {s.b + item / of_sequence, hk, begin, std::min(begin + s.rows_per_item, s.rows), item % s.splits};
 }
 
-std::span<WorkQueue> cut_into_queues(std::span<const SequenceWork> all, std::int64_t hk, std::span<WorkQueue> queues) {
+std::span<WorkQueue> partition_into_queues(std::span<const SequenceWork> all, std::int64_t hk,
+                                           std::span<WorkQueue> queues) {
   if (all.front().heads_in_turn) queues = queues.first(1);
   const auto cost_of_head = [](const SequenceWork& s) { return s.cost * static_cast<double>(s.items_of_head()); };
   double total = 0, before = 0;

@@ -43,6 +43,7 @@ ItemPlace place_of(const SequenceWork& work, std::int64_t heads, std::int64_t it
 // Cuts a call's items into queues of about the same cost, of whole heads each (some are empty); or puts them all into
 // the first where heads are in turn. Returns the queues that are used. A worker begins with its own queue, where it
 // finds K and V in its cache, and goes on to the next ones.
-std::span<WorkQueue> cut_into_queues(std::span<const SequenceWork> all, std::int64_t hk, std::span<WorkQueue> queues);
+std::span<WorkQueue> partition_into_queues(std::span<const SequenceWork> all, std::int64_t hk,
+                                           std::span<WorkQueue> queues);
 
 }  // namespace rapt::cpu

@@ -44,23 +44,23 @@ void encode(DType dtype, const float* x, std::int64_t n, Coding coding, std::uin
     for (std::int64_t i = 0; i < n; ++i) codes[i] = integer_code(x[i], factor, zero, half);
 }
 
-struct Scratch {
+struct AppendKvScratch {
   float* row;
   std::uint8_t* codes;
 
-  Scratch(Carver& carver, std::int64_t size) {
+  AppendKvScratch(Carver& carver, std::int64_t size) {
     row = carver.take<float>(round_up(size, kLanes));
     codes = carver.take<std::uint8_t>(size);
   }
 };
 
 // Where a row of one head comes from and goes to, as indices.
-struct RowPlace {
+struct RowIndices {
   std::int64_t from, to, scale, zero;
 };
 
 template <class T>
-void copy_row(const AppendKvSide& s, const void* from, void* to, const RowPlace& at) {
+void copy_row(const AppendKvSide& s, const void* from, void* to, const RowIndices& at) {
   const T* const source = static_cast<const T*>(from) + at.from;
   T* const target = static_cast<T*>(to) + at.to;
   if (s.from_stride.d == 1 && s.to_stride.d == 1) {
@@ -82,7 +82,7 @@ void store_codes(const AppendKvSide& s, const std::uint8_t* codes, std::uint8_t*
   }
 }
 
-void write_row(const AppendKvSide& s, const RowPlace& at, const Scratch& w) {
+void write_row(const AppendKvSide& s, const RowIndices& at, const AppendKvScratch& w) {
   if (s.from_type == s.to_type)
     return s.to_type == DType::f32 ? copy_row<float>(s, s.from, s.to, at)
                                    : copy_row<std::uint16_t>(s, s.from, s.to, at);
@@ -130,7 +130,7 @@ void run(const AppendKvParams& p, std::int64_t begin, std::int64_t end, std::byt
   Carver carver(scratch);
   std::int64_t size = 0;
   for (int side = 0; side < p.sides; ++side) size = max(size, p.side[side].size);
-  const Scratch w(carver, size);
+  const AppendKvScratch w(carver, size);
   for (std::int64_t r = begin, i = sequence_with(p, begin); r < end; ++i) {
     const NewRows rows = new_rows(p, i);
     const std::int64_t before = p.from_begin ? rows.first : i * p.n, last = min(end, before + rows.count);
@@ -153,7 +153,7 @@ void run(const AppendKvParams& p, std::int64_t begin, std::int64_t end, std::byt
 
 const AppendKvKernel kAppendKv = {
     .facts = {.operation = Operation::append_kv, .phase = Phase::all, .arithmetic = "f64", .dtypes = kCacheTypes},
-    .scratch_bytes = carved_bytes<Scratch>,
+    .scratch_bytes = carved_bytes<AppendKvScratch>,
     .run = run};
 
 }  // namespace rapt::cpu::RAPT_ISA

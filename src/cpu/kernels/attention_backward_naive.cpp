@@ -1,6 +1,6 @@
 // attention_backward_naive: the gradients as docs/contract.md writes them, one row and one key after another. The
-// reference for attention_backward, compiled for one ISA. It shares with that kernel the workers, the geometry of rows and keys, and what
-// semantics/score.hpp says of a score.
+// reference for attention_backward, compiled for one ISA. It shares with that kernel the workers, the geometry of rows
+// and keys, and what semantics/score.hpp says of a score.
 //
 //   for each row that sees some of the item's keys         delta = dout . out - dlse
 //     for each of these keys
@@ -16,7 +16,7 @@
 namespace rapt::cpu::RAPT_ISA {
 namespace {
 
-struct Scratch {
+struct AttentionBackwardNaiveScratch {
   float *k, *v;     // [keys][d or dv]
   double *dk, *dv;  // likewise, not yet scaled
   float *q, *dout;  // of a row
@@ -24,7 +24,7 @@ struct Scratch {
   double* dbias;    // [kBackwardKeys]
   float* rounded;   // [d or dv, whole vectors]
 
-  Scratch(Carver& carver, const BackwardShape& shape) {
+  AttentionBackwardNaiveScratch(Carver& carver, const BackwardShape& shape) {
     k = carver.take<float>(shape.keys * shape.d), v = carver.take<float>(shape.keys * shape.dv);
     dk = carver.take<double>(shape.keys * shape.d), dv = carver.take<double>(shape.keys * shape.dv);
     q = carver.take<float>(shape.d), dout = carver.take<float>(shape.dv);
@@ -33,7 +33,7 @@ struct Scratch {
     rounded = carver.take<float>(round_up(max(shape.d, shape.dv), kLanes));
   }
 };
-Scratch scratch_of(const AttentionBackwardParams& p, std::int64_t keys, std::byte* scratch) {
+AttentionBackwardNaiveScratch scratch_of(const AttentionBackwardParams& p, std::int64_t keys, std::byte* scratch) {
   Carver carver(scratch);
   return {carver, {p.d, p.dv, p.score.softcap_log2 != 0, keys}};
 }
@@ -69,7 +69,7 @@ void round_to_float(double* x, std::int64_t n) {
 
 // Keys [first, last), and 0 as the sums of their gradients.
 void load_keys(const AttentionBackwardParams& p, const Head& head, std::int64_t first, std::int64_t last,
-               const Scratch& w) {
+               const AttentionBackwardNaiveScratch& w) {
   for (std::int64_t j = first, i = 0; j < last; ++j, ++i) {
     load_row(p.k, p.kv_type, head.key_at(p.k_stride, j), p.k_stride.d, p.d, w.k + i * p.d);
     load_row(p.v, p.kv_type, head.key_at(p.v_stride, j), p.v_stride.d, p.dv, w.v + i * p.dv);
@@ -83,7 +83,8 @@ struct GradRow : Row {
   double delta;
 };
 
-GradRow load_query(const AttentionBackwardParams& p, const Head& head, const Row& row, const Scratch& w) {
+GradRow load_query(const AttentionBackwardParams& p, const Head& head, const Row& row,
+                   const AttentionBackwardNaiveScratch& w) {
   load_row(p.q, p.q_type, row_at(p.q_stride, head, row), p.q_stride.d, p.d, w.q);
   load_row(p.dout, p.dout_type, row_at(p.dout_stride, head, row), p.dout_stride.d, p.dv, w.dout);
   GradRow query{row, 0, 0};
@@ -111,7 +112,7 @@ struct Pair {
 
 // Of key j, the i-th in scratch.
 Pair differentiate(const AttentionBackwardParams& p, const Head& head, const GradRow& row, std::int64_t j,
-                   std::int64_t i, const Scratch& w) {
+                   std::int64_t i, const AttentionBackwardNaiveScratch& w) {
   const ScorePlace place = place_of(head, row, j);
   const auto x = static_cast<float>(dot(w.q, w.k + i * p.d, p.d) * static_cast<double>(p.score.scale_log2));
   const float score = finish_score(p.score, place, row.nearest, x, kNumberAt);
@@ -140,7 +141,7 @@ std::int64_t sums_of_row(std::int64_t d) noexcept {
 
 // What the item's keys, and those of the items before it, give the row that they are the last of.
 void finish_row(const AttentionBackwardParams& p, const BackwardItem& item, const Head& head, const GradRow& row,
-                const Scratch& w) {
+                const AttentionBackwardNaiveScratch& w) {
   if (p.grad_q) store_row(w.dq, static_cast<double>(p.scale), p.d, p.grad_q, row_at(p.grad_q.stride, head, row));
   const std::int64_t at = row_sum_at(p, item.b, head, row);
   if (item.slope_sums) item.slope_sums[at] = static_cast<float>(w.dq[p.d]);
@@ -153,7 +154,7 @@ void finish_row(const AttentionBackwardParams& p, const BackwardItem& item, cons
 void add_rows(const AttentionBackwardParams& p, const BackwardItem& item, std::int64_t r, std::byte* scratch) noexcept {
   const FloatEnvironment environment;
   const Head head = head_of(p, item.b, item.hk);
-  const Scratch w = scratch_of(p, item.key_end - item.key_begin, scratch);
+  const AttentionBackwardNaiveScratch w = scratch_of(p, item.key_end - item.key_begin, scratch);
   const GradRow row = load_query(p, head, row_of(head, r / p.group, item.hk * p.group + r % p.group), w);
   const bool sees = row.first < row.last, is_first = !item.dq_sums || !sees || item.key_begin <= row.first,
              is_last = !item.split && (!sees || row.last <= item.key_end);
@@ -175,7 +176,8 @@ void add_rows(const AttentionBackwardParams& p, const BackwardItem& item, std::i
 }
 
 // Sums of gathered keys are fp32, as dq is.
-void add_to_pool(const AttentionBackwardParams& p, const BackwardItem& item, const Head& head, const Scratch& w) {
+void add_to_pool(const AttentionBackwardParams& p, const BackwardItem& item, const Head& head,
+                 const AttentionBackwardNaiveScratch& w) {
   for (std::int64_t j = item.key_begin, i = 0; j < min(item.key_end, head.len_k); ++j, ++i) {
     const std::int64_t row = listed_row(p, head.b, head.k_first, j);
     const bool first = begin_pool_sum(*item.pool, row);
@@ -191,7 +193,7 @@ void add_to_pool(const AttentionBackwardParams& p, const BackwardItem& item, con
 void end(const AttentionBackwardParams& p, const BackwardItem& item, std::byte* scratch) noexcept {
   const FloatEnvironment environment;
   const Head head = head_of(p, item.b, item.hk);
-  const Scratch w = scratch_of(p, item.key_end - item.key_begin, scratch);
+  const AttentionBackwardNaiveScratch w = scratch_of(p, item.key_end - item.key_begin, scratch);
   if (item.pool) return add_to_pool(p, item, head, w);
   const std::int64_t last = min(item.key_end, head.len_k);
   const auto store = [&](const Gradient& to, const double* sums, double scale, std::int64_t n) {
@@ -205,7 +207,7 @@ void end(const AttentionBackwardParams& p, const BackwardItem& item, std::byte* 
 // Sums of dS over all that a piece of the bias, one row of it, is added to.
 void add_to_bias(const AttentionBackwardParams& p, const BiasItem& item, std::byte* scratch) noexcept {
   const FloatEnvironment environment;
-  const Scratch w = scratch_of(p, kBackwardKeys, scratch);
+  const AttentionBackwardNaiveScratch w = scratch_of(p, kBackwardKeys, scratch);
   const auto summed = [](std::int64_t size, std::int64_t index, std::int64_t all) {
     return size == 1 ? KeyRange{0, all} : KeyRange{index, min(index + 1, all)};
   };
@@ -231,7 +233,7 @@ void add_to_bias(const AttentionBackwardParams& p, const BiasItem& item, std::by
 
 std::size_t scratch_bytes(const BackwardShape& shape) noexcept {
   Carver carver(nullptr);
-  Scratch(carver, shape);
+  AttentionBackwardNaiveScratch(carver, shape);
   return carver.used();
 }
 std::size_t scratch_bytes_of_bias(const BackwardShape& shape) noexcept {

@@ -27,7 +27,7 @@ void begin(const AttentionBackwardParams& p, const BackwardItem& item, std::byte
   const FloatEnvironment environment;
   const Head head(p, all_rows(item));
   Carver carver(scratch);
-  const Scratch<kComponents> w(carver, shape_of(p, item));
+  const AttentionBackwardTilesScratch<kComponents> w(carver, shape_of(p, item));
   *w.falls_back = falls_back<kComponents>(p, head, item);
   if (*w.falls_back) return vector_kernel().begin(p, item, w.rest);
   w.fill_steps();
@@ -53,12 +53,12 @@ void begin(const AttentionBackwardParams& p, const BackwardItem& item, std::byte
 // ---- The products of a chunk of rows and a block of keys.
 
 template <int kComponents>
-struct Visit {
-  static constexpr std::int64_t kChunkBytes = Scratch<kComponents>::kChunkBytes;
+struct BlockProducts {
+  static constexpr std::int64_t kChunkBytes = AttentionBackwardTilesScratch<kComponents>::kChunkBytes;
 
   const AttentionBackwardParams& p;
   const Head& head;
-  const Scratch<kComponents>& w;
+  const AttentionBackwardTilesScratch<kComponents>& w;
   Tiles& tiles;
   Pending& pending;
   RowChunk* rows;
@@ -88,10 +88,10 @@ struct Visit {
     const std::int64_t rate =
         kPairs * kOne / (4 * kScoreProducts<kComponents> * (w.d + w.dv) / kTileDepth - kPendingTiles) + 1;
     ChunkGradients<kComponents> previous;
-    std::int64_t credit = 0;
+    std::int64_t due = 0;
     const auto next = [&]() __attribute__((always_inline)) {
-      if ((credit += rate) < kOne) return;
-      credit -= kOne;
+      if ((due += rate) < kOne) return;
+      due -= kOne;
       if (!previous.is_done()) previous.next_pairs();
     };
     store_pending(tiles, pending, w.discarded);
@@ -101,7 +101,7 @@ struct Visit {
         if (!sees(r, c)) continue;
         const std::int64_t j = key + c * kChunk;
         float* const s = reinterpret_cast<float*>(scores_of(c, r));
-        float* const dp = s + Scratch<kComponents>::kDsAt / 4;
+        float* const dp = s + AttentionBackwardTilesScratch<kComponents>::kDsAt / 4;
         const auto operand = [&](const void* base, const Strides& stride, std::int64_t n, const bf16* packed) {
           return key_operand<kComponents>(head, base, stride, n, j, packed + at(c) * padded(n) * kComponents);
         };
@@ -118,7 +118,7 @@ struct Visit {
         if (p.grad_alibi) add_exact_slopes(head, rows[r], j, s, w.zero, w.exact);
         if (capped) cap_gradients(rows[r].neg_delta, w.slopes, dp);
         previous.scores = s, previous.end = s + kTileRows * InHalves::kRow;
-        credit = -kPendingTiles * rate;
+        due = -kPendingTiles * rate;
         previous.scale = vec(modified ? 1.f : p.score.scale_log2);
         for (int i = 0; i < kVecsOfChunk; ++i) {
           previous.add[i] = load((modified ? w.zero : rows[r].neg_m) + i * kLanes);
@@ -164,7 +164,7 @@ struct Visit {
       for (std::int64_t column = 0; column < w.d; column += kChunk) {
         float* const sum = rows[r].ot + column * kChunk;
         multiply(w.k_t + at(from) * kComponents * w.d * 2 + column / kTileRows * kTileBytes, 64, kTileBytes,
-                 scores_of(from, r) + Scratch<kComponents>::kDsPairsAt, w.of_dq,
+                 scores_of(from, r) + AttentionBackwardTilesScratch<kComponents>::kDsPairsAt, w.of_dq,
                  (to - from) * kSumProducts<kComponents>, rows[r].started ? sum : nullptr, sum, [] {});
       }
       rows[r].started = true;
@@ -178,7 +178,7 @@ std::int64_t sums_of_row(std::int64_t d) noexcept {
 
 template <int kComponents>
 void prepare(const AttentionBackwardParams& p, const Head& head, RowChunk& rows, std::int64_t i,
-             const Scratch<kComponents>& w) {
+             const AttentionBackwardTilesScratch<kComponents>& w) {
   const auto pack = [&](const void* base, const Strides& s, std::int64_t n, char* transposed, char* pairs) {
     const std::int64_t width = padded(n), component = kChunk * width;
     const ComponentRows split = components<kComponents>(s, rows.rows, n, w.rows, [&](std::int64_t r) {
@@ -201,7 +201,7 @@ void add_rows(const AttentionBackwardParams& p, const BackwardItem& item, std::i
   const FloatEnvironment environment;
   const Head head(p, all_rows(item));
   Carver carver(scratch);
-  const Scratch<kComponents> w(carver, shape_of(p, item));
+  const AttentionBackwardTilesScratch<kComponents> w(carver, shape_of(p, item));
   const std::int64_t end = min(head.len_q * p.group, row_begin + kRows);
   if (*w.falls_back) {
     const std::int64_t step = vector_kernel().facts.block_q;
@@ -232,13 +232,13 @@ void add_rows(const AttentionBackwardParams& p, const BackwardItem& item, std::i
     const FlushDenormals flush;
     for (std::int64_t key = first_key + max(low - first_key, 0) / kBlock * kBlock; key < min(end_key, high);
          key += kBlock) {
-      Visit<kComponents> visit{p,    head,  w,   tiles,     pending,
-                               rows, count, key, first_key, (min(kBlock, end_key - key) + kChunk - 1) / kChunk};
-      visit.scores();
-      if (p.grad_v) visit.add_to_keys(0, w.dout, w.of_dv, w.dv, w.dv_);
-      if (p.grad_k) visit.add_to_keys(Scratch<kComponents>::kDsAt, w.q, w.of_dk, w.d, w.dk);
-      if (p.grad_q) visit.add_to_rows();
-      visit.mark_started();
+      BlockProducts<kComponents> block{p,    head,  w,   tiles,     pending,
+                                       rows, count, key, first_key, (min(kBlock, end_key - key) + kChunk - 1) / kChunk};
+      block.scores();
+      if (p.grad_v) block.add_to_keys(0, w.dout, w.of_dv, w.dv, w.dv_);
+      if (p.grad_k) block.add_to_keys(AttentionBackwardTilesScratch<kComponents>::kDsAt, w.q, w.of_dk, w.d, w.dk);
+      if (p.grad_q) block.add_to_rows();
+      block.mark_started();
     }
     store_pending(tiles, pending, w.discarded);
   }
@@ -258,7 +258,7 @@ void end(const AttentionBackwardParams& p, const BackwardItem& item, std::byte* 
   const FloatEnvironment environment;
   const Head head(p, all_rows(item));
   Carver carver(scratch);
-  const Scratch<kComponents> w(carver, shape_of(p, item));
+  const AttentionBackwardTilesScratch<kComponents> w(carver, shape_of(p, item));
   if (*w.falls_back) return vector_kernel().end(p, item, w.rest);
   const auto [first, last] = keys_of(head, item);
   for (std::int64_t j = 0; j < last - first; j += kChunk)
@@ -291,7 +291,7 @@ constexpr AttentionBackwardKernel kernel(const char* arithmetic, DType dtype) {
                     .block_q = kRows,
                     .block_k = kBlock},
           .sums_of_row = sums_of_row,
-          .scratch_bytes = carved_bytes<Scratch<kComponents>>,
+          .scratch_bytes = carved_bytes<AttentionBackwardTilesScratch<kComponents>>,
           .begin = begin<kComponents>,
           .add_rows = add_rows<kComponents>,
           .end = end<kComponents>,

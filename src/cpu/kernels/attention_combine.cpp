@@ -48,8 +48,8 @@ void attention_combine(const AttentionParams& p, const WorkItem& item, std::int6
           for (std::int64_t i = first; i < min(first + kShortSum, splits); ++i) {
             if (partial(i)[p.dv + 1] == 0) continue;
             const vec x = load(partial(i) + c);
-            const vec joined = fma(vec(factor[i]), x, short_sum);
-            short_sum = xsimd::select(x - x == vec(0.f), joined,
+            const vec added = fma(vec(factor[i]), x, short_sum);
+            short_sum = xsimd::select(x - x == vec(0.f), added,
                                       short_sum + x);  // a factor that has vanished hides no infinity
           }
           sum = sum + short_sum;

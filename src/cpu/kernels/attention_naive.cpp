@@ -7,7 +7,7 @@
 // widened as they are loaded; rows of quantised ones are dequantised one element at a time.
 #include "cpu/kernels/kernels.hpp"
 #include "cpu/tile/carver.hpp"
-#include "cpu/tile/panel.hpp"
+#include "cpu/tile/query_block.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 namespace {
@@ -124,11 +124,11 @@ void load_query(const Head& head, const Row& row, float* y) {
   });
 }
 
-struct Scratch {
+struct AttentionNaiveScratch {
   float *s, *q, *block, *key;
   double *out, *inverse;
 
-  Scratch(Carver& carver, const AttentionShape& shape) {
+  AttentionNaiveScratch(Carver& carver, const AttentionShape& shape) {
     s = carver.take<float>(shape.rows * shape.sk);
     q = carver.take<float>(round_up(shape.d, kLanes));
     out = carver.take<double>(round_up(shape.dv, kLanes));
@@ -142,7 +142,7 @@ void run(const AttentionParams& p, const WorkItem& item, std::byte* scratch) noe
   const FlushDenormals flush;
   const Head head(p, item);
   Carver carver(scratch);
-  const Scratch w(carver, {p.sk, p.d, p.dv, item.row_end - item.row_begin});
+  const AttentionNaiveScratch w(carver, {p.sk, p.d, p.dv, item.row_end - item.row_begin});
   const std::int64_t row_end = min(item.row_end, head.len_q * p.group);
   const std::int64_t low = head.low;  // a ring has its last keys only: key j's score is s[j - low]
   const auto scores = [&](std::int64_t r) { return w.s + (r - item.row_begin) * (head.high - low); };
@@ -224,7 +224,7 @@ const AttentionKernel kAttentionNaive = {.facts = {.operation = Operation::atten
                                                    .dtypes = kCacheTypes,
                                                    .dropout = true,
                                                    .key_tail = true},
-                                         .scratch_bytes = carved_bytes<Scratch>,
+                                         .scratch_bytes = carved_bytes<AttentionNaiveScratch>,
                                          .run = run};
 
 }  // namespace rapt::cpu::RAPT_ISA

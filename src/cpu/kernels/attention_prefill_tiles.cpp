@@ -8,7 +8,7 @@
 //
 //   for each range of keys whose components fit L2           K and V are split into components, which stay for the next
 //                                                            item; bf16 keys in whole cache lines are read in place
-//     for each panel of 32 rows, for each block of keys      a visit
+//     for each query block of 32 rows, for each block of keys      a visit
 //       S^T = K Q^T                      tiles               while the vectors exponentiate the visit before
 //       mask, or finish the scores                           partial blocks only
 //       P^T = 2^(S^T scale - m)          vectors             while the tiles do the two others
@@ -31,22 +31,23 @@
 namespace rapt::cpu::RAPT_ISA {
 namespace {
 
-// Outputs and lse of all panels.
+// Outputs and lse of all query blocks.
 template <int kComponents>
 void finish(PrefillItem<kComponents>& item) {
   for (std::int64_t i = 0; i < item.count; ++i) {
-    finish_joining(item.panels[i], item.w.dv);
+    finish_accum(item.q_blocks[i], item.w.dv);
     // Relative to such a sink weights may be denormals, which the matrix unit takes for 0.
-    if (item.p.score.sinks && item.head.whole) item.fallback[i] |= rows_whose_sink_outweighs_keys(item, item.panels[i]);
+    if (item.p.score.sinks && item.head.whole)
+      item.fallback[i] |= rows_whose_sink_outweighs_keys(item, item.q_blocks[i]);
   }
   {
     const FlushDenormals flush;  // round_to_bf16_pairs() may do that: then it always happens
     for (std::int64_t i = 0; i < item.count; ++i) {
       if (item.all_fall_back(i)) continue;
-      const Panel& panel = item.panels[i];
-      if (!store_panel(item.head, panel)) [[unlikely]]
-        item.fallback[i] |= rows_not_finite(item, panel);  // what a row does not see may have leaked in (0 * inf)
-      store_lse(item.head, panel);
+      const QueryBlock& q_block = item.q_blocks[i];
+      if (!store_query_block(item.head, q_block)) [[unlikely]]
+        item.fallback[i] |= rows_not_finite(item, q_block);  // what a row does not see may have leaked in (0 * inf)
+      store_lse(item.head, q_block);
     }
   }
   for (std::int64_t i = 0; i < item.count; ++i) run_fallback_rows(item, i);
@@ -57,22 +58,22 @@ void run(const AttentionParams& p, const WorkItem& work_item, std::byte* scratch
   const FloatEnvironment environment;
   PrefillItem<kComponents> item(p, work_item, scratch);
   const auto& w = item.w;
-  if (!work_item.same_keys) *w.range.packed = {-1, 0, 0};
-  make_panels(item);
+  if (!work_item.same_keys) *w.packed_range.packed = {-1, 0, 0};
+  make_query_blocks(item);
   if (item.count == 0) return;
   w.fill_offsets();
   Tiles tiles;
-  const std::int64_t first = item.panels[0].first(0), last = item.panels[item.count - 1].last(kRows - 1);
+  const std::int64_t first = item.q_blocks[0].first(0), last = item.q_blocks[item.count - 1].last(kRows - 1);
   for (std::int64_t begin = first / w.keys * w.keys; first < last && begin < last; begin += w.keys) {
     const std::int64_t from = max(first, begin), to = min(last, begin + w.keys);
-    const PackedKeys& packed = *w.range.packed;
-    announce(item, to, min(last, begin + 2 * w.keys));
-    if (packed.begin != begin || packed.first > from || packed.last < to) pack_range(item, begin, from, to);
+    const PackedKeys& packed = *w.packed_range.packed;
+    plan_prefetch(item, to, min(last, begin + 2 * w.keys));
+    if (packed.begin != begin || packed.first > from || packed.last < to) pack_key_range(item, begin, from, to);
     add_rows_that_see_not_representable(item, begin, from, to);
-    const bool run_ends = (begin - item.head.low / w.keys * w.keys) % w.run_keys() == 0;
-    if (run_ends)
-      for (std::int64_t i = 0; i < item.count; ++i) join(item.panels[i], w.dv);
-    visit_range(item, tiles, begin);
+    const bool interval_ends = (begin - item.head.low / w.keys * w.keys) % w.interval_keys() == 0;
+    if (interval_ends)
+      for (std::int64_t i = 0; i < item.count; ++i) add_to_accum(item.q_blocks[i], w.dv);
+    attend_key_range(item, tiles, begin);
   }
   finish(item);
 }
@@ -93,15 +94,15 @@ constexpr AttentionKernel kernel(const char* arithmetic, DTypeSet dtypes, const 
                     .key_tail = kComponents == 1,
                     .block_q = kRows,
                     .block_k = kBlockKeys},
-          .max_rows = kMaxPanels * kRows,
+          .max_rows = kMaxQueryBlocks * kRows,
           .items_per_worker = 4,
           .min_item_rows = 128,
           .min_rows = limits.min_rows,
           .min_key_elements = limits.min_key_elements,
           .decode_rows = limits.decode_rows,
           .group_multiple = kComponents == 1 ? static_cast<int>(kTileDepth) : 0,
-          .kept_keys = range_keys<kComponents>,
-          .scratch_bytes = carved_bytes<Scratch<kComponents>>,
+          .kept_keys = packed_range_keys<kComponents>,
+          .scratch_bytes = carved_bytes<AttentionPrefillTilesScratch<kComponents>>,
           .run = run<kComponents>};
 }
 

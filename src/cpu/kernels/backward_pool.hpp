@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cpu/kernels/kernels.hpp"
-#include "cpu/tile/panel.hpp"
+#include "cpu/tile/query_block.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 
@@ -15,9 +15,9 @@ inline void add_floats(const float* from, std::int64_t n, bool first, float* to)
 // whether a run begins, as the one before has then joined the total.
 inline bool begin_pool_sum(const PoolSums& pool, std::int64_t row) {
   const std::int64_t count = pool.counts[row]++;
-  if (pool.total_at == 0 || count == 0 || count % kPoolRun != 0) return count == 0;
-  float* const run = pool.row(row);
-  add_floats(run, pool.stride, count == kPoolRun, run + pool.total_at);
+  if (pool.accum_at == 0 || count == 0 || count % kPoolInterval != 0) return count == 0;
+  float* const sums = pool.row(row);
+  add_floats(sums, pool.stride, count == kPoolInterval, sums + pool.accum_at);
   return true;
 }
 

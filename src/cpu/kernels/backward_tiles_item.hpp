@@ -30,10 +30,10 @@ std::int64_t padded(std::int64_t n) {
   return round_up(n, kChunk);
 }
 
-// A panel of 32 rows, whose dQ^T is [d][32].
-struct RowChunk : Panel {
+// A query block of 32 rows, whose dQ^T is [d][32].
+struct RowChunk : QueryBlock {
   const float* neg_delta = nullptr;
-  float* dslope = nullptr;         // [32] for dalibi, as a GradPanel's
+  float* dslope = nullptr;         // [32] for dalibi, as a GradQueryBlock's
   std::int64_t low = 0, high = 0;  // keys that a row sees
 };
 
@@ -58,7 +58,7 @@ struct Steps {
 };
 
 template <int kComponents>
-struct Scratch {
+struct AttentionBackwardTilesScratch {
   // Of 32 x 32 scores: S, in halves, with P as A over it; behind it dP with dS as A over it; dS as B over the rest of
   // dP, or behind.
   static constexpr std::int64_t kScoreBytes = 4 * kChunk * kChunk, kDsAt = kScoreBytes,
@@ -88,7 +88,7 @@ struct Scratch {
   float *zero, *discarded;
   Steps of_s, of_dp, of_dv, of_dk, of_dq;
 
-  Scratch(Carver& carver, const BackwardShape& shape)
+  AttentionBackwardTilesScratch(Carver& carver, const BackwardShape& shape)
       : d(padded(shape.d)),
         dv(padded(shape.dv)),
         of_s(carver, d / kTileDepth * kScoreProducts<kComponents>),
@@ -133,15 +133,15 @@ struct Scratch {
 
 template <int kComponents, class RowAt>
 bool are_representable(std::int64_t rows, std::int64_t n, std::int64_t stride, RowAt row_at) {
-  Inspector<RepresentableFactor<kComponents>> inspector;
+  RepresentableCheck<RepresentableFactor<kComponents>> check;
   for (std::int64_t r = 0; r < rows; ++r) {
     const Input<kComponents>* const row = row_at(r);
     std::int64_t i = 0;
     if constexpr (kComponents == 1)
-      for (; stride == 1 && i + 2 * kLanes <= n; i += 2 * kLanes) inspector.check(load_u16vec(row + i));
-    for (; i < n; i += kLanes) inspector.check(load_strided(row + i * stride, stride, min(kLanes, n - i)));
+      for (; stride == 1 && i + 2 * kLanes <= n; i += 2 * kLanes) check.add(load_u16vec(row + i));
+    for (; i < n; i += kLanes) check.add(load_strided(row + i * stride, stride, min(kLanes, n - i)));
   }
-  return !inspector.found();
+  return !check.failed();
 }
 
 template <int kComponents>

@@ -24,7 +24,7 @@ struct ChunkGradients {
   // Of rows in vector i of either half. With one component, what is stored takes the place of what this has loaded, and
   // of nothing else; with two, dS as pairs lies behind.
   [[gnu::always_inline]] void next_pairs_of(int i) {
-    using Scratch = Scratch<kComponents>;
+    using Scratch = AttentionBackwardTilesScratch<kComponents>;
     constexpr std::int64_t kFloats = kTileBytes / 4;
     vec ds_pairs[2][kMergedRows];
 #pragma GCC unroll 2
@@ -77,11 +77,11 @@ struct ChunkGradients {
 bool is_finished(const RowChunk& rows, std::int64_t key, bool modified) {
   return !modified && rows.first(kChunk - 1) <= key && rows.last(0) >= key + kChunk;
 }
-// The rows as functions of panels want them whose scores lie in halves, from_half() floats further.
-Panel in_halves(const RowChunk& rows) {
-  Panel panel = rows;
-  panel.width = InHalves::kRow;
-  return panel;
+// The rows as functions of query blocks want them whose scores lie in halves, from_half() floats further.
+QueryBlock in_halves(const RowChunk& rows) {
+  QueryBlock q_block = rows;
+  q_block.width = InHalves::kRow;
+  return q_block;
 }
 std::int64_t from_half(int vec_of_chunk) {
   return vec_of_chunk / kVecsOfHalf * (InHalves::kRight - InHalves::kRow);
@@ -89,13 +89,13 @@ std::int64_t from_half(int vec_of_chunk) {
 
 void finish(const Head& head, const RowChunk& rows, std::int64_t key, bool modified, float* s, float* slopes,
             float* discarded) {
-  const Panel panel = in_halves(rows);
+  const QueryBlock q_block = in_halves(rows);
   const std::int64_t n = clamp(head.len_k - key, 0, kChunk);
   for (int i = 0; i < kVecsOfChunk; ++i) {
     float *const half = s + from_half(i), *const half_slopes = slopes ? slopes + from_half(i) : nullptr;
-    (modified ? finish_scores<true> : finish_scores<false>)(head, panel, i, key, 0, n, half, discarded, half_slopes);
+    (modified ? finish_scores<true> : finish_scores<false>)(head, q_block, i, key, 0, n, half, discarded, half_slopes);
     for (std::int64_t j = n; j < kChunk; ++j) {
-      const std::int64_t at = j * panel.width + i * kLanes;
+      const std::int64_t at = j * q_block.width + i * kLanes;
       store(half + at, minus_infinity());
       if (slopes) store(half_slopes + at, vec(0.f));
     }
@@ -105,13 +105,14 @@ void finish(const Head& head, const RowChunk& rows, std::int64_t key, bool modif
 // dslope += what final scores of 32 keys, and their dP, give: dS as the vector kernel has it, not rounded to bf16.
 [[gnu::noinline]] void add_exact_slopes(const Head& head, const RowChunk& rows, std::int64_t key, const float* s,
                                         const float* zero, float* exact) {
-  const Panel panel = in_halves(rows);
+  const QueryBlock q_block = in_halves(rows);
   float* const ds = exact + kChunk * kChunk;
   for (std::int64_t i = 0; i < 2 * kChunk * kChunk; i += kLanes) store(exact + i, load(s + i));
   for (std::int64_t half = 0; half < 2; ++half)
     differentiate<kVecsOfHalf, kVecsOfHalf, true>(exact + half * InHalves::kRight, ds + half * InHalves::kRight, 0,
                                                   kChunk, {1, zero}, rows.neg_delta + half * InHalves::kRow);
-  for (int i = 0; i < kVecsOfChunk; ++i) add_to_slopes(head, panel, i, key, 0, kChunk, ds + from_half(i), rows.dslope);
+  for (int i = 0; i < kVecsOfChunk; ++i)
+    add_to_slopes(head, q_block, i, key, 0, kChunk, ds + from_half(i), rows.dslope);
 }
 
 // dP -> (dP - delta) times the softcap's derivative, of which weights make dX.

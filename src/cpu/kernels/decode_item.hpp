@@ -11,7 +11,7 @@
 namespace rapt::cpu::RAPT_ISA {
 namespace {
 
-constexpr std::int64_t kMaxRows = 64, kMaxPanels = kMaxRows / kLanes;
+constexpr std::int64_t kMaxRows = 64, kMaxQueryBlocks = kMaxRows / kLanes;
 
 // Keys of a block: half of them where rows are long, so that K and V of a block stay in L1 or L2. By the problem alone,
 // since sums are taken by blocks.
@@ -19,33 +19,33 @@ inline std::int64_t block_keys(const AttentionParams& p) {
   return p.kv_type == DType::f32 && p.d + p.dv > 256 ? kKeysOfBlock / 2 : kKeysOfBlock;
 }
 
-struct Scratch {
-  std::int64_t q_stride, o_stride;  // of rows, padded to whole vectors
-  Row* row;                         // of all panels
-  float* q;                         // Q in tiles of a panel's rows, as DotsTile has them
-  float* o;                         // [rows][o_stride] O of this run of blocks
-  float* total;                     // [rows][o_stride] O of the runs before
-  float *neg_m, *l, *l_low;         // [rows] as in Panel
-  float* q_row;                     // a query, widened
-  float* scaled_row;                // a key times its scale
-  float* s;                         // [keys, and those that a tile computes past the last][stride] scores, then weights
-  float* scores_before;             // what they were before they became weights
-  float* sums;                      // [kLanes][kLanes] of to_weights()
+struct AttentionDecodeScratch {
+  std::int64_t q_stride, o_stride;    // of rows, padded to whole vectors
+  Row* row;                           // of all query blocks
+  float* q;                           // Q in tiles of a query block's rows, as DotsTile has them
+  float* o;                           // [rows][o_stride] O of this run of blocks
+  float* o_accum;                     // [rows][o_stride] O of the runs before
+  float *neg_m, *l, *l_compensation;  // [rows] as in QueryBlock
+  float* q_row;                       // a query, widened
+  float* scaled_row;                  // a key times its scale
+  float* s;              // [keys, and those that a tile computes past the last][stride] scores, then weights
+  float* scores_before;  // what they were before they became weights
+  float* sums;           // [kLanes][kLanes] of to_weights()
   float *block_max, *block_max_exponent, *zero;  // [kLanes]
   float *k, *v;                                  // a block's rows, where they are packed
   RowScales k_scales, v_scales;
 
-  Scratch(Carver& carver, const AttentionShape& shape) {
+  AttentionDecodeScratch(Carver& carver, const AttentionShape& shape) {
     const std::int64_t rows = round_up(shape.rows, kLanes);
     q_stride = round_up(shape.d, kLanes), o_stride = round_up(shape.dv, kLanes);
     row = carver.take<Row>(rows);
     q = carver.take<float>(rows * q_stride);
     q_row = carver.take<float>(q_stride), scaled_row = carver.take<float>(q_stride);
     o = carver.take<float>(rows * o_stride);
-    total = carver.take<float>(rows * o_stride);
+    o_accum = carver.take<float>(rows * o_stride);
     neg_m = carver.take<float>(rows);
     l = carver.take<float>(rows);
-    l_low = carver.take<float>(rows);
+    l_compensation = carver.take<float>(rows);
     s = carver.take<float>((kKeysOfBlock + kMaxKeysOfTile) * kLanes);
     scores_before = carver.take<float>(kKeysOfBlock * kLanes);
     sums = carver.take<float>(kLanes * kLanes);
@@ -111,21 +111,22 @@ struct DecodeItem {
   const WorkItem& item;
   Head head;
   Carver carver;
-  Scratch w;
+  AttentionDecodeScratch w;
   bool packed, shared;  // rows of a block; one packed row is both, key and value
   const Products &k_products, &v_products;
   const std::byte *packed_k[kKeysOfBlock], *packed_v[kKeysOfBlock];
   std::int64_t d, dv;  // of rows as the products read them: at least a whole vector
-  Panel panels[kMaxPanels];
-  std::int64_t score_stride[kMaxPanels];  // of the panel's scores, from key to key: a power of two up to kLanes
+  QueryBlock q_blocks[kMaxQueryBlocks];
+  std::int64_t
+      score_stride[kMaxQueryBlocks];  // of the query block's scores, from key to key: a power of two up to kLanes
   Prefetcher prefetch_with_dots{nullptr, 0, 0}, prefetch_with_values{nullptr, 0, 0};  // during each product
 
   // Keys of bf16, and queries, are deinterleaved where they are packed, too: sums, and bits, are the same.
   bool deinterleaves_keys() const { return p.kv_type == DType::bf16; }
 
-  float* q(std::int64_t panel) const { return w.q + panel * kLanes * w.q_stride; }
-  float* o(std::int64_t panel) const { return w.o + panel * kLanes * w.o_stride; }
-  float* total(std::int64_t panel) const { return w.total + panel * kLanes * w.o_stride; }
+  float* q(std::int64_t q_block) const { return w.q + q_block * kLanes * w.q_stride; }
+  float* o(std::int64_t q_block) const { return w.o + q_block * kLanes * w.o_stride; }
+  float* o_accum(std::int64_t q_block) const { return w.o_accum + q_block * kLanes * w.o_stride; }
 
   // Rows as the products read them.
   const std::byte* const* keys(const BlockRows& block) const { return packed ? packed_k : block.k; }

@@ -62,7 +62,7 @@ inline void load_rows(const DecodeItem& item, const BlockRows& block, const KeyR
   if (quant.zero) copy(quant.zero, quant.zero_stride, scales.zero);
 }
 inline void load_block(DecodeItem& item, const BlockRows& block) {
-  Scratch& w = item.w;
+  AttentionDecodeScratch& w = item.w;
   load_rows(item, block, keys_of(item.p), w.k, w.q_stride, w.k_scales);
   for (std::int64_t j = block.from; item.packed && item.deinterleaves_keys() && j < block.end; ++j)
     deinterleave(w.k + (j - block.k0) * w.q_stride, item.p.d);

@@ -27,7 +27,7 @@ namespace {
 constexpr std::int64_t kBlock = kDeltaBackwardTokens;
 constexpr std::int64_t kTokensOfTile = 8;  // of a triangle: products past its last token are left out
 
-struct Scratch {
+struct DeltaRuleBackwardScratch {
   std::int64_t d, dv, per_token;  // d and dv padded to whole vectors; rows of `left` and `right`
   // Of all tokens: v less the prediction [tokens][dv], where the rule predicts. Of all blocks: Z^T [dv][d], and e of
   // the token before [d].
@@ -46,7 +46,7 @@ struct Scratch {
   vec* dbeta;                                // [kBlock], as parts
   std::int64_t* pieces;                      // [kBlock + 1]: where each begins, and n
 
-  Scratch(Carver& carver, const DeltaRuleBackwardShape& shape, bool predicts)
+  DeltaRuleBackwardScratch(Carver& carver, const DeltaRuleBackwardShape& shape, bool predicts)
       : d(round_up(shape.d, kLanes)), dv(round_up(shape.dv, kLanes)), per_token(shape.reads + predicts) {
     const std::int64_t blocks = (shape.tokens + kBlock - 1) / kBlock, longer = d > dv ? d : dv;
     const auto take = [&](std::int64_t rows, std::int64_t columns) -> Matrix {
@@ -74,7 +74,7 @@ struct Scratch {
   }
 };
 
-// f(integral_constant<int, vectors>, first column) for panels of up to 8 or 16 vectors: enough sums under way.
+// f(integral_constant<int, vectors>, first column) for query blocks of up to 8 or 16 vectors: enough sums under way.
 template <int kMost = kRegisters == 32 ? 16 : 8, class F>
 void with_columns(std::int64_t columns, F f, std::int64_t c = 0) {
   for (; columns - c >= kMost * kLanes; c += kMost * kLanes) f(std::integral_constant<int, kMost>(), c);
@@ -85,9 +85,9 @@ void copy(const float* from, std::int64_t n, float* to) {
   for (std::int64_t i = 0; i < n; i += kLanes) store(to + i, load_any(from + i));
 }
 
-class Item {
+class DeltaRuleBackwardRunner {
  public:
-  Item(const DeltaRuleBackwardParams& p, const DeltaRuleBackwardItem& item, std::byte* scratch)
+  DeltaRuleBackwardRunner(const DeltaRuleBackwardParams& p, const DeltaRuleBackwardItem& item, std::byte* scratch)
       : p_(p),
         item_(item),
         carver_(scratch),
@@ -408,7 +408,7 @@ class Item {
   const DeltaRuleBackwardItem& item_;
   Carver carver_;
   const DeltaTokens tokens_;
-  const Scratch w_;
+  const DeltaRuleBackwardScratch w_;
   const std::int64_t q_head_, k_head_, v_head_;  // the first heads that this state head reads
   const HeadRows grad_q_, grad_k_, grad_v_, grad_g_, grad_beta_;
   bool opens_ = false;  // whether the block's first token begins a window
@@ -416,20 +416,20 @@ class Item {
 
 void begin(const DeltaRuleBackwardParams& p, const DeltaRuleBackwardItem& item, std::byte* scratch) noexcept {
   const FlushDenormals flush;
-  Item(p, item, scratch).begin();
+  DeltaRuleBackwardRunner(p, item, scratch).begin();
 }
 void add_block(const DeltaRuleBackwardParams& p, const DeltaRuleBackwardItem& item, std::int64_t block,
                std::byte* scratch) noexcept {
   const FlushDenormals flush;
-  Item(p, item, scratch).add_block(block);
+  DeltaRuleBackwardRunner(p, item, scratch).add_block(block);
 }
 void end(const DeltaRuleBackwardParams& p, const DeltaRuleBackwardItem& item, std::byte* scratch) noexcept {
   const FlushDenormals flush;
-  Item(p, item, scratch).end();
+  DeltaRuleBackwardRunner(p, item, scratch).end();
 }
 
 std::size_t scratch_bytes(const DeltaRuleBackwardShape& shape) noexcept {
-  return carved_bytes<Scratch>(shape, true);
+  return carved_bytes<DeltaRuleBackwardScratch>(shape, true);
 }
 
 }  // namespace

@@ -16,14 +16,14 @@ namespace {
 constexpr int kColumnVecs = 2;  // vectors of columns at a time, where keys do
 constexpr std::int64_t kColumns = kColumnVecs * kLanes;
 
-struct Scratch {
+struct DeltaRuleDecodeScratch {
   float *decay, *k, *row;   // [d]: of the token
   float* q;                 // [reads][d], scaled
   float* qk;                // [reads]: q . k
   float *v, *u, *out;       // [columns], out [reads][columns]; u is x first
   std::int64_t d, columns;  // padded
 
-  Scratch(Carver& carver, const DeltaRuleShape& shape)
+  DeltaRuleDecodeScratch(Carver& carver, const DeltaRuleShape& shape)
       : d(round_up(shape.d, kLanes)), columns(round_up(shape.columns, kColumns)) {
     for (float** one : {&decay, &k, &row}) *one = carver.take<float>(d);
     q = carver.take<float>(shape.reads * d);
@@ -35,9 +35,9 @@ struct Scratch {
 
 // Of states of the types that the initial and the final one have.
 template <class From, class To>
-class Item {
+class DeltaRuleDecodeRunner {
  public:
-  Item(const DeltaRuleParams& p, const DeltaRuleItem& item, std::byte* scratch)
+  DeltaRuleDecodeRunner(const DeltaRuleParams& p, const DeltaRuleItem& item, std::byte* scratch)
       : p_(p),
         item_(item),
         n_(item.end - item.begin),
@@ -58,14 +58,14 @@ class Item {
       const bool reads_whole = p_.d % kLanes == 0, writes_whole = reads_whole && to.d_stride == 1;
       for (std::int64_t c = 0; c < n_; c += kColumns) {
         reads_whole ? read_columns<true>(c) : read_columns<false>(c);
-        join(c, min(kColumns, n_ - c));
+        finish_columns(c, min(kColumns, n_ - c));
         if (to_) writes_whole ? write_columns<true>(c) : write_columns<false>(c);
       }
     } else {
       const bool reads_whole = n_ % kLanes == 0 && (!from_ || from.dv_stride == 1),
                  writes_whole = reads_whole && to.dv_stride == 1;
       reads_whole ? read_rows<true>() : read_rows<false>();
-      join(0, n_);
+      finish_columns(0, n_);
       if (to_) writes_whole ? write_rows<true>() : write_rows<false>();
     }
     for (std::int64_t r = 0; r < p_.reads; ++r)
@@ -105,7 +105,7 @@ class Item {
   }
 
   // What is written to columns [begin, begin + n), and their outputs.
-  void join(std::int64_t begin, std::int64_t n) {
+  void finish_columns(std::int64_t begin, std::int64_t n) {
     for (std::int64_t c = begin; c < begin + n; c += kLanes) {
       const vec v = load_strided(v_ + c, 1, min(kLanes, n_ - c));
       const vec u = p_.has_delta ? vec(beta_) * (v - load(w_.u + c)) : v;
@@ -239,7 +239,7 @@ class Item {
   const DeltaRuleItem& item_;
   const std::int64_t n_;
   Carver carver_;
-  const Scratch w_;
+  const DeltaRuleDecodeScratch w_;
   const DeltaTokens tokens_;
   const From* from_ = nullptr;  // states from the item's first column on; null: 0, or not wanted
   const From* next_ = nullptr;
@@ -251,7 +251,8 @@ class Item {
 void run(const DeltaRuleParams& p, const DeltaRuleItem& item, std::byte* scratch) noexcept {
   const FlushDenormals flush;
   with_state_type(p.initial.type, [&](auto from) {
-    with_state_type(p.final.type, [&](auto to) { Item<decltype(from), decltype(to)>(p, item, scratch).run(); });
+    with_state_type(p.final.type,
+                    [&](auto to) { DeltaRuleDecodeRunner<decltype(from), decltype(to)>(p, item, scratch).run(); });
   });
 }
 
@@ -266,7 +267,7 @@ const DeltaRuleKernel kDeltaRuleDecode = {.facts = {.operation = Operation::delt
                                           .columns = 32,
                                           .max_tokens = 1,
                                           .keeps_steps = false,
-                                          .scratch_bytes = carved_bytes<Scratch>,
+                                          .scratch_bytes = carved_bytes<DeltaRuleDecodeScratch>,
                                           .run = run};
 
 }  // namespace rapt::cpu::RAPT_ISA

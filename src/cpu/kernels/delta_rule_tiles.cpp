@@ -39,7 +39,7 @@ const DeltaRuleKernel& vector_kernel() {
   return *vector_kernels().delta_rule;
 }
 
-struct Scratch {
+struct DeltaRuleTilesScratch {
   std::int64_t d, columns;  // padded to whole chunks
   std::int64_t reads;
   std::int64_t row_chunks;  // for 16 tokens: tiles of kd, then of qd of each query, two tiles a chunk
@@ -64,7 +64,7 @@ struct Scratch {
   std::int32_t *of_row, *of_tile, *of_pair, *of_u;                                   // offsets of steps
   std::byte* vectors;                                                                // the vector kernel's
 
-  Scratch(Carver& carver, const DeltaRuleShape& shape)
+  DeltaRuleTilesScratch(Carver& carver, const DeltaRuleShape& shape)
       : d(round_up(shape.d, kChunk)),
         columns(round_up(shape.columns, kChunk)),
         reads(shape.reads),
@@ -130,9 +130,9 @@ template <class At>
     }
 }
 
-class Item {
+class DeltaRuleTilesRunner {
  public:
-  Item(const DeltaRuleParams& p, const DeltaRuleItem& item, std::byte* scratch)
+  DeltaRuleTilesRunner(const DeltaRuleParams& p, const DeltaRuleItem& item, std::byte* scratch)
       : p_(p),
         item_(item),
         carver_(scratch),
@@ -337,7 +337,7 @@ class Item {
     for (std::int64_t i = 0; i < n; ++i) beta[i] = w_.beta[first + i];
     // Products with tokens of the tile itself; those of kd times -beta.
     const auto own = [&](std::int64_t part) {
-      return w_.products + Scratch::row_of(part, kBlockDepth * kChunkFloats) + tile / 2 * kChunkFloats +
+      return w_.products + DeltaRuleTilesScratch::row_of(part, kBlockDepth * kChunkFloats) + tile / 2 * kChunkFloats +
              odd * kTileRows;
     };
     alignas(64) float weights[kTokensOfTile][kTokensOfTile];
@@ -358,8 +358,9 @@ class Item {
 #pragma GCC unroll 16
           for (int i = j + 1; i < kTokensOfTile; ++i) u[i] = fma(vec(weights[i][j]), u[j], u[i]);
       for (std::int64_t r = 0; r < p_.reads; ++r) {
-        const float *const product = own(1 + r), *const y =
-                                                     w_.xy + Scratch::row_of(1 + r, w_.columns * kChunk) + column;
+        const float *const product = own(1 + r), *const y = w_.xy +
+                                                            DeltaRuleTilesScratch::row_of(1 + r, w_.columns * kChunk) +
+                                                            column;
         float* const out = w_.out + r * w_.columns + c;
 #pragma GCC unroll 16
         for (int i = 0; i < kTokensOfTile; ++i) {
@@ -397,7 +398,7 @@ class Item {
   const DeltaRuleParams& p_;
   const DeltaRuleItem& item_;
   Carver carver_;
-  const Scratch w_;
+  const DeltaRuleTilesScratch w_;
   const DeltaTokens tokens_;
   bool opens_ = false;  // whether the block begins a window
   Tiles tiles_;
@@ -406,7 +407,7 @@ class Item {
 
 void run(const DeltaRuleParams& p, const DeltaRuleItem& item, std::byte* scratch) noexcept {
   const FlushDenormals flush;
-  if (tokens_of(p, item.b).count > kVectorTokens) Item(p, item, scratch).run();
+  if (tokens_of(p, item.b).count > kVectorTokens) DeltaRuleTilesRunner(p, item, scratch).run();
   else vector_kernel().run(p, item, scratch);
 }
 
@@ -420,7 +421,7 @@ const DeltaRuleKernel kDeltaRule = {.facts = {.operation = Operation::delta_rule
                                               .max_value_head_size = 256},
                                     .columns = 2 * kChunk,
                                     .keeps_steps = false,
-                                    .scratch_bytes = carved_bytes<Scratch>,
+                                    .scratch_bytes = carved_bytes<DeltaRuleTilesScratch>,
                                     .run = run};
 
 }  // namespace rapt::cpu::RAPT_ISA

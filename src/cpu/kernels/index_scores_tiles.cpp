@@ -21,7 +21,7 @@ std::int64_t padded(std::int64_t n) {
   return round_up(n, kChunk);
 }
 
-struct Scratch {
+struct IndexScoresTilesScratch {
   std::int64_t d, h;               // padded to whole chunks
   std::int32_t *of_k, *of_q;       // [d / 32] where the operands of each step of a product lie
   bf16* k;                         // [kKeys][d], where K cannot be read in place
@@ -32,7 +32,7 @@ struct Scratch {
   float* sums[2];                  // [kKeys][kLanes] of a query and the one before
   Topk* topk;                      // [queries]
 
-  Scratch(Carver& carver, const IndexShape& shape) : d(padded(shape.d)), h(padded(shape.h)) {
+  IndexScoresTilesScratch(Carver& carver, const IndexShape& shape) : d(padded(shape.d)), h(padded(shape.h)) {
     of_k = carver.take<std::int32_t>(d / kTileDepth), of_q = carver.take<std::int32_t>(d / kTileDepth);
     k = carver.take<bf16>(kKeys * d);
     q_t = carver.take<char>(kTokens * h * d * 2);
@@ -77,7 +77,8 @@ KeyRows key_rows(const IndexScoresParams& p, std::int64_t b, std::int64_t j, std
   return {reinterpret_cast<const char*>(packed), 2 * d};
 }
 
-void pack_heads(const IndexScoresParams& p, std::int64_t b, std::int64_t token, const Scratch& w, std::int64_t i) {
+void pack_heads(const IndexScoresParams& p, std::int64_t b, std::int64_t token, const IndexScoresTilesScratch& w,
+                std::int64_t i) {
   float* const weights = w.weights + i * w.h;
   for (std::int64_t h = 0; h < w.h; ++h)
     weights[h] =
@@ -122,9 +123,9 @@ struct HeadSum {
   }
 };
 
-class Item {
+class IndexScoresTilesRunner {
  public:
-  Item(const IndexScoresParams& p, const IndexItem& item, const Scratch& w)
+  IndexScoresTilesRunner(const IndexScoresParams& p, const IndexItem& item, const IndexScoresTilesScratch& w)
       : p_(p), item_(item), w_(w), sequence_(sequence_of(p, p, item.b)), count_(item.token_end - item.token_begin) {}
 
   void run() {
@@ -215,7 +216,7 @@ class Item {
 
   const IndexScoresParams& p_;
   const IndexItem& item_;
-  const Scratch& w_;
+  const IndexScoresTilesScratch& w_;
   Sequence sequence_;
   std::int64_t count_, keys_per_slot_ = 0;
   IndexRow rows_[kTokens];
@@ -229,8 +230,8 @@ class Item {
 void run(const IndexScoresParams& p, const IndexItem& item, std::byte* scratch) noexcept {
   const FloatEnvironment environment;
   Carver carver(scratch);
-  const Scratch w(carver, {p.h, p.d, p.topk, p.sk});
-  Item(p, item, w).run();
+  const IndexScoresTilesScratch w(carver, {p.h, p.d, p.topk, p.sk});
+  IndexScoresTilesRunner(p, item, w).run();
 }
 
 }  // namespace
@@ -244,7 +245,7 @@ const IndexScoresKernel kIndexScores = {
               .block_k = static_cast<int>(kKeys)},
     .tokens = kTokens,
     .keys = kKeys,
-    .scratch_bytes = carved_bytes<Scratch>,
+    .scratch_bytes = carved_bytes<IndexScoresTilesScratch>,
     .run = run,
     .merge = merge_lists};
 

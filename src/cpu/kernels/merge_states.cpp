@@ -4,7 +4,7 @@
 #include "cpu/kernels/kernels.hpp"
 #include "cpu/tile/carver.hpp"
 #include "cpu/tile/dtype.hpp"
-#include "cpu/tile/panel.hpp"
+#include "cpu/tile/query_block.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 namespace {
@@ -27,11 +27,11 @@ float weigh(const MergeStatesParams& p, const RowPosition& at, double* weight) {
   return static_cast<float>(total);
 }
 
-struct Scratch {
+struct MergeStatesScratch {
   double* weight;  // [count]
   float* sum;      // [dv]
 
-  Scratch(Carver& carver, std::int64_t count, std::int64_t dv) {
+  MergeStatesScratch(Carver& carver, std::int64_t count, std::int64_t dv) {
     weight = carver.take<double>(count);
     sum = carver.take<float>(round_up(dv, kLanes));
   }
@@ -49,7 +49,7 @@ void add_row(const T* row, std::int64_t inner, std::int64_t n, float weight, flo
   for (; c < n; c += kLanes) add(c, load_strided(row + c * inner, inner, min(kLanes, n - c)));
 }
 
-void merge(const MergeStatesParams& p, std::int64_t row, const Scratch& w) {
+void merge(const MergeStatesParams& p, std::int64_t row, const MergeStatesScratch& w) {
   const RowPosition at = position_of(p, row);
   const float lse = weigh(p, at, w.weight);
   const bool finite = abs_of(lse) < kInfinity;
@@ -75,7 +75,7 @@ void merge(const MergeStatesParams& p, std::int64_t row, const Scratch& w) {
 void run(const MergeStatesParams& p, std::int64_t begin, std::int64_t end, std::byte* scratch) noexcept {
   const FloatEnvironment environment;
   Carver carver(scratch);
-  const Scratch w(carver, p.count, p.dv);
+  const MergeStatesScratch w(carver, p.count, p.dv);
   for (std::int64_t row = begin; row < end; ++row) merge(p, row, w);
 }
 
@@ -83,7 +83,7 @@ void run(const MergeStatesParams& p, std::int64_t begin, std::int64_t end, std::
 
 const MergeStatesKernel kMergeStates = {
     .facts = {.operation = Operation::merge_states, .phase = Phase::all, .arithmetic = "f32", .dtypes = kFloatTypes},
-    .scratch_bytes = carved_bytes<Scratch>,
+    .scratch_bytes = carved_bytes<MergeStatesScratch>,
     .run = run};
 
 }  // namespace rapt::cpu::RAPT_ISA

@@ -12,9 +12,9 @@
 namespace rapt::cpu::RAPT_ISA {
 namespace {
 
-constexpr std::int64_t kRows = kChunk, kMaxPanels = 32;
+constexpr std::int64_t kRows = kChunk, kMaxQueryBlocks = 32;
 
-// Keys of a block. O of a panel with a large head does not fit L1 and comes from L2 once a block: then blocks are
+// Keys of a block. O of a query block with a large head does not fit L1 and comes from L2 once a block: then blocks are
 // large.
 inline std::int64_t block_keys(std::int64_t d, std::int64_t dv) {
   constexpr std::int64_t kLargeHead = 512;  // d + dv
@@ -30,13 +30,13 @@ constexpr int products(int components) {
 // Keys whose components of K and V take 1 MiB: half of the L2 of Xeons with AMX, all of Zen 4's, where fewer were no
 // faster.
 template <int kComponents>
-std::int64_t range_keys(std::int64_t d, std::int64_t dv) noexcept {
+std::int64_t packed_range_keys(std::int64_t d, std::int64_t dv) noexcept {
   d = round_up(d, kTileDepth), dv = round_up(dv, kChunk);
   const std::int64_t fit = (std::int64_t{1} << 20) / (2 * kComponents * (d + dv)) / 256 * 256;
   return clamp(fit, 256, 4096);
 }
 
-constexpr std::int64_t kRunKeys = 4096;
+constexpr std::int64_t kIntervalKeys = 4096;
 
 // Where the rows of 32 keys lie, and bytes from one to the next.
 struct KeyTiles {
@@ -58,10 +58,10 @@ const AttentionKernel& vector_kernel() {
 
 // Keys of the range to come that are fetched into L2 while tiles multiply: where rows are few, reading them afterwards
 // would take as long as multiplying.
-constexpr std::int64_t kUpcomingKeys = 512;
+constexpr std::int64_t kPrefetchKeys = 512;
 
 template <int kComponents>
-struct Scratch {
+struct AttentionPrefillTilesScratch {
   std::int64_t d, dv, keys, block;  // padded to tiles; keys of a range, and of a block
   std::int64_t k_groups;            // of a key that are scaled apart, its tail one of them; 0: it has no scale
 
@@ -74,47 +74,47 @@ struct Scratch {
     char* v;                           // [component][keys / 32][dv / 16] tiles
     float* k_scale;                    // [keys][k_groups]
     std::uint32_t* not_representable;  // [keys / 32]: a bit for every key with an element that is not, in K or in V
-  } range;
+  } packed_range;
   struct {
-    Row* row;                               // [panel][32]
-    char* q;                                // [panel][component][d / 32][2] tiles of Q^T
-    float *ot, *total, *neg_m, *l, *l_low;  // [panel][dv][32], [panel][32]
-  } panels;
-  char* s[2];                  // scores of a block, weights over them
-  float* group_s;              // [k_groups][32][32] products of 32 keys, not yet scaled
-  float* discarded;            // [32][32] written, never read
-  float* block_max;            // [32] 0, or -inf: the row sees none of the block's keys
-  const std::byte** upcoming;  // [2 kUpcomingKeys] their rows of K and V
-  bf16* rows;                  // [component][32][d or dv] on their way into tiles
+    Row* row;                                           // [q_block][32]
+    char* q;                                            // [q_block][component][d / 32][2] tiles of Q^T
+    float *ot, *ot_accum, *neg_m, *l, *l_compensation;  // [q_block][dv][32], [q_block][32]
+  } q_blocks;
+  char* s[2];                       // scores of a block, weights over them
+  float* group_s;                   // [k_groups][32][32] products of 32 keys, not yet scaled
+  float* discarded;                 // [32][32] written, never read
+  float* block_max;                 // [32] 0, or -inf: the row sees none of the block's keys
+  const std::byte** prefetch_rows;  // [2 kUpcomingKeys] their rows of K and V
+  bf16* rows;                       // [component][32][d or dv] on their way into tiles
   struct {
     std::int32_t *k, *q, *v, *p;
   } offset;             // of each product, as TileOperand has them
   std::byte* fallback;  // the vector kernel's scratch
 
-  Scratch(Carver& carver, const AttentionShape& shape) {
+  AttentionPrefillTilesScratch(Carver& carver, const AttentionShape& shape) {
     d = round_up(shape.d, kTileDepth), dv = round_up(shape.dv, kChunk);
     k_groups = shape.k_groups;
     block = block_keys(d, dv);
-    keys = min(range_keys<kComponents>(d, dv), round_up(max(shape.sk, 1), block));
-    range.packed = carver.take<PackedKeys>(1);
-    range.k = carver.take<bf16>(kComponents * keys * d);
-    range.k_tiles = carver.take<KeyTiles>(keys / kTileDepth);
-    range.v = carver.take<char>(kComponents * v_component_bytes());
-    range.k_scale = carver.take<float>(keys * k_groups);
-    range.not_representable = carver.take<std::uint32_t>(keys / kTileDepth);
+    keys = min(packed_range_keys<kComponents>(d, dv), round_up(max(shape.sk, 1), block));
+    packed_range.packed = carver.take<PackedKeys>(1);
+    packed_range.k = carver.take<bf16>(kComponents * keys * d);
+    packed_range.k_tiles = carver.take<KeyTiles>(keys / kTileDepth);
+    packed_range.v = carver.take<char>(kComponents * v_component_bytes());
+    packed_range.k_scale = carver.take<float>(keys * k_groups);
+    packed_range.not_representable = carver.take<std::uint32_t>(keys / kTileDepth);
     const std::int64_t count = (shape.rows + kRows - 1) / kRows;
-    panels.row = carver.take<Row>(count * kRows);
-    panels.q = carver.take<char>(count * q_bytes());
-    panels.ot = carver.take<float>(count * kRows * dv);
-    panels.total = carver.take<float>(joins(shape) ? count * kRows * dv : 0);
-    panels.neg_m = carver.take<float>(count * kRows);
-    panels.l = carver.take<float>(count * kRows);
-    panels.l_low = carver.take<float>(count * kRows);
+    q_blocks.row = carver.take<Row>(count * kRows);
+    q_blocks.q = carver.take<char>(count * q_bytes());
+    q_blocks.ot = carver.take<float>(count * kRows * dv);
+    q_blocks.ot_accum = carver.take<float>(needs_accum(shape) ? count * kRows * dv : 0);
+    q_blocks.neg_m = carver.take<float>(count * kRows);
+    q_blocks.l = carver.take<float>(count * kRows);
+    q_blocks.l_compensation = carver.take<float>(count * kRows);
     for (char*& scores : s) scores = carver.take<char>(kScoreBytes);
     group_s = carver.take<float>(k_groups * kChunk * kChunk);
     discarded = carver.take<float>(kChunk * kChunk);
     block_max = carver.take<float>(kRows);
-    upcoming = carver.take<const std::byte*>(2 * kUpcomingKeys);
+    prefetch_rows = carver.take<const std::byte*>(2 * kPrefetchKeys);
     rows = carver.take<bf16>(kComponents * kRows * max(d, dv));
     const std::int64_t depth = d / kTileDepth;
     offset.k = carver.take<std::int32_t>(products(kComponents) * depth);
@@ -125,8 +125,8 @@ struct Scratch {
         static_cast<std::int64_t>(vector_kernel().scratch_bytes({shape.sk, shape.d, shape.dv, kRows})));
   }
   // O is summed over a run of ranges, then joined: longer sums would cost it its last bits.
-  std::int64_t run_keys() const { return max(kRunKeys / keys, 1) * keys; }
-  bool joins(const AttentionShape& shape) const { return shape.sk + keys > run_keys(); }
+  std::int64_t interval_keys() const { return max(kIntervalKeys / keys, 1) * keys; }
+  bool needs_accum(const AttentionShape& shape) const { return shape.sk + keys > interval_keys(); }
   std::int64_t q_bytes() const { return kComponents * kRows * d * 2; }
   std::int64_t v_component_bytes() const { return keys * dv * 2; }
 
@@ -147,13 +147,13 @@ struct Scratch {
   }
 };
 
-// A panel against the block of keys at `at` within the range.
-struct Visit {
-  std::int64_t panel;
+// A query block against the block of keys at `at` within the range.
+struct ScoreBlock {
+  std::int64_t q_block;
   std::int64_t at;
   std::int64_t chunks;  // of 32 keys, up to the last that some row sees
   bool unfinished;      // some row does not see all of its keys, or scores have modifiers
-  bool first, last;     // of the panel in this range
+  bool first, last;     // of the query block in this range
 };
 
 inline std::int64_t scaled_groups(const AttentionParams& p) {
@@ -174,29 +174,31 @@ struct PrefillItem {
   const WorkItem& item;
   Head head;
   Carver carver;
-  Scratch<kComponents> w;
+  AttentionPrefillTilesScratch<kComponents> w;
   // Scores are finished in the log2 domain. If not, a mask is -inf before the scale, and still is after it.
   bool modified = changes_scores(p.score) || !(p.score.scale_log2 >= __FLT_MIN__);
   vec scale = vec(p.score.scale_log2);
-  std::int64_t count = 0;  // of panels
+  std::int64_t count = 0;  // of query blocks
   Pending pending{};
-  Prefetcher upcoming;
-  int upcoming_lines = 0;  // of them, behind each product of tiles
-  Panel panels[kMaxPanels];
-  std::uint32_t fallback[kMaxPanels] = {};  // rows, a bit each, that the vector kernel computes again
-  bool large_m[kMaxPanels] = {};            // some row's m is: see m_is_large()
+  Prefetcher prefetcher;
+  int prefetch_lines = 0;  // of them, behind each product of tiles
+  QueryBlock q_blocks[kMaxQueryBlocks];
+  std::uint32_t fallback[kMaxQueryBlocks] = {};  // rows, a bit each, that the vector kernel computes again
+  bool large_m[kMaxQueryBlocks] = {};            // some row's m is: see m_is_large()
 
   // Steps of kTileDepth of a key that a group has: the last has the rest.
   std::int64_t first_step(std::int64_t group) const { return group * p.k_quant.group / kTileDepth; }
   std::int64_t steps_of(std::int64_t group) const {
     return group + 1 < w.k_groups ? p.k_quant.group / kTileDepth : w.d / kTileDepth - first_step(group);
   }
-  char* q_tiles(std::int64_t panel) const { return w.panels.q + panel * w.q_bytes(); }
+  char* q_tiles(std::int64_t q_block) const { return w.q_blocks.q + q_block * w.q_bytes(); }
   float* partial_result(std::int64_t row) const {
     return item.partial ? item.partial + (row - item.row_begin) * partial_floats(p.dv) : nullptr;
   }
-  std::uint32_t all_rows(std::int64_t panel) const { return ~std::uint32_t{0} >> (kRows - panels[panel].rows); }
-  bool all_fall_back(std::int64_t panel) const { return (fallback[panel] & all_rows(panel)) == all_rows(panel); }
+  std::uint32_t all_rows(std::int64_t q_block) const { return ~std::uint32_t{0} >> (kRows - q_blocks[q_block].rows); }
+  bool all_fall_back(std::int64_t q_block) const {
+    return (fallback[q_block] & all_rows(q_block)) == all_rows(q_block);
+  }
 };
 
 }  // namespace

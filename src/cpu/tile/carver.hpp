@@ -24,10 +24,10 @@ class Carver {
 };
 
 // The bytes that a kernel's Scratch takes for these arguments of its constructor.
-template <class Scratch, class... Args>
+template <class KernelScratch, class... Args>
 std::size_t carved_bytes(Args... args) noexcept {
   Carver carver(nullptr);
-  [[maybe_unused]] const Scratch scratch(carver, args...);
+  [[maybe_unused]] const KernelScratch scratch(carver, args...);
   return carver.used();
 }
 

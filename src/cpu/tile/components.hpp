@@ -4,7 +4,7 @@
 #pragma once
 
 #include "cpu/tile/dtype.hpp"
-#include "cpu/tile/panel.hpp"
+#include "cpu/tile/query_block.hpp"
 #include "cpu/tile/vec.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
@@ -56,24 +56,25 @@ struct RepresentableFactorAndValue {
 };
 
 // Looks for elements that are not representable. Inf and NaN never are.
-template <class Range>
-class Inspector {
+template <class Representable>
+class RepresentableCheck {
  public:
-  [[gnu::always_inline]] void check(vec x) {
+  [[gnu::always_inline]] void add(vec x) {
     const u32vec size = u32vec((u32vec::register_type)cast_to_int(x).data) & u32vec(0x7fffffff);
     max_of_fp32_ = xsimd::max(max_of_fp32_, size);
     min_of_fp32_ = xsimd::min(min_of_fp32_, size - u32vec(1));  // 0 is large now
   }
   // 2 * kLanes elements of bf16.
-  [[gnu::always_inline]] void check(u16vec x) {
+  [[gnu::always_inline]] void add(u16vec x) {
     x = x & u16vec(0x7fff);
     max_ = xsimd::max(max_, x);
     min_ = xsimd::min(min_, x - u16vec(1));  // 0 is large now
   }
-  [[gnu::always_inline]] bool found() const {  // else the minima and maxima would live in memory
-    return xsimd::any(max_of_fp32_ >= u32vec(bits(Range::kMax))) ||
-           xsimd::any(min_of_fp32_ < u32vec(bits(Range::kMin) - 1)) || xsimd::any(max_ >= u16vec(upper(Range::kMax))) ||
-           xsimd::any(min_ < u16vec(static_cast<std::uint16_t>(upper(Range::kMin) - 1)));
+  [[gnu::always_inline]] bool failed() const {  // else the minima and maxima would live in memory
+    return xsimd::any(max_of_fp32_ >= u32vec(bits(Representable::kMax))) ||
+           xsimd::any(min_of_fp32_ < u32vec(bits(Representable::kMin) - 1)) ||
+           xsimd::any(max_ >= u16vec(upper(Representable::kMax))) ||
+           xsimd::any(min_ < u16vec(static_cast<std::uint16_t>(upper(Representable::kMin) - 1)));
   }
 
  private:
@@ -101,26 +102,26 @@ struct GroupScales {
 
 // to[component][i] = components of from[i * stride] for i < n, 0 up to `padded`; `component_stride` elements from one
 // component to the next.
-template <int kComponents, class T, class Range, class Scale = NoScale>
+template <int kComponents, class T, class Representable, class Scale = NoScale>
 [[gnu::always_inline]] inline void split_row(const T* from, std::int64_t stride, std::int64_t n, std::int64_t padded,
-                                             bf16* to, std::int64_t component_stride, Inspector<Range>& inspector,
-                                             Scale scale = {}) {
+                                             bf16* to, std::int64_t component_stride,
+                                             RepresentableCheck<Representable>& check, Scale scale = {}) {
   std::int64_t i = 0;
   for (; kComponents == 1 && stride == 1 && i + 2 * kLanes <= n; i += 2 * kLanes) {
     if constexpr (std::is_same_v<Scale, NoScale> && requires { load_u16vec(from); }) {
       const u16vec x = load_u16vec(from + i);
-      inspector.check(x);
+      check.add(x);
       store_u16vec(to + i, x);
     } else {  // (not representable is what may become 0 here)
       const vec first = scale(load_any(from + i / kPerUnit<T>), i),
                 second = scale(load_any(from + (i + kLanes) / kPerUnit<T>), i + kLanes);
-      inspector.check(first), inspector.check(second);
+      check.add(first), check.add(second);
       store_bf16(to + i, first, second);
     }
   }
   const auto split = [&](vec x) __attribute__((always_inline)) {
     x = scale(x, i);
-    inspector.check(x);
+    check.add(x);
     for (int p = 0; p < kComponents; ++p) {
       store_any(to + p * component_stride + i, x);
       if (p + 1 < kComponents) x = x - load_any(to + p * component_stride + i);
@@ -148,16 +149,15 @@ enum class InPlace { no, whole, in_parts };
 inline constexpr std::int64_t kPart = 8;  // elements, 16 bytes
 
 // Of 32 rows of n elements, a multiple of kPart.
-template <class Range>
+template <class Representable>
 bool rows_are_representable(const bf16* const (&row)[32], std::int64_t n) {
-  Inspector<Range> inspector;
+  RepresentableCheck<Representable> check;
   const std::int64_t whole = n / (2 * kLanes) * (2 * kLanes);
   for (const bf16* const from : row)
-    for (std::int64_t i = 0; i < whole; i += 2 * kLanes) inspector.check(load_u16vec(from + i));
+    for (std::int64_t i = 0; i < whole; i += 2 * kLanes) check.add(load_u16vec(from + i));
   for (std::int64_t i = whole; i < n; i += kPart)
-    for (int r = 0; r < 32; r += kParts)
-      inspector.check(as_u16vec(load_parts([&](int part) { return row[r + part] + i; })));
-  return !inspector.found();
+    for (int r = 0; r < 32; r += kParts) check.add(as_u16vec(load_parts([&](int part) { return row[r + part] + i; })));
+  return !check.failed();
 }
 
 // A row of n elements, with zeros up to `padded`.
@@ -172,17 +172,17 @@ inline void copy_row(const bf16* from, std::int64_t n, std::int64_t padded, bf16
 // Splits rows [0, rows) of n elements into to[component][32][padded], with zeros up to `padded` and in the rows after
 // the last; those of rows that stay in place repeat the last. `row_at(i)` is where row i lies, `scale_of(i)` what it is
 // multiplied by.
-template <int kComponents, class Range, class RowAt, class ScaleOf>
+template <int kComponents, class Representable, class RowAt, class ScaleOf>
 [[gnu::noinline]] ComponentRows split_rows(const RowAt& row_at, std::int64_t stride, std::int64_t rows, std::int64_t n,
                                            std::int64_t padded, bf16* to, std::int64_t component_stride,
                                            InPlace in_place, ScaleOf scale_of) {
   using T = std::remove_cvref_t<decltype(*row_at(0))>;
   using Scale = decltype(scale_of(0));
   ComponentRows result;
-  const auto split = [&](std::int64_t r, std::int64_t size, Inspector<Range>& inspector) {
+  const auto split = [&](std::int64_t r, std::int64_t size, RepresentableCheck<Representable>& check) {
     result.row[r] = to + r * padded;
     const std::int64_t from = r < rows ? r : 0;
-    split_row<kComponents>(row_at(from), stride, size, padded, to + r * padded, component_stride, inspector,
+    split_row<kComponents>(row_at(from), stride, size, padded, to + r * padded, component_stride, check,
                            scale_of(from));
   };
   if constexpr (kComponents == 1 && std::is_same_v<T, bf16> && std::is_same_v<Scale, NoScale>) {
@@ -195,25 +195,25 @@ template <int kComponents, class Range, class RowAt, class ScaleOf>
         copy_row(result.row[r], r < rows ? n : 0, padded, to + r * padded);
         result.row[r] = to + r * padded;
       }
-      if (rows_are_representable<Range>(result.row, stays ? n : padded)) return result;
+      if (rows_are_representable<Representable>(result.row, stays ? n : padded)) return result;
     }
   }
-  Inspector<Range> all;
+  RepresentableCheck<Representable> all;
   for (std::int64_t r = 0; r < 32; ++r) split(r, r < rows ? n : 0, all);
-  for (std::int64_t r = 0; all.found() && r < rows; ++r) {  // which rows?
-    Inspector<Range> one;
+  for (std::int64_t r = 0; all.failed() && r < rows; ++r) {  // which rows?
+    RepresentableCheck<Representable> one;
     split(r, n, one);
-    if (!one.found()) continue;
+    if (!one.failed()) continue;
     result.not_representable |= std::uint32_t{1} << r;
     split(r, 0, one);
   }
   return result;
 }
-template <int kComponents, class Range, class RowAt>
+template <int kComponents, class Representable, class RowAt>
 ComponentRows split_rows(const RowAt& row_at, std::int64_t stride, std::int64_t rows, std::int64_t n,
                          std::int64_t padded, bf16* to, std::int64_t component_stride, InPlace in_place) {
-  return split_rows<kComponents, Range>(row_at, stride, rows, n, padded, to, component_stride, in_place,
-                                        [](std::int64_t) { return NoScale(); });
+  return split_rows<kComponents, Representable>(row_at, stride, rows, n, padded, to, component_stride, in_place,
+                                                [](std::int64_t) { return NoScale(); });
 }
 
 // Four vectors of 32-bit columns, each with a row in every 128-bit part -> four vectors with a column in every part.

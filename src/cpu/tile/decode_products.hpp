@@ -7,7 +7,7 @@
 
 namespace rapt::cpu::RAPT_ISA {
 
-// The products of one panel with keys [begin, end) of a block.
+// The products of one query block with keys [begin, end) of a block.
 struct Products {
   // s[key][row] = q . k, and what a tile computes past the last key, which is that key's again.
   void (*dots)(std::int64_t rows, const float* q, std::int64_t q_stride, std::int64_t d, const std::byte* const* k,

@@ -1,5 +1,5 @@
-// What attention_decode does with the scores of a panel of rows, which fill vectors together with several keys: one row
-// has 16 keys in a vector of 16 lanes, where a key to a vector would waste 15 exponentials of 16.
+// What attention_decode does with the scores of a query block of rows, which fill vectors together with several keys:
+// one row has 16 keys in a vector of 16 lanes, where a key to a vector would waste 15 exponentials of 16.
 #pragma once
 
 #include "cpu/tile/softmax.hpp"
@@ -21,7 +21,7 @@ template <int kStride = 1>
 // Scores, and then weights, of keys [begin, end) of a block.
 struct DecodeScores {
   float* s;             // [key][stride], from the block's first key on, with room for a vector past the last one
-  std::int64_t stride;  // at least the panel's rows; a power of two up to kLanes
+  std::int64_t stride;  // at least the query block's rows; a power of two up to kLanes
   std::int64_t begin, end;
 
   // The vectors that have them, as floats of s.
@@ -34,9 +34,10 @@ struct DecodeScores {
       store(s + x, load(s + x) * spread(load_any(factor + x / stride), stride));
   }
   // Hides from each row the keys that it does not see; `k0`: of the block's first key.
-  void mask(const Panel& panel, std::int64_t k0) const {
-    for (std::int64_t r = 0; r < panel.rows; ++r) {
-      const std::int64_t first = clamp(panel.first(r) - k0, begin, end), last = clamp(panel.last(r) - k0, first, end);
+  void mask(const QueryBlock& q_block, std::int64_t k0) const {
+    for (std::int64_t r = 0; r < q_block.rows; ++r) {
+      const std::int64_t first = clamp(q_block.first(r) - k0, begin, end),
+                         last = clamp(q_block.last(r) - k0, first, end);
       for (std::int64_t j = begin; j < first; ++j) s[j * stride + r] = -__builtin_inff();
       for (std::int64_t j = last; j < end; ++j) s[j * stride + r] = -__builtin_inff();
     }

@@ -6,7 +6,7 @@
 // for every draw, which costs 8 rounds of 12 instructions with AVX-512 (16 lanes x 8 keys), of 16 with AVX2 (8 x 8).
 #pragma once
 
-#include "cpu/tile/panel.hpp"
+#include "cpu/tile/query_block.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 
@@ -105,7 +105,8 @@ class DroppedLanes {
   WordLanes first_[2], second_[2];  // the products of rounds 1 and 2 that depend on the query
 };
 
-// f(j, after_dropout) for keys [begin, end) of the block at k0, a multiple of 8, and one vector of the panel's rows.
+// f(j, after_dropout) for keys [begin, end) of the block at k0, a multiple of 8, and one vector of the query block's
+// rows.
 template <class F>
 [[gnu::always_inline]] inline void for_each_drawn_key(const Head& head, const Row* row, std::int64_t k0,
                                                       std::int64_t begin, std::int64_t end, F f) {

@@ -11,7 +11,7 @@ inline std::int64_t packed_stride(std::int64_t n) {
 }
 
 // A block of K or V: rows of contiguous elements, in place or packed.
-struct Block {
+struct KvBlock {
   const float* data;
   std::int64_t stride;
 };
@@ -29,8 +29,8 @@ inline bool must_pack_values(const AttentionParams& p) {
 
 // Keys [from, end) of the block at k0 of k or v: in place, or packed into `packed`. Earlier rows of the block
 // must not be read, since their pages may not exist.
-inline Block block(const Head& head, const KeyRows& rows, std::int64_t k0, std::int64_t from, std::int64_t end,
-                   bool pack, float* packed) {
+inline KvBlock kv_block(const Head& head, const KeyRows& rows, std::int64_t k0, std::int64_t from, std::int64_t end,
+                        bool pack, float* packed) {
   const Strides& s = rows.strides;
   const std::int64_t stride = packed_stride(rows.n), skipped = from - k0;
   if (!pack && head.is_contiguous(from, end - from))

@@ -61,17 +61,17 @@ struct ProductTile {
 template <bool kTransposed, bool kAdds>
 void multiply(const Matrix& a, const Matrix& b, const Matrix& c, std::int64_t m, std::int64_t n, std::int64_t k) {
   ProductTile<kTransposed, kAdds> tile{a, b, c, k};
-  const auto panel = [&](auto vectors) {
+  const auto multiply_columns = [&](auto vectors) {
     constexpr int kV = decltype(vectors)::value;
     tiles<kV>(tile, m);
     tile.b.data += kV * kLanes, tile.c.data += kV * kLanes;
   };
-  // Four vectors are two panels of two: a single one would keep few sums under way.
+  // Four vectors are two query blocks of two: a single one would keep few sums under way.
   std::int64_t rest = (n + kLanes - 1) / kLanes;
   if constexpr (kVecs >= 3)
-    for (; rest >= 3 && rest != 4; rest -= 3) panel(std::integral_constant<int, 3>());
-  for (; rest >= 2; rest -= 2) panel(std::integral_constant<int, 2>());
-  if (rest > 0) panel(std::integral_constant<int, 1>());
+    for (; rest >= 3 && rest != 4; rest -= 3) multiply_columns(std::integral_constant<int, 3>());
+  for (; rest >= 2; rest -= 2) multiply_columns(std::integral_constant<int, 2>());
+  if (rest > 0) multiply_columns(std::integral_constant<int, 1>());
 }
 
 // to [columns][rows] = from [rows][columns]^T; both are filled up to whole vectors, with zeros past the last row.

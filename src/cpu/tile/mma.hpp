@@ -40,12 +40,12 @@ struct ScoresTile {
   const float* qt;
   float* s;
   float* block_max;  // one row
-  Upcoming* upcoming = nullptr;
+  TilePrefetcher* prefetcher = nullptr;
 
   template <int kR, int kV>
   [[gnu::always_inline]] void run() const {
     static_assert(kR * kV + kV + 1 <= kRegisters, "accumulators, x and one broadcast must fit the registers");
-    if (upcoming) upcoming->fetch();
+    if (prefetcher) prefetcher->prefetch();
     vec acc[kR][kV];
 #pragma GCC unroll 16
     for (int i = 0; i < kR; ++i)
@@ -80,12 +80,12 @@ struct OutputTile {
   const float* base;         // the output so far, in rows of base_stride; or, with 0, one row of zeros
   std::int64_t base_stride;
   float* ot;
-  Upcoming* upcoming = nullptr;
+  TilePrefetcher* prefetcher = nullptr;
 
   template <int kR, int kV>
   [[gnu::always_inline]] void run() const {
     static_assert(kV <= 3);
-    if (upcoming) upcoming->fetch();
+    if (prefetcher) prefetcher->prefetch();
     vec acc[kR][kV];
 #pragma GCC unroll 16
     for (int i = 0; i < kR; ++i)

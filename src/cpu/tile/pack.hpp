@@ -1,19 +1,20 @@
 // Moves Q into lanes, and rows of K or V that are not fp32 or lie awkwardly into contiguous fp32 scratch.
 #pragma once
 
-#include "cpu/tile/panel.hpp"
+#include "cpu/tile/query_block.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 
-// The panel's rows of n elements of a tensor that has a row for each query (q, say) -> columns of `dst`, [n][width].
+// The query block's rows of n elements of a tensor that has a row for each query (q, say) -> columns of `dst`,
+// [n][width].
 template <class T>
 [[gnu::noinline]] void pack_rows(const T* base, const Strides& strides, std::int64_t n, const Head& head,
-                                 const Panel& panel, float* dst) {
+                                 const QueryBlock& q_block, float* dst) {
   const std::int64_t inner = strides.d;
   const auto at = places_of_rows(strides, head);
-  for (std::int64_t lane = 0; lane < panel.width; lane += kLanes) {
+  for (std::int64_t lane = 0; lane < q_block.width; lane += kLanes) {
     const T* src[kLanes];
-    for (int i = 0; i < kLanes; ++i) src[i] = base + at(panel.row[lane + i]);
+    for (int i = 0; i < kLanes; ++i) src[i] = base + at(q_block.row[lane + i]);
     for (std::int64_t c0 = 0; c0 < n; c0 += kLanes) {
       const std::int64_t count = min(kLanes, n - c0);
       vec r[kLanes];
@@ -24,9 +25,9 @@ template <class T>
         for (int i = 0; i < kLanes; ++i) r[i] = load_strided(src[i] + c0 * inner, inner, count);
       }
       transpose(r);
-      float* to = dst + c0 * panel.width + lane;
+      float* to = dst + c0 * q_block.width + lane;
 #pragma GCC unroll 16
-      for (int j = 0; j < kLanes; ++j, to += panel.width)
+      for (int j = 0; j < kLanes; ++j, to += q_block.width)
         if (j < count) store(to, r[j]);
     }
   }
@@ -63,15 +64,15 @@ inline void dequantize_row(const Quantization& quant, std::int64_t scale_at, std
   if (p.q_scale)
     dequantize_row({p.q_scale, nullptr, p.q_scale_stride, {}, p.d}, row_at(p.q_scale_stride, head, row), 0, p.d, dst);
 }
-// A panel's rows of them -> its Q^T.
-[[gnu::noinline]] inline void pack_coded_queries(const Head& head, const Panel& panel) {
+// A query block's rows of them -> its Q^T.
+[[gnu::noinline]] inline void pack_coded_queries(const Head& head, const QueryBlock& q_block) {
   const AttentionParams& p = head.p;
-  pack_rows(static_cast<const e4m3*>(p.q), p.q_stride, p.d, head, panel, panel.qt);
-  for (std::int64_t lane = 0; p.q_scale && lane < panel.width; lane += kLanes) {
+  pack_rows(static_cast<const e4m3*>(p.q), p.q_stride, p.d, head, q_block, q_block.qt);
+  for (std::int64_t lane = 0; p.q_scale && lane < q_block.width; lane += kLanes) {
     alignas(64) float scales[kLanes];
-    for (int i = 0; i < kLanes; ++i) scales[i] = p.q_scale[row_at(p.q_scale_stride, head, panel.row[lane + i])];
+    for (int i = 0; i < kLanes; ++i) scales[i] = p.q_scale[row_at(p.q_scale_stride, head, q_block.row[lane + i])];
     const vec scale = load(scales);
-    for (float *q = panel.qt + lane, *const end = q + p.d * panel.width; q != end; q += panel.width)
+    for (float *q = q_block.qt + lane, *const end = q + p.d * q_block.width; q != end; q += q_block.width)
       store(q, load(q) * scale);
   }
 }

@@ -41,35 +41,36 @@ class Prefetcher {
 // What is fetched between the register tiles of products: rows of several tensors, one group after another, in pieces
 // of up to four lines. Rows that touch are one. Few instructions a line, and no branch that depends on where a row
 // ends: with them a tile waited for the fetching longer than it would have for what is fetched.
-class Upcoming {
+class TilePrefetcher {
  public:
   static constexpr int kGroups = 10;
-  explicit Upcoming(const std::byte** room) : room_(room) { clear(); }
+  explicit TilePrefetcher(const std::byte** room) : room_(room) { clear(); }
   void clear() { end_ = room_, count_ = 0, group_ = groups_, left_ = total_ = 0; }
   // n more rows of so many bytes each: place(i) is where row i lies.
-  template <class Place>
-  [[gnu::always_inline]] void add(std::int64_t n, std::int64_t bytes, Place place) {
+  template <class RowAt>
+  [[gnu::always_inline]] void add(std::int64_t n, std::int64_t bytes, RowAt row_at) {
     if (n <= 0 || bytes <= 0) return;
-    const std::byte* const first = place(0);
-    const bool in_one_piece = place(n - 1) == first + (n - 1) * bytes;
+    const std::byte* const first = row_at(0);
+    const bool in_one_piece = row_at(n - 1) == first + (n - 1) * bytes;
     if (in_one_piece) bytes *= n, n = 1;
     std::int64_t lines = (bytes + 63) / 64;
     const std::int64_t of_piece = lines > 2 ? 4 : lines;
     lines = (lines + of_piece - 1) / of_piece * of_piece;
     groups_[count_++] = {end_, lines * 64, n * lines, of_piece};
-    for (std::int64_t i = 0; i < n; ++i) *end_++ = place(i);
+    for (std::int64_t i = 0; i < n; ++i) *end_++ = row_at(i);
     total_ += n * lines;
   }
   // From now on as many lines at a time as it takes to be done after so many tiles.
   void spread_over(std::int64_t tiles) {
-    at_once_ = (total_ + tiles - 1) / tiles;
+    lines_per_tile_ = (total_ + tiles - 1) / tiles;
     start();
   }
-  [[gnu::always_inline]] void fetch() {
-    if (left_ > 0) fetch(left_ < at_once_ ? left_ : at_once_);  // past a group's rows there is nothing to be read
+  [[gnu::always_inline]] void prefetch() {
+    if (left_ > 0)
+      prefetch(left_ < lines_per_tile_ ? left_ : lines_per_tile_);  // past a group's rows there is nothing to be read
   }
-  [[gnu::always_inline]] void fetch_rest() {
-    while (left_ > 0) fetch(left_);
+  [[gnu::always_inline]] void prefetch_rest() {
+    while (left_ > 0) prefetch(left_);
   }
 
  private:
@@ -78,18 +79,18 @@ class Upcoming {
     std::int64_t bytes, lines, of_piece;
   };
   void start() { column_ = 0, left_ = group_ < groups_ + count_ ? group_->lines : 0; }
-  [[gnu::noinline]] void fetch(std::int64_t n) {
+  [[gnu::noinline]] void prefetch(std::int64_t n) {
     switch (group_->of_piece) {
       case 1:
-        return fetch_pieces<1>(n);
+        return prefetch_pieces<1>(n);
       case 2:
-        return fetch_pieces<2>(n);
+        return prefetch_pieces<2>(n);
       default:
-        return fetch_pieces<4>(n);
+        return prefetch_pieces<4>(n);
     }
   }
   template <int kLines>
-  [[gnu::always_inline]] void fetch_pieces(std::int64_t n) {
+  [[gnu::always_inline]] void prefetch_pieces(std::int64_t n) {
     const std::byte* const* row = group_->row;
     const std::int64_t bytes = group_->bytes;
     std::int64_t column = column_;
@@ -106,7 +107,7 @@ class Upcoming {
 
   Group groups_[kGroups];
   Group* group_;
-  std::int64_t column_ = 0, left_, total_, at_once_ = 0;  // lines; left_: of the group
+  std::int64_t column_ = 0, left_, total_, lines_per_tile_ = 0;  // lines; left_: of the group
   const std::byte **end_, **room_;
   int count_;
 };

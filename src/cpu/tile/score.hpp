@@ -1,7 +1,7 @@
 // From raw scores to final ones: softcap, bias, ALiBi and masks, in memory, on the blocks that need it only.
 #pragma once
 
-#include "cpu/tile/panel.hpp"
+#include "cpu/tile/query_block.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 
@@ -57,17 +57,17 @@ inline void load_modifiers(const Head& head, const Row* row, std::int64_t key, s
   transpose(modifier);
 }
 
-// Finishes the scores of keys [begin, end) of the block at key `k0` for one vector of the panel's lanes and folds their
-// maximum into `block_max`. s[key][width] holds q.k. Without modifiers that is only masked; with them it becomes the
-// exponent, relative to m, and the result is whether any key is visible (a maximum cannot tell: it may lose a NaN).
+// Finishes the scores of keys [begin, end) of the block at key `k0` for one vector of the query block's lanes and folds
+// their maximum into `block_max`. s[key][width] holds q.k. Without modifiers that is only masked; with them it becomes
+// the exponent, relative to m, and the result is whether any key is visible (a maximum cannot tell: it may lose a NaN).
 // `softcap_slopes`: where the derivative of the softcap goes, as s lies; null: not wanted.
 template <bool kModified>
-[[gnu::noinline]] bool finish_scores(const Head& head, const Panel& panel, std::int64_t v, std::int64_t k0,
+[[gnu::noinline]] bool finish_scores(const Head& head, const QueryBlock& q_block, std::int64_t v, std::int64_t k0,
                                      std::int64_t begin, std::int64_t end, float* s, float* block_max,
                                      float* softcap_slopes = nullptr) {
   const ScoreParams& score = head.p.score;
   const std::int64_t lane = v * kLanes;
-  const Row* row = panel.row + lane;
+  const Row* row = q_block.row + lane;
   alignas(64) float first[kLanes], last[kLanes], slope[kLanes], nearest[kLanes];
   for (int i = 0; i < kLanes; ++i) {
     first[i] = static_cast<float>(clamp(row[i].first - k0, 0, end));
@@ -82,11 +82,11 @@ template <bool kModified>
   vec modifier[kLanes];
   vec key(static_cast<float>(begin));
   for (std::int64_t j = begin; j < end; ++j, key = key + vec(1.f)) {
-    vec x = load(s + j * panel.width + lane);
+    vec x = load(s + j * q_block.width + lane);
     if constexpr (kModified) {
       const std::int64_t t = (j - begin) % kLanes;
       if (t == 0 && (score.bias || score.mask)) load_modifiers(head, row, k0 + j, min(kLanes, end - j), modifier);
-      vec add = load(panel.neg_m + lane);  // what is large and cancels comes together first
+      vec add = load(q_block.neg_m + lane);  // what is large and cancels comes together first
       if (score.alibi) add = fma(load(slope), xsimd::abs(load(nearest) - key), add);
       const bool has_bias_or_mask = score.bias || score.mask;
       if (has_bias_or_mask) add = add + modifier[t];
@@ -94,7 +94,7 @@ template <bool kModified>
         const vec capped = softcap(x * vec(score.scale_log2), score.softcap_log2);
         if (softcap_slopes) {
           const vec tanh = capped * vec(1 / score.softcap_log2);
-          store(softcap_slopes + j * panel.width + lane, fma(vec(0.f) - tanh, tanh, vec(1.f)));
+          store(softcap_slopes + j * q_block.width + lane, fma(vec(0.f) - tanh, tanh, vec(1.f)));
         }
         x = capped + add;
       } else {
@@ -103,7 +103,7 @@ template <bool kModified>
       if (has_bias_or_mask) x = xsimd::select(modifier[t] == minus_infinity(), minus_infinity(), x);
     }
     x = xsimd::select((key >= load(first)) & (key < load(last)), x, minus_infinity());
-    store(s + j * panel.width + lane, x);
+    store(s + j * q_block.width + lane, x);
     new_max = xsimd::max(new_max, x);
     if constexpr (kModified) visible = visible | !(x == minus_infinity());
   }

@@ -19,10 +19,10 @@ inline constexpr float kExponentRange = 8;
   return ((block_max > vec(kExponentRange)) & (block_max < infinity())) | low;
 }
 
-inline bool any_must_move(const Panel& panel, const float* block_max) {
+inline bool any_must_move(const QueryBlock& q_block, const float* block_max) {
   bool any = false;
-  for (std::int64_t lane = 0; lane < panel.width; lane += kLanes)
-    any |= xsimd::any(must_move(load(block_max + lane), load(panel.l + lane)));
+  for (std::int64_t lane = 0; lane < q_block.width; lane += kLanes)
+    any |= xsimd::any(must_move(load(block_max + lane), load(q_block.l + lane)));
   return any;
 }
 
@@ -32,9 +32,9 @@ struct ToExponents {
   float scale;
   const float* add;  // [width]
 };
-inline ToExponents to_exponents(const ScoreParams& score, const Panel& panel, const float* zero) {
+inline ToExponents to_exponents(const ScoreParams& score, const QueryBlock& q_block, const float* zero) {
   if (needs_finish(score)) return {1, zero};
-  return {score.scale_log2, panel.neg_m};
+  return {score.scale_log2, q_block.neg_m};
 }
 inline void apply(ToExponents e, std::int64_t width, const float* from, float* to) {
   for (std::int64_t lane = 0; lane < width; lane += kLanes)
@@ -60,22 +60,22 @@ inline void start_row(const Head& head, const Row& row, float& neg_m, float& l) 
 }
 
 // Starts over. Where partial results of a row are combined later, the sink joins them there.
-inline void reset(const Head& head, Panel& panel) {
-  for (std::int64_t i = 0; i < panel.width; i += kLanes)
-    for (float* row : {panel.neg_m, panel.l, panel.l_low}) store(row + i, vec(0.f));
-  panel.started = panel.joined = false;
-  for (std::int64_t i = 0; head.p.score.sinks && head.whole && i < panel.width; ++i)
-    start_row(head, panel.row[i], panel.neg_m[i], panel.l[i]);
+inline void reset(const Head& head, QueryBlock& q_block) {
+  for (std::int64_t i = 0; i < q_block.width; i += kLanes)
+    for (float* row : {q_block.neg_m, q_block.l, q_block.l_compensation}) store(row + i, vec(0.f));
+  q_block.started = q_block.has_accum = false;
+  for (std::int64_t i = 0; head.p.score.sinks && head.whole && i < q_block.width; ++i)
+    start_row(head, q_block.row[i], q_block.neg_m[i], q_block.l[i]);
 }
 
 // Raises m of one vector of lanes by `step` and restates l. Returns what O must be multiplied by.
-inline vec raise_m(const Panel& panel, std::int64_t lane, vec step) {
-  const vec l = load(panel.l + lane), before = load(panel.neg_m + lane), after = before - step;
+inline vec raise_m(const QueryBlock& q_block, std::int64_t lane, vec step) {
+  const vec l = load(q_block.l + lane), before = load(q_block.neg_m + lane), after = before - step;
   // After rounding: a step may be lost in a large m. Nothing seen: nothing to scale.
   const vec factor = xsimd::select(l == vec(0.f), vec(1.f), exp2(after - before));
-  store(panel.neg_m + lane, after);
-  store(panel.l + lane, l * factor);
-  store(panel.l_low + lane, load(panel.l_low + lane) * factor);
+  store(q_block.neg_m + lane, after);
+  store(q_block.l + lane, l * factor);
+  store(q_block.l_compensation + lane, load(q_block.l_compensation + lane) * factor);
   return factor;
 }
 
@@ -90,52 +90,52 @@ inline void rescale(float* o, std::int64_t stride, std::int64_t n, vec factor) {
 // Moves m of the lanes that must, by their largest score `block_max` of this block, and restates l and O, and in
 // place the n scores at `s` unless it is null; other lanes are multiplied by 1. Cold: after a row's first blocks it
 // hardly ever runs.
-[[gnu::noinline, gnu::cold]] inline void move_m(const Panel& panel, std::int64_t dv, const float* block_max, float* s,
-                                                std::int64_t n) {
-  for (std::int64_t lane = 0; lane < panel.width; lane += kLanes) {
+[[gnu::noinline, gnu::cold]] inline void move_m(const QueryBlock& q_block, std::int64_t dv, const float* block_max,
+                                                float* s, std::int64_t n) {
+  for (std::int64_t lane = 0; lane < q_block.width; lane += kLanes) {
     const vec new_max = load(block_max + lane);
-    const vec step = xsimd::select(must_move(new_max, load(panel.l + lane)), xsimd::ceil(new_max), vec(0.f));
-    const vec factor = raise_m(panel, lane, step);
+    const vec step = xsimd::select(must_move(new_max, load(q_block.l + lane)), xsimd::ceil(new_max), vec(0.f));
+    const vec factor = raise_m(q_block, lane, step);
     for (std::int64_t j = 0; s && j < n; ++j)
-      store(s + j * panel.width + lane, load(s + j * panel.width + lane) - step);
-    if (panel.started) rescale(panel.ot + lane, panel.width, dv, factor);
-    if (panel.joined) rescale(panel.total + lane, panel.width, dv, factor);
+      store(s + j * q_block.width + lane, load(s + j * q_block.width + lane) - step);
+    if (q_block.started) rescale(q_block.ot + lane, q_block.width, dv, factor);
+    if (q_block.has_accum) rescale(q_block.ot_accum + lane, q_block.width, dv, factor);
   }
 }
 
-// l += x for one vector of lanes, with what rounding takes away kept in l_low: thousands of blocks are added.
-inline void add_to_sum(const Panel& panel, std::int64_t lane, vec x) {
-  const vec before = load(panel.l + lane), l = before + x, added = l - before;
-  const vec lost = (before - (l - added)) + (x - added);
-  store(panel.l + lane, l);
-  store(panel.l_low + lane, load(panel.l_low + lane) + lost);
+// l += x for one vector of lanes, with what rounding takes away kept in l_compensation: thousands of blocks are added.
+inline void add_to_sum(const QueryBlock& q_block, std::int64_t lane, vec x) {
+  const vec before = load(q_block.l + lane), l = before + x, added = l - before;
+  const vec error = (before - (l - added)) + (x - added);
+  store(q_block.l + lane, l);
+  store(q_block.l_compensation + lane, load(q_block.l_compensation + lane) + error);
 }
 // Before l is used. (Once it is infinite or NaN, what was lost is NaN.)
-inline void settle_sum(const Panel& panel) {
-  for (std::int64_t lane = 0; lane < panel.width; lane += kLanes) {
-    store(panel.l + lane, load(panel.l + lane) + load(panel.l_low + lane));
-    store(panel.l_low + lane, vec(0.f));
+inline void add_compensation(const QueryBlock& q_block) {
+  for (std::int64_t lane = 0; lane < q_block.width; lane += kLanes) {
+    store(q_block.l + lane, load(q_block.l + lane) + load(q_block.l_compensation + lane));
+    store(q_block.l_compensation + lane, vec(0.f));
   }
 }
 
 // Blocks that are summed before they join the row's total: see kSumKeys.
-inline constexpr std::int64_t kRunBlocks = 16;
+inline constexpr std::int64_t kIntervalBlocks = 16;
 
-// The blocks so far join the panel's total.
-inline void join(Panel& panel, std::int64_t dv) {
-  if (!panel.started) return;
-  for (std::int64_t i = 0; i < dv * panel.width; i += kLanes) {
-    const vec x = load(panel.ot + i);
-    store(panel.total + i, panel.joined ? load(panel.total + i) + x : x);
+// The blocks so far join the query block's total.
+inline void add_to_accum(QueryBlock& q_block, std::int64_t dv) {
+  if (!q_block.started) return;
+  for (std::int64_t i = 0; i < dv * q_block.width; i += kLanes) {
+    const vec x = load(q_block.ot + i);
+    store(q_block.ot_accum + i, q_block.has_accum ? load(q_block.ot_accum + i) + x : x);
   }
-  panel.started = false, panel.joined = true;
+  q_block.started = false, q_block.has_accum = true;
 }
 // After the last block: the total is the output.
-inline void finish_joining(Panel& panel, std::int64_t dv) {
-  if (!panel.joined) return;
-  join(panel, dv);
-  float* const joined = panel.total;
-  panel.total = panel.ot, panel.ot = joined, panel.started = true;
+inline void finish_accum(QueryBlock& q_block, std::int64_t dv) {
+  if (!q_block.has_accum) return;
+  add_to_accum(q_block, dv);
+  float* const accum = q_block.ot_accum;
+  q_block.ot_accum = q_block.ot, q_block.ot = accum, q_block.started = true;
 }
 
 // S -> P = 2^S in place for keys [begin, end) of a block, the first kV vectors of rows of kW. Their sums are

@@ -1,36 +1,37 @@
-// Which part of a block of keys each vector of a panel looks at.
+// Which part of a block of keys each vector of a query block looks at.
 #pragma once
 
-#include "cpu/tile/panel.hpp"
+#include "cpu/tile/query_block.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 
-// Keys [begin, end) of a block that the panel's vectors [vec, vecs) look at. Unmasked: every row sees them all.
+// Keys [begin, end) of a block that the query block's vectors [vec, vecs) look at. Unmasked: every row sees them all.
 struct Segment {
   std::int64_t begin, end, vec;
   bool masked;
 };
-struct Cut {
+struct BlockSegments {
   Segment segment[kVecs + 2];
   int count = 0;
   std::int64_t begin = 0, end[kVecs] = {};  // keys of each vector; the ends rise
 };
 
-// Cuts the block's keys [k0, k0 + n) at the edges of what the panel's rows see. A vector drops out after the last key
-// of its rows: a causal diagonal wastes kLanes queries a panel, not `width`. (The first keys of a window are not cut.)
-inline Cut cut(const Panel& panel, std::int64_t k0, std::int64_t n, bool all_masked) {
-  Cut c;
-  const std::int64_t tile = rows_of_tile(kVecs), w = panel.width - 1;
-  if (!all_masked && panel.first(w) <= k0 && panel.last(0) >= k0 + n) {  // nearly always
+// Cuts the block's keys [k0, k0 + n) at the edges of what the query block's rows see. A vector drops out after the last
+// key of its rows: a causal diagonal wastes kLanes queries a query block, not `width`. (The first keys of a window are
+// not cut.)
+inline BlockSegments find_segments(const QueryBlock& q_block, std::int64_t k0, std::int64_t n, bool all_masked) {
+  BlockSegments c;
+  const std::int64_t tile = rows_of_tile(kVecs), w = q_block.width - 1;
+  if (!all_masked && q_block.first(w) <= k0 && q_block.last(0) >= k0 + n) {  // nearly always
     c.segment[c.count++] = {0, n, 0, false};
-    for (std::int64_t v = 0; v < panel.vecs; ++v) c.end[v] = n;
+    for (std::int64_t v = 0; v < q_block.vecs; ++v) c.end[v] = n;
     return c;
   }
   const auto local = [&](std::int64_t key) { return clamp(key - k0, 0, n); };
-  const std::int64_t begin = c.begin = local(panel.first(0)), end = local(panel.last(w));
+  const std::int64_t begin = c.begin = local(q_block.first(0)), end = local(q_block.last(w));
   if (begin >= end) return c;
-  const std::int64_t full_begin = all_masked ? end : clamp(local(panel.first(w)), begin, end);
-  std::int64_t full_end = all_masked ? end : clamp(local(panel.last(0)), full_begin, end);
+  const std::int64_t full_begin = all_masked ? end : clamp(local(q_block.first(w)), begin, end);
+  std::int64_t full_end = all_masked ? end : clamp(local(q_block.last(0)), full_begin, end);
   if (full_end < end) full_end = full_begin + (full_end - full_begin) / tile * tile;  // the rest joins the edge
   const auto add = [&](std::int64_t from, std::int64_t to, std::int64_t first_vec, bool masked) {
     if (from < to) c.segment[c.count++] = {from, to, first_vec, masked};
@@ -38,8 +39,8 @@ inline Cut cut(const Panel& panel, std::int64_t k0, std::int64_t n, bool all_mas
   add(begin, full_begin, 0, true);
   add(full_begin, full_end, 0, false);
   std::int64_t at = full_end;
-  for (std::int64_t v = 0; v < panel.vecs; ++v) {
-    const std::int64_t last = local(panel.last((v + 1) * kLanes - 1));
+  for (std::int64_t v = 0; v < q_block.vecs; ++v) {
+    const std::int64_t last = local(q_block.last((v + 1) * kLanes - 1));
     const std::int64_t to = min(at + round_up(max(last - at, 0), tile), end);
     add(at, to, v, true);
     c.end[v] = at = to;

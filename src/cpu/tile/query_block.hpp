@@ -1,4 +1,5 @@
-// A register panel of query rows: which rows they are, which keys they see, and what the online softmax has of them.
+// A register query block of query rows: which rows they are, which keys they see, and what the online softmax has of
+// them.
 #pragma once
 
 #include "cpu/tile/dtype.hpp"
@@ -115,17 +116,17 @@ inline std::int64_t row_at(const Strides& s, const Head& head, const Row& row) {
 // All pointers but `partial` lead into scratch; attention_decode, whose Q and O lie otherwise, has no qt and ot. Lanes
 // past the last row repeat it (in attention_decode, where vectors have several keys, all rows in turn); their results
 // are never stored.
-struct Panel {
+struct QueryBlock {
   std::int64_t vecs = 0, width = 0;  // width = vecs * kLanes
   std::int64_t rows = 0;             // rows that exist, <= width
   Row* row = nullptr;                // [width]
   float* qt = nullptr;               // [d][width] Q^T
   float* ot = nullptr;               // [dv][width] O^T, unnormalised; garbage until `started`
-  float* total = nullptr;            // [dv][width] O^T of earlier runs of blocks; garbage until `joined`
+  float* ot_accum = nullptr;         // [dv][width] O^T of earlier runs of blocks; garbage until `joined`
   float* neg_m = nullptr;            // [width] -m, what weights are relative to
   float* l = nullptr;                // [width] sum of 2^(score - m) so far; 0 = no key seen yet
-  float* l_low = nullptr;            // [width] what rounding took away from it
-  bool started = false, joined = false;
+  float* l_compensation = nullptr;   // [width] what rounding took away from it
+  bool started = false, has_accum = false;
   float* partial = nullptr;  // of its first row, if the item leaves partial results
 
   // Key ranges of its rows: the first row sees [first(0), last(0)), and so on.
