@@ -7,7 +7,7 @@ namespace {
 class AppendKvEntry final : public StreamEntry<AppendKvKernel, AppendKvParams> {
  public:
   AppendKvEntry(const AppendKvKernel& kernel, const BuiltIsa& built) : StreamEntry(kernel, built) {
-    tuning.first = 0;  // those of other ISAs give the same bits
+    tuning.first = 0;  // entries of other ISAs give the same bits
   }
 
  private:

@@ -9,7 +9,7 @@ namespace {
 
 using std::int64_t;
 
-constexpr double kFlopsPerByte = 8;  // about: what a worker computes while it moves a byte
+constexpr double kFlopsPerByte = 8;  // roughly: FLOPs a worker computes while it moves a byte
 constexpr int64_t kItemsPerWorker = 2;
 
 class DeltaRuleEntry final : public CpuEntry {
@@ -49,7 +49,7 @@ class DeltaRuleEntry final : public CpuEntry {
   }
 
  private:
-  // Of a range, when a state is cut into so many.
+  // The columns of a range if a state is divided into so many.
   int64_t columns_of(int64_t dv, int64_t ranges) const {
     const int64_t pieces = (dv + kernel_.columns - 1) / kernel_.columns;
     return (pieces + ranges - 1) / ranges * kernel_.columns;

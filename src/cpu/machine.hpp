@@ -1,4 +1,4 @@
-// What this CPU can do. Probed once; no ISA flags here.
+// The ISAs and cache sizes of this CPU, probed once. This file needs no ISA flags.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +30,7 @@ struct CpuMachine {
 
 const CpuMachine& machine();
 
-// What the CPU calls itself; empty where the OS does not say.
+// The CPU's model name; empty where the OS does not say.
 std::string cpu_model();
 
 }  // namespace rapt::cpu

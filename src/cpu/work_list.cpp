@@ -35,8 +35,8 @@ std::span<const SequenceWork> work_list(const AttentionPlan& plan, const Attenti
     KeyRange keys = visible_keys(p.score, q);
     keys.last = std::max(keys.first, keys.last);
     s.first_key = keys.first / kSplitAlign * kSplitAlign;
-    // Heads one after another, so that K and V stay cached. If later rows see more keys, and no kernel keeps what it
-    // made of K and V, the most costly items of all heads come first, so that workers come to their ends together.
+    // Heads one after another keep K and V cached. But if later rows see more keys and no kernel keeps packed keys,
+    // the most costly work items of all heads come first, so that workers finish together.
     s.heads_in_turn = plan.threads > 1 && !plan.keeps_keys && p.score.left == kOpen && p.score.right != kOpen;
     s.splits = 1;
     const std::int64_t max_count = max_splits(p.hk, p.tokens > 0 ? p.tokens * p.group : s.rows);

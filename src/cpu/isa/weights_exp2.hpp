@@ -1,4 +1,4 @@
-// What weights.hpp and weights_tbl.hpp share: they have no faster exponential than the vector kernels'.
+// Shared by weights.hpp and weights_tbl.hpp, which have no exponential faster than the vector kernels'.
 #pragma once
 
 #include "cpu/isa/exp2.hpp"

@@ -17,7 +17,7 @@ Extent extent_of(const float* x, std::int64_t n) {
   };
   std::int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) see(load_any(x + i));
-  if (i < n) {  // the last ones, and the first again in their place
+  if (i < n) {  // the last elements; x[i] fills the other lanes, which changes no extent
     alignas(64) float rest[kLanes];
     for (int lane = 0; lane < kLanes; ++lane) rest[lane] = i + lane < n ? x[i + lane] : x[i];
     see(load(rest));
@@ -54,7 +54,7 @@ struct AppendKvScratch {
   }
 };
 
-// Where a row of one head comes from and goes to, as indices.
+// Indices of a row of one head: its source, its place in the cache, its scale and zero.
 struct RowIndices {
   std::int64_t from, to, scale, zero;
 };
@@ -114,7 +114,7 @@ void write_row(const AppendKvSide& s, const RowIndices& at, const AppendKvScratc
   store_codes(s, w.codes, static_cast<std::uint8_t*>(s.to) + at.to);
 }
 
-// The sequence that new row r, counted over all of them, belongs to.
+// The sequence of new row r, where new rows are counted over all sequences.
 std::int64_t sequence_with(const AppendKvParams& p, std::int64_t r) {
   if (!p.from_begin) return r / p.n;
   std::int64_t low = 0, high = p.b;
@@ -136,7 +136,8 @@ void run(const AppendKvParams& p, std::int64_t begin, std::int64_t end, std::byt
     const std::int64_t before = p.from_begin ? rows.first : i * p.n, last = min(end, before + rows.count);
     for (; r < last; ++r) {
       const std::int64_t t = r - before, j = p.len_before[i] + t;
-      if (p.ring && t < rows.count - p.page_size) continue;  // of more rows than the ring has, the last stay
+      if (p.ring && t < rows.count - p.page_size)
+        continue;  // if there are more rows than the ring holds, only the last are written
       for (int side = 0; side < p.sides; ++side) {
         const AppendKvSide& s = p.side[side];
         for (std::int64_t h = 0; h < p.hk; ++h) {

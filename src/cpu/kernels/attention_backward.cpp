@@ -1,7 +1,7 @@
 // attention_backward in fp32: dq, dk, dv from q, k, v, out, lse and dout; no S x S matrix. Lanes are queries, as in
 // attention_prefill, whose products and scores it shares.
 //
-// A work item is a range of keys of one kv head. Its dK and dV stay in scratch while chunks of query rows come by:
+// A work item is a range of keys of one kv head. Its dK and dV stay in scratch while the query rows pass in chunks:
 //
 //   for each chunk of rows that sees some of the keys        Q^T, dO^T in query blocks; Q, dO in strips; delta of each
 //   row
@@ -12,28 +12,30 @@
 //         dQ^T += K^T dS^T
 //       dV += P^T dO, dK += dS^T Q
 //
-// dK and dV are summed over rows chunk by chunk, from the last on, and dQ over blocks of keys in their order; chunks
-// and blocks begin at multiples of their sizes. So the bits do not depend on how keys are cut into items, nor on
-// threads. Where they are cut, dQ lies in the workspace, and a chunk is done by the items of its head one after
-// another; where items are splits, each gives a dQ of its own.
+// dK and dV are summed over rows chunk by chunk, the last chunk first, and dQ over blocks of keys in order. Chunks and
+// blocks begin at multiples of their sizes. So neither threads nor the way keys are divided into work items changes
+// bits. If a head has several work items, dQ is in the workspace, and its items process a chunk one after another; if
+// the items are splits, each has a dQ of its own.
 #include "cpu/kernels/backward_chunk.hpp"
 #include "cpu/tile/carver.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 namespace {
 
-constexpr std::int64_t kMaxTile = 16;  // rows of the largest register tile
+constexpr std::int64_t kMaxTile =
+    16;  // rows of the largest register tile: keys are cleared and multiplied in multiples of it
 
-// Columns of dK and dV that are computed at once: vectors of each strip, as even as they come.
+// A strip: the columns of dK and dV that are computed together. Strips have equal numbers of vectors, as far as
+// possible.
 struct Strips {
-  std::int64_t vecs, count;  // of all of them; strips
+  std::int64_t vecs, count;  // vectors of all columns; number of strips
 
   explicit Strips(std::int64_t n) : vecs((n + kLanes - 1) / kLanes), count((vecs + kVecs - 1) / kVecs) {}
   std::int64_t begin(std::int64_t i) const { return vecs * i / count; }  // in vectors
   std::int64_t floats() const { return vecs * kLanes; }                  // of a row
 };
 
-// What an item keeps while chunks come by.
+// State of a work item between its chunks.
 struct ItemState {
   bool finite_keys;
 };
@@ -42,7 +44,7 @@ struct AttentionBackwardScratch {
   ItemState* state;
   float *dk, *dv;            // [keys of the item][Strips::floats()]
   float *k, *v;              // the item's keys and values, where they must be packed
-  float* clean_k;            // a block of keys without what is not finite
+  float* clean_k;            // a block of keys with non-finite elements replaced by 0
   Row* row;                  // [chunk]
   float *qt, *dout_t, *dqt;  // all query blocks, back to back
   float *q, *dout;           // strips: [strip][row of the chunk][vectors of the strip]
@@ -112,7 +114,8 @@ struct GradTile {
   }
 };
 
-// Of a run of keys, each query block's that it looks at, in whole tiles: what lies around is 0 there.
+// The keys of a block that a query block reads, [first_of(), last_of()), widened to whole tiles. P and dS are 0 in the
+// added keys.
 std::int64_t first_of(const GradQueryBlock& q_block) {
   return q_block.segments.begin / kMaxTile * kMaxTile;
 }
@@ -150,8 +153,8 @@ void add_products(const GradQueryBlock* q_blocks, std::int64_t count, float* Gra
 
 // ---- Chunks of rows.
 
-// Rows of n elements -> strips; lanes without a row are 0. Returns whether all are finite; with `clean`, what is not is
-// left out.
+// Packs rows of n elements into strips; lanes without a row become 0. Returns whether all elements are finite. With
+// `clean`, elements that are not finite become 0.
 template <class T>
 [[gnu::noinline]] bool pack_strips(const T* base, const Strides& strides, std::int64_t n, const Head& head,
                                    const GradQueryBlock* q_blocks, std::int64_t count, bool clean, float* dst) {
@@ -179,7 +182,7 @@ template <class T>
 
 // ---- A query block and a block of keys.
 
-// P and dS of keys that the query block's rows do not look at, as far as tiles of add_products() reach.
+// Clears P and dS of keys that the query block does not read, as far as the tiles of add_products() reach.
 void clear_around(const GradQueryBlock& q_block, std::int64_t n) {
   const BlockSegments& c = q_block.segments;
   const std::int64_t first = first_of(q_block), last = last_of(q_block, n);
@@ -192,7 +195,8 @@ void clear_around(const GradQueryBlock& q_block, std::int64_t n) {
     }
 }
 
-// dS before the softcap is what bias and slopes get; behind it, what q and k get.
+// Adds dS to the slopes' sums, and then multiplies it by the softcap's derivative: bias and slopes get the gradient of
+// the capped score, q and k that of the score before the cap.
 void finish_modifiers(const Head& head, const GradQueryBlock& q_block, std::int64_t k0,
                       const AttentionBackwardParams& p) {
   const BlockSegments& c = q_block.segments;
@@ -206,8 +210,8 @@ void finish_modifiers(const Head& head, const GradQueryBlock& q_block, std::int6
   }
 }
 
-// Elements of q, k and dout that are not finite are left out of the products where they would meet weights of 0, and
-// added to what sees them. Scores must be final and not yet exponentiated.
+// Non-finite elements of q, k and dout are left out of the products, where weights of 0 would make them NaN, and are
+// added here to the gradients of what sees them. Scores must be final and not yet exponentiated.
 [[gnu::noinline, gnu::cold]] void add_non_finite(const AttentionBackwardParams& p, const Head& head,
                                                  const GradQueryBlock& q_block, std::int64_t k0, std::int64_t n,
                                                  KvBlock kb, float* dk, float* dv) {
@@ -283,7 +287,7 @@ void begin(const AttentionBackwardParams& p, const BackwardItem& item, std::byte
   w.state->finite_keys = xsimd::all(poison == vec(0.f));
 }
 
-// A block of the item's keys, as begin() left it.
+// A block of the work item's keys, in place or as begin() packed it.
 KvBlock prepared(const Head& head, const KeyRows& rows, std::int64_t k0, std::int64_t first, bool packed, float* data) {
   if (packed) return {data + (k0 - first) * packed_stride(rows.n), packed_stride(rows.n)};
   return {static_cast<const float*>(rows.base) + head.key_at(rows.strides, k0), rows.strides.s};
@@ -365,7 +369,7 @@ void add_rows(const AttentionBackwardParams& p, const BackwardItem& item, std::i
   for (std::int64_t i = 0; i < count; ++i) {
     GradQueryBlock& q_block = q_blocks[i];
     if (!q_block.started) fill(q_block.ot, p.d * q_block.width, 0);
-    if (!is_last) continue;  // the next item takes the sums as they are
+    if (!is_last) continue;  // the next work item continues these sums
     if (p.grad_q) store_rows(p.grad_q, head, q_block, p.d, p.scale);
     if (item.sink_sums || item.slope_sums) store_row_sums(p, head, q_block, q_block.neg_delta, q_block.dslope, item);
   }

@@ -1,6 +1,6 @@
-// The gradient of attention's bias: dS, summed over the dimensions that the bias broadcasts over. It goes over batch
-// and heads for each piece of the bias, computing scores once more, so that sums have an order and a piece has one
-// writer.
+// The gradient of attention's bias: dS, summed over the dimensions that the bias broadcasts over. The kernel computes
+// scores once more, and for each piece of the bias goes over batch and heads, so that sums have one order and each
+// piece has one writer.
 #include "cpu/kernels/backward_chunk.hpp"
 #include "cpu/tile/carver.hpp"
 
@@ -41,7 +41,7 @@ void add_scores(const AttentionBackwardParams& p, const Head& head, std::int64_t
     q_block.qt = w.qt + lane * p.d, q_block.dout_t = w.dout_t + lane * p.dv;
     q_block.s = w.s + lane * kBlockK, q_block.ds = w.ds + lane * kBlockK;
     q_block.neg_m = w.neg_m + lane, q_block.neg_delta = w.neg_delta + lane;
-    // Lanes without a row see no key: where rows end depends on the sequence, the lanes of a sum must not.
+    // Lanes without a row see no key. The lanes of a sum must not depend on where the rows of a sequence end.
     q_block.rows = q_block.width;
     for (std::int64_t i = 0; i < q_block.width; ++i) {
       q_block.row[i] = row_of(head, first + min(r + i, there - 1), q_head);
@@ -69,7 +69,7 @@ void add_scores(const AttentionBackwardParams& p, const Head& head, std::int64_t
   }
 }
 
-// Rows of the sums -> the gradient; with `one_row`, their sum over rows.
+// Stores the rows of the sums as the gradient; with `one_row`, their sum over rows.
 void store_sums(const AttentionBackwardParams& p, const BiasItem& item, bool one_row, std::int64_t rows,
                 std::int64_t keys, const AttentionBackwardBiasScratch& w) {
   const Gradient& to = p.grad_bias;

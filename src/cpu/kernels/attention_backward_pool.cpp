@@ -5,7 +5,7 @@
 namespace rapt::cpu::RAPT_ISA {
 namespace {
 
-// Row i of `to`, n elements, from what lies at `at` in the row's sums.
+// Stores row i of `to`, n elements, from the row's sums at offset `at`.
 void store_pool_row(const Gradient& to, const PoolItem& item, const PoolSums& pool, std::int64_t i, std::int64_t at,
                     std::int64_t n, float scale) {
   const float* const sums = pool.row(i) + at;

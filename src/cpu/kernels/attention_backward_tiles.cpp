@@ -12,11 +12,11 @@
 //     dV += P^T dO, dK += dS^T Q                 for 32 keys over all rows       A: P^T, dS^T         B: dO, Q
 //     dQ^T += K^T dS^T                           for 32 rows over the block      A: K^T               B: dS^T
 //
-// Nothing is transposed within: K and V are A as they lie, and the operands that are neither are packed once per item
-// (K^T) or chunk. A pairs rows i and i + 16, which is how two vectors of rows merge without a shuffle; so do dO and Q,
-// and likewise B and K^T keys. P and dS take the place of the scores they come from, whose lines are in L1 already:
-// elsewhere their stores would miss it, and took longer than the exponentials.
-// Heads with elements that the matrix unit cannot be given (Inf and NaN among them) go to the vector kernel.
+// The loops transpose nothing: K and V are A in place, and other operands are packed once per work item (K^T) or
+// chunk. A, dO and Q pair rows i and i + 16, which lets two vectors of rows merge without a shuffle; B and K^T pair
+// keys likewise. P and dS overwrite the scores that they are computed from, since those lines are in L1: stores
+// elsewhere would miss L1 and take longer than the exponentials. Heads with elements that the matrix unit cannot hold
+// (Inf and NaN among them) go to the vector kernel.
 #include "cpu/kernels/backward_tiles_scores.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
@@ -62,15 +62,15 @@ struct BlockProducts {
   Tiles& tiles;
   Pending& pending;
   RowChunk* rows;
-  std::int64_t count;       // chunks of rows
-  std::int64_t key, first;  // of the block; of the item
-  std::int64_t key_chunks;  // that there are
+  std::int64_t count;       // chunks of 32 rows
+  std::int64_t key, first;  // first key of the block; of the work item
+  std::int64_t key_chunks;  // chunks of 32 keys that exist
 
   bool sees(std::int64_t r, std::int64_t c) const {
     const std::int64_t from = key + c * kChunk;
     return rows[r].low < from + kChunk && rows[r].high > from;
   }
-  std::int64_t at(std::int64_t c) const { return key - first + c * kChunk; }  // of the item's keys
+  std::int64_t at(std::int64_t c) const { return key - first + c * kChunk; }  // relative to the work item's first key
   char* scores_of(std::int64_t c, std::int64_t r) const { return w.scores + (c * kRowChunks + r) * kChunkBytes; }
 
   template <class Layout = InRows, class Interleaved>
@@ -81,7 +81,8 @@ struct BlockProducts {
                                          start, c, pending, interleaved);
   }
 
-  // P and dS of the block. The vectors' work on 32 x 32 scores is interleaved with the products of the next.
+  // Computes P and dS of the block. The exponentials of one 32 x 32 chunk are interleaved with the products of the
+  // next: `due` grows by `rate` per product, and at kOne a pair of rows is due.
   [[gnu::noinline]] void scores() {
     const bool modified = needs_finish(p.score), capped = p.score.softcap_log2 != 0;
     constexpr std::int64_t kPairs = kTileRows / kMergedRows, kOne = 1 << 16;
@@ -95,7 +96,7 @@ struct BlockProducts {
       if (!previous.is_done()) previous.next_pairs();
     };
     store_pending(tiles, pending, w.discarded);
-    // Four operands of two by one chunks stay in L1 beside the scores.
+    // The order of chunks keeps four operands, of two chunks of keys and one of rows, in L1 beside the scores.
     for (std::int64_t step = 0; step < (key_chunks + 1) / 2 * count; ++step)
       for (std::int64_t c = step / count * 2, r = step % count; c < min(step / count * 2 + 2, key_chunks); ++c) {
         if (!sees(r, c)) continue;
@@ -129,7 +130,7 @@ struct BlockProducts {
     while (!previous.is_done()) previous.next_pairs();
   }
 
-  // Chunks of rows from the first to the last that sees one of 32 keys.
+  // The range of row chunks that see one of 32 keys.
   KeyRange rows_of(std::int64_t c) const {
     std::int64_t from = 0, to = count;
     while (from < to && !sees(from, c)) ++from;
@@ -141,7 +142,7 @@ struct BlockProducts {
       if (const auto [from, to] = rows_of(c); from < to) w.started[at(c) / kChunk] = true;
   }
 
-  // sums += A B over the rows that see each 32 keys. A, P or dS, lies so far behind the scores; `b` is dO or Q.
+  // sums += A B over the rows that see each 32 keys. A is P or dS, `a_at` bytes after the scores; `b` is dO or Q.
   [[gnu::noinline]] void add_to_keys(std::int64_t a_at, const char* b, const Steps& steps, std::int64_t width,
                                      float* sums) {
     for (std::int64_t c = 0; c < key_chunks; ++c) {
@@ -221,7 +222,7 @@ void add_rows(const AttentionBackwardParams& p, const BackwardItem& item, std::i
     find_rows(head, r, chunk.rows, chunk.row);
     for (std::int64_t i = chunk.rows; i < kChunk; ++i) chunk.row[i] = chunk.row[chunk.rows - 1];
     chunk.low = chunk.first(0), chunk.high = chunk.last(kChunk - 1);
-    chunk.started = !item.split && chunk.low < chunk.high && chunk.low < first_key;  // by an item before
+    chunk.started = !item.split && chunk.low < chunk.high && chunk.low < first_key;  // by an earlier work item
     if (chunk.low < chunk.high) low = min(low, chunk.low), high = max(high, chunk.high);
     if (!chunk.started) fill(chunk.dslope, kChunk, 0);
     prepare(p, head, chunk, count, w);
@@ -273,7 +274,7 @@ void end(const AttentionBackwardParams& p, const BackwardItem& item, std::byte* 
 
 }  // namespace
 
-// The gradient of the bias is the vector kernel's.
+// The vector kernel computes the gradient of the bias.
 std::size_t bias_scratch_bytes(const BackwardShape& shape) noexcept {
   return vector_kernel().bias_scratch_bytes(shape);
 }

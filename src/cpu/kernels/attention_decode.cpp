@@ -8,11 +8,12 @@
 //                                                         keys' where rows are few
 //       O[row] += P V                                     lanes along dv
 //
-// During each product the rows needed next are prefetched: this block's values and the next block's keys; where rows
-// are packed, the next block's keys and values. Scales of whole rows multiply scores and weights instead of elements.
+// Each product prefetches the rows that the next ones need: this block's values, then the next block's keys; where
+// rows are packed, the next block's keys and values. Scales of whole rows multiply scores and weights instead of
+// elements.
 //
-// The code, by job: decode_item.hpp has the state of a work item, decode_keys.hpp finds and packs a block's rows, and
-// decode_nonfinite.hpp has the sums where NaN or Inf may be.
+// The code: decode_item.hpp has the state of a work item, decode_keys.hpp finds and packs a block's rows, and
+// decode_nonfinite.hpp computes the sums where NaN or Inf may be.
 #include "cpu/kernels/decode_keys.hpp"
 #include "cpu/kernels/decode_nonfinite.hpp"
 #include "cpu/tile/epilogue.hpp"
@@ -22,7 +23,7 @@ namespace {
 
 void start(DecodeItem& item, std::int64_t i) {
   reset(item.head, item.q_blocks[i]);
-  // Three rows are a tile of four, which adds to a row more than there is.
+  // Rounded up: a tile of four computes three rows, and also adds to the row after them.
   for (float* rows : {item.o(i), item.o_accum(i)})
     fill(rows, round_up(item.q_blocks[i].rows, kRowsOfTile) * item.w.o_stride, 0);
 }
@@ -44,7 +45,8 @@ void make_query_block(DecodeItem& item, std::int64_t i, std::int64_t r, std::int
              .partial = partial};
   find_rows(item.head, r, rows, q_block.row);
   for (std::int64_t lane = rows; lane < kLanes; ++lane) q_block.row[lane] = q_block.row[rows - 1];
-  // Few rows share a vector with several keys, unless modifiers or dropout follow, which take one key to a vector.
+  // With few rows, a vector holds the scores of several keys, unless modifiers or dropout follow: these need one key
+  // to a vector.
   std::int64_t& stride = item.score_stride[i] = kLanes;
   while (stride / 2 >= rows && !needs_finish(p.score) && !p.score.dropout.given) stride /= 2;
   for (std::int64_t lane = stride; lane < kLanes; ++lane) q_block.row[lane] = q_block.row[lane - stride];
@@ -67,7 +69,7 @@ void make_query_block(DecodeItem& item, std::int64_t i, std::int64_t r, std::int
   start(item, i);
 }
 
-// A run of blocks joins the query block's total, which is the output after the last.
+// Ends an accumulation interval: o_accum += o. After the last block, o_accum is the output.
 void add_to_accum(const DecodeItem& item, std::int64_t q_block) {
   float *const o = item.o(q_block), *const accum = item.o_accum(q_block);
   for (std::int64_t c = 0; c < item.q_blocks[q_block].rows * item.w.o_stride; c += kLanes) {
@@ -76,8 +78,8 @@ void add_to_accum(const DecodeItem& item, std::int64_t q_block) {
   }
 }
 
-// w.s = the final scores of keys [begin, end) of the block, as to_exponents() has them, w.block_max their maxima.
-// Returns false if all are masked.
+// Computes w.s, the final scores of keys [begin, end) of the block in the form that to_exponents() describes, and
+// w.block_max, their maxima. Returns false if all keys are masked.
 bool score(DecodeItem& item, std::int64_t i, const BlockRows& block, const DecodeScores& scores) {
   const AttentionParams& p = item.p;
   const AttentionDecodeScratch& w = item.w;
@@ -102,7 +104,8 @@ bool score(DecodeItem& item, std::int64_t i, const BlockRows& block, const Decod
   return true;
 }
 
-// Moves m of the lanes that must, and with it O, and the scores in vectors from `from` to `to` (none if equal).
+// Moves m of the lanes that must move, and rescales O. Also lowers the scores in vectors [from, to), none if they are
+// equal.
 [[gnu::noinline, gnu::cold]] void move_m_and_o(const DecodeItem& item, std::int64_t i, std::int64_t from,
                                                std::int64_t to) {
   const AttentionDecodeScratch& w = item.w;
@@ -117,7 +120,7 @@ bool score(DecodeItem& item, std::int64_t i, const BlockRows& block, const Decod
       rescale(rows + r * w.o_stride, kLanes, w.o_stride / kLanes, vec(factor[r]));
 }
 
-// QueryBlock i against a block.
+// Attention of query block i to a block of keys.
 void attend_block(DecodeItem& item, std::int64_t i, const BlockRows& block, bool isolate_non_finite) {
   const FlushDenormals flush;
   const AttentionParams& p = item.p;
@@ -150,7 +153,7 @@ void attend_block(DecodeItem& item, std::int64_t i, const BlockRows& block, bool
                         item.o(i), w.o_stride, item.prefetch_with_values);
 }
 
-// Panels [begin, end) over all keys that any of them sees.
+// Attends query blocks [begin, end) over all keys that any of them sees.
 void sweep(DecodeItem& item, std::int64_t begin, std::int64_t end, bool isolate_non_finite) {
   const std::int64_t first = item.q_blocks[begin].first(0), last = item.q_blocks[end - 1].last(kLanes - 1);
   if (first >= last) return;
@@ -218,7 +221,8 @@ void run(const AttentionParams& p, const WorkItem& work_item, std::byte* scratch
     make_query_block(item, count++, r, min(kLanes, row_end - r));
   sweep(item, 0, count, false);
   for (std::int64_t i = 0; i < count; ++i) {
-    // O has the order of the values that it sums: those in place are deinterleaved, isolated ones are not.
+    // The columns of O are in the order of the values that were summed: deinterleaved if read in place, in order if
+    // isolated.
     const bool deinterleaved = p.kv_type == DType::bf16 && !item.packed;
     if (!store_rows(item, i, deinterleaved)) [[unlikely]] {
       start(item, i);

@@ -1,5 +1,5 @@
-// attention_prefill: out = softmax(score(q k^T)) v in fp32, online softmax, no S x S matrix. Inputs that are not fp32
-// are widened on their way into scratch, q by query blocks and k and v by blocks; output is rounded as it is stored.
+// attention_prefill: out = softmax(score(q k^T)) v in fp32, by online softmax, without an S x S matrix. Packing widens
+// inputs that are not fp32, query block by query block and key block by key block; storing rounds the output.
 //
 //   for each block of kBlockK keys that some row sees         K and V blocks: 4 kBlockK (d + dv) bytes from L2
 //     for each query block of `width` query rows                    Q^T, O^T: 4 width (d + dv) bytes from L2
@@ -8,8 +8,8 @@
 //       P^T = 2^(scale S^T - m), l += sum; dropout
 //       O^T += V^T P^T        2 kBlockK width dv FLOPs
 //
-// Blocks start at multiples of kBlockK from the sequence's first key and sums run in key order, so that a row's bits do
-// not depend on how rows are grouped into query blocks and items. A masked key adds an exact 0.
+// Key blocks start at multiples of kBlockK from the sequence's first key, and sums run in key order. So a row's bits
+// do not depend on how rows are grouped into query blocks and work items. A masked key adds an exact 0.
 #include "cpu/kernels/kernels.hpp"
 #include "cpu/tile/carver.hpp"
 #include "cpu/tile/dropout.hpp"
@@ -22,23 +22,24 @@
 namespace rapt::cpu::RAPT_ISA {
 namespace {
 
-// Scores of a query block stay in L1 with a strip of V, and a block's sums stay short. 192 was 0.3 points faster on Zen
-// 4 with AVX2 (on Sapphire Rapids 0.5 with AVX-512, -0.5 with AVX2) and broke the contract's bound on rising values.
+// The scores of a query block stay in L1 beside a strip of V, and sums over a block stay short. 192 keys were 0.3
+// points faster on Zen 4 with AVX2 (on Sapphire Rapids 0.5 with AVX-512, -0.5 with AVX2), but broke the contract's
+// bound on rising values.
 constexpr std::int64_t kBlockK = 128;
 constexpr std::int64_t kWidth = kVecs * kLanes;
 constexpr std::int64_t kTileKeys = rows_of_tile(kVecs);
-constexpr std::int64_t kMaxQueryBlocks = 16;  // of an item
+constexpr std::int64_t kMaxQueryBlocks = 16;  // of a work item
 constexpr std::int64_t kIntervalKeys = kIntervalBlocks * kBlockK;
 
 struct AttentionPrefillScratch {
   Row* row;
-  float *qt, *ot, *ot_accum, *neg_m, *l, *l_compensation;  // all query blocks, back to back
+  float *qt, *ot, *ot_accum, *neg_m, *l, *l_compensation;  // for all query blocks, one after another
   float *s, *block_max, *block_max_exponent, *short_sum,
-      *sum;                 // one query block and block: scores, their maxima and sums
-  float *k, *v;             // one block, packed
-  float *zero, *discarded;  // a row of zeros, a row that is written, never read
-  QueryBlock* q_blocks;     // of the item: as a local array, the few of a small one would have all 16 set to zero
-  const std::byte** prefetch_rows;  // rows to be fetched: keys, values and tails of two blocks, Q, out
+      *sum;                         // for one score block: scores, maxima and sums
+  float *k, *v;                     // one block, packed
+  float *zero, *discarded;          // a row of zeros, a row that is written, never read
+  QueryBlock* q_blocks;             // here, because a local array would zero all 16 even if few are used
+  const std::byte** prefetch_rows;  // rows to prefetch: keys, values and tails of two key blocks, Q, out
   Row* next_row;                    // of the next item
 
   AttentionPrefillScratch(Carver& carver, const AttentionShape& shape) {
@@ -65,9 +66,9 @@ struct AttentionPrefillScratch {
   }
 };
 
-// Replaces the non-finite elements of V's block, packed in `w.v`, by 0; the elements themselves are added to the output
-// of the rows that see them and do not drop them (any positive weight gives the same inf or NaN). Scores must be final
-// and not yet exponentiated.
+// Replaces the non-finite elements of V's block, packed in `w.v`, by 0, and adds them to the output of the rows that
+// see them and do not drop them (any positive weight gives the same inf or NaN). Scores must be final and not yet
+// exponentiated.
 [[gnu::noinline, gnu::cold]] void add_non_finite(const Head& head, const QueryBlock& q_block, std::int64_t k0,
                                                  std::int64_t begin, std::int64_t end,
                                                  const AttentionPrefillScratch& w) {
@@ -87,8 +88,8 @@ struct AttentionPrefillScratch {
     }
 }
 
-// w.s = the final scores of a block for a query block of kW vectors, as to_exponents() has them, w.block_max = their
-// maxima. Returns false if all are masked.
+// Computes w.s, the final scores of a score block of kW vectors, in the form that to_exponents() describes, and
+// w.block_max, their maxima. Returns false if all keys are masked.
 template <int kW>
 bool score(const Head& head, const QueryBlock& q_block, std::int64_t k0, const BlockSegments& c, KvBlock kb,
            const AttentionPrefillScratch& w, TilePrefetcher* prefetcher) {
@@ -114,7 +115,7 @@ bool score(const Head& head, const QueryBlock& q_block, std::int64_t k0, const B
   return visible;
 }
 
-// A query block of kW vectors against the block of n keys at k0.
+// Attention of a query block of kW vectors to the block of n keys at k0.
 template <int kW>
 void attend_block(const Head& head, QueryBlock& q_block, std::int64_t k0, std::int64_t n, KvBlock kb, KvBlock vb,
                   bool isolate_non_finite, const AttentionPrefillScratch& w, TilePrefetcher* prefetcher) {
@@ -127,13 +128,13 @@ void attend_block(const Head& head, QueryBlock& q_block, std::int64_t k0, std::i
   apply(exponents, width, w.block_max, w.block_max_exponent);
   if (any_must_move(q_block, w.block_max_exponent)) [[unlikely]] {
     move_m(q_block, dv, w.block_max_exponent, nullptr, 0);
-    // Modified scores are counted again relative to the new m: equal keys of different blocks get equal weights, and
-    // small scores keep their low bits.
+    // Modified scores are computed again relative to the new m: equal keys of different blocks then get equal weights,
+    // and small scores keep their low bits.
     if (needs_finish(head.p.score)) score<kW>(head, q_block, k0, c, kb, w, prefetcher);
     apply(exponents, width, w.block_max, w.block_max_exponent);
     if (any_must_move(q_block, w.block_max_exponent)) {
-      // Scores so large that m cannot take the step: they take it in place. (The lanes of vectors that have dropped out
-      // hold garbage: harmless.)
+      // m is too large to absorb the step, so the scores themselves are lowered. (Vectors that read no keys here have
+      // garbage lanes, which is harmless.)
       const std::int64_t begin = c.begin * width, keys = c.end[kW - 1] - c.begin;
       for (std::int64_t i = 0; i < keys * width; i += width) apply(exponents, width, w.s + begin + i, w.s + begin + i);
       exponents = {1, w.zero};
@@ -176,7 +177,8 @@ void attend_block(const Head& head, QueryBlock& q_block, std::int64_t k0, std::i
   }
 }
 
-// Rows to be fetched towards L2 during the arithmetic: those of a head's tensors that are missed in a bunch stall it.
+// Prefetch into L2 during arithmetic. Cache misses of a head's tensors would otherwise come in bursts and stall the
+// kernel.
 void add_keys(TilePrefetcher& prefetcher, const Head& head, const void* data, DType type, const Strides& s,
               std::int64_t n, std::int64_t first, std::int64_t last) {
   if (s.d != 1 || first >= last) return;
@@ -202,13 +204,13 @@ void add_rows(TilePrefetcher& prefetcher, const Head& head, const void* data, DT
 bool sees(const QueryBlock& q_block, std::int64_t k0) {
   return q_block.first(0) < k0 + kBlockK && q_block.last(q_block.width - 1) > k0;
 }
-// Register tiles of a visit.
+// The register tiles of a score block.
 std::int64_t tiles_of(std::int64_t keys, std::int64_t dv) {
   const auto parts = [](std::int64_t n, std::int64_t of) { return (n + of - 1) / of; };
   return parts(keys, kTileKeys) + parts(keys, kSumKeys) * parts(dv, kTileKeys);
 }
 
-// What the next item begins with: its first block of keys, and the queries that meet it soon.
+// The rows that the next work item reads first: its first block of keys, and the queries that see it.
 struct NextItem {
   Head head;
   std::int64_t key_begin, key_end, rows;
@@ -218,12 +220,12 @@ struct NextItem {
     rows = min(min(item.row_end, head.len_q * p.group) - item.row_begin, kMaxQueryBlocks * kWidth);
     find_rows(head, item.row_begin, rows, row_of);
     const std::int64_t last = row[rows - 1].last;
-    // Not from the block's begin: what no row sees may not be there.
+    // Starts at the first visible key, not at the block's start: keys that no row sees may not exist.
     key_begin = row[0].first;
     key_end = min(last, (key_begin / kBlockK + 1) * kBlockK);
     if (key_end < last) rows = min(rows, kWidth);
   }
-  // Part i of n of that.
+  // Adds part i of n of these rows to the prefetcher.
   void add_to(TilePrefetcher& prefetcher, bool shared, std::int64_t i, std::int64_t n) const {
     const AttentionParams& p = head.p;
     const auto at = [&](std::int64_t count, std::int64_t part) { return max(count, 0) * part / n; };
@@ -233,7 +235,7 @@ struct NextItem {
   }
 };
 
-// All query blocks share one sweep over the keys that any of them sees.
+// Attends over all keys that any query block sees, block by block; all query blocks share each block of keys.
 void sweep(const Head& head, QueryBlock* q_blocks, std::int64_t count, bool isolate_non_finite,
            const AttentionPrefillScratch& w, const NextItem* next_item) {
   const AttentionParams& p = head.p;
@@ -241,7 +243,7 @@ void sweep(const Head& head, QueryBlock* q_blocks, std::int64_t count, bool isol
   if (first >= last) return;
   const bool far = last - first > kBlockK;
   const bool pack_k = must_pack_keys(p),
-             pack_v = must_pack_values(p) || isolate_non_finite;  // add_non_finite edits a copy
+             pack_v = must_pack_values(p) || isolate_non_finite;  // add_non_finite() edits the packed copy
   const bool shared = pack_k && !isolate_non_finite && begin_with_values(p);
   const bool prefetches = far || next_item;
   const auto count_seeing = [&](std::int64_t k0) {

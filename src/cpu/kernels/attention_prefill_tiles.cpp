@@ -6,24 +6,24 @@
 //
 // As in attention_prefill.cpp lanes and tile columns are queries: S^T = K Q^T, P^T = 2^(S^T scale - m), O^T += V^T P^T.
 //
-//   for each range of keys whose components fit L2           K and V are split into components, which stay for the next
+//   for each range of keys whose packed components fit L2    packs K and V as components, which stay for the next work
 //                                                            item; bf16 keys in whole cache lines are read in place
-//     for each query block of 32 rows, for each block of keys      a visit
-//       S^T = K Q^T                      tiles               while the vectors exponentiate the visit before
+//     for each score block                                   32 query rows, 64 to 256 keys
+//       S^T = K Q^T                      tiles               while the vectors exponentiate the previous score block
 //       mask, or finish the scores                           partial blocks only
-//       P^T = 2^(S^T scale - m)          vectors             while the tiles do the two others
-//       O^T += V^T P^T                   tiles               while the vectors exponentiate the visit after
+//       P^T = 2^(S^T scale - m)          vectors             while the tiles multiply the two other score blocks
+//       O^T += V^T P^T                   tiles               while the vectors exponentiate the next score block
 //
-// Of quantised keys the codes are components: groups of them are multiplied apart, and scale_scores() adds up these
-// products times the scales of the groups. Quantised values are dequantised, and rounded to bf16 as weights are.
+// Quantised keys: the codes are the components. Each group of columns is multiplied by itself, and scale_scores() sums
+// the products times the groups' scales. Quantised values are dequantised and rounded to bf16, as weights are.
 //
-// P is written over S. O is summed per run of ranges, then joined. Rows with a query that components cannot hold (Inf,
-// NaN, numbers the matrix unit takes for 0), that see such a key or value, or whose output is not finite, fall back to
-// the vector kernel.
+// P overwrites S. O is summed over an accumulation interval of several packed ranges, then added to ot_accum. A row
+// falls back to the vector kernel if components cannot hold its query (Inf, NaN, numbers that the matrix unit takes
+// for 0) or a key or value that it sees, or if its output is not finite.
 //
-// The code, by job: prefill_tiles_item.hpp has the state of a work item, prefill_tiles_pack.hpp the splitting,
-// prefill_tiles_pipeline.hpp the visits, prefill_tiles_scores.hpp what happens to scores between the products, and
-// prefill_tiles_fallback.hpp the rows that fall back.
+// The code: prefill_tiles_item.hpp has the state of a work item, prefill_tiles_pack.hpp splits into components,
+// prefill_tiles_pipeline.hpp runs the score blocks, prefill_tiles_scores.hpp finishes scores between the products, and
+// prefill_tiles_fallback.hpp finds the fallback rows.
 #include "cpu/kernels/prefill_tiles_fallback.hpp"
 #include "cpu/kernels/prefill_tiles_pack.hpp"
 #include "cpu/kernels/prefill_tiles_pipeline.hpp"
@@ -31,22 +31,23 @@
 namespace rapt::cpu::RAPT_ISA {
 namespace {
 
-// Outputs and lse of all query blocks.
+// Stores outputs and lse of all query blocks.
 template <int kComponents>
 void finish(PrefillItem<kComponents>& item) {
   for (std::int64_t i = 0; i < item.count; ++i) {
     finish_accum(item.q_blocks[i], item.w.dv);
-    // Relative to such a sink weights may be denormals, which the matrix unit takes for 0.
+    // Relative to a large sink, weights may be denormals, which the matrix unit takes for 0.
     if (item.p.score.sinks && item.head.whole)
       item.fallback[i] |= rows_whose_sink_outweighs_keys(item, item.q_blocks[i]);
   }
   {
-    const FlushDenormals flush;  // round_to_bf16_pairs() may do that: then it always happens
+    const FlushDenormals flush;  // round_to_bf16_pairs() may flush denormals; with this it always does
     for (std::int64_t i = 0; i < item.count; ++i) {
       if (item.all_fall_back(i)) continue;
       const QueryBlock& q_block = item.q_blocks[i];
       if (!store_query_block(item.head, q_block)) [[unlikely]]
-        item.fallback[i] |= rows_not_finite(item, q_block);  // what a row does not see may have leaked in (0 * inf)
+        item.fallback[i] |=
+            rows_not_finite(item, q_block);  // a value that the row does not see may have leaked in (0 * inf)
       store_lse(item.head, q_block);
     }
   }
@@ -78,7 +79,7 @@ void run(const AttentionParams& p, const WorkItem& work_item, std::byte* scratch
   finish(item);
 }
 
-// From where on a kernel is faster than those beside it: members of AttentionKernel.
+// From which sizes on this kernel is faster than others: members of AttentionKernel.
 struct Limits {
   int min_rows = 0;
   int min_key_elements = 0;

@@ -1,4 +1,4 @@
-// The part of attention_backward that every gradient needs: P and dS of a chunk of rows and a block of keys.
+// P and dS of a chunk of rows and a block of keys: the part of attention_backward that every gradient needs.
 #pragma once
 
 #include "cpu/kernels/backward_pool.hpp"
@@ -13,19 +13,19 @@ namespace rapt::cpu::RAPT_ISA {
 
 constexpr std::int64_t kBlockK = kBackwardKeys;
 constexpr std::int64_t kWidth = kVecs * kLanes;
-// P and dS of a chunk and a block of keys stay in L2. Sums of dK and dV are of so many rows before they are rounded
-// again.
+// The chunk size: P and dS of a chunk and a block of keys stay in L2, and dK and dV are summed over so many rows
+// before they are rounded again.
 constexpr std::int64_t kChunkQueryBlocks = 96 / kWidth, kChunkRows = kChunkQueryBlocks * kWidth;
 // A query block of the chunk. Its S^T, then P^T, lies at s, [kBlockK][width], and dP^T, then dS^T, at ds.
 struct GradQueryBlock : QueryBlock {
-  std::int64_t lane = 0;    // of the chunk, its first
+  std::int64_t lane = 0;    // its first lane within the chunk
   float* dout_t = nullptr;  // [dv][width]
   float *s = nullptr, *ds = nullptr;
-  float* cap = nullptr;        // [kBlockK][width] the softcap's derivative; null: none wanted
+  float* cap = nullptr;        // [kBlockK][width] the softcap's derivative; null: not needed
   float* neg_delta = nullptr;  // [width]
   float* dslope = nullptr;     // [width] sum of dS times the distance, for dalibi
-  BlockSegments segments{};    // of the block at hand
-  bool visible = false;        // a row sees one of its keys
+  BlockSegments segments{};    // of the current block of keys
+  bool visible = false;        // some row sees one of the block's keys
 };
 
 // Panels of `rows` rows, whose lanes follow each other in the scratch that `of_panel` hands out. Returns how many.
@@ -46,7 +46,7 @@ std::int64_t make_query_blocks(std::int64_t rows, GradQueryBlock* q_blocks, OfPa
   return count;
 }
 
-// dO . O of kLanes rows.
+// rowsum(dO * O) of kLanes rows.
 inline vec deltas(const AttentionBackwardParams& p, const Head& head, const Row* row) {
   vec sum[kLanes];
   with_float_type(p.dout_type, [&](auto dout_element) {
@@ -69,7 +69,7 @@ inline vec deltas(const AttentionBackwardParams& p, const Head& head, const Row*
   return sum[0];
 }
 
-// Whether mask and bias leave the row one of the keys that it could see.
+// Whether mask and bias leave the row at least one of the keys in its range.
 inline bool sees_a_key(const Head& head, const Row& row) {
   const ScoreParams& s = head.p.score;
   for (std::int64_t j = row.first; j < row.last; ++j) {
@@ -81,24 +81,24 @@ inline bool sees_a_key(const Head& head, const Row& row) {
   return false;
 }
 
-// neg_m = -lse, which weights are relative to, and neg_delta of n rows, a multiple of kLanes.
+// Computes neg_m = -lse, so that weights are probabilities, and neg_delta, of n rows, a multiple of kLanes.
 inline void prepare_rows(const AttentionBackwardParams& p, const Head& head, const Row* row, std::int64_t n,
                          float* neg_m, float* neg_delta) {
   for (std::int64_t r = 0; r < n; r += kLanes) store(neg_delta + r, vec(0.f) - deltas(p, head, row + r));
   for (std::int64_t r = 0; r < n; ++r) {
     const float lse = p.lse[row_at(p.lse_stride, head, row[r])];
-    // A row that sees no key has weights of 0; of one that saw +inf they are NaN, as the forward's.
+    // A row that sees no key has weights of 0. The weights of a row that saw +inf are NaN, as in the forward.
     neg_m[r] = lse == -kInfinity  ? -kInfinity
                : lse == kInfinity ? __builtin_nanf("")
                                   : static_cast<float>(-(static_cast<double>(lse) * rapt::kLog2e +
                                                          static_cast<double>(alibi_shift_log2(head, row[r]))));
-    // A sink gets nothing but dlse from a row without keys, even if its dout is not finite.
+    // A row that sees no key contributes only dlse to its sink's gradient, even if its dout is not finite.
     if (p.grad_sinks && !(abs_of(neg_delta[r]) < kInfinity) && !sees_a_key(head, row[r])) neg_delta[r] = 0;
     if (p.dlse) neg_delta[r] += p.dlse[row_at(p.dlse_stride, head, row[r])];
   }
 }
 
-// Q^T, dO^T and what else a query block needs of its rows.
+// Packs Q^T and dO^T of a query block, and prepares its rows.
 inline void prepare_query_block(const AttentionBackwardParams& p, const Head& head, GradQueryBlock& q_block) {
   with_float_type(p.q_type, [&](auto e) {
     pack_rows(static_cast<const decltype(e)*>(p.q), p.q_stride, p.d, head, q_block, q_block.qt);
@@ -109,7 +109,7 @@ inline void prepare_query_block(const AttentionBackwardParams& p, const Head& he
   prepare_rows(p, head, q_block.row, q_block.width, q_block.neg_m, q_block.neg_delta);
 }
 
-// Gathered keys lie anywhere.
+// Gathered keys are scattered in memory, so they are always packed.
 inline bool must_pack_value_rows(const AttentionBackwardParams& p) {
   return p.kv_type != DType::f32 || p.v_stride.d != 1 || p.tokens > 0;
 }
@@ -118,14 +118,14 @@ inline bool must_pack_keys_twice(const AttentionBackwardParams& p) {  // read as
   return must_pack_keys(p) || (s.s >= 512 && s.s != p.d) || p.tokens > 0;
 }
 
-// No weight is above 1, but the exponent of one near it may be off by the roundings of its score and of lse, by
-// hundreds where these are 1e9.
+// Clamps an exponent to 0. No weight is above 1, but the exponent of a weight near 1 has the rounding errors of its
+// score and of lse, hundreds where these are 1e9.
 [[gnu::always_inline]] inline vec at_most_0(vec exponent) {
   return xsimd::min(vec(0.f), exponent);  // in this order NaN stays
 }
 
-// P^T over the exponents at s, and dS^T over dP^T at ds. Masked: hidden keys have a score
-// of -inf, whatever lse and dP are.
+// Writes P^T over the exponents at s, and dS^T over dP^T at ds. kMasked: hidden keys have a score of -inf, and get 0
+// whatever lse and dP are.
 template <int kV, int kW, bool kMasked>
 [[gnu::noinline]] void differentiate(float* s, float* ds, std::int64_t begin, std::int64_t end, ToExponents e,
                                      const float* neg_delta) {
@@ -150,8 +150,8 @@ template <int kV, int kW, bool kMasked>
     }
 }
 
-// Scores, final as to_exponents() has them, and dP of the block's keys that the query block looks at. Returns whether
-// it sees any.
+// Computes scores, final in the form that to_exponents() describes, and dP, of the block's keys that the query block
+// reads. Returns whether it sees any.
 template <int kW>
 bool score(const Head& head, GradQueryBlock& q_block, std::int64_t k0, std::int64_t n, KvBlock kb, KvBlock vb,
            float* discarded) {
@@ -178,8 +178,8 @@ bool score(const Head& head, GradQueryBlock& q_block, std::int64_t k0, std::int6
   return visible;
 }
 
-// P^T and dS^T of one vector of rows over its scores and dP, with dropout: both P and dP are what is left of them, but
-// P within dS is whole.
+// P^T and dS^T of one vector of rows, written over scores and dP, with dropout: it applies to P and to dP, but P
+// within dS is not dropped.
 [[gnu::noinline]] inline void differentiate_with_dropout(const Head& head, const GradQueryBlock& q_block,
                                                          std::int64_t v, std::int64_t k0, ToExponents e) {
   const std::int64_t lane = v * kLanes;
@@ -196,7 +196,7 @@ bool score(const Head& head, GradQueryBlock& q_block, std::int64_t k0, std::int6
       });
 }
 
-// P^T and dS^T over them, once scores are final.
+// Writes P^T and dS^T over final scores and dP.
 template <int kW>
 void differentiate(const Head& head, const GradQueryBlock& q_block, std::int64_t k0, const float* zero) {
   const ToExponents e = to_exponents(head.p.score, q_block, zero);
@@ -215,8 +215,8 @@ void differentiate(const Head& head, const GradQueryBlock& q_block, std::int64_t
   }
 }
 
-// dslope += what dS of keys [begin, end) of the block, as bias and slopes get it, gives the slopes of one vector of
-// rows.
+// Adds to dslope the contribution of keys [begin, end) of the block to the slopes' gradient, for one vector of rows.
+// `ds` is dS before the softcap's derivative.
 inline void add_to_slopes(const Head& head, const QueryBlock& q_block, std::int64_t v, std::int64_t k0,
                           std::int64_t begin, std::int64_t end, const float* ds, float* dslope) {
   const std::int64_t lane = v * kLanes;
@@ -249,7 +249,7 @@ inline void store_rows(const Gradient& to, const Head& head, const QueryBlock& q
   });
 }
 
-// What each row of a query block adds to the gradients of its head's sink and slope.
+// Stores each row's share of the gradients of its head's sink and slope.
 inline void store_row_sums(const AttentionBackwardParams& p, const Head& head, const QueryBlock& q_block,
                            const float* neg_delta, const float* dslope, const BackwardItem& item) {
   for (std::int64_t i = 0; i < q_block.rows; ++i) {
@@ -263,9 +263,9 @@ inline void store_row_sums(const AttentionBackwardParams& p, const Head& head, c
   }
 }
 
-// What both kernels' items are.
+// Work items of both kernels.
 struct ItemKeys {
-  std::int64_t begin, end;  // of the item, that are there
+  std::int64_t begin, end;  // the existing keys of the work item
 };
 inline ItemKeys keys_of(const Head& head, const BackwardItem& item) {
   return {min(item.key_begin, head.len_k), min(item.key_end, head.len_k)};
@@ -277,13 +277,13 @@ inline WorkItem all_rows(const BackwardItem& item) {
   return {item.b, item.hk, 0, 0, 0, INT64_MAX, nullptr};
 }
 
-// 32 x 32 sums of dK or dV.
+// The sums of dK or dV for 32 keys and 32 columns.
 struct KeySums {
   const float* data;
   std::int64_t stride;  // floats from key to key
 };
-// Sums of dK or dV, times the scale, -> the gradient; those of keys that are not there are 0. `sums_of(j, c)` is where
-// those of 32 keys from the item's key j on lie, 32 columns from c on, j and c multiples of 32.
+// Stores sums of dK or dV, times the scale, as the gradient; keys that do not exist get 0. sums_of(j, c) returns the
+// sums of 32 keys from the work item's key j on and 32 columns from c on; both are multiples of 32.
 template <class SumsOf>
 void store_keys(const Gradient& to, const Head& head, const BackwardItem& item, std::int64_t n, float scale,
                 SumsOf sums_of) {
@@ -306,8 +306,8 @@ void store_keys(const Gradient& to, const Head& head, const BackwardItem& item, 
   });
 }
 
-// Gathered keys: adds dK and dV of the item's keys to the sums of their rows. `of_k` and `of_v` say where they lie, as
-// the `sums_of` of store_keys().
+// Gathered keys: adds dK and dV of the work item's keys to the sums of their pool rows. `of_k` and `of_v` are like
+// `sums_of` of store_keys().
 template <class SumsOfK, class SumsOfV>
 void add_to_pool(const AttentionBackwardParams& p, const Head& head, const BackwardItem& item, SumsOfK of_k,
                  SumsOfV of_v) {

@@ -1,4 +1,4 @@
-// Of attention_backward_tiles.cpp: from scores and dP of 32 keys x 32 rows to P and dS over them.
+// Part of attention_backward_tiles.cpp: turns S and dP of 32 keys x 32 rows into P and dS in place.
 #pragma once
 
 #include "cpu/kernels/backward_tiles_item.hpp"
@@ -6,11 +6,11 @@
 namespace rapt::cpu::RAPT_ISA {
 namespace {
 
-// Keys j and j + 16 at a time, for 32 rows; where rows of pairs are merged, those of the next key with them.
+// Computes P and dS of keys j and j + 16 at a time, for 32 rows; where rows of pairs are merged, of the next key too.
 template <int kComponents>
 struct ChunkGradients {
   static_assert(kComponents == 1 || kMergedRows == 1);
-  float *scores = nullptr, *end = nullptr;  // of key j; of key 16
+  float *scores = nullptr, *end = nullptr;  // scores of key j; of key 16, where j ends
   vec scale, add[kVecsOfChunk], neg_delta[kVecsOfChunk];
 
   [[gnu::always_inline]] bool is_done() const { return scores == end; }
@@ -21,8 +21,8 @@ struct ChunkGradients {
   }
 
  private:
-  // Of rows in vector i of either half. With one component, what is stored takes the place of what this has loaded, and
-  // of nothing else; with two, dS as pairs lies behind.
+  // Computes vector i of both halves of rows. With one component, stores overwrite only what this call has loaded;
+  // with two, dS as pairs has its own place.
   [[gnu::always_inline]] void next_pairs_of(int i) {
     using Scratch = AttentionBackwardTilesScratch<kComponents>;
     constexpr std::int64_t kFloats = kTileBytes / 4;
@@ -67,17 +67,17 @@ struct ChunkGradients {
       }
     }
   }
-  // Truncated to bf16, it is x rounded.
+  // Adds half a bf16 ulp, so that truncation to bf16 rounds x.
   [[gnu::always_inline]] static vec for_truncation(vec x) {
     return cast_to_float(cast_to_int(x) + ivec(0x8000));
   }
 };
 
-// Whether the products of 32 keys are their final scores: all rows see all of them, and nothing modifies them.
+// Whether q.k of 32 keys are final scores: all rows see all keys, and nothing modifies scores.
 bool is_finished(const RowChunk& rows, std::int64_t key, bool modified) {
   return !modified && rows.first(kChunk - 1) <= key && rows.last(0) >= key + kChunk;
 }
-// The rows as functions of query blocks want them whose scores lie in halves, from_half() floats further.
+// The query block as functions expect it whose scores are in halves, from_half() floats further.
 QueryBlock in_halves(const RowChunk& rows) {
   QueryBlock q_block = rows;
   q_block.width = InHalves::kRow;
@@ -102,7 +102,8 @@ void finish(const Head& head, const RowChunk& rows, std::int64_t key, bool modif
   }
 }
 
-// dslope += what final scores of 32 keys, and their dP, give: dS as the vector kernel has it, not rounded to bf16.
+// Adds the contribution of 32 keys to dslope, from final scores and dP. dS is computed in fp32, as in the vector
+// kernel, and not rounded to bf16.
 [[gnu::noinline]] void add_exact_slopes(const Head& head, const RowChunk& rows, std::int64_t key, const float* s,
                                         const float* zero, float* exact) {
   const QueryBlock q_block = in_halves(rows);
@@ -115,7 +116,7 @@ void finish(const Head& head, const RowChunk& rows, std::int64_t key, bool modif
     add_to_slopes(head, q_block, i, key, 0, kChunk, ds + from_half(i), rows.dslope);
 }
 
-// dP -> (dP - delta) times the softcap's derivative, of which weights make dX.
+// dP -> (dP - delta) times the softcap's derivative; times the weights this is dX.
 void cap_gradients(const float* neg_delta, const float* slopes, float* dp) {
   for (std::int64_t at = 0; at < kChunk * kChunk; at += kLanes) {
     const vec minus = load(neg_delta + at / InHalves::kRight * InHalves::kRow + at % InHalves::kRow);

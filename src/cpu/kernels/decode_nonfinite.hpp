@@ -1,4 +1,5 @@
-// Of attention_decode.cpp: keys whose scales, and values that, may be NaN or infinite.
+// Part of attention_decode.cpp: scores of keys whose scales are not finite, and sums over values that may be NaN or
+// infinite.
 #pragma once
 
 #include "cpu/kernels/decode_item.hpp"
@@ -7,7 +8,8 @@
 namespace rapt::cpu::RAPT_ISA {
 namespace {
 
-// The scores of key j, whose scale is not finite: elements of +inf and -inf, or 0 * inf, add up to NaN.
+// Computes the scores of key j, whose scale is not finite, from scaled elements: elements of +inf and -inf, or 0 *
+// inf, must add up to NaN.
 [[gnu::noinline, gnu::cold]] inline void dot_scaled_row(const DecodeItem& item, std::int64_t q_block,
                                                         const BlockRows& block, std::int64_t j, float* scores) {
   const AttentionDecodeScratch& w = item.w;
@@ -25,8 +27,8 @@ namespace {
   for (std::int64_t r = 0; r < rows; ++r) scores[r] = s[r];
 }
 
-// O += P V of keys [begin, end) where a value may be NaN or infinite: those masked or dropped are left out, and others
-// are not multiplied by a weight that may have become 0.
+// O += P V of keys [begin, end) where a value may be NaN or infinite. Masked or dropped values are left out, and
+// non-finite values are not multiplied by a weight, which may have underflowed to 0.
 [[gnu::noinline, gnu::cold]] inline void add_isolating_non_finite(const DecodeItem& item, std::int64_t q_block,
                                                                   const BlockRows& block, std::int64_t begin,
                                                                   std::int64_t end) {
@@ -44,7 +46,7 @@ namespace {
         item.v_products.widen(item.values(block)[j], w.v_scales, j, column_of(c, item.dv), value);
         const vec x = load(value), factor(scale ? scale[j] : 1.f);
         const auto finite = (x - x == vec(0.f)) & (factor - factor == vec(0.f));
-        const vec weight = xsimd::select(finite, vec(w.s[at]), vec(0.f));  // it has the factor
+        const vec weight = xsimd::select(finite, vec(w.s[at]), vec(0.f));  // the weight includes the factor
         acc = fma(weight, xsimd::select(finite, x, vec(0.f)), acc);
         if (is_dropped(p.score, place_of(item.head, rows.row[r], block.k0 + j))) continue;
         non_finite = non_finite + xsimd::select(finite, vec(0.f), x * factor);

@@ -2,17 +2,17 @@
 //
 //   Z = S / e,   e[c] = 2^24 times the product of channel c's decays after the window's first token
 //
-// so that, with kd = k e, qd = scale q e and ku = k / e, a token is three multiply-adds for each element of Z: a
-// prediction Z^T kd, a read-out Z^T qd and the write Z += ku u^T. Two tokens share one load and store of Z:
+// so that, with kd = k e, qd = scale q e and ku = k / e, a token costs three multiply-adds per element of Z: the
+// prediction Z^T kd, the read Z^T qd and the write Z += ku u^T. Two tokens share one load and store of Z:
 //
 //   read      x_i = Z^T kd_i,  y_i = Z^T qd_i                        i = 0, 1
-//   join      u_i = beta_i (v_i - x_i - sum_j<i (kd_i . ku_j) u_j),  out_i = y_i + sum_j<=i (qd_i . ku_j) u_j
+//   solve     u_i = beta_i (v_i - x_i - sum_j<i (kd_i . ku_j) u_j),  out_i = y_i + sum_j<=i (qd_i . ku_j) u_j
 //   write     Z += sum_i ku_i u_i^T                                  while the next two tokens read
 //
 // A token that would take some e out of [kWindowMin, kWindowMax] opens a new window: Z becomes S decayed, over 2^24,
-// and e starts again from there. The choice looks at this token and those before it, and so does every sum: a later
-// token changes no bit. Decays of any strength are exact to rounding: e is a running product, and 1 / e is of the
-// rounded e, to an ulp.
+// and e starts again from there. The decision depends on this token and earlier ones, and so does every sum, so a
+// later token changes no bit. Decays of any strength are exact to rounding: e is a running product, and 1 / e is
+// computed from the rounded e, to an ulp.
 #include "cpu/tile/delta_rule.hpp"
 
 #include "cpu/kernels/kernels.hpp"
@@ -22,11 +22,11 @@
 namespace rapt::cpu::RAPT_ISA {
 namespace {
 
-constexpr std::int64_t kBlock = 32;     // tokens that are prepared at a time: their rows stay in L2
-constexpr std::int64_t kAhead = 24576;  // bytes of a state that are fetched ahead, on into the next head's
+constexpr std::int64_t kBlock = 32;     // tokens prepared at a time; their rows stay in L2
+constexpr std::int64_t kAhead = 24576;  // prefetch distance in bytes of a state, which reaches into the next head's
 constexpr int kVecsOfBlock = kRegisters == 32 ? 4 : 2;
 
-// One or two tokens.
+// One or two tokens that share a pass over Z.
 struct TokenGroup {
   std::int64_t token, count;  // of the block
   bool opens_window, has_two_factors;
@@ -35,18 +35,18 @@ struct TokenGroup {
 
 struct DeltaRuleScratch {
   float* z;  // query blocks of columns, one after another, each [d][columns of the query block]
-  // [kBlock][d], qd [kBlock][reads][d]; decays, and what Z is multiplied by as a window opens: with the decay, or
-  // before.
+  // [kBlock][d]; qd: [kBlock][reads][d]. Decays, and the factor of Z as a window opens, which includes the decay
+  // unless the group has two factors.
   float *kd, *qd, *ku, *decay, *opening;
-  // [kBlock][1 + 2 reads], as vectors of parts and as sums: of a group's second token kd . ku_0; then for each query
-  // qd . ku_0, of second tokens, and qd . ku of the token itself.
+  // [kBlock][1 + 2 reads], as vectors of partial sums and as sums: kd . ku_0 for the second token of a group; then for
+  // each query qd . ku_0 (second tokens) and qd . ku of the token itself.
   vec* dots;
   float* products;
-  float *v, *out;                  // [kBlock][columns], where v is no row of its tensor; [kBlock][reads][columns]
+  float *v, *out;                  // v: [kBlock][columns], if not read in place; out: [kBlock][reads][columns]
   const float** v_row;             // [kBlock]
   float *e, *next_e, *row;         // [d]
   TokenGroup* group;               // [kBlock]
-  std::int64_t d, columns, reads;  // the first two padded to whole vectors
+  std::int64_t d, columns, reads;  // d and columns padded to whole vectors
 
   DeltaRuleScratch(Carver& carver, const DeltaRuleShape& shape)
       : d(round_up(shape.d, kLanes)), columns(round_up(shape.columns, kLanes)), reads(shape.reads) {
@@ -63,7 +63,8 @@ struct DeltaRuleScratch {
   }
 };
 
-// Multiplies `opening` by the decay, unless some product would be flushed that is not 0 as the decay is.
+// Multiplies `opening` by the decay and returns true, unless some product would be flushed to 0 although the decay is
+// not 0.
 bool multiply_by_decay(const DeltaRuleScratch& w, const float* decay, float* opening) {
   for (std::int64_t c = 0; c < w.d; c += kLanes) {
     const vec own = load(decay + c);
@@ -73,7 +74,8 @@ bool multiply_by_decay(const DeltaRuleScratch& w, const float* decay, float* ope
   return true;
 }
 
-// Makes kd, qd, ku and v of tokens [begin, begin + n), groups of them and their products; returns how many groups.
+// Computes kd, qd, ku and v of tokens [begin, begin + n), forms groups and their products, and returns the number of
+// groups.
 std::int64_t prepare(const DeltaRuleParams& p, const DeltaRuleItem& item, const DeltaTokens& tokens,
                      const DeltaRuleScratch& w, std::int64_t begin, std::int64_t n) {
   std::int64_t groups = 0;
@@ -124,7 +126,7 @@ std::int64_t prepare(const DeltaRuleParams& p, const DeltaRuleItem& item, const 
   return groups;
 }
 
-// kVecs vectors of columns of Z, and what tokens do to them.
+// A block of kVecs vectors of columns of Z, and the updates by a block of tokens.
 template <int kVecs, bool kDelta>
 class ColumnBlock {
  public:
@@ -155,7 +157,8 @@ class ColumnBlock {
     for (int v = 0; v < kVecs; ++v) row[v] = row[v] * vec(factor);
   }
 
-  // One pass over Z: it takes what kWrites tokens write, opens a window, and is read for kReads.
+  // One pass over Z: adds the writes of kWrites tokens, opens a window if kOpens, and computes predictions and reads
+  // of kReads tokens.
   template <int kWrites, int kReads, bool kOpens, bool kPredicts = kDelta>
   [[gnu::noinline]] void sweep(const TokenGroup& writes, const TokenGroup& reads, std::int64_t query = 0) {
     const float *const opening = rows(w_.opening, reads, 0), *const decay = rows(w_.decay, reads, 0);
@@ -212,7 +215,7 @@ class ColumnBlock {
     else reads.count == 2 ? sweep<kWrites, 2, false>(writes, reads) : sweep<kWrites, 1, false>(writes, reads);
   }
 
-  // What the tokens write, and their outputs.
+  // Solves the group's triangle: u, which the tokens write, and their outputs.
   void solve(const TokenGroup& group) {
     const bool two = group.count == 2;
     const float* const products = w_.products + group.token * (1 + 2 * w_.reads);
@@ -246,7 +249,7 @@ class ColumnBlock {
   alignas(64) TokenColumns u_, x_, y_;
 };
 
-// f(integral_constant<int, vectors>, first column) for query blocks that cover so many columns.
+// Calls f(integral_constant<int, vectors>, first column) for column blocks that cover so many columns.
 template <class F>
 void with_column_blocks(std::int64_t columns, F f) {
   std::int64_t c = 0;
@@ -284,8 +287,8 @@ class DeltaRuleRunner {
   }
 
  private:
-  // f(integral_constant<int, vectors>, row of the state, column of the item, Z there) for each row of each query block,
-  // row by row: in the order in which states lie in memory.
+  // Calls f(integral_constant<int, vectors>, row of the state, column of the work item, its address in Z) for each row
+  // of each column block, row by row: the order of states in memory.
   template <class F>
   void for_each_row(F f) const {
     for (std::int64_t i = 0; i < p_.d; ++i)
@@ -294,7 +297,7 @@ class DeltaRuleRunner {
             f(vectors, i, column, w_.z + column * p_.d + i * decltype(vectors)::value * kLanes);
           });
   }
-  // f(first row, column, Z there, its step from row to row) for squares of kLanes rows and columns.
+  // Calls f(first row, column, its address in Z, stride of rows) for squares of kLanes rows and columns.
   template <class F>
   void for_each_square(F f) const {
     with_column_blocks(w_.columns, [&](auto vectors, std::int64_t column) {
@@ -305,7 +308,7 @@ class DeltaRuleRunner {
     });
   }
   std::int64_t columns_at(std::int64_t column) const { return min(kLanes, item_.end - item_.begin - column); }
-  // The state's columns of a query block lie together.
+  // Whether a row of a column block is contiguous in the state.
   bool is_row(const StateRows& s, std::int64_t column, std::int64_t n) const {
     return s.dv_stride == 1 && item_.end - item_.begin - column >= n;
   }

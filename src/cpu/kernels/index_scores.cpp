@@ -15,7 +15,7 @@ constexpr std::int64_t kTokens = 8, kWidth = kVecs * kLanes;
 
 struct IndexScoresScratch {
   float* kt;           // [d][kWidth]
-  float *q, *weights;  // [queries][h][q_stride], where they cannot be read in place; [queries][h] times the scale
+  float *q, *weights;  // q: [queries][h][q_stride], if not read in place; weights: [queries][h], times the scale
   std::int64_t q_stride;
   Topk* topk;  // [queries]
 
@@ -63,7 +63,7 @@ struct HeadsTile {
   }
 };
 
-// Keys [j, j + kWidth) -> columns of kt, of which the last are repeated past the sequence's end.
+// Packs keys [j, j + kWidth) as columns of kt. Past the sequence's end the last key is repeated.
 void pack_key_block(const IndexScoresParams& p, std::int64_t b, std::int64_t j, std::int64_t len_k, float* kt) {
   with_cache_type(p.k_type, [&](auto element) {
     const auto* const base = static_cast<const decltype(element)*>(p.k);

@@ -1,4 +1,4 @@
-// What the kernel files of one ISA hand to its table.
+// The kernels of one ISA, which table.cpp collects.
 #pragma once
 
 #include "cpu/isa/isa.hpp"
@@ -30,7 +30,7 @@ std::size_t bias_scratch_bytes(const BackwardShape&) noexcept;
 void add_bias(const AttentionBackwardParams&, const BiasItem&, std::byte* scratch) noexcept;
 void store_pool(const AttentionBackwardParams&, const PoolItem&, const PoolSums&) noexcept;
 #if defined(RAPT_HAVE_TILES) || defined(RAPT_HAVE_DOTS)
-// Of the vector ISA that these kernels are used with.
+// The table of the vector ISA that takes over where these kernels cannot.
 inline const IsaKernels& vector_kernels() {
   return RAPT_VECTORS::kKernels;
 }

@@ -9,13 +9,13 @@
 namespace rapt::cpu::RAPT_ISA {
 namespace {
 
-// weight[i] = e^(lse_i - lse); returns lse. No weight is written unless it is finite.
+// Computes weight[i] = e^(lse_i - lse) and returns lse. Weights are valid only if lse is finite.
 float weigh(const MergeStatesParams& p, const RowPosition& at, double* weight) {
   float largest = -kInfinity;
   for (std::int64_t i = 0; i < p.count; ++i) {
     const float lse = p.states[i].lse[row_index(p.states[i].lse_stride, at)];
     weight[i] = static_cast<double>(lse);
-    if (!(lse <= largest)) largest = lse;  // a NaN too, and it stays
+    if (!(lse <= largest)) largest = lse;  // also takes a NaN, which then stays
     if (largest != largest) return largest;
   }
   if (is_inf(largest)) return largest;
@@ -37,7 +37,7 @@ struct MergeStatesScratch {
   }
 };
 
-// sum += weight * a row of T. No weight is 0, but it may be too small for a float: it hides no infinity.
+// sum += weight * row. The weight is not 0, but as a float it may be; then infinities of the row still count.
 template <class T>
 void add_row(const T* row, std::int64_t inner, std::int64_t n, float weight, float* sum) {
   const auto add = [&](std::int64_t c, vec x) __attribute__((always_inline)) {
@@ -57,7 +57,7 @@ void merge(const MergeStatesParams& p, std::int64_t row, const MergeStatesScratc
   for (std::int64_t c = 0; c < p.dv; c += kLanes) store(w.sum + c, nothing);
   for (std::int64_t i = 0; finite && i < p.count; ++i) {
     const AttentionState& state = p.states[i];
-    if (state.lse[row_index(state.lse_stride, at)] == -kInfinity) continue;  // whatever its output holds
+    if (state.lse[row_index(state.lse_stride, at)] == -kInfinity) continue;  // its output may hold anything
     with_float_type(state.out_type, [&](auto element) {
       const auto* from = static_cast<const decltype(element)*>(state.out) + row_index(state.out_stride, at);
       add_row(from, state.out_stride.d, p.dv, static_cast<float>(w.weight[i]), w.sum);

@@ -1,5 +1,5 @@
-// Of attention_prefill_tiles.cpp: finds rows that products of components do not compute rightly, and has the vector
-// kernel compute them.
+// Part of attention_prefill_tiles.cpp: finds the fallback rows, which products of components would get wrong, and has
+// the vector kernel compute them.
 #pragma once
 
 #include "cpu/kernels/prefill_tiles_item.hpp"
@@ -16,7 +16,7 @@ bool has_infinite_bias(const PrefillItem<kComponents>& item, const Row& row, std
   return number_at(s.bias, s.bias_type, at) == -kInfinity;
 }
 
-// They compute again what a key or its value, which components do not hold, enters.
+// Marks the rows that see `key`, whose key or value components cannot hold, as fallback rows.
 template <int kComponents>
 [[gnu::noinline, gnu::cold]] void add_rows_that_see(PrefillItem<kComponents>& item, std::int64_t key) {
   for (std::int64_t i = 0; i < item.count; ++i)
@@ -29,7 +29,7 @@ template <int kComponents>
     }
 }
 
-// Keys [first, last) of the range at `begin`, which are packed.
+// Keys [first, last) are packed, of the range at `begin`.
 template <int kComponents>
 void add_rows_that_see_not_representable(PrefillItem<kComponents>& item, std::int64_t begin, std::int64_t first,
                                          std::int64_t last) {
@@ -64,7 +64,7 @@ std::uint32_t rows_not_finite(const PrefillItem<kComponents>& item, const QueryB
   return rows;
 }
 
-// The vector kernel computes the query block's fallback rows, runs of neighbours at a time.
+// Has the vector kernel compute the query block's fallback rows, consecutive ones in one call.
 template <int kComponents>
 void run_fallback_rows(PrefillItem<kComponents>& item, std::int64_t i) {
   const std::int64_t row = item.item.row_begin + i * kRows, count = item.q_blocks[i].rows;

@@ -1,4 +1,4 @@
-// Of attention_prefill_tiles.cpp: Q, K and V into components, and these into tiles.
+// Part of attention_prefill_tiles.cpp: splits Q, K and V into components, and packs these into tiles.
 #pragma once
 
 #include "cpu/kernels/prefill_tiles_fallback.hpp"
@@ -7,7 +7,7 @@
 namespace rapt::cpu::RAPT_ISA {
 namespace {
 
-// Q of one query block.
+// Packs Q of one query block.
 template <int kComponents>
 void pack_queries(PrefillItem<kComponents>& item, std::int64_t i) {
   const AttentionParams& p = item.p;
@@ -25,7 +25,7 @@ void pack_queries(PrefillItem<kComponents>& item, std::int64_t i) {
   for (int c = 0; c < kComponents; ++c) tile_queries(rows, c * component, p.d, d, item.q_tiles(i) + c * component * 2);
 }
 
-// Panels of 32 rows, with nothing seen yet.
+// Makes the query blocks, of 32 rows each, with no key seen yet.
 template <int kComponents>
 void make_query_blocks(PrefillItem<kComponents>& item) {
   const auto& w = item.w.q_blocks;
@@ -50,27 +50,27 @@ void make_query_blocks(PrefillItem<kComponents>& item) {
   }
 }
 
-// Whether 32 keys from `key` on, whose rows begin at `row`, lie back to back in whole cache lines. (Of rows apart, as
-// in [b, s, h, d], a range would fall into few of the cache's sets.)
+// Whether 32 keys from `key` on, whose rows begin at `row`, are adjacent in whole cache lines. (Rows apart from each
+// other, as in [b, s, h, d], would map a packed range to few cache sets.)
 template <int kComponents>
 bool are_lines(const PrefillItem<kComponents>& item, const void* row, std::int64_t key) {
   return item.p.k_stride.s == item.w.d && reinterpret_cast<std::uintptr_t>(row) % 64 == 0 &&
          item.head.is_contiguous(key, kTileDepth);
 }
 
-// Whether rows are split once for both K and V.
+// Whether each row is split into components once, for both K and V.
 inline bool are_split_together(const AttentionParams& p) {
   return values_in_keys(p) && p.dv % kChunk == 0;
 }
 
-// f(T()) for the types that keys may have here: of one component, quantised ones too.
+// Calls f(T()) for the types that keys may have here. One component takes quantised ones too.
 template <int kComponents, class F>
 auto with_type_of_keys(DType dtype, F f) {
   if constexpr (kComponents == 1) return with_cache_type(dtype, f);
   else return with_float_type(dtype, f);
 }
 
-// Keys [first, last) are the next to be packed.
+// Prepares to prefetch keys [first, last), the next to be packed.
 template <int kComponents>
 void plan_prefetch(PrefillItem<kComponents>& item, std::int64_t first, std::int64_t last) {
   const AttentionParams& p = item.p;
@@ -90,8 +90,8 @@ void plan_prefetch(PrefillItem<kComponents>& item, std::int64_t first, std::int6
       static_cast<int>(max(1, (row - item.w.prefetch_rows) * ((bytes + 63) / 64) / (products_of_keys * item.count)));
 }
 
-// The scales of 32 keys from `key` on, of which `rows` are there and those before `first` must not be read, into `to`,
-// [32][k_groups]. Returns a bit for each key with one that is not finite.
+// Packs the scales of 32 keys from `key` on into `to`, [32][k_groups]. Only `rows` of them exist, and those before
+// `first` must not be read. Returns a bit for each key with a scale that is not finite.
 template <int kComponents>
 std::uint32_t pack_scales(const PrefillItem<kComponents>& item, std::int64_t key, std::int64_t first, std::int64_t rows,
                           float* to) {
@@ -110,8 +110,8 @@ std::uint32_t pack_scales(const PrefillItem<kComponents>& item, std::int64_t key
   return not_finite;
 }
 
-// The last columns of 32 keys, `rows` of them as with pack_scales(), behind the others in `to`, [32][d]. Returns a bit
-// for each key with an element that is not representable.
+// Packs the tails of 32 keys, of which `rows` exist as in pack_scales(), as the last columns of `to`, [32][d]. Returns
+// a bit for each key with an element that is not representable.
 template <int kComponents>
 std::uint32_t pack_tails(const PrefillItem<kComponents>& item, std::int64_t key, std::int64_t first, std::int64_t rows,
                          bf16* to) {
@@ -132,8 +132,8 @@ std::uint32_t pack_tails(const PrefillItem<kComponents>& item, std::int64_t key,
   return not_representable;
 }
 
-// Splits keys [first, last) of the range at `begin` into components, and values into tiles of components. Of quantised
-// keys the codes are components, and their scales multiply scores; values are dequantised.
+// Packs keys [first, last) of the range at `begin`: keys as components, values as tiles of components. The codes of
+// quantised keys are their components; the scales multiply scores later. Quantised values are dequantised.
 template <int kComponents>
 void pack_key_range(PrefillItem<kComponents>& item, std::int64_t begin, std::int64_t first, std::int64_t last) {
   const AttentionParams& p = item.p;

@@ -1,5 +1,5 @@
-// Of attention_prefill_tiles.cpp: from q.k in memory to exponents, score * scale - m: masks, score modifiers, and when
-// m must move.
+// Part of attention_prefill_tiles.cpp: turns q.k in memory into exponents, score * scale - m. Applies masks and score
+// modifiers, and decides when m must move.
 #pragma once
 
 #include "cpu/kernels/prefill_tiles_item.hpp"
@@ -7,13 +7,13 @@
 namespace rapt::cpu::RAPT_ISA {
 namespace {
 
-// Lanes whose m fixed point cannot add, or is rounded more than the product with the scale: finish_score_block()
-// subtracts it from their scores.
+// Lanes whose m is too large to be added in fixed point, or would be rounded more than the product with the scale.
+// finish_score_block() subtracts m from the scores of these lanes.
 auto m_is_large(const QueryBlock& q_block, int i) {
   return xsimd::abs(load(q_block.neg_m + i * kLanes)) > vec(4096.f);
 }
 
-// The exponents of a visit's vector i of rows are s * scale_of() + neg_m_of().
+// The exponents of vector i of a score block's rows are s * scale_of() + neg_m_of().
 template <int kComponents>
 vec scale_of(const PrefillItem<kComponents>& item, const ScoreBlock& s_block, int i) {
   return item.modified ? vec(1.f) : xsimd::select(m_is_large(item.q_blocks[s_block.q_block], i), vec(1.f), item.scale);
@@ -37,7 +37,8 @@ bool needs_finish(const PrefillItem<kComponents>& item, const ScoreBlock& s_bloc
   return s_block.unfinished || item.large_m[s_block.q_block];
 }
 
-// Scores of the visit's chunk of 32 keys = the products of each group of their codes times its scale.
+// Computes the scores of a chunk of 32 keys from the products of each group of codes: the sum of the products times
+// their scales.
 template <int kComponents>
 void scale_scores(const PrefillItem<kComponents>& item, const ScoreBlock& s_block, std::int64_t chunk, char* s) {
   const auto& w = item.w;
@@ -54,7 +55,7 @@ void scale_scores(const PrefillItem<kComponents>& item, const ScoreBlock& s_bloc
   }
 }
 
-// -inf for what one vector of rows does not see of n keys, of which `end` exist.
+// Masks the scores of one vector of rows and n keys, of which `end` exist: -inf for keys that a row does not see.
 template <int kComponents>
 void mask_scores(const PrefillItem<kComponents>& item, const Row* row, std::int64_t key, std::int64_t n,
                  std::int64_t end, float* s, float* block_max) {
@@ -79,15 +80,15 @@ void mask_scores(const PrefillItem<kComponents>& item, const Row* row, std::int6
       store(s + j * kChunk, xsimd::select(visible, load(s + j * kChunk), minus_infinity()));
     }
   };
-  // Keys between these are seen by all rows.
+  // All rows of the vector see the keys between `late` and `early`.
   const auto late = static_cast<std::int64_t>(first[kLanes - 1]), early = static_cast<std::int64_t>(last[0]);
   mask_keys(0, masked ? n : late);
   mask_keys(masked ? n : max(late, early), n);
   store(block_max, xsimd::select(seen, vec(0.f), minus_infinity()));
 }
 
-// Makes the scores of a visit final where they are not simply those of the product. Sets block_max[row]: -inf if it
-// sees none.
+// Finishes the scores of a score block that are not final after the product, and sets block_max[row] to -inf if the
+// row sees none of its keys.
 template <int kComponents>
 [[gnu::noinline]] void finish_score_block(PrefillItem<kComponents>& item, const ScoreBlock& s_block, std::int64_t key,
                                           float* s) {
@@ -114,7 +115,7 @@ template <int kComponents>
   }
 }
 
-// Like must_move() of softmax.hpp, but by the block's sum of weights, which exists already.
+// Like must_move() of softmax.hpp, but decides by the score block's sums of weights, which exist already.
 template <int kComponents>
 auto must_move(const PrefillItem<kComponents>& item, const ScoreBlock& s_block, vec sum, int i) {
   using E = Exponentials<kComponents>;

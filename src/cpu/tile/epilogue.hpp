@@ -1,15 +1,15 @@
-// O^T / l -> out, and lse; or the query block's partial results, for attention_combine.
+// The end of a query block: out = O^T / l, and lse; or partial results for attention_combine.
 #pragma once
 
 #include "cpu/tile/softmax.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 
-// Rows of O^T, over l if `normalise`, go to where `row_of` leads: lane -> T*. Returns false if some fp32 element is not
-// finite: then a masked value may have leaked into it (0 * inf) and the query block must be computed again with care. A
-// leak never turns finite again, so checking here is enough. (A finite one past the largest fp16 is stored as infinity,
-// and is right.) A sum of 0 is stored as +0: in sums of components its sign may come from values that the row does not
-// see.
+// Stores rows of O^T, divided by l if `normalise`, to row_of(lane), a T*. Returns false if some fp32 element is not
+// finite: then the value of a masked key may have leaked into it (0 * inf), and the caller must compute the query
+// block again with care. Checking here is enough, since a leaked inf or NaN never becomes finite again. (A finite
+// element past the largest fp16 is stored as infinity, which is right.) A sum of 0 is stored as +0: in sums of
+// components its sign may come from values that the row does not see.
 template <class T, class RowOf>
 [[gnu::noinline]] bool store_output(RowOf row_of, std::int64_t inner, std::int64_t dv, const QueryBlock& q_block,
                                     bool normalise) {
@@ -25,7 +25,7 @@ template <class T, class RowOf>
     const vec scale = normalise ? inverse : vec(1.f);
     const float* const o = q_block.ot + lane;
     const auto column = [&](std::int64_t c, int chain) __attribute__((always_inline)) {
-      const vec x = fma(load(o + c * q_block.width), scale, vec(0.f));  // -0, too, becomes 0
+      const vec x = fma(load(o + c * q_block.width), scale, vec(0.f));  // turns -0 into +0
       poison[chain % 4] = fma(x, vec(0.f), poison[chain % 4]);
       return x;
     };

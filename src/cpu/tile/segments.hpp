@@ -1,11 +1,12 @@
-// Which part of a block of keys each vector of a query block looks at.
+// The segments of a block of keys: which keys each vector of a query block reads, and which of them need a mask.
 #pragma once
 
 #include "cpu/tile/query_block.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 
-// Keys [begin, end) of a block that the query block's vectors [vec, vecs) look at. Unmasked: every row sees them all.
+// Keys [begin, end) of a block, read by vectors [vec, vecs) of the query block. Not masked: every row of these vectors
+// sees every key of the segment.
 struct Segment {
   std::int64_t begin, end, vec;
   bool masked;
@@ -13,16 +14,15 @@ struct Segment {
 struct BlockSegments {
   Segment segment[kVecs + 2];
   int count = 0;
-  std::int64_t begin = 0, end[kVecs] = {};  // keys of each vector; the ends rise
+  std::int64_t begin = 0, end[kVecs] = {};  // vector v reads keys [begin, end[v]); end[v] rises with v
 };
 
-// Cuts the block's keys [k0, k0 + n) at the edges of what the query block's rows see. A vector drops out after the last
-// key of its rows: a causal diagonal wastes kLanes queries a query block, not `width`. (The first keys of a window are
-// not cut.)
+// Divides keys [k0, k0 + n) into segments. A vector reads no keys past the last one that its rows see, so a causal
+// diagonal wastes kLanes and not `width` rows of scores. The first keys of a sliding window are masked instead.
 inline BlockSegments find_segments(const QueryBlock& q_block, std::int64_t k0, std::int64_t n, bool all_masked) {
   BlockSegments c;
   const std::int64_t tile = rows_of_tile(kVecs), w = q_block.width - 1;
-  if (!all_masked && q_block.first(w) <= k0 && q_block.last(0) >= k0 + n) {  // nearly always
+  if (!all_masked && q_block.first(w) <= k0 && q_block.last(0) >= k0 + n) {  // the common case: one unmasked segment
     c.segment[c.count++] = {0, n, 0, false};
     for (std::int64_t v = 0; v < q_block.vecs; ++v) c.end[v] = n;
     return c;
@@ -32,7 +32,8 @@ inline BlockSegments find_segments(const QueryBlock& q_block, std::int64_t k0, s
   if (begin >= end) return c;
   const std::int64_t full_begin = all_masked ? end : clamp(local(q_block.first(w)), begin, end);
   std::int64_t full_end = all_masked ? end : clamp(local(q_block.last(0)), full_begin, end);
-  if (full_end < end) full_end = full_begin + (full_end - full_begin) / tile * tile;  // the rest joins the edge
+  if (full_end < end)
+    full_end = full_begin + (full_end - full_begin) / tile * tile;  // the remainder goes to the masked segment
   const auto add = [&](std::int64_t from, std::int64_t to, std::int64_t first_vec, bool masked) {
     if (from < to) c.segment[c.count++] = {from, to, first_vec, masked};
   };
