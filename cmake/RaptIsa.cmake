@@ -67,6 +67,14 @@ foreach(isa IN LISTS rapt_bf16_isas)
   endif()
 endforeach()
 
+# The first of the build's ISAs, in the order of rapt_isas, whose vectors need no other.
+foreach(isa IN LISTS rapt_isas)
+  if(isa IN_LIST RAPT_ISAS AND NOT isa IN_LIST rapt_bf16_isas)
+    set(rapt_plainest_isa ${isa})
+    break()
+  endif()
+endforeach()
+
 # rapt_add_isa_library(<name> <isa> <source>...): an object library of kernel sources for one instruction set.
 # Always optimised (with sanitizers a little: -O2 compiles for minutes then) and never with LTO: an inline function that
 # is left out of line could be the copy the linker keeps for the whole program, and would then run on CPUs that lack the

@@ -65,11 +65,11 @@ struct EntryInfo {
   std::string backend;  ///< "cpu", "cuda"
   Operation operation{};
   Phase phase{};
-  std::string arithmetic;          ///< what it multiplies in: "f32"; "f32x6" is fp32 by six products of bf16 components
-  std::string isa;                 ///< "avx2", "amx"; of GPUs "cuda" where any will do, else "sm90a"
-  std::vector<DType> dtypes;       ///< of q, k and v (append_kv: the cache; merge_states: outs) that it takes
-  std::int64_t min_head_size = 1;  ///< of d and dv
-  std::int64_t max_head_size = 0;  ///< of d and dv
+  std::string arithmetic;     ///< what it multiplies in: "f32"; "f16x3" is fp16 by three products of bf16 components
+  std::string isa;            ///< "avx2", "amx"; of GPUs "cuda" where any will do, else "sm90a"
+  std::vector<DType> dtypes;  ///< of q, k and v (append_kv: the cache; merge_states: outs) that it takes
+  std::int64_t min_head_size = 1;        ///< of d and dv
+  std::int64_t max_head_size = 0;        ///< of d and dv
   std::int64_t max_value_head_size = 0;  ///< of dv alone
   int block_q = 0, block_k = 0;          ///< query rows and keys of its innermost block; 0: it has none, or it varies
   bool dropout = false;                  ///< of attention and its gradients: takes dropout

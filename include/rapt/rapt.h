@@ -226,7 +226,7 @@ typedef struct rapt_entry_info {
   const char* backend;    /* "cpu", "cuda" */
   int32_t operation;      /* rapt_operation */
   int32_t phase;          /* rapt_phase */
-  const char* arithmetic; /* what it multiplies in: "f32"; "f32x6" is fp32 by six products of bf16 components */
+  const char* arithmetic; /* what it multiplies in: "f32"; "f16x3" is fp16 by three products of bf16 components */
   const char* isa;        /* "avx2", "amx"; of GPUs "cuda" where any will do, else "sm90a" */
   uint32_t dtypes;        /* types of q, k and v that it takes: the bit 1 << t for each rapt_dtype t */
   int64_t min_head_size;  /* of d and dv */

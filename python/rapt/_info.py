@@ -21,7 +21,7 @@ class Entry(TypedDict):
     """Which calls it is for: "prefill" (many query rows), "decode" (a few rows over many keys), "naive" (three steps with
     the matrix of scores in memory; of other operations the formulas as they are written), "all"."""
     arithmetic: str
-    """What it multiplies in: "f32", "bf16"; "f32x6" is fp32 by six products of bf16 components."""
+    """What it multiplies in: "f32", "bf16"; "f16x3" is fp16 by three products of bf16 components."""
     isa: str
     """ "avx2", "amx"; of GPUs "cuda" where any will do, else "sm90a"."""
     dtypes: list[str]

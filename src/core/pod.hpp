@@ -102,7 +102,7 @@ struct Quantization {
 struct KernelFacts {
   Operation operation;
   Phase phase;
-  const char* arithmetic;        // what it multiplies in: "f32"; "f32x6" is fp32 by six products of bf16 components
+  const char* arithmetic;        // what it multiplies in: "f32"; "f16x3" is fp16 by three products of bf16 components
   DTypeSet dtypes;               // element types it takes; those of outputs are not restricted
   bool dropout = false;          // takes dropout
   bool key_tail = false;         // takes keys whose last columns lie in a tensor of their own

@@ -1,4 +1,4 @@
-// What the CPU's entries have in common: an ISA, and workers that share work items.
+// The base of the CPU's entries: an ISA, and workers that share work items.
 #pragma once
 
 #include <algorithm>
@@ -23,9 +23,9 @@ class CpuEntry : public Entry {
   const BuiltIsa& built_;
 };
 
-// What a worker moves, or computes, in about a microsecond.
+// The bytes that a worker moves, and the FLOPs it computes, in about a microsecond.
 inline constexpr double kBytesPerUs = 12.8e3, kFlopsPerUs = 1e5;
-// With less work than that a worker's wake-up costs more than it brings.
+// Microseconds of work below which waking a worker costs more than it brings.
 inline constexpr std::int64_t kWorkerUs = 10;
 inline double bytes_per_worker(const TuningValues& tuning) {
   return kBytesPerUs * static_cast<double>(tuning.worker_us);
@@ -33,20 +33,20 @@ inline double bytes_per_worker(const TuningValues& tuning) {
 inline double flops_per_worker(const TuningValues& tuning) {
   return kFlopsPerUs * static_cast<double>(tuning.worker_us);
 }
-// What a work item may take of L2 for what it comes to again and again.
+// The share of L2 that a work item may use for data that it reads repeatedly.
 inline constexpr std::int64_t kL2Percent = 50;
 inline std::size_t item_bytes(const TuningValues& tuning, std::size_t l2_bytes) {
   return l2_bytes * static_cast<std::size_t>(tuning.l2_percent) / 100;
 }
-// As many workers as have so much to do (`worth`, of any size), are there, and have an item each; 1 or more.
+// The number of workers for work that is `worth` so many: at least 1, at most `concurrency` and one per work item.
 int workers_for(double worth, int concurrency, std::int64_t items);
 
 inline std::size_t whole_lines(std::size_t bytes) {
   return (bytes + 63) / 64 * 64;
 }
 
-// How far some work of a call has come that other workers wait for, in steps: 0 at first. (The exchange is a full
-// fence, which notify_all() needs before it looks whether anyone waits.)
+// Progress of a part of a call that other workers wait for, in steps from 0. (The exchange is a full fence, which
+// notify_all() needs before it checks for waiters.)
 inline void wait_for(std::int32_t& progress, std::int64_t steps) {
   const std::atomic_ref done(progress);
   for (std::int32_t now; (now = done.load(std::memory_order_acquire)) < steps;)
@@ -58,14 +58,14 @@ inline void advance(std::int32_t& progress, std::int64_t steps) {
   done.notify_all();
 }
 
-// One more of `all` parts is done: whether none is left. The worker that hears so goes on with what they made.
+// Counts one more of `all` parts as done. Returns true to the worker that finished the last one.
 inline bool completes(std::int32_t& parts_done, std::int64_t all) {
   return std::atomic_ref(parts_done).fetch_add(1, std::memory_order_acq_rel) + 1 == all;
 }
 
 // Adds the entries of an operation, in the order of preference, to the backend's.
 using Entries = std::vector<std::unique_ptr<const Entry>>;
-#define RAPT_OPERATION(name, Name, NAME) void add_##name(const Machine& machine, Entries& entries);
+#define RAPT_OPERATION(name, Name, NAME) void add_##name(const CpuMachine& machine, Entries& entries);
 #include "rapt/operations.def"
 
 // Calls workers.work(i) for i in [0, threads) on the context's executor; each is a task of the call.
@@ -84,19 +84,19 @@ void run_workers(Workers& workers, int threads, const Context::Impl& context, co
   context.executor().run(threads, work, &shared);
 }
 
-// How often a worker comes for items that are all alike: the last ones even out.
+// How many times a worker takes work items that are all alike: several, so that workers finish together.
 inline constexpr std::int64_t kTurns = 4;
 
-// What a problem comes to whose items are all alike, so that any worker may do them in any order.
+// The work of a problem whose work items are all alike, so that any worker may do them in any order.
 struct StreamWork {
   std::int64_t items;
-  double bytes;               // that are moved
+  double bytes;               // bytes read and written
   std::size_t scratch_bytes;  // of one worker
 };
 
-// Its plan. A worker that is worth it moves `bytes_of_worker` or more.
+// The plan of such a problem. Each worker moves `bytes_of_worker` or more.
 struct StreamPlan final : EntryPlan {
-  std::int64_t items_per_turn = 1;  // that a worker takes at a time
+  std::int64_t items_per_turn = 1;  // work items that a worker takes at a time
   std::size_t scratch_bytes = 0;    // of one worker
 
   StreamPlan(const StreamWork& work, double bytes_of_worker, std::int64_t turns, int concurrency);
@@ -127,7 +127,7 @@ void run_stream(const StreamPlan& plan, const Context::Impl& context, const Call
   run_workers(workers, plan.threads, context, tasks);
 }
 
-// An entry of such an operation: what it says itself is what a problem comes to.
+// The entry of such an operation. A derived class says how much work a problem is.
 template <class Kernel, class Params>
 class StreamEntry : public CpuEntry {
  public:

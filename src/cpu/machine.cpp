@@ -22,7 +22,7 @@ namespace {
   return {};
 }
 #if defined(__aarch64__)
-// Linux tells what every CPU of the machine has.
+// HWCAP has what every CPU of the machine has.
 [[maybe_unused]] std::string missing_for_neonbf16() {
   constexpr unsigned long kBf16 = 1ul << 14;  // of AT_HWCAP2; older headers lack the name
   if ((getauxval(AT_HWCAP2) & kBf16) == 0) return "this CPU or OS has no BF16 (FEAT_BF16)";
@@ -76,9 +76,10 @@ constexpr long kTileData = 18;  // of the states that the OS saves (XFEATURE_XTI
   return {};
 }
 
-// Linux gives a process the tile registers when it asks; all its threads and children have them then, and their
-// alternate signal stacks have to have room for them. So it is asked where a kernel is about to run, once: the first
-// answer holds, or bits would change with the stacks of other threads. An atomic, which fork() cannot leave locked.
+// Linux grants a process the tile registers on request. All its threads and children then have them, and their
+// alternate signal stacks must have room for them. So the request is made once, when a kernel is about to run, and its
+// answer is kept: otherwise bits could change with the signal stacks of other threads. It is an atomic, which fork()
+// cannot leave locked.
 [[maybe_unused]] std::string_view tiles_withheld(bool ask) {
   constexpr int kNotAsked = -1;
   static std::atomic<int> answer{kNotAsked};  // 0, or the OS's errno
@@ -95,7 +96,7 @@ constexpr long kTileData = 18;  // of the states that the OS saves (XFEATURE_XTI
 }
 #endif
 
-// Products of bytes, which come with ISAs of their own.
+// Whether the CPU has products of bytes, which are separate ISA extensions.
 bool multiplies_int8([[maybe_unused]] const BuiltIsa& built) {
   if (!built.kernels->int8_chains || !built.unusable.empty()) return false;
 #if defined(__x86_64__)
@@ -110,8 +111,8 @@ bool multiplies_int8([[maybe_unused]] const BuiltIsa& built) {
 #endif
 }
 
-Machine probe() {
-  Machine m;
+CpuMachine probe() {
+  CpuMachine m;
 #if RAPT_HAVE_NEONBF16
   m.isas.push_back({Isa::neonbf16, "neonbf16", &neonbf16::kKernels, missing_for_neonbf16()});
 #endif
@@ -161,8 +162,8 @@ std::string cpu_model() {
   return model;
 }
 
-const Machine& machine() {
-  static const Machine m = probe();
+const CpuMachine& machine() {
+  static const CpuMachine m = probe();
   return m;
 }
 

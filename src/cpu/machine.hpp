@@ -1,4 +1,4 @@
-// What this CPU can do. Probed once; no ISA flags here.
+// The ISAs and cache sizes of this CPU, probed once. This file needs no ISA flags.
 #pragma once
 
 #include <cstddef>
@@ -22,15 +22,15 @@ struct BuiltIsa {
   bool multiplies_int8 = false;  // int8_chains can run
 };
 
-struct Machine {
+struct CpuMachine {
   std::vector<BuiltIsa> isas;
   std::size_t l2_bytes;            // of one core; a conservative guess where the OS does not say
   std::string small_signal_stack;  // why AMX is withheld from a process with one
 };
 
-const Machine& machine();
+const CpuMachine& machine();
 
-// What the CPU calls itself; empty where the OS does not say.
+// The CPU's model name; empty where the OS does not say.
 std::string cpu_model();
 
 }  // namespace rapt::cpu

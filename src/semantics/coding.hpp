@@ -1,43 +1,45 @@
-// Codes of quantised caches: how append_kv makes them, on every backend to the bit. In float64, so that x / scale +
-// zero is rounded once.
+// Codes of quantised caches: how append_kv computes them, bit for bit the same on every backend. In float64, so that x
+// / scale + zero is rounded once.
 #pragma once
 
 #include "core/pod.hpp"
 
 namespace rapt {
 
-// x is stored as the number nearest to x / scale + zero.
+// x is stored as the code nearest to x / scale + zero.
 struct Coding {
   float scale = 1, zero = 0;
 };
 
-// Of the numbers of a group that are finite.
+// The range of the finite numbers of a group.
 struct Extent {
   float low, high;
-  bool finite;  // all of them are
+  bool finite;  // all numbers of the group are finite
 };
 
-// The integers from -half_range to half_range - 1.
+// Codes are the integers from -half_range to half_range - 1.
 RAPT_HOST_DEVICE double half_range(DType integers) {
   return integers == DType::i8 ? 128 : 8;
 }
 
-// An 8-bit float of kFraction bits after the leading one; codes without the sign.
+// An 8-bit float with kFraction bits after the leading one; codes without the sign.
 template <int kFraction_, int kBias_, std::uint32_t kMaxFinite_, std::uint32_t kInf_, std::uint32_t kNan_>
 struct Float8 {
   static constexpr int kFraction = kFraction_, kBias = kBias_;
   static constexpr std::uint32_t kMaxFinite = kMaxFinite_, kInf = kInf_, kNan = kNan_;
   static constexpr float kLargest = kFraction == 3 ? 448.f : 57344.f;
 
-  // The code nearest to x, ties to the even one, at most kMaxFinite. Without branches, so that compilers make vectors
-  // of it.
+  // The code nearest to x, ties to even, at most kMaxFinite. Without branches, so that compilers can vectorise it.
   RAPT_HOST_DEVICE static std::uint8_t nearest(float x) {
-    constexpr std::uint32_t kShift = 23 - kFraction, kMinExponent = 128 - kBias;  // of f32's field, of normal numbers
+    constexpr std::uint32_t kShift = 23 - kFraction,
+                            kMinExponent = 128 - kBias;  // in fp32's exponent field, of normal numbers
     const auto bits = __builtin_bit_cast(std::uint32_t, x);
     const std::uint32_t size = bits & 0x7fffffff, exponent = size >> 23;
     const bool denormal = exponent < kMinExponent;
     const std::uint32_t below = kShift + kMinExponent - exponent;
-    const std::uint32_t shift = !denormal ? kShift : below < 25 ? below : 25;  // past that nothing is left of 24 bits
+    const std::uint32_t shift = !denormal    ? kShift
+                                : below < 25 ? below
+                                             : 25;  // a shift by 25 leaves none of the 24 bits
     const std::uint32_t value = denormal ? (size & 0x7fffff) | 0x800000 : size - ((127u - kBias) << 23);
     const std::uint32_t code = (value + (1u << (shift - 1)) - 1 + (value >> shift & 1)) >> shift;
     const std::uint32_t finite = code < kMaxFinite ? code : kMaxFinite;
@@ -65,7 +67,7 @@ RAPT_HOST_DEVICE Coding coding_of(DType dtype, const Extent& extent, bool with_z
   if (!extent.finite) return {__builtin_bit_cast(float, 0x7fc00000u), 0};
   const double half = half_range(dtype);
   if (!with_zero || largest == 0) return {scale_for(largest, half - 1), 0};
-  // Of a group whose numbers differ little, zero would grow until (code - zero) loses its digits.
+  // In a group whose numbers differ little, zero would grow until (code - zero) loses its digits.
   const double step = (high - low) / (2 * half - 1), min_step = largest * 0x1p-20;
   const float scale = scale_for(step > min_step ? step : min_step, 1);
   return {scale, static_cast<float>(-half - low / static_cast<double>(scale))};
@@ -79,9 +81,9 @@ RAPT_HOST_DEVICE std::uint8_t float_code(float x, double factor) {
   const double inside = above < kLargest ? above : kLargest;
   return F8::nearest(abs_of(x) < kInfinity ? static_cast<float>(inside) : x);
 }
-// Where the scale is NaN any code will do.
+// If the scale is NaN, any code will do.
 RAPT_HOST_DEVICE std::uint8_t integer_code(float x, double factor, double zero, double half) {
-  constexpr double kRounder = 0x1.8p52;  // numbers of this size are whole
+  constexpr double kRounder = 0x1.8p52;  // numbers of this size have no fraction
 #ifdef __CUDA_ARCH__
   const double y = __dadd_rn(__dmul_rn(static_cast<double>(x), factor), zero);
 #else

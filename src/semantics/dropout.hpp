@@ -1,5 +1,6 @@
-// Dropout: which weights are dropped. A function of the seed, the offset and a weight's place alone, so that any kernel
-// can ask again, in any order; docs/contract.md has the mapping. Kernels that work on whole vectors keep to it.
+// Dropout: which weights are dropped. This depends only on the seed, the offset and a weight's place, so that any
+// kernel can evaluate it again in any order; docs/contract.md has the mapping. Kernels that work on whole vectors
+// compute the same.
 #pragma once
 
 #include "core/pod.hpp"
@@ -9,7 +10,7 @@ namespace rapt {
 struct DropoutParams {
   bool given;
   std::uint32_t threshold;  // a weight is dropped where its 16 random bits are below it; 65536: everywhere
-  float scale;              // of the weights that stay: 1 / (1 - p); 0 where none does
+  float scale;              // factor of kept weights: 1 / (1 - p); 0 if all are dropped
   std::uint32_t key[2], offset;
   std::uint32_t heads;  // hq
 };
@@ -45,10 +46,10 @@ RAPT_HOST_DEVICE PhiloxWords philox(PhiloxWords x, std::uint32_t key_0, std::uin
   return x;
 }
 
-// One draw is of so many keys, which begin at a multiple of it; two share a word, the first in its lower half.
+// The keys of one draw, which begins at a multiple of this number. Two keys share a word, the first in its lower half.
 inline constexpr std::int64_t kKeysOfDraw = 8;
 
-// Word 2 of the counters of a row.
+// Word 2 of Philox's counter, for a head.
 RAPT_HOST_DEVICE std::uint32_t dropout_head(const DropoutParams& d, std::int64_t b, std::int64_t q_head) {
   return static_cast<std::uint32_t>(b) * d.heads + static_cast<std::uint32_t>(q_head);
 }

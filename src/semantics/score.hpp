@@ -1,6 +1,6 @@
-// Scores: which keys a row sees, and what happens to a score between q.k and the softmax. The checker, the work list
-// and the kernels of every backend ask here; kernels that work on whole vectors keep to the order that finish_score()
-// has.
+// Scores: which keys a row sees, and how a score becomes final between q.k and the softmax. The checker, the work list
+// and the kernels of every backend use these functions; kernels that work on whole vectors keep the order of
+// operations of finish_score().
 #pragma once
 
 #include "semantics/dropout.hpp"
@@ -8,13 +8,13 @@
 
 namespace rapt {
 
-// Scores are kept in the log2 domain where a name says so.
+// Scores are in the log2 domain where a name says so.
 struct ScoreParams {
   float scale_log2;    // scale * log2(e)
   float softcap_log2;  // c * log2(e); 0: none
   // Row i sees keys i + offset - left <= j <= i + offset + right; a side is open at kOpen. Causal is right = 0.
   std::int64_t left, right, offset;
-  bool bottom_right;         // offset += len_k - len_q of the sequence
+  bool bottom_right;         // adds len_k - len_q of the sequence to offset
   const void* bias;          // [b, hq, sq, sk] with broadcast strides of 0; null: none
   const std::uint8_t* mask;  // [b, hq, sq, sk] likewise, nonzero = attend; null: none
   Strides bias_stride, mask_stride;
@@ -23,13 +23,13 @@ struct ScoreParams {
   const void* sinks;  // [hq]; null: none
   std::int64_t sinks_stride;
   DType bias_type, alibi_type, sinks_type;  // f32, bf16 or f16
-  // Bias and mask have so many rows and keys; what lies past them is masked. (Lengths on a GPU may ask for more.)
+  // The sizes of bias and mask; keys and rows past them are masked. (Lengths on a GPU may ask for more.)
   std::int64_t modifier_rows, modifier_keys;
   DropoutParams dropout;
 };
 inline constexpr std::int64_t kOpen = std::int64_t{1} << 53, kNoLimit = INT64_MAX;
 
-// The key position that row 0 of a sequence sits at: the one place that turns `align` into an offset.
+// The key position of a sequence's row 0: the only place that turns `align` into an offset.
 RAPT_HOST_DEVICE std::int64_t row_offset(const ScoreParams& s, const Sequence& q) {
   return s.offset + (s.bottom_right ? q.len_k - q.len_q : 0);
 }
@@ -38,8 +38,8 @@ struct KeyRange {
   std::int64_t first, last;  // keys [first, last)
 };
 
-// Of keys [low, high), those that causal, window and the sizes of bias and mask leave row `token` at key position
-// `position`. Both ends rise with the row.
+// The keys in [low, high) that row `token`, at key position `position`, sees after causal, window and the sizes of
+// bias and mask. Both ends rise with the row.
 RAPT_HOST_DEVICE KeyRange visible_keys(const ScoreParams& s, std::int64_t token, std::int64_t position,
                                        std::int64_t low, std::int64_t high) {
   const std::int64_t first = s.left == kOpen ? low : clamp_to(position - s.left, low, high);
@@ -56,15 +56,15 @@ RAPT_HOST_DEVICE KeyRange visible_keys(const ScoreParams& s, const Sequence& q) 
           visible_keys(s, end, offset + end, q.oldest, q.len_k).last};
 }
 
-// visible_keys() of a sequence's rows in 32 bits, for kernels whose rows and keys are fewer than 2^30: keys are counted
-// from `base` on, which is at most 2^30 below the oldest.
+// visible_keys() in 32 bits, for kernels with fewer than 2^30 rows and keys. Keys are counted from `base` on, which is
+// at most 2^30 below the oldest.
 struct KeyWindow {
   std::int32_t first, last;  // row `token` sees keys [token + first, token + last)
-  std::int32_t low, high;    // of these
-  std::int32_t rows, limit;  // rows from `rows` on see none, others none from `limit` on
+  std::int32_t low, high;    // limits of these keys
+  std::int32_t rows, limit;  // rows from `rows` on see no key; others see none from `limit` on
 
   RAPT_HOST_DEVICE KeyWindow(const ScoreParams& s, const Sequence& q, std::int64_t base) {
-    constexpr std::int32_t kFar = 1 << 30;  // past all keys, from any row
+    constexpr std::int32_t kFar = 1 << 30;  // farther than any key from any row
     const std::int64_t offset = row_offset(s, q) - base;
     first = s.left == kOpen ? -kFar : near(offset - s.left);
     last = s.right == kOpen ? kFar : near(offset + s.right + 1);
@@ -72,7 +72,7 @@ struct KeyWindow {
     rows = near(s.modifier_rows), limit = near(s.modifier_keys - base);
   }
   KeyWindow() = default;
-  // Counts keys from this one on instead.
+  // Counts keys from `key` on instead.
   RAPT_HOST_DEVICE void start_at(std::int32_t key) { first -= key, last -= key, low -= key, high -= key, limit -= key; }
   RAPT_HOST_DEVICE std::int32_t first_of(std::int32_t token) const { return clamp(token + first); }
   RAPT_HOST_DEVICE std::int32_t last_of(std::int32_t token) const {
@@ -91,11 +91,11 @@ struct KeyWindow {
   }
 };
 
-// Whether a modifier changes scores. (A mask only hides some.)
+// Whether a modifier changes scores. (A mask only hides keys.)
 RAPT_HOST_DEVICE bool changes_scores(const ScoreParams& s) {
   return s.softcap_log2 != 0 || s.bias || s.alibi;
 }
-// Whether a final score is more than q.k times the scale.
+// Whether a final score differs from q.k times the scale.
 RAPT_HOST_DEVICE bool has_modifiers(const ScoreParams& s) {
   return changes_scores(s) || s.mask;
 }
@@ -104,7 +104,7 @@ RAPT_HOST_DEVICE bool has_modifiers(const ScoreParams& s) {
 struct ScorePlace {
   std::int64_t b, q_head, token, key;
 };
-// Its index in the bias or the mask, which are local to the sequence.
+// The pair's index in the bias or the mask, whose rows and keys are those of the sequence.
 RAPT_HOST_DEVICE std::int64_t modifier_index(const Strides& s, const ScorePlace& at) {
   return at.b * s.b + at.q_head * s.h + at.token * s.s + at.key * s.d;
 }
@@ -116,8 +116,8 @@ RAPT_HOST_DEVICE bool is_dropped(const ScoreParams& s, const ScorePlace& at) {
   return is_dropped(s.dropout, at.b, at.q_head, at.token, at.key);
 }
 
-// ALiBi's distances count from the key nearest to the row, where they are exact whatever the offset. The rest of the
-// way is the same for all keys: it lowers all scores of the row by alibi_shift_log2().
+// ALiBi's distances are measured from the key nearest to the row, where they are exact whatever the offset. The
+// remaining distance is the same for all keys: it lowers all scores of the row by alibi_shift_log2().
 RAPT_HOST_DEVICE std::int64_t nearest_key(std::int64_t position, std::int64_t len_k) {
   return clamp_to(position, 0, len_k > 0 ? len_k - 1 : 0);
 }
@@ -135,7 +135,7 @@ RAPT_HOST_DEVICE float alibi_shift_log2(const ScoreParams& s, std::int64_t b, st
 }
 
 // The final score of a pair, in the log2 domain, from x = q.k * scale_log2; -inf where mask or bias hides the key.
-// `nearest` is the row's nearest_key(). Kernels have floats, a reference doubles.
+// `nearest` is the row's nearest_key(). Kernels use floats, references doubles.
 template <class Number, class NumberAt>
 RAPT_HOST_DEVICE Number finish_score(const ScoreParams& s, const ScorePlace& at, std::int64_t nearest, Number x,
                                      NumberAt number_at) {

@@ -1,30 +1,31 @@
-// How many rows and keys each sequence of a call has, and where its keys lie. The checker, the work list and the
-// kernels of every backend ask here.
+// The number of rows and keys of each sequence of a call, and where its keys are. The checker, the work list and the
+// kernels of every backend use these functions.
 //
-// Lengths and block tables may change while a call runs, or, on a GPU, hold anything: they are clamped to what the
-// tensors hold, so that nothing outside of them is touched, whatever they say.
+// Lengths and block tables may change while a call runs and, on a GPU, may hold anything. They are clamped to the
+// sizes of the tensors, so that no access is out of bounds.
 #pragma once
 
 #include "core/pod.hpp"
 
 namespace rapt {
 
-inline constexpr std::int64_t kMaxRingKeys = std::int64_t{1} << 48;  // that a sequence in a ring may count
+inline constexpr std::int64_t kMaxRingKeys = std::int64_t{1}
+                                             << 48;  // the most keys that a sequence in a ring may have had
 
 struct Lengths {
-  std::int64_t b, sq, sk;         // rows and keys of each of b sequences, where nothing below says otherwise
+  std::int64_t b, sq, sk;         // rows and keys of each of b sequences, unless overridden below
   Integers q_begin;               // ragged queries: [b + 1] first row of each sequence, of total_q rows
   Integers k_begin;               // ragged keys, likewise of total_k
   Integers k_len;                 // [b] keys in use; null: all
   std::int64_t total_q, total_k;  // -1: dense
 };
 
-// Where key j of sequence i lies. Dense and ragged keys lie one after another. In pages it is row j % page_size of page
-// pages[i, j / page_size], to which the strides' b leads; in a ring it is row j % page_size of entry i, and the last
-// page_size keys are there.
+// Where key j of sequence i is. Dense and ragged keys are consecutive. Paged: row j % page_size of page pages[i, j /
+// page_size], which is an index into the dimension of the strides' b. Ring: row j % page_size of batch entry i; only
+// the last page_size keys exist.
 //
-// Gathered keys are pages of one row that are found token by token: each of the `tokens` query tokens of an entry of
-// the batch is a sequence of its own, with one row, and its key j is row pages[entry, token, j] of the entry's k and v.
+// Gathered keys are pages of one row, found token by token. Each of the `tokens` query tokens of a batch entry is a
+// sequence of one row; its key j is row pages[entry, token, j] of the entry's k and v.
 struct KvLayout {
   std::int64_t page_size;  // 0: neither pages nor a ring; gathered: 1
   bool ring;
@@ -34,8 +35,8 @@ struct KvLayout {
 };
 
 struct Sequence {
-  // First row in the packed tensors; 0 unless they are ragged. Of gathered keys: the token, and where its list begins
-  // in the entry's part of the table.
+  // First row in ragged tensors, else 0. Gathered keys: the token, and the offset of its list in the entry's part of
+  // the table.
   std::int64_t q_first, k_first;
   std::int64_t len_q, len_k;
   std::int64_t oldest;  // the first key that a ring still has; else 0
@@ -61,28 +62,28 @@ RAPT_HOST_DEVICE bool are_alike(const Lengths& l) {
   return !l.q_begin && !l.k_begin && !l.k_len;
 }
 
-// The entry of the batch that the strides' b leads to for sequence i, which is i but where keys are gathered: there `s`
-// is told its token.
+// The batch entry (index of the strides' b) of sequence i. It is i, except for gathered keys, where the function also
+// sets the token of `s`.
 RAPT_HOST_DEVICE std::int64_t entry_of(const KvLayout& kv, std::int64_t i, Sequence& s) {
   if (kv.tokens == 0) return i;
   s.q_first = i % kv.tokens, s.k_first = s.q_first * kv.pages_stride_token;
   return i / kv.tokens;
 }
 
-// The block that the strides' b leads to for key j of sequence i: a page, or the sequence's own entry.
+// The index of the strides' b for key j of sequence i: a page, or the sequence's own entry.
 RAPT_HOST_DEVICE std::int64_t block_of(const KvLayout& kv, std::int64_t i, std::int64_t j) {
   if (kv.page_size == 0 || kv.ring) return i;
   const std::int64_t page = kv.pages.element(i * kv.pages_stride_b + j / kv.page_size * kv.pages.stride);
   return clamp_to(page, 0, kv.page_count - 1);
 }
 
-// The row of k and v that entry j of a list of gathered keys names; `i` is the entry of the batch.
+// The row of k and v that element j of a list of gathered keys names; `i` is the batch entry.
 RAPT_HOST_DEVICE std::int64_t listed_row(const KvLayout& kv, std::int64_t i, std::int64_t k_first, std::int64_t j) {
   const std::int64_t row = kv.pages.element(i * kv.pages_stride_b + k_first + j * kv.pages.stride);
   return clamp_to(row, 0, kv.page_count - 1);
 }
 
-// The index of key j's row in k or v, or in their scales, of sequence (entry, if keys are gathered) i and kv head hk.
+// The index of key j's row in k or v, or in their scales, of sequence i (gathered keys: batch entry i) and kv head hk.
 RAPT_HOST_DEVICE std::int64_t key_index(const KvLayout& kv, const Strides& s, std::int64_t i, std::int64_t hk,
                                         std::int64_t k_first, std::int64_t j) {
   if (kv.page_size == 0) return i * s.b + hk * s.h + (k_first + j) * s.s;

@@ -146,7 +146,7 @@ TEST_CASE("work list: items of equal cost go head by head, and so do all on one 
 TEST_CASE("work list: queues are whole heads of about the same cost", "[unit]") {
   const auto queues = [](const std::vector<SequenceWork>& all, std::int64_t hk, std::size_t count) {
     std::vector<WorkQueue> room(count);
-    CHECK(cut_into_queues(all, hk, room).size() == count);
+    CHECK(partition_into_queues(all, hk, room).size() == count);
     std::int64_t end = 0;
     std::vector<std::int64_t> sizes;
     for (const WorkQueue& queue : room) {

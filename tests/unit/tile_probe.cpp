@@ -61,21 +61,20 @@ void int8_dot(const char* a, const char* b, char* c) noexcept {
 template <int kComponents>
 bool split(DType type, const void* from, std::int64_t stride, std::int64_t n, std::int64_t padded, bf16* to,
            std::int64_t component_stride) {
-  Inspector<RepresentableFactor<kComponents>> inspector;
+  RepresentableCheck<RepresentableFactor<kComponents>> check;
   const auto with_type = [&](auto f) {
     if constexpr (kComponents == 1) with_cache_type(type, f);
     else with_float_type(type, f);
   };
   with_type([&](auto element) {
-    split_row<kComponents>(static_cast<const decltype(element)*>(from), stride, n, padded, to, component_stride,
-                           inspector);
+    split_row<kComponents>(static_cast<const decltype(element)*>(from), stride, n, padded, to, component_stride, check);
   });
-  return !inspector.found();
+  return !check.failed();
 }
 
 bool split(int components, DType type, const void* from, std::int64_t stride, std::int64_t n, std::int64_t padded,
            std::uint16_t* to, std::int64_t component_stride) noexcept {
-  const auto function = components == 1 ? split<1> : components == 2 ? split<2> : split<3>;
+  const auto function = components == 1 ? split<1> : split<2>;
   return function(type, from, stride, n, padded, reinterpret_cast<bf16*>(to), component_stride);
 }
 

@@ -18,7 +18,7 @@ struct TileProbe {
   void (*dot)(const char* a, const char* b, char* c) noexcept;
   /// c += a b: one tile each, of unsigned and of signed bytes, and of int32.
   void (*int8_dot)(const char* a, const char* b, char* c) noexcept;
-  /// split_row of components.hpp for 1, 2 or 3 components.
+  /// split_row of components.hpp for 1 or 2 components.
   bool (*split)(int components, DType type, const void* from, std::int64_t stride, std::int64_t n, std::int64_t padded,
                 std::uint16_t* to, std::int64_t component_stride) noexcept;
 };

@@ -49,8 +49,8 @@ class Tiles {
   static float low(std::uint32_t word) { return number(word << 16); }
   static float high(std::uint32_t word) { return number(word & 0xffff0000u); }
 
-  // Even and odd elements are summed apart, from 0; only their sum joins c.
-  // (Not instrumented: it is most of the model's time, and touches the registers only.)
+  // Even and odd elements are summed separately, from 0; only the sum of both is added to c. (Not instrumented by
+  // sanitizers: it takes most of the model's time, and touches registers only.)
   [[gnu::noinline]] __attribute__((no_sanitize("address", "undefined"))) static void dot_row(
       const std::uint32_t* a, const std::uint32_t (*b)[16], std::uint32_t* c) {
     float even[16] = {}, odd[16] = {};

@@ -23,7 +23,7 @@ class Tiles {
   [[gnu::always_inline]] void load(const void* p, std::int64_t stride) {
     asm volatile("tileloadd (%0,%1), %%tmm%c2" ::"r"(p), "r"(stride), "i"(kTile) : "memory");
   }
-  // Likewise, of what is read once and should leave L1 to the rest.
+  // Likewise, for data that is read once and should not displace other data in L1.
   template <int kTile>
   [[gnu::always_inline]] void load_once(const void* p, std::int64_t stride) {
     asm volatile("tileloaddt1 (%0,%1), %%tmm%c2" ::"r"(p), "r"(stride), "i"(kTile) : "memory");

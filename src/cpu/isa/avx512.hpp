@@ -54,7 +54,7 @@ template <class Bits>
 [[gnu::always_inline]] inline GccVector<std::int16_t, 16> to_int16(GccVector<std::int8_t, 16> x) {
   return (GccVector<std::int16_t, 16>)_mm256_cvtepi8_epi16((__m128i)x);
 }
-// Each lane of a table of 16 numbers looks at the lowest four bits of its index alone.
+// A lookup in a table of 16 numbers uses only the lowest four bits of each index.
 [[gnu::always_inline]] inline vec widen_nibbles(const std::uint8_t* p) {
   std::int32_t low, high;
   __builtin_memcpy(&low, p, 4), __builtin_memcpy(&high, p + 4, 4);
@@ -72,7 +72,7 @@ template <class Bits>
   return vec(_mm512_scalef_ps(p.data, n.data));
 }
 
-// 16 bytes from each place. (Masked loads take none of the port that shuffles need.)
+// 16 bytes from each address. (Masked loads leave the port free that shuffles need.)
 #define RAPT_HAVE_LOAD_PARTS
 [[gnu::always_inline]] inline vec load_parts(const void* a, const void* b, const void* c, const void* d) {
   const auto part = [](const void* p) { return _mm_loadu_ps(static_cast<const float*>(p)); };

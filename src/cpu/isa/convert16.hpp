@@ -7,7 +7,7 @@
 
 namespace rapt::cpu::RAPT_ISA {
 
-// 2 * kLanes elements of 16 bits, in one register.
+// A register of 2 * kLanes elements of 16 bits.
 using u16vec = xsimd::batch<std::uint16_t, arch>;
 
 [[gnu::always_inline]] inline vec load_any(const bf16* p) {
@@ -23,13 +23,13 @@ using u16vec = xsimd::batch<std::uint16_t, arch>;
 [[gnu::always_inline]] inline void store_any(bf16* p, vec x) {
   store_u16(&p->bits, bf16_bits(x));
 }
-// The nearest bf16 of both, one after the other. Denormals may become 0. (A default, as the next.)
+// Stores the nearest bf16 of `first`, then of `second`. Denormals may become 0. (A default, as the next.)
 template <class Vec>
 [[gnu::always_inline]] inline void store_bf16(bf16* p, Vec first, Vec second) {
   store_any(p, first), store_any(p + vec::size, second);
 }
-// In each lane the nearest bf16 of even, and above it that of odd. Denormals may become 0. (A default: weights_vbmi.hpp
-// has a plain function of this name, which calls prefer.)
+// Each lane has the nearest bf16 of `even` in its lower half and of `odd` in its upper half. Denormals may become 0.
+// (A default: weights_vbmi.hpp has a plain function of this name, which calls prefer.)
 template <class Vec>
 [[gnu::always_inline]] inline Vec round_to_bf16_pairs(Vec even, Vec odd) {
   return cast_to_float((bf16_bits(even) & ivec(0xffff)) | shift_left<16>(bf16_bits(odd)));

@@ -12,7 +12,7 @@ namespace rapt::cpu::RAPT_ISA {
 template <class T>
 using Lanes = GccVector<T, vec::size>;
 
-// Integers widened with their signs.
+// Sign-extends integers.
 template <class Bytes>
 [[gnu::always_inline]] inline vec to_float(Bytes x) {
   const auto wide = __builtin_convertvector(x, Lanes<std::int32_t>);
@@ -22,7 +22,7 @@ template <class Bytes>
 [[gnu::always_inline]] inline Lanes<std::int16_t> to_int16(Bytes x) {
   return __builtin_convertvector(x, Lanes<std::int16_t>);
 }
-// vec::size / 2 bytes, each as two integers: its lower half, then its upper.
+// Widens vec::size / 2 bytes, each as two integers: its lower half, then its upper.
 template <class Byte>
 [[gnu::always_inline]] inline vec widen_nibbles(const Byte* p) {
   GccVector<Byte, vec::size / 2> bytes;

@@ -1,4 +1,4 @@
-// 8-bit floats as bf16, exact, on AVX-512 with VBMI: lookups in tables of both bytes.
+// 8-bit floats as bf16, exactly, on AVX-512 with VBMI: one table lookup for each byte of the result.
 #pragma once
 
 #include <immintrin.h>
@@ -8,7 +8,7 @@
 
 namespace rapt::cpu::RAPT_ISA {
 
-// The bytes of bf16, without signs, of 8-bit floats without theirs.
+// The two bytes of the bf16 of each 8-bit float, without signs.
 struct Bf16Tables {
   alignas(64) std::uint8_t low[128], high[128];
 };

@@ -1,5 +1,5 @@
-// 2^x rounded to bf16 on 16-bit integers: x + 127 as 7.9 fixed point is the bf16's exponent and, but for a correction
-// of 2^f - 1 - f from a table by f's first 6 bits, its fraction.
+// 2^x rounded to bf16, by 16-bit integer arithmetic. x + 127 in 7.9 fixed point already has the bf16's exponent and,
+// except for a correction of 2^f - 1 - f, its fraction. A table indexed by f's first 6 bits has the correction.
 #pragma once
 
 #include "cpu/isa/types.hpp"

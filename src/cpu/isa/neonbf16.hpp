@@ -12,13 +12,13 @@ namespace rapt::cpu::RAPT_ISA {
 
 inline constexpr int kDotRows = 2;
 
-// The 64-bit halves of x and y, lower ones in x, upper ones in y.
+// Exchanges 64-bit halves: x gets the lower halves of x and y, y the upper ones.
 [[gnu::always_inline]] inline void exchange_halves(vec& x, vec& y) {
   const float64x2_t a = vreinterpretq_f64_f32(x.data), b = vreinterpretq_f64_f32(y.data);
   x = vec(vreinterpretq_f32_f64(vtrn1q_f64(a, b)));
   y = vec(vreinterpretq_f32_f64(vtrn2q_f64(a, b)));
 }
-// Lanes 0 and 1 of x, each followed by that of y, in x; lanes 2 and 3 in y.
+// x gets lanes 0 and 1 of x, each followed by that of y; y gets lanes 2 and 3.
 [[gnu::always_inline]] inline void merge_pairs(vec& x, vec& y) {
   const float32x4_t a = x.data, b = y.data;
   x = vec(vzip1q_f32(a, b));

@@ -29,7 +29,7 @@ struct i4x2 {
   std::uint8_t bits;  // of two elements
 };
 
-// A vector of the compiler's own, for element types that xsimd's vectors of floats do not have.
+// A vector type of the compiler, for element types that xsimd's vectors of floats do not have.
 template <class T, std::size_t kCount>
 using GccVector [[gnu::vector_size(sizeof(T) * kCount)]] = T;
 

@@ -1,11 +1,11 @@
 // Softmax weights as bf16, for the matrix unit, in the vectors of any ISA. (For tests, with the model of the tiles;
 // speed does not matter.)
-//  - truncate_to_bf16: the number without the 16 low bits of its fraction; truncate_to_bf16_pairs: in each lane that of
-//    even as bf16, and above it that of odd.
-//  - exp2_18_bits, exp2_24_bits: 2^x for any x, to so many bits; what is too large may be any number above 2^100.
-//  - FixedExp2::weights: in each lane 2^x rounded to bf16, and above it 2^y, by way of 7.9 fixed point, from
-//    kScale x + kOffset and the same of y; their sums are added to `sum`. 0 below 2^-126; 2 and more, and NaN without
-//    the sign bit, become almost 2. Unless kSafe, so may numbers from -49500 to -24700.
+// - truncate_to_bf16: x without the 16 low bits of its fraction; truncate_to_bf16_pairs: each lane has that of `even`
+// as bf16 in its lower half and that of `odd` in its upper half.
+// - exp2_18_bits: 2^x for any x, to 18 bits; results above 2^100 may be any number above 2^100.
+// - FixedExp2::weights: each lane has 2^x rounded to bf16 in its lower half and 2^y in its upper half, computed in 7.9
+// fixed point from kScale x + kOffset and the same of y; their sums are added to `sum`. Results below 2^-126 are 0; 2
+// and more, and NaN without the sign bit, become almost 2. Unless kSafe, so may numbers from -49500 to -24700.
 #pragma once
 
 #include "cpu/isa/fixed_exp2.hpp"

@@ -1,4 +1,4 @@
-// Softmax weights as bf16, for products of bf16, on NEON with BF16. weights.hpp says what each function gives.
+// Softmax weights as bf16, for products of bf16, on NEON with BF16. weights.hpp defines the functions.
 #pragma once
 
 #include <arm_neon.h>
@@ -24,24 +24,25 @@ namespace rapt::cpu::RAPT_ISA {
   return vec(vreinterpretq_f32_u16(vtrn2q_u16(vreinterpretq_u16_f32(even.data), vreinterpretq_u16_f32(odd.data))));
 }
 
-// As fixed_exp2.hpp has it, in 11 instructions for 8 weights, without loads, stores and the argument.
+// The method of fixed_exp2.hpp, in 11 instructions for 8 weights, not counting loads, stores and the argument.
 class FixedExp2 {
  public:
   static constexpr float kScale = kFixedExp2Scale, kOffset = kFixedExp2Offset;
 
   template <bool kSafe>
   [[gnu::always_inline]] vec weights(vec even, vec odd, vec& sum) const {
-    // In the upper half of each lane, from 0 to 0xffff: what a larger magnitude than an int32's would be saturates,
-    // too.
+    // The fixed-point number is in the upper half of each lane, from 0 to 0xffff, saturated (also where the magnitude
+    // would exceed an int32).
     const auto fixed = [](vec x) __attribute__((always_inline)) {
       const int32x4_t above_zero = vqsubq_s32(vreinterpretq_s32_f32(x.data), vdupq_n_s32(0x4b400000));
       return vreinterpretq_u16_u32(vqshluq_n_s32(above_zero, 16));
     };
     uint16x8_t t = vtrn2q_u16(fixed(even), fixed(odd));
-    const uint16x8_t f = vandq_u16(vshrq_n_u16(t, 3), vdupq_n_u16(63));  // upper bytes look up the table's first, 0
+    const uint16x8_t f = vandq_u16(
+        vshrq_n_u16(t, 3), vdupq_n_u16(63));  // upper bytes are 0 and look up the table's first entry, which is 0
     t = vsubq_u16(t, vreinterpretq_u16_u8(vqtbl4q_u8(correction_, vreinterpretq_u8_u16(f))));
     t = vshrq_n_u16(t, 2);
-    const uint16x8_t one = vdupq_n_u16(0x3f80);  // of which GCC 12, told that it is bf16, makes 1 of fp16
+    const uint16x8_t one = vdupq_n_u16(0x3f80);  // 1 as bf16; as a bf16 literal, GCC 12 would make it 1 of fp16
     asm("bfdot %0.4s, %1.8h, %2.8h" : "+w"(sum.data) : "w"(t), "w"(one));
     return vec(vreinterpretq_f32_u16(t));
   }

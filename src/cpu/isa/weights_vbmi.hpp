@@ -1,5 +1,4 @@
-// Softmax weights as bf16, for products of bf16, on AVX-512 with VBMI and BF16. weights.hpp says what each function
-// gives.
+// Softmax weights as bf16, for products of bf16, on AVX-512 with VBMI and BF16. weights.hpp defines the functions.
 #pragma once
 
 #include <immintrin.h>
@@ -31,12 +30,8 @@ namespace rapt::cpu::RAPT_ISA {
   return vec(_mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x.data), high)));
 }
 
-[[gnu::always_inline]] inline vec exp2_24_bits(vec x) {
-  return exp2(x);  // vscalefps overflows to infinity
-}
-
-// 2^x to 18 bits (minimax on the fraction, error 2.6e-6). vscalefps takes the floor of x itself. 0 for what is below
-// the normal numbers with FlushDenormals, and for -inf.
+// 2^x to 18 bits (minimax on the fraction, error 2.6e-6). vscalefps takes the floor of x itself. Results below the
+// normal numbers are 0 with FlushDenormals, as is 2^-inf.
 [[gnu::always_inline]] inline vec exp2_18_bits(vec x) {
   const vec f(_mm512_reduce_ps(x.data, 0x09));  // 0x09: x - floor(x), exceptions suppressed
   vec y = fma(f, vec(0x1.bb7cd4p-7f), vec(0x1.aa13f0p-5f));
@@ -44,7 +39,7 @@ namespace rapt::cpu::RAPT_ISA {
   return vec(_mm512_scalef_ps(fma(y, f, vec(0x1.00002cp+0f)).data, x.data));
 }
 
-// Orders of bytes, and what the fractions are off by, of FixedExp2.
+// Byte permutations and the corrections of fractions, for FixedExp2.
 struct FixedExp2Tables {
   alignas(64) std::uint8_t pairs[64], fraction[64], correction[64];
 };
@@ -60,7 +55,7 @@ constexpr FixedExp2Tables fixed_exp2_tables() {
 }
 inline constexpr FixedExp2Tables kFixedExp2 = fixed_exp2_tables();
 
-// As fixed_exp2.hpp has it, two vectors at a time: half the operations of the way through fp32, and few on the port
+// The method of fixed_exp2.hpp, two vectors at a time: half the operations that fp32 would take, and few on the port
 // that the matrix unit shares.
 class FixedExp2 {
  public:

@@ -17,7 +17,7 @@ Extent extent_of(const float* x, std::int64_t n) {
   };
   std::int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) see(load_any(x + i));
-  if (i < n) {  // the last ones, and the first again in their place
+  if (i < n) {  // the last elements; x[i] fills the other lanes, which changes no extent
     alignas(64) float rest[kLanes];
     for (int lane = 0; lane < kLanes; ++lane) rest[lane] = i + lane < n ? x[i + lane] : x[i];
     see(load(rest));
@@ -44,23 +44,23 @@ void encode(DType dtype, const float* x, std::int64_t n, Coding coding, std::uin
     for (std::int64_t i = 0; i < n; ++i) codes[i] = integer_code(x[i], factor, zero, half);
 }
 
-struct Scratch {
+struct AppendKvScratch {
   float* row;
   std::uint8_t* codes;
 
-  Scratch(Carver& carver, std::int64_t size) {
+  AppendKvScratch(Carver& carver, std::int64_t size) {
     row = carver.take<float>(round_up(size, kLanes));
     codes = carver.take<std::uint8_t>(size);
   }
 };
 
-// Where a row of one head comes from and goes to, as indices.
-struct RowPlace {
+// Indices of a row of one head: its source, its place in the cache, its scale and zero.
+struct RowIndices {
   std::int64_t from, to, scale, zero;
 };
 
 template <class T>
-void copy_row(const AppendKvSide& s, const void* from, void* to, const RowPlace& at) {
+void copy_row(const AppendKvSide& s, const void* from, void* to, const RowIndices& at) {
   const T* const source = static_cast<const T*>(from) + at.from;
   T* const target = static_cast<T*>(to) + at.to;
   if (s.from_stride.d == 1 && s.to_stride.d == 1) {
@@ -82,7 +82,7 @@ void store_codes(const AppendKvSide& s, const std::uint8_t* codes, std::uint8_t*
   }
 }
 
-void write_row(const AppendKvSide& s, const RowPlace& at, const Scratch& w) {
+void write_row(const AppendKvSide& s, const RowIndices& at, const AppendKvScratch& w) {
   if (s.from_type == s.to_type)
     return s.to_type == DType::f32 ? copy_row<float>(s, s.from, s.to, at)
                                    : copy_row<std::uint16_t>(s, s.from, s.to, at);
@@ -114,7 +114,7 @@ void write_row(const AppendKvSide& s, const RowPlace& at, const Scratch& w) {
   store_codes(s, w.codes, static_cast<std::uint8_t*>(s.to) + at.to);
 }
 
-// The sequence that new row r, counted over all of them, belongs to.
+// The sequence of new row r, where new rows are counted over all sequences.
 std::int64_t sequence_with(const AppendKvParams& p, std::int64_t r) {
   if (!p.from_begin) return r / p.n;
   std::int64_t low = 0, high = p.b;
@@ -130,13 +130,14 @@ void run(const AppendKvParams& p, std::int64_t begin, std::int64_t end, std::byt
   Carver carver(scratch);
   std::int64_t size = 0;
   for (int side = 0; side < p.sides; ++side) size = max(size, p.side[side].size);
-  const Scratch w(carver, size);
+  const AppendKvScratch w(carver, size);
   for (std::int64_t r = begin, i = sequence_with(p, begin); r < end; ++i) {
     const NewRows rows = new_rows(p, i);
     const std::int64_t before = p.from_begin ? rows.first : i * p.n, last = min(end, before + rows.count);
     for (; r < last; ++r) {
       const std::int64_t t = r - before, j = p.len_before[i] + t;
-      if (p.ring && t < rows.count - p.page_size) continue;  // of more rows than the ring has, the last stay
+      if (p.ring && t < rows.count - p.page_size)
+        continue;  // if there are more rows than the ring holds, only the last are written
       for (int side = 0; side < p.sides; ++side) {
         const AppendKvSide& s = p.side[side];
         for (std::int64_t h = 0; h < p.hk; ++h) {
@@ -153,7 +154,7 @@ void run(const AppendKvParams& p, std::int64_t begin, std::int64_t end, std::byt
 
 const AppendKvKernel kAppendKv = {
     .facts = {.operation = Operation::append_kv, .phase = Phase::all, .arithmetic = "f64", .dtypes = kCacheTypes},
-    .scratch_bytes = carved_bytes<Scratch>,
+    .scratch_bytes = carved_bytes<AppendKvScratch>,
     .run = run};
 
 }  // namespace rapt::cpu::RAPT_ISA

@@ -1,57 +1,60 @@
 // attention_backward in fp32: dq, dk, dv from q, k, v, out, lse and dout; no S x S matrix. Lanes are queries, as in
 // attention_prefill, whose products and scores it shares.
 //
-// A work item is a range of keys of one kv head. Its dK and dV stay in scratch while chunks of query rows come by:
+// A work item is a range of keys of one kv head. Its dK and dV stay in scratch while the query rows pass in chunks:
 //
-//   for each chunk of rows that sees some of the keys        Q^T, dO^T in panels; Q, dO in strips; delta of each row
+//   for each chunk of rows that sees some of the keys        Q^T, dO^T in query blocks; Q, dO in strips; delta of each
+//   row
 //     for each block of kBlockK keys in the range
-//       for each panel of `width` rows
+//       for each query block of `width` rows
 //         S^T = K Q^T, dP^T = V dO^T                         4 kBlockK width (d + dv) bytes of K, V from L1 and L2
 //         P^T = 2^(scale S^T - lse), dS^T = P^T (dP^T - delta)
 //         dQ^T += K^T dS^T
 //       dV += P^T dO, dK += dS^T Q
 //
-// dK and dV are summed over rows chunk by chunk, from the last on, and dQ over blocks of keys in their order; chunks
-// and blocks begin at multiples of their sizes. So the bits do not depend on how keys are cut into items, nor on
-// threads. Where they are cut, dQ lies in the workspace, and a chunk is done by the items of its head one after
-// another; where items are splits, each gives a dQ of its own.
+// dK and dV are summed over rows chunk by chunk, the last chunk first, and dQ over blocks of keys in order. Chunks and
+// blocks begin at multiples of their sizes. So neither threads nor the way keys are divided into work items changes
+// bits. If a head has several work items, dQ is in the workspace, and its items process a chunk one after another; if
+// the items are splits, each has a dQ of its own.
 #include "cpu/kernels/backward_chunk.hpp"
 #include "cpu/tile/carver.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 namespace {
 
-constexpr std::int64_t kMaxTile = 16;  // rows of the largest register tile
+constexpr std::int64_t kMaxTile =
+    16;  // rows of the largest register tile: keys are cleared and multiplied in multiples of it
 
-// Columns of dK and dV that are computed at once: vectors of each strip, as even as they come.
+// A strip: the columns of dK and dV that are computed together. Strips have equal numbers of vectors, as far as
+// possible.
 struct Strips {
-  std::int64_t vecs, count;  // of all of them; strips
+  std::int64_t vecs, count;  // vectors of all columns; number of strips
 
   explicit Strips(std::int64_t n) : vecs((n + kLanes - 1) / kLanes), count((vecs + kVecs - 1) / kVecs) {}
   std::int64_t begin(std::int64_t i) const { return vecs * i / count; }  // in vectors
   std::int64_t floats() const { return vecs * kLanes; }                  // of a row
 };
 
-// What an item keeps while chunks come by.
-struct State {
+// State of a work item between its chunks.
+struct ItemState {
   bool finite_keys;
 };
 
-struct Scratch {
-  State* state;
+struct AttentionBackwardScratch {
+  ItemState* state;
   float *dk, *dv;            // [keys of the item][Strips::floats()]
   float *k, *v;              // the item's keys and values, where they must be packed
-  float* clean_k;            // a block of keys without what is not finite
+  float* clean_k;            // a block of keys with non-finite elements replaced by 0
   Row* row;                  // [chunk]
-  float *qt, *dout_t, *dqt;  // all panels, back to back
+  float *qt, *dout_t, *dqt;  // all query blocks, back to back
   float *q, *dout;           // strips: [strip][row of the chunk][vectors of the strip]
-  float *s, *ds, *cap;       // all panels
+  float *s, *ds, *cap;       // all query blocks
   float *neg_m, *neg_delta;
   float *zero, *discarded;  // a row of zeros, a row that is written, never read
 
-  Scratch(Carver& carver, const BackwardShape& p) {
+  AttentionBackwardScratch(Carver& carver, const BackwardShape& p) {
     const std::int64_t padded = round_up(max(p.keys, 1), kBlockK);
-    state = carver.take<State>(1);
+    state = carver.take<ItemState>(1);
     dk = carver.take<float>(padded * Strips(p.d).floats());
     dv = carver.take<float>(padded * Strips(p.dv).floats());
     k = carver.take<float>(padded * packed_stride(p.d));
@@ -77,9 +80,9 @@ struct Scratch {
 
 template <int kW>
 struct GradTile {
-  const GradPanel* panels;
+  const GradQueryBlock* q_blocks;
   std::int64_t count;
-  float* GradPanel::*p;  // P or dS
+  float* GradQueryBlock::*p;  // P or dS
   std::int64_t key;
   const float* x;  // the strip: rows of kW vectors
   float* dst;
@@ -94,9 +97,9 @@ struct GradTile {
 #pragma GCC unroll 4
       for (int v = 0; v < kV; ++v) acc[i][v] = vec(0.f);
     for (std::int64_t i = 0; i < count; ++i) {
-      const GradPanel& panel = panels[i];
-      accumulate<0, kW>(acc, panel.*p + key * panel.width, panel.width, 1, x + panel.lane * kW * kLanes, 0,
-                        panel.width);
+      const GradQueryBlock& q_block = q_blocks[i];
+      accumulate<0, kW>(acc, q_block.*p + key * q_block.width, q_block.width, 1, x + q_block.lane * kW * kLanes, 0,
+                        q_block.width);
     }
 #pragma GCC unroll 16
     for (int i = 0; i < kR; ++i)
@@ -111,34 +114,35 @@ struct GradTile {
   }
 };
 
-// Of a run of keys, each panel's that it looks at, in whole tiles: what lies around is 0 there.
-std::int64_t first_of(const GradPanel& panel) {
-  return panel.cut.begin / kMaxTile * kMaxTile;
+// The keys of a block that a query block reads, [first_of(), last_of()), widened to whole tiles. P and dS are 0 in the
+// added keys.
+std::int64_t first_of(const GradQueryBlock& q_block) {
+  return q_block.segments.begin / kMaxTile * kMaxTile;
 }
-std::int64_t last_of(const GradPanel& panel, std::int64_t n) {
-  return panel.cut.count == 0 ? 0 : min(round_up(panel.cut.end[panel.vecs - 1], kMaxTile), n);
+std::int64_t last_of(const GradQueryBlock& q_block, std::int64_t n) {
+  return q_block.segments.count == 0 ? 0 : min(round_up(q_block.segments.end[q_block.vecs - 1], kMaxTile), n);
 }
 
 // dst += P^T dO or dS^T Q, for n keys of the block.
-void add_products(const GradPanel* panels, std::int64_t count, float* GradPanel::*p, const float* x, Strips strips,
-                  std::int64_t n, float* dst) {
+void add_products(const GradQueryBlock* q_blocks, std::int64_t count, float* GradQueryBlock::*p, const float* x,
+                  Strips strips, std::int64_t n, float* dst) {
   for (std::int64_t i = 0; i < strips.count; ++i) {
     const std::int64_t begin = strips.begin(i), vecs = strips.begin(i + 1) - begin;
     const float* strip = x + begin * kLanes * kChunkRows;
     for (std::int64_t key = 0; key < n;) {
-      // Panels that look at these keys; both ends rise from panel to panel.
+      // Panels that look at these keys; both ends rise from query block to query block.
       std::int64_t a = 0, b = count;
-      while (a < count && last_of(panels[a], n) <= key) ++a;
-      while (b > a && (panels[b - 1].cut.count == 0 || first_of(panels[b - 1]) > key)) --b;
+      while (a < count && last_of(q_blocks[a], n) <= key) ++a;
+      while (b > a && (q_blocks[b - 1].segments.count == 0 || first_of(q_blocks[b - 1]) > key)) --b;
       std::int64_t stop = n;
-      for (std::int64_t panel = 0; panel < count; ++panel)
-        for (const std::int64_t edge : {first_of(panels[panel]), last_of(panels[panel], n)})
-          if (panels[panel].cut.count != 0 && edge > key) stop = min(stop, edge);
+      for (std::int64_t q_block = 0; q_block < count; ++q_block)
+        for (const std::int64_t edge : {first_of(q_blocks[q_block]), last_of(q_blocks[q_block], n)})
+          if (q_blocks[q_block].segments.count != 0 && edge > key) stop = min(stop, edge);
       bool visible = false;
-      for (std::int64_t panel = a; panel < b; ++panel) visible |= panels[panel].visible;
+      for (std::int64_t q_block = a; q_block < b; ++q_block) visible |= q_blocks[q_block].visible;
       if (visible)
         with_vecs(vecs, [&](auto v) {
-          tiles<v>(GradTile<v>{panels + a, b - a, p, key, strip, dst + key * strips.floats() + begin * kLanes,
+          tiles<v>(GradTile<v>{q_blocks + a, b - a, p, key, strip, dst + key * strips.floats() + begin * kLanes,
                                strips.floats()},
                    stop - key);
         });
@@ -149,24 +153,24 @@ void add_products(const GradPanel* panels, std::int64_t count, float* GradPanel:
 
 // ---- Chunks of rows.
 
-// Rows of n elements -> strips; lanes without a row are 0. Returns whether all are finite; with `clean`, what is not is
-// left out.
+// Packs rows of n elements into strips; lanes without a row become 0. Returns whether all elements are finite. With
+// `clean`, elements that are not finite become 0.
 template <class T>
 [[gnu::noinline]] bool pack_strips(const T* base, const Strides& strides, std::int64_t n, const Head& head,
-                                   const GradPanel* panels, std::int64_t count, bool clean, float* dst) {
+                                   const GradQueryBlock* q_blocks, std::int64_t count, bool clean, float* dst) {
   const Strips strips(n);
   vec poison(0.f);
   for (std::int64_t i = 0; i < count; ++i)
-    for (std::int64_t r = 0; r < panels[i].width; ++r) {
-      const T* const src = base + row_at(strides, head, panels[i].row[r]);
-      const std::int64_t lane = panels[i].lane + r;
+    for (std::int64_t r = 0; r < q_blocks[i].width; ++r) {
+      const T* const src = base + row_at(strides, head, q_blocks[i].row[r]);
+      const std::int64_t lane = q_blocks[i].lane + r;
       for (std::int64_t strip = 0; strip < strips.count; ++strip) {
         const std::int64_t begin = strips.begin(strip), vecs = strips.begin(strip + 1) - begin;
         float* const to = dst + begin * kLanes * kChunkRows + lane * vecs * kLanes;
         for (std::int64_t v = 0; v < vecs; ++v) {
           const std::int64_t c = (begin + v) * kLanes;
           vec x(0.f);
-          if (r < panels[i].rows) x = load_strided(src + c * strides.d, strides.d, min(kLanes, n - c));
+          if (r < q_blocks[i].rows) x = load_strided(src + c * strides.d, strides.d, min(kLanes, n - c));
           poison = fma(x, vec(0.f), poison);
           if (clean) x = xsimd::select(x - x == vec(0.f), x, vec(0.f));
           store(to + v * kLanes, x);
@@ -176,81 +180,85 @@ template <class T>
   return xsimd::all(poison == vec(0.f));
 }
 
-// ---- A panel and a block of keys.
+// ---- A query block and a block of keys.
 
-// P and dS of keys that the panel's rows do not look at, as far as tiles of add_products() reach.
-void clear_around(const GradPanel& panel, std::int64_t n) {
-  const Cut& c = panel.cut;
-  const std::int64_t first = first_of(panel), last = last_of(panel, n);
-  for (std::int64_t v = 0; v < panel.vecs; ++v)
-    for (float* base : {panel.s, panel.ds}) {
+// Clears P and dS of keys that the query block does not read, as far as the tiles of add_products() reach.
+void clear_around(const GradQueryBlock& q_block, std::int64_t n) {
+  const BlockSegments& c = q_block.segments;
+  const std::int64_t first = first_of(q_block), last = last_of(q_block, n);
+  for (std::int64_t v = 0; v < q_block.vecs; ++v)
+    for (float* base : {q_block.s, q_block.ds}) {
       float* const lane = base + v * kLanes;
-      const std::int64_t begin = panel.visible ? c.begin : last, end = panel.visible ? max(c.end[v], begin) : last;
-      for (std::int64_t j = first; j < begin; ++j) store(lane + j * panel.width, vec(0.f));
-      for (std::int64_t j = end; j < last; ++j) store(lane + j * panel.width, vec(0.f));
+      const std::int64_t begin = q_block.visible ? c.begin : last, end = q_block.visible ? max(c.end[v], begin) : last;
+      for (std::int64_t j = first; j < begin; ++j) store(lane + j * q_block.width, vec(0.f));
+      for (std::int64_t j = end; j < last; ++j) store(lane + j * q_block.width, vec(0.f));
     }
 }
 
-// dS before the softcap is what bias and slopes get; behind it, what q and k get.
-void finish_modifiers(const Head& head, const GradPanel& panel, std::int64_t k0, const AttentionBackwardParams& p) {
-  const Cut& c = panel.cut;
-  for (std::int64_t v = 0; v < panel.vecs; ++v) {
-    if (p.grad_alibi) add_to_slopes(head, panel, v, k0, c.begin, c.end[v], panel.ds, panel.dslope);
-    for (std::int64_t j = c.begin; panel.cap && j < c.end[v]; ++j) {
-      const std::int64_t at = j * panel.width + v * kLanes;
-      const vec d = load(panel.ds + at);
-      store(panel.ds + at, xsimd::select(d == vec(0.f), d, d * load(panel.cap + at)));
+// Adds dS to the slopes' sums, and then multiplies it by the softcap's derivative: bias and slopes get the gradient of
+// the capped score, q and k that of the score before the cap.
+void finish_modifiers(const Head& head, const GradQueryBlock& q_block, std::int64_t k0,
+                      const AttentionBackwardParams& p) {
+  const BlockSegments& c = q_block.segments;
+  for (std::int64_t v = 0; v < q_block.vecs; ++v) {
+    if (p.grad_alibi) add_to_slopes(head, q_block, v, k0, c.begin, c.end[v], q_block.ds, q_block.dslope);
+    for (std::int64_t j = c.begin; q_block.cap && j < c.end[v]; ++j) {
+      const std::int64_t at = j * q_block.width + v * kLanes;
+      const vec d = load(q_block.ds + at);
+      store(q_block.ds + at, xsimd::select(d == vec(0.f), d, d * load(q_block.cap + at)));
     }
   }
 }
 
-// Elements of q, k and dout that are not finite are left out of the products where they would meet weights of 0, and
-// added to what sees them. Scores must be final and not yet exponentiated.
+// Non-finite elements of q, k and dout are left out of the products, where weights of 0 would make them NaN, and are
+// added here to the gradients of what sees them. Scores must be final and not yet exponentiated.
 [[gnu::noinline, gnu::cold]] void add_non_finite(const AttentionBackwardParams& p, const Head& head,
-                                                 const GradPanel& panel, std::int64_t k0, std::int64_t n, Block kb,
-                                                 float* dk, float* dv) {
-  for (std::int64_t i = 0; i < panel.rows; ++i) {
-    const Row& row = panel.row[i];
+                                                 const GradQueryBlock& q_block, std::int64_t k0, std::int64_t n,
+                                                 KvBlock kb, float* dk, float* dv) {
+  for (std::int64_t i = 0; i < q_block.rows; ++i) {
+    const Row& row = q_block.row[i];
     const auto sees = [&](std::int64_t j) {
-      return k0 + j >= row.first && k0 + j < row.last && panel.s[j * panel.width + i] != -kInfinity;
+      return k0 + j >= row.first && k0 + j < row.last && q_block.s[j * q_block.width + i] != -kInfinity;
     };
-    for (std::int64_t j = panel.cut.begin; j < n; ++j) {
+    for (std::int64_t j = q_block.segments.begin; j < n; ++j) {
       if (!sees(j)) continue;
       const bool kept = !p.score.dropout.given || !is_dropped(p.score, {head.b, row.q_head, row.token, k0 + j});
       for (std::int64_t c = 0; c < p.d; ++c) {
-        const float q = panel.qt[c * panel.width + i], k = kb.data[j * kb.stride + c];
+        const float q = q_block.qt[c * q_block.width + i], k = kb.data[j * kb.stride + c];
         if (q - q != 0.f) dk[j * Strips(p.d).floats() + c] += q;
-        if (k - k != 0.f && p.grad_q) panel.ot[c * panel.width + i] += k;
+        if (k - k != 0.f && p.grad_q) q_block.ot[c * q_block.width + i] += k;
       }
       for (std::int64_t c = 0; c < p.dv; ++c)
-        if (const float x = panel.dout_t[c * panel.width + i]; x - x != 0.f && kept)
+        if (const float x = q_block.dout_t[c * q_block.width + i]; x - x != 0.f && kept)
           dv[j * Strips(p.dv).floats() + c] += x;
     }
   }
 }
 
 template <int kW>
-void visit(const AttentionBackwardParams& p, const Head& head, GradPanel& panel, std::int64_t k0, std::int64_t n,
-           Block kb, Block vb, Block clean, bool finite, float* dk, float* dv, const Scratch& w) {
-  panel.visible = score<kW>(head, panel, k0, n, kb, vb, w.discarded);
-  if (!panel.visible) return clear_around(panel, n);
-  const Cut& c = panel.cut;
+void add_block_gradients(const AttentionBackwardParams& p, const Head& head, GradQueryBlock& q_block, std::int64_t k0,
+                         std::int64_t n, KvBlock kb, KvBlock vb, KvBlock clean, bool finite, float* dk, float* dv,
+                         const AttentionBackwardScratch& w) {
+  q_block.visible = score<kW>(head, q_block, k0, n, kb, vb, w.discarded);
+  if (!q_block.visible) return clear_around(q_block, n);
+  const BlockSegments& c = q_block.segments;
   if (!finite) {
-    if (!panel.started) fill(panel.ot, p.d * panel.width, 0);
-    panel.started = true;
-    add_non_finite(p, head, panel, k0, n, kb, dk, dv);
+    if (!q_block.started) fill(q_block.ot, p.d * q_block.width, 0);
+    q_block.started = true;
+    add_non_finite(p, head, q_block, k0, n, kb, dk, dv);
   }
-  differentiate<kW>(head, panel, k0, w.zero);
-  if (p.grad_alibi || panel.cap) finish_modifiers(head, panel, k0, p);
+  differentiate<kW>(head, q_block, k0, w.zero);
+  if (p.grad_alibi || q_block.cap) finish_modifiers(head, q_block, k0, p);
   if (p.grad_q) {
     std::int64_t keys[kW];
     for (int v = 0; v < kW; ++v) keys[v] = max(c.end[v] - c.begin, 0);
-    tiles<kW>(OutputTile<kW>{clean.data + c.begin * clean.stride, clean.stride, panel.ds + c.begin * panel.width, keys,
-                             panel.started ? panel.ot : w.zero, panel.started ? panel.width : 0, panel.ot},
-              p.d);
-    panel.started = true;
+    tiles<kW>(
+        OutputTile<kW>{clean.data + c.begin * clean.stride, clean.stride, q_block.ds + c.begin * q_block.width, keys,
+                       q_block.started ? q_block.ot : w.zero, q_block.started ? q_block.width : 0, q_block.ot},
+        p.d);
+    q_block.started = true;
   }
-  clear_around(panel, n);
+  clear_around(q_block, n);
 }
 
 // ---- Items.
@@ -258,9 +266,9 @@ void visit(const AttentionBackwardParams& p, const Head& head, GradPanel& panel,
 void begin(const AttentionBackwardParams& p, const BackwardItem& item, std::byte* scratch) noexcept {
   const FloatEnvironment environment;
   const Head head(p, all_rows(item));
-  const Keys keys = keys_of(head, item);
+  const ItemKeys keys = keys_of(head, item);
   Carver carver(scratch);
-  const Scratch w(carver, shape_of(p, item));
+  const AttentionBackwardScratch w(carver, shape_of(p, item));
   const std::int64_t padded = round_up(max(keys.end - keys.begin, 1), kBlockK);
   fill(w.dk, padded * Strips(p.d).floats(), 0);
   fill(w.dv, padded * Strips(p.dv).floats(), 0);
@@ -268,10 +276,10 @@ void begin(const AttentionBackwardParams& p, const BackwardItem& item, std::byte
   vec poison(0.f);
   for (std::int64_t k0 = keys.begin; k0 < keys.end; k0 += kBlockK) {
     const std::int64_t n = min(kBlockK, keys.end - k0), at = k0 - keys.begin;
-    const Block kb = block(head, {p.k, p.k_stride, p.k_quant, p.d}, k0, k0, k0 + n, must_pack_keys_twice(p),
-                           w.k + at * packed_stride(p.d));
-    block(head, {p.v, p.v_stride, p.v_quant, p.dv}, k0, k0, k0 + n, must_pack_value_rows(p),
-          w.v + at * packed_stride(p.dv));
+    const KvBlock kb = kv_block(head, {p.k, p.k_stride, p.k_quant, p.d}, k0, k0, k0 + n, must_pack_keys_twice(p),
+                                w.k + at * packed_stride(p.d));
+    kv_block(head, {p.v, p.v_stride, p.v_quant, p.dv}, k0, k0, k0 + n, must_pack_value_rows(p),
+             w.v + at * packed_stride(p.dv));
     for (std::int64_t j = 0; j < n; ++j)
       for (std::int64_t c = 0; c < p.d; c += kLanes)
         poison = fma(load_strided(kb.data + j * kb.stride + c, 1, min(kLanes, p.d - c)), vec(0.f), poison);
@@ -279,8 +287,8 @@ void begin(const AttentionBackwardParams& p, const BackwardItem& item, std::byte
   w.state->finite_keys = xsimd::all(poison == vec(0.f));
 }
 
-// A block of the item's keys, as begin() left it.
-Block prepared(const Head& head, const KeyRows& rows, std::int64_t k0, std::int64_t first, bool packed, float* data) {
+// A block of the work item's keys, in place or as begin() packed it.
+KvBlock prepared(const Head& head, const KeyRows& rows, std::int64_t k0, std::int64_t first, bool packed, float* data) {
   if (packed) return {data + (k0 - first) * packed_stride(rows.n), packed_stride(rows.n)};
   return {static_cast<const float*>(rows.base) + head.key_at(rows.strides, k0), rows.strides.s};
 }
@@ -293,39 +301,39 @@ void add_rows(const AttentionBackwardParams& p, const BackwardItem& item, std::i
               std::byte* scratch) noexcept {
   const FloatEnvironment environment;
   const Head head(p, all_rows(item));
-  const Keys keys = keys_of(head, item);
+  const ItemKeys keys = keys_of(head, item);
   Carver carver(scratch);
-  const Scratch w(carver, shape_of(p, item));
+  const AttentionBackwardScratch w(carver, shape_of(p, item));
   const std::int64_t rows = min(kChunkRows, head.len_q * p.group - row_begin);
 
-  GradPanel panels[kChunkPanels + 1];
+  GradQueryBlock q_blocks[kChunkQueryBlocks + 1];
   float* const sums = item.dq_sums ? item.dq_sums + row_begin * sums_of_row(p.d) : w.dqt;
-  const std::int64_t count = make_panels(rows, panels, [&](GradPanel& panel, std::int64_t r) {
-    const std::int64_t lane = panel.lane;
-    panel.row = w.row + lane;
-    panel.qt = w.qt + lane * p.d, panel.dout_t = w.dout_t + lane * p.dv;
-    panel.ot = sums + lane * (p.d + 1), panel.dslope = panel.ot + p.d * panel.width;
-    panel.s = w.s + lane * kBlockK, panel.ds = w.ds + lane * kBlockK;
-    panel.cap = p.score.softcap_log2 != 0 ? w.cap + lane * kBlockK : nullptr;
-    panel.neg_m = w.neg_m + lane, panel.neg_delta = w.neg_delta + lane;
-    find_rows(head, row_begin + r, panel.rows, panel.row);
+  const std::int64_t count = make_query_blocks(rows, q_blocks, [&](GradQueryBlock& q_block, std::int64_t r) {
+    const std::int64_t lane = q_block.lane;
+    q_block.row = w.row + lane;
+    q_block.qt = w.qt + lane * p.d, q_block.dout_t = w.dout_t + lane * p.dv;
+    q_block.ot = sums + lane * (p.d + 1), q_block.dslope = q_block.ot + p.d * q_block.width;
+    q_block.s = w.s + lane * kBlockK, q_block.ds = w.ds + lane * kBlockK;
+    q_block.cap = p.score.softcap_log2 != 0 ? w.cap + lane * kBlockK : nullptr;
+    q_block.neg_m = w.neg_m + lane, q_block.neg_delta = w.neg_delta + lane;
+    find_rows(head, row_begin + r, q_block.rows, q_block.row);
   });
-  const std::int64_t first = panels[0].first(0), last = panels[count - 1].last(panels[count - 1].width - 1);
+  const std::int64_t first = q_blocks[0].first(0), last = q_blocks[count - 1].last(q_blocks[count - 1].width - 1);
   const bool sees = first < last;
   const bool is_first = item.split || !sees || keys.begin <= first;
   const bool is_last = !item.split && (!sees || keys.end >= last);
 
   for (std::int64_t i = 0; i < count; ++i) {
-    GradPanel& panel = panels[i];
-    prepare_panel(p, head, panel);
-    panel.started = !is_first;
-    if (is_first) fill(panel.dslope, panel.width, 0);
+    GradQueryBlock& q_block = q_blocks[i];
+    prepare_query_block(p, head, q_block);
+    q_block.started = !is_first;
+    if (is_first) fill(q_block.dslope, q_block.width, 0);
   }
   const auto strips = [&](const void* base, DType type, const Strides& strides, std::int64_t n, float* to) {
     return with_float_type(type, [&](auto e) {
       const auto* typed = static_cast<const decltype(e)*>(base);
-      const bool finite = pack_strips(typed, strides, n, head, panels, count, false, to);
-      if (!finite) pack_strips(typed, strides, n, head, panels, count, true, to);
+      const bool finite = pack_strips(typed, strides, n, head, q_blocks, count, false, to);
+      if (!finite) pack_strips(typed, strides, n, head, q_blocks, count, true, to);
       return finite;
     });
   };
@@ -337,9 +345,9 @@ void add_rows(const AttentionBackwardParams& p, const BackwardItem& item, std::i
        k0 += kBlockK) {
     const FlushDenormals flush;
     const std::int64_t n = min(kBlockK, keys.end - k0), at = k0 - keys.begin;
-    const Block kb = prepared(head, {p.k, p.k_stride, p.k_quant, p.d}, k0, keys.begin, must_pack_keys_twice(p), w.k);
-    const Block vb = prepared(head, {p.v, p.v_stride, p.v_quant, p.dv}, k0, keys.begin, must_pack_value_rows(p), w.v);
-    Block clean = kb;
+    const KvBlock kb = prepared(head, {p.k, p.k_stride, p.k_quant, p.d}, k0, keys.begin, must_pack_keys_twice(p), w.k);
+    const KvBlock vb = prepared(head, {p.v, p.v_stride, p.v_quant, p.dv}, k0, keys.begin, must_pack_value_rows(p), w.v);
+    KvBlock clean = kb;
     if (!w.state->finite_keys) {
       clean = {w.clean_k, packed_stride(p.d)};
       for (std::int64_t j = 0; j < n; ++j)
@@ -351,18 +359,19 @@ void add_rows(const AttentionBackwardParams& p, const BackwardItem& item, std::i
     float* const dk = w.dk + at * Strips(p.d).floats();
     float* const dv = w.dv + at * Strips(p.dv).floats();
     for (std::int64_t i = 0; i < count; ++i)
-      with_vecs(panels[i].vecs,
-                [&](auto vecs) { visit<vecs>(p, head, panels[i], k0, n, kb, vb, clean, finite, dk, dv, w); });
-    if (p.grad_v) add_products(panels, count, &GradPanel::s, w.dout, Strips(p.dv), n, dv);
-    if (p.grad_k) add_products(panels, count, &GradPanel::ds, w.q, Strips(p.d), n, dk);
+      with_vecs(q_blocks[i].vecs, [&](auto vecs) {
+        add_block_gradients<vecs>(p, head, q_blocks[i], k0, n, kb, vb, clean, finite, dk, dv, w);
+      });
+    if (p.grad_v) add_products(q_blocks, count, &GradQueryBlock::s, w.dout, Strips(p.dv), n, dv);
+    if (p.grad_k) add_products(q_blocks, count, &GradQueryBlock::ds, w.q, Strips(p.d), n, dk);
   }
 
   for (std::int64_t i = 0; i < count; ++i) {
-    GradPanel& panel = panels[i];
-    if (!panel.started) fill(panel.ot, p.d * panel.width, 0);
-    if (!is_last) continue;  // the next item takes the sums as they are
-    if (p.grad_q) store_rows(p.grad_q, head, panel, p.d, p.scale);
-    if (item.sink_sums || item.slope_sums) store_row_sums(p, head, panel, panel.neg_delta, panel.dslope, item);
+    GradQueryBlock& q_block = q_blocks[i];
+    if (!q_block.started) fill(q_block.ot, p.d * q_block.width, 0);
+    if (!is_last) continue;  // the next work item continues these sums
+    if (p.grad_q) store_rows(p.grad_q, head, q_block, p.d, p.scale);
+    if (item.sink_sums || item.slope_sums) store_row_sums(p, head, q_block, q_block.neg_delta, q_block.dslope, item);
   }
 }
 
@@ -370,7 +379,7 @@ void end(const AttentionBackwardParams& p, const BackwardItem& item, std::byte* 
   const FloatEnvironment environment;
   const Head head(p, all_rows(item));
   Carver carver(scratch);
-  const Scratch w(carver, shape_of(p, item));
+  const AttentionBackwardScratch w(carver, shape_of(p, item));
   const auto rows = [](const float* sums, std::int64_t n) {
     return [=](std::int64_t key, std::int64_t c) -> KeySums {
       return {sums + key * Strips(n).floats() + c, Strips(n).floats()};
@@ -391,7 +400,7 @@ const AttentionBackwardKernel kAttentionBackward = {.facts = {.operation = Opera
                                                               .block_q = static_cast<int>(kChunkRows),
                                                               .block_k = static_cast<int>(kBlockK)},
                                                     .sums_of_row = sums_of_row,
-                                                    .scratch_bytes = carved_bytes<Scratch>,
+                                                    .scratch_bytes = carved_bytes<AttentionBackwardScratch>,
                                                     .begin = begin,
                                                     .add_rows = add_rows,
                                                     .end = end,

@@ -1,19 +1,19 @@
-// The gradient of attention's bias: dS, summed over the dimensions that the bias broadcasts over. It goes over batch
-// and heads for each piece of the bias, computing scores once more, so that sums have an order and a piece has one
-// writer.
+// The gradient of attention's bias: dS, summed over the dimensions that the bias broadcasts over. The kernel computes
+// scores once more, and for each piece of the bias goes over batch and heads, so that sums have one order and each
+// piece has one writer.
 #include "cpu/kernels/backward_chunk.hpp"
 #include "cpu/tile/carver.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 namespace {
 
-struct Scratch {
+struct AttentionBackwardBiasScratch {
   Row* row;
-  float *qt, *dout_t, *s, *ds, *sum, *neg_m, *neg_delta;  // all panels
+  float *qt, *dout_t, *s, *ds, *sum, *neg_m, *neg_delta;  // all query blocks
   float *k, *v;                                           // a block of keys, packed
   float *zero, *discarded;
 
-  Scratch(Carver& carver, std::int64_t d, std::int64_t dv) {
+  AttentionBackwardBiasScratch(Carver& carver, std::int64_t d, std::int64_t dv) {
     row = carver.take<Row>(kChunkRows);
     qt = carver.take<float>(kChunkRows * d);
     dout_t = carver.take<float>(kChunkRows * dv);
@@ -29,67 +29,67 @@ struct Scratch {
   }
 };
 
-// sum[panel][key][lane] += dS of tokens [first, first + rows) of a query head, as far as the sequence has them, and the
-// block of n keys at k0.
+// sum[q_block][key][lane] += dS of tokens [first, first + rows) of a query head, as far as the sequence has them, and
+// the block of n keys at k0.
 void add_scores(const AttentionBackwardParams& p, const Head& head, std::int64_t q_head, std::int64_t first,
-                std::int64_t rows, std::int64_t k0, std::int64_t n, const Scratch& w) {
-  GradPanel panels[kChunkPanels + 1];
+                std::int64_t rows, std::int64_t k0, std::int64_t n, const AttentionBackwardBiasScratch& w) {
+  GradQueryBlock q_blocks[kChunkQueryBlocks + 1];
   const std::int64_t there = min(rows, head.len_q - first);
-  const std::int64_t count = make_panels(rows, panels, [&](GradPanel& panel, std::int64_t r) {
-    const std::int64_t lane = panel.lane;
-    panel.row = w.row + lane;
-    panel.qt = w.qt + lane * p.d, panel.dout_t = w.dout_t + lane * p.dv;
-    panel.s = w.s + lane * kBlockK, panel.ds = w.ds + lane * kBlockK;
-    panel.neg_m = w.neg_m + lane, panel.neg_delta = w.neg_delta + lane;
-    // Lanes without a row see no key: where rows end depends on the sequence, the lanes of a sum must not.
-    panel.rows = panel.width;
-    for (std::int64_t i = 0; i < panel.width; ++i) {
-      panel.row[i] = row_of(head, first + min(r + i, there - 1), q_head);
-      if (r + i >= there) panel.row[i].first = panel.row[i].last;
+  const std::int64_t count = make_query_blocks(rows, q_blocks, [&](GradQueryBlock& q_block, std::int64_t r) {
+    const std::int64_t lane = q_block.lane;
+    q_block.row = w.row + lane;
+    q_block.qt = w.qt + lane * p.d, q_block.dout_t = w.dout_t + lane * p.dv;
+    q_block.s = w.s + lane * kBlockK, q_block.ds = w.ds + lane * kBlockK;
+    q_block.neg_m = w.neg_m + lane, q_block.neg_delta = w.neg_delta + lane;
+    // Lanes without a row see no key. The lanes of a sum must not depend on where the rows of a sequence end.
+    q_block.rows = q_block.width;
+    for (std::int64_t i = 0; i < q_block.width; ++i) {
+      q_block.row[i] = row_of(head, first + min(r + i, there - 1), q_head);
+      if (r + i >= there) q_block.row[i].first = q_block.row[i].last;
     }
   });
-  const Block kb = block(head, {p.k, p.k_stride, p.k_quant, p.d}, k0, k0, k0 + n, must_pack_keys_twice(p), w.k);
-  const Block vb = block(head, {p.v, p.v_stride, p.v_quant, p.dv}, k0, k0, k0 + n, must_pack_value_rows(p), w.v);
+  const KvBlock kb = kv_block(head, {p.k, p.k_stride, p.k_quant, p.d}, k0, k0, k0 + n, must_pack_keys_twice(p), w.k);
+  const KvBlock vb = kv_block(head, {p.v, p.v_stride, p.v_quant, p.dv}, k0, k0, k0 + n, must_pack_value_rows(p), w.v);
   for (std::int64_t i = 0; i < count; ++i) {
-    GradPanel& panel = panels[i];
-    if (panel.first(0) >= panel.last(panel.width - 1)) continue;
-    prepare_panel(p, head, panel);
+    GradQueryBlock& q_block = q_blocks[i];
+    if (q_block.first(0) >= q_block.last(q_block.width - 1)) continue;
+    prepare_query_block(p, head, q_block);
     const FlushDenormals flush;
-    with_vecs(panel.vecs, [&](auto vecs) {
-      if (!score<vecs>(head, panel, k0, n, kb, vb, w.discarded)) return;
-      differentiate<vecs>(head, panel, k0, w.zero);
-      const Cut& c = panel.cut;
+    with_vecs(q_block.vecs, [&](auto vecs) {
+      if (!score<vecs>(head, q_block, k0, n, kb, vb, w.discarded)) return;
+      differentiate<vecs>(head, q_block, k0, w.zero);
+      const BlockSegments& c = q_block.segments;
       for (std::int64_t v = 0; v < vecs; ++v)
         for (std::int64_t j = c.begin; j < c.end[v]; ++j) {
-          const std::int64_t at = j * panel.width + v * kLanes;
-          float* const to = w.sum + panel.lane * kBlockK + at;
-          store(to, load(to) + load(panel.ds + at));
+          const std::int64_t at = j * q_block.width + v * kLanes;
+          float* const to = w.sum + q_block.lane * kBlockK + at;
+          store(to, load(to) + load(q_block.ds + at));
         }
     });
   }
 }
 
-// Rows of the sums -> the gradient; with `one_row`, their sum over rows.
+// Stores the rows of the sums as the gradient; with `one_row`, their sum over rows.
 void store_sums(const AttentionBackwardParams& p, const BiasItem& item, bool one_row, std::int64_t rows,
-                std::int64_t keys, const Scratch& w) {
+                std::int64_t keys, const AttentionBackwardBiasScratch& w) {
   const Gradient& to = p.grad_bias;
   with_float_type(to.type, [&](auto element) {
     auto* const base = static_cast<decltype(element)*>(to.data) + item.b * to.stride.b + item.h * to.stride.h +
                        item.key_begin * to.stride.d;
-    GradPanel panels[kChunkPanels + 1];
-    const std::int64_t count =
-        make_panels(rows, panels, [&](GradPanel& panel, std::int64_t) { panel.row = w.row + panel.lane; });
+    GradQueryBlock q_blocks[kChunkQueryBlocks + 1];
+    const std::int64_t count = make_query_blocks(
+        rows, q_blocks, [&](GradQueryBlock& q_block, std::int64_t) { q_block.row = w.row + q_block.lane; });
     vec total[kBlockK / kLanes];
     for (vec& x : total) x = vec(0.f);
     for (std::int64_t i = 0; i < count; ++i)
-      for (std::int64_t lane = 0; lane < panels[i].width; lane += kLanes)
+      for (std::int64_t lane = 0; lane < q_blocks[i].width; lane += kLanes)
         for (std::int64_t j0 = 0; j0 < keys; j0 += kLanes) {
           vec r[kLanes];
           for (int j = 0; j < kLanes; ++j)
-            r[j] = load(w.sum + panels[i].lane * kBlockK + (j0 + j) * panels[i].width + lane);
+            r[j] = load(w.sum + q_blocks[i].lane * kBlockK + (j0 + j) * q_blocks[i].width + lane);
           transpose(r);
           for (std::int64_t row = 0; row < kLanes; ++row) {
-            const std::int64_t at = panels[i].lane + lane + row;
+            const std::int64_t at = q_blocks[i].lane + lane + row;
             if (one_row) total[j0 / kLanes] = total[j0 / kLanes] + r[row];
             else if (at < rows)
               store_strided(base + (item.row_begin + at) * to.stride.s + j0 * to.stride.d, to.stride.d,
@@ -104,13 +104,13 @@ void store_sums(const AttentionBackwardParams& p, const BiasItem& item, bool one
 }  // namespace
 
 std::size_t bias_scratch_bytes(const BackwardShape& shape) noexcept {
-  return carved_bytes<Scratch>(shape.d, shape.dv);
+  return carved_bytes<AttentionBackwardBiasScratch>(shape.d, shape.dv);
 }
 
 void add_bias(const AttentionBackwardParams& p, const BiasItem& item, std::byte* scratch) noexcept {
   const FloatEnvironment environment;
   Carver carver(scratch);
-  const Scratch w(carver, p.d, p.dv);
+  const AttentionBackwardBiasScratch w(carver, p.d, p.dv);
   fill(w.sum, kChunkRows * kBlockK, 0);
   fill(w.zero, kWidth, 0);
   const bool one_row = p.grad_bias_q == 1;

@@ -1,14 +1,14 @@
-// attention_backward_naive: the gradients as docs/contract.md writes them, one row and one key after another. The
-// cross-check of attention_backward, with which it shares the workers, the geometry of rows and keys, and what
-// semantics/score.hpp says of a score.
+// attention_backward_naive: the gradients as docs/contract.md writes them, one row and one key after another. It is
+// the reference for attention_backward, compiled for one ISA. The two share the workers, the geometry of rows and
+// keys, and semantics/score.hpp.
 //
 //   for each row that sees some of the item's keys         delta = dout . out - dlse
 //     for each of these keys
 //       P = e^(x - lse), dS = P (dout . v - delta), dX = dS f
 //       dq += dX k, dk += dX q, dv += P dout
 //
-// All but the score is fp64. Only dq is rounded on the way, to the fp32 in which items hand it on: after every
-// kBackwardKeys keys, so that its bits do not depend on where the keys are cut.
+// Everything but the score is fp64. Only dq is rounded on the way, to the fp32 in which work items hand it on: after
+// every kBackwardKeys keys, so that its bits do not depend on how keys are divided into work items.
 #include "cpu/kernels/backward_pool.hpp"
 #include "cpu/kernels/backward_rows.hpp"
 #include "cpu/tile/carver.hpp"
@@ -16,15 +16,15 @@
 namespace rapt::cpu::RAPT_ISA {
 namespace {
 
-struct Scratch {
+struct AttentionBackwardNaiveScratch {
   float *k, *v;     // [keys][d or dv]
-  double *dk, *dv;  // likewise, not yet scaled
+  double *dk, *dv;  // likewise, before the scale
   float *q, *dout;  // of a row
-  double* dq;       // [d] not yet scaled, and what the row gives to the gradient of its slope
+  double* dq;       // [d] before the scale, and then the row's share of its slope's gradient
   double* dbias;    // [kBackwardKeys]
   float* rounded;   // [d or dv, whole vectors]
 
-  Scratch(Carver& carver, const BackwardShape& shape) {
+  AttentionBackwardNaiveScratch(Carver& carver, const BackwardShape& shape) {
     k = carver.take<float>(shape.keys * shape.d), v = carver.take<float>(shape.keys * shape.dv);
     dk = carver.take<double>(shape.keys * shape.d), dv = carver.take<double>(shape.keys * shape.dv);
     q = carver.take<float>(shape.d), dout = carver.take<float>(shape.dv);
@@ -33,7 +33,7 @@ struct Scratch {
     rounded = carver.take<float>(round_up(max(shape.d, shape.dv), kLanes));
   }
 };
-Scratch scratch_of(const AttentionBackwardParams& p, std::int64_t keys, std::byte* scratch) {
+AttentionBackwardNaiveScratch scratch_of(const AttentionBackwardParams& p, std::int64_t keys, std::byte* scratch) {
   Carver carver(scratch);
   return {carver, {p.d, p.dv, p.score.softcap_log2 != 0, keys}};
 }
@@ -45,7 +45,7 @@ Head head_of(const AttentionBackwardParams& p, std::int64_t b, std::int64_t hk) 
 void load_row(const void* x, DType type, std::int64_t at, std::int64_t stride, std::int64_t n, float* y) {
   for (std::int64_t c = 0; c < n; ++c) y[c] = number_at(x, type, at + c * stride);
 }
-// x times the scale -> a row of a gradient; null: 0.
+// Stores x times the scale as a row of a gradient; null: 0.
 void store_row(const double* x, double scale, std::int64_t n, const Gradient& to, std::int64_t at) {
   with_float_type(to.type, [&](auto element) {
     auto* const y = static_cast<decltype(element)*>(to.data) + at;
@@ -67,9 +67,9 @@ void round_to_float(double* x, std::int64_t n) {
   for (std::int64_t c = 0; c < n; ++c) x[c] = static_cast<double>(static_cast<float>(x[c]));
 }
 
-// Keys [first, last), and 0 as the sums of their gradients.
+// Loads keys [first, last) and clears the sums of their gradients.
 void load_keys(const AttentionBackwardParams& p, const Head& head, std::int64_t first, std::int64_t last,
-               const Scratch& w) {
+               const AttentionBackwardNaiveScratch& w) {
   for (std::int64_t j = first, i = 0; j < last; ++j, ++i) {
     load_row(p.k, p.kv_type, head.key_at(p.k_stride, j), p.k_stride.d, p.d, w.k + i * p.d);
     load_row(p.v, p.kv_type, head.key_at(p.v_stride, j), p.v_stride.d, p.dv, w.v + i * p.dv);
@@ -79,11 +79,12 @@ void load_keys(const AttentionBackwardParams& p, const Head& head, std::int64_t 
 }
 
 struct GradRow : Row {
-  double lse_log2;  // what its final scores are relative to
+  double lse_log2;  // its lse in the log2 domain, without the shift of ALiBi
   double delta;
 };
 
-GradRow load_query(const AttentionBackwardParams& p, const Head& head, const Row& row, const Scratch& w) {
+GradRow load_query(const AttentionBackwardParams& p, const Head& head, const Row& row,
+                   const AttentionBackwardNaiveScratch& w) {
   load_row(p.q, p.q_type, row_at(p.q_stride, head, row), p.q_stride.d, p.d, w.q);
   load_row(p.dout, p.dout_type, row_at(p.dout_stride, head, row), p.dout_stride.d, p.dv, w.dout);
   GradRow query{row, 0, 0};
@@ -92,7 +93,7 @@ GradRow load_query(const AttentionBackwardParams& p, const Head& head, const Row
   if (is_inf(lse)) query.lse_log2 = lse < 0 ? __builtin_inf() : __builtin_nan("");
   else query.lse_log2 = static_cast<double>(lse) * rapt::kLog2e + static_cast<double>(alibi_shift_log2(head, row));
   if (p.dlse) query.delta -= static_cast<double>(p.dlse[row_at(p.dlse_stride, head, row)]);
-  bool sees = false;  // else nothing but dlse reaches its sink, whatever dout holds
+  bool sees = false;  // a row that sees no key contributes only dlse to its sink, whatever dout holds
   for (std::int64_t j = row.first; j < row.last && !sees; ++j)
     sees = finish_score(p.score, place_of(head, row, j), row.nearest, 0.f, kNumberAt) != -kInfinity;
   for (std::int64_t c = 0; sees && c < p.dv; ++c) {
@@ -102,21 +103,21 @@ GradRow load_query(const AttentionBackwardParams& p, const Head& head, const Row
   return query;
 }
 
-// Of a row and a key.
+// The gradients of a (row, key) pair.
 struct Pair {
   bool hidden = true, dropped = true;
-  double p = 0;  // what dropout leaves of the weight
+  double p = 0;  // the weight after dropout
   double ds = 0, dx = 0;
 };
 
-// Of key j, the i-th in scratch.
+// Key j is the i-th in scratch.
 Pair differentiate(const AttentionBackwardParams& p, const Head& head, const GradRow& row, std::int64_t j,
-                   std::int64_t i, const Scratch& w) {
+                   std::int64_t i, const AttentionBackwardNaiveScratch& w) {
   const ScorePlace place = place_of(head, row, j);
   const auto x = static_cast<float>(dot(w.q, w.k + i * p.d, p.d) * static_cast<double>(p.score.scale_log2));
   const float score = finish_score(p.score, place, row.nearest, x, kNumberAt);
   if (score == -kInfinity) return {};
-  // No weight is above 1, whatever roundings the score and lse have.
+  // Clamped, because no weight is above 1 whatever rounding errors the score and lse have.
   const double exponent = static_cast<double>(score) - row.lse_log2;
   const double weight = __builtin_exp2(exponent > 0 ? 0 : exponent);
   const bool dropped = is_dropped(p.score, place);
@@ -135,12 +136,12 @@ void begin(const AttentionBackwardParams& p, const BackwardItem& item, std::byte
 }
 
 std::int64_t sums_of_row(std::int64_t d) noexcept {
-  return d + 1;  // dq, and what else Scratch::dq has
+  return d + 1;  // dq and the slope's share
 }
 
-// What the item's keys, and those of the items before it, give the row that they are the last of.
+// Stores the row's dq and its shares of the sink's and slope's gradients, once its last key is done.
 void finish_row(const AttentionBackwardParams& p, const BackwardItem& item, const Head& head, const GradRow& row,
-                const Scratch& w) {
+                const AttentionBackwardNaiveScratch& w) {
   if (p.grad_q) store_row(w.dq, static_cast<double>(p.scale), p.d, p.grad_q, row_at(p.grad_q.stride, head, row));
   const std::int64_t at = row_sum_at(p, item.b, head, row);
   if (item.slope_sums) item.slope_sums[at] = static_cast<float>(w.dq[p.d]);
@@ -153,7 +154,7 @@ void finish_row(const AttentionBackwardParams& p, const BackwardItem& item, cons
 void add_rows(const AttentionBackwardParams& p, const BackwardItem& item, std::int64_t r, std::byte* scratch) noexcept {
   const FloatEnvironment environment;
   const Head head = head_of(p, item.b, item.hk);
-  const Scratch w = scratch_of(p, item.key_end - item.key_begin, scratch);
+  const AttentionBackwardNaiveScratch w = scratch_of(p, item.key_end - item.key_begin, scratch);
   const GradRow row = load_query(p, head, row_of(head, r / p.group, item.hk * p.group + r % p.group), w);
   const bool sees = row.first < row.last, is_first = !item.dq_sums || !sees || item.key_begin <= row.first,
              is_last = !item.split && (!sees || row.last <= item.key_end);
@@ -174,8 +175,9 @@ void add_rows(const AttentionBackwardParams& p, const BackwardItem& item, std::i
   for (std::int64_t c = 0; c <= p.d; ++c) sums[c] = static_cast<float>(w.dq[c]);
 }
 
-// Sums of gathered keys are fp32, as dq is.
-void add_to_pool(const AttentionBackwardParams& p, const BackwardItem& item, const Head& head, const Scratch& w) {
+// Gathered keys: adds the gradients to the pool's sums, which are fp32 as dq is.
+void add_to_pool(const AttentionBackwardParams& p, const BackwardItem& item, const Head& head,
+                 const AttentionBackwardNaiveScratch& w) {
   for (std::int64_t j = item.key_begin, i = 0; j < min(item.key_end, head.len_k); ++j, ++i) {
     const std::int64_t row = listed_row(p, head.b, head.k_first, j);
     const bool first = begin_pool_sum(*item.pool, row);
@@ -191,7 +193,7 @@ void add_to_pool(const AttentionBackwardParams& p, const BackwardItem& item, con
 void end(const AttentionBackwardParams& p, const BackwardItem& item, std::byte* scratch) noexcept {
   const FloatEnvironment environment;
   const Head head = head_of(p, item.b, item.hk);
-  const Scratch w = scratch_of(p, item.key_end - item.key_begin, scratch);
+  const AttentionBackwardNaiveScratch w = scratch_of(p, item.key_end - item.key_begin, scratch);
   if (item.pool) return add_to_pool(p, item, head, w);
   const std::int64_t last = min(item.key_end, head.len_k);
   const auto store = [&](const Gradient& to, const double* sums, double scale, std::int64_t n) {
@@ -202,10 +204,11 @@ void end(const AttentionBackwardParams& p, const BackwardItem& item, std::byte* 
   store(p.grad_v, w.dv, 1, p.dv);
 }
 
-// Sums of dS over all that a piece of the bias, one row of it, is added to.
+// The gradient of a piece of the bias, which is one row here: dS, summed over the dimensions that the bias broadcasts
+// over.
 void add_to_bias(const AttentionBackwardParams& p, const BiasItem& item, std::byte* scratch) noexcept {
   const FloatEnvironment environment;
-  const Scratch w = scratch_of(p, kBackwardKeys, scratch);
+  const AttentionBackwardNaiveScratch w = scratch_of(p, kBackwardKeys, scratch);
   const auto summed = [](std::int64_t size, std::int64_t index, std::int64_t all) {
     return size == 1 ? KeyRange{0, all} : KeyRange{index, min(index + 1, all)};
   };
@@ -231,7 +234,7 @@ void add_to_bias(const AttentionBackwardParams& p, const BiasItem& item, std::by
 
 std::size_t scratch_bytes(const BackwardShape& shape) noexcept {
   Carver carver(nullptr);
-  Scratch(carver, shape);
+  AttentionBackwardNaiveScratch(carver, shape);
   return carver.used();
 }
 std::size_t scratch_bytes_of_bias(const BackwardShape& shape) noexcept {

@@ -5,11 +5,11 @@
 namespace rapt::cpu::RAPT_ISA {
 namespace {
 
-// Row i of `to`, n elements, from what lies at `at` in the row's sums.
+// Stores row i of `to`, n elements, from the row's sums at offset `at`.
 void store_pool_row(const Gradient& to, const PoolItem& item, const PoolSums& pool, std::int64_t i, std::int64_t at,
                     std::int64_t n, float scale) {
   const float* const sums = pool.row(i) + at;
-  const bool is_listed = pool.counts[i] > 0, has_total = pool.total_at > 0 && pool.counts[i] > kPoolRun;
+  const bool is_listed = pool.counts[i] > 0, has_accum = pool.accum_at > 0 && pool.counts[i] > kPoolInterval;
   with_float_type(to.type, [&](auto element) {
     auto* const row =
         static_cast<decltype(element)*>(to.data) + item.pool * to.stride.b + item.hk * to.stride.h + i * to.stride.s;
@@ -17,7 +17,7 @@ void store_pool_row(const Gradient& to, const PoolItem& item, const PoolSums& po
       vec x(0.f);
       if (is_listed) {
         x = load(sums + c);
-        if (has_total) x = load(sums + pool.total_at + c) + x;
+        if (has_accum) x = load(sums + pool.accum_at + c) + x;
         x = fma(x, vec(scale), vec(0.f));
       }
       store_strided(row + c * to.stride.d, to.stride.d, min(kLanes, n - c), x);

@@ -12,11 +12,11 @@
 //     dV += P^T dO, dK += dS^T Q                 for 32 keys over all rows       A: P^T, dS^T         B: dO, Q
 //     dQ^T += K^T dS^T                           for 32 rows over the block      A: K^T               B: dS^T
 //
-// Nothing is transposed within: K and V are A as they lie, and the operands that are neither are packed once per item
-// (K^T) or chunk. A pairs rows i and i + 16, which is how two vectors of rows merge without a shuffle; so do dO and Q,
-// and likewise B and K^T keys. P and dS take the place of the scores they come from, whose lines are in L1 already:
-// elsewhere their stores would miss it, and took longer than the exponentials.
-// Heads with elements that the matrix unit cannot be given (Inf and NaN among them) go to the vector kernel.
+// The loops transpose nothing: K and V are A in place, and other operands are packed once per work item (K^T) or
+// chunk. A, dO and Q pair rows i and i + 16, which lets two vectors of rows merge without a shuffle; B and K^T pair
+// keys likewise. P and dS overwrite the scores that they are computed from, since those lines are in L1: stores
+// elsewhere would miss L1 and take longer than the exponentials. Heads with elements that the matrix unit cannot hold
+// (Inf and NaN among them) go to the vector kernel.
 #include "cpu/kernels/backward_tiles_scores.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
@@ -27,7 +27,7 @@ void begin(const AttentionBackwardParams& p, const BackwardItem& item, std::byte
   const FloatEnvironment environment;
   const Head head(p, all_rows(item));
   Carver carver(scratch);
-  const Scratch<kComponents> w(carver, shape_of(p, item));
+  const AttentionBackwardTilesScratch<kComponents> w(carver, shape_of(p, item));
   *w.falls_back = falls_back<kComponents>(p, head, item);
   if (*w.falls_back) return vector_kernel().begin(p, item, w.rest);
   w.fill_steps();
@@ -53,24 +53,24 @@ void begin(const AttentionBackwardParams& p, const BackwardItem& item, std::byte
 // ---- The products of a chunk of rows and a block of keys.
 
 template <int kComponents>
-struct Visit {
-  static constexpr std::int64_t kChunkBytes = Scratch<kComponents>::kChunkBytes;
+struct BlockProducts {
+  static constexpr std::int64_t kChunkBytes = AttentionBackwardTilesScratch<kComponents>::kChunkBytes;
 
   const AttentionBackwardParams& p;
   const Head& head;
-  const Scratch<kComponents>& w;
+  const AttentionBackwardTilesScratch<kComponents>& w;
   Tiles& tiles;
   Pending& pending;
   RowChunk* rows;
-  std::int64_t count;       // chunks of rows
-  std::int64_t key, first;  // of the block; of the item
-  std::int64_t key_chunks;  // that there are
+  std::int64_t count;       // chunks of 32 rows
+  std::int64_t key, first;  // first key of the block; of the work item
+  std::int64_t key_chunks;  // chunks of 32 keys that exist
 
   bool sees(std::int64_t r, std::int64_t c) const {
     const std::int64_t from = key + c * kChunk;
     return rows[r].low < from + kChunk && rows[r].high > from;
   }
-  std::int64_t at(std::int64_t c) const { return key - first + c * kChunk; }  // of the item's keys
+  std::int64_t at(std::int64_t c) const { return key - first + c * kChunk; }  // relative to the work item's first key
   char* scores_of(std::int64_t c, std::int64_t r) const { return w.scores + (c * kRowChunks + r) * kChunkBytes; }
 
   template <class Layout = InRows, class Interleaved>
@@ -81,27 +81,28 @@ struct Visit {
                                          start, c, pending, interleaved);
   }
 
-  // P and dS of the block. The vectors' work on 32 x 32 scores is interleaved with the products of the next.
+  // Computes P and dS of the block. The exponentials of one 32 x 32 chunk are interleaved with the products of the
+  // next: `due` grows by `rate` per product, and at kOne a pair of rows is due.
   [[gnu::noinline]] void scores() {
     const bool modified = needs_finish(p.score), capped = p.score.softcap_log2 != 0;
     constexpr std::int64_t kPairs = kTileRows / kMergedRows, kOne = 1 << 16;
     const std::int64_t rate =
         kPairs * kOne / (4 * kScoreProducts<kComponents> * (w.d + w.dv) / kTileDepth - kPendingTiles) + 1;
     ChunkGradients<kComponents> previous;
-    std::int64_t credit = 0;
+    std::int64_t due = 0;
     const auto next = [&]() __attribute__((always_inline)) {
-      if ((credit += rate) < kOne) return;
-      credit -= kOne;
+      if ((due += rate) < kOne) return;
+      due -= kOne;
       if (!previous.is_done()) previous.next_pairs();
     };
     store_pending(tiles, pending, w.discarded);
-    // Four operands of two by one chunks stay in L1 beside the scores.
+    // The order of chunks keeps four operands, of two chunks of keys and one of rows, in L1 beside the scores.
     for (std::int64_t step = 0; step < (key_chunks + 1) / 2 * count; ++step)
       for (std::int64_t c = step / count * 2, r = step % count; c < min(step / count * 2 + 2, key_chunks); ++c) {
         if (!sees(r, c)) continue;
         const std::int64_t j = key + c * kChunk;
         float* const s = reinterpret_cast<float*>(scores_of(c, r));
-        float* const dp = s + Scratch<kComponents>::kDsAt / 4;
+        float* const dp = s + AttentionBackwardTilesScratch<kComponents>::kDsAt / 4;
         const auto operand = [&](const void* base, const Strides& stride, std::int64_t n, const bf16* packed) {
           return key_operand<kComponents>(head, base, stride, n, j, packed + at(c) * padded(n) * kComponents);
         };
@@ -118,7 +119,7 @@ struct Visit {
         if (p.grad_alibi) add_exact_slopes(head, rows[r], j, s, w.zero, w.exact);
         if (capped) cap_gradients(rows[r].neg_delta, w.slopes, dp);
         previous.scores = s, previous.end = s + kTileRows * InHalves::kRow;
-        credit = -kPendingTiles * rate;
+        due = -kPendingTiles * rate;
         previous.scale = vec(modified ? 1.f : p.score.scale_log2);
         for (int i = 0; i < kVecsOfChunk; ++i) {
           previous.add[i] = load((modified ? w.zero : rows[r].neg_m) + i * kLanes);
@@ -129,7 +130,7 @@ struct Visit {
     while (!previous.is_done()) previous.next_pairs();
   }
 
-  // Chunks of rows from the first to the last that sees one of 32 keys.
+  // The range of row chunks that see one of 32 keys.
   KeyRange rows_of(std::int64_t c) const {
     std::int64_t from = 0, to = count;
     while (from < to && !sees(from, c)) ++from;
@@ -141,7 +142,7 @@ struct Visit {
       if (const auto [from, to] = rows_of(c); from < to) w.started[at(c) / kChunk] = true;
   }
 
-  // sums += A B over the rows that see each 32 keys. A, P or dS, lies so far behind the scores; `b` is dO or Q.
+  // sums += A B over the rows that see each 32 keys. A is P or dS, `a_at` bytes after the scores; `b` is dO or Q.
   [[gnu::noinline]] void add_to_keys(std::int64_t a_at, const char* b, const Steps& steps, std::int64_t width,
                                      float* sums) {
     for (std::int64_t c = 0; c < key_chunks; ++c) {
@@ -164,7 +165,7 @@ struct Visit {
       for (std::int64_t column = 0; column < w.d; column += kChunk) {
         float* const sum = rows[r].ot + column * kChunk;
         multiply(w.k_t + at(from) * kComponents * w.d * 2 + column / kTileRows * kTileBytes, 64, kTileBytes,
-                 scores_of(from, r) + Scratch<kComponents>::kDsPairsAt, w.of_dq,
+                 scores_of(from, r) + AttentionBackwardTilesScratch<kComponents>::kDsPairsAt, w.of_dq,
                  (to - from) * kSumProducts<kComponents>, rows[r].started ? sum : nullptr, sum, [] {});
       }
       rows[r].started = true;
@@ -178,7 +179,7 @@ std::int64_t sums_of_row(std::int64_t d) noexcept {
 
 template <int kComponents>
 void prepare(const AttentionBackwardParams& p, const Head& head, RowChunk& rows, std::int64_t i,
-             const Scratch<kComponents>& w) {
+             const AttentionBackwardTilesScratch<kComponents>& w) {
   const auto pack = [&](const void* base, const Strides& s, std::int64_t n, char* transposed, char* pairs) {
     const std::int64_t width = padded(n), component = kChunk * width;
     const ComponentRows split = components<kComponents>(s, rows.rows, n, w.rows, [&](std::int64_t r) {
@@ -201,7 +202,7 @@ void add_rows(const AttentionBackwardParams& p, const BackwardItem& item, std::i
   const FloatEnvironment environment;
   const Head head(p, all_rows(item));
   Carver carver(scratch);
-  const Scratch<kComponents> w(carver, shape_of(p, item));
+  const AttentionBackwardTilesScratch<kComponents> w(carver, shape_of(p, item));
   const std::int64_t end = min(head.len_q * p.group, row_begin + kRows);
   if (*w.falls_back) {
     const std::int64_t step = vector_kernel().facts.block_q;
@@ -221,7 +222,7 @@ void add_rows(const AttentionBackwardParams& p, const BackwardItem& item, std::i
     find_rows(head, r, chunk.rows, chunk.row);
     for (std::int64_t i = chunk.rows; i < kChunk; ++i) chunk.row[i] = chunk.row[chunk.rows - 1];
     chunk.low = chunk.first(0), chunk.high = chunk.last(kChunk - 1);
-    chunk.started = !item.split && chunk.low < chunk.high && chunk.low < first_key;  // by an item before
+    chunk.started = !item.split && chunk.low < chunk.high && chunk.low < first_key;  // by an earlier work item
     if (chunk.low < chunk.high) low = min(low, chunk.low), high = max(high, chunk.high);
     if (!chunk.started) fill(chunk.dslope, kChunk, 0);
     prepare(p, head, chunk, count, w);
@@ -232,13 +233,13 @@ void add_rows(const AttentionBackwardParams& p, const BackwardItem& item, std::i
     const FlushDenormals flush;
     for (std::int64_t key = first_key + max(low - first_key, 0) / kBlock * kBlock; key < min(end_key, high);
          key += kBlock) {
-      Visit<kComponents> visit{p,    head,  w,   tiles,     pending,
-                               rows, count, key, first_key, (min(kBlock, end_key - key) + kChunk - 1) / kChunk};
-      visit.scores();
-      if (p.grad_v) visit.add_to_keys(0, w.dout, w.of_dv, w.dv, w.dv_);
-      if (p.grad_k) visit.add_to_keys(Scratch<kComponents>::kDsAt, w.q, w.of_dk, w.d, w.dk);
-      if (p.grad_q) visit.add_to_rows();
-      visit.mark_started();
+      BlockProducts<kComponents> block{p,    head,  w,   tiles,     pending,
+                                       rows, count, key, first_key, (min(kBlock, end_key - key) + kChunk - 1) / kChunk};
+      block.scores();
+      if (p.grad_v) block.add_to_keys(0, w.dout, w.of_dv, w.dv, w.dv_);
+      if (p.grad_k) block.add_to_keys(AttentionBackwardTilesScratch<kComponents>::kDsAt, w.q, w.of_dk, w.d, w.dk);
+      if (p.grad_q) block.add_to_rows();
+      block.mark_started();
     }
     store_pending(tiles, pending, w.discarded);
   }
@@ -258,7 +259,7 @@ void end(const AttentionBackwardParams& p, const BackwardItem& item, std::byte* 
   const FloatEnvironment environment;
   const Head head(p, all_rows(item));
   Carver carver(scratch);
-  const Scratch<kComponents> w(carver, shape_of(p, item));
+  const AttentionBackwardTilesScratch<kComponents> w(carver, shape_of(p, item));
   if (*w.falls_back) return vector_kernel().end(p, item, w.rest);
   const auto [first, last] = keys_of(head, item);
   for (std::int64_t j = 0; j < last - first; j += kChunk)
@@ -273,7 +274,7 @@ void end(const AttentionBackwardParams& p, const BackwardItem& item, std::byte* 
 
 }  // namespace
 
-// The gradient of the bias is the vector kernel's.
+// The vector kernel computes the gradient of the bias.
 std::size_t bias_scratch_bytes(const BackwardShape& shape) noexcept {
   return vector_kernel().bias_scratch_bytes(shape);
 }
@@ -291,7 +292,7 @@ constexpr AttentionBackwardKernel kernel(const char* arithmetic, DType dtype) {
                     .block_q = kRows,
                     .block_k = kBlock},
           .sums_of_row = sums_of_row,
-          .scratch_bytes = carved_bytes<Scratch<kComponents>>,
+          .scratch_bytes = carved_bytes<AttentionBackwardTilesScratch<kComponents>>,
           .begin = begin<kComponents>,
           .add_rows = add_rows<kComponents>,
           .end = end<kComponents>,

@@ -1,12 +1,11 @@
-// attention_combine: rows from their partial results over splits of their keys (split-KV), in the splits' order:
-//   m = max m_i,  l = sum 2^(m_i - m) l_i,  out = sum 2^(m_i - m) o_i / l.
-// All m_i are integers, so that every factor is an exact power of two.
+// attention_combine: merges the partial results of rows over splits of their keys (split-KV), in the order of the
+// splits:
 #include "cpu/kernels/kernels.hpp"
 #include "cpu/tile/epilogue.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 
-// Splits summed before they join the row: the rounding of a sum grows with its length.
+// So many splits are summed before they are added to the row's sum: the rounding error of a sum grows with its length.
 constexpr std::int64_t kShortSum = 8;
 
 void attention_combine(const AttentionParams& p, const WorkItem& item, std::int64_t splits,
@@ -48,8 +47,8 @@ void attention_combine(const AttentionParams& p, const WorkItem& item, std::int6
           for (std::int64_t i = first; i < min(first + kShortSum, splits); ++i) {
             if (partial(i)[p.dv + 1] == 0) continue;
             const vec x = load(partial(i) + c);
-            const vec joined = fma(vec(factor[i]), x, short_sum);
-            short_sum = xsimd::select(x - x == vec(0.f), joined,
+            const vec added = fma(vec(factor[i]), x, short_sum);
+            short_sum = xsimd::select(x - x == vec(0.f), added,
                                       short_sum + x);  // a factor that has vanished hides no infinity
           }
           sum = sum + short_sum;

@@ -1,13 +1,13 @@
-// attention_naive: the three-step pipeline, S = q k^T, P = softmax(S), out = P v, as three passes over an S x S matrix
-// in memory. The baseline of every table and the trusted fallback: it shares nothing with attention_prefill but exp2,
-// the geometry of rows and where their biases, slopes and sinks lie.
+// attention_naive: three steps, S = q k^T, P = softmax(S), out = P v, as three passes over an S x S matrix in memory.
+// `rapt bench` times it as the baseline, which is why it is compiled for every ISA. It is also a cross-check: it
+// shares nothing with attention_prefill but exp2, the geometry of rows and the places of biases, slopes and sinks.
 //
-// One item is one kv head of one sequence: 4 sq sk bytes of scores, written and read once a pass. Vector lanes run
-// along d (dot products) and dv (sums of rows); strided inner dimensions go element by element. 16-bit elements are
-// widened as they are loaded; rows of quantised ones are dequantised one element at a time.
+// A work item is one kv head of one sequence, with 4 sq sk bytes of scores, which each pass writes or reads once.
+// Vector lanes run along d (dot products) and dv (sums of rows); strided inner dimensions are read element by element.
+// 16-bit elements are widened as they are loaded; quantised rows are dequantised one element at a time.
 #include "cpu/kernels/kernels.hpp"
 #include "cpu/tile/carver.hpp"
-#include "cpu/tile/panel.hpp"
+#include "cpu/tile/query_block.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 namespace {
@@ -20,7 +20,7 @@ float sum_of(vec x) {
   return sum;
 }
 
-// Rows of fp32 in scratch have room for whole vectors; load_row fills them up with zeros.
+// Rows of fp32 in scratch have room for whole vectors; load_row() pads them with zeros.
 template <class T>
 void load_row(const T* x, std::int64_t stride, std::int64_t n, float* y) {
   for (std::int64_t i = 0; i < n; i += kLanes) store(y + i, load_strided(x + i * stride, stride, min(kLanes, n - i)));
@@ -30,7 +30,7 @@ void store_row(const float* x, T* y, std::int64_t stride, std::int64_t n) {
   for (std::int64_t i = 0; i < n; i += kLanes) store_strided(y + i * stride, stride, min(kLanes, n - i), load(x + i));
 }
 
-// The order of the sum is the same for any stride.
+// The order of summation does not depend on the stride.
 template <class T>
 float dot(const float* a, const T* b, std::int64_t stride, std::int64_t n) {
   vec acc(0.f);
@@ -50,7 +50,8 @@ float from_bits(std::uint32_t bits) {
   return __builtin_bit_cast(float, bits);
 }
 
-// An 8-bit float of `digits` fraction bits, denormals included: those of fp32 may be switched off.
+// Decodes an 8-bit float with `digits` fraction bits. Denormals are decoded by a product of normal numbers, since
+// denormals of fp32 may be flushed.
 float from_float8(std::uint8_t code, unsigned digits) {
   const unsigned magnitude = code & 0x7fu, exponent = magnitude >> digits, fraction = magnitude & ((1u << digits) - 1);
   const unsigned bias = (1u << (6 - digits)) - 1;
@@ -65,7 +66,7 @@ float from_float8(std::uint8_t code, unsigned digits) {
   return from_bits(sign | (exponent + 127 - bias) << 23 | fraction << (23 - digits));
 }
 
-// Element i of a row of k or v that starts at `row`, before its scale.
+// Element i of the row of k or v at `row`, before its scale.
 template <DType kType>
 float code_at(const std::uint8_t* row, std::int64_t stride, std::int64_t i) {
   if (kType == DType::i8) return static_cast<float>(static_cast<std::int8_t>(row[i * stride]));
@@ -75,8 +76,8 @@ float code_at(const std::uint8_t* row, std::int64_t stride, std::int64_t i) {
   return static_cast<float>(half < 8 ? half : half - 16);
 }
 
-// A row of n elements, whose scales and zeros lie where `at` says of their strides, as fp32, filled up with zeros like
-// those of load_row.
+// Dequantises a row of n elements to fp32, padded with zeros like load_row()'s. at(strides) is the index of the row in
+// an array of these strides.
 template <DType kType, class At>
 void dequantize_row(const void* x, const Strides& stride, const Quantization& quant, std::int64_t n, float* y, At at) {
   const auto* row = static_cast<const std::uint8_t*>(x) + at(stride);
@@ -89,7 +90,8 @@ void dequantize_row(const void* x, const Strides& stride, const Quantization& qu
   for (std::int64_t i = n; i < round_up(n, kLanes); ++i) y[i] = 0;
 }
 
-// f(j, row, stride) for keys [first, last): row j of k or v, as it is or dequantised into `scratch`, with its tail.
+// Calls f(j, row, stride) for keys [first, last): the row of k or v in place, or dequantised into `scratch` with its
+// tail.
 template <class F>
 void for_each_key(const Head& head, const Row& row, const void* x, const Strides& stride, const Quantization& quant,
                   const KeyTail& tail, std::int64_t n, float* scratch, F f) {
@@ -124,11 +126,11 @@ void load_query(const Head& head, const Row& row, float* y) {
   });
 }
 
-struct Scratch {
+struct AttentionNaiveScratch {
   float *s, *q, *block, *key;
   double *out, *inverse;
 
-  Scratch(Carver& carver, const AttentionShape& shape) {
+  AttentionNaiveScratch(Carver& carver, const AttentionShape& shape) {
     s = carver.take<float>(shape.rows * shape.sk);
     q = carver.take<float>(round_up(shape.d, kLanes));
     out = carver.take<double>(round_up(shape.dv, kLanes));
@@ -142,9 +144,9 @@ void run(const AttentionParams& p, const WorkItem& item, std::byte* scratch) noe
   const FlushDenormals flush;
   const Head head(p, item);
   Carver carver(scratch);
-  const Scratch w(carver, {p.sk, p.d, p.dv, item.row_end - item.row_begin});
+  const AttentionNaiveScratch w(carver, {p.sk, p.d, p.dv, item.row_end - item.row_begin});
   const std::int64_t row_end = min(item.row_end, head.len_q * p.group);
-  const std::int64_t low = head.low;  // a ring has its last keys only: key j's score is s[j - low]
+  const std::int64_t low = head.low;  // a ring holds the last keys only, so key j's score is s[j - low]
   const auto scores = [&](std::int64_t r) { return w.s + (r - item.row_begin) * (head.high - low); };
 
   for (std::int64_t r = item.row_begin; r < row_end; ++r) {  // S = q k^T, keys [first, last) only
@@ -172,13 +174,14 @@ void run(const AttentionParams& p, const WorkItem& item, std::byte* scratch) noe
       float* at = s + (j - low);
       store(weight, exp2(load_strided(at, 1, n) - vec(m)));
       for (std::int64_t i = 0; i < n; ++i) {
-        if (at[i] == -__builtin_inff()) continue;  // stays, so that the last pass can tell it from a vanished weight
+        if (at[i] == -__builtin_inff())
+          continue;  // keeps -inf, so that the last pass can tell a masked key from a weight that underflowed
         at[i] = weight[i];
         sum += static_cast<double>(weight[i]);
       }
     }
-    // The sink is added in float64 and takes no part in the maximum: far above the scores it would cost their weights'
-    // digits.
+    // The sink is added in float64 and is not part of the maximum: a sink far above the scores would cost their
+    // weights' digits.
     const double shift = static_cast<double>(alibi_shift_log2(head, row)), own = static_cast<double>(m);
     const double sink =
         p.score.sinks
@@ -224,7 +227,7 @@ const AttentionKernel kAttentionNaive = {.facts = {.operation = Operation::atten
                                                    .dtypes = kCacheTypes,
                                                    .dropout = true,
                                                    .key_tail = true},
-                                         .scratch_bytes = carved_bytes<Scratch>,
+                                         .scratch_bytes = carved_bytes<AttentionNaiveScratch>,
                                          .run = run};
 
 }  // namespace rapt::cpu::RAPT_ISA

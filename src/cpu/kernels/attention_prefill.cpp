@@ -1,54 +1,56 @@
-// attention_prefill: out = softmax(score(q k^T)) v in fp32, online softmax, no S x S matrix. Inputs that are not fp32
-// are widened on their way into scratch, q by panels and k and v by blocks; output is rounded as it is stored.
+// attention_prefill: out = softmax(score(q k^T)) v in fp32, by online softmax, without an S x S matrix. Packing widens
+// inputs that are not fp32, query block by query block and key block by key block; storing rounds the output.
 //
 //   for each block of kBlockK keys that some row sees         K and V blocks: 4 kBlockK (d + dv) bytes from L2
-//     for each panel of `width` query rows                    Q^T, O^T: 4 width (d + dv) bytes from L2
+//     for each query block of `width` query rows                    Q^T, O^T: 4 width (d + dv) bytes from L2
 //       S^T = K Q^T           2 kBlockK width d FLOPs         S^T stays in L1: 4 kBlockK width bytes
 //       finish the scores of partial blocks (masks, bias, ...); move m where a lane must
 //       P^T = 2^(scale S^T - m), l += sum; dropout
 //       O^T += V^T P^T        2 kBlockK width dv FLOPs
 //
-// Blocks start at multiples of kBlockK from the sequence's first key and sums run in key order, so that a row's bits do
-// not depend on how rows are grouped into panels and items. A masked key adds an exact 0.
+// Key blocks start at multiples of kBlockK from the sequence's first key, and sums run in key order. So a row's bits
+// do not depend on how rows are grouped into query blocks and work items. A masked key adds an exact 0.
 #include "cpu/kernels/kernels.hpp"
 #include "cpu/tile/carver.hpp"
-#include "cpu/tile/cut.hpp"
 #include "cpu/tile/dropout.hpp"
 #include "cpu/tile/epilogue.hpp"
 #include "cpu/tile/key_block.hpp"
 #include "cpu/tile/mma.hpp"
+#include "cpu/tile/segments.hpp"
 #include "cpu/tile/softmax.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 namespace {
 
-// Scores of a panel stay in L1 with a strip of V, and a block's sums stay short. 192 was 0.3 points faster on Zen 4
-// with AVX2 (on Sapphire Rapids 0.5 with AVX-512, -0.5 with AVX2) and broke the contract's bound on rising values.
+// The scores of a query block stay in L1 beside a strip of V, and sums over a block stay short. 192 keys were 0.3
+// points faster on Zen 4 with AVX2 (on Sapphire Rapids 0.5 with AVX-512, -0.5 with AVX2), but broke the contract's
+// bound on rising values.
 constexpr std::int64_t kBlockK = 128;
 constexpr std::int64_t kWidth = kVecs * kLanes;
 constexpr std::int64_t kTileKeys = rows_of_tile(kVecs);
-constexpr std::int64_t kMaxPanels = 16;  // of an item
-constexpr std::int64_t kRunKeys = kRunBlocks * kBlockK;
+constexpr std::int64_t kMaxQueryBlocks = 16;  // of a work item
+constexpr std::int64_t kIntervalKeys = kIntervalBlocks * kBlockK;
 
-struct Scratch {
+struct AttentionPrefillScratch {
   Row* row;
-  float *qt, *ot, *total, *neg_m, *l, *l_low;                   // all panels, back to back
-  float *s, *block_max, *block_max_exponent, *short_sum, *sum;  // one panel and block: scores, their maxima and sums
-  float *k, *v;                                                 // one block, packed
-  float *zero, *discarded;                                      // a row of zeros, a row that is written, never read
-  Panel* panels;               // of the item: as a local array, the few of a small one would have all 16 set to zero
-  const std::byte** upcoming;  // rows to be fetched: keys, values and tails of two blocks, Q, out
-  Row* next_row;               // of the next item
+  float *qt, *ot, *ot_accum, *neg_m, *l, *l_compensation;  // for all query blocks, one after another
+  float *s, *block_max, *block_max_exponent, *short_sum,
+      *sum;                         // for one score block: scores, maxima and sums
+  float *k, *v;                     // one block, packed
+  float *zero, *discarded;          // a row of zeros, a row that is written, never read
+  QueryBlock* q_blocks;             // here, because a local array would zero all 16 even if few are used
+  const std::byte** prefetch_rows;  // rows to prefetch: keys, values and tails of two key blocks, Q, out
+  Row* next_row;                    // of the next item
 
-  Scratch(Carver& carver, const AttentionShape& shape) {
+  AttentionPrefillScratch(Carver& carver, const AttentionShape& shape) {
     const std::int64_t lanes = round_up(shape.rows, kLanes);
     row = carver.take<Row>(lanes);
     qt = carver.take<float>(lanes * shape.d);
     ot = carver.take<float>(lanes * shape.dv);
-    total = carver.take<float>(shape.sk + kBlockK > kRunKeys ? lanes * shape.dv : 0);
+    ot_accum = carver.take<float>(shape.sk + kBlockK > kIntervalKeys ? lanes * shape.dv : 0);
     neg_m = carver.take<float>(lanes);
     l = carver.take<float>(lanes);
-    l_low = carver.take<float>(lanes);
+    l_compensation = carver.take<float>(lanes);
     s = carver.take<float>(kBlockK * kWidth);
     block_max = carver.take<float>(kWidth);
     block_max_exponent = carver.take<float>(kWidth);
@@ -58,17 +60,18 @@ struct Scratch {
     v = carver.take<float>(kBlockK * packed_stride(shape.dv));
     zero = carver.take<float>(kWidth);
     discarded = carver.take<float>(kWidth);
-    panels = carver.take<Panel>(kMaxPanels);
-    upcoming = carver.take<const std::byte*>(6 * kBlockK + (kMaxPanels + 2) * kWidth);
-    next_row = carver.take<Row>(kMaxPanels * kWidth);
+    q_blocks = carver.take<QueryBlock>(kMaxQueryBlocks);
+    prefetch_rows = carver.take<const std::byte*>(6 * kBlockK + (kMaxQueryBlocks + 2) * kWidth);
+    next_row = carver.take<Row>(kMaxQueryBlocks * kWidth);
   }
 };
 
-// Replaces the non-finite elements of V's block, packed in `w.v`, by 0; the elements themselves are added to the output
-// of the rows that see them and do not drop them (any positive weight gives the same inf or NaN). Scores must be final
-// and not yet exponentiated.
-[[gnu::noinline, gnu::cold]] void add_non_finite(const Head& head, const Panel& panel, std::int64_t k0,
-                                                 std::int64_t begin, std::int64_t end, const Scratch& w) {
+// Replaces the non-finite elements of V's block, packed in `w.v`, by 0, and adds them to the output of the rows that
+// see them and do not drop them (any positive weight gives the same inf or NaN). Scores must be final and not yet
+// exponentiated.
+[[gnu::noinline, gnu::cold]] void add_non_finite(const Head& head, const QueryBlock& q_block, std::int64_t k0,
+                                                 std::int64_t begin, std::int64_t end,
+                                                 const AttentionPrefillScratch& w) {
   const std::int64_t dv = head.p.dv;
   for (std::int64_t j = begin; j < end; ++j)
     for (std::int64_t c = 0; c < dv; ++c) {
@@ -76,20 +79,20 @@ struct Scratch {
       const float x = element;
       if (x - x == 0.f) continue;
       element = 0;
-      for (std::int64_t i = 0; i < panel.width; ++i) {
-        const bool in_range = k0 + j >= panel.first(i) && k0 + j < panel.last(i);
-        if (in_range && w.s[j * panel.width + i] != -__builtin_inff() &&
-            !is_dropped(head.p.score, place_of(head, panel.row[i], k0 + j)))
-          panel.ot[c * panel.width + i] += x;
+      for (std::int64_t i = 0; i < q_block.width; ++i) {
+        const bool in_range = k0 + j >= q_block.first(i) && k0 + j < q_block.last(i);
+        if (in_range && w.s[j * q_block.width + i] != -__builtin_inff() &&
+            !is_dropped(head.p.score, place_of(head, q_block.row[i], k0 + j)))
+          q_block.ot[c * q_block.width + i] += x;
       }
     }
 }
 
-// w.s = the final scores of a block for a panel of kW vectors, as to_exponents() has them, w.block_max = their maxima.
-// Returns false if all are masked.
+// Computes w.s, the final scores of a score block of kW vectors, in the form that to_exponents() describes, and
+// w.block_max, their maxima. Returns false if all keys are masked.
 template <int kW>
-bool score(const Head& head, const Panel& panel, std::int64_t k0, const Cut& c, Block kb, const Scratch& w,
-           Upcoming* upcoming) {
+bool score(const Head& head, const QueryBlock& q_block, std::int64_t k0, const BlockSegments& c, KvBlock kb,
+           const AttentionPrefillScratch& w, TilePrefetcher* prefetcher) {
   const bool modified = needs_finish(head.p.score);
   bool visible = !modified;
   for (int v = 0; v < kW; ++v) store(w.block_max + v * kLanes, minus_infinity());
@@ -99,50 +102,50 @@ bool score(const Head& head, const Panel& panel, std::int64_t k0, const Cut& c, 
     const ScoresTile<kW> tile{kb.data + g.begin * kb.stride,
                               kb.stride,
                               head.p.d,
-                              panel.qt + lane,
-                              w.s + g.begin * panel.width + lane,
+                              q_block.qt + lane,
+                              w.s + g.begin * q_block.width + lane,
                               g.masked ? w.discarded : w.block_max + lane,  // masked scores must not raise the maximum
-                              upcoming};
+                              prefetcher};
     with_vecs<kW>(kW - g.vec, [&](auto vecs) { tiles<vecs>(tile, g.end - g.begin); });
     if (!g.masked) continue;
     for (std::int64_t v = g.vec; v < kW; ++v)
-      visible |= (modified ? finish_scores<true> : finish_scores<false>)(head, panel, v, k0, g.begin, g.end, w.s,
+      visible |= (modified ? finish_scores<true> : finish_scores<false>)(head, q_block, v, k0, g.begin, g.end, w.s,
                                                                          w.block_max, nullptr);
   }
   return visible;
 }
 
-// A panel of kW vectors against the block of n keys at k0.
+// Attention of a query block of kW vectors to the block of n keys at k0.
 template <int kW>
-void visit(const Head& head, Panel& panel, std::int64_t k0, std::int64_t n, Block kb, Block vb, bool isolate_non_finite,
-           const Scratch& w, Upcoming* upcoming) {
+void attend_block(const Head& head, QueryBlock& q_block, std::int64_t k0, std::int64_t n, KvBlock kb, KvBlock vb,
+                  bool isolate_non_finite, const AttentionPrefillScratch& w, TilePrefetcher* prefetcher) {
   const FlushDenormals flush;
-  const std::int64_t dv = head.p.dv, width = panel.width;
-  const Cut c = cut(panel, k0, n, needs_finish(head.p.score));
-  if (c.count == 0 || !score<kW>(head, panel, k0, c, kb, w, upcoming)) return;
+  const std::int64_t dv = head.p.dv, width = q_block.width;
+  const BlockSegments c = find_segments(q_block, k0, n, needs_finish(head.p.score));
+  if (c.count == 0 || !score<kW>(head, q_block, k0, c, kb, w, prefetcher)) return;
 
-  ToExponents exponents = to_exponents(head.p.score, panel, w.zero);
+  ToExponents exponents = to_exponents(head.p.score, q_block, w.zero);
   apply(exponents, width, w.block_max, w.block_max_exponent);
-  if (any_must_move(panel, w.block_max_exponent)) [[unlikely]] {
-    move_m(panel, dv, w.block_max_exponent, nullptr, 0);
-    // Modified scores are counted again relative to the new m: equal keys of different blocks get equal weights, and
-    // small scores keep their low bits.
-    if (needs_finish(head.p.score)) score<kW>(head, panel, k0, c, kb, w, upcoming);
+  if (any_must_move(q_block, w.block_max_exponent)) [[unlikely]] {
+    move_m(q_block, dv, w.block_max_exponent, nullptr, 0);
+    // Modified scores are computed again relative to the new m: equal keys of different blocks then get equal weights,
+    // and small scores keep their low bits.
+    if (needs_finish(head.p.score)) score<kW>(head, q_block, k0, c, kb, w, prefetcher);
     apply(exponents, width, w.block_max, w.block_max_exponent);
-    if (any_must_move(panel, w.block_max_exponent)) {
-      // Scores so large that m cannot take the step: they take it in place. (The lanes of vectors that have dropped out
-      // hold garbage: harmless.)
+    if (any_must_move(q_block, w.block_max_exponent)) {
+      // m is too large to absorb the step, so the scores themselves are lowered. (Vectors that read no keys here have
+      // garbage lanes, which is harmless.)
       const std::int64_t begin = c.begin * width, keys = c.end[kW - 1] - c.begin;
       for (std::int64_t i = 0; i < keys * width; i += width) apply(exponents, width, w.s + begin + i, w.s + begin + i);
       exponents = {1, w.zero};
-      move_m(panel, dv, w.block_max_exponent, w.s + begin, keys);
+      move_m(q_block, dv, w.block_max_exponent, w.s + begin, keys);
     }
   }
   if (isolate_non_finite) {
-    if (!panel.started)
-      for (std::int64_t i = 0; i < dv * width; i += kLanes) store(panel.ot + i, vec(0.f));
-    panel.started = true;
-    add_non_finite(head, panel, k0, c.begin, c.end[kW - 1], w);
+    if (!q_block.started)
+      for (std::int64_t i = 0; i < dv * width; i += kLanes) store(q_block.ot + i, vec(0.f));
+    q_block.started = true;
+    add_non_finite(head, q_block, k0, c.begin, c.end[kW - 1], w);
   }
 
   for (int v = 0; v < kW; ++v)
@@ -157,140 +160,141 @@ void visit(const Head& head, Panel& panel, std::int64_t k0, std::int64_t n, Bloc
   }
   for (int v = 0; v < kW; ++v) {
     const std::int64_t lane = v * kLanes;
-    add_to_sum(panel, lane, load(w.sum + lane) + load(w.short_sum + lane));
-    if (head.p.score.dropout.given) drop_weights(head, panel.row + lane, k0, c.begin, c.end[v], width, w.s + lane);
+    add_to_sum(q_block, lane, load(w.sum + lane) + load(w.short_sum + lane));
+    if (head.p.score.dropout.given) drop_weights(head, q_block.row + lane, k0, c.begin, c.end[v], width, w.s + lane);
   }
 
   for (std::int64_t begin = c.begin, end = c.end[kW - 1]; begin < end;) {
     const std::int64_t stop = (begin / kSumKeys + 1) * kSumKeys;
     std::int64_t keys[kW];
     for (int v = 0; v < kW; ++v) keys[v] = clamp(c.end[v], begin, stop) - begin;
-    tiles<kW>(OutputTile<kW>{vb.data + begin * vb.stride, vb.stride, w.s + begin * width, keys,
-                             panel.started ? panel.ot : w.zero, panel.started ? width : 0, panel.ot, upcoming},
-              dv);
-    panel.started = true;
+    tiles<kW>(
+        OutputTile<kW>{vb.data + begin * vb.stride, vb.stride, w.s + begin * width, keys,
+                       q_block.started ? q_block.ot : w.zero, q_block.started ? width : 0, q_block.ot, prefetcher},
+        dv);
+    q_block.started = true;
     begin = stop;
   }
 }
 
-// Rows to be fetched towards L2 during the arithmetic: those of a head's tensors that are missed in a bunch stall it.
-void add_keys(Upcoming& upcoming, const Head& head, const void* data, DType type, const Strides& s, std::int64_t n,
-              std::int64_t first, std::int64_t last) {
+// Prefetch into L2 during arithmetic. Cache misses of a head's tensors would otherwise come in bursts and stall the
+// kernel.
+void add_keys(TilePrefetcher& prefetcher, const Head& head, const void* data, DType type, const Strides& s,
+              std::int64_t n, std::int64_t first, std::int64_t last) {
   if (s.d != 1 || first >= last) return;
   const auto* base = static_cast<const std::byte*>(data);
-  upcoming.add(last - first, bytes_of(type, n),
-               [&](std::int64_t i) { return base + head.key_at(s, first + i) * unit_bytes(type); });
+  prefetcher.add(last - first, bytes_of(type, n),
+                 [&](std::int64_t i) { return base + head.key_at(s, first + i) * unit_bytes(type); });
 }
-void add_keys(Upcoming& upcoming, const Head& head, bool shared, std::int64_t first, std::int64_t last) {
+void add_keys(TilePrefetcher& prefetcher, const Head& head, bool shared, std::int64_t first, std::int64_t last) {
   const AttentionParams& p = head.p;
   const KeyTail& tail = p.k_tail;
-  add_keys(upcoming, head, p.k, p.kv_type, p.k_stride, p.d - tail.size, first, last);
-  if (!shared) add_keys(upcoming, head, p.v, p.kv_type, p.v_stride, p.dv, first, last);
-  if (tail.size > 0) add_keys(upcoming, head, tail.data, tail.type, tail.stride, tail.size, first, last);
+  add_keys(prefetcher, head, p.k, p.kv_type, p.k_stride, p.d - tail.size, first, last);
+  if (!shared) add_keys(prefetcher, head, p.v, p.kv_type, p.v_stride, p.dv, first, last);
+  if (tail.size > 0) add_keys(prefetcher, head, tail.data, tail.type, tail.stride, tail.size, first, last);
 }
-void add_rows(Upcoming& upcoming, const Head& head, const void* data, DType type, const Strides& s, std::int64_t n,
-              const Row* row, std::int64_t rows) {
+void add_rows(TilePrefetcher& prefetcher, const Head& head, const void* data, DType type, const Strides& s,
+              std::int64_t n, const Row* row, std::int64_t rows) {
   if (s.d != 1) return;
   const auto* base = static_cast<const std::byte*>(data);
-  upcoming.add(rows, bytes_of(type, n),
-               [&](std::int64_t i) { return base + row_at(s, head, row[i]) * unit_bytes(type); });
+  prefetcher.add(rows, bytes_of(type, n),
+                 [&](std::int64_t i) { return base + row_at(s, head, row[i]) * unit_bytes(type); });
 }
 
-bool sees(const Panel& panel, std::int64_t k0) {
-  return panel.first(0) < k0 + kBlockK && panel.last(panel.width - 1) > k0;
+bool sees(const QueryBlock& q_block, std::int64_t k0) {
+  return q_block.first(0) < k0 + kBlockK && q_block.last(q_block.width - 1) > k0;
 }
-// Register tiles of a visit.
+// The register tiles of a score block.
 std::int64_t tiles_of(std::int64_t keys, std::int64_t dv) {
   const auto parts = [](std::int64_t n, std::int64_t of) { return (n + of - 1) / of; };
   return parts(keys, kTileKeys) + parts(keys, kSumKeys) * parts(dv, kTileKeys);
 }
 
-// What the next item begins with: its first block of keys, and the queries that meet it soon.
+// The rows that the next work item reads first: its first block of keys, and the queries that see it.
 struct NextItem {
   Head head;
   std::int64_t key_begin, key_end, rows;
   const Row* row;
 
   NextItem(const AttentionParams& p, const WorkItem& item, Row* row_of) : head(p, item), row(row_of) {
-    rows = min(min(item.row_end, head.len_q * p.group) - item.row_begin, kMaxPanels * kWidth);
+    rows = min(min(item.row_end, head.len_q * p.group) - item.row_begin, kMaxQueryBlocks * kWidth);
     find_rows(head, item.row_begin, rows, row_of);
     const std::int64_t last = row[rows - 1].last;
-    // Not from the block's begin: what no row sees may not be there.
+    // Starts at the first visible key, not at the block's start: keys that no row sees may not exist.
     key_begin = row[0].first;
     key_end = min(last, (key_begin / kBlockK + 1) * kBlockK);
     if (key_end < last) rows = min(rows, kWidth);
   }
-  // Part i of n of that.
-  void add_to(Upcoming& upcoming, bool shared, std::int64_t i, std::int64_t n) const {
+  // Adds part i of n of these rows to the prefetcher.
+  void add_to(TilePrefetcher& prefetcher, bool shared, std::int64_t i, std::int64_t n) const {
     const AttentionParams& p = head.p;
     const auto at = [&](std::int64_t count, std::int64_t part) { return max(count, 0) * part / n; };
     const std::int64_t keys = key_end - key_begin, r = at(rows, i);
-    add_keys(upcoming, head, shared, key_begin + at(keys, i), key_begin + at(keys, i + 1));
-    add_rows(upcoming, head, p.q, p.q_type, p.q_stride, p.d, row + r, at(rows, i + 1) - r);
+    add_keys(prefetcher, head, shared, key_begin + at(keys, i), key_begin + at(keys, i + 1));
+    add_rows(prefetcher, head, p.q, p.q_type, p.q_stride, p.d, row + r, at(rows, i + 1) - r);
   }
 };
 
-// All panels share one sweep over the keys that any of them sees.
-void sweep(const Head& head, Panel* panels, std::int64_t count, bool isolate_non_finite, const Scratch& w,
-           const NextItem* next_item) {
+// Attends over all keys that any query block sees, block by block; all query blocks share each block of keys.
+void sweep(const Head& head, QueryBlock* q_blocks, std::int64_t count, bool isolate_non_finite,
+           const AttentionPrefillScratch& w, const NextItem* next_item) {
   const AttentionParams& p = head.p;
-  const std::int64_t first = panels[0].first(0), last = panels[count - 1].last(panels[count - 1].width - 1);
+  const std::int64_t first = q_blocks[0].first(0), last = q_blocks[count - 1].last(q_blocks[count - 1].width - 1);
   if (first >= last) return;
   const bool far = last - first > kBlockK;
   const bool pack_k = must_pack_keys(p),
-             pack_v = must_pack_values(p) || isolate_non_finite;  // add_non_finite edits a copy
+             pack_v = must_pack_values(p) || isolate_non_finite;  // add_non_finite() edits the packed copy
   const bool shared = pack_k && !isolate_non_finite && begin_with_values(p);
-  const bool fetches = far || next_item;
-  const auto visits = [&](std::int64_t k0) {
+  const bool prefetches = far || next_item;
+  const auto count_seeing = [&](std::int64_t k0) {
     std::int64_t n = 0;
-    for (std::int64_t i = 0; i < count; ++i) n += sees(panels[i], k0);
+    for (std::int64_t i = 0; i < count; ++i) n += sees(q_blocks[i], k0);
     return n;
   };
-  Upcoming upcoming(w.upcoming);
+  TilePrefetcher prefetcher(w.prefetch_rows);
   const std::int64_t last_block = (last - 1) / kBlockK * kBlockK;
-  const std::int64_t last_visits = next_item ? visits(last_block) + visits(last_block - kBlockK) : 0;
-  std::int64_t last_visit = 0;
+  const std::int64_t last_count = next_item ? count_seeing(last_block) + count_seeing(last_block - kBlockK) : 0;
+  std::int64_t last_index = 0;
   for (std::int64_t k0 = first / kBlockK * kBlockK; k0 < last; k0 += kBlockK) {
     const std::int64_t n = min(kBlockK, last - k0);
     const std::int64_t from = max(k0, first);
-    const Block kb = block(head, keys_of(p), k0, from, k0 + n, pack_k, w.k);
-    const Block vb = shared ? kb : block(head, values_of(p), k0, from, k0 + n, pack_v, w.v);
+    const KvBlock kb = kv_block(head, keys_of(p), k0, from, k0 + n, pack_k, w.k);
+    const KvBlock vb = shared ? kb : kv_block(head, values_of(p), k0, from, k0 + n, pack_v, w.v);
     const std::int64_t next = k0 + kBlockK, ahead = clamp(last - next, 0, kBlockK);
-    const std::int64_t of_block = fetches ? visits(k0) : 0;
-    std::int64_t visit_of_block = 0;
+    const std::int64_t seeing = prefetches ? count_seeing(k0) : 0;
+    std::int64_t index = 0;
     for (std::int64_t i = 0; i < count; ++i) {
-      Panel& panel = panels[i];
-      if (k0 <= first && p.q_type == DType::f8e4m3) pack_coded_queries(head, panel);
+      QueryBlock& q_block = q_blocks[i];
+      if (k0 <= first && p.q_type == DType::f8e4m3) pack_coded_queries(head, q_block);
       else if (k0 <= first)
         with_float_type(p.q_type, [&](auto element) {
-          pack_rows(static_cast<const decltype(element)*>(p.q), p.q_stride, p.d, head, panel, panel.qt);
+          pack_rows(static_cast<const decltype(element)*>(p.q), p.q_stride, p.d, head, q_block, q_block.qt);
         });
-      if ((k0 - head.low / kBlockK * kBlockK) % kRunKeys == 0) join(panel, p.dv);
-      if (!sees(panel, k0)) continue;
-      const auto visit_panel = [&](Upcoming* fetched) {
-        with_vecs(panel.vecs,
-                  [&](auto vecs) { visit<vecs>(head, panel, k0, n, kb, vb, isolate_non_finite, w, fetched); });
+      if ((k0 - head.low / kBlockK * kBlockK) % kIntervalKeys == 0) add_to_accum(q_block, p.dv);
+      if (!sees(q_block, k0)) continue;
+      const auto attend = [&](TilePrefetcher* during) {
+        with_vecs(q_block.vecs,
+                  [&](auto vecs) { attend_block<vecs>(head, q_block, k0, n, kb, vb, isolate_non_finite, w, during); });
       };
-      if (!fetches) {
-        visit_panel(nullptr);
+      if (!prefetches) {
+        attend(nullptr);
         continue;
       }
-      upcoming.clear();
+      prefetcher.clear();
       if (k0 <= first && far && i + 1 < count)
-        add_rows(upcoming, head, p.q, p.q_type, p.q_stride, p.d, panels[i + 1].row, panels[i + 1].rows);
-      add_keys(upcoming, head, shared, next + ahead * visit_of_block / of_block,
-               next + ahead * (visit_of_block + 1) / of_block);
-      ++visit_of_block;
-      if (head.whole && panel.last(panel.width - 1) <= next)
-        add_rows(upcoming, head, p.out, p.out_type, p.out_stride, p.dv, panel.row, panel.rows);
+        add_rows(prefetcher, head, p.q, p.q_type, p.q_stride, p.d, q_blocks[i + 1].row, q_blocks[i + 1].rows);
+      add_keys(prefetcher, head, shared, next + ahead * index / seeing, next + ahead * (index + 1) / seeing);
+      ++index;
+      if (head.whole && q_block.last(q_block.width - 1) <= next)
+        add_rows(prefetcher, head, p.out, p.out_type, p.out_stride, p.dv, q_block.row, q_block.rows);
       if (next_item && k0 >= last_block - kBlockK)
-        next_item->add_to(upcoming, shared, last_visit, last_visits), ++last_visit;
-      upcoming.spread_over(tiles_of(min(panel.last(panel.width - 1) - k0, n), p.dv));
-      visit_panel(&upcoming);
-      upcoming.fetch_rest();
+        next_item->add_to(prefetcher, shared, last_index, last_count), ++last_index;
+      prefetcher.spread_over(tiles_of(min(q_block.last(q_block.width - 1) - k0, n), p.dv));
+      attend(&prefetcher);
+      prefetcher.prefetch_rest();
     }
   }
-  for (std::int64_t i = 0; i < count; ++i) finish_joining(panels[i], p.dv);
+  for (std::int64_t i = 0; i < count; ++i) finish_accum(q_blocks[i], p.dv);
 }
 
 void run(const AttentionParams& p, const WorkItem& item, std::byte* scratch) noexcept {
@@ -298,44 +302,44 @@ void run(const AttentionParams& p, const WorkItem& item, std::byte* scratch) noe
   const Head head(p, item);
   const std::int64_t row_end = min(item.row_end, head.len_q * p.group);
   Carver carver(scratch);
-  const Scratch w(carver, {p.sk, p.d, p.dv, item.row_end - item.row_begin});
+  const AttentionPrefillScratch w(carver, {p.sk, p.d, p.dv, item.row_end - item.row_begin});
   for (std::int64_t i = 0; i < kWidth; i += kLanes) store(w.zero + i, vec(0.f));
 
-  Panel* const panels = w.panels;
+  QueryBlock* const q_blocks = w.q_blocks;
   std::int64_t count = 0;
   for (std::int64_t r = item.row_begin, lanes = 0; r < row_end; ++count) {
-    Panel& panel = panels[count] = {};
+    QueryBlock& q_block = q_blocks[count] = {};
     const std::int64_t vecs_left = (row_end - r + kLanes - 1) / kLanes;
-    panel.vecs = vecs_left == kVecs + 1 && kVecs > 2 ? 2 : min(vecs_left, kVecs);  // 2 + 2, not 3 + 1
-    panel.width = panel.vecs * kLanes;
-    panel.rows = min(panel.width, row_end - r);
-    panel.row = w.row + lanes;
-    panel.qt = w.qt + lanes * p.d;
-    panel.ot = w.ot + lanes * p.dv;
-    panel.total = w.total + lanes * p.dv;
-    panel.neg_m = w.neg_m + lanes;
-    panel.l = w.l + lanes;
-    panel.l_low = w.l_low + lanes;
-    panel.partial = item.partial ? item.partial + (r - item.row_begin) * partial_floats(p.dv) : nullptr;
-    find_rows(head, r, panel.rows, panel.row);
-    for (std::int64_t i = panel.rows; i < panel.width; ++i) panel.row[i] = panel.row[panel.rows - 1];
-    reset(head, panel);
-    r += panel.rows;
-    lanes += panel.width;
+    q_block.vecs = vecs_left == kVecs + 1 && kVecs > 2 ? 2 : min(vecs_left, kVecs);  // 2 + 2, not 3 + 1
+    q_block.width = q_block.vecs * kLanes;
+    q_block.rows = min(q_block.width, row_end - r);
+    q_block.row = w.row + lanes;
+    q_block.qt = w.qt + lanes * p.d;
+    q_block.ot = w.ot + lanes * p.dv;
+    q_block.ot_accum = w.ot_accum + lanes * p.dv;
+    q_block.neg_m = w.neg_m + lanes;
+    q_block.l = w.l + lanes;
+    q_block.l_compensation = w.l_compensation + lanes;
+    q_block.partial = item.partial ? item.partial + (r - item.row_begin) * partial_floats(p.dv) : nullptr;
+    find_rows(head, r, q_block.rows, q_block.row);
+    for (std::int64_t i = q_block.rows; i < q_block.width; ++i) q_block.row[i] = q_block.row[q_block.rows - 1];
+    reset(head, q_block);
+    r += q_block.rows;
+    lanes += q_block.width;
   }
   if (item.next) {
     const NextItem next(p, *item.next, w.next_row);
-    sweep(head, panels, count, false, w, &next);
+    sweep(head, q_blocks, count, false, w, &next);
   } else {
-    sweep(head, panels, count, false, w, nullptr);
+    sweep(head, q_blocks, count, false, w, nullptr);
   }
   for (std::int64_t i = 0; i < count; ++i) {
-    if (!store_panel(head, panels[i])) [[unlikely]] {
-      reset(head, panels[i]);
-      sweep(head, &panels[i], 1, true, w, nullptr);
-      store_panel(head, panels[i]);
+    if (!store_query_block(head, q_blocks[i])) [[unlikely]] {
+      reset(head, q_blocks[i]);
+      sweep(head, &q_blocks[i], 1, true, w, nullptr);
+      store_query_block(head, q_blocks[i]);
     }
-    store_lse(head, panels[i]);
+    store_lse(head, q_blocks[i]);
   }
 }
 
@@ -349,10 +353,10 @@ const AttentionKernel kAttentionPrefill = {.facts = {.operation = Operation::att
                                                      .key_tail = true,
                                                      .block_q = kWidth,
                                                      .block_k = kBlockK},
-                                           .max_rows = kMaxPanels * kWidth,
+                                           .max_rows = kMaxQueryBlocks * kWidth,
                                            .items_per_worker = 4,
                                            .full_rows = kLanes < 8 ? 8 : kLanes,
-                                           .scratch_bytes = carved_bytes<Scratch>,
+                                           .scratch_bytes = carved_bytes<AttentionPrefillScratch>,
                                            .run = run};
 
 }  // namespace rapt::cpu::RAPT_ISA

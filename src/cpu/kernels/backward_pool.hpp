@@ -1,23 +1,23 @@
-// Gathered keys: how a token's dK and dV join the sums of the rows that its list names.
+// Gathered keys: adds a token's dK and dV to the sums of the pool rows that its list names.
 #pragma once
 
 #include "cpu/kernels/kernels.hpp"
-#include "cpu/tile/panel.hpp"
+#include "cpu/tile/query_block.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 
-// to += from, n floats, whole vectors of them; `first`: there is nothing yet at `to`.
+// to += from, n floats in whole vectors. `first`: `to` is uninitialised.
 inline void add_floats(const float* from, std::int64_t n, bool first, float* to) {
   for (std::int64_t c = 0; c < n; c += kLanes) store(to + c, first ? load(from + c) : load(to + c) + load(from + c));
 }
 
-// Prepares a row for one more sum. Returns whether it is the first that is added: where sums are added up in runs,
-// whether a run begins, as the one before has then joined the total.
+// Prepares a row for one more addition. Returns whether the next addition must overwrite the sums instead: it is the
+// row's first, or it begins an accumulation interval, whose predecessor is then in the accumulated sums.
 inline bool begin_pool_sum(const PoolSums& pool, std::int64_t row) {
   const std::int64_t count = pool.counts[row]++;
-  if (pool.total_at == 0 || count == 0 || count % kPoolRun != 0) return count == 0;
-  float* const run = pool.row(row);
-  add_floats(run, pool.stride, count == kPoolRun, run + pool.total_at);
+  if (pool.accum_at == 0 || count == 0 || count % kPoolInterval != 0) return count == 0;
+  float* const sums = pool.row(row);
+  add_floats(sums, pool.stride, count == kPoolInterval, sums + pool.accum_at);
   return true;
 }
 

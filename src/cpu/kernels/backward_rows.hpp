@@ -1,12 +1,12 @@
-// What a row gives to the gradients of its head's sink and slope: where, and the sink's share of the softmax.
+// A row's share of the gradients of its head's sink and slope: its index, and the sink's probability.
 #pragma once
 
 #include "cpu/kernels/kernels.hpp"
-#include "cpu/tile/panel.hpp"
+#include "cpu/tile/query_block.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 
-// Of the row in BackwardItem::sink_sums and slope_sums.
+// The row's index in BackwardItem::sink_sums and slope_sums.
 inline std::int64_t row_sum_at(const AttentionBackwardParams& p, std::int64_t b, const Head& head, const Row& row) {
   return p.total_q < 0 ? (b * p.hq + row.q_head) * p.sq + row.token : row.q_head * p.total_q + head.q_first + row.token;
 }

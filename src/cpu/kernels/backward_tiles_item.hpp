@@ -1,4 +1,5 @@
-// Of attention_backward_tiles.cpp: an item's scratch, which heads it can take, and the operands of its products.
+// Part of attention_backward_tiles.cpp: a work item's scratch, which heads the kernel can take, and the operands of
+// its products.
 #pragma once
 
 #include "cpu/kernels/backward_chunk.hpp"
@@ -9,17 +10,18 @@ namespace rapt::cpu::RAPT_ISA {
 namespace {
 
 constexpr std::int64_t kBlock = kBackwardKeys, kBlockChunks = kBlock / kChunk;  // keys; chunks of them
-constexpr std::int64_t kRows = 192, kRowChunks = kRows / kChunk;                // of a call of add_rows()
+constexpr std::int64_t kRows = 192, kRowChunks = kRows / kChunk;                // rows of a call of add_rows()
 constexpr int kVecsOfChunk = static_cast<int>(kChunk) / kLanes, kVecsOfHalf = kVecsOfChunk / 2;
-constexpr std::int64_t kPairBytes = 2 * kTileBytes;  // of a component of a chunk
-// Inputs, and products of components that a product is made of.
+constexpr std::int64_t kPairBytes = 2 * kTileBytes;  // bytes of a component of a chunk, as pairs
+// The type of inputs, and the number of products of components per matrix product: kScoreProducts for S and dP,
+// kSumProducts for gradients.
 template <int kComponents>
 using Input = std::conditional_t<kComponents == 1, bf16, f16>;
 template <int kComponents>
 constexpr int kScoreProducts = kComponents* kComponents;
 template <int kComponents>
 constexpr int kSumProducts = 2 * kComponents - 1;
-// Of a chunk, each of which is stored before a product of the next.
+// Tiles of a pending chunk. Each is stored before a product of the next chunk.
 constexpr std::int64_t kPendingTiles = 4;
 
 const AttentionBackwardKernel& vector_kernel() {
@@ -30,21 +32,21 @@ std::int64_t padded(std::int64_t n) {
   return round_up(n, kChunk);
 }
 
-// A panel of 32 rows, whose dQ^T is [d][32].
-struct RowChunk : Panel {
+// A query block of 32 rows, whose dQ^T is [d][32].
+struct RowChunk : QueryBlock {
   const float* neg_delta = nullptr;
-  float* dslope = nullptr;         // [32] for dalibi, as a GradPanel's
-  std::int64_t low = 0, high = 0;  // keys that a row sees
+  float* dslope = nullptr;         // [32] sum of dS times the distance, for dalibi
+  std::int64_t low = 0, high = 0;  // keys [low, high) that some row sees
 };
 
-// Where each product of a sum has its operands, relative to those of the first: for each step of the sum products of
-// components, each of which shares one with the product before.
+// Offsets of the operands of each product, relative to the first. Each step of a sum has `products` products of
+// components, ordered so that consecutive ones share an operand.
 struct Steps {
   std::int32_t *a, *b;
 
   Steps(Carver& carver, std::int64_t products)
       : a(carver.take<std::int32_t>(products)), b(carver.take<std::int32_t>(products)) {}
-  // Bytes from step to step and from component to component.
+  // a_step and b_step are bytes from step to step, a_component and b_component from component to component.
   void fill(std::int64_t steps, int products, std::int64_t a_step, std::int64_t a_component, std::int64_t b_step,
             std::int64_t b_component) const {
     constexpr int kOfA[] = {0, 0, 1, 1}, kOfB[] = {1, 0, 0, 1};
@@ -58,37 +60,37 @@ struct Steps {
 };
 
 template <int kComponents>
-struct Scratch {
-  // Of 32 x 32 scores: S, in halves, with P as A over it; behind it dP with dS as A over it; dS as B over the rest of
-  // dP, or behind.
+struct AttentionBackwardTilesScratch {
+  // Layout of a chunk of 32 x 32 scores: S in halves, overwritten by P as A; then dP, overwritten by dS as A; then dS
+  // as B, over the rest of dP (one component) or behind it.
   static constexpr std::int64_t kScoreBytes = 4 * kChunk * kChunk, kDsAt = kScoreBytes,
                                 kDsPairsAt = kDsAt + (kComponents == 1 ? kPairBytes : kScoreBytes),
                                 kChunkBytes = kDsPairsAt + kComponents * kPairBytes;
 
   std::int64_t d, dv;  // padded to whole chunks
-  bool* falls_back;    // the whole item does
-  std::byte* rest;     // where the vector kernel's begins
+  bool* falls_back;    // the vector kernel computes the whole work item
+  std::byte* rest;     // start of the vector kernel's scratch, which overlaps what follows
 
   // Of the item's keys.
   bf16 *k, *v;      // [keys / 32][component][32][d or dv], where they cannot be read in place
   char* k_t;        // [keys / 32][component][d / 16] tiles of K^T
-  float *dk, *dv_;  // [keys / 32][d / 32][32 keys][32], garbage until ...
-  bool* started;    // [keys / 32] ... rows have been added
+  float *dk, *dv_;  // [keys / 32][d / 32][32 keys][32], garbage until `started`
+  bool* started;    // [keys / 32] whether rows have been added
   // Of a chunk of rows.
   Row* row;
   char *q_t, *dout_t;  // [chunk][component][d / 32][2] tiles, rows in the lanes
   char *q, *dout;      // [chunk][component][d / 16] tiles of pairs of rows
   float *neg_m, *neg_delta;
-  float* dq_t;  // [chunk][d][32], and [chunk][32] for dalibi, where all of the head's keys are in the item
+  float* dq_t;  // [chunk][d][32], and [chunk][32] for dalibi, used if the work item has all keys of the head
   // Of a chunk of rows and a block of keys.
   char* scores;   // [chunk of keys][chunk of rows][kChunkBytes]
   float* slopes;  // of the softcap, of 32 x 32 in halves
-  float* exact;   // S and dP again, to become P and dS for dalibi
-  bf16* rows;     // [component][32][d or dv] on their way into tiles
+  float* exact;   // a copy of S and dP, which becomes P and dS in fp32 for dalibi
+  bf16* rows;     // [component][32][d or dv] staging for tiles
   float *zero, *discarded;
   Steps of_s, of_dp, of_dv, of_dk, of_dq;
 
-  Scratch(Carver& carver, const BackwardShape& shape)
+  AttentionBackwardTilesScratch(Carver& carver, const BackwardShape& shape)
       : d(padded(shape.d)),
         dv(padded(shape.dv)),
         of_s(carver, d / kTileDepth * kScoreProducts<kComponents>),
@@ -133,15 +135,15 @@ struct Scratch {
 
 template <int kComponents, class RowAt>
 bool are_representable(std::int64_t rows, std::int64_t n, std::int64_t stride, RowAt row_at) {
-  Inspector<RepresentableFactor<kComponents>> inspector;
+  RepresentableCheck<RepresentableFactor<kComponents>> check;
   for (std::int64_t r = 0; r < rows; ++r) {
     const Input<kComponents>* const row = row_at(r);
     std::int64_t i = 0;
     if constexpr (kComponents == 1)
-      for (; stride == 1 && i + 2 * kLanes <= n; i += 2 * kLanes) inspector.check(load_u16vec(row + i));
-    for (; i < n; i += kLanes) inspector.check(load_strided(row + i * stride, stride, min(kLanes, n - i)));
+      for (; stride == 1 && i + 2 * kLanes <= n; i += 2 * kLanes) check.add(load_u16vec(row + i));
+    for (; i < n; i += kLanes) check.add(load_strided(row + i * stride, stride, min(kLanes, n - i)));
   }
-  return !inspector.found();
+  return !check.failed();
 }
 
 template <int kComponents>
@@ -157,7 +159,7 @@ bool is_representable(const AttentionBackwardParams& p, const Head& head) {
       return static_cast<const T*>(base) + row_at(s, head, row);
     });
   };
-  // Scores past the largest number are neither: their row's lse is not below infinity.
+  // Scores that overflow are not representable either: their row's lse is not below infinity.
   for (std::int64_t r = 0; r < head.len_q * p.group; ++r) {
     const Row row{r / p.group, head.hk * p.group + r % p.group, 0, 0, 0};
     if (!(p.lse[row_at(p.lse_stride, head, row)] < kInfinity)) return false;
@@ -166,8 +168,8 @@ bool is_representable(const AttentionBackwardParams& p, const Head& head) {
          rows(p.dout, p.dout_stride, p.dv);
 }
 
-// Whether the vector kernel does the head: the whole of it, however its keys are cut into items. Whichever of them
-// comes first looks at the head, for all.
+// Whether the vector kernel computes the whole head, in all of its work items. The first work item to run checks the
+// head for all others.
 template <int kComponents>
 bool falls_back(const AttentionBackwardParams& p, const Head& head, const BackwardItem& item) {
   enum : std::int32_t { kUnknown, kTakesTiles, kFallsBack };
@@ -181,7 +183,7 @@ bool falls_back(const AttentionBackwardParams& p, const Head& head, const Backwa
 
 // ---- Operands.
 
-// Rows of K or V as A: 64 bytes of each row a step.
+// Rows of K or V as operand A: a step reads 64 bytes of each row.
 struct KeyOperand {
   const char* base;
   std::int64_t stride;  // bytes from row to row
@@ -190,11 +192,12 @@ template <int kComponents>
 bool is_in_place(const Strides& s, std::int64_t n) {
   return kComponents == 1 && s.d == 1 && n % kTileDepth == 0;
 }
-// Whether keys are as far from each other as their stride says, which gathered ones are not.
+// Whether keys are a constant stride apart, which gathered keys are not.
 bool may_be_in_place(const AttentionBackwardParams& p) {
   return p.tokens == 0;
 }
-// 32 rows of n elements as components, in `to` or in place. The head has been looked at: all are representable.
+// 32 rows of n elements as components, in `to` or in place. All elements are representable, which falls_back() has
+// checked.
 template <int kComponents, class RowAt>
 ComponentRows components(const Strides& s, std::int64_t rows, std::int64_t n, bf16* to, RowAt row_at,
                          bool may_stay = true) {
@@ -207,7 +210,7 @@ ComponentRows components(const Strides& s, std::int64_t rows, std::int64_t n, bf
   return split_rows<kComponents, RepresentableFactor<kComponents>>(row_at, s.d, rows, n, padded(n), to,
                                                                    kChunk * padded(n), InPlace::no);
 }
-// 32 keys from j on: in place where they are all there.
+// 32 keys from j on: in place if all of them exist, else packed.
 template <int kComponents>
 KeyOperand key_operand(const Head& head, const void* base, const Strides& s, std::int64_t n, std::int64_t j,
                        const bf16* packed) {
@@ -216,8 +219,8 @@ KeyOperand key_operand(const Head& head, const void* base, const Strides& s, std
   return {reinterpret_cast<const char*>(packed), 2 * padded(n)};
 }
 
-// 32 rows -> tiles [padded / 16][16 pairs of rows (i, i + 16), merged][16 columns], of a component as tile_queries()
-// has it; rows from `count` on are 0.
+// 32 rows -> tiles [padded / 16][16 pairs of rows (i, i + 16), merged][16 columns], of the component at offset
+// `component`; rows from `count` on are 0.
 void tile_row_pairs(const ComponentRows& rows, std::int64_t component, std::int64_t count, std::int64_t width,
                     char* tiles) {
   for (std::int64_t c = 0; c < width; c += kTileRows, tiles += kTileBytes)

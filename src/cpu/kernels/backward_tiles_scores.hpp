@@ -1,4 +1,4 @@
-// Of attention_backward_tiles.cpp: from scores and dP of 32 keys x 32 rows to P and dS over them.
+// Part of attention_backward_tiles.cpp: turns S and dP of 32 keys x 32 rows into P and dS in place.
 #pragma once
 
 #include "cpu/kernels/backward_tiles_item.hpp"
@@ -6,11 +6,11 @@
 namespace rapt::cpu::RAPT_ISA {
 namespace {
 
-// Keys j and j + 16 at a time, for 32 rows; where rows of pairs are merged, those of the next key with them.
+// Computes P and dS of keys j and j + 16 at a time, for 32 rows; where rows of pairs are merged, of the next key too.
 template <int kComponents>
 struct ChunkGradients {
   static_assert(kComponents == 1 || kMergedRows == 1);
-  float *scores = nullptr, *end = nullptr;  // of key j; of key 16
+  float *scores = nullptr, *end = nullptr;  // scores of key j; of key 16, where j ends
   vec scale, add[kVecsOfChunk], neg_delta[kVecsOfChunk];
 
   [[gnu::always_inline]] bool is_done() const { return scores == end; }
@@ -21,10 +21,10 @@ struct ChunkGradients {
   }
 
  private:
-  // Of rows in vector i of either half. With one component, what is stored takes the place of what this has loaded, and
-  // of nothing else; with two, dS as pairs lies behind.
+  // Computes vector i of both halves of rows. With one component, stores overwrite only what this call has loaded;
+  // with two, dS as pairs has its own place.
   [[gnu::always_inline]] void next_pairs_of(int i) {
-    using Scratch = Scratch<kComponents>;
+    using Scratch = AttentionBackwardTilesScratch<kComponents>;
     constexpr std::int64_t kFloats = kTileBytes / 4;
     vec ds_pairs[2][kMergedRows];
 #pragma GCC unroll 2
@@ -67,21 +67,21 @@ struct ChunkGradients {
       }
     }
   }
-  // Truncated to bf16, it is x rounded.
+  // Adds half a bf16 ulp, so that truncation to bf16 rounds x.
   [[gnu::always_inline]] static vec for_truncation(vec x) {
     return cast_to_float(cast_to_int(x) + ivec(0x8000));
   }
 };
 
-// Whether the products of 32 keys are their final scores: all rows see all of them, and nothing modifies them.
+// Whether q.k of 32 keys are final scores: all rows see all keys, and nothing modifies scores.
 bool is_finished(const RowChunk& rows, std::int64_t key, bool modified) {
   return !modified && rows.first(kChunk - 1) <= key && rows.last(0) >= key + kChunk;
 }
-// The rows as functions of panels want them whose scores lie in halves, from_half() floats further.
-Panel in_halves(const RowChunk& rows) {
-  Panel panel = rows;
-  panel.width = InHalves::kRow;
-  return panel;
+// The query block as functions expect it whose scores are in halves, from_half() floats further.
+QueryBlock in_halves(const RowChunk& rows) {
+  QueryBlock q_block = rows;
+  q_block.width = InHalves::kRow;
+  return q_block;
 }
 std::int64_t from_half(int vec_of_chunk) {
   return vec_of_chunk / kVecsOfHalf * (InHalves::kRight - InHalves::kRow);
@@ -89,32 +89,34 @@ std::int64_t from_half(int vec_of_chunk) {
 
 void finish(const Head& head, const RowChunk& rows, std::int64_t key, bool modified, float* s, float* slopes,
             float* discarded) {
-  const Panel panel = in_halves(rows);
+  const QueryBlock q_block = in_halves(rows);
   const std::int64_t n = clamp(head.len_k - key, 0, kChunk);
   for (int i = 0; i < kVecsOfChunk; ++i) {
     float *const half = s + from_half(i), *const half_slopes = slopes ? slopes + from_half(i) : nullptr;
-    (modified ? finish_scores<true> : finish_scores<false>)(head, panel, i, key, 0, n, half, discarded, half_slopes);
+    (modified ? finish_scores<true> : finish_scores<false>)(head, q_block, i, key, 0, n, half, discarded, half_slopes);
     for (std::int64_t j = n; j < kChunk; ++j) {
-      const std::int64_t at = j * panel.width + i * kLanes;
+      const std::int64_t at = j * q_block.width + i * kLanes;
       store(half + at, minus_infinity());
       if (slopes) store(half_slopes + at, vec(0.f));
     }
   }
 }
 
-// dslope += what final scores of 32 keys, and their dP, give: dS as the vector kernel has it, not rounded to bf16.
+// Adds the contribution of 32 keys to dslope, from final scores and dP. dS is computed in fp32, as in the vector
+// kernel, and not rounded to bf16.
 [[gnu::noinline]] void add_exact_slopes(const Head& head, const RowChunk& rows, std::int64_t key, const float* s,
                                         const float* zero, float* exact) {
-  const Panel panel = in_halves(rows);
+  const QueryBlock q_block = in_halves(rows);
   float* const ds = exact + kChunk * kChunk;
   for (std::int64_t i = 0; i < 2 * kChunk * kChunk; i += kLanes) store(exact + i, load(s + i));
   for (std::int64_t half = 0; half < 2; ++half)
     differentiate<kVecsOfHalf, kVecsOfHalf, true>(exact + half * InHalves::kRight, ds + half * InHalves::kRight, 0,
                                                   kChunk, {1, zero}, rows.neg_delta + half * InHalves::kRow);
-  for (int i = 0; i < kVecsOfChunk; ++i) add_to_slopes(head, panel, i, key, 0, kChunk, ds + from_half(i), rows.dslope);
+  for (int i = 0; i < kVecsOfChunk; ++i)
+    add_to_slopes(head, q_block, i, key, 0, kChunk, ds + from_half(i), rows.dslope);
 }
 
-// dP -> (dP - delta) times the softcap's derivative, of which weights make dX.
+// dP -> (dP - delta) times the softcap's derivative; times the weights this is dX.
 void cap_gradients(const float* neg_delta, const float* slopes, float* dp) {
   for (std::int64_t at = 0; at < kChunk * kChunk; at += kLanes) {
     const vec minus = load(neg_delta + at / InHalves::kRight * InHalves::kRow + at % InHalves::kRow);

@@ -1,5 +1,5 @@
-// Of attention_decode.cpp: the state of one work item, and its scratch. The functions that work on it are there and in
-// the other decode_*.hpp of this folder, one job each.
+// Part of attention_decode.cpp: the state of one work item, and its scratch. The other decode_*.hpp have functions
+// that work on it.
 #pragma once
 
 #include "cpu/kernels/kernels.hpp"
@@ -11,41 +11,41 @@
 namespace rapt::cpu::RAPT_ISA {
 namespace {
 
-constexpr std::int64_t kMaxRows = 64, kMaxPanels = kMaxRows / kLanes;
+constexpr std::int64_t kMaxRows = 64, kMaxQueryBlocks = kMaxRows / kLanes;
 
-// Keys of a block: half of them where rows are long, so that K and V of a block stay in L1 or L2. By the problem alone,
-// since sums are taken by blocks.
+// Keys of a block: half as many where rows are long, so that K and V of a block stay in L1 or L2. It depends on the
+// problem alone, since blocks decide the order of sums.
 inline std::int64_t block_keys(const AttentionParams& p) {
   return p.kv_type == DType::f32 && p.d + p.dv > 256 ? kKeysOfBlock / 2 : kKeysOfBlock;
 }
 
-struct Scratch {
-  std::int64_t q_stride, o_stride;  // of rows, padded to whole vectors
-  Row* row;                         // of all panels
-  float* q;                         // Q in tiles of a panel's rows, as DotsTile has them
-  float* o;                         // [rows][o_stride] O of this run of blocks
-  float* total;                     // [rows][o_stride] O of the runs before
-  float *neg_m, *l, *l_low;         // [rows] as in Panel
-  float* q_row;                     // a query, widened
-  float* scaled_row;                // a key times its scale
-  float* s;                         // [keys, and those that a tile computes past the last][stride] scores, then weights
-  float* scores_before;             // what they were before they became weights
-  float* sums;                      // [kLanes][kLanes] of to_weights()
+struct AttentionDecodeScratch {
+  std::int64_t q_stride, o_stride;    // of rows, padded to whole vectors
+  Row* row;                           // of all query blocks
+  float* q;                           // Q in tiles of a query block's rows, as DotsTile has them
+  float* o;                           // [rows][o_stride] O of this accumulation interval
+  float* o_accum;                     // [rows][o_stride] O of earlier accumulation intervals
+  float *neg_m, *l, *l_compensation;  // [rows] as in QueryBlock
+  float* q_row;                       // a query, widened
+  float* scaled_row;                  // a key times its scale
+  float* s;              // [keys, and those that a tile computes past the last][stride] scores, then weights
+  float* scores_before;  // the scores before they became weights
+  float* sums;           // [kLanes][kLanes] scratch of to_weights()
   float *block_max, *block_max_exponent, *zero;  // [kLanes]
   float *k, *v;                                  // a block's rows, where they are packed
   RowScales k_scales, v_scales;
 
-  Scratch(Carver& carver, const AttentionShape& shape) {
+  AttentionDecodeScratch(Carver& carver, const AttentionShape& shape) {
     const std::int64_t rows = round_up(shape.rows, kLanes);
     q_stride = round_up(shape.d, kLanes), o_stride = round_up(shape.dv, kLanes);
     row = carver.take<Row>(rows);
     q = carver.take<float>(rows * q_stride);
     q_row = carver.take<float>(q_stride), scaled_row = carver.take<float>(q_stride);
     o = carver.take<float>(rows * o_stride);
-    total = carver.take<float>(rows * o_stride);
+    o_accum = carver.take<float>(rows * o_stride);
     neg_m = carver.take<float>(rows);
     l = carver.take<float>(rows);
-    l_low = carver.take<float>(rows);
+    l_compensation = carver.take<float>(rows);
     s = carver.take<float>((kKeysOfBlock + kMaxKeysOfTile) * kLanes);
     scores_before = carver.take<float>(kKeysOfBlock * kLanes);
     sums = carver.take<float>(kLanes * kLanes);
@@ -61,26 +61,27 @@ struct Scratch {
   }
 };
 
-// One scale for a row, and nothing else: it multiplies scores or weights.
+// Whether a row has one scale and no zero. Then the scale multiplies scores or weights.
 inline bool one_scale_per_row(const Quantization& quant, std::int64_t n) {
   return quant.scale && !quant.zero && quant.group == n;
 }
 
-// Elements in place save a pass over them. Packed are rows too short or strided for whole vectors, those in groups that
-// the products do not take, and elements that would be widened for too many tiles of rows.
+// Whether a block's rows are packed. Reading them in place saves a pass, but packing is needed for rows too short or
+// strided for whole vectors, for groups that the products do not take, and where elements would be widened for too
+// many tiles of rows.
 inline bool must_pack(const AttentionParams& p, std::int64_t rows) {
   const auto in_place = [&](const Quantization& quant, std::int64_t n) {
     return !quant.scale || one_scale_per_row(quant, n) || has_products_of_groups(p.kv_type, quant, n);
   };
   if (!in_place(p.k_quant, p.d) || !in_place(p.v_quant, p.dv)) return true;
-  // Widening costs most of e4m3, and of all that is dequantised where vectors are short.
+  // Widening costs most for e4m3, and for everything dequantised where vectors are short.
   const bool dequantized = p.kv_type == DType::i4x2 || p.k_quant.group < p.d || p.v_quant.group < p.dv;
   const std::int64_t tiles = p.kv_type == DType::f8e4m3 || (kLanes < 8 && dequantized) ? 1 : 4;
   return p.k_stride.d != 1 || p.v_stride.d != 1 || p.d < kLanes || p.dv < kLanes || p.k_tail.size > 0 ||
          (p.kv_type != DType::f32 && rows > tiles * kMaxRowsOfTile);
 }
 
-// Rows of a block, indexed by key.
+// The addresses of a block's rows, indexed by key.
 struct BlockRows {
   std::int64_t k0, from, end;  // keys; those before `from` must not be read, since their pages may not exist
   const std::byte *k[kKeysOfBlock], *v[kKeysOfBlock], *tail[kKeysOfBlock];
@@ -111,23 +112,25 @@ struct DecodeItem {
   const WorkItem& item;
   Head head;
   Carver carver;
-  Scratch w;
-  bool packed, shared;  // rows of a block; one packed row is both, key and value
+  AttentionDecodeScratch w;
+  bool packed, shared;  // a block's rows are packed; a packed row is both key and value
   const Products &k_products, &v_products;
   const std::byte *packed_k[kKeysOfBlock], *packed_v[kKeysOfBlock];
-  std::int64_t d, dv;  // of rows as the products read them: at least a whole vector
-  Panel panels[kMaxPanels];
-  std::int64_t score_stride[kMaxPanels];  // of the panel's scores, from key to key: a power of two up to kLanes
+  std::int64_t d, dv;  // row lengths that the products read: at least a whole vector
+  QueryBlock q_blocks[kMaxQueryBlocks];
+  std::int64_t
+      score_stride[kMaxQueryBlocks];  // of the query block's scores, from key to key: a power of two up to kLanes
   Prefetcher prefetch_with_dots{nullptr, 0, 0}, prefetch_with_values{nullptr, 0, 0};  // during each product
 
-  // Keys of bf16, and queries, are deinterleaved where they are packed, too: sums, and bits, are the same.
+  // Keys of bf16, and the queries, are deinterleaved even where they are packed, so that sums have the same order and
+  // bits as in place.
   bool deinterleaves_keys() const { return p.kv_type == DType::bf16; }
 
-  float* q(std::int64_t panel) const { return w.q + panel * kLanes * w.q_stride; }
-  float* o(std::int64_t panel) const { return w.o + panel * kLanes * w.o_stride; }
-  float* total(std::int64_t panel) const { return w.total + panel * kLanes * w.o_stride; }
+  float* q(std::int64_t q_block) const { return w.q + q_block * kLanes * w.q_stride; }
+  float* o(std::int64_t q_block) const { return w.o + q_block * kLanes * w.o_stride; }
+  float* o_accum(std::int64_t q_block) const { return w.o_accum + q_block * kLanes * w.o_stride; }
 
-  // Rows as the products read them.
+  // The rows that the products read: packed or in place.
   const std::byte* const* keys(const BlockRows& block) const { return packed ? packed_k : block.k; }
   const std::byte* const* values(const BlockRows& block) const {
     return !packed ? block.v : shared ? packed_k : packed_v;

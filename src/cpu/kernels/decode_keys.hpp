@@ -1,5 +1,5 @@
-// Of attention_decode.cpp: where the keys and values of a block lie, what to prefetch of them, and those that are
-// packed.
+// Part of attention_decode.cpp: finds the rows of a block of keys and values, plans what to prefetch, and packs rows
+// where needed.
 #pragma once
 
 #include "cpu/kernels/decode_item.hpp"
@@ -33,17 +33,17 @@ inline Prefetcher prefetch_keys(const DecodeItem& item, const BlockRows* block) 
 inline Prefetcher prefetch_values(const DecodeItem& item, const BlockRows* block) {
   const AttentionParams& p = item.p;
   if (!block || (item.shared && p.k_tail.size == 0)) return {nullptr, 0, 0};
-  if (item.shared)  // they are there with the keys, but for what these have elsewhere
+  if (item.shared)  // values are part of the keys; only the keys' tails remain
     return {block->tail + (block->from - block->k0), block->end - block->from, bytes_of(p.k_tail.type, p.k_tail.size)};
   return {block->v + (block->from - block->k0), block->end - block->from, bytes_of(p.kv_type, p.dv)};
 }
-// What each product of the block `now` prefetches of it, or of the one after.
+// Decides which rows of this block, or of the one after, each product prefetches.
 inline void plan_prefetches(DecodeItem& item, const BlockRows* now, const BlockRows* after) {
   item.prefetch_with_dots = item.packed ? prefetch_keys(item, after) : prefetch_values(item, now);
   item.prefetch_with_values = item.packed ? prefetch_values(item, after) : prefetch_keys(item, after);
 }
 
-// Packs the block's keys or values, or finds the scales that those in place are read with.
+// Packs the block's keys or values, or collects the scales of those that are read in place.
 inline void load_rows(const DecodeItem& item, const BlockRows& block, const KeyRows& rows, float* packed,
                       std::int64_t stride, RowScales& scales) {
   const Quantization& quant = rows.quant;
@@ -62,7 +62,7 @@ inline void load_rows(const DecodeItem& item, const BlockRows& block, const KeyR
   if (quant.zero) copy(quant.zero, quant.zero_stride, scales.zero);
 }
 inline void load_block(DecodeItem& item, const BlockRows& block) {
-  Scratch& w = item.w;
+  AttentionDecodeScratch& w = item.w;
   load_rows(item, block, keys_of(item.p), w.k, w.q_stride, w.k_scales);
   for (std::int64_t j = block.from; item.packed && item.deinterleaves_keys() && j < block.end; ++j)
     deinterleave(w.k + (j - block.k0) * w.q_stride, item.p.d);

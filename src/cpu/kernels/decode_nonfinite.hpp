@@ -1,4 +1,5 @@
-// Of attention_decode.cpp: keys whose scales, and values that, may be NaN or infinite.
+// Part of attention_decode.cpp: scores of keys whose scales are not finite, and sums over values that may be NaN or
+// infinite.
 #pragma once
 
 #include "cpu/kernels/decode_item.hpp"
@@ -7,10 +8,11 @@
 namespace rapt::cpu::RAPT_ISA {
 namespace {
 
-// The scores of key j, whose scale is not finite: elements of +inf and -inf, or 0 * inf, add up to NaN.
-[[gnu::noinline, gnu::cold]] inline void dot_scaled_row(const DecodeItem& item, std::int64_t panel,
+// Computes the scores of key j, whose scale is not finite, from scaled elements: elements of +inf and -inf, or 0 *
+// inf, must add up to NaN.
+[[gnu::noinline, gnu::cold]] inline void dot_scaled_row(const DecodeItem& item, std::int64_t q_block,
                                                         const BlockRows& block, std::int64_t j, float* scores) {
-  const Scratch& w = item.w;
+  const AttentionDecodeScratch& w = item.w;
   float* const row = w.scaled_row;
   for (std::int64_t c = 0; c < item.d; c += kLanes) {
     alignas(64) float codes[kLanes];
@@ -20,36 +22,36 @@ namespace {
   const auto* const scaled = reinterpret_cast<const std::byte*>(row);
   alignas(64) float s[kMaxKeysOfTile * kLanes];
   Prefetcher none{nullptr, 0, 0};
-  const std::int64_t rows = item.panels[panel].rows;
-  products_of(DType::f32).dots(rows, item.q(panel), w.q_stride, item.d, &scaled, w.k_scales, 0, 1, s, kLanes, none);
+  const std::int64_t rows = item.q_blocks[q_block].rows;
+  products_of(DType::f32).dots(rows, item.q(q_block), w.q_stride, item.d, &scaled, w.k_scales, 0, 1, s, kLanes, none);
   for (std::int64_t r = 0; r < rows; ++r) scores[r] = s[r];
 }
 
-// O += P V of keys [begin, end) where a value may be NaN or infinite: those masked or dropped are left out, and others
-// are not multiplied by a weight that may have become 0.
-[[gnu::noinline, gnu::cold]] inline void add_isolating_non_finite(const DecodeItem& item, std::int64_t panel,
+// O += P V of keys [begin, end) where a value may be NaN or infinite. Masked or dropped values are left out, and
+// non-finite values are not multiplied by a weight, which may have underflowed to 0.
+[[gnu::noinline, gnu::cold]] inline void add_isolating_non_finite(const DecodeItem& item, std::int64_t q_block,
                                                                   const BlockRows& block, std::int64_t begin,
                                                                   std::int64_t end) {
   const AttentionParams& p = item.p;
-  const Scratch& w = item.w;
-  const Panel& rows = item.panels[panel];
+  const AttentionDecodeScratch& w = item.w;
+  const QueryBlock& rows = item.q_blocks[q_block];
   const float* const scale = one_scale_per_row(p.v_quant, p.dv) ? w.v_scales.scale : nullptr;
   for (std::int64_t r = 0; r < rows.rows; ++r)
     for (std::int64_t c = 0; c < w.o_stride; c += kLanes) {
       vec acc(0.f), non_finite(0.f);
       for (std::int64_t j = begin; j < end; ++j) {
-        const std::int64_t at = j * item.score_stride[panel] + r;
+        const std::int64_t at = j * item.score_stride[q_block] + r;
         if (w.scores_before[at] == -__builtin_inff()) continue;
         alignas(64) float value[kLanes];
         item.v_products.widen(item.values(block)[j], w.v_scales, j, column_of(c, item.dv), value);
         const vec x = load(value), factor(scale ? scale[j] : 1.f);
         const auto finite = (x - x == vec(0.f)) & (factor - factor == vec(0.f));
-        const vec weight = xsimd::select(finite, vec(w.s[at]), vec(0.f));  // it has the factor
+        const vec weight = xsimd::select(finite, vec(w.s[at]), vec(0.f));  // the weight includes the factor
         acc = fma(weight, xsimd::select(finite, x, vec(0.f)), acc);
         if (is_dropped(p.score, place_of(item.head, rows.row[r], block.k0 + j))) continue;
         non_finite = non_finite + xsimd::select(finite, vec(0.f), x * factor);
       }
-      float* const sum = item.o(panel) + r * w.o_stride + c;
+      float* const sum = item.o(q_block) + r * w.o_stride + c;
       store(sum, load(sum) + acc + non_finite);
     }
 }

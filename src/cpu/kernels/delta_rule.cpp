@@ -2,17 +2,17 @@
 //
 //   Z = S / e,   e[c] = 2^24 times the product of channel c's decays after the window's first token
 //
-// so that, with kd = k e, qd = scale q e and ku = k / e, a token is three multiply-adds for each element of Z: a
-// prediction Z^T kd, a read-out Z^T qd and the write Z += ku u^T. Two tokens share one load and store of Z:
+// so that, with kd = k e, qd = scale q e and ku = k / e, a token costs three multiply-adds per element of Z: the
+// prediction Z^T kd, the read Z^T qd and the write Z += ku u^T. Two tokens share one load and store of Z:
 //
 //   read      x_i = Z^T kd_i,  y_i = Z^T qd_i                        i = 0, 1
-//   join      u_i = beta_i (v_i - x_i - sum_j<i (kd_i . ku_j) u_j),  out_i = y_i + sum_j<=i (qd_i . ku_j) u_j
+//   solve     u_i = beta_i (v_i - x_i - sum_j<i (kd_i . ku_j) u_j),  out_i = y_i + sum_j<=i (qd_i . ku_j) u_j
 //   write     Z += sum_i ku_i u_i^T                                  while the next two tokens read
 //
 // A token that would take some e out of [kWindowMin, kWindowMax] opens a new window: Z becomes S decayed, over 2^24,
-// and e starts again from there. The choice looks at this token and those before it, and so does every sum: a later
-// token changes no bit. Decays of any strength are exact to rounding: e is a running product, and 1 / e is of the
-// rounded e, to an ulp.
+// and e starts again from there. The decision depends on this token and earlier ones, and so does every sum, so a
+// later token changes no bit. Decays of any strength are exact to rounding: e is a running product, and 1 / e is
+// computed from the rounded e, to an ulp.
 #include "cpu/tile/delta_rule.hpp"
 
 #include "cpu/kernels/kernels.hpp"
@@ -22,33 +22,33 @@
 namespace rapt::cpu::RAPT_ISA {
 namespace {
 
-constexpr std::int64_t kBlock = 32;     // tokens that are prepared at a time: their rows stay in L2
-constexpr std::int64_t kAhead = 24576;  // bytes of a state that are fetched ahead, on into the next head's
-constexpr int kVecsOfPanel = kRegisters == 32 ? 4 : 2;
+constexpr std::int64_t kBlock = 32;     // tokens prepared at a time; their rows stay in L2
+constexpr std::int64_t kAhead = 24576;  // prefetch distance in bytes of a state, which reaches into the next head's
+constexpr int kVecsOfBlock = kRegisters == 32 ? 4 : 2;
 
-// One or two tokens.
-struct Group {
+// One or two tokens that share a pass over Z.
+struct TokenGroup {
   std::int64_t token, count;  // of the block
   bool opens_window, has_two_factors;
   float beta[2];
 };
 
-struct Scratch {
-  float* z;  // panels of columns, one after another, each [d][columns of the panel]
-  // [kBlock][d], qd [kBlock][reads][d]; decays, and what Z is multiplied by as a window opens: with the decay, or
-  // before.
+struct DeltaRuleScratch {
+  float* z;  // query blocks of columns, one after another, each [d][columns of the query block]
+  // [kBlock][d]; qd: [kBlock][reads][d]. Decays, and the factor of Z as a window opens, which includes the decay
+  // unless the group has two factors.
   float *kd, *qd, *ku, *decay, *opening;
-  // [kBlock][1 + 2 reads], as vectors of parts and as sums: of a group's second token kd . ku_0; then for each query
-  // qd . ku_0, of second tokens, and qd . ku of the token itself.
+  // [kBlock][1 + 2 reads], as vectors of partial sums and as sums: kd . ku_0 for the second token of a group; then for
+  // each query qd . ku_0 (second tokens) and qd . ku of the token itself.
   vec* dots;
   float* products;
-  float *v, *out;                  // [kBlock][columns], where v is no row of its tensor; [kBlock][reads][columns]
+  float *v, *out;                  // v: [kBlock][columns], if not read in place; out: [kBlock][reads][columns]
   const float** v_row;             // [kBlock]
   float *e, *next_e, *row;         // [d]
-  Group* group;                    // [kBlock]
-  std::int64_t d, columns, reads;  // the first two padded to whole vectors
+  TokenGroup* group;               // [kBlock]
+  std::int64_t d, columns, reads;  // d and columns padded to whole vectors
 
-  Scratch(Carver& carver, const DeltaRuleShape& shape)
+  DeltaRuleScratch(Carver& carver, const DeltaRuleShape& shape)
       : d(round_up(shape.d, kLanes)), columns(round_up(shape.columns, kLanes)), reads(shape.reads) {
     z = carver.take<float>(shape.d * columns);
     for (float** rows : {&kd, &ku, &decay, &opening}) *rows = carver.take<float>(kBlock * d);
@@ -59,12 +59,13 @@ struct Scratch {
     v = carver.take<float>(kBlock * columns);
     out = carver.take<float>(kBlock * reads * columns);
     for (float** one : {&e, &next_e, &row}) *one = carver.take<float>(d);
-    group = carver.take<Group>(kBlock);
+    group = carver.take<TokenGroup>(kBlock);
   }
 };
 
-// Multiplies `opening` by the decay, unless some product would be flushed that is not 0 as the decay is.
-bool join_factors(const Scratch& w, const float* decay, float* opening) {
+// Multiplies `opening` by the decay and returns true, unless some product would be flushed to 0 although the decay is
+// not 0.
+bool multiply_by_decay(const DeltaRuleScratch& w, const float* decay, float* opening) {
   for (std::int64_t c = 0; c < w.d; c += kLanes) {
     const vec own = load(decay + c);
     if (xsimd::any(vec(0x1p-126f) > load(opening + c) * own && own > vec(0.f))) return false;
@@ -73,9 +74,10 @@ bool join_factors(const Scratch& w, const float* decay, float* opening) {
   return true;
 }
 
-// Makes kd, qd, ku and v of tokens [begin, begin + n), groups of them and their products; returns how many groups.
-std::int64_t prepare(const DeltaRuleParams& p, const DeltaRuleItem& item, const DeltaTokens& tokens, const Scratch& w,
-                     std::int64_t begin, std::int64_t n) {
+// Computes kd, qd, ku and v of tokens [begin, begin + n), forms groups and their products, and returns the number of
+// groups.
+std::int64_t prepare(const DeltaRuleParams& p, const DeltaRuleItem& item, const DeltaTokens& tokens,
+                     const DeltaRuleScratch& w, std::int64_t begin, std::int64_t n) {
   std::int64_t groups = 0;
   for (std::int64_t t = 0; t < n; ++t) {
     float *const kd = w.kd + t * w.d, *const ku = w.ku + t * w.d, *const decay = w.decay + t * w.d;
@@ -85,8 +87,8 @@ std::int64_t prepare(const DeltaRuleParams& p, const DeltaRuleItem& item, const 
     float* const opening = w.opening + t * w.d;
     const bool opens = next_e(w.e, decay, w.d, begin + t == 0, w.next_e, opening);
     if (opens || groups == 0 || w.group[groups - 1].count == 2)
-      w.group[groups++] = {t, 0, opens, opens && !join_factors(w, decay, opening), {}};
-    Group& group = w.group[groups - 1];
+      w.group[groups++] = {t, 0, opens, opens && !multiply_by_decay(w, decay, opening), {}};
+    TokenGroup& group = w.group[groups - 1];
     group.beta[group.count++] = tokens.beta(begin + t);
     const bool is_second = group.count == 2;
 
@@ -124,17 +126,18 @@ std::int64_t prepare(const DeltaRuleParams& p, const DeltaRuleItem& item, const 
   return groups;
 }
 
-// kVecs vectors of columns of Z, and what tokens do to them.
+// A block of kVecs vectors of columns of Z, and the updates by a block of tokens.
 template <int kVecs, bool kDelta>
-class Panel {
+class ColumnBlock {
  public:
-  Panel(const Scratch& w, float* z, std::int64_t d, std::int64_t column) : w_(w), z_(z), d_(d), column_(column) {}
+  ColumnBlock(const DeltaRuleScratch& w, float* z, std::int64_t d, std::int64_t column)
+      : w_(w), z_(z), d_(d), column_(column) {}
 
   void run(std::int64_t groups) {
     sweep_to<0>(w_.group[0], w_.group[0]);
     for (std::int64_t g = 0; g < groups; ++g) {
-      const Group& now = w_.group[g];
-      join(now);
+      const TokenGroup& now = w_.group[g];
+      solve(now);
       if (g + 1 == groups) now.count == 2 ? sweep<2, 0, false>(now, now) : sweep<1, 0, false>(now, now);
       else now.count == 2 ? sweep_to<2>(now, w_.group[g + 1]) : sweep_to<1>(now, w_.group[g + 1]);
     }
@@ -142,10 +145,10 @@ class Panel {
 
  private:
   static constexpr std::int64_t kColumns = kVecs * kLanes;
-  using Rows = float[2][kColumns];
+  using TokenColumns = float[2][kColumns];
 
-  const float* rows(const float* of, const Group& group, int i) const { return of + (group.token + i) * w_.d; }
-  const float* queries(const Group& group, int i, std::int64_t r) const {
+  const float* rows(const float* of, const TokenGroup& group, int i) const { return of + (group.token + i) * w_.d; }
+  const float* queries(const TokenGroup& group, int i, std::int64_t r) const {
     return w_.qd + ((group.token + i) * w_.reads + r) * w_.d;
   }
 
@@ -154,9 +157,10 @@ class Panel {
     for (int v = 0; v < kVecs; ++v) row[v] = row[v] * vec(factor);
   }
 
-  // One pass over Z: it takes what kWrites tokens write, opens a window, and is read for kReads.
+  // One pass over Z: adds the writes of kWrites tokens, opens a window if kOpens, and computes predictions and reads
+  // of kReads tokens.
   template <int kWrites, int kReads, bool kOpens, bool kPredicts = kDelta>
-  [[gnu::noinline]] void sweep(const Group& writes, const Group& reads, std::int64_t query = 0) {
+  [[gnu::noinline]] void sweep(const TokenGroup& writes, const TokenGroup& reads, std::int64_t query = 0) {
     const float *const opening = rows(w_.opening, reads, 0), *const decay = rows(w_.decay, reads, 0);
     const float *ku[2], *kd[2], *qd[2];
     for (int i = 0; i < 2; ++i)
@@ -205,14 +209,14 @@ class Panel {
   }
 
   template <int kWrites>
-  void sweep_to(const Group& writes, const Group& reads) {
+  void sweep_to(const TokenGroup& writes, const TokenGroup& reads) {
     if (reads.opens_window)
       reads.count == 2 ? sweep<kWrites, 2, true>(writes, reads) : sweep<kWrites, 1, true>(writes, reads);
     else reads.count == 2 ? sweep<kWrites, 2, false>(writes, reads) : sweep<kWrites, 1, false>(writes, reads);
   }
 
-  // What the tokens write, and their outputs.
-  void join(const Group& group) {
+  // Solves the group's triangle: u, which the tokens write, and their outputs.
+  void solve(const TokenGroup& group) {
     const bool two = group.count == 2;
     const float* const products = w_.products + group.token * (1 + 2 * w_.reads);
     const float* const products_1 = products + (1 + 2 * w_.reads);
@@ -239,25 +243,25 @@ class Panel {
     }
   }
 
-  const Scratch& w_;
+  const DeltaRuleScratch& w_;
   float* const z_;
   const std::int64_t d_, column_;
-  alignas(64) Rows u_, x_, y_;
+  alignas(64) TokenColumns u_, x_, y_;
 };
 
-// f(integral_constant<int, vectors>, first column) for panels that cover so many columns.
+// Calls f(integral_constant<int, vectors>, first column) for column blocks that cover so many columns.
 template <class F>
-void with_panels(std::int64_t columns, F f) {
+void with_column_blocks(std::int64_t columns, F f) {
   std::int64_t c = 0;
-  for (; columns - c >= kVecsOfPanel * kLanes; c += kVecsOfPanel * kLanes)
-    f(std::integral_constant<int, kVecsOfPanel>(), c);
-  if (kVecsOfPanel > 2 && columns - c >= 2 * kLanes) f(std::integral_constant<int, 2>(), c), c += 2 * kLanes;
+  for (; columns - c >= kVecsOfBlock * kLanes; c += kVecsOfBlock * kLanes)
+    f(std::integral_constant<int, kVecsOfBlock>(), c);
+  if (kVecsOfBlock > 2 && columns - c >= 2 * kLanes) f(std::integral_constant<int, 2>(), c), c += 2 * kLanes;
   if (columns > c) f(std::integral_constant<int, 1>(), c);
 }
 
-class Item {
+class DeltaRuleRunner {
  public:
-  Item(const DeltaRuleParams& p, const DeltaRuleItem& item, std::byte* scratch)
+  DeltaRuleRunner(const DeltaRuleParams& p, const DeltaRuleItem& item, std::byte* scratch)
       : p_(p),
         item_(item),
         carver_(scratch),
@@ -269,10 +273,10 @@ class Item {
     const std::int64_t count = tokens_.count(), step = p_.steps > 0 ? 1 : kBlock;
     for (std::int64_t t = 0; t < count; t += step) {
       const std::int64_t n = min(step, count - t), groups = prepare(p_, item_, tokens_, w_, t, n);
-      with_panels(w_.columns, [&](auto vectors, std::int64_t column) {
+      with_column_blocks(w_.columns, [&](auto vectors, std::int64_t column) {
         float* const z = w_.z + column * p_.d;
-        if (p_.has_delta) Panel<decltype(vectors)::value, true>(w_, z, p_.d, column).run(groups);
-        else Panel<decltype(vectors)::value, false>(w_, z, p_.d, column).run(groups);
+        if (p_.has_delta) ColumnBlock<decltype(vectors)::value, true>(w_, z, p_.d, column).run(groups);
+        else ColumnBlock<decltype(vectors)::value, false>(w_, z, p_.d, column).run(groups);
       });
       for (std::int64_t i = 0; i < n; ++i)
         for (std::int64_t r = 0; r < p_.reads; ++r)
@@ -283,20 +287,20 @@ class Item {
   }
 
  private:
-  // f(integral_constant<int, vectors>, row of the state, column of the item, Z there) for each row of each panel, row
-  // by row: in the order in which states lie in memory.
+  // Calls f(integral_constant<int, vectors>, row of the state, column of the work item, its address in Z) for each row
+  // of each column block, row by row: the order of states in memory.
   template <class F>
   void for_each_row(F f) const {
     for (std::int64_t i = 0; i < p_.d; ++i)
-      with_panels(
+      with_column_blocks(
           w_.columns, [&](auto vectors, std::int64_t column) __attribute__((always_inline)) {
             f(vectors, i, column, w_.z + column * p_.d + i * decltype(vectors)::value * kLanes);
           });
   }
-  // f(first row, column, Z there, its step from row to row) for squares of kLanes rows and columns.
+  // Calls f(first row, column, its address in Z, stride of rows) for squares of kLanes rows and columns.
   template <class F>
   void for_each_square(F f) const {
-    with_panels(w_.columns, [&](auto vectors, std::int64_t column) {
+    with_column_blocks(w_.columns, [&](auto vectors, std::int64_t column) {
       constexpr std::int64_t kColumns = decltype(vectors)::value * kLanes;
       for (std::int64_t c = 0; c < kColumns; c += kLanes)
         for (std::int64_t i = 0; i < p_.d; i += kLanes)
@@ -304,7 +308,7 @@ class Item {
     });
   }
   std::int64_t columns_at(std::int64_t column) const { return min(kLanes, item_.end - item_.begin - column); }
-  // The state's columns of a panel lie together.
+  // Whether a row of a column block is contiguous in the state.
   bool is_row(const StateRows& s, std::int64_t column, std::int64_t n) const {
     return s.dv_stride == 1 && item_.end - item_.begin - column >= n;
   }
@@ -376,13 +380,13 @@ class Item {
   const DeltaRuleParams& p_;
   const DeltaRuleItem& item_;
   Carver carver_;
-  const Scratch w_;
+  const DeltaRuleScratch w_;
   const DeltaTokens tokens_;
 };
 
 void run(const DeltaRuleParams& p, const DeltaRuleItem& item, std::byte* scratch) noexcept {
   const FlushDenormals flush;
-  Item(p, item, scratch).run();
+  DeltaRuleRunner(p, item, scratch).run();
 }
 
 }  // namespace
@@ -393,8 +397,8 @@ const DeltaRuleKernel kDeltaRule = {.facts = {.operation = Operation::delta_rule
                                               .dtypes = kFloatTypes,
                                               .max_head_size = 256,
                                               .max_value_head_size = 256},
-                                    .columns = kVecsOfPanel * kLanes,
-                                    .scratch_bytes = carved_bytes<Scratch>,
+                                    .columns = kVecsOfBlock * kLanes,
+                                    .scratch_bytes = carved_bytes<DeltaRuleScratch>,
                                     .run = run};
 
 }  // namespace rapt::cpu::RAPT_ISA

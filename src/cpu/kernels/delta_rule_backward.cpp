@@ -9,13 +9,13 @@
 //   dku_i =  Y u_i    + sum_j>=i (dout_j . u_i) qd_j   - sum_j>i (dw_j . u_i) kd_j
 //   Y    +=  sum_i qd_i dout_i^T - kd_i dw_i^T
 //
-// The rows [qd; -kd] and [dout; dw] go everywhere together: they are `left` and `right` here, in the order of their
-// tokens. The gradient of a log decay is that of e's logarithm and of all later ones, a sum from the end; of
-// a piece's first token it is rowsum(Y Z) at its beginning, so that errors of the sum end with the piece, and decays to
+// The rows [qd; -kd] and [dout; dw] are always used together: `left` and `right` here, in the order of their tokens.
+// The gradient of a log decay is the gradient of log e at its token and all later ones, summed from the end. At a
+// piece's first token it is computed as rowsum(Y Z) instead, so that the sum's errors end with the piece and decays to
 // 0 get 0.
 //
-// A piece is what a block of tokens and a window have in common. begin() runs forward, keeps Z at the beginning of each
-// block, transposed, and what each token's prediction misses.
+// A piece is the intersection of a block of tokens and a window. begin() runs the forward, keeps Z^T at the beginning
+// of each block, and each token's prediction error.
 #include "cpu/kernels/kernels.hpp"
 #include "cpu/tile/carver.hpp"
 #include "cpu/tile/delta_rule.hpp"
@@ -25,16 +25,17 @@ namespace rapt::cpu::RAPT_ISA {
 namespace {
 
 constexpr std::int64_t kBlock = kDeltaBackwardTokens;
-constexpr std::int64_t kTokensOfTile = 8;  // of a triangle: products past its last token are left out
+constexpr std::int64_t kTokensOfTile = 8;  // of a triangle; products past its last token are skipped
 
-struct Scratch {
-  std::int64_t d, dv, per_token;  // d and dv padded to whole vectors; rows of `left` and `right`
-  // Of all tokens: v less the prediction [tokens][dv], where the rule predicts. Of all blocks: Z^T [dv][d], and e of
-  // the token before [d].
+struct DeltaRuleBackwardScratch {
+  std::int64_t d, dv, per_token;  // d and dv padded to whole vectors; rows of `left` and `right` per token
+  // Of all tokens: v minus the prediction, [tokens][dv], if the rule predicts. Of all blocks: Z^T, [dv][d], at the
+  // block's start, and e of the token before it, [d].
   Matrix missed, starts, e_before;
-  Matrix z, y, y_t;           // [d][dv]; y_t [dv][d]
-  Matrix piece_z;             // [kBlock - 1][dv][d]: Z^T where later pieces of a block begin
-  float *e, *carry, *anchor;  // [d]: of the last token; gradients of log decays, of later tokens and as rowsum(Y Z)
+  Matrix z, y, y_t;  // [d][dv]; y_t [dv][d]
+  Matrix piece_z;    // [kBlock - 1][dv][d]: Z^T at the start of a block's later pieces
+  float *e, *carry,
+      *anchor;  // [d]: e of the last token; gradient of log decays, as a sum from the end and as rowsum(Y Z)
   // Of a block's tokens; `opening` is e before a window, over kWindowStart.
   Matrix kd, ku, e_of, decay, opening, dku;  // [kBlock][d]
   Matrix u, du;                              // [kBlock][dv]
@@ -43,10 +44,10 @@ struct Scratch {
   Matrix left_ku, right_u;                   // [kBlock][per_token][kBlock]
   float *beta, *k_factor, *q_factor;         // [kBlock]; [kBlock][reads]
   float *row, *gradient, *bias;              // [max(d, dv)]; [max(d, dv)]; [d]
-  vec* dbeta;                                // [kBlock], as parts
-  std::int64_t* pieces;                      // [kBlock + 1]: where each begins, and n
+  vec* dbeta;                                // [kBlock], as vectors of partial sums
+  std::int64_t* pieces;                      // [kBlock + 1]: first token of each piece, then n
 
-  Scratch(Carver& carver, const DeltaRuleBackwardShape& shape, bool predicts)
+  DeltaRuleBackwardScratch(Carver& carver, const DeltaRuleBackwardShape& shape, bool predicts)
       : d(round_up(shape.d, kLanes)), dv(round_up(shape.dv, kLanes)), per_token(shape.reads + predicts) {
     const std::int64_t blocks = (shape.tokens + kBlock - 1) / kBlock, longer = d > dv ? d : dv;
     const auto take = [&](std::int64_t rows, std::int64_t columns) -> Matrix {
@@ -74,7 +75,8 @@ struct Scratch {
   }
 };
 
-// f(integral_constant<int, vectors>, first column) for panels of up to 8 or 16 vectors: enough sums under way.
+// Calls f(integral_constant<int, vectors>, first column) for column blocks of up to 8 or 16 vectors: enough
+// independent sums.
 template <int kMost = kRegisters == 32 ? 16 : 8, class F>
 void with_columns(std::int64_t columns, F f, std::int64_t c = 0) {
   for (; columns - c >= kMost * kLanes; c += kMost * kLanes) f(std::integral_constant<int, kMost>(), c);
@@ -85,9 +87,9 @@ void copy(const float* from, std::int64_t n, float* to) {
   for (std::int64_t i = 0; i < n; i += kLanes) store(to + i, load_any(from + i));
 }
 
-class Item {
+class DeltaRuleBackwardRunner {
  public:
-  Item(const DeltaRuleBackwardParams& p, const DeltaRuleBackwardItem& item, std::byte* scratch)
+  DeltaRuleBackwardRunner(const DeltaRuleBackwardParams& p, const DeltaRuleBackwardItem& item, std::byte* scratch)
       : p_(p),
         item_(item),
         carver_(scratch),
@@ -167,14 +169,14 @@ class Item {
   }
 
  private:
-  // f(row of the state, column, columns there) for whole vectors of columns.
+  // Calls f(row of the state, column, columns that exist) for whole vectors of columns.
   template <class F>
   void for_each_column(F f) const {
     for (std::int64_t i = 0; i < p_.d; ++i)
       for (std::int64_t c = 0; c < w_.dv; c += kLanes) f(i, c, min(kLanes, p_.dv - c));
   }
-  // What a window that begins at this token of the block makes of a state before it, [d][dv] or [dv][d]. One factor
-  // after the other: their product may lie below what fp32 has.
+  // Multiplies a state, [d][dv] or [dv][d], by the factors of a window that begins at this token of the block. The two
+  // factors are applied one after the other, since their product may be below fp32's range.
   void open_rows(std::int64_t token, const Matrix& state) const {
     for (std::int64_t i = 0; i < w_.d; ++i) {
       const vec opening(w_.opening[token][i]), decay(w_.decay[token][i]);
@@ -188,7 +190,7 @@ class Item {
         store(state[i] + c, load(state[i] + c) * load(opening + c) * load(decay + c));
   }
 
-  // The pieces of a block of tokens, and kd, ku and beta. Returns how many pieces there are.
+  // Finds the pieces of a block of tokens, and computes kd, ku and beta. Returns the number of pieces.
   std::int64_t prepare(std::int64_t first, std::int64_t n) {
     std::int64_t pieces = 0;
     for (std::int64_t t = 0; t < n; ++t) {
@@ -209,7 +211,7 @@ class Item {
     w_.pieces[pieces] = n;
     return pieces;
   }
-  // The rows of `left` and `right` but dw, and u.
+  // Computes u and the rows of `left` and `right`, except dw.
   void prepare_rest(std::int64_t first, std::int64_t n) {
     for (std::int64_t t = 0; t < n; ++t) {
       const Matrix left = w_.left.from(t * w_.per_token), right = w_.right.from(t * w_.per_token);
@@ -249,7 +251,7 @@ class Item {
       multiply<true, true>(w_.ku.from(begin), w_.u.from(begin), w_.z, w_.d, w_.dv, end - begin);
     }
   }
-  // u of a piece's tokens, from v: beta times what the prediction misses.
+  // Computes u of a piece's tokens, from v: beta times the prediction error.
   void predict(std::int64_t first, std::int64_t begin, std::int64_t n) {
     const Matrix kd = w_.kd.from(begin), u = w_.u.from(begin), missed = w_.missed.from(first + begin);
     multiply<false, false>(kd, w_.z, missed, n, w_.dv, w_.d);
@@ -277,7 +279,7 @@ class Item {
     for (int v = 0; v < kV; ++v) sum[v] = fma(vec(factor), load(row + v * kLanes), sum[v]);
   }
 
-  // Gradients of u, left and ku of a piece's tokens, and Y before them. `z_t`: Z^T at its beginning.
+  // Computes the gradients of u, `left` and ku of a piece's tokens, and Y before them. `z_t` is Z^T at its beginning.
   void add_piece(std::int64_t first, std::int64_t begin, std::int64_t n, const Matrix& z_t) {
     const std::int64_t per_token = w_.per_token;
     const Matrix ku = w_.ku.from(begin), u = w_.u.from(begin), dku = w_.dku.from(begin),
@@ -285,7 +287,7 @@ class Item {
                  dleft = w_.dleft.from(begin * per_token);
     transpose(ku, n, w_.d, w_.ku_t);
     transpose(u, n, w_.dv, w_.u_t);
-    // For tiles of the triangles' rows: tokens [t, end), which begin with row `r`.
+    // Calls f(t, end, r) for tiles of the triangles' rows: tokens [t, end), whose first row of `left` is r.
     const auto for_each_tile = [&](auto f) {
       for (std::int64_t t = 0; t < n; t += kTokensOfTile) f(t, min(t + kTokensOfTile, n), t * per_token);
     };
@@ -325,7 +327,7 @@ class Item {
       for (int v = 0; v < kV; ++v) store(w_.anchor + column + v * kLanes, sum[v]);
     });
   }
-  // du from the last token on, as it joins `right` as dw; and dbeta.
+  // Solves for du from the last token to the first, stores dw in `right`, and sums dbeta.
   void solve(std::int64_t first, std::int64_t begin, std::int64_t n) {
     const std::int64_t per_token = w_.per_token;
     const Matrix du = w_.du.from(begin), right = w_.right.from(begin * per_token);
@@ -354,7 +356,7 @@ class Item {
     });
   }
 
-  // The gradients of a token; `begins`: the first of its piece.
+  // Stores the gradients of a token; `begins`: it is the first of its piece.
   void finish(std::int64_t first, std::int64_t t, bool begins) {
     const std::int64_t token = first + t;
     const float *const e = w_.e_of[t], *const ku = w_.ku[t], *const dku = w_.dku[t];
@@ -387,8 +389,8 @@ class Item {
     item_.head_sums[1] += static_cast<double>(w_.gradient[0]);
     for (std::int64_t c = 0; c < n; c += kLanes) store(w_.bias + c, load(w_.bias + c) + load(w_.gradient + c));
   }
-  // The gradient of a row of q, k or v, of head `first_head` + r; the last of the state heads that share it has the
-  // sum.
+  // Stores the gradient of a row of q, k or v, of head `first_head` + r. State heads that share the row add to a sum,
+  // and the last of them stores it.
   void give(const HeadRows& to, float* sums, std::int64_t group, std::int64_t token, std::int64_t first_head,
             std::int64_t r, std::int64_t n) {
     if (!to) return;
@@ -408,7 +410,7 @@ class Item {
   const DeltaRuleBackwardItem& item_;
   Carver carver_;
   const DeltaTokens tokens_;
-  const Scratch w_;
+  const DeltaRuleBackwardScratch w_;
   const std::int64_t q_head_, k_head_, v_head_;  // the first heads that this state head reads
   const HeadRows grad_q_, grad_k_, grad_v_, grad_g_, grad_beta_;
   bool opens_ = false;  // whether the block's first token begins a window
@@ -416,20 +418,20 @@ class Item {
 
 void begin(const DeltaRuleBackwardParams& p, const DeltaRuleBackwardItem& item, std::byte* scratch) noexcept {
   const FlushDenormals flush;
-  Item(p, item, scratch).begin();
+  DeltaRuleBackwardRunner(p, item, scratch).begin();
 }
 void add_block(const DeltaRuleBackwardParams& p, const DeltaRuleBackwardItem& item, std::int64_t block,
                std::byte* scratch) noexcept {
   const FlushDenormals flush;
-  Item(p, item, scratch).add_block(block);
+  DeltaRuleBackwardRunner(p, item, scratch).add_block(block);
 }
 void end(const DeltaRuleBackwardParams& p, const DeltaRuleBackwardItem& item, std::byte* scratch) noexcept {
   const FlushDenormals flush;
-  Item(p, item, scratch).end();
+  DeltaRuleBackwardRunner(p, item, scratch).end();
 }
 
 std::size_t scratch_bytes(const DeltaRuleBackwardShape& shape) noexcept {
-  return carved_bytes<Scratch>(shape, true);
+  return carved_bytes<DeltaRuleBackwardScratch>(shape, true);
 }
 
 }  // namespace

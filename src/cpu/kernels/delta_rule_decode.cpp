@@ -1,10 +1,11 @@
-// delta_rule_decode: one token of a sequence, bound by reading and writing the state. Both the prediction and the
-// read-outs are of the state before the write, so that it is read once, and written from L1 or L2. With a the decay:
+// delta_rule_decode: one token of a sequence, bound by reading and writing the state. The prediction and the reads
+// both use the state before the write, so the state is read from memory once, and again from L1 or L2 for the write.
+// With a the decay:
 //
 //   S = a S,  x = S^T k,  y = scale S^T q,  u = beta (v - x),  out = y + scale (q . k) u,  S = S + k u^T
 //
-// Sums are taken in delta_rule's order, and its powers of 2 round nothing: the first token of a longer sequence has the
-// same bits. A state may lie with its values or with its keys innermost.
+// Sums have delta_rule's order, and the powers of 2 there round nothing, so the first token of a longer sequence has
+// the same bits. The innermost dimension of a state may be its values or its keys.
 #include "cpu/kernels/kernels.hpp"
 #include "cpu/tile/carver.hpp"
 #include "cpu/tile/decode_mma.hpp"
@@ -13,17 +14,17 @@
 namespace rapt::cpu::RAPT_ISA {
 namespace {
 
-constexpr int kColumnVecs = 2;  // vectors of columns at a time, where keys do
+constexpr int kColumnVecs = 2;  // vectors of columns at a time, where keys are innermost
 constexpr std::int64_t kColumns = kColumnVecs * kLanes;
 
-struct Scratch {
-  float *decay, *k, *row;   // [d]: of the token
+struct DeltaRuleDecodeScratch {
+  float *decay, *k, *row;   // [d]
   float* q;                 // [reads][d], scaled
   float* qk;                // [reads]: q . k
-  float *v, *u, *out;       // [columns], out [reads][columns]; u is x first
+  float *v, *u, *out;       // [columns], out [reads][columns]; u holds x first
   std::int64_t d, columns;  // padded
 
-  Scratch(Carver& carver, const DeltaRuleShape& shape)
+  DeltaRuleDecodeScratch(Carver& carver, const DeltaRuleShape& shape)
       : d(round_up(shape.d, kLanes)), columns(round_up(shape.columns, kColumns)) {
     for (float** one : {&decay, &k, &row}) *one = carver.take<float>(d);
     q = carver.take<float>(shape.reads * d);
@@ -33,11 +34,11 @@ struct Scratch {
   }
 };
 
-// Of states of the types that the initial and the final one have.
+// Runs one work item. From and To are the types of the initial and the final state.
 template <class From, class To>
-class Item {
+class DeltaRuleDecodeRunner {
  public:
-  Item(const DeltaRuleParams& p, const DeltaRuleItem& item, std::byte* scratch)
+  DeltaRuleDecodeRunner(const DeltaRuleParams& p, const DeltaRuleItem& item, std::byte* scratch)
       : p_(p),
         item_(item),
         n_(item.end - item.begin),
@@ -58,14 +59,14 @@ class Item {
       const bool reads_whole = p_.d % kLanes == 0, writes_whole = reads_whole && to.d_stride == 1;
       for (std::int64_t c = 0; c < n_; c += kColumns) {
         reads_whole ? read_columns<true>(c) : read_columns<false>(c);
-        join(c, min(kColumns, n_ - c));
+        finish_columns(c, min(kColumns, n_ - c));
         if (to_) writes_whole ? write_columns<true>(c) : write_columns<false>(c);
       }
     } else {
       const bool reads_whole = n_ % kLanes == 0 && (!from_ || from.dv_stride == 1),
                  writes_whole = reads_whole && to.dv_stride == 1;
       reads_whole ? read_rows<true>() : read_rows<false>();
-      join(0, n_);
+      finish_columns(0, n_);
       if (to_) writes_whole ? write_rows<true>() : write_rows<false>();
     }
     for (std::int64_t r = 0; r < p_.reads; ++r)
@@ -73,7 +74,7 @@ class Item {
   }
 
  private:
-  // The state of a sequence without a token.
+  // Copies the state of a sequence without tokens.
   void copy() const {
     const StateRows& s = p_.final;
     const bool in_place = static_cast<const void*>(from_) == to_;
@@ -104,8 +105,8 @@ class Item {
     }
   }
 
-  // What is written to columns [begin, begin + n), and their outputs.
-  void join(std::int64_t begin, std::int64_t n) {
+  // Computes u, which is written to columns [begin, begin + n), and their outputs.
+  void finish_columns(std::int64_t begin, std::int64_t n) {
     for (std::int64_t c = begin; c < begin + n; c += kLanes) {
       const vec v = load_strided(v_ + c, 1, min(kLanes, n_ - c));
       const vec u = p_.has_delta ? vec(beta_) * (v - load(w_.u + c)) : v;
@@ -117,7 +118,7 @@ class Item {
     }
   }
 
-  // The initial state of the item that comes after this one, if it lies in memory; else null.
+  // The initial state of the work item after this one, or null if it does not exist in memory.
   const From* next() const {
     if (item_.end < p_.dv) return from_ ? from_ + n_ * p_.initial.dv_stride : nullptr;
     const bool is_last = item_.h + 1 == p_.h;
@@ -125,7 +126,7 @@ class Item {
     return slot < 0 ? nullptr : state_at<From>(p_.initial, slot, is_last ? 0 : item_.h + 1);
   }
 
-  // Columns [c, c + kLanes) of a row of the state, filled up with zeros.
+  // Columns [c, c + kLanes) of a row of the state, padded with zeros.
   template <bool kWhole>
   [[gnu::always_inline]] vec state(const From* row, std::int64_t c) const {
     if (kWhole) return load_any(row + c);
@@ -168,8 +169,8 @@ class Item {
       }
     }
   }
-  // Fetches, while row i is written, a row's share of the next state's first quarter: as much as memory can bring
-  // meanwhile. The rest is fetched as it is read, because rows follow each other.
+  // Prefetches, while row i is written, a row's share of the first quarter of the next state, as much as memory can
+  // deliver meanwhile. Hardware prefetches the rest as it is read, since rows are adjacent.
   [[gnu::always_inline]] void fetch_while_writing_row(std::int64_t i) const {
     if (next_) fetch(next_ + i / 4 * p_.initial.d_stride + i % 4 * (n_ / 4), n_ / 4);
   }
@@ -179,13 +180,13 @@ class Item {
     for (std::int64_t i = 0; i < n * static_cast<std::int64_t>(sizeof(From)); i += 64) __builtin_prefetch(bytes + i);
   }
 
-  // Elements [i, i + kLanes) of a column of the state, which lie together.
+  // Elements [i, i + kLanes) of a column of the state, which are contiguous.
   template <bool kWhole>
   [[gnu::always_inline]] vec part(const From* column, std::int64_t i) const {
     return kWhole ? load_any(column + i) : load_strided(column + i, 1, min(kLanes, p_.d - i));
   }
-  // Fetches, while column c is written, the same column of the next block, or of the next state: the hardware does not
-  // recognise several columns read at a time as streams.
+  // Prefetches, while column c is written, the same column of the next column block, or of the next state. Hardware
+  // does not detect several columns read at a time as streams.
   [[gnu::always_inline]] void fetch_while_writing_column(std::int64_t c) const {
     c += kColumns;
     const From* const state = c < n_ ? from_ : next_;
@@ -193,7 +194,7 @@ class Item {
   }
   template <bool kWhole>
   [[gnu::noinline]] void read_columns(std::int64_t begin) const {
-    const From* column[kColumns];  // past the last one that one again
+    const From* column[kColumns];  // past the end, the last column again
     for (std::int64_t c = 0; c < kColumns; ++c) column[c] = from_ + min(begin + c, n_ - 1) * p_.initial.dv_stride;
     for (std::int64_t r = 0; r < p_.reads; ++r) {
       const float* const q = w_.q + r * w_.d;
@@ -239,9 +240,9 @@ class Item {
   const DeltaRuleItem& item_;
   const std::int64_t n_;
   Carver carver_;
-  const Scratch w_;
+  const DeltaRuleDecodeScratch w_;
   const DeltaTokens tokens_;
-  const From* from_ = nullptr;  // states from the item's first column on; null: 0, or not wanted
+  const From* from_ = nullptr;  // states from the work item's first column on; null: zeros, or not stored
   const From* next_ = nullptr;
   To* to_ = nullptr;
   const float* v_ = nullptr;
@@ -251,7 +252,8 @@ class Item {
 void run(const DeltaRuleParams& p, const DeltaRuleItem& item, std::byte* scratch) noexcept {
   const FlushDenormals flush;
   with_state_type(p.initial.type, [&](auto from) {
-    with_state_type(p.final.type, [&](auto to) { Item<decltype(from), decltype(to)>(p, item, scratch).run(); });
+    with_state_type(p.final.type,
+                    [&](auto to) { DeltaRuleDecodeRunner<decltype(from), decltype(to)>(p, item, scratch).run(); });
   });
 }
 
@@ -266,7 +268,7 @@ const DeltaRuleKernel kDeltaRuleDecode = {.facts = {.operation = Operation::delt
                                           .columns = 32,
                                           .max_tokens = 1,
                                           .keeps_steps = false,
-                                          .scratch_bytes = carved_bytes<Scratch>,
+                                          .scratch_bytes = carved_bytes<DeltaRuleDecodeScratch>,
                                           .run = run};
 
 }  // namespace rapt::cpu::RAPT_ISA

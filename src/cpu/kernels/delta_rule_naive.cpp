@@ -1,5 +1,5 @@
-// delta_rule_naive: the recurrence as it is written, token by token, with the state in scratch. What other kernels are
-// compared with.
+// delta_rule_naive: the recurrence as it is written, token by token, with the state in scratch. The reference for the
+// other kernels, compiled for one ISA.
 #include "cpu/kernels/kernels.hpp"
 #include "cpu/tile/carver.hpp"
 #include "cpu/tile/delta_rule.hpp"
@@ -7,10 +7,10 @@
 namespace rapt::cpu::RAPT_ISA {
 namespace {
 
-struct Scratch {
+struct DeltaRuleNaiveScratch {
   float *state, *k, *q, *decay, *v, *out;  // [d][columns]; rows
 
-  Scratch(Carver& carver, const DeltaRuleShape& shape) {
+  DeltaRuleNaiveScratch(Carver& carver, const DeltaRuleShape& shape) {
     const std::int64_t d = round_up(shape.d, kLanes), columns = round_up(shape.columns, kLanes);
     state = carver.take<float>(shape.d * columns);
     for (float** row : {&k, &q, &decay}) *row = carver.take<float>(d);
@@ -22,7 +22,7 @@ void run(const DeltaRuleParams& p, const DeltaRuleItem& item, std::byte* scratch
   const FlushDenormals flush;
   const std::int64_t n = item.end - item.begin, width = round_up(n, kLanes);
   Carver carver(scratch);
-  const Scratch w(carver, {p.d, n, p.reads});
+  const DeltaRuleNaiveScratch w(carver, {p.d, n, p.reads});
   const DeltaTokens tokens(p, item.b, item.h);
   const auto for_each = [&](auto f) {
     for (std::int64_t i = 0; i < p.d; ++i)
@@ -78,7 +78,7 @@ const DeltaRuleKernel kDeltaRuleNaive = {.facts = {.operation = Operation::delta
                                                    .max_head_size = 256,
                                                    .max_value_head_size = 256},
                                          .columns = kLanes,
-                                         .scratch_bytes = carved_bytes<Scratch>,
+                                         .scratch_bytes = carved_bytes<DeltaRuleNaiveScratch>,
                                          .run = run};
 
 }  // namespace rapt::cpu::RAPT_ISA

@@ -1,6 +1,6 @@
-// delta_rule of bf16 by products of matrices, on the matrix unit. As in delta_rule.cpp the state is kept as Z = S / e,
-// with kd = k e, qd = scale q e and ku = k / e; but tokens come in blocks, each within one window. For the tokens i of
-// a block, from Z before it,
+// delta_rule of bf16 as matrix products on the matrix unit. As in delta_rule.cpp the kernel keeps Z = S / e, with kd =
+// k e, qd = scale q e and ku = k / e, but it processes blocks of tokens, each within one window. For the tokens i of a
+// block, from Z before it,
 //
 //   u_i   = beta_i (v_i - Z^T kd_i - sum_j<i (kd_i . ku_j) u_j)
 //   out_i = Z^T qd_i + sum_j<=i (qd_i . ku_j) u_j
@@ -14,14 +14,13 @@
 //       u and out of these: the triangle that is left, in fp32 vectors
 //     Z += ku^T u                              fp32 sums                       A: ku^T        B: u
 //
-// What is multiplied is rounded to bf16; Z, all sums, and what tokens of the same 16 give each other are fp32. A token
-// reads nothing of later ones: blocks end at windows, which earlier tokens decide on, and rows of a product are
-// independent. For the same reason the vector kernel always takes the first kVectorTokens tokens: a short sequence,
-// which is not worth a block, gets the bits of a long one. Strong decays end windows after a few tokens: after a block
-// of fewer than 16 the vector kernel takes the next 64, and twice as many, up to 1024, for each such block that
-// follows.
+// Operands are rounded to bf16. Z, all sums, and products within the same 16 tokens are fp32. A token reads nothing of
+// later tokens: blocks end where windows do, which earlier tokens decide, and rows of a product are independent. For
+// the same reason the vector kernel always takes the first kVectorTokens tokens: a short sequence, which is not worth
+// a block, gets the bits of a long one. Strong decays end windows after a few tokens: after a block of fewer than 16
+// tokens the vector kernel takes the next 64, and twice as many, up to 1024, after each further such block.
 //
-// Pairs along the depth of a product are elements i and i + 16 of 32, so that two vectors merge without a shuffle.
+// A pair along the depth of a product is elements i and i + 16 of 32, so that two vectors merge without a shuffle.
 #include "cpu/kernels/kernels.hpp"
 #include "cpu/tile/bf16_mma.hpp"
 #include "cpu/tile/carver.hpp"
@@ -39,12 +38,12 @@ const DeltaRuleKernel& vector_kernel() {
   return *vector_kernels().delta_rule;
 }
 
-struct Scratch {
+struct DeltaRuleTilesScratch {
   std::int64_t d, columns;  // padded to whole chunks
   std::int64_t reads;
-  std::int64_t row_chunks;  // for 16 tokens: tiles of kd, then of qd of each query, two tiles a chunk
+  std::int64_t row_chunks;  // chunks for 16 tokens: tiles of kd, then of each query's qd, two tiles a chunk
 
-  float* state;   // [d][columns]: handed over by the vector kernel, and to it
+  float* state;   // [d][columns]: the state, exchanged with the vector kernel
   float* z;       // [columns / 32][d / 32] chunks
   char* z_tiles;  // [columns / 32][d / 32][2] tiles, columns in the lanes
   // Of a block.
@@ -57,14 +56,14 @@ struct Scratch {
   float* products;  // [row_chunks][kBlockDepth] chunks
   char* weights;    // [row_chunks][2][kBlockDepth] tiles: products with tokens before these
   float* xy;        // [row_chunks][columns / 32] chunks
-  float *v, *out;   // [16][columns], where v is no row of its tensor; [16][reads][columns]
-  float* u[2];      // [16][columns]; of even tiles, of odd ones
+  float *v, *out;   // v: [16][columns], if not read in place; out: [16][reads][columns]
+  float* u[2];      // [16][columns] of even and of odd tiles
   float *e, *next_e, *decay, *opening, *first_decay, *first_opening, *row, *scaled;  // [d]
   float *zero, *discarded;                                                           // [columns]; a chunk
   std::int32_t *of_row, *of_tile, *of_pair, *of_u;                                   // offsets of steps
-  std::byte* vectors;                                                                // the vector kernel's
+  std::byte* vectors;                                                                // scratch of the vector kernel
 
-  Scratch(Carver& carver, const DeltaRuleShape& shape)
+  DeltaRuleTilesScratch(Carver& carver, const DeltaRuleShape& shape)
       : d(round_up(shape.d, kChunk)),
         columns(round_up(shape.columns, kChunk)),
         reads(shape.reads),
@@ -103,20 +102,20 @@ struct Scratch {
     const std::int64_t tile = token / kTokensOfTile * row_chunks * 2 + part;
     return left + (tile * kTokensOfTile + token % kTokensOfTile) * d * 2;
   }
-  // Row i of the tile of a part, in chunks [row_chunks][...], `stride` floats from chunk to chunk of rows.
+  // The offset of a part's tile in chunks [row_chunks][...]; `stride` is in floats from one chunk of rows to the next.
   static std::int64_t row_of(std::int64_t part, std::int64_t stride) {
     return part / 2 * stride + part % 2 * kTileRows * kChunk;
   }
 };
 
-// A row of n floats as bf16, in pairs.
+// Stores a row of n floats as pairs of bf16.
 void store_pairs(const float* row, std::int64_t n, char* to) {
   for (std::int64_t c = 0; c < n; c += kChunk)
     for (std::int64_t i = 0; i < kTileRows; i += kLanes)
       store(reinterpret_cast<float*>(to) + c / 2 + i,
             round_to_bf16_pairs(load(row + c + i), load(row + c + kTileRows + i)));
 }
-// 16 rows of 16 pairs, transposed. `at(i)`: where row i begins.
+// Transposes 16 rows of 16 pairs; at(i, c) gives pairs of row i.
 template <class At>
 [[gnu::always_inline]] inline void transpose_pairs(At at, char* tile) {
   for (std::int64_t r = 0; r < kTileRows; r += kLanes)
@@ -130,9 +129,9 @@ template <class At>
     }
 }
 
-class Item {
+class DeltaRuleTilesRunner {
  public:
-  Item(const DeltaRuleParams& p, const DeltaRuleItem& item, std::byte* scratch)
+  DeltaRuleTilesRunner(const DeltaRuleParams& p, const DeltaRuleItem& item, std::byte* scratch)
       : p_(p),
         item_(item),
         carver_(scratch),
@@ -173,7 +172,7 @@ class Item {
     state.slot_stride = 0;
     return state;
   }
-  // Runs n tokens by the vector kernel, from this state, and makes Z of what they leave.
+  // Runs n tokens by the vector kernel, from the state `from`, and computes Z from the state that they leave.
   void run_vectors(std::int64_t first, std::int64_t n, const StateRows& from) {
     DeltaRuleParams p = p_;
     for (TokenRows* const rows : {&p.q, &p.k, &p.v, &p.g, &p.beta, &p.out})
@@ -200,7 +199,7 @@ class Item {
     p.t = 0, p.initial = scratch_state(), p.accepted = {};
     vector_kernel().run(p, item_, w_.vectors);
   }
-  // As many tokens from `first` on as one window has, up to kBlock; returns how many.
+  // Processes the tokens from `first` on that share a window, at most kBlock, and returns how many.
   std::int64_t run_block(std::int64_t first) {
     const std::int64_t n = prepare(first);
     transpose_ku(n);
@@ -214,7 +213,7 @@ class Item {
   }
   float* z_row(std::int64_t column, std::int64_t i) const { return w_.z + (column / kChunk * w_.d + i) * kChunk; }
 
-  // Makes kd, qd, ku and beta of a block; returns how many tokens it has.
+  // Computes kd, qd, ku and beta of a block, and returns its number of tokens.
   std::int64_t prepare(std::int64_t first) {
     const std::int64_t d = round_up(p_.d, kLanes);
     std::int64_t n = 0;
@@ -242,7 +241,7 @@ class Item {
       }
       w_.beta[n] = tokens_.beta(first + n);
     }
-    fill(w_.ku + n * w_.d, (round_up(n, kTileDepth) - n) * w_.d, 0);  // else old numbers times 0, or NaN
+    fill(w_.ku + n * w_.d, (round_up(n, kTileDepth) - n) * w_.d, 0);  // clears padding: old numbers could be NaN
     return n;
   }
   void transpose_ku(std::int64_t n) const {
@@ -263,7 +262,7 @@ class Item {
             },
             w_.ku_a + (c / kTileRows * kBlockDepth + t / kTileDepth) * kTileBytes);
   }
-  // What the block reads of Z, after a window has been opened.
+  // Rounds Z to tiles of bf16 for the block's products, after opening a window if the block begins one.
   void make_z_tiles() const {
     for (std::int64_t column = 0; column < w_.columns; column += kChunk)
       for (std::int64_t c = 0; c < w_.d; c += kChunk) {
@@ -289,7 +288,7 @@ class Item {
   void multiply(const TileOperand& a, const TileOperand& b, std::int64_t steps, float* start, float* c) {
     multiply_chunk<false, kGoesOn>(tiles_, a, b, steps, start, c, pending_, [] {});
   }
-  // products and xy of 16 tokens.
+  // Computes products and xy of 16 tokens.
   void multiply_rows(std::int64_t tile) {
     const std::int64_t depth = w_.d / kTileDepth, before = (tile + 1) / 2, row_bytes = w_.d * 2;
     const auto rows = [&](std::int64_t r) -> TileOperand {
@@ -316,7 +315,7 @@ class Item {
   float* xy_at(std::int64_t row_chunk, std::int64_t column) const {
     return w_.xy + (row_chunk * w_.columns + column) * kChunk;
   }
-  // A tile of the products with tokens [32 i, 32 i + 32); only the first 16 unless `both`.
+  // Rounds a tile of the products with tokens [32 i, 32 i + 32) to bf16; only the first 16 of them unless `both`.
   void make_weights(std::int64_t row_chunk, std::int64_t part, std::int64_t i, bool both) const {
     const float* const from = w_.products + (row_chunk * kBlockDepth + i) * kChunkFloats + part * kTileRows * kChunk;
     auto* const to = reinterpret_cast<float*>(w_.weights + ((row_chunk * 2 + part) * kBlockDepth + i) * kTileBytes);
@@ -327,7 +326,7 @@ class Item {
       }
   }
 
-  // The triangle: u and out of the n tokens of a tile, the first of which is `token`.
+  // Solves the triangle within a tile: u and out of its n tokens, the first of which is `token`.
   void finish(std::int64_t token, std::int64_t tile, std::int64_t n) {
     const std::int64_t first = tile * kTokensOfTile, odd = tile % 2;
     const float* v_row[kTokensOfTile];
@@ -335,16 +334,16 @@ class Item {
     for (std::int64_t i = 0; i < kTokensOfTile; ++i)
       v_row[i] = i < n ? tokens_.v(token + i, item_.begin, item_.end, w_.v + i * w_.columns) : w_.zero;
     for (std::int64_t i = 0; i < n; ++i) beta[i] = w_.beta[first + i];
-    // Products with tokens of the tile itself; those of kd times -beta.
+    // The products with tokens of the same tile; those of kd are multiplied by -beta.
     const auto own = [&](std::int64_t part) {
-      return w_.products + Scratch::row_of(part, kBlockDepth * kChunkFloats) + tile / 2 * kChunkFloats +
+      return w_.products + DeltaRuleTilesScratch::row_of(part, kBlockDepth * kChunkFloats) + tile / 2 * kChunkFloats +
              odd * kTileRows;
     };
     alignas(64) float weights[kTokensOfTile][kTokensOfTile];
     for (std::int64_t i = 0; i < kTokensOfTile; ++i)
       for (std::int64_t j = 0; j < kTokensOfTile; j += kLanes)
         store(weights[i] + j, load(own(0) + i * kChunk + j) * vec(-beta[i]));
-    for (std::int64_t c = 0; c < round_up(item_.end - item_.begin, kLanes); c += kLanes) {  // where rows of v end
+    for (std::int64_t c = 0; c < round_up(item_.end - item_.begin, kLanes); c += kLanes) {  // up to the end of v's rows
       const std::int64_t column = c / kChunk * kChunkFloats + c % kChunk;
       vec u[kTokensOfTile];
 #pragma GCC unroll 16
@@ -358,8 +357,9 @@ class Item {
 #pragma GCC unroll 16
           for (int i = j + 1; i < kTokensOfTile; ++i) u[i] = fma(vec(weights[i][j]), u[j], u[i]);
       for (std::int64_t r = 0; r < p_.reads; ++r) {
-        const float *const product = own(1 + r), *const y =
-                                                     w_.xy + Scratch::row_of(1 + r, w_.columns * kChunk) + column;
+        const float *const product = own(1 + r), *const y = w_.xy +
+                                                            DeltaRuleTilesScratch::row_of(1 + r, w_.columns * kChunk) +
+                                                            column;
         float* const out = w_.out + r * w_.columns + c;
 #pragma GCC unroll 16
         for (int i = 0; i < kTokensOfTile; ++i) {
@@ -397,7 +397,7 @@ class Item {
   const DeltaRuleParams& p_;
   const DeltaRuleItem& item_;
   Carver carver_;
-  const Scratch w_;
+  const DeltaRuleTilesScratch w_;
   const DeltaTokens tokens_;
   bool opens_ = false;  // whether the block begins a window
   Tiles tiles_;
@@ -406,7 +406,7 @@ class Item {
 
 void run(const DeltaRuleParams& p, const DeltaRuleItem& item, std::byte* scratch) noexcept {
   const FlushDenormals flush;
-  if (tokens_of(p, item.b).count > kVectorTokens) Item(p, item, scratch).run();
+  if (tokens_of(p, item.b).count > kVectorTokens) DeltaRuleTilesRunner(p, item, scratch).run();
   else vector_kernel().run(p, item, scratch);
 }
 
@@ -420,7 +420,7 @@ const DeltaRuleKernel kDeltaRule = {.facts = {.operation = Operation::delta_rule
                                               .max_value_head_size = 256},
                                     .columns = 2 * kChunk,
                                     .keeps_steps = false,
-                                    .scratch_bytes = carved_bytes<Scratch>,
+                                    .scratch_bytes = carved_bytes<DeltaRuleTilesScratch>,
                                     .run = run};
 
 }  // namespace rapt::cpu::RAPT_ISA

@@ -1,6 +1,6 @@
 // index_scores: products of fp32, lanes = keys.
 //
-//   for each panel of keys that some query of the item sees       K^T is packed once for all of them
+//   for each query block of keys that some query of the item sees       K^T is packed once for all of them
 //     for each query
 //       score[key] = sum over h of w_h relu(q_h . k)               heads are the rows of the register tile
 //       scores are stored, or the best kept
@@ -13,13 +13,13 @@ namespace {
 
 constexpr std::int64_t kTokens = 8, kWidth = kVecs * kLanes;
 
-struct Scratch {
+struct IndexScoresScratch {
   float* kt;           // [d][kWidth]
-  float *q, *weights;  // [queries][h][q_stride], where they cannot be read in place; [queries][h] times the scale
+  float *q, *weights;  // q: [queries][h][q_stride], if not read in place; weights: [queries][h], times the scale
   std::int64_t q_stride;
   Topk* topk;  // [queries]
 
-  Scratch(Carver& carver, const IndexShape& shape) : q_stride(round_up(shape.d, kLanes)) {
+  IndexScoresScratch(Carver& carver, const IndexShape& shape) : q_stride(round_up(shape.d, kLanes)) {
     kt = carver.take<float>(round_up(shape.d, kLanes) * kWidth);
     q = carver.take<float>(kTokens * shape.h * q_stride);
     weights = carver.take<float>(kTokens * shape.h);
@@ -63,8 +63,8 @@ struct HeadsTile {
   }
 };
 
-// Keys [j, j + kWidth) -> columns of kt, of which the last are repeated past the sequence's end.
-void pack_panel(const IndexScoresParams& p, std::int64_t b, std::int64_t j, std::int64_t len_k, float* kt) {
+// Packs keys [j, j + kWidth) as columns of kt. Past the sequence's end the last key is repeated.
+void pack_key_block(const IndexScoresParams& p, std::int64_t b, std::int64_t j, std::int64_t len_k, float* kt) {
   with_cache_type(p.k_type, [&](auto element) {
     const auto* const base = static_cast<const decltype(element)*>(p.k);
     for (std::int64_t lane = 0; lane < kWidth; lane += kLanes) {
@@ -87,7 +87,8 @@ struct Heads {
   std::int64_t q_stride;
   const float* weights;
 };
-Heads prepare(const IndexScoresParams& p, std::int64_t b, std::int64_t token, const Scratch& w, std::int64_t i) {
+Heads prepare(const IndexScoresParams& p, std::int64_t b, std::int64_t token, const IndexScoresScratch& w,
+              std::int64_t i) {
   float* const weights = w.weights + i * p.h;
   for (std::int64_t h = 0; h < p.h; ++h)
     weights[h] = p.scale * p.weights[b * p.weights_stride.b + token * p.weights_stride.s + h * p.weights_stride.h];
@@ -105,7 +106,7 @@ Heads prepare(const IndexScoresParams& p, std::int64_t b, std::int64_t token, co
 void run(const IndexScoresParams& p, const IndexItem& item, std::byte* scratch) noexcept {
   const FloatEnvironment environment;
   Carver carver(scratch);
-  const Scratch w(carver, {p.h, p.d, p.topk, p.sk});
+  const IndexScoresScratch w(carver, {p.h, p.d, p.topk, p.sk});
   const Sequence sequence = sequence_of(p, p, item.b);
   const std::int64_t count = item.token_end - item.token_begin;
   IndexRow rows[kTokens];
@@ -122,7 +123,7 @@ void run(const IndexScoresParams& p, const IndexItem& item, std::byte* scratch) 
   {
     const FlushDenormals flush;
     for (std::int64_t j = first; j < last; j += kWidth) {
-      pack_panel(p, item.b, j, sequence.len_k, w.kt);
+      pack_key_block(p, item.b, j, sequence.len_k, w.kt);
       vec scale[kVecs];
       for (int v = 0; v < kVecs; ++v)
         scale[v] = p.k_scale ? scales_of(p, item.b, j + v * kLanes, sequence.len_k) : vec(1.f);
@@ -150,7 +151,7 @@ const IndexScoresKernel kIndexScores = {.facts = {.operation = Operation::index_
                                                   .block_k = static_cast<int>(kWidth)},
                                         .tokens = kTokens,
                                         .keys = kWidth,
-                                        .scratch_bytes = carved_bytes<Scratch>,
+                                        .scratch_bytes = carved_bytes<IndexScoresScratch>,
                                         .run = run,
                                         .merge = merge_lists};
 

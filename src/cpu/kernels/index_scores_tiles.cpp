@@ -7,7 +7,7 @@
 //         sums[key] += w relu(products), lanes = heads       interleaved with the products of the next
 //       scores, the sums of the lanes, are stored, or the best kept
 //
-// The matrix unit takes denormals for 0; what is not finite comes through it as through any product.
+// The matrix unit takes denormals for 0. Inf and NaN propagate as in any product.
 #include "cpu/tile/bf16_mma.hpp"
 #include "cpu/tile/index_rows.hpp"
 
@@ -21,18 +21,18 @@ std::int64_t padded(std::int64_t n) {
   return round_up(n, kChunk);
 }
 
-struct Scratch {
+struct IndexScoresTilesScratch {
   std::int64_t d, h;               // padded to whole chunks
-  std::int32_t *of_k, *of_q;       // [d / 32] where the operands of each step of a product lie
+  std::int32_t *of_k, *of_q;       // [d / 32] offsets of the operands of each step
   bf16* k;                         // [kKeys][d], where K cannot be read in place
   char* q_t;                       // [queries][h / 32][d / 32][2] tiles, heads in the lanes
-  float* weights;                  // [queries][h] times the scale, 0 for heads that are not there
-  bf16* rows;                      // [32][d] heads on their way into tiles
+  float* weights;                  // [queries][h] times the scale, 0 for heads that do not exist
+  bf16* rows;                      // [32][d] staging of heads for tiles
   float *products[2], *discarded;  // [32 keys][32 heads]
-  float* sums[2];                  // [kKeys][kLanes] of a query and the one before
+  float* sums[2];                  // [kKeys][kLanes] of this query and the one before
   Topk* topk;                      // [queries]
 
-  Scratch(Carver& carver, const IndexShape& shape) : d(padded(shape.d)), h(padded(shape.h)) {
+  IndexScoresTilesScratch(Carver& carver, const IndexShape& shape) : d(padded(shape.d)), h(padded(shape.h)) {
     of_k = carver.take<std::int32_t>(d / kTileDepth), of_q = carver.take<std::int32_t>(d / kTileDepth);
     k = carver.take<bf16>(kKeys * d);
     q_t = carver.take<char>(kTokens * h * d * 2);
@@ -48,14 +48,14 @@ struct Scratch {
   }
 };
 
-// A row as bf16, with zeros up to `padded`.
+// Widens a row to bf16, with zeros up to `padded`.
 template <class T>
 void widen_row(const T* from, std::int64_t stride, std::int64_t n, std::int64_t padded, bf16* to) {
   for (std::int64_t c = 0; c < padded; c += kLanes)
     store_any(to + c, c < n ? load_strided(from + c * stride, stride, min(kLanes, n - c)) : vec(0.f));
 }
 
-// 32 rows of K as A.
+// 32 rows of K as operand A.
 struct KeyRows {
   const char* base;
   std::int64_t stride;  // bytes
@@ -77,7 +77,8 @@ KeyRows key_rows(const IndexScoresParams& p, std::int64_t b, std::int64_t j, std
   return {reinterpret_cast<const char*>(packed), 2 * d};
 }
 
-void pack_heads(const IndexScoresParams& p, std::int64_t b, std::int64_t token, const Scratch& w, std::int64_t i) {
+void pack_heads(const IndexScoresParams& p, std::int64_t b, std::int64_t token, const IndexScoresTilesScratch& w,
+                std::int64_t i) {
   float* const weights = w.weights + i * w.h;
   for (std::int64_t h = 0; h < w.h; ++h)
     weights[h] =
@@ -99,7 +100,7 @@ struct HeadSum {
   const float *products = nullptr, *end = nullptr;
   float* sums = nullptr;
   const float* weights = nullptr;  // [32]
-  std::int64_t heads = 0;          // that are there
+  std::int64_t heads = 0;          // heads that exist
   bool starts = false;
   float floor = 0;
 
@@ -109,7 +110,7 @@ struct HeadSum {
 #pragma GCC unroll 8
     for (int i = 0; i < kVecsOfRow; ++i) {
       vec x = xsimd::max(vec(floor), load(products + i * kLanes));  // in this order NaN stays
-      if (heads < kChunk) [[unlikely]]                              // 0 times an infinity would be NaN
+      if (heads < kChunk) [[unlikely]]                              // selects, since 0 times an infinity would be NaN
         x = xsimd::select(lane_numbers() < vec(static_cast<float>(heads - i * kLanes)), x, vec(0.f));
       sum = fma(x, load(weights + i * kLanes), sum);
     }
@@ -122,9 +123,9 @@ struct HeadSum {
   }
 };
 
-class Item {
+class IndexScoresTilesRunner {
  public:
-  Item(const IndexScoresParams& p, const IndexItem& item, const Scratch& w)
+  IndexScoresTilesRunner(const IndexScoresParams& p, const IndexItem& item, const IndexScoresTilesScratch& w)
       : p_(p), item_(item), w_(w), sequence_(sequence_of(p, p, item.b)), count_(item.token_end - item.token_begin) {}
 
   void run() {
@@ -152,7 +153,7 @@ class Item {
   }
 
  private:
-  static constexpr std::int64_t kPendingTiles = 4;  // of products, each of which is stored before one of the next
+  static constexpr std::int64_t kPendingTiles = 4;  // tiles of products that are stored while the next ones multiply
   static constexpr std::int64_t kChunks = kKeys / kChunk;
 
   void block(Tiles& tiles, std::int64_t j, std::int64_t end) {
@@ -180,7 +181,7 @@ class Item {
     }
   }
 
-  // 32 keys x 32 heads, interleaved with the sums of those before.
+  // Products of 32 keys x 32 heads, interleaved with the sums of the previous ones.
   const float* multiply(Tiles& tiles, const KeyRows& keys, const char* q) {
     float* const products = w_.products[chunks_++ % 2];
     HeadSum before = before_;
@@ -197,7 +198,7 @@ class Item {
     return products;
   }
 
-  // The sums that are left, and if they were a query's last its scores.
+  // Finishes the pending sums. If they were the last of a query in this block, stores its scores.
   void finish_query() {
     while (!before_.is_done()) before_.next_key();
     if (query_ < 0) return;
@@ -215,22 +216,22 @@ class Item {
 
   const IndexScoresParams& p_;
   const IndexItem& item_;
-  const Scratch& w_;
+  const IndexScoresTilesScratch& w_;
   Sequence sequence_;
   std::int64_t count_, keys_per_slot_ = 0;
   IndexRow rows_[kTokens];
   Pending pending_ = {w_.discarded};
-  HeadSum before_;                         // of the chunk of products before
-  std::int64_t chunks_ = 0, queries_ = 0;  // so far: two buffers take turns
-  std::int64_t query_ = -1, key_ = 0;      // of the block that is done but for `before_`
+  HeadSum before_;                         // sums of the previous chunk of products
+  std::int64_t chunks_ = 0, queries_ = 0;  // counters that alternate between two buffers
+  std::int64_t query_ = -1, key_ = 0;      // the query and key whose sums are complete except for `before_`
   const float* sums_ = nullptr;
 };
 
 void run(const IndexScoresParams& p, const IndexItem& item, std::byte* scratch) noexcept {
   const FloatEnvironment environment;
   Carver carver(scratch);
-  const Scratch w(carver, {p.h, p.d, p.topk, p.sk});
-  Item(p, item, w).run();
+  const IndexScoresTilesScratch w(carver, {p.h, p.d, p.topk, p.sk});
+  IndexScoresTilesRunner(p, item, w).run();
 }
 
 }  // namespace
@@ -244,7 +245,7 @@ const IndexScoresKernel kIndexScores = {
               .block_k = static_cast<int>(kKeys)},
     .tokens = kTokens,
     .keys = kKeys,
-    .scratch_bytes = carved_bytes<Scratch>,
+    .scratch_bytes = carved_bytes<IndexScoresTilesScratch>,
     .run = run,
     .merge = merge_lists};
 

@@ -4,18 +4,18 @@
 #include "cpu/kernels/kernels.hpp"
 #include "cpu/tile/carver.hpp"
 #include "cpu/tile/dtype.hpp"
-#include "cpu/tile/panel.hpp"
+#include "cpu/tile/query_block.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 namespace {
 
-// weight[i] = e^(lse_i - lse); returns lse. No weight is written unless it is finite.
+// Computes weight[i] = e^(lse_i - lse) and returns lse. Weights are valid only if lse is finite.
 float weigh(const MergeStatesParams& p, const RowPosition& at, double* weight) {
   float largest = -kInfinity;
   for (std::int64_t i = 0; i < p.count; ++i) {
     const float lse = p.states[i].lse[row_index(p.states[i].lse_stride, at)];
     weight[i] = static_cast<double>(lse);
-    if (!(lse <= largest)) largest = lse;  // a NaN too, and it stays
+    if (!(lse <= largest)) largest = lse;  // also takes a NaN, which then stays
     if (largest != largest) return largest;
   }
   if (is_inf(largest)) return largest;
@@ -27,17 +27,17 @@ float weigh(const MergeStatesParams& p, const RowPosition& at, double* weight) {
   return static_cast<float>(total);
 }
 
-struct Scratch {
+struct MergeStatesScratch {
   double* weight;  // [count]
   float* sum;      // [dv]
 
-  Scratch(Carver& carver, std::int64_t count, std::int64_t dv) {
+  MergeStatesScratch(Carver& carver, std::int64_t count, std::int64_t dv) {
     weight = carver.take<double>(count);
     sum = carver.take<float>(round_up(dv, kLanes));
   }
 };
 
-// sum += weight * a row of T. No weight is 0, but it may be too small for a float: it hides no infinity.
+// sum += weight * row. The weight is not 0, but as a float it may be; then infinities of the row still count.
 template <class T>
 void add_row(const T* row, std::int64_t inner, std::int64_t n, float weight, float* sum) {
   const auto add = [&](std::int64_t c, vec x) __attribute__((always_inline)) {
@@ -49,7 +49,7 @@ void add_row(const T* row, std::int64_t inner, std::int64_t n, float weight, flo
   for (; c < n; c += kLanes) add(c, load_strided(row + c * inner, inner, min(kLanes, n - c)));
 }
 
-void merge(const MergeStatesParams& p, std::int64_t row, const Scratch& w) {
+void merge(const MergeStatesParams& p, std::int64_t row, const MergeStatesScratch& w) {
   const RowPosition at = position_of(p, row);
   const float lse = weigh(p, at, w.weight);
   const bool finite = abs_of(lse) < kInfinity;
@@ -57,7 +57,7 @@ void merge(const MergeStatesParams& p, std::int64_t row, const Scratch& w) {
   for (std::int64_t c = 0; c < p.dv; c += kLanes) store(w.sum + c, nothing);
   for (std::int64_t i = 0; finite && i < p.count; ++i) {
     const AttentionState& state = p.states[i];
-    if (state.lse[row_index(state.lse_stride, at)] == -kInfinity) continue;  // whatever its output holds
+    if (state.lse[row_index(state.lse_stride, at)] == -kInfinity) continue;  // its output may hold anything
     with_float_type(state.out_type, [&](auto element) {
       const auto* from = static_cast<const decltype(element)*>(state.out) + row_index(state.out_stride, at);
       add_row(from, state.out_stride.d, p.dv, static_cast<float>(w.weight[i]), w.sum);
@@ -75,7 +75,7 @@ void merge(const MergeStatesParams& p, std::int64_t row, const Scratch& w) {
 void run(const MergeStatesParams& p, std::int64_t begin, std::int64_t end, std::byte* scratch) noexcept {
   const FloatEnvironment environment;
   Carver carver(scratch);
-  const Scratch w(carver, p.count, p.dv);
+  const MergeStatesScratch w(carver, p.count, p.dv);
   for (std::int64_t row = begin; row < end; ++row) merge(p, row, w);
 }
 
@@ -83,7 +83,7 @@ void run(const MergeStatesParams& p, std::int64_t begin, std::int64_t end, std::
 
 const MergeStatesKernel kMergeStates = {
     .facts = {.operation = Operation::merge_states, .phase = Phase::all, .arithmetic = "f32", .dtypes = kFloatTypes},
-    .scratch_bytes = carved_bytes<Scratch>,
+    .scratch_bytes = carved_bytes<MergeStatesScratch>,
     .run = run};
 
 }  // namespace rapt::cpu::RAPT_ISA

@@ -1,5 +1,5 @@
-// Of attention_prefill_tiles.cpp: the state of one work item, and its scratch. The functions that work on it are in the
-// other prefill_tiles_*.hpp, one job each.
+// Part of attention_prefill_tiles.cpp: the state of one work item, and its scratch. The other prefill_tiles_*.hpp have
+// the functions that work on it.
 #pragma once
 
 #include "cpu/kernels/kernels.hpp"
@@ -12,116 +12,110 @@
 namespace rapt::cpu::RAPT_ISA {
 namespace {
 
-constexpr std::int64_t kRows = kChunk, kMaxPanels = 32;
+constexpr std::int64_t kRows = kChunk, kMaxQueryBlocks = 32;
 
-// Keys of a block. O of a panel with a large head does not fit L1 and comes from L2 once a block: then blocks are
-// large.
+// Keys of a block. O of a query block with large heads does not fit L1 and is read from L2 once a block, so large
+// heads have large blocks.
 inline std::int64_t block_keys(std::int64_t d, std::int64_t dv) {
   constexpr std::int64_t kLargeHead = 512;  // d + dv
   return d + dv >= kLargeHead ? kMaxBlockKeys : kBlockKeys;
 }
 
-// Products of components (of one operand, of the other): all but those below the last bit.
-constexpr int kProductOf[3][6][2] = {
-    {{0, 0}}, {{0, 0}, {0, 1}, {1, 0}}, {{0, 0}, {0, 1}, {0, 2}, {1, 0}, {1, 1}, {2, 0}}};
+// Which component of each operand each product has: all products but those below the last bit.
+constexpr int kProductOf[2][3][2] = {{{0, 0}}, {{0, 0}, {0, 1}, {1, 0}}};
 constexpr int products(int components) {
-  return components == 1 ? 1 : components == 2 ? 3 : 6;
+  return components == 1 ? 1 : 3;
 }
 
-// Keys whose components of K and V take 1 MiB: half of the L2 of Xeons with AMX, all of Zen 4's, where fewer were no
-// faster. Of fp32 fewer: rounding grows with the sums within a range.
+// Keys of a packed range: their components of K and V take 1 MiB, half of the L2 of Xeons with AMX and all of Zen 4's,
+// where fewer were no faster.
 template <int kComponents>
-std::int64_t range_keys(std::int64_t d, std::int64_t dv) noexcept {
+std::int64_t packed_range_keys(std::int64_t d, std::int64_t dv) noexcept {
   d = round_up(d, kTileDepth), dv = round_up(dv, kChunk);
   const std::int64_t fit = (std::int64_t{1} << 20) / (2 * kComponents * (d + dv)) / 256 * 256;
-  return clamp(fit, 256, kComponents == 3 ? 256 : 4096);
+  return clamp(fit, 256, 4096);
 }
 
-// fp32 adds up the sums of ranges in vectors, since the matrix unit's own sums would be too long; else the tiles go on
-// with the sum of the range before.
-template <int kComponents>
-constexpr bool kAddsRanges = kComponents == 3;
-constexpr std::int64_t kRunKeys = 4096;
+constexpr std::int64_t kIntervalKeys = 4096;
 
-// Where the rows of 32 keys lie, and bytes from one to the next.
+// Address of 32 rows of keys, and bytes from row to row.
 struct KeyTiles {
   const char* row;
   std::int64_t stride;
 };
 
-// Keys [first, last) of the range from `begin` on are packed.
+// Keys [first, last) are packed, of the range that starts at key `begin`.
 struct PackedKeys {
   std::int64_t begin, first, last;
 };
 
-// It takes all types, and rows that fall back.
+// The kernel for fallback rows. It takes all types.
 const AttentionKernel& vector_kernel() {
   const AttentionKernel* const* row = vector_kernels().attention;
   while ((*row)->facts.phase != Phase::prefill) ++row;
   return **row;
 }
 
-// Keys of the range to come that are fetched into L2 while tiles multiply: where rows are few, reading them afterwards
-// would take as long as multiplying.
-constexpr std::int64_t kUpcomingKeys = 512;
+// How many keys of the next packed range are prefetched into L2 while tiles multiply. With few rows, reading them
+// afterwards would take as long as multiplying.
+constexpr std::int64_t kPrefetchKeys = 512;
 
 template <int kComponents>
-struct Scratch {
-  std::int64_t d, dv, keys, block;  // padded to tiles; keys of a range, and of a block
-  std::int64_t k_groups;            // of a key that are scaled apart, its tail one of them; 0: it has no scale
+struct AttentionPrefillTilesScratch {
+  std::int64_t d, dv, keys, block;  // d and dv padded to tiles; keys of a packed range and of a block
+  std::int64_t k_groups;            // groups of a key that have a scale each, counting its tail; 0: no scales
 
-  // K and V of a range. They stay for the next item of the same head, so they come before all that depends on the
-  // number of rows.
+  // K and V of a packed range. They stay for the next work item of the same head, so they come before everything whose
+  // size depends on the number of rows.
   struct {
     PackedKeys* packed;
-    bf16* k;                           // [component][keys][d]
-    KeyTiles* k_tiles;                 // [keys / 32]: in `k`, or in place
-    char* v;                           // [component][keys / 32][dv / 16] tiles
-    float* k_scale;                    // [keys][k_groups]
-    std::uint32_t* not_representable;  // [keys / 32]: a bit for every key with an element that is not, in K or in V
-  } range;
+    bf16* k;            // [component][keys][d]
+    KeyTiles* k_tiles;  // [keys / 32]: in `k`, or in place
+    char* v;            // [component][keys / 32][dv / 16] tiles
+    float* k_scale;     // [keys][k_groups]
+    std::uint32_t*
+        not_representable;  // [keys / 32]: a bit for each key with an element of K or V that is not representable
+  } packed_range;
   struct {
-    Row* row;                               // [panel][32]
-    char* q;                                // [panel][component][d / 32][2] tiles of Q^T
-    float *ot, *total, *neg_m, *l, *l_low;  // [panel][dv][32], [panel][32]
-  } panels;
-  char* s[2];                  // scores of a block, weights over them; a third component of weights behind
-  float* range_ot;             // [dv][32] O^T of a range, for panels that have seen another; of three components only
-  float* group_s;              // [k_groups][32][32] products of 32 keys, not yet scaled
-  float* discarded;            // [32][32] written, never read
-  float* block_max;            // [32] 0, or -inf: the row sees none of the block's keys
-  const std::byte** upcoming;  // [2 kUpcomingKeys] their rows of K and V
-  bf16* rows;                  // [component][32][d or dv] on their way into tiles
+    Row* row;                                           // [q_block][32]
+    char* q;                                            // [q_block][component][d / 32][2] tiles of Q^T
+    float *ot, *ot_accum, *neg_m, *l, *l_compensation;  // [q_block][dv][32], [q_block][32]
+  } q_blocks;
+  char* s[2];                       // scores of a block, weights over them
+  float* group_s;                   // [k_groups][32][32] products of each group of 32 keys, before scaling
+  float* discarded;                 // [32][32] written, never read
+  float* block_max;                 // [32] -inf where the row sees none of the block's keys, else 0
+  const std::byte** prefetch_rows;  // [2 kUpcomingKeys] rows of K and V to prefetch
+  bf16* rows;                       // [component][32][d or dv] on their way into tiles
   struct {
     std::int32_t *k, *q, *v, *p;
   } offset;             // of each product, as TileOperand has them
   std::byte* fallback;  // the vector kernel's scratch
 
-  Scratch(Carver& carver, const AttentionShape& shape) {
+  AttentionPrefillTilesScratch(Carver& carver, const AttentionShape& shape) {
     d = round_up(shape.d, kTileDepth), dv = round_up(shape.dv, kChunk);
     k_groups = shape.k_groups;
     block = block_keys(d, dv);
-    keys = min(range_keys<kComponents>(d, dv), round_up(max(shape.sk, 1), block));
-    range.packed = carver.take<PackedKeys>(1);
-    range.k = carver.take<bf16>(kComponents * keys * d);
-    range.k_tiles = carver.take<KeyTiles>(keys / kTileDepth);
-    range.v = carver.take<char>(kComponents * v_component_bytes());
-    range.k_scale = carver.take<float>(keys * k_groups);
-    range.not_representable = carver.take<std::uint32_t>(keys / kTileDepth);
+    keys = min(packed_range_keys<kComponents>(d, dv), round_up(max(shape.sk, 1), block));
+    packed_range.packed = carver.take<PackedKeys>(1);
+    packed_range.k = carver.take<bf16>(kComponents * keys * d);
+    packed_range.k_tiles = carver.take<KeyTiles>(keys / kTileDepth);
+    packed_range.v = carver.take<char>(kComponents * v_component_bytes());
+    packed_range.k_scale = carver.take<float>(keys * k_groups);
+    packed_range.not_representable = carver.take<std::uint32_t>(keys / kTileDepth);
     const std::int64_t count = (shape.rows + kRows - 1) / kRows;
-    panels.row = carver.take<Row>(count * kRows);
-    panels.q = carver.take<char>(count * q_bytes());
-    panels.ot = carver.take<float>(count * kRows * dv);
-    panels.total = carver.take<float>(joins(shape) ? count * kRows * dv : 0);
-    panels.neg_m = carver.take<float>(count * kRows);
-    panels.l = carver.take<float>(count * kRows);
-    panels.l_low = carver.take<float>(count * kRows);
-    for (char*& scores : s) scores = carver.take<char>(kScoreBytes * (kComponents == 3 ? 2 : 1));
-    range_ot = carver.take<float>(kAddsRanges<kComponents> ? dv * kRows : 0);
+    q_blocks.row = carver.take<Row>(count * kRows);
+    q_blocks.q = carver.take<char>(count * q_bytes());
+    q_blocks.ot = carver.take<float>(count * kRows * dv);
+    q_blocks.ot_accum = carver.take<float>(needs_accum(shape) ? count * kRows * dv : 0);
+    q_blocks.neg_m = carver.take<float>(count * kRows);
+    q_blocks.l = carver.take<float>(count * kRows);
+    q_blocks.l_compensation = carver.take<float>(count * kRows);
+    for (char*& scores : s) scores = carver.take<char>(kScoreBytes);
     group_s = carver.take<float>(k_groups * kChunk * kChunk);
     discarded = carver.take<float>(kChunk * kChunk);
     block_max = carver.take<float>(kRows);
-    upcoming = carver.take<const std::byte*>(2 * kUpcomingKeys);
+    prefetch_rows = carver.take<const std::byte*>(2 * kPrefetchKeys);
     rows = carver.take<bf16>(kComponents * kRows * max(d, dv));
     const std::int64_t depth = d / kTileDepth;
     offset.k = carver.take<std::int32_t>(products(kComponents) * depth);
@@ -131,9 +125,9 @@ struct Scratch {
     fallback = carver.take<std::byte>(
         static_cast<std::int64_t>(vector_kernel().scratch_bytes({shape.sk, shape.d, shape.dv, kRows})));
   }
-  // O is summed over a run of ranges, then joined: longer sums would cost it its last bits.
-  std::int64_t run_keys() const { return max(kRunKeys / keys, 1) * keys; }
-  bool joins(const AttentionShape& shape) const { return shape.sk + keys > run_keys(); }
+  // The accumulation interval in keys, whole packed ranges: longer sums would cost O its last bits.
+  std::int64_t interval_keys() const { return max(kIntervalKeys / keys, 1) * keys; }
+  bool needs_accum(const AttentionShape& shape) const { return shape.sk + keys > interval_keys(); }
   std::int64_t q_bytes() const { return kComponents * kRows * d * 2; }
   std::int64_t v_component_bytes() const { return keys * dv * 2; }
 
@@ -154,13 +148,13 @@ struct Scratch {
   }
 };
 
-// A panel against the block of keys at `at` within the range.
-struct Visit {
-  std::int64_t panel;
+// A score block: a query block against the block of keys that starts at `at` within the packed range.
+struct ScoreBlock {
+  std::int64_t q_block;
   std::int64_t at;
-  std::int64_t chunks;  // of 32 keys, up to the last that some row sees
+  std::int64_t chunks;  // chunks of 32 keys, up to the last one that some row sees
   bool unfinished;      // some row does not see all of its keys, or scores have modifiers
-  bool first, last;     // of the panel in this range
+  bool first, last;     // of this query block's score blocks in this packed range
 };
 
 inline std::int64_t scaled_groups(const AttentionParams& p) {
@@ -181,29 +175,32 @@ struct PrefillItem {
   const WorkItem& item;
   Head head;
   Carver carver;
-  Scratch<kComponents> w;
-  // Scores are finished in the log2 domain. If not, a mask is -inf before the scale, and still is after it.
+  AttentionPrefillTilesScratch<kComponents> w;
+  // Whether finish_scores() has to change scores. A mask alone does not count: it is -inf both before and after the
+  // scale.
   bool modified = changes_scores(p.score) || !(p.score.scale_log2 >= __FLT_MIN__);
   vec scale = vec(p.score.scale_log2);
-  std::int64_t count = 0;  // of panels
+  std::int64_t count = 0;  // number of query blocks
   Pending pending{};
-  Prefetcher upcoming;
-  int upcoming_lines = 0;  // of them, behind each product of tiles
-  Panel panels[kMaxPanels];
-  std::uint32_t fallback[kMaxPanels] = {};  // rows, a bit each, that the vector kernel computes again
-  bool large_m[kMaxPanels] = {};            // some row's m is: see m_is_large()
+  Prefetcher prefetcher;
+  int prefetch_lines = 0;  // lines to prefetch after each tile product
+  QueryBlock q_blocks[kMaxQueryBlocks];
+  std::uint32_t fallback[kMaxQueryBlocks] = {};  // rows, a bit each, that the vector kernel computes again
+  bool large_m[kMaxQueryBlocks] = {};            // m_is_large() for some row
 
-  // Steps of kTileDepth of a key that a group has: the last has the rest.
+  // The steps of kTileDepth columns that a group of a key has; the last group has the rest.
   std::int64_t first_step(std::int64_t group) const { return group * p.k_quant.group / kTileDepth; }
   std::int64_t steps_of(std::int64_t group) const {
     return group + 1 < w.k_groups ? p.k_quant.group / kTileDepth : w.d / kTileDepth - first_step(group);
   }
-  char* q_tiles(std::int64_t panel) const { return w.panels.q + panel * w.q_bytes(); }
+  char* q_tiles(std::int64_t q_block) const { return w.q_blocks.q + q_block * w.q_bytes(); }
   float* partial_result(std::int64_t row) const {
     return item.partial ? item.partial + (row - item.row_begin) * partial_floats(p.dv) : nullptr;
   }
-  std::uint32_t all_rows(std::int64_t panel) const { return ~std::uint32_t{0} >> (kRows - panels[panel].rows); }
-  bool all_fall_back(std::int64_t panel) const { return (fallback[panel] & all_rows(panel)) == all_rows(panel); }
+  std::uint32_t all_rows(std::int64_t q_block) const { return ~std::uint32_t{0} >> (kRows - q_blocks[q_block].rows); }
+  bool all_fall_back(std::int64_t q_block) const {
+    return (fallback[q_block] & all_rows(q_block)) == all_rows(q_block);
+  }
 };
 
 }  // namespace

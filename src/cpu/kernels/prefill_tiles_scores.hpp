@@ -1,5 +1,5 @@
-// Of attention_prefill_tiles.cpp: from q.k in memory to exponents, score * scale - m: masks, score modifiers, and when
-// m must move.
+// Part of attention_prefill_tiles.cpp: turns q.k in memory into exponents, score * scale - m. Applies masks and score
+// modifiers, and decides when m must move.
 #pragma once
 
 #include "cpu/kernels/prefill_tiles_item.hpp"
@@ -7,41 +7,42 @@
 namespace rapt::cpu::RAPT_ISA {
 namespace {
 
-// Lanes whose m fixed point cannot add, or is rounded more than the product with the scale: finish_visit() subtracts it
-// from their scores.
-auto m_is_large(const Panel& panel, int i) {
-  return xsimd::abs(load(panel.neg_m + i * kLanes)) > vec(4096.f);
+// Lanes whose m is too large to be added in fixed point, or would be rounded more than the product with the scale.
+// finish_score_block() subtracts m from the scores of these lanes.
+auto m_is_large(const QueryBlock& q_block, int i) {
+  return xsimd::abs(load(q_block.neg_m + i * kLanes)) > vec(4096.f);
 }
 
-// The exponents of a visit's vector i of rows are s * scale_of() + neg_m_of().
+// The exponents of vector i of a score block's rows are s * scale_of() + neg_m_of().
 template <int kComponents>
-vec scale_of(const PrefillItem<kComponents>& item, const Visit& v, int i) {
-  return item.modified ? vec(1.f) : xsimd::select(m_is_large(item.panels[v.panel], i), vec(1.f), item.scale);
+vec scale_of(const PrefillItem<kComponents>& item, const ScoreBlock& s_block, int i) {
+  return item.modified ? vec(1.f) : xsimd::select(m_is_large(item.q_blocks[s_block.q_block], i), vec(1.f), item.scale);
 }
 template <int kComponents>
-vec neg_m_of(const PrefillItem<kComponents>& item, const Visit& v, int i) {
-  const vec neg_m = load(item.panels[v.panel].neg_m + i * kLanes);
-  return item.modified ? vec(0.f) : xsimd::select(m_is_large(item.panels[v.panel], i), vec(0.f), neg_m);
+vec neg_m_of(const PrefillItem<kComponents>& item, const ScoreBlock& s_block, int i) {
+  const vec neg_m = load(item.q_blocks[s_block.q_block].neg_m + i * kLanes);
+  return item.modified ? vec(0.f) : xsimd::select(m_is_large(item.q_blocks[s_block.q_block], i), vec(0.f), neg_m);
 }
 template <int kComponents>
 [[gnu::always_inline]] inline Exponentials<kComponents> exponentials(const PrefillItem<kComponents>& item,
-                                                                     const Visit& v, char* s) {
+                                                                     const ScoreBlock& s_block, char* s) {
   Exponentials<kComponents> e;
-  e.s = reinterpret_cast<float*>(s), e.end = e.s + v.chunks * kTileDepth * kChunk;
-  for (int i = 0; i < kVecsOfRow; ++i) e.set(scale_of(item, v, i), i, neg_m_of(item, v, i));
+  e.s = reinterpret_cast<float*>(s), e.end = e.s + s_block.chunks * kTileDepth * kChunk;
+  for (int i = 0; i < kVecsOfRow; ++i) e.set(scale_of(item, s_block, i), i, neg_m_of(item, s_block, i));
   return e;
 }
 
 template <int kComponents>
-bool needs_finish(const PrefillItem<kComponents>& item, const Visit& v) {
-  return v.unfinished || item.large_m[v.panel];
+bool needs_finish(const PrefillItem<kComponents>& item, const ScoreBlock& s_block) {
+  return s_block.unfinished || item.large_m[s_block.q_block];
 }
 
-// Scores of the visit's chunk of 32 keys = the products of each group of their codes times its scale.
+// Computes the scores of a chunk of 32 keys from the products of each group of codes: the sum of the products times
+// their scales.
 template <int kComponents>
-void scale_scores(const PrefillItem<kComponents>& item, const Visit& v, std::int64_t chunk, char* s) {
+void scale_scores(const PrefillItem<kComponents>& item, const ScoreBlock& s_block, std::int64_t chunk, char* s) {
   const auto& w = item.w;
-  const float* scale = w.range.k_scale + (v.at + chunk * kTileDepth) * w.k_groups;
+  const float* scale = w.packed_range.k_scale + (s_block.at + chunk * kTileDepth) * w.k_groups;
   float* to = reinterpret_cast<float*>(s) + chunk * kChunk * kChunk;
   for (const float* from = w.group_s; from < w.group_s + kChunk * kChunk; from += kChunk, to += kChunk) {
     vec sum[kVecsOfRow];
@@ -54,7 +55,7 @@ void scale_scores(const PrefillItem<kComponents>& item, const Visit& v, std::int
   }
 }
 
-// -inf for what one vector of rows does not see of n keys, of which `end` exist.
+// Masks the scores of one vector of rows and n keys, of which `end` exist: -inf for keys that a row does not see.
 template <int kComponents>
 void mask_scores(const PrefillItem<kComponents>& item, const Row* row, std::int64_t key, std::int64_t n,
                  std::int64_t end, float* s, float* block_max) {
@@ -79,46 +80,48 @@ void mask_scores(const PrefillItem<kComponents>& item, const Row* row, std::int6
       store(s + j * kChunk, xsimd::select(visible, load(s + j * kChunk), minus_infinity()));
     }
   };
-  // Keys between these are seen by all rows.
+  // All rows of the vector see the keys between `late` and `early`.
   const auto late = static_cast<std::int64_t>(first[kLanes - 1]), early = static_cast<std::int64_t>(last[0]);
   mask_keys(0, masked ? n : late);
   mask_keys(masked ? n : max(late, early), n);
   store(block_max, xsimd::select(seen, vec(0.f), minus_infinity()));
 }
 
-// Makes the scores of a visit final where they are not simply those of the product. Sets block_max[row]: -inf if it
-// sees none.
+// Finishes the scores of a score block that are not final after the product, and sets block_max[row] to -inf if the
+// row sees none of its keys.
 template <int kComponents>
-[[gnu::noinline]] void finish_visit(PrefillItem<kComponents>& item, const Visit& v, std::int64_t key, float* s) {
-  const std::int64_t n = v.chunks * kTileDepth, end = clamp(item.head.len_k - key, 0, n);
-  const Panel& panel = item.panels[v.panel];
+[[gnu::noinline]] void finish_score_block(PrefillItem<kComponents>& item, const ScoreBlock& s_block, std::int64_t key,
+                                          float* s) {
+  const std::int64_t n = s_block.chunks * kTileDepth, end = clamp(item.head.len_k - key, 0, n);
+  const QueryBlock& q_block = item.q_blocks[s_block.q_block];
   for (int i = 0; i < kVecsOfRow; ++i) {
     float* const at = s + i * kLanes;
-    const auto each = [&](std::int64_t begin, std::int64_t stop, auto f) {
+    const auto transform_keys = [&](std::int64_t begin, std::int64_t stop, auto f) {
       for (float* x = at + begin * kChunk; x < at + stop * kChunk; x += kChunk) store(x, f(load(x)));
     };
     if (item.modified) {
       store(item.w.block_max + i * kLanes, minus_infinity());
-      finish_scores<true>(item.head, panel, i, key, 0, end, s, item.w.block_max);
-      each(0, end, [](vec x) { return xsimd::select(x == x, x, infinity()); });  // a NaN must saturate, not vanish
-      each(end, n, [](vec) { return minus_infinity(); });
+      finish_scores<true>(item.head, q_block, i, key, 0, end, s, item.w.block_max);
+      transform_keys(0, end,
+                     [](vec x) { return xsimd::select(x == x, x, infinity()); });  // a NaN must saturate, not vanish
+      transform_keys(end, n, [](vec) { return minus_infinity(); });
     } else {
-      mask_scores(item, panel.row + i * kLanes, key, n, end, at, item.w.block_max + i * kLanes);
-      if (!item.large_m[v.panel]) continue;
-      const auto is_large = m_is_large(panel, i);
-      const vec neg_m = load(panel.neg_m + i * kLanes);
-      each(0, n, [&](vec x) { return xsimd::select(is_large, x * item.scale + neg_m, x); });
+      mask_scores(item, q_block.row + i * kLanes, key, n, end, at, item.w.block_max + i * kLanes);
+      if (!item.large_m[s_block.q_block]) continue;
+      const auto is_large = m_is_large(q_block, i);
+      const vec neg_m = load(q_block.neg_m + i * kLanes);
+      transform_keys(0, n, [&](vec x) { return xsimd::select(is_large, x * item.scale + neg_m, x); });
     }
   }
 }
 
-// Like must_move() of softmax.hpp, but by the block's sum of weights, which exists already.
+// Like must_move() of softmax.hpp, but decides by the score block's sums of weights, which exist already.
 template <int kComponents>
-auto must_move(const PrefillItem<kComponents>& item, const Visit& v, vec sum, int i) {
+auto must_move(const PrefillItem<kComponents>& item, const ScoreBlock& s_block, vec sum, int i) {
   using E = Exponentials<kComponents>;
   const std::int64_t lane = i * kLanes;
-  const vec block_max = needs_finish(item, v) ? load(item.w.block_max + lane) : vec(0.f);
-  const vec l = load(item.panels[v.panel].l + lane);
+  const vec block_max = needs_finish(item, s_block) ? load(item.w.block_max + lane) : vec(0.f);
+  const vec l = load(item.q_blocks[s_block.q_block].l + lane);
   const auto low = (l == vec(0.f)) & (sum < vec(E::kMinSum)) & (block_max > minus_infinity());
   return (sum > vec(E::kMaxSum)) | low;
 }

@@ -19,7 +19,7 @@ namespace {
   return static_cast<double>(iterations) * kChains * kFmaFlops;
 }
 
-// Enough sums to wait for loads from L1, and not for additions.
+// Enough independent sums that loads from L1 are the bottleneck, not additions.
 float read_stream(const float* data, std::int64_t n) noexcept {
   constexpr int kSums = 12;
   vec acc[kSums];
@@ -58,7 +58,7 @@ void convert_array(DType x_type, const void* x, DType y_type, void* y, std::int6
 }
 
 #if defined(RAPT_HAVE_TILES)
-// Four sums of the matrix unit cover its latency.
+// Four independent sums cover the latency of the matrix unit.
 double tile_chains(std::int64_t iterations) noexcept {
   Tiles tiles;
   tiles.zero<0>(), tiles.zero<1>(), tiles.zero<2>(), tiles.zero<3>();
@@ -98,7 +98,8 @@ double int8_chains(std::int64_t iterations, std::uint32_t& sum) noexcept {
   sum = 0;
 #pragma GCC unroll 32
   for (int i = 0; i < kChains; ++i) {
-    const typename ivec::register_type chain = acc[i];  // whose address is taken, so that those of acc need not be
+    const typename ivec::register_type chain =
+        acc[i];  // a copy, so that only its address is taken and acc stays in registers
     std::uint32_t lane[kLanes];
     __builtin_memcpy(lane, &chain, sizeof lane);
     for (const std::uint32_t x : lane) sum += x;
@@ -111,7 +112,7 @@ double int8_chains(std::int64_t iterations, std::uint32_t& sum) noexcept {
 
 namespace {
 #if defined(RAPT_HAVE_TILES)
-const AttentionKernel* const kAttention[] = {&kTilesBf16, &kTilesF16x3, &kTilesF32x6, nullptr};
+const AttentionKernel* const kAttention[] = {&kTilesBf16, &kTilesF16x3, nullptr};
 constexpr auto peak_chains = tile_chains;
 #elif defined(RAPT_HAVE_DOTS)
 const AttentionKernel* const kAttention[] = {&kTilesBf16, nullptr};
@@ -129,12 +130,16 @@ const IsaKernels kKernels = {.attention = kAttention,
                              .delta_rule = &kDeltaRule,
                              .index_scores = &kIndexScores,
 #elif !defined(RAPT_HAVE_DOTS)
+#if defined(RAPT_HAVE_REFERENCES)
                              .attention_backward_naive = &kAttentionBackwardNaive,
+#endif
                              .append_kv = &kAppendKv,
                              .merge_states = &kMergeStates,
                              .delta_rule = &kDeltaRule,
                              .delta_rule_decode = &kDeltaRuleDecode,
+#if defined(RAPT_HAVE_REFERENCES)
                              .delta_rule_naive = &kDeltaRuleNaive,
+#endif
                              .delta_rule_backward = &kDeltaRuleBackward,
                              .index_scores = &kIndexScores,
                              .select_topk = &kSelectTopk,

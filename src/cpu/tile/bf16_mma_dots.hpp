@@ -14,14 +14,14 @@ namespace rapt::cpu::RAPT_ISA {
 // (64 was 1 to 6 % slower on Zen 4, with sums half as long; 256 no faster.)
 inline constexpr std::int64_t kBlockKeys = 128;
 
-// Chunks are stored at once: nothing is held, and nothing pends.
+// Chunks are stored immediately, so no thread state is held and nothing is pending.
 inline constexpr bool kLeavesPending = false;
 struct Tiles {};
 template <class = InRows>
 [[gnu::always_inline]] inline void store_pending(Tiles&, Pending&, float*) {}
 
 // A block of C in registers: kBlockRows rows of A by kBlockVecs vectors of columns, in groups of kDotRows rows and
-// vectors. Those of a group have a row each, and exchange halves to be what add_dots() adds to.
+// vectors. The vectors of a group hold a row each; exchange() swaps halves so that add_dots() can add to them.
 constexpr int kBlockRows = kDotRows == 1 ? 8 : 4, kBlockVecs = kDotRows == 1 ? 2 : 4,
               kBlockGroups = kBlockRows / kDotRows;
 constexpr std::int64_t kBlockColumns = kBlockVecs * kLanes, kTileColumns = 16;
@@ -31,13 +31,14 @@ template <int kRows>
   if constexpr (kRows == 2) exchange_halves(x[0], x[1]);
 }
 
-// Where the i-th vector of columns begins, in units between lanes and between the two tiles of a chunk.
+// The offset of the i-th vector of columns, for a distance `lane` between lanes and `tile` between the two tiles of a
+// chunk.
 constexpr std::int64_t column_at(int i, std::int64_t lane, std::int64_t tile) {
   return i * kLanes / kTileColumns * tile + i * kLanes % kTileColumns * lane;
 }
 
-// sum += A B for kBlockRows rows of a tile of A and a block's columns of tiles of B, of so many pairs: a multiple of
-// kPairsAtOnce.
+// sum += A B for kBlockRows rows of a tile of A and a block's columns of tiles of B. `pairs`, a multiple of
+// kPairsAtOnce, is the depth in pairs.
 constexpr std::int64_t kPairsAtOnce = kDotRows * kDotRows;
 [[gnu::always_inline]] inline void add_product(Sums& sum, const char* a, std::int64_t a_stride, const char* b,
                                                std::int64_t other, std::int64_t b_stride, std::int64_t pairs) {
@@ -45,7 +46,9 @@ constexpr std::int64_t kPairsAtOnce = kDotRows * kDotRows;
 #pragma GCC unroll 16
   for (int i = 0; i < kBlockRows; ++i) {
     row[i / kDotRows][i % kDotRows] = a + i * a_stride;
-    asm("" : "+r"(row[i / kDotRows][i % kDotRows]));  // else the addresses of all pairs are computed first, and spilled
+    asm(""
+        : "+r"(row[i / kDotRows]
+               [i % kDotRows]));  // else the compiler computes the addresses of all pairs first, and spills them
   }
 #pragma GCC unroll kTileRows / kPairsAtOnce
   for (std::int64_t k = 0; k < pairs; k += kPairsAtOnce) {
@@ -71,7 +74,8 @@ constexpr std::int64_t kPairsAtOnce = kDotRows * kDotRows;
   }
 }
 
-// kBlockRows rows of a chunk. (A function of its own, or what its caller holds in registers crowds out the sums.)
+// Multiplies kBlockRows rows of a chunk. Not inlined: values that the caller holds in registers would displace the
+// sums.
 template <class Layout>
 [[gnu::noinline]] void multiply_rows(const char* rows, const TileOperand& a, const TileOperand& b, std::int64_t steps,
                                      const float* start, float* c) {

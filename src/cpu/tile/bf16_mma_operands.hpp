@@ -1,4 +1,4 @@
-// What bf16_mma.hpp multiplies.
+// Operands and layouts of the products in bf16_mma.hpp.
 #pragma once
 
 #include "cpu/tile/components.hpp"
@@ -15,19 +15,19 @@ struct InHalves {
   static constexpr std::int64_t kRow = 16, kRight = 16 * kChunk;
 };
 
-// One operand of a sum of products over tiles: of each of `steps` products, where its tile lies.
+// One operand of a sum of products over tiles: the offset of its tile for each of `steps` products.
 struct TileOperand {
   const char* base;
   const std::int32_t* offset;  // [steps]
   std::int64_t stride;         // bytes between the rows of a tile
   std::int64_t other;          // bytes to the chunk's other tile: the one below (A) or to the right (B)
-  // Vectors leave out what only fills up tiles: A has this many rows that are read later (the others of C keep what
-  // they held), and its last product this many pairs before the zeros.
+  // Vectors skip the padding of tiles: A has `rows` rows whose results are read (other rows of C keep their contents),
+  // and its last product has `last_pairs` pairs before the zeros.
   std::int64_t rows = kChunk, last_pairs = kTileRows;
 
   const char* at(std::int64_t i) const { return base + offset[i]; }
 };
-// One whose tiles lie `step` bytes apart.
+// An operand whose tiles are `step` bytes apart.
 struct SteppedOperand {
   const char* base;
   std::int64_t step, stride, other;
@@ -35,7 +35,7 @@ struct SteppedOperand {
   const char* at(std::int64_t i) const { return base + i * step; }
 };
 
-// The chunk computed last, whose sums may still be in tiles: where it is to be stored.
+// The last chunk, whose sums may still be in tile registers: where they are to be stored.
 struct Pending {
   float* c;
 };

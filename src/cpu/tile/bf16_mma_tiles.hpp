@@ -8,7 +8,7 @@ namespace rapt::cpu::RAPT_ISA {
 inline constexpr std::int64_t kBlockKeys = 64;
 inline constexpr bool kLeavesPending = true;
 
-// Where a tile of C lies: tiles 0 to 3 are a chunk of 32 x 32. (A passes through tiles 4 and 5, B through 6 and 7.)
+// The address of a tile of C: tiles 0 to 3 are a chunk of 32 x 32. (Tiles 4 and 5 hold A, 6 and 7 hold B.)
 template <int kTile, class Layout>
 [[gnu::always_inline]] inline float* tile_of(float* c) {
   return c + (kTile & 2 ? 16 * Layout::kRow : 0) + (kTile == 1 || kTile == 2 ? Layout::kRight : 0);
@@ -23,13 +23,14 @@ template <class Layout = InRows>
   pending.c = unused;
 }
 
-// Calls `interleaved` after every kEvery-th tile product, of four in a step. kSteps: so many, known when it is
-// compiled, each with operands of its own; 0: `steps`, and operands that a step shares with the one before are not
-// loaded again.
+// Calls `interleaved` after every kEvery-th of the four tile products of a step. kSteps > 0: the number of steps is
+// known at compile time, and each step loads its operands. kSteps = 0: there are `steps` steps, and an operand that a
+// step shares with the one before is not loaded again.
 //
-// A product takes 52 cycles, and the next may follow after 16: the four sums take turns, so that none waits for itself,
-// and a sum is stored when its turn in the next chunk comes (a store that waits stalls every product behind it).
-// kGoesOn: adds to the pending chunk, whose sums are still in the tiles: `start` is ignored, c is pending.c.
+// A product has a latency of 52 cycles, and the next may follow after 16. So the four sums take turns and none waits
+// for itself, and each sum is stored when its turn in the next chunk comes: a store that waits for its sum stalls
+// every product behind it. kGoesOn: adds to the pending chunk, whose sums are still in the tiles; `start` is ignored,
+// c is pending.c.
 template <bool kStreamA = true, bool kGoesOn = false, class Layout = InRows, int kSteps = 0, int kEvery = 1,
           class Operand = TileOperand, class OtherOperand = TileOperand, class Interleaved>
 [[gnu::always_inline]] inline void multiply_chunk(Tiles& tiles, const Operand& a, const OtherOperand& b,

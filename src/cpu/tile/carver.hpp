@@ -1,4 +1,5 @@
-// Hands out pieces of a work item's scratch; with a null base it only counts, so one function both sizes and carves.
+// Hands out consecutive pieces of a work item's scratch. With a null base it only counts bytes, so that the same
+// constructor both sizes a kernel's scratch and lays it out.
 #pragma once
 
 #include <cstddef>
@@ -23,11 +24,11 @@ class Carver {
   std::size_t used_ = 0;
 };
 
-// The bytes that a kernel's Scratch takes for these arguments of its constructor.
-template <class Scratch, class... Args>
+// The size in bytes of a kernel's scratch struct, whose constructor gets a Carver and these arguments.
+template <class KernelScratch, class... Args>
 std::size_t carved_bytes(Args... args) noexcept {
   Carver carver(nullptr);
-  [[maybe_unused]] const Scratch scratch(carver, args...);
+  [[maybe_unused]] const KernelScratch scratch(carver, args...);
   return carver.used();
 }
 

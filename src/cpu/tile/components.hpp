@@ -1,10 +1,11 @@
-// Numbers as sums of bf16 components, and the tiles that the matrix unit multiplies: 16 rows of 32 components.
+// Splits numbers into sums of bf16 components, and packs these into the tiles that the matrix unit multiplies: 16 rows
+// of 32 components.
 //
-// One component holds a bf16, two an fp16 (8 + 3 bits), three an fp32 (8 + 8 + 8 bits), all of them exactly.
+// One component holds a bf16 exactly, two an fp16 (8 + 3 bits).
 #pragma once
 
 #include "cpu/tile/dtype.hpp"
-#include "cpu/tile/panel.hpp"
+#include "cpu/tile/query_block.hpp"
 #include "cpu/tile/vec.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
@@ -23,9 +24,9 @@ using u32vec = xsimd::batch<std::uint32_t, arch>;
   x.store_unaligned(&p->bits);
 }
 
-// B lies in rows of pairs, of which this many are merged where vectors multiply that many rows at a time
-// (bf16_mma_dots.hpp): in the places of rows k and k + 1 each column of the vectors has its pairs from both, one after
-// the other, those of the first half of a vector in the place of row k.
+// The rows of B hold pairs. Where vectors multiply two rows at a time (bf16_mma_dots.hpp), kMergedRows rows are
+// merged: the places of rows k and k + 1 hold, for each column, the pairs of both rows side by side; columns of a
+// vector's first half are in the place of row k.
 #if defined(RAPT_HAVE_DOTS)
 inline constexpr int kMergedRows = kDotRows;
 #else
@@ -36,10 +37,10 @@ template <int kRows>
   if constexpr (kRows == 2 && kMergedRows == 2) merge_pairs(x[0], x[1]);
 }
 
-// Which numbers the matrix unit can be given as components: 0, and magnitudes in [kMin, kMax). It takes denormals for
-// 0, in operands, products and sums, so values, whose weights may be as small as 2^-39, must not be small, and no
-// number's last component may be a denormal. Products of factors of scores (queries and keys) must not overflow, or the
-// scores may be NaN.
+// The numbers that components can represent for the matrix unit: 0, and magnitudes in [kMin, kMax). The unit takes
+// denormals for 0, in operands, products and sums. So no number's last component may be a denormal, and values, whose
+// weights may be as small as 2^-39, must not be small. Products of queries and keys must not overflow, or scores may
+// be NaN.
 template <int kComponents>
 struct RepresentableFactor {
   static constexpr float kMin = kComponents == 1 ? 0x1p-126f : 0x1p-100f, kMax = 0x1p57f;
@@ -49,31 +50,32 @@ struct RepresentableValue {
   static constexpr float kMin = kComponents == 1 ? 0x1p-80f : 0x1p-88f, kMax = 0x1p127f;
 };
 
-// Of keys whose rows begin with their values.
+// For keys whose rows begin with their values: both limits.
 template <int kComponents>
 struct RepresentableFactorAndValue {
   static constexpr float kMin = RepresentableValue<kComponents>::kMin, kMax = RepresentableFactor<kComponents>::kMax;
 };
 
-// Looks for elements that are not representable. Inf and NaN never are.
-template <class Range>
-class Inspector {
+// Checks whether all elements of some rows are representable. Inf and NaN never are.
+template <class Representable>
+class RepresentableCheck {
  public:
-  [[gnu::always_inline]] void check(vec x) {
+  [[gnu::always_inline]] void add(vec x) {
     const u32vec size = u32vec((u32vec::register_type)cast_to_int(x).data) & u32vec(0x7fffffff);
     max_of_fp32_ = xsimd::max(max_of_fp32_, size);
     min_of_fp32_ = xsimd::min(min_of_fp32_, size - u32vec(1));  // 0 is large now
   }
   // 2 * kLanes elements of bf16.
-  [[gnu::always_inline]] void check(u16vec x) {
+  [[gnu::always_inline]] void add(u16vec x) {
     x = x & u16vec(0x7fff);
     max_ = xsimd::max(max_, x);
     min_ = xsimd::min(min_, x - u16vec(1));  // 0 is large now
   }
-  [[gnu::always_inline]] bool found() const {  // else the minima and maxima would live in memory
-    return xsimd::any(max_of_fp32_ >= u32vec(bits(Range::kMax))) ||
-           xsimd::any(min_of_fp32_ < u32vec(bits(Range::kMin) - 1)) || xsimd::any(max_ >= u16vec(upper(Range::kMax))) ||
-           xsimd::any(min_ < u16vec(static_cast<std::uint16_t>(upper(Range::kMin) - 1)));
+  [[gnu::always_inline]] bool failed() const {  // always_inline, or the minima and maxima would be kept in memory
+    return xsimd::any(max_of_fp32_ >= u32vec(bits(Representable::kMax))) ||
+           xsimd::any(min_of_fp32_ < u32vec(bits(Representable::kMin) - 1)) ||
+           xsimd::any(max_ >= u16vec(upper(Representable::kMax))) ||
+           xsimd::any(min_ < u16vec(static_cast<std::uint16_t>(upper(Representable::kMin) - 1)));
   }
 
  private:
@@ -83,8 +85,8 @@ class Inspector {
   u16vec max_ = u16vec(0), min_ = u16vec(0xffff);
 };
 
-// What a row's elements are multiplied by, asked for one vector after another: nothing, or the scale of their group, of
-// a whole number of vectors. (A product that has more bits than its components is rounded.)
+// The factor of a row's elements, asked for one vector after another: none, or the scale of the group, which has a
+// whole number of vectors. (A product with more bits than the components is rounded.)
 struct NoScale {
   vec operator()(vec x, std::int64_t) const { return x; }
 };
@@ -99,28 +101,28 @@ struct GroupScales {
   }
 };
 
-// to[component][i] = components of from[i * stride] for i < n, 0 up to `padded`; `component_stride` elements from one
-// component to the next.
-template <int kComponents, class T, class Range, class Scale = NoScale>
+// to[component][i] = component of from[i * stride] for i < n, and 0 up to `padded`. Components are `component_stride`
+// elements apart.
+template <int kComponents, class T, class Representable, class Scale = NoScale>
 [[gnu::always_inline]] inline void split_row(const T* from, std::int64_t stride, std::int64_t n, std::int64_t padded,
-                                             bf16* to, std::int64_t component_stride, Inspector<Range>& inspector,
-                                             Scale scale = {}) {
+                                             bf16* to, std::int64_t component_stride,
+                                             RepresentableCheck<Representable>& check, Scale scale = {}) {
   std::int64_t i = 0;
   for (; kComponents == 1 && stride == 1 && i + 2 * kLanes <= n; i += 2 * kLanes) {
     if constexpr (std::is_same_v<Scale, NoScale> && requires { load_u16vec(from); }) {
       const u16vec x = load_u16vec(from + i);
-      inspector.check(x);
+      check.add(x);
       store_u16vec(to + i, x);
-    } else {  // (not representable is what may become 0 here)
+    } else {  // (what becomes 0 here is not representable and found by the check)
       const vec first = scale(load_any(from + i / kPerUnit<T>), i),
                 second = scale(load_any(from + (i + kLanes) / kPerUnit<T>), i + kLanes);
-      inspector.check(first), inspector.check(second);
+      check.add(first), check.add(second);
       store_bf16(to + i, first, second);
     }
   }
   const auto split = [&](vec x) __attribute__((always_inline)) {
     x = scale(x, i);
-    inspector.check(x);
+    check.add(x);
     for (int p = 0; p < kComponents; ++p) {
       store_any(to + p * component_stride + i, x);
       if (p + 1 < kComponents) x = x - load_any(to + p * component_stride + i);
@@ -135,32 +137,31 @@ template <int kComponents, class T, class Range, class Scale = NoScale>
     for (int p = 0; p < kComponents; ++p) store_any(to + p * component_stride + i, vec(0.f));
 }
 
-// 32 rows as components: where the first component of each row lies, and a bit for every row with an element that is
-// not representable. Components of those rows are 0.
+// 32 rows as components: the address of each row's first component, and a bit for every row with an element that is
+// not representable. Such rows have components of 0.
 struct ComponentRows {
   const bf16* row[32];
   std::uint32_t not_representable = 0;
 };
 
-// Rows that are components already may stay where they are: if they are whole rows of tiles, or if nothing but
-// tile_queries() and tile_values() will read them, which do so in parts.
+// Whether rows that are bf16 already may be read in place: `whole`, if they are whole rows of tiles; `in_parts`, if
+// only tile_queries() and tile_values() read them, which read parts of 8 elements.
 enum class InPlace { no, whole, in_parts };
 inline constexpr std::int64_t kPart = 8;  // elements, 16 bytes
 
-// Of 32 rows of n elements, a multiple of kPart.
-template <class Range>
+// n, the elements of a row, is a multiple of kPart.
+template <class Representable>
 bool rows_are_representable(const bf16* const (&row)[32], std::int64_t n) {
-  Inspector<Range> inspector;
+  RepresentableCheck<Representable> check;
   const std::int64_t whole = n / (2 * kLanes) * (2 * kLanes);
   for (const bf16* const from : row)
-    for (std::int64_t i = 0; i < whole; i += 2 * kLanes) inspector.check(load_u16vec(from + i));
+    for (std::int64_t i = 0; i < whole; i += 2 * kLanes) check.add(load_u16vec(from + i));
   for (std::int64_t i = whole; i < n; i += kPart)
-    for (int r = 0; r < 32; r += kParts)
-      inspector.check(as_u16vec(load_parts([&](int part) { return row[r + part] + i; })));
-  return !inspector.found();
+    for (int r = 0; r < 32; r += kParts) check.add(as_u16vec(load_parts([&](int part) { return row[r + part] + i; })));
+  return !check.failed();
 }
 
-// A row of n elements, with zeros up to `padded`.
+// Copies a row of n elements, with zeros up to `padded`.
 inline void copy_row(const bf16* from, std::int64_t n, std::int64_t padded, bf16* to) {
   std::int64_t i = 0;
   for (; i + 2 * kLanes <= n; i += 2 * kLanes) store_u16vec(to + i, load_u16vec(from + i));
@@ -169,20 +170,20 @@ inline void copy_row(const bf16* from, std::int64_t n, std::int64_t padded, bf16
   for (; i < n; ++i) to[i] = from[i];
 }
 
-// Splits rows [0, rows) of n elements into to[component][32][padded], with zeros up to `padded` and in the rows after
-// the last; those of rows that stay in place repeat the last. `row_at(i)` is where row i lies, `scale_of(i)` what it is
-// multiplied by.
-template <int kComponents, class Range, class RowAt, class ScaleOf>
+// Splits rows [0, rows) of n elements into to[component][32][padded]. Elements up to `padded` and rows after the last
+// are 0; where rows stay in place, rows after the last repeat it. row_at(i) is the address of row i, scale_of(i) its
+// factor.
+template <int kComponents, class Representable, class RowAt, class ScaleOf>
 [[gnu::noinline]] ComponentRows split_rows(const RowAt& row_at, std::int64_t stride, std::int64_t rows, std::int64_t n,
                                            std::int64_t padded, bf16* to, std::int64_t component_stride,
                                            InPlace in_place, ScaleOf scale_of) {
   using T = std::remove_cvref_t<decltype(*row_at(0))>;
   using Scale = decltype(scale_of(0));
   ComponentRows result;
-  const auto split = [&](std::int64_t r, std::int64_t size, Inspector<Range>& inspector) {
+  const auto split = [&](std::int64_t r, std::int64_t size, RepresentableCheck<Representable>& check) {
     result.row[r] = to + r * padded;
     const std::int64_t from = r < rows ? r : 0;
-    split_row<kComponents>(row_at(from), stride, size, padded, to + r * padded, component_stride, inspector,
+    split_row<kComponents>(row_at(from), stride, size, padded, to + r * padded, component_stride, check,
                            scale_of(from));
   };
   if constexpr (kComponents == 1 && std::is_same_v<T, bf16> && std::is_same_v<Scale, NoScale>) {
@@ -195,28 +196,29 @@ template <int kComponents, class Range, class RowAt, class ScaleOf>
         copy_row(result.row[r], r < rows ? n : 0, padded, to + r * padded);
         result.row[r] = to + r * padded;
       }
-      if (rows_are_representable<Range>(result.row, stays ? n : padded)) return result;
+      if (rows_are_representable<Representable>(result.row, stays ? n : padded)) return result;
     }
   }
-  Inspector<Range> all;
+  RepresentableCheck<Representable> all;
   for (std::int64_t r = 0; r < 32; ++r) split(r, r < rows ? n : 0, all);
-  for (std::int64_t r = 0; all.found() && r < rows; ++r) {  // which rows?
-    Inspector<Range> one;
+  for (std::int64_t r = 0; all.failed() && r < rows; ++r) {  // finds which rows
+    RepresentableCheck<Representable> one;
     split(r, n, one);
-    if (!one.found()) continue;
+    if (!one.failed()) continue;
     result.not_representable |= std::uint32_t{1} << r;
     split(r, 0, one);
   }
   return result;
 }
-template <int kComponents, class Range, class RowAt>
+template <int kComponents, class Representable, class RowAt>
 ComponentRows split_rows(const RowAt& row_at, std::int64_t stride, std::int64_t rows, std::int64_t n,
                          std::int64_t padded, bf16* to, std::int64_t component_stride, InPlace in_place) {
-  return split_rows<kComponents, Range>(row_at, stride, rows, n, padded, to, component_stride, in_place,
-                                        [](std::int64_t) { return NoScale(); });
+  return split_rows<kComponents, Representable>(row_at, stride, rows, n, padded, to, component_stride, in_place,
+                                                [](std::int64_t) { return NoScale(); });
 }
 
-// Four vectors of 32-bit columns, each with a row in every 128-bit part -> four vectors with a column in every part.
+// In: four vectors, each with a row of four 32-bit elements in every 128-bit part. Out: four vectors with a column in
+// every part.
 [[gnu::always_inline]] inline void transpose_parts(vec (&x)[4]) {
   using Column = std::uint32_t;
   using Columns = std::uint64_t;
@@ -229,9 +231,9 @@ ComponentRows split_rows(const RowAt& row_at, std::int64_t stride, std::int64_t 
   }
 }
 
-// 32 rows of queries of n elements -> tiles [padded / 32][2][16 pairs of columns][16 rows], rows in the lanes, pairs
-// merged, and 0 in columns past the parts that have elements; of the component that lies `component` elements behind
-// the first.
+// 32 query rows of n elements -> tiles [padded / 32][2][16 pairs of columns][16 rows], rows in the lanes, pairs
+// merged. Columns past the last part with elements are 0. `component` is the offset in elements of the component to
+// pack.
 [[gnu::noinline]] inline void tile_queries(const ComponentRows& rows, std::int64_t component, std::int64_t n,
                                            std::int64_t padded, char* tiles) {
   auto* to = reinterpret_cast<float*>(tiles);
@@ -260,8 +262,8 @@ ComponentRows split_rows(const RowAt& row_at, std::int64_t stride, std::int64_t 
       }
 }
 
-// 32 rows (keys) of n values -> tiles [n / 16, rounded up][16 columns][32 keys], likewise. Columns past the parts that
-// have elements are left as they are. Pairs are of keys kApart apart: 1, in their order, or 16.
+// 32 rows (keys) of n values -> tiles [n / 16, rounded up][16 columns][32 keys], likewise. Columns past the last part
+// with elements are left as they are. A pair is two keys kApart apart: 1 (neighbours) or 16.
 template <std::int64_t kApart = 1>
 [[gnu::noinline]] inline void tile_values(const ComponentRows& rows, std::int64_t component, std::int64_t n,
                                           char* tiles) {

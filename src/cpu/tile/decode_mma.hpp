@@ -1,48 +1,49 @@
-// The two matrix products of attention for a few query rows, bound by reading K and V: lanes run along d and dv, so
-// that a single row fills them, and every key is loaded (and widened) once for up to 4 rows, or 8.
+// The two matrix products of attention for a few query rows, bound by reading K and V. Vector lanes run along d and
+// dv, so that a single row fills them, and each key is loaded (and widened) once for up to 4 rows, or 8.
 #pragma once
 
 #include "cpu/tile/deinterleave.hpp"
 #include "cpu/tile/dtype.hpp"
-#include "cpu/tile/panel.hpp"
 #include "cpu/tile/prefetcher.hpp"
+#include "cpu/tile/query_block.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 
-// Rows of a tile: 4, and 8 where registers hold so many sums.
+// Query rows of a tile: 4, or 8 where the registers hold that many sums.
 inline constexpr int kRowsOfTile = 4, kMaxRowsOfTile = kLanes == 16 ? 8 : kRowsOfTile;
 
-// Keys of a block and of a tile, at most.
+// The largest number of keys of a block and of a tile.
 inline constexpr std::int64_t kKeysOfBlock = 64, kMaxKeysOfTile = 16;
 
-// Lines of memory in n vectors of T, at least one.
+// The number of cache lines in n vectors of T, at least one.
 template <class T>
 constexpr int lines_of(int n) {
   const int bytes = n * kLanes * static_cast<int>(sizeof(T)) / static_cast<int>(kPerUnit<T>);
   return bytes < 64 ? 1 : bytes / 64;
 }
 
-// Elements of a group that is read in place, at least.
+// The smallest group that is dequantised in place.
 inline constexpr std::int64_t kMinGroup = 16;
 
-// Scales and zeros of a block's rows.
+// The scales and zeros of a block's keys.
 struct RowScales {
   float *scale, *zero;  // [group][kKeysOfBlock], then kMaxKeysOfTile more: a tile reads past the last key
-  int group_log2;       // of a group's elements
+  int group_log2;       // log2 of the elements of a group
 };
 
-// Reads kLanes elements from column i on, of the rows of keys j, j + 1, ...: as the cache has them.
+// A reader of kLanes elements from column i on, of the rows of keys j, j + 1, ...: this one for elements without
+// scales.
 template <class T>
 struct AsStored {
   using Element = T;
   AsStored(const RowScales&, std::int64_t i, std::int64_t) : first_(i / kPerUnit<T>) {}
-  // Of the row of key j + x.
+  // `row` is that of key j + x.
   [[gnu::always_inline]] vec load(const T* row, int) const { return load_any(row + first_); }
 
  private:
   std::int64_t first_;
 };
-// The same as (code - zero) * scale, where groups are whole vectors.
+// A reader that gives (code - zero) * scale. Groups are whole vectors.
 template <class T, bool kHasZero>
 struct Dequantized {
   using Element = T;
@@ -60,7 +61,7 @@ struct Dequantized {
   const float *scale_, *zero_;
 };
 
-// Whether this reader's rows are read deinterleaved, as far as they are whole pairs of vectors (deinterleave.hpp).
+// Whether this reader deinterleaves the whole pairs of vectors of a row (deinterleave.hpp).
 template <class Reader>
 inline constexpr bool kDeinterleaves = std::is_same_v<Reader, AsStored<bf16>>;
 

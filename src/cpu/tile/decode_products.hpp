@@ -1,5 +1,5 @@
-// attention_decode's products by the type of the rows that they read: elements of the cache in place, or packed floats.
-// All else of the kernel is the same for every type, and compiled once.
+// The products of attention_decode, for each type of the rows that they read: elements of the cache in place, or
+// packed floats. The rest of the kernel is the same for every type and compiled once.
 #pragma once
 
 #include "cpu/tile/decode_mma.hpp"
@@ -7,9 +7,9 @@
 
 namespace rapt::cpu::RAPT_ISA {
 
-// The products of one panel with keys [begin, end) of a block.
+// The products of one query block and keys [begin, end) of a block.
 struct Products {
-  // s[key][row] = q . k, and what a tile computes past the last key, which is that key's again.
+  // s[key][row] = q . k. A tile may write scores past the last key; these repeat the last key's.
   void (*dots)(std::int64_t rows, const float* q, std::int64_t q_stride, std::int64_t d, const std::byte* const* k,
                const RowScales& scales, std::int64_t begin, std::int64_t end, float* s, std::int64_t s_stride,
                Prefetcher& prefetcher);
@@ -17,12 +17,12 @@ struct Products {
   void (*add)(std::int64_t rows, const float* p, std::int64_t p_stride, const std::byte* const* v,
               const RowScales& scales, std::int64_t dv, std::int64_t begin, std::int64_t end, float* o,
               std::int64_t o_stride, Prefetcher& prefetcher);
-  // kLanes elements of key j's row.
+  // Widens kLanes elements of key j's row.
   void (*widen)(const std::byte* row, const RowScales& scales, std::int64_t j, std::int64_t column, float* to);
 };
 
-// The column at which a vector of O starts in V and out: the last one covers some columns again rather than read past
-// the row. (Q's last vector does not: load_tail() has zeros there, or products would count twice.)
+// The column of V and out that vector c of O starts at. The last vector overlaps the one before instead of reading
+// past the row. (Q's last vector does not overlap: load_tail() has zeros there, or products would count twice.)
 inline std::int64_t column_of(std::int64_t c, std::int64_t dv) {
   return min(c, dv - kLanes);
 }
@@ -63,7 +63,7 @@ void add_of(std::int64_t rows, const float* p, std::int64_t p_stride, const std:
                                                            o_stride, prefetcher);
         };
         for (; c + kC * kLanes <= whole; c += kC * kLanes) strip(std::integral_constant<int, kC>(), c);
-        // As many at once as there are: each column is one chain of sums.
+        // Then as many vectors at once as remain: each column is a dependent chain of sums.
         if constexpr (kC > 4)
           if (c + 4 * kLanes <= whole) strip(std::integral_constant<int, 4>(), c), c += 4 * kLanes;
         if constexpr (kC > 2)
@@ -81,12 +81,12 @@ void widen_of(const std::byte* row, const RowScales& scales, std::int64_t j, std
 template <class Reader>
 inline constexpr Products kProducts = {dots_of<Reader>, add_of<Reader>, widen_of<Reader>};
 
-// Of rows of elements as they are.
+// For rows without scales, or with one scale a row.
 inline const Products& products_of(DType dtype) {
   return *with_cache_type(dtype, [](auto element) { return &kProducts<AsStored<decltype(element)>>; });
 }
 
-// Of n elements in groups with scales of their own.
+// For rows of n elements in groups that have a scale each.
 inline bool has_products_of_groups(DType dtype, const Quantization& quant, std::int64_t n) {
   const bool whole_vectors = n % kLanes == 0 && quant.group % kMinGroup == 0;
   const bool takes_zeros = dtype == DType::i8 || dtype == DType::i4x2;

@@ -1,5 +1,5 @@
-// What attention_decode does with the scores of a panel of rows, which fill vectors together with several keys: one row
-// has 16 keys in a vector of 16 lanes, where a key to a vector would waste 15 exponentials of 16.
+// Scores and softmax of attention_decode. A vector holds the scores of several keys for all rows of the query block:
+// of one row, 16 keys fill a vector of 16 lanes, where one key to a vector would waste 15 of 16 exponentials.
 #pragma once
 
 #include "cpu/tile/softmax.hpp"
@@ -10,7 +10,7 @@ template <int kStride, int... kLane>
 [[gnu::always_inline]] inline vec spread_lanes(vec x, std::integer_sequence<int, kLane...>) {
   return vec(__builtin_shufflevector(x.data, x.data, (kLane / kStride)...));
 }
-// In lane i that of i / stride, a power of two up to kLanes.
+// Lane i of the result is lane i / stride of x; stride is a power of two up to kLanes.
 template <int kStride = 1>
 [[gnu::always_inline]] inline vec spread(vec x, std::int64_t stride) {
   if constexpr (kStride < kLanes)
@@ -21,27 +21,28 @@ template <int kStride = 1>
 // Scores, and then weights, of keys [begin, end) of a block.
 struct DecodeScores {
   float* s;             // [key][stride], from the block's first key on, with room for a vector past the last one
-  std::int64_t stride;  // at least the panel's rows; a power of two up to kLanes
+  std::int64_t stride;  // at least the query block's rows; a power of two up to kLanes
   std::int64_t begin, end;
 
-  // The vectors that have them, as floats of s.
+  // The vectors that hold these scores: [from(), to()), in floats of s.
   std::int64_t from() const { return begin * stride / kLanes * kLanes; }
   std::int64_t to() const { return round_up(end * stride, kLanes); }
 
-  // Key j's by factor[j], of which there is a vector past the last one.
+  // Multiplies the scores of key j by factor[j]. `factor` has room for a vector past the last key.
   void multiply(const float* factor) const {
     for (std::int64_t x = from(); x < to(); x += kLanes)
       store(s + x, load(s + x) * spread(load_any(factor + x / stride), stride));
   }
-  // Hides from each row the keys that it does not see; `k0`: of the block's first key.
-  void mask(const Panel& panel, std::int64_t k0) const {
-    for (std::int64_t r = 0; r < panel.rows; ++r) {
-      const std::int64_t first = clamp(panel.first(r) - k0, begin, end), last = clamp(panel.last(r) - k0, first, end);
+  // Sets the scores of keys that a row does not see to -inf. `k0` is the position of the block's first key.
+  void mask(const QueryBlock& q_block, std::int64_t k0) const {
+    for (std::int64_t r = 0; r < q_block.rows; ++r) {
+      const std::int64_t first = clamp(q_block.first(r) - k0, begin, end),
+                         last = clamp(q_block.last(r) - k0, first, end);
       for (std::int64_t j = begin; j < first; ++j) s[j * stride + r] = -__builtin_inff();
       for (std::int64_t j = last; j < end; ++j) s[j * stride + r] = -__builtin_inff();
     }
   }
-  // What lies in their vectors and is no score: rows from `rows` on, and in front of the first key and past the last.
+  // Clears lanes that hold no score: rows from `rows` on, and keys before `begin` and from `end` on.
   void clear_rest(std::int64_t rows) const {
     if (rows < stride) {
       alignas(64) float lane[kLanes];
@@ -52,16 +53,16 @@ struct DecodeScores {
     for (std::int64_t x = from(); x < begin * stride; ++x) s[x] = -__builtin_inff();
     if (end * stride < to()) store_any(s + end * stride, minus_infinity());
   }
-  // Lane i has that of row i % stride.
+  // The maximum of row i % stride, in lane i.
   vec maximum() const {
     vec top = minus_infinity();
     for (std::int64_t x = from(); x < to(); x += kLanes) top = xsimd::max(top, load(s + x));
     return over_period(
         top, stride, [](vec a, vec b) __attribute__((always_inline)) { return xsimd::max(a, b); });
   }
-  // S -> P = 2^S; returns the sums of rows, in lane i that of row i % stride. `sums`: [kLanes][kLanes]. Keys kLanes
-  // apart are summed first and these sums in a tree, however many rows a key has: a row's bits do not depend on those
-  // beside it.
+  // S -> P = 2^S. Returns the row sums, that of row i % stride in lane i. `sums` is scratch, [kLanes][kLanes]. Keys
+  // kLanes apart are summed first and these sums in a tree, whatever the number of rows, so that a row's bits do not
+  // depend on the rows beside it.
   vec to_weights(ToExponents e, float* sums) const {
     const auto sum_of = [&](std::int64_t n) { return sums + n * kLanes; };
     for (std::int64_t n = 0; n < stride; ++n) store(sum_of(n), vec(0.f));

@@ -1,13 +1,13 @@
-// Rows of bf16 with the even elements of 2 kLanes before the odd ones: pairs, as they lie, become such vectors by one
-// operation each, where widening in order takes a shuffle and a shift. Rows that are multiplied by them, and sums of
-// them, are in that order, too. Elements past the last whole 2 kLanes stay in order.
+// Rows of bf16 whose 2 kLanes elements are stored even ones first, then odd ones. One operation each makes such
+// vectors of pairs in memory, where widening in order takes a shuffle and a shift. Rows that are multiplied by them,
+// and sums of them, have the same order. Elements past the last whole 2 kLanes stay in order.
 #pragma once
 
 #include "cpu/tile/vec.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 
-// Of n elements so many are deinterleaved.
+// How many of n elements are deinterleaved.
 inline std::int64_t deinterleaved(std::int64_t n) {
   return n / (2 * kLanes) * (2 * kLanes);
 }
@@ -22,7 +22,8 @@ inline std::int64_t deinterleaved(std::int64_t n) {
   return cast_to_float(cast_to_int(pairs) & ivec(-0x10000));
 }
 
-// Every second lane of both, from kFirst on; and in turns the lanes of both, from lane kFirst of each on.
+// every_second: lanes kFirst, kFirst + 2, ... of a and then of b. in_turns: lanes of a and b in turns, from lane
+// kFirst of each on.
 template <int kFirst, int... kLane>
 [[gnu::always_inline]] inline vec every_second(vec a, vec b, std::integer_sequence<int, kLane...>) {
   return vec(__builtin_shufflevector(a.data, b.data, (2 * kLane + kFirst)...));
@@ -32,7 +33,7 @@ template <int kFirst, int... kLane>
   return vec(__builtin_shufflevector(a.data, b.data, (kLane % 2 * kLanes + kFirst + kLane / 2)...));
 }
 
-// Rows of n numbers, in place.
+// In place, for rows of n numbers.
 inline void deinterleave(float* row, std::int64_t n) {
   using Lanes = std::make_integer_sequence<int, kLanes>;
   for (float* const end = row + deinterleaved(n); row < end; row += 2 * kLanes) {

@@ -1,5 +1,5 @@
-// What the kernels of delta_rule do before the rule: rows of a token as fp32, normalised, and decays and beta out of
-// what models project. Rows are filled up to whole vectors: with 0, and with decays of 1.
+// The inputs of the delta_rule kernels: rows of a token as fp32, normalised if asked for; decays and beta computed
+// from a model's projections. Rows are padded to whole vectors, with 0; decays with 1.
 #pragma once
 
 #include "cpu/registry.hpp"
@@ -7,7 +7,7 @@
 
 namespace rapt::cpu::RAPT_ISA {
 
-// 1 / x to about 1 ulp, for numbers whose inverse is a normal number; exact for powers of 2.
+// 1 / x to about 1 ulp if that is a normal number; exact for powers of 2.
 [[gnu::always_inline]] inline vec inverse_of(vec x) {
 #if defined(RAPT_HAVE_RCP14)
   const vec y = rcp14(x);
@@ -16,8 +16,8 @@ namespace rapt::cpu::RAPT_ISA {
   return vec(1.f) / x;
 #endif
 }
-// e^x to about 1 ulp, 0 below the normal numbers. Past 88.02 it stays at e^88.02, nearly 2^127: what it multiplies
-// overflows soon enough.
+// e^x to about 1 ulp, and 0 below the normal numbers. From x = 88.02 on it stays at e^88.02, nearly 2^127: products
+// with it overflow anyway.
 [[gnu::always_inline]] inline vec exp_of(vec x) {
   x = xsimd::min(vec(88.02f), xsimd::max(vec(-200.f), x));  // in this order NaN stays
   const vec rounded = x * vec(kLog2e);
@@ -26,7 +26,8 @@ namespace rapt::cpu::RAPT_ISA {
   const vec power = exp2(rounded);
   return fma(power * rest, vec(static_cast<float>(kLn2)), power);
 }
-// 0 below the normal numbers on every ISA: a gate's rate may multiply it by as much as fp32 has.
+// Flushes denormals to 0 on every ISA, since a gate's rate, which may be as large as fp32 allows, may multiply the
+// result.
 [[gnu::always_inline]] inline vec sigmoid_of(vec x) {
   const vec share = inverse_of(vec(1.f) + exp_of(vec(0.f) - x));
   return xsimd::select(vec(0x1p-126f) > share, vec(0.f), share);
@@ -53,12 +54,13 @@ inline float first_of(vec x) {
   return lane[0];
 }
 
-// States are kept divided by e, the product of each channel's decays since its window of tokens began. A token that
-// would take some e out of [kWindowMin, kWindowMax] begins a new window, in which e starts from kWindowStart: a
-// window spans 2^72, ten tokens that decay by e^-5 each, and what it divides by e stays below 2^49 times what it was.
+// Kernels keep Z = S / e, where e is the product of each channel's decays since the window of tokens began. A token
+// that would take some e out of [kWindowMin, kWindowMax] begins a new window, in which e starts from kWindowStart. A
+// window spans 2^72, ten tokens that decay by e^-5 each. A number divided by e grows by less than 2^49.
 inline constexpr float kWindowStart = 0x1p24f, kWindowMin = 0x1p-48f, kWindowMax = 0x1p28f;
-// Makes e of a token, [n], from the `decay` of its channels and e `before` it. True: it begins a window, and `opening`
-// is e before over kWindowStart: what the state kept so far is to be multiplied by, beside the decay.
+// Computes e of a token, [n], from the `decay` of its channels and the e `before` it. Returns true if the token begins
+// a window; then `opening` is the e before it over kWindowStart, and Z must be multiplied by `opening` and by the
+// decay.
 [[gnu::always_inline]] inline bool next_e(const float* before, const float* decay, std::int64_t n, bool is_first,
                                           float* e, float* opening) {
   vec smallest(kWindowStart), largest(kWindowStart);
@@ -75,7 +77,7 @@ inline constexpr float kWindowStart = 0x1p24f, kWindowMin = 0x1p-48f, kWindowMax
   return true;
 }
 
-// The rows of one head's tokens, and of the heads after it.
+// The rows of one head's tokens in a tensor, and of the heads that follow it.
 struct HeadRows {
   const std::byte* first;                       // null: the tensor is not given
   std::int64_t token_step, head_step, element;  // bytes
@@ -94,7 +96,7 @@ struct HeadRows {
   }
 };
 
-// One state head of one sequence.
+// The tokens of one state head of one sequence.
 class DeltaTokens {
  public:
   DeltaTokens(const DeltaRuleParams& p, std::int64_t b, std::int64_t h)
@@ -110,16 +112,16 @@ class DeltaTokens {
         beta_(rows_of(p.beta, h)),
         out_(rows_of(p.out, h * p.reads)) {
     if (!p.a_log) return;
-    // Finite, so that a gate of 0 stays 0.
+    // Kept finite, so that a gate of 0 stays 0.
     constexpr double kMax = 0x1.fffffep127;
     const double rate = __builtin_exp(static_cast<double>(p.a_log[h * p.a_log_stride]));
     rate_ = static_cast<float>(rate > kMax ? kMax : rate);
   }
   std::int64_t count() const { return range_.count; }
 
-  // Rows of a token: as they lie if that is whole vectors of fp32, else copied to `scratch`.
+  // A token's row: in place if it is whole vectors of contiguous fp32, else copied to `scratch`.
   const float* k(std::int64_t token, float* scratch) const { return row(k_, token, 0, 0, p_.d, scratch); }
-  // Of the state head's query head `r`.
+  // The row of query head `r` of the state head.
   const float* q(std::int64_t token, std::int64_t r, float* scratch) const {
     return row(q_, token, r, 0, p_.d, scratch);
   }
@@ -127,12 +129,12 @@ class DeltaTokens {
   const float* v(std::int64_t token, std::int64_t begin, std::int64_t end, float* scratch) const {
     return row(v_, token, 0, begin, end - begin, scratch);
   }
-  // Of what the results are, as an input: their gradient.
+  // A row of the gradient of out (the backward reads it where the forward writes out).
   const float* out(std::int64_t token, std::int64_t r, float* scratch) const {
     return row(out_, token, r, 0, p_.dv, scratch);
   }
-  // Fetches the rows of a token into L2: they lie far apart, which the hardware's prefetchers do not follow. Inline,
-  // for GCC drops calls that do nothing but prefetch.
+  // Prefetches the rows of a token into L2. They are far apart in memory, which hardware prefetchers do not follow.
+  // Always inline, because GCC drops calls that only prefetch.
   [[gnu::always_inline]] void prefetch_inputs(std::int64_t token, bool v, bool others) const {
     prefetch(k_, token, 0, p_.d);
     if (p_.decay == Decay::channel) prefetch(g_, token, 0, p_.d);
@@ -140,7 +142,7 @@ class DeltaTokens {
     if (!others) return;
     for (std::int64_t r = 0; r < p_.reads; ++r) prefetch(q_, token, r, p_.d), prefetch(out_, token, r, p_.dv);
   }
-  // Those of a token that comes a while after this one.
+  // Prefetches the rows of the token kAhead tokens later.
   [[gnu::always_inline]] void prefetch_ahead_of(std::int64_t token) const {
     constexpr std::int64_t kAhead = 8;
     if (token + kAhead < count()) prefetch_inputs(token + kAhead, true, true);
@@ -152,7 +154,7 @@ class DeltaTokens {
     const std::byte* const from = rows.at(token, head);
     for (std::int64_t i = 0; i < n * rows.element; i += 64) __builtin_prefetch(from + i, kWrites, 2);
   }
-  // What a row of q or k is multiplied by to have a norm of 1, where that is asked for.
+  // The factor that gives a row of q or k a norm of 1, if normalisation is asked for, else 1.
   float factor(const float* row) const {
     if (!p_.l2norm) return 1;
     vec sum(0.f);
@@ -172,7 +174,7 @@ class DeltaTokens {
         store_strided(to + c * inner, inner, min(kLanes, n - c), load(from + c));
     });
   }
-  // The rows of this sequence in a tensor of the call, of heads from this one on.
+  // This sequence's rows of a tensor, of head `head` and those after it.
   HeadRows rows_of(const TokenRows& rows, std::int64_t head) const { return {rows, b_, range_.first, head}; }
 
   // The decay, e^g, of every channel.
@@ -193,8 +195,8 @@ class DeltaTokens {
     return p_.beta_double ? 2 * share : share;
   }
 
-  // The chain rule back through what is computed here. For a row: `dx` is the gradient of the row times its factor, and
-  // becomes that of the row as given; ...
+  // The chain rule for the computations above. row_gradient: `dx` is the gradient of the row times its factor on
+  // entry, and of the row as given on return.
   void row_gradient(const float* row, float factor, float* dx) const {
     vec sum(0.f);
     for (std::int64_t c = 0; c < padded_; c += kLanes) sum = fma(load_any(row + c), load(dx + c), sum);
@@ -202,15 +204,15 @@ class DeltaTokens {
     for (std::int64_t c = 0; c < padded_; c += kLanes)
       store(dx + c, (load(dx + c) - load_any(row + c) * along) * vec(factor));
   }
-  // ... of beta; ...
+  // The gradient of beta as given.
   float beta_gradient(std::int64_t token, float dbeta) const {
     if (p_.beta_double) dbeta *= 2;
     if (!p_.beta_sigmoid) return dbeta;
     const float share = first_of(sigmoid_of(vec(number(beta_, token))));
     return dbeta * share * (1 - share);
   }
-  // ... of g, from that of each channel's logarithm of a decay: [d], or one where g is not given for channels. What
-  // a_log's gradient gets is added to `a_log`.
+  // The gradient of g as given, from that of each channel's log decay: [d], or one number where g is not given per
+  // channel. Adds to `a_log` its share of the gradient of a_log.
   void decay_gradient(std::int64_t token, const float* dlog, float* dg, double& a_log) const {
     vec of_a_log(0.f);
     if (p_.decay == Decay::channel) {
@@ -225,7 +227,7 @@ class DeltaTokens {
     store(dg, gate_gradient(vec(sum_of(sum)), vec(number(g_, token)), 0, of_a_log));
     a_log += static_cast<double>(first_of(of_a_log));
   }
-  // Where the row of a token's head lies in [tokens of all sequences][heads].
+  // The index of a token's head in [tokens of all sequences][heads].
   std::int64_t index(std::int64_t token, std::int64_t head, std::int64_t heads) const {
     return (b_ * p_.t + range_.first + token) * heads + head;
   }
@@ -244,7 +246,7 @@ class DeltaTokens {
     const std::byte* const from = rows.at(token, 0);
     return rows.type == DType::f32 ? *reinterpret_cast<const float*>(from) : number_at(from, rows.type, 0);
   }
-  // The logarithm of the decay of channels [c, c + kLanes), whose g is given.
+  // The log decay of channels [c, c + kLanes), from their g.
   vec log_decay(vec g, std::int64_t c) const {
     if (!p_.gate) return g;
     const vec z = biased(g, c);
@@ -257,8 +259,8 @@ class DeltaTokens {
     return g +
            (p_.decay == Decay::channel ? load_strided(bias, p_.dt_bias_stride_d, min(kLanes, p_.d - c)) : vec(*bias));
   }
-  // Of the gradient of the logarithm, that of g; what a_log's gets is added to `a_log`. A gradient of 0 gives 0, also
-  // where the gate is at infinity.
+  // From the gradient of the log decay, that of g. Adds to `a_log` its share of the gradient of a_log. A gradient of 0
+  // gives 0, even where the gate is infinite.
   vec gate_gradient(vec dlog, vec g, std::int64_t c, vec& a_log) const {
     if (!p_.gate) return dlog;
     const vec z = biased(g, c), zero(0.f);
@@ -279,7 +281,7 @@ class DeltaTokens {
   float rate_ = 1;
 };
 
-// f(T()) for the types that states can have.
+// Calls f(T()) for the type of a state.
 template <class F>
 auto with_state_type(DType type, F f) {
   return type == DType::bf16 ? f(bf16()) : f(float());
@@ -288,7 +290,7 @@ template <class T>
 T* state_at(const StateRows& s, std::int64_t slot, std::int64_t head) {
   return static_cast<T*>(s.data) + s.at(slot, head);
 }
-// Columns [begin, begin + n) of a row of a state. `state` is s.at().
+// Loads columns [begin, begin + n) of a row of a state; `state` is the result of s.at().
 inline vec load_state(const StateRows& s, std::int64_t state, std::int64_t row, std::int64_t begin, std::int64_t n) {
   return with_state_type(s.type, [&](auto element) {
     const auto* const from = static_cast<const decltype(element)*>(s.data) + state;

@@ -1,12 +1,12 @@
-// Dropout with lanes = queries: which weights semantics/dropout.hpp drops, for whole vectors.
+// Dropout with query rows in the lanes: evaluates semantics/dropout.hpp for whole vectors.
 //
-// One draw, Philox of a (query, 8 keys) pair, has two products of 32 bits a round. The products of a vector's lanes
-// fill two vectors of 64-bit lanes, whose lower halves hold the words; the upper ones hold what comes along. In round 1
-// one product depends on the query alone and one on the keys alone, and so it is in round 2: those are not made again
-// for every draw, which costs 8 rounds of 12 instructions with AVX-512 (16 lanes x 8 keys), of 16 with AVX2 (8 x 8).
+// One draw is Philox for a (query, 8 keys) pair. A round has two products of 32 bits. Two vectors of 64-bit lanes hold
+// the products of a vector's lanes: the words are in the lower halves, the upper halves are ignored. In rounds 1 and 2
+// one product depends on the query alone and one on the keys alone, so these are computed once and not per draw. A
+// draw then costs 8 rounds of 12 instructions with AVX-512 (16 lanes x 8 keys), of 16 with AVX2 (8 x 8).
 #pragma once
 
-#include "cpu/tile/panel.hpp"
+#include "cpu/tile/query_block.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 
@@ -14,24 +14,26 @@ namespace rapt::cpu::RAPT_ISA {
 using WordLanes = GccVector<std::uint64_t, kLanes / 2>;
 using Bits = GccVector<std::int32_t, kLanes>;
 
-// The upper halves, moved to the lower ones.
+// Moves the upper halves of 64-bit lanes to the lower halves.
 template <std::size_t... kLane>
 [[gnu::always_inline]] inline WordLanes high_halves(WordLanes x, std::index_sequence<kLane...>) {
   const Bits bits = (Bits)x;
   return (WordLanes)__builtin_shufflevector(bits, bits, (static_cast<int>(kLane) | 1)...);
 }
-// The lower halves of both, a vector of lanes: within 128 bits two of each, which is one instruction everywhere.
+// One vector of the lower halves of both. Each 128 bits have two lanes of a and two of b, which is one instruction on
+// every ISA.
 template <std::size_t... kLane>
 [[gnu::always_inline]] inline Bits low_halves(WordLanes a, WordLanes b, std::index_sequence<kLane...>) {
   return __builtin_shufflevector((Bits)a, (Bits)b,
                                  (static_cast<int>(kLane % 4 / 2 * kLanes + kLane / 4 * 4 + kLane % 2 * 2))...);
 }
-// The lane that 64-bit lane i of the first or second vector is.
+// The lane of a vector of rows that 64-bit lane i of the first or second vector stands for.
 constexpr int lane_of_word(int i, int second) {
   return i / 2 * 4 + second * 2 + i % 2;
 }
 
-// x / (1 - p) where a weight is kept, else 0: a selection, as what is not finite in a dropped value must not leak.
+// x / (1 - p) where a weight is kept, else 0. It selects instead of multiplying: inf or NaN of a dropped value must
+// not leak.
 struct AfterDropout {
   Bits kept;  // lanes of 0 or -1
   vec scale;
@@ -42,7 +44,7 @@ struct AfterDropout {
   }
 };
 
-// What a vector of rows drops.
+// The draws of one vector of query rows.
 class DroppedLanes {
  public:
   DroppedLanes(const Head& head, const Row* row) : dropout_(head.p.score.dropout) {
@@ -61,7 +63,7 @@ class DroppedLanes {
     }
   }
 
-  // Of keys [8 n, 8 n + 8).
+  // Draws for keys [8 n, 8 n + 8).
   [[gnu::always_inline]] void draw(std::int64_t n, AfterDropout (&after)[kKeysOfDraw]) const {
     const auto low = [](std::uint64_t x) { return std::uint64_t{static_cast<std::uint32_t>(x)}; };
     const std::uint64_t of_keys = kPhiloxMultiplier[0] * low(static_cast<std::uint64_t>(n));
@@ -102,10 +104,10 @@ class DroppedLanes {
 
   DropoutParams dropout_;
   std::uint64_t key_[kPhiloxRounds][2];
-  WordLanes first_[2], second_[2];  // the products of rounds 1 and 2 that depend on the query
+  WordLanes first_[2], second_[2];  // the products of rounds 1 and 2 that depend on the query alone
 };
 
-// f(j, after_dropout) for keys [begin, end) of the block at k0, a multiple of 8, and one vector of the panel's rows.
+// Calls f(j, after_dropout) for keys [begin, end) of the block at k0, a multiple of 8, and one vector of query rows.
 template <class F>
 [[gnu::always_inline]] inline void for_each_drawn_key(const Head& head, const Row* row, std::int64_t k0,
                                                       std::int64_t begin, std::int64_t end, F f) {
@@ -120,8 +122,8 @@ template <class F>
   }
 }
 
-// The weights of keys [begin, end) that lie at p[key][width]. (One that is not finite makes
-// its row's sum NaN, and so the row, even where it is dropped.)
+// Applies dropout to the weights of keys [begin, end) at p[key][width]. (A weight that is not finite makes its row's
+// sum NaN, and so the row, even where it is dropped.)
 [[gnu::noinline]] inline void drop_weights(const Head& head, const Row* row, std::int64_t k0, std::int64_t begin,
                                            std::int64_t end, std::int64_t width, float* p) {
   for_each_drawn_key(

@@ -6,14 +6,14 @@
 
 namespace rapt::cpu::RAPT_ISA {
 
-// f(T()) for f32, bf16 and f16: what elements of q (but f8e4m3), out and caches that are not quantised can be.
+// Calls f(T()) for f32, bf16 or f16: the types of out, of q (other than f8e4m3), and of caches that are not quantised.
 template <class F>
 auto with_float_type(DType dtype, F f) {
   if (dtype == DType::bf16) return f(bf16());
   if (dtype == DType::f16) return f(f16());
   return f(float());
 }
-// Likewise, for all that elements of k and v can be.
+// Likewise, for every type that k and v can have.
 template <class F>
 auto with_cache_type(DType dtype, F f) {
   switch (dtype) {
@@ -30,7 +30,7 @@ auto with_cache_type(DType dtype, F f) {
   }
 }
 
-// Element `at` of an array of a type that with_float_type() takes, as fp32.
+// Element `at` of an array of f32, bf16 or f16, as fp32.
 inline float number_at(const void* base, DType dtype, std::int64_t at) {
   return with_float_type(dtype, [&](auto e) {
     alignas(64) float lane[kLanes];
@@ -39,7 +39,7 @@ inline float number_at(const void* base, DType dtype, std::int64_t at) {
   });
 }
 
-// Elements in one T, which is what strides and addresses count.
+// The number of elements in one T. Strides and addresses count in units of T, and an i4x2 has two elements.
 template <class T>
 inline constexpr std::int64_t kPerUnit = std::is_same_v<T, i4x2> ? 2 : 1;
 

@@ -1,30 +1,31 @@
-// O^T / l -> out, and lse; or the panel's partial results, for attention_combine.
+// The end of a query block: out = O^T / l, and lse; or partial results for attention_combine.
 #pragma once
 
 #include "cpu/tile/softmax.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 
-// Rows of O^T, over l if `normalise`, go to where `row_of` leads: lane -> T*. Returns false if some fp32 element is not
-// finite: then a masked value may have leaked into it (0 * inf) and the panel must be computed again with care. A leak
-// never turns finite again, so checking here is enough. (A finite one past the largest fp16 is stored as infinity, and
-// is right.) A sum of 0 is stored as +0: in sums of components its sign may come from values that the row does not see.
+// Stores rows of O^T, divided by l if `normalise`, to row_of(lane), a T*. Returns false if some fp32 element is not
+// finite: then the value of a masked key may have leaked into it (0 * inf), and the caller must compute the query
+// block again with care. Checking here is enough, since a leaked inf or NaN never becomes finite again. (A finite
+// element past the largest fp16 is stored as infinity, which is right.) A sum of 0 is stored as +0: in sums of
+// components its sign may come from values that the row does not see.
 template <class T, class RowOf>
-[[gnu::noinline]] bool store_output(RowOf row_of, std::int64_t inner, std::int64_t dv, const Panel& panel,
+[[gnu::noinline]] bool store_output(RowOf row_of, std::int64_t inner, std::int64_t dv, const QueryBlock& q_block,
                                     bool normalise) {
-  if (!panel.started)
-    for (std::int64_t i = 0; i < dv * panel.width; i += kLanes) store(panel.ot + i, vec(0.f));
+  if (!q_block.started)
+    for (std::int64_t i = 0; i < dv * q_block.width; i += kLanes) store(q_block.ot + i, vec(0.f));
   vec poison[4] = {vec(0.f), vec(0.f), vec(0.f), vec(0.f)};  // x * 0 is NaN for inf and NaN; four chains
-  for (std::int64_t lane = 0; lane < panel.width; lane += kLanes) {
-    const std::int64_t rows = min(kLanes, panel.rows - lane);
+  for (std::int64_t lane = 0; lane < q_block.width; lane += kLanes) {
+    const std::int64_t rows = min(kLanes, q_block.rows - lane);
     T* dst[kLanes];
     for (std::int64_t i = 0; i < rows; ++i) dst[i] = row_of(lane + i);
-    const vec l = load(panel.l + lane);
+    const vec l = load(q_block.l + lane);
     const vec inverse = xsimd::select(l == vec(0.f), vec(0.f), vec(1.f) / l);  // a row without keys is 0
     const vec scale = normalise ? inverse : vec(1.f);
-    const float* const o = panel.ot + lane;
+    const float* const o = q_block.ot + lane;
     const auto column = [&](std::int64_t c, int chain) __attribute__((always_inline)) {
-      const vec x = fma(load(o + c * panel.width), scale, vec(0.f));  // -0, too, becomes 0
+      const vec x = fma(load(o + c * q_block.width), scale, vec(0.f));  // turns -0 into +0
       poison[chain % 4] = fma(x, vec(0.f), poison[chain % 4]);
       return x;
     };
@@ -58,23 +59,23 @@ template <class T, class RowOf>
   return xsimd::all((poison[0] + poison[1]) + (poison[2] + poison[3]) == vec(0.f));
 }
 
-// To the call's out, or to the panel's partial results.
-inline bool store_panel(const Head& head, const Panel& panel) {
+// To the call's out, or to the query block's partial results.
+inline bool store_query_block(const Head& head, const QueryBlock& q_block) {
   const std::int64_t dv = head.p.dv;
-  settle_sum(panel);
-  if (panel.partial) {
+  add_compensation(q_block);
+  if (q_block.partial) {
     const std::int64_t stride = partial_floats(dv);
-    for (std::int64_t i = 0; i < panel.rows; ++i) {
-      panel.partial[i * stride + dv] = panel.neg_m[i];
-      panel.partial[i * stride + dv + 1] = panel.l[i];
+    for (std::int64_t i = 0; i < q_block.rows; ++i) {
+      q_block.partial[i * stride + dv] = q_block.neg_m[i];
+      q_block.partial[i * stride + dv + 1] = q_block.l[i];
     }
-    return store_output<float>([&](std::int64_t i) { return panel.partial + i * stride; }, 1, dv, panel, false);
+    return store_output<float>([&](std::int64_t i) { return q_block.partial + i * stride; }, 1, dv, q_block, false);
   }
   return with_float_type(head.p.out_type, [&](auto element) {
     using T = decltype(element);
     const auto row_of = [out = static_cast<T*>(head.p.out), at = places_of_rows(head.p.out_stride, head),
-                         row = panel.row](std::int64_t i) { return out + at(row[i]); };
-    return store_output<T>(row_of, head.p.out_stride.d, dv, panel, true);
+                         row = q_block.row](std::int64_t i) { return out + at(row[i]); };
+    return store_output<T>(row_of, head.p.out_stride.d, dv, q_block, true);
   });
 }
 
@@ -83,10 +84,11 @@ inline float lse_of(const Head& head, const Row& row, float neg_m, float l) {
   const double m = -static_cast<double>(neg_m) - static_cast<double>(alibi_shift_log2(head, row));
   return static_cast<float>((m + __builtin_log2(static_cast<double>(l))) * kLn2);
 }
-inline void store_lse(const Head& head, const Panel& panel) {
-  if (!head.p.lse || panel.partial) return;
-  for (std::int64_t i = 0; i < panel.rows; ++i)
-    head.p.lse[row_at(head.p.lse_stride, head, panel.row[i])] = lse_of(head, panel.row[i], panel.neg_m[i], panel.l[i]);
+inline void store_lse(const Head& head, const QueryBlock& q_block) {
+  if (!head.p.lse || q_block.partial) return;
+  for (std::int64_t i = 0; i < q_block.rows; ++i)
+    head.p.lse[row_at(head.p.lse_stride, head, q_block.row[i])] =
+        lse_of(head, q_block.row[i], q_block.neg_m[i], q_block.l[i]);
 }
 
 }  // namespace rapt::cpu::RAPT_ISA

@@ -1,4 +1,4 @@
-// Scores -> weights, as bf16 components, to multiply again.
+// Turns scores into weights, as the bf16 components that the second product multiplies.
 #pragma once
 
 #include "cpu/tile/bf16_mma.hpp"
@@ -6,32 +6,33 @@
 
 namespace rapt::cpu::RAPT_ISA {
 
-// A block of scores: so many keys at most, a row of kChunk queries each.
+// A block of scores has at most kMaxBlockKeys keys, each with a row of kChunk query rows.
 constexpr std::int64_t kMaxBlockKeys = 256, kScoreBytes = kMaxBlockKeys * kRowBytes;
 constexpr int kVecsOfRow = static_cast<int>(kChunk) / kLanes;
 
-// Where a component of weights lies within the scores: in the first or the second row of each pair, or behind them.
+// Where a component of weights lies within the scores: in the first or the second row of each pair.
 constexpr std::int64_t weights_at(int component) {
-  return component < 2 ? component * kRowBytes : kScoreBytes;
+  return component * kRowBytes;
 }
 
-// Keys of a step: a pair, or the pairs of merged rows.
+// Keys that one step exponentiates: one pair, or the pairs of merged rows.
 constexpr std::int64_t kStepKeys = 2 * kMergedRows;
 
-// 2^(scores) -> weights, kStepKeys at a time: bf16 components over the scores, and their sum.
+// Computes 2^scores of kStepKeys keys at a time. The weights' bf16 components overwrite the scores, and their sum is
+// kept.
 template <int kComponents>
 struct Exponentials {
-  // m lies kHeadroom above a row's first or largest score, and moves when the weights of a block sum to more than
-  // kMaxSum, or the first that a row sees to less than kMinSum: so when the largest exponent is above kMaxExponent or
-  // below kMinExponent.
+  // m is kHeadroom above a row's first or largest score. It moves when the weights of a block sum to more than
+  // kMaxSum, or those of the first block that a row sees to less than kMinSum: when the largest exponent is above
+  // kMaxExponent or below kMinExponent.
   static constexpr float kHeadroom = 0, kMaxSum = 0x1p16f, kMinSum = 0x1p-8f, kMaxExponent = kExponentRange,
                          kMinExponent = -kExponentRange;
-  static_assert(kComponents == 1 || kMaxBlockKeys * 0x1p8f <= kMaxSum);
-  static_assert(kComponents > 1 && kMergedRows == 1);
+  static_assert(kMaxBlockKeys * 0x1p8f <= kMaxSum);
+  static_assert(kComponents == 2 && kMergedRows == 1);
   float *s = nullptr, *end = nullptr;
   vec scale[kVecsOfRow], add[kVecsOfRow], sum[kVecsOfRow];
 
-  // Weights of 2^(s s_scale + s_add).
+  // Sets the exponents of vector i of rows to s * s_scale + s_add.
   void set(vec s_scale, int i, vec s_add) { scale[i] = s_scale, add[i] = s_add, sum[i] = vec(0.f); }
 
   template <bool kSafe>
@@ -39,15 +40,13 @@ struct Exponentials {
 #pragma GCC unroll 8
     for (int i = 0; i < kVecsOfRow; ++i) {
       float* at = s + i * kLanes;
-      vec even = exponential(fma(load(at), scale[i], add[i]));
-      vec odd = exponential(fma(load(at + kChunk), scale[i], add[i]));
-      if constexpr (kComponents == 3) sum[i] = sum[i] + (even + odd);
-#pragma GCC unroll 3
+      vec even = exp2_18_bits(fma(load(at), scale[i], add[i]));
+      vec odd = exp2_18_bits(fma(load(at + kChunk), scale[i], add[i]));
+#pragma GCC unroll 2
       for (int p = 0; p < kComponents; ++p) {
         store(at + weights_at(p) / 4, truncate_to_bf16_pairs(even, odd));
         const vec high_even = truncate_to_bf16(even), high_odd = truncate_to_bf16(odd);
-        if constexpr (kComponents < 3)
-          sum[i] = sum[i] + (high_even + high_odd);  // what is cut off is missing there too
+        sum[i] = sum[i] + (high_even + high_odd);  // sums what is stored: the last component is truncated
         even = even - high_even, odd = odd - high_odd;
       }
     }
@@ -57,12 +56,9 @@ struct Exponentials {
   void rest() {
     while (s != end) next_step<kSafe>();
   }
-  static vec exponential(vec x) {
-    return kComponents == 3 ? exp2_24_bits(x) : exp2_18_bits(x);
-  }
 };
 
-// In 7.9 fixed point: nothing is above 2, and what saturates shows in the sum.
+// One component, in 7.9 fixed point: no weight is above 2, and a saturated weight shows in the sum.
 template <>
 struct Exponentials<1> {
   static constexpr float kHeadroom = 23, kMaxSum = 1.9f, kMinSum = 0x1p-39f, kMaxExponent = -8, kMinExponent = -39;
@@ -82,7 +78,8 @@ struct Exponentials<1> {
     for (int i = 0; i < kVecsOfRow; ++i) exponentiate<kSafe>(s + i * kLanes, scale[i], add[i], sum[i], exponential);
     s += kStepKeys * kChunk;
   }
-  // All that is left, a vector of rows after the other where those of a row do not fit the registers.
+  // All remaining steps. Where the state of all vectors of a row does not fit the registers, one vector of rows after
+  // the other.
   template <bool kSafe>
   void rest() {
     while (kVecsOfRow <= 4 && s != end) next_step<kSafe>();
@@ -114,8 +111,9 @@ struct Exponentials<1> {
   }
 };
 
-// A copy of e that stays in registers, and back to e what changes. (A copy of the whole is made of vectors, and loading
-// those waits until the pointers within have left the store buffer, behind all stores of tiles.)
+// in_registers() copies e to registers, put_back() writes back the members that change. Both name each member: copying
+// the whole struct would use vector loads, which stall until the pointers inside have left the store buffer, behind
+// all stores of tiles.
 template <int kComponents>
 [[gnu::always_inline]] inline Exponentials<kComponents> in_registers(const Exponentials<kComponents>& e) {
   Exponentials<kComponents> local;

@@ -1,5 +1,4 @@
-// What the kernels of index_scores do with a query's scores once they have them: hide keys, store them, and keep the
-// best.
+// The end of a query in the kernels of index_scores: masks keys, stores scores and keeps the largest.
 #pragma once
 
 #include "cpu/kernels/kernels.hpp"
@@ -10,12 +9,12 @@ namespace rapt::cpu::RAPT_ISA {
 // One query of an item.
 struct IndexRow {
   std::int64_t token;
-  KeyRange keys;      // of the item that it sees
-  float* scores;      // of key 0; null: not wanted
+  KeyRange keys;      // keys of the work item that the query sees
+  float* scores;      // address of key 0's score; null: scores are not stored
   std::int64_t step;  // from key to key
 };
 
-// Keys of the item that the query sees; the scores of the others are stored right away.
+// Finds the keys of the work item that the query sees, and stores -inf as the scores of the others.
 inline IndexRow index_row(const IndexScoresParams& p, const IndexItem& item, const Sequence& sequence,
                           std::int64_t token) {
   IndexRow row{token, visible_keys(p, item.b, sequence, token), nullptr, p.scores_stride.d};
@@ -28,7 +27,7 @@ inline IndexRow index_row(const IndexScoresParams& p, const IndexItem& item, con
   return row;
 }
 
-// Scores of keys [j, j + kLanes), of which the query may see some.
+// Stores the scores of keys [j, j + kLanes) and adds them to `topk`, except those that the query does not see.
 [[gnu::always_inline]] inline void take_scores(const IndexRow& row, std::int64_t j, vec score, Topk* topk) {
   const std::int64_t begin = max(row.keys.first - j, 0), end = min(row.keys.last - j, kLanes);
   if (begin >= end) return;
@@ -44,7 +43,7 @@ inline IndexRow index_row(const IndexScoresParams& p, const IndexItem& item, con
   if (topk) topk->add(score, j, begin, end);
 }
 
-// Scales of keys [j, j + kLanes) of a quantised k.
+// The scales of keys [j, j + kLanes) of a quantised k.
 inline vec scales_of(const IndexScoresParams& p, std::int64_t b, std::int64_t j, std::int64_t len_k) {
   alignas(64) float lane[kLanes] = {};
   for (std::int64_t i = 0; i < min(kLanes, len_k - j); ++i)
@@ -52,7 +51,7 @@ inline vec scales_of(const IndexScoresParams& p, std::int64_t b, std::int64_t j,
   return load(lane);
 }
 
-// What an item has kept of a query goes to its list, or the query is done.
+// Ends a query: stores its indices, or if the work item has only a split of the keys, the list of its largest scores.
 inline void finish_row(const IndexScoresParams& p, const IndexItem& item, std::int64_t token, Topk& topk) {
   if (!item.lists)
     return topk.store_indices(p.indices + item.b * p.indices_stride.b + token * p.indices_stride.s, p.indices_stride.d);
@@ -64,7 +63,7 @@ inline void finish_row(const IndexScoresParams& p, const IndexItem& item, std::i
   __builtin_memcpy(list->position(min(p.topk, p.sk)), topk.position(), bytes);
 }
 
-// Keys of the splits rise, as Topk wants them.
+// Topk needs keys in rising order, which the order of the splits gives.
 inline void merge_lists(const IndexScoresParams& p, const IndexItem& item, std::int64_t splits,
                         std::byte* scratch) noexcept {
   const FloatEnvironment environment;

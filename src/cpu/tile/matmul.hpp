@@ -1,11 +1,11 @@
-// Products of small matrices in scratch: lanes along the rows of b and c, one broadcast element of a at a time.
+// Products of small matrices in scratch. Vector lanes run along the rows of b and c; elements of a are broadcast.
 #pragma once
 
 #include "cpu/tile/mma.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 
-// Rows of floats, aligned and filled up to whole vectors.
+// A matrix of floats. Rows are aligned and padded to whole vectors.
 struct Matrix {
   float* data;
   std::int64_t stride;  // floats from row to row
@@ -13,8 +13,8 @@ struct Matrix {
   float* operator[](std::int64_t row) const { return data + row * stride; }
   Matrix from(std::int64_t row) const { return {(*this)[row], stride}; }
 };
-// An odd number of cache lines: rows an even number of lines apart share few of L1's sets, and a product that goes down
-// a column of them misses.
+// Rows are an odd number of cache lines long: an even number would map them to few sets of L1, and products that read
+// a column would miss.
 constexpr std::int64_t matrix_stride(std::int64_t columns) {
   constexpr std::int64_t kLine = 16;
   return ((columns + kLine - 1) / kLine | 1) * kLine;
@@ -57,24 +57,25 @@ struct ProductTile {
   }
 };
 
-// c [m][n] (+)= a [m][k] b [k][n], where a may be given as [k][m]; n is filled up to whole vectors.
+// c [m][n] (+)= a [m][k] b [k][n]. With kTransposed, a is stored as [k][m]. n is rounded up to whole vectors.
 template <bool kTransposed, bool kAdds>
 void multiply(const Matrix& a, const Matrix& b, const Matrix& c, std::int64_t m, std::int64_t n, std::int64_t k) {
   ProductTile<kTransposed, kAdds> tile{a, b, c, k};
-  const auto panel = [&](auto vectors) {
+  const auto multiply_columns = [&](auto vectors) {
     constexpr int kV = decltype(vectors)::value;
     tiles<kV>(tile, m);
     tile.b.data += kV * kLanes, tile.c.data += kV * kLanes;
   };
-  // Four vectors are two panels of two: a single one would keep few sums under way.
+  // Four vectors are computed as two and two: a single vector would have too few independent sums to hide the latency
+  // of fma.
   std::int64_t rest = (n + kLanes - 1) / kLanes;
   if constexpr (kVecs >= 3)
-    for (; rest >= 3 && rest != 4; rest -= 3) panel(std::integral_constant<int, 3>());
-  for (; rest >= 2; rest -= 2) panel(std::integral_constant<int, 2>());
-  if (rest > 0) panel(std::integral_constant<int, 1>());
+    for (; rest >= 3 && rest != 4; rest -= 3) multiply_columns(std::integral_constant<int, 3>());
+  for (; rest >= 2; rest -= 2) multiply_columns(std::integral_constant<int, 2>());
+  if (rest > 0) multiply_columns(std::integral_constant<int, 1>());
 }
 
-// to [columns][rows] = from [rows][columns]^T; both are filled up to whole vectors, with zeros past the last row.
+// to [columns][rows] = from [rows][columns]^T. Both are padded to whole vectors; rows past the last become 0.
 inline void transpose(const Matrix& from, std::int64_t rows, std::int64_t columns, const Matrix& to) {
   for (std::int64_t i = 0; i < rows; i += kLanes)
     for (std::int64_t c = 0; c < columns; c += kLanes) {

@@ -1,7 +1,7 @@
-// The two matrix products of attention with lanes = queries: S^T = K Q^T and O^T += V^T P^T. K and V are read in their
-// natural layout, one broadcast scalar at a time; nothing is packed or shuffled. A register tile has kR rows (keys, or
-// columns of V) of kV vectors (queries), out of kW vectors that lie in memory side by side. qt and ot are Q and O
-// transposed.
+// The two matrix products of attention with query rows in the vector lanes: S^T = K Q^T and O^T += V^T P^T. The
+// kernels read K and V in their own layout, one broadcast scalar at a time, so neither is packed or shuffled. A
+// register tile has kR rows (keys of S^T, columns of V for O^T) of kV vectors (query rows), out of kW vectors that are
+// adjacent in memory. qt and ot are Q and O transposed.
 #pragma once
 
 #include <bit>
@@ -11,8 +11,9 @@
 
 namespace rapt::cpu::RAPT_ISA {
 
-// acc[i][v] += b[i][j] x[j][v] for j in [begin, end) and the vectors from kFrom on. x has rows of kW vectors: a
-// constant, because every pointer to step costs an integer operation, which may take an FMA's port.
+// acc[i][v] += b[i][j] x[j][v] for j in [begin, end) and the vectors from kFrom on. Rows of x have kW vectors. kW is a
+// template parameter because every pointer that has to be stepped costs an integer operation, which may take an FMA's
+// port.
 template <int kFrom, int kW, int kR, int kV>
 [[gnu::always_inline]] inline void accumulate(vec (&acc)[kR][kV], const float* b, std::int64_t row, std::int64_t col,
                                               const float* x, std::int64_t begin, std::int64_t end) {
@@ -30,9 +31,9 @@ template <int kFrom, int kW, int kR, int kV>
   }
 }
 
-// s[key][lane] = sum over d of k[key][d] qt[d][lane] for kR keys; each lane's largest is folded into `block_max`. The
-// sum starts at 0: started at minus the softmax's maximum, every step would round at that magnitude. Rows of qt and s
-// have kW vectors.
+// s[key][lane] = sum over d of k[key][d] qt[d][lane] for kR keys. Each lane's maximum is folded into `block_max`. The
+// sum starts at 0 and not at -m, because every addition would then round at the magnitude of m. Rows of qt and s have
+// kW vectors.
 template <int kW>
 struct ScoresTile {
   const float* k;  // rows of k_stride
@@ -40,12 +41,12 @@ struct ScoresTile {
   const float* qt;
   float* s;
   float* block_max;  // one row
-  Upcoming* upcoming = nullptr;
+  TilePrefetcher* prefetcher = nullptr;
 
   template <int kR, int kV>
   [[gnu::always_inline]] void run() const {
     static_assert(kR * kV + kV + 1 <= kRegisters, "accumulators, x and one broadcast must fit the registers");
-    if (upcoming) upcoming->fetch();
+    if (prefetcher) prefetcher->prefetch();
     vec acc[kR][kV];
 #pragma GCC unroll 16
     for (int i = 0; i < kR; ++i)
@@ -69,23 +70,23 @@ struct ScoresTile {
   }
 };
 
-// ot[c][lane] = base[c][lane] + sum over keys of v[key][c] p[key][lane] for kR columns c. The keys are summed on their
-// own before they join `base`. Rows of p and ot have kW vectors.
+// ot[c][lane] = base[c][lane] + sum over keys of v[key][c] p[key][lane] for kR columns c. The sum over the keys is
+// complete before it is added to `base`. Rows of p and ot have kW vectors.
 template <int kW>
 struct OutputTile {
   const float* v;  // rows of v_stride
   std::int64_t v_stride;
   const float* p;
-  const std::int64_t* keys;  // [kW] keys of each vector of lanes, ascending
+  const std::int64_t* keys;  // [kW] number of keys that each vector of lanes reads, ascending
   const float* base;         // the output so far, in rows of base_stride; or, with 0, one row of zeros
   std::int64_t base_stride;
   float* ot;
-  Upcoming* upcoming = nullptr;
+  TilePrefetcher* prefetcher = nullptr;
 
   template <int kR, int kV>
   [[gnu::always_inline]] void run() const {
     static_assert(kV <= 3);
-    if (upcoming) upcoming->fetch();
+    if (prefetcher) prefetcher->prefetch();
     vec acc[kR][kV];
 #pragma GCC unroll 16
     for (int i = 0; i < kR; ++i)
@@ -105,8 +106,8 @@ struct OutputTile {
   }
 };
 
-// Any number of rows (keys or columns): tiles of kR, then of the next lower power of two, ...
-// No pointer is __restrict: the compiler would hoist loads across rows and spill.
+// Runs a tile over any number of rows (keys or columns): tiles of kR rows, then of the next lower powers of two. No
+// pointer is __restrict: the compiler would hoist loads across rows and spill.
 template <int kV, class Tile, int kR = rows_of_tile(kV)>
 [[gnu::noinline]] void tiles(Tile tile, std::int64_t rows) {
   for (; rows >= kR; rows -= kR, tile.advance(kR)) tile.template run<kR, kV>();

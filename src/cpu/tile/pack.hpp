@@ -1,19 +1,19 @@
-// Moves Q into lanes, and rows of K or V that are not fp32 or lie awkwardly into contiguous fp32 scratch.
+// Packs Q with rows in the lanes, and packs rows of K or V that are not fp32, or not contiguous, into contiguous fp32.
 #pragma once
 
-#include "cpu/tile/panel.hpp"
+#include "cpu/tile/query_block.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 
-// The panel's rows of n elements of a tensor that has a row for each query (q, say) -> columns of `dst`, [n][width].
+// Transposes the query block's rows of a tensor with one row of n elements per query (q, dout) into dst [n][width].
 template <class T>
 [[gnu::noinline]] void pack_rows(const T* base, const Strides& strides, std::int64_t n, const Head& head,
-                                 const Panel& panel, float* dst) {
+                                 const QueryBlock& q_block, float* dst) {
   const std::int64_t inner = strides.d;
   const auto at = places_of_rows(strides, head);
-  for (std::int64_t lane = 0; lane < panel.width; lane += kLanes) {
+  for (std::int64_t lane = 0; lane < q_block.width; lane += kLanes) {
     const T* src[kLanes];
-    for (int i = 0; i < kLanes; ++i) src[i] = base + at(panel.row[lane + i]);
+    for (int i = 0; i < kLanes; ++i) src[i] = base + at(q_block.row[lane + i]);
     for (std::int64_t c0 = 0; c0 < n; c0 += kLanes) {
       const std::int64_t count = min(kLanes, n - c0);
       vec r[kLanes];
@@ -24,15 +24,15 @@ template <class T>
         for (int i = 0; i < kLanes; ++i) r[i] = load_strided(src[i] + c0 * inner, inner, count);
       }
       transpose(r);
-      float* to = dst + c0 * panel.width + lane;
+      float* to = dst + c0 * q_block.width + lane;
 #pragma GCC unroll 16
-      for (int j = 0; j < kLanes; ++j, to += panel.width)
+      for (int j = 0; j < kLanes; ++j, to += q_block.width)
         if (j < count) store(to, r[j]);
     }
   }
 }
 
-// A row of n elements, `inner` units apart -> fp32, filled up with zeros to whole vectors.
+// A row of n elements, `inner` units apart -> fp32, padded with zeros to whole vectors.
 template <class T>
 [[gnu::always_inline]] inline void pack_row(const T* src, std::int64_t inner, std::int64_t n, float* dst) {
   constexpr std::int64_t kUnits = kLanes / kPerUnit<T>;
@@ -43,7 +43,7 @@ template <class T>
           load_strided(src + i / kPerUnit<T> * inner, inner, min(kUnits, (n - i + kPerUnit<T> - 1) / kPerUnit<T>)));
 }
 
-// In place: the group's scale and zero, where `at` says that they lie for this row.
+// Dequantises a row in place. `scale_at` and `zero_at` are the indices of the row's first scale and zero.
 inline void dequantize_row(const Quantization& quant, std::int64_t scale_at, std::int64_t zero_at, std::int64_t n,
                            float* row) {
   for (std::int64_t i = 0, group = 0; i < n; ++group) {
@@ -56,34 +56,33 @@ inline void dequantize_row(const Quantization& quant, std::int64_t scale_at, std
   }
 }
 
-// A row of f8e4m3 queries as it counts -> fp32, filled up with zeros to whole vectors.
+// A row of f8e4m3 queries, times its scale -> fp32, padded with zeros to whole vectors.
 [[gnu::noinline]] inline void pack_coded_query(const Head& head, const Row& row, float* dst) {
   const AttentionParams& p = head.p;
   pack_row(static_cast<const e4m3*>(p.q) + row_at(p.q_stride, head, row), p.q_stride.d, p.d, dst);
   if (p.q_scale)
     dequantize_row({p.q_scale, nullptr, p.q_scale_stride, {}, p.d}, row_at(p.q_scale_stride, head, row), 0, p.d, dst);
 }
-// A panel's rows of them -> its Q^T.
-[[gnu::noinline]] inline void pack_coded_queries(const Head& head, const Panel& panel) {
+// Q^T of a query block of f8e4m3 rows, times their scales.
+[[gnu::noinline]] inline void pack_coded_queries(const Head& head, const QueryBlock& q_block) {
   const AttentionParams& p = head.p;
-  pack_rows(static_cast<const e4m3*>(p.q), p.q_stride, p.d, head, panel, panel.qt);
-  for (std::int64_t lane = 0; p.q_scale && lane < panel.width; lane += kLanes) {
+  pack_rows(static_cast<const e4m3*>(p.q), p.q_stride, p.d, head, q_block, q_block.qt);
+  for (std::int64_t lane = 0; p.q_scale && lane < q_block.width; lane += kLanes) {
     alignas(64) float scales[kLanes];
-    for (int i = 0; i < kLanes; ++i) scales[i] = p.q_scale[row_at(p.q_scale_stride, head, panel.row[lane + i])];
+    for (int i = 0; i < kLanes; ++i) scales[i] = p.q_scale[row_at(p.q_scale_stride, head, q_block.row[lane + i])];
     const vec scale = load(scales);
-    for (float *q = panel.qt + lane, *const end = q + p.d * panel.width; q != end; q += panel.width)
+    for (float *q = q_block.qt + lane, *const end = q + p.d * q_block.width; q != end; q += q_block.width)
       store(q, load(q) * scale);
   }
 }
 
-// Keys [j, j + rows) of k or v -> rows of `dst_stride` floats, a multiple of kLanes: widened and, where asked,
-// dequantised.
+// The rows of k or v that pack_keys() reads.
 struct KeyRows {
   const void* base;
   const Strides& strides;
   const Quantization& quant;
   std::int64_t n;                 // elements
-  const KeyTail* tail = nullptr;  // the last of them, unless null
+  const KeyTail* tail = nullptr;  // the last elements of each row, if they are in a tensor of their own; else null
 };
 inline KeyRows keys_of(const AttentionParams& p) {
   return {p.k, p.k_stride, p.k_quant, p.d, p.k_tail.size > 0 ? &p.k_tail : nullptr};
@@ -91,7 +90,7 @@ inline KeyRows keys_of(const AttentionParams& p) {
 inline KeyRows values_of(const AttentionParams& p) {
   return {p.v, p.v_stride, p.v_quant, p.dv};
 }
-// Whether packed rows of k are values, too: they are dequantised alike.
+// Whether a packed row of k begins with the row of v: values are a prefix of keys, and both are dequantised alike.
 inline bool begin_with_values(const AttentionParams& p) {
   const auto same = [](const Strides& a, const Strides& b) {
     return a.b == b.b && a.h == b.h && a.s == b.s && a.d == b.d;
@@ -102,7 +101,7 @@ inline bool begin_with_values(const AttentionParams& p) {
          (!k.zero || same(k.zero_stride, v.zero_stride));
 }
 
-// The tail of the row at `at` -> fp32. `dst` need not be aligned, nor have room for whole vectors.
+// The tail of a key, whose index is `at`, -> fp32. `dst` may be unaligned and need not have room for whole vectors.
 [[gnu::noinline]] inline void pack_tail(const KeyTail& tail, std::int64_t at, float* dst) {
   with_float_type(tail.type, [&](auto element) {
     const auto* src = static_cast<const decltype(element)*>(tail.data) + at;
@@ -116,7 +115,8 @@ inline bool begin_with_values(const AttentionParams& p) {
 [[gnu::noinline]] inline void pack_keys(const Head& head, const KeyRows& from, std::int64_t j, std::int64_t rows,
                                         float* dst, std::int64_t dst_stride, bool dequantize = true) {
   const Quantization& quant = from.quant;
-  const std::int64_t n = from.tail ? from.n - from.tail->size : from.n;  // columns that are in the cache's type
+  const std::int64_t n =
+      from.tail ? from.n - from.tail->size : from.n;  // columns in the cache's type; the others are the tail
   with_cache_type(head.p.kv_type, [&](auto unit) {
     const auto* base = static_cast<const decltype(unit)*>(from.base);
     for (std::int64_t r = 0; r < rows; ++r, dst += dst_stride) {
@@ -129,7 +129,8 @@ inline bool begin_with_values(const AttentionParams& p) {
   });
 }
 
-// Rows that lie innermost, of n elements -> contiguous rows of `dst_stride` floats, a multiple of kLanes.
+// Transposes rows that are innermost in memory (rows 1 apart, elements `inner` apart) into contiguous rows of
+// `dst_stride` floats, a multiple of kLanes.
 template <class T>
 [[gnu::noinline]] void pack_columns(const T* src, std::int64_t inner, std::int64_t rows, std::int64_t n, float* dst,
                                     std::int64_t dst_stride) {

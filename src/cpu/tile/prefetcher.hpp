@@ -1,4 +1,4 @@
-// Fetches keys and values into the cache ahead of their use, between arithmetic.
+// Prefetches keys and values between arithmetic.
 #pragma once
 
 #include <cstddef>
@@ -8,10 +8,11 @@
 
 namespace rapt::cpu::RAPT_ISA {
 
-// Prefetches rows in the order they lie in memory, some lines at a time between arithmetic. On Zen 4, memory gave 17
-// of 20 GB/s so; 11 without (tiles read several rows at once, which the hardware's own prefetcher does not follow), and
-// 11 to 15 in bursts (more than a core can have under way are dropped) or line by line across rows. Into L2, not L1: up
-// to a quarter faster on a Xeon, where lines under way to L1 are few.
+// Prefetches rows, some lines at a time between arithmetic. The order is that of memory: on Zen 4 this reached 17 of
+// 20 GB/s of memory bandwidth. Without it 11 GB/s were reached, because tiles read several rows at once, which the
+// hardware prefetcher does not follow; with bursts, or line by line across rows, 11 to 15, because a core drops
+// prefetches when too many are under way. Lines go to L2 and not L1: up to a quarter faster on a Xeon, where few lines
+// can be under way to L1.
 class Prefetcher {
  public:
   Prefetcher() = default;
@@ -20,7 +21,7 @@ class Prefetcher {
     start();
   }
   bool is_done() const { return row_ == end_; }
-  // So many lines more.
+  // Prefetches the next n lines.
   [[gnu::always_inline]] void prefetch(int n) {
     for (int i = 0; i < n && row_ != end_; ++i) {
       __builtin_prefetch(line_, 0, 2);
@@ -38,38 +39,42 @@ class Prefetcher {
   const std::byte *line_ = nullptr, *row_end_ = nullptr;
 };
 
-// What is fetched between the register tiles of products: rows of several tensors, one group after another, in pieces
-// of up to four lines. Rows that touch are one. Few instructions a line, and no branch that depends on where a row
-// ends: with them a tile waited for the fetching longer than it would have for what is fetched.
-class Upcoming {
+// Prefetches between the register tiles of matrix products: rows of several tensors, group after group, in pieces of
+// up to four lines. Adjacent rows are treated as one. The code takes few instructions a line and has no branch that
+// depends on where a row ends: with such branches the tiles lost more time to prefetching than they would have lost to
+// cache misses.
+class TilePrefetcher {
  public:
   static constexpr int kGroups = 10;
-  explicit Upcoming(const std::byte** room) : room_(room) { clear(); }
+  explicit TilePrefetcher(const std::byte** room) : room_(room) { clear(); }
   void clear() { end_ = room_, count_ = 0, group_ = groups_, left_ = total_ = 0; }
-  // n more rows of so many bytes each: place(i) is where row i lies.
-  template <class Place>
-  [[gnu::always_inline]] void add(std::int64_t n, std::int64_t bytes, Place place) {
+  // Adds a group of n rows of `bytes` bytes each; row_at(i) is the address of row i.
+  template <class RowAt>
+  [[gnu::always_inline]] void add(std::int64_t n, std::int64_t bytes, RowAt row_at) {
     if (n <= 0 || bytes <= 0) return;
-    const std::byte* const first = place(0);
-    const bool in_one_piece = place(n - 1) == first + (n - 1) * bytes;
+    const std::byte* const first = row_at(0);
+    const bool in_one_piece = row_at(n - 1) == first + (n - 1) * bytes;
     if (in_one_piece) bytes *= n, n = 1;
     std::int64_t lines = (bytes + 63) / 64;
     const std::int64_t of_piece = lines > 2 ? 4 : lines;
     lines = (lines + of_piece - 1) / of_piece * of_piece;
     groups_[count_++] = {end_, lines * 64, n * lines, of_piece};
-    for (std::int64_t i = 0; i < n; ++i) *end_++ = place(i);
+    for (std::int64_t i = 0; i < n; ++i) *end_++ = row_at(i);
     total_ += n * lines;
   }
-  // From now on as many lines at a time as it takes to be done after so many tiles.
+  // Sets the lines per prefetch() so that all are done after this many tiles.
   void spread_over(std::int64_t tiles) {
-    at_once_ = (total_ + tiles - 1) / tiles;
+    lines_per_tile_ = (total_ + tiles - 1) / tiles;
     start();
   }
-  [[gnu::always_inline]] void fetch() {
-    if (left_ > 0) fetch(left_ < at_once_ ? left_ : at_once_);  // past a group's rows there is nothing to be read
+  [[gnu::always_inline]] void prefetch() {
+    if (left_ > 0)
+      prefetch(left_ < lines_per_tile_
+                   ? left_
+                   : lines_per_tile_);  // the last piece of a group may be short; nothing past its rows is addressed
   }
-  [[gnu::always_inline]] void fetch_rest() {
-    while (left_ > 0) fetch(left_);
+  [[gnu::always_inline]] void prefetch_rest() {
+    while (left_ > 0) prefetch(left_);
   }
 
  private:
@@ -78,18 +83,18 @@ class Upcoming {
     std::int64_t bytes, lines, of_piece;
   };
   void start() { column_ = 0, left_ = group_ < groups_ + count_ ? group_->lines : 0; }
-  [[gnu::noinline]] void fetch(std::int64_t n) {
+  [[gnu::noinline]] void prefetch(std::int64_t n) {
     switch (group_->of_piece) {
       case 1:
-        return fetch_pieces<1>(n);
+        return prefetch_pieces<1>(n);
       case 2:
-        return fetch_pieces<2>(n);
+        return prefetch_pieces<2>(n);
       default:
-        return fetch_pieces<4>(n);
+        return prefetch_pieces<4>(n);
     }
   }
   template <int kLines>
-  [[gnu::always_inline]] void fetch_pieces(std::int64_t n) {
+  [[gnu::always_inline]] void prefetch_pieces(std::int64_t n) {
     const std::byte* const* row = group_->row;
     const std::int64_t bytes = group_->bytes;
     std::int64_t column = column_;
@@ -106,7 +111,7 @@ class Upcoming {
 
   Group groups_[kGroups];
   Group* group_;
-  std::int64_t column_ = 0, left_, total_, at_once_ = 0;  // lines; left_: of the group
+  std::int64_t column_ = 0, left_, total_, lines_per_tile_ = 0;  // in lines; left_ is what remains of the current group
   const std::byte **end_, **room_;
   int count_;
 };

@@ -1,7 +1,7 @@
-// From raw scores to final ones: softcap, bias, ALiBi and masks, in memory, on the blocks that need it only.
+// Applies softcap, bias, ALiBi and masks to scores in memory. Kernels call it only for blocks that need it.
 #pragma once
 
-#include "cpu/tile/panel.hpp"
+#include "cpu/tile/query_block.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 
@@ -12,7 +12,7 @@ inline vec minus_infinity() {
   return vec(-__builtin_inff());
 }
 
-// Whether final scores are more than q.k times a positive number (a denormal one counts as 0 here).
+// Whether final scores are something other than q.k times a positive number. (A denormal scale counts as 0 here.)
 inline bool needs_finish(const ScoreParams& s) {
   return has_modifiers(s) || !(s.scale_log2 >= __FLT_MIN__);
 }
@@ -32,17 +32,18 @@ inline vec scale_bias(vec bias) {
   return xsimd::select(xsimd::abs(bias) == infinity(), bias, scaled);
 }
 
-// Scaled bias, -inf where masked, of `n` keys from `key` on for one vector of rows: modifier[key][lane].
+// For one vector of rows and `n` keys from `key` on: modifier[key][lane] is the scaled bias, or -inf where masked.
 inline void load_modifiers(const Head& head, const Row* row, std::int64_t key, std::int64_t n,
                            vec (&modifier)[kLanes]) {
   const ScoreParams& s = head.p.score;
   if (s.bias) {
-    with_float_type(s.bias_type, [&](auto element) {  // once: a call for each row would cost more than its loads
-      const auto* bias = static_cast<const decltype(element)*>(s.bias);
-      for (int i = 0; i < kLanes; ++i)
-        modifier[i] = scale_bias(
-            load_strided(bias + modifier_index(s.bias_stride, place_of(head, row[i], key)), s.bias_stride.d, n));
-    });
+    with_float_type(
+        s.bias_type, [&](auto element) {  // one type dispatch for all rows: one per row would cost more than its loads
+          const auto* bias = static_cast<const decltype(element)*>(s.bias);
+          for (int i = 0; i < kLanes; ++i)
+            modifier[i] = scale_bias(
+                load_strided(bias + modifier_index(s.bias_stride, place_of(head, row[i], key)), s.bias_stride.d, n));
+        });
   } else {
     for (vec& x : modifier) x = vec(0.f);
   }
@@ -57,17 +58,18 @@ inline void load_modifiers(const Head& head, const Row* row, std::int64_t key, s
   transpose(modifier);
 }
 
-// Finishes the scores of keys [begin, end) of the block at key `k0` for one vector of the panel's lanes and folds their
-// maximum into `block_max`. s[key][width] holds q.k. Without modifiers that is only masked; with them it becomes the
-// exponent, relative to m, and the result is whether any key is visible (a maximum cannot tell: it may lose a NaN).
-// `softcap_slopes`: where the derivative of the softcap goes, as s lies; null: not wanted.
+// Finishes the scores of keys [begin, end) of the block at `k0` for one vector of the query block, and folds their
+// maximum into `block_max`. On entry s[key][width] is q.k. Without modifiers it is only masked. With modifiers it
+// becomes the exponent, relative to m; the function then returns whether any key is visible, which a maximum cannot
+// tell since it may ignore a NaN. `softcap_slopes` receives the derivative of the softcap, in the layout of s; null:
+// not wanted.
 template <bool kModified>
-[[gnu::noinline]] bool finish_scores(const Head& head, const Panel& panel, std::int64_t v, std::int64_t k0,
+[[gnu::noinline]] bool finish_scores(const Head& head, const QueryBlock& q_block, std::int64_t v, std::int64_t k0,
                                      std::int64_t begin, std::int64_t end, float* s, float* block_max,
                                      float* softcap_slopes = nullptr) {
   const ScoreParams& score = head.p.score;
   const std::int64_t lane = v * kLanes;
-  const Row* row = panel.row + lane;
+  const Row* row = q_block.row + lane;
   alignas(64) float first[kLanes], last[kLanes], slope[kLanes], nearest[kLanes];
   for (int i = 0; i < kLanes; ++i) {
     first[i] = static_cast<float>(clamp(row[i].first - k0, 0, end));
@@ -82,11 +84,11 @@ template <bool kModified>
   vec modifier[kLanes];
   vec key(static_cast<float>(begin));
   for (std::int64_t j = begin; j < end; ++j, key = key + vec(1.f)) {
-    vec x = load(s + j * panel.width + lane);
+    vec x = load(s + j * q_block.width + lane);
     if constexpr (kModified) {
       const std::int64_t t = (j - begin) % kLanes;
       if (t == 0 && (score.bias || score.mask)) load_modifiers(head, row, k0 + j, min(kLanes, end - j), modifier);
-      vec add = load(panel.neg_m + lane);  // what is large and cancels comes together first
+      vec add = load(q_block.neg_m + lane);  // adds -m and the modifiers first: both may be large and cancel
       if (score.alibi) add = fma(load(slope), xsimd::abs(load(nearest) - key), add);
       const bool has_bias_or_mask = score.bias || score.mask;
       if (has_bias_or_mask) add = add + modifier[t];
@@ -94,7 +96,7 @@ template <bool kModified>
         const vec capped = softcap(x * vec(score.scale_log2), score.softcap_log2);
         if (softcap_slopes) {
           const vec tanh = capped * vec(1 / score.softcap_log2);
-          store(softcap_slopes + j * panel.width + lane, fma(vec(0.f) - tanh, tanh, vec(1.f)));
+          store(softcap_slopes + j * q_block.width + lane, fma(vec(0.f) - tanh, tanh, vec(1.f)));
         }
         x = capped + add;
       } else {
@@ -103,7 +105,7 @@ template <bool kModified>
       if (has_bias_or_mask) x = xsimd::select(modifier[t] == minus_infinity(), minus_infinity(), x);
     }
     x = xsimd::select((key >= load(first)) & (key < load(last)), x, minus_infinity());
-    store(s + j * panel.width + lane, x);
+    store(s + j * q_block.width + lane, x);
     new_max = xsimd::max(new_max, x);
     if constexpr (kModified) visible = visible | !(x == minus_infinity());
   }

@@ -1,15 +1,15 @@
-// The n largest scores of a row, found as its scores come by in the order of their positions. The larger score is
-// first, of equal ones the lower position: so that a score no larger than the n-th largest of those before it is none
-// of them, and most are passed over by one comparison. The others are collected; whenever there is no room left, all
-// but the n largest are thrown away. Which they are is found by bisection, which is exact however many are equal.
+// Selects the n largest scores of a row from a stream of scores in the order of their positions. Larger scores rank
+// first, equal ones by lower position. So a score that is not larger than the n-th largest so far cannot be selected,
+// and one comparison skips most scores. The others are collected in a buffer; when it is full, all but the n largest
+// are dropped. A bisection finds the n-th largest, which is exact however many scores are equal.
 #pragma once
 
 #include "cpu/tile/carver.hpp"
-#include "cpu/tile/panel.hpp"
+#include "cpu/tile/query_block.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 
-using IntLanes = GccVector<std::int32_t, kLanes>;  // numbers, or -1 for yes and 0 for no
+using IntLanes = GccVector<std::int32_t, kLanes>;  // integers; as a condition -1 is true and 0 false
 
 [[gnu::always_inline]] inline IntLanes load_lanes(const std::int32_t* p) {
   IntLanes x;
@@ -27,7 +27,7 @@ using IntLanes = GccVector<std::int32_t, kLanes>;  // numbers, or -1 for yes and
   return sum;
 }
 
-// Integers in the order of the scores: -0 is 0, and every NaN the largest.
+// Maps scores to integers of the same order. -0 equals 0, and every NaN is the largest.
 [[gnu::always_inline]] inline IntLanes order_of(vec score) {
   const auto number = (GccVector<float, kLanes>)(score + vec(0.f)).data;
   const auto bits = (IntLanes)number;
@@ -40,7 +40,7 @@ inline float score_of(std::int32_t order) {
 
 class Topk {
  public:
-  // Of `n` out of up to `keys`.
+  // Selects `n` of up to `keys` scores.
   Topk(Carver& carver, std::int64_t n, std::int64_t keys) : n_(n), capacity_(capacity(n, keys)) {
     order_ = carver.take<std::int32_t>(capacity_ + kLanes);
     position_ = carver.take<std::int32_t>(capacity_ + kLanes);
@@ -49,21 +49,21 @@ class Topk {
 
   void start() { count_ = 0, least_ = kLeastOrder, least_score_ = -kInfinity; }
 
-  // Scores of positions [first, first + kLanes), of which lanes [begin, end) count.
+  // Adds the scores of positions [first, first + kLanes), lanes [begin, end) only.
   [[gnu::always_inline]] void add(vec score, std::int64_t first, std::int64_t begin, std::int64_t end) {
     if (!xsimd::any(!(score <= vec(least_score_)))) return;
     const IntLanes lane = lane_indices();
     const IntLanes counts = (lane >= static_cast<std::int32_t>(begin)) & (lane < static_cast<std::int32_t>(end));
     add_lanes(order_of(score), lane + static_cast<std::int32_t>(first), counts);
   }
-  // Those that another Topk has kept; the arrays go on for kLanes.
+  // Adds what another Topk has selected; the arrays have room for kLanes more.
   void add(const std::int32_t* order, const std::int32_t* position, std::int64_t count) {
     for (std::int64_t i = 0; i < count; i += kLanes)
       add_lanes(load_lanes(order + i), load_lanes(position + i),
                 lane_indices() < static_cast<std::int32_t>(min(count - i, kLanes)));
   }
 
-  // The largest so far, n or fewer, in the order of their positions.
+  // Drops all but the n largest so far, and keeps them in the order of their positions.
   void keep_largest() {
     if (count_ > n_) prune();
   }
@@ -93,7 +93,7 @@ class Topk {
     if (count_ + kLanes > capacity_) prune();
   }
 
-  // Appends the lanes that stay behind the first `at`.
+  // Appends the lanes where `stays` is true to the first `at` elements.
   [[gnu::always_inline]] void keep(IntLanes order, IntLanes position, IntLanes stays, std::int64_t& at) {
 #if defined(RAPT_HAVE_COMPRESS)
     compress(order, stays, order_ + at);
@@ -103,7 +103,7 @@ class Topk {
 #endif
   }
 
-  // How many are `order` or larger.
+  // How many collected scores are `order` or larger.
   std::int64_t count_from(std::int32_t order) const {
     IntLanes count = {};
     for (std::int64_t i = 0; i < count_; i += kLanes) count += load_lanes(order_ + i) >= order;
@@ -112,15 +112,15 @@ class Topk {
 
   [[gnu::noinline]] void prune() {
     if (count_ <= n_) return;
-    for (int i = 0; i < kLanes; ++i) order_[count_ + i] = INT32_MIN;  // is no score's, and ends the last vector
-    std::int64_t low = least_, high = INT32_MAX;  // the n-th largest is one of these: some may be equal to the last one
+    for (int i = 0; i < kLanes; ++i) order_[count_ + i] = INT32_MIN;  // lower than every score: pads the last vector
+    std::int64_t low = least_, high = INT32_MAX;                      // bounds of the n-th largest
     while (low < high) {
       const std::int64_t middle = low + (high - low + 1) / 2;
       if (count_from(static_cast<std::int32_t>(middle)) >= n_) low = middle;
       else high = middle - 1;
     }
     least_ = static_cast<std::int32_t>(low), least_score_ = score_of(least_);
-    // All larger ones stay, and the first of those equal to it.
+    // All larger scores stay, and as many of the equal ones as fit, lowest positions first.
     std::int64_t equal = n_ - (low < INT32_MAX ? count_from(least_ + 1) : 0), kept = 0, i = 0;
     for (; equal > 0; i += kLanes) {
       const IntLanes order = load_lanes(order_ + i), position = load_lanes(position_ + i);
@@ -141,7 +141,7 @@ class Topk {
   static std::uint32_t digit_of(std::int32_t order, int digit) {  // 0 for the largest
     return (static_cast<std::uint32_t>(order) ^ INT32_MAX) >> (digit * kRadixBits) & (kRadix - 1);
   }
-  // Positions by order, the largest first; those of equal ones rise already.
+  // Radix sort: positions, largest score first. It is stable, so equal scores stay in the order of their positions.
   const std::int32_t* sort() {
     __builtin_memset(counts_, 0, sizeof(std::uint32_t) * kDigits * kRadix);
     for (std::int64_t i = 0; i < count_; ++i)
@@ -166,7 +166,7 @@ class Topk {
   }
 
   std::int64_t n_, capacity_, count_ = 0;
-  std::int32_t least_ = kLeastOrder;  // no score that is not above it is among the largest
+  std::int32_t least_ = kLeastOrder;  // scores up to this one cannot be selected
   float least_score_ = -kInfinity;
   std::int32_t* order_;     // of what has been collected, in the order of ...
   std::int32_t* position_;  // ... their positions

@@ -8,8 +8,9 @@
 
 namespace rapt::cpu::RAPT_ISA {
 
-// Scratch is aligned and fp32; tensors are neither. Functions with `any` or `strided` take float, bf16 or f16;
-// loads also the types of convert8.hpp, of which one i4x2 is two lanes.
+// load() and store() are for scratch, which is aligned fp32. Tensors are neither: functions with `any` or `strided` in
+// their names take float, bf16 or f16, unaligned. Loads also take the types of convert8.hpp, where one i4x2 fills two
+// lanes.
 [[gnu::always_inline]] inline vec load(const float* p) {
   return vec::load_aligned(p);
 }
@@ -23,12 +24,12 @@ namespace rapt::cpu::RAPT_ISA {
   x.store_unaligned(p);
 }
 
-// n floats of scratch, in whole vectors.
+// Sets n floats of scratch to x, rounded up to whole vectors.
 inline void fill(float* to, std::int64_t n, float x) {
   for (std::int64_t i = 0; i < n; i += kLanes) store(to + i, vec(x));
 }
 
-// Elements [0, n) of a strided row, 0 < n <= kLanes, zero filled; nothing past them is read.
+// Loads elements [0, n) of a strided row, 0 < n <= kLanes; other lanes are 0. Reads nothing past element n - 1.
 template <class T>
 [[gnu::always_inline]] inline vec load_strided(const T* p, std::int64_t stride, std::int64_t n) {
   if (stride == 1 && n == kLanes) return load_any(p);
@@ -65,7 +66,8 @@ template <int kHalf = kLanes / 2>
   if constexpr (kHalf > 1) transpose<kHalf / 2>(rows);
 }
 
-// Vectors of 128-bit parts, to transpose within the parts: fewer shuffles, as loads put the parts in their places.
+// A vector as 128-bit parts. Transposing within parts takes fewer shuffles than transposing whole vectors, if loads
+// put each part where it belongs.
 inline constexpr int kParts = kLanes / 4;
 template <class Bits, bool kUpper, int... kElement>
 [[gnu::always_inline]] inline vec interleave_elements(vec a, vec b, std::integer_sequence<int, kElement...>) {
@@ -75,13 +77,13 @@ template <class Bits, bool kUpper, int... kElement>
       (Elements)a.data, (Elements)b.data,
       (kElement / kPart * kPart + kUpper * kPart / 2 + kElement % kPart / 2 + (kElement & 1 ? kCount : 0))...));
 }
-// In turns, the elements of a and of b in the lower (kUpper: the upper) half of each part.
+// Interleaves the elements of a and b in the lower (kUpper: the upper) half of each part.
 template <class Bits, bool kUpper>
 [[gnu::always_inline]] inline vec interleave(vec a, vec b) {
   using Elements = std::make_integer_sequence<int, kLanes * 4 / sizeof(Bits)>;
   return interleave_elements<Bits, kUpper>(a, b, Elements());
 }
-// 16 bytes from each of the places at(0), at(1), ...
+// A vector whose part i is the 16 bytes at at(i).
 template <class At>
 [[gnu::always_inline]] inline vec load_parts(At at) {
 #if defined(RAPT_HAVE_LOAD_PARTS)
@@ -93,7 +95,7 @@ template <class At>
 #endif
 }
 
-// Sums of kLanes vectors, as the lanes of one. The order of a sum is the same in every lane.
+// Lane i of the result is the sum of the lanes of x[i]. The order of summation is the same for all lanes.
 template <int kHalf = kLanes / 2>
 [[gnu::always_inline]] inline vec sums(vec (&x)[kLanes]) {
   using Lanes = std::make_integer_sequence<int, kLanes>;
@@ -111,8 +113,8 @@ template <int kStep, int... kLane>
   return vec(__builtin_shufflevector(x.data, x.data, ((kLane + kStep) % kLanes)...));
 }
 
-// Each lane combined with those a multiple of `period` lanes away, so that lane i has what lane i % period has: sums to
-// the bit; maxima, too, unless a number is NaN. A power of two; kLanes: x as it is.
+// Combines each lane with all lanes a multiple of `period` away, so that lanes i and i % period are equal: sums bit
+// for bit, maxima unless a lane is NaN. `period` is a power of two; with kLanes, x is returned as it is.
 template <int kStep = kLanes / 2, class Combine>
 [[gnu::always_inline]] inline vec over_period(vec x, std::int64_t period, Combine combine) {
   if (period > kStep) return x;

@@ -7,7 +7,7 @@ namespace {
 class AppendKvEntry final : public StreamEntry<AppendKvKernel, AppendKvParams> {
  public:
   AppendKvEntry(const AppendKvKernel& kernel, const BuiltIsa& built) : StreamEntry(kernel, built) {
-    tuning.first = 0;  // those of other ISAs give the same bits
+    tuning.first = 0;  // entries of other ISAs give the same bits
   }
 
  private:
@@ -22,7 +22,7 @@ class AppendKvEntry final : public StreamEntry<AppendKvKernel, AppendKvParams> {
 
 }  // namespace
 
-void add_append_kv(const Machine& machine, Entries& entries) {
+void add_append_kv(const CpuMachine& machine, Entries& entries) {
   for (const BuiltIsa& built : machine.isas)
     if (const AppendKvKernel* kernel = built.kernels->append_kv)
       entries.push_back(std::make_unique<AppendKvEntry>(*kernel, built));

@@ -14,29 +14,30 @@ namespace rapt::cpu {
 namespace {
 
 constexpr std::int64_t kAllKeys = std::numeric_limits<std::int64_t>::max();
-// Partial results of so many bytes, of each of fewer ranges of rows than there are workers, would keep the one that is
-// done last busy, and the others waiting.
+// Workers combine partial results together if these have at least this many bytes per range of rows, and there are
+// fewer ranges than workers. Otherwise the worker that finishes a range last would combine it while the others wait.
 constexpr std::size_t kMinBytesToCombineTogether = std::size_t{256} << 10;
 constexpr std::int64_t kRowsOfSlice = 8;
-// Multiply-adds of an item (some 10 us): smaller ones do not pay for fetching what the next one begins with. The limit
-// itself was not measured.
+// Work items with fewer multiply-adds (some 10 us) do not repay prefetching for the next one. The limit itself was not
+// measured.
 constexpr double kMinProductsToLookAhead = 5e5;
 
-// One call on its way through the executor: workers take items until none is left.
-struct Workers {
+// The workers of one call, which take work items until none is left.
+struct AttentionWorkers {
   const IsaKernels& isa;
   const AttentionPlan& plan;
   const AttentionParams& params;
   std::span<const SequenceWork> list;
   std::span<WorkQueue> queues;
-  std::byte* scratch;     // of every worker, then partial results, then counters
-  bool combine_together;  // partial results, when all items are done; else who finishes the last split of rows does
+  std::byte* scratch;     // of all workers; then partial results, then counters
+  bool combine_together;  // workers combine together after all work items; else the worker that finishes the last split
+                          // of a range of rows combines it
   const CallTasks* tasks;
 
   struct Worker {
     int index;
     std::byte* scratch;
-    std::int64_t b = -1, hk = -1;  // of its last item
+    std::int64_t b = -1, hk = -1;  // of its last work item
   };
 
   std::byte* partials() const { return scratch + static_cast<std::size_t>(plan.threads) * plan.scratch_bytes; }
@@ -44,11 +45,11 @@ struct Workers {
 
   void work(int index) {
     Worker worker{index, scratch + static_cast<std::size_t>(index) * plan.scratch_bytes};
-    // Of a queue that all share, the next item is another worker's.
+    // If all workers share a queue, the next work item is probably another worker's.
     const bool owns_queue = queues.size() == static_cast<std::size_t>(plan.threads);
     for (std::size_t n = 0; n < queues.size(); ++n) {
       WorkQueue& queue = queues[(static_cast<std::size_t>(index) + n) % queues.size()];
-      // Only read, at first: a write would take the cache line from the queue's own worker.
+      // Reads first: a write would take the cache line from the queue's own worker.
       if (queue.next.load(std::memory_order_relaxed) >= queue.end) continue;
       for (std::int64_t i; (i = queue.next.fetch_add(1, std::memory_order_relaxed)) < queue.end;) {
         const TaskScope task(tasks, Task::Kind::item, index, i, 1);
@@ -58,7 +59,8 @@ struct Workers {
     if (combine_together) combine_share(index);
   }
 
-  // Every plan.threads-th slice of rows. All items are taken: those that are not done are with workers that run.
+  // Combines every plan.threads-th slice of rows. All work items have been taken, so the unfinished ones are being run
+  // and waiting for them ends.
   void combine_share(int index) {
     std::int64_t slice = 0;
     for (const SequenceWork& s : list) {
@@ -75,7 +77,7 @@ struct Workers {
     }
   }
 
-  // `goes_on`: item i + 1 will probably be the worker's next.
+  // `goes_on`: work item i + 1 will probably be the worker's next.
   void run(std::int64_t i, Worker& worker, bool goes_on) {
     const auto after = [](std::int64_t item, const SequenceWork& s) { return item < s.first_item; };
     const SequenceWork& s = *(std::upper_bound(list.begin(), list.end(), i, after) - 1);
@@ -104,7 +106,8 @@ struct Workers {
     else combine(s, head, begin, end, begin, end, worker.index);
   }
 
-  // Of sequences that are alike: `head` counts those of all of them. `begin`: of the range of rows.
+  // The counter of a range of rows, which starts at row `begin`. `head` counts the heads of all sequences that `s`
+  // stands for.
   std::int32_t& counter(const SequenceWork& s, std::int64_t head, std::int64_t begin) const {
     return reinterpret_cast<std::int32_t*>(counters())[s.first_counter + head * s.row_items + begin / s.rows_per_item];
   }
@@ -112,7 +115,7 @@ struct Workers {
     return reinterpret_cast<float*>(partials()) + s.first_partial +
            (head * s.rows + row) * s.splits * partial_floats(params.dv);
   }
-  // Rows [first, last) of the range [begin, end).
+  // Combines rows [first, last) of the range [begin, end).
   void combine(const SequenceWork& s, std::int64_t head, std::int64_t begin, std::int64_t end, std::int64_t first,
                std::int64_t last, int worker) const {
     const TaskScope task(tasks, Task::Kind::combine, worker);
@@ -124,7 +127,7 @@ struct Workers {
 
 class AttentionEntry final : public CpuEntry {
  public:
-  // `all` are the entries of the operation, in order, this one included.
+  // `all` are the operation's entries in order, including this one.
   AttentionEntry(const AttentionKernel& kernel, const BuiltIsa& built, const std::vector<const AttentionEntry*>& all)
       : CpuEntry(kernel.facts, built), kernel_(kernel), all_(all) {
     tuning = default_tuning(kernel);
@@ -172,14 +175,14 @@ class AttentionEntry final : public CpuEntry {
     const std::span<const SequenceWork> all = work_list(plan, params, list);
     if (all.empty()) return;
     std::uninitialized_value_construct_n(queues, plan.threads);
-    Workers workers{*built_.kernels,
-                    plan,
-                    params,
-                    all,
-                    cut_into_queues(all, params.hk, {queues, static_cast<std::size_t>(plan.threads)}),
-                    workspace + plan.queue_bytes + plan.list_bytes,
-                    combines_together(plan, params, all),
-                    tasks};
+    AttentionWorkers workers{*built_.kernels,
+                             plan,
+                             params,
+                             all,
+                             partition_into_queues(all, params.hk, {queues, static_cast<std::size_t>(plan.threads)}),
+                             workspace + plan.queue_bytes + plan.list_bytes,
+                             combines_together(plan, params, all),
+                             tasks};
     std::memset(workers.counters(), 0, plan.counter_bytes);
     run_workers(workers, plan.threads, context, tasks);
   }
@@ -193,7 +196,7 @@ class AttentionEntry final : public CpuEntry {
     return ranges > 0 && ranges < plan.threads &&
            plan.partial_bytes >= static_cast<std::size_t>(ranges) * kMinBytesToCombineTogether;
   }
-  // Whether the best kernel is asked for, rather than a certain one.
+  // Whether dispatch may choose the kernel: neither a kernel nor an ISA is forced.
   static bool is_chosen(const Context::Impl& context) {
     return !context.forces_one(Operation::attention) && !context.isa_forced;
   }
@@ -201,11 +204,11 @@ class AttentionEntry final : public CpuEntry {
     if (context.isa_forced && built_.isa != *context.options.isa) return "RAPT_ISA asks for another ISA";
     return refuse_isa(context);
   }
-  // f8e4m3 ones become fp32, which not every kernel takes.
+  // f8e4m3 queries are widened to fp32, which not every kernel takes.
   static bool takes_queries(const KernelFacts& facts, const AttentionProblem& p) {
     return p.q_dtype != DType::f8e4m3 || (only(DType::f32) & facts.dtypes) != 0;
   }
-  // Whether the kernel takes keys and values that are quantised like these.
+  // Whether the kernel takes these groups, zeros and tails of quantised keys and values.
   static bool takes_cache(const AttentionKernel& kernel, const AttentionProblem& p) {
     const std::int64_t multiple = kernel.group_multiple;
     if (multiple == 0) return true;
@@ -214,16 +217,16 @@ class AttentionEntry final : public CpuEntry {
                                               p.d % multiple == 0);
     return !p.zeros && takes_tail && takes(p.k_groups, p.d - p.k_tail) && takes(p.v_groups, p.dv);
   }
-  // Whether it takes the types, on this machine and in this context, whatever the sizes.
+  // Whether the entry takes the types on this machine and in this context, whatever the sizes.
   bool is_usable(const AttentionProblem& p, const Context::Impl& context) const {
     return unusable.empty() && refuse_context(context).empty() &&
            ((only(p.q_dtype) | only(p.kv_dtype)) & ~facts.dtypes) == 0 && (p.k_tail == 0 || facts.key_tail) &&
            takes_queries(facts, p) && takes_cache(kernel_, p);
   }
 
-  // Whether it is faster than the first kernel that dispatch would take instead. Where sequences have lengths, it must
-  // be so over few keys, too; else the other kernel takes the call, and kernels_for() gives each sequence the faster
-  // one.
+  // Whether this entry is faster than the first prefill entry that dispatch would take instead. Where sequences have
+  // lengths, it must be faster over few keys too; otherwise the other entry takes the call, and kernels_for() gives
+  // each sequence the faster kernel.
   bool is_faster_than_prefill(const AttentionProblem& p, std::int64_t rows, const Context::Impl& context) const {
     const auto is_faster_over = [&](std::int64_t keys) {
       for (const AttentionEntry* other : all_)
@@ -258,7 +261,7 @@ class AttentionEntry final : public CpuEntry {
 
 }  // namespace
 
-void add_attention(const Machine& machine, Entries& entries) {
+void add_attention(const CpuMachine& machine, Entries& entries) {
   static std::vector<const AttentionEntry*> all;
   for (const Phase phase : {Phase::decode, Phase::prefill, Phase::naive})
     for (const BuiltIsa& built : machine.isas)

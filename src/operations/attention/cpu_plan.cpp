@@ -18,13 +18,13 @@ constexpr std::int64_t kMaxSplitItems = 32, kRowsOfSplitItem = 128;
 // Where there are several workers, each should get at least this many items, even if an item then has fewer rows than
 // min_item_rows.
 constexpr std::int64_t kMinItems = 2;
-// Items that find their keys prepared are half as large, since it costs little to have more of them.
+// Work items whose keys are packed already are half as large, since more of them cost little.
 constexpr int kFinerIfKept = 2;
-// Rows that fill the vectors of a kernel take 0.6 to 1.0 of attention_decode's time there, on AVX2 and on AVX-512, up
-// to this many elements of keys and values for each row (docs/internals/decode.md).
+// Where rows fill a kernel's vectors, that kernel is 1.0x to 1.7x faster than attention_decode, on AVX2 and AVX-512,
+// up to this many elements of keys and values per row (docs/internals/decode.md).
 constexpr std::int64_t kFewKeyElements = 1024;
-// What an item takes beside arithmetic and reading, 0.4 us on Zen 2 and 0.6 on a Xeon, and microseconds of work that
-// are worth a worker (docs/internals/cpu_kernels.md). Other operations ask for more.
+// The overhead of a work item besides arithmetic and reading: 0.4 us on Zen 2 and 0.6 on a Xeon. And the microseconds
+// of work that are worth a worker (docs/internals/cpu_kernels.md); other operations ask for more.
 constexpr double kItemUs = 0.6;
 constexpr std::int64_t kAttentionWorkerUs = 3;
 
@@ -47,12 +47,12 @@ bool takes_whole_heads(const AttentionKernel& kernel) {
   return kernel.max_rows == 0;
 }
 
-// The panels of an item share each block of K and V, so the more panels the better, as long as their Q^T and O^T stay
-// in `bytes` of L2.
-std::int64_t max_panels(const AttentionProblem& p, const AttentionKernel& kernel, std::size_t bytes) {
+// The query blocks of a work item share each block of K and V. More of them are better as long as their Q^T and O^T
+// stay in `bytes` of L2.
+std::int64_t max_query_blocks(const AttentionProblem& p, const AttentionKernel& kernel, std::size_t bytes) {
   const std::int64_t rows = kernel.facts.block_q;
-  const auto panel_bytes = static_cast<std::int64_t>(sizeof(float)) * rows * (p.d + p.dv);
-  return std::clamp<std::int64_t>(static_cast<std::int64_t>(bytes) / panel_bytes, 1, kernel.max_rows / rows);
+  const auto query_block_bytes = static_cast<std::int64_t>(sizeof(float)) * rows * (p.d + p.dv);
+  return std::clamp<std::int64_t>(static_cast<std::int64_t>(bytes) / query_block_bytes, 1, kernel.max_rows / rows);
 }
 
 // Rows of a kv head of one element of the batch. All tokens count, even where keys are gathered and each token is a
@@ -165,7 +165,7 @@ AttentionPlan plan_attention(const AttentionProblem& problem, const AttentionKer
   plan.rows_per_item = std::max<std::int64_t>(rows, 1);
   if (!takes_whole_heads(kernel)) {
     const std::int64_t block = kernel.facts.block_q;
-    std::int64_t panels = max_panels(p, kernel, item_bytes(tuning, l2_bytes));
+    std::int64_t q_blocks = max_query_blocks(p, kernel, item_bytes(tuning, l2_bytes));
     // Each of several workers gets its share of the items. Where keys are split, an item prepares its keys for itself
     // alone, so the number of items is left to the splits, which cost about the same, and items keep their rows.
     const std::int64_t of_worker = rows * heads * splits / block / concurrency;
@@ -173,15 +173,16 @@ AttentionPlan plan_attention(const AttentionProblem& problem, const AttentionKer
     plan.keeps_keys =
         concurrency > 1 && kernel.kept_keys && p.window_left < 0 && !p.gathered && p.sk <= kernel.kept_keys(p.d, p.dv);
     const int finer = plan.keeps_keys ? kFinerIfKept : 1;
-    const std::int64_t min_panels =
+    const std::int64_t min_query_blocks =
         std::min<std::int64_t>(tuning.min_item_rows / finer / block, splits > 1 ? of_worker : of_worker / kMinItems);
-    if (concurrency > 1) panels = std::min(panels, std::max(of_worker / (tuning.items_per_worker * finer), min_panels));
+    if (concurrency > 1)
+      q_blocks = std::min(q_blocks, std::max(of_worker / (tuning.items_per_worker * finer), min_query_blocks));
     // All items of a head are about equally large.
     const std::int64_t of_head = std::max<std::int64_t>(ceil_div(rows, block), 1);
-    const std::int64_t items = ceil_div(of_head, std::max<std::int64_t>(panels, 1));
+    const std::int64_t items = ceil_div(of_head, std::max<std::int64_t>(q_blocks, 1));
     plan.rows_per_item = ceil_div(of_head, items) * block;
   }
-  // What fits the workers' L2 is probably there, and fetching it again costs small items 2 to 10 %.
+  // Tensors that fit the workers' L2 are probably cached, and prefetching them again costs small work items 2 to 10 %.
   plan.looks_ahead = bytes_of_tensors(p) > static_cast<double>(l2_bytes) * concurrency;
   plan.work_items = heads * ceil_div(rows, plan.rows_per_item);
   const std::int64_t partials = splits > 1 ? rows_of_all * splits : 0;
@@ -203,7 +204,7 @@ std::size_t max_workspace_bytes(const AttentionProblem& p, const AttentionKernel
   plan.kernels = kernels;
   plan.rows_per_item = takes_whole_heads(kernel)
                            ? rows_of_head(p)
-                           : max_panels(p, kernel, item_bytes(tuning, l2_bytes)) * kernel.facts.block_q;
+                           : max_query_blocks(p, kernel, item_bytes(tuning, l2_bytes)) * kernel.facts.block_q;
   size_workspace(plan, p, max_partials(p, rows_of_batch_element(p)));
   add_workers(plan, p, concurrency);
   return plan.workspace_bytes;

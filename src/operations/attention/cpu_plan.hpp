@@ -1,5 +1,5 @@
-// How attention calls with one problem are carried out: which kernels, how many rows a work item has, how many workers,
-// and how much workspace. Pure functions of the problem.
+// How attention calls with one problem are run: which kernels, how many rows a work item has, how many workers, and
+// how much workspace. Pure functions of the problem.
 #pragma once
 
 #include <cstdint>
@@ -10,21 +10,23 @@
 
 namespace rapt::cpu {
 
-// The kernels of a call. Among sequences that need not be alike, each goes to the kernel that it would get alone.
+// The kernels of a call. If its sequences have different lengths, each sequence goes to the kernel that it would get
+// alone.
 struct AttentionKernels {
   const AttentionKernel* kernel = nullptr;
-  const AttentionKernel* decode = nullptr;   // for sequences of few rows; null: `kernel` takes them
-  const AttentionKernel* smaller = nullptr;  // for those that `kernel` is not worthwhile for; null: it takes them
+  const AttentionKernel* decode = nullptr;  // for sequences of few rows; null: `kernel` takes them
+  const AttentionKernel* smaller =
+      nullptr;  // for sequences too short to be worthwhile for `kernel`; null: `kernel` takes them
 };
 
 // A call's workspace holds, one after another: a queue for each worker, the list of sequences, the workers' scratch,
 // the partial results of splits, and for each range of rows a counter of the splits that are done.
 struct AttentionPlan final : EntryPlan {
   AttentionKernels kernels;
-  std::int64_t rows_per_item = 0;          // of (token, head of the group) pairs, for kernels.kernel
+  std::int64_t rows_per_item = 0;          // for kernels.kernel; a row is a (token, head of the group) pair
   std::int64_t smaller_rows_per_item = 0;  // for kernels.smaller
-  bool keeps_keys = false;                 // the kernel prepares keys once for items of one head in a row
-  bool looks_ahead = false;                // what the next item begins with is fetched during an item
+  bool keeps_keys = false;                 // the kernel packs keys once for consecutive work items of a head
+  bool looks_ahead = false;                // each work item prefetches the start of the next one
   std::int64_t max_sequences = 0;          // in the list
   std::int64_t max_splits = 1;             // of a head's keys
   std::size_t queue_bytes = 0, list_bytes = 0;
@@ -61,15 +63,15 @@ inline std::int64_t round_up(std::int64_t a, std::int64_t step) {
 
 // Query rows of a kv head of a sequence: tokens x group. Where keys are gathered, a sequence is a single token.
 std::int64_t rows_of_head(const AttentionProblem& problem);
-// Whether a sequence with so many keys, and rows in each kv head, repays what the kernel prepares for it.
+// Whether a sequence of `keys` keys, with `rows` rows in each kv head, repays the kernel's setup.
 bool is_worthwhile(const AttentionKernel& kernel, std::int64_t rows, std::int64_t keys, std::int64_t d,
                    std::int64_t dv);
-// Whether attention_decode is faster for such a sequence than `kernel`, which is worthwhile for it. It reads keys fast,
-// but rows that fill the kernel's vectors are faster there over keys that stay in the nearest caches.
+// Whether attention_decode is faster for such a sequence than `kernel`, which is worthwhile for it. attention_decode
+// reads keys fast, but `kernel` is faster if rows fill its vectors and the keys stay in the nearest caches.
 bool decode_is_faster(const AttentionKernel& kernel, DType kv_type, std::int64_t rows, std::int64_t keys,
                       std::int64_t d, std::int64_t dv);
 
-// What plans go by, for `kernel` and for those beside it, unless they have been tuned.
+// The tuning of plans for `kernel` and its alternatives, unless `rapt tune` has measured another.
 TuningValues default_tuning(const AttentionKernel& kernel);
 // `concurrency`: the most workers the executor offers.
 AttentionPlan plan_attention(const AttentionProblem& problem, const AttentionKernels& kernels,

@@ -35,8 +35,8 @@ std::span<const SequenceWork> work_list(const AttentionPlan& plan, const Attenti
     KeyRange keys = visible_keys(p.score, q);
     keys.last = std::max(keys.first, keys.last);
     s.first_key = keys.first / kSplitAlign * kSplitAlign;
-    // Heads one after another, so that K and V stay cached. If later rows see more keys, and no kernel keeps what it
-    // made of K and V, the most costly items of all heads come first, so that workers come to their ends together.
+    // Heads one after another keep K and V cached. But if later rows see more keys and no kernel keeps packed keys,
+    // the most costly work items of all heads come first, so that workers finish together.
     s.heads_in_turn = plan.threads > 1 && !plan.keeps_keys && p.score.left == kOpen && p.score.right != kOpen;
     s.splits = 1;
     const std::int64_t max_count = max_splits(p.hk, p.tokens > 0 ? p.tokens * p.group : s.rows);
@@ -73,7 +73,8 @@ ItemPlace place_of(const SequenceWork& s, std::int64_t heads, std::int64_t item)
   return {s.b + item / of_sequence, hk, begin, std::min(begin + s.rows_per_item, s.rows), item % s.splits};
 }
 
-std::span<WorkQueue> cut_into_queues(std::span<const SequenceWork> all, std::int64_t hk, std::span<WorkQueue> queues) {
+std::span<WorkQueue> partition_into_queues(std::span<const SequenceWork> all, std::int64_t hk,
+                                           std::span<WorkQueue> queues) {
   if (all.front().heads_in_turn) queues = queues.first(1);
   const auto cost_of_head = [](const SequenceWork& s) { return s.cost * static_cast<double>(s.items_of_head()); };
   double total = 0, before = 0;

@@ -9,20 +9,20 @@
 
 namespace rapt::cpu {
 
-// Sequences of a call that lie one after another and are alike: all of a dense call, else one each. The work items of
-// one sequence: hk heads, each of `row_items` ranges of rows, each of `splits` ranges of keys.
+// Consecutive sequences of a call with the same lengths: all of a dense call, else one each. A sequence has work items
+// for each of hk heads, `row_items` ranges of rows and `splits` ranges of keys.
 struct SequenceWork {
   const AttentionKernel* kernel;
   std::int64_t b, count, rows, rows_per_item, row_items;
-  std::int64_t first_key, split_keys, splits;             // with one split, it has all keys
-  std::int64_t first_item, first_partial, first_counter;  // in items, floats, counters of all sequences before
+  std::int64_t first_key, split_keys, splits;             // one split has all keys
+  std::int64_t first_item, first_partial, first_counter;  // work items, floats and counters of all sequences before
   double cost;                                            // of the most costly item: rows x keys
-  bool heads_in_turn;                                     // the last rows of every head, then the ones before
+  bool heads_in_turn;  // work items in turn over heads: the last rows of every head first
 
   std::int64_t items_of_head() const { return row_items * splits; }
 };
 
-// Work items that one worker begins with, and that others go on with when they are done with theirs.
+// The queue of one worker. Other workers take from it when their own are empty.
 struct alignas(64) WorkQueue {
   std::atomic<std::int64_t> next;
   std::int64_t end;
@@ -37,12 +37,13 @@ std::span<const SequenceWork> work_list(const AttentionPlan& plan, const Attenti
 struct ItemPlace {
   std::int64_t b, hk, row_begin, row_end, split;
 };
-// Of the work item of that number, counted from `work`'s first, with `heads` kv heads.
+// The place of a work item, which is numbered from `work`'s first; `heads` is the number of kv heads.
 ItemPlace place_of(const SequenceWork& work, std::int64_t heads, std::int64_t item);
 
-// Cuts a call's items into queues of about the same cost, of whole heads each (some are empty); or puts them all into
-// the first where heads are in turn. Returns the queues that are used. A worker begins with its own queue, where it
-// finds K and V in its cache, and goes on to the next ones.
-std::span<WorkQueue> cut_into_queues(std::span<const SequenceWork> all, std::int64_t hk, std::span<WorkQueue> queues);
+// Distributes a call's work items over queues of about the same cost, whole heads each (some may be empty); or puts
+// them all into the first queue if heads are in turn. Returns the queues that are used. A worker begins with its own
+// queue, whose K and V it finds in its cache, and goes on to the next ones.
+std::span<WorkQueue> partition_into_queues(std::span<const SequenceWork> all, std::int64_t hk,
+                                           std::span<WorkQueue> queues);
 
 }  // namespace rapt::cpu

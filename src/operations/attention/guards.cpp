@@ -18,7 +18,7 @@ const char* name_of(AttentionRow::Stage stage) {
 std::optional<Bad> cause_of(const Watched<AttentionArgs>& w, const Bad& result) {
   const std::vector<int64_t>& at = result.place.index;
   AttentionRow row(w.args.kv, w.args.score, std::get<AttentionProblem>(w.call.problem),
-                   std::get<AttentionParams>(w.call.params), w.entry.facts);
+                   std::get<AttentionParams>(w.call.params));
   row.compute(w.args.out.ndim == 3 ? at[0] : at[0] * w.args.out.shape[2] + at[2], at[1]);
   if (row.first.stage == AttentionRow::Stage::none) return {};
   return Bad{{name_of(row.first.stage), row.first.index}, row.first.value};

@@ -32,12 +32,11 @@ constexpr auto kNumberAt = [](const void* data, DType dtype, int64_t index) {
 }  // namespace
 
 AttentionRow::AttentionRow(const KvSource& kv, const ScoreSpec& score, const AttentionProblem& problem,
-                           const AttentionParams& params, const KernelFacts& facts)
+                           const AttentionParams& params)
     : kv_(kv),
       spec_(score),
       problem_(problem),
       p_(params),
-      is_f32x6_(std::string_view(facts.arithmetic) == "f32x6"),
       scale_(problem.has_scale ? static_cast<double>(problem.scale) : 1 / std::sqrt(static_cast<double>(p_.d))),
       input_eps_(std::max(eps_of(p_.q_type), eps_of(p_.kv_type))),
       eps_(std::max(input_eps_, eps_of(p_.out_type))),
@@ -186,8 +185,7 @@ void AttentionRow::read_row(const Side& side, int64_t j) {
 // Scores, in the order that docs/contract.md has, and what each may be off by.
 void AttentionRow::score_keys() {
   const Side side = keys();
-  const double terms =
-      static_cast<double>(is_f32x6_ ? 3 * p_.d : p_.d) + (p_.k_quant.scale ? 8 : 6) + (p_.q_scale ? 1 : 0);
+  const double terms = static_cast<double>(p_.d) + (p_.k_quant.scale ? 8 : 6) + (p_.q_scale ? 1 : 0);
   const double cap = static_cast<double>(problem_.softcap);
   const auto capped = [&](double x) { return cap > 0 ? cap * std::tanh(x / cap) : x; };
   const double slope =
@@ -269,10 +267,8 @@ void AttentionRow::weigh_keys() {
 void AttentionRow::sum_values() {
   const Side side = values();
   const auto dv = static_cast<std::size_t>(p_.dv);
-  const double units = (is_f32x6_                ? 900
-                        : p_.score.dropout.given ? 152
-                                                 : 150) +
-                       (p_.v_quant.scale ? 4 : 0) + static_cast<double>(p_.sk) / 512;
+  const double units =
+      (p_.score.dropout.given ? 152 : 150) + (p_.v_quant.scale ? 4 : 0) + static_cast<double>(p_.sk) / 512;
   struct Sum {
     double out = 0, magnitude = 0, growth = 0, largest = 0, lost = 0;
   };

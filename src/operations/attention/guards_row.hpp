@@ -11,9 +11,9 @@ namespace rapt {
 
 class AttentionRow {
  public:
-  // Of a call on an entry with these facts. All but `facts` outlive this.
+  // Of a call, all parts of which outlive this.
   AttentionRow(const KvSource& kv, const ScoreSpec& score, const AttentionProblem& problem,
-               const AttentionParams& params, const KernelFacts& facts);
+               const AttentionParams& params);
 
   // Rows are numbered by token, of all sequences, and head.
   std::int64_t tokens() const { return tokens_; }
@@ -101,7 +101,6 @@ class AttentionRow {
   const ScoreSpec& spec_;
   const AttentionProblem& problem_;
   const AttentionParams& p_;
-  const bool is_f32x6_;
   const double scale_, input_eps_, eps_;
   std::int64_t tokens_;
 

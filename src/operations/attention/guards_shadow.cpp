@@ -19,7 +19,7 @@ class AttentionBackwardRow : private AttentionRow {
   using AttentionRow::is_bounded;
   using AttentionRow::tokens;
 
-  AttentionBackwardRow(const AttentionBackwardArgs& args, const Call& call, const KernelFacts& facts);
+  AttentionBackwardRow(const AttentionBackwardArgs& args, const Call& call);
 
   void compute(int64_t token, int64_t q_head);
   // As AttentionRow's, of dq.
@@ -30,10 +30,9 @@ class AttentionBackwardRow : private AttentionRow {
   std::vector<double> dq_, dq_bound_;  // [d]
 };
 
-AttentionBackwardRow::AttentionBackwardRow(const AttentionBackwardArgs& args, const Call& call,
-                                           const KernelFacts& facts)
+AttentionBackwardRow::AttentionBackwardRow(const AttentionBackwardArgs& args, const Call& call)
     : AttentionRow(args.kv, args.score, std::get<AttentionBackwardProblem>(call.problem),
-                   std::get<AttentionBackwardParams>(call.params), facts),
+                   std::get<AttentionBackwardParams>(call.params)),
       b_(std::get<AttentionBackwardParams>(call.params)) {}
 
 // dq = scale sum_j P_j (dP_j - delta) f_j k_j, where P_j = e^(x_j - lse), dP_j = dout . v_j and delta = dout . out -
@@ -132,14 +131,14 @@ void compare(Row row, int rows, double tolerance, std::uint64_t number, Reports&
 void compare_with_shadow(const Watched<AttentionArgs>& w, int rows, double tolerance, std::uint64_t number,
                          Reports& reports) {
   const AttentionRow row(w.args.kv, w.args.score, std::get<AttentionProblem>(w.call.problem),
-                         std::get<AttentionParams>(w.call.params), w.entry.facts);
+                         std::get<AttentionParams>(w.call.params));
   compare(row, rows, tolerance, number, reports);
 }
 
 void compare_with_shadow(const Watched<AttentionBackwardArgs>& w, int rows, double tolerance, std::uint64_t number,
                          Reports& reports) {
   if (!w.args.dq) return reports.pass(Guard::shadow, "of gradients, the shadow is of dq alone");
-  compare(AttentionBackwardRow(w.args, w.call, w.entry.facts), rows, tolerance, number, reports);
+  compare(AttentionBackwardRow(w.args, w.call), rows, tolerance, number, reports);
 }
 
 }  // namespace rapt

@@ -1,4 +1,4 @@
-// attention_backward on the CPU: how keys are cut into items, and the workers that share them.
+// attention_backward on the CPU: divides keys into work items, and runs them on workers.
 #include "operations/attention_backward/cpu.hpp"
 
 #include <algorithm>
@@ -16,17 +16,17 @@ namespace {
 using std::int64_t;
 using P = AttentionBackwardProblem;
 
-constexpr int64_t kItemsPerWorker = 3;  // at least, among several: the last even out
-// Heads of so few rows are cut into splits whose number and length depend on the keys of the sequence alone: chunks
-// passed on from item to item would be too few to occupy workers.
+constexpr int64_t kItemsPerWorker = 3;  // the fewest per worker, if there are several, so that they finish together
+// Heads with few rows have splits, whose number and length depend on the sequence's keys alone: work items that pass
+// chunks on to each other would have too few chunks to occupy workers.
 constexpr int64_t kMaxRowsOfSplits = 192, kMinKeysOfSplit = 512;
 
-// A call's workspace holds, one after another: the items and chunks before each sequence; for each item how many chunks
-// it is done with; for each head what begin() finds out about it; the workers' scratch; sums of dQ of heads whose keys
-// are cut; and what rows add to dsinks and dalibi.
+// A call's workspace holds, one after another: the number of work items and chunks before each sequence; for each work
+// item the chunks it has finished; for each head what begin() determines about it; the workers' scratch; sums of dQ of
+// heads with several work items; and the rows' shares of dsinks and dalibi.
 struct BackwardPlan final : EntryPlan {
-  int64_t keys_per_item = 0;  // of heads that are not in splits
-  int64_t max_keys = 0;       // of any item
+  int64_t keys_per_item = 0;  // of heads without splits
+  int64_t max_keys = 0;       // of any work item
   int64_t chunk_rows = 0;
   std::size_t first_bytes = 0, progress_bytes = 0, scratch_bytes = 0, sums_bytes = 0, row_bytes = 0;
 
@@ -36,8 +36,8 @@ struct BackwardPlan final : EntryPlan {
   }
 };
 
-// Of one sequence: what lies before it, of all heads. Chunks are those with sums.
-struct Before {
+// The work items, and the chunks with sums, of all sequences before one.
+struct WorkBefore {
   int64_t items, chunks;
 };
 
@@ -49,17 +49,17 @@ int64_t keys_of_split(int64_t len_k) {
   return std::max(ceil_div(ceil_div(len_k, kMaxSplits), kBackwardKeys) * kBackwardKeys, kMinKeysOfSplit);
 }
 
-// The most splits of up to so many keys. Fewer keys may be in more splits: 32768 are in 64 of 512 each, 32769 in 57 of
-// 576.
+// The most splits that a sequence of up to len_k keys can have. Fewer keys may have more splits: 32768 have 64 of 512,
+// 32769 have 57 of 576.
 int64_t max_splits_of(int64_t len_k) {
   return std::clamp<int64_t>(ceil_div(len_k, kMinKeysOfSplit), 1, kMaxSplits);
 }
 
-// How a head is cut, and how many sums of dQ its rows have: one, or one for each split.
-struct HeadCut {
+// A head's work items: their keys, their number, and how many sums of dQ its rows have, one or one per split.
+struct HeadItems {
   int64_t keys, items, sums;
 
-  HeadCut(int64_t rows, int64_t len_k, int64_t keys_per_item)
+  HeadItems(int64_t rows, int64_t len_k, int64_t keys_per_item)
       : keys(rows <= kMaxRowsOfSplits ? keys_of_split(len_k) : keys_per_item),
         items(items_of(len_k, keys)),
         sums(rows <= kMaxRowsOfSplits ? items : 1) {}
@@ -73,7 +73,7 @@ void check_items(const P& p) {
   if (items > 0x1p60) throw Error("problem", p.to_string(), "one of less than 2^60 work items");
 }
 
-// At most so many chunks of rows have sums in splits, of heads with up to `rows` rows.
+// An upper bound on the chunks with sums of heads with splits, which have up to `rows` rows.
 int64_t chunks_in_splits(const P& p, int64_t rows, int64_t chunk_rows) {
   int64_t splits = p.b * max_splits_of(p.sk);
   if (p.sk <= kMinKeysOfSplit) return 0;
@@ -82,12 +82,12 @@ int64_t chunks_in_splits(const P& p, int64_t rows, int64_t chunk_rows) {
   return p.hk * splits * ceil_div(std::min(rows, kMaxRowsOfSplits), chunk_rows);
 }
 
-// Sizes everything, for `threads` workers; `cut`: heads that are not in splits may have several items; `splits`: heads
-// may be in splits.
-void size_workspace(BackwardPlan& plan, const P& p, const AttentionBackwardKernel& kernel, int64_t items, bool cut,
-                    bool splits) {
+// Sizes everything for plan.threads workers. `in_ranges`: heads without splits may have several work items; `splits`:
+// heads may have splits.
+void size_workspace(BackwardPlan& plan, const P& p, const AttentionBackwardKernel& kernel, int64_t items,
+                    bool in_ranges, bool splits) {
   const int64_t heads = p.b * p.hk, rows = rows_of_head(p);
-  int64_t chunks = cut ? heads * ceil_div(rows, plan.chunk_rows) : 0;
+  int64_t chunks = in_ranges ? heads * ceil_div(rows, plan.chunk_rows) : 0;
   if (p.ragged_q >= 0) chunks = std::min(chunks, p.ragged_q * p.hq / plan.chunk_rows + heads);
   if (splits) chunks += chunks_in_splits(p, rows, plan.chunk_rows);
   plan.max_keys = std::max(plan.keys_per_item, splits ? keys_of_split(p.sk) : 0);
@@ -97,7 +97,7 @@ void size_workspace(BackwardPlan& plan, const P& p, const AttentionBackwardKerne
   if (static_cast<double>(chunks) * static_cast<double>(sums_of_chunk) > kMaxFloats)
     throw Error("problem", p.to_string(), "one whose workspace has less than 2^64 bytes");
   const BackwardShape shape{p.d, p.dv, p.softcap != 0, plan.max_keys};
-  plan.first_bytes = whole_lines(static_cast<std::size_t>(p.b + 1) * sizeof(Before));
+  plan.first_bytes = whole_lines(static_cast<std::size_t>(p.b + 1) * sizeof(WorkBefore));
   plan.progress_bytes = whole_lines(static_cast<std::size_t>(items + heads) * sizeof(std::int32_t));
   plan.scratch_bytes = kernel.scratch_bytes(shape);
   if (p.dbias) plan.scratch_bytes = std::max(plan.scratch_bytes, kernel.bias_scratch_bytes(shape));
@@ -117,7 +117,7 @@ BackwardPlan plan_backward(const P& p, const AttentionBackwardKernel& kernel, co
   const double pairs = static_cast<double>(rows_of_head(p)) * static_cast<double>(heads) * static_cast<double>(p.sk);
   const double flops = pairs * static_cast<double>(6 * p.d + 4 * p.dv) * (p.causal ? 0.5 : 1.0);
   const double worth = std::clamp(flops / flops_per_worker(tuning), 1.0, static_cast<double>(concurrency));
-  // Ranges of about the same length, as many as keep the workers busy.
+  // As many ranges of about the same length as keep the workers busy.
   const int64_t most = ceil_div(std::max<int64_t>(p.sk, 1), kBackwardKeys);
   int64_t ranges = ceil_div(most * kBackwardKeys, max_backward_keys(p, tuning));
   if (worth > 1)
@@ -139,11 +139,11 @@ BackwardPlan plan_backward(const P& p, const AttentionBackwardKernel& kernel, co
   return plan;
 }
 
-struct Workers {
+struct AttentionBackwardWorkers {
   const AttentionBackwardKernel& kernel;
   const BackwardPlan& plan;
   const AttentionBackwardParams& p;
-  const Before* before;                 // [b + 1]
+  const WorkBefore* before;             // [b + 1]
   std::int32_t *progress, *head_facts;  // of each item; [b][hk]
   std::byte* scratch;
   float *sums, *sink_sums, *slope_sums;
@@ -152,9 +152,9 @@ struct Workers {
 
   int64_t rows_of(const Sequence& q) const { return q.len_q * p.group; }
   int64_t chunks_of(const Sequence& q) const { return ceil_div(rows_of(q), plan.chunk_rows); }
-  HeadCut cut_of(const Sequence& q) const { return {rows_of(q), q.len_k, plan.keys_per_item}; }
+  HeadItems items_of_head(const Sequence& q) const { return {rows_of(q), q.len_k, plan.keys_per_item}; }
 
-  // Pieces of the bias, along rows and along keys; what is behind the other items.
+  // Pieces of the bias along rows and along keys. They are numbered after the other work items.
   int64_t bias_rows() const { return ceil_div(p.grad_bias_q, kernel.bias_rows); }
   int64_t bias_keys() const { return ceil_div(p.grad_bias_k, kBackwardKeys); }
   int64_t bias_items() const { return p.grad_bias ? p.grad_bias_b * p.grad_bias_h * bias_rows() * bias_keys() : 0; }
@@ -174,54 +174,54 @@ struct Workers {
     kernel.add_bias(p, item, own);
   }
 
-  // Items are taken in order, so that whoever an item waits for is at work already. Among several workers heads take
-  // turns: a head whose chunks are few leaves room for the others. One alone finishes a head while its rows are in
-  // cache.
+  // Work items are taken in order, so one that another waits for has been started. With several workers, heads
+  // alternate: a head with few chunks leaves room for others. A single worker finishes a head while its rows are
+  // cached.
   void run(int64_t number, int worker, std::byte* own) {
-    const auto after = [](int64_t i, const Before& x) { return i < x.items; };
+    const auto after = [](int64_t i, const WorkBefore& x) { return i < x.items; };
     const int64_t b = std::upper_bound(before, before + p.b + 1, number, after) - before - 1;
     const Sequence q = sequence_of(p, p, b);
-    const HeadCut cut = cut_of(q);
+    const HeadItems head = items_of_head(q);
     const int64_t in_sequence = number - before[b].items, next_range = plan.threads > 1 ? p.hk : 1;
-    const int64_t range = plan.threads > 1 ? in_sequence / p.hk : in_sequence % cut.items;
-    const int64_t hk = plan.threads > 1 ? in_sequence % p.hk : in_sequence / cut.items;
+    const int64_t range = plan.threads > 1 ? in_sequence / p.hk : in_sequence % head.items;
+    const int64_t hk = plan.threads > 1 ? in_sequence % p.hk : in_sequence / head.items;
     const int64_t chunks = chunks_of(q), sums_of_chunk = plan.chunk_rows * kernel.sums_of_row(p.d);
-    const bool is_last = range + 1 == cut.items;
+    const bool is_last = range + 1 == head.items;
     BackwardItem item{b,
                       hk,
-                      range * cut.keys,
-                      (range + 1) * cut.keys,
+                      range * head.keys,
+                      (range + 1) * head.keys,
                       is_last && p.total_k < 0 ? p.sk : 0,
                       nullptr,
-                      cut.sums > 1,
+                      head.sums > 1,
                       sink_sums,
                       slope_sums,
                       head_facts + b * p.hk + hk};
-    float* const head_sums = sums + (before[b].chunks + hk * chunks * cut.sums) * sums_of_chunk;
-    if (cut.items > 1) item.dq_sums = head_sums;
+    float* const head_sums = sums + (before[b].chunks + hk * chunks * head.sums) * sums_of_chunk;
+    if (head.items > 1) item.dq_sums = head_sums;
     if (item.split) {
       item.dq_sums += range * chunks * sums_of_chunk;
       std::fill_n(item.dq_sums, chunks * sums_of_chunk, 0.f);
     }
-    // The last rows first: with causal they are what all items see, so that none waits long for the one before.
+    // The last rows come first: with a causal mask all work items see them, so none waits long for the one before.
     kernel.begin(p, item, own);
     for (int64_t chunk = chunks - 1; chunk >= 0; --chunk) {
-      if (!sees(q, item.key_begin, cut.keys, chunk)) continue;
-      if (range > 0 && !item.split && sees(q, item.key_begin - cut.keys, cut.keys, chunk))
+      if (!sees(q, item.key_begin, head.keys, chunk)) continue;
+      if (range > 0 && !item.split && sees(q, item.key_begin - head.keys, head.keys, chunk))
         wait_for(progress[number - next_range], chunks - chunk);
       kernel.add_rows(p, item, chunk * plan.chunk_rows, own);
       if (!is_last && !item.split) advance(progress[number], chunks - chunk);
     }
     kernel.end(p, item, own);
     if (!item.split) return;
-    if (!completes(progress[number - range * next_range], cut.items)) return;  // of the head's first item
+    if (!completes(progress[number - range * next_range], head.items)) return;  // of the head's first item
     item.dq_sums = head_sums;
     const TaskScope task(tasks, Task::Kind::combine, worker);
-    finish_rows(item, q, chunks, cut.items, own);
+    finish_rows(item, q, chunks, head.items, own);
   }
 
-  // The worker that is done with a head's last split adds up dQ of them all, in their order. An item without keys,
-  // which follows them, makes gradients of the sums.
+  // The worker that finishes a head's last split adds up dQ of all splits, in order. Then a work item without keys
+  // makes gradients of the sums.
   void finish_rows(BackwardItem item, const Sequence& q, int64_t chunks, int64_t splits, std::byte* own) const {
     const int64_t n = chunks * plan.chunk_rows * kernel.sums_of_row(p.d);
     {
@@ -234,7 +234,8 @@ struct Workers {
     for (int64_t chunk = 0; chunk < chunks; ++chunk) kernel.add_rows(p, item, chunk * plan.chunk_rows, own);
   }
 
-  // Whether rows of the chunk see some of so many keys from key_begin on; the first item takes those that see none.
+  // Whether rows of the chunk see some of `keys` keys from key_begin on. Chunks that see no key belong to the first
+  // work item.
   bool sees(const Sequence& q, int64_t key_begin, int64_t keys, int64_t chunk) const {
     const int64_t first = chunk * plan.chunk_rows / p.group;
     const int64_t last = (std::min((chunk + 1) * plan.chunk_rows, rows_of(q)) - 1) / p.group,
@@ -284,7 +285,7 @@ class AttentionBackwardEntry final : public CpuEntry {
       return run_gathered_backward(static_cast<const GatheredBackwardPlan&>(entry_plan), kernel_, *built_.kernels, p,
                                    context, tasks, workspace);
     const auto& plan = static_cast<const BackwardPlan&>(entry_plan);
-    auto* const before = reinterpret_cast<Before*>(workspace);
+    auto* const before = reinterpret_cast<WorkBefore*>(workspace);
     std::byte* at = workspace + plan.first_bytes;
     auto* const progress = reinterpret_cast<std::int32_t*>(at);
     std::memset(progress, 0, plan.progress_bytes);
@@ -302,13 +303,14 @@ class AttentionBackwardEntry final : public CpuEntry {
     };
     float* const sink_sums = rows_of(p.grad_sinks);
     float* const slope_sums = rows_of(p.grad_alibi);
-    Workers workers{kernel_, plan, p, before, progress, head_facts, scratch, sums, sink_sums, slope_sums, tasks};
+    AttentionBackwardWorkers workers{kernel_, plan, p,         before,     progress, head_facts,
+                                     scratch, sums, sink_sums, slope_sums, tasks};
     before[0] = {0, 0};
     for (int64_t b = 0; b < p.b; ++b) {
       const Sequence q = sequence_of(p, p, b);
-      const HeadCut cut = workers.cut_of(q);
-      before[b + 1] = {before[b].items + (plan.work_items == 0 ? 0 : p.hk * cut.items),
-                       before[b].chunks + (cut.items > 1 ? p.hk * workers.chunks_of(q) * cut.sums : 0)};
+      const HeadItems head = workers.items_of_head(q);
+      before[b + 1] = {before[b].items + (plan.work_items == 0 ? 0 : p.hk * head.items),
+                       before[b].chunks + (head.items > 1 ? p.hk * workers.chunks_of(q) * head.sums : 0)};
     }
     run_workers(workers, plan.threads, context, tasks);
     if (sink_sums) add_up(p, *built_.kernels, sink_sums, p.grad_sinks);
@@ -346,7 +348,7 @@ void add_up(const AttentionBackwardParams& p, const IsaKernels& isa, const float
   }
 }
 
-void add_attention_backward(const Machine& machine, Entries& entries) {
+void add_attention_backward(const CpuMachine& machine, Entries& entries) {
   const auto add = [&](const AttentionBackwardKernel* kernel, const BuiltIsa& built) {
     if (kernel) entries.push_back(std::make_unique<AttentionBackwardEntry>(*kernel, built));
   };

@@ -1,5 +1,5 @@
-// What the two ways to cut attention_backward into work items share: attention_backward.cpp cuts heads along their
-// keys, attention_backward_gathered.cpp, for gathered keys, along their tokens.
+// Shared by the two ways to divide attention_backward into work items: attention_backward.cpp divides heads along
+// their keys, attention_backward_gathered.cpp (gathered keys) along their tokens.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ inline std::int64_t rows_of_chunk(const AttentionBackwardKernel& kernel) {
   return std::max(kernel.facts.block_q, 1);
 }
 
-// K, V and their gradients of an item stay in a share of L2, beside a chunk.
+// The most keys of a work item: K, V and their gradients stay in a share of L2, beside a chunk.
 inline std::int64_t max_backward_keys(const AttentionBackwardProblem& p, const TuningValues& tuning) {
   const auto bytes_of_key = static_cast<std::int64_t>(2 * sizeof(float)) * (p.d + p.dv);
   return std::max<std::int64_t>(
@@ -23,11 +23,12 @@ inline std::int64_t max_backward_keys(const AttentionBackwardProblem& p, const T
          kBackwardKeys;
 }
 
-// to[h] or to[b][h] = the sums of what rows add, in their order.
+// to[h] or to[b][h] = the sums of the rows' shares, in their order.
 void add_up(const AttentionBackwardParams& p, const IsaKernels& isa, const float* rows, const Gradient& to);
 
-// A call's workspace holds, one after another: how far each item is; for each token's head what begin() finds out about
-// it; what rows add to dsinks; the workers' scratch, each behind it its token's list and dQ; and the pool's sums.
+// A call's workspace holds, one after another: each work item's progress; for each token's head what begin()
+// determines about it; the rows' shares of dsinks; for each worker its scratch, its token's list and dQ; and the
+// pool's sums.
 struct GatheredBackwardPlan final : EntryPlan {
   std::int64_t keys_per_step = 0;  // of a token's list
   std::int64_t chunk_rows = 0;

@@ -1,18 +1,19 @@
 // attention_backward of gathered keys on the CPU: the workers that share it.
 //
-// Keys of a list lie anywhere, and the next token has others: a range of the pool would see few keys of each token, and
-// pack its rows again for them. So items are tokens here, one head each. An item has all keys of its rows: it takes its
-// list in steps of some keys, which the kernel gathers, and dQ is its own. dK and dV of a step are added to sums of the
-// pool's rows, in the workspace, and that in the order of the tokens: whoever is early waits.
+// Keys of a list are scattered over the pool, and each token has another list. A work item that had a range of the
+// pool would find few keys of each token in it, and would pack the token's rows again for them. So a work item is a
+// token here, for one head, with all keys of its rows: it processes its list in steps of some keys, which the kernel
+// gathers, and dQ belongs to it alone. dK and dV of a step are added to sums of the pool's rows in the workspace, in
+// the order of the tokens: a work item waits for its turn.
 //
-// It waits for little. Entries of a list are first sorted by the range of the pool that they fall into, in their order
-// within each. An item that has added all of its keys up to some range lets the next one go on up to there, so that
-// items follow each other through the pool, while most of their work is not in that order at all.
+// The waits are short. A list is first sorted by the range of the pool that its keys are in, stably. A work item that
+// has added all of its keys up to some range lets the next one proceed up to there. So work items follow each other
+// through the pool, and most of their work does not depend on that order.
 //
 //   head 0: token 0, token 1, ... | range 0, range 1, ... | head 1: ...
 //
-// Behind a head's tokens come items that make gradients of the sums, a range of the pool each, and leave the range as
-// unused to the next head's first token. So one head's sums are all that there ever are.
+// After a head's tokens come work items that turn the sums into gradients, one for each range of the pool, and reset
+// the range for the next head. So the sums of only one head exist at a time.
 #include <atomic>
 #include <cstring>
 
@@ -26,10 +27,10 @@ namespace {
 using std::int64_t;
 using P = AttentionBackwardProblem;
 
-// Ranges of a pool: so many that workers seldom meet in one. Their length decides in which order keys come to dQ and so
-// depends on the pool alone.
+// The number of ranges of a pool: enough that workers seldom meet in one. Their length decides the order in which keys
+// are added to dQ, so it depends on the pool alone.
 constexpr int64_t kRanges = 64, kMinRangeRows = 64;
-// Sums over the heads of a group are as good as runs of tokens where the group is as large as this.
+// Groups of at least this many heads need no accumulation intervals: the sums over a group's heads are as short.
 constexpr int64_t kLongGroup = 32;
 
 struct PoolRanges {
@@ -49,12 +50,12 @@ PoolSums pool_sums_of(const P& p) {
   PoolSums pool{};
   pool.dv_at = p.grads & P::kDk ? whole(p.d) : 0;
   pool.stride = pool.dv_at + (p.grads & P::kDv ? whole(p.dv) : 0);
-  if (p.hk > 0 && p.hq / p.hk < kLongGroup) pool.total_at = p.pool * pool.stride;
+  if (p.hk > 0 && p.hq / p.hk < kLongGroup) pool.accum_at = p.pool * pool.stride;
   return pool;
 }
 
-// A call's items, and the workers that take them one by one.
-struct Workers {
+// The workers of one call, which take work items one by one.
+struct GatheredBackwardWorkers {
   const AttentionBackwardKernel& kernel;
   const IsaKernels& isa;
   const GatheredBackwardPlan& plan;
@@ -71,7 +72,7 @@ struct Workers {
 
   void work(int worker) {
     std::byte* const own = scratch + static_cast<std::size_t>(worker) * plan.worker_bytes();
-    // The kernel finds the sorted list where it looks for the token's.
+    // Parameters with the sorted list in place of the token's list.
     AttentionBackwardParams sorted = p;
     auto* const list = reinterpret_cast<int64_t*>(own + plan.kernel_bytes);
     sorted.pages = {list, 1, true}, sorted.pages_stride_b = sorted.pages_stride_token = 0;
@@ -84,7 +85,7 @@ struct Workers {
     }
   }
 
-  // Rows of a range that all tokens are done with -> their gradients.
+  // Stores the gradients of a range of the pool once all tokens are done with it.
   void store_range(int64_t number, int64_t head, int64_t range) const {
     if (tokens > 0) wait_for(progress[number - range - 1], range + 1);
     const int64_t begin = range * ranges.length;
@@ -99,7 +100,7 @@ struct Workers {
     const int64_t keys = sort_list(item.b, list);
     if (keys > plan.keys_per_step) item.dq_sums = reinterpret_cast<float*>(own + plan.kernel_bytes + plan.list_bytes);
     item.pool = pool;
-    int64_t free = 0;  // so many ranges are this item's to add to
+    int64_t free = 0;  // this work item may add to so many ranges
     do {
       item.key_end = item.key_begin + plan.keys_per_step;
       kernel.begin(sorted, item, own);
@@ -108,7 +109,8 @@ struct Workers {
       if (pool && last > item.key_begin) {
         free = wait_for_ranges(number, head, token, free, ranges.of(list[last - 1]) + 1);
         kernel.end(sorted, item, own);
-        // Between this step's last range and the next step's first one tokens before may still be at work.
+        // Advances only to the ranges it has waited for: between this step's last range and the next step's first one,
+        // earlier tokens may still be adding.
         if (last < keys) advance(progress[number], std::min(ranges.of(list[last]), free));
       }
       item.key_begin = item.key_end;
@@ -118,8 +120,8 @@ struct Workers {
     advance(progress[number], ranges.count);
   }
 
-  // Waits until ranges [begin, end) are the item's: until the token before is done with them, or the items that store
-  // the head before. Returns the larger of both.
+  // Waits until this work item may add to ranges [begin, end): until the token before is done with them, or for the
+  // first token until the previous head's are stored. Returns the larger of begin and end.
   int64_t wait_for_ranges(int64_t number, int64_t head, int64_t token, int64_t begin, int64_t end) const {
     if (token > 0) wait_for(progress[number - 1], end);
     for (int64_t range = begin; token == 0 && head > 0 && range < end; ++range)
@@ -127,7 +129,7 @@ struct Workers {
     return std::max(begin, end);
   }
 
-  // The list of a token, a sequence of its own, sorted by ranges. Returns how long it is.
+  // Sorts the list of a token, which is sequence b, by ranges. Returns its length.
   int64_t sort_list(int64_t b, int64_t* list) const {
     Sequence q = sequence_of(p, p, b);
     const int64_t entry = entry_of(p, b, q);
@@ -178,7 +180,7 @@ void size_gathered_workspace(GatheredBackwardPlan& plan, const P& p, const Atten
   plan.count_bytes = has_pool_sums(p) ? bytes(p.pool, sizeof(int64_t)) : 0;
   plan.workspace_bytes = plan.progress_bytes + plan.row_bytes +
                          static_cast<std::size_t>(threads) * plan.worker_bytes() + plan.count_bytes +
-                         bytes(p.pool * plan.pool.stride + plan.pool.total_at, sizeof(float));
+                         bytes(p.pool * plan.pool.stride + plan.pool.accum_at, sizeof(float));
 }
 
 GatheredBackwardPlan plan_gathered_backward(const P& p, const AttentionBackwardKernel& kernel,
@@ -215,7 +217,8 @@ void run_gathered_backward(const GatheredBackwardPlan& plan, const AttentionBack
   pool.rows = reinterpret_cast<float*>(workspace);
   std::memset(pool.counts, 0, plan.count_bytes);
   const bool has_sums = p.grad_k || p.grad_v;
-  Workers workers{kernel, isa, plan, p, has_sums ? &pool : nullptr, progress, head_facts, scratch, sink_sums, tasks};
+  GatheredBackwardWorkers workers{kernel,   isa,        plan,    p,         has_sums ? &pool : nullptr,
+                                  progress, head_facts, scratch, sink_sums, tasks};
   run_workers(workers, plan.threads, context, tasks);
   if (sink_sums) add_up(p, isa, sink_sums, p.grad_sinks);
 }

@@ -9,7 +9,7 @@ namespace {
 
 using std::int64_t;
 
-constexpr double kFlopsPerByte = 8;  // about: what a worker computes while it moves a byte
+constexpr double kFlopsPerByte = 8;  // roughly: FLOPs a worker computes while it moves a byte
 constexpr int64_t kItemsPerWorker = 2;
 
 class DeltaRuleEntry final : public CpuEntry {
@@ -49,7 +49,7 @@ class DeltaRuleEntry final : public CpuEntry {
   }
 
  private:
-  // Of a range, when a state is cut into so many.
+  // The columns of a range if a state is divided into so many.
   int64_t columns_of(int64_t dv, int64_t ranges) const {
     const int64_t pieces = (dv + kernel_.columns - 1) / kernel_.columns;
     return (pieces + ranges - 1) / ranges * kernel_.columns;
@@ -75,7 +75,7 @@ class DeltaRuleEntry final : public CpuEntry {
 
 }  // namespace
 
-void add_delta_rule(const Machine& machine, Entries& entries) {
+void add_delta_rule(const CpuMachine& machine, Entries& entries) {
   for (const auto kernel : {&IsaKernels::delta_rule_decode, &IsaKernels::delta_rule, &IsaKernels::delta_rule_naive})
     for (const BuiltIsa& built : machine.isas)
       if (const DeltaRuleKernel* const k = built.kernels->*kernel)

@@ -1,5 +1,5 @@
-// delta_rule_backward on the CPU: workers share heads of sequences. Where state heads share a head of q, k or v, they
-// come to each block of tokens one after the other, so that sums have one order.
+// delta_rule_backward on the CPU: a work item is a head of a sequence. State heads that share a head of q, k or v
+// process each block of tokens one after another, so that sums have one order.
 #include <algorithm>
 #include <atomic>
 #include <memory>
@@ -17,15 +17,15 @@ int64_t blocks_of(int64_t tokens) {
   return (tokens + kDeltaBackwardTokens - 1) / kDeltaBackwardTokens;
 }
 
-// A call's workspace holds, one after another: for each item how many blocks it is done with; what it adds to the
-// gradients of a_log, g and dt_bias; gradients of q, k and v that several items add to; the workers' scratch.
+// A call's workspace holds, one after another: for each work item its finished blocks; its shares of the gradients of
+// a_log, g and dt_bias; gradients of q, k and v that several work items add to; the workers' scratch.
 struct DeltaBackwardPlan final : EntryPlan {
   std::size_t progress_bytes = 0, head_bytes = 0, q_bytes = 0, k_bytes = 0, v_bytes = 0, scratch_bytes = 0;
 
   std::string note() const override { return std::to_string(work_items) + " heads of sequences"; }
 };
 
-// With as many threads as are worth it; `flops_of_worker` 0, for a bound of the workspace: with all.
+// With as many threads as the work is worth; if flops_of_worker is 0, with all, for an upper bound on the workspace.
 DeltaBackwardPlan plan_backward(const P& p, const DeltaRuleBackwardKernel& kernel, double flops_of_worker,
                                 int concurrency) {
   DeltaBackwardPlan plan;
@@ -50,7 +50,7 @@ DeltaBackwardPlan plan_backward(const P& p, const DeltaRuleBackwardKernel& kerne
   return plan;
 }
 
-struct Workers {
+struct DeltaRuleBackwardWorkers {
   const DeltaRuleBackwardKernel& kernel;
   const DeltaBackwardPlan& plan;
   const DeltaRuleBackwardParams& p;
@@ -63,7 +63,7 @@ struct Workers {
 
   void work(int worker) {
     std::byte* const own = scratch + static_cast<std::size_t>(worker) * plan.scratch_bytes;
-    // Items are taken in their order, so that the one that is waited for is under way.
+    // Work items are taken in order, so that one that another waits for has been started.
     for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < plan.work_items;) {
       const TaskScope task(tasks, Task::Kind::item, worker, i, 1);
       run(i, own);
@@ -105,7 +105,7 @@ class DeltaRuleBackwardEntry final : public CpuEntry {
       from = reinterpret_cast<T*>(at);
       at += bytes;
     };
-    Workers workers{kernel_, plan, p, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, tasks};
+    DeltaRuleBackwardWorkers workers{kernel_, plan, p, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, tasks};
     take(plan.progress_bytes, workers.progress), take(plan.head_bytes, workers.head_sums);
     take(plan.q_bytes, workers.q_sums), take(plan.k_bytes, workers.k_sums), take(plan.v_bytes, workers.v_sums);
     workers.scratch = at;
@@ -117,7 +117,7 @@ class DeltaRuleBackwardEntry final : public CpuEntry {
   }
 
  private:
-  // to [h] or [h][d] = the sums over sequences, in their order, of n numbers of every item, from `first` on.
+  // to [h] or [h][d] = the sums over sequences, in order, of n of each work item's numbers from `first` on.
   void add_up(const DeltaRuleBackwardParams& p, const double* sums, int64_t first, int64_t n,
               const HeadGradient& to) const {
     if (!to) return;
@@ -139,7 +139,7 @@ class DeltaRuleBackwardEntry final : public CpuEntry {
 
 }  // namespace
 
-void add_delta_rule_backward(const Machine& machine, Entries& entries) {
+void add_delta_rule_backward(const CpuMachine& machine, Entries& entries) {
   for (const BuiltIsa& built : machine.isas)
     if (const DeltaRuleBackwardKernel* const kernel = built.kernels->delta_rule_backward)
       entries.push_back(std::make_unique<DeltaRuleBackwardEntry>(*kernel, built));

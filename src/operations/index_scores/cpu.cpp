@@ -1,4 +1,4 @@
-// index_scores on the CPU: which queries and keys an item has, and the workers that share them.
+// index_scores on the CPU: divides queries and keys into work items, and runs them on workers.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -13,11 +13,11 @@ namespace {
 using std::int64_t;
 using P = IndexScoresProblem;
 
-constexpr int64_t kItemsPerWorker = 3;  // at least, among several: the last even out
-constexpr int64_t kSplitKeys = 2048;    // at least, of an item that has not all keys; bits do not depend on splits
+constexpr int64_t kItemsPerWorker = 3;  // the fewest per worker, if there are several, so that they finish together
+constexpr int64_t kSplitKeys = 2048;    // the fewest keys of a split; bits do not depend on splits
 
-// A call's workspace holds the workers' scratch, and where keys are split the lists of every query and split, and for
-// each block of queries how many splits are done.
+// A call's workspace holds the workers' scratch and, if keys are split, a list for every query and split and a counter
+// of finished splits for each block of queries.
 struct IndexPlan final : EntryPlan {
   int64_t tokens = 1;      // of an item
   int64_t splits = 1;      // of the keys
@@ -45,7 +45,8 @@ IndexPlan plan_index(const P& p, const IndexScoresKernel& kernel, const TuningVa
                        static_cast<double>(p.h) * static_cast<double>(p.d) * (p.causal && p.sq == p.sk ? 0.5 : 1.0);
   const double worth = std::clamp(flops / flops_per_worker(tuning), 1.0, static_cast<double>(concurrency));
   const int64_t wanted = worth < 2 ? 1 : static_cast<int64_t>(worth) * tuning.items_per_worker;
-  // Queries of an item share what it makes of the keys: as many as leave every worker its items, then splits of keys.
+  // The queries of a work item share packed keys, so a work item has as many as leave every worker its work items. If
+  // that is not enough work, keys are split.
   plan.tokens = std::clamp<int64_t>(p.b * p.sq / wanted, 1, std::min(kernel.tokens, std::max<int64_t>(p.sq, 1)));
   const int64_t blocks = p.b * ceil_div(p.sq, plan.tokens);
   const int64_t max_splits = std::max<int64_t>(ceil_div(p.sk, std::max(tuning.split_keys, 2 * p.topk)), 1);
@@ -58,7 +59,7 @@ IndexPlan plan_index(const P& p, const IndexScoresKernel& kernel, const TuningVa
   return plan;
 }
 
-struct Workers {
+struct IndexScoresWorkers {
   const IndexScoresKernel& kernel;
   const IndexPlan& plan;
   const IndexScoresParams& p;
@@ -74,7 +75,7 @@ struct Workers {
     }
   }
 
-  // The last queries first, which see the most keys where that differs.
+  // The last queries come first: they see the most keys if that differs.
   void run(int64_t i, int worker, std::byte* own) const {
     const int64_t blocks = ceil_div(p.sq, plan.tokens), split = i % plan.splits, of_all = i / plan.splits;
     const int64_t block = blocks - 1 - of_all / p.b;
@@ -120,7 +121,8 @@ class IndexScoresEntry final : public CpuEntry {
     std::byte* const lists = workspace + static_cast<std::size_t>(plan.threads) * plan.scratch_bytes;
     std::byte* const counters = lists + plan.list_bytes;
     std::memset(counters, 0, plan.counter_bytes);
-    Workers workers{kernel_, plan, std::get<IndexScoresParams>(call.params), workspace, lists, counters, tasks};
+    IndexScoresWorkers workers{kernel_,  plan, std::get<IndexScoresParams>(call.params), workspace, lists,
+                               counters, tasks};
     run_workers(workers, plan.threads, context, tasks);
   }
 
@@ -130,7 +132,7 @@ class IndexScoresEntry final : public CpuEntry {
 
 }  // namespace
 
-void add_index_scores(const Machine& machine, Entries& entries) {
+void add_index_scores(const CpuMachine& machine, Entries& entries) {
   for (const BuiltIsa& built : machine.isas)
     if (const IndexScoresKernel* kernel = built.kernels->index_scores)
       entries.push_back(std::make_unique<IndexScoresEntry>(*kernel, built));

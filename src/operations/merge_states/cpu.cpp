@@ -20,7 +20,7 @@ class MergeStatesEntry final : public StreamEntry<MergeStatesKernel, MergeStates
 
 }  // namespace
 
-void add_merge_states(const Machine& machine, Entries& entries) {
+void add_merge_states(const CpuMachine& machine, Entries& entries) {
   for (const BuiltIsa& built : machine.isas)
     if (const MergeStatesKernel* kernel = built.kernels->merge_states)
       entries.push_back(std::make_unique<MergeStatesEntry>(*kernel, built));
