@@ -18,11 +18,13 @@ POD = r'"core/pod\.hpp"'
 SEMANTICS = r'"semantics/\w+\.hpp"'
 PARAMS = r'"operations/\w+/params\.hpp"'
 STDINT = r"<cstd(def|int)>"
+# What CPU kernels are, as data: of an operation, of all.
+KERNEL_ROWS = [r'"operations/(\w+/kernels|all_kernels)\.hpp"', LIST]
 # What a CPU kernel may know besides: the rows it is listed in, its own primitives, xsimd, intrinsics, and freestanding
 # headers that leave no code behind.
-KERNEL = [POD, SEMANTICS, PARAMS, r'"cpu/(isa|tile|kernels)/\w+\.hpp"', r'"cpu/registry\.hpp"', r"<xsimd/xsimd\.hpp>",
+KERNEL = KERNEL_ROWS + [POD, SEMANTICS, PARAMS, r'"cpu/(isa|tile|kernels)/\w+\.hpp"', r'"cpu/registry\.hpp"', r"<xsimd/xsimd\.hpp>",
           r"<(immintrin|emmintrin|arm_neon)\.h>", r"<(cstddef|cstdint|type_traits|utility|limits|bit)>"]
-CUDA_KERNEL = [POD, SEMANTICS, PARAMS, r'"cuda/(tile|hopper|kernels)/\w+\.(cuh|hpp)"',
+CUDA_KERNEL = KERNEL_ROWS + [POD, SEMANTICS, PARAMS, r'"cuda/(tile|hopper|kernels)/\w+\.(cuh|hpp)"',
                r"<(algorithm|cmath|numeric|type_traits|cuda\w*|cstddef|cstdint)(\.h)?>"]
 # The rooms of the framework, each with those below it. None sees SIMD, or a backend's kernels.
 STANDARD = r"<(?!xsimd|Eigen|fmt|immintrin|cuda|nvtx|ittnotify)[^>]+>"
@@ -45,6 +47,7 @@ RULES = [  # (pattern of the path's beginning, or of all of it and $; allowed in
     ("src/core/", CORE),
     ("src/semantics/", [POD, SEMANTICS]),
     (r"src/operations/\w+/params.hpp$", [POD, SEMANTICS, PARAMS]),
+    (r"src/operations/\w+/kernels.hpp$", [STDINT, PARAMS]),
     # What an operation has for backends and guards stands above dispatch.
     (r"src/operations/\w+/cpu\w*.[ch]pp$", DISPATCH + [r'"cpu/\w+\.hpp"']),
     (r"src/operations/\w+/cuda.cpp$", DISPATCH + [r"<cuda[^>]*>", r'"cuda/\w+\.hpp"', r'"cuda/kernels/\w+\.hpp"']),
@@ -53,7 +56,7 @@ RULES = [  # (pattern of the path's beginning, or of all of it and $; allowed in
     ("src/dispatch/", DISPATCH),
     ("src/guards/", DISPATCH + [r'"guards/\w+\.hpp"']),
     ("src/api/", DISPATCH + [r'"guards/guards\.hpp"', r'"api/c/c_api\.hpp"']),
-    ("src/cpu/registry.hpp$", [STDINT, PARAMS]),
+    ("src/cpu/registry.hpp$", [STDINT] + KERNEL_ROWS),
     ("src/cpu/isa/", KERNEL + [r'"core/float_environment\.hpp"', r"RAPT_LEAF_\(RAPT_(ISA|AMX_MODEL)\)"]),
     ("src/cpu/tile/", KERNEL),
     ("src/cpu/kernels/", KERNEL),

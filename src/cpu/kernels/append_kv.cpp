@@ -1,5 +1,5 @@
 // append_kv: new rows of k and v -> rows of the cache, copied, rounded or quantised.
-#include "cpu/kernels/kernels.hpp"
+#include "cpu/kernels/append_kv_table.hpp"
 #include "cpu/tile/carver.hpp"
 #include "cpu/tile/pack.hpp"
 #include "semantics/coding.hpp"

@@ -1,6 +1,6 @@
 // attention_combine: merges the partial results of rows over splits of their keys (split-KV), in the order of the
 // splits:
-#include "cpu/kernels/kernels.hpp"
+#include "cpu/kernels/attention_table.hpp"
 #include "cpu/tile/epilogue.hpp"
 
 namespace rapt::cpu::RAPT_ISA {

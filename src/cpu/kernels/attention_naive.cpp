@@ -5,7 +5,7 @@
 // A work item is one kv head of one sequence, with 4 sq sk bytes of scores, which each pass writes or reads once.
 // Vector lanes run along d (dot products) and dv (sums of rows); strided inner dimensions are read element by element.
 // 16-bit elements are widened as they are loaded; quantised rows are dequantised one element at a time.
-#include "cpu/kernels/kernels.hpp"
+#include "cpu/kernels/attention_table.hpp"
 #include "cpu/tile/carver.hpp"
 #include "cpu/tile/query_block.hpp"
 

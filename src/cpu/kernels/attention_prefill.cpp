@@ -10,7 +10,7 @@
 //
 // Key blocks start at multiples of kBlockK from the sequence's first key, and sums run in key order. So a row's bits
 // do not depend on how rows are grouped into query blocks and work items. A masked key adds an exact 0.
-#include "cpu/kernels/kernels.hpp"
+#include "cpu/kernels/attention_table.hpp"
 #include "cpu/tile/carver.hpp"
 #include "cpu/tile/dropout.hpp"
 #include "cpu/tile/epilogue.hpp"

@@ -1,7 +1,7 @@
 // Gathered keys: adds a token's dK and dV to the sums of the pool rows that its list names.
 #pragma once
 
-#include "cpu/kernels/kernels.hpp"
+#include "cpu/kernels/attention_backward_table.hpp"
 #include "cpu/tile/query_block.hpp"
 
 namespace rapt::cpu::RAPT_ISA {

@@ -1,7 +1,7 @@
 // A row's share of the gradients of its head's sink and slope: its index, and the sink's probability.
 #pragma once
 
-#include "cpu/kernels/kernels.hpp"
+#include "cpu/kernels/attention_backward_table.hpp"
 #include "cpu/tile/query_block.hpp"
 
 namespace rapt::cpu::RAPT_ISA {

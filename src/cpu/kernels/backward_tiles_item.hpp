@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cpu/kernels/backward_chunk.hpp"
+#include "cpu/kernels/vector_kernels.hpp"
 #include "cpu/tile/bf16_mma.hpp"
 #include "cpu/tile/carver.hpp"
 
@@ -25,7 +26,7 @@ constexpr int kSumProducts = 2 * kComponents - 1;
 constexpr std::int64_t kPendingTiles = 4;
 
 const AttentionBackwardKernel& vector_kernel() {
-  return *vector_kernels().attention_backward;
+  return *vector_kernels().attention_backward.best;
 }
 
 std::int64_t padded(std::int64_t n) {

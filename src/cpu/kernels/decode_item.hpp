@@ -2,7 +2,7 @@
 // that work on it.
 #pragma once
 
-#include "cpu/kernels/kernels.hpp"
+#include "cpu/kernels/attention_table.hpp"
 #include "cpu/tile/carver.hpp"
 #include "cpu/tile/decode_products.hpp"
 #include "cpu/tile/decode_scores.hpp"

@@ -15,7 +15,7 @@
 // computed from the rounded e, to an ulp.
 #include "cpu/tile/delta_rule.hpp"
 
-#include "cpu/kernels/kernels.hpp"
+#include "cpu/kernels/delta_rule_table.hpp"
 #include "cpu/tile/carver.hpp"
 #include "cpu/tile/decode_mma.hpp"
 

@@ -16,7 +16,7 @@
 //
 // A piece is the intersection of a block of tokens and a window. begin() runs the forward, keeps Z^T at the beginning
 // of each block, and each token's prediction error.
-#include "cpu/kernels/kernels.hpp"
+#include "cpu/kernels/delta_rule_backward_table.hpp"
 #include "cpu/tile/carver.hpp"
 #include "cpu/tile/delta_rule.hpp"
 #include "cpu/tile/matmul.hpp"

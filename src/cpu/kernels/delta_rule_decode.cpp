@@ -6,7 +6,7 @@
 //
 // Sums have delta_rule's order, and the powers of 2 there round nothing, so the first token of a longer sequence has
 // the same bits. The innermost dimension of a state may be its values or its keys.
-#include "cpu/kernels/kernels.hpp"
+#include "cpu/kernels/delta_rule_table.hpp"
 #include "cpu/tile/carver.hpp"
 #include "cpu/tile/decode_mma.hpp"
 #include "cpu/tile/delta_rule.hpp"

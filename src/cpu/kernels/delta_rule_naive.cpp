@@ -1,6 +1,6 @@
 // delta_rule_naive: the recurrence as it is written, token by token, with the state in scratch. The reference for the
 // other kernels, compiled for one ISA.
-#include "cpu/kernels/kernels.hpp"
+#include "cpu/kernels/delta_rule_table.hpp"
 #include "cpu/tile/carver.hpp"
 #include "cpu/tile/delta_rule.hpp"
 

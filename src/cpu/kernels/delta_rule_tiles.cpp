@@ -21,7 +21,8 @@
 // tokens the vector kernel takes the next 64, and twice as many, up to 1024, after each further such block.
 //
 // A pair along the depth of a product is elements i and i + 16 of 32, so that two vectors merge without a shuffle.
-#include "cpu/kernels/kernels.hpp"
+#include "cpu/kernels/delta_rule_table.hpp"
+#include "cpu/kernels/vector_kernels.hpp"
 #include "cpu/tile/bf16_mma.hpp"
 #include "cpu/tile/carver.hpp"
 #include "cpu/tile/delta_rule.hpp"
@@ -35,7 +36,7 @@ constexpr std::int64_t kVectorTokens = 16, kMaxVectorRun = 1024;
 constexpr std::int64_t kChunkFloats = kChunk * kChunk;
 
 const DeltaRuleKernel& vector_kernel() {
-  return *vector_kernels().delta_rule;
+  return *vector_kernels().delta_rule.prefill;
 }
 
 struct DeltaRuleTilesScratch {

@@ -1,7 +1,7 @@
 // merge_states: rows of attention over disjoint sets of keys -> rows over all of them,
 //   lse = log(sum e^lse_i),  out = sum e^(lse_i - lse) out_i.
 // Weights are float64, since lse_i - lse cancels; sums are fp32, in the order of the states.
-#include "cpu/kernels/kernels.hpp"
+#include "cpu/kernels/merge_states_table.hpp"
 #include "cpu/tile/carver.hpp"
 #include "cpu/tile/dtype.hpp"
 #include "cpu/tile/query_block.hpp"

@@ -2,7 +2,8 @@
 // the functions that work on it.
 #pragma once
 
-#include "cpu/kernels/kernels.hpp"
+#include "cpu/kernels/attention_table.hpp"
+#include "cpu/kernels/vector_kernels.hpp"
 #include "cpu/tile/bf16_mma.hpp"
 #include "cpu/tile/carver.hpp"
 #include "cpu/tile/exponentials.hpp"
@@ -51,7 +52,7 @@ struct PackedKeys {
 
 // The kernel for fallback rows. It takes all types.
 const AttentionKernel& vector_kernel() {
-  const AttentionKernel* const* row = vector_kernels().attention;
+  const AttentionKernel* const* row = vector_kernels().attention.in_order;
   while ((*row)->facts.phase != Phase::prefill) ++row;
   return **row;
 }

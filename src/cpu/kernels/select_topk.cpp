@@ -1,5 +1,5 @@
 // select_topk: rows of scores -> positions of the n largest of each.
-#include "cpu/kernels/kernels.hpp"
+#include "cpu/kernels/select_topk_table.hpp"
 #include "cpu/tile/topk.hpp"
 
 namespace rapt::cpu::RAPT_ISA {

@@ -1,5 +1,6 @@
 // The table of this ISA, and the loops that measure its roofs.
-#include "cpu/kernels/kernels.hpp"
+#include "cpu/kernels/all_tables.hpp"
+#include "cpu/registry.hpp"
 #include "cpu/tile/dtype.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
@@ -110,48 +111,21 @@ double int8_chains(std::int64_t iterations, std::uint32_t& sum) noexcept {
 
 }  // namespace
 
-namespace {
 #if defined(RAPT_HAVE_TILES)
-const AttentionKernel* const kAttention[] = {&kTilesBf16, &kTilesF16x3, nullptr};
 constexpr auto peak_chains = tile_chains;
-#elif defined(RAPT_HAVE_DOTS)
-const AttentionKernel* const kAttention[] = {&kTilesBf16, nullptr};
-constexpr auto peak_chains = fma_chains;
 #else
-const AttentionKernel* const kAttention[] = {&kAttentionDecode, &kAttentionPrefill, &kAttentionNaive, nullptr};
 constexpr auto peak_chains = fma_chains;
 #endif
-}  // namespace
 
-const IsaKernels kKernels = {.attention = kAttention,
-                             .attention_backward = &kAttentionBackward,
-#if defined(RAPT_HAVE_TILES)
-                             .attention_backward_f16 = &kAttentionBackwardF16x3,
-                             .delta_rule = &kDeltaRule,
-                             .index_scores = &kIndexScores,
-#elif !defined(RAPT_HAVE_DOTS)
-#if defined(RAPT_HAVE_REFERENCES)
-                             .attention_backward_naive = &kAttentionBackwardNaive,
-#endif
-                             .append_kv = &kAppendKv,
-                             .merge_states = &kMergeStates,
-                             .delta_rule = &kDeltaRule,
-                             .delta_rule_decode = &kDeltaRuleDecode,
-#if defined(RAPT_HAVE_REFERENCES)
-                             .delta_rule_naive = &kDeltaRuleNaive,
-#endif
-                             .delta_rule_backward = &kDeltaRuleBackward,
-                             .index_scores = &kIndexScores,
-                             .select_topk = &kSelectTopk,
-#endif
-                             .store_pool = store_pool,
-                             .combine = attention_combine,
-                             .fma_chains = peak_chains,
+constinit const IsaKernels kKernels = {
+#define RAPT_OPERATION(name, Name, NAME) .name = name##_kernels(),
+#include "rapt/operations.def"
+    .fma_chains = peak_chains,
 #if defined(RAPT_HAVE_TILES) || defined(RAPT_HAVE_INT8_DOTS)
-                             .int8_chains = int8_chains,
+    .int8_chains = int8_chains,
 #endif
-                             .read_stream = read_stream,
-                             .exp2 = exp2_array,
-                             .convert = convert_array};
+    .read_stream = read_stream,
+    .exp2 = exp2_array,
+    .convert = convert_array};
 
 }  // namespace rapt::cpu::RAPT_ISA

@@ -1,7 +1,7 @@
 // The end of a query in the kernels of index_scores: masks keys, stores scores and keeps the largest.
 #pragma once
 
-#include "cpu/kernels/kernels.hpp"
+#include "cpu/kernels/index_scores_table.hpp"
 #include "cpu/tile/topk.hpp"
 
 namespace rapt::cpu::RAPT_ISA {

@@ -24,7 +24,7 @@ class AppendKvEntry final : public StreamEntry<AppendKvKernel, AppendKvParams> {
 
 void add_append_kv(const CpuMachine& machine, Entries& entries) {
   for (const BuiltIsa& built : machine.isas)
-    if (const AppendKvKernel* kernel = built.kernels->append_kv)
+    if (const AppendKvKernel* kernel = built.kernels->append_kv.all)
       entries.push_back(std::make_unique<AppendKvEntry>(*kernel, built));
 }
 

@@ -120,7 +120,7 @@ struct AttentionWorkers {
                std::int64_t last, int worker) const {
     const TaskScope task(tasks, Task::Kind::combine, worker);
     float* const partials = partials_of(s, head, begin) + (first - begin) * partial_floats(params.dv);
-    isa.combine(params, {s.b + head / params.hk, head % params.hk, first, last, 0, kAllKeys, partials}, s.splits,
+    isa.attention.combine(params, {s.b + head / params.hk, head % params.hk, first, last, 0, kAllKeys, partials}, s.splits,
                 end - begin);
   }
 };
@@ -265,7 +265,7 @@ void add_attention(const CpuMachine& machine, Entries& entries) {
   static std::vector<const AttentionEntry*> all;
   for (const Phase phase : {Phase::decode, Phase::prefill, Phase::naive})
     for (const BuiltIsa& built : machine.isas)
-      for (const AttentionKernel* const* kernel = built.kernels->attention; *kernel; ++kernel)
+      for (const AttentionKernel* const* kernel = built.kernels->attention.in_order; *kernel; ++kernel)
         if ((*kernel)->facts.phase == phase) {
           auto entry = std::make_unique<AttentionEntry>(**kernel, built, all);
           all.push_back(entry.get());

@@ -353,8 +353,8 @@ void add_attention_backward(const CpuMachine& machine, Entries& entries) {
     if (kernel) entries.push_back(std::make_unique<AttentionBackwardEntry>(*kernel, built));
   };
   for (const BuiltIsa& built : machine.isas)
-    add(built.kernels->attention_backward, built), add(built.kernels->attention_backward_f16, built);
-  for (const BuiltIsa& built : machine.isas) add(built.kernels->attention_backward_naive, built);
+    add(built.kernels->attention_backward.best, built), add(built.kernels->attention_backward.f16, built);
+  for (const BuiltIsa& built : machine.isas) add(built.kernels->attention_backward.naive, built);
 }
 
 }  // namespace rapt::cpu

@@ -76,9 +76,9 @@ class DeltaRuleEntry final : public CpuEntry {
 }  // namespace
 
 void add_delta_rule(const CpuMachine& machine, Entries& entries) {
-  for (const auto kernel : {&IsaKernels::delta_rule_decode, &IsaKernels::delta_rule, &IsaKernels::delta_rule_naive})
+  for (const auto kernel : {&DeltaRuleKernels::decode, &DeltaRuleKernels::prefill, &DeltaRuleKernels::naive})
     for (const BuiltIsa& built : machine.isas)
-      if (const DeltaRuleKernel* const k = built.kernels->*kernel)
+      if (const DeltaRuleKernel* const k = built.kernels->delta_rule.*kernel)
         entries.push_back(std::make_unique<DeltaRuleEntry>(*k, built));
 }
 

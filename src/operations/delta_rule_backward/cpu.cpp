@@ -141,7 +141,7 @@ class DeltaRuleBackwardEntry final : public CpuEntry {
 
 void add_delta_rule_backward(const CpuMachine& machine, Entries& entries) {
   for (const BuiltIsa& built : machine.isas)
-    if (const DeltaRuleBackwardKernel* const kernel = built.kernels->delta_rule_backward)
+    if (const DeltaRuleBackwardKernel* const kernel = built.kernels->delta_rule_backward.all)
       entries.push_back(std::make_unique<DeltaRuleBackwardEntry>(*kernel, built));
 }
 

@@ -134,7 +134,7 @@ class IndexScoresEntry final : public CpuEntry {
 
 void add_index_scores(const CpuMachine& machine, Entries& entries) {
   for (const BuiltIsa& built : machine.isas)
-    if (const IndexScoresKernel* kernel = built.kernels->index_scores)
+    if (const IndexScoresKernel* kernel = built.kernels->index_scores.all)
       entries.push_back(std::make_unique<IndexScoresEntry>(*kernel, built));
 }
 

@@ -22,7 +22,7 @@ class MergeStatesEntry final : public StreamEntry<MergeStatesKernel, MergeStates
 
 void add_merge_states(const CpuMachine& machine, Entries& entries) {
   for (const BuiltIsa& built : machine.isas)
-    if (const MergeStatesKernel* kernel = built.kernels->merge_states)
+    if (const MergeStatesKernel* kernel = built.kernels->merge_states.all)
       entries.push_back(std::make_unique<MergeStatesEntry>(*kernel, built));
 }
 

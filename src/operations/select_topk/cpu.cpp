@@ -24,7 +24,7 @@ class SelectTopkEntry final : public StreamEntry<SelectTopkKernel, SelectTopkPar
 
 void add_select_topk(const CpuMachine& machine, Entries& entries) {
   for (const BuiltIsa& built : machine.isas)
-    if (const SelectTopkKernel* kernel = built.kernels->select_topk)
+    if (const SelectTopkKernel* kernel = built.kernels->select_topk.all)
       entries.push_back(std::make_unique<SelectTopkEntry>(*kernel, built));
 }
 
