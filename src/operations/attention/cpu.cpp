@@ -238,8 +238,8 @@ class AttentionEntry final : public CpuEntry {
     return is_faster_over(p.sk) && (!has_lengths(p) || is_faster_over(1));
   }
 
-  AttentionKernels kernels_for(const AttentionProblem& p, const Context::Impl& context) const {
-    AttentionKernels kernels{&kernel_, nullptr, nullptr};
+  AttentionChoice kernels_for(const AttentionProblem& p, const Context::Impl& context) const {
+    AttentionChoice kernels{&kernel_, nullptr, nullptr};
     const bool alike = !has_lengths(p);
     if (alike || context.forces_one(Operation::attention) || facts.phase == Phase::decode) return kernels;
     const bool has_limits = is_chosen(context) && kernel_.min_key_elements > 0;

@@ -79,7 +79,7 @@ std::int64_t max_partials(const AttentionProblem& p, std::int64_t rows) {
 // Sizes everything but what depends on the number of workers. `partials` are those of a kv head of one batch element.
 void size_workspace(AttentionPlan& plan, const AttentionProblem& problem, std::int64_t partials) {
   const AttentionProblem p = in_sequences(problem);
-  const AttentionKernels& k = plan.kernels;
+  const AttentionChoice& k = plan.kernels;
   const std::int64_t rows = rows_of_head(p);
   const auto needs = [&](const AttentionKernel* kernel, std::int64_t rows_per_item) {
     const std::int64_t of_item = std::min(rows_per_item, std::max<std::int64_t>(rows, 1));
@@ -153,7 +153,7 @@ TuningValues default_tuning(const AttentionKernel& kernel) {
   return tuning;
 }
 
-AttentionPlan plan_attention(const AttentionProblem& problem, const AttentionKernels& kernels,
+AttentionPlan plan_attention(const AttentionProblem& problem, const AttentionChoice& kernels,
                              const TuningValues& tuning, int concurrency, std::size_t l2_bytes) {
   const AttentionProblem p = in_sequences(problem);
   const AttentionKernel& kernel = *kernels.kernel;
@@ -197,7 +197,7 @@ AttentionPlan plan_attention(const AttentionProblem& problem, const AttentionKer
   return plan;
 }
 
-std::size_t max_workspace_bytes(const AttentionProblem& p, const AttentionKernels& kernels, const TuningValues& tuning,
+std::size_t max_workspace_bytes(const AttentionProblem& p, const AttentionChoice& kernels, const TuningValues& tuning,
                                 int concurrency, std::size_t l2_bytes) {
   const AttentionKernel& kernel = *kernels.kernel;
   AttentionPlan plan;

@@ -12,7 +12,7 @@ namespace rapt::cpu {
 
 // The kernels of a call. If its sequences have different lengths, each sequence goes to the kernel that it would get
 // alone.
-struct AttentionKernels {
+struct AttentionChoice {
   const AttentionKernel* kernel = nullptr;
   const AttentionKernel* decode = nullptr;  // for sequences of few rows; null: `kernel` takes them
   const AttentionKernel* smaller =
@@ -22,7 +22,7 @@ struct AttentionKernels {
 // A call's workspace holds, one after another: a queue for each worker, the list of sequences, the workers' scratch,
 // the partial results of splits, and for each range of rows a counter of the splits that are done.
 struct AttentionPlan final : EntryPlan {
-  AttentionKernels kernels;
+  AttentionChoice kernels;
   std::int64_t rows_per_item = 0;          // for kernels.kernel; a row is a (token, head of the group) pair
   std::int64_t smaller_rows_per_item = 0;  // for kernels.smaller
   bool keeps_keys = false;                 // the kernel packs keys once for consecutive work items of a head
@@ -74,11 +74,11 @@ bool decode_is_faster(const AttentionKernel& kernel, DType kv_type, std::int64_t
 // The tuning of plans for `kernel` and its alternatives, unless `rapt tune` has measured another.
 TuningValues default_tuning(const AttentionKernel& kernel);
 // `concurrency`: the most workers the executor offers.
-AttentionPlan plan_attention(const AttentionProblem& problem, const AttentionKernels& kernels,
+AttentionPlan plan_attention(const AttentionProblem& problem, const AttentionChoice& kernels,
                              const TuningValues& tuning, int concurrency, std::size_t l2_bytes);
 // An upper bound on the workspace of all problems that have the same kernels, and are no larger than `largest` in b,
 // sq, sk and ragged rows.
-std::size_t max_workspace_bytes(const AttentionProblem& largest, const AttentionKernels& kernels,
+std::size_t max_workspace_bytes(const AttentionProblem& largest, const AttentionChoice& kernels,
                                 const TuningValues& tuning, int concurrency, std::size_t l2_bytes);
 
 }  // namespace rapt::cpu

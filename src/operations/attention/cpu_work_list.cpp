@@ -8,7 +8,7 @@ namespace {
 
 // The kernel that a sequence gets, and the rows of its items.
 void choose_kernel(const AttentionPlan& plan, const AttentionParams& p, std::int64_t len_k, SequenceWork& work) {
-  const AttentionKernels& k = plan.kernels;
+  const AttentionChoice& k = plan.kernels;
   const bool is_small = k.smaller && !is_worthwhile(*k.kernel, work.rows, len_k, p.d, p.dv);
   const AttentionKernel& prefill = is_small ? *k.smaller : *k.kernel;
   if (k.decode && decode_is_faster(prefill, p.kv_type, work.rows, len_k, p.d, p.dv)) {
