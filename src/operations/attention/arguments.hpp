@@ -31,9 +31,9 @@ struct AttentionInputs {
   static constexpr std::array scales_and_lengths = {
       read<&C::k_scale, &A::kv, &K::k_scale>("kv.k_scale", kF32, scales + "k_groups").optional(),
       read<&C::v_scale, &A::kv, &K::v_scale>("kv.v_scale", kF32, scales + "v_groups").optional(),
+      step([](const void* args, Bound& bound) { check_scale_shapes(static_cast<const A*>(args)->kv, bound); }),
       read<&C::k_zero, &A::kv, &K::k_zero>("kv.k_zero", kF32, scales + "k_groups").optional(),
       read<&C::v_zero, &A::kv, &K::v_zero>("kv.v_zero", kF32, scales + "v_groups").optional(),
-      step([](const void* args, Bound& bound) { check_scale_shapes(static_cast<const A*>(args)->kv, bound); }),
       read<&C::cu_seqlens_k, &A::kv, &K::cu_seqlens>("kv.cu_seqlens", kIntegers, "b+1")
           .in(M::ragged, true)
           .key("cu_seqlens_k"),
