@@ -41,12 +41,13 @@ struct Argument {
   unsigned needed_in = kAlways, only_in = kAlways;  // modes
   const char* like_name = nullptr;                  // the argument whose type it has
   std::int8_t like = -1;
-  const char* primal_name = nullptr;  // the argument that it is the gradient of
-  std::int8_t primal = -1;
   bool is_packed = false;           // i4x2 has two elements of the last dimension in a byte
   bool minus_infinity = false;      // is a number there, for guards
   const char* may_alias = nullptr;  // the argument whose memory it may be
-  bool is_of_forward = false;       // in C, of the forward's arguments
+  const char* of_name = nullptr;    // the argument that it is the gradient of: of its shape, and none without it
+  std::int8_t of = -1;
+  bool is_of_forward = false;  // in C, of the forward's arguments
+  bool is_unchecked = false;   // callers may give it, and the call neither reads nor writes it
 
   // Of the arguments of a call, given as void*. A list has a count.
   const TensorView* (*get)(const void* args, std::size_t i) = nullptr;
@@ -71,12 +72,6 @@ struct Argument {
   consteval Argument type_of(const char* other) const {
     Argument a = *this;
     a.like_name = other;
-    return a;
-  }
-  // It has that argument's very shape, and is given only with it.
-  consteval Argument gradient_of(const char* other) const {
-    Argument a = *this;
-    a.primal_name = other;
     return a;
   }
   consteval Argument with_types(const char* text) const {
@@ -104,16 +99,28 @@ struct Argument {
     a.is_of_forward = true;
     return a;
   }
+  // Of that argument's shape, and given only with it.
+  consteval Argument gradient_of(const char* other) const {
+    Argument a = *this;
+    a.of_name = other;
+    return a;
+  }
+  consteval Argument unchecked() const {
+    Argument a = *this;
+    a.is_unchecked = true, a.is_written = false, a.needed_in = 0;
+    return a;
+  }
 
   constexpr bool is_needed(unsigned mode) const { return needed_in == kAlways || (needed_in & mode) != 0; }
 };
 
 namespace detail {
 
-template <auto kFirst, auto... kRest>
+template <auto... kPath>
 constexpr auto& member(auto& args) {
-  if constexpr (sizeof...(kRest) == 0) return args.*kFirst;
-  else return member<kRest...>(args.*kFirst);
+  // clang-format off
+  return (args .* ... .* kPath);
+  // clang-format on
 }
 template <class M>
 struct OwnerOf;
@@ -173,10 +180,20 @@ template <auto kC, auto... kPath>
 consteval Argument written(const char* name, DTypeSet types, const Shapes& shapes) {
   return detail::argument<kC, kPath...>(name, true, types, shapes);
 }
+// The gradient of the argument `of`, optional.
+template <auto kC, auto... kPath>
+consteval Argument gradient(const char* name, DTypeSet types, const char* of) {
+  return written<kC, kPath...>(name, types, "").optional().gradient_of(of);
+}
 consteval Argument step(void (*function)(const void* args, Bound& bound)) {
   Argument a;
   a.step = function;
   return a;
+}
+template <std::size_t n>
+consteval std::array<Argument, n> of_forward(std::array<Argument, n> rows) {
+  for (Argument& row : rows) row.is_of_forward = true;
+  return rows;
 }
 
 // The elements of several arrays in one.
@@ -191,12 +208,6 @@ consteval std::array<T, (kSizes + ... + 0)> join(const std::array<T, kSizes>&...
   return all;
 }
 
-template <std::size_t n>
-consteval std::array<Argument, n> of_forward(std::array<Argument, n> all) {
-  for (Argument& argument : all) argument.is_of_forward = true;
-  return all;
-}
-
 inline constexpr std::size_t kMaxDimensions = 24;  // that a table may name
 
 // Any table, as what goes over it sees it.
@@ -208,19 +219,21 @@ struct ArgumentList {
 
 template <std::size_t kArguments>
 struct ArgumentTable {
-  std::array<Argument, kArguments> arguments;
+  std::array<Argument, kArguments> arguments{};
   std::array<std::string_view, kMaxDimensions> dimensions{};
   std::size_t count = 0;  // of dimensions
 
-  template <class... A>
-  consteval explicit ArgumentTable(A... all) : ArgumentTable(std::array<Argument, sizeof...(A)>{all...}) {}
-  consteval explicit ArgumentTable(const std::array<Argument, kArguments>& all) : arguments(all) {
+  // Of arguments, and of arrays of them that several tables share.
+  template <class... Rows>
+  consteval explicit ArgumentTable(const Rows&... rows) {
+    std::size_t n = 0;
+    (add(rows, n), ...);
     for (Argument& a : arguments) {
+      if (a.like_name) a.like = find(a.like_name);
+      if (a.of_name) a.of = find(a.of_name), a.shapes = arguments[static_cast<std::size_t>(a.of)].shapes;
       for (Shape& shape : a.shapes.all)
         for (Dimension& dim : shape.dims)
           if (!dim.name.empty()) dim.id = static_cast<std::int8_t>(number(dim.name));
-      if (a.like_name) a.like = position_of(a.like_name);
-      if (a.primal_name) a.primal = position_of(a.primal_name);
     }
   }
 
@@ -231,10 +244,15 @@ struct ArgumentTable {
   }
 
  private:
-  consteval std::int8_t position_of(std::string_view name) const {
+  consteval void add(const Argument& row, std::size_t& n) { arguments[n++] = row; }
+  template <std::size_t count_of_rows>
+  consteval void add(const std::array<Argument, count_of_rows>& rows, std::size_t& n) {
+    for (const Argument& row : rows) arguments[n++] = row;
+  }
+  consteval std::int8_t find(std::string_view name) const {
     for (std::size_t i = 0; i < kArguments; ++i)
       if (arguments[i].name == name) return static_cast<std::int8_t>(i);
-    throw "no such argument";
+    throw "no argument has this name";
   }
   consteval std::size_t number(std::string_view name) {
     std::size_t i = 0;
@@ -243,9 +261,11 @@ struct ArgumentTable {
     return i;
   }
 };
-template <class... A>
-ArgumentTable(A...) -> ArgumentTable<sizeof...(A)>;
+template <class T>
+inline constexpr std::size_t kRowsOf = 1;
 template <std::size_t n>
-ArgumentTable(std::array<Argument, n>) -> ArgumentTable<n>;
+inline constexpr std::size_t kRowsOf<std::array<Argument, n>> = n;
+template <class... Rows>
+ArgumentTable(Rows...) -> ArgumentTable<(kRowsOf<Rows> + ...)>;
 
 }  // namespace rapt

@@ -158,7 +158,7 @@ void Bound::refuse_shape(const BoundTensor& t, const Dimension& dim) const {
 
 void Bound::refuse_missing(const BoundTensor& t) const {
   const Argument& a = *t.argument;
-  std::string wanted = a.primal_name ? "the gradient of " + std::string(a.primal_name) : shape_text(a.shapes.in(mode));
+  std::string wanted = a.of_name ? "the gradient of " + std::string(a.of_name) : shape_text(a.shapes.in(mode));
   if (a.needed_in != kAlways) wanted += " for " + mode_text(a.needed_in & mode, " and ");
   throw Error(t.name(), "no tensor", wanted);
 }
@@ -227,8 +227,8 @@ void Bound::check_type(const BoundTensor& t) const {
 }
 
 void Bound::check_gradient(const BoundTensor& t) const {
-  const char* const name = t.argument->primal_name;
-  const TensorView& primal = *table.arguments[static_cast<std::size_t>(t.argument->primal)].get(args, 0);
+  const char* const name = t.argument->of_name;
+  const TensorView& primal = *table.arguments[static_cast<std::size_t>(t.argument->of)].get(args, 0);
   if (!primal) throw Error(t.name(), "a tensor", "none without " + std::string(name));
   if (!same_shape(*t.view, primal))
     throw Error(t.name(), "shape " + rapt::shape_text(static_cast<const Layout&>(*t.view)),
@@ -247,8 +247,8 @@ void Bound::take(const Argument& argument, const TensorView& view, std::size_t i
   }
   tensors_.push_back(t);
   check_type(t);
-  if (argument.primal >= 0) check_gradient(t);
-  bind_shape(tensors_.back());
+  if (argument.of >= 0) check_gradient(t);
+  else bind_shape(tensors_.back());
 }
 
 void Bound::check() {
@@ -257,6 +257,7 @@ void Bound::check() {
       a.step(args, *this);
       continue;
     }
+    if (a.is_unchecked) continue;
     const std::size_t n = a.count ? a.count(args) : 1;
     if (n == 0 && a.is_needed(mode)) throw Error(a.name, "no tensors", "one or more");
     for (std::size_t i = 0; i < n; ++i) {

@@ -1,12 +1,10 @@
 #include "operations/cost.hpp"
 
 #include <algorithm>
-#include <vector>
+#include <cstddef>
 
 namespace rapt {
-namespace {
 
-/// Of `rows` rows of n elements.
 double row_bytes(double rows, std::int64_t n, DType dtype) {
   return rows * static_cast<double>(n) * bytes_of(dtype);
 }
@@ -17,87 +15,8 @@ double whole_bytes(const TensorView& t) {
   return bytes;
 }
 
-/// Of scales or zeros for `rows` rows. Where they broadcast, there are fewer.
 double scale_bytes(const TensorView& t, double rows) {
   return t ? std::min(whole_bytes(t), row_bytes(rows, t.shape[static_cast<std::size_t>(t.ndim - 1)], t.dtype)) : 0;
-}
-
-/// What causal, window, align, lengths, rings and lists leave of a call, in all its heads.
-struct Work {
-  double pairs = 0, rows = 0, keys = 0;  ///< pairs of a row and a key that it sees; keys that some row sees
-
-  explicit Work(const AttentionParams& p) {
-    if (p.tokens > 0) count_lists(p);
-    else
-      for (std::int64_t i = 0; i < p.b; ++i) count_sequence(p, sequence_of(p, p, i));
-    const auto hk = static_cast<double>(p.hk), hq = static_cast<double>(p.hk * p.group);
-    pairs *= hq, rows *= hq, keys *= hk;
-  }
-
- private:
-  void count_sequence(const AttentionParams& p, const Sequence& s) {
-    const std::int64_t offset = row_offset(p.score, s);
-    std::int64_t next = s.oldest;  // rows see ranges that move on: keys before this one are counted
-    for (std::int64_t token = 0; token < s.len_q; ++token) {
-      const KeyRange seen = visible_keys(p.score, token, offset + token, s.oldest, s.len_k);
-      pairs += static_cast<double>(std::max<std::int64_t>(0, seen.last - seen.first));
-      keys += static_cast<double>(std::max<std::int64_t>(0, seen.last - std::max(seen.first, next)));
-      next = std::max(next, seen.last);
-    }
-    rows += static_cast<double>(s.len_q);
-  }
-  void count_lists(const AttentionParams& p) {
-    std::vector<bool> listed(static_cast<std::size_t>(p.page_count));  // of the pool at hand
-    for (std::int64_t i = 0; i < p.b; ++i) {
-      Sequence s = sequence_of(p, p, i);
-      const std::int64_t entry = entry_of(p, i, s);
-      if (p.k_stride.b != 0 && s.q_first == 0) listed.assign(listed.size(), false);
-      for (std::int64_t j = 0; j < s.len_k; ++j) {
-        auto is_listed = listed[static_cast<std::size_t>(listed_row(p, entry, s.k_first, j))];
-        if (!is_listed) ++keys;
-        is_listed = true;
-      }
-      pairs += static_cast<double>(s.len_k);
-    }
-    rows = static_cast<double>(p.b);
-  }
-};
-
-}  // namespace
-
-Cost cost_of(const AttentionArgs& args, const Call& call) {
-  if (call.is_empty) return {};  // its lists have not been checked
-  const auto& p = std::get<AttentionProblem>(call.problem);
-  const Work work(std::get<AttentionParams>(call.params));
-  Cost cost;
-  cost.flops = 2 * work.pairs * static_cast<double>(p.d + p.dv);
-  cost.bytes = row_bytes(work.rows, p.d, p.q_dtype) +
-               row_bytes(work.keys, p.latent ? p.d - p.k_tail : p.d - p.k_tail + p.dv, p.kv_dtype) +
-               row_bytes(work.keys, p.k_tail, p.k_tail_dtype) + row_bytes(work.rows, p.dv, p.out_dtype);
-  cost.bytes += scale_bytes(args.q_scale, work.rows);
-  const KvSource& kv = args.kv;
-  for (const TensorView* t : {&kv.k_scale, &kv.k_zero}) cost.bytes += scale_bytes(*t, work.keys);
-  if (kv.k_scale && kv.v_scale.data == kv.k_scale.data) return cost;
-  for (const TensorView* t : {&kv.v_scale, &kv.v_zero}) cost.bytes += scale_bytes(*t, work.keys);
-  return cost;
-}
-
-Cost cost_of(const AttentionBackwardArgs& args, const Call& call) {
-  if (call.is_empty) return {};
-  const auto& p = std::get<AttentionBackwardProblem>(call.problem);
-  const Work work(std::get<AttentionBackwardParams>(call.params));
-  const bool scores = (p.grads & (p.kDq | p.kDk)) || p.dbias || p.dsinks || p.dalibi;  // else P alone is needed
-  const std::int64_t of_d = 1 + (p.grads & p.kDq ? 1 : 0) + (p.grads & p.kDk ? 1 : 0),
-                     of_dv = (scores ? 1 : 0) + (p.grads & p.kDv ? 1 : 0);
-  Cost cost;
-  cost.flops = 2 * work.pairs * static_cast<double>(of_d * p.d + of_dv * p.dv);
-  cost.bytes = row_bytes(work.rows, p.d, p.q_dtype) + row_bytes(work.keys, p.d + p.dv, p.kv_dtype) +
-               row_bytes(work.rows, p.dv, p.out_dtype) + row_bytes(work.rows, p.dv, p.dout_dtype) +
-               row_bytes(work.rows, p.dlse ? 2 : 1, DType::f32);
-  if (args.dq) cost.bytes += row_bytes(work.rows, p.d, args.dq.dtype);
-  if (args.dk) cost.bytes += row_bytes(work.keys, p.d, args.dk.dtype);
-  if (args.dv) cost.bytes += row_bytes(work.keys, p.dv, args.dv.dtype);
-  return cost;
 }
 
 Cost cost_of(const AppendKvArgs& args, const Call& call) {

@@ -77,7 +77,7 @@ def violations(root):
             )
             excepted = {user for user in users if name.startswith(user)}
             unused -= excepted
-            if not known and not excepted and not (own and own in path.name):
+            if not known and not excepted and not (own and own in name):
                 yield f"{name} has {pattern}, and the recipe \"{title}\" does not name it"
         if not found:
             yield f"nothing has {pattern}: the recipe \"{title}\" needs another example"

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <array>
-#include <cstddef>
 
 #include "operations/attention/keys.hpp"
 #include "operations/attention/modifiers.hpp"
@@ -10,7 +9,8 @@
 
 namespace rapt {
 
-// Of an operation whose arguments A have attention's members. In C they are attention's arguments.
+// Of an operation whose arguments A have attention's members. In C they are attention's arguments. Tables have them in
+// this order, in which they are checked; the results of attention stand behind the first.
 template <class A, DTypeSet kQueryTypes, DTypeSet kKeyTypes>
 struct AttentionInputs {
   using C = rapt_attention_args;
@@ -50,11 +50,7 @@ struct AttentionInputs {
       }),
   };
 
-  // All in the order in which they are checked; `results` are attention's out and lse, and what is of them.
-  template <std::size_t kResults>
-  static consteval auto with(const std::array<Argument, kResults>& results) {
-    return join(queries_and_keys, results, scales_and_lengths, Modifiers::arguments<A>);
-  }
+  static constexpr auto modifiers = Modifiers::arguments<A>;
 };
 
 // What C gives of these and is no tensor.
