@@ -287,9 +287,15 @@ void Bound::check_overlaps() const {
 
 void Bound::check_apart(std::span<const std::byte> workspace) const {
   if (workspace.empty()) return;
-  std::vector<Checked> all;
-  for (const BoundTensor& t : tensors_) all.push_back({t.name(), *t.view, t.bytes, t.argument->is_written});
-  rapt::check_apart(workspace, all);
+  const auto begin = reinterpret_cast<std::uintptr_t>(workspace.data());
+  std::uintptr_t end = 0;
+  if (__builtin_add_overflow(begin, workspace.size(), &end))
+    throw Error("workspace", std::to_string(workspace.size()) + " bytes", "memory within the address space");
+  for (const BoundTensor& t : tensors_) {
+    const auto at = reinterpret_cast<std::uintptr_t>(t.view->data);
+    if (t.bytes > 0 && at < end && begin < at + static_cast<std::uintptr_t>(t.bytes))
+      throw Error("workspace", "memory shared with " + t.name(), "memory of its own");
+  }
 }
 
 }  // namespace rapt
