@@ -168,7 +168,7 @@ def test_threads_change_no_bit():
 @pytest.mark.parametrize(
     "change, error, message",
     [
-        ({"lse": None}, ValueError, "lse: got no tensor; wanted the forward's"),
+        ({"lse": None}, ValueError, r"lse: got no tensor; wanted \[b, hq, sq\]"),
         ({"dout": None}, ValueError, "dout: got no tensor; wanted the gradient of out"),
         ({"dout": torch.zeros(2, 4, 37, 15)}, ValueError, r"dout: got shape \[2, 4, 37, 15\]; wanted out's, \[2, 4, 37, 16\]"),
         ({"dout": torch.zeros(2, 4, 37, 16).double()}, TypeError, "dout: got dtype torch.float64; wanted float32"),

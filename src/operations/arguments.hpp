@@ -41,13 +41,13 @@ struct Argument {
   unsigned needed_in = kAlways, only_in = kAlways, written_in = kAlways;  // modes
   const char* like_name = nullptr;                                        // the argument whose type it has
   std::int8_t like = -1;
-  const char* primal_name = nullptr;  // the argument that it is the gradient of
-  std::int8_t primal = -1;
   bool is_packed = false;           // i4x2 has two elements of the last dimension in a byte
   bool minus_infinity = false;      // is a number there, for guards
   const char* may_alias = nullptr;  // the argument whose memory it may be
-  bool is_of_forward = false;       // in C, of the forward's arguments
-  bool is_unchecked = false;        // callers may give it, and the call neither reads nor writes it
+  const char* of_name = nullptr;    // the argument that it is the gradient of: of its shape, and none without it
+  std::int8_t of = -1;
+  bool is_of_forward = false;  // in C, of the forward's arguments
+  bool is_unchecked = false;   // callers may give it, and the call neither reads nor writes it
 
   // Of the arguments of a call, given as void*. A list has a count.
   const TensorView* (*get)(const void* args, std::size_t i) = nullptr;
@@ -80,12 +80,6 @@ struct Argument {
     a.like_name = other;
     return a;
   }
-  // It has that argument's very shape, and is given only with it.
-  consteval Argument gradient_of(const char* other) const {
-    Argument a = *this;
-    a.primal_name = other;
-    return a;
-  }
   consteval Argument with_types(const char* text) const {
     Argument a = *this;
     a.wanted_types = text;
@@ -109,6 +103,12 @@ struct Argument {
   consteval Argument of_forward() const {
     Argument a = *this;
     a.is_of_forward = true;
+    return a;
+  }
+  // Of that argument's shape, and given only with it.
+  consteval Argument gradient_of(const char* other) const {
+    Argument a = *this;
+    a.of_name = other;
     return a;
   }
   consteval Argument unchecked() const {
@@ -237,8 +237,7 @@ struct ArgumentTable {
     (add(rows, n), ...);
     for (Argument& a : arguments) {
       if (a.like_name) a.like = find(a.like_name);
-      if (a.primal_name)
-        a.primal = find(a.primal_name), a.shapes = arguments[static_cast<std::size_t>(a.primal)].shapes;
+      if (a.of_name) a.of = find(a.of_name), a.shapes = arguments[static_cast<std::size_t>(a.of)].shapes;
       for (Shape& shape : a.shapes.all)
         for (Dimension& dim : shape.dims)
           if (!dim.name.empty()) dim.id = static_cast<std::int8_t>(number(dim.name));

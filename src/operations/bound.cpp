@@ -1,10 +1,11 @@
 #include "operations/bound.hpp"
 
 #include <algorithm>
-#include <bit>
-#include <cstddef>
 #include <limits>
+#include <span>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "core/span.hpp"
 
@@ -15,26 +16,20 @@ using std::int64_t;
 
 // What a dimension counts, beside its name.
 constexpr std::pair<std::string_view, std::string_view> kNouns[] = {
-    {"b", "batch"},
-    {"sq", "rows"},
-    {"sk", "rows"},
-    {"h", "heads"},
-    {"hq", "heads"},
-    {"hk", "heads"},
-    {"hv", "heads"},
-    {"d", "head size"},
-    {"dv", "head size"},
-    {"total_q", "rows"},
-    {"total_k", "rows"},
-    {"total", "rows"},
-    {"pages", ""},
-    {"t", "tokens"},
-    {"page_size", "rows"},
-    {"k_groups", "groups"},
-    {"v_groups", "groups"},
-    {"cache_rows", "rows"},
-    {"h_out", "max(hq, hk, hv) heads"},
+    {"b", "batch"},         {"sq", "rows"},         {"sk", "rows"},         {"h", "heads"},
+    {"hq", "heads"},        {"hk", "heads"},        {"hv", "heads"},        {"d", "head size"},
+    {"dk", "head size"},    {"dv", "head size"},    {"total_q", "rows"},    {"total_k", "rows"},
+    {"total", "rows"},      {"pages", ""},          {"t", "tokens"},        {"page_size", "rows"},
+    {"k_groups", "groups"}, {"v_groups", "groups"}, {"cache_rows", "rows"}, {"h_out", "max(hq, hk, hv) heads"},
 };
+
+// "a, b or c".
+std::string list_text(std::span<const std::string_view> words, std::string_view last) {
+  std::string text;
+  for (std::size_t i = 0; i < words.size(); ++i)
+    text.append(i == 0 ? "" : i + 1 < words.size() ? ", " : last).append(words[i]);
+  return text;
+}
 
 // "[1, 2, sk]", of the sizes that are known.
 std::string sizes_text(const Bound& bound, const Shape& shape) {
@@ -56,16 +51,15 @@ std::string shape_text(const Shape& shape) {
     else if (dim.plus) text += " + 1";
     else if (dim.or_one) text += " or 1";
   }
-  return "[" + text + "]";
+  if (shape.may_miss != 1) return "[" + text + "]";
+  return "[" + text.substr(text.find(", ") + 2) + "] or [" + text + "]";
 }
 
 std::string types_text(DTypeSet types) {
-  std::string text;
-  int left = std::popcount(types);
+  std::vector<std::string_view> names;
   for (const DType dtype : kDTypes)
-    if (types & only(dtype))
-      text.append(text.empty() ? "" : left == 1 ? " or " : ", ").append(to_string(dtype)), --left;
-  return text;
+    if (types & only(dtype)) names.push_back(to_string(dtype));
+  return list_text(names, " or ");
 }
 
 Strides aligned_strides(const Layout& t, bool has_elements) {
@@ -123,11 +117,22 @@ std::string Bound::owner_text(const Dimension& dim) const {
   return text.append(dim.name);
 }
 
-std::string Bound::mode_text(unsigned modes) const {
-  std::string text;
+std::string Bound::mode_text(unsigned modes, const char* last) const {
+  std::vector<std::string_view> names;
   for (std::size_t i = 0; i < table.modes.size(); ++i)
-    if (modes >> i & 1) text.append(text.empty() ? "" : " or ").append(table.modes[i]);
-  return text;
+    if (modes >> i & 1) names.emplace_back(table.modes[i]);
+  return list_text(names, last);
+}
+
+// Whether a tensor has the right sizes in another order.
+bool Bound::is_permuted(const BoundTensor& t) const {
+  const Shape& shape = t.argument->shapes.in(mode);
+  std::array<int64_t, kMaxDims> wanted{};
+  std::size_t n = 0;
+  for (const Dimension& dim : shape.dimensions()) wanted[n++] = (dim.name.empty() ? 0 : (*this)[dim.id]) + dim.plus;
+  const auto& given = t.view->shape;
+  return !shape.has_rows && t.view->ndim == shape.count &&
+         std::is_permutation(wanted.begin(), wanted.begin() + shape.count, given.begin());
 }
 
 void Bound::refuse_shape(const BoundTensor& t, const Dimension& dim) const {
@@ -144,11 +149,19 @@ void Bound::refuse_shape(const BoundTensor& t, const Dimension& dim) const {
   const bool halved = t.argument->is_packed && t.view->dtype == DType::i4x2 && &dim == &shape.dimensions().back();
   if (halved) size /= 2;
   throw Error(t.name(), given,
-              (dim.or_one     ? "1 or "
-               : dim.at_least ? "at least "
-                              : "") +
+              (is_permuted(t) ? shape_text(shape) + " with " : "") +
+                  (dim.or_one     ? "1 or "
+                   : dim.at_least ? "at least "
+                                  : "") +
                   owner_text(dim) + (dim.plus ? " + 1" : "") + (halved ? ", in bytes," : "") + " = " +
                   std::to_string(size));
+}
+
+void Bound::refuse_missing(const BoundTensor& t) const {
+  const Argument& a = *t.argument;
+  std::string wanted = a.of_name ? "the gradient of " + std::string(a.of_name) : shape_text(a.shapes.in(mode));
+  if (a.needed_in != kAlways) wanted += " for " + mode_text(a.needed_in & mode, " and ");
+  throw Error(t.name(), "no tensor", wanted);
 }
 
 void Bound::bind_rows(const BoundTensor& t, int count) {
@@ -215,8 +228,8 @@ void Bound::check_type(const BoundTensor& t) const {
 }
 
 void Bound::check_gradient(const BoundTensor& t) const {
-  const char* const name = t.argument->primal_name;
-  const TensorView& primal = *table.arguments[static_cast<std::size_t>(t.argument->primal)].get(args, 0);
+  const char* const name = t.argument->of_name;
+  const TensorView& primal = *table.arguments[static_cast<std::size_t>(t.argument->of)].get(args, 0);
   if (!primal) throw Error(t.name(), "a tensor", "none without " + std::string(name));
   if (!same_shape(*t.view, primal))
     throw Error(t.name(), "shape " + rapt::shape_text(static_cast<const Layout&>(*t.view)),
@@ -238,7 +251,7 @@ void Bound::take(const Argument& argument, const TensorView& view, std::size_t i
   }
   tensors_.push_back(t);
   check_type(t);
-  if (argument.primal >= 0) check_gradient(t);
+  if (argument.of >= 0) check_gradient(t);
   else bind_shape(tensors_.back());
 }
 
@@ -254,12 +267,10 @@ void Bound::check() {
     for (std::size_t i = 0; i < n; ++i) {
       const TensorView& view = *a.get(args, i);
       if (view.ndim == 0) {
-        if (!a.is_needed(mode)) continue;
-        const std::string why = a.needed_in == kAlways ? "" : mode_text(a.needed_in);
-        throw Error(BoundTensor{&a, &view, 0, static_cast<std::uint32_t>(i)}.name(), "no tensor",
-                    shape_text(a.shapes.in(mode)) + (why.empty() ? "" : " with ") + why);
+        if (a.is_needed(mode)) refuse_missing(BoundTensor{&a, &view, 0, static_cast<std::uint32_t>(i)});
+        continue;
       }
-      if (!(a.only_in & mode)) throw Error(a.name, "a tensor", "none without " + mode_text(a.only_in));
+      if (!(a.only_in & mode)) throw Error(a.name, "a tensor", "none without " + mode_text(a.only_in, " or "));
       take(a, view, i);
     }
   }
@@ -279,9 +290,15 @@ void Bound::check_overlaps() const {
 
 void Bound::check_apart(std::span<const std::byte> workspace) const {
   if (workspace.empty()) return;
-  std::vector<Checked> all;
-  for (const BoundTensor& t : tensors_) all.push_back({t.name(), *t.view, t.bytes, t.argument->is_output(mode)});
-  rapt::check_apart(workspace, all);
+  const auto begin = reinterpret_cast<std::uintptr_t>(workspace.data());
+  std::uintptr_t end = 0;
+  if (__builtin_add_overflow(begin, workspace.size(), &end))
+    throw Error("workspace", std::to_string(workspace.size()) + " bytes", "memory within the address space");
+  for (const BoundTensor& t : tensors_) {
+    const auto at = reinterpret_cast<std::uintptr_t>(t.view->data);
+    if (t.bytes > 0 && at < end && begin < at + static_cast<std::uintptr_t>(t.bytes))
+      throw Error("workspace", "memory shared with " + t.name(), "memory of its own");
+  }
 }
 
 }  // namespace rapt

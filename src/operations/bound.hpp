@@ -60,9 +60,11 @@ struct Bound {
   void check_gradient(const BoundTensor& tensor) const;
   void bind_shape(const BoundTensor& tensor);
   void bind_rows(const BoundTensor& tensor, int count);
+  [[noreturn]] void refuse_missing(const BoundTensor& tensor) const;
   [[noreturn]] void refuse_shape(const BoundTensor& tensor, const Dimension& dim) const;
   std::string owner_text(const Dimension& dim) const;
-  std::string mode_text(unsigned modes) const;
+  std::string mode_text(unsigned modes, const char* last) const;
+  bool is_permuted(const BoundTensor& tensor) const;
 
   static constexpr std::size_t kTensors = 26;      // more than a call has, lists apart
   std::array<std::int8_t, kMaxDimensions> owner_;  // of a size, in tensors_; -1: it follows from others

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <array>
-#include <cstddef>
 
 #include "operations/attention/keys.hpp"
 #include "operations/attention/modifiers.hpp"
@@ -10,7 +9,8 @@
 
 namespace rapt {
 
-// Of an operation whose arguments A have attention's members. In C they are attention's arguments.
+// Of an operation whose arguments A have attention's members. In C they are attention's arguments. Tables have them in
+// this order, in which they are checked; the results of attention stand behind the first.
 template <class A, DTypeSet kQueryTypes, DTypeSet kKeyTypes>
 struct AttentionInputs {
   using C = rapt_attention_args;
@@ -31,9 +31,9 @@ struct AttentionInputs {
   static constexpr std::array scales_and_lengths = {
       read<&C::k_scale, &A::kv, &K::k_scale>("kv.k_scale", kF32, scales + "k_groups").optional(),
       read<&C::v_scale, &A::kv, &K::v_scale>("kv.v_scale", kF32, scales + "v_groups").optional(),
+      step([](const void* args, Bound& bound) { check_scale_shapes(static_cast<const A*>(args)->kv, bound); }),
       read<&C::k_zero, &A::kv, &K::k_zero>("kv.k_zero", kF32, scales + "k_groups").optional(),
       read<&C::v_zero, &A::kv, &K::v_zero>("kv.v_zero", kF32, scales + "v_groups").optional(),
-      step([](const void* args, Bound& bound) { check_scale_shapes(static_cast<const A*>(args)->kv, bound); }),
       read<&C::cu_seqlens_k, &A::kv, &K::cu_seqlens>("kv.cu_seqlens", kIntegers, "b+1")
           .in(M::ragged, true)
           .key("cu_seqlens_k"),
@@ -50,11 +50,7 @@ struct AttentionInputs {
       }),
   };
 
-  // All in the order in which they are checked; `results` are attention's out and lse, and what is of them.
-  template <std::size_t kResults>
-  static consteval auto with(const std::array<Argument, kResults>& results) {
-    return join(queries_and_keys, results, scales_and_lengths, Modifiers::arguments<A>);
-  }
+  static constexpr auto modifiers = Modifiers::arguments<A>;
 };
 
 // What C gives of these and is no tensor.

@@ -120,8 +120,8 @@ struct AttentionWorkers {
                std::int64_t last, int worker) const {
     const TaskScope task(tasks, Task::Kind::combine, worker);
     float* const partials = partials_of(s, head, begin) + (first - begin) * partial_floats(params.dv);
-    isa.attention.combine(params, {s.b + head / params.hk, head % params.hk, first, last, 0, kAllKeys, partials}, s.splits,
-                end - begin);
+    isa.attention.combine(params, {s.b + head / params.hk, head % params.hk, first, last, 0, kAllKeys, partials},
+                          s.splits, end - begin);
   }
 };
 

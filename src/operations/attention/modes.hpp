@@ -29,7 +29,7 @@ struct AttentionShapes {
   static constexpr Shapes keys = Shapes("b hk sk")
                                      .when(M::ragged, "total_k hk")
                                      .when(M::paged, "pages hk page_size")
-                                     .when(M::gathered, "entries hk k_rows");
+                                     .when(M::gathered, "b_or_one hk k_rows");
   // Of pairs of a query and a key. Indices of ragged sequences are local, with room for the longest one.
   static constexpr Shapes pairs = Shapes("b? hq? sq? sk")
                                       .when(M::ragged | M::ragged_q, "b? hq? sq?> sk>")

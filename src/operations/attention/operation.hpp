@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <memory>
 #include <string_view>
 
@@ -15,13 +14,17 @@ struct OperationOf<AttentionArgs> {
   using Args = AttentionArgs;
   using C = rapt_attention_args;
 
+  using Inputs = AttentionInputs<Args, kQueryTypes, kCacheTypes>;
   static constexpr Shapes queries = AttentionShapes::queries;
-  static constexpr std::array results = {
+
+  static constexpr ArgumentTable arguments{
+      Inputs::queries_and_keys,
       written<&C::out, &Args::out>("out", kFloatTypes, queries + "dv"),
       written<&C::lse, &Args::lse>("lse", kF32, queries).optional().minus_infinity_allowed(),
       read<&C::q_scale, &Args::q_scale>("q_scale", kF32, queries.or_one_but("hq") + "1").optional(),
+      Inputs::scales_and_lengths,
+      Inputs::modifiers,
   };
-  static constexpr ArgumentTable arguments{AttentionInputs<Args, kQueryTypes, kCacheTypes>::with(results)};
   static constexpr auto& modes = AttentionModes::names;
   static unsigned mode(const Args& args) { return AttentionModes::of(args.kv, args.cu_seqlens_q); }
   static Device device(const Args& args) { return args.q.device; }

@@ -89,7 +89,8 @@ struct GatheredBackwardWorkers {
   void store_range(int64_t number, int64_t head, int64_t range) const {
     if (tokens > 0) wait_for(progress[number - range - 1], range + 1);
     const int64_t begin = range * ranges.length;
-    isa.attention_backward.store_pool(p, {head / p.hk, head % p.hk, begin, std::min(begin + ranges.length, ranges.rows)}, *pool);
+    isa.attention_backward.store_pool(
+        p, {head / p.hk, head % p.hk, begin, std::min(begin + ranges.length, ranges.rows)}, *pool);
     advance(progress[number], 1);
   }
 

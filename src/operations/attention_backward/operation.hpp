@@ -1,7 +1,5 @@
 #pragma once
 
-#include <array>
-
 #include "operations/attention/operation.hpp"
 #include "operations/operation.hpp"
 #include "rapt/attention_backward.hpp"
@@ -16,12 +14,16 @@ struct OperationOf<AttentionBackwardArgs> {
   using ForwardC = rapt_attention_args;
   using Forward = AttentionArgs;
   static constexpr Operation kForward = Operation::attention;
+  using Inputs = AttentionInputs<Args, kFloatTypes, kFloatTypes>;
   static constexpr Shapes queries = AttentionShapes::queries;
-  static constexpr std::array results = {
-      read<&ForwardC::out, &Args::out>("out", kFloatTypes, queries + "dv"),
-      read<&ForwardC::lse, &Args::lse>("lse", kF32, queries).minus_infinity_allowed(),
-  };
-  static constexpr std::array gradients = {
+
+  // In C, what attention had is in a structure of its own.
+  static constexpr ArgumentTable arguments{
+      of_forward(Inputs::queries_and_keys),
+      read<&ForwardC::out, &Args::out>("out", kFloatTypes, queries + "dv").of_forward(),
+      read<&ForwardC::lse, &Args::lse>("lse", kF32, queries).minus_infinity_allowed().of_forward(),
+      of_forward(Inputs::scales_and_lengths),
+      of_forward(Inputs::modifiers),
       read<&C::dout, &Args::dout>("dout", kFloatTypes, "").gradient_of("out"),
       read<&C::dlse, &Args::dlse>("dlse", kF32, "").optional().gradient_of("lse"),
       gradient<&C::dq, &Args::dq>("dq", kFloatTypes, "q"),
@@ -31,9 +33,6 @@ struct OperationOf<AttentionBackwardArgs> {
       gradient<&C::dsinks, &Args::dsinks>("dsinks", kFloatTypes, "score.sinks"),
       gradient<&C::dalibi, &Args::dalibi>("dalibi", kFloatTypes, "score.alibi"),
   };
-  // In C, what attention had is in a structure of its own.
-  static constexpr ArgumentTable arguments{of_forward(AttentionInputs<Args, kFloatTypes, kFloatTypes>::with(results)),
-                                           gradients};
   static constexpr auto& modes = AttentionModes::names;
   static unsigned mode(const Args& args) { return AttentionModes::of(args.kv, args.cu_seqlens_q); }
   // c.forward is what this version knows of the caller's.
