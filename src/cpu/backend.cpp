@@ -19,7 +19,7 @@ const Backend& cpu_backend() {
 std::string why_unusable(std::string_view isa) {
   for (const cpu::BuiltIsa& built : cpu::machine().isas)
     if (to_string(built.isa) == isa)
-      return built.unusable.empty() && built.withheld ? std::string(built.withheld(false)) : built.unusable;
+      return built.unusable.empty() && built.denied ? std::string(built.denied(false)) : built.unusable;
   return {};
 }
 

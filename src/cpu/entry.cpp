@@ -10,7 +10,7 @@ CpuEntry::CpuEntry(const KernelFacts& kernel_facts, const BuiltIsa& built) : bui
   name = entry_name(facts, built.name);
   isa = to_string(built.isa);
   unusable = built.unusable;
-  withheld = built.withheld;
+  denied = built.denied;
   tuning.worker_us = kWorkerUs;
   if (const char* why = facts.opt_in ? facts.opt_in : built.opt_in) opt_in = std::string("only if forced: ") + why;
 }

@@ -107,7 +107,7 @@ struct StreamPlan final : EntryPlan {
 template <class Run>
 void run_stream(const StreamPlan& plan, const Context::Impl& context, const CallTasks* tasks, std::byte* workspace,
                 const Run& run) {
-  struct Workers {
+  struct StreamWorkers {
     const StreamPlan& plan;
     const Run& run;
     std::byte* workspace;

@@ -80,7 +80,7 @@ constexpr long kTileData = 18;  // of the states that the OS saves (XFEATURE_XTI
 // alternate signal stacks must have room for them. So the request is made once, when a kernel is about to run, and its
 // answer is kept: otherwise bits could change with the signal stacks of other threads. It is an atomic, which fork()
 // cannot leave locked.
-[[maybe_unused]] std::string_view tiles_withheld(bool ask) {
+[[maybe_unused]] std::string_view tiles_denied(bool ask) {
   constexpr int kNotAsked = -1;
   static std::atomic<int> answer{kNotAsked};  // 0, or the OS's errno
   static_assert(std::atomic<int>::is_always_lock_free);
@@ -103,7 +103,7 @@ bool multiplies_int8([[maybe_unused]] const BuiltIsa& built) {
   constexpr unsigned kAvx512Vnni = 1u << 11, kAmxInt8 = 1u << 25, kAvxVnni = 1u << 4;
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-  if (built.isa == Isa::amx) return !built.withheld || (d & kAmxInt8) != 0;  // the model needs none
+  if (built.isa == Isa::amx) return !built.denied || (d & kAmxInt8) != 0;  // the model needs none
   if (built.isa != Isa::avx2) return (c & kAvx512Vnni) != 0;
   return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & kAvxVnni) != 0;
 #else
@@ -121,7 +121,7 @@ CpuMachine probe() {
 #define RAPT_MISSING_(isa) RAPT_MISSING__(isa)
   m.isas.push_back({Isa::amx, "amx_model", &amx::kKernels, RAPT_MISSING_(RAPT_AMX_MODEL)()});
 #elif RAPT_HAVE_AMX
-  m.isas.push_back({Isa::amx, "amx", &amx::kKernels, missing_for_amx(), nullptr, tiles_withheld});
+  m.isas.push_back({Isa::amx, "amx", &amx::kKernels, missing_for_amx(), nullptr, tiles_denied});
   m.small_signal_stack = "the OS refuses AMX's tile registers: an alternate signal stack smaller than " +
                          std::to_string(getauxval(AT_MINSIGSTKSZ)) + " bytes is installed (sigaltstack)";
 #endif

@@ -18,14 +18,14 @@ struct BuiltIsa {
   const IsaKernels* kernels;
   std::string unusable;          // the missing CPU or OS feature; empty if usable
   const char* opt_in = nullptr;  // why its kernels run only where they are named; null if dispatch may choose them
-  std::string_view (*withheld)(bool ask) = nullptr;
-  bool multiplies_int8 = false;  // int8_chains can run
+  std::string_view (*denied)(bool ask) = nullptr;  // why the OS denies it to this process, as Entry has it
+  bool multiplies_int8 = false;                    // int8_chains can run
 };
 
 struct CpuMachine {
   std::vector<BuiltIsa> isas;
   std::size_t l2_bytes;            // of one core; a conservative guess where the OS does not say
-  std::string small_signal_stack;  // why AMX is withheld from a process with one
+  std::string small_signal_stack;  // why AMX is denied to a process with one
 };
 
 const CpuMachine& machine();

@@ -11,7 +11,7 @@ namespace {
 
 const cpu::BuiltIsa& built_of(Isa isa) {
   for (const cpu::BuiltIsa& built : cpu::machine().isas)
-    if (built.isa == isa && built.unusable.empty() && (!built.withheld || built.withheld(true).empty())) return built;
+    if (built.isa == isa && built.unusable.empty() && (!built.denied || built.denied(true).empty())) return built;
   const std::string reason = why_unusable(to_string(isa));
   throw Error("isa", std::string(to_string(isa)),
               "an ISA of this build and CPU" + (reason.empty() ? "" : " (" + reason + ")"));

@@ -27,7 +27,7 @@ constexpr std::string_view kOtherTypes = "takes other element types", kOtherSize
 
 // As far as it is known without asking the OS.
 std::string_view unusable(const Entry& entry) {
-  return entry.unusable.empty() && entry.withheld ? entry.withheld(false) : std::string_view(entry.unusable);
+  return entry.unusable.empty() && entry.denied ? entry.denied(false) : std::string_view(entry.unusable);
 }
 
 // What the entry's facts say of the problem.
@@ -96,7 +96,7 @@ Choice dispatch(const Problem& problem, const Context::Impl& context) {
   for (const bool tuned : {true, false})  // those that the tuning puts first, then all
     for (const auto& entry : backend.entries)
       if (entry->facts.operation == operation_of(problem) && (!tuned || goes_first(*entry, context)) &&
-          refusal(*entry, problem, context).empty() && (!entry->withheld || entry->withheld(true).empty()))
+          refusal(*entry, problem, context).empty() && (!entry->denied || entry->denied(true).empty()))
         return {&backend, entry.get()};
   std::string reasons;
   const std::vector<Candidate> all = candidates(problem, context);

@@ -16,7 +16,7 @@ namespace rapt {
 // Why the OS does not let this process run an entry (AMX's tile registers have to be asked for), as lasting text; empty
 // if it does or has not been asked. With `ask`, for an entry that is about to run, it is: the answer then holds for the
 // process.
-using Withheld = std::string_view (*)(bool ask);
+using Denied = std::string_view (*)(bool ask);
 
 // How the calls with one problem are carried out. Entries derive from it to keep what they need.
 struct EntryPlan {
@@ -32,12 +32,12 @@ class CallTasks;
 class Entry {
  public:
   KernelFacts facts{};
-  std::string name;             // "attention_prefill.f32.avx2.q24k128"
-  std::string isa;              // "avx2"; of GPUs "cuda" where any will do
-  std::string unusable;         // why this machine cannot run it; empty if it can
-  std::string opt_in;           // why dispatch does not choose it unless it is forced; empty if it may
-  Withheld withheld = nullptr;  // null: the OS has no say
-  TuningValues tuning;          // what its plans go by, unless the context has other values
+  std::string name;         // "attention_prefill.f32.avx2.q24k128"
+  std::string isa;          // "avx2"; of GPUs "cuda" where any will do
+  std::string unusable;     // why this machine cannot run it; empty if it can
+  std::string opt_in;       // why dispatch does not choose it unless it is forced; empty if it may
+  Denied denied = nullptr;  // null: the OS has no say
+  TuningValues tuning;      // what its plans go by, unless the context has other values
 
   virtual ~Entry() = default;
   // What its plans in the context go by.

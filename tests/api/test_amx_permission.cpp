@@ -70,15 +70,15 @@ bool says_why(const std::string& text) {
          std::string::npos;
 }
 
-/// Whether C's list of entries says why AMX is withheld, and whether C calls AMX usable.
+/// Whether C's list of entries says why AMX is denied, and whether C calls AMX usable.
 std::pair<bool, bool> in_c() {
   const rapt_entry_info* listed = nullptr;
   const std::int32_t* isas = nullptr;
   std::size_t count = 0, isa_count = 0;
   REQUIRE(rapt_entries(&listed, &count) == RAPT_OK);
   REQUIRE(rapt_usable_isas(&isas, &isa_count) == RAPT_OK);
-  const bool withheld = std::any_of(listed, listed + count, [](const auto& entry) { return says_why(entry.unusable); });
-  return {withheld, std::find(isas, isas + isa_count, RAPT_ISA_AMX) != isas + isa_count};
+  const bool denied = std::any_of(listed, listed + count, [](const auto& entry) { return says_why(entry.unusable); });
+  return {denied, std::find(isas, isas + isa_count, RAPT_ISA_AMX) != isas + isa_count};
 }
 
 /// Runs the hidden test `name` in a process of its own, which has asked for nothing yet.

@@ -34,8 +34,8 @@ std::string without_instructions() {
 #if defined(RAPT_TEST_REAL_TILES)
   for (const rapt::cpu::BuiltIsa& built : rapt::cpu::machine().isas)
     if (built.isa == rapt::Isa::amx)
-      return built.unusable.empty() && built.withheld ? std::string(built.withheld(true))
-                                                      : built.unusable;  // asks for the registers
+      return built.unusable.empty() && built.denied ? std::string(built.denied(true))
+                                                    : built.unusable;  // asks for the registers
 #endif
   return "this build has none";
 }
@@ -266,7 +266,7 @@ TEST_CASE("products of bytes: unsigned times signed, four to a sum", "[unit]") {
 TEST_CASE("chains of byte products, which measure a peak, sum what their bytes make", "[unit]") {
   bool any = false;
   for (const rapt::cpu::BuiltIsa& built : rapt::cpu::machine().isas) {
-    if (!built.multiplies_int8 || (built.withheld && !built.withheld(true).empty())) continue;
+    if (!built.multiplies_int8 || (built.denied && !built.denied(true).empty())) continue;
     any = true;
     INFO(built.name);
     std::uint32_t sum = 0;

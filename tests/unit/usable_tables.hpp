@@ -9,6 +9,6 @@
 inline std::vector<const rapt::cpu::IsaKernels*> usable_tables() {
   std::vector<const rapt::cpu::IsaKernels*> tables;
   for (const rapt::cpu::BuiltIsa& built : rapt::cpu::machine().isas)
-    if (built.unusable.empty() && (!built.withheld || built.withheld(true).empty())) tables.push_back(built.kernels);
+    if (built.unusable.empty() && (!built.denied || built.denied(true).empty())) tables.push_back(built.kernels);
   return tables;
 }

@@ -33,12 +33,13 @@ inline constexpr int kDotRows = 2;
 }
 
 // c[2 i + j] += sum of a[4 i + n] b[4 j + n] for n < 4: a and b bf16, c fp32.
-// Twice, for n = 0 and 1, then for 2 and 3: the sum of two exact products is rounded to odd, and so is its sum with c.
-// (A sum that is not exact becomes the one of its two neighbours whose last bit is 1.) That errs by up to 2 u, where
-// rounding to nearest errs by u, but once for two products: sums of d products are off by up to (d + 2) u times the sum
-// of their magnitudes, of the d + 6 that the contract has for a score. Denormals are 0, in operands, products and sums.
-// FPCR changes none of this (but for its bit EBF, which FloatEnvironment clears), and FPSR gets no exceptions.
-// (Compilers would load more of b ahead than fits the registers were they free to reorder these.)
+// The instruction takes n = 0 and 1, then n = 2 and 3. It rounds the sum of two exact products to odd, and then that
+// sum plus c. (Rounding to odd picks, of the two neighbours of an inexact sum, the one whose last bit is 1.) A step
+// errs by up to 2 u, where rounding to nearest errs by u, but there is one step for two products: sums of d products
+// are off by up to (d + 2) u times the sum of their magnitudes, and the contract allows d + 6 for a score. Denormals
+// are 0, in operands, products and sums. FPCR changes none of this (except its bit EBF, which FloatEnvironment clears),
+// and FPSR gets no exceptions. (The asm is volatile: compilers would otherwise load more of b ahead than fits the
+// registers.)
 [[gnu::always_inline]] inline void add_dots(vec& c, vec a, vec b) {
   asm volatile("bfmmla %0.4s, %1.8h, %2.8h" : "+w"(c.data) : "w"(a.data), "w"(b.data));
 }

@@ -24,12 +24,12 @@ struct ChunkGradients {
   // Computes vector i of both halves of rows. With one component, stores overwrite only what this call has loaded;
   // with two, dS as pairs has its own place.
   [[gnu::always_inline]] void next_pairs_of(int i) {
-    using Scratch = AttentionBackwardTilesScratch<kComponents>;
+    using Layout = AttentionBackwardTilesScratch<kComponents>;
     constexpr std::int64_t kFloats = kTileBytes / 4;
     vec ds_pairs[2][kMergedRows];
 #pragma GCC unroll 2
     for (int m = 0; m < kMergedRows; ++m) {
-      float *const p = scores + m * InHalves::kRow + i * kLanes, *const ds = p + Scratch::kDsAt / 4;
+      float *const p = scores + m * InHalves::kRow + i * kLanes, *const ds = p + Layout::kDsAt / 4;
       vec weight[2][2], d[2][2];  // [key][half]
 #pragma GCC unroll 2
       for (int key = 0; key < 2; ++key)
@@ -52,7 +52,7 @@ struct ChunkGradients {
           ds_pairs[j][m] = truncate_to_bf16_pairs(d[0][j], d[1][j]);
           if (m + 1 < kMergedRows) continue;
           merge_rows(ds_pairs[j]);
-          float* const merged = scores + i * kLanes + Scratch::kDsPairsAt / 4 + to;
+          float* const merged = scores + i * kLanes + Layout::kDsPairsAt / 4 + to;
 #pragma GCC unroll 2
           for (int n = 0; n < kMergedRows; ++n) store(merged + n * InHalves::kRow, ds_pairs[j][n]);
         }

@@ -53,8 +53,8 @@ template <int kHead>
   SteppedOperand v{w.packed_range.v + pv.at * kHead * 2, kTileDepth * kHead * 2, 64, kTileBytes};
   float* o = item.q_blocks[pv.q_block].ot;
   for (int i = 0; i < kHead / kChunk; ++i, v.base += 2 * kTileBytes, o += kChunk * kChunk)
-    multiply_chunk<true, false, InRows, kBlockChunks, kEvery>(tiles, s_block, p, kBlockChunks, pv.first ? nullptr : o,
-                                                              o, pending, interleaved);
+    multiply_chunk<true, false, InRows, kBlockChunks, kEvery>(tiles, v, p, kBlockChunks, pv.first ? nullptr : o, o,
+                                                              pending, interleaved);
   const SteppedOperand q{item.q_tiles(qk.q_block), 2 * kTileBytes, 64, kTileBytes};
   auto* scores = reinterpret_cast<float*>(s);
   for (int i = 0; i < kBlockChunks; ++i, scores += kChunk * kChunk) {
@@ -200,7 +200,7 @@ template <int kComponents>
         continue;
       }
       const vec factor = raise_m(q_block, i * kLanes, step);
-      if (q_block.has_accum) rescale(q_block.total + i * kLanes, kRows, item.w.dv, factor);
+      if (q_block.has_accum) rescale(q_block.ot_accum + i * kLanes, kRows, item.w.dv, factor);
       if (!s_block.first) rescale(q_block.ot + i * kLanes, kRows, item.w.dv, factor);
       moved |= xsimd::any(moves);
       item.large_m[s_block.q_block] |= xsimd::any(m_is_large(q_block, i));

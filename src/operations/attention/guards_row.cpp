@@ -200,13 +200,13 @@ void AttentionRow::score_keys() {
     if (is_masked(p_.score, place) || bias == -kInf) continue;
     if (!std::isfinite(bias)) note(Stage::bias, bias, broadcast_index(spec_.bias, {entry_, q_head_, token_, j}));
     read_row(side, j);
-    double dot = 0, sum = 0, lost = 0;  // of products; of their magnitudes; of those that may count as 0
+    double dot = 0, sum = 0, flushed = 0;  // of products; of their magnitudes; of those that may count as 0
     for (std::size_t i = 0; i < q_.size(); ++i) {
       const double product = std::abs(q_[i]) * magnitude_[i];
       dot += q_[i] * row_[i], sum += product;
-      if (product < kSmallest || std::abs(q_[i]) < kSmallest || magnitude_[i] < kSmallest) lost += product;
+      if (product < kSmallest || std::abs(q_[i]) < kSmallest || magnitude_[i] < kSmallest) flushed += product;
     }
-    const double x = dot * scale_, error = std::abs(scale_) * (kUnit * terms * sum + lost);
+    const double x = dot * scale_, error = std::abs(scale_) * (kUnit * terms * sum + flushed);
     const double final = finish_score(p_.score, place, nearest_, x * kLog2e, kNumberAt) * kLn2;
     // Past fp32's range a score is infinite, or a NaN, whatever becomes of it in float64.
     const bool overflows = !(sum <= kMaxFp32) || !(std::abs(final) * kLog2e <= kMaxFp32);
@@ -214,11 +214,11 @@ void AttentionRow::score_keys() {
       is_bounded = false, note(Stage::scores, std::isfinite(final) ? std::copysign(kInf, final) : final,
                                {entry_, q_head_, call_token(), j});
     const double alibi = std::abs(slope * static_cast<double>(position_ - j));
-    const double through =
+    const double capped_error =
         cap > 0 ? std::max(capped(x + error) - capped(x), capped(x) - capped(x - error)) + 4 * kUnit * cap : error;
     const double tanh = cap > 0 ? std::tanh(x / cap) : 0;
     keys_.push_back({j, final,
-                     through + 8 * kUnit * (std::abs(capped(x)) + std::min(std::abs(bias), kMaxNumber) + alibi),
+                     capped_error + 8 * kUnit * (std::abs(capped(x)) + std::min(std::abs(bias), kMaxNumber) + alibi),
                      1 - tanh * tanh, cap > 0 ? std::min(2 * error / cap, 1.0) + 8 * kUnit : 0});
   }
   if (!keys_.empty() && !std::isfinite(slope))
@@ -246,14 +246,15 @@ void AttentionRow::weigh_keys() {
     return;
   }
   double sum = std::exp(sink - top),
-         grown = sink == -kInf
-                     ? 0
-                     : std::exp(std::min(sink - top + 8 * kUnit * (std::abs(sink_) + std::abs(shift_)), kMaxExponent));
+         largest_sum =
+             sink == -kInf
+                 ? 0
+                 : std::exp(std::min(sink - top + 8 * kUnit * (std::abs(sink_) + std::abs(shift_)), kMaxExponent));
   for (Key& key : keys_) {
     key.weight = std::exp(key.x - top), key.delta += 2 * kUnit * (top - key.x + 6);
-    sum += key.weight, grown += key.weight * std::exp(std::min(key.delta, kMaxExponent));
+    sum += key.weight, largest_sum += key.weight * std::exp(std::min(key.delta, kMaxExponent));
   }
-  const double delta_sum = std::log(grown / sum);
+  const double delta_sum = std::log(largest_sum / sum);
   for (Key& key : keys_) {
     key.weight /= sum;
     key.growth = key.weight == 0 ? 0 : key.weight * std::expm1(std::min(key.delta + delta_sum, kMaxExponent));
@@ -270,7 +271,7 @@ void AttentionRow::sum_values() {
   const double units =
       (p_.score.dropout.given ? 152 : 150) + (p_.v_quant.scale ? 4 : 0) + static_cast<double>(p_.sk) / 512;
   struct Sum {
-    double out = 0, magnitude = 0, growth = 0, largest = 0, lost = 0;
+    double out = 0, magnitude = 0, growth = 0, largest = 0, flushed = 0;
   };
   std::vector<Sum> sums(dv);
   for (const Key& key : keys_) {
@@ -283,7 +284,7 @@ void AttentionRow::sum_values() {
       sum.out += key.weight * kept() * row_[c];
       sum.magnitude += key.weight * kept() * magnitude_[c], sum.growth += key.growth * magnitude;
       sum.largest = std::max(sum.largest, magnitude);
-      if (key.weight < kSmallWeight || magnitude < kSmallValue) sum.lost += key.weight * magnitude;
+      if (key.weight < kSmallWeight || magnitude < kSmallValue) sum.flushed += key.weight * magnitude;
     }
   }
   out_.resize(dv), out_bound_.resize(dv);
@@ -291,7 +292,7 @@ void AttentionRow::sum_values() {
     const Sum& sum = sums[c];
     out_[c] = sum.out;
     out_bound_[c] = std::min(sum.growth, sum.largest + std::abs(sum.out)) + units * kUnit * sum.magnitude +
-                    8 * eps_ * sum.magnitude + sum.lost + tiny_of(p_.out_type);
+                    8 * eps_ * sum.magnitude + sum.flushed + tiny_of(p_.out_type);
     if (!(std::abs(sum.out) + out_bound_[c] <= largest_of(p_.out_type))) out_[c] = kNan;  // it may be infinite
   }
 }
