@@ -16,7 +16,6 @@
 #include "check.hpp"
 #include "common.hpp"
 #include "demo.hpp"
-#include "dossier.hpp"
 #include "info.hpp"
 #include "roofline.hpp"
 #include "tune.hpp"
@@ -33,7 +32,7 @@ constexpr int kMaxSeeds = 1000;
 constexpr const char* kInfoExamples = R"(Examples:
   rapt info
   rapt info --problem "dtype=bf16 b=1 hq=32 hk=8 sq=1 sk=4096 d=128"
-  rapt info --json machine.json)";
+  rapt info --code --json code.json)";
 constexpr const char* kCheckExamples = R"(Examples:
   rapt check
   rapt check --problem "b=1 hq=8 sq=512 d=64 causal" --entry attention --seeds 3
@@ -48,9 +47,6 @@ constexpr const char* kRooflineExamples = R"(Examples:
 constexpr const char* kTuneExamples = R"(Examples:
   rapt tune --output machine.tuning
   rapt tune --problem "b=1 hq=8 sq=512 d=64 causal" --threads 4,8)";
-constexpr const char* kDossierExamples = R"(Examples:
-  rapt dossier --entry attention_decode > attention_decode.md
-  rapt dossier --no-check --json dossier.json)";
 constexpr const char* kDemoExamples = R"(Examples:
   rapt demo
   rapt demo --threads 1)";
@@ -80,7 +76,6 @@ class Arguments {
     add_bench(app);
     add_roofline(app);
     add_tune(app);
-    add_dossier(app);
     add_demo(app);
   }
 
@@ -94,8 +89,10 @@ class Arguments {
 
   void add_info(CLI::App& app) {
     auto* info = app.add_subcommand("info", "What this build can do on this machine, or would do for one problem");
-    info->add_option("--problem", info_.problem, kProblemHelp);
+    auto* problem = info->add_option("--problem", info_.problem, kProblemHelp);
     info->add_option("--threads", info_.threads, "most threads for --problem (default: all)")->check(thread_range());
+    info->add_flag("--code", info_.code, "the kernels' machine code: bytes, registers of product loops, spills")
+        ->excludes(problem);
     auto* json = info->add_option("--json", info_.json_path, "print JSON instead, or also write it to this file");
     json->expected(0, 1)->type_name("[FILE]");
     info->footer(kInfoExamples);
@@ -187,22 +184,6 @@ class Arguments {
     tune->callback([this] { command_ = [this] { return run_tune(tune_); }; });
   }
 
-  void add_dossier(CLI::App& app) {
-    auto* dossier = app.add_subcommand(
-        "dossier", "What is known of each kernel, in Markdown: sizes and why, code, errors, speed, tests, limits");
-    dossier->add_option("--entry", dossier_.entry, "only kernels with such entries, as of rapt check (default: all)");
-    dossier->add_flag("--no-check", dossier_.no_check,
-                      "leave out errors against float64, which take a few minutes for all entries");
-    dossier->add_option("--threads", dossier_.threads, "most threads of that (default: all)")->check(thread_range());
-    auto* json = dossier->add_option("--json", dossier_.json_path, "print JSON instead, or also write it to this file");
-    json->expected(0, 1)->type_name("[FILE]");
-    dossier->footer(kDossierExamples);
-    dossier->callback([this, json] {
-      dossier_.json = json->count() != 0;
-      command_ = [this] { return run_dossier(dossier_); };
-    });
-  }
-
   void add_demo(CLI::App& app) {
     auto* demo = app.add_subcommand("demo", "Attention of a real language model on real text, checked and timed");
     demo_.data_dir = default_data_dir();
@@ -219,7 +200,6 @@ class Arguments {
   BenchOptions bench_;
   RooflineOptions roofline_;
   TuneOptions tune_;
-  DossierOptions dossier_;
   DemoOptions demo_{};
   std::function<int()> command_;
 };
