@@ -96,7 +96,7 @@ inline constexpr std::int64_t kTurns = 4;
 // What a problem comes to whose items are all alike, so that any worker may do them in any order.
 struct StreamWork {
   std::int64_t items;
-  double bytes;               // that are moved
+  double bytes;               // that are moved, or that could be in the time that arithmetic takes
   std::size_t scratch_bytes;  // of one worker
 };
 
