@@ -17,6 +17,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -88,22 +89,31 @@ def imports(python, module):
     return python is not None and run([python, "-c", f"import {module}"], capture_output=True).returncode == 0
 
 
-def fill(step, command, path, about):
-    """Runs a command that writes JSON and, if it succeeds, puts that in place."""
+def write(path, document):
+    """Puts the document in place when it is complete, with a line for each row of its lists."""
+    def text_of(value):
+        return "[\n " + ",\n ".join(map(json.dumps, value)) + "\n]" if isinstance(value, list) and value else json.dumps(value)
+
     partial = path.with_name(f".{path.name}.partial")
     try:
-        code = run([*command, "--json", partial]).returncode
+        members = ",\n".join(f"{json.dumps(key)}: {text_of(value)}" for key, value in document.items())
+        partial.write_text(f"{{\n{members}\n}}\n", encoding="utf-8")
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def fill(command, path, about):
+    """Runs a command that writes JSON; if it succeeds, its document is what the path has."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder, path.name)
+        code = run([*command, "--json", made]).returncode
         if code != 0:
             return f"exit code {code}"
-        document = json.loads(partial.read_text(encoding="utf-8"))
-        context = {key: value for key, value in {**about, **document["context"]}.items() if key not in PRIVATE}
-        document["context"] = {**context, "command": " ".join([Path(command[0]).name, *command[1:]])}
-        partial.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        os.replace(partial, path)
-        return ""
-    finally:
-        if partial.exists():
-            partial.unlink()
+        document = json.loads(made.read_text(encoding="utf-8"))
+    context = {key: value for key, value in {**about, **document["context"]}.items() if key not in PRIVATE}
+    write(path, {**document, "context": {**context, "command": " ".join([Path(command[0]).name, *command[1:]])}})
+    return ""
 
 
 def parse_arguments():
@@ -163,7 +173,7 @@ def main():
             continue
         print(title, flush=True)
         command = [str(options.rapt)] if step.program == "rapt" else [options.python, "-m", "rapt.bench"]
-        problem = fill(step, [*command, *step.words], path, about)
+        problem = fill([*command, *step.words], path, about)
         if problem:
             print(f"{path.name}: {problem}; not written", file=sys.stderr)
             failed.append(path.name)

@@ -12,7 +12,6 @@ Writes bench/results/<date>/simulated-cache.json.
 import argparse
 import datetime
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -20,7 +19,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from measure import PRIVATE, fields_of
+from measure import PRIVATE, fields_of, write
 
 HEADS, LINE = 2, 64
 EVENTS = ("D1mr", "D1mw", "DLmr", "DLmw")  # misses of L1 and of the last level, by reads and writes
@@ -97,9 +96,7 @@ def main():
     context = {key: value for key, value in context.items() if key not in PRIVATE}
     path = options.out / datetime.datetime.now(datetime.timezone.utc).date().isoformat() / "simulated-cache.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps({"context": context, "rows": rows}, indent=1) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    write(path, {"context": context, "rows": rows})
     print(path)
 
 

@@ -152,41 +152,6 @@ class Report {
 
 }  // namespace
 
-EntryErrors errors_of(const std::string& entry, int threads) {
-  const Context context = make_context(threads, entry);
-  const Operation operation = bench::info_of(entry).operation;
-  EntryErrors all;
-  const auto take = [&](const std::string& name, const Problem& problem, bool hard, const auto& verdict_of) {
-    try {
-      make_plan(problem, context);
-    } catch (const UsageError&) {
-      ++all.refused;
-      return;
-    }
-    const testing::Verdict verdict = verdict_of();
-    const double of_bound = std::max(verdict.errors.max_bound, verdict.errors.lse_max_bound);
-    ++all.checked;
-    if (!verdict.violation.empty() && all.violation.empty()) all.violation = name + ": " + verdict.violation;
-    if (of_bound >= all.of_bound) all.of_bound = of_bound, all.worst_problem = name;
-    const std::string types = types_text(problem);
-    const bool mixed =
-        types.find('/') != std::string::npos || to_string(problem).find("state_dtype=") != std::string::npos;
-    if (hard || mixed || !std::isfinite(verdict.errors.rel_frobenius)) return;
-    double& error = all.rel_frobenius[types];
-    error = std::max(error, verdict.errors.rel_frobenius);
-  };
-  for (const auto& [problem, where] : bench::check_problems())
-    if (operation_of(problem) == operation)
-      take(short_text(problem), problem, false, [&, &p = problem] { return verify_new(p, 1, context); });
-  if (operation != Operation::attention) return all;
-  for (const testing::HardInputs& inputs : testing::hard_inputs())
-    take(inputs.name, AttentionProblem::parse(inputs.problem), true, [&] {
-      testing::Case c = testing::make_case(inputs);
-      return testing::CaseOf<AttentionProblem>::verify(c, context, 0);
-    });
-  return all;
-}
-
 int run_check(const CheckOptions& options) {
   require_writable({options.json_path});
   const std::vector<Problem> problems = problems_of(options);

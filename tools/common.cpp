@@ -122,6 +122,29 @@ void require_one(const fs::path& path) {
   if (target.temporary()) fs::remove(target.written);
 }
 
+/// Those that match_entries() describes, unusable ones too.
+std::vector<EntryInfo> named_entries(std::string_view text) {
+  // 3: the name; 2: its operation, or what stands between two dots of it; 1: part of it; 0: nothing of it.
+  const auto rank = [&](const EntryInfo& entry) {
+    if (entry.name == text) return 3;
+    const bool whole = ("." + entry.name + ".").find(fmt::format(".{}.", text)) != std::string::npos;
+    if (whole || to_string(entry.operation) == text) return 2;
+    return entry.name.find(text) != std::string::npos ? 1 : 0;
+  };
+  std::vector<EntryInfo> matches;
+  std::vector<std::string> names;
+  int best = 1;
+  for (EntryInfo& entry : entries()) {
+    names.push_back(entry.name);
+    if (rank(entry) > best) matches.clear(), best = rank(entry);
+    if (rank(entry) == best) matches.push_back(std::move(entry));
+  }
+  if (matches.empty()) {
+    throw UsageError(fmt::format("--entry {}: no such entry; this build has {}", text, fmt::join(names, ", ")));
+  }
+  return matches;
+}
+
 }  // namespace
 
 std::int64_t Machine::last_level_bytes() const {
@@ -205,28 +228,6 @@ Json run_context(const Machine& machine) {
           {"commit", kCommit},
           {"compiler", compiler()},
           {"environment", environment}};
-}
-
-std::vector<EntryInfo> named_entries(std::string_view text) {
-  // 3: the name; 2: its operation, or what stands between two dots of it; 1: part of it; 0: nothing of it.
-  const auto rank = [&](const EntryInfo& entry) {
-    if (entry.name == text) return 3;
-    const bool whole = ("." + entry.name + ".").find(fmt::format(".{}.", text)) != std::string::npos;
-    if (whole || to_string(entry.operation) == text) return 2;
-    return entry.name.find(text) != std::string::npos ? 1 : 0;
-  };
-  std::vector<EntryInfo> matches;
-  std::vector<std::string> names;
-  int best = 1;
-  for (EntryInfo& entry : entries()) {
-    names.push_back(entry.name);
-    if (rank(entry) > best) matches.clear(), best = rank(entry);
-    if (rank(entry) == best) matches.push_back(std::move(entry));
-  }
-  if (matches.empty()) {
-    throw UsageError(fmt::format("--entry {}: no such entry; this build has {}", text, fmt::join(names, ", ")));
-  }
-  return matches;
 }
 
 std::vector<std::string> match_entries(std::string_view text) {

@@ -64,10 +64,8 @@ Json run_context(const Machine& machine);
 Json number(double value);
 
 /// The entry of this name; else those of the operation `text`, or with it between dots of their names ("delta_rule",
-/// "avx512"); else those whose names contain it. In dispatch order, unusable ones too. Throws UsageError when there is
-/// none.
-std::vector<EntryInfo> named_entries(std::string_view text);
-/// The names of those that this machine can run, on host memory. Throws UsageError when there is none.
+/// "avx512"); else those whose names contain it. Of these the names, in dispatch order, that this machine can run on
+/// host memory. Throws UsageError when there is none.
 std::vector<std::string> match_entries(std::string_view text);
 /// Why a problem of `operation` is skipped: what --entry `text` matches is for others.
 std::string no_entry_of(std::string_view text, Operation operation);

@@ -4,8 +4,10 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <map>
+#include <stdexcept>
 
 #include "bench/entry.hpp"
 #include "common.hpp"
@@ -83,6 +85,28 @@ Json describe_tuning(const Tuning& tuning) {
   for (const EntryTuning& entry : tuning.entries)
     for (const TunedValue& value : tuned_values(entry)) tuned[entry.entry][std::string(value.name)] = value.value;
   return {{"file", tuning.source}, {"entries", tuned}};
+}
+
+/// What an entry is, in fields.
+Json describe(const EntryInfo& entry) {
+  Json dtypes = Json::array();
+  for (const DType dtype : entry.dtypes) dtypes.push_back(to_string(dtype));
+  return {{"name", entry.name},
+          {"backend", entry.backend},
+          {"operation", to_string(entry.operation)},
+          {"phase", to_string(entry.phase)},
+          {"arithmetic", entry.arithmetic},
+          {"isa", entry.isa},
+          {"dtypes", dtypes},
+          {"min_head_size", entry.min_head_size},
+          {"max_head_size", entry.max_head_size},
+          {"max_value_head_size", entry.max_value_head_size},
+          {"block_q", entry.block_q},
+          {"block_k", entry.block_k},
+          {"dropout", entry.dropout},
+          {"usable", entry.unusable.empty()},
+          {"reason", entry.unusable},
+          {"opt_in", entry.opt_in}};
 }
 
 /// `refusal`: why no context can be made in this environment; empty if one can.
@@ -206,6 +230,40 @@ bool print_json(const InfoOptions& options, const Json& json) {
   return printed;
 }
 
+constexpr const char* kCodeRow = "{:<11} {:<34} {:>9} {:>6} {:>9} {:>5} {:>10} {:>9}\n";
+
+/// A row for an object file, of a GPU's one for each architecture.
+void print_code(const Json& object) {
+  const auto integer = [](const Json& of, const char* key) { return of[key].get<std::int64_t>(); };
+  const std::string path = object["source"], source = path.substr(path.rfind('/') + 1), isa = object["isa"];
+  if (object.contains("not_read")) {
+    fmt::print("{:<11} {:<34} not read: {}\n", isa, source, object["not_read"].get<std::string>());
+  } else if (object.contains("gpu")) {
+    for (const Json& usage : object["gpu"])
+      fmt::print(
+          "{:<11} {:<34} {:>9} {} kernels; at most {} registers a thread, {} bytes of stack, {} of shared memory\n",
+          usage["architecture"].get<std::string>(), source, integer(usage, "code_bytes"), integer(usage, "kernels"),
+          integer(usage, "registers"), integer(usage, "stack_bytes"), integer(usage, "shared_bytes"));
+  } else if (const Json& tile = object["largest"]; tile.is_null()) {
+    fmt::print(kCodeRow, isa, source, integer(object, "code_bytes"), 0, "", "", "", "");
+  } else {
+    fmt::print(kCodeRow, isa, source, integer(object, "code_bytes"), integer(object, "loops"),
+               integer(object, "loops_on_stack"), integer(tile, "accumulators"), integer(tile, "registers"),
+               integer(tile, "on_stack"));
+  }
+}
+
+int list_code(const InfoOptions& options) {
+  if (*kKernelCode == '\0') throw std::runtime_error("this rapt was built without Python 3, which reads object files");
+  const Json code = Json::parse(kKernelCode);
+  if (print_json(options, {{"context", run_context(read_machine())}, {"code", code}})) return kSuccess;
+  fmt::print(
+      "Loops that add products to registers, and of the largest its sums, registers, and instructions on the stack.\n");
+  fmt::print(kCodeRow, "ISA", "source", "bytes", "loops", "on stack", "sums", "registers", "on stack");
+  for (const Json& object : code) print_code(object);
+  return kSuccess;
+}
+
 /// An environment that nothing can run in is an error, but what there is instead is what its user looks for.
 int list_all(const InfoOptions& options) {
   std::string refusal;
@@ -227,29 +285,9 @@ int list_all(const InfoOptions& options) {
 
 }  // namespace
 
-Json describe(const EntryInfo& entry) {
-  Json dtypes = Json::array();
-  for (const DType dtype : entry.dtypes) dtypes.push_back(to_string(dtype));
-  return {{"name", entry.name},
-          {"backend", entry.backend},
-          {"operation", to_string(entry.operation)},
-          {"phase", to_string(entry.phase)},
-          {"arithmetic", entry.arithmetic},
-          {"isa", entry.isa},
-          {"dtypes", dtypes},
-          {"min_head_size", entry.min_head_size},
-          {"max_head_size", entry.max_head_size},
-          {"max_value_head_size", entry.max_value_head_size},
-          {"block_q", entry.block_q},
-          {"block_k", entry.block_k},
-          {"dropout", entry.dropout},
-          {"usable", entry.unusable.empty()},
-          {"reason", entry.unusable},
-          {"opt_in", entry.opt_in}};
-}
-
 int run_info(const InfoOptions& options) {
   require_writable({options.json_path});
+  if (options.code) return list_code(options);
   if (options.problem.empty()) return list_all(options);
   const Plan plan = make_plan(parse_problem(options.problem), make_context(options.threads, {}));
   if (print_json(options, describe(plan))) return kSuccess;

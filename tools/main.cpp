@@ -16,7 +16,6 @@
 #include "check.hpp"
 #include "common.hpp"
 #include "demo.hpp"
-#include "dossier.hpp"
 #include "info.hpp"
 #include "roofline.hpp"
 #include "tune.hpp"
@@ -33,7 +32,7 @@ constexpr int kMaxSeeds = 1000;
 constexpr const char* kInfoExamples = R"(Examples:
   rapt info
   rapt info --problem "dtype=bf16 b=1 hq=32 hk=8 sq=1 sk=4096 d=128"
-  rapt info --json machine.json)";
+  rapt info --code --json code.json)";
 constexpr const char* kCheckExamples = R"(Examples:
   rapt check
   rapt check --problem "b=1 hq=8 sq=512 d=64 causal" --entry attention --seeds 3
@@ -48,9 +47,6 @@ constexpr const char* kRooflineExamples = R"(Examples:
 constexpr const char* kTuneExamples = R"(Examples:
   rapt tune --output machine.tuning
   rapt tune --problem "b=1 hq=8 sq=512 d=64 causal" --threads 4,8)";
-constexpr const char* kDossierExamples = R"(Examples:
-  rapt dossier --entry attention_decode > attention_decode.md
-  rapt dossier --no-check --json dossier.json)";
 constexpr const char* kDemoExamples = R"(Examples:
   rapt demo
   rapt demo --threads 1)";
@@ -80,7 +76,6 @@ class Arguments {
     add_bench(app);
     add_roofline(app);
     add_tune(app);
-    add_dossier(app);
     add_demo(app);
   }
 
@@ -92,10 +87,28 @@ class Arguments {
     return std::isnan(std::strtod(text.c_str(), nullptr)) ? text + "; wanted a number" : "";
   }
 
+  /// --set or --problem, of a command that times them.
+  template <class Options>
+  static void add_problems(CLI::App& command, Options& options) {
+    const std::string sets = rapt::bench::set_names() + ", or a file with a problem's text a line";
+    auto* set = command.add_option("--set", options.set, sets)->capture_default_str();
+    command.add_option("--problem", options.problems, std::string(kProblemHelp) + "; may be given again")
+        ->allow_extra_args(false)
+        ->excludes(set);
+  }
+  static void add_min_time(CLI::App& command, double& seconds, const char* what) {
+    command.add_option("--min-time", seconds, what)
+        ->capture_default_str()
+        ->check(CLI::Range(0.001, 3600.0))
+        ->check(refuse_nan);
+  }
+
   void add_info(CLI::App& app) {
     auto* info = app.add_subcommand("info", "What this build can do on this machine, or would do for one problem");
-    info->add_option("--problem", info_.problem, kProblemHelp);
+    auto* problem = info->add_option("--problem", info_.problem, kProblemHelp);
     info->add_option("--threads", info_.threads, "most threads for --problem (default: all)")->check(thread_range());
+    info->add_flag("--code", info_.code, "the kernels' machine code: bytes, registers of product loops, spills")
+        ->excludes(problem);
     auto* json = info->add_option("--json", info_.json_path, "print JSON instead, or also write it to this file");
     json->expected(0, 1)->type_name("[FILE]");
     info->footer(kInfoExamples);
@@ -120,20 +133,13 @@ class Arguments {
 
   void add_bench(CLI::App& app) {
     auto* bench = app.add_subcommand("bench", "Time problems against the machine's peak and the naive way");
-    const std::string sets = rapt::bench::set_names() + ", or a file with a problem's text a line";
-    auto* set = bench->add_option("--set", bench_.set, sets)->capture_default_str();
-    bench->add_option("--problem", bench_.problems, std::string(kProblemHelp) + "; may be given again")
-        ->allow_extra_args(false)
-        ->excludes(set);
+    add_problems(*bench, bench_);
     bench->add_option("--threads", bench_.threads, "thread counts, for example 1,2 (default: 1)")
         ->delimiter(',')
         ->check(thread_range());
     bench->add_option("--entry", bench_.entry, kEntryHelp);
     bench->add_option("--seeds", bench_.seeds, "random inputs per problem")->check(CLI::Range(1, kMaxSeeds));
-    bench->add_option("--min-time", bench_.min_time, "seconds of samples per row")
-        ->capture_default_str()
-        ->check(CLI::Range(0.001, 3600.0))
-        ->check(refuse_nan);
+    add_min_time(*bench, bench_.min_time, "seconds of samples per row");
     bench->add_option("--json", bench_.json_path, "also write the rows to this file, in google-benchmark's layout")
         ->type_name("FILE");
     bench
@@ -147,19 +153,12 @@ class Arguments {
   void add_roofline(CLI::App& app) {
     auto* roofline =
         app.add_subcommand("roofline", "Where problems stand under the machine's limits, fused and as three steps");
-    const std::string sets = rapt::bench::set_names() + ", or a file with a problem's text a line";
-    auto* set = roofline->add_option("--set", roofline_.set, sets)->capture_default_str();
-    roofline->add_option("--problem", roofline_.problems, std::string(kProblemHelp) + "; may be given again")
-        ->allow_extra_args(false)
-        ->excludes(set);
+    add_problems(*roofline, roofline_);
     roofline->add_option("--threads", roofline_.threads, "threads of everything that is measured")
         ->capture_default_str()
         ->check(thread_range());
     roofline->add_option("--seeds", roofline_.seeds, "random inputs per problem")->check(CLI::Range(1, kMaxSeeds));
-    roofline->add_option("--min-time", roofline_.min_time, "seconds of samples per dot")
-        ->capture_default_str()
-        ->check(CLI::Range(0.001, 3600.0))
-        ->check(refuse_nan);
+    add_min_time(*roofline, roofline_.min_time, "seconds of samples per dot");
     roofline->add_option("--svg", roofline_.svg_path, "write the chart to this file")->type_name("FILE");
     roofline->add_option("--html", roofline_.html_path, "write a page with chart and table to this file")
         ->type_name("FILE");
@@ -170,37 +169,14 @@ class Arguments {
 
   void add_tune(CLI::App& app) {
     auto* tune = app.add_subcommand("tune", "Measure what plans should go by on this machine, and keep what wins");
-    const std::string sets = rapt::bench::set_names() + ", or a file with a problem's text a line";
-    auto* set = tune->add_option("--set", tune_.set, sets)->capture_default_str();
-    tune->add_option("--problem", tune_.problems, std::string(kProblemHelp) + "; may be given again")
-        ->allow_extra_args(false)
-        ->excludes(set);
+    add_problems(*tune, tune_);
     tune->add_option("--threads", tune_.threads, "thread counts, for example 4,8 (default: all)")
         ->delimiter(',')
         ->check(thread_range());
-    tune->add_option("--min-time", tune_.min_time, "seconds of each comparison of a problem")
-        ->capture_default_str()
-        ->check(CLI::Range(0.001, 3600.0))
-        ->check(refuse_nan);
+    add_min_time(*tune, tune_.min_time, "seconds of each comparison of a problem");
     tune->add_option("--output", tune_.output_path, "write what wins to this file, for RAPT_TUNING")->type_name("FILE");
     tune->footer(kTuneExamples);
     tune->callback([this] { command_ = [this] { return run_tune(tune_); }; });
-  }
-
-  void add_dossier(CLI::App& app) {
-    auto* dossier = app.add_subcommand(
-        "dossier", "What is known of each kernel, in Markdown: sizes and why, code, errors, speed, tests, limits");
-    dossier->add_option("--entry", dossier_.entry, "only kernels with such entries, as of rapt check (default: all)");
-    dossier->add_flag("--no-check", dossier_.no_check,
-                      "leave out errors against float64, which take a few minutes for all entries");
-    dossier->add_option("--threads", dossier_.threads, "most threads of that (default: all)")->check(thread_range());
-    auto* json = dossier->add_option("--json", dossier_.json_path, "print JSON instead, or also write it to this file");
-    json->expected(0, 1)->type_name("[FILE]");
-    dossier->footer(kDossierExamples);
-    dossier->callback([this, json] {
-      dossier_.json = json->count() != 0;
-      command_ = [this] { return run_dossier(dossier_); };
-    });
   }
 
   void add_demo(CLI::App& app) {
@@ -219,7 +195,6 @@ class Arguments {
   BenchOptions bench_;
   RooflineOptions roofline_;
   TuneOptions tune_;
-  DossierOptions dossier_;
   DemoOptions demo_{};
   std::function<int()> command_;
 };

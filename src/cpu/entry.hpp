@@ -90,7 +90,7 @@ inline constexpr std::int64_t kTurns = 4;
 // The work of a problem whose work items are all alike, so that any worker may do them in any order.
 struct StreamWork {
   std::int64_t items;
-  double bytes;               // bytes read and written
+  double bytes;               // bytes read and written, or that could be in the time that arithmetic takes
   std::size_t scratch_bytes;  // of one worker
 };
 

@@ -117,6 +117,39 @@ class Guide(CliTest):
         self.assertGreaterEqual(ran, 8)
 
 
+class InfoCode(CliTest):
+    """What the build read out of the kernels' object files."""
+
+    def test_every_object_was_read(self):
+        document = self.run_json("info", "--code")
+        code = document["code"]
+        isas = {entry["isa"] for entry in self.run_json("info")["entries"] if entry["backend"] == "cpu"}
+        self.assertTrue(isas <= {found["isa"] for found in code}, isas)
+        self.assertEqual(len({(found["isa"], found["source"]) for found in code}), len(code))
+        lines = self.run_ok("info", "--code").splitlines()
+        for found in code:
+            self.assertTrue("-O" in found["flags"] or "-std" in found["flags"], found)
+            name = os.path.basename(found["source"])
+            if name.endswith(".cpp"):
+                self.assertGreater(found["code_bytes"], 500, found)
+                (line,) = [line for line in lines if line.split()[:2] == [found["isa"], name]]
+                self.assertIn(f" {found['code_bytes']} ", line)
+            else:
+                self.assertTrue(found.get("not_read") or found["gpu"], found)
+        # The register tile of attention's products, whose size is in src/cpu/isa.
+        if os.environ.get("RAPT_SANITIZE") or not document["context"]["compiler"].startswith("g++"):
+            return
+        tiles = {found["isa"]: found["largest"] for found in code if found["source"].endswith("/attention_prefill.cpp")}
+        for isa, (accumulators, registers) in {"generic": (8, 16), "avx2": (12, 16), "avx512": (24, 32)}.items():
+            if isa in tiles:
+                self.assertEqual(tiles[isa]["accumulators"], accumulators, (isa, tiles))
+                self.assertLessEqual(tiles[isa]["registers"], registers)
+
+    def test_usage(self):
+        self.assert_usage_error("info", "--code", "--problem", PROBLEM, mentions="--problem")
+        self.assert_usage_error("info", "--code", "--json", "/no/such/folder/file.json", mentions="/no/such/folder")
+
+
 class InfoProblem(CliTest):
     def test_names_what_would_run(self):
         plan = self.run_json("info", "--problem", PROBLEM)
@@ -429,7 +462,7 @@ class Usage(CliTest):
         self.assert_usage_error("check", "--problem", "b=1", mentions="b=1")
         self.assert_usage_error("bench", "--set", "endless", mentions="endless")
         self.assert_usage_error("bench", "--set", "quick", "--problem", PROBLEM, mentions="--set")
-        for command in ("info", "check", "bench", "roofline", "tune", "dossier", "demo"):
+        for command in ("info", "check", "bench", "roofline", "tune", "demo"):
             self.assert_usage_error(command, "--threads", "0", mentions="--threads")
             self.assert_usage_error(command, "--threads", "4000", mentions="--threads")
         self.assert_usage_error("bench", "--threads", "1,x", mentions="--threads")
@@ -442,7 +475,6 @@ class Usage(CliTest):
         for command, options in {"info": ("--problem", "--threads", "--json"),
                                  "check": ("--problem", "--entry", "--seeds", "--threads", "--json"),
                                  "bench": ("--set", "--problem", "--entry", "--seeds", "--threads", "--min-time", "--json"),
-                                 "dossier": ("--entry", "--threads", "--json"),
                                  "demo": ("--data-dir", "--threads")}.items():
             for option in options:
                 for words in ((option, ""), (option + "=", "1")):
@@ -460,7 +492,7 @@ class Usage(CliTest):
         self.assertRegex(result.stdout, rf"(?m)^RAPT_KERNEL +{re.escape(shown)} \(environment\)")
 
     def test_help(self):
-        for command in ("info", "check", "bench", "roofline", "tune", "dossier", "demo"):
+        for command in ("info", "check", "bench", "roofline", "tune", "demo"):
             self.assertIn("--", self.run_ok(command, "--help"))
             self.assertIn(command, self.run_ok("--help"))
             text = self.run_ok(command, "--help")

@@ -39,7 +39,7 @@ def names_in_use(root):
     if sys.version_info < (3, 10):  # which does not know its own modules
         return {**found, "triton": "", "safetensors": ""}
     modules = [path for folder in ("bench", "docs", "python", "tests", "tools") for path in (root / folder).rglob("*.py")]
-    own = OWN | {path.stem for path in modules if "rapt" not in path.relative_to(root).parts}
+    own = OWN | {path.parent.name if path.stem == "__init__" else path.stem for path in modules if "rapt" not in path.relative_to(root).parts}
     for path in modules:
         for name in re.findall(r"(?m)^ *(?:import|from) ([A-Za-z_]\w*)", path.read_text(encoding="utf-8")):
             if name not in sys.stdlib_module_names and name not in own:

@@ -1,6 +1,7 @@
-"""Writes what the object files of kernels say: bytes of code, how loops use registers and the stack, and by which flags they were made.
+"""Writes the C++ source with what `rapt info --code` prints of the kernels' object files: bytes of code, how loops use registers and the
+stack, and the compiler's flags.
 
-usage: objects.py --output FILE [--objdump PROGRAM] [--cuobjdump PROGRAM] [--compile-commands FILE] [--objects TARGET OBJECT...]...
+usage: kernel_code.py --output FILE [--objdump PROGRAM] [--cuobjdump PROGRAM] [--compile-commands FILE] [--objects TARGET OBJECT...]...
 
 A target is a library of objects, whose name ends with the instruction set. What a program is missing for is said to be not read.
 """
@@ -186,7 +187,11 @@ def main():
             source = re.search(r"src/\w+/kernels/\w+\.(cpp|cu)", path)[0]
             if not source.endswith("/table.cpp"):
                 found.append({"isa": isa, "source": source, "flags": flags, **read(arguments, path)})
-    Path(arguments.output).write_text(json.dumps(found), encoding="utf-8")
+    Path(arguments.output).write_text(f"""// Made by tools/kernel_code.py.
+#include "tools/info.hpp"
+
+const char* const rapt::tools::kKernelCode = R"json({json.dumps(found)})json";
+""", encoding="utf-8")
 
 
 if __name__ == "__main__":
