@@ -19,5 +19,4 @@ struct CheckOptions {
 /// Prints one line per problem, entry and seed. Returns kFailure when a result is out of bounds.
 int run_check(const CheckOptions& options);
 
-
 }  // namespace rapt::tools
