@@ -131,7 +131,8 @@ class Validator {
     zeros("kv.v_zero", args_.kv.v_zero, v, p_.v_groups, f_.v_quant);
     p_.zeros = args_.kv.k_zero || args_.kv.v_zero;
     p_.head_scales = has_head_scales();
-    p_.latent = k.data && v.data == k.data && v.strides == k.strides && p_.dv <= d;
+    // Values that are whole keys, as in self-attention over one tensor, are no part of a latent row.
+    p_.latent = k.data && v.data == k.data && v.strides == k.strides && p_.dv <= d && p_.dv < p_.d;
     p_.layout = layout(q, k, p_.latent ? k : v, out);
   }
 
