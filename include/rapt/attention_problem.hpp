@@ -65,7 +65,7 @@ struct AttentionProblem {
   std::int64_t page_size = 0;  ///< text: page=; 0: keys are not paged
   bool ring = false;           ///< text: ring; sk rows, key j in row j % sk
   bool gathered = false;       ///< text: gathered; each query token has a list of keys
-  bool latent = false;         ///< text: latent; rows of v are what those of k begin with, in place
+  bool latent = false;         ///< text: latent; rows of v are what longer keys begin with, in place
   std::int64_t k_groups = 0;   ///< scales per row of k; text: k_groups=, or groups= for both; 0: none
   std::int64_t v_groups = 0;   ///< of v
   bool zeros = false;          ///< text: zeros; k or v has zero points

@@ -243,11 +243,12 @@ def _attention_forward(
         )
         if done is not NotImplemented:
             return done, None
-    n, m, gqa = query.shape[2], key.shape[2], query.shape[1] != key.shape[1]
+    n, m = query.shape[2], key.shape[2]  # tensors under torch.jit.trace, as what is made of them
+    gqa = bool(query.shape[1] != key.shape[1])
     left = sliding_window - 1 if causal and sliding_window is not None and sliding_window < m else -1
-    causal &= bool(n > 1)  # one row at the end sees all (sizes are tensors in a trace)
+    causal &= bool(n > 1)  # one row at the end sees all
     mask, bias = _mask_and_bias(attention_mask, position_bias)
-    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    scale = float(query.shape[-1]) ** -0.5 if scaling is None else float(scaling)
     if left < 0 and softcap is None and s_aux is None and (mask is None or bias is None) and not (causal and n != m):
         plain = _refusals.is_eager(query, key, value, mask, bias) and not _refusals.needs_grad(query, key, value, bias)
         reason = _refusals.refusal(query, key, value, mask, gqa) or _refusals.preference(query, value)

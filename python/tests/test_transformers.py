@@ -92,6 +92,42 @@ def test_logits(name, padding):
     torch.testing.assert_close(got[real], wanted[real], rtol=0, atol=1e-4)
 
 
+class Logits(torch.nn.Module):
+    """What torch.jit.trace takes: tensors to a tensor."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids, attended):
+        options = {} if self.model.config.model_type == "bert" else {"use_cache": False}
+        return self.model(input_ids=ids, attention_mask=attended, **options).logits
+
+
+@pytest.mark.parametrize("padding", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize("name", ["bert", "llama", "mistral", "gemma2"])
+def test_traced(name, padding):
+    """Sizes are tensors in a trace, which has PyTorch's operators."""
+    if name == "bert":
+        sizes = {key: SIZES[key] for key in ("vocab_size", "hidden_size", "num_attention_heads", "num_hidden_layers")}
+        config = transformers.BertConfig(**sizes, intermediate_size=96, initializer_range=0.2)
+        eager, ours = (
+            transformers.BertForMaskedLM._from_config(config, attn_implementation=attention).eval()
+            for attention in ("eager", "rapt")
+        )
+        ours.load_state_dict(eager.state_dict())
+    else:
+        eager, ours = models(name)
+    ids, attended = prompt(padding).values()
+    with pytest.warns(rapt.torch.FallbackWarning, match="torch.jit.trace"):
+        warnings.simplefilter("ignore", torch.jit.TracerWarning)
+        traced = torch.jit.trace(Logits(ours), (ids, attended))
+    others, real = (ids + 31) % 96, attended.bool()
+    with torch.no_grad():
+        got, wanted = traced(others, attended), Logits(eager)(others, attended)
+    torch.testing.assert_close(got[real], wanted[real], rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("padding", [False, True], ids=["whole", "padded"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_greedy_tokens(name, padding):

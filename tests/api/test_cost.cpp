@@ -39,6 +39,21 @@ TEST_CASE("cost: bytes of what some row sees", "[api]") {
   CHECK(cost_of(c.args()).bytes == 2 * (2 * 4 * 2 * 8) + 2 * (2 * 2 * 4 * 8));
 }
 
+TEST_CASE("cost: values in the memory of keys are read once; latent are those that are a part of the keys", "[api]") {
+  Case c(AttentionProblem::parse("attention hq=2 sq=10 d=8"));
+  AttentionArgs args = c.args();
+  const double queries_and_results = 4 * (2 * 2 * 10 * 8), keys = 4 * (2 * 10 * 8);
+  CHECK(cost_of(args).bytes == queries_and_results + 2 * keys);
+  // Self-attention over one tensor.
+  args.kv.k = args.kv.v = args.q;
+  CHECK(cost_of(args).bytes == queries_and_results + keys);
+  CHECK_FALSE(AttentionProblem::of(args).latent);
+  CHECK(AttentionProblem::of(args) == c.problem);
+  args.kv.v.shape[3] = args.out.shape[3] = 6;
+  CHECK(AttentionProblem::of(args).latent);
+  CHECK(cost_of(args).bytes == 4 * (2 * 10 * (8 + 6)) + keys);
+}
+
 TEST_CASE("cost: scales of queries are read where they are, once for a row or fewer times", "[api]") {
   const std::string words = "attention q=f8e4m3 b=2 hq=4 hk=2 sq=3 sk=10 d=8";
   Case none(AttentionProblem::parse(words)), of_rows(AttentionProblem::parse(words + " q_scale"), 3),

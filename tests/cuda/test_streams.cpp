@@ -13,7 +13,7 @@ TEST_CASE("cuda: a thousand calls beside other work give the same bits", "[kerne
     const Stream stream, other;
     const Context context = on(stream, entry), load = on(other, entry);
     const DType given = c.problem.q_dtype;
-    const bool of_codes = weights_of(entry) == Weights::f8e4m3;
+    const bool of_codes = info_of(entry).arithmetic == "f8e4m3";
     AttentionProblem work =
         typed("attention hq=16 sq=60 sk=2000 d=64", given != DType::f8e4m3 || of_codes ? given : operands_of(entry));
     if (of_codes) work.out_dtype = DType::bf16;

@@ -14,7 +14,7 @@ inline void check_every_entry(Case& c, const AttentionArgs& args) {
     INFO(entry << ": " << c.problem.to_string());
     c.poison_outputs();
     run(args, entry);
-    const Errors errors = compare(args, reference, weights_of(entry));
+    const Errors errors = compare(args, reference, weights_of(entry, args));
     INFO(describe(errors));
     CHECK(errors.ok());
     CHECK(c.out.gaps_intact());

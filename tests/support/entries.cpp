@@ -35,6 +35,21 @@ std::vector<std::string> taking(const Problem& problem, const std::function<bool
   return names;
 }
 
+bool has_steps(const TensorView& t, std::size_t dim) {
+  return t.shape[dim] > 1 && t.strides[dim] != 0;
+}
+// Whether the rows of a dense tensor of bytes begin at multiples of 16.
+bool is_aligned(const TensorView& t) {
+  bool aligned = reinterpret_cast<std::uintptr_t>(t.data) % 16 == 0 && t.strides[3] == 1;
+  for (std::size_t dim = 0; dim < 3; ++dim) aligned = aligned && (!has_steps(t, dim) || t.strides[dim] % 16 == 0);
+  return aligned;
+}
+bool is_expanded(const TensorView& t) {
+  bool expanded = false;
+  for (std::size_t dim = 0; dim < 3; ++dim) expanded = expanded || (t.shape[dim] > 1 && t.strides[dim] == 0);
+  return expanded;
+}
+
 [[noreturn]] void refuse_all(const Problem& problem) {
   throw std::logic_error("no entry takes " + to_string(problem));
 }
@@ -87,9 +102,17 @@ DType operands_of(std::string_view entry) {
   return info_of(entry).arithmetic == "bf16" ? DType::bf16 : DType::f32;
 }
 
-Weights weights_of(std::string_view entry) {
+Weights weights_of(std::string_view entry, const AttentionArgs& args) {
   const std::string arithmetic = info_of(entry).arithmetic;
-  return arithmetic == "f8e4m3" ? Weights::f8e4m3 : arithmetic == "bf16" ? Weights::bf16 : Weights::of_inputs;
+  if (arithmetic == "f8e4m3") return weights_of_f8_products(args);
+  return arithmetic == "bf16" ? Weights::bf16 : Weights::of_inputs;
+}
+
+Weights weights_of_f8_products(const AttentionArgs& args) {
+  const TensorView &q = args.q, &k = args.kv.k, &v = args.kv.v;
+  const bool has_scales_of_rows = args.q_scale && has_steps(args.q_scale, 2);
+  const bool loads = is_aligned(q) && is_aligned(k) && is_aligned(v) && !is_expanded(q) && !is_expanded(k);
+  return loads && !has_scales_of_rows ? Weights::f8e4m3 : Weights::bf16;
 }
 
 bool ignores_hidden_values(std::string_view entry) {
@@ -129,7 +152,7 @@ Errors run_and_compare(Case& c, const std::string& entry, const Reference& refer
   c.poison_outputs();
   const AttentionArgs args = c.args();
   run(args, entry);
-  return compare(args, reference, weights_of(entry));
+  return compare(args, reference, weights_of(entry, args));
 }
 
 std::string describe(const Errors& e) {

@@ -32,8 +32,11 @@ bool ignores_hidden_values(std::string_view entry);
 /// What an entry of delta_rule rounds the operands of products to: f32 or bf16.
 DType operands_of(std::string_view entry);
 
-/// What an entry of attention rounds weights to, and so which bounds hold for it.
-Weights weights_of(std::string_view entry);
+/// What an entry of attention rounds the weights of a call to, and so which bounds hold for it.
+Weights weights_of(std::string_view entry, const AttentionArgs& args);
+/// The same of the entry of f8e4m3 products, which multiplies some calls in bf16 (docs/guide/cuda.md, "8-bit
+/// products").
+Weights weights_of_f8_products(const AttentionArgs& args);
 
 /// The device whose memory `entry` works on.
 DeviceType device_of(std::string_view entry);

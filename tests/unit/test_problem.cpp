@@ -198,6 +198,7 @@ TEST_CASE("problem: of() describes what a case was made from", "[unit][numbers]"
     Case c(p, 5);
     if (p.ragged_q >= 0 || p.ragged_k >= 0)
       p.layout = AttentionProblem::Layout::bhsd;  // ragged tensors are not told apart
+    p.latent = p.latent && p.dv < p.d;            // values that are whole keys are no part of a latent row
     CHECK(AttentionProblem::of(c.args()).to_string() == p.to_string());
   }
 }

@@ -81,18 +81,20 @@ void load_keys(const AttentionBackwardParams& p, const Head& head, std::int64_t 
 struct GradRow : Row {
   double lse_log2;  // its lse in the log2 domain, without the shift of ALiBi
   double delta;
+  bool has_dp;  // false: dP is equal to dout . out, and delta lacks it, too
 };
 
 GradRow load_query(const AttentionBackwardParams& p, const Head& head, const Row& row,
                    const AttentionBackwardNaiveScratch& w) {
   load_row(p.q, p.q_type, row_at(p.q_stride, head, row), p.q_stride.d, p.d, w.q);
   load_row(p.dout, p.dout_type, row_at(p.dout_stride, head, row), p.dout_stride.d, p.dv, w.dout);
-  GradRow query{row, 0, 0};
+  GradRow query{row, 0, 0, true};
   const float lse = p.lse[row_at(p.lse_stride, head, row)];
   // A row without keys has weights of 0; those of one that saw +inf are NaN, as the forward's.
   if (is_inf(lse)) query.lse_log2 = lse < 0 ? __builtin_inf() : __builtin_nan("");
   else query.lse_log2 = static_cast<double>(lse) * rapt::kLog2e + static_cast<double>(alibi_shift_log2(head, row));
-  if (p.dlse) query.delta -= static_cast<double>(p.dlse[row_at(p.dlse_stride, head, row)]);
+  const double dlse = p.dlse ? static_cast<double>(p.dlse[row_at(p.dlse_stride, head, row)]) : 0;
+  query.delta -= dlse;
   bool sees = false;  // a row that sees no key contributes only dlse to its sink, whatever dout holds
   for (std::int64_t j = row.first; j < row.last && !sees; ++j)
     sees = finish_score(p.score, place_of(head, row, j), row.nearest, 0.f, kNumberAt) != -kInfinity;
@@ -100,6 +102,7 @@ GradRow load_query(const AttentionBackwardParams& p, const Head& head, const Row
     const float out = number_at(p.out, p.out_type, row_at(p.out_stride, head, row) + c * p.out_stride.d);
     query.delta += static_cast<double>(w.dout[c]) * static_cast<double>(out);
   }
+  if (query.delta - query.delta == 0 && attends_one_value(p, head, row)) query.has_dp = false, query.delta = 0 - dlse;
   return query;
 }
 
@@ -122,7 +125,8 @@ Pair differentiate(const AttentionBackwardParams& p, const Head& head, const Gra
   const double weight = __builtin_exp2(exponent > 0 ? 0 : exponent);
   const bool dropped = is_dropped(p.score, place);
   const double kept = p.score.dropout.given ? static_cast<double>(p.score.dropout.scale) : 1;
-  const double dp = dropped ? 0 : kept * dot(w.dout, w.v + i * p.dv, p.dv), ds = weight * (dp - row.delta);
+  const double dp = dropped || !row.has_dp ? 0 : kept * dot(w.dout, w.v + i * p.dv, p.dv);
+  const double ds = weight * (dp - row.delta);
   const double cap = static_cast<double>(p.score.softcap_log2);
   const double tanh = cap == 0 ? 0 : __builtin_tanh(static_cast<double>(x) / cap);
   return {false, dropped, dropped ? 0 : kept * weight, ds, ds * (1 - tanh * tanh)};

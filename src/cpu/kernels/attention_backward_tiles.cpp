@@ -180,20 +180,25 @@ std::int64_t sums_of_row(std::int64_t d) noexcept {
 template <int kComponents>
 void prepare(const AttentionBackwardParams& p, const Head& head, RowChunk& rows, std::int64_t i,
              const AttentionBackwardTilesScratch<kComponents>& w) {
-  const auto pack = [&](const void* base, const Strides& s, std::int64_t n, char* transposed, char* pairs) {
+  // The rows whose bits are set in `zeros` are transposed as 0.
+  const auto pack = [&](const void* base, const Strides& s, std::int64_t n, char* transposed, char* pairs,
+                        std::uint64_t zeros) {
     const std::int64_t width = padded(n), component = kChunk * width;
-    const ComponentRows split = components<kComponents>(s, rows.rows, n, w.rows, [&](std::int64_t r) {
+    ComponentRows split = components<kComponents>(s, rows.rows, n, w.rows, [&](std::int64_t r) {
       return static_cast<const Input<kComponents>*>(base) + row_at(s, head, rows.row[r]);
     });
-    for (int c = 0; c < kComponents; ++c) {
-      const std::int64_t at = (i * kComponents + c) * component * 2;
-      tile_queries(split, c * component, width, width, transposed + at);
-      tile_row_pairs(split, c * component, rows.rows, width, pairs + at);
+    const auto at = [&](int c) { return (i * kComponents + c) * component * 2; };
+    for (int c = 0; c < kComponents; ++c) tile_row_pairs(split, c * component, rows.rows, width, pairs + at(c));
+    for (; zeros != 0; zeros &= zeros - 1) {
+      const std::int64_t r = __builtin_ctzll(zeros);
+      for (int c = 0; c < kComponents; ++c) __builtin_memset(w.rows + c * component + r * width, 0, 2 * width);
+      split.row[r] = w.rows + r * width;
     }
+    for (int c = 0; c < kComponents; ++c) tile_queries(split, c * component, width, width, transposed + at(c));
   };
-  pack(p.q, p.q_stride, p.d, w.q_t, w.q);
-  pack(p.dout, p.dout_stride, p.dv, w.dout_t, w.dout);
-  prepare_rows(p, head, rows.row, kChunk, rows.neg_m, w.neg_delta + i * kChunk);
+  pack(p.q, p.q_stride, p.d, w.q_t, w.q, 0);
+  pack(p.dout, p.dout_stride, p.dv, w.dout_t, w.dout,
+       prepare_rows(p, head, rows.row, kChunk, rows.neg_m, w.neg_delta + i * kChunk));
 }
 
 template <int kComponents>

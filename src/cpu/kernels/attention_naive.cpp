@@ -192,7 +192,7 @@ void run(const AttentionParams& p, const WorkItem& item, std::byte* scratch) noe
     const bool alone = sum == 0 && p.score.sinks;
     const double larger = sink > own || alone ? sink : own, factor = __builtin_exp2(own - larger);
     const double all = (sum == 0 ? 0 : factor * sum) + (sink == -__builtin_inf() ? 0 : __builtin_exp2(sink - larger));
-    w.inverse[r - item.row_begin] = sum == 0 ? 0 : factor / all;
+    w.inverse[r - item.row_begin] = sum == 0 ? 0 * all : factor / all;  // NaN for a sink of NaN or inf
     if (p.lse)
       p.lse[row_at(p.lse_stride, head, row)] = static_cast<float>((__builtin_log2(all) + larger - shift) * kLn2);
   }

@@ -81,9 +81,12 @@ inline bool sees_a_key(const Head& head, const Row& row) {
   return false;
 }
 
-// Computes neg_m = -lse, so that weights are probabilities, and neg_delta, of n rows, a multiple of kLanes.
-inline void prepare_rows(const AttentionBackwardParams& p, const Head& head, const Row* row, std::int64_t n,
-                         float* neg_m, float* neg_delta) {
+// Computes neg_m = -lse, so that weights are probabilities, and neg_delta, of n rows, a multiple of kLanes. Returns a
+// bit for each row that attends to one value: its neg_delta lacks dO . O, and dP must lack the same, so the caller
+// computes dP from dO = 0.
+inline std::uint64_t prepare_rows(const AttentionBackwardParams& p, const Head& head, const Row* row, std::int64_t n,
+                                  float* neg_m, float* neg_delta) {
+  std::uint64_t without_dp = 0;
   for (std::int64_t r = 0; r < n; r += kLanes) store(neg_delta + r, vec(0.f) - deltas(p, head, row + r));
   for (std::int64_t r = 0; r < n; ++r) {
     const float lse = p.lse[row_at(p.lse_stride, head, row[r])];
@@ -93,9 +96,12 @@ inline void prepare_rows(const AttentionBackwardParams& p, const Head& head, con
                                   : static_cast<float>(-(static_cast<double>(lse) * rapt::kLog2e +
                                                          static_cast<double>(alibi_shift_log2(head, row[r]))));
     // A row that sees no key contributes only dlse to its sink's gradient, even if its dout is not finite.
-    if (p.grad_sinks && !(abs_of(neg_delta[r]) < kInfinity) && !sees_a_key(head, row[r])) neg_delta[r] = 0;
+    const bool is_finite = abs_of(neg_delta[r]) < kInfinity;
+    if (p.grad_sinks && !is_finite && !sees_a_key(head, row[r])) neg_delta[r] = 0;
+    if (is_finite && attends_one_value(p, head, row[r])) neg_delta[r] = 0, without_dp |= std::uint64_t{1} << r;
     if (p.dlse) neg_delta[r] += p.dlse[row_at(p.dlse_stride, head, row[r])];
   }
+  return without_dp;
 }
 
 // Packs Q^T and dO^T of a query block, and prepares its rows.
@@ -106,7 +112,10 @@ inline void prepare_query_block(const AttentionBackwardParams& p, const Head& he
   with_float_type(p.dout_type, [&](auto e) {
     pack_rows(static_cast<const decltype(e)*>(p.dout), p.dout_stride, p.dv, head, q_block, q_block.dout_t);
   });
-  prepare_rows(p, head, q_block.row, q_block.width, q_block.neg_m, q_block.neg_delta);
+  static_assert(kWidth <= 64);
+  std::uint64_t without_dp = prepare_rows(p, head, q_block.row, q_block.width, q_block.neg_m, q_block.neg_delta);
+  for (; without_dp != 0; without_dp &= without_dp - 1)
+    for (std::int64_t c = 0; c < p.dv; ++c) q_block.dout_t[c * q_block.width + __builtin_ctzll(without_dp)] = 0;
 }
 
 // Gathered keys are scattered in memory, so they are always packed.

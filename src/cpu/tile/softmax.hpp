@@ -50,7 +50,7 @@ inline void start_row(const Head& head, const Row& row, float& neg_m, float& l) 
   if (given == -__builtin_inff()) return;
   const double sink = static_cast<double>(given) * rapt::kLog2e + static_cast<double>(alibi_shift_log2(head, row));
   if (sink >= 0x1p24 || sink <= -0x1p24) {  // floats this large are integers, so m can be the sink itself
-    neg_m = static_cast<float>(-sink), l = 1;
+    neg_m = static_cast<float>(-sink), l = static_cast<float>(1 + (sink - sink));  // NaN for a sink of inf
     return;
   }
   // m is far enough above 0 that weights relative to it are not denormal; 2^100 leaves room for them and their sums.

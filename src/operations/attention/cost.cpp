@@ -8,11 +8,12 @@ namespace rapt {
 Cost cost_of(const AttentionArgs& args, const Call& call) {
   if (call.is_empty) return {};  // its lists have not been checked
   const auto& p = std::get<AttentionProblem>(call.problem);
-  const Work work(std::get<AttentionParams>(call.params));
+  const auto& params = std::get<AttentionParams>(call.params);
+  const Work work(params);
+  const std::int64_t own_values = values_in_keys(params) ? 0 : p.dv;  // columns that keys do not have
   Cost cost;
   cost.flops = 2 * work.pairs * static_cast<double>(p.d + p.dv);
-  cost.bytes = row_bytes(work.rows, p.d, p.q_dtype) +
-               row_bytes(work.keys, p.latent ? p.d - p.k_tail : p.d - p.k_tail + p.dv, p.kv_dtype) +
+  cost.bytes = row_bytes(work.rows, p.d, p.q_dtype) + row_bytes(work.keys, p.d - p.k_tail + own_values, p.kv_dtype) +
                row_bytes(work.keys, p.k_tail, p.k_tail_dtype) + row_bytes(work.rows, p.dv, p.out_dtype);
   cost.bytes += scale_bytes(args.q_scale, work.rows);
   const KvSource& kv = args.kv;

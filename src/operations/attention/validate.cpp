@@ -105,7 +105,8 @@ AttentionProblem bind_forward(const AttentionArgs& args, const Bound& bound, Att
   fill_tensors(args, p, f);
   fill_keys(args, p, f);
   p.head_scales = has_head_scales(p, f);
-  p.latent = k.data && v.data == k.data && v.strides == k.strides && p.dv <= p.d - p.k_tail;
+  // Values that are whole keys, as in self-attention over one tensor, are no part of a latent row.
+  p.latent = k.data && v.data == k.data && v.strides == k.strides && p.dv <= p.d - p.k_tail && p.dv < p.d;
   p.layout = layout_of(args.q, k, p.latent ? k : v, args.out);
   fill_sizes(p, f);
   fill_score(args.score, p, f);

@@ -188,6 +188,19 @@ TEST_CASE("very large scores work", "[kernel]") {
   }
 }
 
+// As a score of NaN or +inf does, so does a sink: also beside rows without keys, and where splits are combined.
+TEST_CASE("a sink of NaN or +Inf makes all rows of its head NaN, and no others", "[kernel]") {
+  const DType dtype = each_type();
+  for (const float sink : {kNaN, -kNaN, kInfinity})
+    for (const char* words : {"sq=1 sk=70", "sq=1 sk=5000", "sq=3 sk=1", "sq=70",
+                              "sq=70 sk=40 causal align=bottom_right", "sq=70 sk=90 mask=qk", "sq=70 alibi causal"}) {
+      Case c(typed("attention b=2 hq=4 hk=2 d=24 sinks lse " + std::string(words), dtype));
+      c.sinks.flat(1) = sink;
+      INFO("sink " << sink);
+      check_every_entry(c);
+    }
+}
+
 // x86 makes NaN with the sign bit set.
 TEST_CASE("a NaN of either sign is a NaN, whatever the rows beside it", "[kernel]") {
   const DType dtype = each_type();

@@ -582,8 +582,8 @@ Errors compare(const AttentionArgs& args, const Reference& reference, Weights we
       error_squares += error * error;
       squares += want * want;
       spread_squares += spread[at] * spread[at];
-      if (widened || codes)
-        rounding_squares += std::pow(reference.bf16_spread[at], 2) + std::pow(types.rounding_once(std::abs(want)), 2);
+      if (widened) rounding_squares += std::pow(reference.bf16_spread[at], 2);
+      if (widened || codes) rounding_squares += std::pow(types.rounding_once(std::abs(want)), 2);
     }
     if (!lse) continue;
     const double got = ragged ? read_float(lse, {flat / hq, flat % hq})

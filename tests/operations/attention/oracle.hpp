@@ -106,8 +106,7 @@ namespace rapt::testing {
 /// (half of a unit of a sum that grows on its way to M), else nothing, as products of two codes have eight bits. L_1 is
 /// the same of the sum of weights; the two cancel in part. An emulation of all this stays at 0.1 to 0.6 of the limit on
 /// random inputs of 3 to 3000 keys, with values of either sign or of one, and below 0.9 where all scores are one of two
-/// numbers. Entries may multiply some problems in bf16 instead, so `bf16_spread` counts as well; it is small beside the
-/// rest, except where weights are equal.
+/// numbers.
 struct Reference {
   std::vector<double> out;
   std::vector<double> lse;
@@ -151,7 +150,7 @@ struct Errors {
   double rel_frobenius = 0;     ///< |out - reference| / |reference| in the Frobenius norm, finite elements
   double frobenius_limit = 0;   ///< f32 throughout: 1e-6 and an eighth of `spread` in the same norm; weights of
                                 ///< bf16 over codes: `bf16_spread`, an eighth of `spread` and a rounding of out; of
-                                ///< f8e4m3: its own `spread`, `bf16_spread` and a rounding of out; else infinite
+                                ///< f8e4m3: its own `spread` and a rounding of out; else infinite
   double max_abs = 0;           ///< largest |error|
   double max_abs_limit = 0;     ///< a 16-bit type, but weights of bf16 or f8e4m3 over codes:
                                 ///< max(2 plain_error, rounding_error) + 1e-5; else infinite

@@ -644,8 +644,6 @@ TEST_CASE("compare accepts weights of bf16 over codes, from entries that say so"
         const Errors errors = compare(c.args(), reference, Weights::bf16);
         INFO(c.problem.to_string() << " shift " << shift << (positive ? " positive: " : ": ") << describe(errors));
         CHECK(errors.ok());
-        // Where codes may be multiplied, they may be multiplied in bf16 as well.
-        if (!reference.f8e4m3.bound.empty()) CHECK(compare(c.args(), reference, Weights::f8e4m3).ok());
         if (shift != 0.1 || c.problem.scale == 1e4f) continue;  // of so large scores fp32 leaves no more
         CHECK(errors.rel_frobenius > 0.05 * errors.frobenius_limit);
         if (c.problem.out_dtype == DType::f32) CHECK_FALSE(compare(c.args(), reference).ok());

@@ -117,6 +117,42 @@ TEST_CASE("limits on f8e4m3 arithmetic are not far above what it does", "[unit]"
     }
 }
 
+TEST_CASE("the limit on f8e4m3 arithmetic has no room for bf16 where all weights and all values are equal", "[unit]") {
+  Case c = case_of("hq=2 sq=3 sk=30 d=64");
+  for (std::int64_t i = 0; i < c.q.size(); ++i) c.q.flat(i) = 0;
+  for (std::int64_t i = 0; i < c.v.size(); ++i) c.v.flat(i) = 1.375f;
+  OnTensorCores().run(c);
+  const Reference reference = oracle(c.args());
+  const double limit = compare(c.args(), reference, Weights::f8e4m3).frobenius_limit;
+  CHECK(limit < 0.002);
+  CHECK(limit < compare(c.args(), reference, Weights::bf16).frobenius_limit);
+}
+
+TEST_CASE("calls that the entry of f8e4m3 products multiplies in bf16 are held to bounds of bf16", "[unit]") {
+  const auto weights_of_case = [](const std::string& words) {
+    Case c = case_of(words);
+    return weights_of_f8_products(c.args());
+  };
+  CHECK(weights_of_case("b=2 hq=2 sq=20 d=64 layout=bshd causal") == Weights::f8e4m3);
+  CHECK(weights_of_case("b=2 hq=2 sq=20 d=64 layout=bhds") == Weights::bf16);
+  CHECK(weights_of_case("b=2 hq=2 sq=1 sk=20 d=64 q_scale") == Weights::f8e4m3);
+  for (const std::uint64_t seed : {1, 2, 3, 4, 5, 6}) {
+    Case c(case_of("b=2 hq=2 sq=20 d=64 q_scale").problem, seed);
+    const bool of_rows = c.q_scale.layout().shape[2] == 20;
+    CHECK(weights_of_f8_products(c.args()) == (of_rows ? Weights::bf16 : Weights::f8e4m3));
+  }
+  Case c = case_of("b=2 hq=2 sq=20 d=64");
+  AttentionArgs args = c.args();
+  CHECK(weights_of_f8_products(args) == Weights::f8e4m3);
+  args.kv.v.strides[1] = 0;
+  CHECK(weights_of_f8_products(args) == Weights::f8e4m3);
+  args.kv.k.strides[1] = 0;
+  CHECK(weights_of_f8_products(args) == Weights::bf16);
+  args = c.args();
+  args.q.data = static_cast<const std::byte*>(args.q.data) + 8;
+  CHECK(weights_of_f8_products(args) == Weights::bf16);
+}
+
 TEST_CASE("compare refuses wrong results of f8e4m3 arithmetic", "[unit]") {
   const AttentionProblem problem = AttentionProblem::parse(
       "attention q=f8e4m3 kv=f8e4m3 b=2 hq=4 hk=2 sq=40 sk=256 d=64 groups=1 head_scales q_scale lse");

@@ -116,6 +116,47 @@ View as_ragged(View t) {
 
 }  // namespace
 
+// A row of one key has that key's value, whatever its score: dP and delta are the same products.
+TEST_CASE("backward: rows that see one key get nothing but dlse", "[kernel]") {
+  const DType dtype = GENERATE(DType::f32, DType::bf16, DType::f16);
+  const auto forward = GENERATE(BackwardCase::Forward::oracle, kLibrary);
+  const auto zeros_of = [](const Tensor& gradient) {
+    int64_t zeros = 0;
+    for (int64_t i = 0; i < gradient.size(); ++i) zeros += gradient.flat(i) == 0;
+    return zeros;
+  };
+  const auto on_every_entry = [&](BackwardCase& c, const auto& check) {
+    for (const std::string& entry : usable_entries(c.problem)) {
+      INFO(entry << ": " << c.problem.to_string());
+      c.clear();
+      c.run(forced(entry));
+      check();
+    }
+  };
+  for (const char* words :
+       {"hq=2 sq=80 d=24 window=0,0", "b=2 hq=4 hk=2 sq=70 sk=1 d=64 dv=40", "hq=2 sq=200 d=128 causal window=0,-1",
+        "b=2 hq=2 sq=30 sk=1 d=16 layout=bhds", "b=3 hq=2 sq=40 sk=1 d=32 ragged_q=70",
+        "hq=2 sq=70 d=64 window=0,0 softcap=5 bias=qk dbias alibi dalibi"}) {
+    BackwardCase c(typed_backward(words, dtype), 3, Placement::heap, {}, forward);
+    on_every_entry(c, [&] {
+      for (const Tensor* t : {&c.dq, &c.dk, &c.dbias, &c.dalibi}) CHECK(zeros_of(*t) == t->size());
+      CHECK(zeros_of(c.dv) < c.dv.size() / 8);
+    });
+  }
+  BackwardCase causal(typed_backward("hq=3 hk=1 sq=150 d=64 causal", dtype), 3, Placement::heap, {}, forward);
+  on_every_entry(causal, [&] {
+    for (int64_t h = 0; h < 3; ++h)
+      for (int64_t e = 0; e < 64; ++e) CHECK(causal.dq.at({0, h, 0, e}) == 0);
+    CHECK(zeros_of(causal.dq) < causal.dq.size() / 64);
+  });
+  BackwardCase with_dlse(typed_backward("hq=2 sq=80 d=24 window=0,0 dlse", dtype), 3, Placement::heap, {}, forward);
+  check_backward(with_dlse);
+  // As in ring attention, where out is an average over more keys than the call has.
+  BackwardCase part(typed_backward("hq=2 sq=80 d=24 window=0,0", dtype), 3, Placement::heap, {}, forward);
+  for (int64_t i = 0; i < part.inputs.out.size(); ++i) part.inputs.out.flat(i) *= 0.75f;
+  on_every_entry(part, [&] { CHECK(zeros_of(part.dq) < part.dq.size() / 8); });
+}
+
 TEST_CASE("backward: head sizes", "[kernel][long]") {
   for (std::size_t i = 0; i < std::size(kHeadSizes); ++i)
     for (const std::size_t turn : {0, 1, 2, 3}) {

@@ -268,6 +268,16 @@ TEST_CASE("backward: constant inputs, where the roundings of a long sum all go o
       }
 }
 
+TEST_CASE("backward: a sink of NaN or +Inf makes the gradients of its head NaN", "[kernel]") {
+  for (const float sink : {kNaN, kInfinity}) {
+    BackwardCase c(typed_backward("hq=4 hk=2 sq=40 sk=30 d=16 causal align=bottom_right sinks dsinks", DType::f32));
+    c.inputs.sinks.flat(1) = sink;
+    c.run_forward();
+    INFO("sink " << sink);
+    check_backward(c);
+  }
+}
+
 TEST_CASE("backward: sinks far from the scores", "[kernel]") {
   for (const float sink : {-1000.f, -30.f, 30.f, 85.f, 120.f, 1000.f, 1e10f, -1e10f, 2e38f, -kInfinity})
     for (const char* words :
