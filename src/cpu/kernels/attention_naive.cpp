@@ -7,7 +7,7 @@
 // 16-bit elements are widened as they are loaded; quantised rows are dequantised one element at a time.
 #include "cpu/kernels/attention_table.hpp"
 #include "cpu/tile/carver.hpp"
-#include "cpu/tile/query_block.hpp"
+#include "cpu/tile/head.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 namespace {

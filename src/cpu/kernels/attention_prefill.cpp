@@ -12,11 +12,11 @@
 // do not depend on how rows are grouped into query blocks and work items. A masked key adds an exact 0.
 #include "cpu/kernels/attention_table.hpp"
 #include "cpu/tile/carver.hpp"
+#include "cpu/tile/causal_segments.hpp"
 #include "cpu/tile/dropout.hpp"
 #include "cpu/tile/epilogue.hpp"
 #include "cpu/tile/key_block.hpp"
 #include "cpu/tile/mma.hpp"
-#include "cpu/tile/segments.hpp"
 #include "cpu/tile/softmax.hpp"
 
 namespace rapt::cpu::RAPT_ISA {

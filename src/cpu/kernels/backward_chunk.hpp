@@ -3,10 +3,10 @@
 
 #include "cpu/kernels/backward_pool.hpp"
 #include "cpu/kernels/backward_rows.hpp"
+#include "cpu/tile/causal_segments.hpp"
 #include "cpu/tile/dropout.hpp"
 #include "cpu/tile/key_block.hpp"
 #include "cpu/tile/mma.hpp"
-#include "cpu/tile/segments.hpp"
 #include "cpu/tile/softmax.hpp"
 
 namespace rapt::cpu::RAPT_ISA {

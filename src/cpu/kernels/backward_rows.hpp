@@ -3,7 +3,7 @@
 #pragma once
 
 #include "cpu/kernels/attention_backward_table.hpp"
-#include "cpu/tile/query_block.hpp"
+#include "cpu/tile/head.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 

@@ -4,7 +4,7 @@
 #include "cpu/kernels/merge_states_table.hpp"
 #include "cpu/tile/carver.hpp"
 #include "cpu/tile/dtype.hpp"
-#include "cpu/tile/query_block.hpp"
+#include "cpu/tile/head.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 namespace {

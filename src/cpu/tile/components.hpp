@@ -5,7 +5,7 @@
 #pragma once
 
 #include "cpu/tile/dtype.hpp"
-#include "cpu/tile/query_block.hpp"
+#include "cpu/tile/head.hpp"
 #include "cpu/tile/vec.hpp"
 
 namespace rapt::cpu::RAPT_ISA {

@@ -4,8 +4,8 @@
 
 #include "cpu/tile/deinterleave.hpp"
 #include "cpu/tile/dtype.hpp"
+#include "cpu/tile/head.hpp"
 #include "cpu/tile/prefetcher.hpp"
-#include "cpu/tile/query_block.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 

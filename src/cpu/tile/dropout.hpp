@@ -6,7 +6,7 @@
 // draw then costs 8 rounds of 12 instructions with AVX-512 (16 lanes x 8 keys), of 16 with AVX2 (8 x 8).
 #pragma once
 
-#include "cpu/tile/query_block.hpp"
+#include "cpu/tile/head.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 

@@ -1,7 +1,7 @@
 // Packs Q with rows in the lanes, and packs rows of K or V that are not fp32, or not contiguous, into contiguous fp32.
 #pragma once
 
-#include "cpu/tile/query_block.hpp"
+#include "cpu/tile/head.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 

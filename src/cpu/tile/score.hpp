@@ -1,7 +1,7 @@
 // Applies softcap, bias, ALiBi and masks to scores in memory. Kernels call it only for blocks that need it.
 #pragma once
 
-#include "cpu/tile/query_block.hpp"
+#include "cpu/tile/head.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 

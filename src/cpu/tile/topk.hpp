@@ -5,7 +5,7 @@
 #pragma once
 
 #include "cpu/tile/carver.hpp"
-#include "cpu/tile/query_block.hpp"
+#include "cpu/tile/head.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 

@@ -1,7 +1,7 @@
 // The segments of a block of keys: which keys each vector of a query block reads, and which of them need a mask.
 #pragma once
 
-#include "cpu/tile/query_block.hpp"
+#include "cpu/tile/head.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 
