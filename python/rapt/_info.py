@@ -16,7 +16,7 @@ class Entry(TypedDict):
     """A label, the same in logs, benchmarks and `rapt info`; the fields below say what the kernel is."""
     backend: str
     operation: str
-    """ "attention", "append_kv", "delta_rule", ..."""
+    """ "attention", "delta_rule", ..."""
     phase: str
     """Which calls it is for: "prefill" (many query rows), "decode" (a few rows over many keys), "naive" (three steps with
     the matrix of scores in memory; of other operations the formulas as they are written), "all"."""

@@ -19,6 +19,7 @@
 
 #include "cpu/entry.hpp"
 #include "operations/attention/check.hpp"
+#include "operations/attention/modifiers.hpp"
 #include "operations/attention_backward/cpu.hpp"
 
 namespace rapt::cpu {
@@ -89,7 +90,8 @@ struct GatheredBackwardWorkers {
   void store_range(int64_t number, int64_t head, int64_t range) const {
     if (tokens > 0) wait_for(progress[number - range - 1], range + 1);
     const int64_t begin = range * ranges.length;
-    isa.attention_backward.store_pool(p, {head / p.hk, head % p.hk, begin, std::min(begin + ranges.length, ranges.rows)}, *pool);
+    isa.attention_backward.store_pool(
+        p, {head / p.hk, head % p.hk, begin, std::min(begin + ranges.length, ranges.rows)}, *pool);
     advance(progress[number], 1);
   }
 
@@ -174,7 +176,7 @@ void size_gathered_workspace(GatheredBackwardPlan& plan, const P& p, const Atten
   };
   plan.progress_bytes = bytes(items_of(p) + p.b * p.sq * p.hk, sizeof(std::int32_t));
   plan.row_bytes = p.dsinks ? bytes(p.b * p.sq * p.hq, sizeof(float)) : 0;
-  plan.kernel_bytes = kernel.scratch_bytes({p.d, p.dv, p.softcap != 0, plan.keys_per_step});
+  plan.kernel_bytes = kernel.scratch_bytes({p.d, p.dv, changes_derivative(p), plan.keys_per_step});
   plan.list_bytes = bytes(p.sk, sizeof(int64_t));
   plan.dq_bytes = p.sk > plan.keys_per_step ? bytes(rows * kernel.sums_of_row(p.d), sizeof(float)) : 0;
   plan.count_bytes = has_pool_sums(p) ? bytes(p.pool, sizeof(int64_t)) : 0;
