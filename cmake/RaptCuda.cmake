@@ -65,8 +65,9 @@ function(rapt_set_cuda_properties target)
   target_compile_options(${target} PRIVATE $<$<BOOL:${RAPT_WERROR}>:-Werror=all-warnings>)
 endfunction()
 
-add_library(rapt_cuda OBJECT src/cuda/kernels/append_kv.cu src/cuda/kernels/attention_naive.cu
-            src/cuda/kernels/attention_simt.cu src/cuda/kernels/merge_states.cu)
+file(GLOB rapt_cuda_kernels CONFIGURE_DEPENDS src/cuda/kernels/*.cu)
+list(FILTER rapt_cuda_kernels EXCLUDE REGEX "/attention_")  # most of those are Hopper's
+add_library(rapt_cuda OBJECT ${rapt_cuda_kernels} src/cuda/kernels/attention_naive.cu src/cuda/kernels/attention_simt.cu)
 rapt_set_cuda_properties(rapt_cuda)
 set(rapt_cuda_objects $<TARGET_OBJECTS:rapt_cuda>)
 

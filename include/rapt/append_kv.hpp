@@ -57,6 +57,7 @@ struct AppendKvArgs {
 /// All tensors are on one device. On a GPU nobody looks at their values: rows that have no place in the cache, by
 /// lengths or a table that would be refused, are not written; of two rows with one place either is; given scales and
 /// zeros are taken as they are, and NaN becomes the smallest number that integers have.
+/// FLOPs (cost.hpp): none.
 RAPT_API void append_kv(const AppendKvArgs& args, const Context& context = default_context(),
                         std::span<std::byte> workspace = {});
 
@@ -65,6 +66,8 @@ RAPT_API void append_kv(const AppendKvArgs& args, const Context& context = defau
 ///
 ///     append_kv b=8 hk=8 n=1 sk=4096 d=128
 ///     append_kv new=bf16 kv=i8 b=8 hk=8 n=64 sk=4096 d=128 page=16 groups=1
+///
+/// max_workspace_bytes() holds for problems with smaller b, n, ragged.
 struct AppendKvProblem {
   DType new_dtype = DType::f32;  ///< of k_new; text: new=, or dtype= for both
   DType kv_dtype = DType::f32;   ///< of the cache; text: kv=

@@ -41,6 +41,7 @@ struct AttentionArgs {
 /// Plan::workspace_bytes() says of the call (else Error); max_workspace_bytes() is enough for many calls. Only lists of
 /// gathered keys that are not full take memory beside it: 8 bytes for each query token, and where some list has gaps, a
 /// copy of all of them without the gaps.
+/// FLOPs (cost.hpp): q.k and p.v over the attended (row, key) pairs, without the softmax.
 RAPT_API void attention(const AttentionArgs& args, const Context& context = default_context(),
                         std::span<std::byte> workspace = {});
 

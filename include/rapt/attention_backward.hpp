@@ -41,6 +41,7 @@ struct AttentionBackwardArgs {
 /// The bits of dq depend on what those of `out` depend on; those of dk and dv on the rows of their sequence and kv
 /// head; none on threads, executor, or the other sequences of a batch. Throws Error before anything is written.
 /// Reentrant. `workspace` as for attention(). docs/contract.md has the bounds.
+/// FLOPs (cost.hpp): q.k, dout.v, and the sums of dq, dk and dv over the attended (row, key) pairs.
 RAPT_API void attention_backward(const AttentionBackwardArgs& args, const Context& context = default_context(),
                                  std::span<std::byte> workspace = {});
 

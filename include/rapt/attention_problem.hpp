@@ -23,6 +23,8 @@ struct AttentionArgs;
 ///     attention dtype=bf16 b=1 hq=128 hk=1 sq=512 sk=2048 d=576 dv=512 gathered
 ///     attention kv=f8e4m3 b=1 hq=128 hk=1 sq=1 sk=8192 d=576 dv=512 latent groups=4 tail=64 tail_dtype=bf16
 ///     attention q=f8e4m3 kv=f8e4m3 out=bf16 b=1 hq=8 sq=4096 d=128 causal groups=1 head_scales q_scale
+///
+/// max_workspace_bytes() holds for problems with smaller b, sq, sk, ragged_q, ragged_k.
 struct AttentionProblem {
   enum class Align : std::uint8_t { none, top_left, bottom_right, offset };
   /// Order of the dimensions in memory, shared by q, k, v and out: `bhsd` is contiguous, `bshd` as projections give it,

@@ -63,6 +63,7 @@ struct DeltaRuleArgs {
 /// Bits do not depend on threads, on the other sequences of a batch, or on later tokens. They may depend on whether a
 /// state is kept for each token. Throws Error before anything is written. Reentrant. `workspace` as for attention().
 /// docs/contract.md has the corners.
+/// FLOPs (cost.hpp): S^T k, k u^T and S^T q.
 RAPT_API void delta_rule(const DeltaRuleArgs& args, const Context& context = default_context(),
                          std::span<std::byte> workspace = {});
 
@@ -71,6 +72,8 @@ RAPT_API void delta_rule(const DeltaRuleArgs& args, const Context& context = def
 ///
 ///     delta_rule decay=channel b=1 hq=8 t=1024 d=128 beta state
 ///     delta_rule dtype=bf16 b=4 hq=4 hv=16 t=1 d=128 decay=head beta gate l2norm state slots
+///
+/// max_workspace_bytes() holds for problems with smaller b, t, ragged.
 struct DeltaRuleProblem {
   DType dtype = DType::f32;      ///< of q, k and v, or of whichever is not f32; text: dtype= for both this and the next
   DType out_dtype = DType::f32;  ///< text: out=

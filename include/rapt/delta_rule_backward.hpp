@@ -32,6 +32,8 @@ struct DeltaRuleBackwardArgs {
 /// Bits do not depend on threads or on the other sequences of a batch, but for the sums over them. NaN and infinities
 /// stay within their sequence, and within state heads that share heads of q, k or v. Throws Error before anything is
 /// written. Reentrant. `workspace` as for attention(). docs/contract.md has the bounds.
+/// FLOPs (cost.hpp): S^T k and k u^T, for the states again, and q dout^T, S dout, G^T k, G u, S du and k du^T, with G
+/// the gradient of S.
 RAPT_API void delta_rule_backward(const DeltaRuleBackwardArgs& args, const Context& context = default_context(),
                                   std::span<std::byte> workspace = {});
 

@@ -43,6 +43,7 @@ struct IndexScoresArgs {
 /// the rest of `indices` is -1. Products and sums are fp32. Bits depend on the ISA only.
 ///
 /// Throws Error before anything is written. Reentrant. `workspace` as for attention().
+/// FLOPs (cost.hpp): q.k over the visible (query, key) pairs, in all heads.
 RAPT_API void index_scores(const IndexScoresArgs& args, const Context& context = default_context(),
                            std::span<std::byte> workspace = {});
 
@@ -50,6 +51,8 @@ RAPT_API void index_scores(const IndexScoresArgs& args, const Context& context =
 /// order of the fields below; words at their default are left out.
 ///
 ///     index_scores dtype=bf16 b=1 sq=64 sk=8192 h=64 d=128 align=bottom_right topk=2048
+///
+/// max_workspace_bytes() holds for problems with smaller b, sq, sk.
 struct IndexScoresProblem {
   using Align = AttentionProblem::Align;
 

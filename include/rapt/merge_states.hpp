@@ -32,6 +32,7 @@ struct MergeStatesArgs {
 /// Sums are fp32, in the order of the parts, and out is rounded once. As lse is fp32, the weights, and so out, are off
 /// by up to about |lse| * 6e-8 of themselves. All tensors are on one device. Throws Error before anything is written.
 /// Reentrant. Bits do not depend on threads. `workspace` as for attention().
+/// FLOPs (cost.hpp): those of the weighted sums.
 RAPT_API void merge_states(const MergeStatesArgs& args, const Context& context = default_context(),
                            std::span<std::byte> workspace = {});
 inline void merge_states(std::span<const TensorView> outs, std::span<const TensorView> lses,
@@ -42,6 +43,8 @@ inline void merge_states(std::span<const TensorView> outs, std::span<const Tenso
 
 /// What dispatch and planning see of a merge_states call. Text form: "merge_states", then `key=value` words in the
 /// order of the fields below; words at their default are left out: "merge_states rows=256 dv=128 count=4 lse".
+///
+/// max_workspace_bytes() holds for problems with smaller rows, count.
 struct MergeStatesProblem {
   DType dtype = DType::f32;      ///< of outs[0]; text: dtype= for both this and the next
   DType out_dtype = DType::f32;  ///< text: out=

@@ -52,11 +52,10 @@ class Plan {
   std::shared_ptr<const Impl> impl_;
 };
 
-/// Bytes that are enough for every call with this problem, or with one that differs from it in smaller b, sq, sk,
-/// ragged_q or ragged_k (append_kv: b, n, ragged; merge_states: rows, count; delta_rule and its gradients: b, t,
-/// ragged; index_scores: b, sq, sk; select_topk: rows, sk) only: what a server allocates once for its largest batch and
-/// length (of pages: for as many as its block tables have room for). Holds for as many threads as the context now has.
-/// Throws Error as Plan does.
+/// Bytes that are enough for every call with this problem, and for every problem with smaller batches and lengths but
+/// the same other fields. The comment of each operation's problem names these fields. A server allocates this workspace
+/// once for its largest batch and length (of pages: for as many as its block tables have room for). Holds for as many
+/// threads as the context now has. Throws Error as Plan does.
 RAPT_API std::size_t max_workspace_bytes(const Problem& largest, const Context& context = default_context());
 
 /// One kernel that this build of rapt has.
@@ -67,7 +66,7 @@ struct EntryInfo {
   Phase phase{};
   std::string arithmetic;     ///< what it multiplies in: "f32"; "f16x3" is fp16 by three products of bf16 components
   std::string isa;            ///< "avx2", "amx"; of GPUs "cuda" where any will do, else "sm90a"
-  std::vector<DType> dtypes;  ///< of q, k and v (append_kv: the cache; merge_states: outs) that it takes
+  std::vector<DType> dtypes;  ///< that it takes: of q, k and v, or of the first tensors of an operation without them
   std::int64_t min_head_size = 1;        ///< of d and dv
   std::int64_t max_head_size = 0;        ///< of d and dv
   std::int64_t max_value_head_size = 0;  ///< of dv alone

@@ -21,6 +21,7 @@ struct SelectTopkArgs {
 /// NaN counts as the largest. Where fewer than n are above -inf the rest of `indices` is -1. Any strides.
 ///
 /// Throws Error before anything is written. Reentrant. `workspace` as for attention().
+/// FLOPs (cost.hpp): none.
 RAPT_API void select_topk(const SelectTopkArgs& args, const Context& context = default_context(),
                           std::span<std::byte> workspace = {});
 inline void select_topk(const TensorView& scores, const MutableTensorView& indices,
@@ -30,6 +31,8 @@ inline void select_topk(const TensorView& scores, const MutableTensorView& indic
 
 /// What dispatch and planning see of a select_topk call. Text form: "select_topk", then `key=value` words:
 /// "select_topk rows=64 sk=8192 n=2048".
+///
+/// max_workspace_bytes() holds for problems with smaller rows, sk.
 struct SelectTopkProblem {
   std::int64_t rows = 1;
   std::int64_t sk = 0;

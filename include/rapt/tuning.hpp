@@ -15,8 +15,8 @@ namespace rapt {
 struct TuningValues {
   /// Microseconds of work, as estimated from FLOPs and bytes, that are worth another worker.
   std::int64_t worker_us = -1;
-  /// Work items that each of several workers gets at least, if there are so many. Where all items are alike (append_kv,
-  /// merge_states, select_topk): into how many parts a worker's share is cut, fetched one by one.
+  /// Work items that each of several workers gets at least, if there are so many. Where all items are alike: into how
+  /// many parts a worker's share is cut, fetched one by one.
   std::int64_t items_per_worker = -1;
   /// attention: but 2 rather than items of fewer rows.
   std::int64_t min_item_rows = -1;

@@ -16,7 +16,7 @@ class Entry(TypedDict):
     """A label, the same in logs, benchmarks and `rapt info`; the fields below say what the kernel is."""
     backend: str
     operation: str
-    """ "attention", "append_kv", "merge_states", "delta_rule", ..."""
+    """ "attention", "delta_rule", ..."""
     phase: str
     """Which calls it is for: "prefill" (many query rows), "decode" (a few rows over many keys), "naive" (three steps with
     the matrix of scores in memory; of other operations the formulas as they are written), "all"."""
@@ -25,7 +25,7 @@ class Entry(TypedDict):
     isa: str
     """ "avx2", "amx"; of GPUs "cuda" where any will do, else "sm90a"."""
     dtypes: list[str]
-    """Types of q, k and v (append_kv: the cache; merge_states: outs; select_topk: scores) that it takes."""
+    """Types that it takes: of q, k and v, of a cache, or of the first tensors of an operation without them."""
     min_head_size: int
     max_head_size: int
     """Of d and dv."""

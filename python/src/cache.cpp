@@ -6,11 +6,8 @@
 #include <optional>
 #include <string>
 #include <utility>
-#include <vector>
 
-#include "call.hpp"
 #include "error.hpp"
-#include "rapt/merge_states.hpp"
 #include "scalar.hpp"
 
 namespace rapt::python {
@@ -51,43 +48,6 @@ KvCache cache_of(Arrays& arrays, const CacheArguments& arguments, bool writable)
   if (ring && cache.block_table) refuse_value("ring", "True with a block_table", "one of them");
   cache.kind = ring ? KvSource::Kind::ring : cache.block_table ? KvSource::Kind::paged : KvSource::Kind::strided;
   return cache;
-}
-
-void append_kv(const AppendArguments& a) {
-  Arrays arrays;
-  AppendKvArgs args;
-  args.k_new = arrays.take("k_new", a.k_new), args.v_new = arrays.take("v_new", a.v_new);
-  args.cache = cache_of(
-      arrays, {a.k, a.v, a.block_table, a.ring, a.k_scale, a.v_scale, a.k_zero, a.v_zero, a.k_tail, a.kv_dtype}, true);
-  args.seqlens = arrays.take("cache_seqlens", a.cache_seqlens, {.elements = Elements::integers});
-  args.cu_seqlens = arrays.take("cu_seqlens", a.cu_seqlens, {.elements = Elements::integers});
-  const Context context = context_of(arrays, nb::none(), nb::none(), args.cache.k.device);
-  {
-    const nb::gil_scoped_release unlocked;
-    rapt::append_kv(args, context);
-  }
-  arrays.mark_written();
-}
-
-void merge_states(const nb::sequence& outs, const nb::sequence& lses, nb::handle out, nb::handle lse) {
-  Arrays arrays;
-  const auto views = [&](const char* name, const nb::sequence& sequence, Elements elements) {
-    std::vector<TensorView> read;
-    for (const nb::handle item : sequence) {
-      const std::string argument = std::string(name) + "[" + std::to_string(read.size()) + "]";
-      read.push_back(arrays.take(argument.c_str(), item, {.elements = elements}));
-    }
-    return read;
-  };
-  const std::vector<TensorView> from = views("outs", outs, Elements::any), with = views("lses", lses, Elements::f32);
-  const MutableTensorView to = arrays.take("out", out, {.writable = true});
-  const MutableTensorView total = arrays.take("lse", lse, {.writable = true});
-  const Context context = context_of(arrays, nb::none(), nb::none(), to.device);
-  {
-    const nb::gil_scoped_release unlocked;
-    rapt::merge_states(from, with, to, total, context);
-  }
-  arrays.mark_written();
 }
 
 }  // namespace rapt::python

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "bind.hpp"
 #include "cache.hpp"
 #include "context.hpp"
 #include "error.hpp"
@@ -315,6 +316,16 @@ void run_as_torch(const AttentionArgs& args) {
 }
 void run_as_torch(const AttentionBackwardArgs& args) {
   run_unlocked(args, context_for(torch_threads(*loaded_torch()), {}, Pool::torch, nullptr));
+}
+
+void bind_attention(nb::module_& m) {
+  m.def("attention", [](const nb::args& given) { return attention(arguments_of<AttentionArguments>(given)); });
+}
+
+void bind_attention_backward(nb::module_& m) {
+  m.def("attention_backward", [](const nb::tuple& forward, const nb::tuple& gradients) {
+    attention_backward(arguments_of<AttentionArguments>(forward), arguments_of<GradientArguments>(gradients));
+  });
 }
 
 }  // namespace rapt::python

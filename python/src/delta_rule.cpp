@@ -1,11 +1,11 @@
-#include "delta_rule.hpp"
-
+// The delta rule and its gradients as Python gives them.
 #include <algorithm>
 #include <array>
 #include <string>
 #include <string_view>
 #include <utility>
 
+#include "bind.hpp"
 #include "call.hpp"
 #include "error.hpp"
 #include "rapt/delta_rule_backward.hpp"
@@ -13,6 +13,22 @@
 
 namespace rapt::python {
 namespace {
+
+// What rapt.delta_rule and its gradients are given alike, in the order of _delta_rule.py's _INPUTS.
+struct DeltaRuleInputs {
+  nb::handle q, k, v, g, beta, rule, scale, initial_state, cu_seqlens, l2norm_qk, beta_sigmoid, beta_double, gate,
+      a_log, dt_bias, gate_lower_bound, state_v_first, threads, isa;
+};
+
+// What rapt.delta_rule writes; final_state may be None. And where states in pools lie.
+struct DeltaRuleResults {
+  nb::handle out, final_state, state_slots, accepted;
+};
+
+// The gradients of the results, and the arrays to write those of the inputs to; any may be None.
+struct DeltaRuleGradients {
+  nb::handle dout, dfinal_state, dq, dk, dv, dg, dbeta, dinitial_state, da_log, ddt_bias;
+};
 
 UpdateRule rule_of(nb::handle object) {
   constexpr std::array<std::string_view, 4> kRules = {"linear", "gated", "delta", "gated_delta"};
@@ -130,8 +146,7 @@ class Call {
   std::int64_t d_ = 0, dv_ = 0;
 };
 
-}  // namespace
-
+// Without the GIL where they work.
 void delta_rule(const DeltaRuleInputs& inputs, const DeltaRuleResults& a) {
   Call call(inputs);
   call.args.out = call.rows("out", a.out, true);
@@ -152,6 +167,20 @@ void delta_rule_backward(const DeltaRuleInputs& inputs, const DeltaRuleGradients
   args.dinitial_state = call.state("dinitial_state", a.dinitial_state, true);
   args.da_log = call.f32("da_log", a.da_log, true), args.ddt_bias = call.f32("ddt_bias", a.ddt_bias, true);
   call.run([&](const Context& context) { rapt::delta_rule_backward(args, context); });
+}
+
+}  // namespace
+
+void bind_delta_rule(nb::module_& m) {
+  m.def("delta_rule", [](const nb::tuple& inputs, const nb::tuple& results) {
+    delta_rule(arguments_of<DeltaRuleInputs>(inputs), arguments_of<DeltaRuleResults>(results));
+  });
+}
+
+void bind_delta_rule_backward(nb::module_& m) {
+  m.def("delta_rule_backward", [](const nb::tuple& inputs, const nb::tuple& gradients) {
+    delta_rule_backward(arguments_of<DeltaRuleInputs>(inputs), arguments_of<DeltaRuleGradients>(gradients));
+  });
 }
 
 }  // namespace rapt::python

@@ -1,8 +1,8 @@
-#include "dsa.hpp"
-
+// The indexer of sparse attention as Python gives it.
 #include <array>
 #include <utility>
 
+#include "bind.hpp"
 #include "call.hpp"
 #include "error.hpp"
 #include "rapt/index_scores.hpp"
@@ -11,6 +11,11 @@
 
 namespace rapt::python {
 namespace {
+
+// What rapt.dsa.index_scores and index_topk are given alike, in the order of _dsa.py's _INPUTS.
+struct IndexInputs {
+  nb::handle q, k, w, align, relu, causal, scale, k_scale, seqlens, block_table, key_begin, key_end, threads, isa;
+};
 
 // Runs without the GIL, and refuses under Python's names.
 template <class Work>
@@ -24,8 +29,8 @@ void run(const Arrays& arrays, const Context& context, const PythonNames& names,
   arrays.mark_written();
 }
 
-}  // namespace
-
+// rapt.dsa.index_scores into `scores`, or index_topk into `indices`; the other is None. The one that is given is called
+// `out` in refusals. Without the GIL where it works.
 void index_scores(const IndexInputs& a, nb::handle scores, nb::handle indices) {
   constexpr std::array<std::pair<std::string_view, std::string_view>, 3> kNames{
       {{"weights", "w"}, {"scores", "out"}, {"indices", "out"}}};
@@ -49,6 +54,7 @@ void index_scores(const IndexInputs& a, nb::handle scores, nb::handle indices) {
   run(arrays, context, kNames, [&](const Context& on) { rapt::index_scores(args, on); });
 }
 
+// rapt.dsa.select_topk into `out`. Without the GIL where it works.
 void select_topk(nb::handle scores, nb::handle out, nb::handle threads, nb::handle isa) {
   constexpr std::array<std::pair<std::string_view, std::string_view>, 1> kNames{{{"indices", "out"}}};
   Arrays arrays;
@@ -57,6 +63,23 @@ void select_topk(nb::handle scores, nb::handle out, nb::handle threads, nb::hand
       arrays.take("out", out, {.writable = true, .elements = Elements::integers, .shaped = true})};
   const Context context = context_of(arrays, threads, isa, args.scores.device);
   run(arrays, context, kNames, [&](const Context& on) { rapt::select_topk(args, on); });
+}
+
+}  // namespace
+
+void bind_index_scores(nb::module_& m) {
+  const auto any = nb::arg().none();
+  m.def(
+      "index_scores",
+      [](const nb::tuple& inputs, nb::handle scores, nb::handle indices) {
+        index_scores(arguments_of<IndexInputs>(inputs), scores, indices);
+      },
+      nb::arg(), any, any);
+}
+
+void bind_select_topk(nb::module_& m) {
+  const auto any = nb::arg().none();
+  m.def("select_topk", &select_topk, any, any, any, any);
 }
 
 }  // namespace rapt::python

@@ -6,13 +6,9 @@
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
-#include <utility>
-
-#include "cache.hpp"
+#include "bind.hpp"
 #include "call.hpp"
 #include "context.hpp"
-#include "delta_rule.hpp"
-#include "dsa.hpp"
 #include "eager.hpp"
 #include "error.hpp"
 
@@ -54,18 +50,6 @@ nb::list entry_list() {
   return list;
 }
 
-// The arguments of a Python function, which hands on all of them in its order.
-template <class Arguments>
-Arguments arguments_of(const nb::tuple& given) {
-  constexpr std::size_t n = sizeof(Arguments) / sizeof(nb::handle);
-  if (given.size() != n) throw nb::type_error(("wanted " + std::to_string(n) + " arguments").c_str());
-  const auto at = [&](std::size_t i) { return nb::handle(PyTuple_GetItem(given.ptr(), static_cast<Py_ssize_t>(i))); };
-  return [&]<std::size_t... I>(std::index_sequence<I...>) {
-    return Arguments{at(I)...};
-  }
-  (std::make_index_sequence<n>());
-}
-
 }  // namespace
 
 NB_MODULE(_core, m) {
@@ -99,28 +83,11 @@ NB_MODULE(_core, m) {
   m.def("dispatched", &dispatched);
   m.def("dispatched_above_autograd", &dispatched_above_autograd);
   m.def("eager_attention", &eager_attention, any, any, any, any, any, any, nb::arg(), any, any, any, any);
-  m.def("attention", [](const nb::args& given) { return attention(arguments_of<AttentionArguments>(given)); });
-  m.def("attention_backward", [](const nb::tuple& forward, const nb::tuple& gradients) {
-    attention_backward(arguments_of<AttentionArguments>(forward), arguments_of<GradientArguments>(gradients));
-  });
-  m.def("delta_rule", [](const nb::tuple& inputs, const nb::tuple& results) {
-    delta_rule(arguments_of<DeltaRuleInputs>(inputs), arguments_of<DeltaRuleResults>(results));
-  });
-  m.def("delta_rule_backward", [](const nb::tuple& inputs, const nb::tuple& gradients) {
-    delta_rule_backward(arguments_of<DeltaRuleInputs>(inputs), arguments_of<DeltaRuleGradients>(gradients));
-  });
-  m.def(
-      "index_scores",
-      [](const nb::tuple& inputs, nb::handle scores, nb::handle indices) {
-        index_scores(arguments_of<IndexInputs>(inputs), scores, indices);
-      },
-      nb::arg(), any, any);
-  m.def("select_topk", &select_topk, any, any, any, any);
+#define RAPT_OPERATION(name, Name, NAME) bind_##name(m);
+#include "rapt/operations.def"
   m.def("explain", [](const nb::args& given) { return explain(arguments_of<AttentionArguments>(given)); });
   m.def("explain_problem", &explain_problem, nb::arg(), any, any);
   m.def("dropout_mask", &write_dropout_mask, any, any, any, nb::arg());
-  m.def("append_kv", [](const nb::args& given) { append_kv(arguments_of<AppendArguments>(given)); });
-  m.def("merge_states", &merge_states, nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
 
   nb::class_<Plan>(m, "Explanation")
       .def_prop_ro("entry", &Plan::entry)

@@ -2,6 +2,7 @@
 #include <cuda_runtime_api.h>
 
 #include "cuda/entry.hpp"
+#include "operations/all.hpp"
 
 namespace rapt {
 namespace cuda {
@@ -45,9 +46,9 @@ const Backend& cuda_backend() {
   static const Backend backend = [] {
     Backend made{"cuda", {}};
     const cuda::Machine machine = cuda::probe();
-    cuda::add_attention(machine, made.entries);
-    cuda::add_append_kv(machine, made.entries);
-    cuda::add_merge_states(machine, made.entries);
+#define RAPT_OPERATION(name, Name, NAME) \
+  if constexpr (runs_on_gpus<Name##Args>) cuda::add_##name(machine, made.entries);
+#include "rapt/operations.def"
     return made;
   }();
   return backend;

@@ -37,10 +37,10 @@ class DeviceEntry : public Entry {
   virtual cudaError_t launch(const Params& params, std::byte* workspace, cudaStream_t stream) const = 0;
 };
 
-// Adds the entries of an operation, in the order of preference, to the backend's.
+// Adds the entries of an operation, in the order of preference, to the backend's. Defined for operations that run on
+// GPUs.
 using Entries = std::vector<std::unique_ptr<const Entry>>;
-void add_attention(const Machine& machine, Entries& entries);
-void add_append_kv(const Machine& machine, Entries& entries);
-void add_merge_states(const Machine& machine, Entries& entries);
+#define RAPT_OPERATION(name, Name, NAME) void add_##name(const Machine& machine, Entries& entries);
+#include "rapt/operations.def"
 
 }  // namespace rapt::cuda

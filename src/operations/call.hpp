@@ -7,14 +7,7 @@
 #include <variant>
 #include <vector>
 
-#include "operations/append_kv/params.hpp"
-#include "operations/attention/params.hpp"
-#include "operations/attention_backward/params.hpp"
-#include "operations/delta_rule/params.hpp"
-#include "operations/delta_rule_backward/params.hpp"
-#include "operations/index_scores/params.hpp"
-#include "operations/merge_states/params.hpp"
-#include "operations/select_topk/params.hpp"
+#include "operations/all_params.hpp"
 #include "rapt/attention.hpp"
 #include "rapt/attention_backward.hpp"
 #include "rapt/problem.hpp"

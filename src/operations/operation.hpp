@@ -18,6 +18,7 @@ namespace rapt {
 //     static void set_scalars(c, args)  if there are arguments that are no tensors: from C
 //     static unsigned mode(args)        if shapes or presence depend on it: one bit or more; else 1
 //     static constexpr const char* modes[]  then: names of those that errors speak of, from the lowest bit on
+//     static std::vector<Problem> corners(problem)  if its entry depends on sizes: corner_problems() of call.hpp
 //     static Device device(args)        if it runs on GPUs: where its tensors are to be; else the CPU
 template <class Args>
 struct OperationOf;
@@ -39,12 +40,17 @@ consteval int dimension_of(std::string_view name) {
 }
 
 template <class Args>
+inline constexpr bool runs_on_gpus = requires(const Args& args) {
+  OperationOf<Args>::device(args);
+};
+
+template <class Args>
 Bound bound_of(const Args& args) {
   using Op = OperationOf<Args>;
   unsigned mode = 1;
   Device device{};
   if constexpr (requires { Op::mode(args); }) mode = Op::mode(args);
-  if constexpr (requires { Op::device(args); }) device = Op::device(args);
+  if constexpr (runs_on_gpus<Args>) device = Op::device(args);
   return Bound(kArgumentsOf<Args>, &args, mode, device);
 }
 

@@ -1,13 +1,12 @@
 // What holds of problems of any operation.
 #include "rapt/problem.hpp"
 
-#include <algorithm>
 #include <cstddef>
 #include <string>
 #include <variant>
 #include <vector>
 
-#include "operations/call.hpp"
+#include "operations/all.hpp"
 
 namespace rapt {
 namespace {
@@ -23,6 +22,12 @@ Problem parse_as(std::string_view name, std::string_view text, const std::string
     const char* before = kIndex == 0 ? " " : kIndex + 1 < std::variant_size_v<Problem> ? ", " : " or ";
     return parse_as<kIndex + 1>(name, text, names + before + std::string(own));
   }
+}
+
+template <class Args, class P>
+std::vector<Problem> corners_of(const P& largest) {
+  if constexpr (requires { OperationOf<Args>::corners(largest); }) return OperationOf<Args>::corners(largest);
+  else return {largest};
 }
 
 }  // namespace
@@ -67,25 +72,10 @@ bool is_planned(const Problem& call, const Problem& plan) {
 }
 
 std::vector<Problem> corner_problems(const Problem& largest) {
-  if (const auto* p = std::get_if<DeltaRuleProblem>(&largest)) {
-    DeltaRuleProblem one_token = *p;
-    one_token.t = std::min<std::int64_t>(p->t, 1);
-    return {largest, one_token};
-  }
-  const auto* attention = std::get_if<AttentionProblem>(&largest);
-  if (!attention) return {largest};
-  std::vector<Problem> corners;
-  AttentionProblem p = *attention;
-  for (const std::int64_t sk : {attention->sk, std::min<std::int64_t>(attention->sk, 1)})
-    for (const std::int64_t sq : {attention->sq, std::min<std::int64_t>(attention->sq, 1)}) {
-      p.sq = sq, p.sk = sk, p.head_scales = attention->head_scales;
-      corners.emplace_back(p);
-      // Scales of rows are those of heads where there is one row, or one page.
-      if (p.head_scales || p.k_groups + p.v_groups == 0) continue;
-      p.head_scales = true;
-      corners.emplace_back(p);
-    }
-  return corners;
+#define RAPT_OPERATION(name, Name, NAME) \
+  if (const auto* p = std::get_if<Name##Problem>(&largest)) return corners_of<Name##Args>(*p);
+#include "rapt/operations.def"
+  return {};
 }
 
 }  // namespace rapt

@@ -95,6 +95,10 @@ struct KeyWindow {
 RAPT_HOST_DEVICE bool changes_scores(const ScoreParams& s) {
   return s.softcap_log2 != 0 || s.bias || s.alibi;
 }
+// Whether the final score's derivative with respect to the scaled q.k is another than 1.
+RAPT_HOST_DEVICE bool changes_derivative(const ScoreParams& s) {
+  return s.softcap_log2 != 0;
+}
 // Whether a final score differs from q.k times the scale.
 RAPT_HOST_DEVICE bool has_modifiers(const ScoreParams& s) {
   return changes_scores(s) || s.mask;
@@ -132,6 +136,13 @@ RAPT_HOST_DEVICE float alibi_shift_log2(const ScoreParams& s, std::int64_t b, st
                                         std::int64_t position, std::int64_t nearest, NumberAt number_at) {
   if (!s.alibi || position == nearest) return 0;
   return alibi_slope_log2(s, b, q_head, number_at) * abs_of(static_cast<float>(position - nearest));
+}
+
+// That derivative at x = q.k * scale_log2.
+RAPT_HOST_DEVICE double score_derivative(const ScoreParams& s, double x) {
+  if (!changes_derivative(s)) return 1;
+  const double tanh = tanh_of(x / static_cast<double>(s.softcap_log2));
+  return 1 - tanh * tanh;
 }
 
 // The final score of a pair, in the log2 domain, from x = q.k * scale_log2; -inf where mask or bias hides the key.

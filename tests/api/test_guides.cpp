@@ -34,7 +34,7 @@ std::map<std::string, std::string> sources(const fs::path& tests) {
   std::map<std::string, std::string> of;
   for (const char* name : {"api/test_examples.cpp", "api/test_examples_caches.cpp"})
     of["cpp"] += unindented(read(tests / name));
-  of["c"] = unindented(read(tests / "c" / "example.c"));
+  of["c"] = unindented(read(tests / "c" / "test_examples.c"));
   of["cmake"] = unindented(read(tests / "package" / "find_package" / "CMakeLists.txt"));
   return of;
 }

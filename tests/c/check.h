@@ -36,16 +36,4 @@ extern int failures;
     }                                                                                                             \
   } while (0)
 
-void test_attention(void);
-void test_attention_backward(void);
-void test_caches(void);
-void test_contexts(void);
-void test_delta_rule(void);
-void test_delta_rule_backward(void);
-void test_dsa(void);
-void test_errors(void);
-void test_examples(void);
-void test_kv_caches(void);
-void test_plans(void);
-
 #endif

@@ -2,18 +2,13 @@
 
 int failures = 0;
 
+#define RAPT_C_TEST(name) void name(void);
+#include "tests.def"
+#undef RAPT_C_TEST
+
 int main(void) {
-  test_attention();
-  test_attention_backward();
-  test_caches();
-  test_errors();
-  test_contexts();
-  test_delta_rule();
-  test_delta_rule_backward();
-  test_dsa();
-  test_plans();
-  test_kv_caches();
-  test_examples();
+#define RAPT_C_TEST(name) name();
+#include "tests.def"
   if (failures) fprintf(stderr, "%d checks failed\n", failures);
   return failures != 0;
 }

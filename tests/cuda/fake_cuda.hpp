@@ -25,4 +25,8 @@ struct FakeCuda {
 /// The one there is; tests assign a new one.
 extern FakeCuda fake;
 
+/// What the launch of a kernel gives. The kernels of attention are beside the runtime; those of another operation are
+/// in tests/operations/<name>/fake_cuda.cpp.
+cudaError_t launched();
+
 }  // namespace rapt::testing

@@ -266,7 +266,7 @@ TEST_CASE("cuda: senseless lengths and tables in a GPU's memory lead nowhere", "
       for (Tensor* list : {&c.cu_seqlens_q, &c.cu_seqlens_k, &c.seqlens, &c.block_table})
         for (std::int64_t i = 0; *list && i < list->size(); ++i)
           set_index(*list, i, static_cast<std::int64_t>(random() >> random() % 64));
-      const DeviceCall call(c.args(), DeviceCall::Lengths::senseless);
+      const DeviceCall call(c.args());
       attention(call.args(), forced(entry));
       call.finish();
     }

@@ -1,5 +1,5 @@
-// The table of docs/contract.md, row by row, on every entry. Bad input is in unit/test_validation.cpp, NaN and Inf in
-// test_nonfinite.cpp.
+// The table of docs/contract.md, row by row, on every entry. Bad input is in unit_validation.cpp of
+// tests/operations/attention, NaN and Inf in its kernel_nonfinite.cpp.
 #include <cmath>
 #include <limits>
 

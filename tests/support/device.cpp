@@ -6,6 +6,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include "support/all_cases.hpp"
+
 #ifdef RAPT_HAVE_CUDA
 #include <cuda_runtime_api.h>
 #endif
@@ -81,16 +83,29 @@ class DeviceTensors::Copy {
   std::size_t bytes_ = 0, offset_ = 0;
 };
 
-DeviceTensors::DeviceTensors() = default;
-DeviceTensors::~DeviceTensors() = default;
-DeviceTensors::DeviceTensors(DeviceTensors&&) noexcept = default;
-
 std::byte* DeviceTensors::place(const TensorView& view, bool output) {
   for (const auto& copy : copies_)
     if (std::byte* const found = copy->find(view)) return found;
   copies_.push_back(std::make_unique<Copy>(view, output));
   return copies_.back()->data();
 }
+void DeviceTensors::finish() const {
+  check_cuda(cudaDeviceSynchronize());
+  for (const auto& copy : copies_) copy->finish();
+}
+
+#else
+class DeviceTensors::Copy {};
+std::byte* DeviceTensors::place(const TensorView&, bool) {
+  throw std::logic_error("a build without CUDA");
+}
+void DeviceTensors::finish() const {}
+#endif
+
+DeviceTensors::DeviceTensors() = default;
+DeviceTensors::~DeviceTensors() = default;
+DeviceTensors::DeviceTensors(DeviceTensors&&) noexcept = default;
+
 void DeviceTensors::move(TensorView& view) {
   if (!view) return;
   view.data = place(view, false);
@@ -101,78 +116,34 @@ void DeviceTensors::move(MutableTensorView& view) {
   view.data = place(view, true);
   view.device = {DeviceType::cuda, 0};
 }
-void DeviceTensors::finish() const {
-  check_cuda(cudaDeviceSynchronize());
-  for (const auto& copy : copies_) copy->finish();
-}
-
-template <>
-DeviceCallOf<AttentionArgs>::DeviceCallOf(const AttentionArgs& host, Lengths lengths) : args_(host) {
-  // Nobody can see there that lengths are equal; here they are, or this throws.
-  if (lengths == Lengths::checked && AttentionProblem::of(host).align == AttentionProblem::Align::none)
-    args_.score.align = Align::top_left();
-  KvSource& kv = args_.kv;
-  ScoreSpec& score = args_.score;
-  for (TensorView* t : {&args_.q, &args_.q_scale, &kv.k, &kv.v, &kv.k_scale, &kv.v_scale, &kv.k_zero, &kv.v_zero,
-                        &kv.k_tail, &kv.seqlens, &kv.cu_seqlens, &kv.block_table, &score.bias, &score.mask,
-                        &score.alibi, &score.sinks, &args_.cu_seqlens_q})
-    tensors_.move(*t);
-  for (MutableTensorView* t : {&args_.out, &args_.lse}) tensors_.move(*t);
-}
-
-// Scales and zeros that broadcast are inputs.
-template <>
-DeviceCallOf<AppendKvArgs>::DeviceCallOf(const AppendKvArgs& host, Lengths) : args_(host) {
-  KvCache& cache = args_.cache;
-  for (TensorView* t : {&args_.k_new, &args_.v_new, &args_.seqlens, &args_.cu_seqlens, &cache.block_table})
-    tensors_.move(*t);
-  for (MutableTensorView* t :
-       {&cache.k, &cache.v, &cache.k_tail, &cache.k_scale, &cache.v_scale, &cache.k_zero, &cache.v_zero})
-    tensors_.move(*t);
-}
-
-template <>
-DeviceCallOf<MergeStatesArgs>::DeviceCallOf(const MergeStatesArgs& host, Lengths)
-    : args_(host), outs_(host.outs.begin(), host.outs.end()), lses_(host.lses.begin(), host.lses.end()) {
-  for (auto* tensors : {&outs_, &lses_})
-    for (TensorView& t : *tensors) tensors_.move(t);
-  args_.outs = outs_, args_.lses = lses_;
-  tensors_.move(args_.out), tensors_.move(args_.lse);
+void DeviceTensors::move(std::span<const TensorView>& views) {
+  std::vector<TensorView>& moved = views_.emplace_back(views.begin(), views.end());
+  for (TensorView& view : moved) move(view);
+  views = moved;
 }
 
 namespace {
 
 template <class Args>
-void run_there(const Args& args, const Forced& context,
-               void (*call)(const Args&, const Context&, std::span<std::byte>)) {
-  if (device_of(context.entry) == DeviceType::cpu) return call(args, context, {});
-  const DeviceCallOf<Args> there(args);
-  call(there.args(), context, {});
-  there.finish();
+void run_where_it_works(const Args& args, const Forced& context,
+                        void (*call)(const Args&, const Context&, std::span<std::byte>)) {
+  if constexpr (requires(Args moved, DeviceTensors tensors) { move_tensors(moved, tensors); }) {
+    if (device_of(context.entry) != DeviceType::cpu) {
+      const DeviceCallOf<Args> there(args);
+      call(there.args(), context, {});
+      return there.finish();
+    }
+  }
+  call(args, context, {});
 }
 
 }  // namespace
 
-void run(const AttentionArgs& args, const Forced& context) {
-  run_there(args, context, attention);
-}
-void run(const AppendKvArgs& args, const Forced& context) {
-  run_there(args, context, append_kv);
-}
-void run(const MergeStatesArgs& args, const Forced& context) {
-  run_there<MergeStatesArgs>(args, context, merge_states);
-}
-#else
-void run(const AttentionArgs& args, const Forced& context) {
-  attention(args, context);
-}
-void run(const AppendKvArgs& args, const Forced& context) {
-  append_kv(args, context);
-}
-void run(const MergeStatesArgs& args, const Forced& context) {
-  merge_states(args, context);
-}
-#endif
+#define RAPT_OPERATION(name, Name, NAME)                       \
+  void run(const Name##Args& args, const Forced& context) {    \
+    run_where_it_works<Name##Args>(args, context, rapt::name); \
+  }
+#include "rapt/operations.def"
 
 void run(const AttentionArgs& args, const std::string& entry) {
   run(args, forced(entry));

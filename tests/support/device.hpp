@@ -1,12 +1,13 @@
 // Calls on a GPU's memory for tests whose tensors are the host's.
 #pragma once
 
+#include <list>
 #include <memory>
+#include <span>
+#include <string>
 #include <vector>
 
-#include "rapt/attention.hpp"
-#include "rapt/append_kv.hpp"
-#include "rapt/merge_states.hpp"
+#include "rapt/operations.hpp"
 #include "support/entries.hpp"
 
 namespace rapt::testing {
@@ -22,6 +23,7 @@ class DeviceTensors {
   /// Makes a view of the host's memory one of the GPU's.
   void move(TensorView& view);
   void move(MutableTensorView& view);
+  void move(std::span<const TensorView>& views);
   /// Waits for the GPU and copies the outputs to the host's. Throws std::logic_error when an input or a guard band was
   /// written.
   void finish() const;
@@ -31,15 +33,15 @@ class DeviceTensors {
   std::byte* place(const TensorView& view, bool output);
 
   std::vector<std::unique_ptr<Copy>> copies_;
+  std::list<std::vector<TensorView>> views_;
 };
 
-/// A call's tensors there.
+/// A call's tensors there. An operation that runs on GPUs has move_tensors(args, tensors) beside its case, which moves
+/// every view of `args`.
 template <class Args>
 class DeviceCallOf {
  public:
-  /// `senseless`: lengths and tables may hold anything; else the call is one that the host would take.
-  enum class Lengths { checked, senseless };
-  explicit DeviceCallOf(const Args& host, Lengths lengths = Lengths::checked);
+  explicit DeviceCallOf(const Args& host) : args_(host) { move_tensors(args_, tensors_); }
 
   const Args& args() const { return args_; }
   void finish() const { tensors_.finish(); }
@@ -47,20 +49,13 @@ class DeviceCallOf {
  private:
   Args args_;
   DeviceTensors tensors_;
-  std::vector<TensorView> outs_, lses_;  // of merge_states
 };
-template <>
-DeviceCallOf<AttentionArgs>::DeviceCallOf(const AttentionArgs& host, Lengths lengths);
-template <>
-DeviceCallOf<AppendKvArgs>::DeviceCallOf(const AppendKvArgs& host, Lengths lengths);
-template <>
-DeviceCallOf<MergeStatesArgs>::DeviceCallOf(const MergeStatesArgs& host, Lengths lengths);
+
 using DeviceCall = DeviceCallOf<AttentionArgs>;
 
-/// The call in `context`, for an entry that runs on a GPU by way of a DeviceCall.
-void run(const AttentionArgs& args, const Forced& context);
-void run(const AppendKvArgs& args, const Forced& context);
-void run(const MergeStatesArgs& args, const Forced& context);
+/// The call in `context`, for an entry that runs on a GPU by way of a DeviceCallOf.
+#define RAPT_OPERATION(name, Name, NAME) void run(const Name##Args& args, const Forced& context);
+#include "rapt/operations.def"
 void run(const AttentionArgs& args, const std::string& entry);
 
 }  // namespace rapt::testing

@@ -11,13 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rapt import _core
+
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 LAYOUTS = ("bhsd", "bshd", "bhds")
 SIZES = ("b", "hq", "hk", "sq", "sk", "d", "dv")
 # Of a problem that scaled_dot_product_attention has no counterpart of, or has by a mask of its own making.
 OTHER_KEYS = """q kv out window align scale softcap bias bias_dtype mask dropout ragged_q ragged_k page groups k_groups v_groups tail
     tail_dtype device""".split()
-OTHER_OPERATIONS = ("append_kv", "merge_states", "attention_backward", "delta_rule", "delta_rule_backward", "index_scores", "select_topk")
+OTHER_OPERATIONS = {entry["operation"] for entry in _core.entries()} - {"attention"}
 OTHER_FLAGS = "alibi sinks lse seqlens ring gathered latent zeros head_scales q_scale".split()
 _FOLDER = Path(__file__).parent / "sets"
 NAMES = sorted(file.stem for file in _FOLDER.glob("*.txt"))

@@ -42,13 +42,13 @@ struct ItemState {
 
 struct AttentionBackwardScratch {
   ItemState* state;
-  float *dk, *dv;            // [keys of the item][Strips::floats()]
-  float *k, *v;              // the item's keys and values, where they must be packed
-  float* clean_k;            // a block of keys with non-finite elements replaced by 0
-  Row* row;                  // [chunk]
-  float *qt, *dout_t, *dqt;  // all query blocks, back to back
-  float *q, *dout;           // strips: [strip][row of the chunk][vectors of the strip]
-  float *s, *ds, *cap;       // all query blocks
+  float *dk, *dv;              // [keys of the item][Strips::floats()]
+  float *k, *v;                // the item's keys and values, where they must be packed
+  float* clean_k;              // a block of keys with non-finite elements replaced by 0
+  Row* row;                    // [chunk]
+  float *qt, *dout_t, *dqt;    // all query blocks, back to back
+  float *q, *dout;             // strips: [strip][row of the chunk][vectors of the strip]
+  float *s, *ds, *derivative;  // all query blocks
   float *neg_m, *neg_delta;
   float *zero, *discarded;  // a row of zeros, a row that is written, never read
 
@@ -68,7 +68,7 @@ struct AttentionBackwardScratch {
     dout = carver.take<float>(kChunkRows * Strips(p.dv).floats());
     s = carver.take<float>(kChunkRows * kBlockK);
     ds = carver.take<float>(kChunkRows * kBlockK);
-    cap = carver.take<float>(p.softcap ? kChunkRows * kBlockK : 0);
+    derivative = carver.take<float>(p.has_derivatives ? kChunkRows * kBlockK : 0);
     neg_m = carver.take<float>(kChunkRows);
     neg_delta = carver.take<float>(kChunkRows);
     zero = carver.take<float>(kWidth);
@@ -195,17 +195,17 @@ void clear_around(const GradQueryBlock& q_block, std::int64_t n) {
     }
 }
 
-// Adds dS to the slopes' sums, and then multiplies it by the softcap's derivative: bias and slopes get the gradient of
-// the capped score, q and k that of the score before the cap.
+// Adds dS to the sums of ALiBi's slopes, and then multiplies it by the score's derivative: bias and slopes get the
+// gradient of the final score, q and k that of the scaled q.k.
 void finish_modifiers(const Head& head, const GradQueryBlock& q_block, std::int64_t k0,
                       const AttentionBackwardParams& p) {
   const BlockSegments& c = q_block.segments;
   for (std::int64_t v = 0; v < q_block.vecs; ++v) {
     if (p.grad_alibi) add_to_slopes(head, q_block, v, k0, c.begin, c.end[v], q_block.ds, q_block.dslope);
-    for (std::int64_t j = c.begin; q_block.cap && j < c.end[v]; ++j) {
+    for (std::int64_t j = c.begin; q_block.derivative && j < c.end[v]; ++j) {
       const std::int64_t at = j * q_block.width + v * kLanes;
       const vec d = load(q_block.ds + at);
-      store(q_block.ds + at, xsimd::select(d == vec(0.f), d, d * load(q_block.cap + at)));
+      store(q_block.ds + at, xsimd::select(d == vec(0.f), d, d * load(q_block.derivative + at)));
     }
   }
 }
@@ -248,7 +248,7 @@ void add_block_gradients(const AttentionBackwardParams& p, const Head& head, Gra
     add_non_finite(p, head, q_block, k0, n, kb, dk, dv);
   }
   differentiate<kW>(head, q_block, k0, w.zero);
-  if (p.grad_alibi || q_block.cap) finish_modifiers(head, q_block, k0, p);
+  if (p.grad_alibi || q_block.derivative) finish_modifiers(head, q_block, k0, p);
   if (p.grad_q) {
     std::int64_t keys[kW];
     for (int v = 0; v < kW; ++v) keys[v] = max(c.end[v] - c.begin, 0);
@@ -314,7 +314,7 @@ void add_rows(const AttentionBackwardParams& p, const BackwardItem& item, std::i
     q_block.qt = w.qt + lane * p.d, q_block.dout_t = w.dout_t + lane * p.dv;
     q_block.ot = sums + lane * (p.d + 1), q_block.dslope = q_block.ot + p.d * q_block.width;
     q_block.s = w.s + lane * kBlockK, q_block.ds = w.ds + lane * kBlockK;
-    q_block.cap = p.score.softcap_log2 != 0 ? w.cap + lane * kBlockK : nullptr;
+    q_block.derivative = changes_derivative(p.score) ? w.derivative + lane * kBlockK : nullptr;
     q_block.neg_m = w.neg_m + lane, q_block.neg_delta = w.neg_delta + lane;
     find_rows(head, row_begin + r, q_block.rows, q_block.row);
   });

@@ -35,7 +35,7 @@ struct AttentionBackwardNaiveScratch {
 };
 AttentionBackwardNaiveScratch scratch_of(const AttentionBackwardParams& p, std::int64_t keys, std::byte* scratch) {
   Carver carver(scratch);
-  return {carver, {p.d, p.dv, p.score.softcap_log2 != 0, keys}};
+  return {carver, {p.d, p.dv, changes_derivative(p.score), keys}};
 }
 
 Head head_of(const AttentionBackwardParams& p, std::int64_t b, std::int64_t hk) {
@@ -127,9 +127,8 @@ Pair differentiate(const AttentionBackwardParams& p, const Head& head, const Gra
   const double kept = p.score.dropout.given ? static_cast<double>(p.score.dropout.scale) : 1;
   const double dp = dropped || !row.has_dp ? 0 : kept * dot(w.dout, w.v + i * p.dv, p.dv);
   const double ds = weight * (dp - row.delta);
-  const double cap = static_cast<double>(p.score.softcap_log2);
-  const double tanh = cap == 0 ? 0 : __builtin_tanh(static_cast<double>(x) / cap);
-  return {false, dropped, dropped ? 0 : kept * weight, ds, ds * (1 - tanh * tanh)};
+  const double derivative = score_derivative(p.score, static_cast<double>(x));
+  return {false, dropped, dropped ? 0 : kept * weight, ds, ds * derivative};
 }
 
 void begin(const AttentionBackwardParams& p, const BackwardItem& item, std::byte* scratch) noexcept {
@@ -242,7 +241,7 @@ std::size_t scratch_bytes(const BackwardShape& shape) noexcept {
   return carver.used();
 }
 std::size_t scratch_bytes_of_bias(const BackwardShape& shape) noexcept {
-  return scratch_bytes({shape.d, shape.dv, shape.softcap, kBackwardKeys});
+  return scratch_bytes({shape.d, shape.dv, shape.has_derivatives, kBackwardKeys});
 }
 
 }  // namespace

@@ -84,7 +84,7 @@ struct BlockProducts {
   // Computes P and dS of the block. The exponentials of one 32 x 32 chunk are interleaved with the products of the
   // next: `due` grows by `rate` per product, and at kOne a pair of rows is due.
   [[gnu::noinline]] void scores() {
-    const bool modified = needs_finish(p.score), capped = p.score.softcap_log2 != 0;
+    const bool modified = needs_finish(p.score), has_derivatives = changes_derivative(p.score);
     constexpr std::int64_t kPairs = kTileRows / kMergedRows, kOne = 1 << 16;
     const std::int64_t rate =
         kPairs * kOne / (4 * kScoreProducts<kComponents> * (w.d + w.dv) / kTileDepth - kPendingTiles) + 1;
@@ -114,16 +114,16 @@ struct BlockProducts {
                            w.of_dp, w.dv / kTileDepth * kProducts, nullptr, dp, next);
         while (!previous.is_done()) previous.next_pairs();
         if (!is_finished(rows[r], j, modified))
-          finish(head, rows[r], j, modified, s, capped ? w.slopes : nullptr, w.discarded);
-        if (capped || p.grad_alibi) store_pending<InHalves>(tiles, pending, w.discarded);
+          finish(head, rows[r], j, modified, s, has_derivatives ? w.derivatives : nullptr, w.discarded);
+        if (has_derivatives || p.grad_alibi) store_pending<InHalves>(tiles, pending, w.discarded);
         if (p.grad_alibi) add_exact_slopes(head, rows[r], j, s, w.zero, w.exact);
-        if (capped) cap_gradients(rows[r].neg_delta, w.slopes, dp);
+        if (has_derivatives) apply_derivatives(rows[r].neg_delta, w.derivatives, dp);
         previous.scores = s, previous.end = s + kTileRows * InHalves::kRow;
         due = -kPendingTiles * rate;
         previous.scale = vec(modified ? 1.f : p.score.scale_log2);
         for (int i = 0; i < kVecsOfChunk; ++i) {
           previous.add[i] = load((modified ? w.zero : rows[r].neg_m) + i * kLanes);
-          previous.neg_delta[i] = load((capped ? w.zero : rows[r].neg_delta) + i * kLanes);
+          previous.neg_delta[i] = load((has_derivatives ? w.zero : rows[r].neg_delta) + i * kLanes);
         }
       }
     store_pending<InHalves>(tiles, pending, w.discarded);

@@ -21,11 +21,11 @@ struct GradQueryBlock : QueryBlock {
   std::int64_t lane = 0;    // its first lane within the chunk
   float* dout_t = nullptr;  // [dv][width]
   float *s = nullptr, *ds = nullptr;
-  float* cap = nullptr;        // [kBlockK][width] the softcap's derivative; null: not needed
-  float* neg_delta = nullptr;  // [width]
-  float* dslope = nullptr;     // [width] sum of dS times the distance, for dalibi
-  BlockSegments segments{};    // of the current block of keys
-  bool visible = false;        // some row sees one of the block's keys
+  float* derivative = nullptr;  // [kBlockK][width] of the scores; null: all are 1
+  float* neg_delta = nullptr;   // [width]
+  float* dslope = nullptr;      // [width] sum of dS times the distance, for dalibi
+  BlockSegments segments{};     // of the current block of keys
+  bool visible = false;         // some row sees one of the block's keys
 };
 
 // Panels of `rows` rows, whose lanes follow each other in the scratch that `of_panel` hands out. Returns how many.
@@ -182,7 +182,7 @@ bool score(const Head& head, GradQueryBlock& q_block, std::int64_t k0, std::int6
     if (!g.masked) continue;
     for (std::int64_t v = g.vec; v < kW; ++v)
       visible |= (modified ? finish_scores<true> : finish_scores<false>)(head, q_block, v, k0, g.begin, g.end,
-                                                                         q_block.s, discarded, q_block.cap);
+                                                                         q_block.s, discarded, q_block.derivative);
   }
   return visible;
 }
@@ -225,7 +225,7 @@ void differentiate(const Head& head, const GradQueryBlock& q_block, std::int64_t
 }
 
 // Adds to dslope the contribution of keys [begin, end) of the block to the slopes' gradient, for one vector of rows.
-// `ds` is dS before the softcap's derivative.
+// `ds` is dS before the score's derivative.
 inline void add_to_slopes(const Head& head, const QueryBlock& q_block, std::int64_t v, std::int64_t k0,
                           std::int64_t begin, std::int64_t end, const float* ds, float* dslope) {
   const std::int64_t lane = v * kLanes;
@@ -280,7 +280,7 @@ inline ItemKeys keys_of(const Head& head, const BackwardItem& item) {
   return {min(item.key_begin, head.len_k), min(item.key_end, head.len_k)};
 }
 inline BackwardShape shape_of(const AttentionBackwardParams& p, const BackwardItem& item) {
-  return {p.d, p.dv, p.score.softcap_log2 != 0, item.key_end - item.key_begin};
+  return {p.d, p.dv, changes_derivative(p.score), item.key_end - item.key_begin};
 }
 inline WorkItem all_rows(const BackwardItem& item) {
   return {item.b, item.hk, 0, 0, 0, INT64_MAX, nullptr};

@@ -84,10 +84,10 @@ struct AttentionBackwardTilesScratch {
   float *neg_m, *neg_delta;
   float* dq_t;  // [chunk][d][32], and [chunk][32] for dalibi, used if the work item has all keys of the head
   // Of a chunk of rows and a block of keys.
-  char* scores;   // [chunk of keys][chunk of rows][kChunkBytes]
-  float* slopes;  // of the softcap, of 32 x 32 in halves
-  float* exact;   // a copy of S and dP, which becomes P and dS in fp32 for dalibi
-  bf16* rows;     // [component][32][d or dv] staging for tiles
+  char* scores;        // [chunk of keys][chunk of rows][kChunkBytes]
+  float* derivatives;  // of the scores, of 32 x 32 in halves
+  float* exact;        // a copy of S and dP, which becomes P and dS in fp32 for dalibi
+  bf16* rows;          // [component][32][d or dv] staging for tiles
   float *zero, *discarded;
   Steps of_s, of_dp, of_dv, of_dk, of_dq;
 
@@ -113,7 +113,8 @@ struct AttentionBackwardTilesScratch {
     neg_m = carver.take<float>(kRows), neg_delta = carver.take<float>(kRows);
     dq_t = carver.take<float>(kRows * (d + 1));
     scores = carver.take<char>(kBlockChunks * kRowChunks * kChunkBytes);
-    slopes = carver.take<float>(shape.softcap ? kChunk * kChunk : 0), exact = carver.take<float>(2 * kChunk * kChunk);
+    derivatives = carver.take<float>(shape.has_derivatives ? kChunk * kChunk : 0),
+    exact = carver.take<float>(2 * kChunk * kChunk);
     rows = carver.take<bf16>(kChunk * max(d, dv) * kComponents);
     zero = carver.take<float>(kChunk), discarded = carver.take<float>(kChunk * kChunk);
     carver.take<std::byte>(max(static_cast<std::int64_t>(vector_kernel().scratch_bytes(shape)) -

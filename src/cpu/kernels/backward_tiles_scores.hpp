@@ -87,17 +87,18 @@ std::int64_t from_half(int vec_of_chunk) {
   return vec_of_chunk / kVecsOfHalf * (InHalves::kRight - InHalves::kRow);
 }
 
-void finish(const Head& head, const RowChunk& rows, std::int64_t key, bool modified, float* s, float* slopes,
+void finish(const Head& head, const RowChunk& rows, std::int64_t key, bool modified, float* s, float* derivatives,
             float* discarded) {
   const QueryBlock q_block = in_halves(rows);
   const std::int64_t n = clamp(head.len_k - key, 0, kChunk);
   for (int i = 0; i < kVecsOfChunk; ++i) {
-    float *const half = s + from_half(i), *const half_slopes = slopes ? slopes + from_half(i) : nullptr;
-    (modified ? finish_scores<true> : finish_scores<false>)(head, q_block, i, key, 0, n, half, discarded, half_slopes);
+    float *const half = s + from_half(i), *const half_derivatives = derivatives ? derivatives + from_half(i) : nullptr;
+    (modified ? finish_scores<true> : finish_scores<false>)(head, q_block, i, key, 0, n, half, discarded,
+                                                            half_derivatives);
     for (std::int64_t j = n; j < kChunk; ++j) {
       const std::int64_t at = j * q_block.width + i * kLanes;
       store(half + at, minus_infinity());
-      if (slopes) store(half_slopes + at, vec(0.f));
+      if (derivatives) store(half_derivatives + at, vec(0.f));
     }
   }
 }
@@ -116,11 +117,11 @@ void finish(const Head& head, const RowChunk& rows, std::int64_t key, bool modif
     add_to_slopes(head, q_block, i, key, 0, kChunk, ds + from_half(i), rows.dslope);
 }
 
-// dP -> (dP - delta) times the softcap's derivative; times the weights this is dX.
-void cap_gradients(const float* neg_delta, const float* slopes, float* dp) {
+// dP -> (dP - delta) times the scores' derivatives; times the weights this is dX.
+void apply_derivatives(const float* neg_delta, const float* derivatives, float* dp) {
   for (std::int64_t at = 0; at < kChunk * kChunk; at += kLanes) {
     const vec minus = load(neg_delta + at / InHalves::kRight * InHalves::kRow + at % InHalves::kRow);
-    store(dp + at, (load(dp + at) + minus) * load(slopes + at));
+    store(dp + at, (load(dp + at) + minus) * load(derivatives + at));
   }
 }
 

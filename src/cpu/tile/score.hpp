@@ -61,12 +61,12 @@ inline void load_modifiers(const Head& head, const Row* row, std::int64_t key, s
 // Finishes the scores of keys [begin, end) of the block at `k0` for one vector of the query block, and folds their
 // maximum into `block_max`. On entry s[key][width] is q.k. Without modifiers it is only masked. With modifiers it
 // becomes the exponent, relative to m; the function then returns whether any key is visible, which a maximum cannot
-// tell since it may ignore a NaN. `softcap_slopes` receives the derivative of the softcap, in the layout of s; null:
-// not wanted.
+// tell since it may ignore a NaN. `derivatives` receives those of the scores (changes_derivative()), in the layout of
+// s; null: not wanted.
 template <bool kModified>
 [[gnu::noinline]] bool finish_scores(const Head& head, const QueryBlock& q_block, std::int64_t v, std::int64_t k0,
                                      std::int64_t begin, std::int64_t end, float* s, float* block_max,
-                                     float* softcap_slopes = nullptr) {
+                                     float* derivatives = nullptr) {
   const ScoreParams& score = head.p.score;
   const std::int64_t lane = v * kLanes;
   const Row* row = q_block.row + lane;
@@ -94,9 +94,9 @@ template <bool kModified>
       if (has_bias_or_mask) add = add + modifier[t];
       if (score.softcap_log2 != 0) {
         const vec capped = softcap(x * vec(score.scale_log2), score.softcap_log2);
-        if (softcap_slopes) {
+        if (derivatives) {
           const vec tanh = capped * vec(1 / score.softcap_log2);
-          store(softcap_slopes + j * q_block.width + lane, fma(vec(0.f) - tanh, tanh, vec(1.f)));
+          store(derivatives + j * q_block.width + lane, fma(vec(0.f) - tanh, tanh, vec(1.f)));
         }
         x = capped + add;
       } else {

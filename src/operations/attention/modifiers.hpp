@@ -23,10 +23,12 @@ namespace rapt {
 //     arguments<Args>               its tensors, of an operation whose arguments have a ScoreSpec `score`
 //     set(c, score)                 from C, what is no tensor
 //     is_given(problem)
+//     changes_derivative            as of semantics/score.hpp
 //     fill(score, problem, params)  both have the call's sizes already
 //     check(problem)                throws Error
 struct Modifier {
   static constexpr unsigned keys = AttentionModes::any;
+  static constexpr bool changes_derivative = false;
   template <class Args>
   static constexpr std::array<Argument, 0> arguments{};
   static void set(const rapt_attention_args&, ScoreSpec&) {}
@@ -48,6 +50,7 @@ constexpr Field<AttentionProblem> broadcast_field(std::string_view key) {
 
 struct Softcap : Modifier {
   static constexpr const char* name = "score.softcap";
+  static constexpr bool changes_derivative = true;
   static constexpr std::array fields = {number_field<AttentionProblem, &AttentionProblem::softcap>("softcap")};
   static void set(const rapt_attention_args& c, ScoreSpec& score) {
     if (c.softcap != 0) score.softcap = c.softcap;
@@ -137,5 +140,12 @@ struct ModifierList {
 // In the order of the problem's text.
 using Modifiers = ModifierList<modifiers::Softcap, modifiers::Bias, modifiers::Mask, modifiers::Alibi, modifiers::Sinks,
                                modifiers::Dropout>;
+
+// changes_derivative() of semantics/score.hpp, of a call's parameters.
+inline bool changes_derivative(const AttentionProblem& p) {
+  bool any = false;
+  Modifiers::for_each([&](auto modifier) { any |= modifier.changes_derivative && modifier.is_given(p); });
+  return any;
+}
 
 }  // namespace rapt

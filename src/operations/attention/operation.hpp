@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <string_view>
+#include <vector>
 
 #include "operations/attention/arguments.hpp"
 #include "operations/operation.hpp"
@@ -30,6 +31,7 @@ struct OperationOf<AttentionArgs> {
   static Device device(const Args& args) { return args.q.device; }
   static void set_scalars(const C& c, Args& args) { set_attention_scalars(c, args.kv, args.score); }
   static Call bind(const Args& args, Bound& bound);
+  static std::vector<Problem> corners(const AttentionProblem& largest);
 };
 
 // The number of a dimension, for Bound: the same in all operations that have attention's arguments.

@@ -6,6 +6,7 @@
 #include "core/text.hpp"
 #include "operations/attention/check.hpp"
 #include "operations/attention/modifiers.hpp"
+#include "operations/attention/operation.hpp"
 #include "rapt/attention_problem.hpp"
 
 namespace rapt {
@@ -129,6 +130,21 @@ void complete(const Words& words, AttentionProblem& p) {
 
 std::size_t AttentionProblem::hash() const {
   return std::hash<std::string>()(to_string());
+}
+
+std::vector<Problem> OperationOf<AttentionArgs>::corners(const AttentionProblem& largest) {
+  std::vector<Problem> corners;
+  AttentionProblem p = largest;
+  for (const std::int64_t sk : {largest.sk, std::min<std::int64_t>(largest.sk, 1)})
+    for (const std::int64_t sq : {largest.sq, std::min<std::int64_t>(largest.sq, 1)}) {
+      p.sq = sq, p.sk = sk, p.head_scales = largest.head_scales;
+      corners.emplace_back(p);
+      // Scales of rows are those of heads where there is one row, or one page.
+      if (p.head_scales || p.k_groups + p.v_groups == 0) continue;
+      p.head_scales = true;
+      corners.emplace_back(p);
+    }
+  return corners;
 }
 
 }  // namespace rapt

@@ -9,6 +9,7 @@
 #include "core/float_environment.hpp"
 #include "cpu/entry.hpp"
 #include "operations/attention/check.hpp"
+#include "operations/attention/modifiers.hpp"
 
 namespace rapt::cpu {
 namespace {
@@ -96,7 +97,7 @@ void size_workspace(BackwardPlan& plan, const P& p, const AttentionBackwardKerne
   constexpr double kMaxFloats = 0x1p60;
   if (static_cast<double>(chunks) * static_cast<double>(sums_of_chunk) > kMaxFloats)
     throw Error("problem", p.to_string(), "one whose workspace has less than 2^64 bytes");
-  const BackwardShape shape{p.d, p.dv, p.softcap != 0, plan.max_keys};
+  const BackwardShape shape{p.d, p.dv, changes_derivative(p), plan.max_keys};
   plan.first_bytes = whole_lines(static_cast<std::size_t>(p.b + 1) * sizeof(WorkBefore));
   plan.progress_bytes = whole_lines(static_cast<std::size_t>(items + heads) * sizeof(std::int32_t));
   plan.scratch_bytes = kernel.scratch_bytes(shape);

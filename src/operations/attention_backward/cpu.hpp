@@ -1,5 +1,5 @@
-// Shared by the two ways to divide attention_backward into work items: attention_backward.cpp divides heads along
-// their keys, attention_backward_gathered.cpp (gathered keys) along their tokens.
+// Shared by the two ways to divide attention_backward into work items: cpu.cpp divides heads along their keys,
+// cpu_gathered.cpp (gathered keys) along their tokens.
 #pragma once
 
 #include <algorithm>

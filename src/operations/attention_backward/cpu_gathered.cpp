@@ -19,6 +19,7 @@
 
 #include "cpu/entry.hpp"
 #include "operations/attention/check.hpp"
+#include "operations/attention/modifiers.hpp"
 #include "operations/attention_backward/cpu.hpp"
 
 namespace rapt::cpu {
@@ -175,7 +176,7 @@ void size_gathered_workspace(GatheredBackwardPlan& plan, const P& p, const Atten
   };
   plan.progress_bytes = bytes(items_of(p) + p.b * p.sq * p.hk, sizeof(std::int32_t));
   plan.row_bytes = p.dsinks ? bytes(p.b * p.sq * p.hq, sizeof(float)) : 0;
-  plan.kernel_bytes = kernel.scratch_bytes({p.d, p.dv, p.softcap != 0, plan.keys_per_step});
+  plan.kernel_bytes = kernel.scratch_bytes({p.d, p.dv, changes_derivative(p), plan.keys_per_step});
   plan.list_bytes = bytes(p.sk, sizeof(int64_t));
   plan.dq_bytes = p.sk > plan.keys_per_step ? bytes(rows * kernel.sums_of_row(p.d), sizeof(float)) : 0;
   plan.count_bytes = has_pool_sums(p) ? bytes(p.pool, sizeof(int64_t)) : 0;

@@ -51,8 +51,8 @@ struct BiasItem {
 };
 struct BackwardShape {
   std::int64_t d, dv;
-  bool softcap;
-  std::int64_t keys;  // of an item
+  bool has_derivatives;  // scratch for a derivative of each score (changes_derivative())
+  std::int64_t keys;     // of an item
 };
 
 // A worker calls begin(), then add_rows() for every chunk of `facts.block_q` rows (0: one row) that sees one of the

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <vector>
+
 #include "operations/delta_rule/inputs.hpp"
 #include "operations/operation.hpp"
 #include "rapt/delta_rule.hpp"
@@ -21,6 +23,7 @@ struct OperationOf<DeltaRuleArgs> {
   };
   static unsigned mode(const Args& args) { return DeltaRuleModes::of(args); }
   static Call bind(const Args& args, Bound& bound);
+  static std::vector<Problem> corners(const DeltaRuleProblem& largest);
   static void set_scalars(const C& c, Args& args);
 };
 

@@ -315,4 +315,10 @@ Needs needs_of(const DeltaRuleProblem& p) {
   return {only(p.dtype), p.d, p.dv};
 }
 
+std::vector<Problem> OperationOf<DeltaRuleArgs>::corners(const DeltaRuleProblem& largest) {
+  DeltaRuleProblem one_token = largest;
+  one_token.t = std::min<std::int64_t>(largest.t, 1);
+  return {largest, one_token};
+}
+
 }  // namespace rapt

@@ -280,4 +280,14 @@ CaseOf<AppendKvProblem>::Sizes CaseOf<AppendKvProblem>::sizes(const AppendKvProb
   return {{"b", p.b}, {"hk", p.hk}, {"n", p.n}, {"sk", p.sk}, {"d", p.d}, {"dv", p.dv}};
 }
 
+void move_tensors(AppendKvArgs& args, DeviceTensors& tensors) {
+  KvCache& cache = args.cache;
+  for (TensorView* t : {&args.k_new, &args.v_new, &args.seqlens, &args.cu_seqlens, &cache.block_table})
+    tensors.move(*t);
+  // Scales and zeros that broadcast are inputs.
+  for (MutableTensorView* t :
+       {&cache.k, &cache.v, &cache.k_tail, &cache.k_scale, &cache.v_scale, &cache.k_zero, &cache.v_zero})
+    tensors.move(*t);
+}
+
 }  // namespace rapt::testing

@@ -71,4 +71,7 @@ struct CaseOf<AppendKvProblem> : CaseTraits<AppendKvProblem, AppendCase> {
   static std::int64_t rows(const AppendKvProblem& problem) { return problem.n; }
 };
 
+/// For DeviceCallOf.
+void move_tensors(AppendKvArgs& args, DeviceTensors& tensors);
+
 }  // namespace rapt::testing

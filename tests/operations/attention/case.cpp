@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "support/device.hpp"
 #include "support/fill.hpp"
 
 namespace rapt::testing {
@@ -391,6 +392,21 @@ void Case::poison_outputs() {
 Slot Case::slot(std::int64_t n, std::int64_t j) const {
   if (problem.page_size > 0) return {index_at(block_table, {n, j / problem.page_size}), j % problem.page_size};
   return {n, problem.ring ? j % problem.sk : j};
+}
+
+void move_tensors(AttentionArgs& args, DeviceTensors& tensors) {
+  // Nobody can see there that lengths are equal; here they are, or this throws.
+  if (!args.score.align) {
+    AttentionProblem::of(args);
+    args.score.align = Align::top_left();
+  }
+  KvSource& kv = args.kv;
+  ScoreSpec& score = args.score;
+  for (TensorView* t :
+       {&args.q, &args.q_scale, &kv.k, &kv.v, &kv.k_scale, &kv.v_scale, &kv.k_zero, &kv.v_zero, &kv.k_tail, &kv.seqlens,
+        &kv.cu_seqlens, &kv.block_table, &score.bias, &score.mask, &score.alibi, &score.sinks, &args.cu_seqlens_q})
+    tensors.move(*t);
+  for (MutableTensorView* t : {&args.out, &args.lse}) tensors.move(*t);
 }
 
 }  // namespace rapt::testing

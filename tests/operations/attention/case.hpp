@@ -101,4 +101,8 @@ struct CaseOf<AttentionProblem> : CaseTraits<AttentionProblem, Case> {
   static Verdict verify(Case& inputs, const Context& context, std::int64_t rows);
 };
 
+class DeviceTensors;
+/// For DeviceCallOf.
+void move_tensors(AttentionArgs& args, DeviceTensors& tensors);
+
 }  // namespace rapt::testing

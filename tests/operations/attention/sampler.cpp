@@ -1,25 +1,11 @@
 #include "operations/attention/sampler.hpp"
 
 #include <algorithm>
-#include <initializer_list>
-#include <iterator>
+
+#include "support/random.hpp"
 
 namespace rapt::testing {
 namespace {
-
-using Random = std::mt19937_64;
-
-std::int64_t between(Random& random, std::int64_t low, std::int64_t high) {
-  return low + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(high - low + 1));
-}
-
-bool one_in(Random& random, std::int64_t n) {
-  return between(random, 1, n) == 1;
-}
-
-std::int64_t pick(Random& random, std::initializer_list<std::int64_t> values) {
-  return *std::next(values.begin(), between(random, 0, static_cast<std::int64_t>(values.size()) - 1));
-}
 
 std::int64_t head_size(Random& random) {
   switch (between(random, 0, 5)) {
@@ -43,11 +29,6 @@ std::int64_t length(Random& random) {
     default:
       return between(random, 1, 300);
   }
-}
-
-/// A total that b sequences of which the longest is `longest` can have.
-std::int64_t total(Random& random, std::int64_t b, std::int64_t longest) {
-  return between(random, longest, b * longest);
 }
 
 void sample_positions(Random& random, AttentionProblem& p) {
@@ -213,93 +194,6 @@ AttentionProblem sample(Random& random, const SampleOptions& options) {
     p.head_scales = p.k_groups + p.v_groups > 0 && one_in(random, 3);
     if (one_in(random, 4)) p.q_dtype = DType::f8e4m3, p.q_scale = !one_in(random, 3);
   }
-  return p;
-}
-
-DeltaRuleProblem sample_delta_rule(Random& random) {
-  DeltaRuleProblem p;
-  p.rule = static_cast<UpdateRule>(between(random, 0, 3));
-  const bool has_decay = p.rule == UpdateRule::gated || p.rule == UpdateRule::gated_delta;
-  if (has_decay) p.decay = static_cast<Decay>(between(random, 0, 3));
-  p.gate = p.decay != Decay::none && one_in(random, 3);
-  p.beta = (p.rule == UpdateRule::delta || p.rule == UpdateRule::gated_delta) && !one_in(random, 4);
-  p.l2norm = one_in(random, 3);
-  p.b = between(random, 1, 3);
-  p.hk = between(random, 1, 3);
-  p.hv = p.hk * between(random, 1, 2);
-  if (one_in(random, 4)) std::swap(p.hk, p.hv);
-  const std::int64_t h = p.state_heads();
-  p.hq = one_in(random, 3) ? h * between(random, 2, 3) : one_in(random, 2) ? p.hk : h;
-  p.t = one_in(random, 4) ? 1 : one_in(random, 4) ? between(random, 2, 9) : between(random, 1, 200);  // 1: decode
-  const auto size = [&] {
-    return one_in(random, 3) ? between(random, 1, 256) : pick(random, {1, 3, 8, 15, 16, 17, 32, 33, 64, 100, 128});
-  };
-  p.d = size(), p.dv = one_in(random, 2) ? p.d : size();
-  while (p.b * h * p.t * p.d * p.dv > std::int64_t{1} << 20 && p.t > 1) p.t = (p.t + 1) / 2;
-  p.state = !one_in(random, 3);
-  p.slots = p.state && one_in(random, 2);
-  if (p.state && one_in(random, 3)) p.state_dtype = DType::bf16;
-  if (p.slots && p.t < 8 && one_in(random, 2)) p.steps = p.t + between(random, 0, 2);
-  if (one_in(random, 3)) p.ragged = total(random, p.b, p.t);
-  if (one_in(random, 2)) {
-    p.dtype = static_cast<DType>(pick(random, {0, 1, 2}));
-    p.out_dtype = one_in(random, 3) ? static_cast<DType>(pick(random, {0, 1, 2})) : p.dtype;
-  }
-  return p;
-}
-
-DeltaRuleBackwardProblem sample_delta_rule_backward(Random& random) {
-  DeltaRuleBackwardProblem p;
-  static_cast<DeltaRuleProblem&>(p) = sample_delta_rule(random);
-  p.slots = false, p.steps = 0;
-  if (one_in(random, 4)) p.hq = 2, p.hk = 3, p.hv = 6;  // neither sharing is a part of the other
-  p.t = one_in(random, 2) ? pick(random, {0, 1, 2, 23, 24, 25, 47, 48, 49, 72}) : between(random, 1, 100);
-  while (p.b * p.state_heads() * p.t * p.d * p.dv > std::int64_t{1} << 19 && p.t > 1) p.t = (p.t + 1) / 2;
-  if (p.ragged >= 0) p.ragged = total(random, p.b, p.t);
-  return p;
-}
-
-IndexScoresProblem sample_index_scores(Random& random) {
-  IndexScoresProblem p;
-  const bool bf16 = one_in(random, 2);  // which most kernels take
-  p.q_dtype = bf16 ? DType::bf16 : static_cast<DType>(between(random, 0, 2));
-  const DType keys[] = {DType::f32, DType::bf16, DType::f16, DType::i8, DType::f8e4m3, DType::f8e5m2};
-  p.k_dtype = one_in(random, 3) ? p.q_dtype : keys[between(random, bf16 ? 3 : 0, 5)];
-  p.scales = p.k_dtype == DType::i8 || (between(random, 0, 1) == 1 && !std::count(keys, keys + 3, p.k_dtype));
-  p.b = between(random, 1, 3);
-  p.sq = one_in(random, 3) ? 1 : between(random, 1, 40);
-  p.sk = one_in(random, 4) ? between(random, 1000, 3000) : between(random, 1, 400);
-  p.h = one_in(random, 3) ? pick(random, {1, 16, 32, 64}) : between(random, 1, 70);
-  p.d = one_in(random, 2) ? pick(random, {32, 64, 96, 128}) : between(random, 1, 200);
-  while (p.b * p.sq * p.sk * p.h * p.d > std::int64_t{1} << 24 && (p.b > 1 || p.sq > 1 || p.h > 1)) {
-    if (p.b > 1) --p.b;
-    else if (p.sq > 1) p.sq = (p.sq + 1) / 2;
-    else p.h = (p.h + 1) / 2;
-  }
-  p.lengths = one_in(random, 2);
-  if (p.lengths && one_in(random, 2)) {
-    p.page_size = pick(random, {1, 7, 16, 32, 48, 64});
-    p.sk = (p.sk + p.page_size - 1) / p.page_size * p.page_size;
-  }
-  p.causal = !one_in(random, 3);
-  if (p.causal || one_in(random, 4)) p.align = static_cast<IndexScoresProblem::Align>(between(random, 1, 3));
-  if (p.align == IndexScoresProblem::Align::offset) p.align_offset = between(random, -p.sq, p.sk);
-  if (p.causal && one_in(random, 5) && (p.sk == p.sq || (p.lengths && p.sk >= p.sq)))
-    p.align = IndexScoresProblem::Align::none, p.align_offset = 0;
-  p.relu = !one_in(random, 3);
-  p.key_ranges = one_in(random, 3);
-  if (!one_in(random, 4)) p.topk = one_in(random, 4) ? between(random, 1000, 2100) : between(random, 1, 300);
-  p.scores = p.topk == 0 || one_in(random, 2);
-  return p;
-}
-
-SelectTopkProblem sample_select_topk(Random& random) {
-  SelectTopkProblem p;
-  p.rows = between(random, 1, 20);
-  p.sk = one_in(random, 3) ? between(random, 1000, 20000) : between(random, 1, 300);
-  p.n = one_in(random, 4)   ? pick(random, {1, 2, 16, 17, 48, 49, p.sk, p.sk + 1, 2 * p.sk})
-        : one_in(random, 3) ? between(random, 1, 2100)
-                            : between(random, 1, p.sk);
   return p;
 }
 

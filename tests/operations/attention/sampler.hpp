@@ -29,14 +29,4 @@ AttentionProblem sample(std::mt19937_64& random, const SampleOptions& options);
 /// The same for gradients: mostly all of them, now and then some. With types, dout has one of its own, too.
 AttentionBackwardProblem sample_backward(std::mt19937_64& random, SampleOptions options);
 
-/// Of every rule, decay and type, with every way to keep states; d and dv reach 256, t about 200.
-DeltaRuleProblem sample_delta_rule(std::mt19937_64& random);
-/// The same for gradients: fewer tokens, at and beside multiples of 24, and heads shared in every way.
-DeltaRuleBackwardProblem sample_delta_rule_backward(std::mt19937_64& random);
-
-/// Of every type, with every way to hide keys and to keep them; d reaches 200, h 70, sk 3000 and n 2100.
-IndexScoresProblem sample_index_scores(std::mt19937_64& random);
-/// Up to 20 rows of as many scores, n on either side of their number.
-SelectTopkProblem sample_select_topk(std::mt19937_64& random);
-
 }  // namespace rapt::testing

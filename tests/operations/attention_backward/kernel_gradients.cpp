@@ -1,6 +1,6 @@
 // attention_backward on every entry: against the float64 oracle over sizes, types and features. What it shares with the
-// other operations (executors, plans, workspaces) is in test_operations.cpp, NaN and Inf in
-// test_backward_nonfinite.cpp.
+// other operations (executors, plans, workspaces) is in tests/kernel/test_operations.cpp, NaN and Inf in
+// kernel_nonfinite.cpp.
 #include <optional>
 #include <random>
 #include <string>

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <random>
 #include <vector>
 
 #include "operations/delta_rule/oracle.hpp"
@@ -96,5 +97,8 @@ struct CaseOf<DeltaRuleProblem> : CaseTraits<DeltaRuleProblem, DeltaRuleCase> {
  private:
   static constexpr double kMaxUpdates = 64 << 20;
 };
+
+/// Of every rule, decay and type, with every way to keep states; d and dv reach 256, t about 200.
+DeltaRuleProblem sample_delta_rule(std::mt19937_64& random);
 
 }  // namespace rapt::testing

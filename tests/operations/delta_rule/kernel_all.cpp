@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "operations/attention/sampler.hpp"
 #include "operations/delta_rule/check.hpp"
 
 using namespace rapt;

@@ -4,7 +4,6 @@
 #include <random>
 #include <string>
 
-#include "operations/attention/sampler.hpp"
 #include "operations/delta_rule/case.hpp"
 #include "rapt/plan.hpp"
 #include "support/refuses.hpp"

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <random>
 #include <vector>
 
 #include "operations/delta_rule/case.hpp"
@@ -61,5 +62,8 @@ struct CaseOf<DeltaRuleBackwardProblem> : CaseTraits<DeltaRuleBackwardProblem, D
  private:
   static constexpr double kMaxUpdates = 16 << 20;
 };
+
+/// As sample_delta_rule(), with fewer tokens, at and beside multiples of 24, and heads shared in every way.
+DeltaRuleBackwardProblem sample_delta_rule_backward(std::mt19937_64& random);
 
 }  // namespace rapt::testing

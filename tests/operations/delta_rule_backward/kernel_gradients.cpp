@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "operations/attention/sampler.hpp"
 #include "operations/delta_rule_backward/case.hpp"
 #include "rapt/plan.hpp"
 #include "support/catch.hpp"

@@ -5,7 +5,6 @@
 #include <random>
 #include <string>
 
-#include "operations/attention/sampler.hpp"
 #include "operations/delta_rule_backward/case.hpp"
 #include "rapt/plan.hpp"
 #include "support/refuses.hpp"

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <random>
 #include <vector>
 
 #include "operations/index_scores/oracle.hpp"
@@ -68,5 +69,8 @@ struct CaseOf<IndexScoresProblem> : CaseTraits<IndexScoresProblem, IndexScoresCa
     return IndexScoresCase(problem, seed, Placement::heap, Spacing::dense, IndexScoresCase::LengthsAre::full);
   }
 };
+
+/// Of every type, with every way to hide keys and to keep them; d reaches 200, h 70, sk 3000 and n 2100.
+IndexScoresProblem sample_index_scores(std::mt19937_64& random);
 
 }  // namespace rapt::testing

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "operations/attention/case.hpp"
-#include "operations/attention/sampler.hpp"
 #include "operations/index_scores/case.hpp"
 #include "operations/select_topk/case.hpp"
 #include "rapt/plan.hpp"

@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "operations/attention/sampler.hpp"
 #include "operations/index_scores/case.hpp"
 #include "operations/select_topk/case.hpp"
 #include "rapt/plan.hpp"

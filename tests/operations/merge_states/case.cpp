@@ -106,4 +106,9 @@ CaseOf<MergeStatesProblem>::Sizes CaseOf<MergeStatesProblem>::sizes(const MergeS
   return {{"rows", p.rows}, {"dv", p.dv}, {"count", p.count}};
 }
 
+void move_tensors(MergeStatesArgs& args, DeviceTensors& tensors) {
+  tensors.move(args.outs), tensors.move(args.lses);
+  tensors.move(args.out), tensors.move(args.lse);
+}
+
 }  // namespace rapt::testing

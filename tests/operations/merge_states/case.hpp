@@ -47,4 +47,7 @@ struct CaseOf<MergeStatesProblem> : CaseTraits<MergeStatesProblem, MergeCase> {
   static std::int64_t rows(const MergeStatesProblem& problem) { return problem.rows; }
 };
 
+/// For DeviceCallOf.
+void move_tensors(MergeStatesArgs& args, DeviceTensors& tensors);
+
 }  // namespace rapt::testing

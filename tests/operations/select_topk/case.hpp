@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <random>
 #include <vector>
 
 #include "rapt/select_topk.hpp"
@@ -59,5 +60,8 @@ struct CaseOf<SelectTopkProblem> : CaseTraits<SelectTopkProblem, SelectTopkCase>
   /// All rows are normal numbers.
   static SelectTopkCase timed(const SelectTopkProblem& problem, std::uint64_t seed);
 };
+
+/// Up to 20 rows of as many scores, n on either side of their number.
+SelectTopkProblem sample_select_topk(std::mt19937_64& random);
 
 }  // namespace rapt::testing

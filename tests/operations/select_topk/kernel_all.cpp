@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "operations/attention/sampler.hpp"
 #include "operations/select_topk/case.hpp"
 #include "rapt/plan.hpp"
 #include "support/catch.hpp"

@@ -1,0 +1,39 @@
+#include "rapt/append_kv.hpp"
+
+#include "bind.hpp"
+#include "cache.hpp"
+#include "call.hpp"
+
+namespace rapt::python {
+namespace {
+
+// The arguments of rapt.append_kv, in its order.
+struct AppendArguments {
+  nb::handle k_new, v_new, k, v, cache_seqlens, block_table, ring, cu_seqlens, k_scale, v_scale, k_zero, v_zero, k_tail,
+      kv_dtype;
+};
+
+// Without the GIL where it works.
+void append_kv(const AppendArguments& a) {
+  Arrays arrays;
+  AppendKvArgs args;
+  args.k_new = arrays.take("k_new", a.k_new), args.v_new = arrays.take("v_new", a.v_new);
+  args.cache = cache_of(
+      arrays, {a.k, a.v, a.block_table, a.ring, a.k_scale, a.v_scale, a.k_zero, a.v_zero, a.k_tail, a.kv_dtype}, true);
+  args.seqlens = arrays.take("cache_seqlens", a.cache_seqlens, {.elements = Elements::integers});
+  args.cu_seqlens = arrays.take("cu_seqlens", a.cu_seqlens, {.elements = Elements::integers});
+  const Context context = context_of(arrays, nb::none(), nb::none(), args.cache.k.device);
+  {
+    const nb::gil_scoped_release unlocked;
+    rapt::append_kv(args, context);
+  }
+  arrays.mark_written();
+}
+
+}  // namespace
+
+void bind_append_kv(nb::module_& m) {
+  m.def("append_kv", [](const nb::args& given) { append_kv(arguments_of<AppendArguments>(given)); });
+}
+
+}  // namespace rapt::python
