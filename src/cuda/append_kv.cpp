@@ -17,7 +17,7 @@ class AppendKvEntry final : public DeviceEntry {
     return (p.ragged >= 0 ? p.ragged : p.b * p.n) * p.hk;
   }
   cudaError_t launch(const Params& params, std::byte*, cudaStream_t stream) const override {
-    return append_kv(std::get<AppendKvParams>(params), stream);
+    return launch_append_kv(std::get<AppendKvParams>(params), stream);
   }
 };
 

@@ -57,16 +57,16 @@ constexpr AttentionKernel decode(const char* name, const char* arithmetic, DType
             if (a.sq * a.group > kDecodeMaxRows) return "takes up to 64 rows (query tokens times heads of a group)";
             if (is_quantised(a) && !quantised_groups_fit(a))
               return "takes scales of whole rows, or of multiples of 32 columns";
-            return wgmma_can_count(a) && decode_items(a) < kMaxBlocks ? "" : "takes fewer than 2^30 keys and splits";
+            return prefill_can_count(a) && decode_items(a) < kMaxBlocks ? "" : "takes fewer than 2^30 keys and splits";
           },
           .f8_queries = f8_queries_of(type),
           .workspace = decode_workspace,
           .work_items = decode_items,
           .run =
               [](const AttentionParams& a, void* workspace, cudaStream_t stream) {
-                const auto run = is_quantised(a)          ? attention_split_kv
-                                 : a.q_type == DType::f32 ? attention_decode_f32
-                                                          : attention_decode;
+                const auto run = is_quantised(a)          ? launch_attention_decode
+                                 : a.q_type == DType::f32 ? launch_attention_decode_f32
+                                                          : launch_attention_decode_m64;
                 return run(a, static_cast<std::byte*>(workspace), stream);
               },
           .needs_no_workspace = decode_finishes_at_once};
@@ -74,37 +74,39 @@ constexpr AttentionKernel decode(const char* name, const char* arithmetic, DType
 // Codes become elements of the queries' type. A key's scale multiplies its scores, and a value's its weights, which
 // fp16 has no range for.
 template <DType kType>
-std::string_view refuse_wgmma_cache(const AttentionProblem& p) {
+std::string_view refuse_prefill_cache(const AttentionProblem& p) {
   if ((only(p.kv_dtype) & kQuantisedTypes) == 0) return "";
   if (p.zeros || p.k_groups > 1 || p.v_groups > 1) return "takes scales of whole rows, without zeros";
   return kType == DType::f16 && p.v_groups > 0 ? "takes no scales of values, which fp16 may lack the range for" : "";
 }
 // Its blocks of rows and keys depend on the head size, so the facts have none.
 template <DType kType>
-constexpr AttentionKernel wgmma(const char* name, const char* arithmetic) {
+constexpr AttentionKernel prefill(const char* name, const char* arithmetic) {
   return {.name = name,
           .isa = "sm90a",
           .facts = {.operation = Operation::attention,
                     .phase = Phase::prefill,
                     .arithmetic = arithmetic,
                     .dtypes = only(kType) | kQuantisedTypes,
-                    .max_head_size = kWgmmaMaxHeadSize},
+                    .max_head_size = kPrefillMaxHeadSize},
           .refuse = [](const AttentionParams& a) -> std::string_view {
-            return wgmma_can_count(a) && splits_can_be_counted(a)
+            return prefill_can_count(a) && splits_can_be_counted(a)
                        ? ""
                        : "takes fewer than 2^30 rows and keys, and splits of few rows";
           },
-          .refuse_problem = refuse_wgmma_cache<kType>,
+          .refuse_problem = refuse_prefill_cache<kType>,
           .f8_queries = f8_queries_of(kType),
-          .workspace = wgmma_workspace,
+          .workspace = prefill_workspace,
           .work_items = simt_tiles,
-          .run = [](const AttentionParams& a, void* workspace,
-                    cudaStream_t stream) { return attention_wgmma(a, static_cast<std::byte*>(workspace), stream); },
+          .run =
+              [](const AttentionParams& a, void* workspace, cudaStream_t stream) {
+                return launch_attention_prefill(a, static_cast<std::byte*>(workspace), stream);
+              },
           .needs_no_workspace = decode_finishes_at_once};
 }
-std::string_view refuse_wgmma_f8(const AttentionProblem& p) {
+std::string_view refuse_prefill_f8(const AttentionProblem& p) {
   constexpr auto kNone = AttentionProblem::kNone;
-  if (p.d != p.dv || (p.d != kWgmmaF8MinHeadSize && p.d != kWgmmaF8MaxHeadSize))
+  if (p.d != p.dv || (p.d != kPrefillF8MinHeadSize && p.d != kPrefillF8MaxHeadSize))
     return "takes heads of 64 or 128 columns, of values as of keys";
   if (p.ragged_q >= 0 || p.ragged_k >= 0 || p.kv_lengths || p.page_size > 0 || p.ring)
     return "takes dense sequences of one length, which the host knows";
@@ -114,28 +116,30 @@ std::string_view refuse_wgmma_f8(const AttentionProblem& p) {
   const bool of_heads = p.k_groups + p.v_groups == 0 || p.head_scales;
   return p.zeros || p.k_groups > 1 || p.v_groups > 1 || !of_heads ? "takes scales of heads, without zeros" : "";
 }
-constexpr AttentionKernel kWgmmaF8 = {
-    .name = "attention_wgmma.f8e4m3.cuda.sm90a",
+constexpr AttentionKernel kPrefillF8 = {
+    .name = "attention_prefill.f8e4m3.cuda.sm90a",
     .isa = "sm90a",
     .facts = {.operation = Operation::attention,
               .phase = Phase::prefill,
               .arithmetic = "f8e4m3",
               .dtypes = only(DType::f8e4m3),
               .opt_in = "its weights are rounded to f8e4m3, which has bounds of its own",
-              .min_head_size = kWgmmaF8MinHeadSize,
-              .max_head_size = kWgmmaF8MaxHeadSize},
+              .min_head_size = kPrefillF8MinHeadSize,
+              .max_head_size = kPrefillF8MaxHeadSize},
     .refuse = [](const AttentionParams& a) -> std::string_view {
       constexpr std::int64_t kLimit = std::int64_t{1} << 30;
-      const bool can_count = wgmma_can_count(a) && simt_tiles(a) < kLimit / std::max<std::int64_t>(a.group, 1) &&
+      const bool can_count = prefill_can_count(a) && simt_tiles(a) < kLimit / std::max<std::int64_t>(a.group, 1) &&
                              a.b * a.hk * (a.sk + 127) / 128 < kLimit;
       return can_count ? "" : "takes fewer than 2^30 rows, keys, and blocks of these in all heads";
     },
-    .refuse_problem = refuse_wgmma_f8,
+    .refuse_problem = refuse_prefill_f8,
     .f8_queries = F8Queries::any,
-    .workspace = wgmma_f8_workspace,
+    .workspace = prefill_f8_workspace,
     .work_items = simt_tiles,
-    .run = [](const AttentionParams& a, void* workspace,
-              cudaStream_t stream) { return attention_wgmma_f8(a, static_cast<std::byte*>(workspace), stream); }};
+    .run =
+        [](const AttentionParams& a, void* workspace, cudaStream_t stream) {
+          return launch_attention_prefill_f8(a, static_cast<std::byte*>(workspace), stream);
+        }};
 constexpr AttentionKernel latent(const char* name, const char* arithmetic, DType type) {
   return {.name = name,
           .isa = "sm90a",
@@ -149,12 +153,14 @@ constexpr AttentionKernel latent(const char* name, const char* arithmetic, DType
                     .max_value_head_size = kLatentMaxValueHeadSize},
           .refuse = [](const AttentionParams& a) -> std::string_view {
             if (a.total_q >= 0) return "takes no ragged queries";
-            return wgmma_can_count(a) && latent_items(a) < kMaxBlocks ? "" : "takes fewer than 2^30 keys and splits";
+            return prefill_can_count(a) && latent_items(a) < kMaxBlocks ? "" : "takes fewer than 2^30 keys and splits";
           },
           .workspace = latent_workspace,
           .work_items = latent_items,
-          .run = [](const AttentionParams& a, void* workspace,
-                    cudaStream_t stream) { return attention_latent(a, static_cast<std::byte*>(workspace), stream); }};
+          .run =
+              [](const AttentionParams& a, void* workspace, cudaStream_t stream) {
+                return launch_attention_latent(a, static_cast<std::byte*>(workspace), stream);
+              }};
 }
 #endif
 
@@ -163,28 +169,30 @@ constexpr AttentionKernel kKernels[] = {
     decode("attention_decode.bf16.cuda.sm90a", "bf16", DType::bf16),
     decode("attention_decode.f16.cuda.sm90a", "f16", DType::f16),
     decode("attention_decode.f32.cuda.sm90a", "f32", DType::f32),
-    wgmma<DType::bf16>("attention_wgmma.bf16.cuda.sm90a", "bf16"),
-    wgmma<DType::f16>("attention_wgmma.f16.cuda.sm90a", "f16"),
-    kWgmmaF8,
+    prefill<DType::bf16>("attention_prefill.bf16.cuda.sm90a", "bf16"),
+    prefill<DType::f16>("attention_prefill.f16.cuda.sm90a", "f16"),
+    kPrefillF8,
     latent("attention_latent.bf16.cuda.sm90a", "bf16", DType::bf16),
     latent("attention_latent.f16.cuda.sm90a", "f16", DType::f16),
-    {.name = "attention_wgmma.f32.cuda.sm90a",
+    {.name = "attention_prefill.f32.cuda.sm90a",
      .isa = "sm90a",
      .facts = {.operation = Operation::attention,
                .phase = Phase::prefill,
                .arithmetic = "f16x3",
                .dtypes = only(DType::f32),
-               .min_head_size = kWgmmaF32MinHeadSize,
-               .max_head_size = kWgmmaMaxHeadSize},
+               .min_head_size = kPrefillF32MinHeadSize,
+               .max_head_size = kPrefillMaxHeadSize},
      .refuse = [](const AttentionParams& a) -> std::string_view {
-       return wgmma_f32_can_count(a) && splits_can_be_counted(a)
+       return prefill_f32_can_count(a) && splits_can_be_counted(a)
                   ? ""
                   : "takes fewer than 2^28 rows and keys, and splits of few rows";
      },
-     .workspace = wgmma_f32_workspace,
+     .workspace = prefill_f32_workspace,
      .work_items = simt_tiles,
-     .run = [](const AttentionParams& a, void* workspace,
-               cudaStream_t stream) { return attention_wgmma_f32(a, static_cast<std::byte*>(workspace), stream); }},
+     .run =
+         [](const AttentionParams& a, void* workspace, cudaStream_t stream) {
+           return launch_attention_prefill_f32(a, static_cast<std::byte*>(workspace), stream);
+         }},
 #endif
     {.name = "attention_simt.f32.cuda.q64k64",
      .isa = "cuda",
@@ -202,7 +210,7 @@ constexpr AttentionKernel kKernels[] = {
      .f8_queries = F8Queries::any,
      .workspace = [](const AttentionParams&) -> std::size_t { return 0; },
      .work_items = simt_tiles,
-     .run = [](const AttentionParams& a, void*, cudaStream_t stream) { return attention_simt(a, stream); }},
+     .run = [](const AttentionParams& a, void*, cudaStream_t stream) { return launch_attention_simt(a, stream); }},
     {.name = "attention_naive.f32.cuda",
      .isa = "cuda",
      .facts = {.operation = Operation::attention,
@@ -218,7 +226,7 @@ constexpr AttentionKernel kKernels[] = {
      .workspace = naive_workspace,
      .work_items = naive_rows,
      .run = [](const AttentionParams& a, void* workspace,
-               cudaStream_t stream) { return attention_naive(a, static_cast<float*>(workspace), stream); }},
+               cudaStream_t stream) { return launch_attention_naive(a, static_cast<float*>(workspace), stream); }},
 };
 
 // All that plans need.

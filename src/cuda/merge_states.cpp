@@ -16,7 +16,7 @@ class MergeStatesEntry final : public DeviceEntry {
   }
   std::int64_t work_items(const Problem& problem) const override { return std::get<MergeStatesProblem>(problem).rows; }
   cudaError_t launch(const Params& params, std::byte* workspace, cudaStream_t stream) const override {
-    return merge_states(std::get<MergeStatesParams>(params), workspace, stream);
+    return launch_merge_states(std::get<MergeStatesParams>(params), workspace, stream);
   }
 };
 

@@ -153,7 +153,7 @@ namespace rapt::cuda {
 std::int64_t simt_tiles(const AttentionParams&) {
   return 1;
 }
-cudaError_t attention_simt(const AttentionParams&, cudaStream_t, const std::uint64_t*) {
+cudaError_t launch_attention_simt(const AttentionParams&, cudaStream_t, const std::uint64_t*) {
   return launched();
 }
 std::int64_t decode_items(const AttentionParams&) {
@@ -165,16 +165,16 @@ std::size_t decode_workspace(const AttentionParams&) {
 bool decode_finishes_at_once(const AttentionParams&) {
   return false;
 }
-cudaError_t attention_decode(const AttentionParams&, std::byte*, cudaStream_t) {
+cudaError_t launch_attention_decode_m64(const AttentionParams&, std::byte*, cudaStream_t) {
   return launched();
 }
-cudaError_t attention_decode_f32(const AttentionParams&, std::byte*, cudaStream_t) {
+cudaError_t launch_attention_decode_f32(const AttentionParams&, std::byte*, cudaStream_t) {
   return launched();
 }
 bool quantised_groups_fit(const AttentionParams&) {
   return true;
 }
-cudaError_t attention_split_kv(const AttentionParams&, std::byte*, cudaStream_t) {
+cudaError_t launch_attention_decode(const AttentionParams&, std::byte*, cudaStream_t) {
   return launched();
 }
 std::int64_t latent_items(const AttentionParams&) {
@@ -183,31 +183,31 @@ std::int64_t latent_items(const AttentionParams&) {
 std::size_t latent_workspace(const AttentionParams&) {
   return 64;
 }
-cudaError_t attention_latent(const AttentionParams&, std::byte*, cudaStream_t) {
+cudaError_t launch_attention_latent(const AttentionParams&, std::byte*, cudaStream_t) {
   return launched();
 }
-bool wgmma_can_count(const AttentionParams&) {
+bool prefill_can_count(const AttentionParams&) {
   return true;
 }
-std::size_t wgmma_workspace(const AttentionParams&) {
+std::size_t prefill_workspace(const AttentionParams&) {
   return 0;
 }
-cudaError_t attention_wgmma(const AttentionParams&, std::byte*, cudaStream_t) {
+cudaError_t launch_attention_prefill(const AttentionParams&, std::byte*, cudaStream_t) {
   return launched();
 }
-std::size_t wgmma_f8_workspace(const AttentionParams&) {
+std::size_t prefill_f8_workspace(const AttentionParams&) {
   return 64;
 }
-cudaError_t attention_wgmma_f8(const AttentionParams&, std::byte*, cudaStream_t) {
+cudaError_t launch_attention_prefill_f8(const AttentionParams&, std::byte*, cudaStream_t) {
   return launched();
 }
-bool wgmma_f32_can_count(const AttentionParams&) {
+bool prefill_f32_can_count(const AttentionParams&) {
   return true;
 }
-std::size_t wgmma_f32_workspace(const AttentionParams&) {
+std::size_t prefill_f32_workspace(const AttentionParams&) {
   return 64;
 }
-cudaError_t attention_wgmma_f32(const AttentionParams&, std::byte*, cudaStream_t) {
+cudaError_t launch_attention_prefill_f32(const AttentionParams&, std::byte*, cudaStream_t) {
   return launched();
 }
 std::int64_t naive_rows(const AttentionParams&) {
@@ -216,17 +216,17 @@ std::int64_t naive_rows(const AttentionParams&) {
 std::size_t naive_workspace(const AttentionParams&) {
   return 8;
 }
-cudaError_t attention_naive(const AttentionParams&, float* workspace, cudaStream_t) {
+cudaError_t launch_attention_naive(const AttentionParams&, float* workspace, cudaStream_t) {
   fake.workspace = workspace;
   return launched();
 }
-cudaError_t append_kv(const AppendKvParams&, cudaStream_t) {
+cudaError_t launch_append_kv(const AppendKvParams&, cudaStream_t) {
   return launched();
 }
 std::size_t merge_states_workspace(std::int64_t) {
   return 0;
 }
-cudaError_t merge_states(const MergeStatesParams&, std::byte*, cudaStream_t) {
+cudaError_t launch_merge_states(const MergeStatesParams&, std::byte*, cudaStream_t) {
   return launched();
 }
 

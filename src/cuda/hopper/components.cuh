@@ -296,7 +296,7 @@ __device__ __forceinline__ void write_components(const ComponentParams& params, 
 // A thread block to each unit. With as many on a multiprocessor as registers allow without spilling what is loaded.
 template <class C>
 __global__ void __launch_bounds__(kPrepareThreads, C::kSize == 192 ? 3 : 4)
-    prepare(const __grid_constant__ ComponentParams params) {
+    prefill_f32_components(const __grid_constant__ ComponentParams params) {
   let_next_start();
   write_components<C>(params, blockIdx.x);
 }
@@ -305,7 +305,7 @@ __global__ void __launch_bounds__(kPrepareThreads, C::kSize == 192 ? 3 : 4)
 // each thread finds out about another unit, and its thread block then writes those that are read.
 template <class C>
 __global__ void __launch_bounds__(kPrepareThreads, C::kSize == 192 ? 2 : 3)
-    prepare_some(const __grid_constant__ ComponentParams params, const unsigned units) {
+    prefill_f32_components_sparse(const __grid_constant__ ComponentParams params, const unsigned units) {
   let_next_start();
   __shared__ unsigned wanted[kPrepareThreads / 32];
   for (unsigned begin = blockIdx.x; begin < units; begin += kPrepareThreads * gridDim.x) {

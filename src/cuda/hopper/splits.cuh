@@ -162,18 +162,18 @@ inline Partials partials_of(const AttentionParams& p, std::byte* workspace, int 
   return partials_in(p, workspace, ceil_div(keys, max_keys), {max_splits(p.hk), max_keys});
 }
 
-// Whether attention_wgmma finishes rows where it computes them, without workspace: where keys are not split, and scores
-// have no modifiers: kernels with these leave partial results always. (Without a scale, it takes one of these.)
+// Whether attention_prefill finishes rows where it computes them, without workspace: where keys are not split, and
+// scores have no modifiers: kernels with these leave partial results always. (Without a scale, it takes one of these.)
 inline bool finishes_at_once(const AttentionParams& p, const Partials& partials) {
   return partials.splits == 1 && !has_modifiers(p.score) && p.score.scale_log2 != 0 && !p.score.sinks;
 }
 
 // Queues split_kv's kernels for these sequences: over quantised keys, or over 16-bit ones for up to kFewRows rows;
 // then, unless it `finishes` or combines rows itself, the kernel below.
-cudaError_t split_kv(const AttentionParams& p, const Partials& partials, bool finishes, bool early,
-                     cudaStream_t stream);
+cudaError_t launch_decode_part(const AttentionParams& p, const Partials& partials, bool finishes, bool early,
+                               cudaStream_t stream);
 
 // Queues the kernel that finishes the rows of these sequences, to begin while the one before ends.
-cudaError_t attention_combine(const AttentionParams& p, const Partials& partials, cudaStream_t stream);
+cudaError_t launch_attention_combine(const AttentionParams& p, const Partials& partials, cudaStream_t stream);
 
 }  // namespace rapt::cuda

@@ -98,7 +98,7 @@ __device__ void write_group(const AppendKvSide& s, const RowPlace& at, std::int6
   }
 }
 
-__global__ void __launch_bounds__(kThreads) append(const __grid_constant__ AppendKvParams p) {
+__global__ void __launch_bounds__(kThreads) append_kv(const __grid_constant__ AppendKvParams p) {
   const std::int64_t items = p.total * p.hk * p.sides, step = std::int64_t{gridDim.x} * kWarps;
   for (std::int64_t item = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / 32; item < items; item += step) {
     const std::int64_t row = item / p.sides;
@@ -121,10 +121,10 @@ __global__ void __launch_bounds__(kThreads) append(const __grid_constant__ Appen
 
 }  // namespace
 
-cudaError_t append_kv(const AppendKvParams& p, cudaStream_t stream) {
+cudaError_t launch_append_kv(const AppendKvParams& p, cudaStream_t stream) {
   constexpr std::int64_t kMostBlocks = 1 << 20;
   const std::int64_t blocks = ceil_div(p.total * p.hk * p.sides, kWarps);
-  return launch_kernel(false, append, static_cast<unsigned>(std::min(blocks, kMostBlocks)), kThreads, 0, stream, p);
+  return launch_kernel(false, append_kv, static_cast<unsigned>(std::min(blocks, kMostBlocks)), kThreads, 0, stream, p);
 }
 
 }  // namespace rapt::cuda

@@ -69,7 +69,7 @@ __device__ bool combine_row_by_block(const AttentionParams& p, const Partials& p
 // A block does kCombineWarps rows, with a warp for each, or one row of more splits.
 template <int kMaxSize, bool kByBlock>
 __global__ void __launch_bounds__(kThreads, kBlocks<kMaxSize>)
-    combine(const __grid_constant__ AttentionParams p, const Partials partials) {
+    attention_combine(const __grid_constant__ AttentionParams p, const Partials partials) {
   constexpr int kBlockRows = kByBlock ? 1 : kCombineWarps;
   __shared__ GroupSums<kByBlock ? kMaxSize : 1> groups;
   const unsigned own = kByBlock ? 0 : threadIdx.x / 32;
@@ -95,7 +95,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kMaxSize>)
 // splits after these, with all warps to each.
 template <int kMaxSize, bool kMore>
 __global__ void __launch_bounds__(kThreads, kBlocks<kMaxSize>)
-    combine_several(const __grid_constant__ AttentionParams p, const Partials partials, const unsigned block_rows) {
+    attention_combine_several(const __grid_constant__ AttentionParams p, const Partials partials,
+                              const unsigned block_rows) {
   __shared__ GroupSums<kMore ? kMaxSize : 1> groups;
   __shared__ bool more[kMore ? kMostRows : 1];
   const unsigned warp = threadIdx.x / 32, first = blockIdx.x * block_rows;
@@ -133,7 +134,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kMaxSize>)
       });
 }
 
-// By the kernel of attention_wgmma, which leaves the rows of an only split to attention_combine where scores have
+// By the kernel of attention_prefill, which leaves the rows of an only split to attention_combine where scores have
 // modifiers.
 bool is_by_wgmma(const AttentionParams& p) {
   return p.q_type != DType::f32 && !is_quantised(p) && !has_few_rows(p);
@@ -147,12 +148,14 @@ cudaError_t combine_rows(const AttentionParams& p, const Partials& partials, cud
   // Where there is room for kMostRows of each ragged sequence, most of them are none.
   const bool mostly_none = p.total_q >= 0 && partials.sequence_rows > 0;
   if (!mostly_none && !more)
-    return launch_kernel(true, combine<kMaxSize, false>, blocks(kCombineWarps), kThreads, 0, stream, p, partials);
+    return launch_kernel(true, attention_combine<kMaxSize, false>, blocks(kCombineWarps), kThreads, 0, stream, p,
+                         partials);
   if (!mostly_none && all <= 2 * kBlocks<kMaxSize> * multiprocessors())
-    return launch_kernel(true, combine<kMaxSize, true>, blocks(1), kThreads, 0, stream, p, partials);
+    return launch_kernel(true, attention_combine<kMaxSize, true>, blocks(1), kThreads, 0, stream, p, partials);
   const unsigned rows = mostly_none ? kMostRows : kCombineWarps;
-  return launch_kernel(true, more ? combine_several<kMaxSize, true> : combine_several<kMaxSize, false>, blocks(rows),
-                       kThreads, 0, stream, p, partials, rows);
+  return launch_kernel(true,
+                       more ? attention_combine_several<kMaxSize, true> : attention_combine_several<kMaxSize, false>,
+                       blocks(rows), kThreads, 0, stream, p, partials, rows);
 }
 
 }  // namespace
@@ -171,7 +174,7 @@ bool decode_finishes_at_once(const AttentionParams& p) {
   return is_by_wgmma(p) ? finishes_at_once(p, partials) : partials.splits == 1;
 }
 
-cudaError_t attention_combine(const AttentionParams& p, const Partials& partials, cudaStream_t stream) {
+cudaError_t launch_attention_combine(const AttentionParams& p, const Partials& partials, cudaStream_t stream) {
   return p.dv <= kDecodeMaxHeadSize ? combine_rows<kDecodeMaxHeadSize>(p, partials, stream)
                                     : combine_rows<kLatentMaxValueHeadSize>(p, partials, stream);
 }

@@ -1,34 +1,239 @@
-// attention_decode of 16-bit types: attention_wgmma's kernel over splits of the keys, or for up to 16 rows, most of
-// whose tiles would be empty, split_kv. A ragged call has both, each for its sequences.
-#include <cuda_runtime.h>
-
-#include "cuda/kernels/wgmma_kernel.cuh"
+// What the decoding of quantised caches, and that of few rows in 16 bits, is compiled for, and its launch.
+#include "cuda/kernels/decode_same_keys.cuh"
 
 namespace rapt::cuda {
 namespace {
 
-template <class T, int kSize>
-cudaError_t launch_size(WgmmaParams& params, cudaStream_t stream) {
-  if (is_modified(params.p)) return launch<Config<T, kSize, false, true, true, 1>>(params, stream);
-  return launch_queued<Config<T, kSize, true, false, true, 1>, Config<T, kSize, false, false, true, 1>>(params, stream);
+// Of an element of k or v; i4x2 has two codes in one.
+int bytes_of(DType kv_type) {
+  return only(kv_type) & kFloatTypes ? 2 : 1;
+}
+
+// In units of so many elements.
+ShortStrides short_strides(const Strides& s, std::int64_t unit) {
+  const auto count = [&](std::int64_t stride) { return static_cast<std::uint32_t>(stride / unit); };
+  return {count(s.b), count(s.h), count(s.s), count(s.d)};
+}
+
+// Rows of `size` codes of k or v, whose tiles have so many bytes. Raises `slot_bytes` to what they take with scales.
+DecodeOperand side_of(const void* data, DType type, const Strides& stride, std::int64_t size, const Quantization& quant,
+                      int step_keys, int tile_bytes, int& slot_bytes) {
+  DecodeOperand side{.data = static_cast<const std::uint8_t*>(data), .stride = stride, .quant = quant};
+  const int element = bytes_of(type);
+  side.of_rows = short_strides(stride, 16 / element);
+  side.of_scales = short_strides(quant.scale_stride, 1), side.of_zeros = short_strides(quant.zero_stride, 1);
+  side.bytes = static_cast<int>(type == DType::i4x2 ? size / 2 : size * element);
+  side.groups = quant.scale ? static_cast<int>(size / quant.group) : 0;
+  side.grouped = side.groups > 1 || quant.zero, side.zeros = quant.zero;
+  for (int unit = 0; unit < kMaxUnits; ++unit)
+    side.group_of_unit[unit] =
+        side.grouped ? static_cast<int>(std::min<std::int64_t>(unit * kGroupUnit, size - 1) / quant.group) : 0;
+  const int bytes = element == 1 ? std::max(side.groups, 1) * step_keys * 4 : 0;
+  side.scale_at = tile_bytes, side.zero_at = tile_bytes + bytes;
+  const std::int64_t kAligned = element == 1 ? 256 : 512;  // as long as the longest row
+  const std::int64_t end = tile_bytes + (quant.zero ? 2 * bytes : bytes);
+  slot_bytes = std::max(slot_bytes, static_cast<int>(ceil_div(end, kAligned) * kAligned));
+  return side;
+}
+
+// Whether rows are whole times 16 bytes, and 32 bits count these and their scales.
+bool is_simple(const AttentionParams& p, const DecodeOperand& side) {
+  const std::int64_t entries = p.page_size > 0 && !p.ring ? p.page_count : p.b;
+  const std::int64_t rows = p.page_size > 0 ? p.page_size : std::max(p.sk, p.total_k);
+  const auto fits = [&](const Strides& s, std::int64_t columns, std::int64_t unit) {
+    return entries * s.b + p.hk * s.h + rows * s.s + columns * s.d < unit << 32;
+  };
+  const Quantization& q = side.quant;
+  const int element = bytes_of(p.kv_type);
+  return is_vector(side.data, side.stride, element) && side.bytes % 16 == 0 &&
+         fits(side.stride, side.bytes, 16 / element) && fits(q.scale_stride, side.groups, 1) &&
+         fits(q.zero_stride, side.groups, 1);
+}
+
+// The same of queries, whose numbers lie side by side in eights.
+void set_queries(const AttentionParams& p, DecodeParams& params) {
+  const std::int64_t bytes = p.q_type == DType::f32 ? 4 : p.q_type == DType::f8e4m3 ? 1 : 2, unit = 16 / bytes;
+  const Strides& s = p.q_stride;
+  const std::int64_t end = p.b * s.b + p.hk * p.group * s.h + std::max(p.sq, p.total_q) * s.s;
+  params.of_queries = short_strides(s, unit);
+  params.vector_queries = is_vector(p.q, s, bytes) && p.d % 8 == 0 && end < unit << 32;
+}
+
+// Whether all rows of each sequence see the same keys, whatever its length.
+bool rows_see_the_same(const AttentionParams& p) {
+  const bool open = p.score.left == kOpen && p.score.right == kOpen;
+  return p.total_q < 0 && p.total_k < 0 && p.sq > 0 && p.sq <= p.score.modifier_rows && (p.sq == 1 || open);
+}
+
+// Whether attention_decode_same_keys does it: all rows of a sequence see the same keys, which lie in rows of whole
+// times 16 bytes, as queries do, in pages of whole times 16 keys; and scores need no more than a scale.
+bool is_uniform(const DecodeParams& params) {
+  const AttentionParams& p = params.p;
+  constexpr std::int64_t kMost = 65535;  // of some coordinates of a grid
+  const bool finds_keys = !params.in_blocks || (!p.ring && p.page_size % 16 == 0);
+  return (params.grid.same_keys || rows_see_the_same(p)) && finds_keys && params.vector && params.vector_queries &&
+         !params.modified && !params.scaled_queries && !params.early && std::max(p.hk, p.b) <= kMost;
+}
+
+// Whether `count` clusters of `cluster` thread blocks fill no more than half of the room that there is: a cluster
+// starts only where all of its thread blocks have room.
+template <class C>
+bool have_room(std::int64_t cluster, std::int64_t count) {
+  return cluster <= kMostOfCluster && 2 * cluster * count <= C::kBlocks * multiprocessors();
+}
+
+// Over how many thread blocks a kv head's splits go; with several tiles of rows, each tile counts as a head. As few as
+// read memory at its full rate, about `least` on each multiprocessor, which has room for `most`, if then the busiest
+// multiprocessor has at most a ninth more to read than their mean. Else each split has its own. Where even one to a
+// head is more than there is room for, it is one: the rest follows when these are done.
+int blocks_of_head(std::int64_t heads, int splits, int least, int most) {
+  const std::int64_t processors = multiprocessors();
+  if (heads > most * processors) return 1;
+  for (int n = 1; n < splits && heads * n <= most * processors; ++n) {
+    const std::int64_t busiest = ceil_div(heads * n, processors) * ceil_div(splits, n);
+    if (8 * heads * n >= 7 * least * processors && 10 * heads * splits >= 9 * busiest * processors) return n;
+  }
+  return splits;
+}
+
+// The same where only the GPU knows how long sequences are. They may be far shorter than there is room for: so there
+// are as many as run at once. And some may be far longer than others: so none has much more than kEnoughKeys. But
+// thread blocks without keys take time, too.
+template <class C>
+std::int64_t blocks_of_any(const AttentionParams& p, std::int64_t heads, std::int64_t splits) {
+  constexpr std::int64_t kEnoughKeys = 2048, kMostBlocks = 2048, kFewest = 4;
+  const std::int64_t at_once = C::kBlocks * multiprocessors() / heads;
+  const std::int64_t of_long = std::min(ceil_div(p.sk, kEnoughKeys), std::max(kMostBlocks / heads, kFewest));
+  return clamp_to(std::max(at_once, of_long), 1, splits);
+}
+
+// C: of a use other than `any`.
+template <class C>
+cudaError_t launch_uniform(DecodeParams& params, std::int64_t tiles, int shared_bytes, cudaStream_t stream) {
+  const AttentionParams& p = params.p;
+  const bool alike = params.grid.same_keys;
+  const std::int64_t heads = p.b * p.hk;
+  params.rows = static_cast<int>(p.sq * p.group);
+  params.scale_log2 = p.score.scale_log2;
+  params.splits = alike ? static_cast<int>(std::max<std::int64_t>(ceil_div(params.grid.all_keys, params.grid.keys), 1))
+                        : params.partials.splits;
+  // Where arithmetic takes the time, one split to a thread block is faster: warps wait for each other at the end of
+  // each. And where keys have fewer columns than the kernel, the zeros beside them in the ring would be overwritten by
+  // O.
+  const bool shares = C::kComponents == 1 && !params.k.grouped && !params.v.grouped && params.k.bytes == C::kRowBytes;
+  std::int64_t blocks = params.splits;
+  if (shares)
+    blocks = alike ? blocks_of_head(heads * tiles, params.splits, C::kPlain ? 2 : 4, C::kBlocks)
+                   : blocks_of_any<C>(p, heads * tiles, params.splits);
+  params.blocks = Divisor(blocks);
+  const std::int64_t cluster = tiles * blocks;
+  const bool may_cluster = cluster <= 2 || (blocks == params.splits && have_room<C>(cluster, heads));
+  params.combines = !params.finishes && params.splits <= kMostCombined && may_cluster;
+  const auto of_tile = static_cast<unsigned>(blocks), of_head = static_cast<unsigned>(tiles);
+  const dim3 grid =
+      UniformSplitBlock<C>::grid(of_tile, of_head, static_cast<unsigned>(p.hk), static_cast<unsigned>(p.b));
+  const cudaError_t status =
+      launch_clusters(params.combines ? UniformSplitBlock<C>::cluster(of_tile, of_head) : dim3(1), false,
+                      attention_decode_same_keys<C>, grid, kDecodeThreads, shared_bytes, stream, params);
+  if (status != cudaSuccess || params.finishes || params.combines) return status;
+  return launch_attention_combine(p, params.partials, stream);
+}
+
+template <class C>
+cudaError_t launch(DecodeParams params, cudaStream_t stream) {
+  const AttentionParams& p = params.p;
+  params.code_offset = C::Coding::kOffset;
+  const std::int64_t rows = C::kPlain ? std::min<std::int64_t>(most_rows(p), kFewRows) : most_rows(p);
+  const std::int64_t tiles = ceil_div(rows, C::kRows), cluster = tiles * params.partials.splits;
+  params.grid = SplitGrid(p, params.partials, tiles);
+  const auto side = [&](const void* data, const Strides& stride, std::int64_t size, const Quantization& quant) {
+    return side_of(data, p.kv_type, stride, size, quant, C::kStepKeys, C::kTileBytes, params.slot_bytes);
+  };
+  params.k = side(p.k, p.k_stride, p.d, p.k_quant), params.v = side(p.v, p.v_stride, p.dv, p.v_quant);
+  params.vector = is_simple(p, params.k) && is_simple(p, params.v);
+  const int shared_bytes = kDecodeWarps * C::kSlots * params.slot_bytes + C::kQueryBytes;
+  if (is_uniform(params)) {
+    using Uniform = DecodeConfig<C::kType, C::kSize, C::kTiles, C::kComponents, SplitKvUse::uniform>;
+    using Dense = DecodeConfig<C::kType, C::kSize, C::kTiles, C::kComponents, SplitKvUse::dense>;
+    // Where they are faster, and calls are not too few for more kernels.
+    constexpr bool kHasDense = C::kSize < 256 && (C::kPlain || (C::kTiles == 1 && C::kComponents == 1));
+    if constexpr (kHasDense)
+      if (params.grid.same_keys && !params.in_blocks) return launch_uniform<Dense>(params, tiles, shared_bytes, stream);
+    return launch_uniform<Uniform>(params, tiles, shared_bytes, stream);
+  }
+  params.combines =
+      !params.finishes && !params.early && have_room<C>(cluster, params.grid.blocks / at_least_1(cluster));
+  const cudaError_t status =
+      launch_clusters(params.combines ? static_cast<unsigned>(cluster) : 1, params.early, attention_decode<C>,
+                      params.grid.blocks, kDecodeThreads, shared_bytes, stream, params);
+  if (status != cudaSuccess || params.finishes || params.combines) return status;
+  return launch_attention_combine(p, params.partials, stream);
+}
+
+template <DType kType, int kTiles, int kComponents>
+cudaError_t launch(const DecodeParams& params, cudaStream_t stream) {
+  const std::int64_t size = std::max(params.p.d, params.p.dv);
+  if (size <= 64) return launch<DecodeConfig<kType, 64, kTiles, kComponents>>(params, stream);
+  if (size <= 128) return launch<DecodeConfig<kType, 128, kTiles, kComponents>>(params, stream);
+  return launch<DecodeConfig<kType, 256, std::min(kTiles, 2), kComponents>>(params, stream);
+}
+
+// As many components as make queries exact, of 16 bits or of 32. Where they are several, registers are for 8 rows. No
+// bit depends on how many rows a block has: of ragged sequences, whose rows the host does not know, it has 16.
+template <DType kType>
+cudaError_t launch(const DecodeParams& params, cudaStream_t stream) {
+  const AttentionParams& p = params.p;
+  if (p.q_type != DType::bf16 && p.q_type != DType::f8e4m3) return launch<kType, 1, 3>(params, stream);
+  const std::int64_t rows = p.total_q < 0 ? p.sq * p.group : 16;
+  if (rows > 16) return launch<kType, 4, 1>(params, stream);
+  return rows > 8 ? launch<kType, 2, 1>(params, stream) : launch<kType, 1, 1>(params, stream);
+}
+
+// Keys and values that are elements of 16 bits, for few rows.
+template <DType kType>
+cudaError_t launch_plain(const DecodeParams& params, cudaStream_t stream) {
+  const AttentionParams& p = params.p;
+  const std::int64_t rows = p.total_q < 0 ? p.sq * p.group : kFewRows;
+  return rows > 8 ? launch<kType, 2, 1>(params, stream) : launch<kType, 1, 1>(params, stream);
+}
+
+cudaError_t launch(const DecodeParams& params, cudaStream_t stream) {
+  switch (params.p.kv_type) {
+    case DType::bf16:
+      return launch_plain<DType::bf16>(params, stream);
+    case DType::f16:
+      return launch_plain<DType::f16>(params, stream);
+    case DType::i8:
+      return launch<DType::i8>(params, stream);
+    case DType::i4x2:
+      return launch<DType::i4x2>(params, stream);
+    case DType::f8e4m3:
+      return launch<DType::f8e4m3>(params, stream);
+    default:
+      return launch<DType::f8e5m2>(params, stream);
+  }
 }
 
 }  // namespace
 
-cudaError_t attention_decode(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
-  if (has_few_rows(p)) return attention_split_kv(p, workspace, stream);
-  WgmmaParams params = params_of(p);
+bool quantised_groups_fit(const AttentionParams& p) {
+  const auto fit = [](std::int64_t group, std::int64_t size) { return group == size || group % kGroupUnit == 0; };
+  return fit(p.k_quant.group, p.d) && fit(p.v_quant.group, p.dv);
+}
+
+cudaError_t launch_decode_part(const AttentionParams& p, const Partials& partials, bool finishes, bool early,
+                               cudaStream_t stream) {
+  DecodeParams params{.p = p, .partials = partials};
+  params.finishes = finishes, params.early = early;
+  params.modified = has_modifiers(p.score), params.scaled_queries = p.q_scale;
+  params.in_blocks = p.page_size > 0, params.page_size = Divisor(p.page_size);
+  set_queries(p, params);
+  return launch(params, stream);
+}
+
+cudaError_t launch_attention_decode(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
   return for_each_part(p, partials_of(p, workspace), [&](const Partials& partials) {
-    params.partials = partials;
-    params.early = p.total_q >= 0 && partials.first == 0;  // the other parts use the same workspace
-    const cudaError_t status = with_head_size(p, [&](auto size) {
-      return p.q_type == DType::f16 ? launch_size<__half, size>(params, stream)
-                                    : launch_size<__nv_bfloat16, size>(params, stream);
-    });
-    if (status != cudaSuccess) return status;
-    // Ragged sequences may have few rows, or more; both leave their results for one kernel that combines them.
-    if (p.total_q >= 0) return split_kv(p, partials, params.unsplit, true, stream);
-    return params.unsplit || params.combines ? status : attention_combine(p, partials, stream);
+    return launch_decode_part(p, partials, partials.splits == 1, false, stream);
   });
 }
 

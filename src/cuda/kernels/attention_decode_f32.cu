@@ -19,7 +19,7 @@ namespace {
 constexpr int kRows = 8, kHalf = kRows / 2;
 constexpr int kShortSum = 8;  // steps
 
-struct DecodeParams {
+struct DecodeF32Params {
   AttentionParams p;
   Partials partials;
   SplitGrid grid;
@@ -183,7 +183,8 @@ __device__ __forceinline__ void load_q(const Head& head, int first, int count, i
 }
 
 template <class C>
-__global__ void __launch_bounds__(C::kThreads, C::kBlocks) decode(const __grid_constant__ DecodeParams params) {
+__global__ void __launch_bounds__(C::kThreads, C::kBlocks)
+    attention_decode_f32(const __grid_constant__ DecodeF32Params params) {
   extern __shared__ __align__(128) std::uint8_t shared[];
   __shared__ SplitRows<C::kWarps * kRows> rows;
   __shared__ std::uint64_t barriers[C::kWarps][C::kStages];
@@ -311,17 +312,18 @@ auto with_config(const AttentionParams& p, Then then) {
 
 }  // namespace
 
-cudaError_t attention_decode_f32(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
+cudaError_t launch_attention_decode_f32(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
   const bool vector = is_vector(p.k, p.k_stride, 4) && is_vector(p.v, p.v_stride, 4) && p.d % 4 == 0 && p.dv % 4 == 0;
   return for_each_part(p, partials_of(p, workspace), [&](const Partials& partials) {
     const cudaError_t status = with_config(p, [&](auto config) {
       using C = decltype(config);
       const int team = team_for<C>(most_rows(p));
       const SplitGrid grid(p, partials, ceil_div(most_rows(p), team * kRows));
-      const DecodeParams params{p, partials, grid, has_modifiers(p.score), vector};
-      return launch_kernel(false, decode<C>, grid.blocks, C::kThreads, C::shared_bytes(team), stream, params);
+      const DecodeF32Params params{p, partials, grid, has_modifiers(p.score), vector};
+      return launch_kernel(false, attention_decode_f32<C>, grid.blocks, C::kThreads, C::shared_bytes(team), stream,
+                           params);
     });
-    return status == cudaSuccess && partials.splits > 1 ? attention_combine(p, partials, stream) : status;
+    return status == cudaSuccess && partials.splits > 1 ? launch_attention_combine(p, partials, stream) : status;
   });
 }
 

@@ -1,4 +1,4 @@
-// Attention of heads too wide for attention_wgmma, made for latent attention (MLA): keys of up to 576 columns, whose
+// Attention of heads too wide for attention_prefill, made for latent attention (MLA): keys of up to 576 columns, whose
 // first up to 512 may be their values, and rows of many heads that share them. On Hopper's tensor cores, by FlashMLA's
 // schedule: a thread block takes 64 rows, and its two math warpgroups the left and the right half of O's columns, which
 // no warpgroup alone has registers for. Blocks of 64 keys, of which shared memory has two, are the one's and the
@@ -21,14 +21,14 @@
 #include "cuda/hopper/tma.cuh"
 #include "cuda/kernels/latent_load.cuh"
 #include "cuda/kernels/latent_merge.cuh"
-#include "cuda/kernels/latent_rows.cuh"
+#include "cuda/kernels/latent_softmax.cuh"
 #include "cuda/tile/launch.cuh"
 
 namespace rapt::cuda {
 namespace {
 
 template <class T>
-__global__ void __launch_bounds__(kThreads, 1) latent(const __grid_constant__ LatentParams params) {
+__global__ void __launch_bounds__(kThreads, 1) attention_latent(const __grid_constant__ LatentParams params) {
   extern __shared__ std::uint8_t dynamic[];
   __shared__ LatentShared shared;
   let_next_start();
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kThreads, 1) latent(const __grid_constant__ La
     barrier_arrive(places.q_full());
   }
   const int half = uniform(threadIdx.x / 128 - 1);
-  LatentRows<T> math(params, block, share, places, shared, q, places.data + 2 * kBlockBytes, half);
+  LatentSoftmax<T> math(params, block, share, places, shared, q, places.data + 2 * kBlockBytes, half);
   barrier_wait(places.q_full(), 0);
   math.run();
 
@@ -119,8 +119,8 @@ bool make_queries_map(CUtensorMap& map, const AttentionParams& p) {
 template <class T>
 cudaError_t launch(const LatentParams& params, cudaStream_t stream) {
   const unsigned cluster = params.cluster_size.by;
-  return launch_clusters(cluster, false, latent<T>, params.grid.blocks * cluster, kThreads, kSharedBytes, stream,
-                         params);
+  return launch_clusters(cluster, false, attention_latent<T>, params.grid.blocks * cluster, kThreads, kSharedBytes,
+                         stream, params);
 }
 
 }  // namespace
@@ -133,7 +133,7 @@ std::size_t latent_workspace(const AttentionParams& p) {
   return partials.splits > 1 ? bytes_of(p, partials) : 0;
 }
 
-cudaError_t attention_latent(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
+cudaError_t launch_attention_latent(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
   LatentParams params{p, latent_partials(p, workspace)};
   params.grid = SplitGrid(p, params.partials, row_tiles(p));
   params.cluster_size = Divisor(sharing_of(p.sq * p.group).cluster);
@@ -152,7 +152,7 @@ cudaError_t attention_latent(const AttentionParams& p, std::byte* workspace, cud
   const cudaError_t status =
       p.q_type == DType::f16 ? launch<__half>(params, stream) : launch<__nv_bfloat16>(params, stream);
   if (status != cudaSuccess || params.unsplit) return status;
-  return attention_combine(p, params.partials, stream);
+  return launch_attention_combine(p, params.partials, stream);
 }
 
 }  // namespace rapt::cuda

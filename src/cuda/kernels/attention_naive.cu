@@ -37,7 +37,7 @@ struct NaiveRow {
   __device__ bool exists() const { return row.token >= 0 && row.token < head.len_q; }
 };
 
-__global__ void naive_scores(const __grid_constant__ AttentionParams p, float* all) {
+__global__ void attention_naive_scores(const __grid_constant__ AttentionParams p, float* all) {
   const NaiveRow r(p, all);
   if (!r.exists()) return;
   const std::int64_t q = row_at(p.q_stride, r.head, r.row);
@@ -68,7 +68,7 @@ __device__ float reduce(float x, Combine combine) {
   return x;
 }
 
-__global__ void naive_softmax(const __grid_constant__ AttentionParams p, float* all) {
+__global__ void attention_naive_softmax(const __grid_constant__ AttentionParams p, float* all) {
   const NaiveRow r(p, all);
   if (!r.exists()) return;
   const std::int64_t n = r.head.len_k - r.head.oldest;
@@ -87,7 +87,7 @@ __global__ void naive_softmax(const __grid_constant__ AttentionParams p, float* 
   if (p.lse) p.lse[row_at(p.lse_stride, r.head, r.row)] = r.finish->lse;
 }
 
-__global__ void naive_values(const __grid_constant__ AttentionParams p, float* all) {
+__global__ void attention_naive_values(const __grid_constant__ AttentionParams p, float* all) {
   const NaiveRow r(p, all);
   if (!r.exists()) return;
   for (std::int64_t i = threadIdx.x; i < p.dv; i += kThreads) {
@@ -118,9 +118,9 @@ std::size_t naive_workspace(const AttentionParams& p) {
   return static_cast<std::size_t>(naive_rows(p)) * static_cast<std::size_t>(p.sk + kFinishFloats) * sizeof(float);
 }
 
-cudaError_t attention_naive(const AttentionParams& p, float* workspace, cudaStream_t stream) {
+cudaError_t launch_attention_naive(const AttentionParams& p, float* workspace, cudaStream_t stream) {
   const auto rows = static_cast<unsigned>(naive_rows(p));
-  for (const auto step : {naive_scores, naive_softmax, naive_values})
+  for (const auto step : {attention_naive_scores, attention_naive_softmax, attention_naive_values})
     if (const cudaError_t status = launch_kernel(false, step, rows, kThreads, 0, stream, p, workspace);
         status != cudaSuccess)
       return status;

@@ -381,7 +381,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p, unsigned number
 
 template <int kChunks, bool kQuantised>
 __global__ void __launch_bounds__(kBlockThreads<kChunks>, kBlocksPerProcessor<kChunks>)
-    simt(const __grid_constant__ AttentionParams p) {
+    attention_simt(const __grid_constant__ AttentionParams p) {
   __shared__ Shared<FullTile<kChunks>::kOperands, kQuantised> shared;
   // Heads one after another, so that K and V stay cached; the last rows first, since causal makes them the longest.
   const auto tiles = static_cast<unsigned>(Tiles::tiles(p)), in_head = blockIdx.x % tiles;
@@ -393,7 +393,8 @@ constexpr int kFallbackBlocksPerProcessor = 2;
 // Only rows whose bits are set. Mostly none is: each thread looks at another tile.
 template <int kChunks>
 __global__ void __launch_bounds__(kBlockThreads<kChunks>, kFallbackBlocksPerProcessor)
-    simt_fallback(const __grid_constant__ AttentionParams p, const std::uint64_t* fallback_rows, unsigned tiles) {
+    attention_simt_fallback(const __grid_constant__ AttentionParams p, const std::uint64_t* fallback_rows,
+                            unsigned tiles) {
   constexpr int kThreads = kBlockThreads<kChunks>;
   using Small = SmallTile<kChunks>;
   using Full = FullTile<kChunks>;
@@ -426,7 +427,8 @@ cudaError_t launch(const AttentionParams& p, cudaStream_t stream, const std::uin
   constexpr int kThreads = kBlockThreads<kChunks>;
   const auto tiles = static_cast<unsigned>(simt_tiles(p));
   if (!fallback_rows) {
-    const auto kernel = (only(p.kv_type) & kFloatTypes) != 0 ? simt<kChunks, false> : simt<kChunks, true>;
+    const auto kernel =
+        (only(p.kv_type) & kFloatTypes) != 0 ? attention_simt<kChunks, false> : attention_simt<kChunks, true>;
     return launch_kernel(false, kernel, tiles, kThreads, 0, stream, p);
   }
   if constexpr (kChunks > 4) {
@@ -435,7 +437,7 @@ cudaError_t launch(const AttentionParams& p, cudaStream_t stream, const std::uin
     // An odd number of blocks, or tiles that are alike in all heads would be one block's.
     const unsigned blocks =
         std::min(tiles, static_cast<unsigned>(kFallbackBlocksPerProcessor * multiprocessors() / 2 * 2 + 1));
-    return launch_kernel(true, simt_fallback<kChunks>, blocks, kThreads, 0, stream, p, fallback_rows, tiles);
+    return launch_kernel(true, attention_simt_fallback<kChunks>, blocks, kThreads, 0, stream, p, fallback_rows, tiles);
   }
 }
 
@@ -445,7 +447,7 @@ std::int64_t simt_tiles(const AttentionParams& p) {
   return Tiles::heads(p) * Tiles::tiles(p);
 }
 
-cudaError_t attention_simt(const AttentionParams& p, cudaStream_t stream, const std::uint64_t* fallback_rows) {
+cudaError_t launch_attention_simt(const AttentionParams& p, cudaStream_t stream, const std::uint64_t* fallback_rows) {
   if (p.dv <= kColumns) return launch<1>(p, stream, fallback_rows);
   if (p.dv <= 2 * kColumns) return launch<2>(p, stream, fallback_rows);
   if (p.dv <= 4 * kColumns) return launch<4>(p, stream, fallback_rows);

@@ -15,7 +15,7 @@ constexpr int kThreads = 384, kMathWarps = 8, kMathThreads = 32 * kMathWarps;
 constexpr int kLoadRegisters = 72, kMathRegisters = 216;
 constexpr int kBlockBytes = kPanels * kPanelBytes;
 constexpr int kSharedBytes = 3 * kBlockBytes + kPanelBytes + 1024;  // Q, two places for keys, P
-constexpr float kSlack = 8;  // a row's maximum moves only when it grows by more, as in attention_wgmma
+constexpr float kSlack = 8;  // a row's maximum moves only when it grows by more, as in attention_prefill
 constexpr int kOutPitch = (kLatentMaxValueHeadSize + 8) * 4;  // bytes; rows next to each other meet different banks
 static_assert(kRows * kOutPitch <= 2 * kBlockBytes, "O is left where keys were");
 static_assert(kLoadRegisters + 2 * kMathRegisters <= 3 * (65536 / kThreads / 8 * 8),

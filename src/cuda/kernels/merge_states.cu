@@ -90,7 +90,7 @@ __device__ void merge_columns(const MergeStatesParams& p, const AttentionState* 
 
 // The states are p's, in device memory, or a batch's.
 __global__ void __launch_bounds__(kThreads)
-    merge(const __grid_constant__ MergeStatesParams p, const __grid_constant__ StateBatch batch) {
+    merge_states(const __grid_constant__ MergeStatesParams p, const __grid_constant__ StateBatch batch) {
   const AttentionState* const states = p.states ? p.states : batch.states;
   const std::int64_t rows = p.b * p.h * p.s, step = std::int64_t{gridDim.x} * kWarps;
   for (std::int64_t row = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / 32; row < rows; row += step) {
@@ -109,7 +109,7 @@ std::size_t merge_states_workspace(std::int64_t count) {
   return count <= kBatch ? 0 : static_cast<std::size_t>(count) * sizeof(AttentionState);
 }
 
-cudaError_t merge_states(const MergeStatesParams& params, std::byte* workspace, cudaStream_t stream) {
+cudaError_t launch_merge_states(const MergeStatesParams& params, std::byte* workspace, cudaStream_t stream) {
   MergeStatesParams p = params;
   p.states = params.count <= kBatch ? nullptr : reinterpret_cast<const AttentionState*>(workspace);
   StateBatch batch{};
@@ -123,7 +123,7 @@ cudaError_t merge_states(const MergeStatesParams& params, std::byte* workspace, 
   }
   constexpr std::int64_t kMostBlocks = 1 << 20;
   const std::int64_t blocks = std::min(ceil_div(p.b * p.h * p.s, kWarps), kMostBlocks);
-  return launch_kernel(false, merge, static_cast<unsigned>(blocks), kThreads, 0, stream, p, batch);
+  return launch_kernel(false, merge_states, static_cast<unsigned>(blocks), kThreads, 0, stream, p, batch);
 }
 
 }  // namespace rapt::cuda

@@ -4,14 +4,14 @@
 
 #include <type_traits>
 
-#include "cuda/hopper/rows.cuh"
+#include "cuda/hopper/fragment.cuh"
 #include "cuda/kernels/latent_config.cuh"
 
 namespace rapt::cuda {
 
 // A math warpgroup: `half` of O's columns, in registers, and the blocks of keys that are its own.
 template <class T>
-struct LatentRows {
+struct LatentSoftmax {
   static constexpr int kScores = kKeys / 2, kOut = kLatentMaxValueHeadSize / 4;
   // Weights are 2^kShift times as large, so that fp16 has more of the small ones.
   static constexpr float kShift = std::is_same_v<T, __half> ? 7 : 0;
@@ -28,8 +28,8 @@ struct LatentRows {
   float o[kOut] = {};
   float m[2] = {-kInfinity, -kInfinity}, l[2] = {};  // l: of the lane's columns of the warpgroup's own blocks
 
-  __device__ LatentRows(const LatentParams& params, const SplitBlock& block, const LatentShare& share,
-                        const LatentPlaces& places, LatentShared& shared, std::uint32_t q, std::uint32_t p, int half)
+  __device__ LatentSoftmax(const LatentParams& params, const SplitBlock& block, const LatentShare& share,
+                           const LatentPlaces& places, LatentShared& shared, std::uint32_t q, std::uint32_t p, int half)
       : params(params),
         block(block),
         share(share),

@@ -5,8 +5,8 @@
 
 #include <cuda_runtime.h>
 
+#include "cuda/kernels/decode_store.cuh"
 #include "cuda/kernels/kernels.hpp"
-#include "cuda/kernels/split_kv_results.cuh"
 #include "cuda/tile/launch.cuh"
 
 namespace rapt::cuda {
@@ -19,17 +19,17 @@ struct QueryLoader {
   // What a thread reads at once are the columns of a lane's 4 bytes of codes: pair i of these are number i and the one
   // kPairs further on, and goes to kPairs products.
   static constexpr int kPairs = C::Coding::kPairs, kWidth = 2 * kPairs, kUnits = C::kSize / kWidth;
-  static constexpr int kAll = C::kRows * kUnits, kOwn = (kAll + kSplitKvThreads - 1) / kSplitKvThreads;
+  static constexpr int kAll = C::kRows * kUnits, kOwn = (kAll + kDecodeThreads - 1) / kDecodeThreads;
   static constexpr int kWords = kWidth / (C::kComponents > 1 ? 1 : 2);
   const DType type;
   const std::uint32_t q;             // where they go
   std::uint32_t bits[kOwn][kWords];  // as they lie in memory
 
-  __device__ static unsigned unit(unsigned i) { return threadIdx.x + i * kSplitKvThreads; }
-  __device__ static bool exists(int i) { return kAll % kSplitKvThreads == 0 || unit(i) < kAll; }
+  __device__ static unsigned unit(unsigned i) { return threadIdx.x + i * kDecodeThreads; }
+  __device__ static bool exists(int i) { return kAll % kDecodeThreads == 0 || unit(i) < kAll; }
 
   template <class Block>
-  __device__ QueryLoader(const SplitKvParams& params, const Block& block, std::uint32_t q)
+  __device__ QueryLoader(const DecodeParams& params, const Block& block, std::uint32_t q)
       : type(params.p.q_type), q(q) {
     if (C::kComponents > 1 && type == DType::f32) read<std::uint32_t>(params, block);
     else if (C::kComponents == 1 && type == DType::f8e4m3) read<std::uint8_t>(params, block);
@@ -80,7 +80,7 @@ struct QueryLoader {
   }
 
   template <class Bits, class Block>
-  __device__ __forceinline__ void read(const SplitKvParams& params, const Block& block) {
+  __device__ __forceinline__ void read(const DecodeParams& params, const Block& block) {
     struct alignas(kWidth * sizeof(Bits) < 16 ? kWidth * sizeof(Bits) : 16) Unit {
       Bits numbers[kWidth];
     };
@@ -116,7 +116,7 @@ struct QueryLoader {
 // Sums of each unit's columns of the rows of Q, for keys with zeros: [units][kRows].
 template <class C>
 __device__ void sum_queries(std::uint32_t q, float* sums) {
-  for (int i = threadIdx.x; i < C::kSize / kGroupUnit * C::kRows; i += kSplitKvThreads) {
+  for (int i = threadIdx.x; i < C::kSize / kGroupUnit * C::kRows; i += kDecodeThreads) {
     float sum = 0;
 #pragma unroll
     for (int component = C::kComponents - 1; component >= 0; --component)
@@ -133,15 +133,15 @@ __device__ void sum_queries(std::uint32_t q, float* sums) {
 // A warp's steps. The ring has K and V of them in turn. The slot that was read last is filled before the next is read,
 // so that it may be used for something else in between.
 template <class C>
-struct SplitKvSteps {
-  static constexpr int kStride = kSplitKvWarps * C::kStepKeys, kAhead = C::kSlots / 2 * kStride;
+struct DecodePipeline {
+  static constexpr int kStride = kDecodeWarps * C::kStepKeys, kAhead = C::kSlots / 2 * kStride;
   static constexpr bool kOdd = C::kSlots % 2 != 0;
 
   const KvRing<C>& ring;
   int key;             // the first of the next step
   std::uint32_t slot;  // the one to read next
 
-  __device__ __forceinline__ explicit SplitKvSteps(const KvRing<C>& ring) : ring(ring), slot(ring.data) {
+  __device__ __forceinline__ explicit DecodePipeline(const KvRing<C>& ring) : ring(ring), slot(ring.data) {
     // A key's warp does not depend on which ones are hidden.
     key = ring.begin / kStride * kStride + uniform(threadIdx.x / 32) * C::kStepKeys;
 #pragma unroll 1
@@ -153,7 +153,7 @@ struct SplitKvSteps {
     soon_ = ring.place(key + kAhead);
   }
   template <class FinishScores>
-  __device__ __forceinline__ void take(SplitKvRows<C>& own, FinishScores finish_scores) {
+  __device__ __forceinline__ void take(DecodeSoftmax<C>& own, FinishScores finish_scores) {
     if (read_ != 0) {
       if constexpr (kOdd) ring.template load<false>(read_, key + kAhead, soon_);
       else ring.template load<true>(read_, key + kAhead - kStride, before_);
@@ -191,9 +191,9 @@ struct SplitKvSteps {
   }
 };
 
-// A block as SplitKvResults asks for where its rows go.
+// A block as DecodeResults asks for where its rows go.
 struct StoredSplit {
-  const SplitKvParams& params;
+  const DecodeParams& params;
   const SplitBlock& block;
   const int row_begin = block.row_begin, row_count = block.row_count;
 
@@ -203,17 +203,17 @@ struct StoredSplit {
 
 // A block's share of a split.
 template <class C>
-__device__ __forceinline__ void decode_split(const SplitKvParams& params, const SplitBlock& block,
+__device__ __forceinline__ void decode_split(const DecodeParams& params, const SplitBlock& block,
                                              std::uint8_t* shared) {
   __shared__ SplitRows<C::kRows> rows;
-  __shared__ SplitKvResults<C> results;
+  __shared__ DecodeResults<C> results;
   __shared__ float q_sums[C::kSize / kGroupUnit * C::kRows], q_scales[C::kRows];
   const AttentionParams& p = params.p;
   const int warp = threadIdx.x / 32;
-  const std::uint32_t rings = shared_address(shared), q = rings + kSplitKvWarps * C::kSlots * params.slot_bytes;
+  const std::uint32_t rings = shared_address(shared), q = rings + kDecodeWarps * C::kSlots * params.slot_bytes;
   const QueryLoader<C> queries(params, block, q);  // before keys, or they come behind these
   const KvRing<C> ring(params, block, rings);
-  SplitKvSteps<C> steps(ring);
+  DecodePipeline<C> steps(ring);
   rows.find(block);
   if (C::kComponents == 1 && params.scaled_queries && threadIdx.x < C::kRows)
     q_scales[threadIdx.x] =
@@ -228,7 +228,7 @@ __device__ __forceinline__ void decode_split(const SplitKvParams& params, const 
   const int all_from = params.modified ? ring.end : rows.from[C::kRows - 1],
             all_to = min(rows.to[0], rows.to[C::kRows - 1]);
 
-  SplitKvRows<C> own(params, q, q_sums);
+  DecodeSoftmax<C> own(params, q, q_sums);
   const auto finish_scores = [&](int key) {
     if (C::kComponents == 1 && params.scaled_queries) own.scale_rows(q_scales);
     own.scale(p.score.scale_log2);
@@ -250,11 +250,12 @@ __device__ __forceinline__ void decode_split(const SplitKvParams& params, const 
 }
 
 template <class C>
-__global__ void __launch_bounds__(kSplitKvThreads, C::kBlocks) split_kv(const __grid_constant__ SplitKvParams params) {
+__global__ void __launch_bounds__(kDecodeThreads, C::kBlocks)
+    attention_decode(const __grid_constant__ DecodeParams params) {
   extern __shared__ __align__(512) std::uint8_t shared[];  // as long as the longest row
   let_next_start();
   const SplitBlock block(params.p, params.partials, params.grid, C::kRows);
-  // Of ragged sequences of 16-bit types, those of more rows are attention_wgmma's kernel's.
+  // Of ragged sequences of 16-bit types, those of more rows are attention_prefill's kernel's.
   if (block.exists && (!C::kPlain || block.row_count <= kFewRows)) decode_split<C>(params, block, shared);
   if (params.combines) {
     cluster_sync();

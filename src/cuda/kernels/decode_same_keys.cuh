@@ -3,7 +3,7 @@
 // splits, one after another.
 #pragma once
 
-#include "cuda/kernels/split_kv.cuh"
+#include "cuda/kernels/decode_kernel.cuh"
 
 namespace rapt::cuda {
 
@@ -15,7 +15,7 @@ struct UniformSplitBlock {
   struct {
     std::uint32_t b, hk, q_first;
   } head;
-  const SplitKvParams& params;
+  const DecodeParams& params;
   int split, row_begin, row_count;
   int keys, splits;         // of a split; of the sequence
   int begin, end;           // keys that rows see, counted from the first of `split`
@@ -30,7 +30,7 @@ struct UniformSplitBlock {
     return C::kDense ? dim3(blocks * tiles) : dim3(tiles, 1, blocks);
   }
 
-  __device__ explicit UniformSplitBlock(const SplitKvParams& params) : params(params), row_count(params.rows) {
+  __device__ explicit UniformSplitBlock(const DecodeParams& params) : params(params), row_count(params.rows) {
     const SplitGrid& grid = params.grid;
     const unsigned number = grid.tiles.quotient(blockIdx.x);
     row_begin = static_cast<int>(grid.tiles.remainder(blockIdx.x)) * C::kRows;
@@ -93,13 +93,13 @@ struct UniformSplitBlock {
 // tile.
 template <class C>
 struct QueryCopier {
-  __device__ QueryCopier(const SplitKvParams& params, const UniformSplitBlock<C>& block, std::uint32_t q) {
+  __device__ QueryCopier(const DecodeParams& params, const UniformSplitBlock<C>& block, std::uint32_t q) {
     constexpr int kChunks = C::kSize / 8, kAll = C::kRows * kChunks;  // of 16 bytes
     const ShortStrides& s = params.of_queries;
 #pragma unroll
-    for (int first = 0; first < kAll; first += kSplitKvThreads) {
+    for (int first = 0; first < kAll; first += kDecodeThreads) {
       const int i = first + static_cast<int>(threadIdx.x), chunk = i % kChunks;
-      if (kAll % kSplitKvThreads != 0 && i >= kAll) break;
+      if (kAll % kDecodeThreads != 0 && i >= kAll) break;
       const auto row = block.row(min(block.row_begin + i / kChunks, block.row_count - 1));
       const std::uint32_t at = block.head.b * s.b + row.q_head * s.h + row.token * s.s;
       const bool exists = 8 * chunk < params.p.d;
@@ -113,19 +113,19 @@ struct QueryCopier {
 };
 
 template <class C>
-__global__ void __launch_bounds__(kSplitKvThreads, C::kBlocks)
-    split_kv_uniform(const __grid_constant__ SplitKvParams params) {
+__global__ void __launch_bounds__(kDecodeThreads, C::kBlocks)
+    attention_decode_same_keys(const __grid_constant__ DecodeParams params) {
   extern __shared__ __align__(512) std::uint8_t shared[];  // aligned as the longest row is
-  __shared__ SplitKvResults<C> results;
+  __shared__ DecodeResults<C> results;
   __shared__ float q_sums[C::kPlain ? 1 : C::kSize / kGroupUnit * C::kRows];
   let_next_start();
   const UniformSplitBlock<C> block(params);
   if (!block.exists && !params.combines) return;
-  const std::uint32_t rings = shared_address(shared), q = rings + kSplitKvWarps * C::kSlots * params.slot_bytes;
+  const std::uint32_t rings = shared_address(shared), q = rings + kDecodeWarps * C::kSlots * params.slot_bytes;
   const KvRing<C> ring(params, block, rings);
   // Before keys, or they come behind these.
   const std::conditional_t<C::kPlain, QueryCopier<C>, QueryLoader<C>> queries(params, block, q);
-  SplitKvSteps<C> steps(ring);
+  DecodePipeline<C> steps(ring);
   queries.store();
   __syncthreads();
   if (!C::kPlain && params.k.zeros) {
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kSplitKvThreads, C::kBlocks)
   int split = block.split, split_end = block.keys;
 #pragma unroll 1
   for (bool more = block.exists; more; ++split, split_end += block.keys) {
-    SplitKvRows<C> own(params, q, q_sums);
+    DecodeSoftmax<C> own(params, q, q_sums);
     const auto finish_scores = [&](int key) {
       own.scale(params.scale_log2);
       if (key >= ring.begin && key + C::kStepKeys <= ring.end) return;

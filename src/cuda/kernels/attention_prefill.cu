@@ -1,7 +1,7 @@
-// attention_wgmma: which tiles and blocks of keys a call gets, of 16-bit types and of quantised keys and values.
+// attention_prefill: which tiles and blocks of keys a call gets, of 16-bit types and of quantised keys and values.
 #include <cuda_runtime.h>
 
-#include "cuda/kernels/wgmma_kernel.cuh"
+#include "cuda/kernels/prefill_kernel.cuh"
 
 namespace rapt::cuda {
 namespace {
@@ -23,10 +23,10 @@ std::int64_t busiest_rows(const AttentionParams& p) {
   return ceil_div(C::Tiles::heads(p) * C::Tiles::tiles(p), std::int64_t{multiprocessors()}) * C::kRows;
 }
 
-// Whether heads of up to 64 columns are better by `Serial`, wgmma_serial, than by `Overlapped`. The longer keys are,
-// the more exponentials beside products count for, and the less what comes before and after them; but tiles of 128 rows
-// are better where those of 192 leave much of the last one empty, or multiprocessors without one. (Where the mask ends
-// before the last key, half of the keys are not seen.)
+// Whether heads of up to 64 columns are better by `Serial`, attention_prefill_unspecialized, than by `Overlapped`. The
+// longer keys are, the more exponentials beside products count for, and the less what comes before and after them; but
+// tiles of 128 rows are better where those of 192 leave much of the last one empty, or multiprocessors without one.
+// (Where the mask ends before the last key, half of the keys are not seen.)
 template <class Serial, class Overlapped>
 bool prefers_serial(const AttentionParams& p) {
   constexpr std::int64_t kMiddling = 512, kLong = 2048, kLongCausal = 8192, kFewTileRows = 1024;
@@ -39,7 +39,7 @@ bool prefers_serial(const AttentionParams& p) {
 }
 
 template <class T, int kColumns, class Other>
-cudaError_t launch_up_to_64(WgmmaParams& params, cudaStream_t stream) {
+cudaError_t launch_up_to_64(PrefillParams& params, cudaStream_t stream) {
   constexpr int kFewKeys = 80;  // as many as a caption has in image models, and some
   using Overlapped = Config<T, 64, true, false, false, 3, kColumns>;
   const AttentionParams& p = params.p;
@@ -53,7 +53,7 @@ cudaError_t launch_up_to_64(WgmmaParams& params, cudaStream_t stream) {
 }
 
 template <class T, class Other>
-cudaError_t launch_up_to_128(WgmmaParams& params, cudaStream_t stream) {
+cudaError_t launch_up_to_128(PrefillParams& params, cudaStream_t stream) {
   const AttentionParams& p = params.p;
   const std::int64_t columns = std::max(p.d, p.dv);
   if (columns <= 80 && p.score.right == kOpen) {
@@ -69,7 +69,7 @@ cudaError_t launch_up_to_128(WgmmaParams& params, cudaStream_t stream) {
 }
 
 template <class T, int kSize>
-cudaError_t launch_size(WgmmaParams& params, cudaStream_t stream) {
+cudaError_t launch_size(PrefillParams& params, cudaStream_t stream) {
   constexpr int kKeys = kSize > 128 ? 64 : 128;
   const bool modified = is_modified(params.p);
   if (is_quantised(params.p))
@@ -92,7 +92,7 @@ bool codes_come_in_sixteens(const AttentionParams& p, const void* data, const St
          entries * s.b + p.hk * s.h + rows * s.s < std::int64_t{15} << 32;
 }
 
-void describe_codes(WgmmaParams& params) {
+void describe_codes(PrefillParams& params) {
   const AttentionParams& p = params.p;
   params.kv_vector =
       codes_come_in_sixteens(p, p.k, p.k_stride, p.d) && codes_come_in_sixteens(p, p.v, p.v_stride, p.dv);
@@ -101,27 +101,27 @@ void describe_codes(WgmmaParams& params) {
 
 }  // namespace
 
-bool wgmma_can_count(const AttentionParams& p) {
+bool prefill_can_count(const AttentionParams& p) {
   constexpr std::int64_t kLimit = std::int64_t{1} << 30;  // of what is counted in 32 bits
   return std::max(p.sk, p.total_k) < kLimit && std::max(p.sq, p.total_q) < kLimit / at_least_1(p.group) &&
          simt_tiles(p) < kLimit && p.b < kLimit && p.hk < kLimit;
 }
 
-std::size_t wgmma_workspace(const AttentionParams& p) {
+std::size_t prefill_workspace(const AttentionParams& p) {
   return p.total_q < 0 ? 0 : decode_workspace(p);
 }
 
 // Of ragged sequences, those that have few rows get their keys split, as they do where they are dense; two launches,
 // each of which leaves out what the other does, side by side (quantised: one after the other).
-cudaError_t attention_wgmma(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
-  WgmmaParams params = params_of(p);
+cudaError_t launch_attention_prefill(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
+  PrefillParams params = params_of(p);
   if (is_quantised(p)) describe_codes(params);
   const cudaError_t status = with_head_size(p, [&](auto size) {
     return p.q_type == DType::f16 ? launch_size<__half, size>(params, stream)
                                   : launch_size<__nv_bfloat16, size>(params, stream);
   });
   if (status != cudaSuccess || p.total_q < 0) return status;
-  return (is_quantised(p) ? attention_split_kv : attention_decode)(p, workspace, stream);
+  return (is_quantised(p) ? launch_attention_decode : launch_attention_decode_m64)(p, workspace, stream);
 }
 
 }  // namespace rapt::cuda

@@ -10,7 +10,7 @@
 
 namespace rapt::cuda {
 
-constexpr int kSplitKvWarps = 4, kSplitKvThreads = 32 * kSplitKvWarps;
+constexpr int kDecodeWarps = 4, kDecodeThreads = 32 * kDecodeWarps;
 constexpr int kGroupUnit = 32;  // columns: groups are multiples, or whole rows
 constexpr int kMaxUnits = kDecodeMaxHeadSize / kGroupUnit;
 
@@ -21,7 +21,7 @@ enum class SplitKvUse { any, uniform, dense };
 // For codes, or elements, of one type, head sizes up to kSize, rows in kTiles tiles of 8, and numbers in kComponents
 // components.
 template <DType kType_, int kSize_, int kTiles_, int kComponents_, SplitKvUse kUse = SplitKvUse::any>
-struct SplitKvConfig {
+struct DecodeConfig {
   static constexpr DType kType = kType_;
   static constexpr bool kUniform = kUse != SplitKvUse::any, kDense = kUse == SplitKvUse::dense;
   using Coding = Codes<kType>;
@@ -51,7 +51,7 @@ struct ShortStrides {
 };
 
 // What a launch knows of k or v: its rows, and where a step's scales and zeros lie in a slot of the ring.
-struct SplitKvSide {
+struct DecodeOperand {
   const std::uint8_t* data;
   ShortStrides of_rows;
   int bytes;  // of a row
@@ -64,18 +64,18 @@ struct SplitKvSide {
   int group_of_unit[kMaxUnits];
 };
 // What thread blocks want first comes first, side by side: each line of parameters comes from memory.
-struct SplitKvParams {
+struct DecodeParams {
   SplitGrid grid;
   bool in_blocks;     // keys are in pages or a ring
   Divisor page_size;  // of these
-  // Of split_kv_uniform: rows of a kv head, thread blocks for each tile of these, and the most splits that a kv head
-  // has.
+  // Of attention_decode_same_keys: rows of a kv head, thread blocks for each tile of these, and the most splits that a
+  // kv head has.
   int rows;
   Divisor blocks;
   int splits;
   float scale_log2;
   ShortStrides of_queries;  // where `vector_queries`
-  SplitKvSide k, v;
+  DecodeOperand k, v;
   AttentionParams p;
   Partials partials;
   std::uint32_t code_offset;  // Codes::offset
@@ -93,7 +93,7 @@ struct SplitKvParams {
 struct RowPlace {
   std::uint32_t block, row;
 };
-// A number for each sixteen keys of a step: split_kv_uniform's pages are multiples of these.
+// A number for each sixteen keys of a step: attention_decode_same_keys's pages are multiples of these.
 template <int kSixteens>
 struct PerSixteen {
   std::uint32_t of[kSixteens];
@@ -109,7 +109,7 @@ struct KvRing {
   // What is found out about where a step's keys lie before they are asked for: their pages, or the lane's key's place.
   using Place = std::conditional_t<C::kUniform, PerSixteen<C::kSixteens>, RowPlace>;
 
-  const SplitKvParams& params;
+  const DecodeParams& params;
   std::uint32_t data, last;  // the ring's first slot and its last
   const int lane = threadIdx.x % 32;
   const std::uint32_t b, hk;
@@ -119,12 +119,12 @@ struct KvRing {
   // head's first row of K and V has them.
   int own_column;
   std::uint32_t own_place;
-  std::uint64_t k_from, v_from;  // split_kv_uniform: that of the first key, but in pages
+  std::uint64_t k_from, v_from;  // attention_decode_same_keys: that of the first key, but in pages
   // Which key of a step the lane knows the place of: of those that its kChunks lanes copy, the i-th for the i-th lane.
   int own_key;
 
   template <class Block>
-  __device__ KvRing(const SplitKvParams& params, const Block& block, std::uint32_t rings)
+  __device__ KvRing(const DecodeParams& params, const Block& block, std::uint32_t rings)
       : params(params),
         data(rings + threadIdx.x / 32 * bytes()),
         last(data + bytes() - params.slot_bytes),
@@ -141,7 +141,7 @@ struct KvRing {
     own_column = 16 * chunk;
     own_place = row * C::kRowBytes + (chunk ^ turn(row)) * 16;
     own_key = key_of(lane);
-    const auto from = [&](const SplitKvSide& side) {
+    const auto from = [&](const DecodeOperand& side) {
       std::uint32_t row = hk * side.of_rows.h;
       if (C::kUniform && !in_blocks()) row += b * side.of_rows.b + first_row * side.of_rows.s;
       return reinterpret_cast<std::uint64_t>(side.data) + std::uint64_t{row} * 16 + own_column;
@@ -195,7 +195,7 @@ struct KvRing {
   // Fills a slot with the step's keys or values, if it has any: each lane says where its key lies.
   template <bool kValues>
   __device__ __forceinline__ void load(std::uint32_t slot, int step, const Place& at) const {
-    const SplitKvSide& side = kValues ? params.v : params.k;
+    const DecodeOperand& side = kValues ? params.v : params.k;
     if (step < end) {
       if (C::kUniform || params.vector) {
         load_rows(slot, side, kValues ? v_from : k_from, step, at);
@@ -224,7 +224,7 @@ struct KvRing {
     }
   }
   // What is added to a key times the stride, of each sixteen; or where the lane's key's row lies.
-  __device__ auto starts(const SplitKvSide& side, int step, const Place& at) const {
+  __device__ auto starts(const DecodeOperand& side, int step, const Place& at) const {
     if constexpr (C::kUniform) {
       PerSixteen<C::kSixteens> starts{};
       if (!in_blocks()) return starts;
@@ -238,7 +238,7 @@ struct KvRing {
       return at.block * side.of_rows.b + at.row * side.of_rows.s;
     }
   }
-  __device__ __forceinline__ void load_rows(std::uint32_t tile, const SplitKvSide& side, std::uint64_t from, int step,
+  __device__ __forceinline__ void load_rows(std::uint32_t tile, const DecodeOperand& side, std::uint64_t from, int step,
                                             const Place& at) const {
     const auto start = starts(side, step, at);
     std::uint32_t to = tile + own_place, turned = tile + (own_place ^ 64);
@@ -260,7 +260,7 @@ struct KvRing {
     }
   }
   // The lane's key's; a scale of 1 where there are none.
-  __device__ __forceinline__ void load_numbers(std::uint32_t to, const SplitKvSide& side, const RowPlace& at) const {
+  __device__ __forceinline__ void load_numbers(std::uint32_t to, const DecodeOperand& side, const RowPlace& at) const {
     const auto load = [&](std::uint32_t to, const float* from, const ShortStrides& s) {
       std::uint32_t number = at.block * s.b + hk * s.h + at.row * s.s;
       if (!side.grouped) return copy4(to, from + number);
@@ -273,7 +273,7 @@ struct KvRing {
   }
 
   // The lane's key, of any strides and sizes.
-  __device__ __noinline__ static void load_one_by_one(std::uint32_t slot, const SplitKvSide& side, std::uint32_t hk,
+  __device__ __noinline__ static void load_one_by_one(std::uint32_t slot, const DecodeOperand& side, std::uint32_t hk,
                                                       RowPlace at) {
     const int key = key_of(threadIdx.x % 32);
     const auto index = [&](const Strides& s) { return at.block * s.b + hk * s.h + at.row * s.s; };

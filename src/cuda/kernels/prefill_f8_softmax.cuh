@@ -11,8 +11,8 @@
 
 #include <cuda_runtime.h>
 
-#include "cuda/hopper/products_f8.cuh"
 #include "cuda/hopper/ptx.cuh"
+#include "cuda/hopper/ptx_f8.cuh"
 #include "cuda/kernels/kernels.hpp"
 #include "cuda/tile/fallback_rows.cuh"
 
@@ -34,7 +34,7 @@ struct F8Config {
   static constexpr int kSharedBytes = kQueryBytes + kStages * kStageBytes + 8 * kBarriers;
 };
 
-struct F8Params {
+struct PrefillF8Params {
   AttentionParams p;
   CUtensorMap q, k, v;   // v: [b hk][columns][keys]
   int tiles, all_tiles;  // of a query head; of the call
@@ -48,7 +48,7 @@ struct F8Tile {
   int b, q_head, row, blocks;
 
   template <class C>
-  __device__ static F8Tile at(const F8Params& params, int number) {
+  __device__ static F8Tile at(const PrefillF8Params& params, int number) {
     const AttentionParams& p = params.p;
     const int heads = static_cast<int>(p.b * p.hk * p.group);
     const int head = params.heads_first ? number % heads : number / params.tiles;
@@ -58,7 +58,7 @@ struct F8Tile {
     return {head / of_batch, head % of_batch, row, max((keys + C::kKeys - 1) / C::kKeys, 1)};
   }
   // How many keys a row sees.
-  __device__ static int seen(const F8Params& params, int row) {
+  __device__ static int seen(const PrefillF8Params& params, int row) {
     return max(min(row + params.window, static_cast<int>(params.p.sk)), 0);
   }
 };
@@ -73,7 +73,7 @@ __device__ inline int f8_tile_number(int n, int tiles) {
 // A score s becomes 1024 + c s + b in fp16: a code as an integer, its weight 2^(code / 8 - 7) at every eighth. A shift
 // is set anew only when a code would pass the largest number's: the largest score's code is then kTop.
 template <class C>
-struct F8Rows {
+struct PrefillF8Softmax {
   static constexpr float kOne = 1024, kMostCode = 125, kTop = 104;     // the greatest f8e4m3 number has code 126
   static constexpr float kTopOctaves = kTop / 8, kMostOctaves = 8000;  // of a shift that fp16 has
   // Of the row sum of many keys, by which 1 + f is larger than 2^f on average, half is taken off lse, so that it is off
@@ -235,14 +235,14 @@ __device__ __forceinline__ void fit_queries(std::uint32_t q, bool negative, floa
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const std::uint32_t two = f16_of_codes(codes[chunk][i / 2] >> i % 2 * 16);
-      const float low = F8Rows<C>::first_of(two), high = F8Rows<C>::second_of(two);
+      const float low = PrefillF8Softmax<C>::first_of(two), high = PrefillF8Softmax<C>::second_of(two);
       squares = fmaf(low, low, fmaf(high, high, squares));
     }
   }
   squares += __shfl_xor_sync(~0u, squares, 1);
   const float by = squares > kMost ? exp2_approx(ceilf(0.5f * log2f(squares / kMost))) : 1.f;
   if (__any_sync(~0u, by > 1 || negative)) {
-    const std::uint32_t factor = F8Rows<C>::two(negative ? -1 / by : 1 / by);
+    const std::uint32_t factor = PrefillF8Softmax<C>::two(negative ? -1 / by : 1 / by);
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
       uint4 x;
@@ -262,8 +262,9 @@ __device__ __forceinline__ void fit_queries(std::uint32_t q, bool negative, floa
 // Stores the thread's part of a row, whose number among its two is b; NaN if it is a fallback row, which no other has.
 // Returns whether it is. All lanes of a quad call this together.
 template <class C>
-__device__ __forceinline__ bool store_f8_row(const F8Params& params, const F8Tile& tile, int row, int b,
-                                             const float (&sums)[C::kSums], const F8Rows<C>& rows, float of_values) {
+__device__ __forceinline__ bool store_f8_row(const PrefillF8Params& params, const F8Tile& tile, int row, int b,
+                                             const float (&sums)[C::kSums], const PrefillF8Softmax<C>& rows,
+                                             float of_values) {
   const AttentionParams& p = params.p;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const float sum = sums[C::kSums - 4 + 2 * b];
@@ -299,7 +300,7 @@ __device__ __forceinline__ bool store_f8_row(const F8Params& params, const F8Til
 // Computes the fallback rows of a warp once more, whose first row in each tile is `first`: in those of the thread
 // block's tiles whose bits are set.
 template <class C>
-__device__ __noinline__ void redo_f8_rows(const F8Params& params, int first, unsigned bad_tiles) {
+__device__ __noinline__ void redo_f8_rows(const PrefillF8Params& params, int first, unsigned bad_tiles) {
   const AttentionParams& p = params.p;
   const int lane = static_cast<int>(threadIdx.x) % 32, group = static_cast<int>(p.group);
   for (int n = 0, number; (number = f8_tile_number(n, params.all_tiles)) < params.all_tiles; ++n) {
@@ -315,7 +316,7 @@ __device__ __noinline__ void redo_f8_rows(const F8Params& params, int first, uns
 #pragma unroll 1
     for (unsigned rows = __ballot_sync(~0u, bad); rows != 0; rows &= rows - 1) {
       const int number = (tile.row + first + __ffs(static_cast<int>(rows)) - 1) * group + tile.q_head % group;
-      attend_rows<void, kWgmmaF8MaxHeadSize, false>(p, tile.b, tile.q_head / group, number, 1);
+      attend_rows<void, kPrefillF8MaxHeadSize, false>(p, tile.b, tile.q_head / group, number, 1);
     }
   }
 }

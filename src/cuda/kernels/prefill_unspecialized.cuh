@@ -5,8 +5,8 @@
 // products run.
 #pragma once
 
-#include "cuda/kernels/wgmma_dense.cuh"
-#include "cuda/kernels/wgmma_rows.cuh"
+#include "cuda/kernels/prefill_dense.cuh"
+#include "cuda/kernels/prefill_softmax.cuh"
 
 namespace rapt::cuda {
 
@@ -14,7 +14,7 @@ namespace rapt::cuda {
 // the first of a tile, the tile is found.
 template <class C>
 struct SerialLoader {
-  const WgmmaParams& params;
+  const PrefillParams& params;
   DenseShared<C>& shared;
   const DenseRings<C>& rings;
 
@@ -54,7 +54,8 @@ struct SerialLoader {
 };
 
 template <class C>
-__global__ void __launch_bounds__(C::kThreads, C::kBlocks) wgmma_serial(const __grid_constant__ WgmmaParams params) {
+__global__ void __launch_bounds__(C::kThreads, C::kBlocks)
+    attention_prefill_unspecialized(const __grid_constant__ PrefillParams params) {
   static_assert(C::kQueryTiles > C::kStages,
                 "or the loading thread waits for its own tile, where others have one block");
   extern __shared__ __align__(1024) std::uint8_t memory[];  // the swizzle's unit

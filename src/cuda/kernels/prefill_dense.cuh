@@ -3,8 +3,8 @@
 // stored, sequences of up to 512 keys took up to 1.18 times as long; the order of loads is in that, too.)
 #pragma once
 
-#include "cuda/kernels/wgmma_load.cuh"
-#include "cuda/kernels/wgmma_rows.cuh"
+#include "cuda/kernels/prefill_load.cuh"
+#include "cuda/kernels/prefill_softmax.cuh"
 
 namespace rapt::cuda {
 
@@ -37,7 +37,7 @@ struct DenseRings {
   __device__ std::uint32_t results_of(unsigned t) const { return results + t % C::kQueryTiles * 8; }
 
   // By one thread, which is the one to load.
-  __device__ void init(const WgmmaParams& params) const {
+  __device__ void init(const PrefillParams& params) const {
     prefetch_map(&params.q);
     prefetch_map(&params.k);
     prefetch_map(&params.v);
@@ -54,7 +54,7 @@ struct DenseRings {
 // The tiles to come, as a math warpgroup sees them.
 template <class C>
 struct DenseTiles {
-  const WgmmaParams& params;
+  const PrefillParams& params;
   const DenseTile<C>* tiles;
   const DenseRings<C>& rings;
 
@@ -75,7 +75,7 @@ struct DenseTiles {
 
 // Block n of K or V, `block` of a tile of dense sequences, by one thread.
 template <class C>
-__device__ void load_keys_by_tma(const WgmmaParams& params, const Blocks<C>& ring, const CUtensorMap& map, unsigned n,
+__device__ void load_keys_by_tma(const PrefillParams& params, const Blocks<C>& ring, const CUtensorMap& map, unsigned n,
                                  const DenseTile<C>& tile, int block) {
   ring.wait_empty(n);
   barrier_arrive_expecting(ring.full(n), C::kBlockBytes);
@@ -87,7 +87,7 @@ __device__ void load_keys_by_tma(const WgmmaParams& params, const Blocks<C>& rin
 
 // Loads all tiles of the thread block, by one thread.
 template <class C>
-__device__ void load_dense(const WgmmaParams& params, DenseTile<C>* tiles, const DenseRings<C>& rings) {
+__device__ void load_dense(const PrefillParams& params, DenseTile<C>* tiles, const DenseRings<C>& rings) {
   static_assert(C::kQueryTiles > 1,
                 "or a tile's Q waits for the results of the one whose keys are yet to be asked for");
   const auto begin = [&](unsigned t) {
@@ -116,7 +116,7 @@ __device__ void load_dense(const WgmmaParams& params, DenseTile<C>* tiles, const
 
 // Stores their results, by another thread.
 template <class C>
-__device__ void store_dense(const WgmmaParams& params, const DenseTile<C>* tiles, const DenseRings<C>& rings) {
+__device__ void store_dense(const PrefillParams& params, const DenseTile<C>* tiles, const DenseRings<C>& rings) {
   for (unsigned t = 0; params.has_tile(t); ++t) {
     barrier_wait(rings.results_of(t), t / C::kQueryTiles % 2);
     for (int group = 0; group < C::kGroups; ++group)

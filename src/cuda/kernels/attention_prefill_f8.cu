@@ -1,8 +1,8 @@
-// attention_wgmma_f8: which calls it takes, V transposed, and the launches.
+// attention_prefill_f8: which calls it takes, V transposed, and the launches.
 #include <cuda_runtime.h>
 
 #include "cuda/hopper/tma.cuh"
-#include "cuda/kernels/wgmma_f8.cuh"
+#include "cuda/kernels/prefill_f8_kernel.cuh"
 
 namespace rapt::cuda {
 namespace {
@@ -17,8 +17,8 @@ std::int64_t padded_keys(const AttentionParams& p) {
 // the weights that a lane has in a register: in place 4 t + n is key 2 t + n % 2 + n / 2 * 8.
 template <int kSize>
 __global__ void __launch_bounds__(kTransposeThreads)
-    transpose(const __grid_constant__ AttentionParams p, std::uint8_t* to, std::int64_t row_keys,
-              unsigned head_blocks) {
+    prefill_f8_transpose_values(const __grid_constant__ AttentionParams p, std::uint8_t* to, std::int64_t row_keys,
+                                unsigned head_blocks) {
   constexpr int kWords = kSize / 4, kSixteens = kBlockKeys / 16;  // of a key; of the block
   __shared__ uint4 columns[kSize][kSixteens];
   let_next_start();
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kTransposeThreads)
 }
 
 template <class C>
-bool make_maps(F8Params& params, const std::byte* transposed) {
+bool make_maps(PrefillF8Params& params, const std::byte* transposed) {
   const AttentionParams& p = params.p;
   constexpr DType kType = DType::f8e4m3;
   const std::int64_t keys = padded_keys(p), heads = p.hk * p.group;
@@ -75,8 +75,8 @@ bool make_maps(F8Params& params, const std::byte* transposed) {
 template <int kSize>
 cudaError_t launch(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
   using C = F8Config<kSize>;
-  F8Params params{.p = p};
-  if (!make_maps<C>(params, workspace)) return attention_wgmma(p, workspace, stream);
+  PrefillF8Params params{.p = p};
+  if (!make_maps<C>(params, workspace)) return launch_attention_prefill(p, workspace, stream);
   const std::int64_t tiles = ceil_div(p.sq, C::kRows), all = tiles * p.b * p.hk * p.group;
   params.tiles = static_cast<int>(tiles), params.all_tiles = static_cast<int>(all);
   const Sequence sequence{0, 0, p.sq, p.sk, 0};
@@ -90,12 +90,12 @@ cudaError_t launch(const AttentionParams& p, std::byte* workspace, cudaStream_t 
   params.pairs = p.out_type == DType::bf16 && s.d == 1 && reinterpret_cast<std::uintptr_t>(p.out) % 4 == 0 &&
                  (s.b | s.h | s.s) % 2 == 0;
   const auto head_blocks = static_cast<unsigned>(padded_keys(p) / kBlockKeys);
-  const cudaError_t status =
-      launch_kernel(false, transpose<kSize>, static_cast<unsigned>(p.b * p.hk) * head_blocks, kTransposeThreads, 0,
-                    stream, p, reinterpret_cast<std::uint8_t*>(workspace), padded_keys(p), head_blocks);
+  const cudaError_t status = launch_kernel(
+      false, prefill_f8_transpose_values<kSize>, static_cast<unsigned>(p.b * p.hk) * head_blocks, kTransposeThreads, 0,
+      stream, p, reinterpret_cast<std::uint8_t*>(workspace), padded_keys(p), head_blocks);
   if (status != cudaSuccess) return status;
   const auto at_once = static_cast<unsigned>(std::min<std::int64_t>(multiprocessors(), all));
-  return launch_kernel(true, wgmma_f8<C>, at_once, C::kThreads, C::kSharedBytes, stream, params);
+  return launch_kernel(true, attention_prefill_f8<C>, at_once, C::kThreads, C::kSharedBytes, stream, params);
 }
 
 // Whether vectors reach all rows, and a head's queries have one scale.
@@ -106,12 +106,12 @@ bool takes(const AttentionParams& p) {
 
 }  // namespace
 
-std::size_t wgmma_f8_workspace(const AttentionParams& p) {
+std::size_t prefill_f8_workspace(const AttentionParams& p) {
   return static_cast<std::size_t>(p.b * p.hk * p.dv * padded_keys(p));
 }
 
-cudaError_t attention_wgmma_f8(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
-  if (!takes(p)) return attention_wgmma(p, workspace, stream);
+cudaError_t launch_attention_prefill_f8(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
+  if (!takes(p)) return launch_attention_prefill(p, workspace, stream);
   return p.d == 64 ? launch<64>(p, workspace, stream) : launch<128>(p, workspace, stream);
 }
 

@@ -2,25 +2,25 @@
 #pragma once
 
 #include "cuda/hopper/combine_row.cuh"
-#include "cuda/kernels/split_kv_rows.cuh"
+#include "cuda/kernels/decode_softmax.cuh"
 
 namespace rapt::cuda {
 
 // What a thread block's warps have of a split, together.
 template <class C>
-struct SplitKvResults {
+struct DecodeResults {
   // O is staged in the slots of the warps' rings that are free, 8 rows and so many columns at a time.
   static constexpr int kWidth = std::min(C::kSize, C::kTileBytes / (8 * 4)), kPasses = C::kSize / kWidth;
   static_assert(kWidth % 32 == 0);
 
-  alignas(16) float m[C::kRows][kSplitKvWarps];
-  alignas(16) float l[C::kRows][kSplitKvWarps];
-  std::uint32_t slot[kSplitKvWarps];
+  alignas(16) float m[C::kRows][kDecodeWarps];
+  alignas(16) float l[C::kRows][kDecodeWarps];
+  std::uint32_t slot[kDecodeWarps];
 
   // Partial results; or where a split is the only one, results: then `bad` gets a bit for each of the warp's rows that
   // is a fallback row.
   template <class Block>
-  __device__ __forceinline__ void store(const SplitKvRows<C>& own, const Block& block, int split,
+  __device__ __forceinline__ void store(const DecodeSoftmax<C>& own, const Block& block, int split,
                                         std::uint32_t free_slot, unsigned& bad) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
@@ -46,7 +46,7 @@ struct SplitKvResults {
           }
         __syncthreads();
 #pragma unroll 1
-        for (int r = warp; r < 8; r += kSplitKvWarps)
+        for (int r = warp; r < 8; r += kDecodeWarps)
           if (block.row_begin + 8 * tile + r < block.row_count)
             store_row(block, split, 8 * tile + r, pass * kWidth, bad);
         __syncthreads();
@@ -61,22 +61,22 @@ struct SplitKvResults {
   // kWidth columns from `first` on of the block's row r, by a warp.
   template <class Block>
   __device__ __forceinline__ void store_row(const Block& block, int split, int r, int first, unsigned& bad) const {
-    const SplitKvParams& params = block.params;
+    const DecodeParams& params = block.params;
     const AttentionParams& p = params.p;
     const int lane = threadIdx.x % 32, row = block.row_begin + r, dv = static_cast<int>(p.dv);
     RowSums sums = {-kInfinity, 0};
-    float factor[kSplitKvWarps];
+    float factor[kDecodeWarps];
 #pragma unroll
-    for (int w = 0; w < kSplitKvWarps; ++w) sums.m = fmaxf(sums.m, m[r][w]);
+    for (int w = 0; w < kDecodeWarps; ++w) sums.m = fmaxf(sums.m, m[r][w]);
 #pragma unroll
-    for (int w = 0; w < kSplitKvWarps; ++w) {
+    for (int w = 0; w < kDecodeWarps; ++w) {
       factor[w] = exp2_approx(m[r][w] - shift_of(sums.m));
       sums.l = fmaf(l[r][w], factor[w], sums.l);
     }
     const auto sum_columns = [&](int column) {
       sums.o = make_float4(0, 0, 0, 0);
 #pragma unroll
-      for (int w = 0; w < kSplitKvWarps; ++w) {
+      for (int w = 0; w < kDecodeWarps; ++w) {
         const float4 x = load16(place(slot[w], r % 8, column - first));
         const auto add = [&](float& sum, float x) { sum = __fadd_rn(sum, __fmul_rn(x, factor[w])); };
         add(sums.o.x, x.x), add(sums.o.y, x.y), add(sums.o.z, x.z), add(sums.o.w, x.w);
@@ -91,7 +91,7 @@ struct SplitKvResults {
         sum_columns(column);
         good &= row_end.store(p, sums, column, true);
       }
-      if (!__all_sync(~0u, good)) bad |= 1u << r / kSplitKvWarps;
+      if (!__all_sync(~0u, good)) bad |= 1u << r / kDecodeWarps;
       return;
     }
     float* const to = block.partial(row, split);
@@ -106,11 +106,11 @@ struct SplitKvResults {
   }
 };
 
-// Computes the warp's fallback rows once more: those of rows first, first + kSplitKvWarps and so on whose bit is set.
+// Computes the warp's fallback rows once more: those of rows first, first + kDecodeWarps and so on whose bit is set.
 __device__ __forceinline__ void attend_fallback_rows(const AttentionParams& p, int b, int hk, int first, unsigned bad) {
   __syncwarp();  // before the same rows are stored once more
 #pragma unroll 1
-  for (int r = first; bad != 0; r += kSplitKvWarps, bad >>= 1)
+  for (int r = first; bad != 0; r += kDecodeWarps, bad >>= 1)
     if (bad & 1) attend_rows<void, kDecodeMaxHeadSize, true>(p, b, hk, r, 1);
 }
 

@@ -2,8 +2,8 @@
 // go through tiles of query rows; a block's first warpgroup fills rings of Q tiles and of K and V blocks in shared
 // memory, and each of the others does 64 rows of the tile. S = Q K^T of one key block runs while the softmax of the
 // block before feeds O += P V. (Warpgroups taking turns, at products or at exponentials, were up to 5 % slower on an
-// H200.) Results leave by way of their Q's place, while the next tile is at work: wgmma_dense has a thread of the first
-// warpgroup store them.
+// H200.) Results leave by way of their Q's place, while the next tile is at work: attention_prefill_dense has a thread
+// of the first warpgroup store them.
 //
 // Keys are cut into blocks at multiples of the block size from key 0 and taken from the last to the first. A block that
 // is masked for a row leaves what the row has unchanged to the bit, so that a row's result is its own.
@@ -16,11 +16,11 @@
 
 #include "cuda/hopper/combine_row.cuh"
 #include "cuda/hopper/host.cuh"
-#include "cuda/kernels/wgmma_codes.cuh"
-#include "cuda/kernels/wgmma_dense.cuh"
-#include "cuda/kernels/wgmma_load.cuh"
-#include "cuda/kernels/wgmma_rows.cuh"
-#include "cuda/kernels/wgmma_serial.cuh"
+#include "cuda/kernels/prefill_dense.cuh"
+#include "cuda/kernels/prefill_load.cuh"
+#include "cuda/kernels/prefill_load_codes.cuh"
+#include "cuda/kernels/prefill_softmax.cuh"
+#include "cuda/kernels/prefill_unspecialized.cuh"
 #include "cuda/tile/launch.cuh"
 
 namespace rapt::cuda {
@@ -28,7 +28,7 @@ namespace rapt::cuda {
 // The tiles to come, as a math warpgroup sees them: of those in a queue.
 template <class C>
 struct QueuedTiles {
-  const WgmmaParams& params;
+  const PrefillParams& params;
   const SequenceList& list;
   const TileQueue& queue;
   const Tile<C>* tiles;
@@ -48,7 +48,7 @@ struct QueuedTiles {
 
 // A math warpgroup.
 template <class C, class Tiles>
-__device__ void attend(const WgmmaParams& params, const Tiles& tiles, const QueryRing<C>& q, const Blocks<C>& k,
+__device__ void attend(const PrefillParams& params, const Tiles& tiles, const QueryRing<C>& q, const Blocks<C>& k,
                        const Blocks<C>& v, std::uint32_t scales, int group) {
   Rows<C> rows(params);
   unsigned t = 0, stored = 0;  // tiles so far, and of these with their results stored
@@ -140,7 +140,8 @@ __device__ void attend(const WgmmaParams& params, const Tiles& tiles, const Quer
 }
 
 template <class C>
-__global__ void __launch_bounds__(C::kThreads, C::kBlocks) wgmma(const __grid_constant__ WgmmaParams params) {
+__global__ void __launch_bounds__(C::kThreads, C::kBlocks)
+    attention_prefill(const __grid_constant__ PrefillParams params) {
   extern __shared__ std::uint8_t shared[];
   __shared__ std::uint64_t barriers[4 * C::kStages + 2 * kQueueTiles + 2 * C::kQueryTiles];
   __shared__ Tile<C> tiles[kQueueTiles];
@@ -206,7 +207,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) wgmma(const __grid_co
 
 // The same of dense sequences that are all alike.
 template <class C>
-__global__ void __launch_bounds__(C::kThreads, C::kBlocks) wgmma_dense(const __grid_constant__ WgmmaParams params) {
+__global__ void __launch_bounds__(C::kThreads, C::kBlocks)
+    attention_prefill_dense(const __grid_constant__ PrefillParams params) {
   extern __shared__ __align__(1024) std::uint8_t memory[];  // the swizzle's unit
   auto& shared = *reinterpret_cast<DenseShared<C>*>(memory);
   const DenseRings<C> rings(shared);
@@ -224,8 +226,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) wgmma_dense(const __g
 }
 
 // But for what tensor maps and quantised keys need.
-inline WgmmaParams params_of(const AttentionParams& p) {
-  WgmmaParams params{};
+inline PrefillParams params_of(const AttentionParams& p) {
+  PrefillParams params{};
   params.p = p;
   const float scale = std::fabs(p.score.scale_log2);
   const bool last = scales_last(p.score);
@@ -243,20 +245,20 @@ inline bool is_modified(const AttentionParams& p) {
 }
 
 template <class C>
-cudaError_t launch(WgmmaParams& params, cudaStream_t stream) {
+cudaError_t launch(PrefillParams& params, cudaStream_t stream) {
   const int blocks = plan_grid<C>(params, 2 * (params.p.d + params.p.dv));
   const int splits = C::kSplit ? params.partials.splits : 1;
   params.unsplit = C::kSplit && finishes_at_once(params.p, params.partials);
   // Only where clusters have room beside each other: others wait until all of their thread blocks do.
   params.combines = C::kSplit && params.p.total_q < 0 && !params.unsplit && splits <= kMostOfCluster &&
                     2 * params.all <= multiprocessors();
-  return launch_clusters(params.combines ? splits : 1, params.early, wgmma<C>, blocks, C::kThreads,
+  return launch_clusters(params.combines ? splits : 1, params.early, attention_prefill<C>, blocks, C::kThreads,
                          C::kSharedBytes + SequenceList::bytes(params), stream, params);
 }
 
 // Describes a call's rows to TMA. False: it cannot load K and V.
 template <class C>
-bool make_maps(WgmmaParams& params) {
+bool make_maps(PrefillParams& params) {
   const AttentionParams& p = params.p;
   params.q_by_tma = params.out_by_tma = false;
   params.box = box_keys(p, C::kKeys);
@@ -271,17 +273,17 @@ bool make_maps(WgmmaParams& params) {
   return true;
 }
 
-// Of dense sequences that are all alike: launches wgmma_dense or wgmma_serial if TMA can load and store all. False: it
-// cannot.
+// Of dense sequences that are all alike: launches attention_prefill_dense or attention_prefill_unspecialized if TMA can
+// load and store all. False: it cannot.
 template <class C>
-bool launch_dense(WgmmaParams& params, cudaStream_t stream, cudaError_t& status) {
+bool launch_dense(PrefillParams& params, cudaStream_t stream, cudaError_t& status) {
   const AttentionParams& p = params.p;
   if (!are_alike(p) || p.page_size > 0 || p.out_type != p.q_type) return false;
   if (!make_maps<C>(params) || !params.q_by_tma || !params.out_by_tma) return false;
   const int blocks = plan_grid<C>(params, 2 * (p.d + p.dv));
   const auto kernel = [] {
-    if constexpr (C::kSerial) return wgmma_serial<C>;
-    else return wgmma_dense<C>;
+    if constexpr (C::kSerial) return attention_prefill_unspecialized<C>;
+    else return attention_prefill_dense<C>;
   }();
   status = launch_kernel(false, kernel, blocks, C::kThreads, sizeof(DenseShared<C>), stream, params);
   return true;
@@ -289,12 +291,12 @@ bool launch_dense(WgmmaParams& params, cudaStream_t stream, cudaError_t& status)
 
 // Of scores that need no more than a scale: by TMA if it can load K and V, else in the form `Other`.
 template <class C, class Other>
-cudaError_t launch_queued(WgmmaParams& params, cudaStream_t stream) {
+cudaError_t launch_queued(PrefillParams& params, cudaStream_t stream) {
   return make_maps<C>(params) ? launch<C>(params, stream) : launch<Other>(params, stream);
 }
 // And of sequences that launch_dense() takes, by that.
 template <class C, class Other>
-cudaError_t launch_plain(WgmmaParams& params, cudaStream_t stream) {
+cudaError_t launch_plain(PrefillParams& params, cudaStream_t stream) {
   if (cudaError_t status; launch_dense<Dense<C>>(params, stream, status)) return status;
   return launch_queued<C, Other>(params, stream);
 }

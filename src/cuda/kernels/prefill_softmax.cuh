@@ -1,8 +1,8 @@
-// The online softmax of attention_wgmma's rows in a warpgroup's registers, and their way out.
+// The online softmax of attention_prefill's rows in a warpgroup's registers, and their way out.
 #pragma once
 
-#include "cuda/hopper/rows.cuh"
-#include "cuda/kernels/wgmma_load.cuh"
+#include "cuda/hopper/fragment.cuh"
+#include "cuda/kernels/prefill_load.cuh"
 #include "cuda/tile/fallback_rows.cuh"
 
 namespace rapt::cuda {
@@ -40,12 +40,12 @@ struct Rows : RowState<C> {
   using RowState<C>::kScores, RowState<C>::kOut, RowState<C>::lane, RowState<C>::warp_row, RowState<C>::column;
   using RowState<C>::row, RowState<C>::o, RowState<C>::m, RowState<C>::l, RowState<C>::rescale;
 
-  const WgmmaParams& params;
+  const PrefillParams& params;
   std::uint32_t weights[kScores / 2] = {};  // of the block before the one in s, as operand A
   [[maybe_unused]] float row_factor[2];     // of scores, where kScalesRows
   int all_from, all_to;                     // keys that all of the warp's rows see, counted like `first`
 
-  __device__ Rows(const WgmmaParams& params) : params(params) {}
+  __device__ Rows(const PrefillParams& params) : params(params) {}
 
   __device__ void begin(const TileOf<C>& tile) {
     RowState<C>::begin(params, tile);
@@ -309,7 +309,7 @@ struct Rows : RowState<C> {
 // `tiles` are set, 32 apart. They are done at the end, when nothing else needs registers: a call from within the loop
 // over tiles cost each tile some.
 template <class C>
-__device__ __noinline__ void redo_fallback_rows(const WgmmaParams& params, const SequenceList& list, unsigned tiles) {
+__device__ __noinline__ void redo_fallback_rows(const PrefillParams& params, const SequenceList& list, unsigned tiles) {
   const AttentionParams& p = params.p;
   const int lane = threadIdx.x % 32, warp_row = first_row_of_warp<C>();
   TileScheduler<C> scheduler{params, list};

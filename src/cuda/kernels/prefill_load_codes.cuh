@@ -1,5 +1,6 @@
-// The first warpgroup of attention_wgmma where K and V are codes of a quantised cache, in any layout: its threads read
-// them, 16 bytes at a time, widen them and put them into shared memory, where the products want elements of 16 bits.
+// The first warpgroup of attention_prefill where K and V are codes of a quantised cache, in any layout: its threads
+// read them, 16 bytes at a time, widen them and put them into shared memory, where the products want elements of 16
+// bits.
 //
 // A block's products take 2048 cycles at least, in which each of these threads has 256 codes. They take four
 // instructions for two codes. As soon as a thread's codes of K have come, those of V are asked for, and so on, so that
@@ -7,7 +8,7 @@
 #pragma once
 
 #include "cuda/hopper/codes.cuh"
-#include "cuda/kernels/wgmma_load.cuh"
+#include "cuda/kernels/prefill_load.cuh"
 
 namespace rapt::cuda {
 
@@ -28,12 +29,12 @@ template <class C>
 struct CodeKeys {
   static constexpr int kWarpKeys = C::kKeys / 4;
 
-  const WgmmaParams& params;
+  const PrefillParams& params;
   const TileExtent& tile;
   const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * kWarpKeys;  // the warp's first of a block
   std::uint32_t origin;  // where the tile's first key lies, before pages and rings
 
-  __device__ CodeKeys(const WgmmaParams& params, const TileExtent& tile) : params(params), tile(tile) {
+  __device__ CodeKeys(const PrefillParams& params, const TileExtent& tile) : params(params), tile(tile) {
     const AttentionParams& p = params.p;
     if (p.ring) origin = static_cast<std::uint32_t>(tile.key % p.page_size);
     else origin = static_cast<std::uint32_t>(tile.key + (p.page_size > 0 ? 0 : Head(p, tile.b, tile.hk).k_first));
@@ -100,7 +101,7 @@ struct CodeLoader : CodeKeys<C> {
   // Of all panels of a key, then of the key kKeyStep further on: those that are here, and those that are on their way.
   uint4 codes[kBatch], coming[kBatch];
 
-  __device__ CodeLoader(const WgmmaParams& params, const TileExtent& tile)
+  __device__ CodeLoader(const PrefillParams& params, const TileExtent& tile)
       : Keys(params, tile), coding{params.code_offset} {}
 
   // K's or V's rows of a block, in 16 bytes.
@@ -201,7 +202,7 @@ struct CodeLoader : CodeKeys<C> {
 
 // The same of any rows, two codes at a time. Out of line: what is hot needs the registers.
 template <class C>
-__device__ __noinline__ void load_codes_by_twos(const WgmmaParams& params, const TileExtent& tile, const Blocks<C>& k,
+__device__ __noinline__ void load_codes_by_twos(const PrefillParams& params, const TileExtent& tile, const Blocks<C>& k,
                                                 const Blocks<C>& v, std::uint32_t scales, unsigned n) {
   constexpr int kWarpKeys = C::kKeys / 4;
   const CodeKeys<C> keys(params, tile);
@@ -239,8 +240,9 @@ __device__ __noinline__ void load_codes_by_twos(const WgmmaParams& params, const
 
 // Tiles in their order.
 template <class C>
-__device__ void load_codes(const WgmmaParams& params, TileProducer<C> producer, const TileQueue& queue, Tile<C>* tiles,
-                           const QueryRing<C>& q, const Blocks<C>& k, const Blocks<C>& v, std::uint32_t scales) {
+__device__ void load_codes(const PrefillParams& params, TileProducer<C> producer, const TileQueue& queue,
+                           Tile<C>* tiles, const QueryRing<C>& q, const Blocks<C>& k, const Blocks<C>& v,
+                           std::uint32_t scales) {
   bool more = producer.push(0);
   for (unsigned i = 0, n = 0; more; ++i) {
     load_q<C>(params, queue, tiles, q, i);

@@ -1,5 +1,5 @@
-// What attention_wgmma is compiled for, and what a launch gets: for those who fill its rings (wgmma_load.cuh), those
-// who empty them (wgmma_rows.cuh) and the kernel itself.
+// What attention_prefill is compiled for, and what a launch gets: for those who fill its rings (prefill_load.cuh),
+// those who empty them (prefill_softmax.cuh) and the kernel itself.
 #pragma once
 
 #include <type_traits>
@@ -26,8 +26,9 @@ struct Config {
   static constexpr bool kModified = kModified_;  // scores need more than a scale
   static constexpr bool kSplit = kSplit_;
   static constexpr bool kQuantised = kQuantised_;
-  static constexpr bool kDense = false;   // tiles are DenseTile: wgmma_dense's and wgmma_serial's
-  static constexpr bool kSerial = false;  // wgmma_serial's
+  static constexpr bool kDense =
+      false;  // tiles are DenseTile: attention_prefill_dense's and attention_prefill_unspecialized's
+  static constexpr bool kSerial = false;  // attention_prefill_unspecialized's
   static constexpr int kGroups = kGroups_, kLoadThreads = 128, kThreads = kLoadThreads + 128 * kGroups;
   static constexpr int kRows = kGroupRows * kGroups, kKeys = kKeys_;
   // On a multiprocessor. Short tiles: one begins while another ends.
@@ -68,21 +69,22 @@ struct Config {
   using Tiles = Tiling<kRows>;
 };
 
-// The same for wgmma_dense: dense sequences that are all alike, whose tiles take little room.
+// The same for attention_prefill_dense: dense sequences that are all alike, whose tiles take little room.
 template <class Base>
 struct Dense : Base {
   static constexpr bool kDense = true, kStoresByTma = false, kStoresApart = true;
   static constexpr int kQueryTiles = 3;
 };
 
-// The same for wgmma_serial, which has no loading warpgroup: such sequences in heads of up to 64 columns.
+// The same for attention_prefill_unspecialized, which has no loading warpgroup: such sequences in heads of up to 64
+// columns.
 template <class T, int kColumns, int kKeys>
 struct SerialConfig : Config<T, 64, true, false, false, 2, kColumns, kKeys> {
   static constexpr bool kDense = true, kSerial = true;
   static constexpr int kLoadThreads = 0, kThreads = 256, kBlocks = 2;
 };
 
-struct WgmmaParams : Grid {
+struct PrefillParams : Grid {
   CUtensorMap q, k, v, out;  // if TMA loads them, or stores it
   bool out_by_tma;
   bool unsplit;        // no sequence's keys are split, and results are stored at once

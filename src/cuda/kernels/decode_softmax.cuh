@@ -10,8 +10,8 @@
 // It is all about few instructions: a step has some 830, of which 512 widen codes if these are floats of 8 bits.
 #pragma once
 
-#include "cuda/hopper/rows.cuh"
-#include "cuda/kernels/split_kv_ring.cuh"
+#include "cuda/hopper/fragment.cuh"
+#include "cuda/kernels/decode_load.cuh"
 
 namespace rapt::cuda {
 
@@ -29,7 +29,7 @@ __device__ __forceinline__ void split_into_components(float& low, float& high,
 // Lane i has keys i / 4 and i / 4 + 8 of each 16, and rows 2 (i % 4) and the next of each tile: element 2 h + b of a
 // product is the h-th of these keys (or, of O^T, columns) and the b-th of the rows.
 template <class C>
-struct SplitKvRows {
+struct DecodeSoftmax {
   static constexpr int kTiles = C::kTiles, kSixteens = C::kSixteens, kComponents = C::kComponents;
   static constexpr int kScores = kSixteens * kTiles * 4;
   static constexpr float kSlack = 4;  // powers of two that weights may be above 1
@@ -37,7 +37,7 @@ struct SplitKvRows {
   using Sums = float[kSixteens][kTiles][kComponents][4];
   using Weights = std::uint32_t[kSixteens][kTiles][kComponents][2];
 
-  const SplitKvParams& params;
+  const DecodeParams& params;
   const Coding coding;
   const float* const q_sums;  // of Q's units of columns: [units][kRows]
   const int lane = threadIdx.x % 32;
@@ -47,7 +47,7 @@ struct SplitKvRows {
   float shift[kTiles][2], l[kTiles][2] = {};  // what weights are relative to; and their sum, of the lane's keys
   float s[kScores];                           // scores of a step, then weights: 4 for each 16 keys and tile
 
-  __device__ SplitKvRows(const SplitKvParams& params, std::uint32_t q, const float* q_sums)
+  __device__ DecodeSoftmax(const DecodeParams& params, std::uint32_t q, const float* q_sums)
       : params(params), coding{params.code_offset}, q_sums(q_sums) {
     const int row = lane % 16;
     own_query = q + lane % 8 * C::kQueryPitch + lane / 8 * 16;
@@ -115,7 +115,7 @@ struct SplitKvRows {
   // s = K Q^T of a step.
   __device__ __forceinline__ void multiply_keys(std::uint32_t slot) {
     Sums sums = {};
-    const SplitKvSide& k = params.k;
+    const DecodeOperand& k = params.k;
     const bool grouped = k.grouped;
 #pragma unroll
     for (float& x : s) x = 0;
@@ -185,7 +185,7 @@ struct SplitKvRows {
   }
   // s += (sums, less what zeros take from them) * scale, of a unit's columns, or of all where they have one scale.
   __device__ __forceinline__ void add_unit(std::uint32_t slot, int unit, Sums& sums, int group, bool zeros) {
-    const SplitKvSide& k = params.k;
+    const DecodeOperand& k = params.k;
     float scale[kSixteens][2];
     load_numbers(slot + k.scale_at, group, scale);
 #pragma unroll
@@ -291,7 +291,7 @@ struct SplitKvRows {
   // The weights of a unit of V's columns, or of all where they have one scale, as operands. What zeros take goes to O:
   // from the weights as they are rounded, so that what a weight is off by multiplies (code - zero) alone.
   __device__ __forceinline__ void weigh(std::uint32_t slot, int unit, Weights& weights) {
-    const SplitKvSide& v = params.v;
+    const DecodeOperand& v = params.v;
     const int group = unit == 0 ? 0 : v.group_of_unit[unit];
     float scale[kSixteens][2];
     load_numbers(slot + v.scale_at, group, scale);

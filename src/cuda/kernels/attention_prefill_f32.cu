@@ -4,7 +4,7 @@
 // in fp32: tensor cores round sums towards zero, which adds up over long ones.
 //
 // A first kernel writes the components of K and V as shared memory is to hold them; in the second, which has the
-// schedule of attention_wgmma, one thread loads them by bulk copies, and warps write those of their own rows of Q. A
+// schedule of attention_prefill, one thread loads them by bulk copies, and warps write those of their own rows of Q. A
 // step issues P V of the block before and Q K^T of this one; up to 128 columns the two other warpgroups take turns at
 // that, so that one's softmax runs beside the other's products.
 //
@@ -18,8 +18,8 @@
 #include <cmath>
 
 #include "cuda/hopper/components.cuh"
+#include "cuda/hopper/fragment.cuh"
 #include "cuda/hopper/host.cuh"
-#include "cuda/hopper/rows.cuh"
 #include "cuda/kernels/kernels.hpp"
 #include "cuda/tile/launch.cuh"
 
@@ -58,7 +58,7 @@ struct Config {
   using Blocks = Blocking<kKeys>;
 };
 
-struct WgmmaF32Params : ComponentParams {
+struct PrefillF32Params : ComponentParams {
   float scale;                   // of scores; Q takes the sign
   bool late;                     // it counts after the modifiers
   std::uint16_t* fallback_rows;  // of 16 rows each: a bit for each that attention_simt is to compute
@@ -74,7 +74,7 @@ using Stages = Ring<C::kStages>;
 
 // K and V to shared memory: one thread.
 template <class C>
-__device__ void load(const WgmmaF32Params& params, const TileQueue& queue, const Tile<C>* tiles, const Stages<C>& k,
+__device__ void load(const PrefillF32Params& params, const TileQueue& queue, const Tile<C>* tiles, const Stages<C>& k,
                      const Stages<C>& v, std::uint32_t scales) {
   for (int t = 0, n = 0;; ++t) {
     queue.wait_full(t);
@@ -105,7 +105,7 @@ struct Rows : RowState<C> {
   using RowState<C>::row, RowState<C>::o, RowState<C>::m, RowState<C>::l, RowState<C>::rescale;
   static constexpr int kPart = C::kPart / 2;
 
-  const WgmmaF32Params& params;
+  const PrefillF32Params& params;
   std::uint32_t hi[kScores / 2] = {}, lo[kScores / 2] = {};  // weights of the block before the one in s, as operand A
   float value_scale = 0;                                     // of that block
   float factor[2];                                           // of scores
@@ -113,7 +113,7 @@ struct Rows : RowState<C> {
   // V.
   float key_scale[2], raw[2], top_value_scale[2];
 
-  __device__ Rows(const WgmmaF32Params& params) : params(params) {}
+  __device__ Rows(const PrefillF32Params& params) : params(params) {}
 
   __device__ void begin(const Tile<C>& tile, const float* scales) {
     RowState<C>::begin(params, tile);
@@ -253,7 +253,7 @@ struct Rows : RowState<C> {
 
 // A math warpgroup.
 template <class C>
-__device__ void attend(const WgmmaF32Params& params, const TileQueue& queue, const Tile<C>* tiles, std::uint32_t q,
+__device__ void attend(const PrefillF32Params& params, const TileQueue& queue, const Tile<C>* tiles, std::uint32_t q,
                        const Stages<C>& k, const Stages<C>& v, float* scales, int group) {
   constexpr int kParts = C::kSize / C::kPart, kSteps = C::kSize / 16 / (C::kLarge ? 2 : 1);
   constexpr int kLow = kGroupRows * C::kSize / 8;  // of descriptors, from hi of Q to lo
@@ -375,7 +375,8 @@ __device__ void attend(const WgmmaF32Params& params, const TileQueue& queue, con
 }
 
 template <class C>
-__global__ void __launch_bounds__(C::kThreads, 1) wgmma_f32(const __grid_constant__ WgmmaF32Params params) {
+__global__ void __launch_bounds__(C::kThreads, 1)
+    attention_prefill_f32(const __grid_constant__ PrefillF32Params params) {
   extern __shared__ std::uint8_t shared[];
   __shared__ std::uint64_t barriers[4 * C::kStages + 2 * kQueueTiles];
   __shared__ Tile<C> tiles[kQueueTiles];
@@ -418,7 +419,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) wgmma_f32(const __grid_constan
 
 // Where things lie in the workspace, and how much of it they take.
 template <class C>
-std::size_t lay_out(WgmmaF32Params& params, std::byte* workspace) {
+std::size_t lay_out(PrefillF32Params& params, std::byte* workspace) {
   const AttentionParams& p = params.p;
   const std::int64_t blocks = C::Blocks::heads(p) * C::Blocks::blocks(p);
   std::size_t bytes = 0;
@@ -433,10 +434,10 @@ std::size_t lay_out(WgmmaF32Params& params, std::byte* workspace) {
   return bytes;
 }
 
-constexpr std::int64_t kFewBlocks = 16;  // to a multiprocessor, of `prepare`
+constexpr std::int64_t kFewBlocks = 16;  // to a multiprocessor, of `prefill_f32_components`
 
 template <class C>
-cudaError_t launch(WgmmaF32Params& params, std::byte* workspace, cudaStream_t stream) {
+cudaError_t launch(PrefillF32Params& params, std::byte* workspace, cudaStream_t stream) {
   const AttentionParams& p = params.p;
   lay_out<C>(params, workspace);
   cudaError_t status = cudaSuccess;
@@ -448,20 +449,20 @@ cudaError_t launch(WgmmaF32Params& params, std::byte* workspace, cudaStream_t st
   using Components = Config<C::kSize, false>;
   const std::int64_t few = kFewBlocks * multiprocessors();
   const bool some = p.total_q >= 0 && units > few;
-  status = some ? launch_kernel(false, prepare_some<Components>, static_cast<unsigned>(few), kPrepareThreads, 0, stream,
-                                params, static_cast<unsigned>(units))
-                : launch_kernel(false, prepare<Components>, static_cast<unsigned>(units), kPrepareThreads, 0, stream,
-                                params);
+  status = some ? launch_kernel(false, prefill_f32_components_sparse<Components>, static_cast<unsigned>(few),
+                                kPrepareThreads, 0, stream, params, static_cast<unsigned>(units))
+                : launch_kernel(false, prefill_f32_components<Components>, static_cast<unsigned>(units),
+                                kPrepareThreads, 0, stream, params);
   if (status != cudaSuccess) return status;
-  status = launch_kernel(true, wgmma_f32<C>, processors, C::kThreads, C::kSharedBytes + SequenceList::bytes(params),
-                         stream, params);
+  status = launch_kernel(true, attention_prefill_f32<C>, processors, C::kThreads,
+                         C::kSharedBytes + SequenceList::bytes(params), stream, params);
   if (status != cudaSuccess) return status;
-  return attention_simt(p, stream, reinterpret_cast<const std::uint64_t*>(params.fallback_rows));
+  return launch_attention_simt(p, stream, reinterpret_cast<const std::uint64_t*>(params.fallback_rows));
 }
 
 }  // namespace
 
-bool wgmma_f32_can_count(const AttentionParams& p) {
+bool prefill_f32_can_count(const AttentionParams& p) {
   constexpr std::int64_t kLimit = std::int64_t{1} << 28;  // of what is counted in 32 bits
   using Smallest = Config<256, false>::Blocks;
   return std::max(p.sk, p.total_k) < kLimit && std::max(p.sq, p.total_q) < kLimit / at_least_1(p.group) &&
@@ -469,15 +470,15 @@ bool wgmma_f32_can_count(const AttentionParams& p) {
          Smallest::heads(p) < kLimit / at_least_1(Smallest::blocks(p));
 }
 
-std::size_t wgmma_f32_workspace(const AttentionParams& p) {
-  WgmmaF32Params params{};
+std::size_t prefill_f32_workspace(const AttentionParams& p) {
+  PrefillF32Params params{};
   params.p = p;
   const std::size_t own = with_head_size(p, [&](auto size) { return lay_out<Config<size, false>>(params, nullptr); });
   return p.total_q < 0 ? own : std::max(own, decode_workspace(p));
 }
 
-cudaError_t attention_wgmma_f32(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
-  WgmmaF32Params params{};
+cudaError_t launch_attention_prefill_f32(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
+  PrefillF32Params params{};
   params.p = p;
   params.scale = std::fabs(p.score.scale_log2);
   params.late = scales_last(p.score);
@@ -489,7 +490,7 @@ cudaError_t attention_wgmma_f32(const AttentionParams& p, std::byte* workspace, 
     if (has_modifiers(p.score) || params.scale == 0) return launch<Config<size, true>>(params, workspace, stream);
     return launch<Config<size, false>>(params, workspace, stream);
   });
-  return status != cudaSuccess || p.total_q < 0 ? status : attention_decode_f32(p, workspace, stream);
+  return status != cudaSuccess || p.total_q < 0 ? status : launch_attention_decode_f32(p, workspace, stream);
 }
 
 }  // namespace rapt::cuda

@@ -7,7 +7,7 @@
 // bits: they are added to fp32 ones every kPart blocks.
 #pragma once
 
-#include "cuda/kernels/wgmma_f8_rows.cuh"
+#include "cuda/kernels/prefill_f8_softmax.cuh"
 #include "cuda/tile/launch.cuh"
 
 namespace rapt::cuda {
@@ -46,7 +46,7 @@ struct F8Shared {
 
 // The thread that loads.
 template <class C>
-__device__ void load_f8_tiles(const F8Params& params, const F8Shared<C>& shared) {
+__device__ void load_f8_tiles(const PrefillF8Params& params, const F8Shared<C>& shared) {
   const AttentionParams& p = params.p;
   const int group = static_cast<int>(p.group);
   for (int n = 0, block = 0, number; (number = f8_tile_number(n, params.all_tiles)) < params.all_tiles; ++n) {
@@ -69,7 +69,7 @@ __device__ void load_f8_tiles(const F8Params& params, const F8Shared<C>& shared)
 }
 
 template <class C>
-__global__ void __launch_bounds__(C::kThreads, 1) wgmma_f8(const __grid_constant__ F8Params params) {
+__global__ void __launch_bounds__(C::kThreads, 1) attention_prefill_f8(const __grid_constant__ PrefillF8Params params) {
   extern __shared__ __align__(1024) std::uint8_t memory[];
   const F8Shared<C> shared{shared_address(memory)};
   const AttentionParams& p = params.p;
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) wgmma_f8(const __grid_constant
   const int own_row = group * C::kGroupRows + thread / 32 * 16 + lane / 4;  // and the one 8 further on
   const bool leads = thread == 0;
   const std::uint32_t own_queries = shared.q + group * C::kGroupRows * C::kSize;
-  F8Rows<C> rows;
+  PrefillF8Softmax<C> rows;
   std::uint32_t s[C::kScores], weights[C::kWeights];
   float part[C::kSums], all[C::kSums];  // of the tensor cores; of fp32
   const auto multiply_keys = [&](int stage) {

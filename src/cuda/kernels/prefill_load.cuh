@@ -1,9 +1,9 @@
-// How attention_wgmma's rings of Q tiles and of K and V blocks in shared memory are filled, by TMA where tensor maps
+// How attention_prefill's rings of Q tiles and of K and V blocks in shared memory are filled, by TMA where tensor maps
 // can describe the rows, else by the threads of the first warpgroup; and how TMA stores results.
 #pragma once
 
 #include "cuda/hopper/tma.cuh"
-#include "cuda/kernels/wgmma_config.cuh"
+#include "cuda/kernels/prefill_config.cuh"
 
 namespace rapt::cuda {
 
@@ -31,7 +31,7 @@ __device__ void load_wider_rows(std::uint32_t to, const AttentionParams& p, std:
 
 // Tile i's rows of Q, by the threads that queued it.
 template <class C>
-__device__ void load_q(const WgmmaParams& params, const TileQueue& queue, const Tile<C>* tiles, const QueryRing<C>& q,
+__device__ void load_q(const PrefillParams& params, const TileQueue& queue, const Tile<C>* tiles, const QueryRing<C>& q,
                        unsigned i) {
   const AttentionParams& p = params.p;
   const Tile<C>& tile = tiles[i % kQueueTiles];
@@ -53,13 +53,13 @@ __device__ void load_q(const WgmmaParams& params, const TileQueue& queue, const 
 
 // Whether a head's keys shall stay in L2 for tiles to come: few tiles read them side by side.
 template <class C>
-__device__ bool keeps_keys(const WgmmaParams& params) {
+__device__ bool keeps_keys(const PrefillParams& params) {
   return params.tiles * C::kGroups > 4;
 }
 
 // A tile's rows of Q by TMA, by one thread.
 template <class C>
-__device__ void load_q_by_tma(const WgmmaParams& params, const TileExtent& tile, std::uint32_t to,
+__device__ void load_q_by_tma(const PrefillParams& params, const TileExtent& tile, std::uint32_t to,
                               std::uint32_t barrier) {
   const int groups = min((tile.rows - tile.row + kGroupRows - 1) / kGroupRows, C::kGroups);
   const int tokens = kGroupRows / static_cast<int>(params.p.group);
@@ -75,7 +75,7 @@ __device__ void load_q_by_tma(const WgmmaParams& params, const TileExtent& tile,
 // A tile's results by TMA from where store_rows_to_shared() put them, by one thread: those from `row` on, as many as
 // the map's boxes have. Of dense queries, whose rows past the last one the map knows.
 template <class C>
-__device__ __forceinline__ void store_by_tma(const WgmmaParams& params, const TileExtent& tile, int row,
+__device__ __forceinline__ void store_by_tma(const PrefillParams& params, const TileExtent& tile, int row,
                                              std::uint32_t from) {
   if (tile.row + row >= tile.rows) return;
   const int token = static_cast<int>(params.group.quotient(tile.row + row));
@@ -89,7 +89,7 @@ __device__ __forceinline__ void store_by_tma(const WgmmaParams& params, const Ti
 // Where TMA loads K and V, and mostly Q: by one thread, or where keys lie in pages by one warp, whose lanes have one
 // box of a block's keys each.
 template <class C, bool kPaged>
-__device__ void load_by_tma(const WgmmaParams& params, TileScheduler<C> scheduler, const QueryRing<C>& q,
+__device__ void load_by_tma(const PrefillParams& params, TileScheduler<C> scheduler, const QueryRing<C>& q,
                             const Blocks<C>& k, const Blocks<C>& v) {
   const AttentionParams& p = params.p;
   const int lane = kPaged ? threadIdx.x % 32 : 0;
@@ -136,7 +136,7 @@ __device__ void load_by_tma(const WgmmaParams& params, TileScheduler<C> schedule
 
 // Both by all threads of a warpgroup, for any layout of K and V. Only keys that some row sees are read.
 template <class C>
-__device__ void load_by_threads(const WgmmaParams& params, TileProducer<C> producer, const TileQueue& queue,
+__device__ void load_by_threads(const PrefillParams& params, TileProducer<C> producer, const TileQueue& queue,
                                 Tile<C>* tiles, const QueryRing<C>& q, const Blocks<C>& k, const Blocks<C>& v) {
   constexpr int kWarpRows = C::kKeys / 4;
   static_assert(kWarpRows % 8 == 0);
