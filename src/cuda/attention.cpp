@@ -69,7 +69,7 @@ constexpr AttentionKernel decode(const char* name, const char* arithmetic, DType
                                                           : launch_attention_decode_m64;
                 return run(a, static_cast<std::byte*>(workspace), stream);
               },
-          .needs_no_workspace = decode_finishes_at_once};
+          .needs_no_workspace = decode_writes_output_directly};
 }
 // Codes become elements of the queries' type. A key's scale multiplies its scores, and a value's its weights, which
 // fp16 has no range for.
@@ -102,7 +102,7 @@ constexpr AttentionKernel prefill(const char* name, const char* arithmetic) {
               [](const AttentionParams& a, void* workspace, cudaStream_t stream) {
                 return launch_attention_prefill(a, static_cast<std::byte*>(workspace), stream);
               },
-          .needs_no_workspace = decode_finishes_at_once};
+          .needs_no_workspace = decode_writes_output_directly};
 }
 std::string_view refuse_prefill_f8(const AttentionProblem& p) {
   constexpr auto kNone = AttentionProblem::kNone;

@@ -162,7 +162,7 @@ std::int64_t decode_items(const AttentionParams&) {
 std::size_t decode_workspace(const AttentionParams&) {
   return 64;
 }
-bool decode_finishes_at_once(const AttentionParams&) {
+bool decode_writes_output_directly(const AttentionParams&) {
   return false;
 }
 cudaError_t launch_attention_decode_m64(const AttentionParams&, std::byte*, cudaStream_t) {

@@ -61,8 +61,8 @@ __device__ __forceinline__ void regroup(std::uint32_t a, std::uint32_t b, std::u
 // row these come in another order then, which Q has, too; read by columns they are those of two rows.
 template <DType kType>
 struct Codes {
-  static constexpr bool kPlain = kType == DType::bf16 || kType == DType::f16;  // they are elements of 16 bits
-  static constexpr int kBits = kPlain ? 16 : kType == DType::i4x2 ? 4 : 8;
+  static constexpr bool kIs16Bit = kType == DType::bf16 || kType == DType::f16;  // they are elements of 16 bits
+  static constexpr int kBits = kIs16Bit ? 16 : kType == DType::i4x2 ? 4 : 8;
   static constexpr int kChunk = 128 / kBits;  // codes in 16 bytes
   static constexpr int kPairs = 16 / kBits;   // registers that a lane's 4 bytes become
   static constexpr int kSteps = kPairs / 2;   // depths of 16 that 16 bytes are

@@ -20,7 +20,7 @@ constexpr int kSpan = 16;          // rows or columns of a block of V are this m
 
 constexpr int kPrepareThreads = 256;
 
-struct ComponentParams : Grid {
+struct ComponentParams : TileGrid {
   // For each block both components one after the other, in panels of 64 columns as matrix_at() has them; blocks in the
   // order of Blocking.
   std::uint8_t *k, *v;
@@ -30,9 +30,9 @@ struct ComponentParams : Grid {
 
 // What brings the largest of some numbers, given by its bits, into the range of fp16, and back.
 struct Scale {
-  float factor, inverse;
+  float factor, output_scale;
 };
-__device__ inline float power(int exponent) {
+__device__ inline float power_of_two(int exponent) {
   return __int_as_float((exponent + 127) << 23);
 }
 // Of a row of Q or K. NaN and Inf make all its scores NaN, as do numbers out of range.
@@ -40,7 +40,7 @@ __device__ inline Scale scale_of_row(unsigned largest, float of_zeros) {
   const int exponent = static_cast<int>(largest >> 23) - 127;
   if (largest == 0) return {1, of_zeros};
   if (exponent < -kMaxExponent || exponent > kMaxExponent) return {1, not_a_number()};
-  return {power(kTop - exponent), power(exponent - kTop)};
+  return {power_of_two(kTop - exponent), power_of_two(exponent - kTop)};
 }
 // Of a block of V; takes the scale of weights back, too.
 __device__ inline Scale scale_of_values(unsigned largest) {
@@ -48,18 +48,18 @@ __device__ inline Scale scale_of_values(unsigned largest) {
   if (largest == 0) return {1, 0};
   if (exponent == 128) return {1, not_a_number()};
   const int kept = max(exponent, kTop - kMaxExponent);
-  return {power(kTop - kept), power(kept - kTop - kWeightShift)};
+  return {power_of_two(kTop - kept), power_of_two(kept - kTop - kWeightShift)};
 }
 
 // hi and lo of two numbers.
-__device__ __forceinline__ void split(float a, float b, std::uint32_t& hi, std::uint32_t& lo) {
+__device__ __forceinline__ void split_f16(float a, float b, std::uint32_t& hi, std::uint32_t& lo) {
   hi = pack<__half>(a, b);
   const float2 back = __half22float2(reinterpret_cast<const __half2&>(hi));
   lo = pack<__half>(a - back.x, b - back.y);
 }
-__device__ __forceinline__ void split(const float4& x, float by, uint2& hi, uint2& lo) {
-  split(x.x * by, x.y * by, hi.x, lo.x);
-  split(x.z * by, x.w * by, hi.y, lo.y);
+__device__ __forceinline__ void split_f16(const float4& x, float by, uint2& hi, uint2& lo) {
+  split_f16(x.x * by, x.y * by, hi.x, lo.x);
+  split_f16(x.z * by, x.w * by, hi.y, lo.y);
 }
 
 // Where a row's column lies in a component of so many rows, in bytes.
@@ -93,8 +93,8 @@ __device__ __forceinline__ unsigned largest_over_lanes(unsigned (&x)[kCount], in
 #pragma unroll
     for (int i = 0; i < half; ++i) {
       const bool upper = (lane & half) != 0;
-      const unsigned kept = upper ? x[i + half] : x[i], given = upper ? x[i] : x[i + half];
-      x[i] = max(kept, __shfl_xor_sync(~0u, given, half));
+      const unsigned kept = upper ? x[i + half] : x[i], sent = upper ? x[i] : x[i + half];
+      x[i] = max(kept, __shfl_xor_sync(~0u, sent, half));
     }
 #pragma unroll
   for (int bit = kCount; bit < kLanes; bit *= 2) x[0] = max(x[0], __shfl_xor_sync(~0u, x[0], bit));
@@ -107,7 +107,7 @@ __device__ void prefetch_queries(const ComponentParams& params, const Tile<C>& t
   if (!params.q_vector) return;
   constexpr int kLines = C::kSize / 32;
   for (int i = static_cast<int>(threadIdx.x) - (128 - C::kProducers); i < C::kRows * kLines; i += C::kProducers) {
-    const std::int64_t at = tile.of_row[i / kLines].q;
+    const std::int64_t at = tile.row_info[i / kLines].q;
     const int column = i % kLines * 32;
     if (at >= 0 && column < params.p.d)
       asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const float*>(params.p.q) + at + column));
@@ -129,16 +129,16 @@ __device__ __forceinline__ void write_queries(const ComponentParams& params, con
   const float sign = p.score.scale_log2 < 0 ? -1 : 1;
   int lane = static_cast<int>(threadIdx.x) % 32;
   asm volatile("" : "+r"(lane));  // or addresses are worked out long before, and wait in spilled registers
-  const int own_column = lane % Fours::kLanes * 4, own = lane % kLoads;
+  const int lane_column = lane % Fours::kLanes * 4, lane_load = lane % kLoads;
 #pragma unroll 1
   for (int row = warp_row + lane / Fours::kLanes; row < warp_row + 16; row += kLoads * kAtOnce) {
     float4 x[kLoads][Fours::kFours];
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-      const std::int64_t at = tile.of_row[row + i * kAtOnce].q;
+      const std::int64_t at = tile.row_info[row + i * kAtOnce].q;
 #pragma unroll
       for (int four = 0; four < Fours::kFours; ++four) {
-        const int column = own_column + four * Fours::kStep, left = at < 0 ? 0 : size - column;
+        const int column = lane_column + four * Fours::kStep, left = at < 0 ? 0 : size - column;
         float4& numbers = x[i][four];
         numbers = make_float4(0, 0, 0, 0);
         if (vector) {
@@ -156,16 +156,16 @@ __device__ __forceinline__ void write_queries(const ComponentParams& params, con
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) largest[i] = largest_of(x[i]);
     const Scale scale = scale_of_row(largest_over_lanes<Fours::kLanes>(largest, lane), 0x1p-100f);  // of load `own`
-    if (lane % Fours::kLanes < kLoads) scales[row + own * kAtOnce] = scale.inverse;
+    if (lane % Fours::kLanes < kLoads) scales[row + lane_load * kAtOnce] = scale.output_scale;
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
       const float factor = __shfl_sync(~0u, scale.factor * sign, lane / Fours::kLanes * Fours::kLanes + i);
 #pragma unroll
       for (int four = 0; four < Fours::kFours; ++four) {
         uint2 hi, lo;
-        split(x[i][four], factor, hi, lo);
+        split_f16(x[i][four], factor, hi, lo);
         const std::uint32_t place =
-            to + component_place(kGroupRows, row % kGroupRows + i * kAtOnce, own_column + four * Fours::kStep);
+            to + component_place(kGroupRows, row % kGroupRows + i * kAtOnce, lane_column + four * Fours::kStep);
         store8(place, hi), store8(place + kGroupRows * C::kSize * 2, lo);
       }
     }
@@ -190,7 +190,7 @@ struct ComponentUnit {
     b = found.b, hk = found.hk, first = found.key;
     from = Row(head, 0, 0).first, to = last < 0 ? 0 : Row(head, last, 0).last;
     // Tiles that see no key multiply zeros with the first block.
-    return !is_split_apart(head) && (first == C::Blocks::origin(head) || (first < to && first + C::kKeys > from));
+    return !is_decode_sequence(head) && (first == C::Blocks::origin(head) || (first < to && first + C::kKeys > from));
   }
 };
 
@@ -200,7 +200,7 @@ __device__ __forceinline__ void write_components(const ComponentParams& params, 
   using Fours = RowFours<C::kSize>;
   constexpr int kLanes = Fours::kLanes, kFours = Fours::kFours;
   constexpr int kRowStep = kPrepareThreads / kLanes, kRowsPerThread = C::kKeys / kRowStep;
-  __shared__ std::int64_t places[C::kKeys];  // where rows begin; negative: they are 0
+  __shared__ std::int64_t ring[C::kKeys];  // where rows begin; negative: they are 0
   __shared__ unsigned columns[C::kSize], max_bits, min_bits;
   const AttentionParams& p = params.p;
   ComponentUnit<C> found;
@@ -208,7 +208,7 @@ __device__ __forceinline__ void write_components(const ComponentParams& params, 
   const auto [is_v, unit, b, hk, first, from_key, to_key] = found;
   const int thread = threadIdx.x;
   if (const std::int64_t key = first + thread; thread < C::kKeys)
-    places[thread] = key < from_key || key >= to_key ? -1 : Head(p, b, hk).key_at(is_v ? p.v_stride : p.k_stride, key);
+    ring[thread] = key < from_key || key >= to_key ? -1 : Head(p, b, hk).key_at(is_v ? p.v_stride : p.k_stride, key);
   if (thread < C::kSize) columns[thread] = 0;
   if (thread == 0) max_bits = 0, min_bits = ~0u;
   __syncthreads();
@@ -221,7 +221,7 @@ __device__ __forceinline__ void write_components(const ComponentParams& params, 
   float4 x[kRowsPerThread][kFours];
 #pragma unroll
   for (int i = 0; i < kRowsPerThread; ++i) {
-    const std::int64_t at = places[row + i * kRowStep];
+    const std::int64_t at = ring[row + i * kRowStep];
 #pragma unroll
     for (int four = 0; four < kFours; ++four) {
       const int c = column + four * Fours::kStep, left = size - c;
@@ -263,7 +263,7 @@ __device__ __forceinline__ void write_components(const ComponentParams& params, 
 
   std::uint8_t* const block = (is_v ? params.v : params.k) + std::int64_t{unit} * C::kBlockBytes;
   float* const scales = params.scales + std::int64_t{unit} * C::kScales;
-  bool lost = false;
+  bool any_underflow = false;
 #pragma unroll
   for (int i = 0; i < kRowsPerThread; ++i) {
     const int r = row + i * kRowStep;
@@ -272,24 +272,24 @@ __device__ __forceinline__ void write_components(const ComponentParams& params, 
     for (int four = 0; four < kFours; ++four) {
       const float4& numbers = x[i][four];
       uint2 hi, lo;
-      split(numbers, scale.factor, hi, lo);
-      const auto gone = [](float number, std::uint32_t components) {
+      split_f16(numbers, scale.factor, hi, lo);
+      const auto underflowed = [](float number, std::uint32_t components) {
         return number != 0 && components == 0;
       };  // but for signs
       const uint2 both = make_uint2(hi.x | lo.x, hi.y | lo.y);
-      lost |= gone(numbers.x, both.x & 0x7fff) || gone(numbers.y, both.x & 0x7fff0000) ||
-              gone(numbers.z, both.y & 0x7fff) || gone(numbers.w, both.y & 0x7fff0000);
+      any_underflow |= underflowed(numbers.x, both.x & 0x7fff) || underflowed(numbers.y, both.x & 0x7fff0000) ||
+                       underflowed(numbers.z, both.y & 0x7fff) || underflowed(numbers.w, both.y & 0x7fff0000);
       std::uint8_t* const to = block + component_place(C::kKeys, r, column + four * Fours::kStep);
       *reinterpret_cast<uint2*>(to) = hi;
       *reinterpret_cast<uint2*>(to + C::kBlockBytes / 2) = lo;
     }
-    if (column == 0 && !is_v) scales[r] = scale.inverse;
+    if (column == 0 && !is_v) scales[r] = scale.output_scale;
   }
   if (is_v) {
-    lost = __syncthreads_or(lost);
+    any_underflow = __syncthreads_or(any_underflow);
     const bool too_wide = max_bits > 0 && (max_bits >> 23) - (min_bits >> 23) >= kSpan;
-    const float inverse = lost || too_wide ? not_a_number() : scale_of_values(max_bits).inverse;
-    if (thread == 0) *reinterpret_cast<float4*>(scales + C::kKeys) = make_float4(inverse, 0, 0, 0);
+    const float output_scale = any_underflow || too_wide ? not_a_number() : scale_of_values(max_bits).output_scale;
+    if (thread == 0) *reinterpret_cast<float4*>(scales + C::kKeys) = make_float4(output_scale, 0, 0, 0);
   }
 }
 
@@ -297,7 +297,7 @@ __device__ __forceinline__ void write_components(const ComponentParams& params, 
 template <class C>
 __global__ void __launch_bounds__(kPrepareThreads, C::kSize == 192 ? 3 : 4)
     prefill_f32_components(const __grid_constant__ ComponentParams params) {
-  let_next_start();
+  launch_dependent_grids();
   write_components<C>(params, blockIdx.x);
 }
 
@@ -306,12 +306,12 @@ __global__ void __launch_bounds__(kPrepareThreads, C::kSize == 192 ? 3 : 4)
 template <class C>
 __global__ void __launch_bounds__(kPrepareThreads, C::kSize == 192 ? 2 : 3)
     prefill_f32_components_sparse(const __grid_constant__ ComponentParams params, const unsigned units) {
-  let_next_start();
+  launch_dependent_grids();
   __shared__ unsigned wanted[kPrepareThreads / 32];
   for (unsigned begin = blockIdx.x; begin < units; begin += kPrepareThreads * gridDim.x) {
-    const unsigned own = begin + threadIdx.x * gridDim.x;
+    const unsigned lane_load = begin + threadIdx.x * gridDim.x;
     ComponentUnit<C> unit;
-    const unsigned any = __ballot_sync(~0u, own < units && unit.find(params, own));
+    const unsigned any = __ballot_sync(~0u, lane_load < units && unit.find(params, lane_load));
     if (threadIdx.x % 32 == 0) wanted[threadIdx.x / 32] = any;
     __syncthreads();
     for (unsigned warp = 0; warp < kPrepareThreads / 32; ++warp)

@@ -16,13 +16,13 @@ __device__ float over_row(float x, Combine combine) {
 // Of the h-th row's numbers in a lane, among the first kCount.
 template <int kCount, int kAll>
 __device__ float max_of_row(const float (&s)[kAll], int h) {
-  float top[4];  // four at a time, or each waits for the one before
+  float max[4];  // four at a time, or each waits for the one before
 #pragma unroll
   for (int i = 0; i < kCount / 4; ++i) {
     const float pair = fmaxf(s[4 * i + 2 * h], s[4 * i + 2 * h + 1]);
-    top[i % 4] = i < 4 ? pair : fmaxf(top[i % 4], pair);
+    max[i % 4] = i < 4 ? pair : fmaxf(max[i % 4], pair);
   }
-  return fmaxf(fmaxf(top[0], top[1]), fmaxf(top[2], top[3]));
+  return fmaxf(fmaxf(max[0], max[1]), fmaxf(max[2], max[3]));
 }
 
 // The warp's rows for which `is` holds, of the lane's two: bit i for row i of its 16.
@@ -42,7 +42,7 @@ __device__ void store_pair(T* to, std::int64_t stride, int left, T low, T high) 
 
 // The lane's share of the warp's rows of the output.
 template <class C, int kOut>
-__device__ void store_rows(const Grid& grid, const Tile<C>& tile, int warp_row, const float (&o)[kOut]) {
+__device__ void store_rows(const TileGrid& grid, const Tile<C>& tile, int warp_row, const float (&o)[kOut]) {
   constexpr int kSize = 2 * kOut;
   const AttentionParams& p = grid.p;
   int lane = threadIdx.x % 32;
@@ -51,7 +51,7 @@ __device__ void store_rows(const Grid& grid, const Tile<C>& tile, int warp_row, 
   const std::int64_t step = p.out_stride.d;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const std::int64_t row = tile.of_row[warp_row + lane / 4 + 8 * h].out, out = row + lane % 4 * 2 * step;
+    const std::int64_t row = tile.row_info[warp_row + lane / 4 + 8 * h].out, out = row + lane % 4 * 2 * step;
     const int left = row < 0 ? 0 : static_cast<int>(p.dv) - lane % 4 * 2;
     const auto low = [&](int j) { return o[j / 2 + 2 * h]; };
     const auto high = [&](int j) { return o[j / 2 + 2 * h + 1]; };
@@ -112,8 +112,8 @@ __device__ __forceinline__ void store_rows_to_shared(std::uint32_t first_row, co
 
 // finish(j, four) of all scores, where `four` are a lane's of columns [j, j + 8). Registers have no index: each time
 // the first four are done, and all move up.
-template <int kScores, class Finish>
-__device__ __forceinline__ void for_each_four(float (&s)[kScores], Finish finish) {
+template <int kScores, class FinalizedRow>
+__device__ __forceinline__ void for_each_four(float (&s)[kScores], FinalizedRow finish) {
 #pragma unroll 1
   for (int j = 0; j < 2 * kScores; j += 8) {
     float four[4] = {s[0], s[1], s[2], s[3]};
@@ -131,34 +131,34 @@ __device__ int first_row_of_warp() {
 
 // What a lane has of its two rows while its warpgroup goes through their keys.
 template <class C>
-struct RowState {
+struct SoftmaxState {
   static constexpr int kScores = C::kKeys / 2, kOut = C::kColumns / 2;
 
   const int lane, warp_row, column;  // warp_row: first row of the warp; column: the lane's first of each eight
   float o[kOut];
-  float m[2], l[2], rescale[2];  // shift and sum of weights, the latter of the lane's columns; what the shift's last
-                                 // move makes of O and l
+  float row_max[2], row_sum[2], rescale[2];  // shift and sum of weights, the latter of the lane's columns; what the
+                                             // shift's last move makes of O and l
 
-  __device__ RowState() : lane(threadIdx.x % 32), warp_row(first_row_of_warp<C>()), column(lane % 4 * 2) {}
+  __device__ SoftmaxState() : lane(threadIdx.x % 32), warp_row(first_row_of_warp<C>()), column(lane % 4 * 2) {}
   __device__ int row(int h) const { return warp_row + lane / 4 + 8 * h; }
 
   // Of a tile, before its first block: a row's sink counts like a key.
-  __device__ void begin(const Grid& grid, const TileOf<C>& tile) {
+  __device__ void begin(const TileGrid& grid, const TileOf<C>& tile) {
 #pragma unroll
     for (int i = 0; i < kOut; ++i) o[i] = 0;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      m[h] = tile.sink(grid, row(h));
-      l[h] = lane % 4 == 0 && m[h] != -kInfinity ? C::kOne : 0.f;
+      row_max[h] = tile.sink(grid, row(h));
+      row_sum[h] = lane % 4 == 0 && row_max[h] != -kInfinity ? C::kOne : 0.f;
     }
   }
-  // Moves row h's shift to `top`, mostly the largest score of a block, if that is larger by more than kSlack; returns
-  // what scores are to be added to before 2^x.
-  __device__ float move_shift(int h, float top) {
-    const float before = m[h];
-    if (top > (C::kSlack == 0 ? before : before + C::kSlack)) m[h] = top;
-    rescale[h] = exp2_approx(before - shift_of(m[h]));
-    return C::kShift - shift_of(m[h]);
+  // Moves row h's shift to `top`, mostly the largest score of a block, if that is larger by more than
+  // kRescaleThreshold; returns what scores are to be added to before 2^x.
+  __device__ float update_shift(int h, float max) {
+    const float before = row_max[h];
+    if (max > (C::kRescaleThreshold == 0 ? before : before + C::kRescaleThreshold)) row_max[h] = max;
+    rescale[h] = exp2_approx(before - shift_of(row_max[h]));
+    return C::kShift - shift_of(row_max[h]);
   }
 };
 

@@ -130,11 +130,11 @@ __device__ inline void tma_load(std::uint32_t to, const CUtensorMap* map, int c0
       : "memory");
 }
 __device__ inline void tma_load(std::uint32_t to, const CUtensorMap* map, int c0, int c1, int c2, int c3,
-                                std::uint32_t barrier, bool keep) {
+                                std::uint32_t barrier, bool keep_in_l2) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
       " [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(to),
-      "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(barrier), "l"(keep ? kEvictLast : kEvictFirst)
+      "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(barrier), "l"(keep_in_l2 ? kEvictLast : kEvictFirst)
       : "memory");
 }
 
@@ -156,11 +156,12 @@ __device__ inline void tma_store_wait() {
 }
 
 // `bytes`, a multiple of 16, as they lie.
-__device__ inline void bulk_load(std::uint32_t to, const void* from, int bytes, std::uint32_t barrier, bool keep) {
+__device__ inline void bulk_load(std::uint32_t to, const void* from, int bytes, std::uint32_t barrier,
+                                 bool keep_in_l2) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
           "r"(to),
-      "l"(from), "r"(bytes), "r"(barrier), "l"(keep ? kEvictLast : kEvictFirst)
+      "l"(from), "r"(bytes), "r"(barrier), "l"(keep_in_l2 ? kEvictLast : kEvictFirst)
       : "memory");
 }
 

@@ -22,7 +22,7 @@ struct SplitGrid {
   std::int64_t start = 0;
 
   SplitGrid() = default;
-  SplitGrid(const AttentionParams& p, const Partials& partials, std::int64_t tiles)
+  SplitGrid(const AttentionParams& p, const PartialResults& partials, std::int64_t tiles)
       : tiles(tiles),
         splits(partials.splits),
         heads(p.hk),
@@ -54,7 +54,7 @@ struct SplitBlock {
 
   // Each block has `rows`, or as many as it says of how many there are; or each cluster, whose number this is.
   template <class RowsOf>
-  __device__ SplitBlock(const AttentionParams& p, const Partials& partials, const SplitGrid& grid, RowsOf rows_of,
+  __device__ SplitBlock(const AttentionParams& p, const PartialResults& partials, const SplitGrid& grid, RowsOf rows_of,
                         unsigned number = blockIdx.x)
       : SplitBlock(grid, head_of(p, partials, grid, grid.tiles.quotient(number)),
                    grid.splits.remainder(grid.tiles.quotient(number))) {
@@ -62,7 +62,7 @@ struct SplitBlock {
     row_begin = static_cast<int>(grid.tiles.remainder(number)) * rows;
     if (row_begin < row_count) find_keys(partials, rows);
   }
-  __device__ SplitBlock(const AttentionParams& p, const Partials& partials, const SplitGrid& grid, int rows,
+  __device__ SplitBlock(const AttentionParams& p, const PartialResults& partials, const SplitGrid& grid, int rows,
                         unsigned number = blockIdx.x)
       : SplitBlock(
             p, partials, grid, [rows](int) { return rows; }, number) {}
@@ -75,14 +75,14 @@ struct SplitBlock {
 
  private:
   __device__ SplitBlock(const SplitGrid& grid, const Head& head, unsigned split)
-      : grid(grid), head(head), split(static_cast<int>(split)), row_count(split_rows(head)) {}
-  __device__ static Head head_of(const AttentionParams& p, const Partials& partials, const SplitGrid& grid,
+      : grid(grid), head(head), split(static_cast<int>(split)), row_count(decode_rows(head)) {}
+  __device__ static Head head_of(const AttentionParams& p, const PartialResults& partials, const SplitGrid& grid,
                                  unsigned split_number) {
     const unsigned number = grid.splits.quotient(split_number);
     return Head(p, partials.first + grid.heads.quotient(number), grid.heads.remainder(number));
   }
 
-  __device__ void find_keys(const Partials& partials, int rows) {
+  __device__ void find_keys(const PartialResults& partials, int rows) {
     if (grid.same_keys) {
       const int before = grid.keys * split;
       first_key = grid.start + before;
@@ -131,30 +131,30 @@ struct SplitRows {
   }
   __device__ float finish(const Head& head, int i, std::int64_t key, float score) const {
     // Copies: what is passed by reference would be in memory from the start on, for all calls to come or none.
-    const Head own = head;
+    const Head copy = head;
     Row row;
     row.token = token[i], row.q_head = q_head[i];
-    return finish_score(own, row, key, score);
+    return finish_score(copy, row, key, score);
   }
 };
 
 // What each warp leaves of its kRows rows: m, l and O.
 template <int kWarps, int kRows>
 struct WarpResults {
-  alignas(16) float m[kRows][kWarps];
-  alignas(16) float l[kRows][kWarps];
+  alignas(16) float row_max[kRows][kWarps];
+  alignas(16) float row_sum[kRows][kWarps];
   struct {
-    float half, inverse;
+    float root_scale, output_scale;
     bool trusted;
   } finish[kWarps * kRows];  // of a row whose split is its only one
 
   // The block's results: of its split, or of its rows where no sequence's keys are split. Warps `step` apart share
   // rows; of warp w, `out` has rows of `width` from w * apart on, which are multiples of 4.
-  __device__ __forceinline__ void store(const SplitBlock& block, const Partials& partials, bool finishes, int step,
-                                        const float* out, int width, int apart) {
-    const Sums sums{*this, step, out, width, apart};
+  __device__ __forceinline__ void store(const SplitBlock& block, const PartialResults& partials, bool writes_output,
+                                        int step, const float* out, int width, int separate_values) {
+    const Sums sums{*this, step, out, width, separate_values};
     const int rows = min(step * kRows, block.row_count - block.row_begin);
-    if (finishes) finish_rows(block, sums, rows);
+    if (writes_output) finish_rows(block, sums, rows);
     else store_partials(block, partials, sums, rows);
   }
 
@@ -163,7 +163,7 @@ struct WarpResults {
     const WarpResults& of_warps;
     const int step;
     const float* const out;
-    const int width, apart;
+    const int width, separate_values;
 
     // The first of the warps that have row r of the block's, and its number there.
     __device__ int first(int r) const { return step == 1 ? 0 : r / kRows; }
@@ -171,21 +171,21 @@ struct WarpResults {
     // The largest m; each warp's l and O count times `factor`.
     __device__ float top(int r) const {
       float top = -kInfinity;
-      for (int w = first(r); w < kWarps; w += step) top = fmaxf(top, of_warps.m[row(r)][w]);
+      for (int w = first(r); w < kWarps; w += step) top = fmaxf(top, of_warps.row_max[row(r)][w]);
       return top;
     }
     __device__ float factor(int r, int w, float top) const {
-      return exp2_approx(of_warps.m[row(r)][w] - shift_of(top));
+      return exp2_approx(of_warps.row_max[row(r)][w] - shift_of(top));
     }
-    __device__ float l(int r, float top) const {
+    __device__ float row_sum(int r, float top) const {
       float sum = 0;
-      for (int w = first(r); w < kWarps; w += step) sum = fmaf(of_warps.l[row(r)][w], factor(r, w, top), sum);
+      for (int w = first(r); w < kWarps; w += step) sum = fmaf(of_warps.row_sum[row(r)][w], factor(r, w, top), sum);
       return sum;
     }
     __device__ float4 columns(int r, float top, int column) const {
       float4 sum = make_float4(0, 0, 0, 0);
       for (int w = first(r); w < kWarps; w += step) {
-        const float4 x = *reinterpret_cast<const float4*>(out + w * apart + row(r) * width + column);
+        const float4 x = *reinterpret_cast<const float4*>(out + w * separate_values + row(r) * width + column);
         const float f = factor(r, w, top);
         const auto add = [&](float sum, float x) { return __fadd_rn(sum, __fmul_rn(x, f)); };
         sum = make_float4(add(sum.x, x.x), add(sum.y, x.y), add(sum.z, x.z), add(sum.w, x.w));
@@ -194,19 +194,19 @@ struct WarpResults {
     }
   };
 
-  __device__ __forceinline__ void store_partials(const SplitBlock& block, const Partials& partials, const Sums& sums,
-                                                 int rows) const {
-    const int m_at = static_cast<int>(Partials::m_at(block.head.p));
+  __device__ __forceinline__ void store_partials(const SplitBlock& block, const PartialResults& partials,
+                                                 const Sums& sums, int rows) const {
+    const int stats_offset = static_cast<int>(PartialResults::stats_offset(block.head.p));
     float* const partial = partials.at(block.head, block.row_begin, block.split);
     const unsigned next_row = partials.row_floats();
     for (int r = threadIdx.x; r < rows; r += 32 * kWarps) {
       const float top = sums.top(r);
-      *reinterpret_cast<float2*>(partial + r * next_row + m_at) = make_float2(top, sums.l(r, top));
+      *reinterpret_cast<float2*>(partial + r * next_row + stats_offset) = make_float2(top, sums.row_sum(r, top));
     }
 #pragma unroll 1
     for (int r = threadIdx.x / 32; r < rows; r += kWarps)
 #pragma unroll 1
-      for (int column = threadIdx.x % 32 * 4; column < m_at; column += 128)
+      for (int column = threadIdx.x % 32 * 4; column < stats_offset; column += 128)
         keep16(partial + r * next_row + column, sums.columns(r, sums.top(r), column));
   }
 
@@ -217,35 +217,35 @@ struct WarpResults {
     const int lane = threadIdx.x % 32;
     for (int r = threadIdx.x; r < rows; r += 32 * kWarps) {
       const Row row = block.row(block.row_begin + r);
-      const float all = sums.top(r), all_l = sums.l(r, all);
-      const Finish f = finish_row(all, all_l, sink_of(head, row), alibi_shift_log2(head, row));
-      const bool trusted = (all == -kInfinity || fabsf(all) < kHugeScore) && is_finite(all_l);
-      finish[r] = {f.half, f.sum == 0 ? 0.f : 1 / f.sum, trusted};
+      const float all = sums.top(r), total_sum = sums.row_sum(r, all);
+      const FinalizedRow f = finalize_row(all, total_sum, sink_of(head, row), alibi_shift_log2(head, row));
+      const bool trusted = (all == -kInfinity || fabsf(all) < kHugeScore) && is_finite(total_sum);
+      finish[r] = {f.root_scale, f.sum == 0 ? 0.f : 1 / f.sum, trusted};
       if (p.lse) p.lse[row_at(p.lse_stride, head, row)] = f.lse;
     }
     __syncthreads();
-    unsigned bad = 0;  // fallback rows, for the end: a call from the loop would take registers
+    unsigned fallback = 0;  // fallback rows, for the end: a call from the loop would take registers
     for (int r = threadIdx.x / 32, i = 0; r < rows; r += kWarps, ++i) {
       const std::int64_t out = row_at(p.out_stride, head, block.row(block.row_begin + r));
-      const auto [half, inverse, trusted] = finish[r];
-      bool is_bad = !trusted;
+      const auto [root_scale, output_scale, trusted] = finish[r];
+      bool falls_back = !trusted;
       for (int column = 4 * lane; column < p.dv; column += 128) {
         const float4 four = sums.columns(r, sums.top(r), column);
         for (int n = 0; n < 4 && column + n < p.dv; ++n) {
           const float x = n == 0 ? four.x : n == 1 ? four.y : n == 2 ? four.z : four.w;
-          is_bad |= !is_finite(x);
+          falls_back |= !is_finite(x);
           cuda::store(p.out, p.out_type, out + (column + n) * p.out_stride.d,
-                      inverse == 0 ? 0.f : x * half * half * inverse);
+                      output_scale == 0 ? 0.f : x * root_scale * root_scale * output_scale);
         }
       }
-      if (__any_sync(~0u, is_bad)) bad |= 1u << i;
+      if (__any_sync(~0u, falls_back)) fallback |= 1u << i;
     }
     __syncwarp();
 #pragma unroll 1
-    for (int r = threadIdx.x / 32; bad != 0; r += kWarps, bad >>= 1)
-      if (bad & 1)
-        attend_rows<void, kDecodeMaxHeadSize, true>(p, static_cast<int>(head.b), static_cast<int>(head.hk),
-                                                    block.row_begin + r, 1);
+    for (int r = threadIdx.x / 32; fallback != 0; r += kWarps, fallback >>= 1)
+      if (fallback & 1)
+        recompute_rows<void, kDecodeMaxHeadSize, true>(p, static_cast<int>(head.b), static_cast<int>(head.hk),
+                                                       block.row_begin + r, 1);
   }
 };
 

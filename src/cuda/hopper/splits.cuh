@@ -14,8 +14,8 @@ constexpr int kSplitsOfSequence = 512, kMaxSplits = 256;
 constexpr int kSplitUnit = 128;  // keys; kernels' blocks of keys are divisors
 constexpr int kMinSplits = 8;    // of a sequence by itself, which has to occupy the GPU alone
 constexpr int kMinSplitKeys = 256, kEnoughSplitKeys = 512;  // no more than these are never split
-constexpr int kFewRows = 16;   // for more, splits are longer: partial results count beside their keys
-constexpr int kMostRows = 64;  // of a ragged sequence and kv head: with more it is not split
+constexpr int kFewRows = 16;       // for more, splits are longer: partial results count beside their keys
+constexpr int kMaxSplitRows = 64;  // of a ragged sequence and kv head: with more it is not split
 
 struct Splits {
   int keys, count;  // keys of each but the last; at least one split, without keys if there are none
@@ -60,15 +60,15 @@ struct SplitKeys : Splits {
 
 // Whether a sequence is one of a ragged call's that have few rows: a launch of their own splits their keys, and the one
 // for tiles of rows leaves them out.
-__device__ inline bool is_split_apart(const AttentionParams& p, std::int64_t rows) {
-  return p.total_q >= 0 && rows <= kMostRows;
+__device__ inline bool is_decode_sequence(const AttentionParams& p, std::int64_t rows) {
+  return p.total_q >= 0 && rows <= kMaxSplitRows;
 }
-__device__ inline bool is_split_apart(const Head& head) {
-  return is_split_apart(head.p, head.len_q * head.p.group);
+__device__ inline bool is_decode_sequence(const Head& head) {
+  return is_decode_sequence(head.p, head.len_q * head.p.group);
 }
 // Rows of a sequence and kv head that launches which split keys do.
-__device__ inline int split_rows(const Head& head) {
-  return head.p.total_q < 0 || is_split_apart(head) ? static_cast<int>(head.len_q * head.p.group) : 0;
+__device__ inline int decode_rows(const Head& head) {
+  return head.p.total_q < 0 || is_decode_sequence(head) ? static_cast<int>(head.len_q * head.p.group) : 0;
 }
 
 // Whether rows are so few that 16-bit types are multiplied by warps, each with keys of its own.
@@ -77,12 +77,12 @@ inline bool has_few_rows(const AttentionParams& p) {
 }
 
 // The most that any may have.
-inline std::int64_t most_rows(const AttentionParams& p) {
-  return p.total_q < 0 ? p.sq * p.group : std::min<std::int64_t>(p.total_q * p.group, kMostRows);
+inline std::int64_t max_rows(const AttentionParams& p) {
+  return p.total_q < 0 ? p.sq * p.group : std::min<std::int64_t>(p.total_q * p.group, kMaxSplitRows);
 }
 
 // What splits of some of a call's sequences leave for attention_combine.
-struct Partials {
+struct PartialResults {
   int splits;  // the most that a sequence of this call has
   SplitRule rule;
   float* data;                        // [kv head][row][splits][floats]
@@ -99,46 +99,46 @@ struct Partials {
   }
   // From one row's results to the next's.
   __device__ std::uint32_t row_floats() const { return splits * static_cast<std::uint32_t>(floats); }
-  __host__ __device__ static std::int64_t m_at(const AttentionParams& p) {
+  __host__ __device__ static std::int64_t stats_offset(const AttentionParams& p) {
     return (static_cast<std::uint32_t>(p.dv) + 7) / 8 * 8;
   }
 };
-constexpr std::int64_t kMostPartials = std::int64_t{1} << 30;  // bytes, of ragged sequences, unless one takes more
+constexpr std::int64_t kMaxPartialBytes = std::int64_t{1} << 30;  // bytes, of ragged sequences, unless one takes more
 
-inline std::int64_t bytes_of(const AttentionParams& p, const Partials& partials, std::int64_t rows) {
+inline std::int64_t bytes_of(const AttentionParams& p, const PartialResults& partials, std::int64_t rows) {
   return p.hk * rows * partials.splits * partials.floats * std::int64_t{sizeof(float)};
 }
 // At least those of all calls that are no larger.
-inline std::size_t bytes_of(const AttentionParams& p, const Partials& partials) {
-  const std::int64_t rows = p.total_q < 0 ? partials.rows : std::min(p.total_q * p.group, p.b * kMostRows);
+inline std::size_t bytes_of(const AttentionParams& p, const PartialResults& partials) {
+  const std::int64_t rows = p.total_q < 0 ? partials.rows : std::min(p.total_q * p.group, p.b * kMaxSplitRows);
   const std::int64_t bytes = bytes_of(p, partials, rows);
-  const std::int64_t most = std::max(kMostPartials, bytes_of(p, partials, kMostRows));
+  const std::int64_t most = std::max(kMaxPartialBytes, bytes_of(p, partials, kMaxSplitRows));
   return static_cast<std::size_t>(p.total_q < 0 ? bytes : std::min(bytes, most));
 }
 
 // Of a call whose sequences have up to so many splits.
-inline Partials partials_in(const AttentionParams& p, std::byte* workspace, std::int64_t splits, SplitRule rule) {
+inline PartialResults partials_in(const AttentionParams& p, std::byte* workspace, std::int64_t splits, SplitRule rule) {
   const std::int64_t dense = p.sq * p.group;
-  Partials all{.splits = static_cast<int>(clamp_to(splits, 1, rule.max_splits)),
-               .rule = rule,
-               .data = reinterpret_cast<float*>(workspace),
-               .floats = Partials::m_at(p) + 8,
-               .rows = p.b * dense,
-               .sequence_rows = dense,
-               .sequences = p.b};
+  PartialResults all{.splits = static_cast<int>(clamp_to(splits, 1, rule.max_splits)),
+                     .rule = rule,
+                     .data = reinterpret_cast<float*>(workspace),
+                     .floats = PartialResults::stats_offset(p) + 8,
+                     .rows = p.b * dense,
+                     .sequence_rows = dense,
+                     .sequences = p.b};
   if (p.total_q < 0) return all;
   all.rows = p.total_q * p.group, all.sequence_rows = 0;
-  if (all.rows <= p.b * kMostRows && bytes_of(p, all, all.rows) <= kMostPartials) return all;
-  // The host does not know which sequences have few rows: there is room for kMostRows of each of a part of them.
-  const std::int64_t of_sequence = std::max<std::int64_t>(bytes_of(p, all, kMostRows), 1);
-  const std::int64_t parts = ceil_div(p.b, std::max<std::int64_t>(kMostPartials / of_sequence, 1));
+  if (all.rows <= p.b * kMaxSplitRows && bytes_of(p, all, all.rows) <= kMaxPartialBytes) return all;
+  // The host does not know which sequences have few rows: there is room for kMaxSplitRows of each of a part of them.
+  const std::int64_t of_sequence = std::max<std::int64_t>(bytes_of(p, all, kMaxSplitRows), 1);
+  const std::int64_t parts = ceil_div(p.b, std::max<std::int64_t>(kMaxPartialBytes / of_sequence, 1));
   all.sequences = ceil_div(p.b, std::max<std::int64_t>(parts, 1));
-  all.rows = all.sequences * kMostRows, all.sequence_rows = kMostRows;
+  all.rows = all.sequences * kMaxSplitRows, all.sequence_rows = kMaxSplitRows;
   return all;
 }
 // Calls `launch` with the partial results of each part of a call's sequences in turn, until one fails.
 template <class Launch>
-cudaError_t for_each_part(const AttentionParams& p, Partials partials, Launch launch) {
+cudaError_t for_each_part(const AttentionParams& p, PartialResults partials, Launch launch) {
   const std::int64_t most = partials.sequences;
   cudaError_t status = cudaSuccess;
   for (; partials.first < p.b && status == cudaSuccess; partials.first += most) {
@@ -148,7 +148,7 @@ cudaError_t for_each_part(const AttentionParams& p, Partials partials, Launch la
   return status;
 }
 // Sequences of fewer keys may have more splits.
-inline Partials partials_of(const AttentionParams& p, std::byte* workspace) {
+inline PartialResults partials_of(const AttentionParams& p, std::byte* workspace) {
   // In a ring, the first split may begin with keys that are no longer there.
   const std::int64_t keys = std::max(p.sk, p.total_k) + (p.ring ? kSplitUnit - 1 : 0);
   const std::int64_t short_ones = ceil_div(keys, kMinSplitKeys), long_ones = ceil_div(keys, kEnoughSplitKeys);
@@ -157,23 +157,23 @@ inline Partials partials_of(const AttentionParams& p, std::byte* workspace) {
   return partials_in(p, workspace, splits, {max_splits(p.hk), 0});
 }
 // In splits of up to `max_keys`, a multiple of kSplitUnit.
-inline Partials partials_of(const AttentionParams& p, std::byte* workspace, int max_keys) {
+inline PartialResults partials_of(const AttentionParams& p, std::byte* workspace, int max_keys) {
   const std::int64_t keys = std::max(p.sk, p.total_k) + (p.ring ? kSplitUnit - 1 : 0);
   return partials_in(p, workspace, ceil_div(keys, max_keys), {max_splits(p.hk), max_keys});
 }
 
 // Whether attention_prefill finishes rows where it computes them, without workspace: where keys are not split, and
 // scores have no modifiers: kernels with these leave partial results always. (Without a scale, it takes one of these.)
-inline bool finishes_at_once(const AttentionParams& p, const Partials& partials) {
+inline bool writes_output_directly(const AttentionParams& p, const PartialResults& partials) {
   return partials.splits == 1 && !has_modifiers(p.score) && p.score.scale_log2 != 0 && !p.score.sinks;
 }
 
 // Queues split_kv's kernels for these sequences: over quantised keys, or over 16-bit ones for up to kFewRows rows;
 // then, unless it `finishes` or combines rows itself, the kernel below.
-cudaError_t launch_decode_part(const AttentionParams& p, const Partials& partials, bool finishes, bool early,
-                               cudaStream_t stream);
+cudaError_t launch_decode_part(const AttentionParams& p, const PartialResults& partials, bool writes_output,
+                               bool overlap_previous, cudaStream_t stream);
 
 // Queues the kernel that finishes the rows of these sequences, to begin while the one before ends.
-cudaError_t launch_attention_combine(const AttentionParams& p, const Partials& partials, cudaStream_t stream);
+cudaError_t launch_attention_combine(const AttentionParams& p, const PartialResults& partials, cudaStream_t stream);
 
 }  // namespace rapt::cuda

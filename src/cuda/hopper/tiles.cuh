@@ -11,9 +11,9 @@ constexpr int kGroupRows = 64;  // of a warpgroup
 
 // What the kernels get: a call, its tiles as Tiling numbers them, and which thread blocks do them. Where C::kSplit,
 // each split of a head's keys counts as a head.
-struct Grid {
+struct TileGrid {
   AttentionParams p;
-  Partials partials;  // where C::kSplit
+  PartialResults partials;  // where C::kSplit
   int heads, tiles;
   int section;                    // heads that are done together, for K and V to stay in L2
   int all;                        // heads * tiles
@@ -22,7 +22,7 @@ struct Grid {
   Divisor splits, hk, group;
   bool out_vector;  // rows of the output are contiguous and aligned to 16 bytes
   bool q_by_tma;    // the tiles' Q is loaded with K and V
-  bool listed;      // thread blocks have a SequenceList
+  bool has_list;    // thread blocks have a SequenceList
   // Where all sequences have the same lengths, what their rows see of keys counted from key 0.
   KeyWindow window;
 
@@ -88,18 +88,18 @@ struct RowScale<false> {};
 // A tile of the queue with what its rows need, worked out once and in shared memory: registers are for what is hot.
 template <class C>
 struct Tile : TileExtent {
-  struct OfRow : RowScale<C::kQuantised> {
+  struct RowInfo : RowScale<C::kQuantised> {
     std::int64_t q, out, lse;  // where it begins; negative: it does not exist
     int token, q_head;
     int first, last;  // the keys it sees, from `key` on
     float sink, alibi_shift;
     std::int64_t nearest;  // the key nearest to the row, for ALiBi
-  } of_row[C::kRows];
-  __device__ const OfRow& of(const Grid&, int row) const { return of_row[row]; }
-  __device__ float sink(const Grid&, int row) const { return of_row[row].sink; }
+  } row_info[C::kRows];
+  __device__ const RowInfo& of(const TileGrid&, int row) const { return row_info[row]; }
+  __device__ float sink(const TileGrid&, int row) const { return row_info[row].sink; }
   // Keys that all of a warp's rows see, by the warp.
   __device__ KeyRange32 seen_by_all(int warp_row) const {
-    const OfRow& row = of_row[warp_row + threadIdx.x % 16];
+    const RowInfo& row = row_info[warp_row + threadIdx.x % 16];
     return {__reduce_max_sync(~0u, row.first), __reduce_min_sync(~0u, row.last)};
   }
   int last_keys;  // of its last block: past these there may be anything. All, if TMA leaves zeros there
@@ -113,7 +113,7 @@ struct Tile : TileExtent {
   }
 
   // By `threads` threads.
-  __device__ void fill(const Grid& grid, const TileExtent& extent, const KeyWindow& keys, int thread, int threads) {
+  __device__ void fill(const TileGrid& grid, const TileExtent& extent, const KeyWindow& keys, int thread, int threads) {
     const AttentionParams& p = grid.p;
     const int all_keys = extent.blocks * C::kKeys;
     if (thread == 0) {
@@ -135,7 +135,7 @@ struct Tile : TileExtent {
       const int r = min(extent.row + i, extent.rows - 1), token = static_cast<int>(grid.group.quotient(r));
       const int in_group = r - token * group;
       const bool exists = extent.row + i < extent.rows;
-      auto& row = of_row[i];
+      auto& row = row_info[i];
       const auto at = [&](std::int64_t from, const Strides& s) {
         return exists ? from + in_group * s.h + token * s.s : -1;
       };
@@ -168,14 +168,14 @@ struct DenseTile : TileExtent {
   KeyWindow keys;     // counted from the tile's first
   KeyRange32 of_all;  // those that all rows see, likewise
 
-  struct OfRow {
+  struct RowInfo {
     int first, last;
     std::int64_t out, lse;  // `out`: negative where the row does not exist
     float alibi_shift;
   };
 
   // The thread block's tile of round t. Without blocks: there is none.
-  __device__ void find(const Grid& grid, unsigned t) {
+  __device__ void find(const TileGrid& grid, unsigned t) {
     blocks = 0;
     if (!grid.has_tile(t)) return;
     const auto [head, tile] = grid.place(grid.tile_of(t));
@@ -186,7 +186,7 @@ struct DenseTile : TileExtent {
     const int bottom = token_of(grid, C::kRows - 1);
     of_all = {keys.first_of(bottom), min(keys.last_of(token), keys.last_of(bottom))};
   }
-  __device__ OfRow of(const Grid& grid, int i) const {
+  __device__ RowInfo of(const TileGrid& grid, int i) const {
     const AttentionParams& p = grid.p;
     const int token = token_of(grid, i);
     const auto within = [&](int key) { return min(max(key, 0), blocks * C::kKeys); };
@@ -194,7 +194,7 @@ struct DenseTile : TileExtent {
     return {within(keys.first_of(token)), within(keys.last_of(token)), exists ? 0 : -1,
             exists && p.lse ? b * p.lse_stride.b + q_head(grid, i) * p.lse_stride.h + token * p.lse_stride.s : -1, 0};
   }
-  __device__ float sink(const Grid& grid, int i) const {
+  __device__ float sink(const TileGrid& grid, int i) const {
     const ScoreParams& s = grid.p.score;
     return s.sinks ? load(s.sinks, s.sinks_type, q_head(grid, i) * s.sinks_stride) * kLog2e : -kInfinity;
   }
@@ -204,8 +204,10 @@ struct DenseTile : TileExtent {
  private:
   // Rows that do not exist see what the last one sees.
   __device__ int row_of(int i) const { return min(row + i, rows - 1); }
-  __device__ int token_of(const Grid& grid, int i) const { return static_cast<int>(grid.group.quotient(row_of(i))); }
-  __device__ std::int64_t q_head(const Grid& grid, int i) const {
+  __device__ int token_of(const TileGrid& grid, int i) const {
+    return static_cast<int>(grid.group.quotient(row_of(i)));
+  }
+  __device__ std::int64_t q_head(const TileGrid& grid, int i) const {
     return hk * grid.p.group + static_cast<int>(grid.group.remainder(row_of(i)));
   }
 };

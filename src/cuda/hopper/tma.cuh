@@ -80,12 +80,12 @@ struct KeyBoxes {
   int begin, end;  // the keys that any row sees
   unsigned first;  // where key 0 lies, from which on all are counted: in the tensor, the ring or the sequence's pages
 
-  struct Place {
+  struct Box {
     int row, entry;
   };
 
   // The lane's place in the block that begins with `key`.
-  __device__ Place place(const AttentionParams& p, const Divisor& page_size, int key) const {
+  __device__ Box box_at(const AttentionParams& p, const Divisor& page_size, int key) const {
     key += static_cast<int>(threadIdx.x) % 32 * box;
     const unsigned at = first + key;
     if (p.page_size == 0) return {static_cast<int>(at), b};

@@ -30,11 +30,11 @@ __device__ std::int64_t sequence_with(const AppendKvParams& p, std::int64_t r) {
 
 // New row r of a head, if it has a place.
 __device__ bool find_row(const AppendKvParams& p, const AppendKvSide& s, std::int64_t r, std::int64_t h, RowPlace& at) {
-  constexpr std::int64_t kMostKeys = std::int64_t{1} << 52;
+  constexpr std::int64_t kMaxKeys = std::int64_t{1} << 52;
   const std::int64_t i = sequence_with(p, r), first = p.from_begin ? p.from_begin[i] : i * p.n;
   const std::int64_t count = p.from_begin ? p.from_begin[i + 1] - first : p.n, t = r - first;
   const std::int64_t before = p.len_before[i], j = before + t;
-  if (t < 0 || t >= count || before < 0 || before > kMostKeys || p.room == 0) return false;
+  if (t < 0 || t >= count || before < 0 || before > kMaxKeys || p.room == 0) return false;
   if (p.ring ? t < count - p.page_size : j >= p.room) return false;  // of more rows than a ring has, the last stay
   if (p.page_size > 0 && !p.ring) {
     const std::int64_t page = p.pages.element(i * p.pages_stride_b + j / p.page_size * p.pages.stride);
@@ -122,9 +122,9 @@ __global__ void __launch_bounds__(kThreads) append_kv(const __grid_constant__ Ap
 }  // namespace
 
 cudaError_t launch_append_kv(const AppendKvParams& p, cudaStream_t stream) {
-  constexpr std::int64_t kMostBlocks = 1 << 20;
+  constexpr std::int64_t kMaxBlocks = 1 << 20;
   const std::int64_t blocks = ceil_div(p.total * p.hk * p.sides, kWarps);
-  return launch_kernel(false, append_kv, static_cast<unsigned>(std::min(blocks, kMostBlocks)), kThreads, 0, stream, p);
+  return launch_kernel(false, append_kv, static_cast<unsigned>(std::min(blocks, kMaxBlocks)), kThreads, 0, stream, p);
 }
 
 }  // namespace rapt::cuda

@@ -60,38 +60,38 @@ void set_queries(const AttentionParams& p, DecodeParams& params) {
 }
 
 // Whether all rows of each sequence see the same keys, whatever its length.
-bool rows_see_the_same(const AttentionParams& p) {
+bool rows_see_same_keys(const AttentionParams& p) {
   const bool open = p.score.left == kOpen && p.score.right == kOpen;
   return p.total_q < 0 && p.total_k < 0 && p.sq > 0 && p.sq <= p.score.modifier_rows && (p.sq == 1 || open);
 }
 
 // Whether attention_decode_same_keys does it: all rows of a sequence see the same keys, which lie in rows of whole
 // times 16 bytes, as queries do, in pages of whole times 16 keys; and scores need no more than a scale.
-bool is_uniform(const DecodeParams& params) {
+bool takes_same_keys(const DecodeParams& params) {
   const AttentionParams& p = params.p;
-  constexpr std::int64_t kMost = 65535;  // of some coordinates of a grid
+  constexpr std::int64_t kMax = 65535;  // of some coordinates of a grid
   const bool finds_keys = !params.in_blocks || (!p.ring && p.page_size % 16 == 0);
-  return (params.grid.same_keys || rows_see_the_same(p)) && finds_keys && params.vector && params.vector_queries &&
-         !params.modified && !params.scaled_queries && !params.early && std::max(p.hk, p.b) <= kMost;
+  return (params.grid.same_keys || rows_see_same_keys(p)) && finds_keys && params.vector && params.vector_queries &&
+         !params.modified && !params.scaled_queries && !params.overlap_previous && std::max(p.hk, p.b) <= kMax;
 }
 
 // Whether `count` clusters of `cluster` thread blocks fill no more than half of the room that there is: a cluster
 // starts only where all of its thread blocks have room.
 template <class C>
 bool have_room(std::int64_t cluster, std::int64_t count) {
-  return cluster <= kMostOfCluster && 2 * cluster * count <= C::kBlocks * multiprocessors();
+  return cluster <= kMaxCombineCluster && 2 * cluster * count <= C::kBlocks * multiprocessors();
 }
 
 // Over how many thread blocks a kv head's splits go; with several tiles of rows, each tile counts as a head. As few as
 // read memory at its full rate, about `least` on each multiprocessor, which has room for `most`, if then the busiest
 // multiprocessor has at most a ninth more to read than their mean. Else each split has its own. Where even one to a
 // head is more than there is room for, it is one: the rest follows when these are done.
-int blocks_of_head(std::int64_t heads, int splits, int least, int most) {
+int blocks_of_head(std::int64_t heads, int splits, int min_blocks, int max_blocks) {
   const std::int64_t processors = multiprocessors();
-  if (heads > most * processors) return 1;
-  for (int n = 1; n < splits && heads * n <= most * processors; ++n) {
+  if (heads > max_blocks * processors) return 1;
+  for (int n = 1; n < splits && heads * n <= max_blocks * processors; ++n) {
     const std::int64_t busiest = ceil_div(heads * n, processors) * ceil_div(splits, n);
-    if (8 * heads * n >= 7 * least * processors && 10 * heads * splits >= 9 * busiest * processors) return n;
+    if (8 * heads * n >= 7 * min_blocks * processors && 10 * heads * splits >= 9 * busiest * processors) return n;
   }
   return splits;
 }
@@ -101,41 +101,41 @@ int blocks_of_head(std::int64_t heads, int splits, int least, int most) {
 // thread blocks without keys take time, too.
 template <class C>
 std::int64_t blocks_of_any(const AttentionParams& p, std::int64_t heads, std::int64_t splits) {
-  constexpr std::int64_t kEnoughKeys = 2048, kMostBlocks = 2048, kFewest = 4;
+  constexpr std::int64_t kEnoughKeys = 2048, kMaxBlocks = 2048, kFewest = 4;
   const std::int64_t at_once = C::kBlocks * multiprocessors() / heads;
-  const std::int64_t of_long = std::min(ceil_div(p.sk, kEnoughKeys), std::max(kMostBlocks / heads, kFewest));
+  const std::int64_t of_long = std::min(ceil_div(p.sk, kEnoughKeys), std::max(kMaxBlocks / heads, kFewest));
   return clamp_to(std::max(at_once, of_long), 1, splits);
 }
 
 // C: of a use other than `any`.
 template <class C>
-cudaError_t launch_uniform(DecodeParams& params, std::int64_t tiles, int shared_bytes, cudaStream_t stream) {
+cudaError_t launch_same_keys(DecodeParams& params, std::int64_t tiles, int shared_bytes, cudaStream_t stream) {
   const AttentionParams& p = params.p;
-  const bool alike = params.grid.same_keys;
+  const bool same_keys = params.grid.same_keys;
   const std::int64_t heads = p.b * p.hk;
   params.rows = static_cast<int>(p.sq * p.group);
   params.scale_log2 = p.score.scale_log2;
-  params.splits = alike ? static_cast<int>(std::max<std::int64_t>(ceil_div(params.grid.all_keys, params.grid.keys), 1))
-                        : params.partials.splits;
+  params.splits = same_keys
+                      ? static_cast<int>(std::max<std::int64_t>(ceil_div(params.grid.all_keys, params.grid.keys), 1))
+                      : params.partials.splits;
   // Where arithmetic takes the time, one split to a thread block is faster: warps wait for each other at the end of
   // each. And where keys have fewer columns than the kernel, the zeros beside them in the ring would be overwritten by
   // O.
   const bool shares = C::kComponents == 1 && !params.k.grouped && !params.v.grouped && params.k.bytes == C::kRowBytes;
   std::int64_t blocks = params.splits;
   if (shares)
-    blocks = alike ? blocks_of_head(heads * tiles, params.splits, C::kPlain ? 2 : 4, C::kBlocks)
-                   : blocks_of_any<C>(p, heads * tiles, params.splits);
+    blocks = same_keys ? blocks_of_head(heads * tiles, params.splits, C::kIs16Bit ? 2 : 4, C::kBlocks)
+                       : blocks_of_any<C>(p, heads * tiles, params.splits);
   params.blocks = Divisor(blocks);
   const std::int64_t cluster = tiles * blocks;
   const bool may_cluster = cluster <= 2 || (blocks == params.splits && have_room<C>(cluster, heads));
-  params.combines = !params.finishes && params.splits <= kMostCombined && may_cluster;
+  params.combines_in_cluster = !params.writes_output && params.splits <= kMaxCombinedSplits && may_cluster;
   const auto of_tile = static_cast<unsigned>(blocks), of_head = static_cast<unsigned>(tiles);
-  const dim3 grid =
-      UniformSplitBlock<C>::grid(of_tile, of_head, static_cast<unsigned>(p.hk), static_cast<unsigned>(p.b));
+  const dim3 grid = SameKeysBlock<C>::grid(of_tile, of_head, static_cast<unsigned>(p.hk), static_cast<unsigned>(p.b));
   const cudaError_t status =
-      launch_clusters(params.combines ? UniformSplitBlock<C>::cluster(of_tile, of_head) : dim3(1), false,
+      launch_clusters(params.combines_in_cluster ? SameKeysBlock<C>::cluster(of_tile, of_head) : dim3(1), false,
                       attention_decode_same_keys<C>, grid, kDecodeThreads, shared_bytes, stream, params);
-  if (status != cudaSuccess || params.finishes || params.combines) return status;
+  if (status != cudaSuccess || params.writes_output || params.combines_in_cluster) return status;
   return launch_attention_combine(p, params.partials, stream);
 }
 
@@ -143,7 +143,7 @@ template <class C>
 cudaError_t launch(DecodeParams params, cudaStream_t stream) {
   const AttentionParams& p = params.p;
   params.code_offset = C::Coding::kOffset;
-  const std::int64_t rows = C::kPlain ? std::min<std::int64_t>(most_rows(p), kFewRows) : most_rows(p);
+  const std::int64_t rows = C::kIs16Bit ? std::min<std::int64_t>(max_rows(p), kFewRows) : max_rows(p);
   const std::int64_t tiles = ceil_div(rows, C::kRows), cluster = tiles * params.partials.splits;
   params.grid = SplitGrid(p, params.partials, tiles);
   const auto side = [&](const void* data, const Strides& stride, std::int64_t size, const Quantization& quant) {
@@ -152,21 +152,22 @@ cudaError_t launch(DecodeParams params, cudaStream_t stream) {
   params.k = side(p.k, p.k_stride, p.d, p.k_quant), params.v = side(p.v, p.v_stride, p.dv, p.v_quant);
   params.vector = is_simple(p, params.k) && is_simple(p, params.v);
   const int shared_bytes = kDecodeWarps * C::kSlots * params.slot_bytes + C::kQueryBytes;
-  if (is_uniform(params)) {
-    using Uniform = DecodeConfig<C::kType, C::kSize, C::kTiles, C::kComponents, SplitKvUse::uniform>;
-    using Dense = DecodeConfig<C::kType, C::kSize, C::kTiles, C::kComponents, SplitKvUse::dense>;
+  if (takes_same_keys(params)) {
+    using Uniform = DecodeConfig<C::kType, C::kSize, C::kTiles, C::kComponents, DecodePath::uniform>;
+    using Dense = DecodeConfig<C::kType, C::kSize, C::kTiles, C::kComponents, DecodePath::dense>;
     // Where they are faster, and calls are not too few for more kernels.
-    constexpr bool kHasDense = C::kSize < 256 && (C::kPlain || (C::kTiles == 1 && C::kComponents == 1));
+    constexpr bool kHasDense = C::kSize < 256 && (C::kIs16Bit || (C::kTiles == 1 && C::kComponents == 1));
     if constexpr (kHasDense)
-      if (params.grid.same_keys && !params.in_blocks) return launch_uniform<Dense>(params, tiles, shared_bytes, stream);
-    return launch_uniform<Uniform>(params, tiles, shared_bytes, stream);
+      if (params.grid.same_keys && !params.in_blocks)
+        return launch_same_keys<Dense>(params, tiles, shared_bytes, stream);
+    return launch_same_keys<Uniform>(params, tiles, shared_bytes, stream);
   }
-  params.combines =
-      !params.finishes && !params.early && have_room<C>(cluster, params.grid.blocks / at_least_1(cluster));
+  params.combines_in_cluster = !params.writes_output && !params.overlap_previous &&
+                               have_room<C>(cluster, params.grid.blocks / at_least_1(cluster));
   const cudaError_t status =
-      launch_clusters(params.combines ? static_cast<unsigned>(cluster) : 1, params.early, attention_decode<C>,
-                      params.grid.blocks, kDecodeThreads, shared_bytes, stream, params);
-  if (status != cudaSuccess || params.finishes || params.combines) return status;
+      launch_clusters(params.combines_in_cluster ? static_cast<unsigned>(cluster) : 1, params.overlap_previous,
+                      attention_decode<C>, params.grid.blocks, kDecodeThreads, shared_bytes, stream, params);
+  if (status != cudaSuccess || params.writes_output || params.combines_in_cluster) return status;
   return launch_attention_combine(p, params.partials, stream);
 }
 
@@ -221,10 +222,10 @@ bool quantised_groups_fit(const AttentionParams& p) {
   return fit(p.k_quant.group, p.d) && fit(p.v_quant.group, p.dv);
 }
 
-cudaError_t launch_decode_part(const AttentionParams& p, const Partials& partials, bool finishes, bool early,
-                               cudaStream_t stream) {
+cudaError_t launch_decode_part(const AttentionParams& p, const PartialResults& partials, bool writes_output,
+                               bool overlap_previous, cudaStream_t stream) {
   DecodeParams params{.p = p, .partials = partials};
-  params.finishes = finishes, params.early = early;
+  params.writes_output = writes_output, params.overlap_previous = overlap_previous;
   params.modified = has_modifiers(p.score), params.scaled_queries = p.q_scale;
   params.in_blocks = p.page_size > 0, params.page_size = Divisor(p.page_size);
   set_queries(p, params);
@@ -232,7 +233,7 @@ cudaError_t launch_decode_part(const AttentionParams& p, const Partials& partial
 }
 
 cudaError_t launch_attention_decode(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
-  return for_each_part(p, partials_of(p, workspace), [&](const Partials& partials) {
+  return for_each_part(p, partials_of(p, workspace), [&](const PartialResults& partials) {
     return launch_decode_part(p, partials, partials.splits == 1, false, stream);
   });
 }

@@ -21,7 +21,7 @@ constexpr int kShortSum = 8;  // steps
 
 struct DecodeF32Params {
   AttentionParams p;
-  Partials partials;
+  PartialResults partials;
   SplitGrid grid;
   bool modified;   // scores need more than a scale
   bool kv_vector;  // rows of k and v are whole times 16 bytes
@@ -29,7 +29,7 @@ struct DecodeF32Params {
 
 // For head sizes up to kSize.
 template <int kSize_>
-struct Config {
+struct DecodeF32Config {
   static constexpr int kSize = kSize_;
   // In shared memory there are 16 bytes between rows: those of neighbours lie in other banks.
   static constexpr int kPitch = 4 * kSize + 16;
@@ -61,13 +61,13 @@ __device__ __forceinline__ std::uint32_t chunk_at(std::uint32_t matrix, int row,
 // rows differ in the bits kSharing: shared memory serves half a warp's 16 bytes each at once if lanes that differ in
 // bit 0, or those in bit 1, read the same. The former do of rows, the latter of keys and columns.
 template <class C>
-struct Lane {
+struct LaneMap {
   static constexpr int kSharing = 13, kRowScores = C::kScores / 2;
   const int lane = threadIdx.x % 32;
 
   __device__ int row(int half) const { return half * kHalf + ((lane >> 1 & 1) | (lane >> 3 & 2)); }
   __device__ int in_row() const { return (lane & 1) | (lane >> 1 & 6); }
-  __device__ int owner_of_key(int key) const { return (lane & ~kSharing) | (key & 1) | (key & 6) << 1; }
+  __device__ int lane_of_key(int key) const { return (lane & ~kSharing) | (key & 1) | (key & 6) << 1; }
   // Which of its rows, which key of a step and which column score i, or element i of O, belongs to.
   __device__ static constexpr int half_of_score(int i) { return i / kRowScores; }
   __device__ int key_of_score(int i) const { return i % kRowScores * 8 + in_row(); }
@@ -84,7 +84,7 @@ struct Lane {
 template <class C>
 __device__ __forceinline__ void multiply_keys(const AttentionParams& p, std::uint32_t q, std::uint32_t k,
                                               float (&s)[C::kScores]) {
-  const Lane<C> at;
+  const LaneMap<C> at;
   constexpr int kKeys = at.kRowScores;
   const int chunks = (static_cast<int>(p.d) + 3) / 4;
 #pragma unroll
@@ -107,13 +107,13 @@ __device__ __forceinline__ void multiply_keys(const AttentionParams& p, std::uin
 template <class C>
 __device__ __forceinline__ void add_values(std::uint32_t v, const float (&s)[C::kScores], const float (&rescale)[2],
                                            float (&o)[C::kOut]) {
-  const Lane<C> at;
+  const LaneMap<C> at;
   float weights[2][C::kStepKeys];
 #pragma unroll
   for (int key = 0; key < C::kStepKeys; ++key)
 #pragma unroll
     for (int half = 0; half < 2; ++half)
-      weights[half][key] = __shfl_sync(~0u, s[half * at.kRowScores + key / 8], at.owner_of_key(key));
+      weights[half][key] = __shfl_sync(~0u, s[half * at.kRowScores + key / 8], at.lane_of_key(key));
 #pragma unroll
   for (int i = 0; i < C::kOut; i += 8) {
     float sum[8] = {};  // the step's own first: the rounding of a sum grows with its terms
@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   __shared__ std::uint64_t barriers[C::kWarps][C::kStages];
   __shared__ WarpResults<C::kWarps, kRows> results;
   const AttentionParams& p = params.p;
-  let_next_start();
+  launch_dependent_grids();
   const SplitBlock block(p, params.partials, params.grid, [](int rows) { return team_for<C>(rows) * kRows; });
   if (!block.exists) return;
   const int team = team_for<C>(block.row_count);
@@ -198,24 +198,24 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   const std::int64_t first_key = block.first_key;
   const int begin = block.begin, end = block.end;
 
-  const int warp = uniform(threadIdx.x / 32), teams = C::kWarps / team, own_team = warp / team;
-  const int own_rows = warp % team * kRows;  // of the block's
-  const Lane<C> at;
+  const int warp = uniform(threadIdx.x / 32), teams = C::kWarps / team, team_index = warp / team;
+  const int warp_rows = warp % team * kRows;  // of the block's
+  const LaneMap<C> at;
   const std::uint32_t q = shared_address(shared), rings = q + team * kRows * C::kPitch;
-  const std::uint32_t own_ring = rings + warp * C::kRingBytes;
-  KeyRing<C>{own_ring, shared_address(barriers[warp])}.init(p);
-  const KeyRing<C> ring{rings + own_team * team * C::kRingBytes, shared_address(barriers[own_team * team])};
+  const std::uint32_t warp_ring = rings + warp * C::kRingBytes;
+  KeyRing<C>{warp_ring, shared_address(barriers[warp])}.init(p);
+  const KeyRing<C> ring{rings + team_index * team * C::kRingBytes, shared_address(barriers[team_index * team])};
   const int slots = team * C::kStages;
   const auto sync_team = [&] {
     if (team == 1) __syncwarp();
-    else named_sync(1 + own_team, 32 * team);
+    else named_sync(1 + team_index, 32 * team);
   };
   sync_team();
   // The team's n-th step begins with this key.
   const int first_step = begin / C::kStepKeys;
-  const auto key_at_step = [&](int n) { return (first_step + n * teams + own_team) * C::kStepKeys; };
+  const auto key_at_step = [&](int n) { return (first_step + n * teams + team_index) * C::kStepKeys; };
   const auto load = [&](int n, int slot) {
-    if (own_rows != 0 || key_at_step(n) >= end) return;
+    if (warp_rows != 0 || key_at_step(n) >= end) return;
     // Where there is no key, one that some row sees: finite, unless that row's result is not.
     const int key = min(max(key_at_step(n) + at.lane % 16, begin), end - 1);
     ring.load(p, slot, head.key_at(at.lane < 16 ? p.k_stride : p.v_stride, first_key + key), params.kv_vector);
@@ -224,35 +224,35 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   rows.find(block);
   load_q<C>(head, block.row_begin, team * kRows, block.row_count, q);
   __syncthreads();
-  const int all_from = __reduce_max_sync(~0u, rows.from[own_rows + at.lane % kRows]);
-  const int all_to = __reduce_min_sync(~0u, rows.to[own_rows + at.lane % kRows]);
+  const int all_from = __reduce_max_sync(~0u, rows.from[warp_rows + at.lane % kRows]);
+  const int all_to = __reduce_min_sync(~0u, rows.to[warp_rows + at.lane % kRows]);
 
   // Sums of a few steps, and of these: the rounding of a sum grows with its length.
-  float o[C::kOut] = {}, all_o[C::kOut] = {}, m[2], all_m[2], l[2] = {}, all_l[2] = {};
+  float o[C::kOut] = {}, o_accum[C::kOut] = {}, row_max[2], max_accum[2], row_sum[2] = {}, sum_accum[2] = {};
 #pragma unroll
-  for (int h = 0; h < 2; ++h) m[h] = all_m[h] = -kInfinity;
-  const auto join = [&] {
+  for (int h = 0; h < 2; ++h) row_max[h] = max_accum[h] = -kInfinity;
+  const auto fold_partial_sums = [&] {
     float factor[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      factor[h] = exp2_approx(all_m[h] - shift_of(m[h])), all_m[h] = m[h];
-      all_l[h] = fmaf(all_l[h], factor[h], l[h]), l[h] = 0;
+      factor[h] = exp2_approx(max_accum[h] - shift_of(row_max[h])), max_accum[h] = row_max[h];
+      sum_accum[h] = fmaf(sum_accum[h], factor[h], row_sum[h]), row_sum[h] = 0;
     }
 #pragma unroll
-    for (int i = 0; i < C::kOut; ++i) all_o[i] = fmaf(all_o[i], factor[at.half_of_out(i)], o[i]), o[i] = 0;
+    for (int i = 0; i < C::kOut; ++i) o_accum[i] = fmaf(o_accum[i], factor[at.half_of_out(i)], o[i]), o[i] = 0;
   };
 #pragma unroll 1
   for (int n = 0, slot = 0, phase = 0; key_at_step(n) < end; ++n) {
     const int key = key_at_step(n);
     barrier_wait(ring.full(slot), phase);
     float s[C::kScores];
-    multiply_keys<C>(p, q + own_rows * C::kPitch, ring.k(slot), s);
+    multiply_keys<C>(p, q + warp_rows * C::kPitch, ring.k(slot), s);
 #pragma unroll
     for (float& x : s) x *= p.score.scale_log2;
     if (params.modified || key < all_from || key + C::kStepKeys > all_to) {
 #pragma unroll
       for (int i = 0; i < C::kScores; ++i) {
-        const int row = own_rows + at.row(at.half_of_score(i)), j = key + at.key_of_score(i);
+        const int row = warp_rows + at.row(at.half_of_score(i)), j = key + at.key_of_score(i);
         if (j < rows.from[row] || j >= rows.to[row]) s[i] = -kInfinity;
         else if (params.modified) s[i] = rows.finish(head, row, first_key + j, s[i]);
       }
@@ -264,38 +264,38 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
 #pragma unroll
       for (int i = 0; i < C::kScores; ++i)
         if (at.half_of_score(i) == h) top = fmaxf(top, s[i]);
-      top = fmaxf(m[h], ceilf(at.over_row(top, Max())));
-      rescale[h] = exp2_approx(m[h] - shift_of(top));
-      m[h] = top;
+      top = fmaxf(row_max[h], ceilf(at.over_row(top, Max())));
+      rescale[h] = exp2_approx(row_max[h] - shift_of(top));
+      row_max[h] = top;
     }
 #pragma unroll
-    for (int i = 0; i < C::kScores; ++i) s[i] = exp2_approx(s[i] - shift_of(m[at.half_of_score(i)]));
+    for (int i = 0; i < C::kScores; ++i) s[i] = exp2_approx(s[i] - shift_of(row_max[at.half_of_score(i)]));
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float sum = 0;
 #pragma unroll
       for (int i = 0; i < C::kScores; ++i)
         if (at.half_of_score(i) == h) sum += s[i];
-      l[h] = fmaf(l[h], rescale[h], sum);
+      row_sum[h] = fmaf(row_sum[h], rescale[h], sum);
     }
     add_values<C>(ring.v(slot), s, rescale, o);
     fence_async_proxy();
     sync_team();
     load(n + slots, slot);
     if (++slot == slots) slot = 0, phase ^= 1;
-    if (n % kShortSum == kShortSum - 1) join();
+    if (n % kShortSum == kShortSum - 1) fold_partial_sums();
   }
-  join();
+  fold_partial_sums();
 
   // The teams' results together.
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const float sum = at.over_row(all_l[h], Sum());
-    if (at.in_row() == 0) results.m[at.row(h)][warp] = m[h], results.l[at.row(h)][warp] = sum;
+    const float sum = at.over_row(sum_accum[h], Sum());
+    if (at.in_row() == 0) results.row_max[at.row(h)][warp] = row_max[h], results.row_sum[at.row(h)][warp] = sum;
   }
 #pragma unroll
   for (int i = 0; i < C::kOut; ++i)  // [kRows][kSize], where keys were
-    store4(own_ring + 4 * (at.row(at.half_of_out(i)) * C::kSize + at.column_of_out(i)), __float_as_uint(all_o[i]));
+    store4(warp_ring + 4 * (at.row(at.half_of_out(i)) * C::kSize + at.column_of_out(i)), __float_as_uint(o_accum[i]));
   __syncthreads();
   results.store(block, params.partials, params.partials.splits == 1, team,
                 reinterpret_cast<const float*>(shared + team * kRows * C::kPitch), C::kSize, C::kRingBytes / 4);
@@ -305,20 +305,20 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
 template <class Then>
 auto with_config(const AttentionParams& p, Then then) {
   const std::int64_t size = std::max(p.d, p.dv);
-  if (size <= 64) return then(Config<64>());
-  if (size <= 128) return then(Config<128>());
-  return then(Config<256>());
+  if (size <= 64) return then(DecodeF32Config<64>());
+  if (size <= 128) return then(DecodeF32Config<128>());
+  return then(DecodeF32Config<256>());
 }
 
 }  // namespace
 
 cudaError_t launch_attention_decode_f32(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
   const bool vector = is_vector(p.k, p.k_stride, 4) && is_vector(p.v, p.v_stride, 4) && p.d % 4 == 0 && p.dv % 4 == 0;
-  return for_each_part(p, partials_of(p, workspace), [&](const Partials& partials) {
+  return for_each_part(p, partials_of(p, workspace), [&](const PartialResults& partials) {
     const cudaError_t status = with_config(p, [&](auto config) {
       using C = decltype(config);
-      const int team = team_for<C>(most_rows(p));
-      const SplitGrid grid(p, partials, ceil_div(most_rows(p), team * kRows));
+      const int team = team_for<C>(max_rows(p));
+      const SplitGrid grid(p, partials, ceil_div(max_rows(p), team * kRows));
       const DecodeF32Params params{p, partials, grid, has_modifiers(p.score), vector};
       return launch_kernel(false, attention_decode_f32<C>, grid.blocks, C::kThreads, C::shared_bytes(team), stream,
                            params);

@@ -18,17 +18,17 @@ cudaError_t launch_size(PrefillParams& params, cudaStream_t stream) {
 cudaError_t launch_attention_decode_m64(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
   if (has_few_rows(p)) return launch_attention_decode(p, workspace, stream);
   PrefillParams params = params_of(p);
-  return for_each_part(p, partials_of(p, workspace), [&](const Partials& partials) {
+  return for_each_part(p, partials_of(p, workspace), [&](const PartialResults& partials) {
     params.partials = partials;
-    params.early = p.total_q >= 0 && partials.first == 0;  // the other parts use the same workspace
+    params.overlap_previous = p.total_q >= 0 && partials.first == 0;  // the other parts use the same workspace
     const cudaError_t status = with_head_size(p, [&](auto size) {
       return p.q_type == DType::f16 ? launch_size<__half, size>(params, stream)
                                     : launch_size<__nv_bfloat16, size>(params, stream);
     });
     if (status != cudaSuccess) return status;
     // Ragged sequences may have few rows, or more; both leave their results for one kernel that combines them.
-    if (p.total_q >= 0) return launch_decode_part(p, partials, params.unsplit, true, stream);
-    return params.unsplit || params.combines ? status : launch_attention_combine(p, partials, stream);
+    if (p.total_q >= 0) return launch_decode_part(p, partials, params.writes_output, true, stream);
+    return params.writes_output || params.combines_in_cluster ? status : launch_attention_combine(p, partials, stream);
   });
 }
 

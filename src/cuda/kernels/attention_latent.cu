@@ -31,7 +31,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads, 1) attention_latent(const __grid_constant__ LatentParams params) {
   extern __shared__ std::uint8_t dynamic[];
   __shared__ LatentShared shared;
-  let_next_start();
+  launch_dependent_grids();
   // The last rows begin: of causal ones they see the most keys.
   const unsigned rank = cluster_rank(), cluster = params.grid.blocks - 1 - params.cluster_size.quotient(blockIdx.x);
   const SplitBlock block(params.p, params.partials, params.grid, kRows, cluster);
@@ -40,22 +40,22 @@ __global__ void __launch_bounds__(kThreads, 1) attention_latent(const __grid_con
   if (static_cast<int>(rank) >= share.sharers) return;
 
   const std::uint32_t q = (shared_address(dynamic) + 1023) / 1024 * 1024;  // the swizzle's unit
-  const LatentPlaces places{shared_address(shared.barriers), q + kBlockBytes};
+  const LatentRing ring{shared_address(shared.barriers), q + kBlockBytes};
   if (threadIdx.x == 0) {
     const int loaders = params.box > 0 ? 1 : 128;
     for (int n = 0; n < 2; ++n) {
-      for (int part = 0; part < LatentPlaces::kParts; ++part) barrier_init(places.full(n, part), loaders);
+      for (int part = 0; part < LatentRing::kParts; ++part) barrier_init(ring.full(n, part), loaders);
       // A warpgroup frees its half of the values. Keys that are none have a place of their own, which both free.
-      for (int half = 0; half < 2; ++half) barrier_init(places.empty(n, half), params.apart && n == 0 ? 8 : 4);
+      for (int half = 0; half < 2; ++half) barrier_init(ring.empty(n, half), params.separate_values && n == 0 ? 8 : 4);
     }
-    barrier_init(places.q_full(), params.q_by_tma ? 1 : kMathThreads);
+    barrier_init(ring.q_full(), params.q_by_tma ? 1 : kMathThreads);
     fence_barrier_init();
   }
   __syncthreads();
   if (threadIdx.x < 128) {
     registers_decrease<kLoadRegisters>();
-    if (params.box == 0) load_by_threads(params, block, share, places);
-    else if (threadIdx.x < 32) load_by_tma(params, block, share, places, q);
+    if (params.box == 0) load_by_threads(params, block, share, ring);
+    else if (threadIdx.x < 32) load_by_tma(params, block, share, ring, q);
     return;
   }
   registers_increase<kMathRegisters>();
@@ -63,24 +63,24 @@ __global__ void __launch_bounds__(kThreads, 1) attention_latent(const __grid_con
   named_sync(kMathBarrier, kMathThreads);
   if (!params.q_by_tma) {
     load_q(params, block, shared, q);
-    barrier_arrive(places.q_full());
+    barrier_arrive(ring.q_full());
   }
   const int half = uniform(threadIdx.x / 128 - 1);
-  LatentSoftmax<T> math(params, block, share, places, shared, q, places.data + 2 * kBlockBytes, half);
-  barrier_wait(places.q_full(), 0);
-  math.run();
+  LatentSoftmax<T> math(params, block, share, ring, shared, q, ring.data + 2 * kBlockBytes, half);
+  barrier_wait(ring.q_full(), 0);
+  math.attend();
 
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const float sum = over_row(math.l[h], Sum());
-    if (math.lane % 4 == 0) shared.l[half][math.row(h)] = sum;
+    const float sum = over_row(math.row_sum[h], Sum());
+    if (math.lane % 4 == 0) shared.row_sum[half][math.row(h)] = sum;
   }
   named_sync(kMathBarrier, kMathThreads);  // nobody reads Q and keys any more
   auto* const results = reinterpret_cast<LatentResults*>(dynamic + (q - shared_address(dynamic)));
-  math.leave(places.data, *results);
+  math.store_for_cluster(ring.data, *results);
   cluster_sync();
-  merge<T>(params, block, shared, share.sharers, static_cast<int>(rank), places.data,
-           dynamic + (places.data - shared_address(dynamic)), q, *results);
+  merge<T>(params, block, shared, share.sharers, static_cast<int>(rank), ring.data,
+           dynamic + (ring.data - shared_address(dynamic)), q, *results);
   cluster_sync();
 }
 
@@ -97,7 +97,7 @@ Sharing sharing_of(std::int64_t rows) {
 std::int64_t row_tiles(const AttentionParams& p) {
   return ceil_div(p.sq * p.group, kRows);
 }
-Partials latent_partials(const AttentionParams& p, std::byte* workspace) {
+PartialResults latent_partials(const AttentionParams& p, std::byte* workspace) {
   const Sharing sharing = sharing_of(p.sq * p.group);
   return partials_of(
       p, workspace,
@@ -129,7 +129,7 @@ std::int64_t latent_items(const AttentionParams& p) {
   return p.b * p.hk * latent_partials(p, nullptr).splits * row_tiles(p) * sharing_of(p.sq * p.group).cluster;
 }
 std::size_t latent_workspace(const AttentionParams& p) {
-  const Partials partials = latent_partials(p, nullptr);
+  const PartialResults partials = latent_partials(p, nullptr);
   return partials.splits > 1 ? bytes_of(p, partials) : 0;
 }
 
@@ -138,20 +138,20 @@ cudaError_t launch_attention_latent(const AttentionParams& p, std::byte* workspa
   params.grid = SplitGrid(p, params.partials, row_tiles(p));
   params.cluster_size = Divisor(sharing_of(p.sq * p.group).cluster);
   params.page_size = Divisor(p.page_size);
-  params.apart = !values_in_keys(p);
+  params.separate_values = !values_in_keys(p);
   params.modified = has_modifiers(p.score);
-  params.keep = params.grid.tiles.by > 2;
+  params.keep_in_l2 = params.grid.tiles.by > 2;
   params.q_vector = is_vector(p.q, p.q_stride, 2);
   params.kv_vector = is_vector(p.k, p.k_stride, 2) && is_vector(p.v, p.v_stride, 2);
   params.out_vector = p.dv % 4 == 0 && is_vector(p.out, p.out_stride, p.out_type == DType::f32 ? 4 : 2);
   const int box = box_keys(p, kKeys);
   if (make_keys_map(params.k, p, p.k, p.k_stride, p.d, box) &&
-      (!params.apart || make_keys_map(params.v, p, p.v, p.v_stride, p.dv, box)))
+      (!params.separate_values || make_keys_map(params.v, p, p.v, p.v_stride, p.dv, box)))
     params.box = box, params.q_by_tma = make_queries_map(params.q, p);
-  params.unsplit = params.partials.splits == 1;
+  params.writes_output = params.partials.splits == 1;
   const cudaError_t status =
       p.q_type == DType::f16 ? launch<__half>(params, stream) : launch<__nv_bfloat16>(params, stream);
-  if (status != cudaSuccess || params.unsplit) return status;
+  if (status != cudaSuccess || params.writes_output) return status;
   return launch_attention_combine(p, params.partials, stream);
 }
 

@@ -9,13 +9,13 @@ namespace {
 
 constexpr int kThreads = 128;
 constexpr std::int64_t kSumKeys = 32;
-constexpr std::int64_t kFinishFloats = sizeof(Finish) / sizeof(float);
+constexpr std::int64_t kFinishFloats = sizeof(FinalizedRow) / sizeof(float);
 
 // The row of a block: of (query head, token) pairs, those of ragged sequences one after another.
 struct NaiveRow {
   Head head;
   Row row;
-  Finish* finish;
+  FinalizedRow* finish;
   float* scores;  // of its keys from head.oldest on
 
   __device__ static std::int64_t sequence(const AttentionParams& p, std::int64_t row) {
@@ -28,7 +28,7 @@ struct NaiveRow {
 
   __device__ NaiveRow(const AttentionParams& p, float* all)
       : head(p, sequence(p, blockIdx.x), q_head(p, blockIdx.x) / p.group),
-        finish(reinterpret_cast<Finish*>(all) + blockIdx.x),
+        finish(reinterpret_cast<FinalizedRow*>(all) + blockIdx.x),
         scores(all + kFinishFloats * gridDim.x + blockIdx.x * p.sk) {
     const std::int64_t r = blockIdx.x, token = p.total_q >= 0 ? r % p.total_q - head.q_first : r % p.sq;
     row = Row(head, token, q_head(p, r));
@@ -72,18 +72,18 @@ __global__ void attention_naive_softmax(const __grid_constant__ AttentionParams 
   const NaiveRow r(p, all);
   if (!r.exists()) return;
   const std::int64_t n = r.head.len_k - r.head.oldest;
-  float top = -kInfinity;
-  for (std::int64_t j = threadIdx.x; j < n; j += kThreads) top = fmaxf(top, r.scores[j]);
-  top = reduce(top, Max());
+  float row_max = -kInfinity;
+  for (std::int64_t j = threadIdx.x; j < n; j += kThreads) row_max = fmaxf(row_max, r.scores[j]);
+  row_max = reduce(row_max, Max());
   float sum = 0;
   for (std::int64_t j = threadIdx.x; j < n; j += kThreads) {
-    const float weight = weight_of(r.scores[j], shift_of(top));
+    const float weight = weight_of(r.scores[j], shift_of(row_max));
     r.scores[j] = weight;
     sum += weight;
   }
   sum = reduce(sum, Sum());
   if (threadIdx.x != 0) return;
-  *r.finish = finish_row(top, sum, sink_of(r.head, r.row), alibi_shift_log2(r.head, r.row));
+  *r.finish = finalize_row(row_max, sum, sink_of(r.head, r.row), alibi_shift_log2(r.head, r.row));
   if (p.lse) p.lse[row_at(p.lse_stride, r.head, r.row)] = r.finish->lse;
 }
 
@@ -102,8 +102,8 @@ __global__ void attention_naive_values(const __grid_constant__ AttentionParams p
       }
       out += static_cast<double>(sum);
     }
-    const Finish f = *r.finish;
-    const float x = f.sum == 0 ? 0.f : static_cast<float>(out) * f.half * f.half / f.sum;
+    const FinalizedRow f = *r.finish;
+    const float x = f.sum == 0 ? 0.f : static_cast<float>(out) * f.root_scale * f.root_scale / f.sum;
     store(p.out, p.out_type, row_at(p.out_stride, r.head, r.row) + i * p.out_stride.d, x);
   }
 }

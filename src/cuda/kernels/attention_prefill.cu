@@ -13,7 +13,7 @@ namespace {
 
 // Whether tiles of 64 rows are better than of 192, in heads of 65 to 80 columns: where the last of three warpgroups
 // would have little to do, or tiles share no keys.
-bool has_short_tiles(const AttentionParams& p, int keys_of_block) {
+bool prefers_short_tiles(const AttentionParams& p, int keys_of_block) {
   return are_alike(p) && (p.sq * p.group <= 5 * kGroupRows || p.sk <= keys_of_block);
 }
 
@@ -28,7 +28,7 @@ std::int64_t busiest_rows(const AttentionParams& p) {
 // tiles of 128 rows are better where those of 192 leave much of the last one empty, or multiprocessors without one.
 // (Where the mask ends before the last key, half of the keys are not seen.)
 template <class Serial, class Overlapped>
-bool prefers_serial(const AttentionParams& p) {
+bool prefers_unspecialized(const AttentionParams& p) {
   constexpr std::int64_t kMiddling = 512, kLong = 2048, kLongCausal = 8192, kFewTileRows = 1024;
   if (p.score.right != kOpen) return p.sk <= kLongCausal || p.sq * p.group <= kFewTileRows;
   if (p.sk > kLong) return p.sq * p.group <= kFewTileRows;
@@ -43,11 +43,11 @@ cudaError_t launch_up_to_64(PrefillParams& params, cudaStream_t stream) {
   constexpr int kFewKeys = 80;  // as many as a caption has in image models, and some
   using Overlapped = Config<T, 64, true, false, false, 3, kColumns>;
   const AttentionParams& p = params.p;
-  if (!are_alike(p) || !prefers_serial<SerialConfig<T, kColumns, 128>, Overlapped>(p))
+  if (!are_alike(p) || !prefers_unspecialized<UnspecializedConfig<T, kColumns, 128>, Overlapped>(p))
     return launch_plain<Overlapped, Other>(params, stream);
   cudaError_t status;
-  if (p.sk > 64 && p.sk <= kFewKeys ? launch_dense<SerialConfig<T, kColumns, kFewKeys>>(params, stream, status)
-                                    : launch_dense<SerialConfig<T, kColumns, 128>>(params, stream, status))
+  if (p.sk > 64 && p.sk <= kFewKeys ? launch_dense<UnspecializedConfig<T, kColumns, kFewKeys>>(params, stream, status)
+                                    : launch_dense<UnspecializedConfig<T, kColumns, 128>>(params, stream, status))
     return status;
   return launch_queued<Config<T, 64, true, false, false, 2, kColumns>, Other>(params, stream);
 }
@@ -58,8 +58,9 @@ cudaError_t launch_up_to_128(PrefillParams& params, cudaStream_t stream) {
   const std::int64_t columns = std::max(p.d, p.dv);
   if (columns <= 80 && p.score.right == kOpen) {
     using Threads = Config<T, 128, false, false, false, 2, 128, 96>;
-    return has_short_tiles(p, 96) ? launch_plain<Config<T, 96, true, false, false, 1, 80, 96>, Threads>(params, stream)
-                                  : launch_plain<Config<T, 96, true, false, false, 3, 80, 96>, Threads>(params, stream);
+    return prefers_short_tiles(p, 96)
+               ? launch_plain<Config<T, 96, true, false, false, 1, 80, 96>, Threads>(params, stream)
+               : launch_plain<Config<T, 96, true, false, false, 3, 80, 96>, Threads>(params, stream);
   }
   // Half a panel's row at a time is only faster where rows are whole sectors of L2.
   if (columns <= 96 && p.d % 16 == 0 && p.dv % 16 == 0)

@@ -8,7 +8,7 @@
 // step issues P V of the block before and Q K^T of this one; up to 128 columns the two other warpgroups take turns at
 // that, so that one's softmax runs beside the other's products.
 //
-// Past 128 columns (kLarge) P V is done a part of the columns at a time, since registers hold little beside O, and
+// Past 128 columns (kWideHead) P V is done a part of the columns at a time, since registers hold little beside O, and
 // shared memory has room for one block of K and of V: the next K comes while P V is at work, the next V during Q K^T.
 // Scores are then sums of two, since tensor cores lose more to rounding in long ones.
 //
@@ -27,32 +27,33 @@ namespace rapt::cuda {
 namespace {
 
 // Fallback rows are those where:
-constexpr float kHugeScore = 0x1p8f;      // a score that counts is this large, in log2 units: fp32 has two more bits
-constexpr float kCoarseScore = 0x1p-15f;  // scales of a row of Q and of K have this product: see Rows::store()
+constexpr float kHugeScore = 0x1p8f;  // a score that counts is this large, in log2 units: fp32 has two more bits
+constexpr float kCoarseScore =
+    0x1p-15f;  // scales of a row of Q and of K have this product: see OnlineSoftmaxF32::store()
 
 // The kernels for head sizes up to kSize.
 template <int kSize_, bool kModified_>
-struct Config {
+struct PrefillF32Config {
   static constexpr bool kSplit = false, kQuantised = false;
   static constexpr int kBlocks = 1;                       // on a multiprocessor
   static constexpr int kSize = kSize_, kColumns = kSize;  // of shared memory, and of products
   static constexpr bool kModified = kModified_;           // scores need more than a scale
   static constexpr bool kDense = false;
   static constexpr int kGroups = 2, kLoadThreads = 128, kThreads = kLoadThreads + 128 * kGroups;
-  static constexpr bool kLarge = kSize > 128;
-  static constexpr int kLoadRegisters = kLarge ? 40 : 56, kMathRegisters = kLarge ? 232 : 224;
+  static constexpr bool kWideHead = kSize > 128;
+  static constexpr int kLoadRegisters = kWideHead ? 40 : 56, kMathRegisters = kWideHead ? 232 : 224;
   static_assert(kLoadRegisters + kGroups * kMathRegisters <= 65536 / kThreads / 8 * 8 * (kGroups + 1),
                 "or warpgroups wait for registers for ever: there are no more than the launch took");
   static constexpr int kProducers = 96;  // threads that put tiles into shared memory
   static constexpr int kRows = kGroupRows * kGroups, kKeys = kSize == 64 ? 128 : kSize == 256 ? 32 : 64;
-  static constexpr int kStages = kLarge ? 1 : 2;                  // blocks of K and of V at a time
-  static constexpr int kPart = kLarge ? 64 : kSize;               // columns of P V at a time
+  static constexpr int kStages = kWideHead ? 1 : 2;               // blocks of K and of V at a time
+  static constexpr int kColumnsAtOnce = kWideHead ? 64 : kSize;   // columns of P V at a time
   static constexpr int kGroupBytes = 2 * kGroupRows * kSize * 2;  // both components of a warpgroup's rows of Q
   static constexpr int kBlockBytes = 2 * kKeys * kSize * 2;
   static constexpr int kScales = kKeys + 4;  // of a block: of the rows of K, of V, and three for 16 bytes
   static constexpr int kAllScales = kStages * kScales + kRows;  // of the stages, then of Q
   static constexpr int kSharedBytes = kGroups * kGroupBytes + 2 * kStages * kBlockBytes + kAllScales * 4 + 1024;
-  static constexpr float kSlack = 0;  // the shift is the maximum so far
+  static constexpr float kRescaleThreshold = 0;  // the shift is the maximum so far
   static constexpr float kShift = kWeightShift, kOne = kWeightOne;
   using Tiles = Tiling<kRows>;
   using Blocks = Blocking<kKeys>;
@@ -60,7 +61,7 @@ struct Config {
 
 struct PrefillF32Params : ComponentParams {
   float scale;                   // of scores; Q takes the sign
-  bool late;                     // it counts after the modifiers
+  bool scales_after_modifiers;   // it counts after the modifiers
   std::uint16_t* fallback_rows;  // of 16 rows each: a bit for each that attention_simt is to compute
 };
 static_assert(kGroupRows == kSimtRows, "a warpgroup's rows are a tile of attention_simt");
@@ -81,7 +82,7 @@ __device__ void load(const PrefillF32Params& params, const TileQueue& queue, con
     const Tile<C>& tile = tiles[t % kQueueTiles];  // not released by its readers before all of it is loaded
     if (tile.blocks == 0) break;
     const Head head(params.p, tile.b, tile.hk);
-    // Rows that see no key have a block all the same.
+    // OnlineSoftmaxF32 that see no key have a block all the same.
     const std::int64_t first = C::Blocks::number(head, tile.end > tile.begin ? tile.key : C::Blocks::origin(head));
 #pragma unroll 1
     for (int i = tile.blocks - 1; i >= 0; --i, ++n) {
@@ -100,10 +101,12 @@ __device__ void load(const PrefillF32Params& params, const TileQueue& queue, con
 
 // A math warpgroup's state.
 template <class C>
-struct Rows : RowState<C> {
-  using RowState<C>::kScores, RowState<C>::kOut, RowState<C>::lane, RowState<C>::warp_row, RowState<C>::column;
-  using RowState<C>::row, RowState<C>::o, RowState<C>::m, RowState<C>::l, RowState<C>::rescale;
-  static constexpr int kPart = C::kPart / 2;
+struct OnlineSoftmaxF32 : SoftmaxState<C> {
+  using SoftmaxState<C>::kScores, SoftmaxState<C>::kOut, SoftmaxState<C>::lane, SoftmaxState<C>::warp_row,
+      SoftmaxState<C>::column;
+  using SoftmaxState<C>::row, SoftmaxState<C>::o, SoftmaxState<C>::row_max, SoftmaxState<C>::row_sum,
+      SoftmaxState<C>::rescale;
+  static constexpr int kColumnsAtOnce = C::kColumnsAtOnce / 2;
 
   const PrefillF32Params& params;
   std::uint32_t hi[kScores / 2] = {}, lo[kScores / 2] = {};  // weights of the block before the one in s, as operand A
@@ -111,16 +114,16 @@ struct Rows : RowState<C> {
   float factor[2];                                           // of scores
   // Largest of what was seen: scales of rows of K, by the lane; scores before modifiers, likewise; scales of blocks of
   // V.
-  float key_scale[2], raw[2], top_value_scale[2];
+  float key_scale[2], raw_max[2], top_value_scale[2];
 
-  __device__ Rows(const PrefillF32Params& params) : params(params) {}
+  __device__ OnlineSoftmaxF32(const PrefillF32Params& params) : params(params) {}
 
   __device__ void begin(const Tile<C>& tile, const float* scales) {
-    RowState<C>::begin(params, tile);
+    SoftmaxState<C>::begin(params, tile);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       factor[h] = scales[row(h)] * params.scale;
-      key_scale[h] = raw[h] = top_value_scale[h] = 0;
+      key_scale[h] = raw_max[h] = top_value_scale[h] = 0;
     }
   }
 
@@ -130,7 +133,7 @@ struct Rows : RowState<C> {
     int from[2], to[2];  // the columns that rows see, as if the lane's first were 0
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const auto& r = tile.of_row[row(h)];
+      const auto& r = tile.row_info[row(h)];
       from[h] = r.first - key - column, to[h] = r.last - key - column;
     }
     if constexpr (C::kModified) {
@@ -139,15 +142,16 @@ struct Rows : RowState<C> {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int at = j + i % 2, h = i / 2;
-          const float by = i % 2 ? of_key.y : of_key.x, x = four[i] * by * (params.late ? 1.f : factor[h]);
-          const auto& r = tile.of_row[row(h)];
+          const float by = i % 2 ? of_key.y : of_key.x,
+                      x = four[i] * by * (params.scales_after_modifiers ? 1.f : factor[h]);
+          const auto& r = tile.row_info[row(h)];
           four[i] = at < from[h] || at >= to[h]
                         ? -kInfinity
                         : finish_score(params.p.score, {tile.b, r.q_head, r.token, tile.key + key + column + at},
                                        r.nearest, x);
           if (four[i] == -kInfinity) continue;
           key_scale[h] = fmaxf(key_scale[h], by);
-          if (!params.late) raw[h] = fmaxf(raw[h], fabsf(x));
+          if (!params.scales_after_modifiers) raw_max[h] = fmaxf(raw_max[h], fabsf(x));
         }
       });
     } else if (max(from[0], from[1]) > -column || min(to[0], to[1]) < C::kKeys - column) {
@@ -186,10 +190,10 @@ struct Rows : RowState<C> {
       float top = -kInfinity;
 #pragma unroll
       for (int i = 2 * h; i < kScores; i += 4) top = fmaxf(top, fmaxf(s[i], s[i + 1]));
-      by[h] = C::kModified && !params.late ? 1.f : factor[h];
+      by[h] = C::kModified && !params.scales_after_modifiers ? 1.f : factor[h];
       top = over_row(top, Max()) * by[h];
       if (top != -kInfinity) top_value_scale[h] = fmaxf(top_value_scale[h], value_scale);
-      neg_m[h] = this->move_shift(h, top);
+      neg_m[h] = this->update_shift(h, top);
     }
     pin(s);
 #pragma unroll
@@ -197,19 +201,19 @@ struct Rows : RowState<C> {
       const int h = i / 2 % 2;
       const float a = exp2_approx(fmaf(s[i], by[h], neg_m[h])), b = exp2_approx(fmaf(s[i + 1], by[h], neg_m[h]));
       sum[h] += a + b;
-      split(a, b, hi[i / 2], lo[i / 2]);
+      split_f16(a, b, hi[i / 2], lo[i / 2]);
     }
     pin(hi);  // or the compiler moves the exponentials to the products that need them
     pin(lo);
 #pragma unroll
-    for (int h = 0; h < 2; ++h) l[h] = fmaf(l[h], rescale[h], sum[h]);
+    for (int h = 0; h < 2; ++h) row_sum[h] = fmaf(row_sum[h], rescale[h], sum[h]);
   }
 
-  // From column part * C::kPart on.
-  __device__ void add(const float (&pv)[kPart], int part) {
+  // From column part * C::kColumnsAtOnce on.
+  __device__ void add(const float (&pv)[kColumnsAtOnce], int part) {
 #pragma unroll
-    for (int i = 0; i < kPart; ++i) {
-      float& x = o[part * kPart + i];
+    for (int i = 0; i < kColumnsAtOnce; ++i) {
+      float& x = o[part * kColumnsAtOnce + i];
       x = fmaf(x, rescale[i / 2 % 2], pv[i] * value_scale);
     }
   }
@@ -220,16 +224,16 @@ struct Rows : RowState<C> {
     bool falls_back[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const auto& r = tile.of_row[row(h)];
-      l[h] = over_row(l[h], Sum());
-      if (r.lse >= 0 && lane % 4 == 0) p.lse[r.lse] = lse_of(m[h], l[h] * (1 / C::kOne), r.alibi_shift);
-      const float about = __fdividef(1, l[h]);  // and a step of Newton's method
-      const float inverse = l[h] == 0 ? 0.f : fmaf(about, fmaf(-l[h], about, 1), about) * C::kOne;
-      float nan_or_0 = l[h] * 0, smallest = kInfinity, largest = 0;
+      const auto& r = tile.row_info[row(h)];
+      row_sum[h] = over_row(row_sum[h], Sum());
+      if (r.lse >= 0 && lane % 4 == 0) p.lse[r.lse] = lse_of(row_max[h], row_sum[h] * (1 / C::kOne), r.alibi_shift);
+      const float about = __fdividef(1, row_sum[h]);  // and a step of Newton's method
+      const float output_scale = row_sum[h] == 0 ? 0.f : fmaf(about, fmaf(-row_sum[h], about, 1), about) * C::kOne;
+      float nan_or_0 = row_sum[h] * 0, smallest = kInfinity, largest = 0;
 #pragma unroll
       for (int i = 0; i < kOut; ++i) {
         if (i / 2 % 2 != h) continue;
-        o[i] *= inverse;
+        o[i] *= output_scale;
         nan_or_0 = fmaf(o[i], 0, nan_or_0);
         largest = fmaxf(largest, fabsf(o[i]));
         if (o[i] != 0) smallest = fminf(smallest, fabsf(o[i]));
@@ -237,11 +241,12 @@ struct Rows : RowState<C> {
       // Numbers of V below 2^-3 of their scaled block have lost digits. Sums of many have others beside them; what is
       // mostly one key's is told by its size, and so are rows that are all small.
       const float coarse = top_value_scale[h] * C::kOne * (kLoError * 0x1p21f);
-      const bool small = over_row(largest, Max()) < coarse || (l[h] < 4 * C::kOne && smallest < coarse);
+      const bool small = over_row(largest, Max()) < coarse || (row_sum[h] < 4 * C::kOne && smallest < coarse);
       // Likewise those of Q and K, 2^-25 off beside up to 2^15: the score by less than the product of both scales
       // times 2^-6, whatever else is in it.
-      const bool carried = fabsf(m[h]) < kHugeScore && raw[h] < kHugeScore && key_scale[h] * factor[h] <= kCoarseScore;
-      falls_back[h] = r.out >= 0 && !(nan_or_0 == 0 && !small && (m[h] == -kInfinity || carried));
+      const bool carried =
+          fabsf(row_max[h]) < kHugeScore && raw_max[h] < kHugeScore && key_scale[h] * factor[h] <= kCoarseScore;
+      falls_back[h] = r.out >= 0 && !(nan_or_0 == 0 && !small && (row_max[h] == -kInfinity || carried));
     }
     const unsigned rows = rows_of_warp(falls_back);
     if (lane == 0 && tile.row + warp_row / kGroupRows * kGroupRows < tile.rows)
@@ -255,38 +260,39 @@ struct Rows : RowState<C> {
 template <class C>
 __device__ void attend(const PrefillF32Params& params, const TileQueue& queue, const Tile<C>* tiles, std::uint32_t q,
                        const Stages<C>& k, const Stages<C>& v, float* scales, int group) {
-  constexpr int kParts = C::kSize / C::kPart, kSteps = C::kSize / 16 / (C::kLarge ? 2 : 1);
+  constexpr int kColumnParts = C::kSize / C::kColumnsAtOnce, kSteps = C::kSize / 16 / (C::kWideHead ? 2 : 1);
   constexpr int kLow = kGroupRows * C::kSize / 8;  // of descriptors, from hi of Q to lo
   constexpr int kBlockLow = C::kKeys * C::kSize / 8;
-  Rows<C> rows(params);
+  OnlineSoftmaxF32<C> rows(params);
   float* const query_scales = scales + C::kStages * C::kScales;
-  // Named barriers: kTurn + group opens a warpgroup's turn at issuing products, kOwn + group is its own.
-  constexpr int kTurn = 1, kOwn = kTurn + C::kGroups;
+  // Named barriers: kTurnBarrier + group opens a warpgroup's turn at issuing products, kGroupBarrier + group is its
+  // own.
+  constexpr int kTurnBarrier = 1, kGroupBarrier = kTurnBarrier + C::kGroups;
   const auto bring_queries = [&](const Tile<C>& tile) {
-    const auto sync = [&] { named_sync(kOwn + group, 128); };
+    const auto sync = [&] { named_sync(kGroupBarrier + group, 128); };
     sync();  // nobody reads the last tile's any more
     write_queries(params, tile, rows.warp_row, q, query_scales);
     fence_async_proxy();
     sync();
   };
-  float s[Rows<C>::kScores] = {}, pv[Rows<C>::kPart] = {};
+  float s[OnlineSoftmaxF32<C>::kScores] = {}, pv[OnlineSoftmaxF32<C>::kColumnsAtOnce] = {};
   queue.wait_full(0);
-  bool more = tiles[0].blocks > 0;
-  if (!more) return;
+  bool has_tile = tiles[0].blocks > 0;
+  if (!has_tile) return;
   bring_queries(tiles[0]);
 
   // The first turn. With one slot for a block turns would keep it in use for half a step longer.
-  if (!C::kLarge && group == C::kGroups - 1) named_arrive(kTurn, 256);
+  if (!C::kWideHead && group == C::kGroups - 1) named_arrive(kTurnBarrier, 256);
   const std::uint32_t q_matrix = matrix_at(q);
-  int t = 0;               // tiles so far
-  int block = 0;           // of the tile, whose scores these are
-  bool starts = true;      // it is its tile's first, or there is no more; O is complete once the weights are used
-  for (int n = 0;; ++n) {  // K and V blocks so far; V's are one behind
-    if (more && !C::kLarge) k.wait_full(n);
+  int t = 0;                // tiles so far
+  int block = 0;            // of the tile, whose scores these are
+  bool first_block = true;  // it is its tile's first, or there is no more; O is complete once the weights are used
+  for (int n = 0;; ++n) {   // K and V blocks so far; V's are one behind
+    if (has_tile && !C::kWideHead) k.wait_full(n);
     if (n > 0) v.wait_full(n - 1);
 
     // P V of the block before, then S = Q K^T of this one. The first and the last time one of them is for nothing.
-    if constexpr (!C::kLarge) named_sync(kTurn + group, 256);
+    if constexpr (!C::kWideHead) named_sync(kTurnBarrier + group, 256);
     const std::uint32_t k_matrix = matrix_at(k.slot(n));
     const std::uint32_t v_matrix = matrix_at(v.slot(n + C::kStages - 1), C::kKeys * 128);
     const auto multiply_values = [&](int part) {
@@ -294,12 +300,13 @@ __device__ void attend(const PrefillF32Params& params, const TileQueue& queue, c
       for (int product = 0; product < 3; ++product)  // small ones first
 #pragma unroll
         for (int i = 0; i < C::kKeys / 16; ++i)
-          wgmma_ab<__half>(pv, (product == 1 ? rows.lo : rows.hi) + 4 * i,
-                           v_matrix + part * (C::kPart / 64 * C::kKeys * 8) + i * 128 + (product == 0 ? kBlockLow : 0),
-                           product + i > 0);
+          wgmma_ab<__half>(
+              pv, (product == 1 ? rows.lo : rows.hi) + 4 * i,
+              v_matrix + part * (C::kColumnsAtOnce / 64 * C::kKeys * 8) + i * 128 + (product == 0 ? kBlockLow : 0),
+              product + i > 0);
       wgmma_commit();
     };
-    const auto multiply_keys = [&](float(&sums)[Rows<C>::kScores], int chain) {
+    const auto multiply_keys = [&](float(&sums)[OnlineSoftmaxF32<C>::kScores], int chain) {
 #pragma unroll
       for (int product = 0; product < 3; ++product)
 #pragma unroll
@@ -314,7 +321,7 @@ __device__ void attend(const PrefillF32Params& params, const TileQueue& queue, c
     pin(s);
     pin(pv);
 #pragma unroll
-    for (int part = 0; part < kParts - 1; ++part) {
+    for (int part = 0; part < kColumnParts - 1; ++part) {
       wgmma_fence();
       multiply_values(part);
       wgmma_wait<0>();
@@ -322,56 +329,56 @@ __device__ void attend(const PrefillF32Params& params, const TileQueue& queue, c
       rows.add(pv, part);  // the first time to what begin() forgets
       pin(pv);
     }
-    if (more && C::kLarge) k.wait_full(n);  // late: where there is one slot, the block may be on its way
+    if (has_tile && C::kWideHead) k.wait_full(n);  // late: where there is one slot, the block may be on its way
     wgmma_fence();
-    multiply_values(kParts - 1);
+    multiply_values(kColumnParts - 1);
     multiply_keys(s, 0);
     wgmma_wait<1>();
     pin(pv);
-    if constexpr (!C::kLarge) named_arrive(kTurn + (group + 1) % C::kGroups, 256);
+    if constexpr (!C::kWideHead) named_arrive(kTurnBarrier + (group + 1) % C::kGroups, 256);
     if (n > 0) {
       v.release(n - 1);
-      rows.add(pv, kParts - 1);
+      rows.add(pv, kColumnParts - 1);
     }
-    if constexpr (C::kLarge) {  // the other half of the columns, where P V was
-      auto& others = reinterpret_cast<float(&)[Rows<C>::kScores]>(pv);
+    if constexpr (C::kWideHead) {  // the other half of the columns, where P V was
+      auto& second_half = reinterpret_cast<float(&)[OnlineSoftmaxF32<C>::kScores]>(pv);
       pin(pv);
       wgmma_fence();
-      multiply_keys(others, 1);
+      multiply_keys(second_half, 1);
       wgmma_wait<0>();
       pin(s);
       pin(pv);
 #pragma unroll
-      for (int i = 0; i < Rows<C>::kScores; ++i) s[i] += others[i];
+      for (int i = 0; i < OnlineSoftmaxF32<C>::kScores; ++i) s[i] += second_half[i];
     } else {
       wgmma_wait<0>();
       pin(s);
     }
 
-    if (starts) {
+    if (first_block) {
       if (n > 0) {
         rows.store(tiles[(t - 1) % kQueueTiles]);
         __syncwarp();
         queue.release(t - 1);
       }
-      if (!more) break;
+      if (!has_tile) break;
       rows.begin(tiles[t % kQueueTiles], query_scales);
       block = tiles[t % kQueueTiles].blocks;
     }
     const Tile<C>& tile = tiles[t % kQueueTiles];
-    starts = --block == 0;
+    first_block = --block == 0;
     rows.finish_scores(s, tile, block * C::kKeys, scales + n % C::kStages * C::kScales);
     fence_async_proxy();  // scales were read by ordinary loads, and bulk copies follow
     __syncwarp();
     k.release(n);
     rows.softmax(s);
-    if (starts) {
+    if (first_block) {
       queue.wait_full(++t);
-      more = tiles[t % kQueueTiles].blocks > 0;
-      if (more) bring_queries(tiles[t % kQueueTiles]);
+      has_tile = tiles[t % kQueueTiles].blocks > 0;
+      if (has_tile) bring_queries(tiles[t % kQueueTiles]);
     }
   }
-  if (!C::kLarge && group == 0) named_sync(kTurn, 256);  // takes the last turn, which no warpgroup wants
+  if (!C::kWideHead && group == 0) named_sync(kTurnBarrier, 256);  // takes the last turn, which no warpgroup wants
 }
 
 template <class C>
@@ -387,19 +394,19 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   const Stages<C> v{first + 16 * C::kStages, k.data + C::kStages * C::kBlockBytes, C::kBlockBytes};
   const TileQueue queue{first + 32 * C::kStages};
   const std::uint32_t scales = v.data + C::kStages * C::kBlockBytes;
-  let_next_start();
+  launch_dependent_grids();
   if (threadIdx.x == 0) {
     k.init(1, 4 * C::kGroups);
     v.init(1, 4 * C::kGroups);
     queue.init(C::kProducers, 4 * C::kGroups);
     fence_barrier_init();
   }
-  if (params.listed) list.fill<C>(params);
+  if (params.has_list) list.fill<C>(params);
   else __syncthreads();
   if (threadIdx.x < 128) {
     registers_decrease<C::kLoadRegisters>();
     if (threadIdx.x == 0) {
-      wait_for_previous();  // it writes what is loaded here
+      wait_on_dependent_grids();  // it writes what is loaded here
       load<C>(params, queue, tiles, k, v, scales);
     }
     if (threadIdx.x >= 32) {
@@ -446,7 +453,7 @@ cudaError_t launch(PrefillF32Params& params, std::byte* workspace, cudaStream_t 
   if (status != cudaSuccess) return status;
   const int processors = plan_grid<C>(params, 2 * 4 * C::kSize);
   const std::int64_t units = 2 * C::Blocks::heads(p) * C::Blocks::blocks(p);
-  using Components = Config<C::kSize, false>;
+  using Components = PrefillF32Config<C::kSize, false>;
   const std::int64_t few = kFewBlocks * multiprocessors();
   const bool some = p.total_q >= 0 && units > few;
   status = some ? launch_kernel(false, prefill_f32_components_sparse<Components>, static_cast<unsigned>(few),
@@ -464,7 +471,7 @@ cudaError_t launch(PrefillF32Params& params, std::byte* workspace, cudaStream_t 
 
 bool prefill_f32_can_count(const AttentionParams& p) {
   constexpr std::int64_t kLimit = std::int64_t{1} << 28;  // of what is counted in 32 bits
-  using Smallest = Config<256, false>::Blocks;
+  using Smallest = PrefillF32Config<256, false>::Blocks;
   return std::max(p.sk, p.total_k) < kLimit && std::max(p.sq, p.total_q) < kLimit / at_least_1(p.group) &&
          p.b < kLimit && p.hk < kLimit && simt_tiles(p) < kLimit &&
          Smallest::heads(p) < kLimit / at_least_1(Smallest::blocks(p));
@@ -473,7 +480,8 @@ bool prefill_f32_can_count(const AttentionParams& p) {
 std::size_t prefill_f32_workspace(const AttentionParams& p) {
   PrefillF32Params params{};
   params.p = p;
-  const std::size_t own = with_head_size(p, [&](auto size) { return lay_out<Config<size, false>>(params, nullptr); });
+  const std::size_t own =
+      with_head_size(p, [&](auto size) { return lay_out<PrefillF32Config<size, false>>(params, nullptr); });
   return p.total_q < 0 ? own : std::max(own, decode_workspace(p));
 }
 
@@ -481,14 +489,15 @@ cudaError_t launch_attention_prefill_f32(const AttentionParams& p, std::byte* wo
   PrefillF32Params params{};
   params.p = p;
   params.scale = std::fabs(p.score.scale_log2);
-  params.late = scales_last(p.score);
+  params.scales_after_modifiers = scales_last(p.score);
   params.q_vector = is_vector(p.q, p.q_stride, 4), params.k_vector = is_vector(p.k, p.k_stride, 4);
   params.v_vector = is_vector(p.v, p.v_stride, 4);
   params.out_vector = is_vector(p.out, p.out_stride, p.out_type == DType::f32 ? 4 : 2);
   const cudaError_t status = with_head_size(p, [&](auto size) {
     // Without a scale, masked scores would be -inf * 0.
-    if (has_modifiers(p.score) || params.scale == 0) return launch<Config<size, true>>(params, workspace, stream);
-    return launch<Config<size, false>>(params, workspace, stream);
+    if (has_modifiers(p.score) || params.scale == 0)
+      return launch<PrefillF32Config<size, true>>(params, workspace, stream);
+    return launch<PrefillF32Config<size, false>>(params, workspace, stream);
   });
   return status != cudaSuccess || p.total_q < 0 ? status : launch_attention_decode_f32(p, workspace, stream);
 }

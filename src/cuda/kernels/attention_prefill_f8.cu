@@ -19,14 +19,14 @@ template <int kSize>
 __global__ void __launch_bounds__(kTransposeThreads)
     prefill_f8_transpose_values(const __grid_constant__ AttentionParams p, std::uint8_t* to, std::int64_t row_keys,
                                 unsigned head_blocks) {
-  constexpr int kWords = kSize / 4, kSixteens = kBlockKeys / 16;  // of a key; of the block
-  __shared__ uint4 columns[kSize][kSixteens];
-  let_next_start();
+  constexpr int kWords = kSize / 4, kKeyTiles = kBlockKeys / 16;  // of a key; of the block
+  __shared__ uint4 columns[kSize][kKeyTiles];
+  launch_dependent_grids();
   const unsigned head = blockIdx.x / head_blocks;
   const std::int64_t first = std::int64_t{blockIdx.x - head * head_blocks} * kBlockKeys, b = head / p.hk,
                      hk = head - b * p.hk;
   const auto* const from = static_cast<const std::uint8_t*>(p.v) + b * p.v_stride.b + hk * p.v_stride.h;
-  for (int i = static_cast<int>(threadIdx.x); i < kWords * kSixteens; i += kTransposeThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < kWords * kKeyTiles; i += kTransposeThreads) {
     const int word = i % kWords, sixteen = i / kWords;
     std::uint32_t x[16];
 #pragma unroll
@@ -46,14 +46,14 @@ __global__ void __launch_bounds__(kTransposeThreads)
     }
 #pragma unroll
     for (int n = 0; n < 4; ++n)
-      columns[4 * word + n][sixteen ^ word % kSixteens] = make_uint4(y[n][0], y[n][1], y[n][2], y[n][3]);
+      columns[4 * word + n][sixteen ^ word % kKeyTiles] = make_uint4(y[n][0], y[n][1], y[n][2], y[n][3]);
   }
   __syncthreads();
   std::uint8_t* const rows = to + std::int64_t{head} * kSize * row_keys + first;
-  for (int i = static_cast<int>(threadIdx.x); i < kSize * kSixteens; i += kTransposeThreads) {
-    const int column = i / kSixteens, sixteen = i % kSixteens;
+  for (int i = static_cast<int>(threadIdx.x); i < kSize * kKeyTiles; i += kTransposeThreads) {
+    const int column = i / kKeyTiles, sixteen = i % kKeyTiles;
     *reinterpret_cast<uint4*>(rows + column * row_keys + 16 * sixteen) =
-        columns[column][sixteen ^ column / 4 % kSixteens];
+        columns[column][sixteen ^ column / 4 % kKeyTiles];
   }
 }
 
@@ -77,8 +77,8 @@ cudaError_t launch(const AttentionParams& p, std::byte* workspace, cudaStream_t 
   using C = F8Config<kSize>;
   PrefillF8Params params{.p = p};
   if (!make_maps<C>(params, workspace)) return launch_attention_prefill(p, workspace, stream);
-  const std::int64_t tiles = ceil_div(p.sq, C::kRows), all = tiles * p.b * p.hk * p.group;
-  params.tiles = static_cast<int>(tiles), params.all_tiles = static_cast<int>(all);
+  const std::int64_t tiles = ceil_div(p.sq, C::kRows), all_tiles = tiles * p.b * p.hk * p.group;
+  params.tiles = static_cast<int>(tiles), params.all_tiles = static_cast<int>(all_tiles);
   const Sequence sequence{0, 0, p.sq, p.sk, 0};
   constexpr std::int64_t kFar = 1 << 30;
   const std::int64_t limit = std::min(p.sk + p.sq, kFar);  // past all keys from any row
@@ -94,12 +94,12 @@ cudaError_t launch(const AttentionParams& p, std::byte* workspace, cudaStream_t 
       false, prefill_f8_transpose_values<kSize>, static_cast<unsigned>(p.b * p.hk) * head_blocks, kTransposeThreads, 0,
       stream, p, reinterpret_cast<std::uint8_t*>(workspace), padded_keys(p), head_blocks);
   if (status != cudaSuccess) return status;
-  const auto at_once = static_cast<unsigned>(std::min<std::int64_t>(multiprocessors(), all));
-  return launch_kernel(true, attention_prefill_f8<C>, at_once, C::kThreads, C::kSharedBytes, stream, params);
+  const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(multiprocessors(), all_tiles));
+  return launch_kernel(true, attention_prefill_f8<C>, blocks, C::kThreads, C::kSharedBytes, stream, params);
 }
 
 // Whether vectors reach all rows, and a head's queries have one scale.
-bool takes(const AttentionParams& p) {
+bool can_load(const AttentionParams& p) {
   return p.sk > 0 && is_vector(p.q, p.q_stride, 1) && is_vector(p.k, p.k_stride, 1) && is_vector(p.v, p.v_stride, 1) &&
          (!p.q_scale || p.q_scale_stride.s == 0);
 }
@@ -111,7 +111,7 @@ std::size_t prefill_f8_workspace(const AttentionParams& p) {
 }
 
 cudaError_t launch_attention_prefill_f8(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
-  if (!takes(p)) return launch_attention_prefill(p, workspace, stream);
+  if (!can_load(p)) return launch_attention_prefill(p, workspace, stream);
   return p.d == 64 ? launch<64>(p, workspace, stream) : launch<128>(p, workspace, stream);
 }
 

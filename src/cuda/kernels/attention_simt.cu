@@ -60,12 +60,12 @@ struct Shared {
 
 // A thread's place: it has rows row(i), and four columns, or keys, from 4 * tx on.
 template <class S>
-struct ThreadPlace {
+struct ThreadTile {
   int tx, row_0;
 
   // A warp is 16 threads wide and 2 high. Shared memory serves half a warp's 16 bytes each at once only if lanes that
   // differ in bit 0, or those in bit 1, read the same: the former do of rows, the latter of keys and columns.
-  __device__ ThreadPlace() {
+  __device__ ThreadTile() {
     const int lane = threadIdx.x % 32;
     tx = (lane & 1) | (lane >> 1 & 14), row_0 = threadIdx.x / 32 * 2 + (lane >> 1 & 1);
   }
@@ -143,7 +143,7 @@ __device__ __noinline__ void find_keys(const Head& head, const TileKeys& keys, s
 
 // s = Q K^T of a block of keys.
 template <class S, class Keys, class Shared>
-__device__ __forceinline__ void multiply_keys(const ThreadPlace<S>& place, const Source& from_q, const Keys& from_k,
+__device__ __forceinline__ void multiply_keys(const ThreadTile<S>& thread, const Source& from_q, const Keys& from_k,
                                               const Vector& vector, Shared& shared, float (&s)[S::kRowsPerThread][4]) {
   const Matrix<S::kDepth> q = {shared.operands}, k = {shared.operands + S::kTileRows * Matrix<S::kDepth>::kPitch};
   for (std::int64_t depth = 0; depth < from_q.size; depth += S::kDepth) {
@@ -158,10 +158,10 @@ __device__ __forceinline__ void multiply_keys(const ThreadPlace<S>& place, const
     for (int at = 0; at < S::kDepth; at += 4) {
       float4 right[4];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) right[j] = k.four(place.tx + j * kSide, at);
+      for (int j = 0; j < 4; ++j) right[j] = k.four(thread.tx + j * kSide, at);
 #pragma unroll
       for (int i = 0; i < S::kRowsPerThread; ++i) {
-        const float4 left = q.four(place.row(i), at);
+        const float4 left = q.four(thread.row(i), at);
 #pragma unroll
         for (int n = 0; n < 4; ++n)
 #pragma unroll
@@ -174,76 +174,76 @@ __device__ __forceinline__ void multiply_keys(const ThreadPlace<S>& place, const
 // Softcap, bias, mask and ALiBi. By way of shared memory, in a loop: code for each element of `s` would take registers
 // from the rest.
 template <class S, class Shared>
-__device__ __forceinline__ void modify_scores(const ThreadPlace<S>& place, const Head& head, std::int64_t block,
+__device__ __forceinline__ void modify_scores(const ThreadTile<S>& thread, const Head& head, std::int64_t block,
                                               Shared& shared, float (&s)[S::kRowsPerThread][4]) {
   const Matrix<kKeys> scores = {shared.weights};
 #pragma unroll
   for (int i = 0; i < S::kRowsPerThread; ++i)
-    scores.four(place.row(i), 4 * place.tx) = make_float4(s[i][0], s[i][1], s[i][2], s[i][3]);
+    scores.four(thread.row(i), 4 * thread.tx) = make_float4(s[i][0], s[i][1], s[i][2], s[i][3]);
 #pragma unroll 1
   for (int n = 0; n < S::kRowsPerThread * 4; ++n) {
-    const int row = place.row(n / 4), key = 4 * place.tx + n % 4;
+    const int row = thread.row(n / 4), key = 4 * thread.tx + n % 4;
     float& x = scores.data[row * scores.kPitch + key];
     if (key >= shared.seen[row].x && key < shared.seen[row].y) x = finish_score(head, shared.rows[row], block + key, x);
   }
 #pragma unroll
   for (int i = 0; i < S::kRowsPerThread; ++i)
 #pragma unroll
-    for (int j = 0; j < 4; ++j) s[i][j] = element(scores.four(place.row(i), 4 * place.tx), j);
+    for (int j = 0; j < 4; ++j) s[i][j] = element(scores.four(thread.row(i), 4 * thread.tx), j);
 }
 
 // Keys that rows do not see.
 template <class S, class Shared>
-__device__ __forceinline__ void hide_scores(const ThreadPlace<S>& place, const Shared& shared,
+__device__ __forceinline__ void mask_scores(const ThreadTile<S>& thread, const Shared& shared,
                                             float (&s)[S::kRowsPerThread][4]) {
 #pragma unroll
   for (int i = 0; i < S::kRowsPerThread; ++i) {
-    const int2 seen = shared.seen[place.row(i)];
+    const int2 seen = shared.seen[thread.row(i)];
 #pragma unroll
     for (int j = 0; j < 4; ++j)
-      if (4 * place.tx + j < seen.x || 4 * place.tx + j >= seen.y) s[i][j] = -kInfinity;
+      if (4 * thread.tx + j < seen.x || 4 * thread.tx + j >= seen.y) s[i][j] = -kInfinity;
   }
 }
 
 // From scores to weights in shared memory. `l` is a thread's share of the rows' sums.
 template <class S, class Shared>
-__device__ __forceinline__ void softmax(const ThreadPlace<S>& place, Shared& shared, float (&s)[S::kRowsPerThread][4],
+__device__ __forceinline__ void softmax(const ThreadTile<S>& thread, Shared& shared, float (&s)[S::kRowsPerThread][4],
                                         float (&l)[S::kRowsPerThread]) {
   const Matrix<kKeys> weights = {shared.weights};
 #pragma unroll
   for (int i = 0; i < S::kRowsPerThread; ++i) {
-    const int row = place.row(i);
-    const float before = shared.row_max[row];
-    float top = before;
+    const int row = thread.row(i);
+    const float old_max = shared.row_max[row];
+    float top = old_max;
 #pragma unroll
     for (int j = 0; j < 4; ++j) top = fmaxf(top, s[i][j]);
     top = over_row(top, Max());
-    const float m = shift_of(top);
-    const float rescale = exp2_approx(before - m);
+    const float row_max = shift_of(top);
+    const float rescale = exp2_approx(old_max - row_max);
     __syncwarp();  // all have read the maximum before
-    if (place.tx == 0) shared.row_max[row] = top, shared.rescale[row] = rescale;
+    if (thread.tx == 0) shared.row_max[row] = top, shared.rescale[row] = rescale;
     float sum = 0;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      s[i][j] = weight_of(s[i][j], m);
+      s[i][j] = weight_of(s[i][j], row_max);
       sum += s[i][j];
     }
     l[i] = fmaf(l[i], rescale, sum);
-    weights.four(row, 4 * place.tx) = make_float4(s[i][0], s[i][1], s[i][2], s[i][3]);
+    weights.four(row, 4 * thread.tx) = make_float4(s[i][0], s[i][1], s[i][2], s[i][3]);
   }
 }
 
 // O = O * rescale + P V of a block of keys, for 64 columns of V from `column` on.
 template <class S, class Values, class Shared>
-__device__ __forceinline__ void add_values(const ThreadPlace<S>& place, const Values& from_v, bool vector,
+__device__ __forceinline__ void add_values(const ThreadTile<S>& thread, const Values& from_v, bool vector,
                                            std::int64_t column, Shared& shared, float (&o)[S::kRowsPerThread][4]) {
   const Matrix<kColumns - 4> v = {shared.operands};  // a row at a time is read: it needs nothing between them
   const Matrix<kKeys> weights = {shared.weights};
   __syncthreads();
-  bool bad = false;
+  bool any_nonfinite = false;
   FetchOf<Values, kColumns, S::kThreads, kKeys>(from_v, shared.v_at, column)(
       vector, [&](int row, int column, float4 e) {
-        bad |= !is_finite(e.x) || !is_finite(e.y) || !is_finite(e.z) || !is_finite(e.w);
+        any_nonfinite |= !is_finite(e.x) || !is_finite(e.y) || !is_finite(e.z) || !is_finite(e.w);
         v.four(row, column) = e;
       });
   // The block's own sum first: the rounding of a sum grows with its terms.
@@ -251,10 +251,10 @@ __device__ __forceinline__ void add_values(const ThreadPlace<S>& place, const Va
   const auto add = [&](int key, auto skip) {
     float4 right[4];
 #pragma unroll
-    for (int n = 0; n < 4; ++n) right[n] = v.four(key + n, 4 * place.tx);
+    for (int n = 0; n < 4; ++n) right[n] = v.four(key + n, 4 * thread.tx);
 #pragma unroll
     for (int i = 0; i < S::kRowsPerThread; ++i) {
-      const float4 left = weights.four(place.row(i), key);
+      const float4 left = weights.four(thread.row(i), key);
 #pragma unroll
       for (int n = 0; n < 4; ++n)
 #pragma unroll
@@ -262,7 +262,7 @@ __device__ __forceinline__ void add_values(const ThreadPlace<S>& place, const Va
           if (!skip(element(left, n))) sum[i][j] = fmaf(element(left, n), element(right[n], j), sum[i][j]);
     }
   };
-  if (__syncthreads_or(bad)) {
+  if (__syncthreads_or(any_nonfinite)) {
     // Hidden keys must not leak: 0 times NaN or Inf is NaN.
 #pragma unroll 1
     for (int key = 0; key < kKeys; key += 4) add(key, [](float weight) { return is_hidden(weight); });
@@ -272,7 +272,7 @@ __device__ __forceinline__ void add_values(const ThreadPlace<S>& place, const Va
   }
 #pragma unroll
   for (int i = 0; i < S::kRowsPerThread; ++i) {
-    const float rescale = shared.rescale[place.row(i)];
+    const float rescale = shared.rescale[thread.row(i)];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       float& x = o[i][j];
@@ -283,27 +283,28 @@ __device__ __forceinline__ void add_values(const ThreadPlace<S>& place, const Va
 
 // Out and lse of the thread's rows.
 template <class S, class Shared>
-__device__ __forceinline__ void store_rows(const ThreadPlace<S>& place, const Head& head, const Shared& shared,
+__device__ __forceinline__ void store_rows(const ThreadTile<S>& thread, const Head& head, const Shared& shared,
                                            const float (&o)[S::kChunks][S::kRowsPerThread][4],
                                            float (&l)[S::kRowsPerThread]) {
   const AttentionParams& p = head.p;
 #pragma unroll
   for (int i = 0; i < S::kRowsPerThread; ++i) {
     l[i] = over_row(l[i], Sum());
-    const std::int64_t at = shared.out_at[place.row(i)];
+    const std::int64_t at = shared.out_at[thread.row(i)];
     if (at < 0) continue;
-    const Row& row = shared.rows[place.row(i)];
-    const Finish f = finish_row(shared.row_max[place.row(i)], l[i], sink_of(head, row), alibi_shift_log2(head, row));
+    const Row& row = shared.rows[thread.row(i)];
+    const FinalizedRow f =
+        finalize_row(shared.row_max[thread.row(i)], l[i], sink_of(head, row), alibi_shift_log2(head, row));
 #pragma unroll
     for (int chunk = 0; chunk < S::kChunks; ++chunk)
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const std::int64_t column = chunk * kColumns + 4 * place.tx + j;
+        const std::int64_t column = chunk * kColumns + 4 * thread.tx + j;
         if (column < p.dv)
           store(p.out, p.out_type, at + column * p.out_stride.d,
-                f.sum == 0 ? 0.f : o[chunk][i][j] * f.half * f.half / f.sum);
+                f.sum == 0 ? 0.f : o[chunk][i][j] * f.root_scale * f.root_scale / f.sum);
       }
-    if (p.lse && place.tx == 0) p.lse[shared.lse_at[place.row(i)]] = f.lse;
+    if (p.lse && thread.tx == 0) p.lse[shared.lse_at[thread.row(i)]] = f.lse;
   }
 }
 
@@ -345,7 +346,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p, unsigned number
   if (tile.row >= rows) return;
   const bool modified = has_modifiers(p.score);
   const Sources<kQuantised> from(p);
-  const ThreadPlace<S> place;
+  const ThreadTile<S> thread;
 
   find_rows<S>(head, tile.row, rows, wanted, shared);
   __syncthreads();
@@ -353,30 +354,30 @@ __device__ __forceinline__ void attend(const AttentionParams& p, unsigned number
   float o[S::kChunks][S::kRowsPerThread][4] = {}, l[S::kRowsPerThread];
 #pragma unroll
   for (int i = 0; i < S::kRowsPerThread; ++i) {
-    if (place.tx == 0) shared.row_max[place.row(i)] = -kInfinity;
+    if (thread.tx == 0) shared.row_max[thread.row(i)] = -kInfinity;
     l[i] = 0;
   }
   // From a multiple of the block on, so that a row's keys are cut alike whatever rows are beside it.
   for (std::int64_t block = keys.begin / kKeys * kKeys; block < keys.end; block += kKeys) {
     find_keys<S>(head, keys, block, shared);
     float s[S::kRowsPerThread][4] = {};
-    multiply_keys(place, from.q, from.k, from.vector, shared, s);
+    multiply_keys(thread, from.q, from.k, from.vector, shared, s);
 #pragma unroll
     for (int i = 0; i < S::kRowsPerThread; ++i) {
-      const float scale = score_scale(head, shared.rows[place.row(i)]);
+      const float scale = score_scale(head, shared.rows[thread.row(i)]);
 #pragma unroll
       for (int j = 0; j < 4; ++j) s[i][j] *= scale;
     }
-    if (modified) modify_scores(place, head, block, shared, s);
-    if (block < keys.all_begin || block + kKeys > keys.all_end) hide_scores(place, shared, s);
-    softmax(place, shared, s, l);
+    if (modified) modify_scores(thread, head, block, shared, s);
+    if (block < keys.all_begin || block + kKeys > keys.all_end) mask_scores(thread, shared, s);
+    softmax(thread, shared, s, l);
 #pragma unroll
     for (int chunk = 0; chunk < S::kChunks; ++chunk) {
       if (chunk * kColumns >= p.dv) break;
-      add_values(place, from.v, from.vector.v, chunk * kColumns, shared, o[chunk]);
+      add_values(thread, from.v, from.vector.v, chunk * kColumns, shared, o[chunk]);
     }
   }
-  store_rows(place, head, shared, o, l);
+  store_rows(thread, head, shared, o, l);
 }
 
 template <int kChunks, bool kQuantised>
@@ -401,10 +402,10 @@ __global__ void __launch_bounds__(kBlockThreads<kChunks>, kFallbackBlocksPerProc
   __shared__ Shared<kOperandsOfBoth<kChunks>, false> shared;
   __shared__ std::uint64_t wanted[kThreads];
   __shared__ unsigned of_warp[kThreads / 32];  // a bit for each thread whose tile has such rows
-  wait_for_previous();
+  wait_on_dependent_grids();
   for (unsigned first = blockIdx.x; first < tiles; first += kThreads * gridDim.x) {
-    const unsigned mine = first + threadIdx.x * gridDim.x;
-    const std::uint64_t rows = wanted[threadIdx.x] = mine < tiles ? fallback_rows[mine] : 0;
+    const unsigned own_tile = first + threadIdx.x * gridDim.x;
+    const std::uint64_t rows = wanted[threadIdx.x] = own_tile < tiles ? fallback_rows[own_tile] : 0;
     const unsigned any = __ballot_sync(~0u, rows != 0);
     if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = any;
     if (!__syncthreads_or(rows != 0)) continue;

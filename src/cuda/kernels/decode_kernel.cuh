@@ -19,14 +19,15 @@ struct QueryLoader {
   // What a thread reads at once are the columns of a lane's 4 bytes of codes: pair i of these are number i and the one
   // kPairs further on, and goes to kPairs products.
   static constexpr int kPairs = C::Coding::kPairs, kWidth = 2 * kPairs, kUnits = C::kSize / kWidth;
-  static constexpr int kAll = C::kRows * kUnits, kOwn = (kAll + kDecodeThreads - 1) / kDecodeThreads;
+  static constexpr int kQueryUnits = C::kRows * kUnits,
+                       kThreadUnits = (kQueryUnits + kDecodeThreads - 1) / kDecodeThreads;
   static constexpr int kWords = kWidth / (C::kComponents > 1 ? 1 : 2);
   const DType type;
-  const std::uint32_t q;             // where they go
-  std::uint32_t bits[kOwn][kWords];  // as they lie in memory
+  const std::uint32_t q;                     // where they go
+  std::uint32_t bits[kThreadUnits][kWords];  // as they lie in memory
 
   __device__ static unsigned unit(unsigned i) { return threadIdx.x + i * kDecodeThreads; }
-  __device__ static bool exists(int i) { return kAll % kDecodeThreads == 0 || unit(i) < kAll; }
+  __device__ static bool exists(int i) { return kQueryUnits % kDecodeThreads == 0 || unit(i) < kQueryUnits; }
 
   template <class Block>
   __device__ QueryLoader(const DecodeParams& params, const Block& block, std::uint32_t q)
@@ -37,7 +38,7 @@ struct QueryLoader {
   }
   __device__ void store() const {
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
+    for (int i = 0; i < kThreadUnits; ++i) {
       if (!exists(i)) break;
       const unsigned row = unit(i) / kUnits, unit_of_row = unit(i) % kUnits;
       const unsigned place = unit_of_row / 4 * C::Coding::kChunk + unit_of_row % 4 * 2;
@@ -45,9 +46,9 @@ struct QueryLoader {
       for (int pair = 0; pair < kPairs; ++pair) {
         std::uint32_t components[C::kComponents];
         if constexpr (C::kComponents == 1) {
-          components[0] = type == DType::f8e4m3 ? two_in_bf16(i, pair) : two(i, pair);
+          components[0] = type == DType::f8e4m3 ? pair_of_f8(i, pair) : pair_of_16bit(i, pair);
         } else {
-          float low = exact(i, pair), high = exact(i, pair + kPairs);
+          float low = element_as_float(i, pair), high = element_as_float(i, pair + kPairs);
           split_into_components(low, high, components);
         }
 #pragma unroll
@@ -59,24 +60,24 @@ struct QueryLoader {
 
  private:
   // Element n of those of so many bits.
-  __device__ std::uint32_t number(int i, int n, int size) const {
+  __device__ std::uint32_t element_bits(int i, int n, int size) const {
     return bits[i][n * size / 32] >> n * size % 32 & (size == 8 ? 0xff : 0xffff);
   }
   // A pair of 16 bits each.
-  __device__ std::uint32_t two(int i, int pair) const {
+  __device__ std::uint32_t pair_of_16bit(int i, int pair) const {
     if constexpr (kPairs == 1) return bits[i][0];
     else return __byte_perm(bits[i][pair / 2], bits[i][(pair + kPairs) / 2], pair % 2 == 0 ? 0x5410 : 0x7632);
   }
   // Queries of f8e4m3 are numbers of bf16 exactly.
-  __device__ std::uint32_t two_in_bf16(int i, int pair) const {
+  __device__ std::uint32_t pair_of_f8(int i, int pair) const {
     const auto in_bf16 = [](std::uint32_t code) {
       return __float_as_uint(code_of_byte(static_cast<std::uint8_t>(code), DType::f8e4m3)) >> 16;
     };
-    return in_bf16(number(i, pair, 8)) | in_bf16(number(i, pair + kPairs, 8)) << 16;
+    return in_bf16(element_bits(i, pair, 8)) | in_bf16(element_bits(i, pair + kPairs, 8)) << 16;
   }
-  __device__ float exact(int i, int n) const {
+  __device__ float element_as_float(int i, int n) const {
     if (type == DType::f32) return __uint_as_float(bits[i][n]);
-    return __half2float(__ushort_as_half(static_cast<std::uint16_t>(number(i, n, 16))));
+    return __half2float(__ushort_as_half(static_cast<std::uint16_t>(element_bits(i, n, 16))));
   }
 
   template <class Bits, class Block>
@@ -88,19 +89,19 @@ struct QueryLoader {
     const auto* const data = static_cast<const Bits*>(p.q);
     const auto last_column = static_cast<unsigned>(p.d - 1);
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
+    for (int i = 0; i < kThreadUnits; ++i) {
       if (!exists(i)) break;
       const auto row = block.row(min(block.row_begin + static_cast<int>(unit(i) / kUnits), block.row_count - 1));
       const unsigned first = unit(i) % kUnits * kWidth;
       Unit unit{};
-      if (C::kUniform || params.vector_queries) {
+      if (C::kSameKeys || params.vector_queries) {
         const ShortStrides& s = params.of_queries;
         const std::uint32_t at = static_cast<std::uint32_t>(block.head.b) * s.b +
                                  static_cast<std::uint32_t>(row.q_head) * s.h +
                                  static_cast<std::uint32_t>(block.head.q_first + row.token) * s.s;
         constexpr int kSixteen = 16 / sizeof(Bits);  // bytes
         if (first <= last_column) unit = *reinterpret_cast<const Unit*>(data + first + std::uint64_t{at} * kSixteen);
-      } else if constexpr (!C::kUniform) {
+      } else if constexpr (!C::kSameKeys) {
         const Bits* const from = data + row_at(p.q_stride, block.head, row);
 #pragma unroll
         for (int n = 0; n < kWidth; ++n) {
@@ -123,8 +124,8 @@ __device__ void sum_queries(std::uint32_t q, float* sums) {
 #pragma unroll 4
       for (int pair = 0; pair < kGroupUnit / 2; ++pair) {
         const int unit = i / C::kRows, row = component * C::kRows + i % C::kRows;
-        const auto two = __float_as_uint(load4(q + row * C::kQueryPitch + unit * 2 * kGroupUnit + 4 * pair));
-        sum += __uint_as_float(two << 16), sum += __uint_as_float(two & 0xffff0000u);
+        const auto pair_of_16bit = __float_as_uint(load4(q + row * C::kQueryPitch + unit * 2 * kGroupUnit + 4 * pair));
+        sum += __uint_as_float(pair_of_16bit << 16), sum += __uint_as_float(pair_of_16bit & 0xffff0000u);
       }
     sums[i] = sum;
   }
@@ -146,44 +147,44 @@ struct DecodePipeline {
     key = ring.begin / kStride * kStride + uniform(threadIdx.x / 32) * C::kStepKeys;
 #pragma unroll 1
     for (int i = 0, step = key; i < C::kSlots; i += 2, step += kStride) {
-      const auto at = ring.place(step);
+      const auto at = ring.locate(step);
       ring.template load<false>(slot, step, at), slot = ring.after(slot);
       if (i + 1 < C::kSlots) ring.template load<true>(slot, step, at), slot = ring.after(slot);
     }
-    soon_ = ring.place(key + kAhead);
+    prefetched_ = ring.locate(key + kAhead);
   }
   template <class FinishScores>
-  __device__ __forceinline__ void take(DecodeSoftmax<C>& own, FinishScores finish_scores) {
-    if (read_ != 0) {
-      if constexpr (kOdd) ring.template load<false>(read_, key + kAhead, soon_);
-      else ring.template load<true>(read_, key + kAhead - kStride, before_);
+  __device__ __forceinline__ void step(DecodeSoftmax<C>& softmax, FinishScores finish_scores) {
+    if (consumed_slot_ != 0) {
+      if constexpr (kOdd) ring.template load<false>(consumed_slot_, key + kAhead, prefetched_);
+      else ring.template load<true>(consumed_slot_, key + kAhead - kStride, previous_);
     }
-    const auto later = ring.place(key + kAhead + kStride);
+    const auto next = ring.locate(key + kAhead + kStride);
     wait();
-    if constexpr (C::kPlain) own.multiply_plain_keys(slot);
-    else own.multiply_keys(slot);
+    if constexpr (C::kIs16Bit) softmax.multiply_16bit_keys(slot);
+    else softmax.multiply_keys(slot);
     __syncwarp();
-    ring.template load<kOdd>(slot, key + kAhead, soon_);
+    ring.template load<kOdd>(slot, key + kAhead, prefetched_);
     slot = ring.after(slot);
     finish_scores(key);
-    own.softmax();
+    softmax.softmax();
     wait();
-    if constexpr (C::kPlain) own.add_plain_values(slot);
-    else own.add_values(slot);
+    if constexpr (C::kIs16Bit) softmax.add_16bit_values(slot);
+    else softmax.add_values(slot);
     __syncwarp();
-    read_ = slot, slot = ring.after(slot);
-    before_ = soon_, soon_ = later;
+    consumed_slot_ = slot, slot = ring.after(slot);
+    previous_ = prefetched_, prefetched_ = next;
     key += kStride;
   }
 
   // One that has nothing that is still to be read, until the next step.
   __device__ std::uint32_t free_slot() const {
-    return read_ != 0 ? read_ : slot;
+    return consumed_slot_ != 0 ? consumed_slot_ : slot;
   }
 
  private:
-  typename KvRing<C>::Place before_, soon_;
-  std::uint32_t read_ = 0;  // the slot read last; 0: none yet, as static shared memory comes first
+  typename KvRing<C>::Location previous_, prefetched_;
+  std::uint32_t consumed_slot_ = 0;  // the slot read last; 0: none yet, as static shared memory comes first
 
   __device__ static void wait() {  // for the tile in `slot`
     copy_wait<C::kSlots - 1>();
@@ -198,7 +199,7 @@ struct StoredSplit {
   const int row_begin = block.row_begin, row_count = block.row_count;
 
   __device__ float* partial(int r, int split) const { return params.partials.at(block.head, r, split); }
-  __device__ RowEnd row_end(int r) const { return RowEnd::of(block.head, r); }
+  __device__ RowFinalizer row_end(int r) const { return RowFinalizer::of(block.head, r); }
 };
 
 // A block's share of a split.
@@ -228,24 +229,24 @@ __device__ __forceinline__ void decode_split(const DecodeParams& params, const S
   const int all_from = params.modified ? ring.end : rows.from[C::kRows - 1],
             all_to = min(rows.to[0], rows.to[C::kRows - 1]);
 
-  DecodeSoftmax<C> own(params, q, q_sums);
+  DecodeSoftmax<C> softmax(params, q, q_sums);
   const auto finish_scores = [&](int key) {
-    if (C::kComponents == 1 && params.scaled_queries) own.scale_rows(q_scales);
-    own.scale(p.score.scale_log2);
+    if (C::kComponents == 1 && params.scaled_queries) softmax.scale_rows(q_scales);
+    softmax.scale(p.score.scale_log2);
     if (key >= all_from && key + C::kStepKeys <= all_to) return;
-    for_each_four(own.s, [&](int place, float(&four)[4]) {
+    for_each_four(softmax.s, [&](int place, float(&four)[4]) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const int row = own.row(place / 8 % C::kTiles, e % 2), j = key + own.key(place / 8 / C::kTiles, e / 2);
+        const int row = softmax.row(place / 8 % C::kTiles, e % 2), j = key + softmax.key(place / 8 / C::kTiles, e / 2);
         if (j < rows.from[row] || j >= rows.to[row]) four[e] = -kInfinity;
         else if (params.modified) four[e] = rows.finish(block.head, row, block.first_key + j, four[e]);
       }
     });
   };
-  while (steps.key < ring.end) steps.take(own, finish_scores);
+  while (steps.key < ring.end) steps.step(softmax, finish_scores);
   copy_wait<0>();
   unsigned bad = 0;
-  results.store(own, StoredSplit{params, block}, block.split, steps.free_slot(), bad);
+  results.store(softmax, StoredSplit{params, block}, block.split, steps.free_slot(), bad);
   attend_fallback_rows(p, static_cast<int>(block.head.b), static_cast<int>(block.head.hk), block.row_begin + warp, bad);
 }
 
@@ -253,20 +254,20 @@ template <class C>
 __global__ void __launch_bounds__(kDecodeThreads, C::kBlocks)
     attention_decode(const __grid_constant__ DecodeParams params) {
   extern __shared__ __align__(512) std::uint8_t shared[];  // as long as the longest row
-  let_next_start();
+  launch_dependent_grids();
   const SplitBlock block(params.p, params.partials, params.grid, C::kRows);
   // Of ragged sequences of 16-bit types, those of more rows are attention_prefill's kernel's.
-  if (block.exists && (!C::kPlain || block.row_count <= kFewRows)) decode_split<C>(params, block, shared);
-  if (params.combines) {
+  if (block.exists && (!C::kIs16Bit || block.row_count <= kFewRows)) decode_split<C>(params, block, shared);
+  if (params.combines_in_cluster) {
     cluster_sync();
-    unsigned number = blockIdx.x;
-    asm volatile("" : "+r"(number));  // once more, rather than what was worked out before, in registers
-    const SplitBlock own(params.p, params.partials, params.grid, C::kRows, number);
+    unsigned element_bits = blockIdx.x;
+    asm volatile("" : "+r"(element_bits));  // once more, rather than what was worked out before, in registers
+    const SplitBlock softmax(params.p, params.partials, params.grid, C::kRows, element_bits);
     const int warp = threadIdx.x / 32;
-    combine_in_cluster<void, kDecodeMaxHeadSize>(params.p, params.partials, own.head,
-                                                 SplitKeys(own.head, params.partials.rule).count, warp);
+    combine_in_cluster<void, kDecodeMaxHeadSize>(params.p, params.partials, softmax.head,
+                                                 SplitKeys(softmax.head, params.partials.rule).count, warp);
   }
-  if (params.early) wait_for_previous();  // whoever waits for this one, waits for that as well
+  if (params.overlap_previous) wait_on_dependent_grids();  // whoever waits for this one, waits for that as well
 }
 
 }  // namespace rapt::cuda

@@ -13,22 +13,24 @@ struct DecodeResults {
   static constexpr int kWidth = std::min(C::kSize, C::kTileBytes / (8 * 4)), kPasses = C::kSize / kWidth;
   static_assert(kWidth % 32 == 0);
 
-  alignas(16) float m[C::kRows][kDecodeWarps];
-  alignas(16) float l[C::kRows][kDecodeWarps];
+  alignas(16) float row_max[C::kRows][kDecodeWarps];
+  alignas(16) float row_sum[C::kRows][kDecodeWarps];
   std::uint32_t slot[kDecodeWarps];
 
   // Partial results; or where a split is the only one, results: then `bad` gets a bit for each of the warp's rows that
   // is a fallback row.
   template <class Block>
-  __device__ __forceinline__ void store(const DecodeSoftmax<C>& own, const Block& block, int split,
-                                        std::uint32_t free_slot, unsigned& bad) {
+  __device__ __forceinline__ void store(const DecodeSoftmax<C>& softmax, const Block& block, int split,
+                                        std::uint32_t free_slot, unsigned& fallback) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
     for (int tile = 0; tile < C::kTiles; ++tile)
 #pragma unroll
       for (int b = 0; b < 2; ++b) {
-        const float sum = own.over_keys(own.l[tile][b], Sum());
-        if (lane < 4) m[own.row(tile, b)][warp] = own.m(tile, b, sum), l[own.row(tile, b)][warp] = sum;
+        const float sum = softmax.reduce_over_keys(softmax.row_sum[tile][b], Sum());
+        if (lane < 4)
+          row_max[softmax.row(tile, b)][warp] = softmax.row_max(tile, b, sum),
+                                    row_sum[softmax.row(tile, b)][warp] = sum;
       }
     if (lane == 0) slot[warp] = free_slot;
 #pragma unroll
@@ -41,14 +43,14 @@ struct DecodeResults {
 #pragma unroll
           for (int n = 0; n < 4; ++n) {
             const int product = pass * kProducts + i;
-            store4(place(free_slot, own.row(0, n % 2), own.column(product, n / 2) - pass * kWidth),
-                   __float_as_uint(own.o[product][tile][n]));
+            store4(place(free_slot, softmax.row(0, n % 2), softmax.column(product, n / 2) - pass * kWidth),
+                   __float_as_uint(softmax.o[product][tile][n]));
           }
         __syncthreads();
 #pragma unroll 1
         for (int r = warp; r < 8; r += kDecodeWarps)
           if (block.row_begin + 8 * tile + r < block.row_count)
-            store_row(block, split, 8 * tile + r, pass * kWidth, bad);
+            store_row(block, split, 8 * tile + r, pass * kWidth, fallback);
         __syncthreads();
       }
   }
@@ -60,18 +62,18 @@ struct DecodeResults {
   }
   // kWidth columns from `first` on of the block's row r, by a warp.
   template <class Block>
-  __device__ __forceinline__ void store_row(const Block& block, int split, int r, int first, unsigned& bad) const {
+  __device__ __forceinline__ void store_row(const Block& block, int split, int r, int first, unsigned& fallback) const {
     const DecodeParams& params = block.params;
     const AttentionParams& p = params.p;
     const int lane = threadIdx.x % 32, row = block.row_begin + r, dv = static_cast<int>(p.dv);
     RowSums sums = {-kInfinity, 0};
     float factor[kDecodeWarps];
 #pragma unroll
-    for (int w = 0; w < kDecodeWarps; ++w) sums.m = fmaxf(sums.m, m[r][w]);
+    for (int w = 0; w < kDecodeWarps; ++w) sums.row_max = fmaxf(sums.row_max, row_max[r][w]);
 #pragma unroll
     for (int w = 0; w < kDecodeWarps; ++w) {
-      factor[w] = exp2_approx(m[r][w] - shift_of(sums.m));
-      sums.l = fmaf(l[r][w], factor[w], sums.l);
+      factor[w] = exp2_approx(row_max[r][w] - shift_of(sums.row_max));
+      sums.row_sum = fmaf(row_sum[r][w], factor[w], sums.row_sum);
     }
     const auto sum_columns = [&](int column) {
       sums.o = make_float4(0, 0, 0, 0);
@@ -83,15 +85,15 @@ struct DecodeResults {
       }
     };
     const int end = min(first + kWidth, dv);
-    if (params.finishes) {
-      const RowEnd row_end = block.row_end(row);
-      bool good = true;
+    if (params.writes_output) {
+      const RowFinalizer row_end = block.row_end(row);
+      bool trusted = true;
 #pragma unroll 1
       for (int column = first + 4 * lane; column < end; column += 128) {
         sum_columns(column);
-        good &= row_end.store(p, sums, column, true);
+        trusted &= row_end.store(p, sums, column, true);
       }
-      if (!__all_sync(~0u, good)) bad |= 1u << r / kDecodeWarps;
+      if (!__all_sync(~0u, trusted)) fallback |= 1u << r / kDecodeWarps;
       return;
     }
     float* const to = block.partial(row, split);
@@ -101,17 +103,18 @@ struct DecodeResults {
       keep16(to + column, sums.o);
     }
     if (first == 0 && lane < 2)  // their whole sector, so that L2 need not read the rest
-      keep16(to + Partials::m_at(p) + 4 * lane,
-             lane == 0 ? make_float4(sums.m, sums.l, 0, 0) : make_float4(0, 0, 0, 0));
+      keep16(to + PartialResults::stats_offset(p) + 4 * lane,
+             lane == 0 ? make_float4(sums.row_max, sums.row_sum, 0, 0) : make_float4(0, 0, 0, 0));
   }
 };
 
 // Computes the warp's fallback rows once more: those of rows first, first + kDecodeWarps and so on whose bit is set.
-__device__ __forceinline__ void attend_fallback_rows(const AttentionParams& p, int b, int hk, int first, unsigned bad) {
+__device__ __forceinline__ void attend_fallback_rows(const AttentionParams& p, int b, int hk, int first,
+                                                     unsigned fallback) {
   __syncwarp();  // before the same rows are stored once more
 #pragma unroll 1
-  for (int r = first; bad != 0; r += kDecodeWarps, bad >>= 1)
-    if (bad & 1) attend_rows<void, kDecodeMaxHeadSize, true>(p, b, hk, r, 1);
+  for (int r = first; fallback != 0; r += kDecodeWarps, fallback >>= 1)
+    if (fallback & 1) recompute_rows<void, kDecodeMaxHeadSize, true>(p, b, hk, r, 1);
 }
 
 }  // namespace rapt::cuda

@@ -53,9 +53,9 @@ cudaError_t launch_attention_prefill_f32(const AttentionParams& params, std::byt
 // The same of few rows (query tokens times heads of a group) of each sequence and kv head, with the keys split among
 // thread blocks: of 16-bit types, and in fp32 by the ordinary cores (sm_90a, too).
 inline constexpr std::int64_t kDecodeMaxRows = 64, kDecodeMaxHeadSize = kPrefillMaxHeadSize;
-std::int64_t decode_items(const AttentionParams& params);     // splits of sequences as long as can be
-std::size_t decode_workspace(const AttentionParams& params);  // bytes, at a multiple of 16
-bool decode_finishes_at_once(const AttentionParams& params);  // whether the kernels need no workspace
+std::int64_t decode_items(const AttentionParams& params);           // splits of sequences as long as can be
+std::size_t decode_workspace(const AttentionParams& params);        // bytes, at a multiple of 16
+bool decode_writes_output_directly(const AttentionParams& params);  // whether the kernels need no workspace
 cudaError_t launch_attention_decode_m64(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
 cudaError_t launch_attention_decode_f32(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
 // Of quantised keys and values and queries of any type, where groups that have a scale are whole rows or multiples of

@@ -15,7 +15,7 @@ constexpr int kThreads = 384, kMathWarps = 8, kMathThreads = 32 * kMathWarps;
 constexpr int kLoadRegisters = 72, kMathRegisters = 216;
 constexpr int kBlockBytes = kPanels * kPanelBytes;
 constexpr int kSharedBytes = 3 * kBlockBytes + kPanelBytes + 1024;  // Q, two places for keys, P
-constexpr float kSlack = 8;  // a row's maximum moves only when it grows by more, as in attention_prefill
+constexpr float kRescaleThreshold = 8;  // a row's maximum moves only when it grows by more, as in attention_prefill
 constexpr int kOutPitch = (kLatentMaxValueHeadSize + 8) * 4;  // bytes; rows next to each other meet different banks
 static_assert(kRows * kOutPitch <= 2 * kBlockBytes, "O is left where keys were");
 static_assert(kLoadRegisters + 2 * kMathRegisters <= 3 * (65536 / kThreads / 8 * 8),
@@ -28,16 +28,16 @@ constexpr int kGroupBarrier = 1, kWeightsBarrier = 3, kMathBarrier = 5;
 
 struct LatentParams {
   AttentionParams p;
-  Partials partials;
+  PartialResults partials;
   SplitGrid grid;
   CUtensorMap q, k, v;
   Divisor cluster_size, page_size;  // thread blocks; keys
   int box;                          // keys of a tensor map's box; 0: keys are loaded by threads
-  bool apart;                       // values are not columns of keys
+  bool separate_values;             // values are not columns of keys
   bool q_by_tma;
-  bool modified, keep;                   // keep: keys are read by several tiles of rows
+  bool modified, keep_in_l2;             // keep: keys are read by several tiles of rows
   bool q_vector, kv_vector, out_vector;  // 16 bytes at a time
-  bool unsplit;                          // no sequence's keys are split, and results are stored at once
+  bool writes_output;                    // no sequence's keys are split, and results are stored at once
 };
 
 // What a thread block of a cluster has of its split, whose keys are counted from the split's first. Where it is cut
@@ -61,13 +61,13 @@ struct LatentShare {
   __device__ int key_of(int i) const { return first + (blocks - 1 - i) * kKeys; }
   // Which warpgroup has block i: by its keys' place in the sequence, or the sums of a row's weights would depend on
   // what other rows see.
-  __device__ int owner_of(int i) const { return key_of(i) / kKeys % 2; }
+  __device__ int warpgroup_of(int i) const { return key_of(i) / kKeys % 2; }
 };
 
 // The two places for blocks of keys or values, of which the n-th to come is in place n % 2. It comes in four parts of
 // its columns, each with a barrier, so that products begin with the first; and it goes in halves, since of values each
 // math warpgroup multiplies one.
-struct LatentPlaces {
+struct LatentRing {
   std::uint32_t barriers, data;
 
   static constexpr int kParts = 4, kBarriers = 2 * (kParts + 2) + 1;
@@ -90,16 +90,16 @@ struct LatentPlaces {
 
 // What the math warps tell each other.
 struct LatentShared {
-  std::uint64_t barriers[LatentPlaces::kBarriers];
+  std::uint64_t barriers[LatentRing::kBarriers];
   SplitRows<kRows> rows;
-  float m[kRows];     // of the last block whose weights are there
-  float l[2][kRows];  // of either warpgroup, at the end
+  float row_max[kRows];     // of the last block whose weights are there
+  float row_sum[2][kRows];  // of either warpgroup, at the end
 };
 // What a thread block leaves for its cluster where Q was, beside O where keys were: first m and l of its own. Then, of
 // the rows that it merges, what each thread block's O is multiplied by, and what makes results of the sum.
 struct LatentResults {
-  float m[kRows], l[kRows];
-  float factor[kRows][kMaxCluster], top[kRows], sum[kRows], half[kRows], inverse[kRows];
+  float row_max[kRows], row_sum[kRows];
+  float factor[kRows][kMaxCluster], top[kRows], sum[kRows], root_scale[kRows], output_scale[kRows];
   std::int64_t out[kRows];
 };
 

@@ -66,11 +66,11 @@ __device__ void merge_columns(const MergeStatesParams& p, const AttentionState* 
   for (float& x : sum) x = w.largest < kInfinity ? 0 : not_a_number();
   for (std::int64_t base = 0; w.finite && base < p.count; base += 32) {
     const auto count = static_cast<int>(min(p.count - base, std::int64_t{32}));
-    const float own_lse = lane < count ? lse_of(base + lane) : -kInfinity;
-    const auto own_weight = static_cast<float>(exp(static_cast<double>(own_lse) - w.total));
+    const float lane_lse = lane < count ? lse_of(base + lane) : -kInfinity;
+    const auto lane_weight = static_cast<float>(exp(static_cast<double>(lane_lse) - w.total));
     for (int i = 0; i < count; ++i) {
-      const float weight = __shfl_sync(~0u, own_weight, i);
-      if (__shfl_sync(~0u, own_lse, i) == -kInfinity) continue;  // whatever its output holds
+      const float weight = __shfl_sync(~0u, lane_weight, i);
+      if (__shfl_sync(~0u, lane_lse, i) == -kInfinity) continue;  // whatever its output holds
       const AttentionState& state = states[base + i];
       const std::int64_t from = row_index(state.out_stride, at);
 #pragma unroll
@@ -121,8 +121,8 @@ cudaError_t launch_merge_states(const MergeStatesParams& params, std::byte* work
     const cudaError_t status = launch_kernel(false, write_states, 1, kBatch, 0, stream, batch, to, count);
     if (status != cudaSuccess) return status;
   }
-  constexpr std::int64_t kMostBlocks = 1 << 20;
-  const std::int64_t blocks = std::min(ceil_div(p.b * p.h * p.s, kWarps), kMostBlocks);
+  constexpr std::int64_t kMaxBlocks = 1 << 20;
+  const std::int64_t blocks = std::min(ceil_div(p.b * p.h * p.s, kWarps), kMaxBlocks);
   return launch_kernel(false, merge_states, static_cast<unsigned>(blocks), kThreads, 0, stream, p, batch);
 }
 

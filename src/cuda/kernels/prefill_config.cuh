@@ -28,7 +28,7 @@ struct Config {
   static constexpr bool kQuantised = kQuantised_;
   static constexpr bool kDense =
       false;  // tiles are DenseTile: attention_prefill_dense's and attention_prefill_unspecialized's
-  static constexpr bool kSerial = false;  // attention_prefill_unspecialized's
+  static constexpr bool kUnspecialized = false;  // attention_prefill_unspecialized's
   static constexpr int kGroups = kGroups_, kLoadThreads = 128, kThreads = kLoadThreads + 128 * kGroups;
   static constexpr int kRows = kGroupRows * kGroups, kKeys = kKeys_;
   // On a multiprocessor. Short tiles: one begins while another ends.
@@ -48,8 +48,8 @@ struct Config {
   static constexpr int kProducers = kTma ? 96 : 128;                    // threads that put tiles into shared memory
   static constexpr int kStages = kSplit && kSize == 64 ? 4 : 2;         // blocks of K and of V at a time
   // A row's shift moves only when it grows by more, and O is rarely rescaled. Where it is the maximum so far, weights
-  // are then up to 2^kSlack.
-  static constexpr float kSlack = 8;
+  // are then up to 2^kRescaleThreshold.
+  static constexpr float kRescaleThreshold = 8;
   // Weights are 2^kShift times as large, so that fp16 has more of the small ones.
   static constexpr float kShift = std::is_same_v<T, __half> ? 7 : 0, kOne = std::is_same_v<T, __half> ? 128 : 1;
   static constexpr int kRowsBytes = kRows * kSize * 2, kBlockBytes = kKeys * kSize * 2;
@@ -59,9 +59,9 @@ struct Config {
   static constexpr int kScaleBytes = kQuantised ? 2 * kKeys * 4 : 0, kScaleBlocks = 2 * kStages;
   static constexpr int kScalesAt = kQueryTiles * kRowsBytes + 2 * kStages * kBlockBytes;
   static constexpr int kSharedBytes = kScalesAt + kScaleBlocks * kScaleBytes + 1024;
-  // Math warps have TMA store results by way of Q's place, if the next one has another; kStoresApart: a thread does
-  // that does nothing else.
-  static constexpr bool kStoresByTma = kTma && kQueryTiles > 1, kStoresApart = false;
+  // Math warps have TMA store results by way of Q's place, if the next one has another; kStoresByProducer: a thread
+  // does that does nothing else.
+  static constexpr bool kStoresByTma = kTma && kQueryTiles > 1, kStoresByProducer = false;
   static_assert(!kSplit || kSplitUnit % kKeys == 0);
   static_assert(!kTradesRegisters ||
                     kLoadRegisters + kGroups * kMathRegisters <= 65536 / (kThreads * kBlocks) / 8 * 8 * (kGroups + 1),
@@ -72,25 +72,26 @@ struct Config {
 // The same for attention_prefill_dense: dense sequences that are all alike, whose tiles take little room.
 template <class Base>
 struct Dense : Base {
-  static constexpr bool kDense = true, kStoresByTma = false, kStoresApart = true;
+  static constexpr bool kDense = true, kStoresByTma = false, kStoresByProducer = true;
   static constexpr int kQueryTiles = 3;
 };
 
 // The same for attention_prefill_unspecialized, which has no loading warpgroup: such sequences in heads of up to 64
 // columns.
 template <class T, int kColumns, int kKeys>
-struct SerialConfig : Config<T, 64, true, false, false, 2, kColumns, kKeys> {
-  static constexpr bool kDense = true, kSerial = true;
+struct UnspecializedConfig : Config<T, 64, true, false, false, 2, kColumns, kKeys> {
+  static constexpr bool kDense = true, kUnspecialized = true;
   static constexpr int kLoadThreads = 0, kThreads = 256, kBlocks = 2;
 };
 
-struct PrefillParams : Grid {
+struct PrefillParams : TileGrid {
   CUtensorMap q, k, v, out;  // if TMA loads them, or stores it
   bool out_by_tma;
-  bool unsplit;        // no sequence's keys are split, and results are stored at once
-  bool early;          // to begin while the launch before, of this call, is at work
-  bool combines;       // the thread blocks of a sequence and kv head are a cluster, and combine their partial results
-  float inner, outer;  // scales of scores, before and after the modifiers; Q takes the sign
+  bool writes_output;        // no sequence's keys are split, and results are stored at once
+  bool overlap_previous;     // to begin while the launch before, of this call, is at work
+  bool combines_in_cluster;  // the thread blocks of a sequence and kv head are a cluster, and combine their partial
+                             // results
+  float inner, outer;        // scales of scores, before and after the modifiers; Q takes the sign
   bool q_vector, kv_vector;  // 16 bytes at a time
   Divisor page_size;
   int box;                    // keys of a tensor map's box

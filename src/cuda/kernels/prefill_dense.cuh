@@ -44,7 +44,7 @@ struct DenseRings {
     prefetch_map(&params.out);
     k.init(1, 4 * C::kGroups);
     v.init(1, 4 * C::kGroups);
-    q.init(1, C::kStoresApart ? 1 : 4 * C::kGroups);
+    q.init(1, C::kStoresByProducer ? 1 : 4 * C::kGroups);
     for (int t = 0; t < C::kQueryTiles; ++t) barrier_init(results_of(t), 4 * C::kGroups);
     barrier_init(stored, 1);
     fence_barrier_init();
@@ -67,9 +67,9 @@ struct DenseTiles {
   __device__ void wait_stored() const { barrier_wait(rings.stored, 0); }
   // The last block's keys that are there, or zeros: all, since TMA leaves zeros past the last one.
   __device__ int last_keys(unsigned) const { return C::kKeys; }
-  __device__ void redo_fallback_rows(unsigned bad_tiles) const {
+  __device__ void recompute_fallback_rows(unsigned fallback_tiles) const {
     // Dense tiles are found without a list: this one is never read.
-    cuda::redo_fallback_rows<C>(params, *reinterpret_cast<const SequenceList*>(tiles), bad_tiles);
+    cuda::recompute_fallback_rows<C>(params, *reinterpret_cast<const SequenceList*>(tiles), fallback_tiles);
   }
 };
 

@@ -24,7 +24,7 @@ struct F8Config {
   static constexpr int kGroups = 2, kGroupRows = 64;  // warpgroups that multiply; one thread of another loads
   static constexpr int kRows = kGroups * kGroupRows, kKeys = 128, kStages = 4;
   static constexpr int kThreads = 128 * (kGroups + 1);
-  static constexpr int kPart = 2;
+  static constexpr int kBlocksPerPartial = 2;
   static constexpr int kScores = kKeys / 4, kWeights = kKeys / 8;  // registers
   static constexpr int kSums = (kSize + 8) / 2;                    // of O, and of weights
   static constexpr int kQueryBytes = kRows * kSize, kKeyBytes = kKeys * kSize;
@@ -74,49 +74,49 @@ __device__ inline int f8_tile_number(int n, int tiles) {
 // is set anew only when a code would pass the largest number's: the largest score's code is then kTop.
 template <class C>
 struct PrefillF8Softmax {
-  static constexpr float kOne = 1024, kMostCode = 125, kTop = 104;     // the greatest f8e4m3 number has code 126
-  static constexpr float kTopOctaves = kTop / 8, kMostOctaves = 8000;  // of a shift that fp16 has
+  static constexpr float kCodeBias = 1024, kMaxCode = 125, kTop = 104;  // the greatest f8e4m3 number has code 126
+  static constexpr float kTopOctaves = kTop / 8, kMaxOctaves = 8000;    // of a shift that fp16 has
   // Of the row sum of many keys, by which 1 + f is larger than 2^f on average, half is taken off lse, so that it is off
   // by no more for few.
   static constexpr float kMeanExcess = 0.02f;
 
-  std::uint32_t c2[2], b2[2];  // c, and 1024 + b: twice in fp16
-  float c[2];                  // c / 8: octaves to a score
-  float exact[2];              // c before it was rounded, over c
-  float m[2], rescale[2];      // the shift in octaves: of the score whose code is kTop; what O counts by
-  bool bad[2];                 // a score is no number, or its shift none that fp16 has
+  std::uint32_t c2[2], b2[2];    // c, and 1024 + b: twice in fp16
+  float c[2];                    // c / 8: octaves to a score
+  float scale_correction[2];     // c before it was rounded, over c
+  float row_max[2], rescale[2];  // the shift in octaves: of the score whose code is kTop; what O counts by
+  bool fallback[2];              // a score is no number, or its shift none that fp16 has
 
   __device__ void begin(const float (&octaves)[2]) {
 #pragma unroll
     for (int b = 0; b < 2; ++b) {
-      c2[b] = two(8 * octaves[b]), b2[b] = two(kInfinity);
-      c[b] = first_of(c2[b]) / 8;
-      exact[b] = c[b] == 0 ? 1 : octaves[b] / c[b];
-      bad[b] = !is_finite(c[b]);
-      m[b] = 0, rescale[b] = 1;
+      c2[b] = broadcast_f16x2(8 * octaves[b]), b2[b] = broadcast_f16x2(kInfinity);
+      c[b] = low_f16(c2[b]) / 8;
+      scale_correction[b] = c[b] == 0 ? 1 : octaves[b] / c[b];
+      fallback[b] = !is_finite(c[b]);
+      row_max[b] = 0, rescale[b] = 1;
     }
   }
 
   // Scores to codes. Returns whether O has to be rescaled before weights with these codes are added.
   __device__ __forceinline__ bool softmax(std::uint32_t (&s)[C::kScores]) {
-    std::uint32_t top[2][2];
+    std::uint32_t code_top[2][2];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) top[i % 2][i / 2] = s[i];
+    for (int i = 0; i < 4; ++i) code_top[i % 2][i / 2] = s[i];
 #pragma unroll
-    for (int i = 4; i < C::kScores; ++i) top[i % 2][i / 2 % 2] = max_or_nan(top[i % 2][i / 2 % 2], s[i]);
+    for (int i = 4; i < C::kScores; ++i) code_top[i % 2][i / 2 % 2] = max_or_nan(code_top[i % 2][i / 2 % 2], s[i]);
     std::uint32_t code[2];
 #pragma unroll
     for (int b = 0; b < 2; ++b) {
-      top[b][0] = max_or_nan(top[b][0], top[b][1]);
-      code[b] = fma2(top[b][0], c2[b], b2[b]);
+      code_top[b][0] = max_or_nan(code_top[b][0], code_top[b][1]);
+      code[b] = fma2(code_top[b][0], c2[b], b2[b]);
     }
-    const std::uint32_t both = max_or_nan(code[0], code[1]);
-    constexpr float kMost = kOne + kMostCode;
-    const bool over = __any_sync(~0u, !(first_of(both) <= kMost) || !(second_of(both) <= kMost));  // or NaN
+    const std::uint32_t code_max = max_or_nan(code[0], code[1]);
+    constexpr float kMax = kCodeBias + kMaxCode;
+    const bool over = __any_sync(~0u, !(low_f16(code_max) <= kMax) || !(high_f16(code_max) <= kMax));  // or NaN
     rescale[0] = rescale[1] = 1;
     if (over) {
 #pragma unroll
-      for (int b = 0; b < 2; ++b) move_shift(b, top[b][0], code[b]);
+      for (int b = 0; b < 2; ++b) update_shift(b, code_top[b][0], code[b]);
     }
 #pragma unroll
     for (int i = 0; i < C::kScores; ++i) s[i] = max2(fma2(s[i], c2[i % 2], b2[i % 2]), kOne2);
@@ -132,7 +132,8 @@ struct PrefillF8Softmax {
   }
   // lse of a row whose weights have this sum.
   __device__ float lse(int b, float sum) const {
-    return sum == 0 ? -kInfinity : (m[b] * exact[b] - kTopOctaves + 7 + log2f(sum)) * kLn2 - kMeanExcess;
+    return sum == 0 ? -kInfinity
+                    : (row_max[b] * scale_correction[b] - kTopOctaves + 7 + log2f(sum)) * kLn2 - kMeanExcess;
   }
 
   // Of rows that see the first `seen` keys, from `key` on, what is behind them.
@@ -142,7 +143,7 @@ struct PrefillF8Softmax {
 #pragma unroll
     for (int b = 0; b < 2; ++b) {
       const float keys = static_cast<float>(max(min(seen[b] - 1 - key, 1000), -1000)) + 0.5f;
-      ahead[b] = two_of(keys, keys - 1);
+      ahead[b] = pack_f16x2(keys, keys - 1);
     }
 #pragma unroll
     for (int i = 0; i < C::kScores; ++i) {
@@ -170,31 +171,31 @@ struct PrefillF8Softmax {
     return x;
   }
   // If the row's own largest code asks for it: its shift may not depend on its neighbours.
-  __device__ __forceinline__ void move_shift(int b, std::uint32_t top, std::uint32_t code) {
-    const float first = first_of(top), second = second_of(top);
-    bad[b] |= !(first < kInfinity) || !(second < kInfinity);
+  __device__ __forceinline__ void update_shift(int b, std::uint32_t code_top, std::uint32_t code) {
+    const float first = low_f16(code_top), second = high_f16(code_top);
+    fallback[b] |= !(first < kInfinity) || !(second < kInfinity);
     const float largest = over_quad(fmaxf(first, second));
-    if (!(over_quad(fmaxf(first_of(code), second_of(code))) > kOne + kMostCode)) return;
+    if (!(over_quad(fmaxf(low_f16(code), high_f16(code))) > kCodeBias + kMaxCode)) return;
     const float octaves = rintf(largest * c[b] * 64) / 64;
-    bad[b] |= !(fabsf(octaves) < kMostOctaves);
-    b2[b] = two(kOne + 8 * (kTopOctaves - octaves));
-    const float now = kTopOctaves - (first_of(b2[b]) - kOne) / 8;  // as fp16 has it
-    rescale[b] = exp2_approx(m[b] - now);
-    m[b] = now;
+    fallback[b] |= !(fabsf(octaves) < kMaxOctaves);
+    b2[b] = broadcast_f16x2(kCodeBias + 8 * (kTopOctaves - octaves));
+    const float now = kTopOctaves - (low_f16(b2[b]) - kCodeBias) / 8;  // as fp16 has it
+    rescale[b] = exp2_approx(row_max[b] - now);
+    row_max[b] = now;
   }
 
  public:
-  __device__ static std::uint32_t two_of(float low, float high) {
+  __device__ static std::uint32_t pack_f16x2(float low, float high) {
     return pack<__half>(low, high);
   }
-  __device__ static std::uint32_t two(float x) {
-    return two_of(x, x);
+  __device__ static std::uint32_t broadcast_f16x2(float x) {
+    return pack_f16x2(x, x);
   }
-  __device__ static float first_of(std::uint32_t two) {
-    return __half2float(__ushort_as_half(static_cast<unsigned short>(two & 0xffff)));
+  __device__ static float low_f16(std::uint32_t broadcast_f16x2) {
+    return __half2float(__ushort_as_half(static_cast<unsigned short>(broadcast_f16x2 & 0xffff)));
   }
-  __device__ static float second_of(std::uint32_t two) {
-    return __half2float(__ushort_as_half(static_cast<unsigned short>(two >> 16)));
+  __device__ static float high_f16(std::uint32_t broadcast_f16x2) {
+    return __half2float(__ushort_as_half(static_cast<unsigned short>(broadcast_f16x2 >> 16)));
   }
 };
 
@@ -219,8 +220,8 @@ struct HeadScales {
 template <class C>
 __device__ __forceinline__ void fit_queries(std::uint32_t q, bool negative, float (&divided)[2]) {
   constexpr int kChunks = C::kSize / 32;  // of 16 bytes, that a thread has of the row that it shares with its neighbour
-  constexpr float kMostScore = 65000, kMostCode = 448;
-  constexpr float kMost = kMostScore * kMostScore / (kMostCode * kMostCode * C::kSize);
+  constexpr float kMaxScore = 65000, kMaxCode = 448;
+  constexpr float kMax = kMaxScore * kMaxScore / (kMaxCode * kMaxCode * C::kSize);
   const int thread = static_cast<int>(threadIdx.x) % 128, lane = thread % 32;
   const int row = thread / 2, first = thread % 2 * kChunks;
   const auto place = [&](int chunk) {
@@ -234,22 +235,25 @@ __device__ __forceinline__ void fit_queries(std::uint32_t q, bool negative, floa
     memcpy(codes[chunk], &x, sizeof x);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const std::uint32_t two = f16_of_codes(codes[chunk][i / 2] >> i % 2 * 16);
-      const float low = PrefillF8Softmax<C>::first_of(two), high = PrefillF8Softmax<C>::second_of(two);
+      const std::uint32_t broadcast_f16x2 = f16_of_codes(codes[chunk][i / 2] >> i % 2 * 16);
+      const float low = PrefillF8Softmax<C>::low_f16(broadcast_f16x2),
+                  high = PrefillF8Softmax<C>::high_f16(broadcast_f16x2);
       squares = fmaf(low, low, fmaf(high, high, squares));
     }
   }
   squares += __shfl_xor_sync(~0u, squares, 1);
-  const float by = squares > kMost ? exp2_approx(ceilf(0.5f * log2f(squares / kMost))) : 1.f;
+  const float by = squares > kMax ? exp2_approx(ceilf(0.5f * log2f(squares / kMax))) : 1.f;
   if (__any_sync(~0u, by > 1 || negative)) {
-    const std::uint32_t factor = PrefillF8Softmax<C>::two(negative ? -1 / by : 1 / by);
+    const std::uint32_t factor = PrefillF8Softmax<C>::broadcast_f16x2(negative ? -1 / by : 1 / by);
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
       uint4 x;
       std::uint32_t* const words = &x.x;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const auto times = [&](std::uint32_t two) { return codes_of_f16(fma2(f16_of_codes(two), factor, 0x80008000)); };
+        const auto times = [&](std::uint32_t broadcast_f16x2) {
+          return codes_of_f16(fma2(f16_of_codes(broadcast_f16x2), factor, 0x80008000));
+        };
         words[i] = times(codes[chunk][i]) | times(codes[chunk][i] >> 16) << 16;
       }
       store16(place(chunk), x);
@@ -270,20 +274,20 @@ __device__ __forceinline__ bool store_f8_row(const PrefillF8Params& params, cons
   const float sum = sums[C::kSums - 4 + 2 * b];
   const bool exists = row < p.sq, empty = F8Tile::seen(params, row) == 0;
   const float factor = empty ? 0 : of_values / sum;
-  bool good = !rows.bad[b] && is_finite(factor);
+  bool trusted = !rows.fallback[b] && is_finite(factor);
   float x[C::kSize / 4];
 #pragma unroll
   for (int i = 0; i < C::kSize / 4; ++i) {
     x[i] = sums[i / 2 * 4 + 2 * b + i % 2] * factor;
-    good &= is_finite(x[i]);
+    trusted &= is_finite(x[i]);
   }
-  for (const int bit : {1, 2}) good &= __shfl_xor_sync(~0u, static_cast<int>(good), bit) != 0;
-  good |= empty;
+  for (const int bit : {1, 2}) trusted &= __shfl_xor_sync(~0u, static_cast<int>(trusted), bit) != 0;
+  trusted |= empty;
   if (!exists) return false;
   const std::int64_t out = tile.b * p.out_stride.b + tile.q_head * p.out_stride.h + row * p.out_stride.s;
 #pragma unroll
   for (int i = 0; i < C::kSize / 4; i += 2) {
-    const float first = !good ? nanf("") : empty ? 0 : x[i], second = !good ? nanf("") : empty ? 0 : x[i + 1];
+    const float first = !trusted ? nanf("") : empty ? 0 : x[i], second = !trusted ? nanf("") : empty ? 0 : x[i + 1];
     const std::int64_t at = out + (i * 4 + lane % 4 * 2) * p.out_stride.d;
     if (params.pairs) {
       static_cast<std::uint32_t*>(p.out)[at / 2] = pack<__nv_bfloat16>(first, second);
@@ -294,29 +298,30 @@ __device__ __forceinline__ bool store_f8_row(const PrefillF8Params& params, cons
   if (p.lse && lane % 4 == 0)
     p.lse[tile.b * p.lse_stride.b + tile.q_head * p.lse_stride.h + row * p.lse_stride.s] =
         empty ? -kInfinity : rows.lse(b, sum);
-  return !good;
+  return !trusted;
 }
 
 // Computes the fallback rows of a warp once more, whose first row in each tile is `first`: in those of the thread
 // block's tiles whose bits are set.
 template <class C>
-__device__ __noinline__ void redo_f8_rows(const PrefillF8Params& params, int first, unsigned bad_tiles) {
+__device__ __noinline__ void recompute_f8_fallback_rows(const PrefillF8Params& params, int first,
+                                                        unsigned fallback_tiles) {
   const AttentionParams& p = params.p;
   const int lane = static_cast<int>(threadIdx.x) % 32, group = static_cast<int>(p.group);
   for (int n = 0, number; (number = f8_tile_number(n, params.all_tiles)) < params.all_tiles; ++n) {
-    if ((bad_tiles >> n % 32 & 1) == 0) continue;
+    if ((fallback_tiles >> n % 32 & 1) == 0) continue;
     const F8Tile tile = F8Tile::at<C>(params, number);
     const int row = tile.row + first + lane;
-    bool bad = false;
+    bool fallback = false;
     if (lane < 16 && row < p.sq) {
       const float x =
           load(p.out, p.out_type, tile.b * p.out_stride.b + tile.q_head * p.out_stride.h + row * p.out_stride.s);
-      bad = x != x;
+      fallback = x != x;
     }
 #pragma unroll 1
-    for (unsigned rows = __ballot_sync(~0u, bad); rows != 0; rows &= rows - 1) {
+    for (unsigned rows = __ballot_sync(~0u, fallback); rows != 0; rows &= rows - 1) {
       const int number = (tile.row + first + __ffs(static_cast<int>(rows)) - 1) * group + tile.q_head % group;
-      attend_rows<void, kPrefillF8MaxHeadSize, false>(p, tile.b, tile.q_head / group, number, 1);
+      recompute_rows<void, kPrefillF8MaxHeadSize, false>(p, tile.b, tile.q_head / group, number, 1);
     }
   }
 }

@@ -43,25 +43,27 @@ struct QueuedTiles {
     if (C::kStoresByTma) tma_store_wait();
   }
   __device__ int last_keys(unsigned t) const { return uniform((*this)[t].last_keys); }
-  __device__ void redo_fallback_rows(unsigned bad_tiles) const { cuda::redo_fallback_rows<C>(params, list, bad_tiles); }
+  __device__ void recompute_fallback_rows(unsigned fallback_tiles) const {
+    cuda::recompute_fallback_rows<C>(params, list, fallback_tiles);
+  }
 };
 
 // A math warpgroup.
 template <class C, class Tiles>
 __device__ void attend(const PrefillParams& params, const Tiles& tiles, const QueryRing<C>& q, const Blocks<C>& k,
                        const Blocks<C>& v, std::uint32_t scales, int group) {
-  Rows<C> rows(params);
-  unsigned t = 0, stored = 0;  // tiles so far, and of these with their results stored
-  unsigned bad_tiles = 0;      // with fallback rows
-  bool storing = false;        // those of tile `stored` may be on their way from its Q's place
-  bool more = tiles.exists(t);
-  if (!more) return;
+  OnlineSoftmax<C> rows(params);
+  unsigned t = 0, stored = 0;   // tiles so far, and of these with their results stored
+  unsigned fallback_tiles = 0;  // with fallback rows
+  bool storing = false;         // those of tile `stored` may be on their way from its Q's place
+  bool has_tile = tiles.exists(t);
+  if (!has_tile) return;
   q.wait_full(t);
   // One of two warpgroups begins later, or both multiply at the same time, and both exponentiate.
   if (C::kGroups == 2 && group == 1 && tiles[t].blocks > 1) __nanosleep(1000);
 
-  int block = 0;       // of the tile, whose scores these are
-  bool starts = true;  // it is its tile's first, or there is no more; O is complete once the weights are used
+  int block = 0;            // of the tile, whose scores these are
+  bool first_block = true;  // it is its tile's first, or there is no more; O is complete once the weights are used
   std::uint32_t q_matrix = 0;
   for (unsigned n = 0;; ++n) {  // K and V blocks so far; V's are one behind
     if (C::kStoresByTma && storing) {
@@ -69,16 +71,16 @@ __device__ void attend(const PrefillParams& params, const Tiles& tiles, const Qu
       q.release(stored++);
       storing = false;
     }
-    if (starts && more) {
+    if (first_block && has_tile) {
       q.wait_full(t);
       q_matrix = matrix_at(q.slot(t) + group * kGroupRows * C::kRowBytes);
     }
-    if (more) k.wait_full(n);
+    if (has_tile) k.wait_full(n);
 
     // S = Q K^T of the next block, then O += P V of this one. The first and the last time one of them is for nothing.
     const std::uint32_t k_matrix = matrix_at(k.slot(n));
     const std::uint32_t v_matrix = matrix_at(v.slot(n - 1), C::kKeys * C::kRowBytes);
-    float s[Rows<C>::kScores] = {};
+    float s[OnlineSoftmax<C>::kScores] = {};
     pin(s);
     pin(rows.o);
     wgmma_fence();
@@ -88,9 +90,9 @@ __device__ void attend(const PrefillParams& params, const Tiles& tiles, const Qu
     multiply_values<C>(rows.o, rows.weights, v_matrix);
     wgmma_wait<1>();
     pin(s);
-    if (more) k.release(n);
+    if (has_tile) k.release(n);
 
-    if (starts) {
+    if (first_block) {
       // Beside the last products. (Not where tiles are queued: ptxas then has sums of weights wait for products, too.)
       if (C::kDense && n > 0) rows.finish(tiles[t - 1]);
       wgmma_wait<0>();
@@ -99,12 +101,12 @@ __device__ void attend(const PrefillParams& params, const Tiles& tiles, const Qu
         v.release(n - 1);
         if (!C::kDense) rows.finish(tiles[t - 1]);
         if (rows.store(tiles[t - 1], q.slot(t - 1) + (group * kGroupRows + threadIdx.x / 32 % 4 * 16) * C::kRowBytes))
-          bad_tiles |= 1u << (t - 1) % 32;
+          fallback_tiles |= 1u << (t - 1) % 32;
         storing = true;
         __syncwarp();
         tiles.done(t - 1);
       }
-      if (!more) {
+      if (!has_tile) {
         if (C::kStoresByTma) tma_store_wait_read();  // before shared memory is gone
         break;
       }
@@ -117,26 +119,26 @@ __device__ void attend(const PrefillParams& params, const Tiles& tiles, const Qu
       }
     }
     const auto& tile = tiles[t];
-    const bool ends = --block == 0;
-    if (ends) {
-      if (!C::kStoresByTma && !C::kStoresApart) q.release(t);
+    const bool last_block = --block == 0;
+    if (last_block) {
+      if (!C::kStoresByTma && !C::kStoresByProducer) q.release(t);
       ++t;
-      more = tiles.exists(t);
+      has_tile = tiles.exists(t);
     }
     if constexpr (C::kModified && C::kSize == 256) wgmma_wait<0>();  // the weights' registers are wanted
     rows.softmax(s, tile, block * C::kKeys, scales + n % C::kScaleBlocks * C::kScaleBytes, [&] {
-      if (starts) return;
+      if (first_block) return;
       wgmma_wait<0>();
       pin(rows.o);
       v.release(n - 1);
       rows.rescale_values();
     });
-    starts = ends;
+    first_block = last_block;
   }
-  if (bad_tiles == 0) return;
+  if (fallback_tiles == 0) return;
   tiles.wait_stored();
   __syncwarp();
-  tiles.redo_fallback_rows(bad_tiles);
+  tiles.recompute_fallback_rows(fallback_tiles);
 }
 
 template <class C>
@@ -153,7 +155,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   const Blocks<C> v{first + 16 * C::kStages, k.data + C::kStages * C::kBlockBytes, C::kBlockBytes};
   const TileQueue queue{first + 32 * C::kStages};
   const QueryRing<C> q{queue.barriers + 16 * kQueueTiles, v.data + C::kStages * C::kBlockBytes, C::kRowsBytes};
-  if (C::kSplit || params.p.total_q >= 0) let_next_start();
+  if (C::kSplit || params.p.total_q >= 0) launch_dependent_grids();
   if (threadIdx.x == 0) {
     if (C::kTma) {
       if (params.q_by_tma) prefetch_map(&params.q);
@@ -167,7 +169,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     q.init(params.q_by_tma ? 1 : C::kProducers, 4 * C::kGroups);
     fence_barrier_init();
   }
-  if (params.listed) list.fill<C>(params);
+  if (params.has_list) list.fill<C>(params);
   else __syncthreads();
   const TileScheduler<C> scheduler{params, list};
   if (threadIdx.x < 128) {
@@ -190,7 +192,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
               uniform(threadIdx.x / 128 - 1));
   }
   if constexpr (C::kSplit) {
-    if (params.combines) {
+    if (params.combines_in_cluster) {
       __syncwarp();
       cluster_sync();
       if (threadIdx.x >= 128) {
@@ -201,7 +203,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
                                                           SplitKeys(head, params.partials.rule).count, warp);
       }
     }
-    if (params.early) wait_for_previous();  // whoever waits for this one, waits for that as well
+    if (params.overlap_previous) wait_on_dependent_grids();  // whoever waits for this one, waits for that as well
   }
 }
 
@@ -248,12 +250,12 @@ template <class C>
 cudaError_t launch(PrefillParams& params, cudaStream_t stream) {
   const int blocks = plan_grid<C>(params, 2 * (params.p.d + params.p.dv));
   const int splits = C::kSplit ? params.partials.splits : 1;
-  params.unsplit = C::kSplit && finishes_at_once(params.p, params.partials);
+  params.writes_output = C::kSplit && writes_output_directly(params.p, params.partials);
   // Only where clusters have room beside each other: others wait until all of their thread blocks do.
-  params.combines = C::kSplit && params.p.total_q < 0 && !params.unsplit && splits <= kMostOfCluster &&
-                    2 * params.all <= multiprocessors();
-  return launch_clusters(params.combines ? splits : 1, params.early, attention_prefill<C>, blocks, C::kThreads,
-                         C::kSharedBytes + SequenceList::bytes(params), stream, params);
+  params.combines_in_cluster = C::kSplit && params.p.total_q < 0 && !params.writes_output &&
+                               splits <= kMaxCombineCluster && 2 * params.all <= multiprocessors();
+  return launch_clusters(params.combines_in_cluster ? splits : 1, params.overlap_previous, attention_prefill<C>, blocks,
+                         C::kThreads, C::kSharedBytes + SequenceList::bytes(params), stream, params);
 }
 
 // Describes a call's rows to TMA. False: it cannot load K and V.
@@ -269,7 +271,7 @@ bool make_maps(PrefillParams& params) {
       p.score.scale_log2 >= 0 && make_rows_map(params.q, p, p.q_type, p.q, p.q_stride, p.d, kGroupRows, C::kPanel);
   params.out_by_tma = p.total_q < 0 && p.out_type == p.q_type &&
                       make_rows_map(params.out, p, p.out_type, p.out, p.out_stride, p.dv,
-                                    C::kStoresApart ? kGroupRows : kGroupRows / 4, C::kPanel);
+                                    C::kStoresByProducer ? kGroupRows : kGroupRows / 4, C::kPanel);
   return true;
 }
 
@@ -282,7 +284,7 @@ bool launch_dense(PrefillParams& params, cudaStream_t stream, cudaError_t& statu
   if (!make_maps<C>(params) || !params.q_by_tma || !params.out_by_tma) return false;
   const int blocks = plan_grid<C>(params, 2 * (p.d + p.dv));
   const auto kernel = [] {
-    if constexpr (C::kSerial) return attention_prefill_unspecialized<C>;
+    if constexpr (C::kUnspecialized) return attention_prefill_unspecialized<C>;
     else return attention_prefill_dense<C>;
   }();
   status = launch_kernel(false, kernel, blocks, C::kThreads, sizeof(DenseShared<C>), stream, params);

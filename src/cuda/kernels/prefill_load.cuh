@@ -9,7 +9,7 @@ namespace rapt::cuda {
 
 // 16 rows of Q of f8e4m3, which are numbers of bf16 exactly, by one warp as load_rows() has them.
 template <class C>
-__device__ void load_wider_rows(std::uint32_t to, const AttentionParams& p, std::int64_t at) {
+__device__ void load_f8_rows(std::uint32_t to, const AttentionParams& p, std::int64_t at) {
   constexpr int kChunks = C::kSize / 8, kPanelChunks = C::kPanel / 8;
   const auto* const q = static_cast<const std::uint8_t*>(p.q);
   const std::uint32_t sign = p.score.scale_log2 < 0 ? 0x8000 : 0;
@@ -40,10 +40,10 @@ __device__ void load_q(const PrefillParams& params, const TileQueue& queue, cons
 #pragma unroll 1
   for (int row = (threadIdx.x - (128 - C::kProducers)) / 32 * 16; row < C::kRows; row += C::kProducers / 2)
     if (C::kQuantised && p.q_type == DType::f8e4m3)
-      load_wider_rows<C>(q.slot(i) + row * C::kRowBytes, p, tile.of_row[row + threadIdx.x % 16].q);
+      load_f8_rows<C>(q.slot(i) + row * C::kRowBytes, p, tile.row_info[row + threadIdx.x % 16].q);
     else
       load_rows<C::kSize, 2, C::kPanel>(16, q.slot(i) + row * C::kRowBytes, C::kRows * C::kRowBytes, p.q,
-                                        tile.of_row[row + threadIdx.x % 16].q, p.q_stride.d, static_cast<int>(p.d),
+                                        tile.row_info[row + threadIdx.x % 16].q, p.q_stride.d, static_cast<int>(p.d),
                                         params.q_vector, p.score.scale_log2 < 0 ? 0x8000 : 0);
   copy_commit();
   copy_wait<0>();
@@ -95,9 +95,9 @@ __device__ void load_by_tma(const PrefillParams& params, TileScheduler<C> schedu
   const int lane = kPaged ? threadIdx.x % 32 : 0;
   TileExtent tile;
   KeyWindow keys;
-  const bool keep = keeps_keys<C>(params);
-  bool more = scheduler.next(tile, keys);
-  for (unsigned t = 0, n = 0; more; ++t) {
+  const bool keep_in_l2 = keeps_keys<C>(params);
+  bool has_tile = scheduler.next(tile, keys);
+  for (unsigned t = 0, n = 0; has_tile; ++t) {
     if (params.q_by_tma && lane == 0) {
       q.wait_empty(t);
       load_q_by_tma<C>(params, tile, q.slot(t), q.full(t));
@@ -108,13 +108,13 @@ __device__ void load_by_tma(const PrefillParams& params, TileScheduler<C> schedu
     const KeyBoxes boxes{params.box, p.total_k >= 0 ? 0 : tile.b, static_cast<int>(tile.begin - tile.key),
                          static_cast<int>(tile.end - tile.key), static_cast<unsigned>(first)};
     const auto place = [&](int block) {
-      if constexpr (kPaged) return boxes.place(p, params.page_size, block * C::kKeys);
-      else return KeyBoxes::Place{static_cast<int>(boxes.first) + block * C::kKeys, boxes.b};
+      if constexpr (kPaged) return boxes.box_at(p, params.page_size, block * C::kKeys);
+      else return KeyBoxes::Box{static_cast<int>(boxes.first) + block * C::kKeys, boxes.b};
     };
     const int hk = tile.hk, blocks = tile.blocks;
-    KeyBoxes::Place next = place(blocks - 1);
+    KeyBoxes::Box next = place(blocks - 1);
     for (int block = blocks - 1; block >= 0; --block, ++n) {
-      const KeyBoxes::Place own = next;
+      const KeyBoxes::Box current = next;
       if (block > 0) next = place(block - 1);  // early: it may be in a table, in the GPU's memory
       const auto load = [&](const Blocks<C>& ring, const CUtensorMap& map) {
         ring.wait_empty(n);
@@ -124,12 +124,12 @@ __device__ void load_by_tma(const PrefillParams& params, TileScheduler<C> schedu
 #pragma unroll
           for (int panel = 0; panel < C::kPanels; ++panel)
             tma_load(ring.slot(n) + (panel * C::kKeys + lane * params.box) * C::kRowBytes, &map, panel * C::kPanel,
-                     own.row, hk, own.entry, ring.full(n), keep);
+                     current.row, hk, current.entry, ring.full(n), keep_in_l2);
         if (kPaged) __syncwarp();
       };
       load(k, params.k);
       load(v, params.v);
-      if (block == min(1, blocks - 1)) more = scheduler.next(tile, keys);  // before it is urgent
+      if (block == min(1, blocks - 1)) has_tile = scheduler.next(tile, keys);  // before it is urgent
     }
   }
 }
@@ -142,11 +142,11 @@ __device__ void load_by_threads(const PrefillParams& params, TileProducer<C> pro
   static_assert(kWarpRows % 8 == 0);
   const AttentionParams& p = params.p;
   const int first = threadIdx.x / 32 * kWarpRows, lane = threadIdx.x % 32;
-  bool more = producer.push(0);
-  if (more) load_q<C>(params, queue, tiles, q, 0);
-  for (unsigned i = 0, n = 0; more; ++i) {
+  bool has_tile = producer.push(0);
+  if (has_tile) load_q<C>(params, queue, tiles, q, 0);
+  for (unsigned i = 0, n = 0; has_tile; ++i) {
     const TileExtent& tile = tiles[i % kQueueTiles];
-    more = producer.push(i + 1);  // a tile early, so that its readers do not wait for it
+    has_tile = producer.push(i + 1);  // a tile early, so that its readers do not wait for it
 
     const Head head(p, tile.b, tile.hk);
     std::uint32_t filling = 0;  // barrier of the block whose copies are under way
@@ -173,7 +173,7 @@ __device__ void load_by_threads(const PrefillParams& params, TileProducer<C> pro
     copy_wait<0>();
     fence_async_proxy();
     barrier_arrive(filling);
-    if (more) load_q<C>(params, queue, tiles, q, i + 1);
+    if (has_tile) load_q<C>(params, queue, tiles, q, i + 1);
   }
 }
 

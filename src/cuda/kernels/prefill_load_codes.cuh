@@ -13,13 +13,13 @@
 namespace rapt::cuda {
 
 // The entry or page that a key lies in, and its row there.
-struct BlockRow {
+struct CachedKey {
   std::int64_t block;
   std::uint32_t row;
   bool exists;
 };
 // The same as it was read of a table, to be looked at when it has come.
-struct TableRow {
+struct PageTableEntry {
   std::uint32_t low, high, row;
   bool exists;
 };
@@ -43,7 +43,7 @@ struct CodeKeys {
   // key_place() of semantics/sequence.hpp in 32 bits, of the lane's key of a block. Where there is none, of one that
   // some row sees: its codes are finite, unless that row's result is not, and so add nothing to rows that do not see
   // them.
-  __device__ TableRow find(int block) const {
+  __device__ PageTableEntry request(int block) const {
     const AttentionParams& p = params.p;
     const int own = block * C::kKeys + first + lane % kWarpKeys;
     const int begin = static_cast<int>(tile.begin - tile.key), end = static_cast<int>(tile.end - tile.key);
@@ -58,18 +58,18 @@ struct CodeKeys {
     const auto* const from = static_cast<const std::uint32_t*>(p.pages.data) + entry * words;
     return {from[0], from[words - 1], in_page, exists};
   }
-  __device__ BlockRow found(const TableRow& at) const {
+  __device__ CachedKey resolve(const PageTableEntry& at) const {
     const AttentionParams& p = params.p;
     if (p.page_size == 0 || p.ring) return {at.low, at.row, at.exists};
     const std::uint64_t whole = std::uint64_t{at.high} << 32 | at.low;
     const auto page = p.pages.is_int64 ? static_cast<std::int64_t>(whole) : static_cast<std::int32_t>(at.low);
     return {clamp_to(page, 0, p.page_count - 1), at.row, at.exists};
   }
-  __device__ std::int64_t index(const Strides& s, const BlockRow& at) const {
+  __device__ std::int64_t index(const Strides& s, const CachedKey& at) const {
     return at.block * s.b + tile.hk * s.h + at.row * s.s;
   }
   // The scale of the lane's key.
-  __device__ float scale_of(const Quantization& quant, const BlockRow& at) const {
+  __device__ float scale_of(const Quantization& quant, const CachedKey& at) const {
     return quant.scale && at.exists ? quant.scale[index(quant.scale_stride, at)] : 1.f;
   }
   // Those of K and V, to a block's place. What is not finite becomes NaN: no key hides behind a score of -inf.
@@ -85,7 +85,8 @@ struct CodeKeys {
 template <class C, DType kType>
 struct CodeLoader : CodeKeys<C> {
   using Keys = CodeKeys<C>;
-  using Keys::kWarpKeys, Keys::params, Keys::tile, Keys::lane, Keys::first, Keys::find, Keys::found, Keys::scale_of;
+  using Keys::kWarpKeys, Keys::params, Keys::tile, Keys::lane, Keys::first, Keys::request, Keys::resolve,
+      Keys::scale_of;
   using Coding = Codes<kType>;
   static constexpr int kPanels = C::kSize / 64;
   static constexpr int kPlaces = Coding::kChunk / 8, kInPanel = 8 / kPlaces;  // of 16 bytes: what 16 become; a row's
@@ -99,7 +100,7 @@ struct CodeLoader : CodeKeys<C> {
   const int key = lane / 8 * kPlaces + lane / kInPanel % kPlaces, chunk = lane % kInPanel;  // the lane's first 16 bytes
   const std::uint32_t own = (first + key) * 128 + (chunk * kPlaces ^ key % 8) * 16;         // where these go to
   // Of all panels of a key, then of the key kKeyStep further on: those that are here, and those that are on their way.
-  uint4 codes[kBatch], coming[kBatch];
+  uint4 codes[kBatch], incoming[kBatch];
 
   __device__ CodeLoader(const PrefillParams& params, const TileExtent& tile)
       : Keys(params, tile), coding{params.code_offset} {}
@@ -110,7 +111,7 @@ struct CodeLoader : CodeKeys<C> {
     int bytes;         // of a row
     std::uint32_t at;  // where the lane's key's begin
   };
-  __device__ Rows rows(bool values, const BlockRow& at) const {
+  __device__ Rows rows(bool values, const CachedKey& at) const {
     const AttentionParams& p = params.p;
     const int size = static_cast<int>(values ? p.dv : p.d), bytes = kType == DType::i4x2 ? size / 2 : size;
     const Strides& stride = values ? p.v_stride : p.k_stride;
@@ -121,7 +122,7 @@ struct CodeLoader : CodeKeys<C> {
   }
   // Asks for a batch of them. Past the end of a row there is its beginning once more: there K meets Q's zeros, and V is
   // columns of O that are not there.
-  __device__ __forceinline__ void fetch(const Rows& rows, int batch) {
+  __device__ __forceinline__ void issue_loads(const Rows& rows, int batch) {
     const std::uint8_t* from[kBatch];
 #pragma unroll
     for (int n = 0; n < kBatch; n += kPanels) {
@@ -133,14 +134,14 @@ struct CodeLoader : CodeKeys<C> {
       }
     }
 #pragma unroll
-    for (int n = 0; n < kBatch; ++n) coming[n] = load16_ahead(from[n]);
+    for (int n = 0; n < kBatch; ++n) incoming[n] = load16_ahead(from[n]);
   }
   // Waits for all that were asked for. Later ones would be waited for, too: the processor counts loads, of which it
   // tells a few kinds apart.
-  __device__ __forceinline__ void receive() {
+  __device__ __forceinline__ void wait_loads() {
 #pragma unroll
     for (int n = 0; n < kBatch; ++n) {
-      codes[n] = coming[n];
+      codes[n] = incoming[n];
       pin(codes[n].x), pin(codes[n].y), pin(codes[n].z), pin(codes[n].w);
     }
   }
@@ -162,11 +163,11 @@ struct CodeLoader : CodeKeys<C> {
 
   // All blocks of the tile; `n` came before.
   __device__ __forceinline__ void load(const Blocks<C>& k, const Blocks<C>& v, std::uint32_t scales, unsigned& n) {
-    BlockRow at = found(find(tile.blocks - 1));
-    TableRow next{};
+    CachedKey at = resolve(request(tile.blocks - 1));
+    PageTableEntry next{};
     float k_scale = scale_of(params.p.k_quant, at), v_scale = scale_of(params.p.v_quant, at);
     Rows from = rows(false, at);
-    fetch(from, 0);
+    issue_loads(from, 0);
 #pragma unroll 1
     for (int block = tile.blocks - 1; block >= 0; --block, ++n) {
 #pragma unroll 1
@@ -174,18 +175,18 @@ struct CodeLoader : CodeKeys<C> {
         const Blocks<C> ring = values ? v : k;
 #pragma unroll 1
         for (int batch = 0; batch < kBatches; ++batch) {
-          receive();
+          wait_loads();
           const bool last = batch == kBatches - 1;
           if (last) {
-            if (values) at = found(next);  // K of the next block comes next
+            if (values) at = resolve(next);  // K of the next block comes next
             from = rows(values == 0, at);
           }
-          fetch(from, last ? 0 : batch + 1);
+          issue_loads(from, last ? 0 : batch + 1);
           if (batch == 0) {
             ring.wait_empty(n);
             if (!values) {
               this->store_scales(scales + n % C::kScaleBlocks * C::kScaleBytes, k_scale, v_scale);
-              next = find(max(block - 1, 0));
+              next = request(max(block - 1, 0));
             }
           }
           if (last && values) k_scale = scale_of(params.p.k_quant, at), v_scale = scale_of(params.p.v_quant, at);
@@ -209,7 +210,7 @@ __device__ __noinline__ void load_codes_by_twos(const PrefillParams& params, con
   const AttentionParams& p = params.p;
 #pragma unroll 1
   for (int block = tile.blocks - 1; block >= 0; --block, ++n) {
-    const BlockRow at = keys.found(keys.find(block));
+    const CachedKey at = keys.resolve(keys.request(block));
 #pragma unroll 1
     for (int values = 0; values < 2; ++values) {
       const Blocks<C> ring = values ? v : k;
@@ -243,10 +244,10 @@ template <class C>
 __device__ void load_codes(const PrefillParams& params, TileProducer<C> producer, const TileQueue& queue,
                            Tile<C>* tiles, const QueryRing<C>& q, const Blocks<C>& k, const Blocks<C>& v,
                            std::uint32_t scales) {
-  bool more = producer.push(0);
-  for (unsigned i = 0, n = 0; more; ++i) {
+  bool has_tile = producer.push(0);
+  for (unsigned i = 0, n = 0; has_tile; ++i) {
     load_q<C>(params, queue, tiles, q, i);
-    more = producer.push(i + 1);  // a tile early, so that its readers do not wait for it
+    has_tile = producer.push(i + 1);  // a tile early, so that its readers do not wait for it
     const TileExtent& tile = tiles[i % kQueueTiles];
     const auto load = [&](auto type) { CodeLoader<C, decltype(type)::value>(params, tile).load(k, v, scales, n); };
     if (!params.kv_vector || tile.begin >= tile.end) {

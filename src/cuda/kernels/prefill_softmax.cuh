@@ -9,8 +9,8 @@ namespace rapt::cuda {
 
 // A shift moves by so much at most at once, so that what it makes of O and l is no denormal number; and of rows whose
 // weights add up to as much, one over the sum is none.
-constexpr int kMostMove = 120;
-constexpr float kMostWeights = 0x1p120f;
+constexpr int kMaxShiftMove = 120;
+constexpr float kMaxRowSum = 0x1p120f;
 
 // S = Q K^T of a warpgroup's rows and a block of keys, and O += P V; both run behind the program's back.
 template <class C>
@@ -36,20 +36,22 @@ __device__ __forceinline__ void multiply_values(float (&o)[C::kColumns / 2], con
 
 // A math warpgroup's state.
 template <class C>
-struct Rows : RowState<C> {
-  using RowState<C>::kScores, RowState<C>::kOut, RowState<C>::lane, RowState<C>::warp_row, RowState<C>::column;
-  using RowState<C>::row, RowState<C>::o, RowState<C>::m, RowState<C>::l, RowState<C>::rescale;
+struct OnlineSoftmax : SoftmaxState<C> {
+  using SoftmaxState<C>::kScores, SoftmaxState<C>::kOut, SoftmaxState<C>::lane, SoftmaxState<C>::warp_row,
+      SoftmaxState<C>::column;
+  using SoftmaxState<C>::row, SoftmaxState<C>::o, SoftmaxState<C>::row_max, SoftmaxState<C>::row_sum,
+      SoftmaxState<C>::rescale;
 
   const PrefillParams& params;
   std::uint32_t weights[kScores / 2] = {};  // of the block before the one in s, as operand A
   [[maybe_unused]] float row_factor[2];     // of scores, where kScalesRows
   int all_from, all_to;                     // keys that all of the warp's rows see, counted like `first`
 
-  __device__ Rows(const PrefillParams& params) : params(params) {}
+  __device__ OnlineSoftmax(const PrefillParams& params) : params(params) {}
 
   __device__ void begin(const TileOf<C>& tile) {
-    RowState<C>::begin(params, tile);
-    if constexpr (kFollows) follow[0] = follow[1] = kUnknown;
+    SoftmaxState<C>::begin(params, tile);
+    if constexpr (kPredictsShift) predicted_shift[0] = predicted_shift[1] = kNoPrediction;
     if constexpr (kScalesRows)
       for (int h = 0; h < 2; ++h) row_factor[h] = params.outer * tile.of(params, row(h)).scale;
     const KeyRange32 all = tile.seen_by_all(warp_row);
@@ -59,9 +61,9 @@ struct Rows : RowState<C> {
   // From scores of keys [key, ...), counted like `first`, to weights. `finish_values` is for the weights before to be
   // used up; it is called halfway through the exponentials, which leave the processor time for other things.
   // `scales`: of codes, those of the keys and behind them of the values. A value's scale multiplies its weight.
-  template <class FinishValues>
+  template <class AwaitValues>
   __device__ void softmax(float (&s)[kScores], const TileOf<C>& tile, int key, [[maybe_unused]] std::uint32_t scales,
-                          FinishValues finish_values) {
+                          AwaitValues finish_values) {
     if constexpr (C::kQuantised) {
 #pragma unroll
       for (int i = 0; i < kScores; i += 4) {
@@ -82,22 +84,22 @@ struct Rows : RowState<C> {
         }
       });
     } else if (key < all_from || key + C::kKeys > all_to) {
-      if constexpr (kHalves) {
+      if constexpr (kSkipsMaskedHalf) {
         if (__reduce_max_sync(~0u, tile.of(params, warp_row + lane % 16).last) <= key + C::kKeys / 2) {
-          hide<kScores / 2>(s, tile, key);
-          return weigh<kScores / 2>(s, key, scales, finish_values);
+          mask_scores<kScores / 2>(s, tile, key);
+          return exponentiate<kScores / 2>(s, key, scales, finish_values);
         }
       }
-      hide<kScores>(s, tile, key);
+      mask_scores<kScores>(s, tile, key);
       // A block before all that a row sees, which other tiles may not have, must not move its shift. (From within
       // hide(), ptxas has the additions wait for the values.)
-      if constexpr (kFollows) {
+      if constexpr (kPredictsShift) {
 #pragma unroll
         for (int h = 0; h < 2; ++h)
-          if (key + C::kKeys <= tile.of(params, row(h)).first) follow[h] = -kInfinity;
+          if (key + C::kKeys <= tile.of(params, row(h)).first) predicted_shift[h] = -kInfinity;
       }
     }
-    weigh<kScores>(s, key, scales, finish_values);
+    exponentiate<kScores>(s, key, scales, finish_values);
   }
 
   __device__ void rescale_values() {
@@ -118,7 +120,9 @@ struct Rows : RowState<C> {
 #pragma unroll
       for (int i = 2 * h; i < kOut; i += 4)
         store_pair(to + column + 2 * (i - 2 * h), 1, static_cast<int>(p.dv) - column - 2 * (i - 2 * h), o[i], o[i + 1]);
-      if (lane % 4 == 0) to[Partials::m_at(p)] = m[h] - C::kShift, to[Partials::m_at(p) + 1] = l[h];
+      if (lane % 4 == 0)
+        to[PartialResults::stats_offset(p)] = row_max[h] - C::kShift,
+        to[PartialResults::stats_offset(p) + 1] = row_sum[h];
     }
   }
 
@@ -133,10 +137,10 @@ struct Rows : RowState<C> {
     bool falls_back[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float top = m[h] - shift;
-      const bool trusted =
-          nan_or_0[h][0] + nan_or_0[h][1] == 0 && l[h] < kMostWeights && (top == -kInfinity || fabsf(top) < kHugeScore);
-      falls_back[h] = suspect[h] || !trusted;
+      const float top = row_max[h] - shift;
+      const bool trusted = nan_or_0[h][0] + nan_or_0[h][1] == 0 && row_sum[h] < kMaxRowSum &&
+                           (top == -kInfinity || fabsf(top) < kHugeScore);
+      falls_back[h] = must_fall_back[h] || !trusted;
     }
     if (!__any_sync(~0u, falls_back[0] || falls_back[1])) return 0;
 #pragma unroll
@@ -149,82 +153,86 @@ struct Rows : RowState<C> {
     const AttentionParams& p = params.p;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      l[h] = over_row(l[h], Sum());
-      suspect[h] = false;
+      row_sum[h] = over_row(row_sum[h], Sum());
+      must_fall_back[h] = false;
       if constexpr (C::kSplit) {
-        if (C::kModified || !params.unsplit) continue;
+        if (C::kModified || !params.writes_output) continue;
         // What attention_combine makes of the partial results of an only split, to the bit.
         const auto& r = tile.of(params, row(h));
-        const Finish f = finish_row(m[h] - C::kShift, l[h], -kInfinity, r.alibi_shift);
+        const FinalizedRow f = finalize_row(row_max[h] - C::kShift, row_sum[h], -kInfinity, r.alibi_shift);
         if (p.lse && r.lse >= 0 && lane % 4 == 0) p.lse[r.lse] = f.lse;
-        inverse[h] = f.sum == 0 ? 0.f : f.half / f.sum;  // half: 1 or, of what has no sink, NaN
+        output_scale[h] = f.sum == 0 ? 0.f : f.root_scale / f.sum;  // half: 1 or, of what has no sink, NaN
       } else {
         if (p.score.sinks) {
           const auto& r = tile.of(params, row(h));
-          const float sink = exp2_approx(tile.sink(params, row(h)) - shift_of(m[h]) + C::kShift);
-          suspect[h] = r.first < r.last && sink > 0 && l[h] <= fmaf(sink, kMinKeyWeight<typename C::Element>, sink);
+          const float sink = exp2_approx(tile.sink(params, row(h)) - shift_of(row_max[h]) + C::kShift);
+          must_fall_back[h] =
+              r.first < r.last && sink > 0 && row_sum[h] <= fmaf(sink, kMinKeyWeight<typename C::Element>, sink);
         }
         if (p.lse) [[unlikely]] {
           const auto& r = tile.of(params, row(h));
-          if (r.lse >= 0 && lane % 4 == 0) p.lse[r.lse] = lse_of(m[h] - C::kShift, l[h], r.alibi_shift);
+          if (r.lse >= 0 && lane % 4 == 0) p.lse[r.lse] = lse_of(row_max[h] - C::kShift, row_sum[h], r.alibi_shift);
         }
-        inverse[h] = l[h] == 0 ? 0.f : __fdividef(1, l[h]);
+        output_scale[h] = row_sum[h] == 0 ? 0.f : __fdividef(1, row_sum[h]);
       }
     }
   }
   // Then its results; of fallback rows NaN, which no other row has. `q_row`: the warp's first row of its Q. Returns
   // whether there are fallback rows.
   __device__ bool store(const TileOf<C>& tile, std::uint32_t q_row) {
-    if (C::kSplit && (C::kModified || !params.unsplit)) {
+    if (C::kSplit && (C::kModified || !params.writes_output)) {
       store_partials(tile);
       return false;
     }
-    const unsigned bad = fallback_rows(tile, C::kSplit ? C::kShift : 0.f);
-    if (bad != 0) {
+    const unsigned fallback = fallback_rows(tile, C::kSplit ? C::kShift : 0.f);
+    if (fallback != 0) {
 #pragma unroll
       for (int h = 0; h < 2; ++h)
-        if (bad >> (lane / 4 + 8 * h) & 1) inverse[h] = not_a_number();
+        if (fallback >> (lane / 4 + 8 * h) & 1) output_scale[h] = not_a_number();
     }
 #pragma unroll
     for (int i = 0; i < kOut; ++i)  // sums of partial results begin with 0: none is -0
-      o[i] = C::kSplit ? fmaf(o[i], inverse[i / 2 % 2], 0.f) : o[i] * inverse[i / 2 % 2];
+      o[i] = C::kSplit ? fmaf(o[i], output_scale[i / 2 % 2], 0.f) : o[i] * output_scale[i / 2 % 2];
     if (C::kDense || (C::kStoresByTma && params.out_by_tma)) {
       store_rows_to_shared<C>(q_row, o);
-      if (!C::kStoresApart && lane == 0) store_by_tma<C>(params, tile, warp_row, q_row);
+      if (!C::kStoresByProducer && lane == 0) store_by_tma<C>(params, tile, warp_row, q_row);
     } else if constexpr (!C::kDense) {
       store_rows(params, tile, warp_row, o);
     }
-    return bad != 0;
+    return fallback != 0;
   }
 
  private:
   // Queries may have scales: a factor to a row's scores, before modifiers if there are any.
   static constexpr bool kScalesRows = C::kQuantised && !C::kModified;
-  template <class OfRow>
-  __device__ float inner_of(const OfRow& r) const {
+  template <class RowInfo>
+  __device__ float inner_of(const RowInfo& r) const {
     if constexpr (C::kQuantised) return params.inner * r.scale;
     else return params.inner;
   }
 
   // Exponentials take as long as products here, so what is done around them counts. Where no row of the warp sees a
   // block's second half, only the first is computed, with the same bits.
-  static constexpr bool kHalves = C::kSize == 64 && C::kKeys == 128 && !C::kSplit && !C::kModified && !C::kQuantised;
+  static constexpr bool kSkipsMaskedHalf =
+      C::kSize == 64 && C::kKeys == 128 && !C::kSplit && !C::kModified && !C::kQuantised;
   // And in bf16 a row's shift comes from the sum of weights of the block before, not from the block's own maximum, so
-  // that exponentials wait for no reduction. Weights may then pass 2^kSlack by what scores rise from one block to the
-  // next; rows whose weights add up to 2^kMostMove fall back. Not where scores have modifiers: a finite bias for a mask
-  // makes them rise by any amount.
-  static constexpr bool kFollows = kHalves && std::is_same_v<typename C::Element, __nv_bfloat16>;
-  static constexpr int kSumSlack = 15;  // the shift moves where a block's weights add up to 2^(kSumSlack + 1)
-  static constexpr float kUnknown = kInfinity;
-  // The next block's shift; -inf: the same; kUnknown: the block's maximum decides, as no block has had weights yet.
-  float follow[2];
-  float inverse[2];  // of the sums of weights, or what O is multiplied by in its place
-  bool suspect[2];   // rows that are to fall back whatever their numbers
+  // that exponentials wait for no reduction. Weights may then pass 2^kRescaleThreshold by what scores rise from one
+  // block to the next; rows whose weights add up to 2^kMaxShiftMove fall back. Not where scores have modifiers: a
+  // finite bias for a mask makes them rise by any amount.
+  static constexpr bool kPredictsShift = kSkipsMaskedHalf && std::is_same_v<typename C::Element, __nv_bfloat16>;
+  static constexpr int kRescaleSumLog2 =
+      15;  // the shift moves where a block's weights add up to 2^(kRescaleSumLog2 + 1)
+  static constexpr float kNoPrediction = kInfinity;
+  // The next block's shift; -inf: the same; kNoPrediction: the block's maximum decides, as no block has had weights
+  // yet.
+  float predicted_shift[2];
+  float output_scale[2];   // of the sums of weights, or what O is multiplied by in its place
+  bool must_fall_back[2];  // rows that are to fall back whatever their numbers
 
   // Of the first kCount scores, hides those that rows do not see. A branch here makes ptxas move exponentials that run
   // beside products behind the wait for values.
   template <int kCount>
-  __device__ void hide(float (&s)[kScores], const TileOf<C>& tile, int key) const {
+  __device__ void mask_scores(float (&s)[kScores], const TileOf<C>& tile, int key) const {
     static_assert(kCount <= 64, "a bit to each score of a row");
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -242,25 +250,25 @@ struct Rows : RowState<C> {
   }
 
   // The first kCount scores to weights; those of the others are 0.
-  template <int kCount, class FinishValues>
-  __device__ void weigh(float (&s)[kScores], [[maybe_unused]] int key, [[maybe_unused]] std::uint32_t scales,
-                        FinishValues finish_values) {
+  template <int kCount, class AwaitValues>
+  __device__ void exponentiate(float (&s)[kScores], [[maybe_unused]] int key, [[maybe_unused]] std::uint32_t scales,
+                               AwaitValues finish_values) {
     const float outer = params.outer;
     const auto factor = [&](int h) { return kScalesRows ? row_factor[h] : outer; };
     const auto top = [&](int h) { return over_row(max_of_row<kCount>(s, h), Max()) * factor(h); };
     float to[2], neg_m[2];
-    if constexpr (kFollows) {
-      to[0] = follow[0], to[1] = follow[1];
-      if (__any_sync(~0u, to[0] == kUnknown || to[1] == kUnknown)) {
+    if constexpr (kPredictsShift) {
+      to[0] = predicted_shift[0], to[1] = predicted_shift[1];
+      if (__any_sync(~0u, to[0] == kNoPrediction || to[1] == kNoPrediction)) {
 #pragma unroll
         for (int h = 0; h < 2; ++h)
-          if (const float first = top(h); to[h] == kUnknown) to[h] = first;
+          if (const float first = top(h); to[h] == kNoPrediction) to[h] = first;
       }
     } else {
       to[0] = top(0), to[1] = top(1);
     }
 #pragma unroll
-    for (int h = 0; h < 2; ++h) neg_m[h] = this->move_shift(h, to[h]);
+    for (int h = 0; h < 2; ++h) neg_m[h] = this->update_shift(h, to[h]);
     float sum[4] = {};
     const auto add = [&](int i) {
 #pragma unroll
@@ -275,7 +283,7 @@ struct Rows : RowState<C> {
       for (int n = i; n < i + 4; n += 2) weights[n / 2] = pack<typename C::Element>(s[n], s[n + 1]);
     };
     // Packed so much later: when the weights before are used up, where they are not yet.
-    constexpr int kHalf = kCount / 2, kLater = C::kSerial ? 4 : kHalf;
+    constexpr int kHalf = kCount / 2, kLater = C::kUnspecialized ? 4 : kHalf;
 #pragma unroll
     for (int i = 0; i < kCount; i += 4) {
       if (i == kHalf) finish_values();
@@ -292,14 +300,15 @@ struct Rows : RowState<C> {
     for (int i = kCount; i < kScores; i += 2) weights[i / 2] = 0;
     const float of_block[2] = {sum[0] + sum[1], sum[2] + sum[3]};
 #pragma unroll
-    for (int h = 0; h < 2; ++h) l[h] = fmaf(l[h], rescale[h], of_block[h]);
-    if constexpr (kFollows) {
+    for (int h = 0; h < 2; ++h) row_sum[h] = fmaf(row_sum[h], rescale[h], of_block[h]);
+    if constexpr (kPredictsShift) {
       if (key == 0) return;  // the tile's last block
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const float sum = over_row(of_block[h], Sum());
-        const int exponent = min((__float_as_int(sum) >> 23) - 127, kMostMove);
-        if (sum > 0) follow[h] = exponent > kSumSlack ? m[h] + static_cast<float>(exponent) : -kInfinity;
+        const int exponent = min((__float_as_int(sum) >> 23) - 127, kMaxShiftMove);
+        if (sum > 0)
+          predicted_shift[h] = exponent > kRescaleSumLog2 ? row_max[h] + static_cast<float>(exponent) : -kInfinity;
       }
     }
   }
@@ -309,7 +318,8 @@ struct Rows : RowState<C> {
 // `tiles` are set, 32 apart. They are done at the end, when nothing else needs registers: a call from within the loop
 // over tiles cost each tile some.
 template <class C>
-__device__ __noinline__ void redo_fallback_rows(const PrefillParams& params, const SequenceList& list, unsigned tiles) {
+__device__ __noinline__ void recompute_fallback_rows(const PrefillParams& params, const SequenceList& list,
+                                                     unsigned tiles) {
   const AttentionParams& p = params.p;
   const int lane = threadIdx.x % 32, warp_row = first_row_of_warp<C>();
   TileScheduler<C> scheduler{params, list};
@@ -325,8 +335,8 @@ __device__ __noinline__ void redo_fallback_rows(const PrefillParams& params, con
       falls_back = isnan(load(p.out, p.out_type, row_at(p.out_stride, head, row_of(head, row))));
     }
     if (const unsigned rows = __ballot_sync(~0u, falls_back) & 0xffff; rows != 0)
-      attend_rows<std::conditional_t<C::kQuantised, void, typename C::Element>, (C::kSize + 63) / 64 * 64,
-                  C::kModified>(p, tile.b, tile.hk, tile.row + warp_row, rows);
+      recompute_rows<std::conditional_t<C::kQuantised, void, typename C::Element>, (C::kSize + 63) / 64 * 64,
+                     C::kModified>(p, tile.b, tile.hk, tile.row + warp_row, rows);
   }
 }
 

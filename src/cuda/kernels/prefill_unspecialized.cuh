@@ -13,7 +13,7 @@ namespace rapt::cuda {
 // The one thread that loads. Blocks of keys are asked for kStages (V's: one) ahead of the products; when that is to be
 // the first of a tile, the tile is found.
 template <class C>
-struct SerialLoader {
+struct UnspecializedLoader {
   const PrefillParams& params;
   DenseShared<C>& shared;
   const DenseRings<C>& rings;
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   const auto& q = rings.q;
   const auto &k = rings.k, &v = rings.v;
   const bool loads = threadIdx.x == 0;
-  SerialLoader<C> loader{params, shared, rings};
+  UnspecializedLoader<C> loader{params, shared, rings};
   if (loads) {
     rings.init(params);
     loader.begin();
@@ -72,10 +72,10 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   __syncthreads();
 
   const int group = uniform(threadIdx.x / 128);
-  const std::uint32_t own_rows = group * kGroupRows * C::kRowBytes;
-  Rows<C> rows(params);
+  const std::uint32_t warp_rows = group * kGroupRows * C::kRowBytes;
+  OnlineSoftmax<C> rows(params);
   unsigned t = 0, n = 0;             // tiles and blocks of keys so far
-  unsigned bad_tiles = 0;            // with fallback rows
+  unsigned fallback_tiles = 0;       // with fallback rows
   const auto release_before = [&] {  // the tile before, once its results have left its Q's place
     if (t == 0) return;
     if (threadIdx.x % 32 == 0) tma_store_wait_read();
@@ -89,12 +89,12 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     if (blocks == 0) break;
     const bool idle = tile.row + group * kGroupRows >= tile.rows;
     rows.begin(tile);
-    const std::uint32_t q_matrix = matrix_at(q.slot(t) + own_rows);
+    const std::uint32_t q_matrix = matrix_at(q.slot(t) + warp_rows);
 #pragma unroll 1
     for (int block = blocks - 1; block >= 0; --block, ++n) {
-      const bool starts = block == blocks - 1;
+      const bool first_block = block == blocks - 1;
       if (idle) {
-        if (starts) release_before();
+        if (first_block) release_before();
         k.wait_full(n);
         k.release(n);
         v.wait_full(n);
@@ -102,18 +102,18 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
         continue;
       }
       const std::uint32_t k_matrix = matrix_at(k.slot(n)), v_matrix = matrix_at(v.slot(n), C::kKeys * C::kRowBytes);
-      float s[Rows<C>::kScores] = {};
+      float s[OnlineSoftmax<C>::kScores] = {};
       k.wait_full(n);
       pin(s);
       wgmma_fence();
       multiply_keys<C>(s, q_matrix, k_matrix);
       if (loads) loader.load_values(n + 1, t, block);
-      if (starts) release_before();
+      if (first_block) release_before();
       wgmma_wait<0>();
       pin(s);
       k.release(n);
       rows.softmax(s, tile, block * C::kKeys, 0, [] {});
-      if (!starts) rows.rescale_values();
+      if (!first_block) rows.rescale_values();
       v.wait_full(n);
       pin(rows.o);
       wgmma_fence();
@@ -124,16 +124,17 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
       v.release(n);
     }
     if (!idle) rows.finish(tile);
-    if (!idle && rows.store(tile, q.slot(t) + own_rows + threadIdx.x / 32 % 4 * 16 * C::kRowBytes))
-      bad_tiles |= 1u << t % 32;
+    if (!idle && rows.store(tile, q.slot(t) + warp_rows + threadIdx.x / 32 % 4 * 16 * C::kRowBytes))
+      fallback_tiles |= 1u << t % 32;
   }
-  if (bad_tiles == 0) {
+  if (fallback_tiles == 0) {
     tma_store_wait_read();  // before shared memory is gone
     return;
   }
   tma_store_wait();
   __syncwarp();
-  redo_fallback_rows<C>(params, reinterpret_cast<const SequenceList&>(shared), bad_tiles);  // which looks up no list
+  recompute_fallback_rows<C>(params, reinterpret_cast<const SequenceList&>(shared),
+                             fallback_tiles);  // which looks up no list
 }
 
 }  // namespace rapt::cuda

@@ -26,7 +26,7 @@ struct RowReader {
         vector(is_vector(p.q, p.q_stride, 2) && is_vector(p.k, p.k_stride, 2) && is_vector(p.v, p.v_stride, 2) &&
                p.d % 8 == 0 && p.dv % 8 == 0) {}
   // The lane's; its columns and all lanes' values are then asked for.
-  __device__ void take_key(const Head& head, std::int64_t key) {
+  __device__ void select_key(const Head& head, std::int64_t key) {
     k_at = head.key_at(p.k_stride, key), v_at = head.key_at(p.v_stride, key);
     if (!vector) return;
     for (int line = 0; line < p.d; line += 64) prefetch(static_cast<const T*>(p.k) + k_at + line);
@@ -111,7 +111,7 @@ struct RowReader<void> {
   std::int64_t key_ = 0;
 
   __device__ explicit RowReader(const Head& of) : p(of.p), head(&of) {}
-  __device__ void take_key(const Head&, std::int64_t key) { key_ = key; }
+  __device__ void select_key(const Head&, std::int64_t key) { key_ = key; }
   __device__ Chunk query(std::int64_t at, int column) const {
     Chunk chunk{};
     for (int i = 0; i < 8 && column + i < p.d; ++i)
@@ -149,7 +149,7 @@ __device__ X over_lanes(X x, Combine combine) {
 // nothing, whatever their values, and a row's bits do not depend on the others. For values of up to kMaxSize columns.
 // Out of line.
 template <class T, int kMaxSize, bool kModified>
-__device__ __noinline__ void attend_rows(const AttentionParams& p, int b, int hk, int first_row, unsigned rows) {
+__device__ __noinline__ void recompute_rows(const AttentionParams& p, int b, int hk, int first_row, unsigned rows) {
   using Reader = RowReader<T>;
   constexpr int kRows = std::is_void_v<T> || kModified ? 1 : 4;  // for modifiers there are no registers
   constexpr int kColumns = kMaxSize / 64;                        // pairs of a lane's columns, 64 apart
@@ -181,14 +181,14 @@ __device__ __noinline__ void attend_rows(const AttentionParams& p, int b, int hk
       end[i] = static_cast<int>(clamp_to(row.last - base, 0, to));
     }
 
-    double o[kRows][kColumns][2] = {}, l[kRows] = {};
-    float m[kRows];
+    double o[kRows][kColumns][2] = {}, row_sum[kRows] = {};
+    float row_max[kRows];
 #pragma unroll
-    for (float& x : m) x = -kInfinity;
+    for (float& x : row_max) x = -kInfinity;
 #pragma unroll 1
     for (int block = 0; block < to; block += 32) {
-      const int own = block + lane;
-      reader.take_key(head, base + min(max(own, from), to - 1));
+      const int lane_key = block + lane;
+      reader.select_key(head, base + min(max(lane_key, from), to - 1));
       float dot[kRows][2] = {};
 #pragma unroll 1
       for (int column = 0; column < d; column += 8 * Reader::kChunks) {
@@ -214,14 +214,14 @@ __device__ __noinline__ void attend_rows(const AttentionParams& p, int b, int hk
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
         float score = -kInfinity;
-        if (own >= begin[i] && own < end[i]) {
+        if (lane_key >= begin[i] && lane_key < end[i]) {
           score = (dot[i][0] + dot[i][1]) * (std::is_void_v<T> ? scale[i] : p.score.scale_log2);
-          if (kModified) score = finish_score(head, row_of(head, number[i]), base + own, score);
+          if (kModified) score = finish_score(head, row_of(head, number[i]), base + lane_key, score);
         }
-        const float before = m[i];
-        m[i] = fmaxf(m[i], over_lanes(score, Max()));
-        rescale[i] = exp2_approx(before - shift_of(m[i]));
-        weight[i] = weight_of(score, shift_of(m[i]));
+        const float before = row_max[i];
+        row_max[i] = fmaxf(row_max[i], over_lanes(score, Max()));
+        rescale[i] = exp2_approx(before - shift_of(row_max[i]));
+        weight[i] = weight_of(score, shift_of(row_max[i]));
       }
       float sum[kRows][kColumns][2] = {};
 #pragma unroll 1
@@ -244,7 +244,7 @@ __device__ __noinline__ void attend_rows(const AttentionParams& p, int b, int hk
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
         if (block >= end[i] || block + 32 <= begin[i]) continue;
-        l[i] = fma(l[i], rescale[i], static_cast<double>(weight[i]));
+        row_sum[i] = fma(row_sum[i], rescale[i], static_cast<double>(weight[i]));
 #pragma unroll
         for (int pair = 0; pair < kColumns; ++pair)
 #pragma unroll
@@ -259,9 +259,9 @@ __device__ __noinline__ void attend_rows(const AttentionParams& p, int b, int hk
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const Row row = row_of(head, number[i]);
-      const auto all = static_cast<float>(over_lanes(l[i], [](double x, double y) { return x + y; }));
-      const Finish f = finish_row(m[i], all, sink_of(head, row), alibi_shift_log2(head, row));
-      const float inverse = 1 / f.sum;
+      const auto all = static_cast<float>(over_lanes(row_sum[i], [](double x, double y) { return x + y; }));
+      const FinalizedRow f = finalize_row(row_max[i], all, sink_of(head, row), alibi_shift_log2(head, row));
+      const float output_scale = 1 / f.sum;
       const std::int64_t out = row_at(p.out_stride, head, row);
 #pragma unroll
       for (int pair = 0; pair < kColumns; ++pair)
@@ -269,7 +269,7 @@ __device__ __noinline__ void attend_rows(const AttentionParams& p, int b, int hk
         for (int e = 0; e < 2; ++e)
           if (const int column = 64 * pair + 2 * lane + e; column < dv)
             store(p.out, p.out_type, out + column * p.out_stride.d,
-                  f.sum == 0 ? 0.f : static_cast<float>(o[i][pair][e]) * f.half * f.half * inverse);
+                  f.sum == 0 ? 0.f : static_cast<float>(o[i][pair][e]) * f.root_scale * f.root_scale * output_scale);
       if (p.lse && lane == 0) p.lse[row_at(p.lse_stride, head, row)] = f.lse;
     }
   }

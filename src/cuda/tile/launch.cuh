@@ -7,13 +7,13 @@
 namespace rapt::cuda {
 
 // In the kernel before: the next may start on multiprocessors that have nothing left to do.
-__device__ inline void let_next_start() {
+__device__ inline void launch_dependent_grids() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 // In the next: what the one before wrote is there.
-__device__ inline void wait_for_previous() {
+__device__ inline void wait_on_dependent_grids() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
@@ -31,8 +31,9 @@ inline int multiprocessors() {
 // which is all that the <<<>>> leave, may be of a call before. `early`: while the kernel before ends. `cluster`: blocks
 // that run side by side.
 template <class... Parameters, class... Arguments>
-cudaError_t launch_clusters(dim3 cluster, bool early, void (*kernel)(Parameters...), dim3 blocks, unsigned threads,
-                            std::size_t shared_bytes, cudaStream_t stream, const Arguments&... arguments) {
+cudaError_t launch_clusters(dim3 cluster, bool overlap_previous, void (*kernel)(Parameters...), dim3 blocks,
+                            unsigned threads, std::size_t shared_bytes, cudaStream_t stream,
+                            const Arguments&... arguments) {
   constexpr std::size_t kUnasked = 48 << 10;  // of shared memory
   if (shared_bytes > kUnasked) {
     const cudaError_t status =
@@ -41,7 +42,7 @@ cudaError_t launch_clusters(dim3 cluster, bool early, void (*kernel)(Parameters.
   }
   cudaLaunchAttribute attributes[2]{};
   unsigned count = 0;
-  if (early) {
+  if (overlap_previous) {
     cudaLaunchAttribute& overlap = attributes[count++];
     overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     overlap.val.programmaticStreamSerializationAllowed = 1;
@@ -57,9 +58,9 @@ cudaError_t launch_clusters(dim3 cluster, bool early, void (*kernel)(Parameters.
   return cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
 }
 template <class... Parameters, class... Arguments>
-cudaError_t launch_kernel(bool early, void (*kernel)(Parameters...), unsigned blocks, unsigned threads,
+cudaError_t launch_kernel(bool overlap_previous, void (*kernel)(Parameters...), unsigned blocks, unsigned threads,
                           std::size_t shared_bytes, cudaStream_t stream, const Arguments&... arguments) {
-  return launch_clusters(1, early, kernel, blocks, threads, shared_bytes, stream, arguments...);
+  return launch_clusters(1, overlap_previous, kernel, blocks, threads, shared_bytes, stream, arguments...);
 }
 
 }  // namespace rapt::cuda

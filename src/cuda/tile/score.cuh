@@ -73,30 +73,30 @@ __device__ inline float shift_of(float max) {
 }
 
 // Of scores whose weights, taken relative to `m`, have this sum.
-__device__ inline float lse_of(float m, float sum, float alibi_shift) {
-  return sum == 0 ? -kInfinity : (m - alibi_shift + log2f(sum)) * kLn2;
+__device__ inline float lse_of(float row_max, float sum, float alibi_shift) {
+  return sum == 0 ? -kInfinity : (row_max - alibi_shift + log2f(sum)) * kLn2;
 }
 
 // A row whose weights, taken relative to its maximum, have this sum, with its sink: out is O half half / sum. The sink
 // may be so far above the maximum that its weight, or the weights relative to it, are no numbers that fp32 has.
-struct Finish {
-  float sum, half, lse;
+struct FinalizedRow {
+  float sum, root_scale, lse;
 };
-__device__ inline Finish finish_row(float max, float sum, float sink, float alibi_shift) {
-  const float m = shift_of(max), above = sink - m + alibi_shift;
+__device__ inline FinalizedRow finalize_row(float max, float sum, float sink, float alibi_shift) {
+  const float row_max = shift_of(max), above = sink - row_max + alibi_shift;
   const float sink_lse = sink * kLn2 + sum * 0;  // or NaN
   constexpr float kFar = 100;
   if (!(above <= kFar)) return {1, exp2_approx(above / -2) + (above - above), sink_lse};  // NaN for a sink of inf
   const float all = sum + exp2_approx(above);
-  return {all, 1, sum == 0 ? sink_lse : lse_of(m, all, alibi_shift)};
+  return {all, 1, sum == 0 ? sink_lse : lse_of(row_max, all, alibi_shift)};
 }
 
 // A weight of -0 marks a key that is hidden: times a value that is no NaN or Inf it adds nothing.
 __device__ inline bool is_hidden(float weight) {
   return __float_as_uint(weight) == 0x80000000u;
 }
-__device__ inline float weight_of(float score, float m) {
-  return score == -kInfinity ? -0.f : exp2_approx(score - m);
+__device__ inline float weight_of(float score, float row_max) {
+  return score == -kInfinity ? -0.f : exp2_approx(score - row_max);
 }
 
 }  // namespace rapt::cuda
