@@ -3,14 +3,16 @@
 
 #include <limits>
 
+#include "cuda/attention_choice.hpp"
 #include "cuda/entry.hpp"
 #include "cuda/kernels/kernels.hpp"
+#include "cuda/kernels/multiprocessors.hpp"
 
 namespace rapt::cuda {
 namespace {
 
 // Whether a kernel takes queries of f8e4m3, over what keys.
-enum class F8Queries { none, quantised_keys, any };
+enum class F8Queries { none, quantized_keys, any };
 
 struct AttentionKernel {
   const char* name;
@@ -26,21 +28,47 @@ struct AttentionKernel {
   cudaError_t (*run)(const AttentionParams&, void* workspace, cudaStream_t);
   // Which calls do without the workspace that plans ask for; null: none.
   bool (*needs_no_workspace)(const AttentionParams&) = nullptr;
+  // Names the kernels that a problem gets, where there is a choice.
+  std::string (*describe)(const AttentionShape&) = nullptr;
 };
 
 constexpr std::int64_t kMaxBlocks = std::numeric_limits<std::int32_t>::max();
 
 #ifdef RAPT_HAVE_SM90A
-constexpr DTypeSet kQuantisedTypes = kCacheTypes & ~kFloatTypes;
+constexpr DTypeSet kQuantizedTypes = kCacheTypes & ~kFloatTypes;
 
 // They are numbers of bf16.
 constexpr F8Queries f8_queries_of(DType arithmetic) {
-  return arithmetic == DType::bf16 ? F8Queries::quantised_keys : F8Queries::none;
+  return arithmetic == DType::bf16 ? F8Queries::quantized_keys : F8Queries::none;
 }
 
 // Of ragged sequences those with few rows are split, whatever the entry is for.
 bool splits_can_be_counted(const AttentionParams& a) {
   return a.total_q < 0 || decode_items(a) < kMaxBlocks / 8;  // thread blocks of a split
+}
+
+cudaError_t run_decode(const AttentionParams& a, void* workspace, cudaStream_t stream) {
+  const AttentionShape shape = shape_of(a);
+  auto* const memory = static_cast<std::byte*>(workspace);
+  switch (decode_kernel(shape)) {
+    case DecodeKernel::decode:
+      return launch_attention_decode(a, decode_config(shape), memory, stream);
+    case DecodeKernel::m64:
+      return launch_attention_decode_m64(a, decode_m64_config(shape), decode_config(shape), memory, stream);
+    default:
+      return launch_attention_decode_f32(a, memory, stream);
+  }
+}
+// After the tiles of a ragged call, its sequences with few rows, which those leave out.
+cudaError_t run_short_sequences(cudaError_t status, const AttentionParams& a, void* workspace, cudaStream_t stream) {
+  return status != cudaSuccess || a.total_q < 0 ? status : run_decode(a, workspace, stream);
+}
+cudaError_t run_prefill(const AttentionParams& a, void* workspace, cudaStream_t stream) {
+  const PrefillConfig config = prefill_config(shape_of(a), multiprocessors());
+  return run_short_sequences(launch_attention_prefill(a, config, stream), a, workspace, stream);
+}
+std::string describe_prefill_here(const AttentionShape& shape) {
+  return describe_prefill(shape, multiprocessors());
 }
 
 constexpr AttentionKernel decode(const char* name, const char* arithmetic, DType type) {
@@ -49,33 +77,28 @@ constexpr AttentionKernel decode(const char* name, const char* arithmetic, DType
           .facts = {.operation = Operation::attention,
                     .phase = Phase::decode,
                     .arithmetic = arithmetic,
-                    .dtypes = only(type) | kQuantisedTypes,
+                    .dtypes = only(type) | kQuantizedTypes,
                     .max_head_size = kDecodeMaxHeadSize},
           .refuse = [](const AttentionParams& a) -> std::string_view {
             // Ragged ones on a device are known by their total, and no row's kernel may depend on other sequences.
             if (a.total_q >= 0) return "takes no ragged queries";
             if (a.sq * a.group > kDecodeMaxRows) return "takes up to 64 rows (query tokens times heads of a group)";
-            if (is_quantised(a) && !quantised_groups_fit(a))
+            if (is_quantized(a) && !quantized_groups_fit(a))
               return "takes scales of whole rows, or of multiples of 32 columns";
             return prefill_can_count(a) && decode_items(a) < kMaxBlocks ? "" : "takes fewer than 2^30 keys and splits";
           },
           .f8_queries = f8_queries_of(type),
           .workspace = decode_workspace,
           .work_items = decode_items,
-          .run =
-              [](const AttentionParams& a, void* workspace, cudaStream_t stream) {
-                const auto run = is_quantised(a)          ? launch_attention_decode
-                                 : a.q_type == DType::f32 ? launch_attention_decode_f32
-                                                          : launch_attention_decode_m64;
-                return run(a, static_cast<std::byte*>(workspace), stream);
-              },
-          .needs_no_workspace = decode_writes_output_directly};
+          .run = run_decode,
+          .needs_no_workspace = decode_writes_output_directly,
+          .describe = describe_decode};
 }
 // Codes become elements of the queries' type. A key's scale multiplies its scores, and a value's its weights, which
 // fp16 has no range for.
 template <DType kType>
 std::string_view refuse_prefill_cache(const AttentionProblem& p) {
-  if ((only(p.kv_dtype) & kQuantisedTypes) == 0) return "";
+  if ((only(p.kv_dtype) & kQuantizedTypes) == 0) return "";
   if (p.zeros || p.k_groups > 1 || p.v_groups > 1) return "takes scales of whole rows, without zeros";
   return kType == DType::f16 && p.v_groups > 0 ? "takes no scales of values, which fp16 may lack the range for" : "";
 }
@@ -87,7 +110,7 @@ constexpr AttentionKernel prefill(const char* name, const char* arithmetic) {
           .facts = {.operation = Operation::attention,
                     .phase = Phase::prefill,
                     .arithmetic = arithmetic,
-                    .dtypes = only(kType) | kQuantisedTypes,
+                    .dtypes = only(kType) | kQuantizedTypes,
                     .max_head_size = kPrefillMaxHeadSize},
           .refuse = [](const AttentionParams& a) -> std::string_view {
             return prefill_can_count(a) && splits_can_be_counted(a)
@@ -96,13 +119,11 @@ constexpr AttentionKernel prefill(const char* name, const char* arithmetic) {
           },
           .refuse_problem = refuse_prefill_cache<kType>,
           .f8_queries = f8_queries_of(kType),
-          .workspace = prefill_workspace,
+          .workspace = [](const AttentionParams& a) { return a.total_q < 0 ? 0 : decode_workspace(a); },
           .work_items = simt_tiles,
-          .run =
-              [](const AttentionParams& a, void* workspace, cudaStream_t stream) {
-                return launch_attention_prefill(a, static_cast<std::byte*>(workspace), stream);
-              },
-          .needs_no_workspace = decode_writes_output_directly};
+          .run = run_prefill,
+          .needs_no_workspace = decode_writes_output_directly,
+          .describe = describe_prefill_here};
 }
 std::string_view refuse_prefill_f8(const AttentionProblem& p) {
   constexpr auto kNone = AttentionProblem::kNone;
@@ -138,7 +159,13 @@ constexpr AttentionKernel kPrefillF8 = {
     .work_items = simt_tiles,
     .run =
         [](const AttentionParams& a, void* workspace, cudaStream_t stream) {
-          return launch_attention_prefill_f8(a, static_cast<std::byte*>(workspace), stream);
+          const auto status = launch_attention_prefill_f8(a, static_cast<std::byte*>(workspace), stream);
+          return status ? *status : run_prefill(a, workspace, stream);
+        },
+    .describe =
+        [](const AttentionShape& shape) {
+          return "attention_prefill_f8; in bf16, where TMA cannot load rows or each query has a scale, by " +
+                 describe_prefill_here(shape);
         }};
 constexpr AttentionKernel latent(const char* name, const char* arithmetic, DType type) {
   return {.name = name,
@@ -191,7 +218,13 @@ constexpr AttentionKernel kKernels[] = {
      .work_items = simt_tiles,
      .run =
          [](const AttentionParams& a, void* workspace, cudaStream_t stream) {
-           return launch_attention_prefill_f32(a, static_cast<std::byte*>(workspace), stream);
+           const auto status = launch_attention_prefill_f32(a, static_cast<std::byte*>(workspace), stream);
+           return run_short_sequences(status, a, workspace, stream);
+         },
+     .describe =
+         [](const AttentionShape& shape) {
+           return std::string(shape.ragged_q ? "attention_prefill_f32, sequences of few rows by attention_decode_f32"
+                                             : "attention_prefill_f32");
          }},
 #endif
     {.name = "attention_simt.f32.cuda.q64k64",
@@ -256,6 +289,9 @@ class AttentionEntry final : public DeviceEntry {
  private:
   std::size_t workspace_bytes(const Problem& problem) const override { return kernel_.workspace(sizes_of(problem)); }
   std::int64_t work_items(const Problem& problem) const override { return kernel_.work_items(sizes_of(problem)); }
+  std::string kernels(const Problem& problem) const override {
+    return kernel_.describe ? kernel_.describe(shape_of(std::get<AttentionProblem>(problem))) : std::string();
+  }
   bool needs_workspace(const Params& params) const override {
     return kernel_.needs_no_workspace == nullptr || !kernel_.needs_no_workspace(std::get<AttentionParams>(params));
   }

@@ -9,7 +9,10 @@ namespace rapt::cuda {
 namespace {
 
 struct DevicePlan final : EntryPlan {
-  std::string note() const override { return std::to_string(work_items) + " tiles or rows of work"; }
+  std::string kernels;
+  std::string note() const override {
+    return std::to_string(work_items) + " tiles or rows of work" + (kernels.empty() ? "" : ", by " + kernels);
+  }
 };
 
 }  // namespace
@@ -25,6 +28,7 @@ std::unique_ptr<EntryPlan> DeviceEntry::plan(const Problem& problem, const Conte
   auto plan = std::make_unique<DevicePlan>();
   plan->workspace_bytes = workspace_bytes(problem);
   plan->work_items = work_items(problem);
+  plan->kernels = kernels(problem);
   return plan;
 }
 

@@ -34,6 +34,8 @@ class DeviceEntry : public Entry {
   // Of a call whose plan has some: taking it costs as much as a launch.
   virtual bool needs_workspace(const Params&) const { return true; }
   virtual std::int64_t work_items(const Problem&) const = 0;  // tiles or rows
+  // Which of the entry's kernels do it, for explain(); empty: there is one.
+  virtual std::string kernels(const Problem&) const { return {}; }
   virtual cudaError_t launch(const Params& params, std::byte* workspace, cudaStream_t stream) const = 0;
 };
 

@@ -106,7 +106,7 @@ cudaError_t cudaGetDeviceCount(int* count) {
   return result();
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
-  *value = which == cudaDevAttrComputeCapabilityMajor ? 9 : 0;
+  *value = which == cudaDevAttrComputeCapabilityMajor ? 9 : which == cudaDevAttrMultiProcessorCount ? 132 : 0;
   return result();
 }
 cudaError_t cudaGetDevice(int* device) {
@@ -165,16 +165,17 @@ std::size_t decode_workspace(const AttentionParams&) {
 bool decode_writes_output_directly(const AttentionParams&) {
   return false;
 }
-cudaError_t launch_attention_decode_m64(const AttentionParams&, std::byte*, cudaStream_t) {
+cudaError_t launch_attention_decode_m64(const AttentionParams&, const PrefillConfig&, const DecodeConfig&, std::byte*,
+                                        cudaStream_t) {
   return launched();
 }
 cudaError_t launch_attention_decode_f32(const AttentionParams&, std::byte*, cudaStream_t) {
   return launched();
 }
-bool quantised_groups_fit(const AttentionParams&) {
+bool quantized_groups_fit(const AttentionParams&) {
   return true;
 }
-cudaError_t launch_attention_decode(const AttentionParams&, std::byte*, cudaStream_t) {
+cudaError_t launch_attention_decode(const AttentionParams&, const DecodeConfig&, std::byte*, cudaStream_t) {
   return launched();
 }
 std::int64_t latent_items(const AttentionParams&) {
@@ -189,16 +190,13 @@ cudaError_t launch_attention_latent(const AttentionParams&, std::byte*, cudaStre
 bool prefill_can_count(const AttentionParams&) {
   return true;
 }
-std::size_t prefill_workspace(const AttentionParams&) {
-  return 0;
-}
-cudaError_t launch_attention_prefill(const AttentionParams&, std::byte*, cudaStream_t) {
+cudaError_t launch_attention_prefill(const AttentionParams&, const PrefillConfig&, cudaStream_t) {
   return launched();
 }
 std::size_t prefill_f8_workspace(const AttentionParams&) {
   return 64;
 }
-cudaError_t launch_attention_prefill_f8(const AttentionParams&, std::byte*, cudaStream_t) {
+std::optional<cudaError_t> launch_attention_prefill_f8(const AttentionParams&, std::byte*, cudaStream_t) {
   return launched();
 }
 bool prefill_f32_can_count(const AttentionParams&) {

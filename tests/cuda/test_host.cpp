@@ -249,6 +249,45 @@ TEST_CASE("cuda host: quantised caches and queries of 8 bits go to the kernels t
   }
 }
 
+TEST_CASE("cuda host: explain names the kernel that an entry chooses", "[unit]") {
+  const std::vector<EntryInfo> all = entries();
+  if (std::none_of(all.begin(), all.end(), [](const EntryInfo& entry) { return entry.isa == "sm90a"; })) return;
+  const std::vector<std::pair<std::string, std::string>> wanted = {
+      // A GPU of 132 multiprocessors.
+      {"b=64 hq=12 sq=197 d=64", "attention_prefill_unspecialized (128 rows x 128 keys, heads of 64, TMA)"},
+      {"b=2 hq=8 sq=4096 sk=77 d=40", "attention_prefill_unspecialized (128 rows x 80 keys, heads of 48, TMA)"},
+      {"b=2 hq=8 sq=4096 d=64", "attention_prefill_dense (192 rows x 128 keys, heads of 64, TMA)"},
+      {"b=2 hq=8 sq=4096 d=64 causal", "attention_prefill_unspecialized (128 rows x 128 keys, heads of 64, TMA)"},
+      {"b=2 hq=8 sq=4096 d=64 out=f32", "attention_prefill (192 rows x 128 keys, heads of 64, TMA)"},
+      {"b=1 hq=8 sq=1024 d=64", "attention_prefill_unspecialized (128 rows x 128 keys, heads of 64, TMA)"},
+      {"b=2 hq=8 sq=320 d=80", "attention_prefill_dense (64 rows x 96 keys, heads of 80, TMA)"},
+      {"b=2 hq=8 sq=321 d=80", "attention_prefill_dense (192 rows x 96 keys, heads of 80, TMA)"},
+      {"b=2 hq=8 sq=321 d=80 causal", "attention_prefill_dense (128 rows x 128 keys, heads of 80, TMA)"},
+      {"b=2 hq=8 sq=321 d=88", "attention_prefill_dense (128 rows x 128 keys, heads of 128, TMA)"},
+      {"b=2 hq=8 sq=321 d=96 seqlens", "attention_prefill (128 rows x 128 keys, heads of 96, TMA)"},
+      {"b=2 hq=8 sq=321 d=192", "attention_prefill (128 rows x 64 keys, heads of 192, TMA)"},
+      {"b=2 hq=8 sq=321 d=128 alibi align=bottom_right",
+       "attention_prefill (128 rows x 128 keys, heads of 128, modifies scores)"},
+      {"b=2 hq=8 sq=321 d=256 kv=i8 groups=1", "attention_prefill (128 rows x 64 keys, heads of 256, widens codes)"},
+      {"b=2 hq=8 hk=1 sq=2 sk=300 d=64", "attention_decode (16 rows, heads of 64)"},
+      {"b=2 hq=8 hk=1 sq=2 sk=300 d=64 alibi align=bottom_right", "attention_decode (16 rows, heads of 64)"},
+      {"b=2 hq=8 hk=1 sq=3 sk=300 d=64", "attention_decode_m64 (64 rows x 64 keys, heads of 64, TMA)"},
+      {"b=2 hq=8 hk=1 sq=3 sk=300 d=64 kv=i8 groups=1", "attention_decode (32 rows, heads of 64)"},
+      {"b=2 hq=8 hk=1 sq=3 sk=300 d=256 kv=i8 groups=1", "attention_decode (16 rows, heads of 256)"},
+      {"b=2 hq=8 hk=1 sq=3 sk=300 d=64 q=f16 out=f16 kv=i8 groups=1",
+       "attention_decode (8 rows, heads of 64, exact queries)"},
+      {"b=2 hq=8 hk=1 sq=5 ragged_q=9 sk=300 d=64",
+       "attention_prefill (192 rows x 128 keys, heads of 64, TMA), sequences of few rows by attention_decode_m64 (64 "
+       "rows x 64 keys, heads of 64, TMA) and attention_decode (16 rows, heads of 64)"}};
+  for (const auto& [words, kernel] : wanted) {
+    AttentionProblem problem = AttentionProblem::parse("attention dtype=bf16 " + words);
+    problem.device = DeviceType::cuda;
+    INFO(problem.to_string());
+    INFO(Plan(problem, Context()).explain());
+    CHECK(Plan(problem, Context()).explain().find(" by " + kernel + "\n") != std::string::npos);
+  }
+}
+
 TEST_CASE("cuda host: f8e4m3 products are opt-in, and say what they do not take", "[unit]") {
   const std::string products = "attention_prefill.f8e4m3.cuda.sm90a";
   const std::vector<EntryInfo> all = entries();

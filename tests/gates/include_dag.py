@@ -22,7 +22,7 @@ STDINT = r"<cstd(def|int)>"
 KERNEL = [POD, SEMANTICS, PARAMS, r'"cpu/(isa|tile|kernels)/\w+\.hpp"', r'"cpu/registry\.hpp"', r"<xsimd/xsimd\.hpp>",
           r"<(immintrin|emmintrin|arm_neon)\.h>", r"<(cstddef|cstdint|type_traits|utility|limits|bit)>"]
 CUDA_KERNEL = [POD, SEMANTICS, PARAMS, r'"cuda/(tile|hopper|kernels)/\w+\.(cuh|hpp)"',
-               r"<(algorithm|cmath|numeric|type_traits|cuda\w*|cstddef|cstdint)(\.h)?>"]
+               r"<(algorithm|array|cmath|numeric|optional|type_traits|utility|cuda\w*|cstddef|cstdint)(\.h)?>"]
 # The rooms of the framework, each with those below it. None sees SIMD, or a backend's kernels.
 STANDARD = r"<(?!xsimd|Eigen|fmt|immintrin|cuda|nvtx|ittnotify)[^>]+>"
 PUBLIC = r'"rapt/\w+\.(hpp|h)"'

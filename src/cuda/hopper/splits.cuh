@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "cuda/kernels/decode_config.hpp"
 #include "cuda/tile/head.cuh"
 
 namespace rapt::cuda {
@@ -14,7 +15,6 @@ constexpr int kSplitsOfSequence = 512, kMaxSplits = 256;
 constexpr int kSplitUnit = 128;  // keys; kernels' blocks of keys are divisors
 constexpr int kMinSplits = 8;    // of a sequence by itself, which has to occupy the GPU alone
 constexpr int kMinSplitKeys = 256, kEnoughSplitKeys = 512;  // no more than these are never split
-constexpr int kFewRows = 16;       // for more, splits are longer: partial results count beside their keys
 constexpr int kMaxSplitRows = 64;  // of a ragged sequence and kv head: with more it is not split
 
 struct Splits {
@@ -170,8 +170,8 @@ inline bool writes_output_directly(const AttentionParams& p, const PartialResult
 
 // Queues split_kv's kernels for these sequences: over quantised keys, or over 16-bit ones for up to kFewRows rows;
 // then, unless it `finishes` or combines rows itself, the kernel below.
-cudaError_t launch_decode_part(const AttentionParams& p, const PartialResults& partials, bool writes_output,
-                               bool overlap_previous, cudaStream_t stream);
+cudaError_t launch_decode_part(const AttentionParams& p, const DecodeConfig& config, const PartialResults& partials,
+                               bool writes_output, bool overlap_previous, cudaStream_t stream);
 
 // Queues the kernel that finishes the rows of these sequences, to begin while the one before ends.
 cudaError_t launch_attention_combine(const AttentionParams& p, const PartialResults& partials, cudaStream_t stream);

@@ -78,7 +78,7 @@ struct TileExtent {
 };
 
 // What a row has where keys are quantised: the scale of its query.
-template <bool kQuantised>
+template <bool kQuantized>
 struct RowScale {
   float scale;
 };
@@ -88,7 +88,7 @@ struct RowScale<false> {};
 // A tile of the queue with what its rows need, worked out once and in shared memory: registers are for what is hot.
 template <class C>
 struct Tile : TileExtent {
-  struct RowInfo : RowScale<C::kQuantised> {
+  struct RowInfo : RowScale<C::kQuantized> {
     std::int64_t q, out, lse;  // where it begins; negative: it does not exist
     int token, q_head;
     int first, last;  // the keys it sees, from `key` on
@@ -145,7 +145,7 @@ struct Tile : TileExtent {
       row.first = min(max(keys.first_of(token), 0), all_keys);
       row.last = min(max(keys.last_of(token), 0), end);
       row.sink = -kInfinity, row.alibi_shift = 0;
-      if constexpr (C::kQuantised) {
+      if constexpr (C::kQuantized) {
         const Strides& s = p.q_scale_stride;
         const float scale = p.q_scale ? p.q_scale[start(s) + in_group * s.h + token * s.s] : 1.f;
         row.scale = C::kModified ? fmaf(scale, 0, scale) : factor_of(scale);

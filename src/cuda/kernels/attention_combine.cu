@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kMaxSize>)
 // By the kernel of attention_prefill, which leaves the rows of an only split to attention_combine where scores have
 // modifiers.
 bool is_by_wgmma(const AttentionParams& p) {
-  return p.q_type != DType::f32 && !is_quantised(p) && !has_few_rows(p);
+  return p.q_type != DType::f32 && !is_quantized(p) && !has_few_rows(p);
 }
 
 template <int kMaxSize>

@@ -1,5 +1,8 @@
 // What the decoding of quantised caches, and that of few rows in 16 bits, is compiled for, and its launch.
+#include <array>
+
 #include "cuda/kernels/decode_same_keys.cuh"
+#include "cuda/tile/launch_one_of.cuh"
 
 namespace rapt::cuda {
 namespace {
@@ -107,7 +110,7 @@ std::int64_t blocks_of_any(const AttentionParams& p, std::int64_t heads, std::in
   return clamp_to(std::max(at_once, of_long), 1, splits);
 }
 
-// C: of a use other than `any`.
+// C: of a path other than `general`.
 template <class C>
 cudaError_t launch_same_keys(DecodeParams& params, std::int64_t tiles, int shared_bytes, cudaStream_t stream) {
   const AttentionParams& p = params.p;
@@ -139,8 +142,10 @@ cudaError_t launch_same_keys(DecodeParams& params, std::int64_t tiles, int share
   return launch_attention_combine(p, params.partials, stream);
 }
 
-template <class C>
+// Launches a kernel, by the fastest path that the call's rows allow.
+template <DecodeConfig kConfig>
 cudaError_t launch(DecodeParams params, cudaStream_t stream) {
+  using C = Decode<kConfig>;
   const AttentionParams& p = params.p;
   params.code_offset = C::Coding::kOffset;
   const std::int64_t rows = C::kIs16Bit ? std::min<std::int64_t>(max_rows(p), kFewRows) : max_rows(p);
@@ -153,14 +158,12 @@ cudaError_t launch(DecodeParams params, cudaStream_t stream) {
   params.vector = is_simple(p, params.k) && is_simple(p, params.v);
   const int shared_bytes = kDecodeWarps * C::kSlots * params.slot_bytes + C::kQueryBytes;
   if (takes_same_keys(params)) {
-    using Uniform = DecodeConfig<C::kType, C::kSize, C::kTiles, C::kComponents, DecodePath::uniform>;
-    using Dense = DecodeConfig<C::kType, C::kSize, C::kTiles, C::kComponents, DecodePath::dense>;
-    // Where they are faster, and calls are not too few for more kernels.
+    // Where the dense path is faster, and calls are not too few for more kernels.
     constexpr bool kHasDense = C::kSize < 256 && (C::kIs16Bit || (C::kTiles == 1 && C::kComponents == 1));
     if constexpr (kHasDense)
       if (params.grid.same_keys && !params.in_blocks)
-        return launch_same_keys<Dense>(params, tiles, shared_bytes, stream);
-    return launch_same_keys<Uniform>(params, tiles, shared_bytes, stream);
+        return launch_same_keys<Decode<with_path(kConfig, DecodePath::dense)>>(params, tiles, shared_bytes, stream);
+    return launch_same_keys<Decode<with_path(kConfig, DecodePath::same_keys)>>(params, tiles, shared_bytes, stream);
   }
   params.combines_in_cluster = !params.writes_output && !params.overlap_previous &&
                                have_room<C>(cluster, params.grid.blocks / at_least_1(cluster));
@@ -171,70 +174,43 @@ cudaError_t launch(DecodeParams params, cudaStream_t stream) {
   return launch_attention_combine(p, params.partials, stream);
 }
 
-template <DType kType, int kTiles, int kComponents>
-cudaError_t launch(const DecodeParams& params, cudaStream_t stream) {
-  const std::int64_t size = std::max(params.p.d, params.p.dv);
-  if (size <= 64) return launch<DecodeConfig<kType, 64, kTiles, kComponents>>(params, stream);
-  if (size <= 128) return launch<DecodeConfig<kType, 128, kTiles, kComponents>>(params, stream);
-  return launch<DecodeConfig<kType, 256, std::min(kTiles, 2), kComponents>>(params, stream);
-}
-
-// As many components as make queries exact, of 16 bits or of 32. Where they are several, registers are for 8 rows. No
-// bit depends on how many rows a block has: of ragged sequences, whose rows the host does not know, it has 16.
-template <DType kType>
-cudaError_t launch(const DecodeParams& params, cudaStream_t stream) {
-  const AttentionParams& p = params.p;
-  if (p.q_type != DType::bf16 && p.q_type != DType::f8e4m3) return launch<kType, 1, 3>(params, stream);
-  const std::int64_t rows = p.total_q < 0 ? p.sq * p.group : 16;
-  if (rows > 16) return launch<kType, 4, 1>(params, stream);
-  return rows > 8 ? launch<kType, 2, 1>(params, stream) : launch<kType, 1, 1>(params, stream);
-}
-
-// Keys and values that are elements of 16 bits, for few rows.
-template <DType kType>
-cudaError_t launch_plain(const DecodeParams& params, cudaStream_t stream) {
-  const AttentionParams& p = params.p;
-  const std::int64_t rows = p.total_q < 0 ? p.sq * p.group : kFewRows;
-  return rows > 8 ? launch<kType, 2, 1>(params, stream) : launch<kType, 1, 1>(params, stream);
-}
-
-cudaError_t launch(const DecodeParams& params, cudaStream_t stream) {
-  switch (params.p.kv_type) {
-    case DType::bf16:
-      return launch_plain<DType::bf16>(params, stream);
-    case DType::f16:
-      return launch_plain<DType::f16>(params, stream);
-    case DType::i8:
-      return launch<DType::i8>(params, stream);
-    case DType::i4x2:
-      return launch<DType::i4x2>(params, stream);
-    case DType::f8e4m3:
-      return launch<DType::f8e4m3>(params, stream);
-    default:
-      return launch<DType::f8e5m2>(params, stream);
+// Every kernel that attention_choice.cpp may choose.
+constexpr auto kKernels = [] {
+  std::array<DecodeConfig, 56> kernels{};
+  std::size_t count = 0;
+  for (const int size : {64, 128, 256}) {
+    for (const DType type : {DType::bf16, DType::f16})
+      for (const int tiles : {1, 2}) kernels[count++] = {.kv_type = type, .head_size = size, .row_tiles = tiles};
+    for (const DType type : {DType::i8, DType::i4x2, DType::f8e4m3, DType::f8e5m2}) {
+      kernels[count++] = {.kv_type = type, .head_size = size, .row_tiles = 1, .query_components = 3};
+      for (const int tiles : {1, 2, 4})
+        if (size < 256 || tiles < 4) kernels[count++] = {.kv_type = type, .head_size = size, .row_tiles = tiles};
+    }
   }
-}
+  return kernels;
+}();
 
 }  // namespace
 
-bool quantised_groups_fit(const AttentionParams& p) {
+bool quantized_groups_fit(const AttentionParams& p) {
   const auto fit = [](std::int64_t group, std::int64_t size) { return group == size || group % kGroupUnit == 0; };
   return fit(p.k_quant.group, p.d) && fit(p.v_quant.group, p.dv);
 }
 
-cudaError_t launch_decode_part(const AttentionParams& p, const PartialResults& partials, bool writes_output,
-                               bool overlap_previous, cudaStream_t stream) {
+cudaError_t launch_decode_part(const AttentionParams& p, const DecodeConfig& config, const PartialResults& partials,
+                               bool writes_output, bool overlap_previous, cudaStream_t stream) {
   DecodeParams params{.p = p, .partials = partials};
   params.writes_output = writes_output, params.overlap_previous = overlap_previous;
   params.modified = has_modifiers(p.score), params.scaled_queries = p.q_scale;
   params.in_blocks = p.page_size > 0, params.page_size = Divisor(p.page_size);
   set_queries(p, params);
-  return launch(params, stream);
+  return launch_one_of<kKernels>(config, [&](auto i) { return launch<kKernels[i]>(params, stream); });
 }
 
-cudaError_t launch_attention_decode(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
+cudaError_t launch_attention_decode(const AttentionParams& p, const DecodeConfig& config, std::byte* workspace,
+                                    cudaStream_t stream) {
   return for_each_part(p, partials_of(p, workspace), [&](const PartialResults& partials) {
-    return launch_decode_part(p, partials, partials.splits == 1, false, stream);
+    return launch_decode_part(p, config, partials, partials.splits == 1, false, stream);
   });
 }
 

@@ -34,7 +34,7 @@ constexpr float kCoarseScore =
 // The kernels for head sizes up to kSize.
 template <int kSize_, bool kModified_>
 struct PrefillF32Config {
-  static constexpr bool kSplit = false, kQuantised = false;
+  static constexpr bool kSplit = false, kQuantized = false;
   static constexpr int kBlocks = 1;                       // on a multiprocessor
   static constexpr int kSize = kSize_, kColumns = kSize;  // of shared memory, and of products
   static constexpr bool kModified = kModified_;           // scores need more than a scale
@@ -493,13 +493,12 @@ cudaError_t launch_attention_prefill_f32(const AttentionParams& p, std::byte* wo
   params.q_vector = is_vector(p.q, p.q_stride, 4), params.k_vector = is_vector(p.k, p.k_stride, 4);
   params.v_vector = is_vector(p.v, p.v_stride, 4);
   params.out_vector = is_vector(p.out, p.out_stride, p.out_type == DType::f32 ? 4 : 2);
-  const cudaError_t status = with_head_size(p, [&](auto size) {
+  return with_head_size(p, [&](auto size) {
     // Without a scale, masked scores would be -inf * 0.
     if (has_modifiers(p.score) || params.scale == 0)
       return launch<PrefillF32Config<size, true>>(params, workspace, stream);
     return launch<PrefillF32Config<size, false>>(params, workspace, stream);
   });
-  return status != cudaSuccess || p.total_q < 0 ? status : launch_attention_decode_f32(p, workspace, stream);
 }
 
 }  // namespace rapt::cuda

@@ -73,10 +73,10 @@ bool make_maps(PrefillF8Params& params, const std::byte* transposed) {
 }
 
 template <int kSize>
-cudaError_t launch(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
+std::optional<cudaError_t> launch(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
   using C = F8Config<kSize>;
   PrefillF8Params params{.p = p};
-  if (!make_maps<C>(params, workspace)) return launch_attention_prefill(p, workspace, stream);
+  if (!make_maps<C>(params, workspace)) return std::nullopt;
   const std::int64_t tiles = ceil_div(p.sq, C::kRows), all_tiles = tiles * p.b * p.hk * p.group;
   params.tiles = static_cast<int>(tiles), params.all_tiles = static_cast<int>(all_tiles);
   const Sequence sequence{0, 0, p.sq, p.sk, 0};
@@ -110,8 +110,9 @@ std::size_t prefill_f8_workspace(const AttentionParams& p) {
   return static_cast<std::size_t>(p.b * p.hk * p.dv * padded_keys(p));
 }
 
-cudaError_t launch_attention_prefill_f8(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
-  if (!can_load(p)) return launch_attention_prefill(p, workspace, stream);
+std::optional<cudaError_t> launch_attention_prefill_f8(const AttentionParams& p, std::byte* workspace,
+                                                       cudaStream_t stream) {
+  if (!can_load(p)) return std::nullopt;
   return p.d == 64 ? launch<64>(p, workspace, stream) : launch<128>(p, workspace, stream);
 }
 

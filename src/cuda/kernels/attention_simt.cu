@@ -45,10 +45,10 @@ using SmallTile = Shape<kChunks, kBlockThreads<kChunks>, 1, 64>;
 template <int kChunks>
 constexpr int kOperandsOfBoth = std::max(FullTile<kChunks>::kOperands, SmallTile<kChunks>::kOperands);
 
-// kQuantised: keys and values, which have scales, zeros and a tail to find then.
-template <int kOperands, bool kQuantised>
+// kQuantized: keys and values, which have scales, zeros and a tail to find then.
+template <int kOperands, bool kQuantized>
 struct Shared {
-  using Place = std::conditional_t<kQuantised, KvPlace, std::int64_t>;
+  using Place = std::conditional_t<kQuantized, KvPlace, std::int64_t>;
   alignas(16) float operands[kOperands];  // of q and k; or kColumns columns of v
   alignas(16) float weights[kRows * Matrix<kKeys>::kPitch];
   Row rows[kRows];
@@ -309,7 +309,7 @@ __device__ __forceinline__ void store_rows(const ThreadTile<S>& thread, const He
 }
 
 // Where keys and values come from, and which of the fetches are of four neighbours.
-template <bool kQuantised>
+template <bool kQuantized>
 struct Sources {
   Source q, k, v;
   Vector vector;
@@ -335,9 +335,9 @@ struct Sources<true> {
 };
 
 // The rows of tile `number` whose bits are set in `wanted`. A row's bits are the same whatever the shape.
-template <class S, int kOperands, bool kQuantised>
+template <class S, int kOperands, bool kQuantized>
 __device__ __forceinline__ void attend(const AttentionParams& p, unsigned number, std::uint64_t wanted,
-                                       Shared<kOperands, kQuantised>& shared) {
+                                       Shared<kOperands, kQuantized>& shared) {
   static_assert(kOperands >= S::kOperands);
   const auto tiles = static_cast<unsigned>(Tiles::tiles(p));
   const Tiles::Tile tile = Tiles::find(p, static_cast<int>(number / tiles), static_cast<int>(number % tiles));
@@ -345,7 +345,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p, unsigned number
   const std::int64_t rows = head.len_q * p.group;
   if (tile.row >= rows) return;
   const bool modified = has_modifiers(p.score);
-  const Sources<kQuantised> from(p);
+  const Sources<kQuantized> from(p);
   const ThreadTile<S> thread;
 
   find_rows<S>(head, tile.row, rows, wanted, shared);
@@ -380,10 +380,10 @@ __device__ __forceinline__ void attend(const AttentionParams& p, unsigned number
   store_rows(thread, head, shared, o, l);
 }
 
-template <int kChunks, bool kQuantised>
+template <int kChunks, bool kQuantized>
 __global__ void __launch_bounds__(kBlockThreads<kChunks>, kBlocksPerProcessor<kChunks>)
     attention_simt(const __grid_constant__ AttentionParams p) {
-  __shared__ Shared<FullTile<kChunks>::kOperands, kQuantised> shared;
+  __shared__ Shared<FullTile<kChunks>::kOperands, kQuantized> shared;
   // Heads one after another, so that K and V stay cached; the last rows first, since causal makes them the longest.
   const auto tiles = static_cast<unsigned>(Tiles::tiles(p)), in_head = blockIdx.x % tiles;
   attend<FullTile<kChunks>>(p, blockIdx.x - in_head + tiles - 1 - in_head, ~std::uint64_t{0}, shared);

@@ -5,6 +5,7 @@
 #include "cuda/hopper/codes.cuh"
 #include "cuda/hopper/host.cuh"
 #include "cuda/hopper/split_block.cuh"
+#include "cuda/kernels/decode_config.hpp"
 #include "cuda/kernels/kernels.hpp"
 #include "cuda/tile/divisor.hpp"
 
@@ -14,22 +15,18 @@ constexpr int kDecodeWarps = 4, kDecodeThreads = 32 * kDecodeWarps;
 constexpr int kGroupUnit = 32;  // columns: groups are multiples, or whole rows
 constexpr int kMaxUnits = kDecodeMaxHeadSize / kGroupUnit;
 
-// Which calls a kernel is for: any; those of which takes_same_keys() holds, where less is to be found out before the
-// first key is read; and of these, those whose sequences are all alike and not in pages, where next to nothing is.
-enum class DecodePath { any, uniform, dense };
-
-// For codes, or elements, of one type, head sizes up to kSize, rows in kTiles tiles of 8, and numbers in kComponents
-// components.
-template <DType kType_, int kSize_, int kTiles_, int kComponents_, DecodePath kUse = DecodePath::any>
-struct DecodeConfig {
-  static constexpr DType kType = kType_;
-  static constexpr bool kSameKeys = kUse != DecodePath::any, kDense = kUse == DecodePath::dense;
+// The sizes of a kernel's tiles and rings.
+template <DecodeConfig kConfig>
+struct Decode {
+  static constexpr DType kType = kConfig.kv_type;
+  static constexpr bool kSameKeys = kConfig.path != DecodePath::general, kDense = kConfig.path == DecodePath::dense;
   using Coding = Codes<kType>;
   using Element = std::conditional_t<kType == DType::f16, __half, __nv_bfloat16>;  // of products
   static constexpr bool kIs16Bit = Coding::kIs16Bit;
   // Weights are 2^kShift times as large, so that fp16 has more of the small ones.
   static constexpr float kShift = kType == DType::f16 ? 7 : 0;
-  static constexpr int kSize = kSize_, kTiles = kTiles_, kComponents = kComponents_;
+  static constexpr int kSize = kConfig.head_size, kTiles = kConfig.row_tiles;
+  static constexpr int kComponents = kConfig.query_components;
   static constexpr int kRows = 8 * kTiles;
   static constexpr int kRowBytes = kSize / Coding::kChunk * 16, kChunks = kRowBytes / 16;
   static constexpr int kStepKeys = kRowBytes > 128 ? 16 : 32, kKeyTiles = kStepKeys / 16;

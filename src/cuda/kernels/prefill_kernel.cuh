@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   const TileScheduler<C> scheduler{params, list};
   if (threadIdx.x < 128) {
     if (C::kTradesRegisters) registers_decrease<C::kLoadRegisters>();
-    if constexpr (C::kQuantised) {
+    if constexpr (C::kQuantized) {
       load_codes<C>(params, {params, queue, tiles, scheduler}, queue, tiles, q, k, v, data + C::kScalesAt);
     } else if constexpr (!C::kTma) {
       load_by_threads<C>(params, {params, queue, tiles, scheduler}, queue, tiles, q, k, v);
@@ -241,13 +241,9 @@ inline PrefillParams params_of(const AttentionParams& p) {
   return params;
 }
 
-// Whether scores need more than a scale. Without one, masked scores would be -inf * 0.
-inline bool is_modified(const AttentionParams& p) {
-  return has_modifiers(p.score) || p.score.scale_log2 == 0;
-}
-
+// Launches the kernel whose thread blocks go through queues of tiles.
 template <class C>
-cudaError_t launch(PrefillParams& params, cudaStream_t stream) {
+cudaError_t launch_queued(PrefillParams& params, cudaStream_t stream) {
   const int blocks = plan_grid<C>(params, 2 * (params.p.d + params.p.dv));
   const int splits = C::kSplit ? params.partials.splits : 1;
   params.writes_output = C::kSplit && writes_output_directly(params.p, params.partials);
@@ -275,32 +271,25 @@ bool make_maps(PrefillParams& params) {
   return true;
 }
 
-// Of dense sequences that are all alike: launches attention_prefill_dense or attention_prefill_unspecialized if TMA can
-// load and store all. False: it cannot.
-template <class C>
-bool launch_dense(PrefillParams& params, cudaStream_t stream, cudaError_t& status) {
-  const AttentionParams& p = params.p;
-  if (!are_alike(p) || p.page_size > 0 || p.out_type != p.q_type) return false;
-  if (!make_maps<C>(params) || !params.q_by_tma || !params.out_by_tma) return false;
-  const int blocks = plan_grid<C>(params, 2 * (p.d + p.dv));
-  const auto kernel = [] {
-    if constexpr (C::kUnspecialized) return attention_prefill_unspecialized<C>;
-    else return attention_prefill_dense<C>;
-  }();
-  status = launch_kernel(false, kernel, blocks, C::kThreads, sizeof(DenseShared<C>), stream, params);
-  return true;
-}
-
-// Of scores that need no more than a scale: by TMA if it can load K and V, else in the form `Other`.
-template <class C, class Other>
-cudaError_t launch_queued(PrefillParams& params, cudaStream_t stream) {
-  return make_maps<C>(params) ? launch<C>(params, stream) : launch<Other>(params, stream);
-}
-// And of sequences that launch_dense() takes, by that.
-template <class C, class Other>
-cudaError_t launch_plain(PrefillParams& params, cudaStream_t stream) {
-  if (cudaError_t status; launch_dense<Dense<C>>(params, stream, status)) return status;
-  return launch_queued<C, Other>(params, stream);
+// Launches a kernel; or, where TMA cannot describe the call's rows, one that does without.
+template <PrefillConfig kConfig>
+cudaError_t launch_prefill(PrefillParams& params, cudaStream_t stream) {
+  using C = Prefill<kConfig>;
+  if constexpr (kConfig.dense) {
+    if (!make_maps<C>(params) || !params.q_by_tma || !params.out_by_tma)
+      return launch_prefill<without_dense(kConfig)>(params, stream);
+    const int blocks = plan_grid<C>(params, 2 * (params.p.d + params.p.dv));
+    const auto kernel = [] {
+      if constexpr (kConfig.warp_specialized) return attention_prefill_dense<C>;
+      else return attention_prefill_unspecialized<C>;
+    }();
+    return launch_kernel(false, kernel, blocks, C::kThreads, sizeof(DenseShared<C>), stream, params);
+  } else if constexpr (kConfig.tma) {
+    return make_maps<C>(params) ? launch_queued<C>(params, stream)
+                                : launch_prefill<without_tma(kConfig)>(params, stream);
+  } else {
+    return launch_queued<C>(params, stream);
+  }
 }
 
 }  // namespace rapt::cuda

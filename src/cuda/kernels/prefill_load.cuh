@@ -39,7 +39,7 @@ __device__ void load_q(const PrefillParams& params, const TileQueue& queue, cons
   q.wait_empty(i);
 #pragma unroll 1
   for (int row = (threadIdx.x - (128 - C::kProducers)) / 32 * 16; row < C::kRows; row += C::kProducers / 2)
-    if (C::kQuantised && p.q_type == DType::f8e4m3)
+    if (C::kQuantized && p.q_type == DType::f8e4m3)
       load_f8_rows<C>(q.slot(i) + row * C::kRowBytes, p, tile.row_info[row + threadIdx.x % 16].q);
     else
       load_rows<C::kSize, 2, C::kPanel>(16, q.slot(i) + row * C::kRowBytes, C::kRows * C::kRowBytes, p.q,

@@ -64,7 +64,7 @@ struct OnlineSoftmax : SoftmaxState<C> {
   template <class AwaitValues>
   __device__ void softmax(float (&s)[kScores], const TileOf<C>& tile, int key, [[maybe_unused]] std::uint32_t scales,
                           AwaitValues finish_values) {
-    if constexpr (C::kQuantised) {
+    if constexpr (C::kQuantized) {
 #pragma unroll
       for (int i = 0; i < kScores; i += 4) {
         const float2 two = load8(scales + 4 * (2 * i + column));
@@ -204,17 +204,17 @@ struct OnlineSoftmax : SoftmaxState<C> {
 
  private:
   // Queries may have scales: a factor to a row's scores, before modifiers if there are any.
-  static constexpr bool kScalesRows = C::kQuantised && !C::kModified;
+  static constexpr bool kScalesRows = C::kQuantized && !C::kModified;
   template <class RowInfo>
   __device__ float inner_of(const RowInfo& r) const {
-    if constexpr (C::kQuantised) return params.inner * r.scale;
+    if constexpr (C::kQuantized) return params.inner * r.scale;
     else return params.inner;
   }
 
   // Exponentials take as long as products here, so what is done around them counts. Where no row of the warp sees a
   // block's second half, only the first is computed, with the same bits.
   static constexpr bool kSkipsMaskedHalf =
-      C::kSize == 64 && C::kKeys == 128 && !C::kSplit && !C::kModified && !C::kQuantised;
+      C::kSize == 64 && C::kKeys == 128 && !C::kSplit && !C::kModified && !C::kQuantized;
   // And in bf16 a row's shift comes from the sum of weights of the block before, not from the block's own maximum, so
   // that exponentials wait for no reduction. Weights may then pass 2^kRescaleThreshold by what scores rise from one
   // block to the next; rows whose weights add up to 2^kMaxShiftMove fall back. Not where scores have modifiers: a
@@ -275,7 +275,7 @@ struct OnlineSoftmax : SoftmaxState<C> {
       for (int n = 0; n < 4; ++n) sum[n] += s[i + n];
     };
     const auto pack_four = [&](int i) {
-      if constexpr (C::kQuantised) {
+      if constexpr (C::kQuantized) {
         const float2 two = load8(scales + 4 * (C::kKeys + 2 * i + column));
         s[i] *= two.x, s[i + 1] *= two.y, s[i + 2] *= two.x, s[i + 3] *= two.y;
       }
@@ -283,7 +283,7 @@ struct OnlineSoftmax : SoftmaxState<C> {
       for (int n = i; n < i + 4; n += 2) weights[n / 2] = pack<typename C::Element>(s[n], s[n + 1]);
     };
     // Packed so much later: when the weights before are used up, where they are not yet.
-    constexpr int kHalf = kCount / 2, kLater = C::kUnspecialized ? 4 : kHalf;
+    constexpr int kHalf = kCount / 2, kLater = C::kWarpSpecialized ? kHalf : 4;
 #pragma unroll
     for (int i = 0; i < kCount; i += 4) {
       if (i == kHalf) finish_values();
@@ -335,7 +335,7 @@ __device__ __noinline__ void recompute_fallback_rows(const PrefillParams& params
       falls_back = isnan(load(p.out, p.out_type, row_at(p.out_stride, head, row_of(head, row))));
     }
     if (const unsigned rows = __ballot_sync(~0u, falls_back) & 0xffff; rows != 0)
-      recompute_rows<std::conditional_t<C::kQuantised, void, typename C::Element>, (C::kSize + 63) / 64 * 64,
+      recompute_rows<std::conditional_t<C::kQuantized, void, typename C::Element>, (C::kSize + 63) / 64 * 64,
                      C::kModified>(p, tile.b, tile.hk, tile.row + warp_row, rows);
   }
 }

@@ -1,8 +1,10 @@
-// Launches: how much runs at once, and kernels one after another in a stream, the next starting while the one before
+// Launches: kernels one after another in a stream, the next starting while the one before
 // ends (programmatic dependent launch, from compute capability 9.0).
 #pragma once
 
 #include <cuda_runtime.h>
+
+#include "cuda/kernels/multiprocessors.hpp"
 
 namespace rapt::cuda {
 
@@ -17,14 +19,6 @@ __device__ inline void wait_on_dependent_grids() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
-}
-
-// Multiprocessors of the current device; 1 where CUDA fails, as the launch then will.
-inline int multiprocessors() {
-  int device = 0, count = 1;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-  return count;
 }
 
 // kernel<<<blocks, threads, shared_bytes, stream>>>(arguments...), and what became of that launch: the last error,
