@@ -1,5 +1,4 @@
-// What attention_prefill is compiled for, and what a launch gets: for those who fill its rings (prefill_load.cuh),
-// those who empty them (prefill_softmax.cuh) and the kernel itself.
+// attention_prefill's sizes for a PrefillConfig, and the parameters of its launches.
 #pragma once
 
 #include <type_traits>
@@ -9,7 +8,7 @@
 
 namespace rapt::cuda {
 
-// Where all keys together weigh less beside a sink, their weights are no longer as exact as T.
+// A row whose keys together weigh less than this share of its sink falls back: weights in T are too coarse there.
 template <class T>
 constexpr float kMinKeyWeight = std::is_same_v<T, __half> ? 0x1p-16f : 0x1p-20f;
 
@@ -18,7 +17,7 @@ template <PrefillConfig kConfig>
 struct Prefill {
   using Element = std::conditional_t<kConfig.element == DType::f16, __half, __nv_bfloat16>;
   static constexpr int kSize = kConfig.head_size, kColumns = kConfig.columns;
-  // Shared memory has panels of so many columns, in rows of so many bytes.
+  // Rows lie in shared memory in panels of kPanel columns, kRowBytes to a panel's row.
   static constexpr int kPanel = kSize % 64 == 0 ? 64 : 32, kPanels = kSize / kPanel, kRowBytes = 2 * kPanel;
   static constexpr bool kTma = kConfig.tma, kModified = kConfig.modified, kSplit = kConfig.split_kv;
   static constexpr bool kQuantized = kConfig.quantized, kDense = kConfig.dense;
@@ -28,7 +27,7 @@ struct Prefill {
   static constexpr int kRows = kGroupRows * kGroups, kKeys = kConfig.block_k;
   // Thread blocks on a multiprocessor. With two, one block's tile begins while the other's ends.
   static constexpr int kBlocks = !kWarpSpecialized || (kGroups == 1 && kSize <= (kSplit ? 128 : 96)) ? 2 : 1;
-  static constexpr int kCodeRegisters = kSize == 256 ? 88 : 120;  // as many as O leaves
+  static constexpr int kCodeRegisters = kSize == 256 ? 88 : 120;  // what O leaves
   static constexpr int kLoadRegisters = kQuantized     ? kCodeRegisters
                                         : kGroups > 2  ? 32
                                         : kGroups == 1 ? 88
@@ -67,14 +66,13 @@ struct Prefill {
 };
 
 struct PrefillParams : TileGrid {
-  CUtensorMap q, k, v, out;  // if TMA loads them, or stores it
+  CUtensorMap q, k, v, out;  // where TMA loads them, and stores out
   bool out_by_tma;
-  bool writes_output;        // no sequence's keys are split, and results are stored at once
-  bool overlap_previous;     // to begin while the launch before, of this call, is at work
-  bool combines_in_cluster;  // the thread blocks of a sequence and kv head are a cluster, and combine their partial
-                             // results
-  float inner, outer;        // scales of scores, before and after the modifiers; Q takes the sign
-  bool q_vector, kv_vector;  // 16 bytes at a time
+  bool writes_output;        // kSplit: every sequence has one split, and results go to out instead of partial results
+  bool overlap_previous;     // starts while the previous launch of the call ends (programmatic dependent launch)
+  bool combines_in_cluster;  // kSplit: the splits of a kv head are a cluster, which combines their partial results
+  float inner, outer;        // factors of scores, before and after modifiers; a negative scale's sign goes to Q
+  bool q_vector, kv_vector;  // rows are aligned to 16 bytes, and contiguous
   Divisor page_size;
   int box;                    // keys of a tensor map's box
   std::uint32_t code_offset;  // of codes: Codes::offset

@@ -1,15 +1,17 @@
-// Attention of 16-bit types on Hopper's tensor cores: FlashAttention-3's schedule. A block or two per multiprocessor
-// go through tiles of query rows; a block's first warpgroup fills rings of Q tiles and of K and V blocks in shared
-// memory, and each of the others does 64 rows of the tile. S = Q K^T of one key block runs while the softmax of the
-// block before feeds O += P V. (Warpgroups taking turns, at products or at exponentials, were up to 5 % slower on an
-// H200.) Results leave by way of their Q's place, while the next tile is at work: attention_prefill_dense has a thread
-// of the first warpgroup store them.
+// attention_prefill: out = softmax(q k^T) v of 16-bit types on Hopper's tensor cores, by FlashAttention-3's schedule.
 //
-// Keys are cut into blocks at multiples of the block size from key 0 and taken from the last to the first. A block that
-// is masked for a row leaves what the row has unchanged to the bit, so that a row's result is its own.
+// Launched by attention_prefill.cu and attention_decode_m64.cu. Thread blocks are persistent: one or two on a
+// multiprocessor go through tiles of query rows. A block's first warpgroup (the producer) loads Q tiles and blocks of K
+// and V into rings in shared memory. Each of the other warpgroups does 64 rows of the tile: S = Q K^T of one key block
+// runs on the tensor cores while the softmax of the previous block feeds O += P V. (Ping-pong between warpgroups was up
+// to 5 % slower on an H200.) Results leave through the place of the tile's Q, while the next tile is at work.
 //
-// Masked weights are 0, but 0 times NaN is NaN: results that are not finite are not trusted. Such rows are fallback
-// rows, which their warp computes once more in the end.
+// Key blocks begin at multiples of block_k from key 0 and are taken from the last to the first. A block that is masked
+// for a row leaves the row's state unchanged to the bit, so a row's result does not depend on the other rows of its
+// tile.
+//
+// Masked weights are 0, but 0 times NaN is NaN: a result that is not finite may come from a hidden value. Such rows are
+// fallback rows, which their warp recomputes when all tiles are done.
 #pragma once
 
 #include <cmath>
@@ -25,7 +27,7 @@
 
 namespace rapt::cuda {
 
-// The tiles to come, as a math warpgroup sees them: of those in a queue.
+// The tiles of the thread block, as math warpgroups see them: in a queue that the producer fills.
 template <class C>
 struct QueuedTiles {
   const PrefillParams& params;
@@ -48,24 +50,24 @@ struct QueuedTiles {
   }
 };
 
-// A math warpgroup.
+// A math warpgroup: all tiles of its thread block.
 template <class C, class Tiles>
 __device__ void attend(const PrefillParams& params, const Tiles& tiles, const QueryRing<C>& q, const Blocks<C>& k,
                        const Blocks<C>& v, std::uint32_t scales, int group) {
   OnlineSoftmax<C> rows(params);
-  unsigned t = 0, stored = 0;   // tiles so far, and of these with their results stored
-  unsigned fallback_tiles = 0;  // with fallback rows
-  bool storing = false;         // those of tile `stored` may be on their way from its Q's place
+  unsigned t = 0, stored = 0;   // tiles begun; tiles whose results have been stored
+  unsigned fallback_tiles = 0;  // bit t % 32: tile t has fallback rows
+  bool storing = false;         // TMA may still read results of tile `stored` from its Q's place
   bool has_tile = tiles.exists(t);
   if (!has_tile) return;
   q.wait_full(t);
-  // One of two warpgroups begins later, or both multiply at the same time, and both exponentiate.
+  // Delays one of two warpgroups, so that one multiplies while the other exponentiates.
   if (C::kGroups == 2 && group == 1 && tiles[t].blocks > 1) __nanosleep(1000);
 
-  int block = 0;            // of the tile, whose scores these are
-  bool first_block = true;  // it is its tile's first, or there is no more; O is complete once the weights are used
+  int block = 0;            // the tile's key block whose scores are in s
+  bool first_block = true;  // s is of the tile's first block, or of none; O of the tile before is complete then
   std::uint32_t q_matrix = 0;
-  for (unsigned n = 0;; ++n) {  // K and V blocks so far; V's are one behind
+  for (unsigned n = 0;; ++n) {  // counts K blocks; V blocks are one behind
     if (C::kStoresByTma && storing) {
       if (threadIdx.x % 32 == 0) tma_store_wait_read();
       q.release(stored++);
@@ -77,7 +79,7 @@ __device__ void attend(const PrefillParams& params, const Tiles& tiles, const Qu
     }
     if (has_tile) k.wait_full(n);
 
-    // S = Q K^T of the next block, then O += P V of this one. The first and the last time one of them is for nothing.
+    // S = Q K^T of the next block, then O += P V of this one. In the first pass P is 0, and in the last S is not used.
     const std::uint32_t k_matrix = matrix_at(k.slot(n));
     const std::uint32_t v_matrix = matrix_at(v.slot(n - 1), C::kKeys * C::kRowBytes);
     float s[OnlineSoftmax<C>::kScores] = {};
@@ -86,14 +88,14 @@ __device__ void attend(const PrefillParams& params, const Tiles& tiles, const Qu
     wgmma_fence();
     multiply_keys<C>(s, q_matrix, k_matrix);
     if (n > 0) v.wait_full(n - 1);
-    wgmma_fence();  // or ptxas adds one, and says so
+    wgmma_fence();  // without it ptxas inserts one and warns
     multiply_values<C>(rows.o, rows.weights, v_matrix);
     wgmma_wait<1>();
     pin(s);
     if (has_tile) k.release(n);
 
     if (first_block) {
-      // Beside the last products. (Not where tiles are queued: ptxas then has sums of weights wait for products, too.)
+      // While the last products run. (Not with a queue of tiles: ptxas then makes row sums wait for the products, too.)
       if (C::kDense && n > 0) rows.finish(tiles[t - 1]);
       wgmma_wait<0>();
       pin(rows.o);
@@ -107,7 +109,7 @@ __device__ void attend(const PrefillParams& params, const Tiles& tiles, const Qu
         tiles.done(t - 1);
       }
       if (!has_tile) {
-        if (C::kStoresByTma) tma_store_wait_read();  // before shared memory is gone
+        if (C::kStoresByTma) tma_store_wait_read();  // TMA reads shared memory until then
         break;
       }
       rows.begin(tiles[t]);
@@ -125,7 +127,7 @@ __device__ void attend(const PrefillParams& params, const Tiles& tiles, const Qu
       ++t;
       has_tile = tiles.exists(t);
     }
-    if constexpr (C::kModified && C::kSize == 256) wgmma_wait<0>();  // the weights' registers are wanted
+    if constexpr (C::kModified && C::kSize == 256) wgmma_wait<0>();  // the modifiers need the registers of the weights
     rows.softmax(s, tile, block * C::kKeys, scales + n % C::kScaleBlocks * C::kScaleBytes, [&] {
       if (first_block) return;
       wgmma_wait<0>();
@@ -203,11 +205,12 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
                                                           SplitKeys(head, params.partials.rule).count, warp);
       }
     }
-    if (params.overlap_previous) wait_on_dependent_grids();  // whoever waits for this one, waits for that as well
+    if (params.overlap_previous)
+      wait_on_dependent_grids();  // so that a grid that depends on this one also depends on that one
   }
 }
 
-// The same of dense sequences that are all alike.
+// attention_prefill_dense: the same for sequences of equal lengths, whose results a thread of the producer stores.
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     attention_prefill_dense(const __grid_constant__ PrefillParams params) {
@@ -227,7 +230,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   }
 }
 
-// But for what tensor maps and quantised keys need.
+// A launch's parameters, except tensor maps and what quantized keys need.
 inline PrefillParams params_of(const AttentionParams& p) {
   PrefillParams params{};
   params.p = p;
@@ -247,14 +250,14 @@ cudaError_t launch_queued(PrefillParams& params, cudaStream_t stream) {
   const int blocks = plan_grid<C>(params, 2 * (params.p.d + params.p.dv));
   const int splits = C::kSplit ? params.partials.splits : 1;
   params.writes_output = C::kSplit && writes_output_directly(params.p, params.partials);
-  // Only where clusters have room beside each other: others wait until all of their thread blocks do.
+  // Only where all clusters fit at once: a cluster starts when all of its thread blocks have room.
   params.combines_in_cluster = C::kSplit && params.p.total_q < 0 && !params.writes_output &&
                                splits <= kMaxCombineCluster && 2 * params.all <= multiprocessors();
   return launch_clusters(params.combines_in_cluster ? splits : 1, params.overlap_previous, attention_prefill<C>, blocks,
                          C::kThreads, C::kSharedBytes + SequenceList::bytes(params), stream, params);
 }
 
-// Describes a call's rows to TMA. False: it cannot load K and V.
+// Describes a call's rows to TMA. False: TMA cannot load its K and V.
 template <class C>
 bool make_maps(PrefillParams& params) {
   const AttentionParams& p = params.p;

@@ -1,5 +1,5 @@
-// How attention_prefill's rings of Q tiles and of K and V blocks in shared memory are filled, by TMA where tensor maps
-// can describe the rows, else by the threads of the first warpgroup; and how TMA stores results.
+// attention_prefill's loads and stores: the rings of Q tiles and of K and V blocks are filled by TMA where tensor maps
+// can describe the rows, else by the threads of the first warpgroup.
 #pragma once
 
 #include "cuda/hopper/tma.cuh"
@@ -7,7 +7,7 @@
 
 namespace rapt::cuda {
 
-// 16 rows of Q of f8e4m3, which are numbers of bf16 exactly, by one warp as load_rows() has them.
+// 16 rows of Q in f8e4m3, by one warp, widened to bf16, which holds them exactly. Same layout as load_rows().
 template <class C>
 __device__ void load_f8_rows(std::uint32_t to, const AttentionParams& p, std::int64_t at) {
   constexpr int kChunks = C::kSize / 8, kPanelChunks = C::kPanel / 8;
@@ -29,7 +29,7 @@ __device__ void load_f8_rows(std::uint32_t to, const AttentionParams& p, std::in
   }
 }
 
-// Tile i's rows of Q, by the threads that queued it.
+// Tile i's rows of Q, by the producer threads.
 template <class C>
 __device__ void load_q(const PrefillParams& params, const TileQueue& queue, const Tile<C>* tiles, const QueryRing<C>& q,
                        unsigned i) {
@@ -51,7 +51,7 @@ __device__ void load_q(const PrefillParams& params, const TileQueue& queue, cons
   barrier_arrive(q.full(i));
 }
 
-// Whether a head's keys shall stay in L2 for tiles to come: few tiles read them side by side.
+// Whether K and V are to stay in L2: other tiles of the head read them later. (Few tiles read them at the same time.)
 template <class C>
 __device__ bool keeps_keys(const PrefillParams& params) {
   return params.tiles * C::kGroups > 4;
@@ -72,8 +72,8 @@ __device__ void load_q_by_tma(const PrefillParams& params, const TileExtent& til
                tile.q_first + tile.token + group * tokens, tile.hk, params.p.total_q >= 0 ? 0 : tile.b, barrier);
 }
 
-// A tile's results by TMA from where store_rows_to_shared() put them, by one thread: those from `row` on, as many as
-// the map's boxes have. Of dense queries, whose rows past the last one the map knows.
+// Stores a tile's results by TMA, by one thread, from where store_rows_to_shared() put them: as many rows from `row` on
+// as the map's boxes have. Of dense queries only: the map ends at a sequence's last row.
 template <class C>
 __device__ __forceinline__ void store_by_tma(const PrefillParams& params, const TileExtent& tile, int row,
                                              std::uint32_t from) {
@@ -86,8 +86,8 @@ __device__ __forceinline__ void store_by_tma(const PrefillParams& params, const 
   tma_store_commit();
 }
 
-// Where TMA loads K and V, and mostly Q: by one thread, or where keys lie in pages by one warp, whose lanes have one
-// box of a block's keys each.
+// Loads K and V by TMA, and Q if a map describes it. By one thread; or, for paged keys, by one warp, each lane with one
+// box of a block's keys.
 template <class C, bool kPaged>
 __device__ void load_by_tma(const PrefillParams& params, TileScheduler<C> scheduler, const QueryRing<C>& q,
                             const Blocks<C>& k, const Blocks<C>& v) {
@@ -115,7 +115,7 @@ __device__ void load_by_tma(const PrefillParams& params, TileScheduler<C> schedu
     KeyBoxes::Box next = place(blocks - 1);
     for (int block = blocks - 1; block >= 0; --block, ++n) {
       const KeyBoxes::Box current = next;
-      if (block > 0) next = place(block - 1);  // early: it may be in a table, in the GPU's memory
+      if (block > 0) next = place(block - 1);  // a block ahead: the page table is in device memory
       const auto load = [&](const Blocks<C>& ring, const CUtensorMap& map) {
         ring.wait_empty(n);
         if (lane == 0) barrier_arrive_expecting(ring.full(n), C::kBlockBytes);
@@ -129,12 +129,12 @@ __device__ void load_by_tma(const PrefillParams& params, TileScheduler<C> schedu
       };
       load(k, params.k);
       load(v, params.v);
-      if (block == min(1, blocks - 1)) has_tile = scheduler.next(tile, keys);  // before it is urgent
+      if (block == min(1, blocks - 1)) has_tile = scheduler.next(tile, keys);  // before its loads are due
     }
   }
 }
 
-// Both by all threads of a warpgroup, for any layout of K and V. Only keys that some row sees are read.
+// Loads Q, K and V by all threads of a warpgroup, in any layout. Reads only keys that some row of the tile sees.
 template <class C>
 __device__ void load_by_threads(const PrefillParams& params, TileProducer<C> producer, const TileQueue& queue,
                                 Tile<C>* tiles, const QueryRing<C>& q, const Blocks<C>& k, const Blocks<C>& v) {
@@ -146,10 +146,10 @@ __device__ void load_by_threads(const PrefillParams& params, TileProducer<C> pro
   if (has_tile) load_q<C>(params, queue, tiles, q, 0);
   for (unsigned i = 0, n = 0; has_tile; ++i) {
     const TileExtent& tile = tiles[i % kQueueTiles];
-    has_tile = producer.push(i + 1);  // a tile early, so that its readers do not wait for it
+    has_tile = producer.push(i + 1);  // a tile ahead, so that its readers do not wait for it
 
     const Head head(p, tile.b, tile.hk);
-    std::uint32_t filling = 0;  // barrier of the block whose copies are under way
+    std::uint32_t filling = 0;  // full barrier of the block whose copies are in flight
     for (int block = tile.blocks - 1; block >= 0; --block, ++n) {
       const std::int64_t key = tile.key + block * C::kKeys + first + lane;
       const bool exists = key >= tile.begin && key < tile.end;

@@ -1,4 +1,5 @@
-// The online softmax of attention_prefill's rows in a warpgroup's registers, and their way out.
+// attention_prefill's online softmax: scores to weights, row statistics and results of a warpgroup's 64 rows, in
+// registers.
 #pragma once
 
 #include "cuda/hopper/fragment.cuh"
@@ -7,16 +8,16 @@
 
 namespace rapt::cuda {
 
-// A shift moves by so much at most at once, so that what it makes of O and l is no denormal number; and of rows whose
-// weights add up to as much, one over the sum is none.
+// The largest move of a shift at once: its factor on O and row_sum is no denormal number. A row whose weights add up to
+// kMaxRowSum or more falls back, since 1 / row_sum would be denormal.
 constexpr int kMaxShiftMove = 120;
 constexpr float kMaxRowSum = 0x1p120f;
 
-// S = Q K^T of a warpgroup's rows and a block of keys, and O += P V; both run behind the program's back.
+// S = Q K^T of a warpgroup's rows and a block of keys, and O += P V. Both are asynchronous: wgmma_wait() ends them.
 template <class C>
 __device__ __forceinline__ void multiply_keys(float (&s)[C::kKeys / 2], std::uint32_t q_matrix,
                                               std::uint32_t k_matrix) {
-  constexpr int kSteps = C::kPanel / 16;  // in a panel
+  constexpr int kSteps = C::kPanel / 16;  // of 16 columns in a panel
 #pragma unroll
   for (int i = 0; i < C::kColumns / 16; ++i) {
     const int panel = i / kSteps * (C::kRowBytes / 16), step = i % kSteps * 2;
@@ -34,7 +35,7 @@ __device__ __forceinline__ void multiply_values(float (&o)[C::kColumns / 2], con
   wgmma_commit();
 }
 
-// A math warpgroup's state.
+// A math warpgroup's state: weights, O and statistics of its rows.
 template <class C>
 struct OnlineSoftmax : SoftmaxState<C> {
   using SoftmaxState<C>::kScores, SoftmaxState<C>::kOut, SoftmaxState<C>::lane, SoftmaxState<C>::warp_row,
@@ -44,8 +45,8 @@ struct OnlineSoftmax : SoftmaxState<C> {
 
   const PrefillParams& params;
   std::uint32_t weights[kScores / 2] = {};  // of the block before the one in s, as operand A
-  [[maybe_unused]] float row_factor[2];     // of scores, where kScalesRows
-  int all_from, all_to;                     // keys that all of the warp's rows see, counted like `first`
+  [[maybe_unused]] float row_factor[2];     // each row's factor on scores, where kScalesRows
+  int all_from, all_to;  // keys [all_from, all_to) are seen by all of the warp's rows, counted from the tile's first
 
   __device__ OnlineSoftmax(const PrefillParams& params) : params(params) {}
 
@@ -58,12 +59,12 @@ struct OnlineSoftmax : SoftmaxState<C> {
     all_from = all.first, all_to = all.last;
   }
 
-  // From scores of keys [key, ...), counted like `first`, to weights. `finish_values` is for the weights before to be
-  // used up; it is called halfway through the exponentials, which leave the processor time for other things.
-  // `scales`: of codes, those of the keys and behind them of the values. A value's scale multiplies its weight.
+  // Turns scores of keys [key, key + kKeys), counted from the tile's first, into weights. Calls `await_values` halfway
+  // through the exponentials: it waits for P V of the previous block, whose weights are then overwritten. `scales`: a
+  // quantized block's scales of keys, then of values. A value's scale multiplies its weight.
   template <class AwaitValues>
   __device__ void softmax(float (&s)[kScores], const TileOf<C>& tile, int key, [[maybe_unused]] std::uint32_t scales,
-                          AwaitValues finish_values) {
+                          AwaitValues await_values) {
     if constexpr (C::kQuantized) {
 #pragma unroll
       for (int i = 0; i < kScores; i += 4) {
@@ -87,29 +88,29 @@ struct OnlineSoftmax : SoftmaxState<C> {
       if constexpr (kSkipsMaskedHalf) {
         if (__reduce_max_sync(~0u, tile.of(params, warp_row + lane % 16).last) <= key + C::kKeys / 2) {
           mask_scores<kScores / 2>(s, tile, key);
-          return exponentiate<kScores / 2>(s, key, scales, finish_values);
+          return exponentiate<kScores / 2>(s, key, scales, await_values);
         }
       }
       mask_scores<kScores>(s, tile, key);
-      // A block before all that a row sees, which other tiles may not have, must not move its shift. (From within
-      // hide(), ptxas has the additions wait for the values.)
+      // A block before the row's first key must not move its shift: other tiles of the same rows may lack it. (Within
+      // mask_scores(), ptxas makes the additions wait for the values.)
       if constexpr (kPredictsShift) {
 #pragma unroll
         for (int h = 0; h < 2; ++h)
           if (key + C::kKeys <= tile.of(params, row(h)).first) predicted_shift[h] = -kInfinity;
       }
     }
-    exponentiate<kScores>(s, key, scales, finish_values);
+    exponentiate<kScores>(s, key, scales, await_values);
   }
 
   __device__ void rescale_values() {
-    // Times exactly 1 in most blocks.
+    // The factor is exactly 1 in most blocks.
     if (!__any_sync(~0u, rescale[0] != 1 || rescale[1] != 1)) return;
 #pragma unroll
     for (int i = 0; i < kOut; ++i) o[i] *= rescale[i / 2 % 2];
   }
 
-  // The split's partial results.
+  // Stores a split's partial results: O, row_max and row_sum.
   __device__ void store_partials(const TileOf<C>& tile) {
     const AttentionParams& p = params.p;
     const Head head(p, tile.b, tile.hk);
@@ -126,7 +127,7 @@ struct OnlineSoftmax : SoftmaxState<C> {
     }
   }
 
-  // The warp's fallback rows, as rows_of_warp() has them, from what lanes have of their two before they are normalised.
+  // The warp's fallback rows, a bit each, found from O before it is normalised.
   __device__ unsigned fallback_rows(const TileOf<C>& tile, float shift) {
     float nan_or_0[2][2] = {};
 #pragma unroll
@@ -148,7 +149,7 @@ struct OnlineSoftmax : SoftmaxState<C> {
     return rows_of_warp(falls_back);
   }
 
-  // What becomes of the tile's rows, before O is complete: over their lanes' sums.
+  // Reduces row sums over lanes, stores lse, and works out what O is to be multiplied by. O need not be complete yet.
   __device__ void finish(const TileOf<C>& tile) {
     const AttentionParams& p = params.p;
 #pragma unroll
@@ -157,11 +158,12 @@ struct OnlineSoftmax : SoftmaxState<C> {
       must_fall_back[h] = false;
       if constexpr (C::kSplit) {
         if (C::kModified || !params.writes_output) continue;
-        // What attention_combine makes of the partial results of an only split, to the bit.
+        // The same bits as attention_combine makes of the partial results of a single split.
         const auto& r = tile.of(params, row(h));
         const FinalizedRow f = finalize_row(row_max[h] - C::kShift, row_sum[h], -kInfinity, r.alibi_shift);
         if (p.lse && r.lse >= 0 && lane % 4 == 0) p.lse[r.lse] = f.lse;
-        output_scale[h] = f.sum == 0 ? 0.f : f.root_scale / f.sum;  // half: 1 or, of what has no sink, NaN
+        output_scale[h] =
+            f.sum == 0 ? 0.f : f.root_scale / f.sum;  // root_scale is 1, or NaN where row_max is not finite
       } else {
         if (p.score.sinks) {
           const auto& r = tile.of(params, row(h));
@@ -177,8 +179,8 @@ struct OnlineSoftmax : SoftmaxState<C> {
       }
     }
   }
-  // Then its results; of fallback rows NaN, which no other row has. `q_row`: the warp's first row of its Q. Returns
-  // whether there are fallback rows.
+  // Normalises and stores O; fallback rows become NaN, which no other row is. `q_row`: the place of the warp's rows of
+  // Q in shared memory. Returns whether there are fallback rows.
   __device__ bool store(const TileOf<C>& tile, std::uint32_t q_row) {
     if (C::kSplit && (C::kModified || !params.writes_output)) {
       store_partials(tile);
@@ -191,7 +193,7 @@ struct OnlineSoftmax : SoftmaxState<C> {
         if (fallback >> (lane / 4 + 8 * h) & 1) output_scale[h] = not_a_number();
     }
 #pragma unroll
-    for (int i = 0; i < kOut; ++i)  // sums of partial results begin with 0: none is -0
+    for (int i = 0; i < kOut; ++i)  // attention_combine adds to 0, so its results are never -0
       o[i] = C::kSplit ? fmaf(o[i], output_scale[i / 2 % 2], 0.f) : o[i] * output_scale[i / 2 % 2];
     if (C::kDense || (C::kStoresByTma && params.out_by_tma)) {
       store_rows_to_shared<C>(q_row, o);
@@ -203,7 +205,7 @@ struct OnlineSoftmax : SoftmaxState<C> {
   }
 
  private:
-  // Queries may have scales: a factor to a row's scores, before modifiers if there are any.
+  // Quantized calls may have a scale for each query: a factor on the row's scores, before modifiers.
   static constexpr bool kScalesRows = C::kQuantized && !C::kModified;
   template <class RowInfo>
   __device__ float inner_of(const RowInfo& r) const {
@@ -211,33 +213,33 @@ struct OnlineSoftmax : SoftmaxState<C> {
     else return params.inner;
   }
 
-  // Exponentials take as long as products here, so what is done around them counts. Where no row of the warp sees a
-  // block's second half, only the first is computed, with the same bits.
+  // In heads of 64 columns exponentials take as long as products. Where no row of the warp sees the second half of a
+  // block, only the first half is computed, with the same bits.
   static constexpr bool kSkipsMaskedHalf =
       C::kSize == 64 && C::kKeys == 128 && !C::kSplit && !C::kModified && !C::kQuantized;
-  // And in bf16 a row's shift comes from the sum of weights of the block before, not from the block's own maximum, so
-  // that exponentials wait for no reduction. Weights may then pass 2^kRescaleThreshold by what scores rise from one
-  // block to the next; rows whose weights add up to 2^kMaxShiftMove fall back. Not where scores have modifiers: a
-  // finite bias for a mask makes them rise by any amount.
+  // In bf16 the next block's shift is predicted from the row sum of the block before, so that exponentials wait for no
+  // reduction. Weights may then exceed 2^kRescaleThreshold by as much as scores rise from one block to the next; rows
+  // whose weights add up to 2^kMaxShiftMove fall back. Not with modifiers: a large finite bias, used as a mask, makes
+  // scores rise by any amount.
   static constexpr bool kPredictsShift = kSkipsMaskedHalf && std::is_same_v<typename C::Element, __nv_bfloat16>;
   static constexpr int kRescaleSumLog2 =
       15;  // the shift moves where a block's weights add up to 2^(kRescaleSumLog2 + 1)
   static constexpr float kNoPrediction = kInfinity;
-  // The next block's shift; -inf: the same; kNoPrediction: the block's maximum decides, as no block has had weights
+  // The next block's shift. -inf: unchanged. kNoPrediction: the block's own maximum, since the row has had no weights
   // yet.
   float predicted_shift[2];
-  float output_scale[2];   // of the sums of weights, or what O is multiplied by in its place
-  bool must_fall_back[2];  // rows that are to fall back whatever their numbers
+  float output_scale[2];   // 1 / row_sum, or what else O is multiplied by
+  bool must_fall_back[2];  // fallback rows, although their numbers are finite
 
-  // Of the first kCount scores, hides those that rows do not see. A branch here makes ptxas move exponentials that run
-  // beside products behind the wait for values.
+  // Sets scores of hidden keys to -inf, among the first kCount. Without branches: with one, ptxas moves exponentials
+  // that should run beside products behind the wait for values.
   template <int kCount>
   __device__ void mask_scores(float (&s)[kScores], const TileOf<C>& tile, int key) const {
     static_assert(kCount <= 64, "a bit to each score of a row");
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const auto& r = tile.of(params, row(h));
-      // Bit i for the lane's i-th score of the row, which is of key `key` + `column` + i / 2 * 8 + i % 2.
+      // Bit i: the lane's i-th score of the row, of key + column + i / 2 * 8 + i % 2, is below `end`.
       const auto bits_below = [&](int end) {
         const int keys = min(max(end - key - column, 0), 2 * kScores), count = keys / 8 * 2 + min(keys % 8, 2);
         return count < 32 ? (1u << count) - 1 : ~0u;
@@ -249,10 +251,10 @@ struct OnlineSoftmax : SoftmaxState<C> {
     }
   }
 
-  // The first kCount scores to weights; those of the others are 0.
+  // P = 2^(S - shift) for the first kCount scores; the other weights become 0. Adds to row_sum and moves the shift.
   template <int kCount, class AwaitValues>
   __device__ void exponentiate(float (&s)[kScores], [[maybe_unused]] int key, [[maybe_unused]] std::uint32_t scales,
-                               AwaitValues finish_values) {
+                               AwaitValues await_values) {
     const float outer = params.outer;
     const auto factor = [&](int h) { return kScalesRows ? row_factor[h] : outer; };
     const auto top = [&](int h) { return over_row(max_of_row<kCount>(s, h), Max()) * factor(h); };
@@ -282,16 +284,16 @@ struct OnlineSoftmax : SoftmaxState<C> {
 #pragma unroll
       for (int n = i; n < i + 4; n += 2) weights[n / 2] = pack<typename C::Element>(s[n], s[n + 1]);
     };
-    // Packed so much later: when the weights before are used up, where they are not yet.
+    // Weights are packed kLater scores later: after await_values() where the previous weights are still in use.
     constexpr int kHalf = kCount / 2, kLater = C::kWarpSpecialized ? kHalf : 4;
 #pragma unroll
     for (int i = 0; i < kCount; i += 4) {
-      if (i == kHalf) finish_values();
+      if (i == kHalf) await_values();
 #pragma unroll
       for (int n = i; n < i + 4; ++n) s[n] = exp2_approx(fmaf(s[n], factor(n / 2 % 2), neg_m[n / 2 % 2]));
       if (i > 0) add(i - 4);
       if (i >= kLater) pack_four(i - kLater);
-      pin(sum);  // or the compiler does one kind of thing after the other
+      pin(sum);  // or the compiler separates exponentials from additions
     }
     add(kCount - 4);
 #pragma unroll
@@ -302,7 +304,7 @@ struct OnlineSoftmax : SoftmaxState<C> {
 #pragma unroll
     for (int h = 0; h < 2; ++h) row_sum[h] = fmaf(row_sum[h], rescale[h], of_block[h]);
     if constexpr (kPredictsShift) {
-      if (key == 0) return;  // the tile's last block
+      if (key == 0) return;  // the tile's last block: there is no next shift to predict
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const float sum = over_row(of_block[h], Sum());
@@ -314,9 +316,8 @@ struct OnlineSoftmax : SoftmaxState<C> {
   }
 };
 
-// Computes the warp's fallback rows once more: in those of the thread block's tiles, counted from 0 on, whose bits of
-// `tiles` are set, 32 apart. They are done at the end, when nothing else needs registers: a call from within the loop
-// over tiles cost each tile some.
+// Recomputes the warp's fallback rows, in those of the thread block's tiles t for which bit t % 32 of `tiles` is set.
+// Called once, after all tiles: a call within the loop over tiles took registers from it.
 template <class C>
 __device__ __noinline__ void recompute_fallback_rows(const PrefillParams& params, const SequenceList& list,
                                                      unsigned tiles) {
